@@ -200,6 +200,7 @@ func TestWindowsAreGivenBack(t *testing.T) {
 	b.e.stager.mu.Lock()
 	defer b.e.stager.mu.Unlock()
 	require.Empty(t, b.e.stager.holders)
+	require.Empty(t, b.e.stager.origins)
 	require.Empty(t, b.e.stager.windows)
 }
 

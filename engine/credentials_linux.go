@@ -17,23 +17,37 @@ func checkUser(conn net.Conn) error {
 	if !ok {
 		return nil
 	}
-	raw, err := u.SyscallConn()
+	cred, err := credentials(u)
 	if err != nil {
 		return fmt.Errorf("check user of the other side: %w", err)
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return fmt.Errorf("check user of the other side: %w", err)
-	}
-	if credErr != nil {
-		return fmt.Errorf("check user of the other side: %w", credErr)
 	}
 	if int(cred.Uid) != os.Geteuid() {
 		return fmt.Errorf("the other side runs as user %d, this one as %d: run both as one user, "+
 			"or use TLS over TCP: %w", cred.Uid, os.Geteuid(), os.ErrPermission)
 	}
 	return nil
+}
+
+func credentials(u *net.UnixConn) (cred *unix.Ucred, err error) {
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	controlErr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if controlErr != nil {
+		return nil, controlErr
+	}
+	return cred, err
+}
+
+// originOf names the process at the other end of a Unix socket, and the host of another stream.
+func originOf(conn net.Conn) string {
+	if u, ok := conn.(*net.UnixConn); ok {
+		if cred, err := credentials(u); err == nil {
+			return fmt.Sprintf("process %d", cred.Pid)
+		}
+	}
+	return "host " + hostOf(conn)
 }

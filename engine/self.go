@@ -40,7 +40,7 @@ func (e *Engine) ownPeer(place **Peer, private bool) (p, replaced *Peer, err err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), e.cfg.ConnectTimeout)
 	defer cancel()
-	t := e.issueTicket()
+	t := e.issueTicket("")
 	t.private = private
 	p, err = e.connect(ctx, e.describe(nil), t.secret, t)
 	if err != nil {

@@ -86,7 +86,7 @@ func TestNoMemberSpeaksAsAnother(t *testing.T) {
 	require.NoError(t, p.Notify(within(t), []byte("true")))
 	known := next(t, b)
 	require.NotNil(t, known.Peer)
-	own := b.issueTicket() // given to the liar, who is a member, too
+	own := b.issueTicket("host a") // given to the liar, who is a member, too
 	for name, show := range map[string]exchange.Secret{"none": {}, "guessed": {1},
 		"its own": own.secret} {
 		t.Run(name, func(t *testing.T) {

@@ -274,7 +274,7 @@ func (e *Engine) introduceItself(conn net.Conn) (*ticket, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := e.issueTicket()
+	t := e.issueTicket(originOf(conn))
 	if err := writeFrame(conn, frameMark, append(ours, t.secret[:]...)); err != nil {
 		e.revokeTicket(t)
 		return nil, err

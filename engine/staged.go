@@ -53,6 +53,7 @@ type stager struct {
 	secrets  map[[16]byte]*stagedMemory // by what their tokens begin with
 	windows  map[*window]struct{}
 	holders  map[*ticket]int // windows by the ticket that their connections have shown
+	origins  map[string]int  // and by what it was given to
 	draining bool            // no more goroutines
 
 	serving sync.WaitGroup // goroutines for windows, audits and local peers
@@ -64,6 +65,7 @@ func newStager(e *Engine) *stager {
 	return &stager{e: e, memories: map[uint32]*stagedMemory{},
 		secrets: map[[16]byte]*stagedMemory{},
 		windows: map[*window]struct{}{}, holders: map[*ticket]int{},
+		origins: map[string]int{},
 		opening: make(chan struct{}, e.cfg.HandshakesMax), summing: make(chan struct{}, summersMax)}
 }
 

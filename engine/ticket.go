@@ -15,12 +15,13 @@ import (
 type ticket struct {
 	secret  exchange.Secret
 	private bool                 // for a Peer that the program never has
+	origin  string               // what its exchange was made with; "": this engine itself
 	peer    atomic.Pointer[Peer] // once this engine has connected, too
 }
 
 // issueTicket makes a ticket for another engine, valid until revokeTicket.
-func (e *Engine) issueTicket() *ticket {
-	t := &ticket{}
+func (e *Engine) issueTicket(origin string) *ticket {
+	t := &ticket{origin: origin}
 	rand.Read(t.secret[:])
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -128,8 +128,19 @@ func (s *stager) hold(of *ticket) error {
 		return fmt.Errorf("this engine has %d windows already: close connections: %w", windowsMax,
 			ErrFull)
 	}
+	if most := s.windowsOf(); of.origin != "" && s.origins[of.origin] >= most {
+		return fmt.Errorf("%s has %d windows already, half of Config.StagingBytes: close "+
+			"connections or raise it: %w", of.origin, most, ErrFull)
+	}
 	s.holders[of]++
+	s.origins[of.origin]++
 	return nil
+}
+
+// windowsOf is how many windows one host, or one process of this host, may have: as many as half of
+// the staging memory makes, so that who dials again and again leaves the others theirs.
+func (s *stager) windowsOf() int {
+	return max(windowsMax, int(s.e.cfg.StagingBytes/(2*slotsMax*slotBytes)))
 }
 
 func (s *stager) unhold(of *ticket) {
@@ -140,6 +151,9 @@ func (s *stager) unhold(of *ticket) {
 	defer s.mu.Unlock()
 	if s.holders[of]--; s.holders[of] == 0 {
 		delete(s.holders, of)
+	}
+	if s.origins[of.origin]--; s.origins[of.origin] == 0 {
+		delete(s.origins, of.origin)
 	}
 }
 

@@ -77,7 +77,7 @@ func TestWindowsOfAnotherName(t *testing.T) {
 func TestWindowsOfOneTicket(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	a, b := newHost(t, "a"), newHost(t, "b")
-	own := b.e.issueTicket()
+	own := b.e.issueTicket("host a")
 	var list []*rawConn
 	for range windowsMax {
 		c := dialRaw(t, b.e, a.e, own.secret)
@@ -93,6 +93,31 @@ func TestWindowsOfOneTicket(t *testing.T) {
 	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1))
 	run(t, tr)
 	require.NoError(t, list[0].p.Close())
+	until(t, "room again", func() bool { return more.askWindow(t) == nil })
+}
+
+// TestWindowsOfOneHost are bounded, however often it dials: others have theirs.
+func TestWindowsOfOneHost(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	const most = windowsMax + 1
+	a := newHost(t, "a")
+	b := newHost(t, "b", func(c *Config) { c.StagingBytes = 2 * most * slotsMax * slotBytes })
+	ask := func(origin string) (*rawConn, error) {
+		c := dialRaw(t, b.e, a.e, b.e.issueTicket(origin).secret)
+		return c, c.askWindow(t)
+	}
+	first, err := ask("host a")
+	require.NoError(t, err)
+	for range most - 1 {
+		_, err = ask("host a")
+		require.NoError(t, err)
+	}
+	more, err := ask("host a")
+	require.ErrorIs(t, err, ErrFull)
+	require.ErrorContains(t, err, "host a has 5 windows already, half of Config.StagingBytes")
+	_, err = ask("host b")
+	require.NoError(t, err)
+	require.NoError(t, first.p.Close())
 	until(t, "room again", func() bool { return more.askWindow(t) == nil })
 }
 
