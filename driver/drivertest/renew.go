@@ -47,12 +47,12 @@ func (w *guards) Leave() {
 }
 
 func (w *guards) Hold() (release func(), err error) {
-	release, err = w.Shared.(driver.Holder).Hold()
+	inner, err := w.Shared.(driver.Holder).Hold()
 	if err != nil {
 		return nil, err
 	}
 	w.holds.Add(1)
-	return sync.OnceFunc(func() { w.holds.Add(-1); release() }), nil
+	return sync.OnceFunc(func() { w.holds.Add(-1); inner() }), nil
 }
 
 // Landings is hostmem's, for backends that land from C.
