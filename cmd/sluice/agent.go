@@ -123,6 +123,11 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	if err := a.roomFor(hostmem.Limits()); err != nil {
 		return err
 	}
+	l, err := net.Listen("tcp", a.listen) // before the backends, whose errors name other ports
+	if err != nil {
+		return fmt.Errorf("--listen %s: %w", a.listen, err)
+	}
+	defer l.Close()
 	var regions []*served
 	defer func() { // after the engine: peers are told before memory goes
 		for _, r := range regions {
@@ -149,12 +154,8 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 		}
 		regions = append(regions, r)
 	}
-	l, err := net.Listen("tcp", a.listen)
-	if err != nil {
-		return fmt.Errorf("listen at %s: %w", a.listen, err)
-	}
 	if err := a.announce(stdout, l.Addr(), a.privacy(id), regions); err != nil {
-		return errors.Join(err, l.Close())
+		return err
 	}
 	listening, end := context.WithCancel(ctx)
 	a.peers.Go(func() { ignore(listening, e.Notifications()) })

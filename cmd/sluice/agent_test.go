@@ -136,6 +136,13 @@ func TestAgent(t *testing.T) {
 		a.stderr.String())
 }
 
+// TestAgentListensElsewhere names the address that the user gave, not one that follows from it.
+func TestAgentListensElsewhere(t *testing.T) {
+	o := sluice(t, "agent", "--listen", "203.0.113.9:7000", "--plaintext", "--region", "s=1MiB")
+	require.Equal(t, statusFailed, o.status, "%+v", o)
+	require.Contains(t, o.stderr, "--listen 203.0.113.9:7000: ")
+}
+
 // Who is no member is told why, and sees nothing.
 func TestAgentRefusesStrangers(t *testing.T) {
 	dir, other := cluster(t, "agent"), cluster(t, "user")

@@ -116,6 +116,19 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// TestExplainChain finds the way to a file of a peer, to which no backend leads alone.
+func TestExplainChain(t *testing.T) {
+	o := sluice(t, "explain", "--remote", "file")
+	require.Zero(t, o.status, "%+v", o)
+	require.Regexp(t, `(?m)^\* staged .*dram -shm- dram of the peer -its engine- file`, o.stdout)
+	o = sluice(t, "explain", "--local", "file", "--same-host=false")
+	require.Zero(t, o.status, "%+v", o)
+	require.Regexp(t, `(?m)^\* staged .*file -posix- dram -(tcp|ucx|rdma)- dram`, o.stdout)
+	o = sluice(t, "explain", "--remote", "file", "--backend", "shm")
+	require.Equal(t, statusFailed, o.status, "%+v", o)
+	require.Contains(t, o.stderr, "no backend can move these bytes")
+}
+
 func TestVersion(t *testing.T) {
 	wantKeys(t, "version", decode(t, sluice(t, "version", "--json").stdout), "version", "revision",
 		"go", "platform")

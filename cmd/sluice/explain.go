@@ -88,8 +88,7 @@ func unchanged(c *cobra.Command, names []string) error {
 }
 
 // errNoRoute ends explain with status 1 where no backend can: a script may ask.
-var errNoRoute = errors.New("no backend can move these bytes: the reasons stand above; where " +
-	"chains of backends may, a running engine says so (--peer)")
+var errNoRoute = errors.New("no backend can move these bytes: the reasons stand above")
 
 // explained is an answer, and the peer's region that it is about; empty: of no running engine.
 type explained struct {
@@ -177,20 +176,29 @@ func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
 	q.options.nearOnly = q.backend == auto && q.sameHost && len(q.options.ucx.given()) == 0
 	x := engine.Explanation{Peer: "peer", Local: q.local.String(), Remote: q.remote.String(),
 		SameHost: q.sameHost}
-	var fit []maker
+	var fit, links []maker
 	for _, m := range makers {
 		if q.backend != auto && q.backend != m.name {
 			continue
 		}
-		obstacle, err := q.obstacle(m)
+		obstacle, link, err := q.obstacle(m)
 		if err != nil {
 			return x, err
+		}
+		if link {
+			links = append(links, m)
 		}
 		if obstacle == "" {
 			fit = append(fit, m)
 		} else {
 			x.Candidates = append(x.Candidates, engine.Candidate{Backend: m.name, Reason: obstacle})
 		}
+	}
+	if len(fit) == 0 && q.backend == auto && q.local != driver.HBM && q.remote != driver.HBM {
+		fit = links // no backend alone: the engines say whether a chain can
+		x.Candidates = slices.DeleteFunc(x.Candidates, func(c engine.Candidate) bool {
+			return slices.ContainsFunc(links, func(m maker) bool { return m.name == c.Backend })
+		})
 	}
 	if len(fit) == 0 {
 		x.Why = "no backend can"
@@ -208,44 +216,55 @@ func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
 	return asked, nil
 }
 
-// obstacle says why a backend cannot serve, as far as it says so itself.
-func (q *question) obstacle(m maker) (string, error) {
+// obstacle says why a backend cannot serve alone, as far as it says so itself, and whether it may
+// be a link of a chain.
+func (q *question) obstacle(m maker) (why string, link bool, err error) {
 	if m.opensPort() && q.backend == auto && q.sameHost {
-		return "not asked: it opens a port on the network, which a peer of this host needs not", nil
+		return "not asked: it opens a port on the network, which a peer of this host needs not",
+			false, nil
 	}
 	if m.name == ucxName {
 		if err := q.options.ucx.examine(ucxName); errors.Is(err, driver.ErrUnavailable) {
-			return err.Error(), nil
+			return err.Error(), false, nil
 		} else if err != nil {
-			return "", err
+			return "", false, err
 		}
 	}
 	b, err := openBackend(m, q.options)
 	if errors.Is(err, driver.ErrUnavailable) {
-		return err.Error(), nil
+		return err.Error(), false, nil
 	}
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	caps := b.Caps()
 	if err := b.Close(); err != nil {
-		return "", fmt.Errorf("close backend %s: %w", m.name, err)
+		return "", false, fmt.Errorf("close backend %s: %w", m.name, err)
 	}
+	link = q.sameHost || caps.Reach != driver.SameHost
+	if caps.Reach == driver.InProcess && caps.Pairs.Serves(driver.DRAM, driver.DRAM) {
+		link = false // it would lead from this engine to the one that stands for another process
+	}
+	return q.unfit(m, caps), link, nil
+}
+
+// unfit says what an open backend lacks; "": nothing.
+func (q *question) unfit(m maker, caps driver.Caps) string {
 	switch {
 	case m.name == ucxName && (q.local == driver.HBM || q.remote == driver.HBM):
 		return "does not serve device memory: UCX has transports for it only where it was built " +
-			"with CUDA, which distributions do not", nil
+			"with CUDA, which distributions do not"
 	case !caps.Pairs.Serves(q.local, q.remote):
-		return fmt.Sprintf("does not serve %v to %v", q.local, q.remote), nil
+		return fmt.Sprintf("does not serve %v to %v", q.local, q.remote)
 	case q.local == driver.HBM || q.remote == driver.HBM:
 		return fmt.Sprintf("serves %v to %v, but this command has no device memory to ask with: "+
-			"a program that has some asks by Engine.Explain", q.local, q.remote), nil
+			"a program that has some asks by Engine.Explain", q.local, q.remote)
 	case caps.Reach == driver.InProcess:
-		return "stays within one process", nil
+		return "stays within one process"
 	case !q.sameHost && caps.Reach < driver.Network:
-		return "stays within one host", nil
+		return "stays within one host"
 	}
-	return "", nil
+	return ""
 }
 
 // connect asks an engine about its way to another one.
