@@ -39,11 +39,12 @@ test: setup
 	$(MAKE) --no-print-directory nocgo
 	$(MAKE) --no-print-directory python
 
-# The rest: every package under the race detector, arm64, and the guest.
+# The rest: every package under the race detector, arm64, the guest, and the serving stacks.
 test-all: setup
 	$(MAKE) --no-print-directory race
 	$(MAKE) --no-print-directory cross
 	$(MAKE) --no-print-directory guest
+	$(MAKE) --no-print-directory test-stacks
 
 # All for linux/arm64; tests in pure Go run under qemu-user.
 cross: setup
@@ -158,7 +159,8 @@ wheel:
 python:
 	@GO=$(GO) hack/python-test $(ARGS)
 
-# Actors of a real Ray, and Mooncake's wheel beside ours, in an environment of their own (7 GB from PyPI).
+# Servers of vLLM, actors of Ray, SGLang's classes, and Mooncake's wheel beside ours, in an
+# environment of their own (7 GB from PyPI, once).
 .PHONY: test-stacks
 test-stacks:
 	@GO=$(GO) hack/stacks $(ARGS)

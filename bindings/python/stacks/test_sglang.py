@@ -16,14 +16,14 @@ from sluice.nixl import shim
 
 pytest.importorskip("sglang", reason="unavailable: no sglang: hack/stacks installs it")
 
-HERE = Path(__file__).parent
+HICACHE = Path(__file__).parents[3] / "examples/sglang/hicache.py"
 LIMIT = 240.0
 
 
 def hicache(directory: Path, pages: int, rounds: int, path: str) -> dict[str, Any]:
     """The figures of HiCacheNixl over what is found on a path."""
     done = subprocess.run(
-        [sys.executable, str(HERE / "hicache.py"), str(directory), str(pages), str(rounds)],
+        [sys.executable, str(HICACHE), str(directory), str(pages), str(rounds)],
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

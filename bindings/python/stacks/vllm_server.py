@@ -21,6 +21,10 @@ LIMIT = 120.0  # of one answer: beside other programs vLLM itself may stand stil
 LEASE = 10  # seconds for which a prefill keeps blocks that nobody fetches
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
            "remote_block_ids": None, "remote_host": None, "remote_port": None}
+# Of a server that shares two processors with others, and asks no other machine for anything.
+QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "GLOO_SOCKET_IFNAME": "lo",
+         "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
 def make_model(folder: Path) -> None:
@@ -28,7 +32,9 @@ def make_model(folder: Path) -> None:
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(7)
     words = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, WORDS)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
@@ -99,12 +105,9 @@ class Server:
             path.append(subprocess.run([sys.executable, "-m", "sluice.nixl.shim"], check=True,
                                        capture_output=True, text=True).stdout.strip())
         self.environment = {
-            **os.environ, "PYTHONPATH": ":".join(path),
-            "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            **os.environ, **QUIET, "PYTHONPATH": ":".join(path),
             "VLLM_NIXL_SIDE_CHANNEL_HOST": address, "VLLM_HOST_IP": address,
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo",
-            "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

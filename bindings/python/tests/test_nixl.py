@@ -261,6 +261,19 @@ def test_the_shim_prints_what_nixl_prints(tmp_path: Path) -> None:
     assert printed(theirs()) == ours
 
 
+@pytest.mark.parametrize("name", ["rixl", "nixl_rocm"])
+def test_names_for_rocm(tmp_path: Path, name: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import {name}._bindings as lower\nfrom {name}._api import nixl_agent\n"
+        f"from {name} import _utils\nimport {name}, {name}.logging, nixl\n"
+        f"print({name} is nixl, lower is nixl._bindings, _utils is nixl._utils,\n"
+        f"      {name}.logging is nixl.logging, nixl_agent.__module__)\n")
+    ran = subprocess.run([sys.executable, "-m", "sluice.nixl.shim", str(program)],
+                         capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT)
+    assert ran.stdout == "True True True True sluice.nixl.agent\n", ran.stderr
+
+
 def test_the_shim_is_nobodys_by_default(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import nixl, sys\nfrom nixl._api import "

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import sys
@@ -16,6 +17,13 @@ def install(package: str, folder: str) -> None:
     sys.path.insert(0, folder)
     given = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = folder + (os.pathsep + given if given else "")
+
+
+def alias(name: str, package: str, *modules: str) -> None:
+    """Makes a name mean the package, and its modules those of the package."""
+    for module in modules:
+        sys.modules[f"{name}.{module}"] = importlib.import_module(f"{package}.{module}")
+    sys.modules[name] = sys.modules[package]
 
 
 def main(package: str, folder: str) -> None:
