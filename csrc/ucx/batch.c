@@ -119,10 +119,16 @@ static int advance(struct sl_ucx_batch *b, uint64_t *bytes)
 	return b->fetches ? sl_ucx_move_fetched(b, bytes) : sl_ucx_move_served(b, bytes);
 }
 
+/*
+ * An end that does not speak any more may have told the peer so. That believes that nothing of ours
+ * lands then, so it asks us in no fence: not a byte may be stored.
+ */
 int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
 {
 	int moved = 0;
 
+	if (!sl_ucx_speaks(n))
+		return 0;
 	while (n->head != &n->live && bytes > 0) {
 		struct sl_ucx_batch *b = n->head;
 		uint64_t before = bytes;

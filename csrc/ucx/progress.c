@@ -154,7 +154,7 @@ static unsigned move_all(struct sl_ucx_worker *w)
 	for (uint32_t k = 0; k < w->conns_len; k++) {
 		struct sl_ucx_conn *n = w->conns[k];
 
-		if (n && n->head != &n->live && n->state != SL_UCX_ENDED && !in_hand(n->head))
+		if (n && n->head != &n->live && !in_hand(n->head))
 			moved += (unsigned)sl_ucx_move(n, SL_UCX_QUANTUM);
 	}
 	return moved;

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package ucx
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/csrc/ring"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/testing/leak"
+)
+
+// TestNoStoreBehindAReset has a writer that stores into mapped memory give up an owner that stands
+// still, and tell it so. Once the owner has heard that, it asks the writer no more: its fence ends
+// at once, and no byte of the batches that were under way may land behind it.
+func TestNoStoreBehindAReset(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	wake, err := park.NewEvent()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, wake.Close()) })
+	spots, w := openSpots(t), ways[0]
+	w.config.GraceNanos = uint64(100 * time.Millisecond)
+	near, beside := openContext(t, w.config, wake), openContext(t, w.config, wake)
+	w.config.Spots = spots
+	far := openContext(t, w.config, wake)
+	t.Cleanup(func() {
+		for _, c := range []*Context{near, beside, far} {
+			require.NoError(t, c.Close())
+		}
+	})
+	l := &lane{near: near, far: far, local: mapped(t, near, false), remote: mapped(t, far, true)}
+	l.conn, l.back = join(t, near, far)
+	l.imports(t)
+	require.True(t, l.conn.Direct(l.slot))
+	fill(l.local, 1)
+
+	standing := make([]byte, 4096) // the owner's thread stands where it lands a write into this
+	require.NoError(t, far.Map(testKey+1, Memory{Mem: standing, Ticket: 1}))
+	mapped(t, beside, false)
+	conn, back := join(t, beside, far)
+	slot, err := conn.Import(Import{Key: testKey + 1, Size: 4096, Ticket: 1})
+	require.NoError(t, err)
+	spots.Park(AtCopy)
+	require.NoError(t, submit(conn, driver.Write, 1, []driver.Desc{{LocalKey: testKey,
+		RemoteKey: slot, Len: 64}}, nil))
+	require.NoError(t, spots.Await())
+
+	l.storeUntilLost(t)
+	require.NoError(t, spots.Leave())
+	require.True(t, awaitLoss(t, far).Over)
+	l.back.End(Lost, true)
+	require.NoError(t, far.Fence(testKey, 2, testGrace))
+	clear(l.remote)
+	for end := time.Now().Add(100 * time.Millisecond); time.Now().Before(end); {
+		require.True(t, bytes.Equal(make([]byte, testBytes), l.remote),
+			"a byte landed behind the fence")
+	}
+	l.conn.End(Lost, false)
+	for _, c := range []*Conn{l.conn, l.back, conn, back} {
+		require.NoError(t, c.Close(testGrace))
+	}
+}
+
+// storeUntilLost keeps batches of direct stores under way until the owner is given up.
+func (l *lane) storeUntilLost(t *testing.T) {
+	t.Helper()
+	var done [8]ring.Done
+	descs := make([]driver.Desc, 64)
+	for i := range descs {
+		descs[i] = l.desc(0, 0, testBytes)
+	}
+	for end := time.Now().Add(10 * time.Second); ; {
+		if m, ok := l.near.Control(); ok && m.Lost {
+			return
+		}
+		l.near.Poll(done[:])
+		err := submit(l.conn, driver.Write, 1, descs, nil)
+		require.True(t, err == nil || errors.Is(err, driver.ErrFull) ||
+			errors.Is(err, driver.ErrPeerLost), "%v", err)
+		require.True(t, time.Now().Before(end), "the owner is not given up")
+	}
+}
+
+// awaitLoss returns the news that a connection is lost.
+func awaitLoss(t *testing.T, c *Context) (news Control) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		m, ok := c.Control()
+		if ok && m.Lost {
+			news = m
+		}
+		return ok && m.Lost
+	}, 10*time.Second, time.Millisecond)
+	return news
+}
