@@ -15,6 +15,8 @@ import (
 
 // sabotage says where a good backend is made a bad one. What is nil stays good.
 type sabotage struct {
+	caps     func(b *saboteur) driver.Caps
+	fd       func(b *saboteur) int
 	register func(b *saboteur, seg driver.Segment) (driver.Memory, error)
 	connect  func(b *saboteur, ctx context.Context, addr []byte) (driver.Peer, error)
 	poll     func(b *saboteur, done []driver.Completion) (int, error)
@@ -36,6 +38,8 @@ type sabotage struct {
 	closePeer func(p *saboteurPeer) error
 	can       func(p *saboteurPeer) driver.Can
 	conn      func(p *saboteurPeer) uint64
+	lost      func(p *saboteurPeer) <-chan struct{}
+	explain   func(p *saboteurPeer, local, remote uint32) string
 }
 
 // saboteur is a backend under sabotage. It remembers what it needs for misdeeds.
@@ -134,6 +138,20 @@ func lastingMemory(n uint64) (*Space, error) {
 		return nil
 	}
 	return space, nil
+}
+
+func (b *saboteur) Caps() driver.Caps {
+	if b.how.caps != nil {
+		return b.how.caps(b)
+	}
+	return b.Backend.Caps()
+}
+
+func (b *saboteur) FD() int {
+	if b.how.fd != nil {
+		return b.how.fd(b)
+	}
+	return b.Backend.FD()
 }
 
 func (b *saboteur) Register(seg driver.Segment) (driver.Memory, error) {
@@ -312,6 +330,20 @@ func (p *saboteurPeer) Help(tag uint64, stop <-chan struct{}) bool {
 		return p.b.how.help(p, tag, stop)
 	}
 	return p.Peer.Help(tag, stop)
+}
+
+func (p *saboteurPeer) Lost() <-chan struct{} {
+	if p.b.how.lost != nil {
+		return p.b.how.lost(p)
+	}
+	return p.Peer.Lost()
+}
+
+func (p *saboteurPeer) Explain(local, remote uint32) string {
+	if p.b.how.explain != nil {
+		return p.b.how.explain(p, local, remote)
+	}
+	return p.Peer.Explain(local, remote)
 }
 
 func (p *saboteurPeer) Close() error {

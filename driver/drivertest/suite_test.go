@@ -21,4 +21,4 @@ var (
 	}
 )
 
-func TestMain(m *testing.M) { Main(m, memHarness, shmHarness, landlordHarness) }
+func TestMain(m *testing.M) { Main(m, memHarness, shmHarness, landlordHarness, parkedHarness) }
