@@ -204,7 +204,7 @@ type Peer interface {
 	// a further round trip and without any call on this side; the tag completes when it is
 	// on its way. Notifications to one peer must arrive in the order of submission. That of
 	// a batch which failed does not arrive while the connection stands; over a connection that was
-	// lost it may have arrived: who needs certainty asks the peer.
+	// lost it may have arrived: a program that needs certainty asks the peer.
 	//
 	// A batch with a count that succeeded must have counted exactly once when all under way
 	// has arrived; one that failed at most once, and only if all of its bytes are in place.

@@ -10,7 +10,7 @@ import (
 // DMABuf names device memory to the drivers of other devices: a dma-buf of the kernel, as
 // cuMemGetHandleForAddressRange makes one.
 type DMABuf struct {
-	// FD belongs to whoever made it, who must keep it open until Register has returned, and
+	// FD belongs to the program, which must keep it open until Register has returned, and
 	// may close it then: a backend that needs the memory for longer must duplicate it.
 	FD int
 

@@ -65,8 +65,9 @@ type Shared interface {
 	// this process: a copy, a read from a socket, a request of which the kernel or a device
 	// is to write the answer there. No Renew runs in between, so no such byte is lost.
 	// Enter waits for a Renew that runs. What is between them must be bounded in time,
-	// and must not wait for a peer. TryEnter is for who may not wait, since what has entered
-	// could not leave meanwhile: it reports false where Enter would wait, and has not entered.
+	// and must not wait for a peer. TryEnter is for a caller that may not wait, since what has
+	// entered could not leave meanwhile: it reports false where Enter would wait, and has not
+	// entered.
 	Enter()
 	TryEnter() bool
 	Leave()

@@ -17,7 +17,7 @@ import (
 const CountersMax = driver.CountersMax
 
 // Counter is one of an engine's counters of arrivals. Transfers of peers count on it with
-// Transfer.Count, once each and when their data is visible here, whoever the peer is. A
+// Transfer.Count, once each and when their data is visible here, whichever peer counted. A
 // receiver that knows how many transfers make up its work, the layers of a request say,
 // waits for their number: it is woken once, and no message has to be received for each.
 type Counter struct {
@@ -42,7 +42,7 @@ type countWait struct {
 	done chan struct{}
 }
 
-// Counter returns a counter by its number, which peers name. It is the same for all who ask.
+// Counter returns a counter by its number, which peers name. All callers get the same one.
 // ErrBounds: there are CountersMax. ErrNotSupported: none of the backends counts.
 func (e *Engine) Counter(number uint32) (*Counter, error) {
 	if number >= CountersMax {
@@ -73,7 +73,7 @@ func (e *Engine) Counter(number uint32) (*Counter, error) {
 }
 
 // Value is how many transfers have counted since the engine was opened. It never goes back:
-// whoever uses a counter again waits for the value of now and what is to come.
+// a program that uses a counter again waits for its present value and what is to come.
 func (c *Counter) Value() (n uint64) {
 	for _, l := range c.lanes {
 		n += l.b.Count(c.number)
@@ -183,7 +183,7 @@ func (c *Counter) ask(value uint64) (reached bool) {
 	return reached
 }
 
-// count looks after all who wait for counters, for a lane that was woken.
+// count wakes the goroutines that wait for counters, for a lane that was woken.
 func (l *lane) count() {
 	t := &l.e.tally
 	if !l.notifies() || t.waiting.Load() == 0 {

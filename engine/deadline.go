@@ -94,7 +94,7 @@ func (t *Transfer) isLate(now time.Duration) bool { return now >= time.Duration(
 
 // expire takes the next step, if the transfer is still late now that it is held.
 func (s *sweeper) expire(t *Transfer, generation uint64, now time.Duration) {
-	w := t.look() // before the deadline: who cancels sets that first
+	w := t.look() // before the deadline: cancel sets that first
 	if !t.isLate(now) {
 		return
 	}

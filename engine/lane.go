@@ -103,7 +103,7 @@ func (l *lane) poll() (found bool) {
 }
 
 const (
-	napTime   = time.Millisecond // how long we leave polling to those who spin
+	napTime   = time.Millisecond // how long we leave polling to goroutines that spin
 	readyMiss = 2                // times that Arm may say ready and nothing is found
 )
 

@@ -15,14 +15,15 @@ import (
 // givenUp lists the batches that backends still have of transfers that were given up: their bytes
 // may land until the batch ends after all.
 type givenUp struct {
-	count atomic.Int64 // of tags; lets who completes a batch pass by
+	count atomic.Int64 // of tags; 0 lets a completion pass without the lock
 
 	mu   sync.Mutex // guards what follows
 	tags map[uint64]struct{}
 }
 
 // list adds what a post has outstanding. A batch that ends beside it is listed, and forgotten by
-// who clears its bit, or here. Those of a chain are left out: its hops are posts themselves.
+// the goroutine that clears its bit, or here. Those of a chain are left out: its hops are posts
+// themselves.
 func (g *givenUp) list(t *Transfer, generation uint64) {
 	if !slices.ContainsFunc(t.via(), func(c *conn) bool { return c.lane != t.e.stager.lane }) {
 		return

@@ -15,7 +15,7 @@ type Memory struct {
 	from string
 }
 
-// holder is who made the memory. Its Segment is empty once it is closed.
+// holder is what made the memory. Its Segment is empty once it is closed.
 type holder interface {
 	Segment() driver.Segment
 	Close() error
@@ -76,6 +76,6 @@ func HostSegment(b []byte) driver.Segment {
 	return driver.Segment{Kind: driver.DRAM, Mem: b, Len: uint64(len(b))}
 }
 
-// MemoryInUse returns the bytes of all Memory of this process by purpose, whoever
+// MemoryInUse returns the bytes of all Memory of this process by purpose, whichever engine
 // made it.
 func MemoryInUse() map[string]uint64 { return hostmem.InUse() }

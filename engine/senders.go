@@ -141,7 +141,7 @@ func (l *lane) lastWord(conn uint64, s *sender, err error) (n Notification, forP
 			c.lose()
 		}
 	}
-	// Those who come and go without a message leave half of the inbox to others: where it is full
+	// Connections without a message leave half of the inbox to others: where it is full
 	// chains wait, too.
 	return n, s.heard || len(l.e.inbox) < (cap(l.e.inbox)+1)/2
 }

@@ -138,7 +138,7 @@ func (s *stager) hold(of *ticket) error {
 }
 
 // windowsOf is how many windows one host, or one process of this host, may have: as many as half of
-// the staging memory makes, so that who dials again and again leaves the others theirs.
+// the staging memory makes, so that a peer that dials again and again leaves the others theirs.
 func (s *stager) windowsOf() int {
 	return max(windowsMax, int(s.e.cfg.StagingBytes/(2*slotsMax*slotBytes)))
 }

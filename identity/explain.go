@@ -25,7 +25,7 @@ func (e *Error) Error() string { return fmt.Sprintf("%s: %s (%v)", e.Cause, e.Fi
 func (e *Error) Unwrap() []error { return []error{e.Err, os.ErrPermission} }
 
 // Explain adds cause and cure to what a handshake, or the first read after one, failed with:
-// whoever began a connection learns only by reading that its certificate was refused. other
+// the side that began a connection learns only by reading that its certificate was refused. other
 // names the other side. Errors that it does not know are returned as they are.
 func (i *Identity) Explain(err error, other string) error {
 	if err == nil {
@@ -76,7 +76,7 @@ func (i *Identity) ofTheirs(err error, other string) error {
 	case strings.Contains(err.Error(), "protocol version not supported"),
 		strings.Contains(err.Error(), "unsupported versions"):
 		return &Error{fmt.Sprintf("%s does not speak TLS 1.3", other),
-			"it must: both sides prove who they are only so", err}
+			"it must: only so do both sides prove their identity", err}
 	}
 	return nil
 }
@@ -131,7 +131,7 @@ func (i *Identity) ofOurs(err error, other string) error {
 			"not revoked"
 	case strings.Contains(text, "protocol version not supported"):
 		return &Error{fmt.Sprintf("%s does not speak TLS 1.3", other),
-			"it must: both sides prove who they are only so", err}
+			"it must: only so do both sides prove their identity", err}
 	default:
 		return nil
 	}

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package identity says who a program is towards its peers on a network, and who they may be:
+// Package identity gives a program its identity on a network, and says which peers it accepts:
 // TLS 1.3 with certificates of both sides, from files or from a tls.Config. Engines exchange
 // their descriptions so (engine.Config.Identity), and backend tcp its bytes
 // (tcp.Config.Identity); one Identity serves both.
 //
-// A peer is known by the authority that signed its certificate: whoever has a certificate of
+// A peer is known by the authority that signed its certificate: each program with a certificate of
 // it is a member, by whatever name and address, so the authority should be the project's
 // own. CheckHost asks for the name as well.
 package identity
@@ -35,7 +35,7 @@ type source interface {
 	trouble() error // of the last attempt to renew it
 }
 
-// faces are what one handshake takes: of who began a connection, and of who was called.
+// faces are what one handshake takes: on the side that dials, and on the side that answers.
 type faces struct {
 	caller, called *tls.Config
 	leaf           *x509.Certificate // nil: known when it is asked for
@@ -59,7 +59,7 @@ func FromTLS(base *tls.Config) (*Identity, error) {
 	return &Identity{source: fixed{newFaces(base)}}, nil
 }
 
-// CheckHost returns an Identity that asks of who is called, besides, that its certificate is
+// CheckHost returns an Identity that requires of a dialled peer, besides, that its certificate is
 // for the host that was dialled. It keeps one member from answering in another's place.
 func (i *Identity) CheckHost() *Identity { return &Identity{i.source, true} }
 
@@ -177,7 +177,7 @@ func forHost(host string, also func(tls.ConnectionState) error) func(tls.Connect
 	}
 }
 
-// Answer secures a connection that somebody else began. When it returns without an error, the
+// Answer secures a connection that a peer began. When it returns without an error, the
 // other side has shown a certificate. Where it fails the connection is the caller's to close.
 func (i *Identity) Answer(ctx context.Context, conn net.Conn) (net.Conn, error) {
 	return i.shake(ctx, tls.Server(conn, i.source.current().called))
@@ -206,7 +206,7 @@ func hostOf(c net.Conn) string {
 
 // Facts are what can be said of an Identity without a secret.
 type Facts struct {
-	Name       string   // of whom the certificate is
+	Name       string   // the subject of the certificate
 	Hosts      []string // that it is for, names and addresses
 	Issuer     string
 	IssuerKey  []byte // identifier of the authority's key, which tells two of one name apart

@@ -114,7 +114,7 @@ func (c *inbound) open(h *hello) error {
 		return fmt.Errorf("a hello without an address: %w", driver.ErrCorrupt)
 	}
 	if h.to != c.b.address.owner || c.b.gate.IsShut() {
-		return driver.ErrPeerLost // whom it means is gone, and we have its place
+		return driver.ErrPeerLost // the backend that it means is gone, and we have its place
 	}
 	if !c.b.admit() {
 		return fmt.Errorf("%d peers, raise Config.ConnsMax: %w", c.b.cfg.ConnsMax, driver.ErrFull)

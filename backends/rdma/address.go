@@ -15,9 +15,9 @@ import (
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
-// address is what Addr says: who the backend is, where its control listens, and what its
-// rails are, so that who connects can match them with its own. The digest tells one that
-// was cut or altered; it is no protection against who makes one up.
+// address is what Addr says: which backend this is, where its control listens, and what its
+// rails are, so that an initiator can match them with its own. The digest tells one that
+// was cut or altered; it is no protection against forged ones.
 type address struct {
 	owner   keys.Owner
 	host    [8]byte // equal on the same host

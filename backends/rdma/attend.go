@@ -17,7 +17,7 @@ func (b *Backend) attend() {
 	}
 }
 
-// heard passes news on to whom they concern.
+// heard passes news on to the connections that they concern.
 func (b *Backend) heard(n verbs.News) {
 	if n.Conn != 0 {
 		if e := b.end(n.Conn); e != nil {

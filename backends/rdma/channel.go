@@ -208,7 +208,7 @@ func (c *channel) receive() (any, error) {
 }
 
 // failed closes the connection for a reason, and returns the first one. A deadline that
-// passed, which somebody set, leaves it open.
+// passed, which another goroutine set, leaves it open.
 func (c *channel) failed(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return err
@@ -220,9 +220,9 @@ func (c *channel) failed(err error) error {
 // finish closes the connection once all that was sent is written, within a time.
 func (c *channel) finish(limit time.Duration) { c.end(limit, false) }
 
-// farewell is finish for who wants its last message read: what the other side still sends is
-// dropped, since to close with that unread would take back what it has not read yet. Nobody
-// may receive any more.
+// farewell is finish for a side that wants its last message read: what the other side still sends
+// is dropped, since to close with that unread would take back what it has not read yet. No
+// goroutine may receive any more.
 func (c *channel) farewell(limit time.Duration) { c.end(limit, true) }
 
 func (c *channel) end(limit time.Duration, drains bool) {
@@ -255,5 +255,5 @@ func (c *channel) close(err error) {
 	})
 }
 
-// wait returns when nothing of the channel runs but who receives.
+// wait returns when nothing of the channel runs but its receiver.
 func (c *channel) wait() { c.writing.Wait() }

@@ -14,7 +14,7 @@ import (
 var aLongTimeAgo = time.Unix(1, 0)
 
 // Close implements driver.Backend. Peers are closed first, as Peer.Close does it, all at
-// once; then memories, so that nobody reaches them; then what others have to us.
+// once; then memories, so that no peer reaches them; then what others have to us.
 func (b *Backend) Close() error {
 	b.closeOnce.Do(func() { b.closeErr = b.close() })
 	return b.closeErr
@@ -27,7 +27,7 @@ func (b *Backend) close() error {
 	err := errors.Join(b.closePeers(), b.closeMemories())
 	b.mu.Lock()
 	accepted := b.accepted
-	b.accepted = nil // who comes now is turned away
+	b.accepted = nil // peers that come now are turned away
 	b.mu.Unlock()
 	for c := range accepted {
 		c.leave()
@@ -80,7 +80,7 @@ func (b *Backend) release() error {
 		errs = append(errs, b.net.Close())
 	}
 	if b.control != nil {
-		errs = append(errs, b.control.Close()) // nobody writes to it any more
+		errs = append(errs, b.control.Close()) // nothing writes to it any more
 	}
 	if b.event >= 0 {
 		errs = append(errs, unix.Close(b.event))

@@ -32,7 +32,7 @@ type Config struct {
 
 	// Listen is where peers find our control: "host:port", "host:0" for a port that the
 	// kernel chooses, ":port" on all addresses. Empty: a port that the kernel chooses,
-	// on the address of each rail's network device. Whoever reaches it can ask for what
+	// on the address of each rail's network device. A host that reaches it can ask for what
 	// tokens open, and for nothing else.
 	Listen string
 
@@ -62,7 +62,7 @@ type Config struct {
 	MTU int
 
 	// Spin is how long our thread looks for completions before it sleeps. Default 20 us
-	// with more than four CPUs, else 3 us: there it keeps who it woke from running.
+	// with more than four CPUs, else 3 us: there it keeps the woken goroutine from running.
 	Spin time.Duration
 
 	// Grace is how long a peer may keep a proof waiting: that nothing of a connection which

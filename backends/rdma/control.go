@@ -22,7 +22,7 @@ const (
 )
 
 const (
-	kindHello        = 1 + iota // initiator: who I am, and my ends of the queue pairs
+	kindHello        = 1 + iota // initiator: its identity, and its ends of the queue pairs
 	kindWelcome                 // owner: my ends of them
 	kindImport                  // initiator: what is behind this token?
 	kindImported                // owner: this
@@ -40,7 +40,7 @@ const (
 )
 
 type hello struct {
-	to    keys.Owner // whom it means to reach
+	to    keys.Owner // the backend that it means to reach
 	from  []byte     // its Addr
 	pairs []pairOffer
 }

@@ -34,7 +34,7 @@ const (
 var gidReasons = [...]string{
 	gidRouted:    "RoCE v2, on the network of its device",
 	gidGlobal:    "RoCE v2, but its network device has no such address",
-	gidLinkLocal: "link-local: on every network, so it says nothing of who is reached",
+	gidLinkLocal: "link-local: on every network, so it does not say which host is reached",
 	gidSegment:   "RoCE v1: does not leave its Ethernet segment",
 	gidNone:      "no RoCE address",
 }

@@ -93,7 +93,7 @@ func (p *peer) forgetAsking(id uint32, a *asking) {
 }
 
 // answered makes what the owner told known to C, before the next message is looked at: that
-// may be the news that the epoch has ended. An answer that comes late finds nobody.
+// may be the news that the epoch has ended. An answer that comes late is dropped.
 func (p *peer) answered(m *importAnswer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -143,7 +143,7 @@ func (m *memory) opens(q *importRequest) control.Status {
 
 // answer tells a peer how to reach the memory, if it shows the secret and the epoch of
 // now. The NICs learn of their keys first, which may take long; when the epoch ends
-// meanwhile, what they were granted is the next epoch's, and nobody is told of it.
+// meanwhile, what they were granted is the next epoch's, and no peer is told of it.
 func (m *memory) answer(c *inbound, q *importRequest) {
 	a := importAnswer{id: q.id}
 	m.mu.Lock()
@@ -166,7 +166,7 @@ func (m *memory) answer(c *inbound, q *importRequest) {
 	c.ch.send(a.encode()) // under the lock: the news that the epoch has ended comes after
 }
 
-// tell notes who knows the keys. Preconditions: m.mu is held.
+// tell notes which peer knows the keys. Preconditions: m.mu is held.
 func (m *memory) tell(c *inbound) {
 	if m.told == nil {
 		m.told = make(map[*inbound]struct{})

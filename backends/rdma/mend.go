@@ -152,7 +152,7 @@ func (m *mender) take() []event {
 	return list
 }
 
-// show notes the states for who explains.
+// show notes the states for Explain.
 func (m *mender) show() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -36,7 +36,7 @@ type peer struct {
 	lostCh   chan struct{}
 	losing   sync.Once
 	cause    error          // why it was lost; before lostCh is closed
-	running  sync.WaitGroup // who listens, and who mends
+	running  sync.WaitGroup // the listener, and the mender
 	lostDone sync.WaitGroup // the end of a lost connection
 
 	ready    chan struct{} // closed when the first queue pair is live

@@ -59,7 +59,7 @@ func (t *pinnings) use(s *span, d *driver.DMABuf, readOnly bool) (*pinned, error
 	return p, nil
 }
 
-// Of host memory that nobody has touched, the driver of a NIC finds the pages on one thread,
+// Of host memory that was never touched, the driver of a NIC finds the pages on one thread,
 // and the kernel zeroes them, which takes longer than all the rest. From faultInMin bytes on,
 // some 50 ms of it, threads of ours find them first. findersMax leaves processors of large
 // machines to others.

@@ -72,8 +72,8 @@ type Backend struct {
 	answers   answers
 	lobby     lobby.Lobby    // connections that have not said hello
 	admitted  atomic.Int64   // peers that have an end here
-	tasks     gate.Tasks     // connections, and what takes too long for those who ask
-	attending sync.WaitGroup // listeners, and who takes news
+	tasks     gate.Tasks     // connections, and what takes too long for its callers
+	attending sync.WaitGroup // listeners, and the goroutine that takes news
 
 	mu       sync.Mutex
 	peers    map[*peer]struct{}

@@ -14,8 +14,8 @@ import (
 
 // Config says where to listen and how peers prove their identity, and bounds what a Backend
 // uses. Every zero field takes its default. Without TLS, Identity and Plaintext the backend makes a
-// key of its own, which its address names: whoever is given that may connect, and nobody else, by
-// TLS 1.3. All peers must do it alike.
+// key of its own, which its address names: a program that is given that may connect, and no other,
+// by TLS 1.3. All peers must do it alike.
 type Config struct {
 	// TLS is the identity of this host and of the peers that it accepts: Certificates, RootCAs and
 	// ClientCAs must be set. TLS 1.3 with certificates of both sides is asked for on every

@@ -19,7 +19,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// pin is what an address says of its owner's key, and what the owner asks of those who call: they
+// pin is what an address says of its owner's key, and what the owner asks of its callers: they
 // have been given the address.
 type pin struct {
 	key    [sha256.Size]byte // digest of the public key

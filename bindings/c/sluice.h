@@ -139,8 +139,8 @@ struct sluice_backend {
 
 /*
  * sluice_config.flags. PLAINTEXT: sluice_serve and sluice_dial over "tcp" exchange descriptions in
- * the open. Only on networks that are trusted: whoever connects is given one, and reaches the
- * regions in it.
+ * the open. Only on networks that are trusted: a program that connects is given one, and reaches
+ * the regions in it.
  */
 enum { SLUICE_PLAINTEXT = 1 };
 
@@ -154,7 +154,7 @@ struct sluice_config {
 	int64_t transfer_timeout_ns; /* how long a transfer may make no progress; 30 s */
 	int64_t abort_grace_ns; /* for a backend to end a transfer; 1 s */
 	int64_t connect_timeout_ns; /* of connect and dial; 5 s */
-	int64_t handshake_timeout_ns; /* of one exchange with who dials; 5 s */
+	int64_t handshake_timeout_ns; /* of one exchange with a peer that dials; 5 s */
 	int64_t spin_ns; /* how long sluice_wait looks before it sleeps; 20 us; negative: not */
 	int64_t staging_bytes; /* for chains of backends; 256 MiB; negative: none */
 	uint64_t description_max; /* bytes; 16 MiB */
@@ -162,7 +162,7 @@ struct sluice_config {
 	uint32_t regions_max; /* 65,536 */
 	uint32_t leases_max; /* 65,536 */
 	uint32_t peers_max; /* 1,024 */
-	uint32_t notifications_max; /* 1,024 that nobody has received yet */
+	uint32_t notifications_max; /* 1,024 that were not received yet */
 	uint32_t handshakes_max; /* 64 at once */
 	/* PEM, for "tcp" with TLS 1.3: all three or none; read again when they change */
 	const char *cert_file;
@@ -249,7 +249,7 @@ int sluice_region_close(sluice_region region);
 
 /*
  * The bytes with which a peer connects: of the regions given, or of all when there are
- * none. Whoever has them can reach those regions: send them over a channel that you trust.
+ * none. A program that has them can reach those regions: send them over a channel that you trust.
  */
 int sluice_describe(sluice_engine engine, const sluice_region *regions, size_t count,
 		    void *buffer, size_t capacity, size_t *length);
@@ -260,10 +260,10 @@ int sluice_connect(sluice_engine engine, const void *description, size_t length,
 int sluice_self(sluice_engine engine, sluice_peer *peer);
 
 /*
- * Exchanges descriptions with whoever dials. Network is "unix" (peers of other users are
+ * Exchanges descriptions with peers that dial. Network is "unix" (peers of other users are
  * refused) or "tcp", for which sluice_config names certificates, or says SLUICE_PLAINTEXT. Bound,
- * if not NULL, gets the address, with the port that the kernel chose for port 0. Who dialled is
- * accepted, or closed when lost.
+ * if not NULL, gets the address, with the port that the kernel chose for port 0. A peer that
+ * dialled is accepted, or closed when lost.
  */
 int sluice_serve(sluice_engine engine, const char *network, const char *address,
 		 char *bound, size_t capacity, sluice_listener *listener);
@@ -415,7 +415,7 @@ int sluice_transfer_count(sluice_transfer transfer, uint32_t counter);
  * Has both engines compare the bytes by CRC-32C, until sluice_reset, over any backend that carries
  * messages. A range that differs on both sides once it was moved ends the transfer with
  * SLUICE_ERR_CORRUPT, whose text names it, and no message or count follows; a write takes nothing
- * back. Whoever else writes a range meanwhile, another of the same transfer too, is taken for
+ * back. Another write to a range meanwhile, one of the same transfer too, is taken for
  * corruption. Both memories must be DRAM: SLUICE_ERR_NOT_SUPPORTED, here or when something is
  * added. It costs reading the bytes once more on both sides, and a round trip; the peer is asked at
  * the next add, or now for what is listed, and its answer waited for.
@@ -520,7 +520,7 @@ struct sluice_lease_options {
 	int64_t ttl_ns; /* 0: until it is revoked */
 };
 
-/* Permission to reach a range of a region, for whoever holds its token. Options may be NULL. */
+/* Permission to reach a range of a region, for a peer that holds its token. Options may be NULL. */
 int sluice_lease_grant(sluice_region region, uint64_t offset, uint64_t length,
 		       const struct sluice_lease_options *options, sluice_lease *lease);
 int sluice_lease_token(sluice_lease lease, void *buffer, size_t capacity, size_t *length);

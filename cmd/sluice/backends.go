@@ -40,7 +40,7 @@ type openOptions struct {
 	tcp     tcpFlags
 
 	elsewhere bool // as if the peer were on another host
-	nearOnly  bool // peers of this host alone: no port is opened for what nobody asked for
+	nearOnly  bool // peers of this host alone: no port is opened that was not asked for
 }
 
 // makers are in the order of preference where the engine finds no difference.
@@ -188,7 +188,7 @@ func openBackends(name string, reach driver.Reach, o openOptions) ([]driver.Back
 	var errs []error
 	for _, m := range makers {
 		if m.reach < reach || m.opensPort() && reach <= driver.SameHost && !o.elsewhere {
-			continue // nobody asked for the ports that it opens
+			continue // the ports that it opens were not asked for
 		}
 		b, err := openBackend(m, o)
 		if err == nil {

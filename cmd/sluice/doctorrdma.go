@@ -22,7 +22,7 @@ func rdmaChecks(r *rdmaFlags) []machine.Check {
 			checks = append(checks, rdmaPort(d, &d.Ports[j], found.Nodes))
 			if gids := rdmaGIDs(&d.Ports[j]); gids != "" {
 				checks = append(checks, rdmaCheck("rdma-gids "+d.Ports[j].Name, machine.Note, gids,
-					"a wrong GID reaches nobody, or by another network", ""))
+					"a wrong GID reaches no peer, or by another network", ""))
 			}
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/sluicehq/sluice/identity"
 )
 
-// tcpChecks says where tcp would listen, and who can read what passes.
+// tcpChecks says where tcp would listen, and whether others can read what passes.
 func tcpChecks(t *tcpFlags) []machine.Check {
 	c := machine.Check{Name: "tcp-privacy", State: machine.OK, Backends: []string{tcpName}}
 	b, err := t.open()
@@ -31,7 +31,7 @@ func tcpChecks(t *tcpFlags) []machine.Check {
 	switch {
 	case secure:
 		c.Found, c.Why = fmt.Sprintf("TLS 1.3 with certificates of both sides, at %s", at),
-			"nobody else reads or changes what passes"
+			"no third party reads or changes what passes"
 	case t.listen == "":
 		c.Found, c.Why = fmt.Sprintf("plain text, at %s: this host alone", at),
 			"peers of other hosts need --tcp-listen and certificates"
@@ -61,7 +61,7 @@ func certificateCheck(t *tcpFlags, now time.Time) machine.Check {
 	f := id.Facts()
 	c.Found = fmt.Sprintf("of %q, by %q, for %s, until %s", f.Name, f.Issuer,
 		strings.Join(f.Hosts, ", "), f.NotAfter.UTC().Format(time.DateOnly))
-	c.Why = "peers of the same authority are served, nobody else"
+	c.Why = "peers of the same authority are served, no others"
 	info, err := os.Stat(t.key)
 	switch {
 	case f.NotAfter.Sub(now) < renewal:

@@ -25,8 +25,8 @@ func newKeys() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "keys",
 		Short: "Make certificates by which peers know each other, for tests and small clusters",
-		Long: `Make a certificate authority in a directory, and certificates of members. Whoever has a
-certificate of the authority is a peer; whoever has the authority's key makes members of
+		Long: `Make a certificate authority in a directory, and certificates of members. A program
+with a certificate of the authority is a peer; a person with its key makes members of
 others, so the directory stays where it was made and members get three files each.
 Keys are ECDSA on P-256, in files that only their owner reads.`,
 		Example: `  sluice keys init ca
@@ -100,7 +100,7 @@ func newKeysInit() *cobra.Command {
 			}
 			return tellf(c.OutOrStdout(), `authority %q (key %s), valid until %s
   %s  its certificate: every member needs it
-  %s  its key: it stays here; whoever has it makes members
+  %s  its key: it stays here; it makes members
 next: sluice keys issue %s NAME --host ADDRESS
 `, name, id, day(until), cert, key, quoted(dir))
 		},

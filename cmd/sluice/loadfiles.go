@@ -32,7 +32,7 @@ func (o *opened) drop() error {
 	return errors.Join(errs...)
 }
 
-// cached is how much of the files is in the page cache; -1: nobody knows.
+// cached is how much of the files is in the page cache; -1: not known.
 func (o *opened) cached() (sum int64) {
 	for _, f := range o.files {
 		n, known := f.Cached()

@@ -18,7 +18,7 @@ import (
 	"github.com/sluicehq/sluice/identity"
 )
 
-// memberFlags say who we are towards other engines, and by which backends they reach us.
+// memberFlags say which identity we show to other engines, and by which backends they reach us.
 type memberFlags struct {
 	cert, key, ca string // files
 	revoked       []string
@@ -50,8 +50,8 @@ func (m *memberFlags) registerIdentity(c *cobra.Command) {
 	s.StringVar(&m.ca, "ca", "", "file of the authority whose members peers must be (PEM)")
 	s.StringArrayVar(&m.revoked, "revoked", nil, "file of certificates that the authority has "+
 		"revoked, which is followed (PEM); see sluice keys revoke")
-	s.BoolVar(&m.checkHost, "check-host", false, "whom we dial must have a certificate for that "+
-		"name or address, too")
+	s.BoolVar(&m.checkHost, "check-host", false, "the peer that we dial must have a "+
+		"certificate for that name or address, too")
 	s.BoolVar(&m.plaintext, "plaintext", false, "no certificates: everybody on the network may "+
 		"connect, read and change what passes")
 	host, _ := os.Hostname() // empty is a name like any other
@@ -140,7 +140,7 @@ func openMember(name string, t tcp.Config) (driver.Backend, error) {
 	return openBackend(m, openOptions{threads: 1})
 }
 
-// privacy says who can read what passes, a line each.
+// privacy says whether others can read what passes, a line each.
 func (m *memberFlags) privacy(id *identity.Identity) string {
 	var b strings.Builder
 	if id == nil {

@@ -45,8 +45,8 @@ func (n *networkFlags) settle(backend string) error {
 	return n.tcp.check(backend)
 }
 
-// settleDoctor is settle for who looks at all backends: what tcp would listen at, and with which
-// certificates, can be looked at beforehand.
+// settleDoctor is settle for doctor, which looks at all backends: what tcp would listen at, and
+// with which certificates, can be looked at beforehand.
 func (n *networkFlags) settleDoctor() error {
 	if err := n.tcp.check(tcpName); err != nil {
 		return err
@@ -58,7 +58,7 @@ func (n *networkFlags) settleDoctor() error {
 	return err
 }
 
-// give gives --devices to whom it concerns.
+// give gives --devices to the backends that it concerns.
 func (n *networkFlags) give(backend string) {
 	if backend == rdmaName {
 		n.rdma.devices = n.devices

@@ -9,7 +9,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// The first byte of a message says whom a Mux gives it to.
+// The first byte of a message says to which handler a Mux gives it.
 const (
 	toReceiver byte = 0xB1
 	toSender   byte = 0xB2
@@ -30,7 +30,7 @@ const (
 	kindEnd   kind = 7 // to the sender: the receiver has ended it, with a Reason
 )
 
-// A message is: to whom, version, kind, a Reason or 0, the session (8 bytes),
+// A message is: the handler, version, kind, a Reason or 0, the session (8 bytes),
 // and the body. All numbers are little-endian.
 const (
 	headerLen   = 12

@@ -10,7 +10,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// Mux deals the notifications of an engine out to those who want them, by the
+// Mux deals the notifications of an engine out to the handlers that want them, by the
 // first byte of the message, so that hand-over and other users share an engine.
 // It is the only reader of Engine.Notifications.
 type Mux struct {
@@ -48,7 +48,7 @@ func (m *Mux) Handle(first byte, f func(engine.Notification)) error {
 	return nil
 }
 
-// HandleRest is Handle for every message that nobody else wants. Without it they
+// HandleRest is Handle for every message that no other handler wants. Without it they
 // are dropped.
 func (m *Mux) HandleRest(f func(engine.Notification)) {
 	m.mu.Lock()
@@ -63,7 +63,7 @@ func (m *Mux) Forget(first byte) {
 	delete(m.handlers, first)
 }
 
-// Dropped counts the messages that nobody wanted.
+// Dropped counts the messages that no handler wanted.
 func (m *Mux) Dropped() uint64 { return m.dropped.Load() }
 
 // Close stops reading. It must not be called by a handler. It is idempotent.

@@ -109,7 +109,7 @@ func (p *Push) begin(ctx context.Context) error {
 // importLeases looks between two imports whether the push is wanted still: each may wait for an
 // answer of the receiver.
 func (p *Push) importLeases(ctx context.Context) error {
-	places, err := decodeGrant(p.grant.bytes, len(p.blocks)) // whole, so that nobody appends to it
+	places, err := decodeGrant(p.grant.bytes, len(p.blocks)) // whole: no append writes into it
 	if err != nil {
 		return err
 	}

@@ -131,7 +131,7 @@ func (r *Receiver) Stats() Stats { return r.count.stats() }
 
 // Close ends every request that is not complete, in bounded time, and tells
 // their senders. Complete ones stay their holder's until Release; those that
-// nobody has accepted are released. The engine, the Mux and the pool stay open.
+// were not accepted are released. The engine, the Mux and the pool stay open.
 // It is idempotent.
 func (r *Receiver) Close() {
 	r.mu.Lock()

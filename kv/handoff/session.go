@@ -32,7 +32,7 @@ func (q *Request) run() {
 		return
 	}
 	end := *endOf(ctx, q.ID, err)
-	end.Request = q.ID // was not known to who asked for the end
+	end.Request = q.ID // was not known to the side that asked for the end
 	q.finish(&end)
 }
 
@@ -126,7 +126,7 @@ func (q *Request) acquire(ctx context.Context) ([]place, error) {
 	return places, nil
 }
 
-// finish revokes the leases, and only then gives the blocks to whom they belong
+// finish revokes the leases, and only then gives the blocks to their owner
 // now. The sender is told last.
 func (q *Request) finish(end *EndError) {
 	if !q.revoke() {

@@ -23,7 +23,7 @@ type Grant struct {
 
 // TryAcquire takes a block for each hash: those that are known, and room for
 // the others. It takes all or none. ErrFull means that there is not enough room
-// now, or that somebody waits for room already; ErrTooLarge that there never is.
+// now, or that another caller waits for room already; ErrTooLarge that there never is.
 func (p *Pool) TryAcquire(hashes []Hash) (*Grant, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -59,7 +59,7 @@ func (g *Grant) Publish(index int) {
 }
 
 // Retire says that the block at an index of Missing must never be used again,
-// since it cannot be proven that nobody writes to it. It is private from then on
+// since no proof says that no peer writes to it. It is private from then on
 // and lost to the pool on Release. It does nothing to a published block.
 func (g *Grant) Retire(index int) {
 	p := g.pool
@@ -75,7 +75,7 @@ func (g *Grant) Retire(index int) {
 	}
 }
 
-// Release gives the blocks back. Those that nobody else holds become cached
+// Release gives the blocks back. Those that no other caller holds become cached
 // where they are published and free where not. It is idempotent.
 func (g *Grant) Release() {
 	p := g.pool

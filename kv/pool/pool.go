@@ -8,10 +8,10 @@
 //
 //   - free: it holds nothing worth keeping;
 //   - used: at least one Grant holds it, so that it stays where it is;
-//   - cached: nobody holds it, but it is found by its hash until its room is
+//   - cached: no caller holds it, but it is found by its hash until its room is
 //     needed. The one released first is evicted first.
 //
-// A block that somebody may still write to against all proof is retired: it
+// A block that a peer may still write to, for want of a proof, is retired: it
 // counts as such and is never given out again.
 package pool
 

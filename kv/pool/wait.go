@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// waiter is an Acquire that found no room. Whoever makes room takes the blocks
-// in its name, so that nobody can slip in between.
+// waiter is an Acquire that found no room. The goroutine that makes room takes
+// the blocks in its name, so that no other can slip in between.
 type waiter struct {
 	hashes []Hash
 	done   chan struct{} // closed when grant or err is set
@@ -56,13 +56,13 @@ func (p *Pool) Acquire(ctx context.Context, hashes []Hash) (*Grant, error) {
 		}
 	default:
 		p.waiting.Remove(place)
-		p.serve() // who stood behind may need less
+		p.serve() // the waiter behind may need less
 		p.mu.Unlock()
 	}
 	return nil, fmt.Errorf("wait for %d blocks: %w", len(hashes), context.Cause(ctx))
 }
 
-// serve grants what fits to those who wait, the first one first. One that asks for more than blocks
+// serve grants what fits to the waiters, the first one first. One that asks for more than blocks
 // are left, as some were retired since, holds up no other.
 func (p *Pool) serve() {
 	for e := p.waiting.Front(); e != nil; e = p.waiting.Front() {

@@ -4,7 +4,7 @@
 //
 // A store is a header, a table with a record for each block, and the blocks, each of the
 // same size. The blocks are a segment for the engine to register, so transfers move their
-// bytes; this package keeps the books. Whoever writes a block calls Begin before the first
+// bytes; this package keeps the books. The writer of a block calls Begin before the first
 // byte moves and Commit after the last has arrived, so the record of a block is valid
 // only while its bytes are what it says:
 //

@@ -2,7 +2,7 @@
 
 // Package weights brings the tensors of safetensors files into memory of the caller, which may
 // be registered with an engine or pinned: in large sequential reads, several at a time, ahead
-// of who needs them, and within the memory that was lent.
+// of their users, and within the memory that was lent.
 //
 // Open reads and checks the headers of all files of a model. Load reads tensors in the order in
 // which they will be needed, into memory that is used as a ring: each tensor is handed out when its

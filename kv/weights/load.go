@@ -15,9 +15,9 @@ import (
 
 // Config says how tensors are read. Its zero values mean the defaults.
 type Config struct {
-	// Memory is where tensors go. It is the caller's, who may have registered or pinned it, and is
-	// lent until Load.Close has returned. It must have room for the largest tensor; what it has
-	// beyond is how far reading runs ahead.
+	// Memory is where tensors go. It is the caller's, which may have registered or pinned it,
+	// and is lent until Load.Close has returned. It must have room for the largest tensor; what
+	// it has beyond is how far reading runs ahead.
 	Memory []byte
 	// Names are the tensors that are wanted, in the order of need; nil: all, in the order of
 	// files. Neighbours in a file that follow each other here are read together.
@@ -155,7 +155,7 @@ func (l *Load) All(ctx context.Context) iter.Seq2[Loaded, error] {
 }
 
 // Wait returns one tensor when it has arrived. It is read in its turn: with all memory full of
-// tensors that nobody releases, it never is, and Wait ends with ctx.
+// tensors that are never released, it never is, and Wait ends with ctx.
 func (l *Load) Wait(ctx context.Context, name string) (t Loaded, err error) {
 	i, ok := l.byName[name]
 	if !ok {
@@ -236,7 +236,7 @@ func (l *Load) end(err error) {
 	}
 }
 
-// tell wakes all who wait for tensors. With mu.
+// tell wakes the goroutines that wait for tensors. With mu.
 func (l *Load) tell() {
 	close(l.news)
 	l.news = make(chan struct{})

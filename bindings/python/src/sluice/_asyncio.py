@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outcomes and messages of an engine in asyncio loops, by its two descriptors.
 
-A loop watches a descriptor only while somebody waits there, so that an engine
+A loop watches a descriptor only while a task waits there, so that an engine
 which is used by threads wakes no loop.
 """
 
@@ -28,7 +28,7 @@ _BATCH = 64
 
 
 class _Descriptor:
-    """One descriptor of an engine, watched by the loops in which somebody waits.
+    """One descriptor of an engine, watched by the loops in which a task waits.
 
     Each loop watches a duplicate of its own, which it may keep when the engine is gone.
     """
@@ -121,7 +121,7 @@ class Arrivals:
             self._futures.pop(handle, None)
 
     def _ended(self) -> None:
-        """Takes what has ended, and wakes who waits for it in whichever loop."""
+        """Takes what has ended, and wakes the tasks that wait for it, in any loop."""
         many = (_library.Completion * _BATCH)()
         n = ctypes.c_size_t()
         if lib.completions(self._handle, many, _BATCH, ctypes.byref(n)):

@@ -117,7 +117,7 @@ class Region(Closing):
 
     def lease(self, offset: int, length: int, *, ttl: Optional[float] = None,
               read_only: bool = False) -> Lease:
-        """Lets whoever holds the lease's token reach a part, for ttl seconds or until it is
+        """Lets a peer with the lease's token reach a part, for ttl seconds or until it is
         revoked.
         """
         options = _library.LeaseOptions(flags=_library.READ_ONLY if read_only else 0)

@@ -207,7 +207,7 @@ _capsule.argtypes, _capsule.restype = [ctypes.py_object, ctypes.c_char_p], ctype
 
 
 def _dlpack(source: Any) -> Located:
-    """The tensor in a capsule, which gives it back when nobody holds the capsule."""
+    """The tensor in a capsule, which gives it back when the capsule is garbage."""
     kind, _ = source.__dlpack_device__()
     if kind not in (_DL_HOST, _DL_CUDA, _DL_CUDA_HOST, _DL_CUDA_MANAGED):
         raise ArgumentError(f"memory of DLPack's device type {kind} cannot be registered: host and "

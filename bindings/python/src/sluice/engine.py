@@ -59,7 +59,7 @@ DEFAULT_BACKENDS = ("shm", Backend("posix", optional=True))
 
 
 class Notification(NamedTuple):
-    """A message that has come. `sender` is None when we are not connected to who sent it."""
+    """A message that has come. `sender` is None when we are not connected to the sender."""
 
     data: bytes
     sender: Optional[Peer]
@@ -81,7 +81,7 @@ class Limits:
 
 
 class Identity(NamedTuple):
-    """Three files of PEM: who we are to peers over a network, and whose members they must be.
+    """Three files of PEM: our certificate and key, and the authority of our peers.
 
     They are read again when they change. `sluice keys` makes them.
     """
@@ -104,8 +104,8 @@ class Engine(Closing):
     """Opens backends, registers memory and connects to peers: mostly one for each process.
 
     Any thread may call anything. Times are seconds; None for the engine's own default. `serve` and
-    `dial` over tcp want an identity, or plaintext on a network that is trusted: then whoever
-    connects reaches the regions.
+    `dial` over tcp want an identity, or plaintext on a network that is trusted: then each program
+    that connects reaches the regions.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class Engine(Closing):
     def describe(self, *regions: Region) -> bytes:
         """The bytes with which a peer connects, of the regions given or of all.
 
-        Whoever has them can reach those regions: send them over a channel that you trust.
+        A program that has them can reach those regions: send them over a channel that you trust.
         """
         handles = (ctypes.c_uint64 * len(regions))(*[r._handle for r in regions])
         return grow(lambda buffer, room, n: lib.describe(self._handle, handles, len(regions),
@@ -243,12 +243,12 @@ class Engine(Closing):
         return self._peer(out.value)
 
     def serve(self, address: str) -> Listener:
-        """Exchanges descriptions with who dials "unix:/path" or "tcp:host:port".
+        """Exchanges descriptions with peers that dial "unix:/path" or "tcp:host:port".
 
         `accept` then has the peer.
 
-        Over unix, other users are refused; over tcp, who has no certificate of the authority: see
-        `Engine`.
+        Over unix, other users are refused; over tcp, peers without a certificate of the authority:
+        see `Engine`.
         """
         network, where = _split(address)
         bound, listener = ctypes.create_string_buffer(512), Listener(network.decode())
@@ -297,7 +297,7 @@ class Engine(Closing):
             return self._peers.setdefault(handle, peer)
 
         def undo(handle: int) -> None:
-            if self._peers.get(handle, peer) is peer:  # not ourselves, whom others have
+            if self._peers.get(handle, peer) is peer:  # not ourselves, which others have
                 self._peers.pop(handle, None)
                 lib.peer_close(handle)
 
@@ -408,7 +408,7 @@ class Engine(Closing):
 
 
 class Listener(Closing):
-    """Answers who dials, at `address`, until it is closed."""
+    """Answers peers that dial `address`, until it is closed."""
 
     def __init__(self, address: str) -> None:
         self.address, self._out = address, ctypes.c_uint64()  # as for Engine

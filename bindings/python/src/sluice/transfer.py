@@ -174,7 +174,7 @@ class Transfer(Closing):
 
         A range that differs is CorruptError, and no message follows.
 
-        Both memories must be DRAM. Whoever else writes a range meanwhile is taken for corruption.
+        Both memories must be DRAM. A write by another party meanwhile is taken for corruption.
         It costs reading the bytes once more on both sides, and a round trip.
         """
         check(lib.transfer_checksum(self._handle))

@@ -100,7 +100,7 @@ class nixl_agent(Transfers, Notifications):
         return {name: self.get_backend_params(name) for name in self.backends}
 
     def close(self) -> None:
-        """Ends everything at once; what nobody holds any more ends so by itself. Idempotent."""
+        """Ends everything at once; what is garbage ends so by itself. Idempotent."""
         if self._listener is not None:
             self._listener.close()
         self._caller.close()

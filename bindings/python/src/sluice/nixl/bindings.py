@@ -77,7 +77,7 @@ class nixlBackendError(Exception):
 
 
 class nixlNotFoundError(Exception):
-    """An agent, a backend, or memory that nobody has registered."""
+    """An agent, a backend, or memory that is not registered."""
 
 
 class nixlMismatchError(Exception):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents that hand each other their metadata over a port.
 
-As with NIXL, nothing here says who is at the other end: whoever reaches the port gets the metadata,
-with which this agent's memory can be reached. Keep it to a network that you trust.
+As with NIXL, nothing here identifies the other end: a program that reaches the port gets the
+metadata, with which this agent's memory can be reached. Keep it to a network that you trust.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Listener:
 
 
 class Caller:
-    """Calls other agents from a thread of its own, so that who asks does not wait."""
+    """Calls other agents from a thread of its own, so that the caller does not wait."""
 
     def __init__(self) -> None:
         self._jobs: "queue.Queue[Optional[Callable[[], None]]]" = queue.Queue(_QUEUED)
@@ -132,7 +132,7 @@ class Caller:
                 with socket.create_connection((ip, port), timeout=_LIMIT) as s:
                     exchange(s)
             except Exception as e:
-                # nobody waits for it: check_remote_metadata shows that nothing came
+                # no caller waits for it: check_remote_metadata shows that nothing came
                 logger.error("exchange metadata with %s port %d: %s", ip, port, e)
 
         if self._thread is None:

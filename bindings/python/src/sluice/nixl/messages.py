@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notifications with the name of who sent them, since a receiver need not know the sender."""
+"""Notifications with the name of the sender, since a receiver need not know the sender."""
 
 from __future__ import annotations
 

@@ -14,18 +14,18 @@ from .meeting import Meeting, Name
 
 
 class Notifications(Meeting):
-    """Messages by the names of who sent them."""
+    """Messages by the names of their senders."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.notifs: dict[str, list[bytes]] = {}
 
     def get_new_notifs(self, backends: Iterable[str] = ()) -> dict[str, list[bytes]]:
-        """Messages that have come since this was last asked, by the names of who sent them."""
+        """Messages that have come since this was last asked, by the names of their senders."""
         return self._collect({}, backends)
 
     def update_notifs(self, backends: Iterable[str] = ()) -> dict[str, list[bytes]]:
-        """Adds new messages to those that nobody has taken, and returns all."""
+        """Adds new messages to those that were not taken, and returns all."""
         self.notifs = self._collect(self.notifs, backends)
         return self.notifs
 

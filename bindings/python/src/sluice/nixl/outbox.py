@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notifications on their way to one peer, so that who sends one does not wait for the peer."""
+"""Notifications on their way to one peer, so that the sender does not wait for the peer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for the package `nixl`. It is on nobody's path unless sluice.nixl.shim puts it there.
+"""Stands in for the package `nixl`. It is on no path unless sluice.nixl.shim puts it there.
 """
 
 from sluice.nixl import *  # noqa: F401,F403
