@@ -45,6 +45,7 @@ var models = []struct {
 	{"ucx mapped", "ucx_near.pml", nil, false},
 	{"ucx mapped, a ping answered beside a store", "ucx_near.pml", []string{"-DUNLOCKED"}, true},
 	{"ucx mapped, a fence that gave up is forgotten", "ucx_near.pml", []string{"-DFORGETS"}, true},
+	{"ucx mapped, a store behind a reset", "ucx_near.pml", []string{"-DSTORES"}, true},
 	{"ucx ages", "ucx_ages.pml", nil, false},
 	{"ucx ages, several messages", "ucx_ages.pml", []string{"-DFRAMES=2", "-DMAX=4"}, false},
 	{"ucx ages, a wait behind the look", "ucx_ages.pml", []string{"-DWAITS"}, true},

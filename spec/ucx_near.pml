@@ -6,12 +6,14 @@
 // One owner, which fences twice, and one process with WORKERS workers, each with a lock and an
 // import.
 // An import carries the generation that it was told; the pages of the allocation are page 0. A
-// worker may stop between any two steps, for as long as it takes; the process may also be killed.
+// worker may stop between any two steps, for as long as it takes; the process may also be killed, and
+// an end of it may give the owner up, and tell it so.
 // LATE: nothing is stored under an import of an epoch that a fence has ended into pages that the
 // owner uses.
 //
 // -DUNLOCKED: a ping is answered while a store is under way. -DFORGETS: a fence that gave up is
-// forgotten by the next one. Both are late.
+// forgotten by the next one. -DSTORES: an end that has given the owner up goes on storing. All three
+// are late.
 
 #ifndef WORKERS
 #define WORKERS 1
@@ -30,6 +32,8 @@ bool lock[WORKERS];
 byte generation[WORKERS]; // of the import
 byte ofEpoch[WORKERS];    // its epoch
 byte ping[WORKERS], pong[WORKERS];
+bool gone[WORKERS];       // it has given the owner up
+bool reset[WORKERS];      // and the owner has heard that
 
 inline store(me) {
 	atomic { assert(!(fenced > ofEpoch[me] && used[0])); skip }
@@ -41,6 +45,12 @@ proctype Mover(byte me) provided (!dead) {
 	:: tries < 2 ->
 		tries++;
 take:		atomic { !lock[me] -> lock[me] = true };
+speaks:		if
+#ifndef STORES
+		:: gone[me] -> goto leave
+#endif
+		:: else
+		fi;
 check:		if
 		:: word != generation[me] -> skip // the owner serves it
 		:: else ->
@@ -70,13 +80,15 @@ place:		atomic { !lock[me] -> generation[me] = told; ofEpoch[me] = when }
 	fi
 }
 
-// Progress answers pings, under the lock under which the worker stores.
+// Progress answers pings, and may give the owner up, under the lock under which the worker stores.
 proctype Progress(byte me) provided (!dead) {
 end:	do
+	:: atomic { !gone[me] && !lock[me] -> gone[me] = true }
+	:: atomic { gone[me] && !reset[me] -> reset[me] = true }
 #ifdef UNLOCKED
-	:: atomic { ping[me] > pong[me] -> pong[me] = ping[me] }
+	:: atomic { ping[me] > pong[me] && !gone[me] -> pong[me] = ping[me] }
 #else
-	:: atomic { ping[me] > pong[me] && !lock[me] -> pong[me] = ping[me] }
+	:: atomic { ping[me] > pong[me] && !lock[me] && !gone[me] -> pong[me] = ping[me] }
 #endif
 	od
 }
@@ -113,7 +125,7 @@ begin:		atomic {
 			ask(fence);
 			i = 0;
 			do
-			:: i < WORKERS && (pong[i] >= fence || dead) -> i++
+			:: i < WORKERS && (pong[i] >= fence || dead || reset[i]) -> i++
 			:: i == WORKERS -> owed = false; proved = true; break
 			:: break // a peer does not answer in time
 			od;

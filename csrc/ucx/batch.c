@@ -120,8 +120,9 @@ static int advance(struct sl_ucx_batch *b, uint64_t *bytes)
 }
 
 /*
- * An end that does not speak any more may have told the peer so. That believes that nothing of ours
- * lands then, so it asks us in no fence: not a byte may be stored.
+ * The step speaks of spec/ucx_near.pml. An end that does not speak any more may have told the peer
+ * so. The peer believes then that nothing of ours lands, and asks us in no fence: not a byte may be
+ * stored.
  */
 int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
 {
