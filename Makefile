@@ -8,7 +8,7 @@ BACKEND ?= shm
 FUZZTIME ?= 20s
 
 # The names of go-nvml are bound when they are first called, so that its library may be missing;
-# some toolchains bind all at start. Its header warns about calls that nobody makes.
+# some toolchains bind all at start. Its header warns about calls that are not made.
 export GOFLAGS += -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 

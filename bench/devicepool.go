@@ -81,7 +81,7 @@ func (g *devicePool) close() {
 	}
 }
 
-// move is the Move of the first entries of a list of places. The list lies where who reads it is:
+// move is the Move of the first entries of a list of places. The list lies where its reader is:
 // in the card's memory for kernels and for the Device's own choice among them.
 func (g *devicePool) move(list, count int, variant string) *cuda.DeviceMove {
 	s := &g.shape

@@ -86,7 +86,7 @@ func (g *devicePool) all(ctx context.Context, o Options) ([]Result, error) {
 	return list, nil
 }
 
-// name is who the results are of.
+// name is the device that the results are of.
 func (g *devicePool) name() string {
 	if strings.Contains(g.dev.Name(), StandInName) {
 		return StandInName

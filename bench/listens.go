@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// listens reports whether somebody listens on a TCP port of the network namespace that
+// listens reports whether a program listens on a TCP port of the network namespace that
 // the process is in.
 func listens(pid, port int) bool {
 	for _, table := range []string{"tcp", "tcp6"} {

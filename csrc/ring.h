@@ -28,7 +28,7 @@ struct sl_ring {
 	_Alignas(64) struct sl_done done[];
 };
 
-/* Shows the end of a batch to the poller. Who calls it holds the lock of all that do. */
+/* Shows the end of a batch to the poller. All callers hold one lock. */
 static inline void sl_ring_put(struct sl_ring *r, struct sl_done d)
 {
 	r->done[r->head & r->mask] = d;

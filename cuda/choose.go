@@ -264,7 +264,7 @@ func (a *args) entries() (n uint64) {
 const sampled = 32
 
 // runBytes is about how many bytes lie in one run on both sides; 0: a list is in the card's
-// memory, where nobody looks without asking the card.
+// memory, which can be read only by the card.
 func (m *DeviceMove) runBytes(a *args) uint64 {
 	entry := uint64(a.part[0].entry)
 	for k := range a.part[:a.parts] {

@@ -20,7 +20,7 @@ type counting struct {
 	page *hostmem.Buffer
 	out  []byte // where a launch leaves it
 	used bool   // it was written once
-	last tally  // what is there; unless used nobody knows
+	last tally  // what is there; unknown unless used
 }
 
 func (c *counting) open(d *gpu.Device) (err error) {
@@ -42,7 +42,7 @@ func (c *counting) open(d *gpu.Device) (err error) {
 // follows unless the launch fails.
 func (c *counting) fresh() []byte {
 	known := c.used && c.last == clean
-	c.used, c.last = false, clean // a failure leaves nobody knows what
+	c.used, c.last = false, clean // what a failure leaves is unknown
 	if known {
 		return nil
 	}

@@ -32,7 +32,7 @@ type Device struct {
 	moves   gpu.Moves
 	threads int
 
-	mu      sync.Mutex // held by a Move, and by who takes memory away from it; guards what follows
+	mu      sync.Mutex // held by a Move, and by a call that takes memory away; guards what follows
 	choices map[class]*Choice
 	mover   *mover // nil: not needed yet
 }

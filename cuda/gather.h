@@ -60,7 +60,7 @@ struct sl_nested {
 	struct sl_nest nest;
 };
 
-/* What did not move. Whoever launches sets it to {0, 0, ~0}. */
+/* What did not move. The launcher sets it to {0, 0, ~0}. */
 struct sl_tally {
 	sl_u64 skipped, bad;
 	sl_u64 first_bad; /* the lowest entry with a bad index */

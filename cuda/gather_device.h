@@ -29,7 +29,7 @@ SL_DEV sl_u32 sl_gdim(void) { return __nvvm_read_ptx_sreg_nctaid_x(); }
  * Loads and stores are volatile to stay in the order in which they are written, loads
  * first, and loads clobber nothing so that they do not wait for one another. The predicate
  * is within: a branch around each would part them. Read once, so kept out of the first-level
- * cache; written for somebody else, so first to leave it.
+ * cache; not read here again, so first to leave it.
  */
 #define SL_IF(op) "{ .reg .pred p; setp.ne.u32 p, %[on], 0; @p " op "; }"
 #define SL_LD "ld.global.nc.L1::no_allocate."

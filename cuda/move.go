@@ -81,7 +81,7 @@ func (e *LayoutError) Error() string {
 func (e *LayoutError) Is(target error) bool { return target == driver.ErrBounds }
 
 // args are what kernels and twin take: struct sl_move of gather.h. The addresses of the
-// lists and of the tally are left to whoever launches.
+// lists and of the tally are left to the launcher.
 type args struct {
 	part                 [PartsMax]argsPart
 	dstIndex, srcIndex   uint64

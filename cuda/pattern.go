@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Kernels are those of a card, for who launches them on streams of its own, as the backend of
-// this name does. It may be used by any goroutine.
+// Kernels are those of a card, for a caller that launches them on streams of its own, as the
+// backend of this name does. It may be used by any goroutine.
 type Kernels struct {
 	card   Card
 	module Module

@@ -72,7 +72,7 @@ const (
 // goroutine; Moves go one after the other.
 type Twin struct {
 	workers []*worker
-	next    atomic.Uint64 // the first entry that nobody has taken
+	next    atomic.Uint64 // the first entry that is not taken
 	under   sync.WaitGroup
 
 	mu     sync.Mutex // guards what follows, which the workers read while a Move is under way

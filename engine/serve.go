@@ -31,9 +31,9 @@ const (
 
 // Serve exchanges descriptions with engines that dial and may, until ctx ends or the listener
 // is closed, and connects back: Config.OnPeer is given each new peer. The listener may be
-// a Unix socket (peers of another user are refused), or of a network: then Config.Identity says who
-// may be a peer, or Config.Plaintext that everybody may. A listener that speaks TLS itself, by
-// tls.NewListener, must ask for certificates.
+// a Unix socket (peers of another user are refused), or of a network: then Config.Identity says
+// which peers may be a peer, or Config.Plaintext that everybody may. A listener that speaks TLS
+// itself, by tls.NewListener, must ask for certificates.
 //
 // A connection that has not proved its identity is told nothing. Each exchange is bounded by
 // HandshakeTimeout and DescriptionMax; HandshakesMax of them run at once, and as many

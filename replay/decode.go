@@ -232,7 +232,7 @@ func (d *decode) through(q *handoff.Request) {
 	_ = d.c.Send(kindChecked, q.ID) // the end of the pipe ends the context
 }
 
-// sum reports, after a last look at the blocks that nobody has used since.
+// sum reports, after a last look at the blocks that were not used since.
 func (d *decode) sum() DecodeResult {
 	time.Sleep(lateWrite)
 	d.watch.last()

@@ -112,7 +112,7 @@ func (p *Plan) planAborts(rate float64, layers int) {
 // an error here, before anything starts. bytes 0: half as much again as the largest
 // request, twice as much where one is checked while the next arrives, but no more
 // than a third of the memory that is available: prefill takes as much at most.
-// available 0: nobody knows how much that is.
+// available 0: not known.
 func (p *Plan) choosePool(bytes, available uint64) error {
 	g, err := p.geometry(1, layout.BlockMajor)
 	if err != nil {

@@ -52,7 +52,7 @@ type Report struct {
 	Memory          string   `json:"memory"`
 	BlocksChecked   uint64   `json:"blocks_checked"`   // digests of all layers of as many blocks
 	BlocksWatched   uint64   `json:"blocks_watched"`   // poisoned after an abort
-	BlocksLeaked    uint64   `json:"blocks_leaked"`    // in use by nobody's request at the end
+	BlocksLeaked    uint64   `json:"blocks_leaked"`    // in use by no request at the end
 	FirstMismatches []string `json:"first_mismatches"` // the first few, in words
 	// that rules have brought about, in both processes
 	Faults  uint64 `json:"faults"`

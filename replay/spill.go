@@ -109,7 +109,7 @@ func (t *tier) beside(ctx context.Context, m *moved, move *engine.Transfer,
 
 // readBack reads blocks of the file into the memory for it, and checks every layer.
 //
-// Preconditions: mu is held, or nobody else has the tier yet.
+// Preconditions: mu is held, or no other goroutine has the tier yet.
 func (t *tier) readBack(ctx context.Context, places []uint32) error {
 	for n := t.batch(); len(places) > 0; {
 		part := places[:min(n, len(places))]

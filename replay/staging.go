@@ -68,7 +68,7 @@ func stagingGeometry(p *Plan, blocks uint64) (*layout.Geometry, error) {
 }
 
 // segment describes all of it for registration: memory that peers do not map,
-// since the mapping is peculiar. It comes from no engine: nobody but the initiator
+// since the mapping is peculiar. It comes from no engine: only the initiator
 // reaches it, and that has it at hand, whatever the backend.
 func (s *staging) segment() driver.Segment {
 	return driver.Segment{Kind: driver.DRAM, Len: uint64(len(s.mem)), Mem: s.mem}

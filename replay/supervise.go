@@ -212,7 +212,7 @@ func (s *supervisor) overdue() error {
 }
 
 // wasAway reports whether this process itself was stopped, as by Ctrl-Z, or
-// starved: it has heard nobody then, and must not blame the others.
+// starved: it has heard no process then, and must not blame the others.
 func (s *supervisor) wasAway() bool {
 	now := time.Now()
 	away := now.Sub(s.looked) > s.limit/2

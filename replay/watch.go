@@ -86,7 +86,7 @@ func (w *watch) forget(q *handoff.Request) {
 	}
 }
 
-// last looks once more at what nobody has used since, when nothing runs.
+// last looks once more at what was not used since, when nothing runs.
 func (w *watch) last() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

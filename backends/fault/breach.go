@@ -47,7 +47,7 @@ func (p *peer) early(f *flight, tag uint64, x *driver.Batch, v *verdict) error {
 	return nil
 }
 
-// launch has a batch move later, of which nobody hears.
+// launch has a batch move later, of which the caller is not told.
 // Preconditions: b.mu is held.
 func (f *flight) launch(p *peer, x *driver.Batch, after time.Duration) {
 	f.keep(x)
@@ -139,7 +139,7 @@ func (b *Backend) launchLater(p *peer, x driver.Batch, after time.Duration) {
 	}
 }
 
-// isRegistered reports whether bytes are of memory that somebody has registered.
+// isRegistered reports whether bytes are of registered memory.
 // Preconditions: known is held.
 func isRegistered(part []byte) bool {
 	for _, m := range known.segments {

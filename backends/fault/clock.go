@@ -18,7 +18,7 @@ type clock struct {
 	once    sync.Once
 }
 
-// moment is a place in the heap. It belongs to whoever set it, and may be set again once
+// moment is a place in the heap. It belongs to its setter, and may be set again once
 // it has come or was taken back.
 type moment struct {
 	at   time.Time

@@ -136,14 +136,14 @@ func (b *Backend) Hits() []Hit {
 	return list
 }
 
-// signal wakes whoever sleeps on the descriptor.
+// signal wakes the sleeper on the descriptor.
 func (b *Backend) signal() {
 	if b.armed.CompareAndSwap(true, false) {
-		_ = b.wake.Signal() // fails only when closed: nobody sleeps any more
+		_ = b.wake.Signal() // fails only when closed: nothing sleeps any more
 	}
 }
 
-// wakeUp has whoever sleeps, or is about to, look again.
+// wakeUp has a sleeper, or what is about to sleep, look again.
 func (b *Backend) wakeUp() {
 	b.news.Store(true)
 	b.signal()

@@ -51,7 +51,7 @@ type flight struct {
 	life
 }
 
-// life is what a flight is while it is somebody's. backend.mu guards it.
+// life is what a flight is while it is in use. backend.mu guards it.
 type life struct {
 	p       *peer
 	tag     uint64
@@ -62,7 +62,7 @@ type life struct {
 	pattern driver.Pattern
 	loops   [driver.LoopsMax]driver.Loop // of pattern
 	err     error                        // the outcome, once over
-	own     bool                         // the tag is ours: nobody hears of the end
+	own     bool                         // the tag is ours: no caller is told of the end
 	ripe    bool                         // may start once it heads its peer's line
 	kept    bool                         // Drop: the outcome waits for the end
 	ended   bool                         // nothing holds the outcome back any more
@@ -75,7 +75,7 @@ type life struct {
 type state uint8
 
 const (
-	idle      state = iota // nobody's
+	idle      state = iota // free
 	waiting                // to be handed on at when
 	swallowed              // never to be handed on
 	handing                // being handed on
@@ -211,7 +211,7 @@ const retryAfter = 200 * time.Microsecond
 func (f *flight) start() {
 	for f != nil && f.state == waiting && f.ripe && !f.p.waits(f) {
 		p := f.p
-		f.state = handing // nobody else ends it until that is over
+		f.state = handing // nothing else ends it until that is over
 		f.b.mu.Unlock()
 		err := p.hand(f.tag, &f.batch)
 		f.b.mu.Lock()

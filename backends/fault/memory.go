@@ -105,7 +105,7 @@ func extentOf(token []byte, size uint64) extent {
 	return e
 }
 
-// mustTry reports whether a batch writes to memory of which nobody knows whether it is
+// mustTry reports whether a batch writes to memory of which it is not known whether it is
 // read-only: it is not to begin late, as it may have to be refused.
 func (p *peer) mustTry(x *driver.Batch) bool {
 	if x.Op != driver.Write {

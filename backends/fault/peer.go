@@ -258,7 +258,7 @@ func (p *peer) awaitHanded() {
 }
 
 // flap loses the connection: no other is made to the address for a while. The wrapped
-// connection is closed by a goroutine, as whoever submits must not wait for it.
+// connection is closed by a goroutine, since Submit must not wait for it.
 // Preconditions: p.entry is held for reading.
 func (p *peer) flap(d time.Duration) {
 	b := p.b

@@ -47,7 +47,7 @@ func (b *Backend) takeReady(done []driver.Completion) int {
 }
 
 // reap makes room in the wrapped backend, for what it is full of may be completions that
-// nobody polls: a batch that was taken must go on all the same.
+// no caller polls: a batch that was taken must go on all the same.
 // Preconditions: b.mu is held, which it lets go of meanwhile.
 func (b *Backend) reap() {
 	if b.places >= 2*flightsMax {
@@ -56,7 +56,7 @@ func (b *Backend) reap() {
 	b.mu.Unlock()
 	defer b.mu.Lock()
 	if !b.pollMu.TryLock() {
-		return // somebody polls
+		return // a caller polls
 	}
 	defer b.pollMu.Unlock()
 	var done [32]driver.Completion

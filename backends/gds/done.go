@@ -18,8 +18,8 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 // FD implements driver.Backend.
 func (b *Backend) FD() int { return b.event.FD() }
 
-// Arm implements driver.Backend. The flag goes up before the look, and who brings a completion, or
-// the end of a request that may be one, looks at the flag afterwards.
+// Arm implements driver.Backend. The flag goes up before the look, and a goroutine that brings a
+// completion, or the end of a request that may be one, looks at the flag afterwards.
 func (b *Backend) Arm() (ready bool, err error) {
 	if !b.flights.Gate.Enter() {
 		return false, driver.ErrClosed
@@ -28,9 +28,9 @@ func (b *Backend) Arm() (ready bool, err error) {
 	return b.ends.Arm() || b.flights.Done.Ready() > 0, nil
 }
 
-// wake signals the event if somebody armed it.
+// wake signals the event if it is armed.
 func (b *Backend) wake() {
 	if b.ends.Disarm() {
-		_ = b.event.Signal() // fails only when closed: nobody sleeps any more
+		_ = b.event.Signal() // fails only when closed: nothing sleeps any more
 	}
 }

@@ -22,7 +22,7 @@
 //
 // # What proves that nothing lands later
 //
-// Nobody but this process reaches a file, and nothing is with cuFile that is not in the table:
+// Only this process reaches a file, and nothing is with cuFile that is not in the table:
 // Fence, Cancel and Close start nothing more and wait for the end of what is under way, since
 // cuFile cannot recall it. What has timed out in a batch has ended when the batch was cancelled and
 // destroyed. A disk that does not answer holds them up.
@@ -48,9 +48,9 @@ type Backend struct {
 	cfg      Config
 	facts    Facts
 	caps     driver.Caps
-	flights  ownfiles.Flights[extent] // Gate: whoever uses ends and mover
-	event    *park.Event              // for who has armed; C signals it at the end of a request
-	heed     *park.Event              // for attend; C signals it while somebody heeds
+	flights  ownfiles.Flights[extent] // Gate: the users of ends and mover
+	event    *park.Event              // for Arm; C signals it at the end of a request
+	heed     *park.Event              // for attend; C signals it while a caller heeds
 	attended sync.WaitGroup
 	ends     *gpu.Ends
 	mover    *cufile.Mover

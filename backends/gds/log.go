@@ -44,7 +44,7 @@ func logPlace(cfg *Config) (string, error) {
 	return filepath.Join(dir, "cufile.log"), nil
 }
 
-// privateFolder makes a folder that is ours alone; where somebody else was there before, another
+// privateFolder makes a folder that is ours alone; where another user was there before, another
 // one.
 func privateFolder(dir string) (string, error) {
 	err := os.Mkdir(dir, 0o700)

@@ -20,7 +20,7 @@ type extent struct {
 	device int           // whose context cuFile is called in
 	at     uint64        // address
 	buffer *buffer       // what cuFile knows of it; nil of a file
-	shared driver.Shared // of host memory whose pages may be renewed; nil: nobody's
+	shared driver.Shared // of host memory whose pages may be renewed; nil: there are none
 
 	file *file // a range of a file; nil: memory
 	off  uint64

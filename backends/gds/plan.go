@@ -22,7 +22,7 @@ type request struct {
 	asked   uint64 // of those, in this try
 	first   cursor // in the items of the job
 	retries int
-	ending  bool // it is to be cancelled: who has it need not begin
+	ending  bool // it is to be cancelled: its thread need not begin
 }
 
 // cut makes the next request of a job: of one descriptor or a part of it, or of several that touch
@@ -97,7 +97,7 @@ func (j *job) reach(most uint64) (next cursor, n uint64) {
 	}
 }
 
-// mayWrite reports whether nobody else waits for the other kind of write to this file to end.
+// mayWrite reports whether no other job waits for the other kind of write to this file to end.
 func (f *file) mayWrite(j *job, edge bool) bool {
 	return f.turn == nil || f.turn == j || f.turnEdge == edge
 }

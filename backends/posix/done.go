@@ -18,7 +18,7 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 // FD implements driver.Backend.
 func (b *Backend) FD() int { return b.event.FD() }
 
-// Arm implements driver.Backend. The flag goes up before the look, and who brings a
+// Arm implements driver.Backend. The flag goes up before the look, and a goroutine that brings a
 // completion looks at the flag afterwards.
 func (b *Backend) Arm() (ready bool, err error) {
 	if !b.flights.Gate.Enter() {
@@ -33,9 +33,9 @@ func (b *Backend) Arm() (ready bool, err error) {
 	return b.flights.Done.Ready() > 0 || b.mover.pending(), nil
 }
 
-// wake signals the event if somebody armed it.
+// wake signals the event if it is armed.
 func (b *Backend) wake() {
 	if b.armed.Load() && b.armed.CompareAndSwap(true, false) {
-		_ = b.event.Signal() // fails only when closed: nobody sleeps any more
+		_ = b.event.Signal() // fails only when closed: nothing sleeps any more
 	}
 }

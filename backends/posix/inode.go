@@ -22,8 +22,8 @@ type inode struct {
 	turnTo  int    // and wants this kind
 
 	// sync is a descriptor for fdatasync alone. Linux tells of bytes that it could not write
-	// once for each open file description, to the sync that asks first: this one is shared
-	// with nobody.
+	// once for each open file description, to the sync that asks first: this one is
+	// not shared.
 	sync   int // -1: there is none
 	syncNo error
 

@@ -18,7 +18,7 @@ type memory = ownfiles.Memory[extent]
 type extent struct {
 	mem    []byte        // host memory
 	pin    pin           // where io_uring knows it
-	shared driver.Shared // whose pages may be renewed; nil: nobody's
+	shared driver.Shared // whose pages may be renewed; nil: there are none
 
 	file *file // a range of a file; nil: host memory
 	off  uint64

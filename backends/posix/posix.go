@@ -19,7 +19,7 @@
 //
 // # What proves that nothing lands later
 //
-// Nobody but this process reaches a file, and nothing is with the kernel that is not
+// Only this process reaches a file, and nothing is with the kernel that is not
 // in the table: Fence, Cancel and Close start nothing more, cancel what is under way
 // and wait for its end. A disk that does not answer holds them up, as nothing in user space
 // ends a request that a disk has.
@@ -39,8 +39,8 @@ import (
 type Backend struct {
 	driver.BackendBase
 	cfg     Config
-	flights ownfiles.Flights[extent] // Gate: whoever uses the mover
-	event   *park.Event              // for who has armed
+	flights ownfiles.Flights[extent] // Gate: the users of the mover
+	event   *park.Event              // for a caller that has armed
 	mover   mover
 	choice  string // which mover, and why
 	armed   atomic.Bool

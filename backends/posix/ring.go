@@ -21,10 +21,10 @@ import (
 // it saves. Nor does it defer the kernel's part to the next call (COOP_TASKRUN): a
 // goroutine that computes may make none for long.
 //
-// Who has armed sleeps on an eventfd that the kernel itself writes, only while it is wanted
-// (listen). Where more is to be begun than the table holds, or somebody waits for an end, one
-// goroutine, the keeper, waits in the kernel for completions. Who polls needs neither. Short
-// writes through the page cache are not the ring's (writer).
+// A caller that has armed sleeps on an eventfd that the kernel itself writes, only while it is
+// wanted (listen). Where more is to be begun than the table holds, or a caller waits for an end,
+// one goroutine, the keeper, waits in the kernel for completions. A caller that polls needs
+// neither. Short writes through the page cache are not the ring's (writer).
 type ring struct {
 	b  *Backend
 	fd int
@@ -193,7 +193,7 @@ func (e *sqe) describe(r *request) {
 		e.pointAt(&r.iov[0])
 	}
 	if !r.past && r.n > inlineMax {
-		e.flags |= flagAsync // a thread of the kernel copies, not who submits
+		e.flags |= flagAsync // a thread of the kernel copies, not the submitter
 	}
 }
 

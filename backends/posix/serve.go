@@ -14,7 +14,7 @@ type mover interface {
 	put(r *request)          // never more than Config.Depth at a time
 	cancel(r *request)       // asks for its end; it lands all the same
 	reap(out []landing) int  // takes what has landed
-	listen(need, armed bool) // whether somebody is to serve what lands, and whether somebody sleeps
+	listen(need, armed bool) // whether landings are to be served, and whether a caller sleeps
 	// whether what was reaped just now has woken the sleeper, or is about to
 	tells() bool
 	fixedBuffers() int32   // the registered buffer that the requests' are in, or -1
@@ -61,7 +61,7 @@ func (b *Backend) serve() {
 			}
 		}
 		b.flights.Mu.Lock()
-		// who has armed meanwhile saw neither the landing nor its job's end
+		// a caller that has armed meanwhile saw neither the landing nor its job's end
 		told = told && b.armings.Load() == armings
 	}
 	for i, l := range list {
@@ -76,8 +76,8 @@ func (b *Backend) serve() {
 
 // noteTold notes that the kernel tells the sleeper of what was reaped, or is about to. It may
 // stop to do so when it has: when the event is found signalled at a later landing, with no
-// Arm in between (rung). Until then nobody knows whether the sleeper has taken the signal, or it is
-// still to come.
+// Arm in between (rung). Until then it is not known whether the sleeper has taken the signal, or it
+// is still to come.
 func (b *Backend) noteTold(rung uint64) {
 	if rung > 0 && rung == b.doubt.Load() {
 		b.doubt.Store(0)
@@ -118,7 +118,7 @@ func (b *Backend) leave() {
 	b.mover.kick()
 }
 
-// listen has somebody look after landings that cannot wait for Poll, or wakes who sleeps.
+// listen has landings served that cannot wait for Poll, or wakes the sleeper.
 //
 // Preconditions: flights.Mu is held.
 func (b *Backend) listen() {

@@ -72,7 +72,8 @@ func (g *ring) nextRising() *writer {
 	return s
 }
 
-// write works until there is nothing to do. What it has written it also serves: nobody need poll.
+// write works until there is nothing to do. What it has written it also serves: no caller need
+// poll.
 func (s *writer) write() {
 	defer s.g.writers.Done()
 	for n := s.take(); n > 0; n = s.take() {

@@ -11,7 +11,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Poll implements driver.Backend. It looks at memory that C shares with us. Who finds
+// Poll implements driver.Backend. It looks at memory that C shares with us. A caller that finds
 // nothing and comes again at once waits: it takes completions off the NICs itself, which
 // saves waking the thread.
 func (b *Backend) Poll(done []driver.Completion) (int, error) {

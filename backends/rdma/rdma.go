@@ -6,7 +6,7 @@
 // A rail is a port that we opened, a pair a reliable queue pair of a connection over one
 // rail of ours and one of the peer's. A batch goes over one queue pair or is spread over all.
 // The data path is package csrc's; here is what is said beforehand and when something
-// fails: which ports and GIDs (sysfs.go, gid.go, rail.go), who is who (address.go), how
+// fails: which ports and GIDs (sysfs.go, gid.go, rail.go), addresses (address.go), how
 // connections begin, and end (connect.go, peer.go for the initiator's end; accept.go,
 // inbound.go for the owner's), what a token opens (memory.go, imports.go), and how a queue pair
 // that failed comes back (repair.go, mend.go).

@@ -26,7 +26,7 @@ func checkEventFD(fd int) error {
 		return fmt.Errorf("examine peer's event: %w", os.NewSyscallError("fcntl", err))
 	}
 	if flags&unix.O_NONBLOCK == 0 {
-		return fmt.Errorf("peer's event blocks who signals it: %w", driver.ErrCorrupt)
+		return fmt.Errorf("peer's event blocks its signaller: %w", driver.ErrCorrupt)
 	}
 	return nil
 }

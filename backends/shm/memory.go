@@ -116,8 +116,8 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	return t.append(dst, &m.b.address.id), nil
 }
 
-// endEpoch begins the next one, which has a secret of its own: who holds a token of the one before
-// cannot make one for it.
+// endEpoch begins the next one, which has a secret of its own: a holder of a token of the one
+// before cannot make one for it.
 func (m *memory) endEpoch() uint64 {
 	m.b.mu.Lock()
 	defer m.b.mu.Unlock()

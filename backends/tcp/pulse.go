@@ -25,7 +25,7 @@ func (b *Backend) pulse() {
 			return
 		}
 		now := clock()
-		slept := now-last > int64(b.cfg.Failure)/2 // it was we who stood still
+		slept := now-last > int64(b.cfg.Failure)/2 // we stood still
 		last = now
 		for _, p := range b.allPeers() {
 			p.check(now, slept)

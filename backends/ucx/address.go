@@ -15,11 +15,11 @@ import (
 	"github.com/sluicehq/sluice/internal/process"
 )
 
-// address is what Addr says: who the backend is, which process it lives in, and
+// address is what Addr says: which backend this is, which process it lives in, and
 // the addresses of its workers. UCX reads a worker's address without knowing its
 // length, so one that is cut or altered must not reach it: a digest closes the
-// whole. Against who makes up an address on purpose, digest and all, it is no
-// protection; those who exchange addresses trust each other so far.
+// whole. Against an address made up on purpose, digest and all, it is no
+// protection; programs that exchange addresses trust each other so far.
 type address struct {
 	owner   keys.Owner
 	host    [8]byte // equal where processes can share memory and see each other's ids

@@ -30,7 +30,7 @@ type allocation struct {
 }
 
 // allocations finds them by address: a Segment needs no mark, and any part of the
-// memory is known for what it is, whoever cut it.
+// memory is known for what it is, whatever cut it.
 type allocations struct {
 	mu   sync.Mutex
 	list []*allocation // by address
@@ -106,7 +106,7 @@ func (t *allocations) unuse(a *allocation) {
 	}
 }
 
-// last takes an allocation off the list when nobody needs it.
+// last takes an allocation off the list when it is not needed.
 // Preconditions: t.mu is held.
 func (t *allocations) last(a *allocation) bool {
 	if !a.closed || a.users > 0 {

@@ -11,7 +11,7 @@ import (
 )
 
 // Close implements driver.Backend. Peers are closed first, as Peer.Close does
-// it, all at once; then memories, so that nobody reaches them; then what others
+// it, all at once; then memories, so that no peer reaches them; then what others
 // have to us. Memory of Alloc stays until it is closed itself.
 func (b *Backend) Close() error {
 	b.closeOnce.Do(func() { b.closeErr = b.close() })

@@ -43,7 +43,7 @@ type Config struct {
 	ConnsMax int
 
 	// Spin is how long a worker's thread looks for work before it sleeps. Default 20 us
-	// with more than four CPUs, else 3 us: there it keeps who it woke from running.
+	// with more than four CPUs, else 3 us: there it keeps the woken goroutine from running.
 	Spin time.Duration
 
 	// Grace is how old a message may be that its receiver lands without asking the sender

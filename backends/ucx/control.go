@@ -22,7 +22,7 @@ const (
 )
 
 const (
-	kindHello    = 1 + iota // initiator: who I am, and which end of mine this is
+	kindHello    = 1 + iota // initiator: its identity, and which end of it this is
 	kindWelcome             // owner: which end of mine it leads to
 	kindBye                 // initiator: nothing comes after this
 	kindFarewell            // owner: nothing that came before this can land any more
@@ -35,7 +35,7 @@ const (
 type hello struct {
 	conn   uint64     // the initiator's end
 	worker uint8      // where that lives
-	to     keys.Owner // whom it means to reach
+	to     keys.Owner // the backend that it means to reach
 	gate   ucp.Gate
 	grace  uint64 // its Config.Grace, in ns
 	from   []byte // its Addr

@@ -24,7 +24,7 @@ type deaths struct {
 	watches map[process.ID]*watch // nil once closed
 }
 
-// watch is one process, and who wants to know of its end.
+// watch is one process, and the ends that want to know of its death.
 type watch struct {
 	process process.ID
 	waiter  *park.Waiter
@@ -37,7 +37,7 @@ type mortal interface{ died() }
 
 func (d *deaths) init(self process.ID) { d.self, d.watches = self, make(map[process.ID]*watch) }
 
-// close ends all watches. Nobody is told anything afterwards.
+// close ends all watches. No end is told anything afterwards.
 func (d *deaths) close() {
 	d.mu.Lock()
 	for _, w := range d.watches {
@@ -88,7 +88,7 @@ func newWatch(p process.ID) (*watch, error) {
 	return &watch{process: p, waiter: waiter, who: make(map[mortal]struct{})}, nil
 }
 
-// await tells all once the process has ended. It returns early when nobody wants
+// await tells all once the process has ended. It returns early when no end wants
 // to know any more.
 func (d *deaths) await(w *watch) {
 	if w.waiter.Wait() != nil {

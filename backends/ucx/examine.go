@@ -53,7 +53,7 @@ func Examine(cfg Config) (f Findings, err error) {
 	if list.near != "" {
 		f.Near, f.Absent = tryEach(strings.Split(list.near, ","))
 		if cfg.Transports == "all" || strings.HasPrefix(cfg.Transports, "^") {
-			f.Absent = nil // nobody has named them
+			f.Absent = nil // they were not named
 		}
 	}
 	f.far(&cfg, list.far)

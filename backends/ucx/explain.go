@@ -57,7 +57,7 @@ func (p *peer) way(key uint32, offered bool) string {
 		"ucx backend's Alloc"
 }
 
-// hand says who moves the bytes of memory that is not mapped, near.
+// hand says which side moves the bytes of memory that is not mapped, near.
 func (p *peer) hand() string {
 	const messages = "message by message through UCX's queue"
 	if p.pulled.Load() {

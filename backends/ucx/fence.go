@@ -17,9 +17,9 @@ const fenceSlice = 5 * time.Millisecond
 
 // Fence implements driver.Backend. The ticket changes, so that our threads refuse
 // what shows the old one, and peers that were given direct access are asked
-// whether they are out. Who does not answer within Config.FenceGrace is frozen;
+// whether they are out. A peer that does not answer within Config.FenceGrace is frozen;
 // then fresh pages go under the range, and what such a peer still writes lands in
-// pages that are nobody's.
+// pages that nothing uses.
 func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	if !b.gate.Enter() {
 		return driver.ErrClosed

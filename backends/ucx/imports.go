@@ -64,7 +64,7 @@ func (p *peer) ask(t *keys.Token) (*importAnswer, error) {
 	}
 }
 
-// answered hands an answer to who asked; one that comes late finds nobody.
+// answered hands an answer to its asker; one that comes late is dropped.
 func (p *peer) answered(a *importAnswer) {
 	p.mu.Lock()
 	done := p.asks[a.id]

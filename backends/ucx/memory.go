@@ -32,7 +32,7 @@ type memory struct {
 	landings landings
 	pinner   runtime.Pinner // of the words of landings, which C looks at
 
-	fencing chan struct{} // has one place: who holds it fences or closes
+	fencing chan struct{} // has one place: its holder fences or closes
 	gone    bool          // guarded by it: nothing is left to close
 
 	mu     sync.Mutex // no longer than a crossing that does not wait
@@ -74,7 +74,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	return m, nil
 }
 
-// newTicket draws what a peer's messages must show: who did not ask for this
+// newTicket draws what a peer's messages must show: a peer that did not ask for this
 // epoch's does not guess it.
 func newTicket() uint64 {
 	for {

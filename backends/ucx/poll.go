@@ -12,7 +12,7 @@ import (
 )
 
 // Poll implements driver.Backend. It looks at memory that the workers share with
-// us. Who finds nothing and comes again at once waits: it moves the workers itself,
+// us. A caller that finds nothing and comes again at once waits: it moves the workers itself,
 // which saves waking their threads.
 func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	ended := b.ended.Load() // before the look: what is found missing then is missing for good

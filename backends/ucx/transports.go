@@ -124,7 +124,7 @@ func listed(list, name string) bool {
 	return slices.Contains(strings.Split(rest, ","), name) != negated
 }
 
-// copies reports whether the kernel may copy between processes: whoever does without
+// copies reports whether the kernel may copy between processes: a program that does without
 // cma means that it must not, in whichever way.
 func (t transports) copies() bool {
 	return slices.ContainsFunc(strings.Split(t.near, ","), func(name string) bool {

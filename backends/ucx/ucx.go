@@ -15,7 +15,7 @@
 // fresh pages when it is frozen.
 //
 // The data path, its threads and what they exchange is package csrc's. Here is
-// what is said beforehand: who is who (address.go), how connections begin and end
+// what is said beforehand: addresses (address.go), how connections begin and end
 // (connect.go, peer.go for the initiator's end; accept.go, inbound.go for the
 // owner's), and what a token opens (memory.go, imports.go). One goroutine handles
 // the control messages of a backend; what may take time it hands on.

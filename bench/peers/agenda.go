@@ -35,7 +35,7 @@ func inTurn(ctx context.Context, clock func() time.Time, end time.Time, parts []
 	return nil
 }
 
-// ended is the error of a run that somebody ended. One whose time is over goes on, to say so of
+// ended is the error of a run that was ended. One whose time is over goes on, to say so of
 // what it did not measure.
 func ended(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil && !errors.Is(err, errLate) {

@@ -14,7 +14,7 @@
 //
 // A driver that dies, hangs or answers nonsense is killed and becomes a row with
 // the reason, as does one whose library is not there. Pairs that take processors
-// while nobody asks anything of them are stopped outside their turns, so that the
+// while nothing is asked of them are stopped outside their turns, so that the
 // others do not pay for it. A run has one limit: what there is no time for becomes a row
 // that says so, too.
 package peers

@@ -173,7 +173,7 @@ func (d *Driver) Kill() {
 	d.kill.Do(func() {
 		d.signal(unix.SIGKILL)
 		go func() {
-			for range d.answers { // of which nobody wants to know
+			for range d.answers { // which are not needed
 			}
 		}()
 	})

@@ -15,7 +15,7 @@ const (
 	fateSize  = 64 << 10
 	fateBatch = 16
 	fateLead  = 300 * time.Millisecond // that operations run before the target's end
-	// pairs that are frozen: seconds pass until somebody knows, or none does
+	// pairs that are frozen: seconds pass until a side knows, or none does
 	fateAtOnce = 6
 )
 

@@ -112,7 +112,7 @@ func (r *Report) ours(lane Lane) []string {
 	return list
 }
 
-// evenFrom and evenTo are ratios between which nobody is ahead.
+// evenFrom and evenTo are ratios between which no side is ahead.
 const evenFrom, evenTo = 0.95, 1.05
 
 // score is in how many shapes one of ours is ahead of the best of the others, about even, or

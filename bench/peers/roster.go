@@ -104,7 +104,7 @@ func (r *roster) nixl(lane Lane, env []string, settings ...string) {
 	}
 }
 
-// faced adds the same driver over our face of NIXL's API: what who switches gets.
+// faced adds the same driver over our face of NIXL's API: what a user who switches gets.
 func (r *roster) faced(lane Lane, args ...string) {
 	p := r.script(lane, "sluice-nixl", "sluice", "nixl_agent.py", nil, args...)
 	p.Command = append([]string{p.Command[0], "-m", "sluice.nixl.shim"}, p.Command[1:]...)

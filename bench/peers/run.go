@@ -168,7 +168,7 @@ func (r *runner) leave(context.Context) error {
 func (r *runner) open(ctx context.Context) error {
 	for _, s := range r.seats {
 		r.o.Progress(fmt.Sprintf("%s: open %s", s.Lane, s.Name))
-		if r.o.now().After(r.end) { // who is not opened is out, so the other parts' time goes first
+		if r.o.now().After(r.end) { // an unopened side is out, so the others' time goes first
 			s.failures = failuresMax
 			r.report.add(s.failed(KindTransfer, Shape{}, errLate))
 			continue

@@ -13,7 +13,7 @@ import (
 	"github.com/sluicehq/sluice/bench"
 )
 
-// Text prints a report for people: where and with what, who leads where, and all rows.
+// Text prints a report for people: where and with what, which leads where, and all rows.
 func (r *Report) Text(w io.Writer) error {
 	var b strings.Builder
 	r.head(&b)

@@ -14,16 +14,16 @@ import (
 	"github.com/sluicehq/sluice/internal/park"
 )
 
-// endings are the watched transfers that have ended and that nobody was told of. A transfer is
-// in it once at most, so the engine's transfers bound it.
+// endings are the watched transfers that have ended and that the program was not told of. A
+// transfer is in it once at most, so the engine's transfers bound it.
 type endings struct {
 	mu     sync.Mutex // guards what follows
 	list   []*transfer
-	wake   *park.Event // nil until somebody asks for the descriptor
+	wake   *park.Event // nil until the program asks for the descriptor
 	closed bool
 }
 
-// add is called by whoever ended a transfer: it does not block.
+// add is called by the goroutine that ended a transfer: it does not block.
 func (q *endings) add(t *transfer) {
 	if t.queued.Swap(true) {
 		return

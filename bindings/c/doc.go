@@ -10,5 +10,5 @@
 // Exported functions take a fault, in which they write the text of an error.
 package main
 
-// main is what the build mode asks for; nobody calls it.
+// main is what the build mode asks for; it is not called.
 func main() {}

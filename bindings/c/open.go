@@ -23,7 +23,7 @@ type openEngine struct {
 	gone   chan struct{} // closed as the engine begins to close
 
 	speaks  bool              // over networks, by certificates or in plain text
-	accepts chan *engine.Peer // unbuffered: who serves a peer waits for who accepts it
+	accepts chan *engine.Peer // unbuffered: the server of a peer waits for its acceptor
 	ended   endings
 	inbox   inbox
 
@@ -160,7 +160,7 @@ func slgoClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	return answer(f, e.close())
 }
 
-// close ends the engine and makes stale what is of it. Who comes second waits, too.
+// close ends the engine and makes stale what is of it. A second caller waits, too.
 func (e *openEngine) close() error {
 	e.mu.Lock()
 	first := !e.over

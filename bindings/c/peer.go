@@ -45,7 +45,7 @@ func (e *openEngine) peerHandle(p *engine.Peer) (uint64, error) {
 	return h, err
 }
 
-// senderHandle names who sent a message: 0 for a peer that is over and that the program
+// senderHandle names the sender of a message: 0 for a peer that is over and that the program
 // does not know, or no more.
 func (e *openEngine) senderHandle(p *engine.Peer) uint64 {
 	e.mu.Lock()

@@ -184,7 +184,7 @@ func slgoRegionClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	return answer(f, err)
 }
 
-// letGo gives the memory back, once, whoever closes the region.
+// letGo gives the memory back, once, whatever closes the region.
 func (r *region) letGo() {
 	r.once.Do(func() {
 		if r.mem != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// listener exchanges descriptions with whoever dials.
+// listener exchanges descriptions with peers that dial.
 type listener struct {
 	of    *openEngine
 	stop  context.CancelFunc
@@ -29,7 +29,7 @@ func checkNetwork(network string) error {
 	return nil
 }
 
-// allowed says at once what Serve would say to nobody.
+// allowed says at once what Serve would not say to the caller.
 func (e *openEngine) allowed(network string) error {
 	if network == "unix" || e.speaks {
 		return nil
@@ -92,8 +92,8 @@ func slgoListenerClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	return C.SLUICE_OK
 }
 
-// welcome holds a peer that came through Serve until somebody accepts it. One that is
-// lost before, or that the engine closes, was nobody's.
+// welcome holds a peer that came through Serve until the program accepts it. One that is
+// lost before, or that the engine closes, was never the program's.
 func (e *openEngine) welcome(p *engine.Peer) {
 	select {
 	case e.accepts <- p:

@@ -19,9 +19,9 @@ import (
 // What a Config cannot say by options alone: its exported fields are options, too.
 
 type tcpSettings struct {
-	Certificate, Key string // files, PEM: who we are
+	Certificate, Key string // files, PEM: our own
 	Authority        string // file, PEM: whose certificates peers show
-	// for whom an owner's certificate must be; empty: any of the authority's
+	// the name that an owner's certificate must have; empty: any of the authority's
 	ServerName string
 	tcp.Config
 }

@@ -23,15 +23,15 @@ type transfer struct {
 	held   atomic.Bool // a thread changes or posts it
 
 	word   atomic.Uint64 // of sluice_transfer_watch
-	queued atomic.Bool   // among the completions that nobody has taken
+	queued atomic.Bool   // among the completions that were not taken
 	closed bool          // guarded by endings.mu
 }
 
 var errHeld = fmt.Errorf("another thread changes or posts this transfer just now: %w",
 	engine.ErrBusy)
 
-// hold looks a transfer up for a call that one thread at a time may make. Who gets it
-// calls letGo.
+// hold looks a transfer up for a call that one thread at a time may make. The caller
+// calls letGo afterwards.
 func hold(h C.uint64_t) (*transfer, error) {
 	t, err := transfers.get(uint64(h))
 	if err != nil {

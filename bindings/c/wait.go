@@ -93,7 +93,7 @@ type limit struct {
 	over  atomic.Bool
 }
 
-// limits are those that nobody uses. Threads that wait beyond their number make more.
+// limits are the unused ones. Threads that wait beyond their number make more.
 var limits = make(chan *limit, 64)
 
 func borrowLimit(d time.Duration) *limit {
@@ -111,7 +111,7 @@ func borrowLimit(d time.Duration) *limit {
 	return l
 }
 
-// giveBack keeps it for the next who waits, unless its time has come.
+// giveBack keeps it for the next waiter, unless its time has come.
 func (l *limit) giveBack() {
 	if !l.timer.Stop() {
 		return

@@ -148,7 +148,7 @@ func (m *memberFlags) privacy(id *identity.Identity) string {
 			"what passes\n")
 	} else {
 		f := id.Facts()
-		fmt.Fprintf(&b, "TLS 1.3: we are %q, valid until %s; peers are who has a "+
+		fmt.Fprintf(&b, "TLS 1.3: we are %q, valid until %s; peers are programs with a "+
 			"certificate of %q\n", f.Name, f.NotAfter.UTC().Format(time.RFC3339), f.Issuer)
 	}
 	for _, name := range m.backends {

@@ -174,7 +174,7 @@ enum {
 	X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))
 
 /*
- * Of CUDA 12.8; in 13 the plain name is another function to who includes cuda.h, not in the
+ * Of CUDA 12.8; in 13 the plain name is another function in cuda.h, not in the
  * library.
  */
 #define SL_CUDA_BATCH_CALLS(X)                                                                     \

@@ -45,7 +45,7 @@ func (m *Mover) HostAddress(mem []byte) (at uint64, err error) {
 	return uint64(address), result("find pinned memory", rc)
 }
 
-// HostPinned reports whether all of it is pinned, in one piece, whoever did it.
+// HostPinned reports whether all of it is pinned, in one piece, by us or by others.
 func (m *Mover) HostPinned(mem []byte) bool {
 	return bool(C.sl_cuda_host_pinned(m.c,
 		C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), C.uint64_t(len(mem))))
@@ -133,8 +133,8 @@ func ImportBlock(ordinal, fd int, n uint64) (*Block, error) {
 }
 
 // Renew puts other memory under the addresses, with the same content, so that what other processes
-// have mapped is nobody's any more. It waits for all that this process has begun on the device;
-// nobody may use the memory meanwhile.
+// have mapped is not used any more. It waits for all that this process has begun on the device;
+// nothing may use the memory meanwhile.
 func (b *Block) Renew() error {
 	return shareResult("put other device memory under a range", C.sl_cuda_block_renew(&b.c))
 }

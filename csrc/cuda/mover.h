@@ -33,7 +33,7 @@ struct sl_cuda_ends {
 	pthread_mutex_t lock;
 	int wake_fd;   /* written to once after an end, where ring->armed asks for it */
 	int heed_fd;   /* written to after each end while heed is not 0 */
-	uint32_t heed; /* batches whose end somebody awaits who does not poll */
+	uint32_t heed; /* batches whose end a caller awaits without polling */
 	struct sl_ring *ring;
 };
 
@@ -53,7 +53,7 @@ struct sl_cuda_piece {
 
 /*
  * A batch goes in chunks, of which SL_CUDA_AHEAD are on the stream at a time: what is not yet
- * there can be dropped, and other batches come between. The calls bound how long who submits
+ * there can be dropped, and other batches come between. The calls bound how long a submitter
  * is kept where the driver takes no batches.
  */
 #define SL_CUDA_AHEAD 2
@@ -118,7 +118,7 @@ struct sl_cuda_worker {
 	struct sl_cuda_mover *mover;
 	CUstream stream;
 	pthread_t thread;
-	pthread_mutex_t order; /* held by who puts work on the stream, notes included */
+	pthread_mutex_t order; /* held by a thread that puts work on the stream, notes included */
 	pthread_mutex_t lock;  /* of what follows */
 	pthread_cond_t more;
 	struct sl_cuda_note *notes;
@@ -218,7 +218,7 @@ int sl_cuda_host_pin(struct sl_cuda_mover *m, void *mem, size_t bytes);
 int sl_cuda_host_unpin(struct sl_cuda_mover *m, void *mem);
 /* Where kernels of the device see pinned memory. */
 int sl_cuda_host_address(struct sl_cuda_mover *m, void *mem, CUdeviceptr *at);
-/* Whether somebody has pinned all of it, in one piece. */
+/* Whether all of it is pinned, in one piece. */
 bool sl_cuda_host_pinned(struct sl_cuda_mover *m, uint64_t at, uint64_t bytes);
 /*
  * Whether [at, at + bytes) is memory of a device, and of which; `until` is where it ends otherwise.
@@ -265,7 +265,7 @@ int sl_cuda_block_share(const struct sl_cuda_block *b, int *fd);
 int sl_cuda_block_import(int device, int fd, size_t mapped, struct sl_cuda_block *b);
 /*
  * Puts other memory under the addresses of a block, with the content of the old, once all is done
- * that this process had begun on the device. Nobody of this process may use the block meanwhile. A
+ * that this process had begun on the device. Nothing of this process may use the block meanwhile. A
  * failure before anything was taken away leaves the block as it was; one after that leaves
  * addresses without memory.
  */

@@ -100,7 +100,7 @@ type Ends struct {
 
 // NewEnds has room for as many batches, a power of two. wakeFD is an eventfd that is written to
 // after an end where Arm has asked for it, heedFD one that is written to after each end while
-// somebody heeds. Both stay the caller's, and must stay open until Close.
+// a caller heeds. Both stay the caller's, and must stay open until Close.
 // Implements: int sl_cuda_ends_open(struct sl_cuda_ends **ends, ...)
 func NewEnds(places, wakeFD, heedFD int) (*Ends, error) {
 	e := &Ends{}
@@ -125,7 +125,7 @@ func (e *Ends) Arm() bool { return e.ring.Arm() }
 // Disarm reports whether a wake-up was asked for, once.
 func (e *Ends) Disarm() bool { return e.ring.Armed.Load() != 0 && e.ring.Armed.Swap(0) != 0 }
 
-// Heed counts batches whose end somebody awaits who does not poll.
+// Heed counts batches whose end a caller awaits without polling.
 func (e *Ends) Heed(n int) { e.heed.Add(uint32(n)) }
 
 // Close gives the memory back, after the movers.

@@ -33,7 +33,7 @@ static int look(const char *path)
 	SL_CUDA_BATCH_CALLS(X)
 	SL_CUDA_GRAPH_CALLS(X)
 #undef X
-	dlclose(lib); /* it stays, by RTLD_NODELETE of who opened it */
+	dlclose(lib); /* it stays, by RTLD_NODELETE of its opener */
 	return 1;
 }
 

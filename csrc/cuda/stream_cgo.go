@@ -11,8 +11,8 @@ import "C"
 
 import "unsafe"
 
-// Stream is a stream of the program's own with events, for who has no other binding of CUDA.
-// All methods may be called by any goroutine, and none after Close.
+// Stream is a stream of the program's own with events, for a program without another binding of
+// CUDA. All methods may be called by any goroutine, and none after Close.
 type Stream struct{ c C.struct_sl_cuda_stream }
 
 // OpenStream makes a stream on a device by its number. Load must have succeeded.

@@ -105,7 +105,7 @@ var words = map[int]string{
 	5038: "streams are not supported",
 }
 
-// Codes of cuFile that are not failures to whoever registers.
+// Codes of cuFile that are not failures of a registration.
 const (
 	AlreadyRegistered = 5023
 	base              = 5000

@@ -74,7 +74,8 @@ CUfileError_t sl_cufile_facts(struct sl_cufile_facts *f)
 	if (sl_cufile.cuFileGetVersion && !sl_cufile.cuFileGetVersion(&version).err)
 		f->version = version;
 	/*
-	 * Old libraries export batches that do not work yet: who does not name a version has those.
+	 * Old libraries export batches that do not work yet: a program that does not name a version
+	 * has those.
 	 */
 	f->batches = f->version && sl_cufile.cuFileBatchIOSetUp && sl_cufile.cuFileBatchIOSubmit &&
 		     sl_cufile.cuFileBatchIOGetStatus && sl_cufile.cuFileBatchIOCancel &&

@@ -133,7 +133,7 @@ func (m *Mover) Put(list []Request) {
 		C.size_t(len(list)))
 }
 
-// Cancel has a request not begin, if it has not; to take that back is for whoever uses its slot
+// Cancel has a request not begin, if it has not; to take that back is for the next user of its slot
 // next. It does not cross into C.
 func (m *Mover) Cancel(slot uint32, yes bool) {
 	v := uint32(0)

@@ -327,7 +327,7 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form,
 		sl_ucx_move(n, INLINE);
 		w->polled = 0;
 	}
-	/* Unless it has ended: the lock is ours, so nobody else has taken its place. The answers to
+	/* Unless it has ended: the lock is ours, so no other has taken its place. The answers to
 	 * a read look at the pieces again. */
 	if (b->conn && !(b->issued && b->write))
 		sl_pieces_keep(&b->pieces);

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 /*
- * An id is the place in the table, and above it what nobody guesses: whoever knows the address of
- * a worker can write to it. It is not used again, and no other worker's.
+ * An id is the place in the table, and above it what cannot be guessed: a process that knows the
+ * address of a worker can write to it. It is not used again, and no other worker's.
  */
 #define PLACE_BITS 20
 /* The first sequence number: that it wraps must be nothing rare. */

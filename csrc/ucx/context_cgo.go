@@ -144,7 +144,7 @@ func (c *Context) Poll(done []ring.Done) int {
 	return n
 }
 
-// Drive moves the workers in the caller, who looks for completions and messages without
+// Drive moves the workers in the caller, which looks for completions and messages without
 // pause: their threads stand back meanwhile. Arm ends that.
 func (c *Context) Drive() {
 	defer runtime.KeepAlive(c)
@@ -258,7 +258,7 @@ func (c *Context) Unmap(key uint32) {
 }
 
 // Fence gives a memory a new ticket, unless that is 0. When it returns nil, nothing lands any more
-// that was begun with an earlier one. ErrTimeout: somebody did not answer within grace; Refresh
+// that was begun with an earlier one. ErrTimeout: a peer did not answer within grace; Refresh
 // proves it all the same, or Fence may be tried again.
 func (c *Context) Fence(key uint32, ticket uint64, grace time.Duration) error {
 	defer runtime.KeepAlive(c)
@@ -270,7 +270,7 @@ func (c *Context) Fence(key uint32, ticket uint64, grace time.Duration) error {
 }
 
 // Refresh puts fresh pages with the same content under memory of an allocation. What peers
-// still store in the old ones is nobody's; from then on our threads land all bytes of it.
+// still store in the old ones is not used; from then on our threads land all bytes of it.
 func (c *Context) Refresh(key uint32) error {
 	defer runtime.KeepAlive(c)
 	var other *C.struct_sl_ucx_context

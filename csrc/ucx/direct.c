@@ -23,7 +23,7 @@ static int put(struct sl_ucx_conn *n, int write, struct sl_ucx_run *r, uint64_t 
 				       param)
 		  : sl_ucx.ucp_get_nbx(n->handle, r->local + r->done, len, remote, r->import->rkey,
 				       param);
-	/* Shared memory waits for nobody; the lock is kept since the batch is in our hand. */
+	/* Shared memory waits for no peer; the lock is kept since the batch is in our hand. */
 	while (p && !UCS_PTR_IS_ERR(p) && sl_ucx.ucp_request_check_status(p) == UCS_INPROGRESS)
 		sl_ucx.ucp_worker_progress(n->worker->handle);
 	if (UCS_PTR_IS_ERR(p))

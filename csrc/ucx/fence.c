@@ -2,12 +2,12 @@
 /*
  * What takes memory back from peers.
  *
- * Whoever shows a ticket is refused as soon as it has changed and each lock was taken once. Peers
- * that have mapped the memory need not show it: for them each key has a word, its generation, on a
- * page that they map as well. A peer's stores count only if the word was the one of its import
- * before and after. Whoever changes the word and then has a pong of the peer knows that no store
- * under the old one is under way: the peer answers under the lock under which it stores. The model
- * is spec/ucx_near.pml.
+ * A peer that shows a ticket is refused as soon as it has changed and each lock was taken once.
+ * Peers that have mapped the memory need not show it: for them each key has a word, its generation,
+ * on a page that they map as well. A peer's stores count only if the word was the one of its import
+ * before and after. A fence that changes the word and then has a pong of the peer knows that no
+ * store under the old one is under way: the peer answers under the lock under which it stores. The
+ * model is spec/ucx_near.pml.
  */
 #define _GNU_SOURCE
 #include "worker.h"
@@ -198,7 +198,7 @@ static void unlock_all(struct sl_ucx_context *c)
 /* Bytes of pages replaced with all locks held: others move theirs in between. */
 #define STEP (4u << 20)
 
-/* Puts pages that nobody else has in the place of the old ones. */
+/* Puts pages that no peer has in the place of the old ones. */
 static int replace(struct sl_ucx_context *c, struct sl_ucx_context *beside, uint8_t *at,
 		   uint64_t len)
 {
@@ -236,7 +236,7 @@ static int refresh(struct sl_ucx_context *c, struct sl_ucx_memory *m, uint64_t p
 
 	if (to > a->mapped)
 		to = a->mapped;
-	rc = keep_fresh(a, from, to); /* from now on nobody maps it anew */
+	rc = keep_fresh(a, from, to); /* from now on no peer maps it anew */
 	if (rc != 0)
 		return rc;
 	end_generations(c, a, from, to);

@@ -3,11 +3,11 @@
  * Gates: how a process takes back the leave to copy from its memory, from a peer that may be
  * frozen.
  *
- * Who copies for us compares tickets before, but between that and the copy it may be stopped for
- * ever so long, and when it goes on the transfer has ended and the memory serves something else. So
- * each copy begins with a page of ours, in the same call of the kernel, which does not stop in the
- * middle: it either began before the page went away, and is over in moments, or finds nothing and
- * copies nothing.
+ * A peer that copies for us compares tickets before, but between that and the copy it may be
+ * stopped for ever so long, and when it goes on the transfer has ended and the memory serves
+ * something else. So each copy begins with a page of ours, in the same call of the kernel, which
+ * does not stop in the middle: it either began before the page went away, and is over in moments,
+ * or finds nothing and copies nothing.
  *
  * The mark on the page tells that the process is the one that was meant, and no other one that has
  * its number by now.

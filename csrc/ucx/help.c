@@ -89,7 +89,7 @@ int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag)
 void sl_ucx_unhelp(struct sl_ucx_conn *n)
 {
 	sl_ucx_lock(n->worker);
-	n->head->helped = 0; /* or of nobody, at the end of the ring */
+	n->head->helped = 0; /* or of no batch, at the end of the ring */
 	sl_ucx_rouse(n->worker);
 	sl_ucx_unlock(n->worker);
 }

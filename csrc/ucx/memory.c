@@ -69,7 +69,7 @@ struct sl_ucx_memory *sl_ucx_find(struct sl_ucx_context *c, uint32_t key)
 	return m && atomic_load_explicit(&m->ticket, memory_order_acquire) ? m : NULL;
 }
 
-/* When it returns, whoever held a lock when it was called has let go of it. */
+/* When it returns, each holder of a lock when it was called has let go of it. */
 void sl_ucx_quiesce(struct sl_ucx_context *c)
 {
 	for (uint32_t i = 0; i < c->config.workers; i++) {

@@ -9,8 +9,8 @@
 #include <stdatomic.h>
 
 /*
- * A key. Read under the lock of any worker; changed by whoever then takes each of
- * them once, so that nobody still works with what was before.
+ * A key. Read under the lock of any worker; changed by a thread that then takes each of
+ * them once, so that no thread still works with what was before.
  */
 struct sl_ucx_memory {
 	_Atomic uint64_t ticket; /* 0: the key is free */

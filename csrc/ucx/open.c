@@ -150,7 +150,7 @@ static void release_worker(struct sl_ucx_worker *w)
 	w->conns_len = 0;
 }
 
-/* All keys are free from now on. Who looks at one still may: free gives the table back. */
+/* All keys are free from now on. Threads may look at one still: free gives the table back. */
 static void release_memories(struct sl_ucx_context *c)
 {
 	for (uint32_t i = 0; i < SL_UCX_CHUNKS; i++) {

@@ -42,8 +42,8 @@ void sl_ucx_lock(struct sl_ucx_worker *w)
 }
 
 /*
- * A mutex is not fair: who lets go of it and comes back at once, to move the next piece, finds it
- * free before those whom that woke, again and again. So one of them goes first.
+ * A mutex is not fair: a thread that lets go of it and comes back at once, for the next piece,
+ * finds it free before those that it woke, again and again. So one of them goes first.
  */
 void sl_ucx_let_in(struct sl_ucx_worker *w)
 {
@@ -53,7 +53,7 @@ void sl_ucx_let_in(struct sl_ucx_worker *w)
 		if (atomic_load_explicit(&w->turns, memory_order_relaxed) != turn)
 			return;
 		sl_relax();
-		if (i % 16 == 15) /* who waits may want this core */
+		if (i % 16 == 15) /* a waiter may want this core */
 			sched_yield();
 	}
 }
@@ -244,12 +244,12 @@ void sl_ucx_undrive(struct sl_ucx_context *c)
 	}
 }
 
-/* How long it stands back, in ns: whoever drove it may lose the core, too. */
+/* How long it stands back, in ns: the driving caller may lose the core, too. */
 #define PAUSE_MIN 20000
 #define PAUSE_MAX 200000
 
 /*
- * Sleeps a moment while somebody else moves the worker. Submit does not end that: two cores
+ * Sleeps a moment while a caller moves the worker. Submit does not end that: two cores
  * that take turns at one copy are slower than one.
  */
 static void stand_back(struct sl_ucx_worker *w, long ns)
@@ -293,7 +293,7 @@ void *sl_ucx_progress(void *worker)
 		uint32_t drives = atomic_load_explicit(&w->drives, memory_order_relaxed);
 		uint64_t now;
 
-		if (drives != seen) { /* somebody has moved it since we looked, and goes on */
+		if (drives != seen) { /* a caller has moved it since we looked, and goes on */
 			seen = drives;
 			tick(w, sl_ucx_now());
 			stand_back(w, pause);

@@ -2,7 +2,7 @@
 /*
  * Copies from the memory of another process by the kernel (process_vm_readv), and the owner's part
  * in
- * them: a write names where its bytes are, and whoever owns their target takes them from there.
+ * them: a write names where its bytes are, and the owner of their target takes them from there.
  *
  * So messages are short, whatever they move. A process that is killed while it puts one into our
  * queue leaves a hole there that blocks the queue for good, so it must not take long; and the bytes

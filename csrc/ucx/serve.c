@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What peers ask of our memory. Every message shows the ticket of the memory's epoch, and is
- * landed, taken or answered under the lock: whoever has changed the ticket and taken the lock once
- * knows that nothing of the old epoch lands any more.
+ * landed, taken or answered under the lock: a thread that has changed the ticket and taken the lock
+ * once knows that nothing of the old epoch lands any more.
  */
 #include "worker.h"
 

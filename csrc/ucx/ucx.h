@@ -4,8 +4,8 @@
  * sl_ucx_load first. Functions return 0 or -errno unless they say otherwise, and may be
  * called from any thread.
  *
- * A worker is UCX's "serialized": whoever calls into it holds its lock, once for a
- * whole batch. Its own thread moves it when nobody else does.
+ * A worker is UCX's "serialized": a caller into it holds its lock, once for a
+ * whole batch. Its own thread moves it when no other does.
  */
 #ifndef SLUICE_UCX_H
 #define SLUICE_UCX_H
@@ -226,19 +226,20 @@ int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len);
 void sl_ucx_cancel(struct sl_ucx_conn *n, uint64_t tag);
 
 /* What a helper did. */
-#define SL_UCX_HELPED 1 /* something, and what ended by it woke nobody: the caller polls */
+#define SL_UCX_HELPED 1 /* something, and what ended by it woke no sleeper: the caller polls */
 #define SL_UCX_AGAIN 2	/* and there may be more to do */
 
 /*
- * Moves a piece of a batch, or waits a moment for a peer who serves it. 0: there was nothing to do.
+ * Moves a piece of a batch, or waits a moment for a peer that serves it. 0: there was nothing to
+ * do.
  */
 int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag);
 
-/* Who helped stops before the end. */
+/* The helper stops before the end. */
 void sl_ucx_unhelp(struct sl_ucx_conn *n);
 
 /*
- * Moves the workers that nobody has in hand, in the caller, who looks for completions and
+ * Moves the workers that no thread has in hand, in the caller, which looks for completions and
  * messages without pause: their threads stand back meanwhile. sl_ucx_undrive when the
  * caller goes to sleep.
  */

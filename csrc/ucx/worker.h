@@ -50,7 +50,7 @@ enum { SL_UCX_FREE, SL_UCX_WRITING, SL_UCX_READING };
 
 /* A message with data that is under way, until it was answered. */
 struct sl_ucx_record {
-	struct sl_ucx_batch *batch; /* NULL: nobody cares any more */
+	struct sl_ucx_batch *batch; /* NULL: it has ended */
 	uint32_t seq;
 	uint8_t kind, faulty;
 	/* A read's answer lands at local, or NULL: from this piece on, and from off of its run. */
@@ -175,17 +175,17 @@ struct sl_ucx_worker {
 	int has_thread;
 	pthread_mutex_t lock;
 	pthread_cond_t news;  /* a batch ended, a pong came, a send is over */
-	atomic_uint waiting;  /* for the lock: who comes back at once lets them in */
-	atomic_uint turns;    /* of those who held it */
+	atomic_uint waiting;  /* for the lock: a thread that comes back at once lets them in */
+	atomic_uint turns;    /* of its holders */
 	atomic_uint drives;   /* calls that moved the worker for the thread, which stands back */
-	/* whoever holds the lock polls afterwards: no need to wake the poller */
+	/* the holder of the lock polls afterwards: no need to wake the poller */
 	int polled;
 	/* there is work since the thread last looked; it looks before it arms */
 	int pending;
 	int asleep;	      /* armed, and at or before its sleep */
 	/* something waits for pages that are being moved: look again in a moment */
 	int stalled;
-	/* not armed: whoever drives goes on, or the thread takes over in a moment */
+	/* not armed: the driving caller goes on, or the thread takes over in a moment */
 	int standing_back;
 	uint64_t ticked;
 	uint64_t probed;    /* what the last probe carried */

@@ -22,7 +22,7 @@ static void deliver(struct sl_verbs_conn *n, struct sl_verbs_post *p)
 	__atomic_fetch_add(&ring->notifs, 1, __ATOMIC_SEQ_CST);
 }
 
-/* The value goes up before the look at who waits for it; those do it the other way round. */
+/* The value goes up before the look at what waits for it; those do it the other way round. */
 static void count(struct sl_verbs_conn *n, struct sl_verbs_post *p)
 {
 	struct sl_verbs_context *c = n->context;
@@ -53,7 +53,7 @@ static void admit(struct sl_verbs_conn *n, struct sl_verbs_post *p)
 		return;
 	}
 	deliver(n, p);
-	sl_verbs_wake(n->context); /* also whoever submits: it looks for completions only */
+	sl_verbs_wake(n->context); /* also a submitter, which looks for completions only */
 }
 
 /*

@@ -38,7 +38,7 @@ import (
 )
 
 // Context holds rails, memory on them, and connections, with a thread that takes
-// completions when nobody else does. All methods may be called by any goroutine at any
+// completions when no other does. All methods may be called by any goroutine at any
 // time, unless they say otherwise, and none but Poll, Arm and Receive after Close.
 type Context struct {
 	c      *C.struct_sl_verbs_context
@@ -111,7 +111,7 @@ func (c *Context) Poll(done []Done) int {
 	return n
 }
 
-// Drive takes completions in the caller, who looks for completions and messages without
+// Drive takes completions in the caller, which looks for completions and messages without
 // pause: the thread stands back meanwhile. Arm ends that.
 func (c *Context) Drive() {
 	defer runtime.KeepAlive(c)
@@ -133,8 +133,8 @@ func (c *Context) keepBack() {
 func (c *Context) Arm() bool {
 	defer runtime.KeepAlive(c)
 	ready := c.ring.Arm()
-	// After that: whoever makes the thread stand back from now on makes it see that somebody
-	// sleeps.
+	// After that: a caller that makes the thread stand back from now on makes it see that a
+	// sleeper is there.
 	if c.driven.Load() && c.driven.Swap(false) {
 		C.sl_verbs_undrive(c.c)
 	}

@@ -5,7 +5,7 @@
 // A Context and its Conns move bytes between processes over libibverbs, which Load opens at run
 // time; with CGO_ENABLED=0 there is none, and Load says so. A batch is one crossing; polling is
 // none. A context has rails (ports of devices), a lock, and a thread that takes completions
-// when nobody else does; a connection has queue pairs, which are made, fail and are made
+// when no other does; a connection has queue pairs, which are made, fail and are made
 // anew. What its two ends must agree on is carried by the caller:
 //
 //   - load.c, abi.h: libibverbs, in our own words;

@@ -92,7 +92,7 @@ const (
 	DeviceGone = 5
 )
 
-// News is what whoever drives the connections must know of.
+// News is what the driver of the connections must know of.
 type News struct {
 	Conn   uint64 // 0: of a rail
 	Kind   int

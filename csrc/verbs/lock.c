@@ -48,12 +48,12 @@ void sl_verbs_enter(struct sl_verbs_context *c)
 	atomic_fetch_sub(&c->traffic->waiting, 1);
 }
 
-/* A mutex is not fair: who spins on it keeps everybody out. */
+/* A mutex is not fair: a thread that spins on it keeps the others out. */
 void sl_verbs_let_in(struct sl_verbs_traffic *t)
 {
 	for (int i = 0; atomic_load(&t->waiting) && i < SPINS; i++) {
 		sl_relax();
-		if (i % 16 == 15) /* who waits may want this core */
+		if (i % 16 == 15) /* a waiter may want this core */
 			sched_yield();
 	}
 }

@@ -72,7 +72,7 @@ void sl_verbs_free_frame(struct sl_verbs_conn *n, struct sl_verbs_frame *s)
 	sl_verbs_relieve(n);
 }
 
-/* Whoever was refused for want of credit learns of it, also if it has not armed yet. */
+/* A sender that was refused for want of credit learns of it, also if it has not armed yet. */
 void sl_verbs_relieve(struct sl_verbs_conn *n)
 {
 	if (!n->starved)

@@ -66,7 +66,7 @@ int sl_verbs_close(struct sl_verbs_context *c)
 
 	sl_verbs_lock(c);
 	first = !c->closed;
-	c->closed = 1; /* whoever comes from now on is answered -EBADF */
+	c->closed = 1; /* a call from now on is answered -EBADF */
 	sl_verbs_unlock(c);
 	if (!first)
 		return 0;

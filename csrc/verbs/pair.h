@@ -49,7 +49,7 @@ enum sl_verbs_kind {
 };
 
 /*
- * A work request, from when it is posted until what it asked for is done, or nobody wants it any
+ * A work request, from when it is posted until what it asked for is done, or it is not wanted any
  * more.
  */
 struct sl_verbs_record {
@@ -84,7 +84,7 @@ struct sl_verbs_pair {
 	struct ibv_qp *qp; /* NULL: gone */
 	uint32_t index, number, depth, packet;
 	enum sl_verbs_pair_state state;
-	int quiet; /* somebody waits for its end: no news of that */
+	int quiet; /* a caller waits for its end: no news of that */
 	int32_t status;
 	uint32_t news; /* SL_VERBS_PAIR_*, not told yet; 0: none */
 	uint64_t deadline; /* of draining */
@@ -226,7 +226,7 @@ struct sl_verbs_traffic {
 	uint32_t kept;	   /* of those, queue pairs that the device keeps */
 	uint32_t crammed;  /* batches */
 	uint64_t watched; /* when sl_verbs_watch looked */
-	/* whoever holds the lock looks for completions afterwards: no need to wake the poller */
+	/* the holder of the lock looks for completions afterwards: no need to wake the poller */
 	int polled;
 	/* The thread: */
 	pthread_t thread;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lock of a context, the thread that takes completions when nobody else does, and waiting. */
+/* The lock of a context, the thread that takes completions when no other does, and waiting. */
 #define _GNU_SOURCE
 #include "../spin.h"
 #include "pair.h"
@@ -20,14 +20,14 @@
 /* What waits for room is posted when completions come; for want of memory, none may be due. */
 #define HUNGRY_TICK_MS 100
 /*
- * Whoever posts does not wake it: so often it looks whether nothing comes back of what is posted.
+ * A post does not wake it: so often it looks whether nothing comes back of what is posted.
  */
 #define WATCH_TICK_MS 1000
 /* Events of a completion queue that are acknowledged at a time. */
 #define EVENTS 64
 /*
- * How long it stands back, in ns: whoever drove it, or submitted, may lose the core, too. Who
- * sleeps says so before, and is not kept waiting.
+ * How long it stands back, in ns: the caller that drove it, or submitted, may lose the core, too.
+ * Who sleeps says so before, and is not kept waiting.
  */
 #define PAUSE_MIN 20000
 #define PAUSE_MAX 2000000
@@ -131,7 +131,8 @@ static int awaited(struct sl_verbs_context *c)
 }
 
 /*
- * Sleeps a moment while somebody else takes the completions. Who arms then looks whether it does.
+ * Sleeps a moment while a caller takes the completions. A caller that arms then looks whether it
+ * does.
  */
 static void stand_back(struct sl_verbs_context *c, long ns)
 {
@@ -186,7 +187,7 @@ void *sl_verbs_progress(void *context)
 		now = sl_verbs_now();
 		tick(c, now, &ticked);
 		if (drives != seen &&
-		    !awaited(c)) { /* somebody was here since we looked, and goes on */
+		    !awaited(c)) { /* a caller was here since we looked, and goes on */
 			seen = drives;
 			stand_back(c, pause);
 			pause = pause < PAUSE_MAX ? pause * 2 : PAUSE_MAX;

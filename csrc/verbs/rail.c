@@ -264,7 +264,7 @@ static void tear_down(struct sl_verbs_port *p)
 void sl_verbs_port_close(struct sl_verbs_port *p)
 {
 	sl_verbs_pairs_close(p);
-	/* Completions that nobody acknowledges would be waited for. */
+	/* Completions that are not acknowledged would be waited for. */
 	if (p->sends && p->sends_events)
 		sl_verbs.ibv_ack_cq_events(p->sends, p->sends_events);
 	if (p->receives && p->receives_events)

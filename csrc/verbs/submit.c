@@ -175,7 +175,7 @@ static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form,
 	t->polled = 1; /* what ends now, the caller finds without being woken */
 	sl_verbs_pump(n);
 	t->polled = 0;
-	if (!t->hungry) /* its completion can wait until somebody looks for it */
+	if (!t->hungry) /* its completion can wait until a caller looks for it */
 		atomic_fetch_add_explicit(&t->drives, 1, memory_order_relaxed);
 	return 0;
 }

@@ -72,7 +72,7 @@ static void close_fd(int *fd)
 {
 	int gone = *fd;
 
-	*fd = -1; /* first: somebody may still call */
+	*fd = -1; /* first: a thread may still call */
 	if (gone >= 0)
 		close(gone);
 }

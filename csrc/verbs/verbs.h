@@ -4,8 +4,8 @@
  * queue pairs. Needs sl_verbs_load first. Functions return 0 or -errno unless they say
  * otherwise, and may be called from any thread.
  *
- * One lock guards a context; whoever calls holds it, once for a whole batch. A thread of
- * its own takes completions when nobody else does, and sleeps on the completion channels.
+ * One lock guards a context; a caller holds it, once for a whole batch. A thread of
+ * its own takes completions when no other does, and sleeps on the completion channels.
  *
  * What is agreed between the two ends of a connection (queue pairs, keys, what was seen) is
  * carried by the caller, over a channel of its own.
@@ -108,7 +108,7 @@ struct sl_verbs_dmabuf {
 /* Arrivals that peers count here. Read by Go with atomics. */
 struct sl_verbs_counter {
 	uint64_t value;
-	uint64_t awaited; /* written by Go: whoever reaches it wakes the poller; 0: nobody waits */
+	uint64_t awaited; /* written by Go: what reaches it wakes the poller; 0: none waits */
 };
 
 struct sl_verbs_context;
@@ -239,7 +239,7 @@ int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag,
 void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag);
 int sl_verbs_busy(struct sl_verbs_conn *n); /* whether any batch is under way */
 
-/* Takes completions in the caller, for whom the thread stands back until undrive. */
+/* Takes completions in the caller, for which the thread stands back until undrive. */
 void sl_verbs_drive(struct sl_verbs_context *c);
 void sl_verbs_undrive(struct sl_verbs_context *c);
 

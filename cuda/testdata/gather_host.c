@@ -366,7 +366,7 @@ static void plant(const char *what)
 	sl_at = (struct sl_at){0, 0, 32, 1};
 	for (; sl_at.tid < 32; sl_at.tid++)
 		kernel(m);
-	FAIL("nobody saw the planted %s", what);
+	FAIL("no check saw the planted %s", what);
 }
 
 int main(int argc, char **argv)

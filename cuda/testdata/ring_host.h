@@ -14,7 +14,7 @@ struct sl_at sl_at;
 
 /*
  * Bulk copies. Loads and stores happen when they are issued, or as late as a card may have
- * them happen: when somebody waits.
+ * them happen: when a caller waits.
  */
 static struct {
 	char *memory;
@@ -82,7 +82,7 @@ void sl_ring_wait(sl_u32 bar, sl_u32 phase)
 	struct head *h = head(bar);
 
 	if (!h->armed || h->phase != phase)
-		FAIL("nobody would end this wait: armed %u, phase %u, want %u", h->armed, h->phase,
+		FAIL("nothing would end this wait: armed %u, phase %u, want %u", h->armed, h->phase,
 		     phase);
 	perform(loads, &nloads, 0);
 	h->armed = 0;

@@ -12,7 +12,7 @@
 
 enum what { FREE, DEVICE, PINNED, RESERVED };
 
-/* A range of addresses. Reserved ones are nobody's until something is mapped there. */
+/* A range of addresses. Reserved ones have no owner until something is mapped there. */
 struct range {
 	enum what what;
 	unsigned long from, bytes;

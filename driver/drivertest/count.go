@@ -232,7 +232,7 @@ func checkCountBounds(s *stage) {
 	s.refused("a counter out of bounds", driver.ErrBounds, s.counting(driver.CountersMax, nil))
 	s.refused("a counter far out of bounds", driver.ErrBounds, s.counting(1<<31, nil))
 	if s.near.b.AwaitCount(1, 1) {
-		s.Error("AwaitCount: a counter that nobody has used is said to have reached 1")
+		s.Error("AwaitCount: an unused counter is said to have reached 1")
 	}
 	if err := s.await(s.submitCount(0)); err != nil {
 		s.Errorf("count on 0: %v", err)

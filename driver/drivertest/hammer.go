@@ -139,7 +139,7 @@ func (s *stage) connecter() func() error {
 	}
 }
 
-// fenceBeside fences memory that nobody else uses.
+// fenceBeside fences memory that no other goroutine uses.
 func (s *stage) fenceBeside(m *memory) func() error {
 	far := s.far.party.(*host)
 	return func() error {

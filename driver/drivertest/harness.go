@@ -68,7 +68,7 @@ type Harness struct {
 	Start func(*exec.Cmd) error
 
 	// Syncs has a backend that is about to be used, and whose peers have CanDurable, tell of its
-	// syncs: begun is called before one begins, ended when it has ended and nobody was told
+	// syncs: begun is called before one begins, ended when it has ended and no job was told
 	// yet, in the same order. Nil: what syncs cover is not looked at.
 	Syncs func(b driver.Backend, begun, ended func())
 

@@ -208,7 +208,7 @@ func checkHelpBesideSleeper(s *stage) {
 		s.apply(op, d...)
 		done := s.isDone(tag)
 		if n, _ := s.near.ledger.poll(); n == 0 && !s.help(tag, nil) && !done() {
-			// who submits polls, too
+			// the submitter polls, too
 			slept++
 			s.sleepArmed(fmt.Sprintf("%v %d beside a helper that did nothing", op, i))
 		}
@@ -227,7 +227,7 @@ func (s *stage) sleepArmed(what string) {
 	switch err := sleepOn(fd, s.h.Limit/2); {
 	case errors.Is(err, errLate):
 		if n, _ := s.near.ledger.poll(); n > 0 {
-			s.Fatalf("%s: it has ended, and nobody was woken for %v", what, s.h.Limit/2)
+			s.Fatalf("%s: it has ended, and no sleeper was woken for %v", what, s.h.Limit/2)
 		}
 		s.hang(what)
 	case err != nil:

@@ -93,7 +93,7 @@ func (l *ledger) poll() (int, error) {
 func (l *ledger) enter(c driver.Completion) {
 	i := c.Tag - firstTag
 	if i >= uint64(len(l.fates)) {
-		l.fault("a completion (%v) of tag %#x, which nobody submitted", c.Err, c.Tag)
+		l.fault("a completion (%v) of tag %#x, which was not submitted", c.Err, c.Tag)
 		return
 	}
 	switch f := &l.fates[i]; f.state {

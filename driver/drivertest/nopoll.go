@@ -30,12 +30,12 @@ func checkNoPoll(s *stage) {
 		}
 		for wait := newPatience(s.h.Limit); !r.same(); {
 			if !wait.more() {
-				s.hang("writes while nobody polls")
+				s.hang("writes without a call of Poll")
 			}
 		}
 		for i, tag := range tags {
 			if err := s.await(tag); err != nil {
-				s.Fatalf("write %d while nobody polled: %v", i, err)
+				s.Fatalf("write %d without a call of Poll: %v", i, err)
 			}
 		}
 		l.paint(s.seed())
@@ -61,15 +61,15 @@ func checkNoPollNotify(s *stage) {
 		s.apply(driver.Write, d...)
 		got := s.far.must(request{Do: "listen", Count: 1}).Messages[0]
 		if got.Err != nil || len(got.Data) != 1 || got.Data[0] != msg[0] {
-			s.Fatalf("message %d while nobody polls: %x (%v)", round, got.Data, got.Err.orNil())
+			s.Fatalf("message %d without a call of Poll: %x (%v)", round, got.Data, got.Err.orNil())
 		}
-		if !r.expect("message while nobody polls") {
+		if !r.expect("message without a call of Poll") {
 			return
 		}
 	}
 	for _, tag := range tags {
 		if err := s.await(tag); err != nil {
-			s.Errorf("write with a message while nobody polled: %v", err)
+			s.Errorf("write with a message without a call of Poll: %v", err)
 		}
 	}
 }

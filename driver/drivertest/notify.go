@@ -193,7 +193,7 @@ func checkNotifyBackPressure(s *stage) {
 		return err
 	})
 	if !full {
-		s.Errorf("%d MiB of messages were taken that nobody receives: no back-pressure", enough>>20)
+		s.Errorf("%d MiB of unreceived messages were taken: no back-pressure", enough>>20)
 	}
 	received := 0
 	for received < sent {

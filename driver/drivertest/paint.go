@@ -41,7 +41,7 @@ func painted(n, seed uint64) []byte {
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // digest is a CRC-32C: processors have an instruction for it, and a suite that compares all
-// memory after every step does little else. Nobody here forges bytes.
+// memory after every step does little else. No backend here forges bytes.
 func digest(p []byte) []byte {
 	return binary.LittleEndian.AppendUint32(nil, crc32.Checksum(p, castagnoli))
 }

@@ -19,7 +19,7 @@ var renewChecks = []check{
 	{name: "RenewEnds", wirings: here, run: checkRenewEnds},
 }
 
-// guards is memory that counts who is inside, and who holds its pages.
+// guards is memory that counts the callers inside, and the holders of its pages.
 type guards struct {
 	driver.Shared
 	entered, inside, holds atomic.Int64

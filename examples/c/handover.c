@@ -24,7 +24,7 @@
 enum { LENGTH = 1 << 20 };
 static const int64_t limit = 60 * INT64_C(1000000000);
 
-/* Lends its memory to who dials, and is told when something has come. */
+/* Lends its memory to a peer that dials, and is told when something has come. */
 static void decode(sluice_engine engine, const char *bytes, const char *socket)
 {
 	sluice_listener listener; /* answers processes of this user alone */

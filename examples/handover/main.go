@@ -42,7 +42,7 @@ func main() {
 	check(memory.Close())
 }
 
-// decode lends its memory to who dials, and is told when something has come.
+// decode lends its memory to a peer that dials, and is told when something has come.
 func decode(ctx context.Context, e *engine.Engine, region *engine.Region, socket string) error {
 	l, err := net.Listen("unix", socket) // only processes of this user are answered
 	if err != nil {

@@ -22,7 +22,7 @@ def cache_of(engine: sluice.Engine) -> tuple[np.ndarray, sluice.Region]:
 
 
 async def decode(engine: sluice.Engine, socket: str) -> None:
-    """Lends its cache to who dials, and is told of each layer that has come."""
+    """Lends its cache to a peer that dials, and is told of each layer that has come."""
     cache, _ = cache_of(engine)
     with engine.serve("unix:" + socket):  # only processes of this user are answered
         print("serving", flush=True)

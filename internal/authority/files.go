@@ -41,7 +41,7 @@ func CheckName(name string) error {
 
 // Store writes certificate and key, the key for its owner alone. Files that are there stay,
 // and it fails, unless force is said. Each file is whole or not there; the key comes first, so
-// that who follows the files never sees the new certificate alone for long.
+// that a reader of the files never sees the new certificate alone for long.
 func Store(p Pair, cert, key string, force bool) error {
 	for _, path := range []string{cert, key} {
 		if _, err := os.Lstat(path); err == nil && !force {

@@ -9,7 +9,7 @@ import (
 )
 
 // Imports holds by key what a peer has accepted. A key that comes free is used again, the last
-// first. The zero value is empty. Who calls it holds a lock.
+// first. The zero value is empty. Its caller holds a lock.
 type Imports[R any] struct {
 	list []*R // nil: free
 	free []uint32

@@ -21,7 +21,7 @@ type Table[M any] struct {
 	free     []uint32
 }
 
-// Take reserves a key for a memory that nobody finds yet: one that came free, the
+// Take reserves a key for a memory that no lookup finds yet: one that came free, the
 // last first, or else the next. The error wraps driver.ErrFull.
 func (t *Table[M]) Take() (key uint32, epoch uint64, err error) {
 	t.mu.Lock()
@@ -47,7 +47,7 @@ func (t *Table[M]) Put(key uint32, m *M) {
 	t.mu.Unlock()
 }
 
-// Remove hides it: nobody finds it any more.
+// Remove hides it: no lookup finds it any more.
 func (t *Table[M]) Remove(key uint32) {
 	t.mu.Lock()
 	t.memories[key] = nil

@@ -25,7 +25,7 @@ func NewOwner() (id Owner) {
 
 // Token is what a peer must show: the secret, key, epoch and size, and a check
 // that tells a damaged or foreign token from an old one. How to reach the bytes
-// is not in it: that the owner tells who shows the secret, so nobody else learns
+// is not in it: that the owner tells a peer that shows the secret, so no other learns
 // it, and a token stays short.
 type Token struct {
 	Secret [16]byte
@@ -34,8 +34,8 @@ type Token struct {
 	Size   uint64
 }
 
-// NewSecret draws the secret of an epoch but the first, whose secret is the segment's: who holds a
-// token of one that is over cannot make that of the next.
+// NewSecret draws the secret of an epoch but the first, whose secret is the segment's: a holder of
+// a token of one that is over cannot make that of the next.
 func NewSecret() (s [16]byte) {
 	_, _ = rand.Read(s[:]) // never fails: it ends the program instead
 	return s
@@ -60,8 +60,8 @@ func (t *Token) Append(dst []byte, owner *Owner) []byte {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// check is a CRC-32C folded to two bytes: every bit of a token counts, and of the owner. Whoever
-// has a token can compute it, as he could any digest without a key.
+// check is a CRC-32C folded to two bytes: every bit of a token counts, and of the owner. A
+// peer that has a token can compute it, as it could any digest without a key.
 func check(body []byte, owner *Owner) uint16 {
 	sum := crc32.Update(crc32.Checksum(owner[:], castagnoli), castagnoli, body)
 	return uint16(sum>>16 ^ sum)

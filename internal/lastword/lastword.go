@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 )
 
-// List is the connections whose end the program has yet to hear of. Who adds does it
+// List is the connections whose end the program has yet to hear of. The caller adds
 // from any goroutine; Pending and Drop are for one at a time.
 type List[C any] struct {
 	armed atomic.Bool
@@ -20,7 +20,7 @@ type List[C any] struct {
 	list []C
 }
 
-// Add notes an end. Then Disarm says whether somebody must be woken for it.
+// Add notes an end. Then Disarm says whether a sleeper must be woken for it.
 func (l *List[C]) Add(c C) {
 	l.mu.Lock()
 	l.list = append(l.list, c)
@@ -46,7 +46,7 @@ func (l *List[C]) Drop(n int) {
 	l.mu.Unlock()
 }
 
-// Arm asks for a wake-up and reports whether somebody waits already. The flag goes
+// Arm asks for a wake-up and reports whether an end waits already. The flag goes
 // up before the look, and Add comes before Disarm: one of the two sees the other.
 func (l *List[C]) Arm() bool {
 	l.armed.Store(true)

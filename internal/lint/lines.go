@@ -69,15 +69,23 @@ var foreign = regexp.MustCompile(`(?i)(` + strings.Join([]string{"par" + "cel", 
 	"gr" + "ip",
 	"rel" + "ief"}, "|") + `)`)
 
+// unnamed are actors without a name.
+var unnamed = regexp.MustCompile(`(?i)\b(` + strings.Join([]string{"who" + "ever", "no" + "body",
+	"some" + "body"}, "|") + `)\b`)
+
 // words wants one term for one thing, and that of the field.
 func words(f *File) []Finding {
 	var found []Finding
-	number := 0
+	number, inTests := 0, f.isTest() || strings.Contains(f.Path, "/tests/")
 	for line := range strings.Lines(f.Text) {
 		number++
 		if word := foreign.FindString(line); word != "" {
 			found = append(found, f.line(number, "%q is not a word of this house: take the "+
 				"field's term (message, request, connection, peer)", word))
+		}
+		if word := unnamed.FindString(line); word != "" && !inTests {
+			found = append(found, f.line(number, "%q names no actor: say which caller, peer or "+
+				"thread is meant", word))
 		}
 	}
 	return found

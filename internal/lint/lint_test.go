@@ -72,6 +72,9 @@ var cases = []struct {
 	{"long table, link and command", "README.md", "| " + strings.Repeat("x", 101) + "\n[a](" +
 		strings.Repeat("x", 101) + ")\n```\n" + strings.Repeat("x", 101) + "\n```\n", ""},
 
+	{"no actor", "engine/a.go", good + "// Who" + "ever calls it waits.\n", "names no actor"},
+	{"no actor in a document", "docs/a.md", "It wakes no" + "body.\n", "names no actor"},
+	{"no actor in a test", "engine/a_test.go", good + "// No" + "body calls it.\n", ""},
 	{"another's word", "engine/a.go", good + "type aPar" + "cel int\n", "the field's term"},
 
 	{"long function", "engine/a.go", body(strings.Repeat("_ = 1\n", 59)),

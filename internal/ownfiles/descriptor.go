@@ -75,8 +75,8 @@ func Admit(seg *driver.Segment) (ID, error) {
 	return id, nil
 }
 
-// Reopen opens the file behind a descriptor once more, for who needs other flags, or must not
-// depend on how long the caller keeps it.
+// Reopen opens the file behind a descriptor once more, for a caller that needs other flags, or must
+// not depend on how long the caller keeps it.
 func Reopen(fd, flags int) (int, error) {
 	again, err := unix.Open(path(fd), flags|unix.O_CLOEXEC, 0)
 	if err != nil {

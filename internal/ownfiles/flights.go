@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package ownfiles has the in-flight table of a backend that moves bytes between memory and files
-// of its own process: which memories and files it has, what its peers, who are the process itself,
-// may reach by which token and epoch, which batches are under way, and how one waits until none of
-// an epoch is left. How the bytes move is the backend's.
+// of its own process: which memories and files it has, what its peers, which are the process
+// itself, may reach by which token and epoch, which batches are under way, and how one waits until
+// none of an epoch is left. How the bytes move is the backend's.
 package ownfiles
 
 import (
@@ -24,7 +24,7 @@ import (
 type Config[E any] struct {
 	Name              string // of the backend
 	Memory            string // what it moves files from and to: "host memory"
-	Mover             string // who moves the bytes, and may not answer: "the disk"
+	Mover             string // what moves the bytes, and may not answer: "the disk"
 	KeysMax           int    // memories at a time
 	JobsMax           int    // jobs, with their completions until Poll takes them
 	Can               driver.Can
@@ -47,14 +47,14 @@ type Config[E any] struct {
 	Stop func()
 	// Leave gives Flights.Mu up, and then begins what there is to begin.
 	Leave func()
-	// Release gives back what a memory has, which nobody uses any more. Flights.Mu is not held.
+	// Release gives back what a memory has, which is not used any more. Flights.Mu is not held.
 	Release func(*Memory[E]) error
 }
 
 // Flights is the in-flight table of one backend. E is what it notes of where a memory lies.
 type Flights[E any] struct {
 	Mu   sync.Mutex // guards what is called with it held, and what the backend has under way
-	Gate gate.Gate  // whoever uses what moves the bytes
+	Gate gate.Gate  // held by users of what moves the bytes
 	Done done.Ring
 	News bool // completions of which no sleeper was told; guarded by Mu
 
@@ -148,8 +148,8 @@ func (b *Flights[E]) Fence(ctx context.Context, key uint32) error {
 	return nil
 }
 
-// Close ends all jobs and waits for them, closes peers and memories, and lets nobody through Gate
-// any more. It is idempotent; release gives back what the backend has.
+// Close ends all jobs and waits for them, closes peers and memories, and lets no caller through
+// Gate any more. It is idempotent; release gives back what the backend has.
 func (b *Flights[E]) Close(release func() error) error {
 	b.closing.Do(func() { b.err = errors.Join(b.close(), release()) })
 	return b.err

@@ -165,7 +165,7 @@ func (j *Job[E]) reaches(m *Memory[E], epoch uint64) bool {
 	return false
 }
 
-// Waited reports whether somebody waits for jobs to end.
+// Waited reports whether a caller waits for jobs to end.
 //
 // Preconditions: Mu is held.
 func (b *Flights[E]) Waited() bool { return b.waiters > 0 }

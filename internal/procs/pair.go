@@ -57,7 +57,7 @@ func (s *Single) Accept() (net.Conn, error) {
 	}
 }
 
-// Close ends Accept; a connection that nobody has accepted is closed.
+// Close ends Accept; a connection that was not accepted is closed.
 func (s *Single) Close() error {
 	s.once.Do(func() {
 		close(s.closed)

@@ -133,7 +133,7 @@ func (c *Child) ExitError() error {
 }
 
 // Stop asks the child to end by closing its control pipe, kills it when grace is
-// over, and returns when it has been reaped. Messages that nobody receives are
+// over, and returns when it has been reaped. Messages that are not received are
 // thrown away. It may be called more than once.
 func (c *Child) Stop(grace time.Duration) {
 	c.stop.Do(func() { c.toIt.Close() })

@@ -13,7 +13,7 @@ import (
 
 // CheckName wants a name that a terminal and a log can show: at most NameMax bytes of UTF-8 without
 // control characters. A peer that may name its regions as it likes shall not write between the
-// lines of whoever lists them.
+// lines of a list of them.
 func CheckName(name string) error {
 	if len(name) > NameMax {
 		return fmt.Errorf("name of %d bytes, at most %d: %w", len(name), NameMax, driver.ErrBounds)

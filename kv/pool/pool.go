@@ -4,7 +4,7 @@
 // which are in use, and which hold a prefix that the next request may share.
 //
 // It deals in block numbers; where a block lies is package layout's to say, and
-// who may write to it is the engine's. A block is in one of three states:
+// which peers may write to it the engine knows. A block is in one of three states:
 //
 //   - free: it holds nothing worth keeping;
 //   - used: at least one Grant holds it, so that it stays where it is;

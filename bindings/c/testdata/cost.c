@@ -62,7 +62,7 @@ int main(int argc, char **argv)
 	measure(large, 10), measure(tiny, 10), measure(small, 1000);
 	char line[16];
 	for (long i = 0; i < rounds && fgets(line, sizeof line, stdin);
-	     i++) { // who reads says when
+	     i++) { // the reader says when
 		printf("%.0f %.0f %.1f\n", measure(large, posts), measure(tiny, posts * 10),
 		       measure(small, posts * 100));
 		fflush(stdout);

@@ -30,7 +30,7 @@ static void cycle(const char *backend)
 	WANT(SLUICE_ERR_SPACE, sluice_serve(b.engine, "tcp", "127.0.0.1:0", bound, 3, &listener));
 	OK(sluice_serve(b.engine, "tcp", "127.0.0.1:0", bound, sizeof bound, &listener));
 	sluice_peer dialled;
-	OK(sluice_dial(a.engine, "tcp", bound, LIMIT, &dialled)); // nobody accepts it
+	OK(sluice_dial(a.engine, "tcp", bound, LIMIT, &dialled)); // it is not accepted
 	sluice_transfer t = new_transfer(peer, SLUICE_WRITE);
 	OK(sluice_transfer_watch(t, 1));
 	add_one(t, a.region, there, 0, 0, 1 << 16);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waits that end before the transfer does, aborts, and closing an engine with work in flight.
-// Messages that nobody receives keep transfers in flight for as long as the test wants.
+// Messages that are not received keep transfers in flight for as long as the test wants.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -48,7 +48,7 @@ static sluice_transfer stuck(struct end *a, sluice_peer peer, sluice_remote ther
 static sluice_transfer shared;
 
 /*
- * Who begins to wait before the engine closes learns of that; who comes later has a stale handle.
+ * A thread that begins to wait before the engine closes learns of that; a later one has a stale handle.
  */
 static void closed(int code)
 {

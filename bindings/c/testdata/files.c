@@ -84,7 +84,7 @@ static void round_trip(const char *const *options, const char *name)
 	close_end(&e);
 }
 
-/* Nobody's backend reaches a file of another engine: their engines do, by way of memory. */
+/* No backend reaches a file of another engine: their engines do, by way of memory. */
 static void between(const char *name)
 {
 	int fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600);

@@ -4,7 +4,7 @@
 
 #include "check.h"
 
-/* A token of memory that is gone is one that nobody knows. */
+/* A token of memory that is gone is unknown. */
 static int is_over(int code) { return code == SLUICE_ERR_REVOKED || code == SLUICE_ERR_TOKEN; }
 
 int main(void)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two engines over sockets, in plain text, and with certificates when argv names the files of
-// a certificate, its key and the authority; who has not what the other wants gets nothing.
+// a certificate, its key and the authority; a side without what the other wants gets nothing.
 #include "check.h"
 
 static const char *const plain[] = {"plaintext=true", "listen=127.0.0.1:0", "conns=2", NULL};

@@ -56,7 +56,7 @@ def test_many_at_once(pair: Any) -> None:
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_server_stands_still(pair: Any, who: int) -> None:
-    """For five seconds, between hand-overs: nobody waits, so the next one goes as before."""
+    """For five seconds, between hand-overs: nothing waits, so the next one goes as before."""
     pair[who].freeze()
     time.sleep(5)
     pair[who].thaw()

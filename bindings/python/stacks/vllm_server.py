@@ -18,7 +18,7 @@ from typing import Any, Iterator
 
 WORDS = 1024
 LIMIT = 120.0  # of one answer: beside other programs vLLM itself may stand still for half a minute
-LEASE = 10  # seconds for which a prefill keeps blocks that nobody fetches
+LEASE = 10  # seconds for which a prefill keeps blocks that are not fetched
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
            "remote_block_ids": None, "remote_host": None, "remote_port": None}
 # Of a server that shares two processors with others, and asks no other machine for anything.

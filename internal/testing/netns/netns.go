@@ -126,7 +126,7 @@ func away(leave, f func() error) error {
 			}
 			if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
 				result <- errors.Join(err, fmt.Errorf("leave a network namespace: %w", back))
-				return // still locked: the thread ends here, and nobody else finds himself there
+				return // still locked: the thread ends here, and serves no other goroutine
 			}
 		}
 		runtime.UnlockOSThread()

@@ -4,7 +4,7 @@ package content
 
 import "bytes"
 
-// poisonBytes is what lies in a block that nobody owns: freed memory that
+// poisonBytes is what lies in a block without an owner: freed memory that
 // changes was written late. It is a page long, to compare by the page.
 var poisonBytes = bytes.Repeat([]byte{0xde, 0xad, 0x4b, 0x16, 0xb1, 0x0c, 0xca, 0x5e}, 512)
 

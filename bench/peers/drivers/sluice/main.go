@@ -28,7 +28,7 @@ type way struct {
 	lane    string
 	open    func() (driver.Backend, error)
 	foreign bool // memory that the engine did not allocate
-	// who awaits a message sleeps: who looks for it takes the processor from who brings it
+	// a receiver sleeps: one that looks for its message takes the processor from the sender
 	parked   bool
 	settings string
 }

@@ -39,7 +39,7 @@ class Closing:
 class Memory(Closing):
     """Zeroed memory that peers reach best. It has the buffer protocol by `view`.
 
-    It belongs to no engine and outlives it; it is unmapped by `close`, or when nobody
+    It belongs to no engine and outlives it; it is unmapped by `close`, or when no object
     holds it. Nothing of it may be touched after `close`.
     """
 

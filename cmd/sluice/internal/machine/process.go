@@ -15,7 +15,7 @@ func processChecks(s *Source) []Check {
 	return []Check{s.ptrace(), s.copies(), s.memfd(), s.kernel()}
 }
 
-var ptraceScopes = []string{"classic", "children only", "administrators only", "nobody"}
+var ptraceScopes = []string{"classic", "children only", "administrators only", "no process"}
 
 func (s *Source) ptrace() Check {
 	const file = "proc/sys/kernel/yama/ptrace_scope"

@@ -34,7 +34,7 @@ type Check struct {
 	Found    string   `json:"found"`
 	Why      string   `json:"why"`      // what it means for the backends
 	Fix      string   `json:"fix"`      // the command that mends it; empty when all is well
-	Backends []string `json:"backends"` // whom it concerns
+	Backends []string `json:"backends"` // that it concerns
 }
 
 // Verdict is the sum of a backend's checks.
@@ -64,7 +64,7 @@ type Report struct {
 	Checks   []Check   `json:"checks"`
 }
 
-// backendNames lists whom checks may concern, in the order of the report.
+// backendNames lists the backends that checks may concern, in the order of the report.
 var backendNames = []string{"mem", "shm", "tcp", "posix", "ucx", "rdma", "gds", "cuda"}
 
 // Examine looks at the machine. It changes nothing and needs no privilege.

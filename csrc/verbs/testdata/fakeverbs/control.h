@@ -63,7 +63,7 @@ struct fake_panel {
 	 */
 	_Atomic uint32_t blind;
 	/*
-	 * 1: what a queue pair completed and nobody has found is gone with it, as on some devices
+	 * 1: what a queue pair completed and was not found is gone with it, as on some devices
 	 */
 	_Atomic uint32_t purge;
 	_Atomic uint32_t modify_busy;  /* so many moves to the error state are refused: EBUSY */

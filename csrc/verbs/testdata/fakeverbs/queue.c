@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A real library waits for ever for whoever does not acknowledge an event. */
+/* A real library waits for ever for a program that does not acknowledge an event. */
 #define UNACKNOWLEDGED_S 5
 
 int mailbox_open(struct mailbox *b)
@@ -180,7 +180,7 @@ EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned n)
 	pthread_mutex_unlock(&cq->mutex);
 }
 
-/* Nobody is to learn of this by a test that hangs. */
+/* No test is to hang by this. */
 static void await_acknowledgements(struct cq *q)
 {
 	struct timespec until;

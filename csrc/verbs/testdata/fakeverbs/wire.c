@@ -81,7 +81,7 @@ static void finish(struct pair *p, struct request *r, enum ibv_wc_status status)
 								      : IBV_WC_SEND;
 		wc.byte_len = (uint32_t)r->len;
 	} else {
-		wc.opcode = 0x55; /* nobody may look at it */
+		wc.opcode = 0x55; /* no caller may look at it */
 		wc.byte_len = 0x55555555;
 	}
 	if (status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR)

@@ -51,7 +51,7 @@ static void do_entry(struct batch *b, const CUfileIOParams_t *p)
 	if (late) {
 		__atomic_store_n((unsigned *)&panel->fail_after, 0, __ATOMIC_SEQ_CST);
 		tell(b, p, CUFILE_TIMEOUT, 0);
-		usleep(20000); /* and then it lands all the same, unless somebody waits */
+		usleep(20000); /* and then it lands all the same, unless a caller waits */
 	}
 	n = move(p->fh, p->u.batch.devPtr_base, p->u.batch.size, p->u.batch.file_offset,
 		 p->u.batch.devPtr_offset, p->opcode == CUFILE_WRITE, &failed);
