@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package layout
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+)
+
+// random returns a generator that a failure names.
+func random(t *testing.T, seed int) *rand.Rand {
+	t.Helper()
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(uint64(seed), 1))
+}
+
+func TestThinPath(t *testing.T) {
+	r := random(t, 1)
+	spec := gqa(2, 4, 8)
+	from := group(t, spec, Placement{TP: 2, BlockTokens: 4, Blocks: 12, Order: VLLMNHD})
+	to := group(t, spec, Placement{TP: 1, BlockTokens: 6, Blocks: 10, Order: VLLMHND})
+	for _, s := range []Span{{0, 24}, {0, 23}, {5, 23}, {7, 8}, {12, 24}, {0, 0}, {3, 3}} {
+		hand(t, r, from, to, s)
+	}
+}
+
+// orders returns all 120 orders of the axes.
+func orders() []Order {
+	var all []Order
+	var add func(done, left string)
+	add = func(done, left string) {
+		if left == "" {
+			all = append(all, Order(done))
+		}
+		for i := range left {
+			add(done+left[i:i+1], left[:i]+left[i+1:])
+		}
+	}
+	add("", "LPBTH")
+	return all
+}
+
+func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
+
+func span(r *rand.Rand, n int) Span {
+	a, b := r.IntN(n+1), r.IntN(n+1)
+	if r.IntN(3) == 0 {
+		a = 0
+	}
+	return Span{uint64(min(a, b)), uint64(max(a, b))}
+}
+
+// TestRandomGeometries: TP in both directions with split and replicated heads, other block
+// sizes, every order of the axes, prefix hits and ends in mid-block.
+func TestRandomGeometries(t *testing.T) {
+	all := orders()
+	for seed := range 600 {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r := random(t, seed)
+			spec := gqa(1+r.IntN(3), pick(r, 1, 2, 4, 8), uint64(1+r.IntN(5)))
+			place := func() Placement {
+				return Placement{TP: pick(r, 1, 2, 4, 8, 16), BlockTokens: 1 + r.IntN(16),
+					Blocks: 44, Order: all[r.IntN(len(all))]}
+			}
+			hand(t, r, group(t, spec, place()), group(t, spec, place()), span(r, 40))
+		})
+	}
+}
