@@ -23,8 +23,10 @@ type Edge struct {
 	From, To int // indices of the sides that NewPlan was given
 
 	// Op says which of the two moves the bytes: with driver.Write the sender, with
-	// driver.Read the receiver. NewPlan chooses the one whose remote side has the fewer
-	// contiguous runs, and Write where they are equal. A program may set the other one.
+	// driver.Read the receiver. NewPlan chooses Write, which lets layers go while the next
+	// are computed, unless the cells are in more than twice as many contiguous runs on the
+	// receiver as on the sender: a NIC needs the remote side of each work request to be one
+	// run. A program may set the other one.
 	Op driver.Op
 
 	Layers []int // global numbers that the edge carries, ascending; not to be changed
@@ -291,7 +293,7 @@ func (b *builder) edge(from, to int, list []layerMove) Edge {
 		sending += f * m.perToken()
 		receiving += t * m.perToken()
 	}
-	if sending < receiving {
+	if 2*sending < receiving {
 		e.Op = driver.Read
 	}
 	return e

@@ -55,15 +55,15 @@ type Spec struct {
 
 // Placement says what one rank holds of a Spec, and how its engine lays it out.
 type Placement struct {
-	Rank, TP    int   // tensor-parallel rank and their number
+	Rank, TP    int    // tensor-parallel rank and their number
 	Layers      [2]int // pipeline stage: global layers from, to (excluded); zero: all
-	DP          int   // data-parallel group
-	BlockTokens int   // default BlockTokens
+	DP          int    // data-parallel group
+	BlockTokens int    // default BlockTokens
 	Blocks      uint32
 	Order       Order // of what is kept by token; default VLLMNHD
 	StateOrder  Order // of states; default StateDS
 
-	Shards, Interleave int // of tokens, over the ranks of a tensor-parallel group: rank % Shards
+	Shards, Interleave int  // of tokens, over the ranks of a tensor-parallel group: rank % Shards
 	Ring               bool // the tables of windows wrap
 }
 
