@@ -73,7 +73,9 @@ func TestSideCheck(t *testing.T) {
 // FuzzParseSide: what is accepted has one encoding, and no input costs more than a small
 // multiple of its length.
 func FuzzParseSide(f *testing.F) {
-	b, err := sample(f).Marshal()
+	small := sample(f)
+	small.Views = small.Views[:2]
+	b, err := small.Marshal()
 	require.NoError(f, err)
 	f.Add(b)
 	f.Add([]byte(sideMagic))

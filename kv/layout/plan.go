@@ -14,7 +14,8 @@ import (
 // for a pair of groups, never changes, and any goroutine may use it.
 type Plan struct {
 	from, to []*Side
-	edges    [][]Edge // by receiver
+	edges    [][]Edge    // by receiver
+	layers   [][][]*View // of the receivers: by receiver and layer
 }
 
 // Edge is what one rank sends to one other. It holds no request: any number of goroutines
@@ -260,6 +261,9 @@ func (b *builder) add(k key, from, to *holder, begin, end int) error {
 // finish sorts the moves into edges.
 func (b *builder) finish() {
 	b.plan.edges = make([][]Edge, len(b.plan.to))
+	for _, s := range b.plan.to {
+		b.plan.layers = append(b.plan.layers, byLayer(s))
+	}
 	for from := range b.plan.from {
 		for to := range b.plan.to {
 			list := b.moves[from*len(b.plan.to)+to]

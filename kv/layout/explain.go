@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package layout
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// ExplainTokens is the length of the prompt that an EdgeInfo counts for.
+const ExplainTokens = 8192
+
+// EdgeInfo says what one edge of a plan does for a prompt of ExplainTokens tokens.
+type EdgeInfo struct {
+	FromRank, ToRank int
+	Op               driver.Op
+	Layers           int
+	Patterns         int    // of the layer that has most
+	Bytes            uint64 // of all layers
+	Runs             uint64 // contiguous on both sides
+	SenderRuns       uint64 // contiguous on the sender: the requests of a NIC that pulls
+	ReceiverRuns     uint64 // contiguous on the receiver: the requests of a NIC that pushes
+}
+
+// Explain returns one EdgeInfo for each edge, by receiver and sender.
+func (p *Plan) Explain() []EdgeInfo {
+	var list []EdgeInfo
+	for _, edges := range p.edges {
+		for i := range edges {
+			list = append(list, edges[i].info())
+		}
+	}
+	return list
+}
+
+func (e *Edge) info() EdgeInfo {
+	info := EdgeInfo{FromRank: e.plan.from[e.From].Rank, ToRank: e.plan.to[e.To].Rank, Op: e.Op,
+		Layers: len(e.Layers)}
+	for i := range e.Layers {
+		info.Patterns = max(info.Patterns, e.first[i+1]-e.first[i])
+	}
+	for i := range e.moves {
+		m := &e.moves[i]
+		tokens := uint64(ExplainTokens)
+		if m.window > 0 {
+			tokens = min(tokens, m.window)
+		}
+		entries := max(1, tokens/(m.unit*m.period))
+		axes := [3]axis{m.parts, m.units, {m.unit, m.from.token, m.to.token}}
+		run, _ := coalesce(m.cell, &axes)
+		from, to := m.runs()
+		info.Bytes += entries * m.entry()
+		info.Runs += entries * (m.entry() / run)
+		info.SenderRuns += entries * from
+		info.ReceiverRuns += entries * to
+	}
+	return info
+}
+
+// String returns a line of words: the ranks, what moves, and why in that direction.
+func (i EdgeInfo) String() string {
+	why := fmt.Sprintf("rank %d pushes: %d requests to a dense receiver side", i.FromRank,
+		i.ReceiverRuns)
+	if i.Op == driver.Read {
+		why = fmt.Sprintf("rank %d pulls: %d requests to a dense sender side, %d if rank %d pushed",
+			i.ToRank, i.SenderRuns, i.ReceiverRuns, i.FromRank)
+	}
+	return fmt.Sprintf("rank %d to rank %d: %d layers of at most %d patterns; for %d tokens %d "+
+		"bytes in %d runs; %s", i.FromRank, i.ToRank, i.Layers, i.Patterns, ExplainTokens, i.Bytes,
+		i.Runs, why)
+}
+
+// String returns the lines of Explain.
+func (p *Plan) String() string {
+	var b strings.Builder
+	for _, info := range p.Explain() {
+		b.WriteString(info.String())
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
