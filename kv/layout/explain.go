@@ -12,7 +12,8 @@ import (
 // ExplainTokens is the length of the prompt that an EdgeInfo counts for.
 const ExplainTokens = 8192
 
-// EdgeInfo says what one edge of a plan does for a prompt of ExplainTokens tokens.
+// EdgeInfo says what one edge of a plan does for a prompt of ExplainTokens tokens. A window
+// that does not end with a block is counted as the whole blocks that it takes at least.
 type EdgeInfo struct {
 	FromRank, ToRank int
 	Op               driver.Op
@@ -43,11 +44,7 @@ func (e *Edge) info() EdgeInfo {
 	}
 	for i := range e.moves {
 		m := &e.moves[i]
-		tokens := uint64(ExplainTokens)
-		if m.window > 0 {
-			tokens = min(tokens, m.window)
-		}
-		entries := max(1, tokens/(m.unit*m.period))
+		entries := m.entries(ExplainTokens)
 		axes := [3]axis{m.parts, m.units, {m.unit, m.from.token, m.to.token}}
 		run, _ := coalesce(m.cell, &axes)
 		from, to := m.runs()
@@ -57,6 +54,17 @@ func (e *Edge) info() EdgeInfo {
 		info.ReceiverRuns += entries * to
 	}
 	return info
+}
+
+// entries returns how many entries, rounded up, a prompt of that many tokens has.
+func (m *move) entries(tokens uint64) uint64 {
+	if m.state {
+		return 1
+	}
+	if m.window > 0 {
+		tokens = min(tokens, m.window)
+	}
+	return (tokens + m.unit*m.period - 1) / (m.unit * m.period)
 }
 
 // String returns a line of words: the ranks, what moves, and why in that direction.

@@ -66,25 +66,30 @@ func unlike(k key, from, to *holder) error {
 	return nil
 }
 
-// allShards wants the senders to hold every token.
-func allShards(k key, senders []holder) error {
-	g := senders[0].group
+// allShards wants the ranks of each of two groups to hold every token.
+func allShards(k key, senders, readers []holder) error {
+	from, allFrom := shardsOf(senders)
+	to, allTo := shardsOf(readers)
+	if allFrom && allTo {
+		return nil
+	}
+	return &UnlikeError{k.layer, k.part, "shards of tokens", from, to,
+		"shard tokens alike on all ranks of a group, and pass the sides of all of them"}
+}
+
+// shardsOf says in words which shards there are, and whether they are all.
+func shardsOf(holders []holder) (string, bool) {
+	g := holders[0].group
 	have := make(map[int]bool)
-	for i := range senders {
-		h := senders[i].group
+	for i := range holders {
+		h := holders[i].group
 		if h.shards() != g.shards() || h.Interleave != g.Interleave {
-			return &UnlikeError{k.layer, k.part, "shards of tokens",
-				fmt.Sprintf("%d by %d and %d by %d", g.shards(), g.Interleave, h.shards(),
-					h.Interleave), "one request", "shard tokens alike on all sending ranks"}
+			return fmt.Sprintf("%d by %d and %d by %d", g.shards(), g.Interleave, h.shards(),
+				h.Interleave), false
 		}
 		have[h.Shard] = true
 	}
-	if len(have) != g.shards() {
-		return &UnlikeError{k.layer, k.part, "shards of tokens",
-			fmt.Sprintf("%d of %d", len(have), g.shards()), "need of all",
-			"pass the sides of all ranks of the sending group"}
-	}
-	return nil
+	return fmt.Sprintf("%d of %d", len(have), g.shards()), len(have) == g.shards()
 }
 
 // newMove returns the move of units begin to end, and false where the two shards have no
@@ -196,14 +201,6 @@ func (m *move) runs() (from, to uint64) {
 
 // entry returns the bytes of an entry.
 func (m *move) entry() uint64 { return m.cell * m.parts.n * m.units.n * m.unit }
-
-// perToken weighs the entries of a move against those of others: entries in 1 << 20 tokens.
-func (m *move) perToken() uint64 {
-	if m.state {
-		return 1
-	}
-	return max(1, 1<<20/(m.unit*m.period))
-}
 
 // coalesce joins axes that are contiguous on both sides, and returns the contiguous bytes and
 // how many axes are left, the outermost first.

@@ -72,6 +72,7 @@ func NewPlan(from, to []*Side) (*Plan, error) {
 	return p, nil
 }
 
+// checkGroup checks each side, and that all are of one group.
 func checkGroup(name string, sides []*Side) error {
 	if len(sides) < 1 || len(sides) > RanksMax {
 		return fmt.Errorf("plan: %d sides of the %s: %w", len(sides), name, ErrGeometry)
@@ -89,6 +90,7 @@ func checkGroup(name string, sides []*Side) error {
 	return nil
 }
 
+// ranks names the ranks of a group.
 func ranks(sides []*Side) string {
 	list := make([]int, len(sides))
 	for i, s := range sides {
@@ -154,7 +156,7 @@ func (b *builder) meet(k key) error {
 			return err
 		}
 	}
-	if err := allShards(k, senders); err != nil {
+	if err := allShards(k, senders, readers); err != nil {
 		return err
 	}
 	for i := range readers {
@@ -168,7 +170,7 @@ func (b *builder) meet(k key) error {
 // feed finds the senders of all that one reader holds: for each shard of tokens, the units
 // in turn, and joins neighbouring units that come from the same sender.
 func (b *builder) feed(k key, to *holder, senders, readers []holder) error {
-	for shard := range first(senders).shards() {
+	for shard := range senders[0].group.shards() {
 		begin := to.view.First
 		var last *holder
 		for u := begin; u < to.view.First+to.view.Count; {
@@ -193,8 +195,6 @@ func (b *builder) feed(k key, to *holder, senders, readers []holder) error {
 	}
 	return nil
 }
-
-func first(h []holder) *Group { return h[0].group }
 
 // choose picks the sender of a unit for one reader, and returns the unit at which the
 // choice must be made anew. Among R senders and n readers of the same cells, reader j takes
@@ -290,14 +290,7 @@ func (b *builder) edge(from, to int, list []layerMove) Edge {
 		e.moves = append(e.moves, list[i].move)
 	}
 	e.first = append(e.first, len(e.moves))
-	var sending, receiving uint64 // runs of an entry, weighed by the bytes that they serve
-	for i := range e.moves {
-		m := &e.moves[i]
-		f, t := m.runs()
-		sending += f * m.perToken()
-		receiving += t * m.perToken()
-	}
-	if 2*sending < receiving {
+	if info := e.info(); 2*info.SenderRuns < info.ReceiverRuns {
 		e.Op = driver.Read
 	}
 	return e
