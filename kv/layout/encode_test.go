@@ -4,6 +4,7 @@ package layout
 
 import (
 	"encoding/binary"
+	"errors"
 	"runtime"
 	"testing"
 
@@ -52,6 +53,7 @@ func TestSideCheck(t *testing.T) {
 		"past the region":  {func(s *Side) { s.Views[0].Base = 1 << 40 }, "past the"},
 		"stride overflows": {func(s *Side) { s.Views[0].Block = 1 << 62 }, "too large"},
 		"base overflows":   {func(s *Side) { s.Views[0].Base = 1<<64 - 1 }, "past the"},
+		"huge region":      {func(s *Side) { s.Regions[0].Bytes = 1 << 63 }, "region \"kv0\" of"},
 		"no block":         {func(s *Side) { s.Groups[0].Blocks = 0 }, "0 blocks"},
 		"units":            {func(s *Side) { s.Views[0].First = 8 }, "units 8 to 9 of 8"},
 		"region":           {func(s *Side) { s.Views[0].Region = 9 }, "region 9 of 2"},
@@ -95,6 +97,18 @@ func FuzzParseSide(f *testing.F) {
 		again, err := s.Marshal()
 		require.NoError(t, err)
 		require.Equal(t, b, again)
-		_, _ = NewPlan([]*Side{s}, []*Side{s})
+		p, err := NewPlan([]*Side{s}, []*Side{s})
+		if err != nil {
+			return
+		}
+		table := make([]uint32, 4)
+		tables := make(Tables, len(s.Groups))
+		for i := range tables {
+			tables[i] = table
+		}
+		for _, e := range p.Edges(0) {
+			_, err := e.Layer(nil, e.Layers[0], tables, tables, Span{1, 1 + uint64(len(b)%99)})
+			require.True(t, err == nil || errors.Is(err, ErrRequest))
+		}
 	})
 }

@@ -7,6 +7,13 @@
 // and V, or a latent entry and an indexer key). A Geometry is a model cut into
 // blocks of tokens, for one tensor-parallel rank, laid out in a pool. Both are
 // plain values without state, and every method may be called by any goroutine.
+//
+// A Side describes where an engine keeps the cache of one rank, whatever its
+// layout; NewSide makes one from a Spec, or a program fills in the strides. A
+// Plan, made once for two groups of sides, says which rank sends which cells to
+// which other, and Edge.Layer turns the block tables of one request into patterns
+// for engine.Transfer.AddPattern. A cell is the bytes of one token, or one position
+// of a state, in one layer, part, and head or state unit.
 package layout
 
 import (
@@ -14,7 +21,8 @@ import (
 	"fmt"
 )
 
-// ErrGeometry is what every error of this package is.
+// ErrGeometry is what models, geometries, specs and sides that are not well formed are
+// refused with.
 var ErrGeometry = errors.New("bad KV geometry")
 
 // The bounds of what Check accepts. They keep every product in this package

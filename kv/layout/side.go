@@ -96,6 +96,10 @@ func (s *Side) Check() error {
 		if n := len(s.Regions[i].Name); n < 1 || n > nameMax {
 			return fmt.Errorf("side: region name of %d bytes: %w", n, ErrGeometry)
 		}
+		if s.Regions[i].Bytes > sideMax {
+			return fmt.Errorf("side: region %q of %d bytes: %w", s.Regions[i].Name,
+				s.Regions[i].Bytes, ErrGeometry)
+		}
 	}
 	for i := range s.Groups {
 		if err := s.Groups[i].check(); err != nil {
