@@ -3,7 +3,6 @@
 package layout
 
 import (
-	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -127,17 +126,23 @@ func TestRequestErrors(t *testing.T) {
 	require.ErrorIs(t, err, ErrRequest)
 }
 
-// TestModels: for each preset and TP, the edges to a rank carry its bytes, no more and no
-// less, and replicas of the senders carry the same load where it can be shared out.
+// TestModels: for each model and pair of rank counts, with other blocks and orders in turn,
+// the edges to a rank carry its bytes, no more and no less.
 func TestModels(t *testing.T) {
-	names := append(Names(), "qwen3-next-80b", "nemotron-h-8b", "kimi-linear-48b")
-	for _, name := range names {
+	names := []string{"llama3.1-8b", "llama3.1-70b", "qwen3-235b-a22b", "gpt-oss-120b",
+		"deepseek-v3.2", "qwen3-next-80b", "nemotron-h-8b", "kimi-linear-48b"}
+	tps, blocks := []int{1, 2, 4, 8, 16}, []int{16, 64, 128}
+	orders := []Order{VLLMNHD, VLLMHND}
+	for i, name := range names {
 		spec, err := LookupSpec(name)
 		require.NoError(t, err)
-		for _, tp := range [][2]int{{1, 8}, {8, 1}, {2, 8}, {4, 16}, {16, 4}, {8, 4}, {16, 16}} {
-			t.Run(fmt.Sprintf("%s, %d to %d", name, tp[0], tp[1]), func(t *testing.T) {
-				from := group(t, spec, Placement{TP: tp[0], Blocks: 600, Order: VLLMHND})
-				to := group(t, spec, Placement{TP: tp[1], BlockTokens: 64, Blocks: 600})
+		for j, a := range tps {
+			for k, b := range tps {
+				n := i + j*len(tps) + k
+				from := group(t, spec, Placement{TP: a, Blocks: 600, Order: orders[n%2],
+					BlockTokens: blocks[n%3]})
+				to := group(t, spec, Placement{TP: b, Blocks: 600, Order: orders[n/2%2],
+					BlockTokens: blocks[n/3%3]})
 				p, err := NewPlan(from, to)
 				require.NoError(t, err)
 				got := map[int]uint64{}
@@ -145,9 +150,10 @@ func TestModels(t *testing.T) {
 					got[info.ToRank] += info.Bytes
 				}
 				for _, s := range to {
-					require.Equal(t, weight(s), got[s.Rank], "rank %d", s.Rank)
+					require.Equal(t, weight(s), got[s.Rank], "%s, %d to %d, rank %d", name, a, b,
+						s.Rank)
 				}
-			})
+			}
 		}
 	}
 }

@@ -204,11 +204,18 @@ func TestLayerIsConstant(t *testing.T) {
 }
 
 func BenchmarkNewPlan(b *testing.B) {
-	from, to := large(b)
-	b.ReportAllocs()
-	for b.Loop() {
-		_, err := NewPlan(from, to)
+	for _, name := range []string{"llama3.1-70b", "deepseek-v3.2", "qwen3-next-80b"} {
+		spec, err := LookupSpec(name)
 		require.NoError(b, err)
+		from := group(b, spec, Placement{TP: 8, Blocks: 1 << 12})
+		to := group(b, spec, Placement{TP: 8, Blocks: 1 << 12, BlockTokens: 64, Order: VLLMHND})
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				_, err := NewPlan(from, to)
+				require.NoError(b, err)
+			}
+		})
 	}
 }
 
