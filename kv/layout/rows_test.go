@@ -187,6 +187,25 @@ func TestShards(t *testing.T) {
 	})
 }
 
+// TestUnevenParts: three parts at even distances on one side and uneven ones on the other.
+func TestUnevenParts(t *testing.T) {
+	spec := gqa(2, 4, 6)
+	spec.Tensors[0].Parts = append(spec.Tensors[0].Parts, Cells{"x", "bf16", 4, 6})
+	even := group(t, spec, Placement{TP: 2, BlockTokens: 4, Blocks: 12})
+	uneven := group(t, spec, Placement{TP: 2, BlockTokens: 4, Blocks: 12})
+	for _, s := range uneven {
+		s.Regions[0].Bytes += 100
+		for i := range s.Views {
+			if s.Views[i].Part == "x" && s.Views[i].Layer == 1 {
+				s.Views[i].Base += 100
+			}
+		}
+	}
+	r := random(t, 1)
+	hand(t, r, even, uneven, Span{3, 40})
+	hand(t, r, uneven, even, Span{3, 40})
+}
+
 // TestGoldenRuns: runs that the matrix of cases foretells.
 func TestGoldenRuns(t *testing.T) {
 	runs := func(spec Spec, from, to Placement, layer int) []string {
