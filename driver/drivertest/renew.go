@@ -16,6 +16,7 @@ import (
 
 var renewChecks = []check{
 	{name: "RenewUnderReads", wirings: here, run: checkRenewUnderReads},
+	{name: "RenewUnderWrites", wirings: everywhere, run: checkRenewUnderWrites},
 	{name: "RenewEnds", wirings: here, run: checkRenewEnds},
 }
 
@@ -65,7 +66,7 @@ func (w *guards) Landings() (inside *atomic.Int64, phase *atomic.Int32) {
 
 // guarded registers shared memory of the near side, for as long as the check runs. nil: what the
 // harness's Local makes is not shared.
-func (s *stage) guarded(size uint64) (w *guards, seg driver.Segment, key uint32) {
+func (s *stage) guarded(size uint64) (w *guards, seg driver.Segment, m driver.Memory) {
 	s.Helper()
 	space, err := s.near.h.Local(size)
 	if err != nil {
@@ -75,24 +76,23 @@ func (s *stage) guarded(size uint64) (w *guards, seg driver.Segment, key uint32)
 	seg = space.Segment
 	if _, ok := seg.Shared.(*hostmem.Buffer); !ok {
 		s.Log("not run: the memory is not shared")
-		return nil, seg, 0
+		return nil, seg, nil
 	}
 	seg.Secret = secret()
 	w = &guards{Shared: seg.Shared}
 	seg.Shared = w
-	m, err := s.near.b.Register(seg)
-	if err != nil {
+	if m, err = s.near.b.Register(seg); err != nil {
 		s.Fatalf("Register: %v", err)
 	}
 	s.Cleanup(func() { _ = m.Close() })
-	return w, seg, m.Key()
+	return w, seg, m
 }
 
 // checkRenewUnderReads has fresh pages put under memory that reads land in: no byte is lost, by
 // Enter and Leave, or by a Hold for as long as a device knows the pages.
 func checkRenewUnderReads(s *stage) {
 	const size, rounds = 4 << 20, 16
-	w, seg, key := s.guarded(size)
+	w, seg, m := s.guarded(size)
 	if w == nil {
 		return
 	}
@@ -101,7 +101,7 @@ func checkRenewUnderReads(s *stage) {
 		r.paint(s.seed())
 		before, renewed := w.entered.Load(), make(chan error, 1)
 		go func() { renewed <- w.Renew(seg.SharedOff, size) }()
-		s.readInto(key, r)
+		s.readInto(m.Key(), r)
 		if err := <-renewed; err != nil && !errors.Is(err, driver.ErrBusy) {
 			s.Errorf("Renew: %v", err)
 		}
@@ -119,6 +119,39 @@ func checkRenewUnderReads(s *stage) {
 	}
 }
 
+// checkRenewUnderWrites has fresh pages put under memory into which a peer writes: no byte is lost.
+func checkRenewUnderWrites(s *stage) {
+	const size, rounds = 4 << 20, 16
+	w, seg, m := s.guarded(size)
+	if w == nil {
+		return
+	}
+	token, err := m.AppendToken(nil)
+	if err != nil {
+		s.Fatalf("AppendToken: %v", err)
+	}
+	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
+	l := s.far.local(size)
+	as := s.far.must(request{Do: "import", Peer: back, Data: token}).Key
+	d := s.pieces(driver.Desc{Len: size, LocalKey: l.key, RemoteKey: as})
+	for range rounds {
+		l.paint(s.seed())
+		renewed := make(chan error, 1)
+		go func() { renewed <- w.Renew(seg.SharedOff, size) }()
+		q := request{Do: "submit", Peer: back, Op: driver.Write, Descs: d}
+		s.far.must(request{Do: "await", Tag: s.far.must(q).Tag})
+		if err := <-renewed; err != nil && !errors.Is(err, driver.ErrBusy) {
+			s.Errorf("Renew: %v", err)
+		}
+		for wait := newPatience(time.Second); !bytes.Equal(seg.Mem, l.want) && wait.more(); {
+			// no promise without a message
+		}
+		if !bytes.Equal(seg.Mem, l.want) {
+			s.Fatalf("a write beside a Renew: %s", difference(seg.Mem, l.want))
+		}
+	}
+}
+
 // readInto reads all of far memory to the start of near memory that is in no model.
 func (s *stage) readInto(key uint32, r *memory) {
 	s.Helper()
@@ -132,7 +165,7 @@ func (s *stage) readInto(key uint32, r *memory) {
 // unless the backend holds the pages.
 func checkRenewEnds(s *stage) {
 	const size, rounds = 1 << 20, 4
-	w, seg, key := s.guarded(size)
+	w, seg, m := s.guarded(size)
 	if w == nil || w.holds.Load() > 0 {
 		return
 	}
@@ -141,7 +174,7 @@ func checkRenewEnds(s *stage) {
 		renewed := make(chan error, 1)
 		go func() { renewed <- w.Renew(seg.SharedOff, size) }()
 		for len(renewed) == 0 {
-			s.readInto(key, r)
+			s.readInto(m.Key(), r)
 		}
 		if err := <-renewed; err != nil {
 			s.Fatalf("Renew beside reads: %v", err)

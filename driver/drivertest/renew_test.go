@@ -29,23 +29,64 @@ func (c *clinging) Leave() {
 	}
 }
 
+// hasty is memory that is left before the bytes land. A Renew begins at once then, and the bytes
+// come at another moment of it each time.
+type hasty struct {
+	driver.Shared
+	times atomic.Int64
+}
+
+func (h *hasty) Enter() {
+	h.Shared.Enter()
+	h.leave()
+}
+
+func (h *hasty) TryEnter() bool {
+	ok := h.Shared.TryEnter()
+	if ok {
+		h.leave()
+	}
+	return ok
+}
+
+func (h *hasty) leave() {
+	h.Shared.Leave()
+	go func() { _ = h.Renew(0, 4<<20) }()
+	time.Sleep(time.Duration(h.times.Add(1)%16) * 100 * time.Microsecond)
+}
+
+func (h *hasty) Leave() {}
+
 // TestRenewChecksNotice a backend that lands while other pages are put there, and one that keeps
 // them from being put.
 func TestRenewChecksNotice(t *testing.T) {
-	for name, wrap := range map[string]func(driver.Shared) driver.Shared{
-		"RenewUnderReads": func(s driver.Shared) driver.Shared { return unguarded{s} },
-		"RenewEnds":       func(s driver.Shared) driver.Shared { return &clinging{Shared: s} },
+	for _, m := range []struct {
+		misdeed, check string
+		wrap           func(driver.Shared) driver.Shared
+	}{
+		{"does not enter", "RenewUnderReads", func(s driver.Shared) driver.Shared {
+			return unguarded{s}
+		}},
+		{"leaves early", "RenewUnderReads", func(s driver.Shared) driver.Shared {
+			return &hasty{Shared: s}
+		}},
+		{"does not enter", "RenewUnderWrites", func(s driver.Shared) driver.Shared {
+			return unguarded{s}
+		}},
+		{"does not leave", "RenewEnds", func(s driver.Shared) driver.Shared {
+			return &clinging{Shared: s}
+		}},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(m.check+" "+m.misdeed, func(t *testing.T) {
 			h := sabotaged(sabotage{register: func(b *saboteur, seg driver.Segment) (driver.Memory,
 				error) {
 				if seg.Shared != nil {
-					seg.Shared = wrap(seg.Shared)
+					seg.Shared = m.wrap(seg.Shared)
 				}
 				return b.Backend.Register(seg)
 			}})
 			h.Local, h.Limit = HostMemory, 20*time.Second
-			notices(t, find(t, name), h, Pair)
+			notices(t, find(t, m.check), h, Pair)
 		})
 	}
 }
