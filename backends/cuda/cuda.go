@@ -258,7 +258,9 @@ func (b *Backend) end() error {
 	}
 	var errs []error
 	for _, m := range b.memories.All() {
-		errs = append(errs, m.Close())
+		if err := m.Close(); err != nil {
+			errs = append(errs, m.giveUp(err))
+		}
 	}
 	b.dismiss()
 	registry.Lock()

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
@@ -30,6 +31,8 @@ type memory struct {
 
 	closing sync.Mutex // held by Close, before mu
 	gone    bool       // nothing lands any more; guarded by closing
+	// why Close of the backend had no proof; it knows nothing of other processes from then on
+	unproven atomic.Pointer[error]
 
 	mu     sync.Mutex // guards what follows
 	now    *grant
@@ -154,6 +157,9 @@ func (m *memory) Close() error {
 	if m.gone {
 		return nil
 	}
+	if err := m.unproven.Load(); err != nil {
+		return *err
+	}
 	m.mu.Lock()
 	m.closed = true
 	m.mu.Unlock()
@@ -167,6 +173,14 @@ func (m *memory) Close() error {
 	m.b.memories.Remove(m.key)
 	m.b.memories.GiveBack(m.key, next)
 	return m.unpin()
+}
+
+// giveUp has Close and Fence say from now on that there is no proof.
+func (m *memory) giveUp(why error) error {
+	why = fmt.Errorf("the backend has closed, and a process may write still: %w: %w",
+		driver.ErrUnproven, why)
+	m.unproven.Store(&why)
+	return why
 }
 
 // endEpoch begins the next one, has batches of older ones drop what they can, and returns it. What
@@ -205,6 +219,9 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	m := b.memories.At(key)
 	if m == nil {
 		return fmt.Errorf("fence key %d: no such memory: %w", key, driver.ErrBounds)
+	}
+	if err := m.unproven.Load(); err != nil {
+		return *err
 	}
 	m.endEpoch()
 	return m.untilQuiet(func() error {

@@ -36,6 +36,29 @@ func TestWhileTheProgramCapturesAGraph(t *testing.T) {
 	}
 }
 
+// TestAnEventOfACapturedStream: our stream would be part of the capture, and what is put on it
+// would be recorded into the program's graph. Nothing is told as moved that was not.
+func TestAnEventOfACapturedStream(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	l, d, other := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096), r.memory(hbm, 4096)
+	p := newProducer(t)
+	defer p.close()
+	libcuda.Set(t, fakecuda.Capture, 3)
+	require.NoError(t, r.b.StartAfter(d.space.Segment, p.event))
+	b := driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 4096, LocalKey: l.key,
+		RemoteKey: d.key}}}
+	for range 3 { // also without another event, as long as the capture lasts
+		require.ErrorContains(t, r.p.Submit(77, &b), "907")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	require.NoError(t, r.b.Fence(ctx, d.m.key), "nothing is under way")
+	libcuda.Put(fakecuda.Capture, 0)
+	r.move(driver.Write, l, other, driver.Desc{Len: 4096})
+	r.same("behind the capture", r.content(other), r.content(l))
+}
+
 // TestAWaitThatFailsEndsNoBatch: the copy goes on, and a fence does not prove otherwise.
 func TestAWaitThatFailsEndsNoBatch(t *testing.T) {
 	onStandIn(t)
@@ -110,6 +133,33 @@ func TestACloseWithoutProofIsNoProofTheSecondTime(t *testing.T) {
 	require.NoError(t, d.m.Close()) // the driver gives memory again
 	writeCard(t, driver.Segment{Addr: stuck.m.base}, make([]byte, 1<<20))
 	r.same("after Close", r.content(d), want)
+	stuck.leave()
+}
+
+// TestAClosedBackendFindsNoProof: it knows nothing of other processes any more, so that what it
+// could not prove stays without proof.
+func TestAClosedBackendFindsNoProof(t *testing.T) {
+	onStandIn(t)
+	cfg := testConfig()
+	cfg.FenceGrace, cfg.Peers = 20*time.Millisecond, true
+	theirs := newRig(t, cfg) // as of another process
+	owner, err := New(cfg)
+	require.NoError(t, err)
+	r := &rig{t: t, b: owner}
+	p, err := theirs.b.connectFar(t.Context(), owner.Addr())
+	require.NoError(t, err)
+	silent := p.(farPeer)
+	d, _ := r.shared(silent, 1<<20)
+	stuck := silent.p.remote(d.key)
+	require.True(t, stuck.enter())
+	libcuda.Set(t, fakecuda.RefuseResult, 2)
+	libcuda.Put(fakecuda.RefuseAfter, 1)
+	require.ErrorIs(t, r.b.Close(), driver.ErrUnproven)
+	for range 2 {
+		require.ErrorIs(t, d.m.Close(), driver.ErrUnproven)
+		require.ErrorIs(t, r.b.Fence(t.Context(), d.m.Key()), driver.ErrUnproven)
+		require.ErrorIs(t, r.b.Close(), driver.ErrUnproven)
+	}
 	stuck.leave()
 }
 

@@ -71,7 +71,7 @@ enum {
  */
 #ifndef CUDA_VERSION
 typedef struct CUevent_st *CUevent;
-typedef int CUpointer_attribute, CUstreamCaptureMode;
+typedef int CUpointer_attribute, CUstreamCaptureMode, CUstreamCaptureStatus;
 typedef int CUmemAllocationType, CUmemAllocationHandleType, CUmemLocationType, CUmemAccess_flags;
 typedef int CUmemAllocationGranularity_flags, CUmemRangeHandleType, CUmemcpySrcAccessOrder;
 typedef unsigned long long CUmemGenericAllocationHandle;
@@ -115,8 +115,9 @@ enum {
 	CUDA_ERROR_NOT_READY = 600,
 	CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
 	CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
-	CUDA_ERROR_TIMEOUT = 909,
+	CUDA_ERROR_CAPTURED_EVENT = 907,
 	CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+	CU_STREAM_CAPTURE_STATUS_NONE = 0,
 	CU_EVENT_BLOCKING_SYNC = 1,
 	CU_EVENT_DISABLE_TIMING = 2,
 	CU_MEMORYTYPE_DEVICE = 2,
@@ -171,7 +172,8 @@ enum {
 	  (CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType))                     \
 	X(cuDeviceGetUuid_v2, (CUuuid *, CUdevice))                                                \
 	X(cuCtxSynchronize, (void))                                                                \
-	X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))
+	X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))                              \
+	X(cuStreamIsCapturing, (CUstream, CUstreamCaptureStatus *))
 
 /*
  * Of CUDA 12.8; in 13 the plain name is another function in cuda.h, not in the

@@ -146,11 +146,30 @@ static int keep(struct sl_cuda_batch *b, const struct sl_cuda_piece *pieces, siz
 	return 0;
 }
 
+/*
+ * An event that was recorded on a stream which a thread captures makes the stream that waits for it
+ * part of the capture: what comes then is recorded into the program's graph, and moves nothing now.
+ */
+static int look_for_capture(struct sl_cuda_worker *l)
+{
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+
+	if (sl_cu.cuStreamIsCapturing)
+		SL_CUDA_TRY(sl_cu.cuStreamIsCapturing(l->stream, &status));
+	l->captured = status != CU_STREAM_CAPTURE_STATUS_NONE;
+	return l->captured ? CUDA_ERROR_CAPTURED_EVENT : 0;
+}
+
 static int wait_for(struct sl_cuda_worker *l, const uint64_t *events, size_t waits)
 {
-	for (size_t i = 0; i < waits; i++)
-		SL_CUDA_TRY(sl_cu.cuStreamWaitEvent(l->stream, (CUevent)(uintptr_t)events[i], 0));
-	return 0;
+	int rc = 0, captured;
+
+	if (waits == 0 && !l->captured)
+		return 0;
+	for (size_t i = 0; i < waits && !rc; i++)
+		rc = sl_cu.cuStreamWaitEvent(l->stream, (CUevent)(uintptr_t)events[i], 0);
+	captured = look_for_capture(l);
+	return rc ? rc : captured;
 }
 
 /* As much as may be ahead; the rest is the thread's. */

@@ -124,6 +124,7 @@ struct sl_cuda_worker {
 	struct sl_cuda_note *notes;
 	uint32_t head, tail, mask;
 	bool open, stop;
+	bool captured;	       /* the stream is part of a capture, by the last look; order */
 	CUdeviceptr *dst, *src; /* for the driver's batches; order */
 	size_t *len;
 };

@@ -13,8 +13,7 @@
 static bool of_the_call(int rc)
 {
 	return rc == CUDA_ERROR_OUT_OF_MEMORY || rc == CUDA_ERROR_OPERATING_SYSTEM ||
-	       rc == CUDA_ERROR_NOT_READY ||
-	       (rc >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && rc <= CUDA_ERROR_TIMEOUT);
+	       rc == CUDA_ERROR_NOT_READY || rc == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 int sl_cuda_settled(int rc, CUstream s)

@@ -17,7 +17,10 @@ struct panel {
 	_Atomic unsigned refuse_result;
 	_Atomic unsigned pin_result; /* of cuMemHostRegister; 0: it works */
 	_Atomic unsigned hold;	     /* copies of 13 bytes wait while this is not 0 */
-	/* 1: a thread captures a graph, so waits of threads that care for it fail; 2: of all */
+	/*
+	 * 1: a thread captures a graph, so waits of threads that care for it fail; 2: of all; 3:
+	 * events of the program are of streams that are captured
+	 */
 	_Atomic unsigned capture;
 	_Atomic unsigned streams, events, allocations, host_allocations, pins, reservations,
 	    mappings, handles, contexts;

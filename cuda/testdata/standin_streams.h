@@ -11,9 +11,11 @@
 struct CUevent_st {
 	unsigned long recorded, reached;
 	int users; /* operations, and the program until it destroys the event */
+	int captured;
 };
 
-enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_UNMATCHED = 903, NOT_SUPPORTED = 801 };
+enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_UNMATCHED = 903, CAPTURED_EVENT = 907,
+       NOT_SUPPORTED = 801 };
 
 struct operation {
 	struct operation *next;
@@ -34,6 +36,7 @@ struct CUstream_st {
 	int busy;
 	struct CUgraph_st *capture; /* NULL: nothing is captured */
 	int device;
+	int waited; /* for an event, which may be one of a stream that is captured */
 	pthread_t thread;
 	struct CUstream_st *next;
 };
@@ -154,10 +157,20 @@ static void push(struct CUstream_st *s, struct operation o)
 
 static CUresult record(struct CUgraph_st *g, const struct operation *o);
 
+/* Of what waits for an event while the program's streams are captured, until that ends. */
+enum { CAPTURED_STREAMS = 3 };
+
+static int joined(const struct CUstream_st *s)
+{
+	return s->waited && WORD(capture) == CAPTURED_STREAMS;
+}
+
 static CUresult enqueue(struct CUstream_st *s, struct operation o)
 {
 	if (!s)
 		return INVALID_VALUE;
+	if (joined(s) && o.kind != STOP)
+		return 0; /* it is recorded, and does not run */
 	if (s->capture)
 		return record(s->capture, &o);
 	pthread_mutex_lock(&works);
@@ -218,7 +231,8 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 /* Whether a capture forbids a call that waits. */
 static int forbidden(void)
 {
-	return WORD(capture) > (capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED);
+	return WORD(capture) != CAPTURED_STREAMS &&
+	       WORD(capture) > (capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED);
 }
 
 CUresult cuStreamSynchronize(CUstream s)
@@ -226,13 +240,22 @@ CUresult cuStreamSynchronize(CUstream s)
 	CONTEXT();
 	if (forbidden())
 		return CAPTURE_UNSUPPORTED;
-	if (!s || s->capture)
+	if (!s || s->capture || joined(s))
 		return s ? CAPTURE_UNSUPPORTED : INVALID_VALUE;
 	pthread_mutex_lock(&works);
 	while (s->first || s->busy)
 		pthread_cond_wait(&moved, &works);
 	pthread_mutex_unlock(&works);
 	return (CUresult)sick[0];
+}
+
+CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *status)
+{
+	CONTEXT();
+	if (!s)
+		return INVALID_VALUE;
+	*status = s->capture || joined(s);
+	return 0;
 }
 
 CUresult cuEventCreate(CUevent *e, unsigned flags)
@@ -260,6 +283,9 @@ CUresult cuEventRecord(CUevent e, CUstream s)
 	CONTEXT();
 	if (!e || !s)
 		return INVALID_VALUE;
+	e->captured = joined(s);
+	if (e->captured)
+		return 0;
 	pthread_mutex_lock(&works);
 	push(s, (struct operation){.kind = RECORD, .event = e, .mark = ++e->recorded});
 	pthread_mutex_unlock(&works);
@@ -273,6 +299,8 @@ CUresult cuEventSynchronize(CUevent e)
 	CONTEXT();
 	if (forbidden())
 		return CAPTURE_UNSUPPORTED;
+	if (e->captured)
+		return CAPTURED_EVENT;
 	pthread_mutex_lock(&works);
 	for (mark = e->recorded; e->reached < mark;)
 		pthread_cond_wait(&moved, &works);
@@ -285,6 +313,9 @@ CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags)
 	CONTEXT();
 	if (!s || !e || flags)
 		return INVALID_VALUE;
+	s->waited = 1;
+	if (joined(s))
+		return 0;
 	pthread_mutex_lock(&works);
 	push(s, (struct operation){.kind = AWAIT, .event = e, .mark = e->recorded});
 	pthread_mutex_unlock(&works);

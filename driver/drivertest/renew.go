@@ -122,6 +122,10 @@ func checkRenewUnderReads(s *stage) {
 // checkRenewUnderWrites has fresh pages put under memory into which a peer writes: no byte is lost.
 func checkRenewUnderWrites(s *stage) {
 	const size, rounds = 4 << 20, 16
+	if !s.caps.Pairs.Serves(driver.DRAM, driver.DRAM) {
+		s.Log("not run: the backend does not write from memory of a host into such memory")
+		return
+	}
 	w, seg, m := s.guarded(size)
 	if w == nil {
 		return

@@ -170,6 +170,29 @@ def test_notifications_that_wait_are_bounded_by_bytes(
     let.set()
 
 
+def test_a_notification_that_is_too_long_loses_no_other(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, notify = threading.Event(), Peer.notify
+
+    def full(self: Peer, message: bytes, timeout: Any = 5.0) -> None:
+        if len(message) < 1 << 20 and not room.wait(min(timeout, 0.01)):
+            raise sluice.WaitTimeout("no room")
+        notify(self, message, timeout)
+
+    monkeypatch.setattr(Peer, "notify", full)
+    two.a.send_notif("beta", b"before")
+    with pytest.raises(b.nixlInvalidParamError):
+        two.a.send_notif("beta", bytes(40 << 20))
+    two.a.send_notif("beta", b"behind")
+    room.set()
+    got: list[bytes] = []
+    end = time.monotonic() + LIMIT
+    while len(got) < 2 and time.monotonic() < end:
+        got += two.b.get_new_notifs().get("alpha", [])
+    assert got == [b"before", b"behind"]
+
+
 def test_old_metadata_forgets_no_live_agent(two: Two) -> None:
     """Of an agent that had the name before."""
     before = nixl.nixl_agent("beta")

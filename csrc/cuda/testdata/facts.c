@@ -60,6 +60,7 @@ int main(void)
 	OFFSET(CUmemcpyAttributes, dstLocHint) OFFSET(CUmemcpyAttributes, flags)
 	OFFSET(CUmemAccessDesc, flags)
 	VALUE(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) SIZE(CUgraph) SIZE(CUgraphExec)
-	SIZE(CUstreamCaptureMode)
+	SIZE(CUstreamCaptureMode) SIZE(CUstreamCaptureStatus)
+	VALUE(CUDA_ERROR_CAPTURED_EVENT) VALUE(CU_STREAM_CAPTURE_STATUS_NONE)
 	return 0;
 }

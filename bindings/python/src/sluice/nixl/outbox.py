@@ -21,6 +21,7 @@ class Outbox:
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
+        self._longest = peer.about()["message_max"]
         self._lock = threading.Lock()  # guards what follows
         self._waiting: deque[bytes] = deque()
         self._bytes = 0  # of what waits
@@ -29,7 +30,8 @@ class Outbox:
     def send(self, message: bytes) -> None:
         """Sends a notification, behind those that wait. nixlBackendError where too many do."""
         with self._lock:
-            if not self._sending:
+            # One that is too long is refused here: in the queue it would be told as sent.
+            if not self._sending or len(message) > self._longest:
                 try:
                     self._peer.notify(message, 0)
                     return
