@@ -23,6 +23,16 @@ static bool take(struct sl_cuda_worker *l, struct sl_cuda_note *n)
 	return there;
 }
 
+static bool stopped(struct sl_cuda_worker *l)
+{
+	bool stop;
+
+	pthread_mutex_lock(&l->lock);
+	stop = l->stop;
+	pthread_mutex_unlock(&l->lock);
+	return stop;
+}
+
 /* There are places for all notes that batches can have. */
 void sl_cuda_note(struct sl_cuda_worker *l, uint32_t batch, int event)
 {
@@ -84,8 +94,9 @@ static void *attend(void *arg)
 	struct sl_cuda_worker *l = arg;
 	struct sl_cuda_note n;
 
-	/* if it fails, so will all that follows, and say so */
-	sl_cu.cuCtxSetCurrent(l->mover->context);
+	/* Without it a wait says nothing of the work, and a batch would end before its copies. */
+	while (sl_cu.cuCtxSetCurrent(l->mover->context) && !stopped(l))
+		sl_cuda_pause();
 	sl_cuda_ignore_captures();
 	while (take(l, &n))
 		heed(l, &n);

@@ -106,6 +106,7 @@ struct sl_cuda_note {
  * call alone is no end of copies that go on, so the driver is asked again.
  */
 int sl_cuda_settled(int rc, CUstream s);
+void sl_cuda_pause(void); /* a millisecond, before the driver is asked again */
 
 /*
  * For a thread of ours: its calls go on while a thread of the program captures a graph, and do not

@@ -16,15 +16,19 @@ static bool of_the_call(int rc)
 	       rc == CUDA_ERROR_NOT_READY || rc == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
+void sl_cuda_pause(void)
+{
+	nanosleep(&(struct timespec){0, 1000000}, NULL);
+}
+
 int sl_cuda_settled(int rc, CUstream s)
 {
-	struct timespec pause = {0, 1000000};
 	int said;
 
 	if (!rc)
 		return 0;
 	while ((said = sl_cu.cuStreamSynchronize(s)) && of_the_call(said))
-		nanosleep(&pause, NULL);
+		sl_cuda_pause();
 	return said || of_the_call(rc) ? said : rc;
 }
 

@@ -84,7 +84,11 @@ static void handle(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const voi
 		on_pong(n, h->off);
 		return;
 	case SL_UCX_MSG_RESET:
-		n->proven = 1;
+		if (!n->proven) { /* a peer that is ourselves answers at once */
+			n->proven = 1;
+			/* our last word: we store nothing any more, and land nothing of it */
+			sl_ucx_signal(n, SL_UCX_MSG_RESET, 0);
+		}
 		sl_ucx_lose(n);
 		return;
 	case SL_UCX_MSG_CONFIRM:
@@ -214,7 +218,8 @@ void sl_ucx_resume(struct sl_ucx_worker *w)
 }
 
 /*
- * An end that is over believes nothing more, but UCX can be told to let go of one whose peer lives.
+ * An end that is over believes nothing more but that the other end is over, too. UCX can be told to
+ * let go of one whose peer lives.
  */
 static void heard(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
 {
@@ -222,6 +227,8 @@ static void heard(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void
 
 	if (!sl_ucx_speaks(n)) {
 		n->silent = 0;
+		if (h->type == SL_UCX_MSG_RESET && !n->proven)
+			sl_ucx_over_there(n);
 		return;
 	}
 	n->heard = sl_ucx_now();

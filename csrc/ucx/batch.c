@@ -96,6 +96,8 @@ static void issued(struct sl_ucx_batch *b)
 		b->tail = NULL;
 		p->head.flags = b->served && b->write ? SL_UCX_CHECKED : 0;
 		sl_ucx_send(n, p);
+		if (!sl_ucx_speaks(n)) /* it may not have gone */
+			sl_ucx_fail(b, SL_UCX_LOST, -1);
 	}
 	b->outstanding--;
 	sl_ucx_settle(b);

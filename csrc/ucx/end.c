@@ -45,6 +45,16 @@ void sl_ucx_lose(struct sl_ucx_conn *n)
 	pthread_cond_broadcast(&n->worker->news);
 }
 
+void sl_ucx_over_there(struct sl_ucx_conn *n)
+{
+	n->proven = 1;
+	if (n->state == SL_UCX_BROKEN && !n->loss) {
+		n->loss = sl_ucx_make_loss(); /* without it a fence needs no answer of the peer's */
+		sl_ucx_put_loss(n);
+	}
+	pthread_cond_broadcast(&n->worker->news);
+}
+
 /* From then on the peer asks before it lands what we have sent, and we do not answer. */
 static uint64_t proof_at(const struct sl_ucx_conn *n)
 {

@@ -222,9 +222,13 @@ void sl_ucx_drive(struct sl_ucx_context *c)
 			continue; /* and the thread need not stand back: nothing was moved */
 		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
 		if (w->handle && !atomic_load(&c->stop)) {
+			uint64_t ended = w->ring->head;
+
 			w->polled = 1; /* the caller looks again */
 			sl_ucx_step(w);
 			w->polled = 0;
+			if (w->ring->head != ended) /* one that looks for messages alone does not */
+				sl_ucx_wake(w);
 		}
 		pthread_mutex_unlock(&w->lock);
 	}

@@ -7,6 +7,9 @@ package ucx
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -101,4 +104,109 @@ func awaitLoss(t *testing.T, c *Context) (news Control) {
 		return ok && m.Lost
 	}, 10*time.Second, time.Millisecond)
 	return news
+}
+
+// TestFencesBehindAnEndThatWasGivenUp: its writer lives and answers the reset. A fence asks it no
+// more, so that one hiccup spoils no fence of later ones.
+func TestFencesBehindAnEndThatWasGivenUp(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	wake, err := park.NewEvent()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, wake.Close()) })
+	spots, w := openSpots(t), ways[0]
+	w.config.GraceNanos = uint64(100 * time.Millisecond)
+	far := openContext(t, w.config, wake)
+	w.config.Spots = spots
+	near := openContext(t, w.config, wake)
+	t.Cleanup(func() {
+		require.NoError(t, near.Close())
+		require.NoError(t, far.Close())
+	})
+	l := &lane{near: near, far: far, local: mapped(t, near, false), remote: mapped(t, far, true)}
+	l.conn, l.back = join(t, near, far)
+	l.imports(t)
+	spots.Park(AtStore) // the writer stands in a store
+	stood := make(chan error, 1)
+	go func() {
+		stood <- submit(l.conn, driver.Write, 1, []driver.Desc{l.desc(0, 0, 64)}, nil)
+	}()
+	require.NoError(t, spots.Await())
+	require.Eventually(t, func() bool { // the owner waits for it to take messages
+		_ = l.back.Notify([]byte("x"))
+		m, ok := far.Control()
+		return ok && m.Lost && !m.Over
+	}, 20*time.Second, time.Millisecond)
+	require.ErrorIs(t, far.Fence(testKey, 2, 10*time.Millisecond), driver.ErrTimeout,
+		"it may be in the middle of a store")
+	require.NoError(t, spots.Leave())
+	require.NoError(t, <-stood)
+	require.True(t, awaitLoss(t, near).Over)
+	require.True(t, awaitLoss(t, far).Over, "the writer's last word")
+	l.conn.End(Lost, true)
+	require.NoError(t, far.Fence(testKey, 0, testGrace))
+	again, back := join(t, near, far)
+	x, _ := far.Export(testKey)
+	_, err = again.Import(Import{Key: testKey, Size: testBytes, Ticket: 2, Export: x})
+	require.NoError(t, err)
+	require.NoError(t, far.Fence(testKey, 3, testGrace))
+	for _, c := range []*Conn{l.conn, l.back, again, back} {
+		require.NoError(t, c.Close(testGrace))
+	}
+}
+
+// TestAcknowledgementsOfWhatIsNotRead: a peer that acknowledges messages which it has not taken
+// does not have a whole transfer copied into messages.
+func TestAcknowledgementsOfWhatIsNotRead(t *testing.T) {
+	const size = 256 << 20
+	buf, err := hostmem.Alloc(size, hostmem.Options{Purpose: "test"})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, buf.Close()) })
+	v := openVictim(t, ways[len(ways)-1])
+	require.NoError(t, v.Map(30, Memory{Mem: buf.Bytes(), Ticket: 1}))
+	slot, err := v.conn.Import(Import{Key: 1, Size: size, Ticket: 1})
+	require.NoError(t, err)
+	require.True(t, v.answers())
+	v.f.tell("quiet")
+	require.NoError(t, submit(v.conn, driver.Write, 77, []driver.Desc{{LocalKey: 30,
+		RemoteKey: slot, Len: size}}, nil))
+	for range 300 {
+		v.f.send(forged{kind: msgAck, conn: v.conn.ID(), seq: 0x3fffffff}, nil)
+		time.Sleep(time.Millisecond)
+		require.LessOrEqual(t, int(v.conn.Sends()), 1000, "messages that UCX keeps")
+	}
+}
+
+// TestFreshPagesGoWithTheirAllocation: those that a fence puts there are of another kind.
+func TestFreshPagesGoWithTheirAllocation(t *testing.T) {
+	const size = 64 << 20
+	wake, err := park.NewEvent()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, wake.Close()) })
+	c := openContext(t, ways[0].config, wake)
+	before := sharedBytes(t)
+	for range 2 {
+		a, err := c.Allocate(size)
+		require.NoError(t, err)
+		require.NoError(t, c.Map(testKey, Memory{Mem: a.Bytes(), Ticket: 5, In: a}))
+		for i := range a.Bytes() {
+			a.Bytes()[i] = 1
+		}
+		require.NoError(t, c.Refresh(testKey))
+		c.Unmap(testKey)
+		require.NoError(t, a.Close())
+	}
+	require.NoError(t, c.Close())
+	require.Less(t, sharedBytes(t), before+size)
+}
+
+// sharedBytes are those of shared pages that this process has in memory.
+func sharedBytes(t *testing.T) (n uint64) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/status")
+	require.NoError(t, err)
+	_, rest, found := strings.Cut(string(text), "RssShmem:")
+	require.True(t, found)
+	_, err = fmt.Sscan(rest, &n)
+	require.NoError(t, err)
+	return n << 10
 }

@@ -60,11 +60,12 @@ static void over(struct sl_ucx_message *p, ucs_status_t status)
 	p->prev->next = p->next;
 	p->next->prev = p->prev;
 	n->sends--;
+	n->carried -= p->counted;
 	if (p->head.type == SL_UCX_MSG_PING)
 		n->pings--;
 	if (p->head.type == SL_UCX_MSG_DATA)
 		n->answers -= p->len;
-	if (p->counted && status != UCS_OK)
+	if (status != UCS_OK && p->head.type != SL_UCX_MSG_PING) /* the peer waits for it */
 		sl_ucx_lose(n);
 	if (n->state == SL_UCX_ENDED)
 		pthread_cond_broadcast(&n->worker->news);
@@ -97,6 +98,7 @@ void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p)
 	p->next = &n->sending;
 	p->prev->next = p->next->prev = p;
 	n->sends++;
+	n->carried += p->counted;
 	n->pings += p->head.type == SL_UCX_MSG_PING;
 	n->answers += p->head.type == SL_UCX_MSG_DATA ? p->len : 0;
 	n->last_out = p->head.stamp;

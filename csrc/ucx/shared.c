@@ -75,6 +75,20 @@ void *sl_ucx_allocated(struct sl_ucx_allocation *a)
 	return a->base;
 }
 
+/*
+ * Gives back the pages that fences have put there: UCX may have taken the allocation from SysV, and
+ * then unmaps pages of that alone. The addresses stay until UCX has unmapped what it does, so that
+ * nothing else comes there before.
+ */
+static void drop_fresh(const struct sl_ucx_allocation *a)
+{
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+
+	for (uint32_t i = 0; i < a->fresh_len; i++)
+		(void)mmap((uint8_t *)a->base + a->fresh[i].from,
+			   a->fresh[i].to - a->fresh[i].from, PROT_NONE, flags, -1, 0);
+}
+
 void sl_ucx_release(struct sl_ucx_allocation *a)
 {
 	struct sl_ucx_context *c = a->context;
@@ -86,6 +100,7 @@ void sl_ucx_release(struct sl_ucx_allocation *a)
 			break;
 		}
 	}
+	drop_fresh(a);
 	sl_ucx.ucp_mem_unmap(c->handle, a->handle);
 	free(a->fresh);
 	free(a);

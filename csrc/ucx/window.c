@@ -68,9 +68,10 @@ struct sl_ucx_record *sl_ucx_new_record(struct sl_ucx_batch *b, uint8_t kind)
 	return r;
 }
 
+/* Also where a peer acknowledges what UCX has not sent: messages must not pile up here. */
 int sl_ucx_window_full(const struct sl_ucx_conn *n)
 {
-	return n->next_seq - n->first_seq >= SL_UCX_WINDOW;
+	return n->next_seq - n->first_seq >= SL_UCX_WINDOW || n->carried >= 2 * SL_UCX_WINDOW;
 }
 
 void sl_ucx_address_to(struct sl_ucx_message *p, uint8_t type, const struct sl_ucx_record *r,

@@ -131,7 +131,7 @@ struct sl_ucx_conn {
 	int stalled; /* held is tried again in a moment */
 	ucs_status_ptr_t closing;   /* request of the end of handle, which is NULL then */
 	struct sl_ucx_message sending; /* ring of messages that UCX has not let go of */
-	uint32_t sends, pings;	    /* how many; of them */
+	uint32_t sends, pings, carried; /* how many; pings; those of records */
 	uint64_t answers;	    /* bytes of them that peers have asked for */
 	/* nonces of a fence's pings, and since when one is due */
 	uint64_t asked, asked_at, answered;
@@ -273,6 +273,8 @@ void sl_ucx_free_conn(struct sl_ucx_conn *n);
 
 /* end.c; under the lock */
 void sl_ucx_lose(struct sl_ucx_conn *n); /* tells Go, once */
+/* the other end is over, too: no fence asks it any more */
+void sl_ucx_over_there(struct sl_ucx_conn *n);
 int sl_ucx_over(const struct sl_ucx_conn *n); /* why it takes no batches: EBADF, EPIPE, or 0 */
 /* whether it sends, and believes what it receives */
 int sl_ucx_speaks(const struct sl_ucx_conn *n);
@@ -294,9 +296,7 @@ struct sl_ucx_message *sl_ucx_new_message(struct sl_ucx_worker *w, size_t body);
 void sl_ucx_free_message(struct sl_ucx_worker *w, struct sl_ucx_message *p);
 /* Sends its head and len bytes of its body. Takes the message over, whatever comes of it. */
 void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p);
-/*
- * A message without data. NULL: the connection is over, or now lost, since the peer waits for it.
- */
+/* One without data. NULL: the connection is over, or now lost, since the peer waits for it. */
 struct sl_ucx_message *sl_ucx_notice(struct sl_ucx_conn *n, uint8_t type);
 int sl_ucx_flooded(struct sl_ucx_conn *n); /* 1: it asks for more than it takes, and is lost now */
 /* UCX keeps more messages than a peer that takes them leaves there */

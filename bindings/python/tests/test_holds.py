@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from typing import Any, Callable
 
 import numpy as np
@@ -82,6 +83,38 @@ def test_memory_of_an_engine_that_proves_nothing_stays(monkeypatch: pytest.Monke
         e.close()
     assert region._located.keep is not None
     assert e._holds in engine._OPEN.values()
+    del engine._OPEN[id(e._holds)]
+
+
+def test_a_close_beside_one_that_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library makes handles stale before its answer is here."""
+    e = sluice.Engine("unproven", ["mem"])
+    region = e.register("data", bytearray(4096))
+    lease = e.register("lent", bytearray(64)).lease(0, 64)
+    close, stale, answers = _library.lib.close, threading.Event(), []
+
+    def unproven(handle: int) -> int:
+        close(handle)
+        stale.set()
+        time.sleep(0.05)  # the others come meanwhile
+        return sluice.UnprovenError.code
+
+    def beside(end: Any) -> None:
+        stale.wait()
+        with pytest.raises(sluice.UnprovenError):
+            end()
+        answers.append(True)
+
+    monkeypatch.setattr(_library.lib, "close", unproven)
+    others = [threading.Thread(target=beside, args=(end,)) for end in (region.close, lease.revoke)]
+    for other in others:
+        other.start()
+    with pytest.raises(sluice.UnprovenError):
+        e.close()
+    for other in others:
+        other.join()
+    assert answers == [True, True]
+    assert region._located.keep is not None
     del engine._OPEN[id(e._holds)]
 
 

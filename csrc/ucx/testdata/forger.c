@@ -147,6 +147,8 @@ static void reach(const char *text, int errors)
 		fail("connect");
 }
 
+static int quiet; /* it takes nothing that comes */
+
 static void spell(char how, const char *head, const char *data)
 {
 	ucp_request_param_t param = {
@@ -163,7 +165,8 @@ static void spell(char how, const char *head, const char *data)
 	else
 		get_hex(data, body);
 	sl_ucx.ucp_am_send_nbx(peer, SL_UCX_AM, h, head_len, body, len, &param);
-	progress(1);
+	if (!quiet)
+		progress(1);
 }
 
 /* UCX copies the bytes into the place that it has taken, and this page cannot be read. */
@@ -203,6 +206,8 @@ int main(int argc, char **argv)
 			get_hex(line + 6, buffer);
 		else if (strcmp(line, "die") == 0)
 			die();
+		else if (strcmp(line, "quiet") == 0)
+			quiet = 1;
 		else if (strcmp(line, "shut") == 0)
 			munmap(gate, 4096);
 		else if (strncmp(line, "pull ", 5) == 0)

@@ -135,8 +135,8 @@ class Region(Closing):
         """
         if self._handle:
             code = lib.region_close(self._handle)
-            if code == HandleError.code and self.engine._unproven:
-                raise UnprovenError(self.engine._unproven)
+            if code == HandleError.code and (why := self.engine._without_proof()):
+                raise UnprovenError(why)
             if code != HandleError.code:  # else the engine has closed it
                 check(code)
             self._forget()
@@ -203,8 +203,8 @@ class Lease(Closing):
     def _revoke(self, timeout: Optional[float]) -> bool:
         code = lib.lease_revoke(self._handle, nanoseconds(timeout))
         if code == HandleError.code:  # a call that was interrupted, or the engine, has ended it
-            if self.region.engine._unproven:
-                raise UnprovenError(self.region.engine._unproven)
+            if why := self.region.engine._without_proof():
+                raise UnprovenError(why)
         else:
             check(code)
         self._out.value = 0

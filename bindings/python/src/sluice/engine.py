@@ -384,6 +384,12 @@ class Engine(Closing):
             if error is not None:
                 raise error
 
+    def _without_proof(self) -> str:
+        """Why bytes may land still though it is closed; "": they may not. Waits for a close that
+        runs, which makes handles stale before it answers."""
+        with self._closing:
+            return self._unproven
+
     def _ended(self, error: Optional[Error]) -> None:
         self._out.value = 0
         self._arrivals.close()
