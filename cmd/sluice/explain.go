@@ -65,7 +65,7 @@ comes from a running engine that serves there, one answer for each of its region
 	}
 	s := c.Flags()
 	s.StringVar(&local, "local", "dram", "this side's memory: "+strings.Join(kindNames(), ", "))
-	s.StringVar(&remote, "remote", "dram", "the peer's memory")
+	s.StringVar(&remote, "remote", "dram", "the peer's memory, one of the same")
 	s.StringVar(&backend, "backend", auto, "consider this one alone: "+
 		backendNames(driver.InProcess))
 	s.BoolVar(&sameHost, "same-host", true, "the peer is another process of this host")
@@ -174,7 +174,7 @@ func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
 		}
 	}
 	q.options.nearOnly = q.backend == auto && q.sameHost && len(q.options.ucx.given()) == 0
-	x := engine.Explanation{Peer: "peer", Local: q.local.String(), Remote: q.remote.String(),
+	x := engine.Explanation{Peer: "there", Local: q.local.String(), Remote: q.remote.String(),
 		SameHost: q.sameHost}
 	var fit, links []maker
 	for _, m := range makers {
@@ -220,7 +220,8 @@ func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
 // be a link of a chain.
 func (q *question) obstacle(m maker) (why string, link bool, err error) {
 	if m.opensPort() && q.backend == auto && q.sameHost {
-		return "not asked: it opens a port on the network, which a peer of this host needs not",
+		return "not asked: it opens a port on the network, which a peer of this host does not " +
+				"need: --backend " + m.name + " asks it",
 			false, nil
 	}
 	if m.name == ucxName {
@@ -280,7 +281,7 @@ func (q *question) connect(ctx context.Context, fit []maker) (x engine.Explanati
 			}
 			list = append(list, b)
 		}
-		if ends[i], err = engine.Open(engine.Config{Name: [...]string{"this", "peer"}[i],
+		if ends[i], err = engine.Open(engine.Config{Name: [...]string{"here", "there"}[i],
 			Backends: list}); err != nil {
 			return x, err
 		}

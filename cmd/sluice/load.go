@@ -146,7 +146,7 @@ func (l *loading) open(ctx context.Context) (err error) {
 		for _, path := range l.flags.files {
 			src, err := l.file(path, path)
 			if err != nil {
-				return fmt.Errorf("open weights: %w", err)
+				return fmt.Errorf("weights: %w", err)
 			}
 			list = append(list, src)
 		}

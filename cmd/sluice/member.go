@@ -35,8 +35,9 @@ func (m *memberFlags) register(c *cobra.Command) {
 
 // registerBackends is the part that names backends.
 func (m *memberFlags) registerBackends(c *cobra.Command) {
-	c.Flags().StringSliceVar(&m.backends, "backend", memberBackends, "by which peers reach us, "+
-		"with commas: shm (this host), tcp (secured as the rest), ucx, rdma (not encrypted)")
+	c.Flags().StringSliceVar(&m.backends, "backend", memberBackends, "by which this side "+
+		"and its peers reach each other, with commas: shm (this host), "+
+		"tcp (secured as the rest), ucx, rdma (not encrypted)")
 }
 
 var memberBackends = []string{"shm", tcpName}

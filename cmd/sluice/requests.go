@@ -25,7 +25,7 @@ func (f *replayFlags) load(ctx context.Context) ([]trace.Request, error) {
 	}
 	file, err := openInput(ctx, f.trace)
 	if err != nil {
-		return nil, fmt.Errorf("open trace: %w", err)
+		return nil, fmt.Errorf("trace: %w", err)
 	}
 	defer file.Close()
 	list, err := interruptible(ctx, func() ([]trace.Request, error) {
