@@ -31,9 +31,11 @@ type diskFigure struct {
 // preadThreads is how many threads stand beside entries at random places.
 const preadThreads = 32
 
+const diskSyncBytes = 128 << 20
+
 // MakeDiskFile writes a file of n bytes, all of it, and leaves nothing of it in the page
-// cache.
-func MakeDiskFile(path string, n uint64) error {
+// cache. It ends early, by the context's cause, once ctx is over.
+func MakeDiskFile(ctx context.Context, path string, n uint64) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return err
@@ -45,6 +47,12 @@ func MakeDiskFile(path string, n uint64) error {
 	}
 	for off := uint64(0); off < n && err == nil; off += uint64(len(block)) {
 		_, err = f.WriteAt(block[:min(uint64(len(block)), n-off)], int64(off))
+		if err == nil && off%diskSyncBytes == 0 {
+			err = f.Sync() // so that the end of ctx never waits for the whole file
+		}
+		if err == nil {
+			err = context.Cause(ctx)
+		}
 	}
 	if err == nil {
 		err = f.Sync()

@@ -5,6 +5,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,11 +15,24 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
+func TestMakeDiskFileEnds(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("enough")
+	cancel(cause)
+	path := filepath.Join(t.TempDir(), "file")
+	if err := MakeDiskFile(ctx, path, 1<<30); !errors.Is(err, cause) {
+		t.Errorf("%v, not %v", err, cause)
+	}
+	if i, err := os.Stat(path); err != nil || i.Size() > 64<<20 {
+		t.Errorf("it went on: %v, %v", i, err)
+	}
+}
+
 func TestDisk(t *testing.T) {
 	leak.Check(t)
 	const spread = 16 << 20
 	path := filepath.Join(t.TempDir(), "file")
-	if err := MakeDiskFile(path, spread); err != nil {
+	if err := MakeDiskFile(t.Context(), path, spread); err != nil {
 		t.Fatal(err)
 	}
 	o := Options{Rounds: 2, Slice: 50 * time.Millisecond}

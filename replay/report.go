@@ -60,6 +60,8 @@ type Report struct {
 	Seconds Times  `json:"seconds"`
 
 	Offload *OffloadReport `json:"offload,omitempty"` // with --offload alone
+
+	faulty bool // rules were given: the report says what came of them, be it nothing
 }
 
 // Times say where the time went. The two processes work side by side, so that
@@ -127,6 +129,7 @@ func merge(plan *Plan, pre *PrefillResult, dec *DecodeResult, setup time.Duratio
 			Transfer: pre.Transfer.Seconds(), Memcpy: pre.Memcpy.Seconds(),
 			Digest: dec.Digest.Seconds()},
 	}
+	r.faulty = plan.faulty()
 	r.Checksum, r.PlainGBps = plan.Checksum, bench.GBps(pre.PlainBytes, pre.PlainTransfer)
 	if r.MemcpyGBps > 0 {
 		r.Ratio, r.PlainRatio = r.GBps/r.MemcpyGBps, r.PlainGBps/r.MemcpyGBps
@@ -175,7 +178,7 @@ time        setup %.2f s, replay %.2f s; prefill: filling %.2f s, memcpy %.2f s;
 		bench.RoundSize(r.Bytes), t.Transfer, r.rates(),
 		r.RequestMs.P50, r.RequestMs.P99, r.LayerUs.P50, r.LayerUs.P99,
 		t.Setup, t.Replay, t.Fill, t.Memcpy, t.Digest)
-	if err == nil && r.Faults > 0 {
+	if err == nil && r.faulty {
 		_, err = fmt.Fprintf(w, "faults      %d brought about, %d hand-overs begun again\n",
 			r.Faults, r.Retried)
 	}

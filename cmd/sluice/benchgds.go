@@ -151,7 +151,7 @@ func runBenchGDS(c *cobra.Command, f *gdsFlags) (err error) {
 // measure makes a file, measures the shapes, and removes it.
 func (f *gdsFlags) measure(c *cobra.Command, shapes []bench.Shape, l bench.GDSLibraries) (
 	results []bench.Result, err error) {
-	path, remove, err := (&posixFlags{dir: f.dir}).makeFile(shapes[0].Spread, true)
+	path, remove, err := (&posixFlags{dir: f.dir}).makeFile(c.Context(), shapes[0].Spread, true)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -157,7 +158,9 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 	if f.load {
 		room, shapes = load, nil
 	}
-	path, remove, err := f.makeFile(room, len(shapes) > 0)
+	fmt.Fprintf(c.ErrOrStderr(), "bench posix: making a file of %s in %s\n", bench.RoundSize(room),
+		f.dir)
+	path, remove, err := f.makeFile(c.Context(), room, len(shapes) > 0)
 	if err != nil {
 		return err
 	}
@@ -188,8 +191,8 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 }
 
 // makeFile makes the file, if there is room for it; with all of its bytes, or none.
-func (f *posixFlags) makeFile(bytes uint64, whole bool) (path string, remove func() error,
-	err error) {
+func (f *posixFlags) makeFile(ctx context.Context, bytes uint64, whole bool) (path string,
+	remove func() error, err error) {
 	var room unix.Statfs_t
 	if err := unix.Statfs(f.dir, &room); err != nil {
 		return "", nil, fmt.Errorf("look at --dir %s: %w", f.dir, err)
@@ -208,7 +211,7 @@ func (f *posixFlags) makeFile(bytes uint64, whole bool) (path string, remove fun
 	if !whole {
 		bytes = 0
 	}
-	if err := bench.MakeDiskFile(path, bytes); err != nil {
+	if err := bench.MakeDiskFile(ctx, path, bytes); err != nil {
 		return "", nil, errors.Join(fmt.Errorf("make the file: %w", err), remove())
 	}
 	return path, remove, nil

@@ -81,6 +81,7 @@ func runBlock(t *testing.T, lines []string) {
 			continue
 		}
 		require.NoError(t, err, "%s\n%s", line, out)
+		require.NotContains(t, string(out), "faults      0 ", "%s brings no fault about", line)
 	}
 }
 

@@ -34,8 +34,16 @@ func isTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-// progress is a bar on a terminal, and nothing in a pipe. A nil bar is silent.
-type progress struct{ bar *progressbar.ProgressBar }
+// progress is a bar on a terminal, and elsewhere a line every sayEvery.
+type progress struct {
+	bar   *progressbar.ProgressBar
+	w     io.Writer
+	what  string
+	total int64
+	said  time.Time
+}
+
+const sayEvery = 10 * time.Second
 
 func newProgress(w io.Writer, total int64, what string) *progress {
 	return drawProgress(w, total, what, progressbar.OptionShowCount())
@@ -49,7 +57,7 @@ func newBytesProgress(w io.Writer, total int64, what string) *progress {
 
 func drawProgress(w io.Writer, total int64, what string, counts ...progressbar.Option) *progress {
 	if !isTerminal(w) {
-		return &progress{}
+		return &progress{w: w, what: what, total: total, said: time.Now()}
 	}
 	bar := progressbar.NewOptions64(total, append(counts,
 		progressbar.OptionSetWriter(w),
@@ -59,13 +67,18 @@ func drawProgress(w io.Writer, total int64, what string, counts ...progressbar.O
 		progressbar.OptionClearOnFinish(),
 	)...)
 	_ = bar.RenderBlank() // work of a moment shows as well
-	return &progress{bar}
+	return &progress{bar: bar}
 }
 
 // set moves the bar to n of the total.
 func (p *progress) set(n int64) {
 	if p.bar != nil {
 		_ = p.bar.Set64(n) // a bar that cannot be drawn must not end the work
+		return
+	}
+	if p.total > 0 && time.Since(p.said) >= sayEvery {
+		fmt.Fprintf(p.w, "%s: %d %% done\n", p.what, 100*n/p.total)
+		p.said = time.Now()
 	}
 }
 

@@ -81,7 +81,7 @@ checked when the next replay of the same --model takes it up. Requests that are 
 spill nothing, and --fault is for what lies between the processes, not for the file.`,
 		Example: `  sluice replay --model deepseek-v3.2 --requests 40 --backend shm
   sluice replay --trace conversation_trace.jsonl --requests 40 --abort-rate 0.2 --json
-  sluice replay --requests 5 --timeout 8s --checksum=false --fault 'write p=0.002: drop; message every=500: flap 100ms'
+  sluice replay --requests 5 --timeout 2s --checksum=false --fault 'write p=0.02: drop; message every=100: flap 100ms'
   sluice replay --offload ssd --offload-dir /mnt/nvme --offload-size 16GiB
   sluice replay --backend rdma --devices mlx5_0 --peer-devices mlx5_1`,
 		Args: noArgs,
@@ -228,26 +228,22 @@ func (f *replayFlags) replay(ctx context.Context, stderr io.Writer, o replay.Opt
 		return procs.Start(string(s), append([]string{"peer", "replay-" + string(s)}, f.args(s)...),
 			ends[s])
 	}
-	story := &story{w: stderr, title: "replay " + f.model, said: time.Now()}
+	story := &story{w: stderr, title: "replay " + f.model}
 	defer story.end()
 	o.Say, o.Progress = story.say, story.progress
 	return replay.Run(ctx, o)
 }
 
-// story says what a replay does: a bar on a terminal, elsewhere a line every storyEvery.
+// story says what a replay does.
 type story struct {
 	w     io.Writer
 	title string
 	bar   *progress
-	said  time.Time
 }
-
-const storyEvery = 10 * time.Second
 
 func (s *story) say(what string) {
 	s.end() // a bar makes way for the line
 	fmt.Fprintf(s.w, "%s: %s\n", s.title, what)
-	s.said = time.Now()
 }
 
 func (s *story) progress(done, total int64) {
@@ -255,9 +251,6 @@ func (s *story) progress(done, total int64) {
 		s.bar = newProgress(s.w, total, s.title)
 	}
 	s.bar.set(done)
-	if s.bar.bar == nil && time.Since(s.said) >= storyEvery {
-		s.say(fmt.Sprintf("%d of %d layers of blocks are handed over", done, total))
-	}
 }
 
 func (s *story) end() {

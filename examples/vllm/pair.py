@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two vLLM servers on this machine: one computes a prompt, the other answers with the KV cache that
-it is handed. vLLM's NixlConnector runs over sluice, by the shim in front of NIXL.
+r"""Two vLLM servers on this machine: one computes a prompt, the other answers with the KV cache
+that it is handed. vLLM's NixlConnector runs over sluice, by the shim in front of NIXL.
 
     python pair.py MODEL [--dtype float32 …]      # what follows goes to both servers
+
+On processors both share one memory, and neither must take it all:
+
+    VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
+        python pair.py MODEL --dtype float32 --enforce-eager --gpu-memory-utilization 0.2
 
 Takes vLLM and the wheel of sluice in one environment. Ctrl-C ends both servers.
 """
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -31,13 +37,32 @@ def free_port():
 
 
 def serve(model, port, arguments):
-    """Starts a server. Where there are cards, give each server its own."""
+    """Starts a server in a process group of its own, whose workers end with it. Where there are
+    cards, give each server its own.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model,
          "--host", "127.0.0.1", "--port", str(port), "--no-enable-prefix-caching",
          "--kv-transfer-config", json.dumps(TRANSFER), *arguments],
         env={**os.environ, "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())})
+             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}, start_new_session=True)
+
+
+def end(servers):
+    """Asks all servers to end, and kills what is left of them after 20 s."""
+    for server in servers:
+        server.terminate()
+    limit = time.monotonic() + 20
+    for server in servers:
+        try:
+            server.wait(max(0, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            pass
+        try:
+            os.killpg(server.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # all of the group have ended
+        server.wait()
 
 
 def get(port, path, body=None):
@@ -81,13 +106,11 @@ def main(model, *arguments):
             if line.startswith("vllm:prompt_tokens_by_source_total{"):
                 print(line)  # external_kv_transfer: came from the prefill; local_compute: did not
     finally:
-        for server in servers:
-            server.terminate()
-        for server in servers:
-            server.wait()
+        end(servers)
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(__doc__)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the servers, too
     main(*sys.argv[1:])

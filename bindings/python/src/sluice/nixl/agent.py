@@ -7,6 +7,7 @@ import os
 import weakref
 from typing import Any, Iterable, Optional
 
+from .. import __version__
 from . import listening, lists, plugins
 from .backends import logger, nixl_backend_handle
 from .bindings import DEFAULT_COMM_PORT, NIXL_READ, NIXL_WRITE, nixl_thread_sync_t
@@ -71,6 +72,7 @@ class nixl_agent(Transfers, Notifications):
             else:
                 logger.warning("there is no %s here, and it is left out: there are %s", name,
                                ", ".join(plugins.PLUGINS))
+        logger.info("sluice %s stands in for NIXL", __version__)
         logger.info("Initialized NIXL agent: %s", agent_name)
         if config.enable_listen:
             self._listener = listening.Listener(self, config.port)
