@@ -5,7 +5,6 @@ package cuda
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,7 +25,9 @@ type client struct {
 	users   []byte // theirs, which we only read
 	states  []byte // ours, which they can only read
 	saying  sync.Mutex
-	due     atomic.Bool // a hint waits for the packet that is being sent
+	due     atomic.Bool   // a hint waits for the packet that is being sent
+	gone    chan struct{} // closed by dismiss
+	going   sync.Once
 
 	mu     sync.Mutex // guards what follows
 	passes [slotsMax]*pass
@@ -46,8 +47,7 @@ func (g *client) usersOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.user
 func (g *client) stateOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.states, int(8*slot)) }
 
 // attend answers until the connection ends, and stays until nothing of the client is under way:
-// the copies of a process end with it, not with its socket. One that was given nothing, or gave
-// all of it back, has none.
+// the copies of a process end with it, not with its socket.
 func (g *client) attend() {
 	var watch sync.WaitGroup
 	watch.Go(func() {
@@ -57,8 +57,8 @@ func (g *client) attend() {
 	})
 	polite := g.listen()
 	_ = g.wire.conn.Close()
-	if !polite && g.holds() {
-		_ = g.process.Wait() // or Close of the backend
+	if !polite {
+		g.outlast()
 	}
 	g.leave()
 	watch.Wait()
@@ -94,15 +94,27 @@ func (g *client) listen() (polite bool) {
 	}
 }
 
-// holds reports whether the client has what it was given.
-func (g *client) holds() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return slices.ContainsFunc(g.passes[:g.next], func(p *pass) bool { return p != nil })
+// outlast returns once nothing is under way of a client whose connection is lost, or the process
+// is dead, or the backend closes. As with a fence, a batch that counts itself later sees the end of
+// its pass. The process may live on and connect again: a lost connection keeps no place for it.
+func (g *client) outlast() {
+	all := func(*pass) bool { return true }
+	g.endPasses(all)
+	for wait := time.Millisecond; g.isIn(all); wait = min(2*wait, outlastMax) {
+		select {
+		case <-g.gone:
+			return
+		case <-time.After(wait):
+		}
+	}
 }
+
+// outlastMax is the longest time between two looks at a process that has batches under way.
+const outlastMax = 250 * time.Millisecond
 
 // dismiss ends the connection; no memory is left that the client could reach.
 func (g *client) dismiss() {
+	g.going.Do(func() { close(g.gone) })
 	_ = g.wire.conn.Close()
 	g.process.Release()
 }

@@ -219,6 +219,74 @@ func TestConnectsThatWereGivenUpKeepNoPlace(t *testing.T) {
 	}
 }
 
+// TestLostConnectionsKeepNoPlace though their process lives and was given memory. One that has a
+// batch under way keeps its place until that has ended.
+func TestLostConnectionsKeepNoPlace(t *testing.T) {
+	onStandIn(t)
+	cfg := testConfig()
+	cfg.Peers, cfg.PeersMax = true, 2
+	r := newRig(t, cfg)
+	seg, owner, err := r.b.AllocDevice(0, 8192)
+	require.NoError(t, err)
+	defer owner.Close()
+	m, err := r.b.Register(seg)
+	require.NoError(t, err)
+	token, err := m.AppendToken(nil)
+	require.NoError(t, err)
+	connect := func() (w *wire, users []byte, ok bool) {
+		fd, users, err := sealed.New("lost", pageBytes, true)
+		require.NoError(t, err)
+		defer closeDescriptor(fd)
+		w = r.silent()
+		require.NoError(t, w.send(&head{Kind: sayHello}, nil, limit, fd))
+		h, tail, theirs, err := w.receive()
+		closeDescriptor(theirs)
+		if err != nil || h.outcome(tail) != nil {
+			require.NoError(t, w.conn.Close())
+			require.NoError(t, unix.Munmap(users))
+			return w, nil, false
+		}
+		require.NoError(t, w.send(&head{Kind: sayAsk, ID: 1}, token, limit))
+		h, tail, block, err := w.receive()
+		closeDescriptor(block)
+		require.NoError(t, err)
+		require.NoError(t, h.outcome(tail))
+		require.Zero(t, h.Slot)
+		return w, users, true
+	}
+	again := func() (w *wire, users []byte) {
+		require.Eventually(t, func() (ok bool) {
+			w, users, ok = connect()
+			return ok
+		}, limit, time.Millisecond)
+		return w, users
+	}
+	for range 3 * cfg.PeersMax {
+		w, users := again()
+		require.NoError(t, w.conn.Close())
+		require.NoError(t, unix.Munmap(users))
+	}
+	var busy [][]byte
+	for range cfg.PeersMax {
+		w, users := again()
+		sealed.Word(users, 0).Store(1) // a batch is under way
+		require.NoError(t, w.conn.Close())
+		busy = append(busy, users)
+	}
+	require.Never(t, func() bool {
+		_, _, ok := connect()
+		return ok
+	}, 200*time.Millisecond, 10*time.Millisecond)
+	for _, users := range busy {
+		sealed.Word(users, 0).Store(0)
+		defer func() { require.NoError(t, unix.Munmap(users)) }()
+	}
+	w, users := again()
+	require.NoError(t, w.conn.Close())
+	require.NoError(t, unix.Munmap(users))
+	require.NoError(t, m.Close())
+}
+
 // TestAnOwnerClosesBesideASubmit that has seen it open and not yet begun: Close waits for no Poll
 // of the other backend. It comes to the two that write to it in any order.
 func TestAnOwnerClosesBesideASubmit(t *testing.T) {

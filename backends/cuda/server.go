@@ -100,7 +100,7 @@ func (b *Backend) greet(conn *net.UnixConn) (*client, error) {
 	if err := conn.SetDeadline(time.Now().Add(b.cfg.DialTimeout)); err != nil {
 		return nil, err
 	}
-	g := &client{b: b, wire: wire{conn: conn}}
+	g := &client{b: b, wire: wire{conn: conn}, gone: make(chan struct{})}
 	fd, err := g.hello()
 	if err != nil {
 		g.release()

@@ -71,6 +71,33 @@ func (r *renewed) TryEnter() bool {
 	}
 }
 
+// TestARenewStopsNoRenew: a read begins when the Renew of its own memory is over, though that of
+// other memory goes on.
+func TestARenewStopsNoRenew(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		const size = 4096
+		r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), size), size), size)
+		var list [2]*renewed
+		for i := range list {
+			list[i] = &renewed{over: make(chan struct{})}
+			m, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: size,
+				Mem: make([]byte, size), Shared: list[i]})
+			require.NoError(t, err)
+			require.NoError(t, r.p.Submit(uint64(i), &driver.Batch{Op: driver.Read,
+				Descs: []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: r.remote}}}))
+		}
+		time.Sleep(10 * time.Millisecond) // both wait
+		for i := range list {
+			close(list[1-i].over)
+			require.Eventually(t, func() bool {
+				n, err := r.b.Poll(r.done[:])
+				require.NoError(t, err)
+				return n == 1 && r.done[0].Tag == uint64(1-i) && r.done[0].Err == nil
+			}, 30*time.Second, time.Millisecond, "the read does not begin")
+		}
+	})
+}
+
 // TestARenewStopsNothingElse: reads into the memory begin when it is over, and nothing else waits.
 func TestARenewStopsNothingElse(t *testing.T) {
 	bothPaths(t, func(t *testing.T, cfg Config) {

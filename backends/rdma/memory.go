@@ -219,7 +219,7 @@ func (m *memory) grant() ([]uint32, control.Status) {
 // after it.
 func (m *memory) Close() error {
 	if !m.b.gate.Enter() {
-		return nil // the backend's Close closes every memory
+		return m.b.Close() // which closes every memory, or says why not
 	}
 	defer m.b.gate.Exit()
 	return m.close()

@@ -64,19 +64,20 @@ type Backend struct {
 	freeArenas []uint32
 	greeting   map[*net.UnixConn]struct{} // handshakes under way
 
-	gate    writeGate
-	done    done.Ring
-	jobs    jobPool
-	queue   queue
-	entry   gate.Gate // Connect is in it
-	life    context.Context
-	end     context.CancelFunc
-	mapped  budget      // memory of peers
-	lobby   lobby.Lobby // handshakes under way
-	tasks   sync.WaitGroup
-	turn    int // where Receive begins; Receive only
-	closing sync.Once
-	fences  sync.RWMutex // held by each Fence; Close waits for them
+	gate     writeGate
+	done     done.Ring
+	jobs     jobPool
+	queue    queue
+	entry    gate.Gate // Connect is in it
+	life     context.Context
+	end      context.CancelFunc
+	mapped   budget      // memory of peers
+	lobby    lobby.Lobby // handshakes under way
+	tasks    sync.WaitGroup
+	turn     int // where Receive begins; Receive only
+	closing  sync.Once
+	closeErr error
+	fences   sync.RWMutex // held by each Fence; Close waits for them
 }
 
 var _ driver.Backend = (*Backend)(nil)
@@ -162,9 +163,8 @@ func (b *Backend) Addr() []byte { return b.addr }
 // Close implements driver.Backend. It ends every epoch and gives peers that
 // are in the middle of a copy Config.Grace to leave.
 func (b *Backend) Close() error {
-	var err error
-	b.closing.Do(func() { err = b.close() })
-	return err
+	b.closing.Do(func() { b.closeErr = b.close() })
+	return b.closeErr
 }
 
 func (b *Backend) close() error {

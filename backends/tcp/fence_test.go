@@ -51,6 +51,25 @@ func TestFenceWaitsForThePieceInHand(t *testing.T) {
 	require.Zero(t, mem[0])
 }
 
+// A second Close answers no sooner than the first: the piece in hand has landed.
+func TestSecondCloseWaitsForThePieceInHand(t *testing.T) {
+	owner := open(t, Config{})
+	m, _ := share(t, owner, 4096)
+	require.True(t, m.enter(m.ticket.Load()))
+	closed := make(chan error, 2)
+	for range 2 {
+		go func() { closed <- m.Close() }()
+	}
+	select {
+	case err := <-closed:
+		require.Fail(t, "a Close returned with a piece in hand", "%v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	m.leave()
+	require.NoError(t, <-closed)
+	require.NoError(t, <-closed)
+}
+
 // renewing is memory of which the pages can be exchanged.
 type renewing struct {
 	driver.Shared

@@ -83,12 +83,14 @@ func (m *memory) Close() error {
 	m.ticket.Store(newTicket())
 	next := m.epoch + 1
 	m.mu.Unlock()
+	if !gone {
+		m.b.memories.Remove(m.key)
+	}
+	m.gate.Lock() // the pieces in hand have landed, for a second Close as well
+	m.gate.Unlock()
 	if gone {
 		return nil
 	}
-	m.b.memories.Remove(m.key)
-	m.gate.Lock() // the pieces in hand have landed
-	m.gate.Unlock()
 	m.b.memories.GiveBack(m.key, next)
 	return nil
 }

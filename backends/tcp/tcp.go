@@ -47,6 +47,7 @@ type Backend struct {
 	entry    gate.Gate // Register is in it
 	stop     chan struct{}
 	closing  sync.Once
+	closeErr error
 	closed   atomic.Bool
 	armed    atomic.Bool // a goroutine sleeps on event
 	news     atomic.Bool // something for the sleeper that is in no queue
@@ -138,9 +139,8 @@ func (b *Backend) Addr() []byte { return b.addr }
 
 // Close implements driver.Backend.
 func (b *Backend) Close() error {
-	var err error
-	b.closing.Do(func() { err = b.close() })
-	return err
+	b.closing.Do(func() { b.closeErr = b.close() })
+	return b.closeErr
 }
 
 func (b *Backend) close() error {

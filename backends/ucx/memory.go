@@ -168,7 +168,7 @@ func (m *memory) answer(l *side, q *importRequest) importAnswer {
 // strong means as well, so that nothing lands after it.
 func (m *memory) Close() error {
 	if !m.b.gate.Enter() {
-		return nil // the backend's Close closes every memory
+		return m.b.Close() // which closes every memory, or says why not
 	}
 	defer m.b.gate.Exit()
 	return m.close(time.Now().Add(m.b.cfg.FenceGrace))

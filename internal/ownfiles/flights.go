@@ -74,8 +74,8 @@ type Flights[E any] struct {
 	free   []*Job[E]
 	queue  turns[Job[E]] // jobs with pieces that no request was made of
 	failed bool          // jobs in the queue may have failed
-	// a goroutine begins what is in the queue when a Renew is over
-	returning bool
+	// for each of these a goroutine begins what is in the queue when a Renew is over
+	returning map[driver.Shared]struct{}
 	ended     sync.Cond // a job has
 	waiters   int       // for that
 }
@@ -91,7 +91,7 @@ func (b *Flights[E]) Open(cfg Config[E]) {
 		cfg.Memory, driver.ErrNotSupported)
 	b.distant = fmt.Errorf("%s reaches files of its own process only: those of others are served "+
 		"by their engines", cfg.Name)
-	b.peers = map[*Peer[E]]struct{}{}
+	b.peers, b.returning = map[*Peer[E]]struct{}{}, map[driver.Shared]struct{}{}
 	b.ended.L = &b.Mu
 	b.Done.Init(cfg.JobsMax)
 	b.queue = newTurns[Job[E]](cfg.JobsMax)

@@ -71,8 +71,8 @@ func (b *Flights[E]) Admit(s driver.Shared) bool {
 	if s.TryEnter() {
 		return true
 	}
-	if !b.returning && b.Gate.Enter() {
-		b.returning = true
+	if _, waits := b.returning[s]; !waits && b.Gate.Enter() {
+		b.returning[s] = struct{}{}
 		go b.comeBack(s)
 	}
 	return false
@@ -84,7 +84,7 @@ func (b *Flights[E]) comeBack(s driver.Shared) {
 	s.Enter()
 	s.Leave()
 	b.Mu.Lock()
-	b.returning = false
+	delete(b.returning, s)
 	b.Pump()
 	b.cfg.Leave()
 }
