@@ -150,8 +150,8 @@ func parseModel(name string) (*modelName, error) {
 	words := strings.Split(name, "/")
 	m, err := kvlayout.Lookup(words[0])
 	if err != nil {
-		return nil, fmt.Errorf("no workload %q: there are %s, %s, and models: %w (%w)", words[0],
-			sizeSweep, batchSweep, err, ErrWorkload)
+		return nil, fmt.Errorf("%w: neither %s nor %s, and %w", ErrWorkload, sizeSweep, batchSweep,
+			err)
 	}
 	n := &modelName{model: m, tp: 1, pp: 1}
 	for _, word := range words[1:] {

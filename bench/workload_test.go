@@ -85,7 +85,7 @@ func TestBadWorkloads(t *testing.T) {
 		"llama3.1-8b/tpx":     "tpx",
 		"llama3.1-8b/tp3":     "3 ranks",
 		"llama3.1-8b/pp99":    "99 pipeline stages",
-		"nixlbench/tp2":       "no workload",
+		"nixlbench/tp2":       "nixlbench-batch",
 		"llama3.1-8b/tp0/pp1": "1 or more",
 	} {
 		_, err := NewWorkload(name, WorkloadOptions{Op: driver.Write})

@@ -154,8 +154,9 @@ func (r *Report) rates() string {
 	if !r.Checksum || r.PlainGBps == 0 {
 		return fmt.Sprintf("%.2f GB/s, memcpy %.2f GB/s, ratio %.3f", r.GBps, r.MemcpyGBps, r.Ratio)
 	}
-	return fmt.Sprintf("memcpy %.2f GB/s: layers without checksums %.2f GB/s, ratio %.3f; "+
-		"all, of which 7 in 8 have checksums, %.2f GB/s, ratio %.3f",
+	return fmt.Sprintf("memcpy %.2f GB/s\n"+
+		"  plain     %.2f GB/s, ratio %.3f: the layers without checksums, 1 in 8\n"+
+		"  all       %.2f GB/s, ratio %.3f: 7 in 8 are read again for their checksums",
 		r.MemcpyGBps, r.PlainGBps, r.PlainRatio, r.GBps, r.Ratio)
 }
 

@@ -179,6 +179,7 @@ func issue(w io.Writer, dir string, m authority.Member, force, asJSON bool) erro
   %s  its key: for its owner alone
   %s  the authority's certificate
 use: sluice agent --listen %s --cert %s --key %s --ca %s --region kv=64MiB
+ or: sluice ls HOST:PORT --cert %[12]s --key %[13]s --ca %[14]s
 `, m.Name, hosts, day(leaf.NotAfter), leaf.SerialNumber, old, m.Name, key, cert, key, ca,
 		quoted(listenAt(m.Hosts)), quoted(cert), quoted(key), quoted(ca))
 }

@@ -101,7 +101,11 @@ func (m *memberFlags) identity() (*identity.Identity, error) {
 	id, err := identity.FromFiles(m.cert, m.key, m.ca, m.revoked...)
 	if errors.Is(err, driver.ErrBounds) || errors.Is(err, os.ErrNotExist) ||
 		errors.Is(err, os.ErrPermission) {
-		return nil, &usageError{fmt.Errorf("--cert, --key, --ca and --revoked: %w", err)}
+		flags := "--cert, --key, --ca"
+		if len(m.revoked) > 0 {
+			flags += ", --revoked"
+		}
+		return nil, &usageError{fmt.Errorf("%s: %w", flags, err)}
 	}
 	if err == nil && m.checkHost {
 		id = id.CheckHost()
