@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -90,7 +91,14 @@ func sluice(t *testing.T, args ...string) outcome {
 	t.Helper()
 	c, stdout, stderr := command(t, args...)
 	err := c.Run()
-	return outcome{status(t, err), stdout.String(), stderr.String()}
+	return outcome{status(t, err), stdout.String(), withoutProgress(stderr)}
+}
+
+// A pipe reads of progress every sayEvery: how often depends on the machine.
+var progressLine = regexp.MustCompile(`(?m)^.*: \d+ % done\n`)
+
+func withoutProgress(stderr *bytes.Buffer) string {
+	return progressLine.ReplaceAllString(stderr.String(), "")
 }
 
 func status(t *testing.T, err error) int {
