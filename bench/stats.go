@@ -96,9 +96,6 @@ func Median(values []float64) float64 {
 // clock.
 func Micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// Millis converts to milliseconds.
-func Millis(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
-
 // GBps is bytes over time in 1e9 bytes a second; 0 without time.
 func GBps(bytes uint64, d time.Duration) float64 {
 	if d <= 0 {

@@ -14,7 +14,14 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
+
+// fake builds a library from C.
+func fake(t *testing.T, text string) string {
+	t.Helper()
+	return standin.Shared(t, "libcuda-fake.so.1", text)
+}
 
 // fakeCUDA is a library with all functions that Load looks for, of which cuInit answers
 // that result.
@@ -28,7 +35,7 @@ func fakeCUDA(t *testing.T, without, result string) string {
 			text += "int " + name + "(void) { return 999; }\n"
 		}
 	}
-	return library(t, text+"int cuInit(unsigned f) { return "+result+"; }\n"+
+	return fake(t, text+"int cuInit(unsigned f) { return "+result+"; }\n"+
 		`int cuGetErrorName(int r, const char **n) { *n = "CUDA_ERROR_NO_DEVICE"; return 0; }`+"\n"+
 		`int cuGetErrorString(int r, const char **n) { *n = "no CUDA-capable device is detected"; return 0; }`)
 }
@@ -90,7 +97,8 @@ func TestCUDADeclarations(t *testing.T) {
 	var said [2]string
 	for i, args := range [][]string{{}, {"-DREAL"}} {
 		exe := filepath.Join(t.TempDir(), "facts")
-		compile(t, append(args, "-Wall", "-Wextra", "-I.", "-o", exe, "testdata/facts.c")...)
+		standin.Compile(t,
+			append(args, "-Wall", "-Wextra", "-I.", "-o", exe, "testdata/facts.c")...)
 		out, err := exec.Command(exe).Output()
 		if err != nil {
 			t.Fatal(err)

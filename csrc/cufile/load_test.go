@@ -14,7 +14,14 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
+
+// fake builds a library from C.
+func fake(t *testing.T, text string) string {
+	t.Helper()
+	return standin.Shared(t, "libcufile-fake.so.0", text)
+}
 
 // fakeCuFile is a library with all functions that Load must find, of which cuFileDriverOpen answers
 // that result.
@@ -37,7 +44,7 @@ func fakeCuFile(t *testing.T, without, result string) string {
 			text += "int " + n[1] + "(void) { return 1; }\n"
 		}
 	}
-	return library(t, text+"struct e { int err, cu; }; struct e cuFileDriverOpen(void) { return "+
+	return fake(t, text+"struct e { int err, cu; }; struct e cuFileDriverOpen(void) { return "+
 		"(struct e){"+result+"}; }\n")
 }
 
@@ -84,7 +91,8 @@ func TestCuFileDeclarations(t *testing.T) {
 			Fix: "pip download nvidia-cufile-cu12 nvidia-cuda-runtime-cu12, unpack them, and " +
 				"name their include folders in CPATH"})
 	}
-	ours, theirs := facts(t, "testdata/facts.c"), facts(t, "testdata/facts.c", "-DREAL")
+	ours := standin.Facts(t, "testdata/facts.c")
+	theirs := standin.Facts(t, "testdata/facts.c", "-DREAL")
 	for name, value := range ours {
 		if theirs[name] != value {
 			t.Errorf("%s: we say %s, cufile.h says %s", name, value, theirs[name])

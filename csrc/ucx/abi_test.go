@@ -3,12 +3,9 @@
 package ucx
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -16,35 +13,8 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
-
-// compile builds a C file and fails the test with the compiler's words.
-func compile(t testing.TB, args ...string) {
-	t.Helper()
-	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-		t.Fatalf("gcc %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
-}
-
-// facts builds a file of facts and returns what it prints, by name.
-func facts(t *testing.T, source string, args ...string) map[string]string {
-	t.Helper()
-	exe := filepath.Join(t.TempDir(), "facts")
-	compile(t, append(args, "-Wall", "-Wextra", "-I.", "-o", exe, source)...)
-	out, err := exec.Command(exe).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := map[string]string{}
-	for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
-		name, value, ok := strings.Cut(lines.Text(), " = ")
-		if !ok {
-			name, value, _ = strings.Cut(lines.Text(), " at ")
-		}
-		all[name] = value
-	}
-	return all
-}
 
 // skipWithoutHeaders skips where libucx-dev is missing, and returns the minor
 // version of what is there.
@@ -68,8 +38,8 @@ func skipWithoutHeaders(t *testing.T) int {
 
 func TestDeclarationsAreThoseOfUCX(t *testing.T) {
 	minor := skipWithoutHeaders(t)
-	ours := facts(t, "testdata/facts.c", "-std=c11", "-Werror")
-	theirs := facts(t, "testdata/facts.c", "-std=gnu11", "-DREAL")
+	ours := standin.Facts(t, "testdata/facts.c", "-std=c11", "-Werror")
+	theirs := standin.Facts(t, "testdata/facts.c", "-std=gnu11", "-DREAL")
 	if len(ours) < 100 || len(ours) != len(theirs) {
 		t.Fatalf("%d facts of ours, %d of UCX's headers", len(ours), len(theirs))
 	}

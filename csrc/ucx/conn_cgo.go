@@ -230,13 +230,6 @@ func (n *Conn) Notify(msg []byte) error {
 // noBytes stands for the bytes of a message that has none and is one all the same.
 var noBytes [1]byte
 
-func messageAt(msg []byte) *byte {
-	if msg != nil && len(msg) == 0 {
-		return &noBytes[0]
-	}
-	return unsafe.SliceData(msg)
-}
-
 // bytesAt is never NULL.
 func bytesAt(msg []byte) *byte {
 	if len(msg) == 0 {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 // The types and flags of message.h.
@@ -108,7 +109,7 @@ type forger struct {
 func startForger(t testing.TB, w way) *forger {
 	t.Helper()
 	exe := filepath.Join(t.TempDir(), "forger")
-	compile(t, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I.", "-o", exe,
+	standin.Compile(t, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I.", "-o", exe,
 		"testdata/forger.c", "load.c", "-ldl")
 	cmd := exec.Command(exe, map[bool]string{true: "none", false: "errors"}[w.config.Shared])
 	cmd.Env = append(os.Environ(), "UCX_TLS="+w.config.Transports)

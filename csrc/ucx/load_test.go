@@ -6,25 +6,19 @@ package ucx
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
-// library builds a shared object of a line of C.
-func library(t *testing.T, text string) string {
+// fake builds a library from C.
+func fake(t *testing.T, text string) string {
 	t.Helper()
-	dir := t.TempDir()
-	source, object := filepath.Join(dir, "fake.c"), filepath.Join(dir, "libucp-fake.so.0")
-	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	compile(t, "-shared", "-fPIC", "-o", object, source)
-	return object
+	return standin.Shared(t, "libucp-fake.so.0", text)
 }
 
 func version(major, minor string) string {
@@ -44,11 +38,11 @@ func TestLoad(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "libucp.so.0")
 	for _, c := range []struct{ name, path, reason string }{
 		{"missing", missing, "cannot open shared object file"},
-		{"too old", library(t, version("1", "9")), "is UCX 1.9.4, want 1.10"},
-		{"too new", library(t, version("2", "0")), "is UCX 2.0.4, want 1.10"},
-		{"a function is missing", library(t, version("1", "13")), "has no function " +
+		{"too old", fake(t, version("1", "9")), "is UCX 1.9.4, want 1.10"},
+		{"too new", fake(t, version("2", "0")), "is UCX 2.0.4, want 1.10"},
+		{"a function is missing", fake(t, version("1", "13")), "has no function " +
 			"ucs_status_string"},
-		{"not UCX at all", library(t, "int answer = 42;"), "has no function"},
+		{"not UCX at all", fake(t, "int answer = 42;"), "has no function"},
 	} {
 		err := Load(c.path)
 		var u *driver.UnavailableError

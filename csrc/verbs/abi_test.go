@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 // skipWithoutVerbsHeaders skips where libibverbs-dev is missing.
@@ -27,8 +28,8 @@ func skipWithoutVerbsHeaders(t *testing.T) {
 
 func TestDeclarationsAreThoseOfVerbs(t *testing.T) {
 	skipWithoutVerbsHeaders(t)
-	ours := facts(t, "testdata/facts.c", "-std=c11", "-Werror")
-	theirs := facts(t, "testdata/facts.c", "-std=gnu11", "-DREAL")
+	ours := standin.Facts(t, "testdata/facts.c", "-std=c11", "-Werror")
+	theirs := standin.Facts(t, "testdata/facts.c", "-std=gnu11", "-DREAL")
 	if len(ours) < 400 || len(ours) != len(theirs) {
 		t.Fatalf("%d facts of ours, %d of libibverbs' headers", len(ours), len(theirs))
 	}

@@ -13,16 +13,23 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
+
+// fake builds a library from C.
+func fake(t *testing.T, text string) string {
+	t.Helper()
+	return standin.Shared(t, "libibverbs-fake.so.1", text)
+}
 
 func TestLoadVerbs(t *testing.T) {
 	f := fakeverbs.Open(t, 2, Load)
 	missing := filepath.Join(t.TempDir(), "libibverbs.so.1")
 	for _, c := range []struct{ name, path, reason string }{
 		{"missing", missing, "cannot open shared object file"},
-		{"not verbs at all", buildLibrary(t, "int answer = 42;"), "has no function " +
+		{"not verbs at all", fake(t, "int answer = 42;"), "has no function " +
 			"ibv_get_device_list of version IBVERBS_1.1"},
-		{"functions without versions", buildLibrary(t, "void *ibv_get_device_list(int *n) { "+
+		{"functions without versions", fake(t, "void *ibv_get_device_list(int *n) { "+
 			"return n; }"), "has no function"},
 	} {
 		err := Load(c.path)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 // TestRoomForMarkAndProbe has queue pairs fail and begin while the list of built requests is full.
@@ -20,7 +21,7 @@ func TestRoomForMarkAndProbe(t *testing.T) {
 	dir := t.TempDir()
 	exe := filepath.Join(dir, "room")
 	args := []string{"-std=gnu11", "-I.", "-Itestdata/fakeverbs", "-o", exe, "testdata/room.c"}
-	compile(t, append(append(args, sourceFiles(t)...), "-ldl", "-lpthread")...)
+	standin.Compile(t, append(append(args, sourceFiles(t)...), "-ldl", "-lpthread")...)
 	library, control := fakeverbs.Compile(t, dir)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

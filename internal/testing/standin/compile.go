@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package standin
+
+import (
+	"bufio"
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Compile runs the C compiler and fails the test with what it says.
+func Compile(t testing.TB, args ...string) {
+	t.Helper()
+	out, err := exec.Command("gcc", args...).CombinedOutput()
+	require.NoError(t, err, "gcc %s\n%s", strings.Join(args, " "), out)
+}
+
+// Shared builds a shared library of a text in C, with a name such as "libcuda-fake.so.1", and
+// returns its path.
+func Shared(t testing.TB, name, text string) string {
+	t.Helper()
+	dir := t.TempDir()
+	source, object := filepath.Join(dir, "fake.c"), filepath.Join(dir, name)
+	require.NoError(t, os.WriteFile(source, []byte(text), 0o600))
+	Compile(t, "-shared", "-fPIC", "-o", object, source)
+	return object
+}
+
+// Facts builds a program in C that prints lines "name = value" or "name at value", and returns what
+// it prints, by name.
+func Facts(t testing.TB, source string, args ...string) map[string]string {
+	t.Helper()
+	exe := filepath.Join(t.TempDir(), "facts")
+	Compile(t, append(args, "-Wall", "-Wextra", "-I.", "-o", exe, source)...)
+	out, err := exec.Command(exe).Output()
+	require.NoError(t, err)
+	all := map[string]string{}
+	for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
+		name, value, ok := strings.Cut(lines.Text(), " = ")
+		if !ok {
+			name, value, _ = strings.Cut(lines.Text(), " at ")
+		}
+		all[name] = value
+	}
+	return all
+}
