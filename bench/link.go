@@ -26,6 +26,10 @@ type Link struct {
 	// needs as much memory as this link. nil: no such baseline.
 	Loop *LoopEnd
 
+	// Sockets is over how many bare TCP connections a thread moves the same bytes, as a baseline.
+	// 0: no such baseline.
+	Sockets int
+
 	// Process and Address say where Remote lies in which process, for the baseline
 	// process_vm_writev. 0: no such baseline.
 	Process int
@@ -80,6 +84,9 @@ func (r *runner) ways(ctx context.Context) ([]*way, error) {
 		return nil, err
 	}
 	ways := []*way{own}
+	if ways, err = r.addSockets(ctx, ways); err != nil {
+		return ways, err
+	}
 	if ways, err = r.addLoop(ways); err != nil || r.bare {
 		return ways, err
 	}
@@ -109,6 +116,21 @@ func (r *runner) ways(ctx context.Context) ([]*way, error) {
 	}
 	w, err := newWay(name, &r.shape, func(t int) (copier, error) {
 		return newVectored(&r.link, &r.plans[t]), nil
+	})
+	return append(ways, w), err
+}
+
+// addSockets adds bare sockets. They come first: the ratio is to them.
+func (r *runner) addSockets(ctx context.Context, ways []*way) ([]*way, error) {
+	if r.link.Sockets == 0 {
+		return ways, nil
+	}
+	w, err := newWay(SocketsName, &r.shape, func(int) (copier, error) {
+		c, err := newSockets(ctx, &r.shape, r.link.Sockets)
+		if err == nil {
+			r.owned = append(r.owned, c.close)
+		}
+		return c, err
 	})
 	return append(ways, w), err
 }

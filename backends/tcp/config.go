@@ -12,6 +12,9 @@ import (
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
+// ConnsDefault is how many connections carry the data to a peer.
+const ConnsDefault = 3
+
 // Config says where to listen and how peers prove their identity, and bounds what a Backend
 // uses. Every zero field takes its default. Without TLS, Identity and Plaintext the backend makes a
 // key of its own, which its address names: a program that is given that may connect, and no other,
@@ -39,7 +42,7 @@ type Config struct {
 	// Empty: where we listen, and where that is everywhere all addresses of this host.
 	Advertise []string
 
-	Conns      int // connections for data to a peer; default 3, at most 64
+	Conns      int // connections for data to a peer; default ConnsDefault, at most 64
 	Flight     int // bytes on their way over each of them; default 8 MiB
 	BatchesMax int // tags accepted and not yet polled; default 1,024
 	NotifyMax  int // messages of a peer on their way or not received; default 256
@@ -79,7 +82,7 @@ const (
 
 // EnsureDefaults fills in the zero fields.
 func (c *Config) EnsureDefaults() {
-	setDefault(&c.Conns, 3)
+	setDefault(&c.Conns, ConnsDefault)
 	setDefault(&c.Flight, 8<<20)
 	setDefault(&c.BatchesMax, 1024)
 	setDefault(&c.NotifyMax, 256)

@@ -52,6 +52,9 @@ batch, from post to completion.
 With --notify: the way of a small write with a message behind it, to a goroutine
 parked on a channel (one way), and between two that spin (round trip).
 
+Beside backend tcp also stand bare sockets, over as many connections of the loopback
+between two buffers of one process; scattered pieces stand beside the same bytes in one run.
+
 Beside backend ucx also stand ucx_perftest (package ucx-utils), over the same
 transports, with messages of the same size and as many under way as a batch has
 pieces, and a bare loop in C over ucp_put_nbx or ucp_get_nbx between the same two

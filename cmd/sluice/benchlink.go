@@ -3,9 +3,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"os"
 
+	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/bench/pair"
 	"github.com/sluicehq/sluice/driver"
@@ -45,8 +47,20 @@ func (f *benchFlags) dial(ctx context.Context, shapes []bench.Shape) (*benchLink
 	if err != nil {
 		return nil, nil, err
 	}
+	if f.backend == tcpName {
+		f.addSockets(p)
+	}
 	l := &benchLink{Pair: p}
 	return l, l.close, nil
+}
+
+// addSockets has bare sockets stand beside tcp, over as many connections.
+func (f *benchFlags) addSockets(p *pair.Pair) {
+	if f.network.tcp.cert != "" {
+		p.Notes = append(p.Notes, bench.SocketsName+" were not measured: they do not encrypt")
+		return
+	}
+	p.Sockets = cmp.Or(f.network.tcp.conns, tcp.ConnsDefault)
 }
 
 // openSameHost opens what the command line asks for, for a peer in another process.
