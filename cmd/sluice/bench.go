@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -30,6 +31,8 @@ type benchFlags struct {
 	network   networkFlags
 	perftest  *bench.PerfTest  // made when first needed
 	verbstest *bench.VerbsTest // the same
+
+	left func(backend string, why error) // told of backends that do not work here
 }
 
 func (f *benchFlags) openOptions() openOptions {
@@ -83,7 +86,7 @@ handover-ms is the whole prompt: one operation, or one for each layer.`,
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, &f) },
 	}
 	f.register(c)
-	c.AddCommand(newBenchGather(), newBenchPosix(), newBenchGDS())
+	c.AddCommand(newBenchAll(), newBenchGather(), newBenchPosix(), newBenchGDS())
 	return c
 }
 
@@ -256,6 +259,8 @@ func largest(shapes []bench.Shape) (local, remote uint64) {
 	return local, remote
 }
 
+var errTooLarge = errors.New("are available")
+
 // fits tells what the machine cannot hold before the kernel ends a process for it.
 // With loop there are two more ends, of the bare loop.
 func fits(shapes []bench.Shape, available uint64, loop bool) error {
@@ -265,9 +270,9 @@ func fits(shapes []bench.Shape, available uint64, loop bool) error {
 			need += shapes[i].LocalBytes() + shapes[i].RemoteBytes()
 		}
 		if available > 0 && need > available {
-			return fmt.Errorf("the two ends and the baselines need %s, %s are available: use a "+
-				"smaller --size, --batch or --spread, or fewer --threads",
-				bench.RoundSize(need), bench.RoundSize(available))
+			return fmt.Errorf("the two ends and the baselines need %s, %s %w: use a smaller "+
+				"--size, --batch or --spread, or fewer --threads",
+				bench.RoundSize(need), bench.RoundSize(available), errTooLarge)
 		}
 	}
 	return nil

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -134,52 +133,50 @@ func (f *benchFlags) overBackends(c *cobra.Command, w *bench.Workload) ([]bench.
 	if c.Flags().Changed("backend") {
 		return f.overBackend(c, w)
 	}
-	var all []bench.Result
-	var missing []error
-	for _, m := range makers {
-		if m.reach < driver.SameHost {
-			continue
-		}
-		g := *f
-		g.backend, g.perftest, g.verbstest = m.name, nil, nil
-		results, err := g.overBackend(c, w)
-		var unavailable *driver.UnavailableError
-		switch {
-		case errors.As(err, &unavailable):
-			missing = append(missing, err)
-			fmt.Fprintf(c.ErrOrStderr(), "%s is left out: %v\n", m.name, err)
-		case err != nil:
-			return nil, err
-		}
-		all = append(all, results...)
+	f.left = func(backend string, why error) {
+		fmt.Fprintf(c.ErrOrStderr(), "%s is left out: %v\n", backend, why)
 	}
-	if len(all) == 0 {
-		return nil, errors.Join(missing...)
-	}
-	return all, nil
+	return f.overEach(driver.SameHost, func(g *benchFlags) ([]bench.Result, error) {
+		return g.overBackend(c, w)
+	})
 }
 
 // overBackend measures the steps, and says which is which.
 func (f *benchFlags) overBackend(c *cobra.Command, w *bench.Workload) ([]bench.Result, error) {
+	var shapes []bench.Shape
+	for _, s := range w.Steps {
+		shapes = append(shapes, s.Shape)
+	}
+	results, err := f.overShapes(c, shapes)
+	if errors.Is(err, errTooLarge) {
+		err = fmt.Errorf("%w; or a smaller --operation-bytes", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i := range results {
+		results[i].Step(&w.Steps[i])
+	}
+	return results, nil
+}
+
+// overShapes measures shapes over the backend of the flags.
+func (f *benchFlags) overShapes(c *cobra.Command, shapes []bench.Shape) ([]bench.Result, error) {
 	if err := f.settle(); err != nil {
 		return nil, err
 	}
 	if err := f.opens(); err != nil {
 		return nil, err
 	}
-	var shapes []bench.Shape
-	for _, s := range w.Steps {
-		shapes = append(shapes, s.Shape)
-	}
 	if err := fits(shapes, hostmem.Limits().Available, f.beside()); err != nil {
-		return nil, fmt.Errorf("%w; or a smaller --operation-bytes", err)
+		return nil, err
 	}
 	if err := f.network.examine(f.backend); err != nil {
 		return nil, err
 	}
 	bar := newProgress(c.ErrOrStderr(), int64(len(shapes))*1000, "bench "+f.backend)
 	defer bar.clear()
-	return f.measureSteps(c.Context(), w, shapes, bar)
+	return f.measure(c.Context(), shapes, bar)
 }
 
 // opens finds out whether the backend is there, before anything is started for it.
@@ -189,16 +186,4 @@ func (f *benchFlags) opens() error {
 		return err
 	}
 	return closeAll(list)
-}
-
-func (f *benchFlags) measureSteps(ctx context.Context, w *bench.Workload, shapes []bench.Shape,
-	bar *progress) ([]bench.Result, error) {
-	results, err := f.measure(ctx, shapes, bar)
-	if err != nil {
-		return nil, err
-	}
-	for i := range results {
-		results[i].Step(&w.Steps[i])
-	}
-	return results, nil
 }

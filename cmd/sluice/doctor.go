@@ -108,12 +108,16 @@ func cgoChecks() []machine.Check {
 	return []machine.Check{c}
 }
 
-func printReport(w io.Writer, r *machine.Report, all bool) error {
-	m := r.Machine
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(t, "%s, %d CPUs, %d NUMA node(s), %s of memory (%s available), kernel %s\n\n",
+// machineLine says in a line what the machine is.
+func machineLine(m *machine.Machine) string {
+	return fmt.Sprintf("%s, %d CPUs, %d NUMA node(s), %s of memory (%s available), kernel %s",
 		m.CPU, m.CPUs, m.Nodes, bench.RoundSize(m.MemoryTotal), bench.RoundSize(m.MemoryFree),
 		m.Kernel)
+}
+
+func printReport(w io.Writer, r *machine.Report, all bool) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "%s\n\n", machineLine(&r.Machine))
 	fmt.Fprintln(t, "BACKEND\tIN THIS BUILD\tMACHINE\tWHY")
 	for _, b := range r.Backends {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", b.Name, inBuild(b.Build), readiness(b.Machine),

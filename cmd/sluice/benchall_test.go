@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestBenchAll: each backend that works here has a row for each shape, beside what limits it; the
+// others are named with the reason.
+func TestBenchAll(t *testing.T) {
+	o := sluice(t, "bench", "all", "--seconds", "0.01", "--json")
+	require.Zero(t, o.status, "%+v", o)
+	require.Empty(t, o.stderr)
+	var got machineFigures
+	require.NoError(t, json.Unmarshal([]byte(o.stdout), &got))
+	require.Positive(t, got.Machine.CPUs)
+	require.NotEmpty(t, got.Machine.Kernel)
+	rows := map[string]int{}
+	for _, r := range got.Results {
+		rows[r.Backend]++
+		require.Positive(t, r.P50us, "%+v", r)
+		if r.Backend == tcpName {
+			require.Equal(t, "sockets", r.Baseline.Name)
+		}
+	}
+	missing := map[string]bool{}
+	for _, m := range got.Missing {
+		missing[m.Backend] = true
+		require.NotEmpty(t, m.Why)
+	}
+	for _, m := range makers {
+		if m.bench != "" {
+			require.Zero(t, rows[m.name], m.name)
+			require.False(t, missing[m.name], m.name)
+			continue
+		}
+		if missing[m.name] {
+			require.True(t, m.cgo, "%s needs nothing", m.name)
+			require.Zero(t, rows[m.name])
+			continue
+		}
+		require.Equal(t, len(everyShape()), rows[m.name], m.name)
+	}
+}
+
+// TestBenchAllAsText: the machine stands above the table.
+func TestBenchAllAsText(t *testing.T) {
+	o := sluice(t, "bench", "all", "--rounds", "1", "--format", "gobench")
+	require.Zero(t, o.status, "%+v", o)
+	require.Regexp(t, `^# sluice .*\n# .* CPUs, .*kernel .*\n`, o.stdout)
+	require.Contains(t, o.stdout, "BenchmarkWrite/")
+	o = sluice(t, "bench", "all", "--seconds", "0")
+	require.Equal(t, statusUsage, o.status)
+	require.Contains(t, o.stderr, "--seconds 0: want more than 0")
+}
