@@ -19,8 +19,17 @@ type Transfer struct {
 	op    Op
 	route Route
 	slot  int
+	quiet bool // counted in no statistics
 
-	groups  []group // the list, by connection
+	transferList
+	transferFlight
+	transferOutcome
+}
+
+// transferList is what a transfer moves, and what follows the bytes. It changes only at rest, by
+// the goroutine that the transfer belongs to.
+type transferList struct {
+	groups  []group // by connection
 	regions []*Region
 	remotes []*Remote
 	message []byte // beginning with what it is
@@ -30,7 +39,6 @@ type Transfer struct {
 	notify  bool   // message follows the data
 	counts  bool   // or one more for counter does
 	counter uint32
-	quiet   bool  // counted in no statistics
 	greets  *conn // whose hello is among the batches; nil: none
 	checked bool  // see Checksum
 	sums    *sums
@@ -38,12 +46,10 @@ type Transfer struct {
 	batches []batch
 	bytes   uint64
 	conns   atomic.Pointer[[]*conn] // that the batches use; never changed in place
+}
 
-	word  atomic.Uint64 // see life
-	cause atomic.Pointer[cause]
-
-	lastUnanswered atomic.Uint64 // generation of the last post that ended so; 0: none
-
+// transferFlight is how far the last post has come.
+type transferFlight struct {
 	submitted   atomic.Int64  // index of the next batch to submit; moved by the submitter alone
 	remaining   atomic.Int64  // batches that have not ended
 	outstanding atomic.Uint64 // a bit for each batch with the backend
@@ -51,10 +57,19 @@ type Transfer struct {
 	holds       atomic.Int32  // see holdPost
 	deadline    atomic.Int64
 	postedAt    time.Duration
-	completed   chan struct{}
-	sleepers    atomic.Int32 // goroutines that want completed signalled
-	watched     atomic.Bool  // Completed is one of them
-	hook        func()       // called when it is done; it must not block: see OnDone
+}
+
+// transferOutcome is what is told of the last post, and to which goroutines.
+type transferOutcome struct {
+	word  atomic.Uint64 // see life
+	cause atomic.Pointer[cause]
+
+	lastUnanswered atomic.Uint64 // generation of the last post that ended so; 0: none
+
+	completed chan struct{}
+	sleepers  atomic.Int32 // goroutines that want completed signalled
+	watched   atomic.Bool  // Completed is one of them
+	hook      func()       // called when it is done; it must not block: see OnDone
 }
 
 // NewTransfer makes an empty transfer towards a peer. A zero Route lets the
@@ -78,7 +93,8 @@ func (e *Engine) NewTransfer(p *Peer, op Op, route Route) (*Transfer, error) {
 	if e.isClosing() {
 		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: ErrClosed}
 	}
-	t := &Transfer{e: e, p: p, op: op, route: route, completed: make(chan struct{}, 1)}
+	t := &Transfer{e: e, p: p, op: op, route: route}
+	t.completed = make(chan struct{}, 1)
 	if !e.slots.take(t) {
 		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fullError("transfers",
 			e.cfg.TransfersMax, "TransfersMax")}
