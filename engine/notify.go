@@ -38,50 +38,6 @@ type Notification struct {
 // from this engine: a program that peers may send messages to has to read them.
 func (e *Engine) Notifications() <-chan Notification { return e.inbox }
 
-// Receive moves messages that are there into dst and returns how many. It never
-// blocks: it is for a goroutine that spins, and takes from the same stream as
-// Notifications. A goroutine parked on the channel meanwhile may learn of a
-// message up to a millisecond late.
-func (e *Engine) Receive(dst []Notification) (n int) {
-	for _, l := range e.lanes {
-		if !l.notifies() || n == len(dst) {
-			continue
-		}
-		l.spins.Add(1)
-		asked := l.received.Load()
-		if !l.receiveMu.TryLock() {
-			continue // the progress goroutine delivers right now
-		}
-		n += e.drain(dst[n:]) // what the channel has is older
-		if !l.delivering && n < len(dst) {
-			got, _ := l.b.Receive(l.messages[:min(len(dst)-n, len(l.messages))])
-			for i := range got {
-				var ok bool
-				if dst[n], ok = l.take(&l.messages[i]); ok {
-					n++
-				}
-			}
-		}
-		l.receiveMu.Unlock()
-		if l.received.Load() != asked {
-			l.receive() // for the goroutine that found the lock taken
-		}
-	}
-	return n
-}
-
-func (e *Engine) drain(dst []Notification) (n int) {
-	for n < len(dst) {
-		select {
-		case dst[n] = <-e.inbox:
-			n++
-		default:
-			return n
-		}
-	}
-	return n
-}
-
 // receive moves the backend's messages into the channel. When that is full a
 // goroutine waits for room, and the rest stays with the backend, which holds
 // back the senders. A goroutine that finds the lock taken sets a flag, as in poll.

@@ -191,3 +191,72 @@ func TestTwoConnectionsOfOneSender(t *testing.T) {
 		return
 	}
 }
+
+// TestNext: a goroutine that waits for messages one by one gets them in order, at once or asleep;
+// one that is there comes before the end of the context, and the engine's Close ends the wait.
+func TestNext(t *testing.T) {
+	a, b := open(t, "a"), open(t, "b")
+	p := connect(t, a, b)
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err := b.Next(over)
+	require.ErrorIs(t, err, context.Canceled)
+	const total = 300
+	sent := make(chan error, 1)
+	go func() {
+		for i := range uint32(total) {
+			if i%50 == 49 {
+				time.Sleep(5 * time.Millisecond) // the receiver has gone to sleep
+			}
+			if err := p.Notify(context.Background(), binary.LittleEndian.AppendUint32(nil,
+				i)); err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- nil
+	}()
+	for i := range uint32(total) {
+		n, err := b.Next(within(t))
+		require.NoError(t, err)
+		require.Equal(t, i, binary.LittleEndian.Uint32(n.Data))
+	}
+	require.NoError(t, <-sent)
+	require.NoError(t, p.Notify(within(t), []byte("last")))
+	require.Eventually(t, func() bool {
+		n, err := b.Next(over)
+		return err == nil && string(n.Data) == "last"
+	}, limit, time.Millisecond)
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			if n, err := b.Next(context.Background()); n.Err == nil { // no last word of a peer
+				ended <- err
+				return
+			}
+		}
+	}()
+	require.NoError(t, b.Close())
+	require.ErrorIs(t, <-ended, ErrClosed)
+}
+
+// TestNextSpinsWhereThatPays: a receiver whose messages come late looks at the backends in few of
+// its waits, and again in each once one came soon.
+func TestNextSpinsWhereThatPays(t *testing.T) {
+	var s spinning
+	for range spinMisses {
+		require.True(t, s.pays())
+		s.tell(false)
+	}
+	looks := 0
+	for range 10 * spinEvery {
+		if s.pays() {
+			looks++
+			s.tell(false)
+		}
+	}
+	require.Equal(t, 10, looks)
+	s.tell(true)
+	require.True(t, s.pays())
+	require.True(t, s.pays())
+}

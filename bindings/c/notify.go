@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"time"
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/park"
@@ -32,15 +31,6 @@ type inbox struct {
 const queueLength = 64
 
 func (in *inbox) init() { in.turn = make(chan struct{}, 1) }
-
-// source is where the next message comes from.
-// Preconditions: the turn is ours.
-func (in *inbox) source(e *openEngine) <-chan engine.Notification {
-	if in.queue != nil {
-		return in.queue
-	}
-	return e.Notifications()
-}
 
 // settle makes the descriptor readable if and only if there is something, but for
 // what comes meanwhile.
@@ -133,15 +123,15 @@ func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint
 	if err != nil {
 		return answer(f, err)
 	}
-	over, stop := after(timeout)
-	defer stop()
+	ctx, cancel := within(timeout)
+	defer cancel()
 	in := &e.inbox
 	select {
 	case in.turn <- struct{}{}: // also when the time is over already
 	default:
 		select {
 		case in.turn <- struct{}{}:
-		case <-over:
+		case <-ctx.Done():
 			return C.SLUICE_PENDING
 		case <-e.gone:
 			return answer(f, errReceiveClosed)
@@ -149,7 +139,7 @@ func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint
 	}
 	defer func() { <-in.turn }()
 	defer in.settle()
-	if err := in.next(e, over); err != nil {
+	if err := in.next(ctx, e); err != nil {
 		return answer(f, err)
 	}
 	if in.head == nil {
@@ -161,25 +151,38 @@ func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint
 // next waits until the engine has given a message to the head; nil there: it gave none in time. A
 // message that has come goes before a time that is over.
 // Preconditions: the turn is ours.
-func (in *inbox) next(e *openEngine, over <-chan time.Time) error {
+func (in *inbox) next(ctx context.Context, e *openEngine) error {
 	if in.head != nil {
 		return nil
 	}
-	from := in.source(e)
-	select {
-	case n := <-from:
+	n, err := in.take(ctx, e)
+	switch {
+	case err == nil:
 		in.head = &n
-		return nil
+	case errors.Is(err, engine.ErrClosed):
+		return errReceiveClosed
+	}
+	return nil
+}
+
+// take is Engine.Next or, where a descriptor was asked for, takes from the queue.
+// Preconditions: the turn is ours.
+func (in *inbox) take(ctx context.Context, e *openEngine) (engine.Notification, error) {
+	if in.queue == nil {
+		return e.Next(ctx)
+	}
+	select {
+	case n := <-in.queue:
+		return n, nil
 	default:
 	}
 	select {
-	case n := <-from:
-		in.head = &n
-		return nil
+	case n := <-in.queue:
+		return n, nil
 	case <-e.gone:
-		return errReceiveClosed
-	case <-over:
-		return nil
+		return engine.Notification{}, errReceiveClosed
+	case <-ctx.Done():
+		return engine.Notification{}, ctx.Err()
 	}
 }
 
