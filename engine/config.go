@@ -49,7 +49,7 @@ type Config struct {
 
 	// Spin is how long Wait looks for the end of a transfer before it parks.
 	// At most 1 s, since no context ends it; default 20 µs; negative: it parks at once, as it
-	// does for a backend whose Caps.Sleep is set.
+	// does for a backend whose Caps.Sleep is set. Next looks for messages by it, too.
 	Spin time.Duration
 
 	// StagingBytes bounds the staging memory of all peers, for chains of backends:

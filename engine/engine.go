@@ -50,14 +50,14 @@ type Engine struct {
 	lastPeer     uint64 // guarded by mu
 	peersVersion atomic.Uint64
 
-	slots    slots
-	sweeper  sweeper
-	tally    tally
-	inbox    chan Notification
-	inboxed  inboxBytes
-	spinning spinning
-	dropped  atomic.Uint64 // completions that no transfer waited for
-	givenUp  givenUp
+	slots   slots
+	sweeper sweeper
+	tally   tally
+	inbox   chan Notification
+	inboxed inboxBytes
+	pace    pace
+	dropped atomic.Uint64 // completions that no transfer waited for
+	givenUp givenUp
 
 	life      context.Context // ends as Close begins
 	endLife   context.CancelFunc

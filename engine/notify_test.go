@@ -240,23 +240,17 @@ func TestNext(t *testing.T) {
 	require.ErrorIs(t, <-ended, ErrClosed)
 }
 
-// TestNextSpinsWhereThatPays: a receiver whose messages come late looks at the backends in few of
-// its waits, and again in each once one came soon.
-func TestNextSpinsWhereThatPays(t *testing.T) {
-	var s spinning
-	for range spinMisses {
-		require.True(t, s.pays())
-		s.tell(false)
+// TestPace: a long wait ends the looking for messages, and some short ones bring it back.
+func TestPace(t *testing.T) {
+	var p pace
+	p.tell(time.Hour)
+	require.Greater(t, p.wait(), 200*time.Microsecond)
+	for range 4 {
+		p.tell(time.Hour)
 	}
-	looks := 0
-	for range 10 * spinEvery {
-		if s.pays() {
-			looks++
-			s.tell(false)
-		}
+	short := 0
+	for ; p.wait() > 100*time.Microsecond; short++ {
+		p.tell(20 * time.Microsecond)
 	}
-	require.Equal(t, 10, looks)
-	s.tell(true)
-	require.True(t, s.pays())
-	require.True(t, s.pays())
+	require.LessOrEqual(t, short, 10)
 }

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync/atomic"
+	"time"
 )
 
 // Receive moves messages that are there into dst and returns how many. It never
@@ -54,23 +55,35 @@ func (e *Engine) drain(dst []Notification) (n int) {
 	return n
 }
 
-// Next waits for the next message and returns it. It looks at the backends itself for Config.Spin
-// before it sleeps, so that the answer of a quick peer costs no wake-up; where messages keep coming
-// later than that, it mostly sleeps at once. A message that is there comes before the end of ctx.
-// Next takes from the same stream as Notifications. Any goroutine may call it.
+// Next waits for the next message and returns it. While messages come soon it looks at the backends
+// itself, for at most nextSpins times Config.Spin, so that the answer of a quick peer costs no
+// wake-up; else it sleeps at once. A message that is there comes before the end of ctx. Next takes
+// from the same stream as Notifications. Any goroutine may call it.
 func (e *Engine) Next(ctx context.Context) (Notification, error) {
 	var one [1]Notification
-	if e.Receive(one[:]) > 0 || ctx.Err() == nil && e.spinForMessage(one[:]) {
+	if e.Receive(one[:]) > 0 {
 		return one[0], nil
 	}
+	select {
+	case n := <-e.inbox: // which another goroutine has filled just now
+		return n, nil
+	default:
+	}
+	if ctx.Err() != nil {
+		return Notification{}, ctx.Err()
+	}
+	begin := e.now()
+	defer func() { e.pace.tell(e.now() - begin) }()
+	if e.spinForMessage(one[:]) {
+		return one[0], nil
+	}
+	return e.sleepForMessage(ctx)
+}
+
+func (e *Engine) sleepForMessage(ctx context.Context) (Notification, error) {
 	for _, l := range e.lanes {
 		l.park()
 		defer l.unpark()
-	}
-	select {
-	case n := <-e.inbox: // also where another end has come, too
-		return n, nil
-	default:
 	}
 	select {
 	case n := <-e.inbox:
@@ -84,44 +97,38 @@ func (e *Engine) Next(ctx context.Context) (Notification, error) {
 
 var errNextClosed = fmt.Errorf("await a notification: the engine is closed: %w", ErrClosed)
 
-// spinning says whether it pays to look for messages before a sleep.
-type spinning struct {
-	misses atomic.Int32 // in a row
-	turn   atomic.Uint32
-}
+// nextSpins is how many times as long as Wait a goroutine looks for a message: there and back go two
+// wake-ups while both sides sleep, and both must look for longer than that to stop sleeping.
+const nextSpins = 5
 
-// After spinMisses in vain, one wait in spinEvery looks: 20 µs in 16 waits cost nothing.
-const (
-	spinMisses = 4
-	spinEvery  = 16
-)
-
-func (s *spinning) pays() bool {
-	return s.misses.Load() < spinMisses || s.turn.Add(1)%spinEvery == 0
-}
-
-func (s *spinning) tell(hit bool) {
-	switch {
-	case hit:
-		s.misses.Store(0)
-	case s.misses.Load() < spinMisses:
-		s.misses.Add(1)
-	}
-}
-
-// spinForMessage looks for a message for Config.Spin, unless all backends ask not to.
+// spinForMessage looks for a message, unless waits have been too long of late, or all backends ask
+// not to.
 func (e *Engine) spinForMessage(one []Notification) bool {
-	if e.cfg.Spin <= 0 || !e.spinning.pays() || !slices.ContainsFunc(e.lanes, func(l *lane) bool {
+	most := nextSpins * e.cfg.Spin
+	if most <= 0 || e.pace.wait() > most || !slices.ContainsFunc(e.lanes, func(l *lane) bool {
 		return l.notifies() && !l.caps.Sleep
 	}) {
 		return false
 	}
-	hit := false
-	for end := e.now() + e.cfg.Spin; !hit && e.now() < end; {
-		if hit = e.Receive(one) > 0; !hit {
-			runtime.Gosched()
+	for end := e.now() + most; e.now() < end; {
+		if e.Receive(one) > 0 {
+			return true
 		}
+		runtime.Gosched()
 	}
-	e.spinning.tell(hit)
-	return hit
+	return false
+}
+
+// pace is how long waits for messages last: a mean of which the last has a quarter.
+type pace struct{ mean atomic.Int64 }
+
+// paceMax bounds what one wait counts for, so that some ten short ones outweigh an hour.
+const paceMax = time.Millisecond
+
+func (p *pace) wait() time.Duration { return time.Duration(p.mean.Load()) }
+
+// tell adds a wait. Of two goroutines' at once one may be left out.
+func (p *pace) tell(d time.Duration) {
+	mean := p.mean.Load()
+	p.mean.Store(mean + (int64(min(d, paceMax))-mean)/4)
 }
