@@ -97,8 +97,8 @@ func (e *Engine) sleepForMessage(ctx context.Context) (Notification, error) {
 
 var errNextClosed = fmt.Errorf("await a notification: the engine is closed: %w", ErrClosed)
 
-// nextSpins is how many times as long as Wait a goroutine looks for a message: there and back go two
-// wake-ups while both sides sleep, and both must look for longer than that to stop sleeping.
+// nextSpins is how many times as long as Wait a goroutine looks for a message: while both sides
+// sleep an answer takes two wake-ups, and a shorter look would never meet one.
 const nextSpins = 5
 
 // spinForMessage looks for a message, unless waits have been too long of late, or all backends ask
