@@ -14,19 +14,28 @@ _Atomic uint32_t *sl_ucx_word(struct sl_ucx_context *c, uint32_t key)
 	return c->words && key < SL_UCX_WORDS ? (_Atomic uint32_t *)c->words->base + key : NULL;
 }
 
+/*
+ * Our number stands behind what UCX reads: it gives two allocations the same key where the second
+ * has the descriptor and the address that the first had, and peers keep what they have mapped.
+ */
 static int pack(struct sl_ucx_allocation *a)
 {
+	uint64_t number = atomic_fetch_add(&a->context->nonce, 1);
 	void *packed;
 	size_t len;
 	ucs_status_t status = sl_ucx.ucp_rkey_pack(a->context->handle, a->handle, &packed, &len);
+	int fits;
 
 	if (status != UCS_OK)
 		return sl_ucx_errno(status);
-	if (len <= sizeof(a->rkey))
+	fits = len <= sizeof(a->rkey) - sizeof(number);
+	if (fits) {
 		memcpy(a->rkey, packed, len);
-	a->rkey_len = (uint32_t)len;
+		memcpy(a->rkey + len, &number, sizeof(number));
+	}
+	a->rkey_len = (uint32_t)(len + sizeof(number));
 	sl_ucx.ucp_rkey_buffer_release(packed);
-	return len <= sizeof(a->rkey) ? 0 : -ENOTSUP;
+	return fits ? 0 : -ENOTSUP;
 }
 
 int sl_ucx_allocate(struct sl_ucx_context *c, uint64_t len, struct sl_ucx_allocation **out)
