@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -122,6 +124,28 @@ func TestFenceStuck(t *testing.T) {
 	if err := p.far.Fence(t.Context(), m.Key()); err != nil || fake.fences.Load() != calls {
 		t.Errorf("fence after the strong means: %v, %d calls", err, fake.fences.Load()-calls)
 	}
+}
+
+// TestCloseBehindACloseThatFailed: a memory whose Close had no proof is the backend's to prove.
+func TestCloseBehindACloseThatFailed(t *testing.T) {
+	leak.Check(t)
+	far, err := newFake(Config{Grace: 200 * time.Millisecond})
+	require.NoError(t, err)
+	p := pair{near: openFakeBackend(t, Config{}), far: far}
+	p.peer = p.connect(t)
+	seg, _, err := far.Alloc(4096)
+	require.NoError(t, err)
+	release, err := seg.Shared.(driver.Holder).Hold() // fresh pages cannot come under it
+	require.NoError(t, err)
+	defer release()
+	m, err := far.Register(seg)
+	require.NoError(t, err)
+	p.imports(t, m)
+	net(far).stuck.Store(true)
+	require.ErrorIs(t, m.Close(), driver.ErrBusy)
+	require.ErrorIs(t, far.Fence(t.Context(), m.Key()), driver.ErrBounds, "it is unknown")
+	require.ErrorIs(t, far.Close(), driver.ErrBusy)
+	require.ErrorIs(t, m.Close(), driver.ErrBusy)
 }
 
 // TestReusedKey shows the token of memory that is gone for that which has its key.

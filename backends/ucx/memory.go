@@ -131,6 +131,12 @@ func (m *memory) hide(sides []*side) {
 // Key implements driver.Memory.
 func (m *memory) Key() uint32 { return m.key }
 
+func (m *memory) isClosed() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.closed
+}
+
 // AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.mu.Lock()
@@ -175,7 +181,7 @@ func (m *memory) Close() error {
 }
 
 // close does it. After an error, which leaves the memory known but of no use to
-// peers, it may be called again.
+// peers, it may be called again, and the backend's Close does.
 func (m *memory) close(deadline time.Time) error {
 	m.fencing <- struct{}{}
 	defer func() { <-m.fencing }()
@@ -185,11 +191,11 @@ func (m *memory) close(deadline time.Time) error {
 	m.mu.Lock()
 	m.closed = true
 	m.mu.Unlock()
-	m.b.table.Remove(m.key)
 	if err := errors.Join(m.turn(), m.proof(context.Background(), deadline)); err != nil {
 		return fmt.Errorf("close memory: %w", err)
 	}
 	m.gone = true
+	m.b.table.Remove(m.key)
 	m.hide(m.b.sides)
 	m.b.allocations.unuse(m.in)
 	m.b.table.GiveBack(m.key, m.epoch+1)
