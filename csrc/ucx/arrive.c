@@ -23,7 +23,9 @@ static void on_credit(struct sl_ucx_conn *n, uint64_t value)
 {
 	uint32_t most = n->worker->context->config.notifs;
 
-	n->credit = value < most - n->credit ? n->credit + (uint32_t)value : most;
+	/* it may be more by now: what batches held that have ended came back, too */
+	if (n->credit < most)
+		n->credit = value < most - n->credit ? n->credit + (uint32_t)value : most;
 	if (n->starved) {
 		n->starved = 0;
 		__atomic_store_n(&n->worker->ring->due, 1, __ATOMIC_SEQ_CST);

@@ -176,6 +176,44 @@ func TestAcknowledgementsOfWhatIsNotRead(t *testing.T) {
 	}
 }
 
+// TestCreditForWhatIsNotRead: a peer that gives credit for messages which it has not taken, and for
+// those of batches that are cancelled, does not have them pile up here.
+func TestCreditForWhatIsNotRead(t *testing.T) {
+	v := openVictim(t, ways[len(ways)-1])
+	slot, err := v.conn.Import(Import{Key: 1, Size: 1 << 20, Ticket: 1})
+	require.NoError(t, err)
+	require.True(t, v.answers())
+	v.f.tell("quiet")
+	descs := make([]driver.Desc, 600)
+	for i := range descs {
+		descs[i] = driver.Desc{LocalKey: 7, RemoteKey: slot, Len: victimTo - victimFrom}
+	}
+	for tag := range uint64(4) { // the window is full, and the last ones wait
+		require.NoError(t, submit(v.conn, driver.Write, tag, descs, []byte("x")))
+	}
+	v.gives(t, 4)
+	for tag := range uint64(4) {
+		v.conn.Cancel(tag)
+	}
+	v.gives(t, 1<<31)
+	for err == nil {
+		err = v.conn.Notify(make([]byte, NotifMax))
+		require.LessOrEqual(t, int(v.conn.Sends()), 5000, "messages that UCX keeps")
+	}
+	require.ErrorIs(t, err, driver.ErrFull)
+}
+
+// gives has the forger give credit, and sees that it has come.
+func (v *victim) gives(t *testing.T, credit uint64) {
+	t.Helper()
+	v.f.send(forged{kind: msgCredit, conn: v.conn.ID(), off: credit}, nil)
+	v.f.send(forged{kind: msgNotif, conn: v.conn.ID()}, nil)
+	require.Eventually(t, func() bool {
+		_, came := v.Receive()
+		return came
+	}, testGrace, time.Millisecond)
+}
+
 // TestFreshPagesGoWithTheirAllocation: those that a fence puts there are of another kind.
 func TestFreshPagesGoWithTheirAllocation(t *testing.T) {
 	const size = 64 << 20
