@@ -86,12 +86,8 @@ static void handle(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const voi
 		on_pong(n, h->off);
 		return;
 	case SL_UCX_MSG_RESET:
-		if (!n->proven) { /* a peer that is ourselves answers at once */
-			n->proven = 1;
-			/* our last word: we store nothing any more, and land nothing of it */
-			sl_ucx_signal(n, SL_UCX_MSG_RESET, 0);
-		}
-		sl_ucx_lose(n);
+		n->proven = 1;
+		sl_ucx_lose(n); /* which answers it */
 		return;
 	case SL_UCX_MSG_CONFIRM:
 		sl_ucx_vouch(n, h);

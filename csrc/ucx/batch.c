@@ -130,9 +130,7 @@ int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
 {
 	int moved = 0;
 
-	if (!sl_ucx_speaks(n))
-		return 0;
-	while (n->head != &n->live && bytes > 0) {
+	while (sl_ucx_speaks(n) && n->head != &n->live && bytes > 0) {
 		struct sl_ucx_batch *b = n->head;
 		uint64_t before = bytes;
 		int rc = 0;

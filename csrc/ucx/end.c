@@ -37,11 +37,27 @@ int sl_ucx_speaks(const struct sl_ucx_conn *n)
 	return n->state == SL_UCX_OPEN || n->state == SL_UCX_DRAINING;
 }
 
+/*
+ * Our last word: we store nothing any more, and land nothing of the other end. It must not wait for
+ * us, nor believe that what it sends arrives.
+ */
+static void reset(struct sl_ucx_conn *n)
+{
+	struct sl_ucx_message *p = n->failed ? NULL : sl_ucx_new_message(n->worker, 0);
+
+	if (!p)
+		return;
+	p->head.type = SL_UCX_MSG_RESET;
+	sl_ucx_send(n, p);
+}
+
 /* Go gives it up when it hears of that, and ends its batches. */
 void sl_ucx_lose(struct sl_ucx_conn *n)
 {
-	if (happens(n, SL_UCX_LOSE))
+	if (happens(n, SL_UCX_LOSE)) {
+		reset(n); /* a peer that is ourselves answers at once */
 		sl_ucx_put_loss(n);
+	}
 	pthread_cond_broadcast(&n->worker->news);
 }
 
@@ -109,8 +125,8 @@ static void end_batches(struct sl_ucx_conn *n)
 static void end(struct sl_ucx_conn *n, int32_t status, int proven)
 {
 	n->proven |= proven;
-	if (!n->proven)
-		sl_ucx_signal(n, SL_UCX_MSG_RESET, 0); /* if it still speaks */
+	if (!n->proven && sl_ucx_speaks(n))
+		reset(n);
 	if (happens(n, SL_UCX_END)) {
 		n->why = status;
 		sl_ucx_shut_gate(n);
@@ -182,11 +198,6 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 		if (judge)
 			suspect(n, now);
 		if (now > n->heard + config->failure_ns && now > n->calm + config->failure_ns) {
-			/*
-			 * It may go on one day: it must not wait for us then. Nothing of it lands
-			 * any more.
-			 */
-			sl_ucx_signal(n, SL_UCX_MSG_RESET, 0);
 			n->silent = 1;
 			sl_ucx_lose(n);
 		} else if (now - n->last_out >= config->grace_ns / 4 && n->pings == 0) {

@@ -156,11 +156,8 @@ void sl_ucx_condemn(struct sl_ucx_context *c)
 
 		sl_ucx_lock(w);
 		for (uint32_t k = 0; k < w->conns_len; k++) {
-			if (!w->conns[k] || !w->conns[k]->peer)
-				continue;
-			/* nothing of it lands any more */
-			sl_ucx_signal(w->conns[k], SL_UCX_MSG_RESET, 0);
-			sl_ucx_lose(w->conns[k]);
+			if (w->conns[k] && w->conns[k]->peer)
+				sl_ucx_lose(w->conns[k]);
 		}
 		sl_ucx_rouse(w);
 		sl_ucx_unlock(w);
