@@ -297,11 +297,13 @@ static void unlink_closing(struct sl_ucx_worker *w, const struct sl_ucx_conn *n)
 	*p = n->next;
 }
 
-int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t grace_ns, int last)
+int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t deadline, int last)
 {
 	int left = 0;
 
 	for (struct sl_ucx_conn *n = w->closing_conns, *next; n; n = next) {
+		uint64_t now = sl_ucx_now(), grace_ns = now < deadline ? deadline - now : 0;
+
 		/* the worker goes next, and what its sockets have to say with it */
 		n->failed |= last;
 		if (n->closing || (n->handle && (grace_ns || n->sends == 0 || can_force(n)) &&

@@ -19,30 +19,33 @@ func TestCloseBesideAPeerThatStands(t *testing.T) {
 	before := Kept()
 	spots := openSpots(t)
 	w := ways[2]
-	w.config.Spots, w.config.GraceNanos = spots, uint64(100*time.Millisecond)
+	w.config.Spots, w.config.GraceNanos = spots, uint64(time.Second)
 	w.config.Settings = []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=64", "RNDV_THRESH=inf"}
 	l := openLane(t, w)
 	l.closed = true
 	conns, backs := []*Conn{l.conn}, []*Conn{l.back}
-	for range 3 { // more messages than the queue has places
+	for range 9 {
 		conn, back := join(t, l.near, l.far)
 		_, err := conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1})
 		require.NoError(t, err)
 		conns, backs = append(conns, conn), append(backs, back)
 	}
 	spots.Park(AtCopy)
-	for i, c := range conns {
+	for i, c := range conns[:4] { // more messages than the queue has places
 		d := []driver.Desc{l.desc(0, 0, testBytes)}
 		require.NoError(t, submit(c, driver.Write, uint64(i), d, nil))
 	}
 	require.NoError(t, spots.Await())
 	for _, c := range conns {
+		require.NoError(t, c.Notify(nil))
 		require.Eventually(t, func() bool { return c.Sends() > 0 }, testGrace, time.Millisecond)
 	}
 	for _, c := range conns {
 		_ = c.Close(10 * time.Millisecond)
 	}
+	begin := time.Now()
 	require.ErrorIs(t, l.near.Close(), ErrKept)
+	require.Less(t, time.Since(begin), 3*time.Second, "however many messages wait")
 	require.Equal(t, before+1, Kept())
 	require.NoError(t, spots.Leave())
 	for _, b := range backs {

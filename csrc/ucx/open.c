@@ -254,6 +254,7 @@ int sl_ucx_open(const struct sl_ucx_config *config, struct sl_ucx_context **out,
 int sl_ucx_close(struct sl_ucx_context *c, uint64_t grace_ns)
 {
 	ucp_request_param_t flush = {0};
+	uint64_t deadline = sl_ucx_now() + grace_ns; /* of all that peers do not take */
 	int rc = 0;
 
 	if (c->closed)
@@ -265,7 +266,7 @@ int sl_ucx_close(struct sl_ucx_context *c, uint64_t grace_ns)
 		pthread_mutex_lock(&w->lock);
 		for (int k = 0; k < LOOKS && sl_ucx.ucp_worker_progress(w->handle); k++)
 			;
-		if (w->conns_live || sl_ucx_finish_closing(w, grace_ns, 1) ||
+		if (w->conns_live || sl_ucx_finish_closing(w, deadline, 1) ||
 		    sl_ucx_finish(w, sl_ucx.ucp_worker_flush_nbx(w->handle, &flush), grace_ns) != 0)
 			rc = -ETIMEDOUT;
 		pthread_mutex_unlock(&w->lock);

@@ -281,7 +281,7 @@ int sl_ucx_speaks(const struct sl_ucx_conn *n);
 /* judge: silence is the peers' */
 void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge);
 /* Ends those that UCX did not let go of before, as far as it does now. How many stay. */
-int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t grace_ns, int last);
+int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t deadline, int last);
 
 /* import.c; under the lock */
 void sl_ucx_reap(struct sl_ucx_conn *n); /* imports that no batch uses */
