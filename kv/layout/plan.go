@@ -145,10 +145,13 @@ func (b *builder) meet(k key) error {
 		return &UnlikeError{k.layer, k.part, "ranks that hold it", "none", ranks(b.plan.to),
 			"start the sending stages that have this layer, with the same parts"}
 	}
-	first := &senders[0]
+	first := &senders[0] // one with a window, if there is one: readers must have the same
 	for i := range senders {
 		if err := unlike(k, &senders[i], &readers[0]); err != nil {
 			return err
+		}
+		if senders[i].group.Window != 0 {
+			first = &senders[i]
 		}
 	}
 	for i := range readers {

@@ -84,6 +84,12 @@ func TestRefusals(t *testing.T) {
 	require.EqualError(t, err, `layer 0, part "k": token shards by blocks: sender has 1 shards, `+
 		`blocks of 4, receiver has 2 shards, blocks of 4: make the blocks of the sender a multiple `+
 		`of 8 tokens and those of the receiver of 4, or the interleave smaller than 4`)
+	mixed := [2][]*Side{group(t, spec, Placement{TP: 8, Blocks: 4}),
+		group(t, spec, Placement{TP: 8, Blocks: 4})}
+	mixed[0][1].Groups[0].Window, mixed[1][0].Groups[0].Window = 8, 8
+	_, err = NewPlan(mixed[0], mixed[1])
+	require.EqualError(t, err, `layer 0, part "k": window: sender has 8, receiver has 0: keep no `+
+		`more tokens on the receiver than the sender has, or all on the sender`)
 	_, err = NewPlan(nil, nil)
 	require.ErrorIs(t, err, ErrGeometry)
 	old := group(t, spec, Placement{Blocks: 4})

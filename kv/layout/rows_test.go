@@ -153,6 +153,32 @@ func TestWindows(t *testing.T) {
 	})
 }
 
+// TestMixedRanks: ranks of one group that differ in blocks, order, window and ring are handed over
+// whole, or refused: none is fed by a sender that keeps a window only, and wants more.
+func TestMixedRanks(t *testing.T) {
+	spec := gqa(2, 2, 4)
+	each(t, 300, func(t *testing.T, r *rand.Rand) {
+		windows := []int{0, 1 + r.IntN(20)}
+		place := func() (sides []*Side) {
+			tp := pick(r, 1, 2, 4)
+			for rank := range tp {
+				spec.Tensors[0].Window = pick(r, windows...)
+				s, err := NewSide(spec, Placement{Rank: rank, TP: tp, BlockTokens: 1 + r.IntN(8),
+					Blocks: 70, Ring: r.IntN(2) == 0, Order: pick(r, named...)})
+				require.NoError(t, err)
+				sides = append(sides, s)
+			}
+			return sides
+		}
+		from, to := place(), place()
+		if _, err := NewPlan(from, to); err != nil {
+			require.ErrorIs(t, err, ErrUnlike)
+			return
+		}
+		hand(t, r, from, to, span(r, 64))
+	})
+}
+
 // TestStates: states by unit and convolutions by part, channels or positions outermost.
 func TestStates(t *testing.T) {
 	spec := Spec{"hybrid", []Tensors{
