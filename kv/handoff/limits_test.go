@@ -12,25 +12,30 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// counted is a backend that tells of each import before it makes it.
+// counted is a backend that tells of each import and each drop before it makes it.
 type counted struct {
 	driver.Backend
-	imports func()
+	imports, drops func()
 }
 
 type countedPeer struct {
 	driver.Peer
-	imports func()
+	c counted
 }
 
 func (c counted) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	p, err := c.Backend.Connect(ctx, addr)
-	return countedPeer{p, c.imports}, err
+	return countedPeer{p, c}, err
 }
 
 func (p countedPeer) Import(token []byte) (uint32, uint64, error) {
-	p.imports()
+	p.c.imports()
 	return p.Peer.Import(token)
+}
+
+func (p countedPeer) Drop(key uint32) {
+	p.c.drops()
+	p.Peer.Drop(key)
 }
 
 // TestBeginHeedsItsContext between the imports of leases, of which each may wait for the receiver.
@@ -42,7 +47,7 @@ func TestBeginHeedsItsContext(t *testing.T) {
 			if imports++; imports == 3 {
 				cancel()
 			}
-		}}
+		}, func() {}}
 	}})
 	_, err := p.sender.Begin(ctx, p.prefill.peer, 1, p.request(t, 1, 2, 3, 4, 5, 6, 7, 8))
 	require.ErrorIs(t, err, context.Canceled)
@@ -54,16 +59,17 @@ func TestLinesOfLostPeers(t *testing.T) {
 	p := newPair(t, setup{backend: newMem})
 	lost, other := connect(t, p.prefill.eng, p.decode.eng), p.prefill.peer
 	for _, peer := range []*engine.Peer{lost, other} {
-		p.sender.mu.Lock()
-		p.sender.join(peer)
-		p.sender.mu.Unlock()
-		p.sender.leave(peer)
+		p.joinAndLeave(peer)
 	}
 	require.Len(t, p.sender.lines, 2)
 	require.NoError(t, lost.Close())
-	p.sender.mu.Lock()
-	p.sender.join(other)
-	p.sender.mu.Unlock()
-	p.sender.leave(other)
+	p.joinAndLeave(other)
 	require.Len(t, p.sender.lines, 1)
+}
+
+func (p *pair) joinAndLeave(peer *engine.Peer) {
+	p.sender.mu.Lock()
+	push := &Push{line: p.sender.join(peer)}
+	p.sender.mu.Unlock()
+	p.sender.leave(push)
 }

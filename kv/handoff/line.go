@@ -78,12 +78,14 @@ func (s *Sender) join(peer *engine.Peer) *line {
 	return l
 }
 
-// leave ends a push, and closes the transfers of all lines that no push uses and whose peers are
-// gone, be it since a push to them ended.
-func (s *Sender) leave(peer *engine.Peer) {
+// leave forgets a push of which nothing is left: Close waits for all others. It closes the
+// transfers of all lines that no push uses and whose peers are gone, be it since a push to them
+// ended.
+func (s *Sender) leave(ended *Push) {
 	var gone []*line
 	s.mu.Lock()
-	s.lines[peer].pushes--
+	delete(s.pushes, ended.session)
+	ended.line.pushes--
 	for p, l := range s.lines {
 		if l.pushes == 0 && isLost(p) {
 			delete(s.lines, p)

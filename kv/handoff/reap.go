@@ -26,8 +26,13 @@ func (p *Push) run() {
 		case <-p.over:
 		}
 	}
-	for len(p.flights) > 0 { // and nothing is posted any more
-		p.reap(<-p.flights, timer)
+	for held := 0; held < cap(p.window); { // then no call of Layer is under way
+		select {
+		case f := <-p.flights:
+			p.reap(f, timer)
+		case p.window <- struct{}{}:
+			held++
+		}
 	}
 	<-p.ready
 	p.cleanUp()
@@ -168,12 +173,9 @@ func (p *Push) succeed() {
 }
 
 // cleanUp gives back what the Push holds, and tells the receiver of an end that
-// it does not know of. Preconditions: no transfer is in flight.
+// it does not know of. Preconditions: no transfer is in flight, nor a call of Layer under way.
 func (p *Push) cleanUp() {
-	s := p.s
-	s.mu.Lock()
-	delete(s.pushes, p.session)
-	s.mu.Unlock()
+	defer p.s.leave(p)
 	for i, b := range p.targets {
 		if i == 0 {
 			p.moor(b.remote)
@@ -181,12 +183,11 @@ func (p *Push) cleanUp() {
 			_ = b.remote.Close() // the receiver has ended the lease, or is about to
 		}
 	}
-	s.leave(p.peer)
 	var end *EndError
 	if !errors.As(p.Err(), &end) || end.Remote || isLost(p.peer) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.AbortTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), p.s.cfg.AbortTimeout)
 	defer cancel()
 	// Where it cannot be told, its own limits end the request.
 	_ = p.peer.Notify(ctx, appendHeader(nil, toReceiver, kindAbort, end.Reason, p.session))
