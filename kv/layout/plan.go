@@ -5,6 +5,7 @@ package layout
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/sluicehq/sluice/driver"
@@ -55,8 +56,7 @@ func NewPlan(from, to []*Side) (*Plan, error) {
 			"load the same model on both sides"}
 	}
 	p := &Plan{from: from, to: to}
-	b := builder{plan: p, from: index(from), to: index(to),
-		moves: make([][]layerMove, len(from)*len(to))}
+	b := builder{plan: p, from: index(from), to: index(to), moves: map[pair][]layerMove{}}
 	for _, k := range b.from.keys {
 		if b.to.views[k] == nil {
 			return nil, &UnlikeError{k.layer, k.part, "ranks that hold it", ranks(from), "none",
@@ -132,10 +132,13 @@ type layerMove struct {
 	move
 }
 
+// pair is the numbers of a sending and a receiving side.
+type pair struct{ from, to int }
+
 type builder struct {
 	plan     *Plan
 	from, to held
-	moves    [][]layerMove // by from*len(to)+to
+	moves    map[pair][]layerMove // of many ranks, each has to do with few
 }
 
 // meet shares out one part of one layer.
@@ -256,7 +259,7 @@ func (b *builder) add(k key, from, to *holder, begin, end int) error {
 	if err != nil || !ok {
 		return err
 	}
-	at := from.side*len(b.plan.to) + to.side
+	at := pair{from.side, to.side}
 	b.moves[at] = append(b.moves[at], layerMove{k.layer, m})
 	return nil
 }
@@ -267,18 +270,15 @@ func (b *builder) finish() {
 	for _, s := range b.plan.to {
 		b.plan.layers = append(b.plan.layers, byLayer(s))
 	}
-	for from := range b.plan.from {
-		for to := range b.plan.to {
-			list := b.moves[from*len(b.plan.to)+to]
-			if len(list) > 0 {
-				b.plan.edges[to] = append(b.plan.edges[to], b.edge(from, to, list))
-			}
-		}
+	for _, at := range slices.SortedFunc(maps.Keys(b.moves), func(a, b pair) int {
+		return cmp.Compare(a.from, b.from)
+	}) {
+		b.plan.edges[at.to] = append(b.plan.edges[at.to], b.edge(at, b.moves[at]))
 	}
 }
 
-func (b *builder) edge(from, to int, list []layerMove) Edge {
-	e := Edge{From: from, To: to, plan: b.plan, Op: driver.Write,
+func (b *builder) edge(at pair, list []layerMove) Edge {
+	e := Edge{From: at.from, To: at.to, plan: b.plan, Op: driver.Write,
 		at: make([]int, list[len(list)-1].layer+1), moves: make([]move, 0, len(list))}
 	for i := range list {
 		if i == 0 || list[i].layer != list[i-1].layer {

@@ -5,7 +5,10 @@ package layout
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // random returns a generator that a failure names.
@@ -39,6 +42,18 @@ func orders() []Order {
 	}
 	add("", "LPBTH")
 	return all
+}
+
+// TestManyRanks: a plan is as large as its edges, and not as all pairs of ranks.
+func TestManyRanks(t *testing.T) {
+	sides := group(t, gqa(1, 1, 4), Placement{TP: 1 << 11})
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	p, err := NewPlan(sides, sides)
+	runtime.ReadMemStats(&after)
+	require.NoError(t, err)
+	require.Len(t, p.Edges(7), 1)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(16<<20))
 }
 
 func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
