@@ -245,7 +245,13 @@ func (s *staging) move(op Op, m *Remote, off, n uint64) error {
 	return errors.Join(err, t.Close())
 }
 
-func (s *staging) close() error { return errors.Join(s.region.Close(), s.buffer.Close()) }
+// close leaves the bytes mapped where there is no proof: a backend may still use them.
+func (s *staging) close() error {
+	if err := s.region.Close(); err != nil {
+		return err
+	}
+	return s.buffer.Close()
+}
 
 func (p *Peer) borrowStaging() (*staging, error) {
 	p.mu.Lock()

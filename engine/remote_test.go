@@ -3,9 +3,13 @@
 package engine
 
 import (
+	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -25,6 +29,24 @@ func TestStagingWithoutProof(t *testing.T) {
 	if n := hostmem.InUse()["staging"] - before; n != stagingBytes {
 		t.Errorf("%d bytes are still mapped, want the %d that somebody may read", n, stagingBytes)
 	}
+}
+
+// TestStagingThatIsNotFenced stays mapped: without the proof a backend may still use the bytes.
+func TestStagingThatIsNotFenced(t *testing.T) {
+	var broken atomic.Bool
+	p, _, m := overFake(t, &fake{onFence: func(context.Context) error {
+		if broken.Load() {
+			return ErrTimeout
+		}
+		return nil
+	}}, limit)
+	before := hostmem.InUse()["staging"]
+	_, err := m.WriteAt([]byte("x"), 0)
+	require.NoError(t, err)
+	broken.Store(true)
+	require.ErrorIs(t, p.Close(), ErrTimeout)
+	require.EqualValues(t, stagingBytes, hostmem.InUse()["staging"]-before)
+	broken.Store(false)
 }
 
 // TestImportIsTriedAgain has an import that fails for a reason that passes.
