@@ -4,6 +4,7 @@ package handoff
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -155,6 +156,12 @@ func TestBadConfigs(t *testing.T) {
 		},
 		"a negative number": func(s *SenderConfig, r *ReceiverConfig) {
 			s.Window, r.RequestsMax = -1, -1
+		},
+		"too large a number": func(s *SenderConfig, r *ReceiverConfig) {
+			s.Window, r.RequestsMax = math.MaxInt, math.MaxInt
+		},
+		"too long messages": func(s *SenderConfig, r *ReceiverConfig) {
+			s.MessageMax, r.MessageMax = math.MaxInt, math.MaxInt
 		},
 		"one of its own kind": func(*SenderConfig, *ReceiverConfig) {},
 	} {

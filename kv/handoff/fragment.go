@@ -35,7 +35,7 @@ func (a *assembly) add(m *message, totalMax uint64) (bool, error) {
 // sendFragments sends a whole in messages of at most max bytes.
 func sendFragments(ctx context.Context, p *engine.Peer, to byte, k kind, session uint64,
 	whole []byte, max int) error {
-	msg := make([]byte, 0, max)
+	msg := make([]byte, 0, min(max, fragmentLen+len(whole)))
 	for off := 0; off < len(whole); {
 		n := min(max-fragmentLen, len(whole)-off)
 		msg = appendHeader(msg[:0], to, k, 0, session)

@@ -4,6 +4,7 @@ package handoff
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -57,13 +58,11 @@ func (c *ReceiverConfig) check() error {
 			"%s %d bytes: %w",
 			blocks, c.Geometry.Blocks(), c.Geometry.BlockBytes(), c.Region.Name(), c.Region.Size(),
 			engine.ErrBounds)
-	case c.RequestsMax < 1 || c.MessageMax < MessageMin:
-		return fmt.Errorf("receiver: RequestsMax %d, MessageMax %d (at least %d): %w",
-			c.RequestsMax, c.MessageMax, MessageMin, engine.ErrBounds)
 	case min(c.RoomTimeout, c.IdleTimeout, c.RevokeTimeout, c.NotifyTimeout) < 0:
 		return fmt.Errorf("receiver: a negative timeout: %w", engine.ErrBounds)
 	}
-	return nil
+	return errors.Join(limits.Within("RequestsMax", c.RequestsMax, 1, requestsMax),
+		limits.Within("MessageMax", c.MessageMax, MessageMin, messageMost))
 }
 
 // Receiver is the decode side. All methods may be called by any goroutine.

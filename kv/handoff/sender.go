@@ -4,6 +4,7 @@ package handoff
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -71,14 +72,19 @@ func (c *SenderConfig) check() error {
 		return fmt.Errorf("sender: region %s has %d bytes, its %d blocks need %d: %w",
 			c.Region.Name(), c.Region.Size(), c.Geometry.Blocks(), c.Geometry.PoolBytes(),
 			engine.ErrBounds)
-	case c.Window < 1 || c.PushesMax < 1 || c.MessageMax < MessageMin:
-		return fmt.Errorf("sender: Window %d, PushesMax %d, MessageMax %d (at least %d): %w",
-			c.Window, c.PushesMax, c.MessageMax, MessageMin, engine.ErrBounds)
 	case min(c.AnswerTimeout, c.LayerTimeout, c.TakenTimeout, c.AbortTimeout) < 0:
 		return fmt.Errorf("sender: a negative timeout: %w", engine.ErrBounds)
 	}
-	return nil
+	return errors.Join(limits.Within("Window", c.Window, 1, layout.LayersMax),
+		limits.Within("PushesMax", c.PushesMax, 1, requestsMax),
+		limits.Within("MessageMax", c.MessageMax, MessageMin, messageMost))
 }
+
+// requestsMax and messageMost are the most that a Config may ask for.
+const (
+	requestsMax = 1 << 20
+	messageMost = 1 << 30
+)
 
 // Sender is the prefill side. All methods may be called by any goroutine.
 type Sender struct {
