@@ -152,7 +152,7 @@ func (s *server) listen(ctx context.Context, conn net.Conn) (secure net.Conn, th
 var errHungUp = errors.New("too many silent connections")
 
 func (e *Engine) serveEnd(ctx context.Context) error {
-	if e.isClosing() {
+	if e.life.Err() != nil {
 		return ErrClosed
 	}
 	return ctx.Err()

@@ -19,6 +19,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -41,6 +44,24 @@ func serve(t *testing.T, e *Engine, l net.Listener) {
 			t.Error("Serve does not end")
 		}
 	})
+}
+
+// TestServeOfAnEngineThatCloses ends with ErrClosed, long before Close does.
+func TestServeOfAnEngineThatCloses(t *testing.T) {
+	served := make(chan error, 1)
+	var err error
+	e := open(t, "e", func(c *Config) {
+		c.Backends = []driver.Backend{&fake{onFence: func(context.Context) error {
+			err = <-served
+			return nil
+		}}}
+	})
+	register(t, e, "r", 4096)
+	l, listenErr := net.Listen("unix", t.TempDir()+"/socket")
+	require.NoError(t, listenErr)
+	go func() { served <- e.Serve(context.Background(), l) }()
+	require.NoError(t, e.Close())
+	require.ErrorIs(t, err, ErrClosed)
 }
 
 func TestServeAndDial(t *testing.T) {
