@@ -19,7 +19,7 @@ var sanitizers = []string{"-fsanitize=address,undefined", "-fno-sanitize-recover
 func TestPrograms(t *testing.T) {
 	for _, source := range []string{
 		"hello.c", "processes.c", "misuse.c", "pages.c", "pattern.c", "checksums.c", "fds.c",
-		"leases.c", "endings.c", "threads.c", "forks.c", "cycles.c", "raii.cpp",
+		"leases.c", "endings.c", "threads.c", "forks.c", "cycles.c", "raii.cpp", "unproven.cpp",
 	} {
 		t.Run(source, func(t *testing.T) { run(t, compile(t, source, sanitizers...)) })
 	}

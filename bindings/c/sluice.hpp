@@ -74,11 +74,12 @@ struct memory : owner<sluice_memory_close> {
 	uint64_t size = 0;
 };
 
-// Aborts what is posted before it closes, so that no byte lands any more afterwards.
+// Aborts what is posted before it closes, so that no byte lands any more afterwards. Where that
+// is not proved it closes all the same, and the code says so.
 inline int end_transfer(uint64_t id)
 {
-	int code = sluice_abort(id, SLUICE_FOREVER);
-	return code < 0 ? code : sluice_transfer_close(id);
+	int code = sluice_abort(id, SLUICE_FOREVER), closed = sluice_transfer_close(id);
+	return code < 0 ? code : closed;
 }
 
 struct transfer : owner<end_transfer> {
