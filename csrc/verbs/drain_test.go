@@ -40,11 +40,15 @@ const unreadMany = 3000
 // TestEndedPairIsDrained ends an owner's queue pair over which more has arrived than it has looked
 // at: what the initiator was told is done has arrived.
 func TestEndedPairIsDrained(t *testing.T) {
-	for name, purge := range map[string]uint32{"kept": 0, "purged": 1} {
+	for name, of := range map[string]struct{ blind, purge uint32 }{
+		"kept": {1, 0}, "purged": {1, 1}, "found behind its end": {3, 0},
+	} {
 		t.Run(name, func(t *testing.T) {
 			d := fakeDevices(t, 1)
-			d.fake.Device(1).Set(fakeverbs.Purge, purge)
+			far := d.fake.Device(1)
+			far.Set(fakeverbs.Purge, of.purge)
 			l := unread(t, d, unreadMany)
+			far.Set(fakeverbs.Blind, of.blind)
 			require.NoError(t, l.back.PairEnd(0))
 			require.EqualValues(t, unreadMany, l.far.Count(7))
 			require.EqualValues(t, unreadMany, l.back.Seen())

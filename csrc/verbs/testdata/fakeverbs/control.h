@@ -59,7 +59,8 @@ struct fake_panel {
 	_Atomic uint32_t dmabuf_errno; /* EOPNOTSUPP: the driver takes no dma-buf */
 	/*
 	 * 1: receives that completed are not found until a request that was flushed is. 2: they are
-	 * found only by a look that follows another one at the same queue.
+	 * found only by a look that follows another one at the same queue. 3: not until a queue
+	 * pair of the device is gone.
 	 */
 	_Atomic uint32_t blind;
 	/*

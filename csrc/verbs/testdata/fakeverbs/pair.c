@@ -130,6 +130,8 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *qp)
 	forget(qp->context, qp);
 	if (p->device->panel->purge)
 		purge(qp->recv_cq, qp->qp_num);
+	if (p->device->panel->blind == 3)
+		p->device->panel->blind = 0;
 	count(p, UINT32_MAX); /* -1 */
 	unlock();
 	free(p->ring);

@@ -262,14 +262,15 @@ int poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc)
 	int got = 0;
 
 	lock();
-	if (q->receives && (d->panel->blind == 1 || (d->panel->blind == 2 && d->looked != q)))
+	if (q->receives && (d->panel->blind == 1 || d->panel->blind == 3 ||
+			    (d->panel->blind == 2 && d->looked != q)))
 		n = 0;
 	d->looked = q;
 	for (; got < n && q->tail != q->head; q->tail++) {
 		struct cqe *e = &q->ring[q->tail % q->size];
 		struct pair *p = e->upto == NONE ? NULL : pair_of(e->pair);
 
-		if (e->wc.status == IBV_WC_WR_FLUSH_ERR)
+		if (e->wc.status == IBV_WC_WR_FLUSH_ERR && d->panel->blind != 3)
 			d->panel->blind = 0;
 		wc[got++] = e->wc;
 		if (p && p->reclaimed < e->upto)
