@@ -37,11 +37,13 @@ they could be, and which NIC and drive are near to which GPU.`,
 			}
 			s := machine.Source{Root: root,
 				LibraryDirs: filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))}
-			s.Backends = builtBackends(root == "", &n)
-			if root == "" {
+			_, few := openFilesLimit()
+			try := root == "" && !few
+			s.Backends = builtBackends(try, &n)
+			if try {
 				s.Known = slices.Concat(tcpChecks(&n.tcp), posixChecks())
 			}
-			if root == "" && withCgo {
+			if try && withCgo {
 				s.Known = slices.Concat(s.Known, ucxChecks(&n.ucx, os.Environ()),
 					rdmaChecks(&n.rdma), gdsChecks(gds.Config{}))
 			}

@@ -7,11 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
-)
 
-// openFilesMin is how many files a process must be allowed to open: with fewer, connections end
-// in the middle of a handshake, and libraries that are opened at run time end the process.
-const openFilesMin = 64
+	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
+)
 
 // needsFiles tells commands that open backends.
 func needsFiles(c *cobra.Command) bool {
@@ -24,14 +22,22 @@ func needsFiles(c *cobra.Command) bool {
 	return false
 }
 
+// openFilesLimit is how many files this process may open. few: too few to open backends.
+func openFilesLimit() (n uint64, few bool) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, false
+	}
+	return limit.Cur, limit.Cur < machine.OpenFilesMin
+}
+
 // checkOpenFiles refuses to begin what would fail half-way.
 func checkOpenFiles(c *cobra.Command, _ []string) error {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur >= openFilesMin ||
-		!needsFiles(c) {
+	n, few := openFilesLimit()
+	if !few || !needsFiles(c) {
 		return nil
 	}
 	return fmt.Errorf("this process may open %d files, and needs %d: raise the limit (ulimit -n "+
 		"%d; services: LimitNOFILE; containers: --ulimit nofile=1024)",
-		limit.Cur, openFilesMin, 16*openFilesMin)
+		n, machine.OpenFilesMin, 16*machine.OpenFilesMin)
 }

@@ -31,6 +31,18 @@ func TestFewOpenFiles(t *testing.T) {
 	require.Zero(t, status(t, c.Run()), stderr)
 }
 
+// TestDoctorWithFewOpenFiles: doctor names the limit, and neither tries nor blames a backend: UCX
+// ends a process that has too few.
+func TestDoctorWithFewOpenFiles(t *testing.T) {
+	for _, n := range []string{"8", "12", "24"} {
+		c, stdout, stderr := command(t, "-c", "ulimit -n "+n+"; exec \"$0\" doctor", binary)
+		c.Path, c.Args = "/bin/sh", append([]string{"sh"}, c.Args[1:]...)
+		require.Zero(t, status(t, c.Run()), "%s: %s", n, stderr)
+		require.Contains(t, stdout.String(), n+", and 64 are the least: no backend was tried")
+		require.NotRegexp(t, "open-(shm|tcp|posix|ucx)|ucx-near|tcp-privacy", stdout.String())
+	}
+}
+
 // TestAgentWithoutRoom: regions that the machine, or the container, has no memory for are refused.
 func TestAgentWithoutRoom(t *testing.T) {
 	small := hostmem.Machine{Total: 512 << 20, Available: 480 << 20}
