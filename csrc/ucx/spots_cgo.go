@@ -19,6 +19,7 @@ import (
 
 // The spots of Spots.Park: between a check of a thread and the act that relies on it.
 const (
+	AtNone   = C.SL_UCX_AT_NONE   // parks no thread any more
 	AtStore  = C.SL_UCX_AT_STORE  // the generation was good; the store follows
 	AtStored = C.SL_UCX_AT_STORED // the generation is looked at again next
 	AtCopy   = C.SL_UCX_AT_COPY   // ticket and age of a write were good; the copy follows
