@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Optional
 
 import numpy as np
 import pytest
 import sluice
 from conftest import LIMIT
-from nixl_agents import N, Two, finish
+from nixl_agents import N, Two, ask, begin, finish
 from sluice import nixl
 from sluice.nixl import bindings as b
 from sluice.nixl import listening, outbox, plugins
@@ -131,66 +134,75 @@ def test_meeting_one_holds_up_no_other(two: Two, monkeypatch: pytest.MonkeyPatch
     frozen.close()
 
 
-def test_notifications_wait_for_nobody(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    notify, let = Peer.notify, threading.Event()
+@contextmanager
+def no_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Peers take no notification until the event is set, as it is at the end."""
+    wait, room = sluice.Transfer.wait, threading.Event()
 
-    def full(self: Peer, message: bytes, timeout: Any = 5.0) -> None:
-        if not let.is_set():
-            let.wait(min(timeout, 0.01))
+    def held(self: sluice.Transfer, timeout: Optional[float] = None) -> None:
+        if not room.wait(0 if timeout else None):
             raise sluice.WaitTimeout("no room")
-        notify(self, message, timeout)
+        wait(self, timeout)
 
-    monkeypatch.setattr(Peer, "notify", full)
-    for i in range(200):
-        two.a.send_notif("beta", b"%d" % i)
-    let.set()
+    monkeypatch.setattr(sluice.Transfer, "wait", held)
+    yield room
+    room.set()
+
+
+def collect(agent: nixl.nixl_agent, n: int) -> list[bytes]:
     got: list[bytes] = []
     end = time.monotonic() + LIMIT
-    while len(got) < 200 and time.monotonic() < end:
-        got += two.b.get_new_notifs().get("alpha", [])
-    assert got == [b"%d" % i for i in range(200)]
+    while len(got) < n and time.monotonic() < end:
+        got += agent.get_new_notifs().get("alpha", [])
+    return got
+
+
+def test_notifications_wait_for_nobody(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    with no_room(monkeypatch):
+        for i in range(200):
+            two.a.send_notif("beta", b"%d" % i)
+    assert collect(two.b, 200) == [b"%d" % i for i in range(200)]
 
 
 def test_notifications_that_wait_are_bounded_by_bytes(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    let = threading.Event()
-
-    def full(self: Peer, message: bytes, timeout: Any = 5.0) -> None:
-        if let.wait(min(timeout, 0.01)):
-            raise sluice.PeerLostError("let go")
-        raise sluice.WaitTimeout("no room")
-
-    monkeypatch.setattr(Peer, "notify", full)
-    monkeypatch.setattr(outbox, "_BYTES", 1022)
-    for _ in range(2):
-        two.a.send_notif("beta", bytes(500))
-    with pytest.raises(b.nixlBackendError, match="2 notifications of 1022 bytes"):
-        two.a.send_notif("beta", b"x")
-    let.set()
+    with no_room(monkeypatch):
+        monkeypatch.setattr(outbox, "_BYTES", 1022)
+        for _ in range(2):
+            two.a.send_notif("beta", bytes(500))
+        with pytest.raises(b.nixlBackendError, match="2 notifications of 1022 bytes"):
+            two.a.send_notif("beta", b"x")
 
 
 def test_a_notification_that_is_too_long_loses_no_other(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room, notify = threading.Event(), Peer.notify
+    with no_room(monkeypatch):
+        two.a.send_notif("beta", b"before")
+        with pytest.raises(b.nixlInvalidParamError):
+            two.a.send_notif("beta", bytes(40 << 20))
+        two.a.send_notif("beta", b"behind")
+    assert collect(two.b, 2) == [b"before", b"behind"]
 
-    def full(self: Peer, message: bytes, timeout: Any = 5.0) -> None:
-        if len(message) < 1 << 20 and not room.wait(min(timeout, 0.01)):
-            raise sluice.WaitTimeout("no room")
-        notify(self, message, timeout)
 
-    monkeypatch.setattr(Peer, "notify", full)
-    two.a.send_notif("beta", b"before")
-    with pytest.raises(b.nixlInvalidParamError):
-        two.a.send_notif("beta", bytes(40 << 20))
-    two.a.send_notif("beta", b"behind")
-    room.set()
-    got: list[bytes] = []
-    end = time.monotonic() + LIMIT
-    while len(got) < 2 and time.monotonic() < end:
-        got += two.b.get_new_notifs().get("alpha", [])
-    assert got == [b"before", b"behind"]
+def test_a_peer_that_stands_still_is_not_given_up(start: Any) -> None:
+    """By a notification: it would be, if that were taken back after a while."""
+    params = {"plaintext": "true", "listen": "127.0.0.1:0"}
+    child, agent, _ = begin(start, "TCP", params, 4096)
+    agent.send_notif("target", b"first")
+    assert json.loads(ask(child, "notifs")) == {"initiator": ["first"]}
+    os.kill(child.pid, signal.SIGSTOP)
+    for i in range(200):
+        agent.send_notif("target", b"%d" % i)
+    time.sleep(2.5)  # longer than the engine waits for the proof of an end
+    os.kill(child.pid, signal.SIGCONT)
+    assert agent.check_remote_metadata("target")
+    got: list[str] = []
+    while len(got) < 200:
+        got += json.loads(ask(child, "notifs"))["initiator"]
+    assert got == [str(i) for i in range(200)]
+    agent.close()
 
 
 def test_old_metadata_forgets_no_live_agent(two: Two) -> None:
