@@ -237,6 +237,35 @@ def test_backend_that_was_named_serves(two: Two) -> None:
     both.close()
 
 
+def test_backend_that_a_list_was_prepared_for_serves() -> None:
+    agent = nixl.nixl_agent("both", nixl.nixl_agent_config(backends=["SHM"]))
+    agent.create_backend("TCP", {"plaintext": "true", "listen": "127.0.0.1:0"})
+    x = np.zeros(4096, np.uint8)
+    agent.register_memory([(x.ctypes.data, 4096, 0, "")], "DRAM")
+
+    def sides(local: list[str], remote: list[str]) -> list[Any]:
+        return [agent.prep_xfer_dlist(name, [(x.ctypes.data + at, 64, 0)], "DRAM", names)
+                for name, at, names in (("", 0, local), ("both", 64, remote))]
+
+    def moved() -> dict[str, int]:
+        assert agent._engine is not None
+        return {r["backend"]: r["bytes"] for r in agent._engine.stats()["routes"]}
+
+    for local, remote, named, by in ((["TCP"], ["TCP"], [], "tcp"), ([], ["TCP"], [], "tcp"),
+                                     (["TCP", "SHM"], ["SHM"], [], "shm"),
+                                     (["TCP"], ["TCP"], ["SHM"], "shm")):
+        here, there = sides(local, remote)
+        before = moved().get(by, 0)
+        h = agent.make_prepped_xfer("WRITE", here, [0], there, [0], backends=named)
+        finish(agent, h)
+        assert moved()[by] == before + 64
+        h.release()
+    here, there = sides(["SHM"], ["TCP"])
+    with pytest.raises(b.nixlInvalidParamError, match="for SHM, and the remote one for TCP"):
+        agent.make_prepped_xfer("WRITE", here, [0], there, [0])
+    agent.close()
+
+
 def test_child_that_ends_leaves_the_port() -> None:
     agent = nixl.nixl_agent("parent", nixl.nixl_agent_config(enable_listen_thread=True,
         listen_port=0))
@@ -260,7 +289,9 @@ def test_child_that_ends_leaves_the_port() -> None:
     agent.close()
 
 
-def test_parameters_that_mean_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_parameters_that_mean_nothing(caplog: pytest.LogCaptureFixture,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "trials", lambda name, params: [])  # there may be no UCX
     agent = nixl.nixl_agent("parameters", nixl.nixl_agent_config(backends=[]))
     agent.create_backend("POSIX", {"use_uring": "true", "ios_pool_size": "64", "depth": "32",
                                    "active": "true"})
@@ -310,6 +341,15 @@ def test_devices_are_those_that_were_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert opened({"ucx_devices": "mlx5_3,eth0"}) == {"shm": [], "rdma": ["devices=mlx5_3"],
                                                       "ucx": ["devices=mlx5_3,eth0"]}
     assert opened({"ucx_devices": "eth0"}) == {"shm": [], "ucx": ["devices=eth0"]}
+
+
+@pytest.mark.parametrize("word", ["device_list", "ucx_devices"])
+def test_devices_that_are_not_there(word: str) -> None:
+    agent = nixl.nixl_agent("devices", nixl.nixl_agent_config(backends=[]))
+    with pytest.raises(b.nixlNotSupportedError, match="ucx"):
+        agent.create_backend("UCX", {word: "nothing0"})
+    agent.create_backend("UCX")  # what was refused is not there
+    agent.close()
 
 
 @pytest.mark.parametrize(

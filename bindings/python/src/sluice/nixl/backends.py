@@ -7,7 +7,8 @@ import logging
 import threading
 from typing import Any, Iterable, Optional
 
-from ..engine import Engine, Limits
+from .. import errors
+from ..engine import Backend, Engine, Limits
 from . import bindings as b
 from . import plugins
 from .handles import translated
@@ -67,13 +68,24 @@ class Backends:
                 raise b.nixlNotAllowedError(f"create {backend} before memory is registered or an "
                                             f"agent is met")
             params = plugins.known(backend, {k: str(v) for k, v in (initParams or {}).items()})
-            tried = plugins.trial(backend, params)
-            if tried is not None:
-                with translated():
-                    Engine(self.name, [tried]).close()
+            with translated():
+                self._try(backend, plugins.trials(backend, params))
             self._params[backend] = params
             self.backends[backend] = len(self.backends) + 1
         logger.info("Backend %s was instantiated", backend)
+
+    def _try(self, backend: str, trials: list[Backend]) -> None:
+        """Opens each for a moment. That none opens is an error, and what does not is told of."""
+        failed: list[errors.Error] = []
+        for one in trials:
+            try:
+                Engine(self.name, [one]).close()
+            except errors.Error as e:
+                failed.append(e)
+        if failed and len(failed) == len(trials):
+            raise failed[0]
+        for why in failed:
+            logger.warning("%s: %s", backend, why)
 
     def _open(self, cards: Iterable[int] = ()) -> Engine:
         """The engine, which is opened when the cards are known that it serves."""

@@ -74,16 +74,12 @@ def backends(chosen: dict[str, dict[str, str]], cards: Iterable[int]) -> list[Ba
                 own.update(_translated(params))
             if not word.endswith("?"):
                 needed.add(backend)
-    devices = _devices(chosen.get("UCX", {}))
-    if devices:
-        options["ucx"] = {"devices": ",".join(devices)}
-        nics = [d for d in devices if _is_rdma(d)]
-        if nics:
-            options["rdma"].setdefault("devices", ",".join(nics))
-        elif "rdma" not in needed:
-            del options["rdma"]  # which would take all NICs
-        if "tcp" not in needed:
-            del options["tcp"]  # which would go by any network
+    named = _of_devices(chosen.get("UCX", {}))
+    if named:
+        for backend in {"rdma", "tcp"} - named.keys() - needed:
+            del options[backend]  # which would take all NICs, or go by any network
+        for backend, only in named.items():
+            options[backend] = {**only, **options.get(backend, {})}
     cards = sorted(set(cards))
     if "cuda" in options and "cuda" not in needed and not cards:
         del options["cuda"]  # it would take memory of every card for nothing
@@ -91,9 +87,15 @@ def backends(chosen: dict[str, dict[str, str]], cards: Iterable[int]) -> list[Ba
             for b in _ORDER if b in options]
 
 
-def _devices(params: dict[str, str]) -> list[str]:
-    """The network devices that UCX was told to use: by the plugin's word, or by UCX's own."""
-    return (params.get("ucx_devices") or params.get("device_list") or "").replace(",", " ").split()
+def _of_devices(params: dict[str, str]) -> dict[str, dict[str, str]]:
+    """What serves the network devices that UCX was told to use, by the plugin's word or by UCX's
+    own.
+    """
+    devices = (params.get("ucx_devices") or params.get("device_list") or "").replace(",",
+        " ").split()
+    nics = [d for d in devices if _is_rdma(d)]
+    return {name: {"devices": ",".join(of)} for name, of in (("ucx", devices), ("rdma", nics))
+            if of}
 
 
 def _is_rdma(device: str) -> bool:
@@ -127,13 +129,15 @@ def _translated(params: dict[str, str]) -> dict[str, str]:
     return options
 
 
-def trial(name: str, params: dict[str, str]) -> Optional[Backend]:
-    """A backend that tells at once whether the parameters of a plugin hold; None where opening it
-    would cost memory of cards.
+def trials(name: str, params: dict[str, str]) -> list[Backend]:
+    """Backends that tell at once whether the parameters of a plugin hold: one of them must open.
+    None where that would cost memory of cards.
     """
+    if name == "UCX":
+        return [_backend(of, only, False, []) for of, only in _of_devices(params).items()]
     if not PLUGINS[name].options or name == "CUDA":
-        return None
-    return _backend(PLUGINS[name].opens[0], _translated(params), False, [])
+        return []
+    return [_backend(PLUGINS[name].opens[0], _translated(params), False, [])]
 
 
 def alone(names: list[str]) -> Optional[str]:

@@ -83,8 +83,11 @@ class Transfers(Meeting):
         backends: Iterable[str] = (),
         skip_desc_merge: bool = False,
     ) -> nixl_xfer_handle:
-        """A transfer of some of the descriptors on each side, by their indices."""
+        """A transfer of some of the descriptors on each side, by their indices. Backends that were
+        named when the sides were prepared serve it, unless others are named here.
+        """
         op, names = _OPS[operation], self._handles(backends)
+        names = names or _common(local_xfer_side.backends, remote_xfer_side.backends)
         if local_xfer_side.at is None or remote_xfer_side.at is None:
             raise b.nixlInvalidParamError("a list of descriptors was released")
         if local_xfer_side.agent != "" or remote_xfer_side.agent == "":
@@ -222,6 +225,15 @@ def _unroll(strided: b.Rows) -> b.Rows:
     out: b.Rows = np.repeat(strided[:, :3], counts, axis=0)
     out[:, 0] += number.astype(np.uint64) * np.repeat(strided[:, 3], counts)
     return out
+
+
+def _common(local: list[str], remote: list[str]) -> list[str]:
+    """The backends that both sides were prepared for; a side without names is for all."""
+    both = [name for name in local or remote if name in (remote or local)]
+    if not both and (local or remote):
+        raise b.nixlInvalidParamError(f"the local side was prepared for {', '.join(local)}, and "
+                                      f"the remote one for {', '.join(remote)}")
+    return both
 
 
 def _indices(given: Any, n: int) -> Any:
