@@ -197,6 +197,23 @@ static void unlock_all(struct sl_ucx_context *c)
 
 /* Bytes of pages replaced with all locks held: others move theirs in between. */
 #define STEP (4u << 20)
+/* Between two steps; and how often, for others that wait and have not got a core since. */
+#define PAUSE_US 50
+#define PAUSES 200
+
+/* A lock that is taken again at once would hardly be free for others: they sleep by now. */
+static void give_way(struct sl_ucx_context *c)
+{
+	for (uint32_t i = 0; c && i < c->config.workers; i++) {
+		struct sl_ucx_worker *w = &c->workers[i];
+		unsigned turn = atomic_load(&w->turns);
+
+		for (int k = 0; k < PAUSES && atomic_load(&w->waiting) &&
+				atomic_load(&w->turns) == turn;
+		     k++)
+			usleep(PAUSE_US);
+	}
+}
 
 /* Puts pages that no peer has in the place of the old ones. */
 static int replace(struct sl_ucx_context *c, struct sl_ucx_context *beside, uint8_t *at,
@@ -218,6 +235,9 @@ static int replace(struct sl_ucx_context *c, struct sl_ucx_context *beside, uint
 			rc = -errno;
 		unlock_all(beside);
 		unlock_all(c);
+		usleep(PAUSE_US);
+		give_way(beside);
+		give_way(c);
 		if (rc != 0)
 			munmap(fresh + done, len - done);
 		done += step;
