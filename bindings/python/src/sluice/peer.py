@@ -13,7 +13,7 @@ from ._library import lib
 from ._region import Closing, Region, grow
 from ._typed import PeerInfo
 from ._words import text
-from .errors import ArgumentError, check
+from .errors import ArgumentError, Error, check
 from .transfer import Op, Transfer
 
 if TYPE_CHECKING:
@@ -138,3 +138,11 @@ class Remote(Closing):
     def __del__(self) -> None:
         if getattr(self, "_leased", False) and self._handle:  # a region's has one handle for all
             lib.remote_close(self._handle)
+
+
+def is_lost(peer: Peer) -> bool:
+    """Whether it is lost, or closed meanwhile."""
+    try:
+        return peer.lost
+    except Error:
+        return True

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Iterator, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Union
 
 from .. import errors
+from ..peer import is_lost
 from ..transfer import Transfer
 from . import bindings as b
 from .places import Located, Runs
@@ -68,10 +69,13 @@ class nixl_prepped_dlist_handle:
 class nixl_xfer_handle:
     """A transfer. `release` ends it: when that returns, no byte of it lands any more."""
 
-    def __init__(self, agent: Backends, transfer: Transfer, plugin: str, total: int,
+    def __init__(self, agent: Backends, make: Callable[[], Transfer], plugin: str, total: int,
                  count: int) -> None:
         self.agent, self.plugin, self.total, self.count = agent, plugin, total, count
-        self._transfer: Optional[Transfer] = transfer
+        self._make = make  # one more of the same, by the peer as it is connected then
+        self._transfer: Optional[Transfer] = make()
+        self._message = b""
+        self._gone = ""  # why the last post could not begin: its peer is gone
         self._posted = 0.0  # when, as time.time
         self._began = self._took = self._lasted = 0.0  # by the clock that never goes back
 
@@ -86,9 +90,44 @@ class nixl_xfer_handle:
             self.transfer.message(message)
         except errors.BusyError as e:
             raise b.nixlRepostActiveError(str(e)) from e
+        self._message = message
+
+    def _usable(self) -> Transfer:
+        """The transfer; made anew where its peer was lost since, unless it is under way."""
+        t = self.transfer
+        if not is_lost(t.peer) or self._is_under_way():
+            return t
+        self._transfer = self._make()
+        t.close()
+        if self._message:
+            self._transfer.message(self._message)
+        return self._transfer
+
+    def _is_under_way(self) -> bool:
+        try:
+            return self._posted > 0 and not self.transfer.test()
+        except errors.Error:
+            return False
 
     def post(self) -> str:
-        t = self.transfer
+        """Starts it. Where its peer was lost before, it is connected anew first: with a message,
+        which may come once alone, that is asked before, else only where the post ends so at once.
+        """
+        self._gone = ""
+        try:
+            self._start(self._usable() if self._message else self.transfer)
+            try:
+                return self.state()
+            except b.nixlRemoteDisconnectError:
+                if self._message:
+                    raise
+            self._start(self._usable())
+        except b.nixlRemoteDisconnectError as e:
+            self._gone = str(e)
+            raise
+        return self.state()
+
+    def _start(self, t: Transfer) -> None:
         self._posted, self._began, self._lasted = time.time(), time.perf_counter(), 0.0
         try:
             t.post()
@@ -97,10 +136,11 @@ class nixl_xfer_handle:
         except errors.Error as e:
             raise as_nixl(e) from e
         self._took = time.perf_counter() - self._began
-        return self.state()
 
     def state(self) -> str:
         t = self.transfer
+        if self._gone:
+            raise b.nixlRemoteDisconnectError(self._gone)
         if not self._posted:
             raise b.nixlNotPostedError("the transfer was not posted")
         try:

@@ -9,35 +9,20 @@ from typing import Any, Iterable, Iterator, Optional, Union
 
 from .. import errors
 from .._region import Region
-from ..peer import Peer, Remote
+from ..peer import is_lost
 from . import bindings as b
 from . import blob, listening, plugins
 from .backends import TOLD_ALWAYS, logger
 from .bindings import DEFAULT_COMM_PORT, as_text
 from .handles import translated
 from .memory import Memory
-from .outbox import Outbox
-from .places import Places, Range
+from .met import Met, Renewal
+from .places import Range
 
 Name = Union[str, bytes]
 
 _CONNECT = 10.0  # seconds
-
-
-def _is_lost(peer: Peer) -> bool:
-    try:
-        return peer.lost
-    except errors.Error:  # closed meanwhile
-        return True
-
-
-class Met:
-    """A peer, and where its memory lies."""
-
-    def __init__(self, peer: Peer) -> None:
-        self.peer = peer
-        self.places: Places[Remote] = Places()
-        self.outbox = Outbox(peer)
+_MOMENT = 1.0  # seconds that a call waits for a lost agent
 
 
 class Meeting(Memory):
@@ -97,13 +82,10 @@ class Meeting(Memory):
                     r.what = remote.peer.remote(r.name)
             except BaseException:
                 if remote is not known:
-                    remote.peer.close()
+                    remote.close()
                 raise
             with self._lock:
-                if m.whole:
-                    remote.places = Places()
-                for r in m.ranges:
-                    remote.places.put(r)
+                remote.learn(m.description, m.ranges, m.whole)
                 self._remotes[m.agent] = remote
         return m.agent.encode()
 
@@ -124,7 +106,7 @@ class Meeting(Memory):
 
     def _meet(self, m: blob.Metadata, known: Optional[Met]) -> Met:
         """The peer that the metadata is of, which may take its time to connect."""
-        if known is not None and not known.peer.lost:
+        if known is not None and not is_lost(known.peer):
             try:
                 known.peer.refresh(m.description)
                 return known
@@ -144,13 +126,13 @@ class Meeting(Memory):
         with self._lock:
             remote = self._remotes.pop(as_text(agent), None)
         if remote is not None:
-            remote.peer.close()
+            remote.close()
 
     def check_remote_metadata(self, agent: Name, descs: Optional[b.nixlXferDList] = None) -> bool:
         """Whether an agent is known and not lost, and all of a list in its memory."""
         with self._lock:
             remote = self._remotes.get(as_text(agent))
-            if remote is None or _is_lost(remote.peer):
+            if remote is None or is_lost(remote.peer):
                 return False
             if descs is None or descs.isEmpty():
                 return True
@@ -160,10 +142,53 @@ class Meeting(Memory):
                 return False
             return True
 
+    def _live(self, agent: Name) -> Met:
+        """An agent, connected anew where it was lost and lives. It waits a moment for that after a
+        loss, and not where the last try failed: that is nixlRemoteDisconnectError, while one more
+        is made. Preconditions: the caller does not hold the lock.
+        """
+        met, name = self._known(agent), as_text(agent)
+        if not is_lost(met.peer):
+            return met
+        with self._lock:
+            renewal = met.renewal
+            if renewal is None:
+                renewal = met.renewal = Renewal(_MOMENT if met.failure is None else 0)
+                threading.Thread(target=self._renew, args=(name, met, renewal),
+                                 name="sluice-nixl-renew", daemon=True).start()
+        renewal.wait()
+        met = self._known(agent)
+        if is_lost(met.peer):
+            raise b.nixlRemoteDisconnectError(f"{name} is lost, and was not connected anew: "
+                                              f"{met.failure or 'it has not answered yet'}")
+        return met
+
+    def _renew(self, name: str, met: Met, renewal: Renewal) -> None:
+        """Connects anew by what the agent's metadata said, if it is the same agent still."""
+        failure: Optional[Exception] = None
+        try:
+            with self._turn(name):
+                engine = self._engine
+                if engine is None or self._remotes.get(name) is not met or not is_lost(met.peer):
+                    return
+                peer, found = met.connect(engine, _CONNECT)
+                with self._lock:
+                    if self._remotes.get(name) is met:
+                        met.renew(peer, found)
+                        logger.info("%s was lost, and is connected anew", name)
+                    else:
+                        peer.close()
+        except errors.Error as e:  # it ended, or is out of reach
+            failure = e
+        finally:
+            with self._lock:
+                met.renewal, met.failure = None, failure
+            renewal.done.set()
+
     def make_connection(self, remote_agent: Name, backends: Iterable[str] = ()) -> None:
-        """Nothing: add_remote_agent has connected."""
+        """Nothing for an agent that lives: add_remote_agent has connected."""
         self._handles(backends)
-        self._known(remote_agent)
+        self._live(remote_agent)
 
     def send_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
         """Sends all metadata to the agent that listens there, without waiting for it."""

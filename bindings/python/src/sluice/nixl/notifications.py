@@ -71,6 +71,6 @@ class Notifications(Meeting):
                 if name == self.name:
                     self._open().self_peer().notify(message)
                 else:
-                    self._known(name).outbox.send(message)
+                    self._live(name).outbox.send(message)
             except errors.NoRouteError as e:  # what connected us is gone
                 raise b.nixlRemoteDisconnectError(str(e)) from e

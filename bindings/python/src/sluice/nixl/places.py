@@ -207,8 +207,8 @@ class Places(Generic[T]):
         return table
 
 
-def fill(t: Transfer, local: Located[Any], remote: Located[Any]) -> int:
-    """Lists pairs of descriptors, as a pattern where they are one. Returns how many were listed."""
+def fill(t: Transfer, local: Located[Any], remote: Located[Any]) -> None:
+    """Lists pairs of descriptors, as a pattern where they are one."""
     n = len(local.offsets)
     here = local.pattern or find_pattern(local)
     there = remote.pattern or find_pattern(remote)
@@ -224,7 +224,7 @@ def fill(t: Transfer, local: Located[Any], remote: Located[Any]) -> int:
             remote_base=there.base,
             remote_stride=there.stride,
         )
-        return n
+        return
     descs = np.stack([local.offsets, remote.offsets, local.lengths], axis=1)
     groups = np.zeros(n, np.int64) if local.which is None else local.which * len(remote.ranges)
     if remote.which is not None:
@@ -233,4 +233,3 @@ def fill(t: Transfer, local: Located[Any], remote: Located[Any]) -> int:
         i, j = divmod(g, len(remote.ranges))
         t.add_many(local.ranges[i].what, remote.ranges[j].what,
                    np.ascontiguousarray(descs[groups == g]))
-    return n

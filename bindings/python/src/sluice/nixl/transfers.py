@@ -7,7 +7,7 @@ from typing import Any, Iterable, Optional, Union
 
 import numpy as np
 
-from ..transfer import Op
+from ..transfer import Op, Transfer
 from . import bindings as b
 from . import lists, messages, plugins
 from .bindings import as_text
@@ -136,25 +136,39 @@ class Transfers(Meeting):
         if (local.lengths != remote.lengths).any():
             raise b.nixlInvalidParamError("descriptors of a pair differ in length")
         plugin = self._plugin(names, files)
+
+        def make() -> Transfer:
+            return self._filled(op, local, remote, agent, names)
+
+        handle = nixl_xfer_handle(self, make, plugin, int(local.lengths.sum()),
+                                  len(local.offsets))
+        if len(message):
+            try:
+                handle.set_message(messages.frame(self.name, message))
+            except BaseException:
+                handle.release()
+                raise
+        return handle
+
+    def _filled(self, op: Op, local: Located[Any], remote: Located[Any], agent: str,
+                names: list[str]) -> Transfer:
+        """A transfer between the two, to the agent as it is connected now."""
+        itself = agent in ("", self.name)
+        met = None if itself else self._live(agent)
         with self._lock, translated():
-            engine = self._open()
-            itself = agent in ("", self.name)
-            peer = engine.self_peer() if itself else self._known(agent).peer
-            if itself:
+            peer = self._open().self_peer() if met is None else met.peer
+            if met is None:
                 ranges = [Range[Any](r.kind, r.address, r.length, r.device, r.name,
                                      peer.remote(r.name)) for r in remote.ranges]
                 remote = Located(ranges, remote.which, remote.offsets, remote.lengths,
                                  remote.pattern)
             t = peer.transfer(op, only=plugins.alone(names))
             try:
-                count = fill(t, local, remote)
-                handle = nixl_xfer_handle(self, t, plugin, int(local.lengths.sum()), count)
-                if len(message):
-                    handle.set_message(messages.frame(self.name, message))
+                fill(t, local, remote)
             except BaseException:
                 t.close()
                 raise
-        return handle
+        return t
 
     def _plugin(self, names: list[str], files: bool) -> str:
         """Under which name query_xfer_backend knows a transfer."""

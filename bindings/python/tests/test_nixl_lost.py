@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The face of NIXL: an agent whose connections were lost, and which lives, is connected anew when
+it is next used."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+import time
+from contextlib import suppress
+from typing import Any, Iterator
+
+import numpy as np
+import pytest
+import sluice
+from conftest import LIMIT
+from nixl_agents import N, Two, finish
+from sluice.nixl import bindings as b
+from sluice.peer import Peer
+
+
+@pytest.fixture
+def apart() -> Iterator[Two]:
+    """Two agents that reach each other over sockets alone."""
+    both = Two(backends=["TCP"])
+    yield both
+    both.close()
+
+
+def cut(two: Two) -> Peer:
+    """Shuts every connection over TCP of this process, as a reset does, and waits until the loss is
+    known. Returns the peer that is lost."""
+    lost = two.a._remotes["beta"].peer
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as s:
+                s.getpeername()  # raises for what is connected to nobody
+                if s.family in (socket.AF_INET, socket.AF_INET6):
+                    s.shutdown(socket.SHUT_RDWR)
+    until(lambda: lost.lost)
+    return lost
+
+
+def until(holds: Any) -> None:
+    end = time.monotonic() + LIMIT
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def filled(two: Two, value: int) -> bool:
+    two.x[:] = value
+    h = two.a.initialize_xfer("WRITE", two.descs(two.x, (0, N)), two.descs(two.y, (0, N)), "beta")
+    finish(two.a, h)
+    h.release()
+    return bool((two.y == value).all())
+
+
+def test_the_next_use_connects_anew(apart: Two) -> None:
+    assert filled(apart, 1)
+    cut(apart)
+    assert filled(apart, 2)
+    cut(apart)
+    apart.a.send_notif("beta", b"still here")
+    until(lambda: apart.b.get_new_notifs() == {"alpha": [b"still here"]})
+    assert apart.a.check_remote_metadata("beta", apart.descs(apart.y, (0, N)))
+
+
+def test_lists_that_were_prepared_serve_on(apart: Two) -> None:
+    z = np.zeros(N, np.uint8)  # which beta tells of later, and alone
+    listed = apart.b.register_memory([(z.ctypes.data, N, 0, "")], "DRAM")
+    apart.a.add_remote_agent(apart.b.get_partial_agent_metadata(listed))
+    near = apart.a.prep_xfer_dlist("", apart.descs(apart.x, *((i * 64, 64) for i in range(16))))
+    far = [apart.a.prep_xfer_dlist("beta", apart.descs(of, *((i * 64, 64) for i in range(16))))
+           for of in (apart.y, z)]
+    apart.x[:] = np.arange(N) % 251
+    for of, there in zip((apart.y, z), far):
+        cut(apart)
+        h = apart.a.make_prepped_xfer("WRITE", near, [3, 1], there, [2, 5], b"done")
+        finish(apart.a, h)
+        h.release()
+        assert (of[128:192] == apart.x[192:256]).all() and (of[320:384] == apart.x[64:128]).all()
+
+
+@pytest.mark.parametrize("message", [b"", b"made with it"])
+def test_a_transfer_that_was_made_before_is_posted_again(apart: Two, message: bytes) -> None:
+    h = apart.a.initialize_xfer("WRITE", apart.descs(apart.x, (0, N)),
+                                apart.descs(apart.y, (0, N)), "beta", message)
+    finish(apart.a, h)
+    for value in (7, 8):
+        cut(apart)
+        apart.x[:] = value
+        finish(apart.a, h)
+        assert (apart.y == value).all()
+    if message:
+        until(lambda: len(apart.b.update_notifs().get("alpha", [])) == 3)
+    assert apart.b.update_notifs() == ({"alpha": [message] * 3} if message else {})
+    h.release()
+
+
+def test_what_was_under_way_fails(apart: Two) -> None:
+    """With the class of a lost peer, also where it is asked for after the agent was met anew."""
+    descs = apart.descs(apart.x, (0, N)), apart.descs(apart.y, (0, N))
+    hs = [apart.a.initialize_xfer("WRITE", *descs, "beta") for _ in range(64)]
+    for h in hs:
+        apart.a.transfer(h)
+    cut(apart)
+    assert filled(apart, 3)
+    ends = set()
+    for h in hs:
+        try:
+            until(lambda h=h: apart.a.check_xfer_state(h) == "DONE")
+            ends.add("done")
+        except b.nixlRemoteDisconnectError:
+            ends.add("lost")
+        h.release()
+    assert ends <= {"done", "lost"}
+
+
+def test_one_that_is_gone_holds_up_nobody(apart: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first use waits a moment for the connection, and no later one while none can be made."""
+    monkeypatch.setattr("sluice.nixl.meeting._MOMENT", 0.2)
+    connect, tries, let = sluice.Engine.connect, [], threading.Event()
+
+    def silent(self: sluice.Engine, *args: Any) -> Peer:
+        tries.append(threading.get_ident())
+        assert let.wait(LIMIT)
+        return connect(self, *args)
+
+    cut(apart)
+    monkeypatch.setattr(sluice.Engine, "connect", silent)
+    began = time.monotonic()
+    for _ in range(100):
+        with pytest.raises(b.nixlRemoteDisconnectError, match="connect"):
+            apart.a.send_notif("beta", b"anyone?")
+    assert time.monotonic() - began < 5 and len(tries) == 1
+    let.set()
+    until(lambda: apart.a.check_remote_metadata("beta"))
+    assert filled(apart, 4)
+
+
+def test_one_that_ended_stays_lost(apart: Two) -> None:
+    lost = apart.a._remotes["beta"].peer
+    apart.b.close()
+    until(lambda: lost.lost)
+    for _ in range(3):
+        with pytest.raises(b.nixlRemoteDisconnectError):
+            apart.a.send_notif("beta", b"anyone?")
+        until(lambda: apart.a._remotes["beta"].renewal is None)
+    apart.a.remove_remote_agent("beta")
+    with pytest.raises(b.nixlNotFoundError):
+        apart.a.send_notif("beta", b"anyone?")
