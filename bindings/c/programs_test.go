@@ -57,6 +57,14 @@ func TestFiles(t *testing.T) {
 	run(t, compile(t, "files.c", sanitizers...), t.TempDir())
 }
 
+// TestNIXL compiles a program for NIXL with our header, and runs it over shared memory and sockets.
+func TestNIXL(t *testing.T) {
+	program := compile(t, "nixl.cpp", append([]string{"-Inixl"}, sanitizers...)...)
+	for _, plugin := range []string{"UCX", "TCP"} {
+		t.Run(plugin, func(t *testing.T) { run(t, program, plugin, t.TempDir()) })
+	}
+}
+
 // TestDevice goes over the stand-in of the driver, or the libcuda that SLUICE_LIBCUDA names.
 func TestDevice(t *testing.T) {
 	library := os.Getenv("SLUICE_LIBCUDA")

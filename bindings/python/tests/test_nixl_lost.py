@@ -77,6 +77,7 @@ def test_lists_that_were_prepared_serve_on(apart: Two) -> None:
     near = apart.a.prep_xfer_dlist("", apart.descs(apart.x, *((i * 64, 64) for i in range(16))))
     far = [apart.a.prep_xfer_dlist("beta", apart.descs(of, *((i * 64, 64) for i in range(16))))
            for of in (apart.y, z)]
+    apart.a.add_remote_agent(apart.b.get_agent_metadata())  # all of it once more
     apart.x[:] = np.arange(N) % 251
     for of, there in zip((apart.y, z), far):
         cut(apart)

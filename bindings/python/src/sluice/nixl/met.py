@@ -41,12 +41,17 @@ class Met:
         self.peer, self.outbox = peer, Outbox(peer)
 
     def learn(self, description: bytes, ranges: Iterable[Range[Remote]], whole: bool) -> None:
-        """Adds ranges of its memory, or puts them in the place of all."""
+        """Adds ranges of its memory, or puts them in the place of all. Of a range that is known the
+        object stays: lists that were prepared refer to it.
+        """
+        known = {r.name: r for r in self.places.all()}
         if whole:
             self.places, self.told = Places(), {}
         self.description = description
         for r in ranges:
-            self.places.put(r)
+            old = known.get(r.name, r)
+            old.what = r.what
+            self.places.put(old)
             self.told[r.name] = description
 
     def connect(self, engine: Engine, timeout: float) -> tuple[Peer, dict[str, Remote]]:
