@@ -45,7 +45,8 @@ type stager struct {
 	e    *Engine
 	lane *lane
 
-	used atomic.Int64 // bytes of staging memory
+	used      atomic.Int64 // bytes of staging memory
+	exchanged atomic.Bool  // tickets were given to other engines
 
 	mu       sync.Mutex // guards what follows
 	memories map[uint32]*stagedMemory

@@ -23,6 +23,9 @@ type ticket struct {
 func (e *Engine) issueTicket(origin string) *ticket {
 	t := &ticket{origin: origin}
 	rand.Read(t.secret[:])
+	if origin != "" {
+		e.stager.exchanged.Store(true)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.tickets[t.secret] = t

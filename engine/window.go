@@ -115,25 +115,31 @@ func (s *stager) serveWindow(from *sender) {
 	w.end()
 }
 
-// hold counts a window of an engine that is known by a ticket. A connection that has shown
-// none counts for itself alone, and has one window at most: what it claims to be charges no
-// other.
+// noTicket is the origin of connections that have shown no ticket: they count together.
+const noTicket = "what shows no ticket"
+
+// hold counts a window of an engine that is known by a ticket, and of the host that it is on. A
+// connection that has shown none has one window at most: what it claims to be charges no other.
+// All of these are bounded only where others are to show tickets, to which they leave half.
 func (s *stager) hold(of *ticket) error {
-	if of == nil {
-		return nil
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.holders[of] >= windowsMax {
+	if of != nil && s.holders[of] >= windowsMax {
 		return fmt.Errorf("this engine has %d windows already: close connections: %w", windowsMax,
 			ErrFull)
 	}
-	if most := s.windowsOf(); of.origin != "" && s.origins[of.origin] >= most {
-		return fmt.Errorf("%s has %d windows already, half of Config.StagingBytes: close "+
-			"connections or raise it: %w", of.origin, most, ErrFull)
+	origin, bounded := noTicket, s.exchanged.Load()
+	if of != nil {
+		origin, bounded = of.origin, of.origin != ""
 	}
-	s.holders[of]++
-	s.origins[of.origin]++
+	if most := s.windowsOf(); bounded && s.origins[origin] >= most {
+		return fmt.Errorf("%s has %d windows already, half of Config.StagingBytes: close "+
+			"connections or raise it: %w", origin, most, ErrFull)
+	}
+	if of != nil {
+		s.holders[of]++
+	}
+	s.origins[origin]++
 	return nil
 }
 
@@ -144,16 +150,17 @@ func (s *stager) windowsOf() int {
 }
 
 func (s *stager) unhold(of *ticket) {
-	if of == nil {
-		return
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.holders[of]--; s.holders[of] == 0 {
-		delete(s.holders, of)
+	origin := noTicket
+	if of != nil {
+		origin = of.origin
+		if s.holders[of]--; s.holders[of] == 0 {
+			delete(s.holders, of)
+		}
 	}
-	if s.origins[of.origin]--; s.origins[of.origin] == 0 {
-		delete(s.origins, of.origin)
+	if s.origins[origin]--; s.origins[origin] == 0 {
+		delete(s.origins, origin)
 	}
 }
 

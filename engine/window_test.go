@@ -121,6 +121,27 @@ func TestWindowsOfOneHost(t *testing.T) {
 	until(t, "room again", func() bool { return more.askWindow(t) == nil })
 }
 
+// TestWindowsWithoutTicket leave half of the memory to engines that show one, once there are such.
+func TestWindowsWithoutTicket(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	const most = windowsMax + 1
+	a := newHost(t, "a")
+	b := newHost(t, "b", func(c *Config) { c.StagingBytes = 2 * most * slotsMax * slotBytes })
+	own := b.e.issueTicket("host a")
+	first := dialRaw(t, b.e, a.e, exchange.Secret{})
+	require.NoError(t, first.askWindow(t))
+	for range most - 1 {
+		require.NoError(t, dialRaw(t, b.e, a.e, exchange.Secret{}).askWindow(t))
+	}
+	more := dialRaw(t, b.e, a.e, exchange.Secret{})
+	err := more.askWindow(t)
+	require.ErrorIs(t, err, ErrFull)
+	require.ErrorContains(t, err, "what shows no ticket has 5 windows already")
+	require.NoError(t, dialRaw(t, b.e, a.e, own.secret).askWindow(t))
+	require.NoError(t, first.p.Close())
+	until(t, "room again", func() bool { return more.askWindow(t) == nil })
+}
+
 // shortAnswers is mem that takes short answers alone.
 type shortAnswers struct {
 	*mem.Backend
