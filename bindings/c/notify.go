@@ -82,21 +82,32 @@ func slgoNotificationFd(h C.uint64_t, fd *C.int, f *C.struct_slgo_fault) C.int {
 	if err != nil {
 		return answer(f, err)
 	}
-	in := &e.inbox
+	n, err := e.inbox.descriptor(e)
+	if err != nil {
+		return answer(f, fmt.Errorf("notification descriptor: %w", err))
+	}
+	*fd = C.int(n)
+	return C.SLUICE_OK
+}
+
+// descriptor makes it at first.
+func (in *inbox) descriptor(e *openEngine) (int, error) {
 	select {
 	case in.turn <- struct{}{}:
 	default:
-		return answer(f, fmt.Errorf("notification descriptor: a thread receives: ask before, or "+
-			"when it has returned: %w", engine.ErrBusy))
+		return -1, fmt.Errorf("a thread receives: ask before, or when it has returned: %w",
+			engine.ErrBusy)
 	}
 	defer func() { <-in.turn }()
 	if in.wake == nil {
 		if err := in.open(e); err != nil {
-			return answer(f, fmt.Errorf("notification descriptor: %w", err))
+			return -1, err
 		}
 	}
-	*fd = C.int(in.wake.FD())
-	return C.SLUICE_OK
+	if fd := in.wake.FD(); fd >= 0 {
+		return fd, nil
+	}
+	return -1, engine.ErrClosed
 }
 
 // open starts the goroutine behind a descriptor.
