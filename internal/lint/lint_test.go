@@ -104,6 +104,8 @@ var cases = []struct {
 	{"kv knows bench", "kv/pool/a.go", local("bench"), "built on package engine"},
 	{"kv knows cmd", "kv/pool/a.go", local("cmd/sluice"), "built on package engine"},
 	{"kv knows engine", "kv/pool/a.go", local("engine"), ""},
+	{"kv knows csrc", "kv/handoff/a.go", local("csrc/copy"), "only digests"},
+	{"digests know csrc", "kv/layout/a.go", local("csrc/digest"), ""},
 	{"csrc knows engine", "csrc/a.go", local("engine"), "serves backends"},
 	{"internal knows engine", "internal/park/a.go", local("engine"), "below everything"},
 	{"internal knows internal", "internal/testing/leak/a.go", local("internal/hostmem"), ""},

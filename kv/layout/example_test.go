@@ -3,6 +3,7 @@
 package layout_test
 
 import (
+	"errors"
 	"fmt"
 	"log"
 
@@ -64,4 +65,47 @@ func ExampleNewPlan() {
 	// rank 0: 1 entries of 80 runs of 256 bytes
 	// rank 1: 3 entries of 128 runs of 256 bytes
 	// rank 1: 1 entries of 80 runs of 256 bytes
+}
+
+// Both ends of an edge sum the same cells, each in its own memory. Here a byte was lost.
+func ExampleDigester() {
+	spec := layout.Spec{Name: "small", Tensors: []layout.Tensors{{Layers: []int{0},
+		Parts: []layout.Cells{{Name: "k", DType: "bf16", Units: 2, Bytes: 256}}}}}
+	nhd, err := layout.NewSide(spec, layout.Placement{Blocks: 4, Order: layout.VLLMNHD})
+	if err != nil {
+		log.Fatal(err)
+	}
+	hnd, err := layout.NewSide(spec, layout.Placement{Blocks: 4, Order: layout.VLLMHND})
+	if err != nil {
+		log.Fatal(err)
+	}
+	plan, err := layout.NewPlan([]*layout.Side{nhd}, []*layout.Side{hnd})
+	if err != nil {
+		log.Fatal(err)
+	}
+	digester, err := plan.NewDigester(layout.Seed{1, 2, 3}) // both ends: the same random seed
+	if err != nil {
+		log.Fatal(err)
+	}
+	edge, span := plan.Edges(0)[0], layout.Span{To: 40}
+	sender := layout.Held{Memory: [][]byte{make([]byte, nhd.Regions[0].Bytes)},
+		Tables: layout.Tables{{2, 0, 1}}, Span: span}
+	receiver := layout.Held{Receiver: true, Memory: [][]byte{make([]byte, hnd.Regions[0].Bytes)},
+		Tables: layout.Tables{{3, 1, 0}}, Span: span}
+	sender.Memory[0][2*16*512+5*512+256] = 7 // token 5, head 1, in block 2
+
+	err = edge.Locate(0, span, func(in layout.Scope) (bool, error) {
+		a, err := digester.Layer(&edge, 0, &sender, in)
+		if err != nil {
+			return false, err
+		}
+		b, err := digester.Layer(&edge, 0, &receiver, in) // a peer's answer
+		return a != b, err
+	})
+	var m *layout.MismatchError
+	if errors.As(err, &m) { // its text says all of it in words
+		fmt.Println("layer", m.Layer, m.Part, "heads", m.Units, "tokens", m.Tokens)
+	}
+	// Output:
+	// layer 0 k heads [1 2] tokens {5 6}
 }

@@ -14,6 +14,10 @@
 // which other, and Edge.Layer turns the block tables of one request into patterns
 // for engine.Transfer.AddPattern. A cell is the bytes of one token, or one position
 // of a state, in one layer, part, and head or state unit.
+//
+// A Digester sums the cells that an edge moves in the memory of either end. Both sums are equal
+// if both ends hold the same bytes, however they lay them out; Edge.Locate finds the layer, part,
+// heads and tokens of those that differ.
 package layout
 
 import (

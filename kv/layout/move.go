@@ -29,6 +29,9 @@ type move struct {
 	unit, start, period uint64
 	cell                uint64 // bytes
 	units, parts        axis   // heads or state units; parts of the same shape
+	first               uint64 // global number of the first unit
+	part                int    // index in Edge.parts of the first part
+	primary             bool   // no receiver before this one holds these cells
 	window              uint64 // 0: all tokens
 	state               bool
 }
@@ -94,11 +97,12 @@ func shardsOf(holders []holder) (string, bool) {
 
 // newMove returns the move of units begin to end, and false where the two shards have no
 // token in common.
-func newMove(k key, from, to *holder, begin, stop int) (move, bool, error) {
+func newMove(k key, from, to *holder, begin, stop int, primary bool) (move, bool, error) {
 	f, t := from.view, to.view
-	m := move{cell: f.Cell, state: from.group.State, period: 1,
-		window: uint64(to.group.Window),
-		units:  axis{uint64(stop - begin), f.Unit, t.Unit}, parts: axis{n: 1},
+	m := move{cell: f.Cell, state: from.group.State, period: 1, first: uint64(begin),
+		primary: primary,
+		window:  uint64(to.group.Window),
+		units:   axis{uint64(stop - begin), f.Unit, t.Unit}, parts: axis{n: 1},
 		from: newEnd(from, begin), to: newEnd(to, begin)}
 	if m.state {
 		m.unit, m.from.per, m.to.per = uint64(f.Tokens), 1, 1
@@ -174,7 +178,7 @@ func (m *move) join(n *move) bool {
 	if a.parts.n > 1 {
 		parts.from, parts.to = a.parts.from, a.parts.to
 	}
-	a.from.base, a.to.base, a.parts = 0, 0, axis{}
+	a.from.base, a.to.base, a.parts, a.part = 0, 0, axis{}, 0
 	b.from.base, b.to.base, b.parts = 0, 0, axis{}
 	if a != b {
 		return false

@@ -17,6 +17,7 @@ type Plan struct {
 	from, to []*Side
 	edges    [][]Edge    // by receiver
 	layers   [][][]*View // of the receivers: by receiver and layer
+	kinds    []kind      // of cells
 }
 
 // Edge is what one rank sends to one other. It holds no request: any number of goroutines
@@ -34,6 +35,7 @@ type Edge struct {
 	Layers []int // global numbers that the edge carries, ascending; not to be changed
 
 	plan  *Plan
+	parts []int  // indices in Plan.kinds, of each move in turn
 	moves []move // by layer
 	first []int  // of the moves of layer Layers[i]; one more than Layers
 	at    []int  // index in Layers plus one, by global layer; 0: none
@@ -56,7 +58,8 @@ func NewPlan(from, to []*Side) (*Plan, error) {
 			"load the same model on both sides"}
 	}
 	p := &Plan{from: from, to: to}
-	b := builder{plan: p, from: index(from), to: index(to), moves: map[pair][]layerMove{}}
+	b := builder{plan: p, from: index(from), to: index(to), kinds: map[kind]int{},
+		moves: map[pair][]layerMove{}}
 	for _, k := range b.from.keys {
 		if b.to.views[k] == nil {
 			return nil, &UnlikeError{k.layer, k.part, "ranks that hold it", ranks(from), "none",
@@ -127,8 +130,14 @@ func index(sides []*Side) held {
 	return h
 }
 
+// kind is what cells must have in common to be digested alike.
+type kind struct {
+	part, dtype string
+	cell        uint64
+}
+
 type layerMove struct {
-	layer int
+	layer, kind int
 	move
 }
 
@@ -138,6 +147,7 @@ type pair struct{ from, to int }
 type builder struct {
 	plan     *Plan
 	from, to held
+	kinds    map[kind]int         // indices in Plan.kinds
 	moves    map[pair][]layerMove // of many ranks, each has to do with few
 }
 
@@ -179,33 +189,36 @@ func (b *builder) feed(k key, to *holder, senders, readers []holder) error {
 	for shard := range senders[0].group.shards() {
 		begin := to.view.First
 		var last *holder
+		var lastPrimary bool
 		for u := begin; u < to.view.First+to.view.Count; {
-			chosen, next := choose(k.layer, u, shard, to, senders, readers)
+			chosen, primary, next := choose(k.layer, u, shard, to, senders, readers)
 			if chosen == nil {
 				return &UnlikeError{k.layer, k.part, fmt.Sprintf("head or unit %d", u),
 					"it on none of " + ranks(b.plan.from),
 					fmt.Sprintf("it on rank %d", b.plan.to[to.side].Rank),
 					"pass the sides of all ranks of the sending group"}
 			}
-			if last != nil && last != chosen {
-				if err := b.add(k, last, to, begin, u); err != nil {
+			if last != nil && (last != chosen || lastPrimary != primary) {
+				if err := b.add(k, last, to, begin, u, lastPrimary); err != nil {
 					return err
 				}
 				begin = u
 			}
-			last, u = chosen, next
+			last, lastPrimary, u = chosen, primary, next
 		}
-		if err := b.add(k, last, to, begin, to.view.First+to.view.Count); err != nil {
+		if err := b.add(k, last, to, begin, to.view.First+to.view.Count,
+			lastPrimary); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// choose picks the sender of a unit for one reader, and returns the unit at which the
-// choice must be made anew. Among R senders and n readers of the same cells, reader j takes
-// sender j mod R if R divides n; otherwise layers take turns.
-func choose(layer, unit, shard int, to *holder, senders, readers []holder) (*holder, int) {
+// choose picks the sender of a unit for one reader, and returns whether that reader is the
+// first to hold it, and the unit at which the choice must be made anew. Among R senders and n
+// readers of the same cells, reader j takes sender j mod R if R divides n; otherwise layers take
+// turns.
+func choose(layer, unit, shard int, to *holder, senders, readers []holder) (*holder, bool, int) {
 	next := to.view.First + to.view.Count
 	var copies [64]*holder // of more replicas than that, the others stay idle
 	n, j, same := 0, 0, 0
@@ -224,7 +237,7 @@ func choose(layer, unit, shard int, to *holder, senders, readers []holder) (*hol
 		}
 	}
 	if n == 0 {
-		return nil, next
+		return nil, false, next
 	}
 	for i := range readers {
 		r := &readers[i]
@@ -242,11 +255,11 @@ func choose(layer, unit, shard int, to *holder, senders, readers []holder) (*hol
 	}
 	switch {
 	case same%n == 0:
-		return copies[j%n], next
+		return copies[j%n], j == 0, next
 	case n%same == 0:
-		return copies[j+same*(layer%(n/same))], next
+		return copies[j+same*(layer%(n/same))], j == 0, next
 	}
-	return copies[(j+layer)%n], next
+	return copies[(j+layer)%n], j == 0, next
 }
 
 func (h *holder) holds(unit int) bool {
@@ -254,13 +267,20 @@ func (h *holder) holds(unit int) bool {
 }
 
 // add puts the move of some units on its edge, unless the shards have no token in common.
-func (b *builder) add(k key, from, to *holder, begin, end int) error {
-	m, ok, err := newMove(k, from, to, begin, end)
+func (b *builder) add(k key, from, to *holder, begin, end int, primary bool) error {
+	m, ok, err := newMove(k, from, to, begin, end, primary)
 	if err != nil || !ok {
 		return err
 	}
+	cells := kind{k.part, to.view.DType, m.cell}
+	number, ok := b.kinds[cells]
+	if !ok {
+		number = len(b.plan.kinds)
+		b.kinds[cells] = number
+		b.plan.kinds = append(b.plan.kinds, cells)
+	}
 	at := pair{from.side, to.side}
-	b.moves[at] = append(b.moves[at], layerMove{k.layer, m})
+	b.moves[at] = append(b.moves[at], layerMove{k.layer, number, m})
 	return nil
 }
 
@@ -286,11 +306,13 @@ func (b *builder) edge(at pair, list []layerMove) Edge {
 			e.first = append(e.first, len(e.moves))
 			e.at[list[i].layer] = len(e.Layers)
 		}
+		e.parts = append(e.parts, list[i].kind)
 		if since := e.moves[e.first[len(e.first)-1]:]; len(since) > 0 &&
 			since[len(since)-1].join(&list[i].move) {
 			continue
 		}
 		e.moves = append(e.moves, list[i].move)
+		e.moves[len(e.moves)-1].part = i
 	}
 	e.first = append(e.first, len(e.moves))
 	if info := e.info(); 2*info.SenderRuns < info.ReceiverRuns {

@@ -69,21 +69,33 @@ func (m *move) clip(s Span) (from, to uint64) {
 }
 
 func (w *writer) move(m *move, s Span) {
-	begin, end := m.clip(s)
-	if begin == end {
-		return
+	for _, t := range m.stretches(m.clip(s)) {
+		w.stretch(m, t)
 	}
-	entry, rest := begin/m.unit, begin%m.unit
-	i := m.entryOf(entry)
-	if rest > 0 && m.start+i*m.period == entry {
-		w.part(m, i, rest, min(end-entry*m.unit, m.unit))
+}
+
+// stretch is count entries of a move from entry on, and of each of them tokens a to a+n.
+type stretch struct{ entry, count, a, n uint64 }
+
+// stretches cuts tokens begin to end into part of an entry, whole ones, and part of the last.
+func (m *move) stretches(begin, end uint64) (list [3]stretch) {
+	if begin >= end {
+		return list
+	}
+	chunk, rest := begin/m.unit, begin%m.unit
+	i := m.entryOf(chunk)
+	if rest > 0 && m.start+i*m.period == chunk {
+		list[0] = stretch{i, 1, rest, min(end-chunk*m.unit, m.unit) - rest}
 		i++
 	}
 	last := m.entryOf(end / m.unit)
-	w.whole(m, i, last)
-	if last >= i && end%m.unit > 0 && m.start+last*m.period == end/m.unit {
-		w.part(m, last, 0, end%m.unit)
+	if last > i {
+		list[1] = stretch{i, last - i, 0, m.unit}
 	}
+	if last >= i && end%m.unit > 0 && m.start+last*m.period == end/m.unit {
+		list[2] = stretch{last, 1, 0, end % m.unit}
+	}
+	return list
 }
 
 // entryOf returns the first entry at or behind a chunk.
@@ -94,24 +106,18 @@ func (m *move) entryOf(chunk uint64) uint64 {
 	return (chunk - m.start + m.period - 1) / m.period
 }
 
-// part appends tokens a to b of one entry.
-func (w *writer) part(m *move, entry, a, b uint64) {
-	p := w.shape(m, b-a)
-	from := m.from.side(w.from, entry, 1)
-	to := m.to.side(w.to, entry, 1)
-	from.Base += a * m.from.token
-	to.Base += a * m.to.token
-	w.put(m, p, from, to)
-}
-
-// whole appends entries i to n: at once, unless a table wraps on the way.
-func (w *writer) whole(m *move, i, n uint64) {
-	for i < n {
-		count := min(n-i, m.from.toWrap(i), m.to.toWrap(i))
-		p := w.shape(m, m.unit)
+// stretch appends a stretch: at once, unless a table wraps on the way.
+func (w *writer) stretch(m *move, t stretch) {
+	for t.count > 0 {
+		count := min(t.count, m.from.toWrap(t.entry), m.to.toWrap(t.entry))
+		p := w.shape(m, t.n)
 		p.Count = int(count)
-		w.put(m, p, m.from.side(w.from, i, count), m.to.side(w.to, i, count))
-		i += count
+		from, to := m.from.side(w.from, t.entry, count), m.to.side(w.to, t.entry, count)
+		from.Base += t.a * m.from.token
+		to.Base += t.a * m.to.token
+		w.put(m, p, from, to)
+		t.entry += count
+		t.count -= count
 	}
 }
 

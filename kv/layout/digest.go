@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package layout
+
+import (
+	"fmt"
+
+	"github.com/sluicehq/sluice/csrc/digest"
+)
+
+// Digest is what the cells of a set sum to: two sums, and how many they are. It does not depend
+// on how the cells lie, so that both ends of an edge have the same digest if they hold the same
+// bytes; digests of edges and layers add up (Add) to those of ranks and requests. What a digest
+// can miss is in the comment of package csrc/digest.
+type Digest = digest.Digest
+
+// Seed chooses the keys of digests. Both ends need the same one; draw it at random for each
+// hand-over.
+type Seed = digest.Seed
+
+// Digester digests what a plan moves, under one seed. It never changes: any number of
+// goroutines may use it.
+type Digester struct {
+	plan *Plan
+	keys []*digest.Key // by Plan.kinds
+}
+
+// NewDigester derives the keys for all parts of a plan: for each part twice the bytes of a cell.
+// The error is that of a part without a key, which no plan has.
+func (p *Plan) NewDigester(seed Seed) (*Digester, error) {
+	d := &Digester{plan: p, keys: make([]*digest.Key, len(p.kinds))}
+	for i, k := range p.kinds {
+		var err error
+		if d.keys[i], err = digest.NewKey(seed, k.part, k.dtype, k.cell); err != nil {
+			return nil, fmt.Errorf("part %q: %w", k.part, err)
+		}
+	}
+	return d, nil
+}
+
+// Held is where one end of an edge keeps a request.
+type Held struct {
+	Receiver bool     // the end: that of the receiver, or of the sender
+	Memory   [][]byte // by the number of the region in Side.Regions; read during calls only
+	Tables   Tables
+	Span     Span
+}
+
+// Scope narrows a digest down. The zero value takes everything in.
+type Scope struct {
+	Part   string // "": all
+	Units  [2]int // heads or units, from and to (excluded), by their number in the model; zero: all
+	Tokens Span   // or positions of a state; zero: all
+
+	// Once leaves out cells that an earlier receiver of the plan holds, too. The sum over all
+	// edges then has each cell once, and is equal for any two layouts of a model.
+	Once bool
+}
+
+// coordinate is what a cell is known by beside its part, which is in the key: 12 bits of layer,
+// 20 of unit and 32 of token, as the bounds of this package have them.
+func coordinate(layer int, unit, token uint64) uint64 {
+	return uint64(layer)<<52 | unit<<32 | token
+}
+
+// Layer digests the cells of one layer that an edge of the plan moves, in the memory of one end:
+// what Edge.Layer names for the same span, and neither tails nor other blocks. An edge that does
+// not carry the layer has the zero Digest. It reads each cell once and allocates nothing; cells
+// of a few bytes, as convolution states have, take a few nanoseconds each.
+//
+// Errors are ErrRequest, and driver.ErrBounds for a table that names a block outside the memory,
+// of which nothing outside was read. What writes to the cells meanwhile changes the digest.
+func (d *Digester) Layer(e *Edge, layer int, h *Held, in Scope) (Digest, error) {
+	s := h.Span
+	if e.plan != d.plan || s.From > s.To || s.To > BlocksMax {
+		return Digest{}, fmt.Errorf("digest: tokens %d to %d, want at most %d, of an edge of the "+
+			"digester's plan: %w", s.From, s.To, uint64(BlocksMax), ErrRequest)
+	}
+	if layer < 0 || layer >= len(e.at) || e.at[layer] == 0 {
+		return Digest{}, nil
+	}
+	r := digesting{d: d, h: h, in: in, layer: layer}
+	i := e.at[layer] - 1
+	for j := e.first[i]; j < e.first[i+1]; j++ {
+		m := &e.moves[j]
+		for n := range m.parts.n {
+			if err := r.part(m, e.parts[m.part+int(n)], n); err != nil {
+				return Digest{}, err
+			}
+		}
+	}
+	return r.sum, nil
+}
+
+// digesting is one call of Digester.Layer.
+type digesting struct {
+	d     *Digester
+	h     *Held
+	in    Scope
+	layer int
+	sum   Digest
+}
+
+// part adds part n of a move.
+func (r *digesting) part(m *move, kind int, n uint64) error {
+	if r.in.Once && !m.primary || r.in.Part != "" && r.in.Part != r.d.plan.kinds[kind].part {
+		return nil
+	}
+	first, last := m.first, m.first+m.units.n
+	if r.in.Units != [2]int{} {
+		first = max(first, uint64(max(0, r.in.Units[0])))
+		last = min(last, uint64(max(0, r.in.Units[1])))
+	}
+	begin, stop := m.clip(r.h.Span)
+	if r.in.Tokens != (Span{}) {
+		begin, stop = max(begin, r.in.Tokens.From), min(stop, r.in.Tokens.To)
+	}
+	if first >= last || begin >= stop {
+		return nil
+	}
+	e, unit, part := &m.from, m.units.from, m.parts.from
+	if r.h.Receiver {
+		e, unit, part = &m.to, m.units.to, m.parts.to
+	}
+	c := digest.Cells{Turn: m.period * m.unit, Outer: digest.Axis{N: last - first, By: unit,
+		On: coordinate(0, 1, 0)}}
+	for _, t := range m.stretches(begin, stop) {
+		for t.count > 0 {
+			count := min(t.count, e.toWrap(t.entry))
+			c.At, c.Count = e.side(r.h.Tables, t.entry, count), int(count)
+			c.At.Base += n*part + (first-m.first)*unit + t.a*e.token
+			c.Axis = digest.Axis{N: t.n, By: e.token, On: 1}
+			c.Coord = coordinate(r.layer, first, (m.start+t.entry*m.period)*m.unit+t.a)
+			if err := r.cells(e, c, kind); err != nil {
+				return err
+			}
+			t.entry += count
+			t.count -= count
+		}
+	}
+	return nil
+}
+
+// cells adds cells of one end.
+func (r *digesting) cells(e *end, c digest.Cells, kind int) error {
+	if c.At.List == nil || e.region >= len(r.h.Memory) {
+		return fmt.Errorf("layer %d: no region %d among %d, or a block table of group %d with "+
+			"fewer slots than %d tokens need: %w", r.layer, e.region, len(r.h.Memory), e.group,
+			r.h.Span.To, ErrRequest)
+	}
+	if c.Axis.By > c.Outer.By && c.Outer.N > 1 { // in the order of the addresses
+		c.Axis, c.Outer = c.Outer, c.Axis
+	}
+	sum, err := digest.Sum(r.h.Memory[e.region], &c, r.d.keys[kind])
+	if err != nil {
+		return fmt.Errorf("layer %d, part %q: a block of group %d lies outside the %d bytes of "+
+			"region %d: %w", r.layer, r.d.plan.kinds[kind].part, e.group,
+			len(r.h.Memory[e.region]), e.region, err)
+	}
+	r.sum.Add(sum)
+	return nil
+}
