@@ -107,28 +107,61 @@ static inline int sl_reach(uint64_t *end, uint64_t n, uint64_t step)
 	return !__builtin_mul_overflow(n, step, &more) && !__builtin_add_overflow(*end, more, end);
 }
 
-/* Whether no offset overflows, of entries of so many bytes from the first to the last. */
-static inline int sl_sides_sound(const struct sl_pages *p, uint64_t local, uint64_t remote)
+/* How many numbers a list has. */
+static inline uint32_t sl_slots(uint64_t count, uint32_t first, uint32_t per)
 {
-	return sl_reach(&local, UINT32_MAX, p->local_stride) &&
-	       sl_reach(&local, 1, p->local_base) &&
-	       sl_reach(&remote, UINT32_MAX, p->remote_stride) &&
-	       sl_reach(&remote, 1, p->remote_base);
+	return (uint32_t)(per > 1 ? (first + count + per - 1) / per : count);
+}
+
+/* Strides below this overflow with no number. */
+#define SL_STRIDE_USUAL (1u << 31)
+
+/*
+ * Whether no offset of a side overflows, of entries of so many bytes from the first to the last. A
+ * list that changes afterwards leads to a place that is compared with the memory's size.
+ */
+static inline int sl_side_sound(uint64_t end, uint64_t base, uint64_t stride, const uint32_t *list,
+				uint32_t slots)
+{
+	uint64_t last = list ? 0 : slots - 1;
+
+	if (stride <= SL_STRIDE_USUAL)
+		last = UINT32_MAX;
+	for (uint32_t i = 0; list && stride > SL_STRIDE_USUAL && i < slots; i++)
+		last = list[i] > last ? list[i] : last;
+	return sl_reach(&end, last, stride) && sl_reach(&end, 1, base);
+}
+
+/* 0: there are too many, or none. */
+static inline int sl_count_sound(const struct sl_pages *p)
+{
+	return p->count > 0 && p->count <= SL_PIECES_MAX && p->entry > 0;
 }
 
 /* 0: there are too many, or an offset of the pattern could overflow. */
-static inline int sl_pages_sound(const struct sl_pages *p)
+static inline int sl_pages_sound(const struct sl_pages *p, const uint32_t *local,
+				 const uint32_t *remote)
 {
-	return p->count > 0 && p->count <= SL_PIECES_MAX && p->entry > 0 &&
-	       sl_sides_sound(p, p->entry, p->entry);
+	return sl_count_sound(p) &&
+	       sl_side_sound(p->entry, p->local_base, p->local_stride, local,
+			     (uint32_t)p->count) &&
+	       sl_side_sound(p->entry, p->remote_base, p->remote_stride, remote,
+			     (uint32_t)p->count);
+}
+
+/* The last entry that any slot holds. */
+static inline uint64_t sl_last_in(uint64_t count, uint32_t first, uint32_t per)
+{
+	return per > 1 ? (first + count < per ? first + count : per) - 1 : 0;
 }
 
 /* The same, of a pattern that is not plain. */
-static inline int sl_nest_sound(const struct sl_pages *p, const struct sl_nest *nest)
+static inline int sl_nest_sound(const struct sl_pages *p, const struct sl_nest *nest,
+				const uint32_t *local_list, const uint32_t *remote_list)
 {
 	uint64_t local = p->entry, remote = p->entry, runs = 1;
 
-	if (!sl_pages_sound(p) || nest->loops > SL_LOOPS_MAX)
+	if (!sl_count_sound(p) || nest->loops > SL_LOOPS_MAX)
 		return 0;
 	for (uint32_t k = 0; k < nest->loops; k++) {
 		const struct sl_loop *l = &nest->loop[k];
@@ -139,15 +172,14 @@ static inline int sl_nest_sound(const struct sl_pages *p, const struct sl_nest *
 			return 0;
 	}
 	return runs == nest->runs && runs * p->count <= SL_PIECES_MAX &&
-	       sl_reach(&local, nest->local_per, nest->local_step) &&
-	       sl_reach(&remote, nest->remote_per, nest->remote_step) &&
-	       sl_sides_sound(p, local, remote);
-}
-
-/* How many numbers a list has. */
-static inline uint32_t sl_slots(uint64_t count, uint32_t first, uint32_t per)
-{
-	return (uint32_t)(per > 1 ? (first + count + per - 1) / per : count);
+	       sl_reach(&local, sl_last_in(p->count, nest->local_first, nest->local_per),
+			nest->local_step) &&
+	       sl_reach(&remote, sl_last_in(p->count, nest->remote_first, nest->remote_per),
+			nest->remote_step) &&
+	       sl_side_sound(local, p->local_base, p->local_stride, local_list,
+			     sl_slots(p->count, nest->local_first, nest->local_per)) &&
+	       sl_side_sound(remote, p->remote_base, p->remote_stride, remote_list,
+			     sl_slots(p->count, nest->remote_first, nest->remote_per));
 }
 
 static inline uint32_t sl_local_slots(const struct sl_pieces *s)

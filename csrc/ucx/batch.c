@@ -370,7 +370,8 @@ int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 	const struct tail tail = {notif, notif_len, counter};
 	int64_t rc;
 
-	if (!(nest ? sl_nest_sound(p, nest) : sl_pages_sound(p)) || notif_len > SL_UCX_NOTIF_MAX)
+	if (!(nest ? sl_nest_sound(p, nest, local, remote) : sl_pages_sound(p, local, remote)) ||
+	    notif_len > SL_UCX_NOTIF_MAX)
 		return ERANGE;
 	sl_ucx_lock(n->worker);
 	rc = submit(n, &form, &tail);

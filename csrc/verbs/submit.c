@@ -214,7 +214,7 @@ int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag,
 	struct trailer t;
 	int64_t rc;
 
-	if (!(nest ? sl_nest_sound(p, nest) : sl_pages_sound(p)) ||
+	if (!(nest ? sl_nest_sound(p, nest, local, remote) : sl_pages_sound(p, local, remote)) ||
 	    trail(&t, write, notif, notif_len, counter) != 0)
 		return ERANGE;
 	sl_verbs_enter(n->context);

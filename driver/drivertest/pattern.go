@@ -201,6 +201,8 @@ func checkPatternBounds(s *stage) {
 	}
 	s.compare(lAll, rAll, "after patterns that were refused")
 	s.movePattern(driver.Write, good.pattern(l, r, n))
+	one := geometry{count: 1, localStride: 1 << 62, remoteStride: 1 << 63}
+	s.movePattern(driver.Write, one.pattern(l, r, n)) // no entry lies a stride away
 }
 
 // checkPatternNotKept overwrites the pattern, though not its lists, as soon as
