@@ -200,8 +200,8 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 		if (now > n->heard + config->failure_ns && now > n->calm + config->failure_ns) {
 			n->silent = 1;
 			sl_ucx_lose(n);
-		} else if (now - n->last_out >= config->grace_ns / 4 && n->pings == 0) {
-			sl_ucx_signal(n, SL_UCX_MSG_PING, 0);
+		} else if (now - n->last_out >= config->grace_ns / 4) {
+			sl_ucx_ping(n);
 		}
 	}
 	sl_ucx_finish_closing(w, 0, 0);

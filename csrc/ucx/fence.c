@@ -48,7 +48,7 @@ static uint64_t ask(struct sl_ucx_context *c, uint64_t patience)
 			if (n->answered >= n->asked)
 				n->asked_at = now;
 			n->asked = nonce;
-			sl_ucx_signal(n, SL_UCX_MSG_PING, nonce);
+			sl_ucx_ping(n);
 		}
 		sl_ucx_rouse(w);
 		sl_ucx_unlock(w);

@@ -133,8 +133,8 @@ struct sl_ucx_conn {
 	struct sl_ucx_message sending; /* ring of messages that UCX has not let go of */
 	uint32_t sends, pings, carried; /* how many; pings; those of records */
 	uint64_t answers;	    /* bytes of them that peers have asked for */
-	/* nonces of a fence's pings, and since when one is due */
-	uint64_t asked, asked_at, answered;
+	/* nonces of a fence's pings: the last one, since when it is due, that of the last ping */
+	uint64_t asked, asked_at, pinged, answered;
 	/* As the initiator: */
 	struct sl_ucx_batch live; /* ring, in order; those not issued come last */
 	struct sl_ucx_batch *head; /* the first that is not issued, or &live */
@@ -303,6 +303,7 @@ int sl_ucx_flooded(struct sl_ucx_conn *n); /* 1: it asks for more than it takes,
 int sl_ucx_crowded(const struct sl_ucx_conn *n);
 void sl_ucx_forget_held(struct sl_ucx_conn *n);
 void sl_ucx_signal(struct sl_ucx_conn *n, uint8_t type, uint64_t value); /* makes and sends one */
+void sl_ucx_ping(struct sl_ucx_conn *n); /* asks for the pong of the last nonce */
 void sl_ucx_resume(struct sl_ucx_worker *w); /* what is stalled */
 ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, void *data, size_t len,
 			    const ucp_am_recv_param_t *param);
@@ -318,9 +319,7 @@ void sl_ucx_vouched(struct sl_ucx_conn *n, const struct sl_ucx_head *h); /* take
 /* inbox.c; under the lock */
 /* -ENOMEM: it is dropped. */
 int sl_ucx_put_control(struct sl_ucx_conn *n, const void *data, size_t len);
-/*
- * The first message of a connection, from a sender that is not known: dropped where too many wait.
- */
+/* The first message of a connection, from an unknown sender: dropped where too many wait. */
 void sl_ucx_put_hello(struct sl_ucx_worker *w, const void *data, size_t len);
 struct sl_ucx_post *sl_ucx_make_loss(void);
 void sl_ucx_put_loss(struct sl_ucx_conn *n); /* once */
