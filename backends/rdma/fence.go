@@ -22,7 +22,7 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	}
 	defer b.gate.Exit()
 	m := b.table.At(key)
-	if m == nil {
+	if m == nil || m.isClosed() {
 		return fmt.Errorf("fence memory: %w", errUnknownKey)
 	}
 	m.endEpoch()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // TestFenceOfUntold costs nothing where no peer could know of the memory.
@@ -128,6 +129,24 @@ func TestCloseStuck(t *testing.T) {
 	require.ErrorIs(t, err, driver.ErrFull)
 	require.NoError(t, m.Close())
 	register(t, p.far, 4096)
+}
+
+// TestCloseBehindACloseThatFailed: the backend's Close looks for the proof that the memory's had
+// not, and says so where there is none.
+func TestCloseBehindACloseThatFailed(t *testing.T) {
+	leak.Check(t)
+	for stuck, want := range map[int]error{1: nil, 2: errStuck} {
+		far, err := newFake(Config{})
+		require.NoError(t, err)
+		m, fake := register(t, far, 4096), fakeOf(far)
+		fake.mu.Lock()
+		fake.stuckMaps = stuck
+		fake.mu.Unlock()
+		require.ErrorIs(t, m.Close(), errStuck)
+		require.ErrorIs(t, far.Fence(t.Context(), m.Key()), driver.ErrBounds, "it is unknown")
+		require.ErrorIs(t, far.Close(), want)
+		require.ErrorIs(t, m.Close(), want)
+	}
 }
 
 // TestFenceOwes has a fence fail: the key is given to no other peer until the proof that is owed

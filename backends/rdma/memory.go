@@ -215,6 +215,12 @@ func (m *memory) grant() ([]uint32, control.Status) {
 	return granted, control.OK
 }
 
+func (m *memory) isClosed() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.closed
+}
+
 // Close implements driver.Memory. It fences what was not fenced, so that nothing lands
 // after it.
 func (m *memory) Close() error {
@@ -225,8 +231,8 @@ func (m *memory) Close() error {
 	return m.close()
 }
 
-// close does it. After an error, which leaves the memory known but of no use to peers, it
-// may be called again.
+// close does it. After an error, which leaves the memory known but of no use to peers, it may be
+// called again, and the backend's Close does.
 func (m *memory) close() error {
 	m.fencing <- struct{}{}
 	defer func() { <-m.fencing }()
@@ -240,6 +246,8 @@ func (m *memory) close() error {
 		return fmt.Errorf("close memory: %w", err)
 	}
 	m.gone = true
+	m.b.table.Remove(m.key)
+	m.b.table.GiveBack(m.key, m.epoch+1)
 	return nil
 }
 
@@ -251,7 +259,6 @@ func (m *memory) unmap() error {
 	m.mu.Lock()
 	m.closed = true
 	m.mu.Unlock()
-	m.b.table.Remove(m.key)
 	m.endEpoch()
 	if err := m.prove(context.Background()); err != nil {
 		return err
@@ -260,7 +267,6 @@ func (m *memory) unmap() error {
 		return err
 	}
 	m.unmapped = true
-	m.b.table.GiveBack(m.key, m.epoch+1)
 	return nil
 }
 

@@ -26,3 +26,16 @@ func TestCloseAgainAfterARefusal(t *testing.T) {
 	require.Equal(t, before, d.Get(fakeverbs.Regions))
 	require.NoError(t, m.Close())
 }
+
+// TestBackendClosesWhatWasRefused: memory whose own Close has failed is the backend's to close: its
+// Close is nil only where the device has given the pages up.
+func TestBackendClosesWhatWasRefused(t *testing.T) {
+	f, p, _, _, _ := openOneRail(t)
+	d := f.Device(0)
+	m := register(t, p.near, 1<<20)
+	d.Set(fakeverbs.DeregisterBusy, 1)
+	require.Error(t, m.Close())
+	require.NoError(t, p.near.Close())
+	require.Empty(t, p.near.table.All())
+	require.NoError(t, m.Close())
+}
