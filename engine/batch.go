@@ -112,7 +112,7 @@ func (t *Transfer) join(local *Region, remote *Remote) (g *group, localKey, remo
 		return nil, 0, 0, err // and nothing of another peer's is ever in the list
 	}
 	t.holdRemote(remote) // before its key is asked for
-	c, remoteKey, err := t.p.choose(local, remote, t.op, t.route)
+	c, remoteKey, err := t.p.choose(local, remote, t.op, t.route, len(t.groups) == 0)
 	if err != nil {
 		return nil, 0, 0, err
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -31,6 +32,7 @@ type Remote struct {
 	routeFor *Region
 	chosen   *conn
 	chosenAt uint32
+	until    time.Duration // that the choice stands for new lists
 }
 
 // imported is the outcome of Peer.Import, kept until the Remote is closed.
@@ -98,11 +100,13 @@ func (m *Remote) importError() error {
 }
 
 // cachedRoute saves the search on the way of Add: neighbours in a list mostly
-// have the same pair of memories.
-func (m *Remote) cachedRoute(local *Region, route Route) (*conn, uint32, bool) {
+// have the same pair of memories. The first of a list searches anew from time to time, since what
+// was measured changes.
+func (m *Remote) cachedRoute(local *Region, route Route, first bool) (*conn, uint32, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.chosen == nil || m.routeFor != local || m.route != route || m.chosen.isLost() {
+	if m.chosen == nil || m.routeFor != local || m.route != route || m.chosen.isLost() ||
+		first && m.p.e.now() >= m.until {
 		return nil, 0, false
 	}
 	if sp, ok := m.chosen.p.(*stagedPeer); ok && !sp.knows(local, m, route.Durable) {
@@ -115,6 +119,7 @@ func (m *Remote) cacheRoute(local *Region, route Route, c *Candidate) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.routeFor, m.route, m.chosen, m.chosenAt = local, route, c.conn, c.key
+	m.until = m.p.e.now() + rateHalfLife
 }
 
 // Close forgets what was imported; the next Add imports it anew. It is ErrBusy

@@ -260,13 +260,14 @@ const notDurable = "it does not say when written bytes would survive a loss of p
 	"Route.Durable asks"
 
 // choose picks the connection for a pair of memories and imports the peer's.
-// The region is of the peer's engine and the remote of the peer: see owns.
-func (p *Peer) choose(local *Region, remote *Remote, op Op, route Route) (*conn, uint32, error) {
+// The region is of the peer's engine and the remote of the peer: see owns. first: of a list.
+func (p *Peer) choose(local *Region, remote *Remote, op Op, route Route, first bool) (*conn, uint32,
+	error) {
 	if op == Write && remote.readOnly {
 		return nil, 0, fmt.Errorf("add: region %s of peer %s may only be read: %w", remote.name,
 			p.name, driver.ErrReadOnly)
 	}
-	if c, key, ok := remote.cachedRoute(local, route); ok {
+	if c, key, ok := remote.cachedRoute(local, route, first); ok {
 		return c, key, nil
 	}
 	list := p.candidates(local, remote, route)

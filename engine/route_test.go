@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 )
@@ -112,6 +114,38 @@ func TestMeasuredRateReplacesTheDeclared(t *testing.T) {
 		s.Latency.Quantile(0.5) <= 0 {
 		t.Errorf("counted %+v", s)
 	}
+}
+
+// TestRouteIsChosenAnew measures a backend as slow: new lists of a pair of memories go by another
+// one soon, and by the first again once what was measured has lost its weight.
+func TestRouteIsChosenAnew(t *testing.T) {
+	e := open(t, "e", func(c *Config) {
+		c.Backends = []driver.Backend{&fake{name: "one"}, &fake{name: "two"}}
+	})
+	src := register(t, e, "src", 64<<10)
+	register(t, e, "dst", 64<<10)
+	p, err := e.Self()
+	require.NoError(t, err)
+	m := remote(t, p, "dst")
+	by := func() string {
+		tr := transfer(t, p, Write)
+		check(t, tr.Add(src, 0, m, 0, 8))
+		return tr.groups[0].conn.lane.caps.Name
+	}
+	require.Equal(t, "one", by())
+	meter := &p.conns[0].counters.meter
+	at := e.now() - rateSamplesMin*time.Second
+	for range rateSamplesMin {
+		meter.enter(at)
+		at += time.Second
+		meter.leave(at, 1<<20, true)
+	}
+	require.Equal(t, "one", by(), "chosen just now")
+	m.until = 0
+	require.Equal(t, "two", by())
+	meter.last -= 2 * rateLives * rateHalfLife
+	m.until = 0
+	require.Equal(t, "one", by())
 }
 
 func TestPages(t *testing.T) {
