@@ -121,6 +121,21 @@ func TestDoneWithoutLayersIsNoEnd(t *testing.T) {
 	<-push.Ended()
 }
 
+// TestDoneIsASignOfLifeOnce: said again and again it would hold the blocks for ever.
+func TestDoneIsASignOfLifeOnce(t *testing.T) {
+	p := newPair(t, setup{})
+	q := newRequest(p.receiver, p.prefill.peer, 1)
+	for _, want := range []int{1, 0, 0} {
+		q.receive(&message{kind: kindDone})
+		if n := len(q.alive); n != want {
+			t.Errorf("%d signs of life, want %d", n, want)
+		}
+		for len(q.alive) > 0 {
+			<-q.alive
+		}
+	}
+}
+
 func TestMuxDealsOut(t *testing.T) {
 	p := newPair(t, setup{})
 	got := make(chan string, 8)
