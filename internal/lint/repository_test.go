@@ -5,6 +5,8 @@ package lint
 import (
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 )
 
@@ -19,6 +21,35 @@ func TestRepository(t *testing.T) {
 	}
 	for _, finding := range append(found, Check(files)...) {
 		t.Error(finding)
+	}
+}
+
+// TestPromisesNameEachBackend: each table of docs/promises.md has a row for it.
+func TestPromisesNameEachBackend(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root(t), "docs", "promises.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	folders, err := os.ReadDir(filepath.Join(root(t), "backends"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"staged"}
+	for _, f := range folders {
+		if f.IsDir() && f.Name() != "fault" { // it wraps the others
+			names = append(names, f.Name())
+		}
+	}
+	tables := strings.Split(string(text), "\n|---")
+	if len(tables) != 4 {
+		t.Fatalf("%d tables, want 3", len(tables)-1)
+	}
+	for i, table := range tables[1:] {
+		for _, name := range names {
+			if !regexp.MustCompile(`(?m)^\|[^|]*\b` + name + `\b`).MatchString(table) {
+				t.Errorf("table %d has no row for %s", i+1, name)
+			}
+		}
 	}
 }
 
