@@ -121,7 +121,9 @@ func (p *Peer) MessageMax() int {
 }
 
 // Notify sends a message without data and returns when it is on its way. It is
-// ErrBounds when the message is longer than MessageMax.
+// ErrBounds when the message is longer than MessageMax. When ctx ends first the message is taken
+// back as by Transfer.Abort, which may cost the connection to a peer that does not answer: where
+// only the wait is to end, post a Transfer that has a message alone.
 func (p *Peer) Notify(ctx context.Context, msg []byte) error {
 	t, err := p.takeNotifier(ctx)
 	if err != nil {

@@ -483,7 +483,9 @@ int sluice_completions(sluice_engine engine, struct sluice_completion *list, siz
 
 /*
  * Sends a message without data, and returns when it is on its way. SLUICE_ERR_TIMEOUT: the peer had
- * no room.
+ * no room, and the message was taken back as by sluice_abort, which may cost the connection to a
+ * peer that does not answer. Where only the wait is to end, post a transfer that has a message
+ * alone.
  */
 int sluice_notify(sluice_peer peer, const void *message, size_t length, int64_t timeout_ns);
 

@@ -59,7 +59,10 @@ class Peer(Closing):
         return transfer
 
     def notify(self, message: bytes, timeout: Optional[float] = 5.0) -> None:
-        """Sends a message without data. TimeoutError when the peer had no room for it."""
+        """Sends a message without data. TimeoutError when the peer had no room for it, or did not
+        answer: it is taken back then, which may cost the connection. A transfer that has a message
+        alone waits longer.
+        """
         check(lib.notify(self._handle, message, len(message), nanoseconds(timeout)))
 
     def refresh(self, description: bytes) -> None:
