@@ -20,7 +20,7 @@ from conftest import LIMIT
 from nixl_agents import N, Two, ask, begin, finish
 from sluice import nixl
 from sluice.nixl import bindings as b
-from sluice.nixl import listening, outbox, plugins
+from sluice.nixl import backends, listening, outbox, plugins
 from sluice.peer import Peer
 
 
@@ -349,6 +349,24 @@ def test_devices_that_are_not_there(word: str) -> None:
     with pytest.raises(b.nixlNotSupportedError, match="ucx"):
         agent.create_backend("UCX", {word: "nothing0"})
     agent.create_backend("UCX")  # what was refused is not there
+    agent.close()
+
+
+def test_a_device_that_is_not_there_beside_one_that_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Opens:
+        def __init__(self, name: str, of: list[sluice.Backend]) -> None:
+            if "devices=nothing0" in of[0].options:
+                raise sluice.UnavailableError("No such device")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(backends, "Engine", Opens)
+    agent = nixl.nixl_agent("devices", nixl.nixl_agent_config(backends=[]))
+    agent.create_backend("UCX", {"device_list": "lo,nothing0"})
+    assert "nothing0" in caplog.text and "devices=lo" not in caplog.text
     agent.close()
 
 

@@ -76,16 +76,16 @@ class Backends:
 
     def _try(self, backend: str, trials: list[Backend]) -> None:
         """Opens each for a moment. That none opens is an error, and what does not is told of."""
-        failed: list[errors.Error] = []
+        failed: list[tuple[Backend, errors.Error]] = []
         for one in trials:
             try:
                 Engine(self.name, [one]).close()
             except errors.Error as e:
-                failed.append(e)
+                failed.append((one, e))
         if failed and len(failed) == len(trials):
-            raise failed[0]
-        for why in failed:
-            logger.warning("%s: %s", backend, why)
+            raise failed[0][1]
+        for one, why in failed:
+            logger.warning("%s: %r: %s", backend, one, why)
 
     def _open(self, cards: Iterable[int] = ()) -> Engine:
         """The engine, which is opened when the cards are known that it serves."""

@@ -131,10 +131,13 @@ def _translated(params: dict[str, str]) -> dict[str, str]:
 
 def trials(name: str, params: dict[str, str]) -> list[Backend]:
     """Backends that tell at once whether the parameters of a plugin hold: one of them must open.
-    None where that would cost memory of cards.
+    None where that would cost memory of cards. Devices are tried one by one: UCX says nothing of
+    one that it does not know beside one that it does.
     """
     if name == "UCX":
-        return [_backend(of, only, False, []) for of, only in _of_devices(params).items()]
+        return [_backend(of, {"devices": device}, False, [])
+                for of, only in _of_devices(params).items()
+                for device in only["devices"].split(",")]
     if not PLUGINS[name].options or name == "CUDA":
         return []
     return [_backend(PLUGINS[name].opens[0], _translated(params), False, [])]
