@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,6 +42,27 @@ var lapses = []struct {
 				return err
 			}
 			return p.Peer.Submit(tag, empty())
+		},
+	}},
+	{"follows a list that has changed since it was checked", []string{"PatternChanges"}, sabotage{
+		pattern: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			err := p.Peer.Submit(tag, b)
+			side := b.Pattern.Remote
+			if err != nil || side.List == nil {
+				return err
+			}
+			p.mu.Lock()
+			mem := p.seen[b.Pattern.RemoteKey].Mem
+			p.mu.Unlock()
+			for range 1000 { // until the list leads out of the memory
+				at := uint64(atomic.LoadUint32(&side.List[len(side.List)-1])) * side.Stride
+				if at == uint64(len(mem)) {
+					spoil(addressOf(mem) + uintptr(at))
+					break
+				}
+				runtime.Gosched()
+			}
+			return nil
 		},
 	}},
 	{"sends the message of a list that is out of bounds", []string{"BoundsNotify"}, sabotage{
@@ -186,6 +208,19 @@ var tooShort = sabotage{
 	submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
 		return p.Peer.Submit(tag, changed(b, func(d *driver.Desc) { d.Len = max(1, d.Len-1) }))
 	},
+}
+
+// spoil changes a byte, if it is one of registered memory.
+func spoil(address uintptr) {
+	secrets.Range(func(_, seg any) bool {
+		mem := seg.(driver.Segment).Mem
+		at := address - addressOf(mem)
+		if at >= uintptr(len(mem)) {
+			return true
+		}
+		mem[at]++
+		return false
+	})
 }
 
 // patterns changes patterns on their way.

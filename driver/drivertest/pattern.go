@@ -3,8 +3,12 @@
 package drivertest
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
+	"runtime"
+	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -13,6 +17,8 @@ var patternChecks = []check{
 	{name: "Pattern", wirings: everywhere, needs: driver.CanPattern, run: checkPattern},
 	{name: "PatternMax", wirings: here, needs: driver.CanPattern, run: checkPatternMax},
 	{name: "PatternBounds", wirings: here, needs: driver.CanPattern, run: checkPatternBounds},
+	{name: "PatternChanges", wirings: everywhere, needs: driver.CanPattern,
+		run: checkPatternChanges},
 	{name: "PatternNotKept", wirings: here, needs: driver.CanPattern, run: checkPatternNotKept},
 	{name: "PatternNotify", wirings: everywhere, needs: driver.CanPattern | driver.CanNotify,
 		run: checkPatternNotify},
@@ -203,6 +209,69 @@ func checkPatternBounds(s *stage) {
 	s.movePattern(driver.Write, good.pattern(l, r, n))
 	one := geometry{count: 1, localStride: 1 << 62, remoteStride: 1 << 63}
 	s.movePattern(driver.Write, one.pattern(l, r, n)) // no entry lies a stride away
+}
+
+// checkPatternChanges has a program change an index list, by mistake, while its batch is under way.
+// The batch may fail, and the connection stays. No byte outside the memories that it names is
+// written or read, wherever the list leads.
+func checkPatternChanges(s *stage) {
+	if raceEnabled {
+		s.Log("not run: the change is a data race")
+		return
+	}
+	n, count := uint64(entryLen), min(256, s.caps.RunsMax)
+	l, r, lAll, rAll := s.cut(uint64(count) * n)
+	for _, op := range bothOps {
+		p := geometry{count: count, localStride: n, remoteStride: n}.pattern(l, r, n)
+		p.Local.List, p.Remote.List = falling(count), falling(count)
+		s.movePattern(op, p) // from now on a move within bounds changes nothing
+		copy(lAll.want[l.size:], l.want)
+		copy(rAll.want[l.size:], r.want)
+		lists := map[string][]uint32{"local": p.Local.List, "remote": p.Remote.List}
+		for name, list := range lists {
+			s.movePatternThatChanges(op, p, &list[count-1])
+			s.compare(lAll, rAll, fmt.Sprintf("%v while the %s list changes", op, name))
+		}
+		s.movePattern(op, p)
+	}
+}
+
+// movePatternThatChanges moves a pattern again and again, while an entry of a list, which names
+// the first place, names places outside of the memory at times.
+func (s *stage) movePatternThatChanges(op driver.Op, p *driver.Pattern, entry *uint32) {
+	s.Helper()
+	const rounds = 64
+	outside := [...]uint32{uint32(p.Count), math.MaxUint32}
+	over, changing := make(chan struct{}), make(chan struct{})
+	var changes atomic.Int64
+	go func() {
+		defer close(changing)
+		for i := 0; ; i++ {
+			changes.Add(1)
+			for _, place := range []uint32{outside[i%len(outside)], 0} {
+				atomic.StoreUint32(entry, place)
+				for range rand.IntN(64) { // another moment each time
+					runtime.Gosched()
+				}
+			}
+			select {
+			case <-over:
+				return
+			default:
+			}
+		}
+	}()
+	defer func() { close(over); <-changing }()
+	for i := 0; i < rounds || changes.Load() < rounds; i++ {
+		runtime.Gosched() // where there is one processor, too, the list changes
+		tag, err := s.near.submitBatch(s.peerID, &driver.Batch{Op: op, Pattern: p})
+		if err == nil {
+			err = s.await(tag)
+		}
+		if err != nil && !errors.Is(err, driver.ErrBounds) {
+			s.Fatalf("%v of a list that changes: %v, want nil or ErrBounds", op, err)
+		}
+	}
 }
 
 // checkPatternNotKept overwrites the pattern, though not its lists, as soon as
