@@ -45,6 +45,8 @@ var said = []struct {
 	{engine.ErrAborted, "it was aborted"},
 	{engine.ErrRevoked, "the owner has ended the lease or the region"},
 	{engine.ErrNoRoute, "no backend serves these two memories"},
+	{engine.ErrCorrupt, "the bytes are not what they claim to be"},
+	{engine.ErrBadToken, "the token is cut, altered or of another engine"},
 }
 
 // statementWords is how many words a text has at least that says what is wrong, and not only

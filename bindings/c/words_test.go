@@ -44,6 +44,10 @@ func TestPlainText(t *testing.T) {
 			"9 imports, raise keys_max"},
 		{fmt.Errorf("notify peer b: %w", engine.ErrClosed), "notify peer b: it was closed"},
 		{engine.ErrFull, "a limit is reached"},
+		{op(fmt.Errorf("not a description: 7 bytes without the mark: %w", engine.ErrCorrupt)),
+			"connect peer b with shm: not a description: 7 bytes without the mark"},
+		{fmt.Errorf("import: %w", engine.ErrBadToken),
+			"import: the token is cut, altered or of another engine"},
 		{errors.Join(engine.ErrBusy, fmt.Errorf("allocate with Engine.Alloc: %w", os.ErrNotExist)),
 			"it is in use\nallocate by the engine's alloc: file does not exist"},
 	} {

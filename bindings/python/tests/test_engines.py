@@ -9,7 +9,7 @@ import importlib.metadata
 import re
 import warnings
 import weakref
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -111,6 +111,7 @@ def test_errors_speak_python() -> None:
     refused(lambda: e.receive(0))
     refused(lambda: region.lease(0, 65))
     refused(lambda: e.alloc(1 << 60))
+    refused(lambda: e.connect(b"garbage"))
     refused(lambda: sluice.Engine("x", ["mem"], limits=sluice.Limits(transfers=1 << 21)))
     refused(lambda: sluice.Engine("x", ["mem"], transfer_timeout=-1))
     refused(lambda: sluice.Engine("x", ["mem"], spin=5))
@@ -130,8 +131,13 @@ def test_errors_speak_python() -> None:
     refused(lambda: peer.remote("data"))
     wrong = [text for text in told
              if re.search(r"sluice_|SLUICE_|\b[A-Z]\w*[a-z][A-Z]|Config|0x|18446|: closed$|: "
-                          r"busy$|: out of bounds$|%!", text)]
+                          r"busy$|: out of bounds$|: corrupt$|%!", text)]
     assert not wrong, wrong
+    wrong_type: Any = "text"
+    for call in (lambda: e.connect(wrong_type), lambda: transfer.message(wrong_type),
+                 lambda: peer.notify(wrong_type)):
+        with pytest.raises(TypeError, match=r"^(description|message) is of type str: want bytes$"):
+            call()
     assert "limits.transfers is 2097152, at most 1048576" in told
     assert "the engine is closed, or was never made" in told
 

@@ -18,3 +18,10 @@ def number(n: int, what: str, bits: int = 64) -> int:
     if not 0 <= n < 1 << bits:
         raise BoundsError(f"{what} is {n}: want 0 or more, below 2^{bits}")
     return n
+
+
+def octets(data: bytes, what: str) -> bytes:
+    """Bytes, of which C would say only that an argument has the wrong type."""
+    if not isinstance(data, bytes):
+        raise TypeError(f"{what} is of type {type(data).__name__}: want bytes")
+    return data

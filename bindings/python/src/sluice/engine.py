@@ -22,7 +22,7 @@ from ._region import SPACE, Closing, Memory, Region, grow
 from ._segments import Located, locate
 from ._typed import Stats
 from ._words import number as _number
-from ._words import text
+from ._words import octets, text
 from .errors import (ArgumentError, BoundsError, Error, HandleError, UnprovenError, check,
                      failure)
 from .peer import Peer
@@ -230,6 +230,8 @@ class Engine(Closing):
 
     def connect(self, description: bytes, timeout: Optional[float] = 5.0) -> Peer:
         """The engine that a description is of. Our own gives what `self_peer` gives."""
+        description = octets(description, "description")
+
         def call(out: Any) -> int:
             return lib.connect(self._handle, description, len(description), nanoseconds(timeout),
                                out)

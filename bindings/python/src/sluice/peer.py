@@ -12,7 +12,7 @@ from ._clock import nanoseconds
 from ._library import lib
 from ._region import Closing, Region, grow
 from ._typed import PeerInfo
-from ._words import text
+from ._words import octets, text
 from .errors import ArgumentError, Error, check
 from .transfer import Op, Transfer
 
@@ -63,10 +63,12 @@ class Peer(Closing):
         answer: it is taken back then, which may cost the connection. A transfer that has a message
         alone waits longer.
         """
+        message = octets(message, "message")
         check(lib.notify(self._handle, message, len(message), nanoseconds(timeout)))
 
     def refresh(self, description: bytes) -> None:
         """Takes a newer description of the same engine: its new regions become known."""
+        description = octets(description, "description")
         check(lib.peer_refresh(self._handle, description, len(description)))
 
     @property

@@ -12,7 +12,7 @@ from ._clock import SLICE_NS, in_slices, nanoseconds
 from ._library import lib
 from ._pattern import Side, nest, side
 from ._region import Closing, Region
-from ._words import number
+from ._words import number, octets
 from .errors import BusyError, Error, HandleError, ReadOnlyError, check, failure
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ class Transfer(Closing):
 
     def message(self, message: bytes) -> None:
         """The peer receives this after the data is visible there."""
+        message = octets(message, "message")
         check(lib.transfer_message(self._handle, message, len(message)))
 
     def count(self, counter: int) -> None:
