@@ -39,6 +39,17 @@ func TestRoundTripLongerThanGrace(t *testing.T) {
 	require.True(t, bytes.Equal(local, away), "read bytes")
 }
 
+// A round trip by which bytes would be older than any limit is refused, and the error says what of.
+func TestRoundTripBeyondAnyLimit(t *testing.T) {
+	p := &peer{b: open(t, Config{})}
+	p.roundTrip.Store(int64(roundTripMax))
+	require.NoError(t, p.setGrace(0))
+	p.roundTrip.Store(int64(roundTripMax + time.Second))
+	err := p.setGrace(0)
+	require.ErrorIs(t, err, driver.ErrTimeout)
+	require.ErrorContains(t, err, "a round trip takes 5s: bytes may be as old as Config.Grace")
+}
+
 // A round trip that grows once the connection stands makes the limit grow, since confirmations
 // come too late for the first one.
 func TestRoundTripGrows(t *testing.T) {
