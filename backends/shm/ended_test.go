@@ -107,15 +107,15 @@ func firstPart(t *testing.T, id uint32) (body []byte, fds []int) {
 	return binary.LittleEndian.AppendUint32(body, 0), []int{fd}
 }
 
-// An answer of several parts whose question ends between two of them closes each
-// descriptor once.
+// An answer of several parts whose question ends before one of them, behind it, or while it is
+// taken, closes each descriptor once.
 func TestQuestionThatEndsBetweenTwoParts(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{})
 	far, _ := share(t, owner, drivertest.HostMemory, 2*pageBytes)
 	p := dial(t, b, owner.Addr())
 	_ = importOf(t, p, far)
 	m := (*p.imports.Load())[0].Load()
-	for _, first := range []bool{true, false} {
+	for _, when := range []string{"before", "behind", "while"} {
 		p.mu.Lock()
 		done := make(chan error, 1)
 		f := &fetch{m: m, done: done, deadline: time.Now().Add(time.Hour),
@@ -123,14 +123,19 @@ func TestQuestionThatEndsBetweenTwoParts(t *testing.T) {
 		p.fetches[1000] = f
 		p.mu.Unlock()
 		body, fds := firstPart(t, 1000)
-		if first {
+		switch when {
+		case "before":
 			p.failFetches(driver.ErrPeerLost)
 			require.NoError(t, p.answered(body, fds))
-		} else {
+		case "behind":
 			require.NoError(t, p.answered(body, fds))
 			require.Empty(t, done)
 			p.failFetches(driver.ErrPeerLost)
+		case "while": // the questions have failed, and this one was not among them
+			p.lost.Store(true)
+			require.NoError(t, p.answered(body, fds))
 		}
+		require.Len(t, done, 1, when)
 		require.ErrorIs(t, <-done, driver.ErrPeerLost)
 		_, err := unix.FcntlInt(uintptr(fds[0]), unix.F_GETFD, 0)
 		require.ErrorIs(t, err, unix.EBADF)
