@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import pytest
 import sluice
@@ -97,12 +97,13 @@ def narrow() -> Iterator[Pair]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts a program of this folder with this interpreter."""
+    """Starts a program of this folder with this interpreter, and with words before that."""
     children = []
 
-    def begin(name: str, *args: str, **options: Any) -> "subprocess.Popen[str]":
+    def begin(name: str, *args: str, before: Sequence[str] = (),
+              **options: Any) -> "subprocess.Popen[str]":
         child = subprocess.Popen(
-            [sys.executable, str(HERE / name), *args], stdin=subprocess.PIPE,
+            [*before, sys.executable, str(HERE / name), *args], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True, **options
         )
         children.append(child)
