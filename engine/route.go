@@ -46,7 +46,7 @@ type Candidate struct {
 	Estimate time.Duration `json:"estimate_ns"` // for 1 MiB in one piece; 0 unless usable
 	Rate     float64       `json:"rate"`        // bytes a second that the estimate uses
 	Measured bool          `json:"measured"`    // the rate was measured here, not declared
-	// why it leaves the pair to the chain Staged where there is one; mostly empty
+	// why it leaves the pair to another, or to the chain Staged, where there is one; mostly empty
 	Yields string `json:"yields,omitempty"`
 	conn   *conn
 	key    uint32
@@ -108,8 +108,9 @@ func (e *Engine) Explain(p *Peer, local *Region, remote *Remote) (Explanation, e
 	if best := cheapest(x.Candidates); best != nil {
 		x.Chosen = best.Backend
 		x.Why = fmt.Sprintf("%s is the cheapest of %d that can", best.Backend, usable(x.Candidates))
-		if y := yielding(x.Candidates); y != nil && best.Backend == Staged {
-			x.Why = fmt.Sprintf("%s, since %s yields to it: %s", Staged, y.Backend, y.Yields)
+		y := yielding(x.Candidates)
+		if y != nil && best.willing() && (best.Backend == Staged || y.Estimate < best.Estimate) {
+			x.Why = fmt.Sprintf("%s, since %s yields to it: %s", best.Backend, y.Backend, y.Yields)
 		}
 	} else {
 		x.Why = "no backend can"
@@ -311,15 +312,19 @@ func (p *Peer) noRoute(local *Region, remote *Remote, list []Candidate) error {
 		local.Kind(), remote.kind, remote.name, strings.Join(why, "; "), cause)}
 }
 
-// messenger returns the nearest live connection that carries messages, or counts.
+// messenger returns the nearest live connection that carries messages, or counts. One that
+// yields comes last.
 func (p *Peer) messenger(route Route, counts bool) (best *conn) {
+	yields := false
 	for _, c := range p.conns {
 		if c == nil || !c.carries(counts) || c.isLost() ||
 			(route.Only != "" && route.Only != c.lane.caps.Name) {
 			continue
 		}
-		if best == nil || c.lane.caps.Cost.Setup < best.lane.caps.Cost.Setup {
-			best = c
+		y := c.p.Yields(0, 0) != ""
+		if best == nil || yields && !y ||
+			y == yields && c.lane.caps.Cost.Setup < best.lane.caps.Cost.Setup {
+			best, yields = c, y
 		}
 	}
 	return best

@@ -103,7 +103,8 @@ func (p *Peer) direct(remote *Remote, durable bool) (best *lane) {
 	return best
 }
 
-// carrier returns the lane to staging memory of the peer, or why there is none.
+// carrier returns the lane to staging memory of the peer, or why there is none. One that yields
+// comes last.
 func (sp *stagedPeer) carrier(remote *Remote) (best *lane, obstacle string) {
 	switch {
 	case sp.farKinds == 0:
@@ -112,10 +113,15 @@ func (sp *stagedPeer) carrier(remote *Remote) (best *lane, obstacle string) {
 		return nil, fmt.Sprintf("the peer has no backend that moves %v to and from DRAM",
 			remote.kind)
 	}
+	yields := false
 	for i, l := range sp.s.e.lanes {
-		if l != sp.s.lane && sp.p.alive(i) && sp.p.conns[i].carries(false) &&
-			l.caps.Pairs.Serves(driver.DRAM, driver.DRAM) && (best == nil || cheaper(l, best)) {
-			best = l
+		if l == sp.s.lane || !sp.p.alive(i) || !sp.p.conns[i].carries(false) ||
+			!l.caps.Pairs.Serves(driver.DRAM, driver.DRAM) {
+			continue
+		}
+		y := sp.p.conns[i].p.Yields(0, 0) != ""
+		if best == nil || yields && !y || y == yields && cheaper(l, best) {
+			best, yields = l, y
 		}
 	}
 	if best == nil {

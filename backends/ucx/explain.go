@@ -5,6 +5,7 @@ package ucx
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/sluicehq/sluice/driver"
@@ -76,14 +77,56 @@ func (p *peer) hand() string {
 	}
 }
 
-// lanesOf reads what UCX prints of an endpoint, lines such as
+// Yields implements driver.Peer: over TCP others do better. UCX chooses its lanes once.
+func (p *peer) Yields(_, _ uint32) string {
+	if p.l.near || p.enter() != nil {
+		return ""
+	}
+	defer p.gate.Exit()
+	p.lanes.Do(func() { p.overTCP = messagesBy(p.link.Lanes(), "tcp/") })
+	if p.overTCP {
+		return "UCX has nothing better than TCP to the peer, and does that in plain text"
+	}
+	return ""
+}
+
+// usedLane is a transport of an endpoint with its device, and what UCX uses it for: "am" are
+// messages, "rma_bw" is rendezvous.
+type usedLane struct {
+	name string
+	uses []string
+}
+
+func (l *usedLane) String() string {
+	if len(l.uses) == 0 {
+		return l.name
+	}
+	return l.name + " (" + strings.Join(l.uses, " ") + ")"
+}
+
+// messagesBy reports whether messages go by a transport whose name begins so.
+func messagesBy(text, transport string) bool {
+	return slices.ContainsFunc(parseLanes(text), func(l usedLane) bool {
+		return strings.HasPrefix(l.name, transport) && slices.Contains(l.uses, "am")
+	})
+}
+
+// lanesOf names the lanes of an endpoint.
+func lanesOf(text string) string {
+	var names []string
+	for _, l := range parseLanes(text) {
+		names = append(names, l.String())
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return "; lanes " + strings.Join(names, ", ")
+}
+
+// parseLanes reads what UCX prints of an endpoint, lines such as
 //
 //	lane[0]: 1:sysv/memory.0 md[1] -> md[1]/sysv/sysdev[255] am am_bw#0
-//
-// and names each transport, its device, and what UCX uses it for: "am" are
-// messages, "rma_bw" is rendezvous.
-func lanesOf(text string) string {
-	var lanes []string
+func parseLanes(text string) (lanes []usedLane) {
 	for line := range strings.Lines(text) {
 		at, uses, ok := strings.Cut(line, "->")
 		from := strings.Fields(strings.TrimLeft(at, "# "))
@@ -95,13 +138,11 @@ func lanesOf(text string) string {
 		if i := strings.LastIndexByte(name, '.'); i > 0 {
 			name = name[:i] // which path of the device
 		}
+		lane := usedLane{name: name}
 		if len(to) > 1 {
-			name += " (" + strings.Join(to[1:], " ") + ")"
+			lane.uses = to[1:]
 		}
-		lanes = append(lanes, name)
+		lanes = append(lanes, lane)
 	}
-	if len(lanes) == 0 {
-		return ""
-	}
-	return "; lanes " + strings.Join(lanes, ", ")
+	return lanes
 }

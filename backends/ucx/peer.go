@@ -38,6 +38,9 @@ type peer struct {
 	farewell chan struct{} // closed when the owner has answered our bye
 	parting  sync.Once
 
+	lanes   sync.Once // guards overTCP
+	overTCP bool      // its messages go over TCP
+
 	mu      sync.Mutex
 	asks    map[uint32]chan *importAnswer // each has one place
 	askID   uint32
