@@ -239,7 +239,8 @@ type Peer interface {
 	// as both keys are in use.
 	Yields(localKey, remoteKey uint32) string
 
-	// Lost is closed once the connection is known to be dead, or is closed.
+	// Lost is closed once the connection is known to be dead, or is closed. A peer that is silent
+	// while nothing is outstanding is neither.
 	Lost() <-chan struct{}
 
 	// Close ends the connection: every outstanding tag must complete (with

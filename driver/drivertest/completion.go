@@ -18,6 +18,7 @@ var completionChecks = []check{
 	{name: "BackendClose", wirings: everywhere, run: checkBackendClose},
 	{name: "PeerKilled", wirings: Processes, run: checkPeerKilled},
 	{name: "PeerFrozen", wirings: Processes, run: checkPeerFrozen},
+	{name: "PeerSilent", wirings: Processes, run: checkPeerSilent},
 }
 
 // big is a batch that takes long enough to be met in the middle.
@@ -241,6 +242,34 @@ func (s *stage) lost(l, r *memory) {
 		_, _ = s.near.ledger.poll()
 	}
 	s.Errorf("writes to a killed peer end with %v, want %v", err, driver.ErrPeerLost)
+}
+
+// silenceMin is longer than any backend waits for a proof by default.
+const silenceMin = 2 * time.Second
+
+// checkPeerSilent stops the far process while nothing waits for it: it is no loss, and the peer
+// serves on.
+func checkPeerSilent(s *stage) {
+	l, r := s.local(1<<16), s.remote(1<<16)
+	s.move(driver.Write, desc(l, 0, r, 0, l.size))
+	if err := s.proc.freeze(); err != nil {
+		s.Fatal(err)
+	}
+	var lost bool
+	select {
+	case <-s.peer.Lost():
+		lost = true
+	case <-time.After(silenceMin):
+	}
+	if err := s.proc.thaw(); err != nil {
+		s.Fatal(err)
+	}
+	if lost {
+		s.Fatal("a peer for which nothing waited was given up since it was silent")
+	}
+	for _, op := range []driver.Op{driver.Write, driver.Read} {
+		s.move(op, desc(l, 0, r, 0, l.size))
+	}
 }
 
 // checkPeerFrozen stops the far process with work in flight: Peer.Close is

@@ -84,6 +84,17 @@ var crimes = []struct {
 		},
 		poll: pollStash,
 	}},
+	{"gives up a peer that is silent", []string{"PeerSilent"}, sabotage{
+		lost: func(*saboteurPeer) <-chan struct{} { return past },
+	}},
+	{"serves a peer that was silent no more", []string{"PeerSilent"}, sabotage{
+		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+			if p.b.every(2) {
+				return driver.ErrPeerLost
+			}
+			return p.Peer.Submit(tag, b)
+		},
+	}},
 	{"waits for a frozen peer in Close", []string{"PeerFrozen"}, sabotage{
 		closePeer: func(p *saboteurPeer) error {
 			time.Sleep(time.Second)
@@ -117,7 +128,7 @@ func TestNoCrime(t *testing.T) {
 	h := sabotagedShm(sabotage{}).withDefaults()
 	for _, name := range []string{
 		"FenceFrozen", "FenceFrozenBeside", "FenceStress", "LastMessage", "ArmLost", "PeerKilled",
-		"PeerFrozen", "ConnectFrozen",
+		"PeerFrozen", "PeerSilent", "ConnectFrozen",
 	} {
 		t.Run(name, func(t *testing.T) { find(t, name).perform(t, h, Processes) })
 	}
