@@ -35,9 +35,6 @@ class Met:
         self.renewal: Optional[Renewal] = None  # under way
         self.failure: Optional[Exception] = None  # of the last one
         self._former: Optional[Peer] = None
-        self._take(peer)
-
-    def _take(self, peer: Peer) -> None:
         self.peer, self.outbox = peer, Outbox(peer)
 
     def learn(self, description: bytes, ranges: Iterable[Range[Remote]], whole: bool) -> None:
@@ -74,12 +71,17 @@ class Met:
         """Goes by another peer. Lists that were prepared refer to the ranges, and serve on. The
         peer before it is closed with the next: how its transfers failed may be asked for still.
         """
+        try:
+            outbox = Outbox(peer)  # asks the peer, which may be lost again
+        except BaseException:
+            peer.close()
+            raise
         for r in self.places.all():
             r.what = found[r.name]
         if self._former is not None:
             self._former.close()
         self._former = self.peer
-        self._take(peer)
+        self.peer, self.outbox = peer, outbox
 
     def close(self) -> None:
         """Ends the connections, and transfers that are under way."""
