@@ -40,7 +40,7 @@ the same shape, tcp beside bare sockets, ucx beside ucx_perftest and a bare loop
 table says what the machine is and which backends are left out, so it tells a stranger what a
 report of a slow transfer is about. Files have sluice bench posix.`,
 		Example: `  sluice bench all
-  sluice bench all --seconds 1 --json >figures.json`,
+  sluice bench all --seconds 1 --json`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runBenchAll(c, &f) },
 	}
