@@ -60,7 +60,7 @@ func (d *device) alloc(t testing.TB, n uint64) (seg driver.Segment, bytes []byte
 	t.Helper()
 	b, err := hostmem.Alloc(n, hostmem.Options{Purpose: "device"})
 	check(t, err)
-	t.Cleanup(func() { _ = b.Close() })
+	afterClose(t, func() { _ = b.Close() })
 	return d.own(b.Segment().Mem), b.Segment().Mem
 }
 

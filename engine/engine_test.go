@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -48,6 +49,14 @@ func open(t testing.TB, name string, change ...func(*Config)) *Engine {
 		f, ok := b.(*fake)
 		return ok && f.brokenClose
 	})
+	if _, known := afterEngines.LoadOrStore(t, &[]func(){}); !known {
+		t.Cleanup(func() {
+			list, _ := afterEngines.LoadAndDelete(t)
+			for _, f := range *list.(*[]func()) {
+				f()
+			}
+		})
+	}
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil && !(broken && errors.Is(err, ErrUnproven)) {
 			t.Errorf("close engine %s: %v", name, err)
@@ -56,13 +65,26 @@ func open(t testing.TB, name string, change ...func(*Config)) *Engine {
 	return e
 }
 
+// afterEngines are, by test, what is done when its engines are closed.
+var afterEngines sync.Map
+
+// afterClose does f at the end of a test, behind the Close of all its engines: what a peer had under
+// way when a test ends early may use memory until then.
+func afterClose(t testing.TB, f func()) {
+	if list, ok := afterEngines.Load(t); ok {
+		*list.(*[]func()) = append(*list.(*[]func()), f)
+		return
+	}
+	t.Cleanup(f)
+}
+
 func register(t testing.TB, e *Engine, name string, n uint64) *Region {
 	t.Helper()
 	b, err := e.Alloc(n, AllocOptions{Purpose: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = b.Close() })
+	afterClose(t, func() { _ = b.Close() })
 	r, err := e.Register(name, b.Segment())
 	if err != nil {
 		t.Fatal(err)
