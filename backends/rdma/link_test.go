@@ -24,6 +24,7 @@ type fakeLink struct {
 
 	mu      sync.Mutex
 	more    sync.Cond
+	listed  []driver.Desc // what Submit looks at
 	pairs   [verbs.PairsMax]*fakePair
 	held    [verbs.PairsMax]bool // has failed, and is not settled
 	queue   []*fakeBatch
@@ -262,12 +263,11 @@ func (l *fakeLink) imported(slot uint32) *fakeSlot {
 }
 
 // check looks at a batch. Preconditions: l.mu is held.
-func (l *fakeLink) check(op driver.Op, n int, at func(int) driver.Desc) error {
+func (l *fakeLink) check(op driver.Op, descs []driver.Desc) error {
 	if l.drained || l.ended {
 		return driver.ErrClosed
 	}
-	for i := range n {
-		d := at(i)
+	for _, d := range descs {
 		remote, local := l.imported(d.RemoteKey), l.net.memory(d.LocalKey)
 		if remote == nil || local == nil {
 			return driver.ErrBounds
@@ -289,7 +289,11 @@ func (l *fakeLink) submit(op driver.Op, tag uint64, n int, at func(int) driver.D
 	counter int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.check(op, n, at); err != nil {
+	l.listed = l.listed[:0]
+	for i := range n {
+		l.listed = append(l.listed, at(i)) // once: a list may change meanwhile
+	}
+	if err := l.check(op, l.listed); err != nil {
 		return err
 	}
 	l.net.mu.Lock()
@@ -309,8 +313,7 @@ func (l *fakeLink) submit(op driver.Op, tag uint64, n int, at func(int) driver.D
 	b := l.net.batch()
 	b.op, b.tag, b.noted, b.counter, b.cancelled = op, tag, msg != nil, counter, false
 	b.descs, b.remotes, b.msg = b.descs[:0], b.remotes[:0], append(b.msg[:0], msg...)
-	for i := range n {
-		d := at(i)
+	for _, d := range l.listed {
 		b.descs = append(b.descs, d)
 		b.remotes = append(b.remotes, l.imported(d.RemoteKey))
 	}

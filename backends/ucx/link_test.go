@@ -25,6 +25,7 @@ type fakeLink struct {
 
 	mu      sync.Mutex
 	more    sync.Cond
+	listed  []driver.Desc // what submit looks at
 	peer    uint64
 	queue   []*fakeBatch
 	busy    bool // run has a batch in hand
@@ -166,12 +167,11 @@ func (l *fakeLink) imported(slot uint32) *ucp.Import {
 }
 
 // check looks at a batch. Preconditions: l.mu is held.
-func (l *fakeLink) check(op driver.Op, n int, at func(int) driver.Desc) error {
+func (l *fakeLink) check(op driver.Op, descs []driver.Desc) error {
 	if l.drained || l.ended {
 		return driver.ErrClosed
 	}
-	for i := range n {
-		d := at(i)
+	for _, d := range descs {
 		remote, local := l.imported(d.RemoteKey), l.net.memory(d.LocalKey)
 		if remote == nil || local == nil {
 			return driver.ErrBounds
@@ -189,7 +189,11 @@ func (l *fakeLink) check(op driver.Op, n int, at func(int) driver.Desc) error {
 func (l *fakeLink) submit(tag uint64, form *driver.Batch, n int, at func(int) driver.Desc) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.check(form.Op, n, at); err != nil {
+	l.listed = l.listed[:0]
+	for i := range n {
+		l.listed = append(l.listed, at(i)) // once: a list may change meanwhile
+	}
+	if err := l.check(form.Op, l.listed); err != nil {
 		return err
 	}
 	l.net.mu.Lock()
@@ -211,8 +215,7 @@ func (l *fakeLink) submit(tag uint64, form *driver.Batch, n int, at func(int) dr
 	b.op, b.tag, b.tail, b.counter, b.control, b.cancelled = form.Op, tag, form.Tail, form.Counter,
 		false, false
 	b.descs, b.remotes, b.msg = b.descs[:0], b.remotes[:0], append(b.msg[:0], form.Notify...)
-	for i := range n {
-		d := at(i)
+	for _, d := range l.listed {
 		b.descs = append(b.descs, d)
 		b.remotes = append(b.remotes, l.imported(d.RemoteKey))
 	}
