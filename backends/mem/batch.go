@@ -56,10 +56,10 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 		return err
 	}
 	if bytes > uint64(p.from.cfg.InlineMax) {
-		p.hand(tag, b, views, n)
+		p.hand(tag, b, bytes, views, n)
 		return nil
 	}
-	work := newCursor(b)
+	work := newCursor(b, bytes)
 	err = copyAll(b.Op, &work, views, nil)
 	p.sender.Post(n, err)
 	p.from.complete(tag, err)
@@ -67,12 +67,13 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 }
 
 // hand gives a batch to a worker.
-func (p *peer) hand(tag uint64, b *driver.Batch, views []view, n *inbox.Notification) {
+func (p *peer) hand(tag uint64, b *driver.Batch, bytes uint64, views []view,
+	n *inbox.Notification) {
 	j := p.from.takeJob()
 	j.p, j.op, j.tag, j.notify = p, b.Op, tag, n
 	j.cancel.Store(nil)
 	j.views = append(j.views[:0], views...)
-	j.work = newCursor(b)
+	j.work = newCursor(b, bytes)
 	j.descs = append(j.descs[:0], b.Descs...)
 	j.work.descs = j.descs
 	j.work.pattern.Loops = j.loops[:copy(j.loops[:], j.work.pattern.Loops)]

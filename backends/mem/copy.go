@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -50,10 +51,12 @@ type cursor struct {
 	i   int                     // the descriptor or entry that run belongs to
 	run driver.Desc             // what is left of the present run; Len is 0 behind the last
 	at  [driver.LoopsMax]uint32 // of the pattern's loops
+	way hostcopy.Way
 }
 
-func newCursor(b *driver.Batch) cursor {
-	c := cursor{descs: b.Descs}
+// newCursor begins with a batch of so many bytes.
+func newCursor(b *driver.Batch, bytes uint64) cursor {
+	c := cursor{descs: b.Descs, way: hostcopy.For(bytes)}
 	if b.Pattern != nil {
 		c.pattern = *b.Pattern
 	}
@@ -155,9 +158,9 @@ func (v *view) copyPiece(op driver.Op, c *cursor) error {
 		local := v.local.seg.Mem[c.run.Local:][:n]
 		remote := m.seg.Mem[c.run.Remote:][:n]
 		if op == driver.Write {
-			copy(remote, local)
+			c.way.Copy(remote, local)
 		} else {
-			copy(local, remote)
+			c.way.Copy(local, remote)
 		}
 		room -= n
 		c.advance(n)
@@ -176,9 +179,9 @@ func (v *view) copyDescs(op driver.Op, c *cursor) {
 		n, done := min(left, room), d.Len-left
 		local, remote := mine[d.Local+done:][:n], theirs[d.Remote+done:][:n]
 		if op == driver.Write {
-			copy(remote, local)
+			c.way.Copy(remote, local)
 		} else {
-			copy(local, remote)
+			c.way.Copy(local, remote)
 		}
 		room -= n
 		if left -= n; left > 0 {
@@ -202,9 +205,9 @@ func (v *view) copyPlain(op driver.Op, c *cursor) error {
 			return driver.ErrBounds // an index list has changed since Submit checked it
 		}
 		if op == driver.Write {
-			copy(theirs[r:][:p.Run], mine[l:][:p.Run])
+			c.way.Copy(theirs[r:][:p.Run], mine[l:][:p.Run])
 		} else {
-			copy(mine[l:][:p.Run], theirs[r:][:p.Run])
+			c.way.Copy(mine[l:][:p.Run], theirs[r:][:p.Run])
 		}
 		c.i++
 	}

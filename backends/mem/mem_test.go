@@ -5,7 +5,10 @@ package mem_test
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -20,5 +23,14 @@ var harness = drivertest.Harness{
 func TestMain(m *testing.M) { drivertest.Main(m, harness) }
 
 func TestBackend(t *testing.T) { drivertest.Run(t, harness) }
+
+// TestBackendByAStream is the suite with the last of this machine's copies, which on most stores
+// past the caches.
+func TestBackendByAStream(t *testing.T) {
+	before, all := copy.Chosen(), copy.Variants()
+	require.NoError(t, copy.Set(copy.Only(all[len(all)-1])))
+	t.Cleanup(func() { require.NoError(t, copy.Set(before)) })
+	drivertest.Run(t, harness)
+}
 
 func BenchmarkBackend(b *testing.B) { drivertest.Benchmark(b, harness) }

@@ -22,6 +22,7 @@ type piece struct {
 	op      driver.Op
 	descs   []driver.Desc   // nil: runs of pattern
 	pattern *driver.Pattern // nil: descs
+	way     copy.Way
 }
 
 // job is a batch that workers copy. Every worker that has a piece of it in hand,
@@ -47,10 +48,11 @@ type job struct {
 	loops     [driver.LoopsMax]driver.Loop // of pattern
 	patterned bool
 	bytes     uint64
-	left      uint64 // bytes not yet cut
-	run       int    // the cursor: which run,
-	next      int    // which descriptor or run of it,
-	skip      uint64 // and how much of that is cut already
+	way       copy.Way // of so many bytes
+	left      uint64   // bytes not yet cut
+	run       int      // the cursor: which run,
+	next      int      // which descriptor or run of it,
+	skip      uint64   // and how much of that is cut already
 }
 
 // jobPool hands out jobs. done.Ring bounds the live tags, so it never runs dry.
@@ -92,7 +94,7 @@ func (j *job) rewind() {
 // Preconditions: j.mu is held, something is left.
 func (j *job) cut(max uint64, scratch *[1]driver.Desc) piece {
 	r := j.runs[j.run]
-	p := piece{run: r, op: j.op}
+	p := piece{run: r, op: j.op, way: j.way}
 	p.first = r.first + j.next
 	if first := j.at(p.first); j.skip > 0 || first.Len > max {
 		n := min(max, first.Len-j.skip)

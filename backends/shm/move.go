@@ -164,7 +164,7 @@ func (pc *piece) copySelf() error {
 
 func (pc *piece) copy(remote []byte) error {
 	if pc.pattern != nil {
-		return copy.Runs(pc.op, pc.local.bytes, remote, pc.pattern, pc.first, pc.n)
+		return copy.Runs(pc.op, pc.local.bytes, remote, pc.pattern, pc.first, pc.n, pc.way)
 	}
-	return copy.Descs(pc.op, pc.local.bytes, remote, pc.descs)
+	return copy.Descs(pc.op, pc.local.bytes, remote, pc.descs, pc.way)
 }

@@ -40,7 +40,7 @@ func (p *peer) accept(tag uint64, b *driver.Batch) error {
 			return err
 		}
 	}
-	if bytes > uint64(p.b.cfg.InlineMax) || !p.inline(tag, b, &t) {
+	if bytes > uint64(p.b.cfg.InlineMax) || !p.inline(tag, b, &t, bytes) {
 		p.enqueue(tag, b, t, bytes)
 	}
 	return nil
@@ -126,14 +126,15 @@ func (p *peer) resolve(op driver.Op, localKey, remoteKey uint32) (*memory, *impo
 
 // inline copies in the caller and completes. It reports false when that cannot
 // be done without waiting; what it copied by then is copied again.
-func (p *peer) inline(tag uint64, b *driver.Batch, t *tail) bool {
+func (p *peer) inline(tag uint64, b *driver.Batch, t *tail, bytes uint64) bool {
 	var err error
+	way := copy.For(bytes)
 	if g := b.Pattern; g != nil {
-		err = p.inlineRun(b, nil, g.LocalKey, g.RemoteKey, g.Count*g.Runs())
+		err = p.inlineRun(b, nil, g.LocalKey, g.RemoteKey, g.Count*g.Runs(), way)
 	}
 	for i := 0; i < len(b.Descs) && err == nil; {
 		n := stretch(b.Descs[i:])
-		err = p.inlineRun(b, b.Descs[i:i+n], b.Descs[i].LocalKey, b.Descs[i].RemoteKey, n)
+		err = p.inlineRun(b, b.Descs[i:i+n], b.Descs[i].LocalKey, b.Descs[i].RemoteKey, n, way)
 		i += n
 	}
 	if err == errStale {
@@ -147,13 +148,14 @@ func (p *peer) inline(tag uint64, b *driver.Batch, t *tail) bool {
 
 func (p *peer) inlineRun(
 	b *driver.Batch, descs []driver.Desc, localKey, remoteKey uint32, n int,
+	way copy.Way,
 ) error {
 	local, remote, err := p.resolve(b.Op, localKey, remoteKey)
 	if err != nil {
 		return driver.ErrRevoked // it was there a moment ago: closed meanwhile
 	}
 	return p.move(&piece{run: run{local: local, remote: remote, n: n}, op: b.Op,
-		descs: descs, pattern: b.Pattern}, 0)
+		descs: descs, pattern: b.Pattern, way: way}, 0)
 }
 
 // enqueue makes a job of a batch.
@@ -173,7 +175,7 @@ func (p *peer) enqueue(tag uint64, b *driver.Batch, t tail, bytes uint64) {
 		j.addRun(p, j.descs[i].LocalKey, j.descs[i].RemoteKey, i, n)
 		i += n
 	}
-	j.bytes = bytes
+	j.bytes, j.way = bytes, copy.For(bytes)
 	j.rewind()
 	j.held = 1
 	j.mu.Unlock()

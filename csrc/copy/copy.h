@@ -8,6 +8,7 @@
 #define SLUICE_COPY_H
 
 #include "../sluice.h"
+#include "variants.h"
 
 #include <errno.h>
 #include <string.h>
@@ -39,12 +40,16 @@ struct sl_ahead {
  * which the stores of earlier entries fill while they miss. That is 80 of 180 ns.
  */
 static inline __attribute__((always_inline)) void
-sl_copy_run(uint8_t *restrict dst, const uint8_t *restrict src, uint64_t len, struct sl_ahead a)
+sl_copy_run(uint8_t *restrict dst, const uint8_t *restrict src, uint64_t len, struct sl_ahead a,
+	    struct sl_copy_way way)
 {
 	uint64_t i = 0, fetched = a.len < len ? a.len : len;
 
 	if (len > SL_FETCH_MAX || a.len > SL_FETCH_MAX || a.len == 0) {
-		memcpy(dst, src, len);
+		if (len < way.run)
+			memcpy(dst, src, len);
+		else
+			sl_copy_by(dst, src, len, way.variant);
 		return;
 	}
 	for (; i + SL_LINE <= fetched; i += SL_LINE) {
@@ -66,7 +71,7 @@ sl_copy_run(uint8_t *restrict dst, const uint8_t *restrict src, uint64_t len, st
  */
 static inline int
 sl_copy_descs(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remote_len,
-	      const struct sl_desc *d, size_t n, int to_remote)
+	      const struct sl_desc *d, size_t n, int to_remote, struct sl_copy_way way)
 {
 	for (size_t i = 0; i < n; i++)
 		if (!sl_copy_within(d[i].local, d[i].len, local_len) ||
@@ -89,9 +94,10 @@ sl_copy_descs(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remo
 			a.dst = to_remote ? remote + f->remote : local + f->local;
 			a.len = f->len;
 		}
-		sl_copy_run(dst, src, len, a);
+		sl_copy_run(dst, src, len, a, way);
 		i = j;
 	}
+	sl_copy_fence(way.variant);
 	return 0;
 }
 
@@ -109,7 +115,8 @@ static inline int
 sl_copy_pages(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remote_len,
 		  const uint32_t *local_index, uint64_t local_base, uint64_t local_stride,
 		  const uint32_t *remote_index, uint64_t remote_base, uint64_t remote_stride,
-		  uint64_t entry_len, size_t first, size_t n, int to_remote)
+		  uint64_t entry_len, size_t first, size_t n, int to_remote,
+		  struct sl_copy_way way)
 {
 	uint8_t *dst = to_remote ? remote : local, *src = to_remote ? local : remote;
 	uint64_t dst_len = to_remote ? remote_len : local_len,
@@ -121,6 +128,7 @@ sl_copy_pages(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remo
 	uint64_t ds = to_remote ? remote_stride : local_stride,
 		 ss = to_remote ? local_stride : remote_stride;
 	size_t end = first + n;
+	int rc = 0;
 
 	for (size_t i = first; i < end;) {
 		uint64_t d = db + sl_copy_slot(di, i) * ds, s = sb + sl_copy_slot(si, i) * ss,
@@ -132,8 +140,10 @@ sl_copy_pages(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remo
 			len += entry_len;
 			j++;
 		}
-		if (!sl_copy_within(d, len, dst_len) || !sl_copy_within(s, len, src_len))
-			return -ERANGE;
+		if (!sl_copy_within(d, len, dst_len) || !sl_copy_within(s, len, src_len)) {
+			rc = -ERANGE;
+			break;
+		}
 		struct sl_ahead a = {0};
 
 		if (j + SL_AHEAD - 1 < end) {
@@ -141,10 +151,11 @@ sl_copy_pages(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remo
 			a.dst = dst + db + sl_copy_slot(di, j + SL_AHEAD - 1) * ds;
 			a.len = entry_len;
 		}
-		sl_copy_run(dst + d, src + s, len, a);
+		sl_copy_run(dst + d, src + s, len, a, way);
 		i = j;
 	}
-	return 0;
+	sl_copy_fence(way.variant);
+	return rc;
 }
 
 /* A side of a pattern, as driver.Side without its list. */
@@ -255,7 +266,7 @@ static inline int
 sl_copy_nest(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remote_len,
 	     const struct sl_copy_side *sides, const uint32_t *local_list,
 	     const uint32_t *remote_list, const struct sl_copy_loop *loops, int loop_count,
-	     uint64_t run, uint64_t first, uint64_t n, int to_remote)
+	     uint64_t run, uint64_t first, uint64_t n, int to_remote, struct sl_copy_way way)
 {
 	struct sl_copy_walk w = {
 		.sides = sides, .lists = {local_list, remote_list}, .loops = loops,
@@ -263,7 +274,7 @@ sl_copy_nest(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remot
 	};
 	struct sl_copy_piece next[SL_AHEAD];
 	uint8_t *mem[2] = {local, remote};
-	int to = to_remote ? 1 : 0, from = 1 - to;
+	int to = to_remote ? 1 : 0, from = 1 - to, rc = 0;
 
 	if (n == 0)
 		return 0;
@@ -274,15 +285,20 @@ sl_copy_nest(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remot
 		struct sl_copy_piece p = next[i % SL_AHEAD], a;
 
 		if (p.len == 0)
-			return 0;
+			break;
 		if (!sl_copy_within(p.at[0], p.len, local_len) ||
-		    !sl_copy_within(p.at[1], p.len, remote_len))
-			return -ERANGE;
+		    !sl_copy_within(p.at[1], p.len, remote_len)) {
+			rc = -ERANGE;
+			break;
+		}
 		a = sl_copy_take(&w);
 		next[i % SL_AHEAD] = a;
 		sl_copy_run(mem[to] + p.at[to], mem[from] + p.at[from], p.len,
-			    (struct sl_ahead){mem[from] + a.at[from], mem[to] + a.at[to], a.len});
+			    (struct sl_ahead){mem[from] + a.at[from], mem[to] + a.at[to], a.len},
+			    way);
 	}
+	sl_copy_fence(way.variant);
+	return rc;
 }
 
 #endif

@@ -12,7 +12,18 @@ package copy
 #cgo nocallback sl_copy_pages
 #cgo noescape sl_copy_nest
 #cgo nocallback sl_copy_nest
+#cgo noescape sl_copy_pass
+#cgo nocallback sl_copy_pass
 #include "copy.h"
+
+// Copies in runs, the last of which may be shorter.
+static void sl_copy_pass(uint8_t *dst, const uint8_t *src, uint64_t len, uint64_t run,
+			 enum sl_copy_variant v)
+{
+	for (uint64_t i = 0; i < len; i += run)
+		sl_copy_by(dst + i, src + i, len - i < run ? len - i : run, v);
+	sl_copy_fence(v);
+}
 */
 import "C"
 
@@ -41,32 +52,33 @@ const (
 )
 
 // Implements: int sl_copy_descs(uint8_t *local, uint64_t local_len, ...)
-func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc) error {
+func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc, w Way) error {
 	rc := C.sl_copy_descs(bytePtr(local), C.uint64_t(len(local)),
 		bytePtr(remote), C.uint64_t(len(remote)),
 		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(descs))),
-		C.size_t(len(descs)), toRemote(op))
+		C.size_t(len(descs)), toRemote(op), w.c())
 	return result(rc)
 }
 
 // Implements: int sl_copy_pages(uint8_t *local, uint64_t local_len, ...)
-func copyPlain(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int) error {
+func copyPlain(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int,
+	w Way) error {
 	rc := C.sl_copy_pages(bytePtr(local), C.uint64_t(len(local)),
 		bytePtr(remote), C.uint64_t(len(remote)),
 		listPtr(p.Local.List), C.uint64_t(p.Local.Base), C.uint64_t(p.Local.Stride),
 		listPtr(p.Remote.List), C.uint64_t(p.Remote.Base), C.uint64_t(p.Remote.Stride),
-		C.uint64_t(p.Run), C.size_t(first), C.size_t(n), toRemote(op))
+		C.uint64_t(p.Run), C.size_t(first), C.size_t(n), toRemote(op), w.c())
 	return result(rc)
 }
 
 // Implements: int sl_copy_nest(uint8_t *local, uint64_t local_len, ...)
-func copyNest(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int) error {
+func copyNest(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int, w Way) error {
 	sides := [2]C.struct_sl_copy_side{side(&p.Local), side(&p.Remote)}
 	rc := C.sl_copy_nest(bytePtr(local), C.uint64_t(len(local)),
 		bytePtr(remote), C.uint64_t(len(remote)),
 		&sides[0], listPtr(p.Local.List), listPtr(p.Remote.List),
 		(*C.struct_sl_copy_loop)(unsafe.Pointer(unsafe.SliceData(p.Loops))), C.int(len(p.Loops)),
-		C.uint64_t(p.Run), C.uint64_t(first), C.uint64_t(n), toRemote(op))
+		C.uint64_t(p.Run), C.uint64_t(first), C.uint64_t(n), toRemote(op), w.c())
 	return result(rc)
 }
 
@@ -87,6 +99,33 @@ func toRemote(op driver.Op) C.int {
 	}
 	return 0
 }
+
+func (w Way) c() C.struct_sl_copy_way {
+	return C.struct_sl_copy_way{run: C.uint64_t(w.Run), variant: uint32(w.Variant)}
+}
+
+// The numbers of the variants are those of C.
+const (
+	_ = uint(PairsStream - C.SL_COPY_PAIRS_STREAM)
+	_ = uint(C.SL_COPY_PAIRS_STREAM - PairsStream)
+)
+
+const plainName = "libc"
+
+func has(v Variant) bool { return C.sl_copy_has(uint32(v)) != 0 }
+
+// Copy copies in runs of so many bytes by a variant, which this machine has. The ranges do not
+// overlap.
+func (v Variant) Copy(dst, src []byte, run uint64) {
+	n := min(len(dst), len(src))
+	if n > 0 {
+		C.sl_copy_pass(bytePtr(dst), bytePtr(src), C.uint64_t(n), C.uint64_t(max(run, 1)),
+			uint32(v))
+	}
+}
+
+// evict takes memory out of the caches, and reports whether that can be done.
+func evict(mem []byte) bool { return C.sl_copy_evict(bytePtr(mem), C.uint64_t(len(mem))) != 0 }
 
 // result knows the only errno of the copies, ERANGE.
 func result(rc C.int) error {

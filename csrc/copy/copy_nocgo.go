@@ -8,7 +8,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc) error {
+func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc, _ Way) error {
 	for i := range descs {
 		if !fits(&descs[i], local, remote) {
 			return driver.ErrBounds
@@ -20,11 +20,12 @@ func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc) error {
 	return nil
 }
 
-func copyPlain(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int) error {
-	return copyNest(op, local, remote, p, first, n)
+func copyPlain(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int,
+	w Way) error {
+	return copyNest(op, local, remote, p, first, n, w)
 }
 
-func copyNest(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int) error {
+func copyNest(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int, _ Way) error {
 	for i := first; i < first+n; i++ {
 		d := Run(p, i)
 		if !fits(&d, local, remote) {
@@ -47,3 +48,18 @@ func copyOne(op driver.Op, local, remote []byte, d *driver.Desc) {
 		copy(l, r)
 	}
 }
+
+const plainName = "go"
+
+func has(v Variant) bool { return v == Plain }
+
+// Copy copies in runs of so many bytes by a variant, which this machine has.
+func (v Variant) Copy(dst, src []byte, run uint64) {
+	n := min(len(dst), len(src))
+	for i, step := 0, int(max(run, 1)); i < n; i += step {
+		end := min(i+step, n)
+		copy(dst[i:end], src[i:end])
+	}
+}
+
+func evict([]byte) bool { return false }

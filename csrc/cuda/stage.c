@@ -38,7 +38,8 @@ static int gather(const struct sl_cuda_batch *b, uint8_t *half, size_t first, si
 	return sl_copy_pages(e->host, e->host_len, half, SL_CUDA_STAGE_BYTES / 2,
 			     b->list ? b->list + first : NULL,
 			     e->host_base + (b->list ? 0 : first * e->host_stride), e->host_stride,
-			     NULL, 0, e->entry, e->entry, 0, n, e->up);
+			     NULL, 0, e->entry, e->entry, 0, n, e->up,
+			     (struct sl_copy_way){.run = UINT64_MAX});
 }
 
 /* Up: the other half is on its way while this one fills. */
