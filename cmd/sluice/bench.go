@@ -86,7 +86,7 @@ handover-ms is the whole prompt: one operation, or one for each layer.`,
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, &f) },
 	}
 	f.register(c)
-	c.AddCommand(newBenchAll(), newBenchGather(), newBenchPosix(), newBenchGDS())
+	c.AddCommand(newBenchAll(), newBenchCopy(), newBenchGather(), newBenchPosix(), newBenchGDS())
 	return c
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/sluicehq/sluice/backends/gds"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
+	"github.com/sluicehq/sluice/csrc/copy"
 )
 
 func newDoctor() *cobra.Command {
@@ -41,7 +42,7 @@ they could be, and which NIC and drive are near to which GPU.`,
 			try := root == "" && !few
 			s.Backends = builtBackends(try, &n)
 			if try {
-				s.Known = slices.Concat(tcpChecks(&n.tcp), posixChecks())
+				s.Known = slices.Concat(tcpChecks(&n.tcp), posixChecks(), copyChecks())
 			}
 			if try && withCgo {
 				s.Known = slices.Concat(s.Known, ucxChecks(&n.ucx, os.Environ()),
@@ -89,6 +90,12 @@ func builtBackends(try bool, n *networkFlags) map[string]func() error {
 		}
 	}
 	return built
+}
+
+// copyChecks says how this machine copies within host memory, by measuring it.
+func copyChecks() []machine.Check {
+	return []machine.Check{{Name: "host-copy", State: machine.OK, Found: copy.Chosen().Why,
+		Why: "long runs of large batches are copied so", Backends: []string{"mem", "shm"}}}
 }
 
 // cgoChecks says which backends are missing from a build without cgo, and how to get them.

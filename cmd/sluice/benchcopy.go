@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/internal/hostmem"
+)
+
+func newBenchCopy() *cobra.Command {
+	var times timeFlags
+	var result resultFlags
+	c := &cobra.Command{
+		Use:   "copy",
+		Short: "Measure every way to copy within host memory beside the one that is chosen",
+		Long: `Measure how one thread copies pieces of 4 KiB to 16 MiB, in 1 MiB of memory that
+the caches hold and in 256 MiB that they do not: by the variant that this machine's
+measurement chose, beside Go's copy, libc's memcpy and every other variant that the
+processor has; in alternation in one run. A variant called stream stores past the
+caches. Backends shm and mem copy so.`,
+		Example: `  sluice bench copy
+  sluice bench copy --seconds 1 --json`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return runBenchCopy(c, &times, &result) },
+	}
+	times.registerTotal(c, "time to measure each shape")
+	result.register(c)
+	return c
+}
+
+func runBenchCopy(c *cobra.Command, f *timeFlags, result *resultFlags) error {
+	write, err := result.printer()
+	if err != nil {
+		return err
+	}
+	if err := f.checkTotal(); err != nil {
+		return err
+	}
+	shapes := bench.CopyShapes()
+	if err := fits(shapes, hostmem.Limits().Available, false); err != nil {
+		return err
+	}
+	total := f.time()
+	bar := newProgress(c.ErrOrStderr(), int64(len(shapes))*1000, "bench copy")
+	defer bar.clear()
+	var list []bench.Result
+	for i, s := range shapes {
+		o := bench.Options{Time: total, Rounds: f.rounds}
+		o.Progress = func(d time.Duration) {
+			bar.set(int64(i)*1000 + min(int64(1000*d/total), 999))
+		}
+		r, err := bench.Copy(c.Context(), s, o)
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			r.Notes = nil // the same for all
+		}
+		list = append(list, r)
+	}
+	return write(c.OutOrStdout(), list)
+}
