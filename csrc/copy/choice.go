@@ -108,16 +108,22 @@ func (c *Choice) For(batch uint64) Way {
 
 // choice is made once a process: measured, or Set before.
 type choice struct {
-	made    atomic.Pointer[Choice]
+	made    atomic.Pointer[Choice] // first undecided
 	begun   atomic.Bool
 	once    sync.Once
 	measure func() Choice
 }
 
-var process = choice{measure: measure}
+func newChoice(measure func() Choice) *choice {
+	p := &choice{measure: measure}
+	p.made.Store(&undecided)
+	return p
+}
 
-// worthIt is the smallest batch that starts the measurement: it takes longer than a copy of that.
-const worthIt = 1 << 20 // 1 MiB
+var process = newChoice(measure)
+
+// undecided has the smallest batch that starts the measurement: 1 MiB, which takes less time.
+var undecided = Choice{Way: plain, From: 1 << 20}
 
 // For returns the way of a batch of so many bytes, and does not wait: the first large batch
 // of a process starts the measurement, and is copied by Plain. Parallel calls are allowed.
@@ -138,22 +144,27 @@ func Set(c Choice) error {
 }
 
 func (p *choice) way(batch uint64) Way {
-	if c := p.made.Load(); c != nil {
-		return c.For(batch)
+	c := p.made.Load()
+	if batch < c.From { // most: a load and an inlined comparison
+		return plain
 	}
-	if batch >= worthIt && p.begun.CompareAndSwap(false, true) {
+	return p.large(c)
+}
+
+func (p *choice) large(c *Choice) Way {
+	if c == &undecided && p.begun.CompareAndSwap(false, true) {
 		go p.chosen()
 	}
-	return plain
+	return c.Way
 }
 
 func (p *choice) chosen() Choice {
-	if c := p.made.Load(); c != nil {
+	if c := p.made.Load(); c != &undecided {
 		return *c
 	}
 	p.once.Do(func() {
 		c := p.measure()
-		p.made.CompareAndSwap(nil, &c) // Set may have come first
+		p.made.CompareAndSwap(&undecided, &c) // Set may have come first
 	})
 	return *p.made.Load()
 }

@@ -187,13 +187,13 @@ func TestChoiceSurvivesNoise(t *testing.T) {
 func TestChoiceIsMadeOnce(t *testing.T) {
 	var made atomic.Int32
 	first := Choice{Way: Way{Plain, 1}, From: 5, Why: "the first"}
-	p := choice{measure: func() Choice { made.Add(1); return first }}
-	require.Equal(t, plain, p.way(worthIt-1))
+	p := newChoice(func() Choice { made.Add(1); return first })
+	require.Equal(t, plain, p.way(undecided.From-1))
 	require.False(t, p.begun.Load(), "a small batch starts nothing")
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			p.way(worthIt) // whether it is made by now or not
+			p.way(undecided.From) // whether it is made by now or not
 			if got := p.chosen(); got != first {
 				t.Errorf("chose %+v", got)
 			}
@@ -201,21 +201,20 @@ func TestChoiceIsMadeOnce(t *testing.T) {
 	}
 	all.Wait()
 	require.EqualValues(t, 1, made.Load())
-	require.Equal(t, first.Way, p.way(worthIt))
+	require.Equal(t, first.Way, p.way(undecided.From))
 }
 
 func TestLargeBatchStartsTheMeasurement(t *testing.T) {
 	begun := make(chan struct{})
-	p := choice{measure: func() Choice { close(begun); return Choice{Why: "done"} }}
-	require.Equal(t, plain, p.way(worthIt), "it does not wait")
+	p := newChoice(func() Choice { close(begun); return Choice{Why: "done"} })
+	require.Equal(t, plain, p.way(undecided.From), "it does not wait")
 	<-begun
 	require.Equal(t, "done", p.chosen().Why)
 }
 
 func TestSetComesBeforeWhatIsMeasured(t *testing.T) {
-	p := &process
-	before := p.made.Load()
-	defer p.made.Store(before)
+	before := process.made.Load()
+	defer process.made.Store(before)
 	for _, v := range Variants() {
 		require.NoError(t, Set(Only(v)))
 		require.Equal(t, v, For(1).Variant)
