@@ -23,6 +23,7 @@ import (
 	"time"
 	"unsafe"
 
+	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -146,6 +147,8 @@ func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 	case driver.CountTail:
 		counter = C.int32_t(b.Counter)
 	}
+	w := hostcopy.For(total(b))
+	way := C.struct_sl_copy_way{run: C.uint64_t(w.Run), variant: uint32(w.Variant)}
 	var rc C.int64_t
 	if p := b.Pattern; p != nil {
 		form, ok := patternForm(p)
@@ -157,23 +160,33 @@ func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 		if p.Plain() {
 			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, nil, local,
 				remote,
-				(*C.uint8_t)(msg), C.size_t(size), counter)
+				(*C.uint8_t)(msg), C.size_t(size), counter, way)
 		} else {
 			nest := nestForm(p)
 			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, &nest, local,
 				remote,
-				(*C.uint8_t)(msg), C.size_t(size), counter)
+				(*C.uint8_t)(msg), C.size_t(size), counter, way)
 		}
 	} else {
 		// Bytes are typed: cgo would look through all that lies around them for pointers.
 		rc = C.sl_ucx_submit(n.c, toRemote(b.Op), C.uint64_t(tag),
 			(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.Descs))), C.size_t(len(b.Descs)),
-			(*C.uint8_t)(msg), C.size_t(size), counter)
+			(*C.uint8_t)(msg), C.size_t(size), counter, way)
 	}
 	if rc == 0 {
 		return nil
 	}
 	return refusal(int64(rc))
+}
+
+func total(b *driver.Batch) (bytes uint64) {
+	if b.Pattern != nil {
+		return b.Pattern.Bytes()
+	}
+	for i := range b.Descs {
+		bytes += b.Descs[i].Len
+	}
+	return bytes
 }
 
 // patternForm is a pattern without its lists. It reports false where these do not have the

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -246,28 +247,39 @@ func everyWay(t *testing.T, f func(t *testing.T, l *lane)) {
 	}
 }
 
-func TestMovesBytes(t *testing.T) {
-	everyWay(t, func(t *testing.T, l *lane) {
-		fill(l.local, 1)
-		for _, n := range []uint64{1, 8, 656, 4095, 16000, 16001, 40000, 70000, 1 << 20,
-			testBytes - 3} {
-			if err := l.move(t, driver.Write, driver.Desc{Local: 1, Remote: 3,
-				Len: n}); err != nil {
-				t.Fatalf("write %d: %v", n, err)
-			}
-			if !bytes.Equal(l.remote[3:3+n], l.local[1:1+n]) {
-				t.Fatalf("write %d: other bytes", n)
-			}
-			clear(l.local)
-			if err := l.move(t, driver.Read, driver.Desc{Local: 2, Remote: 3, Len: n}); err != nil {
-				t.Fatalf("read %d: %v", n, err)
-			}
-			if !bytes.Equal(l.remote[3:3+n], l.local[2:2+n]) {
-				t.Fatalf("read %d: other bytes", n)
-			}
-			fill(l.local, n)
+func TestMovesBytes(t *testing.T) { everyWay(t, movesBytes) }
+
+// Memory that we have mapped is copied by our own hand where that was chosen.
+func TestMovesBytesByEachVariant(t *testing.T) {
+	l, before := openLane(t, ways[0]), hostcopy.Chosen()
+	defer func() { _ = hostcopy.Set(before) }()
+	for _, v := range hostcopy.Variants() {
+		if err := hostcopy.Set(hostcopy.Only(v)); err != nil {
+			t.Fatal(err)
 		}
-	})
+		t.Run(v.String(), func(t *testing.T) { movesBytes(t, l) })
+	}
+}
+
+func movesBytes(t *testing.T, l *lane) {
+	fill(l.local, 1)
+	for _, n := range []uint64{1, 8, 656, 4095, 16000, 16001, 40000, 70000, 1 << 20,
+		testBytes - 3} {
+		if err := l.move(t, driver.Write, driver.Desc{Local: 1, Remote: 3, Len: n}); err != nil {
+			t.Fatalf("write %d: %v", n, err)
+		}
+		if !bytes.Equal(l.remote[3:3+n], l.local[1:1+n]) {
+			t.Fatalf("write %d: other bytes", n)
+		}
+		clear(l.local)
+		if err := l.move(t, driver.Read, driver.Desc{Local: 2, Remote: 3, Len: n}); err != nil {
+			t.Fatalf("read %d: %v", n, err)
+		}
+		if !bytes.Equal(l.remote[3:3+n], l.local[2:2+n]) {
+			t.Fatalf("read %d: other bytes", n)
+		}
+		fill(l.local, n)
+	}
 }
 
 func TestMovesScatteredBytes(t *testing.T) {

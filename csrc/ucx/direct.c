@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies to and from memory of a peer that we have mapped: plain loads and stores of UCX. */
+/* Copies to and from memory of a peer that we have mapped: loads and stores, mostly of UCX. */
 #include "worker.h"
 
 #include <errno.h>
@@ -13,16 +13,22 @@ static int current(const struct sl_ucx_import *im)
 }
 
 /* 0: it is done. */
-static int put(struct sl_ucx_conn *n, int write, struct sl_ucx_run *r, uint64_t len,
-	       const ucp_request_param_t *param)
+static int put(const struct sl_ucx_batch *b, uint64_t len, const ucp_request_param_t *param)
 {
+	struct sl_ucx_conn *n = b->conn;
+	const struct sl_ucx_run *r = &b->run;
 	uint64_t remote = r->import->base + r->remote + r->done;
+	uint8_t *local = r->local + r->done;
 	ucs_status_ptr_t p;
+	void *at;
 
-	p = write ? sl_ucx.ucp_put_nbx(n->handle, r->local + r->done, len, remote, r->import->rkey,
-				       param)
-		  : sl_ucx.ucp_get_nbx(n->handle, r->local + r->done, len, remote, r->import->rkey,
-				       param);
+	if (len >= b->way.run && sl_ucx.ucp_rkey_ptr(r->import->rkey, remote, &at) == UCS_OK) {
+		sl_copy_by(b->write ? at : local, b->write ? local : at, len, b->way.variant);
+		sl_copy_fence(b->way.variant);
+		return 0;
+	}
+	p = b->write ? sl_ucx.ucp_put_nbx(n->handle, local, len, remote, r->import->rkey, param)
+		     : sl_ucx.ucp_get_nbx(n->handle, local, len, remote, r->import->rkey, param);
 	/* Shared memory waits for no peer; the lock is kept since the batch is in our hand. */
 	while (p && !UCS_PTR_IS_ERR(p) && sl_ucx.ucp_request_check_status(p) == UCS_INPROGRESS)
 		sl_ucx.ucp_worker_progress(n->worker->handle);
@@ -72,7 +78,7 @@ int sl_ucx_move_direct(struct sl_ucx_batch *b, uint64_t *bytes)
 			return -EAGAIN;
 		}
 		sl_ucx_at(n->worker, SL_UCX_AT_STORE);
-		rc = put(n, b->write, r, len, &param);
+		rc = put(b, len, &param);
 		sl_ucx_at(n->worker, SL_UCX_AT_STORED);
 		if (!b->write)
 			sl_ucx_leave(r->memory);

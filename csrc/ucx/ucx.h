@@ -10,6 +10,7 @@
 #ifndef SLUICE_UCX_H
 #define SLUICE_UCX_H
 
+#include "../copy/variants.h"
 #include "../ring.h"
 #include "../sluice.h"
 
@@ -210,15 +211,17 @@ int sl_ucx_direct(struct sl_ucx_conn *n, uint32_t slot);
  * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
  * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
  * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch. notif NULL: no message. With counter,
- * below SL_UCX_COUNTERS, or -1, one more for a counter of the peer follows in its place.
+ * below SL_UCX_COUNTERS, or -1, one more for a counter of the peer follows in its place. Long runs
+ * go the given way into memory that we have mapped.
  */
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
-		      size_t count, const uint8_t *notif, size_t notif_len, int32_t counter);
+		      size_t count, const uint8_t *notif, size_t notif_len, int32_t counter,
+		      struct sl_copy_way way);
 
 int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 			    const struct sl_pages *p, const struct sl_nest *nest,
 			    const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
-			    size_t notif_len, int32_t counter);
+			    size_t notif_len, int32_t counter, struct sl_copy_way way);
 
 /* Sends a notification without a batch. -EAGAIN no room now; -EPIPE lost, -EBADF ended. */
 int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len);

@@ -37,11 +37,11 @@ struct sl_ucx_batch {
 	int fetches, faulty; /* a read by our own hand; a piece of it could not be read */
 	int32_t status, piece;
 	uint32_t outstanding; /* messages that are not answered */
+	uint32_t next_piece;  /* after run */
 	struct sl_pieces pieces;
+	struct sl_copy_way way;
 	struct sl_ucx_run run;
-	uint32_t next_piece; /* after run */
-	/* bytes of it were fetched, from this piece on, and may be of another epoch */
-	struct sl_ucx_import *unproved;
+	struct sl_ucx_import *unproved; /* its bytes, from this piece on, may be of another epoch */
 	uint32_t unproved_piece;
 	struct sl_ucx_message *tail; /* what follows the bytes */
 };
