@@ -95,7 +95,7 @@ func builtBackends(try bool, n *networkFlags) map[string]func() error {
 // copyChecks says how this machine copies within host memory, by measuring it.
 func copyChecks() []machine.Check {
 	return []machine.Check{{Name: "host-copy", State: machine.OK, Found: copy.Chosen().Why,
-		Why: "long runs of large batches are copied so", Backends: []string{"mem", "shm"}}}
+		Why: "long runs of large batches are copied so", Backends: []string{"mem", "shm", "ucx"}}}
 }
 
 // cgoChecks says which backends are missing from a build without cgo, and how to get them.
