@@ -174,12 +174,12 @@ func issue(w io.Writer, dir string, m authority.Member, force, asJSON bool) erro
 			leaf.NotAfter, cert, key, ca})
 	}
 	return tellf(w, `certificate of %q for %v, valid until %s, serial number %x
-%scopy to the host of %s, and delete %s here then:
+%scopy to the host of %s, then delete %s here:
   %s  its certificate
   %s  its key: for its owner alone
   %s  the authority's certificate
 use: sluice agent --listen %s --cert %s --key %s --ca %s --region kv=64MiB
- or: sluice ls HOST:PORT --cert %[12]s --key %[13]s --ca %[14]s
+ or: sluice ls --peer HOST:PORT --cert %[12]s --key %[13]s --ca %[14]s
 `, m.Name, hosts, day(leaf.NotAfter), leaf.SerialNumber, old, m.Name, key, cert, key, ca,
 		quoted(listenAt(m.Hosts)), quoted(cert), quoted(key), quoted(ca))
 }

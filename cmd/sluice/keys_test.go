@@ -42,7 +42,8 @@ func TestKeys(t *testing.T) {
 	said += ok(t, sluice(t, "keys", "issue", dir, "node", "--host", "node.test", "--host",
 		"10.0.0.2", "--validity", "48h")).stdout
 	for _, want := range []string{"ours", "node.test", "10.0.0.2", "copy to the host of node",
-		"node-key.pem", "stays here"} {
+		"node-key.pem", "stays here", "sluice ls --peer HOST:PORT --cert " + filepath.Join(dir,
+			"node.pem")} {
 		if !strings.Contains(said, want) {
 			t.Errorf("no %q in %s", want, said)
 		}
