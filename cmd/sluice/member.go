@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -79,15 +80,21 @@ func (m *memberFlags) check() error {
 	case m.checkHost && m.plaintext:
 		return usagef(
 			"--check-host and --plaintext: without certificates there is nothing to check")
-	case len(m.backends) == 0:
-		return usagef("--backend: want at least one of %s", backendNames(driver.SameHost))
 	}
-	for _, name := range m.backends {
-		if name == auto {
-			return usagef("--backend %s: name those that may be opened, such as shm,tcp", auto)
+	return m.checkBackends()
+}
+
+func (m *memberFlags) checkBackends() error {
+	names := strings.TrimPrefix(backendNames(driver.SameHost), auto+", ")
+	if len(m.backends) == 0 {
+		return usagef("--backend: want some of %s", names)
+	}
+	for i, name := range m.backends {
+		if !slices.Contains(strings.Split(names, ", "), name) {
+			return usagef("--backend %q: want some of %s", name, names)
 		}
-		if _, err := findMaker(name, driver.SameHost); err != nil {
-			return err
+		if slices.Contains(m.backends[:i], name) {
+			return usagef("--backend %s is there twice", name)
 		}
 	}
 	return nil

@@ -66,7 +66,7 @@ func parseOffset(text string) (uint64, error) {
 		return 0, nil
 	}
 	if strings.HasPrefix(text, "-") {
-		return 0, fmt.Errorf("%s is negative: count from the beginning of the region", text)
+		return 0, fmt.Errorf("%s is negative: want 0 or more", text)
 	}
 	return bench.ParseSize(text)
 }
