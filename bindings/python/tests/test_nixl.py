@@ -275,6 +275,15 @@ def test_names_for_rocm(tmp_path: Path, name: str) -> None:
     assert ran.stdout == "True True True True sluice.nixl.agent\n", ran.stderr
 
 
+def test_the_shim_says_how_to_call_it() -> None:
+    shim = [sys.executable, "-m", "sluice.nixl.shim"]
+    for status, stream, option in (0, "stdout", "--help"), (2, "stderr", "-m"), (2, "stderr", "-x"):
+        result = subprocess.run([*shim, option], capture_output=True, text=True, timeout=LIMIT)
+        assert result.returncode == status
+        assert getattr(result, stream).startswith("usage: python -m sluice.nixl.shim [")
+        assert "Traceback" not in result.stderr
+
+
 def test_the_shim_is_nobodys_by_default(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import nixl, sys\nfrom nixl._api import "

@@ -32,6 +32,12 @@ def main(package: str, folder: str) -> None:
     if not arguments:
         print(folder)
         return
+    if arguments[0].startswith("-") and (arguments[0] != "-m" or len(arguments) == 1):
+        asked = arguments[0] in ("-h", "--help")
+        print(f"usage: python -m sluice.{package}.shim [PROGRAM | -m MODULE] [ARGUMENT...]\n"
+              "Without a program it prints the folder for PYTHONPATH.",
+              file=sys.stdout if asked else sys.stderr)
+        sys.exit(0 if asked else 2)
     install(package, folder)
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
