@@ -110,7 +110,7 @@ func (f *benchFlags) register(c *cobra.Command) {
 	s.BoolVar(&f.hot, "hot", false, "all pieces at one place on each side, which stays "+
 		"in the caches")
 	s.BoolVar(&f.table, "table", false, "measure what UCX is compared by, beside ucx_perftest "+
-		"and a bare loop over UCX")
+		"and a bare loop over UCX; of backend rdma: what verbs are, beside perftest")
 	f.workload.register(c)
 	f.network.register(c)
 	f.network.rdma.registerPeers(c)

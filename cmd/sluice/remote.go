@@ -174,7 +174,8 @@ func (r *rangeFlags) register(c *cobra.Command, file, use string) {
 	r.remoteFlags.register(c)
 	c.Flags().StringVar(&r.offset, "offset", "0", "where the range begins in the region: bytes, "+
 		"or with a unit such as 4KiB")
-	c.Flags().StringVar(&r.length, "length", "", "of the range; without it to the end")
+	c.Flags().StringVar(&r.length, "length", "", "of the range; without it to the end of "+
+		"the region, or of what is put")
 	c.Flags().StringVar(&r.file, file, "-", use)
 	c.Flags().BoolVar(&r.asJSON, "json", false, "print how many bytes and seconds as JSON (get "+
 		"to standard output: on standard error)")

@@ -32,7 +32,7 @@ type tcpFlags struct {
 func (t *tcpFlags) register(c *cobra.Command) {
 	s := c.Flags()
 	s.StringVar(&t.listen, "tcp-listen", "", "of backend tcp alone: HOST:PORT or HOST:PORT-PORT "+
-		"for peers; without it the loopback, which needs no certificates")
+		"for peers; without it the loopback, in plain text unless there are certificates")
 	s.BoolVar(&t.plaintext, "tcp-plaintext", false, "of backend tcp alone: everybody on the "+
 		"network of --tcp-listen may read and change what passes")
 	s.StringVar(&t.cert, "tcp-cert", "", "of backend tcp alone: file of the certificate "+
