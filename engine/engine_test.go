@@ -68,8 +68,8 @@ func open(t testing.TB, name string, change ...func(*Config)) *Engine {
 // afterEngines are, by test, what is done when its engines are closed.
 var afterEngines sync.Map
 
-// afterClose does f at the end of a test, behind the Close of all its engines: what a peer had under
-// way when a test ends early may use memory until then.
+// afterClose does f at the end of a test, behind the Close of all its engines: where a test ends
+// early, what a peer has under way may use memory until then.
 func afterClose(t testing.TB, f func()) {
 	if list, ok := afterEngines.Load(t); ok {
 		*list.(*[]func()) = append(*list.(*[]func()), f)
