@@ -5,6 +5,8 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"net"
 	"slices"
 	"strings"
 
@@ -17,11 +19,41 @@ import (
 // that you trust: a program that has it can reach those regions. It grows by about 30
 // bytes a region and backend.
 func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
-	named := len(regions) > 0
-	if !named {
-		regions = e.visible()
+	if len(regions) > 0 {
+		return e.encode(e.describe(regions), regions, false)
+	}
+	regions = e.visible()
+	return e.encode(e.describe(regions), regions, true)
+}
+
+// describeTo is Describe for the engine at the other end of an exchange: see Config.Tell.
+func (e *Engine) describeTo(conn net.Conn) ([]byte, error) {
+	if e.cfg.Tell == nil {
+		return e.Describe()
+	}
+	told := e.cfg.Tell(commonName(conn))
+	names := slices.Sorted(maps.Keys(told))
+	regions := make([]*Region, len(names))
+	for i, name := range names {
+		if regions[i] = told[name]; regions[i] == nil {
+			return nil, &OpError{Op: "describe region " + name, Err: fmt.Errorf("Config.Tell has "+
+				"none: %w", ErrBounds)}
+		}
 	}
 	d := e.describe(regions)
+	for i, name := range names {
+		if err := wire.CheckName(name); err != nil || name == "" {
+			return nil, &OpError{Op: "describe", Err: fmt.Errorf("Config.Tell: a region needs a "+
+				"name that can be shown: %w", errors.Join(ErrBounds, err))}
+		}
+		d.Regions[i].Name = name
+	}
+	return e.encode(d, regions, true)
+}
+
+// encode adds the tokens of regions to their description. Those that were closed since may be left
+// out.
+func (e *Engine) encode(d *wire.Description, regions []*Region, leaveOut bool) ([]byte, error) {
 	kept, room := d.Regions[:0], newTokenRoom(len(regions), len(e.lanes))
 	for i, r := range regions {
 		if r.e != e {
@@ -29,8 +61,8 @@ func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
 				Err: fmt.Errorf("it is of another engine: %w", ErrBounds)}
 		}
 		tokens, err := room.tokens(r.mems)
-		if errors.Is(err, ErrClosed) && !named {
-			continue // closed since it was listed
+		if errors.Is(err, ErrClosed) && leaveOut {
+			continue
 		}
 		if err != nil {
 			return nil, &OpError{Op: "describe region " + r.name, Err: err}

@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -57,15 +58,33 @@ func (p *Peer) Origin() string {
 // came says by which stream a peer has come.
 func (p *Peer) came(conn net.Conn) {
 	text := conn.RemoteAddr().String()
-	if c, ok := conn.(*tls.Conn); ok {
-		if shown := c.ConnectionState().PeerCertificates; len(shown) > 0 {
-			text += fmt.Sprintf(" (certificate of %q, serial number %x)",
-				shown[0].Subject.CommonName, shown[0].SerialNumber)
-		}
+	if shown := certificate(conn); shown != nil {
+		text += fmt.Sprintf(" (certificate of %q, serial number %x)", shown.Subject.CommonName,
+			shown.SerialNumber)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.origin = text
+}
+
+// certificate is what the other side of a stream has shown, and nil where it has shown none.
+func certificate(conn net.Conn) *x509.Certificate {
+	c, ok := conn.(*tls.Conn)
+	if !ok {
+		return nil
+	}
+	shown := c.ConnectionState().PeerCertificates
+	if len(shown) == 0 {
+		return nil
+	}
+	return shown[0]
+}
+
+func commonName(conn net.Conn) string {
+	if shown := certificate(conn); shown != nil {
+		return shown.Subject.CommonName
+	}
+	return ""
 }
 
 func (e *Engine) checkPlain() error {

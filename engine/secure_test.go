@@ -17,6 +17,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/authority"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -338,4 +341,62 @@ func TestRotation(t *testing.T) {
 		os.ErrPermission) {
 		t.Errorf("after: %v", err)
 	}
+}
+
+// TestTell: of one memory one member may write, and others may read; of another region no member
+// learns. Names that no description can have, and regions that are not there, are refused.
+func TestTell(t *testing.T) {
+	c := newClub(t, "ours")
+	var told func(peer string) map[string]*Region
+	e := open(t, "server", as(c.member("server")), func(cfg *Config) {
+		cfg.Tell = func(peer string) map[string]*Region { return told(peer) }
+	})
+	writable := register(t, e, "kv for writers", 4096)
+	register(t, e, "hidden", 4096)
+	seg := writable.Segment()
+	seg.ReadOnly = true
+	readable, err := e.Register("kv for readers", seg)
+	check(t, err)
+	told = func(peer string) map[string]*Region {
+		if peer == "writer" {
+			return map[string]*Region{"kv": writable}
+		}
+		return map[string]*Region{"kv": readable}
+	}
+	l := listen(t, "tcp", "127.0.0.1:0")
+	serve(t, e, l)
+	dial := func(name string) (*Engine, *Peer) {
+		from := open(t, name, as(c.member(name)))
+		p, err := from.Dial(within(t), "tcp", l.Addr().String())
+		check(t, err)
+		require.Equal(t, []string{"kv"}, p.Remotes())
+		return from, p
+	}
+	for name, want := range map[string]error{"writer": nil, "reader": driver.ErrReadOnly} {
+		from, p := dial(name)
+		src := register(t, from, "src", 4096)
+		fill(src.Bytes(), name[0])
+		put := transfer(t, p, Write)
+		if err := put.Add(src, 0, remote(t, p, "kv"), 0, 4096); want != nil {
+			require.ErrorIs(t, err, want)
+		} else {
+			check(t, err)
+			run(t, put)
+			require.Equal(t, src.Bytes(), writable.Bytes())
+		}
+		get := transfer(t, p, Read)
+		check(t, get.Add(src, 0, remote(t, p, "kv"), 0, 4096))
+		run(t, get)
+		require.Equal(t, writable.Bytes(), src.Bytes())
+	}
+	for _, bad := range []map[string]*Region{{"kv": nil}, {"": writable},
+		{"a\x1bb": writable}} {
+		told = func(string) map[string]*Region { return bad }
+		_, err := open(t, "late", as(c.member("late"))).Dial(within(t), "tcp", l.Addr().String())
+		require.Error(t, err)
+	}
+	told = func(string) map[string]*Region { return nil }
+	p, err := open(t, "nothing", as(c.member("nothing"))).Dial(within(t), "tcp", l.Addr().String())
+	check(t, err)
+	require.Empty(t, p.Remotes())
 }

@@ -270,7 +270,7 @@ type introduction struct {
 // introduceItself sends this engine's description, and a ticket that the other side's
 // connections have to show.
 func (e *Engine) introduceItself(conn net.Conn) (*ticket, error) {
-	ours, err := e.Describe()
+	ours, err := e.describeTo(conn)
 	if err != nil {
 		return nil, err
 	}
