@@ -24,7 +24,8 @@ func newAgent() *cobra.Command {
 		Use:   "agent",
 		Short: "Serve memory and files to peers",
 		Long: `Serve regions to peers until it is interrupted: memory of a size, which begins as zeros,
-and files or parts of them, read-only unless :rw follows. A peer needs a certificate of the
+and files or parts of them, read-only unless :rw follows. With :rw=PEER,PEER behind a region those
+peers alone may write to it, by the names in their certificates. A peer needs a certificate of the
 authority; without one it learns nothing. sluice ls, get and put are such peers, and so is any
 engine that dials. Peers that come, go or are refused are logged on standard error.`,
 		Example: `  sluice agent --listen 10.0.0.2:7000 --cert a.pem --key a-key.pem --ca ca.pem --region kv=1GiB --region weights=/data/model.bin
@@ -45,7 +46,8 @@ engine that dials. Peers that come, go or are refused are logged on standard err
 	s.StringVar(&a.data, "data", "", "HOST:PORT or HOST:PORT-PORT of backend tcp for their "+
 		"bytes; without it any free port of the host in --listen")
 	s.StringArrayVar(&regions, "region", nil, "NAME=SIZE, NAME=FILE or NAME=FILE:OFFSET:LENGTH, "+
-		"with :rw behind a file that peers may write; once for each region")
+		"with :rw behind a file that peers may write, or :rw=PEER,PEER behind any region that "+
+		"these alone may write; once for each region")
 	s.BoolVar(&a.asJSON, "json", false, "print what is served, and where, as JSON once it is")
 	a.register(c)
 	return c
@@ -86,6 +88,10 @@ func (a *agent) check(regions []string) error {
 		}
 		if names[s.name] {
 			return usagef("--region %s is there twice", s.name)
+		}
+		if s.writers != nil && a.plaintext {
+			return usagef("--region %s: peers have no names in plain text: take :rw= away, or say "+
+				"--cert, --key and --ca", s.name)
 		}
 		names[s.name] = true
 		a.specs = append(a.specs, s)
@@ -136,6 +142,13 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	}()
 	e, err := a.open(a.data, func(c *engine.Config) {
 		c.OnPeer = a.attend
+		c.Tell = func(peer string) map[string]*engine.Region { // regions are there before Serve
+			told := map[string]*engine.Region{}
+			for _, r := range regions {
+				told[r.spec.name] = r.to(peer)
+			}
+			return told
+		}
 		c.OnRefused = func(from net.Addr, why error) {
 			a.say("refused %v: %s", from, a.sentence(why))
 		}
@@ -209,7 +222,9 @@ type regionOutput struct {
 	Size     uint64 `json:"size"`
 	Path     string `json:"path,omitempty"` // of a file
 	Offset   uint64 `json:"offset,omitempty"`
-	ReadOnly bool   `json:"read_only"`
+	ReadOnly bool   `json:"read_only"` // for peers that are none of Writers
+
+	Writers []string `json:"writers,omitempty"`
 }
 
 func (a *agent) output(at net.Addr, regions []*served) agentOutput {
@@ -217,7 +232,7 @@ func (a *agent) output(at net.Addr, regions []*served) agentOutput {
 	for _, r := range regions {
 		s := &r.spec
 		o.Regions = append(o.Regions, regionOutput{s.name, max(s.size, s.n), s.path, s.off,
-			s.path != "" && !s.write})
+			s.writers != nil || s.path != "" && !s.write, s.writers})
 	}
 	return o
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/sluicehq/sluice/bench"
@@ -21,22 +22,30 @@ type regionSpec struct {
 	path   string
 	off, n uint64 // of the file; n 0: to its end
 	write  bool   // peers may write to the file
+
+	writers []string // names in the certificates of peers that alone may write; nil: see write
 }
 
-// parseRegion reads NAME=SIZE and NAME=PATH[:OFFSET:LENGTH][:rw]. What is no size is a path; ./64
-// is one as well.
+// parseRegion reads NAME=SIZE and NAME=PATH[:OFFSET:LENGTH], with [:rw[=PEER,PEER]] behind either.
+// What is no size is a path; ./64 is one as well.
 func parseRegion(text string) (regionSpec, error) {
 	name, what, found := strings.Cut(text, "=")
 	if !found || name == "" || what == "" || wire.CheckName(name) != nil {
 		return regionSpec{}, usagef("--region %q: want NAME=SIZE, or NAME=FILE, or "+
-			"NAME=FILE:OFFSET:LENGTH, and :rw behind a file that peers may write", text)
+			"NAME=FILE:OFFSET:LENGTH, with :rw behind a file that peers may write, or "+
+			":rw=PEER,PEER for some of them alone", text)
 	}
 	s := regionSpec{name: name}
+	if head, peers, found := cutRights(what); found {
+		what, s.write, s.writers = head, true, peers
+		if slices.Contains(peers, "") {
+			return s, usagef("--region %q: want the names of peers behind :rw=, with commas", text)
+		}
+	}
 	if n, err := bench.ParseSize(what); err == nil {
 		s.size = n
 		return s, nil
 	}
-	what, s.write = strings.CutSuffix(what, ":rw")
 	s.path = what
 	head, length, two := cutLast(what)
 	path, offset, three := cutLast(head)
@@ -50,6 +59,18 @@ func parseRegion(text string) (regionSpec, error) {
 	}
 	s.path, s.off, s.n = path, off, n
 	return s, nil
+}
+
+// cutRights takes :rw or :rw=PEER,PEER off the end.
+func cutRights(s string) (head string, peers []string, found bool) {
+	if head, found = strings.CutSuffix(s, ":rw"); found {
+		return head, nil, true
+	}
+	i := strings.LastIndex(s, ":rw=")
+	if i < 0 {
+		return s, nil, false
+	}
+	return s[:i], strings.Split(s[i+len(":rw="):], ","), true
 }
 
 func cutLast(s string) (head, tail string, found bool) {
@@ -73,10 +94,19 @@ func parseOffset(text string) (uint64, error) {
 
 // served is a region while it is served.
 type served struct {
-	spec   regionSpec
-	region *engine.Region
-	memory *engine.Memory
-	file   *os.File
+	spec     regionSpec
+	region   *engine.Region
+	writable *engine.Region // the same, for writers; nil: there are none
+	memory   *engine.Memory
+	file     *os.File
+}
+
+// to is the region as one peer learns of it.
+func (r *served) to(peer string) *engine.Region {
+	if slices.Contains(r.spec.writers, peer) {
+		return r.writable
+	}
+	return r.region
 }
 
 // serve registers a region.
@@ -91,6 +121,10 @@ func (s regionSpec) serve(e *engine.Engine) (*served, error) {
 		}
 	} else {
 		seg, err = r.openFile()
+	}
+	if err == nil && s.writers != nil {
+		r.writable, err = e.RegisterPrivate(s.name+" for writers", seg)
+		seg.ReadOnly = true
 	}
 	if err == nil {
 		r.region, err = e.Register(s.name, seg)
@@ -149,12 +183,19 @@ func (r *served) free() error {
 }
 
 func (r *served) String() string {
-	if r.spec.path == "" {
-		return fmt.Sprintf("%s: %s of memory", r.spec.name, bench.FormatSize(r.spec.size))
-	}
 	access := ", read-only"
-	if r.spec.write {
+	switch {
+	case r.spec.writers != nil:
+		access = fmt.Sprintf(", %s alone may write to it", strings.Join(r.spec.writers, " and "))
+	case r.spec.write:
 		access = ", peers may write to it"
+	}
+	if r.spec.path == "" {
+		if r.spec.writers == nil {
+			access = ""
+		}
+		return fmt.Sprintf("%s: %s of memory%s", r.spec.name, bench.FormatSize(r.spec.size),
+			access)
 	}
 	return fmt.Sprintf("%s: %s of %s at %d%s", r.spec.name, bench.FormatSize(r.spec.n), r.spec.path,
 		r.spec.off, access)
