@@ -142,13 +142,7 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	}()
 	e, err := a.open(a.data, func(c *engine.Config) {
 		c.OnPeer = a.attend
-		c.Tell = func(peer string) map[string]*engine.Region { // regions are there before Serve
-			told := map[string]*engine.Region{}
-			for _, r := range regions {
-				told[r.spec.name] = r.to(peer)
-			}
-			return told
-		}
+		c.Tell = func(peer string) map[string]*engine.Region { return tell(regions, peer) }
 		c.OnRefused = func(from net.Addr, why error) {
 			a.say("refused %v: %s", from, a.sentence(why))
 		}

@@ -109,6 +109,15 @@ func (r *served) to(peer string) *engine.Region {
 	return r.region
 }
 
+// tell is engine.Config.Tell. All regions are there before Serve.
+func tell(regions []*served, peer string) map[string]*engine.Region {
+	told := map[string]*engine.Region{}
+	for _, r := range regions {
+		told[r.spec.name] = r.to(peer)
+	}
+	return told
+}
+
 // serve registers a region.
 func (s regionSpec) serve(e *engine.Engine) (*served, error) {
 	r := &served{spec: s}
