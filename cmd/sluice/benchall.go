@@ -44,6 +44,7 @@ report of a slow transfer is about. Files have sluice bench posix.`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runBenchAll(c, &f) },
 	}
+	c.Flags().StringVar(&f.spread, "spread", "1GiB", "size of the memory that the pages lie in")
 	f.registerTotal(c, "time to measure each shape")
 	f.result.register(c)
 	return c
@@ -51,10 +52,11 @@ report of a slow transfer is about. Files have sluice bench posix.`,
 
 // everyShape is what bench all measures: large pieces, scattered entries, and what an operation
 // costs beside its bytes.
-func everyShape() []bench.Shape {
+func everyShape(spread uint64) []bench.Shape {
 	return []bench.Shape{
 		{Op: driver.Write, Size: 1 << 20, Batch: 16, Threads: 1},
-		{Op: driver.Write, Size: tableEntry, Batch: tableEntries, Pages: true, Threads: 1},
+		{Op: driver.Write, Size: tableEntry, Batch: tableEntries, Pages: true, Spread: spread,
+			Threads: 1},
 		{Op: driver.Write, Size: 64, Batch: 1, Threads: 1},
 	}
 }
@@ -67,6 +69,16 @@ func runBenchAll(c *cobra.Command, f *benchFlags) error {
 	if err := f.checkTotal(); err != nil {
 		return err
 	}
+	spread, err := bench.ParseSize(f.spread)
+	if err != nil {
+		return &usageError{fmt.Errorf("--spread: %w", err)}
+	}
+	shapes := everyShape(spread)
+	for i := range shapes {
+		if err := shapes[i].Check(); err != nil {
+			return &usageError{fmt.Errorf("--spread %s: %w", f.spread, err)}
+		}
+	}
 	f.threads, f.memory = 1, string(bench.BackendMemory)
 	all := machineFigures{Version: readVersion(), Missing: []leftOut{},
 		Machine: machine.Examine(machine.Source{}).Machine}
@@ -74,7 +86,7 @@ func runBenchAll(c *cobra.Command, f *benchFlags) error {
 		all.Missing = append(all.Missing, leftOut{backend, why.Error()})
 	}
 	all.Results, err = f.overEach(driver.InProcess, func(g *benchFlags) ([]bench.Result, error) {
-		return g.overShapes(c, everyShape())
+		return g.overShapes(c, shapes)
 	})
 	if err != nil {
 		return err

@@ -12,7 +12,8 @@ import (
 // TestBenchAll: each backend that works here has a row for each shape, beside what limits it; the
 // others are named with the reason.
 func TestBenchAll(t *testing.T) {
-	o := sluice(t, "bench", "all", "--seconds", "0.01", "--json")
+	o := sluice(t, "bench", "all", "--seconds", "0.01", "--spread", "6MiB",
+		"--json")
 	require.Zero(t, o.status, "%+v", o)
 	require.Empty(t, o.stderr)
 	var got machineFigures
@@ -43,17 +44,20 @@ func TestBenchAll(t *testing.T) {
 			require.Zero(t, rows[m.name])
 			continue
 		}
-		require.Equal(t, len(everyShape()), rows[m.name], m.name)
+		require.Equal(t, len(everyShape(1<<30)), rows[m.name], m.name)
 	}
 }
 
 // TestBenchAllAsText: the machine stands above the table.
 func TestBenchAllAsText(t *testing.T) {
-	o := sluice(t, "bench", "all", "--rounds", "1", "--format", "gobench")
+	o := sluice(t, "bench", "all", "--rounds", "1", "--spread", "6MiB", "--format", "gobench")
 	require.Zero(t, o.status, "%+v", o)
 	require.Regexp(t, `^# sluice .*\n# .* CPUs, .*kernel .*\n`, o.stdout)
 	require.Contains(t, o.stdout, "BenchmarkWrite/")
 	o = sluice(t, "bench", "all", "--seconds", "0")
 	require.Equal(t, statusUsage, o.status)
 	require.Contains(t, o.stderr, "--seconds 0: want more than 0")
+	o = sluice(t, "bench", "all", "--spread", "much")
+	require.Equal(t, statusUsage, o.status)
+	require.Contains(t, o.stderr, "--spread: ")
 }
