@@ -153,22 +153,44 @@ func TestChainWithALostAcknowledgement(t *testing.T) {
 	}
 }
 
-// TestChainAbortedOnTheWay aborts while the bytes are on their way: when Abort has returned nil
-// the peer places none of them.
+// TestChainAbortedOnTheWay aborts while the bytes are on their way, and has the time to see them
+// thrown away: when Abort has returned nil the peer places none of them.
 func TestChainAbortedOnTheWay(t *testing.T) {
-	_, b, k, tr, before := slowPut(t)
+	_, b, k, tr, before := slowPut(t, func(c *Config) { c.AbortGrace = limit })
 	k.rate.Store(1 << 20)
 	for range 3 {
 		check(t, tr.Post())
-		time.Sleep(50 * time.Millisecond)           // somewhere between
-		if err := tr.Abort(within(t)); err != nil { // the connection had to be closed
-			require.ErrorIs(t, err, ErrUnproven)
-			return
-		}
+		time.Sleep(50 * time.Millisecond) // somewhere between
+		require.NoError(t, tr.Abort(within(t)))
 		require.ErrorIs(t, tr.Err(), ErrAborted)
 		require.Zero(t, b.dev.kept())
 		require.True(t, bytes.Equal(before, b.mem))
 	}
+}
+
+// TestChainAbortedWithoutTheTime has an AbortGrace in which no link of that rate carries what is
+// under way: the connection is closed, Abort says what that proves, and no later post gets by.
+func TestChainAbortedWithoutTheTime(t *testing.T) {
+	_, b, k, tr, before := slowPut(t, func(c *Config) { c.AbortGrace = 100 * time.Millisecond })
+	k.rate.Store(128 << 10)
+	for {
+		check(t, tr.Post())
+		time.Sleep(50 * time.Millisecond)
+		err := tr.Abort(within(t))
+		require.ErrorIs(t, tr.Err(), ErrAborted)
+		if err != nil {
+			require.ErrorIs(t, err, ErrUnproven)
+			break
+		} // else nothing was under way yet, or the last word said that nothing is in hand
+		require.Zero(t, b.dev.kept())
+		require.True(t, bytes.Equal(before, b.mem))
+		if !tr.p.alive(tr.p.e.stager.lane.index) {
+			break
+		}
+	}
+	check(t, tr.Post())
+	require.ErrorIs(t, tr.Wait(within(t)), ErrPeerLost)
+	require.NoError(t, tr.Abort(within(t)), "nothing of this post has left")
 }
 
 // TestChecksumBeforeAFrozenPeer had summed over a connection before the peer froze: memory

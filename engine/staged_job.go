@@ -5,6 +5,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -125,7 +126,7 @@ func (sp *stagedPeer) feed() {
 		s.take(j, c)
 		s.begin()
 	}
-	if sp.closing != nil && len(sp.jobs) == 0 && !sp.closing.told {
+	if sp.closing != nil && !sp.closing.told && !slices.ContainsFunc(sp.slots, (*slot).isMoving) {
 		sp.closing.told = true
 		close(sp.closing.done)
 	}

@@ -46,6 +46,7 @@ type stagedPeer struct {
 	turn    []*stagedJob // with pieces that have no slot yet
 	jobs    map[uint64]*stagedJob
 	closing *stagedClose
+	forced  bool // no piece waits for an answer of the peer any more
 }
 
 // stagedRemote is a memory of the peer and the ways to it that were prepared, by shape.
@@ -254,8 +255,8 @@ func (sp *stagedPeer) submit(j *stagedJob) error {
 func (sp *stagedPeer) Cancel(tag uint64) { sp.loop.push(&stagedCancel{sp, tag}) }
 
 // Close implements driver.Peer. A peer that does not answer for what it has in hand is
-// waited for no longer than half of what the engine gives Close before it gives our batches
-// up: see sweeper.
+// waited for no longer than half of AbortGrace. The hops are waited for until they end: they are
+// transfers, and the sweeper ends each, by closing its connection where nothing else helps.
 func (sp *stagedPeer) Close() error {
 	sp.mu.Lock()
 	was := sp.closed
@@ -276,10 +277,9 @@ func (sp *stagedPeer) Close() error {
 	if !sp.loop.push(ended) {
 		return nil
 	}
-	grace := sp.s.e.cfg.AbortGrace
-	if !waitFor(ended.done, grace/2) {
+	if !waitFor(ended.done, sp.s.e.cfg.AbortGrace/2) {
 		sp.loop.push(&stagedForce{sp})
-		waitFor(ended.done, 3*grace)
+		waitFor(ended.done, closeMax)
 	}
 	released := &stagedRelease{sp: sp, done: make(chan struct{})}
 	if sp.loop.push(released) {
@@ -322,7 +322,8 @@ func (sp *stagedPeer) end(j *stagedJob, why error) {
 	sp.feed()
 }
 
-// stagedClose ends all batches; done is closed when there is none.
+// stagedClose ends all batches; done is closed when no hop is under way, but for those that
+// were given up.
 type stagedClose struct {
 	sp   *stagedPeer
 	done chan struct{}
@@ -337,10 +338,11 @@ func (c *stagedClose) happen() {
 	c.sp.feed()
 }
 
-// stagedForce ends what waits for an answer of the peer.
+// stagedForce ends what waits for an answer of the peer, or will.
 type stagedForce struct{ sp *stagedPeer }
 
 func (f *stagedForce) happen() {
+	f.sp.forced = true
 	for _, s := range f.sp.slots {
 		s.giveUp(false)
 	}

@@ -60,6 +60,9 @@ func newSlot(sp *stagedPeer, pool *pool, i int) *slot {
 	return s
 }
 
+// isMoving reports whether the end of a piece is still to come.
+func (s *slot) isMoving() bool { return s.job != nil && !s.lost }
+
 // take cuts the next piece off a batch.
 func (s *slot) take(j *stagedJob, c chain) {
 	local, to := j.ends()
@@ -120,6 +123,7 @@ func (s *slot) happen() {
 		// Its bytes are no longer ours to give, nor is the batch ours to complete: the
 		// engine gives that up, too.
 		s.lost, s.current = true, nil
+		s.sp.feed()
 		return
 	}
 	s.current = nil
@@ -186,6 +190,8 @@ func (s *slot) await() {
 		s.proceed()
 	case s.sp.p.conns[s.c.by.index].isLost():
 		s.giveUp(true) // carrierLost may have been here before us
+	case s.sp.forced:
+		s.giveUp(false)
 	case s.job.err != nil:
 		s.stop()
 	}
