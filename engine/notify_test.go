@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -238,6 +239,50 @@ func TestNext(t *testing.T) {
 	}()
 	require.NoError(t, b.Close())
 	require.ErrorIs(t, <-ended, ErrClosed)
+}
+
+// drowsy is a backend whose Arm does not return while it is told so.
+type drowsy struct {
+	driver.Backend
+	hold  atomic.Bool
+	armed chan struct{} // Arm has begun
+	goOn  chan struct{}
+}
+
+func (s *drowsy) Arm() (bool, error) {
+	if s.hold.CompareAndSwap(true, false) {
+		close(s.armed)
+		<-s.goOn
+	}
+	return s.Backend.Arm()
+}
+
+// TestNextTakesFromTheBackend, also where the progress goroutine does nothing: a program that looks
+// for messages again and again must not wait for another goroutine's wake-up.
+func TestNextTakesFromTheBackend(t *testing.T) {
+	inner, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	s := &drowsy{Backend: inner, armed: make(chan struct{}), goOn: make(chan struct{})}
+	defer close(s.goOn)
+	a, b := open(t, "a"), open(t, "b", func(c *Config) { c.Backends = []driver.Backend{s} })
+	p := connect(t, a, b)
+	require.NoError(t, p.Notify(within(t), []byte("first")))
+	n, err := b.Next(within(t))
+	require.NoError(t, err)
+	require.Equal(t, "first", string(n.Data))
+	s.hold.Store(true)
+	b.lanes[0].stir()
+	<-s.armed
+	require.NoError(t, p.Notify(within(t), []byte("second")))
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	n, err = b.Next(over)
+	require.NoError(t, err, "the message is with the backend")
+	require.Equal(t, "second", string(n.Data))
+	require.NoError(t, p.Notify(within(t), []byte("third")))
+	n, err = b.Next(within(t))
+	require.NoError(t, err)
+	require.Equal(t, "third", string(n.Data))
 }
 
 // TestPace: a long wait ends the looking for messages, and some short ones bring it back.
