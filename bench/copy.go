@@ -12,16 +12,16 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// CopyOp is what Copy measures, as results name it.
+// CopyOp is the Result.Op of Copy.
 const CopyOp = "copy"
 
-// The bytes that Copy goes through: what the caches hold, and what they do not.
+// The bytes that Copy goes through: few enough for the caches, and too many for them.
 const (
 	copyCached   = 1 << 20
 	copyUncached = 256 << 20
 )
 
-// copySlice is well below what the scheduler gives a thread at a time.
+// copySlice is well below one time slice of the scheduler.
 const copySlice = 2 * time.Millisecond
 
 // CopyShapes are pieces of 4 KiB to 16 MiB, in cached and in uncached memory.

@@ -89,7 +89,7 @@ func answer(far net.Conn, mem []byte, write bool) {
 	}
 }
 
-// hangUp ends what is under way on both sides.
+// hangUp closes our end of each connection, which ends reads and writes on both sides.
 func (c *sockets) hangUp() {
 	for _, near := range c.near {
 		_ = near.Close()

@@ -65,7 +65,7 @@ func open(t testing.TB, name string, change ...func(*Config)) *Engine {
 	return e
 }
 
-// afterEngines are, by test, what is done when its engines are closed.
+// afterEngines holds, by test, functions to call once its engines are closed.
 var afterEngines sync.Map
 
 // afterClose does f at the end of a test, behind the Close of all its engines: where a test ends

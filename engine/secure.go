@@ -67,7 +67,7 @@ func (p *Peer) came(conn net.Conn) {
 	p.origin = text
 }
 
-// certificate is what the other side of a stream has shown, and nil where it has shown none.
+// certificate returns the certificate that the other side of a stream has shown; nil: none.
 func certificate(conn net.Conn) *x509.Certificate {
 	c, ok := conn.(*tls.Conn)
 	if !ok {

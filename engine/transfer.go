@@ -26,8 +26,8 @@ type Transfer struct {
 	transferOutcome
 }
 
-// transferList is what a transfer moves, and what follows the bytes. It changes only at rest, by
-// the goroutine that the transfer belongs to.
+// transferList holds the pieces of a transfer and the notification behind them. Only the goroutine
+// that the transfer belongs to changes it, and only at rest.
 type transferList struct {
 	groups  []group // by connection
 	regions []*Region
@@ -59,7 +59,7 @@ type transferFlight struct {
 	postedAt    time.Duration
 }
 
-// transferOutcome is what is told of the last post, and to which goroutines.
+// transferOutcome is the outcome of the last post, and the goroutines that wait for it.
 type transferOutcome struct {
 	word  atomic.Uint64 // see life
 	cause atomic.Pointer[cause]

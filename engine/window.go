@@ -119,7 +119,7 @@ func (s *stager) serveWindow(from *sender) {
 const noTicket = "what shows no ticket"
 
 // hold counts a window of an engine that is known by a ticket, and of the host that it is on. A
-// connection that has shown none has one window at most: what it claims to be charges no other.
+// connection that has shown none has one window at most, whatever engine it claims to belong to.
 // All of these are bounded only where others are to show tickets, to which they leave half.
 func (s *stager) hold(of *ticket) error {
 	s.mu.Lock()

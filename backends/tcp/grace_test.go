@@ -39,7 +39,7 @@ func TestRoundTripLongerThanGrace(t *testing.T) {
 	require.True(t, bytes.Equal(local, away), "read bytes")
 }
 
-// A round trip by which bytes would be older than any limit is refused, and the error says what of.
+// setGrace refuses a round trip that makes every byte too old, and its error names Grace.
 func TestRoundTripBeyondAnyLimit(t *testing.T) {
 	p := &peer{b: open(t, Config{})}
 	p.roundTrip.Store(int64(roundTripMax))

@@ -50,7 +50,7 @@ func TestIdleConnectionsAreProbed(t *testing.T) {
 	require.Equal(t, 2*(1+owner.cfg.Conns), ends)
 }
 
-// portOf is 0 for what is no address of TCP.
+// portOf returns the port of a TCP address, and 0 for any other address.
 func portOf(at unix.Sockaddr, _ error) int {
 	switch a := at.(type) {
 	case *unix.SockaddrInet4:

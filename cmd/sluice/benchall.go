@@ -14,8 +14,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// machineFigures are what bench all prints: what the machine is, and how each backend stands beside
-// what limits it there.
+// machineFigures are the output of bench all: a description of the machine, and how each backend
+// stands beside the limit of that machine.
 type machineFigures struct {
 	Version versionOutput   `json:"version"`
 	Machine machine.Machine `json:"machine"`
@@ -100,7 +100,7 @@ func runBenchAll(c *cobra.Command, f *benchFlags) error {
 	return write(c.OutOrStdout(), all.Results)
 }
 
-// print writes what stands above the table.
+// print writes the lines above the table: version, machine, missing backends.
 func (a *machineFigures) print(w io.Writer, comments bool) error {
 	mark := ""
 	if comments {

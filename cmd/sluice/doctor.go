@@ -117,7 +117,7 @@ func cgoChecks() []machine.Check {
 	return []machine.Check{c}
 }
 
-// machineLine says in a line what the machine is.
+// machineLine describes the machine in one line.
 func machineLine(m *machine.Machine) string {
 	return fmt.Sprintf("%s, %d CPUs, %d NUMA node(s), %s of memory (%s available), kernel %s",
 		m.CPU, m.CPUs, m.Nodes, bench.RoundSize(m.MemoryTotal), bench.RoundSize(m.MemoryFree),

@@ -27,7 +27,7 @@ type regionSpec struct {
 }
 
 // parseRegion reads NAME=SIZE and NAME=PATH[:OFFSET:LENGTH], with [:rw[=PEER,PEER]] behind either.
-// What is no size is a path; ./64 is one as well.
+// A text that is no size is a path; so is ./64.
 func parseRegion(text string) (regionSpec, error) {
 	name, what, found := strings.Cut(text, "=")
 	if !found || name == "" || what == "" || wire.CheckName(name) != nil {

@@ -13,8 +13,8 @@ import (
 // Variant is one way to copy contiguous bytes.
 type Variant uint32
 
-// The variants. Those called Stream store past the caches: the bytes that they overwrite are not
-// read, and what was in the caches stays there.
+// The variants. Those called Stream store past the caches: the processor does not read the lines
+// that they overwrite, and keeps the other lines in its caches.
 const (
 	Plain Variant = iota // libc's memcpy; without cgo Go's copy
 	Movsb
@@ -81,12 +81,12 @@ func (w Way) Copy(dst, src []byte) {
 
 func (v Variant) one(dst, src []byte) { v.Copy(dst, src, uint64(len(src))) }
 
-// Choice is which batches go which way: those of at least From bytes, while smaller ones, which
-// the caches hold, are copied by Plain.
+// Choice says which batches go which way: Way copies those of at least From bytes, and Plain copies
+// smaller ones, which fit the caches.
 type Choice struct {
 	Way  Way
 	From uint64
-	Why  string // what was measured, in one line
+	Why  string // the result of the measurement, in one line
 }
 
 // Only chooses one variant for the long runs of all batches.
@@ -133,8 +133,8 @@ func For(batch uint64) Way { return process.way(batch) }
 // measures. Parallel calls are allowed.
 func Chosen() Choice { return process.chosen() }
 
-// Set makes the choice of this process, in place of what is measured. Batches under way keep
-// theirs. A variant that this machine lacks is an error. Parallel calls are allowed.
+// Set makes the choice of this process, in place of the measurement. Batches under way keep their
+// way. A variant that this machine lacks is an error. Parallel calls are allowed.
 func Set(c Choice) error {
 	if _, err := ParseVariant(c.Way.Variant.String()); err != nil {
 		return err

@@ -115,7 +115,7 @@ func size(n uint64) string {
 	return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
 }
 
-// unknownCache is what a machine has that does not tell.
+// unknownCache stands for the cache of a machine whose kernel does not tell its size.
 const unknownCache = 32 << 20 // 32 MiB
 
 // lastLevel is the size of the largest cache of a processor, by its directory in sysfs.

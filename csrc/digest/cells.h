@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the ways to sum share: a list of cells, pairs of words, and the mix of a cell. */
+/* Shared by the ways to sum: a list of cells, pairs of words, and the mix of a cell. */
 #ifndef SLUICE_DIGEST_CELLS_H
 #define SLUICE_DIGEST_CELLS_H
 
@@ -12,7 +12,7 @@ struct cell {
 	uint64_t coord;
 };
 
-/* What all cells of a call have in common. */
+/* Common to all cells of a call. */
 struct shape {
 	uint64_t size, s[2];     /* size: bytes of a cell */
 	const uint64_t *keys[2]; /* by lane */

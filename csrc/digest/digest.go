@@ -26,7 +26,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Digest is what a set of cells sums to. Equal sets have equal digests, in whatever order and
+// Digest is the sum of a set of cells. Equal sets have equal digests, in whatever order and
 // parts they are summed.
 type Digest struct{ A, B, Cells uint64 }
 
@@ -49,7 +49,7 @@ type Cells struct {
 // Axis is N cells, By bytes apart, whose coordinates are On apart.
 type Axis struct{ N, By, On uint64 }
 
-// Sum digests cells of one memory. What leaves the memory, or overflows, is driver.ErrBounds:
+// Sum digests cells of one memory. A cell outside the memory, or an overflow, is driver.ErrBounds:
 // no byte outside is read. The list of slots may change meanwhile. Parallel calls are allowed.
 func Sum(mem []byte, c *Cells, k *Key) (Digest, error) {
 	if none(c) {

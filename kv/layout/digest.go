@@ -8,7 +8,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/digest"
 )
 
-// Digest is what the cells of a set sum to: two sums, and how many they are. It does not depend
+// Digest is the sum of a set of cells: two sums, and the number of cells. It does not depend
 // on how the cells lie, so that both ends of an edge have the same digest if they hold the same
 // bytes; digests of edges and layers add up (Add) to those of ranks and requests. What a digest
 // can miss is in the comment of package csrc/digest.
@@ -18,7 +18,7 @@ type Digest = digest.Digest
 // hand-over.
 type Seed = digest.Seed
 
-// Digester digests what a plan moves, under one seed. It never changes: any number of
+// Digester digests the cells that a plan moves, under one seed. It never changes: any number of
 // goroutines may use it.
 type Digester struct {
 	plan *Plan

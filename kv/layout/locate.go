@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// ErrMismatch is what every *MismatchError is.
+// ErrMismatch matches every *MismatchError.
 var ErrMismatch = errors.New("KV digests differ")
 
 // MismatchError says which cells of an edge are not the same on both ends: none of the part

@@ -130,7 +130,7 @@ func index(sides []*Side) held {
 	return h
 }
 
-// kind is what cells must have in common to be digested alike.
+// kind is common to all cells that have one digest key.
 type kind struct {
 	part, dtype string
 	cell        uint64

@@ -171,7 +171,7 @@ public:
 		return data->notify(remote_agent, msg);
 	}
 
-	/* What only cards have. */
+	/* These calls need a card's own library. */
 	status createGpuXferReq(const nixlXferReqH &, nixlGpuXferReqH &) const
 	{
 		return none("createGpuXferReq");

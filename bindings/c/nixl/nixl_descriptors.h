@@ -116,7 +116,7 @@ public:
 		: type(mem), descs(static_cast<size_t>(size))
 	{
 	}
-	/* What serialize wrote; an empty list where that does not follow. */
+	/* Reads a list that serialize wrote; an empty list if no such list follows. */
 	explicit nixlDescList(nixlSerDes *from);
 	nixlDescList(const nixlDescList &) = default;
 	nixlDescList &operator=(const nixlDescList &) = default;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an agent is made with: see nixl.h. */
+/* The parameters of an agent: see nixl.h. */
 #ifndef SLUICE_NIXL_PARAMS_H
 #define SLUICE_NIXL_PARAMS_H
 

@@ -105,7 +105,7 @@ inline const std::string default_partial_metadata_label = "partial_metadata";
 
 #define NIXL_INIT_AGENT ""
 
-/* What calls take beside their arguments. What is not named in nixl.h has no effect. */
+/* Options of the calls. Those that nixl.h does not name have no effect. */
 struct nixlAgentOptionalArgs {
 	std::vector<nixlBackendH *> backends;
 	std::optional<nixl_blob_t> notif; /* a message that follows the bytes */

@@ -7,7 +7,7 @@
 
 #include "sluice_ranges.h"
 
-/* What programs hold of a backend. */
+/* A program's handle of a backend. */
 class nixlBackendH
 {
 public:

@@ -89,7 +89,7 @@ public:
 				return;
 			}
 	}
-	/* Takes what was told of a range. Prepared lists refer to the one that is there. */
+	/* Updates a range by its owner's metadata. Prepared lists refer to that same range. */
 	void learn(const range_ptr &r)
 	{
 		auto same = all_.equal_range(key(r->kind, r->device, r->address));
@@ -230,7 +230,7 @@ inline int fill(sluice_transfer t, const pieces &local, const pieces &remote,
 	return SLUICE_OK;
 }
 
-/* What one agent tells another. One that is whole replaces what was told before. */
+/* The metadata that one agent sends another. Whole metadata replaces all before it. */
 struct metadata {
 	std::string agent;
 	bool whole = false;
@@ -266,7 +266,7 @@ inline nixl_blob_t encode(const metadata &m)
 	return body.append(reinterpret_cast<const char *>(&sum), sizeof sum);
 }
 
-/* False for what is cut, altered, or of something else. */
+/* False for metadata that is cut or altered, and for other bytes. */
 inline bool decode(const nixl_blob_t &blob, metadata &m)
 {
 	nixlSerDes s;

@@ -38,7 +38,7 @@ def cut(two: Two) -> Peer:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as s:
-                s.getpeername()  # raises for what is connected to nobody
+                s.getpeername()  # raises for a socket without a peer
                 if s.family in (socket.AF_INET, socket.AF_INET6):
                     s.shutdown(socket.SHUT_RDWR)
     until(lambda: lost.lost)

@@ -348,7 +348,7 @@ def test_devices_that_are_not_there(word: str) -> None:
     agent = nixl.nixl_agent("devices", nixl.nixl_agent_config(backends=[]))
     with pytest.raises(b.nixlNotSupportedError, match="ucx"):
         agent.create_backend("UCX", {word: "nothing0"})
-    agent.create_backend("UCX")  # what was refused is not there
+    agent.create_backend("UCX")  # the refusal above has created none
     agent.close()
 
 

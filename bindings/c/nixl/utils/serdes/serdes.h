@@ -9,7 +9,7 @@
 
 #include "../../nixl_types.h"
 
-/* What is read in the order in which it was written. Nothing of it is believed. */
+/* A reader takes entries in the order of the writer, and checks each length. */
 class nixlSerDes
 {
 public:
@@ -36,7 +36,7 @@ public:
 		at_ = from + len;
 		return bytes_.substr(from, len);
 	}
-	/* Bytes of what follows under the tag; -1 where it does not. */
+	/* The length of the next entry if it has this tag, else -1. */
 	ssize_t getBufLen(const std::string &tag) const
 	{
 		size_t from, len;

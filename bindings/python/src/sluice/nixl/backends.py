@@ -75,7 +75,7 @@ class Backends:
         logger.info("Backend %s was instantiated", backend)
 
     def _try(self, backend: str, trials: list[Backend]) -> None:
-        """Opens each for a moment. That none opens is an error, and what does not is told of."""
+        """Opens each for a moment, and logs those that do not open. It raises if none opens."""
         failed: list[tuple[Backend, errors.Error]] = []
         for one in trials:
             try:
