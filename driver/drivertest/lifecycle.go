@@ -137,6 +137,9 @@ func checkCloseTwice(s *stage) {
 			s.Errorf("close memory: %v", err)
 		}
 	}
+	if one, two := s.home.local(n), s.home.local(n); one.key == two.key {
+		s.Errorf("two memories have key %d, which was another's that was closed twice", one.key)
+	}
 	for range 2 {
 		if err := s.inTime("close backend", s.near.b.Close); err != nil {
 			s.Errorf("close backend: %v, want nil each time", err)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -504,6 +505,12 @@ var misdeeds = []struct {
 		},
 		closing: func(b *saboteur) error { return b.Backend.Close() },
 	}},
+	{"gives a key back twice", []string{"CloseTwice"}, sabotage{
+		register: func(b *saboteur, seg driver.Segment) (driver.Memory, error) {
+			m, err := b.Backend.Register(seg)
+			return &twice{Memory: m, b: b}, err
+		},
+	}},
 	{"never ends Close", []string{"CloseTwice"}, sabotage{
 		closing: func(b *saboteur) error {
 			err := b.Backend.Close()
@@ -520,6 +527,30 @@ var misdeeds = []struct {
 			return m, err
 		},
 	}},
+}
+
+// twice is a memory whose key goes to the next two, once it was closed twice.
+type twice struct {
+	driver.Memory
+	b      *saboteur
+	closed bool
+}
+
+var freeTwice sync.Map // *saboteur: key
+
+func (m *twice) Close() error {
+	if m.closed {
+		freeTwice.Store(m.b, m.Memory.Key())
+	}
+	m.closed = true
+	return m.Memory.Close()
+}
+
+func (m *twice) Key() uint32 {
+	if key, ok := freeTwice.Load(m.b); ok && !m.closed {
+		return key.(uint32)
+	}
+	return m.Memory.Key()
 }
 
 // TestMisdeeds proves that every check named can fail. Some misdeeds are data
