@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the batches of posts reach a connection. README.md says which code each step is.
+// How the batches of posts reach a connection.
 //
 // Two goroutines post transfers, of BATCHES batches and of one, over one connection that has
-// ROOM places; a post has at most LIMIT batches under way. The backend ends batches in any order,
-// and makes its descriptor readable then. One goroutine sleeps on that; another polls whenever
-// it likes. A third stops the first transfer at any moment. Each statement is one step, and so
-// is what stands under a lock, or is one atomic instruction.
+// ROOM places; a post has at most LIMIT batches under way. The backend ends batches in any
+// order, and makes its descriptor readable then. One goroutine sleeps on that; another polls
+// whenever it likes. A third stops the first transfer at any moment. Each statement is one
+// step, and so is what stands under a lock, or is one atomic instruction.
 //
 // ONCE: each batch is submitted exactly once, or left out by a stop; in order. LATE: none is
 // submitted once the outcome was told. FORGOTTEN: where no process can go on, each outcome was
@@ -14,8 +14,21 @@
 // -DORDERED): a transfer that is posted behind another one overtakes it nowhere.
 //
 // Mistakes: -DNOAGAIN: a goroutine that finds another one submitting for the backlog goes, and
-// says nothing. -DNOLOOK: a post rests without another look. -DNORECHECK: nor is there one at
-// a stop that has come while the post went into the backlog.
+// says nothing. -DNOLOOK: a post rests without another look. -DNORECHECK: nor is there one at a
+// stop that has come while the post went into the backlog, and with -DFROZEN a peer that takes
+// nothing holds up its Abort.
+//
+// Not in the model: a transfer that is posted anew while another goroutine looks at its last
+// post.
+//
+// Which code each step is:
+//
+//   submit, stop: submit.go: submitNext, skip
+//   rest, look, wake: submit.go: rest, resume
+//   queue, recheck, take, again: backlog.go: wait, pop, first
+//   Poster, Aborter: transfer.go: Post; abort.go: interrupt; submit.go: takeOut
+//   Progress, Poller: lane.go: serve, poll; submit.go: endBatch, where a failure does what
+//     Aborter does
 
 #ifndef ROOM
 #define ROOM 1

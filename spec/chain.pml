@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a chain ends: a write in PIECES pieces through one slot. README.md says which code each
-// step is.
+// How a chain ends: a write in PIECES pieces through one slot.
 //
 // The initiator moves a piece into staging memory of the peer, and a request follows it. The
 // peer's engine makes the last hop, by a device that places each piece in two steps, and
@@ -10,11 +9,21 @@
 // target's lease at any moment. Each statement is one step, so any of them may be stopped for
 // any time; a process that is killed is never scheduled again.
 //
-// LATE: no byte is placed once the outcome was told and is proved (Abort returns nil, or Err
-// is final), nor once Revoke has returned nil. TOLD: an outcome is told once.
+// LATE: no byte is placed once the outcome was told and is proved (Abort returns nil, or Err is
+// final), nor once Revoke has returned nil. TOLD: an outcome is told once.
 //
 // Mistakes: -DREFUSED: a request whose acknowledgement was lost is taken for one that the peer
 // never got. -DPASSED: the owner counts the hops under way, and then ends the epoch.
+//
+// Not in the model: reads, and the local backends' own proofs.
+//
+// Which code each step is:
+//
+//   by, acknowledgement, cancel: staged_hop.go: prepareFar; staged_slot.go: happen, failed
+//   hand, withdraw, giveUp: staged_slot.go: await, stop, giveUp; staged_hop.go: withdraw
+//   enter, stop, place, finish: window_hop.go: begin, withdraw, post, finish
+//   fence, quiet: staged_memory.go: Fence
+//   cut: window.go: end; staged_peer.go: carrierLost
 
 #ifndef PIECES
 #define PIECES 2

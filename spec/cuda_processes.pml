@@ -1,21 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How cuda fences device memory that another process has mapped. README.md says which code each
-// step is.
+// How cuda fences device memory that another process has mapped. The streams of a process are
+// taken to end with it.
 //
-// One owner, and one process whose batches write to two leases of epoch 0, parts of one allocation.
-// The owner fences one, then the other. Each statement is one step, so a batch may be stopped
-// between any two of them, for as long as it takes, and go on later; its copy goes on also while its
-// process stands still, and ends with its process. Memory is numbered: the allocation begins with
-// 0, what comes under its addresses gets the next number.
+// One owner, and one process whose batches write to two leases of epoch 0, parts of one
+// allocation. The owner fences one, then the other. Each statement is one step, so a batch may
+// be stopped between any two of them, for as long as it takes, and go on later; its copy goes
+// on also while its process stands still, and ends with its process. Memory is numbered: the
+// allocation begins with 0, what comes under its addresses gets the next number.
 //
-// LATE: no copy writes to memory that the owner uses through a lease that was fenced. LOST: a batch
-// whose lease was not fenced when it was told to have succeeded has its bytes in the memory that
-// the owner uses.
+// LATE: no copy writes to memory that the owner uses through a lease that was fenced. LOST: a
+// batch whose lease was not fenced when it was told to have succeeded has its bytes in the
+// memory that the owner uses.
 //
 // -DUNANNOUNCED: a batch looks at its import before it is counted, as reads most naturally.
 // -DUNJUDGED: the end of the copies is the end of the batch: the import is not looked at again.
 // -DEARLY: memory that replaces the other is offered before the batches that write are out.
+//
+// Which code each step is:
+//
+//   announced, good: grant.go: enter; the spots of hook.go have these names
+//   shown, launched: submit.go: start; job.go: show
+//   ended, judged, told, out: finish.go: finish; grant.go: overtaken, leave
+//   over, in: memory.go: endEpoch, untilClientsAreOut; after Config.FenceGrace a process is
+//     silent
+//   moves, drain, moved: block.go: drain
+//   replace, disown: block.go: replace; client.go: disown, which makes an import lost
 
 #define BATCHES 3
 #define MEMORIES 3

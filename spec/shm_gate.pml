@@ -1,13 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How shm fences foreign memory, which a peer writes with process_vm_writev. README.md says
-// which code each step is.
+// How shm fences foreign memory, which a peer writes with process_vm_writev.
 //
 // Gates are numbered; a call begins with one byte for the page of a gate, and writes nothing
-// when that is shut. The owner can see whether a thread is in the call, and nothing else of
-// it. LATE: no byte is written once Fence has returned.
+// when that is shut. The owner can see whether a thread is in the call, and nothing else of it.
+// LATE: no byte is written once Fence has returned.
 //
-// -DOLD takes the place of the gate behind the look at the epoch.
+// -DOLD takes the place of the gate behind the look at the epoch: a writer that is stopped in
+// between takes the new gate.
+//
+// Which code each step is:
+//
+//   announce: move.go: move
+//   spotGate, look, passing: foreign.go: flushWrite; the spots of hook.go have these names
+//   bump, scan: fence.go: Fence
+//   renew: gate.go: renew: the new gate is told of, then the old one is shut
+//   threads: internal/process/threads.go: each thread was seen outside the call since
+//   other: a fence of other memory moves the gate, too
 
 #ifndef MOVERS
 #define MOVERS 2

@@ -1,15 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How shm fences memory that the peer has mapped. README.md says which code each step is.
+// How shm fences memory that the peer has mapped.
 //
 // One owner, and one process of movers that hold a grant of epoch 0. Each statement is one
-// step, so a mover may be stopped between any two of them, for as long as it takes, and go
-// on later; it may also be killed (never scheduled again). Pages are numbered: the lease
-// lies in page 0, fresh pages get the next number. LATE: no mover writes into pages that
-// the owner uses once Fence has returned.
+// step, so a mover may be stopped between any two of them, for as long as it takes, and go on
+// later; it may also be killed (never scheduled again). Pages are numbered: the lease lies in
+// page 0, fresh pages get the next number. LATE: no mover writes into pages that the owner uses
+// once Fence has returned.
 //
 // -DOLD is the order of steps before the mend: the epoch before the generation, and the
-// generation compared with that of the mapping, whichever it is by then.
+// generation compared with that of the mapping, whichever it is by then. A mover that is
+// stopped in between finds fresh pages.
+//
+// Which code each step is:
+//
+//   announce, take, check, acquire, copy, leave: move.go: announce in move; then moveMapped in
+//     this order
+//   bump, scan: fence.go: Fence, copies; a mover that stays for Config.Grace is silent
+//   renew: fence.go: shutOut; the generation moves on (OnRenew in arena.go), then fresh pages
+//     come under the range
+//   the last choice of Owner: arena.go: releaseArena; the number serves another arena
+//   answer, place: extents.go, fetch.go: the owner describes an arena, another goroutine maps it
 
 #ifndef MOVERS
 #define MOVERS 2

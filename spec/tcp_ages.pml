@@ -1,17 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What keeps late bytes out over tcp: epochs for the owner, ages for the initiator. README.md
-// says which code each step is.
+// What keeps late bytes out over tcp: epochs for the owner, ages for the initiator.
 //
-// Time is the owner's clock; the initiator's runs alike. Frames and control messages take
-// any time, and a connection may be cut at any moment, of which only the initiator learns.
-// LATE: no byte lands once Fence has returned, nor once the initiator has told its program
-// that the batch has failed.
+// Time is the owner's clock; the initiator's runs alike. Frames and control messages take any
+// time, and a connection may be cut at any moment, of which only the initiator learns. LATE: no
+// byte lands once Fence has returned, nor once the initiator has told its program that the
+// batch has failed.
 //
-// The owner's look and the copy behind it are one step here. -DSTOPPED makes them two, as for
-// an owner that is stopped in between: that shows a late byte (see README.md). -DEAGER and
-// -DUNCOUNTED are mistakes that must show one, too: the owner goes by a longer limit before
-// the initiator has confirmed it, or the initiator does not count a confirmation as a word.
+// The owner's look and the copy behind it are one step here, where the code copies at most
+// handMax bytes behind one look. -DSTOPPED makes them two, and shows a late byte, which is a
+// limit of the protocol: an owner that is stopped there for longer than the limit of ages lands
+// those bytes when it goes on, although its initiator has given the batch up. Fence waits for
+// the piece in hand. -DEAGER and -DUNCOUNTED are mistakes that must show one, too: the owner
+// goes by a longer limit before the initiator has confirmed it, or the initiator does not count
+// a confirmation as a word.
+//
+// Which code each step is:
+//
+//   send: send.go: frames carry a time by the owner's clock that is past (clock.go: stamp)
+//   fresh, copy: receive.go: enter, fill; grace.go: fresh
+//   ask, vouch, vouched: grace.go: challenge, confirm, vouched
+//   the last two choices of Initiator: close.go: part, outlive
+//   stop: the owner lands nothing any more, and says so
+//   Fence: memory.go: the epoch ends under the lock that a piece in hand holds
 
 #ifndef FRAMES
 #define FRAMES 1

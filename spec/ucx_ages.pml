@@ -1,15 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What keeps late bytes out where the owner lands them over ucx: tickets for fences, ages for the
-// end of a connection. README.md says which code each step is. It is the protocol of tcp_ages.pml;
-// a time by the owner's clock is an echo here, the last stamp that came from the owner.
+// What keeps late bytes out where the owner lands them over ucx: tickets for fences, ages for
+// the end of a connection. It is the protocol of tcp_ages.pml; a time by the owner's clock is
+// an echo here, the last stamp that came from the owner.
 //
-// Time is the owner's clock; the initiator's runs alike. Messages take any time, and a connection
-// may be cut at any moment, of which only the initiator learns. LATE: no byte lands once Fence has
-// returned, nor once the initiator has told its program that the batch has failed.
+// Time is the owner's clock; the initiator's runs alike. Messages take any time, and a
+// connection may be cut at any moment, of which only the initiator learns. LATE: no byte lands
+// once Fence has returned, nor once the initiator has told its program that the batch has
+// failed.
 //
-// -DWAITS: the worker looks at the age, and then waits for pages that are being moved. -DEAGER: the
-// owner goes by a longer limit before the initiator has confirmed it. Both are late.
+// -DWAITS: the worker looks at the age, and then waits for pages that are being moved. -DEAGER:
+// the owner goes by a longer limit before the initiator has confirmed it. Both are late. So is
+// -DSTOPPED, a limit as over tcp: a process that is stopped between the look and the copy lands
+// one message.
+//
+// Which code each step is:
+//
+//   send, hears: send.c: sl_ucx_send; arrive.c: heard
+//   fresh, copy: serve.c: sl_ucx_serve_write; ages.c: sl_ucx_age
+//   ask, vouch, vouched: ages.c: sl_ucx_doubt, sl_ucx_vouch, sl_ucx_vouched
+//   the last two choices of Initiator: end.c: end, proof_at
+//   Fence, quiesce: fence.c: begin, then each worker's lock is taken once
 
 #ifndef FRAMES
 #define FRAMES 1

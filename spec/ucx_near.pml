@@ -1,19 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How ucx fences its own memory, which near peers have mapped and store into. README.md says which
-// code each step is.
+// How ucx fences its own memory, which near peers have mapped and store into.
 //
 // One owner, which fences twice, and one process with WORKERS workers, each with a lock and an
-// import.
-// An import carries the generation that it was told; the pages of the allocation are page 0. A
-// worker may stop between any two steps, for as long as it takes; the process may also be killed, and
-// an end of it may give the owner up, and tell it so.
-// LATE: nothing is stored under an import of an epoch that a fence has ended into pages that the
-// owner uses.
+// import. An import carries the generation that it was told; the pages of the allocation are
+// page 0. A worker may stop between any two steps, for as long as it takes; the process may
+// also be killed, and an end of it may give the owner up, and tell it so. LATE: nothing is
+// stored under an import of an epoch that a fence has ended into pages that the owner uses.
 //
 // -DUNLOCKED: a ping is answered while a store is under way. -DFORGETS: a fence that gave up is
-// forgotten by the next one. -DSTORES: an end that has given the owner up goes on storing. All three
-// are late.
+// forgotten by the next one. -DSTORES: an end that has given the owner up goes on storing. All
+// three are late.
+//
+// Which code each step is:
+//
+//   take, speaks, check, put, again, leave: batch.c: sl_ucx_move; direct.c: sl_ucx_move_direct,
+//     under the lock of the worker
+//   answer, place: shared.c: sl_ucx_export; import.c: sl_ucx_import
+//   Progress: arrive.c: a ping is answered under the lock under which the worker stores; end.c:
+//     sl_ucx_lose gives an owner up, and tells it so
+//   begin, ask and the look at pong: fence.c: begin, ask, answered; a process that is dead has
+//     answered
+//   refresh, replace: fence.c: refresh, replace; a memory with fresh pages is mapped by no peer
 
 #ifndef WORKERS
 #define WORKERS 1
