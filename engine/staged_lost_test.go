@@ -5,6 +5,7 @@ package engine
 import (
 	"bytes"
 	"context"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -56,19 +57,23 @@ func TestAHopThatWasGivenUpIsNotOver(t *testing.T) {
 	aborted := make(chan error, 1)
 	go func() { aborted <- tr.Abort(within(t)) }()
 	staged := p.staged().p.(*stagedPeer)
-	until(t, "the hop was given up", func() bool {
-		given := make(chan bool, 1)
-		return staged.loop.push(asked(func() {
-			for _, s := range staged.slots {
-				if s.lost {
-					given <- true
-					return
-				}
-			}
-			given <- false
-		})) && <-given
-	})
-	p.conns[0].lose()
+	lost := make(chan struct{})
+	var look asked
+	look = func() { // always in the queue, so that no other event comes between
+		if !slices.ContainsFunc(staged.slots, func(s *slot) bool { return s.lost }) {
+			time.Sleep(time.Millisecond)
+			staged.loop.push(look)
+			return
+		}
+		(&carrierLost{staged, p.conns[0].lane}).happen()
+		close(lost)
+	}
+	require.True(t, staged.loop.push(look))
+	select {
+	case <-lost:
+	case <-within(t).Done():
+		t.Fatal("the hop was not given up")
+	}
 	require.ErrorContains(t, <-aborted, "do not reuse the memory")
 	require.True(t, tr.isUnproven())
 	require.Equal(t, before, local)
