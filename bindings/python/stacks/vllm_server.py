@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator
 
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # namespaces lies there
+
 WORDS = 1024
 LIMIT = 120.0  # of one answer: beside other programs vLLM itself may stand still for half a minute
 LEASE = 10  # seconds for which a prefill keeps blocks that are not fetched
@@ -83,7 +85,7 @@ def free_port() -> int:
 
 class Server:
     """One server, in a process group of its own. It is asked over a socket of the file system, so
-    that it may live on a host of `hosts`."""
+    that it may live on a host of namespaces.hosts."""
 
     def __init__(self, folder: Path, name: str, connector: str = "NixlConnector",
                  host: tuple[str, str] | None = None, ranks: int = 1,
@@ -193,32 +195,6 @@ class Server:
     def computed(self) -> int:
         """Prompt tokens that it computed itself."""
         return int(self.metric("vllm:prompt_tokens_by_source_total", "local_compute"))
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
-
-
-@contextlib.contextmanager
-def hosts() -> Iterator[list[tuple[str, str]]]:
-    """Two network namespaces with an address each, and a cable between them, which stand for hosts.
-
-    Raises OSError or CalledProcessError where this user may make none, or iproute2 is not there.
-    """
-    made = [(f"sluice-{os.getpid()}-{i}", f"10.213.7.{i}") for i in (1, 2)]
-    try:
-        for name, _ in made:
-            ip("netns", "add", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip("link", "add", "cable", "netns", made[0][0], "type", "veth", "peer", "cable", "netns",
-           made[1][0])
-        for name, address in made:
-            ip("-n", name, "address", "add", address + "/24", "dev", "cable")
-            ip("-n", name, "link", "set", "cable", "up")
-        yield made
-    finally:
-        for name, _ in made:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
 def started(*servers: Server) -> Iterator[tuple[Server, ...]]:

@@ -13,48 +13,31 @@ import subprocess
 import time
 from typing import Any, Iterator
 
+import namespaces
 import pytest
 from conftest import need_program
 from nixl_agents import N, ask
 
-ADDRESSES = ("10.213.8.1", "10.213.8.2")
-
-
-def run(*words: str) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
-
 
 @pytest.fixture
-def hosts() -> Iterator[list[str]]:
-    """The names of two namespaces with a cable between them."""
+def hosts() -> Iterator[list[tuple[str, str]]]:
+    """Two namespaces with a cable between them."""
     for program in ("ip", "ss"):
         need_program(program, "apt-get install iproute2")
-    names = [f"sluice-{os.getpid()}-{i}" for i in range(2)]
     try:
-        try:
-            for name in names:
-                run("ip", "netns", "add", name)
-                run("ip", "-n", name, "link", "set", "lo", "up")
-            run("ip", "link", "add", "cable", "netns", names[0], "type", "veth", "peer", "cable",
-                "netns", names[1])
-            for name, address in zip(names, ADDRESSES):
-                run("ip", "-n", name, "address", "add", address + "/24", "dev", "cable")
-                run("ip", "-n", name, "link", "set", "cable", "up")
-        except subprocess.CalledProcessError as e:
-            pytest.skip(f"unavailable: network namespaces, which root may make: {e.stderr}")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+        with namespaces.hosts("10.213.8") as made:
+            yield made
+    except subprocess.CalledProcessError as e:
+        pytest.skip(f"unavailable: network namespaces, which root may make: {e.stderr}")
 
 
 class Side:
     """An agent on a host of its own."""
 
-    def __init__(self, start: Any, host: str, name: str) -> None:
-        self.host, self.name = host, name
+    def __init__(self, start: Any, host: tuple[str, str], name: str) -> None:
+        self.name = name
         self.child = start("nixl_target.py", "UCX", "{}", str(N), name,
-                           before=("ip", "netns", "exec", host))
+                           before=("ip", "netns", "exec", host[0]))
         metadata, self.address = json.loads(self.child.stdout.readline())
         self.metadata: str = metadata
 
@@ -66,7 +49,7 @@ class Side:
 
 
 @pytest.fixture
-def sides(start: Any, hosts: list[str]) -> list[Side]:
+def sides(start: Any, hosts: list[tuple[str, str]]) -> list[Side]:
     """Two agents that know each other."""
     made = [Side(start, host, name) for host, name in zip(hosts, ("here", "there"))]
     for one, other in (made, made[::-1]):
@@ -75,30 +58,10 @@ def sides(start: Any, hosts: list[str]) -> list[Side]:
     return made
 
 
-def established(host: str, address: str) -> str:
-    return run("ip", "netns", "exec", host, "ss", "-Htn", "state", "established", "dst", address)
-
-
-def reset(host: str, address: str) -> bool:
-    """Ends all connections of a host to an address, as a firewall or an administrator does. False:
-    this kernel ends none.
-    """
-    left = established(host, address)
-    assert left
-    while left:
-        before = left
-        subprocess.run(["ip", "netns", "exec", host, "ss", "-K", "dst", address],
-                       capture_output=True)
-        left = established(host, address)
-        if left == before:
-            return False
-    return True
-
-
-def test_connections_are_reset(sides: list[Side]) -> None:
+def test_connections_are_reset(sides: list[Side], hosts: list[tuple[str, str]]) -> None:
     for i, by in enumerate((0, 1, 0, 1, 1, 0)):
         one, other = sides if i % 2 else sides[::-1]
-        ended = reset(sides[by].host, ADDRESSES[1 - by])
+        ended = namespaces.reset(hosts[by][0], hosts[1 - by][1])
         if not ended and i == 0:
             pytest.skip("unavailable: this kernel ends no connection of others: it needs "
                         "CONFIG_INET_DIAG_DESTROY")
