@@ -5,9 +5,9 @@ package engine
 import (
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"sync/atomic"
 
+	"github.com/sluicehq/sluice/csrc/crc"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
@@ -349,9 +349,6 @@ func (t *Transfer) forsakeAll(of *conn, why error) {
 	}
 }
 
-// castagnoli has an instruction on amd64 and arm64.
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 // ranges returns how many ranges a batch has, and where each lies on this side and on the peer's.
 func (s *summing) ranges() int {
 	if s.pages != nil {
@@ -381,8 +378,7 @@ func (s *summing) compare(theirs []byte, peer string) error {
 			return &OpError{Op: "checksum of " + s.op.String(), Peer: peer,
 				Err: fmt.Errorf("an index list was changed while it was posted: %w", ErrBounds)}
 		}
-		if crc32.Checksum(mem[d.Local:d.Local+d.Len], castagnoli) != binary.LittleEndian.Uint32(
-			theirs[4*i:]) {
+		if crc.Checksum(mem[d.Local:d.Local+d.Len]) != binary.LittleEndian.Uint32(theirs[4*i:]) {
 			return &CorruptError{Op: s.op, Peer: peer, Region: s.remote.name, Offset: d.Remote,
 				Len: d.Len}
 		}

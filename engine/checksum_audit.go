@@ -6,9 +6,9 @@ import (
 	"crypto/subtle"
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"sync"
 
+	"github.com/sluicehq/sluice/csrc/crc"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
@@ -121,7 +121,7 @@ func (s *stager) sum(l *lane, r *exchange.Sum, b []byte) ([]byte, error) {
 				return b, ErrRevoked // a fence waits for us
 			}
 			k := min(n, 256<<10)
-			sum = crc32.Update(sum, castagnoli, mem[off:off+k])
+			sum = crc.Update(sum, mem[off:off+k])
 			off, n = off+k, n-k
 		}
 		b = binary.LittleEndian.AppendUint32(b, sum)

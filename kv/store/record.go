@@ -7,10 +7,10 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"os"
 
+	"github.com/sluicehq/sluice/csrc/crc"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -33,10 +33,7 @@ const (
 	recordUsed = recordBytes - 4
 )
 
-var (
-	magic      = [8]byte{'s', 'l', 'u', 'i', 'c', 'e', 'K', 'V'}
-	castagnoli = crc32.MakeTable(crc32.Castagnoli)
-)
+var magic = [8]byte{'s', 'l', 'u', 'i', 'c', 'e', 'K', 'V'}
 
 // Stride is the distance from one block to the next: BlockBytes in whole pages.
 func (g Geometry) Stride() uint64 { return (g.BlockBytes + blockAlign - 1) &^ (blockAlign - 1) }
@@ -66,7 +63,7 @@ func (h *header) encode() []byte {
 	p = binary.LittleEndian.AppendUint64(p, h.geo.Blocks)
 	p = append(p, h.geo.Tag[:]...)
 	p = append(p, h.id[:]...)
-	p = binary.LittleEndian.AppendUint32(p, crc32.Checksum(p, castagnoli))
+	p = binary.LittleEndian.AppendUint32(p, crc.Checksum(p))
 	return p[:headerBytes]
 }
 
@@ -85,7 +82,7 @@ func readHeader(f *os.File) (h header, err error) {
 		return h, fmt.Errorf("the store has version %d, this program knows %d: %w", v, version,
 			engine.ErrVersion)
 	}
-	if crc32.Checksum(p[:headerUsed], castagnoli) != binary.LittleEndian.Uint32(p[headerUsed:]) {
+	if crc.Checksum(p[:headerUsed]) != binary.LittleEndian.Uint32(p[headerUsed:]) {
 		return h, fmt.Errorf("the store's header is damaged: %w", engine.ErrCorrupt)
 	}
 	h.geo.BlockBytes, h.geo.Blocks = binary.LittleEndian.Uint64(p[16:]),
@@ -116,7 +113,7 @@ func recordSum(p []byte, id [16]byte, i uint32) uint32 {
 	var place [20]byte
 	copy(place[:], id[:])
 	binary.LittleEndian.PutUint32(place[16:], i)
-	return crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, p)
+	return crc.Update(crc.Checksum(place[:]), p)
 }
 
 // decode reads a record; one that is damaged is that of an empty block.

@@ -28,13 +28,13 @@ package store
 import (
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"math"
 	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluicehq/sluice/csrc/crc"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/ownfiles"
@@ -280,7 +280,7 @@ func (s *Store) Each(visit func(i uint32, b Block) bool) {
 }
 
 // Sum is what Commit takes and Verify compares: the CRC-32C of the bytes.
-func Sum(p []byte) uint32 { return crc32.Checksum(p, castagnoli) }
+func Sum(p []byte) uint32 { return crc.Checksum(p) }
 
 // Verify reports whether bytes that were read are what Commit was told of. The error wraps
 // engine.ErrCorrupt.

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package crc
+
+/*
+#cgo CFLAGS: -O2 -std=c11 -Wall -Wextra
+#cgo noescape sl_crc
+#cgo nocallback sl_crc
+#include "crc.h"
+*/
+import "C"
+
+import "unsafe"
+
+// ways are those of C that this processor has.
+func ways() (list []way) {
+	for _, w := range []C.int{C.SL_CRC_VECTOR256, C.SL_CRC_VECTOR512} {
+		if C.sl_crc_has(w) != 0 {
+			list = append(list, func(sum uint32, p []byte) uint32 {
+				return uint32(C.sl_crc(w, C.uint32_t(sum),
+					(*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(p))), C.uint64_t(len(p))))
+			})
+		}
+	}
+	return list
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package crc
+
+import (
+	"fmt"
+	"hash/crc32"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// all are the ways of this machine, and the one that was chosen.
+func all() []way { return append(ways(), ofGo, Update) }
+
+// TestSameAsHashCRC32 has bytes of any length, at any address, in one part and in two.
+func TestSameAsHashCRC32(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	mem := make([]byte, 40<<10)
+	for i := range mem {
+		mem[i] = byte(rng.Uint32())
+	}
+	t.Logf("%d ways of C", len(ways()))
+	for i := range 4000 {
+		n := min(rng.IntN(1<<(1+i%16)), len(mem))
+		p := mem[rng.IntN(len(mem)-n+1):][:n]
+		cut, sum := rng.IntN(n+1), rng.Uint32()
+		want := crc32.Update(sum, castagnoli, p)
+		for k, w := range all() {
+			require.Equal(t, want, w(sum, p), "way %d, %d bytes", k, n)
+			require.Equal(t, want, w(w(sum, p[:cut]), p[cut:]), "way %d, %d of %d bytes", k, cut, n)
+		}
+	}
+}
+
+func TestOfNothing(t *testing.T) {
+	for _, w := range all() {
+		require.Equal(t, uint32(7), w(7, nil))
+	}
+	require.Equal(t, crc32.Checksum(make([]byte, far), castagnoli), Checksum(make([]byte, far)))
+}
+
+func FuzzSameAsHashCRC32(f *testing.F) {
+	f.Add(uint32(1), []byte("keys and values"))
+	f.Fuzz(func(t *testing.T, sum uint32, p []byte) {
+		for _, w := range all() {
+			require.Equal(t, crc32.Update(sum, castagnoli, p), w(sum, p))
+		}
+	})
+}
+
+// BenchmarkSum sums from the caches and from memory, by each way.
+func BenchmarkSum(b *testing.B) {
+	mem := make([]byte, 256<<20)
+	for i := range mem {
+		mem[i] = byte(i * 7)
+	}
+	for _, piece := range []int{far, 64 << 10, 1 << 20} {
+		for _, size := range []int{1 << 20, len(mem)} {
+			for k, w := range all() {
+				b.Run(fmt.Sprintf("%dKiB/%dMiB/%d", piece>>10, size>>20, k), func(b *testing.B) {
+					b.SetBytes(int64(size))
+					for range b.N {
+						for at := 0; at < size; at += piece {
+							w(0, mem[at:][:piece])
+						}
+					}
+				})
+			}
+		}
+	}
+}
