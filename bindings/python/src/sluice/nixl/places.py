@@ -48,22 +48,56 @@ class _Table(Generic[T]):
 
 @dataclass
 class Located(Generic[T]):
-    """Descriptors by range and offset."""
+    """Descriptors by range and offset. Those that were picked from a pattern are that alone, until
+    somebody asks for each.
+    """
 
     ranges: list[Range[T]]  # that occur
     which: Optional[npt.NDArray[np.int64]]  # an index into ranges for each; None: there is one
-    offsets: Rows
-    lengths: Rows
+    _offsets: Optional[Rows]
+    _lengths: Optional[Rows]
     pattern: Optional[Pattern] = field(default=None)
 
     @property
     def count(self) -> int:
-        return len(self.offsets)
+        return len(self.offsets if self.pattern is None else self.pattern.index)
+
+    @property
+    def offsets(self) -> Rows:
+        if self._offsets is None:
+            assert self.pattern is not None
+            self._offsets = self.pattern.offsets()
+        return self._offsets
+
+    @property
+    def lengths(self) -> Rows:
+        if self._lengths is None:
+            assert self.pattern is not None
+            self._lengths = np.full(self.count, self.pattern.length, np.uint64)
+        return self._lengths
+
+    @property
+    def total(self) -> int:
+        """Bytes."""
+        if self.pattern is not None:
+            return self.pattern.length * self.count
+        return int(self.lengths.sum())
+
+    def matches(self, other: Located[Any]) -> bool:
+        """Whether descriptors of a pair have one length. There are as many of the other."""
+        if self.pattern is not None and other.pattern is not None:
+            return self.pattern.length == other.pattern.length
+        return not (self.lengths != other.lengths).any()
 
     def pick(self, indices: Any) -> Located[T]:
+        if self.pattern is not None:
+            return Located(self.ranges, None, None, None, self.pattern.pick(indices))
         which = None if self.which is None else self.which[indices]
-        pattern = None if self.pattern is None else self.pattern.pick(indices)
-        return Located(self.ranges, which, self.offsets[indices], self.lengths[indices], pattern)
+        return Located(self.ranges, which, self.offsets[indices], self.lengths[indices])
+
+    def at(self, ranges: list[Range[Any]]) -> Located[Any]:
+        """The same in other ranges."""
+        return Located(ranges, self.which, self._offsets, self._lengths, self.pattern)
 
 
 @dataclass
@@ -96,6 +130,10 @@ class Pattern:
     stride: int
     length: int
     index: npt.NDArray[np.uint32]
+
+    def offsets(self) -> Rows:
+        each: Rows = np.uint64(self.base) + self.index.astype(np.uint64) * np.uint64(self.stride)
+        return each
 
     def pick(self, indices: Any) -> Pattern:
         return Pattern(self.base, self.stride, self.length, self.index[indices])
@@ -172,8 +210,8 @@ class Places(Generic[T]):
             1].astype(float) >= 2.0**63).any():
             raise nixlNotFoundError("a run of strided descriptors goes past the end of all memory")
         whole[:, 1] += reach
-        first = self.locate(kind, whole)
-        first.lengths = rows[:, 1].copy()
+        at = self.locate(kind, whole)
+        first = Located(at.ranges, at.which, at.offsets, rows[:, 1].copy())
         return Runs(first, strides.copy(), np.cumsum(counts))
 
     def _locate(self, kind: nixl_mem_t, device: int, rows: Rows) -> Located[T]:
@@ -209,7 +247,7 @@ class Places(Generic[T]):
 
 def fill(t: Transfer, local: Located[Any], remote: Located[Any]) -> None:
     """Lists pairs of descriptors, as a pattern where they are one."""
-    n = len(local.offsets)
+    n = local.count
     here = local.pattern or find_pattern(local)
     there = remote.pattern or find_pattern(remote)
     if here is not None and there is not None and n >= PATTERN_LEAST:

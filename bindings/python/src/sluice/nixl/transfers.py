@@ -130,18 +130,17 @@ class Transfers(Meeting):
         names: list[str],
         files: bool,
     ) -> nixl_xfer_handle:
-        if len(local.offsets) != len(remote.offsets):
-            raise b.nixlInvalidParamError(f"{len(local.offsets)} local descriptors, and "
-                                          f"{len(remote.offsets)} remote ones")
-        if (local.lengths != remote.lengths).any():
+        if local.count != remote.count:
+            raise b.nixlInvalidParamError(f"{local.count} local descriptors, and {remote.count} "
+                                          f"remote ones")
+        if not local.matches(remote):
             raise b.nixlInvalidParamError("descriptors of a pair differ in length")
         plugin = self._plugin(names, files)
 
         def make() -> Transfer:
             return self._filled(op, local, remote, agent, names)
 
-        handle = nixl_xfer_handle(self, make, plugin, int(local.lengths.sum()),
-                                  len(local.offsets))
+        handle = nixl_xfer_handle(self, make, plugin, local.total, local.count)
         if len(message):
             try:
                 handle.set_message(messages.frame(self.name, message))
@@ -158,10 +157,8 @@ class Transfers(Meeting):
         with self._lock, translated():
             peer = self._open().self_peer() if met is None else met.peer
             if met is None:
-                ranges = [Range[Any](r.kind, r.address, r.length, r.device, r.name,
-                                     peer.remote(r.name)) for r in remote.ranges]
-                remote = Located(ranges, remote.which, remote.offsets, remote.lengths,
-                                 remote.pattern)
+                remote = remote.at([Range[Any](r.kind, r.address, r.length, r.device, r.name,
+                                               peer.remote(r.name)) for r in remote.ranges])
             t = peer.transfer(op, only=plugins.alone(names))
             try:
                 fill(t, local, remote)
@@ -254,6 +251,6 @@ def _indices(given: Any, n: int) -> Any:
     indices = np.asarray(given, dtype=np.int64)
     if indices.ndim != 1 or not len(indices):
         raise b.nixlInvalidParamError("want one index or more")
-    if (indices < 0).any() or (indices >= n).any():
+    if (indices.view(np.uint64) >= n).any():  # also those below 0
         raise b.nixlInvalidParamError(f"an index is outside of the {n} descriptors")
     return indices

