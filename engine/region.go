@@ -197,11 +197,18 @@ func (e *Engine) fence(ctx context.Context, mems []driver.Memory) error {
 		}
 	}
 	var all sync.WaitGroup
-	last := e.stager.lane.index
+	last, here := e.stager.lane.index, -1
 	for i, m := range mems {
-		if m != nil && i != last {
+		switch {
+		case m == nil || i == last:
+		case here < 0:
+			here = i // by this goroutine: most fences wait for nothing
+		default:
 			all.Go(func() { one(i) })
 		}
+	}
+	if here >= 0 {
+		one(here)
 	}
 	all.Wait()
 	// The stager admits hops and sums by the tokens of the other backends. Its fence waits for
