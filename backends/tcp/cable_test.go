@@ -32,6 +32,7 @@ type cable struct {
 	p           *peer
 	descs       []driver.Desc
 	local, away []byte
+	m           *memory // away
 }
 
 func layCable(t *testing.T, far *netns.Host, cfg Config) *cable {
@@ -46,7 +47,7 @@ func layCable(t *testing.T, far *netns.Host, cfg Config) *cable {
 	m, away := share(t, owner, n)
 	l, local := share(t, x.near, n)
 	x.p = dial(t, x.near, owner.Addr())
-	x.local, x.away = local, away
+	x.local, x.away, x.m = local, away, m
 	x.descs = []driver.Desc{{Len: n, LocalKey: l.key, RemoteKey: take(t, x.p, m)}}
 	return x
 }
@@ -99,6 +100,7 @@ func TestCableOutForGood(t *testing.T) {
 		{"link", "set", cableDevice, "down"},
 	} {
 		x := layCable(t, far, Config{Failure: time.Second})
+		x.m.gate.Lock() // nothing lands: most is on its way when the cable goes
 		for tag := range uint64(20) {
 			if err := x.p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: x.descs}); err != nil {
 				t.Fatal(err)
@@ -111,6 +113,7 @@ func TestCableOutForGood(t *testing.T) {
 		case <-time.After(limit):
 			t.Errorf("%v: the peer is not lost", how)
 		}
+		x.m.gate.Unlock()
 		plug(t, "address", "replace", "192.0.2.1/30", "dev", cableDevice)
 		plug(t, "link", "set", cableDevice, "up")
 	}
