@@ -15,7 +15,8 @@ import (
 // limit is for a machine that is very busy.
 const limit = 20 * time.Second
 
-// open opens a backend that ends with the test.
+// open opens a backend that ends with the test. Where a test says no Handshake, connections and
+// Imports have as long as the machine needs.
 func open(tb testing.TB, cfg Config) *Backend {
 	tb.Helper()
 	if cfg.TLS == nil {
@@ -23,6 +24,9 @@ func open(tb testing.TB, cfg Config) *Backend {
 	}
 	if cfg.Listen == "" {
 		cfg.Listen = "127.0.0.1:0"
+	}
+	if cfg.Handshake == 0 {
+		cfg.Handshake = limit
 	}
 	b, err := New(cfg)
 	if err != nil {

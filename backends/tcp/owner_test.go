@@ -41,7 +41,8 @@ func sharedFile(path string) ([]byte, error) {
 
 // serveOwner says its address and a token, and serves until its input ends.
 func serveOwner(path string) error {
-	b, err := New(Config{Plaintext: true, Listen: "127.0.0.1:0", PeersMax: 1 << 14})
+	b, err := New(Config{Plaintext: true, Listen: "127.0.0.1:0", PeersMax: 1 << 14,
+		Handshake: limit})
 	if err != nil {
 		return err
 	}

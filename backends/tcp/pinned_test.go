@@ -16,7 +16,7 @@ import (
 // openPinned opens a backend of which nothing was said but where it listens.
 func openPinned(t *testing.T) *Backend {
 	t.Helper()
-	b, err := New(Config{Listen: "127.0.0.1:0"})
+	b, err := New(Config{Listen: "127.0.0.1:0", Handshake: limit})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	return b
