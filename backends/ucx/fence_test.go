@@ -29,8 +29,13 @@ func openPair(t *testing.T, cfg Config) pair {
 	return p
 }
 
+// openFakeBackend opens a backend over the fake fabric. Where a test says no Grace, a peer has as
+// long as a busy machine needs to answer before it is taken for silent, and reached the other way.
 func openFakeBackend(t *testing.T, cfg Config) *Backend {
 	t.Helper()
+	if cfg.Grace == 0 {
+		cfg.Grace = graceMax
+	}
 	b, err := newFake(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +105,7 @@ func TestFenceOfUntold(t *testing.T) {
 
 // TestFenceStuck has a near peer that does not answer.
 func TestFenceStuck(t *testing.T) {
-	p := openPair(t, Config{Grace: 200 * time.Millisecond})
+	p := openPair(t, Config{FenceGrace: graceMax})
 	m, _ := p.share(t)
 	fake := net(p.far)
 	fake.stuck.Store(true)
@@ -113,6 +118,7 @@ func TestFenceStuck(t *testing.T) {
 	if fake.memory(m.Key()).fresh {
 		t.Error("fresh pages before the grace was over")
 	}
+	p.far.cfg.FenceGrace = 50 * time.Millisecond
 	begin := time.Now()
 	if err := p.far.Fence(t.Context(), m.Key()); err != nil {
 		t.Errorf("fence against a silent peer: %v", err)
@@ -129,7 +135,7 @@ func TestFenceStuck(t *testing.T) {
 // TestCloseBehindACloseThatFailed: a memory whose Close had no proof is the backend's to prove.
 func TestCloseBehindACloseThatFailed(t *testing.T) {
 	leak.Check(t)
-	far, err := newFake(Config{Grace: 200 * time.Millisecond})
+	far, err := newFake(Config{Grace: graceMax, FenceGrace: 50 * time.Millisecond})
 	require.NoError(t, err)
 	p := pair{near: openFakeBackend(t, Config{}), far: far}
 	p.peer = p.connect(t)

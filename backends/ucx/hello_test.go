@@ -55,7 +55,7 @@ func ends(b *Backend) int {
 // TestHelloGivenUp connects to a backend that stands still. When it goes on it
 // forgets what was given up, without a word to its program.
 func TestHelloGivenUp(t *testing.T) {
-	p := openPair(t, Config{Grace: 50 * time.Millisecond})
+	p := openPair(t, Config{})
 	net(p.far).freeze()
 	for range 3 {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Millisecond)
@@ -206,7 +206,7 @@ func TestLost(t *testing.T) {
 
 // TestQuit closes the backend that others are connected to.
 func TestQuit(t *testing.T) {
-	p := openPair(t, Config{Grace: 8 * time.Second}) // which nobody waits for
+	p := openPair(t, Config{Grace: graceMax}) // which nobody waits for
 	if err := p.far.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +216,7 @@ func TestQuit(t *testing.T) {
 		t.Fatal("nobody was told that the backend closed")
 	}
 	begin := time.Now()
-	if err := p.peer.Close(); err != nil || time.Since(begin) > p.near.cfg.Grace/2 {
+	if err := p.peer.Close(); err != nil || time.Since(begin) >= graceMax {
 		t.Errorf("close after the owner has closed: %v, after %v", err, time.Since(begin))
 	}
 	if _, err := p.near.Connect(t.Context(), p.far.Addr()); !errors.Is(err, driver.ErrPeerLost) {
@@ -226,7 +226,7 @@ func TestQuit(t *testing.T) {
 
 // TestImportUnanswered asks an owner that stands still.
 func TestImportUnanswered(t *testing.T) {
-	p := openPair(t, Config{Grace: 400 * time.Millisecond})
+	p := openPair(t, Config{})
 	m, _ := p.share(t)
 	token, _ := m.AppendToken(nil)
 	net(p.far).freeze()
@@ -240,11 +240,13 @@ func TestImportUnanswered(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { _, _, err := p.peer.Import(token); done <- err }()
 	time.Sleep(time.Millisecond)
-	_ = p.peer.Close()
+	closed := make(chan error, 1)
+	go func() { closed <- p.peer.Close() }()
 	if err := <-done; !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("import when the peer was closed: %v", err)
 	}
 	net(p.far).thaw()
+	_ = <-closed
 }
 
 func TestExplain(t *testing.T) {

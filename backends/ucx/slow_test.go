@@ -17,10 +17,10 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/netns"
 )
 
-// slowLoopback makes the loopback device of the host that a test runs on slow: 1 MiB takes 2 s.
+// slowLoopback makes the loopback device of the host that a test runs on slow: 1 MiB takes 16 s.
 func slowLoopback(do string) error {
 	for _, line := range []string{"ip link set lo mtu 1500", // a burst is more than a packet
-		"tc qdisc " + do + " dev lo root tbf rate 4mbit burst 32kb limit 10mb"} {
+		"tc qdisc " + do + " dev lo root tbf rate 500kbit burst 32kb limit 10mb"} {
 		args := strings.Fields(line)
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			return &driver.UnavailableError{Backend: "tbf", Fix: "modprobe sch_tbf, or make guest",
@@ -62,6 +62,7 @@ func TestNothingLandsAfterACloseOverASlowLink(t *testing.T) {
 	require.ErrorIs(t, o.outcome(), driver.ErrClosed)
 	landed := o.landed()
 	require.Less(t, landed, ownerBytes, "the link was not slow")
+	require.NoError(t, slowLoopback("del"))
 	time.Sleep(3 * time.Second) // all that was in the sockets has come by then
 	require.Equal(t, landed, o.landed(), "bytes landed after Close")
 }
