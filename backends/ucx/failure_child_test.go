@@ -90,7 +90,9 @@ func (s *side) obey(o *order) (a answer, err error) {
 	case "start":
 		err = s.start(o.Data)
 	case "outcome":
-		a.At, err = s.flood.outcome()
+		if s.flood != nil {
+			a.At, err = s.flood.outcome()
+		}
 	case "lastWord":
 		a.At, err = s.lastWord()
 	case "hangUp":

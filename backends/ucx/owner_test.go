@@ -133,13 +133,18 @@ func (o *owner) fence() {
 
 func (o *owner) connect() (driver.Peer, uint32) {
 	o.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	p, err := o.b.Connect(ctx, o.addr)
-	require.NoError(o.t, err)
-	key, _, err := p.Import(o.tok)
+	p, key, err := o.tryConnect()
 	require.NoError(o.t, err)
 	return p, key
+}
+
+func (o *owner) tryConnect() (p driver.Peer, key uint32, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if p, err = o.b.Connect(ctx, o.addr); err == nil {
+		key, _, err = p.Import(o.tok)
+	}
+	return p, key, err
 }
 
 // write submits n bytes at an offset.
@@ -171,8 +176,27 @@ func (o *owner) thaw()   { o.t.Helper(); require.NoError(o.t, freeze.Thaw(o.cmd.
 // works.
 func (o *owner) settle(off uint64) {
 	o.t.Helper()
-	p, key := o.connect()
-	o.write(p, key, off, 1)
-	require.NoError(o.t, o.outcome())
+	p, _ := o.reach(off, 1)
 	require.NoError(o.t, p.Close())
+}
+
+// reach returns a connection by which a write has succeeded. An owner that a busy machine has
+// stand still for Failure is lost: then the next one is tried.
+func (o *owner) reach(off, n uint64) (driver.Peer, uint32) {
+	o.t.Helper()
+	for end := time.Now().Add(patience); ; {
+		p, key, err := o.tryConnect()
+		if err == nil {
+			o.write(p, key, off, n)
+			err = o.outcome()
+		}
+		if err == nil {
+			return p, key
+		}
+		require.ErrorIs(o.t, err, driver.ErrPeerLost)
+		require.True(o.t, time.Now().Before(end), "no write succeeds")
+		if p != nil {
+			require.NoError(o.t, p.Close())
+		}
+	}
 }

@@ -45,9 +45,7 @@ func pausesLeaveNothing(t *testing.T, list string) {
 		Failure: shortGrace}, shortGrace)
 	var ours, theirs int
 	for round := range 4 {
-		p, key := o.connect()
-		o.write(p, key, 0, lateBytes)
-		require.NoError(t, o.outcome())
+		p, key := o.reach(0, lateBytes)
 		o.freeze()
 		o.write(p, key, 0, lateBytes)
 		<-p.Lost()
