@@ -39,7 +39,7 @@ func TestResetConnectionsAreForgotten(t *testing.T) {
 		word(page, pageRingAt).Store(ringBytesMin)
 		word(page, pageMagicAt).Store(pageMagic)
 		conn := rawDial(t, b)
-		require.NoError(t, send(conn, time.Second, hello(b, ringBytesMin), []int{fd, b.event}))
+		require.NoError(t, send(conn, limit, hello(b, ringBytesMin), []int{fd, b.event}))
 		closeAll([]int{fd})
 		soon(t, "the connection is accepted", func() bool { return len(*b.inbound.Load()) == 1 })
 		word(page, pageLeftAt).Store(1)

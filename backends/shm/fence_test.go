@@ -5,8 +5,11 @@ package shm
 import (
 	"context"
 	"errors"
+	"math"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -18,7 +21,7 @@ func silent(p *peer, key uint32, op driver.Op) {
 }
 
 func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
-	const grace = 500 * time.Millisecond // longer than a busy machine keeps us waiting
+	const grace = 500 * time.Millisecond
 	b := open(t, Config{Grace: grace})
 	m, mem := share(t, b, drivertest.HostMemory, 1<<20)
 	other, _ := share(t, b, drivertest.HostMemory, 1<<20)
@@ -28,17 +31,18 @@ func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
 	generation := b.table.generation(m.arena.index)
 	before := generation.Load()
 
+	b.cfg.Grace = time.Hour // for the fence that is cut short, however long it takes
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
 	defer cancel()
 	wantError(t, "fence cut short", b.Fence(ctx, m.Key()), context.DeadlineExceeded)
 	if generation.Load() != before {
 		t.Error("a fence cut short moved pages")
 	}
-	begin := time.Now()
-	if err := b.Fence(context.Background(), other.Key()); err != nil || time.Since(begin) > grace {
-		t.Errorf("fence of other memory: %v after %v, want nil at once", err, time.Since(begin))
+	if took := leastFence(t, b, other); took >= time.Hour {
+		t.Errorf("fence of other memory: after %v, want at once", took)
 	}
-	begin = time.Now()
+	b.cfg.Grace = grace
+	begin := time.Now()
 	if err := b.Fence(context.Background(), m.Key()); err != nil {
 		t.Fatal(err)
 	}
@@ -49,12 +53,24 @@ func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
 	if mem[0] != 0x5A || mem[len(mem)-1] != 0x5A {
 		t.Error("fresh pages have lost the content")
 	}
-	begin, before = time.Now(), generation.Load()
-	if err := b.Fence(context.Background(), m.Key()); err != nil || time.Since(begin) > grace/2 ||
-		generation.Load() != before {
-		t.Errorf("second fence: %v after %v, want nil at once, and no more fresh pages", err,
-			time.Since(begin))
+	before = generation.Load()
+	if took := leastFence(t, b, m); took >= grace || generation.Load() != before {
+		t.Errorf("second fence: after %v, want at once, and no more fresh pages", took)
 	}
+}
+
+// leastFence is the least time of some fences: the machine may be busy with others for a while.
+func leastFence(t *testing.T, b *Backend, m *memory) time.Duration {
+	t.Helper()
+	least := time.Duration(math.MaxInt64)
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		begin := time.Now()
+		require.NoError(t, b.Fence(ctx, m.Key()))
+		cancel()
+		least = min(least, time.Since(begin))
+	}
+	return least
 }
 
 // What a reader still reads lands in its own memory: no page needs to move.

@@ -81,7 +81,8 @@ func TestGarbageInsteadOfAHelloIsHungUpOn(t *testing.T) {
 	for _, c := range cases {
 		conn := rawDial(t, b)
 		if c.msg != nil {
-			if err := send(conn, time.Second, c.msg, c.fds); err != nil {
+			err := send(conn, limit, c.msg, c.fds)
+			if err != nil && !errors.Is(err, unix.EPIPE) { // hung up on before we came to it
 				t.Fatal(err)
 			}
 		}
@@ -96,7 +97,7 @@ func TestGarbageInsteadOfAHelloIsHungUpOn(t *testing.T) {
 // expectHangUp reads until the end; a refusal may come first.
 func expectHangUp(t *testing.T, name string, conn *net.UnixConn) {
 	t.Helper()
-	_ = conn.SetReadDeadline(time.Now().Add(3 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(limit))
 	var buf [64]byte
 	for {
 		n, err := conn.Read(buf[:])
@@ -160,7 +161,7 @@ func receive(t *testing.T, b *Backend, want int) []driver.Message {
 	t.Helper()
 	var got []driver.Message
 	var buf [8]driver.Message
-	for end := time.Now().Add(5 * time.Second); len(got) < want &&
+	for end := time.Now().Add(limit); len(got) < want &&
 		time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
 		n, err := b.Receive(buf[:])
 		if err != nil {

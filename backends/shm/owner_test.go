@@ -4,7 +4,6 @@ package shm
 
 import (
 	"bufio"
-	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -142,6 +141,9 @@ func (o *owner) thaw(t *testing.T) {
 	}
 }
 
+// limit is for a machine that is very busy.
+const limit = 20 * time.Second
+
 // open makes a backend that ends with the test.
 func open(t testing.TB, cfg Config) *Backend {
 	t.Helper()
@@ -174,22 +176,41 @@ func share(t testing.TB, b *Backend, alloc drivertest.Allocator, n uint64) (*mem
 	return m.(*memory), seg.Mem
 }
 
+// dial connects. Where the DialTimeout of one of the two is too short for a busy machine it does so
+// again.
 func dial(t testing.TB, b *Backend, addr []byte) *peer {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	p, err := b.Connect(ctx, addr)
-	if err != nil {
-		t.Fatal(err)
+	for end := time.Now().Add(limit); ; {
+		p, err := b.Connect(t.Context(), addr)
+		if err == nil {
+			return p.(*peer)
+		}
+		again := errors.Is(err, driver.ErrTimeout) || errors.Is(err, driver.ErrPeerLost)
+		if !again || time.Now().After(end) {
+			t.Fatal(err)
+		}
 	}
-	return p.(*peer)
+}
+
+// take imports memory by its token, as often as dial connects.
+func take(t testing.TB, p *peer, token []byte) (key uint32, size uint64) {
+	t.Helper()
+	for end := time.Now().Add(limit); ; {
+		key, size, err := p.Import(token)
+		if err == nil {
+			return key, size
+		}
+		if !errors.Is(err, driver.ErrTimeout) || time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
 }
 
 // await polls for one completion.
 func await(t testing.TB, b *Backend, tag uint64) error {
 	t.Helper()
 	var done [1]driver.Completion
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(
 		20 * time.Microsecond) {
 		n, err := b.Poll(done[:])
 		if err != nil {

@@ -4,7 +4,6 @@ package shm
 
 import (
 	"testing"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -67,7 +66,7 @@ func TestTokenOfAReusedKeyIsRevoked(t *testing.T) {
 // A Shared whose pages moved by another hand is mapped anew, and descriptors
 // that can shrink are never mapped.
 func TestSharedIsMappedAnewAndChecked(t *testing.T) {
-	owner, b := open(t, Config{}), open(t, Config{DialTimeout: time.Second})
+	owner, b := open(t, Config{}), open(t, Config{})
 	far, farMem := share(t, owner, drivertest.HostMemory, 4<<20)
 	near, mem := share(t, b, drivertest.HostMemory, 4<<20)
 	p := dial(t, b, owner.Addr())
