@@ -115,7 +115,7 @@ func checkReverse(s *stage) {
 				copy(r.want[d.Remote:d.Remote+d.Len], l.want[d.Local:])
 			}
 		}
-		for wait := newPatience(time.Second); !r.same() && wait.more(); {
+		for wait := newPatience(s.h.Limit); !r.same() && wait.more(); {
 			// no promise without a message
 		}
 		if !l.expect(op.String()) || !r.expect(op.String()) {
@@ -181,7 +181,7 @@ func checkChurn(s *stage) {
 		}
 	}
 	copy(whole.want[n:], l.want)
-	for wait := newPatience(min(2*time.Second, s.h.Limit)); ; {
+	for wait := newPatience(s.h.Limit); ; {
 		left := s.drainMessages() // a connection may stay until its last word is heard
 		now := descriptors(s.TB)
 		if len(left) == 0 && now <= before+8 {

@@ -147,7 +147,7 @@ func checkRenewUnderWrites(s *stage) {
 		if err := <-renewed; err != nil && !errors.Is(err, driver.ErrBusy) {
 			s.Errorf("Renew: %v", err)
 		}
-		for wait := newPatience(time.Second); !bytes.Equal(seg.Mem, l.want) && wait.more(); {
+		for wait := newPatience(s.h.Limit); !bytes.Equal(seg.Mem, l.want) && wait.more(); {
 			// no promise without a message
 		}
 		if !bytes.Equal(seg.Mem, l.want) {
