@@ -5,6 +5,7 @@ package fault
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -27,25 +28,45 @@ func TestDelayHoldsTheCompletionAndNotTheBytes(t *testing.T) {
 }
 
 func TestLateHoldsTheBytes(t *testing.T) {
-	r := newRig(t, "write: late 30ms")
+	// A busy machine may look, or cancel, so late that they have landed: then with later ones.
+	for late := 30 * time.Millisecond; !holdsTheBytes(t, late); late *= 2 {
+		if late > patience {
+			t.Fatal("no look comes before the bytes")
+		}
+	}
+}
+
+// holdsTheBytes reports false where a look came too late.
+func holdsTheBytes(t *testing.T, late time.Duration) bool {
+	r := newRig(t, fmt.Sprintf("write: late %v", late))
+	begin := time.Now()
 	tag := r.write(0, 1000)
-	if r.landed(0, 1000) {
+	landed := r.landed(0, 1000)
+	if time.Since(begin) >= late {
+		return false
+	}
+	if landed {
 		t.Error("the bytes are there at once")
 	}
 	check(t, r.await(tag))
 	if !r.landed(0, 1000) {
 		t.Error("the bytes are not there")
 	}
-	late := r.write(1000, 1000)
-	r.peer.Cancel(late)
-	if err := r.await(late); !errors.Is(err, driver.ErrAborted) {
+	begin = time.Now()
+	cancelled := r.write(1000, 1000)
+	r.peer.Cancel(cancelled)
+	if time.Since(begin) >= late {
+		return false
+	}
+	if err := r.await(cancelled); !errors.Is(err, driver.ErrAborted) {
 		t.Errorf("cancelled before it began: %v", err)
 	}
-	time.Sleep(40 * time.Millisecond)
+	time.Sleep(late + 10*time.Millisecond)
 	if r.landed(1000, 1000) {
 		t.Error("it landed although it was cancelled")
 	}
 	r.once()
+	return true
 }
 
 func TestLateMessagesKeepTheirOrder(t *testing.T) {
