@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -24,15 +25,43 @@ type serving struct {
 	at     string
 	said   string
 	rest   chan string // what it says after that
-	stderr *bytes.Buffer
+	stderr *log
+}
+
+// log is what a process that still runs has written to standard error.
+type log struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text = append(l.text, p...)
+	return len(p), nil
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return string(l.text)
+}
+
+// awaitLog waits until the agent has said that n times: a peer hears of it before its log does.
+func (s *serving) awaitLog(t *testing.T, want string, n int) {
+	t.Helper()
+	for start := time.Now(); strings.Count(s.stderr.String(), want) < n; {
+		require.Less(t, time.Since(start), time.Minute, "%q in %s", want, s.stderr)
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // startAgent returns when it serves.
 func startAgent(t *testing.T, args ...string) *serving {
 	t.Helper()
-	s := &serving{rest: make(chan string, 1)}
-	s.c, _, s.stderr = command(t, append([]string{"agent", "--listen", "127.0.0.1:0"}, args...)...)
-	s.c.Stdout = nil
+	s := &serving{rest: make(chan string, 1), stderr: &log{}}
+	s.c, _, _ = command(t, append([]string{"agent", "--listen", "127.0.0.1:0"}, args...)...)
+	s.c.Stdout, s.c.Stderr = nil, s.stderr
 	out, err := s.c.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

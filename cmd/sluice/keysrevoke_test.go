@@ -37,6 +37,7 @@ func TestRevokedMember(t *testing.T) {
 	ok(t, ls("user")) // with a new certificate
 	require.Zero(t, sluice(t, "keys", "revoke", dir, "other").status)
 	require.Equal(t, statusFailed, ls("other").status)
+	a.awaitLog(t, "is revoked", 2)
 	code, _ := a.end(t, syscall.SIGTERM)
 	require.Zero(t, code)
 	log := a.stderr.String()
