@@ -216,7 +216,11 @@ func TestLoadInterrupted(t *testing.T) {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(700 * time.Millisecond) // into the work
+	for start := time.Now(); resident(c.Process.Pid) < 64<<20; time.Sleep(time.Millisecond) {
+		if time.Since(start) > time.Minute { // it has no memory for tensors yet
+			t.Fatalf("it does not begin: %s", readProc(c.Process.Pid, "status"))
+		}
+	}
 	if err := c.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
@@ -225,9 +229,16 @@ func TestLoadInterrupted(t *testing.T) {
 		!strings.Contains(stderr.String(), "interrupted") {
 		t.Errorf("status %d, stdout %q, stderr %q", got, stdout, stderr)
 	}
-	if took := time.Since(start); took > 10*time.Second {
+	if took := time.Since(start); took > noticed {
 		t.Errorf("took %v to end", took)
 	}
+}
+
+// resident is how many bytes of memory a process has.
+func resident(pid int) int {
+	var all, pages int
+	_, _ = fmt.Sscan(readProc(pid, "statm"), &all, &pages)
+	return pages * os.Getpagesize()
 }
 
 // holes counts what is written before the bytes of tensors.

@@ -67,6 +67,15 @@ type outcome struct {
 // commandLimit bounds every command of these tests.
 const commandLimit = 180 * time.Second
 
+// answerLimit is --timeout where a replay is to find out that a process does not answer, and where
+// processes that are well must not be taken for such: those of a busy machine answer late.
+const answerLimit = 10 * time.Second
+
+// noticed bounds how long a command takes to end for a reason that it finds out within
+// answerLimit or a few seconds. It is below the limits of the tool itself, and below the time that
+// the commands of these tests take.
+const noticed = 28 * time.Second
+
 // command prepares one that is killed at the limit, with a temporary directory of
 // its own that must be empty afterwards.
 func command(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer, *bytes.Buffer) {
@@ -165,7 +174,7 @@ func childrenOf(pid int) (list []int) {
 // awaitChildren waits until the process has that many.
 func awaitChildren(t *testing.T, pid, n int) []int {
 	t.Helper()
-	for start := time.Now(); time.Since(start) < 20*time.Second; time.Sleep(5 * time.Millisecond) {
+	for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(5 * time.Millisecond) {
 		if list := childrenOf(pid); len(list) == n {
 			return list
 		}

@@ -67,7 +67,7 @@ func TestReplayOffloadWithAbortsAndFaults(t *testing.T) {
 	t.Parallel()
 	trace := smallTrace(t, 16)
 	for _, more := range [][]string{{"--abort-rate", "0.5"}, {"--abort-rate", "0.5", "--overlap"},
-		{"--timeout", "8s", "--fault", "seed 3; write every=40 most=3: fail lost"}} {
+		{"--fault", "seed 3; write every=40 most=3: fail lost"}} {
 		r, f := offloadReport(t, append([]string{"--trace", trace, "--requests", "16"}, more...)...)
 		if f["blocks_spilled"].(float64) < 1 ||
 			f["blocks_recalled"].(float64) < f["blocks_spilled"].(float64) {
@@ -184,7 +184,7 @@ func TestReplayOffloadLeavesNoFile(t *testing.T) {
 		}
 		for start := time.Now(); running(pids[0]) ||
 			running(pids[1]); time.Sleep(10 * time.Millisecond) {
-			if time.Since(start) > 20*time.Second {
+			if time.Since(start) > time.Minute {
 				t.Fatalf("children %v outlive their parent", pids)
 			}
 		}
@@ -198,14 +198,14 @@ func TestReplayOffloadAfterAKill(t *testing.T) {
 	trace, path := smallTrace(t, 40), filepath.Join(t.TempDir(), "blocks")
 	args := []string{"replay", "--model", smallModel, "--trace", trace, "--requests", "40",
 		"--offload", "ssd", "--offload-file", path}
-	c, _, _ := command(t, append(args, "--speed", "0.2", "--timeout", "8s")...) // 8 s
+	c, _, _ := command(t, append(args, "--speed", "0.02")...) // 80 s
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
 	pids := awaitChildren(t, c.Process.Pid, 2)
 	victim := awaitRole(t, pids, "replay-decode")
 	for start := time.Now(); records(t, path) < 3; time.Sleep(5 * time.Millisecond) {
-		if time.Since(start) > 60*time.Second {
+		if time.Since(start) > 2*time.Minute {
 			t.Fatal("nothing is spilled")
 		}
 	}

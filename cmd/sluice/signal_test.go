@@ -13,7 +13,7 @@ import (
 // slow is a replay that would take minutes: it goes at a crawl.
 func slow(t *testing.T) []string {
 	return []string{"replay", "--model", smallModel, "--requests", "8", "--trace", smallTrace(t, 8),
-		"--speed", "0.001", "--timeout", "2s"}
+		"--speed", "0.001", "--timeout", answerLimit.String()}
 }
 
 func TestSignalsEndCleanly(t *testing.T) {
@@ -36,7 +36,7 @@ func TestSignalsEndCleanly(t *testing.T) {
 				if got := status(t, c.Wait()); got != statusInterrupted {
 					t.Errorf("%s: status %d, stderr %s", args, got, stderr)
 				}
-				if took := time.Since(start); took > 10*time.Second {
+				if took := time.Since(start); took > noticed {
 					t.Errorf("%s: took %v to end", args, took)
 				}
 				if stdout.Len() > 0 || !strings.Contains(stderr.String(), "interrupted") {
@@ -59,7 +59,7 @@ func TestKilledParentLeavesNoChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = c.Wait() // killed
-	for start := time.Now(); time.Since(start) < 10*time.Second; time.Sleep(10 * time.Millisecond) {
+	for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(10 * time.Millisecond) {
 		if running(pids[0]) || running(pids[1]) {
 			continue
 		}
@@ -73,7 +73,7 @@ func TestParentThatWasStopped(t *testing.T) {
 	t.Parallel()
 	c, stdout, stderr := command(t, "replay", "--model", smallModel, "--requests", "6", "--trace",
 		smallTrace(t, 6),
-		"--speed", "0.15", "--timeout", "2s") // takes 1.3 s and what it takes to begin
+		"--speed", "0.15", "--timeout", answerLimit.String()) // takes 1.3 s and what it takes to begin
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func TestParentThatWasStopped(t *testing.T) {
 			t.Fatal(err)
 		}
 		if sig == syscall.SIGSTOP {
-			time.Sleep(3 * time.Second)
+			time.Sleep(answerLimit + 2*time.Second)
 		}
 	}
 	if got := status(t, c.Wait()); got != 0 || !strings.Contains(stdout.String(), "mismatches  0") {
@@ -102,7 +102,7 @@ func commandLine(t *testing.T, pid int) string {
 // not got as far as exec still has its parent's.
 func awaitRole(t *testing.T, pids []int, role string) int {
 	t.Helper()
-	for start := time.Now(); time.Since(start) < 10*time.Second; time.Sleep(5 * time.Millisecond) {
+	for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(5 * time.Millisecond) {
 		for _, pid := range pids {
 			if strings.Contains(commandLine(t, pid), role) {
 				return pid
@@ -135,7 +135,7 @@ func TestDeadAndFrozenProcessesAreNamed(t *testing.T) {
 				if got := status(t, c.Wait()); got != statusFailed || stdout.Len() > 0 {
 					t.Errorf("status %d, stdout %q", got, stdout)
 				}
-				if took := time.Since(start); took > 6*time.Second { // the limit is 2 s
+				if took := time.Since(start); took > noticed {
 					t.Errorf("took %v to notice", took)
 				}
 				if !strings.Contains(stderr.String(), fmt.Sprintf("sluice replay: %s "+
@@ -153,7 +153,7 @@ func TestDeadAndFrozenProcessesAreNamed(t *testing.T) {
 func TestFrozenBenchTargetIsNamed(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string][]string{
-		"write":  {"bench", "--backend", "shm", "--size", "64", "--batch", "1", "--seconds", "30"},
+		"write":  {"bench", "--backend", "shm", "--size", "64", "--batch", "1", "--seconds", "60"},
 		"notify": {"bench", "--backend", "shm", "--notify", "--rounds", "1000000"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -171,7 +171,7 @@ func TestFrozenBenchTargetIsNamed(t *testing.T) {
 			if got := status(t, c.Wait()); got != statusFailed || stdout.Len() > 0 {
 				t.Errorf("status %d, stdout %q", got, stdout)
 			}
-			if took := time.Since(start); took > 15*time.Second {
+			if took := time.Since(start); took > noticed {
 				t.Errorf("took %v to notice", took)
 			}
 			if !strings.Contains(stderr.String(), fmt.Sprintf("target process (pid %d) has "+
