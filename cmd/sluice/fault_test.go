@@ -13,8 +13,8 @@ import (
 // the replay ends, and every byte is right.
 func TestReplayUnderFaults(t *testing.T) {
 	const rules = `seed 7
-write p=0.003: drop
-batch p=0.002: swallow
+write p=0.003 most=1: drop
+batch p=0.002 most=1: swallow
 write p=0.005: fail lost
 message every=60 most=4: flap 50ms
 batch p=0.3: late 300µs±200µs
@@ -26,7 +26,7 @@ batch: delay 200µs±200µs
 	}
 	for _, side := range []string{"both", "prefill"} {
 		r := replayReport(t, "--trace", smallTrace(t, 6), "--requests", "6", "--backend", "shm",
-			"--timeout", "3s",
+			"--timeout", "20s",
 			"--abort-rate", "0.2", "--fault", "@"+file, "--fault-side", side)
 		wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 1, "mismatches": 0,
 			"blocks_leaked": 0})
