@@ -73,7 +73,8 @@ func TestParentThatWasStopped(t *testing.T) {
 	t.Parallel()
 	c, stdout, stderr := command(t, "replay", "--model", smallModel, "--requests", "6", "--trace",
 		smallTrace(t, 6),
-		"--speed", "0.15", "--timeout", answerLimit.String()) // takes 1.3 s and what it takes to begin
+		"--speed", "0.15", // takes 1.3 s and what it takes to begin
+		"--timeout", answerLimit.String())
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
