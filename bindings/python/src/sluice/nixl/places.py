@@ -48,8 +48,8 @@ class _Table(Generic[T]):
 
 @dataclass
 class Located(Generic[T]):
-    """Descriptors by range and offset. Those that were picked from a pattern are that alone, until
-    somebody asks for each.
+    """Descriptors by range and offset. Of those that were picked from a pattern the arrays are made
+    when they are asked for.
     """
 
     ranges: list[Range[T]]  # that occur
