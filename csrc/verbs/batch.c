@@ -135,6 +135,39 @@ void sl_verbs_give_up(struct sl_verbs_batch *b, int32_t status, int32_t piece)
 	sl_verbs_settle_batch(b);
 }
 
+/*
+ * A key that is over may be the peer's end: a process that is killed loses its memory before its
+ * queue pairs. A batch that fails for it ends once the peer has answered for the queue pair that
+ * said so, the doubt, or is lost itself.
+ */
+void sl_verbs_key_over(struct sl_verbs_batch *b, struct sl_verbs_pair *doubt, int32_t piece)
+{
+	if (doubt && b->status == 0) {
+		b->doubt = doubt;
+		b->open++;
+	}
+	sl_verbs_give_up(b, SL_VERBS_REVOKED, piece);
+}
+
+void sl_verbs_clear_doubt(struct sl_verbs_conn *n, const struct sl_verbs_pair *l)
+{
+	for (uint32_t i = 0; i < n->imports_len; i++)
+		if (n->imports[i] && (!l || n->imports[i]->doubt == l))
+			n->imports[i]->doubt = NULL;
+	for (struct sl_verbs_batch *b = n->live.next, *next; b != &n->live; b = next) {
+		next = b->next;
+		if (!b->doubt || (l && b->doubt != l))
+			continue;
+		b->doubt = NULL;
+		b->open--;
+		if (!l && n->outcome == SL_VERBS_LOST) {
+			b->status = SL_VERBS_LOST;
+			b->piece = -1;
+		}
+		sl_verbs_settle_batch(b);
+	}
+}
+
 static int waits_in(const struct sl_verbs_list *l, const struct sl_verbs_batch *b)
 {
 	for (const struct sl_verbs_record *r = l->first; r; r = r->next)

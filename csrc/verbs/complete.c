@@ -75,8 +75,16 @@ static void blame(struct sl_verbs_pair *l, struct sl_verbs_record *r, enum ibv_w
 
 	if (!b || r->kind != SL_VERBS_DATA || !fault)
 		return;
-	if (fault == SL_VERBS_REVOKED) /* it would break one queue pair after the other */
-		l->conn->imports[sl_piece(&b->pieces, r->piece).remote_key]->expired = 1;
+	if (fault == SL_VERBS_REVOKED) {
+		struct sl_verbs_import *im =
+		    l->conn->imports[sl_piece(&b->pieces, r->piece).remote_key];
+
+		if (!im->expired)
+			im->doubt = l;
+		im->expired = 1; /* it would break one queue pair after the other */
+		sl_verbs_key_over(b, im->doubt, (int32_t)r->piece);
+		return;
+	}
 	sl_verbs_give_up(b, fault, (int32_t)r->piece); /* it ends later: r is still to be settled */
 }
 

@@ -160,6 +160,7 @@ int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns)
 static void end_batches(struct sl_verbs_conn *n, int32_t status)
 {
 	sl_verbs_forget_records(n);
+	sl_verbs_clear_doubt(n, NULL);
 	for (struct sl_verbs_batch *b = n->live.next, *next; b != &n->live; b = next) {
 		next = b->next;
 		sl_verbs_give_up(b, status, -1);

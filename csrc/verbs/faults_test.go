@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
@@ -277,6 +279,33 @@ func TestFailureByARevokedKey(t *testing.T) {
 	if err := l.move(t, driver.Write, driver.Desc{Len: 100_000}); err != nil ||
 		!bytes.Equal(l.remote[:100_000], l.local[:100_000]) {
 		t.Errorf("in the next epoch: %v", err)
+	}
+}
+
+// A process that is killed loses its memory before its queue pairs: a key that is over is believed
+// once the peer has answered for the queue pair that said so. Where it is lost first, so are all.
+func TestLossBehindARevokedKey(t *testing.T) {
+	for _, pairs := range []int{1, 2} {
+		d := fakeDevices(t, pairs)
+		l := openLink(t, d, testShape{pairs: pairs})
+		n := uint64(0)
+		require.NoError(t, l.far.Revoke(testKey))
+		write := batchOf(driver.Write, l.descs(driver.Desc{Len: 300_000}), nil)
+		for n < 6 {
+			err := l.conn.Submit(n, write)
+			if errors.Is(err, driver.ErrRevoked) { // the first has failed already
+				break
+			}
+			require.NoError(t, err)
+			n++
+		}
+		l.awaitNews(t, PairFailed)
+		time.Sleep(20 * time.Millisecond) // what is told too soon is told by then
+		require.NoError(t, l.conn.End(Lost))
+		for tag, err := range l.outcomes(t, int(n)) {
+			require.ErrorIs(t, err, driver.ErrPeerLost, "%d pairs, batch %d", pairs, tag)
+		}
+		l.close(t)
 	}
 }
 

@@ -22,12 +22,8 @@ struct sl_verbs_head {
 	uint64_t value;
 };
 _Static_assert(sizeof(struct sl_verbs_head) <= SL_VERBS_HEAD_MAX, "a receive has room for it");
-enum {
-	SL_VERBS_MAGIC = 0x31766c73,
-	SL_VERBS_IS_NOTIF = 1,
-	SL_VERBS_IS_CREDIT = 2,
-	SL_VERBS_IS_COUNT = 3
-};
+enum { SL_VERBS_MAGIC = 0x31766c73 };
+enum { SL_VERBS_IS_NOTIF = 1, SL_VERBS_IS_CREDIT, SL_VERBS_IS_COUNT };
 
 /* A message of ours, in memory that the NIC knows. */
 struct sl_verbs_frame {
@@ -122,6 +118,7 @@ struct sl_verbs_import {
 	uint64_t base, size, dropped_at; /* order of the first batch that cannot use it */
 	uint32_t flags;
 	int dropped, expired;
+	struct sl_verbs_pair *doubt; /* see sl_verbs_key_over */
 	uint32_t pairs; /* a bit for each that reaches it */
 	uint32_t keys[SL_VERBS_PAIRS];
 };
@@ -139,7 +136,8 @@ struct sl_verbs_batch {
 	uint64_t tag, order, bytes;
 	int write, cancelled;
 	int32_t status, piece;
-	uint32_t open; /* records of it */
+	struct sl_verbs_pair *doubt;
+	uint32_t open; /* records of it, and one for a doubt */
 	int32_t pair;  /* that all of it goes over, -1: not chosen yet; if it is whole */
 	int whole;
 	struct sl_verbs_frame *notif; /* not posted yet */
@@ -345,6 +343,8 @@ void sl_verbs_fail(struct sl_verbs_batch *b, int32_t status, int32_t piece);
 /* Nothing of it begins any more that has not begun; it ends when the rest is over. */
 void sl_verbs_give_up(struct sl_verbs_batch *b, int32_t status, int32_t piece);
 void sl_verbs_call_off(struct sl_verbs_batch *b, int32_t status); /* but for what is posted */
+void sl_verbs_key_over(struct sl_verbs_batch *b, struct sl_verbs_pair *doubt, int32_t piece);
+void sl_verbs_clear_doubt(struct sl_verbs_conn *n, const struct sl_verbs_pair *l); /* NULL: all */
 void sl_verbs_settle_batch(struct sl_verbs_batch *b); /* ends it when all of it is over */
 void sl_verbs_hold_for(struct sl_verbs_batch *b, struct sl_verbs_memory *m);
 /* what hold_for held */

@@ -183,8 +183,12 @@ static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
 	struct ibv_sge *entries;
 	uint32_t len;
 
-	if (!m || im->expired) {
-		sl_verbs_give_up(b, m ? SL_VERBS_REVOKED : IBV_WC_LOC_PROT_ERR, (int32_t)at->piece);
+	if (!m) {
+		sl_verbs_give_up(b, IBV_WC_LOC_PROT_ERR, (int32_t)at->piece);
+		return -ECANCELED;
+	}
+	if (im->expired) {
+		sl_verbs_key_over(b, im->doubt, (int32_t)at->piece);
 		return -ECANCELED;
 	}
 	entries = sl_verbs_entries(n);

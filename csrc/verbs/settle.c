@@ -88,6 +88,7 @@ int sl_verbs_pair_settle(struct sl_verbs_conn *n, uint32_t pair, uint64_t seen)
 	if (rc == 0) {
 		seen = seen > n->arrived ? seen : n->arrived;
 		settle(l, seen < n->sent ? seen : n->sent);
+		sl_verbs_clear_doubt(n, l);
 		sl_verbs_pump(n);
 	}
 	sl_verbs_unlock(n->context);

@@ -251,8 +251,10 @@ void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot)
 
 	sl_verbs_enter(n->context);
 	im = sl_verbs_import_of(n, slot);
-	if (im)
+	if (im) {
 		im->expired = 1;
+		im->doubt = NULL; /* the peer has said so itself */
+	}
 	if (!n->ended)
 		sl_verbs_pump(n); /* what waits for a queue pair finds out when it is built */
 	sl_verbs_unlock(n->context);
