@@ -172,7 +172,7 @@ func selfSigned(t *testing.T) (tls.Certificate, *x509.CertPool) {
 // TestStrangersAreBounded has strangers send garbage, too much, or nothing.
 func TestStrangersAreBounded(t *testing.T) {
 	e := open(t, "server", func(c *Config) {
-		c.HandshakeTimeout, c.HandshakesMax, c.Plaintext = 100*time.Millisecond, 2, true
+		c.HandshakeTimeout, c.HandshakesMax, c.Plaintext = 500*time.Millisecond, 2, true
 	})
 	l := listen(t, "tcp", "127.0.0.1:0")
 	serve(t, e, l)
@@ -200,19 +200,23 @@ func TestStrangersAreBounded(t *testing.T) {
 		t.Errorf("%d peers came of it", n)
 	}
 	// and it still serves
-	p, err := open(t, "friend", func(c *Config) {
-		c.Plaintext = true
-	}).Dial(within(t), "tcp", l.Addr().String())
-	check(t, err)
-	check(t, p.Close())
+	friend := open(t, "friend", func(c *Config) { c.Plaintext = true })
+	until(t, "a friend is served, however slow it is", func() bool {
+		p, err := friend.Dial(within(t), "tcp", l.Addr().String())
+		if err == nil {
+			check(t, p.Close())
+		}
+		return err == nil
+	})
 }
 
 func TestDialRefused(t *testing.T) {
-	e := open(t, "dialler", func(c *Config) {
+	hasty := open(t, "hasty", func(c *Config) {
 		c.ConnectTimeout, c.Plaintext = 200*time.Millisecond, true
 	})
+	e := open(t, "dialler", func(c *Config) { c.ConnectTimeout, c.Plaintext = limit, true })
 	silent := listen(t, "tcp", "127.0.0.1:0")
-	if _, err := e.Dial(within(t), "tcp", silent.Addr().String()); !errors.Is(err,
+	if _, err := hasty.Dial(within(t), "tcp", silent.Addr().String()); !errors.Is(err,
 		context.DeadlineExceeded) {
 		t.Errorf("a server that says nothing: %v", err)
 	}
