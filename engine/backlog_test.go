@@ -3,7 +3,6 @@
 package engine
 
 import (
-	"context"
 	"errors"
 	"sync/atomic"
 	"testing"
@@ -42,9 +41,7 @@ func TestOnePeerHoldsUpNoOther(t *testing.T) {
 	tr := transfer(t, lively, Write)
 	check(t, tr.Add(local, 0, remote(t, lively, "r"), 0, 1))
 	check(t, tr.Post())
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	if err := tr.Wait(ctx); err != nil {
+	if err := tr.Wait(within(t)); err != nil { // those that wait are given longer
 		t.Errorf("a transfer to another peer: %v", err)
 	}
 	check(t, stuck.Close())
@@ -106,9 +103,7 @@ func TestLostPeerEndsWhoWaits(t *testing.T) {
 	check(t, tr.Add(local, 0, remote(t, p, "local"), 1<<15, 1))
 	check(t, tr.Post())
 	time.AfterFunc(20*time.Millisecond, func() { close(dead); peer.lose() })
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
-	if err := tr.Wait(ctx); !errors.Is(err, ErrPeerLost) {
+	if err := tr.Wait(within(t)); !errors.Is(err, ErrPeerLost) {
 		t.Errorf("got %v, want ErrPeerLost", err)
 	}
 }
