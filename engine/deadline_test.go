@@ -16,12 +16,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// overFake opens an engine over a fake, with its own region as the peer's.
+// overFake opens an engine over a fake, with its own region as the peer's. Only where transfers are
+// to end by a short timeout the grace is short, too.
 func overFake(t *testing.T, f *fake, timeout time.Duration) (*Peer, *Region, *Remote) {
 	t.Helper()
 	e := open(t, "fake", func(c *Config) {
-		c.Backends = []driver.Backend{f}
-		c.TransferTimeout, c.AbortGrace = timeout, 30*time.Millisecond
+		c.Backends, c.TransferTimeout = []driver.Backend{f}, timeout
+		if timeout < limit {
+			c.AbortGrace = 30 * time.Millisecond
+		}
 	})
 	r := register(t, e, "r", 1<<16)
 	p, err := e.Self()
@@ -41,9 +44,6 @@ func TestTimeoutDisconnects(t *testing.T) {
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 3)
 	check(t, tr.Post())
-	if err := tr.Err(); !errors.Is(err, ErrBusy) {
-		t.Errorf("outcome of a posted transfer: %v", err)
-	}
 	if err := tr.Wait(within(t)); !errors.Is(err, ErrTimeout) {
 		t.Errorf("got %v, want ErrTimeout", err)
 	}
@@ -64,7 +64,6 @@ func TestAbortBesideItsTimeout(t *testing.T) {
 	f := &fake{manual: true}
 	f.onCancel = func(tag uint64) { f.drop(tag, driver.ErrAborted) }
 	p, r, m := overFake(t, f, limit)
-	p.e.cfg.AbortGrace = limit
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 1)
 	var over atomic.Bool
@@ -181,6 +180,9 @@ func TestWaitEndsWithoutTheTransfer(t *testing.T) {
 	if err := tr.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) || tr.Done() {
 		t.Errorf("wait: %v, done %v", err, tr.Done())
 	}
+	if err := tr.Err(); !errors.Is(err, ErrBusy) {
+		t.Errorf("outcome of a posted transfer: %v", err)
+	}
 	for _, misuse := range []func() error{tr.Post, tr.Reset, tr.Close, func() error {
 		return tr.Add(r, 0, m, 0, 1)
 	}, func() error { return tr.Notify(nil) }} {
@@ -251,9 +253,9 @@ func TestDoubleCompletionsAreCountedAndDropped(t *testing.T) {
 		check(t, tr.Post())
 		check(t, tr.Wait(within(t)))
 	}
-	if n := p.e.Stats().Stray; n != 50 {
-		t.Errorf("%d stray completions, want 50", n)
-	}
+	// The last of them may be in the hands of the progress goroutine still.
+	until(t, "the second ones are counted", func() bool { return p.e.Stats().Stray >= 50 })
+	require.EqualValues(t, 50, p.e.Stats().Stray)
 }
 
 // TestNothingLandsAfterAbort posts large writes, aborts them at any moment, and
