@@ -82,7 +82,7 @@ func TestLocalConnectionIsRenewed(t *testing.T) {
 func TestLocalConnectionIsLostInAChain(t *testing.T) {
 	d := &hungDisk{&hung{newDevice(t, "disk", driver.File)}}
 	e := open(t, "e", func(c *Config) {
-		c.Backends, c.AbortGrace = []driver.Backend{d}, 50*time.Millisecond
+		c.Backends = []driver.Backend{d}
 	})
 	seg, _ := d.alloc(t, 16<<20)
 	from, err := e.Register("from", seg)
@@ -185,13 +185,14 @@ func TestAnswersNeedNoWayBack(t *testing.T) {
 func TestWindowsAreGivenBack(t *testing.T) {
 	b := newHost(t, "b", func(c *Config) { c.AbortGrace = 20 * time.Millisecond })
 	for range 2 * windowsMax {
-		a := newHost(t, "a", func(c *Config) { c.AbortGrace = 20 * time.Millisecond })
+		a := newHost(t, "a")
 		p := connect(t, a.e, b.e)
 		tr := transfer(t, p, Write)
 		check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1<<20))
 		b.dev.keep()
 		check(t, tr.Post())
 		until(t, "b has it in hand", func() bool { return b.dev.kept() > 0 })
+		hurry(t, a.e, 20*time.Millisecond)
 		_ = p.conns[0].p.Close() // its connection ends
 		b.dev.drop()
 	}

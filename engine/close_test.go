@@ -81,6 +81,7 @@ func TestCloseOfABrokenBackend(t *testing.T) {
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 3)
 	check(t, tr.Post())
+	hurry(t, p.e, 30*time.Millisecond)
 	waited := make(chan error)
 	go func() { waited <- tr.Wait(context.Background()) }()
 	eventually(t, "Close", func() { _ = p.e.Close() })

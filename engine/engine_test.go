@@ -27,10 +27,11 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// open opens an engine over mem, or over the backends given, and closes it.
+// open opens an engine over mem, or over the backends given, and closes it. Where a test does not
+// say otherwise, what has to end within AbortGrace has as long as the test itself.
 func open(t testing.TB, name string, change ...func(*Config)) *Engine {
 	t.Helper()
-	cfg := Config{Name: name}
+	cfg := Config{Name: name, AbortGrace: limit}
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -76,6 +77,16 @@ func afterClose(t testing.TB, f func()) {
 		return
 	}
 	t.Cleanup(f)
+}
+
+// hurry gives an engine little grace from here on. What came before, as a connection, is not what
+// should fail where the machine is slow.
+// Preconditions: the engine is at rest, or waits for what the test holds back.
+func hurry(t testing.TB, e *Engine, grace time.Duration) {
+	t.Helper()
+	e.sweeper.sweeping.Lock()
+	defer e.sweeper.sweeping.Unlock()
+	e.cfg.AbortGrace, e.sweeper.period = grace, min(max(grace/8, time.Millisecond), time.Second)
 }
 
 func register(t testing.TB, e *Engine, name string, n uint64) *Region {

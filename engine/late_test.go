@@ -112,10 +112,9 @@ func TestOutcomeIsFinalUnderAborts(t *testing.T) {
 }
 
 // slowPut is a warm chain from a to b whose peer has a piece in hand, and a link between them.
-func slowPut(t *testing.T, change ...func(*Config)) (a, b *host, k *link, tr *Transfer,
-	before []byte) {
+func slowPut(t *testing.T) (a, b *host, k *link, tr *Transfer, before []byte) {
 	wire, k := tcpBehind(t)
-	a, b = newHostOver(t, plainTCP(t), "a", change...), newHostOver(t, wire, "b")
+	a, b = newHostOver(t, plainTCP(t), "a"), newHostOver(t, wire, "b")
 	p := connect(t, a.e, b.e)
 	tr = transfer(t, p, Write)
 	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1<<20))
@@ -133,7 +132,8 @@ func slowPut(t *testing.T, change ...func(*Config)) (a, b *host, k *link, tr *Tr
 func TestChainWithALostAcknowledgement(t *testing.T) {
 	for _, reset := range []bool{false, true} {
 		t.Run(fmt.Sprintf("reset %v", reset), func(t *testing.T) {
-			_, b, k, tr, before := slowPut(t)
+			a, b, k, tr, before := slowPut(t)
+			hurry(t, a.e, time.Second)
 			k.deaf.Store(true)
 			check(t, tr.Post())
 			until(t, "the peer has the piece in hand", func() bool { return b.dev.kept() > 0 })
@@ -156,7 +156,7 @@ func TestChainWithALostAcknowledgement(t *testing.T) {
 // TestChainAbortedOnTheWay aborts while the bytes are on their way, and has the time to see them
 // thrown away: when Abort has returned nil the peer places none of them.
 func TestChainAbortedOnTheWay(t *testing.T) {
-	_, b, k, tr, before := slowPut(t, func(c *Config) { c.AbortGrace = limit })
+	_, b, k, tr, before := slowPut(t)
 	k.rate.Store(1 << 20)
 	for range 3 {
 		check(t, tr.Post())
@@ -171,7 +171,8 @@ func TestChainAbortedOnTheWay(t *testing.T) {
 // TestChainAbortedWithoutTheTime has an AbortGrace in which no link of that rate carries what is
 // under way: the connection is closed, Abort says what that proves, and no later post gets by.
 func TestChainAbortedWithoutTheTime(t *testing.T) {
-	_, b, k, tr, before := slowPut(t, func(c *Config) { c.AbortGrace = 100 * time.Millisecond })
+	a, b, k, tr, before := slowPut(t)
+	hurry(t, a.e, 100*time.Millisecond)
 	k.rate.Store(128 << 10)
 	for {
 		check(t, tr.Post())
@@ -196,7 +197,7 @@ func TestChainAbortedWithoutTheTime(t *testing.T) {
 // TestChecksumBeforeAFrozenPeer had summed over a connection before the peer froze: memory
 // here is free all the same once the chain was aborted.
 func TestChecksumBeforeAFrozenPeer(t *testing.T) {
-	a, b, k, tr, _ := slowPut(t, func(c *Config) { c.AbortGrace = 200 * time.Millisecond })
+	a, b, k, tr, _ := slowPut(t)
 	sums := transfer(t, tr.p, Write)
 	check(t, sums.Checksum())
 	check(t, sums.Add(a.dram, 0, remote(t, tr.p, "dram"), 0, 4096))
@@ -206,6 +207,7 @@ func TestChecksumBeforeAFrozenPeer(t *testing.T) {
 	until(t, "the peer has the piece in hand", func() bool { return b.dev.kept() > 0 })
 	k.deaf.Store(true)
 	k.mute.Store(true)
+	hurry(t, a.e, 200*time.Millisecond)
 	require.ErrorIs(t, tr.Abort(within(t)), ErrUnproven)
 	check(t, tr.Close())
 	require.NoError(t, a.hbm.Close())

@@ -88,7 +88,6 @@ func TestAbortRacesTheNextPost(t *testing.T) {
 func TestAbortGraceBeginsAtAbort(t *testing.T) {
 	f := &fake{manual: true}
 	p, r, m := overFake(t, f, time.Hour)
-	p.e.cfg.AbortGrace = limit
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 1)
 	check(t, tr.Post())
