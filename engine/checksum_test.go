@@ -53,7 +53,7 @@ func newSumEnd(t testing.TB, name, carrier, rules string, n uint64,
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := engine.Config{Name: name, Backends: []driver.Backend{b}}
+	cfg := engine.Config{Name: name, Backends: []driver.Backend{b}, AbortGrace: 30 * time.Second}
 	for _, f := range change {
 		f(&cfg)
 	}

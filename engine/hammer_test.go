@@ -59,13 +59,20 @@ func TestHammer(t *testing.T) {
 		check(t, q.Close())
 		_ = a.Stats()
 	})
-	run(func(int, *rand.Rand) {
-		select {
-		case <-b.Notifications():
-		case <-time.After(time.Millisecond):
+	stop := make(chan struct{})
+	var reader sync.WaitGroup
+	reader.Go(func() { // longer than the workers: one whose message has no room waits for it
+		for {
+			select {
+			case <-b.Notifications():
+			case <-stop:
+				return
+			}
 		}
 	})
 	workers.Wait()
+	close(stop)
+	reader.Wait()
 	for { // so that no sender waits when the engines close
 		select {
 		case <-b.Notifications():

@@ -132,7 +132,10 @@ func TestRouteIsChosenAnew(t *testing.T) {
 		check(t, tr.Add(src, 0, m, 0, 8))
 		return tr.groups[0].conn.lane.caps.Name
 	}
+	before := e.now()
 	require.Equal(t, "one", by())
+	require.GreaterOrEqual(t, m.until, before+time.Second, "for how long the choice stands")
+	m.until = math.MaxInt64
 	meter := &p.conns[0].counters.meter
 	at := e.now() - rateSamplesMin*time.Second
 	for range rateSamplesMin {
