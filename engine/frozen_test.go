@@ -113,30 +113,25 @@ func startDecode(t *testing.T) (process *os.Process, socket string) {
 // time and provably, what does not goes on, and so does all that concerns others.
 func TestFrozenPeer(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
-	const timeout, grace = 300 * time.Millisecond, 100 * time.Millisecond
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	process, socket := startDecode(t)
-	b, err := shm.New(shm.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := engine.Open(engine.Config{Name: "prefill", Backends: []driver.Backend{b},
-		TransferTimeout: timeout, AbortGrace: grace})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Close()
 	memory, err := engine.Alloc(1<<20, engine.AllocOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer memory.Close()
+	t.Cleanup(func() { _ = memory.Close() })
+	e := openPrefill(t, time.Minute)
+	hasty := openPrefill(t, 300*time.Millisecond) // of it nothing is wanted but a timeout
 	src, err := e.Register("src", memory.Segment())
 	if err != nil {
 		t.Fatal(err)
 	}
 	p, err := e.Dial(ctx, "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	late, err := hasty.Dial(ctx, "unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,10 +161,11 @@ func TestFrozenPeer(t *testing.T) {
 	if _, err := own.WriteAt([]byte("x"), 100); err != nil {
 		t.Errorf("a write to somebody else: %v", err)
 	}
-	if err := stuck[len(stuck)-1].Wait(ctx); !errors.Is(err, engine.ErrTimeout) {
+	outOfTime := fillUp(t, hasty, late)
+	if err := outOfTime[len(outOfTime)-1].Wait(ctx); !errors.Is(err, engine.ErrTimeout) {
 		t.Errorf("a message without room: %v", err)
 	}
-	for _, tr := range stuck {
+	for _, tr := range append(stuck, outOfTime...) {
 		if err := tr.Abort(ctx); err != nil {
 			t.Errorf("abort: %v", err)
 		}
@@ -193,6 +189,22 @@ func TestFrozenPeer(t *testing.T) {
 			t.Errorf("a message after the ring was full: %v", err)
 		}
 	}
+}
+
+// openPrefill opens an engine whose transfers have so long, and their ends as long as a test takes.
+func openPrefill(t *testing.T, timeout time.Duration) *engine.Engine {
+	t.Helper()
+	b, err := shm.New(shm.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := engine.Open(engine.Config{Name: "prefill", Backends: []driver.Backend{b},
+		TransferTimeout: timeout, AbortGrace: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.Close() })
+	return e
 }
 
 // fillUp posts more messages than the ring of a peer that reads none can hold. The
