@@ -194,7 +194,7 @@ func TestFrozenPeer(t *testing.T) {
 // openPrefill opens an engine whose transfers have so long, and their ends as long as a test takes.
 func openPrefill(t *testing.T, timeout time.Duration) *engine.Engine {
 	t.Helper()
-	b, err := shm.New(shm.Config{})
+	b, err := shm.New(shm.Config{Failure: time.Minute}) // who is stopped is not lost
 	if err != nil {
 		t.Fatal(err)
 	}
