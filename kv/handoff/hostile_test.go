@@ -18,7 +18,7 @@ func TestGarbageDoesNotDisturbOthers(t *testing.T) { over(t, garbageDoesNotDistu
 
 func garbageDoesNotDisturbOthers(t *testing.T, open func(testing.TB) driver.Backend) {
 	p := newPair(t, setup{backend: open, blocks: 8, receiver: func(c *ReceiverConfig) {
-		c.IdleTimeout = time.Second // on one CPU garbage keeps honest messages waiting for a while
+		c.IdleTimeout = 5 * time.Second // on one CPU garbage keeps honest messages waiting
 	}})
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -109,7 +109,7 @@ func TestDoneWithoutLayersIsNoEnd(t *testing.T) {
 	p := newPair(t, setup{receiver: func(c *ReceiverConfig) {
 		c.IdleTimeout = 50 * time.Millisecond
 	}})
-	push, q := p.begin(t, 1, 1, 2)
+	push, q := p.beginSoon(t, 1, 2)
 	if err := p.prefill.peer.Notify(within(t), appendHeader(nil, toReceiver, kindDone, 0,
 		push.session)); err != nil {
 		t.Fatal(err)

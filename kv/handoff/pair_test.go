@@ -261,6 +261,31 @@ func (p *pair) begin(t testing.TB, number uint64, ids ...uint64) (*Push, *Reques
 	return push, q
 }
 
+// beginSoon is begin where the receiver ends what shows no sign of life so soon that a sender may
+// be too late: then it begins anew.
+func (p *pair) beginSoon(t testing.TB, ids ...uint64) (*Push, *Request) {
+	t.Helper()
+	blocks := p.request(t, ids...)
+	for number, start := uint64(1), time.Now(); time.Since(start) < limit; number++ {
+		push, err := p.sender.Begin(within(t), p.prefill.peer, number, blocks)
+		if err != nil {
+			continue
+		}
+		for {
+			q, err := p.receiver.Accept(within(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if q.ID == number {
+				return push, q
+			}
+			q.Release() // it was begun, and its sender does not know
+		}
+	}
+	t.Fatal("no request begins")
+	return nil, nil
+}
+
 // handOver takes a request all the way and checks every byte.
 func (p *pair) handOver(t testing.TB, number uint64, ids ...uint64) *Request {
 	t.Helper()

@@ -101,7 +101,8 @@ func prefillProcess(socket string) error {
 }
 
 // newDecode opens the decode side alone, over shm, and serves a socket.
-func newDecode(t *testing.T, blocks int) (p *pair, socket string) {
+// idle is how long its receiver waits for a sign of life.
+func newDecode(t *testing.T, blocks int, idle time.Duration) (p *pair, socket string) {
 	t.Helper()
 	leak.Check(t)
 	p = &pair{decode: newSide(t, "decode", setup{model: large, backend: newShm},
@@ -112,7 +113,7 @@ func newDecode(t *testing.T, blocks int) (p *pair, socket string) {
 	}
 	p.receiver, err = NewReceiver(p.decode.mux, ReceiverConfig{
 		Region: p.decode.region, Geometry: p.decode.geometry, Pool: p.pool,
-		IdleTimeout: 250 * time.Millisecond,
+		IdleTimeout: idle,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +181,7 @@ func (p *pair) acceptOne(t *testing.T) *Request {
 
 // TestKilledPrefill kills the prefill process in the middle of a request.
 func TestKilledPrefill(t *testing.T) {
-	p, socket := newDecode(t, 8)
+	p, socket := newDecode(t, 8, time.Minute) // who is killed is lost, whatever the limit
 	r := rand.New(rand.NewPCG(7, 7))
 	for range 5 {
 		process := startPrefill(t, socket)
@@ -222,7 +223,7 @@ func (p *pair) drop(t *testing.T) {
 // TestStoppedPrefill stops the prefill process in the middle of a copy, uses the
 // blocks again, and continues it: nothing may land.
 func TestStoppedPrefill(t *testing.T) {
-	p, socket := newDecode(t, 8)
+	p, socket := newDecode(t, 8, 250*time.Millisecond)
 	r := rand.New(rand.NewPCG(8, 8))
 	process := startPrefill(t, socket)
 	ended, rounds := 0, 0

@@ -11,6 +11,9 @@ import (
 	"time"
 )
 
+// limit bounds every wait of these tests.
+const limit = 20 * time.Second
+
 type outcome struct {
 	name  string
 	grant *Grant
@@ -27,7 +30,7 @@ func acquire(t *testing.T, ctx context.Context, p *Pool, name string, out chan<-
 		out <- outcome{name, g, err}
 	}()
 	for start := time.Now(); p.Stats().Waiting == before; time.Sleep(time.Millisecond) {
-		if time.Since(start) > 5*time.Second {
+		if time.Since(start) > limit {
 			t.Fatal("Acquire does not wait")
 		}
 	}
@@ -38,7 +41,7 @@ func next(t *testing.T, out <-chan outcome) outcome {
 	select {
 	case o := <-out:
 		return o
-	case <-time.After(5 * time.Second):
+	case <-time.After(limit):
 		t.Fatal("nobody is woken")
 	}
 	return outcome{}
