@@ -20,7 +20,6 @@ func TestNotifyGivesUp(t *testing.T) {
 	f := &fake{manual: true}
 	f.onCancel = func(tag uint64) { f.drop(tag, ErrAborted) }
 	p, _, _ := overFake(t, f, limit)
-	p.e.cfg.AbortGrace = limit // the second message needs the connection
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 	defer cancel()
 	if err := p.Notify(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {

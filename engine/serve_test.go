@@ -223,7 +223,6 @@ func TestDialRefused(t *testing.T) {
 	if _, err := e.Dial(within(t), "unix", "/nonexistent/socket"); err == nil {
 		t.Error("dialled what is not there")
 	}
-	e = open(t, "patient", func(c *Config) { c.ConnectTimeout, c.Plaintext = limit, true })
 	wrong := listen(t, "tcp", "127.0.0.1:0")
 	go func() {
 		if c, err := wrong.Accept(); err == nil {

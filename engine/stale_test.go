@@ -29,7 +29,6 @@ func TestAbortOfWhatIsJustSubmitted(t *testing.T) {
 		once.Do(func() { close(aborting) })
 	}
 	p, r, m := overFake(t, f, limit)
-	p.e.cfg.AbortGrace = limit // that none is too slow to cancel once more
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 1)
 	posted := make(chan error)
@@ -54,7 +53,6 @@ func TestAbortRacesTheNextPost(t *testing.T) {
 	var moved atomic.Uint64
 	f.onSubmit = func(int, driver.Op, uint64, bool) error { moved.Add(1); return nil }
 	p, r, m := overFake(t, f, limit)
-	p.e.cfg.AbortGrace = limit // an Abort that is held up costs no connection
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 1)
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -113,7 +111,6 @@ func TestAbortGraceBeginsAtAbort(t *testing.T) {
 func TestAbortTooLate(t *testing.T) {
 	f := &fake{manual: true}
 	p, r, m := overFake(t, f, time.Hour)
-	p.e.cfg.AbortGrace = limit // the next post needs the connection
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 1)
 	for _, outcome := range []error{nil, driver.ErrAborted, nil} {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every figure of serving stacks over sluice and over NIXL's wheel, in alternation on one machine.
 
-`hack/stacks measure`, some 15 minutes; the text goes to bench/results/stacks.txt.
+`hack/stacks measure`, some 15 minutes.
 """
 
 from __future__ import annotations
