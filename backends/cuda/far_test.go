@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
@@ -120,6 +121,23 @@ func TestFarRefusals(t *testing.T) {
 	}
 	_, _, err = far.Import(token)
 	sameError(t, "import after Close", err, driver.ErrClosed)
+}
+
+// TestAnImportWithoutAnAnswerClosesNothing: there is no descriptor with it, and 0 is the program's.
+func TestAnImportWithoutAnAnswerClosesNothing(t *testing.T) {
+	r, far := newFarRig(t, testConfig())
+	d, _ := r.shared(far, 4096)
+	token, err := d.m.AppendToken(nil)
+	require.NoError(t, err)
+	is := func() (s unix.Stat_t) {
+		require.NoError(t, unix.Fstat(0, &s), "descriptor 0 is closed")
+		return s
+	}
+	before := is()
+	require.NoError(t, far.p.far.wire.conn.Close())
+	_, err = far.p.far.open(token) // Import would see that the peer is lost
+	require.ErrorIs(t, err, driver.ErrPeerLost)
+	require.Equal(t, before.Ino, is().Ino)
 }
 
 // TestSilentProcess has a process announce a batch and say no more: a fence takes the memory away,

@@ -194,6 +194,9 @@ func (l *link) say(h *head, tail []byte) error {
 	return l.wire.send(h, tail, l.p.from.cfg.DialTimeout)
 }
 
+// unanswered has no descriptor: 0 is one.
+var unanswered = answer{fd: -1}
+
 // ask shows the owner a token and waits for the answer.
 func (l *link) ask(token []byte) (answer, error) {
 	reply := make(chan answer, 1)
@@ -203,7 +206,7 @@ func (l *link) ask(token []byte) (answer, error) {
 	l.asks[id] = reply
 	l.mu.Unlock()
 	if err := l.say(&head{Kind: sayAsk, ID: id}, token); err != nil {
-		return answer{}, l.forget(id, reply, fmt.Errorf("%w: %w", driver.ErrPeerLost, err))
+		return unanswered, l.forget(id, reply, fmt.Errorf("%w: %w", driver.ErrPeerLost, err))
 	}
 	late := time.NewTimer(l.p.from.cfg.DialTimeout)
 	defer late.Stop()
@@ -211,11 +214,11 @@ func (l *link) ask(token []byte) (answer, error) {
 	case a := <-reply:
 		return a, a.err
 	case <-l.p.lost:
-		return answer{}, l.forget(id, reply, driver.ErrPeerLost)
+		return unanswered, l.forget(id, reply, driver.ErrPeerLost)
 	case <-l.closing:
-		return answer{}, l.forget(id, reply, driver.ErrClosed)
+		return unanswered, l.forget(id, reply, driver.ErrClosed)
 	case <-late.C:
-		return answer{}, l.forget(id, reply, fmt.Errorf("the other process does not answer: %w",
+		return unanswered, l.forget(id, reply, fmt.Errorf("the other process does not answer: %w",
 			driver.ErrTimeout))
 	}
 }
