@@ -7,8 +7,12 @@ package cuda
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
@@ -164,18 +168,25 @@ func TestStreamWait(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	libcuda.Set(t, fakecuda.DelayMicros, 1500)
-	const most = 40 << 20
-	kv, copyOf, host := r.memory(hbm, most), r.memory(hbm, most), r.memory(drivertest.HostMemory,
-		most)
+	const most, held = 40 << 20, 13 // the length that the stand-in holds
+	kv, copyOf, host := r.memory(hbm, most+32), r.memory(hbm, most),
+		r.memory(drivertest.HostMemory, most+32)
 	p := newProducer(t)
 	for _, n := range []uint64{4096, 3 << 20, most} {
 		r.fill(host)
-		tag := r.submit(driver.Write, host, kv, driver.Desc{Len: n})
+		libcuda.Set(t, fakecuda.Hold, 1)
+		r.tag++
+		tag := r.tag
+		p.must(r.p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{
+			{Len: n, LocalKey: host.m.key, RemoteKey: kv.key},
+			{Local: most + 8, Remote: most + 8, Len: held, LocalKey: host.m.key, RemoteKey: kv.key},
+		}}))
 		waited, err := r.b.StreamWait(p.Handle(), kv.space.Segment)
 		if err != nil || waited != 1 {
 			t.Fatalf("waits for %d batches, %v, want 1", waited, err)
 		}
 		p.must(p.Copy(copyOf.m.base, kv.m.base, n))
+		r.release()
 		p.must(p.Sync())
 		r.same("what the stream read", r.content(copyOf)[:n], r.content(host)[:n])
 		if err := r.end(tag); err != nil {
@@ -203,10 +214,11 @@ func TestOrderRefuses(t *testing.T) {
 		Descs: []driver.Desc{{Len: 1, LocalKey: host.m.key, RemoteKey: kv.key}}})
 	sameError(t, "memory that is not pinned, behind an event", err, driver.ErrNotSupported)
 	p.must(r.b.StartAfter(kv.space.Segment, 0))
-	libcuda.Set(t, fakecuda.DelayMicros, 50000)
-	tag := r.submit(driver.Write, host, kv, driver.Desc{Len: 1 << 20})
+	libcuda.Set(t, fakecuda.Hold, 1)
+	tag := r.submit(driver.Write, host, kv, driver.Desc{Len: 13}) // which the stand-in holds
 	_, err = r.b.StreamWait(p.Handle(), kv.space.Segment)
 	sameError(t, "a stream behind memory that is not pinned", err, driver.ErrNotSupported)
+	r.release()
 	if err := r.end(tag); err != nil {
 		t.Error(err)
 	}
@@ -247,6 +259,10 @@ func TestManyEvents(t *testing.T) {
 	p.close()
 }
 
+// delays are how slow a device is, in microseconds a copy: a test goroutine that stalls for longer
+// than a batch takes finds it over, and tries again with the next one.
+var delays = []uint32{10_000, 100_000, 1_000_000}
+
 // TestCancelDropsTheRest cancels, fences and closes under batches of many chunks on slow
 // devices: the rest is dropped.
 func TestCancelDropsTheRest(t *testing.T) {
@@ -265,20 +281,31 @@ func TestCancelDropsTheRest(t *testing.T) {
 		}, driver.ErrRevoked},
 		"close": {func(r *rig, _ *place) error { return r.p.Close() }, driver.ErrClosed},
 	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, testConfig())
-			l, d := r.memory(sparse, n), r.memory(hbmUntouched, n)
-			libcuda.Set(t, fakecuda.DelayMicros, 20000)
-			before := libcuda.Get(fakecuda.Copies)
-			tag := r.submit(driver.Write, l, d, driver.Desc{Len: n})
-			if err := c.end(r, d); err != nil {
-				t.Fatal(err)
+		for i, delay := range delays {
+			over := false
+			t.Run(fmt.Sprintf("%s/%d µs", name, delay), func(t *testing.T) {
+				r := newRig(t, testConfig())
+				l, d := r.memory(sparse, n), r.memory(hbmUntouched, n)
+				libcuda.Set(t, fakecuda.DelayMicros, delay)
+				before := libcuda.Get(fakecuda.Copies)
+				tag := r.submit(driver.Write, l, d, driver.Desc{Len: n})
+				if err := c.end(r, d); err != nil {
+					t.Fatal(err)
+				}
+				libcuda.Put(fakecuda.DelayMicros, 0)
+				err := r.end(tag)
+				if over = err == nil && i < len(delays)-1; over {
+					return // before it was ended
+				}
+				sameError(t, "a batch that was ended early", err, c.want)
+				if copies := libcuda.Get(fakecuda.Copies) - before; copies >= n/(8<<20) {
+					t.Errorf("%d copies: nothing was dropped", copies)
+				}
+			})
+			if !over {
+				break
 			}
-			sameError(t, "a batch that was ended early", r.end(tag), c.want)
-			if copies := libcuda.Get(fakecuda.Copies) - before; copies >= n/(8<<20) {
-				t.Errorf("%d copies: nothing was dropped", copies)
-			}
-		})
+		}
 	}
 }
 
@@ -292,14 +319,32 @@ func TestSmallOvertakesLarge(t *testing.T) {
 	const n = 160 << 20 // 20 chunks
 	l, d := r.memory(sparse, n), r.memory(hbmUntouched, n)
 	host, kv := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
-	libcuda.Set(t, fakecuda.DelayMicros, 10000)
-	long := r.submit(driver.Write, l, d, driver.Desc{Len: n})
-	for range 3 {
-		r.move(driver.Write, host, kv, driver.Desc{Len: 4096}) // fails if the long one ends before
+	libcuda.Set(t, fakecuda.DelayMicros, 0)
+	for i, delay := range delays {
+		libcuda.Put(fakecuda.DelayMicros, delay)
+		ends := []uint64{r.submit(driver.Write, l, d, driver.Desc{Len: n})}
+		for range 3 {
+			ends = append(ends, r.submit(driver.Write, host, kv, driver.Desc{Len: 4096}))
+			ends = r.until(ends, ends[len(ends)-1])
+		}
+		libcuda.Put(fakecuda.DelayMicros, 0)
+		if len(ends) == 1 {
+			r.endAll(ends)
+			return
+		}
+		require.Less(t, i, len(delays)-1, "the long one ends before a short one")
 	}
-	if err := r.end(long); err != nil {
-		t.Error(err)
+}
+
+// until polls until the tag is done, and returns which of those under way are not.
+func (r *rig) until(tags []uint64, tag uint64) []uint64 {
+	r.t.Helper()
+	done := map[uint64]bool{}
+	for end := time.Now().Add(limit); !done[tag]; time.Sleep(50 * time.Microsecond) {
+		r.drain(done)
+		require.True(r.t, time.Now().Before(end), "tag %d does not end", tag)
 	}
+	return slices.DeleteFunc(slices.Clone(tags), func(t uint64) bool { return done[t] })
 }
 
 // TestFenceWaits fences memory while a slow device writes to it: nothing lands afterwards.
