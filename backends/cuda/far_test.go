@@ -266,7 +266,7 @@ func TestFarDrop(t *testing.T) {
 // TestNonsense sends what no backend would: each connection is closed, and another is served.
 func TestNonsense(t *testing.T) {
 	cfg := testConfig()
-	cfg.DialTimeout = 300 * time.Millisecond
+	cfg.DialTimeout = limit
 	r, far := newFarRig(t, cfg)
 	d, _ := r.shared(far, 1<<20)
 	page, mem, err := sealed.New("test", pageBytes, false)
@@ -290,7 +290,6 @@ func TestNonsense(t *testing.T) {
 	}
 	hello := head{Kind: sayHello}
 	for what, send := range map[string]func(*wire) error{
-		"nothing": func(*wire) error { return nil },
 		"one byte": func(w *wire) error {
 			_, err := w.conn.Write([]byte{1})
 			return err
@@ -320,11 +319,7 @@ func TestNonsense(t *testing.T) {
 		if err := send(w); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-		_ = w.conn.SetReadDeadline(time.Now().Add(limit))
-		if _, _, fd, err := w.receive(); !errors.Is(err, unix.ECONNRESET) &&
-			(err == nil || errors.Is(err, driver.ErrTimeout)) {
-			t.Errorf("%s: a packet (descriptor %d), %v, want to be hung up on", what, fd, err)
-		}
+		w.wantHungUp(t, what)
 	}
 	for range 2 * handshakesMax {
 		r.silent()
@@ -332,6 +327,24 @@ func TestNonsense(t *testing.T) {
 	r.p = far.p
 	if !bytes.Equal(r.content(d), r.content(d)) || far.p.gone() {
 		t.Error("nonsense has ended the connection of another process")
+	}
+}
+
+// TestSilence: a connection that says nothing is closed in time.
+func TestSilence(t *testing.T) {
+	cfg := peersConfig()
+	cfg.DialTimeout = 300 * time.Millisecond
+	r := newRig(t, cfg)
+	r.silent().wantHungUp(t, "nothing")
+}
+
+// wantHungUp wants the other end to close without a word, and within half of the limit.
+func (w *wire) wantHungUp(t *testing.T, after string) {
+	t.Helper()
+	_ = w.conn.SetReadDeadline(time.Now().Add(limit / 2))
+	if _, _, fd, err := w.receive(); !errors.Is(err, unix.ECONNRESET) &&
+		(err == nil || errors.Is(err, driver.ErrTimeout)) {
+		t.Errorf("%s: a packet (descriptor %d), %v, want to be hung up on", after, fd, err)
 	}
 }
 

@@ -125,7 +125,7 @@ func startOwner(t *testing.T) *owner {
 // TestOwnerOfAnotherProcess writes to it, freezes it, and kills it.
 func TestOwnerOfAnotherProcess(t *testing.T) {
 	cfg := peersConfig()
-	cfg.DialTimeout = 2 * time.Second
+	cfg.DialTimeout = limit
 	r := newRig(t, cfg)
 	o := startOwner(t)
 	owner, addr, token := o.Process, o.addr, o.token
@@ -155,6 +155,7 @@ func TestOwnerOfAnotherProcess(t *testing.T) {
 	}
 	r.fill(l)
 	r.move(driver.Write, l, there, driver.Desc{Len: 1 << 20}) // without its help
+	r.b.cfg.DialTimeout = 300 * time.Millisecond              // nobody dials us
 	_, _, err = one.Import(token)
 	sameError(t, "import from a frozen process", err, driver.ErrTimeout)
 	_, err = connect()
