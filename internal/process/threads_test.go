@@ -3,8 +3,10 @@
 package process_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,6 +45,11 @@ func TestThreads(t *testing.T) {
 	if !out(list(unix.SYS_PROCESS_VM_WRITEV), 10*time.Second) { // once it sleeps
 		t.Error("a process that sleeps is said to be in another call")
 	}
+	require.Eventually(t, func() bool { // it may still be on the way there
+		call, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", c.Process.Pid))
+		require.NoError(t, err)
+		return strings.HasPrefix(string(call), fmt.Sprintf("%d ", unix.SYS_CLOCK_NANOSLEEP))
+	}, time.Minute, time.Millisecond, "it does not sleep")
 	if inside := list(unix.SYS_CLOCK_NANOSLEEP); out(inside, 50*time.Millisecond) {
 		t.Error("a process is said to be out of the call that it sleeps in")
 	} else if err := freeze.Process(c.Process); err != nil {
