@@ -46,6 +46,8 @@ func TestRenewLosesNothingThatLands(t *testing.T) {
 
 // A Renew waits for what has entered, and what comes then waits for the Renew.
 func TestRenewWaitsForLandings(t *testing.T) {
+	defer func(d time.Duration) { enteredMax = d }(enteredMax)
+	enteredMax = time.Minute
 	b := mustAlloc(t, 1<<20, Options{Huge: HugeNone})
 	renewals := renewalsOf(t, b)
 	b.Enter()
