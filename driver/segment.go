@@ -36,6 +36,13 @@ type Segment struct {
 	// ReadOnly refuses writes by peers (and, to a File, all writes).
 	ReadOnly bool
 
+	// Only is what peers may reach of the bytes; nil: all. What peers send beyond it must be
+	// ErrBounds where this side places it, or reads it for them. Where peers reach the memory
+	// themselves, their engines are guaranteed to look, and nothing keeps out one that lies. Means
+	// by which Fence shuts out a frozen peer must leave the bytes beside it alone, but for those in
+	// the same page; a backend that has no such means must answer ErrNotSupported.
+	Only Ranges
+
 	// Secret is the 128 bits that a token begins with. The engine is guaranteed
 	// to draw it anew for each registration.
 	Secret [16]byte
@@ -97,6 +104,9 @@ func (s *Segment) Check() error {
 	if s.DMABuf != nil && s.Kind != HBM {
 		return fmt.Errorf("segment: a dma-buf with %v, which is for hbm: %w", s.Kind, ErrBounds)
 	}
+	if err := s.Only.Check(s.Len); err != nil {
+		return fmt.Errorf("segment: %w", err)
+	}
 	switch s.Kind {
 	case DRAM:
 		if s.Len != uint64(len(s.Mem)) {
@@ -127,13 +137,13 @@ func (s *Segment) checkDevice() error {
 	return s.DMABuf.check(s.Addr, s.Len)
 }
 
-// Slice returns the part [off, off+n) as a segment with another secret: what a
+// Slice returns the part [off, off+n), all of it, as a segment with another secret: what a
 // lease registers.
 func (s Segment) Slice(off, n uint64, secret [16]byte) (Segment, error) {
 	if n == 0 || !within(off, n, s.Len) {
 		return Segment{}, fmt.Errorf("segment: [%d, +%d) of %d bytes: %w", off, n, s.Len, ErrBounds)
 	}
-	s.Len, s.Secret = n, secret
+	s.Len, s.Secret, s.Only = n, secret, nil
 	switch s.Kind {
 	case DRAM:
 		s.Mem = s.Mem[off : off+n : off+n]

@@ -3,6 +3,7 @@
 package fault
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/sluicehq/sluice/backends/mem"
@@ -38,7 +39,7 @@ func wrapped(name string, open func() (driver.Backend, error), text string) driv
 			return nil, err
 		}
 		return Wrap(b, rules)
-	}}
+	}, Guards: strings.HasSuffix(name, "-mem")}
 }
 
 var (

@@ -23,6 +23,9 @@ func (v *view) shows(d *driver.Desc) bool {
 }
 
 func (v *view) check(d *driver.Desc) error {
+	if at := 0; !v.remote.m.seg.Only.Has(d.Remote, d.Len, &at) {
+		return driver.ErrBounds
+	}
 	return d.Check(uint64(len(v.local.seg.Mem)), v.remote.m.seg.Len)
 }
 

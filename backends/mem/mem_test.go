@@ -18,6 +18,7 @@ var harness = drivertest.Harness{
 	New: func() (driver.Backend, error) {
 		return mem.New(mem.Config{BatchesMax: 256})
 	},
+	Guards: true,
 }
 
 func TestMain(m *testing.M) { drivertest.Main(m, harness) }

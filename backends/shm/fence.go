@@ -130,7 +130,7 @@ func (b *Backend) shutOut(ctx context.Context, m *memory, epoch uint64) error {
 	switch {
 	case len(writers) == 0 || m.readOnly:
 	case m.arena != nil:
-		err = m.arena.shared.Renew(m.off, uint64(len(m.bytes)))
+		err = m.freshPages()
 	default:
 		err = b.shutGate(ctx, writers)
 	}
@@ -144,6 +144,26 @@ func (b *Backend) shutOut(ctx context.Context, m *memory, epoch uint64) error {
 		s.c.mu.Lock()
 		s.c.abandoned[s.line] = s.value
 		s.c.mu.Unlock()
+	}
+	return nil
+}
+
+// freshPages puts fresh pages under all that peers may write, and under nothing else: the program
+// itself may write beside it at any time. Of very many ranges the provider answers ErrFull.
+func (m *memory) freshPages() error {
+	if m.only == nil {
+		return m.arena.shared.Renew(m.off, uint64(len(m.bytes)))
+	}
+	const page = 4096
+	for i := 0; i < len(m.only); {
+		from := (m.off + m.only[i].Off) &^ (page - 1)
+		to := from
+		for ; i < len(m.only) && (m.off+m.only[i].Off)&^(page-1) <= to; i++ { // in the same pages
+			to = m.off + m.only[i].Off + m.only[i].Len
+		}
+		if err := m.arena.shared.Renew(from, to-from); err != nil {
+			return err
+		}
 	}
 	return nil
 }

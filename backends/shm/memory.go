@@ -20,6 +20,7 @@ type memory struct {
 	arena    *arena // nil: foreign
 	release  func() // of Holder.Hold; nil: not held
 	off      uint64 // in the arena
+	only     driver.Ranges
 	readOnly bool
 
 	ending sync.Mutex // held by Close
@@ -48,7 +49,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 			b.cfg.KeysMax, driver.ErrFull)
 	}
 	m := &memory{b: b, key: b.freeKeys[n-1], bytes: seg.Mem, secret: seg.Secret,
-		off: seg.SharedOff, readOnly: seg.ReadOnly}
+		off: seg.SharedOff, only: seg.Only, readOnly: seg.ReadOnly}
 	if err := b.place(m, &seg); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}

@@ -21,6 +21,7 @@ var plainHarness = drivertest.Harness{
 		return New(Config{Plaintext: true, Listen: "127.0.0.1:0"})
 	},
 	Park: parkAt, OwnerSpots: ownerSpots, HeldSpots: heldSpots, Disturb: breakConns,
+	Guards: true,
 }
 
 // The spots at which the suite parks an owner.
@@ -74,6 +75,7 @@ var secureHarness = drivertest.Harness{
 		return New(Config{TLS: sharedAuthority.config(), Listen: "[::1]:0"})
 	},
 	Wirings: drivertest.Processes,
+	Guards:  true,
 	Park:    parkAt, OwnerSpots: ownerSpots, HeldSpots: heldSpots, Disturb: breakConns,
 	// crypto/tls allocates for each record
 	Without: []string{"NoAllocation", "NoAllocationPattern", "NestNoAllocation"},

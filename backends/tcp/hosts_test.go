@@ -23,6 +23,7 @@ var (
 			return New(Config{Plaintext: true, Listen: ":0"})
 		},
 		Wirings: drivertest.Processes,
+		Guards:  true,
 	}
 	secureHostHarness = drivertest.Harness{
 		Name: "tcp-tls-host",

@@ -217,14 +217,19 @@ func (g *inbound) show(c *conn, h *header) verdict {
 }
 
 // named walks what a frame names of a memory. Bounds: a pattern is not within it, as where the
-// peer's program has changed its index list. Failed: no peer of ours says that.
-func (in *receiver) named(size uint64) (r ranges, status control.Status) {
+// peer's program has changed its index list, or something is not within Segment.Only. Failed: no
+// peer of ours says that.
+func (in *receiver) named(seg *driver.Segment) (r ranges, status control.Status) {
+	size := seg.Len
 	r.size = size
 	if in.h.flags&flagPattern == 0 {
 		var ok bool
 		r.table = in.body
 		if r.left, ok = tableBytes(in.body, size); !ok {
 			return r, control.Failed
+		}
+		if !hasTable(seg.Only, in.body) {
+			return r, control.Bounds
 		}
 		return r, control.OK
 	}
@@ -233,11 +238,25 @@ func (in *receiver) named(size uint64) (r ranges, status control.Status) {
 		return r, control.Failed
 	}
 	r.left = f.bytes
-	if !f.check(size) {
+	if !f.check(size) || !seg.Only.HasRemote(&f.pattern) {
 		return r, control.Bounds
 	}
 	r.walkPattern(&f.pattern, &f.pattern.Remote, 0, f.skip)
 	return r, control.OK
+}
+
+// hasTable reports whether the entries of a table are within what may be reached of a memory.
+func hasTable(only driver.Ranges, table []byte) bool {
+	if only == nil {
+		return true
+	}
+	at := 0
+	for i := range len(table) / entryBytes {
+		if off, n := entryAt(table, i); !only.Has(off, n, &at) {
+			return false
+		}
+	}
+	return true
 }
 
 // aim says where the bytes of a Write go. Those for memory whose epoch has ended go nowhere.
@@ -256,7 +275,7 @@ func (g *inbound) aim(c *conn, h *header) verdict {
 	if m.seg.ReadOnly {
 		return finished // no peer of ours asks for that
 	}
-	r, status := c.in.named(m.seg.Len)
+	r, status := c.in.named(&m.seg)
 	if status == control.Failed || r.left != l.left {
 		return finished
 	}

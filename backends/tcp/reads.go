@@ -97,7 +97,7 @@ func (g *inbound) ask(c *conn, h *header) verdict {
 			nil)
 		return more
 	}
-	r, status := c.in.named(m.seg.Len)
+	r, status := c.in.named(&m.seg)
 	if status == control.Failed || r.left > partLimit {
 		return finished
 	}

@@ -20,14 +20,16 @@ var directHarness = drivertest.Harness{
 	New:       func() (driver.Backend, error) { return newSpotted(Config{}) },
 	Kept:      ucp.Kept,
 	OwnMemory: true,
+	Guards:    true,
 }
 
 // servedHarness is the same over memory that the kernel copies from, as the owner
 // asks it to.
 var servedHarness = drivertest.Harness{
-	Name: "ucx",
-	New:  func() (driver.Backend, error) { return New(Config{}) },
-	Kept: ucp.Kept,
+	Name:   "ucx",
+	New:    func() (driver.Backend, error) { return New(Config{}) },
+	Kept:   ucp.Kept,
+	Guards: true,
 }
 
 // messagesHarness is that where the kernel does not: the owner's thread lands messages.
@@ -38,12 +40,14 @@ var messagesHarness = drivertest.Harness{
 	},
 	Kept:    ucp.Kept,
 	Wirings: drivertest.Processes,
+	Guards:  true,
 }
 
 // tcpHarness is what peers on other machines see.
 var tcpHarness = drivertest.Harness{
-	Name: "ucx-tcp",
-	New:  func() (driver.Backend, error) { return New(Config{Transports: "tcp", Devices: "lo"}) },
+	Name:   "ucx-tcp",
+	New:    func() (driver.Backend, error) { return New(Config{Transports: "tcp", Devices: "lo"}) },
+	Guards: true,
 }
 
 // fakeHarness tests all that lies above C, without UCX.

@@ -27,7 +27,8 @@ type memory struct {
 	bytes    []byte
 	secret   [16]byte
 	readOnly bool
-	in       *allocation // nil: not UCX's own memory
+	only     driver.Ranges
+	in       *allocation // nil: not UCX's own memory, or peers may reach parts alone
 
 	landings landings
 	pinner   runtime.Pinner // of the words of landings, which C looks at
@@ -57,14 +58,16 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	}
 	defer b.gate.Exit()
 	m := &memory{b: b, landings: landingsOf(seg.Shared), bytes: seg.Mem, secret: seg.Secret,
-		readOnly: seg.ReadOnly, fencing: make(chan struct{}, 1)}
+		readOnly: seg.ReadOnly, only: seg.Only, fencing: make(chan struct{}, 1)}
 	var err error
 	if m.key, m.epoch, err = b.table.Take(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
 	m.proved = m.epoch - 1
 	m.ticket = newTicket()
-	m.in = b.allocations.use(seg.Mem)
+	if m.only == nil { // else our thread is to look where each byte goes
+		m.in = b.allocations.use(seg.Mem)
+	}
 	if err := m.show(); err != nil {
 		b.allocations.unuse(m.in)
 		b.table.GiveBack(m.key, m.epoch)
@@ -107,9 +110,12 @@ func (m *memory) show() error {
 		m.pinner.Pin(m.landings.inside)
 		m.pinner.Pin(m.landings.phase)
 	}
+	if m.only != nil {
+		m.pinner.Pin(&m.only[0])
+	}
 	for i, l := range m.b.sides {
 		u := ucp.Memory{Mem: m.bytes, ReadOnly: m.readOnly, Ticket: m.ticket,
-			Inside: m.landings.inside, Phase: m.landings.phase}
+			Inside: m.landings.inside, Phase: m.landings.phase, Only: m.only}
 		if l.near {
 			u.In = m.in.origin()
 		}
@@ -163,7 +169,7 @@ func (m *memory) answer(l *side, q *importRequest) importAnswer {
 	default:
 		m.told = m.epoch
 		a.readOnly, a.size, a.ticket = m.readOnly, uint64(len(m.bytes)), m.ticket
-		if l.near {
+		if l.near && m.only == nil {
 			a.export, _ = l.net.Export(m.key) // none: our thread moves the bytes
 		}
 	}

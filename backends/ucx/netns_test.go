@@ -44,6 +44,7 @@ func TestBetweenHosts(t *testing.T) {
 		Start:   far.Start,
 		Limit:   10 * time.Second,
 		Wirings: drivertest.Processes,
+		Guards:  true,
 	})
 }
 

@@ -243,7 +243,10 @@ func (c *Context) Map(key uint32, m Memory) error {
 	}
 	rc := C.sl_ucx_map(c.c, C.uint32_t(key), unsafe.Pointer(unsafe.SliceData(m.Mem)),
 		C.uint64_t(len(m.Mem)), flags,
-		C.uint64_t(m.Ticket), in, landings)
+		C.uint64_t(m.Ticket), in, landings, C.struct_sl_ucx_only{
+			ranges: (*C.struct_sl_ucx_extent)(unsafe.Pointer(unsafe.SliceData(m.Only))),
+			n:      C.uint64_t(len(m.Only)),
+		})
 	if rc != 0 {
 		return errnoError("map memory", int64(-rc))
 	}

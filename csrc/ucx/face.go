@@ -67,6 +67,10 @@ type Memory struct {
 	Ticket   uint64      // what served messages must show; never 0
 	In       *Allocation // nil: not UCX's own memory
 
+	// Only is what messages may reach, in order; nil: all. It is pinned, and stays as it is,
+	// until Unmap.
+	Only driver.Ranges
+
 	// Inside and Phase are what a write of this process counts itself in, and looks at, before it
 	// goes on: as the Enter of the memory's driver.Shared. They stay where they are until Unmap.
 	// Nil: none.

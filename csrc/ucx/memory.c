@@ -69,6 +69,26 @@ struct sl_ucx_memory *sl_ucx_find(struct sl_ucx_context *c, uint32_t key)
 	return m && atomic_load_explicit(&m->ticket, memory_order_acquire) ? m : NULL;
 }
 
+int sl_ucx_reaches(const struct sl_ucx_memory *m, uint64_t off, uint64_t len)
+{
+	const struct sl_ucx_extent *r = m->only.ranges;
+	uint64_t low = 0, high = m->only.n; /* ranges below low begin at off or before */
+
+	if (!sl_within(off, len, m->len))
+		return 0;
+	if (high == 0)
+		return 1;
+	while (low < high) {
+		uint64_t middle = low + (high - low) / 2;
+
+		if (r[middle].off <= off)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low > 0 && sl_within(off - r[low - 1].off, len, r[low - 1].len);
+}
+
 /* When it returns, each holder of a lock when it was called has let go of it. */
 void sl_ucx_quiesce(struct sl_ucx_context *c)
 {
@@ -102,7 +122,8 @@ void sl_ucx_leave(struct sl_ucx_memory *m)
 }
 
 int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags,
-	       uint64_t ticket, struct sl_ucx_allocation *in, struct sl_ucx_landings landings)
+	       uint64_t ticket, struct sl_ucx_allocation *in, struct sl_ucx_landings landings,
+	       struct sl_ucx_only only)
 {
 	struct sl_ucx_memory *m;
 	int rc;
@@ -118,6 +139,7 @@ int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len,
 		m->flags = flags;
 		m->in = in;
 		m->landings = landings;
+		m->only = only;
 		m->nonce = 0;
 		m->exported = m->owed = 0;
 		atomic_store_explicit(&m->ticket, ticket, memory_order_release);

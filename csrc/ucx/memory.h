@@ -17,6 +17,7 @@ struct sl_ucx_memory {
 	uint8_t *base;
 	uint64_t len;
 	uint32_t flags;
+	struct sl_ucx_only only;
 	struct sl_ucx_allocation *in;
 	struct sl_ucx_landings landings;
 	/* Under the lock of the context: */
@@ -24,6 +25,9 @@ struct sl_ucx_memory {
 	int owed;	/* peers may still store what they began in earlier ones */
 	uint64_t nonce; /* of the pings that were sent for that, or 0 */
 };
+
+/* Whether a message may write or read there. */
+int sl_ucx_reaches(const struct sl_ucx_memory *m, uint64_t off, uint64_t len);
 
 struct sl_ucx_allocation {
 	struct sl_ucx_allocation *next;

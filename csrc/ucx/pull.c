@@ -76,7 +76,7 @@ static int32_t spread(struct sl_ucx_vectors *v, const struct sl_ucx_head *h,
 	for (uint32_t i = 0; i < h->count; i++) {
 		const struct sl_ucx_row *r = &v->rows[i];
 
-		if (!sl_within(r->off, r->len, m->len) || r->len > left)
+		if (!sl_ucx_reaches(m, r->off, r->len) || r->len > left)
 			return SL_UCX_RANGE;
 		left -= r->len;
 		sl_ucx_add_pull(v, m->base + r->off, r->at, r->len);
@@ -100,7 +100,7 @@ int32_t sl_ucx_take(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct s
 		status = take_table(n, h);
 		if (status == 0)
 			status = spread(v, h, m);
-	} else if (sl_within(h->off, h->len, m->len)) {
+	} else if (sl_ucx_reaches(m, h->off, h->len)) {
 		sl_ucx_begin_pull(v);
 		sl_ucx_add_pull(v, m->base + h->off, h->at, h->len);
 	} else {

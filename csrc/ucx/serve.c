@@ -30,13 +30,13 @@ struct rows {
 	uint64_t left;	/* bytes that they name */
 };
 
-/* 0: there is none, or it leads beyond the memory; then count stays above 0. */
-static int next(struct rows *r, uint64_t size, struct sl_ucx_place *p)
+/* 0: there is none, or it leads beyond what may be reached; then count stays above 0. */
+static int next(struct rows *r, const struct sl_ucx_memory *m, struct sl_ucx_place *p)
 {
 	if (r->count == 0)
 		return 0;
 	memcpy(p, r->table, sizeof(*p)); /* UCX aligns messages to nothing */
-	if (!sl_within(p->off, p->len, size) || p->len > r->left)
+	if (!sl_ucx_reaches(m, p->off, p->len) || p->len > r->left)
 		return 0;
 	r->table += sizeof(*p);
 	r->count--;
@@ -75,7 +75,7 @@ static int32_t scatter(const struct sl_ucx_head *h, struct sl_ucx_memory *m, con
 	if (!table_fits(h, len) || !sl_within(h->off, h->len, len))
 		return SL_UCX_RANGE;
 	data += h->off;
-	while (next(&rows, m->len, &p)) {
+	while (next(&rows, m, &p)) {
 		memcpy(m->base + p.off, data, p.len);
 		data += p.len;
 	}
@@ -89,7 +89,7 @@ static int32_t place(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct 
 		return sl_ucx_take(n, h, m);
 	if (h->count)
 		return scatter(h, m, data, len);
-	if (len != h->len || !sl_within(h->off, len, m->len))
+	if (len != h->len || !sl_ucx_reaches(m, h->off, len))
 		return SL_UCX_RANGE;
 	memcpy(m->base + h->off, data, len);
 	return 0;
@@ -130,7 +130,7 @@ static int32_t gather(const struct sl_ucx_head *h, const struct sl_ucx_memory *m
 	struct rows rows = {.table = table, .count = h->count, .left = h->len};
 	struct sl_ucx_place p;
 
-	while (next(&rows, m->len, &p)) {
+	while (next(&rows, m, &p)) {
 		memcpy(to, m->base + p.off, p.len);
 		to += p.len;
 	}
@@ -146,7 +146,7 @@ static int32_t admit_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, si
 	if (status != 0)
 		return status;
 	if (h->len > SL_UCX_ANSWER_MAX ||
-	    (h->count ? !table_fits(h, len) : !sl_within(h->off, h->len, (*m)->len)))
+	    (h->count ? !table_fits(h, len) : !sl_ucx_reaches(*m, h->off, h->len)))
 		return SL_UCX_RANGE;
 	return 0;
 }

@@ -127,12 +127,21 @@ struct sl_ucx_landings {
 	int32_t *phase;
 };
 
+/* What messages may reach of a memory, in order; n of 0: all. Stays until sl_ucx_unmap. */
+struct sl_ucx_only {
+	const struct sl_ucx_extent {
+		uint64_t off, len;
+	} *ranges;
+	uint64_t n;
+};
+
 /*
  * Makes memory known under a key of the caller's. Messages of peers reach it with the
  * ticket. in, or NULL, is the allocation that it lies in.
  */
 int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags,
-	       uint64_t ticket, struct sl_ucx_allocation *in, struct sl_ucx_landings landings);
+	       uint64_t ticket, struct sl_ucx_allocation *in, struct sl_ucx_landings landings,
+	       struct sl_ucx_only only);
 
 /* Nothing of ours works on the memory any more when it returns. */
 void sl_ucx_unmap(struct sl_ucx_context *c, uint32_t key);

@@ -100,8 +100,10 @@ var landlordHarness = landlordOf("landlord", openShm, habits{})
 // TestOwnMemory runs the suite with memory of the backend itself, in this process
 // and the second one.
 func TestOwnMemory(t *testing.T) {
-	Run(t, landlordOf("landlord-mem", openMem, habits{}))
-	h := landlordHarness
+	h := landlordOf("landlord-mem", openMem, habits{})
+	h.Guards = true
+	Run(t, h)
+	h = landlordHarness
 	h.Wirings = Processes
 	Run(t, h)
 }

@@ -69,7 +69,8 @@ func (s *stage) lacks(all driver.Can) string {
 
 // checks is the suite.
 var checks = join(
-	canChecks, lengthChecks, boundsChecks, tokenChecks, patternChecks, nestChecks, durableChecks,
+	canChecks, lengthChecks, boundsChecks, onlyChecks, tokenChecks, patternChecks, nestChecks,
+	durableChecks,
 	notifyChecks, answerChecks, countChecks, inboundChecks, lastWordChecks,
 	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks,
 	parkedChecks, renewChecks, stressChecks, armChecks, allocChecks,

@@ -62,6 +62,14 @@ var crimes = []struct {
 				return nil
 			},
 		}},
+	{"renews what lies between the ranges", []string{"FenceFrozenOnly"}, sabotage{
+		register: func(b *saboteur, seg driver.Segment) (driver.Memory, error) {
+			if n := len(seg.Only); n > 0 {
+				seg.Only = driver.Ranges{{Len: seg.Only[n-1].Off + seg.Only[n-1].Len}}
+			}
+			return b.Backend.Register(seg)
+		},
+	}},
 	{"says nothing of a killed sender", []string{"LastMessage"}, sabotage{
 		receive: func(b *saboteur, msgs []driver.Message) (int, error) {
 			n, err := b.Backend.Receive(msgs)

@@ -62,6 +62,10 @@ type Harness struct {
 	// that move bytes between memory and files.
 	SelfOnly bool
 
+	// Guards says that the owner's side places the bytes, or looks where they go: what peers
+	// send beside Segment.Only is ErrBounds.
+	Guards bool
+
 	// Start starts the second process, somewhere else than here: in a network namespace,
 	// say. It may change what the command has, and not how it speaks with this process.
 	// Nil is (*exec.Cmd).Start.

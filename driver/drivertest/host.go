@@ -71,12 +71,13 @@ func (h *host) allocator(q request) Allocator {
 }
 
 // slice registers a part of a region once more.
-func (h *host) slice(of int, off, n uint64) (int, error) {
+func (h *host) slice(of int, off, n uint64, only driver.Ranges) (int, error) {
 	whole := h.region(of)
 	seg, err := whole.seg.Slice(off, n, secret())
 	if err != nil {
 		return 0, err
 	}
+	seg.Only = only
 	return h.register(&region{space: whole.space, off: whole.off + off, seg: seg})
 }
 

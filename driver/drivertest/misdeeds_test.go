@@ -43,6 +43,12 @@ var misdeeds = []struct {
 			return p.Peer.Submit(tag, &c)
 		},
 	}},
+	{"lets peers reach all of a memory", []string{"Only"}, sabotage{
+		register: func(b *saboteur, seg driver.Segment) (driver.Memory, error) {
+			seg.Only = nil
+			return b.Backend.Register(seg)
+		},
+	}},
 	{"drops the last descriptor of many", []string{"DescsMax", "Neighbours", "SeveralMemories"},
 		sabotage{
 			submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {

@@ -27,6 +27,7 @@ type request struct {
 	Remote   bool          `json:",omitempty"`
 	Own      bool          `json:",omitempty"` // memory of the backend itself
 	ReadOnly bool          `json:",omitempty"`
+	Only     driver.Ranges `json:",omitempty"` // of a "slice"
 	Parked   bool          `json:",omitempty"`
 	Help     bool          `json:",omitempty"`
 	Op       driver.Op     `json:",omitempty"`
@@ -76,7 +77,7 @@ var orders = map[string]func(*host, request) (reply, error){
 		return h.describe(id, err)
 	},
 	"slice": func(h *host, q request) (reply, error) {
-		id, err := h.slice(q.Region, q.Off, q.Len)
+		id, err := h.slice(q.Region, q.Off, q.Len, q.Only)
 		return h.describe(id, err)
 	},
 	"token": func(h *host, q request) (reply, error) {

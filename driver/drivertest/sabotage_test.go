@@ -93,6 +93,7 @@ func sabotaged(how sabotage) Harness {
 		Limit:  250 * time.Millisecond,
 		Local:  lastingMemory,
 		Remote: lastingMemory,
+		Guards: true,
 		New: func() (driver.Backend, error) {
 			b, err := mem.New(mem.Config{BatchesMax: 64})
 			if err != nil {

@@ -12,8 +12,9 @@ import (
 
 var (
 	memHarness = Harness{
-		Name: "mem",
-		New:  func() (driver.Backend, error) { return mem.New(mem.Config{}) },
+		Name:   "mem",
+		New:    func() (driver.Backend, error) { return mem.New(mem.Config{}) },
+		Guards: true,
 	}
 	shmHarness = Harness{
 		Name: "shm",

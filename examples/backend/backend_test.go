@@ -9,7 +9,7 @@ import (
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
-var harness = drivertest.Harness{New: func() (driver.Backend, error) { return New() }}
+var harness = drivertest.Harness{New: func() (driver.Backend, error) { return New() }, Guards: true}
 
 func TestMain(m *testing.M) { drivertest.Main(m, harness) }
 

@@ -129,6 +129,9 @@ func (p *peer) check(op driver.Op, d *driver.Desc) error {
 	if op == driver.Write && r.m.seg.ReadOnly {
 		return driver.ErrReadOnly
 	}
+	if at := 0; !r.m.seg.Only.Has(d.Remote, d.Len, &at) {
+		return driver.ErrBounds
+	}
 	return d.Check(local.seg.Len, r.m.seg.Len)
 }
 
