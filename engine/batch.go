@@ -45,6 +45,10 @@ func (t *Transfer) Add(local *Region, localOff uint64, remote *Remote, remoteOff
 	if err := d.Check(local.seg.Len, remote.size); err != nil {
 		return fmt.Errorf("add %s to %s: %w", remote.name, local.name, err)
 	}
+	if at := 0; !remote.only.Has(remoteOff, n, &at) {
+		return fmt.Errorf("add %s to %s: [%d, +%d) of the peer's: %w", remote.name, local.name,
+			remoteOff, n, errBeside)
+	}
 	g.add(d, g.conn.lenMax())
 	t.dirty = true
 	return nil

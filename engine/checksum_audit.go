@@ -109,9 +109,10 @@ func (s *stager) sum(l *lane, r *exchange.Sum, b []byte) ([]byte, error) {
 	}
 	defer m.leave()
 	mem, epoch, left := m.region.seg.Mem, m.epoch.Load(), uint64(exchange.SumMax)
+	at := 0
 	for i := range r.Count {
 		off, n, ok := r.At(i, uint64(len(mem)))
-		if !ok || n > left {
+		if !ok || n > left || !m.region.seg.Only.Has(off, n, &at) {
 			return b, ErrBounds
 		}
 		left -= n

@@ -33,6 +33,8 @@ type (
 	Loop = driver.Loop
 	// Side is where the entries of a Pattern lie in one of the two memories.
 	Side = driver.Side
+	// Range is some contiguous bytes of a region.
+	Range = driver.Range
 	// UnavailableError says why a backend cannot work on this machine, and what mends that.
 	UnavailableError = driver.UnavailableError
 	// PieceError names the piece of a batch that failed.

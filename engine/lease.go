@@ -18,7 +18,7 @@ type LeaseOptions struct {
 	ReadOnly bool          // the holder may only read
 }
 
-// Lease is permission to reach a range of a region, for a holder of its token.
+// Lease is permission to reach some bytes of a region, for a holder of its token.
 // It ends by Revoke or by its time, and then provably: no byte that the holder
 // sends lands any more.
 type Lease struct {
@@ -44,6 +44,27 @@ func (r *Region) Lease(off, n uint64, o LeaseOptions) (*Lease, error) {
 	if err != nil {
 		return nil, &OpError{Op: "lease " + r.name, Err: err}
 	}
+	return r.lease(seg, off, o)
+}
+
+// LeaseRanges grants several ranges of the region at once, such as the blocks of a request
+// in all layers: they may overlap, and at most driver.RangesMax are left once those that touch
+// are joined. Its token's offsets are the region's. What a holder asks for beside the ranges is
+// ErrBounds: its own engine refuses it, and this side does where it places the bytes, or reads
+// them (tcp, ucx, staged, mem). A peer that lies reaches the whole region over rdma, whose
+// cards know nothing smaller than a registration, and over shm. Whole pages are best, as with
+// Lease.
+func (r *Region) LeaseRanges(ranges []Range, o LeaseOptions) (*Lease, error) {
+	only, err := driver.NewRanges(ranges, r.seg.Len)
+	if err != nil {
+		return nil, &OpError{Op: "lease " + r.name, Err: err}
+	}
+	seg := r.seg
+	seg.Only = only
+	return r.lease(seg, 0, o)
+}
+
+func (r *Region) lease(seg driver.Segment, off uint64, o LeaseOptions) (*Lease, error) {
 	if o.TTL < 0 {
 		return nil, &OpError{Op: "lease " + r.name, Err: fmt.Errorf("a time of %v: %w", o.TTL,
 			ErrBounds)}
@@ -52,7 +73,7 @@ func (r *Region) Lease(off, n uint64, o LeaseOptions) (*Lease, error) {
 	if err := r.use(); err != nil {
 		return nil, &OpError{Op: "lease", Err: err}
 	}
-	l := &Lease{e: r.e, region: r, off: off, n: n, ending: make(chan struct{}, 1),
+	l := &Lease{e: r.e, region: r, off: off, n: seg.Len, ending: make(chan struct{}, 1),
 		revoked: make(chan struct{})}
 	if err := l.register(seg); err != nil {
 		r.unuse()
@@ -77,7 +98,7 @@ func (l *Lease) register(seg driver.Segment) error {
 	tokens, err := l.e.tokens(mems)
 	if err == nil {
 		d.Regions = []wire.Region{{Name: l.region.name, Kind: seg.Kind, ReadOnly: seg.ReadOnly,
-			Size: seg.Len}}
+			Size: seg.Len, Only: seg.Only}}
 		d.Regions[0].Pack(tokens)
 		l.token, err = wire.Encode(nil, &d)
 	}
@@ -108,7 +129,7 @@ func (e *Engine) addLease(l *Lease) error {
 // connected already: a lease has no address.
 func (l *Lease) Token() []byte { return l.token }
 
-// Range returns offset and length within the region.
+// Range returns offset and length within the region; of ranges, those of the region itself.
 func (l *Lease) Range() (off, n uint64) { return l.off, l.n }
 
 // Revoked is closed when the lease has ended and the proof is complete.

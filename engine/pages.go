@@ -2,7 +2,11 @@
 
 package engine
 
-import "github.com/sluicehq/sluice/driver"
+import (
+	"fmt"
+
+	"github.com/sluicehq/sluice/driver"
+)
 
 // Pages is the plain form of a Pattern: Count scattered entries of one length, each one
 // run of bytes. Entry i lies at Base + index[i]*Stride on each side. A nil index list
@@ -42,6 +46,12 @@ func (t *Transfer) AddPattern(local *Region, remote *Remote, p Pattern) error {
 	if err := p.Check(local.seg.Len, remote.size); err != nil {
 		return &OpError{Op: "add " + remote.name + " to " + local.name, Err: err}
 	}
+	if remote.only != nil {
+		t.keep(&p)
+		if !remote.only.HasRemote(&p) {
+			return &OpError{Op: "add " + remote.name + " to " + local.name, Err: errBeside}
+		}
+	}
 	t.dirty = true
 	if !g.conn.takes(&p) {
 		g.expand(&p)
@@ -53,6 +63,22 @@ func (t *Transfer) AddPattern(local *Region, remote *Remote, p Pattern) error {
 	}
 	g.patterns = append(g.patterns, p)
 	return nil
+}
+
+// errBeside is for bytes of a Remote that its lease does not name.
+var errBeside = fmt.Errorf("the lease is for other ranges: %w", ErrBounds)
+
+// keep gives the pattern a list of the far side, and loops, that the program cannot change: where
+// peers write by themselves, no later look keeps it within the ranges of its lease.
+func (t *Transfer) keep(p *Pattern) {
+	n := len(t.lists)
+	t.lists = append(t.lists, p.Remote.List...)
+	if p.Remote.List != nil {
+		p.Remote.List = t.lists[n:len(t.lists):len(t.lists)]
+	}
+	n = len(t.loops)
+	t.loops = append(t.loops, p.Loops...)
+	p.Loops = t.loops[n:len(t.loops):len(t.loops)]
 }
 
 // takes reports whether the connection takes the pattern as one, or cut between entries.

@@ -308,7 +308,9 @@ func (p *Peer) remoteOf(d *wire.Description, r *wire.Region) *Remote {
 			}
 		}
 	}
-	return newRemote(p, r.Name, r.Kind, r.ReadOnly, r.Size, tokens)
+	m := newRemote(p, r.Name, r.Kind, r.ReadOnly, r.Size, tokens)
+	m.only = r.Only
+	return m
 }
 
 // Close ends the connections: transfers in flight end with ErrClosed or with what

@@ -21,8 +21,9 @@ type Remote struct {
 	kind     driver.Kind
 	readOnly bool
 	size     uint64
-	tokens   [][]byte // by lane; nil: that backend does not reach it
-	own      *Region  // of Self: the registration that it stands for
+	only     driver.Ranges // what it may be used for; nil: all of it
+	tokens   [][]byte      // by lane; nil: that backend does not reach it
+	own      *Region       // of Self: the registration that it stands for
 
 	mu       sync.Mutex // guards what follows
 	users    int        // transfers that list it

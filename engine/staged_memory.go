@@ -170,5 +170,6 @@ func (m *stagedMemory) own(self *Peer) (*Remote, error) {
 	}
 	seg := &m.region.seg
 	m.self = newRemote(self, m.region.name, seg.Kind, false, seg.Len, tokens)
+	m.self.only = seg.Only
 	return m.self, nil
 }

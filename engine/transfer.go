@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"sync/atomic"
 	"time"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Transfer is a batch of copies with one completion. It is made once and posted
@@ -29,7 +31,9 @@ type Transfer struct {
 // transferList holds the pieces of a transfer and the notification behind them. Only the goroutine
 // that the transfer belongs to changes it, and only at rest.
 type transferList struct {
-	groups  []group // by connection
+	groups  []group       // by connection
+	lists   []uint32      // of patterns over leases of ranges: see keep
+	loops   []driver.Loop // the same
 	regions []*Region
 	remotes []*Remote
 	message []byte // beginning with what it is
@@ -195,7 +199,7 @@ func (t *Transfer) release() {
 	for i := range t.groups {
 		t.groups[i].clear()
 	}
-	t.groups = t.groups[:0]
+	t.groups, t.lists, t.loops = t.groups[:0], t.lists[:0], t.loops[:0]
 	t.message, t.text, t.notify, t.counts, t.checked, t.dirty, t.bytes = nil, nil, false, false,
 		false, true, 0
 }

@@ -59,6 +59,7 @@ type Region struct {
 	Kind     driver.Kind
 	ReadOnly bool
 	Size     uint64
+	Only     driver.Ranges // what peers may reach of it; nil: all
 
 	Set    uint32   // a bit for each backend that has a token, by index of Description.Backends
 	Tokens [][]byte // of those, in order
@@ -84,7 +85,11 @@ func (r *Region) Token(backend int) []byte {
 	return r.Tokens[bits.OnesCount32(r.Set&(1<<backend-1))]
 }
 
-const readOnlyFlag = 1 << 7 // beside the kind
+// Beside the kind.
+const (
+	readOnlyFlag = 1 << 7
+	rangesFlag   = 1 << 6
+)
 
 // Encode appends the framed description. Names share their beginnings with the
 // name before, tokens with the token before of the same region: that halves a
@@ -136,6 +141,9 @@ func appendRegion(b []byte, previous string, r *Region) []byte {
 	if r.ReadOnly {
 		flags |= readOnlyFlag
 	}
+	if r.Only != nil {
+		flags |= rangesFlag
+	}
 	b = append(b, flags)
 	b = binary.AppendUvarint(b, r.Size)
 	b = binary.AppendUvarint(b, uint64(r.Set))
@@ -145,6 +153,10 @@ func appendRegion(b []byte, previous string, r *Region) []byte {
 		} else {
 			b = appendFront(b, r.Tokens[i-1], token)
 		}
+	}
+	if r.Only != nil {
+		b = binary.AppendUvarint(b, uint64(len(r.Only)))
+		b = appendBlock(b, string(packRanges(r.Only)))
 	}
 	return b
 }
@@ -176,6 +188,9 @@ func (d *Description) check() error {
 			bits.OnesCount32(r.Set) != len(r.Tokens) {
 			return fmt.Errorf("describe region %q of %d bytes with %d tokens: %w", r.Name, r.Size,
 				len(r.Tokens), driver.ErrBounds)
+		}
+		if err := r.Only.Check(r.Size); err != nil {
+			return fmt.Errorf("describe region %q: %w", r.Name, err)
 		}
 		for _, token := range r.Tokens {
 			if len(token) == 0 || len(token) > driver.TokenMax {
@@ -224,9 +239,11 @@ func Decode(b []byte) (*Description, error) {
 
 func (r *reader) region(backendCount int, previous []byte) Region {
 	out := Region{Name: string(r.front(previous, NameMax))}
+	ranged := false
 	if flags := r.bytes(1); r.err == nil {
-		out.Kind = driver.Kind(flags[0] &^ readOnlyFlag)
+		out.Kind = driver.Kind(flags[0] &^ (readOnlyFlag | rangesFlag))
 		out.ReadOnly = flags[0]&readOnlyFlag != 0
+		ranged = flags[0]&rangesFlag != 0
 	}
 	if out.Kind > driver.File {
 		r.fail(errors.New("has a region of an unknown kind"))
@@ -245,6 +262,9 @@ func (r *reader) region(backendCount int, previous []byte) Region {
 			r.fail(errors.New("has an empty token"))
 		}
 		out.Tokens[i] = last
+	}
+	if ranged {
+		out.Only = r.ranges()
 	}
 	return out
 }

@@ -3,7 +3,7 @@
 // Package wire is the versioned encoding of what engines tell each other about
 // themselves: a Description with regions and tokens, framed by a magic number, a
 // version and a CRC-32C. Integers are unsigned varints in their one shortest
-// form, so that a value has exactly one encoding. Everything read is bounded
+// form, so that a value has exactly one encoding, but for packed ranges. Everything read is bounded
 // before it is believed, and a decoder never panics.
 package wire
 
@@ -17,7 +17,7 @@ import (
 )
 
 // Version is the format that this package writes and the only one it reads.
-const Version = 2
+const Version = 3
 
 const (
 	magic       = "SLUC"
@@ -53,9 +53,10 @@ func open(b []byte) ([]byte, error) {
 // reader takes a body apart. The first error sticks and later calls return
 // zero, so that a decoder reads straight on and asks once.
 type reader struct {
-	rest  []byte
-	spare uint64 // bytes that front may still repeat
-	err   error
+	rest   []byte
+	spare  uint64 // bytes that front may still repeat
+	ranged uint64 // ranges so far
+	err    error
 }
 
 // A body may repeat, by front, this many times its own bytes: several times what

@@ -118,6 +118,10 @@ func FuzzDecode(f *testing.F) {
 		b, _ := Encode(nil, sample(n))
 		f.Add(b[:len(b)-checksumLen])
 	}
+	ranged := sample(1)
+	ranged.Regions[0].Only = driver.Ranges{{Off: 0, Len: 1}}
+	b, _ := Encode(nil, ranged)
+	f.Add(b[:len(b)-checksumLen])
 	f.Add([]byte(magic))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, err := Decode(b); err == nil {
@@ -134,6 +138,10 @@ func FuzzDecode(f *testing.F) {
 		again, err := Encode(nil, d)
 		if err != nil {
 			t.Fatalf("accepted but cannot be encoded: %v", err)
+		}
+		packed := func(r Region) bool { return r.Only != nil } // has other encodings, too
+		if slices.ContainsFunc(d.Regions, packed) {
+			return
 		}
 		if !bytes.Equal(again, sealed) {
 			t.Fatalf("two encodings of one description:\n%x\n%x", sealed, again)
