@@ -58,8 +58,8 @@ func NewPlan(from, to []*Side) (*Plan, error) {
 			"load the same model on both sides"}
 	}
 	p := &Plan{from: from, to: to}
-	b := builder{plan: p, from: index(from), to: index(to), kinds: map[kind]int{},
-		moves: map[pair][]layerMove{}}
+	b := builder{plan: p, from: index(from), to: index(to), turns: map[series]int{},
+		kinds: map[kind]int{}, moves: map[pair][]layerMove{}}
 	for _, k := range b.from.keys {
 		if b.to.views[k] == nil {
 			return nil, &UnlikeError{k.layer, k.part, "ranks that hold it", ranks(from), "none",
@@ -144,9 +144,17 @@ type layerMove struct {
 // pair is the numbers of a sending and a receiving side.
 type pair struct{ from, to int }
 
+// series is the layers that take turns among replicas: those of one part and block table, which
+// weigh the same.
+type series struct {
+	part  string
+	group int
+}
+
 type builder struct {
 	plan     *Plan
 	from, to held
+	turns    map[series]int       // layers that have been shared out
 	kinds    map[kind]int         // indices in Plan.kinds
 	moves    map[pair][]layerMove // of many ranks, each has to do with few
 }
@@ -175,8 +183,11 @@ func (b *builder) meet(k key) error {
 	if err := allShards(k, senders, readers); err != nil {
 		return err
 	}
+	layers := series{k.part, senders[0].view.Group}
+	turn := b.turns[layers]
+	b.turns[layers]++
 	for i := range readers {
-		if err := b.feed(k, &readers[i], senders, readers); err != nil {
+		if err := b.feed(k, turn, &readers[i], senders, readers); err != nil {
 			return err
 		}
 	}
@@ -185,13 +196,13 @@ func (b *builder) meet(k key) error {
 
 // feed finds the senders of all that one reader holds: for each shard of tokens, the units
 // in turn, and joins neighbouring units that come from the same sender.
-func (b *builder) feed(k key, to *holder, senders, readers []holder) error {
+func (b *builder) feed(k key, turn int, to *holder, senders, readers []holder) error {
 	for shard := range senders[0].group.shards() {
 		begin := to.view.First
 		var last *holder
 		var lastPrimary bool
 		for u := begin; u < to.view.First+to.view.Count; {
-			chosen, primary, next := choose(k.layer, u, shard, to, senders, readers)
+			chosen, primary, next := choose(turn, u, shard, to, senders, readers)
 			if chosen == nil {
 				return &UnlikeError{k.layer, k.part, fmt.Sprintf("head or unit %d", u),
 					"it on none of " + ranks(b.plan.from),
@@ -217,8 +228,9 @@ func (b *builder) feed(k key, to *holder, senders, readers []holder) error {
 // choose picks the sender of a unit for one reader, and returns whether that reader is the
 // first to hold it, and the unit at which the choice must be made anew. Among R senders and n
 // readers of the same cells, reader j takes sender j mod R if R divides n; otherwise layers take
-// turns.
-func choose(layer, unit, shard int, to *holder, senders, readers []holder) (*holder, bool, int) {
+// turns, by their number in the series and not in the model: every fourth layer of a model is a
+// series, too.
+func choose(turn, unit, shard int, to *holder, senders, readers []holder) (*holder, bool, int) {
 	next := to.view.First + to.view.Count
 	var copies [64]*holder // of more replicas than that, the others stay idle
 	n, j, same := 0, 0, 0
@@ -257,9 +269,9 @@ func choose(layer, unit, shard int, to *holder, senders, readers []holder) (*hol
 	case same%n == 0:
 		return copies[j%n], j == 0, next
 	case n%same == 0:
-		return copies[j+same*(layer%(n/same))], j == 0, next
+		return copies[j+same*(turn%(n/same))], j == 0, next
 	}
-	return copies[(j+layer)%n], j == 0, next
+	return copies[(j+turn)%n], j == 0, next
 }
 
 func (h *holder) holds(unit int) bool {
