@@ -19,61 +19,99 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
+// explainFlags are the words of the command line.
+type explainFlags struct {
+	local, remote, backend string
+	sameHost, asJSON       bool
+	network                networkFlags
+	there                  remoteFlags
+	groups                 groupsFlags
+
+	memories []string // the flags that say what to ask where no running engine is
+	peer     []string // and those about one
+}
+
 func newExplain() *cobra.Command {
-	var local, remote, backend string
-	var sameHost, asJSON bool
-	var n networkFlags
-	var there remoteFlags
-	var asked []string // the flags that say what to ask where no running engine is
+	var f explainFlags
 	c := &cobra.Command{
 		Use:   "explain",
 		Short: "Say which backends could move bytes between two memories, and which would",
 		Long: `Say which backends could move bytes between two memories, which would, and how.
 The answer comes from two engines in this process. For a peer on another host they
 are connected as such a peer would be, over the network devices of this one. With --peer it
-comes from a running engine that serves there, one answer for each of its regions.`,
+comes from a running engine that serves there, one answer for each of its regions.
+
+With --prefill and --decode it says instead how the KV cache of --model goes from one group of
+ranks to another that lays it out in another way: which rank pushes or pulls what by how many
+patterns, which ranks send nothing, and how many descriptors a list would have had. Groups that
+cannot exchange a cache are refused, with a cure. Nothing is opened.
+
+` + groupsHelp,
 		Example: `  sluice explain --local dram --remote dram
   sluice explain --backend ucx --transports tcp
   sluice explain --local dram --remote dram --same-host=false --json
-  sluice explain --peer 10.0.0.2:7000 --cert b.pem --key b-key.pem --ca ca.pem`,
+  sluice explain --peer 10.0.0.2:7000 --cert b.pem --key b-key.pem --ca ca.pem
+  sluice explain --model llama3.1-70b --prefill tp=8,layout=nhd --decode tp=4,layout=hnd,block=64`,
 		Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if there.peer != "" {
-				if err := unchanged(c, asked); err != nil {
-					return err
-				}
-				return explainPeer(c.Context(), c.OutOrStdout(), &there, asJSON)
-			}
-			err := n.settle(backend)
-			if err != nil {
-				return err
-			}
-			q := question{backend: backend, sameHost: sameHost, options: openOptions{threads: 1,
-				ucx: n.ucx, rdma: n.rdma, tcp: n.tcp, elsewhere: !sameHost}}
-			if q.local, err = parseKind(local); err != nil {
-				return err
-			}
-			if q.remote, err = parseKind(remote); err != nil {
-				return err
-			}
-			x, err := q.ask(c.Context())
-			if err != nil {
-				return err
-			}
-			return printExplanations(c.OutOrStdout(), asJSON, explained{Explanation: x})
-		},
+		RunE: func(c *cobra.Command, _ []string) error { return f.run(c) },
 	}
-	s := c.Flags()
-	s.StringVar(&local, "local", "dram", "this side's memory: "+strings.Join(kindNames(), ", "))
-	s.StringVar(&remote, "remote", "dram", "the peer's memory, one of the same")
-	s.StringVar(&backend, "backend", auto, "consider this one alone: "+
-		backendNames(driver.InProcess))
-	s.BoolVar(&sameHost, "same-host", true, "the peer is another process of this host")
-	n.register(c)
-	s.VisitAll(func(f *pflag.Flag) { asked = append(asked, f.Name) })
-	there.registerPeer(c)
-	s.BoolVar(&asJSON, "json", false, "print JSON")
+	f.register(c)
 	return c
+}
+
+func (f *explainFlags) register(c *cobra.Command) {
+	s := c.Flags()
+	s.StringVar(&f.local, "local", "dram", "this side's memory: "+strings.Join(kindNames(), ", "))
+	s.StringVar(&f.remote, "remote", "dram", "the peer's memory, one of the same")
+	s.StringVar(&f.backend, "backend", auto, "consider this one alone: "+
+		backendNames(driver.InProcess))
+	s.BoolVar(&f.sameHost, "same-host", true, "the peer is another process of this host")
+	f.network.register(c)
+	s.VisitAll(func(g *pflag.Flag) { f.memories = append(f.memories, g.Name) })
+	f.there.registerPeer(c)
+	s.VisitAll(func(g *pflag.Flag) {
+		if !slices.Contains(f.memories, g.Name) {
+			f.peer = append(f.peer, g.Name)
+		}
+	})
+	f.groups.register(c, "")
+	s.BoolVar(&f.asJSON, "json", false, "print JSON")
+}
+
+func (f *explainFlags) run(c *cobra.Command) error {
+	if f.groups.given(c) {
+		for _, name := range append(f.peer, f.memories...) {
+			if c.Flags().Changed(name) {
+				return usagef("--%s beside --prefill and --decode: a plan does not depend on it",
+					name)
+			}
+		}
+		return explainPlan(c.OutOrStdout(), &f.groups, f.asJSON)
+	}
+	if f.there.peer != "" {
+		if err := unchanged(c, f.memories); err != nil {
+			return err
+		}
+		return explainPeer(c.Context(), c.OutOrStdout(), &f.there, f.asJSON)
+	}
+	n := &f.network
+	err := n.settle(f.backend)
+	if err != nil {
+		return err
+	}
+	q := question{backend: f.backend, sameHost: f.sameHost, options: openOptions{threads: 1,
+		ucx: n.ucx, rdma: n.rdma, tcp: n.tcp, elsewhere: !f.sameHost}}
+	if q.local, err = parseKind(f.local); err != nil {
+		return err
+	}
+	if q.remote, err = parseKind(f.remote); err != nil {
+		return err
+	}
+	x, err := q.ask(c.Context())
+	if err != nil {
+		return err
+	}
+	return printExplanations(c.OutOrStdout(), f.asJSON, explained{Explanation: x})
 }
 
 // unchanged refuses flags that have no say beside --peer.

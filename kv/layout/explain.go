@@ -20,7 +20,7 @@ type EdgeInfo struct {
 	Layers           int
 	Patterns         int    // of the layer that has most
 	Bytes            uint64 // of all layers
-	Runs             uint64 // contiguous on both sides
+	Runs             uint64 // contiguous on both sides: the descriptors of a list
 	SenderRuns       uint64 // contiguous on the sender: the requests of a NIC that pulls
 	ReceiverRuns     uint64 // contiguous on the receiver: the requests of a NIC that pushes
 }
@@ -34,6 +34,24 @@ func (p *Plan) Explain() []EdgeInfo {
 		}
 	}
 	return list
+}
+
+// Idle returns the ranks of the senders that no edge begins at: replicas, of whose cells other
+// ranks send a copy. They, too, must be told when they may use their blocks again.
+func (p *Plan) Idle() []int {
+	sends := make([]bool, len(p.from))
+	for _, edges := range p.edges {
+		for i := range edges {
+			sends[edges[i].From] = true
+		}
+	}
+	var ranks []int
+	for i, s := range p.from {
+		if !sends[i] {
+			ranks = append(ranks, s.Rank)
+		}
+	}
+	return ranks
 }
 
 func (e *Edge) info() EdgeInfo {
@@ -69,15 +87,16 @@ func (m *move) entries(tokens uint64) uint64 {
 
 // String returns a line of words: the ranks, what moves, and why in that direction.
 func (i EdgeInfo) String() string {
-	why := fmt.Sprintf("rank %d pushes: %d requests to a dense receiver side", i.FromRank,
-		i.ReceiverRuns)
+	who := fmt.Sprintf("rank %d pushes to rank %d", i.FromRank, i.ToRank)
+	why := fmt.Sprintf("a NIC sends %d requests, and %d if rank %d pulled", i.ReceiverRuns,
+		i.SenderRuns, i.ToRank)
 	if i.Op == driver.Read {
-		why = fmt.Sprintf("rank %d pulls: %d requests to a dense sender side, %d if rank %d pushed",
-			i.ToRank, i.SenderRuns, i.ReceiverRuns, i.FromRank)
+		who = fmt.Sprintf("rank %d pulls from rank %d", i.ToRank, i.FromRank)
+		why = fmt.Sprintf("a NIC sends %d requests, and %d if rank %d pushed", i.SenderRuns,
+			i.ReceiverRuns, i.FromRank)
 	}
-	return fmt.Sprintf("rank %d to rank %d: %d layers of at most %d patterns; for %d tokens %d "+
-		"bytes in %d runs; %s", i.FromRank, i.ToRank, i.Layers, i.Patterns, ExplainTokens, i.Bytes,
-		i.Runs, why)
+	return fmt.Sprintf("%s: %d layers, patterns of a layer: %d; for %d tokens %d bytes, in a list "+
+		"%d descriptors; %s", who, i.Layers, i.Patterns, ExplainTokens, i.Bytes, i.Runs, why)
 }
 
 // String returns the lines of Explain.

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+	kvlayout "github.com/sluicehq/sluice/kv/layout"
+)
+
+// Planning is what the plan between two groups of ranks says, for a prompt of
+// layout.ExplainTokens tokens, and how long it takes to make. The JSON keys are an interface:
+// keys may be added, never renamed.
+type Planning struct {
+	Model        string `json:"model"`
+	Prefill      string `json:"prefill"` // layout.GroupSpec.String
+	Decode       string `json:"decode"`
+	PrefillRanks int    `json:"prefill_ranks"`
+	DecodeRanks  int    `json:"decode_ranks"`
+	Tokens       int    `json:"tokens"`
+
+	Edges       []PlanEdge `json:"edges"`
+	Idle        []int      `json:"idle_ranks"` // prefill ranks that send nothing
+	Bytes       uint64     `json:"bytes"`
+	Patterns    int        `json:"patterns"`
+	Descriptors uint64     `json:"descriptors_equivalent"`
+
+	PlanUs  float64 `json:"plan_us"`  // layout.NewPlan
+	BuildUs float64 `json:"build_us"` // median of layout.Edge.Layer over all edges and layers
+}
+
+// PlanEdge is what one rank sends to one other.
+type PlanEdge struct {
+	From        int    `json:"from"`
+	To          int    `json:"to"`
+	Op          string `json:"op"` // push or pull
+	Layers      int    `json:"layers"`
+	LayerMax    int    `json:"patterns_per_layer"` // of the layer that has most
+	Patterns    int    `json:"patterns"`
+	Bytes       uint64 `json:"bytes"`
+	Descriptors uint64 `json:"descriptors_equivalent"` // runs that are contiguous on both sides
+	Sender      uint64 `json:"sender_runs"`            // contiguous there
+	Receiver    uint64 `json:"receiver_runs"`
+
+	words string
+}
+
+// Plan plans the hand-over of a model between two groups, and times it. Errors are those of
+// layout.GroupSpec.Sides and layout.NewPlan.
+func Plan(spec kvlayout.Spec, from, to kvlayout.GroupSpec) (*Planning, error) {
+	senders, err := from.Sides(spec, 0)
+	if err != nil {
+		return nil, fmt.Errorf("prefill: %w", err)
+	}
+	receivers, err := to.Sides(spec, 0)
+	if err != nil {
+		return nil, fmt.Errorf("decode: %w", err)
+	}
+	begin := time.Now()
+	plan, err := kvlayout.NewPlan(senders, receivers)
+	took := time.Since(begin)
+	if err != nil {
+		return nil, err
+	}
+	p := &Planning{Model: spec.Name, Prefill: from.String(), Decode: to.String(),
+		PrefillRanks: len(senders), DecodeRanks: len(receivers), Tokens: kvlayout.ExplainTokens,
+		PlanUs: Micros(took), Idle: append([]int{}, plan.Idle()...)}
+	for _, i := range plan.Explain() {
+		e := PlanEdge{From: i.FromRank, To: i.ToRank, Op: "push", Layers: i.Layers,
+			LayerMax: i.Patterns, Bytes: i.Bytes, Descriptors: i.Runs, Sender: i.SenderRuns,
+			Receiver: i.ReceiverRuns, words: i.String()}
+		if i.Op == engine.Read {
+			e.Op = "pull"
+		}
+		p.Edges = append(p.Edges, e)
+		p.Bytes += e.Bytes
+		p.Descriptors += e.Descriptors
+	}
+	return p, p.build(plan, len(receivers))
+}
+
+// build counts the patterns of all edges, and takes the time.
+func (p *Planning) build(plan *kvlayout.Plan, receivers int) error {
+	table := make([]uint32, kvlayout.ExplainTokens) // as many slots as a block of one token needs
+	tables := make(kvlayout.Tables, kvlayout.GroupsMax)
+	for i := range tables {
+		tables[i] = table
+	}
+	span := kvlayout.Span{To: kvlayout.ExplainTokens}
+	times := NewSamples(samplesMax)
+	var patterns []driver.Pattern
+	number := 0
+	for to := range receivers {
+		for _, edge := range plan.Edges(to) {
+			for _, l := range edge.Layers {
+				var err error
+				begin := time.Now()
+				patterns, err = edge.Layer(patterns[:0], l, tables, tables, span)
+				times.Add(time.Since(begin))
+				if err != nil {
+					return err
+				}
+				p.Edges[number].Patterns += len(patterns)
+			}
+			p.Patterns += p.Edges[number].Patterns
+			number++
+		}
+	}
+	p.BuildUs = Micros(times.Percentile(50))
+	return nil
+}
+
+// String says it in words, a line for each edge.
+func (p *Planning) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, %d tokens\nprefill: %s: %d ranks\ndecode:  %s: %d ranks\n", p.Model,
+		p.Tokens, p.Prefill, p.PrefillRanks, p.Decode, p.DecodeRanks)
+	for i := range p.Edges {
+		fmt.Fprintln(&b, p.Edges[i].words)
+	}
+	fmt.Fprintf(&b, "in all %s by %d patterns, in lists %d descriptors\n",
+		RoundSize(p.Bytes), p.Patterns, p.Descriptors)
+	if len(p.Idle) > 0 {
+		fmt.Fprintf(&b, "prefill ranks %v send nothing: other ranks send what they hold, too\n",
+			p.Idle)
+	}
+	fmt.Fprintf(&b, "the plan took %.1f µs, once for all requests; the patterns of one layer of "+
+		"an edge take %.2f µs (median)\n", p.PlanUs, p.BuildUs)
+	return b.String()
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func explainGroups(prefill, decode, model string, more ...string) []string {
+	return append([]string{"explain", "--prefill", prefill, "--decode", decode, "--model", model},
+		more...)
+}
+
+func TestExplainPlan(t *testing.T) {
+	o := ok(t, sluice(t, explainGroups("tp=8,layout=nhd,block=16",
+		"tp=4,layout=hnd,block=64,pp=20+60", "llama3.1-70b")...))
+	for _, want := range []string{"llama3.1-70b, 8192 tokens\n",
+		"prefill: tp=8,layout=nhd,kv=apart,block=16: 8 ranks\n",
+		"decode:  tp=4,pp=20+60,layout=hnd,kv=apart,block=64: 8 ranks\n",
+		"rank 7 pushes to rank 3: 20 layers, patterns of a layer: 1; for 8192 tokens 83886080 " +
+			"bytes, in a list 20480 descriptors; a NIC sends 20480 requests, and 10240 if",
+		"rank 7 pushes to rank 7: 60 layers",
+		"in all 2.5 GiB by 640 patterns, in lists 655360 descriptors\n"} {
+		require.Contains(t, o.stdout, want)
+	}
+	require.Regexp(t, `the plan took [\d.]+ µs, .* take [\d.]+ µs \(median\)`, o.stdout)
+	require.Equal(t, 16, strings.Count(o.stdout, " pushes to "))
+	require.NotContains(t, o.stdout, "send nothing")
+
+	o = ok(t, sluice(t, explainGroups("tp=8", "tp=4", "llama3.1-8b")...))
+	require.Contains(t, o.stdout, "rank 0 pulls from rank 1: 32 layers")
+}
+
+func TestExplainPlanJSON(t *testing.T) {
+	o := ok(t, sluice(t, explainGroups("tp=64,layout=hnd", "block=64", "deepseek-v3.2",
+		"--json")...))
+	p := decode(t, o.stdout).(map[string]any)
+	wantKeys(t, "plan", p, "model", "prefill", "decode", "prefill_ranks", "decode_ranks", "tokens",
+		"edges", "idle_ranks", "bytes", "patterns", "descriptors_equivalent", "plan_us", "build_us")
+	require.Positive(t, p["plan_us"])
+	require.Positive(t, p["build_us"])
+	require.Equal(t, []any{61.0, 62.0, 63.0}, p["idle_ranks"]) // of 61 layers each has a rank
+	edges := p["edges"].([]any)
+	require.Len(t, edges, 61)
+	e := edges[60].(map[string]any)
+	wantKeys(t, "edge", e, "from", "to", "op", "layers", "patterns_per_layer", "patterns", "bytes",
+		"descriptors_equivalent", "sender_runs", "receiver_runs")
+	require.Equal(t, map[string]any{"from": 60.0, "to": 0.0, "op": "push", "layers": 1.0,
+		"patterns_per_layer": 3.0, "patterns": 3.0, "bytes": 8192 * 788.0,
+		"descriptors_equivalent": 3 * 512.0, "sender_runs": 3 * 512.0, "receiver_runs": 3 * 512.0},
+		e)
+	require.Equal(t, 61*8192*788.0, p["bytes"])
+	require.Equal(t, 61*3.0, p["patterns"])
+	o = ok(t, sluice(t, explainGroups("tp=1", "tp=1", "llama3.1-8b", "--json")...))
+	require.Equal(t, []any{}, decode(t, o.stdout).(map[string]any)["idle_ranks"])
+}
+
+// TestExplainPlanRefuses: what NewPlan says of groups that are unlike is printed as it is.
+func TestExplainPlanRefuses(t *testing.T) {
+	o := sluice(t, explainGroups("tp=8,window=ring", "tp=4,window=all", "gpt-oss-120b")...)
+	require.Equal(t, outcome{statusFailed, "", `sluice explain: layer 0, part "k": window: sender ` +
+		`has 128, receiver has 0: keep no more tokens on the receiver than the sender has, or all ` +
+		"on the sender\n"}, o)
+}
+
+func TestExplainPlanUsage(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"explain", "--prefill", "tp=8"}, []string{"go together", "--decode, --model"}},
+		{[]string{"explain", "--model", "llama3.1-8b"}, []string{"--prefill, --decode is missing"}},
+		{explainGroups("tp=8", "tq=8", "llama3.1-8b"), []string{`--decode`, `"tq"`, "tp, pp, dp"}},
+		{explainGroups("layout=nhc", "tp=8", "llama3.1-8b"), []string{"--prefill", "nhd, hnd",
+			"page_head"}},
+		{explainGroups("tp=8", "tp=8", "gpt-5"), []string{"gpt-5", "llama3.1-8b", "kimi-linear"}},
+		{explainGroups("tp=3", "tp=8", "llama3.1-8b"), []string{"prefill", "8 units", "3 ranks"}},
+		{explainGroups("tp=8", "pp=9+9", "llama3.1-8b"), []string{"decode", "18 layers", "32"}},
+		{explainGroups("tp=8", "tp=8", "llama3.1-8b", "--backend", "shm"),
+			[]string{"--backend beside --prefill"}},
+		{explainGroups("tp=8", "tp=8", "llama3.1-8b", "--peer", "127.0.0.1:1"),
+			[]string{"--peer beside --prefill"}},
+	} {
+		o := sluice(t, c.args...)
+		require.Equal(t, statusUsage, o.status, c.args)
+		require.Empty(t, o.stdout)
+		for _, want := range c.want {
+			require.Contains(t, o.stderr, want)
+		}
+	}
+}
+
+// TestGroupsHelp: the help has all keys and values that the parser lists.
+func TestGroupsHelp(t *testing.T) {
+	help := ok(t, sluice(t, "explain", "--help")).stdout
+	for _, group := range []string{"x=1", "layout=x", "kv=x", "window=x", "state=x"} {
+		o := sluice(t, explainGroups(group, "tp=1", "llama3.1-8b")...)
+		_, list, found := strings.Cut(o.stderr, "there are ")
+		require.True(t, found, o.stderr)
+		list, _, _ = strings.Cut(list, ":")
+		for word := range strings.SplitSeq(list, ", ") {
+			require.Regexp(t, `\b`+regexp.QuoteMeta(word)+`\b`, help)
+		}
+	}
+}
