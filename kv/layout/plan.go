@@ -4,6 +4,8 @@ package layout
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -340,4 +342,29 @@ func (p *Plan) Edges(to int) []Edge {
 		return nil
 	}
 	return slices.Clone(p.edges[to])
+}
+
+// Senders returns the sides of the sending group, as NewPlan was given them. Neither the slice
+// nor the sides may be changed.
+func (p *Plan) Senders() []*Side { return p.from }
+
+// Receivers returns the sides of the receiving group.
+func (p *Plan) Receivers() []*Side { return p.to }
+
+// Fingerprint is a hash of all sides in their order: two programs whose plans have the same one
+// have the same plan. The error is that of Side.Marshal.
+func (p *Plan) Fingerprint() (sum [sha256.Size]byte, err error) {
+	h := sha256.New()
+	for _, group := range [][]*Side{p.from, p.to} {
+		_ = binary.Write(h, binary.LittleEndian, uint64(len(group)))
+		for _, s := range group {
+			b, err := s.Marshal()
+			if err != nil {
+				return sum, err
+			}
+			_ = binary.Write(h, binary.LittleEndian, uint64(len(b)))
+			h.Write(b)
+		}
+	}
+	return [sha256.Size]byte(h.Sum(nil)), nil
 }

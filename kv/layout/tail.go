@@ -60,14 +60,7 @@ func (g *Group) tail(s Span, block uint64) (kept, stop uint64) {
 	if g.State || s.From == s.To {
 		return 0, 0
 	}
-	kept = s.To
-	if n := uint64(g.shards()); n > 1 {
-		i := uint64(g.Interleave)
-		kept = s.To / (n * i) * i
-		if rest, begin := s.To%(n*i), uint64(g.Shard)*i; rest > begin {
-			kept += min(rest-begin, i)
-		}
-	}
+	kept = g.below(s.To)
 	stop = (kept + block - 1) / block * block
 	if g.Ring > 0 { // what lies there is older by a round, and of the window from oldest on
 		oldest := s.To - min(s.To, uint64(g.Window))
