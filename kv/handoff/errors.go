@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
 )
 
@@ -17,6 +18,7 @@ var (
 	ErrCancelled = errors.New("cancelled by the receiver")
 	ErrRefused   = errors.New("the receiver has too many requests: try again later")
 	ErrGeometry  = errors.New("the two sides differ in model, block length or ranks")
+	ErrSpan      = errors.New("the ranks were given other tokens of the request")
 	errFailed    = errors.New("failed")
 )
 
@@ -36,6 +38,8 @@ const (
 	Mismatch  Reason = 8  // geometries differ; is ErrGeometry
 	Garbled   Reason = 9  // a message broke the protocol; is engine.ErrCorrupt
 	Failed    Reason = 10 // anything else; EndError.Err has it on the side where it happened
+	OtherSpan Reason = 11 // ranks of a group have other spans; is ErrSpan
+	Damaged   Reason = 12 // digests of a layer differ; is layout.ErrMismatch
 )
 
 var reasons = [...]error{
@@ -43,7 +47,8 @@ var reasons = [...]error{
 	Refused:  ErrRefused,
 	TimedOut: engine.ErrTimeout, PeerLost: engine.ErrPeerLost, Closed: engine.ErrClosed,
 	Mismatch: ErrGeometry,
-	Garbled:  engine.ErrCorrupt, Failed: errFailed,
+	Garbled:  engine.ErrCorrupt, Failed: errFailed, OtherSpan: ErrSpan,
+	Damaged: layout.ErrMismatch,
 }
 
 func (r Reason) valid() bool { return r >= Aborted && int(r) < len(reasons) }
@@ -119,8 +124,8 @@ func reasonOf(err error) Reason {
 	case errors.Is(err, os.ErrClosed):
 		return Closed
 	}
-	for r := Aborted; r < Failed; r++ {
-		if errors.Is(err, reasons[r]) {
+	for r := Aborted; r.valid(); r++ {
+		if r != Failed && errors.Is(err, reasons[r]) {
 			return r
 		}
 	}

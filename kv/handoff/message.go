@@ -11,8 +11,10 @@ import (
 
 // The first byte of a message says to which handler a Mux gives it.
 const (
-	toReceiver byte = 0xB1
-	toSender   byte = 0xB2
+	toReceiver      byte = 0xB1
+	toSender        byte = 0xB2
+	toGroupReceiver byte = 0xB3
+	toGroupSender   byte = 0xB4
 )
 
 const version = 1
@@ -28,6 +30,8 @@ const (
 	kindGrant kind = 5 // to the sender: fragment of a grant
 	kindTaken kind = 6 // to the sender: all of it is the receiver's
 	kindEnd   kind = 7 // to the sender: the receiver has ended it, with a Reason
+	kindAsk   kind = 8 // to the sender of a group: what is the digest of this?
+	kindSum   kind = 9 // to the receiver of a group: the answer
 )
 
 // A message is: the handler, version, kind, a Reason or 0, the session (8 bytes),
@@ -48,7 +52,7 @@ type message struct {
 	layer   uint32 // of kindLayer
 	total   uint32 // of kindBegin and kindGrant: length of the whole
 	offset  uint32 // where bytes belong in it
-	bytes   []byte // part of what was decoded
+	bytes   []byte // part of what was decoded; of a layer of a group, its digest
 }
 
 func garbled(format string, args ...any) error {
@@ -73,8 +77,10 @@ func decode(b []byte) (m message, err error) {
 }
 
 func (m *message) decodeBody(to byte, body []byte) error {
+	receiver := to == toReceiver || to == toGroupReceiver
+	sender := to == toSender || to == toGroupSender
 	switch {
-	case to == toReceiver && m.kind == kindBegin, to == toSender && m.kind == kindGrant:
+	case receiver && m.kind == kindBegin, sender && m.kind == kindGrant:
 		if len(body) <= fragmentLen-headerLen {
 			return garbled("a fragment of %d bytes", len(body))
 		}
@@ -84,17 +90,20 @@ func (m *message) decodeBody(to byte, body []byte) error {
 			return garbled("%d bytes at %d of %d", len(m.bytes), m.offset, m.total)
 		}
 		return nil
-	case to == toReceiver && m.kind == kindLayer:
-		if len(body) != 4 {
+	case receiver && m.kind == kindLayer:
+		if len(body) != 4 && (to != toGroupReceiver || len(body) != 4+digestLen) {
 			return garbled("a layer number of %d bytes", len(body))
 		}
-		m.layer = binary.LittleEndian.Uint32(body)
+		m.layer, m.bytes = binary.LittleEndian.Uint32(body), body[4:]
 		return nil
-	case to == toReceiver && (m.kind == kindDone || m.kind == kindAbort), to == toSender &&
-		(m.kind == kindTaken || m.kind == kindEnd):
+	case receiver && (m.kind == kindDone || m.kind == kindAbort),
+		sender && (m.kind == kindTaken || m.kind == kindEnd):
 		if len(body) != 0 {
 			return garbled("%d bytes too much", len(body))
 		}
+		return nil
+	case to == toGroupSender && m.kind == kindAsk, to == toGroupReceiver && m.kind == kindSum:
+		m.bytes = body
 		return nil
 	}
 	return garbled("kind %d to %#x", m.kind, to)
@@ -107,4 +116,15 @@ func appendHeader(dst []byte, to byte, k kind, r Reason, session uint64) []byte 
 func appendLayer(dst []byte, session uint64, layer int) []byte {
 	return binary.LittleEndian.AppendUint32(appendHeader(dst, toReceiver, kindLayer, 0, session),
 		uint32(layer))
+}
+
+func appendGroupLayer(dst []byte, session uint64, layer int) []byte {
+	return binary.LittleEndian.AppendUint32(appendHeader(dst, toGroupReceiver, kindLayer, 0,
+		session), uint32(layer))
+}
+
+// appendSum begins the answer to a question, which its digest follows.
+func appendSum(dst []byte, session uint64, number uint32) []byte {
+	return binary.LittleEndian.AppendUint32(appendHeader(dst, toGroupReceiver, kindSum, 0,
+		session), number)
 }

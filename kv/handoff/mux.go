@@ -36,13 +36,13 @@ func NewMux(eng *engine.Engine) *Mux {
 // Handle has f called for each message that begins with that byte, in order, and
 // once with the Err of each peer that was lost. All handlers share one
 // goroutine: f must not wait for anything. ErrBusy means that the byte is taken.
-// The bytes 0xB1 and 0xB2 are this package's.
+// The bytes 0xB1 to 0xB4 are this package's.
 func (m *Mux) Handle(first byte, f func(engine.Notification)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.handlers[first] != nil {
 		return fmt.Errorf("handle messages that begin with %#x: one Sender and one Receiver "+
-			"to a Mux: %w", first, engine.ErrBusy)
+			"of each kind to a Mux: %w", first, engine.ErrBusy)
 	}
 	m.handlers[first] = f
 	return nil

@@ -76,7 +76,7 @@ func (d *Digester) Layer(e *Edge, layer int, h *Held, in Scope) (Digest, error) 
 		return Digest{}, fmt.Errorf("digest: tokens %d to %d, want at most %d, of an edge of the "+
 			"digester's plan: %w", s.From, s.To, uint64(BlocksMax), ErrRequest)
 	}
-	if layer < 0 || layer >= len(e.at) || e.at[layer] == 0 {
+	if !e.Carries(layer) {
 		return Digest{}, nil
 	}
 	r := digesting{d: d, h: h, in: in, layer: layer}

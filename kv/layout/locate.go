@@ -36,7 +36,7 @@ func (e *MismatchError) Is(target error) bool { return target == ErrMismatch }
 // Digester.Layer) within a scope. Locate calls it once for each part, and some four times for
 // each doubling of heads and tokens; memory must not change meanwhile.
 func (e *Edge) Locate(layer int, s Span, differ func(Scope) (bool, error)) error {
-	if layer < 0 || layer >= len(e.at) || e.at[layer] == 0 {
+	if !e.Carries(layer) {
 		return nil
 	}
 	i := e.at[layer] - 1

@@ -344,6 +344,11 @@ func (p *Plan) Edges(to int) []Edge {
 	return slices.Clone(p.edges[to])
 }
 
+// Carries reports whether a layer is one of Layers.
+func (e *Edge) Carries(layer int) bool {
+	return layer >= 0 && layer < len(e.at) && e.at[layer] > 0
+}
+
 // Senders returns the sides of the sending group, as NewPlan was given them. Neither the slice
 // nor the sides may be changed.
 func (p *Plan) Senders() []*Side { return p.from }

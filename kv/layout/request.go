@@ -34,7 +34,7 @@ func (e *Edge) Layer(dst []driver.Pattern, layer int, from, to Tables, s Span) (
 		return dst, fmt.Errorf("tokens %d to %d, want at most %d: %w", s.From, s.To,
 			uint64(BlocksMax), ErrRequest)
 	}
-	if layer < 0 || layer >= len(e.at) || e.at[layer] == 0 {
+	if !e.Carries(layer) {
 		return dst, nil
 	}
 	w := writer{dst: dst, op: e.Op, from: from, to: to}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/limits"
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+// GroupConfig is what NewGroupSender and NewGroupReceiver need: one rank of one group. Plan,
+// Regions and Peers have no default. All ranks of both groups need the same Plan, of the same
+// sides in the same order.
+type GroupConfig struct {
+	Plan    *layout.Plan
+	Index   int              // of this rank in Plan.Senders or Plan.Receivers
+	Regions []*engine.Region // of this rank, as in Side.Regions; nil: no view lies there
+	Peers   []*engine.Peer   // all ranks of the other group, by index, as connected last
+
+	// Edge, if set, may change the Op of each edge of this rank. The rank at the other end must
+	// choose the same one, or it refuses requests with ErrGeometry.
+	Edge  func(*layout.Edge)
+	Route engine.Route // of the transfers of this rank
+
+	Window      int // layers in flight of one request; default 4
+	RequestsMax int // at once; default 256. A peer may have twice as many begun here
+	MessageMax  int // bytes of a fragment of a long message; default 4 KiB, at least MessageMin
+
+	MeetTimeout   time.Duration // for all ranks to begin and open a request; default 30 s
+	IdleTimeout   time.Duration // between two signs of life of the senders; default 60 s
+	LayerTimeout  time.Duration // for one layer to be written or read; default 10 s
+	TakenTimeout  time.Duration // from Finish on, for the last rank to be done; default 60 s
+	RevokeTimeout time.Duration // for one of three tries to revoke a lease; default 5 s
+	NotifyTimeout time.Duration // for a message to leave; default 5 s
+
+	// Digest, if set, has a sender send digests of a layer along, which the receivers compare with
+	// what has come (layout.Digester). Layers that differ never become ready: the request ends
+	// with a *layout.MismatchError. Layer calls it, so it must not wait. It needs DRAM.
+	Digest func(layer int) bool
+}
+
+func (c *GroupConfig) ensureDefaults() {
+	limits.Default(&c.Window, 4)
+	limits.Default(&c.RequestsMax, 256)
+	limits.Default(&c.MessageMax, messageDefault)
+	limits.Default(&c.MeetTimeout, 30*time.Second)
+	limits.Default(&c.IdleTimeout, 60*time.Second)
+	limits.Default(&c.LayerTimeout, 10*time.Second)
+	limits.Default(&c.TakenTimeout, 60*time.Second)
+	limits.Default(&c.RevokeTimeout, 5*time.Second)
+	limits.Default(&c.NotifyTimeout, 5*time.Second)
+}
+
+// check compares the configuration with the sides of this rank's group and of the other one.
+func (c *GroupConfig) check(own, other []*layout.Side) error {
+	switch {
+	case c.Index < 0 || c.Index >= len(own):
+		return fmt.Errorf("group: rank %d of %d: %w", c.Index, len(own), engine.ErrBounds)
+	case len(c.Peers) != len(other):
+		return fmt.Errorf("group: %d peers, the other group has %d ranks: %w", len(c.Peers),
+			len(other), engine.ErrBounds)
+	case len(c.Regions) != len(own[c.Index].Regions):
+		return fmt.Errorf("group: %d regions, the side of rank %d has %d: %w", len(c.Regions),
+			c.Index, len(own[c.Index].Regions), engine.ErrBounds)
+	case min(c.MeetTimeout, c.IdleTimeout, c.LayerTimeout, c.TakenTimeout, c.RevokeTimeout,
+		c.NotifyTimeout) < 0:
+		return fmt.Errorf("group: a negative timeout: %w", engine.ErrBounds)
+	}
+	for i, p := range c.Peers {
+		if p == nil {
+			return fmt.Errorf("group: no peer %d: %w", i, engine.ErrBounds)
+		}
+	}
+	for _, v := range own[c.Index].Views {
+		area, r := own[c.Index].Regions[v.Region], c.Regions[v.Region]
+		switch {
+		case r == nil || r.Size() < area.Bytes:
+			return fmt.Errorf("group: region %d (%s) needs %d bytes: %w", v.Region, area.Name,
+				area.Bytes, engine.ErrBounds)
+		case c.Digest != nil && r.Bytes() == nil:
+			return fmt.Errorf("group: region %d (%s) is %v: digests need %v: %w", v.Region,
+				area.Name, r.Kind(), engine.DRAM, engine.ErrNotSupported)
+		}
+	}
+	return errors.Join(limits.Within("Window", c.Window, 1, layout.LayersMax),
+		limits.Within("RequestsMax", c.RequestsMax, 1, requestsMax),
+		limits.Within("MessageMax", c.MessageMax, MessageMin, messageMost))
+}
+
+// rank is what GroupSender and GroupReceiver have in common.
+type rank struct {
+	cfg    GroupConfig
+	mux    *Mux
+	first  byte // of the messages to the other group
+	side   *layout.Side
+	others []*layout.Side
+	plan   [sha256.Size]byte // fingerprint
+	edges  []*layout.Edge    // by rank of the other group; nil: no bytes go between
+	lines  []*groupLine      // by rank of the other group
+	memory [][]byte          // by region; nil: not DRAM
+	count  counters
+
+	closing chan struct{}
+	running sync.WaitGroup
+}
+
+// newRank checks a configuration and makes a rank of it.
+func newRank(m *Mux, cfg GroupConfig, sends bool) (*rank, error) {
+	cfg.ensureDefaults()
+	if cfg.Plan == nil {
+		return nil, fmt.Errorf("group: no plan: %w", engine.ErrBounds)
+	}
+	own, other, first, op := cfg.Plan.Senders(), cfg.Plan.Receivers(), toGroupReceiver, engine.Write
+	if !sends {
+		own, other, first, op = other, own, toGroupSender, engine.Read
+	}
+	if err := cfg.check(own, other); err != nil {
+		return nil, err
+	}
+	r := &rank{cfg: cfg, mux: m, first: first, side: own[cfg.Index], others: other,
+		edges: make([]*layout.Edge, len(other)), closing: make(chan struct{})}
+	var err error
+	if r.plan, err = cfg.Plan.Fingerprint(); err != nil {
+		return nil, fmt.Errorf("group: %w", err)
+	}
+	for to := range cfg.Plan.Receivers() {
+		for _, e := range cfg.Plan.Edges(to) {
+			at, from := to, e.From
+			if !sends {
+				at, from = from, to
+			}
+			if from != cfg.Index {
+				continue
+			}
+			if cfg.Edge != nil {
+				cfg.Edge(&e)
+			}
+			if e.Op != engine.Read && e.Op != engine.Write {
+				return nil, fmt.Errorf("group: operation %d of an edge: %w", e.Op,
+					engine.ErrNotSupported)
+			}
+			r.edges[at] = &e
+		}
+	}
+	for i, p := range cfg.Peers {
+		r.lines = append(r.lines, &groupLine{eng: m.eng, peer: p, op: op, route: cfg.Route,
+			anchors: make([]*engine.Remote, len(other[i].Regions))})
+	}
+	for _, region := range cfg.Regions {
+		var b []byte
+		if region != nil {
+			b = region.Bytes()
+		}
+		r.memory = append(r.memory, b)
+	}
+	return r, nil
+}
+
+// op returns the operation of an edge, 0 where there is none.
+func (r *rank) op(other int) engine.Op {
+	if r.edges[other] == nil {
+		return 0
+	}
+	return r.edges[other].Op
+}
+
+// watch calls lost for each rank of the other group that is lost.
+func (r *rank) watch(lost func(other int)) {
+	for i, p := range r.cfg.Peers {
+		r.running.Go(func() {
+			select {
+			case <-p.Lost():
+				lost(i)
+			case <-r.closing:
+			}
+		})
+	}
+}
+
+// tell sends a message without a body. Where it cannot be sent, the limits of that rank end the
+// request there.
+func (r *rank) tell(other int, session uint64, what kind, reason Reason) {
+	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.NotifyTimeout)
+	defer cancel()
+	_ = r.cfg.Peers[other].Notify(ctx, appendHeader(nil, r.first, what, reason, session))
+}
+
+// whereLost returns the first rank of the other group that is lost.
+func (r *rank) whereLost() (other int, lost bool) {
+	for i, p := range r.cfg.Peers {
+		if isLost(p) {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// endOf is the function of that name for a rank of the other group.
+func (r *rank) endOf(ctx context.Context, request uint64, other int, err error) *EndError {
+	end := *endOf(ctx, request, err)
+	end.Request, end.Peer = request, r.cfg.Peers[other].Name()
+	if end.Reason == Failed && isLost(r.cfg.Peers[other]) {
+		end.Reason = PeerLost
+	}
+	return &end
+}
+
+// Stats returns the totals. Blocks and bytes are not counted.
+func (r *rank) Stats() Stats { return r.count.stats() }
+
+func (r *rank) closeLines() error {
+	var errs []error
+	for _, l := range r.lines {
+		errs = append(errs, l.close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+// Layer starts to hand over a layer, by its global number, which must be complete in this rank's
+// memory: it writes it to the receivers that this rank writes to, and tells those that read that
+// they may. It waits while Window layers are in flight, and ctx bounds that wait, not the write.
+// Each layer is handed over once, in any order; those that no edge carries may be left out.
+func (p *GroupPush) Layer(ctx context.Context, layer int) error {
+	carried, err := p.claim(layer)
+	if err != nil || !carried {
+		return err
+	}
+	select {
+	case p.window <- struct{}{}:
+	case <-p.over:
+		return p.Err()
+	case <-ctx.Done():
+		p.mu.Lock()
+		p.claimed[layer] = false
+		p.mu.Unlock()
+		return context.Cause(ctx)
+	}
+	f := &groupFlight{layer: layer}
+	err = p.fill(f)
+	if err = p.post(f, err); err != nil {
+		p.fail(endOf(ctx, p.request, err), nil)
+		err = p.Err()
+	}
+	return err
+}
+
+func (p *GroupPush) claim(layer int) (carried bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	claimed, carried := p.claimed[layer]
+	switch {
+	case isClosed(p.over):
+		return false, p.outcome()
+	case claimed:
+		return false, fmt.Errorf("hand layer %d over twice: %w", layer, engine.ErrBusy)
+	case carried:
+		p.claimed[layer] = true
+		return true, nil
+	}
+	for i := range p.s.side.Views {
+		if p.s.side.Views[i].Layer == layer {
+			return false, nil
+		}
+	}
+	return false, fmt.Errorf("hand layer %d over: it is not on rank %d: %w", layer, p.s.side.Rank,
+		engine.ErrBounds)
+}
+
+// fill makes a transfer for each edge that carries the layer.
+func (p *GroupPush) fill(f *groupFlight) error {
+	held := layout.Held{Memory: p.s.memory, Tables: p.tables, Span: p.span}
+	digest := p.digests != nil && p.s.cfg.Digest(f.layer)
+	for _, l := range p.links {
+		if l.edge == nil || !l.edge.Carries(f.layer) {
+			continue
+		}
+		t, err := p.s.lines[l.to].take()
+		if err != nil {
+			return err
+		}
+		f.sent = append(f.sent, sentLayer{l, t})
+		if l.edge.Op == engine.Write {
+			if err := t.fill(l.edge, f.layer, p.tables, l.there.tables, p.span, p.s.cfg.Regions,
+				l.remotes); err != nil {
+				return err
+			}
+		}
+		t.msg = appendGroupLayer(t.msg[:0], l.session, f.layer)
+		if digest {
+			d, err := p.digests.Layer(l.edge, f.layer, &held, layout.Scope{})
+			if err != nil {
+				return err
+			}
+			t.msg = appendDigest(t.msg, d)
+		}
+		if err := t.t.Notify(t.msg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// post starts the transfers of a layer, if they could be made, and gives back those that it has
+// not started.
+func (p *GroupPush) post(f *groupFlight, err error) error {
+	p.mu.Lock()
+	f.posted = time.Now()
+	posted := 0
+	if err == nil && isClosed(p.over) {
+		err = p.outcome()
+	}
+	for err == nil && posted < len(f.sent) {
+		if err = f.sent[posted].t.t.Post(); err == nil {
+			posted++
+		}
+	}
+	for _, s := range f.sent[posted:] {
+		p.s.lines[s.to.to].give(s.t, err)
+	}
+	f.sent = f.sent[:posted]
+	if posted > 0 {
+		p.unposted--
+		p.inFlight++
+		p.flights <- f
+	}
+	p.mu.Unlock()
+	if posted == 0 {
+		<-p.window
+	}
+	return err
+}
+
+// Finish waits until every layer is handed over, and until each receiver has all that it gets of
+// this and all other ranks. It returns nil when and only when all of them have confirmed it: the
+// blocks of this rank are free then. ctx and TakenTimeout bound the wait, and where ctx ends it
+// the push goes on, to be finished or aborted. ErrBusy means that a layer is missing.
+func (p *GroupPush) Finish(ctx context.Context) error {
+	if err := p.drain(ctx); err != nil {
+		return err
+	}
+	limit, cancel := context.WithTimeoutCause(ctx, p.s.cfg.TakenTimeout, engine.ErrTimeout)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, l := range p.links {
+		all.Go(func() {
+			msg := appendHeader(nil, toGroupReceiver, kindDone, 0, l.session)
+			if err := p.s.cfg.Peers[l.to].Notify(limit, msg); err != nil && ctx.Err() == nil {
+				p.fail(p.s.endOf(limit, p.request, l.to, err), nil)
+			}
+		})
+	}
+	all.Wait()
+	select {
+	case <-p.over:
+	case <-limit.Done():
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		p.fail(endOf(limit, p.request, fmt.Errorf("wait for all ranks to take it over: %w",
+			context.Cause(limit))), nil)
+	}
+	<-p.ended
+	return p.Err()
+}
+
+// drain waits until all layers are written.
+func (p *GroupPush) drain(ctx context.Context) error {
+	for {
+		p.mu.Lock()
+		ready, err := p.mayFinish()
+		p.mu.Unlock()
+		if err != nil || ready {
+			return err
+		}
+		select {
+		case <-p.drained:
+		case <-p.over:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// mayFinish reports whether the last word may be sent. Precondition: p.mu is held.
+func (p *GroupPush) mayFinish() (ready bool, err error) {
+	switch {
+	case isClosed(p.over):
+		return false, p.outcome()
+	case p.unposted > 0:
+		return false, fmt.Errorf("finish request %d: %d layers have not been handed over: %w",
+			p.request, p.unposted, engine.ErrBusy)
+	}
+	p.doneSent = p.doneSent || p.inFlight == 0
+	return p.doneSent, nil
+}
+
+// Abort ends the request on all ranks. When it returns nil, no byte that this rank sends lands any
+// more, no receiver can read its blocks, and all receivers have been told, where they can be; each
+// of them tells the other senders, and has its own proof. ctx bounds the wait; the end goes on
+// without it. driver.ErrUnproven means that there is no proof: the blocks of this rank must not
+// change. It is idempotent, and does nothing to a push that has ended.
+func (p *GroupPush) Abort(ctx context.Context) error {
+	p.fail(&EndError{Reason: Aborted}, nil)
+	select {
+	case <-p.ended:
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.unproven
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// run follows the layers in flight, and cleans up when the push is over.
+func (p *GroupPush) run() {
+	defer close(p.ended)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for !isClosed(p.over) {
+		select {
+		case f := <-p.flights:
+			p.reap(f, timer)
+		case a := <-p.asked:
+			p.answer(a)
+		case <-p.over:
+		}
+	}
+	for held := 0; held < cap(p.window); { // then no call of Layer is under way
+		select {
+		case f := <-p.flights:
+			p.reap(f, timer)
+		case p.window <- struct{}{}:
+			held++
+		}
+	}
+	<-p.ready
+	p.cleanUp()
+}
+
+// reap waits for the end of a layer on all its edges, or makes it end.
+func (p *GroupPush) reap(f *groupFlight, timer *time.Timer) {
+	timer.Reset(time.Until(f.posted) + p.s.cfg.LayerTimeout)
+	for _, s := range f.sent {
+		p.awaitLayer(s, timer)
+	}
+	var all sync.WaitGroup
+	for _, s := range f.sent {
+		if s.t.t.Done() && s.t.t.Err() == nil {
+			continue
+		}
+		all.Go(func() { // also what has ended with an error may have done so without proof
+			err := s.t.t.Abort(context.Background())
+			p.mu.Lock()
+			p.unproven = errors.Join(p.unproven, err)
+			p.mu.Unlock()
+		})
+	}
+	all.Wait()
+	for _, s := range f.sent {
+		err := s.t.t.Err()
+		p.s.lines[s.to.to].give(s.t, err)
+		if errors.Is(err, engine.ErrRevoked) {
+			p.awaitEnd(s.to, err, timer)
+		} else if err != nil {
+			p.fail(p.s.endOf(context.Background(), p.request, s.to.to, err), nil)
+		}
+	}
+	p.mu.Lock()
+	p.inFlight--
+	drained := p.inFlight == 0
+	p.mu.Unlock()
+	p.s.count.layers.Add(1)
+	<-p.window
+	if drained {
+		poke(p.drained)
+	}
+}
+
+// awaitLayer waits for a transfer, for its time to be over, or for the end of the push. It answers
+// questions meanwhile.
+func (p *GroupPush) awaitLayer(s sentLayer, timer *time.Timer) {
+	for !s.t.t.Done() {
+		select {
+		case <-s.t.t.Completed(): // or it was the signal of an earlier post
+		case a := <-p.asked:
+			p.answer(a)
+		case <-timer.C:
+			err := fmt.Errorf("layer to rank %d is not written: %w", p.s.others[s.to.to].Rank,
+				engine.ErrTimeout)
+			p.fail(p.s.endOf(context.Background(), p.request, s.to.to, err), nil)
+			return
+		case <-p.over:
+			return
+		}
+	}
+}
+
+// awaitEnd waits for a receiver to say why it has revoked a lease.
+func (p *GroupPush) awaitEnd(l *outLink, cause error, timer *time.Timer) {
+	timer.Reset(p.s.cfg.NotifyTimeout)
+	select {
+	case <-p.over:
+	case <-timer.C:
+		p.fail(&EndError{Remote: true, Reason: Cancelled, Err: cause}, l)
+	}
+}
+
+// answer tells a receiver a digest of this rank's memory.
+func (p *GroupPush) answer(a asking) {
+	held := layout.Held{Memory: p.s.memory, Tables: p.tables, Span: p.span}
+	d, err := p.digests.Layer(a.from.edge, int(a.q.layer), &held, a.q.scope)
+	if err != nil {
+		p.fail(p.s.endOf(context.Background(), p.request, a.from.to, err), nil)
+		return
+	}
+	msg := appendDigest(appendSum(nil, a.from.session, a.q.number), d)
+	ctx, cancel := context.WithTimeout(context.Background(), p.s.cfg.NotifyTimeout)
+	defer cancel()
+	_ = p.s.cfg.Peers[a.from.to].Notify(ctx, msg) // else the receiver's limit ends its wait
+}
+
+// cleanUp gives back what the push holds. Preconditions: no transfer is in flight, nor a call of
+// Begin or Layer under way.
+func (p *GroupPush) cleanUp() {
+	err := p.s.revoke(p.leases)
+	p.mu.Lock()
+	if p.unproven = errors.Join(p.unproven, err); err != nil && p.err == nil {
+		p.err = &EndError{Request: p.request, Reason: Failed, Err: err}
+	}
+	p.mu.Unlock()
+	for _, l := range p.links {
+		p.s.lines[l.to].moor(l.remotes)
+	}
+	p.s.forget(p)
+}

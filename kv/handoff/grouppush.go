@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+// GroupPush is what one prefill rank sends of a request. It holds resources of all ranks until
+// Finish has succeeded or Abort was called. Layer may be called by several goroutines, Abort and
+// the others by any; Finish by one.
+type GroupPush struct {
+	s       *GroupSender
+	request uint64
+	tables  layout.Tables
+	span    layout.Span
+	links   []*outLink // by receiver
+	leases  []groupLease
+	seed    layout.Seed
+	digests *layout.Digester // nil: none
+
+	window  chan struct{}     // one entry for each layer in flight
+	flights chan *groupFlight // posted, in order; never full
+	drained chan struct{}     // one entry: no layer is in flight
+	asked   chan asking       // one entry a link: see question
+	ready   chan struct{}     // closed when Begin has done all it does
+	over    chan struct{}     // closed when the outcome is known
+	ended   chan struct{}     // closed when nothing is left of it
+
+	mu       sync.Mutex
+	err      error // the outcome, once over is closed; nil: handed over
+	unproven error
+	claimed  map[int]bool // by layer that an edge carries
+	unposted int          // layers
+	inFlight int          // layers
+	untaken  int          // links
+	doneSent bool
+}
+
+// outLink is the way to one receiving rank, with or without bytes. GroupPush.mu guards what
+// messages change.
+type outLink struct {
+	push    *GroupPush
+	to      int
+	edge    *layout.Edge // nil: there are no bytes for it
+	session uint64
+	sent    chan struct{} // closed when no more of the begin is sent
+	granted chan struct{} // closed when all of the grant is there
+	grant   assembly
+	taken   bool
+
+	there   places // where that rank has the request; set before ready is closed
+	remotes []*engine.Remote
+}
+
+// groupFlight is one layer on its way to several ranks.
+type groupFlight struct {
+	layer  int
+	posted time.Time
+	sent   []sentLayer
+}
+
+type sentLayer struct {
+	to *outLink
+	t  *layerTransfer
+}
+
+type asking struct {
+	from *outLink
+	q    question
+}
+
+func newGroupPush(s *GroupSender, request uint64, t layout.Tables, in layout.Span) (*GroupPush,
+	error) {
+	p := &GroupPush{s: s, request: request, tables: t, span: in, untaken: len(s.edges),
+		window:  make(chan struct{}, s.cfg.Window),
+		flights: make(chan *groupFlight, s.cfg.Window), drained: make(chan struct{}, 1),
+		asked: make(chan asking, len(s.edges)), ready: make(chan struct{}),
+		over: make(chan struct{}), ended: make(chan struct{}), claimed: map[int]bool{}}
+	for to, e := range s.edges {
+		p.links = append(p.links, &outLink{push: p, to: to, edge: e, session: newSession(),
+			sent: make(chan struct{}), granted: make(chan struct{})})
+		if e != nil {
+			for _, l := range e.Layers {
+				p.claimed[l] = false
+			}
+		}
+	}
+	p.unposted = len(p.claimed)
+	if s.cfg.Digest == nil {
+		return p, nil
+	}
+	rand.Read(p.seed[:])
+	var err error
+	p.digests, err = s.cfg.Plan.NewDigester(p.seed)
+	return p, err
+}
+
+// begin meets all receivers at once. What goes wrong ends the push.
+func (p *GroupPush) begin(ctx context.Context) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-p.over:
+			cancel(engine.ErrAborted)
+		case <-ctx.Done():
+		}
+	}()
+	var mine places
+	for to := range p.links {
+		if p.s.op(to) == engine.Read && p.leases == nil {
+			var err error
+			p.leases, err = p.s.lease(p.tables, p.span, engine.LeaseOptions{ReadOnly: true})
+			mine = placesOf(p.tables, p.leases)
+			if err != nil {
+				p.fail(endOf(ctx, p.request, err), nil)
+				break
+			}
+		}
+	}
+	var all sync.WaitGroup
+	for _, l := range p.links {
+		all.Go(func() {
+			if err := p.meet(ctx, l, mine); err != nil {
+				p.fail(p.s.endOf(ctx, p.request, l.to, err), nil)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func placesOf(t layout.Tables, leases []groupLease) places {
+	p := places{tables: t}
+	for _, l := range leases {
+		p.tokens = append(p.tokens, token{l.region, l.lease.Token()})
+	}
+	return p
+}
+
+// meet tells one receiver of the request, waits for its grant, and imports its leases.
+func (p *GroupPush) meet(ctx context.Context, l *outLink, mine places) error {
+	ask := groupBegin{request: p.request, plan: p.s.plan, op: p.s.op(l.to), span: p.span,
+		digests: p.digests != nil, seed: p.seed}
+	if ask.op == engine.Read {
+		ask.places = mine
+	}
+	err := sendFragments(ctx, p.s.cfg.Peers[l.to], toGroupReceiver, kindBegin, l.session,
+		ask.append(nil), p.s.cfg.MessageMax)
+	close(l.sent)
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	select {
+	case <-l.granted:
+	case <-ctx.Done():
+		return fmt.Errorf("wait for rank %d to open the request: %w", p.s.others[l.to].Rank,
+			context.Cause(ctx))
+	}
+	if l.there, err = decodePlaces(l.grant.bytes); err != nil || ask.op != engine.Write {
+		return err
+	}
+	side := p.s.others[l.to]
+	if err := side.CheckTables(l.there.tables, p.span); err != nil {
+		return garbled("a grant of rank %d: %v", side.Rank, err)
+	}
+	l.remotes, err = importAll(ctx, p.s.cfg.Peers[l.to], l.there.tokens, len(side.Regions))
+	return err
+}
+
+// Request returns the number that Begin was given.
+func (p *GroupPush) Request() uint64 { return p.request }
+
+// Err returns why the push ended, nil while it has not and when it succeeded.
+func (p *GroupPush) Err() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err
+}
+
+// Ended is closed when nothing is left of the push: no transfer, lease or import. The blocks of
+// this rank may then change, unless Err or Abort returns driver.ErrUnproven.
+func (p *GroupPush) Ended() <-chan struct{} { return p.ended }
+
+// outcome is what a call on a push that is over returns. Precondition: p.mu is held.
+func (p *GroupPush) outcome() error {
+	if p.err != nil {
+		return p.err
+	}
+	return fmt.Errorf("request %d is handed over already: %w", p.request, engine.ErrClosed)
+}
+
+// fail gives the push its outcome, unless it has one, and tells all receivers at once; not the
+// one that has told us.
+func (p *GroupPush) fail(end *EndError, from *outLink) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if isClosed(p.over) {
+		return
+	}
+	end.Request = p.request
+	if from != nil {
+		end.Peer = p.s.cfg.Peers[from.to].Name()
+	}
+	p.err = end
+	p.s.count.ended(end.Reason)
+	close(p.over)
+	for _, l := range p.links {
+		if l == from || l.taken {
+			continue
+		}
+		p.s.running.Go(func() {
+			<-l.sent // after all of the begin: it would be a stray
+			p.s.tell(l.to, l.session, kindAbort, end.Reason)
+		})
+	}
+}
+
+// lost ends the push, unless the rank that was lost has taken over what is its own.
+func (p *GroupPush) lost(l *outLink) {
+	p.mu.Lock()
+	taken := l.taken
+	p.mu.Unlock()
+	if !taken {
+		p.fail(&EndError{Reason: PeerLost}, l)
+	}
+}
+
+// receive notes what a receiver says. It does not wait.
+func (p *GroupPush) receive(l *outLink, m *message) {
+	if m.kind == kindEnd {
+		p.fail(&EndError{Remote: true, Reason: m.reason}, l)
+		return
+	}
+	p.mu.Lock()
+	ok := false
+	switch m.kind {
+	case kindTaken:
+		if ok = p.doneSent && !l.taken; ok {
+			l.taken = true
+			if p.untaken--; p.untaken == 0 && !isClosed(p.over) {
+				p.s.count.finished.Add(1)
+				close(p.over)
+			}
+		}
+	case kindGrant:
+		whole, err := l.grant.add(m, placesMax(p.s.others[l.to], p.s.op(l.to) != engine.Write))
+		if ok = err == nil && !isClosed(l.granted); ok && whole {
+			close(l.granted)
+		}
+	case kindAsk:
+		var q question
+		if q, ok = decodeQuestion(m.bytes); ok && p.digests != nil && l.edge != nil {
+			select {
+			case p.asked <- asking{l, q}:
+			default:
+				ok = false
+			}
+		}
+	}
+	p.mu.Unlock()
+	if !ok {
+		p.fail(&EndError{Reason: Garbled}, l)
+	}
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+// GroupRequest is one request on its way to this decode rank, or here. All methods may be called
+// by any goroutine.
+type GroupRequest struct {
+	ID uint64 // that Open was given
+
+	r        *GroupReceiver
+	tables   layout.Tables
+	span     layout.Span
+	leases   []groupLease
+	ready    chan int
+	ctx      context.Context // is over when the request has failed
+	cancel   context.CancelCauseFunc
+	prepared chan struct{}  // closed when Open leases nothing more
+	opened   chan struct{}  // closed when Open has succeeded
+	alive    chan struct{}  // one entry: a sender gave a sign of life
+	complete chan struct{}  // closed when all senders have handed over their parts
+	closed   chan struct{}  // closed when the outcome is known and no lease stands
+	work     sync.WaitGroup // of links
+
+	// Guarded by GroupReceiver.mu.
+	taken bool        // by Open
+	links []*inLink   // by sender; nil: it has not begun
+	edges map[int]int // by layer: edges that have not brought it
+	end   *EndError
+	err   error // the outcome, once closed is closed
+
+	unproven error // a read was ended without a proof
+}
+
+func newGroupRequest(r *GroupReceiver, number uint64) *GroupRequest {
+	q := &GroupRequest{ID: number, r: r, prepared: make(chan struct{}),
+		opened: make(chan struct{}), alive: make(chan struct{}, 1), complete: make(chan struct{}),
+		closed: make(chan struct{}), links: make([]*inLink, len(r.others)), edges: map[int]int{}}
+	q.ctx, q.cancel = context.WithCancelCause(context.Background())
+	for _, e := range r.rank.edges {
+		if e != nil {
+			for _, l := range e.Layers {
+				q.edges[l]++
+			}
+		}
+	}
+	q.ready = make(chan int, len(q.edges))
+	return q
+}
+
+// Ready tells of each layer that is here from all senders that have a part of it, by its global
+// number and in the order of arrival. It is closed when the request ends: complete if Err is nil.
+func (q *GroupRequest) Ready() <-chan int { return q.ready }
+
+// Done is closed when this rank has all of the request, or it has failed; Err says which. In both
+// cases nothing lands in its blocks any more, unless Err is ErrUnproven. Other ranks may have
+// failed: ask each of them.
+func (q *GroupRequest) Done() <-chan struct{} { return q.closed }
+
+// Err returns why the request failed, an *EndError; nil while it has not ended and when it is
+// complete.
+func (q *GroupRequest) Err() error {
+	q.r.mu.Lock()
+	defer q.r.mu.Unlock()
+	return q.err
+}
+
+// Cancel ends the request on all ranks, unless it is complete here. When it returns nil, nothing
+// lands in the blocks of this rank any more; driver.ErrUnproven where that could not be proved.
+// ctx bounds the wait; the end goes on without it.
+func (q *GroupRequest) Cancel(ctx context.Context) error {
+	q.r.mu.Lock()
+	q.stop(&EndError{Reason: Cancelled}, nil)
+	q.r.mu.Unlock()
+	select {
+	case <-q.closed:
+		if err := q.Err(); errors.Is(err, engine.ErrUnproven) {
+			return err
+		}
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// stop ends the request before it is complete, and tells the senders at once; not the one that
+// has told us. Precondition: r.mu is held.
+func (q *GroupRequest) stop(end *EndError, from *inLink) {
+	if q.end != nil || isClosed(q.complete) {
+		return
+	}
+	end.Request = q.ID
+	if from != nil {
+		end.Peer = q.r.cfg.Peers[from.from].Name()
+	}
+	q.end = end
+	q.r.remember(q)
+	q.cancel(end)
+	for _, l := range q.links {
+		if l != nil && l != from {
+			q.r.running.Go(func() { q.r.tell(l.from, l.session, kindEnd, end.Reason) })
+		}
+	}
+}
+
+// run waits for the outcome, and then revokes the leases.
+func (q *GroupRequest) run() {
+	q.await()
+	q.r.mu.Lock()
+	taken := q.taken // it stays so: Open finds no request that has ended
+	q.r.mu.Unlock()
+	if taken {
+		<-q.prepared
+	}
+	err := q.r.revoke(q.leases)
+	q.work.Wait()
+	q.cancel(nil)
+	q.settle(err)
+}
+
+// await returns when the request is complete or stopped. Its limits stop it.
+func (q *GroupRequest) await() {
+	limit := time.NewTimer(q.r.cfg.MeetTimeout)
+	defer limit.Stop()
+	for {
+		select {
+		case <-q.complete:
+			return
+		case <-q.ctx.Done():
+			return
+		case <-q.alive:
+			q.r.mu.Lock()
+			met := isClosed(q.opened) && q.missing() == nil
+			q.r.mu.Unlock()
+			if met {
+				limit.Reset(q.r.cfg.IdleTimeout)
+			} else {
+				limit.Reset(q.r.cfg.MeetTimeout)
+			}
+		case <-limit.C:
+			q.r.mu.Lock()
+			q.stop(&EndError{Reason: TimedOut, Err: q.overdue()}, nil)
+			q.r.mu.Unlock()
+		}
+	}
+}
+
+// missing lists the sending ranks that have not begun the request. Precondition: r.mu is held.
+func (q *GroupRequest) missing() (list []int) {
+	for i, l := range q.links {
+		if l == nil {
+			list = append(list, q.r.others[i].Rank)
+		}
+	}
+	return list
+}
+
+// overdue says what did not come in time. Precondition: r.mu is held.
+func (q *GroupRequest) overdue() error {
+	if !isClosed(q.opened) {
+		return fmt.Errorf("this rank has not opened it within %v", q.r.cfg.MeetTimeout)
+	}
+	if list := q.missing(); list != nil {
+		return fmt.Errorf("sending ranks %v have not begun it within %v", list, q.r.cfg.MeetTimeout)
+	}
+	var list []int
+	for i, l := range q.links {
+		if !l.isComplete() {
+			list = append(list, q.r.others[i].Rank)
+		}
+	}
+	return fmt.Errorf("no sign of life within %v; sending ranks %v are not done",
+		q.r.cfg.IdleTimeout, list)
+}
+
+// settle notes the outcome, and tells the senders that this rank has taken it over.
+func (q *GroupRequest) settle(unproven error) {
+	q.r.mu.Lock()
+	unproven = errors.Join(unproven, q.unproven)
+	if unproven != nil && q.end == nil {
+		q.end = &EndError{Request: q.ID, Reason: Failed}
+	}
+	what, reason := kindTaken, Reason(0)
+	if q.end != nil {
+		q.end.Err = errors.Join(q.end.Err, unproven)
+		q.err, what, reason = q.end, kindEnd, q.end.Reason
+	} else {
+		q.r.count.finished.Add(1)
+	}
+	complete := isClosed(q.complete)
+	if delete(q.r.requests, q.ID); q.taken {
+		q.r.opened--
+	}
+	for _, l := range q.links {
+		if l != nil {
+			q.r.drop(l)
+			if complete { // else stop has told them
+				q.r.running.Go(func() { q.r.tell(l.from, l.session, what, reason) })
+			}
+		}
+	}
+	q.r.mu.Unlock()
+	close(q.ready)
+	close(q.closed)
+}
+
+// arrived notes that one edge has brought a layer.
+func (q *GroupRequest) arrived(l *inLink, layer int) {
+	q.r.mu.Lock()
+	defer q.r.mu.Unlock()
+	if q.end != nil {
+		return
+	}
+	l.left--
+	q.r.count.layers.Add(1)
+	if q.edges[layer]--; q.edges[layer] == 0 {
+		q.ready <- layer // has room for all of them
+	}
+	q.checkComplete()
+}
+
+// checkComplete looks whether all senders have handed over their parts. Precondition: r.mu is held.
+func (q *GroupRequest) checkComplete() {
+	for _, l := range q.links {
+		if l == nil || !l.isComplete() {
+			return
+		}
+	}
+	if q.end == nil && isClosed(q.opened) && !isClosed(q.complete) {
+		close(q.complete)
+	}
+}
