@@ -104,8 +104,8 @@ func (l *inLink) receive(m *message) {
 		l.q.checkComplete()
 	case m.kind == kindSum:
 		number, rest, _ := cut32(m.bytes, true)
-		var d layout.Digest
-		if d, ok = decodeDigest(rest); ok && l.question != 0 && uint32(number) == l.question {
+		d, whole := decodeDigest(rest)
+		if ok = whole && l.question != 0 && uint32(number) == l.question; ok {
 			l.question = 0
 			l.sums <- d
 		}

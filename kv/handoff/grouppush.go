@@ -256,12 +256,12 @@ func (p *GroupPush) receive(l *outLink, m *message) {
 			close(l.granted)
 		}
 	case kindAsk:
-		var q question
-		if q, ok = decodeQuestion(m.bytes); ok && p.digests != nil && l.edge != nil {
+		q, whole := decodeQuestion(m.bytes)
+		if whole && p.digests != nil && l.edge != nil {
 			select {
 			case p.asked <- asking{l, q}:
-			default:
-				ok = false
+				ok = true
+			default: // more than one of a rank
 			}
 		}
 	}

@@ -4,6 +4,7 @@ package handoff
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"math"
 	"reflect"
@@ -131,8 +132,10 @@ func TestFragmentsMustFollowEachOther(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, b := range messages() {
-		f.Add(b)
+	for _, list := range []map[string][]byte{messages(), groupMessages()} {
+		for _, b := range list {
+			f.Add(b)
+		}
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := decode(b)
@@ -143,11 +146,11 @@ func FuzzDecode(f *testing.F) {
 		again := appendHeader(nil, b[0], m.kind, m.reason, m.session)
 		switch m.kind {
 		case kindLayer:
-			again = appendLayer(nil, m.session, int(m.layer))
+			again = binary.LittleEndian.AppendUint32(again, m.layer)
 		case kindBegin, kindGrant:
 			again = append(again, b[headerLen:fragmentLen]...)
-			again = append(again, m.bytes...)
 		}
+		again = append(again, m.bytes...)
 		if !bytes.Equal(again, b) {
 			t.Errorf("%x was read as %+v", b, m)
 		}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+var someDigest = layout.Digest{A: 1, B: 1 << 60, Cells: 3}
+
+// groupMessages are one of each kind, well formed.
+func groupMessages() map[string][]byte {
+	fragment := func(to byte, k kind) []byte {
+		return append(appendHeader(nil, to, k, 0, 7), 9, 0, 0, 0, 2, 0, 0, 0, 'a', 'b', 'c')
+	}
+	ask := question{3, 5, layout.Scope{Part: "k", Units: [2]int{1, 2},
+		Tokens: layout.Span{From: 3, To: 1 << 33}}}
+	return map[string][]byte{
+		"begin": fragment(toGroupReceiver, kindBegin), "grant": fragment(toGroupSender, kindGrant),
+		"layer":  appendGroupLayer(nil, 7, 60),
+		"digest": appendDigest(appendGroupLayer(nil, 7, 60), someDigest),
+		"done":   appendHeader(nil, toGroupReceiver, kindDone, 0, 7),
+		"abort":  appendHeader(nil, toGroupReceiver, kindAbort, Aborted, 7),
+		"taken":  appendHeader(nil, toGroupSender, kindTaken, 0, 7),
+		"end":    appendHeader(nil, toGroupSender, kindEnd, OtherSpan, 7),
+		"ask":    ask.append(appendHeader(nil, toGroupSender, kindAsk, 0, 7)),
+		"sum":    appendDigest(appendSum(nil, 7, 3), someDigest),
+	}
+}
+
+func TestGroupMessagesReadBack(t *testing.T) {
+	for name, b := range groupMessages() {
+		m, err := decode(b)
+		require.NoError(t, err, name)
+		require.EqualValues(t, 7, m.session)
+		switch name {
+		case "digest":
+			got, ok := decodeDigest(m.bytes)
+			require.True(t, ok)
+			require.Equal(t, someDigest, got)
+		case "ask":
+			q, ok := decodeQuestion(m.bytes)
+			require.True(t, ok)
+			require.Equal(t, m.bytes, q.append(nil))
+			require.Equal(t, "k", q.scope.Part)
+		}
+		swapped := bytes.Clone(b)
+		swapped[0] ^= toGroupSender ^ toGroupReceiver
+		_, err = decode(swapped)
+		require.ErrorIs(t, err, engine.ErrCorrupt, "%s to the other side", name)
+		for n := range headerLen {
+			_, err = decode(b[:n])
+			require.ErrorIs(t, err, engine.ErrCorrupt, "%s of %d bytes", name, n)
+		}
+	}
+}
+
+var somePlaces = places{layout.Tables{{1, 2, 1 << 31}, {}, {7}}, []token{{0, []byte("a")},
+	{3, []byte("bc")}}}
+
+func TestGroupPayloadsReadBack(t *testing.T) {
+	for _, p := range []places{somePlaces, {}} {
+		want := groupBegin{request: 1 << 60, plan: [32]byte{1, 2}, op: engine.Read, digests: true,
+			seed: layout.Seed{9}, span: layout.Span{From: 2, To: 1 << 40}, places: p}
+		b := want.append(nil)
+		got, err := decodeGroupBegin(b)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		for n := range b {
+			_, err = decodeGroupBegin(b[:n])
+			require.ErrorIs(t, err, engine.ErrCorrupt, "%d of %d bytes", n, len(b))
+		}
+		_, err = decodeGroupBegin(append(b, 0))
+		require.ErrorIs(t, err, engine.ErrCorrupt)
+	}
+}
+
+func FuzzGroupPayloads(f *testing.F) {
+	f.Add((&groupBegin{places: somePlaces}).append(nil))
+	f.Add(somePlaces.append(nil))
+	f.Add(groupMessages()["ask"][headerLen:])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if g, err := decodeGroupBegin(b); err == nil {
+			require.Equal(t, b, g.append(nil))
+		}
+		if p, err := decodePlaces(b); err == nil {
+			require.Equal(t, b, p.append(nil))
+		}
+		if q, ok := decodeQuestion(b); ok {
+			require.Equal(t, b, q.append(nil))
+		}
+	})
+}
+
+// TestGroupBrokenProtocol: a rank that says what it must not ends the request on all ranks.
+func TestGroupBrokenProtocol(t *testing.T) {
+	to := func(k kind) func(uint64) []byte {
+		return func(s uint64) []byte { return appendHeader(nil, toGroupReceiver, k, 0, s) }
+	}
+	for what, send := range map[string]func(session uint64) []byte{
+		"a layer that no edge carries": func(s uint64) []byte { return appendGroupLayer(nil, s, 3) },
+		"a layer number too large":     func(s uint64) []byte { return appendGroupLayer(nil, s, 1<<31) },
+		"a layer twice":                func(s uint64) []byte { return appendGroupLayer(nil, s, 0) },
+		"a digest without a seed": func(s uint64) []byte {
+			return appendDigest(appendGroupLayer(nil, s, 1), someDigest)
+		},
+		"an answer without a question": func(s uint64) []byte {
+			return appendDigest(appendSum(nil, s, 0), someDigest)
+		},
+		"a begin once more": func(s uint64) []byte {
+			return append(appendHeader(nil, toGroupReceiver, kindBegin, 0, s), 1, 0, 0, 0, 0, 0, 0,
+				0, 'x')
+		},
+		"the last word twice": to(kindDone),
+	} {
+		t.Run(what, func(t *testing.T) {
+			c := newCrowd(t, fourToTwo(t, newMem, false))
+			j := c.newJob(t, layout.Span{To: 40})
+			j.begin(t)
+			require.NoError(t, j.pushes[0].Layer(within(t), 0))
+			j.awaitEdges(t, 0, 1)
+			session := j.pushes[0].links[0].session
+			if what == "the last word twice" {
+				require.NoError(t, c.from[0].peers[0].Notify(within(t), send(session)))
+			}
+			require.NoError(t, c.from[0].peers[0].Notify(within(t), send(session)))
+			j.awaitEnd(t)
+			for i, err := range j.errs() {
+				require.ErrorIs(t, err, engine.ErrCorrupt, "rank %d", i)
+			}
+		})
+	}
+	for what, send := range map[string]func(session uint64) []byte{
+		"taken too early": func(s uint64) []byte {
+			return appendHeader(nil, toGroupSender, kindTaken, 0, s)
+		},
+		"a grant once more": func(s uint64) []byte {
+			return append(appendHeader(nil, toGroupSender, kindGrant, 0, s), 1, 0, 0, 0, 0, 0, 0,
+				0, 'x')
+		},
+		"a question without digests": func(s uint64) []byte {
+			return (&question{}).append(appendHeader(nil, toGroupSender, kindAsk, 0, s))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			c := newCrowd(t, fourToTwo(t, newMem, false))
+			j := c.newJob(t, layout.Span{To: 40})
+			j.begin(t)
+			require.NoError(t, c.to[0].peers[3].Notify(within(t),
+				send(j.pushes[3].links[0].session)))
+			j.awaitEnd(t)
+			for i, err := range j.errs() {
+				require.ErrorIs(t, err, engine.ErrCorrupt, "rank %d", i)
+			}
+		})
+	}
+}
+
+// TestGroupStrangers: messages of a session from another rank, and of none, are strays.
+func TestGroupStrangers(t *testing.T) {
+	c := newCrowd(t, fourToTwo(t, newMem, false))
+	j := c.newJob(t, layout.Span{To: 40})
+	j.begin(t)
+	session := j.pushes[0].links[0].session
+	abort := appendHeader(nil, toGroupReceiver, kindAbort, Aborted, session)
+	require.NoError(t, c.from[1].peers[0].Notify(within(t), abort)) // not its session
+	for name, b := range groupMessages() {
+		if name != "begin" && name != "grant" {
+			require.NoError(t, c.from[0].peers[0].Notify(within(t), b))
+			require.NoError(t, c.to[0].peers[0].Notify(within(t), b))
+		}
+	}
+	j.push(t)
+	j.check(t)
+	require.EqualValues(t, 1+5, c.to[0].receive.Stats().Strays)
+	require.EqualValues(t, 3, c.from[0].sender.Stats().Strays)
+}
+
+// TestGroupGarbage sends all ranks messages with a flipped bit while requests are handed over.
+func TestGroupGarbage(t *testing.T) {
+	c := newCrowd(t, fourToTwo(t, newMem, false))
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		r := rand.New(rand.NewPCG(5, 6))
+		for !isClosed(stop) {
+			for _, b := range groupMessages() {
+				b[r.IntN(len(b))] ^= byte(1 << r.IntN(8))
+				_ = c.from[r.IntN(4)].peers[r.IntN(2)].Notify(within(t), b)
+				_ = c.to[r.IntN(2)].peers[r.IntN(4)].Notify(within(t), b)
+			}
+		}
+	}()
+	for range 20 {
+		j := c.newJob(t, layout.Span{To: 40})
+		j.begin(t)
+		j.push(t)
+		j.check(t)
+		j.give()
+	}
+	close(stop)
+	<-stopped
+}
+
+// TestGroupDisagreement: ranks that do not mean the same are refused at once, with the reason.
+func TestGroupDisagreement(t *testing.T) {
+	other, err := layout.NewPlan(sidesOf(t, grouped(3, 4, 16), layout.Placement{TP: 4,
+		BlockTokens: 4}), sidesOf(t, grouped(3, 4, 16), layout.Placement{TP: 2, BlockTokens: 6,
+		Order: layout.VLLMHND}))
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		config func(sends bool, g *GroupConfig)
+		span   layout.Span // of sending rank 1
+		want   error
+	}{
+		"plan": {func(sends bool, g *GroupConfig) {
+			if sends && g.Index == 1 {
+				g.Plan = other
+			}
+		}, layout.Span{To: 40}, ErrGeometry},
+		"operation": {func(sends bool, g *GroupConfig) {
+			if !sends {
+				g.Edge = func(e *layout.Edge) { e.Op = driver.Read }
+			}
+		}, layout.Span{To: 40}, ErrGeometry},
+		"span": {nil, layout.Span{From: 1, To: 40}, ErrSpan},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := fourToTwo(t, newMem, false)
+			if c.config != nil {
+				s.config = c.config
+			}
+			crowd := newCrowd(t, s)
+			j := crowd.newJob(t, layout.Span{To: 40})
+			j.open(t)
+			_, err := crowd.from[1].sender.Begin(within(t), j.number, j.from[1], c.span)
+			require.ErrorIs(t, err, c.want)
+			for i := range j.requests {
+				require.Empty(t, j.ready(t, i))
+				require.ErrorIs(t, j.requests[i].Err(), c.want)
+			}
+			_, err = crowd.from[0].sender.Begin(within(t), j.number, j.from[0], j.span)
+			require.ErrorIs(t, err, c.want, "a rank that comes late")
+		})
+	}
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+// fourToTwo are two receivers of two edges each.
+func fourToTwo(t testing.TB, open func(testing.TB) driver.Backend, pull bool) crowdSetup {
+	spec := grouped(3, 4, 16)
+	return crowdSetup{backend: open,
+		from: sidesOf(t, spec, layout.Placement{TP: 4, BlockTokens: 4}),
+		to:   sidesOf(t, spec, layout.Placement{TP: 2, BlockTokens: 6}),
+		config: func(_ bool, g *GroupConfig) {
+			g.Edge = func(e *layout.Edge) {
+				if e.Op = engine.Write; pull {
+					e.Op = engine.Read
+				}
+			}
+		}}
+}
+
+// pushAndPull runs a test with both operations over all backends.
+func pushAndPull(t *testing.T, test func(t *testing.T, s crowdSetup)) {
+	for name, pull := range map[string]bool{"push": false, "pull": true} {
+		t.Run(name, func(t *testing.T) {
+			overAll(t, func(t *testing.T, open func(testing.TB) driver.Backend) {
+				test(t, fourToTwo(t, open, pull))
+			})
+		})
+	}
+}
+
+// awaitEdges waits until a receiver has n layers of edges.
+func (j *job) awaitEdges(t *testing.T, i, n int) {
+	t.Helper()
+	await(t, "layers arrive", func() bool {
+		j.c.to[i].receive.mu.Lock()
+		defer j.c.to[i].receive.mu.Unlock()
+		got := 0
+		for _, l := range j.requests[i].links {
+			if l != nil && l.edge != nil {
+				got += len(l.edge.Layers) - l.left
+			}
+		}
+		return got == n
+	})
+}
+
+// TestGroupLayerIsReadyWithItsLastEdge: one sender is ahead by all layers, and nothing is ready
+// until the other one has handed over the same layer.
+func TestGroupLayerIsReadyWithItsLastEdge(t *testing.T) {
+	pushAndPull(t, func(t *testing.T, s crowdSetup) {
+		c := newCrowd(t, s)
+		j := c.newJob(t, layout.Span{To: 40})
+		j.begin(t)
+		for l := range 3 {
+			require.NoError(t, j.pushes[1].Layer(within(t), l))
+		}
+		j.awaitEdges(t, 0, 3)
+		for n, l := range []int{2, 0, 1} {
+			require.Empty(t, j.requests[0].Ready())
+			require.NoError(t, j.pushes[0].Layer(within(t), l))
+			j.awaitEdges(t, 0, 4+n)
+			require.Equal(t, l, <-j.requests[0].Ready())
+		}
+		require.Empty(t, j.requests[1].Ready())
+		require.NoError(t, j.pushes[2].Abort(within(t)))
+		j.awaitEnd(t)
+	})
+}
+
+// awaitEnd waits for the end on all ranks.
+func (j *job) awaitEnd(t testing.TB) {
+	t.Helper()
+	for _, p := range j.pushes {
+		if p != nil {
+			select {
+			case <-p.Ended():
+			case <-within(t).Done():
+				require.Fail(t, "a push does not end")
+			}
+		}
+	}
+	for i := range j.requests {
+		j.ready(t, i)
+		<-j.requests[i].Done()
+	}
+}
+
+// errs returns the outcome of each rank, senders first.
+func (j *job) errs() (list []error) {
+	for _, p := range j.pushes {
+		list = append(list, p.Err())
+	}
+	for _, q := range j.requests {
+		list = append(list, q.Err())
+	}
+	return list
+}
+
+// end ends a request from the rank of that number, senders first.
+func (j *job) end(t testing.TB, rank int) {
+	t.Helper()
+	if rank < len(j.pushes) {
+		require.NoError(t, j.pushes[rank].Abort(within(t)))
+	} else {
+		require.NoError(t, j.requests[rank-len(j.pushes)].Cancel(within(t)))
+	}
+}
+
+// TestGroupEndReachesAll: three of four edges are done when any one rank ends the request. All
+// others end for the same reason, no layer of the missing edge becomes ready, no lease is left,
+// and what a sender still has imported opens nothing.
+func TestGroupEndReachesAll(t *testing.T) {
+	pushAndPull(t, func(t *testing.T, s crowdSetup) {
+		c := newCrowd(t, s)
+		for rank := range 6 {
+			j := c.newJob(t, layout.Span{To: 40})
+			j.begin(t)
+			for _, p := range j.pushes[:3] {
+				for l := range 3 {
+					require.NoError(t, p.Layer(within(t), l))
+				}
+			}
+			j.awaitEdges(t, 0, 6)
+			j.awaitEdges(t, 1, 3)
+			j.end(t, rank)
+			require.Equal(t, rank >= 4, errors.Is(j.errs()[rank], ErrCancelled))
+			require.Len(t, j.ready(t, 0), 3)
+			require.Empty(t, j.ready(t, 1))
+			j.awaitEnd(t)
+			want := Aborted
+			if rank >= 4 {
+				want = Cancelled
+			}
+			for i, err := range j.errs() {
+				var end *EndError
+				require.ErrorAs(t, err, &end, "rank %d", i)
+				require.Equal(t, []any{want, i != rank, j.number},
+					[]any{end.Reason, end.Remote, end.Request}, "rank %d: %v", i, err)
+			}
+			c.nothingIsOpen(t)
+			j.give()
+		}
+	})
+}
+
+// nothingIsOpen wants no lease on any rank, and whatever is still imported to be of no use.
+func (c *crowd) nothingIsOpen(t *testing.T) {
+	t.Helper()
+	for _, m := range slices.Concat(c.from, c.to) {
+		require.Zero(t, m.eng.Stats().Leases)
+	}
+	tried := 0
+	for i, m := range c.from {
+		for k, line := range m.sender.lines {
+			for region, remote := range line.anchors {
+				if remote == nil {
+					continue
+				}
+				tried++
+				before := c.to[k].memory()
+				require.Error(t, write(t, m, m.peers[k], region, remote), "%d to %d", i, k)
+				require.Equal(t, before, c.to[k].memory())
+			}
+		}
+	}
+	for _, m := range c.to {
+		for k, line := range m.receive.lines {
+			for region, remote := range line.anchors {
+				if remote != nil {
+					tried++
+					tr, err := m.eng.NewTransfer(m.peers[k], engine.Read, engine.Route{})
+					require.NoError(t, err)
+					require.Error(t, move(t, tr, m.regions[region], remote))
+				}
+			}
+		}
+	}
+	require.NotZero(t, tried)
+}
+
+func write(t *testing.T, m *member, p *engine.Peer, region int, remote *engine.Remote) error {
+	t.Helper()
+	tr, err := m.eng.NewTransfer(p, engine.Write, engine.Route{})
+	require.NoError(t, err)
+	return move(t, tr, m.regions[region], remote)
+}
+
+// move moves some bytes at the begin of two regions, and closes the transfer.
+func move(t *testing.T, tr *engine.Transfer, local *engine.Region, remote *engine.Remote) error {
+	t.Helper()
+	err := tr.Add(local, 0, remote, 0, 64)
+	if err == nil {
+		if err = tr.Post(); err == nil {
+			err = tr.Wait(within(t))
+		}
+	}
+	require.NoError(t, tr.Close())
+	return err
+}
+
+// TestGroupLostRank: the engine of any one rank is closed in the middle of a request. All others
+// learn that a peer was lost, and leave nothing.
+func TestGroupLostRank(t *testing.T) {
+	pushAndPull(t, func(t *testing.T, s crowdSetup) {
+		for rank := range 6 {
+			t.Run(fmt.Sprint(rank), func(t *testing.T) {
+				c := newCrowd(t, s)
+				j := c.newJob(t, layout.Span{To: 40})
+				j.begin(t)
+				for _, p := range j.pushes[:3] {
+					require.NoError(t, p.Layer(within(t), 1))
+				}
+				m := slices.Concat(c.from, c.to)[rank]
+				m.closed = true
+				require.NoError(t, m.eng.Close())
+				j.awaitEnd(t)
+				for i, err := range j.errs() {
+					if i != rank {
+						require.ErrorIs(t, err, engine.ErrPeerLost, "rank %d", i)
+					}
+				}
+				if rank < 4 { // the receivers that are left refuse the next one at once
+					<-c.to[0].peers[rank].Lost()
+					_, err := c.to[0].receive.Open(within(t), 77, j.to[0], j.span)
+					require.ErrorIs(t, err, engine.ErrPeerLost)
+				} else {
+					<-c.from[0].peers[rank-4].Lost()
+					_, err := c.from[0].sender.Begin(within(t), 77, j.from[0], j.span)
+					require.ErrorIs(t, err, engine.ErrPeerLost)
+				}
+			})
+		}
+	})
+}
