@@ -176,3 +176,32 @@ def test_ranges_are_found_by_address() -> None:
     found = table.exact(b.DRAM_SEG, 100, 10, 0)
     assert found is not None and found.what == "short"
     assert table.exact(b.DRAM_SEG, 100, 11, 0) is None
+
+
+def test_many_files_take_their_own_time_each() -> None:
+    """A transfer over thousands of files looks at each range once or so, not at all for each."""
+    looks = 0
+
+    class Watched(places.Range[str]):
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal looks
+            looks += name in ("kind", "device", "address")
+            return super().__getattribute__(name)
+
+    table: places.Places[str] = places.Places()
+    count = 2000
+    for i in range(count):
+        table.put(Watched(b.FILE_SEG, 0, 4096, i, str(i), f"file {i}"))
+    rows = np.array([(1024, 512, i) for i in range(count - 1, -1, -1)], np.uint64)
+    at = table.locate(b.FILE_SEG, rows)
+    assert at.which is not None
+    found = [at.ranges[i].what for i in at.which.tolist()]
+    assert found == [f"file {i}" for i in range(count - 1, -1, -1)]
+    assert (at.offsets == 1024).all() and (at.lengths == 512).all()
+    for i in range(count):
+        assert table.exact(b.FILE_SEG, 0, 4096, i) is not None
+        table.drop(str(i))
+    assert looks < 30 * count
+    assert table.all() == []
+    with pytest.raises(b.nixlNotFoundError):
+        table.locate(b.FILE_SEG, rows)

@@ -15,7 +15,7 @@ from . import bindings as b
 from . import lists, paths, plugins
 from .backends import Backends, logger
 from .handles import as_nixl, translated
-from .places import Places, Range
+from .places import Kind, Places, Range
 
 
 class Memory(Backends):
@@ -24,8 +24,8 @@ class Memory(Backends):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._places: Places[Region] = Places()
-        # of registrations: kind, number, path
-        self._files: dict[str, tuple[b.nixl_mem_t, int, Optional[bytes]]] = {}
+        # by kind and number of a file: its path, by registration
+        self._files: dict[Kind, dict[str, Optional[bytes]]] = {}
         self._numbers = itertools.count(1)
 
     def get_xfer_descs(self, descs: Any, mem_type: Optional[str] = None) -> Any:
@@ -81,7 +81,7 @@ class Memory(Backends):
             except BaseException as e:  # also a file that cannot be opened, and an interrupt
                 for r in done:
                     r.what.close()
-                    self._files.pop(r.name, None)
+                    self._forget_file(r)
                 if isinstance(e, errors.Error):
                     raise as_nixl(e) from e
                 raise
@@ -107,16 +107,24 @@ class Memory(Backends):
         number = next(self._numbers)
         region = engine.register(str(number), source, read_only=read_only)
         if kind in (b.FILE_SEG, b.BLK_SEG):
-            self._files[str(number)] = (kind, device, None if named is None else named.path)
+            self._files.setdefault((kind, device), {})[str(number)] = (
+                None if named is None else named.path)
         return Range(kind, address, region.length, device, str(number), region)
 
     def _check_number(self, kind: b.nixl_mem_t, device: int, named: Optional[paths.Named]) -> None:
         """One number stands for one file: a path, or the descriptor of that number."""
         path = None if named is None else named.path
-        for other_kind, other_device, other in self._files.values():
-            if (other_kind, other_device) == (kind, device) and other != path:
+        for other in self._files.get((kind, device), {}).values():
+            if other != path:
                 raise errors.ArgumentError(f"device {device} stands for {_called(other)} already: "
                                            f"give each path a number of its own")
+            break  # all of them are alike
+
+    def _forget_file(self, r: Range[Region]) -> None:
+        files = self._files.get((r.kind, r.device), {})
+        files.pop(r.name, None)
+        if not files:
+            self._files.pop((r.kind, r.device), None)
 
     def deregister_memory(self, dereg_list: b.nixlRegDList, backends: Iterable[str] = ()) -> None:
         """Ends registrations: no peer reaches them any more when this returns.
@@ -136,7 +144,7 @@ class Memory(Backends):
                 with translated():
                     r.what.close()
                 self._places.drop(r.name)
-                self._files.pop(r.name, None)
+                self._forget_file(r)
 
     def query_memory(self, reg_list: Any, backend: str, mem_type: Optional[str] = None) -> list[
         Optional[dict[str, str]]]:

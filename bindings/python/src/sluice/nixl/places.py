@@ -160,15 +160,21 @@ class Places(Generic[T]):
 
     def __init__(self) -> None:
         self._ranges: dict[str, Range[T]] = {}
+        self._kept: dict[Kind, dict[str, Range[T]]] = {}  # the same; thousands of files are usual
         self._sorted: dict[Kind, _Table[T]] = {}
 
     def put(self, r: Range[T]) -> None:
         self._ranges[r.name] = r
+        self._kept.setdefault((r.kind, r.device), {})[r.name] = r
         self._sorted.pop((r.kind, r.device), None)
 
     def drop(self, name: str) -> None:
         r = self._ranges.pop(name)
-        self._sorted.pop((r.kind, r.device), None)
+        key = (r.kind, r.device)
+        del self._kept[key][name]
+        if not self._kept[key]:
+            del self._kept[key]
+        self._sorted.pop(key, None)
 
     def all(self) -> list[Range[T]]:
         return list(self._ranges.values())
@@ -176,6 +182,9 @@ class Places(Generic[T]):
     def exact(self, kind: nixl_mem_t, address: int, length: int, device: int) -> Optional[Range[T]]:
         """The latest that is registered as this range, neither more nor less."""
         table = self._table((kind, device))
+        if len(table.ranges) == 1:
+            only = table.ranges[0]
+            return only if (only.address, only.length) == (address, length) else None
         lo, hi = np.searchsorted(table.starts, np.uint64(address), "left"), np.searchsorted(
             table.starts, np.uint64(address), "right")
         for i in range(int(hi) - 1, int(lo) - 1, -1):
@@ -185,18 +194,27 @@ class Places(Generic[T]):
 
     def locate(self, kind: nixl_mem_t, rows: Rows) -> Located[T]:
         """Finds descriptors. nixlNotFoundError for what lies in no range, or goes past its end."""
-        devices = np.unique(rows[:, 2])
+        devices, order, ends = by_value(rows[:, 2])
         if len(devices) == 1:
             return self._locate(kind, int(devices[0]), rows)
-        which, offsets = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.uint64)
+        which, starts = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.uint64)
         ranges: list[Range[T]] = []
-        for device in devices.tolist():
-            mine = rows[:, 2] == device
-            part = self._locate(kind, int(device), rows[mine])
-            which[mine] = len(ranges) + (0 if part.which is None else part.which)
-            offsets[mine] = part.offsets
+        begin = 0
+        for device, end in zip(devices.tolist(), ends.tolist()):
+            mine = order[begin:end]
+            begin = end
+            which[mine] = len(ranges)
+            table = self._table((kind, device))
+            if len(table.ranges) == 1 and _all_within(table.ranges[0], rows[mine]):
+                starts[mine] = table.ranges[0].address  # a file, mostly
+                ranges.append(table.ranges[0])
+                continue
+            part = self._locate(kind, device, rows[mine])
+            if part.which is not None:
+                which[mine] += part.which
+            starts[mine] = rows[mine, 0] - part.offsets
             ranges += part.ranges
-        return Located(ranges, which, offsets, rows[:, 1])
+        return Located(ranges, which, rows[:, 0] - starts, rows[:, 1])
 
     def locate_runs(self, kind: nixl_mem_t, strided: Rows) -> Runs[T]:
         """Finds rows of (address, length, device, stride, count), each in one range:
@@ -237,12 +255,27 @@ class Places(Generic[T]):
     def _table(self, key: Kind) -> _Table[T]:
         table = self._sorted.get(key)
         if table is None:
-            mine = [r for r in self._ranges.values() if (r.kind, r.device) == key]
+            mine = list(self._kept.get(key, {}).values())
             mine.sort(key=lambda r: (r.address, r.length))
             starts = np.array([r.address for r in mine], np.uint64)
             table = self._sorted[key] = _Table(starts, np.array([r.length for r in mine],
                 np.uint64), mine)
         return table
+
+
+def by_value(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64],
+                                                 npt.NDArray[np.int64]]:
+    """The values, an order that has those of one value together, and where each value ends."""
+    order = np.argsort(column, kind="stable")
+    values, counts = np.unique(column, return_counts=True)
+    return values, order, np.cumsum(counts)
+
+
+def _all_within(r: Range[Any], rows: Rows) -> bool:
+    for address, length, _ in rows.tolist():
+        if address < r.address or address + length > r.address + r.length:
+            return False
+    return True
 
 
 def fill(t: Transfer, local: Located[Any], remote: Located[Any]) -> None:
@@ -267,7 +300,10 @@ def fill(t: Transfer, local: Located[Any], remote: Located[Any]) -> None:
     groups = np.zeros(n, np.int64) if local.which is None else local.which * len(remote.ranges)
     if remote.which is not None:
         groups = groups + remote.which
-    for g in np.unique(groups).tolist():
+    values, order, ends = by_value(groups)
+    descs = descs[order]
+    begin = 0
+    for g, end in zip(values.tolist(), ends.tolist()):
         i, j = divmod(g, len(remote.ranges))
-        t.add_many(local.ranges[i].what, remote.ranges[j].what,
-                   np.ascontiguousarray(descs[groups == g]))
+        t.add_many(local.ranges[i].what, remote.ranges[j].what, descs[begin:end])
+        begin = end
