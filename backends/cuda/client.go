@@ -212,6 +212,9 @@ func (m *memory) reachable() error {
 	case m.block == nil:
 		return fmt.Errorf("device memory of another process is reached where AllocDevice of a "+
 			"backend with Config.Peers made it: %w", driver.ErrNotSupported)
+	case m.seg.Only != nil:
+		return fmt.Errorf("some ranges of device memory are for this process alone: other memory "+
+			"under them would be under what lies beside, too: %w", driver.ErrNotSupported)
 	}
 	return nil
 }

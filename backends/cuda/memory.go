@@ -50,10 +50,6 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if err := seg.Check(); err != nil {
 		return nil, err
 	}
-	if seg.Only != nil { // other memory under it would be under what lies beside, too
-		return nil, fmt.Errorf("register some ranges of %v alone with cuda: %w", seg.Kind,
-			driver.ErrNotSupported)
-	}
 	b.open.RLock()
 	defer b.open.RUnlock()
 	if b.closed.Load() {
