@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/limits"
 	"github.com/sluicehq/sluice/kv/layout"
@@ -31,7 +32,7 @@ type GroupConfig struct {
 
 	Window      int // layers in flight of one request; default 4
 	RequestsMax int // at once; default 256. A peer may have twice as many begun here
-	MessageMax  int // bytes of a fragment of a long message; default 4 KiB, at least MessageMin
+	MessageMax  int // bytes of a fragment of a long message; default 64 KiB, at least MessageMin
 
 	MeetTimeout   time.Duration // for all ranks to begin and open a request; default 30 s
 	IdleTimeout   time.Duration // between two signs of life of the senders; default 60 s
@@ -49,7 +50,7 @@ type GroupConfig struct {
 func (c *GroupConfig) ensureDefaults() {
 	limits.Default(&c.Window, 4)
 	limits.Default(&c.RequestsMax, 256)
-	limits.Default(&c.MessageMax, messageDefault)
+	limits.Default(&c.MessageMax, 64<<10)
 	limits.Default(&c.MeetTimeout, 30*time.Second)
 	limits.Default(&c.IdleTimeout, 60*time.Second)
 	limits.Default(&c.LayerTimeout, 10*time.Second)
@@ -107,6 +108,8 @@ type rank struct {
 	memory [][]byte          // by region; nil: not DRAM
 	count  counters
 
+	rangesMax int // of a lease
+
 	closing chan struct{}
 	running sync.WaitGroup
 }
@@ -125,7 +128,8 @@ func newRank(m *Mux, cfg GroupConfig, sends bool) (*rank, error) {
 		return nil, err
 	}
 	r := &rank{cfg: cfg, mux: m, first: first, side: own[cfg.Index], others: other,
-		edges: make([]*layout.Edge, len(other)), closing: make(chan struct{})}
+		edges: make([]*layout.Edge, len(other)), closing: make(chan struct{}),
+		rangesMax: driver.RangesMax}
 	var err error
 	if r.plan, err = cfg.Plan.Fingerprint(); err != nil {
 		return nil, fmt.Errorf("group: %w", err)
@@ -149,9 +153,9 @@ func newRank(m *Mux, cfg GroupConfig, sends bool) (*rank, error) {
 			r.edges[at] = &e
 		}
 	}
-	for i, p := range cfg.Peers {
+	for _, p := range cfg.Peers {
 		r.lines = append(r.lines, &groupLine{eng: m.eng, peer: p, op: op, route: cfg.Route,
-			anchors: make([]*engine.Remote, len(other[i].Regions))})
+			anchors: map[int]*engine.Remote{}})
 	}
 	for _, region := range cfg.Regions {
 		var b []byte
@@ -221,4 +225,16 @@ func (r *rank) closeLines() error {
 		errs = append(errs, l.close())
 	}
 	return errors.Join(errs...)
+}
+
+// layers lists the layers of this rank.
+func (r *rank) layers() (list []int) {
+	seen := map[int]bool{}
+	for i := range r.side.Views {
+		if l := r.side.Views[i].Layer; !seen[l] {
+			seen[l] = true
+			list = append(list, l)
+		}
+	}
+	return list
 }

@@ -49,7 +49,7 @@ func TestGroupDigestNamesWhatDiffers(t *testing.T) {
 		_, j := damaged(t, s)
 		for _, l := range []int{2, 0, 1} {
 			for i, p := range j.pushes {
-				if i == 3 || l != 1 { // the third sender's edge is sound, and its layer may come late
+				if i == 3 || l != 1 { // no other edge has anything to do with it
 					require.NoError(t, p.Layer(within(t), l))
 				}
 			}

@@ -221,18 +221,22 @@ func TestGroupBadConfigs(t *testing.T) {
 	s := fourToTwo(t, newMem, false)
 	c := newCrowd(t, s)
 	for what, change := range map[string]func(*GroupConfig){
-		"no plan":               func(g *GroupConfig) { g.Plan = nil },
-		"no such rank":          func(g *GroupConfig) { g.Index = 4 },
-		"a negative rank":       func(g *GroupConfig) { g.Index = -1 },
-		"too few peers":         func(g *GroupConfig) { g.Peers = g.Peers[1:] },
-		"a peer that is nil":    func(g *GroupConfig) { g.Peers = make([]*engine.Peer, len(g.Peers)) },
-		"too few regions":       func(g *GroupConfig) { g.Regions = nil },
-		"a region that is nil":  func(g *GroupConfig) { g.Regions = []*engine.Region{nil} },
-		"a negative timeout":    func(g *GroupConfig) { g.TakenTimeout = -1 },
-		"a window of nothing":   func(g *GroupConfig) { g.Window = -1 },
-		"too many requests":     func(g *GroupConfig) { g.RequestsMax = 1 << 30 },
-		"short messages":        func(g *GroupConfig) { g.MessageMax = 10 },
-		"an unknown operation":  func(g *GroupConfig) { g.Edge = func(e *layout.Edge) { e.Op = 9 } },
+		"no plan":         func(g *GroupConfig) { g.Plan = nil },
+		"no such rank":    func(g *GroupConfig) { g.Index = 4 },
+		"a negative rank": func(g *GroupConfig) { g.Index = -1 },
+		"too few peers":   func(g *GroupConfig) { g.Peers = g.Peers[1:] },
+		"a peer that is nil": func(g *GroupConfig) {
+			g.Peers = make([]*engine.Peer, len(g.Peers))
+		},
+		"too few regions":      func(g *GroupConfig) { g.Regions = nil },
+		"a region that is nil": func(g *GroupConfig) { g.Regions = []*engine.Region{nil} },
+		"a negative timeout":   func(g *GroupConfig) { g.TakenTimeout = -1 },
+		"a window of nothing":  func(g *GroupConfig) { g.Window = -1 },
+		"too many requests":    func(g *GroupConfig) { g.RequestsMax = 1 << 30 },
+		"short messages":       func(g *GroupConfig) { g.MessageMax = 10 },
+		"an unknown operation": func(g *GroupConfig) {
+			g.Edge = func(e *layout.Edge) { e.Op = 9 }
+		},
 		"a second one of a Mux": func(*GroupConfig) {},
 	} {
 		from, to := c.config(c.from[0], 0, true, s), c.config(c.to[0], 0, false, s)
@@ -280,7 +284,8 @@ func TestGroupManyRequests(t *testing.T) {
 		ended := 0
 		for range 25 {
 			var all sync.WaitGroup
-			jobs := [2]*job{c.newJob(t, layout.Span{To: 90}), c.newJob(t, layout.Span{From: 2, To: 90})}
+			jobs := [2]*job{c.newJob(t, layout.Span{To: 90}),
+				c.newJob(t, layout.Span{From: 2, To: 90})}
 			for _, j := range jobs {
 				j.begin(t)
 				for i, p := range j.pushes {
@@ -293,9 +298,9 @@ func TestGroupManyRequests(t *testing.T) {
 						_ = p.Finish(within(t))
 					})
 				}
-				if rank, after := r.IntN(9), time.Duration(r.IntN(2000))*time.Microsecond; rank < 6 {
+				if rank, after := r.IntN(9), r.IntN(2000); rank < 6 {
 					all.Go(func() {
-						time.Sleep(after)
+						time.Sleep(time.Duration(after) * time.Microsecond) // any moment will do
 						j.end(t, rank)
 					})
 				}

@@ -63,8 +63,8 @@ func TestGroupMessagesReadBack(t *testing.T) {
 	}
 }
 
-var somePlaces = places{layout.Tables{{1, 2, 1 << 31}, {}, {7}}, []token{{0, []byte("a")},
-	{3, []byte("bc")}}}
+var somePlaces = places{layout.Tables{{1, 2, 1 << 31}, {}, {7}}, []token{
+	{part{0, 0, 4096}, []byte("a")}, {part{3, 2, 7}, []byte("bc")}}}
 
 func TestGroupPayloadsReadBack(t *testing.T) {
 	for _, p := range []places{somePlaces, {}} {
@@ -102,13 +102,12 @@ func FuzzGroupPayloads(f *testing.F) {
 
 // TestGroupBrokenProtocol: a rank that says what it must not ends the request on all ranks.
 func TestGroupBrokenProtocol(t *testing.T) {
-	to := func(k kind) func(uint64) []byte {
-		return func(s uint64) []byte { return appendHeader(nil, toGroupReceiver, k, 0, s) }
+	layer := func(l int) func(uint64) []byte {
+		return func(s uint64) []byte { return appendGroupLayer(nil, s, l) }
 	}
 	for what, send := range map[string]func(session uint64) []byte{
-		"a layer that no edge carries": func(s uint64) []byte { return appendGroupLayer(nil, s, 3) },
-		"a layer number too large":     func(s uint64) []byte { return appendGroupLayer(nil, s, 1<<31) },
-		"a layer twice":                func(s uint64) []byte { return appendGroupLayer(nil, s, 0) },
+		"a layer that no edge carries": layer(3), "a layer number too large": layer(1 << 31),
+		"a layer twice": layer(0),
 		"a digest without a seed": func(s uint64) []byte {
 			return appendDigest(appendGroupLayer(nil, s, 1), someDigest)
 		},
@@ -119,7 +118,9 @@ func TestGroupBrokenProtocol(t *testing.T) {
 			return append(appendHeader(nil, toGroupReceiver, kindBegin, 0, s), 1, 0, 0, 0, 0, 0, 0,
 				0, 'x')
 		},
-		"the last word twice": to(kindDone),
+		"the last word twice": func(s uint64) []byte {
+			return appendHeader(nil, toGroupReceiver, kindDone, 0, s)
+		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			c := newCrowd(t, fourToTwo(t, newMem, false))

@@ -150,65 +150,46 @@ func TestGroupEndReachesAll(t *testing.T) {
 				require.Equal(t, []any{want, i != rank, j.number},
 					[]any{end.Reason, end.Remote, end.Request}, "rank %d: %v", i, err)
 			}
-			c.nothingIsOpen(t)
+			j.nothingIsOpen(t)
 			j.give()
 		}
 	})
 }
 
-// nothingIsOpen wants no lease on any rank, and whatever is still imported to be of no use.
-func (c *crowd) nothingIsOpen(t *testing.T) {
+// nothingIsOpen wants no lease on any rank, and what the others still have imported of it to open
+// nothing.
+func (j *job) nothingIsOpen(t *testing.T) {
 	t.Helper()
-	for _, m := range slices.Concat(c.from, c.to) {
+	for _, m := range slices.Concat(j.c.from, j.c.to) {
 		require.Zero(t, m.eng.Stats().Leases)
 	}
 	tried := 0
-	for i, m := range c.from {
-		for k, line := range m.sender.lines {
+	try := func(m *member, op engine.Op, lines []*groupLine, others []*member,
+		tables []layout.Tables) {
+		for k, line := range lines {
 			for region, remote := range line.anchors {
-				if remote == nil {
-					continue
-				}
 				tried++
-				before := c.to[k].memory()
-				require.Error(t, write(t, m, m.peers[k], region, remote), "%d to %d", i, k)
-				require.Equal(t, before, c.to[k].memory())
+				leased, err := others[k].side.Ranges(region, 0, 99, tables[k], j.span)
+				require.NoError(t, err)
+				tr, err := m.eng.NewTransfer(m.peers[k], op, engine.Route{})
+				require.NoError(t, err)
+				err = tr.Add(m.regions[0], 0, remote, leased[0].Off, leased[0].Len)
+				require.NoError(t, err)
+				require.NoError(t, tr.Post())
+				require.ErrorIs(t, tr.Wait(within(t)), engine.ErrRevoked)
+				require.NoError(t, tr.Close())
 			}
 		}
 	}
-	for _, m := range c.to {
-		for k, line := range m.receive.lines {
-			for region, remote := range line.anchors {
-				if remote != nil {
-					tried++
-					tr, err := m.eng.NewTransfer(m.peers[k], engine.Read, engine.Route{})
-					require.NoError(t, err)
-					require.Error(t, move(t, tr, m.regions[region], remote))
-				}
-			}
-		}
+	before := [][][]byte{j.c.to[0].memory(), j.c.to[1].memory()}
+	for _, m := range j.c.from {
+		try(m, engine.Write, m.sender.lines, j.c.to, j.to)
+	}
+	require.Equal(t, before, [][][]byte{j.c.to[0].memory(), j.c.to[1].memory()})
+	for _, m := range j.c.to {
+		try(m, engine.Read, m.receive.lines, j.c.from, j.from)
 	}
 	require.NotZero(t, tried)
-}
-
-func write(t *testing.T, m *member, p *engine.Peer, region int, remote *engine.Remote) error {
-	t.Helper()
-	tr, err := m.eng.NewTransfer(p, engine.Write, engine.Route{})
-	require.NoError(t, err)
-	return move(t, tr, m.regions[region], remote)
-}
-
-// move moves some bytes at the begin of two regions, and closes the transfer.
-func move(t *testing.T, tr *engine.Transfer, local *engine.Region, remote *engine.Remote) error {
-	t.Helper()
-	err := tr.Add(local, 0, remote, 0, 64)
-	if err == nil {
-		if err = tr.Post(); err == nil {
-			err = tr.Wait(within(t))
-		}
-	}
-	require.NoError(t, tr.Close())
-	return err
 }
 
 // TestGroupLostRank: the engine of any one rank is closed in the middle of a request. All others

@@ -78,7 +78,7 @@ func (p *GroupPush) fill(f *groupFlight) error {
 		f.sent = append(f.sent, sentLayer{l, t})
 		if l.edge.Op == engine.Write {
 			if err := t.fill(l.edge, f.layer, p.tables, l.there.tables, p.span, p.s.cfg.Regions,
-				l.remotes); err != nil {
+				l.imports); err != nil {
 				return err
 			}
 		}
@@ -326,7 +326,7 @@ func (p *GroupPush) cleanUp() {
 	}
 	p.mu.Unlock()
 	for _, l := range p.links {
-		p.s.lines[l.to].moor(l.remotes)
+		p.s.lines[l.to].moor(l.imports)
 	}
 	p.s.forget(p)
 }

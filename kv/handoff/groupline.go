@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/sluicehq/sluice/engine"
@@ -22,8 +23,7 @@ type groupLine struct {
 
 	mu      sync.Mutex
 	idle    []*layerTransfer
-	anchors []*engine.Remote // by region of the peer
-	closed  bool
+	anchors map[int]*engine.Remote // by region of the peer
 }
 
 // layerTransfer is one layer on its way along one edge, with what the transfer refers to until
@@ -58,15 +58,12 @@ func (l *groupLine) give(t *layerTransfer, err error) {
 	l.idle = append(l.idle, t)
 }
 
-// moor keeps an import of an ended lease until the next one.
-func (l *groupLine) moor(remotes []*engine.Remote) {
-	for i, r := range remotes {
-		if r == nil {
-			continue
-		}
+// moor keeps one import of each region until the next request has ended, and closes the others.
+func (l *groupLine) moor(list []groupImport) {
+	for _, m := range list {
 		l.mu.Lock()
-		before := l.anchors[i]
-		l.anchors[i] = r
+		before := l.anchors[m.region]
+		l.anchors[m.region] = m.remote
 		l.mu.Unlock()
 		if before != nil {
 			_ = before.Close() // its lease has ended
@@ -82,9 +79,7 @@ func (l *groupLine) close() error {
 		errs = append(errs, t.t.Close())
 	}
 	for _, r := range l.anchors {
-		if r != nil {
-			errs = append(errs, r.Close())
-		}
+		errs = append(errs, r.Close())
 	}
 	l.idle, l.anchors = nil, nil
 	return errors.Join(errs...)
@@ -92,54 +87,75 @@ func (l *groupLine) close() error {
 
 // fill lists the patterns of one layer of an edge. local is the side that moves them.
 func (t *layerTransfer) fill(e *layout.Edge, layer int, from, to layout.Tables, s layout.Span,
-	local []*engine.Region, remote []*engine.Remote) (err error) {
+	local []*engine.Region, imports []groupImport) (err error) {
 	if t.patterns, err = e.Layer(t.patterns[:0], layer, from, to, s); err != nil {
 		return err
 	}
 	for _, p := range t.patterns {
-		if int(p.RemoteKey) >= len(remote) || remote[p.RemoteKey] == nil {
-			return garbled("no lease of region %d", p.RemoteKey)
+		remote := find(imports, int(p.RemoteKey), layer)
+		if remote == nil {
+			return garbled("no lease of layer %d in region %d", layer, p.RemoteKey)
 		}
-		if err := t.t.AddPattern(local[p.LocalKey], remote[p.RemoteKey], p); err != nil {
+		if err := t.t.AddPattern(local[p.LocalKey], remote, p); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// groupLease is the lease of what one request has in one region of this rank.
+// groupLease is the lease of what one request has in one region and some layers of this rank.
 type groupLease struct {
-	region int
-	lease  *engine.Lease
+	part
+	lease *engine.Lease
 }
 
-// lease leases the blocks of a request out, with one token for each region.
-func (r *rank) lease(t layout.Tables, s layout.Span, o engine.LeaseOptions) ([]groupLease, error) {
-	var list []groupLease
-	for i, region := range r.cfg.Regions {
-		ranges, err := r.side.Ranges(i, t, s)
-		if err == nil && len(ranges) > 0 {
-			var l *engine.Lease
-			if l, err = leaseRanges(region, ranges, o); err == nil {
-				list = append(list, groupLease{i, l})
-				continue
-			}
-		}
-		if err != nil {
+// part is what a lease is of.
+type part struct{ region, first, end int } // layers from first on, end excluded
+
+// lease leases the blocks of a request out: with one token for each region, or where that has too
+// many ranges, with one for some layers each.
+func (r *rank) lease(t layout.Tables, s layout.Span, o engine.LeaseOptions) (list []groupLease,
+	err error) {
+	end := slices.Max(r.layers()) + 1
+	for i := range r.cfg.Regions {
+		if list, err = r.leasePart(list, part{i, 0, end}, t, s, o); err != nil {
 			return list, fmt.Errorf("lease region %d out: %w", i, err)
 		}
+	}
+	bytes := 0
+	for _, l := range list {
+		bytes += len(l.lease.Token())
+	}
+	if bytes > groupTokensMax {
+		return list, fmt.Errorf("leases of %d bytes, at most %d: use larger blocks, or a layout "+
+			"that keeps the layers of a block together: %w", bytes, groupTokensMax,
+			engine.ErrBounds)
 	}
 	return list, nil
 }
 
-// leaseRanges leases scattered ranges out with one token, whose offsets are the region's.
-func leaseRanges(r *engine.Region, ranges []layout.Range, o engine.LeaseOptions) (*engine.Lease,
-	error) {
-	return r.Lease(0, r.Size(), o)
+func (r *rank) leasePart(list []groupLease, p part, t layout.Tables, s layout.Span,
+	o engine.LeaseOptions) ([]groupLease, error) {
+	ranges, err := r.side.Ranges(p.region, p.first, p.end, t, s)
+	if err != nil || len(ranges) == 0 {
+		return list, err
+	}
+	if half := p.first + (p.end-p.first)/2; len(ranges) > r.rangesMax && half > p.first {
+		list, err = r.leasePart(list, part{p.region, p.first, half}, t, s, o)
+		if err != nil {
+			return list, err
+		}
+		return r.leasePart(list, part{p.region, half, p.end}, t, s, o)
+	}
+	l, err := r.cfg.Regions[p.region].LeaseRanges(ranges, o)
+	if err != nil {
+		return list, err
+	}
+	return append(list, groupLease{p, l}), nil
 }
 
 // errUnrevoked is what a rank learns whose blocks a peer may still reach.
-var errUnrevoked = fmt.Errorf("a lease could not be revoked: its blocks must not be used again: %w",
+var errUnrevoked = fmt.Errorf("a lease could not be revoked: never use its blocks again: %w",
 	engine.ErrUnproven)
 
 // revoke ends leases, and returns nil once it is proven that nothing goes through any of them.
@@ -164,22 +180,38 @@ func (r *rank) revoke(leases []groupLease) error {
 	return errors.Join(errs...)
 }
 
-// importAll imports the leases of a peer, by region. It looks between two imports whether the
-// request goes on: each may wait for an answer.
+// groupImport is a lease of a peer.
+type groupImport struct {
+	part
+	remote *engine.Remote
+}
+
+// importAll imports the leases of a peer. It looks between two imports whether the request goes
+// on: each may wait for an answer.
 func importAll(ctx context.Context, p *engine.Peer, tokens []token, regions int) (
-	[]*engine.Remote, error) {
-	remotes := make([]*engine.Remote, regions)
+	list []groupImport, err error) {
 	for _, t := range tokens {
 		if ctx.Err() != nil {
-			return remotes, context.Cause(ctx)
+			return list, context.Cause(ctx)
 		}
-		if t.region >= regions || remotes[t.region] != nil {
-			return remotes, garbled("a lease of region %d of %d", t.region, regions)
+		if t.region >= regions {
+			return list, garbled("a lease of region %d of %d", t.region, regions)
 		}
-		var err error
-		if remotes[t.region], err = p.Import(t.lease); err != nil {
-			return remotes, fmt.Errorf("import the lease of region %d: %w", t.region, err)
+		remote, err := p.Import(t.lease)
+		if err != nil {
+			return list, fmt.Errorf("import the lease of region %d: %w", t.region, err)
+		}
+		list = append(list, groupImport{t.part, remote})
+	}
+	return list, nil
+}
+
+// find returns the import that has a layer of a region, or nil.
+func find(list []groupImport, region, layer int) *engine.Remote {
+	for _, m := range list {
+		if m.region == region && layer >= m.first && layer < m.end {
+			return m.remote
 		}
 	}
-	return remotes, nil
+	return nil
 }

@@ -34,7 +34,7 @@ type inLink struct {
 	question uint32       // number of the last one; 0: it has its answer
 
 	// Of the goroutine of run.
-	remotes []*engine.Remote
+	imports []groupImport
 	digests *layout.Digester
 	asks    uint32 // questions so far
 }
@@ -172,7 +172,7 @@ func (l *inLink) run() {
 		l.q.stop(l.r.endOf(l.q.ctx, l.q.ID, l.from, err), nil)
 		l.r.mu.Unlock()
 	}
-	l.r.lines[l.from].moor(l.remotes)
+	l.r.lines[l.from].moor(l.imports)
 }
 
 // drop forgets a link. Precondition: r.mu is held.
@@ -198,7 +198,7 @@ func (l *inLink) lead() (err error) {
 		if err := side.CheckTables(l.begin.tables, q.span); err != nil {
 			return garbled("a begin of rank %d: %v", side.Rank, err)
 		}
-		l.remotes, err = importAll(q.ctx, peer, l.begin.tokens, len(side.Regions))
+		l.imports, err = importAll(q.ctx, peer, l.begin.tokens, len(side.Regions))
 		if err != nil {
 			return err
 		}
@@ -298,7 +298,7 @@ func (l *inLink) read(a arrival) (pull, error) {
 	if err != nil {
 		return pull{}, err
 	}
-	err = t.fill(l.edge, a.layer, l.begin.tables, l.q.tables, l.q.span, l.r.cfg.Regions, l.remotes)
+	err = t.fill(l.edge, a.layer, l.begin.tables, l.q.tables, l.q.span, l.r.cfg.Regions, l.imports)
 	if err == nil && len(t.patterns) > 0 {
 		if err = t.t.Post(); err == nil {
 			return pull{a, t}, nil

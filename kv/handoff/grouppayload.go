@@ -28,10 +28,10 @@ type places struct {
 	tokens []token
 }
 
-// token opens what a request has in one region.
+// token opens what a request has in one region and some layers.
 type token struct {
-	region int
-	lease  []byte
+	part
+	lease []byte
 }
 
 const (
@@ -39,7 +39,7 @@ const (
 	seedLen       = len(layout.Seed{})
 	groupBeginLen = 8 + sha256.Size + 1 + 1 + seedLen + 2*8 // and places
 
-	groupTokenMax = 256 << 10 // of a lease
+	groupTokensMax = 32 << 20 // bytes of all leases of a request on a rank
 )
 
 // placesMax bounds the length of places of a rank; none is that of those without a table.
@@ -47,8 +47,7 @@ func placesMax(s *layout.Side, none bool) uint64 {
 	if none {
 		return 4
 	}
-	return 4 + 4*uint64(len(s.Groups)) + 4*RequestBlocksMax +
-		uint64(len(s.Regions))*(6+groupTokenMax)
+	return 4 + 4*uint64(len(s.Groups)) + 4*RequestBlocksMax + groupTokensMax
 }
 
 func (p *places) append(dst []byte) []byte {
@@ -61,7 +60,9 @@ func (p *places) append(dst []byte) []byte {
 	}
 	dst = binary.LittleEndian.AppendUint16(dst, uint16(len(p.tokens)))
 	for _, t := range p.tokens {
-		dst = binary.LittleEndian.AppendUint16(dst, uint16(t.region))
+		for _, n := range []int{t.region, t.first, t.end} {
+			dst = binary.LittleEndian.AppendUint16(dst, uint16(n))
+		}
 		dst = binary.LittleEndian.AppendUint32(dst, uint32(len(t.lease)))
 		dst = append(dst, t.lease...)
 	}
@@ -90,9 +91,12 @@ func decodePlaces(b []byte) (p places, err error) {
 	for range n {
 		var t token
 		var length int
-		if t.region, b, ok = cut16(b); ok {
-			length, b, ok = cut32(b, ok)
+		for _, n := range []*int{&t.region, &t.first, &t.end} {
+			if ok {
+				*n, b, ok = cut16(b)
+			}
 		}
+		length, b, ok = cut32(b, ok)
 		if !ok || length == 0 || length > len(b) {
 			return p, garbled("a lease cut short")
 		}

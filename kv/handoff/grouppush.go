@@ -57,7 +57,7 @@ type outLink struct {
 	taken   bool
 
 	there   places // where that rank has the request; set before ready is closed
-	remotes []*engine.Remote
+	imports []groupImport
 }
 
 // groupFlight is one layer on its way to several ranks.
@@ -140,7 +140,7 @@ func (p *GroupPush) begin(ctx context.Context) {
 func placesOf(t layout.Tables, leases []groupLease) places {
 	p := places{tables: t}
 	for _, l := range leases {
-		p.tokens = append(p.tokens, token{l.region, l.lease.Token()})
+		p.tokens = append(p.tokens, token{l.part, l.lease.Token()})
 	}
 	return p
 }
@@ -171,7 +171,7 @@ func (p *GroupPush) meet(ctx context.Context, l *outLink, mine places) error {
 	if err := side.CheckTables(l.there.tables, p.span); err != nil {
 		return garbled("a grant of rank %d: %v", side.Rank, err)
 	}
-	l.remotes, err = importAll(ctx, p.s.cfg.Peers[l.to], l.there.tokens, len(side.Regions))
+	l.imports, err = importAll(ctx, p.s.cfg.Peers[l.to], l.there.tokens, len(side.Regions))
 	return err
 }
 

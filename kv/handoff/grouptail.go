@@ -114,15 +114,3 @@ func (r *GroupReceiver) readZeros(ctx context.Context, patterns []engine.Pattern
 	}
 	return nil
 }
-
-// layers lists the layers of this rank.
-func (r *GroupReceiver) layers() (list []int) {
-	seen := map[int]bool{}
-	for i := range r.side.Views {
-		if l := r.side.Views[i].Layer; !seen[l] {
-			seen[l] = true
-			list = append(list, l)
-		}
-	}
-	return list
-}

@@ -30,10 +30,14 @@ var prefillAt = flag.String("prefill-at", "", "socket of the decode side; for th
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if *prefillAt == "" {
+	if *prefillAt == "" && *groupPrefillAt == "" {
 		os.Exit(m.Run())
 	}
-	if err := prefillProcess(*prefillAt); err != nil {
+	process, at := prefillProcess, *prefillAt
+	if at == "" {
+		process, at = groupPrefillProcess, *groupPrefillAt
+	}
+	if err := process(at); err != nil {
 		fmt.Fprintln(os.Stderr, "prefill process:", err)
 		os.Exit(1)
 	}

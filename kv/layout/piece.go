@@ -2,10 +2,14 @@
 
 package layout
 
-import "fmt"
+import (
+	"fmt"
 
-// Range is a run of bytes in a pool.
-type Range struct{ Off, Len uint64 }
+	"github.com/sluicehq/sluice/driver"
+)
+
+// Range is a run of bytes in a pool or a region.
+type Range = driver.Range
 
 // Model returns the model's name.
 func (g *Geometry) Model() string { return g.model.Name }
@@ -72,9 +76,9 @@ func (g *Geometry) Piece(block uint64, layer, part int) (Range, error) {
 	}
 	n := g.PartBytes(part)
 	if g.order == LayerMajor {
-		return Range{g.blocks*(uint64(layer)*g.layer+g.within[part]) + block*n, n}, nil
+		return Range{Off: g.blocks*(uint64(layer)*g.layer+g.within[part]) + block*n, Len: n}, nil
 	}
-	return Range{block*g.stride + uint64(layer)*g.layer + g.within[part], n}, nil
+	return Range{Off: block*g.stride + uint64(layer)*g.layer + g.within[part], Len: n}, nil
 }
 
 // Block returns the range of a whole block, which exists where blocks are kept
@@ -87,7 +91,7 @@ func (g *Geometry) Block(block uint64) (Range, error) {
 	if err := g.check(block, 0, 0); err != nil {
 		return Range{}, err
 	}
-	return Range{block * g.stride, g.BlockBytes()}, nil
+	return Range{Off: block * g.stride, Len: g.BlockBytes()}, nil
 }
 
 func (g *Geometry) check(block uint64, layer, part int) error {

@@ -8,20 +8,20 @@ import (
 	"slices"
 )
 
-// Ranges returns the bytes of one region in which this rank keeps the tokens of a span: what a
-// lease for the request must cover. They hold every cell of the span and no other byte, ascend,
-// and do not adjoin. Tokens outside a window are left out, and so is what Plan.Tail names; states
-// are there whole, whatever the span.
+// Ranges returns the bytes of one region in which this rank keeps the tokens of a span in layers
+// from first on, end excluded: what a lease for the request must cover. They hold every such cell
+// and no other byte, ascend, and do not adjoin. Tokens outside a window are left out, and so is
+// what Plan.Tail names; states are there whole, whatever the span.
 //
 // The time depends on the blocks of the span and on the runs that a block is cut in. Errors are
 // those of CheckTables.
-func (s *Side) Ranges(region int, t Tables, in Span) ([]Range, error) {
+func (s *Side) Ranges(region, first, end int, t Tables, in Span) ([]Range, error) {
 	if err := s.CheckTables(t, in); err != nil {
 		return nil, err
 	}
 	var list []Range
 	cuts := make(map[[2]int][]cut) // by group and tokens of a block
-	for _, b := range s.boxes(region) {
+	for _, b := range s.boxes(region, first, end) {
 		id := [2]int{b.group, int(b.tokens)}
 		if cuts[id] == nil {
 			cuts[id] = s.Groups[b.group].cuts(t[b.group], b.tokens, in)
@@ -134,12 +134,12 @@ type shape struct {
 	units, unit          uint64 // one unit: 0 bytes from each to the next
 }
 
-// boxes returns the views of a region, joined where their cells adjoin.
-func (s *Side) boxes(region int) []box {
+// boxes returns the views of a region and some layers, joined where their cells adjoin.
+func (s *Side) boxes(region, first, end int) []box {
 	var list []box
 	for i := range s.Views {
 		v := &s.Views[i]
-		if v.Region != region {
+		if v.Region != region || v.Layer < first || v.Layer >= end {
 			continue
 		}
 		b := box{shape{v.Group, uint64(v.Tokens), v.Block, v.Token, uint64(v.Count), v.Unit},
@@ -204,7 +204,7 @@ func (b *box) append(dst []Range, c cut) []Range {
 	}
 	for i := range outer.n {
 		for j := range inner.n {
-			dst = appendRange(dst, Range{at + i*outer.from + j*inner.from, run})
+			dst = appendRange(dst, Range{Off: at + i*outer.from + j*inner.from, Len: run})
 		}
 	}
 	return dst

@@ -11,20 +11,23 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRanges: the bytes of all cells of a span, and no other byte.
+// TestRanges: the bytes of all cells of a span and of some layers, and no other byte.
 func TestRanges(t *testing.T) {
 	each(t, 400, func(t *testing.T, r *rand.Rand) {
 		spec, place := anySpec(r)
 		w := newWorld(r, group(t, spec, place()), 40, 0)
 		s := span(r, 40)
-		w.each(s.From, s.To, func(_ int, _ *View, _ int, _ uint64, b []byte) {
+		first, end := pick(r, 0, 0, 1), pick(r, 2, LayersMax)
+		w.each(s.From, s.To, func(_ int, v *View, _ int, _ uint64, b []byte) {
 			for i := range b {
-				b[i] = 1
+				if v.Layer >= first && v.Layer < end {
+					b[i] = 1
+				}
 			}
 		})
 		for i, side := range w.sides {
 			for region, memory := range w.memory[i] {
-				got, err := side.Ranges(region, w.tables[i], s)
+				got, err := side.Ranges(region, first, end, w.tables[i], s)
 				require.NoError(t, err)
 				require.Equal(t, ones(memory), got, "rank %d, region %d", i, region)
 			}
@@ -41,7 +44,7 @@ func ones(memory []byte) []Range {
 			at++
 		}
 		if at > begin {
-			list = append(list, Range{uint64(begin), uint64(at - begin)})
+			list = append(list, Range{Off: uint64(begin), Len: uint64(at - begin)})
 		}
 	}
 	return list
@@ -60,7 +63,7 @@ func TestRangesAreFew(t *testing.T) {
 		SGLangPageHead: 2 * 512} {
 		side := group(t, spec, Placement{TP: 4, Blocks: 1024, Order: order})[3]
 		began := time.Now()
-		got, err := side.Ranges(0, Tables{table}, Span{0, 8192})
+		got, err := side.Ranges(0, 0, 80, Tables{table}, Span{0, 8192})
 		require.NoError(t, err)
 		require.Len(t, got, want, order)
 		t.Logf("%s: %d ranges in %v", order, want, time.Since(began))
@@ -82,7 +85,7 @@ func TestRangesErrors(t *testing.T) {
 		"block":    {Tables{{99, 12, 3}}, Span{4, 9}, "slot 1 of the block table of group 0 is "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := side.Ranges(0, c.t, c.s)
+			got, err := side.Ranges(0, 0, 1, c.t, c.s)
 			require.ErrorIs(t, err, ErrRequest)
 			require.ErrorContains(t, err, c.want)
 			require.Nil(t, got)

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testing/freeze"
+	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+// groupPrefillAt makes the test binary the first of two prefill ranks, for a decode rank that
+// serves this socket.
+var groupPrefillAt = flag.String("group-prefill-at", "",
+	"socket of the decode rank; for the tests' own use")
+
+// processSpan is what every request of the prefill process has, in its first blocks.
+var processSpan = layout.Span{From: 0, To: 60}
+
+// processPlan is two prefill ranks and one decode rank, with layers of 240 KiB of each.
+func processPlan() (*layout.Plan, error) {
+	spec := grouped(3, 4, 1024)
+	var sides []*layout.Side
+	for _, p := range []layout.Placement{{TP: 2, BlockTokens: 4, Blocks: 32},
+		{TP: 2, Rank: 1, BlockTokens: 4, Blocks: 32}, {BlockTokens: 6, Blocks: 32}} {
+		s, err := layout.NewSide(spec, p)
+		if err != nil {
+			return nil, err
+		}
+		sides = append(sides, s)
+	}
+	return layout.NewPlan(sides[:2], sides[2:])
+}
+
+// groupPrefillProcess hands requests 1, 2 and so on over, but of those of even numbers a layer
+// only. It ends when the other side is gone.
+func groupPrefillProcess(socket string) error {
+	plan, err := processPlan()
+	if err != nil {
+		return err
+	}
+	b, err := shm.New(shm.Config{})
+	if err != nil {
+		return err
+	}
+	eng, err := engine.Open(engine.Config{Name: "prefill-0", Backends: []driver.Backend{b}})
+	if err != nil {
+		return err
+	}
+	defer eng.Close()
+	memory, err := eng.Alloc(plan.Senders()[0].Regions[0].Bytes,
+		engine.AllocOptions{Purpose: "kv"})
+	if err != nil {
+		return err
+	}
+	region, err := eng.Register("kv", memory.Segment())
+	if err != nil {
+		return err
+	}
+	peer, err := eng.Dial(context.Background(), "unix", socket)
+	if err != nil {
+		return err
+	}
+	s, err := NewGroupSender(NewMux(eng), GroupConfig{Plan: plan,
+		Regions: []*engine.Region{region}, Peers: []*engine.Peer{peer}})
+	if err != nil {
+		return err
+	}
+	table := make([]uint32, 15)
+	for i := range table {
+		table[i] = uint32(i)
+	}
+	m := &member{side: plan.Senders()[0], regions: []*engine.Region{region}}
+	for number := uint64(1); !isLost(peer); number++ {
+		m.each(layout.Tables{table}, processSpan, func(v *layout.View, unit int, token uint64,
+			cell []byte) {
+			copy(cell, cellOf(number, v, unit, token))
+		})
+		p, err := s.Begin(context.Background(), number, layout.Tables{table}, processSpan)
+		for l := 0; err == nil && l < 3; l++ {
+			if l == 1 && number%2 == 0 {
+				<-p.Ended()
+			}
+			err = p.Layer(context.Background(), l)
+		}
+		if err == nil {
+			_ = p.Finish(context.Background())
+		}
+	}
+	return nil
+}
+
+// withProcess is a crowd whose first prefill rank is another process.
+func withProcess(t *testing.T, patience time.Duration) (*crowd, *os.Process) {
+	t.Helper()
+	leak.Check(t)
+	plan, err := processPlan()
+	require.NoError(t, err)
+	met := make(chan *engine.Peer, 1)
+	s := crowdSetup{backend: newShm, engine: func(c *engine.Config) {
+		c.OnPeer = func(p *engine.Peer) { met <- p }
+	}}
+	c := &crowd{plan: plan}
+	prefill := newMember(t, "prefill-1", plan.Senders()[1], s)
+	decode := newMember(t, "decode", plan.Receivers()[0], s)
+	socket := filepath.Join(t.TempDir(), "decode.sock")
+	listener, err := net.Listen("unix", socket)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- decode.eng.Serve(ctx, listener) }()
+	t.Cleanup(func() {
+		cancel()
+		<-served
+	})
+	cmd := exec.Command(os.Args[0], "-group-prefill-at", socket)
+	cmd.Stderr = os.Stderr
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // "signal: killed"
+	})
+	prefill.peers = []*engine.Peer{connect(t, prefill.eng, decode.eng)}
+	decode.peers = []*engine.Peer{nil, connect(t, decode.eng, prefill.eng)}
+	select {
+	case decode.peers[0] = <-met:
+	case <-within(t).Done():
+		require.Fail(t, "the prefill process does not come")
+	}
+	prefill.sender, err = NewGroupSender(prefill.mux, c.config(prefill, 1, true, s))
+	require.NoError(t, err)
+	s.config = func(_ bool, g *GroupConfig) {
+		g.IdleTimeout, g.MeetTimeout = patience, patience
+	}
+	decode.receive, err = NewGroupReceiver(decode.mux, c.config(decode, 0, false, s))
+	require.NoError(t, err)
+	c.from, c.to = []*member{prefill}, []*member{decode}
+	t.Cleanup(func() {
+		require.NoError(t, prefill.sender.Close())
+		require.NoError(t, decode.receive.Close())
+		require.Zero(t, prefill.eng.Stats().Leases+decode.eng.Stats().Leases)
+	})
+	return c, cmd.Process
+}
+
+// handOver takes a request all the way, of which this process has the second prefill rank.
+func (c *crowd) handOver(t *testing.T) {
+	t.Helper()
+	j := c.newJob(t, processSpan)
+	j.begin(t)
+	j.push(t)
+	j.check(t)
+	j.give()
+}
+
+// pushUntilError hands all layers over from the rank of this process, and finishes.
+func (j *job) pushUntilError(t *testing.T) {
+	t.Helper()
+	for l := range 3 {
+		if j.pushes[0].Layer(within(t), l) != nil {
+			return
+		}
+	}
+	_ = j.pushes[0].Finish(within(t))
+}
+
+// TestGroupKilledRank: a prefill process is killed in the middle of a request. The decode rank and
+// the other prefill rank learn it, and nothing is left.
+func TestGroupKilledRank(t *testing.T) {
+	c, process := withProcess(t, time.Minute)
+	c.handOver(t)
+	j := c.newJob(t, processSpan)
+	j.begin(t)
+	require.NoError(t, j.pushes[0].Layer(within(t), 0))
+	require.Equal(t, 0, <-j.requests[0].Ready())
+	require.NoError(t, process.Kill())
+	j.pushUntilError(t)
+	j.awaitEnd(t)
+	require.Zero(t, c.to[0].eng.Stats().Leases)
+	for i, err := range j.errs() {
+		require.ErrorIs(t, err, engine.ErrPeerLost, "rank %d", i)
+	}
+}
+
+// TestGroupStoppedRank: a prefill process is stopped at any moment of a request, and goes on when
+// the blocks are used again. Nothing lands in them.
+func TestGroupStoppedRank(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 8))
+	ended, rounds := 0, 0
+	for ; rounds < 6 || ended == 0 && rounds < 40; rounds++ {
+		c, process := withProcess(t, 200*time.Millisecond)
+		j := c.newJob(t, processSpan)
+		var err error
+		j.requests[0], err = c.to[0].receive.Open(within(t), j.number, j.to[0], j.span)
+		require.NoError(t, err)
+		time.Sleep(time.Duration(r.IntN(1500)) * time.Microsecond) // any moment will do
+		require.NoError(t, freeze.Process(process))
+		j.pushes[0], err = c.from[0].sender.Begin(within(t), j.number, j.from[0], j.span)
+		if err == nil {
+			j.pushUntilError(t)
+		} else {
+			requireStopped(t, err)
+			j.pushes = nil
+		}
+		j.awaitEnd(t)
+		require.Zero(t, c.to[0].eng.Stats().Leases)
+		if err := j.requests[0].Err(); err != nil {
+			requireStopped(t, err)
+			ended++
+		}
+		var whole [][]byte
+		c.to[0].each(j.to[0], j.span, func(_ *layout.View, _ int, _ uint64, cell []byte) {
+			whole = append(whole, slices.Clone(cell))
+		})
+		require.NoError(t, freeze.Thaw(process))
+		time.Sleep(20 * time.Millisecond)
+		c.to[0].each(j.to[0], j.span, func(_ *layout.View, _ int, _ uint64, cell []byte) {
+			require.True(t, bytes.Equal(whole[0], cell), "something landed after the end")
+			whole = whole[1:]
+		})
+	}
+	require.NotZero(t, ended, "no request was stopped in the middle")
+	t.Logf("%d of %d requests were stopped in the middle", ended, rounds)
+}
+
+// requireStopped wants the error of a limit, or of a connection that had to go for it.
+func requireStopped(t *testing.T, err error) {
+	t.Helper()
+	if !errors.Is(err, engine.ErrPeerLost) {
+		require.ErrorIs(t, err, engine.ErrTimeout)
+	}
+}
