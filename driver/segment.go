@@ -40,7 +40,8 @@ type Segment struct {
 	// ErrBounds where this side places it, or reads it for them. Where peers reach the memory
 	// themselves, their engines are guaranteed to look, and nothing keeps out one that lies. Means
 	// by which Fence shuts out a frozen peer must leave the bytes beside it alone, but for those in
-	// the same page; a backend without such means must answer ErrNotSupported, to Register or Import.
+	// the same page. A backend without such means must answer ErrNotSupported, to Register or
+	// to Import.
 	Only Ranges
 
 	// Secret is the 128 bits that a token begins with. The engine is guaranteed
