@@ -69,18 +69,7 @@ func checkOnly(s *stage) {
 			s.besides(fmt.Sprintf("%v %s", op, name), s.submitting(op, desc(l, at.Off, r, at.Off,
 				at.Len)))
 		}
-		if s.peer.Can()&driver.CanPattern == 0 {
-			continue
-		}
-		p := &driver.Pattern{Count: 3, Run: 100, LocalKey: l.key, RemoteKey: r.as,
-			Local:  driver.Side{Stride: 100},
-			Remote: driver.Side{Base: 4096, Stride: 1000, List: []uint32{0, 3, 4}}}
-		s.besides(fmt.Sprintf("%v of a pattern, one entry of it beside", op), s.scattering(op, p))
-		p.Remote.List[2] = 3
-		if s.peer.Can()&driver.CanNest != 0 {
-			p.Loops = []driver.Loop{{N: 2, Local: 300, Remote: 12000}}
-			s.besides(fmt.Sprintf("%v of a nest, one run of it beside", op), s.scattering(op, p))
-		}
+		s.patternsBesides(op, l, r)
 	}
 	if s.h.Guards {
 		l.paint(s.seed()) // of a batch that failed some may have landed, within the ranges
@@ -94,6 +83,22 @@ func checkOnly(s *stage) {
 	}
 	s.fails("write within a range after the fence", driver.ErrRevoked,
 		s.submitting(driver.Write, desc(l, 4096, r, 4096, 64)))
+}
+
+func (s *stage) patternsBesides(op driver.Op, l, r *memory) {
+	s.Helper()
+	if s.peer.Can()&driver.CanPattern == 0 {
+		return
+	}
+	p := &driver.Pattern{Count: 3, Run: 100, LocalKey: l.key, RemoteKey: r.as,
+		Local:  driver.Side{Stride: 100},
+		Remote: driver.Side{Base: 4096, Stride: 1000, List: []uint32{0, 3, 4}}}
+	s.besides(fmt.Sprintf("%v of a pattern, one entry of it beside", op), s.scattering(op, p))
+	p.Remote.List[2] = 3
+	if s.peer.Can()&driver.CanNest != 0 {
+		p.Loops = []driver.Loop{{N: 2, Local: 300, Remote: 12000}}
+		s.besides(fmt.Sprintf("%v of a nest, one run of it beside", op), s.scattering(op, p))
+	}
 }
 
 // besides submits what is beside the ranges: refused where this side looks, and else not, since
