@@ -71,9 +71,22 @@ if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then
 	[ -n "$needed" ] || exit 0
 	exit 1
 fi
+# apt runs apt-get, and waits some minutes while another one is at work. apt-get itself waits for
+# dpkg's lock, and for none of its own.
+apt() {
+	for pause in 5 10 15 30 60 60 60 60 0; do
+		rc=0
+		said=$(LC_ALL=C timeout 900 apt-get -qq -o DPkg::Lock::Timeout=300 "$@" 2>&1) || rc=$?
+		case $rc:$said in 0:*) break ;; *"Could not get lock"*) sleep "$pause" ;; *) break ;; esac
+	done
+	[ -z "$said" ] || echo "$said" >&2
+	return "$rc"
+}
+
+export DEBIAN_FRONTEND=noninteractive
 echo "setup: installing$missing"
-timeout 300 apt-get update -qq || [ -z "$needed" ]
+apt update || [ -z "$needed" ]
 case $missing in *clang-19*) ;; *) missing="$missing$(clang)" ;; esac # the lists may be new
 # shellcheck disable=SC2086 # a list of packages
-DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq --no-install-recommends $missing ||
+apt install -y --no-install-recommends $missing ||
 	[ -z "$needed" ] # what tests skip without is no reason to fail
