@@ -10,20 +10,30 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import pytest
 import sluice
+from patience import LIMIT
 from sluice.transfer import Op
 
 if TYPE_CHECKING:
     from nixl_agents import Two
 
-LIMIT = 60.0
+__all__ = ["LIMIT"]
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 MIB = 1 << 20
+
+
+def until(holds: Callable[[], Any]) -> None:
+    """Returns when this holds, as it must."""
+    end = time.monotonic() + LIMIT
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 class End:
@@ -65,11 +75,22 @@ class Pair:
             t = self.write((0, 0, 64))
             t.message(b"m")
             t.post()
-            try:
-                t.wait(1.0)  # no proof, but a copy of 64 bytes has had its time
-            except sluice.WaitTimeout:
+            if not ends(t):
                 return t
         raise AssertionError("every message found room")
+
+
+def ends(t: sluice.Transfer) -> bool:
+    """Whether a copy of 64 bytes ends in its time. One of the waits may be over because this
+    process stood still meanwhile: then it ends in the next.
+    """
+    for _ in range(3):
+        try:
+            t.wait(0.3)
+            return True
+        except sluice.WaitTimeout:
+            pass
+    return False
 
 
 # What a shell starts in the background ignores Ctrl-C, and so would what the tests start.
@@ -118,9 +139,25 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
                 pipe.close()
 
 
+def stop(child: "subprocess.Popen[str]") -> None:
+    """Stops a process, and returns when it stands still."""
+    os.kill(child.pid, signal.SIGSTOP)
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+
+
+def go_on(child: "subprocess.Popen[str]") -> None:
+    os.kill(child.pid, signal.SIGCONT)
+
+
 def descriptors() -> int:
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
+
+
+def no_more_descriptors(than: int) -> None:
+    """Waits for what closes some in the background."""
+    until(lambda: descriptors() <= than)
 
 
 def need(module: str, fix: str) -> Any:

@@ -20,6 +20,9 @@ from typing import Any, Callable
 from mooncake.engine import (  # type: ignore[import-not-found]
     TransferEngine, TransferNotify, TransferOpcode)
 
+if "sluice" in sys.modules:
+    import patience  # noqa: F401
+
 SIZE = 1 << 20
 LIMIT = 30.0
 

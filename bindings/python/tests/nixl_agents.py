@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import random
-import socket
 import time
 from typing import Any
 
@@ -14,22 +12,6 @@ from conftest import LIMIT
 from sluice import nixl
 
 N = 1 << 20
-
-
-def ports(n: int) -> list[str]:
-    """Ports for the wheel, which does not say what it chose for 0: below the range that the kernel
-    gives out by itself, so that no connection of another process takes one meanwhile."""
-    found: list[str] = []
-    while len(found) < n:
-        port = random.randrange(10_000, 30_000)
-        with socket.socket() as s:
-            try:
-                s.bind(("0.0.0.0", port))
-            except OSError:
-                continue
-        if str(port) not in found:
-            found.append(str(port))
-    return found
 
 
 class Two:

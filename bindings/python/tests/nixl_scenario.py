@@ -15,6 +15,9 @@ from typing import Any, Callable
 import numpy as np
 from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found]
 
+if "sluice" in sys.modules:
+    import patience  # noqa: F401
+
 LIMIT = 60.0
 N = 1 << 20
 HAZARDS = "hazards" in sys.argv[1:]

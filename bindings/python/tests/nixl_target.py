@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import numpy as np
+import patience  # noqa: F401
 from sluice.nixl import nixl_agent, nixl_agent_config
 
 
@@ -54,6 +55,12 @@ def main() -> None:
             while agent.check_remote_metadata(rest):
                 time.sleep(0.001)
             print("lost", flush=True)
+        elif word == "alone":  # waits until no connection of others is alive, by which bytes come
+            engine = agent._engine
+            assert engine is not None
+            while engine.stats()["inbound"]:
+                time.sleep(0.001)
+            print("alone", flush=True)
         elif word == "fill":  # our memory, and then that of an agent by ours, with a message
             value, address, other = rest.split()
             memory[:] = int(value)

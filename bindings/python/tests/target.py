@@ -10,6 +10,7 @@ import json
 import sys
 
 import sluice
+from patience import LIMIT
 
 
 def main() -> None:
@@ -18,18 +19,22 @@ def main() -> None:
     if "identity" in config:
         config["identity"] = sluice.Identity(*config["identity"])
     backend = sluice.Backend(settings["backend"], **settings["options"])
-    with sluice.Engine("target", [backend], handshake_timeout=60, **config) as engine:
+    with sluice.Engine("target", [backend], **config) as engine:
         memory = engine.alloc(1 << 20)
         engine.register("data", memory)
         with engine.serve(settings["address"]) as listener:
             print(listener.address, flush=True)
-            peer = engine.accept(60)
+            peer = engine.accept(LIMIT)
             for line in sys.stdin:
                 if line == "message\n":
-                    note = engine.receive(60)
+                    note = engine.receive(LIMIT)
                     assert note.sender == peer
                     print(note.data.decode(), flush=True)
-                    peer.notify(b"thanks", 60)
+                    peer.notify(b"thanks", LIMIT)
+                elif line == "lost\n":  # which is said once all that came from the peer is read
+                    while not engine.receive(LIMIT).lost:
+                        pass
+                    print("lost", flush=True)
                 elif line == "inbound\n":
                     print(json.dumps([engine.stats()["inbound"], peer.about()["origin"]]),
                           flush=True)

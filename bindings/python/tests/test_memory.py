@@ -141,7 +141,7 @@ def test_bytes_are_read_only(pair: Pair) -> None:
     t.add(region, 0, pair.remote, 0, 8)
     t.run(LIMIT)
     assert pair.b.bytes[:8] == b"constant"
-    back = pair.b.engine.connect(pair.a.engine.describe())
+    back = pair.b.engine.connect(pair.a.engine.describe(), LIMIT)
     with pytest.raises(sluice.ReadOnlyError):
         back.transfer("write").add(pair.b.region, 0, back.remote("fixed"), 0, 8)
 

@@ -13,7 +13,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +21,9 @@ from typing import Any
 import numpy as np
 import pytest
 import sluice
-from conftest import HERE, LIMIT, descriptors
-from nixl_agents import Two, finish, ports
+from conftest import HERE, LIMIT, descriptors, no_more_descriptors
+from nixl_agents import Two, finish
+from ports import ports
 from sluice import nixl
 from sluice.nixl import bindings as b
 from sluice.nixl import blob, listening, messages, plugins
@@ -182,23 +182,19 @@ def told(port: int, word: bytes, data: bytes = b"") -> bytes:
 
 
 def test_a_caller_that_drips_keeps_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_WHOLE", 0.5)
+    """It is hung up on, and then the next one is answered."""
     agent = nixl.nixl_agent("listens", nixl.nixl_agent_config(True, True, 0))
     assert agent._listener is not None
-    ended = threading.Event()
-
-    def drip(s: socket.socket) -> None:
-        with suppress(OSError):
-            while not ended.wait(0.1):
-                s.sendall(b"x")
-
-    with socket.create_connection(("127.0.0.1", agent._listener.port)) as slow:
-        slow.sendall(b"SLNXP\0\0\0\x0c")  # and 200 MiB to come
-        dripping = threading.Thread(target=drip, args=(slow,))
-        dripping.start()
-        assert told(agent._listener.port, listening.GET)
-        ended.set()
-        dripping.join()
+    with monkeypatch.context() as patched:
+        patched.setattr(listening, "_WHOLE", 0.5)
+        with socket.create_connection(("127.0.0.1", agent._listener.port)) as slow:
+            slow.sendall(b"SLNXP\0\0\0\x0c")  # and 200 MiB to come
+            end = time.monotonic() + LIMIT
+            with pytest.raises(ConnectionError):
+                while time.monotonic() < end:
+                    slow.sendall(b"x")
+                    time.sleep(0.1)
+    assert told(agent._listener.port, listening.GET)
     agent.close()
 
 
@@ -232,7 +228,7 @@ def test_nothing_is_left() -> None:
     for _ in range(5):
         once(config)
         gc.collect()
-    assert descriptors() == before
+    no_more_descriptors(before)
 
 
 _LOGS = """

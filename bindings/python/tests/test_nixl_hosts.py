@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
 import subprocess
 import time
 from typing import Any, Iterator
 
 import namespaces
 import pytest
-from conftest import need_program
+from conftest import go_on, need_program, stop
 from nixl_agents import N, ask
 
 
@@ -75,8 +73,8 @@ def test_connections_are_reset(sides: list[Side], hosts: list[tuple[str, str]]) 
 @pytest.mark.parametrize("who", [0, 1])
 def test_one_stands_still(sides: list[Side], who: int) -> None:
     """For five seconds between transfers, in which nothing waits for it."""
-    os.kill(sides[who].child.pid, signal.SIGSTOP)
+    stop(sides[who].child)
     time.sleep(5)
-    os.kill(sides[who].child.pid, signal.SIGCONT)
+    go_on(sides[who].child)
     for one, other in (sides, sides[::-1]):
         one.fill(other, 3 + who)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any, Iterator, Optional
 import numpy as np
 import pytest
 import sluice
-from conftest import LIMIT
+from conftest import LIMIT, go_on, stop, until
 from nixl_agents import N, Two, ask, begin, finish
 from sluice import nixl
 from sluice.nixl import bindings as b
@@ -188,15 +187,15 @@ def test_a_notification_that_is_too_long_loses_no_other(
 
 def test_a_peer_that_stands_still_is_not_given_up(start: Any) -> None:
     """By a notification: it would be, if that were taken back after a while."""
-    params = {"plaintext": "true", "listen": "127.0.0.1:0"}
+    params = {"plaintext": "true", "listen": "127.0.0.1:0", "failure": "60s"}
     child, agent, _ = begin(start, "TCP", params, 4096)
     agent.send_notif("target", b"first")
     assert json.loads(ask(child, "notifs")) == {"initiator": ["first"]}
-    os.kill(child.pid, signal.SIGSTOP)
+    stop(child)
     for i in range(200):
         agent.send_notif("target", b"%d" % i)
     time.sleep(2.5)  # longer than the engine waits for the proof of an end
-    os.kill(child.pid, signal.SIGCONT)
+    go_on(child)
     assert agent.check_remote_metadata("target")
     got: list[str] = []
     while len(got) < 200:
@@ -219,9 +218,7 @@ def test_lost_agent_is_not_known(two: Two) -> None:
     assert two.a.check_remote_metadata("beta")
     peer = two.a._remotes["beta"].peer
     two.b.close()
-    end = time.monotonic() + LIMIT
-    while not peer.lost and time.monotonic() < end:
-        time.sleep(0.001)
+    until(lambda: peer.lost)
     assert not two.a.check_remote_metadata("beta")
     assert not two.a.check_remote_metadata("beta", two.descs(two.y, (0, 64)))
 

@@ -9,8 +9,8 @@ import sluice
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with sluice.Engine("waits", ["mem"]) as engine:
-    print("waiting", flush=True)
     try:
+        print("waiting", flush=True)
         engine.receive()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
