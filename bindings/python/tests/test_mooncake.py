@@ -47,9 +47,9 @@ def test_an_answer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(handshake, "_WHOLE", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         def drip() -> None:
-            caller = server.accept()[0]
+            caller, end = server.accept()[0], time.monotonic() + LIMIT
             with caller, suppress(OSError):
-                while not ended.wait(0.1):
+                while not ended.wait(0.1) and time.monotonic() < end:
                     caller.sendall(b" ")
 
         ended = threading.Event()
@@ -62,19 +62,32 @@ def test_an_answer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_silent_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that finds no place is hung up on."""
-    monkeypatch.setattr(handshake, "_LIMIT", 0.5)
+    """The one that finds no place is hung up on, while the others have theirs."""
+    heard, go_on, word = threading.Semaphore(0), threading.Event(), handshake._word
+
+    def silent(s: socket.socket) -> bytes:
+        heard.release()
+        assert go_on.wait(LIMIT)
+        return b""
+
+    monkeypatch.setattr(handshake, "_word", silent)
     server = handshake.Server("127.0.0.1", 0, lambda: handshake.Offer(b"", []))
-    before = threading.active_count()
-    callers = [socket.create_connection(("127.0.0.1", server.port))
-               for _ in range(handshake._CALLERS + 8)]
-    for c in callers:
-        c.settimeout(LIMIT)
-        with suppress(ConnectionError):
+    callers = []
+    for _ in range(handshake._CALLERS):
+        callers.append(socket.create_connection(("127.0.0.1", server.port)))
+        assert heard.acquire(timeout=LIMIT)
+    monkeypatch.setattr(handshake, "_LIMIT", 0.5)
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", server.port)) as c, suppress(ConnectionError):
+            c.settimeout(LIMIT / 2)
             assert c.recv(1) == b""
-        assert threading.active_count() <= before + handshake._CALLERS
-        c.close()
+    assert not heard.acquire(blocking=False)
+    monkeypatch.setattr(handshake, "_LIMIT", LIMIT)
+    monkeypatch.setattr(handshake, "_word", word)
+    go_on.set()
     handshake.probe(f"127.0.0.1:{server.port}")
+    for c in callers:
+        c.close()
     server.close()
 
 
@@ -84,10 +97,10 @@ def test_a_caller_that_drips_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> N
     with socket.create_connection(("127.0.0.1", server.port)) as caller, pytest.raises(OSError):
         for _ in range(63):  # as many bytes as a word may have less one
             caller.sendall(b"x")
-            caller.settimeout(0.1)
+            caller.settimeout(0.3)
             with suppress(TimeoutError):
                 raise ConnectionError(caller.recv(1))  # it answers nothing, or is reset
-        pytest.fail("it was listened to for 6 s")
+        pytest.fail("it was listened to for 19 s")
     server.close()
 
 
