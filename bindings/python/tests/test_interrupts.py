@@ -20,12 +20,15 @@ from typing import Any, Callable, Iterator, Optional
 
 import pytest
 import sluice
+from conftest import LIMIT, until
+from ports import ports
 from sluice._clock import SLICE_NS, beside
 from sluice._library import lib
 from sluice.errors import HandleError, UnprovenError
 
 PACKAGE = os.path.dirname(sluice.__file__)
 MOST = 16
+LONG = 4 * LIMIT
 
 
 class Interrupt(BaseException):
@@ -78,8 +81,9 @@ def everywhere(call: Callable[[], Any]) -> Iterator[int]:
 
 @pytest.fixture
 def engine() -> Iterator[sluice.Engine]:
-    with sluice.Engine("a", ["mem"], limits=sluice.Limits(transfers=MOST, regions=MOST,
-                                                          leases=MOST)) as e:
+    few = sluice.Limits(transfers=MOST, regions=MOST, leases=MOST)
+    with sluice.Engine("a", ["mem"], limits=few, connect_timeout=LONG,
+                       handshake_timeout=LONG) as e:
         yield e
 
 
@@ -109,7 +113,7 @@ def test_connects(tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 's'}"
     with sluice.Engine("a", ["mem"]) as a, sluice.Engine("b", ["mem"]) as b, b.serve(address):
         described, known = b.describe(), 0
-        for connect in (lambda: a.connect(described), lambda: a.dial(address)):
+        for connect in (lambda: a.connect(described, LIMIT), lambda: a.dial(address, LIMIT)):
             for _ in everywhere(connect):
                 for thread in threading.enumerate():
                     if thread.name == "sluice":  # it goes on to the end of the call, and undoes it
@@ -162,10 +166,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def test_an_engine_that_was_opened_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    tcp = sluice.Backend("tcp", plaintext=True, listen=f"127.0.0.1:{port}")
+    tcp = sluice.Backend("tcp", plaintext=True, listen=f"127.0.0.1:{ports(1)[0]}")
     interrupt_after(monkeypatch, "open")
     with pytest.raises(KeyboardInterrupt):
         sluice.Engine("b", [tcp])
@@ -184,20 +185,20 @@ def test_a_listener_that_was_opened_is_closed(monkeypatch: pytest.MonkeyPatch,
 def test_a_message_comes_again(monkeypatch: pytest.MonkeyPatch, engine: sluice.Engine) -> None:
     me = engine.self_peer()
     for data in (b"one", b"two"):
-        me.notify(data)
+        me.notify(data, LIMIT)
     interrupt_after(monkeypatch, "receive")
     with pytest.raises(KeyboardInterrupt):
-        engine.receive(1)
-    assert [engine.receive(1).data for _ in range(2)] == [b"one", b"two"]
+        engine.receive(LIMIT)
+    assert [engine.receive(LIMIT).data for _ in range(2)] == [b"one", b"two"]
 
 
 def test_a_peer_comes_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 's'}"
     with sluice.Engine("a", ["shm"]) as a, sluice.Engine("b", ["shm"]) as b, a.serve(address):
-        b.dial(address)
+        b.dial(address, LIMIT)
         interrupt_after(monkeypatch, "accept")
         with pytest.raises(KeyboardInterrupt):
-            a.accept(5)
+            a.accept(LIMIT)
         assert a.accept(0).name == "b"
 
 
@@ -227,27 +228,37 @@ def test_a_view_of_closed_memory(engine: sluice.Engine) -> None:
 def test_what_has_come_is_received_without_waiting(engine: sluice.Engine) -> None:
     me = engine.self_peer()
     for n in range(40):
-        me.notify(b"%d" % n)
-    while engine.stats()["notifications"] < 40:
-        pass
+        me.notify(b"%d" % n, LIMIT)
+    until(lambda: engine.stats()["notifications"] == 40)
     assert [int(engine.receive(0).data) for _ in range(40)] == list(range(40))
 
 
-@contextlib.contextmanager
-def interrupt_soon() -> Iterator[None]:
-    """Ctrl-C after a moment in what follows, and within a second of it."""
-    def ring(*_: object) -> None:
-        raise Interrupt
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    begun = time.monotonic()
+@contextlib.contextmanager
+def interrupted_when(begun: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C in what follows, which would last LONG, once a thread has seen it begin: it ends, in
+    much less.
+    """
+    def ring(*_: object) -> None:
+        if not heard.is_set():
+            heard.set()
+            raise Interrupt
+
+    def press() -> None:
+        begun()
+        while not heard.wait(0.05):  # one that comes just before Python waits is not heard
+            signal.pthread_kill(main, signal.SIGALRM)
+
+    heard, main, start = threading.Event(), threading.get_ident(), time.monotonic()
+    presses, before = threading.Thread(target=press), signal.signal(signal.SIGALRM, ring)
     try:
         with pytest.raises(Interrupt):
+            presses.start()
             yield
-        assert time.monotonic() - begun < 10
+            presses.join()
+        assert time.monotonic() - start < LONG / 2
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        presses.join()
         signal.signal(signal.SIGALRM, before)
 
 
@@ -255,42 +266,49 @@ def test_a_dial_without_an_answer_is_interrupted(engine: sluice.Engine, tmp_path
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "s"))
         silent.listen()
-        with interrupt_soon():
-            engine.dial(f"unix:{tmp_path}/s", timeout=60)
+        silent.settimeout(LIMIT)
+        callers: list[object] = []
+        with interrupted_when(lambda: callers.append(silent.accept())):
+            engine.dial(f"unix:{tmp_path}/s", timeout=LONG)
         with pytest.raises(TimeoutError):
             engine.dial(f"unix:{tmp_path}/s", timeout=0.01)
 
 
 def test_a_call_beside_that_was_given_up_is_undone() -> None:
-    going, undone = threading.Event(), queue.SimpleQueue[int]()
+    begun, going, undone = threading.Event(), threading.Event(), queue.SimpleQueue[int]()
 
     def call() -> int:
-        going.wait()
+        begun.set()
+        going.wait(LONG)
         return 7
 
-    with interrupt_soon():
+    with interrupted_when(lambda: begun.wait(LONG)):
         beside(call, undone.put, lambda kept: kept)
     assert undone.empty()
     going.set()
-    assert undone.get(timeout=60) == 7
+    assert undone.get(timeout=LIMIT) == 7
 
 
 def test_a_revoke_is_interrupted(monkeypatch: pytest.MonkeyPatch, engine: sluice.Engine) -> None:
     with engine.alloc(4096) as memory, engine.register("r", memory) as region:
         lease = region.lease(0, 4096)
-        revoke, going = lib.lease_revoke, threading.Event()
+        revoke, begun, going = lib.lease_revoke, threading.Event(), threading.Event()
+        main, heard = threading.get_ident(), []
 
         def slow(handle: int, timeout: int) -> int:
             if 0 <= timeout <= SLICE_NS:
                 return UnprovenError.code
-            going.wait()
+            heard.append(threading.get_ident())
+            begun.set()
+            going.wait(LONG)
             return revoke(handle, timeout)
 
         monkeypatch.setattr(lib, "lease_revoke", slow)
-        with interrupt_soon():
+        with interrupted_when(lambda: begun.wait(LONG)):
             lease.revoke()
+        assert main not in heard  # in a call of the library no interrupt is heard
         going.set()
-        lease.revoke(60)  # also where the other call has ended it
+        lease.revoke(LIMIT)  # also where the other call has ended it
         monkeypatch.undo()
 
 
