@@ -10,7 +10,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 from typing import Any, Callable
 
 import numpy as np
@@ -92,12 +91,25 @@ def test_a_close_beside_one_that_proves_nothing(monkeypatch: pytest.MonkeyPatch)
     region = e.register("data", bytearray(4096))
     lease = e.register("lent", bytearray(64)).lease(0, 64)
     close, stale, answers = _library.lib.close, threading.Event(), []
+    told = threading.Semaphore(0)
 
     def unproven(handle: int) -> int:
         close(handle)
         stale.set()
-        time.sleep(0.05)  # the others come meanwhile
+        for _ in others:
+            assert told.acquire(timeout=LIMIT)
         return sluice.UnprovenError.code
+
+    def tells(name: str) -> None:
+        """That a call of the library was answered that the handle is stale."""
+        real = getattr(_library.lib, name)
+
+        def call(*args: Any) -> Any:
+            code = real(*args)
+            told.release()
+            return code
+
+        monkeypatch.setattr(_library.lib, name, call)
 
     def beside(end: Any) -> None:
         stale.wait()
@@ -106,6 +118,8 @@ def test_a_close_beside_one_that_proves_nothing(monkeypatch: pytest.MonkeyPatch)
         answers.append(True)
 
     monkeypatch.setattr(_library.lib, "close", unproven)
+    tells("region_close")
+    tells("lease_revoke")
     others = [threading.Thread(target=beside, args=(end,)) for end in (region.close, lease.revoke)]
     for other in others:
         other.start()
@@ -139,17 +153,19 @@ def test_collected_engine_ends_before_its_memory(monkeypatch: pytest.MonkeyPatch
 
 def test_second_close_waits_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     e = sluice.Engine("slow", ["mem"])
-    close, begun, let, second = _library.lib.close, threading.Event(), threading.Event(
-    ), threading.Event()
+    close = _library.lib.close
+    begun, let, comes, second = (threading.Event() for _ in range(4))
 
     def slow(handle: int) -> int:
-        begun.set()
-        assert let.wait(LIMIT)
+        if not begun.is_set():
+            begun.set()
+            assert let.wait(LIMIT)
         return close(handle)
 
     monkeypatch.setattr(_library.lib, "close", slow)
 
     def comes_second() -> None:
+        comes.set()
         e.close()
         second.set()
 
@@ -157,7 +173,7 @@ def test_second_close_waits_for_the_first(monkeypatch: pytest.MonkeyPatch) -> No
     threads[0].start()
     assert begun.wait(LIMIT)
     threads[1].start()
-    assert not second.wait(0.05)
+    assert comes.wait(LIMIT) and not second.wait(0.2)
     let.set()
     for t in threads:
         t.join(LIMIT)

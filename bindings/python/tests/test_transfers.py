@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sluice
 from conftest import LIMIT, MIB, Pair
+from sluice import transfer
 
 
 def fill(view: memoryview) -> None:
@@ -209,8 +210,10 @@ def test_an_end_of_with_aborts(narrow: Pair) -> None:
         t.test()
 
 
-def test_the_lock_of_the_interpreter_is_let_go(narrow: Pair) -> None:
+def test_the_lock_of_the_interpreter_is_let_go(narrow: Pair,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
     t = narrow.stuck()
+    monkeypatch.setattr(transfer, "SLICE", LIMIT)  # a wait is one call of the library
     errors: list[BaseException] = []
 
     def waits() -> None:
@@ -222,7 +225,7 @@ def test_the_lock_of_the_interpreter_is_let_go(narrow: Pair) -> None:
     threads = [threading.Thread(target=waits) for _ in range(4)]
     for thread in threads:
         thread.start()
-    t.abort(LIMIT)  # would wait for its turn until LIMIT otherwise
+    t.abort(LIMIT)  # would wait for its turn until the others have waited for LIMIT otherwise
     for thread in threads:
         thread.join(LIMIT)
     assert len(errors) == 4 and all(isinstance(e, sluice.AbortedError) for e in errors)
@@ -311,8 +314,8 @@ def test_messages_without_waiting(backend: str) -> None:
     opened = sluice.Backend("tcp", plaintext=True,
                             listen="127.0.0.1:0") if backend == "tcp" else backend
     with sluice.Engine("a", [opened]) as a, sluice.Engine("b", [opened]) as b:
-        peer = a.connect(b.describe())
-        peer.notify(b"first")
+        peer = a.connect(b.describe(), LIMIT)
+        peer.notify(b"first", LIMIT)
         for i in range(400):
             peer.notify(b"%d" % i, timeout=0)
         assert b.receive(LIMIT).data == b"first"
@@ -320,13 +323,13 @@ def test_messages_without_waiting(backend: str) -> None:
 
 
 def test_messages_of_any_length(pair: Pair) -> None:
-    pair.peer.notify(b"")
+    pair.peer.notify(b"", LIMIT)
     assert pair.b.engine.receive(LIMIT).data == b""
     longest = 0
     with pytest.raises(sluice.BoundsError):
         pair.peer.notify(bytes((1 << 24) + 1))
     for n in (1, 1000, 60000):
-        pair.peer.notify(b"n" * n)
+        pair.peer.notify(b"n" * n, LIMIT)
         longest = max(longest, len(pair.b.engine.receive(LIMIT).data))
     assert longest == 60000
     with pytest.raises(sluice.WaitTimeout):
