@@ -34,8 +34,11 @@ static sluice_transfer stuck(struct end *a, sluice_peer peer, sluice_remote ther
 		add_one(t, a->region, there, 0, 0, 64);
 		OK(sluice_transfer_message(t, "m", 1));
 		OK(sluice_post(t));
-		// a second is no proof, but a copy of 64 bytes has had its time
-		int code = sluice_wait(t, SECOND);
+		// A copy of 64 bytes ends in one of the waits, unless it is stuck, also where this
+		// process stands still for a while.
+		int code = SLUICE_PENDING;
+		for (int n = 0; n < 3 && code == SLUICE_PENDING; n++)
+			code = sluice_wait(t, SECOND / 3);
 		if (code == SLUICE_PENDING)
 			return t;
 		OK(code);
