@@ -10,6 +10,9 @@ import tempfile
 from typing import Any, Iterator
 
 os.environ.update(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
+# its processes start, and answer each other, on a machine that others keep busy
+os.environ.update(RAY_worker_register_timeout_seconds="300", RAY_gcs_server_port_wait_time_s="300",
+                  RAY_health_check_failure_threshold="100")
 # it kills our actors for the memory that other programs use
 os.environ["RAY_memory_monitor_refresh_ms"] = "0"
 

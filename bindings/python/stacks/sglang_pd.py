@@ -22,7 +22,7 @@ from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.runtime_context import get_context, get_parallel
 
 LAYERS, PAGES, TOKENS, HEADS, WIDTH, ROOMS = 4, 64, 16, 4, 64, 32
-PATIENCE = 60.0
+PATIENCE = 150.0
 
 
 def content(layer: int) -> torch.Tensor:

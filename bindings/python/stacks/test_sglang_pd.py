@@ -13,12 +13,12 @@ from typing import Any, Iterator
 
 import pytest
 from sluice.nixl import shim
-from vllm_server import free_port
+from vllm_server import ports
 
 pytest.importorskip("sglang", reason="unavailable: no sglang: hack/stacks installs it")
 
 PAGES = 64
-SOON = 30.0  # a dead prefill is known after two heartbeats of 2 s
+SOON = 60.0  # a dead prefill is known after five heartbeats of 2 s
 
 
 class Side:
@@ -26,7 +26,8 @@ class Side:
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("sglang_pd.py")), role, str(port)],
             env={**os.environ, "PYTHONPATH": shim.path(), "TORCH_NUM_THREADS": "1",
-                 "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"},
+                 "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",
+                 "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "5"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
     def tell(self, **command: Any) -> None:
@@ -48,7 +49,7 @@ class Side:
 
 class Pair:
     def __init__(self) -> None:
-        self.port = free_port()
+        self.port = int(ports(1)[0])
         self.prefill, self.decode = Side("prefill", self.port), Side("decode", self.port)
         assert [s.heard()["engine"] for s in (self.prefill, self.decode)] == ["sluice"] * 2
 

@@ -25,7 +25,7 @@ from vllm_server import (LEASE, LIMIT, PREFILL, QUIET, WORDS, Answer, Failed, Se
                          started)
 
 TOKENS = 12
-SOON = 15.0
+SOON = 20.0
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -37,6 +37,13 @@ def same(got: Answer, want: Answer) -> None:
     assert got.logprobs == pytest.approx(want.logprobs, abs=1e-3)
 
 
+def soon(got: Answer, want: Answer) -> None:
+    """It has waited for no dead server: beside what it takes, which a lone answer says for this
+    machine now, it may have taken some seconds.
+    """
+    assert got.seconds < SOON + 10 * want.seconds
+
+
 def hand_over(a: Server, b: Server, text: list[int], timeout: float = LIMIT) -> Answer:
     """Prefill by a, decode by b."""
     name = uuid.uuid4().hex
@@ -45,11 +52,11 @@ def hand_over(a: Server, b: Server, text: list[int], timeout: float = LIMIT) -> 
 
 def all_by_transfer(a: Server, b: Server, *lengths: int) -> None:
     """Hand-overs of prompts of these lengths give a lone server's answer, and b computes none."""
-    before = b.transferred(), b.computed()
+    before = b.sources()
     for length in lengths:
         text = prompt(length, length)
         same(hand_over(a, b, text), a.ask(text, TOKENS))
-    assert (b.transferred(), b.computed()) == (before[0] + sum(lengths), before[1])
+    assert b.sources_of(before, sum(lengths)) == (sum(lengths), 0)
 
 
 def all_free(*servers: Server) -> None:
@@ -113,7 +120,7 @@ def test_prefill_stands_still(pair: Any) -> None:
     finally:
         a.thaw()
     same(got, want)
-    assert got.seconds < SOON
+    soon(got, want)
     a.wait()
     all_by_transfer(a, b, 400)
     all_free(a, b)
@@ -126,7 +133,7 @@ def test_prefill_is_killed_and_comes_again(pair: Any) -> None:
     a.kill()
     got = b.ask(text, TOKENS, kv)
     same(got, want)
-    assert got.seconds < SOON
+    soon(got, want)
     a.start()
     a.wait()
     all_by_transfer(a, b, 400)
@@ -160,12 +167,12 @@ def test_failure_is_told_where_it_is_asked_for(pair: Any, others: Any) -> None:
     """With kv_load_failure_policy fail a killed prefill is vLLM's own error, soon."""
     a, strict = pair[0], others[1]
     text = prompt(8, 1500)
-    kv = a.ask(text, 1, PREFILL).kv
+    want, kv = strict.ask(text, TOKENS), a.ask(text, 1, PREFILL).kv
     a.kill()
     begin = time.monotonic()
     with pytest.raises(Failed):
         strict.ask(text, TOKENS, kv)
-    assert time.monotonic() - begin < SOON
+    assert time.monotonic() - begin < SOON + 10 * want.seconds
     a.start()
     a.wait()
     all_by_transfer(a, strict, 400)
@@ -184,7 +191,7 @@ def test_the_example(folder: Path) -> None:
         [sys.executable, str(program), str(folder / "model"), "--dtype", "float32",
          "--enforce-eager", "--max-model-len", "4096"],
         env={**os.environ, **QUIET, "PYTHONPATH": calm}, capture_output=True, text=True,
-        timeout=4 * LIMIT)
+        timeout=10 * LIMIT)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
     moved = re.search(r'source="external_kv_transfer"} ([0-9.]+)', ran.stdout)
     assert moved is not None and float(moved[1]) > 300, ran.stdout

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))  # namespaces lies there
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # namespaces and ports lie there
+
+from ports import ports
 
 WORDS = 1024
 LIMIT = 120.0  # of one answer: beside other programs vLLM itself may stand still for half a minute
@@ -77,12 +79,6 @@ class Answer:
     seconds: float
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 class Server:
     """One server, in a process group of its own. It is asked over a socket of the file system, so
     that it may live on a host of namespaces.hosts."""
@@ -109,7 +105,7 @@ class Server:
         self.environment = {
             **os.environ, **QUIET, "PYTHONPATH": ":".join(path),
             "VLLM_NIXL_SIDE_CHANNEL_HOST": address, "VLLM_HOST_IP": address,
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": ports(1)[0]}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -192,9 +188,17 @@ class Server:
         """Prompt tokens whose KV cache came from another server."""
         return int(self.metric("vllm:prompt_tokens_by_source_total", "external_kv_transfer"))
 
-    def computed(self) -> int:
-        """Prompt tokens that it computed itself."""
-        return int(self.metric("vllm:prompt_tokens_by_source_total", "local_compute"))
+    def sources(self) -> tuple[int, int]:
+        """Prompt tokens whose KV cache came from another server, and those that it computed."""
+        return self.transferred(), int(self.metric("vllm:prompt_tokens_by_source_total",
+                                                   "local_compute"))
+
+    def sources_of(self, before: tuple[int, int], tokens: int) -> tuple[int, int]:
+        """The sources of so many tokens since then. vLLM counts them a moment after its answer."""
+        end = time.monotonic() + LIMIT
+        while sum(now := self.sources()) < sum(before) + tokens and time.monotonic() < end:
+            time.sleep(0.05)
+        return now[0] - before[0], now[1] - before[1]
 
 
 def started(*servers: Server) -> Iterator[tuple[Server, ...]]:
