@@ -19,14 +19,14 @@ import (
 )
 
 // patience is what a test waits for anything: the guest's machine is emulated.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // testShape says what a link is to be like; zero values are filled in.
 type testShape struct {
 	config Config
 	pairs  int
 	bytes  int
-	// Of an acknowledgement; 10 and 1 are some 20 ms until a dead wire is noticed.
+	// Of an acknowledgement; 16 and 2 are some 800 ms until a dead wire is noticed.
 	timeout, retries int
 	spin             bool   // the test polls without sleeping: Context.Drive
 	prefer           uint32 // a bit for each rail that suits the memory
@@ -140,7 +140,9 @@ func (s testShape) mapped(t testing.TB, c *Context) []byte {
 	return mem
 }
 
-func fillShape(s testShape) testShape {
+// fillShape has queue pairs over real devices bear seconds without an acknowledgement: the guest's
+// processors wait for the host's, one without the other.
+func fillShape(s testShape, real bool) testShape {
 	or := func(v *int, d int) {
 		if *v == 0 {
 			*v = d
@@ -148,6 +150,10 @@ func fillShape(s testShape) testShape {
 	}
 	or(&s.pairs, 1)
 	or(&s.bytes, testBytes)
+	if real {
+		or(&s.timeout, 18)
+		or(&s.retries, 6)
+	}
 	or(&s.timeout, 14)
 	or(&s.retries, 3)
 	or(&s.config.BatchesMax, 64)
@@ -169,7 +175,7 @@ func fillShape(s testShape) testShape {
 // openLink connects both ends, with all queue pairs live.
 func openLink(t testing.TB, d hosts, s testShape) *testLink {
 	t.Helper()
-	s = fillShape(s)
+	s = fillShape(s, d.fake == nil)
 	l := &testLink{shape: s, wake: newEvent(t), news: newEvent(t), farWake: newEvent(t)}
 	l.near = openEnd(t, s, d.near, l.wake, l.news)
 	l.far = openEnd(t, s, d.far, l.farWake, newEvent(t))

@@ -53,7 +53,7 @@ func (l *testLink) steward(t *testing.T, stop <-chan struct{}) int {
 // anew as often as needed, and everything goes through once the wire is mended, once.
 func TestRealVerbsCutOff(t *testing.T) {
 	w := testWire(t)
-	l := openLink(t, realDevices(t, 1), testShape{timeout: 10, retries: 2,
+	l := openLink(t, realDevices(t, 1), testShape{timeout: 16, retries: 2,
 		config: Config{SliceMax: 64 << 10}})
 	fill(l.local, 5)
 	stop, ended := make(chan struct{}), make(chan int, 1)
@@ -68,7 +68,7 @@ func TestRealVerbsCutOff(t *testing.T) {
 	}
 	l.make(t, 0)
 	go func() { ended <- l.steward(t, stop) }()
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(time.Second) // the queue pair that was made anew may fail, too
 	if err := w.Loss("0%"); err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestRealVerbsCutOff(t *testing.T) {
 // drained and settled, and not before.
 func TestRealVerbsCancelOnDeadWire(t *testing.T) {
 	w := testWire(t)
-	l := openLink(t, realDevices(t, 1), testShape{timeout: 10, retries: 2})
+	l := openLink(t, realDevices(t, 1), testShape{timeout: 16, retries: 2})
 	if err := w.Loss("100%"); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestRealVerbsCancelOnDeadWire(t *testing.T) {
 // TestRealVerbsBadWire loses and delays packets: nothing fails, nothing is lost.
 func TestRealVerbsBadWire(t *testing.T) {
 	w := testWire(t)
-	l := openLink(t, realDevices(t, 1), testShape{timeout: 14, retries: 6})
+	l := openLink(t, realDevices(t, 1), testShape{})
 	for _, fault := range []func() error{func() error {
 		return w.Loss("1%")
 	}, func() error { return w.Delay("20ms") }} {
