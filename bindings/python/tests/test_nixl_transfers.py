@@ -163,7 +163,7 @@ def test_release_ends_the_writes(start: Any) -> None:
 def test_a_frozen_peer_is_told_of(start: Any) -> None:
     length = 64 << 20
     child, agent, address = begin(start, "TCP", {"plaintext": "true", "listen": "127.0.0.1:0",
-                                                 "failure": "8s"}, length)
+                                                 "failure": "2s"}, length)
     source = np.zeros(length, np.uint8)
     agent.register_memory([(source.ctypes.data, length, 0, "")], "DRAM")
     descs = [agent.get_xfer_descs([(at, length, 0)], "DRAM") for at in (source.ctypes.data,
