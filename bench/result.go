@@ -6,7 +6,7 @@ package bench
 // interface: keys may be added, never renamed.
 type Result struct {
 	Backend string `json:"backend"`
-	// "write", "read", "notify", "pingpong", "landing", "gather" or "scatter"
+	// "write", "read", "notify", "pingpong", "landing", "gather", "scatter" or "reshape"
 	Op          string     `json:"op"`
 	Size        uint64     `json:"size"` // bytes of a piece
 	Batch       int        `json:"batch"`

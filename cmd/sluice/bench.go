@@ -28,6 +28,7 @@ type benchFlags struct {
 	result            resultFlags
 	timeFlags
 	workload  workloadFlags
+	reshape   reshapeFlags
 	network   networkFlags
 	perftest  *bench.PerfTest  // made when first needed
 	verbstest *bench.VerbsTest // the same
@@ -40,12 +41,8 @@ func (f *benchFlags) openOptions() openOptions {
 		tcp: f.network.tcp}
 }
 
-func newBench() *cobra.Command {
-	var f benchFlags
-	c := &cobra.Command{
-		Use:   "bench",
-		Short: "Measure transfers between two processes beside memcpy of the same shape",
-		Long: `Measure transfers between two processes, beside memcpy of the same shape by the
+// benchLong stands before groupsHelp.
+const benchLong = `Measure transfers between two processes, beside memcpy of the same shape by the
 same number of threads, in alternation in one run. The transfers use what the
 backend reaches best, its own memory if it has such; --memory host has them use
 host memory all the same. memcpy works on ordinary pages, memcpy-huge on host
@@ -73,7 +70,21 @@ prompt of --tokens is in the KV cache of a model, as kvbench has it. By block, a
 is all layers of a block; by layer, each part of one layer of a block; by token, of a
 token. /tpN is one of N tensor-parallel ranks, /ppN the fullest of N pipeline stages. Without
 --backend it measures over each that moves bytes between processes and works here.
-handover-ms is the whole prompt: one operation, or one for each layer.`,
+handover-ms is the whole prompt: one operation, or one for each layer.
+
+--workload reshape hands the KV cache of one request of --model over from one group of ranks
+to another, by the patterns that sluice explain --prefill --decode describes, in this process
+with memory of both groups. Digests of all cells are compared, and beside it stands a loop that
+copies the same cells between the same memories by as many threads. It takes one backend.
+
+`
+
+func newBench() *cobra.Command {
+	var f benchFlags
+	c := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure transfers between two processes beside memcpy of the same shape",
+		Long:  benchLong + groupsHelp,
 		Example: `  sluice bench --backend shm --op write --size 1MiB --batch 16 --threads 2
   sluice bench --backend shm --op write --size 656 --batch 2048 --pages --json
   sluice bench --backend shm --sweep --format gobench | tee new.txt
@@ -81,6 +92,7 @@ handover-ms is the whole prompt: one operation, or one for each layer.`,
   sluice bench --backend ucx --table
   sluice bench --workload list
   sluice bench --workload llama3.1-70b/layer/tp8/pp2 --tokens 8192 --json
+  sluice bench --workload reshape --model gpt-oss-120b --prefill tp=8 --decode tp=4,layout=hnd
   sluice bench --backend rdma --devices mlx5_0 --peer-devices mlx5_1 --table`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, &f) },
@@ -112,6 +124,7 @@ func (f *benchFlags) register(c *cobra.Command) {
 	s.BoolVar(&f.table, "table", false, "measure what UCX is compared by, beside ucx_perftest "+
 		"and a bare loop over UCX; of backend rdma: what verbs are, beside perftest")
 	f.workload.register(c)
+	f.reshape.register(c)
 	f.network.register(c)
 	f.network.rdma.registerPeers(c)
 	f.registerTotal(c, "time to measure each shape")

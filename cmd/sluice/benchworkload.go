@@ -31,7 +31,8 @@ func (w *workloadFlags) register(c *cobra.Command) {
 	s := c.Flags()
 	s.StringVar(&w.name, "workload", "", "measure the shapes of that name, such as nixlbench or "+
 		"llama3.1-70b/layer/tp8/pp2; list: say what there is")
-	s.IntVar(&w.tokens, "tokens", 2048, "of --workload alone: tokens of the prompt")
+	s.IntVar(&w.tokens, "tokens", 2048, "of --workload alone: tokens of the prompt; of reshape "+
+		"8192")
 	s.IntVar(&w.blockTokens, "block-tokens", 16, "of --workload alone: tokens of a block")
 	s.StringVar(&w.bytesMax, "operation-bytes", "128MiB", "of --workload alone: bytes of an "+
 		"operation at most; pieces beyond are cut")
@@ -40,6 +41,9 @@ func (w *workloadFlags) register(c *cobra.Command) {
 // check refuses what a workload decides itself, and what is a workload's alone.
 func (f *benchFlags) checkWorkload(c *cobra.Command) error {
 	flags := c.Flags()
+	if err := f.checkReshape(c); err != nil {
+		return err
+	}
 	if f.workload.name == "" {
 		for _, name := range []string{"tokens", "block-tokens", "operation-bytes"} {
 			if flags.Changed(name) {
@@ -61,6 +65,9 @@ func (f *benchFlags) checkWorkload(c *cobra.Command) error {
 func runWorkload(c *cobra.Command, f *benchFlags, write printer) error {
 	if f.workload.name == listWorkloads {
 		return printWorkloads(c.OutOrStdout(), f.result.format == "json")
+	}
+	if f.workload.name == reshapeWorkload {
+		return runReshape(c, f, write)
 	}
 	w, err := f.newWorkload()
 	if err != nil {
@@ -117,6 +124,8 @@ func printWorkloads(out io.Writer, asJSON bool) error {
 	for _, w := range bench.Workloads() {
 		list = append(list, workloadEntry{w.Name, w.About})
 	}
+	list = append(list, workloadEntry{reshapeWorkload, "one request from a group of ranks to one " +
+		"of another layout: --prefill, --decode, --model"})
 	if asJSON {
 		return printJSON(out, list)
 	}

@@ -23,7 +23,8 @@ type GroupSpec struct {
 	Order       Order  // of what is kept by token; default VLLMNHD
 	StateOrder  Order  // of states; default StateDS
 	BlockTokens int    // default BlockTokens
-	Blocks      uint32 // of the pool of a rank, which no text says; default 1
+	Blocks      uint32 // of the pools of a rank, as in Placement: no text says them
+	StateBlocks uint32
 
 	AllTokens bool // layers with a window keep the tokens before it, too
 	Ring      bool // the tables of windows wrap
@@ -280,8 +281,9 @@ func (g GroupSpec) Sides(spec Spec, dp int) ([]*Side, error) {
 			spec.Tensors[i].Window = 0
 		}
 	}
-	p := Placement{TP: g.TP, DP: dp, BlockTokens: g.BlockTokens, Blocks: g.Blocks, Order: g.Order,
-		StateOrder: g.StateOrder, Shards: g.Shards, Interleave: g.Interleave, Ring: g.Ring}
+	p := Placement{TP: g.TP, DP: dp, BlockTokens: g.BlockTokens, Blocks: g.Blocks,
+		StateBlocks: g.StateBlocks, Order: g.Order, StateOrder: g.StateOrder, Shards: g.Shards,
+		Interleave: g.Interleave, Ring: g.Ring}
 	var sides []*Side
 	for _, p.Layers = range stages {
 		for p.Rank = range g.TP {

@@ -83,6 +83,15 @@ func TestGroupSides(t *testing.T) {
 			require.Len(t, s.Views, 2*(cut+i/4*(80-2*cut)))
 		}
 	}
+	states := Spec{"states", []Tensors{{Layers: count(2), Parts: gqa(1, 2, 4).Tensors[0].Parts},
+		{Layers: count(2), Positions: 1, Parts: []Cells{{"state", "fp32", 2, 100}}}}}
+	for stateBlocks, want := range map[uint32]uint32{0: 9, 4: 4} {
+		sides, err := GroupSpec{Blocks: 9, StateBlocks: stateBlocks}.Sides(states, 0)
+		require.NoError(t, err)
+		require.Equal(t, uint32(9), sides[0].Groups[0].Blocks)
+		require.Equal(t, want, sides[0].Groups[1].Blocks)
+		require.Equal(t, uint64(want)*2*2*100, sides[0].Regions[1].Bytes)
+	}
 	uneven, err := GroupSpec{PP: 3}.Sides(gqa(8, 2, 4), 0)
 	require.NoError(t, err)
 	require.Len(t, uneven[1].Views, 6)

@@ -59,16 +59,17 @@ type Placement struct {
 	Layers      [2]int // pipeline stage: global layers from, to (excluded); zero: all
 	DP          int    // data-parallel group
 	BlockTokens int    // default BlockTokens
-	Blocks      uint32
-	Order       Order // of what is kept by token; default VLLMNHD
-	StateOrder  Order // of states; default StateDS
+	Blocks      uint32 // of a pool; default 1
+	StateBlocks uint32 // of a pool of states; default Blocks
+	Order       Order  // of what is kept by token; default VLLMNHD
+	StateOrder  Order  // of states; default StateDS
 
 	Shards, Interleave int  // of tokens, over the ranks of a tensor-parallel group: rank % Shards
 	Ring               bool // the tables of windows wrap
 }
 
 // NewSide lays out one rank of a model. Each Tensors of the spec has a region, "kv0", "kv1"
-// and so on by its number, as large as Blocks need; tensors with the same window share a
+// and so on by its number, as large as its blocks need; tensors with the same window share a
 // block table, and states have one of their own. Errors are ErrGeometry. Unit u of a part
 // is on the rank r with r*Units/TP == u where there are more ranks than units.
 func NewSide(spec Spec, p Placement) (*Side, error) {
@@ -113,6 +114,9 @@ func (p *Placement) ensureDefaults() {
 	if p.Blocks == 0 {
 		p.Blocks = 1
 	}
+	if p.StateBlocks == 0 {
+		p.StateBlocks = p.Blocks
+	}
 	if p.Order == "" {
 		p.Order = VLLMNHD
 	}
@@ -127,6 +131,7 @@ func (p *Placement) ensureDefaults() {
 func (p *Placement) group(t *Tensors) Group {
 	g := Group{Blocks: p.Blocks, State: t.Positions > 0, Window: t.Window}
 	if g.State {
+		g.Blocks = p.StateBlocks
 		return g
 	}
 	if p.Shards > 1 {
@@ -149,7 +154,7 @@ func (s *Side) place(t *Tensors, p *Placement, number, group int) error {
 	n := &nest{order: t.Order, layers: uint64(len(layers)), blocks: uint64(p.Blocks),
 		tokens: uint64(p.BlockTokens)}
 	if t.Positions > 0 {
-		n.tokens = uint64(t.Positions)
+		n.tokens, n.blocks = uint64(t.Positions), uint64(p.StateBlocks)
 	}
 	if n.order == "" && t.Positions > 0 {
 		n.order = p.StateOrder
