@@ -70,7 +70,8 @@ def beside(call: Callable[[], _T], undo: Callable[[_T], object],
 
     try:
         threading.Thread(target=run, name="sluice", daemon=True).start()
-        ended.wait()
+        while not ended.wait(SLICE_NS / 1e9):  # Ctrl-C just before a wait is heard behind it
+            pass
         for error in errors:
             raise error
         return keep(answers[0])
