@@ -185,6 +185,21 @@ func TestGroupStrangers(t *testing.T) {
 	require.EqualValues(t, 3, c.from[0].sender.Stats().Strays)
 }
 
+// TestGroupBegunTwice: a second begin of a rank for one request is refused, and the first goes on.
+func TestGroupBegunTwice(t *testing.T) {
+	c := newCrowd(t, fourToTwo(t, newMem, false))
+	j := c.newJob(t, layout.Span{To: 40})
+	j.begin(t)
+	again := groupBegin{request: j.number, plan: c.to[0].receive.plan, op: engine.Write,
+		span: j.span}
+	require.NoError(t, sendFragments(within(t), c.from[0].peers[0], toGroupReceiver, kindBegin, 9,
+		again.append(nil), MessageMin))
+	await(t, "it is refused", func() bool { return c.from[0].sender.Stats().Strays == 1 })
+	require.EqualValues(t, 1, c.to[0].receive.Stats().Ended[Garbled])
+	j.push(t)
+	j.check(t)
+}
+
 // TestGroupGarbage sends all ranks messages with a flipped bit while requests are handed over.
 func TestGroupGarbage(t *testing.T) {
 	c := newCrowd(t, fourToTwo(t, newMem, false))

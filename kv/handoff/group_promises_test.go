@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/layout"
@@ -154,6 +155,45 @@ func TestGroupEndReachesAll(t *testing.T) {
 			j.give()
 		}
 	})
+}
+
+// TestGroupEndsWhatStands: writes and reads that stand are over when the rank that makes them has
+// ended.
+func TestGroupEndsWhatStands(t *testing.T) {
+	rules, err := fault.Parse("write size>=100: swallow; read: swallow")
+	require.NoError(t, err)
+	for name, pull := range map[string]bool{"write": false, "read": true} {
+		t.Run(name, func(t *testing.T) {
+			c := newCrowd(t, fourToTwo(t, func(t testing.TB) driver.Backend {
+				b, err := fault.Wrap(newMem(t), rules)
+				require.NoError(t, err)
+				return b
+			}, pull))
+			for rank := range 6 {
+				j := c.newJob(t, layout.Span{To: 40})
+				j.begin(t)
+				for _, p := range j.pushes {
+					for l := range 2 {
+						require.NoError(t, p.Layer(within(t), l))
+					}
+				}
+				for _, m := range slices.Concat(c.from, c.to) {
+					stands := m.sender != nil && !pull || m.sender == nil && pull
+					await(t, "transfers stand", func() bool {
+						return !stands || m.eng.Stats().Posted >= 2
+					})
+				}
+				j.end(t, rank)
+				j.awaitEnd(t)
+				for _, m := range slices.Concat(c.from, c.to) {
+					await(t, "messages go", func() bool { return m.eng.Stats().Posted == 0 })
+				}
+				j.compare(t, 0, nothing)
+				j.compare(t, 1, nothing)
+				j.give()
+			}
+		})
+	}
 }
 
 // nothingIsOpen wants no lease on any rank, and what the others still have imported of it to open

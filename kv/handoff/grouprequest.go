@@ -222,6 +222,7 @@ func (q *GroupRequest) arrived(l *inLink, layer int) {
 		return
 	}
 	l.left--
+	poke(q.alive) // what is read, or compared, takes time, too
 	q.r.count.layers.Add(1)
 	if q.edges[layer]--; q.edges[layer] == 0 {
 		q.ready <- layer // has room for all of them
