@@ -150,7 +150,7 @@ func (v *view) copyPiece(op driver.Op, c *cursor) error {
 	case c.pattern.Count == 0:
 		v.copyDescs(op, c)
 		return nil
-	case c.pattern.Run <= pieceMax && c.pattern.Plain():
+	case c.pattern.Run <= pieceMax && c.pattern.Plain() && m.seg.Only == nil:
 		return v.copyPlain(op, c)
 	}
 	for room := uint64(pieceMax); room > 0 && c.run.Len > 0; {

@@ -228,35 +228,32 @@ func (in *receiver) named(seg *driver.Segment) (r ranges, status control.Status)
 		if r.left, ok = tableBytes(in.body, size); !ok {
 			return r, control.Failed
 		}
-		if !hasTable(seg.Only, in.body) {
-			return r, control.Bounds
-		}
-		return r, control.OK
+		return r, r.within(seg.Only)
 	}
 	f := &in.frag
 	if !f.decode(in.body, in.chunk.slots[:]) {
 		return r, control.Failed
 	}
 	r.left = f.bytes
-	if !f.check(size) || !seg.Only.HasRemote(&f.pattern) {
+	if !f.check(size) {
 		return r, control.Bounds
 	}
 	r.walkPattern(&f.pattern, &f.pattern.Remote, 0, f.skip)
-	return r, control.OK
+	return r, r.within(seg.Only)
 }
 
-// hasTable reports whether the entries of a table are within what may be reached of a memory.
-func hasTable(only driver.Ranges, table []byte) bool {
-	if only == nil {
-		return true
-	}
+// within says whether all that is left of the part may be reached. A pattern may name much more:
+// that is not looked at.
+func (r ranges) within(only driver.Ranges) control.Status {
 	at := 0
-	for i := range len(table) / entryBytes {
-		if off, n := entryAt(table, i); !only.Has(off, n, &at) {
-			return false
+	for only != nil && r.left > 0 {
+		off, n, ok := r.next()
+		if !ok || !only.Has(off, n, &at) {
+			return control.Bounds
 		}
+		r.advance(n)
 	}
-	return true
+	return control.OK
 }
 
 // aim says where the bytes of a Write go. Those for memory whose epoch has ended go nowhere.

@@ -99,7 +99,10 @@ func (l *inLink) receive(m *message) {
 			l.layers <- arrival{layer, m.bytes}
 		}
 	case m.kind == kindDone:
-		ok = l.granted && !l.done
+		if l.done {
+			return // said again by another Finish: no sign of life
+		}
+		ok = l.granted
 		l.done = true
 		l.q.checkComplete()
 	case m.kind == kindSum:
