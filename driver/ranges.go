@@ -51,10 +51,10 @@ func NewRanges(list []Range, size uint64) (Ranges, error) {
 	return Ranges(slices.Clip(set)), nil
 }
 
-// Check reports whether it is such a set, within a memory of that size.
+// Check reports whether it is such a set, within a memory of that size, or nil.
 func (r Ranges) Check(size uint64) error {
-	if len(r) > RangesMax {
-		return fmt.Errorf("ranges: %d, at most %d: %w", len(r), RangesMax, ErrBounds)
+	if r != nil && len(r) == 0 || len(r) > RangesMax {
+		return fmt.Errorf("ranges: %d, want 1 to %d: %w", len(r), RangesMax, ErrBounds)
 	}
 	for i := range r {
 		if r[i].Len == 0 || !within(r[i].Off, r[i].Len, size) ||

@@ -71,7 +71,8 @@ func TestRangesOfNone(t *testing.T) {
 		_, err := NewRanges(list, 10)
 		require.ErrorIs(t, err, ErrBounds, "%v", list)
 	}
-	for _, bad := range []Ranges{{{4, 0}}, {{4, 7}}, {{4, 1}, {4, 1}}, {{4, 1}, {5, 1}},
+	require.NoError(t, Ranges(nil).Check(0))
+	for _, bad := range []Ranges{{}, {{4, 0}}, {{4, 7}}, {{4, 1}, {4, 1}}, {{4, 1}, {5, 1}},
 		{{6, 1}, {4, 1}}, {{top, 2}}} {
 		require.ErrorIs(t, bad.Check(10), ErrBounds, "%v", bad)
 	}

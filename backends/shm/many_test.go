@@ -17,7 +17,8 @@ import (
 func TestManyRangesLeaveOthersTheirProof(t *testing.T) {
 	const page, count = 4096, 3000
 	b := open(t, Config{Grace: 10 * time.Millisecond})
-	buf, err := hostmem.Alloc(2*count*page, hostmem.Options{Purpose: "test", Huge: hostmem.HugeNone})
+	buf, err := hostmem.Alloc(2*count*page, hostmem.Options{Purpose: "test",
+		Huge: hostmem.HugeNone})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = b.Close(); _ = buf.Close() })
 	register := func(seg driver.Segment) *memory {
