@@ -118,9 +118,6 @@ func TestGroupBrokenProtocol(t *testing.T) {
 			return append(appendHeader(nil, toGroupReceiver, kindBegin, 0, s), 1, 0, 0, 0, 0, 0, 0,
 				0, 'x')
 		},
-		"the last word twice": func(s uint64) []byte {
-			return appendHeader(nil, toGroupReceiver, kindDone, 0, s)
-		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			c := newCrowd(t, fourToTwo(t, newMem, false))
@@ -129,9 +126,6 @@ func TestGroupBrokenProtocol(t *testing.T) {
 			require.NoError(t, j.pushes[0].Layer(within(t), 0))
 			j.awaitEdges(t, 0, 1)
 			session := j.pushes[0].links[0].session
-			if what == "the last word twice" {
-				require.NoError(t, c.from[0].peers[0].Notify(within(t), send(session)))
-			}
 			require.NoError(t, c.from[0].peers[0].Notify(within(t), send(session)))
 			j.awaitEnd(t)
 			for i, err := range j.errs() {

@@ -246,7 +246,7 @@ func (p *GroupPush) reap(f *groupFlight, timer *time.Timer) {
 			continue
 		}
 		all.Go(func() { // also what has ended with an error may have done so without proof
-			err := s.t.t.Abort(context.Background())
+			err := s.t.abort()
 			p.mu.Lock()
 			p.unproven = errors.Join(p.unproven, err)
 			p.mu.Unlock()

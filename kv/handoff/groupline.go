@@ -154,6 +154,17 @@ func (r *rank) leasePart(list []groupLease, p part, t layout.Tables, s layout.Sp
 	return append(list, groupLease{p, l}), nil
 }
 
+// abort ends a transfer, and waits for the end, which the engine bounds. An error is ErrUnproven.
+func (t *layerTransfer) abort() error { return withoutProof(t.t.Abort(context.Background())) }
+
+// withoutProof makes an error of Abort say what each of them means.
+func withoutProof(err error) error {
+	if err == nil || errors.Is(err, engine.ErrUnproven) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", engine.ErrUnproven, err)
+}
+
 // errUnrevoked is what a rank learns whose blocks a peer may still reach.
 var errUnrevoked = fmt.Errorf("a lease could not be revoked: never use its blocks again: %w",
 	engine.ErrUnproven)

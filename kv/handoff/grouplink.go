@@ -330,7 +330,7 @@ func (l *inLink) notRead(err error) error {
 func (l *inLink) abort(flying []pull) error {
 	var errs []error
 	for _, p := range flying {
-		err := p.t.t.Abort(context.Background())
+		err := p.t.abort()
 		if errs = append(errs, err); err != nil {
 			l.r.mu.Lock()
 			l.q.unproven = errors.Join(l.q.unproven, err)

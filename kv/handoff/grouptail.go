@@ -110,7 +110,7 @@ func (r *GroupReceiver) readZeros(ctx context.Context, patterns []engine.Pattern
 		return err
 	}
 	if err := t.Wait(ctx); err != nil {
-		return errors.Join(err, t.Abort(context.Background()))
+		return errors.Join(err, withoutProof(t.Abort(context.Background())))
 	}
 	return nil
 }
