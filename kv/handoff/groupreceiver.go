@@ -75,6 +75,11 @@ func (r *GroupReceiver) Open(ctx context.Context, request uint64, t layout.Table
 	if err == nil && r.anyWrite() {
 		q.leases, err = r.lease(t, in, engine.LeaseOptions{})
 	}
+	if errors.Is(err, engine.ErrUnproven) { // zeros may land still
+		r.mu.Lock()
+		q.unproven = err
+		r.mu.Unlock()
+	}
 	close(q.prepared)
 	r.mu.Lock()
 	if err != nil {
