@@ -49,3 +49,9 @@ func sendFragments(ctx context.Context, p *engine.Peer, to byte, k kind, session
 	}
 	return nil
 }
+
+// messageBytes returns how many bytes sendFragments sends for a whole of n.
+func messageBytes(n, max int) int {
+	part := max - fragmentLen
+	return n + (n+part-1)/part*fragmentLen
+}

@@ -262,3 +262,25 @@ func TestGroupDisagreement(t *testing.T) {
 		})
 	}
 }
+
+// TestGroupRequestBytes counts the messages that begin a request, in however many fragments.
+func TestGroupRequestBytes(t *testing.T) {
+	for most, fragments := range map[int]func(n int) int{
+		0:          func(int) int { return 1 },
+		MessageMin: func(n int) int { return (n + 43) / 44 }, // of 64 bytes, 20 of them a header
+	} {
+		s := fourToTwo(t, newMem, false)
+		s.config = func(_ bool, g *GroupConfig) { g.MessageMax = most }
+		c := newCrowd(t, s)
+		j := c.newJob(t, layout.Span{To: 40})
+		j.begin(t)
+		for _, p := range j.pushes {
+			for to, l := range p.links {
+				begin, grant := groupBeginLen+4, len(l.grant.bytes)
+				require.Equal(t, begin+grant+20*(fragments(begin)+fragments(grant)),
+					p.RequestBytes(to))
+			}
+		}
+		j.push(t)
+	}
+}

@@ -54,6 +54,7 @@ type outLink struct {
 	sent    chan struct{} // closed when no more of the begin is sent
 	granted chan struct{} // closed when all of the grant is there
 	grant   assembly
+	met     int // bytes of the messages of begin and grant
 	taken   bool
 
 	there   places // where that rank has the request; set before ready is closed
@@ -152,8 +153,12 @@ func (p *GroupPush) meet(ctx context.Context, l *outLink, mine places) error {
 	if ask.op == engine.Read {
 		ask.places = mine
 	}
-	err := sendFragments(ctx, p.s.cfg.Peers[l.to], toGroupReceiver, kindBegin, l.session,
-		ask.append(nil), p.s.cfg.MessageMax)
+	whole := ask.append(nil)
+	p.mu.Lock()
+	l.met += messageBytes(len(whole), p.s.cfg.MessageMax)
+	p.mu.Unlock()
+	err := sendFragments(ctx, p.s.cfg.Peers[l.to], toGroupReceiver, kindBegin, l.session, whole,
+		p.s.cfg.MessageMax)
 	close(l.sent)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
@@ -177,6 +182,14 @@ func (p *GroupPush) meet(ctx context.Context, l *outLink, mine places) error {
 
 // Request returns the number that Begin was given.
 func (p *GroupPush) Request() uint64 { return p.request }
+
+// RequestBytes returns the bytes of the messages by which the request began with the receiver of
+// that index: what this rank told it, and its grant.
+func (p *GroupPush) RequestBytes(to int) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.links[to].met
+}
 
 // Err returns why the push ended, nil while it has not and when it succeeded.
 func (p *GroupPush) Err() error {
@@ -251,6 +264,7 @@ func (p *GroupPush) receive(l *outLink, m *message) {
 			}
 		}
 	case kindGrant:
+		l.met += fragmentLen + len(m.bytes)
 		whole, err := l.grant.add(m, placesMax(p.s.others[l.to], p.s.op(l.to) != engine.Write))
 		if ok = err == nil && !isClosed(l.granted); ok && whole {
 			close(l.granted)
