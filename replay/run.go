@@ -84,14 +84,14 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	o.Say(fmt.Sprintf("starting two processes, which prepare %s of memory",
 		bench.RoundSize(plan.memory)))
-	s := &supervisor{options: &o, plan: plan, limit: o.Limit, moved: time.Now()}
+	s := &supervisor{crew: newCrew(o.Limit), options: &o, plan: plan}
 	defer s.stop()
 	for _, side := range []Side{DecodeSide, PrefillSide} {
 		c, err := o.Start(side)
 		if err != nil {
 			return nil, err
 		}
-		s.children = append(s.children, &child{Child: c, side: side})
+		s.children = append(s.children, &child{Child: c})
 	}
 	r, err := s.supervise(ctx)
 	if err != nil {
