@@ -116,3 +116,10 @@ func (b *Backend) memory(key uint32) *memory {
 	}
 	return b.memories[key]
 }
+
+// had reports whether any memory had the key, ever.
+func (b *Backend) had(key uint32) bool {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	return uint64(key) < uint64(len(b.memories))
+}

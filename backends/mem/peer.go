@@ -100,7 +100,10 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 		return 0, 0, err
 	}
 	m := p.to.memory(key)
-	if m == nil || m.seg.Len != size {
+	switch {
+	case m == nil && p.to.had(key): // a lease that has ended is closed
+		return 0, 0, driver.ErrRevoked
+	case m == nil || m.seg.Len != size:
 		return 0, 0, driver.ErrBadToken
 	}
 	if err := m.opens(epoch, token[:16]); err != nil {
