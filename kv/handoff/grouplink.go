@@ -203,7 +203,7 @@ func (l *inLink) lead() (err error) {
 		}
 		l.imports, err = importAll(q.ctx, peer, l.begin.tokens, len(side.Regions))
 		if err != nil {
-			return err
+			return l.whyRevoked(err)
 		}
 	}
 	if l.begin.digests {
@@ -274,7 +274,7 @@ func (l *inLink) followLayers() (err error) {
 				continue // it was the signal of an earlier post
 			}
 			if err = p.t.t.Err(); err != nil {
-				return l.notRead(err)
+				return l.whyRevoked(fmt.Errorf("read a layer: %w", err))
 			}
 			l.r.lines[l.from].give(p.t, nil)
 			flying = flying[1:]
@@ -311,11 +311,10 @@ func (l *inLink) read(a arrival) (pull, error) {
 	return pull{}, err
 }
 
-// notRead returns the error of a layer that could not be read. Where the sender has revoked the
-// lease, it also tells why.
-func (l *inLink) notRead(err error) error {
+// whyRevoked waits for the sender to say why it has revoked a lease, if that is the error.
+func (l *inLink) whyRevoked(err error) error {
 	if !errors.Is(err, engine.ErrRevoked) {
-		return fmt.Errorf("read a layer: %w", err)
+		return err
 	}
 	limit := time.NewTimer(l.r.cfg.NotifyTimeout)
 	defer limit.Stop()

@@ -5,6 +5,7 @@ package handoff
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -177,6 +178,9 @@ func (p *GroupPush) meet(ctx context.Context, l *outLink, mine places) error {
 		return garbled("a grant of rank %d: %v", side.Rank, err)
 	}
 	l.imports, err = importAll(ctx, p.s.cfg.Peers[l.to], l.there.tokens, len(side.Regions))
+	if errors.Is(err, engine.ErrRevoked) {
+		p.awaitEnd(l, err, time.NewTimer(0))
+	}
 	return err
 }
 
