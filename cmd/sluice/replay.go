@@ -42,6 +42,7 @@ type replayFlags struct {
 	overlap, asJSON, checksum   bool
 	network                     networkFlags
 	offload                     offloadFlags
+	groups                      replayGroupsFlags
 	exactly                     bool // --requests was given: fewer are an error
 }
 
@@ -78,12 +79,14 @@ room for --offload-size; the oldest blocks make way. Beside it, in alternation, 
 move the same blocks by pread and pwrite, past the page cache as well. The file is gone
 afterwards, whatever happens; one that --offload-file names is kept, and what it holds is
 checked when the next replay of the same --model takes it up. Requests that are aborted
-spill nothing, and --fault is for what lies between the processes, not for the file.`,
+spill nothing, and --fault is for what lies between the processes, not for the file.` +
+			replayGroupsHelp,
 		Example: `  sluice replay --model deepseek-v3.2 --requests 40 --backend shm
   sluice replay --trace conversation_trace.jsonl --requests 40 --abort-rate 0.2 --json
   sluice replay --requests 5 --timeout 2s --checksum=false --fault 'write p=0.02: drop; message every=100: flap 100ms'
   sluice replay --offload ssd --offload-dir /mnt/nvme --offload-size 16GiB
-  sluice replay --backend rdma --devices mlx5_0 --peer-devices mlx5_1`,
+  sluice replay --backend rdma --devices mlx5_0 --peer-devices mlx5_1
+  sluice replay --model llama3.1-70b --prefill tp=8,layout=nhd --decode tp=4,pp=2,layout=hnd,block=64`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runReplay(c, &f) },
 	}
@@ -109,6 +112,7 @@ func (f *replayFlags) register(c *cobra.Command) {
 	f.network.register(c)
 	f.network.rdma.registerPeers(c)
 	f.offload.register(c)
+	f.groups.register(c)
 	s.IntVar(&f.threads, "threads", 1, "threads that copy")
 	s.Uint64Var(&f.seed, "seed", 1, "of the generator")
 	s.StringVar(&f.faults, "fault", "", "have the backends misbehave: rules such as 'write "+
@@ -148,19 +152,14 @@ func (f *replayFlags) check() (pool uint64, err error) {
 	if err := f.network.settle(f.backend); err != nil {
 		return 0, err
 	}
+	if err := f.checkNumbers(); err != nil {
+		return 0, err
+	}
 	switch {
-	case f.requests < 0 || f.requests == 0 && f.trace == "":
-		return 0, usagef("--requests %d: want at least 1, or 0 for all of a --trace", f.requests)
-	case f.requests > requestsMax:
-		return 0, usagef("--requests %d: want at most %d", f.requests, requestsMax)
 	case !(f.abortRate >= 0 && f.abortRate <= 1):
 		return 0, usagef("--abort-rate %v: want 0 to 1", f.abortRate)
 	case !(f.speed >= 0) || math.IsInf(f.speed, 0):
 		return 0, usagef("--speed %v: want 0 or more", f.speed)
-	case f.threads < 1 || f.threads > 64:
-		return 0, usagef("--threads %d: want 1 to 64", f.threads)
-	case f.timeout < timeoutMin:
-		return 0, usagef("--timeout %v: want at least %v", f.timeout, timeoutMin)
 	}
 	if f.pool == "" {
 		return 0, nil
@@ -171,11 +170,32 @@ func (f *replayFlags) check() (pool uint64, err error) {
 	return pool, nil
 }
 
+// checkNumbers finds usage errors in what any replay takes.
+func (f *replayFlags) checkNumbers() error {
+	switch {
+	case f.requests < 0 || f.requests == 0 && f.trace == "":
+		return usagef("--requests %d: want at least 1, or 0 for all of a --trace", f.requests)
+	case f.requests > requestsMax:
+		return usagef("--requests %d: want at most %d", f.requests, requestsMax)
+	case f.threads < 1 || f.threads > 64:
+		return usagef("--threads %d: want 1 to 64", f.threads)
+	case f.timeout < timeoutMin:
+		return usagef("--timeout %v: want at least %v", f.timeout, timeoutMin)
+	}
+	return nil
+}
+
 func runReplay(c *cobra.Command, f *replayFlags) error {
 	if c.Flags().Changed("trace") && f.trace == "" {
 		return usagef("--trace: want a file; without the flag requests are generated")
 	}
 	f.exactly = c.Flags().Changed("requests")
+	if groups, err := f.groups.given(c); groups || err != nil {
+		if err != nil {
+			return err
+		}
+		return runReplayGroups(c, f)
+	}
 	pool, err := f.check()
 	if err != nil {
 		return err

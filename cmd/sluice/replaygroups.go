@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/kv/layout"
+	"github.com/sluicehq/sluice/replay"
+)
+
+func init() {
+	roles["replay-rank"] = func(c *procs.Control, n networkFlags) error {
+		return replay.GroupRank(c, openForChild(n))
+	}
+}
+
+// groupRequests is the default of --requests between two groups.
+const groupRequests = 10
+
+// replayGroupsFlags are those of a replay between two groups of ranks.
+type replayGroupsFlags struct {
+	prefill, decode string
+	tokens, scale   int
+	aborts          float64
+	kill            string
+}
+
+// replayGroupsHelp says what --prefill and --decode do.
+const replayGroupsHelp = `
+
+With --prefill and --decode, it is two groups of ranks that hand over, each rank a process
+of its own, whatever their layouts. The decode ranks compare every byte with what it must be
+by its layer, part, head and token alone, and digests of each layer with those of the
+senders. So that it fits a small machine, only the first layers of the model are kept, with
+--scale N one in N, and lengths are cut to 8,192 tokens unless --tokens says otherwise; the
+output says so. --aborts has ranks of either side end a share of the requests in mid-flight:
+what is written to their blocks later is found. --kill kills a rank of that side while the
+last requests are on their way; all others must end those within --timeout.
+` + groupsHelp
+
+func (g *replayGroupsFlags) register(c *cobra.Command) {
+	s := c.Flags()
+	s.StringVar(&g.prefill, "prefill", "", "the sending group of ranks, such as "+
+		"tp=8,layout=nhd,block=16")
+	s.StringVar(&g.decode, "decode", "", "the receiving group of ranks")
+	s.IntVar(&g.tokens, "tokens", 0, "of each request, between groups (default: those of the "+
+		"trace, at most 8192)")
+	s.IntVar(&g.scale, "scale", 0, "keep one layer in so many, between groups; 1: all (default: "+
+		"as many as fit in 768 MiB)")
+	s.Float64Var(&g.aborts, "aborts", 0, "share of the requests that a rank ends in mid-flight, "+
+		"0 to 1")
+	s.StringVar(&g.kill, "kill", "", "kill a rank in mid-flight: prefill or decode")
+}
+
+// groupsOnly and pairOnly are the flags that go with one kind of replay alone.
+var (
+	groupsOnly = []string{"tokens", "scale", "aborts", "kill"}
+	pairOnly   = []string{"speed", "abort-rate", "overlap", "pool", "fault", "fault-side",
+		"offload", "offload-dir", "offload-size", "offload-file",
+		"offload-durable"}
+)
+
+// given reports whether it is a replay between groups; flags that have no meaning are usage errors.
+func (g *replayGroupsFlags) given(c *cobra.Command) (bool, error) {
+	s := c.Flags()
+	groups := s.Changed("prefill") || s.Changed("decode")
+	without, how := groupsOnly, "goes with --prefill and --decode"
+	if groups {
+		without, how = pairOnly, "does not go with --prefill and --decode"
+	}
+	for _, name := range without {
+		if s.Changed(name) {
+			if groups && name == "abort-rate" {
+				how += ": say --aborts"
+			}
+			return groups, usagef("--%s %s", name, how)
+		}
+	}
+	return groups, nil
+}
+
+// check finds usage errors.
+func (g *replayGroupsFlags) check(c *cobra.Command) error {
+	s := c.Flags()
+	switch {
+	case s.Changed("tokens") && (g.tokens < 1 || g.tokens > layout.BlocksMax):
+		return usagef("--tokens %d: want 1 to %d", g.tokens, uint64(layout.BlocksMax))
+	case s.Changed("tokens") && s.Changed("trace"):
+		return usagef("--tokens and --trace: want one of them")
+	case s.Changed("scale") && g.scale < 1:
+		return usagef("--scale %d: want at least 1", g.scale)
+	case !(g.aborts >= 0 && g.aborts <= 1):
+		return usagef("--aborts %v: want 0 to 1", g.aborts)
+	case !slices.Contains([]string{"", "prefill", "decode"}, g.kill):
+		return usagef("--kill %q: want prefill or decode", g.kill)
+	}
+	return nil
+}
+
+// checkGroups is check between groups.
+func (f *replayFlags) checkGroups(c *cobra.Command) (*replay.GroupOptions, error) {
+	if err := f.groups.check(c); err != nil {
+		return nil, err
+	}
+	names := groupsFlags{f.groups.prefill, f.groups.decode, f.model}
+	spec, from, to, err := names.parse()
+	if err != nil {
+		return nil, err
+	}
+	if f.backend != auto {
+		if _, err := findMaker(f.backend, driver.SameHost); err != nil {
+			return nil, err
+		}
+	}
+	if err := f.network.settle(f.backend); err != nil {
+		return nil, err
+	}
+	if !f.exactly {
+		f.requests = groupRequests
+	}
+	if err := f.checkNumbers(); err != nil {
+		return nil, err
+	}
+	return &replay.GroupOptions{Spec: spec, Prefill: from, Decode: to, Backend: f.backend,
+		Scale: f.groups.scale, AbortRate: f.groups.aborts, Kill: replay.Side(f.groups.kill),
+		Digest: f.checksum, Threads: f.threads, Seed: f.seed, Limit: f.timeout}, nil
+}
+
+// lengths are those of --tokens, or of a trace.
+func (f *replayFlags) lengths(ctx context.Context, o *replay.GroupOptions) error {
+	if n := uint64(f.groups.tokens); n > 0 {
+		o.Tokens, o.TokensMax = slices.Repeat([]uint64{n}, f.requests), n
+		return nil
+	}
+	requests, err := f.load(ctx)
+	for i := range requests {
+		o.Tokens = append(o.Tokens, uint64(requests[i].InputLength))
+	}
+	return err
+}
+
+// runReplayGroups replays between two groups.
+func runReplayGroups(c *cobra.Command, f *replayFlags) error {
+	o, err := f.checkGroups(c)
+	if err != nil {
+		return err
+	}
+	if err := f.network.examine(f.backend); err != nil {
+		return err
+	}
+	if err := f.lengths(c.Context(), o); err != nil {
+		return err
+	}
+	r, err := f.replayGroups(c.Context(), c.ErrOrStderr(), o)
+	if errors.Is(err, layout.ErrGeometry) {
+		return &usageError{err}
+	}
+	if err != nil {
+		return err
+	}
+	if f.asJSON {
+		err = printJSON(c.OutOrStdout(), r)
+	} else {
+		err = r.Text(c.OutOrStdout())
+	}
+	return errors.Join(err, r.Err())
+}
+
+func (f *replayFlags) replayGroups(ctx context.Context, stderr io.Writer,
+	o *replay.GroupOptions) (*replay.GroupReport, error) {
+	o.Start = func(s replay.Side, rank int) (*procs.Child, error) {
+		return procs.Start(fmt.Sprintf("%s rank %d", s, rank),
+			append([]string{"peer", "replay-rank"}, f.args(s)...))
+	}
+	story := &story{w: stderr, title: "replay " + f.model}
+	defer story.end()
+	o.Say, o.Progress = story.say, story.progress
+	return replay.RunGroups(ctx, *o)
+}

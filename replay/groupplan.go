@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+// The bounds of a replay between groups, where nothing says otherwise.
+const (
+	GroupTokensMax = 8192      // of a request
+	GroupMemory    = 768 << 20 // of the pools of all ranks
+	groupAtOnce    = 2         // requests that are on their way together
+)
+
+// GroupOptions say what to replay between two groups of ranks, each a process of its own.
+type GroupOptions struct {
+	Spec            layout.Spec
+	Prefill, Decode layout.GroupSpec // their Blocks are chosen
+	Backend         string
+	Tokens          []uint64      // the length of each request
+	TokensMax       uint64        // longer ones are cut; 0: GroupTokensMax
+	Scale           int           // one layer of so many is kept; 0: as many as Memory allows
+	Memory          uint64        // of the pools of all ranks; 0: GroupMemory
+	AbortRate       float64       // share of the requests, 0 to 1
+	Kill            Side          // of which a rank is killed in the last requests; "": none
+	Digest          bool          // have ranks compare digests of all layers, too
+	Threads         int           // of each process that copy
+	Seed            uint64        // of block tables, aborts and the rank to kill
+	Limit           time.Duration // without a sign of life, and for each wait of a rank
+
+	// Start starts a process that runs GroupRank.
+	Start func(s Side, rank int) (*procs.Child, error)
+	// Say is told in a few words what begins; nil: nothing is.
+	Say func(what string)
+	// Progress is told how many requests are done of how many.
+	Progress func(done, total int64)
+}
+
+// groupPlan is what all ranks are told.
+type groupPlan struct {
+	Spec            layout.Spec      `json:"spec"` // cut
+	Prefill, Decode layout.GroupSpec // with blocks, and stages of as many layers
+	Backend         string           `json:"backend"`
+	Threads         int              `json:"threads"`
+	Seed            uint64           `json:"seed"`
+	Digest          bool             `json:"digest"`
+	LimitMs         int64            `json:"limit_ms"`
+	Rounds          [][]groupRequest `json:"rounds"` // one after the other; each at once
+	Victim          *groupVictim     `json:"victim"` // in the last round
+	prefill, decode []*layout.Side   // laid out
+	layers, of      int              // kept of the model
+	cut             int              // requests that were
+	memory          uint64           // of all pools
+	words           [2]string        // the groups as they were asked for
+	whole           *bench.Planning  // of the whole model
+}
+
+// groupRequest is one hand-over.
+type groupRequest struct {
+	Number uint64      `json:"number"` // from 1 on
+	Tokens uint64      `json:"tokens"`
+	Abort  *groupAbort `json:"abort"`
+	// The prefill rank that does not say that it is done, so that the request cannot be complete
+	// before it is ended; -1: none.
+	Holder int `json:"holder"`
+}
+
+// groupAbort is the rank that ends a request, and after which of its layers.
+type groupAbort struct {
+	By    Side `json:"by"`
+	Rank  int  `json:"rank"`
+	Layer int  `json:"layer"`
+}
+
+// groupVictim is the rank that is killed.
+type groupVictim struct {
+	Side Side `json:"side"`
+	Rank int  `json:"rank"`
+}
+
+func (p *groupPlan) limit() time.Duration { return time.Duration(p.LimitMs) * time.Millisecond }
+
+// plan makes the plan; what cannot work is an error here.
+func (o *GroupOptions) plan() (*groupPlan, error) {
+	if len(o.Tokens) == 0 {
+		return nil, errors.New("there are no requests")
+	}
+	if o.Prefill.DP > 1 || o.Decode.DP > 1 {
+		return nil, fmt.Errorf("a replay is between one group of ranks and one other: leave dp "+
+			"out: %w", layout.ErrGeometry)
+	}
+	p := &groupPlan{Backend: o.Backend, Threads: o.Threads, Seed: o.Seed, Digest: o.Digest,
+		LimitMs: o.Limit.Milliseconds(), words: [2]string{o.Prefill.String(), o.Decode.String()}}
+	var err error
+	if p.whole, err = bench.Plan(o.Spec, o.Prefill, o.Decode); err != nil {
+		return nil, err
+	}
+	most := o.TokensMax
+	if most == 0 {
+		most = GroupTokensMax
+	}
+	var requests []groupRequest
+	longest := uint64(0)
+	for i, n := range o.Tokens {
+		if n > most {
+			n, p.cut = most, p.cut+1
+		}
+		longest = max(longest, n)
+		requests = append(requests, groupRequest{Number: uint64(i) + 1, Tokens: n, Holder: -1})
+	}
+	if err := p.scale(o, longest); err != nil {
+		return nil, err
+	}
+	p.Rounds = slices.Collect(slices.Chunk(requests, groupAtOnce))
+	r := rand.New(rand.NewPCG(o.Seed, abortSeed))
+	last := len(requests)
+	if o.Kill != "" {
+		if err := p.planKill(r, o.Kill); err != nil {
+			return nil, err
+		}
+		last -= len(p.Rounds[len(p.Rounds)-1])
+	}
+	p.planAborts(r, requests[:last], o.AbortRate)
+	return p, nil
+}
+
+// scale chooses how many layers are kept: the most that fit.
+func (p *groupPlan) scale(o *GroupOptions, tokens uint64) error {
+	p.of = layersOf(o.Spec)
+	keep, memory := p.of, o.Memory
+	if o.Scale > 0 {
+		keep, memory = (p.of+o.Scale-1)/o.Scale, hostmem.Limits().Available
+	} else if memory == 0 {
+		memory = GroupMemory
+	}
+	why := fmt.Errorf("model %q: %d layers are too few for %d and %d stages and each kind of "+
+		"layer: use a smaller --scale: %w", o.Spec.Name, keep, o.Prefill.PP, o.Decode.PP,
+		layout.ErrGeometry)
+	for ; keep > 0; keep-- {
+		ok, err := p.cutTo(o, keep, tokens)
+		switch {
+		case err != nil:
+			return err
+		case !ok:
+			return why
+		case p.memory <= memory || memory == 0:
+			return nil
+		}
+		why = fmt.Errorf("the pools for %d requests of %d tokens need %s for %d of %d layers, "+
+			"%s may be used: use fewer --tokens", groupAtOnce, tokens, bench.RoundSize(p.memory),
+			keep, p.of, bench.RoundSize(memory))
+		if o.Scale > 0 {
+			break
+		}
+	}
+	return why
+}
+
+// cutTo lays the first layers of the model out, unless a kind of layer or a stage is without any.
+func (p *groupPlan) cutTo(o *GroupOptions, keep int, tokens uint64) (ok bool, err error) {
+	p.layers, p.Spec = keep, cutLayers(o.Spec, keep)
+	for i := range p.Spec.Tensors {
+		if len(p.Spec.Tensors[i].Layers) == 0 {
+			return false, nil
+		}
+	}
+	kept := layersOf(p.Spec)
+	if kept < max(o.Prefill.PP, o.Decode.PP) {
+		return false, nil
+	}
+	p.Prefill, p.Decode = cutStages(o.Prefill, p.of, kept), cutStages(o.Decode, p.of, kept)
+	p.memory = 0
+	for _, g := range []struct {
+		spec  *layout.GroupSpec
+		sides *[]*layout.Side
+	}{{&p.Prefill, &p.prefill}, {&p.Decode, &p.decode}} {
+		if *g.sides, err = layOut(g.spec, p.Spec, tokens); err != nil {
+			return false, err
+		}
+		for _, s := range *g.sides {
+			for _, area := range s.Regions {
+				p.memory += area.Bytes
+			}
+		}
+	}
+	return true, nil
+}
+
+// layersOf counts the layers of a model up to the last one that has a cache.
+func layersOf(s layout.Spec) (n int) {
+	for _, t := range s.Tensors {
+		for _, l := range t.Layers {
+			n = max(n, l+1)
+		}
+	}
+	return n
+}
+
+// cutLayers returns a model of the first layers.
+func cutLayers(s layout.Spec, keep int) layout.Spec {
+	s.Tensors = slices.Clone(s.Tensors)
+	for i := range s.Tensors {
+		t := &s.Tensors[i]
+		t.Layers = slices.DeleteFunc(slices.Clone(t.Layers), func(l int) bool { return l >= keep })
+	}
+	return s
+}
+
+// cutStages keeps the proportions of stages whose layers were given, and a layer in each.
+func cutStages(g layout.GroupSpec, of, keep int) layout.GroupSpec {
+	cuts := make([]int, len(g.Cuts))
+	sum, at := 0, 0
+	for i, n := range g.Cuts {
+		sum += n
+		next := (sum*keep + of/2) / of
+		next = min(max(next, at+1), keep-(len(cuts)-1-i))
+		cuts[i], at = next-at, next
+	}
+	if g.Cuts != nil {
+		g.Cuts = cuts
+	}
+	return g
+}
+
+// layOut lays a group out with room for as many requests as are on their way at once.
+func layOut(g *layout.GroupSpec, spec layout.Spec, tokens uint64) ([]*layout.Side, error) {
+	g.Blocks, g.StateBlocks = 1, groupAtOnce
+	sides, err := g.Sides(spec, 0)
+	if err != nil {
+		return nil, err
+	}
+	need := uint64(1)
+	for _, s := range sides {
+		for i := range s.Groups {
+			if !s.Groups[i].State {
+				need = max(need, slots(s, i, tokens))
+			}
+		}
+	}
+	g.Blocks = uint32(need * groupAtOnce)
+	return g.Sides(spec, 0)
+}
+
+// slots returns how many blocks of a group a request takes on a rank.
+func slots(s *layout.Side, group int, tokens uint64) uint64 {
+	g := &s.Groups[group]
+	switch {
+	case g.State:
+		return 1
+	case g.Ring > 0:
+		return uint64(g.Ring)
+	}
+	for i := range s.Views {
+		if v := &s.Views[i]; v.Group == group {
+			return (tokens + uint64(v.Tokens) - 1) / uint64(v.Tokens)
+		}
+	}
+	return 0
+}
+
+// layersOn counts the layers of a rank.
+func layersOn(s *layout.Side) []int {
+	var list []int
+	for i := range s.Views {
+		list = append(list, s.Views[i].Layer)
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// planAborts chooses that share of the requests, rounded, and for each a rank of either side in
+// turn and a layer. Of every second pair the end may come too late.
+func (p *groupPlan) planAborts(r *rand.Rand, requests []groupRequest, rate float64) {
+	order := r.Perm(len(requests))
+	for i, at := range order[:int(math.Round(rate*float64(len(order))))] {
+		a := &groupAbort{By: PrefillSide, Rank: r.IntN(len(p.prefill))}
+		sides := p.prefill
+		if i%2 == 1 {
+			a.By, a.Rank, sides = DecodeSide, r.IntN(len(p.decode)), p.decode
+		}
+		a.Layer = r.IntN(len(layersOn(sides[a.Rank])))
+		requests[at].Abort = a
+		if i%4 < 2 {
+			requests[at].Holder = r.IntN(len(p.prefill))
+		}
+	}
+}
+
+// planKill chooses the rank that is killed: one that sends something, or any that receives.
+func (p *groupPlan) planKill(r *rand.Rand, side Side) error {
+	plan, err := layout.NewPlan(p.prefill, p.decode)
+	if err != nil {
+		return err
+	}
+	idle := plan.Idle()
+	var busy []int
+	for i, s := range p.prefill {
+		if !slices.Contains(idle, s.Rank) {
+			busy = append(busy, i)
+		}
+	}
+	holder := busy[r.IntN(len(busy))]
+	p.Victim = &groupVictim{side, holder}
+	if side == DecodeSide {
+		p.Victim.Rank = r.IntN(len(p.decode))
+	}
+	last := p.Rounds[len(p.Rounds)-1]
+	for i := range last {
+		last[i].Holder = holder
+	}
+	return nil
+}

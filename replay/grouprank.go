@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/kv/handoff"
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+// The messages between the parent and the ranks. Each rank answers each of the parent's, and the
+// parent goes on when all have: fill, run and check are of one round of requests.
+const (
+	kindMeet      = "meet"      // answers kindPlan: groupMeeting
+	kindPeers     = "peers"     // groupPeers; the answer is kindConnected
+	kindConnected = "connected" // the answer to it is kindOpen
+	kindOpen      = "open"      // hear the others; the answer is kindReady
+	kindFill      = "fill"      // make the content, take blocks; the answer is kindFilled
+	kindFilled    = "filled"
+	kindRun       = "run"    // hand over; the answer is kindEnded
+	kindPoised    = "poised" // before kindEnded: a rank may be killed now
+	kindEnded     = "ended"  // []groupOutcome
+	kindCheck     = "check"  // compare; the answer is kindChecked: bytes that have come
+	kindClose     = "close"  // hear no more; the answer is kindClosed
+	kindClosed    = "closed" // the answer to it is kindFinish; its answer is kindResult
+)
+
+// groupTold is what one rank is told.
+type groupTold struct {
+	Plan  groupPlan `json:"plan"`
+	Side  Side      `json:"side"`
+	Index int       `json:"index"`
+}
+
+// groupMeeting is how other ranks reach one.
+type groupMeeting struct {
+	Description []byte `json:"description"`
+	Side        []byte `json:"side"`
+}
+
+// groupPeers is all ranks.
+type groupPeers struct {
+	Prefill []groupMeeting `json:"prefill"`
+	Decode  []groupMeeting `json:"decode"`
+}
+
+// groupOutcome is what became of one request on one rank.
+type groupOutcome struct {
+	Error    string `json:"error"` // empty: it is complete
+	Planned  bool   `json:"planned"`
+	Damaged  bool   `json:"damaged"`  // digests differ
+	Unproven bool   `json:"unproven"` // bytes may land still
+	Begin    []int  `json:"begin"`    // bytes of messages to begin it, by receiver
+}
+
+// groupRankResult is what a rank says at its end.
+type groupRankResult struct {
+	Checked uint64   `json:"checked"`
+	Wrong   uint64   `json:"wrong"`
+	First   []string `json:"first"`
+	Reused  uint64   `json:"reused"`
+	Leaked  int      `json:"leaked"` // blocks, leases and requests
+	Route   string   `json:"route"`
+}
+
+// groupRank is the process of one rank.
+type groupRank struct {
+	c    *procs.Control
+	ctx  context.Context
+	told groupTold
+
+	eng      *engine.Engine
+	pools    *groupMemory
+	mux      *handoff.Mux
+	peers    []*engine.Peer // of the other group
+	sender   *handoff.GroupSender
+	receiver *handoff.GroupReceiver
+
+	flights []*groupFlight // of the round
+	work    sync.WaitGroup
+	res     groupRankResult
+}
+
+// GroupRank is the process of one rank of either group.
+func GroupRank(c *procs.Control, open OpenFunc) (err error) {
+	r := &groupRank{c: c, ctx: c.Context()}
+	if err := c.Expect(kindPlan, &r.told); err != nil {
+		return err
+	}
+	backends, err := open(r.told.Plan.Backend, r.told.Plan.Threads)
+	if err != nil {
+		return err
+	}
+	limit := r.told.Plan.limit()
+	r.eng, err = engine.Open(engine.Config{Backends: backends, TransferTimeout: limit,
+		Name:           fmt.Sprintf("%s-%d", r.told.Side, r.told.Index),
+		ConnectTimeout: limit, HandshakeTimeout: limit})
+	if err != nil {
+		return err
+	}
+	r.mux = handoff.NewMux(r.eng)
+	err = r.meet()
+	if err == nil {
+		err = r.rounds()
+	}
+	err = errors.Join(err, r.closeGroup())
+	r.work.Wait()
+	r.mux.Close()
+	err = errors.Join(err, r.eng.Close())
+	if r.pools != nil {
+		err = errors.Join(err, r.pools.close())
+	}
+	return err
+}
+
+// meet makes the memory and connects to all ranks of the other group.
+func (r *groupRank) meet() error {
+	group, poison := &r.told.Plan.Prefill, prefillPoison
+	if r.told.Side == DecodeSide {
+		group, poison = &r.told.Plan.Decode, decodePoison
+	}
+	sides, err := group.Sides(r.told.Plan.Spec, 0)
+	if err != nil {
+		return err
+	}
+	side := sides[r.told.Index]
+	if r.pools, err = newGroupMemory(r.eng, side, poison, r.told.Plan.Seed); err != nil {
+		return err
+	}
+	description, err := r.eng.Describe()
+	if err != nil {
+		return err
+	}
+	encoded, err := side.Marshal()
+	if err != nil {
+		return err
+	}
+	if err := r.c.Send(kindMeet, groupMeeting{description, encoded}); err != nil {
+		return err
+	}
+	var all groupPeers
+	if err := r.c.Expect(kindPeers, &all); err != nil {
+		return err
+	}
+	others := all.Decode
+	if r.told.Side == DecodeSide {
+		others = all.Prefill
+	}
+	if err := r.connect(others); err != nil {
+		return err
+	}
+	if err := r.c.Send(kindConnected, nil); err != nil {
+		return err
+	}
+	if err := r.c.Expect(kindOpen, nil); err != nil {
+		return err
+	}
+	if err := r.open(&all); err != nil {
+		return err
+	}
+	return r.c.Send(kindReady, nil)
+}
+
+// connect connects to all ranks at once.
+func (r *groupRank) connect(others []groupMeeting) error {
+	r.peers = make([]*engine.Peer, len(others))
+	errs := make([]error, len(others))
+	var all sync.WaitGroup
+	for i := range others {
+		all.Go(func() { r.peers[i], errs[i] = r.eng.Connect(r.ctx, others[i].Description) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// open makes the plan of the sides that all ranks have told of, and hears their messages.
+func (r *groupRank) open(all *groupPeers) (err error) {
+	var groups [2][]*layout.Side
+	for i, list := range [][]groupMeeting{all.Prefill, all.Decode} {
+		for _, m := range list {
+			s, err := layout.ParseSide(m.Side)
+			if err != nil {
+				return err
+			}
+			groups[i] = append(groups[i], s)
+		}
+	}
+	plan, err := layout.NewPlan(groups[0], groups[1])
+	if err != nil {
+		return err
+	}
+	limit := r.told.Plan.limit()
+	cfg := handoff.GroupConfig{Plan: plan, Index: r.told.Index, Regions: r.pools.regions,
+		Peers: r.peers, MeetTimeout: limit, IdleTimeout: limit, LayerTimeout: limit,
+		TakenTimeout: limit, NotifyTimeout: limit, RevokeTimeout: min(limit/3, 5*time.Second)}
+	if r.told.Plan.Backend != "auto" {
+		cfg.Route.Only = r.told.Plan.Backend
+	}
+	if r.told.Plan.Digest {
+		cfg.Digest = func(int) bool { return true }
+	}
+	if r.told.Side == PrefillSide {
+		r.sender, err = handoff.NewGroupSender(r.mux, cfg)
+	} else {
+		r.receiver, err = handoff.NewGroupReceiver(r.mux, cfg)
+	}
+	if err != nil {
+		return err
+	}
+	return r.explain(cfg.Route)
+}
+
+// explain notes which way bytes go between this rank and the first of the other group.
+func (r *groupRank) explain(route engine.Route) error {
+	if r.res.Route = route.Only; r.res.Route != "" {
+		return nil
+	}
+	for _, region := range r.pools.regions {
+		if region == nil {
+			continue
+		}
+		remote, err := r.peers[0].Remote(region.Name())
+		if err != nil {
+			continue // that rank has none of these layers
+		}
+		x, err := r.eng.Explain(r.peers[0], region, remote)
+		if err != nil {
+			return err
+		}
+		r.res.Route = x.Chosen
+		return nil
+	}
+	return nil
+}
+
+// closeGroup hears the others no more. It may be called again.
+func (r *groupRank) closeGroup() error {
+	switch {
+	case r.sender != nil:
+		return r.sender.Close()
+	case r.receiver != nil:
+		return r.receiver.Close()
+	}
+	return nil
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/sluicehq/sluice/bench"
+)
+
+// GroupReport is the outcome of a replay between two groups of ranks. The JSON keys are an
+// interface: keys may be added, never renamed.
+type GroupReport struct {
+	Model        string `json:"model"`
+	Prefill      string `json:"prefill"`
+	Decode       string `json:"decode"`
+	PrefillRanks int    `json:"prefill_ranks"`
+	DecodeRanks  int    `json:"decode_ranks"`
+	Route        string `json:"route"`
+
+	Layers      int    `json:"layers"` // that were replayed
+	ModelLayers int    `json:"model_layers"`
+	PoolBytes   uint64 `json:"pool_bytes"` // of all ranks
+	Shortened   int    `json:"requests_shortened"`
+
+	// What the plan says of the whole model, for a prompt of layout.ExplainTokens tokens.
+	Edges       []GroupEdge `json:"edges"`
+	Idle        []int       `json:"idle_ranks"` // prefill ranks that send nothing
+	Patterns    int         `json:"patterns"`
+	Descriptors uint64      `json:"descriptors_equivalent"`
+	PlanUs      float64     `json:"plan_us"`
+	BuildUs     float64     `json:"build_us"`
+
+	Requests int    `json:"requests"`
+	Finished int    `json:"finished"` // complete on all ranks
+	Aborted  int    `json:"aborted"`
+	Failed   int    `json:"failed"` // for another reason, that of a killed rank among them
+	Tokens   uint64 `json:"tokens"` // of the longest
+	Bytes    uint64 `json:"bytes"`  // that have come, of those that finished
+	// The bytes of rounds without an end before time, over the time from the word to hand over to
+	// the last rank's word that it has.
+	GBps        float64 `json:"gbps"`
+	RequestMost int     `json:"request_bytes"` // begin and grant of one pair of ranks, at most
+
+	Checked         uint64   `json:"checked_bytes"`
+	MismatchedBytes uint64   `json:"mismatched_bytes"` // those written to free blocks among them
+	Mismatches      int      `json:"digest_mismatches"`
+	Digests         bool     `json:"digests"` // were compared
+	FirstMismatches []string `json:"first_mismatches"`
+	Reused          uint64   `json:"blocks_reused"` // of requests that failed, by other ones
+	Leaked          int      `json:"leaked"`        // blocks and leases
+
+	Killed       string  `json:"killed"` // the rank; empty: none
+	SlowestEndMs float64 `json:"slowest_end_ms"`
+
+	Unexpected []string   `json:"unexpected"` // why requests failed, where nothing was to make them
+	Seconds    GroupTimes `json:"seconds"`
+
+	limit time.Duration
+	rated uint64 // bytes
+	moved time.Duration
+}
+
+// GroupEdge is what one rank sends to one other.
+type GroupEdge struct {
+	bench.PlanEdge
+	RequestBytes int `json:"request_bytes"` // of the messages that begin a request, at most
+}
+
+// GroupTimes say where the time went.
+type GroupTimes struct {
+	Setup    float64 `json:"setup"`    // until all ranks were connected
+	Replay   float64 `json:"replay"`   // all requests, with filling and comparing
+	Transfer float64 `json:"transfer"` // handing them over
+}
+
+func newGroupReport(p *groupPlan) *GroupReport {
+	w := p.whole
+	r := &GroupReport{Model: w.Model, Prefill: p.words[0], Decode: p.words[1],
+		PrefillRanks: w.PrefillRanks, DecodeRanks: w.DecodeRanks, Layers: p.layers,
+		ModelLayers: p.of, PoolBytes: p.memory, Shortened: p.cut, Idle: w.Idle,
+		Patterns: w.Patterns, Descriptors: w.Descriptors, PlanUs: w.PlanUs, BuildUs: w.BuildUs,
+		Digests: p.Digest, FirstMismatches: []string{}, Unexpected: []string{}, limit: p.limit()}
+	for _, e := range w.Edges {
+		r.Edges = append(r.Edges, GroupEdge{PlanEdge: e})
+	}
+	for _, round := range p.Rounds {
+		for _, q := range round {
+			r.Requests++
+			r.Tokens = max(r.Tokens, q.Tokens)
+		}
+	}
+	return r
+}
+
+// round adds one round up. outcomes are by rank and request; those of a killed rank are absent.
+func (r *GroupReport) round(p *groupPlan, n int, outcomes [][]groupOutcome, bytes uint64,
+	took time.Duration) {
+	whole := true
+	for i, q := range p.Rounds[n] {
+		failed, kill := false, p.Victim != nil && n == len(p.Rounds)-1
+		for rank, list := range outcomes {
+			if list == nil {
+				failed = true
+				continue
+			}
+			o := &list[i]
+			failed = failed || o.Error != ""
+			if o.Damaged {
+				r.Mismatches++
+			}
+			if o.Error != "" && !o.Planned && len(r.Unexpected) < firstMax {
+				r.Unexpected = append(r.Unexpected, o.Error)
+			}
+			for to, n := range o.Begin {
+				r.begun(p, rank, to, n)
+			}
+		}
+		switch {
+		case !failed:
+			r.Finished++
+		case q.Abort != nil && !kill:
+			r.Aborted++
+		default:
+			r.Failed++
+		}
+		whole = whole && !failed
+	}
+	r.Bytes += bytes
+	r.Seconds.Transfer += took.Seconds()
+	if whole {
+		r.rated += bytes
+		r.moved += took
+		r.GBps = bench.GBps(r.rated, r.moved)
+	}
+}
+
+// begun notes what it took to begin a request.
+func (r *GroupReport) begun(p *groupPlan, from, to, bytes int) {
+	r.RequestMost = max(r.RequestMost, bytes)
+	for i := range r.Edges {
+		if e := &r.Edges[i]; e.From == p.prefill[from].Rank && e.To == p.decode[to].Rank {
+			e.RequestBytes = max(e.RequestBytes, bytes)
+		}
+	}
+}
+
+// add adds what one rank says at its end.
+func (r *GroupReport) add(g *groupRankResult) {
+	r.Checked += g.Checked
+	r.MismatchedBytes += g.Wrong
+	r.Reused += g.Reused
+	r.Leaked += g.Leaked
+	if r.Route == "" {
+		r.Route = g.Route
+	}
+	room := firstMax - len(r.FirstMismatches)
+	r.FirstMismatches = append(r.FirstMismatches, g.First[:min(room, len(g.First))]...)
+}
+
+// Err is what is wrong with a replay that came to its end.
+func (r *GroupReport) Err() error {
+	switch {
+	case r.MismatchedBytes > 0:
+		return fmt.Errorf("%d bytes differ, the first: %s", r.MismatchedBytes,
+			r.FirstMismatches[0])
+	case r.Mismatches > 0:
+		return fmt.Errorf("digests differ %d times", r.Mismatches)
+	case len(r.Unexpected) > 0:
+		return fmt.Errorf("a request failed, the first: %s", r.Unexpected[0])
+	case r.Leaked > 0:
+		return fmt.Errorf("%d blocks and leases were not given back", r.Leaked)
+	case r.SlowestEndMs > bench.Micros(r.limit)/1e3:
+		return fmt.Errorf("a rank took %.0f ms to end its requests with %s, which was killed; the "+
+			"limit is %v", r.SlowestEndMs, r.Killed, r.limit)
+	}
+	return nil
+}
+
+// Text prints the report for people.
+func (r *GroupReport) Text(w io.Writer) error {
+	digests := "digests not compared"
+	if r.Digests {
+		digests = fmt.Sprintf("%d digests differ", r.Mismatches)
+	}
+	_, err := fmt.Fprintf(w, `model       %s, %d of %d layers, in pools of %s
+prefill     %s: %d ranks
+decode      %s: %d ranks
+plan        %d edges, %d patterns, in lists %d descriptors; %.0f µs once, %.2f µs a layer of an edge
+            (the whole model, 8192 tokens)
+requests    %d of at most %d tokens (%d shortened): %d finished, %d aborted, %d failed
+mismatches  %d of %s; %s
+blocks      %d of ended requests used again; %d blocks and leases leaked
+route       %s
+transfer    %s in %.2f s, %.2f GB/s; %d bytes at most to begin a request on a pair of ranks
+time        setup %.2f s, replay %.2f s
+`,
+		r.Model, r.Layers, r.ModelLayers, bench.RoundSize(r.PoolBytes), r.Prefill, r.PrefillRanks,
+		r.Decode, r.DecodeRanks, len(r.Edges), r.Patterns, r.Descriptors, r.PlanUs, r.BuildUs,
+		r.Requests, r.Tokens, r.Shortened, r.Finished, r.Aborted, r.Failed, r.MismatchedBytes,
+		bench.RoundSize(r.Checked), digests, r.Reused, r.Leaked, r.Route,
+		bench.RoundSize(r.Bytes), r.Seconds.Transfer, r.GBps, r.RequestMost, r.Seconds.Setup,
+		r.Seconds.Replay)
+	if err == nil && r.Killed != "" {
+		_, err = fmt.Fprintf(w, "killed      %s; the last rank ended its requests after %.1f ms\n",
+			r.Killed, r.SlowestEndMs)
+	}
+	if err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/handoff"
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+// groupFlight is one request of the round on this rank.
+type groupFlight struct {
+	*groupRequest
+	tables  layout.Tables
+	outcome groupOutcome
+}
+
+// rounds does what the parent says until it is told to finish.
+func (r *groupRank) rounds() error {
+	for n := 0; ; {
+		m, ok := <-r.c.Messages()
+		if !ok {
+			return errors.New("the parent process ended")
+		}
+		var answer string
+		var body any
+		var err error
+		switch m.Kind {
+		case kindFill:
+			if err = m.Decode(&n); err == nil {
+				answer, err = kindFilled, r.fill(n)
+			}
+		case kindRun:
+			answer, body = kindEnded, r.run(n)
+		case kindCheck:
+			answer, body = kindChecked, r.check()
+		case kindClose:
+			answer, err = kindClosed, r.closeGroup()
+		case kindFinish:
+			r.finish()
+			return r.c.Send(kindResult, r.res)
+		default:
+			return fmt.Errorf("parent sent %q", m.Kind)
+		}
+		if err == nil {
+			err = r.c.Send(answer, body)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// fill takes blocks for the requests of a round, and on the sending side makes their content.
+func (r *groupRank) fill(round int) error {
+	r.flights = nil
+	for i := range r.told.Plan.Rounds[round] {
+		q := &r.told.Plan.Rounds[round][i]
+		t, err := r.pools.take(q)
+		if err != nil {
+			return err
+		}
+		if r.told.Side == PrefillSide {
+			r.pools.fill(t, q)
+		}
+		r.flights = append(r.flights, &groupFlight{groupRequest: q, tables: t})
+	}
+	return nil
+}
+
+// run hands the requests of a round over, all at once. The blocks of those that fail are poisoned
+// at once: what is written to them later shows up.
+func (r *groupRank) run(round int) []groupOutcome {
+	ended := make(chan struct{}, len(r.flights))
+	kill := r.told.Plan.Victim != nil && round == len(r.told.Plan.Rounds)-1
+	for i, f := range r.flights {
+		r.work.Go(func() {
+			var err error
+			if r.told.Side == PrefillSide {
+				err = r.push(f, kill && i == 0 && f.Holder == r.told.Index)
+			} else {
+				err = r.fetch(f)
+			}
+			f.outcome.note(err, f.Abort != nil, kill)
+			ended <- struct{}{}
+			if err != nil && !f.outcome.Unproven {
+				r.pools.wipe(f.tables)
+			}
+		})
+	}
+	var list []groupOutcome
+	for range r.flights {
+		<-ended
+	}
+	for _, f := range r.flights {
+		list = append(list, f.outcome)
+	}
+	return list
+}
+
+func (o *groupOutcome) note(err error, abort, kill bool) {
+	if err == nil {
+		return
+	}
+	o.Error = err.Error()
+	o.Planned = abort && (errors.Is(err, engine.ErrAborted) || errors.Is(err,
+		handoff.ErrCancelled)) || kill && errors.Is(err, engine.ErrPeerLost)
+	o.Damaged = errors.Is(err, layout.ErrMismatch)
+	o.Unproven = errors.Is(err, engine.ErrUnproven)
+}
+
+// push sends this rank's part of a request. poised has it tell the parent half-way.
+func (r *groupRank) push(f *groupFlight, poised bool) error {
+	p, err := r.sender.Begin(r.ctx, f.Number, f.tables, layout.Span{To: f.Tokens})
+	if err != nil {
+		return err
+	}
+	for to := range r.peers {
+		f.outcome.Begin = append(f.outcome.Begin, p.RequestBytes(to))
+	}
+	layers := layersOn(r.pools.side)
+	for i, l := range layers {
+		if poised && i == len(layers)/2 {
+			_ = r.c.Send(kindPoised, nil) // the end of the pipe ends the context
+		}
+		if err = p.Layer(r.ctx, l); err != nil {
+			break
+		}
+		if f.isEndedBy(PrefillSide, r.told.Index, i) {
+			err = p.Abort(r.ctx)
+			break
+		}
+	}
+	if err == nil && f.Holder == r.told.Index {
+		select {
+		case <-p.Ended():
+		case <-r.ctx.Done():
+		}
+		err = p.Err()
+	} else if err == nil {
+		err = p.Finish(r.ctx)
+	}
+	if p.Err() != nil || err != nil {
+		err = errors.Join(p.Err(), p.Abort(r.ctx)) // which has the proof
+	}
+	return err
+}
+
+// isEndedBy reports whether that is the rank and the layer after which to end the request.
+func (q *groupRequest) isEndedBy(s Side, rank, layer int) bool {
+	return q.Abort != nil && *q.Abort == groupAbort{s, rank, layer}
+}
+
+// fetch receives this rank's part of a request.
+func (r *groupRank) fetch(f *groupFlight) error {
+	q, err := r.receiver.Open(r.ctx, f.Number, f.tables, layout.Span{To: f.Tokens})
+	if err != nil {
+		return err
+	}
+	layer := 0
+	for range q.Ready() {
+		if f.isEndedBy(DecodeSide, r.told.Index, layer) {
+			_ = q.Cancel(r.ctx) // Err says more
+		}
+		layer++
+	}
+	<-q.Done()
+	return q.Err()
+}
+
+// check compares what has come, gives the blocks of the round back, and returns how many bytes
+// have come.
+func (r *groupRank) check() uint64 {
+	r.work.Wait()
+	before := r.pools.landed
+	for _, f := range r.flights {
+		failed := f.outcome.Error != ""
+		switch {
+		case f.outcome.Unproven:
+			continue // its blocks must not be used again
+		case failed: // they are poisoned
+		case r.told.Side == DecodeSide:
+			r.pools.check(f.tables, f.groupRequest)
+			fallthrough
+		default:
+			r.pools.wipe(f.tables)
+		}
+		r.pools.give(f.tables, failed)
+	}
+	return r.pools.landed - before
+}
+
+// finish looks for what is left. Precondition: no rank sends anything any more.
+func (r *groupRank) finish() {
+	r.res.Leaked = r.pools.rest() + r.eng.Stats().Leases
+	r.res.Checked, r.res.Wrong, r.res.First = r.pools.checked, r.pools.wrong, r.pools.first
+	r.res.Reused = r.pools.reused
+}

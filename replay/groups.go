@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/internal/procs"
+)
+
+// groupSupervisor leads all ranks, step by step: each step begins when all have done the last.
+type groupSupervisor struct {
+	crew
+	options *GroupOptions
+	plan    *groupPlan
+	tick    *time.Ticker
+	killed  time.Time // when a rank was
+	report  *GroupReport
+}
+
+// RunGroups replays between two groups of ranks. When it returns, all processes are gone.
+func RunGroups(ctx context.Context, o GroupOptions) (*GroupReport, error) {
+	plan, err := o.plan()
+	if err != nil {
+		return nil, err
+	}
+	if o.Say == nil {
+		o.Say = func(string) {}
+	}
+	o.Say(fmt.Sprintf("starting %d processes, which prepare %s of memory for %d of %d layers",
+		len(plan.prefill)+len(plan.decode), bench.RoundSize(plan.memory), plan.layers, plan.of))
+	s := &groupSupervisor{crew: newCrew(o.Limit), options: &o, plan: plan,
+		report: newGroupReport(plan)}
+	defer s.stop()
+	for _, g := range []struct {
+		side  Side
+		ranks int
+	}{{PrefillSide, len(plan.prefill)}, {DecodeSide, len(plan.decode)}} {
+		for rank := range g.ranks {
+			c, err := o.Start(g.side, rank)
+			if err != nil {
+				return nil, err
+			}
+			s.children = append(s.children, &child{Child: c})
+		}
+	}
+	s.tick = s.listen()
+	defer s.tick.Stop()
+	if err := s.supervise(ctx); err != nil {
+		return nil, err
+	}
+	return s.report, nil
+}
+
+// sideOf returns which rank of which side a child is.
+func (s *groupSupervisor) sideOf(i int) (Side, int) {
+	if n := len(s.plan.prefill); i >= n {
+		return DecodeSide, i - n
+	}
+	return PrefillSide, i
+}
+
+func (s *groupSupervisor) supervise(ctx context.Context) error {
+	began := time.Now()
+	if err := s.meet(ctx); err != nil {
+		return err
+	}
+	s.report.Seconds.Setup = time.Since(began).Seconds()
+	requests := 0
+	for _, round := range s.plan.Rounds {
+		requests += len(round)
+	}
+	s.options.Say(fmt.Sprintf("ready after %v: handing over %d request(s)",
+		time.Since(began).Round(100*time.Millisecond), requests))
+	done := 0
+	for n := range s.plan.Rounds {
+		if err := s.round(ctx, n); err != nil {
+			return err
+		}
+		if done += len(s.plan.Rounds[n]); s.options.Progress != nil {
+			s.options.Progress(int64(done), int64(requests))
+		}
+	}
+	if err := s.all(ctx, kindClose, nil, kindClosed, nil); err != nil {
+		return err
+	}
+	err := s.all(ctx, kindFinish, nil, kindResult, func(i int, m *procs.Message) error {
+		s.children[i].done = true
+		var r groupRankResult
+		if err := m.Decode(&r); err != nil {
+			return err
+		}
+		s.report.add(&r)
+		return nil
+	})
+	s.report.Seconds.Replay = time.Since(began).Seconds() - s.report.Seconds.Setup
+	return err
+}
+
+// meet has all ranks connect.
+func (s *groupSupervisor) meet(ctx context.Context) error {
+	meetings := make([]groupMeeting, len(s.children))
+	err := s.each(ctx, kindPlan, func(i int) any {
+		side, rank := s.sideOf(i)
+		return groupTold{*s.plan, side, rank}
+	}, kindMeet, func(i int, m *procs.Message) error { return m.Decode(&meetings[i]) })
+	if err != nil {
+		return err
+	}
+	senders := len(s.plan.prefill)
+	peers := groupPeers{meetings[:senders], meetings[senders:]}
+	if err := s.all(ctx, kindPeers, peers, kindConnected, nil); err != nil {
+		return err
+	}
+	return s.all(ctx, kindOpen, nil, kindReady, nil)
+}
+
+// round hands some requests over.
+func (s *groupSupervisor) round(ctx context.Context, n int) error {
+	if err := s.all(ctx, kindFill, n, kindFilled, nil); err != nil {
+		return err
+	}
+	outcomes := make([][]groupOutcome, len(s.children))
+	began := time.Now()
+	err := s.all(ctx, kindRun, nil, kindEnded, func(i int, m *procs.Message) error {
+		if !s.killed.IsZero() {
+			took := bench.Micros(time.Since(s.killed)) / 1e3
+			s.report.SlowestEndMs = max(s.report.SlowestEndMs, took)
+		}
+		err := m.Decode(&outcomes[i])
+		if err == nil && len(outcomes[i]) != len(s.plan.Rounds[n]) {
+			err = fmt.Errorf("%s process told of %d requests", s.children[i].Name,
+				len(outcomes[i]))
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	took, bytes := time.Since(began), uint64(0)
+	err = s.all(ctx, kindCheck, nil, kindChecked, func(_ int, m *procs.Message) error {
+		var landed uint64
+		err := m.Decode(&landed)
+		bytes += landed
+		return err
+	})
+	s.report.round(s.plan, n, outcomes, bytes, took)
+	return err
+}
+
+// all is each, with the same for all ranks.
+func (s *groupSupervisor) all(ctx context.Context, kind string, body any, want string,
+	take func(i int, m *procs.Message) error) error {
+	return s.each(ctx, kind, func(int) any { return body }, want, take)
+}
+
+// each tells every rank that lives something, and returns when all have answered with a message
+// of that kind.
+func (s *groupSupervisor) each(ctx context.Context, kind string, body func(i int) any,
+	want string, take func(i int, m *procs.Message) error) error {
+	index := map[*child]int{} // of those that have not answered
+	for i, c := range s.children {
+		if !c.doomed {
+			index[c] = i
+			s.instruct(c, kind, body(i))
+		}
+	}
+	s.moved = time.Now()
+	for len(index) > 0 {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-s.tick.C:
+			if err := s.overdue(index); err != nil {
+				return err
+			}
+		case e := <-s.events:
+			if err := s.note(e); err != nil {
+				return s.blameLater(err)
+			}
+			i, waits := index[e.from]
+			switch {
+			case e.end || e.from.doomed:
+				continue
+			case e.msg.Kind == kindPoised && s.plan.Victim != nil:
+				delete(index, s.kill())
+				continue
+			case !waits || e.msg.Kind != want:
+				return fmt.Errorf("%s process sent %q", e.from.Name, e.msg.Kind)
+			}
+			delete(index, e.from)
+			if take != nil {
+				if err := take(i, &e.msg); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// kill kills the rank that was chosen for it.
+func (s *groupSupervisor) kill() *child {
+	i := s.plan.Victim.Rank
+	if s.plan.Victim.Side == DecodeSide {
+		i += len(s.plan.prefill)
+	}
+	c := s.children[i]
+	c.doomed, s.killed = true, time.Now()
+	s.options.Say(fmt.Sprintf("killing %s (pid %d)", c.Name, c.PID))
+	s.report.Killed = c.Name
+	_ = syscall.Kill(c.PID, syscall.SIGKILL) // not reaped before it ends
+	return c
+}
+
+// overdue names a process that does not answer, or does not move on.
+func (s *groupSupervisor) overdue(waits map[*child]int) error {
+	if s.wasAway() {
+		return nil
+	}
+	if err := s.silent(); err != nil {
+		return err
+	}
+	// Each process has the limit for its own waits: this is the net below.
+	limit := 2 * s.limit
+	if s.report.Seconds.Setup == 0 {
+		limit = max(limit, setupLimit)
+	}
+	if idle := time.Since(s.moved); idle > limit {
+		for c := range waits {
+			return fmt.Errorf("%s process has made no progress for %v", c.Name,
+				idle.Round(100*time.Millisecond))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package content
+
+import "encoding/binary"
+
+// Cell is what a cell of a KV cache is known by.
+type Cell struct {
+	Request     uint64
+	Part        uint64 // see PartOf
+	Layer, Unit int
+	Token       uint64
+}
+
+// PartOf makes a number of the name of a part.
+func PartOf(name string) uint64 {
+	h := uint64(len(name))
+	for i := range len(name) {
+		h = mix(h ^ uint64(name[i])<<56)
+	}
+	return h
+}
+
+// words returns the first of its words and the step from each to the next.
+func (c *Cell) words() (first, step uint64) {
+	first = mix(c.Request*0x9e3779b97f4a7c15 ^ c.Part)
+	first = mix(first ^ uint64(c.Layer)<<44 ^ uint64(c.Unit)<<24 ^ c.Token)
+	return first, mix(first^0xd1b54a32d192ed03) | 1
+}
+
+// Fill writes the bytes of a cell.
+func (c *Cell) Fill(dst []byte) {
+	v, step := c.words()
+	for len(dst) >= 8 {
+		binary.LittleEndian.PutUint64(dst, v)
+		v += step
+		dst = dst[8:]
+	}
+	var word [8]byte
+	binary.LittleEndian.PutUint64(word[:], v)
+	copy(dst, word[:])
+}
+
+// Wrong counts the bytes of b that are not those of the cell.
+func (c *Cell) Wrong(b []byte) (n uint64) {
+	v, step := c.words()
+	for len(b) >= 8 {
+		if got := binary.LittleEndian.Uint64(b); got != v {
+			n += differing(got ^ v)
+		}
+		v += step
+		b = b[8:]
+	}
+	if len(b) > 0 {
+		var word [8]byte
+		copy(word[:], b)
+		n += differing((binary.LittleEndian.Uint64(word[:]) ^ v) & (1<<(8*len(b)) - 1))
+	}
+	return n
+}
+
+// differing counts the bytes that are not zero.
+func differing(v uint64) (n uint64) {
+	for ; v != 0; v >>= 8 {
+		if v&0xff != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// CountWrong counts the bytes of b that are not all that one.
+func CountWrong(b []byte, all byte) (n uint64) {
+	want := uint64(all) * 0x0101010101010101
+	for len(b) >= 8 {
+		if got := binary.LittleEndian.Uint64(b); got != want {
+			n += differing(got ^ want)
+		}
+		b = b[8:]
+	}
+	for _, got := range b {
+		if got != all {
+			n++
+		}
+	}
+	return n
+}
