@@ -15,7 +15,7 @@ export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 # What must build and pass without cgo.
 PURE = ./csrc/copy $(shell $(GO) list ./... 2>/dev/null | grep -v -e /csrc -e /cuda -e /bindings)
 
-.PHONY: all build demo replay replay-rdma bench-rdma test test-all cross soak race asan nocgo guest lint fuzz bench bench-ucx bench-peers setup clean
+.PHONY: all build demo replay replay-rdma replay-groups bench-rdma test test-all cross soak race asan nocgo guest lint fuzz bench bench-ucx bench-peers setup clean
 
 all: build
 
@@ -33,17 +33,23 @@ replay: build
 replay-rdma: build
 	hack/guest/replay $(BIN) $(ARGS)
 
+# The same between groups of ranks with unequal layouts, while ranks end requests and one is killed.
+replay-groups: build
+	hack/replay-groups $(BIN) $(ARGS)
+
 # What every change must pass: all that needs no cgo, and the Python package. Needs no hardware.
 test: setup
 	$(GO) vet ./...
 	$(MAKE) --no-print-directory nocgo
 	$(MAKE) --no-print-directory python
 
-# The rest: every package under the race detector, arm64, the guest, and the serving stacks.
+# The rest: every package under the race detector, arm64, the guest, groups of ranks, and the
+# serving stacks.
 test-all: setup
 	$(MAKE) --no-print-directory race
 	$(MAKE) --no-print-directory cross
 	$(MAKE) --no-print-directory guest
+	$(MAKE) --no-print-directory replay-groups
 	$(MAKE) --no-print-directory test-stacks
 
 # All for linux/arm64; tests in pure Go run under qemu-user.

@@ -181,9 +181,13 @@ func (r *GroupReport) Err() error {
 
 // Text prints the report for people.
 func (r *GroupReport) Text(w io.Writer) error {
-	digests := "digests not compared"
+	digests, rate := "digests not compared", ""
+	if r.GBps > 0 {
+		rate = fmt.Sprintf(", %.2f GB/s", r.GBps)
+	}
 	if r.Digests {
 		digests = fmt.Sprintf("%d digests differ", r.Mismatches)
+		rate += " with digests on both sides"
 	}
 	_, err := fmt.Fprintf(w, `model       %s, %d of %d layers, in pools of %s
 prefill     %s: %d ranks
@@ -194,14 +198,14 @@ requests    %d of at most %d tokens (%d shortened): %d finished, %d aborted, %d 
 mismatches  %d of %s; %s
 blocks      %d of ended requests used again; %d blocks and leases leaked
 route       %s
-transfer    %s in %.2f s, %.2f GB/s; %d bytes at most to begin a request on a pair of ranks
+transfer    %s in %.2f s%s; %d bytes at most to begin a request on a pair of ranks
 time        setup %.2f s, replay %.2f s
 `,
 		r.Model, r.Layers, r.ModelLayers, bench.RoundSize(r.PoolBytes), r.Prefill, r.PrefillRanks,
 		r.Decode, r.DecodeRanks, len(r.Edges), r.Patterns, r.Descriptors, r.PlanUs, r.BuildUs,
 		r.Requests, r.Tokens, r.Shortened, r.Finished, r.Aborted, r.Failed, r.MismatchedBytes,
 		bench.RoundSize(r.Checked), digests, r.Reused, r.Leaked, r.Route,
-		bench.RoundSize(r.Bytes), r.Seconds.Transfer, r.GBps, r.RequestMost, r.Seconds.Setup,
+		bench.RoundSize(r.Bytes), r.Seconds.Transfer, rate, r.RequestMost, r.Seconds.Setup,
 		r.Seconds.Replay)
 	if err == nil && r.Killed != "" {
 		_, err = fmt.Fprintf(w, "killed      %s; the last rank ended its requests after %.1f ms\n",

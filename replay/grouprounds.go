@@ -108,7 +108,8 @@ func (o *groupOutcome) note(err error, abort, kill bool) {
 	o.Error = err.Error()
 	o.Planned = abort && (errors.Is(err, engine.ErrAborted) || errors.Is(err,
 		handoff.ErrCancelled)) || kill && errors.Is(err, engine.ErrPeerLost)
-	o.Damaged = errors.Is(err, layout.ErrMismatch)
+	var end *handoff.EndError
+	o.Damaged = errors.As(err, &end) && !end.Remote && errors.Is(err, layout.ErrMismatch)
 	o.Unproven = errors.Is(err, engine.ErrUnproven)
 }
 

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// groupsArgs are a small replay between two unlike groups.
+func groupsArgs(more ...string) []string {
+	return append([]string{"replay", "--model", "llama3.1-8b", "--prefill", "tp=4,block=16",
+		"--decode", "tp=2,pp=2,layout=hnd,block=64", "--backend", "shm", "--scale", "16"}, more...)
+}
+
+// groupsKeys are what programs that read --json rely on: keys are only added.
+var groupsKeys = []string{"model", "prefill", "decode", "prefill_ranks", "decode_ranks", "route",
+	"layers", "model_layers", "pool_bytes", "requests_shortened", "edges", "idle_ranks", "patterns",
+	"descriptors_equivalent", "plan_us", "build_us", "requests", "finished", "aborted", "failed",
+	"tokens", "bytes", "gbps", "request_bytes", "checked_bytes", "mismatched_bytes",
+	"digest_mismatches", "digests", "first_mismatches", "blocks_reused", "leaked", "killed",
+	"slowest_end_ms", "unexpected", "seconds"}
+
+func TestReplayGroups(t *testing.T) {
+	o := ok(t, sluice(t, groupsArgs("--json", "--tokens", "300", "--requests", "4")...))
+	require.Regexp(t, `^replay llama3.1-8b: starting 8 processes, which prepare .* for 2 of 32 `+
+		`layers\nreplay llama3.1-8b: ready after .*: handing over 4 request\(s\)\n$`, o.stderr)
+	r := decode(t, o.stdout)
+	wantKeys(t, "report", r, groupsKeys...)
+	wantNumbers(t, r.(map[string]any), map[string]float64{"requests": 4, "finished": 4,
+		"mismatched_bytes": 0, "digest_mismatches": 0, "bytes": 4 * 300 * 2 * 4096, "layers": 2,
+		"descriptors_equivalent": 4 << 20, "patterns": 128, "leaked": 0, "requests_shortened": 0})
+	edges := r.(map[string]any)["edges"].([]any)
+	require.Len(t, edges, 8)
+	wantKeys(t, "edge", edges[0], "from", "to", "op", "layers", "patterns_per_layer", "patterns",
+		"bytes", "descriptors_equivalent", "sender_runs", "receiver_runs", "request_bytes")
+}
+
+func TestReplayGroupsWithAKilledRank(t *testing.T) {
+	o := ok(t, sluice(t, groupsArgs("--aborts", "0.5", "--kill", "decode", "--requests", "4")...))
+	require.Contains(t, o.stdout, " 2 failed\nmismatches  0 of ")
+	require.Regexp(t, `killed      decode rank [0-3]; the last rank ended its requests after`,
+		o.stdout)
+}
+
+func TestReplayGroupsUsage(t *testing.T) {
+	for want, args := range map[string][]string{
+		"--aborts goes with --prefill":   {"replay", "--aborts", "0.1"},
+		"--kill goes with --prefill":     {"replay", "--kill", "decode"},
+		"--decode is missing":            {"replay", "--prefill", "tp=2"},
+		"--speed does not go with":       groupsArgs("--speed", "1"),
+		"--prefill and --decode: say --": groupsArgs("--abort-rate", "0.1"),
+		"--fault does not go with":       groupsArgs("--fault", "write: drop"),
+		"want prefill or decode":         groupsArgs("--kill", "both"),
+		"--aborts 2":                     groupsArgs("--aborts", "2"),
+		"--scale 0":                      groupsArgs("--scale", "0"),
+		"--tokens 0":                     groupsArgs("--tokens", "0"),
+		"--tokens and --trace":           groupsArgs("--tokens", "1", "--trace", "file"),
+		"too few for 1 and 2 stages":     groupsArgs("--scale", "32"),
+		"there are tp, pp":               groupsArgs("--prefill", "cp=2"),
+		"leave dp out":                   groupsArgs("--prefill", "tp=2,dp=2"),
+	} {
+		o := sluice(t, args...)
+		require.Equal(t, statusUsage, o.status, "%v: %s", args, o.stderr)
+		require.Contains(t, o.stderr, want)
+	}
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+// TestHolds: which token lies where, from the documentation of layout.Group.
+func TestHolds(t *testing.T) {
+	const p, z = holdsPoison, holdsZeros
+	for what, c := range map[string]struct {
+		group         layout.Group
+		block, tokens int
+		slots         int
+		want          []int64
+	}{
+		"all":          {layout.Group{}, 4, 6, 2, []int64{0, 1, 2, 3, 4, 5, z, z}},
+		"whole blocks": {layout.Group{}, 2, 4, 2, []int64{0, 1, 2, 3}},
+		"none":         {layout.Group{}, 4, 0, 1, []int64{p, p, p, p}},
+		"a state":      {layout.Group{State: true}, 3, 9, 1, []int64{0, 1, 2}},
+		"a window":     {layout.Group{Window: 3}, 4, 6, 2, []int64{p, p, p, 3, 4, 5, z, z}},
+		// 8 and 9 lie where 0 and 1 were, and 3 stays where the tail would have 11
+		"a ring": {layout.Group{Window: 7, Ring: 2}, 4, 10, 2,
+			[]int64{8, 9, z, 3, 4, 5, 6, 7}},
+		"a longer ring": {layout.Group{Window: 2, Ring: 2}, 4, 10, 2,
+			[]int64{8, 9, z, z, p, p, p, p}},
+		"a shard": {layout.Group{Shards: 2, Shard: 1, Interleave: 2}, 4, 9, 2,
+			[]int64{2, 3, 6, 7, p, p, p, p}},
+	} {
+		m := &groupMemory{side: &layout.Side{Groups: []layout.Group{c.group}}}
+		require.Equal(t, c.want, m.holds(0, c.block, c.slots, uint64(c.tokens)), what)
+	}
+}
+
+// poolsOf is the memory of the first rank of a group, for one request at a time.
+func poolsOf(t *testing.T, group, model string, layers int, tokens uint64) *groupMemory {
+	t.Helper()
+	spec, err := layout.LookupSpec(model)
+	require.NoError(t, err)
+	g := parsed(t, group)
+	sides, err := layOut(&g, cutLayers(spec, layers), tokens)
+	require.NoError(t, err)
+	b, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	eng, err := engine.Open(engine.Config{Backends: []driver.Backend{b}})
+	require.NoError(t, err)
+	m, err := newGroupMemory(eng, sides[0], decodePoison, 1)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, eng.Close())
+		require.NoError(t, m.close())
+	})
+	return m
+}
+
+// TestGroupMemoryFindsEveryWrongByte: of a request, in its tail, outside its window, and in blocks
+// that are free.
+func TestGroupMemoryFindsEveryWrongByte(t *testing.T) {
+	m := poolsOf(t, "tp=8,layout=hnd,block=64,window=table", "gpt-oss-120b", 2, 200)
+	q := &groupRequest{Number: 4, Tokens: 150}
+	tables, err := m.take(q)
+	require.NoError(t, err)
+	m.fill(tables, q)
+	m.check(tables, q)
+	require.NotZero(t, m.wrong, "its tail is not zeros")
+	for i, v := range m.side.Views { // 150 tokens fill two blocks and 22 positions
+		for position := 22; position < 64; position++ {
+			at := v.Base + uint64(tables[v.Group][2])*v.Block + uint64(position)*v.Token
+			clear(m.regions[m.side.Views[i].Region].Bytes()[at : at+v.Cell])
+		}
+	}
+	m.wrong, m.first = 0, nil
+	m.check(tables, q)
+	require.Zero(t, m.wrong, m.first)
+
+	windowed := m.side.Views[0]
+	require.Equal(t, 128, m.side.Groups[windowed.Group].Window)
+	for what, token := range map[string]uint64{"before the window": 3, "within it": 100,
+		"behind the request": 150} {
+		at := windowed.Base + uint64(tables[windowed.Group][token/64])*windowed.Block +
+			token%64*windowed.Token
+		b := m.regions[windowed.Region].Bytes()[at : at+windowed.Cell]
+		b[windowed.Cell-1] ^= 0x10
+		m.check(tables, q)
+		require.EqualValues(t, 1, m.wrong, what)
+		require.Contains(t, m.first[0], "request 4, layer 0, part k, unit 0")
+		b[windowed.Cell-1] ^= 0x10
+		m.wrong, m.first = 0, nil
+	}
+
+	m.wipe(tables)
+	m.give(tables, true)
+	require.Zero(t, m.rest())
+	require.Zero(t, m.wrong)
+	late := m.regions[windowed.Region].Bytes()
+	late[len(late)-1] ^= 1
+	require.Zero(t, m.rest())
+	require.EqualValues(t, 1, m.wrong)
+	_, err = m.take(q)
+	require.NoError(t, err)
+	require.EqualValues(t, 6, m.reused, "three blocks of either kind")
+	require.Positive(t, m.rest())
+}

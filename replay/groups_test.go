@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/backends/fault"
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/kv/layout"
+)
+
+// rankRole makes the test binary a rank, whose backend follows the rules behind it.
+const rankRole = "replay-rank"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) != 3 || os.Args[1] != rankRole {
+		os.Exit(m.Run())
+	}
+	c, err := procs.Attach()
+	if err == nil {
+		err = GroupRank(c, func(string, int) ([]driver.Backend, error) {
+			return openFaulty(os.Args[2])
+		})
+		if err != nil && c.Context().Err() == nil {
+			_ = c.Send(procs.KindError, err.Error())
+		}
+	}
+	if err != nil {
+		os.Exit(1)
+	}
+}
+
+func openFaulty(rules string) ([]driver.Backend, error) {
+	b, err := shm.New(shm.Config{})
+	if err != nil || rules == "" {
+		return []driver.Backend{b}, err
+	}
+	list, err := fault.Parse(rules)
+	if err != nil {
+		return nil, err
+	}
+	w, err := wrap(b, list)
+	return []driver.Backend{w}, err
+}
+
+// parsed reads a group.
+func parsed(t *testing.T, text string) layout.GroupSpec {
+	t.Helper()
+	g, err := layout.ParseGroup(text)
+	require.NoError(t, err)
+	return g
+}
+
+// smallGroups is a small replay of two layers, in which all ranks follow rules.
+func smallGroups(t *testing.T, rules string) GroupOptions {
+	t.Helper()
+	spec, err := layout.LookupSpec("llama3.1-8b")
+	require.NoError(t, err)
+	return GroupOptions{Spec: spec, Prefill: parsed(t, "tp=2,layout=nhd,block=16"),
+		Decode: parsed(t, "tp=1,pp=2,layout=hnd,block=64"), Backend: "shm", Scale: 16, Digest: true,
+		Tokens: []uint64{100, 65, 64, 1, 90, 33}, Threads: 1, Limit: 20 * time.Second, Seed: 3,
+		Start: func(s Side, rank int) (*procs.Child, error) {
+			return procs.Start(fmt.Sprint(s, " rank ", rank), []string{rankRole, rules})
+		}}
+}
+
+func TestGroups(t *testing.T) {
+	r, err := RunGroups(t.Context(), smallGroups(t, ""))
+	require.NoError(t, err)
+	require.NoError(t, r.Err())
+	require.Equal(t, [3]int{6, 0, 0}, [3]int{r.Finished, r.Aborted, r.Failed})
+	require.EqualValues(t, (100+65+64+1+90+33)*4096*2, r.Bytes)
+	require.Greater(t, r.Checked, 2*r.Bytes)
+	require.Positive(t, r.GBps)
+	var out bytes.Buffer
+	require.NoError(t, r.Text(&out))
+	require.Contains(t, out.String(), "llama3.1-8b, 2 of 32 layers")
+	require.Contains(t, out.String(), "mismatches  0 of ")
+	require.NotContains(t, out.String(), "killed")
+}
+
+// TestGroupsFindWhatIsCorrupt: digests find it before a rank is told that a layer is there. Without
+// them it is found by its coordinates.
+func TestGroupsFindWhatIsCorrupt(t *testing.T) {
+	for _, digest := range []bool{true, false} {
+		o := smallGroups(t, "write every=2: !corrupt; read every=2: !corrupt")
+		o.Digest = digest
+		r, err := RunGroups(t.Context(), o)
+		require.NoError(t, err)
+		require.Equal(t, digest, r.Mismatches > 0)
+		require.Equal(t, !digest, r.MismatchedBytes > 0)
+		require.Equal(t, digest, r.Failed > 0)
+		require.Zero(t, r.Leaked)
+		require.ErrorContains(t, r.Err(), "differ")
+	}
+}
+
+// TestGroupsWithAborts: the ends of some requests may come too late, but never for half of them.
+func TestGroupsWithAborts(t *testing.T) {
+	for _, kill := range []Side{"", PrefillSide, DecodeSide} {
+		o := smallGroups(t, "")
+		o.AbortRate, o.Kill = 1, kill
+		r, err := RunGroups(t.Context(), o)
+		require.NoError(t, err)
+		require.NoError(t, r.Err())
+		require.Equal(t, 6, r.Finished+r.Aborted+r.Failed)
+		require.GreaterOrEqual(t, r.Aborted, 2)
+		require.Positive(t, r.Reused)
+		require.Equal(t, kill != "", r.Failed == groupAtOnce)
+		require.Equal(t, kill != "", r.SlowestEndMs > 0)
+		require.Contains(t, r.Killed, string(kill))
+	}
+}
+
+func TestGroupPlan(t *testing.T) {
+	o := smallGroups(t, "")
+	o.Tokens = slices.Repeat([]uint64{9000}, 40)
+	o.Scale, o.AbortRate = 0, 0.2
+	p, err := o.plan()
+	require.NoError(t, err)
+	require.Equal(t, 40, p.cut)
+	require.LessOrEqual(t, p.memory, uint64(GroupMemory))
+	require.Greater(t, p.memory*uint64(p.layers+1)/uint64(p.layers), uint64(GroupMemory))
+	by := map[Side]int{}
+	for _, round := range p.Rounds {
+		for _, q := range round {
+			require.EqualValues(t, GroupTokensMax, q.Tokens)
+			if q.Abort != nil {
+				by[q.Abort.By]++
+			}
+		}
+	}
+	require.Equal(t, map[Side]int{PrefillSide: 4, DecodeSide: 4}, by)
+
+	o.Memory = 1 << 20
+	_, err = o.plan()
+	require.ErrorContains(t, err, "use fewer --tokens")
+	o.Scale = 32
+	_, err = o.plan()
+	require.ErrorContains(t, err, "1 layers are too few for 1 and 2 stages")
+	o.Decode.DP = 2
+	_, err = o.plan()
+	require.ErrorIs(t, err, layout.ErrGeometry)
+}
+
+// TestCutStages keeps proportions, and a layer in each stage.
+func TestCutStages(t *testing.T) {
+	for _, c := range []struct{ cuts, want []int }{
+		{[]int{20, 60}, []int{2, 6}}, {[]int{1, 79}, []int{1, 7}}, {[]int{79, 1}, []int{7, 1}},
+		{[]int{1, 1, 1, 1, 1, 1, 1, 73}, []int{1, 1, 1, 1, 1, 1, 1, 1}}, {nil, nil},
+	} {
+		require.Equal(t, c.want, cutStages(layout.GroupSpec{Cuts: c.cuts}, 80, 8).Cuts)
+	}
+}
