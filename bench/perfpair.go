@@ -55,7 +55,7 @@ const (
 	perfProbeMax = 200
 	perfProbeUp  = 100 // how far a short run foretells a longer one
 	perfCountMax = 100e6
-	perfTries    = 3 // further ones of a run that is too slow
+	perfTries    = 3                // further ones of a run that is too slow
 	perfStart    = 10 * time.Second // until the server listens, and for all but the time
 )
 

@@ -27,6 +27,7 @@ func TestGroupQuestionsOfOneRankAreItsOwn(t *testing.T) {
 	for _, l := range p.links {
 		close(l.sent)
 	}
+	p.claimed[0] = true
 	ask := &message{kind: kindAsk, bytes: (&question{number: 1}).append(nil)}
 	p.receive(p.links[0], ask)
 	require.NoError(t, p.Err())

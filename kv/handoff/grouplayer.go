@@ -310,6 +310,9 @@ func (p *GroupPush) answer(a asking) {
 		p.fail(p.s.endOf(context.Background(), p.request, a.from.to, err), nil)
 		return
 	}
+	p.mu.Lock()
+	a.from.asking = false // the answer may be followed by the next one
+	p.mu.Unlock()
 	msg := appendDigest(appendSum(nil, a.from.session, a.q.number), d)
 	ctx, cancel := context.WithTimeout(context.Background(), p.s.cfg.NotifyTimeout)
 	defer cancel()

@@ -57,6 +57,7 @@ type outLink struct {
 	grant   assembly
 	met     int // bytes of the messages of begin and grant
 	taken   bool
+	asking  bool // a question of that rank has no answer yet
 
 	there   places // where that rank has the request; set before ready is closed
 	imports []groupImport
@@ -275,16 +276,15 @@ func (p *GroupPush) receive(l *outLink, m *message) {
 		}
 	case kindAsk:
 		q, whole := decodeQuestion(m.bytes)
-		if whole && p.digests != nil && l.edge != nil {
-			select {
-			case p.asked <- asking{l, q}:
-				ok = true
-			default: // more than one of a rank
-			}
+		// one at a time, and of layers that nothing changes any more
+		if ok = whole && p.digests != nil && l.edge != nil && !l.asking &&
+			p.claimed[int(q.layer)]; ok {
+			l.asking = true
+			p.asked <- asking{l, q} // has room for one of each link
 		}
 	}
 	p.mu.Unlock()
 	if !ok {
-		p.fail(&EndError{Reason: Garbled}, l)
+		p.fail(&EndError{Reason: Garbled, Peer: p.s.cfg.Peers[l.to].Name()}, nil)
 	}
 }

@@ -198,7 +198,10 @@ func (q *GroupRequest) settle(unproven error) {
 		q.r.count.finished.Add(1)
 	}
 	complete := isClosed(q.complete)
-	if delete(q.r.requests, q.ID); q.taken {
+	if q.r.requests[q.ID] == q { // else another one begins there
+		delete(q.r.requests, q.ID)
+	}
+	if q.taken {
 		q.r.opened--
 	}
 	for _, l := range q.links {
