@@ -179,6 +179,22 @@ func TestGroupStrangers(t *testing.T) {
 	require.EqualValues(t, 3, c.from[0].sender.Stats().Strays)
 }
 
+// TestGroupDoneTwice: the last word said again, as a second Finish does, is neither garbled nor a
+// sign of life: it would hold the blocks for ever.
+func TestGroupDoneTwice(t *testing.T) {
+	r := newCrowd(t, fourToTwo(t, newMem, false)).to[0].receive
+	q, l := newGroupRequest(r, 1), newInLink(r, 0, 1)
+	q.links[0], l.q, l.granted = l, q, true
+	for _, want := range []int{1, 0, 0} {
+		l.receive(&message{kind: kindDone})
+		require.Len(t, q.alive, want)
+		require.Nil(t, q.end)
+		for len(q.alive) > 0 {
+			<-q.alive
+		}
+	}
+}
+
 // TestGroupBegunTwice: a second begin of a rank for one request is refused, and the first goes on.
 func TestGroupBegunTwice(t *testing.T) {
 	c := newCrowd(t, fourToTwo(t, newMem, false))
