@@ -63,11 +63,22 @@ var crimes = []struct {
 			},
 		}},
 	{"renews what lies between the ranges", []string{"FenceFrozenOnly"}, sabotage{
-		register: func(b *saboteur, seg driver.Segment) (driver.Memory, error) {
-			if n := len(seg.Only); n > 0 {
-				seg.Only = driver.Ranges{{Len: seg.Only[n-1].Off + seg.Only[n-1].Len}}
+		fence: func(b *saboteur, ctx context.Context, key uint32) error {
+			err := b.Backend.Fence(ctx, key)
+			b.mu.Lock()
+			seg := b.mapped[key]
+			b.mu.Unlock()
+			if err != nil || seg.Only == nil {
+				return err
 			}
-			return b.Backend.Register(seg)
+			all := seg.Shared.(*hostmem.Buffer).Bytes()
+			page := all[seg.SharedOff+seg.Only[0].Off+seg.Only[0].Len:][:4096]
+			for range 100 { // what is written between the copies is lost, as to old pages
+				old := bytes.Clone(page)
+				time.Sleep(time.Millisecond)
+				copy(page, old)
+			}
+			return nil
 		},
 	}},
 	{"says nothing of a killed sender", []string{"LastMessage"}, sabotage{
