@@ -74,15 +74,19 @@ func groupPrefillProcess(socket string) error {
 	if err != nil {
 		return err
 	}
+	mux, start := NewMux(eng), make(chan struct{}, 1)
+	// There is a receiver, or none any more.
+	mux.HandleRest(func(engine.Notification) { poke(start) })
 	peer, err := eng.Dial(context.Background(), "unix", socket)
 	if err != nil {
 		return err
 	}
-	s, err := NewGroupSender(NewMux(eng), GroupConfig{Plan: plan,
+	s, err := NewGroupSender(mux, GroupConfig{Plan: plan,
 		Regions: []*engine.Region{region}, Peers: []*engine.Peer{peer}})
 	if err != nil {
 		return err
 	}
+	<-start
 	table := make([]uint32, 15)
 	for i := range table {
 		table[i] = uint32(i)
@@ -151,6 +155,7 @@ func withProcess(t *testing.T, patience time.Duration) (*crowd, *os.Process) {
 	}
 	decode.receive, err = NewGroupReceiver(decode.mux, c.config(decode, 0, false, s))
 	require.NoError(t, err)
+	require.NoError(t, decode.peers[0].Notify(within(t), []byte("start")))
 	c.from, c.to = []*member{prefill}, []*member{decode}
 	t.Cleanup(func() {
 		require.NoError(t, prefill.sender.Close())

@@ -36,9 +36,10 @@ func NewGroupSender(m *Mux, cfg GroupConfig) (*GroupSender, error) {
 }
 
 // Begin offers the tokens of a span of a request to all receiving ranks, and returns once each of
-// them has opened the request; ctx and MeetTimeout bound the wait. The number names one hand-over
-// for ever: another attempt needs another one. The tables must not change, and the blocks stay,
-// until the GroupPush has ended. Errors are *EndError, but for what is wrong with the call.
+// them has opened the request; ctx and MeetTimeout bound the wait. A rank whose GroupReceiver is
+// not made yet does not hear of it. The number names one hand-over for ever: another attempt needs
+// another one. The tables must not change, and the blocks stay, until the GroupPush has ended.
+// Errors are *EndError, but for what is wrong with the call.
 func (s *GroupSender) Begin(ctx context.Context, request uint64, t layout.Tables, in layout.Span) (
 	*GroupPush, error) {
 	if err := s.side.CheckTables(t, in); err != nil {
