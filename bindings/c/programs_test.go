@@ -57,11 +57,14 @@ func TestFiles(t *testing.T) {
 	run(t, compile(t, "files.c", sanitizers...), t.TempDir())
 }
 
-// TestNIXL compiles a program for NIXL with our header, and runs it over shared memory and sockets.
+// TestNIXL compiles a program for NIXL with our header, as C++17 and as C++20, which has more
+// overloads, and runs it over shared memory and sockets.
 func TestNIXL(t *testing.T) {
-	program := compile(t, "nixl.cpp", append([]string{"-Inixl"}, sanitizers...)...)
-	for _, plugin := range []string{"UCX", "TCP"} {
-		t.Run(plugin, func(t *testing.T) { run(t, program, plugin, t.TempDir()) })
+	for plugin, standard := range map[string]string{"UCX": "-std=c++20", "TCP": "-std=c++17"} {
+		t.Run(plugin, func(t *testing.T) {
+			flags := append([]string{"-Inixl", standard}, sanitizers...)
+			run(t, compile(t, "nixl.cpp", flags...), plugin, t.TempDir())
+		})
 	}
 }
 

@@ -7,13 +7,17 @@
  *
  *   sendLocalMD, sendLocalPartialMD, fetchRemoteMD, invalidateLocalMD: metadata goes by a channel
  *     of the program's; there is no listener and no etcd
- *   estimateXferCost; the calls for GPU requests, signals and memory views
+ *   estimateXferCost, prepMemView
  *
  * Both sides must be C++ programs over this header: the metadata of the Python face differs.
  * Why a call failed is said on stderr, unless NIXL_LOG_LEVEL=FATAL.
  */
 #ifndef SLUICE_NIXL_H
 #define SLUICE_NIXL_H
+
+#if __cplusplus >= 202002L
+#include <span>
+#endif
 
 #include "nixl_descriptors.h"
 #include "nixl_params.h"
@@ -28,6 +32,8 @@ class nixlAgent
 	using text = const std::string &;
 
 public:
+	static constexpr nixl_api_version getApiVersion() { return nixlApiVersionV1; }
+
 	/* An empty name is std::invalid_argument. */
 	nixlAgent(text name, const nixlAgentConfig &cfg)
 		: data(std::make_unique<nixlAgentData>(name, cfg))
@@ -128,9 +134,19 @@ public:
 			   const std::vector<int> &remote_indices, nixlXferReqH *&req_hndl,
 			   args extra = nullptr) const
 	{
-		return data->make(operation, local_side, local_indices, remote_side, remote_indices,
-				  req_hndl, extra);
+		return data->make(operation, local_side, list(local_indices), remote_side,
+				  list(remote_indices), req_hndl, extra);
 	}
+#if __cplusplus >= 202002L
+	status makeXferReq(nixl_xfer_op_t operation, const nixlDlistH &local_side,
+			   std::span<const int> local_indices, const nixlDlistH &remote_side,
+			   std::span<const int> remote_indices, nixlXferReqH *&req_hndl,
+			   args extra = nullptr) const
+	{
+		return data->make(operation, &local_side, list(local_indices), &remote_side,
+				  list(remote_indices), req_hndl, extra);
+	}
+#endif
 	status createXferReq(const nixl_xfer_op_t &operation, const nixl_xfer_dlist_t &local_descs,
 			     const nixl_xfer_dlist_t &remote_descs, text remote_agent,
 			     nixlXferReqH *&req_hndl, args extra = nullptr) const
@@ -171,22 +187,22 @@ public:
 		return data->notify(remote_agent, msg);
 	}
 
-	/* These calls need a card's own library. */
-	status createGpuXferReq(const nixlXferReqH &, nixlGpuXferReqH &) const
+	/* A view is for the code of a card, which has no part of sluice. */
+	status prepMemView(const nixl_local_dlist_t &, nixlMemViewH &, args = nullptr) const
 	{
-		return none("createGpuXferReq");
+		return none("prepMemView");
 	}
-	void releaseGpuXferReq(nixlGpuXferReqH) const {}
-	status getGpuSignalSize(size_t &, args) const { return none("getGpuSignalSize"); }
-	status prepGpuSignal(const nixl_reg_dlist_t &, args) const { return none("prepGpuSignal"); }
-	template <class List>
-	status prepMemoryView(const List &, nixlMemoryViewH &, args = nullptr) const
+	status prepMemView(const nixl_remote_dlist_t &, nixlMemViewH &, args = nullptr) const
 	{
-		return none("prepMemoryView");
+		return none("prepMemView");
 	}
-	void releaseMemoryView(nixlMemoryViewH) const {}
+	void releaseMemView(nixlMemViewH) const {}
 
 private:
+	template <class Ints> static nixlAgentData::indices list(const Ints &of)
+	{
+		return {of.data(), of.size()};
+	}
 	static status none(const char *call)
 	{
 		return sluice_nixl::refuse(NIXL_ERR_NOT_SUPPORTED, call, "not over sluice");

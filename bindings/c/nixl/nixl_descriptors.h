@@ -112,7 +112,7 @@ struct nixlRemoteDesc : nixlBasicDesc {
 template <class T> class nixlDescList
 {
 public:
-	explicit nixlDescList(nixl_mem_t mem, int size = 0)
+	nixlDescList(nixl_mem_t mem, int size = 0)
 		: type(mem), descs(static_cast<size_t>(size))
 	{
 	}

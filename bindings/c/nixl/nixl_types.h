@@ -18,6 +18,9 @@ class nixlBackendH;
 class nixlXferReqH;
 class nixlAgentData;
 
+enum class nixl_api_version : unsigned int { V1 = 1 };
+inline constexpr nixl_api_version nixlApiVersionV1 = nixl_api_version::V1;
+
 enum nixl_mem_t { DRAM_SEG, VRAM_SEG, BLK_SEG, OBJ_SEG, FILE_SEG };
 enum nixl_xfer_op_t { NIXL_READ, NIXL_WRITE };
 
@@ -92,8 +95,7 @@ using nixl_mem_list_t = std::vector<nixl_mem_t>;
 using nixl_b_params_t = std::unordered_map<std::string, std::string>;
 using nixl_notifs_t = std::unordered_map<std::string, std::vector<nixl_blob_t>>;
 using nixl_query_resp_t = std::optional<nixl_b_params_t>;
-using nixlGpuXferReqH = void *;
-using nixlMemoryViewH = void *;
+using nixlMemViewH = void *;
 using chrono_point_t = std::chrono::steady_clock::time_point;
 using chrono_period_us_t = std::chrono::microseconds;
 using nixl_etcd_deletion_callback_t =
@@ -103,7 +105,9 @@ constexpr int default_comm_port = 8888;
 inline const std::string default_metadata_label = "metadata";
 inline const std::string default_partial_metadata_label = "partial_metadata";
 
+/* The local side of prepXferDlist; and an owner that is none, which keeps a place in a list. */
 #define NIXL_INIT_AGENT ""
+inline const std::string nixl_null_agent = "NULL_AGENT";
 
 /* Options of the calls. Those that nixl.h does not name have no effect. */
 struct nixlAgentOptionalArgs {

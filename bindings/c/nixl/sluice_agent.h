@@ -52,18 +52,22 @@ public:
 		lists_.emplace(out, std::move(made));
 		return NIXL_SUCCESS;
 	}
-	status make(nixl_xfer_op_t op, const nixlDlistH *local, const std::vector<int> &here,
-		    const nixlDlistH *remote, const std::vector<int> &there, nixlXferReqH *&out,
-		    args extra)
+	struct indices {
+		const int *list;
+		size_t count;
+	};
+	status make(nixl_xfer_op_t op, const nixlDlistH *local, indices here,
+		    const nixlDlistH *remote, indices there, nixlXferReqH *&out, args extra)
 	{
 		lock held(mu_);
 		if (!lists_.count(local) || !lists_.count(remote) || !local->agent.empty() ||
-		    remote->agent.empty() || here.empty() || here.size() != there.size())
+		    remote->agent.empty() || !here.count || here.count != there.count)
 			return no(NIXL_ERR_INVALID_PARAM, "makeXferReq",
 				  "want a local list, one of an agent, as many indices of each");
 		auto r = std::make_unique<nixlXferReqH>();
-		for (size_t i = 0; i < here.size(); i++) {
-			size_t a = static_cast<size_t>(here[i]), b = static_cast<size_t>(there[i]);
+		for (size_t i = 0; i < here.count; i++) {
+			size_t a = static_cast<size_t>(here.list[i]);
+			size_t b = static_cast<size_t>(there.list[i]);
 			if (a >= local->at.size() || b >= remote->at.size())
 				return no(NIXL_ERR_INVALID_PARAM, "makeXferReq",
 					  "an index is outside of its list");

@@ -176,6 +176,17 @@ static void prepared(side &a, side &b)
 				NEED(!std::memcmp(to.bytes.data() + there[i], sent, 656));
 			}
 		}
+#if __cplusplus >= 202002L
+		std::memset(to.bytes.data() + base, 0, N / 2);
+		OK(a.agent.makeXferReq(NIXL_WRITE, *near, std::span<const int>(one).subspan(1), *far,
+				       std::span<const int>(two).first(2), r));
+		OK(finish(a.agent, r));
+		OK(a.agent.releaseXferReq(r));
+		for (size_t i : {size_t{1}, size_t{2}}) {
+			const char *sent = &a.bytes[here[static_cast<size_t>(one[i])]];
+			NEED(!std::memcmp(to.bytes.data() + there[i - 1], sent, 656));
+		}
+#endif
 		one[0] = 64;
 		NEED(a.agent.makeXferReq(NIXL_READ, near, one, far, two, r) ==
 		     NIXL_ERR_INVALID_PARAM);
@@ -220,6 +231,20 @@ static void refused(side &a, side &b)
 	OK(a.agent.invalidateRemoteMD("beta"));
 	NEED(a.agent.checkRemoteMD("beta", nixl_xfer_dlist_t(DRAM_SEG)) == NIXL_ERR_NOT_FOUND);
 	NEED(a.agent.genNotif("beta", "gone") == NIXL_ERR_NOT_FOUND);
+}
+
+// A view is for the code of a card: it is refused, and the handle is left as it was.
+static void views(side &a, side &b)
+{
+	static_assert(nixlAgent::getApiVersion() == nixlApiVersionV1);
+	int other = 0;
+	nixlMemViewH view = &other;
+	nixl_remote_dlist_t remote(DRAM_SEG);
+	remote.addDesc(nixlRemoteDesc(whole(b.bytes), "beta"));
+	remote.addDesc(nixlRemoteDesc(0, 0, 0, nixl_null_agent));
+	NEED(a.agent.prepMemView(blocks(a.bytes, {0}, 8), view) == NIXL_ERR_NOT_SUPPORTED);
+	NEED(a.agent.prepMemView(remote, view) == NIXL_ERR_NOT_SUPPORTED && view == &other);
+	a.agent.releaseMemView(nullptr);
 }
 
 static void serialized()
@@ -343,6 +368,7 @@ int main(int argc, char **argv)
 		meet(a, b, "beta");
 		write_once(a, b);
 		prepared(a, b);
+		views(a, b);
 		refused(a, b);
 	}
 	if (!std::strcmp(argv[1], "TCP")) {
