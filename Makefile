@@ -151,9 +151,10 @@ capi:
 install: capi
 	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig
 	install -m 644 bindings/c/sluice.h bindings/c/sluice.hpp $(DESTDIR)$(PREFIX)/include
-	install -d $(DESTDIR)$(PREFIX)/include/sluice-nixl/utils/serdes
-	install -m 644 bindings/c/nixl/*.h $(DESTDIR)$(PREFIX)/include/sluice-nixl
-	install -m 644 bindings/c/nixl/utils/serdes/serdes.h $(DESTDIR)$(PREFIX)/include/sluice-nixl/utils/serdes
+	for d in . utils/serdes utils/common; do \
+		install -d $(DESTDIR)$(PREFIX)/include/sluice-nixl/$$d && \
+		install -m 644 bindings/c/nixl/$$d/*.h $(DESTDIR)$(PREFIX)/include/sluice-nixl/$$d || exit 1; \
+	done
 	install -m 755 build/libsluice.so.1 $(DESTDIR)$(LIBDIR)
 	install -m 644 build/libsluice.a $(DESTDIR)$(LIBDIR)
 	ln -sf libsluice.so.1 $(DESTDIR)$(LIBDIR)/libsluice.so

@@ -68,6 +68,14 @@ func TestNIXL(t *testing.T) {
 	}
 }
 
+// TestNIXLPorts has agents exchange their metadata by ports, in one process and in two.
+func TestNIXLPorts(t *testing.T) {
+	program := compile(t, "nixl_ports.cpp", append([]string{"-Inixl"}, sanitizers...)...)
+	for _, plugin := range []string{"UCX", "TCP"} {
+		t.Run(plugin, func(t *testing.T) { run(t, program, plugin) })
+	}
+}
+
 // TestDevice goes over the stand-in of the driver, or the libcuda that SLUICE_LIBCUDA names.
 func TestDevice(t *testing.T) {
 	library := os.Getenv("SLUICE_LIBCUDA")

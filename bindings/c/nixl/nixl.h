@@ -5,8 +5,6 @@
  * nothing else to build. docs/nixl.md of the project says how the calls differ from NIXL's; what
  * this header leaves out answers NIXL_ERR_NOT_SUPPORTED:
  *
- *   sendLocalMD, sendLocalPartialMD, fetchRemoteMD, invalidateLocalMD: metadata goes by a channel
- *     of the program's; there is no listener and no etcd
  *   estimateXferCost, prepMemView
  *
  * Both sides must be C++ programs over this header: the metadata of the Python face differs.
@@ -34,7 +32,7 @@ class nixlAgent
 public:
 	static constexpr nixl_api_version getApiVersion() { return nixlApiVersionV1; }
 
-	/* An empty name is std::invalid_argument. */
+	/* An empty name is std::invalid_argument, a port in use std::runtime_error. */
 	nixlAgent(text name, const nixlAgentConfig &cfg)
 		: data(std::make_unique<nixlAgentData>(name, cfg))
 	{
@@ -101,13 +99,21 @@ public:
 	{
 		return data->make_connection(remote_agent);
 	}
-	status sendLocalMD(args = nullptr) const { return none("sendLocalMD"); }
-	status sendLocalPartialMD(const nixl_reg_dlist_t &, args = nullptr) const
+	/*
+	 * The same by ports: to the agent that listens at ipAddr and port of the arguments. These
+	 * calls return at once; checkRemoteMD says on the other side, or here, what has come. An
+	 * agent that was made with useListenThread listens. Keep it to a network that you trust.
+	 */
+	status sendLocalMD(args extra = nullptr) const { return data->send_md(extra); }
+	status sendLocalPartialMD(const nixl_reg_dlist_t &descs, args extra = nullptr) const
 	{
-		return none("sendLocalPartialMD");
+		return data->send_partial_md(descs, extra);
 	}
-	status fetchRemoteMD(const std::string, args = nullptr) { return none("fetchRemoteMD"); }
-	status invalidateLocalMD(args = nullptr) const { return none("invalidateLocalMD"); }
+	status fetchRemoteMD(const std::string remote_name, args extra = nullptr)
+	{
+		return data->fetch_md(remote_name, extra);
+	}
+	status invalidateLocalMD(args extra = nullptr) const { return data->invalidate_md(extra); }
 
 	/* Lists and requests. */
 	status prepXferDlist(text agent_name, const nixl_xfer_dlist_t &descs,

@@ -6,9 +6,8 @@
 #include "nixl_types.h"
 
 /*
- * Threads, delays and the mode of synchronization have no effect: nothing needs to be polled, and
- * there is no listener. captureTelemetry keeps the times of transfers, as NIXL_TELEMETRY_ENABLE
- * does.
+ * Threads of progress, delays and the mode of synchronization have no effect: nothing needs to be
+ * polled. captureTelemetry keeps the times of transfers, as NIXL_TELEMETRY_ENABLE does.
  */
 struct nixlAgentConfig {
 	bool useProgThread = false;

@@ -3,7 +3,7 @@
 #ifndef SLUICE_NIXL_AGENT_H
 #define SLUICE_NIXL_AGENT_H
 
-#include "sluice_meeting.h"
+#include "sluice_ports.h"
 
 /* A prepared list: agent "" is the local side. */
 class nixlDlistH
@@ -30,13 +30,13 @@ public:
 	bool ended = false;
 };
 
-class nixlAgentData : public sluice_nixl::meeting_part
+class nixlAgentData : public sluice_nixl::ports_part
 {
 	using pieces = sluice_nixl::pieces;
 
 public:
 	nixlAgentData(const std::string &name, const nixlAgentConfig &config)
-		: meeting_part(name), timed_(config.captureTelemetry || told_by_environment())
+		: ports_part(name, config), timed_(config.captureTelemetry || told_by_environment())
 	{
 	}
 

@@ -23,6 +23,32 @@ protected:
 	};
 	using met_ptr = std::shared_ptr<met>;
 
+	/* Keeps what comes of one agent, by ports too, in order: the lock is let go to connect. */
+	class turn
+	{
+	public:
+		turn(meeting_part &of, lock &held, const std::string &agent)
+			: of_(of), held_(held), agent_(agent)
+		{
+			of.turns_cv_.wait(held, [&] { return !of.turns_.count(agent); });
+			of.turns_.insert(agent);
+		}
+		turn(const turn &) = delete;
+		turn &operator=(const turn &) = delete;
+		~turn()
+		{
+			if (!held_.owns_lock())
+				held_.lock();
+			of_.turns_.erase(agent_);
+			of_.turns_cv_.notify_all();
+		}
+
+	private:
+		meeting_part &of_;
+		lock &held_;
+		const std::string agent_;
+	};
+
 	using memory_part::memory_part;
 
 public:
@@ -36,6 +62,7 @@ public:
 		if (m.agent == name_)
 			return no(NIXL_ERR_INVALID_PARAM, "loadRemoteMD",
 				  "this is our own metadata");
+		turn mine(*this, held, m.agent);
 		status s = open({});
 		if (s != NIXL_SUCCESS)
 			return s;
@@ -183,6 +210,8 @@ protected:
 	}
 
 	std::unordered_map<std::string, met_ptr> met_;
+	std::condition_variable turns_cv_;
+	std::set<std::string> turns_; /* the agents whose metadata is being taken */
 };
 
 } // namespace sluice_nixl

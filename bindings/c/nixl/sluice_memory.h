@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 
+#include <condition_variable>
 #include <mutex>
 
 #include "nixl_params.h"
