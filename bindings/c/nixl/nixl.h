@@ -2,10 +2,8 @@
 /*
  * NIXL's agent for C++17 over sluice: a program that includes nixl.h compiles with the folder of
  * this file before NIXL's, and is linked with `pkg-config --cflags --libs sluice` alone. There is
- * nothing else to build. docs/nixl.md of the project says how the calls differ from NIXL's; what
- * this header leaves out answers NIXL_ERR_NOT_SUPPORTED:
- *
- *   estimateXferCost, prepMemView
+ * nothing else to build. docs/nixl.md of the project says how the calls differ from NIXL's;
+ * prepMemView answers NIXL_ERR_NOT_SUPPORTED.
  *
  * Both sides must be C++ programs over this header: the metadata of the Python face differs.
  * Why a call failed is said on stderr, unless NIXL_LOG_LEVEL=FATAL.
@@ -174,10 +172,12 @@ public:
 	{
 		return data->backend_of(req_hndl, backend);
 	}
-	status estimateXferCost(const nixlXferReqH *, std::chrono::microseconds &,
-				std::chrono::microseconds &, nixl_cost_t &, args = nullptr) const
+	/* NIXL_ERR_NOT_FOUND until the agent has measured a transfer. */
+	status estimateXferCost(const nixlXferReqH *req_hndl, std::chrono::microseconds &duration,
+				std::chrono::microseconds &err_margin, nixl_cost_t &method,
+				args = nullptr) const
 	{
-		return none("estimateXferCost");
+		return data->estimate(req_hndl, duration, err_margin, method);
 	}
 	/* Ends it: on NIXL_SUCCESS no byte of it lands any more. */
 	status releaseXferReq(nixlXferReqH *req_hndl) const { return data->release(req_hndl); }

@@ -3,6 +3,9 @@
 #ifndef SLUICE_NIXL_AGENT_H
 #define SLUICE_NIXL_AGENT_H
 
+#include <locale>
+#include <sstream>
+
 #include "sluice_ports.h"
 
 /* A prepared list: agent "" is the local side. */
@@ -145,6 +148,37 @@ public:
 		out = r->times;
 		return NIXL_SUCCESS;
 	}
+	/* By the best rate that this agent has measured, to whichever peer. */
+	status estimate(const nixlXferReqH *r, std::chrono::microseconds &time,
+			std::chrono::microseconds &margin, nixl_cost_t &how) const
+	{
+		lock held(mu_);
+		if (!requests_.count(r))
+			return NIXL_ERR_INVALID_PARAM;
+		std::string json(16 << 10, '\0');
+		size_t n = json.size();
+		int code;
+		while ((code = sluice_stats(engine_, &json[0], n, &n)) == SLUICE_ERR_SPACE)
+			json.resize(n);
+		if (code < 0)
+			return sluice_nixl::ended("estimateXferCost", code);
+		double best = 0, spread = 0;
+		for (size_t at = 0; (at = json.find("\"p50_ns\":", at)) < n; at++) {
+			double rate = number(json, "\"rate\":", at);
+			if (rate <= best)
+				continue;
+			best = rate;
+			spread = number(json, "\"p99_ns\":", at) - number(json, "\"p50_ns\":", at);
+		}
+		if (best <= 0)
+			return no(NIXL_ERR_NOT_FOUND, "estimateXferCost",
+				  "this agent has measured nothing yet: post a transfer first");
+		double bytes = static_cast<double>(r->times.totalBytes);
+		time = std::chrono::microseconds(static_cast<int64_t>(bytes / best * 1e6));
+		margin = std::chrono::microseconds(static_cast<int64_t>(spread / 1e3));
+		how = nixl_cost_t::ANALYTICAL_BACKEND;
+		return NIXL_SUCCESS;
+	}
 	status backend_of(const nixlXferReqH *r, nixlBackendH *&out) const
 	{
 		if (!r)
@@ -220,6 +254,16 @@ private:
 			c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
 		return word == "y" || word == "yes" || word == "on" || word == "1" ||
 		       word == "true" || word == "enable";
+	}
+	/* The number behind a word, the next one after at; in any locale. */
+	static double number(const std::string &json, const std::string &word, size_t at)
+	{
+		size_t from = json.find(word, at) + word.size();
+		std::istringstream text(json.substr(from, json.find_first_of(",}", from) - from));
+		text.imbue(std::locale::classic());
+		double out = 0;
+		text >> out;
+		return out;
 	}
 	static std::chrono::microseconds since(clock::time_point t)
 	{

@@ -47,6 +47,31 @@ static void write_once(side &a, side &b)
 	NEED(a.agent.releaseXferReq(r) == NIXL_ERR_INVALID_PARAM);
 }
 
+// What a transfer will take, by what was measured; that is known a while after some have ended.
+static void estimated(side &a, side &b)
+{
+	std::chrono::microseconds small(-1), large(-1), margin(-1);
+	nixl_cost_t how;
+	nixlXferReqH *one = nullptr, *all = nullptr;
+	auto make = [&](size_t n, nixlXferReqH *&r) {
+		auto from = blocks(a.bytes, {0}, n), to = blocks(b.bytes, {0}, n);
+		OK(a.agent.createXferReq(NIXL_WRITE, from, to, "beta", r));
+	};
+	make(N / 4, one), make(N, all);
+	NEED(a.agent.estimateXferCost(all, large, margin, how) == NIXL_ERR_NOT_FOUND);
+	NEED(a.agent.estimateXferCost(nullptr, large, margin, how) == NIXL_ERR_INVALID_PARAM);
+	do
+		OK(finish(a.agent, all));
+	while (a.agent.estimateXferCost(all, large, margin, how) == NIXL_ERR_NOT_FOUND);
+	OK(a.agent.estimateXferCost(all, large, margin, how));
+	OK(a.agent.estimateXferCost(one, small, margin, how));
+	NEED(how == nixl_cost_t::ANALYTICAL_BACKEND && margin.count() >= 0);
+	NEED(large.count() > 0 && large.count() < 10000000); // a mebibyte
+	NEED(std::abs(large.count() - 4 * small.count()) < 5);
+	OK(a.agent.releaseXferReq(one));
+	OK(a.agent.releaseXferReq(all));
+}
+
 // Lists that are prepared once, by indices, as blocks and at odd places; and to itself.
 static void prepared(side &a, side &b)
 {
@@ -265,6 +290,7 @@ int main(int argc, char **argv)
 	{
 		side a("alpha", argv[1], true), b("beta", argv[1]);
 		meet(a, b, "beta");
+		estimated(a, b);
 		write_once(a, b);
 		prepared(a, b);
 		views(a, b);
