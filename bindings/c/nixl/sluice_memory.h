@@ -56,6 +56,8 @@ public:
 		params.clear();
 		if (type == "POSIX")
 			params["use_uring"] = "true";
+		if (type == "UCX")
+			params["device_list"] = params["ucx_devices"] = "";
 		return NIXL_SUCCESS;
 	}
 	status backend_params(const nixlBackendH *backend, nixl_mem_list_t &mems,
@@ -80,6 +82,9 @@ public:
 		if (engine_)
 			return no(NIXL_ERR_NOT_ALLOWED, "createBackend",
 				  "create it before memory is registered or an agent met");
+		int code = type == "UCX" ? sluice_nixl::try_devices(name_, params) : SLUICE_OK;
+		if (code < 0)
+			return ended("createBackend", code);
 		backends_.push_back(std::make_unique<nixlBackendH>(nixlBackendH{type, params}));
 		out = backends_.back().get();
 		return NIXL_SUCCESS;

@@ -3,7 +3,10 @@
 #ifndef SLUICE_NIXL_PLUGINS_H
 #define SLUICE_NIXL_PLUGINS_H
 
+#include <unistd.h>
+
 #include <set>
+#include <sstream>
 
 #include "sluice_ranges.h"
 
@@ -77,6 +80,56 @@ inline std::vector<std::string> options_of(const plugin &p, const nixl_b_params_
 	return out;
 }
 
+/*
+ * The backends that serve the network devices which UCX is told to use, by a parameter of the
+ * plugin or of UCX itself, and their devices. A device such as mlx5_0:1 is one of RDMA; the others
+ * are network interfaces.
+ */
+inline std::map<std::string, std::vector<std::string>> of_devices(const nixl_b_params_t &params)
+{
+	std::map<std::string, std::vector<std::string>> out;
+	std::string list, device;
+	for (const char *word : {"ucx_devices", "device_list"})
+		if (list.empty() && params.count(word))
+			list = params.at(word);
+	std::replace(list.begin(), list.end(), ',', ' ');
+	for (std::istringstream words(list); words >> device;) {
+		std::string nic = "/sys/class/infiniband/" + device.substr(0, device.find(':'));
+		out["ucx"].push_back(device);
+		if (nic.back() != '/' && access(nic.c_str(), F_OK) == 0)
+			out["rdma"].push_back(device);
+	}
+	return out;
+}
+
+inline int open_list(const std::string &name, const std::vector<sluice_backend> &list,
+		     sluice_engine *engine)
+{
+	struct sluice_config config = {};
+	config.size = sizeof config;
+	config.name = name.c_str();
+	config.backends = list.data(), config.backends_count = list.size();
+	config.transfers_max = 1 << 20, config.peers_max = 1 << 16;
+	config.notifications_max = 1 << 16;
+	return sluice_open(&config, engine);
+}
+
+/* Whether one of those backends opens with one of its devices; SLUICE_OK where none is named. */
+inline int try_devices(const std::string &name, const nixl_b_params_t &params)
+{
+	int code = SLUICE_OK;
+	for (const auto &of : of_devices(params))
+		for (const std::string &device : of.second) {
+			std::string option = "devices=" + device;
+			const char *options[] = {option.c_str(), nullptr};
+			sluice_engine e;
+			code = open_list(name, {{of.first.c_str(), options, 0, 0}}, &e);
+			if (code == SLUICE_OK)
+				return sluice_close(e);
+		}
+	return code;
+}
+
 /* Opens the backends of these plugins, and cuda for these cards. */
 inline int open_engine(const std::string &name,
 		       const std::vector<std::unique_ptr<nixlBackendH>> &chosen,
@@ -98,6 +151,19 @@ inline int open_engine(const std::string &name,
 			for (const std::string &o : options_of(*plugin_of(b->type), b->params))
 				s.options.push_back(o);
 		}
+	std::map<std::string, std::vector<std::string>> named;
+	for (const auto &b : chosen)
+		if (b->type == std::string("UCX"))
+			named = of_devices(b->params);
+	for (const char *net : {"rdma", "tcp"})
+		if (!named.empty() && setups.count(net) && !setups[net].needed)
+			setups.erase(net); /* it would take all NICs, or go by any network */
+	for (const auto &of : named) {
+		std::string devices = "devices=";
+		for (const std::string &d : of.second)
+			devices += (devices.back() == '=' ? "" : ",") + d;
+		setups[of.first].options.push_back(devices);
+	}
 	if (setups.count("cuda") && !cards.empty()) {
 		setups["cuda"].needed = true;
 		for (uint64_t card : cards)
@@ -106,7 +172,8 @@ inline int open_engine(const std::string &name,
 		setups.erase("cuda"); /* it would take memory of every card for nothing */
 	}
 	std::vector<sluice_backend> list;
-	for (const char *b : {"shm", "cuda", "rdma", "tcp", "posix"}) { /* earlier ones win */
+	/* Earlier ones win. */
+	for (const char *b : {"shm", "cuda", "rdma", "ucx", "tcp", "posix"}) {
 		auto at = setups.find(b);
 		if (at == setups.end())
 			continue;
@@ -117,13 +184,7 @@ inline int open_engine(const std::string &name,
 		uint32_t flags = s.needed ? 0 : uint32_t{SLUICE_OPTIONAL};
 		list.push_back({b, s.ended.data(), flags, 0});
 	}
-	struct sluice_config config = {};
-	config.size = sizeof config;
-	config.name = name.c_str();
-	config.backends = list.data(), config.backends_count = list.size();
-	config.transfers_max = 1 << 20, config.peers_max = 1 << 16;
-	config.notifications_max = 1 << 16;
-	return sluice_open(&config, engine);
+	return open_list(name, list, engine);
 }
 
 } // namespace sluice_nixl

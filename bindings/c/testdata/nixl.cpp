@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // nixl.h: what a program for NIXL does, with two agents that reach each other by backends of the
 // name that is the first argument; the second is a folder for files.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -70,6 +71,21 @@ static void estimated(side &a, side &b)
 	NEED(std::abs(large.count() - 4 * small.count()) < 5);
 	OK(a.agent.releaseXferReq(one));
 	OK(a.agent.releaseXferReq(all));
+}
+
+// Network devices: one that is not there is refused, beside one that is there it is left out.
+static void devices()
+{
+	nixlAgent agent("devices", nixlAgentConfig());
+	nixlBackendH *h = nullptr;
+	for (const char *word : {"device_list", "ucx_devices"})
+		NEED(agent.createBackend("UCX", {{word, "nosuch0, nosuch1:1"}}, h) < 0 && !h);
+	void *ucx = dlopen("libucp.so.0", RTLD_NOW);
+	OK(agent.createBackend("UCX", {{"device_list", ucx ? "nosuch0,lo" : ""}}, h));
+	std::vector<char> bytes(N);
+	nixl_reg_dlist_t list(DRAM_SEG);
+	list.addDesc(whole(bytes));
+	OK(agent.registerMem(list));
 }
 
 // Lists that are prepared once, by indices, as blocks and at odd places; and to itself.
@@ -303,6 +319,7 @@ int main(int argc, char **argv)
 		side c("alpha", "TCP");
 		ends(c);
 	}
+	devices();
 	serialized();
 	files(argv[2]);
 	std::puts("ok");
