@@ -34,7 +34,7 @@ static void write_once(side &a, side &b)
 	OK(finish(a.agent, r, &other));
 	NEED(heard(b, "alpha", 1)[0] == "another");
 	OK(finish(a.agent, r, &none)); // takes the message back
-	OK(a.agent.genNotif("beta", std::string("text\0with 0", 11)));
+	OK(tell(a, std::string("text\0with 0", 11)));
 	NEED(heard(b, "alpha", 1)[0] == std::string("text\0with 0", 11));
 	nixl_xfer_telem_t times;
 	OK(a.agent.getXferTelemetry(r, times));
@@ -271,11 +271,13 @@ static void lost_and_found(side &a, side &b)
 		}
 		std::memset(a.bytes.data(), value, N);
 		if (value == '2') {
-			OK(a.agent.makeXferReq(NIXL_WRITE, near, {0}, far, {0}, made));
+			OK(patient([&] {
+				return a.agent.makeXferReq(NIXL_WRITE, near, {0}, far, {0}, made);
+			}));
 			OK(finish(a.agent, made));
 			OK(a.agent.releaseXferReq(made));
 		} else {
-			OK(finish(a.agent, r));
+			OK(patient([&] { return finish(a.agent, r); }));
 			NEED(heard(b, "alpha", 1)[0] == "again");
 		}
 		NEED(!std::memcmp(a.bytes.data(), b.bytes.data(), N));
@@ -295,7 +297,7 @@ static void ends(side &a)
 		NEED(a.agent.genNotif("beta", "gone") == NIXL_ERR_REMOTE_DISCONNECT);
 	side other("beta", "TCP");
 	meet(a, other, "beta");
-	OK(a.agent.genNotif("beta", "here"));
+	OK(tell(a, "here"));
 	NEED(heard(other, "alpha", 1)[0] == "here");
 }
 

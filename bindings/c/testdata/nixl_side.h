@@ -3,6 +3,7 @@
 #ifndef NIXL_SIDE_H
 #define NIXL_SIDE_H
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -87,6 +88,27 @@ inline std::vector<nixl_blob_t> heard(side &by, const char *from, size_t n)
 		OK(by.agent.getNotifs(map));
 	NEED(map.size() == 1 && map[from].size() == n);
 	return map[from];
+}
+
+// A call that waits a second for a peer. It is made again where that second was over, since this
+// process may stand still for longer; another failure is one.
+template <typename F> nixl_status_t patient(F call)
+{
+	using clock = std::chrono::steady_clock;
+	auto start = clock::now();
+	nixl_status_t s = call();
+	if (clock::now() - start < std::chrono::milliseconds(900))
+		return s;
+	while (s < 0 && clock::now() - start < std::chrono::seconds(60)) {
+		std::this_thread::sleep_for(std::chrono::milliseconds(10));
+		s = call();
+	}
+	return s;
+}
+
+inline nixl_status_t tell(side &from, const std::string &message)
+{
+	return patient([&] { return from.agent.genNotif("beta", message); });
 }
 
 #endif
