@@ -72,9 +72,11 @@ func (r *groupRank) fill(round int) error {
 }
 
 // run hands the requests of a round over, all at once. The blocks of those that fail are poisoned
-// at once: what is written to them later shows up.
+// once all have ended: what is written to them later shows up. Not before: while a lease is being
+// revoked, shm may put fresh pages under it, and what the program writes in the same pages at that
+// moment is lost (docs/promises.md).
 func (r *groupRank) run(round int) []groupOutcome {
-	ended := make(chan struct{}, len(r.flights))
+	ended, all := make(chan struct{}, len(r.flights)), make(chan struct{})
 	kill := r.told.Plan.Victim != nil && round == len(r.told.Plan.Rounds)-1
 	for i, f := range r.flights {
 		r.work.Go(func() {
@@ -86,6 +88,7 @@ func (r *groupRank) run(round int) []groupOutcome {
 			}
 			f.outcome.note(err, f.Abort != nil, kill)
 			ended <- struct{}{}
+			<-all
 			if err != nil && !f.outcome.Unproven {
 				r.pools.wipe(f.tables)
 			}
@@ -95,6 +98,7 @@ func (r *groupRank) run(round int) []groupOutcome {
 	for range r.flights {
 		<-ended
 	}
+	close(all)
 	for _, f := range r.flights {
 		list = append(list, f.outcome)
 	}
