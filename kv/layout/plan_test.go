@@ -3,7 +3,6 @@
 package layout
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"testing"
@@ -70,15 +69,12 @@ func span(r *rand.Rand, n int) Span {
 // sizes, every order of the axes, prefix hits and ends in mid-block.
 func TestRandomGeometries(t *testing.T) {
 	all := orders()
-	for seed := range 600 {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			r := random(t, seed)
-			spec := gqa(1+r.IntN(3), pick(r, 1, 2, 4, 8), uint64(1+r.IntN(5)))
-			place := func() Placement {
-				return Placement{TP: pick(r, 1, 2, 4, 8, 16), BlockTokens: 1 + r.IntN(16),
-					Blocks: 44, Order: all[r.IntN(len(all))]}
-			}
-			hand(t, r, group(t, spec, place()), group(t, spec, place()), span(r, 40))
-		})
-	}
+	each(t, 600, func(t *testing.T, r *rand.Rand) {
+		spec := gqa(1+r.IntN(3), pick(r, 1, 2, 4, 8), uint64(1+r.IntN(5)))
+		place := func() Placement {
+			return Placement{TP: pick(r, 1, 2, 4, 8, 16), BlockTokens: 1 + r.IntN(16),
+				Blocks: 44, Order: all[r.IntN(len(all))]}
+		}
+		hand(t, r, group(t, spec, place()), group(t, spec, place()), span(r, 40))
+	})
 }

@@ -3,6 +3,7 @@
 package layout
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -12,10 +13,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// times multiplies the seeds of each row; hack/soak has more.
+var times = flag.Int("layout.times", 1, "how many times the usual number of random geometries")
+
 // each runs a row of the matrix with many seeds.
 func each(t *testing.T, n int, row func(t *testing.T, r *rand.Rand)) {
 	t.Helper()
-	for seed := range n {
+	for seed := range n * *times {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { row(t, random(t, seed)) })
 	}
 }
