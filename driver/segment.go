@@ -39,8 +39,8 @@ type Segment struct {
 	// Only is what peers may reach of the bytes; nil: all. What peers send beyond it must be
 	// ErrBounds where this side places it, or reads it for them. Where peers reach the memory
 	// themselves, their engines are guaranteed to look, and nothing keeps out one that lies. Means
-	// by which Fence shuts out a frozen peer must leave the bytes beside it alone, but for those in
-	// the same page. A backend without such means must answer ErrNotSupported, to Register or
+	// by which Fence shuts out a frozen peer must leave the bytes beside it alone; an error is due
+	// where they cannot. A backend without such means must answer ErrNotSupported, to Register or
 	// to Import.
 	Only Ranges
 

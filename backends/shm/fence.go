@@ -148,43 +148,38 @@ func (b *Backend) shutOut(ctx context.Context, m *memory, epoch uint64) error {
 	return nil
 }
 
-// freshMax is how many runs of pages one fence replaces: each cuts the mapping of the arena in more
-// pieces, of which there is a limited number for all memory in it.
+// freshMax is how many ranges one fence puts fresh pages under: each cuts the mapping of the arena
+// in more pieces, of which there is a limited number for all memory in it.
 const freshMax = 1000
 
-// freshPages puts fresh pages under all that peers may write, and under nothing else: the program
-// itself may write beside it at any time.
+// freshPages puts fresh pages under all that peers may write. What the program writes in the same
+// pages at that moment would be lost: that is its own affair with a lease of one range, and not
+// done with ranges that others may lie between.
 func (m *memory) freshPages() error {
 	if m.only == nil {
 		return m.arena.shared.Renew(m.off, uint64(len(m.bytes)))
 	}
-	runs := 0
-	for i := 0; i < len(m.only); runs++ {
-		_, _, i = m.pageRun(i)
+	if len(m.only) > freshMax {
+		return fmt.Errorf("%d ranges, at most %d: lease larger blocks, or fewer at once: %w",
+			len(m.only), freshMax, driver.ErrFull)
 	}
-	if runs > freshMax {
-		return fmt.Errorf("%d runs of pages, at most %d: lease larger blocks, or fewer at once: %w",
-			runs, freshMax, driver.ErrFull)
+	page := uint64(pageBytes)
+	if s, ok := m.arena.shared.(interface{ PageBytes() uint64 }); ok {
+		page = s.PageBytes()
 	}
-	for i := 0; i < len(m.only); {
-		var from, to uint64
-		from, to, i = m.pageRun(i)
-		if err := m.arena.shared.Renew(from, to-from); err != nil {
+	for _, r := range m.only {
+		from, to := m.off+r.Off, m.off+r.Off+r.Len
+		if from%page != 0 || to%page != 0 && to != m.arena.size {
+			return fmt.Errorf("ranges that share pages of %d bytes with others: lease whole "+
+				"pages, or wait until the writer goes on: %w", page, driver.ErrBusy)
+		}
+	}
+	for _, r := range m.only {
+		if err := m.arena.shared.Renew(m.off+r.Off, r.Len); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// pageRun returns the bytes of the arena, from the beginning of a page on, that range i and those
-// in the same or the next pages have, and which range is the first behind them.
-func (m *memory) pageRun(i int) (from, to uint64, next int) {
-	const page = 4096
-	from = (m.off + m.only[i].Off) &^ (page - 1)
-	for to = from; i < len(m.only) && (m.off+m.only[i].Off)&^(page-1) <= to; i++ {
-		to = m.off + m.only[i].Off + m.only[i].Len
-	}
-	return from, to, i
 }
 
 // hidden reports whether no peer can have a token of this epoch, or of a later one.

@@ -48,6 +48,9 @@ func (b *Buffer) Renew(off, n uint64) error {
 	return b.renew(roundDown(off, b.page), roundUp(off+n, b.page))
 }
 
+// PageBytes returns what Renew widens its range to.
+func (b *Buffer) PageBytes() uint64 { return b.page }
+
 // renew moves whole pages.
 // Preconditions: b.mu is held, and no landing is under way.
 func (b *Buffer) renew(from, to uint64) error {

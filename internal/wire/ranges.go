@@ -28,7 +28,7 @@ func packRanges(ranges driver.Ranges) []byte {
 	}
 	var packed bytes.Buffer
 	w, _ := flate.NewWriter(&packed, flate.DefaultCompression) // there is such a level
-	_, _ = w.Write(plain)                             // a Buffer takes all
+	_, _ = w.Write(plain)                                      // a Buffer takes all
 	_ = w.Close()
 	return packed.Bytes()
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/layout"
@@ -169,6 +170,24 @@ func withoutProof(err error) error {
 var errUnrevoked = fmt.Errorf("a lease could not be revoked: never use its blocks again: %w",
 	engine.ErrUnproven)
 
+// revokePause is between two looks for a proof that a backend does not have yet: a writer that does
+// not answer may only be late.
+const revokePause = 20 * time.Millisecond
+
+func revokeWithin(ctx context.Context, l *engine.Lease) error {
+	for {
+		err := l.Revoke(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(revokePause):
+		}
+	}
+}
+
 // revoke ends leases, and returns nil once it is proven that nothing goes through any of them.
 func (r *rank) revoke(leases []groupLease) error {
 	errs := make([]error, len(leases))
@@ -177,7 +196,7 @@ func (r *rank) revoke(leases []groupLease) error {
 		all.Go(func() {
 			for range revokeTries {
 				ctx, cancel := context.WithTimeout(context.Background(), r.cfg.RevokeTimeout)
-				errs[i] = leases[i].lease.Revoke(ctx)
+				errs[i] = revokeWithin(ctx, leases[i].lease)
 				cancel()
 				if errs[i] == nil {
 					return

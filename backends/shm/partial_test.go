@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
+)
+
+// TestRangesThatShareAPageStay: what lies beside a range in the same page is the program's, which
+// may write it now, so no fresh page goes there, and a frozen writer leaves no proof. Whole pages
+// have one.
+func TestRangesThatShareAPageStay(t *testing.T) {
+	const page = 4096
+	buf, err := hostmem.Alloc(4*page, hostmem.Options{Purpose: "test", Huge: hostmem.HugeNone})
+	require.NoError(t, err)
+	b := open(t, Config{Grace: 10 * time.Millisecond})
+	t.Cleanup(func() { _ = b.Close(); _ = buf.Close() })
+	renewed := 0
+	defer buf.OnRenew(func() { renewed++ })()
+	for name, c := range map[string]struct {
+		only driver.Ranges
+		want error
+	}{
+		"begins within": {driver.Ranges{{Off: page + 8, Len: page - 8}}, driver.ErrBusy},
+		"ends within":   {driver.Ranges{{Off: page, Len: page - 8}}, driver.ErrBusy},
+		"the second one": {driver.Ranges{{Off: 0, Len: page}, {Off: 2 * page, Len: 8}},
+			driver.ErrBusy},
+		"whole pages": {driver.Ranges{{Off: 0, Len: page}, {Off: 2 * page, Len: 2 * page}}, nil},
+	} {
+		seg := buf.Segment()
+		seg.Only = c.only
+		m, err := b.Register(seg)
+		require.NoError(t, err, name)
+		p := dial(t, open(t, Config{}), b.Addr())
+		renewed = 0
+		silent(p, m.Key(), driver.Write)
+		err = b.Fence(t.Context(), m.Key())
+		require.True(t, errors.Is(err, c.want), "%s: %v", name, err)
+		require.Equal(t, c.want == nil, renewed > 0, name)
+	}
+}
