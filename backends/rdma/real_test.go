@@ -42,7 +42,8 @@ func onlyInGuest() []string {
 		"LastMessage", "LastMessageInFlight", "LastMessageOfBackend", "AnswerOrder", "AnswerKilled",
 		"PeerClose", "BackendClose", "PeerKilled", "PeerFrozen",
 		"NoPoll", "NoPollFence", "CancelNotify", "FenceRevokes", "SilenceUnderWrites",
-		"FenceFrozen", "FenceOverFrozen", "FenceKilled", "FenceFrozenReader",
+		"FenceFrozen", "FenceOverFrozen", "FenceKilled", "FenceFrozenReader", "Only",
+		"FenceFrozenOnly",
 		"FenceParked", "FenceStress",
 		"ArmPingPong", "ArmLost", "ConnectGone", "ConnectFrozen", "Reverse", "Churn", "HammerClose",
 	}
