@@ -34,7 +34,7 @@ type Reshaping struct {
 }
 
 // Scale keeps the first of every n layers, with n 0 of as many as the memory holds twice over,
-// and notes what was cut.
+// and says in Notes which layers are left.
 func (r *Reshaping) Scale(n int, available uint64) error {
 	whole, of := *r, 0
 	for _, t := range r.Spec.Tensors {

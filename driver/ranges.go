@@ -3,6 +3,7 @@
 package driver
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -21,21 +22,16 @@ type Ranges []Range
 // are joined.
 func NewRanges(list []Range, size uint64) (Ranges, error) {
 	if len(list) == 0 {
-		return nil, fmt.Errorf("ranges: there is none: %w", ErrBounds)
+		return nil, fmt.Errorf("ranges: there is none, name at least one: %w", ErrBounds)
 	}
 	for _, r := range list {
 		if r.Len == 0 || !within(r.Off, r.Len, size) {
-			return nil, fmt.Errorf("ranges: [%d, +%d) of %d bytes: %w", r.Off, r.Len, size,
-				ErrBounds)
+			return nil, fmt.Errorf("ranges: [%d, +%d) is empty, or past the %d bytes: %w", r.Off,
+				r.Len, size, ErrBounds)
 		}
 	}
 	sorted := slices.Clone(list)
-	slices.SortFunc(sorted, func(a, b Range) int {
-		if a.Off < b.Off {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(sorted, func(a, b Range) int { return cmp.Compare(a.Off, b.Off) })
 	set := sorted[:1]
 	for _, r := range sorted[1:] {
 		if last := &set[len(set)-1]; r.Off <= last.Off+last.Len {

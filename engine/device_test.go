@@ -90,6 +90,7 @@ func (d *device) Register(seg driver.Segment) (driver.Memory, error) {
 		if at >= base && at+seg.Len <= base+uint64(len(b)) {
 			seg.Kind, seg.Mem, seg.Addr, seg.FD, seg.FileOff = driver.DRAM, b[at-base:][:seg.Len],
 				0, 0, 0
+			seg.Only = nil // as most, it leaves the look to engines
 			return d.Backend.Register(seg)
 		}
 	}

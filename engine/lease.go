@@ -52,8 +52,8 @@ func (r *Region) Lease(off, n uint64, o LeaseOptions) (*Lease, error) {
 // are joined. Its token's offsets are the region's. What a holder asks for beside the ranges is
 // ErrBounds: its own engine refuses it, and this side does where it places the bytes, or reads
 // them (tcp, ucx, staged, mem). A peer that lies reaches the whole region over rdma, whose
-// cards know nothing smaller than a registration, and over shm. There only ranges of whole pages
-// can be proved over while their holder stands still.
+// cards know nothing smaller than a registration, and over shm. While the holder stands still, shm
+// has a proof of their end for at most 1,000 ranges, all of whole pages.
 func (r *Region) LeaseRanges(ranges []Range, o LeaseOptions) (*Lease, error) {
 	only, err := driver.NewRanges(ranges, r.seg.Len)
 	if err != nil {

@@ -4,6 +4,7 @@ package engine
 
 import (
 	"bytes"
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,6 +13,7 @@ import (
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -182,5 +184,26 @@ func TestLeaseRangesStaged(t *testing.T) {
 	require.True(t, bytes.Equal(want, b.mem))
 	require.NoError(t, tr.Reset())
 	require.NoError(t, m.Close())
+	require.NoError(t, l.Revoke(within(t)))
+}
+
+// TestLeaseRangesSums: what lies beside the ranges is not summed for a peer either.
+func TestLeaseRangesSums(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	owner := open(t, "owner")
+	pool := register(t, owner, "pool", 1<<16)
+	l, err := pool.LeaseRanges([]Range{{Off: 4096, Len: 4096}}, LeaseOptions{})
+	require.NoError(t, err)
+	token, err := l.mems[0].AppendToken(nil)
+	require.NoError(t, err)
+	for off, want := range map[uint64]error{4096: nil, 0: ErrBounds, 8192: ErrBounds,
+		4097: ErrBounds} {
+		request, err := exchange.AppendSum(nil, token, []driver.Desc{{Remote: off, Len: 4096}}, nil)
+		require.NoError(t, err)
+		var r exchange.Sum
+		require.NoError(t, r.Parse(exchange.SumBody(request)))
+		_, err = owner.stager.sum(owner.lanes[0], &r, nil)
+		require.True(t, errors.Is(err, want), "at %d: %v", off, err)
+	}
 	require.NoError(t, l.Revoke(within(t)))
 }

@@ -66,7 +66,8 @@ func (t *Transfer) AddPattern(local *Region, remote *Remote, p Pattern) error {
 }
 
 // errBeside is for bytes of a Remote that its lease does not name.
-var errBeside = fmt.Errorf("the lease is for other ranges: %w", ErrBounds)
+var errBeside = fmt.Errorf("the lease is for other ranges, ask its owner for one of these: %w",
+	ErrBounds)
 
 // keep gives the pattern a list of the far side, and loops, that the program cannot change: where
 // peers write by themselves, no later look keeps it within the ranges of its lease.

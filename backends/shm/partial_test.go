@@ -13,6 +13,11 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
+// hugePages is memory that says that it has reserved huge pages.
+type hugePages struct{ *hostmem.Buffer }
+
+func (*hugePages) PageBytes() uint64 { return 2 << 20 }
+
 // TestRangesThatShareAPageStay: what lies beside a range in the same page is the program's, which
 // may write it now, so no fresh page goes there, and a frozen writer leaves no proof. Whole pages
 // have one.
@@ -23,19 +28,25 @@ func TestRangesThatShareAPageStay(t *testing.T) {
 	b := open(t, Config{Grace: 10 * time.Millisecond})
 	t.Cleanup(func() { _ = b.Close(); _ = buf.Close() })
 	renewed := 0
+	reserved := &hugePages{buf} // a whole page of 4 KiB is part of one of 2 MiB there
 	defer buf.OnRenew(func() { renewed++ })()
 	for name, c := range map[string]struct {
 		only driver.Ranges
 		want error
+		huge bool
 	}{
-		"begins within": {driver.Ranges{{Off: page + 8, Len: page - 8}}, driver.ErrBusy},
-		"ends within":   {driver.Ranges{{Off: page, Len: page - 8}}, driver.ErrBusy},
+		"begins within": {driver.Ranges{{Off: page + 8, Len: page - 8}}, driver.ErrBusy, false},
+		"ends within":   {driver.Ranges{{Off: page, Len: page - 8}}, driver.ErrBusy, false},
 		"the second one": {driver.Ranges{{Off: 0, Len: page}, {Off: 2 * page, Len: 8}},
-			driver.ErrBusy},
-		"whole pages": {driver.Ranges{{Off: 0, Len: page}, {Off: 2 * page, Len: 2 * page}}, nil},
+			driver.ErrBusy, false},
+		"of huge pages": {driver.Ranges{{Off: page, Len: page}}, driver.ErrBusy, true},
+		"whole pages": {driver.Ranges{{Off: 0, Len: page}, {Off: 2 * page, Len: 2 * page}},
+			nil, false},
 	} {
 		seg := buf.Segment()
-		seg.Only = c.only
+		if seg.Only = c.only; c.huge {
+			seg.Shared = reserved
+		}
 		m, err := b.Register(seg)
 		require.NoError(t, err, name)
 		p := dial(t, open(t, Config{}), b.Addr())

@@ -224,12 +224,18 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	if err != nil {
 		return err
 	}
+	return f.show(c.OutOrStdout(), r)
+}
+
+// show prints a report, and returns what it says went wrong.
+func (f *replayFlags) show(w io.Writer, r interface {
+	Text(io.Writer) error
+	Err() error
+}) error {
 	if f.asJSON {
-		err = printJSON(c.OutOrStdout(), r)
-	} else {
-		err = r.Text(c.OutOrStdout())
+		return errors.Join(printJSON(w, r), r.Err())
 	}
-	return errors.Join(err, r.Err())
+	return errors.Join(r.Text(w), r.Err())
 }
 
 // replay runs it, and says on stderr what is being done.

@@ -167,12 +167,7 @@ func runReplayGroups(c *cobra.Command, f *replayFlags) error {
 	if err != nil {
 		return err
 	}
-	if f.asJSON {
-		err = printJSON(c.OutOrStdout(), r)
-	} else {
-		err = r.Text(c.OutOrStdout())
-	}
-	return errors.Join(err, r.Err())
+	return f.show(c.OutOrStdout(), r)
 }
 
 func (f *replayFlags) replayGroups(ctx context.Context, stderr io.Writer,

@@ -159,6 +159,15 @@ func TestGroupWithoutAProof(t *testing.T) {
 			require.NoError(t, outcome(j))
 			j.awaitEnd(t)
 		})
+		t.Run(name+", late within a try", func(t *testing.T) {
+			c, fails := newStubbornCrowd(t, pull, rank)
+			c.to[0].receive.cfg.RevokeTimeout, c.from[0].sender.cfg.RevokeTimeout = limit, limit
+			j := c.newJob(t, layout.Span{To: 40})
+			j.begin(t)
+			fails.Store(3 * revokeTries)
+			require.NoError(t, outcome(j))
+			j.awaitEnd(t)
+		})
 		t.Run(name+", all came", func(t *testing.T) {
 			c, fails := newStubbornCrowd(t, pull, rank)
 			j := c.newJob(t, layout.Span{To: 40})

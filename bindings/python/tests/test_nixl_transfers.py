@@ -152,7 +152,7 @@ def test_release_ends_the_writes(start: Any) -> None:
     go_on(child)
     if lost:  # the release had to end the connection: the target reads all that came, and its end
         assert ask(child, "alone") == "alone"
-    else:  # what comes behind has come
+    else:  # the target has read all that came before this write
         source[0] = 1
         one = [agent.get_xfer_descs([(at, 1, 0)], "DRAM") for at in (source.ctypes.data, address)]
         finish(agent, agent.initialize_xfer("WRITE", one[0], one[1], "target"))

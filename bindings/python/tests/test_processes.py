@@ -159,7 +159,7 @@ def test_a_frozen_peer(start: Any, tmp_path: Path) -> None:
         child.stdin.write("lost\n")
         child.stdin.flush()
         assert child.stdout.readline() == "lost\n"
-    else:  # what comes behind has come
+    else:  # the owner has read all that came before this write
         end.bytes[:] = b"1" * MIB
         with peer.transfer("write") as behind:
             behind.add(end.region, 0, peer.remote("data"), 0, 1)
