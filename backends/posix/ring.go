@@ -283,10 +283,10 @@ func (g *ring) listen(need, armed bool) {
 		if rang && g.b.doubt.Load() != 0 {
 			g.owed.Store(true) // the kernel may see the flag before it tells of what was reaped
 		}
-		g.cq.flags.Store(eventfdDisabled)
+		g.cq.flags.Swap(eventfdDisabled)
 		return
 	}
-	g.cq.flags.Store(0)
+	g.cq.flags.Swap(0) // as ring.Ring
 	if g.pending() {
 		g.owed.Store(true)
 	}

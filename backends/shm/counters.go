@@ -36,7 +36,7 @@ func (c counters) awaited(n uint32) *atomic.Uint64 {
 }
 
 // arrive adds one, and reports whether the owner waits for that. It adds before it looks at
-// what is awaited, and AwaitCount stores before it looks at the value: one of the two sees
+// what is awaited, and AwaitCount writes before it looks at the value: one of the two sees
 // the other.
 func (c counters) arrive(n uint32) (wake bool) {
 	value := c.value(n).Add(1)
@@ -44,7 +44,7 @@ func (c counters) arrive(n uint32) (wake bool) {
 	if awaited == 0 || value < awaited {
 		return false
 	}
-	c.due().Store(1)
+	c.due().Swap(1)
 	return true
 }
 
@@ -63,7 +63,7 @@ func (b *Backend) AwaitCount(counter uint32, n uint64) (reached bool) {
 		return false
 	}
 	defer b.counting.Exit()
-	b.counters.awaited(counter).Store(n)
+	b.counters.awaited(counter).Swap(n)
 	return b.counters.value(counter).Load() >= n
 }
 

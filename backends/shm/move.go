@@ -140,7 +140,7 @@ func (p *peer) moveMapped(pc *piece, line *atomic.Uint64) error {
 	at(spotMapped)
 	err := pc.copy(mapped.mem[m.off : m.off+m.size])
 	at(spotCopied)
-	line.Store(0) // an exchange on amd64: the copied bytes are out before the words below are read
+	line.Swap(0) // the copied bytes are out before the words below are read
 	mapped.release()
 	at(spotLeft)
 	if generation.Load() != taken {

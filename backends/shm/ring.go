@@ -69,7 +69,7 @@ func (s *sender) reserve(msg []byte) (entry, error) {
 		pad = size - at
 	}
 	if !s.fits(pad + need) {
-		s.waiting.Store(1) // pairs with the exchange in receiver.receive
+		s.waiting.Swap(1) // pairs with the exchange in receiver.receive
 		if !s.fits(pad + need) {
 			return entry{}, driver.ErrFull
 		}
@@ -96,7 +96,7 @@ func (s *sender) show(e entry, ok bool) (wake bool) {
 	if ok {
 		state = entryData
 	}
-	word(s.mem, e.at).Store(entryWord(state, e.n))
+	word(s.mem, e.at).Swap(entryWord(state, e.n)) // pairs with the look in arm
 	return s.sleeps()
 }
 
@@ -127,7 +127,7 @@ func (r *receiver) receive(conn uint64, msgs []driver.Message) (n int, wake bool
 		empty++
 	}
 	if r.at != before {
-		r.head.Store(r.at)
+		r.head.Swap(r.at) // pairs with the look in sender.reserve
 		wake = r.waiting.Load() != 0 && r.waiting.Swap(0) != 0
 	}
 	return n, wake
@@ -165,6 +165,6 @@ func (r *receiver) take() (data []byte, ok bool) {
 
 // arm asks the sender for a wake-up, and reports whether something is there already.
 func (r *receiver) arm() bool {
-	r.armed.Store(1) // pairs with the load in sleeps, after the head word
+	r.armed.Swap(1) // pairs with the load in sleeps, after the head word
 	return !r.corrupt && word(r.mem, r.at%uint64(len(r.mem))).Load() != 0
 }

@@ -15,7 +15,9 @@ type Done struct {
 	Piece  int32 // that failed, -1 where that is not known
 }
 
-// Ring is the Go side of sl_ring (csrc/ring.h), in C memory.
+// Ring is the Go side of sl_ring (csrc/ring.h), in C memory. What is written before a look at
+// what the other side writes is exchanged: under the race detector, Go's Store to memory that is
+// not Go's own is one to which a later Load need not keep.
 type Ring struct {
 	Head, Tail *atomic.Uint64
 	Armed      *atomic.Uint32
@@ -52,7 +54,7 @@ func (r *Ring) Poll(done []Done) int {
 // Arm puts the flag up before it looks; the other side does it the other way
 // round, so one of the two sees the other.
 func (r *Ring) Arm() (ready bool) {
-	r.Armed.Store(1)
+	r.Armed.Swap(1)
 	return r.Head.Load() != r.Tail.Load() || r.Notifs.Load() != 0 ||
 		r.Due.Load() != 0 && r.Due.Swap(0) != 0
 }

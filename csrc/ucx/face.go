@@ -49,7 +49,7 @@ func (c *Counters) Count(counter uint32) uint64 { return c.table[counter].value.
 // AwaitCount asks for one write to WakeFD, when armed, once Count has reached n, and reports
 // whether it has already. The last call holds.
 func (c *Counters) AwaitCount(counter uint32, n uint64) bool {
-	c.table[counter].awaited.Store(n)
+	c.table[counter].awaited.Swap(n) // as ring.Ring
 	return c.Count(counter) >= n
 }
 

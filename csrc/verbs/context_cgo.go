@@ -86,7 +86,7 @@ func (c *Context) Count(counter uint32) uint64 {
 // whether it has already. The last call holds.
 func (c *Context) AwaitCount(counter uint32, n uint64) bool {
 	defer runtime.KeepAlive(c)
-	(*atomic.Uint64)(unsafe.Pointer(&c.tally[counter].awaited)).Store(n)
+	(*atomic.Uint64)(unsafe.Pointer(&c.tally[counter].awaited)).Swap(n) // as ring.Ring
 	return c.Count(counter) >= n
 }
 
