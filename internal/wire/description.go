@@ -155,8 +155,7 @@ func appendRegion(b []byte, previous string, r *Region) []byte {
 		}
 	}
 	if r.Only != nil {
-		b = binary.AppendUvarint(b, uint64(len(r.Only)))
-		b = appendBlock(b, string(packRanges(r.Only)))
+		b = appendRanges(b, r.Only)
 	}
 	return b
 }

@@ -4,6 +4,7 @@ package wire
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -35,7 +36,7 @@ func blocks(n int) driver.Ranges {
 
 func TestRangesTravel(t *testing.T) {
 	for _, ranges := range []driver.Ranges{nil, {{Off: 0, Len: 1}}, {{Off: 5, Len: 3},
-		{Off: 1<<40 - 1, Len: 1}}, blocks(128)} {
+		{Off: 1<<40 - 1, Len: 1}}, blocks(1), blocks(128), irregular()} {
 		b, err := Encode(nil, lease(ranges))
 		require.NoError(t, err)
 		d, err := Decode(b)
@@ -44,11 +45,23 @@ func TestRangesTravel(t *testing.T) {
 	}
 }
 
+// irregular are ranges that repeat for a while, in other places and next to others.
+func irregular() (list driver.Ranges) {
+	r, end := rand.New(rand.NewPCG(3, 4)), uint64(0)
+	for range 200 {
+		for i, n := r.IntN(8), r.IntN(20); n > 0; i, n = i+1, n-1 {
+			list = append(list, driver.Range{Off: end + 1 + uint64(i%8), Len: uint64(1 + i%3)})
+			end = list[len(list)-1].Off + list[len(list)-1].Len
+		}
+	}
+	return list
+}
+
 // TestRangesAreFewBytes: 512 blocks in each of 160 planes would take 300 KB one by one.
 func TestRangesAreFewBytes(t *testing.T) {
 	b, err := Encode(nil, lease(blocks(512)))
 	require.NoError(t, err)
-	require.Less(t, len(b), 12<<10)
+	require.Less(t, len(b), 2<<10)
 }
 
 func TestBadRanges(t *testing.T) {
@@ -67,6 +80,45 @@ func TestBadRanges(t *testing.T) {
 		}
 		require.Error(t, r.err, name)
 	}
+}
+
+// TestBadRepeats are encodings that no list has.
+func TestBadRepeats(t *testing.T) {
+	const far = "\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01" // a gap of half of all numbers
+	for b, want := range map[string]string{
+		"\x02\x03":                    "has 3 where at most 2",
+		"\x02\x02\x03\x01":            "ends early",
+		"\x02\x00\x02\x00":            "a repeat of no ranges",
+		"\x02\x00\x00\x00":            "a repeat of no ranges",
+		"\x02\x01\x03\x01\x00\x01":    "a repeat of no ranges",
+		"\x02\x01\x03\x01\x01\x00":    "a repeat of no ranges",
+		"\x02\x01\x03\x01\x01\x02":    "has 2 where at most 1",
+		"\x02\x01\x03\x01\x02\x01":    "has 2 where at most 1",
+		"\x02\x02" + far + far:        "too large",
+		"\x02\x01" + far + "\x01\x01": "too large",
+		"\x01\x01\x03" + far:          "has 922",
+	} {
+		r := &reader{rest: []byte(b), spare: 1 << 20}
+		r.ranges()
+		require.ErrorContains(t, r.err, want, "%x", b)
+	}
+}
+
+// TestRangesOfManyRegions: what it takes to read ranges does not depend on how many regions have
+// them.
+func TestRangesOfManyRegions(t *testing.T) {
+	d := lease(driver.Ranges{{Off: 1, Len: 1}})
+	for range 2000 {
+		d.Regions = append(d.Regions, d.Regions[0])
+	}
+	b, err := Encode(nil, d)
+	require.NoError(t, err)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, err = Decode(b)
+	runtime.ReadMemStats(&after)
+	require.NoError(t, err)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(64*len(b)))
 }
 
 // TestRangesDoNotSwell: a few bytes may name no more ranges than one lease has.

@@ -3,7 +3,7 @@
 // Package wire is the versioned encoding of what engines tell each other about
 // themselves: a Description with regions and tokens, framed by a magic number, a
 // version and a CRC-32C. Integers are unsigned varints in their one shortest
-// form, so that a value has exactly one encoding, but for packed ranges. Everything read is bounded
+// form, so that a value has exactly one encoding, but for ranges. Everything read is bounded
 // before it is believed, and a decoder never panics.
 package wire
 
@@ -17,7 +17,7 @@ import (
 )
 
 // Version is the format that this package writes and the only one it reads.
-const Version = 3
+const Version = 4
 
 const (
 	magic       = "SLUC"

@@ -118,10 +118,10 @@ func FuzzDecode(f *testing.F) {
 		b, _ := Encode(nil, sample(n))
 		f.Add(b[:len(b)-checksumLen])
 	}
-	ranged := sample(1)
-	ranged.Regions[0].Only = driver.Ranges{{Off: 0, Len: 1}}
-	b, _ := Encode(nil, ranged)
-	f.Add(b[:len(b)-checksumLen])
+	for _, ranges := range []driver.Ranges{{{Off: 0, Len: 1}}, blocks(3)} {
+		b, _ := Encode(nil, lease(ranges))
+		f.Add(b[:len(b)-checksumLen])
+	}
 	f.Add([]byte(magic))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, err := Decode(b); err == nil {
@@ -139,8 +139,11 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			t.Fatalf("accepted but cannot be encoded: %v", err)
 		}
-		packed := func(r Region) bool { return r.Only != nil } // has other encodings, too
-		if slices.ContainsFunc(d.Regions, packed) {
+		ranged := func(r Region) bool { return r.Only != nil } // has other encodings, too
+		if slices.ContainsFunc(d.Regions, ranged) {
+			if same, err := Decode(again); err != nil || !same.Equal(d) {
+				t.Fatalf("another description than was encoded: %v", err)
+			}
 			return
 		}
 		if !bytes.Equal(again, sealed) {
