@@ -170,3 +170,47 @@ func TestGroupReplicas(t *testing.T) {
 	}
 	j.check(t)
 }
+
+// TestGroupRequestBytesOfLlama70B: all 80 layers of a prompt of 8,192 tokens, in pools of which it
+// has a quarter, begin with at most 16 KiB on each edge.
+func TestGroupRequestBytesOfLlama70B(t *testing.T) {
+	spec, err := layout.LookupSpec("llama3.1-70b")
+	require.NoError(t, err)
+	side := func(tp, block int, o layout.Order) []*layout.Side {
+		return sidesOf(t, spec, layout.Placement{TP: tp, BlockTokens: block, Order: o,
+			Blocks: uint32(4 * 8192 / block)})
+	}
+	for name, to := range map[string][]*layout.Side{
+		"to NHD, blocks of 16": side(4, 16, layout.VLLMNHD),
+		"to HND, blocks of 64": side(4, 64, layout.VLLMHND),
+	} {
+		for _, op := range []engine.Op{engine.Write, engine.Read} {
+			c := newCrowd(t, crowdSetup{from: side(8, 16, layout.VLLMNHD), to: to, unfilled: true,
+				config: func(_ bool, g *GroupConfig) {
+					g.Edge = func(e *layout.Edge) { e.Op = op }
+				}})
+			j := &job{c: c, number: 1, span: layout.Span{To: 8192}, pushes: make([]*GroupPush, 8),
+				requests: make([]*GroupRequest, 4)}
+			for _, m := range c.from {
+				j.from = append(j.from, m.tables(t, j.span.To))
+			}
+			for _, m := range c.to {
+				j.to = append(j.to, m.tables(t, j.span.To))
+			}
+			j.begin(t)
+			most := 0
+			for _, p := range j.pushes {
+				for d, l := range p.links {
+					if l.edge != nil {
+						most = max(most, p.RequestBytes(d))
+					}
+				}
+			}
+			t.Logf("%s, %v: at most %d bytes an edge", name, op, most)
+			require.Less(t, most, 16<<10)
+			require.Greater(t, most, 4*8192/64, "the block table is in it")
+			require.NoError(t, j.pushes[0].Abort(within(t)))
+			j.awaitEnd(t)
+		}
+	}
+}
