@@ -47,7 +47,7 @@ func Decode(c *procs.Control, open OpenFunc) error {
 	if err := c.Expect(kindPlan, &d.plan); err != nil {
 		return err
 	}
-	list, err := d.plan.open(DecodeSide, open)
+	list, err := openFaulty(open, d.plan.Backend, d.plan.Threads, d.plan.Faults[DecodeSide])
 	if err != nil {
 		return err
 	}

@@ -28,20 +28,23 @@ func meetingPlace() string { return "@sluice-replay-" + rand.Text() }
 
 // patience is how long a side waits for one step of the other. Where completions may not
 // come at all, a few such waits fit into the limit.
-func (p *Plan) patience() time.Duration {
-	if p.faulty() {
-		return p.limit() / 4
+func patience(limit time.Duration, faults map[Side]string) time.Duration {
+	if len(faults) > 0 {
+		return limit / 4
 	}
-	return p.limit()
+	return limit
 }
 
-// open opens the backends of a side, with the faults that were asked for.
-func (p *Plan) open(s Side, open OpenFunc) ([]driver.Backend, error) {
-	list, err := open(p.Backend, p.Threads)
-	if err != nil || p.Faults[s] == "" {
+func (p *Plan) patience() time.Duration { return patience(p.limit(), p.Faults) }
+
+// openFaulty opens the backends of a process, with the faults that were asked for.
+func openFaulty(open OpenFunc, backend string, threads int, faults string) ([]driver.Backend,
+	error) {
+	list, err := open(backend, threads)
+	if err != nil || faults == "" {
 		return list, err
 	}
-	rules, err := fault.Parse(p.Faults[s])
+	rules, err := fault.Parse(faults)
 	for i := range list {
 		if err == nil {
 			list[i], err = wrap(list[i], rules)

@@ -184,11 +184,24 @@ func (m *groupMemory) each(t layout.Tables, tokens uint64,
 	}
 }
 
-// fill makes the content of a request.
-func (m *groupMemory) fill(t layout.Tables, q *groupRequest) {
-	m.each(t, q.Tokens, func(c *content.Cell, _ *layout.View, holds int64, cell []byte) {
-		if holds >= 0 {
-			c.Request = q.Number
+// had reports whether the token is on the receiving side before the request comes. There it has
+// other content than the request has, so that it shows where it is written nevertheless.
+func (m *groupMemory) had(q *groupRequest, v *layout.View, token int64) bool {
+	return m.poison == decodePoison && uint64(token) < q.From && !m.side.Groups[v.Group].State
+}
+
+func (q *groupRequest) content(had bool) uint64 {
+	if had {
+		return ^q.Number
+	}
+	return q.Number
+}
+
+// fill makes the content of a request, or only of what a receiver has before it comes.
+func (m *groupMemory) fill(t layout.Tables, q *groupRequest, before bool) {
+	m.each(t, q.Tokens, func(c *content.Cell, v *layout.View, holds int64, cell []byte) {
+		if had := holds >= 0 && m.had(q, v, holds); had || holds >= 0 && !before {
+			c.Request = q.content(had)
 			c.Fill(cell)
 		}
 	})
@@ -197,7 +210,6 @@ func (m *groupMemory) fill(t layout.Tables, q *groupRequest) {
 // check compares every byte of the blocks of a request that has come.
 func (m *groupMemory) check(t layout.Tables, q *groupRequest) {
 	m.each(t, q.Tokens, func(c *content.Cell, v *layout.View, holds int64, cell []byte) {
-		c.Request = q.Number
 		var n uint64
 		switch holds {
 		case holdsPoison:
@@ -205,8 +217,11 @@ func (m *groupMemory) check(t layout.Tables, q *groupRequest) {
 		case holdsZeros:
 			n = content.CountWrong(cell, 0)
 		default:
-			n = c.Wrong(cell)
-			m.landed += uint64(len(cell))
+			had := m.had(q, v, holds)
+			c.Request = q.content(had)
+			if n = c.Wrong(cell); !had {
+				m.landed += uint64(len(cell))
+			}
 		}
 		m.checked += uint64(len(cell))
 		if n > 0 {

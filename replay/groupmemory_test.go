@@ -65,11 +65,18 @@ func poolsOf(t *testing.T, group, model string, layers int, tokens uint64) *grou
 // that are free.
 func TestGroupMemoryFindsEveryWrongByte(t *testing.T) {
 	m := poolsOf(t, "tp=8,layout=hnd,block=64,window=table", "gpt-oss-120b", 2, 200)
-	q := &groupRequest{Number: 4, Tokens: 150}
+	q := &groupRequest{Number: 4, Tokens: 150, From: 90}
 	tables, err := m.take(q)
 	require.NoError(t, err)
-	m.fill(tables, q)
+	m.fill(tables, q, true)
 	m.check(tables, q)
+	wrong := m.wrong
+	require.NotZero(t, wrong, "nothing has come")
+	m.fill(tables, q, false)
+	m.wrong, m.landed = 0, 0
+	m.check(tables, q)
+	require.Less(t, m.wrong, wrong)
+	require.EqualValues(t, 60*2*2*128, m.landed, "60 tokens in two layers, K and V")
 	require.NotZero(t, m.wrong, "its tail is not zeros")
 	for i, v := range m.side.Views { // 150 tokens fill two blocks and 22 positions
 		for position := 22; position < 64; position++ {
@@ -84,7 +91,7 @@ func TestGroupMemoryFindsEveryWrongByte(t *testing.T) {
 	windowed := m.side.Views[0]
 	require.Equal(t, 128, m.side.Groups[windowed.Group].Window)
 	for what, token := range map[string]uint64{"before the window": 3, "within it": 100,
-		"behind the request": 150} {
+		"behind the request": 150, "there before": 89} {
 		at := windowed.Base + uint64(tables[windowed.Group][token/64])*windowed.Block +
 			token%64*windowed.Token
 		b := m.regions[windowed.Region].Bytes()[at : at+windowed.Cell]

@@ -28,13 +28,15 @@ type GroupOptions struct {
 	Spec            layout.Spec
 	Prefill, Decode layout.GroupSpec // their Blocks are chosen
 	Backend         string
-	Tokens          []uint64      // the length of each request
-	TokensMax       uint64        // longer ones are cut; 0: GroupTokensMax
-	Scale           int           // one layer of so many is kept; 0: as many as Memory allows
-	Memory          uint64        // of the pools of all ranks; 0: GroupMemory
-	AbortRate       float64       // share of the requests, 0 to 1
-	Kill            Side          // of which a rank is killed in the last requests; "": none
-	Digest          bool          // have ranks compare digests of all layers, too
+	Tokens          []uint64 // the length of each request
+	TokensMax       uint64   // longer ones are cut; 0: GroupTokensMax
+	Scale           int      // one layer of so many is kept; 0: as many as Memory allows
+	Memory          uint64   // of the pools of all ranks; 0: GroupMemory
+	AbortRate       float64  // share of the requests, 0 to 1
+	HitRate         float64  // of those whose first tokens the decode side has already
+	Kill            Side     // of which a rank is killed in the last requests; "": none
+	Digest          bool     // have ranks compare digests of all layers, too
+	Faults          map[Side]string
 	Threads         int           // of each process that copy
 	Seed            uint64        // of block tables, aborts and the rank to kill
 	Limit           time.Duration // without a sign of life, and for each wait of a rank
@@ -55,6 +57,7 @@ type groupPlan struct {
 	Threads         int              `json:"threads"`
 	Seed            uint64           `json:"seed"`
 	Digest          bool             `json:"digest"`
+	Faults          map[Side]string  `json:"faults"` // as in Plan
 	LimitMs         int64            `json:"limit_ms"`
 	Rounds          [][]groupRequest `json:"rounds"` // one after the other; each at once
 	Victim          *groupVictim     `json:"victim"` // in the last round
@@ -70,6 +73,7 @@ type groupPlan struct {
 type groupRequest struct {
 	Number uint64      `json:"number"` // from 1 on
 	Tokens uint64      `json:"tokens"`
+	From   uint64      `json:"from"` // tokens before it are on the decode side already
 	Abort  *groupAbort `json:"abort"`
 	// The prefill rank that does not say that it is done, so that the request cannot be complete
 	// before it is ended; -1: none.
@@ -101,7 +105,8 @@ func (o *GroupOptions) plan() (*groupPlan, error) {
 			"out: %w", layout.ErrGeometry)
 	}
 	p := &groupPlan{Backend: o.Backend, Threads: o.Threads, Seed: o.Seed, Digest: o.Digest,
-		LimitMs: o.Limit.Milliseconds(), words: [2]string{o.Prefill.String(), o.Decode.String()}}
+		Faults: o.Faults, LimitMs: o.Limit.Milliseconds(),
+		words: [2]string{o.Prefill.String(), o.Decode.String()}}
 	var err error
 	if p.whole, err = bench.Plan(o.Spec, o.Prefill, o.Decode); err != nil {
 		return nil, err
@@ -132,6 +137,7 @@ func (o *GroupOptions) plan() (*groupPlan, error) {
 		last -= len(p.Rounds[len(p.Rounds)-1])
 	}
 	p.planAborts(r, requests[:last], o.AbortRate)
+	p.planHits(r, requests, o.HitRate)
 	return p, nil
 }
 
@@ -282,8 +288,7 @@ func layersOn(s *layout.Side) []int {
 // planAborts chooses that share of the requests, rounded, and for each a rank of either side in
 // turn and a layer. Of every second pair the end may come too late.
 func (p *groupPlan) planAborts(r *rand.Rand, requests []groupRequest, rate float64) {
-	order := r.Perm(len(requests))
-	for i, at := range order[:int(math.Round(rate*float64(len(order))))] {
+	for i, at := range some(r, len(requests), rate) {
 		a := &groupAbort{By: PrefillSide, Rank: r.IntN(len(p.prefill))}
 		sides := p.prefill
 		if i%2 == 1 {
@@ -293,6 +298,27 @@ func (p *groupPlan) planAborts(r *rand.Rand, requests []groupRequest, rate float
 		requests[at].Abort = a
 		if i%4 < 2 {
 			requests[at].Holder = r.IntN(len(p.prefill))
+		}
+	}
+}
+
+// some returns that share of n requests, in any order.
+func some(r *rand.Rand, n int, share float64) []int {
+	return r.Perm(n)[:int(math.Round(share*float64(n)))]
+}
+
+// planHits chooses that share of the requests, and how many tokens the decode side has of them: in
+// turn whole ones of the smaller blocks, and any.
+func (p *groupPlan) planHits(r *rand.Rand, requests []groupRequest, share float64) {
+	block := max(1, uint64(min(p.Prefill.BlockTokens, p.Decode.BlockTokens)))
+	for i, at := range some(r, len(requests), share) {
+		q := &requests[at]
+		if q.Tokens < 2 {
+			continue // the last token is never there
+		}
+		q.From = 1 + r.Uint64N(q.Tokens-1)
+		if i%2 == 0 && q.From > block {
+			q.From -= q.From % block
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/handoff"
@@ -66,6 +67,7 @@ type groupRankResult struct {
 	Wrong   uint64   `json:"wrong"`
 	First   []string `json:"first"`
 	Reused  uint64   `json:"reused"`
+	Faults  uint64   `json:"faults"` // that rules have made
 	Leaked  int      `json:"leaked"` // blocks, leases and requests
 	Route   string   `json:"route"`
 }
@@ -76,6 +78,7 @@ type groupRank struct {
 	ctx  context.Context
 	told groupTold
 
+	backends []driver.Backend
 	eng      *engine.Engine
 	pools    *groupMemory
 	mux      *handoff.Mux
@@ -94,12 +97,13 @@ func GroupRank(c *procs.Control, open OpenFunc) (err error) {
 	if err := c.Expect(kindPlan, &r.told); err != nil {
 		return err
 	}
-	backends, err := open(r.told.Plan.Backend, r.told.Plan.Threads)
+	p := &r.told.Plan
+	r.backends, err = openFaulty(open, p.Backend, p.Threads, p.Faults[r.told.Side])
 	if err != nil {
 		return err
 	}
-	limit := r.told.Plan.limit()
-	r.eng, err = engine.Open(engine.Config{Backends: backends, TransferTimeout: limit,
+	limit := p.limit()
+	r.eng, err = engine.Open(engine.Config{Backends: r.backends, TransferTimeout: limit,
 		Name:           fmt.Sprintf("%s-%d", r.told.Side, r.told.Index),
 		ConnectTimeout: limit, HandshakeTimeout: limit})
 	if err != nil {
@@ -196,7 +200,7 @@ func (r *groupRank) open(all *groupPeers) (err error) {
 	if err != nil {
 		return err
 	}
-	limit := r.told.Plan.limit()
+	limit := patience(r.told.Plan.limit(), r.told.Plan.Faults)
 	cfg := handoff.GroupConfig{Plan: plan, Index: r.told.Index, Regions: r.pools.regions,
 		Peers: r.peers, MeetTimeout: limit, IdleTimeout: limit, LayerTimeout: limit,
 		TakenTimeout: limit, NotifyTimeout: limit, RevokeTimeout: min(limit/3, 5*time.Second)}

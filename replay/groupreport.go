@@ -49,9 +49,12 @@ type GroupReport struct {
 	Mismatches      int      `json:"digest_mismatches"`
 	Digests         bool     `json:"digests"` // were compared
 	FirstMismatches []string `json:"first_mismatches"`
+	Hits            int      `json:"prefix_hits"` // requests with first tokens that were there
+	HitTokens       uint64   `json:"prefix_tokens"`
 	Reused          uint64   `json:"blocks_reused"` // of requests that failed, by other ones
 	Leaked          int      `json:"leaked"`        // blocks and leases
 
+	Faults       uint64  `json:"faults"` // that rules have made
 	Killed       string  `json:"killed"` // the rank; empty: none
 	SlowestEndMs float64 `json:"slowest_end_ms"`
 
@@ -90,6 +93,9 @@ func newGroupReport(p *groupPlan) *GroupReport {
 		for _, q := range round {
 			r.Requests++
 			r.Tokens = max(r.Tokens, q.Tokens)
+			if r.HitTokens += q.From; q.From > 0 {
+				r.Hits++
+			}
 		}
 	}
 	return r
@@ -152,6 +158,7 @@ func (r *GroupReport) add(g *groupRankResult) {
 	r.Checked += g.Checked
 	r.MismatchedBytes += g.Wrong
 	r.Reused += g.Reused
+	r.Faults += g.Faults
 	r.Leaked += g.Leaked
 	if r.Route == "" {
 		r.Route = g.Route
@@ -196,6 +203,7 @@ plan        %d edges, %d patterns, in lists %d descriptors; %.0f µs once, %.2f 
             (the whole model, 8192 tokens)
 requests    %d of at most %d tokens (%d shortened): %d finished, %d aborted, %d failed
 mismatches  %d of %s; %s
+prefixes    %d requests, of which %d tokens were there before
 blocks      %d of ended requests used again; %d blocks and leases leaked
 route       %s
 transfer    %s in %.2f s%s; %d bytes at most to begin a request on a pair of ranks
@@ -204,12 +212,15 @@ time        setup %.2f s, replay %.2f s
 		r.Model, r.Layers, r.ModelLayers, bench.RoundSize(r.PoolBytes), r.Prefill, r.PrefillRanks,
 		r.Decode, r.DecodeRanks, len(r.Edges), r.Patterns, r.Descriptors, r.PlanUs, r.BuildUs,
 		r.Requests, r.Tokens, r.Shortened, r.Finished, r.Aborted, r.Failed, r.MismatchedBytes,
-		bench.RoundSize(r.Checked), digests, r.Reused, r.Leaked, r.Route,
+		bench.RoundSize(r.Checked), digests, r.Hits, r.HitTokens, r.Reused, r.Leaked, r.Route,
 		bench.RoundSize(r.Bytes), r.Seconds.Transfer, rate, r.RequestMost, r.Seconds.Setup,
 		r.Seconds.Replay)
 	if err == nil && r.Killed != "" {
 		_, err = fmt.Fprintf(w, "killed      %s; the last rank ended its requests after %.1f ms\n",
 			r.Killed, r.SlowestEndMs)
+	}
+	if err == nil && r.Faults > 0 {
+		_, err = fmt.Fprintf(w, "faults      %d\n", r.Faults)
 	}
 	if err != nil {
 		return fmt.Errorf("write report: %w", err)

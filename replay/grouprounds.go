@@ -54,7 +54,7 @@ func (r *groupRank) rounds() error {
 	}
 }
 
-// fill takes blocks for the requests of a round, and on the sending side makes their content.
+// fill takes blocks for the requests of a round, and makes the content that they have before.
 func (r *groupRank) fill(round int) error {
 	r.flights = nil
 	for i := range r.told.Plan.Rounds[round] {
@@ -63,9 +63,7 @@ func (r *groupRank) fill(round int) error {
 		if err != nil {
 			return err
 		}
-		if r.told.Side == PrefillSide {
-			r.pools.fill(t, q)
-		}
+		r.pools.fill(t, q, r.told.Side == DecodeSide)
 		r.flights = append(r.flights, &groupFlight{groupRequest: q, tables: t})
 	}
 	return nil
@@ -86,7 +84,7 @@ func (r *groupRank) run(round int) []groupOutcome {
 			} else {
 				err = r.fetch(f)
 			}
-			f.outcome.note(err, f.Abort != nil, kill)
+			f.outcome.note(err, f.Abort != nil, kill, len(r.told.Plan.Faults) > 0)
 			ended <- struct{}{}
 			<-all
 			if err != nil && !f.outcome.Unproven {
@@ -105,12 +103,12 @@ func (r *groupRank) run(round int) []groupOutcome {
 	return list
 }
 
-func (o *groupOutcome) note(err error, abort, kill bool) {
+func (o *groupOutcome) note(err error, abort, kill, faulty bool) {
 	if err == nil {
 		return
 	}
 	o.Error = err.Error()
-	o.Planned = abort && (errors.Is(err, engine.ErrAborted) || errors.Is(err,
+	o.Planned = faulty || abort && (errors.Is(err, engine.ErrAborted) || errors.Is(err,
 		handoff.ErrCancelled)) || kill && errors.Is(err, engine.ErrPeerLost)
 	var end *handoff.EndError
 	o.Damaged = errors.As(err, &end) && !end.Remote && errors.Is(err, layout.ErrMismatch)
@@ -119,7 +117,7 @@ func (o *groupOutcome) note(err error, abort, kill bool) {
 
 // push sends this rank's part of a request. poised has it tell the parent half-way.
 func (r *groupRank) push(f *groupFlight, poised bool) error {
-	p, err := r.sender.Begin(r.ctx, f.Number, f.tables, layout.Span{To: f.Tokens})
+	p, err := r.sender.Begin(r.ctx, f.Number, f.tables, layout.Span{From: f.From, To: f.Tokens})
 	if err != nil {
 		return err
 	}
@@ -161,7 +159,7 @@ func (q *groupRequest) isEndedBy(s Side, rank, layer int) bool {
 
 // fetch receives this rank's part of a request.
 func (r *groupRank) fetch(f *groupFlight) error {
-	q, err := r.receiver.Open(r.ctx, f.Number, f.tables, layout.Span{To: f.Tokens})
+	q, err := r.receiver.Open(r.ctx, f.Number, f.tables, layout.Span{From: f.From, To: f.Tokens})
 	if err != nil {
 		return err
 	}
@@ -202,5 +200,5 @@ func (r *groupRank) check() uint64 {
 func (r *groupRank) finish() {
 	r.res.Leaked = r.pools.rest() + r.eng.Stats().Leases
 	r.res.Checked, r.res.Wrong, r.res.First = r.pools.checked, r.pools.wrong, r.pools.first
-	r.res.Reused = r.pools.reused
+	r.res.Reused, r.res.Faults = r.pools.reused, faultsFired(r.backends)
 }

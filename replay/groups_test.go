@@ -12,24 +12,24 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
-// rankRole makes the test binary a rank, whose backend follows the rules behind it.
+// rankRole makes the test binary a rank.
 const rankRole = "replay-rank"
 
 func TestMain(m *testing.M) {
-	if len(os.Args) != 3 || os.Args[1] != rankRole {
+	if len(os.Args) != 2 || os.Args[1] != rankRole {
 		os.Exit(m.Run())
 	}
 	c, err := procs.Attach()
 	if err == nil {
 		err = GroupRank(c, func(string, int) ([]driver.Backend, error) {
-			return openFaulty(os.Args[2])
+			b, err := shm.New(shm.Config{})
+			return []driver.Backend{b}, err
 		})
 		if err != nil && c.Context().Err() == nil {
 			_ = c.Send(procs.KindError, err.Error())
@@ -38,19 +38,6 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		os.Exit(1)
 	}
-}
-
-func openFaulty(rules string) ([]driver.Backend, error) {
-	b, err := shm.New(shm.Config{})
-	if err != nil || rules == "" {
-		return []driver.Backend{b}, err
-	}
-	list, err := fault.Parse(rules)
-	if err != nil {
-		return nil, err
-	}
-	w, err := wrap(b, list)
-	return []driver.Backend{w}, err
 }
 
 // parsed reads a group.
@@ -66,20 +53,28 @@ func smallGroups(t *testing.T, rules string) GroupOptions {
 	t.Helper()
 	spec, err := layout.LookupSpec("llama3.1-8b")
 	require.NoError(t, err)
-	return GroupOptions{Spec: spec, Prefill: parsed(t, "tp=2,layout=nhd,block=16"),
+	o := GroupOptions{Spec: spec, Prefill: parsed(t, "tp=2,layout=nhd,block=16"),
 		Decode: parsed(t, "tp=1,pp=2,layout=hnd,block=64"), Backend: "shm", Scale: 16, Digest: true,
 		Tokens: []uint64{100, 65, 64, 1, 90, 33}, Threads: 1, Limit: 20 * time.Second, Seed: 3,
 		Start: func(s Side, rank int) (*procs.Child, error) {
-			return procs.Start(fmt.Sprint(s, " rank ", rank), []string{rankRole, rules})
+			return procs.Start(fmt.Sprint(s, " rank ", rank), []string{rankRole})
 		}}
+	if rules != "" {
+		o.Faults = map[Side]string{PrefillSide: rules, DecodeSide: rules}
+	}
+	return o
 }
 
 func TestGroups(t *testing.T) {
-	r, err := RunGroups(t.Context(), smallGroups(t, ""))
+	o := smallGroups(t, "")
+	o.HitRate = 1 // but for the request of one token
+	r, err := RunGroups(t.Context(), o)
 	require.NoError(t, err)
 	require.NoError(t, r.Err())
 	require.Equal(t, [3]int{6, 0, 0}, [3]int{r.Finished, r.Aborted, r.Failed})
-	require.EqualValues(t, (100+65+64+1+90+33)*4096*2, r.Bytes)
+	require.Equal(t, 5, r.Hits)
+	require.Positive(t, r.HitTokens)
+	require.EqualValues(t, (100+65+64+1+90+33-r.HitTokens)*4096*2, r.Bytes)
 	require.Greater(t, r.Checked, 2*r.Bytes)
 	require.Positive(t, r.GBps)
 	var out bytes.Buffer
@@ -105,6 +100,19 @@ func TestGroupsFindWhatIsCorrupt(t *testing.T) {
 	}
 }
 
+// TestGroupsUnderFaults: requests whose bytes or messages are lost end, and nothing else than what
+// has come is ready, before the requests or after them.
+func TestGroupsUnderFaults(t *testing.T) {
+	o := smallGroups(t, "seed 5; write p=0.05: fail lost; read p=0.05: fail lost; message p=0.1: "+
+		"late 2ms; batch p=0.02 most=1: swallow")
+	o.HitRate, o.Limit = 0.5, 8*time.Second
+	r, err := RunGroups(t.Context(), o)
+	require.NoError(t, err)
+	require.NoError(t, r.Err())
+	require.Positive(t, r.Faults)
+	require.Equal(t, 6, r.Finished+r.Failed)
+}
+
 // TestGroupsWithAborts: the ends of some requests may come too late, but never for half of them.
 func TestGroupsWithAborts(t *testing.T) {
 	for _, kill := range []Side{"", PrefillSide, DecodeSide} {
@@ -125,22 +133,30 @@ func TestGroupsWithAborts(t *testing.T) {
 func TestGroupPlan(t *testing.T) {
 	o := smallGroups(t, "")
 	o.Tokens = slices.Repeat([]uint64{9000}, 40)
-	o.Scale, o.AbortRate = 0, 0.2
+	o.Scale, o.AbortRate, o.HitRate = 0, 0.2, 0.25
 	p, err := o.plan()
 	require.NoError(t, err)
 	require.Equal(t, 40, p.cut)
 	require.LessOrEqual(t, p.memory, uint64(GroupMemory))
 	require.Greater(t, p.memory*uint64(p.layers+1)/uint64(p.layers), uint64(GroupMemory))
-	by := map[Side]int{}
+	by, hits, inBlock := map[Side]int{}, 0, 0
 	for _, round := range p.Rounds {
 		for _, q := range round {
 			require.EqualValues(t, GroupTokensMax, q.Tokens)
 			if q.Abort != nil {
 				by[q.Abort.By]++
 			}
+			if q.From > 0 {
+				require.Less(t, q.From, q.Tokens)
+				if hits++; q.From%16 == 0 && q.From%64 != 0 {
+					inBlock++ // of the decode side, at the end of one of the prefill side
+				}
+			}
 		}
 	}
 	require.Equal(t, map[Side]int{PrefillSide: 4, DecodeSide: 4}, by)
+	require.Equal(t, 10, hits)
+	require.Positive(t, inBlock)
 
 	o.Memory = 1 << 20
 	_, err = o.plan()

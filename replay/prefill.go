@@ -61,7 +61,7 @@ func Prefill(c *procs.Control, open OpenFunc) error {
 	if err := c.Expect(kindPlan, &p.plan); err != nil {
 		return err
 	}
-	list, err := p.plan.open(PrefillSide, open)
+	list, err := openFaulty(open, p.plan.Backend, p.plan.Threads, p.plan.Faults[PrefillSide])
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ const groupRequests = 10
 type replayGroupsFlags struct {
 	prefill, decode string
 	tokens, scale   int
-	aborts          float64
+	aborts, hits    float64
 	kill            string
 }
 
@@ -42,9 +42,12 @@ of its own, whatever their layouts. The decode ranks compare every byte with wha
 by its layer, part, head and token alone, and digests of each layer with those of the
 senders. So that it fits a small machine, only the first layers of the model are kept, with
 --scale N one in N, and lengths are cut to 8,192 tokens unless --tokens says otherwise; the
-output says so. --aborts has ranks of either side end a share of the requests in mid-flight:
-what is written to their blocks later is found. --kill kills a rank of that side while the
-last requests are on their way; all others must end those within --timeout.
+output says so. --prefix-hits has the decode side keep the first tokens of a share of the
+requests, whole blocks or not: what is written there is found. --aborts has ranks of either
+side end a share of the requests in mid-flight: what is written to their blocks later is
+found. --kill kills a rank of that side while the last requests are on their way; all others
+must end those within --timeout. What fails under --fault is not begun again, and nothing
+comes over a connection that a fault has cut.
 ` + groupsHelp
 
 func (g *replayGroupsFlags) register(c *cobra.Command) {
@@ -58,15 +61,16 @@ func (g *replayGroupsFlags) register(c *cobra.Command) {
 		"as many as fit in 768 MiB)")
 	s.Float64Var(&g.aborts, "aborts", 0, "share of the requests that a rank ends in mid-flight, "+
 		"0 to 1")
+	s.Float64Var(&g.hits, "prefix-hits", 0, "share of the requests of whose tokens the decode "+
+		"side has the first ones, 0 to 1")
 	s.StringVar(&g.kill, "kill", "", "kill a rank in mid-flight: prefill or decode")
 }
 
 // groupsOnly and pairOnly are the flags that go with one kind of replay alone.
 var (
-	groupsOnly = []string{"tokens", "scale", "aborts", "kill"}
-	pairOnly   = []string{"speed", "abort-rate", "overlap", "pool", "fault", "fault-side",
-		"offload", "offload-dir", "offload-size", "offload-file",
-		"offload-durable"}
+	groupsOnly = []string{"tokens", "scale", "aborts", "prefix-hits", "kill"}
+	pairOnly   = []string{"speed", "abort-rate", "overlap", "pool", "offload", "offload-dir",
+		"offload-size", "offload-file", "offload-durable"}
 )
 
 // given reports whether it is a replay between groups; flags that have no meaning are usage errors.
@@ -100,6 +104,8 @@ func (g *replayGroupsFlags) check(c *cobra.Command) error {
 		return usagef("--scale %d: want at least 1", g.scale)
 	case !(g.aborts >= 0 && g.aborts <= 1):
 		return usagef("--aborts %v: want 0 to 1", g.aborts)
+	case !(g.hits >= 0 && g.hits <= 1):
+		return usagef("--prefix-hits %v: want 0 to 1", g.hits)
 	case !slices.Contains([]string{"", "prefill", "decode"}, g.kill):
 		return usagef("--kill %q: want prefill or decode", g.kill)
 	}
@@ -130,9 +136,14 @@ func (f *replayFlags) checkGroups(c *cobra.Command) (*replay.GroupOptions, error
 	if err := f.checkNumbers(); err != nil {
 		return nil, err
 	}
+	rules, err := f.rules(c.Context())
+	if err != nil {
+		return nil, err
+	}
 	return &replay.GroupOptions{Spec: spec, Prefill: from, Decode: to, Backend: f.backend,
-		Scale: f.groups.scale, AbortRate: f.groups.aborts, Kill: replay.Side(f.groups.kill),
-		Digest: f.checksum, Threads: f.threads, Seed: f.seed, Limit: f.timeout}, nil
+		Scale: f.groups.scale, AbortRate: f.groups.aborts, HitRate: f.groups.hits,
+		Kill: replay.Side(f.groups.kill), Digest: f.checksum, Faults: rules, Threads: f.threads,
+		Seed: f.seed, Limit: f.timeout}, nil
 }
 
 // lengths are those of --tokens, or of a trace.

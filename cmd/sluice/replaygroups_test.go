@@ -19,8 +19,8 @@ var groupsKeys = []string{"model", "prefill", "decode", "prefill_ranks", "decode
 	"layers", "model_layers", "pool_bytes", "requests_shortened", "edges", "idle_ranks", "patterns",
 	"descriptors_equivalent", "plan_us", "build_us", "requests", "finished", "aborted", "failed",
 	"tokens", "bytes", "gbps", "request_bytes", "checked_bytes", "mismatched_bytes",
-	"digest_mismatches", "digests", "first_mismatches", "blocks_reused", "leaked", "killed",
-	"slowest_end_ms", "unexpected", "seconds"}
+	"digest_mismatches", "digests", "first_mismatches", "prefix_hits", "prefix_tokens",
+	"blocks_reused", "leaked", "faults", "killed", "slowest_end_ms", "unexpected", "seconds"}
 
 func TestReplayGroups(t *testing.T) {
 	o := ok(t, sluice(t, groupsArgs("--json", "--tokens", "300", "--requests", "4")...))
@@ -38,8 +38,10 @@ func TestReplayGroups(t *testing.T) {
 }
 
 func TestReplayGroupsWithAKilledRank(t *testing.T) {
-	o := ok(t, sluice(t, groupsArgs("--aborts", "0.5", "--kill", "decode", "--requests", "4")...))
+	o := ok(t, sluice(t, groupsArgs("--aborts", "0.5", "--prefix-hits", "0.5", "--kill", "decode",
+		"--fault", "batch: delay 200µs", "--requests", "4")...))
 	require.Contains(t, o.stdout, " 2 failed\nmismatches  0 of ")
+	require.Regexp(t, `\nprefixes    2 requests, of which [1-9](.*\n)*faults      [1-9]`, o.stdout)
 	require.Regexp(t, `killed      decode rank [0-3]; the last rank ended its requests after`,
 		o.stdout)
 }
@@ -51,7 +53,9 @@ func TestReplayGroupsUsage(t *testing.T) {
 		"--decode is missing":            {"replay", "--prefill", "tp=2"},
 		"--speed does not go with":       groupsArgs("--speed", "1"),
 		"--prefill and --decode: say --": groupsArgs("--abort-rate", "0.1"),
-		"--fault does not go with":       groupsArgs("--fault", "write: drop"),
+		"--pool does not go with":        groupsArgs("--pool", "1GiB"),
+		"--fault-side":                   groupsArgs("--fault-side", "all"),
+		"--prefix-hits 2":                groupsArgs("--prefix-hits", "2"),
 		"want prefill or decode":         groupsArgs("--kill", "both"),
 		"--aborts 2":                     groupsArgs("--aborts", "2"),
 		"--scale 0":                      groupsArgs("--scale", "0"),
