@@ -203,7 +203,7 @@ func (r *groupRank) open(all *groupPeers) (err error) {
 	limit := patience(r.told.Plan.limit(), r.told.Plan.Faults)
 	cfg := handoff.GroupConfig{Plan: plan, Index: r.told.Index, Regions: r.pools.regions,
 		Peers: r.peers, MeetTimeout: limit, IdleTimeout: limit, LayerTimeout: limit,
-		TakenTimeout: limit, NotifyTimeout: limit, RevokeTimeout: min(limit/3, 5*time.Second)}
+		TakenTimeout: limit, NotifyTimeout: limit, RevokeTimeout: min(limit, 15*time.Second)}
 	if r.told.Plan.Backend != "auto" {
 		cfg.Route.Only = r.told.Plan.Backend
 	}

@@ -38,7 +38,7 @@ type GroupConfig struct {
 	IdleTimeout   time.Duration // between two signs of life of the senders; default 60 s
 	LayerTimeout  time.Duration // for one layer to be written or read; default 10 s
 	TakenTimeout  time.Duration // from Finish on, for the last rank to be done; default 60 s
-	RevokeTimeout time.Duration // for one of three tries to revoke a lease; default 5 s
+	RevokeTimeout time.Duration // to prove that leases have ended; default 15 s
 	NotifyTimeout time.Duration // for a message to leave; default 5 s
 
 	// Digest, if set, has a sender send digests of a layer along, which the receivers compare with
@@ -55,7 +55,7 @@ func (c *GroupConfig) ensureDefaults() {
 	limits.Default(&c.IdleTimeout, 60*time.Second)
 	limits.Default(&c.LayerTimeout, 10*time.Second)
 	limits.Default(&c.TakenTimeout, 60*time.Second)
-	limits.Default(&c.RevokeTimeout, 5*time.Second)
+	limits.Default(&c.RevokeTimeout, 15*time.Second)
 	limits.Default(&c.NotifyTimeout, 5*time.Second)
 }
 

@@ -153,18 +153,10 @@ func TestGroupWithoutAProof(t *testing.T) {
 		})
 		t.Run(name+", late", func(t *testing.T) {
 			c, fails := newStubbornCrowd(t, pull, rank)
-			j := c.newJob(t, layout.Span{To: 40})
-			j.begin(t)
-			fails.Store(revokeTries - 1)
-			require.NoError(t, outcome(j))
-			j.awaitEnd(t)
-		})
-		t.Run(name+", late within a try", func(t *testing.T) {
-			c, fails := newStubbornCrowd(t, pull, rank)
 			c.to[0].receive.cfg.RevokeTimeout, c.from[0].sender.cfg.RevokeTimeout = limit, limit
 			j := c.newJob(t, layout.Span{To: 40})
 			j.begin(t)
-			fails.Store(3 * revokeTries)
+			fails.Store(9)
 			require.NoError(t, outcome(j))
 			j.awaitEnd(t)
 		})

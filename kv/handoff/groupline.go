@@ -170,10 +170,10 @@ func withoutProof(err error) error {
 var errUnrevoked = fmt.Errorf("a lease could not be revoked: never use its blocks again: %w",
 	engine.ErrUnproven)
 
-// revokePause is between two looks for a proof that a backend does not have yet: a writer that does
-// not answer may only be late.
+// revokePause is between two looks for a proof that a backend does not have yet.
 const revokePause = 20 * time.Millisecond
 
+// revokeWithin looks for a proof until ctx is over: a writer that does not answer may only be late.
 func revokeWithin(ctx context.Context, l *engine.Lease) error {
 	for {
 		err := l.Revoke(ctx)
@@ -190,20 +190,16 @@ func revokeWithin(ctx context.Context, l *engine.Lease) error {
 
 // revoke ends leases, and returns nil once it is proven that nothing goes through any of them.
 func (r *rank) revoke(leases []groupLease) error {
+	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.RevokeTimeout)
+	defer cancel()
 	errs := make([]error, len(leases))
 	var all sync.WaitGroup
 	for i := range leases {
 		all.Go(func() {
-			for range revokeTries {
-				ctx, cancel := context.WithTimeout(context.Background(), r.cfg.RevokeTimeout)
-				errs[i] = revokeWithin(ctx, leases[i].lease)
-				cancel()
-				if errs[i] == nil {
-					return
-				}
+			if err := revokeWithin(ctx, leases[i].lease); err != nil {
+				r.count.quarantined.Add(1)
+				errs[i] = errors.Join(errUnrevoked, err)
 			}
-			r.count.quarantined.Add(1)
-			errs[i] = errors.Join(errUnrevoked, errs[i])
 		})
 	}
 	all.Wait()
