@@ -36,7 +36,7 @@ type groupRefusal struct {
 	reason  Reason
 }
 
-// NewGroupReceiver makes the one GroupReceiver of a Mux.
+// NewGroupReceiver makes the GroupReceiver of a Mux for one group of peers, as NewGroupSender.
 func NewGroupReceiver(m *Mux, cfg GroupConfig) (*GroupReceiver, error) {
 	base, err := newRank(m, cfg, false)
 	if err != nil {
@@ -48,7 +48,7 @@ func NewGroupReceiver(m *Mux, cfg GroupConfig) (*GroupReceiver, error) {
 	if err := r.prepareZeros(); err != nil {
 		return nil, err
 	}
-	if err := m.Handle(toGroupReceiver, r.receive); err != nil {
+	if err := m.handle(toGroupReceiver, r.cfg.Peers, r.receive); err != nil {
 		return nil, errors.Join(err, r.zeros.close())
 	}
 	r.watch(r.lost)
@@ -245,6 +245,6 @@ func (r *GroupReceiver) Close() error {
 	}
 	r.mu.Unlock()
 	r.running.Wait()
-	r.mux.Forget(toGroupReceiver)
+	r.mux.forget(toGroupReceiver, r.cfg.Peers)
 	return errors.Join(r.closeLines(), r.zeros.close())
 }

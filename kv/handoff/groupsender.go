@@ -21,14 +21,15 @@ type GroupSender struct {
 	links  map[uint64]*outLink   // by session
 }
 
-// NewGroupSender makes the one GroupSender of a Mux.
+// NewGroupSender makes the GroupSender of a Mux for one group of peers: where there are several
+// data-parallel groups, each has a plan and a GroupSender of its own.
 func NewGroupSender(m *Mux, cfg GroupConfig) (*GroupSender, error) {
 	r, err := newRank(m, cfg, true)
 	if err != nil {
 		return nil, err
 	}
 	s := &GroupSender{rank: r, pushes: map[uint64]*GroupPush{}, links: map[uint64]*outLink{}}
-	if err := m.Handle(toGroupSender, s.receive); err != nil {
+	if err := m.handle(toGroupSender, s.cfg.Peers, s.receive); err != nil {
 		return nil, err
 	}
 	s.watch(s.lost)
@@ -148,6 +149,6 @@ func (s *GroupSender) Close() error {
 		close(s.closing)
 	}
 	s.running.Wait()
-	s.mux.Forget(toGroupSender)
+	s.mux.forget(toGroupSender, s.cfg.Peers)
 	return s.closeLines()
 }

@@ -21,14 +21,20 @@ type Mux struct {
 	once    sync.Once
 
 	mu       sync.RWMutex
-	handlers map[byte]func(engine.Notification)
+	handlers map[origin]func(engine.Notification)
 	rest     func(engine.Notification)
+}
+
+// origin is which messages a handler wants.
+type origin struct {
+	first byte
+	peer  *engine.Peer // nil: of any
 }
 
 // NewMux starts to read the notifications of an engine.
 func NewMux(eng *engine.Engine) *Mux {
 	m := &Mux{eng: eng, stop: make(chan struct{}), ended: make(chan struct{}),
-		handlers: map[byte]func(engine.Notification){}}
+		handlers: map[origin]func(engine.Notification){}}
 	go m.run()
 	return m
 }
@@ -38,13 +44,22 @@ func NewMux(eng *engine.Engine) *Mux {
 // goroutine: f must not wait for anything. ErrBusy means that the byte is taken.
 // The bytes 0xB1 to 0xB4 are this package's.
 func (m *Mux) Handle(first byte, f func(engine.Notification)) error {
+	return m.handle(first, []*engine.Peer{nil}, f)
+}
+
+// handle is Handle for the messages of some peers.
+func (m *Mux) handle(first byte, peers []*engine.Peer, f func(engine.Notification)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.handlers[first] != nil {
-		return fmt.Errorf("handle messages that begin with %#x: one Sender and one Receiver "+
-			"of each kind to a Mux: %w", first, engine.ErrBusy)
+	for _, p := range peers {
+		if m.handlers[origin{first, p}] != nil {
+			return fmt.Errorf("handle messages that begin with %#x: a Mux has one Sender and one "+
+				"Receiver, and one of each for a group of ranks: %w", first, engine.ErrBusy)
+		}
 	}
-	m.handlers[first] = f
+	for _, p := range peers {
+		m.handlers[origin{first, p}] = f
+	}
 	return nil
 }
 
@@ -57,10 +72,14 @@ func (m *Mux) HandleRest(f func(engine.Notification)) {
 }
 
 // Forget ends Handle. A call of the handler may still be under way.
-func (m *Mux) Forget(first byte) {
+func (m *Mux) Forget(first byte) { m.forget(first, []*engine.Peer{nil}) }
+
+func (m *Mux) forget(first byte, peers []*engine.Peer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.handlers, first)
+	for _, p := range peers {
+		delete(m.handlers, origin{first, p})
+	}
 }
 
 // Dropped counts the messages that no handler wanted.
@@ -91,12 +110,18 @@ func (m *Mux) deal(n engine.Notification) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if n.Err != nil {
-		for _, f := range m.handlers {
-			f(n)
+		for of, f := range m.handlers {
+			if of.peer == nil {
+				f(n)
+			}
 		}
-	} else if len(n.Data) > 0 && m.handlers[n.Data[0]] != nil {
-		m.handlers[n.Data[0]](n)
-		return
+	} else if len(n.Data) > 0 {
+		for _, peer := range []*engine.Peer{n.Peer, nil} {
+			if f := m.handlers[origin{n.Data[0], peer}]; f != nil {
+				f(n)
+				return
+			}
+		}
 	}
 	if m.rest != nil {
 		m.rest(n)
