@@ -74,10 +74,21 @@ type groupRequest struct {
 	Number uint64      `json:"number"` // from 1 on
 	Tokens uint64      `json:"tokens"`
 	From   uint64      `json:"from"` // tokens before it are on the decode side already
+	DP     [2]int      `json:"dp"`   // from which data-parallel group to which
 	Abort  *groupAbort `json:"abort"`
 	// The prefill rank that does not say that it is done, so that the request cannot be complete
 	// before it is ended; -1: none.
 	Holder int `json:"holder"`
+}
+
+func (q *groupRequest) span() layout.Span { return layout.Span{From: q.From, To: q.Tokens} }
+
+// in reports whether a rank of a group has a part of the request.
+func (q *groupRequest) in(side Side, s *layout.Side) bool {
+	if side == DecodeSide {
+		return q.DP[1] == s.DP
+	}
+	return q.DP[0] == s.DP
 }
 
 // groupAbort is the rank that ends a request, and after which of its layers.
@@ -100,10 +111,6 @@ func (o *GroupOptions) plan() (*groupPlan, error) {
 	if len(o.Tokens) == 0 {
 		return nil, errors.New("there are no requests")
 	}
-	if o.Prefill.DP > 1 || o.Decode.DP > 1 {
-		return nil, fmt.Errorf("a replay is between one group of ranks and one other: leave dp "+
-			"out: %w", layout.ErrGeometry)
-	}
 	p := &groupPlan{Backend: o.Backend, Threads: o.Threads, Seed: o.Seed, Digest: o.Digest,
 		Faults: o.Faults, LimitMs: o.Limit.Milliseconds(),
 		words: [2]string{o.Prefill.String(), o.Decode.String()}}
@@ -122,7 +129,8 @@ func (o *GroupOptions) plan() (*groupPlan, error) {
 			n, p.cut = most, p.cut+1
 		}
 		longest = max(longest, n)
-		requests = append(requests, groupRequest{Number: uint64(i) + 1, Tokens: n, Holder: -1})
+		requests = append(requests, groupRequest{Number: uint64(i) + 1, Tokens: n, Holder: -1,
+			DP: [2]int{i % max(1, o.Prefill.DP), i / max(1, o.Prefill.DP) % max(1, o.Decode.DP)}})
 	}
 	if err := p.scale(o, longest); err != nil {
 		return nil, err
@@ -242,7 +250,7 @@ func cutStages(g layout.GroupSpec, of, keep int) layout.GroupSpec {
 // layOut lays a group out with room for as many requests as are on their way at once.
 func layOut(g *layout.GroupSpec, spec layout.Spec, tokens uint64) ([]*layout.Side, error) {
 	g.Blocks, g.StateBlocks = 1, groupAtOnce
-	sides, err := g.Sides(spec, 0)
+	sides, err := g.Sides(spec, 0) // that of other data-parallel groups does not differ
 	if err != nil {
 		return nil, err
 	}
@@ -255,8 +263,29 @@ func layOut(g *layout.GroupSpec, spec layout.Spec, tokens uint64) ([]*layout.Sid
 		}
 	}
 	g.Blocks = uint32(need * groupAtOnce)
-	return g.Sides(spec, 0)
+	return allSides(g, spec)
 }
+
+// allSides are the ranks of all data-parallel groups, one group behind the other.
+func allSides(g *layout.GroupSpec, spec layout.Spec) (all []*layout.Side, err error) {
+	for dp := range max(1, g.DP) {
+		sides, err := g.Sides(spec, dp)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, sides...)
+	}
+	return all, nil
+}
+
+// groups returns where the ranks of two data-parallel groups begin, and where they end.
+func (p *groupPlan) groups(dp [2]int) (senders, receivers [2]int) {
+	from, to := len(p.prefill)/max(1, p.Prefill.DP), len(p.decode)/max(1, p.Decode.DP)
+	return [2]int{dp[0] * from, (dp[0] + 1) * from}, [2]int{dp[1] * to, (dp[1] + 1) * to}
+}
+
+// anyOf draws a rank.
+func anyOf(r *rand.Rand, ranks [2]int) int { return ranks[0] + r.IntN(ranks[1]-ranks[0]) }
 
 // slots returns how many blocks of a group a request takes on a rank.
 func slots(s *layout.Side, group int, tokens uint64) uint64 {
@@ -289,15 +318,16 @@ func layersOn(s *layout.Side) []int {
 // turn and a layer. Of every second pair the end may come too late.
 func (p *groupPlan) planAborts(r *rand.Rand, requests []groupRequest, rate float64) {
 	for i, at := range some(r, len(requests), rate) {
-		a := &groupAbort{By: PrefillSide, Rank: r.IntN(len(p.prefill))}
-		sides := p.prefill
+		q, sides := &requests[at], p.prefill
+		senders, receivers := p.groups(q.DP)
+		a := &groupAbort{By: PrefillSide, Rank: anyOf(r, senders)}
 		if i%2 == 1 {
-			a.By, a.Rank, sides = DecodeSide, r.IntN(len(p.decode)), p.decode
+			a.By, a.Rank, sides = DecodeSide, anyOf(r, receivers), p.decode
 		}
 		a.Layer = r.IntN(len(layersOn(sides[a.Rank])))
-		requests[at].Abort = a
+		q.Abort = a
 		if i%4 < 2 {
-			requests[at].Holder = r.IntN(len(p.prefill))
+			q.Holder = anyOf(r, senders)
 		}
 	}
 }
@@ -323,27 +353,26 @@ func (p *groupPlan) planHits(r *rand.Rand, requests []groupRequest, share float6
 	}
 }
 
-// planKill chooses the rank that is killed: one that sends something, or any that receives.
+// planKill chooses the rank that is killed: one that sends something, or any that receives. The
+// requests of the last round all go between the same groups.
 func (p *groupPlan) planKill(r *rand.Rand, side Side) error {
-	plan, err := layout.NewPlan(p.prefill, p.decode)
+	last := p.Rounds[len(p.Rounds)-1]
+	senders, receivers := p.groups(last[0].DP)
+	plan, err := layout.NewPlan(p.prefill[senders[0]:senders[1]],
+		p.decode[receivers[0]:receivers[1]])
 	if err != nil {
 		return err
 	}
-	idle := plan.Idle()
-	var busy []int
-	for i, s := range p.prefill {
-		if !slices.Contains(idle, s.Rank) {
-			busy = append(busy, i)
-		}
+	holder := -1
+	for holder < 0 || slices.Contains(plan.Idle(), p.prefill[holder].Rank) {
+		holder = anyOf(r, senders)
 	}
-	holder := busy[r.IntN(len(busy))]
 	p.Victim = &groupVictim{side, holder}
 	if side == DecodeSide {
-		p.Victim.Rank = r.IntN(len(p.decode))
+		p.Victim.Rank = anyOf(r, receivers)
 	}
-	last := p.Rounds[len(p.Rounds)-1]
 	for i := range last {
-		last[i].Holder = holder
+		last[i].DP, last[i].Holder = last[0].DP, holder
 	}
 	return nil
 }

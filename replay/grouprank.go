@@ -83,8 +83,10 @@ type groupRank struct {
 	pools    *groupMemory
 	mux      *handoff.Mux
 	peers    []*engine.Peer // of the other group
-	sender   *handoff.GroupSender
-	receiver *handoff.GroupReceiver
+	side     *layout.Side
+	// by data-parallel group of the other side
+	senders   []*handoff.GroupSender
+	receivers []*handoff.GroupReceiver
 
 	flights []*groupFlight // of the round
 	work    sync.WaitGroup
@@ -130,19 +132,19 @@ func (r *groupRank) meet() error {
 	if r.told.Side == DecodeSide {
 		group, poison = &r.told.Plan.Decode, decodePoison
 	}
-	sides, err := group.Sides(r.told.Plan.Spec, 0)
+	sides, err := allSides(group, r.told.Plan.Spec)
 	if err != nil {
 		return err
 	}
-	side := sides[r.told.Index]
-	if r.pools, err = newGroupMemory(r.eng, side, poison, r.told.Plan.Seed); err != nil {
+	r.side = sides[r.told.Index]
+	if r.pools, err = newGroupMemory(r.eng, r.side, poison, r.told.Plan.Seed); err != nil {
 		return err
 	}
 	description, err := r.eng.Describe()
 	if err != nil {
 		return err
 	}
-	encoded, err := side.Marshal()
+	encoded, err := r.side.Marshal()
 	if err != nil {
 		return err
 	}
@@ -184,46 +186,86 @@ func (r *groupRank) connect(others []groupMeeting) error {
 	return errors.Join(errs...)
 }
 
-// open makes the plan of the sides that all ranks have told of, and hears their messages.
-func (r *groupRank) open(all *groupPeers) (err error) {
-	var groups [2][]*layout.Side
-	for i, list := range [][]groupMeeting{all.Prefill, all.Decode} {
-		for _, m := range list {
-			s, err := layout.ParseSide(m.Side)
-			if err != nil {
-				return err
-			}
-			groups[i] = append(groups[i], s)
-		}
+// open makes the plans of the sides that all ranks have told of, one for each data-parallel group
+// of the other side, and hears their messages.
+func (r *groupRank) open(all *groupPeers) error {
+	own, others := all.Prefill, all.Decode
+	if r.told.Side == DecodeSide {
+		own, others = others, own
 	}
-	plan, err := layout.NewPlan(groups[0], groups[1])
+	mine, _, err := sidesIn(own, r.side.DP)
 	if err != nil {
 		return err
 	}
-	limit := patience(r.told.Plan.limit(), r.told.Plan.Faults)
-	cfg := handoff.GroupConfig{Plan: plan, Index: r.told.Index, Regions: r.pools.regions,
-		Peers: r.peers, MeetTimeout: limit, IdleTimeout: limit, LayerTimeout: limit,
-		TakenTimeout: limit, NotifyTimeout: limit, RevokeTimeout: min(limit, 15*time.Second)}
-	if r.told.Plan.Backend != "auto" {
-		cfg.Route.Only = r.told.Plan.Backend
+	for dp, at := 0, 0; at < len(others); dp++ {
+		theirs, peers, err := sidesIn(others, dp)
+		if err != nil {
+			return err
+		}
+		senders, receivers := mine, theirs
+		if r.told.Side == DecodeSide {
+			senders, receivers = receivers, senders
+		}
+		plan, err := layout.NewPlan(senders, receivers)
+		if err != nil {
+			return err
+		}
+		if err := r.openGroup(plan, r.peers[peers[0]:peers[1]]); err != nil {
+			return err
+		}
+		at = peers[1]
 	}
+	return r.explain()
+}
+
+// sidesIn returns the ranks of one data-parallel group, and where they are in the list.
+func sidesIn(list []groupMeeting, dp int) (sides []*layout.Side, at [2]int, err error) {
+	for i, m := range list {
+		s, err := layout.ParseSide(m.Side)
+		if err != nil {
+			return nil, at, err
+		}
+		if s.DP == dp {
+			sides, at[1] = append(sides, s), i+1
+		}
+	}
+	at[0] = at[1] - len(sides)
+	return sides, at, nil
+}
+
+// openGroup hears the messages of one group.
+func (r *groupRank) openGroup(plan *layout.Plan, peers []*engine.Peer) error {
+	limit := patience(r.told.Plan.limit(), r.told.Plan.Faults)
+	cfg := handoff.GroupConfig{Plan: plan, Index: r.side.Rank, Regions: r.pools.regions,
+		Peers: peers, Route: r.route(), MeetTimeout: limit, IdleTimeout: limit, LayerTimeout: limit,
+		TakenTimeout: limit, NotifyTimeout: limit, RevokeTimeout: min(limit, 15*time.Second)}
 	if r.told.Plan.Digest {
 		cfg.Digest = func(int) bool { return true }
 	}
 	if r.told.Side == PrefillSide {
-		r.sender, err = handoff.NewGroupSender(r.mux, cfg)
-	} else {
-		r.receiver, err = handoff.NewGroupReceiver(r.mux, cfg)
-	}
-	if err != nil {
+		s, err := handoff.NewGroupSender(r.mux, cfg)
+		if err == nil {
+			r.senders = append(r.senders, s)
+		}
 		return err
 	}
-	return r.explain(cfg.Route)
+	q, err := handoff.NewGroupReceiver(r.mux, cfg)
+	if err == nil {
+		r.receivers = append(r.receivers, q)
+	}
+	return err
+}
+
+func (r *groupRank) route() (route engine.Route) {
+	if r.told.Plan.Backend != "auto" {
+		route.Only = r.told.Plan.Backend
+	}
+	return route
 }
 
 // explain notes which way bytes go between this rank and the first of the other group.
-func (r *groupRank) explain(route engine.Route) error {
-	if r.res.Route = route.Only; r.res.Route != "" {
+func (r *groupRank) explain() error {
+	if r.res.Route = r.route().Only; r.res.Route != "" {
 		return nil
 	}
 	for _, region := range r.pools.regions {
@@ -246,11 +288,12 @@ func (r *groupRank) explain(route engine.Route) error {
 
 // closeGroup hears the others no more. It may be called again.
 func (r *groupRank) closeGroup() error {
-	switch {
-	case r.sender != nil:
-		return r.sender.Close()
-	case r.receiver != nil:
-		return r.receiver.Close()
+	var errs []error
+	for _, s := range r.senders {
+		errs = append(errs, s.Close())
 	}
-	return nil
+	for _, q := range r.receivers {
+		errs = append(errs, q.Close())
+	}
+	return errors.Join(errs...)
 }

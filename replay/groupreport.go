@@ -25,7 +25,8 @@ type GroupReport struct {
 	PoolBytes   uint64 `json:"pool_bytes"` // of all ranks
 	Shortened   int    `json:"requests_shortened"`
 
-	// What the plan says of the whole model, for a prompt of layout.ExplainTokens tokens.
+	// What the plan of one data-parallel group says of the whole model, for a prompt of
+	// layout.ExplainTokens tokens.
 	Edges       []GroupEdge `json:"edges"`
 	Idle        []int       `json:"idle_ranks"` // prefill ranks that send nothing
 	Patterns    int         `json:"patterns"`
@@ -82,7 +83,7 @@ type GroupTimes struct {
 func newGroupReport(p *groupPlan) *GroupReport {
 	w := p.whole
 	r := &GroupReport{Model: w.Model, Prefill: p.words[0], Decode: p.words[1],
-		PrefillRanks: w.PrefillRanks, DecodeRanks: w.DecodeRanks, Layers: p.layers,
+		PrefillRanks: len(p.prefill), DecodeRanks: len(p.decode), Layers: p.layers,
 		ModelLayers: p.of, PoolBytes: p.memory, Shortened: p.cut, Idle: w.Idle,
 		Patterns: w.Patterns, Descriptors: w.Descriptors, PlanUs: w.PlanUs, BuildUs: w.BuildUs,
 		Digests: p.Digest, FirstMismatches: []string{}, Unexpected: []string{}, limit: p.limit()}

@@ -14,7 +14,7 @@ import (
 // groupFlight is one request of the round on this rank.
 type groupFlight struct {
 	*groupRequest
-	tables  layout.Tables
+	tables  layout.Tables // nil: this rank has no part of it
 	outcome groupOutcome
 }
 
@@ -59,6 +59,10 @@ func (r *groupRank) fill(round int) error {
 	r.flights = nil
 	for i := range r.told.Plan.Rounds[round] {
 		q := &r.told.Plan.Rounds[round][i]
+		if !q.in(r.told.Side, r.side) {
+			r.flights = append(r.flights, &groupFlight{groupRequest: q})
+			continue
+		}
 		t, err := r.pools.take(q)
 		if err != nil {
 			return err
@@ -79,9 +83,11 @@ func (r *groupRank) run(round int) []groupOutcome {
 	for i, f := range r.flights {
 		r.work.Go(func() {
 			var err error
-			if r.told.Side == PrefillSide {
+			switch {
+			case f.tables == nil:
+			case r.told.Side == PrefillSide:
 				err = r.push(f, kill && i == 0 && f.Holder == r.told.Index)
-			} else {
+			default:
 				err = r.fetch(f)
 			}
 			f.outcome.note(err, f.Abort != nil, kill, len(r.told.Plan.Faults) > 0)
@@ -117,11 +123,11 @@ func (o *groupOutcome) note(err error, abort, kill, faulty bool) {
 
 // push sends this rank's part of a request. poised has it tell the parent half-way.
 func (r *groupRank) push(f *groupFlight, poised bool) error {
-	p, err := r.sender.Begin(r.ctx, f.Number, f.tables, layout.Span{From: f.From, To: f.Tokens})
+	p, err := r.senders[f.DP[1]].Begin(r.ctx, f.Number, f.tables, f.span())
 	if err != nil {
 		return err
 	}
-	for to := range r.peers {
+	for to := range len(r.peers) / len(r.senders) {
 		f.outcome.Begin = append(f.outcome.Begin, p.RequestBytes(to))
 	}
 	layers := layersOn(r.pools.side)
@@ -159,7 +165,7 @@ func (q *groupRequest) isEndedBy(s Side, rank, layer int) bool {
 
 // fetch receives this rank's part of a request.
 func (r *groupRank) fetch(f *groupFlight) error {
-	q, err := r.receiver.Open(r.ctx, f.Number, f.tables, layout.Span{From: f.From, To: f.Tokens})
+	q, err := r.receivers[f.DP[0]].Open(r.ctx, f.Number, f.tables, f.span())
 	if err != nil {
 		return err
 	}
@@ -182,6 +188,8 @@ func (r *groupRank) check() uint64 {
 	for _, f := range r.flights {
 		failed := f.outcome.Error != ""
 		switch {
+		case f.tables == nil:
+			continue
 		case f.outcome.Unproven:
 			continue // its blocks must not be used again
 		case failed: // they are poisoned

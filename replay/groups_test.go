@@ -164,9 +164,31 @@ func TestGroupPlan(t *testing.T) {
 	o.Scale = 32
 	_, err = o.plan()
 	require.ErrorContains(t, err, "1 layers are too few for 1 and 2 stages")
-	o.Decode.DP = 2
-	_, err = o.plan()
-	require.ErrorIs(t, err, layout.ErrGeometry)
+}
+
+// TestGroupsOfDataParallelRanks deals requests out between two prefill and three decode groups.
+func TestGroupsOfDataParallelRanks(t *testing.T) {
+	for _, kill := range []Side{"", PrefillSide, DecodeSide} {
+		o := smallGroups(t, "")
+		o.Prefill.DP, o.Decode.DP, o.HitRate, o.Kill = 2, 3, 1, kill
+		o.Tokens = append(o.Tokens, 40, 50)
+		p, err := o.plan()
+		require.NoError(t, err)
+		pairs := map[[2]int]bool{}
+		for _, q := range slices.Concat(p.Rounds...) {
+			pairs[q.DP] = true
+		}
+		require.Len(t, pairs, 6)
+		r, err := RunGroups(t.Context(), o)
+		require.NoError(t, err)
+		require.NoError(t, r.Err())
+		require.Equal(t, [2]int{4, 6}, [2]int{r.PrefillRanks, r.DecodeRanks})
+		require.Equal(t, 8, r.Finished+r.Failed)
+		require.Equal(t, kill != "", r.Failed == groupAtOnce)
+		if kill == "" {
+			require.EqualValues(t, (100+65+64+1+90+33+40+50-r.HitTokens)*4096*2, r.Bytes)
+		}
+	}
 }
 
 // TestCutStages keeps proportions, and a layer in each stage.

@@ -63,7 +63,6 @@ func TestReplayGroupsUsage(t *testing.T) {
 		"--tokens and --trace":           groupsArgs("--tokens", "1", "--trace", "file"),
 		"too few for 1 and 2 stages":     groupsArgs("--scale", "32"),
 		"there are tp, pp":               groupsArgs("--prefill", "cp=2"),
-		"leave dp out":                   groupsArgs("--prefill", "tp=2,dp=2"),
 	} {
 		o := sluice(t, args...)
 		require.Equal(t, statusUsage, o.status, "%v: %s", args, o.stderr)
