@@ -19,5 +19,21 @@ func (t *tally) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(t)), unsafe.Sizeof(*t))
 }
 
+const (
+	cellsBytes = uint64(unsafe.Sizeof(cellsArgs{}))
+	totalBytes = uint64(unsafe.Sizeof(digestTotal{}))
+)
+
+// bytes are what the kernel takes by value.
+func (d *digestArgs) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(d)), unsafe.Sizeof(*d))
+}
+
+// bytes are what the kernel reads.
+func (c *cellsArgs) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(c)), cellsBytes) }
+
+// bytes are what the kernel adds to.
+func (t *digestTotal) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(t)), totalBytes) }
+
 // bytes are what the kernel takes by value.
 func (s *step) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(s)), unsafe.Sizeof(*s)) }

@@ -18,5 +18,8 @@
 // its kind comes; Explain says what came out, and a name in its place is that variant or an error.
 // Prepare captures a launch for replay. Plan says what is known without a card.
 //
+// Summer digests cells of KV cache in a card's memory: the kernel of digest.cu, which has not yet
+// run on a card either, has the sums of package csrc/digest, its twin on the CPU.
+//
 // Everything here builds with CGO_ENABLED=0; the twin is then a plain loop, and no Device opens.
 package cuda

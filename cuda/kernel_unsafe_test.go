@@ -13,6 +13,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -28,12 +30,12 @@ func tool(t *testing.T, name, fix string) string {
 	return path
 }
 
-// hostBuild compiles gather.cu for the CPU, within the program that runs it.
-func hostBuild(t *testing.T, compiler string, args ...string) string {
+// hostBuild compiles a kernel for the CPU, within the program that runs it.
+func hostBuild(t *testing.T, sources []string, compiler string, args ...string) string {
 	t.Helper()
-	exe := filepath.Join(t.TempDir(), "gather_host")
-	args = append(args, "-std=c11", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
-		"-D_GNU_SOURCE", "-o", exe, "testdata/gather_host.c")
+	exe := filepath.Join(t.TempDir(), "host")
+	args = append(append(args, "-std=c11", "-g", "-Wall", "-Wextra", "-Werror",
+		"-Wno-unknown-pragmas", "-D_GNU_SOURCE", "-o", exe), sources...)
 	if out, err := exec.Command(compiler, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s %s: %v\n%s", compiler, strings.Join(args, " "), err, out)
 	}
@@ -60,7 +62,8 @@ func TestKernelsOnTheCPU(t *testing.T) {
 	} {
 		t.Run(c.compiler, func(t *testing.T) {
 			t.Parallel()
-			exe := hostBuild(t, tool(t, c.compiler, c.fix), c.flags...)
+			exe := hostBuild(t, []string{"testdata/gather_host.c"}, tool(t, c.compiler, c.fix),
+				c.flags...)
 			out, err := exec.Command(exe).CombinedOutput()
 			if err != nil || !regexp.MustCompile(`^\d{4,} launches\n$`).Match(out) {
 				t.Errorf("%v\n%s", err, out)
@@ -75,6 +78,30 @@ func TestKernelsOnTheCPU(t *testing.T) {
 					!strings.Contains(string(out), where) {
 					t.Errorf("%s: %v, want %q in %s\n%s", planted, err, want, where, out)
 				}
+			}
+		})
+	}
+}
+
+// TestDigestKernelsOnTheCPU runs the kernel of digest.cu, thread after thread, over random cells,
+// and compares with csrc/digest. Planted errors must be caught by the sanitizers.
+func TestDigestKernelsOnTheCPU(t *testing.T) {
+	sources := []string{"testdata/digest_host.c", "../csrc/digest/digest.c",
+		"../csrc/digest/ways.c"}
+	for compiler, flags := range map[string][]string{"gcc": sanitizers, "clang-19": {"-O3"}} {
+		t.Run(compiler, func(t *testing.T) {
+			t.Parallel()
+			exe := hostBuild(t, sources, tool(t, compiler, "apt-get install "+compiler), flags...)
+			out, err := exec.Command(exe).CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			require.Regexp(t, `^\d{3} summed, \d{3} refused\n$`, string(out))
+			if compiler != "gcc" {
+				return
+			}
+			for _, planted := range []string{"room", "slots", "list", "keys", "alignment"} {
+				out, err := exec.Command(exe, planted).CombinedOutput()
+				require.Error(t, err, planted)
+				require.Regexp(t, "heap-buffer-overflow|misaligned address", string(out), planted)
 			}
 		})
 	}
@@ -103,9 +130,9 @@ const clangOfModules = "19.1.7"
 // TestModulesAreOfThisSource makes the modules again.
 func TestModulesAreOfThisSource(t *testing.T) {
 	commands := generators(t)
-	if len(commands) != len(Modules())+1 {
-		t.Fatalf("%d commands for %d modules and that of the neighbour", len(commands),
-			len(Modules()))
+	if len(commands) != len(Modules())+2 {
+		t.Fatalf("%d commands for %d modules, that of the neighbour and that of digests",
+			len(commands), len(Modules()))
 	}
 	for _, command := range commands {
 		clang := tool(t, command[0], "apt-get install clang-19")
@@ -185,11 +212,25 @@ func TestModulesSayWhatTheyNeed(t *testing.T) {
 	}
 }
 
+// TestDigestModuleSaysWhatItNeeds reads the PTX: threads that share a cell add up by shuffles
+// alone, and nothing lies in memory that should be in registers.
+func TestDigestModuleSaysWhatItNeeds(t *testing.T) {
+	for _, want := range []string{".version 7.8", ".target sm_80\n",
+		"ld.global.nc.L1::no_allocate.v4.u32", "shfl.sync.bfly.b32", "red.global.add.u64",
+		fmt.Sprintf(".maxntid %d,", digestThreads), ".visible .entry " + kernelDigest + "(",
+		fmt.Sprintf("%s_param_0[%d]", kernelDigest, unsafe.Sizeof(digestArgs{}))} {
+		require.Contains(t, sums.PTX, want)
+	}
+	for _, bad := range []string{".local", "call", "bar.sync"} {
+		require.NotContains(t, sums.PTX, bad)
+	}
+}
+
 // TestModulesAssemble has NVIDIA's assembler look at what clang does not: inline assembly.
 func TestModulesAssemble(t *testing.T) {
 	ptxas := tool(t, "ptxas", "pip download nvidia-cuda-nvcc-cu12, or install a CUDA toolkit "+
 		"from 12.0 on")
-	for _, m := range append(Modules(), decode) {
+	for _, m := range append(Modules(), decode, sums) {
 		file := filepath.Join(t.TempDir(), "module.ptx")
 		if err := os.WriteFile(file, []byte(m.PTX), 0o600); err != nil {
 			t.Fatal(err)

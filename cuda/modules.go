@@ -14,6 +14,7 @@ import (
 //go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S gather.cu -o gather_sm80.ptx
 //go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_90 -nocudainc -nocudalib --cuda-feature=+ptx80 -O3 -std=c++17 -S gather.cu -o gather_sm90.ptx
 //go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S decode.cu -o decode_sm80.ptx
+//go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S digest.cu -o digest_sm80.ptx
 
 //go:embed gather_sm80.ptx
 var sm80 string
@@ -23,6 +24,14 @@ var sm90 string
 
 //go:embed decode_sm80.ptx
 var decode80 string
+
+//go:embed digest_sm80.ptx
+var digest80 string
+
+// sums is the module of Summer.
+var sums = Module{"digest_sm80", digest80, 80, 11080, []string{kernelDigest}}
+
+const kernelDigest = "sl_digest_cells"
 
 // decode is the module of Neighbour.
 var decode = Module{"decode_sm80", decode80, 80, 11080, []string{kernelStep}}

@@ -34,6 +34,9 @@ func (*Copier) Copy(bool, []uint64, []uint64, []uint64) error {
 // Sync is never called.
 func (*Copier) Sync() error { return nil }
 
+// After is never called.
+func (*Copier) After(uint64) error { return nil }
+
 // Mark is never called.
 func (*Copier) Mark(int) error { return nil }
 

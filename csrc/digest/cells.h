@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by the ways to sum: a list of cells, pairs of words, and the mix of a cell. */
+/* Shared by the ways to sum: a list of cells, and the pairs of words of one. */
 #ifndef SLUICE_DIGEST_CELLS_H
 #define SLUICE_DIGEST_CELLS_H
 
 #include "digest.h"
+#include "mix.h"
 
 #include <string.h>
 
@@ -26,13 +27,6 @@ struct shape {
 typedef void sum_cells(const struct cell *list, uint64_t n, uint64_t ahead, const struct shape *c,
 		       uint64_t sums[2]);
 
-static inline uint64_t mix64(uint64_t x)
-{
-	x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
-	x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
-	return x ^ x >> 33;
-}
-
 static inline uint64_t little(uint64_t x)
 {
 #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
@@ -40,11 +34,6 @@ static inline uint64_t little(uint64_t x)
 #else
 	return x;
 #endif
-}
-
-static inline uint64_t product(uint64_t m, uint64_t k)
-{
-	return (uint64_t)((uint32_t)m + (uint32_t)k) * (uint32_t)((m >> 32) + (k >> 32));
 }
 
 /* Adds the pairs of words of a cell from byte i on. The last pair is padded with zeros. */
@@ -55,24 +44,24 @@ static inline void pairs(const uint8_t *at, uint64_t i, const struct shape *c, u
 	for (; i + 8 <= c->size; i += 8) {
 		memcpy(&m, at + i, 8);
 		m = little(m);
-		nh[0] += product(m, c->keys[0][i / 8]);
-		nh[1] += product(m, c->keys[1][i / 8]);
+		nh[0] += sl_product(m, c->keys[0][i / 8]);
+		nh[1] += sl_product(m, c->keys[1][i / 8]);
 	}
 	if (i == c->size)
 		return;
 	m = 0;
 	for (uint64_t j = c->size; j > i; j--)
 		m = m << 8 | at[j - 1];
-	nh[0] += product(m, c->keys[0][i / 8]);
-	nh[1] += product(m, c->keys[1][i / 8]);
+	nh[0] += sl_product(m, c->keys[0][i / 8]);
+	nh[1] += sl_product(m, c->keys[1][i / 8]);
 }
 
 /* Adds a cell whose lanes are known. */
 static inline void put(const uint64_t nh[2], uint64_t coord, const struct shape *c,
 		       uint64_t sums[2])
 {
-	sums[0] += mix64(nh[0] ^ mix64(c->s[0] ^ coord));
-	sums[1] += mix64(nh[1] ^ mix64(c->s[1] ^ coord));
+	sums[0] += sl_mixed(nh[0], c->s[0], coord);
+	sums[1] += sl_mixed(nh[1], c->s[1], coord);
 }
 
 /* NULL: this processor does not have the way. */

@@ -52,27 +52,29 @@ type Axis struct{ N, By, On uint64 }
 // Sum digests cells of one memory. A cell outside the memory, or an overflow, is driver.ErrBounds:
 // no byte outside is read. The list of slots may change meanwhile. Parallel calls are allowed.
 func Sum(mem []byte, c *Cells, k *Key) (Digest, error) {
-	if none(c) {
+	if c.Empty() {
 		return Digest{}, nil
 	}
-	if !sound(mem, c, k) {
+	if !c.Sound(uint64(len(mem)), k) {
 		return Digest{}, driver.ErrBounds
 	}
 	return sum(mem, c, k)
 }
 
-func none(c *Cells) bool { return c.Count == 0 || c.Outer.N == 0 || c.Axis.N == 0 }
+// Empty reports whether there is no cell.
+func (c *Cells) Empty() bool { return c.Count == 0 || c.Outer.N == 0 || c.Axis.N == 0 }
 
-// sound reports whether the list has all slots, and the cells of an entry have room beside one
-// another, so that no call takes longer than its memory is worth.
-func sound(mem []byte, c *Cells, k *Key) bool {
+// Sound reports whether the list has all slots, and the cells of an entry have room beside one
+// another in a memory of n bytes, so that no sum takes longer than its memory is worth.
+// Preconditions: there are cells.
+func (c *Cells) Sound(n uint64, k *Key) bool {
 	s := &c.At
 	if c.Count < 0 || c.Count > math.MaxInt32 || s.Per > 1 && s.First >= s.Per ||
 		s.Per <= 1 && s.First != 0 {
 		return false
 	}
 	over, cells := bits.Mul64(c.Outer.N, c.Axis.N)
-	if over != 0 || cells > uint64(len(mem))/uint64(k.cell) {
+	if over != 0 || cells > n/uint64(k.cell) {
 		return false
 	}
 	per := max(1, uint64(s.Per))
@@ -81,10 +83,10 @@ func sound(mem []byte, c *Cells, k *Key) bool {
 
 // Reference is Sum in plain Go.
 func Reference(mem []byte, c *Cells, k *Key) (Digest, error) {
-	if none(c) {
+	if c.Empty() {
 		return Digest{}, nil
 	}
-	if !sound(mem, c, k) {
+	if !c.Sound(uint64(len(mem)), k) {
 		return Digest{}, driver.ErrBounds
 	}
 	var d Digest

@@ -57,6 +57,16 @@ func NewKey(seed Seed, part, dtype string, cell uint64) (*Key, error) {
 	return k, nil
 }
 
+// Cell is the bytes of a cell.
+func (k *Key) Cell() uint64 { return uint64(k.cell) }
+
+// Lane returns K and S of a lane, 0 or 1, for sums outside of this package. The pairs of words are
+// not the caller's to write.
+func (k *Key) Lane(v int) (pairs []uint64, s uint64) {
+	n := len(k.words) / 2
+	return k.words[v*n:][:n:n], k.s[v]
+}
+
 // add takes one cell in.
 func (k *Key) add(d *Digest, b []byte, coord uint64) {
 	var a, c uint64
