@@ -165,6 +165,10 @@ func TestSummerOnDeviceRefuses(t *testing.T) {
 		for name, change := range map[string]func(c *digest.DeviceCells){
 			"a byte less": func(c *digest.DeviceCells) { c.Memory.Len-- },
 			"a slot":      func(c *digest.DeviceCells) { farSlot(&c.Cells, 1<<31) },
+			"a slot that overflows": func(c *digest.DeviceCells) {
+				c.Cells.At.Stride = 1 << 63
+				farSlot(&c.Cells, 2)
+			},
 			"no list": func(c *digest.DeviceCells) {
 				c.Cells.At.List, c.Cells.Count = []uint32{}, 1
 			},

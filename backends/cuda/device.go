@@ -23,8 +23,9 @@ type device struct {
 	kernels *cuda.Kernels  // nil: none may run
 	loads   []atomic.Int32 // batches on each shared stream
 
-	mu     sync.Mutex // guards what follows
-	gated  []bool     // workers that are taken
+	mu     sync.Mutex   // guards what follows
+	sums   *cuda.Summer // nil: nothing was digested
+	gated  []bool       // workers that are taken
 	places []*gpu.Place
 	free   []*gpu.Place
 }
@@ -97,6 +98,9 @@ func (b *Backend) openDevice(ordinal int) (*device, error) {
 func (d *device) close() {
 	for _, p := range d.places {
 		d.mover.Displace(*p)
+	}
+	if d.sums != nil {
+		_ = d.sums.Close() // the context goes with the last of its users
 	}
 	d.mover.Close()
 }

@@ -83,7 +83,7 @@ func (m *memory) find() (err error) {
 			m.seg.Device, driver.ErrNotSupported)
 	}
 	if err := m.dev.holds(m.base, m.seg.Len); err != nil {
-		return err
+		return fmt.Errorf("register %w", err)
 	}
 	if o := blocks.find(m.base, m.seg.Len); o != nil && o.peers {
 		m.block = o
@@ -108,13 +108,13 @@ func (d *device) holds(at, n uint64) error {
 	whose, until, err := d.mover.Whose(at, n)
 	switch {
 	case err != nil && until > at:
-		return fmt.Errorf("register %d bytes of device memory at %#x: only %d of them are "+
+		return fmt.Errorf("%d bytes of device memory at %#x: only %d of them are "+
 			"allocated: %w", n, at, until-at, driver.ErrBounds)
 	case err != nil:
-		return fmt.Errorf("register %d bytes at %#x, which is not device memory, or was "+
+		return fmt.Errorf("%d bytes at %#x, which is not device memory, or was "+
 			"freed: %w (%w)", n, at, driver.ErrBounds, err)
 	case whose != d.ordinal:
-		return fmt.Errorf("register %d bytes at %#x, which are of device %d and not of %d: %w", n,
+		return fmt.Errorf("%d bytes at %#x, which are of device %d and not of %d: %w", n,
 			at, whose, d.ordinal, driver.ErrBounds)
 	}
 	return nil

@@ -11,6 +11,7 @@ static struct {
 	SL_CUDA_BATCH_CALLS(X)
 	SL_CUDA_GRAPH_CALLS(X)
 #undef X
+	CUresult (*exchange)(CUstreamCaptureMode *); /* NULL: the driver is too old */
 } cu;
 
 #define TRY(call) \
@@ -33,6 +34,7 @@ static int look(const char *path)
 	SL_CUDA_BATCH_CALLS(X)
 	SL_CUDA_GRAPH_CALLS(X)
 #undef X
+	*(void **)&cu.exchange = dlsym(lib, "cuThreadExchangeStreamCaptureMode");
 	dlclose(lib); /* it stays, by RTLD_NODELETE of its opener */
 	return 1;
 }
@@ -143,6 +145,18 @@ static int record(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threa
 	return cu.cuMemcpyDtoHAsync_v2(host, tally, n, c->stream);
 }
 
+/* Waits, also while a thread of the program captures a graph, and does not end the capture. */
+static int settle(struct sl_cuda *c)
+{
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	int exchanged = cu.exchange && cu.exchange(&mode) == 0;
+	int rc = cu.cuStreamSynchronize(c->stream);
+
+	if (exchanged)
+		cu.exchange(&mode);
+	return rc;
+}
+
 int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads,
 		   unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host,
 		   const uint8_t *fresh, size_t n)
@@ -155,7 +169,7 @@ int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned thre
 		rc = cu.cuMemcpyHtoDAsync_v2(tally, fresh, n, c->stream);
 	if (!rc)
 		rc = record(c, kernel, blocks, threads, shared, args, tally, host, n);
-	waited = cu.cuStreamSynchronize(c->stream);
+	waited = settle(c);
 	return rc ? rc : waited;
 }
 

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cuda
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/sluicehq/sluice/csrc/digest"
+	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/driver"
+)
+
+// SumCells digests cells in memory of devices, as package csrc/digest does in DRAM, with a kernel
+// within Config.Budget on a stream of the lowest priority. It waits for the end. The kernel starts
+// when the events of StartAfter before the cells have come, and a fence that takes memory away from
+// another process waits for it.
+//
+// Errors: driver.ErrBounds for a cell outside its memory, or memory that is not allocated;
+// driver.ErrNotSupported without a Budget.
+func (b *Backend) SumCells(list []digest.DeviceCells) (digest.Digest, error) {
+	if !b.cfg.kernels() {
+		return digest.Digest{}, fmt.Errorf("digest device memory: Config.Budget is zero, so that "+
+			"no kernel may run: set it, or digest in DRAM: %w", driver.ErrNotSupported)
+	}
+	b.open.RLock()
+	defer b.open.RUnlock()
+	if b.closed.Load() {
+		return digest.Digest{}, driver.ErrClosed
+	}
+	var sum digest.Digest
+	for len(list) > 0 {
+		n := 1
+		for n < len(list) && list[n].Memory.Device == list[0].Memory.Device {
+			n++
+		}
+		one, err := b.sumOn(list[0].Memory.Device, list[:n])
+		if err != nil {
+			return digest.Digest{}, fmt.Errorf("digest device memory: %w", err)
+		}
+		sum.Add(one)
+		list = list[n:]
+	}
+	return sum, nil
+}
+
+// sumOn digests cells of one device.
+func (b *Backend) sumOn(ordinal int, list []digest.DeviceCells) (digest.Digest, error) {
+	d := b.device(ordinal)
+	if d == nil {
+		return digest.Digest{}, fmt.Errorf("memory of device %d, which Config.Devices leaves "+
+			"out: %w", ordinal, driver.ErrNotSupported)
+	}
+	s, err := d.summer(b.cfg)
+	if err != nil {
+		return digest.Digest{}, err
+	}
+	var under []*ownBlock
+	for i := range list {
+		m := &list[i].Memory
+		if i > 0 && *m == list[i-1].Memory {
+			continue
+		}
+		if o := blocks.find(m.Addr, m.Len); o != nil && !slices.Contains(under, o) {
+			under = append(under, o)
+		}
+	}
+	if err := await(func() bool { return enterAll(under) }, always); err != nil {
+		return digest.Digest{}, err
+	}
+	defer leaveAll(under)
+	for i := range list { // nothing moves any more
+		if m := &list[i].Memory; i == 0 || *m != list[i-1].Memory {
+			if err := d.holds(m.Addr, m.Len); err != nil {
+				return digest.Digest{}, err
+			}
+		}
+	}
+	return s.Sum(list, b.gates.before(list))
+}
+
+// enterAll enters all blocks or none.
+func enterAll(list []*ownBlock) bool {
+	for i, o := range list {
+		if !o.enter() {
+			leaveAll(list[:i])
+			return false
+		}
+	}
+	return true
+}
+
+func leaveAll(list []*ownBlock) {
+	for _, o := range list {
+		o.leave()
+	}
+}
+
+// summer opens one when it is first needed.
+func (d *device) summer(cfg Config) (*cuda.Summer, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.sums != nil {
+		return d.sums, nil
+	}
+	s, err := cuda.OpenSummer(cuda.DeviceOptions{Library: cfg.Library, Ordinal: d.ordinal},
+		cfg.Budget)
+	d.sums = s
+	return s, err
+}
+
+// before are the events before cells of one device.
+func (g *gates) before(list []digest.DeviceCells) (events []uint64) {
+	if g.count.Load() == 0 {
+		return nil
+	}
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	for i := range list {
+		from, end := reachOfCells(&list[i])
+		for k := range g.list {
+			e := &g.list[k]
+			if e.meets(list[i].Memory.Device, from, end) && !slices.Contains(events, e.event) {
+				events = append(events, e.event)
+			}
+		}
+	}
+	return events
+}
+
+// reachOfCells is the range from the first cell to the last. Where a cell lies outside the memory,
+// it may be any: nothing is read.
+func reachOfCells(c *digest.DeviceCells) (from, end uint64) {
+	if c.Cells.Empty() {
+		return 0, 0
+	}
+	s, per := &c.Cells.At, max(1, uint64(c.Cells.At.Per))
+	low, high := uint64(0), (uint64(s.First)+uint64(c.Cells.Count)-1)/per
+	if s.List != nil && high < uint64(len(s.List)) {
+		used := s.List[:high+1]
+		low, high = uint64(slices.Min(used)), uint64(slices.Max(used))
+	}
+	begin := c.Memory.Addr + s.Base
+	return begin + low*s.Stride, begin + high*s.Stride + (per-1)*s.Step +
+		(c.Cells.Outer.N-1)*c.Cells.Outer.By + (c.Cells.Axis.N-1)*c.Cells.Axis.By + c.Key.Cell()
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package cuda
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/csrc/digest"
+	"github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+)
+
+// cellsOf are all bytes of a memory but the last, as cells of 130, one behind the other.
+func cellsOf(t *testing.T, p *place) digest.DeviceCells {
+	t.Helper()
+	k, err := digest.NewKey(digest.Seed{9}, "k", "bf16", 130)
+	require.NoError(t, err)
+	seg := p.space.Segment
+	return digest.DeviceCells{Key: k,
+		Memory: digest.DeviceMemory{Device: seg.Device, Addr: seg.Addr, Len: seg.Len},
+		Cells: digest.Cells{At: driver.Side{Stride: 130}, Count: int(seg.Len / 130), Turn: 1,
+			Outer: digest.Axis{N: 1}, Axis: digest.Axis{N: 1}}}
+}
+
+func (r *rig) sumOf(c digest.DeviceCells, content []byte) digest.Digest {
+	r.t.Helper()
+	sum, err := digest.Sum(content, &c.Cells, c.Key)
+	require.NoError(r.t, err)
+	return sum
+}
+
+// TestHBMSums: cells of two devices by one call, also while a thread of the program captures a
+// graph.
+func TestHBMSums(t *testing.T) {
+	onStandIn(t) // a card has one device
+	r := newRig(t, testConfig())
+	first := r.memory(hbm, 10000)
+	second, err := hbmOn(1, 5000)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, second.Free()) })
+	other := &place{space: second}
+	r.fill(other)
+	list := []digest.DeviceCells{cellsOf(t, first), cellsOf(t, other), cellsOf(t, first)}
+	want := r.sumOf(list[0], r.content(first))
+	want.Add(r.sumOf(list[1], r.content(other)))
+	want.Add(r.sumOf(list[2], r.content(first)))
+	for range 2 {
+		got, err := r.b.SumCells(list)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		libcuda.Set(t, fakecuda.Capture, 1)
+	}
+	libcuda.Put(fakecuda.Capture, 0)
+}
+
+// TestHBMSumsRefuse names what it cannot digest.
+func TestHBMSumsRefuse(t *testing.T) {
+	r := newRig(t, testConfig())
+	d := r.memory(hbm, 4096)
+	good := cellsOf(t, d)
+	for name, c := range map[string]struct {
+		change func(c *digest.DeviceCells)
+		is     error
+	}{
+		"no such device": {func(c *digest.DeviceCells) { c.Memory.Device = 7 },
+			driver.ErrNotSupported},
+		"host memory": {func(c *digest.DeviceCells) {
+			c.Memory.Addr = r.memory(drivertest.HostMemory, 4096).m.base
+		}, driver.ErrBounds},
+		"outside": {func(c *digest.DeviceCells) { c.Cells.At.Base = 67 }, driver.ErrBounds},
+	} {
+		bad := good
+		c.change(&bad)
+		_, err := r.b.SumCells([]digest.DeviceCells{good, bad})
+		require.ErrorIs(t, err, c.is, name)
+		require.ErrorContains(t, err, "digest device memory", name)
+	}
+	got, err := r.b.SumCells([]digest.DeviceCells{good})
+	require.NoError(t, err)
+	require.Equal(t, r.sumOf(good, r.content(d)), got)
+	require.NoError(t, r.b.Close())
+	_, err = r.b.SumCells([]digest.DeviceCells{good})
+	require.ErrorIs(t, err, driver.ErrClosed)
+
+	cfg := testConfig()
+	cfg.Budget = cuda.Budget{}
+	none := newRig(t, cfg)
+	_, err = none.b.SumCells([]digest.DeviceCells{good})
+	require.ErrorIs(t, err, driver.ErrNotSupported)
+	require.ErrorContains(t, err, "Config.Budget")
+}
+
+// TestHBMSumsWaitForEvents before the cells, and for no others.
+func TestHBMSumsWaitForEvents(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	layers, source := r.memory(hbm, 2*4096), r.memory(hbm, 4096)
+	blocked := newProducer(t)
+	second, err := layers.space.Segment.Slice(4096, 4096, [16]byte{})
+	require.NoError(t, err)
+	require.NoError(t, r.b.StartAfter(second, blocked.event))
+	all := cellsOf(t, layers)
+	var list [2]digest.DeviceCells
+	for i := range list {
+		list[i] = all
+		list[i].Cells.Count = 4
+		list[i].Cells.At = driver.Side{Base: 16, Stride: 400, List: []uint32{3, 0, 7, 1}}
+	}
+	list[1].Cells.At.Base += 4096
+	r.hold(blocked)
+	require.NoError(t, blocked.Copy(layers.m.base+4096, source.m.base, 4096))
+	require.NoError(t, blocked.Record(blocked.event))
+	type answer struct {
+		sum digest.Digest
+		err error
+	}
+	late := make(chan answer, 1)
+	begin := func(list []digest.DeviceCells) {
+		go func() {
+			sum, err := r.b.SumCells(list)
+			late <- answer{sum, err}
+		}()
+	}
+	begin(list[:1])
+	select {
+	case a := <-late:
+		require.NoError(t, a.err)
+		require.Equal(t, r.sumOf(list[0], r.content(layers)), a.sum)
+	case <-time.After(limit):
+		r.release()
+		require.FailNow(t, "a sum waits for an event of others")
+	}
+	begin(list[1:])
+	select {
+	case a := <-late:
+		t.Errorf("a sum (%+v) before the event behind its cells", a)
+		late <- a
+	case <-time.After(50 * time.Millisecond):
+	}
+	r.release()
+	a := <-late
+	require.NoError(t, a.err)
+	require.Equal(t, r.sumOf(list[1], r.content(layers)), a.sum)
+	require.NoError(t, r.b.StartAfter(second, 0))
+	blocked.close()
+}
+
+// TestHBMSumsAndFences: while other memory goes under the addresses, no sum begins; while a sum is
+// under way, none goes.
+func TestHBMSumsAndFences(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, peersConfig())
+	d := r.memory(sharedHBM, 4096)
+	c := []digest.DeviceCells{cellsOf(t, d)}
+	o := d.m.block
+	require.NotNil(t, o)
+	p := newProducer(t)
+	require.NoError(t, r.b.StartAfter(d.space.Segment, p.event))
+	r.hold(p)
+	ended := make(chan error, 1)
+	sum := func() {
+		_, err := r.b.SumCells(c)
+		ended <- err
+	}
+	go sum()
+	for end := time.Now().Add(limit); o.users.Load() == 0; time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(end), "no sum is counted")
+	}
+	r.release()
+	require.NoError(t, <-ended)
+	require.Zero(t, o.users.Load())
+	o.moving.Store(true)
+	go sum()
+	select {
+	case err := <-ended:
+		t.Errorf("a sum while memory moves: %v", err)
+		ended <- err
+	case <-time.After(50 * time.Millisecond):
+	}
+	o.moving.Store(false)
+	require.NoError(t, <-ended)
+	require.NoError(t, r.b.StartAfter(d.space.Segment, 0))
+	p.close()
+}
