@@ -38,12 +38,27 @@ func (p *Plan) NewDigester(seed Seed) (*Digester, error) {
 	return d, nil
 }
 
+// DeviceMemory is a region in memory of a device, by its address.
+type DeviceMemory = digest.DeviceMemory
+
+// Summer sums cells that lie in memory of devices, as this package does in DRAM: a Backend of
+// backends/cuda is one.
+type Summer interface {
+	// SumCells adds up the digests of all cells of the list. A cell outside its memory is
+	// driver.ErrBounds, and nothing outside is read. Parallel calls are allowed.
+	SumCells(list []digest.DeviceCells) (Digest, error)
+}
+
 // Held is where one end of an edge keeps a request.
 type Held struct {
 	Receiver bool     // the end: that of the receiver, or of the sender
 	Memory   [][]byte // by the number of the region in Side.Regions; read during calls only
 	Tables   Tables
 	Span     Span
+
+	// For regions that Memory has as nil, by their number. No Summer: there are none.
+	Device []DeviceMemory
+	Summer Summer
 }
 
 // Scope narrows a digest down. The zero value takes everything in.
@@ -65,8 +80,9 @@ func coordinate(layer int, unit, token uint64) uint64 {
 
 // Layer digests the cells of one layer that an edge of the plan moves, in the memory of one end:
 // what Edge.Layer names for the same span, and neither tails nor other blocks. An edge that does
-// not carry the layer has the zero Digest. It reads each cell once and allocates nothing; cells
-// of a few bytes, as convolution states have, take a few nanoseconds each.
+// not carry the layer has the zero Digest. It reads each cell once and allocates nothing but a list
+// for the Summer, which it calls once; cells of a few bytes, as convolution states have, take a few
+// nanoseconds each in DRAM.
 //
 // Errors are ErrRequest, and driver.ErrBounds for a table that names a block outside the memory,
 // of which nothing outside was read. What writes to the cells meanwhile changes the digest.
@@ -89,6 +105,13 @@ func (d *Digester) Layer(e *Edge, layer int, h *Held, in Scope) (Digest, error) 
 			}
 		}
 	}
+	if len(r.far) > 0 {
+		sum, err := h.Summer.SumCells(r.far)
+		if err != nil {
+			return Digest{}, fmt.Errorf("layer %d in memory of a device: %w", layer, err)
+		}
+		r.sum.Add(sum)
+	}
 	return r.sum, nil
 }
 
@@ -99,6 +122,7 @@ type digesting struct {
 	in    Scope
 	layer int
 	sum   Digest
+	far   []digest.DeviceCells // for the Summer
 }
 
 // part adds part n of a move.
@@ -150,6 +174,11 @@ func (r *digesting) cells(e *end, c digest.Cells, kind int) error {
 	}
 	if c.Axis.By > c.Outer.By && c.Outer.N > 1 { // in the order of the addresses
 		c.Axis, c.Outer = c.Outer, c.Axis
+	}
+	if r.h.Memory[e.region] == nil && r.h.Summer != nil && e.region < len(r.h.Device) {
+		r.far = append(r.far, digest.DeviceCells{Memory: r.h.Device[e.region], Cells: c,
+			Key: r.d.keys[kind]})
+		return nil
 	}
 	sum, err := digest.Sum(r.h.Memory[e.region], &c, r.d.keys[kind])
 	if err != nil {

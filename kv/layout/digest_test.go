@@ -71,9 +71,11 @@ func handOver(t *testing.T, r *rand.Rand, from, to []*Side, s Span) *handed {
 // sum digests one layer of an edge at one end.
 func (h *handed) sum(t *testing.T, e *Edge, layer int, receiver bool, in Scope) Digest {
 	t.Helper()
-	held := &Held{false, h.from.memory[e.From], h.from.tables[e.From], h.s}
+	held := &Held{Receiver: false, Memory: h.from.memory[e.From], Tables: h.from.tables[e.From],
+		Span: h.s}
 	if receiver {
-		held = &Held{true, h.to.memory[e.To], h.to.tables[e.To], h.s}
+		held = &Held{Receiver: true, Memory: h.to.memory[e.To], Tables: h.to.tables[e.To],
+			Span: h.s}
 	}
 	got, err := h.d.Layer(e, layer, held, in)
 	require.NoError(t, err)
@@ -342,7 +344,8 @@ func TestDigestErrors(t *testing.T) {
 	h := handOver(t, r, group(t, spec, Placement{BlockTokens: 4, Blocks: 12}),
 		group(t, spec, Placement{BlockTokens: 6, Blocks: 12}), Span{3, 40})
 	e := &h.plan.Edges(0)[0]
-	good := Held{true, h.to.memory[0], h.to.tables[0], h.s}
+	good := Held{Receiver: true, Memory: h.to.memory[0], Tables: h.to.tables[0],
+		Span: h.s}
 	for name, c := range map[string]struct {
 		change func(*Held)
 		want   error
@@ -388,7 +391,8 @@ func TestDigestDoesNotAllocate(t *testing.T) {
 	h := handOver(t, r, group(t, spec, Placement{TP: 4, Blocks: 70, BlockTokens: 16}),
 		group(t, spec, Placement{TP: 2, Blocks: 70, Order: VLLMHND}), Span{3, 1000})
 	e := &h.plan.Edges(0)[1]
-	held := &Held{true, h.to.memory[0], h.to.tables[0], h.s}
+	held := &Held{Receiver: true, Memory: h.to.memory[0], Tables: h.to.tables[0],
+		Span: h.s}
 	require.Zero(t, testing.AllocsPerRun(20, func() {
 		_, err := h.d.Layer(e, 1, held, Scope{})
 		_, err2 := h.d.Layer(e, 1, held, Scope{Part: "v", Tokens: Span{5, 7}, Once: true})
@@ -416,7 +420,8 @@ func BenchmarkDigest(b *testing.B) {
 	for name, w := range map[string]*world{"sender": newWorld(r, from[:1], s.To, 7),
 		"receiver": newWorld(r, to[:1], s.To, 7)} {
 		b.Run(name, func(b *testing.B) {
-			held := &Held{name == "receiver", w.memory[0], w.tables[0], s}
+			held := &Held{Receiver: name == "receiver", Memory: w.memory[0], Tables: w.tables[0],
+				Span: s}
 			b.ReportAllocs()
 			b.SetBytes(int64(ExplainTokens * 2 * 256))
 			for b.Loop() {
