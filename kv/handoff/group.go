@@ -43,8 +43,12 @@ type GroupConfig struct {
 
 	// Digest, if set, has a sender send digests of a layer along, which the receivers compare with
 	// what has come (layout.Digester). Layers that differ never become ready: the request ends
-	// with a *layout.MismatchError. Layer calls it, so it must not wait. It needs DRAM.
+	// with a *layout.MismatchError. Layer calls it, so it must not wait.
 	Digest func(layer int) bool
+
+	// Summer sums cells of regions in HBM, as a Backend of backends/cuda does: such a layer has a
+	// digest only with one. Layer waits for it.
+	Summer layout.Summer
 }
 
 func (c *GroupConfig) ensureDefaults() {
@@ -85,9 +89,10 @@ func (c *GroupConfig) check(own, other []*layout.Side) error {
 		case r == nil || r.Size() < area.Bytes:
 			return fmt.Errorf("group: region %d (%s) needs %d bytes: %w", v.Region, area.Name,
 				area.Bytes, engine.ErrBounds)
-		case c.Digest != nil && r.Bytes() == nil:
-			return fmt.Errorf("group: region %d (%s) is %v: digests need %v: %w", v.Region,
-				area.Name, r.Kind(), engine.DRAM, engine.ErrNotSupported)
+		case c.Digest != nil && r.Bytes() == nil && (c.Summer == nil || r.Kind() != engine.HBM):
+			return fmt.Errorf("group: region %d (%s) is %v: digests need %v, or %v and a "+
+				"GroupConfig.Summer, as a backend of backends/cuda is: %w", v.Region, area.Name,
+				r.Kind(), engine.DRAM, engine.HBM, engine.ErrNotSupported)
 		}
 	}
 	return errors.Join(limits.Within("Window", c.Window, 1, layout.LayersMax),
@@ -102,10 +107,11 @@ type rank struct {
 	first  byte // of the messages to the other group
 	side   *layout.Side
 	others []*layout.Side
-	plan   [sha256.Size]byte // fingerprint
-	edges  []*layout.Edge    // by rank of the other group; nil: no bytes go between
-	lines  []*groupLine      // by rank of the other group
-	memory [][]byte          // by region; nil: not DRAM
+	plan   [sha256.Size]byte     // fingerprint
+	edges  []*layout.Edge        // by rank of the other group; nil: no bytes go between
+	lines  []*groupLine          // by rank of the other group
+	memory [][]byte              // by region; nil: not DRAM
+	device []layout.DeviceMemory // by region; zero: not HBM
 	count  counters
 
 	rangesMax int // of a lease
@@ -159,12 +165,23 @@ func newRank(m *Mux, cfg GroupConfig, sends bool) (*rank, error) {
 	}
 	for _, region := range cfg.Regions {
 		var b []byte
+		var d layout.DeviceMemory
 		if region != nil {
 			b = region.Bytes()
 		}
-		r.memory = append(r.memory, b)
+		if region != nil && region.Kind() == engine.HBM {
+			seg := region.Segment()
+			d = layout.DeviceMemory{Device: seg.Device, Addr: seg.Addr, Len: seg.Len}
+		}
+		r.memory, r.device = append(r.memory, b), append(r.device, d)
 	}
 	return r, nil
+}
+
+// held is what of a request lies at this rank, which sends or receives it.
+func (r *rank) held(receiver bool, t layout.Tables, s layout.Span) *layout.Held {
+	return &layout.Held{Receiver: receiver, Memory: r.memory, Device: r.device,
+		Summer: r.cfg.Summer, Tables: t, Span: s}
 }
 
 // op returns the operation of an edge, 0 where there is none.

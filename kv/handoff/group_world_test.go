@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -31,6 +32,7 @@ type member struct {
 	peers   []*engine.Peer // of the other group
 	sender  *GroupSender
 	receive *GroupReceiver
+	backend driver.Backend
 	closed  bool // by the test
 
 	mu   sync.Mutex
@@ -49,6 +51,8 @@ type crowdSetup struct {
 	from, to []*layout.Side
 	backend  func(testing.TB) driver.Backend
 	config   func(sends bool, c *GroupConfig)
+	// memory of a rank; nil: DRAM. HBM is that of the software stand-in.
+	alloc    func(testing.TB, driver.Backend, uint64) (driver.Segment, io.Closer)
 	engine   func(*engine.Config)
 	unfilled bool // leave memory as it is: pages that nothing touches cost nothing
 }
@@ -102,6 +106,7 @@ func newCrowd(t testing.TB, s crowdSetup) *crowd {
 func (c *crowd) config(m *member, index int, sends bool, s crowdSetup) GroupConfig {
 	cfg := GroupConfig{Plan: c.plan, Index: index, Regions: m.regions, Peers: m.peers,
 		MeetTimeout: limit, LayerTimeout: limit, IdleTimeout: limit}
+	cfg.Summer, _ = m.backend.(layout.Summer)
 	if s.config != nil {
 		s.config(sends, &cfg)
 	}
@@ -135,14 +140,15 @@ func (c *crowd) close(t testing.TB) {
 
 func newMember(t testing.TB, name string, side *layout.Side, s crowdSetup) *member {
 	t.Helper()
-	cfg := engine.Config{Name: name, Backends: []driver.Backend{s.backend(t)}}
+	backend := s.backend(t)
+	cfg := engine.Config{Name: name, Backends: []driver.Backend{backend}}
 	if s.engine != nil {
 		s.engine(&cfg)
 	}
 	eng, err := engine.Open(cfg)
 	require.NoError(t, err)
-	m := &member{eng: eng, mux: NewMux(eng), side: side}
-	var memory []*engine.Memory
+	m := &member{eng: eng, mux: NewMux(eng), side: side, backend: backend}
+	var memory []io.Closer
 	t.Cleanup(func() {
 		m.mux.Close()
 		require.NoError(t, eng.Close())
@@ -155,13 +161,12 @@ func newMember(t testing.TB, name string, side *layout.Side, s crowdSetup) *memb
 			m.regions = append(m.regions, nil)
 			continue
 		}
-		b, err := eng.Alloc(area.Bytes, engine.AllocOptions{Purpose: "kv"})
-		require.NoError(t, err)
+		seg, b := s.segment(t, eng, backend, area.Bytes)
 		memory = append(memory, b)
-		r, err := eng.Register(area.Name, b.Segment())
+		r, err := eng.Register(area.Name, seg)
 		require.NoError(t, err)
 		if !s.unfilled {
-			copy(r.Bytes(), bytes.Repeat([]byte{poison}, len(r.Bytes())))
+			copy(bytesOf(r), bytes.Repeat([]byte{poison}, len(bytesOf(r))))
 		}
 		m.regions = append(m.regions, r)
 	}
@@ -174,6 +179,17 @@ func newMember(t testing.TB, name string, side *layout.Side, s crowdSetup) *memb
 		m.free = append(m.free, blocks)
 	}
 	return m
+}
+
+// segment is memory of a rank.
+func (s *crowdSetup) segment(t testing.TB, eng *engine.Engine, b driver.Backend,
+	n uint64) (driver.Segment, io.Closer) {
+	if s.alloc != nil {
+		return s.alloc(t, b, n)
+	}
+	m, err := eng.Alloc(n, engine.AllocOptions{Purpose: "kv"})
+	require.NoError(t, err)
+	return m.Segment(), m
 }
 
 // tables takes blocks for a request of so many tokens. give gives them back.
@@ -227,7 +243,7 @@ func (m *member) each(tables layout.Tables, s layout.Span,
 			block := uint64(tables[v.Group][slot])
 			for u := range v.Count {
 				at := v.Base + block*v.Block + uint64(u)*v.Unit + n%uint64(v.Tokens)*v.Token
-				f(v, v.First+u, n, m.regions[v.Region].Bytes()[at:at+v.Cell])
+				f(v, v.First+u, n, bytesOf(m.regions[v.Region])[at:at+v.Cell])
 			}
 		}
 	}
@@ -295,7 +311,7 @@ func (m *member) memory() (all [][]byte) {
 	for _, r := range m.regions {
 		var b []byte
 		if r != nil {
-			b = slices.Clone(r.Bytes())
+			b = slices.Clone(bytesOf(r))
 		}
 		all = append(all, b)
 	}
@@ -419,10 +435,10 @@ func (j *job) compare(t testing.TB, i int,
 		copy(cell, content(j.number, v, unit, token))
 	})
 	for k, r := range m.regions {
-		if r == nil || bytes.Equal(want.regions[k].Bytes(), r.Bytes()) {
+		if r == nil || bytes.Equal(want.regions[k].Bytes(), bytesOf(r)) {
 			continue
 		}
-		for at, b := range r.Bytes() {
+		for at, b := range bytesOf(r) {
 			require.Equal(t, want.regions[k].Bytes()[at], b, "rank %d, region %d, byte %d", i, k,
 				at)
 		}

@@ -12,8 +12,7 @@ import (
 
 // digest digests what this rank has of a layer of the edge.
 func (l *inLink) digest(layer int, in layout.Scope) (layout.Digest, error) {
-	held := layout.Held{Receiver: true, Memory: l.r.memory, Tables: l.q.tables, Span: l.q.span}
-	return l.digests.Layer(l.edge, layer, &held, in)
+	return l.digests.Layer(l.edge, layer, l.r.held(true, l.q.tables, l.q.span), in)
 }
 
 // compare returns a *layout.MismatchError if this rank does not have what the sender has. It then

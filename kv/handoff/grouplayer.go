@@ -65,7 +65,7 @@ func (p *GroupPush) claim(layer int) (carried bool, err error) {
 
 // fill makes a transfer for each edge that carries the layer.
 func (p *GroupPush) fill(f *groupFlight) error {
-	held := layout.Held{Memory: p.s.memory, Tables: p.tables, Span: p.span}
+	held := p.s.held(false, p.tables, p.span)
 	digest := p.digests != nil && p.s.cfg.Digest(f.layer)
 	for _, l := range p.links {
 		if l.edge == nil || !l.edge.Carries(f.layer) {
@@ -84,7 +84,7 @@ func (p *GroupPush) fill(f *groupFlight) error {
 		}
 		t.msg = appendGroupLayer(t.msg[:0], l.session, f.layer)
 		if digest {
-			d, err := p.digests.Layer(l.edge, f.layer, &held, layout.Scope{})
+			d, err := p.digests.Layer(l.edge, f.layer, held, layout.Scope{})
 			if err != nil {
 				return err
 			}
@@ -304,8 +304,8 @@ func (p *GroupPush) awaitEnd(l *outLink, cause error, timer *time.Timer) {
 
 // answer tells a receiver a digest of this rank's memory.
 func (p *GroupPush) answer(a asking) {
-	held := layout.Held{Memory: p.s.memory, Tables: p.tables, Span: p.span}
-	d, err := p.digests.Layer(a.from.edge, int(a.q.layer), &held, a.q.scope)
+	held := p.s.held(false, p.tables, p.span)
+	d, err := p.digests.Layer(a.from.edge, int(a.q.layer), held, a.q.scope)
 	if err != nil {
 		p.fail(p.s.endOf(context.Background(), p.request, a.from.to, err), nil)
 		return
