@@ -50,10 +50,17 @@ func lacks(d *Device, variant string) bool {
 // library builds the stand-in of libcuda and returns its path.
 func library(t *testing.T) string {
 	t.Helper()
+	if !onCard() {
+		tool(t, "gcc", "apt-get install gcc libc6-dev")
+	}
+	return libraryOf(t)
+}
+
+func libraryOf(t testing.TB) string {
+	t.Helper()
 	if onCard() {
 		return os.Getenv("SLUICE_LIBCUDA")
 	}
-	tool(t, "gcc", "apt-get install gcc libc6-dev")
 	standIn.once.Do(func() { standIn.library, standIn.err = fakecuda.Build() })
 	if standIn.err != nil {
 		t.Fatal(standIn.err)

@@ -102,13 +102,14 @@ func TestGPUCheck(t *testing.T) {
 	for _, s := range r.Steps {
 		steps[s.Name] = s.Status
 	}
-	for _, name := range []string{"smoke", "tests", "gds-tests", "gds as-it-is", "gds compat"} {
+	for _, name := range []string{"smoke", "tests", "digest", "gds-tests", "gds as-it-is",
+		"gds compat"} {
 		if steps[name] != "ok" {
 			t.Errorf("%s: %q", name, steps[name])
 		}
 	}
 	for _, name := range []string{"card", "ptxas gather_sm80", "ptxas gather_sm90",
-		"ptxas decode_sm80", "memcheck", "backend"} {
+		"ptxas decode_sm80", "ptxas digest_sm80", "memcheck", "backend"} {
 		if steps[name] != "ok" && steps[name] != "missing" {
 			t.Errorf("%s: %q", name, steps[name])
 		}
@@ -138,7 +139,9 @@ func TestGPUCheck(t *testing.T) {
 	}
 	text, err := os.ReadFile(filepath.Join(out, "gpu-check.txt"))
 	if err != nil || !strings.Contains(string(text), "not of a card") ||
-		!strings.Contains(string(text), "--- PASS: TestDeviceEqualsTheTwin") {
+		!strings.Contains(string(text), "--- PASS: TestDeviceEqualsTheTwin") ||
+		!strings.Contains(string(text), "--- PASS: TestSummerOnDeviceSumsAsTheCPU") ||
+		!strings.Contains(string(text), "cpu-GB/s") {
 		t.Errorf("%v in %s", err, text)
 	}
 	if left, _ := filepath.Glob(filepath.Join(out, "step*")); left != nil {
