@@ -17,9 +17,10 @@ type Config struct {
 	Library string // a path of libcuda; "" is the system's libcuda.so.1
 	Devices []int  // ordinals, as CUDA counts; nil: all
 
-	// Budget is what the gather kernel may take of a card for one SubmitPages: multiprocessors, or
-	// bytes under way. Zero: no kernel runs, and entries are gathered by a processor where they
-	// come from or go to dense memory of a device, else copied one by one; Explain says so.
+	// Budget is what a kernel may take of a card for one pattern, or one SumCells: multiprocessors,
+	// or bytes under way. Zero: no kernel runs, nothing is digested, and entries are gathered by a
+	// processor where they come from or go to dense memory of a device, else copied one by one;
+	// Explain says so.
 	Budget cuda.Budget
 
 	Streams int // that batches of a device share; default 4, at most 32
