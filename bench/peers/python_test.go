@@ -81,7 +81,7 @@ func TestScriptsAreWellFormed(t *testing.T) {
 		t.Fatalf("scripts %v, %v", scripts, err)
 	}
 	args := append([]string{"-c", "import ast, sys\nfor name in sys.argv[1:]: " +
-		"ast.parse(open(name).read(), name)", "plot.py"}, scripts...)
+		"ast.parse(open(name).read(), name)", "../plot/plot.py"}, scripts...)
 	if out, err := exec.Command(interpreter, args...).CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}

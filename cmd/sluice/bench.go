@@ -25,6 +25,7 @@ type benchFlags struct {
 	pages, gather     bool
 	sweep, notify     bool
 	table, hot        bool
+	plot              string // file of a picture
 	result            resultFlags
 	timeFlags
 	workload  workloadFlags
@@ -88,6 +89,7 @@ func newBench() *cobra.Command {
 		Example: `  sluice bench --backend shm --op write --size 1MiB --batch 16 --threads 2
   sluice bench --backend shm --op write --size 656 --batch 2048 --pages --json
   sluice bench --backend shm --sweep --format gobench | tee new.txt
+  sluice bench --backend tcp --sweep --plot tcp.svg
   sluice bench --backend ucx --transports tcp --devices lo --size 64KiB --batch 32 --hot
   sluice bench --backend ucx --table
   sluice bench --workload list
@@ -118,6 +120,8 @@ func (f *benchFlags) register(c *cobra.Command) {
 	s.IntVar(&f.threads, "threads", 1, "goroutines that post, and workers that copy")
 	s.BoolVar(&f.sweep, "sweep", false, "measure sizes from 64 B to 16 MiB instead of --size "+
 		"and --batch")
+	s.StringVar(&f.plot, "plot", "", "with --sweep: draw a picture, FILE.svg or FILE.png, by "+
+		plotPython+" with matplotlib")
 	s.BoolVar(&f.notify, "notify", false, "measure notifications instead of bandwidth")
 	s.BoolVar(&f.hot, "hot", false, "all pieces at one place on each side, which stays "+
 		"in the caches")
@@ -168,11 +172,14 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	if err := f.network.examine(f.backend); err != nil {
 		return err
 	}
+	if err := f.checkPlot(c.Context()); err != nil {
+		return err
+	}
 	results, err := f.results(c, shapes)
 	if err != nil {
 		return err
 	}
-	return write(c.OutOrStdout(), results)
+	return errors.Join(write(c.OutOrStdout(), results), f.draw(c.Context(), results))
 }
 
 // results measures what was asked for.

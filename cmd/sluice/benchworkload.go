@@ -53,7 +53,7 @@ func (f *benchFlags) checkWorkload(c *cobra.Command) error {
 		return nil
 	}
 	for _, name := range []string{"size", "batch", "sweep", "pages", "gather", "notify", "table",
-		"hot"} {
+		"hot", "plot"} {
 		if flags.Changed(name) {
 			return usagef("--workload has shapes of its own: it takes no --%s", name)
 		}

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/bench/peers"
+	"github.com/sluicehq/sluice/bench/plot"
 )
 
 // options are the command line.
@@ -85,7 +85,7 @@ func beside(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	}
 	report, err := o.report(ctx, stderr)
 	if report != nil && len(report.Rows) > 0 {
-		err = errors.Join(err, o.write(report, stdout), o.draw(ctx))
+		err = errors.Join(err, o.write(report, stdout), o.draw(ctx, report))
 	}
 	return err
 }
@@ -136,16 +136,10 @@ func (o *options) write(r *peers.Report, stdout io.Writer) error {
 }
 
 // draw makes the picture; without the library for it there is none.
-func (o *options) draw(ctx context.Context) error {
+func (o *options) draw(ctx context.Context, r *peers.Report) error {
 	python := o.python("plot")
 	if _, err := os.Stat(python); err != nil {
 		return fmt.Errorf("no picture: %s is not there: run bench/peers/setup.sh", python)
 	}
-	out, err := exec.CommandContext(context.WithoutCancel(ctx), python,
-		filepath.Join(filepath.Dir(o.scripts), "plot.py"), o.out+".json",
-		o.out+".svg").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("draw the picture: %w: %.500s", err, out)
-	}
-	return nil
+	return plot.Draw(context.WithoutCancel(ctx), python, r, o.out+".svg")
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plot.py REPORT.json OUT: bandwidth over size and latency over batch, of each lane, as OUT's
-ending says (svg, png).
+"""plot.py OUT: a report of package peers on standard input as a picture, of the kind that OUT's
+ending says (svg, png): bandwidth over size and latency over batch, of each lane. Or a sweep of
+sluice bench: bandwidth and latency over size.
 """
 
 import json
@@ -9,7 +10,7 @@ import sys
 import matplotlib
 
 matplotlib.use("Agg")
-matplotlib.rcParams["svg.hashsalt"] = "peers"  # the same report gives the same file
+matplotlib.rcParams["svg.hashsalt"] = "sluice"  # the same report gives the same file
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -117,9 +118,7 @@ def lane_row(panels, report, lane):
     panels[0].legend(fontsize=8, loc="best", framealpha=0.6)
 
 
-def main(report_file, picture):
-    with open(report_file) as f:
-        report = json.load(f)
+def peers(report):
     lanes = [lane for lane in LANES if any(True for _ in transfers(report, lane))]
     if not lanes:
         sys.exit("the report has no transfers")
@@ -133,6 +132,35 @@ def main(report_file, picture):
         title += f", sluice at {report['revision']}"
     if m.get("indicative"):
         title += ": others used the machine, so these figures are indicative"
+    return figure, title
+
+
+def sweep(report):
+    results = report["results"]
+    figure, panels = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
+    sizes = [row["size"] for row in results]
+    names = [[b["name"] for b in row["baselines"]] for row in results]
+    ours = results[0]["backend"]
+    for axes, value, title, y in (
+            (panels[0], "gbps", "higher is better", "GB/s"),
+            (panels[1], "p50_us", "lower is better", "p50 of an operation, µs")):
+        axes.plot(sizes, [row[value] for row in results], label=ours, zorder=3, color=OURS[0],
+                  marker="o", markersize=5, linewidth=2.2)
+        for i, name in enumerate(dict.fromkeys(sum(names, [])), 1):
+            points = [(row["size"], b[value]) for row in results for b in row["baselines"]
+                      if b["name"] == name and b[value]]
+            if points:
+                axes.plot(*zip(*points), label=name, color=f"C{i}", linestyle="--", marker="s",
+                          markersize=4, linewidth=1.4)
+        ruled(axes, f"{ours}: {results[0]['op']} ({title})", sizes, size_name,
+              "size of each piece", y)
+    panels[0].legend(fontsize=8, loc="best", framealpha=0.6)
+    return figure, report["title"]
+
+
+def main(picture):
+    report = json.load(sys.stdin)
+    figure, title = sweep(report) if "results" in report else peers(report)
     figure.suptitle(title, fontsize=11)
     figure.savefig(picture, dpi=90, metadata={"Date": None} if picture.endswith(".svg") else None)
 
