@@ -3,9 +3,12 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -31,19 +34,23 @@ type leftOut struct {
 
 func newBenchAll() *cobra.Command {
 	var f benchFlags
+	var files posixFlags
 	c := &cobra.Command{
 		Use:   "all",
 		Short: "Measure every backend that works here, as one table",
 		Long: `Measure each backend that moves bytes between host memories and works here, by three
 shapes: 16 x 1 MiB, 2,048 pages of 656 B, and one piece of 64 B. Each stands beside memcpy of
-the same shape, tcp beside bare sockets, ucx beside ucx_perftest and a bare loop over UCX. The
-table says what the machine is and which backends are left out, so it tells a stranger what a
-report of a slow transfer is about. Files have sluice bench posix.`,
+the same shape, tcp beside bare sockets, ucx beside ucx_perftest and a bare loop over UCX.
+Then reads of a file in --dir, beside fio (package fio) and threads that call pread. The table
+says what the machine is and which backends are left out, so it tells a stranger what a report
+of a slow transfer is about.`,
 		Example: `  sluice bench all
-  sluice bench all --seconds 1 --json`,
+  sluice bench all --dir /mnt/nvme --seconds 1 --json`,
 		Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return runBenchAll(c, &f) },
+		RunE: func(c *cobra.Command, _ []string) error { return runBenchAll(c, &f, &files) },
 	}
+	c.Flags().StringVar(&files.dir, "dir", os.TempDir(), "directory on the disk to measure, for a "+
+		"file of 256 MiB")
 	c.Flags().StringVar(&f.spread, "spread", "1GiB", "size of the memory that the pages lie in")
 	f.registerTotal(c, "time to measure each shape")
 	f.result.register(c)
@@ -61,7 +68,20 @@ func everyShape(spread uint64) []bench.Shape {
 	}
 }
 
-func runBenchAll(c *cobra.Command, f *benchFlags) error {
+// everyFile is the size of the file of bench all.
+const everyFile = 256 << 20
+
+// everyFileShape is everyShape of a file.
+func everyFileShape() []bench.Shape {
+	return []bench.Shape{
+		{Op: driver.Read, Size: 1 << 20, Batch: 8, Spread: everyFile, Threads: 1},
+		{Op: driver.Read, Size: tableEntry, Batch: tableEntries, Pages: true, Spread: everyFile,
+			Threads: 1},
+		{Op: driver.Read, Size: 4 << 10, Batch: 1, Spread: everyFile, Threads: 1},
+	}
+}
+
+func runBenchAll(c *cobra.Command, f *benchFlags, files *posixFlags) error {
 	write, err := f.result.printer()
 	if err != nil {
 		return err
@@ -91,6 +111,16 @@ func runBenchAll(c *cobra.Command, f *benchFlags) error {
 	if err != nil {
 		return err
 	}
+	overFile, err := f.overFile(c, files)
+	if err != nil {
+		return err
+	}
+	all.Results = append(all.Results, overFile...)
+	for _, m := range makers {
+		if m.bench != "" && m.name != posixName {
+			f.left(m.name, errors.New("its own command measures it: "+m.bench))
+		}
+	}
 	if f.result.format == "json" {
 		return printJSON(c.OutOrStdout(), all)
 	}
@@ -98,6 +128,33 @@ func runBenchAll(c *cobra.Command, f *benchFlags) error {
 		return err
 	}
 	return write(c.OutOrStdout(), all.Results)
+}
+
+// overFile measures posix, or says why it is left out.
+func (f *benchFlags) overFile(c *cobra.Command, files *posixFlags) (list []bench.Result,
+	err error) {
+	path, remove, err := files.makeFile(c.Context(), everyFile, true)
+	if err != nil && c.Context().Err() == nil {
+		f.left(posixName, err)
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	o := bench.Options{Rounds: cmp.Or(f.rounds, 3)}
+	o.Slice = f.time() / time.Duration(3*o.Rounds) // of three ways
+	shapes := everyFileShape()
+	bar := newProgress(c.ErrOrStderr(), int64(len(shapes)), "bench "+posixName)
+	defer bar.clear()
+	for i, s := range shapes {
+		r, err := bench.Disk(c.Context(), path, s, o)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, r)
+		bar.set(int64(i + 1))
+	}
+	return list, nil
 }
 
 // print writes the lines above the table: version, machine, missing backends.

@@ -24,6 +24,7 @@ func TestBenchAll(t *testing.T) {
 	for _, r := range got.Results {
 		rows[r.Backend]++
 		require.Positive(t, r.P50us, "%+v", r)
+		require.NotEmpty(t, r.Baselines, "%+v", r)
 		if r.Backend == tcpName {
 			require.Equal(t, "sockets", r.Baseline.Name)
 		}
@@ -34,11 +35,6 @@ func TestBenchAll(t *testing.T) {
 		require.NotEmpty(t, m.Why)
 	}
 	for _, m := range makers {
-		if m.bench != "" {
-			require.Zero(t, rows[m.name], m.name)
-			require.False(t, missing[m.name], m.name)
-			continue
-		}
 		if missing[m.name] {
 			require.True(t, m.cgo, "%s needs nothing", m.name)
 			require.Zero(t, rows[m.name])
@@ -46,6 +42,16 @@ func TestBenchAll(t *testing.T) {
 		}
 		require.Equal(t, len(everyShape(1<<30)), rows[m.name], m.name)
 	}
+	require.True(t, missing[gdsName], "another command measures it")
+}
+
+// TestBenchAllWithoutADisk: the rest is measured all the same.
+func TestBenchAllWithoutADisk(t *testing.T) {
+	o := sluice(t, "bench", "all", "--rounds", "1", "--spread", "6MiB", "--dir", "/no/where")
+	require.Zero(t, o.status, "%+v", o)
+	require.Regexp(t, `(?m)^posix is left out: look at --dir /no/where: no such file`, o.stdout)
+	require.Regexp(t, `(?m)^gds is left out: .*sluice bench gds --dir DIR$`, o.stdout)
+	require.Regexp(t, `(?m)^ *shm +write`, o.stdout)
 }
 
 // TestBenchAllAsText: the machine stands above the table.
