@@ -34,4 +34,11 @@ func TestBackendByAStream(t *testing.T) {
 	drivertest.Run(t, harness)
 }
 
+// TestHostCopy: a Config that names no copy of this machine is refused.
+func TestHostCopy(t *testing.T) {
+	_, err := mem.New(mem.Config{HostCopy: "quick"})
+	require.ErrorContains(t, err, `copy by "quick": this machine has `)
+	require.ErrorIs(t, err, driver.ErrBounds)
+}
+
 func BenchmarkBackend(b *testing.B) { drivertest.Benchmark(b, harness) }

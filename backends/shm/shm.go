@@ -19,6 +19,7 @@
 package shm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
@@ -86,7 +88,7 @@ var _ driver.Backend = (*Backend)(nil)
 // Config.Workers that copy.
 func New(cfg Config) (*Backend, error) {
 	cfg.EnsureDefaults()
-	if err := cfg.check(); err != nil {
+	if err := cmp.Or(cfg.check(), hostcopy.Configure(cfg.HostCopy)); err != nil {
 		return nil, fmt.Errorf("shm: %w", err)
 	}
 	b := &Backend{cfg: cfg, caps: cfg.caps(), address: newAddress(cfg.SocketDir),

@@ -27,6 +27,7 @@
 package ucx
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -36,6 +37,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/csrc/ring"
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
@@ -98,7 +100,7 @@ func New(cfg Config) (*Backend, error) {
 
 func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	cfg.EnsureDefaults()
-	if err := cfg.check(); err != nil {
+	if err := cmp.Or(cfg.check(), hostcopy.Configure(cfg.HostCopy)); err != nil {
 		return nil, fmt.Errorf("ucx: %w", err)
 	}
 	list, err := splitTransports(cfg.Transports)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
+	"github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -22,6 +23,7 @@ import (
 type machineFigures struct {
 	Version versionOutput   `json:"version"`
 	Machine machine.Machine `json:"machine"`
+	Copy    string          `json:"host_copy"` // how it was chosen
 	Results []bench.Result  `json:"results"`
 	Missing []leftOut       `json:"missing"`
 }
@@ -101,7 +103,7 @@ func runBenchAll(c *cobra.Command, f *benchFlags, files *posixFlags) error {
 	}
 	f.threads, f.memory = 1, string(bench.BackendMemory)
 	all := machineFigures{Version: readVersion(), Missing: []leftOut{},
-		Machine: machine.Examine(machine.Source{}).Machine}
+		Machine: machine.Examine(machine.Source{}).Machine, Copy: copy.Chosen().Why}
 	f.left = func(backend string, why error) {
 		all.Missing = append(all.Missing, leftOut{backend, why.Error()})
 	}
@@ -157,14 +159,14 @@ func (f *benchFlags) overFile(c *cobra.Command, files *posixFlags) (list []bench
 	return list, nil
 }
 
-// print writes the lines above the table: version, machine, missing backends.
+// print writes the lines above the table: version, machine, host copy, missing backends.
 func (a *machineFigures) print(w io.Writer, comments bool) error {
 	mark := ""
 	if comments {
 		mark = "# "
 	}
-	_, err := fmt.Fprintf(w, "%ssluice %s, %s\n%s%s\n", mark, a.Version.Version, a.Version.Go, mark,
-		machineLine(&a.Machine))
+	_, err := fmt.Fprintf(w, "%ssluice %s, %s\n%s%s\n%shost copy: %s\n", mark, a.Version.Version,
+		a.Version.Go, mark, machineLine(&a.Machine), mark, a.Copy)
 	for _, m := range a.Missing {
 		if err == nil {
 			_, err = fmt.Fprintf(w, "%s%s is left out: %s\n", mark, m.Backend, m.Why)

@@ -20,6 +20,7 @@ func TestBenchAll(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(o.stdout), &got))
 	require.Positive(t, got.Machine.CPUs)
 	require.NotEmpty(t, got.Machine.Kernel)
+	require.NotEmpty(t, got.Copy)
 	rows := map[string]int{}
 	for _, r := range got.Results {
 		rows[r.Backend]++
@@ -58,7 +59,7 @@ func TestBenchAllWithoutADisk(t *testing.T) {
 func TestBenchAllAsText(t *testing.T) {
 	o := sluice(t, "bench", "all", "--rounds", "1", "--spread", "6MiB", "--format", "gobench")
 	require.Zero(t, o.status, "%+v", o)
-	require.Regexp(t, `^# sluice .*\n# .* CPUs, .*kernel .*\n`, o.stdout)
+	require.Regexp(t, `^# sluice .*\n# .* CPUs, .*kernel .*\n# host copy: \w.*\n`, o.stdout)
 	require.Contains(t, o.stdout, "BenchmarkWrite/")
 	o = sluice(t, "bench", "all", "--seconds", "0")
 	require.Equal(t, statusUsage, o.status)

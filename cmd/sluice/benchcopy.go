@@ -21,7 +21,8 @@ func newBenchCopy() *cobra.Command {
 the caches hold and in 256 MiB that they do not: by the variant that this machine's
 measurement chose, beside Go's copy, libc's memcpy and every other variant that the
 processor has; in alternation in one run. A variant called stream stores past the
-caches. Backends mem, shm and ucx copy so.`,
+caches. Backends mem, shm and ucx copy so. sluice doctor says what was chosen, and why;
+its --tune and ` + copyVariable + ` choose otherwise.`,
 		Example: `  sluice bench copy
   sluice bench copy --seconds 1 --json`,
 		Args: noArgs,

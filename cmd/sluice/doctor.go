@@ -16,12 +16,11 @@ import (
 	"github.com/sluicehq/sluice/backends/gds"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
-	"github.com/sluicehq/sluice/csrc/copy"
 )
 
 func newDoctor() *cobra.Command {
 	var all, asJSON bool
-	var root string
+	var root, tune string
 	var n networkFlags
 	c := &cobra.Command{
 		Use:   "doctor",
@@ -30,9 +29,16 @@ func newDoctor() *cobra.Command {
 that mends what is missing. A build without cgo has no ucx, rdma, gds and cuda: they are
 listed with what the machine offers them, and --all shows the checks that only they need.
 Then where GPUs, NICs and NVMe drives are plugged in, which of their links are slower than
-they could be, and which NIC and drive are near to which GPU.`,
+they could be, and which NIC and drive are near to which GPU.
+
+` + tuneLong,
+		Example: `  sluice doctor
+  sluice doctor --tune copy.json && SLUICE_HOST_COPY=./copy.json sluice bench`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if tune != "" {
+				return runTune(c, tune, asJSON)
+			}
 			if err := n.settleDoctor(); err != nil {
 				return err
 			}
@@ -42,7 +48,7 @@ they could be, and which NIC and drive are near to which GPU.`,
 			try := root == "" && !few
 			s.Backends = builtBackends(try, &n)
 			if try {
-				s.Known = slices.Concat(tcpChecks(&n.tcp), posixChecks(), copyChecks())
+				s.Known = slices.Concat(tcpChecks(&n.tcp), posixChecks(), copyChecks(c))
 			}
 			if try && withCgo {
 				s.Known = slices.Concat(s.Known, ucxChecks(&n.ucx, os.Environ()),
@@ -64,6 +70,8 @@ they could be, and which NIC and drive are near to which GPU.`,
 	c.Flags().BoolVar(&all, "all", false, "also what concerns only backends that are not "+
 		"in this build")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	c.Flags().StringVar(&tune, "tune", "", "measure for seconds how this machine copies host "+
+		"memory, and write it to this file")
 	n.register(c)
 	c.Flags().StringVar(&root, "root", "", "look at the proc, sys and lib below this directory")
 	_ = c.Flags().MarkHidden("root") // the only error is a flag that does not exist
@@ -90,12 +98,6 @@ func builtBackends(try bool, n *networkFlags) map[string]func() error {
 		}
 	}
 	return built
-}
-
-// copyChecks says how this machine copies within host memory, by measuring it.
-func copyChecks() []machine.Check {
-	return []machine.Check{{Name: "host-copy", State: machine.OK, Found: copy.Chosen().Why,
-		Why: "long runs of large batches are copied so", Backends: []string{"mem", "shm", "ucx"}}}
 }
 
 // cgoChecks says which backends are missing from a build without cgo, and how to get them.

@@ -63,7 +63,7 @@ func newRoot() *cobra.Command {
 		Short:             "Move KV caches between memories, and measure it",
 		Args:              noArgs,
 		RunE:              func(c *cobra.Command, _ []string) error { return c.Help() },
-		PersistentPreRunE: checkOpenFiles,
+		PersistentPreRunE: prepare,
 
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -75,6 +75,17 @@ func newRoot() *cobra.Command {
 	root.AddCommand(newReplay(), newLoad(), newBench(), newDoctor(), newExplain(),
 		newKeys(), newAgent(), newLs(), newGet(), newPut(), newVersion(), newPeer())
 	return root
+}
+
+// prepare finds what would fail half-way, before any command begins.
+func prepare(c *cobra.Command, args []string) error {
+	if err := checkOpenFiles(c, args); err != nil {
+		return err
+	}
+	if !needsFiles(c) { // it opens no backend
+		return nil
+	}
+	return configureCopy()
 }
 
 // newHelp is cobra's help command, but one that fails for a command that does not

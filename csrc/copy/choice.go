@@ -106,8 +106,11 @@ func (c *Choice) For(batch uint64) Way {
 	return plain
 }
 
-// choice is made once a process: measured, or Set before.
+// choice is made once a process: measured, or Set or configured before.
 type choice struct {
+	mu         sync.Mutex
+	configured string // by Configure; guarded by mu
+
 	made    atomic.Pointer[Choice] // first undecided
 	begun   atomic.Bool
 	once    sync.Once

@@ -123,6 +123,11 @@ func TestWayCopiesOneRun(t *testing.T) {
 	}
 }
 
+// third is the threshold of a machine that has such a cache.
+func third(cache uint64) threshold {
+	return func(Variant) (uint64, string) { return cache / 3, "a third of the last-level cache" }
+}
+
 // fakeProbe has a speed for each variant, in bytes a nanosecond, and that of Plain for short runs.
 func fakeProbe(speed map[Variant]float64) probe {
 	return func(v Variant, run uint64) time.Duration {
@@ -137,7 +142,7 @@ func TestChoiceIsWhatWinsClearly(t *testing.T) {
 	all := []Variant{Plain, Movsb, AVX2, AVX2Stream, AVX512, AVX512Stream}
 	const cache = 30 << 20
 	c := choose(fakeProbe(map[Variant]float64{Plain: 10, Movsb: 11, AVX2: 10, AVX2Stream: 20,
-		AVX512: 11, AVX512Stream: 20.5}), all, cache)
+		AVX512: 11, AVX512Stream: 20.5}), all, third(cache))
 	require.Equal(t, Way{AVX2Stream, 16 << 10}, c.Way, "AVX-512 is not likely faster")
 	require.Equal(t, plain, c.For(cache/3-1))
 	require.Equal(t, c.Way, c.For(cache/3))
@@ -149,7 +154,7 @@ func TestChoiceIsWhatWinsClearly(t *testing.T) {
 			AVX2Stream: 22.9, AVX512: 22, AVX512Stream: 10}),
 		"out of time": func(Variant, uint64) time.Duration { return 0 },
 	} {
-		c = choose(p, all, cache)
+		c = choose(p, all, third(cache))
 		require.Equal(t, plain, c.For(1<<40), why)
 		require.Equal(t, plainName+": no other is clearly faster", c.Why)
 	}
@@ -165,7 +170,7 @@ func TestChoiceMayBeAny(t *testing.T) {
 			all = append(all, other)
 		}
 		speed[v] = 13
-		c := choose(fakeProbe(speed), all, 1)
+		c := choose(fakeProbe(speed), all, third(1))
 		require.Equal(t, v, c.Way.Variant)
 	}
 }
@@ -181,7 +186,7 @@ func TestChoiceSurvivesNoise(t *testing.T) {
 		}
 		return d
 	}
-	require.Equal(t, AVX2, choose(noisy, []Variant{Plain, AVX2}, 1).Way.Variant)
+	require.Equal(t, AVX2, choose(noisy, []Variant{Plain, AVX2}, third(1)).Way.Variant)
 }
 
 func TestChoiceIsMadeOnce(t *testing.T) {
