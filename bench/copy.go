@@ -15,18 +15,16 @@ import (
 // CopyOp is the Result.Op of Copy.
 const CopyOp = "copy"
 
-// The bytes that Copy goes through: few enough for the caches, and too many for them.
-const (
-	copyCached   = 1 << 20
-	copyUncached = 256 << 20
-)
+// CopyCached is how many bytes the caches hold, of each of two memories.
+const CopyCached = 1 << 20
 
 // copySlice is well below one time slice of the scheduler.
 const copySlice = 2 * time.Millisecond
 
-// CopyShapes are pieces of 4 KiB to 16 MiB, in cached and in uncached memory.
-func CopyShapes() (list []Shape) {
-	for _, whole := range []uint64{copyCached, copyUncached} {
+// CopyShapes are pieces of 4 KiB to 16 MiB, in CopyCached and in that many bytes, too many for the
+// caches.
+func CopyShapes(uncached uint64) (list []Shape) {
+	for _, whole := range []uint64{CopyCached, uncached} {
 		for _, size := range []uint64{4 << 10, 64 << 10, 1 << 20, 16 << 20} {
 			if size <= whole {
 				list = append(list, Shape{Op: driver.Write, Size: size, Batch: int(whole / size),

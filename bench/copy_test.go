@@ -40,7 +40,7 @@ func TestCopyWaysCopyAll(t *testing.T) {
 		require.NoError(t, w.threads[0].do(0))
 		require.True(t, bytes.Equal(mem[:s.BatchBytes()], mem[s.BatchBytes():]), w.name)
 	}
-	for _, s := range CopyShapes() {
+	for _, s := range CopyShapes(256 << 20) {
 		require.NoError(t, s.Check())
 	}
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,11 +15,12 @@ import (
 func newBenchCopy() *cobra.Command {
 	var times timeFlags
 	var result resultFlags
+	var bytes string
 	c := &cobra.Command{
 		Use:   "copy",
 		Short: "Measure every way to copy within host memory beside the one that is chosen",
 		Long: `Measure how one thread copies pieces of 4 KiB to 16 MiB, in 1 MiB of memory that
-the caches hold and in 256 MiB that they do not: by the variant that this machine's
+the caches hold and in --bytes that they do not: by the variant that this machine's
 measurement chose, beside Go's copy, libc's memcpy and every other variant that the
 processor has; in alternation in one run. A variant called stream stores past the
 caches. Backends mem, shm and ucx copy so. sluice doctor says what was chosen, and why;
@@ -26,14 +28,18 @@ its --tune and ` + copyVariable + ` choose otherwise.`,
 		Example: `  sluice bench copy
   sluice bench copy --seconds 1 --json`,
 		Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return runBenchCopy(c, &times, &result) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			return runBenchCopy(c, bytes, &times, &result)
+		},
 	}
+	c.Flags().StringVar(&bytes, "bytes", "256MiB", "more than the caches hold, of each of two "+
+		"memories")
 	times.registerTotal(c, "time to measure each shape")
 	result.register(c)
 	return c
 }
 
-func runBenchCopy(c *cobra.Command, f *timeFlags, result *resultFlags) error {
+func runBenchCopy(c *cobra.Command, bytes string, f *timeFlags, result *resultFlags) error {
 	write, err := result.printer()
 	if err != nil {
 		return err
@@ -41,7 +47,20 @@ func runBenchCopy(c *cobra.Command, f *timeFlags, result *resultFlags) error {
 	if err := f.checkTotal(); err != nil {
 		return err
 	}
-	shapes := bench.CopyShapes()
+	uncached, err := bench.ParseSize(bytes)
+	if err == nil && uncached <= bench.CopyCached {
+		err = fmt.Errorf("want more than %s, which the caches hold",
+			bench.FormatSize(bench.CopyCached))
+	}
+	if err != nil {
+		return usagef("--bytes %s: %w", bytes, err)
+	}
+	shapes := bench.CopyShapes(uncached)
+	for i := range shapes {
+		if err := shapes[i].Check(); err != nil {
+			return usagef("--bytes %s: %w", bytes, err)
+		}
+	}
 	if err := fits(shapes, hostmem.Limits().Available, false); err != nil {
 		return err
 	}

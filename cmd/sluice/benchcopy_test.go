@@ -12,15 +12,22 @@ import (
 )
 
 func TestBenchCopyJSON(t *testing.T) {
-	o := ok(t, sluice(t, "bench", "copy", "--rounds", "1", "--json"))
+	o := ok(t, sluice(t, "bench", "copy", "--rounds", "1", "--bytes",
+		"16MiB", "--json"))
 	list := decode(t, o.stdout).([]any)
-	require.Len(t, list, len(bench.CopyShapes()))
+	require.Len(t, list, len(bench.CopyShapes(16<<20)))
 	first := list[0].(map[string]any)
 	require.Len(t, first["notes"], 1)
 	delete(first, "notes")
 	wantKeys(t, "result", first, benchKeys...)
 	require.Len(t, first["baselines"], 1+len(copy.Variants()))
-	require.Equal(t, 2, sluice(t, "bench", "copy", "--seconds", "0").status)
+	for want, args := range map[string][]string{"--seconds 0": {"--seconds", "0"},
+		"--bytes much": {"--bytes", "much"}, "want more than 1MiB": {"--bytes", "1MiB"},
+		"--bytes 1TiB": {"--bytes", "1TiB"}} {
+		o := sluice(t, append([]string{"bench", "copy"}, args...)...)
+		require.Equal(t, statusUsage, o.status)
+		require.Contains(t, o.stderr, want)
+	}
 }
 
 func TestDoctorSaysTheCopy(t *testing.T) {
