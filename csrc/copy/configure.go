@@ -131,9 +131,7 @@ func readFile(path string, here Machine) (Choice, error) {
 			"write the file anew: %w", path, why, driver.ErrBounds)
 	}
 	var t Tuned
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	switch err := d.Decode(&t); {
+	switch err := json.Unmarshal(text, &t); {
 	case err != nil:
 		return Choice{}, broken(err)
 	case t.Variant == "" || t.Run == 0 || t.Machine.CPU == "":

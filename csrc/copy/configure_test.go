@@ -79,10 +79,11 @@ func TestConfigureRefuses(t *testing.T) {
 	for name, tc := range map[string]struct{ how, says string }{
 		"a name": {"quick", "this machine has " + plainName},
 		"cut": {written(t, tunedText(t, c, nil)[:50]),
-			broken + " (unexpected EOF): let it write the file anew"},
+			broken + " (unexpected end of JSON input): let it write the file anew"},
 		"empty": {written(t, ""), broken},
-		"other": {written(t, `{"results":[]}`), broken},
-		"bare":  {written(t, `{}`), broken + " (variant, run or machine is missing)"},
+		"other": {written(t, `{"results":[]}`),
+			broken + " (variant, run or machine is missing)"},
+		"two": {written(t, tunedText(t, c, nil)+"{}"), broken},
 		"a processor": {written(t, tunedText(t, c, func(f *Tuned) { f.Machine.CPU = "Z80" })),
 			"was measured on another machine (Z80, "},
 		"a cache": {written(t, tunedText(t, c, func(f *Tuned) {
