@@ -188,6 +188,9 @@ func (b *Flights[E]) stop(why error, which func(*Job[E]) bool) {
 //
 // Preconditions: Mu is held.
 func (b *Flights[E]) end(ctx context.Context, why error, which func(*Job[E]) bool) error {
+	if len(b.free) == len(b.jobs) {
+		return nil // none is under way: mostly so where a memory is closed
+	}
 	b.stop(why, which)
 	b.waiters++
 	defer func() { b.waiters-- }()
