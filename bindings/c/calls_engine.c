@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions of sluice.h around engines, memory, regions and leases.
+#include <stdlib.h>
+
 #include "_cgo_export.h"
 #include "faces.h"
 
@@ -62,7 +64,39 @@ int sluice_register(sluice_engine engine, const char *name, const struct sluice_
 	SLGO_CALL(slgoRegister, engine, (char *)name, &known, region);
 }
 
+int sluice_register_many(sluice_engine engine, const char *const *names,
+			 const struct sluice_segment *segments, size_t count,
+			 sluice_region *regions)
+{
+	int code = slgo_check_fork();
+	if (code || !count)
+		return code;
+	SLGO_NEED(names);
+	SLGO_NEED(segments);
+	SLGO_NEED(regions);
+	struct sluice_segment *known = calloc(count, sizeof *known);
+	if (!known)
+		return slgo_refuse(SLUICE_ERR_SYSTEM, "no memory for that many segments");
+	for (size_t i = 0; i < count && !code; i++) {
+		const void *given = (const char *)segments + i * segments->size;
+		code = slgo_take(known + i, sizeof *known, SEGMENT_LEAST, given, "sluice_segment");
+		if (!code && ((const struct sluice_segment *)given)->size != segments->size)
+			code = slgo_refuse(SLUICE_ERR_ARGUMENT,
+					   "segments differ in size: they are one array");
+	}
+	if (!code)
+		code = slgoRegisterMany(engine, (char **)names, known, count, regions,
+					slgo_fault());
+	free(known);
+	return code;
+}
+
 int sluice_region_close(sluice_region region) { SLGO_CALL(slgoRegionClose, region); }
+
+int sluice_region_close_many(const sluice_region *regions, size_t count)
+{
+	SLGO_CALL(slgoRegionCloseMany, (uint64_t *)regions, count);
+}
 
 int sluice_lease_grant(sluice_region region, uint64_t offset, uint64_t length,
 		       const struct sluice_lease_options *options, sluice_lease *lease)

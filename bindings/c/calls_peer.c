@@ -78,6 +78,12 @@ int sluice_remote_find(sluice_peer peer, const char *name, sluice_remote *remote
 	SLGO_CALL(slgoRemoteFind, peer, (char *)name, remote);
 }
 
+int sluice_remote_find_many(sluice_peer peer, const char *const *names, size_t count,
+			    sluice_remote *remotes, uint64_t *lengths)
+{
+	SLGO_CALL(slgoRemoteFindMany, peer, (char **)names, count, remotes, lengths);
+}
+
 int sluice_remote_import(sluice_peer peer, const void *token, size_t length, sluice_remote *remote)
 {
 	SLGO_NEED(remote);

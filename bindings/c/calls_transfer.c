@@ -29,6 +29,12 @@ int sluice_transfer_add(sluice_transfer transfer, sluice_region region, sluice_r
 	SLGO_CALL(slgoTransferAdd, transfer, region, remote, (struct sluice_desc *)descs, count);
 }
 
+int sluice_transfer_add_many(sluice_transfer transfer, const struct sluice_copy *copies,
+			     size_t count)
+{
+	SLGO_CALL(slgoTransferAddMany, transfer, (struct sluice_copy *)copies, count);
+}
+
 int sluice_transfer_add_pages(sluice_transfer transfer, sluice_region region, sluice_remote remote,
 			      const struct sluice_pages *pages)
 {

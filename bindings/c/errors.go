@@ -53,7 +53,7 @@ var codes = []struct {
 }
 
 func codeOf(err error) C.int {
-	if _, ok := err.(*staleError); ok {
+	if _, ok := errors.AsType[*staleError](err); ok {
 		return C.SLUICE_ERR_HANDLE
 	}
 	for _, c := range codes {

@@ -113,24 +113,8 @@ func slgoRegister(h C.uint64_t, name *C.char, s *C.struct_sluice_segment, out *C
 	if err != nil {
 		return answer(f, err)
 	}
-	r := &region{of: e}
-	seg, err := r.segment(s)
+	handle, err := e.register(name, s)
 	if err != nil {
-		return answer(f, err)
-	}
-	register := e.Register
-	if s.flags&C.SLUICE_PRIVATE != 0 {
-		register = e.RegisterPrivate
-	}
-	if r.r, err = register(C.GoString(name), seg); err != nil {
-		r.letGo()
-		return answer(f, err)
-	}
-	handle, err := adopt(e, &regions, r)
-	if err != nil {
-		if r.r.Close() == nil { // otherwise the engine's Close does it, and may prove nothing
-			r.letGo()
-		}
 		return answer(f, err)
 	}
 	*out = C.uint64_t(handle)
@@ -173,15 +157,7 @@ func (r *region) segment(s *C.struct_sluice_segment) (seg driver.Segment, err er
 
 //export slgoRegionClose
 func slgoRegionClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
-	r, err := regions.get(uint64(h))
-	if err == nil {
-		err = r.r.Close()
-	}
-	if err == nil {
-		regions.drop(uint64(h))
-		r.letGo()
-	}
-	return answer(f, err)
+	return answer(f, closeRegion(uint64(h)))
 }
 
 // letGo gives the memory back, once, whatever closes the region.

@@ -241,10 +241,21 @@ int sluice_register(sluice_engine engine, const char *name, const struct sluice_
 		    sluice_region *region);
 
 /*
+ * The same for many: all, or none and an error. A region that could not be closed then stays, and
+ * has its handle in regions, which is 0 for the others.
+ */
+int sluice_register_many(sluice_engine engine, const char *const *names,
+			 const struct sluice_segment *segments, size_t count,
+			 sluice_region *regions);
+
+/*
  * Fences the region, so that no peer reaches it any more. SLUICE_ERR_BUSY while a transfer
  * lists it or a lease on it stands. After another error it may be called again.
  */
 int sluice_region_close(sluice_region region);
+
+/* The same for many, in order, up to the first that cannot be closed. */
+int sluice_region_close_many(const sluice_region *regions, size_t count);
 
 /* ---- peers ---- */
 
@@ -299,6 +310,10 @@ int sluice_peer_close(sluice_peer peer);
 /* The peer's region of that name, as described; the same handle for as long as it is. */
 int sluice_remote_find(sluice_peer peer, const char *name, sluice_remote *remote);
 
+/* The same for many, with their lengths in bytes. */
+int sluice_remote_find_many(sluice_peer peer, const char *const *names, size_t count,
+			    sluice_remote *remotes, uint64_t *lengths);
+
 /* A range that was leased to us, from the token of sluice_lease_token. */
 int sluice_remote_import(sluice_peer peer, const void *token, size_t length, sluice_remote *remote);
 
@@ -314,6 +329,13 @@ enum { SLUICE_READ = 1, SLUICE_WRITE = 2 }; /* from the peer; to the peer */
 /* One contiguous copy; offsets in bytes within region and remote. */
 struct sluice_desc {
 	uint64_t local, remote, length;
+};
+
+/* The same between ends of its own. */
+struct sluice_copy {
+	sluice_region region;
+	sluice_remote remote;
+	struct sluice_desc desc;
 };
 
 /*
@@ -400,6 +422,8 @@ int sluice_transfer_new_route(sluice_peer peer, uint32_t op, const struct sluice
  */
 int sluice_transfer_add(sluice_transfer transfer, sluice_region region, sluice_remote remote,
 			const struct sluice_desc *descs, size_t count);
+int sluice_transfer_add_many(sluice_transfer transfer, const struct sluice_copy *copies,
+			     size_t count);
 int sluice_transfer_add_pages(sluice_transfer transfer, sluice_region region, sluice_remote remote,
 			      const struct sluice_pages *pages);
 int sluice_transfer_add_pattern(sluice_transfer transfer, sluice_region region,

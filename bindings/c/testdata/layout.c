@@ -41,6 +41,8 @@ int main(void)
 	    AT(sluice_segment, dmabuf), AT(sluice_segment, file);
 	SIZE(sluice_desc);
 	AT(sluice_desc, local), AT(sluice_desc, remote), AT(sluice_desc, length);
+	SIZE(sluice_copy);
+	AT(sluice_copy, region), AT(sluice_copy, remote), AT(sluice_copy, desc);
 	SIZE(sluice_route);
 	AT(sluice_route, size), AT(sluice_route, flags), AT(sluice_route, only);
 	SIZE(sluice_pages);

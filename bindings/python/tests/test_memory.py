@@ -181,6 +181,36 @@ def test_private_regions_are_not_described(pair: Pair) -> None:
         pair.peer.remote("secret")
 
 
+def test_many_at_once(pair: Pair) -> None:
+    a, parts = pair.a.engine, [bytearray([i]) * 100 for i in range(50)]
+    named = [(f"part-{i}", part) for i, part in enumerate(parts)]
+    with pytest.raises(sluice.BusyError, match=r"segments\[50\]"):
+        a.register_many([*named, ("part-7", b"x")])
+    parts[3].append(0)  # none is held, so that it may be moved
+    regions = a.register_many(named)
+    with pytest.raises(BufferError):
+        parts[3].append(0)
+    self_peer = a.self_peer()
+    remotes = self_peer.remotes([r.name for r in regions])
+    assert [r.length for r in remotes] == [len(part) for part in parts]
+    with pytest.raises(sluice.NoRouteError):
+        self_peer.remotes(["part-1", "nothing"])
+    t = self_peer.transfer("write")
+    t.add(regions[4], 0, remotes[5], 10, 20)
+    with pytest.raises(sluice.BusyError):  # and those before it are closed
+        a.close_many([regions[0], regions[4], regions[1]])
+    parts[0].append(0)
+    for held in parts[4], parts[1]:
+        with pytest.raises(BufferError):
+            held.append(0)
+    t.run(LIMIT)
+    assert parts[5] == bytearray([5]) * 10 + bytearray([4]) * 20 + bytearray([5]) * 70
+    t.close()
+    a.close_many(regions)
+    a.close_many(regions)
+    a.register_many(named)
+
+
 @pytest.mark.parametrize("options", [{}, {"path": "threads", "threads": 2}])
 def test_files(tmp_path: Path, options: dict[str, Any]) -> None:
     end = End("files", ["mem", sluice.Backend("posix", **options)])

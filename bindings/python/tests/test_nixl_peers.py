@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The face of NIXL: peers that do not answer, and files by their paths."""
+"""The face of NIXL: peers that do not answer."""
 
 from __future__ import annotations
 
@@ -21,90 +21,6 @@ from sluice import nixl
 from sluice.nixl import bindings as b
 from sluice.nixl import backends, listening, outbox, plugins
 from sluice.peer import Peer
-
-
-@pytest.fixture
-def files() -> Iterator[nixl.nixl_agent]:
-    agent = nixl.nixl_agent("files", nixl.nixl_agent_config(backends=["POSIX"]))
-    yield agent
-    agent.close()
-
-
-def write(agent: nixl.nixl_agent, data: Any, listed: Any) -> None:
-    agent.register_memory([(data.ctypes.data, len(data), 0, "")], "DRAM")
-    here = agent.get_xfer_descs([(data.ctypes.data, len(data), 0)], "DRAM")
-    h = agent.initialize_xfer("WRITE", here, listed.trim(), "files")
-    finish(agent, h)
-    h.release()
-
-
-def test_file_by_its_path(files: nixl.nixl_agent, tmp_path: Path) -> None:
-    other, target = tmp_path / "other", tmp_path / "target"
-    other.write_bytes(b"V" * 8192)
-    # something of the program's own, whose descriptor the number happens to be
-    fd = os.open(other, os.O_RDWR)
-    listed = files.register_memory([(4096, 4096, fd, f"rw,create,direct:{target}")], "FILE")
-    write(files, np.full(4096, ord("K"), np.uint8), listed)
-    assert other.read_bytes() == b"V" * 8192
-    assert target.read_bytes() == bytes(4096) + b"K" * 4096
-    files.deregister_memory(listed)
-    # the number is free again
-    files.deregister_memory(files.register_memory([(0, 4096, fd, f"rw:{other}")], "FILE"))
-    os.close(fd)
-
-
-@pytest.mark.parametrize("by_path", [True, False])
-def test_a_write_makes_a_file_longer(files: nixl.nixl_agent, tmp_path: Path, by_path: bool) -> None:
-    """What was made and never written, as by a writer that died, is not read as zeros."""
-    target = tmp_path / "target"
-    with open(target, "w+b") as f:
-        number, meta = (1, f"rw,create:{target}") if by_path else (f.fileno(), "")
-        listed = files.register_memory([(0, 4096, number, meta)], "FILE")
-        assert target.stat().st_size == 0
-        data = np.full(4096, 7, np.uint8)
-        files.register_memory([(data.ctypes.data, 4096, 0, "")], "DRAM")
-        here = files.get_xfer_descs([(data.ctypes.data, 4096, 0)], "DRAM")
-        h = files.initialize_xfer("READ", here, listed.trim(), "files")
-        with pytest.raises(b.nixlBackendError):
-            finish(files, h)
-        h.release()
-        h = files.initialize_xfer("WRITE", here, listed.trim(), "files")
-        finish(files, h)
-        h.release()
-        assert target.read_bytes() == data.tobytes()
-        files.deregister_memory(listed)
-        # without a length it is all that is ever written
-        listed = files.register_memory([(0, 0, number, meta)], "FILE")
-        there = files.get_xfer_descs([(8192, 4096, number)], "FILE")
-        h = files.initialize_xfer("WRITE", here, there, "files")
-        finish(files, h)
-        h.release()
-        assert target.stat().st_size == 12288
-
-
-def test_paths_that_are_refused(files: nixl.nixl_agent, tmp_path: Path) -> None:
-    there = tmp_path / "there"
-    there.write_bytes(bytes(4096))
-    left = set()
-    for meta, error in (
-        (f"rw:{tmp_path}/missing", b.nixlBackendError),
-        (f"rw,createe:{there}", b.nixlInvalidParamError),
-        (f"ro,create:{there}", b.nixlInvalidParamError),
-        ("rw:", b.nixlInvalidParamError),
-        (f"rw:{there}\0x", b.nixlInvalidParamError),
-    ):
-        with pytest.raises(error):  # and what came before it in the list is taken back
-            files.register_memory([(0, 4096, 1, f"ro:{there}"), (0, 4096, 2, meta)], "FILE")
-        assert files._engine is not None
-        left.add(files._engine.stats()["regions"])
-    assert len(left) == 1
-    listed = files.register_memory([(0, 4096, 1, f"ro:{there}")], "FILE")
-    (tmp_path / "second").write_bytes(bytes(4096))
-    with pytest.raises(b.nixlInvalidParamError, match="number of its own"):
-        files.register_memory([(0, 4096, 1, f"rw:{tmp_path}/second")], "FILE")
-    with pytest.raises(b.nixlNotAllowedError):
-        write(files, np.ones(4096, np.uint8), listed)
-    assert there.read_bytes() == bytes(4096)
 
 
 def test_meeting_one_holds_up_no_other(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

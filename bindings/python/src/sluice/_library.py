@@ -93,6 +93,10 @@ class Desc(ctypes.Structure):
     _fields_ = [("local", c_uint64), ("remote", c_uint64), ("length", c_uint64)]
 
 
+class Copy(ctypes.Structure):
+    _fields_ = [("region", c_uint64), ("remote", c_uint64), ("desc", Desc)]
+
+
 class Route(ctypes.Structure):
     _fields_ = [("size", c_uint32), ("flags", c_uint32), ("only", c_char_p)]
 
@@ -169,6 +173,7 @@ STRUCTS = {
     "sluice_alloc_options": AllocOptions,
     "sluice_segment": Segment,
     "sluice_desc": Desc,
+    "sluice_copy": Copy,
     "sluice_route": Route,
     "sluice_pages": Pages,
     "sluice_loop": Loop,
@@ -190,7 +195,9 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "alloc": [_HANDLE, POINTER(AllocOptions), c_uint64, _OUT, POINTER(c_void_p)],
     "memory_close": [_HANDLE],
     "register": [_HANDLE, c_char_p, POINTER(Segment), _OUT],
+    "register_many": [_HANDLE, POINTER(c_char_p), POINTER(Segment), c_size_t, _OUT],
     "region_close": [_HANDLE],
+    "region_close_many": [_OUT, c_size_t],
     "describe": [_HANDLE, _OUT, c_size_t, c_void_p, c_size_t, _SIZE_OUT],
     "connect": [_HANDLE, c_char_p, c_size_t, c_int64, _OUT],
     "self": [_HANDLE, _OUT],
@@ -203,12 +210,14 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "peer_refresh": [_HANDLE, c_char_p, c_size_t],
     "peer_close": [_HANDLE],
     "remote_find": [_HANDLE, c_char_p, _OUT],
+    "remote_find_many": [_HANDLE, POINTER(c_char_p), c_size_t, _OUT, _OUT],
     "remote_import": [_HANDLE, c_char_p, c_size_t, _OUT],
     "remote_length": [_HANDLE, POINTER(c_uint64)],
     "remote_close": [_HANDLE],
     "transfer_new": [_HANDLE, c_uint32, c_char_p, _OUT],
     "transfer_new_route": [_HANDLE, c_uint32, POINTER(Route), _OUT],
     "transfer_add": [_HANDLE, _HANDLE, _HANDLE, c_void_p, c_size_t],
+    "transfer_add_many": [_HANDLE, c_void_p, c_size_t],
     "transfer_add_pages": [_HANDLE, _HANDLE, _HANDLE, POINTER(Pages)],
     "transfer_add_pattern": [_HANDLE, _HANDLE, _HANDLE, POINTER(Pattern)],
     "transfer_message": [_HANDLE, c_char_p, c_size_t],

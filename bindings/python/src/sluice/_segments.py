@@ -50,11 +50,16 @@ class DeviceMemory:
     dmabuf_offset: int = 0
 
 
+_SIZE = ctypes.sizeof(_library.Segment)
+
+
 class Located:
     """A segment for the library, and what keeps its bytes in place."""
 
     def __init__(self, segment: _library.Segment, keep: Any = None, writable: bool = True) -> None:
-        segment.size = ctypes.sizeof(segment)
+        segment.size = _SIZE
+        if not writable:
+            segment.flags |= _library.READ_ONLY
         self.segment, self.keep, self.writable = segment, keep, writable
 
     def release(self) -> None:
@@ -68,7 +73,7 @@ def locate(source: Any) -> Located:
     if isinstance(source, File):
         return _file(source)
     if isinstance(source, HostMemory):
-        return _host(number(source.address, "address"), number(source.length, "length"), source,
+        return host(number(source.address, "address"), number(source.length, "length"), source,
                      source.writable)
     if isinstance(source, DeviceMemory):
         return _device_memory(source)
@@ -91,7 +96,7 @@ def locate(source: Any) -> Located:
     except (BufferError, ValueError) as e:
         raise ArgumentError(
             f"{e}: register contiguous memory and name parts of it by offsets") from None
-    return _host(held.address, held.length, held, held.writable)
+    return host(held.address, held.length, held, held.writable)
 
 
 class NotPlain(TypeError):
@@ -108,17 +113,17 @@ def _check_plain(source: Any) -> None:
                        f"are elsewhere")
 
 
-def _host(address: int, length: int, keep: Any, writable: bool = True) -> Located:
+def host(address: int, length: int, keep: Any = None, writable: bool = True) -> Located:
     if not length:
         raise ArgumentError("memory of 0 bytes cannot be registered")
     segment = _library.Segment(kind=_library.KIND_HOST, host=address, length=length)
     return Located(segment, keep, writable)
 
 
-def _device(address: int, length: int, device: int, keep: Any) -> Located:
+def _device(address: int, length: int, device: int, keep: Any, writable: bool = True) -> Located:
     segment = _library.Segment(kind=_library.KIND_DEVICE, device_address=address, length=length,
                                device=device)
-    return Located(segment, keep)
+    return Located(segment, keep, writable)
 
 
 def _device_memory(source: DeviceMemory) -> Located:
@@ -155,7 +160,7 @@ def _tensor(t: Any) -> Located:
     # shares the memory, which t may be given other of
     t = t.detach() if hasattr(t, "detach") else t
     if device < 0:
-        return _host(t.data_ptr(), length, t)
+        return host(t.data_ptr(), length, t)
     return _device(t.data_ptr(), length, device, t)
 
 
@@ -170,9 +175,7 @@ def _cuda_array(a: Any) -> Located:
     device = getattr(a, "device", 0)
     ordinal = getattr(device, "id", getattr(device, "index", device))
     address, read_only = face["data"]
-    located = _device(address, length, ordinal if isinstance(ordinal, int) else 0, a)
-    located.writable = not read_only
-    return located
+    return _device(address, length, ordinal if isinstance(ordinal, int) else 0, a, not read_only)
 
 
 def _check_dense(shape: Any, strides: Any, unit: int) -> None:
@@ -222,4 +225,4 @@ def _dlpack(source: Any) -> Located:
     address = (t.data or 0) + t.byte_offset
     if t.device_type in (_DL_CUDA, _DL_CUDA_MANAGED):
         return _device(address, length, t.device_id, capsule)
-    return _host(address, length, capsule)
+    return host(address, length, capsule)

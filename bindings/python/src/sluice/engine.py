@@ -124,6 +124,7 @@ class Engine(Closing):
     ) -> None:
         self.name = name
         self._out = ctypes.c_uint64()  # the library writes here: no interrupt comes between
+        self._told = 4096  # bytes that a description may take
         self._unproven = ""  # why bytes may land still though it is closed
         self._regions: dict[str, Region] = {}
         self._holds = _Holds()
@@ -196,13 +197,9 @@ class Engine(Closing):
         address as HostMemory or DeviceMemory. It is held until the region or the engine is closed.
         Peers may only read what is read_only; what is private is in no description.
         """
-        if isinstance(source, Memory):
-            located = Located(_library.Segment(kind=_library.KIND_MEMORY, memory=source._handle,
-                                               length=source.length), source)
-        else:
-            located = locate(source)
+        located = self._locate(source)
         segment = located.segment
-        if read_only or not located.writable:
+        if read_only:
             segment.flags |= _library.READ_ONLY
         if private:
             segment.flags |= _library.PRIVATE
@@ -219,14 +216,62 @@ class Engine(Closing):
                 region._forget()
             raise
 
+    def _locate(self, source: Any) -> Located:
+        if isinstance(source, Memory):
+            return Located(_library.Segment(kind=_library.KIND_MEMORY, memory=source._handle,
+                                            length=source.length), source)
+        return locate(source)
+
+    def register_many(self, sources: Iterable[tuple[str, Any]]) -> list[Region]:
+        """Registers many, as pairs of a name and what `register` takes, by one call of the library:
+        all, or none.
+        """
+        return self._register_many([(name, self._locate(source)) for name, source in sources])
+
+    def _register_many(self, named: list[tuple[str, Located]]) -> list[Region]:
+        names = (ctypes.c_char_p * len(named))(*[text(name, "the name of a region")
+                                                 for name, _ in named])
+        segments = (_library.Segment * len(named))(*[at.segment for _, at in named])
+        handles = (ctypes.c_uint64 * len(named))()
+        regions = [Region(self, name, at) for name, at in named]
+        try:  # an interrupt may come anywhere
+            for region in regions:
+                self._holds[id(region)] = region._located
+            check(lib.register_many(self._handle, names, segments, len(named), handles))
+            for region, handle in zip(regions, handles):
+                region._out.value = handle
+                self._regions[region.name] = region
+            return regions
+        except BaseException:
+            for region, handle in zip(regions, handles):
+                region._out.value = handle
+                if not handle or not lib.region_close(handle):
+                    region._forget()
+            raise
+
+    def close_many(self, regions: Iterable[Region]) -> None:
+        """Closes regions of this engine by one call of the library, in order and up to the first
+        that cannot be closed.
+        """
+        listed = [region for region in regions if region._handle]
+        handles = (ctypes.c_uint64 * len(listed))(*[region._handle for region in listed])
+        done = not lib.region_close_many(handles, len(listed))
+        for region in listed:
+            if done:
+                region._forget()
+            else:
+                region.close()
+
     def describe(self, *regions: Region) -> bytes:
         """The bytes with which a peer connects, of the regions given or of all.
 
         A program that has them can reach those regions: send them over a channel that you trust.
         """
         handles = (ctypes.c_uint64 * len(regions))(*[r._handle for r in regions])
-        return grow(lambda buffer, room, n: lib.describe(self._handle, handles, len(regions),
-                                                         buffer, room, n), 4096)
+        told = grow(lambda buffer, room, n: lib.describe(self._handle, handles, len(regions),
+            buffer, room, n), self._told)
+        self._told = max(4096, len(told) + len(told) // 8)
+        return told
 
     def connect(self, description: bytes, timeout: Optional[float] = 5.0) -> Peer:
         """The engine that a description is of. Our own gives what `self_peer` gives."""

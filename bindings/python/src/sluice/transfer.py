@@ -77,6 +77,15 @@ class Transfer(Closing):
         self._keep.append((region, remote))  # before the call: an interrupt may follow it
         check(lib.transfer_add(self._handle, region._handle, remote._handle, address, count))
 
+    def _add_copies(self, regions: list[Region], remotes: list[Remote], copies: Any) -> None:
+        """Lists copies between these: an array of sluice_copy."""
+        for region in regions:
+            self._check_writable(region)
+        self._keep += (regions, remotes)  # before the call: an interrupt may follow it
+        held = Held(copies)
+        check(lib.transfer_add_many(self._handle, held.address, len(copies)))
+        held.release()
+
     def _check_writable(self, region: Region) -> None:
         if self.op == "read" and not region.writable:
             raise ReadOnlyError(f"a read would change {region.name!r}, which is memory that may "

@@ -17,6 +17,8 @@ Rows = npt.NDArray[np.uint64]
 class nixl_mem_t(Enum):
     DRAM_SEG, VRAM_SEG, BLK_SEG, OBJ_SEG, FILE_SEG = range(5)
 
+    __hash__ = object.__hash__  # Enum's is slow, and thousands of ranges are looked up by it
+
 
 class nixl_xfer_op_t(Enum):
     NIXL_READ, NIXL_WRITE = range(2)
@@ -235,8 +237,15 @@ class nixlRegDList(_List):
             self._about = [b""] * self._n
             return
         super().__init__(type)
-        for desc in () if isinstance(descs, int) else descs:
-            self.append(desc)
+        if not isinstance(descs, int):
+            self._append([tuple(desc) for desc in descs])
+
+    def _append(self, descs: list[tuple[Any, ...]]) -> None:
+        if any(len(desc) != 4 for desc in descs):
+            raise TypeError("want (address, length, device, meta) each")
+        about = [as_bytes(desc[3]) for desc in descs]
+        self._extend([desc[:3] for desc in descs])
+        self._about += about
 
     def __getitem__(self, i: int) -> tuple[int, int, int, bytes]:
         return (*self._triple(i), self._about[i])
@@ -246,10 +255,7 @@ class nixlRegDList(_List):
         self._about[i] = as_bytes(desc[3])
 
     def append(self, desc: Sequence[Any]) -> None:
-        if len(desc) != 4:
-            raise TypeError("want (address, length, device, meta)")
-        self._extend([desc[:3]])
-        self._about.append(as_bytes(desc[3]))
+        self._append([tuple(desc)])
 
     addDesc = append
 

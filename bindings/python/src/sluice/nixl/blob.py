@@ -8,12 +8,15 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .bindings import nixl_mem_t, nixlMismatchError
 from .places import Range
 
 _MAGIC = b"sluice-nixl\x01"
 _HEAD = struct.Struct("<BHII")  # whole, bytes of the name, ranges, bytes of the description
-_RANGE = struct.Struct("<BIQQI")  # kind, device, address, length, number
+_RANGE = np.dtype([("kind", "u1"), ("device", "<u4"), ("address", "<u8"), ("length", "<u8"),
+                   ("number", "<u4")])  # packed
 _MOST = 256 << 20  # bytes when unpacked
 
 
@@ -29,10 +32,10 @@ class Metadata:
 
 def encode(m: Metadata) -> bytes:
     name = m.agent.encode()
-    parts = [_HEAD.pack(m.whole, len(name), len(m.ranges), len(m.description)), name]
-    parts += [_RANGE.pack(r.kind.value, r.device, r.address, r.length, int(r.name))
-              for r in m.ranges]
-    packed = zlib.compress(b"".join([*parts, m.description]), 1)
+    head = _HEAD.pack(m.whole, len(name), len(m.ranges), len(m.description))
+    rows = np.array([(r.kind.value, r.device, r.address, r.length, int(r.name)) for r in m.ranges],
+                    _RANGE)
+    packed = zlib.compress(b"".join((head, name, rows.tobytes(), m.description)), 1)
     return _MAGIC + struct.pack("<I", zlib.crc32(packed)) + packed
 
 
@@ -50,13 +53,15 @@ def decode(data: bytes) -> Metadata:
             raise ValueError(f"the metadata is longer than {_MOST} bytes")
         whole, name_length, count, description_length = _HEAD.unpack_from(body)
         at = _HEAD.size + name_length
-        if len(body) != at + count * _RANGE.size + description_length:
+        end = at + count * _RANGE.itemsize
+        if len(body) != end + description_length:
             raise ValueError("the metadata is cut")
-        ranges = []
-        for i in range(count):
-            kind, device, address, length, number = _RANGE.unpack_from(body, at + i * _RANGE.size)
-            ranges.append(Range[Any](nixl_mem_t(kind), address, length, device, str(number), None))
-        return Metadata(body[_HEAD.size : at].decode(), bool(whole), ranges,
-                        body[at + count * _RANGE.size :])
+        kinds = {kind.value: kind for kind in nixl_mem_t}
+        rows = np.frombuffer(body, _RANGE, count, at)
+        if not set(rows["kind"].tolist()) <= kinds.keys():
+            raise ValueError("a type of memory is not known")
+        ranges = [Range[Any](kinds[kind], address, length, device, str(number), None)
+                  for kind, device, address, length, number in rows.tolist()]
+        return Metadata(body[_HEAD.size : at].decode(), bool(whole), ranges, body[end:])
     except (ValueError, struct.error, zlib.error) as e:
         raise nixlMismatchError(f"load metadata: {e}") from e

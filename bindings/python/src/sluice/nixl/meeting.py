@@ -49,12 +49,7 @@ class Meeting(Memory):
         """The same of some memory. How to connect is always in it."""
         self._handles(backends)
         with self._lock:
-            found = [self._places.exact(descs.getType(), *descs[i][:3])
-                     for i in range(descs.descCount())]
-            if None in found:
-                raise b.nixlNotFoundError(f"descriptor {found.index(None)} is not registered as "
-                                          f"this range")
-            return self._metadata([r for r in found if r is not None], whole=False)
+            return self._metadata(self._registered(descs), whole=False)
 
     def _metadata(self, ranges: list[Range[Region]], whole: bool) -> bytes:
         if not any(plugins.PLUGINS[name].remote for name in self.backends):
@@ -78,8 +73,8 @@ class Meeting(Memory):
                 known = self._remotes.get(m.agent)
             remote = self._meet(m, known)
             try:
-                for r in m.ranges:
-                    r.what = remote.peer.remote(r.name)
+                for r, at in zip(m.ranges, remote.peer.remotes([r.name for r in m.ranges])):
+                    r.what = at
             except BaseException:
                 if remote is not known:
                     remote.close()

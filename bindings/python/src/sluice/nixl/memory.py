@@ -9,12 +9,11 @@ from typing import Any, Iterable, Optional
 
 from .. import errors
 from .._region import Region
-from .._segments import DeviceMemory, HostMemory
-from ..engine import Engine
+from .._segments import DeviceMemory, Located, host, locate
 from . import bindings as b
 from . import lists, paths, plugins
 from .backends import Backends, logger
-from .handles import as_nixl, translated
+from .handles import translated
 from .places import Kind, Places, Range
 
 
@@ -72,44 +71,39 @@ class Memory(Backends):
         kind = descs.getType()
         if not any(kind.name in plugins.PLUGINS[name].mems for name in backends or self.backends):
             raise b.nixlNotFoundError(f"no backend of this agent serves {kind.name}")
-        done: list[Range[Region]] = []
         with self._lock:
             engine = self._open(descs.rows[:, 2].tolist() if kind == b.VRAM_SEG else ())
+            rows, names = descs.rows.tolist(), []
+            named: list[tuple[str, Located]] = []
             try:
-                for i in range(descs.descCount()):
-                    done.append(self._register(engine, kind, *descs[i]))
-            except BaseException as e:  # also a file that cannot be opened, and an interrupt
-                for r in done:
-                    r.what.close()
-                    self._forget_file(r)
-                if isinstance(e, errors.Error):
-                    raise as_nixl(e) from e
+                with translated():
+                    for (address, length, device), meta in zip(rows, descs._metas()):
+                        names.append(str(next(self._numbers)))
+                        named.append((names[-1], self._segment(kind, address, length, device, meta,
+                                                               names[-1])))
+                    regions = engine._register_many(named)
+            except BaseException:  # also a file that cannot be opened, and an interrupt
+                for name, (_, _, device) in zip(names, rows):
+                    self._forget_file(kind, device, name)
                 raise
-            for r in done:
-                self._places.put(r)
+            for region, (address, _, device) in zip(regions, rows):
+                self._places.put(Range(kind, address, region.length, device, region.name, region))
         return descs
 
-    def _register(self, engine: Engine, kind: b.nixl_mem_t, address: int, length: int, device: int,
-                  meta: bytes) -> Range[Region]:
-        source: Any
-        read_only = False
+    def _segment(self, kind: b.nixl_mem_t, address: int, length: int, device: int, meta: bytes,
+                 name: str) -> Located:
+        """What the engine registers. A file is noted under the name."""
         if kind == b.DRAM_SEG:
-            source = HostMemory(address, length)
-        elif kind == b.VRAM_SEG:
-            source = DeviceMemory(address, length, device)
-        elif kind in (b.FILE_SEG, b.BLK_SEG):
-            named = paths.parse(meta)
-            read_only = named is not None and not named.writable
-            self._check_number(kind, device, named)
-            source = paths.file(device, named, address, length)
-        else:
+            return host(address, length)
+        if kind == b.VRAM_SEG:
+            return locate(DeviceMemory(address, length, device))
+        if kind not in (b.FILE_SEG, b.BLK_SEG):
             raise errors.NotSupportedError(f"there is no backend for {kind.name}")
-        number = next(self._numbers)
-        region = engine.register(str(number), source, read_only=read_only)
-        if kind in (b.FILE_SEG, b.BLK_SEG):
-            self._files.setdefault((kind, device), {})[str(number)] = (
-                None if named is None else named.path)
-        return Range(kind, address, region.length, device, str(number), region)
+        path = paths.parse(meta)
+        self._check_number(kind, device, path)
+        located = paths.file(device, path, address, length)
+        self._files.setdefault((kind, device), {})[name] = None if path is None else path.path
+        return located
 
     def _check_number(self, kind: b.nixl_mem_t, device: int, named: Optional[paths.Named]) -> None:
         """One number stands for one file: a path, or the descriptor of that number."""
@@ -120,11 +114,11 @@ class Memory(Backends):
                                            f"give each path a number of its own")
             break  # all of them are alike
 
-    def _forget_file(self, r: Range[Region]) -> None:
-        files = self._files.get((r.kind, r.device), {})
-        files.pop(r.name, None)
+    def _forget_file(self, kind: b.nixl_mem_t, device: int, name: str) -> None:
+        files = self._files.get((kind, device), {})
+        files.pop(name, None)
         if not files:
-            self._files.pop((r.kind, r.device), None)
+            self._files.pop((kind, device), None)
 
     def deregister_memory(self, dereg_list: b.nixlRegDList, backends: Iterable[str] = ()) -> None:
         """Ends registrations: no peer reaches them any more when this returns.
@@ -134,17 +128,27 @@ class Memory(Backends):
         self._handles(backends)
         kind = dereg_list.getType()
         with self._lock:
-            found = [self._places.exact(kind, *dereg_list[i][:3])
-                     for i in range(dereg_list.descCount())]
-            if None in found:
-                raise b.nixlNotFoundError(f"descriptor {found.index(None)} is not registered as "
-                                          f"this range")
-            for r in found:
-                assert r is not None
+            found = self._registered(dereg_list)
+            if not found or self._engine is None:
+                return
+            try:
                 with translated():
-                    r.what.close()
-                self._places.drop(r.name)
-                self._forget_file(r)
+                    self._engine.close_many([r.what for r in found])
+            finally:
+                for r in found:
+                    if not r.what._handle:
+                        self._places.drop(r.name)
+                        self._forget_file(kind, r.device, r.name)
+
+    def _registered(self, descs: b.nixlRegDList) -> list[Range[Region]]:
+        """The ranges of a list, each once."""
+        kind, found = descs.getType(), {}
+        for i, row in enumerate(descs.rows.tolist()):
+            r = self._places.exact(kind, *row)
+            if r is None:
+                raise b.nixlNotFoundError(f"descriptor {i} is not registered as this range")
+            found[r.name] = r
+        return list(found.values())
 
     def query_memory(self, reg_list: Any, backend: str, mem_type: Optional[str] = None) -> list[
         Optional[dict[str, str]]]:

@@ -61,7 +61,7 @@ class Met:
             found: dict[str, Remote] = {}
             for description, names in told.items():
                 peer.refresh(description)
-                found.update((name, peer.remote(name)) for name in names)
+                found.update(zip(names, peer.remotes(names)))
         except BaseException:
             peer.close()
             raise

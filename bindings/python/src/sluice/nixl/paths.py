@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 import stat
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
-from .._segments import File
+from .._library import READ_ONLY
+from .._segments import File, Located, locate
 from . import bindings as b
 
 _ACCESS = {b"ro": False, b"rw": True}
@@ -25,30 +25,48 @@ class Named:
     writable: bool
     create: bool
 
-    def open(self) -> io.FileIO:
+    def open(self) -> _Opened:
         """The open file, which is made where it may be created."""
         flags = (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC
         try:
-            fd = os.open(self.path, flags | (os.O_CREAT if self.create else 0), 0o600)
-            return io.FileIO(fd, "r+" if self.writable else "r")
+            return _Opened(os.open(self.path, flags | (os.O_CREAT if self.create else 0), 0o600))
         except OSError as e:
             raise b.nixlBackendError(f"register {os.fsdecode(self.path)}: {e.strerror}") from e
+
+
+class _Opened:
+    """A descriptor that is closed when it is garbage."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
 
 
 _ALL = 1 << 62  # bytes of a range that has no length: of as much as is ever written
 
 
-def file(number: int, named: Optional[Named], offset: int, length: int) -> File:
+def file(number: int, named: Optional[Named], offset: int, length: int) -> Located:
     """A range of a file, which a write makes as long as NIXL's POSIX does. 0: all from the offset.
     """
-    opened: Any = number if named is None else named.open()
-    at = opened if named is None else opened.fileno()
-    try:
-        extends = stat.S_ISREG(os.fstat(at).st_mode) and bool(
-            fcntl.fcntl(at, fcntl.F_GETFL) & os.O_RDWR)
-    except OSError as e:
-        raise b.nixlBackendError(f"register descriptor {at}: {e.strerror}") from e
-    return File(opened, offset, length or (_ALL - offset if extends else None), extends)
+    opened = None if named is None else named.open()
+    at = number if opened is None else opened.fd
+    if named is not None and length:
+        extends = named.writable  # which says nothing of a device: its size is known
+    else:
+        try:
+            extends = stat.S_ISREG(os.fstat(at).st_mode) and bool(
+                fcntl.fcntl(at, fcntl.F_GETFL) & os.O_RDWR)
+        except OSError as e:
+            raise b.nixlBackendError(f"register descriptor {at}: {e.strerror}") from e
+    located = locate(File(at, offset, length or (_ALL - offset if extends else None), extends))
+    located.keep = opened
+    if named is not None and not named.writable:
+        located.segment.flags |= READ_ONLY
+    return located
 
 
 def parse(meta: bytes) -> Optional[Named]:

@@ -181,10 +181,11 @@ class Places(Generic[T]):
 
     def exact(self, kind: nixl_mem_t, address: int, length: int, device: int) -> Optional[Range[T]]:
         """The latest that is registered as this range, neither more nor less."""
+        mine = self._kept.get((kind, device), {})
+        if len(mine) <= 1:
+            return next((r for r in mine.values() if (r.address, r.length) == (address, length)),
+                        None)
         table = self._table((kind, device))
-        if len(table.ranges) == 1:
-            only = table.ranges[0]
-            return only if (only.address, only.length) == (address, length) else None
         lo, hi = np.searchsorted(table.starts, np.uint64(address), "left"), np.searchsorted(
             table.starts, np.uint64(address), "right")
         for i in range(int(hi) - 1, int(lo) - 1, -1):
@@ -194,9 +195,12 @@ class Places(Generic[T]):
 
     def locate(self, kind: nixl_mem_t, rows: Rows) -> Located[T]:
         """Finds descriptors. nixlNotFoundError for what lies in no range, or goes past its end."""
+        if (rows[:, 2] == rows[0, 2]).all():
+            return self._locate(kind, int(rows[0, 2]), rows)
+        lone = self._locate_lone(kind, rows)
+        if lone is not None:
+            return lone
         devices, order, ends = by_value(rows[:, 2])
-        if len(devices) == 1:
-            return self._locate(kind, int(devices[0]), rows)
         which, starts = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.uint64)
         ranges: list[Range[T]] = []
         begin = 0
@@ -204,17 +208,32 @@ class Places(Generic[T]):
             mine = order[begin:end]
             begin = end
             which[mine] = len(ranges)
-            table = self._table((kind, device))
-            if len(table.ranges) == 1 and _all_within(table.ranges[0], rows[mine]):
-                starts[mine] = table.ranges[0].address  # a file, mostly
-                ranges.append(table.ranges[0])
-                continue
             part = self._locate(kind, device, rows[mine])
             if part.which is not None:
                 which[mine] += part.which
             starts[mine] = rows[mine, 0] - part.offsets
             ranges += part.ranges
         return Located(ranges, which, rows[:, 0] - starts, rows[:, 1])
+
+    def _locate_lone(self, kind: nixl_mem_t, rows: Rows) -> Optional[Located[T]]:
+        """The same where each device has one range, as files mostly have; else None."""
+        numbers: dict[int, int] = {}  # of devices, as they come
+        ranges: list[Range[T]] = []
+        which, starts = [], []
+        for address, length, device in rows.tolist():
+            number = numbers.setdefault(device, len(ranges))
+            if number == len(ranges):
+                mine = self._kept.get((kind, device), {})
+                if len(mine) != 1:
+                    return None
+                ranges += mine.values()
+            r = ranges[number]
+            if address < r.address or address + length > r.address + r.length:
+                return None
+            which.append(number)
+            starts.append(r.address)
+        return Located(ranges, np.array(which), rows[:, 0] - np.array(starts, np.uint64),
+                       rows[:, 1])
 
     def locate_runs(self, kind: nixl_mem_t, strided: Rows) -> Runs[T]:
         """Finds rows of (address, length, device, stride, count), each in one range:
@@ -271,13 +290,6 @@ def by_value(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np
     return values, order, np.cumsum(counts)
 
 
-def _all_within(r: Range[Any], rows: Rows) -> bool:
-    for address, length, _ in rows.tolist():
-        if address < r.address or address + length > r.address + r.length:
-            return False
-    return True
-
-
 def fill(t: Transfer, local: Located[Any], remote: Located[Any]) -> None:
     """Lists pairs of descriptors, as a pattern where they are one."""
     n = local.count
@@ -296,14 +308,11 @@ def fill(t: Transfer, local: Located[Any], remote: Located[Any]) -> None:
             remote_stride=there.stride,
         )
         return
-    descs = np.stack([local.offsets, remote.offsets, local.lengths], axis=1)
-    groups = np.zeros(n, np.int64) if local.which is None else local.which * len(remote.ranges)
-    if remote.which is not None:
-        groups = groups + remote.which
-    values, order, ends = by_value(groups)
-    descs = descs[order]
-    begin = 0
-    for g, end in zip(values.tolist(), ends.tolist()):
-        i, j = divmod(g, len(remote.ranges))
-        t.add_many(local.ranges[i].what, remote.ranges[j].what, descs[begin:end])
-        begin = end
+    copies = np.empty((n, 5), np.uint64)  # of sluice_copy
+    for column, side in enumerate((local, remote)):
+        handles = np.array([r.what._handle for r in side.ranges], np.uint64)
+        copies[:, column] = handles if side.which is None else handles[side.which]
+    copies[:, 2], copies[:, 3], copies[:, 4] = local.offsets, remote.offsets, local.lengths
+    if local.which is not None or remote.which is not None:  # neighbours of one pair are merged
+        copies = copies[np.lexsort((copies[:, 1], copies[:, 0]))]
+    t._add_copies([r.what for r in local.ranges], [r.what for r in remote.ranges], copies)

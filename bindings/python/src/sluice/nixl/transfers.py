@@ -157,8 +157,9 @@ class Transfers(Meeting):
         with self._lock, translated():
             peer = self._open().self_peer() if met is None else met.peer
             if met is None:
-                remote = remote.at([Range[Any](r.kind, r.address, r.length, r.device, r.name,
-                                               peer.remote(r.name)) for r in remote.ranges])
+                remote = remote.at([Range[Any](r.kind, r.address, r.length, r.device, r.name, at)
+                                    for r, at in zip(remote.ranges, peer.remotes(
+                                        [r.name for r in remote.ranges]))])
             t = peer.transfer(op, only=plugins.alone(names))
             try:
                 fill(t, local, remote)
