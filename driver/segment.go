@@ -28,10 +28,12 @@ type Segment struct {
 
 	// File: an open descriptor, kept by the caller, and the offset in it. With Extends the
 	// range may lie past the end of a regular file: a write makes it longer, and a read of
-	// what was not written fails. Otherwise such a range is ErrBounds.
-	FD      int
-	FileOff uint64
-	Extends bool
+	// what was not written fails. Otherwise such a range is ErrBounds. Buffered asks for all
+	// bytes to go through the page cache: a backend that would go past it should heed it.
+	FD       int
+	FileOff  uint64
+	Extends  bool
+	Buffered bool
 
 	// ReadOnly refuses writes by peers (and, to a File, all writes).
 	ReadOnly bool

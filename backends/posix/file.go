@@ -12,9 +12,15 @@ import (
 	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
+// fileKey tells files apart: registrations with one key share a file.
+type fileKey struct {
+	ownfiles.ID
+	buffered bool // all goes through the page cache
+}
+
 // file is an open file or block device that memories lie in.
 type file struct {
-	id   ownfiles.ID
+	fileKey
 	refs int // memories; guarded by flights.Mu
 
 	fd      int    // a descriptor of our own, through the page cache
@@ -33,9 +39,9 @@ type file struct {
 }
 
 // openFile opens the file behind a caller's descriptor for ourselves, so that nothing of
-// what we do depends on how long the caller keeps it.
-func openFile(fd int, id ownfiles.ID, buffered bool) (_ *file, err error) {
-	f := &file{id: id, fd: -1, direct: -1, fixed: -1, fixedDirect: -1}
+// what we do depends on how long the caller keeps it. why says why it is buffered, where it is.
+func openFile(fd int, key fileKey, why string) (_ *file, err error) {
+	f := &file{fileKey: key, why: why, fd: -1, direct: -1, fixed: -1, fixedDirect: -1}
 	defer func() {
 		if err != nil {
 			_ = f.close()
@@ -45,15 +51,14 @@ func openFile(fd int, id ownfiles.ID, buffered bool) (_ *file, err error) {
 		f.fd = -1
 		return nil, fmt.Errorf("duplicate descriptor %d: %w", fd, os.NewSyscallError("fcntl", err))
 	}
-	mode := id.Flags &^ unix.O_DIRECT
-	if id.Flags&unix.O_DIRECT != 0 {
+	mode := key.Flags &^ unix.O_DIRECT
+	if key.Flags&unix.O_DIRECT != 0 {
 		if err := f.swapDirect(mode); err != nil {
 			return nil, err
 		}
 	}
 	switch {
-	case buffered:
-		f.why = "Config.Buffered"
+	case key.buffered:
 		err = f.dropDirect()
 	case f.direct < 0:
 		f.openDirect(mode)
@@ -128,7 +133,7 @@ func (f *file) closeDirect() error {
 }
 
 // name is what the system calls it now.
-func (f *file) name() string { return f.id.Name(f.fd) }
+func (f *file) name() string { return f.ID.Name(f.fd) }
 
 func (f *file) close() error {
 	err := f.closeDirect()

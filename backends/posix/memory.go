@@ -56,18 +56,25 @@ func (b *Backend) use(seg *driver.Segment) (*file, error) {
 	if err != nil {
 		return nil, err
 	}
+	key, why := fileKey{id, b.cfg.Buffered || seg.Buffered}, ""
+	switch {
+	case b.cfg.Buffered:
+		why = "Config.Buffered"
+	case seg.Buffered:
+		why = "as its registration asked (Segment.Buffered)"
+	}
 	b.flights.Mu.Lock()
 	defer b.flights.Mu.Unlock()
-	f := b.files[id]
+	f := b.files[key]
 	if f == nil {
-		if f, err = openFile(seg.FD, id, b.cfg.Buffered); err != nil {
+		if f, err = openFile(seg.FD, key, why); err != nil {
 			return nil, err
 		}
 		if err := b.mover.addFile(f); err != nil {
 			return nil, errors.Join(err, f.close())
 		}
-		f.inode = b.inodeOf(f.fd, id)
-		b.files[id] = f
+		f.inode = b.inodeOf(f.fd, f.ID)
+		b.files[key] = f
 	}
 	f.refs++
 	return f, nil
@@ -80,9 +87,9 @@ func (b *Backend) unuse(f *file) error {
 	if f.refs--; f.refs > 0 {
 		return nil
 	}
-	delete(b.files, f.id)
+	delete(b.files, f.fileKey)
 	b.mover.dropFile(f)
-	if err := errors.Join(b.dropInode(f.id, f.inode), f.close()); err != nil {
+	if err := errors.Join(b.dropInode(f.ID, f.inode), f.close()); err != nil {
 		return fmt.Errorf("close file: %w", err)
 	}
 	return nil

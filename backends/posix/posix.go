@@ -48,7 +48,7 @@ type Backend struct {
 	doubt   atomic.Uint64 // the call since which the kernel tells the sleeper of a landing; 0: none
 
 	// Guarded by flights.Mu, under which no system call is made but in cold calls.
-	files    map[ownfiles.ID]*file
+	files    map[fileKey]*file
 	inodes   map[inodeKey]*inode
 	jobs     []job
 	requests []request
@@ -70,7 +70,7 @@ func New(cfg Config) (*Backend, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("posix: %w", err)
 	}
-	b := &Backend{cfg: cfg, files: map[ownfiles.ID]*file{}, inodes: map[inodeKey]*inode{}}
+	b := &Backend{cfg: cfg, files: map[fileKey]*file{}, inodes: map[inodeKey]*inode{}}
 	b.flights.Open(ownfiles.Config[extent]{Name: "posix", Memory: "host memory", Mover: "the disk",
 		KeysMax: cfg.KeysMax,
 		JobsMax: cfg.JobsMax, Can: can, DescsMax: descsMax, RunsMax: runsMax,

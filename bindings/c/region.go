@@ -123,7 +123,8 @@ func slgoRegister(h C.uint64_t, name *C.char, s *C.struct_sluice_segment, out *C
 
 // segment is what the engine registers.
 func (r *region) segment(s *C.struct_sluice_segment) (seg driver.Segment, err error) {
-	if s.flags&^(C.SLUICE_READ_ONLY|C.SLUICE_PRIVATE|C.SLUICE_DMABUF|C.SLUICE_EXTENDS) != 0 {
+	if s.flags&^(C.SLUICE_READ_ONLY|C.SLUICE_PRIVATE|C.SLUICE_DMABUF|C.SLUICE_EXTENDS|
+		C.SLUICE_BUFFERED) != 0 {
 		return seg, argument("sluice_segment.flags is %#x: that does not exist", s.flags)
 	}
 	switch s.kind {
@@ -146,7 +147,8 @@ func (r *region) segment(s *C.struct_sluice_segment) (seg driver.Segment, err er
 		}
 	case C.SLUICE_FILE:
 		seg = driver.Segment{Kind: driver.File, Len: uint64(s.length), FD: int(s.file),
-			FileOff: uint64(s.offset), Extends: s.flags&C.SLUICE_EXTENDS != 0}
+			FileOff: uint64(s.offset), Extends: s.flags&C.SLUICE_EXTENDS != 0,
+			Buffered: s.flags&C.SLUICE_BUFFERED != 0}
 	default:
 		return seg, argument("sluice_segment.kind is %d: there are SLUICE_MEMORY, SLUICE_HOST, "+
 			"SLUICE_DEVICE and SLUICE_FILE", s.kind)

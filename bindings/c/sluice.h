@@ -214,7 +214,8 @@ int sluice_memory_close(sluice_memory memory);
 /* sluice_segment.kind */
 enum { SLUICE_MEMORY = 1, SLUICE_HOST = 2, SLUICE_DEVICE = 3, SLUICE_FILE = 4 };
 /* sluice_segment.flags */
-enum { SLUICE_READ_ONLY = 1, SLUICE_PRIVATE = 2, SLUICE_DMABUF = 4, SLUICE_EXTENDS = 8 };
+enum { SLUICE_READ_ONLY = 1, SLUICE_PRIVATE = 2, SLUICE_DMABUF = 4, SLUICE_EXTENDS = 8,
+       SLUICE_BUFFERED = 16 };
 
 struct sluice_segment {
 	uint32_t size;
@@ -222,7 +223,7 @@ struct sluice_segment {
 	/*
 	 * READ_ONLY: for peers; PRIVATE: in no description; DMABUF: that field counts; EXTENDS: a
 	 * FILE may end before the range does: a write makes it longer, a read of what was not
-	 * written fails
+	 * written fails; BUFFERED: its bytes go through the page cache, where others go past it
 	 */
 	uint32_t flags;
 	int32_t device; /* DEVICE: its ordinal */

@@ -228,9 +228,11 @@ protected:
 			s.kind = SLUICE_FILE, s.file = static_cast<int32_t>(d.devId);
 			s.offset = d.addr;
 			int mode = fcntl(s.file, F_GETFL);
+			if (mode >= 0 && !(mode & O_DIRECT))
+				s.flags = SLUICE_BUFFERED; /* it did not ask for more */
 			if (fstat(s.file, &st) == 0 && S_ISREG(st.st_mode) && mode >= 0 &&
 			    (mode & O_ACCMODE) == O_RDWR) {
-				s.flags = SLUICE_EXTENDS; /* a write makes it longer */
+				s.flags |= SLUICE_EXTENDS; /* a write makes it longer */
 				s.length = d.len ? d.len : (uint64_t{1} << 62) - d.addr;
 			}
 		}

@@ -45,6 +45,19 @@ def test_file_by_its_path(files: nixl.nixl_agent, tmp_path: Path) -> None:
     os.close(fd)
 
 
+def test_past_the_page_cache_where_asked(files: nixl.nixl_agent, tmp_path: Path) -> None:
+    files.register_memory([(np.zeros(4096, np.uint8).ctypes.data, 4096, 0, "")], "DRAM")
+    with open(tmp_path / "by-number", "w+b") as f:
+        listed = [(0, 4096, f.fileno(), ""), (0, 4096, 1000, f"rw,create:{tmp_path}/plain"),
+                  (0, 4096, 1001, f"rw,create,direct:{tmp_path}/direct")]
+        files.register_memory(listed, "FILE")
+    assert files._engine is not None
+    itself = files._engine.self_peer()
+    host, *there = [r.what for r in files._places.all()]
+    told = [itself.explain(host, itself.remote(r.name)) for r in there]
+    assert ["as its registration asked" in text for text in told] == [True, True, False]
+
+
 @pytest.mark.parametrize("by_path", [True, False])
 def test_a_write_makes_a_file_longer(files: nixl.nixl_agent, tmp_path: Path, by_path: bool) -> None:
     """What was made and never written, as by a writer that died, is not read as zeros."""

@@ -21,13 +21,15 @@ class File:
 
     `file` is a descriptor, or what has a `fileno()`. A length of None is all from
     the offset on. With `extends` the range may lie past the end of the file: a write makes it
-    longer, and a read of what was not written fails.
+    longer, and a read of what was not written fails. With `buffered` the bytes go through the page
+    cache, where others go past it.
     """
 
     file: Union[int, Any]
     offset: int = 0
     length: Optional[int] = None
     extends: bool = False
+    buffered: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,10 @@ def _file(source: File) -> Located:
     if number(length, "length", 63) == 0:
         raise ArgumentError(
             f"file: nothing of it lies behind offset {offset}: make it longer first")
+    flags = ((_library.EXTENDS if source.extends else 0)
+             | (_library.BUFFERED if source.buffered else 0))
     segment = _library.Segment(kind=_library.KIND_FILE, file=fd, offset=offset, length=length,
-                               flags=_library.EXTENDS if source.extends else 0)
+                               flags=flags)
     return Located(segment, source)
 
 

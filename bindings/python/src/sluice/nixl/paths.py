@@ -14,7 +14,7 @@ from .._segments import File, Located, locate
 from . import bindings as b
 
 _ACCESS = {b"ro": False, b"rw": True}
-_WORDS = (b"create", b"direct")  # direct is how whole blocks go anyway
+_WORDS = (b"create", b"direct")  # direct: whole blocks go past the page cache
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Named:
     path: bytes
     writable: bool
     create: bool
+    direct: bool
 
     def open(self) -> _Opened:
         """The open file, which is made where it may be created."""
@@ -56,13 +57,16 @@ def file(number: int, named: Optional[Named], offset: int, length: int) -> Locat
     at = number if opened is None else opened.fd
     if named is not None and length:
         extends = named.writable  # which says nothing of a device: its size is known
+        direct = named.direct
     else:
         try:
-            extends = stat.S_ISREG(os.fstat(at).st_mode) and bool(
-                fcntl.fcntl(at, fcntl.F_GETFL) & os.O_RDWR)
+            flags = fcntl.fcntl(at, fcntl.F_GETFL)
+            extends = stat.S_ISREG(os.fstat(at).st_mode) and bool(flags & os.O_RDWR)
         except OSError as e:
             raise b.nixlBackendError(f"register descriptor {at}: {e.strerror}") from e
-    located = locate(File(at, offset, length or (_ALL - offset if extends else None), extends))
+        direct = bool(flags & os.O_DIRECT) if named is None else named.direct
+    located = locate(File(at, offset, length or (_ALL - offset if extends else None), extends,
+                          buffered=not direct))
     located.keep = opened
     if named is not None and not named.writable:
         located.segment.flags |= READ_ONLY
@@ -84,4 +88,4 @@ def parse(meta: bytes) -> Optional[Named]:
     if not path or b"\0" in path or (b"create" in others and not writable):
         raise b.nixlInvalidParamError(
             f"{os.fsdecode(meta)!r} names no file that could be opened so")
-    return Named(path, writable, b"create" in others)
+    return Named(path, writable, b"create" in others, b"direct" in others)
