@@ -132,63 +132,19 @@ func (p *GroupPush) post(f *groupFlight, err error) error {
 // blocks of this rank are free then. ctx and TakenTimeout bound the wait, and where ctx ends it
 // the push goes on, to be finished or aborted. ErrBusy means that a layer is missing.
 func (p *GroupPush) Finish(ctx context.Context) error {
-	if err := p.drain(ctx); err != nil {
-		return err
-	}
-	limit, cancel := context.WithTimeoutCause(ctx, p.s.cfg.TakenTimeout, engine.ErrTimeout)
-	defer cancel()
-	var all sync.WaitGroup
-	for _, l := range p.links {
-		all.Go(func() {
-			msg := appendHeader(nil, toGroupReceiver, kindDone, 0, l.session)
-			if err := p.s.cfg.Peers[l.to].Notify(limit, msg); err != nil && ctx.Err() == nil {
-				p.fail(p.s.endOf(limit, p.request, l.to, err), nil)
-			}
-		})
-	}
-	all.Wait()
-	select {
-	case <-p.over:
-	case <-limit.Done():
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+	return p.finish(ctx, p.s.cfg.TakenTimeout, func(limit context.Context) {
+		var all sync.WaitGroup
+		for _, l := range p.links {
+			all.Go(func() {
+				msg := appendHeader(nil, toGroupReceiver, kindDone, 0, l.session)
+				err := p.s.cfg.Peers[l.to].Notify(limit, msg)
+				if err != nil && ctx.Err() == nil {
+					p.fail(p.s.endOf(limit, p.request, l.to, err), nil)
+				}
+			})
 		}
-		p.fail(endOf(limit, p.request, fmt.Errorf("wait for all ranks to take it over: %w",
-			context.Cause(limit))), nil)
-	}
-	<-p.ended
-	return p.Err()
-}
-
-// drain waits until all layers are written.
-func (p *GroupPush) drain(ctx context.Context) error {
-	for {
-		p.mu.Lock()
-		ready, err := p.mayFinish()
-		p.mu.Unlock()
-		if err != nil || ready {
-			return err
-		}
-		select {
-		case <-p.drained:
-		case <-p.over:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// mayFinish reports whether the last word may be sent. Precondition: p.mu is held.
-func (p *GroupPush) mayFinish() (ready bool, err error) {
-	switch {
-	case isClosed(p.over):
-		return false, p.outcome()
-	case p.unposted > 0:
-		return false, fmt.Errorf("finish request %d: %d layers have not been handed over: %w",
-			p.request, p.unposted, engine.ErrBusy)
-	}
-	p.doneSent = p.doneSent || p.inFlight == 0
-	return p.doneSent, nil
+		all.Wait()
+	}, func(limit context.Context, err error) { p.fail(endOf(limit, p.request, err), nil) })
 }
 
 // Abort ends the request on all ranks. When it returns nil, no byte that this rank sends lands any
@@ -198,14 +154,7 @@ func (p *GroupPush) mayFinish() (ready bool, err error) {
 // change. It is idempotent, and does nothing to a push that has ended.
 func (p *GroupPush) Abort(ctx context.Context) error {
 	p.fail(&EndError{Reason: Aborted}, nil)
-	select {
-	case <-p.ended:
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return p.unproven
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return p.awaitEnded(ctx)
 }
 
 // run follows the layers in flight, and cleans up when the push is over.
@@ -245,12 +194,8 @@ func (p *GroupPush) reap(f *groupFlight, timer *time.Timer) {
 		if s.t.t.Done() && s.t.t.Err() == nil {
 			continue
 		}
-		all.Go(func() { // also what has ended with an error may have done so without proof
-			err := s.t.abort()
-			p.mu.Lock()
-			p.unproven = errors.Join(p.unproven, err)
-			p.mu.Unlock()
-		})
+		// also what has ended with an error may have done so without proof
+		all.Go(func() { p.isUnproven(s.t.abort()) })
 	}
 	all.Wait()
 	for _, s := range f.sent {
@@ -262,15 +207,8 @@ func (p *GroupPush) reap(f *groupFlight, timer *time.Timer) {
 			p.fail(p.s.endOf(context.Background(), p.request, s.to.to, err), nil)
 		}
 	}
-	p.mu.Lock()
-	p.inFlight--
-	drained := p.inFlight == 0
-	p.mu.Unlock()
 	p.s.count.layers.Add(1)
-	<-p.window
-	if drained {
-		poke(p.drained)
-	}
+	p.landed()
 }
 
 // awaitLayer waits for a transfer, for its time to be over, or for the end of the push. It answers

@@ -7,7 +7,6 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
-	"sync"
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/pool"
@@ -17,32 +16,22 @@ import (
 // until Finish has succeeded or Abort was called. Layer may be called by several
 // goroutines, Abort and the others by any; Finish by one.
 type Push struct {
+	outgoing
 	s       *Sender
 	line    *line
 	peer    *engine.Peer
-	request uint64
 	session uint64
 	blocks  []Block
 	targets []target // the missing blocks, ascending; set before ready is closed
 
-	window     chan struct{} // one entry for each layer in flight
 	flights    chan *flight  // posted, in order; never full
-	drained    chan struct{} // one entry: no layer is in flight
 	granted    chan struct{} // closed when all of the grant is there
-	ready      chan struct{} // closed when begin has returned
 	endedThere chan struct{} // closed with reasonThere
-	over       chan struct{} // closed when the outcome is known
-	ended      chan struct{} // closed when nothing is left of it
 
-	mu          sync.Mutex
-	err         error // the outcome, once over is closed; nil: handed over
-	unproven    error // a transfer was ended without a proof
+	// Guarded by mu.
 	reasonThere Reason
 	grant       assembly
 	claimed     []bool // layers
-	unposted    int    // layers
-	inFlight    int    // layers
-	doneSent    bool
 }
 
 // target is a missing block: from where to where.
@@ -63,12 +52,12 @@ func newSession() uint64 {
 func (s *Sender) open(peer *engine.Peer, request uint64, blocks []Block) (*Push, error) {
 	layers := s.cfg.Geometry.Layers()
 	p := &Push{
-		s: s, peer: peer, request: request, blocks: append([]Block(nil), blocks...),
-		window: make(chan struct{}, s.cfg.Window), flights: make(chan *flight, s.cfg.Window),
-		drained: make(chan struct{}, 1), granted: make(chan struct{}), ready: make(chan struct{}),
-		endedThere: make(chan struct{}), over: make(chan struct{}), ended: make(chan struct{}),
-		claimed: make([]bool, layers), unposted: layers,
+		outgoing: newOutgoing(request, s.cfg.Window), s: s, peer: peer,
+		blocks:  append([]Block(nil), blocks...),
+		flights: make(chan *flight, s.cfg.Window), granted: make(chan struct{}),
+		endedThere: make(chan struct{}), claimed: make([]bool, layers),
 	}
+	p.unposted = layers
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -136,9 +125,6 @@ func (p *Push) importLeases(ctx context.Context) error {
 	return nil
 }
 
-// Request returns the number that Begin was given.
-func (p *Push) Request() uint64 { return p.request }
-
 // Missing returns how many blocks the receiver lacks: those that are written.
 func (p *Push) Missing() int { return len(p.targets) }
 
@@ -150,23 +136,4 @@ func (p *Push) MissingBlocks() []int {
 		list[i] = t.index
 	}
 	return list
-}
-
-// Err returns why the Push ended, nil while it has not and when it succeeded.
-func (p *Push) Err() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.err
-}
-
-// Ended is closed when nothing is left of the Push: no transfer, no import. The blocks of
-// this side may then change, unless Abort returns an error.
-func (p *Push) Ended() <-chan struct{} { return p.ended }
-
-// outcome is what a call on a Push that is over returns. Precondition: p.mu is held.
-func (p *Push) outcome() error {
-	if p.err != nil {
-		return p.err
-	}
-	return fmt.Errorf("request %d is handed over already: %w", p.request, engine.ErrClosed)
 }

@@ -55,14 +55,7 @@ func (p *Push) reap(f *flight, timer *time.Timer) {
 	default:
 		p.failHere(context.Background(), err)
 	}
-	p.mu.Lock()
-	p.inFlight--
-	drained := p.inFlight == 0
-	p.mu.Unlock()
-	<-p.window
-	if drained {
-		poke(p.drained)
-	}
+	p.landed()
 }
 
 // awaitLayer reports whether the transfer is done; if not, it is to be aborted.
@@ -89,11 +82,7 @@ func (p *Push) awaitLayer(f *flight, timer *time.Timer) bool {
 // abort ends a transfer and waits for the end, which the engine bounds. It keeps an answer
 // that there is no proof.
 func (p *Push) abort(f *flight) {
-	if err := f.t.Abort(context.Background()); err != nil {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.unproven = errors.Join(p.unproven, err)
-	}
+	p.isUnproven(f.t.Abort(context.Background()))
 }
 
 // awaitEnd waits for the receiver to say why it has revoked a lease: it does so
