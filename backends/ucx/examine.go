@@ -113,7 +113,7 @@ func tryEach(names []string) (there, absent []string) {
 }
 
 func opens(transports, devices string) bool {
-	u, err := ucp.Open(ucp.Config{Transports: transports, Devices: devices, Workers: 1,
+	u, err := openUCX(ucp.Config{Transports: transports, Devices: devices, Workers: 1,
 		BatchesMax: 2, NotifyMax: 1,
 		SegmentMax: 4096, GraceNanos: uint64(graceMin), FailureNanos: uint64(graceMin), WakeFD: -1,
 		ControlFD: -1})

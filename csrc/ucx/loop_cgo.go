@@ -97,9 +97,19 @@ func (l *Loop) Connect(o Offer) error {
 }
 
 // Batch checks descriptors against the two memories and keeps them. Their offsets
-// count from the start of each memory, and their keys are not looked at.
+// count from the start of each memory, and their keys are not looked at. At most window
+// pieces will be under way at once.
 func (l *Loop) Batch(descs []driver.Desc, window int) (*Batch, error) {
-	return newBatch(l, descs, window, uint64(len(l.mem)), l.remote)
+	if len(descs) == 0 || window < 1 {
+		return nil, fmt.Errorf("%d pieces, %d at once: %w", len(descs), window, driver.ErrBounds)
+	}
+	for i, d := range descs {
+		if local := uint64(len(l.mem)); d.Local > local || d.Len > local-d.Local ||
+			d.Remote > l.remote || d.Len > l.remote-d.Remote {
+			return nil, &driver.PieceError{Piece: i, Err: driver.ErrBounds}
+		}
+	}
+	return &Batch{descs: descs, loop: l, window: window}, nil
 }
 
 // Move moves a batch of this loop, one operation of UCX a piece, and returns when it has ended: a

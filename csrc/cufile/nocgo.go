@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !cgo
+
+package cufile
+
+import (
+	"github.com/sluicehq/sluice/csrc/cuda"
+	"github.com/sluicehq/sluice/csrc/ring"
+)
+
+func before() error { return nil }
+
+func loadLibrary(string, string) (reason, fix string) {
+	return "this program was built without cgo", "build it with CGO_ENABLED=1 and gcc"
+}
+
+// Environment returns nothing: there is no library to be told.
+func Environment() (log, config string) { return "", "" }
+
+// Look answers a *driver.UnavailableError.
+func Look() (Facts, error) { return Facts{}, Load("", "") }
+
+// Mover is a way to cuFile. Without cgo there is none, and its methods are never called.
+type Mover struct{ mover }
+
+type mover interface {
+	Close()
+	Put([]Request)
+	Cancel(slot uint32, yes bool)
+	Lessened() uint64
+	Use(ordinal int) error
+	Whose(ordinal int, at, n uint64) (device int, until uint64, err error)
+	Register(ordinal int, at, n uint64) error
+	Deregister(ordinal int, at uint64) error
+}
+
+// OpenMover answers a *driver.UnavailableError.
+func OpenMover(*cuda.Ends, int, int, Way, int) (*Mover, error) { return nil, Load("", "") }
+
+// Open answers a *driver.UnavailableError.
+func Open(int) (uint64, error) { return 0, Load("", "") }
+
+// Close is never called.
+func Close(uint64) {}
+
+// Status is never called.
+func Status(string, *ring.Done) error { return Load("", "") }

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !cgo
+
+package ucx
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+func load(string) (reason, fix string) {
+	return "this program was built without cgo", "build it with CGO_ENABLED=1 and gcc"
+}
+
+// Native says whether there is any C.
+const Native = false
+
+// Version names the library that Load has opened, as in "1.13.1".
+func Version() string { return "" }
+
+// Kept is 0.
+func Kept() int { return 0 }
+
+// NewCounters makes counters, all of them 0.
+func NewCounters() *Counters {
+	return &Counters{table: make([]counter, driver.CountersMax)}
+}
+
+// Allocation needs cgo.
+type Allocation struct{}
+
+// Bytes is none.
+func (*Allocation) Bytes() []byte { return nil }
+
+// Close does nothing.
+func (*Allocation) Close() error { return nil }
+
+// Spots needs cgo.
+type Spots struct{}
+
+// Loop needs cgo: without it there is none, and its methods are never called.
+type Loop struct{ loop }
+
+type loop interface {
+	Allocate(n uint64) ([]byte, error)
+	Offer() (Offer, error)
+	Connect(Offer) error
+	Batch(descs []driver.Desc, window int) (*Batch, error)
+	Move(driver.Op, *Batch, time.Duration) (time.Duration, error)
+	Progress(time.Duration)
+	Close(time.Duration)
+}
+
+// OpenLoop answers with the reason, as Load does.
+func OpenLoop(_, _ string) (*Loop, error) { return nil, Load("") }
+
+func statusText(status int32) string { return strconv.Itoa(int(status)) }
