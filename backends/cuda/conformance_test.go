@@ -193,16 +193,7 @@ func hbmOn(ordinal int, n uint64) (*drivertest.Space, error) {
 	if err != nil {
 		return nil, err
 	}
-	at, err := d.Alloc(n)
-	if err != nil {
-		return nil, err
-	}
-	seg := driver.Segment{Kind: driver.HBM, Len: n, Addr: at, Device: ordinal}
-	s := &drivertest.Space{Segment: seg, Bytes: deviceBytes{d, at, n}, Free: func() error {
-		return d.Free(at)
-	}}
-	_, err = s.Bytes.WriteAt(make([]byte, n), 0)
-	return s, err
+	return drivertest.HBM(d, ordinal, n)
 }
 
 // sharedHBM is memory of the first device as AllocDevice makes it for other processes.
@@ -219,35 +210,8 @@ func sharedHBM(n uint64) (*drivertest.Space, error) {
 		return nil, err
 	}
 	seg := driver.Segment{Kind: driver.HBM, Len: n, Addr: o.block.At}
-	s := &drivertest.Space{Segment: seg, Bytes: deviceBytes{d, seg.Addr, n}, Free: o.Close}
+	s := &drivertest.Space{Segment: seg, Bytes: drivertest.CardBytes{Card: d, At: seg.Addr, Len: n},
+		Free: o.Close}
 	_, err = s.Bytes.WriteAt(make([]byte, n), 0)
 	return s, err
-}
-
-// deviceBytes looks into memory of a device.
-type deviceBytes struct {
-	d     *gpu.Device
-	at, n uint64
-}
-
-func (b deviceBytes) ReadAt(p []byte, off int64) (int, error) {
-	if err := b.bound(p, off); err != nil || len(p) == 0 {
-		return 0, err
-	}
-	return len(p), b.d.Read(p, b.at+uint64(off))
-}
-
-func (b deviceBytes) WriteAt(p []byte, off int64) (int, error) {
-	if err := b.bound(p, off); err != nil || len(p) == 0 {
-		return 0, err
-	}
-	return len(p), b.d.Write(b.at+uint64(off), p)
-}
-
-func (b deviceBytes) bound(p []byte, off int64) error {
-	if off < 0 || uint64(off)+uint64(len(p)) > b.n {
-		return fmt.Errorf("%d bytes at %d of %d of device memory: %w", len(p), off, b.n,
-			driver.ErrBounds)
-	}
-	return nil
 }

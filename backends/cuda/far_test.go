@@ -156,7 +156,8 @@ func TestSilentProcess(t *testing.T) {
 	part := r.register(seg)
 	well := r.dialFar()
 	beside := &place{space: &drivertest.Space{Segment: seg,
-		Bytes: deviceBytes{d.space.Bytes.(deviceBytes).d, seg.Addr, seg.Len}}, m: part,
+		Bytes: drivertest.CardBytes{Card: d.space.Bytes.(drivertest.CardBytes).Card, At: seg.Addr,
+			Len: seg.Len}}, m: part,
 		key: r.farKey(well, part)}
 	stuck := silent.p.remote(d.key)
 	if !stuck.enter() {
