@@ -66,11 +66,11 @@ func (b *Backend) finish(d *ring.Done) {
 	j := b.jobs[d.Tag]
 	j.serial.Load() // what was written before C had the job is seen from here on
 	p, c := j.p, driver.Completion{Tag: j.tag, Err: j.outcome(d)}
-	at(spotEnded)
+	parked.At(spotEnded)
 	if c.Err == nil && j.overtaken() {
 		c.Err = driver.ErrRevoked
 	}
-	at(spotJudged)
+	parked.At(spotJudged)
 	if j.heeded() {
 		b.ends.Heed(-1)
 	}

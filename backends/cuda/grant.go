@@ -41,12 +41,12 @@ func (g *grant) enter() bool {
 		return true
 	}
 	g.far.users.Add(1) // pairs with the store of the owner, which looks at the users afterwards
-	at(spotAnnounced)
+	parked.At(spotAnnounced)
 	if g.far.state.Load() != passGood {
 		g.leave()
 		return false
 	}
-	at(spotGood)
+	parked.At(spotGood)
 	return true
 }
 

@@ -2,7 +2,7 @@
 
 package cuda
 
-import "sync/atomic"
+import "github.com/sluicehq/sluice/internal/hook"
 
 // spot is a place between a check of a batch and the act that relies on it, or between the act and
 // what is told of it. Tests park the goroutine of a batch there while the owner fences. The names
@@ -18,11 +18,5 @@ const (
 	spotJudged                // and the import was still good after that
 )
 
-// parked is what tests have a batch do at a spot; nil otherwise.
-var parked atomic.Pointer[func(spot)]
-
-func at(s spot) {
-	if f := parked.Load(); f != nil {
-		(*f)(s)
-	}
-}
+// parked is what tests have a batch do at a spot.
+var parked hook.Of[spot]

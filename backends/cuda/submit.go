@@ -150,9 +150,9 @@ func (j *job) start(pieces []gpu.Piece) error {
 	if err != nil {
 		return err
 	}
-	at(spotShown)
+	parked.At(spotShown)
 	err = j.launch(worker, serial, pieces)
-	at(spotLaunched)
+	parked.At(spotLaunched)
 	return err
 }
 

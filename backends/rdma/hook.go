@@ -2,7 +2,7 @@
 
 package rdma
 
-import "sync/atomic"
+import "github.com/sluicehq/sluice/internal/hook"
 
 // spot is a place between what a batch was checked by and its post. Tests park the goroutine of a
 // batch there while the owner fences. What C looks up it posts under one lock, in which nothing can
@@ -11,11 +11,5 @@ type spot int
 
 const spotSubmit spot = iota // the connection stands, and nothing is posted
 
-// parked is what tests have a batch do at a spot; nil otherwise.
-var parked atomic.Pointer[func(spot)]
-
-func at(s spot) {
-	if f := parked.Load(); f != nil {
-		(*f)(s)
-	}
-}
+// parked is what tests have a batch do at a spot.
+var parked hook.Of[spot]

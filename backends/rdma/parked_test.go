@@ -5,7 +5,6 @@ package rdma
 import (
 	"bytes"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -14,19 +13,7 @@ import (
 )
 
 // parkAt has the first batch that comes to the one spot that there is call f there.
-func parkAt(_ string, f func()) {
-	if f == nil {
-		parked.Store(nil)
-		return
-	}
-	var came atomic.Bool
-	do := func(spot) {
-		if !came.Swap(true) {
-			f()
-		}
-	}
-	parked.Store(&do)
-}
+func parkAt(_ string, f func()) { parked.First(spotSubmit, f) }
 
 // checkFenceParked has a batch stand between its check and its post while the owner fences, gives
 // the memory another use, and another goroutine imports it anew and writes.
@@ -39,7 +26,7 @@ func checkFenceParked(t *testing.T, p *pair) {
 	standing, goOn := make(chan struct{}), make(chan struct{})
 	letGo := sync.OnceFunc(func() { close(goOn) })
 	parkAt("submit", func() { close(standing); <-goOn })
-	t.Cleanup(func() { letGo(); parked.Store(nil) })
+	t.Cleanup(func() { letGo(); parked.Set(nil) })
 	p.tag += 2
 	stale, tag := p.tag-1, p.tag
 	submitted := make(chan error, 1)

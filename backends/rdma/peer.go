@@ -101,7 +101,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if b.Pattern != nil && !fits(b.Pattern) {
 		return driver.ErrBounds
 	}
-	at(spotSubmit)
+	parked.At(spotSubmit)
 	return p.link.Submit(tag, b)
 }
 

@@ -53,7 +53,7 @@ func betweenFences(t *testing.T, mapped bool, end func(*Backend, *memory) error)
 	announced, goOn := make(chan struct{}), make(chan struct{})
 	past, finish := make(chan struct{}), make(chan struct{})
 	var begun, passed atomic.Bool
-	do := func(s spot) {
+	parked.Set(func(s spot) {
 		switch {
 		case s == spotAnnounced && !begun.Swap(true):
 			close(announced)
@@ -62,8 +62,7 @@ func betweenFences(t *testing.T, mapped bool, end func(*Backend, *memory) error)
 			close(past)
 			<-finish
 		}
-	}
-	parked.Store(&do)
+	})
 	submitted := make(chan error, 1)
 	go func() {
 		submitted <- p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 4096,
@@ -78,7 +77,7 @@ func betweenFences(t *testing.T, mapped bool, end func(*Backend, *memory) error)
 	clear(mem)
 	close(finish)
 	require.NoError(t, <-submitted)
-	parked.Store(nil)
+	parked.Set(nil)
 	require.ErrorIs(t, await(t, b, 1), driver.ErrRevoked)
 	require.NotContains(t, mem, byte(late))
 }

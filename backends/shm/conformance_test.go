@@ -25,13 +25,7 @@ var spots = map[string]spot{
 	"gate": spotGate, "passing": spotPassing,
 }
 
-func parkAt(name string, f func()) {
-	if f == nil {
-		parked.Store(nil)
-		return
-	}
-	park(spots[name], f)
-}
+func parkAt(name string, f func()) { parked.First(spots[name], f) }
 
 // breakSockets ends the control sockets of all peers. The writers have the memory still.
 func breakSockets(b driver.Backend, _ *rand.Rand) (mend func()) {

@@ -109,12 +109,12 @@ func (p *peer) flushWrite(v *vectors, granted uint64, epoch *atomic.Uint64) (n i
 	v.local[0].SetLen(1)
 	for range gatesMax {
 		gate := p.table.gate().Load()
-		at(spotGate)
+		parked.At(spotGate)
 		if epoch.Load() != granted {
 			return 0, driver.ErrRevoked
 		}
 		v.remote[0] = unix.RemoteIovec{Base: uintptr(gate), Len: 1}
-		at(spotPassing)
+		parked.At(spotPassing)
 		n, err = unix.ProcessVMWritev(p.pid.PID, v.local[:v.n], v.remote[:v.n], 0)
 		if err != unix.EFAULT || p.table.gate().Load() == gate {
 			return n - 1, err

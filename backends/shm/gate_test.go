@@ -66,17 +66,6 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// park has the first mover that comes to a spot call f there.
-func park(where spot, f func()) {
-	var came atomic.Bool
-	do := func(s spot) {
-		if s == where && !came.Swap(true) {
-			f()
-		}
-	}
-	parked.Store(&do)
-}
-
 // writeAndFreeze is a writer that stands between its last look at the epoch and its
 // copy. It reads address and token, and says how the write ended.
 func writeAndFreeze() int {
@@ -116,7 +105,7 @@ func parkedWrite(addr, token string) error {
 		return err
 	}
 	in := bufio.NewReader(os.Stdin)
-	park(spotPassing, func() {
+	parked.First(spotPassing, func() {
 		fmt.Println("passing")
 		_, _ = in.ReadString('\n') // until the owner has fenced
 	})
@@ -190,13 +179,12 @@ func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) 
 
 // atPassing has every mover call f between its last look at the epoch and its call.
 func atPassing(t *testing.T, f func()) {
-	do := func(s spot) {
+	parked.Set(func(s spot) {
 		if s == spotPassing {
 			f()
 		}
-	}
-	parked.Store(&do)
-	t.Cleanup(func() { parked.Store(nil) })
+	})
+	t.Cleanup(func() { parked.Set(nil) })
 }
 
 // TestWritesGoOnThroughOtherGates has gates be replaced under writes into memory that

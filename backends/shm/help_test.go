@@ -32,8 +32,8 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 	fill(src, 0x5A)
 
 	release, standing := make(chan struct{}), make(chan struct{})
-	park(spotAnnounced, func() { close(standing); <-release })
-	defer parked.Store(nil)
+	parked.First(spotAnnounced, func() { close(standing); <-release })
+	defer parked.Set(nil)
 	first := []driver.Desc{{Len: piece, LocalKey: held.Key(), RemoteKey: key(from)}}
 	if err := p.Submit(1, &driver.Batch{Op: driver.Read, Descs: first}); err != nil {
 		t.Fatal(err)

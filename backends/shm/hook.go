@@ -2,7 +2,7 @@
 
 package shm
 
-import "sync/atomic"
+import "github.com/sluicehq/sluice/internal/hook"
 
 // spot is a place between a check of a mover and the act that relies on it. Tests park
 // movers there while the owner fences.
@@ -19,11 +19,5 @@ const (
 	spotPassing                // the epoch was good after that
 )
 
-// parked is what tests have a mover do at a spot; nil otherwise.
-var parked atomic.Pointer[func(spot)]
-
-func at(s spot) {
-	if f := parked.Load(); f != nil {
-		(*f)(s)
-	}
-}
+// parked is what tests have a mover do at a spot.
+var parked hook.Of[spot]

@@ -50,9 +50,9 @@ func parkedMover(
 ) (release func() error) {
 	t.Helper()
 	standing, goOn := make(chan struct{}), make(chan struct{})
-	park(where, func() { close(standing); <-goOn })
+	parked.First(where, func() { close(standing); <-goOn })
 	letGo := sync.OnceFunc(func() { close(goOn) })
-	t.Cleanup(func() { letGo(); parked.Store(nil) })
+	t.Cleanup(func() { letGo(); parked.Set(nil) })
 	submitted := make(chan error, 1)
 	go func() {
 		submitted <- p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{d}})
@@ -61,7 +61,7 @@ func parkedMover(
 	return func() error {
 		letGo()
 		require.NoError(t, <-submitted)
-		parked.Store(nil)
+		parked.Set(nil)
 		return await(t, b, 1)
 	}
 }
@@ -193,8 +193,8 @@ func TestReadsLandBetweenEnterAndLeave(t *testing.T) {
 	p := dial(t, b, owner.Addr())
 	key := importOf(t, p, far)
 	standing, goOn := make(chan struct{}), make(chan struct{})
-	park(spotMapped, func() { close(standing); <-goOn })
-	defer parked.Store(nil)
+	parked.First(spotMapped, func() { close(standing); <-goOn })
+	defer parked.Set(nil)
 	submitted, renewed := make(chan error, 1), make(chan error, 1)
 	go func() {
 		submitted <- p.Submit(1, &driver.Batch{Op: driver.Read,

@@ -94,7 +94,7 @@ func (p *peer) move(pc *piece, hint int) error {
 	if line == nil {
 		return driver.ErrPeerLost
 	}
-	at(spotAnnounced)
+	parked.At(spotAnnounced)
 	if m.arena != nil {
 		return p.moveMapped(pc, line)
 	}
@@ -103,14 +103,14 @@ func (p *peer) move(pc *piece, hint int) error {
 		line.Store(0)
 		return driver.ErrRevoked
 	}
-	at(spotEpoch)
+	parked.At(spotEpoch)
 	var err error
 	if m.self != nil {
 		err = pc.copySelf()
 	} else {
 		err = p.moveForeign(pc, epoch)
 	}
-	at(spotCopied)
+	parked.At(spotCopied)
 	line.Store(0)
 	if pc.op == driver.Read && epoch.Load() != m.epoch {
 		return driver.ErrRevoked // an owner that did not wait for us may have changed the bytes
@@ -123,12 +123,12 @@ func (p *peer) moveMapped(pc *piece, line *atomic.Uint64) error {
 	m := pc.remote
 	generation, epoch := p.table.generation(m.arena.index), p.table.epoch(m.key)
 	taken := generation.Load() // before the epoch
-	at(spotGeneration)
+	parked.At(spotGeneration)
 	if epoch.Load() != m.epoch {
 		line.Store(0)
 		return driver.ErrRevoked
 	}
-	at(spotEpoch)
+	parked.At(spotEpoch)
 	mapped := m.arena.acquire()
 	if mapped == nil || mapped.generation != taken || m.off+m.size > uint64(len(mapped.mem)) {
 		line.Store(0)
@@ -137,12 +137,12 @@ func (p *peer) moveMapped(pc *piece, line *atomic.Uint64) error {
 		}
 		return m.whyBroken()
 	}
-	at(spotMapped)
+	parked.At(spotMapped)
 	err := pc.copy(mapped.mem[m.off : m.off+m.size])
-	at(spotCopied)
+	parked.At(spotCopied)
 	line.Swap(0) // the copied bytes are out before the words below are read
 	mapped.release()
-	at(spotLeft)
+	parked.At(spotLeft)
 	if generation.Load() != taken {
 		return errStale // the pages may have been old ones
 	}

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"sync/atomic"
 	"testing"
 
 	"github.com/sluicehq/sluice/driver"
@@ -54,19 +53,7 @@ func breakConns(b driver.Backend, random *rand.Rand) (mend func()) {
 }
 
 // parkAt has the first reading goroutine that comes to a spot call f there.
-func parkAt(name string, f func()) {
-	if f == nil {
-		parked.Store(nil)
-		return
-	}
-	var came atomic.Bool
-	do := func(s spot) {
-		if s == spots[name] && !came.Swap(true) {
-			f()
-		}
-	}
-	parked.Store(&do)
-}
+func parkAt(name string, f func()) { parked.First(spots[name], f) }
 
 // secureHarness is the same backend with TLS, by IPv6.
 var secureHarness = drivertest.Harness{

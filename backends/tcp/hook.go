@@ -2,7 +2,7 @@
 
 package tcp
 
-import "sync/atomic"
+import "github.com/sluicehq/sluice/internal/hook"
 
 // spot is a place between a check of an owner, as it lands what a peer sent, and the act that
 // relies on it. Tests park the reading goroutine there while the memory is fenced.
@@ -16,11 +16,5 @@ const (
 	spotLanded               // the piece has landed, and the gate is held
 )
 
-// parked is what tests have an owner do at a spot; nil otherwise.
-var parked atomic.Pointer[func(spot)]
-
-func at(s spot) {
-	if f := parked.Load(); f != nil {
-		(*f)(s)
-	}
-}
+// parked is what tests have an owner do at a spot.
+var parked hook.Of[spot]

@@ -268,7 +268,7 @@ func (g *inbound) aim(c *conn, h *header) verdict {
 		l.status = control.Revoked
 		return more
 	}
-	at(spotAimed)
+	parked.At(spotAimed)
 	if m.seg.ReadOnly {
 		return finished // no peer of ours asks for that
 	}

@@ -58,12 +58,12 @@ func (l *landing) enter() verdict {
 		return finished
 	}
 	if l.m != nil {
-		at(spotReceived)
+		parked.At(spotReceived)
 		if !l.m.enter(l.ticket) {
 			l.mem, l.status = nil, control.Revoked
 			return finished
 		}
-		at(spotTicket)
+		parked.At(spotTicket)
 	}
 	if l.shared != nil {
 		l.shared.Enter()
@@ -73,14 +73,14 @@ func (l *landing) enter() verdict {
 			l.leave()
 			return hold
 		}
-		at(spotChecked)
+		parked.At(spotChecked)
 	}
 	return more
 }
 
 func (l *landing) leave() {
 	if l.m != nil {
-		at(spotLanded)
+		parked.At(spotLanded)
 	}
 	if l.shared != nil {
 		l.shared.Leave()
