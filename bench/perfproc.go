@@ -3,24 +3,19 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"syscall"
 	"time"
 )
 
-// perfOutMax is how many bytes of output are read.
-const perfOutMax = 64 << 10
-
 // perfProcess is a server or a client.
 type perfProcess struct {
 	cmd   *exec.Cmd
-	out   tail          // read it after ended
+	out   Tail          // read it after ended
 	ended chan struct{} // closed when it is gone
 	err   error         // of its end
 }
@@ -84,28 +79,4 @@ func (c *perfProcess) listening(ctx context.Context, port int) error {
 			return nil
 		}
 	}
-}
-
-// tail keeps the last bytes that were written.
-type tail struct {
-	mu sync.Mutex
-	b  []byte
-}
-
-// Write implements io.Writer.
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.b = append(t.b, p...)
-	if over := len(t.b) - perfOutMax; over > 0 {
-		t.b = append(t.b[:0], t.b[over:]...)
-	}
-	return len(p), nil
-}
-
-// Bytes returns a copy of what is kept.
-func (t *tail) Bytes() []byte {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return bytes.Clone(t.b)
 }

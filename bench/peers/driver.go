@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/bench"
 )
 
 // The ways in which a driver fails.
@@ -33,7 +35,7 @@ type Driver struct {
 	to      *os.File
 	answers chan Answer
 	broken  error // why answers was closed; read it afterwards
-	output  *tail
+	output  bench.Tail
 	id      int
 	kill    sync.Once
 	exited  chan struct{}
@@ -55,11 +57,10 @@ func StartDriver(name string, command, env []string) (*Driver, error) {
 	}
 	defer theirOut.Close()
 	d := &Driver{name: name, to: to, cmd: exec.Command(command[0], command[1:]...),
-		answers: make(chan Answer),
-		output:  &tail{}, exited: make(chan struct{})}
+		answers: make(chan Answer), exited: make(chan struct{})}
 	d.cmd.Env = append(d.cmd.Environ(), env...)
 	d.cmd.ExtraFiles = []*os.File{theirIn, theirOut} // requestsFD, answersFD
-	d.cmd.Stdout, d.cmd.Stderr = d.output, d.output
+	d.cmd.Stdout, d.cmd.Stderr = &d.output, &d.output
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	d.cmd.WaitDelay = time.Second // for a grandchild that holds the output
 	if err := d.cmd.Start(); err != nil {
@@ -226,30 +227,4 @@ func (d *Driver) CPU() time.Duration {
 		return 0
 	}
 	return time.Duration(ts.Nano())
-}
-
-// tail keeps the last bytes that were written.
-type tail struct {
-	mu sync.Mutex
-	b  []byte
-}
-
-const tailMax = 8 << 10
-
-// Write implements io.Writer.
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.b = append(t.b, p...)
-	if over := len(t.b) - tailMax; over > 0 {
-		t.b = append(t.b[:0], t.b[over:]...)
-	}
-	return len(p), nil
-}
-
-// Bytes returns a copy of what is kept.
-func (t *tail) Bytes() []byte {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return append([]byte(nil), t.b...)
 }
