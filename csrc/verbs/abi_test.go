@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/standin"
@@ -43,15 +45,11 @@ func TestDeclarationsAreThoseOfVerbs(t *testing.T) {
 // What the headers declare and the facts do not name would be believed unproved.
 func TestEveryDeclarationOfVerbsIsProved(t *testing.T) {
 	proof, err := os.ReadFile("testdata/facts.c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var text string
 	for _, name := range []string{"abi.h", "abi_device.h"} {
 		part, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		text += regexp.MustCompile(`(?s)/\*.*?\*/`).ReplaceAllString(string(part), "")
 	}
 	checked := 0

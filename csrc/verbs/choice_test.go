@@ -7,6 +7,8 @@ package verbs
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
@@ -18,23 +20,17 @@ func TestNearRailsGoFirst(t *testing.T) {
 	l := openLink(t, fakeDevices(t, 2), testShape{pairs: 2, bytes: n, prefer: 1 << 1})
 	moved := func(rail int) uint64 {
 		c, err := l.near.Counters(rail)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return c.BytesOut + c.BytesIn
 	}
 	for _, op := range []driver.Op{driver.Write, driver.Read} {
-		if err := l.move(t, op, driver.Desc{Len: n}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.move(t, op, driver.Desc{Len: n}))
 	}
 	if far, near := moved(0), moved(1); far != 0 || near != 2*n {
 		t.Errorf("%d bytes over the rail that is far, %d over that which is near, want all there",
 			far, near)
 	}
-	if err := l.conn.PairEnd(1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.conn.PairEnd(1))
 	if err := l.move(t, driver.Write, driver.Desc{Len: n}); err != nil || moved(0) != n {
 		t.Errorf("without the near rail: %v, %d bytes over the other", err, moved(0))
 	}

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -23,16 +24,10 @@ const deviceAddr = 1 << 46
 func deviceFile(t testing.TB, n int) (fd int, mem []byte) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("dma-buf", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Ftruncate(fd, int64(n)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, unix.Ftruncate(fd, int64(n)))
 	mem, err = unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		_ = unix.Munmap(mem)
 		_ = unix.Close(fd)
@@ -43,9 +38,7 @@ func deviceFile(t testing.TB, n int) (fd int, mem []byte) {
 func pinDevice(t testing.TB, c *Context, d Device) *Pin {
 	t.Helper()
 	p, err := c.PinDevice(0, d, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return p
 }
 
@@ -53,9 +46,7 @@ func pinDevice(t testing.TB, c *Context, d Device) *Pin {
 func (l *testLink) between(t *testing.T, op driver.Op, d driver.Desc) error {
 	t.Helper()
 	l.tag++
-	if err := l.conn.Submit(l.tag, batchOf(op, []driver.Desc{d}, nil)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.conn.Submit(l.tag, batchOf(op, []driver.Desc{d}, nil)))
 	return l.outcome(t, l.tag)
 }
 
@@ -69,16 +60,12 @@ func TestDeviceMemory(t *testing.T) {
 	pin := pinDevice(t, l.near, Device{Addr: deviceAddr + 100, Len: 20_000, FD: fd,
 		Offset: 8192 + 100})
 	const key = 9
-	if err := l.near.MapDevice(key, deviceAddr+150, 10_000, []*Pin{pin}, 1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.near.MapDevice(key, deviceAddr+150, 10_000, []*Pin{pin}, 1))
 	mine := mem[8192+150:][:10_000]
 	inlined := d.fake.Device(0).Get(fakeverbs.Inlined)
 	for _, n := range []uint64{8, 9000} {
-		if err := l.between(t, driver.Write, driver.Desc{Local: 500, Remote: 7, Len: n,
-			LocalKey: key, RemoteKey: l.slot}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.between(t, driver.Write, driver.Desc{Local: 500, Remote: 7, Len: n,
+			LocalKey: key, RemoteKey: l.slot}))
 		if !bytes.Equal(mine[500:500+n], l.remote[7:7+n]) {
 			t.Errorf("%d bytes were written from elsewhere", n)
 		}
@@ -89,10 +76,8 @@ func TestDeviceMemory(t *testing.T) {
 	fill(l.remote, 4)
 	want := bytes.Clone(mem)
 	copy(want[8192+150+1000:], l.remote[60:60+4000])
-	if err := l.between(t, driver.Read, driver.Desc{Local: 1000, Remote: 60, Len: 4000,
-		LocalKey: key, RemoteKey: l.slot}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.between(t, driver.Read, driver.Desc{Local: 1000, Remote: 60, Len: 4000,
+		LocalKey: key, RemoteKey: l.slot}))
 	if !bytes.Equal(mem, want) {
 		t.Error("other bytes than those that were read")
 	}
@@ -112,36 +97,27 @@ func TestGrantsOfDeviceMemory(t *testing.T) {
 	fd, mem := deviceFile(t, 64<<10)
 	pin := pinDevice(t, l.far, Device{Addr: deviceAddr, Len: 40_000, FD: fd, Offset: 4096})
 	const key, at = 9, 12_345
-	if err := l.far.MapDevice(key, deviceAddr+at, 5000, []*Pin{pin}, 1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.far.MapDevice(key, deviceAddr+at, 5000, []*Pin{pin}, 1))
 	far := d.fake.Device(1)
 	for epoch := range uint32(3) {
 		k, err := l.far.Grant(key, 0, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if n := far.Get(fakeverbs.DMABufs); n != 2+epoch {
 			t.Errorf("epoch %d: %d registrations of a dma-buf", epoch, n)
 		}
 		slot, err := l.conn.Import(Import{Base: deviceAddr + at, Size: 5000,
 			RemoteKeys: []uint32{k}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		fill(l.local, uint64(epoch)+1)
 		want := bytes.Clone(mem)
 		copy(want[4096+at+10:], l.local[:4990])
-		if err := l.between(t, driver.Write, driver.Desc{Remote: 10, Len: 4990, LocalKey: testKey,
-			RemoteKey: slot}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t,
+			l.between(t, driver.Write, driver.Desc{Remote: 10, Len: 4990, LocalKey: testKey,
+				RemoteKey: slot}))
 		if !bytes.Equal(mem, want) {
 			t.Errorf("epoch %d: the bytes landed elsewhere", epoch)
 		}
-		if err := l.far.Revoke(key); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.far.Revoke(key))
 	}
 	l.far.Unmap(key)
 	if err := pin.Close(); err != nil {

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -60,9 +62,7 @@ func cancelBatches(t *testing.T, d hosts) {
 	if c := l.counters(t); c.InFlight != 0 {
 		t.Errorf("%d bytes under way after the completions", c.InFlight)
 	}
-	if err := l.outcome(t, l.submit(t, driver.Write, []byte("first"))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.outcome(t, l.submit(t, driver.Write, []byte("first"))))
 	if n := l.notif(t); string(n.Data) != "first" {
 		t.Errorf("message %q of a batch that was cancelled, or none", n.Data)
 	}
@@ -71,23 +71,17 @@ func cancelBatches(t *testing.T, d hosts) {
 // revokeGrants checks that an epoch which is over fails batches, and only those of that import.
 func revokeGrants(t *testing.T, d hosts) {
 	l := openLink(t, d, testShape{})
-	if err := l.move(t, driver.Write, driver.Desc{Len: 100}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 100}))
 	before := append([]byte(nil), l.remote[:5000]...)
-	if err := l.far.Revoke(testKey); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.far.Revoke(testKey))
 	fresh := l.imported(t)
 	fill(l.local, 2)
 	stale := l.submit(t, driver.Write, []byte("stale"), driver.Desc{Len: 5000})
 	l.tag++
 	good := l.tag
-	if err := l.conn.Submit(good,
+	require.NoError(t, l.conn.Submit(good,
 		batchOf(driver.Write, []driver.Desc{{Remote: 9000, Len: 4000, LocalKey: testKey,
-			RemoteKey: fresh}}, []byte("good"))); err != nil {
-		t.Fatal(err)
-	}
+			RemoteKey: fresh}}, []byte("good"))))
 	if n := l.awaitNews(t, PairFailed); n.Pair != 0 {
 		t.Errorf("news %+v", n)
 	}
@@ -157,9 +151,7 @@ func drainConnections(t *testing.T, d hosts) {
 	fill(l.local, 3)
 	small := l.submit(t, driver.Write, nil, driver.Desc{Len: 1000})
 	large := l.submit(t, driver.Write, nil, driver.Desc{Remote: 1 << 20, Len: 1 << 20})
-	if err := l.conn.Drain(patience); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.conn.Drain(patience))
 	all := l.outcomes(t, 2)
 	if all[small] != nil || !errors.Is(all[large], driver.ErrClosed) {
 		t.Errorf("outcomes %v", all)
@@ -190,16 +182,10 @@ func remakePairs(t *testing.T, d hosts) {
 		}
 		pair := round % len(d.near)
 		if round%2 == 0 {
-			if err := l.conn.PairEnd(pair); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.conn.PairEnd(pair))
 		} else { // the initiator finds out by itself, or not yet
-			if err := l.back.PairEnd(pair); err != nil {
-				t.Fatal(err)
-			}
-			if err := l.conn.PairEnd(pair); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.back.PairEnd(pair))
+			require.NoError(t, l.conn.PairEnd(pair))
 		}
 		l.drainNews()
 		l.make(t, pair)
@@ -231,9 +217,7 @@ func (l *testLink) drainNews() {
 // waitForPairs checks that batches wait while no queue pair is live, and can be cancelled then.
 func waitForPairs(t *testing.T, d hosts) {
 	l := openLink(t, d, testShape{})
-	if err := l.conn.PairEnd(0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.conn.PairEnd(0))
 	keep := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 1000})
 	gone := l.submit(t, driver.Write, numbered(2), driver.Desc{Len: 1000})
 	l.conn.Cancel(gone)
@@ -246,9 +230,7 @@ func waitForPairs(t *testing.T, d hosts) {
 		t.Fatalf("completion %+v without a queue pair", done[0])
 	}
 	l.make(t, 0)
-	if err := l.outcome(t, keep); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.outcome(t, keep))
 	if n := l.notif(t); !bytes.Equal(n.Data, numbered(1)) {
 		t.Errorf("message %x", n.Data)
 	}

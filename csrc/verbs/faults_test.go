@@ -154,13 +154,9 @@ func TestNothingLandsLate(t *testing.T) {
 	for i := range 5 {
 		fill(l.local, uint64(2*i))
 		near.DelayNext(1, late)
-		if err := l.move(t, driver.Write, driver.Desc{Len: 4096}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 4096}))
 		fill(l.local, uint64(2*i+1))
-		if err := l.move(t, driver.Write, driver.Desc{Len: 4096}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 4096}))
 		awaitLate(near, uint32(i))
 		if !bytes.Equal(l.remote[:4096], l.local[:4096]) {
 			t.Fatal("what was given up has landed on what was written later")
@@ -257,9 +253,7 @@ func TestFailureByARevokedKey(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{})
 	l.mend(t, 0)
-	if err := l.far.Revoke(testKey); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.far.Revoke(testKey))
 	fill(l.local, 9)
 	if err := l.move(t, driver.Write, driver.Desc{Len: 100_000}); !errors.Is(err,
 		driver.ErrRevoked) {
@@ -321,9 +315,7 @@ func TestNothingLandsAfterRevoke(t *testing.T) {
 		tag := l.submit(t, driver.Write, nil, driver.Desc{Len: testBytes})
 		near.Await(t, fakeverbs.KiBLanded, 300)
 		near.Set(fakeverbs.Frozen, frozen)
-		if err := l.far.Revoke(testKey); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.far.Revoke(testKey))
 		want := bytes.Clone(l.remote)
 		near.Set(fakeverbs.Rate, 0)
 		near.Set(fakeverbs.Frozen, 0)
@@ -375,9 +367,7 @@ func TestDeviceGone(t *testing.T) {
 			tag := l.submit(t, driver.Write, []byte("all there"), driver.Desc{Len: testBytes})
 			gone.Await(t, fakeverbs.KiBLanded, 100)
 			gone.Set(fakeverbs.Fatal, how)
-			if err := l.outcome(t, tag); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.outcome(t, tag))
 			if !bytes.Equal(l.remote, l.local) {
 				t.Error("other bytes")
 			}
@@ -431,16 +421,12 @@ func awaitLive(t testing.TB, l *testLink, pairs int) {
 		count := func(to *[PairsMax]uint64) {
 			for i := range pairs {
 				n, err := l.near.Counters(i)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				to[i] = n.BytesOut
 			}
 		}
 		count(&before)
-		if err := l.move(t, driver.Write, driver.Desc{Len: testBytes}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: testBytes}))
 		count(&after)
 		used := 0
 		for i := range pairs {

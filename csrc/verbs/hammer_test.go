@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
@@ -30,16 +32,12 @@ func TestVerbsShareRails(t *testing.T) {
 		FlightMax: 512 << 10}})
 	bytesOf := func(rail int) uint64 {
 		c, err := l.near.Counters(rail)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return c.BytesOut
 	}
 	for i := range 20 {
-		if err := l.move(t, driver.Write, driver.Desc{Remote: uint64(i) * 100,
-			Len: 100}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.move(t, driver.Write, driver.Desc{Remote: uint64(i) * 100,
+			Len: 100}))
 	}
 	if a, b := bytesOf(0), bytesOf(1); a != b {
 		t.Errorf("small batches: %d and %d bytes over two rails that are idle", a, b)
@@ -51,9 +49,7 @@ func TestVerbsShareRails(t *testing.T) {
 	for range 20 {
 		a, b := bytesOf(0), bytesOf(1)
 		for range 6 {
-			if err := l.move(t, driver.Write, driver.Desc{Len: testBytes}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: testBytes}))
 		}
 		a, b = bytesOf(0)-a, bytesOf(1)-b
 		if share = float64(a) / float64(a+b); share > 0.65 && share < 0.85 {
@@ -72,15 +68,11 @@ func TestSlowRailIsTriedAgain(t *testing.T) {
 		FlightMax: 512 << 10}})
 	counted := func(rail int) Counters {
 		c, err := l.near.Counters(rail)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return c
 	}
 	write := func() {
-		if err := l.move(t, driver.Write, driver.Desc{Len: testBytes}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: testBytes}))
 	}
 	d.fake.Device(0).Set(fakeverbs.Rate, 300)
 	d.fake.Device(2).Set(fakeverbs.Rate, 1)
@@ -262,9 +254,7 @@ func hammerLink(t *testing.T, d hosts) {
 // wakes them, and not in turns.
 func TestVerbsIdle(t *testing.T) {
 	l := openLink(t, fakeDevices(t, 2), testShape{pairs: 2})
-	if err := l.move(t, driver.Write, driver.Desc{Len: 1000}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 1000}))
 	best := ^uint64(0)
 	for range 5 { // the last completion may still be in a queue
 		before := switches(t)
@@ -280,9 +270,7 @@ func TestVerbsIdle(t *testing.T) {
 func switches(t *testing.T) uint64 {
 	t.Helper()
 	files, err := filepath.Glob("/proc/self/task/*/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var sum uint64
 	threads := 0
 	for _, f := range files {
@@ -294,9 +282,7 @@ func switches(t *testing.T) uint64 {
 		_, rest, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:\t")
 		line, _, _ := strings.Cut(rest, "\n")
 		n, err := strconv.ParseUint(line, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		sum += n
 	}
 	if threads != 2 {

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -95,9 +97,7 @@ func realDevices(t testing.TB, pairs int) hosts {
 func newEvent(t testing.TB) *park.Event {
 	t.Helper()
 	e, err := park.NewEvent()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = e.Close() })
 	return e
 }
@@ -107,9 +107,7 @@ func openEnd(t testing.TB, s testShape, devices []string, wake, news *park.Event
 	cfg := s.config
 	cfg.WakeFD, cfg.ControlFD = wake.FD(), news.FD()
 	c, err := Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, name := range devices {
 		if _, err := c.OpenRail(RailConfig{Device: name, Port: 1, GID: 1, Timeout: s.timeout,
 			Retries: s.retries}); err != nil {
@@ -123,20 +121,15 @@ func openEnd(t testing.TB, s testShape, devices []string, wake, news *park.Event
 func (s testShape) mapped(t testing.TB, c *Context) []byte {
 	t.Helper()
 	buf, err := hostmem.Alloc(uint64(s.bytes), hostmem.Options{Purpose: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = buf.Close() })
 	mem := buf.Bytes()
 	pins := make([]*Pin, s.pairs)
 	for i := range pins {
-		if pins[i], err = c.Pin(i, mem, 0); err != nil {
-			t.Fatal(err)
-		}
+		pins[i], err = c.Pin(i, mem, 0)
+		require.NoError(t, err)
 	}
-	if err := c.Map(testKey, mem, pins, s.prefer); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Map(testKey, mem, pins, s.prefer))
 	return mem
 }
 
@@ -182,12 +175,10 @@ func openLink(t testing.TB, d hosts, s testShape) *testLink {
 	l.local, l.remote = s.mapped(t, l.near), s.mapped(t, l.far)
 	t.Cleanup(func() { l.close(t) })
 	var err error
-	if l.conn, err = l.near.Connect(true, s.config.NotifyMax); err != nil {
-		t.Fatal(err)
-	}
-	if l.back, err = l.far.Connect(false, 0); err != nil {
-		t.Fatal(err)
-	}
+	l.conn, err = l.near.Connect(true, s.config.NotifyMax)
+	require.NoError(t, err)
+	l.back, err = l.far.Connect(false, 0)
+	require.NoError(t, err)
 	for i := range s.pairs {
 		l.make(t, i)
 	}
@@ -229,26 +220,14 @@ func (l *testLink) make(t testing.TB, pair int) {
 func (l *testLink) makeHaving(t testing.TB, pair int, seen func() uint64) {
 	t.Helper()
 	mine, err := l.conn.PairMake(pair, pair)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.back.PairEnd(pair); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, l.back.PairEnd(pair))
 	had := seen()
 	theirs, err := l.back.PairMake(pair, pair)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.back.PairBegin(pair, mine); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.conn.PairSettle(pair, had); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.conn.PairBegin(pair, theirs); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, l.back.PairBegin(pair, mine))
+	require.NoError(t, l.conn.PairSettle(pair, had))
+	require.NoError(t, l.conn.PairBegin(pair, theirs))
 }
 
 // imported grants all of far's memory and imports it.
@@ -257,15 +236,11 @@ func (l *testLink) imported(t testing.TB) uint32 {
 	im := Import{Base: baseOf(l.remote), Size: uint64(len(l.remote))}
 	for i := range l.shape.pairs {
 		k, err := l.far.Grant(testKey, i, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		im.RemoteKeys = append(im.RemoteKeys, k)
 	}
 	slot, err := l.conn.Import(im)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return slot
 }
 

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
@@ -44,16 +46,12 @@ func TestLoadVerbs(t *testing.T) {
 		}
 	}
 	c, err := Open(testConfig(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var u *driver.UnavailableError
 	if err := Load(missing); !errors.As(err, &u) || !strings.Contains(u.Reason, "is in use") {
 		t.Errorf("a second library beside a context: %v, want an UnavailableError", err)
 	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Close())
 	_ = f
 }
 

@@ -23,9 +23,7 @@ func pages(t testing.TB, n int) []byte {
 	t.Helper()
 	mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|
 		syscall.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := syscall.Munmap(mem); err != nil {
 			t.Error(err)
@@ -37,9 +35,7 @@ func pages(t testing.TB, n int) []byte {
 func pin(t testing.TB, c *Context, rail int, mem []byte, flags uint32) *Pin {
 	t.Helper()
 	p, err := c.Pin(rail, mem, flags)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return p
 }
 
@@ -73,9 +69,7 @@ func TestPinsAndMaps(t *testing.T) {
 		}
 	}
 	for _, key := range []uint32{0, 1, KeysMax - 1} {
-		if err := c.Map(key, mem[4096:], []*Pin{p0, p1}, 3); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.Map(key, mem[4096:], []*Pin{p0, p1}, 3))
 	}
 	if err := c.Map(1, mem, []*Pin{p0}, 1); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("a key that is not free: %v", err)
@@ -100,13 +94,9 @@ func TestGrantsLastForAnEpoch(t *testing.T) {
 	f, c := fixture(t, 2)
 	openRails(t, c, f, 2)
 	mem := pages(t, 8192)
-	if err := c.Map(5, mem, []*Pin{pin(t, c, 0, mem, 0), nil}, 1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Map(5, mem, []*Pin{pin(t, c, 0, mem, 0), nil}, 1))
 	first, err := c.Grant(5, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if again, err := c.Grant(5, 0, ReadOnly); again != first || err != nil {
 		t.Errorf("granted again: key %#x, then %#x, %v", first, again, err)
 	}
@@ -139,9 +129,7 @@ func TestGrantsOfReadOnlyMemory(t *testing.T) {
 	f, c := fixture(t, 1)
 	openRails(t, c, f, 1)
 	mem := pages(t, 4096)
-	if err := c.Map(1, mem, []*Pin{pin(t, c, 0, mem, ReadOnly)}, 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Map(1, mem, []*Pin{pin(t, c, 0, mem, ReadOnly)}, 0))
 	if _, err := c.Grant(1, 0, 0); !errors.Is(err, driver.ErrReadOnly) {
 		t.Errorf("read-only memory was granted for writing: %v", err)
 	}
@@ -155,15 +143,12 @@ func TestRevokeThatFails(t *testing.T) {
 	f, c := fixture(t, 2)
 	openRails(t, c, f, 2)
 	mem := pages(t, 4096)
-	if err := c.Map(1, mem, []*Pin{pin(t, c, 0, mem, 0), pin(t, c, 1, mem, 0)}, 3); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Map(1, mem, []*Pin{pin(t, c, 0, mem, 0), pin(t, c, 1, mem, 0)}, 3))
 	var keys [2]uint32
 	for i := range keys {
 		var err error
-		if keys[i], err = c.Grant(1, i, 0); err != nil {
-			t.Fatal(err)
-		}
+		keys[i], err = c.Grant(1, i, 0)
+		require.NoError(t, err)
 	}
 	f.Device(1).Set(fakeverbs.DeregisterBusy, 1)
 	if err := c.Revoke(1); !errors.Is(err, driver.ErrBusy) {
@@ -217,9 +202,7 @@ func TestRevokeOfADeviceThatIsGone(t *testing.T) {
 	openRails(t, c, f, 2)
 	mem := pages(t, 4096)
 	p := pin(t, c, 0, mem, 0)
-	if err := c.Map(1, mem, []*Pin{p, pin(t, c, 1, mem, 0)}, 3); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Map(1, mem, []*Pin{p, pin(t, c, 1, mem, 0)}, 3))
 	for rail := range 2 {
 		if _, err := c.Grant(1, rail, 0); err != nil {
 			t.Fatal(err)
@@ -250,9 +233,7 @@ func TestRegistrationThatFails(t *testing.T) {
 		!strings.Contains(err.Error(), "ulimit -l") {
 		t.Errorf("beyond the limit of locked memory: %v", err)
 	}
-	if err := c.Map(1, mem, []*Pin{p}, 1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Map(1, mem, []*Pin{p}, 1))
 	if _, err := c.Grant(1, 0, 0); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("granted beyond the limit of locked memory: %v", err)
 	}
@@ -261,9 +242,7 @@ func TestRegistrationThatFails(t *testing.T) {
 		t.Errorf("granted after a failure: %v", err)
 	}
 	gone := pages(t, 8192)
-	if err := syscall.Mprotect(gone, syscall.PROT_NONE); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Mprotect(gone, syscall.PROT_NONE))
 	f.Device(0).Set(fakeverbs.RegisterErrno, uint32(syscall.EFAULT))
 	if _, err := c.Pin(0, gone, 0); !errors.Is(err, syscall.EFAULT) {
 		t.Errorf("memory that is not there: %v", err)
@@ -279,9 +258,7 @@ func TestGrantsOfManyAtOnce(t *testing.T) {
 	f.Device(0).Set(fakeverbs.RegisterMicros, 300)
 	f.Device(0).Set(fakeverbs.DeregisterMicros, 300)
 	for round := range 5 {
-		if err := c.Map(1, mem, []*Pin{p}, 1); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.Map(1, mem, []*Pin{p}, 1))
 		keys := make([]uint32, 8)
 		var all sync.WaitGroup
 		for i := range keys {
@@ -315,9 +292,7 @@ func TestCloseWhileMemoryIsRegistered(t *testing.T) {
 	openRails(t, c, f, 1)
 	mem := pages(t, 4096)
 	kept := pin(t, c, 0, mem, 0)
-	if err := c.Map(1, mem, []*Pin{kept}, 1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Map(1, mem, []*Pin{kept}, 1))
 	f.Device(0).Set(fakeverbs.RegisterMicros, 20000)
 	var all sync.WaitGroup
 	pins := make([]*Pin, 4)

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -90,9 +92,7 @@ func moveScattered(t *testing.T, d hosts) {
 				Remote: uint64(to[i]) * entry * 2, Len: entry})
 		}
 		for _, op := range []driver.Op{driver.Write, driver.Read} {
-			if err := l.move(t, op, descs...); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.move(t, op, descs...))
 			for _, d := range descs {
 				if !bytes.Equal(l.local[d.Local:d.Local+entry], l.remote[d.Remote:d.Remote+entry]) {
 					t.Fatalf("%v of entries of %d: other bytes at %+v", op, entry, d)
@@ -115,12 +115,8 @@ func movePages(t *testing.T, d hosts) {
 	}
 	for _, op := range []driver.Op{driver.Write, driver.Read} {
 		l.tag++
-		if err := l.conn.Submit(l.tag, &driver.Batch{Op: op, Pattern: p}); err != nil {
-			t.Fatal(err)
-		}
-		if err := l.outcome(t, l.tag); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.conn.Submit(l.tag, &driver.Batch{Op: op, Pattern: p}))
+		require.NoError(t, l.outcome(t, l.tag))
 		for i := range p.Count {
 			at, to := p.Local.At(i), p.Remote.At(i)
 			if !bytes.Equal(l.local[at:at+656], l.remote[to:to+656]) {
@@ -135,9 +131,7 @@ func movePages(t *testing.T, d hosts) {
 func gatherEntries(t *testing.T, d hosts) {
 	l := openLink(t, d, testShape{})
 	rail, err := l.near.Rail(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p := l.pattern(2048, 656, 1312, 656)
 	want := uint64((p.Count + rail.SGEMax - 1) / rail.SGEMax)
 	if rail.SGEMax < 5 {
@@ -147,12 +141,8 @@ func gatherEntries(t *testing.T, d hosts) {
 	for _, op := range []driver.Op{driver.Write, driver.Read} {
 		before := l.counters(t)
 		l.tag++
-		if err := l.conn.Submit(l.tag, &driver.Batch{Op: op, Pattern: p}); err != nil {
-			t.Fatal(err)
-		}
-		if err := l.outcome(t, l.tag); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.conn.Submit(l.tag, &driver.Batch{Op: op, Pattern: p}))
+		require.NoError(t, l.outcome(t, l.tag))
 		after := l.counters(t)
 		if n := after.Requests - before.Requests; n != want {
 			t.Errorf("%v: %d requests, want %d of %d entries", op, n, want, rail.SGEMax)
@@ -166,9 +156,7 @@ func gatherEntries(t *testing.T, d hosts) {
 func (l *testLink) counters(t testing.TB) Counters {
 	t.Helper()
 	c, err := l.near.Counters(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return c
 }
 
@@ -201,9 +189,7 @@ func refuseWrong(t *testing.T, d hosts) {
 	}
 	im := Import{Base: baseOf(l.remote), Size: testBytes, ReadOnly: true, RemoteKeys: []uint32{1}}
 	slot, err := l.conn.Import(im)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	good.RemoteKey = slot
 	if err := l.conn.Submit(1, batchOf(driver.Write, []driver.Desc{good}, nil)); !errors.Is(err,
 		driver.ErrReadOnly) {
@@ -220,9 +206,8 @@ func refuseWrong(t *testing.T, d hosts) {
 		t.Errorf("read of what was dropped: %v", err)
 	}
 	im.ReadOnly, im.RemoteKeys = false, []uint32{0, 1}
-	if slot, err = l.conn.Import(im); err != nil {
-		t.Fatal(err)
-	}
+	slot, err = l.conn.Import(im)
+	require.NoError(t, err)
 	good.RemoteKey = slot
 	if err := l.conn.Submit(1, batchOf(driver.Read, []driver.Desc{good}, nil)); !errors.Is(err,
 		driver.ErrNoRoute) {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -34,9 +36,7 @@ func followData(t *testing.T, d hosts) {
 		if !bytes.Equal(l.local[:n], l.remote[:n]) {
 			t.Fatalf("message %d came before its data", i)
 		}
-		if err := l.outcome(t, tag); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.outcome(t, tag))
 	}
 	long := batchOf(driver.Write, nil, make([]byte, NotifMax+1))
 	if err := l.conn.Submit(1, long); !errors.Is(err,
@@ -83,9 +83,7 @@ func creditBounds(t *testing.T, d hosts) {
 	take()
 	select {
 	case err := <-woken:
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	case <-time.After(patience):
 		t.Fatal("the sender is not woken")
 	}
@@ -116,9 +114,7 @@ func notifsOutlive(t *testing.T, d hosts) {
 	l := openLink(t, d, testShape{})
 	id := l.back.ID()
 	for i := range 3 {
-		if err := l.outcome(t, l.submit(t, driver.Write, numbered(i))); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.outcome(t, l.submit(t, driver.Write, numbered(i))))
 	}
 	l.conn.Close()
 	l.back.Close()
@@ -149,9 +145,7 @@ func wakeSleepers(t *testing.T, d hosts) {
 				t.Fatal("somebody is not woken")
 			}
 		}
-		if err := l.outcome(t, tag); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.outcome(t, tag))
 		l.notif(t)
 	}
 }
@@ -165,10 +159,9 @@ func TestMalformedMessages(t *testing.T) {
 			l := openLink(t, d, testShape{})
 			d.fake.Device(0).GarbleNext(at)
 			l.tag++
-			if err := l.conn.Submit(l.tag, &driver.Batch{Op: driver.Write, Tail: driver.CountTail,
-				Counter: 1}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t,
+				l.conn.Submit(l.tag, &driver.Batch{Op: driver.Write, Tail: driver.CountTail,
+					Counter: 1}))
 			for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 				if n, ok := l.far.News(); ok && n.Kind == PairFailed {
 					break
@@ -203,12 +196,8 @@ func TestRoomIsToldToWhoArmsLater(t *testing.T) {
 		if errors.Is(err, driver.ErrFull) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := l.outcome(t, l.tag); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		require.NoError(t, l.outcome(t, l.tag))
 	}
 	for range sent {
 		l.notif(t)

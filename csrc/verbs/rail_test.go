@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/park"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
@@ -23,9 +25,7 @@ func testConfig(t testing.TB) Config {
 	events := make([]*park.Event, 2)
 	for i := range events {
 		e, err := park.NewEvent()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		t.Cleanup(func() { e.Close() })
 		events[i] = e
 	}
@@ -41,9 +41,7 @@ func fixture(t testing.TB, n int) (*fakeverbs.Fabric, *Context) {
 	f := fakeverbs.Open(t, n, Load)
 	leak.Check(t, f.InUse)
 	c, err := Open(testConfig(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Error(err)
@@ -75,13 +73,9 @@ func TestRailSaysWhatItCanDo(t *testing.T) {
 	cfg := railConfig(d)
 	cfg.MTU = 2
 	rail, err := c.OpenRail(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	r, err := c.Rail(rail)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if r.SGEMax != 13 || r.InlineMax != 64 || r.DepthMax != 32 || r.Reads != 16 || r.MTU != 2 ||
 		!r.DMABuf || !r.Relaxed {
 		t.Errorf("%+v", r)
@@ -124,9 +118,7 @@ func TestRailTakesNoMoreEntriesThanAsked(t *testing.T) {
 	for _, n := range []int{1, 7, 1000} {
 		cfg.EntriesMax = n
 		rail, err := c.OpenRail(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if r, err := c.Rail(rail); err != nil || r.SGEMax != min(n, 30) {
 			t.Errorf("%d entries of %d, %v", r.SGEMax, n, err)
 		}
@@ -140,9 +132,7 @@ func TestReceivesGrowWithConnections(t *testing.T) {
 	cfg := testConfig(t)
 	cfg.NotifyMax, cfg.ConnsMax = 200, 100
 	c, err := Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer c.Close()
 	openRails(t, c, f, 1)
 	d := f.Device(0)
@@ -152,9 +142,7 @@ func TestReceivesGrowWithConnections(t *testing.T) {
 	}
 	d.Set(fakeverbs.LockedKiB, before+300)
 	conn, err := c.Connect(false, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer conn.Close()
 	if _, err := conn.PairMake(0, 0); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("a queue pair whose receives have no room: %v", err)
@@ -230,9 +218,7 @@ func TestNothingAfterClose(t *testing.T) {
 	f, c := fixture(t, 1)
 	openRails(t, c, f, 1)
 	for range 2 {
-		if err := c.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.Close())
 	}
 	if n := f.InUse(); len(n) != 0 {
 		t.Errorf("closed, and %v is in use", n)

@@ -7,6 +7,8 @@ package verbs
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/guest"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -20,14 +22,10 @@ func realVerbs(t testing.TB, n int) ([]string, *Context) {
 		drivertest.SkipIfUnavailable(t, err)
 		t.Fatal(err)
 	}
-	if err := Load(""); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Load(""))
 	leak.Check(t)
 	c, err := Open(testConfig(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Error(err)
@@ -64,16 +62,12 @@ func TestRealMemory(t *testing.T) {
 	mem := pages(t, 4<<20)
 	for _, flags := range []uint32{0, Relaxed, ReadOnly} {
 		p := pin(t, c, 0, mem, flags)
-		if err := c.Map(1, mem, []*Pin{p}, 1); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.Map(1, mem, []*Pin{p}, 1))
 		first, err := c.Grant(1, 0, flags)
 		if err != nil || first == 0 {
 			t.Fatalf("flags %d: key %#x, %v", flags, first, err)
 		}
-		if err := c.Revoke(1); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.Revoke(1))
 		if second, err := c.Grant(1, 0, flags); err != nil || second == first {
 			t.Errorf("flags %d: key %#x, then %#x, %v", flags, first, second, err)
 		}

@@ -8,6 +8,8 @@ import (
 	"bytes"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -39,14 +41,10 @@ func TestSeenProvesWrites(t *testing.T) {
 	l.make(t, 0)
 	l.awaitNews(t, PairLive)
 	for _, tag := range []uint64{before, tag} {
-		if err := l.outcome(t, tag); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.outcome(t, tag))
 	}
-	if err := l.move(t, driver.Write, driver.Desc{Local: 50_000, Remote: 50_000,
-		Len: 1}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.move(t, driver.Write, driver.Desc{Local: 50_000, Remote: 50_000,
+		Len: 1}))
 	if !bytes.Equal(l.remote[:20_000], want[:20_000]) {
 		t.Error("what the owner was told of was written once more")
 	}
@@ -81,9 +79,7 @@ func TestSeenIsLessThanArrived(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{bytes: 64 << 10})
 	for i := range 3 {
-		if err := l.outcome(t, l.submit(t, driver.Write, numbered(i))); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.outcome(t, l.submit(t, driver.Write, numbered(i))))
 		l.awaitMessage(t, i)
 	}
 	d.fake.Device(0).MuteNext(1)
@@ -91,13 +87,9 @@ func TestSeenIsLessThanArrived(t *testing.T) {
 	l.awaitNews(t, PairFailed)
 	l.makeHaving(t, 0, func() uint64 { return 2 })
 	l.awaitNews(t, PairLive)
-	if err := l.outcome(t, tag); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.outcome(t, tag))
 	l.awaitMessage(t, 3)
-	if err := l.outcome(t, l.submit(t, driver.Write, numbered(4))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.outcome(t, l.submit(t, driver.Write, numbered(4))))
 	l.awaitMessage(t, 4)
 	if n, ok := l.far.Receive(); ok {
 		t.Errorf("message %x comes again", n.Data)

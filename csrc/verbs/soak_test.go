@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
@@ -82,9 +84,7 @@ func (s *soak) submit(t *testing.T) {
 	if errors.Is(err, driver.ErrFull) && (msg != nil || counts) {
 		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if msg != nil {
 		s.number++
 		s.owed[s.l.tag] = s.number

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/guest"
@@ -59,9 +61,7 @@ func TestRealVerbsCutOff(t *testing.T) {
 	stop, ended := make(chan struct{}), make(chan int, 1)
 	first := l.submit(t, driver.Write, numbered(0), driver.Desc{Len: testBytes})
 	time.Sleep(10 * time.Millisecond)
-	if err := w.Loss("100%"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.Loss("100%"))
 	second := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 1000})
 	if n := l.awaitNews(t, PairFailed); n.Status != 12 {
 		t.Errorf("the queue pair failed with %s", Status(n.Status))
@@ -69,9 +69,7 @@ func TestRealVerbsCutOff(t *testing.T) {
 	l.make(t, 0)
 	go func() { ended <- l.steward(t, stop) }()
 	time.Sleep(time.Second) // the queue pair that was made anew may fail, too
-	if err := w.Loss("0%"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.Loss("0%"))
 	for _, tag := range []uint64{first, second} {
 		if err := l.outcome(t, tag); err != nil {
 			t.Error(err)
@@ -100,9 +98,7 @@ func TestRealVerbsCutOff(t *testing.T) {
 func TestRealVerbsCancelOnDeadWire(t *testing.T) {
 	w := testWire(t)
 	l := openLink(t, realDevices(t, 1), testShape{timeout: 16, retries: 2})
-	if err := w.Loss("100%"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.Loss("100%"))
 	tag := l.submit(t, driver.Write, []byte("never"), driver.Desc{Len: 1 << 20})
 	l.conn.Cancel(tag)
 	l.awaitNews(t, PairFailed)
@@ -124,9 +120,7 @@ func TestRealVerbsBadWire(t *testing.T) {
 	for _, fault := range []func() error{func() error {
 		return w.Loss("1%")
 	}, func() error { return w.Delay("20ms") }} {
-		if err := fault(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, fault())
 		for i := range 4 {
 			fill(l.local[:1<<20], uint64(i))
 			tag := l.submit(t, driver.Write, numbered(i), driver.Desc{Len: 1 << 20})
