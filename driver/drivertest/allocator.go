@@ -31,9 +31,7 @@ var allocatorChecks = []check{
 func (s *stage) alloc(n uint64) (driver.Segment, io.Closer) {
 	s.Helper()
 	seg, owner, err := s.near.b.Alloc(n)
-	if err != nil {
-		s.Fatalf("Alloc(%d): %v", n, err)
-	}
+	s.ok(err, "Alloc(%d)", n)
 	return seg, owner
 }
 
@@ -134,9 +132,7 @@ func checkAllocatorCloseTwice(s *stage) {
 	used := s.home.own(n)
 	used.paint(s.seed())
 	used.expect("fresh memory, painted")
-	if err := used.unregister(); err != nil {
-		s.Fatalf("close the registration: %v", err)
-	}
+	s.ok(used.unregister(), "close the registration")
 	_, unused := s.alloc(n)
 	for range 2 {
 		s.closes(unused)
@@ -154,9 +150,7 @@ func checkAllocatorOutlives(s *stage) {
 	m.paint(s.seed())
 	seg, owner := s.alloc(n)
 	paint(seg.Mem, 5)
-	if err := s.inTime("close backend", s.near.b.Close); err != nil {
-		s.Fatalf("close backend: %v", err)
-	}
+	s.ok(s.inTime("close backend", s.near.b.Close), "close backend")
 	m.expect("memory of Alloc after Backend.Close")
 	m.paint(s.seed())
 	m.expect("memory of Alloc, written after Backend.Close")
@@ -186,12 +180,8 @@ func checkAllocatorLeak(s *stage) {
 		if round%2 == 0 {
 			seg.Secret = secret()
 			m, err := s.near.b.Register(seg)
-			if err != nil {
-				s.Fatalf("register memory of Alloc: %v", err)
-			}
-			if err := s.inTime("close the registration", m.Close); err != nil {
-				s.Fatalf("close the registration: %v", err)
-			}
+			s.ok(err, "register memory of Alloc")
+			s.ok(s.inTime("close the registration", m.Close), "close the registration")
 		}
 		s.closes(owner)
 	}
@@ -205,9 +195,7 @@ func checkAllocatorLeak(s *stage) {
 func resident(s *stage) uint64 {
 	s.Helper()
 	text, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		s.Fatal(err)
-	}
+	s.ok(err)
 	var size, pages uint64
 	if _, err := fmt.Sscan(string(text), &size, &pages); err != nil {
 		s.Fatalf("read /proc/self/statm: %v", err)
@@ -276,16 +264,12 @@ func (s *stage) reuse(frozen bool) {
 		s.landed(r)
 		time.Sleep(time.Duration(round*211) * time.Microsecond)
 		if frozen {
-			if err := s.proc.freeze(); err != nil {
-				s.Fatal(err)
-			}
+			s.ok(s.proc.freeze())
 		}
 		s.giveBack(r)
 		fresh := s.home.own(n)
 		if frozen {
-			if err := s.proc.thaw(); err != nil {
-				s.Fatal(err)
-			}
+			s.ok(s.proc.thaw())
 		}
 		ok := fresh.watch("new memory, when other memory was given back under a writer",
 			20*time.Millisecond)
@@ -299,13 +283,7 @@ func (s *stage) reuse(frozen bool) {
 // giveBack ends all that there is of memory: its epoch, its registration, itself.
 func (s *stage) giveBack(r *memory) {
 	s.Helper()
-	if err := s.inTime("fence", r.fence); err != nil {
-		s.Fatalf("fence: %v", err)
-	}
-	if err := r.unregister(); err != nil {
-		s.Fatalf("close the registration: %v", err)
-	}
-	if err := s.inTime("close memory of Alloc", s.near.region(r.id).space.Free); err != nil {
-		s.Fatalf("close memory of Alloc: %v", err)
-	}
+	s.ok(s.inTime("fence", r.fence), "fence")
+	s.ok(r.unregister(), "close the registration")
+	s.ok(s.inTime("close memory of Alloc", s.near.region(r.id).space.Free), "close memory of Alloc")
 }

@@ -82,9 +82,7 @@ func (h *host) fillAnswers(q request) (count int, err error) {
 // connection.
 func (s *stage) connOf(peer int) uint64 {
 	s.Helper()
-	if err := s.near.send(peer, []byte("here")); err != nil {
-		s.Fatalf("send a message: %v", err)
-	}
+	s.ok(s.near.send(peer, []byte("here")), "send a message")
 	return s.messages("to be answered", s.far, [][]byte{[]byte("here")})
 }
 
@@ -150,9 +148,7 @@ func checkAnswerSizes(s *stage) {
 // checkAnswerEach answers two connections of one backend, and closes one of them.
 func checkAnswerEach(s *stage) {
 	other, err := s.near.connect(s.farAddr, s.h.Limit)
-	if err != nil {
-		s.Fatalf("connect again: %v", err)
-	}
+	s.ok(err, "connect again")
 	peers := []int{s.peerID, other}
 	conns := []uint64{s.connOf(peers[0]), s.connOf(peers[1])}
 	for i := range 8 {
@@ -250,9 +246,7 @@ func checkAnswerEnded(s *stage) {
 func checkAnswerKilled(s *stage) {
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	conn := s.messages("before the end", s.home, s.sendFromFar(back, 1))
-	if err := s.proc.freeze(); err != nil {
-		s.Fatal(err)
-	}
+	s.ok(s.proc.freeze())
 	msg := make([]byte, min(4096, s.caps.MessageMax))
 	for range 64 << 20 / len(msg) {
 		if err := s.near.b.Answer(conn, msg); err != nil {
@@ -262,9 +256,7 @@ func checkAnswerKilled(s *stage) {
 			break
 		}
 	}
-	if err := s.proc.kill(); err != nil {
-		s.Fatal(err)
-	}
+	s.ok(s.proc.kill())
 	s.lastWord("of a killed process", s.home, nil)
 	if err := s.near.answer(conn, msg, s.h.Limit); !errors.Is(err, driver.ErrPeerLost) {
 		s.Errorf("answer a killed process: %v, want %v", err, driver.ErrPeerLost)

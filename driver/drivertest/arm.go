@@ -32,9 +32,7 @@ func (s *stage) sleepUntil(what string, condition func() bool) {
 	s.Helper()
 	for !condition() {
 		n, err := s.near.ledger.poll()
-		if err != nil {
-			s.Fatalf("%s: poll: %v", what, err)
-		}
+		s.ok(err, "%s: poll", what)
 		if n > 0 {
 			continue
 		}
@@ -57,9 +55,7 @@ func (s *stage) sleepUntil(what string, condition func() bool) {
 func (s *stage) isDone(tag uint64) func() bool {
 	return func() bool {
 		done, err := s.near.ledger.outcome(tag)
-		if err != nil {
-			s.Fatalf("transfer: %v", err)
-		}
+		s.ok(err, "transfer")
 		return done
 	}
 }
@@ -123,9 +119,7 @@ func checkArmIdle(s *stage) {
 		if errors.Is(err, errLate) {
 			return
 		}
-		if err != nil {
-			s.Fatalf("arm: %v", err)
-		}
+		s.ok(err, "arm")
 		if _, err := s.near.ledger.poll(); err != nil {
 			s.Fatalf("poll: %v", err)
 		}
@@ -177,9 +171,7 @@ func (s *stage) armUntilReady(a driver.Backend) {
 	s.Helper()
 	for wait := newPatience(s.h.Limit); ; {
 		ready, err := a.Arm()
-		if err != nil {
-			s.Fatalf("arm: %v", err)
-		}
+		s.ok(err, "arm")
 		if ready {
 			return
 		}
@@ -209,9 +201,7 @@ func checkArmReady(s *stage) {
 func checkArmBeforeConnect(s *stage) {
 	a := s.near.b
 	for i := range 8 {
-		if err := s.near.drowse(s.h.Limit); err != nil {
-			s.Fatal(err)
-		}
+		s.ok(s.near.drowse(s.h.Limit))
 		back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 		send := request{Do: "submit", Peer: back, Op: driver.Write, Notify: true,
 			Data: []byte("first")}

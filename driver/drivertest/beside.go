@@ -24,15 +24,9 @@ func checkFenceFrozenReader(s *stage) {
 		r.paint(s.seed())
 		s.attack(driver.Read, back, l, r)
 		time.Sleep(2 * time.Millisecond)
-		if err := s.proc.freeze(); err != nil {
-			s.Fatal(err)
-		}
-		if err := s.inTime("fence against a frozen reader", r.fence); err != nil {
-			s.Fatalf("fence against a frozen reader: %v", err)
-		}
-		if err := s.proc.thaw(); err != nil {
-			s.Fatal(err)
-		}
+		s.ok(s.proc.freeze())
+		s.ok(s.inTime("fence against a frozen reader", r.fence), "fence against a frozen reader")
+		s.ok(s.proc.thaw())
 		s.revoked()
 		r.expect("after reads")
 		r.renew()
@@ -55,17 +49,12 @@ func checkFenceFrozenBeside(s *stage) {
 		stop := third.scribble(other, s.seed())
 		s.landed(fenced)
 		time.Sleep(time.Duration(round*173) * time.Microsecond)
-		if err := s.proc.freeze(); err != nil {
-			s.Fatal(err)
-		}
-		if err := s.inTime("fence against a frozen writer", fenced.fence); err != nil {
-			s.Fatalf("fence against a frozen writer: %v", err)
-		}
+		s.ok(s.proc.freeze())
+		s.ok(s.inTime("fence against a frozen writer", fenced.fence),
+			"fence against a frozen writer")
 		fenced.paint(s.seed())
 		time.Sleep(time.Millisecond)
-		if err := s.proc.thaw(); err != nil {
-			s.Fatal(err)
-		}
+		s.ok(s.proc.thaw())
 		s.revoked()
 		writes := stop()
 		if err := other.fence(); err != nil { // makes the writes visible

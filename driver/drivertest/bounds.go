@@ -135,9 +135,7 @@ func checkUnknownKeys(s *stage) {
 	l, r := s.local(n), s.remote(n)
 	dropped, closed := s.remote(n), s.local(n)
 	s.peer.Drop(dropped.as)
-	if err := closed.unregister(); err != nil {
-		s.Fatalf("close memory: %v", err)
-	}
+	s.ok(closed.unregister(), "close memory")
 	good := desc(l, 0, r, 0, n)
 	for _, op := range bothOps {
 		for _, key := range []uint32{r.as + 1000, r.as + 1<<16, 1 << 31, math.MaxUint32,

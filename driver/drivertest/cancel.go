@@ -89,14 +89,10 @@ func checkCancelNothing(s *stage) {
 	}
 	d := s.batch(l, r, 100)
 	finished := s.submit(driver.Write, d...)
-	if err := s.await(finished); err != nil {
-		s.Fatalf("write: %v", err)
-	}
+	s.ok(s.await(finished), "write")
 	s.cancel(finished)
 	other, err := s.near.connect(s.farAddr, s.h.Limit)
-	if err != nil {
-		s.Fatalf("connect again: %v", err)
-	}
+	s.ok(err, "connect again")
 	d = s.batch(l, r, n)
 	var tags []uint64
 	for range 8 {

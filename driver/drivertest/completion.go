@@ -43,9 +43,7 @@ func checkLoad(s *stage) {
 			s.apply(driver.Read, read)
 		}
 		for i, tag := range tags {
-			if err := s.await(tag); err != nil {
-				s.Fatalf("batch %d of round %d: %v", i, round, err)
-			}
+			s.ok(s.await(tag), "batch %d of round %d", i, round)
 		}
 		s.compare(l, r, "under load")
 		l.paint(s.seed())
@@ -86,9 +84,7 @@ func checkDropInFlight(s *stage) {
 		descs := s.batch(l, r, n)
 		tag := s.submit(driver.Write, descs...)
 		s.peer.Drop(r.as)
-		if err := s.await(tag); err != nil {
-			s.Fatalf("write whose key was dropped in flight: %v", err)
-		}
+		s.ok(s.await(tag), "write whose key was dropped in flight")
 		s.apply(driver.Write, descs...)
 		s.imports(r)
 		s.compare(l, r, "key dropped in flight")
@@ -206,9 +202,7 @@ func checkPeerKilled(s *stage) {
 	l, r := s.local(size), s.remote(size)
 	tags := s.burst(l, r, count)
 	s.peer.Cancel(tags[0]) // must not keep it from completing
-	if err := s.proc.kill(); err != nil {
-		s.Fatal(err)
-	}
+	s.ok(s.proc.kill())
 	for _, tag := range tags {
 		err := s.await(tag)
 		if err != nil && !errors.Is(err, driver.ErrPeerLost) && !errors.Is(err, driver.ErrAborted) {
@@ -252,18 +246,14 @@ const silenceMin = 2 * time.Second
 func checkPeerSilent(s *stage) {
 	l, r := s.local(1<<16), s.remote(1<<16)
 	s.move(driver.Write, desc(l, 0, r, 0, l.size))
-	if err := s.proc.freeze(); err != nil {
-		s.Fatal(err)
-	}
+	s.ok(s.proc.freeze())
 	var lost bool
 	select {
 	case <-s.peer.Lost():
 		lost = true
 	case <-time.After(silenceMin):
 	}
-	if err := s.proc.thaw(); err != nil {
-		s.Fatal(err)
-	}
+	s.ok(s.proc.thaw())
 	if lost {
 		s.Fatal("a peer for which nothing waited was given up since it was silent")
 	}
@@ -278,9 +268,7 @@ func checkPeerFrozen(s *stage) {
 	const count = 8
 	size := uint64(1<<20) * count
 	l, r := s.local(size), s.remote(size)
-	if err := s.proc.freeze(); err != nil {
-		s.Fatal(err)
-	}
+	s.ok(s.proc.freeze())
 	tags := s.burst(l, r, count)
 	err := s.inTime("close a frozen peer", s.peer.Close)
 	if err != nil {
@@ -301,9 +289,7 @@ func checkPeerFrozen(s *stage) {
 	if err := s.inTime("close the backend of a frozen peer", s.near.b.Close); err != nil {
 		s.Errorf("close the backend of a frozen peer: %v", err)
 	}
-	if err := s.proc.thaw(); err != nil {
-		s.Fatal(err)
-	}
+	s.ok(s.proc.thaw())
 	r.paint(s.seed()) // an order: obeyed only now
 	what := fmt.Sprintf("the peer went on after Close, which %d of %d writes failed", failed,
 		len(tags))

@@ -64,9 +64,7 @@ func checkConnectContext(s *stage) {
 	ctx, cancel := context.WithCancel(context.Background())
 	p, err := s.near.b.Connect(ctx, s.farAddr)
 	cancel()
-	if err != nil {
-		s.Fatalf("connect: %v", err)
-	}
+	s.ok(err, "connect")
 	defer p.Close()
 	time.Sleep(10 * time.Millisecond)
 	r := s.far.share(64)
@@ -88,9 +86,7 @@ func checkConnectContext(s *stage) {
 // checkConnectGone connects to a backend that is no more.
 func checkConnectGone(s *stage) {
 	if s.proc != nil {
-		if err := s.proc.kill(); err != nil {
-			s.Fatal(err)
-		}
+		s.ok(s.proc.kill())
 	} else if err := s.far.party.(*host).b.Close(); err != nil {
 		s.Fatalf("close: %v", err)
 	}
@@ -100,13 +96,9 @@ func checkConnectGone(s *stage) {
 }
 
 func checkConnectFrozen(s *stage) {
-	if err := s.proc.freeze(); err != nil {
-		s.Fatal(err)
-	}
+	s.ok(s.proc.freeze())
 	s.connectTo("connect to a frozen process", s.farAddr, 100*time.Millisecond)
-	if err := s.proc.thaw(); err != nil {
-		s.Fatal(err)
-	}
+	s.ok(s.proc.thaw())
 	l, r := s.local(64), s.remote(64)
 	s.move(driver.Write, desc(l, 0, r, 0, l.size))
 	s.connect()

@@ -45,9 +45,7 @@ func (s *stage) counting(number uint32, p *driver.Pattern, descs ...driver.Desc)
 func (s *stage) submitCount(number uint32, descs ...driver.Desc) uint64 {
 	s.Helper()
 	tag, err := s.near.start(s.counting(number, nil, descs...))
-	if err != nil {
-		s.Fatalf("submit a count with %d descriptors: %v", len(descs), err)
-	}
+	s.ok(err, "submit a count with %d descriptors", len(descs))
 	return tag
 }
 
@@ -88,9 +86,7 @@ func checkCountAfterData(s *stage) {
 			}
 		}
 		for _, tag := range tags {
-			if err := s.await(tag); err != nil {
-				s.Fatalf("write with a count: %v", err)
-			}
+			s.ok(s.await(tag), "write with a count")
 		}
 	}
 	r.expect("after all counts")
@@ -122,15 +118,11 @@ func checkCountPattern(s *stage) {
 		p.Remote.List = append(p.Remote.List, i)
 	}
 	tag, err := s.near.start(s.counting(5, p))
-	if err != nil {
-		s.Fatalf("submit a pattern with a count: %v", err)
-	}
+	s.ok(err, "submit a pattern with a count")
 	s.applyPattern(driver.Write, p)
 	s.counts(5, 1)
 	r.expect("when the count of a pattern was seen")
-	if err := s.await(tag); err != nil {
-		s.Fatalf("a pattern with a count: %v", err)
-	}
+	s.ok(s.await(tag), "a pattern with a count")
 }
 
 // checkCountUnattended counts far more often than messages would fit, at a program that
@@ -160,9 +152,7 @@ func (s *stage) checkCountWakesRound(number uint32, until uint64) (early bool) {
 			s.counts(number, until-1)
 			early = s.far.must(request{Do: "woken", Limit: 5 * time.Millisecond}).Count != 0
 		}
-		if err := s.await(s.submitCount(number)); err != nil {
-			s.Fatalf("count: %v", err)
-		}
+		s.ok(s.await(s.submitCount(number)), "count")
 	}
 	s.counts(number, until)
 	if s.far.must(request{Do: "woken", Limit: s.h.Limit / 2}).Count == 0 {
@@ -213,16 +203,12 @@ func checkCountAmongMessages(s *stage) {
 func checkCountOfFailedBatch(s *stage) {
 	n := uint64(100 << 10)
 	l, r := s.local(n), s.remote(n)
-	if err := r.fence(); err != nil {
-		s.Fatalf("fence: %v", err)
-	}
+	s.ok(r.fence(), "fence")
 	for _, d := range []driver.Desc{desc(l, 0, r, 0, 64), desc(l, 0, r, 0, n)} {
 		s.fails("a write to revoked memory", nil, s.counting(2, nil, d))
 	}
 	fresh := s.remote(n)
-	if err := s.await(s.submitCount(2, desc(l, 0, fresh, 0, n))); err != nil {
-		s.Fatalf("write with a count: %v", err)
-	}
+	s.ok(s.await(s.submitCount(2, desc(l, 0, fresh, 0, n))), "write with a count")
 	s.apply(driver.Write, desc(l, 0, fresh, 0, n))
 	s.counts(2, 1)
 	fresh.expect("after batches that failed")

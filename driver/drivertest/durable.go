@@ -84,9 +84,7 @@ func (s *stage) persisting(p *driver.Pattern, descs ...driver.Desc) func(tag uin
 func (s *stage) persist(p *driver.Pattern, descs ...driver.Desc) (tag uint64) {
 	s.Helper()
 	tag, err := s.near.start(s.persisting(p, descs...))
-	if err != nil {
-		s.Fatalf("submit a durable write: %v", err)
-	}
+	s.ok(err, "submit a durable write")
 	if p != nil {
 		s.applyPattern(driver.Write, p)
 	}
@@ -117,9 +115,7 @@ func checkDurableWrites(s *stage) {
 			tags[i] = s.persist(nil, s.pieces(d)...)
 		}
 		for i, tag := range tags {
-			if err := s.await(tag); err != nil {
-				s.Fatalf("write of %d bytes: %v", n[i], err)
-			}
+			s.ok(s.await(tag), "write of %d bytes", n[i])
 			if (uint64(i)+round)%3 == 2 || disk == nil {
 				continue
 			}
@@ -141,9 +137,7 @@ func checkDurablePattern(s *stage) {
 		count := min(n, s.caps.RunsMax)
 		p := geometry{count: count, localStride: entry, remoteStride: entry}.pattern(l, r, entry)
 		p.Remote.List = falling(count)
-		if err := s.await(s.persist(p)); err != nil {
-			s.Fatalf("a durable pattern: %v", err)
-		}
+		s.ok(s.await(s.persist(p)), "a durable pattern")
 		if disk == nil {
 			continue
 		}

@@ -32,9 +32,7 @@ func checkFenceRevokes(s *stage) {
 	for round := range 5 {
 		l.paint(s.seed())
 		s.move(driver.Write, s.batch(l, r, n)...)
-		if err := r.fence(); err != nil {
-			s.Fatalf("fence: %v", err)
-		}
+		s.ok(r.fence(), "fence")
 		if !r.expect("after a fence, which makes finished writes visible") {
 			return
 		}
@@ -65,9 +63,7 @@ func checkFenceIdle(s *stage) {
 	r := s.remote(4096)
 	begin := time.Now()
 	for range 300 {
-		if err := r.fence(); err != nil {
-			s.Fatalf("fence: %v", err)
-		}
+		s.ok(r.fence(), "fence")
 		if time.Since(begin) > s.h.Limit {
 			s.Fatalf("fences of idle memory take too long: not 300 within %v", s.h.Limit)
 		}
@@ -87,9 +83,7 @@ func checkFenceNeighbour(s *stage) {
 	s.imports(overlap)
 	for range 5 {
 		s.move(driver.Write, desc(l, 0, whole, 0, 8*n))
-		if err := part.fence(); err != nil {
-			s.Fatalf("fence: %v", err)
-		}
+		s.ok(part.fence(), "fence")
 		s.fails("write with a key of a past epoch", driver.ErrRevoked, s.submitting(driver.Write,
 			desc(l, n, part, 0, n)))
 		l.paint(s.seed())
@@ -131,9 +125,7 @@ func checkFenceOver(s *stage) {
 			s.Errorf("import after a fence with a context that is over: %v, want %v", err,
 				driver.ErrRevoked)
 		}
-		if err := r.fence(); err != nil {
-			s.Fatalf("fence once more: %v", err)
-		}
+		s.ok(r.fence(), "fence once more")
 		s.peer.Drop(r.as)
 		r.renew()
 		s.imports(r)
@@ -162,17 +154,11 @@ func checkFenceOverFrozen(s *stage) {
 		r := s.home.share(n)
 		s.attack(driver.Write, back, l, r)
 		s.landed(r)
-		if err := s.proc.freeze(); err != nil {
-			s.Fatal(err)
-		}
+		s.ok(s.proc.freeze())
 		s.fenceOver(r)
-		if err := s.proc.thaw(); err != nil {
-			s.Fatal(err)
-		}
+		s.ok(s.proc.thaw())
 		s.revoked()
-		if err := s.inTime("fence once more", r.fence); err != nil {
-			s.Fatalf("fence once more: %v", err)
-		}
+		s.ok(s.inTime("fence once more", r.fence), "fence once more")
 		r.paint(s.seed())
 		if !r.watch("after a fence in two calls", 15*time.Millisecond) {
 			return
@@ -253,9 +239,7 @@ func checkSilence(s *stage) {
 		s.attack(driver.Write, back, l, r)
 		s.landed(r)
 		time.Sleep(time.Duration(round*37) * time.Microsecond)
-		if err := r.fence(); err != nil {
-			s.Fatalf("fence memory under writes: %v", err)
-		}
+		s.ok(r.fence(), "fence memory under writes")
 		r.paint(s.seed())
 		ok := r.watch("after the fence returned", 15*time.Millisecond)
 		s.revoked()
@@ -279,17 +263,11 @@ func checkFenceFrozen(s *stage) {
 		s.attack(driver.Write, back, l, r)
 		s.landed(r)
 		time.Sleep(time.Duration(round*211) * time.Microsecond)
-		if err := s.proc.freeze(); err != nil {
-			s.Fatal(err)
-		}
+		s.ok(s.proc.freeze())
 		s.impatientFence(r)
-		if err := s.inTime("fence against a frozen writer", r.fence); err != nil {
-			s.Fatalf("fence against a frozen writer: %v", err)
-		}
+		s.ok(s.inTime("fence against a frozen writer", r.fence), "fence against a frozen writer")
 		r.paint(s.seed())
-		if err := s.proc.thaw(); err != nil {
-			s.Fatal(err)
-		}
+		s.ok(s.proc.thaw())
 		ok := r.watch("after the writer went on", 30*time.Millisecond)
 		s.revoked()
 		if !ok || !r.expect("after the fence, when the writer had ended") ||
@@ -319,9 +297,7 @@ func (s *stage) writesAgain(back int, l, r *memory) {
 	tag := s.far.must(request{Do: "submit", Peer: back, Op: driver.Write, Descs: []driver.Desc{d}}).
 		Tag
 	s.far.must(request{Do: "await", Tag: tag})
-	if err := r.fence(); err != nil {
-		s.Fatalf("fence: %v", err)
-	}
+	s.ok(r.fence(), "fence")
 	copy(r.want[:d.Len], l.want[:d.Len])
 	r.expect("after a write with the token of the new epoch")
 }
@@ -335,12 +311,8 @@ func checkFenceKilled(s *stage) {
 	r := s.home.share(n)
 	s.attack(driver.Write, back, l, r)
 	s.landed(r)
-	if err := s.proc.kill(); err != nil {
-		s.Fatal(err)
-	}
-	if err := s.inTime("fence against a dead writer", r.fence); err != nil {
-		s.Fatalf("fence against a dead writer: %v", err)
-	}
+	s.ok(s.proc.kill())
+	s.ok(s.inTime("fence against a dead writer", r.fence), "fence against a dead writer")
 	r.paint(s.seed())
 	r.watch("after the writer was killed", 30*time.Millisecond)
 }

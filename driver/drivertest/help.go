@@ -68,9 +68,7 @@ func checkHelpAlone(s *stage) {
 		if s.help(tag, nil) {
 			did++
 		}
-		if err := s.await(tag); err != nil {
-			s.Fatalf("%v of %d bytes with help: %v", op, d[0].Len, err)
-		}
+		s.ok(s.await(tag), "%v of %d bytes with help", op, d[0].Len)
 		s.apply(op, d...)
 		if round%5 == 4 {
 			s.compare(l, r, fmt.Sprintf("%v of %d bytes with help", op, d[0].Len))
@@ -155,9 +153,7 @@ func checkHelpStopped(s *stage) {
 			s.help(tags[1], stop)
 		}
 		for _, tag := range tags {
-			if err := s.await(tag); err != nil {
-				s.Fatalf("write whose helper stopped: %v", err)
-			}
+			s.ok(s.await(tag), "write whose helper stopped")
 		}
 		s.apply(driver.Write, d...)
 		s.compare(l, r, "after a helper stopped")
@@ -195,9 +191,8 @@ func checkHelpBesideSleeper(s *stage) {
 	for i := range 300 {
 		for ready := true; ready; {
 			var err error
-			if ready, err = s.near.b.Arm(); err != nil {
-				s.Fatalf("arm: %v", err)
-			}
+			ready, err = s.near.b.Arm()
+			s.ok(err, "arm")
 			if _, err := s.near.ledger.poll(); err != nil {
 				s.Fatalf("poll: %v", err)
 			}
@@ -212,9 +207,7 @@ func checkHelpBesideSleeper(s *stage) {
 			slept++
 			s.sleepArmed(fmt.Sprintf("%v %d beside a helper that did nothing", op, i))
 		}
-		if err := s.await(tag); err != nil {
-			s.Fatalf("%v with help: %v", op, err)
-		}
+		s.ok(s.await(tag), "%v with help", op)
 	}
 	s.compare(l, r, "after help beside a sleeper")
 	s.Logf("%d of 300 batches woke the sleeper", slept)

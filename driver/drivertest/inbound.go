@@ -18,9 +18,7 @@ type inbound struct {
 // counts are there once the initiator knows of the end.
 func checkInbound(s *stage) {
 	other, err := s.near.connect(s.farAddr, s.h.Limit)
-	if err != nil {
-		s.Fatalf("connect again: %v", err)
-	}
+	s.ok(err, "connect again")
 	conn, silent := s.connOf(s.peerID), s.connOf(other)
 	const n = 300 << 10
 	l, r := s.local(n), s.remote(n)

@@ -27,9 +27,7 @@ var lastWordChecks = []check{
 func checkLastMessage(s *stage) {
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	sent := s.sendFromFar(back, 3)
-	if err := s.proc.kill(); err != nil {
-		s.Fatal(err)
-	}
+	s.ok(s.proc.kill())
 	s.lastWord("of a killed sender", s.home, sent)
 	s.noFurtherWord(s.home)
 }

@@ -135,9 +135,7 @@ func checkDescsNotKept(s *stage) {
 		for i := range given {
 			given[i] = desc(l, 2*n, r, 3*n, 1)
 		}
-		if err := s.await(tag); err != nil {
-			s.Fatalf("write: %v", err)
-		}
+		s.ok(s.await(tag), "write")
 		s.apply(driver.Write, batch...)
 		s.compare(l, r, "descriptors overwritten after Submit")
 		l.paint(s.seed())

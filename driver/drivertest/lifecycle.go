@@ -158,27 +158,15 @@ func checkChurn(s *stage) {
 	for range 40 {
 		part := whole.slice(n, n)
 		p, err := s.near.connect(s.farAddr, s.h.Limit)
-		if err != nil {
-			s.Fatalf("connect: %v", err)
-		}
+		s.ok(err, "connect")
 		key, _, err := s.near.peer(p).Import(part.token)
-		if err != nil {
-			s.Fatalf("import: %v", err)
-		}
+		s.ok(err, "import")
 		d := driver.Desc{LocalKey: l.key, RemoteKey: key, Len: n}
 		tag, err := s.near.submit(p, driver.Write, []driver.Desc{d}, nil)
-		if err != nil {
-			s.Fatalf("submit: %v", err)
-		}
-		if err := s.await(tag); err != nil {
-			s.Fatalf("write: %v", err)
-		}
-		if err := s.inTime("close peer", s.near.peer(p).Close); err != nil {
-			s.Fatalf("close peer: %v", err)
-		}
-		if err := part.unregister(); err != nil {
-			s.Fatalf("close memory: %v", err)
-		}
+		s.ok(err, "submit")
+		s.ok(s.await(tag), "write")
+		s.ok(s.inTime("close peer", s.near.peer(p).Close), "close peer")
+		s.ok(part.unregister(), "close memory")
 	}
 	copy(whole.want[n:], l.want)
 	for wait := newPatience(s.h.Limit); ; {

@@ -212,9 +212,7 @@ func checkNestNotKept(s *stage) {
 		tag := s.submitPattern(driver.Write, p, nil)
 		p.Loops[0] = driver.Loop{N: 1}
 		*p = driver.Pattern{Count: 1, Run: 1}
-		if err := s.await(tag); err != nil {
-			s.Fatalf("write of a nest: %v", err)
-		}
+		s.ok(s.await(tag), "write of a nest")
 		s.applyPattern(driver.Write, &kept)
 		s.compare(l, r, "nest overwritten after Submit")
 		l.paint(s.seed())
@@ -231,9 +229,7 @@ func checkNestNotify(s *stage) {
 		s.applyPattern(driver.Write, p)
 		v := voucher{region: r.id, len: r.size, sum: digest(r.want)}
 		seen := s.verifying(1)
-		if err := s.await(s.submitPattern(driver.Write, p, v.encode())); err != nil {
-			s.Fatalf("nest %d with a message: %v", i, err)
-		}
+		s.ok(s.await(s.submitPattern(driver.Write, p, v.encode())), "nest %d with a message", i)
 		seen()
 	}
 }

@@ -34,9 +34,7 @@ func checkNoPoll(s *stage) {
 			}
 		}
 		for i, tag := range tags {
-			if err := s.await(tag); err != nil {
-				s.Fatalf("write %d without a call of Poll: %v", i, err)
-			}
+			s.ok(s.await(tag), "write %d without a call of Poll", i)
 		}
 		l.paint(s.seed())
 	}
@@ -118,9 +116,8 @@ func checkNoPollFence(s *stage) {
 			stop = s.helping(tags) // its hand obeys the fence as well
 		}
 		time.Sleep(time.Duration(round*97) * time.Microsecond)
-		if err := s.inTime("fence memory whose writer does not poll", r.fence); err != nil {
-			s.Fatalf("fence memory whose writer does not poll: %v", err)
-		}
+		s.ok(s.inTime("fence memory whose writer does not poll", r.fence),
+			"fence memory whose writer does not poll")
 		r.paint(s.seed())
 		ok := r.watch("after the fence returned", 10*time.Millisecond)
 		stop()

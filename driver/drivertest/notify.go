@@ -74,9 +74,7 @@ func checkNotifyAfterData(s *stage) {
 				descs[:min(len(descs), s.caps.DescsMax)]...))
 		}
 		for _, tag := range tags {
-			if err := s.await(tag); err != nil {
-				s.Fatalf("write with a message: %v", err)
-			}
+			s.ok(s.await(tag), "write with a message")
 		}
 		seen()
 	}
@@ -110,9 +108,7 @@ func checkNotifyOrder(s *stage) {
 		}
 	}
 	for _, tag := range tags {
-		if err := s.await(tag); err != nil {
-			s.Fatalf("write with a message: %v", err)
-		}
+		s.ok(s.await(tag), "write with a message")
 	}
 	got := <-received
 	if got.err != nil {
@@ -248,9 +244,7 @@ func (s *stage) allDone(what string) {
 func checkNotifyOfFailedBatch(s *stage) {
 	n := uint64(100 << 10)
 	l, r := s.local(n), s.remote(n)
-	if err := r.fence(); err != nil {
-		s.Fatalf("fence: %v", err)
-	}
+	s.ok(r.fence(), "fence")
 	for _, d := range []driver.Desc{desc(l, 0, r, 0, 64), desc(l, 0, r, 0, n)} {
 		s.fails("a write to revoked memory", driver.ErrRevoked,
 			s.notifying([]byte("must not arrive"), d))

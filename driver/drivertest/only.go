@@ -78,9 +78,7 @@ func checkOnly(s *stage) {
 		}
 		s.compare(l, r, "after all that was beside the ranges")
 	}
-	if err := r.fence(); err != nil {
-		s.Fatalf("fence of ranges: %v", err)
-	}
+	s.ok(r.fence(), "fence of ranges")
 	s.fails("write within a range after the fence", driver.ErrRevoked,
 		s.submitting(driver.Write, desc(l, 4096, r, 4096, 64)))
 }
@@ -141,9 +139,7 @@ func checkFenceFrozenOnly(s *stage) {
 			s.Log("not run: such memory is not for another process")
 			return
 		}
-		if err != nil {
-			s.Fatalf("import ranges: %v", err)
-		}
+		s.ok(err, "import ranges")
 		key := taken.Key
 		var descs []driver.Desc
 		for _, at := range []uint64{part, 3 * part, 5 * part} {
@@ -155,26 +151,19 @@ func checkFenceFrozenOnly(s *stage) {
 			Help: round%2 == 1})
 		s.landed(r)
 		time.Sleep(time.Duration(round*211) * time.Microsecond)
-		if err := s.proc.freeze(); err != nil {
-			s.Fatal(err)
-		}
+		s.ok(s.proc.freeze())
 		stop := s.writesBetween(r, 2*part, part)
-		if err := s.inTime("fence of ranges against a frozen writer", r.fence); err != nil {
-			s.Fatalf("fence of ranges against a frozen writer: %v", err)
-		}
+		s.ok(s.inTime("fence of ranges against a frozen writer", r.fence),
+			"fence of ranges against a frozen writer")
 		stop()
 		r.paint(s.seed())
-		if err := s.proc.thaw(); err != nil {
-			s.Fatal(err)
-		}
+		s.ok(s.proc.thaw())
 		ok := r.watch("after the writer went on", 30*time.Millisecond)
 		s.revoked()
 		if !ok || !r.expect("after the fence, when the writer had ended") {
 			return
 		}
-		if err := r.unregister(); err != nil {
-			s.Fatalf("unregister ranges: %v", err)
-		}
+		s.ok(r.unregister(), "unregister ranges")
 	}
 }
 

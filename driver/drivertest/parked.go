@@ -100,9 +100,7 @@ func (s *stage) fenceParked(on *side, spot string, own, beside bool, back int, l
 	s.Helper()
 	r := s.parkedAttack(on, spot, back, l)
 	what := "fence while a mover stands at " + spot
-	if err := s.inTime(what, r.fence); err != nil {
-		s.Fatalf("%s: %v", what, err)
-	}
+	s.ok(s.inTime(what, r.fence), "%s", what)
 	if own {
 		s.home.must(request{Do: "give back", Region: r.id})
 		r = s.home.share(2 * leaseLen)
@@ -162,9 +160,7 @@ func (s *stage) fenceHeld(spot string, own bool, back int, l *memory) {
 	}
 	s.home.must(request{Do: "go on"})
 	what := "fence when the piece in hand at " + spot + " goes on"
-	if err := s.inTime(what, r.fence); err != nil {
-		s.Fatalf("%s: %v", what, err)
-	}
+	s.ok(s.inTime(what, r.fence), "%s", what)
 	if own {
 		s.home.must(request{Do: "give back", Region: r.id})
 		r = s.home.share(2 * leaseLen)

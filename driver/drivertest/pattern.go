@@ -72,18 +72,14 @@ func (s *stage) submitPattern(op driver.Op, p *driver.Pattern, msg []byte) uint6
 		b.Tail, b.Notify = driver.NotifyTail, msg
 	}
 	tag, err := s.near.submitBatch(s.peerID, b)
-	if err != nil {
-		s.Fatalf("submit a pattern: %v", err)
-	}
+	s.ok(err, "submit a pattern")
 	return tag
 }
 
 // movePattern runs a pattern, which must succeed, and applies it to the models.
 func (s *stage) movePattern(op driver.Op, p *driver.Pattern) {
 	s.Helper()
-	if err := s.await(s.submitPattern(op, p, nil)); err != nil {
-		s.Fatalf("%v of a pattern of %d: %v", op, p.Count, err)
-	}
+	s.ok(s.await(s.submitPattern(op, p, nil)), "%v of a pattern of %d", op, p.Count)
 	s.applyPattern(op, p)
 }
 
@@ -285,9 +281,7 @@ func checkPatternNotKept(s *stage) {
 		kept := *p
 		tag := s.submitPattern(driver.Write, p, nil)
 		*p = driver.Pattern{Count: 1, Run: 1}
-		if err := s.await(tag); err != nil {
-			s.Fatalf("write of a pattern: %v", err)
-		}
+		s.ok(s.await(tag), "write of a pattern")
 		s.applyPattern(driver.Write, &kept)
 		s.compare(l, r, "pattern overwritten after Submit")
 		l.paint(s.seed())
@@ -306,16 +300,12 @@ func checkPatternNotify(s *stage) {
 		v := voucher{region: r.id, len: r.size, sum: digest(r.want)}
 		seen := s.verifying(1)
 		tag := s.submitPattern(driver.Write, p, v.encode())
-		if err := s.await(tag); err != nil {
-			s.Fatalf("round %d: %v", round, err)
-		}
+		s.ok(s.await(tag), "round %d", round)
 		seen()
 	}
 	p := geometry{count: 1}.pattern(l, r, n)
 	tag := s.submitPattern(driver.Write, p, []byte{})
-	if err := s.await(tag); err != nil {
-		s.Fatalf("a pattern with an empty message: %v", err)
-	}
+	s.ok(s.await(tag), "a pattern with an empty message")
 	got := s.far.must(request{Do: "receive", Count: 1}).Messages[0]
 	if len(got.Data) != 0 || got.Err != nil {
 		s.Errorf("an empty message arrived as %q, %v", got.Data, got.Err.orNil())

@@ -69,9 +69,7 @@ func (w *guards) Landings() (inside *atomic.Int64, phase *atomic.Int32) {
 func (s *stage) guarded(size uint64) (w *guards, seg driver.Segment, m driver.Memory) {
 	s.Helper()
 	space, err := s.near.h.Local(size)
-	if err != nil {
-		s.Fatalf("memory: %v", err)
-	}
+	s.ok(err, "memory")
 	s.Cleanup(func() { _ = space.free() })
 	seg = space.Segment
 	if _, ok := seg.Shared.(*hostmem.Buffer); !ok {
@@ -81,9 +79,8 @@ func (s *stage) guarded(size uint64) (w *guards, seg driver.Segment, m driver.Me
 	seg.Secret = secret()
 	w = &guards{Shared: seg.Shared}
 	seg.Shared = w
-	if m, err = s.near.b.Register(seg); err != nil {
-		s.Fatalf("Register: %v", err)
-	}
+	m, err = s.near.b.Register(seg)
+	s.ok(err, "Register")
 	s.Cleanup(func() { _ = m.Close() })
 	return w, seg, m
 }
@@ -131,9 +128,7 @@ func checkRenewUnderWrites(s *stage) {
 		return
 	}
 	token, err := m.AppendToken(nil)
-	if err != nil {
-		s.Fatalf("AppendToken: %v", err)
-	}
+	s.ok(err, "AppendToken")
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	l := s.far.local(size)
 	as := s.far.must(request{Do: "import", Peer: back, Data: token}).Key
@@ -160,9 +155,7 @@ func checkRenewUnderWrites(s *stage) {
 func (s *stage) readInto(key uint32, r *memory) {
 	s.Helper()
 	d := driver.Desc{Len: r.size, LocalKey: key, RemoteKey: r.as}
-	if err := s.await(s.submit(driver.Read, s.pieces(d)...)); err != nil {
-		s.Fatalf("read: %v", err)
-	}
+	s.ok(s.await(s.submit(driver.Read, s.pieces(d)...)), "read")
 }
 
 // checkRenewEnds: reads that follow each other keep no Renew, the proof of a fence, from its turn,
@@ -180,8 +173,6 @@ func checkRenewEnds(s *stage) {
 		for len(renewed) == 0 {
 			s.readInto(m.Key(), r)
 		}
-		if err := <-renewed; err != nil {
-			s.Fatalf("Renew beside reads: %v", err)
-		}
+		s.ok(<-renewed, "Renew beside reads")
 	}
 }

@@ -4,6 +4,7 @@ package drivertest
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"testing"
 
@@ -58,6 +59,18 @@ func newStage(tb testing.TB, h Harness, w Wiring) *stage {
 	return s
 }
 
+// ok ends the check where there is an error. what says what was being done, as Fatalf takes it.
+func (s *stage) ok(err error, what ...any) {
+	if err == nil {
+		return
+	}
+	s.Helper()
+	if len(what) > 0 {
+		err = fmt.Errorf(what[0].(string)+": %w", append(what[1:], err)...)
+	}
+	s.Fatal(err)
+}
+
 func (s *stage) side(name string, p party) *side {
 	return &side{TB: s.TB, party: p, name: name, limit: s.h.Limit}
 }
@@ -96,9 +109,7 @@ func (s *stage) startFar() {
 func (s *stage) connect() {
 	s.Helper()
 	id, err := s.near.connect(s.farAddr, s.h.Limit)
-	if err != nil {
-		s.Fatalf("connect to the far side: %v", err)
-	}
+	s.ok(err, "connect to the far side")
 	s.peerID, s.peer = id, s.near.peer(id)
 }
 
@@ -147,9 +158,7 @@ func (s *stage) remote(size uint64) *memory {
 func (s *stage) imports(m *memory) {
 	s.Helper()
 	key, size, err := s.peer.Import(m.token)
-	if err != nil {
-		s.Fatalf("import a fresh token of %d bytes: %v", len(m.token), err)
-	}
+	s.ok(err, "import a fresh token of %d bytes", len(m.token))
 	if size != m.size {
 		s.Fatalf("import: size %d, want %d", size, m.size)
 	}
@@ -165,9 +174,7 @@ func desc(l *memory, lOff uint64, r *memory, rOff, n uint64) driver.Desc {
 func (s *stage) submit(op driver.Op, descs ...driver.Desc) uint64 {
 	s.Helper()
 	tag, err := s.near.submit(s.peerID, op, descs, nil)
-	if err != nil {
-		s.Fatalf("submit %v of %d descriptors: %v", op, len(descs), err)
-	}
+	s.ok(err, "submit %v of %d descriptors", op, len(descs))
 	return tag
 }
 
@@ -184,9 +191,7 @@ func (s *stage) await(tag uint64) error {
 // move runs a batch, which must succeed, and applies it to the models.
 func (s *stage) move(op driver.Op, descs ...driver.Desc) {
 	s.Helper()
-	if err := s.await(s.submit(op, descs...)); err != nil {
-		s.Fatalf("%v of %d descriptors: %v", op, len(descs), err)
-	}
+	s.ok(s.await(s.submit(op, descs...)), "%v of %d descriptors", op, len(descs))
 	s.apply(op, descs...)
 }
 
@@ -215,9 +220,7 @@ func (s *stage) settle(m *memory) {
 		}
 		return
 	}
-	if err := m.fence(); err != nil {
-		s.Fatalf("fence: %v", err)
-	}
+	s.ok(m.fence(), "fence")
 	m.renew()
 	s.imports(m)
 }
@@ -225,17 +228,13 @@ func (s *stage) settle(m *memory) {
 // notify runs a write with a message, which must succeed, and applies it.
 func (s *stage) notify(msg []byte, descs ...driver.Desc) {
 	s.Helper()
-	if err := s.await(s.submitNotify(msg, descs...)); err != nil {
-		s.Fatalf("notify with %d descriptors: %v", len(descs), err)
-	}
+	s.ok(s.await(s.submitNotify(msg, descs...)), "notify with %d descriptors", len(descs))
 	s.apply(driver.Write, descs...)
 }
 
 func (s *stage) submitNotify(msg []byte, descs ...driver.Desc) uint64 {
 	s.Helper()
 	tag, err := s.near.submit(s.peerID, driver.Write, descs, msg)
-	if err != nil {
-		s.Fatalf("submit a message of %d bytes with %d descriptors: %v", len(msg), len(descs), err)
-	}
+	s.ok(err, "submit a message of %d bytes with %d descriptors", len(msg), len(descs))
 	return tag
 }

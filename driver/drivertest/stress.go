@@ -133,9 +133,7 @@ func (st *storm) round(number int) {
 	freeze := st.random.IntN(8) > 0
 	if freeze {
 		st.frozen++
-		if err := st.proc.freeze(); err != nil {
-			st.Fatal(err)
-		}
+		st.ok(st.proc.freeze())
 	}
 	mend := func() {}
 	if lossy {
@@ -165,17 +163,13 @@ func (st *storm) finish(number int, frozen, lossy bool) {
 	st.Helper()
 	if st.random.IntN(24) == 0 {
 		st.killed++
-		if err := st.proc.kill(); err != nil {
-			st.Fatal(err)
-		}
+		st.ok(st.proc.kill())
 		st.startFar()
 		st.prepare()
 		return
 	}
 	if frozen {
-		if err := st.proc.thaw(); err != nil {
-			st.Fatal(err)
-		}
+		st.ok(st.proc.thaw())
 	}
 	o := st.far.must(request{Do: "ended"})
 	st.written += o.Count
@@ -199,9 +193,7 @@ func (st *storm) fenceAll(number int, list []*lease) {
 		})
 	}
 	all.Wait()
-	if err := errors.Join(errs...); err != nil {
-		st.Fatalf("seed %d, round %d: fence: %v", st.seed, number, err)
-	}
+	st.ok(errors.Join(errs...), "seed %d, round %d: fence", st.seed, number)
 }
 
 // reuse gives the range of a lease to another use: it is painted; memory of its own is given
