@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/standin"
@@ -47,9 +49,7 @@ func cudaNames(t *testing.T) (names []string) {
 	cmd.Stdin = strings.NewReader("#include \"calls.h\"\n#define X(name, args) " +
 		"@name\nSL_CUDA_CALLS(X)\n")
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, m := range regexp.MustCompile(`@ ?(\w+)`).FindAllStringSubmatch(string(out), -1) {
 		names = append(names, m[1])
 	}
@@ -100,9 +100,7 @@ func TestCUDADeclarations(t *testing.T) {
 		standin.Compile(t,
 			append(args, "-Wall", "-Wextra", "-I.", "-o", exe, "testdata/facts.c")...)
 		out, err := exec.Command(exe).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		said[i] = string(out)
 	}
 	if said[0] != said[1] {

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/standin"
@@ -31,9 +33,7 @@ func fakeCuFile(t *testing.T, without, result string) string {
 	cmd.Stdin = strings.NewReader("#include \"calls.h\"\n#define X(ret, name, args) " +
 		"@name\nSL_CUFILE_CALLS(X)\n")
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	names := regexp.MustCompile(`@ ?(\w+)`).FindAllStringSubmatch(string(out), -1)
 	if len(names) != 8 {
 		t.Fatalf("%d functions that must be there: %v", len(names), names)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/standin"
@@ -59,13 +61,9 @@ func TestDeclarationsAreThoseOfUCX(t *testing.T) {
 // What abi.h declares and the facts do not name would be believed unproved.
 func TestEveryDeclarationIsProved(t *testing.T) {
 	abi, err := os.ReadFile("abi.h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	proof, err := os.ReadFile("testdata/facts.c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	text := regexp.MustCompile(`(?s)/\*.*?\*/`).ReplaceAllString(string(abi), "")
 	checked := 0
 	mention := func(name string) {

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
@@ -103,22 +105,16 @@ func mapped(t testing.TB, c *Context, own bool) []byte {
 	m := Memory{Ticket: 1}
 	if own {
 		a, err := c.Allocate(testBytes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		t.Cleanup(func() { _ = a.Close() }) // runs after the context's
 		m.In, m.Mem = a, a.Bytes()
 	} else {
 		buf, err := hostmem.Alloc(testBytes, hostmem.Options{Purpose: "test"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		t.Cleanup(func() { _ = buf.Close() })
 		m.Mem = buf.Bytes()
 	}
-	if err := c.Map(testKey, m); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Map(testKey, m))
 	return m.Mem
 }
 
@@ -131,24 +127,16 @@ func join(t testing.TB, near, far *Context) (conn, back *Conn) {
 func joinWorkers(t testing.TB, near, far *Context, at, to int) (conn, back *Conn) {
 	t.Helper()
 	conn, err := near.Connect(at, far.Address(to))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	back, err = far.Connect(to, near.Address(at))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	err = back.Bind(Peer{ID: conn.ID(), Words: near.Words(), PID: os.Getpid(),
 		Gate: conn.Gate()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	pulls := back.Pulls() == nil
 	err = conn.Bind(Peer{ID: back.ID(), Words: far.Words(), PID: os.Getpid(), Gate: back.Gate(),
 		Pulls: pulls})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return conn, back
 }
 
@@ -156,9 +144,7 @@ func openLane(t testing.TB, w way) *lane {
 	t.Helper()
 	leak.Check(t, hostmem.InUse)
 	wake, err := park.NewEvent()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = wake.Close() })
 	l := &lane{wake: wake, near: openContext(t, w.config, wake), far: openContext(t, w.config,
 		wake)}
@@ -166,9 +152,7 @@ func openLane(t testing.TB, w way) *lane {
 	l.conn, l.back = join(t, l.near, l.far)
 	x, _ := l.far.Export(testKey)
 	l.slot, err = l.conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1, Export: x})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if l.conn.Direct(l.slot) != w.own {
 		t.Fatalf("direct: %v, want %v; lanes:\n%s", !w.own, w.own, l.conn.Lanes())
 	}
@@ -254,9 +238,7 @@ func TestMovesBytesByEachVariant(t *testing.T) {
 	l, before := openLane(t, ways[0]), hostcopy.Chosen()
 	defer func() { _ = hostcopy.Set(before) }()
 	for _, v := range hostcopy.Variants() {
-		if err := hostcopy.Set(hostcopy.Only(v)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, hostcopy.Set(hostcopy.Only(v)))
 		t.Run(v.String(), func(t *testing.T) { movesBytes(t, l) })
 	}
 }
@@ -294,18 +276,14 @@ func TestMovesScatteredBytes(t *testing.T) {
 				descs = append(descs, driver.Desc{Local: uint64(from[i]) * entry,
 					Remote: uint64(to[i]) * entry * 2, Len: entry})
 			}
-			if err := l.move(t, driver.Write, descs...); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.move(t, driver.Write, descs...))
 			for _, d := range descs {
 				if !bytes.Equal(l.local[d.Local:d.Local+entry], l.remote[d.Remote:d.Remote+entry]) {
 					t.Fatalf("write of entries of %d: other bytes at %+v", entry, d)
 				}
 			}
 			clear(l.local)
-			if err := l.move(t, driver.Read, descs...); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.move(t, driver.Read, descs...))
 			for _, d := range descs {
 				if !bytes.Equal(l.local[d.Local:d.Local+entry], l.remote[d.Remote:d.Remote+entry]) {
 					t.Fatalf("read of entries of %d: other bytes at %+v", entry, d)
@@ -328,9 +306,7 @@ func TestNotifs(t *testing.T) {
 			around.next = new(int)
 			msg := around.msg[:i*400]
 			fill(msg, uint64(i))
-			if err := submit(l.conn, driver.Write, uint64(i), d, msg); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, submit(l.conn, driver.Write, uint64(i), d, msg))
 			notif := l.notif(t)
 			if !bytes.Equal(notif.Data, msg) || notif.Conn != l.back.ID() {
 				t.Fatalf("message %d: %d bytes", i, len(notif.Data))
@@ -338,21 +314,15 @@ func TestNotifs(t *testing.T) {
 			if !bytes.Equal(l.local[:100000], l.remote[:100000]) {
 				t.Fatal("a message came before its data")
 			}
-			if err := l.outcome(t, uint64(i)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.outcome(t, uint64(i)))
 		}
 	})
 }
 
 func TestFence(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
-		if err := l.move(t, driver.Write, driver.Desc{Len: 100}); err != nil {
-			t.Fatal(err)
-		}
-		if err := l.far.Fence(testKey, 2, testGrace); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 100}))
+		require.NoError(t, l.far.Fence(testKey, 2, testGrace))
 		if err := l.move(t, driver.Write, driver.Desc{Len: 100}); !errors.Is(err,
 			driver.ErrRevoked) {
 			t.Fatalf("write with an old ticket: %v", err)

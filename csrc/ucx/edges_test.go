@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 )
@@ -47,9 +49,7 @@ func (l *lane) desc(local, remote, n uint64) driver.Desc {
 func (l *lane) works(t *testing.T) {
 	t.Helper()
 	fill(l.local[:1000], l.tag)
-	if err := l.move(t, driver.Write, driver.Desc{Local: 1, Remote: 2, Len: 999}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.move(t, driver.Write, driver.Desc{Local: 1, Remote: 2, Len: 999}))
 	if !bytes.Equal(l.local[1:1000], l.remote[2:1001]) {
 		t.Fatal("other bytes")
 	}
@@ -65,10 +65,8 @@ func TestDoesNotKeepTheCallersArrays(t *testing.T) {
 				Remote: driver.Side{Stride: 100, List: []uint32{7, 3}}, LocalKey: testKey,
 				RemoteKey: l.slot}
 			tag := uint64(2 * i)
-			if err := errors.Join(submit(l.conn, driver.Read, tag, d, nil),
-				submitPattern(l.conn, driver.Read, tag+1, p, nil)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(submit(l.conn, driver.Read, tag, d, nil),
+				submitPattern(l.conn, driver.Read, tag+1, p, nil)))
 			d[0], d[1] = l.desc(3000, 2000, 300), l.desc(3500, 2500, 300)
 			p.Remote.List[0], p.Remote.List[1] = 20, 21
 			for tag, err := range l.outcomes(t, tag, tag+2) {
@@ -132,9 +130,7 @@ func TestMovesManyUnalignedPieces(t *testing.T) {
 			pages.Remote.List = append(pages.Remote.List, uint32(at))
 		}
 		for _, op := range []driver.Op{driver.Write, driver.Read} {
-			if err := l.move(t, op, descs...); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.move(t, op, descs...))
 			for _, d := range descs {
 				if !bytes.Equal(l.local[d.Local:d.Local+d.Len], l.remote[d.Remote:d.Remote+d.Len]) {
 					t.Fatalf("%v: other bytes at %+v", op, d)
@@ -142,10 +138,8 @@ func TestMovesManyUnalignedPieces(t *testing.T) {
 			}
 			fill(l.local, 8)
 			l.tag++
-			if err := errors.Join(submitPattern(l.conn, op, l.tag, pages, nil),
-				l.outcome(t, l.tag)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(submitPattern(l.conn, op, l.tag, pages, nil),
+				l.outcome(t, l.tag)))
 			for i := range pages.Count {
 				if at, to := pages.Local.At(i), pages.Remote.At(i); !bytes.Equal(l.local[at:at+17],
 					l.remote[to:to+17]) {
@@ -157,10 +151,8 @@ func TestMovesManyUnalignedPieces(t *testing.T) {
 		pages = &driver.Pattern{Count: 65536, Run: 64, Local: driver.Side{Stride: 64},
 			Remote: driver.Side{Stride: 64}, LocalKey: testKey, RemoteKey: l.slot}
 		l.tag++
-		if err := errors.Join(submitPattern(l.conn, driver.Read, l.tag, pages, nil),
-			l.outcome(t, l.tag)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(submitPattern(l.conn, driver.Read, l.tag, pages, nil),
+			l.outcome(t, l.tag)))
 		if !bytes.Equal(l.local, l.remote) {
 			t.Fatal("other bytes in neighbours")
 		}
@@ -202,18 +194,14 @@ func TestCreditComesBack(t *testing.T) {
 				}
 			}
 			_ = l.wake.SetDeadline(time.Now().Add(time.Second))
-			if err := l.wake.Wait(); err != nil {
-				t.Fatalf("no wake-up when there is credit again: %v", err)
-			}
+			require.NoError(t, l.wake.Wait(), "no wake-up when there is credit again")
 		}
 	})
 }
 
 func TestRefusedBatchesKeepCredit(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
-		if err := l.far.Fence(testKey, 2, testGrace); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.far.Fence(testKey, 2, testGrace))
 		msg := []byte("not delivered")
 		for i := range uint64(20) {
 			d := []driver.Desc{l.desc(0, 0, 100000)}

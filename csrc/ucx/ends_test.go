@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 )
@@ -19,9 +21,7 @@ func (l *lane) begin(t *testing.T, op driver.Op, n uint64) {
 	t.Helper()
 	for tag := range n {
 		d := []driver.Desc{l.desc(1, 3, 1<<20), l.desc(2<<20, 5<<19, 1<<20)}
-		if err := submit(l.conn, op, tag, d, nil); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, submit(l.conn, op, tag, d, nil))
 	}
 }
 
@@ -64,9 +64,7 @@ func TestDrainAndEndWithWorkInFlight(t *testing.T) {
 			everyWay(t, func(t *testing.T, l *lane) {
 				for _, op := range []driver.Op{driver.Write, driver.Read} {
 					l.begin(t, op, 6)
-					if err := end(l); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, end(l))
 					for tag, err := range l.outcomes(t, 0, 6) {
 						if err != nil && !errors.Is(err, driver.ErrClosed) &&
 							!errors.Is(err, driver.ErrPeerLost) {
@@ -105,9 +103,7 @@ func (l *lane) imports(t *testing.T) {
 	t.Helper()
 	x, _ := l.far.Export(testKey)
 	slot, err := l.conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1, Export: x})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	l.slot = slot
 }
 
@@ -163,16 +159,12 @@ func TestTwoConnectionsToOnePeer(t *testing.T) {
 		}
 		x, _ := l.far.Export(testKey)
 		slot, err := conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1, Export: x})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		l.begin(t, driver.Write, 3)
 		fill(l.local[3<<20:], 4)
 		d := driver.Desc{Local: 3 << 20, Remote: 3<<20 + 5<<17, Len: 1000, LocalKey: testKey,
 			RemoteKey: slot}
-		if err := submit(conn, driver.Write, 3, []driver.Desc{d}, nil); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, submit(conn, driver.Write, 3, []driver.Desc{d}, nil))
 		l.outcomes(t, 0, 4)
 		if !bytes.Equal(l.local[d.Local:d.Local+1000], l.remote[d.Remote:d.Remote+1000]) {
 			t.Fatal("other bytes")
@@ -192,30 +184,22 @@ func TestConnectionToItself(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		conn, back := join(t, l.near, l.near)
 		slot, err := conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		fill(l.local[:100000], 1)
 		for i := range 50 {
 			d := []driver.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot},
 				{Local: 50000, Remote: 1<<20 + 50001, Len: 40000, LocalKey: testKey,
 					RemoteKey: slot}}
 			for tag := range uint64(3) {
-				if err := submit(conn, []driver.Op{driver.Write, driver.Read}[i%2], tag, d,
-					nil); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, submit(conn, []driver.Op{driver.Write, driver.Read}[i%2], tag, d,
+					nil))
 			}
 			conn.Cancel(uint64(i % 3))
 			l.outcomes(t, 0, 3)
 		}
-		if err := l.near.Fence(testKey, 2, testGrace); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.near.Fence(testKey, 2, testGrace))
 		d := []driver.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot}}
-		if err := errors.Join(submit(conn, driver.Write, 1, d, []byte("x"))); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(submit(conn, driver.Write, 1, d, []byte("x"))))
 		if err := l.outcome(t, 1); !errors.Is(err, driver.ErrRevoked) {
 			t.Fatalf("an old ticket: %v", err)
 		}
@@ -228,15 +212,12 @@ func TestManyMessages(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		for i := range 20000 {
 			l.tag++
-			if err := submit(l.conn, driver.Op(1+i%2), l.tag, []driver.Desc{l.desc(8, 16, 8)},
-				nil); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t,
+				submit(l.conn, driver.Op(1+i%2), l.tag, []driver.Desc{l.desc(8, 16, 8)},
+					nil))
 			for l.conn.Help(l.tag, nil) {
 			}
-			if err := l.outcome(t, l.tag); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.outcome(t, l.tag))
 		}
 		l.works(t)
 	})
@@ -253,10 +234,8 @@ func TestHelpSaysThatSomethingEnded(t *testing.T) {
 			for l.near.Arm() {
 				l.near.Poll(make([]ring.Done, 1))
 			}
-			if err := submit(l.conn, driver.Read, l.tag, []driver.Desc{l.desc(8, 16, 8)},
-				nil); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, submit(l.conn, driver.Read, l.tag, []driver.Desc{l.desc(8, 16, 8)},
+				nil))
 			// Submit's caller polls
 			inline := l.near.rings[0].Head.Load() != l.near.rings[0].Tail.Load()
 			if !l.conn.Help(l.tag, nil) && !inline {
@@ -270,9 +249,7 @@ func TestHelpSaysThatSomethingEnded(t *testing.T) {
 				}
 				alone++
 			}
-			if err := l.outcome(t, l.tag); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.outcome(t, l.tag))
 		}
 		t.Logf("%d of 3000 reads ended without help", alone)
 	})
@@ -284,9 +261,7 @@ func TestMemoryOutlivesItsContext(t *testing.T) {
 	l.works(t)
 	_, _ = l.conn.Close(testGrace), l.back.Close(testGrace)
 	for range 2 {
-		if err := errors.Join(l.near.Close(), l.far.Close()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(l.near.Close(), l.far.Close()))
 	}
 	fill(l.remote, 1)
 	l.far.Unmap(testKey)

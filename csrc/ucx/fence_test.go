@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 )
@@ -45,9 +47,7 @@ func TestFenceDuringWrites(t *testing.T) {
 		})
 		for epoch := uint64(2); epoch < 12; epoch++ {
 			time.Sleep(2 * time.Millisecond)
-			if err := l.far.Fence(testKey, epoch, testGrace); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.far.Fence(testKey, epoch, testGrace))
 			clear(l.remote)
 			time.Sleep(3 * time.Millisecond)
 			if i := bytes.IndexFunc(l.remote, func(r rune) bool { return r != 0 }); i >= 0 {
@@ -57,9 +57,7 @@ func TestFenceDuringWrites(t *testing.T) {
 			x, _ := l.far.Export(testKey)
 			s, err := l.conn.Import(Import{Key: testKey, Size: testBytes, Ticket: epoch,
 				Export: x})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			slot.Store(s)
 		}
 	})
@@ -88,17 +86,13 @@ func TestFencesOfSeveralAtOnce(t *testing.T) {
 func TestRefreshReachesTheNeighbour(t *testing.T) {
 	l := openLane(t, ways[0])
 	a, err := l.far.Allocate(64 << 10)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = a.Close() })
 	mem := a.Bytes()
 	parts := map[uint32][]byte{20: mem[:10000], 21: mem[10000:30000], 22: mem[40000:]}
 	slots := map[uint32]uint32{}
 	for key, part := range parts {
-		if err := l.far.Map(key, Memory{Mem: part, Ticket: 5, In: a}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.far.Map(key, Memory{Mem: part, Ticket: 5, In: a}))
 		x, ok := l.far.Export(key)
 		slot, err := l.conn.Import(Import{Key: key, Size: uint64(len(part)), Ticket: 5,
 			Export: x})
@@ -110,9 +104,7 @@ func TestRefreshReachesTheNeighbour(t *testing.T) {
 	fill(mem, 9)
 	before := bytes.Clone(mem)
 	for range 2 {
-		if err := l.far.Refresh(20); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.far.Refresh(20))
 	}
 	if !bytes.Equal(mem, before) {
 		t.Fatal("fresh pages have other bytes")
@@ -146,10 +138,8 @@ func TestManyMemories(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		const n = 10000
 		for key := uint32(100); key < 100+n; key++ {
-			if err := l.far.Map(key, Memory{Mem: l.remote[key*8:][:8],
-				Ticket: uint64(key)}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.far.Map(key, Memory{Mem: l.remote[key*8:][:8],
+				Ticket: uint64(key)}))
 		}
 		if err := l.far.Map(100, Memory{Mem: l.remote[:8], Ticket: 1}); err == nil {
 			t.Error("a key twice")
@@ -160,17 +150,13 @@ func TestManyMemories(t *testing.T) {
 		var d []driver.Desc
 		for key := uint32(100); key < 100+n; key += 997 {
 			slot, err := l.conn.Import(Import{Key: key, Size: 8, Ticket: uint64(key)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			d = append(d, driver.Desc{Local: uint64(key), Len: 8, LocalKey: testKey,
 				RemoteKey: slot})
 		}
 		fill(l.local[:n+200], 3)
-		if err := errors.Join(submit(l.conn, driver.Write, 1, d, nil),
-			l.outcome(t, 1)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(submit(l.conn, driver.Write, 1, d, nil),
+			l.outcome(t, 1)))
 		for _, d := range d {
 			if !bytes.Equal(l.local[d.Local:d.Local+8], l.remote[d.Local*8:d.Local*8+8]) {
 				t.Fatalf("key %d: other bytes", d.Local)

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -121,16 +122,10 @@ func startForger(t testing.TB, w way) *forger {
 	}
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = in.Close(); _ = cmd.Wait() })
 	f := &forger{t: t, pid: cmd.Process.Pid, in: in, out: bufio.NewScanner(out)}
 	f.out.Buffer(nil, 1<<20)
@@ -235,14 +230,10 @@ const (
 func openVictim(t testing.TB, w way) *victim {
 	t.Helper()
 	wake, err := park.NewEvent()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = wake.Close() })
 	buf, err := hostmem.Alloc(64<<10, hostmem.Options{Purpose: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = buf.Close() })
 	v := &victim{Context: openContext(t, w.config, wake), mem: buf.Bytes(), f: startForger(t, w)}
 	fill(v.mem, 1)
@@ -250,9 +241,7 @@ func openVictim(t testing.TB, w way) *victim {
 		7: {Mem: v.mem[victimFrom:victimTo], Ticket: victimTicket},
 		8: {Mem: v.mem[frozenFrom:frozenTo], Ticket: victimTicket, ReadOnly: true},
 	} {
-		if err := v.Map(key, m); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, v.Map(key, m))
 	}
 	v.meet(t)
 	t.Cleanup(func() {
@@ -270,13 +259,9 @@ func (v *victim) meet(t testing.TB) {
 	t.Helper()
 	v.f.tell("connect %x", v.Address(0))
 	conn, err := v.Connect(0, v.f.address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.Bind(Peer{ID: 0x4242, PID: v.f.pid, Gate: v.f.gate,
-		Pulls: true}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, conn.Bind(Peer{ID: 0x4242, PID: v.f.pid, Gate: v.f.gate,
+		Pulls: true}))
 	v.conn = conn
 }
 

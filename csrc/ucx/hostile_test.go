@@ -126,15 +126,11 @@ func TestForgedMessagesChangeNothing(t *testing.T) {
 func (v *victim) read(t *testing.T, tag uint64, d ...driver.Desc) forged {
 	t.Helper()
 	slot, err := v.conn.Import(Import{Key: 1, Size: 1 << 20, Ticket: 5})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i := range d {
 		d[i].LocalKey, d[i].RemoteKey = 7, slot
 	}
-	if err := submit(v.conn, driver.Read, tag, d, nil); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, submit(v.conn, driver.Read, tag, d, nil))
 	return v.f.await(msgRead)
 }
 
@@ -238,9 +234,7 @@ func TestForgedAnswers(t *testing.T) {
 		// Twice.
 		answer.seq = v.read(t, 12, driver.Desc{Local: 10, Len: 100}).seq
 		v.f.send(answer, long[:100])
-		if err := v.outcome(t, 12); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, v.outcome(t, 12))
 		copy(before[victimFrom+10:], long[:100])
 		v.f.send(answer, bytes.Repeat([]byte{0xbb}, 100))
 		v.alive(t)
@@ -291,13 +285,9 @@ func TestMessagesWithoutCredit(t *testing.T) {
 func TestFenceOfMemoryExportedMeanwhile(t *testing.T) {
 	v := openVictim(t, ways[1])
 	a, err := v.Allocate(4096)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = a.Close() })
-	if err := v.Map(11, Memory{Mem: a.Bytes(), Ticket: 1, In: a}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, v.Map(11, Memory{Mem: a.Bytes(), Ticket: 1, In: a}))
 	export := func() {
 		if _, ok := v.Export(11); !ok {
 			t.Fatal("no export")
@@ -309,9 +299,7 @@ func TestFenceOfMemoryExportedMeanwhile(t *testing.T) {
 			t.Fatalf("%s: %v", why, err)
 		}
 	}
-	if err := v.Fence(11, 2, 0); err != nil {
-		t.Fatalf("nobody has it mapped: %v", err)
-	}
+	require.NoError(t, v.Fence(11, 2, 0), "nobody has it mapped")
 	export()
 	late(3, "a peer that has it mapped and does not answer")
 	export()
@@ -319,14 +307,10 @@ func TestFenceOfMemoryExportedMeanwhile(t *testing.T) {
 		nonce = v.f.await(msgPing).off
 		v.f.send(forged{kind: msgPong, conn: v.conn.ID(), off: nonce}, nil)
 	}
-	if err := v.Fence(11, 3, testGrace); err != nil {
-		t.Fatalf("the peer has answered: %v", err)
-	}
+	require.NoError(t, v.Fence(11, 3, testGrace), "the peer has answered")
 	late(4, "a peer that has mapped it while the last fence waited")
 	v.conn.End(Closed, true)
-	if err := v.Fence(11, 4, testGrace); err != nil {
-		t.Fatalf("the connection has ended: %v", err)
-	}
+	require.NoError(t, v.Fence(11, 4, testGrace), "the connection has ended")
 	v.Unmap(11)
 }
 

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -50,25 +52,19 @@ func openLoops(t *testing.T, transports, devices string) *loopEnds {
 		e.far.Close(loopLimit)
 	})
 	var err error
-	if e.local, err = e.near.Allocate(testBytes); err != nil {
-		t.Fatal(err)
-	}
-	if e.remote, err = e.far.Allocate(testBytes); err != nil {
-		t.Fatal(err)
-	}
+	e.local, err = e.near.Allocate(testBytes)
+	require.NoError(t, err)
+	e.remote, err = e.far.Allocate(testBytes)
+	require.NoError(t, err)
 	offer, err := e.far.Offer()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	go func() {
 		defer close(over)
 		for !stop.Load() {
 			e.far.Progress(time.Millisecond)
 		}
 	}()
-	if err := e.near.Connect(offer); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, e.near.Connect(offer))
 	return e
 }
 
@@ -89,9 +85,7 @@ func TestLoopMovesItsPieces(t *testing.T) {
 					}
 					want(op, wantLocal, wantRemote, descs)
 					b, err := e.near.Batch(descs, 8)
-					if err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, err)
 					posted, err := e.near.Move(op, b, loopLimit)
 					if err != nil || posted <= 0 || posted > loopLimit {
 						t.Fatalf("%v of %d bytes: posted in %v, %v", op, size, posted, err)
@@ -119,9 +113,7 @@ func TestLoopRefusesWhatIsNotItsOwn(t *testing.T) {
 		t.Errorf("no pieces: %v", err)
 	}
 	b, err := e.near.Batch([]driver.Desc{{Len: 1}}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := e.far.Move(driver.Write, b, time.Second); err == nil {
 		t.Error("a batch of another loop was moved")
 	}
@@ -145,16 +137,10 @@ func TestLoopEndsWithItsLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	offer, err := far.Offer()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := near.Connect(offer); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, near.Connect(offer))
 	b, err := near.Batch([]driver.Desc{{Len: testBytes}}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	begin := time.Now()
 	if _, err := near.Move(driver.Write, b, 50*time.Millisecond); !errors.Is(err,
 		driver.ErrTimeout) {
@@ -172,9 +158,7 @@ func TestLoopEndsWithItsLimit(t *testing.T) {
 func TestLoopDoesNotAllocate(t *testing.T) {
 	e := openLoops(t, "posix,sysv,cma,self", "")
 	b, err := e.near.Batch([]driver.Desc{{Len: 656}, {Local: 700, Remote: 5000, Len: 656}}, 32)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if n := testing.AllocsPerRun(50, func() {
 		if _, err := e.near.Move(driver.Write, b, loopLimit); err != nil {
 			t.Error(err)

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -85,9 +87,7 @@ func TestForgedOffers(t *testing.T) {
 
 func TestTakesWhatIsOffered(t *testing.T) {
 	v := openVictim(t, ways[pulledWay])
-	if err := v.conn.Pulls(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, v.conn.Pulls())
 	before := bytes.Clone(v.mem)
 	there := v.f.buffer + 1<<19
 	offer := forged{kind: msgWrite, flags: flagPull | flagFirst | 2, conn: v.conn.ID(),
@@ -147,15 +147,11 @@ func (v *victim) fetch(t *testing.T, tag, base uint64, d ...driver.Desc) forged 
 	t.Helper()
 	slot, err := v.conn.Import(Import{Key: 1, Size: 1 << 20, Ticket: 5,
 		Export: Export{Base: base}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i := range d {
 		d[i].LocalKey, d[i].RemoteKey = 7, slot
 	}
-	if err := submit(v.conn, driver.Read, tag, d, nil); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, submit(v.conn, driver.Read, tag, d, nil))
 	q := v.f.await(msgRead)
 	if q.size != 0 || q.count != 0 {
 		t.Fatalf("asked for %d bytes in %d places", q.size, q.count)
@@ -171,9 +167,7 @@ func TestFetchesAndThenAsks(t *testing.T) {
 	pieces := []driver.Desc{{Local: 10, Remote: 5, Len: 100}, {Local: 300, Remote: 200000,
 		Len: 700}}
 	answer(v.fetch(t, 1, v.f.buffer, pieces...), OK)
-	if err := v.outcome(t, 1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, v.outcome(t, 1))
 	mem := v.mem[victimFrom:victimTo]
 	if bytes.Count(mem[10:110], []byte{0xee}) != 100 ||
 		bytes.Count(mem[300:1000], []byte{0xee}) != 700 {
@@ -204,14 +198,10 @@ func TestFetchesAndThenAsks(t *testing.T) {
 	v.f.tell("shut")
 	slot, err := v.conn.Import(Import{Key: 1, Size: 1 << 20, Ticket: 5,
 		Export: Export{Base: v.f.buffer}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	clear(mem)
-	if err := submit(v.conn, driver.Read, 6,
-		[]driver.Desc{{Len: 100, LocalKey: 7, RemoteKey: slot}}, nil); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, submit(v.conn, driver.Read, 6,
+		[]driver.Desc{{Len: 100, LocalKey: 7, RemoteKey: slot}}, nil))
 	if err := v.outcome(t, 6); !errors.Is(err, driver.ErrPeerLost) || !errors.As(err, &piece) {
 		t.Fatalf("a process that is another one by now: %v", err)
 	}
@@ -229,18 +219,14 @@ func TestAsksForEachMemory(t *testing.T) {
 		var err error
 		slots[i], err = v.conn.Import(Import{Key: uint32(1 + i), Size: 1 << 20, Ticket: 5,
 			Export: Export{Base: v.f.buffer}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	var d []driver.Desc
 	for i, slot := range []uint32{slots[0], slots[1], slots[0]} {
 		d = append(d, driver.Desc{Local: uint64(i) * 500, Remote: uint64(i) * 500, Len: 100,
 			LocalKey: 7, RemoteKey: slot})
 	}
-	if err := submit(v.conn, driver.Read, 1, d, nil); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, submit(v.conn, driver.Read, 1, d, nil))
 	for i, status := range []int32{OK, Revoked, OK} {
 		q := v.f.await(msgRead)
 		if want := d[i].RemoteKey - slots[0] + 1; q.key != want || q.size != 0 {
@@ -260,9 +246,7 @@ func TestAsksForEachMemory(t *testing.T) {
 func TestGateGoesWithItsConnection(t *testing.T) {
 	v := openVictim(t, ways[pulledWay])
 	self, err := os.Open("/proc/self/mem")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer self.Close()
 	gate := v.conn.Gate()
 	shows := func() bool {
@@ -283,9 +267,7 @@ func TestGateGoesWithItsConnection(t *testing.T) {
 func isReserved(t *testing.T, at uint64) bool {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for line := range strings.Lines(string(maps)) {
 		var from, to uint64
 		var may string
@@ -306,15 +288,11 @@ func TestGateShutsOnWhoIsLate(t *testing.T) {
 		"scattered": {{Len: 50}, {Local: 100, Remote: 200, Len: 60}},
 	} {
 		slot, err := v.conn.Import(Import{Key: 1, Size: 1 << 20, Ticket: 5})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for i := range d {
 			d[i].LocalKey, d[i].RemoteKey = 7, slot
 		}
-		if err := submit(v.conn, driver.Write, 1, d, nil); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, submit(v.conn, driver.Write, 1, d, nil))
 		o := v.f.await(msgWrite)
 		if o.flags&flagPull == 0 || o.at == 0 {
 			t.Fatalf("%s: %+v", name, o)

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
@@ -27,19 +29,13 @@ func TestSignalsChild(t *testing.T) {
 	}
 	caught := make(chan os.Signal, 4)
 	signal.Notify(caught, syscall.SIGTERM, syscall.SIGHUP) // before UCX, and again after
-	if err := Load(""); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Load(""))
 	w, err := Open(Config{Workers: 1, BatchesMax: 8, WakeFD: -1, ControlFD: -1,
 		GraceNanos: 1e9, FailureNanos: 1e10})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	signal.Notify(caught, syscall.SIGTERM, syscall.SIGHUP)
 	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP} {
-		if err := syscall.Kill(os.Getpid(), s); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, syscall.Kill(os.Getpid(), s))
 		select {
 		case got := <-caught:
 			fmt.Println("caught", got)
@@ -48,9 +44,7 @@ func TestSignalsChild(t *testing.T) {
 		}
 	}
 	fmt.Println(dereferenceNil())
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.Close())
 	fmt.Println("closed")
 }
 
@@ -64,9 +58,7 @@ func dereferenceNil() (what string) {
 func signalsWith(t *testing.T, variable string) string {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cmd := exec.Command(exe, "-test.run=^TestSignalsChild$", "-test.timeout=20s")
 	cmd.Env = append(os.Environ(), signalsVariable+"=1", variable)
 	out, _ := cmd.CombinedOutput() // the words tell

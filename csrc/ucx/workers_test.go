@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 )
@@ -84,9 +86,7 @@ func TestSeveralWorkers(t *testing.T) {
 				x, _ := l.far.Export(testKey)
 				slot, err := conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1,
 					Export: x})
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				if _, twice := names[back.ID()]; twice {
 					t.Fatal("two connections of one name on different workers")
 				}
