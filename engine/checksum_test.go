@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
@@ -50,17 +52,13 @@ func newSumEnd(t testing.TB, name, carrier, rules string, n uint64,
 			b, err = fault.Wrap(b, parsed)
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cfg := engine.Config{Name: name, Backends: []driver.Backend{b}, AbortGrace: 30 * time.Second}
 	for _, f := range change {
 		f(&cfg)
 	}
 	e, err := engine.Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m, err := e.Alloc(n, engine.AllocOptions{Purpose: "test"})
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
@@ -70,13 +68,9 @@ func newSumEnd(t testing.TB, name, carrier, rules string, n uint64,
 			_ = m.Close() // nobody sums it any more
 		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	r, err := e.Register(name, m.Segment())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	source := rand.NewChaCha8([32]byte{byte(len(name))})
 	_, _ = source.Read(r.Bytes())
 	return &sumEnd{e, r, b}
@@ -85,17 +79,11 @@ func newSumEnd(t testing.TB, name, carrier, rules string, n uint64,
 func (e *sumEnd) connect(t testing.TB, to *sumEnd) (*engine.Peer, *engine.Remote) {
 	t.Helper()
 	d, err := to.Describe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p, err := e.Connect(t.Context(), d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m, err := p.Remote(to.r.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return p, m
 }
 
@@ -105,9 +93,7 @@ func checked(t testing.TB, e *sumEnd, p *engine.Peer, op engine.Op) *engine.Tran
 	if err == nil {
 		err = x.Checksum()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return x
 }
 

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -37,15 +39,11 @@ func open(t testing.TB, name string, change ...func(*Config)) *Engine {
 	}
 	if cfg.Backends == nil {
 		b, err := mem.New(mem.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		cfg.Backends = []driver.Backend{b}
 	}
 	e, err := Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	broken := slices.ContainsFunc(cfg.Backends, func(b driver.Backend) bool {
 		f, ok := b.(*fake)
 		return ok && f.brokenClose
@@ -92,36 +90,26 @@ func hurry(t testing.TB, e *Engine, grace time.Duration) {
 func register(t testing.TB, e *Engine, name string, n uint64) *Region {
 	t.Helper()
 	b, err := e.Alloc(n, AllocOptions{Purpose: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	afterClose(t, func() { _ = b.Close() })
 	r, err := e.Register(name, b.Segment())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return r
 }
 
 func connect(t testing.TB, from, to *Engine) *Peer {
 	t.Helper()
 	d, err := to.Describe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p, err := from.Connect(within(t), d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return p
 }
 
 func remote(t testing.TB, p *Peer, name string) *Remote {
 	t.Helper()
 	m, err := p.Remote(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return m
 }
 

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
@@ -86,16 +88,10 @@ func startDecode(t *testing.T) (process *os.Process, socket string) {
 	cmd := exec.Command(os.Args[0], "-decode-at", socket)
 	cmd.Stderr = os.Stderr
 	input, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	output, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = input.Close()
 		_ = cmd.Process.Kill() // frozen or not
@@ -117,47 +113,31 @@ func TestFrozenPeer(t *testing.T) {
 	defer cancel()
 	process, socket := startDecode(t)
 	memory, err := engine.Alloc(1<<20, engine.AllocOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = memory.Close() })
 	e := openPrefill(t, time.Minute)
 	hasty := openPrefill(t, 300*time.Millisecond) // of it nothing is wanted but a timeout
 	src, err := e.Register("src", memory.Segment())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p, err := e.Dial(ctx, "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	late, err := hasty.Dial(ctx, "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	kv, err := p.Remote("kv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := kv.WriteAt([]byte("live"), 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := freeze.Process(process); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, freeze.Process(process))
 	if _, err := kv.WriteAt([]byte("frozen"), 0); err != nil {
 		t.Errorf("a write that needs no hand of the peer: %v", err)
 	}
 	stuck := fillUp(t, e, p)
 
 	self, err := e.Self()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	own, err := self.Remote("src")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := own.WriteAt([]byte("x"), 100); err != nil {
 		t.Errorf("a write to somebody else: %v", err)
 	}
@@ -175,12 +155,8 @@ func TestFrozenPeer(t *testing.T) {
 	}
 	stuck = fillUp(t, e, p)
 	w, err := e.NewTransfer(p, engine.Write, engine.Route{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(w.Add(src, 0, kv, 0, 1<<20), w.Notify(nil), w.Post()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(w.Add(src, 0, kv, 0, 1<<20), w.Notify(nil), w.Post()))
 	if err := e.Close(); err != nil {
 		t.Errorf("close: %v", err)
 	}
@@ -195,14 +171,10 @@ func TestFrozenPeer(t *testing.T) {
 func openPrefill(t *testing.T, timeout time.Duration) *engine.Engine {
 	t.Helper()
 	b, err := shm.New(shm.Config{Failure: time.Minute}) // who is stopped is not lost
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	e, err := engine.Open(engine.Config{Name: "prefill", Backends: []driver.Backend{b},
 		TransferTimeout: timeout, AbortGrace: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = e.Close() })
 	return e
 }
@@ -213,12 +185,8 @@ func fillUp(t *testing.T, e *engine.Engine, p *engine.Peer) (list []*engine.Tran
 	t.Helper()
 	for range 16 { // of 32 KiB, for a ring of 256 KiB
 		tr, err := e.NewTransfer(p, engine.Write, engine.Route{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(tr.Notify(make([]byte, 32<<10)), tr.Post()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(tr.Notify(make([]byte, 32<<10)), tr.Post()))
 		list = append(list, tr)
 	}
 	return list

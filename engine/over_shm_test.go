@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
@@ -23,27 +25,19 @@ func openShm(t testing.TB, name string, n uint64, onPeer func(*engine.Peer)) (*e
 	*engine.Region) {
 	t.Helper()
 	b, err := shm.New(shm.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}, OnPeer: onPeer})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Errorf("close %s: %v", name, err)
 		}
 	})
 	buffer, err := hostmem.Alloc(n, hostmem.Options{Purpose: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = buffer.Close() })
 	r, err := e.Register(name, buffer.Segment())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return e, r
 }
 
@@ -57,40 +51,28 @@ func TestOverShm(t *testing.T) {
 	prefill, src := openShm(t, "prefill", 8<<20, nil)
 	socket := filepath.Join(t.TempDir(), "decode")
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	served := make(chan error, 1)
 	serveCtx, stop := context.WithCancel(ctx)
 	go func() { served <- decode.Serve(serveCtx, l) }()
 	p, err := prefill.Dial(ctx, "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	stop()
 	if err := <-served; !errors.Is(err, context.Canceled) {
 		t.Errorf("serve: %v", err)
 	}
 	back := <-came
 	m, err := p.Remote("decode")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i := range src.Bytes() {
 		src.Bytes()[i] = byte(i*13 + i>>10)
 	}
 	w, err := prefill.NewTransfer(p, engine.Write, engine.Route{Only: "shm"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(w.Add(src, 0, m, 0, 8<<20), w.Notify([]byte("all"))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(w.Add(src, 0, m, 0, 8<<20), w.Notify([]byte("all"))))
 	for range 3 {
 		clear(kv.Bytes())
-		if err := errors.Join(w.Post(), w.Wait(ctx)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(w.Post(), w.Wait(ctx)))
 		select {
 		case n := <-decode.Notifications():
 			if n.Peer != back || string(n.Data) != "all" {
@@ -105,28 +87,20 @@ func TestOverShm(t *testing.T) {
 	}
 
 	lease, err := kv.Lease(4096, 1<<20, engine.LeaseOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	leased, err := p.Import(lease.Token())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := leased.WriteAt([]byte("x"), 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := lease.Revoke(ctx); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, lease.Revoke(ctx))
 	if _, err := leased.WriteAt([]byte("y"), 0); !errors.Is(err, engine.ErrRevoked) {
 		t.Errorf("write after Revoke: %v", err)
 	}
 	if kv.Bytes()[4096] != 'x' {
 		t.Errorf("the byte is %q", kv.Bytes()[4096])
 	}
-	if err := errors.Join(w.Close(), leased.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(w.Close(), leased.Close()))
 	if err := back.Close(); err != nil {
 		t.Error(err)
 	}

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/backends/tcp"
@@ -35,44 +37,29 @@ const chainBytes = 6 << 20
 func newChainEnd(t *testing.T, name, rules string) *chainEnd {
 	t.Helper()
 	disk, err := posix.New(posix.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	net, err := tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0",
 		Failure: 5 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	c := &chainEnd{tcp: net}
 	if rules != "" {
 		parsed, err := fault.Parse(rules)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if c.tcp, err = fault.Wrap(net, parsed); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		c.tcp, err = fault.Wrap(net, parsed)
+		require.NoError(t, err)
 	}
 	c.Engine, err = engine.Open(engine.Config{Name: name, Backends: []driver.Backend{c.tcp, disk},
 		TransferTimeout: 3 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	c.path = filepath.Join(t.TempDir(), name)
 	content := make([]byte, chainBytes)
 	source := rand.NewChaCha8([32]byte{byte(len(name)), 3})
 	_, _ = source.Read(content)
-	if err := os.WriteFile(c.path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(c.path, content, 0o600))
 	f, err := os.OpenFile(c.path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m, err := engine.Alloc(chainBytes, engine.AllocOptions{Purpose: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Errorf("close %s: %v", name, err)
@@ -84,9 +71,7 @@ func newChainEnd(t *testing.T, name, rules string) *chainEnd {
 		c.file, err = c.Register("file", driver.Segment{Kind: driver.File, FD: int(f.Fd()),
 			Len: chainBytes})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return c
 }
 
@@ -105,9 +90,7 @@ func (c *chainEnd) paint(t *testing.T, r *engine.Region, seed int) {
 		_, err = f.WriteAt(b, 0)
 		err = errors.Join(err, f.Close())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // content is what lies in a region now.
@@ -117,9 +100,7 @@ func (c *chainEnd) content(t *testing.T, r *engine.Region) []byte {
 		return r.Bytes()
 	}
 	b, err := os.ReadFile(c.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return b
 }
 

@@ -31,27 +31,19 @@ func openShmAndUCX(t *testing.T, name string) (*engine.Engine, *engine.Region) {
 		drivertest.SkipIfUnavailable(t, err)
 	}
 	s, err := shm.New(shm.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{s, u}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Errorf("close %s: %v", name, err)
 		}
 	})
 	m, err := e.Alloc(8<<20, engine.AllocOptions{Purpose: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = m.Close() })
 	r, err := e.Register(name, m.Segment())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return e, r
 }
 
@@ -63,21 +55,13 @@ func TestShmBeforeUCXOnOneHost(t *testing.T) {
 	prefill, src := openShmAndUCX(t, "prefill")
 	decode, dst := openShmAndUCX(t, "decode")
 	d, err := decode.Describe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p, err := prefill.Connect(ctx, d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m, err := p.Remote("decode")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	x, err := prefill.Explain(p, src, m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if x.Chosen != "shm" || len(x.Candidates) != 2 || !x.Candidates[0].Usable ||
 		!x.Candidates[1].Usable ||
 		x.Candidates[0].Estimate >= x.Candidates[1].Estimate {
@@ -93,21 +77,13 @@ func TestShmBeforeUCXOnOneHost(t *testing.T) {
 		only := []string{"", "ucx"}[i]
 		before := routeBytes(prefill, want)
 		tr, err := prefill.NewTransfer(p, engine.Write, engine.Route{Only: only})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for k := range src.Bytes() {
 			src.Bytes()[k] = byte(k>>8 + i + 1)
 		}
-		if err := tr.Add(src, 0, m, 0, 1<<20); err != nil {
-			t.Fatal(err)
-		}
-		if err := tr.Post(); err != nil {
-			t.Fatal(err)
-		}
-		if err := tr.Wait(ctx); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, tr.Add(src, 0, m, 0, 1<<20))
+		require.NoError(t, tr.Post())
+		require.NoError(t, tr.Wait(ctx))
 		if !bytes.Equal(src.Bytes()[:1<<20], dst.Bytes()[:1<<20]) {
 			t.Errorf("only %q: other bytes arrived", only)
 		}

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
@@ -69,9 +71,7 @@ func TestBrokenPromisesAreFound(t *testing.T) {
 		"message p=0.3: !duplicate",
 	} {
 		rules, err := fault.Parse(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		noticed := false
 		for end := time.Now().Add(time.Minute); !noticed && time.Now().Before(end); {
 			p := keepPromises(t, promisesBackends["mem"], rules, 1, 700*time.Millisecond)
@@ -177,14 +177,10 @@ func (p *promises) open(name string, open func() (driver.Backend, error)) (*engi
 	if err == nil {
 		b, err = fault.Wrap(b, p.rules)
 	}
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, err)
 	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b},
 		TransferTimeout: 100 * time.Millisecond, AbortGrace: 10 * time.Second})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, err)
 	p.t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			p.t.Errorf("close %s: %v", name, err)
@@ -196,14 +192,10 @@ func (p *promises) open(name string, open func() (driver.Backend, error)) (*engi
 func (p *promises) register(e *engine.Engine, name string) *engine.Region {
 	p.t.Helper()
 	m, err := e.Alloc(promisesWorkers*slotBytes, engine.AllocOptions{Purpose: "test"})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, err)
 	p.t.Cleanup(func() { _ = m.Close() })
 	r, err := e.Register(name, m.Segment())
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, err)
 	return r
 }
 

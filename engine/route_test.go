@@ -87,9 +87,7 @@ func TestOnlyIsNeverBypassed(t *testing.T) {
 		!strings.Contains(err.Error(), "no backend of this name") {
 		t.Errorf("got %v", err)
 	}
-	if err := tr.Notify([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, tr.Notify([]byte("x")))
 	if err := tr.Post(); !errors.Is(err, ErrNoRoute) {
 		t.Errorf("a message by a backend that is not there: %v", err)
 	}

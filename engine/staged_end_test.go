@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
@@ -40,9 +42,7 @@ func TestStagedRefusals(t *testing.T) {
 			t.Errorf("a write: %v", err)
 		}
 		m.size *= 2
-		if err := tr.Reset(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, tr.Reset())
 		check(t, tr.Add(a.hbm, 0, m, 4000, 4096))
 		check(t, tr.Post())
 		if err := tr.Wait(within(t)); err == nil {
