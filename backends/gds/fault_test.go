@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakecufile"
@@ -41,18 +43,14 @@ func TestShort(t *testing.T) {
 		const size = 1 << 20
 		r := newRig(t, cfg, size)
 		library.Set(t, fakecufile.ShortMax, 100<<10)
-		if err := r.move(driver.Read, driver.Desc{Len: size}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, r.move(driver.Read, driver.Desc{Len: size}))
 		r.same("read in parts", r.memory(), r.content())
 		mine := pattern(size, 77)
 		if _, err := r.dev.Bytes.WriteAt(mine, 0); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.move(driver.Write, driver.Desc{Local: 5, Remote: 5,
-			Len: size - 10}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, r.move(driver.Write, driver.Desc{Local: 5, Remote: 5,
+			Len: size - 10}))
 		r.same("written in parts", r.content()[5:size-5], mine[5:size-5])
 	})
 }
@@ -178,9 +176,7 @@ func TestBatchLimit(t *testing.T) {
 			leak.Check(t)
 			r := newRig(t, c.cfg, size)
 			library.Set(t, c.word, c.value)
-			if err := r.move(driver.Read, scattered()...); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, r.move(driver.Read, scattered()...))
 			mem, text := r.memory(), r.content()
 			for _, d := range scattered() {
 				r.same("an entry", mem[d.Local:][:d.Len], text[d.Remote:][:d.Len])
@@ -205,9 +201,7 @@ func TestNotRegistered(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			library.Set(t, fakecufile.RegisterResult, c.result)
 			r := newRig(t, c.cfg, 1<<20)
-			if err := r.move(driver.Read, driver.Desc{Len: 1 << 20}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, r.move(driver.Read, driver.Desc{Len: 1 << 20}))
 			r.same("read without registration", r.memory(), r.content())
 			if text := r.p.Explain(r.local, r.far); !strings.Contains(text,
 				"memory not registered") || !strings.Contains(text, c.why) {
@@ -235,22 +229,16 @@ func TestPartsAreOneBuffer(t *testing.T) {
 	var parts []driver.Memory
 	for _, n := range []uint64{4096, 1 << 20} {
 		seg, err := r.dev.Segment.Slice(1<<20-n, n, [16]byte{1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		m, err := r.b.Register(seg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		parts = append(parts, m)
 	}
 	if now := library.Get(fakecufile.Buffers); now != before {
 		t.Errorf("%d buffers, and %d with parts", before, now)
 	}
 	r.local = parts[0].Key()
-	if err := r.move(driver.Read, driver.Desc{Remote: 77, Len: 4096}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.move(driver.Read, driver.Desc{Remote: 77, Len: 4096}))
 	r.same("a part", r.memory()[1<<20-4096:], r.content()[77:77+4096])
 	for _, m := range append(parts, r.l) {
 		if err := m.Close(); err != nil {
@@ -358,9 +346,7 @@ func TestCloseWhileItHangs(t *testing.T) {
 		}
 		r.until("the first request", func() bool { return library.Get(fakecufile.UnderWay) > 0 })
 		time.AfterFunc(20*time.Millisecond, func() { library.Put(fakecufile.Hold, 0) })
-		if err := r.b.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, r.b.Close())
 		nothingInUse(t)
 		ended := map[uint64]bool{}
 		for {
@@ -395,9 +381,7 @@ func TestNoAllocation(t *testing.T) {
 		var done [4]driver.Completion
 		batch := &driver.Batch{Op: driver.Read, Descs: descs}
 		run := func() {
-			if err := r.p.Submit(1, batch); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, r.p.Submit(1, batch))
 			for end := time.Now().Add(limit); ; time.Sleep(10 * time.Microsecond) {
 				if n, _ := r.b.Poll(done[:]); n == 1 {
 					return

@@ -31,9 +31,7 @@ func alone(t *testing.T, variables ...string) bool {
 		return true
 	}
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cmd := exec.Command(exe, "-test.run", "^"+t.Name()+"$", "-test.v")
 	cmd.Dir = t.TempDir()
 	cmd.Env = append(append(os.Environ(), name+"=1", "TMPDIR="+t.TempDir()), variables...)
@@ -49,9 +47,7 @@ func alone(t *testing.T, variables ...string) bool {
 func TestFacts(t *testing.T) {
 	onStandIn(t)
 	f, err := Examine(testConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := Facts{Version: "1.14", Batches: true, Streams: true, Compat: true,
 		Mode:     "cuFile compat: bounces through host (nvidia-fs is not loaded)",
 		BatchMax: 128, DirectMax: 16 << 20, PinnedMax: 1 << 30, CacheMax: 128 << 20}
@@ -129,9 +125,7 @@ func TestOldLibrary(t *testing.T) {
 	if r.b.cfg.Way != WayThreads {
 		t.Errorf("an old library is used by %v", r.b.cfg.Way)
 	}
-	if err := r.move(driver.Read, driver.Desc{Len: size}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.move(driver.Read, driver.Desc{Len: size}))
 	r.same("read with an old library", r.memory(), r.content())
 	if text := r.p.Explain(r.local, r.far); !strings.Contains(text, "cuFile before 1.8 by 16 "+
 		"threads, one request each") {
@@ -166,9 +160,7 @@ func TestUnavailable(t *testing.T) {
 	want("no nvidia-fs", cfg, "cuFileDriverOpen answers 5033")
 	library.Put(fakecufile.OpenResult, 0)
 	b, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := b.Close(); err != nil {
 		t.Error(err)
 	}
@@ -202,10 +194,9 @@ func TestLogOfTheUser(t *testing.T) {
 // TestLogOfTheConfiguration wants a configuration that names a folder to count.
 func TestLogOfTheConfiguration(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cufile.json")
-	if err := os.WriteFile(path, []byte("{ // mine\n\"logging\": { \"dir\": \"/tmp/logs\" } }"),
-		0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t,
+		os.WriteFile(path, []byte("{ // mine\n\"logging\": { \"dir\": \"/tmp/logs\" } }"),
+			0o600))
 	if !alone(t, bareVariable+"=1", "CUFILE_ENV_PATH_JSON="+path) {
 		return
 	}
@@ -246,10 +237,9 @@ func TestPrivateFolder(t *testing.T) {
 	}
 	open, link, file := filepath.Join(dir, "open"), filepath.Join(dir, "link"),
 		filepath.Join(dir, "file")
-	if err := errors.Join(os.Mkdir(open, 0o700), os.Chmod(open, 0o777), os.Symlink(mine, link),
-		os.WriteFile(file, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t,
+		errors.Join(os.Mkdir(open, 0o700), os.Chmod(open, 0o777), os.Symlink(mine, link),
+			os.WriteFile(file, nil, 0o600)))
 	for _, taken := range []string{open, link, file} {
 		got, err := privateFolder(taken)
 		if info, statErr := os.Lstat(got); err != nil || got == taken || statErr != nil ||
@@ -275,19 +265,13 @@ func TestFiles(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, Config{}, 8192)
 	reader, err := os.Open(r.f.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer reader.Close()
 	writer, err := os.OpenFile(r.f.Name(), os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer writer.Close()
 	folder, err := os.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer folder.Close()
 	file := func(f *os.File, off, n uint64, readOnly bool) driver.Segment {
 		return driver.Segment{Kind: driver.File, FD: int(f.Fd()), FileOff: off, Len: n,
@@ -310,9 +294,8 @@ func TestFiles(t *testing.T) {
 			t.Errorf("%+v: %v, want %v", c.seg, err, c.want)
 		}
 	}
-	if r.m, err = r.b.Register(file(reader, 0, 8192, true)); err != nil {
-		t.Fatal(err)
-	}
+	r.m, err = r.b.Register(file(reader, 0, 8192, true))
+	require.NoError(t, err)
 	r.far = r.imported()
 	if err := r.move(driver.Read, driver.Desc{Len: 8192}); err != nil {
 		t.Error(err)
@@ -330,13 +313,9 @@ func TestTwoDevices(t *testing.T) {
 	eachWay(t, func(t *testing.T, cfg Config) {
 		r := newRig(t, cfg, 1<<20)
 		other, err := hbmOn(1, 1<<20)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		m, err := r.b.Register(other.Segment)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var descs []driver.Desc
 		for i := range uint64(16) {
 			descs = append(descs, driver.Desc{Local: i << 16, Remote: i << 16, Len: 5000,
@@ -344,12 +323,8 @@ func TestTwoDevices(t *testing.T) {
 				driver.Desc{Local: i << 16, Remote: i<<16 + 8192, Len: 4096, LocalKey: m.Key(),
 					RemoteKey: r.far})
 		}
-		if err := r.p.Submit(3, &driver.Batch{Op: driver.Read, Descs: descs}); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.outcome(3); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, r.p.Submit(3, &driver.Batch{Op: driver.Read, Descs: descs}))
+		require.NoError(t, r.outcome(3))
 		text, one, two := r.content(), r.memory(), make([]byte, 1<<20)
 		if _, err := other.Bytes.ReadAt(two, 0); err != nil {
 			t.Fatal(err)

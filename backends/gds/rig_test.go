@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -41,12 +43,10 @@ func newRig(t testing.TB, cfg Config, bytes uint64) *rig {
 		drivertest.SkipIfUnavailable(t, err)
 	}
 	r := &rig{t: t, b: b}
-	if r.dev, err = hbm(bytes); err != nil {
-		t.Fatal(err)
-	}
-	if r.f, err = os.Create(filepath.Join(t.TempDir(), "file")); err != nil {
-		t.Fatal(err)
-	}
+	r.dev, err = hbm(bytes)
+	require.NoError(t, err)
+	r.f, err = os.Create(filepath.Join(t.TempDir(), "file"))
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Error(err)
@@ -56,16 +56,13 @@ func newRig(t testing.TB, cfg Config, bytes uint64) *rig {
 	if _, err := r.f.Write(pattern(bytes, 3)); err != nil {
 		t.Fatal(err)
 	}
-	if r.l, err = b.Register(r.dev.Segment); err != nil {
-		t.Fatal(err)
-	}
-	if r.m, err = b.Register(driver.Segment{Kind: driver.File, Len: bytes,
-		FD: int(r.f.Fd())}); err != nil {
-		t.Fatal(err)
-	}
-	if r.p, err = b.Connect(context.Background(), b.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	r.l, err = b.Register(r.dev.Segment)
+	require.NoError(t, err)
+	r.m, err = b.Register(driver.Segment{Kind: driver.File, Len: bytes,
+		FD: int(r.f.Fd())})
+	require.NoError(t, err)
+	r.p, err = b.Connect(context.Background(), b.Addr())
+	require.NoError(t, err)
 	r.local, r.far = r.l.Key(), r.imported()
 	return r
 }
@@ -73,13 +70,9 @@ func newRig(t testing.TB, cfg Config, bytes uint64) *rig {
 func (r *rig) imported() uint32 {
 	r.t.Helper()
 	token, err := r.m.AppendToken(nil)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	key, _, err := r.p.Import(token)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	return key
 }
 
@@ -97,9 +90,7 @@ func (r *rig) submit(op driver.Op, tag uint64, descs ...driver.Desc) {
 	for i := range descs {
 		descs[i].LocalKey, descs[i].RemoteKey = r.local, r.far
 	}
-	if err := r.p.Submit(tag, &driver.Batch{Op: op, Descs: descs}); err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, r.p.Submit(tag, &driver.Batch{Op: op, Descs: descs}))
 }
 
 // move runs a batch and returns its outcome.
@@ -151,9 +142,7 @@ func (r *rig) memory() []byte {
 func (r *rig) content() []byte {
 	r.t.Helper()
 	text, err := os.ReadFile(r.f.Name())
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	return text
 }
 

@@ -5,6 +5,8 @@ package posix
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/disk"
@@ -32,9 +34,7 @@ func TestBlockDevice(t *testing.T) {
 		})
 	}
 	f, err := Open(device, OpenOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	if n := f.Segment().Len; n != size {
 		t.Errorf("a device of %d bytes has %d", size, n)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -34,13 +35,9 @@ func bothPaths(t *testing.T, run func(t *testing.T, cfg Config)) {
 func newFile(t testing.TB, dir string, n int64) *os.File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(dir, "file"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = f.Close() })
-	if err := f.Truncate(n); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.Truncate(n))
 	return f
 }
 
@@ -98,12 +95,8 @@ func TestFileCutShort(t *testing.T) {
 			cfg.Buffered = buffered
 			f := newFile(t, t.TempDir(), size)
 			r := newRig(t, cfg, fileSegment(f, size), size)
-			if err := r.move(t, driver.Read, driver.Desc{Len: size}); err != nil {
-				t.Fatal(err)
-			}
-			if err := f.Truncate(left); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, r.move(t, driver.Read, driver.Desc{Len: size}))
+			require.NoError(t, f.Truncate(left))
 			whole := []driver.Desc{{Len: 1 << 20}, {Local: 1 << 20, Remote: 1 << 20,
 				Len: size - 1<<20}}
 			wantFileError(t, r.move(t, driver.Read, whole...), 1, "read", -1, io.ErrUnexpectedEOF)
@@ -152,9 +145,7 @@ func TestFileCutMeanwhile(t *testing.T) {
 			wantFileError(t, err, 0, "read", -1, io.ErrUnexpectedEOF)
 		}
 		close(stop)
-		if err := <-stopped; err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, <-stopped)
 		t.Logf("%d of 200 reads found the file cut", failed)
 	})
 }
@@ -165,9 +156,7 @@ func TestDescriptorClosed(t *testing.T) {
 		f := newFile(t, t.TempDir(), size)
 		r := newRig(t, cfg, fileSegment(f, size), size)
 		gone := fileSegment(f, size)
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, f.Close())
 		if _, err := r.b.Register(gone); !errors.Is(err, syscall.EBADF) {
 			t.Errorf("register a closed descriptor: %v", err)
 		}
@@ -186,31 +175,21 @@ func TestDescriptorClosed(t *testing.T) {
 func TestRegisterRefuses(t *testing.T) {
 	leak.Check(t)
 	b, err := New(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer b.Close()
 	f := newFile(t, t.TempDir(), 5000)
 	reader, err := os.Open(f.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer reader.Close()
 	writer, err := os.OpenFile(f.Name(), os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer writer.Close()
 	// writes of any offset would go to its end
 	appender, err := os.OpenFile(f.Name(), os.O_RDWR|os.O_APPEND, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer appender.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer null.Close()
 	past := fileSegment(f, 4000)
 	past.FileOff = 1001
@@ -251,12 +230,8 @@ func TestDiskFull(t *testing.T) {
 			}
 			err := r.move(t, driver.Write, driver.Desc{Len: size})
 			wantFileError(t, err, 0, "write", -1, syscall.ENOSPC)
-			if err := f.Truncate(0); err != nil {
-				t.Fatal(err)
-			}
-			if err := f.Truncate(size); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, f.Truncate(0))
+			require.NoError(t, f.Truncate(size))
 			if err := r.move(t, driver.Write, driver.Desc{Len: 1 << 20}); err != nil {
 				t.Errorf("write when there is room again: %v", err)
 			}
@@ -269,21 +244,13 @@ func TestDeviceFails(t *testing.T) {
 	file := disk.File(t, 8<<20)
 	device, _ := disk.Loop(t, file)
 	bothPaths(t, func(t *testing.T, cfg Config) {
-		if err := os.Truncate(file, 8<<20); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Truncate(file, 8<<20))
 		f, err := Open(device, OpenOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer f.Close()
 		r := newRig(t, cfg, f.Segment(), 8<<20)
-		if err := r.move(t, driver.Read, driver.Desc{Len: 8 << 20}); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Truncate(file, 4<<20); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, r.move(t, driver.Read, driver.Desc{Len: 8 << 20}))
+		require.NoError(t, os.Truncate(file, 4<<20))
 		if err := r.move(t, driver.Read, driver.Desc{Len: 4 << 20}); err != nil {
 			t.Errorf("read of what is there: %v", err)
 		}
@@ -308,26 +275,18 @@ func TestMixedWrites(t *testing.T) {
 			for i := range uint64(parts) {
 				d := []driver.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local,
 					RemoteKey: r.remote}}
-				if err := r.p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, r.p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}))
 			}
 			for left := parts; left > 0; {
 				k, err := r.b.Poll(r.done[:])
 				for _, c := range r.done[:k] {
 					err = errors.Join(err, c.Err)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				left -= k
 			}
-			if err := f.Sync(); err != nil {
-				t.Fatalf("sync: %v", err)
-			}
-			if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, f.Sync(), "sync")
+			require.NoError(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
 			got, err := os.ReadFile(f.Name())
 			if err != nil || !bytes.Equal(got, r.mem) {
 				t.Fatalf("round %d: the file differs from what was written (%v)", round, err)
@@ -348,9 +307,7 @@ func TestFlagsStay(t *testing.T) {
 		made := newFile(t, t.TempDir(), size)
 		for _, flags := range []int{unix.O_DIRECT, unix.O_DSYNC, unix.O_DIRECT | unix.O_DSYNC} {
 			f, err := os.OpenFile(made.Name(), os.O_RDWR|flags, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			r := newRig(t, cfg, fileSegment(f, size), size)
 			for fd := range r.b.descriptors() {
 				got, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
@@ -362,17 +319,13 @@ func TestFlagsStay(t *testing.T) {
 				r.mem[i] = byte(i * flags >> 7)
 			}
 			for off := uint64(0); off < 3; off++ {
-				if err := r.move(t, driver.Write, driver.Desc{Local: off, Remote: off,
-					Len: size - off}); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, r.move(t, driver.Write, driver.Desc{Local: off, Remote: off,
+					Len: size - off}))
 			}
 			if got, err := os.ReadFile(f.Name()); err != nil || !bytes.Equal(got, r.mem) {
 				t.Errorf("flags %#x: the file differs (%v)", flags, err)
 			}
-			if err := f.Close(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, f.Close())
 		}
 	})
 }

@@ -38,9 +38,7 @@ func TestRealBadSectors(t *testing.T) {
 		for _, buffered := range []bool{false, true} {
 			cfg.Buffered, cfg.Durable = buffered, true
 			f, err := Open(path, OpenOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			defer f.Close()
 			r := newRig(t, cfg, f.Segment(), 8<<20)
 			good := []driver.Desc{{Len: 4 << 20}, {Local: 5 << 20, Remote: 5 << 20, Len: 3 << 20}}

@@ -44,26 +44,20 @@ func TestOpen(t *testing.T) {
 		t.Errorf("open what is not there: %v", err)
 	}
 	f, err := Open(path, OpenOptions{Create: true, Off: 4096, Len: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	if s := f.Segment(); s.Kind != driver.File || s.FileOff != 4096 || s.Len != 1<<20 {
 		t.Errorf("segment %+v", s)
 	}
 	blocks := func() int64 {
 		var st syscall.Stat_t
-		if err := syscall.Stat(path, &st); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, syscall.Stat(path, &st))
 		return st.Blocks * 512
 	}
 	if n := blocks(); n < 1<<20 {
 		t.Errorf("%d bytes reserved of %d", n, 1<<20)
 	}
-	if err := f.Grow(4 << 20); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.Grow(4<<20))
 	if n := blocks(); n < 4<<20 || f.Segment().Len != 4<<20 {
 		t.Errorf("after Grow: %d bytes reserved, segment of %d", n, f.Segment().Len)
 	}
@@ -79,9 +73,7 @@ func TestOpen(t *testing.T) {
 		}
 	}
 	reader, err := Open(path, OpenOptions{ReadOnly: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer reader.Close()
 	if s := reader.Segment(); !s.ReadOnly || s.Len != 4<<20+4096 {
 		t.Errorf("segment %+v", s)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -53,9 +54,7 @@ func workRefused() error {
 
 func TestRingRefused(t *testing.T) {
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cmd := exec.Command(exe)
 	cmd.Env = append(os.Environ(), refusedVariable+"=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -92,9 +91,7 @@ func TestElsewhere(t *testing.T) {
 		}
 		for _, m := range theirs.b.flights.All() {
 			token, err := m.AppendToken(nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if _, _, err = ours.p.Import(token); !errors.Is(err, driver.ErrNotSupported) ||
 				!errors.Is(err, driver.ErrBadToken) {
 				t.Errorf("import of another backend's token: %v", err)
@@ -109,9 +106,7 @@ func TestElsewhere(t *testing.T) {
 				continue
 			}
 			token, err := m.AppendToken(nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if _, _, err := ours.p.Import(token); !errors.Is(err, driver.ErrNotSupported) {
 				t.Errorf("import of host memory: %v", err)
 			}

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -28,9 +30,7 @@ func newRig(tb testing.TB, cfg Config, file driver.Segment, bytes uint64) *rig {
 		drivertest.SkipIfUnavailable(tb, err)
 	}
 	buf, err := hostmem.Alloc(bytes, hostmem.Options{Purpose: "test", Populate: true})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	require.NoError(tb, err)
 	r := &rig{b: b, mem: buf.Segment().Mem}
 	tb.Cleanup(func() {
 		if err := errors.Join(b.Close(), buf.Close()); err != nil {
@@ -38,23 +38,15 @@ func newRig(tb testing.TB, cfg Config, file driver.Segment, bytes uint64) *rig {
 		}
 	})
 	l, err := b.Register(buf.Segment())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	require.NoError(tb, err)
 	m, err := b.Register(file)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if r.p, err = b.Connect(context.Background(), b.Addr()); err != nil {
-		tb.Fatal(err)
-	}
+	require.NoError(tb, err)
+	r.p, err = b.Connect(context.Background(), b.Addr())
+	require.NoError(tb, err)
 	token, err := m.AppendToken(nil)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	require.NoError(tb, err)
 	r.local = l.Key()
-	if r.remote, _, err = r.p.Import(token); err != nil {
-		tb.Fatal(err)
-	}
+	r.remote, _, err = r.p.Import(token)
+	require.NoError(tb, err)
 	return r
 }

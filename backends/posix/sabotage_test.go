@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -103,16 +104,12 @@ func testPartialAnswers(t *testing.T, cfg Config, alter func(l *landing)) {
 	copy(r.mem, want)
 	pieces := []driver.Desc{{Len: 2 << 20}, {Local: 2 << 20, Remote: 2 << 20, Len: 12345},
 		{Local: 2<<20 + 12345, Remote: 2<<20 + 12345, Len: 1<<20 - 12345}}
-	if err := r.move(t, driver.Write, pieces...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.move(t, driver.Write, pieces...))
 	if got, err := os.ReadFile(f.Name()); err != nil || !bytes.Equal(got, want) {
 		t.Fatalf("the file differs from what was written (%v)", err)
 	}
 	clear(r.mem)
-	if err := r.move(t, driver.Read, pieces...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.move(t, driver.Read, pieces...))
 	if !bytes.Equal(r.mem, want) {
 		t.Fatal("memory differs from the file")
 	}
@@ -141,9 +138,7 @@ func TestDirectRefused(t *testing.T) {
 			}
 		})
 		for range 3 {
-			if err := r.move(t, driver.Read, driver.Desc{Len: size}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, r.move(t, driver.Read, driver.Desc{Len: size}))
 		}
 		if why := r.p.Explain(r.local, r.remote); refused == 0 ||
 			!strings.Contains(why, "refuses O_DIRECT") {
@@ -168,15 +163,11 @@ func TestDurable(t *testing.T) {
 			for i := range uint64(parts) {
 				d := []driver.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local,
 					RemoteKey: r.remote}}
-				if err := r.p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, r.p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}))
 			}
 			for left := parts; left > 0; {
 				k, err := r.b.Poll(r.done[:])
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				left -= k
 			}
 			if n := s.syncs.Load(); cfg.Durable && (n < 1 || n > parts) || !cfg.Durable && n != 0 {
@@ -196,14 +187,11 @@ func TestDurableOne(t *testing.T) {
 			before := s.syncs.Load()
 			d := []driver.Desc{{Local: part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
 			batch := driver.Batch{Op: driver.Write, Durable: durable, Descs: d}
-			if err := r.p.Submit(uint64(i), &batch); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, r.p.Submit(uint64(i), &batch))
 			for n := 0; n == 0; {
 				var err error
-				if n, err = r.b.Poll(r.done[:]); err != nil {
-					t.Fatal(err)
-				}
+				n, err = r.b.Poll(r.done[:])
+				require.NoError(t, err)
 			}
 			if got := s.syncs.Load() - before; got > 0 != durable || r.done[0].Err != nil {
 				t.Errorf("durable %v: %d syncs, %v", durable, got, r.done[0].Err)
@@ -246,9 +234,7 @@ func TestRegistersBuffers(t *testing.T) {
 	f := newFile(t, t.TempDir(), size)
 	r := newRig(t, Config{Path: PathRing, PinMax: size + size/2}, fileSegment(f, size), size)
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit))
 	switch n := r.b.Pinned(); {
 	case n == 0 && os.Geteuid() != 0 && limit.Cur < 16<<20: // the requests' buffers are 8 MiB
 		needs(t, fmt.Sprintf("RLIMIT_MEMLOCK is %d bytes", limit.Cur))
@@ -262,18 +248,14 @@ func TestRegistersBuffers(t *testing.T) {
 		}
 	})
 	for _, op := range []driver.Op{driver.Write, driver.Read} {
-		if err := r.move(t, op, driver.Desc{Len: size}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, r.move(t, op, driver.Desc{Len: size}))
 	}
 	if fixed != 2*size>>20 {
 		t.Errorf("%d requests used the registered buffer, want %d", fixed, 2*size>>20)
 	}
 	second, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: size,
 		Mem: make([]byte, size)})
-	if err != nil {
-		t.Fatalf("memory past PinMax: %v", err)
-	}
+	require.NoError(t, err, "memory past PinMax")
 	if n := r.b.Pinned(); n != size {
 		t.Errorf("%d bytes pinned, want %d still", n, size)
 	}

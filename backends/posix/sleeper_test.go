@@ -26,9 +26,7 @@ func TestSleeperBesidePoller(t *testing.T) {
 			// blocks, so that the disk has to answer
 			t.Fatal(err)
 		}
-		if err := f.Sync(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, f.Sync())
 		r := newRig(t, cfg, fileSegment(f, size), size)
 		var polling sync.WaitGroup
 		var stop atomic.Bool
@@ -59,9 +57,7 @@ func TestSleeperBesidePoller(t *testing.T) {
 			descs := []driver.Desc{{Len: n/2 - 1, LocalKey: r.local, RemoteKey: r.remote},
 				{Local: n / 2, Remote: n / 2, Len: n / 2, LocalKey: r.local, RemoteKey: r.remote}}
 			op := [...]driver.Op{driver.Read, driver.Write}[round/3%2]
-			if err := r.p.Submit(uint64(round), &driver.Batch{Op: op, Descs: descs}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, r.p.Submit(uint64(round), &driver.Batch{Op: op, Descs: descs}))
 			poll := [1]unix.PollFd{{Fd: int32(r.b.FD()), Events: unix.POLLIN}}
 			for end := time.Now().Add(20 * time.Second); poll[0].Revents == 0; {
 				if _, err := unix.Poll(poll[:], 1000); err != nil && err != unix.EINTR {

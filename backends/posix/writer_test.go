@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -44,9 +45,7 @@ func TestWriter(t *testing.T) {
 		t.Errorf("a long write became %d requests of the ring", n)
 	}
 	got, err := os.ReadFile(f.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !bytes.Equal(got, want) {
 		t.Error("the file does not hold what was written")
 	}
@@ -56,14 +55,10 @@ func TestWriter(t *testing.T) {
 // write sleeps until a batch has ended, and polls only then.
 func (r *rig) write(t *testing.T, descs []driver.Desc) {
 	t.Helper()
-	if err := r.p.Submit(1, &driver.Batch{Op: driver.Write, Descs: descs}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.p.Submit(1, &driver.Batch{Op: driver.Write, Descs: descs}))
 	for end := time.Now().Add(20 * time.Second); ; {
 		ready, err := r.b.Arm()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if !ready {
 			poll := [1]unix.PollFd{{Fd: int32(r.b.FD()), Events: unix.POLLIN}}
 			if n, err := unix.Poll(poll[:], 20_000); n == 0 && err == nil {
