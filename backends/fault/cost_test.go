@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -66,9 +68,7 @@ func (r *rig) writes(n int) {
 	var done [1]driver.Completion
 	for range n {
 		r.tags++
-		if err := r.peer.Submit(r.tags, &b); err != nil {
-			r.Fatal(err)
-		}
+		require.NoError(r, r.peer.Submit(r.tags, &b))
 		for got := 0; got == 0; {
 			got, _ = r.near.Poll(done[:])
 		}

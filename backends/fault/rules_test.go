@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -27,9 +29,7 @@ write: !latewrite 0s
 
 func TestTextAndRulesAreOne(t *testing.T) {
 	r, err := Parse(sample)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got := r.String(); got != sample {
 		t.Errorf("printed\n%s\nof\n%s", got, sample)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -50,14 +51,10 @@ func newBench(b *testing.B, cfg Config, n uint64) *bench {
 // run submits, spins for 20 us and then sleeps until the end, as the engine does.
 func (x *bench) run(submit func(tag uint64) error) {
 	x.tag++
-	if err := submit(x.tag); err != nil {
-		x.b.Fatal(err)
-	}
+	require.NoError(x.b, submit(x.tag))
 	for begin := time.Now(); ; {
 		n, err := x.near.Poll(x.completions[:])
-		if err != nil {
-			x.b.Fatal(err)
-		}
+		require.NoError(x.b, err)
 		if n == 1 {
 			if x.completions[0].Err != nil {
 				x.b.Fatal(x.completions[0].Err)

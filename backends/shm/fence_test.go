@@ -43,9 +43,7 @@ func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
 	}
 	b.cfg.Grace = grace
 	begin := time.Now()
-	if err := b.Fence(context.Background(), m.Key()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Fence(context.Background(), m.Key()))
 	if time.Since(begin) < grace || generation.Load() == before {
 		t.Errorf("fence took %v and generation %d, want the grace %v and fresh pages",
 			time.Since(begin), generation.Load(), grace)
@@ -84,9 +82,7 @@ func TestFenceMovesNoPagesForASilentReader(t *testing.T) {
 		if m.arena != nil {
 			before = b.table.generation(m.arena.index).Load()
 		}
-		if err := b.Fence(context.Background(), m.Key()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.Fence(context.Background(), m.Key()))
 		if m.arena != nil && b.table.generation(m.arena.index).Load() != before {
 			t.Error("a silent reader made pages move")
 		}
@@ -101,9 +97,7 @@ func TestMoveNoticesPagesThatMovedUnderIt(t *testing.T) {
 	p := dial(t, b, owner.Addr())
 	token, _ := far.AppendToken(nil)
 	key, _, err := p.Import(token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	fill(mem, 0x77)
 	stop := make(chan struct{})
 	renewed := make(chan int)
@@ -126,12 +120,8 @@ func TestMoveNoticesPagesThatMovedUnderIt(t *testing.T) {
 		off := i * 4096
 		d := []driver.Desc{{Local: off, Remote: off, Len: 4096, LocalKey: near.Key(),
 			RemoteKey: key}}
-		if err := p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
-			t.Fatal(err)
-		}
-		if err := await(t, b, i); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}))
+		require.NoError(t, await(t, b, i))
 	}
 	close(stop)
 	if n := <-renewed; n < 3 {
@@ -153,9 +143,7 @@ func TestExplainNamesTheWay(t *testing.T) {
 		m, _ := share(t, owner, alloc, 4096)
 		token, _ := m.AppendToken(nil)
 		key, _, err := p.Import(token)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		seen[p.Explain(near.Key(), key)] = true
 	}
 	if len(seen) != 2 || seen["shm: unknown key"] {

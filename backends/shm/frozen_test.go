@@ -24,22 +24,16 @@ func TestFrozenOwnerTakesWrites(t *testing.T) {
 		m, mem := share(t, b, drivertest.HostMemory, ownerBytes)
 		p := dial(t, b, o.addr)
 		key, size, err := p.Import(o.token)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		o.freeze(t)
 		fill(mem, 0xEE)
 		d := []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}
-		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}))
 		if err := await(t, b, 1); err != nil {
 			t.Errorf("%s: write to a frozen owner: %v", kind, err)
 		}
 		fill(mem, 0)
-		if err := p.Submit(2, &driver.Batch{Op: driver.Read, Descs: d}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.Submit(2, &driver.Batch{Op: driver.Read, Descs: d}))
 		if err := await(t, b, 2); err != nil || bytes.Count(mem, []byte{0xEE}) != len(mem) {
 			t.Errorf("%s: read of a frozen owner: %v, or other bytes than were written", kind, err)
 		}
@@ -54,14 +48,10 @@ func TestFrozenOwnerDoesNotHoldUpClose(t *testing.T) {
 		m, _ := share(t, b, drivertest.HostMemory, ownerBytes)
 		p := dial(t, b, o.addr)
 		key, size, err := p.Import(o.token)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		o.freeze(t)
-		if err := p.Submit(1, &driver.Batch{Op: driver.Write,
-			Descs: []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write,
+			Descs: []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}}))
 		begin := time.Now()
 		if err := p.Close(); err != nil {
 			t.Errorf("%s: close: %v", kind, err)
@@ -159,14 +149,10 @@ func TestKilledOwnerEndsItsTransfers(t *testing.T) {
 	m, _ := share(t, b, drivertest.HostMemory, ownerBytes)
 	p := dial(t, b, o.addr)
 	key, size, err := p.Import(o.token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	o.freeze(t)
 	d := []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}
-	if err := o.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, o.cmd.Process.Kill())
 	for tag, end := uint64(1), time.Now().Add(limit); err == nil; tag++ {
 		if err = p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: d}); err == nil {
 			err = await(t, b, tag)
@@ -191,9 +177,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 	_, err := b.Connect(context.Background(), o.addr)
 	wantError(t, "connect to another user's backend", err, os.ErrPermission)
 	a, err := decodeAddress(o.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	a.uid = 0 // an address that lies: the kernel does not
 	_, err = b.Connect(context.Background(), a.encode())
 	wantError(t, "connect to another user's backend by a forged address", err, os.ErrPermission)

@@ -29,9 +29,7 @@ import (
 // that is shut.
 func TestGate(t *testing.T) {
 	_, table, err := newTable(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var g writeGate
 	pass := func(at uint64) error {
 		b := []byte{1}
@@ -42,13 +40,9 @@ func TestGate(t *testing.T) {
 	}
 	var places []uint64
 	for range 3 {
-		if err := g.renew(&table); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, g.renew(&table))
 		places = append(places, table.gate().Load())
-		if err := pass(places[len(places)-1]); err != nil {
-			t.Fatalf("through an open gate: %v", err)
-		}
+		require.NoError(t, pass(places[len(places)-1]), "through an open gate")
 		for _, old := range places[:len(places)-1] {
 			wantError(t, "through a gate that was replaced", pass(old), unix.EFAULT)
 		}
@@ -139,9 +133,7 @@ func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) 
 	b := open(t, Config{})
 	m, mem := share(t, b, drivertest.ForeignMemory, 4096)
 	token, err := m.AppendToken(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), ownerVariable+"=writer", "GORACE="+os.Getenv("GORACE")+
 		" atexit_sleep_ms=0")
@@ -160,9 +152,7 @@ func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) 
 	require.NoError(t, freeze.Process(cmd.Process))
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	if err := shut(ctx, b, m); err != nil {
-		t.Fatalf("against a frozen writer: %v", err)
-	}
+	require.NoError(t, shut(ctx, b, m), "against a frozen writer")
 	require.NoError(t, freeze.Thaw(cmd.Process))
 	fmt.Fprintln(in)
 	line, _ = out.ReadString('\n')
@@ -196,9 +186,7 @@ func TestWritesGoOnThroughOtherGates(t *testing.T) {
 	p := dial(t, b, owner.Addr())
 	token, _ := far.AppendToken(nil)
 	key, _, err := p.Import(token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var met atomic.Int32
 	atPassing(t, func() {
 		if met.Add(1)%3 == 1 {
@@ -211,9 +199,7 @@ func TestWritesGoOnThroughOtherGates(t *testing.T) {
 		fill(here, byte(i+1))
 		d := []driver.Desc{{Local: 3, Remote: 5, Len: 5000, LocalKey: near.Key(), RemoteKey: key},
 			{Local: 9000, Remote: 8000, Len: 100, LocalKey: near.Key(), RemoteKey: key}}
-		if err := p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}))
 		if err := await(t, b, i); err != nil {
 			t.Fatalf("write %d: %v", i, err)
 		}
@@ -235,9 +221,7 @@ func TestGatesAreTriedSoOften(t *testing.T) {
 	p := dial(t, b, owner.Addr())
 	token, _ := far.AppendToken(nil)
 	key, size, err := p.Import(token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	tried := 0
 	atPassing(t, func() {
 		tried++
@@ -245,10 +229,8 @@ func TestGatesAreTriedSoOften(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := p.Submit(1, &driver.Batch{Op: driver.Write,
-		Descs: []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write,
+		Descs: []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}}))
 	wantError(t, "a write of which every gate is shut", await(t, b, 1), driver.ErrPeerLost)
 	if tried != gatesMax {
 		t.Errorf("%d gates were tried, want %d", tried, gatesMax)
@@ -269,9 +251,7 @@ func TestFenceWaitsForACopyInTheKernel(t *testing.T) {
 	p := dial(t, b, owner.Addr())
 	token, _ := far.AppendToken(nil)
 	key, size, err := p.Import(token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	fill(there, 0x11)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -288,9 +268,7 @@ func TestFenceWaitsForACopyInTheKernel(t *testing.T) {
 	wantError(t, "fence of a copy that is held up", owner.Fence(ctx, far.Key()),
 		context.DeadlineExceeded)
 	late.Supply(t)
-	if err := owner.Fence(context.Background(), far.Key()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, owner.Fence(context.Background(), far.Key()))
 	after := append([]byte(nil), there...)
 	wg.Wait()
 	if err := await(t, b, 1); err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -20,9 +21,7 @@ func rawDial(t *testing.T, b *Backend) *net.UnixConn {
 	t.Helper()
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: b.address.socket(),
 		Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -37,24 +36,14 @@ func hello(b *Backend, ring uint64) []byte {
 func TestGarbageInsteadOfAHelloIsHungUpOn(t *testing.T) {
 	b := open(t, Config{DialTimeout: 300 * time.Millisecond})
 	page, _, err := sealed.New("test", connectionBytes(ringBytesMin), false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	small, _, err := sealed.New("test", pageBytes, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	soft, err := unix.MemfdCreate("test", unix.MFD_ALLOW_SEALING) // right size, may shrink
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Ftruncate(soft, int64(connectionBytes(ringBytesMin))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, unix.Ftruncate(soft, int64(connectionBytes(ringBytesMin))))
 	blocking, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer closeAll([]int{page, small, soft, blocking})
 	good := hello(b, ringBytesMin)
 	cases := []struct {
@@ -139,13 +128,9 @@ func TestGarbageInTheRingEndsTheConnection(t *testing.T) {
 	}
 	for _, w := range words {
 		p := dial(t, b, b.Addr())
-		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail,
-			Notify: []byte("fine")}); err != nil {
-			t.Fatal(err)
-		}
-		if err := await(t, b, 1); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail,
+			Notify: []byte("fine")}))
+		require.NoError(t, await(t, b, 1))
 		word(p.out.mem, p.out.tail).Store(w)
 		msgs := receive(t, b, 2)
 		if string(msgs[0].Data) != "fine" || !errors.Is(msgs[1].Err, driver.ErrPeerLost) {
@@ -164,9 +149,7 @@ func receive(t *testing.T, b *Backend, want int) []driver.Message {
 	for end := time.Now().Add(limit); len(got) < want &&
 		time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
 		n, err := b.Receive(buf[:])
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		got = append(got, buf[:n]...)
 	}
 	if len(got) != want {

@@ -5,6 +5,8 @@ package shm
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -20,13 +22,9 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 	p := dial(t, b, b.Addr())
 	key := func(m *memory) uint32 {
 		token, err := m.AppendToken(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		key, _, err := p.Import(token)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return key
 	}
 	fill(src, 0x5A)
@@ -35,14 +33,10 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 	parked.First(spotAnnounced, func() { close(standing); <-release })
 	defer parked.Set(nil)
 	first := []driver.Desc{{Len: piece, LocalKey: held.Key(), RemoteKey: key(from)}}
-	if err := p.Submit(1, &driver.Batch{Op: driver.Read, Descs: first}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Read, Descs: first}))
 	<-standing // the only worker
 	second := []driver.Desc{{Len: size, LocalKey: from.Key(), RemoteKey: key(to)}}
-	if err := p.Submit(2, &driver.Batch{Op: driver.Write, Descs: second}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Submit(2, &driver.Batch{Op: driver.Write, Descs: second}))
 	stop := make(chan struct{})
 	close(stop)
 	if !p.Help(2, stop) {

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/freeze"
@@ -88,16 +90,10 @@ func startOwner(t *testing.T, kind string, uid uint32) *owner {
 			Gid: uid}}
 	}
 	in, err := o.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	out, err := o.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := o.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, o.cmd.Start())
 	t.Cleanup(func() {
 		_ = o.cmd.Process.Signal(syscall.SIGCONT)
 		_ = in.Close()
@@ -107,9 +103,7 @@ func startOwner(t *testing.T, kind string, uid uint32) *owner {
 	})
 	o.in, o.out = in, bufio.NewReader(out)
 	line, err := o.out.ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	addr, token, _ := strings.Cut(strings.TrimSpace(line), " ")
 	o.addr, _ = hex.DecodeString(addr)
 	o.token, _ = hex.DecodeString(token)
@@ -129,16 +123,12 @@ func (o *owner) renew(t *testing.T) {
 // freeze stops the owner and returns when all its threads stand.
 func (o *owner) freeze(t *testing.T) {
 	t.Helper()
-	if err := freeze.Process(o.cmd.Process); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, freeze.Process(o.cmd.Process))
 }
 
 func (o *owner) thaw(t *testing.T) {
 	t.Helper()
-	if err := freeze.Thaw(o.cmd.Process); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, freeze.Thaw(o.cmd.Process))
 }
 
 // limit is for a machine that is very busy.
@@ -148,9 +138,7 @@ const limit = 20 * time.Second
 func open(t testing.TB, cfg Config) *Backend {
 	t.Helper()
 	b, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Errorf("close: %v", err)
@@ -163,16 +151,12 @@ func open(t testing.TB, cfg Config) *Backend {
 func share(t testing.TB, b *Backend, alloc drivertest.Allocator, n uint64) (*memory, []byte) {
 	t.Helper()
 	space, err := alloc(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = b.Close(); _ = space.Free() })
 	seg := space.Segment
 	seg.Secret[0] = byte(n)
 	m, err := b.Register(seg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return m.(*memory), seg.Mem
 }
 
@@ -213,9 +197,7 @@ func await(t testing.TB, b *Backend, tag uint64) error {
 	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(
 		20 * time.Microsecond) {
 		n, err := b.Poll(done[:])
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if n == 1 {
 			if done[0].Tag != tag {
 				t.Fatalf("completion of tag %d, want %d", done[0].Tag, tag)

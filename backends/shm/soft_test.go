@@ -5,6 +5,7 @@ package shm
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -16,13 +17,9 @@ type soft struct{ fd int }
 func softShared(t *testing.T) *soft {
 	t.Helper()
 	fd, err := unix.MemfdCreate("soft", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	if err := unix.Ftruncate(fd, 4096); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Ftruncate(fd, 4096))
 	return &soft{fd}
 }
 

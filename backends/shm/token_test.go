@@ -5,6 +5,8 @@ package shm
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -18,13 +20,9 @@ func TestTokensAreShort(t *testing.T) {
 		seg := driver.Segment{Kind: driver.DRAM, Mem: m.bytes[i*4096:][:4096], Len: 4096,
 			Shared: m.arena.shared, SharedOff: uint64(i) * 4096}
 		r, err := b.Register(seg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		token, err := r.AppendToken(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		longest = max(longest, len(token))
 	}
 	if longest > 24 {
@@ -39,25 +37,17 @@ func TestTokenOfAReusedKeyIsRevoked(t *testing.T) {
 	b := open(t, Config{KeysMax: 1})
 	m, mem := share(t, b, drivertest.HostMemory, 1<<20)
 	old, err := m.AppendToken(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = b.Register(driver.Segment{Kind: driver.DRAM, Mem: mem, Len: uint64(len(mem))})
 	wantError(t, "register over KeysMax", err, driver.ErrFull)
-	if err := m.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.Close())
 	next, err := b.Register(driver.Segment{Kind: driver.DRAM, Mem: mem, Len: uint64(len(mem))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p := dial(t, b, b.Addr())
 	_, _, err = p.Import(old)
 	wantError(t, "import of a closed memory's token", err, driver.ErrRevoked)
 	fresh, err := next.AppendToken(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, _, err := p.Import(fresh); err != nil {
 		t.Errorf("import of the next memory's token: %v", err)
 	}
@@ -72,25 +62,19 @@ func TestSharedIsMappedAnewAndChecked(t *testing.T) {
 	p := dial(t, b, owner.Addr())
 	token, _ := far.AppendToken(nil)
 	key, _, err := p.Import(token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	d := []driver.Desc{{Len: 4 << 20, LocalKey: near.Key(), RemoteKey: key}}
 	for round := range byte(6) {
 		fill(mem, round+1)
 		if round%2 == 1 { // our own strong means, while an import is in use
-			if err := far.arena.shared.Renew(1<<20, 2<<20); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, far.arena.shared.Renew(1<<20, 2<<20))
 		}
 		n := uint64(1024)
 		if round >= 2 {
 			n = 4 << 20
 		}
 		d[0].Len = n
-		if err := p.Submit(uint64(round), &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.Submit(uint64(round), &driver.Batch{Op: driver.Write, Descs: d}))
 		if err := await(t, b, uint64(round)); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
@@ -100,9 +84,7 @@ func TestSharedIsMappedAnewAndChecked(t *testing.T) {
 	}
 	soft, err := owner.Register(driver.Segment{Kind: driver.DRAM, Mem: farMem[:4096], Len: 4096,
 		Shared: softShared(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	token, _ = soft.AppendToken(nil)
 	_, _, err = p.Import(token)
 	wantError(t, "import of memory whose descriptor can shrink", err, driver.ErrCorrupt)
