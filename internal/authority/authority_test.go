@@ -11,22 +11,20 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
 func TestIssue(t *testing.T) {
 	a, pair, err := New("ours", time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if a, err = Parse(pair); err != nil { // as the next command reads it
 		t.Fatal(err)
 	}
 	_, leaf, err := a.Issue(Member{Name: "node", Hosts: []string{"node.test", "10.0.0.2",
 		"fd00::2"}, Valid: 24 * time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	roots := x509.NewCertPool()
 	roots.AddCert(a.Cert())
 	for _, host := range []string{"node.test", "10.0.0.2", "fd00::2"} {
@@ -45,9 +43,7 @@ func TestIssue(t *testing.T) {
 		t.Error("a member signs members")
 	}
 	other, _, err := New("ours", time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := leaf.CheckSignatureFrom(other.Cert()); err == nil {
 		t.Error("signed by another authority of the same name")
 	}
@@ -55,9 +51,7 @@ func TestIssue(t *testing.T) {
 
 func TestBadNames(t *testing.T) {
 	a, pair, err := New("ours", time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, m := range []Member{{}, {Name: string(make([]byte, 65))},
 		{Name: "x", Hosts: []string{""}}, {Name: "x", Hosts: []string{"a b"}},
 		{Name: "x", Hosts: []string{"ü"}}} {
@@ -73,9 +67,7 @@ func TestBadNames(t *testing.T) {
 		}
 	}
 	leaf, _, err := a.Issue(Member{Name: "node", Valid: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for name, p := range map[string]Pair{
 		"a member": leaf, "nothing": {}, "another key": {pair.Cert, leaf.Key},
 		"noise": {pair.Cert,
@@ -90,17 +82,11 @@ func TestBadNames(t *testing.T) {
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	_, pair, err := New("ours", time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cert, key := filepath.Join(dir, CertFile), filepath.Join(dir, KeyFile)
-	if err := Store(pair, cert, key, false); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Store(pair, cert, key, false))
 	_, other, err := New("other", time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := Store(other, cert, key, false); !errors.Is(err, os.ErrExist) {
 		t.Errorf("over files that are there: %v", err)
 	}

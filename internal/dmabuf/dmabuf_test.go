@@ -6,6 +6,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -13,14 +14,10 @@ import (
 
 func TestDup(t *testing.T) {
 	fd, err := unix.MemfdCreate("dma-buf", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	given := &driver.DMABuf{FD: fd, Offset: 4096}
 	own, err := Dup(given)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if own.FD == fd || own.Offset != 4096 {
 		t.Errorf("%+v of %+v", own, given)
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,9 +18,7 @@ import (
 func mapping(t testing.TB, n, prot, flags, fd int) []byte {
 	t.Helper()
 	mem, err := unix.Mmap(fd, 0, n, prot, flags)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = unix.Munmap(mem) })
 	return mem
 }
@@ -27,13 +26,9 @@ func mapping(t testing.TB, n, prot, flags, fd int) []byte {
 func file(t testing.TB, content []byte) *os.File {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(name, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(name, content, 0o600))
 	f, err := os.OpenFile(name, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -42,9 +37,7 @@ func file(t testing.TB, content []byte) *os.File {
 func mapped(t testing.TB, mem []byte) (kib int) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/smaps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, after, found := strings.Cut(string(text), fmt.Sprintf("\n%x-", address(mem)))
 	_, after, resident := strings.Cut(after, "\nRss:")
 	if _, err := fmt.Sscan(after, &kib); err != nil || !found || !resident {
@@ -118,9 +111,7 @@ func TestFaultInOfFiles(t *testing.T) {
 // TestFaultInOfAHole leaves to others what is not there.
 func TestFaultInOfAHole(t *testing.T) {
 	mem := mapping(t, faultBytes, readWrite, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
-	if err := unix.Mprotect(mem[1<<20:2<<20], unix.PROT_NONE); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Mprotect(mem[1<<20:2<<20], unix.PROT_NONE))
 	mem[0] = 7
 	FaultIn(mem, true, 2)
 	if mem[0] != 7 || mem[faultBytes-1] != 0 {

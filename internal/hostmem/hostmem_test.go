@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -50,9 +51,7 @@ func peerView(t testing.TB, b *Buffer) []byte {
 	extents := extentsOf(b)
 	end := extents[len(extents)-1]
 	view, err := reserve(end.Off+end.Len, hugeSize)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = unmap(view) })
 	at := uint64(0)
 	for _, e := range extents {
@@ -60,9 +59,7 @@ func peerView(t testing.TB, b *Buffer) []byte {
 			t.Fatalf("extents have a gap or an overlap at %d: %+v", at, extents)
 		}
 		at += e.Len
-		if err := place(view[e.Off:e.Off+e.Len], e.FD, e.FDOff); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, place(view[e.Off:e.Off+e.Len], e.FD, e.FDOff))
 	}
 	return view
 }
@@ -91,9 +88,7 @@ func TestAllocGivesAlignedZeroedMemory(t *testing.T) {
 func TestSegmentNamesTheBuffer(t *testing.T) {
 	b := mustAlloc(t, 8192, Options{})
 	s := b.Segment()
-	if err := s.Check(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Check())
 	if s.Kind != driver.DRAM || s.Shared != b || s.SharedOff != 0 || &s.Mem[0] != &b.Bytes()[0] {
 		t.Fatalf("segment %+v does not name the buffer", s)
 	}
@@ -135,9 +130,7 @@ func TestInUseCountsWholePagesByPurpose(t *testing.T) {
 		t.Fatalf("in use: %v", got)
 	}
 	for _, x := range []*Buffer{a, b, c, a} {
-		if err := x.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, x.Close())
 	}
 	if got := InUse(); got["counted"] != 0 || got["unnamed"] != 0 {
 		t.Fatalf("in use after Close: %v", got)
@@ -147,9 +140,7 @@ func TestInUseCountsWholePagesByPurpose(t *testing.T) {
 func TestClosedBufferAnswers(t *testing.T) {
 	b := mustAlloc(t, 4096, Options{})
 	for range 2 {
-		if err := b.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.Close())
 	}
 	if b.Bytes() != nil || len(extentsOf(b)) != 0 {
 		t.Error("a closed buffer still shows memory")
@@ -208,9 +199,7 @@ func TestHugeRequire(t *testing.T) {
 		}
 		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer b.Close()
 	if b.PageSize() != hugeSize || extentsOf(b)[0].Len != hugeSize {
 		t.Fatalf("page size %d, extents %+v", b.PageSize(), extentsOf(b))
@@ -226,9 +215,7 @@ func TestHugePagesAreMapped(t *testing.T) {
 		return
 	}
 	smaps, err := os.ReadFile("/proc/self/smaps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, mine, ok := strings.Cut(string(smaps), fmt.Sprintf("%x-", address(b.Bytes())))
 	if !ok {
 		t.Fatal("the mapping is not in smaps")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -28,13 +29,9 @@ func TestPopulateOtherMemory(t *testing.T) {
 	const pages = 8192
 	mem, err := unix.Mmap(-1, 0, pages*int(basePage), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_SHARED|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer unix.Munmap(mem)
-	if err := Populate(mem[:len(mem)-1]); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Populate(mem[:len(mem)-1]))
 	before := faults(t)
 	for i := 0; i < len(mem); i += int(basePage) {
 		mem[i] = 1
@@ -47,9 +44,7 @@ func TestPopulateOtherMemory(t *testing.T) {
 func faults(t *testing.T) int64 {
 	t.Helper()
 	var use unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &use); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &use))
 	return use.Minflt
 }
 
@@ -57,9 +52,7 @@ func TestPopulateMoreThanThereIs(t *testing.T) {
 	total := Limits().Total
 	mem, err := unix.Mmap(-1, 0, int(total)+1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|
 		unix.MAP_ANON|unix.MAP_NORESERVE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer unix.Munmap(mem)
 	if err := Populate(mem); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("%v, want %v", err, driver.ErrBounds)

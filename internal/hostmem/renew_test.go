@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -25,9 +26,7 @@ func fill(mem []byte, seed uint64) {
 func openDescriptors(t testing.TB) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return len(entries)
 }
 
@@ -99,9 +98,7 @@ func TestRenewOfReservedHugePages(t *testing.T) {
 		t.Logf("not on this machine: %v", err)
 		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer b.Close()
 	renewAgainstModel(t, b, 1)
 	for _, e := range extentsOf(b) {
@@ -162,9 +159,7 @@ func TestRenewOfDistinctRangesSharesDescriptors(t *testing.T) {
 	b := mustAlloc(t, pages*basePage, Options{Huge: HugeNone})
 	before := openDescriptors(t)
 	for _, p := range rand.New(rand.NewPCG(3, 3)).Perm(pages) {
-		if err := b.Renew(uint64(p)*basePage, 1); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.Renew(uint64(p)*basePage, 1))
 		if grown := openDescriptors(t) - before; grown > 1 {
 			t.Fatalf("%d more descriptors", grown)
 		}
@@ -190,9 +185,7 @@ func TestRenewIsBounded(t *testing.T) {
 	if len(b.layers) != layersMax {
 		t.Errorf("full at %d layers", len(b.layers))
 	}
-	if err := b.Renew(0, b.len); err != nil {
-		t.Fatalf("the remedy that the error names: %v", err)
-	}
+	require.NoError(t, b.Renew(0, b.len), "the remedy that the error names")
 	if len(b.layers) != 1 || len(b.pieces) != 1 || !bytes.Equal(b.Bytes(), want) {
 		t.Errorf("%d layers, %d pieces, content kept: %v", len(b.layers), len(b.pieces),
 			bytes.Equal(b.Bytes(), want))
@@ -220,9 +213,7 @@ func TestRenewOfManySteps(t *testing.T) {
 		mem[i] = byte(i / 4093)
 	}
 	old := peerView(t, b)
-	if err := b.Renew(renewStep/2+1, renewStep+renewStep/2); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Renew(renewStep/2+1, renewStep+renewStep/2))
 	for i := 0; i < len(mem); i += 4093 {
 		if mem[i] != byte(i/4093) {
 			t.Fatalf("byte %d is lost", i)
@@ -237,19 +228,13 @@ func TestRenewOfManySteps(t *testing.T) {
 func TestRenewGivesOldPagesBack(t *testing.T) {
 	b := mustAlloc(t, 4<<20, Options{Huge: HugeNone, Populate: true})
 	for range 20 {
-		if err := b.Renew(0, 4<<20-1); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.Renew(0, 4<<20-1))
 	}
-	if err := b.Renew(0, 1<<20); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Renew(0, 1<<20))
 	var blocks int64
 	for _, l := range b.layers {
 		var st unix.Stat_t
-		if err := unix.Fstat(l.fd, &st); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, unix.Fstat(l.fd, &st))
 		blocks += st.Blocks * 512
 	}
 	if blocks != 4<<20 {
@@ -301,9 +286,7 @@ func TestHold(t *testing.T) {
 	var releases []func()
 	for range 2 {
 		release, err := b.Hold()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		releases = append(releases, release)
 	}
 	renewals, old := renewalsOf(t, b), peerView(t, b)
@@ -321,9 +304,7 @@ func TestHold(t *testing.T) {
 	if err := b.Renew(0, basePage); err != nil {
 		t.Errorf("renew when all let go: %v", err)
 	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Close())
 	if _, err := b.Hold(); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("hold memory that is gone: %v", err)
 	}

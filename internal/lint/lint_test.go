@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 const head = "// " + spdx + "\n\n"
@@ -182,9 +184,7 @@ func TestRules(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			f, err := NewFile(c.path, c.text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			found := Check([]*File{f})
 			switch {
 			case c.want == "" && len(found) > 0:
@@ -202,9 +202,7 @@ func TestPackageCommentStandsOnce(t *testing.T) {
 	var files []*File
 	for _, name := range []string{"engine/a.go", "engine/b.go"} {
 		f, err := NewFile(name, good)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		files = append(files, f)
 	}
 	if found := Check(files); len(found) != 1 || !strings.Contains(found[0].Message, "2 comments") {
@@ -224,17 +222,11 @@ func TestReadSkipsFixturesAndReportsBrokenFiles(t *testing.T) {
 		"Makefile":             "all:\n",
 	} {
 		name = filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		require.NoError(t, os.WriteFile(name, []byte(text), 0o644))
 	}
 	files, broken, err := Read(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(files) != 2 || len(broken) != 1 || broken[0].Path != "engine/broken.go" {
 		t.Errorf("%d files, broken: %v", len(files), broken)
 	}

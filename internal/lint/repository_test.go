@@ -8,14 +8,14 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // TestRepository checks this module.
 func TestRepository(t *testing.T) {
 	files, found, err := Read(root(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(files) < 10 {
 		t.Fatalf("found %d files only: the search for the module is broken", len(files))
 	}
@@ -27,13 +27,9 @@ func TestRepository(t *testing.T) {
 // TestPromisesNameEachBackend: each table of docs/promises.md has a row for it.
 func TestPromisesNameEachBackend(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root(t), "docs", "promises.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	folders, err := os.ReadDir(filepath.Join(root(t), "backends"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	names := []string{"staged"}
 	for _, f := range folders {
 		if f.IsDir() && f.Name() != "fault" { // it wraps the others
@@ -57,9 +53,7 @@ func TestPromisesNameEachBackend(t *testing.T) {
 func root(t *testing.T) string {
 	t.Helper()
 	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
 			return dir

@@ -40,9 +40,7 @@ func newRig(t *testing.T) *rig {
 		Room: func() bool { return false }, Ends: func(*Job[int]) bool { return true },
 		Stop: r.stop, Leave: r.Mu.Unlock, Release: r.release})
 	r.Add(&r.job)
-	if err := r.Connect(t.Context(), r.Addr(), &r.peer); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.Connect(t.Context(), r.Addr(), &r.peer))
 	r.mem = r.register(driver.Segment{Kind: driver.DRAM, Len: 100, Mem: make([]byte, 100)}, 1)
 	r.file = r.register(driver.Segment{Kind: driver.File, Len: 100, FD: 0}, 2)
 	key, size, err := r.peer.Import(r.token(r.file))
@@ -59,18 +57,14 @@ func (r *rig) register(seg driver.Segment, extent int) driver.Memory {
 		m.Extent = extent
 		return nil
 	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	return m
 }
 
 func (r *rig) token(m driver.Memory) []byte {
 	r.t.Helper()
 	token, err := m.AppendToken(nil)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	return token
 }
 
@@ -130,9 +124,7 @@ func TestEnds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			if err := r.begin(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, r.begin())
 			if err := v.end(r); err != nil {
 				t.Error(err)
 			}
@@ -150,9 +142,7 @@ func TestEnds(t *testing.T) {
 func TestLeavesOthersAlone(t *testing.T) {
 	r := newRig(t)
 	other := r.register(driver.Segment{Kind: driver.File, Len: 100, FD: 0}, 3)
-	if err := r.begin(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.begin())
 	r.peer.Cancel(8)
 	for _, key := range []uint32{other.Key(), r.mem.Key()} { // local memory has no epoch
 		if err := r.Fence(t.Context(), key); err != nil {
@@ -174,9 +164,7 @@ func TestLeavesOthersAlone(t *testing.T) {
 func TestFenceWaits(t *testing.T) {
 	r := newRig(t)
 	r.slow = true
-	if err := r.begin(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.begin())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	if err := r.Fence(ctx, r.file.Key()); !errors.Is(err, driver.ErrTimeout) {
@@ -205,9 +193,7 @@ func TestFenceWaits(t *testing.T) {
 func TestTokens(t *testing.T) {
 	r := newRig(t)
 	before := r.token(r.file)
-	if err := r.Fence(t.Context(), r.file.Key()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.Fence(t.Context(), r.file.Key()))
 	if _, _, err := r.peer.Import(before); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("a token from before the fence: %v", err)
 	}
@@ -247,9 +233,7 @@ func TestTurns(t *testing.T) {
 
 func TestAdmit(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(name, make([]byte, 4096), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(name, make([]byte, 4096), 0o600))
 	for _, v := range []struct {
 		flags int
 		seg   driver.Segment
@@ -265,9 +249,7 @@ func TestAdmit(t *testing.T) {
 		{unix.O_PATH, driver.Segment{Len: 4096}, driver.ErrNotSupported},
 	} {
 		f, err := os.OpenFile(name, v.flags, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		v.seg.FD = int(f.Fd())
 		id, err := Admit(&v.seg)
 		if !errors.Is(err, v.want) {
@@ -277,9 +259,7 @@ func TestAdmit(t *testing.T) {
 		if err == nil && id.Name(v.seg.FD) != name {
 			t.Errorf("its name is %q", id.Name(v.seg.FD))
 		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, f.Close())
 	}
 	if _, err := Admit(&driver.Segment{FD: -1}); !errors.Is(err, unix.EBADF) {
 		t.Errorf("no descriptor: %v", err)
@@ -288,21 +268,13 @@ func TestAdmit(t *testing.T) {
 
 func TestReopenedIsOurs(t *testing.T) {
 	f, err := os.CreateTemp(t.TempDir(), "file")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	theirs, _, err := Examine(int(f.Fd()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	fd, err := Reopen(int(f.Fd()), os.O_RDONLY)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer unix.Close(fd)
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.Close())
 	ours, _, err := Examine(fd)
 	if err != nil || !ours.SameFile(theirs) || ours == theirs {
 		t.Errorf("%+v, %v, want %+v read-only", ours, err, theirs)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -23,9 +24,7 @@ const patience = 10 * time.Second
 func mustEvent(t testing.TB) *Event {
 	t.Helper()
 	e, err := NewEvent()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Error(err)
@@ -51,13 +50,9 @@ func within(t testing.TB, what string, f func() error) error {
 func TestSignalBeforeWait(t *testing.T) {
 	e := mustEvent(t)
 	for range 3 {
-		if err := e.Signal(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, e.Signal())
 	}
-	if err := within(t, "Wait", e.Wait); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, within(t, "Wait", e.Wait))
 	if e.Drain() {
 		t.Error("three signals woke more than one Wait")
 	}
@@ -85,12 +80,8 @@ func TestEverySignalWakesItsWait(t *testing.T) {
 		}
 	}()
 	for i := range rounds {
-		if err := ping.Signal(); err != nil {
-			t.Fatal(err)
-		}
-		if err := pong.SetDeadline(time.Now().Add(patience)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, ping.Signal())
+		require.NoError(t, pong.SetDeadline(time.Now().Add(patience)))
 		if err := pong.Wait(); err != nil {
 			t.Fatalf("round %d: %v", i, err)
 		}
@@ -130,9 +121,7 @@ func TestCloseWakesEveryWaiter(t *testing.T) {
 		go func() { results <- e.Wait() }()
 	}
 	time.Sleep(5 * time.Millisecond)
-	if err := within(t, "Close", e.Close); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, within(t, "Close", e.Close))
 	for range cap(results) {
 		if err := within(t, "Wait", func() error {
 			return <-results
@@ -153,9 +142,7 @@ func TestCloseWakesEveryWaiter(t *testing.T) {
 
 func TestDeadline(t *testing.T) {
 	e := mustEvent(t)
-	if err := e.SetDeadline(time.Now().Add(time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, e.SetDeadline(time.Now().Add(time.Millisecond)))
 	if err := within(t, "Wait", e.Wait); err != driver.ErrTimeout ||
 		!errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("Wait past its deadline: %v", err)
@@ -172,9 +159,7 @@ func TestDeadline(t *testing.T) {
 func TestSignalRacesClose(t *testing.T) {
 	for range 200 {
 		e, err := NewEvent()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for e.Signal() == nil {
@@ -189,9 +174,7 @@ func TestSignalRacesClose(t *testing.T) {
 				e.Drain()
 			}
 		})
-		if err := e.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, e.Close())
 		_ = within(t, "a user of the closed event", func() error { wg.Wait(); return nil })
 	}
 }
@@ -199,16 +182,10 @@ func TestSignalRacesClose(t *testing.T) {
 func TestEventFromFDIsTheSameEvent(t *testing.T) {
 	e := mustEvent(t)
 	peer, err := EventFromFD(e.FD())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_ = peer.Signal()
-	if err := within(t, "Wait", e.Wait); err != nil {
-		t.Fatal(err)
-	}
-	if err := peer.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, within(t, "Wait", e.Wait))
+	require.NoError(t, peer.Close())
 	if err := e.Signal(); err != nil || !e.Drain() {
 		t.Errorf("closing the duplicate closed the event: %v", err)
 	}
@@ -216,9 +193,7 @@ func TestEventFromFDIsTheSameEvent(t *testing.T) {
 
 func TestEventFromFDRefusesOthers(t *testing.T) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer r.Close()
 	defer w.Close()
 	if _, err := EventFromFD(int(w.Fd())); !errors.Is(err, driver.ErrNotSupported) {
@@ -232,9 +207,7 @@ func TestEventFromFDRefusesOthers(t *testing.T) {
 func TestNothingAllocates(t *testing.T) {
 	e := mustEvent(t)
 	w, err := NewWaiter(e.FD())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer w.Close()
 	allocs := testing.AllocsPerRun(100, func() {
 		if e.Signal() != nil || w.Wait() != nil || e.Wait() != nil || e.Drain() || w.Ready() {
@@ -248,23 +221,17 @@ func TestNothingAllocates(t *testing.T) {
 
 func TestWaiterOnAPipe(t *testing.T) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer w.Close()
 	waiter, err := NewWaiter(int(r.Fd()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer waiter.Close()
 	if waiter.Ready() {
 		t.Error("an empty pipe is readable")
 	}
 	go func() { _, _ = w.Write([]byte("x")) }()
 	for range 2 { // it stays readable: nothing was read
-		if err := within(t, "Wait", waiter.Wait); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, within(t, "Wait", waiter.Wait))
 	}
 	var b [1]byte
 	if n, err := r.Read(b[:]); n != 1 || b[0] != 'x' {
@@ -272,41 +239,29 @@ func TestWaiterOnAPipe(t *testing.T) {
 	}
 	r.Close() // the duplicate lives on
 	go func() { _, _ = w.Write([]byte("y")) }()
-	if err := within(t, "Wait", waiter.Wait); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, within(t, "Wait", waiter.Wait))
 }
 
 func TestWaiterOnAProcess(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	fd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	waiter, err := NewWaiter(fd)
 	_ = unix.Close(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer waiter.Close()
 	if waiter.Ready() {
 		t.Error("a running process is reported as ended")
 	}
 	_ = cmd.Process.Kill()
-	if err := within(t, "Wait", waiter.Wait); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, within(t, "Wait", waiter.Wait))
 	_ = cmd.Wait()
 }
 
 func TestWaiterRefusesPlainFiles(t *testing.T) {
 	f, err := os.Open("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	if _, err := NewWaiter(int(f.Fd())); !errors.Is(err, driver.ErrNotSupported) {
 		t.Errorf("a plain file: %v", err)

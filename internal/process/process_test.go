@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -18,9 +19,7 @@ func TestProcess(t *testing.T) {
 		t.Fatalf("%+v, %v", self, err)
 	}
 	fd, err := self.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_ = unix.Close(fd)
 	later := self
 	later.Start++
@@ -28,9 +27,7 @@ func TestProcess(t *testing.T) {
 		t.Errorf("another process of our number: %d, %v", fd, err)
 	}
 	c := exec.Command("true")
-	if err := c.Run(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Run())
 	gone := ID{uint32(c.Process.Pid), self.Start}
 	if _, err := gone.Open(); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("a process that has ended: %v", err)
@@ -45,22 +42,14 @@ func TestProcess(t *testing.T) {
 // process cannot be read then is no proof that it has ended.
 func TestOpenWithoutDescriptors(t *testing.T) {
 	self, err := This()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	next, err := unix.Dup(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_ = unix.Close(next)
 	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next) + 1,
-		Max: was.Max}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next) + 1,
+		Max: was.Max}))
 	fd, err := self.Open()
 	if back := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); back != nil {
 		t.Fatal(back)

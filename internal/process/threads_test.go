@@ -22,16 +22,12 @@ import (
 // one that is no more.
 func TestThreads(t *testing.T) {
 	c := exec.Command("sleep", "60")
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Start())
 	defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
 	list := func(call uintptr) *process.Threads {
 		t.Helper()
 		threads, err := process.ThreadsOf(c.Process.Pid, call)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return threads
 	}
 	out := func(threads *process.Threads, limit time.Duration) bool {

@@ -7,14 +7,14 @@ import (
 	"io"
 	"net"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 func connections(t *testing.T) (a, b net.Conn) {
 	t.Helper()
 	fa, fb, err := Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	a, errA := Conn(fa)
 	b, errB := Conn(fb)
 	if errA != nil || errB != nil {

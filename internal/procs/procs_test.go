@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // TestMain lets the test binary be its own child.
@@ -64,9 +66,7 @@ func sleep() {
 func start(t *testing.T, role string, files ...*os.File) *Child {
 	t.Helper()
 	c, err := Start("test", []string{role}, files...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		c.Stop(0)
 		if alive(c.PID) {
@@ -92,9 +92,7 @@ func receive(t *testing.T, c *Child) (Message, bool) {
 func TestMessagesGoBothWays(t *testing.T) {
 	c := start(t, "child-echo")
 	for i := range 3 {
-		if err := c.Send("number", i); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.Send("number", i))
 		m, _ := receive(t, c)
 		var got int
 		if err := m.Decode(&got); err != nil || m.Kind != "number" || got != i {
@@ -110,9 +108,7 @@ func TestMessagesGoBothWays(t *testing.T) {
 
 func TestFilesAreInherited(t *testing.T) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer r.Close()
 	c := start(t, "child-file", w)
 	w.Close()
@@ -127,9 +123,7 @@ func TestFilesAreInherited(t *testing.T) {
 func TestDeathIsNamed(t *testing.T) {
 	c := start(t, "child-stubborn")
 	receive(t, c)
-	if err := syscall.Kill(c.PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Kill(c.PID, syscall.SIGKILL))
 	if _, ok := receive(t, c); ok {
 		t.Error("a message of a dead child")
 	}
@@ -168,9 +162,7 @@ func TestStubbornChildIsKilled(t *testing.T) {
 func TestStoppedChildIsSilent(t *testing.T) {
 	c := start(t, "child-stubborn")
 	receive(t, c)
-	if err := syscall.Kill(c.PID, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Kill(c.PID, syscall.SIGSTOP))
 	for start := time.Now(); c.Silent() < 2*AliveEvery; time.Sleep(10 * time.Millisecond) {
 		if time.Since(start) > 10*time.Second {
 			t.Fatal("a stopped child is heard")
@@ -179,9 +171,7 @@ func TestStoppedChildIsSilent(t *testing.T) {
 	if !c.Stopped() {
 		t.Error("not known to be stopped")
 	}
-	if err := syscall.Kill(c.PID, syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Kill(c.PID, syscall.SIGCONT))
 	for start := time.Now(); c.Silent() > AliveEvery; time.Sleep(10 * time.Millisecond) {
 		if time.Since(start) > 10*time.Second {
 			t.Fatal("a continued child is not heard")
@@ -199,9 +189,7 @@ func TestGrandchildEndsWithItsParent(t *testing.T) {
 	if err := m.Decode(&grandchild); err != nil || !alive(grandchild) {
 		t.Fatalf("grandchild %d, %v", grandchild, err)
 	}
-	if err := syscall.Kill(c.PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Kill(c.PID, syscall.SIGKILL))
 	for start := time.Now(); running(grandchild); time.Sleep(10 * time.Millisecond) {
 		if time.Since(start) > time.Minute {
 			t.Fatal("the grandchild outlives its parent")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -18,9 +19,7 @@ const size = 8192
 func TestOwnerWritesOthersRead(t *testing.T) {
 	leak.Check(t)
 	fd, own, err := New("test", size, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() { _, _ = unix.Close(fd), unix.Munmap(own) }()
 	if _, err := Map(fd, size, unix.PROT_READ|unix.PROT_WRITE); err == nil {
 		t.Error("a page that only its owner writes to is mapped to be written to")
@@ -32,9 +31,7 @@ func TestOwnerWritesOthersRead(t *testing.T) {
 		t.Error("the page was cut under its mappings")
 	}
 	theirs, err := Map(fd, size, unix.PROT_READ)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() { _ = unix.Munmap(theirs) }()
 	Word(own, 4096).Store(0x0123456789abcdef)
 	if got := Word(theirs, 4096).Load(); got != 0x0123456789abcdef {
@@ -47,13 +44,9 @@ func TestOwnerWritesOthersRead(t *testing.T) {
 func TestMapRefusesWhatShrinks(t *testing.T) {
 	leak.Check(t)
 	soft, err := unix.MemfdCreate("test", unix.MFD_ALLOW_SEALING|unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer unix.Close(soft)
-	if err := unix.Ftruncate(soft, size); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Ftruncate(soft, size))
 	if _, err := Map(soft, size, unix.PROT_READ); !errors.Is(err, driver.ErrCorrupt) {
 		t.Errorf("map what shrinks: %v", err)
 	}

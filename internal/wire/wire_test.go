@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -40,13 +42,9 @@ func TestRoundTrip(t *testing.T) {
 	for _, n := range []int{0, 1, 2, 100} {
 		want := sample(n)
 		b, err := Encode([]byte("before"), want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		got, err := Decode(b[len("before"):])
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if !got.Equal(want) || len(got.Regions) != n || got.Name != want.Name {
 			t.Errorf("%d regions came back otherwise: %+v", n, got)
 		}
@@ -63,9 +61,7 @@ func TestRoundTrip(t *testing.T) {
 
 func TestCutAndFlipped(t *testing.T) {
 	b, err := Encode(nil, sample(5))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for n := range b {
 		if _, err := Decode(b[:n]); !errors.Is(err, driver.ErrCorrupt) {
 			t.Fatalf("cut to %d bytes: %v", n, err)
@@ -136,9 +132,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		again, err := Encode(nil, d)
-		if err != nil {
-			t.Fatalf("accepted but cannot be encoded: %v", err)
-		}
+		require.NoError(t, err, "accepted but cannot be encoded")
 		ranged := func(r Region) bool { return r.Only != nil } // has other encodings, too
 		if slices.ContainsFunc(d.Regions, ranged) {
 			if same, err := Decode(again); err != nil || !same.Equal(d) {
@@ -169,9 +163,7 @@ func TestDecodeDoesNotSwell(t *testing.T) {
 		d.Regions = append(d.Regions, r)
 	}
 	b, err := Encode(nil, &d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	_, err = Decode(b)
@@ -196,16 +188,12 @@ func TestDecodeOfSparseTokens(t *testing.T) {
 			Tokens: [][]byte{{1}}})
 	}
 	b, err := Encode(nil, d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	got, err := Decode(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	if held, most := after.HeapAlloc-before.HeapAlloc, uint64(20*len(b)); held > most {

@@ -9,17 +9,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestWordsAreThoseOfTheLibrary(t *testing.T) {
 	source, err := sources()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	text, err := os.ReadFile(filepath.Join(source, "control.h"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, body, _ := strings.Cut(string(text), "struct fake_panel {")
 	body, _, _ = strings.Cut(body, "\n};")
 	var want []string

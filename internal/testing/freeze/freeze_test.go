@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
 
@@ -17,23 +19,17 @@ import (
 // and no longer when it was thawed.
 func TestProcess(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	defer func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}()
 	for range 3 {
-		if err := freeze.Process(cmd.Process); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, freeze.Process(cmd.Process))
 		if s := state(t, cmd.Process.Pid); s != "T" {
 			t.Fatalf("a frozen process is in state %s", s)
 		}
-		if err := freeze.Thaw(cmd.Process); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, freeze.Thaw(cmd.Process))
 		for end := time.Now().Add(10 * time.Second); state(t, cmd.Process.Pid) == "T"; time.Sleep(
 			time.Millisecond) {
 			if time.Now().After(end) {
@@ -45,9 +41,7 @@ func TestProcess(t *testing.T) {
 
 func TestGone(t *testing.T) {
 	cmd := exec.Command("true")
-	if err := cmd.Run(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Run())
 	if freeze.Process(cmd.Process) == nil || freeze.Thaw(cmd.Process) == nil {
 		t.Error("a process that is gone was frozen")
 	}
@@ -57,9 +51,7 @@ func TestGone(t *testing.T) {
 func state(t *testing.T, pid int) string {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, rest, _ := strings.Cut(string(b), ") ")
 	return rest[:1]
 }

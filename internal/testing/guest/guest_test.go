@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -21,12 +23,8 @@ func machine(t *testing.T, states map[string]string) string {
 	root := t.TempDir()
 	for device, state := range states {
 		dir := filepath.Join(root, device, "ports", "1")
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "state"), []byte(state+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(dir, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "state"), []byte(state+"\n"), 0o644))
 	}
 	return root
 }
@@ -83,9 +81,7 @@ func TestRealWires(t *testing.T) {
 		{"mend", w.Mend, "rxe0 rxe1 rxe2 rxe3", "noqueue"},
 	}
 	for _, s := range steps {
-		if err := s.do(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.do())
 		if got, _ := Devices(0); len(got) != 0 {
 			t.Errorf("none of %v were asked for", got)
 		}

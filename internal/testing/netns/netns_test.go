@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -119,9 +120,7 @@ func pair(t *testing.T) *Pair {
 func surroundings(t *testing.T) string {
 	t.Helper()
 	list, err := net.Interfaces()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	named, err := os.ReadDir("/run/netns")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
@@ -172,15 +171,11 @@ func dial(p *Pair) error {
 func TestPairReachesEachOther(t *testing.T) {
 	p := pair(t)
 	reaches(t, p)
-	if err := p.Far.Plug(false); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Far.Plug(false))
 	if err := dial(p); err == nil {
 		t.Error("connected without a cable")
 	}
-	if err := p.Far.Plug(true); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Far.Plug(true))
 	reaches(t, p)
 }
 
@@ -211,14 +206,11 @@ func TestBetweenHosts(t *testing.T) {
 		return
 	}
 	p := &Pair{Near: &Host{}, Far: far}
-	if p.Near.net, err = ofThread(); err != nil {
-		t.Fatal(err)
-	}
+	p.Near.net, err = ofThread()
+	require.NoError(t, err)
 	p.Far.Addr = netip.MustParseAddr(farIP)
 	reaches(t, p)
-	if err := os.WriteFile(os.Getenv("SLUICE_NETNS_RAN"), []byte(link("net")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(os.Getenv("SLUICE_NETNS_RAN"), []byte(link("net")), 0o600))
 }
 
 // TestBetweenHostsFails with the other run, and tells what that said.
@@ -282,12 +274,8 @@ func TestHostsEndWithTheirProcess(t *testing.T) {
 	c := exec.Command(os.Args[0])
 	c.Env = append(os.Environ(), roleVariable+"=maker")
 	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
 	names := strings.Fields(line)
 	if err != nil || len(names) != 2 || !strings.HasPrefix(names[0], "net:[") {
@@ -296,9 +284,7 @@ func TestHostsEndWithTheirProcess(t *testing.T) {
 	if held(names) == "" {
 		t.Error("the hosts are not held while their process lives")
 	}
-	if err := c.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Process.Kill())
 	_ = c.Wait() // killed
 	if where := held(names); where != "" {
 		t.Errorf("a namespace outlives its process: %s", where)

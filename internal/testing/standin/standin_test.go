@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 type word int
@@ -17,9 +19,7 @@ type word int
 func source(t *testing.T, code string) Source[word] {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "empty.c")
-	if err := os.WriteFile(file, []byte(code), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte(code), 0o600))
 	return Source[word]{Name: "libempty", File: file, Words: []string{"delay", "pins", "copies"},
 		Owner: "empty", First: 1, Last: 1}
 }
@@ -28,9 +28,7 @@ func build(t *testing.T) *Library[word] {
 	t.Helper()
 	l, err := source(t, "int answer(void);\nint answer(void)\n{\n\treturn ANSWER;\n}\n").Build(
 		"-DANSWER=42")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(l.Remove)
 	return l
 }
@@ -84,9 +82,7 @@ func TestWordsOf(t *testing.T) {
 	header := filepath.Join(t.TempDir(), "panel.h")
 	text := "_Atomic unsigned before;\nstruct panel {\n\t_Atomic unsigned delay; /* a " +
 		"*/\n\t_Atomic unsigned pins, copies;\n};\n_Atomic unsigned after;\n"
-	if err := os.WriteFile(header, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(header, []byte(text), 0o600))
 	if got, err := WordsOf(header); err != nil ||
 		!slices.Equal(got, []string{"delay", "pins", "copies"}) {
 		t.Errorf("%q, %v", got, err)
