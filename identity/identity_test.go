@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/internal/authority"
 )
 
@@ -22,9 +24,7 @@ const limit = 10 * time.Second
 func must[T any](v T, err error) func(testing.TB) T {
 	return func(t testing.TB) T {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return v
 	}
 }
@@ -32,9 +32,7 @@ func must[T any](v T, err error) func(testing.TB) T {
 func newAuthority(t testing.TB, name string) (*authority.Authority, authority.Pair) {
 	t.Helper()
 	a, pair, err := authority.New(name, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return a, pair
 }
 
@@ -47,21 +45,15 @@ func member(t testing.TB, dir string, a *authority.Authority, m authority.Member
 		m.Valid = time.Hour
 	}
 	pair, _, err := a.Issue(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var ca []byte
 	for _, p := range trusted {
 		ca = append(ca, p.Cert...)
 	}
 	cert, key := authority.Paths(dir, m.Name)
-	if err := authority.Store(pair, cert, key, true); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, authority.Store(pair, cert, key, true))
 	file := filepath.Join(dir, m.Name+"-ca.pem")
-	if err := os.WriteFile(file, ca, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, ca, 0o600))
 	return [3]string{cert, key, file}
 }
 
@@ -139,9 +131,7 @@ func TestStrangersAreNamed(t *testing.T) {
 	naive := fromFiles(t, member(t, t.TempDir(), b, authority.Member{Name: "naive"}, foreignCA))
 	pair, _, err := a.Issue(authority.Member{Name: "late", From: time.Now().Add(-2 * time.Hour),
 		Valid: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	base := good.source.current().called.Clone()
 	base.Certificates = []tls.Certificate{must(tls.X509KeyPair(pair.Cert, pair.Key))(t)}
 	late := must(FromTLS(base))(t)
@@ -236,9 +226,7 @@ func TestFilesAreFollowed(t *testing.T) {
 		t.Fatalf("before: %v, %v", x, y)
 	}
 	pair, _, err := b.Issue(authority.Member{Name: "node", Valid: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := os.WriteFile(files[0], pair.Cert, 0o600); err != nil { // its key is still the old one
 		t.Fatal(err)
 	}
@@ -258,9 +246,7 @@ func TestFilesAreFollowed(t *testing.T) {
 	if x, _ := meet(t, old, node, ""); x == nil {
 		t.Error("a member of the former authority is still let in")
 	}
-	if err := os.Remove(files[2]); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(files[2]))
 	if x, y := meet(t, node, other, ""); x != nil || y != nil {
 		t.Errorf("with a file gone: %v, %v", x, y)
 	}
@@ -278,13 +264,9 @@ func TestFilesThatDoNotFit(t *testing.T) {
 	late := member(t, dir, a, authority.Member{Name: "late", From: time.Now().Add(-2 * time.Hour),
 		Valid: time.Hour}, ca)
 	wrong := filepath.Join(dir, "wrong.pem")
-	if err := os.WriteFile(wrong, other.Cert, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(wrong, other.Cert, 0o600))
 	large := filepath.Join(dir, "large.pem")
-	if err := os.WriteFile(large, make([]byte, fileMax+1), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(large, make([]byte, fileMax+1), 0o600))
 	for name, c := range map[string]struct {
 		files [3]string
 		want  string

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/pool"
@@ -23,9 +25,7 @@ func (p *pair) fence(t *testing.T, want ...uint32) (check func()) {
 	t.Helper()
 	s := p.pool.Stats()
 	g, err := p.pool.TryAcquire(make([]pool.Hash, s.Free+s.Cached))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, block := range want {
 		if !slices.Contains(g.Blocks, block) {
 			t.Errorf("block %d has not been given back", block)
@@ -109,9 +109,7 @@ func (p *pair) end(t *testing.T, who string, push *Push, q *Request) {
 	} else {
 		err = q.Cancel(within(t))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	<-q.Done()
 }
 

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/layout"
@@ -185,9 +187,7 @@ func TestGeometriesMustAgree(t *testing.T) {
 	other.Parts = slices.Clone(small.Parts)
 	other.Parts[1].Name = "keys"
 	g, err := layout.New(other, layout.Options{Blocks: prefillBlocks})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p := newPair(t, setup{sender: func(c *SenderConfig) { c.Geometry = g }})
 	if _, err := p.sender.Begin(within(t), p.prefill.peer, 1, []Block{{}}); !errors.Is(err,
 		ErrGeometry) {
@@ -252,9 +252,7 @@ func TestLostSender(t *testing.T) { over(t, lostSender) }
 func lostSender(t *testing.T, open func(testing.TB) driver.Backend) {
 	p := newPair(t, setup{backend: open, model: large})
 	push, q := p.begin(t, 1, 1, 2, 3)
-	if err := push.Layer(within(t), 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, push.Layer(within(t), 0))
 	if err := p.prefill.eng.Close(); err != nil {
 		t.Error(err)
 	}
@@ -274,9 +272,7 @@ func TestLostReceiver(t *testing.T) { over(t, lostReceiver) }
 func lostReceiver(t *testing.T, open func(testing.TB) driver.Backend) {
 	p := newPair(t, setup{backend: open, model: large})
 	push, q := p.begin(t, 1, 1, 2, 3)
-	if err := push.Layer(within(t), 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, push.Layer(within(t), 0))
 	if err := p.decode.eng.Close(); err != nil {
 		t.Error(err)
 	}

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
@@ -54,9 +56,7 @@ func gapsBetweenBlocks(t *testing.T, open func(testing.TB) driver.Backend) {
 			p.checkUntouched(t, q.Blocks)
 			q.Release()
 			push, q := p.begin(t, 2, 0, 11, 15)
-			if err := q.Cancel(within(t)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, q.Cancel(within(t)))
 			<-push.Ended()
 			q.Release()
 			q = p.handOver(t, 3, 0, 11, 15)
@@ -121,9 +121,7 @@ func onlyMissingBlocksNeedContent(t *testing.T, open func(testing.TB) driver.Bac
 		ids := []uint64{5, 3, 6, 7, 4}
 		blocks := p.request(t, ids...)
 		push, err := p.sender.Begin(within(t), p.prefill.peer, 2, blocks)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if got := push.MissingBlocks(); !slices.Equal(got, []int{0, 2, 4}) || push.Missing() != 3 {
 			t.Errorf("missing %v, %d of them", got, push.Missing())
 		}
@@ -132,9 +130,7 @@ func onlyMissingBlocksNeedContent(t *testing.T, open func(testing.TB) driver.Bac
 		}
 		p.push(t, push)
 		q, err := p.receiver.Accept(within(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		<-q.Done()
 		if q.Err() != nil || !slices.Equal(q.Missing, push.MissingBlocks()) {
 			t.Errorf("decode lacks %v, ended with %v", q.Missing, q.Err())
@@ -152,9 +148,7 @@ func TestPrivateBlocksAreMovedEachTime(t *testing.T) {
 	blocks[1].Hash = pool.Hash{}
 	for round := range 2 {
 		push, err := p.sender.Begin(within(t), p.prefill.peer, 1, blocks)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if push.Missing() != 2-round {
 			t.Errorf("round %d: %d blocks are missing", round, push.Missing())
 		}
@@ -168,13 +162,9 @@ func TestPrivateBlocksAreMovedEachTime(t *testing.T) {
 func (p *pair) push(t testing.TB, push *Push) {
 	t.Helper()
 	for layer := range p.prefill.geometry.Layers() {
-		if err := push.Layer(within(t), layer); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, push.Layer(within(t), layer))
 	}
-	if err := push.Finish(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, push.Finish(within(t)))
 }
 
 func TestLayersInAnyOrderByManyGoroutines(t *testing.T) {
@@ -205,9 +195,7 @@ func layersInAnyOrderByManyGoroutines(t *testing.T, open func(testing.TB) driver
 	if slices.Sort(seen); !slices.Equal(seen, []int{0, 1, 2, 3}) {
 		t.Errorf("layers %v", seen)
 	}
-	if err := push.Finish(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, push.Finish(within(t)))
 	q.Release()
 }
 
@@ -231,9 +219,7 @@ func manyRequestsAtOnce(t *testing.T, open func(testing.TB) driver.Backend) {
 	}
 	for range requests {
 		q, err := p.receiver.Accept(within(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		all.Go(func() {
 			<-q.Done()
 			if q.Err() != nil {

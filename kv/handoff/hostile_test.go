@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
@@ -54,15 +56,11 @@ func garbageDoesNotDisturbOthers(t *testing.T, open func(testing.TB) driver.Back
 func (p *pair) handOverAmong(t *testing.T, number uint64) {
 	t.Helper()
 	push, err := p.sender.Begin(within(t), p.prefill.peer, number, p.request(t, 1, 2, number+100))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p.push(t, push)
 	for {
 		q, err := p.receiver.Accept(within(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		<-q.Done()
 		q.Release()
 		if q.ID == number && q.Err() == nil {
@@ -87,13 +85,9 @@ func TestBrokenProtocolEndsTheRequest(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			p := newPair(t, setup{})
 			push, q := p.begin(t, 1, 1, 2)
-			if err := push.Layer(within(t), 0); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, push.Layer(within(t), 0))
 			<-q.Layers()
-			if err := p.prefill.peer.Notify(within(t), send(push.session)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, p.prefill.peer.Notify(within(t), send(push.session)))
 			<-q.Done()
 			<-push.Ended()
 			if !errors.Is(q.Err(), engine.ErrCorrupt) || !errors.Is(push.Err(), engine.ErrCorrupt) {
@@ -110,10 +104,8 @@ func TestDoneWithoutLayersIsNoEnd(t *testing.T) {
 		c.IdleTimeout = 50 * time.Millisecond
 	}})
 	push, q := p.beginSoon(t, 1, 2)
-	if err := p.prefill.peer.Notify(within(t), appendHeader(nil, toReceiver, kindDone, 0,
-		push.session)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.prefill.peer.Notify(within(t), appendHeader(nil, toReceiver, kindDone, 0,
+		push.session)))
 	<-q.Done()
 	if !errors.Is(q.Err(), engine.ErrTimeout) {
 		t.Errorf("receiver: %v", q.Err())
@@ -142,9 +134,7 @@ func TestMuxDealsOut(t *testing.T) {
 	note := func(name string) func(engine.Notification) {
 		return func(n engine.Notification) { got <- name + string(n.Data) }
 	}
-	if err := p.decode.mux.Handle('a', note("a:")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.decode.mux.Handle('a', note("a:")))
 	if err := p.decode.mux.Handle('a', note("b:")); !errors.Is(err, engine.ErrBusy) {
 		t.Errorf("a second handler: %v", err)
 	}
@@ -173,8 +163,6 @@ func TestMuxDealsOut(t *testing.T) {
 // send sends a message and waits until the Mux has dealt with it.
 func (p *pair) send(t *testing.T, msg string) {
 	t.Helper()
-	if err := p.prefill.peer.Notify(within(t), []byte(msg)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.prefill.peer.Notify(within(t), []byte(msg)))
 	p.handOver(t, 99).Release() // an empty request is behind it in the queue
 }

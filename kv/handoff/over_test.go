@@ -5,6 +5,8 @@ package handoff
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
@@ -19,17 +21,13 @@ func over(t *testing.T, test func(t *testing.T, open func(testing.TB) driver.Bac
 func newMem(t testing.TB) driver.Backend {
 	t.Helper()
 	b, err := mem.New(mem.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return b
 }
 
 func newShm(t testing.TB) driver.Backend {
 	t.Helper()
 	b, err := shm.New(shm.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return b
 }

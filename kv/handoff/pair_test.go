@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -98,9 +100,8 @@ func newPair(t testing.TB, s setup) *pair {
 	p.prefill.peer = connect(t, p.prefill.eng, p.decode.eng)
 	p.decode.peer = connect(t, p.decode.eng, p.prefill.eng)
 	var err error
-	if p.pool, err = pool.New(s.blocks); err != nil {
-		t.Fatal(err)
-	}
+	p.pool, err = pool.New(s.blocks)
+	require.NoError(t, err)
 	p.open(t, s)
 	return p
 }
@@ -117,12 +118,10 @@ func (p *pair) open(t testing.TB, s setup) {
 		s.receiver(&rc)
 	}
 	var err error
-	if p.sender, err = NewSender(p.prefill.mux, sc); err != nil {
-		t.Fatal(err)
-	}
-	if p.receiver, err = NewReceiver(p.decode.mux, rc); err != nil {
-		t.Fatal(err)
-	}
+	p.sender, err = NewSender(p.prefill.mux, sc)
+	require.NoError(t, err)
+	p.receiver, err = NewReceiver(p.decode.mux, rc)
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := p.sender.Close(); err != nil {
 			t.Errorf("close sender: %v", err)
@@ -137,25 +136,17 @@ func (p *pair) open(t testing.TB, s setup) {
 func newSide(t testing.TB, name string, s setup, o layout.Options) side {
 	t.Helper()
 	g, err := layout.New(s.model, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cfg := engine.Config{Name: name, Backends: []driver.Backend{s.backend(t)}}
 	if s.engine != nil {
 		s.engine(&cfg)
 	}
 	eng, err := engine.Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	b, err := eng.Alloc(g.PoolBytes(), engine.AllocOptions{Purpose: "kv"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	region, err := eng.Register("kv", b.Segment())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	mux := NewMux(eng)
 	t.Cleanup(func() {
 		mux.Close()
@@ -170,13 +161,9 @@ func newSide(t testing.TB, name string, s setup, o layout.Options) side {
 func connect(t testing.TB, from, to *engine.Engine) *engine.Peer {
 	t.Helper()
 	d, err := to.Describe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p, err := from.Connect(within(t), d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return p
 }
 
@@ -212,9 +199,7 @@ func (s *side) layer(t testing.TB, block uint32, layer int, f func(part int, b [
 	t.Helper()
 	for part := range s.geometry.Parts() {
 		r, err := s.geometry.Piece(uint64(block), layer, part)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		f(part, s.region.Bytes()[r.Off:r.Off+r.Len])
 	}
 }
@@ -247,13 +232,9 @@ func (p *pair) checkLayer(t testing.TB, q *Request, layer int, ids []uint64) {
 func (p *pair) begin(t testing.TB, number uint64, ids ...uint64) (*Push, *Request) {
 	t.Helper()
 	push, err := p.sender.Begin(within(t), p.prefill.peer, number, p.request(t, ids...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	q, err := p.receiver.Accept(within(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if q.ID != number || len(q.Blocks) != len(ids) {
 		t.Fatalf("accepted request %d of %d blocks, want %d of %d", q.ID, len(q.Blocks), number,
 			len(ids))
@@ -273,9 +254,7 @@ func (p *pair) beginSoon(t testing.TB, ids ...uint64) (*Push, *Request) {
 		}
 		for {
 			q, err := p.receiver.Accept(within(t))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if q.ID == number {
 				return push, q
 			}

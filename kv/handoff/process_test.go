@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
@@ -112,21 +114,16 @@ func newDecode(t *testing.T, blocks int, idle time.Duration) (p *pair, socket st
 	p = &pair{decode: newSide(t, "decode", setup{model: large, backend: newShm},
 		layout.Options{Blocks: uint64(blocks)})}
 	var err error
-	if p.pool, err = pool.New(blocks); err != nil {
-		t.Fatal(err)
-	}
+	p.pool, err = pool.New(blocks)
+	require.NoError(t, err)
 	p.receiver, err = NewReceiver(p.decode.mux, ReceiverConfig{
 		Region: p.decode.region, Geometry: p.decode.geometry, Pool: p.pool,
 		IdleTimeout: idle,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	socket = filepath.Join(t.TempDir(), "decode.sock")
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- p.decode.eng.Serve(ctx, l) }()
@@ -146,9 +143,7 @@ func startPrefill(t *testing.T, socket string) *os.Process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-prefill-at", socket)
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // "signal: killed"
@@ -177,9 +172,7 @@ func (p *pair) settle(t *testing.T, q *Request) bool {
 func (p *pair) acceptOne(t *testing.T) *Request {
 	t.Helper()
 	q, err := p.receiver.Accept(within(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return q
 }
 
@@ -196,9 +189,7 @@ func TestKilledPrefill(t *testing.T) {
 		first.Release()
 		q := p.acceptOne(t)
 		time.Sleep(time.Duration(r.IntN(1500)) * time.Microsecond)
-		if err := process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, process.Kill())
 		complete := p.settle(t, q)
 		q.Release()
 		if !complete && !errors.Is(q.Err(), engine.ErrPeerLost) {
@@ -236,16 +227,12 @@ func TestStoppedPrefill(t *testing.T) {
 		if rounds%2 == 1 { // else at once: the shortest sleep may outlast a request
 			time.Sleep(time.Duration(r.IntN(1000)) * time.Microsecond)
 		}
-		if err := freeze.Process(process); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, freeze.Process(process))
 		complete := p.settle(t, q)
 		q.Release()
 		p.drop(t)
 		check := p.fence(t, q.Blocks...)
-		if err := freeze.Thaw(process); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, freeze.Thaw(process))
 		time.Sleep(20 * time.Millisecond)
 		check()
 		if !complete {

@@ -62,9 +62,7 @@ func TestNoSuccessWithoutProof(t *testing.T) {
 	push, q := p.begin(t, 1, 1)
 	fails.Store(1 << 40)
 	for layer := range small.Layers {
-		if err := push.Layer(within(t), layer); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, push.Layer(within(t), layer))
 	}
 	err := push.Finish(within(t))
 	fails.Store(0)
@@ -81,9 +79,7 @@ func TestRevokeTriesAgain(t *testing.T) {
 	p, fails := newStubborn(t)
 	_, q := p.begin(t, 1, 1)
 	fails.Store(revokeTries - 1)
-	if err := q.Cancel(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, q.Cancel(within(t)))
 	p.fence(t, q.Blocks...)()
 	if !errors.Is(q.Err(), ErrCancelled) || errors.Is(q.Err(), engine.ErrTimeout) {
 		t.Errorf("receiver: %v", q.Err())

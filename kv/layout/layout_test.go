@@ -7,6 +7,8 @@ import (
 	"math"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // figures are the published ones, computed elsewhere: bytes a token in a layer
@@ -41,9 +43,7 @@ func TestPresetsWeighWhatIsPublished(t *testing.T) {
 	}
 	for _, f := range figures {
 		m, err := Lookup(f.name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		g16, g64 := geometry(t, m, Options{}), geometry(t, m, Options{BlockTokens: 64})
 		tp4, tp8 := geometry(t, m, Options{TP: 4}), geometry(t, m, Options{TP: 8})
 		mib := uint64(math.Round(float64(8192*m.TokenBytes()) / (1 << 20)))
@@ -92,8 +92,6 @@ func TestLookupGivesACopy(t *testing.T) {
 func geometry(t *testing.T, m Model, o Options) *Geometry {
 	t.Helper()
 	g, err := New(m, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return g
 }

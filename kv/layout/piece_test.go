@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // TestPiecesTile checks, for every preset and arrangement, that the pieces of a
@@ -22,9 +24,7 @@ func TestPiecesTile(t *testing.T) {
 				for layer := range g.Layers() {
 					for part := range g.Parts() {
 						r, err := g.Piece(block, layer, part)
-						if err != nil {
-							t.Fatal(err)
-						}
+						require.NoError(t, err)
 						all = append(all, r)
 					}
 				}
@@ -48,9 +48,7 @@ func TestBlockHoldsItsPieces(t *testing.T) {
 	m, _ := Lookup("deepseek-v3.2")
 	g := geometry(t, m, Options{Blocks: 3})
 	whole, err := g.Block(2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	first, _ := g.Piece(2, 0, 0)
 	last, _ := g.Piece(2, 60, 1)
 	if first.Off != whole.Off || last.Off+last.Len != whole.Off+whole.Len {

@@ -5,13 +5,13 @@ package layout
 import (
 	"errors"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestStageHoldsItsShareOfLayers(t *testing.T) {
 	m, err := Lookup("deepseek-r1") // 61 layers
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for pp, layers := range map[int]int{1: 61, 2: 31, 4: 16, 8: 8, 61: 1} {
 		s, err := m.Stage(pp)
 		if err != nil || s.Layers != layers || s.TokenLayerBytes() != m.TokenLayerBytes() {

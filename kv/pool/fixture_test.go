@@ -5,14 +5,14 @@ package pool
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 func newPool(t *testing.T, blocks int) *Pool {
 	t.Helper()
 	p, err := New(blocks)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return p
 }
 
@@ -37,9 +37,7 @@ func chainOf(r *rand.Rand, n int) []Hash {
 func take(t *testing.T, p *Pool, ids ...uint64) *Grant {
 	t.Helper()
 	g, err := p.TryAcquire(hashes(ids...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return g
 }
 

@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // TestGeneratorMatchesTheTrace holds the generator to the published figures of
@@ -106,9 +108,7 @@ func TestGeneratedRequestsCanBeRead(t *testing.T) {
 	g, again := NewGenerator(1), NewGenerator(1)
 	lines := json.NewEncoder(&text)
 	for range 50 {
-		if err := lines.Encode(g.Next()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, lines.Encode(g.Next()))
 	}
 	n := 0
 	for q, err := range NewReader(strings.NewReader(text.String())).All() {

@@ -23,13 +23,9 @@ import (
 func opened(t *testing.T, name string, sizes ...int) *File {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, bytesOf(t, shard(t, name, sizes...)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, bytesOf(t, shard(t, name, sizes...)), 0o600))
 	f, err := OpenFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = f.Close() })
 	return f
 }
@@ -38,9 +34,7 @@ func opened(t *testing.T, name string, sizes ...int) *File {
 func pages(t *testing.T, n int64) []byte {
 	t.Helper()
 	b, err := hostmem.Alloc(uint64(n), hostmem.Options{Purpose: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	return b.Bytes()
 }
@@ -51,9 +45,7 @@ func TestFiles(t *testing.T) {
 	leak.Check(t)
 	a, b := opened(t, "a", 9, 40_001, 0, 77, 300_000), opened(t, "b", 100, 4096, 4096)
 	m, err := Open(a.Source(), b.Source())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	need, err := m.MemoryFor(nil)
 	if err != nil || need < 340_087+8292 || need > 340_087+8292+3*pageBytes {
 		t.Fatalf("%d bytes, %v", need, err)
@@ -61,9 +53,7 @@ func TestFiles(t *testing.T) {
 	memory := pages(t, need)
 	for _, piece := range []int{1 << 20, 20_000, 5000, 100} {
 		for _, f := range []*File{a, b} {
-			if err := f.Drop(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, f.Drop())
 		}
 		_, known := a.Cached()
 		before := a.Passed()
@@ -71,9 +61,7 @@ func TestFiles(t *testing.T) {
 		l := load(t, m, Config{Memory: memory, Piece: piece, Readers: 3, Straight: true})
 		var all []Loaded
 		for x, err := range l.All(within(t)) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			all = append(all, x) // none is released: all must fit
 		}
 		for _, x := range all {
@@ -99,9 +87,7 @@ func TestFileInTheCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	again, err := OpenFile(f.f.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer again.Close()
 	cached, known := again.Cached()
 	if straight := again.straight.Load(); known && (cached != again.size || straight) || !known &&
@@ -113,13 +99,9 @@ func TestFileInTheCache(t *testing.T) {
 
 func TestFileAnywhere(t *testing.T) {
 	f := opened(t, "a", 100_000)
-	if err := f.Drop(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.Drop())
 	want, err := os.ReadFile(f.f.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	memory := pages(t, 200_000)
 	for _, c := range []struct{ at, off, n int }{{0, 0, 4096}, {0, 0, 1}, {3, 3, 50_000},
 		{4095, 4095, 4098}, {17, 0, 90_000}, {0, 4096, 8192}, {100, 4196, 8192}, {0, 90_000, 0}} {
@@ -141,15 +123,9 @@ func TestFileCut(t *testing.T) {
 	leak.Check(t)
 	f := opened(t, "a", 100_000, 400_000)
 	m, err := Open(f.Source())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Drop(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(f.f.Name(), 300_000); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, f.Drop())
+	require.NoError(t, os.Truncate(f.f.Name(), 300_000))
 	need, _ := m.MemoryFor(nil)
 	l := load(t, m, Config{Memory: pages(t, need), Straight: true})
 	var fault *FileError

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -36,9 +38,7 @@ func TestHeader(t *testing.T) {
 		"8,32")+`,`+
 		`"a":{"data_offsets":[0,8],"shape":[],"dtype":"I64"},`+entry("none", "BF16", "4,0", "8,8")+
 		`,`+entry("half", "F4", "3,2", "32,35")+"}   ", 35))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var got []string
 	for _, x := range h.Tensors {
 		got = append(got, fmt.Sprintf("%s %s %v %d", x.Name, x.Type, x.Shape, x.Len))
@@ -192,11 +192,9 @@ func FuzzHeader(f *testing.F) {
 			t.Fatalf("the tensors end at %d of %d", end, src.Size)
 		}
 		var out bytes.Buffer
-		if err := Write(&out, h.Tensors, h.Metadata, func(x Tensor) (io.Reader, error) {
+		require.NoError(t, Write(&out, h.Tensors, h.Metadata, func(x Tensor) (io.Reader, error) {
 			return io.NewSectionReader(src, x.offset, x.Len), nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		again, err := ReadHeader(source("again", out.Bytes()))
 		if err != nil || len(again.Tensors) != len(h.Tensors) ||
 			fmt.Sprint(again.Metadata) != fmt.Sprint(h.Metadata) {

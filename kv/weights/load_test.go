@@ -49,9 +49,7 @@ func shard(t testing.TB, file string, sizes ...int) Source {
 	err := Write(&out, list, map[string]string{"format": "pt"}, func(x Tensor) (io.Reader, error) {
 		return bytes.NewReader(content(x.Name, x.Len)), nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return source(file, out.Bytes())
 }
 
@@ -60,9 +58,7 @@ func model(t testing.TB) *Model {
 	t.Helper()
 	m, err := Open(shard(t, "a", 1000, 7, 0, 0, 64, 20000, 1), shard(t, "b", 0),
 		shard(t, "c", 300, 5000, 1, 1, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return m
 }
 
@@ -75,9 +71,7 @@ func within(t testing.TB) context.Context {
 func load(t testing.TB, m *Model, cfg Config) *Load {
 	t.Helper()
 	l, err := m.Load(within(t), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Error(err)
@@ -156,15 +150,11 @@ func TestPieces(t *testing.T) {
 	count := &counting{ReaderAt: src.ReaderAt}
 	src.ReaderAt = count
 	m, err := Open(src)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	count.reads.Store(0)
 	l := load(t, m, Config{Memory: make([]byte, 100_000), Piece: 10_000})
 	for x, err := range l.All(within(t)) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		same(t, x)
 	}
 	if n := count.reads.Load(); n != 10 {
@@ -184,24 +174,18 @@ func TestTwins(t *testing.T) {
 	for offset := int64(0); offset != first.Size; pad["pad"] += "x" {
 		second.Reset()
 		list := []Tensor{{Name: "b.0", Type: "U8", Shape: []uint64{64}}}
-		if err := Write(&second, list, pad, func(x Tensor) (io.Reader, error) {
+		require.NoError(t, Write(&second, list, pad, func(x Tensor) (io.Reader, error) {
 			return bytes.NewReader(content(x.Name, x.Len)), nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		if offset = int64(second.Len()) - 64; offset > first.Size {
 			t.Fatal("no such file can be made")
 		}
 	}
 	m, err := Open(first, source("b", second.Bytes()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	l := load(t, m, Config{Memory: make([]byte, 128)})
 	for x, err := range l.All(within(t)) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		same(t, x)
 	}
 }
@@ -213,9 +197,7 @@ func TestOrder(t *testing.T) {
 	l := load(t, m, Config{Memory: make([]byte, 20100), Names: names, Readers: 1, Piece: 999})
 	var got []string
 	for x, err := range l.All(within(t)) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		same(t, x)
 		got = append(got, x.Name)
 		if err := l.Release(x.Name); err != nil {
@@ -279,9 +261,7 @@ func TestNextLeavesOutWhatWasReleased(t *testing.T) {
 // TestFull wants reading to stop when memory is full, to say so, and to go on.
 func TestFull(t *testing.T) {
 	m, err := Open(shard(t, "a", 1000, 1000, 1000))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	l := load(t, m, Config{Memory: make([]byte, 2999)})
 	for _, name := range []string{"a.0", "a.1"} {
 		if _, err := l.Wait(within(t), name); err != nil {
@@ -309,9 +289,7 @@ func TestFull(t *testing.T) {
 		t.Error(err)
 	}
 	x, err := l.Wait(within(t), "a.2")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	same(t, x)
 }
 
@@ -321,16 +299,12 @@ func TestEnds(t *testing.T) {
 	src := shard(t, "a", 1000, 1000)
 	count := &counting{ReaderAt: src.ReaderAt, gate: make(chan struct{})}
 	m, err := Open(src)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m.sources[0].ReaderAt = count
 	memory := make([]byte, 2000)
 	ctx, cancel := context.WithCancel(context.Background())
 	l, err := m.Load(ctx, Config{Memory: memory, Piece: 100, Readers: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for count.now.Load() == 0 {
 		time.Sleep(time.Millisecond)
 	}
@@ -386,9 +360,7 @@ func TestFaults(t *testing.T) {
 	for _, fault := range []error{broken, io.EOF, nil} {
 		for _, piece := range []int{100, 1 << 20} {
 			m, err := Open(shard(t, "a", 1000, 0, 1000, 1000))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			src := &m.sources[0]
 			src.ReaderAt = cut{src.ReaderAt, m.Tensors()[2].offset + 500, fault}
 			l := load(t, m, Config{Memory: make([]byte, 3000), Piece: piece, Readers: 1})
@@ -459,9 +431,7 @@ func TestHammer(t *testing.T) {
 			files = append(files, shard(t, fmt.Sprint("f", f), sizes...))
 		}
 		m, err := Open(files...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var names []string
 		for _, x := range m.Tensors() {
 			names = append(names, x.Name)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -29,9 +31,7 @@ func (f folder) open(name string) (Source, error) {
 func bytesOf(t testing.TB, src Source) []byte {
 	t.Helper()
 	b := make([]byte, src.Size)
-	if err := readFull(src, b, 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, readFull(src, b, 0))
 	return b
 }
 
@@ -43,9 +43,7 @@ func cutSet(t testing.TB) folder {
 	ranks := [][]Source{{shard(t, "rank-0/0", 100, 200), shard(t, "rank-0/1", 300)},
 		{shard(t, "rank-1/0", 100, 0)}, {}}
 	set, err := Describe(ranks, metaName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	f := folder{"root.json": set.Root}
 	maps.Copy(f, set.Metas)
 	for _, files := range ranks {
@@ -60,17 +58,13 @@ func TestSet(t *testing.T) {
 	f := cutSet(t)
 	for rank, tensors := range []int{3, 2, 0} {
 		m, err := OpenRank(f.open, "root.json", rank)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if len(m.Tensors()) != tensors {
 			t.Errorf("rank %d has %d tensors, want %d", rank, len(m.Tensors()), tensors)
 		}
 		l := load(t, m, Config{Memory: make([]byte, 1000)})
 		for x, err := range l.All(within(t)) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if same(t, x); !strings.HasPrefix(x.Name, fmt.Sprintf("rank-%d/", rank)) {
 				t.Errorf("rank %d has %s", rank, x.Name)
 			}
