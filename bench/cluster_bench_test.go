@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
@@ -59,9 +61,7 @@ func newCluster(tb testing.TB, rules fault.Rules) *cluster {
 
 func (c *cluster) check(err error) {
 	c.Helper()
-	if err != nil {
-		c.Fatal(err)
-	}
+	require.NoError(c, err)
 }
 
 func (c *cluster) open(name string, n uint64, rules fault.Rules) (*engine.Engine, *engine.Region) {

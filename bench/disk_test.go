@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -32,9 +34,7 @@ func TestDisk(t *testing.T) {
 	leak.Check(t)
 	const spread = 16 << 20
 	path := filepath.Join(t.TempDir(), "file")
-	if err := MakeDiskFile(t.Context(), path, spread); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, MakeDiskFile(t.Context(), path, spread))
 	o := Options{Rounds: 2, Slice: 50 * time.Millisecond}
 	for _, s := range []Shape{
 		{Op: driver.Read, Size: 64 << 10, Batch: 8, Spread: spread, Threads: 1},

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -16,9 +18,7 @@ func TestGather(t *testing.T) {
 	for _, op := range []driver.Op{driver.Read, driver.Write} {
 		s := Shape{Op: op, Size: 656, Batch: 64, Pages: true, Spread: 4 << 20, Threads: 2}
 		r, err := Gather(t.Context(), s, Options{Rounds: 2, Slice: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		want := map[driver.Op]string{driver.Read: GatherOp, driver.Write: ScatterOp}[op]
 		if r.Op != want || r.Backend != CPUName || r.Rounds != 2 || r.GBps <= 0 || r.Spread == 0 ||
 			len(r.Baselines) != 2 {
@@ -55,9 +55,7 @@ func TestGatheredIsWhatPlainCopies(t *testing.T) {
 		var ends [2]*memories
 		for i := range ends {
 			m, err := allocMemories(s, hostmem.HugeNone)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			defer m.close()
 			for j := range m.compact.Bytes() {
 				m.compact.Bytes()[j] = byte(j % 251)
@@ -69,10 +67,8 @@ func TestGatheredIsWhatPlainCopies(t *testing.T) {
 		}
 		for _, p := range s.plans() {
 			for i := range p.places {
-				if err := errors.Join(ends[0].plain(&p).do(i),
-					newGathered(ends[1], &p).do(i)); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, errors.Join(ends[0].plain(&p).do(i),
+					newGathered(ends[1], &p).do(i)))
 			}
 		}
 		if !bytes.Equal(ends[0].compact.Bytes(), ends[1].compact.Bytes()) ||

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -21,14 +23,10 @@ import (
 func standIn(t *testing.T) *cuda.Device {
 	t.Helper()
 	library, err := fakecuda.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(library.Remove)
 	d, err := cuda.OpenDevice(cuda.DeviceOptions{Library: library.Path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -40,9 +38,7 @@ func TestGatherOnDevice(t *testing.T) {
 		t.Run("moves the bytes", func(t *testing.T) { checkMoves(t, d, s) })
 		list, err := GatherOnDevice(t.Context(), Card{Device: d, Budget: cuda.Budget{SMs: 2}}, s,
 			Options{Rounds: 1, Slice: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if len(list) != 3 || list[0].Batch != 2100 || list[1].Batch != 2048 ||
 			list[2].Batch != 200 {
 			t.Fatalf("%+v", list)
@@ -77,14 +73,10 @@ func TestGatherOnDevice(t *testing.T) {
 // checkMoves: every variant, and a replay, leaves on either side what a loop of copies leaves.
 func checkMoves(t *testing.T, d *cuda.Device, s Shape) {
 	g, err := openDevicePool(Card{Device: d, Budget: cuda.Budget{SMs: 1}}, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer g.close()
 	replays, err := g.replays(s.Batch)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer replays.close()
 	n := int(s.Size)
 	for i, way := range []copier{g.moves("", s.Batch), g.moves(cuda.VariantStaged, s.Batch),
@@ -96,9 +88,7 @@ func checkMoves(t *testing.T, d *cuda.Device, s Shape) {
 		for j := range compact {
 			compact[j] = byte(j % (241 - i))
 		}
-		if err := g.onCard.WriteAt(compact, 0); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, g.onCard.WriteAt(compact, 0))
 		want := [2][]byte{bytes.Clone(pool), compact}
 		for j, place := range g.plan.places[0] {
 			if s.Op == driver.Write {
@@ -107,9 +97,7 @@ func checkMoves(t *testing.T, d *cuda.Device, s Shape) {
 				copy(want[1][j*n:][:n], pool[int(place)*n:])
 			}
 		}
-		if err := way.do(0); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, way.do(0))
 		have := make([]byte, s.CompactBytes())
 		if err := g.onCard.ReadAt(have, 0); err != nil || !bytes.Equal(have, want[1]) ||
 			!bytes.Equal(pool, want[0]) {

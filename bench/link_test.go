@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
@@ -20,9 +22,7 @@ import (
 func memBackend(t *testing.T) []driver.Backend {
 	t.Helper()
 	b, err := mem.New(mem.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return []driver.Backend{b}
 }
 
@@ -30,9 +30,7 @@ func loop(t *testing.T, s Shape) Link {
 	t.Helper()
 	leak.Check(t, hostmem.InUse)
 	side, l, err := Loop(memBackend(t), "mem", s.LocalBytes(), s.RemoteBytes(), BackendMemory)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := side.Close(); err != nil {
 			t.Error(err)
@@ -54,9 +52,7 @@ func TestRunMovesThePieces(t *testing.T) {
 			local[i] = byte(i%250 + 1)
 		}
 		r, err := Run(t.Context(), l, s, Options{Rounds: patterns, Slice: time.Millisecond})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if r.Backend != "mem" || r.GBps <= 0 || r.Ops < patterns || len(r.Baselines) != 2 ||
 			r.Ratio <= 0 || r.P99us < r.P50us {
 			t.Errorf("%+v", r)
@@ -143,24 +139,19 @@ func linked(t *testing.T) (there, back Link) {
 	var sides [2]*Side
 	for i := range sides {
 		var err error
-		if sides[i], err = OpenSide(engine.Config{Backends: memBackend(t)}, 4096,
-			BackendMemory); err != nil {
-			t.Fatal(err)
-		}
+		sides[i], err = OpenSide(engine.Config{Backends: memBackend(t)}, 4096,
+			BackendMemory)
+		require.NoError(t, err)
 		t.Cleanup(func() { sides[i].Close() })
 	}
 	link := func(from, to *Side) Link {
 		description, err := to.Engine.Describe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		l := Link{Engine: from.Engine, Local: from.Region}
-		if l.Peer, err = from.Engine.Connect(t.Context(), description); err != nil {
-			t.Fatal(err)
-		}
-		if l.Remote, err = l.Peer.Remote(RegionName); err != nil {
-			t.Fatal(err)
-		}
+		l.Peer, err = from.Engine.Connect(t.Context(), description)
+		require.NoError(t, err)
+		l.Remote, err = l.Peer.Remote(RegionName)
+		require.NoError(t, err)
 		return l
 	}
 	return link(sides[0], sides[1]), link(sides[1], sides[0])
@@ -173,9 +164,8 @@ func TestStampsArrive(t *testing.T) {
 	sent := make(chan error, 1)
 	go func() { sent <- SendStamps(t.Context(), there, 64, few, 100*time.Microsecond) }()
 	s, err := ReceiveStamps(t.Context(), back.Engine, few)
-	if err = errors.Join(err, <-sent); err != nil {
-		t.Fatal(err)
-	}
+	err = errors.Join(err, <-sent)
+	require.NoError(t, err)
 	if s.Count() != few || s.Percentile(1) <= 0 || s.Percentile(100) > time.Minute {
 		t.Errorf("%d stamps, %v to %v old", s.Count(), s.Percentile(1), s.Percentile(100))
 	}
@@ -229,9 +219,7 @@ func TestSockets(t *testing.T) {
 			SocketPong(t.Context(), a, 64, few))
 	}()
 	s, err := ReceiveSocketStamps(t.Context(), b, 64, few)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p, err := SocketPingPong(t.Context(), b, 64, few)
 	if err = errors.Join(err, <-sent); err != nil || s.Count() != few || p.Count() != few {
 		t.Errorf("%v, %v, %v", s, p, err)

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -21,9 +23,8 @@ func loopEnds(t *testing.T, transports, devices string, compact, scattered uint6
 	if far, err = OpenLoop(transports, devices, scattered); err != nil {
 		drivertest.SkipIfUnavailable(t, err)
 	}
-	if near, err = OpenLoop(transports, devices, compact); err != nil {
-		t.Fatal(err)
-	}
+	near, err = OpenLoop(transports, devices, compact)
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := near.Close(); err != nil {
 			t.Error(err)
@@ -33,18 +34,14 @@ func loopEnds(t *testing.T, transports, devices string, compact, scattered uint6
 		}
 	})
 	offer, err := far.Offer()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	spins = &[]bool{}
 	err = near.Connect(offer, func(on bool) error {
 		*spins = append(*spins, on)
 		far.Spin(on)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return near, far, spins
 }
 
@@ -59,9 +56,7 @@ func TestLoopStandsBesideTheEngine(t *testing.T) {
 			var spins *[]bool
 			l.Loop, _, spins = loopEnds(t, lane[0], lane[1], s.CompactBytes(), s.ScatteredBytes())
 			r, err := Run(t.Context(), l, s, Options{Rounds: 3, Slice: time.Millisecond})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if r.Baseline.Name != LoopName || r.Baseline.GBps <= 0 || len(r.Baselines) != 3 ||
 				len(r.Notes) != 0 {
 				t.Errorf("%s: %+v", lane[0], r)
@@ -88,15 +83,11 @@ func TestLoopMovesThePiecesOfThePlan(t *testing.T) {
 	near, far, _ := loopEnds(t, "posix,sysv,cma,self", "", s.CompactBytes(), s.ScatteredBytes())
 	p := &s.plans()[0]
 	c, err := newLooped(near, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i := range near.memory {
 		near.memory[i] = byte(i%250 + 1)
 	}
-	if err := c.do(1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.do(1))
 	want := make([]byte, s.ScatteredBytes())
 	for j, slot := range p.places[1] {
 		copy(want[uint64(slot)*100:][:100], near.memory[j*100:])

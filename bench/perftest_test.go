@@ -92,9 +92,7 @@ func hangBehind() {
 
 func TestParsePerf(t *testing.T) {
 	f, err := parsePerf([]byte(recorded), 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if want := 36680.55 * 1048576 / 1e9; math.Abs(f.GBps-want) > 1e-9 || f.Iterations != 5000 ||
 		f.P50 != 25763*time.Nanosecond || f.Average != 27262*time.Nanosecond {
 		t.Errorf("%+v, want %v GB/s", f, want)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 func sample() Result {
@@ -23,13 +25,9 @@ func sample() Result {
 // TestJSONKeys is the interface that other programs read.
 func TestJSONKeys(t *testing.T) {
 	b, err := json.Marshal(sample())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var got map[string]any
-	if err := json.Unmarshal(b, &got); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(b, &got))
 	want := []string{"allocs_per_op", "backend", "baseline", "baselines", "batch", "gather", "gbps",
 		"hot", "memory", "op", "ops", "ops_per_s",
 		"p50_us", "p99_us", "pages", "ratio", "rounds", "route", "size", "spread", "threads"}
@@ -60,9 +58,7 @@ var benchLine = regexp.MustCompile(`^Benchmark[A-Z]\S*-\d+\s+\d+(\s+[0-9.]+ \S+)
 
 func TestGoBenchFormat(t *testing.T) {
 	var out strings.Builder
-	if err := GoBench(&out, []Result{sample()}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, GoBench(&out, []Result{sample()}))
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	if len(lines) != 6 {
 		t.Fatalf("want 3 lines of configuration and 3 of results:\n%s", out.String())
@@ -82,9 +78,7 @@ func TestGoBenchFormat(t *testing.T) {
 
 func TestTextHasARowForEachBaseline(t *testing.T) {
 	var out strings.Builder
-	if err := Text(&out, []Result{sample(), {Backend: "mem", Op: "read"}}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Text(&out, []Result{sample(), {Backend: "mem", Op: "read"}}))
 	if n := strings.Count(out.String(), "\n"); n != 4 {
 		t.Errorf("%d lines, want a head and 3 rows:\n%s", n, out.String())
 	}
@@ -119,12 +113,8 @@ func TestFiguresAndNotesArePrinted(t *testing.T) {
 	r.Extra = map[string]float64{"desc-bytes": 63724, "over-loop-ns/piece": -3.5}
 	r.Notes = []string{"ucx_perftest was not measured: it is not there"}
 	var text, lines strings.Builder
-	if err := Text(&text, []Result{r}); err != nil {
-		t.Fatal(err)
-	}
-	if err := GoBench(&lines, []Result{r}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Text(&text, []Result{r}))
+	require.NoError(t, GoBench(&lines, []Result{r}))
 	for out, wants := range map[string][]string{
 		text.String(): {"63724.0 desc-bytes, -3.5 over-loop-ns/piece",
 			"not measured: it is not there"},

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
@@ -40,9 +42,7 @@ func TestAlternateGivesEveryWayTheSameRounds(t *testing.T) {
 	ways := []*way{counterWay(t, "a", s, &a, nil), counterWay(t, "b", s, &b, nil)}
 	seen := 0
 	o := Options{Rounds: 4, Slice: time.Millisecond, Progress: func(time.Duration) { seen++ }}
-	if err := alternate(t.Context(), ways, o, 1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, alternate(t.Context(), ways, o, 1))
 	for _, w := range ways {
 		if len(w.rates) != 4 || w.ops < 8 || w.lats.Count() == 0 || w.baseline().GBps <= 0 {
 			t.Errorf("way %s: %d rounds, %d ops, %d latencies, %+v", w.name, len(w.rates), w.ops,
@@ -83,9 +83,7 @@ func TestPlainCopiesEveryPiece(t *testing.T) {
 			Gather: true}} {
 		s.Size, s.Batch, s.Threads, s.Spread = 100, 7, 2, 1<<16
 		m, err := allocMemories(s, hostmem.HugeNone)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		from := m.compact.Bytes()
 		if (s.Op == driver.Read) != s.Gather {
 			from = m.scattered.Bytes()
@@ -95,9 +93,7 @@ func TestPlainCopiesEveryPiece(t *testing.T) {
 		}
 		var pieces int
 		for _, p := range s.plans() {
-			if err := m.plain(&p).do(0); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, m.plain(&p).do(0))
 			for j, slot := range p.places[0] {
 				l, r := p.compact+uint64(j)*s.stride(), p.scattered+uint64(slot)*s.stride()
 				if bytes.Equal(m.compact.Bytes()[l:l+100], m.scattered.Bytes()[r:r+100]) {

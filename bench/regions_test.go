@@ -5,14 +5,14 @@ package bench
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/engine"
 )
 
 func TestRegions(t *testing.T) {
 	eng, err := engine.Open(engine.Config{Name: "regions", Backends: memBackend(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer eng.Close()
 	list, err := Regions(eng, "mem", 50, 20)
 	if err != nil || len(list) != 2 {

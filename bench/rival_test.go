@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -37,9 +39,7 @@ func TestRivalsAreMeasuredBetweenTheRounds(t *testing.T) {
 	r, err := Run(t.Context(), loop(t, s), s, Options{Rounds: 5, Slice: time.Millisecond,
 		Rivals:   []Rival{good, bad},
 		Progress: func(d time.Duration) { progress = append(progress, d) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if good.calls != 3 || bad.calls != 2 {
 		t.Errorf("measured %d and %d times, want 3, and no more after a failure", good.calls,
 			bad.calls)
@@ -99,9 +99,7 @@ func TestPerfRivalAsksForTheSameShape(t *testing.T) {
 
 func TestHotPiecesLieAtOnePlace(t *testing.T) {
 	s := Shape{Op: driver.Write, Size: 100, Batch: 5, Threads: 2, Hot: true}
-	if err := s.Check(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Check())
 	if s.CompactBytes() != 2*128 || s.ScatteredBytes() != 2*128 {
 		t.Errorf("%d and %d bytes", s.CompactBytes(), s.ScatteredBytes())
 	}

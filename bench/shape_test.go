@@ -6,14 +6,14 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
 func TestShapeBounds(t *testing.T) {
 	good := Shape{Op: driver.Write, Size: 656, Batch: 64, Threads: 1}
-	if err := good.Check(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, good.Check())
 	for name, change := range map[string]func(*Shape){
 		"no operation":    func(s *Shape) { s.Op = 0 },
 		"no bytes":        func(s *Shape) { s.Size = 0 },

@@ -7,6 +7,7 @@ import (
 	"io"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -41,9 +42,7 @@ func TestSideHasTheMemoryThatIsWanted(t *testing.T) {
 	s := Shape{Op: driver.Write, Size: 4096, Batch: 1, Threads: 1}
 	for use, want := range map[Memory]string{BackendMemory: "mem", HostMemory: "host"} {
 		side, l, err := Loop([]driver.Backend{landlord{memBackend(t)[0]}}, "mem", 4096, 4096, use)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		r, err := Run(t.Context(), l, s, Options{Rounds: 1, Slice: 1})
 		if err != nil || r.Memory != want || side.From() != want || len(side.memory) != 2 {
 			t.Errorf("%s: memory %q, side %q: %v", use, r.Memory, side.From(), err)

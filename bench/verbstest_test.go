@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/guest"
@@ -88,9 +90,7 @@ func TestVerbsTestSaysWhatItLacks(t *testing.T) {
 	program := filepath.Join(v.Dir, "ib_read_bw")
 	const script = "#!/bin/sh\necho 'Device not recognized to implement inline feature. " +
 		"Disabling it'\necho 'IB device none not found'\nexit 1\n"
-	if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(program, []byte(script), 0o755))
 	_, err = v.Measure(t.Context(), PerfRun{Test: "ib_read_bw", Size: 8, Window: 1})
 	if err == nil || !strings.Contains(err.Error(), "IB device none not found") {
 		t.Errorf("error %v", err)

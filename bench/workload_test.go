@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -14,9 +16,7 @@ func workload(t *testing.T, name string, o WorkloadOptions) *Workload {
 	t.Helper()
 	o.Op = driver.Write
 	w, err := NewWorkload(name, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return w
 }
 

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestTimeThatIsLeftIsShared(t *testing.T) {
@@ -18,10 +20,8 @@ func TestTimeThatIsLeftIsShared(t *testing.T) {
 		untils = append(untils, until.Sub(begun))
 		return nil
 	}
-	if err := inTurn(context.Background(), clock, end, []part{{1, note}, {3, note},
-		{1, note}}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, inTurn(context.Background(), clock, end, []part{{1, note}, {3, note},
+		{1, note}}))
 	for i, want := range []time.Duration{2 * time.Hour, 7*time.Hour + 30*time.Minute,
 		10 * time.Hour} {
 		// none of them takes any

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
 
@@ -19,9 +20,7 @@ func start(t *testing.T, mode string) *Driver {
 	t.Helper()
 	p := fake(t, mode, mode, Host)
 	d, err := StartDriver(p.Name, p.Command, p.Env)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(d.Kill)
 	return d
 }

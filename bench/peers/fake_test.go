@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
 
@@ -173,9 +174,7 @@ func (e *fakeEnd) Receive() (bool, error) {
 func fake(t *testing.T, name, mode string, lane Lane) Participant {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return Participant{Name: name, Lane: lane, Command: []string{exe},
 		Env: []string{modeVariable + "=" + mode}}
 }

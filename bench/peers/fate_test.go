@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // fated is a runner of so many participants.
@@ -25,9 +27,7 @@ func fated(t *testing.T, count int, fate time.Duration) *runner {
 
 func TestDeathIsTimed(t *testing.T) {
 	r := fated(t, 1, ample)
-	if err := r.killed(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.killed(context.Background()))
 	rows := r.report.Rows
 	if len(rows) != 1 || rows[0].Kind != KindKilled || !strings.Contains(rows[0].Said, "gone") ||
 		rows[0].Reason != "" || rows[0].Seconds >= ample.Seconds() {
@@ -40,9 +40,7 @@ func TestFrozenPairsSleepTogether(t *testing.T) {
 	const count = fateAtOnce + 1
 	r := fated(t, count, 100*time.Millisecond)
 	r.seats[0].failures = failuresMax // it is out
-	if err := r.frozen(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.frozen(context.Background()))
 	if len(r.report.Rows) != count-1 {
 		t.Fatalf("%d rows", len(r.report.Rows))
 	}
@@ -56,9 +54,7 @@ func TestFrozenPairsSleepTogether(t *testing.T) {
 
 func TestFateThatDoesNotFitIsLeftOut(t *testing.T) {
 	r := fated(t, 2, 2*time.Hour)
-	if err := r.frozen(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.frozen(context.Background()))
 	if rows := r.report.Rows; len(rows) != 2 || rows[0].Reason != errLate.Error() {
 		t.Errorf("%+v", rows)
 	}

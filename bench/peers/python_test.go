@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -52,9 +54,7 @@ func TestOursFromPythonMovesBytes(t *testing.T) {
 		}
 		t.Run(p.Name, func(t *testing.T) {
 			pair, err := OpenPair(context.Background(), p, 4<<20)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			defer pair.Close()
 			for _, shape := range []Shape{{"write", 656, 64, false}, {"read", 4096, 16, true}} {
 				local, remote := shape.places(pair.Memory)
@@ -106,16 +106,12 @@ func numpyAlone(t *testing.T, interpreter string) string {
 	t.Helper()
 	out, err := exec.Command(interpreter, "-c", "import numpy, os; "+
 		"print(os.path.dirname(numpy.__file__))").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	numpy := strings.TrimSpace(string(out))
 	dir := t.TempDir()
 	for _, name := range []string{"numpy", "numpy.libs"} {
-		if err := os.Symlink(filepath.Join(filepath.Dir(numpy), name),
-			filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Symlink(filepath.Join(filepath.Dir(numpy), name),
+			filepath.Join(dir, name)))
 	}
 	return dir
 }
@@ -126,9 +122,7 @@ func TestPythonLoopMovesBytesAndCountsTime(t *testing.T) {
 		"testdata/fake_peer.py"}, Scripted: true}
 	o := testOptions()
 	report, err := Run(context.Background(), []Participant{p}, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	rows := rowsOf(report, "fake", KindTransfer)
 	if want := len(Shapes(o.Memory/2, true)); len(rows) != want {
 		t.Fatalf("%d rows for %d shapes: %+v", len(rows), want, rows)

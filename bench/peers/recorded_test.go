@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // TestTextOfARecordedRun holds the text against that of a part of a run. After a change that is
@@ -14,22 +16,14 @@ import (
 // bench/peers/testdata/recorded.
 func TestTextOfARecordedRun(t *testing.T) {
 	file, err := os.Open("testdata/recorded.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer file.Close()
 	report, err := Read(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want, err := os.ReadFile("testdata/recorded.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var got bytes.Buffer
-	if err := report.Text(&got); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, report.Text(&got))
 	if !bytes.Equal(got.Bytes(), want) {
 		t.Errorf("the text is\n%s", got.String())
 	}

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestRosterOfEachLane(t *testing.T) {
@@ -63,12 +65,8 @@ func TestWithoutAnRDMADeviceIsARow(t *testing.T) {
 		!strings.Contains(err.Error(), "make bench-rdma") {
 		t.Errorf("without a device: %v", err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "mlx5_0"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "mlx5_0"), nil, 0o600))
 	pair, err := OpenPair(context.Background(), p, 1<<20)
-	if err != nil {
-		t.Fatalf("with a device: %v", err)
-	}
+	require.NoError(t, err, "with a device")
 	pair.Close()
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // testOptions are as short as a run can be.
@@ -37,9 +39,7 @@ func TestRunMakesRowsOfWhateverHappens(t *testing.T) {
 	}
 	list[0].Ours = true
 	report, err := Run(context.Background(), list, testOptions())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	shapes := Shapes(2<<20, true)
 	for _, peer := range []string{"ours", "theirs"} {
 		rows := rowsOf(report, peer, KindTransfer)
@@ -100,16 +100,12 @@ func wantReasons(t *testing.T, report *Report, shapes int) {
 func wantReadable(t *testing.T, report *Report) {
 	t.Helper()
 	var file, text bytes.Buffer
-	if err := report.Write(&file); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, report.Write(&file))
 	again, err := Read(&file)
 	if err != nil || !reflect.DeepEqual(again, report) {
 		t.Errorf("a report that was written and read is another: %v", err)
 	}
-	if err := report.Text(&text); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, report.Text(&text))
 	for _, row := range report.Rows {
 		if !strings.Contains(text.String(), row.Peer) {
 			t.Errorf("the text does not name %s", row.Peer)
@@ -121,9 +117,7 @@ func TestRunThatIsLateSaysSo(t *testing.T) {
 	o := testOptions()
 	o.Limit = time.Nanosecond
 	report, err := Run(context.Background(), []Participant{fake(t, "ours", "good", TCP)}, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	rows := rowsOf(report, "ours", KindTransfer)
 	if len(rows) == 0 || rows[len(rows)-1].Reason != errLate.Error() {
 		t.Errorf("rows: %+v", rows)
@@ -142,9 +136,7 @@ func TestRunWhoseTimeEndsSaysWhatItLeftOut(t *testing.T) {
 		}
 	}
 	report, err := Run(context.Background(), []Participant{fake(t, "ours", "good", Host)}, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	rows := rowsOf(report, "ours", KindTransfer)
 	if want := len(Shapes(o.Memory/2, true)); len(rows) != want {
 		t.Errorf("%d rows for %d shapes", len(rows), want)
@@ -169,9 +161,7 @@ func TestDriverThatHangsEndsWithTheRun(t *testing.T) {
 	o := testOptions()
 	o.Limit = 300 * time.Millisecond
 	report, err := Run(context.Background(), []Participant{fake(t, "hung", "hangs", Host)}, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if rows := rowsOf(report, "hung", KindTransfer); len(rows) != 1 ||
 		rows[0].Reason != errLate.Error() {
 		t.Errorf("rows: %+v", rows)
@@ -187,9 +177,7 @@ func TestFileLaneHasShapesAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	report, err := Run(context.Background(), []Participant{p}, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	rows := rowsOf(report, "ours", KindTransfer)
 	if len(rows) != len(FileShapes(o.Memory/2, true)) {
 		t.Fatalf("%d rows", len(rows))

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/bench/peers"
@@ -23,9 +24,7 @@ func opened(t *testing.T, n uint64) *end {
 	dir := t.TempDir()
 	e := &end{folder: dir}
 	a, err := e.Open(&peers.Request{Bytes: n})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { e.Close() })
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 		t.Errorf("the file has a name: %v, %v", left, err)
@@ -53,9 +52,7 @@ func TestFileIsReachedByItsCard(t *testing.T) {
 	if _, err := e.WriteAt([]byte("mark"), 5000); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(e.Cache(false), e.Cache(true)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(e.Cache(false), e.Cache(true)))
 	got := make([]byte, 4)
 	if _, err := e.ReadAt(got, 5000); err != nil || !bytes.Equal(got, []byte("mark")) {
 		t.Errorf("%q, %v", got, err)
@@ -81,9 +78,7 @@ func TestPageCacheIsAsAsked(t *testing.T) {
 		_, err := unix.Preadv2(int(e.Fd()), [][]byte{make([]byte, 1)}, off, unix.RWF_NOWAIT)
 		return err
 	}
-	if err := e.Cache(true); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, e.Cache(true))
 	if err := at(n - 1); errors.Is(err, unix.EOPNOTSUPP) {
 		unavailable(e.system() + " cannot say what is in the page cache")
 	}
@@ -92,9 +87,7 @@ func TestPageCacheIsAsAsked(t *testing.T) {
 			t.Fatalf("byte %d is not there: %v", off, err)
 		}
 	}
-	if err := e.Cache(false); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, e.Cache(false))
 	if err := at(n / 2); err != unix.EAGAIN {
 		t.Errorf("after all was dropped: %v", err)
 	}

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/bench/peers"
 	"github.com/sluicehq/sluice/driver"
 )
@@ -19,10 +21,8 @@ func TestRunOfAShape(t *testing.T) {
 	if err := e.Connect("no card"); err == nil {
 		t.Error("it read what is no card")
 	}
-	if err := e.Connect(base64.StdEncoding.EncodeToString(
-		[]byte(`{"path": "/tmp/x", "bytes": 4096}`))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, e.Connect(base64.StdEncoding.EncodeToString(
+		[]byte(`{"path": "/tmp/x", "bytes": 4096}`))))
 	for _, c := range []struct {
 		op     string
 		size   uint64
@@ -30,9 +30,7 @@ func TestRunOfAShape(t *testing.T) {
 		want   driver.Op
 	}{{"write", 4096, false, driver.Write}, {"read", 656, true, driver.Read}} {
 		p, err := e.Prepare(c.op, c.size, make([]int32, 5), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		run := p.(*posting)
 		if run.fio.Path != "/tmp/x" || run.fio.Cached != c.cached || run.shape.Op != c.want ||
 			run.shape.Batch != 5 || run.shape.Size != c.size || run.shape.Spread != 4096 {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/rdma"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/bench/peers"
@@ -37,9 +39,7 @@ func TestLanesOfUCX(t *testing.T) {
 	}
 	for op, want := range map[string]string{"write": "ucp_put_bw", "read": "ucp_get"} {
 		p, err := e.Prepare(op, 4096, make([]int32, 3), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if run := p.(*posting).run; run.Test != want || run.Size != 4096 || run.Window != 3 {
 			t.Errorf("%+v", run)
 		}

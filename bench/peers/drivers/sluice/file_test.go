@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/bench/peers"
 )
 
@@ -19,18 +21,14 @@ import (
 func TestFileMovesBothKindsOfPieces(t *testing.T) {
 	const whole = 1 << 20
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, make([]byte, whole), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, make([]byte, whole), 0o600))
 	e := &fileEnd{}
 	defer e.close()
 	if _, err := e.Open(&peers.Request{Lane: "file", Bytes: whole}); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Connect(base64.StdEncoding.EncodeToString(fmt.Appendf(nil, `{"path": %q}`,
-		path))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, e.Connect(base64.StdEncoding.EncodeToString(fmt.Appendf(nil, `{"path": %q}`,
+		path))))
 	for i := range e.memory {
 		e.memory[i] = byte(i * 7)
 	}
@@ -39,9 +37,7 @@ func TestFileMovesBothKindsOfPieces(t *testing.T) {
 		local, remote := []int32{3, 0, 7}, []int32{5, 9, 2}
 		move(t, e, "write", size, local, remote)
 		got, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for i := range local {
 			if !bytes.Equal(got[uint64(remote[i])*size:][:size],
 				want[uint64(local[i])*size:][:size]) {
@@ -62,12 +58,8 @@ func TestFileMovesBothKindsOfPieces(t *testing.T) {
 func move(t *testing.T, e *fileEnd, op string, size uint64, local, remote []int32) {
 	t.Helper()
 	p, err := e.Prepare(op, size, local, remote)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(p.Post(context.Background()), p.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(p.Post(context.Background()), p.Close()))
 }
 
 func TestFileIsForItsLaneAlone(t *testing.T) {
