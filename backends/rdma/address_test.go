@@ -11,6 +11,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -27,9 +29,7 @@ func someAddress() address {
 func TestAddress(t *testing.T) {
 	a := someAddress()
 	b, err := a.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	got, err := decodeAddress(b)
 	if err != nil || !reflect.DeepEqual(got, a) {
 		t.Fatalf("%+v, %v, want %+v", got, err, a)
@@ -83,9 +83,7 @@ func FuzzDecodeAddress(f *testing.F) {
 			return
 		}
 		again, err := a.encode()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if b, err := decodeAddress(again); err != nil || !reflect.DeepEqual(a, b) ||
 			len(again) != len(body)+addressCheck {
 			t.Errorf("%x is read as %+v, which is written %x (%v)", body, a, again, err)

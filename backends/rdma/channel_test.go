@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
@@ -19,18 +21,12 @@ func channels(t *testing.T) (a, b *channel) {
 	t.Helper()
 	leak.Check(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer l.Close()
 	there, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	here, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	a, b = newChannel(here, patience), newChannel(there, patience)
 	t.Cleanup(func() {
 		for _, c := range []*channel{a, b} {

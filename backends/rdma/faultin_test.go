@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -23,9 +24,7 @@ func freshMemory(t testing.TB, n int) []byte {
 	t.Helper()
 	mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|
 		unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return mem
 }
 
@@ -33,9 +32,7 @@ func registerMemory(t testing.TB, b *Backend, mem []byte, readOnly bool) *memory
 	t.Helper()
 	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: uint64(len(mem)), Mem: mem,
 		ReadOnly: readOnly, Secret: [16]byte{1}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return m.(*memory)
 }
 
@@ -45,9 +42,7 @@ func TestLargeMemoryIsFaultedIn(t *testing.T) {
 	f, open := standIn(t, 2)
 	leak.Check(t, f.InUse)
 	b, err := open(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer b.Close()
 	b.finders = 3
 	mem := freshMemory(t, faultInMin)
@@ -83,9 +78,8 @@ func TestLargeMemoryThatIsReadOnly(t *testing.T) {
 	p := &pair{outcomes: map[uint64]error{}}
 	for i, b := range []**Backend{&p.near, &p.far} {
 		var err error
-		if *b, err = open(Config{Devices: fmt.Sprintf("fake%d", i)}); err != nil {
-			t.Fatal(err)
-		}
+		*b, err = open(Config{Devices: fmt.Sprintf("fake%d", i)})
+		require.NoError(t, err)
 		defer (*b).Close()
 	}
 	p.far.finders = 3
@@ -93,9 +87,7 @@ func TestLargeMemoryThatIsReadOnly(t *testing.T) {
 	mem := freshMemory(t, faultInMin)
 	defer unix.Munmap(mem)
 	scribble(mem[1<<20:2<<20], 3)
-	if err := unix.Mprotect(mem, unix.PROT_READ); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Mprotect(mem, unix.PROT_READ))
 	r, l := registerMemory(t, p.far, mem, true), register(t, p.near, 1<<20)
 	if !r.pinned.readOnly {
 		t.Error("pinned to be written to")

@@ -21,9 +21,7 @@ func TestFenceOfUntold(t *testing.T) {
 	m := register(t, p.far, 4096)
 	for round := range 3 {
 		for range 5 {
-			if err := p.far.Fence(t.Context(), m.Key()); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, p.far.Fence(t.Context(), m.Key()))
 		}
 		if got := fakeOf(p.far).revokes; got != round {
 			t.Errorf("round %d: %d keys revoked, want one for each epoch with an import", round,
@@ -59,9 +57,7 @@ func TestFenceTells(t *testing.T) {
 	p := openPair(t, Config{})
 	l, r := register(t, p.near, 100), register(t, p.far, 100)
 	key := p.imports(t, r)
-	if err := p.far.Fence(t.Context(), r.Key()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.far.Fence(t.Context(), r.Key()))
 	d := writeOf(driver.Desc{Len: 100, LocalKey: l.key, RemoteKey: key})
 	eventually(t, "the news that the epoch is over", func() bool {
 		p.tag++
@@ -181,12 +177,8 @@ func TestReusedKey(t *testing.T) {
 	m := register(t, p.far, 4096)
 	p.imports(t, m)
 	old, err := m.AppendToken(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
 	next := register(t, p.far, 4096)
 	if next.Key() != m.Key() {
 		t.Fatalf("key %d, want %d again", next.Key(), m.Key())

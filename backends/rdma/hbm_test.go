@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -39,14 +40,11 @@ func newCard(t testing.TB, addr uint64, n int) *card {
 	if err == nil {
 		err = unix.Ftruncate(fd, int64(n))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	c := &card{fd: fd, addr: addr}
-	if c.file, err = unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_SHARED); err != nil {
-		t.Fatal(err)
-	}
+	c.file, err = unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = unix.Munmap(c.file) })
 	return c
 }
@@ -60,18 +58,14 @@ func (c *card) segment(off, n uint64) driver.Segment {
 // close closes the program's descriptor.
 func (c *card) close(t testing.TB) {
 	t.Helper()
-	if err := unix.Close(c.fd); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Close(c.fd))
 }
 
 // cardsOpen counts descriptors of cards in this process.
 func cardsOpen(t testing.TB) (n int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, e := range entries {
 		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil &&
 			strings.Contains(target, cardName) {
@@ -94,9 +88,8 @@ func openHBM(t *testing.T, open func(Config) (*Backend, error), cfg Config) *pai
 	for i, b := range []**Backend{&p.near, &p.far} {
 		cfg.Devices = fmt.Sprintf("fake%d,fake%d", 2*i, 2*i+1)
 		var err error
-		if *b, err = open(cfg); err != nil {
-			t.Fatal(err)
-		}
+		*b, err = open(cfg)
+		require.NoError(t, err)
 		t.Cleanup(func() {
 			if err := (*b).Close(); err != nil {
 				t.Errorf("close backend: %v", err)
@@ -110,9 +103,7 @@ func openHBM(t *testing.T, open func(Config) (*Backend, error), cfg Config) *pai
 func registerHBM(t testing.TB, b *Backend, seg driver.Segment) *memory {
 	t.Helper()
 	m, err := b.Register(seg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return m.(*memory)
 }
 
@@ -192,9 +183,7 @@ func TestHBM(t *testing.T) {
 func (p *pair) fenceHBM(t *testing.T, l, r *memory, key uint32, near, far []byte) {
 	t.Helper()
 	before := bytes.Clone(far)
-	if err := p.far.Fence(t.Context(), r.Key()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.far.Fence(t.Context(), r.Key()))
 	scribble(near, 4)
 	if err := p.move(t, driver.Write, driver.Desc{Len: 1 << 20, LocalKey: l.key,
 		RemoteKey: key}); !errors.Is(err, driver.ErrRevoked) {
@@ -227,9 +216,7 @@ func TestHBMLeases(t *testing.T) {
 	}
 	pinned := f.Device(2).Get(fakeverbs.DMABufs)
 	part, err := whole.Slice(10_001, 20_000, [16]byte{2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	lease := registerHBM(t, p.far, part)
 	if got := f.Device(2).Get(fakeverbs.DMABufs); got != pinned || cardsOpen(t) != 1 {
 		t.Errorf("%d registrations for a part, %d descriptors", got-pinned, cardsOpen(t))
@@ -305,9 +292,7 @@ func TestHBMWithoutMeans(t *testing.T) {
 		f.Device(i).Set(fakeverbs.DMABufErrno, uint32(syscall.EOPNOTSUPP))
 	}
 	b, err := open(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer b.Close()
 	if pairs := b.Caps().Pairs; pairs[driver.HBM] != 0 || !pairs.Serves(driver.DRAM, driver.HBM) {
 		t.Errorf("pairs %v", pairs)
@@ -353,10 +338,8 @@ func TestHBMByPeermem(t *testing.T) {
 		f.Device(i).Set(fakeverbs.DMABufErrno, uint32(syscall.EOPNOTSUPP))
 	}
 	kernel := standInSysfs(t, 4)
-	if err := os.MkdirAll(filepath.Join(kernel.root, "module", "nvidia_peermem"),
-		0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Join(kernel.root, "module", "nvidia_peermem"),
+		0o755))
 	p := openHBM(t, open, Config{sysfs: kernel})
 	if !p.near.Caps().Pairs.Serves(driver.HBM, driver.HBM) {
 		t.Errorf("pairs %v", p.near.Caps().Pairs)
@@ -392,9 +375,7 @@ func TestHBMThatIsWrong(t *testing.T) {
 	f, open := standIn(t, 2)
 	leak.Check(t, f.InUse)
 	b, err := open(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer b.Close()
 	c := newCard(t, 1<<45, 8192)
 	long := c.segment(0, 8192)
@@ -441,52 +422,35 @@ func TestHBMByTheEngine(t *testing.T) {
 	var regions [2]*engine.Region
 	for i, c := range cards {
 		b, err := open(Config{Devices: fmt.Sprintf("fake%d", i)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if ends[i], err = engine.Open(engine.Config{Backends: []driver.Backend{b}}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		ends[i], err = engine.Open(engine.Config{Backends: []driver.Backend{b}})
+		require.NoError(t, err)
 		defer ends[i].Close()
 		seg := c.segment(0, 1<<20)
 		seg.Secret = [16]byte{}
-		if regions[i], err = ends[i].Register("hbm", seg); err != nil {
-			t.Fatal(err)
-		}
+		regions[i], err = ends[i].Register("hbm", seg)
+		require.NoError(t, err)
 		c.close(t)
 	}
 	about, err := ends[1].Describe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	peer, err := ends[0].Connect(t.Context(), about)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	remote, err := peer.Remote("hbm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	lease, err := regions[1].Lease(8192, 4096, engine.LeaseOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	leased, err := peer.Import(lease.Token())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	tr, err := ends[0].NewTransfer(peer, engine.Write, engine.Route{Only: "rdma"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	scribble(cards[0].file, 9)
 	want := bytes.Clone(cards[1].file)
 	copy(want[100:], cards[0].file[7:][:5000])
 	copy(want[8192+10:], cards[0].file[:4000])
-	if err := errors.Join(tr.Add(regions[0], 7, remote, 100, 5000), tr.Add(regions[0], 0, leased,
-		10, 4000), tr.Post(), tr.Wait(t.Context()), tr.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t,
+		errors.Join(tr.Add(regions[0], 7, remote, 100, 5000), tr.Add(regions[0], 0, leased,
+			10, 4000), tr.Post(), tr.Wait(t.Context()), tr.Close()))
 	if !bytes.Equal(cards[1].file, want) {
 		t.Error("other bytes, or elsewhere")
 	}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -16,9 +18,7 @@ import (
 func TestRegisterHolds(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	buf, err := hostmem.Alloc(64<<10, hostmem.Options{Purpose: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = buf.Close() }) // after the backends
 	p := &pair{near: openFakeBackend(t, Config{}), far: openFakeBackend(t, Config{KeysMax: 1})}
 	p.peer = p.connect(t)
@@ -29,9 +29,7 @@ func TestRegisterHolds(t *testing.T) {
 		}
 	}
 	registered, err := p.far.Register(buf.Segment())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m := registered.(*memory)
 	renews("while it is registered", driver.ErrBusy)
 	p.imports(t, m)
@@ -43,18 +41,14 @@ func TestRegisterHolds(t *testing.T) {
 		t.Fatalf("close memory whose key the NIC keeps: %v", err)
 	}
 	renews("while a NIC keeps its key", driver.ErrBusy)
-	if err := m.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.Close())
 	renews("when it is closed", nil)
 	other := register(t, p.far, 100)
 	if _, err := p.far.Register(buf.Segment()); !errors.Is(err, driver.ErrFull) {
 		t.Errorf("one memory too many: %v", err)
 	}
 	renews("after it was refused a key", nil)
-	if err := other.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, other.Close())
 	p.far.locked = memlock{limits: func() (uint64, uint64, bool) { return 4096, 0, true }}
 	if _, err := p.far.Register(buf.Segment()); !errors.Is(err, driver.ErrUnavailable) {
 		t.Errorf("more than may be pinned: %v", err)

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -25,9 +27,7 @@ type stranger struct {
 func newStranger(t *testing.T, b *Backend) *stranger {
 	t.Helper()
 	conn, err := net.DialTimeout("tcp", b.address.control[0].String(), patience)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(patience))
 	return &stranger{t, conn}
@@ -53,9 +53,7 @@ func (s *stranger) hear() any {
 			return nil
 		}
 		m, err := decodeControl(body)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		require.NoError(s.t, err)
 		if _, is := m.(ping); !is {
 			return m
 		}
@@ -170,16 +168,12 @@ func TestHostileOwner(t *testing.T) {
 			(&expired{key: 9, epoch: 9}).encode(), farewell{}.encode(), farewell{}.encode()},
 	} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		a := b.address
 		a.control = nil
 		a.control = append(a.control, l.Addr().(*net.TCPAddr).AddrPort())
 		addr, err := a.encode()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		go answerAll(t, l, answers)
 		begin := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

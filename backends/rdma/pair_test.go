@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -42,9 +44,7 @@ func openPair(t *testing.T, cfg Config) *pair {
 func openFakeBackend(t *testing.T, cfg Config) *Backend {
 	t.Helper()
 	b, err := newFake(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Errorf("close backend: %v", err)
@@ -58,9 +58,7 @@ func (p *pair) connect(t *testing.T) *peer {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	c, err := p.near.Connect(ctx, p.far.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return c.(*peer)
 }
 
@@ -68,9 +66,7 @@ func register(t *testing.T, b *Backend, n int) *memory {
 	t.Helper()
 	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: uint64(n), Mem: make([]byte, n),
 		Secret: [16]byte{1}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return m.(*memory)
 }
 
@@ -78,9 +74,7 @@ func register(t *testing.T, b *Backend, n int) *memory {
 func (p *pair) imports(t *testing.T, m *memory) uint32 {
 	t.Helper()
 	token, err := m.AppendToken(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	key, size, err := p.peer.Import(token)
 	end := time.Now().Add(patience)
 	for errors.Is(err, driver.ErrTimeout) && time.Now().Before(end) {
@@ -100,9 +94,7 @@ func (p *pair) write(t *testing.T, l *memory, remote uint32, msg []byte) (tag ui
 	if msg != nil {
 		b.Tail, b.Notify = driver.NotifyTail, msg
 	}
-	if err := p.peer.Submit(p.tag, b); err != nil {
-		t.Fatalf("submit: %v", err)
-	}
+	require.NoError(t, p.peer.Submit(p.tag, b), "submit")
 	return p.tag
 }
 
@@ -116,9 +108,7 @@ func (p *pair) await(t *testing.T, tag uint64) error {
 	var done [8]driver.Completion
 	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Microsecond) {
 		n, err := p.near.Poll(done[:])
-		if err != nil {
-			t.Fatalf("poll: %v", err)
-		}
+		require.NoError(t, err, "poll")
 		for _, c := range done[:n] {
 			if _, twice := p.outcomes[c.Tag]; twice {
 				t.Errorf("tag %d completed twice", c.Tag)
@@ -149,9 +139,7 @@ func received(t *testing.T, b *Backend) []driver.Message {
 	t.Helper()
 	msgs := make([]driver.Message, 16)
 	n, err := b.Receive(msgs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return msgs[:n]
 }
 
@@ -216,9 +204,7 @@ func TestAnswerIsLost(t *testing.T) {
 		link.mu.Lock()
 		link.echo = 1 + i%2 // the piece, or the message
 		link.mu.Unlock()
-		if err := p.await(t, p.write(t, l, remote, []byte{byte(i)})); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.await(t, p.write(t, l, remote, []byte{byte(i)})))
 		var msgs []driver.Message
 		eventually(t, "a message", func() bool {
 			msgs = append(msgs, received(t, p.far)...)
@@ -319,9 +305,7 @@ func TestPortsDown(t *testing.T) {
 	for round := range 4 {
 		tag := p.write(t, l, remote, nil)
 		fake.port(round%2, false)
-		if err := p.await(t, tag); err != nil {
-			t.Fatalf("with one port: %v", err)
-		}
+		require.NoError(t, p.await(t, tag), "with one port")
 		eventually(t, "a failed queue pair", func() bool {
 			return p.live() == 1 && !p.near.Rails()[round%2].Up
 		})
@@ -361,9 +345,7 @@ func TestOwnerCloses(t *testing.T) {
 		tags = append(tags, p.write(t, l, remote, nil))
 	}
 	begin := time.Now()
-	if err := p.far.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.far.Close())
 	for _, tag := range tags {
 		if err := p.await(t, tag); err != nil && !errors.Is(err, driver.ErrPeerLost) &&
 			!errors.Is(err, driver.ErrRevoked) {

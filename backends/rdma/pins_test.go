@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -26,9 +28,7 @@ func TestPinsAreShared(t *testing.T) {
 	add := func(part []byte, want int) *memory {
 		t.Helper()
 		m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: uint64(len(part)), Mem: part})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if got := fakeOf(b).pinned(); got != want {
 			t.Errorf("%d pins, want %d", got, want)
 		}

@@ -28,9 +28,7 @@ type muffler struct {
 func newMuffler(t *testing.T, owner netip.AddrPort) *muffler {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m := &muffler{listener: l}
 	m.passing.Go(func() { m.serve(owner) })
 	t.Cleanup(func() {
@@ -77,15 +75,11 @@ func (p *pair) muffle(t *testing.T) *muffler {
 	m := newMuffler(t, a.control[0])
 	a.control = []netip.AddrPort{m.listener.Addr().(*net.TCPAddr).AddrPort()}
 	addr, err := a.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	c, err := p.near.Connect(ctx, addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p.peer = c.(*peer)
 	return m
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/guest"
@@ -78,9 +80,7 @@ func TestRealHBM(t *testing.T) {
 	}
 	defer b.Close()
 	pipe, other, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer pipe.Close()
 	defer other.Close()
 	_, err = b.Register(driver.Segment{Kind: driver.HBM, Addr: 1 << 46, Len: 4096,

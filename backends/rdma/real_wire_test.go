@@ -81,16 +81,12 @@ const wiredBytes = 2 << 20
 func (w *wired) real(t *testing.T, b *Backend) *memory {
 	t.Helper()
 	buffer, err := hostmem.Alloc(wiredBytes, hostmem.Options{Purpose: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = buffer.Close() })
 	seg := buffer.Segment()
 	seg.Secret = [16]byte{7}
 	m, err := b.Register(seg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = m.Close() })
 	return m.(*memory)
 }
@@ -145,9 +141,7 @@ func (w *wired) finish(t *testing.T) {
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // TestRealWireBad bears delays and a wire that loses a part.

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -58,9 +60,7 @@ func openSoak(t *testing.T, open func(Config) (*Backend, error), seed uint64) *s
 		*b, err = open(Config{Devices: fmt.Sprintf("fake%d,fake%d", i, i+2),
 			Timeout: time.Millisecond, Retries: 1,
 			Slice: 32 << 10, Grace: time.Second, Failure: 5 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		t.Cleanup(func() {
 			if err := (*b).Close(); err != nil {
 				t.Errorf("close backend: %v", err)
@@ -140,9 +140,7 @@ func (s *soak) disturb(t *testing.T, p *soakPlace) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := s.far.Fence(ctx, p.remote.key); err != nil {
-		t.Fatalf("fence: %v", err)
-	}
+	require.NoError(t, s.far.Fence(ctx, p.remote.key), "fence")
 	p.fenced = true
 	p.still = bytes.Clone(p.remote.bytes)
 }
@@ -177,9 +175,7 @@ func (s *soak) finish(t *testing.T, c driver.Completion) {
 func (s *soak) poll(t *testing.T) {
 	var done [8]driver.Completion
 	n, err := s.near.Poll(done[:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, c := range done[:n] {
 		s.finish(t, c)
 	}

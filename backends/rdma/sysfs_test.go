@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // fixture is a /sys of two NICs on two nodes, and a soft-RoCE device on a third network device.
@@ -61,18 +63,14 @@ func newFixture(t *testing.T) *sysfs {
 	for line := range strings.Lines(strings.TrimSpace(fixture)) {
 		name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
 		at := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
 		var err error
 		if to, isLink := strings.CutPrefix(text, "-> "); isLink {
 			err = os.Symlink(filepath.Join(root, to), at)
 		} else {
 			err = os.WriteFile(at, []byte(text+"\n"), 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	return &sysfs{root: root, state: func(string) (bool, int) {
 		return true, 9000
