@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/tcp"
@@ -116,16 +118,10 @@ func startChain(t *testing.T, carrier string) (dir string) {
 	cmd.Env = append(os.Environ(), chainVariable+"="+dir, carrierVariable+"="+carrier)
 	cmd.Stderr = os.Stderr
 	input, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	output, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = input.Close()
 		_ = cmd.Process.Kill()
@@ -158,13 +154,9 @@ func TestChainsBetweenProcesses(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 2*limit)
 			defer cancel()
 			p, err := end.e.Dial(ctx, "unix", filepath.Join(dir, "socket"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			local, err := end.e.Register("local", end.hbm)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for _, there := range []string{"hbm", "file"} {
 				by := engine.Staged
 				if carrier == direct && there == "hbm" {
@@ -173,9 +165,7 @@ func TestChainsBetweenProcesses(t *testing.T) {
 				roundTrip(ctx, t, end, p, local, there, by)
 			}
 			onDisk, err := os.ReadFile(filepath.Join(dir, "file"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if want := readCard(t, end.hbm); !bytes.Equal(onDisk, want) {
 				t.Error("the file holds other bytes than the device")
 			}
@@ -189,9 +179,7 @@ func roundTrip(ctx context.Context, t *testing.T, end *chainEnd, p *engine.Peer,
 	local *engine.Region, there, by string) {
 	t.Helper()
 	m, err := p.Remote(there)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	x, err := end.e.Explain(p, local, m)
 	if err != nil || x.Chosen != by {
 		t.Fatalf("explained, %v:\n%v", err, &x)
@@ -241,9 +229,7 @@ func writeCard(t *testing.T, seg driver.Segment, b []byte) {
 	if err == nil {
 		err = d.Write(seg.Addr, b)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 func readCard(t *testing.T, seg driver.Segment) []byte {
@@ -253,8 +239,6 @@ func readCard(t *testing.T, seg driver.Segment) []byte {
 	if err == nil {
 		err = d.Read(b, seg.Addr)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return b
 }

@@ -36,9 +36,7 @@ func (r *rig) dialFar() farPeer {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	p, err := r.b.connectFar(ctx, r.b.Addr())
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	far := p.(farPeer)
 	r.p = far.p
 	return far
@@ -48,9 +46,7 @@ func (r *rig) dialFar() farPeer {
 func (r *rig) shared(far farPeer, n uint64) (*place, *ownBlock) {
 	r.t.Helper()
 	space, err := sharedHBM(n)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	r.t.Cleanup(func() {
 		_ = r.b.Close()
 		if err := space.Free(); err != nil {
@@ -66,9 +62,7 @@ func (r *rig) shared(far farPeer, n uint64) (*place, *ownBlock) {
 func (r *rig) farKey(far farPeer, m *memory) uint32 {
 	r.t.Helper()
 	token, err := m.AppendToken(nil)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	key, size, err := far.Import(token)
 	if err != nil || size != m.seg.Len {
 		r.t.Fatalf("import: %d bytes, %v", size, err)
@@ -81,16 +75,12 @@ func TestFarRefusals(t *testing.T) {
 	r, far := newFarRig(t, testConfig())
 	d, _ := r.shared(far, 1<<20)
 	token, err := d.m.AppendToken(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	guess := d.m.seg
 	guess.Secret[15] ^= 1
 	forged := &memory{b: r.b, key: d.m.key, seg: guess, now: d.m.now}
 	wrong, err := forged.AppendToken(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for what, b := range map[string][]byte{"another secret": wrong, "none": nil,
 		"a cut token": token[:len(token)-1]} {
 		_, _, err := far.Import(b)
@@ -99,14 +89,10 @@ func TestFarRefusals(t *testing.T) {
 	for what, alloc := range map[string]drivertest.Allocator{"AllocDevice": hbm,
 		"host memory": drivertest.HostMemory} {
 		space, err := alloc(1 << 20)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		m := r.register(space.Segment)
 		token, err := m.AppendToken(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		_, _, err = far.Import(token)
 		if !errors.Is(err, driver.ErrNotSupported) || !strings.Contains(err.Error(), what) {
 			t.Errorf("import of what no other process reaches: %v, want %q and %v", err, what,
@@ -150,9 +136,7 @@ func TestSilentProcess(t *testing.T) {
 	d, block := r.shared(silent, 4<<20)
 	l := r.local(drivertest.HostMemory, 1<<20)
 	seg, err := d.m.seg.Slice(2<<20, 1<<20, [16]byte{7})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	part := r.register(seg)
 	well := r.dialFar()
 	beside := &place{space: &drivertest.Space{Segment: seg,
@@ -165,9 +149,7 @@ func TestSilentProcess(t *testing.T) {
 	}
 	_ = silent.p.far.wire.conn.Close() // and the process lives
 	want, before := r.content(d), block.id
-	if err := r.b.Fence(context.Background(), d.m.key); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.b.Fence(context.Background(), d.m.key))
 	r.same("the content after a fence", r.content(d), want)
 	if block.id == before {
 		t.Error("a process may be writing, and the memory is the same")
@@ -176,9 +158,7 @@ func TestSilentProcess(t *testing.T) {
 	r.same("what a process wrote to memory that was taken away", r.content(d), want)
 	r.moveSoon(driver.Write, l, beside, driver.Desc{Len: 1 << 20})
 	r.same("what another process wrote beside", r.content(beside), r.content(l))
-	if err := r.b.Fence(context.Background(), d.m.key); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.b.Fence(context.Background(), d.m.key))
 	if block.id != before+1 {
 		t.Error("a second fence has taken the memory away again from a process that was shut out")
 	}
@@ -231,9 +211,7 @@ func (r *rig) moveSoon(op driver.Op, l, remote *place, d driver.Desc) {
 			r.t.Fatalf("submit: %v", err)
 		}
 	}
-	if err := r.end(r.tag); err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, r.end(r.tag))
 }
 
 // TestFarDrop drops imports, before and after the end of batches, until nothing is mapped any more.
@@ -271,24 +249,16 @@ func TestNonsense(t *testing.T) {
 	r, far := newFarRig(t, cfg)
 	d, _ := r.shared(far, 1<<20)
 	page, mem, err := sealed.New("test", pageBytes, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	small, less, err := sealed.New("test", 4096, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() {
 		_, _, _, _ = unix.Close(page), unix.Close(small), unix.Munmap(mem), unix.Munmap(less)
 	}()
 	soft, err := unix.MemfdCreate("test", unix.MFD_ALLOW_SEALING|unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer unix.Close(soft)
-	if err := unix.Ftruncate(soft, pageBytes); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Ftruncate(soft, pageBytes))
 	hello := head{Kind: sayHello}
 	for what, send := range map[string]func(*wire) error{
 		"one byte": func(w *wire) error {
@@ -353,13 +323,9 @@ func (w *wire) wantHungUp(t *testing.T, after string) {
 func (r *rig) silent() *wire {
 	r.t.Helper()
 	at, err := socketOf(r.b.Addr())
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	conn, err := dialUnix(at)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	r.t.Cleanup(func() { _ = conn.Close() })
 	return &wire{conn: conn}
 }

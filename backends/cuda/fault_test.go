@@ -9,6 +9,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -33,9 +35,7 @@ func TestRefusedInMidBatch(t *testing.T) {
 	}
 	libcuda.Set(t, fakecuda.RefuseResult, 2)
 	libcuda.Put(fakecuda.RefuseAfter, 7)
-	if err := r.p.Submit(1, &driver.Batch{Op: driver.Write, Descs: descs}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.p.Submit(1, &driver.Batch{Op: driver.Write, Descs: descs}))
 	err := r.end(1)
 	var piece *driver.PieceError
 	var said *gpu.Error
@@ -55,9 +55,7 @@ func (r *rig) refusedLaunch(l, d *place) {
 		Remote: driver.Side{Stride: 656}, LocalKey: l.m.key, RemoteKey: d.key}
 	for i := range uint64(2 * placesCount) {
 		libcuda.Put(fakecuda.RefuseAfter, 2)
-		if err := r.p.Submit(100+i, &driver.Batch{Op: driver.Write, Pattern: &p}); err != nil {
-			r.t.Fatal(err)
-		}
+		require.NoError(r.t, r.p.Submit(100+i, &driver.Batch{Op: driver.Write, Pattern: &p}))
 		var said *gpu.Error
 		if err := r.end(100 + i); !errors.As(err, &said) || said.Call != "gather by kernel" {
 			r.t.Errorf("a launch that was refused: %v", err)
@@ -73,19 +71,13 @@ func TestFault(t *testing.T) {
 		return
 	}
 	b, err := New(testConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p, err := b.Connect(context.Background(), b.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	r := &rig{t: t, b: b, p: p.(*peer)}
 	l := r.memory(drivertest.ForeignMemory, 1<<20)
 	seg, owner, err := b.AllocDevice(0, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m := r.register(seg)
 	d := &place{m: m, key: r.imported(m)}
 	r.move(driver.Write, l, d, driver.Desc{Len: 1 << 20})
@@ -102,9 +94,7 @@ func TestFault(t *testing.T) {
 	for len(outcomes) < tags {
 		var done [8]driver.Completion
 		n, err := b.Poll(done[:])
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, c := range done[:n] {
 			if _, twice := outcomes[c.Tag]; twice {
 				t.Fatalf("tag %d ended twice", c.Tag)
@@ -168,9 +158,7 @@ func TestTwoDevices(t *testing.T) {
 	cfg := testConfig()
 	cfg.Devices = []int{1}
 	other, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer other.Close()
 	_, err = other.Register(one.space.Segment)
 	sameError(t, "memory of a device that was left out", err, driver.ErrNotSupported)
@@ -192,12 +180,8 @@ func (r *rig) mixed(l, one, two *place) {
 		copy(want[i*8192:][:4096], r.content(l)[i*4096:])
 	}
 	r.tag++
-	if err := r.p.Submit(r.tag, &driver.Batch{Op: driver.Write, Descs: descs}); err != nil {
-		r.t.Fatal(err)
-	}
-	if err := r.end(r.tag); err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, r.p.Submit(r.tag, &driver.Batch{Op: driver.Write, Descs: descs}))
+	require.NoError(r.t, r.end(r.tag))
 	r.same("the first device", r.content(one), want)
 	for i := range 8 {
 		r.same("the second device", r.content(two)[i*8192:][:4096], want[i*8192:][:4096])
@@ -208,28 +192,18 @@ func (r *rig) mixed(l, one, two *place) {
 func TestEngine(t *testing.T) {
 	r := newRig(t, testConfig())
 	eng, err := engine.Open(engine.Config{Name: "cuda", Backends: []driver.Backend{r.b}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = eng.Close() })
 	const n = 2 << 20
 	host, err := drivertest.HostMemory(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	dev, err := hbm(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = eng.Close(); _ = host.Free(); _ = dev.Free() })
 	dram, err := eng.Register("dram", host.Segment)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = eng.Register("kv", dev.Segment)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	l, d := &place{space: host}, &place{space: dev}
 	r.fill(l)
 	r.transfer(eng, engine.Write, dram, "kv", n)
@@ -246,22 +220,12 @@ func (r *rig) transfer(eng *engine.Engine, op engine.Op, local *engine.Region, r
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	self, err := eng.Self()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	m, err := self.Remote(remote)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	t, err := eng.NewTransfer(self, op, engine.Route{Only: "cuda"})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	defer t.Close()
-	if err := errors.Join(t.Add(local, 0, m, 0, n), t.Post()); err != nil {
-		r.t.Fatal(err)
-	}
-	if err := t.Wait(ctx); err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, errors.Join(t.Add(local, 0, m, 0, n), t.Post()))
+	require.NoError(r.t, t.Wait(ctx))
 }

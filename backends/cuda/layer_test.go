@@ -9,6 +9,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
@@ -21,9 +23,7 @@ func TestLayer(t *testing.T) {
 	r := newRig(t, testConfig())
 	const n = 1 << 20
 	seg, owner, err := r.b.AllocDevice(0, 4*n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(r.b.Close(), owner.Close()); err != nil {
 			t.Error(err)
@@ -32,14 +32,10 @@ func TestLayer(t *testing.T) {
 	first, second := r.memory(hbm, n), r.memory(hbm, n)
 	want := r.content(first)
 	e, err := engine.Open(engine.Config{Name: "decode", Backends: []driver.Backend{r.b}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = e.Close() })
 	pool, err := e.Alloc(n, engine.AllocOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = e.Close(); _ = pool.Close() })
 	p := newProducer(t)
 	defer p.close()
@@ -76,9 +72,7 @@ func (r *rig) layer(e *engine.Engine, seg driver.Segment, pool *engine.Memory, o
 	r.t.Helper()
 	must := func(err error) {
 		r.t.Helper()
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		require.NoError(r.t, err)
 	}
 	host, err := e.Register("pool", pool.Segment())
 	must(err)

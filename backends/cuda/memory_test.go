@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
@@ -24,14 +25,10 @@ func TestRegisterRefuses(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	s, err := hbm(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	good := s.Segment
 	host, err := drivertest.HostMemory(4096)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer host.Free()
 	for name, c := range map[string]struct {
 		change func(*driver.Segment)
@@ -64,9 +61,7 @@ func TestRegisterRefuses(t *testing.T) {
 			t.Errorf("%s: %v, want %v and %q", name, err, c.want, c.text)
 		}
 	}
-	if err := s.Free(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Free())
 	if _, err := r.b.Register(good); !errors.Is(err, driver.ErrBounds) ||
 		!strings.Contains(err.Error(), "freed") {
 		t.Errorf("memory that was freed: %v", err)
@@ -80,9 +75,7 @@ func TestFreedUnderARegistration(t *testing.T) {
 	r := newRig(t, testConfig())
 	l, good := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
 	gone := r.memory(hbm, 1<<20)
-	if err := gone.space.Free(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gone.space.Free())
 	gone.space.Free = nil
 	for _, op := range []driver.Op{driver.Read, driver.Write} {
 		err := r.end(r.submit(op, l, gone, driver.Desc{Len: 4096}))
@@ -107,16 +100,12 @@ func TestPins(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	s, err := drivertest.HostMemory(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer s.Free()
 	before := libcuda.Get(fakecuda.Pins)
 	whole := r.register(s.Segment)
 	part, err := s.Segment.Slice(4096, 8192, [16]byte{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	inner := r.register(part)
 	if n := libcuda.Get(fakecuda.Pins) - before; n != 1 || pins.bytes() != 1<<20 {
 		t.Errorf("%d ranges and %d bytes are pinned for a range and a part of it", n, pins.bytes())
@@ -142,14 +131,10 @@ func TestNotPinned(t *testing.T) {
 	r := newRig(t, testConfig())
 	d := r.memory(hbm, 4<<20)
 	whole, err := drivertest.HostMemory(4 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = r.b.Close(); _ = whole.Free() })
 	half, err := whole.Segment.Slice(0, 2<<20, [16]byte{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	r.register(half)
 	overlapping := func(uint64) (*drivertest.Space, error) {
 		return &drivertest.Space{Segment: whole.Segment}, nil
@@ -184,13 +169,9 @@ func TestPinnedByTheProgram(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	s, err := drivertest.HostMemory(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	other, err := openCard(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := other.Pin(s.Segment.Mem); err != nil {
 		t.Fatal(err)
 	}
@@ -215,9 +196,7 @@ func TestPinnedByTheProgram(t *testing.T) {
 func TestAllocDevice(t *testing.T) {
 	r := newRig(t, testConfig())
 	seg, owner, err := r.b.AllocDevice(0, 3<<20+5)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if seg.Len != 3<<20+5 || seg.Check() != nil {
 		t.Errorf("%+v: %v", seg, seg.Check())
 	}
@@ -232,9 +211,7 @@ func TestAllocDevice(t *testing.T) {
 	if libcuda != nil {
 		r.exported(seg, want)
 	}
-	if err := r.b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.b.Close())
 	for range 2 {
 		if err := owner.Close(); err != nil {
 			t.Errorf("close after the backend: %v", err)
@@ -281,9 +258,7 @@ func TestOldDriverMoves(t *testing.T) {
 	unavailable(t, peersConfig(), "Config.Peers")
 	r := newRig(t, testConfig())
 	seg, owner, err := r.b.AllocDevice(1, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if seg.DMABuf != nil || seg.Addr%uint64(os.Getpagesize()) != 0 {
 		t.Errorf("%+v", seg)
 	}
@@ -324,12 +299,8 @@ func (r *rig) manyDescs() {
 			}
 		}
 		r.tag++
-		if err := r.p.Submit(r.tag, &driver.Batch{Op: op, Descs: descs}); err != nil {
-			r.t.Fatal(err)
-		}
-		if err := r.end(r.tag); err != nil {
-			r.t.Fatal(err)
-		}
+		require.NoError(r.t, r.p.Submit(r.tag, &driver.Batch{Op: op, Descs: descs}))
+		require.NoError(r.t, r.end(r.tag))
 		r.same("host memory", r.content(l), from)
 		r.same("device memory", r.content(d), to)
 		r.fill(d)
@@ -341,15 +312,11 @@ func (r *rig) manyDescs() {
 func TestPinnedPagesStay(t *testing.T) {
 	r := newRig(t, testConfig())
 	s, err := drivertest.HostMemory(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer s.Free()
 	m := r.register(s.Segment)
 	sameError(t, "fresh pages under pinned memory", s.Segment.Shared.Renew(0, 4096), driver.ErrBusy)
-	if err := m.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.Close())
 	if err := s.Segment.Shared.Renew(0, 4096); err != nil {
 		t.Errorf("fresh pages when the memory was closed: %v", err)
 	}

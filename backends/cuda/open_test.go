@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 )
@@ -60,9 +62,7 @@ func TestOpenRefuses(t *testing.T) {
 	t.Run("old card without a kernel", func(t *testing.T) {
 		t.Setenv("STANDIN_COMPUTE", "70")
 		b, err := New(Config{Library: cfg.Library})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if err := b.Close(); err != nil {
 			t.Error(err)
 		}

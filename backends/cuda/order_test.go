@@ -30,21 +30,16 @@ type producer struct {
 func newProducer(t *testing.T) *producer {
 	t.Helper()
 	s, err := gpu.OpenStream(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p := &producer{Stream: s, t: t}
-	if p.event, err = s.NewEvent(); err != nil {
-		t.Fatal(err)
-	}
+	p.event, err = s.NewEvent()
+	require.NoError(t, err)
 	return p
 }
 
 func (p *producer) must(err error) {
 	p.t.Helper()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, err)
 }
 
 func (p *producer) close() {
@@ -68,9 +63,7 @@ func TestStartAfter(t *testing.T) {
 	for i := range streams {
 		streams[i] = newProducer(t)
 		seg, err := kv.space.Segment.Slice(uint64(i)*n, n, [16]byte{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		streams[i].must(r.b.StartAfter(seg, streams[i].event))
 	}
 	for range 4 {
@@ -121,9 +114,7 @@ func TestGatesHoldNothingElseUp(t *testing.T) {
 	kv, host := r.memory(hbm, 3*4096), r.memory(drivertest.HostMemory, 4096)
 	other := r.memory(hbm, 4096)
 	middle, err := kv.space.Segment.Slice(4096, 4096, [16]byte{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	blocked, late := newProducer(t), newProducer(t)
 	// An event that is recorded on a stream which waits for a transfer that is submitted later.
 	r.hold(late)
@@ -223,9 +214,7 @@ func TestOrderRefuses(t *testing.T) {
 		t.Error(err)
 	}
 	p.close()
-	if err := r.b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.b.Close())
 	sameError(t, "StartAfter of a closed backend", r.b.StartAfter(kv.space.Segment, 1),
 		driver.ErrClosed)
 	_, err = r.b.StreamWait(1, kv.space.Segment)
@@ -289,9 +278,7 @@ func TestCancelDropsTheRest(t *testing.T) {
 				libcuda.Set(t, fakecuda.DelayMicros, delay)
 				before := libcuda.Get(fakecuda.Copies)
 				tag := r.submit(driver.Write, l, d, driver.Desc{Len: n})
-				if err := c.end(r, d); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, c.end(r, d))
 				libcuda.Put(fakecuda.DelayMicros, 0)
 				err := r.end(tag)
 				if over = err == nil && i < len(delays)-1; over {
@@ -355,9 +342,7 @@ func TestFenceWaits(t *testing.T) {
 	for range 5 {
 		libcuda.Put(fakecuda.DelayMicros, 20000)
 		tag := r.submit(driver.Write, l, d, driver.Desc{Len: 64 << 10})
-		if err := r.b.Fence(context.Background(), d.m.key); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, r.b.Fence(context.Background(), d.m.key))
 		libcuda.Put(fakecuda.DelayMicros, 0)
 		r.fill(d)
 		want := r.content(d)
@@ -405,9 +390,7 @@ func TestSubmitDoesNotWait(t *testing.T) {
 	}()
 	select {
 	case err := <-returned:
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	case <-time.After(limit):
 		r.release()
 		t.Fatal("Submit waits for the bytes")

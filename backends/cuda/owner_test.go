@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -89,17 +90,11 @@ func startOwner(t *testing.T) *owner {
 		" atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	theirs, in, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cmd.Stdin = theirs
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(cmd.Start(), theirs.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(cmd.Start(), theirs.Close()))
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGCONT)
 		_ = in.Close()
@@ -109,16 +104,13 @@ func startOwner(t *testing.T) *owner {
 	})
 	o := &owner{Process: cmd.Process, in: in, out: bufio.NewReader(stdout)}
 	text, err := o.out.ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	a, s, _ := strings.Cut(strings.TrimSpace(text), " ")
 	var err2 error
 	o.addr, err = hex.DecodeString(a)
 	o.token, err2 = hex.DecodeString(s)
-	if err = errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
+	err = errors.Join(err, err2)
+	require.NoError(t, err)
 	return o
 }
 
@@ -135,9 +127,7 @@ func TestOwnerOfAnotherProcess(t *testing.T) {
 		return r.b.Connect(ctx, addr)
 	}
 	one, err := connect()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	r.p = one.(farPeer).p
 	key, size, err := one.Import(token)
 	if err != nil || size != 1<<20 {
@@ -150,9 +140,7 @@ func TestOwnerOfAnotherProcess(t *testing.T) {
 	r.move(driver.Read, back, there, driver.Desc{Len: 1 << 20})
 	r.same("what went to another process and came back", r.content(back), r.content(l))
 
-	if err := freeze.Process(owner); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, freeze.Process(owner))
 	r.fill(l)
 	r.move(driver.Write, l, there, driver.Desc{Len: 1 << 20}) // without its help
 	r.b.cfg.DialTimeout = 300 * time.Millisecond              // nobody dials us
@@ -166,9 +154,7 @@ func TestOwnerOfAnotherProcess(t *testing.T) {
 		t.Error("a frozen process counts as lost")
 	default:
 	}
-	if err := owner.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, owner.Kill())
 	select {
 	case <-two.Lost():
 	case <-time.After(limit):

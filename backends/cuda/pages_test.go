@@ -238,9 +238,7 @@ func (r *rig) drain(done map[uint64]bool) {
 	r.t.Helper()
 	var list [16]driver.Completion
 	n, err := r.b.Poll(list[:])
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	for _, c := range list[:n] {
 		if c.Err != nil || done[c.Tag] {
 			r.t.Fatalf("tag %d: %v, or once more", c.Tag, c.Err)

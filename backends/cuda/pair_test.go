@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -67,9 +69,7 @@ func newRig(t *testing.T, cfg Config) *rig {
 			len(b.devices), b.cfg.Streams)
 	}
 	p, err := b.Connect(context.Background(), b.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return &rig{t: t, b: b, p: p.(*peer)}
 }
 
@@ -131,9 +131,7 @@ func (r *rig) memory(alloc drivertest.Allocator, n uint64) *place {
 func (r *rig) local(alloc drivertest.Allocator, n uint64) *place {
 	r.t.Helper()
 	s, err := alloc(n)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	r.t.Cleanup(func() {
 		_ = r.b.Close() // before its memory goes
 		if s.Free != nil {
@@ -152,22 +150,16 @@ func (r *rig) register(seg driver.Segment) *memory {
 	r.t.Helper()
 	seg.Secret = [16]byte{1, 2, 3}
 	m, err := r.b.Register(seg)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	return m.(*memory)
 }
 
 func (r *rig) imported(m *memory) uint32 {
 	r.t.Helper()
 	token, err := m.AppendToken(nil)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	key, _, err := r.p.Import(token)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, err)
 	return key
 }
 
@@ -210,9 +202,8 @@ func (r *rig) submit(op driver.Op, l, remote *place, d driver.Desc) uint64 {
 	r.t.Helper()
 	r.tag++
 	d.LocalKey, d.RemoteKey = l.m.key, remote.key
-	if err := r.p.Submit(r.tag, &driver.Batch{Op: op, Descs: []driver.Desc{d}}); err != nil {
-		r.t.Fatalf("submit: %v", err)
-	}
+	require.NoError(r.t,
+		r.p.Submit(r.tag, &driver.Batch{Op: op, Descs: []driver.Desc{d}}), "submit")
 	return r.tag
 }
 

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -44,15 +46,11 @@ func newBench(b *testing.B, cfg Config, n uint64) *bench {
 // run submits and waits for the end as the engine does.
 func (x *bench) run(submit func(tag uint64) error) {
 	x.tag++
-	if err := submit(x.tag); err != nil {
-		x.b.Fatal(err)
-	}
+	require.NoError(x.b, submit(x.tag))
 	x.p.Help(x.tag, nil)
 	for {
 		n, err := x.near.Poll(x.completions[:])
-		if err != nil {
-			x.b.Fatal(err)
-		}
+		require.NoError(x.b, err)
 		if n == 1 {
 			if x.completions[0].Err != nil {
 				x.b.Fatal(x.completions[0].Err)

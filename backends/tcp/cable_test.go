@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/netns"
@@ -40,9 +42,7 @@ func layCable(t *testing.T, far *netns.Host, cfg Config) *cable {
 	const n = 32 << 20
 	var owner *Backend
 	cfg.Listen = ":0"
-	if err := far.Do(func() error { owner = open(t, cfg); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, far.Do(func() error { owner = open(t, cfg); return nil }))
 	x := &cable{near: open(t, cfg)}
 	m, away := share(t, owner, n)
 	l, local := share(t, x.near, n)
@@ -74,9 +74,7 @@ func TestCableOutForAMoment(t *testing.T) {
 		if op == driver.Read {
 			fill(x.away, 9)
 		}
-		if err := x.p.Submit(1, &driver.Batch{Op: op, Descs: x.descs}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, x.p.Submit(1, &driver.Batch{Op: op, Descs: x.descs}))
 		plug(t, "link", "set", cableDevice, "down")
 		time.Sleep(500 * time.Millisecond) // longer than Grace
 		plug(t, "link", "set", cableDevice, "up")
@@ -102,9 +100,7 @@ func TestCableOutForGood(t *testing.T) {
 		x := layCable(t, far, Config{Failure: time.Second})
 		x.m.gate.Lock() // nothing lands: most is on its way when the cable goes
 		for tag := range uint64(20) {
-			if err := x.p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: x.descs}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, x.p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: x.descs}))
 		}
 		plug(t, how...)
 		wantError(t, strings.Join(how, " "), await(t, x.near, 19), driver.ErrPeerLost)
@@ -146,25 +142,19 @@ func TestRealBadLine(t *testing.T) {
 	x.local, x.away = x.local[:n], x.away[:n]
 	for round := range uint64(3) {
 		fill(x.local, byte(7+round))
-		if err := x.p.Submit(3*round, &driver.Batch{Op: driver.Write, Descs: x.descs}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, x.p.Submit(3*round, &driver.Batch{Op: driver.Write, Descs: x.descs}))
 		if err := await(t, x.near, 3*round); err != nil || !bytes.Equal(x.local, x.away) {
 			t.Errorf("write over a bad line: %v", err)
 		}
 		fill(x.away, byte(70+round))
-		if err := x.p.Submit(3*round+1, &driver.Batch{Op: driver.Read,
-			Descs: x.descs}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, x.p.Submit(3*round+1, &driver.Batch{Op: driver.Read,
+			Descs: x.descs}))
 		if err := await(t, x.near, 3*round+1); err != nil || !bytes.Equal(x.local, x.away) {
 			t.Errorf("read over a bad line: %v", err)
 		}
 		fill(x.local, byte(170+round))
-		if err := x.p.Submit(3*round+2, &driver.Batch{Op: driver.Write,
-			Descs: x.descs}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, x.p.Submit(3*round+2, &driver.Batch{Op: driver.Write,
+			Descs: x.descs}))
 		x.p.Cancel(3*round + 2)
 		err := await(t, x.near, 3*round+2)
 		then := bytes.Clone(x.away)

@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -34,9 +36,7 @@ func TestAnswersThatFillAChunk(t *testing.T) {
 			want = append(want, remote[at*3/2:][:k]...)
 		}
 		clear(local)
-		if err := p.Submit(uint64(n), &driver.Batch{Op: driver.Read, Descs: descs}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.Submit(uint64(n), &driver.Batch{Op: driver.Read, Descs: descs}))
 		if err := await(t, near, uint64(n)); err != nil {
 			t.Fatalf("read of %d bytes: %v", n, err)
 		}

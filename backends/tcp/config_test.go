@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -54,9 +56,7 @@ func TestConfigBounds(t *testing.T) {
 func TestPortRange(t *testing.T) {
 	first := open(t, Config{})
 	_, port, err := net.SplitHostPort(first.listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var at int
 	if _, err := fmt.Sscan(port, &at); err != nil || at > 65000 {
 		t.Fatalf("port %q: %v", port, err)
@@ -110,9 +110,7 @@ func TestIdleConnections(t *testing.T) {
 			// over each connection
 			t.Fatal(err)
 		}
-		if err := await(t, near, 1); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, await(t, near, 1))
 	}
 	after := used()
 	each := (after - before) / (peers * conns * 2)

@@ -56,9 +56,8 @@ func TestStaleBytesAreAskedAbout(t *testing.T) {
 			t.Fatal(err)
 		}
 		for question = (header{}); int64(question.id) < begin; { // some may be of before
-			if question, _, err = readWord(conns[ctl]); err != nil {
-				t.Fatal(err)
-			}
+			question, _, err = readWord(conns[ctl])
+			require.NoError(t, err)
 		}
 		_ = conns[ctl].Close() // who has given up
 		hungUp(t, "a session without control", conns[express], 0)
@@ -134,14 +133,11 @@ func readWord(c net.Conn) (h header, body []byte, err error) {
 func silentOwner(t testing.TB, grace time.Duration) (addr []byte, token []byte) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	a := address{owner: keys.NewOwner(), places: []string{l.Addr().String()}}
-	if addr, err = a.encode(); err != nil {
-		t.Fatal(err)
-	}
+	addr, err = a.encode()
+	require.NoError(t, err)
 	memory := keys.Token{Key: 1, Epoch: 1, Size: 8 << 20}
 	go func() {
 		for {
@@ -185,13 +181,9 @@ func TestSilentOwnerIsLost(t *testing.T) {
 	m, _ := share(t, b, 8<<20)
 	p := dial(t, b, addr)
 	key, size, err := p.Import(token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
-	if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}))
 	wantError(t, "a write to a silent owner", await(t, b, 1), driver.ErrPeerLost)
 	p.mu.Lock()
 	last := p.lastSent
@@ -217,15 +209,12 @@ func TestSilentOwnerDoesNotHoldUpClose(t *testing.T) {
 	m, _ := share(t, b, 8<<20)
 	p := dial(t, b, addr)
 	key, size, err := p.Import(token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for tag := range uint64(3) {
 		d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
-		if err := p.Submit(tag, &driver.Batch{Op: []driver.Op{driver.Write, driver.Read}[tag%2],
-			Descs: d}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t,
+			p.Submit(tag, &driver.Batch{Op: []driver.Op{driver.Write, driver.Read}[tag%2],
+				Descs: d}))
 	}
 	begin := time.Now()
 	if err := p.Close(); err != nil {
@@ -248,15 +237,11 @@ func TestSilentOwnerDoesNotHoldUpClose(t *testing.T) {
 func TestConnectToSilence(t *testing.T) {
 	leak.Check(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer l.Close()
 	a := address{owner: keys.NewOwner(), places: []string{l.Addr().String()}}
 	addr, err := a.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	b := open(t, Config{Handshake: 100 * time.Millisecond})
 	_, err = b.Connect(context.Background(), addr)
 	wantError(t, "connect to silence", err, driver.ErrTimeout)

@@ -24,9 +24,7 @@ import (
 func rawDial(t *testing.T, b *Backend) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", b.listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -256,9 +254,7 @@ func TestPeersThatCheat(t *testing.T) {
 	seg := m.seg
 	seg.ReadOnly = true
 	fixed, err := b.Register(seg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	constant := fixed.(*memory)
 	table := func(off, n uint64, data int) []byte {
 		return append(appendEntry(nil, off, n), make([]byte, data)...)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
@@ -29,9 +31,7 @@ func open(tb testing.TB, cfg Config) *Backend {
 		cfg.Handshake = limit
 	}
 	b, err := New(cfg)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	require.NoError(tb, err)
 	tb.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			tb.Errorf("close: %v", err)
@@ -44,16 +44,12 @@ func open(tb testing.TB, cfg Config) *Backend {
 func share(tb testing.TB, b *Backend, n uint64) (*memory, []byte) {
 	tb.Helper()
 	buf, err := hostmem.Alloc(n, hostmem.Options{Purpose: "test of tcp", Populate: true})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	require.NoError(tb, err)
 	tb.Cleanup(func() { _ = buf.Close() })
 	seg := buf.Segment()
 	seg.Secret[0] = 7
 	m, err := b.Register(seg)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	require.NoError(tb, err)
 	return m.(*memory), seg.Mem
 }
 
@@ -62,9 +58,7 @@ func dial(tb testing.TB, b *Backend, addr []byte) *peer {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	p, err := b.Connect(ctx, addr)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	require.NoError(tb, err)
 	return p.(*peer)
 }
 
@@ -72,13 +66,9 @@ func dial(tb testing.TB, b *Backend, addr []byte) *peer {
 func take(tb testing.TB, p *peer, m *memory) uint32 {
 	tb.Helper()
 	token, err := m.AppendToken(nil)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	require.NoError(tb, err)
 	key, _, err := p.Import(token)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	require.NoError(tb, err)
 	return key
 }
 
@@ -88,9 +78,7 @@ func await(tb testing.TB, b *Backend, tag uint64) error {
 	var done [1]driver.Completion
 	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
 		n, err := b.Poll(done[:])
-		if err != nil {
-			tb.Fatal(err)
-		}
+		require.NoError(tb, err)
 		if n == 1 && done[0].Tag == tag {
 			return done[0].Err
 		}

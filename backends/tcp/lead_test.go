@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -35,9 +37,7 @@ func newLed(t *testing.T) *led {
 func (x *led) submit() uint64 {
 	x.t.Helper()
 	x.tag++
-	if err := x.p.Submit(x.tag, &driver.Batch{Op: driver.Write, Descs: x.descs}); err != nil {
-		x.t.Fatal(err)
-	}
+	require.NoError(x.t, x.p.Submit(x.tag, &driver.Batch{Op: driver.Write, Descs: x.descs}))
 	return x.tag
 }
 
@@ -54,9 +54,7 @@ func (x *led) untilAside() {
 	for end := time.Now().Add(limit); time.Now().Before(end); {
 		tag := x.submit()
 		x.p.Help(tag, nil)
-		if err := await(x.t, x.b, tag); err != nil {
-			x.t.Fatal(err)
-		}
+		require.NoError(x.t, await(x.t, x.b, tag))
 		if aside, _, _ := x.state(); aside {
 			return
 		}
@@ -75,9 +73,7 @@ func TestWhoWaitsReads(t *testing.T) {
 		tag := x.submit()
 		if !x.p.Help(tag, nil) {
 			// the machine was busy for some milliseconds, and the reader is back
-			if err := await(t, x.b, tag); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, await(t, x.b, tag))
 			x.p.mu.Lock()
 			x.p.lead.need = needMin // each time it doubles, and the machine may stay busy
 			x.p.mu.Unlock()
@@ -104,9 +100,7 @@ func TestReaderComesBack(t *testing.T) {
 	x := newLed(t)
 	x.untilAside()
 	_, _, need := x.state()
-	if err := await(t, x.b, x.submit()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, await(t, x.b, x.submit()))
 	if aside, _, now := x.state(); aside || now != 2*need {
 		t.Errorf("after a batch that nobody waited for the reader stands aside: %t, and does so "+
 			"again after %d, want %d", aside, now, 2*need)

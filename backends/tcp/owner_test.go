@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -73,27 +74,18 @@ type owner struct {
 func startOwner(t testing.TB) *owner {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "memory")
 	o := &owner{cmd: exec.Command(exe)}
-	if o.mem, err = sharedFile(path); err != nil {
-		t.Fatal(err)
-	}
+	o.mem, err = sharedFile(path)
+	require.NoError(t, err)
 	o.cmd.Env = append(os.Environ(), ownerVariable+"="+path, "GORACE=atexit_sleep_ms=0")
 	o.cmd.Stderr = os.Stderr
 	orders, err := o.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	out, err := o.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := o.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, o.cmd.Start())
 	t.Cleanup(func() {
 		_ = orders.Close()
 		_ = freeze.Thaw(o.cmd.Process)
@@ -101,14 +93,11 @@ func startOwner(t testing.TB) *owner {
 		_ = unix.Munmap(o.mem)
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	addr, token, _ := strings.Cut(strings.TrimSpace(line), " ")
 	for dst, text := range map[*[]byte]string{&o.addr: addr, &o.token: token} {
-		if *dst, err = hex.DecodeString(text); err != nil {
-			t.Fatal(err)
-		}
+		*dst, err = hex.DecodeString(text)
+		require.NoError(t, err)
 	}
 	return o
 }
@@ -126,19 +115,13 @@ func TestFrozenOwnerLandsNothingOfWhoHasGivenUp(t *testing.T) {
 	for round := range 8 {
 		p := dial(t, b, o.addr)
 		key, size, err := p.Import(o.token)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
 		for tag := range uint64(16) {
-			if err := p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: d}))
 		}
 		time.Sleep(time.Duration(round) * 700 * time.Microsecond)
-		if err := freeze.Process(o.cmd.Process); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, freeze.Process(o.cmd.Process))
 		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
@@ -154,9 +137,7 @@ func TestFrozenOwnerLandsNothingOfWhoHasGivenUp(t *testing.T) {
 			}
 		}
 		clear(o.mem)
-		if err := freeze.Thaw(o.cmd.Process); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, freeze.Thaw(o.cmd.Process))
 		time.Sleep(100 * time.Millisecond)
 		if n := bytes.Count(o.mem, []byte{0xEE}); n > inHand {
 			t.Fatalf("round %d: %d bytes landed after Close had returned, at most %d were in hand",

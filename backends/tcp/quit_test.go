@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -38,19 +40,13 @@ func killedUnderWrites(t *testing.T) bool {
 		t.Fatal("the owner sees another connection than we do")
 	}
 	key, size, err := p.Import(o.token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
 	for tag := range uint64(64) {
-		if err := p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: d}))
 	}
 	p.conns[ctl].kicks.Add(1) // as if somebody wrote already
-	if err := o.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, o.cmd.Process.Kill())
 	err = await(t, b, 63)
 	p.mu.Lock()
 	past, grace := clock()-p.lastSent, p.grace
@@ -79,9 +75,7 @@ func TestProxyThatHangsUpProvesNothing(t *testing.T) {
 	far.gate.Lock() // nothing lands: most is on its way when the proxy hangs up
 	defer far.gate.Unlock()
 	for tag := range uint64(64) {
-		if err := p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: d}))
 	}
 	x.hangUp()
 	wantError(t, "a write through a proxy that hangs up", await(t, b, 63), driver.ErrPeerLost)
@@ -105,15 +99,12 @@ type proxy struct {
 func startProxy(t *testing.T, owner *Backend) *proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	x := &proxy{}
 	a := owner.address
 	a.places = []string{l.Addr().String()}
-	if x.addr, err = a.encode(); err != nil {
-		t.Fatal(err)
-	}
+	x.addr, err = a.encode()
+	require.NoError(t, err)
 	x.all.Go(func() {
 		for {
 			near, err := l.Accept()

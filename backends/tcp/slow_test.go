@@ -138,9 +138,7 @@ func TestSlowNetwork(t *testing.T) {
 		for i := range uint64(8) {
 			d := []driver.Desc{{Local: i * n / 8, Remote: i * n / 8, Len: n / 8, LocalKey: l.key,
 				RemoteKey: key}}
-			if err := p.Submit(i, &driver.Batch{Op: op, Descs: d}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, p.Submit(i, &driver.Batch{Op: op, Descs: d}))
 		}
 		ended := map[uint64]error{}
 		var done [8]driver.Completion

@@ -7,6 +7,8 @@ import (
 	"math"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -91,9 +93,7 @@ func FuzzFrames(f *testing.F) {
 		b.done.Init(8)
 		mem := bytes.Repeat([]byte{0xAA}, 96)
 		key, _, err := b.memories.Take()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		seg := driver.Segment{Kind: driver.DRAM, Len: 32, Mem: mem[32:64:64]}
 		m := &memory{b: b, key: key, seg: seg}
 		m.ticket.Store(fuzzTicket)
@@ -145,9 +145,7 @@ func FuzzAddress(f *testing.F) {
 	good := address{owner: keys.NewOwner(), places: []string{"10.0.0.1:7000", "[::1]:1",
 		"eth.example:65535"}}
 	b, err := good.encode()
-	if err != nil {
-		f.Fatal(err)
-	}
+	require.NoError(f, err)
 	f.Add(b)
 	f.Add([]byte(addressName))
 	f.Add([]byte("tcp1"))
