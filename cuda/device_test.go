@@ -16,6 +16,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -73,9 +75,7 @@ func device(t *testing.T, compute string) *Device {
 	t.Helper()
 	t.Setenv("STANDIN_COMPUTE", compute)
 	d, err := OpenDevice(DeviceOptions{Library: library(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			t.Error(err)
@@ -100,17 +100,13 @@ func memory(t *testing.T, d *Device, pinned bool, content []byte) *Memory {
 	} else {
 		m, err = d.Alloc(uint64(max(len(content), 1)))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := m.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := m.WriteAt(content, 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.WriteAt(content, 0))
 	return m
 }
 

@@ -111,9 +111,7 @@ func TestDigestKernelsOnTheCPU(t *testing.T) {
 func generators(t *testing.T) [][]string {
 	t.Helper()
 	text, err := os.ReadFile("modules.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var list [][]string
 	for line := range strings.Lines(string(text)) {
 		if command, ok := strings.CutPrefix(line, "//go:generate "); ok {
@@ -137,9 +135,7 @@ func TestModulesAreOfThisSource(t *testing.T) {
 	for _, command := range commands {
 		clang := tool(t, command[0], "apt-get install clang-19")
 		version, err := exec.Command(clang, "--version").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if first, _, _ := strings.Cut(string(version), "\n"); !strings.Contains(first,
 			clangOfModules) {
 			drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: command[0],
@@ -148,17 +144,13 @@ func TestModulesAreOfThisSource(t *testing.T) {
 		}
 		output := len(command) - 1
 		committed, err := os.ReadFile(command[output])
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		command[output] = filepath.Join(t.TempDir(), "module.ptx")
 		if out, err := exec.Command(clang, command[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		again, err := os.ReadFile(command[output])
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if string(again) != string(committed) {
 			t.Errorf("%v makes other bytes than are committed: run go generate ./cuda and commit "+
 				"what it made", command)
@@ -232,9 +224,7 @@ func TestModulesAssemble(t *testing.T) {
 		"from 12.0 on")
 	for _, m := range append(Modules(), decode, sums) {
 		file := filepath.Join(t.TempDir(), "module.ptx")
-		if err := os.WriteFile(file, []byte(m.PTX), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, []byte(m.PTX), 0o600))
 		out, err := exec.Command(ptxas, "-v", fmt.Sprintf("-arch=sm_%d", m.Compute), "-o",
 			file+".cubin", file).CombinedOutput()
 		if err != nil {

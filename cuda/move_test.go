@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -156,9 +158,7 @@ func compare(t *testing.T, m *Move, run func(*Move) (Tally, error)) {
 
 func TestRunEqualsTheObviousWay(t *testing.T) {
 	threads, err := NewTwin(3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer threads.Close()
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, sizes := range [][]int{{4}, {12}, {16}, {132}, {576}, {584}, {656}, {1152}, {5000},
@@ -263,9 +263,7 @@ func TestLayoutErrors(t *testing.T) {
 			U64: []uint64{}}}, "two lists of the destination"},
 	}
 	twin, err := NewTwin(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer twin.Close()
 	for _, c := range cases {
 		for _, run := range []func(*Move) (Tally, error){Run, twin.Run,
@@ -310,9 +308,7 @@ func TestWidth(t *testing.T) {
 
 func TestRunDoesNotAllocate(t *testing.T) {
 	twin, err := NewTwin(2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer twin.Close()
 	m := draw(rand.New(rand.NewPCG(5, 6)), []int{656, 132}, 0, 1000, 0, 1)
 	if n := testing.AllocsPerRun(50, func() {
@@ -331,9 +327,7 @@ func TestTwinBounds(t *testing.T) {
 		}
 	}
 	twin, err := NewTwin(4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for range 2 {
 		if err := twin.Close(); err != nil {
 			t.Error(err)
@@ -348,9 +342,7 @@ func TestTwinBounds(t *testing.T) {
 // TestTwinFromManyGoroutines is for the race detector.
 func TestTwinFromManyGoroutines(t *testing.T) {
 	twin, err := NewTwin(3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer twin.Close()
 	done := make(chan error, 4)
 	for g := range 4 {

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 )
@@ -20,24 +22,16 @@ func TestNeighbourOnDeviceReadsAll(t *testing.T) {
 	device(t, "90") // loads the library
 	const words = 2048*5 + 3
 	n, err := OpenNeighbour(DeviceOptions{Library: library(t)}, 16*words)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer n.Close()
 	content := random(rand.New(rand.NewPCG(51, 52)), 16*words)
-	if err := n.d.Write(n.args.weights, content); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, n.d.Write(n.args.weights, content))
 	for range 2 {
-		if err := n.Step(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, n.Step())
 	}
 	threads := int(n.blocks) * stepThreads
 	got := make([]byte, 4*threads)
-	if err := n.d.Read(got, n.args.out); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, n.d.Read(got, n.args.out))
 	for thread := range threads {
 		want := uint32(0)
 		for i := thread; i < words; i += threads {
@@ -60,9 +54,7 @@ func TestNeighbourOnDeviceReadsAll(t *testing.T) {
 func TestNeighbourOnDeviceBesideMoves(t *testing.T) {
 	d := device(t, "90")
 	n, err := OpenNeighbour(DeviceOptions{Library: library(t)}, 16*100)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer n.Close()
 	m := draw(rand.New(rand.NewPCG(1, 3)), []int{656}, 0, 100, 0, 1)
 	dm := onDevice(t, d, m, false)
@@ -97,9 +89,7 @@ func TestNeighbourOnDeviceRefuses(t *testing.T) {
 		t.Errorf("too much memory: %v", err)
 	}
 	n, err := OpenNeighbour(o, 160)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for range 2 {
 		if err := n.Close(); err != nil {
 			t.Error(err)

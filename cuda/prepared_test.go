@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
@@ -19,9 +21,7 @@ import (
 func prepare(t *testing.T, d *Device, dm *DeviceMove, only string) *Prepared {
 	t.Helper()
 	p, err := d.Prepare(dm, Budget{SMs: 2}, only)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil {
 			t.Error(err)
@@ -38,9 +38,7 @@ func rewrite(t *testing.T, rng *rand.Rand, m *Move, dm *DeviceMove, n int) {
 	for _, v := range m.Src.U32 {
 		b = binary.LittleEndian.AppendUint32(b, v)
 	}
-	if err := dm.Src.List.Memory.WriteAt(b, 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, dm.Src.List.Memory.WriteAt(b, 0))
 }
 
 // TestPreparedEqualsTheTwin with one list after the other at the same place, and other launches
@@ -92,9 +90,7 @@ func TestPreparedCountsAfresh(t *testing.T) {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
-	if err := dm.Src.List.Memory.WriteAt(make([]byte, 12), 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, dm.Src.List.Memory.WriteAt(make([]byte, 12), 0))
 	for range 2 {
 		if got, err := p.Run(); err != nil || got != (Tally{Moved: 3}) {
 			t.Errorf("%+v, %v", got, err)
@@ -125,12 +121,8 @@ func TestPrepareRefuses(t *testing.T) {
 		}
 	}
 	p, err := d.Prepare(dm, Budget{SMs: 1}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := dm.Src.List.Memory.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, dm.Src.List.Memory.Close())
 	if _, err := p.Run(); err != driver.ErrClosed {
 		t.Errorf("a list that is closed: %v", err)
 	}

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
@@ -26,9 +28,7 @@ func inMemory(t *testing.T, d *Device, m *Move, hostDst, hostLists bool) *Device
 			continue
 		}
 		list := make([]byte, x.List.N)
-		if err := x.List.Memory.ReadAt(list, 0); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, x.List.Memory.ReadAt(list, 0))
 		x.List = span(memory(t, d, true, list), len(list))
 	}
 	return dm
@@ -133,9 +133,7 @@ func TestStagedEqualsTheTwin(t *testing.T) {
 func TestRunsAreMerged(t *testing.T) {
 	d := device(t, "90")
 	v, err := d.openMover()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	v.lists = [2]Index{1: {U32: []uint32{7, 8, 9, Skip32, 3, 4, 9}}}
 	a := args{parts: 2, count: 7, dstPlaces: 100, srcPlaces: 100}
 	a.part[0] = argsPart{dst: 1 << 20, src: 2 << 20, dstStride: 64, srcStride: 64, entry: 64}
@@ -146,17 +144,13 @@ func TestRunsAreMerged(t *testing.T) {
 		for k := range a.part {
 			p := &a.part[k]
 			if moves {
-				if err := v.add(k, p.dst+dst*p.dstStride, p.src+src*p.srcStride,
-					uint64(p.entry)); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, v.add(k, p.dst+dst*p.dstStride, p.src+src*p.srcStride,
+					uint64(p.entry)))
 			}
 		}
 	}
 	for k := range a.part {
-		if err := v.end(k); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, v.end(k))
 	}
 	if want := []uint64{192, 48, 128, 32, 64, 16}; !slices.Equal(v.n[:v.runs], want) ||
 		sum.skipped != 1 {
@@ -178,9 +172,7 @@ func TestListsByChunks(t *testing.T) {
 		dm := onDevice(t, d, m, hostList)
 		x := &dm.Dst
 		list := make([]byte, x.List.N)
-		if err := x.List.Memory.ReadAt(list, 0); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, x.List.Memory.ReadAt(list, 0))
 		x.List = span(memory(t, d, true, list), len(list))
 		sameAsTwin(t, d, dm, m, Budget{}, VariantLoop)
 	}
@@ -236,16 +228,12 @@ func TestRunsDecide(t *testing.T) {
 		m.Src = c.list
 		dm := inMemory(t, d, m, false, c.hostList)
 		var a args
-		if err := dm.fill(&a, d); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, dm.fill(&a, d))
 		if run := dm.runBytes(&a); run < c.least || run > c.most {
 			t.Errorf("%s: runs of %d bytes, want %d to %d", c.name, run, c.least, c.most)
 		}
 		choice, err := d.Explain(dm, Budget{SMs: 1}, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, p := range choice.Candidates {
 			want := map[string]string{VariantBatch: c.batch, VariantLoop: c.loop}[p.Variant]
 			if onCard() || kernelOf(p.Variant) != "" || p.Variant == VariantStaged {
@@ -269,9 +257,7 @@ func TestMeasuredByTheFirstEntries(t *testing.T) {
 		t.Fatalf("%s, %v", c.String(), err)
 	}
 	have := make([]byte, len(before))
-	if err := dm.Parts[0].Dst.Memory.ReadAt(have, 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, dm.Parts[0].Dst.Memory.ReadAt(have, 0))
 	if bytes.Equal(have[:16*measuredMax], before[:16*measuredMax]) ||
 		!bytes.Equal(have[16*measuredMax:], before[16*measuredMax:]) {
 		t.Error("other entries than the first moved")
@@ -296,9 +282,7 @@ func TestKindsOfMoves(t *testing.T) {
 		"odd stride":   onDevice(t, d, draw(rng, []int{656}, 8, 100, 0, 1), false),
 	} {
 		var a args
-		if err := m.fill(&a, d); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, m.fill(&a, d))
 		k := m.class(&a, Budget{SMs: 1}, m.runBytes(&a))
 		if other, there := seen[k]; there {
 			t.Errorf("%s and %s are of one kind", name, other)
@@ -321,9 +305,7 @@ func TestChoiceIsMeasuredOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	dm := inMemory(t, d, draw(rng, []int{656}, 0, 200, 0, 1), false, true)
 	c, err := d.Explain(dm, Budget{SMs: 2}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(c.Candidates) != len(Variants()) || !onCard() &&
 		(!strings.Contains(c.Why, "measured: bulk") ||
 			!strings.Contains(c.Why, "lacks cuMemcpyBatchAsync: it says 12040") ||
@@ -480,9 +462,7 @@ func TestTwoDevices(t *testing.T) {
 	if onCard() && errors.As(err, &missing) {
 		return // a machine with one card
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = second.Close() })
 	rng := rand.New(rand.NewPCG(6, 6))
 	for _, d := range []*Device{first, second} {
@@ -524,9 +504,7 @@ func TestDeviceGivesAllBack(t *testing.T) {
 	before := hostmem.InUse()["cuda-ring"]
 	device(t, "90") // loads the library
 	d, err := OpenDevice(DeviceOptions{Library: library(t), Threads: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m := stagedMove(rand.New(rand.NewPCG(2, 1)), []int{656}, 0, 30, 1, false)
 	t.Run("in use", func(t *testing.T) {
 		sameAsTwin(t, d, inMemory(t, d, m, false, true), m, Budget{}, VariantStaged)

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // limit is for what takes a moment on a machine that has nothing else to do.
@@ -55,9 +57,7 @@ func want(t *testing.T, got, want string) {
 func handOver(t *testing.T, program string, how ...string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kv") // t.TempDir may be too long for the name of a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer os.RemoveAll(dir)
 	args := append(how, filepath.Join(dir, "socket"))
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -65,12 +65,8 @@ func handOver(t *testing.T, program string, how ...string) string {
 	decode := exec.CommandContext(ctx, program, append([]string{"decode"}, args...)...)
 	decode.Stderr = os.Stderr
 	pipe, err := decode.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := decode.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, decode.Start())
 	out := bufio.NewReader(pipe)
 	if line, err := out.ReadString('\n'); err != nil || line != "serving\n" {
 		t.Errorf("decode says %q, %v", line, err)

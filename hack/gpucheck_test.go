@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -54,9 +56,7 @@ type report struct {
 func read(t *testing.T, out string) (r report) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(out, "gpu-check.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := json.Unmarshal(text, &r); err != nil {
 		t.Fatalf("%v in %s", err, text)
 	}
@@ -74,14 +74,10 @@ func TestGPUCheck(t *testing.T) {
 	have(t, "timeout", "apt-get install coreutils")
 	dir, out := filepath.Join(t.TempDir(), "built"), filepath.Join(t.TempDir(), "out")
 	library, err := fakecuda.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(library.Remove)
 	cufile, err := fakecufile.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(cufile.Remove)
 	script(t, 0, nil, "./gpu-check", "build", dir)
 

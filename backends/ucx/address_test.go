@@ -10,6 +10,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/process"
@@ -26,9 +28,7 @@ func someAddress() address {
 func TestAddress(t *testing.T) {
 	a := someAddress()
 	b, err := a.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	got, err := decodeAddress(b)
 	if err != nil || !reflect.DeepEqual(got, a) {
 		t.Fatalf("%+v, %v, want %+v", got, err, a)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -28,9 +30,7 @@ func TestBye(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
 				p, err := near.Connect(ctx, far.Addr())
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				return p
 			}
 			inTime(t, "the peer closes", connect().Close)

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/engine"
@@ -114,9 +116,7 @@ func (s *stage) connect() {
 	there := s.far.do(order{Do: "describe"})
 	s.far.where = there.Where
 	here, err := s.near.e.Describe()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	for end := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
 		err := s.near.connect(there.Data)
 		if err == nil {
@@ -138,9 +138,7 @@ func (s *stage) run() (theirs *engine.Lease) {
 	s.t.Helper()
 	for end := time.Now().Add(2 * limit); ; {
 		token, err := s.near.grant()
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		require.NoError(s.t, err)
 		if err = s.near.start(s.lease); err == nil {
 			_, err = s.far.try(order{Do: "start", Data: token})
 		}
@@ -270,9 +268,7 @@ func TestCable(t *testing.T) {
 				s.connect()
 				lease := s.run()
 				t.Log(round.name)
-				if err := way.fail(host); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, way.fail(host))
 				round.run(s, func() error { return way.mend(host) })
 				s.revoke(lease)
 			}
@@ -290,9 +286,7 @@ func lostRound(s *stage, mend func() error) {
 	s.soon("the near side's transfers ended", begin, s.ended(), 2*shortGrace)
 	s.soon("the far side's transfers ended", begin, s.far.do(order{Do: "outcome"}).At, 2*shortGrace)
 	s.poison(inAll, inAll)
-	if err := mend(); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, mend())
 	s.untouched(inAll, inAll, 1500*time.Millisecond)
 	s.part(shortGrace)
 }
@@ -304,9 +298,7 @@ func earlyRound(s *stage, mend func() error) {
 	begin := uptime()
 	s.soon("the near side's transfers ended", begin, s.ended(), 2*shortGrace)
 	s.poison(inSrc, inKV)
-	if err := mend(); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, mend())
 	s.untouched(inSrc, inKV, time.Second)
 	s.part(3 * shortGrace)
 }
@@ -317,8 +309,6 @@ func closedRound(s *stage, mend func() error) {
 	s.t.Helper()
 	s.part(3 * shortGrace)
 	s.poison(inAll, inAll)
-	if err := mend(); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, mend())
 	s.untouched(inAll, inAll, 1500*time.Millisecond)
 }

@@ -53,21 +53,15 @@ func TestFrozenInMidPiece(t *testing.T) {
 	w := startWriter(t, list)
 	for round := range writerBytes / countBytes {
 		seg, err := seg.Slice(uint64(round)*countBytes, countBytes, [16]byte{byte(round + 1)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		m, err := b.Register(seg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		w.write(b, m, "count")
 		eventually(t, "writes land", func() bool {
 			return seg.Mem[countBytes-1] > 2 || len(w.lines) > 0
 		})
 		w.freeze()
-		if err := b.Fence(t.Context(), m.Key()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.Fence(t.Context(), m.Key()))
 		w.thaw()
 		outcome := w.outcome()
 		var n int

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -27,17 +28,13 @@ func (m mourner) died() { m <- struct{}{} }
 func child(t *testing.T) (*exec.Cmd, process.ID) {
 	t.Helper()
 	c := exec.Command("sleep", "60")
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Start())
 	t.Cleanup(func() {
 		_ = c.Process.Kill()
 		_ = c.Wait()
 	})
 	start, err := process.StartOf(c.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return c, process.ID{PID: uint32(c.Process.Pid), Start: start}
 }
 
@@ -47,9 +44,7 @@ func TestProcess(t *testing.T) {
 		t.Fatalf("%+v, %v", p, err)
 	}
 	fd, err := p.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_ = unix.Close(fd)
 	for what, other := range map[string]process.ID{
 		"one that had our number before": {PID: p.PID, Start: p.Start - 1},
@@ -68,26 +63,20 @@ func TestProcess(t *testing.T) {
 func TestDeaths(t *testing.T) {
 	leak.Check(t)
 	self, err := process.This()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var d deaths
 	d.init(self)
 	defer d.close()
 	c, p := child(t)
 	first, second, gone := make(mourner, 2), make(mourner, 2), make(mourner, 2)
 	for _, m := range []mourner{first, second, gone} {
-		if err := d.add(p, m); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, d.add(p, m))
 	}
 	if err := d.add(self, first); err != nil || len(d.watches) != 1 {
 		t.Errorf("our own process: %v, %d watches", err, len(d.watches))
 	}
 	d.remove(p, gone)
-	if err := c.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Process.Kill())
 	for _, m := range []mourner{first, second} {
 		select {
 		case <-m:
@@ -111,13 +100,9 @@ func TestDeathsClose(t *testing.T) {
 	d.init(process.ID{})
 	_, p := child(t)
 	m := make(mourner, 1)
-	if err := d.add(p, m); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, d.add(p, m))
 	_, other := child(t)
-	if err := d.add(other, m); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, d.add(other, m))
 	d.remove(other, m)
 	d.close()
 	if err := d.add(p, m); !errors.Is(err, driver.ErrClosed) {

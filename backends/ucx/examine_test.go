@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -43,9 +45,7 @@ func examine(t *testing.T, c Config) Findings {
 	if errors.Is(err, driver.ErrUnavailable) {
 		drivertest.SkipIfUnavailable(t, err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return f
 }
 
@@ -89,9 +89,7 @@ func TestElsewhereHasNothingOfThisHost(t *testing.T) {
 	if errors.Is(err, driver.ErrUnavailable) {
 		drivertest.SkipIfUnavailable(t, err) // no network
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if strings.Contains(c.Transports, "posix") || slices.Contains(strings.Split(c.Devices, ","),
 		"lo") {
 		t.Errorf("%+v", c)

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
 
@@ -128,24 +130,16 @@ type child struct {
 func startChild(t *testing.T, c sideConfig, start func(*exec.Cmd) error) *child {
 	t.Helper()
 	config, err := json.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cmd := exec.Command(program(t))
 	cmd.Env = append(os.Environ(), childVariable+"="+string(config), "GORACE="+os.Getenv("GORACE")+
 		" atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := start(cmd); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, start(cmd))
 	p := &child{t: t, cmd: cmd, in: json.NewEncoder(in), out: make(chan answer, 1)}
 	ended := make(chan error, 1)
 	go func() { ended <- p.listen(out) }()
@@ -213,33 +207,25 @@ func (p *child) do(o order) answer {
 func (p *child) kill() {
 	p.t.Helper()
 	p.killed = true
-	if err := p.cmd.Process.Kill(); err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, p.cmd.Process.Kill())
 }
 
 // freeze stops every thread of it.
 func (p *child) freeze() {
 	p.t.Helper()
-	if err := freeze.Process(p.cmd.Process); err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, freeze.Process(p.cmd.Process))
 }
 
 func (p *child) thaw() {
 	p.t.Helper()
-	if err := freeze.Thaw(p.cmd.Process); err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, freeze.Thaw(p.cmd.Process))
 }
 
 // poisonKV fills the kv of a process that is frozen.
 func (p *child) poisonKV() {
 	p.t.Helper()
 	mem, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", p.cmd.Process.Pid), os.O_WRONLY, 0)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, err)
 	defer mem.Close()
 	b := make([]byte, sideBytes)
 	fill(b, poisonKV)

@@ -37,9 +37,7 @@ func openFakeBackend(t *testing.T, cfg Config) *Backend {
 		cfg.Grace = graceMax
 	}
 	b, err := newFake(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Errorf("close backend: %v", err)
@@ -53,9 +51,7 @@ func (p *pair) connect(t *testing.T) *peer {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	c, err := p.near.Connect(ctx, p.far.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return c.(*peer)
 }
 
@@ -67,18 +63,14 @@ func (p *pair) share(t *testing.T) (*memory, uint32) {
 	t.Helper()
 	m, err := p.far.Register(driver.Segment{Kind: driver.DRAM, Len: 4096, Mem: make([]byte, 4096),
 		Secret: [16]byte{1}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return m.(*memory), p.imports(t, m)
 }
 
 func (p *pair) imports(t *testing.T, m driver.Memory) uint32 {
 	t.Helper()
 	token, err := m.AppendToken(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	key, size, err := p.peer.Import(token)
 	if err != nil || size != 4096 {
 		t.Fatalf("import: %d bytes, %v", size, err)
@@ -92,9 +84,7 @@ func TestFenceOfUntold(t *testing.T) {
 	m, _ := p.share(t)
 	for round := range int64(3) {
 		for range 5 {
-			if err := p.far.Fence(t.Context(), m.Key()); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, p.far.Fence(t.Context(), m.Key()))
 		}
 		if got := net(p.far).fences.Load(); got != round+1 {
 			t.Errorf("round %d: %d fences of UCX, want one for each import", round, got)
@@ -159,12 +149,8 @@ func TestReusedKey(t *testing.T) {
 	p := openPair(t, Config{KeysMax: 1})
 	m, _ := p.share(t)
 	old, err := m.AppendToken(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
 	next, _ := p.share(t)
 	if next.Key() != m.Key() {
 		t.Fatalf("key %d, want %d again", next.Key(), m.Key())
@@ -187,13 +173,9 @@ func TestReusedKey(t *testing.T) {
 func TestAllocations(t *testing.T) {
 	b := openFakeBackend(t, Config{})
 	seg, owner, err := b.Alloc(3 * 4096)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	other, otherOwner, err := b.Alloc(4096)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	store := owner.(*allocation).store.(*fakeStorage)
 	for what, c := range map[string]struct {
 		mem  []byte
@@ -210,9 +192,7 @@ func TestAllocations(t *testing.T) {
 		b.allocations.unuse(a)
 	}
 	m, err := b.Register(seg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for range 2 {
 		if err := owner.Close(); err != nil || store.closed != 0 {
 			t.Errorf("close under a registration: %v, closed %d times", err, store.closed)

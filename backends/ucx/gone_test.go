@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -30,9 +32,7 @@ func TestConnectStale(t *testing.T) {
 			leak.Check(t)
 			cfg := Config{Transports: list, Grace: 400 * time.Millisecond}
 			near, far := openReal(t, cfg), openReal(t, cfg)
-			if err := far.Close(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, far.Close())
 			registry.add(far.address.owner)
 			defer registry.remove(far.address.owner)
 			for range 3 {

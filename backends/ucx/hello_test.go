@@ -32,9 +32,7 @@ func received(t *testing.T, b *Backend) (list []driver.Message) {
 	var msgs [3]driver.Message
 	for {
 		n, err := b.Receive(msgs[:])
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if n == 0 {
 			return list
 		}
@@ -100,9 +98,7 @@ func TestConnsMax(t *testing.T) {
 			t.Fatalf("one connection too many: %v", err)
 		}
 	}
-	if err := second.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, second.Close())
 	eventually(t, "the last word", func() bool { return len(received(t, p.far)) == 1 })
 	eventually(t, "room again", func() bool { return ends(p.far) == 2 })
 	p.connect(t)
@@ -116,9 +112,7 @@ func TestHelloToAnother(t *testing.T) {
 	registry.add(a.owner)
 	defer registry.remove(a.owner)
 	addr, err := a.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := p.near.Connect(t.Context(), addr); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("connect to who is no more: %v", err)
 	}
@@ -142,9 +136,7 @@ func TestNonsense(t *testing.T) {
 	addr := p.near.Addr()
 	a.host[0]++
 	elsewhere, err := a.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, m := range append(someControl(),
 		&hello{conn: 1, worker: 200, to: p.far.address.owner, from: addr},
 		&hello{conn: 1, to: p.far.address.owner, from: elsewhere},
@@ -207,9 +199,7 @@ func TestLost(t *testing.T) {
 // TestQuit closes the backend that others are connected to.
 func TestQuit(t *testing.T) {
 	p := openPair(t, Config{Grace: graceMax}) // which nobody waits for
-	if err := p.far.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.far.Close())
 	select {
 	case <-p.peer.Lost():
 	case <-time.After(patience):
@@ -253,9 +243,7 @@ func TestExplain(t *testing.T) {
 	p := openPair(t, Config{})
 	m, key := p.share(t)
 	local, err := p.near.Register(driver.Segment{Kind: driver.DRAM, Len: 1, Mem: make([]byte, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	const before, after = "near (this host, the same namespaces and user), ",
 		"; not direct, because the memory is not UCX's own: allocate it with the ucx backend's " +
 			"Alloc; lanes tcp/lo, fake/memory (am am_bw)"

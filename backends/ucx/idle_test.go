@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -22,19 +24,15 @@ func TestIdle(t *testing.T) {
 			defer far.Close()
 			defer near.Close()
 			p, err := near.Connect(t.Context(), far.Addr())
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			time.Sleep(4 * grace)
 			select {
 			case <-p.Lost():
 				t.Fatal("an idle peer was given up")
 			default:
 			}
-			if err := p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail,
-				Notify: []byte("still here")}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail,
+				Notify: []byte("still here")}))
 			var msgs []driver.Message
 			eventually(t, "a message after the pause", func() bool {
 				msgs = append(msgs, received(t, far)...)

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -30,9 +32,7 @@ func TestSilence(t *testing.T) {
 			}()
 			seg := memoryFor(t, b, c.own)
 			m, err := b.Register(seg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			w := startWriter(t, c.list)
 			for round := range 2 {
 				w.write(b, m, "")
@@ -67,16 +67,12 @@ func memoryFor(t *testing.T, b *Backend, own bool) driver.Segment {
 	t.Helper()
 	if own {
 		seg, owner, err := b.Alloc(writerBytes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		t.Cleanup(func() { _ = owner.Close() })
 		return seg
 	}
 	space, err := drivertest.HostMemory(writerBytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = space.Free() })
 	return space.Segment
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 )
@@ -44,9 +46,7 @@ func TestContextConfig(t *testing.T) {
 	c := Config{Settings: []string{"A=b"}, Devices: "lo"}
 	c.EnsureDefaults()
 	list, err := splitTransports(c.Transports)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	near, far := c.nearConfig(list), c.farConfig(list)
 	if !near.Shared || far.Shared || near.Devices != "" || far.Devices != "lo" {
 		t.Errorf("near %+v, far %+v", near, far)

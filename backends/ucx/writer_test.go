@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
@@ -128,20 +130,14 @@ type writer struct {
 func startWriter(t *testing.T, list string) *writer {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	c := exec.Command("/proc/self/exe")
 	c.Env = append(os.Environ(), writerVariable+"="+list, "GORACE="+os.Getenv("GORACE")+
 		" atexit_sleep_ms=0")
 	c.Stdin, c.Stderr = r, os.Stderr
 	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
 	_ = r.Close()
 	p := &writer{t: t, cmd: c, in: w, lines: make(chan string, 4)}
 	ended := make(chan struct{})
@@ -169,9 +165,7 @@ func startWriter(t *testing.T, list string) *writer {
 func (p *writer) write(b *Backend, m driver.Memory, how string) {
 	p.t.Helper()
 	token, err := m.AppendToken(nil)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, err)
 	if _, err := fmt.Fprintf(p.in, "%x %x %s\n", b.Addr(), token, how); err != nil {
 		p.t.Fatal(err)
 	}
@@ -192,14 +186,10 @@ func (p *writer) outcome() string {
 // freeze stops every thread of it.
 func (p *writer) freeze() {
 	p.t.Helper()
-	if err := freeze.Process(p.cmd.Process); err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, freeze.Process(p.cmd.Process))
 }
 
 func (p *writer) thaw() {
 	p.t.Helper()
-	if err := freeze.Thaw(p.cmd.Process); err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, freeze.Thaw(p.cmd.Process))
 }

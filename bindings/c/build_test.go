@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -68,9 +70,7 @@ func command(name string, args ...string) error {
 // the shared library where it lies.
 func compile(t testing.TB, source string, flags ...string) string {
 	t.Helper()
-	if err := sharedLibrary(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, sharedLibrary())
 	if !strings.Contains(source, "/") {
 		source = filepath.Join("testdata", source)
 	}
@@ -86,10 +86,8 @@ func compile(t testing.TB, source string, flags ...string) string {
 	}
 	args := append([]string{standard, "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I.",
 		"-o", out, source}, flags...)
-	if err := command(compiler, append(args, "-L"+built, "-lsluice", "-Wl,-rpath,"+built,
-		"-ldl")...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, command(compiler, append(args, "-L"+built, "-lsluice", "-Wl,-rpath,"+built,
+		"-ldl")...))
 	return out
 }
 

@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // certificates writes files of a certificate, its key, and the authority that signed it.
@@ -35,9 +37,7 @@ func certificates(t *testing.T) []string {
 		DNSNames:    []string{"owner.test"},
 	}
 	private, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return []string{
 		writePEM(t, filepath.Join(dir, "certificate"), "CERTIFICATE", signed(t, member, authority,
 			key, authorityKey)),
@@ -50,26 +50,20 @@ func certificates(t *testing.T) []string {
 func newKey(t *testing.T) *ecdsa.PrivateKey {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return key
 }
 
 func signed(t *testing.T, cert, parent *x509.Certificate, key, by *ecdsa.PrivateKey) []byte {
 	t.Helper()
 	raw, err := x509.CreateCertificate(rand.Reader, cert, parent, &key.PublicKey, by)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return raw
 }
 
 func writePEM(t *testing.T, name, kind string, raw []byte) string {
 	t.Helper()
-	if err := os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: raw}),
-		0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: raw}),
+		0o600))
 	return name
 }

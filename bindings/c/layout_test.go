@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 var update = flag.Bool("update", false, "write testdata/layout.txt anew, after "+
@@ -27,16 +29,12 @@ func TestLayout(t *testing.T) {
 		}
 	}
 	b, err := os.ReadFile(list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if was := string(b); was != now && *update {
 		if err := checkUpdate(was, now); err != "" {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(list, []byte(now), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(list, []byte(now), 0o666))
 	} else if was != now {
 		t.Errorf("the layout has changed, and programs that are built would break:%s\nundo it, "+
 			"or raise SLUICE_ABI_VERSION and run with -update", changes(was, now))
@@ -52,14 +50,10 @@ func TestLayout(t *testing.T) {
 func layout(t *testing.T, compiler string, flags ...string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "layout")
-	if err := command(compiler, append(flags, "-Wall", "-Werror", "-I.", "-o", program,
-		"testdata/layout.c")...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, command(compiler, append(flags, "-Wall", "-Werror", "-I.", "-o", program,
+		"testdata/layout.c")...))
 	out, err := exec.Command(program).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return string(out)
 }
 

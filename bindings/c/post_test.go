@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
@@ -106,21 +108,15 @@ func TestNoAllocations(t *testing.T) {
 func noAllocations(t *testing.T, backend string) {
 	owner := &openEngine{}
 	list, end := threeTransfers(func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}, backend)
 	defer end()
 	for i, et := range list {
 		tr := &transfer{of: owner, t: et}
 		h, err := transfers.put(tr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		tr.handle = h
-		if err := et.OnDone(func() { owner.ended.add(tr) }); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, et.OnDone(func() { owner.ended.add(tr) }))
 		take := takeInto(owner.ended.take)
 		var failed error
 		once := func() {

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
@@ -35,16 +37,14 @@ func TestSignals(t *testing.T) {
 // TestArchive links the first program with libsluice.a.
 func TestArchive(t *testing.T) {
 	archive := filepath.Join(t.TempDir(), "libsluice.a")
-	if err := command("go", "build", "-buildmode=c-archive", "-ldflags", "-s -w", "-o", archive,
-		"."); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t,
+		command("go", "build", "-buildmode=c-archive", "-ldflags", "-s -w", "-o", archive,
+			"."))
 	program := filepath.Join(t.TempDir(), "hello")
-	if err := command("gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I.", "-o", program,
-		"testdata/hello.c", archive,
-		"-lpthread", "-ldl"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t,
+		command("gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I.", "-o", program,
+			"testdata/hello.c", archive,
+			"-lpthread", "-ldl"))
 	run(t, program)
 }
 
@@ -82,9 +82,7 @@ func TestDevice(t *testing.T) {
 	library := os.Getenv("SLUICE_LIBCUDA")
 	if library == "" {
 		libcuda, err := fakecuda.Build()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer libcuda.Remove()
 		t.Setenv("STANDIN_PANEL", libcuda.Panel)
 		library = libcuda.Path

@@ -14,15 +14,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // TestReference holds README.md against package engine and against sluice.h: what the one offers
 // and the other declares is all in it, and nothing else is.
 func TestReference(t *testing.T) {
 	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var inGo, inC []string
 	code := regexp.MustCompile("`([^`]*)`")
 	for line := range strings.Lines(string(text)) {
@@ -39,9 +39,7 @@ func TestReference(t *testing.T) {
 	}
 	same(t, "package engine", offered(t), inGo)
 	header, err := os.ReadFile("sluice.h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var declared []string
 	for _, m := range regexp.MustCompile(`(?m)^\w[\w ]*\**\b(sluice_\w+)\(`).FindAllSubmatch(header,
 		-1) {
@@ -73,17 +71,13 @@ func same(t *testing.T, what string, there, here []string) {
 // offered lists the functions and methods that package engine exports, and the fields of Route.
 func offered(t *testing.T) (names []string) {
 	files, err := filepath.Glob("../../engine/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, name := range files {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, d := range file.Decls {
 			if f, ok := d.(*ast.FuncDecl); ok && f.Name.IsExported() {
 				if on, ok := receiver(f); ok {

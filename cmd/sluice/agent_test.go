@@ -63,12 +63,8 @@ func startAgent(t *testing.T, args ...string) *serving {
 	s.c, _, _ = command(t, append([]string{"agent", "--listen", "127.0.0.1:0"}, args...)...)
 	s.c.Stdout, s.c.Stderr = nil, s.stderr
 	out, err := s.c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, s.c.Start())
 	t.Cleanup(func() { _ = s.c.Process.Kill() })
 	lines := bufio.NewReader(out)
 	for s.at == "" {
@@ -91,9 +87,7 @@ func startAgent(t *testing.T, args ...string) *serving {
 // end signals it, and returns its status and what it said then.
 func (s *serving) end(t *testing.T, sig syscall.Signal) (int, string) {
 	t.Helper()
-	if err := s.c.Process.Signal(sig); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.c.Process.Signal(sig))
 	rest := <-s.rest
 	return status(t, s.c.Wait()), rest
 }
@@ -104,9 +98,7 @@ func randomFile(t *testing.T, n int) (path string, content []byte) {
 	source := rand.NewChaCha8([32]byte{7})
 	_, _ = source.Read(content)
 	path = filepath.Join(t.TempDir(), "content")
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, content, 0o600))
 	return path, content
 }
 
@@ -257,19 +249,13 @@ func TestAgentIsKilled(t *testing.T) {
 			c, _, stderr := command(t, "put", "kv", "--plaintext", "--peer", a.at, "--backend",
 				"tcp")
 			in, err := c.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := c.Start(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
+			require.NoError(t, c.Start())
 			if _, err := in.Write(make([]byte, 5<<20)); err != nil {
 				// it is connected by the time that it reads
 				t.Fatal(err)
 			}
-			if err := end.deed(a, c); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, end.deed(a, c))
 			go func() { // more to write than it takes, should it have ended
 				for {
 					if _, err := in.Write(make([]byte, 1<<20)); err != nil {

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // TestReplayUnderFaults has completions lost, late and refused, and connections that flap:
@@ -21,9 +23,7 @@ batch p=0.3: late 300µs±200µs
 batch: delay 200µs±200µs
 `
 	file := filepath.Join(t.TempDir(), "rules")
-	if err := os.WriteFile(file, []byte("# a bad day\n"+rules), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte("# a bad day\n"+rules), 0o644))
 	for _, side := range []string{"both", "prefill"} {
 		r := replayReport(t, "--trace", smallTrace(t, 6), "--requests", "6", "--backend", "shm",
 			"--timeout", "20s",

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // cluster makes an authority with members, and returns its directory.
@@ -51,9 +53,7 @@ func TestKeys(t *testing.T) {
 	for _, name := range []string{"ca-key.pem", "node-key.pem"} {
 		path := filepath.Join(dir, name)
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s: mode %v (%v)", name, info.Mode(), err)
 		}
@@ -78,9 +78,7 @@ func TestKeys(t *testing.T) {
 		}
 	}
 	before, err := os.ReadFile(filepath.Join(dir, "node.pem"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if o := sluice(t, "keys", "issue", dir, "node"); o.status != statusUsage ||
 		!strings.Contains(o.stderr, "--force") {
 		t.Errorf("over files that are there: %+v", o)
@@ -113,9 +111,7 @@ func TestDoctorLooksAtCertificates(t *testing.T) {
 		t.Errorf("%s", o.stdout)
 	}
 	key := filepath.Join(dir, "node-key.pem")
-	if err := os.Chmod(key, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chmod(key, 0o644))
 	if o := ok(t, sluice(t, flags("node")...)); !strings.Contains(o.stdout, "chmod 600 "+key) {
 		t.Errorf("%s", o.stdout)
 	}

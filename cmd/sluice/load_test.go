@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/kv/weights"
 )
 
@@ -28,16 +30,10 @@ func shardFile(t *testing.T, dir, name string, sizes ...int) (path string) {
 	err := weights.Write(&out, list, nil, func(x weights.Tensor) (io.Reader, error) {
 		return bytes.NewReader(make([]byte, x.Len)), nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	path = filepath.Join(dir, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, out.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	require.NoError(t, os.WriteFile(path, out.Bytes(), 0o600))
 	return path
 }
 
@@ -91,9 +87,7 @@ func cutSet(t *testing.T) (root, dir string) {
 	for rank, sizes := range [][]int{{1000, 200_000}, {70_000}} {
 		name := fmt.Sprintf("rank-%d/weights", rank)
 		f, err := weights.OpenFile(shardFile(t, dir, name, sizes...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		t.Cleanup(func() { f.Close() })
 		src := f.Source()
 		src.Name = name
@@ -102,17 +96,13 @@ func cutSet(t *testing.T) (root, dir string) {
 	set, err := weights.Describe(ranks, func(rank int) string {
 		return fmt.Sprintf("rank-%d/meta.json", rank)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	files := map[string][]byte{"root.json": set.Root}
 	for name, text := range set.Metas {
 		files[name] = text
 	}
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
 	}
 	return filepath.Join(dir, "root.json"), dir
 }
@@ -147,14 +137,10 @@ func TestLoadErrors(t *testing.T) {
 	dir := t.TempDir()
 	good := shardFile(t, dir, "good", 1<<20, 5)
 	text, err := os.ReadFile(good)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	write := func(name string, b []byte) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, b, 0o600))
 		return path
 	}
 	bad := bytes.Replace(text, []byte(`"dtype":`), []byte(`"dtype"=`), 1)
@@ -199,9 +185,7 @@ func TestLoadInterrupted(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "large")
 	file, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer file.Close()
 	sparse := &holes{file: file}
 	if err := weights.Write(sparse, list, nil, func(x weights.Tensor) (io.Reader, error) {
@@ -209,21 +193,15 @@ func TestLoadInterrupted(t *testing.T) {
 	}); err == nil {
 		t.Fatal("tensors without bytes")
 	}
-	if err := file.Truncate(sparse.n + tensors*size); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, file.Truncate(sparse.n+tensors*size))
 	c, stdout, stderr := command(t, "load", "--memory", "256MiB", path)
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Start())
 	for start := time.Now(); resident(c.Process.Pid) < 64<<20; time.Sleep(time.Millisecond) {
 		if time.Since(start) > time.Minute { // it has no memory for tensors yet
 			t.Fatalf("it does not begin: %s", readProc(c.Process.Pid, "status"))
 		}
 	}
-	if err := c.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Process.Signal(syscall.SIGINT))
 	start := time.Now()
 	if got := status(t, c.Wait()); got != statusInterrupted || stdout.Len() > 0 ||
 		!strings.Contains(stderr.String(), "interrupted") {

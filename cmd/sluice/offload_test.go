@@ -93,9 +93,7 @@ func TestReplayOffloadKeepsAFile(t *testing.T) {
 	// One byte in the midst of the third block, as a disk that has gone bad would have it.
 	const at = 2<<20 + 2*(indexerBlock+2048) + 30*132*512
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var b [1]byte
 	if _, err := file.ReadAt(b[:], at); err != nil {
 		t.Fatal(err)
@@ -104,9 +102,7 @@ func TestReplayOffloadKeepsAFile(t *testing.T) {
 	if _, err := file.WriteAt(b[:], at); err != nil {
 		t.Fatal(err)
 	}
-	if err := file.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, file.Close())
 	o := sluice(t, append([]string{"replay", "--json", "--model", smallModel, "--offload", "ssd"},
 		args...)...)
 	r := decode(t, o.stdout).(map[string]any)
@@ -141,9 +137,7 @@ func TestReplayOffloadErrors(t *testing.T) {
 	}
 	trace, dir := smallTrace(t, 1), t.TempDir()
 	other := filepath.Join(dir, "other")
-	if err := os.WriteFile(other, make([]byte, 8192), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(other, make([]byte, 8192), 0o600))
 	for _, c := range []struct{ args, wants []string }{
 		{[]string{"--offload-size", "1024TiB"}, []string{"no space left on device", "/blocks needs",
 			"smaller --offload-size"}},
@@ -171,14 +165,10 @@ func TestReplayOffloadLeavesNoFile(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
 		c, _, stderr := command(t, append(slow(t), "--offload", "ssd")...)
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.Start())
 		pids := awaitChildren(t, c.Process.Pid, 2)
 		time.Sleep(time.Second) // into the work
-		if err := c.Process.Signal(sig); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.Process.Signal(sig))
 		if got := status(t, c.Wait()); sig == syscall.SIGINT && got != statusInterrupted {
 			t.Errorf("status %d, stderr %q", got, stderr)
 		}
@@ -199,9 +189,7 @@ func TestReplayOffloadAfterAKill(t *testing.T) {
 	args := []string{"replay", "--model", smallModel, "--trace", trace, "--requests", "40",
 		"--offload", "ssd", "--offload-file", path}
 	c, _, _ := command(t, append(args, "--speed", "0.02")...) // 80 s
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Start())
 	pids := awaitChildren(t, c.Process.Pid, 2)
 	victim := awaitRole(t, pids, "replay-decode")
 	for start := time.Now(); records(t, path) < 3; time.Sleep(5 * time.Millisecond) {
@@ -209,9 +197,7 @@ func TestReplayOffloadAfterAKill(t *testing.T) {
 			t.Fatal("nothing is spilled")
 		}
 	}
-	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Kill(victim, syscall.SIGKILL))
 	if got := status(t, c.Wait()); got != statusFailed {
 		t.Errorf("status %d", got)
 	}

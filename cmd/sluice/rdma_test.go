@@ -33,9 +33,7 @@ func needPair(t *testing.T) []string {
 // TestMachineWithoutVerbs: no library, and no device on a machine without RDMA.
 func TestMachineWithoutVerbs(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "libibverbs.so.1"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "libibverbs.so.1"), nil, 0o644))
 	without := func(args ...string) outcome {
 		c, stdout, stderr := command(t, args...)
 		c.Env = append(c.Env, "LD_LIBRARY_PATH="+dir)
@@ -170,13 +168,9 @@ func awaitTraffic(t *testing.T, stderr fmt.Stringer) {
 func sent(t *testing.T) int {
 	t.Helper()
 	b, err := os.ReadFile("/sys/class/net/eth0/statistics/tx_bytes")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return n
 }
 
@@ -184,14 +178,10 @@ func TestRealSignalsEndCleanly(t *testing.T) {
 	way := needPair(t)
 	for _, args := range [][]string{busy(t, 500), {"bench", "--seconds", "60", "--size", "64KiB"}} {
 		c, stdout, stderr := command(t, append(args, way...)...)
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.Start())
 		pids := awaitChildren(t, c.Process.Pid, map[string]int{"replay": 2, "bench": 1}[args[0]])
 		awaitTraffic(t, stderr)
-		if err := c.Process.Signal(syscall.SIGINT); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.Process.Signal(syscall.SIGINT))
 		start := time.Now()
 		got := status(t, c.Wait())
 		if took := time.Since(start); got != statusInterrupted || took > noticed ||
@@ -207,15 +197,11 @@ func TestRealSignalsEndCleanly(t *testing.T) {
 func TestRealDeadProcessIsNamed(t *testing.T) {
 	way := needPair(t)
 	c, stdout, stderr := command(t, append(busy(t, 500), way...)...)
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Start())
 	pids := awaitChildren(t, c.Process.Pid, 2)
 	awaitTraffic(t, stderr)
 	victim := awaitRole(t, pids, "replay-decode")
-	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Kill(victim, syscall.SIGKILL))
 	start := time.Now()
 	got := status(t, c.Wait())
 	if took := time.Since(start); got != statusFailed || took > noticed ||

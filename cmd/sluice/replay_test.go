@@ -31,9 +31,7 @@ func smallTrace(t *testing.T, requests int) string {
 			40*i, 512*n, strings.Join(ids, ","))
 	}
 	file := filepath.Join(t.TempDir(), "trace.jsonl")
-	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte(b.String()), 0o644))
 	return file
 }
 
@@ -140,14 +138,10 @@ func TestReplayAtThePaceOfTheTrace(t *testing.T) {
 func TestReplayOfEveryModel(t *testing.T) {
 	line := `{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[7]}` + "\n"
 	file := filepath.Join(t.TempDir(), "trace.jsonl")
-	if err := os.WriteFile(file, []byte(line+line), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte(line+line), 0o644))
 	for _, name := range layout.Names() {
 		m, err := layout.Lookup(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		r := replayReport(t, "--model", name, "--trace", file, "--requests", "2")
 		wantNumbers(t, r, map[string]float64{"requests": 2, "mismatches": 0, "blocks_leaked": 0,
 			"blocks_checked": 2,

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // slow is a replay that would take minutes: it goes at a crawl.
@@ -24,14 +26,10 @@ func TestSignalsEndCleanly(t *testing.T) {
 				"bench --backend shm --seconds 60": 1,
 			} {
 				c, stdout, stderr := command(t, strings.Fields(args)...)
-				if err := c.Start(); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, c.Start())
 				pids := awaitChildren(t, c.Process.Pid, children)
 				time.Sleep(300 * time.Millisecond) // into the work
-				if err := c.Process.Signal(sig); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, c.Process.Signal(sig))
 				start := time.Now()
 				if got := status(t, c.Wait()); got != statusInterrupted {
 					t.Errorf("%s: status %d, stderr %s", args, got, stderr)
@@ -51,13 +49,9 @@ func TestSignalsEndCleanly(t *testing.T) {
 func TestKilledParentLeavesNoChild(t *testing.T) {
 	t.Parallel()
 	c, _, _ := command(t, slow(t)...)
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Start())
 	pids := awaitChildren(t, c.Process.Pid, 2)
-	if err := c.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Process.Kill())
 	_ = c.Wait() // killed
 	for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(10 * time.Millisecond) {
 		if running(pids[0]) || running(pids[1]) {
@@ -75,15 +69,11 @@ func TestParentThatWasStopped(t *testing.T) {
 		smallTrace(t, 6),
 		"--speed", "0.15", // takes 1.3 s and what it takes to begin
 		"--timeout", answerLimit.String())
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Start())
 	awaitChildren(t, c.Process.Pid, 2)
 	time.Sleep(500 * time.Millisecond)
 	for _, sig := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
-		if err := c.Process.Signal(sig); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.Process.Signal(sig))
 		if sig == syscall.SIGSTOP {
 			time.Sleep(answerLimit + 2*time.Second)
 		}
@@ -123,16 +113,12 @@ func TestDeadAndFrozenProcessesAreNamed(t *testing.T) {
 			t.Run(fmt.Sprintf("%s %v", side, sig), func(t *testing.T) {
 				t.Parallel()
 				c, stdout, stderr := command(t, slow(t)...)
-				if err := c.Start(); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, c.Start())
 				pids := awaitChildren(t, c.Process.Pid, 2)
 				victim := awaitRole(t, pids, "replay-"+side)
 				time.Sleep(700 * time.Millisecond) // into the work
 				start := time.Now()
-				if err := syscall.Kill(victim, sig); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, syscall.Kill(victim, sig))
 				if got := status(t, c.Wait()); got != statusFailed || stdout.Len() > 0 {
 					t.Errorf("status %d, stdout %q", got, stdout)
 				}
@@ -160,14 +146,10 @@ func TestFrozenBenchTargetIsNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c, stdout, stderr := command(t, args...)
-			if err := c.Start(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, c.Start())
 			pids := awaitChildren(t, c.Process.Pid, 1)
 			time.Sleep(500 * time.Millisecond)
-			if err := syscall.Kill(pids[0], syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, syscall.Kill(pids[0], syscall.SIGSTOP))
 			start := time.Now()
 			if got := status(t, c.Wait()); got != statusFailed || stdout.Len() > 0 {
 				t.Errorf("status %d, stdout %q", got, stdout)

@@ -6,15 +6,15 @@ import (
 	"debug/elf"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // TestSymbols looks for names that the linker has passed over: go-nvml's flags have it do so for
 // the whole program, and a function missing from csrc would be found out when it is called.
 func TestSymbols(t *testing.T) {
 	f, err := elf.Open(binary)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	symbols, err := f.ImportedSymbols()
 	if err != nil {

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // certificates writes an authority, and a member of it, and returns the flags that name them.
@@ -23,9 +25,7 @@ func certificates(t *testing.T) []string {
 	dir := t.TempDir()
 	now := time.Now()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	tmpl := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
@@ -34,20 +34,14 @@ func certificates(t *testing.T) []string {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	raw, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	files := map[string]*pem.Block{"cert": {Type: "CERTIFICATE", Bytes: cert},
 		"key": {Type: "PRIVATE KEY", Bytes: raw}}
 	for name, block := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block),
-			0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block),
+			0o600))
 	}
 	certFile, keyFile := filepath.Join(dir, "cert"), filepath.Join(dir, "key")
 	return []string{"--tcp-cert", certFile, "--tcp-key", keyFile, "--tcp-ca", certFile}

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -30,9 +32,7 @@ func needUCX(t *testing.T) {
 func withoutUCX(t *testing.T, args ...string) outcome {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "libucp.so.0"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "libucp.so.0"), nil, 0o644))
 	c, stdout, stderr := command(t, args...)
 	c.Env = append(c.Env, "LD_LIBRARY_PATH="+dir)
 	err := c.Run()
@@ -119,12 +119,8 @@ func TestDoctorFindsWhatKilledProcessesLeft(t *testing.T) {
 	for name, age := range map[string]time.Duration{"ucx_shm_posix_old": time.Hour,
 		"ucx_shm_posix_new": time.Second, "other": time.Hour} {
 		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(file, now.Add(-age), now.Add(-age)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, make([]byte, 4096), 0o600))
+		require.NoError(t, os.Chtimes(file, now.Add(-age), now.Add(-age)))
 	}
 	list := ucxLeftovers(dir, now)
 	if len(list) != 1 || !strings.Contains(list[0].Found, "1 file(s)") ||
@@ -244,9 +240,7 @@ func started(t *testing.T, children int, args ...string) (c *exec.Cmd, pids []in
 	stderr fmt.Stringer) {
 	t.Helper()
 	c, dir, stdout, stderr := overUCX(t, args...)
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Start())
 	pids = awaitChildren(t, c.Process.Pid, children)
 	for begin := time.Now(); time.Since(begin) < 700*time.Millisecond || len(filesIn(t, dir)) > 0 &&
 		time.Since(begin) < 10*time.Second; {
@@ -265,9 +259,7 @@ func TestSignalsEndCleanlyOverUCX(t *testing.T) {
 				c, pids, stdout,
 					stderr := started(t, map[string]int{"replay": 2, "bench": 1}[args[0]],
 					append(args, way...)...)
-				if err := c.Process.Signal(syscall.SIGINT); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, c.Process.Signal(syscall.SIGINT))
 				start := time.Now()
 				got := status(t, c.Wait())
 				if took := time.Since(start); got != statusInterrupted || took > noticed ||
@@ -302,9 +294,7 @@ func TestDeadProcessesAreNamedOverUCX(t *testing.T) {
 					c, pids, stdout, stderr := started(t, 2, append(busy(t, minute), way...)...)
 					victim := awaitRole(t, pids, "replay-"+side)
 					start := time.Now()
-					if err := syscall.Kill(victim, sig); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, syscall.Kill(victim, sig))
 					got := status(t, c.Wait())
 					if took := time.Since(start); got != statusFailed || took > noticed ||
 						stdout.String() != "" {
@@ -331,9 +321,7 @@ func TestDeadAndFrozenBenchTargetsAreNamedOverUCX(t *testing.T) {
 					t.Parallel()
 					c, pids, stdout, stderr := started(t, 1, append(args, way...)...)
 					start := time.Now()
-					if err := syscall.Kill(pids[0], sig); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, syscall.Kill(pids[0], sig))
 					got := status(t, c.Wait())
 					if took := time.Since(start); got != statusFailed || took > noticed ||
 						stdout.String() != "" {
@@ -355,9 +343,7 @@ func TestDeadAndFrozenBenchTargetsAreNamedOverUCX(t *testing.T) {
 func overUCX(t *testing.T, args ...string) (c *exec.Cmd, dir string, stdout, stderr fmt.Stringer) {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "sluice-test-*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if left := filesIn(t, dir); len(left) > 0 {
 			t.Errorf("%v leaves %v behind", args, left)
@@ -372,9 +358,7 @@ func overUCX(t *testing.T, args ...string) (c *exec.Cmd, dir string, stdout, std
 func filesIn(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	files, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, f := range files {
 		names = append(names, f.Name())
 	}

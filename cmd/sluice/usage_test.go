@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestUsageErrors(t *testing.T) {
@@ -217,9 +219,7 @@ func TestBrokenTraceLineIsNumbered(t *testing.T) {
 		"no hashes": `{"timestamp":0,"input_length":512,"output_length":1}`,
 	} {
 		file := filepath.Join(t.TempDir(), "trace.jsonl")
-		if err := os.WriteFile(file, []byte(good+"\n\n"+bad+"\n"+good+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, []byte(good+"\n\n"+bad+"\n"+good+"\n"), 0o644))
 		o := sluice(t, "replay", "--trace", file, "--requests", "3")
 		if o.status != statusFailed || !strings.Contains(o.stderr, "line 3") ||
 			!strings.Contains(o.stderr, file) {
@@ -248,9 +248,7 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 		small, append(small, "--json"),
 		{"bench", "--backend", "mem", "--rounds", "1", "--size", "64", "--batch", "1"}} {
 		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		c, _, stderr := command(t, args...)
 		c.Stdout = full
 		if got := status(t, c.Run()); got != statusFailed ||
@@ -280,9 +278,7 @@ func TestTraceProblemsAreSaid(t *testing.T) {
 		!strings.Contains(o.stderr, file) {
 		t.Errorf("no file: %+v", o)
 	}
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, nil, 0o644))
 	if o := sluice(t, "replay", "--trace", file, "--requests", "0"); o.status != statusFailed ||
 		!strings.Contains(o.stderr, "no requests") {
 		t.Errorf("empty trace: %+v", o)

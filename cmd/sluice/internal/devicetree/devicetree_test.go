@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/cmd/sluice/internal/nvml"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakesysfs"
@@ -210,9 +212,7 @@ func TestJSON(t *testing.T) {
 	for _, r := range []Report{Examine(topology.Sysfs(fakesysfs.Server(t).Root), cards(0, 8)),
 		Examine(topology.Sysfs(t.TempDir()), absent)} {
 		text, err := json.Marshal(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		without := strings.ReplaceAll(string(text), `"gpu":null`, "")
 		without = strings.ReplaceAll(without, `"missing":null}`, "") // of the cards made here
 		if strings.Contains(without, "null") {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -63,17 +64,11 @@ func machineOf(t *testing.T, changes map[string]string) Source {
 		for p, text := range files {
 			p = filepath.Join(root, p)
 			if text == "-" {
-				if err := os.RemoveAll(p); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, os.RemoveAll(p))
 				continue
 			}
-			if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(p, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.MkdirAll(filepath.Dir(p), 0o755))
+			require.NoError(t, os.WriteFile(p, []byte(text), 0o644))
 		}
 	}
 	write(good)

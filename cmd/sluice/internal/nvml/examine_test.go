@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/topology"
 )
@@ -62,9 +64,7 @@ func examine(t *testing.T, library string) answer {
 		t.Fatalf("%v: %s", err, stderr.String())
 	}
 	var a answer
-	if err := json.Unmarshal(out, &a); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(out, &a))
 	if !a.Again {
 		t.Errorf("the second try is not as the first: %s", out)
 	}
