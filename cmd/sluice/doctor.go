@@ -33,7 +33,8 @@ they could be, and which NIC and drive are near to which GPU.
 
 ` + tuneLong,
 		Example: `  sluice doctor
-  sluice doctor --tune copy.json && SLUICE_HOST_COPY=./copy.json sluice bench`,
+  sluice doctor --tune copy.json
+  ` + copyVariable + `=./copy.json sluice bench`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if tune != "" {

@@ -120,7 +120,7 @@ func read(how string, here func() Machine) (Choice, error) {
 // fileMax is many times what such a file has.
 const fileMax = 64 << 10
 
-// readFile refuses what would make copies slower than no file.
+// readFile refuses what was measured on another machine: the quick measurement is better than that.
 func readFile(path string, here Machine) (Choice, error) {
 	text, err := readRegular(path)
 	if err != nil {
