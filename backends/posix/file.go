@@ -31,7 +31,8 @@ type file struct {
 	align   uint64 // so are addresses of this one
 
 	fixed, fixedDirect int32   // places in the table of io_uring; -1: none
-	writer             *writer // does short writes through the page cache; nil: io_uring does
+	writes             bool    // a writer does short writes through the page cache, not io_uring
+	writer             *writer // nil until there is one; guarded by flights.Mu
 
 	inode *inode
 

@@ -24,8 +24,8 @@ type inode struct {
 	// sync is a descriptor for fdatasync alone. Linux tells of bytes that it could not write
 	// once for each open file description, to the sync that asks first: this one is
 	// not shared.
-	sync   int // -1: there is none
-	syncNo error
+	sync   int   // opened for the first durable write; -1: there is none
+	syncNo error // why there is none, though one was wanted
 
 	syncing bool
 	tosync  []*job // wait for a sync that has not begun
@@ -43,12 +43,11 @@ const (
 type inodeKey struct{ dev, ino uint64 }
 
 // inodeOf returns what is known of a file on the disk, with one more user.
-func (b *Backend) inodeOf(fd int, id ownfiles.ID) *inode {
+func (b *Backend) inodeOf(id ownfiles.ID) *inode {
 	key := inodeKey{id.Dev, id.Ino}
 	n := b.inodes[key]
 	if n == nil {
-		n = &inode{}
-		n.openSync(fd, id)
+		n = &inode{sync: -1}
 		b.inodes[key] = n
 	}
 	n.refs++
@@ -85,7 +84,15 @@ func (n *inode) openSync(fd int, id ownfiles.ID) {
 }
 
 // keeps reports why writes to the file cannot be durable, nil where they can.
-func (n *inode) keeps() error { return n.syncNo }
+//
+// Preconditions: flights.Mu is held, and the writes have not begun, so that the descriptor is told
+// of what is lost of them.
+func (n *inode) keeps(f *file) error {
+	if n.sync < 0 && n.syncNo == nil {
+		n.openSync(f.fd, f.ID)
+	}
+	return n.syncNo
+}
 
 // mayRelaunch reports whether a request that is to be handed over once more may be now: none of
 // the other kind is under way.

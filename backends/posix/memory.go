@@ -73,7 +73,7 @@ func (b *Backend) use(seg *driver.Segment) (*file, error) {
 		if err := b.mover.addFile(f); err != nil {
 			return nil, errors.Join(err, f.close())
 		}
-		f.inode = b.inodeOf(f.fd, f.ID)
+		f.inode = b.inodeOf(f.ID)
 		b.files[key] = f
 	}
 	f.refs++

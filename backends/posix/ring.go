@@ -149,6 +149,9 @@ func (g *ring) keep() {
 // put implements mover. There is room: cancels leave the places of the whole table free.
 func (g *ring) put(r *request) {
 	if r.writers() {
+		if r.f.writer == nil {
+			r.f.writer = g.newWriter()
+		}
 		r.f.writer.add(r)
 		return
 	}
@@ -325,7 +328,7 @@ func (g *ring) addFile(f *file) error {
 			return err
 		}
 	}
-	f.writer = g.openWriter(f.fd)
+	f.writes = !f.IsDevice() // which io_uring serves as well
 	return nil
 }
 

@@ -13,7 +13,8 @@ package posix
 // checkDurable says why a job cannot be durable.
 func (j *job) checkDurable() error {
 	for i := range j.Views {
-		if err := j.Views[i].Remote.Extent.file.inode.keeps(); err != nil {
+		f := j.Views[i].Remote.Extent.file
+		if err := f.inode.keeps(f); err != nil {
 			return err
 		}
 	}

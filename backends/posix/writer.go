@@ -2,8 +2,6 @@
 
 package posix
 
-import "golang.org/x/sys/unix"
-
 // writer does the short writes to one regular file that go through the page cache, one after the
 // other, in a goroutine that lives while there are some. Most filesystems take such writes one at a
 // time and let none begin that might wait, so io_uring has a thread of the kernel do each of them,
@@ -22,12 +20,8 @@ type writer struct {
 // writerBytes is how many bytes a writer writes before it says so.
 const writerBytes = 256 << 10
 
-// openWriter returns nil for what is no regular file: io_uring serves that as well.
-func (g *ring) openWriter(fd int) *writer {
-	var st unix.Stat_t
-	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil
-	}
+// newWriter makes the writer of a file: at its first short write, since most files have none.
+func (g *ring) newWriter() *writer {
 	s := &writer{g: g, todo: make([]*request, 0, g.b.cfg.Depth)}
 	s.run = s.write
 	return s
@@ -35,7 +29,7 @@ func (g *ring) openWriter(fd int) *writer {
 
 // writers reports whether a request is for the writer of its file.
 func (r *request) writers() bool {
-	return r.kind == writeFrom && !r.past && r.n <= inlineMax && r.f.writer != nil
+	return r.kind == writeFrom && !r.past && r.n <= inlineMax && r.f.writes
 }
 
 // add hands over a request. The next kick starts the goroutine.

@@ -24,6 +24,9 @@ type ID struct {
 // SameFile reports whether both are one file on the disk, however it was opened.
 func (id ID) SameFile(other ID) bool { return id.Dev == other.Dev && id.Ino == other.Ino }
 
+// IsDevice reports whether it is a block device: else it is a regular file.
+func (id ID) IsDevice() bool { return id.Ino == math.MaxUint64 }
+
 // Examine looks at a caller's descriptor: what it is, and how many bytes it holds.
 func Examine(fd int) (id ID, size uint64, err error) {
 	var st unix.Stat_t
@@ -64,7 +67,7 @@ func Admit(seg *driver.Segment) (ID, error) {
 	case mode == unix.O_RDONLY && !seg.ReadOnly:
 		return id, fmt.Errorf("descriptor %d may only be read: set Segment.ReadOnly or open it "+
 			"with O_RDWR: %w", seg.FD, driver.ErrReadOnly)
-	case seg.Extends && !seg.ReadOnly && id.Ino != math.MaxUint64:
+	case seg.Extends && !seg.ReadOnly && !id.IsDevice():
 		size = math.MaxInt64
 	}
 	if seg.FileOff > size || seg.Len > size-seg.FileOff {
