@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Union
 from . import _library
 from ._asyncio import Arrivals
 from ._clock import beside, in_slices, nanoseconds
-from ._library import lib
+from ._library import PENDING, lib
 from ._region import SPACE, Closing, Memory, Region, grow
 from ._segments import Located, locate
 from ._typed import Stats
@@ -54,6 +54,7 @@ def _word(value: Any) -> str:
 
 
 _NOTHING = 1  # a status that the library does not say: no message has come
+_NOTE_SIZE = ctypes.sizeof(_library.Notification)
 
 DEFAULT_BACKENDS = ("shm", Backend("posix", optional=True))
 
@@ -351,29 +352,41 @@ class Engine(Closing):
         return beside(connect, undo, keep)
 
     def _peer(self, handle: int) -> Peer:
-        return self._peers.setdefault(handle, Peer(self, handle))
+        return self._peers.get(handle) or self._peers.setdefault(handle, Peer(self, handle))
 
     def receive(self, timeout: Optional[float] = None) -> Notification:
         """The next message. The data that it came with is visible then."""
-        note = _library.Notification(status=_NOTHING)
-        note.size = ctypes.sizeof(note)
-        room = getattr(self._room, "buffer", None) or ctypes.create_string_buffer(1 << 16)
-        self._room.buffer = room
+        note = self._next(timeout)
+        if note is None:
+            raise failure(PENDING)
+        return note
+
+    def _next(self, timeout: Optional[float]) -> Optional[Notification]:
+        """`receive`, but None where none comes in time: an exception costs a loop that polls more
+        than the call.
+        """
+        note = _library.Notification(_NOTE_SIZE, _NOTHING)
+        try:
+            room = self._room.buffer
+        except AttributeError:
+            room = self._room.buffer = ctypes.create_string_buffer(1 << 16)
 
         def wait(ns: int) -> int:
             return 0 if self._kept else lib.receive(self._handle, ctypes.byref(note), room,
                                                     len(room), ns)
 
         try:
-            code = in_slices(wait, timeout)
+            code = wait(0) if timeout == 0 else in_slices(wait, timeout)
             if code == SPACE:
                 self._room.buffer = ctypes.create_string_buffer(note.length)
-                return self.receive(timeout)
+                return self._next(timeout)
+            if code == PENDING:
+                return None
             check(code)
             if note.status == _NOTHING:  # an earlier call was interrupted
                 with contextlib.suppress(IndexError):
                     return self._kept.popleft()
-                return self.receive(timeout)  # another thread has taken it
+                return self._next(timeout)  # another thread has taken it
             return self._taken(note, room)
         except BaseException:
             if note.status != _NOTHING:

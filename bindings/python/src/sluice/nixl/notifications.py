@@ -9,7 +9,7 @@ from .. import errors
 from . import bindings as b
 from . import messages
 from .bindings import as_text
-from .handles import as_nixl, translated
+from .handles import as_nixl
 from .meeting import Meeting, Name
 
 
@@ -36,11 +36,11 @@ class Notifications(Meeting):
             return into
         while True:
             try:
-                note = self._engine.receive(0)
-            except errors.WaitTimeout:
-                return into
+                note = self._engine._next(0)
             except errors.Error as e:
                 raise as_nixl(e) from e
+            if note is None:
+                return into
             found = None if note.lost else messages.unframe(note.data)
             if found is not None:
                 into.setdefault(found[0], []).append(found[1])
@@ -66,11 +66,12 @@ class Notifications(Meeting):
         self._handles([backend] if backend else [])
         name = as_text(remote_agent_name)
         message = messages.frame(self.name, notif_msg)
-        with translated():
-            try:
-                if name == self.name:
-                    self._open().self_peer().notify(message)
-                else:
-                    self._live(name).outbox.send(message)
-            except errors.NoRouteError as e:  # what connected us is gone
-                raise b.nixlRemoteDisconnectError(str(e)) from e
+        try:
+            if name == self.name:
+                self._open().self_peer().notify(message)
+            else:
+                self._live(name).outbox.send(message)
+        except errors.NoRouteError as e:  # what connected us is gone
+            raise b.nixlRemoteDisconnectError(str(e)) from e
+        except errors.Error as e:
+            raise as_nixl(e) from e

@@ -41,8 +41,8 @@ class Outbox:
                 self._queue(message)
                 return
             try:
-                t = self._post(message)
-                t.wait(_SOON)
+                t = self._load(message)
+                t.run(_SOON)
             except errors.WaitTimeout:
                 self._queue(message)
                 self._sending = True
@@ -59,11 +59,10 @@ class Outbox:
         self._waiting.append(message)
         self._bytes += len(message)
 
-    def _post(self, message: bytes) -> Transfer:
+    def _load(self, message: bytes) -> Transfer:
         if self._transfer is None:
             self._transfer = self._peer.transfer("write")
         self._transfer.message(message)
-        self._transfer.post()
         return self._transfer
 
     def _work(self, t: Transfer) -> None:
@@ -75,7 +74,7 @@ class Outbox:
                     if not self._waiting:
                         self._sending = False
                         return
-                    self._post(self._waiting[0])
+                    self._load(self._waiting[0]).post()
             except errors.Error as e:
                 with self._lock:
                     logger.warning("%d notifications are lost with their peer: %s",
