@@ -59,7 +59,12 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
             raise sluice.WaitTimeout("no room")
         wait(self, timeout)
 
+    def run(self: sluice.Transfer, timeout: Optional[float] = None) -> None:
+        self.post()
+        held(self, timeout)
+
     monkeypatch.setattr(sluice.Transfer, "wait", held)
+    monkeypatch.setattr(sluice.Transfer, "run", run)
     yield room
     room.set()
 
