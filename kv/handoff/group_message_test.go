@@ -5,6 +5,7 @@ package handoff
 import (
 	"bytes"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -298,5 +299,20 @@ func TestGroupRequestBytes(t *testing.T) {
 			}
 		}
 		j.push(t)
+	}
+}
+
+// TestLeasesOfOneLayerAreFew: a peer may name each layer of a region once, in order.
+func TestLeasesOfOneLayerAreFew(t *testing.T) {
+	side := &layout.Side{Views: []layout.View{{Layer: 2, Region: 0}, {Layer: 3, Region: 0},
+		{Layer: 2, Region: 1}}}
+	good := []token{{part{0, 0, 3}, nil}, {part{0, 3, 9}, nil}, {part{1, 2, 3}, nil}}
+	require.NoError(t, checkParts(nil, side))
+	require.NoError(t, checkParts(good, side))
+	for name, p := range map[string]part{"once more": {1, 2, 3}, "in part": {1, 1, 4},
+		"region before": {0, 9, 10}, "no layer there": {1, 3, 9}, "none": {1, 3, 3},
+		"no such region": {2, 2, 3}} {
+		bad := append(slices.Clone(good), token{p, nil})
+		require.ErrorContains(t, checkParts(bad, side), "a lease of layers", name)
 	}
 }

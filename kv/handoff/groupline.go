@@ -214,14 +214,14 @@ type groupImport struct {
 
 // importAll imports the leases of a peer. It looks between two imports whether the request goes
 // on: each may wait for an answer.
-func importAll(ctx context.Context, p *engine.Peer, tokens []token, regions int) (
+func importAll(ctx context.Context, p *engine.Peer, tokens []token, side *layout.Side) (
 	list []groupImport, err error) {
+	if err := checkParts(tokens, side); err != nil {
+		return nil, err
+	}
 	for _, t := range tokens {
 		if ctx.Err() != nil {
 			return list, context.Cause(ctx)
-		}
-		if t.region >= regions {
-			return list, garbled("a lease of region %d of %d", t.region, regions)
 		}
 		remote, err := p.Import(t.lease)
 		if err != nil {
@@ -230,6 +230,24 @@ func importAll(ctx context.Context, p *engine.Peer, tokens []token, regions int)
 		list = append(list, groupImport{t.part, remote})
 	}
 	return list, nil
+}
+
+// checkParts refuses leases that rank.lease does not make: each has layers of its region that no
+// other has. A few bytes name megabytes of ranges, so that their number must be bounded.
+func checkParts(tokens []token, side *layout.Side) error {
+	last := part{}
+	for _, t := range tokens {
+		in := func(v layout.View) bool {
+			return v.Region == t.region && v.Layer >= t.first && v.Layer < t.end
+		}
+		if t.region < last.region || t.region == last.region && t.first < last.end ||
+			!slices.ContainsFunc(side.Views, in) {
+			return garbled("a lease of layers %d to %d of region %d, behind one up to %d of %d",
+				t.first, t.end, t.region, last.end, last.region)
+		}
+		last = t.part
+	}
+	return nil
 }
 
 // find returns the import that has a layer of a region, or nil.

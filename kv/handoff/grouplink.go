@@ -201,7 +201,7 @@ func (l *inLink) lead() (err error) {
 		if err := side.CheckTables(l.begin.tables, q.span); err != nil {
 			return garbled("a begin of rank %d: %v", side.Rank, err)
 		}
-		l.imports, err = importAll(q.ctx, peer, l.begin.tokens, len(side.Regions))
+		l.imports, err = importAll(q.ctx, peer, l.begin.tokens, side)
 		if err != nil {
 			return l.whyRevoked(err)
 		}

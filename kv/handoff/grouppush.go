@@ -166,7 +166,7 @@ func (p *GroupPush) meet(ctx context.Context, l *outLink, mine places) error {
 	if err := side.CheckTables(l.there.tables, p.span); err != nil {
 		return garbled("a grant of rank %d: %v", side.Rank, err)
 	}
-	l.imports, err = importAll(ctx, p.s.cfg.Peers[l.to], l.there.tokens, len(side.Regions))
+	l.imports, err = importAll(ctx, p.s.cfg.Peers[l.to], l.there.tokens, side)
 	if errors.Is(err, engine.ErrRevoked) {
 		p.awaitEnd(l, err, time.NewTimer(0))
 	}
