@@ -150,6 +150,9 @@ func (c *conn) sever(closed func()) {
 // Name returns the name that the peer's engine has given itself.
 func (p *Peer) Name() string { return p.name }
 
+// ID tells engines apart: all Peers of one have its ID.
+func (p *Peer) ID() [16]byte { return p.id }
+
 // SameHost reports whether the peer runs under the same kernel.
 func (p *Peer) SameHost() bool { return p.host == p.e.host }
 

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -43,11 +44,12 @@ type GroupConfig struct {
 
 	// Digest, if set, has a sender send digests of a layer along, which the receivers compare with
 	// what has come (layout.Digester). Layers that differ never become ready: the request ends
-	// with a *layout.MismatchError. Layer calls it, so it must not wait.
+	// with a *layout.MismatchError. Layer calls it, so it must not wait. Receivers of HBM need a
+	// Summer, too.
 	Digest func(layer int) bool
 
 	// Summer sums cells of regions in HBM, as a Backend of backends/cuda does: such a layer has a
-	// digest only with one. Layer waits for it.
+	// digest only with one. Layer, and the end of a request, wait for it.
 	Summer layout.Summer
 }
 
@@ -79,8 +81,13 @@ func (c *GroupConfig) check(own, other []*layout.Side) error {
 		return fmt.Errorf("group: a negative timeout: %w", engine.ErrBounds)
 	}
 	for i, p := range c.Peers {
-		if p == nil {
+		same := func(q *engine.Peer) bool { return q.ID() == p.ID() }
+		switch {
+		case p == nil:
 			return fmt.Errorf("group: no peer %d: %w", i, engine.ErrBounds)
+		case slices.ContainsFunc(c.Peers[:i], same):
+			return fmt.Errorf("group: peer %d (%s) is one of those before, too: a rank is an "+
+				"engine: %w", i, p.Name(), engine.ErrBounds)
 		}
 	}
 	for _, v := range own[c.Index].Views {
@@ -95,6 +102,11 @@ func (c *GroupConfig) check(own, other []*layout.Side) error {
 				r.Kind(), engine.DRAM, engine.HBM, engine.ErrNotSupported)
 		}
 	}
+	if c.Digest != nil && c.Summer != nil { // whether it can, before any layer needs it
+		if _, err := c.Summer.SumCells(nil); err != nil {
+			return fmt.Errorf("group: %w", err)
+		}
+	}
 	return errors.Join(limits.Within("Window", c.Window, 1, layout.LayersMax),
 		limits.Within("RequestsMax", c.RequestsMax, 1, requestsMax),
 		limits.Within("MessageMax", c.MessageMax, MessageMin, messageMost))
@@ -102,17 +114,18 @@ func (c *GroupConfig) check(own, other []*layout.Side) error {
 
 // rank is what GroupSender and GroupReceiver have in common.
 type rank struct {
-	cfg    GroupConfig
-	mux    *Mux
-	first  byte // of the messages to the other group
-	side   *layout.Side
-	others []*layout.Side
-	plan   [sha256.Size]byte     // fingerprint
-	edges  []*layout.Edge        // by rank of the other group; nil: no bytes go between
-	lines  []*groupLine          // by rank of the other group
-	memory [][]byte              // by region; nil: not DRAM
-	device []layout.DeviceMemory // by region; zero: not HBM
-	count  counters
+	cfg     GroupConfig
+	mux     *Mux
+	handler *handler
+	first   byte // of the messages to the other group
+	side    *layout.Side
+	others  []*layout.Side
+	plan    [sha256.Size]byte     // fingerprint
+	edges   []*layout.Edge        // by rank of the other group; nil: no bytes go between
+	lines   []*groupLine          // by rank of the other group
+	memory  [][]byte              // by region; nil: not DRAM
+	device  []layout.DeviceMemory // by region; zero: not HBM
+	count   counters
 
 	rangesMax int // of a lease
 

@@ -5,6 +5,7 @@
 package handoff
 
 import (
+	"errors"
 	"io"
 	"sync"
 	"testing"
@@ -153,4 +154,55 @@ func TestGroupDigestOfHBMNeedsASummer(t *testing.T) {
 		require.ErrorIs(t, err, engine.ErrNotSupported)
 		require.ErrorContains(t, err, "GroupConfig.Summer")
 	})
+}
+
+// TestGroupDigestToHBMWithoutASummer: a receiver says what it lacks.
+func TestGroupDigestToHBMWithoutASummer(t *testing.T) {
+	inHBM(t, func(t *testing.T, s crowdSetup) {
+		config := s.config
+		s.config = func(sends bool, g *GroupConfig) {
+			config(sends, g)
+			if !sends {
+				g.Digest, g.Summer = nil, nil
+			}
+		}
+		c := newCrowd(t, s)
+		j := c.newJob(t, layout.Span{To: 40})
+		j.begin(t)
+		for i, p := range j.pushes {
+			for _, l := range layersOf(c.from[i].side) {
+				_ = p.Layer(within(t), l) // the first that comes ends the request
+			}
+		}
+		j.awaitEnd(t)
+		told := 0
+		for _, q := range j.requests {
+			if errors.Is(q.Err(), engine.ErrNotSupported) {
+				require.ErrorContains(t, q.Err(), "its digests need a Summer")
+				told++
+			}
+		}
+		require.NotZero(t, told)
+	})
+}
+
+// TestGroupSummerThatCannot is refused when the group is made, not with the first layer.
+func TestGroupSummerThatCannot(t *testing.T) {
+	inHBM(t, func(t *testing.T, s crowdSetup) {
+		c := newCrowd(t, s)
+		none, err := cuda.New(cuda.Config{Library: standInPath(t)})
+		require.NoError(t, err)
+		defer none.Close()
+		cfg := c.config(c.to[0], 0, false, s)
+		cfg.Summer = none
+		_, err = NewGroupReceiver(c.to[0].mux, cfg)
+		require.ErrorIs(t, err, engine.ErrNotSupported)
+		require.ErrorContains(t, err, "Config.Budget is zero")
+	})
+}
+
+func standInPath(t *testing.T) string {
+	path, err := standIn()
+	require.NoError(t, err)
+	return path
 }

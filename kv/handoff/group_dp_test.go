@@ -97,3 +97,49 @@ func TestGroupRankIsReplaced(t *testing.T) {
 		j.check(t)
 	})
 }
+
+// oneToOne is a crowd of one rank on either side.
+func oneToOne(t *testing.T) (*crowd, crowdSetup) {
+	t.Helper()
+	spec := grouped(2, 4, 16)
+	s := crowdSetup{from: sidesOf(t, spec, layout.Placement{BlockTokens: 4}),
+		to: sidesOf(t, spec, layout.Placement{BlockTokens: 6})}
+	return newCrowd(t, s), s
+}
+
+// TestGroupClosedTwice: a second Close does nothing to the object that came after the first.
+func TestGroupClosedTwice(t *testing.T) {
+	c, s := oneToOne(t)
+	from, to := c.from[0], c.to[0]
+	sender, receiver := from.sender, to.receive
+	require.NoError(t, sender.Close())
+	require.NoError(t, receiver.Close())
+	var err error
+	from.sender, err = NewGroupSender(from.mux, c.config(from, 0, true, s))
+	require.NoError(t, err)
+	to.receive, err = NewGroupReceiver(to.mux, c.config(to, 0, false, s))
+	require.NoError(t, err)
+	require.NoError(t, sender.Close())
+	require.NoError(t, receiver.Close())
+	j := c.newJob(t, layout.Span{To: 20})
+	j.begin(t)
+	j.push(t)
+	j.check(t)
+}
+
+// TestGroupBesideAnotherConnect: a program that connects to a rank once more, for something else,
+// does not turn its messages away from the group.
+func TestGroupBesideAnotherConnect(t *testing.T) {
+	c, s := oneToOne(t)
+	more := connect(t, c.from[0].eng, c.to[0].eng)
+	connect(t, c.to[0].eng, c.from[0].eng)
+	j := c.newJob(t, layout.Span{To: 20})
+	j.begin(t)
+	j.push(t)
+	j.check(t)
+
+	cfg := c.config(c.from[0], 0, true, s)
+	cfg.Peers = append(cfg.Peers, more)
+	require.ErrorContains(t, cfg.check([]*layout.Side{s.from[0]}, []*layout.Side{s.to[0], s.to[0]}),
+		"peer 1 (decode-0) is one of those before")
+}

@@ -48,7 +48,7 @@ func NewGroupReceiver(m *Mux, cfg GroupConfig) (*GroupReceiver, error) {
 	if err := r.prepareZeros(); err != nil {
 		return nil, err
 	}
-	if err := m.handle(toGroupReceiver, r.cfg.Peers, r.receive); err != nil {
+	if r.handler, err = m.handle(toGroupReceiver, r.cfg.Peers, r.receive); err != nil {
 		return nil, errors.Join(err, r.zeros.close())
 	}
 	r.watch(r.lost)
@@ -179,7 +179,9 @@ func (r *GroupReceiver) receive(n engine.Notification) {
 	if n.Err != nil {
 		return // watch sees it
 	}
-	from := slices.Index(r.cfg.Peers, n.Peer)
+	from := slices.IndexFunc(r.cfg.Peers, func(p *engine.Peer) bool {
+		return n.Peer != nil && p.ID() == n.Peer.ID()
+	})
 	m, err := decode(n.Data)
 	if err != nil || from < 0 {
 		r.count.strays.Add(1)
@@ -245,6 +247,6 @@ func (r *GroupReceiver) Close() error {
 	}
 	r.mu.Unlock()
 	r.running.Wait()
-	r.mux.forget(toGroupReceiver, r.cfg.Peers)
+	r.mux.forget(r.handler)
 	return errors.Join(r.closeLines(), r.zeros.close())
 }

@@ -29,7 +29,7 @@ func NewGroupSender(m *Mux, cfg GroupConfig) (*GroupSender, error) {
 		return nil, err
 	}
 	s := &GroupSender{rank: r, pushes: map[uint64]*GroupPush{}, links: map[uint64]*outLink{}}
-	if err := m.handle(toGroupSender, s.cfg.Peers, s.receive); err != nil {
+	if s.handler, err = m.handle(toGroupSender, s.cfg.Peers, s.receive); err != nil {
 		return nil, err
 	}
 	s.watch(s.lost)
@@ -149,6 +149,6 @@ func (s *GroupSender) Close() error {
 		close(s.closing)
 	}
 	s.running.Wait()
-	s.mux.forget(toGroupSender, s.cfg.Peers)
+	s.mux.forget(s.handler)
 	return s.closeLines()
 }

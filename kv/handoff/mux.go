@@ -4,6 +4,7 @@ package handoff
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 
@@ -21,20 +22,25 @@ type Mux struct {
 	once    sync.Once
 
 	mu       sync.RWMutex
-	handlers map[origin]func(engine.Notification)
+	handlers map[origin]*handler
 	rest     func(engine.Notification)
 }
 
 // origin is which messages a handler wants.
 type origin struct {
 	first byte
-	peer  *engine.Peer // nil: of any
+	id    [16]byte // of an engine; zero: of any
+}
+
+type handler struct {
+	f   func(engine.Notification)
+	all bool // it wants to know of all peers that are lost
 }
 
 // NewMux starts to read the notifications of an engine.
 func NewMux(eng *engine.Engine) *Mux {
 	m := &Mux{eng: eng, stop: make(chan struct{}), ended: make(chan struct{}),
-		handlers: map[origin]func(engine.Notification){}}
+		handlers: map[origin]*handler{}}
 	go m.run()
 	return m
 }
@@ -44,23 +50,32 @@ func NewMux(eng *engine.Engine) *Mux {
 // goroutine: f must not wait for anything. ErrBusy means that the byte is taken.
 // The bytes 0xB1 to 0xB4 are this package's.
 func (m *Mux) Handle(first byte, f func(engine.Notification)) error {
-	return m.handle(first, []*engine.Peer{nil}, f)
+	_, err := m.handle(first, nil, f)
+	return err
 }
 
-// handle is Handle for the messages of some peers.
-func (m *Mux) handle(first byte, peers []*engine.Peer, f func(engine.Notification)) error {
+// handle is Handle for the messages of some peers; nil: of all.
+func (m *Mux) handle(first byte, peers []*engine.Peer, f func(engine.Notification)) (*handler,
+	error) {
+	h, of := &handler{f, peers == nil}, []origin{{first: first}}
+	if peers != nil {
+		of = of[:0]
+	}
+	for _, p := range peers {
+		of = append(of, origin{first, p.ID()})
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, p := range peers {
-		if m.handlers[origin{first, p}] != nil {
-			return fmt.Errorf("handle messages that begin with %#x: a Mux has one Sender and one "+
-				"Receiver, and one of each for a group of ranks: %w", first, engine.ErrBusy)
+	for _, o := range of {
+		if m.handlers[o] != nil {
+			return nil, fmt.Errorf("handle messages that begin with %#x: a Mux has one Sender and "+
+				"one Receiver, and one of each for a group of ranks: %w", first, engine.ErrBusy)
 		}
 	}
-	for _, p := range peers {
-		m.handlers[origin{first, p}] = f
+	for _, o := range of {
+		m.handlers[o] = h
 	}
-	return nil
+	return h, nil
 }
 
 // HandleRest is Handle for every message that no other handler wants. Without it they
@@ -72,14 +87,17 @@ func (m *Mux) HandleRest(f func(engine.Notification)) {
 }
 
 // Forget ends Handle. A call of the handler may still be under way.
-func (m *Mux) Forget(first byte) { m.forget(first, []*engine.Peer{nil}) }
-
-func (m *Mux) forget(first byte, peers []*engine.Peer) {
+func (m *Mux) Forget(first byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, p := range peers {
-		delete(m.handlers, origin{first, p})
-	}
+	delete(m.handlers, origin{first: first})
+}
+
+// forget ends handle, and nothing that came after it.
+func (m *Mux) forget(h *handler) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.handlers, func(_ origin, other *handler) bool { return other == h })
 }
 
 // Dropped counts the messages that no handler wanted.
@@ -110,17 +128,21 @@ func (m *Mux) deal(n engine.Notification) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if n.Err != nil {
-		for of, f := range m.handlers {
-			if of.peer == nil {
-				f(n)
+		for _, h := range m.handlers {
+			if h.all {
+				h.f(n)
 			}
 		}
 	} else if len(n.Data) > 0 {
-		for _, peer := range []*engine.Peer{n.Peer, nil} {
-			if f := m.handlers[origin{n.Data[0], peer}]; f != nil {
-				f(n)
-				return
+		h := m.handlers[origin{first: n.Data[0]}]
+		if n.Peer != nil { // the one that connected last: groups know the engine
+			if of := m.handlers[origin{n.Data[0], n.Peer.ID()}]; of != nil {
+				h = of
 			}
+		}
+		if h != nil {
+			h.f(n)
+			return
 		}
 	}
 	if m.rest != nil {

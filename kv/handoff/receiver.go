@@ -67,11 +67,12 @@ func (c *ReceiverConfig) check() error {
 
 // Receiver is the decode side. All methods may be called by any goroutine.
 type Receiver struct {
-	cfg    ReceiverConfig
-	mux    *Mux
-	count  counters
-	accept chan *Request
-	refuse chan refusal
+	cfg     ReceiverConfig
+	mux     *Mux
+	handler *handler
+	count   counters
+	accept  chan *Request
+	refuse  chan refusal
 
 	closing chan struct{}
 	running sync.WaitGroup
@@ -104,7 +105,8 @@ func NewReceiver(m *Mux, cfg ReceiverConfig) (*Receiver, error) {
 		accept: make(chan *Request, cfg.RequestsMax), refuse: make(chan refusal, cfg.RequestsMax),
 		closing: make(chan struct{}),
 	}
-	if err := m.Handle(toReceiver, r.receive); err != nil {
+	var err error
+	if r.handler, err = m.handle(toReceiver, nil, r.receive); err != nil {
 		return nil, err
 	}
 	r.running.Go(r.refuseAll)
@@ -140,7 +142,7 @@ func (r *Receiver) Close() {
 	}
 	r.mu.Unlock()
 	r.running.Wait()
-	r.mux.Forget(toReceiver)
+	r.mux.forget(r.handler)
 	for {
 		select {
 		case q := <-r.accept:

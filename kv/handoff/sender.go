@@ -88,9 +88,10 @@ const (
 
 // Sender is the prefill side. All methods may be called by any goroutine.
 type Sender struct {
-	cfg   SenderConfig
-	mux   *Mux
-	count counters
+	cfg     SenderConfig
+	mux     *Mux
+	handler *handler
+	count   counters
 
 	mu     sync.Mutex
 	closed bool
@@ -105,7 +106,9 @@ func NewSender(m *Mux, cfg SenderConfig) (*Sender, error) {
 		return nil, err
 	}
 	s := &Sender{cfg: cfg, mux: m, pushes: map[uint64]*Push{}, lines: map[*engine.Peer]*line{}}
-	if err := m.Handle(toSender, s.receive); err != nil {
+	var err error
+	s.handler, err = m.handle(toSender, nil, s.receive)
+	if err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -177,6 +180,6 @@ func (s *Sender) Close() error {
 	for _, p := range pushes {
 		<-p.ended
 	}
-	s.mux.Forget(toSender)
+	s.mux.forget(s.handler)
 	return s.closeLines()
 }

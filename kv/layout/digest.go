@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/sluicehq/sluice/csrc/digest"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Digest is the sum of a set of cells: two sums, and the number of cells. It does not depend
@@ -175,7 +176,11 @@ func (r *digesting) cells(e *end, c digest.Cells, kind int) error {
 	if c.Axis.By > c.Outer.By && c.Outer.N > 1 { // in the order of the addresses
 		c.Axis, c.Outer = c.Outer, c.Axis
 	}
-	if r.h.Memory[e.region] == nil && r.h.Summer != nil && e.region < len(r.h.Device) {
+	if r.h.Memory[e.region] == nil {
+		if r.h.Summer == nil || e.region >= len(r.h.Device) {
+			return fmt.Errorf("layer %d: region %d is not in DRAM: its digests need a Summer: %w",
+				r.layer, e.region, driver.ErrNotSupported)
+		}
 		r.far = append(r.far, digest.DeviceCells{Memory: r.h.Device[e.region], Cells: c,
 			Key: r.d.keys[kind]})
 		return nil

@@ -78,10 +78,10 @@ func TestDigestOfDeviceMemoryErrors(t *testing.T) {
 	c := &card{memory: h.to.memory[0]}
 	held := Held{Receiver: true, Memory: make([][]byte, 1), Tables: h.to.tables[0], Span: h.s}
 	_, err := h.d.Layer(e, 1, &held, Scope{})
-	require.ErrorIs(t, err, driver.ErrBounds, "no Summer")
+	require.ErrorIs(t, err, driver.ErrNotSupported, "no Summer")
 	held.Summer = c
 	_, err = h.d.Layer(e, 1, &held, Scope{})
-	require.ErrorIs(t, err, driver.ErrBounds, "no region of a device")
+	require.ErrorIs(t, err, driver.ErrNotSupported, "no region of a device")
 	held.Device = []DeviceMemory{{Len: uint64(len(c.memory[0])) / 2}}
 	_, err = h.d.Layer(e, 1, &held, Scope{})
 	require.ErrorIs(t, err, driver.ErrBounds)

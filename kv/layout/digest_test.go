@@ -355,7 +355,7 @@ func TestDigestErrors(t *testing.T) {
 		"table":        {func(h *Held) { h.Tables = Tables{{1}} }, ErrRequest},
 		"no table":     {func(h *Held) { h.Tables = nil }, ErrRequest},
 		"no memory":    {func(h *Held) { h.Memory = nil }, ErrRequest},
-		"empty memory": {func(h *Held) { h.Memory = [][]byte{nil} }, driver.ErrBounds},
+		"empty memory": {func(h *Held) { h.Memory = [][]byte{{}} }, driver.ErrBounds},
 		"short memory": {func(h *Held) { h.Memory = [][]byte{h.Memory[0][:9]} }, driver.ErrBounds},
 		"block": {func(h *Held) {
 			h.Tables = Tables{{0, 1, 2, 1 << 31, 4, 5, 6}}
