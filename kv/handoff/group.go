@@ -24,7 +24,7 @@ type GroupConfig struct {
 	Plan    *layout.Plan
 	Index   int              // of this rank in Plan.Senders or Plan.Receivers
 	Regions []*engine.Region // of this rank, as in Side.Regions; nil: no view lies there
-	Peers   []*engine.Peer   // all ranks of the other group, by index, as connected last
+	Peers   []*engine.Peer   // all ranks of the other group, by index
 
 	// Edge, if set, may change the Op of each edge of this rank. The rank at the other end must
 	// choose the same one, or it refuses requests with ErrGeometry.
@@ -69,7 +69,7 @@ func (c *GroupConfig) ensureDefaults() {
 func (c *GroupConfig) check(own, other []*layout.Side) error {
 	switch {
 	case c.Index < 0 || c.Index >= len(own):
-		return fmt.Errorf("group: rank %d of %d: %w", c.Index, len(own), engine.ErrBounds)
+		return fmt.Errorf("group: Index %d of %d ranks: %w", c.Index, len(own), engine.ErrBounds)
 	case len(c.Peers) != len(other):
 		return fmt.Errorf("group: %d peers, the other group has %d ranks: %w", len(c.Peers),
 			len(other), engine.ErrBounds)

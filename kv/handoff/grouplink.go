@@ -144,7 +144,8 @@ func (l *inLink) attach() {
 	poke(q.alive)
 	if g.plan != r.plan || g.op != r.op(l.from) {
 		q.stop(&EndError{Reason: Mismatch, Peer: r.cfg.Peers[l.from].Name(),
-			Err: errors.New("the ranks have other plans, or other operations of an edge")}, nil)
+			Err: errors.New("the ranks have other plans, another order of GroupConfig.Peers, or " +
+				"other operations of an edge")}, nil)
 	}
 }
 

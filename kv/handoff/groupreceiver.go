@@ -63,7 +63,7 @@ func NewGroupReceiver(m *Mux, cfg GroupConfig) (*GroupReceiver, error) {
 // ended on another rank already.
 func (r *GroupReceiver) Open(ctx context.Context, request uint64, t layout.Tables,
 	in layout.Span) (*GroupRequest, error) {
-	if err := r.side.CheckTables(t, in); err != nil {
+	if err := r.side.CheckTarget(t, in); err != nil {
 		return nil, fmt.Errorf("open request %d: %w", request, err)
 	}
 	q, err := r.take(request)

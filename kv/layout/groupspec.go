@@ -312,8 +312,8 @@ func (g *GroupSpec) stages(spec *Spec) (list [][2]int, err error) {
 			spec.Name, ErrGeometry)
 	}
 	if g.PP > layers {
-		return nil, fmt.Errorf("model %q: %d stages of %d layers: %w", spec.Name, g.PP, layers,
-			ErrGeometry)
+		return nil, fmt.Errorf("model %q: pp=%d, and there are %d layers: %w", spec.Name, g.PP,
+			layers, ErrGeometry)
 	}
 	at := 0
 	for i := range g.PP {

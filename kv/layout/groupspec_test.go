@@ -100,11 +100,11 @@ func TestGroupSides(t *testing.T) {
 
 func TestGroupSidesRefuse(t *testing.T) {
 	for want, g := range map[string]GroupSpec{
-		"3 stages of 2 layers":                        {PP: 3},
+		"pp=3, and there are 2 layers":                {PP: 3},
 		"stages of 3 layers in all, it keeps a cache": {Cuts: []int{1, 2}},
 		"layers of 2 stages, there are 3":             {PP: 3, Cuts: []int{1, 1}},
 		"no layers with a window":                     {Ring: true},
-		"4 units do not split over 3 ranks":           {TP: 3},
+		"4 heads do not split over 3 ranks":           {TP: 3},
 		"data-parallel group 1 of 1":                  {},
 	} {
 		dp := 0

@@ -3,7 +3,6 @@
 package layout
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 )
@@ -17,17 +16,19 @@ var specs = []func() Spec{gptOSS, deepseekSparse, qwenNext, nemotronH, kimiLinea
 // the dtype that the models are served with by default. The error for an unknown name lists
 // the names there are.
 func LookupSpec(name string) (Spec, error) {
-	var names []string
+	names := Names()
 	for _, f := range specs {
 		s := f()
 		if s.Name == name {
 			return s, nil
 		}
-		names = append(names, s.Name)
+		if !slices.Contains(names, s.Name) {
+			names = append(names, s.Name)
+		}
 	}
 	m, err := Lookup(name)
 	if err != nil {
-		return Spec{}, fmt.Errorf("no spec %q beside %s: %w", name, strings.Join(names, ", "), err)
+		return Spec{}, noModel(name, names)
 	}
 	t := Tensors{Layers: layers(m.Layers, func(int) bool { return true })}
 	for _, p := range m.Parts {

@@ -62,7 +62,11 @@ func Lookup(name string) (Model, error) {
 			return m, nil
 		}
 	}
-	return Model{}, fmt.Errorf("no model %q; there are %s: %w", name, strings.Join(Names(), ", "),
+	return Model{}, noModel(name, Names())
+}
+
+func noModel(name string, names []string) error {
+	return fmt.Errorf("no model %q; there are %s: %w", name, strings.Join(names, ", "),
 		ErrGeometry)
 }
 

@@ -60,9 +60,33 @@ func (s *Side) CheckTables(t Tables, in Span) error {
 				return fmt.Errorf("the block table of group %d has no slot %d, which %d tokens "+
 					"need: %w", v.Group, slot, in.To, ErrRequest)
 			case t[v.Group][slot] >= g.Blocks:
-				return fmt.Errorf("slot %d of the block table of group %d is block %d of %d: %w",
-					slot, v.Group, t[v.Group][slot], g.Blocks, ErrRequest)
+				return fmt.Errorf("slot %d of the block table of group %d is block %d, and the "+
+					"side has %d: %w", slot, v.Group, t[v.Group][slot], g.Blocks, ErrRequest)
 			}
+		}
+	}
+	return nil
+}
+
+// CheckTarget is CheckTables for a rank that receives: no block may be in two slots, of which the
+// second would overwrite the first.
+func (s *Side) CheckTarget(t Tables, in Span) error {
+	if err := s.CheckTables(t, in); err != nil {
+		return err
+	}
+	for i := range s.Groups {
+		v := slices.IndexFunc(s.Views, func(v View) bool { return v.Group == i })
+		if v < 0 {
+			continue
+		}
+		slotOf := make(map[uint32]uint64)
+		for slot := range s.Groups[i].slots(uint64(s.Views[v].Tokens), in) {
+			block := t[i][slot]
+			if other, ok := slotOf[block]; ok && other != slot { // a ring comes back to one
+				return fmt.Errorf("slots %d and %d of the block table of group %d are block %d "+
+					"both: %w", other, slot, i, block, ErrRequest)
+			}
+			slotOf[block] = slot
 		}
 	}
 	return nil

@@ -115,3 +115,20 @@ func TestPlanFingerprint(t *testing.T) {
 		require.Equal(t, i, slices.Index(all, all[i]))
 	}
 }
+
+// TestCheckTarget: a receiver may not get two blocks of tokens into one block, but for a ring,
+// which comes back to each of its own.
+func TestCheckTarget(t *testing.T) {
+	side := group(t, gqa(1, 2, 8), Placement{BlockTokens: 4, Blocks: 12})[0]
+	require.NoError(t, side.CheckTarget(Tables{{3, 5, 7}}, Span{0, 12}))
+	require.NoError(t, side.CheckTables(Tables{{3, 5, 3}}, Span{0, 12}), "a sender may")
+	require.ErrorContains(t, side.CheckTarget(Tables{{3, 5, 3}}, Span{0, 12}),
+		"slots 0 and 2 of the block table of group 0 are block 3 both")
+	require.NoError(t, side.CheckTarget(Tables{{3, 5, 3}}, Span{4, 12}), "slot 0 is not received")
+	require.ErrorIs(t, side.CheckTarget(Tables{{3}}, Span{0, 12}), ErrRequest)
+
+	ring := *side
+	ring.Groups = []Group{{Blocks: 12, Window: 12, Ring: 3}}
+	require.NoError(t, ring.CheckTarget(Tables{{3, 5, 7}}, Span{0, 14}))
+	require.ErrorIs(t, ring.CheckTarget(Tables{{3, 5, 5}}, Span{0, 14}), ErrRequest)
+}

@@ -81,8 +81,8 @@ func NewSide(spec Spec, p Placement) (*Side, error) {
 			p.TP, p.BlockTokens, ErrGeometry)
 	}
 	if p.Shards > 1 && p.TP%p.Shards != 0 {
-		return nil, fmt.Errorf("model %q: %d shards of tokens over %d ranks: %w", spec.Name,
-			p.Shards, p.TP, ErrGeometry)
+		return nil, fmt.Errorf("model %q: %d shards of tokens over %d ranks: dcp must divide tp: "+
+			"%w", spec.Name, p.Shards, p.TP, ErrGeometry)
 	}
 	groups := map[[2]int]int{} // window, 1 for a state
 	for i := range spec.Tensors {
@@ -95,7 +95,7 @@ func NewSide(spec Spec, p Placement) (*Side, error) {
 			s.Groups = append(s.Groups, p.group(t))
 		}
 		if err := s.place(t, &p, i, group); err != nil {
-			return nil, fmt.Errorf("model %q: tensors %d: %w", spec.Name, i, err)
+			return nil, fmt.Errorf("model %q: %w", spec.Name, err)
 		}
 	}
 	if err := s.Check(); err != nil {
@@ -164,8 +164,8 @@ func (s *Side) place(t *Tensors, p *Placement, number, group int) error {
 	first := make([]int, len(t.Parts))
 	for i, c := range t.Parts {
 		if c.Units < 1 || c.Units > UnitsMax || c.Units%p.TP != 0 && p.TP%c.Units != 0 {
-			return fmt.Errorf("part %q: %d units do not split over %d ranks: %w", c.Name, c.Units,
-				p.TP, ErrGeometry)
+			return fmt.Errorf("part %q: %d heads do not split over %d ranks: tp must divide %d, "+
+				"or be a multiple of it: %w", c.Name, c.Units, p.TP, c.Units, ErrGeometry)
 		}
 		if c.Bytes < 1 || c.Bytes > TokenBytesMax {
 			return fmt.Errorf("part %q: cells of %d bytes: %w", c.Name, c.Bytes, ErrGeometry)
