@@ -210,25 +210,41 @@ func (m *groupMemory) fill(t layout.Tables, q *groupRequest, before bool) {
 // check compares every byte of the blocks of a request that has come.
 func (m *groupMemory) check(t layout.Tables, q *groupRequest) {
 	m.each(t, q.Tokens, func(c *content.Cell, v *layout.View, holds int64, cell []byte) {
-		var n uint64
-		switch holds {
-		case holdsPoison:
-			n = content.CountWrong(cell, m.poison)
-		case holdsZeros:
-			n = content.CountWrong(cell, 0)
-		default:
-			had := m.had(q, v, holds)
-			c.Request = q.content(had)
-			if n = c.Wrong(cell); !had {
-				m.landed += uint64(len(cell))
-			}
-		}
-		m.checked += uint64(len(cell))
-		if n > 0 {
-			m.mismatch(n, "request %d, layer %d, part %s, unit %d, token %d: %d of %d bytes",
-				q.Number, v.Layer, v.Part, c.Unit, holds, n, len(cell))
+		m.compare(q, c, v, holds, cell)
+		if holds >= 0 && !m.had(q, v, holds) {
+			m.landed += uint64(len(cell))
 		}
 	})
+}
+
+// checkFailed compares those bytes of the blocks of a request that has failed which nothing may
+// write to: not what may have come, nor the tail.
+func (m *groupMemory) checkFailed(t layout.Tables, q *groupRequest) {
+	m.each(t, q.Tokens, func(c *content.Cell, v *layout.View, holds int64, cell []byte) {
+		if holds == holdsPoison || holds >= 0 && m.had(q, v, holds) {
+			m.compare(q, c, v, holds, cell)
+		}
+	})
+}
+
+// compare compares a cell with what it holds.
+func (m *groupMemory) compare(q *groupRequest, c *content.Cell, v *layout.View, holds int64,
+	cell []byte) {
+	var n uint64
+	switch holds {
+	case holdsPoison:
+		n = content.CountWrong(cell, m.poison)
+	case holdsZeros:
+		n = content.CountWrong(cell, 0)
+	default:
+		c.Request = q.content(m.had(q, v, holds))
+		n = c.Wrong(cell)
+	}
+	m.checked += uint64(len(cell))
+	if n > 0 {
+		m.mismatch(n, "request %d, layer %d, part %s, unit %d, token %d: %d of %d bytes",
+			q.Number, v.Layer, v.Part, c.Unit, holds, n, len(cell))
+	}
 }
 
 // wipe poisons the blocks of a request.

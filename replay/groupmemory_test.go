@@ -116,3 +116,45 @@ func TestGroupMemoryFindsEveryWrongByte(t *testing.T) {
 	require.EqualValues(t, 6, m.reused, "three blocks of either kind")
 	require.Positive(t, m.rest())
 }
+
+// failed is a rank of the decode side with a request of 150 tokens, of which it has the first 90,
+// that has failed.
+func failed(t *testing.T) (*groupRank, *groupFlight) {
+	m := poolsOf(t, "tp=8,layout=hnd,block=64,window=table", "gpt-oss-120b", 2, 200)
+	q := &groupRequest{Number: 4, Tokens: 150, From: 90}
+	tables, err := m.take(q)
+	require.NoError(t, err)
+	m.fill(tables, q, true)
+	f := &groupFlight{groupRequest: q, tables: tables, outcome: groupOutcome{Error: "peer lost"}}
+	r := &groupRank{pools: m, flights: []*groupFlight{f}}
+	r.told.Side = DecodeSide
+	return r, f
+}
+
+// byteOf is the first byte of a token in the first view.
+func (m *groupMemory) byteOf(t layout.Tables, token uint64) *byte {
+	v := &m.side.Views[0]
+	block := uint64(t[v.Group][token/uint64(v.Tokens)])
+	return &m.regions[v.Region].Bytes()[v.Base+block*v.Block+token%uint64(v.Tokens)*v.Token]
+}
+
+// TestGroupRankLooksBeforeItPoisons: what a request that fails has written where nothing may go is
+// found: to tokens that were there before, and outside its window. Its own bytes may have come.
+func TestGroupRankLooksBeforeItPoisons(t *testing.T) {
+	for token, wrong := range map[uint64]uint64{3: 1, 25: 1, 89: 1, 90: 0, 149: 0, 150: 0} {
+		r, f := failed(t)
+		*r.pools.byteOf(f.tables, token) ^= 0x10
+		r.poison()
+		require.Zero(t, r.check())
+		require.Equal(t, wrong, r.pools.wrong, "token %d: %v", token, r.pools.first)
+		require.Zero(t, r.pools.rest())
+		require.Equal(t, wrong, r.pools.wrong, "the blocks are poisoned")
+	}
+	r, f := failed(t)
+	f.outcome.Unproven = true // bytes may land still: nothing touches the blocks
+	before := *r.pools.byteOf(f.tables, 3)
+	r.poison()
+	require.Zero(t, r.check())
+	require.Equal(t, before, *r.pools.byteOf(f.tables, 3))
+	require.Positive(t, r.pools.rest())
+}

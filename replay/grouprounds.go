@@ -5,6 +5,7 @@ package replay
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/handoff"
@@ -78,10 +79,10 @@ func (r *groupRank) fill(round int) error {
 // revoked, shm may put fresh pages under it, and what the program writes in the same pages at that
 // moment is lost (docs/promises.md).
 func (r *groupRank) run(round int) []groupOutcome {
-	ended, all := make(chan struct{}, len(r.flights)), make(chan struct{})
+	var all sync.WaitGroup
 	kill := r.told.Plan.Victim != nil && round == len(r.told.Plan.Rounds)-1
 	for i, f := range r.flights {
-		r.work.Go(func() {
+		all.Go(func() {
 			var err error
 			switch {
 			case f.tables == nil:
@@ -91,22 +92,26 @@ func (r *groupRank) run(round int) []groupOutcome {
 				err = r.fetch(f)
 			}
 			f.outcome.note(err, f.Abort != nil, kill, len(r.told.Plan.Faults) > 0)
-			ended <- struct{}{}
-			<-all
-			if err != nil && !f.outcome.Unproven {
-				r.pools.wipe(f.tables)
-			}
 		})
 	}
+	all.Wait()
+	r.work.Go(r.poison) // while the parent is told
 	var list []groupOutcome
-	for range r.flights {
-		<-ended
-	}
-	close(all)
 	for _, f := range r.flights {
 		list = append(list, f.outcome)
 	}
 	return list
+}
+
+// poison poisons the blocks of the requests of a round that have failed, unless bytes may land in
+// them still. First it looks at what no byte may have gone to: poison hides that.
+func (r *groupRank) poison() {
+	for _, f := range r.flights {
+		if f.tables != nil && f.outcome.Error != "" && !f.outcome.Unproven {
+			r.pools.checkFailed(f.tables, f.groupRequest)
+			r.pools.wipe(f.tables)
+		}
+	}
 }
 
 func (o *groupOutcome) note(err error, abort, kill, faulty bool) {

@@ -117,7 +117,7 @@ func TestGroupsUnderFaults(t *testing.T) {
 func TestGroupsWithAborts(t *testing.T) {
 	for _, kill := range []Side{"", PrefillSide, DecodeSide} {
 		o := smallGroups(t, "")
-		o.AbortRate, o.Kill = 1, kill
+		o.AbortRate, o.HitRate, o.Kill = 1, 1, kill
 		r, err := RunGroups(t.Context(), o)
 		require.NoError(t, err)
 		require.NoError(t, r.Err())
