@@ -119,7 +119,7 @@ func (m *groupMemory) rest() (leaked int) {
 // What lies in one position of a table where it is no token.
 const (
 	holdsPoison = -1 // nothing was written
-	holdsZeros  = -2 // the tail of the last block
+	holdsZeros  = -2 // the tail of the last block, on the receiving side
 )
 
 // holds lists by slot and position which token of a request lies there.
@@ -187,8 +187,10 @@ func (m *groupMemory) each(t layout.Tables, tokens uint64,
 // had reports whether the token is on the receiving side before the request comes. There it has
 // other content than the request has, so that it shows where it is written nevertheless.
 func (m *groupMemory) had(q *groupRequest, v *layout.View, token int64) bool {
-	return m.poison == decodePoison && uint64(token) < q.From && !m.side.Groups[v.Group].State
+	return m.receives() && uint64(token) < q.From && !m.side.Groups[v.Group].State
 }
+
+func (m *groupMemory) receives() bool { return m.poison == decodePoison }
 
 func (q *groupRequest) content(had bool) uint64 {
 	if had {
@@ -207,21 +209,22 @@ func (m *groupMemory) fill(t layout.Tables, q *groupRequest, before bool) {
 	})
 }
 
-// check compares every byte of the blocks of a request that has come.
+// check compares every byte of the blocks of a request that has come. Those of a sender are as it
+// has filled them.
 func (m *groupMemory) check(t layout.Tables, q *groupRequest) {
 	m.each(t, q.Tokens, func(c *content.Cell, v *layout.View, holds int64, cell []byte) {
 		m.compare(q, c, v, holds, cell)
-		if holds >= 0 && !m.had(q, v, holds) {
+		if m.receives() && holds >= 0 && !m.had(q, v, holds) {
 			m.landed += uint64(len(cell))
 		}
 	})
 }
 
 // checkFailed compares those bytes of the blocks of a request that has failed which nothing may
-// write to: not what may have come, nor the tail.
+// write to: on the receiving side not what may have come, nor the tail.
 func (m *groupMemory) checkFailed(t layout.Tables, q *groupRequest) {
 	m.each(t, q.Tokens, func(c *content.Cell, v *layout.View, holds int64, cell []byte) {
-		if holds == holdsPoison || holds >= 0 && m.had(q, v, holds) {
+		if !m.receives() || holds == holdsPoison || holds >= 0 && m.had(q, v, holds) {
 			m.compare(q, c, v, holds, cell)
 		}
 	})
@@ -231,10 +234,10 @@ func (m *groupMemory) checkFailed(t layout.Tables, q *groupRequest) {
 func (m *groupMemory) compare(q *groupRequest, c *content.Cell, v *layout.View, holds int64,
 	cell []byte) {
 	var n uint64
-	switch holds {
-	case holdsPoison:
+	switch {
+	case holds == holdsPoison, holds == holdsZeros && !m.receives():
 		n = content.CountWrong(cell, m.poison)
-	case holdsZeros:
+	case holds == holdsZeros:
 		n = content.CountWrong(cell, 0)
 	default:
 		c.Request = q.content(m.had(q, v, holds))

@@ -41,7 +41,8 @@ func TestHolds(t *testing.T) {
 }
 
 // poolsOf is the memory of the first rank of a group, for one request at a time.
-func poolsOf(t *testing.T, group, model string, layers int, tokens uint64) *groupMemory {
+func poolsOf(t *testing.T, poison byte, group, model string, layers int,
+	tokens uint64) *groupMemory {
 	t.Helper()
 	spec, err := layout.LookupSpec(model)
 	require.NoError(t, err)
@@ -52,7 +53,7 @@ func poolsOf(t *testing.T, group, model string, layers int, tokens uint64) *grou
 	require.NoError(t, err)
 	eng, err := engine.Open(engine.Config{Backends: []driver.Backend{b}})
 	require.NoError(t, err)
-	m, err := newGroupMemory(eng, sides[0], decodePoison, 1)
+	m, err := newGroupMemory(eng, sides[0], poison, 1)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, eng.Close())
@@ -64,7 +65,7 @@ func poolsOf(t *testing.T, group, model string, layers int, tokens uint64) *grou
 // TestGroupMemoryFindsEveryWrongByte: of a request, in its tail, outside its window, and in blocks
 // that are free.
 func TestGroupMemoryFindsEveryWrongByte(t *testing.T) {
-	m := poolsOf(t, "tp=8,layout=hnd,block=64,window=table", "gpt-oss-120b", 2, 200)
+	m := poolsOf(t, decodePoison, "tp=8,layout=hnd,block=64,window=table", "gpt-oss-120b", 2, 200)
 	q := &groupRequest{Number: 4, Tokens: 150, From: 90}
 	tables, err := m.take(q)
 	require.NoError(t, err)
@@ -117,17 +118,21 @@ func TestGroupMemoryFindsEveryWrongByte(t *testing.T) {
 	require.Positive(t, m.rest())
 }
 
-// failed is a rank of the decode side with a request of 150 tokens, of which it has the first 90,
-// that has failed.
-func failed(t *testing.T) (*groupRank, *groupFlight) {
-	m := poolsOf(t, "tp=8,layout=hnd,block=64,window=table", "gpt-oss-120b", 2, 200)
+// endedOn is a rank with a request of 150 tokens that has ended: the decode side has had the first
+// 90, and none of the others has come.
+func endedOn(t *testing.T, side Side, outcome groupOutcome) (*groupRank, *groupFlight) {
+	poison := prefillPoison
+	if side == DecodeSide {
+		poison = decodePoison
+	}
+	m := poolsOf(t, poison, "tp=8,layout=hnd,block=64,window=table", "gpt-oss-120b", 2, 200)
 	q := &groupRequest{Number: 4, Tokens: 150, From: 90}
 	tables, err := m.take(q)
 	require.NoError(t, err)
-	m.fill(tables, q, true)
-	f := &groupFlight{groupRequest: q, tables: tables, outcome: groupOutcome{Error: "peer lost"}}
+	m.fill(tables, q, side == DecodeSide)
+	f := &groupFlight{groupRequest: q, tables: tables, outcome: outcome}
 	r := &groupRank{pools: m, flights: []*groupFlight{f}}
-	r.told.Side = DecodeSide
+	r.told.Side = side
 	return r, f
 }
 
@@ -138,20 +143,35 @@ func (m *groupMemory) byteOf(t layout.Tables, token uint64) *byte {
 	return &m.regions[v.Region].Bytes()[v.Base+block*v.Block+token%uint64(v.Tokens)*v.Token]
 }
 
-// TestGroupRankLooksBeforeItPoisons: what a request that fails has written where nothing may go is
-// found: to tokens that were there before, and outside its window. Its own bytes may have come.
+// TestGroupRankLooksBeforeItPoisons: what a request has written where nothing may go is found. If
+// it fails, that is to tokens that were there before, and outside its window: its own bytes may
+// have come. On the sending side it is all blocks, whatever became of it.
 func TestGroupRankLooksBeforeItPoisons(t *testing.T) {
-	for token, wrong := range map[uint64]uint64{3: 1, 25: 1, 89: 1, 90: 0, 149: 0, 150: 0} {
-		r, f := failed(t)
-		*r.pools.byteOf(f.tables, token) ^= 0x10
-		r.poison()
-		require.Zero(t, r.check())
-		require.Equal(t, wrong, r.pools.wrong, "token %d: %v", token, r.pools.first)
-		require.Zero(t, r.pools.rest())
-		require.Equal(t, wrong, r.pools.wrong, "the blocks are poisoned")
+	lost := groupOutcome{Error: "peer lost"}
+	receiver := map[uint64]uint64{3: 1, 25: 1, 89: 1, 90: 0, 149: 0, 150: 0}
+	sender := map[uint64]uint64{3: 1, 25: 1, 89: 1, 90: 1, 149: 1, 150: 1}
+	for _, c := range []struct {
+		side    Side
+		outcome groupOutcome
+		wrong   map[uint64]uint64 // bytes, by token that was changed
+	}{{DecodeSide, lost, receiver}, {PrefillSide, lost, sender},
+		{PrefillSide, groupOutcome{}, sender}} {
+		for token, wrong := range c.wrong {
+			r, f := endedOn(t, c.side, c.outcome)
+			*r.pools.byteOf(f.tables, token) ^= 0x10
+			r.poison()
+			require.Zero(t, r.check(), "nothing has come")
+			require.Equal(t, wrong, r.pools.wrong, "%s, token %d: %v", c.side, token,
+				r.pools.first)
+			require.Zero(t, r.pools.rest())
+			require.Equal(t, wrong, r.pools.wrong, "the blocks are poisoned")
+		}
 	}
-	r, f := failed(t)
-	f.outcome.Unproven = true // bytes may land still: nothing touches the blocks
+}
+
+// TestGroupRankLeavesWhatIsUnproven: bytes may land in the blocks still.
+func TestGroupRankLeavesWhatIsUnproven(t *testing.T) {
+	r, f := endedOn(t, DecodeSide, groupOutcome{Error: "not proved to be over", Unproven: true})
 	before := *r.pools.byteOf(f.tables, 3)
 	r.poison()
 	require.Zero(t, r.check())

@@ -185,8 +185,8 @@ func (r *groupRank) fetch(f *groupFlight) error {
 	return q.Err()
 }
 
-// check compares what has come, gives the blocks of the round back, and returns how many bytes
-// have come.
+// check compares what has come, or was sent, gives the blocks of the round back, and returns how
+// many bytes have come.
 func (r *groupRank) check() uint64 {
 	r.work.Wait()
 	before := r.pools.landed
@@ -198,10 +198,8 @@ func (r *groupRank) check() uint64 {
 		case f.outcome.Unproven:
 			continue // its blocks must not be used again
 		case failed: // they are poisoned
-		case r.told.Side == DecodeSide:
-			r.pools.check(f.tables, f.groupRequest)
-			fallthrough
 		default:
+			r.pools.check(f.tables, f.groupRequest)
 			r.pools.wipe(f.tables)
 		}
 		r.pools.give(f.tables, failed)

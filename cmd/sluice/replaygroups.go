@@ -40,14 +40,15 @@ const replayGroupsHelp = `
 With --prefill and --decode, it is two groups of ranks that hand over, each rank a process
 of its own, whatever their layouts. The decode ranks compare every byte with what it must be
 by its layer, part, head and token alone, and digests of each layer with those of the
-senders. So that it fits a small machine, only the first layers of the model are kept, with
---scale N one in N, and lengths are cut to 8,192 tokens unless --tokens says otherwise; the
-output says so. --prefix-hits has the decode side keep the first tokens of a share of the
-requests, whole blocks or not: what is written there is found. --aborts has ranks of either
-side end a share of the requests in mid-flight: what is written to their blocks later is
-found. --kill kills a rank of that side while the last requests are on their way; all others
-must end those within --timeout. What fails under --fault is not begun again, and nothing
-comes over a connection that a fault has cut.
+senders. The prefill ranks find what is written to their blocks. So that it fits a small
+machine, only the first layers of the model are kept, with --scale N one in N, and lengths
+are cut to 8,192 tokens unless --tokens says otherwise; the output says so. --prefix-hits
+has the decode side keep the first tokens of a share of the requests, whole blocks or not:
+what is written there is found. --aborts has ranks of either side end a share of the
+requests in mid-flight: what is written to their blocks later is found. --kill kills a rank
+of that side while the last requests are on their way; all others must end those within
+--timeout. What fails under --fault is not begun again, and nothing comes over a connection
+that a fault has cut.
 ` + groupsHelp
 
 func (g *replayGroupsFlags) register(c *cobra.Command) {
