@@ -5,8 +5,10 @@ package replay
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
+	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/layout"
@@ -91,7 +93,7 @@ func (r *groupRank) run(round int) []groupOutcome {
 			default:
 				err = r.fetch(f)
 			}
-			f.outcome.note(err, f.Abort != nil, kill, len(r.told.Plan.Faults) > 0)
+			f.outcome.note(err, r.told.Plan.excuses(f.groupRequest, kill, err))
 		})
 	}
 	all.Wait()
@@ -114,16 +116,43 @@ func (r *groupRank) poison() {
 	}
 }
 
-func (o *groupOutcome) note(err error, abort, kill, faulty bool) {
+func (o *groupOutcome) note(err error, planned bool) {
 	if err == nil {
 		return
 	}
-	o.Error = err.Error()
-	o.Planned = faulty || abort && (errors.Is(err, engine.ErrAborted) || errors.Is(err,
-		handoff.ErrCancelled)) || kill && errors.Is(err, engine.ErrPeerLost)
+	o.Error, o.Planned = err.Error(), planned
 	var end *handoff.EndError
 	o.Damaged = errors.As(err, &end) && !end.Remote && errors.Is(err, layout.ErrMismatch)
 	o.Unproven = errors.Is(err, engine.ErrUnproven)
+}
+
+// excuses reports whether a request may fail with an error: because a rank is to end it or is
+// killed, or because rules can bring it about.
+func (p *groupPlan) excuses(q *groupRequest, kill bool, err error) bool {
+	var list []error
+	if q.Abort != nil {
+		list = append(list, engine.ErrAborted, handoff.ErrCancelled)
+	}
+	if kill {
+		list = append(list, engine.ErrPeerLost)
+	}
+	var end *handoff.EndError
+	if len(p.Faults) > 0 {
+		list = append(list, engine.ErrAborted, handoff.ErrCancelled, engine.ErrTimeout,
+			engine.ErrPeerLost, engine.ErrRevoked, engine.ErrUnproven)
+		if errors.As(err, &end) && end.Remote && end.Reason == handoff.Failed {
+			return true // the rank where it happened has the error
+		}
+	}
+	for _, text := range p.Faults {
+		rules, _ := fault.Parse(text) // the ranks of that side have read it
+		for i := range rules.List {
+			if e := rules.List[i].Err; e != nil {
+				list = append(list, e)
+			}
+		}
+	}
+	return slices.ContainsFunc(list, func(e error) bool { return errors.Is(err, e) })
 }
 
 // push sends this rank's part of a request. poised has it tell the parent half-way.
@@ -157,8 +186,11 @@ func (r *groupRank) push(f *groupFlight, poised bool) error {
 	} else if err == nil {
 		err = p.Finish(r.ctx)
 	}
-	if p.Err() != nil || err != nil {
-		err = errors.Join(p.Err(), p.Abort(r.ctx)) // which has the proof
+	if end := p.Err(); end != nil || err != nil {
+		if end != nil {
+			err = end
+		}
+		err = errors.Join(err, p.Abort(r.ctx)) // which has the proof
 	}
 	return err
 }

@@ -4,6 +4,7 @@ package replay
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -14,7 +15,9 @@ import (
 
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -101,16 +104,57 @@ func TestGroupsFindWhatIsCorrupt(t *testing.T) {
 }
 
 // TestGroupsUnderFaults: requests whose bytes or messages are lost end, and nothing else than what
-// has come is ready, before the requests or after them.
+// has come is ready, before the requests or after them. The first two need 8 reads of a rank and
+// 18 batches at most: they finish.
 func TestGroupsUnderFaults(t *testing.T) {
-	o := smallGroups(t, "seed 5; write p=0.05: fail lost; read p=0.05: fail lost; message p=0.1: "+
-		"late 2ms; batch p=0.02 most=1: swallow")
-	o.HitRate, o.Limit = 0.5, 8*time.Second
+	o := smallGroups(t, "seed 1; read skip=12 p=0.3: fail lost; message p=0.1: late 2ms; "+
+		"batch skip=30 p=0.1 most=1: swallow")
+	o.HitRate, o.Limit = 0.5, 40*time.Second // a quarter of it for what is swallowed
 	r, err := RunGroups(t.Context(), o)
 	require.NoError(t, err)
 	require.NoError(t, r.Err())
 	require.Positive(t, r.Faults)
+	require.GreaterOrEqual(t, r.Finished, groupAtOnce)
+	require.Positive(t, r.Failed)
 	require.Equal(t, 6, r.Finished+r.Failed)
+}
+
+// TestGroupExcuses: what nothing can have brought about is a defect, also while rules are at work.
+func TestGroupExcuses(t *testing.T) {
+	defect := errors.New("a defect")
+	end := func(remote bool, r handoff.Reason, cause error) error {
+		return errors.Join(&handoff.EndError{Remote: remote, Reason: r, Err: cause})
+	}
+	const none, faulty, abort, kill = "", "write: fail lost; read: fail bounds", "abort", "kill"
+	for what, c := range map[string]struct {
+		err  error
+		when []string // it is planned
+	}{
+		"a defect":       {defect, nil},
+		"one in a push":  {end(false, handoff.Failed, defect), nil},
+		"in a message":   {end(false, handoff.Garbled, nil), nil},
+		"one it noticed": {end(true, handoff.Garbled, nil), nil},
+		"other spans":    {end(true, handoff.OtherSpan, nil), nil},
+		"elsewhere":      {end(true, handoff.Failed, nil), []string{faulty}},
+		"a rule":         {end(false, handoff.Failed, engine.ErrBounds), []string{faulty}},
+		"no proof":       {end(false, handoff.Failed, engine.ErrUnproven), []string{faulty}},
+		"late":           {end(false, handoff.TimedOut, nil), []string{faulty}},
+		"lost":           {end(false, handoff.PeerLost, nil), []string{faulty, kill}},
+		"ended":          {end(true, handoff.Aborted, nil), []string{faulty, abort}},
+		"cancelled":      {end(false, handoff.Cancelled, nil), []string{faulty, abort}},
+	} {
+		for _, when := range []string{none, faulty, abort, kill} {
+			p, q := &groupPlan{}, &groupRequest{}
+			switch when {
+			case faulty:
+				p.Faults = map[Side]string{DecodeSide: faulty}
+			case abort:
+				q.Abort = &groupAbort{}
+			}
+			require.Equal(t, slices.Contains(c.when, when), p.excuses(q, when == kill, c.err),
+				"%s, %q", what, when)
+		}
+	}
 }
 
 // TestGroupsWithAborts: the ends of some requests may come too late, but never for half of them.
