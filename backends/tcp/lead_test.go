@@ -100,7 +100,17 @@ func TestReaderComesBack(t *testing.T) {
 	x := newLed(t)
 	x.untilAside()
 	_, _, need := x.state()
-	require.NoError(t, await(t, x.b, x.submit()))
+	tag, done := x.submit(), make([]driver.Completion, 1)
+	for n := 0; n == 0; { // asleep: a goroutine that polls would read it
+		ready, err := x.b.Arm()
+		if err != nil || !ready && x.b.event.Wait() != nil {
+			t.Fatal("the backend is closed")
+		}
+		n, _ = x.b.Poll(done)
+	}
+	if done[0].Tag != tag || done[0].Err != nil {
+		t.Fatalf("got %+v, want tag %d", done[0], tag)
+	}
 	if aside, _, now := x.state(); aside || now != 2*need {
 		t.Errorf("after a batch that nobody waited for the reader stands aside: %t, and does so "+
 			"again after %d, want %d", aside, now, 2*need)

@@ -266,13 +266,13 @@ func (p *peer) acked(c *conn, h *header) bool {
 		return false
 	}
 	q.acked, q.status = true, control.Status(h.status)
-	p.endPart(c, q, h.id, true)
+	p.endPart(c, q, h.id, !c.looking)
 	return true
 }
 
-// endPart takes a part out of the in-flight table if it is over; reads tells the reader from a
-// writer. p.mu is held,
-// and is not when it returns.
+// endPart takes a part out of the in-flight table if it is over; reads tells the goroutine whose
+// turn it is to read from a writer, and from one that polls. p.mu is held, and is not when it
+// returns.
 func (p *peer) endPart(c *conn, q *part, id uint64, reads bool) {
 	if !q.out || !q.acked {
 		p.mu.Unlock()

@@ -3,7 +3,10 @@
 package tcp
 
 import (
+	"errors"
+	"os"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
@@ -232,6 +235,9 @@ func (c *conn) fetch(fd int) (n int, err error, v verdict) {
 
 // readable is what the poller calls: it reads until there is nothing left.
 func (c *conn) readable(fd uintptr) bool {
+	if c.index == express {
+		c.b.looks.note(c)
+	}
 	c.after = c.readAll(int(fd))
 	if p, ours := c.end.(*peer); ours && c.after == dry && c.index == express && p.stepAside() {
 		c.after = aside
@@ -289,7 +295,13 @@ func (c *conn) rest() {
 // readPlain is the reading goroutine.
 func (c *conn) readPlain() error {
 	for {
-		if err := c.raw.Read(c.read); err != nil {
+		err := c.raw.Read(c.read)
+		if errors.Is(err, os.ErrDeadlineExceeded) { // a goroutine that polled has roused us
+			if err = c.tcp.SetReadDeadline(time.Time{}); err == nil {
+				continue
+			}
+		}
+		if err != nil {
 			return err
 		}
 		c.kickAnswers()

@@ -55,6 +55,7 @@ type Backend struct {
 	memories   keys.Table[memory]
 	done       done.Ring
 	inbox      inbox
+	looks      looks
 	chunks     chunks
 	batches    batches
 	handshakes lobby
