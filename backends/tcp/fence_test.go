@@ -77,7 +77,7 @@ type renewing struct {
 	entered atomic.Int64
 }
 
-func (r *renewing) TryEnter() bool { r.Enter(); return true }
+func (r *renewing) TryEnter() bool { r.entered.Add(1); return r.landing.TryRLock() }
 
 func (r *renewing) Enter() { r.entered.Add(1); r.landing.RLock() }
 func (r *renewing) Leave() { r.landing.RUnlock() }

@@ -152,6 +152,9 @@ func (g *inbound) accept(c *conn) verdict {
 		}
 	}
 	h := &c.in.h
+	if c.looking && (h.kind == kindRead || h.payload() > chunkBytes) {
+		return hold // it may take long: that is the reader's
+	}
 	v := finished
 	switch {
 	case h.kind == kindReady:

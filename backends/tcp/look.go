@@ -56,9 +56,9 @@ func (l *looks) drop(c *conn) {
 	}
 }
 
-// look reads what is there once, unless a goroutine does so now. The runtime's poller need not tell
-// the reader of what was read here, so where only the reader can go on, look rouses it, and reports
-// false.
+// look reads what is there once, unless a goroutine does so now. It waits for nothing, and leaves
+// to the reader what may take long. The runtime's poller need not tell that one of what was read
+// here, so where only the reader can go on, look rouses it, and reports false.
 func (c *conn) look() (n int, ok bool) {
 	if !c.rmu.TryLock() {
 		return 0, true

@@ -4,13 +4,17 @@ package tcp
 
 import (
 	"encoding/binary"
+	"net"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
@@ -100,4 +104,170 @@ func TestPollersReadBesideReaders(t *testing.T) {
 		hear(left, i)
 	}
 	<-answered
+}
+
+// aloof has look read a pipe in place of a connection's socket, so that the runtime never tells the
+// reader of what say puts there: it goes on only if look rouses it.
+func aloof(t *testing.T, c *conn) (say func([]byte)) {
+	t.Helper()
+	var ends [2]int
+	require.NoError(t, unix.Pipe2(ends[:], unix.O_NONBLOCK|unix.O_CLOEXEC))
+	t.Cleanup(func() { _, _ = unix.Close(ends[0]), unix.Close(ends[1]) })
+	c.rmu.Lock()
+	c.lookNow = func(uintptr) { c.looked, _, c.saw = c.fetch(ends[0]) }
+	c.rmu.Unlock()
+	return func(b []byte) {
+		t.Helper()
+		n, err := unix.Write(ends[1], b)
+		require.NoError(t, err)
+		require.Len(t, b, n)
+	}
+}
+
+// meets looks until it has read something, and fails the test where that stands still.
+func meets(t *testing.T, c *conn) (ok bool) {
+	t.Helper()
+	met := make(chan bool, 1)
+	go func() {
+		for {
+			if n, ok := c.look(); n > 0 {
+				met <- ok
+				return
+			}
+			runtime.Gosched() // the reader has not begun to wait
+		}
+	}()
+	select {
+	case ok = <-met:
+	case <-time.After(limit):
+		t.Error("a goroutine that polls stands still")
+	}
+	return ok
+}
+
+// asleep is a session with a backend whose reader of express waits for more, and that connection.
+func asleep(t *testing.T, b *Backend, m *memory) (ends [2]net.Conn, c *conn) {
+	t.Helper()
+	before := acceptedBy(b)
+	_, _, ends = welcomed(t, b)
+	for g := range acceptedBy(b) {
+		if !before[g] {
+			c = g.conns[express]
+		}
+	}
+	_, err := ends[express].Write(small(m, clock()))
+	require.NoError(t, err)
+	ack, _, err := readWord(ends[express])
+	require.NoError(t, err)
+	require.Equal(t, uint8(kindAck), ack.kind)
+	time.Sleep(10 * time.Millisecond) // after its last words it looks once more
+	return ends, c
+}
+
+// small is a frame that writes 16 bytes to memory.
+func small(m *memory, stamp int64) []byte {
+	data := make([]byte, 16)
+	fill(data, 5)
+	h := header{kind: kindWrite, count: 1, key: m.key, ticket: m.ticket.Load(), stamp: stamp}
+	return frame(h, append(appendEntry(nil, 0, 16), data...))
+}
+
+// TestPollerMeetsStaleFrame has look find a frame that is to wait for a confirmation: the reader
+// takes it from there. Without a rouse it sleeps on.
+func TestPollerMeetsStaleFrame(t *testing.T) {
+	leak.Check(t)
+	b := open(t, Config{Grace: 50 * time.Millisecond})
+	m, mem := share(t, b, 4096)
+	for range 4 {
+		ends, c := asleep(t, b, m)
+		say := aloof(t, c)
+		fill(mem, 0)
+		say(small(m, clock()-int64(time.Second)))
+		require.False(t, meets(t, c), "a stale frame is the reader's")
+		question, _, err := readWord(ends[ctl])
+		require.NoError(t, err)
+		require.Equal(t, uint8(kindChallenge), question.kind)
+		require.Zero(t, mem[0], "stale bytes landed before the question was answered")
+		ack := vouch(t, ends, question)
+		require.Equal(t, uint8(control.OK), ack.status)
+		require.Equal(t, byte(5), mem[15])
+	}
+}
+
+// TestPollerWaitsForNothing has look meet what must wait for a Fence or a Renew, or may take long:
+// all that is left to the reader, which does it.
+func TestPollerWaitsForNothing(t *testing.T) {
+	leak.Check(t)
+	b := open(t, Config{})
+	plain, mem := share(t, b, 1<<20)
+	x := &renewing{}
+	seg := plain.seg
+	seg.Shared = x
+	again, err := b.Register(seg)
+	require.NoError(t, err)
+	renewed := again.(*memory)
+	for _, wait := range []struct {
+		in   *memory
+		lock sync.Locker
+	}{{plain, &plain.gate}, {renewed, &x.landing}} {
+		ends, c := asleep(t, b, wait.in)
+		say := aloof(t, c)
+		fill(mem, 0)
+		wait.lock.Lock()
+		say(small(wait.in, clock()))
+		ok := meets(t, c)
+		landed := mem[0]
+		wait.lock.Unlock()
+		require.False(t, ok)
+		require.Zero(t, landed)
+		ack, _, err := readWord(ends[express])
+		require.NoError(t, err)
+		require.Equal(t, uint8(control.OK), ack.status)
+		require.Equal(t, byte(5), mem[15])
+	}
+
+	ends, c := asleep(t, b, plain)
+	say := aloof(t, c)
+	h := header{kind: kindRead, count: 1, key: plain.key, ticket: plain.ticket.Load()}
+	say(frame(h, appendEntry(nil, 0, 1<<20)))
+	require.False(t, meets(t, c), "a Read is the reader's")
+	data, body, err := readWord(ends[express])
+	require.NoError(t, err)
+	require.Equal(t, uint8(kindData), data.kind)
+	require.Len(t, body, 1<<20)
+
+	large := frame(header{kind: kindWrite, count: 1, key: plain.key,
+		ticket: plain.ticket.Load(), stamp: clock()}, make([]byte, entryBytes+1<<20))
+	copy(large[headBytes:], appendEntry(nil, 0, 1<<20))
+	say(large[:headBytes+entryBytes])
+	require.False(t, meets(t, c), "a large Write is the reader's")
+}
+
+// TestPollerWritesNothingLarge has look read the acknowledgement after which the next part of a
+// large batch goes: the goroutine that writes writes it.
+func TestPollerWritesNothingLarge(t *testing.T) {
+	leak.Check(t)
+	addr, token := silentOwner(t, 100*time.Millisecond)
+	b := open(t, Config{Conns: 1, Flight: partBytes, CloseMax: time.Millisecond})
+	m, _ := share(t, b, 8<<20)
+	p := dial(t, b, addr)
+	key, size, err := p.Import(token)
+	require.NoError(t, err)
+	d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
+	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}))
+	c := p.conns[express]
+	require.Eventually(t, func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		q := p.flight[express].at(1 << 32)
+		return q != nil && q.out && c.kicks.Load() == 0
+	}, limit, time.Millisecond)
+	say := aloof(t, c)
+	c.wmu.Lock() // who writes stands still
+	say(frame(header{kind: kindAck, id: 1 << 32}, nil))
+	ok := meets(t, c)
+	c.wmu.Unlock()
+	require.True(t, ok)
+	require.NoError(t, p.Close())
+	require.ErrorIs(t, await(t, b, 1), driver.ErrClosed)
 }

@@ -286,13 +286,14 @@ func (p *peer) endPart(c *conn, q *part, id uint64, reads bool) {
 	if over && led && !reads {
 		p.nudge()
 	}
-	waits := p.turnOf(c) != nil
+	next := p.turnOf(c)
+	large := next != nil && (c.index != express || !reads && next.bytes > inlineMax)
 	p.mu.Unlock()
 	if over {
 		p.finishBatch(x, !led || !reads)
 	}
-	if waits {
-		c.kick(c.index != express)
+	if next != nil {
+		c.kick(large)
 	}
 	p.conns[express].kickAnswers()
 }

@@ -55,21 +55,33 @@ type landing struct {
 	cancel *atomic.Bool // of a Read of ours
 }
 
-// enter asks whether the next piece may land. more: it may, and leave must follow.
-func (l *landing) enter() verdict {
+// enter asks whether the next piece may land. more: it may, and leave must follow. Where that must
+// wait for a Fence or a Renew, and waits is false, it says hold.
+func (l *landing) enter(waits bool) verdict {
 	if l.mem == nil || l.cancel != nil && l.cancel.Load() {
 		return finished
 	}
 	if l.m != nil {
 		parked.At(spotReceived)
-		if !l.m.enter(l.ticket) {
+		if waits {
+			l.m.gate.RLock()
+		} else if !l.m.gate.TryRLock() {
+			return hold
+		}
+		if !l.m.opens(l.ticket) {
+			l.m.leave()
 			l.mem, l.status = nil, control.Revoked
 			return finished
 		}
 		parked.At(spotTicket)
 	}
-	if l.shared != nil {
+	if l.shared != nil && waits {
 		l.shared.Enter()
+	} else if l.shared != nil && !l.shared.TryEnter() {
+		if l.m != nil {
+			l.m.leave()
+		}
+		return hold
 	}
 	if l.m != nil {
 		if !l.owner.fresh(l.stamp) { // last: the others may have to wait
@@ -97,13 +109,13 @@ func (l *landing) leave() {
 // it copies them when it goes on.
 const handMax = 16 << 10
 
-// fill copies bytes into place, at most handMax. It returns how many were used.
-func (l *landing) fill(b []byte) (int, verdict) {
+// fill copies bytes into place, at most handMax. It returns how many were used. waits is of enter.
+func (l *landing) fill(b []byte, waits bool) (int, verdict) {
 	b = b[:min(uint64(len(b)), l.left, handMax)]
 	if len(b) == 0 {
 		return 0, more
 	}
-	switch l.enter() {
+	switch l.enter(waits) {
 	case hold:
 		return 0, hold
 	case finished:
@@ -157,7 +169,7 @@ func (c *conn) consume() verdict {
 			}
 			in.phase = atPayload
 		case atPayload:
-			n, v := in.land.fill(b)
+			n, v := in.land.fill(b, !c.looking)
 			in.from += n
 			if v != more {
 				return v
@@ -211,7 +223,7 @@ func (c *conn) fetch(fd int) (n int, err error, v verdict) {
 	in := &c.in
 	c.aim()
 	if in.aimed > 0 {
-		switch in.land.enter() {
+		switch in.land.enter(true) { // look begins with a head, and aims nowhere
 		case hold:
 			return 0, nil, hold
 		case finished: // what is not wanted goes into the chunk
