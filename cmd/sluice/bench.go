@@ -172,7 +172,7 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	if err := f.network.examine(f.backend); err != nil {
 		return err
 	}
-	if err := f.checkPlot(c.Context()); err != nil {
+	if err := f.checkPlot(c); err != nil {
 		return err
 	}
 	results, err := f.results(c, shapes)

@@ -4,9 +4,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/bench/plot"
@@ -17,8 +20,8 @@ import (
 const plotPython = "python3"
 
 // checkPlot finds, before anything is measured, what would fail after it.
-func (f *benchFlags) checkPlot(ctx context.Context) error {
-	if f.plot == "" {
+func (f *benchFlags) checkPlot(c *cobra.Command) error {
+	if !c.Flags().Changed("plot") {
 		return nil
 	}
 	if !f.sweep {
@@ -27,13 +30,24 @@ func (f *benchFlags) checkPlot(ctx context.Context) error {
 	if err := plot.Named(f.plot); err != nil {
 		return &usageError{fmt.Errorf("--plot: %w", err)}
 	}
-	dir := filepath.Dir(f.plot)
-	if info, err := os.Stat(dir); err != nil {
+	if err := writable(f.plot); err != nil {
 		return &usageError{fmt.Errorf("--plot: %w", err)}
-	} else if !info.IsDir() {
-		return usagef("--plot %s: %s is no directory", f.plot, dir)
 	}
-	return plot.Check(ctx, plotPython)
+	return plot.Check(c.Context(), plotPython)
+}
+
+// writable reports why a file cannot be written. It changes no file and leaves none behind.
+func writable(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err == nil {
+		return errors.Join(f.Close(), os.Remove(path))
+	}
+	if errors.Is(err, os.ErrExist) {
+		if f, err = os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK, 0); err == nil {
+			err = f.Close()
+		}
+	}
+	return err
 }
 
 // draw draws --plot.

@@ -58,8 +58,10 @@ func TestBenchPlotThatFails(t *testing.T) {
 	for want, args := range map[string][]string{
 		"--plot draws sizes: it takes --sweep":    {"bench", "--plot", "a.svg"},
 		"want a name that ends with .svg or .png": append(quickSweep, "a.jpg"),
-		"stat /no/where: no such file":            append(quickSweep, "/no/where/a.svg"),
-		binary + " is no directory":               append(quickSweep, binary+"/a.svg"),
+		`--plot: picture "": want a name`:         append(quickSweep, ""),
+		"--plot: open /no/where/a.svg: no such":   append(quickSweep, "/no/where/a.svg"),
+		"--plot: open /proc/a.svg: no such file":  append(quickSweep, "/proc/a.svg"),
+		binary + "/a.svg: not a directory":        append(quickSweep, binary+"/a.svg"),
 		"--workload has shapes of its own: it takes no": {"bench", "--workload", "list", "--plot",
 			"a.svg"},
 	} {
@@ -67,6 +69,19 @@ func TestBenchPlotThatFails(t *testing.T) {
 		require.Equal(t, statusUsage, o.status, "%v: %+v", args, o)
 		require.Contains(t, o.stderr, want)
 	}
+}
+
+// TestWritable: the file is as it was before, also one that was not there.
+func TestWritable(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.svg")
+	require.NoError(t, writable(path))
+	require.NoFileExists(t, path)
+	require.NoError(t, os.WriteFile(path, []byte("old"), 0o644))
+	require.NoError(t, writable(path))
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "old", string(text))
+	require.ErrorIs(t, writable(t.TempDir()), syscall.EISDIR)
 }
 
 // TestBenchPlotInterrupted: Ctrl-C while the picture is drawn.

@@ -37,7 +37,7 @@ they could be, and which NIC and drive are near to which GPU.
   ` + copyVariable + `=./copy.json sluice bench`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if tune != "" {
+			if c.Flags().Changed("tune") {
 				return runTune(c, tune, asJSON)
 			}
 			if err := n.settleDoctor(); err != nil {

@@ -67,6 +67,9 @@ func runTune(c *cobra.Command, name string, asJSON bool) (err error) {
 				other)
 		}
 	}
+	if name == "" {
+		return usagef("--tune: want a file")
+	}
 	path, err := filepath.Abs(name)
 	if err != nil {
 		return err

@@ -71,9 +71,10 @@ func TestHostCopyByName(t *testing.T) {
 
 func TestDoctorTuneThatFails(t *testing.T) {
 	for want, args := range map[string][]string{
-		"/no/where": {"doctor", "--tune", "/no/where/copy.json"},
-		"--all":     {"doctor", "--tune", "copy.json", "--all"},
-		"--root":    {"doctor", "--tune", "copy.json", "--root", "/"},
+		"/no/where":           {"doctor", "--tune", "/no/where/copy.json"},
+		"--tune: want a file": {"doctor", "--tune", ""},
+		"--all":               {"doctor", "--tune", "copy.json", "--all"},
+		"--root":              {"doctor", "--tune", "copy.json", "--root", "/"},
 	} {
 		o := sluice(t, args...)
 		require.Equal(t, statusUsage, o.status, "%+v", o)
