@@ -3,6 +3,8 @@
 package bench
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -99,8 +101,8 @@ func TestReshapeLoop(t *testing.T) {
 		r := reshaping(t, c[0], c[1])
 		h, err := r.open(t.Context())
 		require.NoError(t, err)
-		h.from.fill(h.span.To, 7)
-		h.to.wipe()
+		require.NoError(t, h.from.fill(t.Context(), h.span.To, 7))
+		require.NoError(t, h.to.wipe(t.Context()))
 		require.NoError(t, h.move(t.Context()))
 		moved := slices.Clone(h.to.memory.Segment().Mem)
 		zeros := 0
@@ -110,7 +112,7 @@ func TestReshapeLoop(t *testing.T) {
 			}
 		}
 		require.NotEqual(t, len(moved), zeros)
-		h.to.wipe()
+		require.NoError(t, h.to.wipe(t.Context()))
 		require.NoError(t, newReshapeLoop(h.from, h.to, h.span.To, 2).do(0))
 		require.Equal(t, moved, h.to.memory.Segment().Mem, c)
 		require.NoError(t, h.close())
@@ -123,7 +125,7 @@ func TestReshapeComparesEveryByte(t *testing.T) {
 	h, err := r.open(t.Context())
 	require.NoError(t, err)
 	defer h.close()
-	h.from.fill(h.span.To, 7)
+	require.NoError(t, h.from.fill(t.Context(), h.span.To, 7))
 	require.NoError(t, h.move(t.Context()))
 	require.NoError(t, h.compare(t.Context()))
 	cells := h.cells
@@ -135,6 +137,30 @@ func TestReshapeComparesEveryByte(t *testing.T) {
 	require.ErrorAs(t, h.compare(t.Context()), &wrong)
 	require.Equal(t, kvlayout.MismatchError{FromRank: 3, ToRank: 1, Layer: 2, Part: "v",
 		Units: [2]int{3, 4}, Tokens: kvlayout.Span{From: 57, To: 58}}, *wrong)
+}
+
+// TestReshapeInterrupted: no memory is taken or written once the context has ended.
+func TestReshapeInterrupted(t *testing.T) {
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	r := reshaping(t, reshapes[0][0], reshapes[0][1])
+	open := r.Open
+	r.Open = func() ([]driver.Backend, error) {
+		cancel(cause)
+		return open()
+	}
+	h, err := r.open(ctx)
+	require.ErrorIs(t, err, cause)
+	require.Nil(t, h.from)
+	require.NoError(t, h.close())
+
+	r.Open = open
+	h, err = r.open(t.Context())
+	require.NoError(t, err)
+	defer h.close()
+	require.ErrorIs(t, h.from.fill(ctx, h.span.To, 7), cause)
+	require.Equal(t, make([]byte, len(h.from.memory.Bytes())), h.from.memory.Bytes())
+	require.ErrorIs(t, h.to.wipe(ctx), cause)
 }
 
 // TestReshapeRefuses: unlike groups are the planner's errors.

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -39,9 +40,13 @@ func groupBytes(sides []*kvlayout.Side) (sum uint64) {
 
 func alignUp(n uint64) uint64 { return (n + regionAlign - 1) &^ (regionAlign - 1) }
 
-// newRankGroup registers the memory of all ranks, in one allocation, and deals blocks out.
-func newRankGroup(e *engine.Engine, name string, sides []*kvlayout.Side, tokens uint64,
-	use Memory) (*rankGroup, error) {
+// newRankGroup registers the memory of all ranks, in one allocation, and deals blocks out. The
+// allocation may take seconds: it does not begin after the end of ctx.
+func newRankGroup(ctx context.Context, e *engine.Engine, name string, sides []*kvlayout.Side,
+	tokens uint64, use Memory) (*rankGroup, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	g := &rankGroup{sides: sides}
 	alloc := e.Alloc
 	if use == HostMemory {
@@ -140,10 +145,13 @@ func dealBlocks(s *kvlayout.Side, tokens uint64, r *rand.Rand) kvlayout.Tables {
 }
 
 // fill gives each cell of a request bytes that depend on what it is: the same in all replicas, and
-// others than in other cells.
-func (g *rankGroup) fill(tokens, seed uint64) {
+// others than in other cells. It ends early by the cause of ctx.
+func (g *rankGroup) fill(ctx context.Context, tokens, seed uint64) error {
 	for i, s := range g.sides {
 		for j := range s.Views {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
 			v := &s.Views[j]
 			at := newSpot(g, i, v)
 			part := fnv.New64a()
@@ -164,6 +172,7 @@ func (g *rankGroup) fill(tokens, seed uint64) {
 			}
 		}
 	}
+	return nil
 }
 
 // scramble fills memory with pseudorandom words.
@@ -185,11 +194,15 @@ func scramble(b []byte, seed uint64) {
 	}
 }
 
-// wipe clears all memory.
-func (g *rankGroup) wipe() {
+// wipe clears all memory. It ends early by the cause of ctx.
+func (g *rankGroup) wipe(ctx context.Context) error {
 	for i := range g.held {
 		for _, mem := range g.held[i] {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
 			clear(mem)
 		}
 	}
+	return nil
 }

@@ -49,10 +49,12 @@ func (r *Reshaping) open(ctx context.Context) (*handing, error) {
 		h.engines = append(h.engines, e)
 	}
 	sender, receiver := h.engines[0], h.engines[1]
-	if h.from, err = newRankGroup(sender, "prefill", from, h.span.To, r.Memory); err != nil {
+	if h.from, err = newRankGroup(ctx, sender, "prefill", from, h.span.To,
+		r.Memory); err != nil {
 		return h, err
 	}
-	if h.to, err = newRankGroup(receiver, "decode", to, h.span.To, r.Memory); err != nil {
+	if h.to, err = newRankGroup(ctx, receiver, "decode", to, h.span.To,
+		r.Memory); err != nil {
 		return h, err
 	}
 	h.byOp = map[driver.Op]*poster{}
@@ -244,10 +246,14 @@ func (f *flying) wait(ctx context.Context) error {
 
 // check hands the request over by the plan and then by the loop, and digests both ends.
 func (h *handing) check(ctx context.Context, loop *reshapeLoop) error {
-	h.from.fill(h.span.To, rand.Uint64())
+	if err := h.from.fill(ctx, h.span.To, rand.Uint64()); err != nil {
+		return err
+	}
 	for _, hand := range []func() error{func() error { return h.move(ctx) },
 		func() error { return loop.do(0) }} {
-		h.to.wipe()
+		if err := h.to.wipe(ctx); err != nil {
+			return err
+		}
 		if err := hand(); err != nil {
 			return err
 		}
