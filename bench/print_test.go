@@ -116,7 +116,7 @@ func TestFiguresAndNotesArePrinted(t *testing.T) {
 	require.NoError(t, Text(&text, []Result{r}))
 	require.NoError(t, GoBench(&lines, []Result{r}))
 	for out, wants := range map[string][]string{
-		text.String(): {"63724.0 desc-bytes, -3.5 over-loop-ns/piece",
+		text.String(): {"63724 desc-bytes, -3.5 over-loop-ns/piece",
 			"not measured: it is not there"},
 		lines.String(): {" 63724.0 desc-bytes", " 8.000 ratio-process_vm_writev",
 			"\n# Write/pages/"},

@@ -165,8 +165,8 @@ func (r *Reshaping) result(h *handing, ways []*way) (Result, error) {
 			r.To),
 		Extra: map[string]float64{"patterns": float64(h.patterns),
 			"descriptors": float64(h.descriptors)},
-		Notes: append(slices.Clone(r.Notes), fmt.Sprintf("digests of %d cells agreed, of both "+
-			"ways", h.cells))}
+		Notes: append(slices.Clone(r.Notes), fmt.Sprintf("the digests of %d cells agree "+
+			"after the engine, and after the loop", h.cells))}
 	res.OpsPerS = res.GBps * 1e9 / float64(h.bytes)
 	res.SetBaselines([]Baseline{ways[1].baseline()})
 	return res, nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -36,7 +37,7 @@ func Text(w io.Writer, results []Result) error {
 			name += " " + r.Lane
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%.2f\t%.0f\t%.2f\t%.2f\t%.2f\t", name, op,
-			FormatSize(r.Size), r.Batch, r.Threads, r.GBps, r.OpsPerS, r.P50us, r.P99us,
+			r.size(), r.Batch, r.Threads, r.GBps, r.OpsPerS, r.P50us, r.P99us,
 			r.AllocsPerOp)
 		for j, b := range r.Baselines {
 			if j > 0 {
@@ -62,6 +63,14 @@ func Text(w io.Writer, results []Result) error {
 	return nil
 }
 
+// size is Size for people. Only that of a piece is one that a flag takes.
+func (r *Result) size() string {
+	if r.Op == ReshapeOp {
+		return RoundSize(r.Size)
+	}
+	return FormatSize(r.Size)
+}
+
 // remarks are the further figures and the notes, a line each.
 func (r *Result) remarks() []string {
 	var list []string
@@ -70,10 +79,14 @@ func (r *Result) remarks() []string {
 		title += ", "
 	}
 	title += fmt.Sprintf("%s %s %d x %s", strings.TrimSpace(r.Backend+" "+r.Lane), r.Op, r.Batch,
-		FormatSize(r.Size))
+		r.size())
 	var figures []string
 	for _, unit := range slices.Sorted(maps.Keys(r.Extra)) {
-		figures = append(figures, fmt.Sprintf("%.1f %s", r.Extra[unit], unit))
+		v, digits := r.Extra[unit], 1
+		if v == math.Trunc(v) { // a count
+			digits = 0
+		}
+		figures = append(figures, fmt.Sprintf("%.*f %s", digits, v, unit))
 	}
 	if len(figures) > 0 {
 		list = append(list, title+": "+strings.Join(figures, ", "))

@@ -101,6 +101,11 @@ func runBenchAll(c *cobra.Command, f *benchFlags, files *posixFlags) error {
 			return &usageError{fmt.Errorf("--spread %s: %w", f.spread, err)}
 		}
 	}
+	if c.Flags().Changed("dir") { // without it the rest is measured all the same
+		if err := files.checkDir(everyFile); err != nil {
+			return err
+		}
+	}
 	f.threads, f.memory = 1, string(bench.BackendMemory)
 	all := machineFigures{Version: readVersion(), Missing: []leftOut{},
 		Machine: machine.Examine(machine.Source{}).Machine, Copy: copy.Chosen().Why}

@@ -46,13 +46,23 @@ func TestBenchAll(t *testing.T) {
 	require.True(t, missing[gdsName], "another command measures it")
 }
 
-// TestBenchAllWithoutADisk: the rest is measured all the same.
+// TestBenchAllWithoutADisk: the rest is measured all the same, unless --dir names that disk.
 func TestBenchAllWithoutADisk(t *testing.T) {
-	o := sluice(t, "bench", "all", "--rounds", "1", "--spread", "6MiB", "--dir", "/no/where")
-	require.Zero(t, o.status, "%+v", o)
-	require.Regexp(t, `(?m)^posix is left out: look at --dir /no/where: no such file`, o.stdout)
-	require.Regexp(t, `(?m)^gds is left out: .*sluice bench gds --dir DIR$`, o.stdout)
-	require.Regexp(t, `(?m)^ *shm +write`, o.stdout)
+	c, stdout, stderr := command(t, "bench", "all", "--rounds", "1", "--spread", "6MiB")
+	c.Env = append(c.Env, "TMPDIR=/no/where")
+	require.NoError(t, c.Run(), stderr)
+	require.Regexp(t, `(?m)^posix is left out: look at --dir /no/where: no such file`, stdout)
+	require.Regexp(t, `(?m)^gds is left out: .*sluice bench gds --dir DIR$`, stdout)
+	require.Regexp(t, `(?m)^ *shm +write`, stdout)
+
+	for _, name := range []string{"all", "posix"} {
+		o := sluice(t, "bench", name, "--dir", "/no/where")
+		require.Equal(t, outcome{statusFailed, "", "sluice bench " + name + ": look at --dir " +
+			"/no/where: no such file or directory\n"}, o)
+	}
+	o := sluice(t, "bench", "all", "--dir", binary)
+	require.Equal(t, statusFailed, o.status)
+	require.Contains(t, o.stderr, "write to --dir "+binary+": ")
 }
 
 // TestBenchAllAsText: the machine stands above the table.

@@ -158,6 +158,9 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 	if f.load {
 		room, shapes = load, nil
 	}
+	if err := f.checkDir(room); err != nil {
+		return err
+	}
 	fmt.Fprintf(c.ErrOrStderr(), "bench posix: making a file of %s in %s\n", bench.RoundSize(room),
 		f.dir)
 	path, remove, err := f.makeFile(c.Context(), room, len(shapes) > 0)
@@ -190,17 +193,28 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 	return write(c.OutOrStdout(), results)
 }
 
+// checkDir refuses a --dir that has no room for a file of so many bytes, or takes no file.
+func (f *posixFlags) checkDir(bytes uint64) error {
+	var room unix.Statfs_t
+	if err := unix.Statfs(f.dir, &room); err != nil {
+		return fmt.Errorf("look at --dir %s: %w", f.dir, err)
+	}
+	if free := room.Bavail * uint64(room.Bsize); free < bytes+bytes/16 {
+		return fmt.Errorf("%s has room for %s: choose another --dir, or fewer --bytes than %s",
+			f.dir, bench.RoundSize(free), bench.RoundSize(bytes))
+	}
+	dir, err := os.MkdirTemp(f.dir, "sluice-bench")
+	if err != nil {
+		return fmt.Errorf("write to --dir %s: %w", f.dir, err)
+	}
+	return os.Remove(dir)
+}
+
 // makeFile makes the file, if there is room for it; with all of its bytes, or none.
 func (f *posixFlags) makeFile(ctx context.Context, bytes uint64, whole bool) (path string,
 	remove func() error, err error) {
-	var room unix.Statfs_t
-	if err := unix.Statfs(f.dir, &room); err != nil {
-		return "", nil, fmt.Errorf("look at --dir %s: %w", f.dir, err)
-	}
-	if free := room.Bavail * uint64(room.Bsize); free < bytes+bytes/16 {
-		return "", nil, fmt.Errorf("%s has room for %s: choose another --dir, or fewer "+
-			"--bytes than %s",
-			f.dir, bench.RoundSize(free), bench.RoundSize(bytes))
+	if err := f.checkDir(bytes); err != nil {
+		return "", nil, err
 	}
 	dir, err := os.MkdirTemp(f.dir, "sluice-bench")
 	if err != nil {

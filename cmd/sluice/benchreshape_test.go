@@ -32,7 +32,8 @@ func TestBenchReshape(t *testing.T) {
 		notes := r["notes"].([]any)
 		require.Len(t, notes, 2)
 		require.Contains(t, notes[0], "4 of 36 layers, in ")
-		require.Equal(t, "digests of 10496 cells agreed, of both ways", notes[1])
+		require.Equal(t, "the digests of 10496 cells agree after the engine, and after the loop",
+			notes[1])
 		require.Equal(t, "reshape gpt-oss-120b, 200 tokens, tp=8,layout=nhd,kv=apart,block=16 to "+
 			"tp=2,pp=2,layout=hnd,kv=apart,block=64", r["workload"])
 		require.Positive(t, r["extra"].(map[string]any)["descriptors"])
@@ -40,6 +41,7 @@ func TestBenchReshape(t *testing.T) {
 	o := ok(t, sluice(t, reshapeOf()...)) // over shm, with all layers
 	require.Regexp(t, `shm +reshape .* reshape-loop `, o.stdout)
 	require.NotContains(t, o.stdout, "of 36 layers")
+	require.Regexp(t, ` 1 x [0-9.]+ MiB: \d+ descriptors, \d+ patterns\n`, o.stdout)
 }
 
 // TestBenchReshapeRefuses: what NewPlan says of groups that are unlike is printed as it is.
