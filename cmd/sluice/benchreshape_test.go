@@ -57,7 +57,7 @@ func TestBenchReshapeUsage(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{[]string{"bench", "--workload", "reshape"}, []string{"--prefill, --decode, --model is"}},
+		{[]string{"bench", "--workload", "reshape"}, []string{"--prefill, --decode, --model are"}},
 		{[]string{"bench", "--workload", "nixlbench", "--scale", "2"},
 			[]string{"--scale", "reshape alone"}},
 		{[]string{"bench", "--prefill", "tp=2"}, []string{"--prefill", "reshape alone"}},

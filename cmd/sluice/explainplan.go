@@ -49,8 +49,12 @@ func (f *groupsFlags) parse() (spec layout.Spec, from, to layout.GroupSpec, err 
 		}
 	}
 	if missing != nil {
-		return spec, from, to, usagef("--prefill, --decode and --model go together: %s is missing",
-			strings.Join(missing, ", "))
+		verb := "is"
+		if len(missing) > 1 {
+			verb = "are"
+		}
+		return spec, from, to, usagef("--prefill, --decode and --model go together: %s %s missing",
+			strings.Join(missing, ", "), verb)
 	}
 	if from, err = layout.ParseGroup(f.prefill); err != nil {
 		return spec, from, to, &usageError{fmt.Errorf("--prefill: %w", err)}

@@ -73,7 +73,8 @@ func TestExplainPlanUsage(t *testing.T) {
 		want []string
 	}{
 		{[]string{"explain", "--prefill", "tp=8"}, []string{"go together", "--decode, --model"}},
-		{[]string{"explain", "--model", "llama3.1-8b"}, []string{"--prefill, --decode is missing"}},
+		{[]string{"explain", "--model", "llama3.1-8b"},
+			[]string{"--prefill, --decode are missing"}},
 		{explainGroups("tp=8", "tq=8", "llama3.1-8b"), []string{`--decode`, `"tq"`, "tp, pp, dp"}},
 		{explainGroups("layout=nhc", "tp=8", "llama3.1-8b"), []string{"--prefill", "nhd, hnd",
 			"page_head"}},
