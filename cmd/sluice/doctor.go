@@ -49,7 +49,7 @@ they could be, and which NIC and drive are near to which GPU.
 			try := root == "" && !few
 			s.Backends = builtBackends(try, &n)
 			if try {
-				s.Known = slices.Concat(tcpChecks(&n.tcp), posixChecks(), copyChecks(c))
+				s.Known = slices.Concat(tcpChecks(&n.tcp), posixChecks(), copyChecks())
 			}
 			if try && withCgo {
 				s.Known = slices.Concat(s.Known, ucxChecks(&n.ucx, os.Environ()),

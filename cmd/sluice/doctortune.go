@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
 	"github.com/sluicehq/sluice/csrc/copy"
+	"github.com/sluicehq/sluice/driver"
 )
 
 // copyVariable says how the processes of the tool copy: what a Config calls HostCopy. Child
@@ -27,22 +28,24 @@ the path of that file, with a slash, or the name of a variant that sluice bench 
 program says it in HostCopy of the Config of mem, shm or ucx. A file of another machine is
 refused.`
 
-// configureCopy makes the choice of this process.
+// configureCopy makes the choice of this process. Its error is no usage error: no flag is wrong.
 func configureCopy() error {
 	if err := copy.Configure(os.Getenv(copyVariable)); err != nil {
-		return &usageError{fmt.Errorf("%s: %w", copyVariable, err)}
+		return fmt.Errorf("%s: %s", copyVariable, strings.TrimSuffix(err.Error(),
+			": "+driver.ErrBounds.Error()))
 	}
 	return nil
 }
 
 // copyChecks says how this machine copies within host memory: as configured, or by measuring it.
-func copyChecks(cmd *cobra.Command) []machine.Check {
+func copyChecks() []machine.Check {
 	c := machine.Check{Name: "host-copy", State: machine.OK,
 		Why: "long runs of large batches are copied so", Backends: []string{"mem", "shm", "ucx"}}
 	if err := configureCopy(); err != nil {
-		c.State, c.Found = machine.Missing, sentence(cmd, err)
+		c.State, c.Found = machine.Missing, err.Error()
 		c.Why = "commands that open backends refuse to begin"
-		c.Fix = "sluice doctor --tune FILE and " + copyVariable + "=FILE, or unset " + copyVariable
+		c.Fix = "sluice doctor --tune FILE and " + copyVariable + "=./FILE, or unset " +
+			copyVariable
 	} else {
 		c.Found = copy.Chosen().Why
 	}
@@ -76,7 +79,7 @@ func runTune(c *cobra.Command, name string, asJSON bool) (err error) {
 	}
 	file, keep, err := (&rangeFlags{file: path}).create(c.Context(), nil)
 	if err != nil {
-		return err
+		return usagef("--tune: %w", err)
 	}
 	load, _ := os.ReadFile("/proc/loadavg") // a kernel that does not tell: no note
 	if note := busyNote(string(load), runtime.NumCPU()); note != "" {

@@ -43,12 +43,12 @@ func TestDoctorTunes(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(file, text, 0o644))
 	o = copying(t, file, shm...)
-	require.Equal(t, statusUsage, o.status)
+	require.Equal(t, statusFailed, o.status)
 	require.Regexp(t, copyVariable+": host copy: "+file+" was measured on another machine "+
-		`\(Z80, .*: run sluice doctor --tune here\n`, o.stderr)
+		`\(Z80, .*: run sluice doctor --tune here, or unset `+copyVariable+`\n$`, o.stderr)
 	o = ok(t, copying(t, file, "doctor"))
 	require.Regexp(t, `\nhost-copy +missing +.*doctor --tune here\n`, o.stdout)
-	require.Contains(t, o.stdout, "sluice doctor --tune FILE and "+copyVariable+"=FILE, or unset")
+	require.Contains(t, o.stdout, "sluice doctor --tune FILE and "+copyVariable+"=./FILE, or unset")
 }
 
 func TestBusyNote(t *testing.T) {
@@ -63,18 +63,26 @@ func TestHostCopyByName(t *testing.T) {
 	plain := copy.Variants()[0].String()
 	require.Contains(t, ok(t, copying(t, plain, "doctor")).stdout, plain+", as configured")
 	o := copying(t, "quick", "bench")
-	require.Equal(t, statusUsage, o.status)
+	require.Equal(t, statusFailed, o.status)
 	require.Contains(t, o.stderr, copyVariable+`: copy by "quick": this machine has `+plain)
+	for path, why := range map[string]string{
+		"/no/where":  "open /no/where: no such file or directory: name a file",
+		os.TempDir(): os.TempDir() + " is no file: name one",
+	} {
+		require.Equal(t, outcome{statusFailed, "", "sluice bench: " + copyVariable +
+			": host copy: " + why + " that sluice doctor --tune wrote, or unset " + copyVariable +
+			"\n"}, copying(t, path, "bench"))
+	}
 	ok(t, copying(t, "quick", "version"))
 	ok(t, copying(t, "quick", "bench", "--help"))
 }
 
 func TestDoctorTuneThatFails(t *testing.T) {
 	for want, args := range map[string][]string{
-		"/no/where":           {"doctor", "--tune", "/no/where/copy.json"},
-		"--tune: want a file": {"doctor", "--tune", ""},
-		"--all":               {"doctor", "--tune", "copy.json", "--all"},
-		"--root":              {"doctor", "--tune", "copy.json", "--root", "/"},
+		"--tune: open /no/where/copy.json: ": {"doctor", "--tune", "/no/where/copy.json"},
+		"--tune: want a file":                {"doctor", "--tune", ""},
+		"--all":                              {"doctor", "--tune", "copy.json", "--all"},
+		"--root":                             {"doctor", "--tune", "copy.json", "--root", "/"},
 	} {
 		o := sluice(t, args...)
 		require.Equal(t, statusUsage, o.status, "%+v", o)

@@ -85,7 +85,10 @@ func prepare(c *cobra.Command, args []string) error {
 	if !needsFiles(c) { // it opens no backend
 		return nil
 	}
-	return configureCopy()
+	if err := configureCopy(); err != nil {
+		return fmt.Errorf("%w, or unset %s", err, copyVariable)
+	}
+	return nil
 }
 
 // newHelp is cobra's help command, but one that fails for a command that does not

@@ -146,7 +146,7 @@ func TestChoiceIsWhatWinsClearly(t *testing.T) {
 	require.Equal(t, Way{AVX2Stream, 16 << 10}, c.Way, "AVX-512 is not likely faster")
 	require.Equal(t, plain, c.For(cache/3-1))
 	require.Equal(t, c.Way, c.For(cache/3))
-	require.Equal(t, "avx2-stream for runs from 16 KiB on in batches from 10.0 MiB on, a third of "+
+	require.Equal(t, "avx2-stream for runs from 16 KiB on in batches from 10 MiB on, a third of "+
 		"the last-level cache (20.0 GB/s beside 10.0 of "+plainName+"), else "+plainName, c.Why)
 
 	for why, p := range map[string]probe{

@@ -155,13 +155,14 @@ func readFile(path string, here Machine) (Choice, error) {
 func readRegular(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: name a file that sluice doctor --tune wrote", err)
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err != nil {
 		return nil, err
 	} else if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no file: %w", path, driver.ErrBounds)
+		return nil, fmt.Errorf("%s is no file: name one that sluice doctor --tune wrote: %w",
+			path, driver.ErrBounds)
 	}
 	return io.ReadAll(io.LimitReader(f, fileMax))
 }

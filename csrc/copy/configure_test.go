@@ -136,7 +136,7 @@ func TestThresholdIsWhatWins(t *testing.T) {
 		{func(n uint64) bool { return n >= 32<<20 || n == 2<<20 }, 32 << 20, "as measured"},
 		{func(uint64) bool { return true }, tuneBytesMin, "as measured"},
 		{func(uint64) bool { return false }, 2 * tuneBytesMax,
-			"more than what was measured and was no faster"},
+			"twice the 128 MiB at which it was no faster"},
 	} {
 		bytes, why := smallestThatWins(func(v Variant, n uint64) time.Duration {
 			if v == AVX2Stream && c.wins(n) {

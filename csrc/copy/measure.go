@@ -141,7 +141,7 @@ func size(n uint64) string {
 	if n < 1<<20 {
 		return fmt.Sprintf("%d KiB", n>>10)
 	}
-	return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	return fmt.Sprintf("%.4g MiB", float64(n)/(1<<20))
 }
 
 // unknownCache stands for the cache of a machine whose kernel does not tell its size.

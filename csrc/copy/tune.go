@@ -70,7 +70,7 @@ func smallestThatWins(again probe, v Variant, over func() bool) (bytes uint64, w
 		bytes = n
 	}
 	if bytes == 0 {
-		return 2 * tuneBytesMax, "more than what was measured and was no faster"
+		return 2 * tuneBytesMax, "twice the " + size(tuneBytesMax) + " at which it was no faster"
 	}
 	return bytes, "as measured"
 }
