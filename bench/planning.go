@@ -31,6 +31,8 @@ type Planning struct {
 
 	PlanUs  float64 `json:"plan_us"`  // layout.NewPlan
 	BuildUs float64 `json:"build_us"` // median of layout.Edge.Layer over all edges and layers
+
+	groups [2]int // data-parallel groups of prefill and of decode, each of so many ranks
 }
 
 // PlanEdge is what one rank sends to one other.
@@ -68,7 +70,8 @@ func Plan(spec kvlayout.Spec, from, to kvlayout.GroupSpec) (*Planning, error) {
 	}
 	p := &Planning{Model: spec.Name, Prefill: from.String(), Decode: to.String(),
 		PrefillRanks: len(senders), DecodeRanks: len(receivers), Tokens: kvlayout.ExplainTokens,
-		PlanUs: Micros(took), Idle: append([]int{}, plan.Idle()...)}
+		PlanUs: Micros(took), Idle: append([]int{}, plan.Idle()...),
+		groups: [2]int{from.DP, to.DP}}
 	for _, i := range plan.Explain() {
 		e := PlanEdge{From: i.FromRank, To: i.ToRank, Op: "push", Layers: i.Layers,
 			LayerMax: i.Patterns, Bytes: i.Bytes, Descriptors: i.Runs, Sender: i.SenderRuns,
@@ -114,11 +117,23 @@ func (p *Planning) build(plan *kvlayout.Plan, receivers int) error {
 	return nil
 }
 
+// Ranks says how many ranks each of the data-parallel groups has.
+func Ranks(n, groups int) string {
+	text := fmt.Sprintf("%d ranks", n)
+	if n == 1 {
+		text = "1 rank"
+	}
+	if groups > 1 {
+		text += fmt.Sprintf(" in each of %d data-parallel groups", groups)
+	}
+	return text
+}
+
 // String says it in words, a line for each edge.
 func (p *Planning) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, %d tokens\nprefill: %s: %d ranks\ndecode:  %s: %d ranks\n", p.Model,
-		p.Tokens, p.Prefill, p.PrefillRanks, p.Decode, p.DecodeRanks)
+	fmt.Fprintf(&b, "%s, %d tokens\nprefill: %s: %s\ndecode:  %s: %s\n", p.Model, p.Tokens,
+		p.Prefill, Ranks(p.PrefillRanks, p.groups[0]), p.Decode, Ranks(p.DecodeRanks, p.groups[1]))
 	for i := range p.Edges {
 		fmt.Fprintln(&b, p.Edges[i].words)
 	}

@@ -33,6 +33,10 @@ func TestExplainPlan(t *testing.T) {
 
 	o = ok(t, sluice(t, explainGroups("tp=8", "tp=4", "llama3.1-8b")...))
 	require.Contains(t, o.stdout, "rank 0 pulls from rank 1: 32 layers")
+
+	o = ok(t, sluice(t, explainGroups("tp=8,dp=2", "tp=1", "llama3.1-8b")...))
+	require.Contains(t, o.stdout, ": 8 ranks in each of 2 data-parallel groups\ndecode: ")
+	require.Contains(t, o.stdout, ": 1 rank\n")
 }
 
 func TestExplainPlanJSON(t *testing.T) {
