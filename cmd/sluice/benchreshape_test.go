@@ -65,7 +65,7 @@ func TestBenchReshapeUsage(t *testing.T) {
 		{reshapeOf("--size", "64"), []string{"--workload", "--size"}},
 		{reshapeOf("--tokens", "0"), []string{"--tokens 0"}},
 		{reshapeOf("--scale", "-1"), []string{"--scale -1"}},
-		{reshapeOf("--decode", "tp=3"), []string{"decode", "8 units"}},
+		{reshapeOf("--decode", "tp=3"), []string{"decode", "8 heads"}},
 		{reshapeOf("--decode", "tq=3"), []string{"--decode", "there are tp, pp"}},
 		{reshapeOf("--model", "gpt-5"), []string{"--model", "gpt-5", "llama3.1-8b"}},
 		{reshapeOf("--backend", "posix"), []string{"posix"}},

@@ -83,7 +83,7 @@ func TestExplainPlanUsage(t *testing.T) {
 		{explainGroups("layout=nhc", "tp=8", "llama3.1-8b"), []string{"--prefill", "nhd, hnd",
 			"page_head"}},
 		{explainGroups("tp=8", "tp=8", "gpt-5"), []string{"gpt-5", "llama3.1-8b", "kimi-linear"}},
-		{explainGroups("tp=3", "tp=8", "llama3.1-8b"), []string{"prefill", "8 units", "3 ranks"}},
+		{explainGroups("tp=3", "tp=8", "llama3.1-8b"), []string{"prefill", "8 heads", "3 ranks"}},
 		{explainGroups("tp=8", "pp=9+9", "llama3.1-8b"), []string{"decode", "18 layers", "32"}},
 		{explainGroups("tp=8", "tp=8", "llama3.1-8b", "--backend", "shm"),
 			[]string{"--backend beside --prefill"}},
