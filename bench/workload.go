@@ -121,7 +121,7 @@ func NewWorkload(name string, o WorkloadOptions) (*Workload, error) {
 	}
 	for i := range w.Steps {
 		if err := w.Steps[i].Check(); err != nil {
-			return nil, fmt.Errorf("workload %q: %w", name, errors.Join(err, ErrWorkload))
+			return nil, fmt.Errorf("workload %q: %w: %w", name, err, ErrWorkload)
 		}
 	}
 	return w, nil
@@ -150,8 +150,8 @@ func parseModel(name string) (*modelName, error) {
 	words := strings.Split(name, "/")
 	m, err := kvlayout.Lookup(words[0])
 	if err != nil {
-		return nil, fmt.Errorf("%w: neither %s nor %s, and %w", ErrWorkload, sizeSweep, batchSweep,
-			err)
+		return nil, fmt.Errorf("workload %q: neither %s nor %s, and %w: %w", name, sizeSweep,
+			batchSweep, err, ErrWorkload)
 	}
 	n := &modelName{model: m, tp: 1, pp: 1}
 	for _, word := range words[1:] {
@@ -193,11 +193,11 @@ func (w *Workload) addModel(name string, o WorkloadOptions) error {
 	}
 	stage, err := n.model.Stage(n.pp)
 	if err != nil {
-		return fmt.Errorf("workload %q: %w", name, errors.Join(err, ErrWorkload))
+		return fmt.Errorf("workload %q: %w: %w", name, err, ErrWorkload)
 	}
 	g, err := kvlayout.New(stage, kvlayout.Options{BlockTokens: o.BlockTokens, TP: n.tp})
 	if err != nil {
-		return fmt.Errorf("workload %q: %w", name, errors.Join(err, ErrWorkload))
+		return fmt.Errorf("workload %q: %w: %w", name, err, ErrWorkload)
 	}
 	if o.Tokens < 1 || o.Tokens > kvlayout.BlocksMax {
 		return fmt.Errorf("workload %q: a prompt of %d tokens: %w", name, o.Tokens, ErrWorkload)

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -81,6 +83,15 @@ func runWorkload(c *cobra.Command, f *benchFlags, write printer) error {
 }
 
 func (f *benchFlags) newWorkload() (*bench.Workload, error) {
+	known := []string{reshapeWorkload}
+	for _, w := range bench.Workloads() {
+		known = append(known, w.Name)
+	}
+	first, _, _ := strings.Cut(f.workload.name, "/")
+	if !slices.Contains(known, first) {
+		return nil, usagef("unknown workload %q: there are %s; --workload %s says what each is",
+			f.workload.name, strings.Join(known, ", "), listWorkloads)
+	}
 	if _, err := f.shapes(); err != nil { // what concerns any shape
 		return nil, err
 	}

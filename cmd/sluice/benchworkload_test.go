@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestBenchWorkloadOverEachBackend(t *testing.T) {
@@ -96,5 +98,20 @@ func TestBenchWorkloadList(t *testing.T) {
 				t.Errorf("no %q in:\n%s", want, o.stdout)
 			}
 		}
+	}
+}
+
+// TestBenchWorkloadUnknown: the sentence ends with what helps, in one line.
+func TestBenchWorkloadUnknown(t *testing.T) {
+	for name, want := range map[string]string{
+		"nosuch": `unknown workload "nosuch": there are reshape, nixlbench, .*; --workload list ` +
+			`says what each is`,
+		"llama3.1-8b/tp3": `workload "llama3.1-8b/tp3": .* 3 ranks.*`,
+		"reshape/tp3":     `workload "reshape/tp3": neither .*, and no model "reshape"; .*`,
+	} {
+		o := sluice(t, "bench", "--workload", name)
+		require.Equal(t, statusUsage, o.status)
+		require.Regexp(t, `^sluice bench: `+want+`\nUsage: `, o.stderr)
+		require.NotContains(t, o.stderr, "bad ")
 	}
 }

@@ -9,15 +9,17 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/layout"
 )
 
 // classes are errors by which programs tell causes apart. Behind a text that says what is
 // wrong they tell a reader nothing.
 var classes = []error{
 	driver.ErrNoRoute, driver.ErrNotSupported, driver.ErrReadOnly, driver.ErrBusy,
-	os.ErrPermission, os.ErrExist, os.ErrNotExist,
+	os.ErrPermission, os.ErrExist, os.ErrNotExist, layout.ErrGeometry, bench.ErrWorkload,
 }
 
 // fields are what errors of packages call in a Config, and by which flags the tool sets it.
@@ -45,8 +47,10 @@ func sentence(c *cobra.Command, err error) string {
 	}
 	lines := strings.Split(text, "\n")
 	for i := range lines {
-		for _, s := range end {
-			lines[i] = strings.TrimSuffix(lines[i], s)
+		for range end { // in whatever order they stand
+			for _, s := range end {
+				lines[i] = strings.TrimSuffix(lines[i], s)
+			}
 		}
 	}
 	text = strings.Join(lines, "\n")
