@@ -25,8 +25,8 @@ type ownBlock struct {
 	peers   bool // processes beside this one may map it
 	ordinal int
 
-	users  atomic.Int64 // batches of this process
-	moving atomic.Bool  // other memory goes under the addresses: no batch may begin
+	users  atomic.Int64 // batches and sums of this process
+	moving atomic.Bool  // other memory goes under the addresses, or none: nothing may begin
 
 	renewing sync.Mutex // held while other memory is put there
 
@@ -79,6 +79,21 @@ func (t *blockTable) find(at, n uint64) *ownBlock {
 	return o
 }
 
+// under returns the blocks that have a byte of a range.
+func (t *blockTable) under(at, n uint64) []*ownBlock {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	first := t.after(at)
+	if first > 0 && at-t.list[first-1].block.At < t.list[first-1].block.Len {
+		first--
+	}
+	last := first
+	for last < len(t.list) && t.list[last].block.At-min(at, t.list[last].block.At) < n {
+		last++
+	}
+	return slices.Clone(t.list[first:last])
+}
+
 // newOwnBlock allocates. Only what no NIC knows may be mapped by other processes: a NIC holds on to
 // the memory that a fence against a frozen process replaces.
 func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
@@ -94,12 +109,14 @@ func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
 	return o, nil
 }
 
-// Close implements io.Closer.
+// Close implements io.Closer. It waits for what has entered.
 func (o *ownBlock) Close() (err error) {
 	o.once.Do(func() {
 		o.renewing.Lock() // a renew may have outlived the fence that asked for it
 		defer o.renewing.Unlock()
 		blocks.remove(o)
+		o.moving.Store(true) // for good: who found it before does not enter
+		_ = await(func() bool { return o.users.Load() == 0 }, always)
 		lentmem.Remove(o.block.At)
 		err = o.block.Close()
 		if o.fd >= 0 {
@@ -109,13 +126,13 @@ func (o *ownBlock) Close() (err error) {
 	return err
 }
 
-// enter reports whether a batch may begin; then it must leave. A block of nil is memory from
-// elsewhere.
+// enter reports whether a batch or a sum may begin; then it must leave. A block of nil is memory
+// from elsewhere.
 func (o *ownBlock) enter() bool {
 	if o == nil {
 		return true
 	}
-	o.users.Add(1) // pairs with the store in renew
+	o.users.Add(1) // pairs with the stores in renew and Close
 	if o.moving.Load() {
 		o.users.Add(-1)
 		return false

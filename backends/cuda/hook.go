@@ -5,8 +5,8 @@ package cuda
 import "github.com/sluicehq/sluice/internal/hook"
 
 // spot is a place between a check of a batch and the act that relies on it, or between the act and
-// what is told of it. Tests park the goroutine of a batch there while the owner fences. The names
-// are those of the steps in spec/cuda_processes.pml.
+// what is told of it, or the same of a sum. Tests park the goroutine there while the owner fences.
+// The names of those of batches are the steps in spec/cuda_processes.pml.
 type spot int
 
 const (
@@ -16,6 +16,7 @@ const (
 	spotLaunched              // its copies are on a stream, or will be
 	spotEnded                 // they have ended
 	spotJudged                // and the import was still good after that
+	spotHeld                  // the memory of a sum is there, and stays
 )
 
 // parked is what tests have a batch do at a spot.

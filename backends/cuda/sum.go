@@ -13,8 +13,9 @@ import (
 
 // SumCells digests cells in memory of devices, as package csrc/digest does in DRAM, with a kernel
 // within Config.Budget on a stream of the lowest priority. It waits for the end. The kernel starts
-// when the events of StartAfter before the cells have come, and a fence that takes memory away from
-// another process waits for it.
+// when the events of StartAfter before the cells have come. A fence that takes memory away from
+// another process waits for it, and so does who frees memory of AllocDevice; memory from elsewhere
+// must stay until the call returns.
 //
 // Errors: driver.ErrBounds for a cell outside its memory, or memory that is not allocated;
 // driver.ErrNotSupported without a Budget.
@@ -56,16 +57,10 @@ func (b *Backend) sumOn(ordinal int, list []digest.DeviceCells) (digest.Digest, 
 		return digest.Digest{}, err
 	}
 	var under []*ownBlock
-	for i := range list {
-		m := &list[i].Memory
-		if i > 0 && *m == list[i-1].Memory {
-			continue
-		}
-		if o := blocks.find(m.Addr, m.Len); o != nil && !slices.Contains(under, o) {
-			under = append(under, o)
-		}
-	}
-	if err := await(func() bool { return enterAll(under) }, always); err != nil {
+	if err := await(func() (ok bool) {
+		under, ok = enterUnder(list)
+		return ok
+	}, always); err != nil {
 		return digest.Digest{}, err
 	}
 	defer leaveAll(under)
@@ -76,18 +71,29 @@ func (b *Backend) sumOn(ordinal int, list []digest.DeviceCells) (digest.Digest, 
 			}
 		}
 	}
+	parked.At(spotHeld)
 	return s.Sum(list, b.gates.before(list))
 }
 
-// enterAll enters all blocks or none.
-func enterAll(list []*ownBlock) bool {
-	for i, o := range list {
-		if !o.enter() {
-			leaveAll(list[:i])
-			return false
+// enterUnder enters all blocks that have memory of the list, or none.
+func enterUnder(list []digest.DeviceCells) (under []*ownBlock, ok bool) {
+	for i := range list {
+		m := &list[i].Memory
+		if i > 0 && *m == list[i-1].Memory {
+			continue
+		}
+		for _, o := range blocks.under(m.Addr, m.Len) {
+			if slices.Contains(under, o) {
+				continue
+			}
+			if !o.enter() {
+				leaveAll(under)
+				return nil, false
+			}
+			under = append(under, o)
 		}
 	}
-	return true
+	return under, true
 }
 
 func leaveAll(list []*ownBlock) {

@@ -5,11 +5,13 @@
 package cuda
 
 import (
+	"math"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/csrc/digest"
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
@@ -188,4 +190,55 @@ func TestHBMSumsAndFences(t *testing.T) {
 	require.NoError(t, <-ended)
 	require.NoError(t, r.b.StartAfter(d.space.Segment, 0))
 	p.close()
+}
+
+// TestHBMSumsAndFree: memory goes when the sum that reads it has ended; a later sum finds none.
+func TestHBMSumsAndFree(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	space, err := sharedHBM(4096)
+	require.NoError(t, err)
+	p := &place{space: space}
+	r.fill(p)
+	c := []digest.DeviceCells{cellsOf(t, p)}
+	want := r.sumOf(c[0], r.content(p))
+	freed := make(chan error, 1)
+	parked.First(spotHeld, func() {
+		go func() { freed <- space.Free() }()
+		for end := time.Now().Add(limit); blocks.find(c[0].Memory.Addr, 1) != nil; {
+			require.True(t, time.Now().Before(end), "nobody frees")
+			time.Sleep(time.Millisecond)
+		}
+		select {
+		case err := <-freed:
+			t.Errorf("memory was freed (%v) under a sum", err)
+			freed <- err
+		case <-time.After(50 * time.Millisecond):
+		}
+	})
+	defer parked.First(spotHeld, nil)
+	got, err := r.b.SumCells(c)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	require.NoError(t, <-freed)
+	_, err = r.b.SumCells(c)
+	require.ErrorIs(t, err, driver.ErrBounds)
+}
+
+// TestBlocksUnder finds all that a range has a byte of.
+func TestBlocksUnder(t *testing.T) {
+	of := func(at, n uint64) *ownBlock { return &ownBlock{block: &gpu.Block{At: at, Len: n}} }
+	a, b, c := of(100, 50), of(150, 50), of(300, 10)
+	table := blockTable{list: []*ownBlock{a, b, c}}
+	for _, w := range []struct {
+		at, n uint64
+		want  []*ownBlock
+	}{
+		{0, 100, nil}, {0, 101, []*ownBlock{a}}, {149, 1, []*ownBlock{a}},
+		{149, 2, []*ownBlock{a, b}}, {150, 50, []*ownBlock{b}}, {200, 100, nil},
+		{199, 102, []*ownBlock{b, c}}, {90, 1 << 63, []*ownBlock{a, b, c}}, {310, 5, nil},
+		{309, math.MaxUint64, []*ownBlock{c}}, {120, 0, nil},
+	} {
+		require.Equal(t, w.want, append([]*ownBlock(nil), table.under(w.at, w.n)...), "%+v", w)
+	}
 }
