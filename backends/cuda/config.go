@@ -18,9 +18,9 @@ type Config struct {
 	Devices []int  // ordinals, as CUDA counts; nil: all
 
 	// Budget is what a kernel may take of a card for one pattern, or one SumCells: multiprocessors,
-	// or bytes under way. Zero: no kernel runs, nothing is digested, and entries are gathered by a
-	// processor where they come from or go to dense memory of a device, else copied one by one;
-	// Explain says so.
+	// or bytes under way. SumCells has 4 MiB of each card, and as much pinned memory, from New on.
+	// Zero: no kernel runs, nothing is digested, and entries are gathered by a processor where they
+	// come from or go to dense memory of a device, else copied one by one; Explain says so.
 	Budget cuda.Budget
 
 	Streams int // that batches of a device share; default 4, at most 32

@@ -20,12 +20,13 @@ type device struct {
 	uuid    [16]byte // where other processes matter
 	facts   gpu.Facts
 	mover   *gpu.Mover
-	kernels *cuda.Kernels  // nil: none may run
+	kernels *cuda.Kernels // nil: none may run
+	sums    *cuda.Summer  // nil: noSums says why, or no kernel may run
+	noSums  error
 	loads   []atomic.Int32 // batches on each shared stream
 
-	mu     sync.Mutex   // guards what follows
-	sums   *cuda.Summer // nil: nothing was digested
-	gated  []bool       // workers that are taken
+	mu     sync.Mutex // guards what follows
+	gated  []bool     // workers that are taken
 	places []*gpu.Place
 	free   []*gpu.Place
 }
@@ -90,6 +91,9 @@ func (b *Backend) openDevice(ordinal int) (*device, error) {
 			d.mover.Close()
 			return nil, err
 		}
+		// Now: a program that captures a graph later forbids the driver such calls.
+		d.sums, d.noSums = cuda.OpenSummer(cuda.DeviceOptions{Library: b.cfg.Library,
+			Ordinal: ordinal}, b.cfg.Budget)
 	}
 	return d, nil
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/sluicehq/sluice/csrc/digest"
-	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -52,9 +51,8 @@ func (b *Backend) sumOn(ordinal int, list []digest.DeviceCells) (digest.Digest, 
 		return digest.Digest{}, fmt.Errorf("memory of device %d, which Config.Devices leaves "+
 			"out: %w", ordinal, driver.ErrNotSupported)
 	}
-	s, err := d.summer(b.cfg)
-	if err != nil {
-		return digest.Digest{}, err
+	if d.sums == nil {
+		return digest.Digest{}, d.noSums
 	}
 	var under []*ownBlock
 	if err := await(func() (ok bool) {
@@ -72,7 +70,7 @@ func (b *Backend) sumOn(ordinal int, list []digest.DeviceCells) (digest.Digest, 
 		}
 	}
 	parked.At(spotHeld)
-	return s.Sum(list, b.gates.before(list))
+	return d.sums.Sum(list, b.gates.before(list))
 }
 
 // enterUnder enters all blocks that have memory of the list, or none.
@@ -100,19 +98,6 @@ func leaveAll(list []*ownBlock) {
 	for _, o := range list {
 		o.leave()
 	}
-}
-
-// summer opens one when it is first needed.
-func (d *device) summer(cfg Config) (*cuda.Summer, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.sums != nil {
-		return d.sums, nil
-	}
-	s, err := cuda.OpenSummer(cuda.DeviceOptions{Library: cfg.Library, Ordinal: d.ordinal},
-		cfg.Budget)
-	d.sums = s
-	return s, err
 }
 
 // before are the events before cells of one device.

@@ -242,3 +242,34 @@ func TestBlocksUnder(t *testing.T) {
 		require.Equal(t, w.want, append([]*ownBlock(nil), table.under(w.at, w.n)...), "%+v", w)
 	}
 }
+
+// TestHBMSumsAllocateNothing of the device once the backend is open, not even the first: a program
+// that captures a graph forbids it.
+func TestHBMSumsAllocateNothing(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	c := []digest.DeviceCells{cellsOf(t, r.memory(hbm, 4096))}
+	has := func() (n [4]uint32) {
+		for i, w := range []fakecuda.Word{fakecuda.Allocations, fakecuda.HostAllocations,
+			fakecuda.Pins, fakecuda.Contexts} {
+			n[i] = libcuda.Get(w)
+		}
+		return n
+	}
+	before := has()
+	_, err := r.b.SumCells(c)
+	require.NoError(t, err)
+	require.Equal(t, before, has())
+}
+
+// TestHBMSumsWithoutRoom: the backend opens all the same, and a sum says what is missing.
+func TestHBMSumsWithoutRoom(t *testing.T) {
+	onStandIn(t)
+	libcuda.Set(t, fakecuda.PinResult, 2)
+	r := newRig(t, testConfig())
+	libcuda.Put(fakecuda.PinResult, 0)
+	_, err := r.b.SumCells([]digest.DeviceCells{cellsOf(t, r.memory(hbm, 4096))})
+	var said *gpu.Error
+	require.ErrorAs(t, err, &said)
+	require.ErrorContains(t, err, "open a summer")
+}
