@@ -121,20 +121,14 @@ func (s *Summer) Close() (err error) {
 	return errors.Join(err, s.d.Close())
 }
 
-// Sum digests cells of this card and waits for the end, behind events of the program (CUevents). It
-// answers as digest.Sum does. Lists of slots are copied first, and may change meanwhile. All of
-// the memories must be allocated: a kernel that meets other addresses ends the use of the
-// device. Sum allocates nothing unless it fails.
-func (s *Summer) Sum(list []digest.DeviceCells, events []uint64) (digest.Digest, error) {
+// Sum digests cells of this card and waits for the end. It answers as digest.Sum does. Lists of
+// slots are copied first, and may change meanwhile. All of the memories must be allocated: a kernel
+// that meets other addresses ends the use of the device. Sum allocates nothing unless it fails.
+func (s *Summer) Sum(list []digest.DeviceCells) (digest.Digest, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return digest.Digest{}, driver.ErrClosed
-	}
-	for _, e := range events {
-		if err := s.copier.After(e); err != nil {
-			return digest.Digest{}, err
-		}
 	}
 	var sum digest.Digest
 	s.begin()

@@ -103,17 +103,17 @@ func TestSummerOnDeviceSumsAsTheCPU(t *testing.T) {
 		for _, unit := range []uint64{1, 2, 4, 8, 16} {
 			h := anyCells(t, r, d, cell, unit)
 			want := h.want(t)
-			got, err := s.Sum([]digest.DeviceCells{h.on}, nil)
+			got, err := s.Sum([]digest.DeviceCells{h.on})
 			require.NoError(t, err)
 			require.Equal(t, want, got, "%d bytes, multiples of %d: %+v", cell, unit, h.on.Cells)
 			all, total = append(all, h.on), sumOf(total, want)
 		}
 	}
 	require.Greater(t, len(all), launchMost, "too few for a second launch")
-	got, err := s.Sum(all, nil)
+	got, err := s.Sum(all)
 	require.NoError(t, err)
 	require.Equal(t, total, got)
-	got, err = s.Sum(nil, nil)
+	got, err = s.Sum(nil)
 	require.NoError(t, err)
 	require.Zero(t, got)
 }
@@ -148,7 +148,7 @@ func TestSummerOnDeviceSplitsLists(t *testing.T) {
 		large.on = digest.DeviceCells{Key: keyOf(t, "k", digest.CellMax),
 			Memory: digest.DeviceMemory{Addr: at.at, Len: digest.CellMax},
 			Cells:  digest.Cells{Count: 1, Outer: digest.Axis{N: 1}, Axis: digest.Axis{N: 1}}}
-		got, err := s.Sum([]digest.DeviceCells{large.on, h.on, large.on}, nil)
+		got, err := s.Sum([]digest.DeviceCells{large.on, h.on, large.on})
 		require.NoError(t, err)
 		require.Equal(t, sumOf(large.want(t), sumOf(h.want(t), large.want(t))), got)
 	}
@@ -187,18 +187,18 @@ func TestSummerOnDeviceRefuses(t *testing.T) {
 		} {
 			bad := h.on
 			change(&bad)
-			got, err := s.Sum([]digest.DeviceCells{h.on, bad}, nil)
+			got, err := s.Sum([]digest.DeviceCells{h.on, bad})
 			require.ErrorIs(t, err, driver.ErrBounds, "%s: %+v", name, bad)
 			require.Zero(t, got)
 		}
 		other := h.on
 		other.Memory.Device = 1
-		_, err := s.Sum([]digest.DeviceCells{other}, nil)
+		_, err := s.Sum([]digest.DeviceCells{other})
 		require.ErrorIs(t, err, driver.ErrNotSupported)
-		got, err := s.Sum(one, nil)
+		got, err := s.Sum(one)
 		require.NoError(t, err)
 		require.Equal(t, want, got)
-		require.Zero(t, testing.AllocsPerRun(5, func() { _, _ = s.Sum(one, nil) }))
+		require.Zero(t, testing.AllocsPerRun(5, func() { _, _ = s.Sum(one) }))
 	}
 }
 
@@ -218,7 +218,7 @@ func TestSummerOnDeviceEnds(t *testing.T) {
 		want := h.want(t)
 		all.Go(func() {
 			for range 20 {
-				got, err := s.Sum([]digest.DeviceCells{h.on}, nil)
+				got, err := s.Sum([]digest.DeviceCells{h.on})
 				if err != nil || got != want {
 					t.Errorf("%+v, %v, want %+v", got, err, want)
 				}
@@ -228,7 +228,7 @@ func TestSummerOnDeviceEnds(t *testing.T) {
 	all.Wait()
 	require.NoError(t, s.Close())
 	require.NoError(t, s.Close())
-	_, err := s.Sum(nil, nil)
+	_, err := s.Sum(nil)
 	require.ErrorIs(t, err, driver.ErrClosed)
 }
 

@@ -27,6 +27,7 @@ type device struct {
 
 	mu     sync.Mutex // guards what follows
 	gated  []bool     // workers that are taken
+	sides  []*side    // for sums, made when first needed
 	places []*gpu.Place
 	free   []*gpu.Place
 }
@@ -102,6 +103,9 @@ func (b *Backend) openDevice(ordinal int) (*device, error) {
 func (d *device) close() {
 	for _, p := range d.places {
 		d.mover.Displace(*p)
+	}
+	for _, s := range d.sides {
+		_ = s.Close() // after its events
 	}
 	if d.sums != nil {
 		_ = d.sums.Close() // the context goes with the last of its users

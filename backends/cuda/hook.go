@@ -16,6 +16,7 @@ const (
 	spotLaunched              // its copies are on a stream, or will be
 	spotEnded                 // they have ended
 	spotJudged                // and the import was still good after that
+	spotBehind                // a sum has a stream wait for events
 	spotHeld                  // the memory of a sum is there, and stays
 )
 

@@ -38,7 +38,7 @@ func (g *gate) meets(device int, from, end uint64) bool {
 //
 // It holds for what this backend submits, whichever side of it the segment is on. A segment that
 // was set before gets the new event; event 0 ends it. The event must live until then, and until the
-// batches that wait for it have ended.
+// batches and sums that wait for it have ended.
 //
 // At most Config.Gated batches of a device may wait at a time; further ones are answered with
 // driver.ErrFull, which the engine repeats. Host memory that could not be pinned cannot wait: such

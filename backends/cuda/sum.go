@@ -5,19 +5,23 @@ package cuda
 import (
 	"fmt"
 	"slices"
+	"time"
 
+	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/csrc/digest"
 	"github.com/sluicehq/sluice/driver"
 )
 
 // SumCells digests cells in memory of devices, as package csrc/digest does in DRAM, with a kernel
 // within Config.Budget on a stream of the lowest priority. It waits for the end. The kernel starts
-// when the events of StartAfter before the cells have come. A fence that takes memory away from
-// another process waits for it, and so does who frees memory of AllocDevice; memory from elsewhere
-// must stay until the call returns.
+// when the device has reached what the events of StartAfter before the cells had recorded at the
+// time of the call. A fence that takes memory away from another process waits for it, and so does
+// who frees memory of AllocDevice; memory from elsewhere must stay until the call returns.
 //
 // Errors: driver.ErrBounds for a cell outside its memory, or memory that is not allocated;
-// driver.ErrNotSupported without a Budget.
+// driver.ErrNotSupported without a Budget; driver.ErrTimeout where the events do not come, or a
+// fence does not end, within Config.SumTimeout; what the driver says of an event that was recorded
+// on a stream which is captured.
 func (b *Backend) SumCells(list []digest.DeviceCells) (digest.Digest, error) {
 	if !b.cfg.kernels() {
 		return digest.Digest{}, fmt.Errorf("digest device memory: Config.Budget is zero, so that "+
@@ -28,13 +32,24 @@ func (b *Backend) SumCells(list []digest.DeviceCells) (digest.Digest, error) {
 	if b.closed.Load() {
 		return digest.Digest{}, driver.ErrClosed
 	}
+	deadline := time.Now().Add(b.cfg.SumTimeout)
+	stop := func() error {
+		switch {
+		case b.closed.Load():
+			return driver.ErrClosed
+		case time.Now().After(deadline):
+			return fmt.Errorf("no event of StartAfter, or no end of a fence, for %v, which "+
+				"Config.SumTimeout sets: %w", b.cfg.SumTimeout, driver.ErrTimeout)
+		}
+		return nil
+	}
 	var sum digest.Digest
 	for len(list) > 0 {
 		n := 1
 		for n < len(list) && list[n].Memory.Device == list[0].Memory.Device {
 			n++
 		}
-		one, err := b.sumOn(list[0].Memory.Device, list[:n])
+		one, err := b.sumOn(list[0].Memory.Device, list[:n], stop)
 		if err != nil {
 			return digest.Digest{}, fmt.Errorf("digest device memory: %w", err)
 		}
@@ -45,7 +60,8 @@ func (b *Backend) SumCells(list []digest.DeviceCells) (digest.Digest, error) {
 }
 
 // sumOn digests cells of one device.
-func (b *Backend) sumOn(ordinal int, list []digest.DeviceCells) (digest.Digest, error) {
+func (b *Backend) sumOn(ordinal int, list []digest.DeviceCells,
+	stop func() error) (digest.Digest, error) {
 	d := b.device(ordinal)
 	if d == nil {
 		return digest.Digest{}, fmt.Errorf("memory of device %d, which Config.Devices leaves "+
@@ -54,11 +70,14 @@ func (b *Backend) sumOn(ordinal int, list []digest.DeviceCells) (digest.Digest, 
 	if d.sums == nil {
 		return digest.Digest{}, d.noSums
 	}
+	if err := d.untilReached(b.gates.before(list), stop); err != nil {
+		return digest.Digest{}, err
+	}
 	var under []*ownBlock
 	if err := await(func() (ok bool) {
 		under, ok = enterUnder(list)
 		return ok
-	}, always); err != nil {
+	}, stop); err != nil {
 		return digest.Digest{}, err
 	}
 	defer leaveAll(under)
@@ -70,7 +89,7 @@ func (b *Backend) sumOn(ordinal int, list []digest.DeviceCells) (digest.Digest, 
 		}
 	}
 	parked.At(spotHeld)
-	return d.sums.Sum(list, b.gates.before(list))
+	return d.sums.Sum(list)
 }
 
 // enterUnder enters all blocks that have memory of the list, or none.
@@ -98,6 +117,83 @@ func leaveAll(list []*ownBlock) {
 	for _, o := range list {
 		o.leave()
 	}
+}
+
+// side is a stream on which nothing but a sum waits.
+type side struct {
+	*gpu.Stream
+	taken bool // device.mu
+}
+
+// untilReached waits for what events have recorded by now. The program may record the next step at
+// any time, so a stream keeps what they were; no other sum is behind it.
+func (d *device) untilReached(events []uint64, stop func() error) (err error) {
+	var s *side
+	for _, e := range events {
+		// Asked first: a stream that waits for a captured event is part of the capture.
+		came, err := d.mover.Came(e)
+		if err != nil {
+			return fmt.Errorf("wait for an event of StartAfter: %w", err)
+		}
+		if came {
+			continue
+		}
+		if s == nil {
+			if s, err = d.side(stop); err != nil {
+				return err
+			}
+			defer d.putBack(s)
+		}
+		if err := s.Await(uintptr(e)); err != nil {
+			return err
+		}
+	}
+	if s == nil {
+		return nil
+	}
+	parked.At(spotBehind)
+	over := func() (over bool) {
+		over, err = s.Over()
+		return over || err != nil
+	}
+	if late := await(over, stop); late != nil {
+		return late
+	}
+	return err
+}
+
+// side takes one on which nothing waits: that of a sum that gave up may still. There are as many as
+// gated workers.
+func (d *device) side(stop func() error) (s *side, err error) {
+	take := func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, s = range d.sides {
+			if over, err := s.Over(); !s.taken && over && err == nil {
+				s.taken = true
+				return true
+			}
+		}
+		if len(d.sides) == len(d.gated) {
+			return false
+		}
+		one, failed := gpu.OpenStream(d.ordinal)
+		if err = failed; err == nil {
+			s = &side{one, true}
+			d.sides = append(d.sides, s)
+		}
+		return true
+	}
+	if late := await(take, stop); late != nil {
+		return nil, late
+	}
+	return s, err
+}
+
+func (d *device) putBack(s *side) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.taken = false
 }
 
 // before are the events before cells of one device.

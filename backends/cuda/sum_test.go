@@ -99,7 +99,47 @@ func TestHBMSumsRefuse(t *testing.T) {
 	require.ErrorContains(t, err, "Config.Budget")
 }
 
-// TestHBMSumsWaitForEvents before the cells, and for no others.
+// summed is what a sum in a goroutine of its own has said.
+type summed struct {
+	sum digest.Digest
+	err error
+}
+
+func (r *rig) sums(c ...digest.DeviceCells) chan summed {
+	out := make(chan summed, 1)
+	go func() {
+		sum, err := r.b.SumCells(c)
+		out <- summed{sum, err}
+	}()
+	return out
+}
+
+// sumsAt begins a sum and returns when it has come to a spot.
+func (r *rig) sumsAt(where spot, c ...digest.DeviceCells) chan summed {
+	r.t.Helper()
+	there := make(chan struct{})
+	parked.First(where, func() { close(there) })
+	defer parked.First(where, nil)
+	out := r.sums(c...)
+	select {
+	case <-there:
+	case a := <-out:
+		require.FailNow(r.t, "a sum has ended", "%+v", a)
+	case <-time.After(limit):
+		require.FailNow(r.t, "a sum is late")
+	}
+	return out
+}
+
+// gated has memory wait for the event of a stream. A test that holds it releases it in a defer:
+// Close waits for it.
+func (r *rig) gated(p *producer, seg driver.Segment) {
+	r.t.Helper()
+	require.NoError(r.t, r.b.StartAfter(seg, p.event))
+	r.t.Cleanup(p.close)
+}
+
+// TestHBMSumsWaitForEvents before the cells, and for no others; who waits holds nobody up.
 func TestHBMSumsWaitForEvents(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
@@ -107,7 +147,8 @@ func TestHBMSumsWaitForEvents(t *testing.T) {
 	blocked := newProducer(t)
 	second, err := layers.space.Segment.Slice(4096, 4096, [16]byte{})
 	require.NoError(t, err)
-	require.NoError(t, r.b.StartAfter(second, blocked.event))
+	r.gated(blocked, second)
+	defer r.release()
 	all := cellsOf(t, layers)
 	var list [2]digest.DeviceCells
 	for i := range list {
@@ -119,27 +160,14 @@ func TestHBMSumsWaitForEvents(t *testing.T) {
 	r.hold(blocked)
 	require.NoError(t, blocked.Copy(layers.m.base+4096, source.m.base, 4096))
 	require.NoError(t, blocked.Record(blocked.event))
-	type answer struct {
-		sum digest.Digest
-		err error
-	}
-	late := make(chan answer, 1)
-	begin := func(list []digest.DeviceCells) {
-		go func() {
-			sum, err := r.b.SumCells(list)
-			late <- answer{sum, err}
-		}()
-	}
-	begin(list[:1])
+	late := r.sumsAt(spotBehind, list[1])
 	select {
-	case a := <-late:
+	case a := <-r.sums(list[0]):
 		require.NoError(t, a.err)
 		require.Equal(t, r.sumOf(list[0], r.content(layers)), a.sum)
 	case <-time.After(limit):
-		r.release()
 		require.FailNow(t, "a sum waits for an event of others")
 	}
-	begin(list[1:])
 	select {
 	case a := <-late:
 		t.Errorf("a sum (%+v) before the event behind its cells", a)
@@ -150,46 +178,139 @@ func TestHBMSumsWaitForEvents(t *testing.T) {
 	a := <-late
 	require.NoError(t, a.err)
 	require.Equal(t, r.sumOf(list[1], r.content(layers)), a.sum)
-	require.NoError(t, r.b.StartAfter(second, 0))
-	blocked.close()
+}
+
+// TestHBMSumsWaitForOneStep: what an event had recorded at the call, and not the next step.
+func TestHBMSumsWaitForOneStep(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	d := r.memory(hbm, 4096)
+	p := newProducer(t)
+	r.gated(p, d.space.Segment)
+	defer r.release()
+	r.hold(p)
+	parked.First(spotBehind, func() {
+		r.release()
+		require.NoError(t, p.Sync())
+		r.hold(p) // the next step
+	})
+	defer parked.First(spotBehind, nil)
+	sum, err := r.b.SumCells([]digest.DeviceCells{cellsOf(t, d)})
+	require.NoError(t, err)
+	require.Equal(t, uint32(1), libcuda.Get(fakecuda.Hold))
+	r.release()
+	require.Equal(t, r.sumOf(cellsOf(t, d), r.content(d)), sum)
+}
+
+// TestHBMSumsGiveUp where the event does not come, or other memory is still put there; also under a
+// part of what they read.
+func TestHBMSumsGiveUp(t *testing.T) {
+	onStandIn(t)
+	cfg := peersConfig()
+	cfg.SumTimeout, cfg.Gated = 20*time.Millisecond, 1
+	r := newRig(t, cfg)
+	late, free := r.memory(hbm, 4096), r.memory(sharedHBM, 4096)
+	p := newProducer(t)
+	r.gated(p, late.space.Segment)
+	defer r.release()
+	r.hold(p)
+	for range 2 { // the second finds no stream
+		_, err := r.b.SumCells([]digest.DeviceCells{cellsOf(t, late)})
+		require.ErrorIs(t, err, driver.ErrTimeout)
+		require.ErrorContains(t, err, "Config.SumTimeout")
+	}
+	free.m.block.moving.Store(true)
+	c := cellsOf(t, free)
+	_, err := r.b.SumCells([]digest.DeviceCells{c})
+	require.ErrorIs(t, err, driver.ErrTimeout)
+	c.Memory.Addr--
+	_, err = r.b.SumCells([]digest.DeviceCells{c})
+	require.ErrorIs(t, err, driver.ErrTimeout, "memory that begins outside")
+	free.m.block.moving.Store(false)
+	r.release()
+	require.NoError(t, p.Sync())
+	for _, d := range []*place{late, free} {
+		sum, err := r.b.SumCells([]digest.DeviceCells{cellsOf(t, d)})
+		require.NoError(t, err)
+		require.Equal(t, r.sumOf(cellsOf(t, d), r.content(d)), sum)
+	}
+}
+
+// TestHBMSumsEndWithTheBackend, without the event.
+func TestHBMSumsEndWithTheBackend(t *testing.T) {
+	onStandIn(t)
+	cfg := testConfig()
+	cfg.SumTimeout = time.Hour
+	r := newRig(t, cfg)
+	d := r.memory(hbm, 4096)
+	p := newProducer(t)
+	r.gated(p, d.space.Segment)
+	defer r.release()
+	r.hold(p)
+	late := r.sumsAt(spotBehind, cellsOf(t, d))
+	closed := make(chan error, 1)
+	go func() { closed <- r.b.Close() }()
+	require.ErrorIs(t, (<-late).err, driver.ErrClosed)
+	r.release()
+	require.NoError(t, <-closed)
+}
+
+// TestHBMSumsOfCapturedStreams: nothing is put into the program's graph.
+func TestHBMSumsOfCapturedStreams(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	d := r.memory(hbm, 4096)
+	p := newProducer(t)
+	r.gated(p, d.space.Segment)
+	defer r.release()
+	require.NoError(t, p.Record(p.event))
+	c := []digest.DeviceCells{cellsOf(t, d)}
+	_, err := r.b.SumCells(c)
+	require.NoError(t, err)
+	launches := libcuda.Get(fakecuda.Launches)
+	libcuda.Set(t, fakecuda.Capture, 3)
+	_, err = r.b.SumCells(c)
+	var said *gpu.Error
+	require.ErrorAs(t, err, &said)
+	require.Equal(t, 907, said.Result)
+	require.Equal(t, launches, libcuda.Get(fakecuda.Launches))
+	libcuda.Put(fakecuda.Capture, 0)
+	got, err := r.b.SumCells(c)
+	require.NoError(t, err)
+	require.Equal(t, r.sumOf(c[0], r.content(d)), got)
 }
 
 // TestHBMSumsAndFences: while other memory goes under the addresses, no sum begins; while a sum is
-// under way, none goes.
+// under way, none goes, but it goes while a sum waits for its event.
 func TestHBMSumsAndFences(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, peersConfig())
 	d := r.memory(sharedHBM, 4096)
-	c := []digest.DeviceCells{cellsOf(t, d)}
 	o := d.m.block
 	require.NotNil(t, o)
 	p := newProducer(t)
-	require.NoError(t, r.b.StartAfter(d.space.Segment, p.event))
+	r.gated(p, d.space.Segment)
+	defer r.release()
 	r.hold(p)
-	ended := make(chan error, 1)
-	sum := func() {
-		_, err := r.b.SumCells(c)
-		ended <- err
-	}
-	go sum()
-	for end := time.Now().Add(limit); o.users.Load() == 0; time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(end), "no sum is counted")
-	}
+	ended := r.sumsAt(spotBehind, cellsOf(t, d))
+	require.Zero(t, o.users.Load())
+	users := make(chan int64, 1)
+	parked.First(spotHeld, func() { users <- o.users.Load() })
+	defer parked.First(spotHeld, nil)
 	r.release()
-	require.NoError(t, <-ended)
+	require.NoError(t, (<-ended).err)
+	require.Equal(t, int64(1), <-users)
 	require.Zero(t, o.users.Load())
 	o.moving.Store(true)
-	go sum()
+	ended = r.sums(cellsOf(t, d))
 	select {
-	case err := <-ended:
-		t.Errorf("a sum while memory moves: %v", err)
-		ended <- err
+	case a := <-ended:
+		t.Errorf("a sum while memory moves: %+v", a)
+		ended <- a
 	case <-time.After(50 * time.Millisecond):
 	}
 	o.moving.Store(false)
-	require.NoError(t, <-ended)
-	require.NoError(t, r.b.StartAfter(d.space.Segment, 0))
-	p.close()
+	require.NoError(t, (<-ended).err)
 }
 
 // TestHBMSumsAndFree: memory goes when the sum that reads it has ended; a later sum finds none.

@@ -144,6 +144,8 @@ enum {
 	X(cuEventDestroy_v2, (CUevent)) \
 	X(cuEventRecord, (CUevent, CUstream)) \
 	X(cuEventSynchronize, (CUevent)) \
+	X(cuEventQuery, (CUevent)) \
+	X(cuStreamQuery, (CUstream)) \
 	X(cuStreamWaitEvent, (CUstream, CUevent, unsigned)) \
 	X(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream)) \
 	X(cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream)) \

@@ -109,6 +109,12 @@ int sl_cuda_settled(int rc, CUstream s);
 void sl_cuda_pause(void); /* a millisecond, before the driver is asked again */
 
 /*
+ * Whether what is on a stream is over or, where s is NULL, what an event had recorded:
+ * CUDA_ERROR_NOT_READY if it is not. Asked beside a capture of the program, it does not end it.
+ */
+int sl_cuda_over(CUcontext context, CUstream s, uint64_t event);
+
+/*
  * For a thread of ours: its calls go on while a thread of the program captures a graph, and do not
  * end the capture.
  */

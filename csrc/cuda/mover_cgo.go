@@ -245,6 +245,19 @@ func (m *Mover) Follow(batch int, stream uint64) error {
 	return Status("wait on stream", int32(rc))
 }
 
+// Came reports whether what a CUevent of the program had recorded is over. One that was recorded on
+// a stream which is captured is an Error.
+func (m *Mover) Came(event uint64) (bool, error) {
+	return over("ask for event", C.sl_cuda_over(m.c.context, nil, C.uint64_t(event)))
+}
+
+func over(call string, rc C.int) (bool, error) {
+	if rc == C.CUDA_ERROR_NOT_READY {
+		return false, nil
+	}
+	return rc == 0, result(call, rc)
+}
+
 // Pending reports whether there are ends to poll. It does not cross into C.
 func (e *Ends) Pending() bool { return e.ring.Head.Load() != e.ring.Tail.Load() }
 

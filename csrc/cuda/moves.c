@@ -46,7 +46,7 @@ int sl_cuda_moves(const struct sl_cuda *c, const char *path)
 	if (!cu.cuInit && !look(path))
 		return 0;
 	if (cu.cuEventCreate && cu.cuEventRecord && cu.cuEventSynchronize && cu.cuEventDestroy_v2 &&
-	    cu.cuStreamWaitEvent && cu.cuMemcpyAsync)
+	    cu.cuMemcpyAsync)
 		has |= SL_CUDA_COPIES;
 	if (has && cu.cuMemcpyBatchAsync && c->driver >= 12080)
 		has |= SL_CUDA_BATCHES;
@@ -94,12 +94,6 @@ int sl_cuda_sync(struct sl_cuda *c)
 {
 	TRY(cu.cuCtxSetCurrent(c->context));
 	return cu.cuStreamSynchronize(c->stream);
-}
-
-int sl_cuda_after(struct sl_cuda *c, uint64_t event)
-{
-	TRY(cu.cuCtxSetCurrent(c->context));
-	return cu.cuStreamWaitEvent(c->stream, (CUevent)(uintptr_t)event, 0);
 }
 
 int sl_cuda_mark_open(struct sl_cuda *c, CUevent *mark)

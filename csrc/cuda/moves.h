@@ -31,9 +31,6 @@ int sl_cuda_copy(struct sl_cuda *c, int batch, const uint64_t *dst, const uint64
 		 const uint64_t *len, size_t n);
 int sl_cuda_sync(struct sl_cuda *c);
 
-/* What is begun from now on waits for an event of the program. */
-int sl_cuda_after(struct sl_cuda *c, uint64_t event);
-
 /* A mark: what was begun before it is over when sl_cuda_await returns. */
 int sl_cuda_mark_open(struct sl_cuda *c, CUevent *mark);
 int sl_cuda_mark(struct sl_cuda *c, CUevent mark);

@@ -9,8 +9,6 @@ package cuda
 #cgo nocallback sl_cuda_copy
 #cgo noescape sl_cuda_sync
 #cgo nocallback sl_cuda_sync
-#cgo noescape sl_cuda_after
-#cgo nocallback sl_cuda_after
 #cgo noescape sl_cuda_mark
 #cgo nocallback sl_cuda_mark
 #cgo noescape sl_cuda_await
@@ -121,16 +119,6 @@ func (p *Copier) Sync() error {
 		return driver.ErrClosed
 	}
 	return result("wait for copies", C.sl_cuda_sync(&p.d.c))
-}
-
-// After has what is begun from now on wait for a CUevent of the program.
-func (p *Copier) After(event uint64) error {
-	p.d.mu.Lock()
-	defer p.d.mu.Unlock()
-	if !p.d.open {
-		return driver.ErrClosed
-	}
-	return result("wait for event", C.sl_cuda_after(&p.d.c, C.uint64_t(event)))
 }
 
 // Mark notes under a number below Marks what has been begun.

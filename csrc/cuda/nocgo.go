@@ -42,7 +42,6 @@ type copier interface {
 	Close()
 	Copy(batch bool, dst, src, n []uint64) error
 	Sync() error
-	After(event uint64) error
 	Mark(int) error
 	Await(int) error
 }
@@ -83,6 +82,7 @@ type mover interface {
 	SubmitEntries(batch int, serial uint64, e *Entries) error
 	Cancel(batch int, serial uint64)
 	Follow(batch int, stream uint64) error
+	Came(event uint64) (bool, error)
 	Pin([]byte) error
 	Unpin([]byte) error
 	HostAddress([]byte) (uint64, error)
@@ -100,6 +100,18 @@ type Place struct {
 	Host []byte
 	At   uint64
 }
+
+// Stream is a stream of the program's own.
+type Stream struct{ stream }
+
+type stream interface {
+	Await(event uintptr) error
+	Over() (bool, error)
+	Close() error
+}
+
+// OpenStream is one of the functions.
+func OpenStream(int) (*Stream, error) { return nil, Load("") }
 
 // Block is memory of a device.
 type Block struct {

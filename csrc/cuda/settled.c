@@ -32,6 +32,21 @@ int sl_cuda_settled(int rc, CUstream s)
 	return said || of_the_call(rc) ? said : rc;
 }
 
+int sl_cuda_over(CUcontext context, CUstream s, uint64_t event)
+{
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	bool exchanged;
+	int rc;
+
+	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(context));
+	exchanged = sl_cu.cuThreadExchangeStreamCaptureMode &&
+		    sl_cu.cuThreadExchangeStreamCaptureMode(&mode) == 0;
+	rc = s ? sl_cu.cuStreamQuery(s) : sl_cu.cuEventQuery((CUevent)(uintptr_t)event);
+	if (exchanged)
+		(void)sl_cu.cuThreadExchangeStreamCaptureMode(&mode);
+	return rc;
+}
+
 void sl_cuda_ignore_captures(void)
 {
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;

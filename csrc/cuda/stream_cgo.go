@@ -59,6 +59,11 @@ func (s *Stream) Await(event uintptr) error {
 	return result("wait for event", C.sl_cuda_stream_wait(&s.c, C.uint64_t(event)))
 }
 
+// Over reports whether all that is on the stream is done.
+func (s *Stream) Over() (bool, error) {
+	return over("ask for stream", C.sl_cuda_over(s.c.context, s.c.stream, 0))
+}
+
 // Sync returns when all that is on the stream is done.
 func (s *Stream) Sync() error { return result("wait for stream", C.sl_cuda_stream_sync(&s.c)) }
 

@@ -308,6 +308,34 @@ CUresult cuEventSynchronize(CUevent e)
 	return (CUresult)sick[0];
 }
 
+CUresult cuEventQuery(CUevent e)
+{
+	int over;
+
+	CONTEXT();
+	if (forbidden())
+		return CAPTURE_UNSUPPORTED;
+	if (e->captured || WORD(capture) == CAPTURED_STREAMS)
+		return CAPTURED_EVENT;
+	pthread_mutex_lock(&works);
+	over = e->reached == e->recorded;
+	pthread_mutex_unlock(&works);
+	return over ? (CUresult)sick[0] : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuStreamQuery(CUstream s)
+{
+	int over;
+
+	CONTEXT();
+	if (forbidden() || s->capture || joined(s))
+		return CAPTURE_UNSUPPORTED;
+	pthread_mutex_lock(&works);
+	over = !s->first && !s->busy;
+	pthread_mutex_unlock(&works);
+	return over ? (CUresult)sick[0] : CUDA_ERROR_NOT_READY;
+}
+
 CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags)
 {
 	CONTEXT();
