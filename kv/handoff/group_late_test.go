@@ -4,6 +4,7 @@ package handoff
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,8 +24,12 @@ func TestGroupLateBeginOutlivesAnEnd(t *testing.T) {
 	j := c.newJob(t, layout.Span{To: 40})
 	first, err := r.take(j.number) // as Open does, which then takes long
 	require.NoError(t, err)
-	ended := func(n uint64) func() bool {
-		return func() bool { return r.Stats().Ended[Aborted] == n }
+	prepared := sync.OnceFunc(func() { close(first.prepared) })
+	t.Cleanup(prepared)                   // before the Close that waits for it
+	ended := func(n uint64) func() bool { // on both: one that remembers a number refuses it
+		return func() bool {
+			return r.Stats().Ended[Aborted] == n && c.to[1].receive.Stats().Ended[Aborted] == n
+		}
 	}
 	begin := func(ctx context.Context, rank int, number uint64) chan error {
 		begun := make(chan error, 1)
@@ -48,7 +53,7 @@ func TestGroupLateBeginOutlivesAnEnd(t *testing.T) {
 		await(t, "the news", ended(uint64(i)+1))
 	}
 	late := begin(within(t), 1, j.number)
-	close(first.prepared) // and the first one ends
+	prepared() // and the first one ends
 	<-first.closed
 	closed := make(chan error, 1)
 	go func() { closed <- r.Close() }()
