@@ -110,6 +110,18 @@ static void *pages(unsigned long n)
 	return mem == MAP_FAILED ? NULL : mem;
 }
 
+/* Behind device memory, so that none borders on other: a byte too far is nobody's. */
+#define GAP 4096ul
+
+static void *apart(unsigned long n)
+{
+	char *mem = pages(n + GAP);
+
+	if (mem)
+		mprotect(mem + (n + GAP - 1) / GAP * GAP, GAP, PROT_NONE);
+	return mem;
+}
+
 CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t n)
 {
 	void *mem;
@@ -117,7 +129,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t n)
 	CONTEXT();
 	if (!n)
 		return INVALID_VALUE;
-	mem = n < 1ul << 40 ? pages(n) : NULL;
+	mem = n < 1ul << 40 ? apart(n) : NULL;
 	if (!mem)
 		return OUT_OF_MEMORY;
 	*at = (CUdeviceptr)mem;
@@ -133,7 +145,7 @@ CUresult cuMemFree_v2(CUdeviceptr at)
 	quiet(); /* as the driver waits */
 	if (drop(DEVICE, at, &was))
 		return INVALID_VALUE;
-	munmap((void *)at, was.bytes);
+	munmap((void *)at, was.bytes + GAP);
 	COUNT(allocations, -1);
 	return 0;
 }
@@ -235,7 +247,7 @@ static void forget_all(void)
 		if (r->what == DEVICE && r->fd >= 0)
 			close(r->fd);
 		if (r->what == RESERVED || (r->what != FREE && r->ours))
-			munmap((void *)r->from, r->bytes);
+			munmap((void *)r->from, r->bytes + (r->what == DEVICE ? GAP : 0));
 		r->what = FREE;
 	}
 	panel->allocations = panel->host_allocations = panel->pins = panel->reservations =
