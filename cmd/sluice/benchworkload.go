@@ -136,7 +136,8 @@ func printWorkloads(out io.Writer, asJSON bool) error {
 		list = append(list, workloadEntry{w.Name, w.About})
 	}
 	list = append(list, workloadEntry{reshapeWorkload, "one request from a group of ranks to one " +
-		"of another layout: --prefill, --decode, --model"})
+		"of another layout: --prefill, --decode, --model (one of the above, " +
+		strings.Join(groupModels, ", ") + ")"})
 	if asJSON {
 		return printJSON(out, list)
 	}

@@ -17,6 +17,10 @@ import (
 // groupsFlags name two groups of ranks and the model that both serve.
 type groupsFlags struct{ prefill, decode, model string }
 
+// groupModels are those that layout.LookupSpec knows and layout.Names does not: they have state
+// layers, which only groups of ranks hand over.
+var groupModels = []string{"qwen3-next-80b", "nemotron-h-8b", "kimi-linear-48b"}
+
 // groupsHelp says what a group may be.
 const groupsHelp = `A group of ranks is words such as tp=8,layout=nhd,block=16. Its keys are tp, pp (stages, or
 the layers of each: pp=20+60) and dp; layout: nhd, hnd, cross_layer_nhd, cross_layer_hnd

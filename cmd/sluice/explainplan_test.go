@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/kv/layout"
 )
 
 func explainGroups(prefill, decode, model string, more ...string) []string {
@@ -110,5 +112,22 @@ func TestGroupsHelp(t *testing.T) {
 		for word := range strings.SplitSeq(list, ", ") {
 			require.Regexp(t, `\b`+regexp.QuoteMeta(word)+`\b`, help)
 		}
+	}
+}
+
+// TestGroupModels: with layout.Names they are all that groups take.
+func TestGroupModels(t *testing.T) {
+	_, err := layout.LookupSpec("no-model")
+	require.ErrorContains(t, err, strings.Join(append(layout.Names(), groupModels...), ", "))
+	list := ok(t, sluice(t, "bench", "--workload", "list")).stdout
+	help := ok(t, sluice(t, "replay", "--help")).stdout
+	for _, name := range groupModels {
+		_, err := layout.LookupSpec(name)
+		require.NoError(t, err)
+		require.Contains(t, list, name)
+		require.Contains(t, help, name)
+		o := sluice(t, "replay", "--model", name)
+		require.Equal(t, statusUsage, o.status)
+		require.Contains(t, o.stderr, "--model "+name+" goes with --prefill and --decode alone\n")
 	}
 }

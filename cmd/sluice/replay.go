@@ -98,7 +98,7 @@ func (f *replayFlags) register(c *cobra.Command) {
 	s := c.Flags()
 	s.StringVar(&f.trace, "trace", "", "file of requests; without it they are generated")
 	s.StringVar(&f.model, "model", "deepseek-v3.2", "whose KV cache: "+strings.Join(layout.Names(),
-		", "))
+		", ")+"; with --prefill and --decode also "+strings.Join(groupModels, ", "))
 	s.IntVar(&f.requests, "requests", 40, "how many; 0: all of the trace; without the flag a "+
 		"shorter trace will do")
 	s.StringVar(&f.backend, "backend", auto, "what moves the bytes: "+backendNames(driver.SameHost))
@@ -140,6 +140,9 @@ const timeoutMin = 4 * procs.AliveEvery
 
 // check finds usage errors, and reads the pool size.
 func (f *replayFlags) check() (pool uint64, err error) {
+	if slices.Contains(groupModels, f.model) {
+		return 0, usagef("--model %s goes with --prefill and --decode alone", f.model)
+	}
 	if !slices.Contains(layout.Names(), f.model) {
 		return 0, usagef("unknown model %q: there are %s", f.model, strings.Join(layout.Names(),
 			", "))
