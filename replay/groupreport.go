@@ -3,8 +3,10 @@
 package replay
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/sluicehq/sluice/bench"
@@ -62,9 +64,12 @@ type GroupReport struct {
 	Unexpected []string   `json:"unexpected"` // why requests failed, where nothing was to make them
 	Seconds    GroupTimes `json:"seconds"`
 
-	limit time.Duration
-	rated uint64 // bytes
-	moved time.Duration
+	limit  time.Duration
+	rated  uint64 // bytes
+	moved  time.Duration
+	groups [2]int // data-parallel groups of prefill and of decode
+	ruled  bool   // there are rules that make faults
+	why    string // the first of Failed did; a killed rank says nothing
 }
 
 // GroupEdge is what one rank sends to one other.
@@ -86,7 +91,8 @@ func newGroupReport(p *groupPlan) *GroupReport {
 		PrefillRanks: len(p.prefill), DecodeRanks: len(p.decode), Layers: p.layers,
 		ModelLayers: p.of, PoolBytes: p.memory, Shortened: p.cut, Idle: w.Idle,
 		Patterns: w.Patterns, Descriptors: w.Descriptors, PlanUs: w.PlanUs, BuildUs: w.BuildUs,
-		Digests: p.Digest, FirstMismatches: []string{}, Unexpected: []string{}, limit: p.limit()}
+		Digests: p.Digest, FirstMismatches: []string{}, Unexpected: []string{}, limit: p.limit(),
+		groups: [2]int{max(1, p.Prefill.DP), max(1, p.Decode.DP)}, ruled: len(p.Faults) > 0}
 	for _, e := range w.Edges {
 		r.Edges = append(r.Edges, GroupEdge{PlanEdge: e})
 	}
@@ -107,14 +113,14 @@ func (r *GroupReport) round(p *groupPlan, n int, outcomes [][]groupOutcome, byte
 	took time.Duration) {
 	whole := true
 	for i, q := range p.Rounds[n] {
-		failed, kill := false, p.Victim != nil && n == len(p.Rounds)-1
+		why, failed, kill := "", false, p.Victim != nil && n == len(p.Rounds)-1
 		for rank, list := range outcomes {
 			if list == nil {
 				failed = true
 				continue
 			}
 			o := &list[i]
-			failed = failed || o.Error != ""
+			failed, why = failed || o.Error != "", cmp.Or(why, o.Error)
 			if o.Damaged {
 				r.Mismatches++
 			}
@@ -132,6 +138,7 @@ func (r *GroupReport) round(p *groupPlan, n int, outcomes [][]groupOutcome, byte
 			r.Aborted++
 		default:
 			r.Failed++
+			r.why = cmp.Or(r.why, why)
 		}
 		whole = whole && !failed
 	}
@@ -198,33 +205,64 @@ func (r *GroupReport) Text(w io.Writer) error {
 		rate += " with digests on both sides"
 	}
 	_, err := fmt.Fprintf(w, `model       %s, %d of %d layers, in pools of %s
-prefill     %s: %d ranks
-decode      %s: %d ranks
+prefill     %s: %s
+decode      %s: %s
 plan        %d edges, %d patterns, in lists %d descriptors; %.0f µs once, %.2f µs a layer of an edge
             (the whole model, 8192 tokens)
 requests    %d of at most %d tokens (%d shortened): %d finished, %d aborted, %d failed
 mismatches  %d of %s; %s
-prefixes    %d requests, of which %d tokens were there before
 blocks      %d of ended requests used again; %d blocks and leases leaked
 route       %s
 transfer    %s in %.2f s%s; %d bytes at most to begin a request on a pair of ranks
 time        setup %.2f s, replay %.2f s
 `,
-		r.Model, r.Layers, r.ModelLayers, bench.RoundSize(r.PoolBytes), r.Prefill, r.PrefillRanks,
-		r.Decode, r.DecodeRanks, len(r.Edges), r.Patterns, r.Descriptors, r.PlanUs, r.BuildUs,
-		r.Requests, r.Tokens, r.Shortened, r.Finished, r.Aborted, r.Failed, r.MismatchedBytes,
-		bench.RoundSize(r.Checked), digests, r.Hits, r.HitTokens, r.Reused, r.Leaked, r.Route,
-		bench.RoundSize(r.Bytes), r.Seconds.Transfer, rate, r.RequestMost, r.Seconds.Setup,
-		r.Seconds.Replay)
-	if err == nil && r.Killed != "" {
-		_, err = fmt.Fprintf(w, "killed      %s; the last rank ended its requests after %.1f ms\n",
-			r.Killed, r.SlowestEndMs)
-	}
-	if err == nil && r.Faults > 0 {
-		_, err = fmt.Fprintf(w, "faults      %d\n", r.Faults)
+		r.Model, r.Layers, r.ModelLayers, bench.RoundSize(r.PoolBytes), r.Prefill,
+		bench.Ranks(r.PrefillRanks/r.groups[0], r.groups[0]), r.Decode,
+		bench.Ranks(r.DecodeRanks/r.groups[1], r.groups[1]), len(r.Edges), r.Patterns,
+		r.Descriptors, r.PlanUs, r.BuildUs, r.Requests, r.Tokens, r.Shortened, r.Finished,
+		r.Aborted, r.Failed, r.MismatchedBytes, bench.RoundSize(r.Checked), digests, r.Reused,
+		r.Leaked, r.Route, bench.RoundSize(r.Bytes), r.Seconds.Transfer, rate, r.RequestMost,
+		r.Seconds.Setup, r.Seconds.Replay)
+	if err == nil {
+		_, err = io.WriteString(w, r.asked())
 	}
 	if err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
 	return nil
+}
+
+// asked are the lines about what only some replays are asked for.
+func (r *GroupReport) asked() (text string) {
+	if r.Hits > 0 {
+		text += fmt.Sprintf("prefixes    %d requests, of which %d tokens were there before\n",
+			r.Hits, r.HitTokens)
+	}
+	if r.Killed != "" {
+		text += fmt.Sprintf("killed      %s; the last rank ended its requests after %.1f ms\n",
+			r.Killed, r.SlowestEndMs)
+	}
+	if r.why != "" {
+		text += fmt.Sprintf("failed      the first: %s\n", r.why)
+	}
+	switch {
+	case r.Faults > 0:
+		text += fmt.Sprintf("faults      %d\n", r.Faults)
+	case r.ruled:
+		text += "faults      0: no rule met an event; " + r.moves() + "\n"
+	}
+	return text
+}
+
+// moves says by which events the edges move bytes.
+func (r *GroupReport) moves() string {
+	pull := func(e GroupEdge) bool { return e.Op == "pull" }
+	push := func(e GroupEdge) bool { return e.Op == "push" }
+	switch {
+	case !slices.ContainsFunc(r.Edges, push):
+		return "all edges pull (read)"
+	case !slices.ContainsFunc(r.Edges, pull):
+		return "all edges push (write)"
+	}
+	return "some edges push (write), others pull (read)"
 }

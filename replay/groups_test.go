@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/procs"
@@ -117,6 +118,38 @@ func TestGroupsUnderFaults(t *testing.T) {
 	require.GreaterOrEqual(t, r.Finished, groupAtOnce)
 	require.Positive(t, r.Failed)
 	require.Equal(t, 6, r.Finished+r.Failed)
+	var out bytes.Buffer
+	require.NoError(t, r.Text(&out))
+	require.Regexp(t, `\nfailed      the first: .*\nfaults      [1-9]`, out.String())
+}
+
+// TestGroupReportText: of what was not asked for it has no line; rules that met nothing have one.
+func TestGroupReportText(t *testing.T) {
+	edges := func(ops ...string) (list []GroupEdge) {
+		for _, op := range ops {
+			list = append(list, GroupEdge{PlanEdge: bench.PlanEdge{Op: op}})
+		}
+		return list
+	}
+	r := GroupReport{PrefillRanks: 8, DecodeRanks: 1, groups: [2]int{2, 1},
+		Edges: edges("pull", "pull")}
+	text := func() string {
+		var out bytes.Buffer
+		require.NoError(t, r.Text(&out))
+		return out.String()
+	}
+	require.Contains(t, text(), ": 4 ranks in each of 2 data-parallel groups\n")
+	require.Contains(t, text(), ": 1 rank\n")
+	for _, line := range []string{"prefixes", "killed", "failed  ", "faults"} {
+		require.NotContains(t, text(), "\n"+line)
+	}
+	r.ruled = true
+	const none = "faults      0: no rule met an event; "
+	require.Contains(t, text(), none+"all edges pull (read)\n")
+	r.Edges = edges("push")
+	require.Contains(t, text(), none+"all edges push (write)\n")
+	r.Edges = edges("push", "pull")
+	require.Contains(t, text(), none+"some edges push (write), others pull (read)\n")
 }
 
 // TestGroupExcuses: what nothing can have brought about is a defect, also while rules are at work.
