@@ -123,8 +123,8 @@ func (l *backlogs) block(c *conn, blocked bool) {
 	l.someBlocked.Store(len(l.blocked) > 0)
 }
 
-// retry drains each backlog, each time beginning with another one: room that all connections
-// share goes to all.
+// retry drains each backlog, first the one that has gone longest without room: room that all
+// connections share goes to all, however many rounds find none.
 func (l *backlogs) retry() {
 	if !l.someBlocked.Load() {
 		return
@@ -132,32 +132,34 @@ func (l *backlogs) retry() {
 	l.blockedMu.Lock()
 	l.round++
 	round := l.round
-	l.rotate()
 	l.blockedMu.Unlock()
 	for c := l.nextOf(round); c != nil; c = l.nextOf(round) {
 		c.drain()
+		if c.served.Swap(false) {
+			l.putLast(c)
+		}
 	}
 }
 
-// nextOf returns a connection that no round so late has drained.
+// nextOf returns the first connection that no round so late has drained.
 func (l *backlogs) nextOf(round uint64) *conn {
 	l.blockedMu.Lock()
 	defer l.blockedMu.Unlock()
-	if len(l.blocked) == 0 || l.blocked[0].round >= round {
-		return nil
+	for _, c := range l.blocked {
+		if c.round < round {
+			c.round = round
+			return c
+		}
 	}
-	c := l.blocked[0]
-	c.round = round
-	l.rotate()
-	return c
+	return nil
 }
 
-// rotate puts the first connection behind the others.
-// Preconditions: l.blockedMu is held.
-func (l *backlogs) rotate() {
-	if n := len(l.blocked); n > 1 {
-		first := l.blocked[0]
-		copy(l.blocked, l.blocked[1:])
-		l.blocked[n-1] = first
+// putLast puts a connection behind the others, unless it has no backlog any more.
+func (l *backlogs) putLast(c *conn) {
+	l.blockedMu.Lock()
+	defer l.blockedMu.Unlock()
+	if i := slices.Index(l.blocked, c); i >= 0 {
+		copy(l.blocked[i:], l.blocked[i+1:])
+		l.blocked[len(l.blocked)-1] = c
 	}
 }

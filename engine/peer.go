@@ -63,7 +63,8 @@ type conn struct {
 	long longTurn
 
 	backlog
-	round uint64 // in which it was drained last; guarded by lane.blockedMu
+	round  uint64      // in which it was drained last; guarded by lane.blockedMu
+	served atomic.Bool // it found room since it was put last there
 
 	gone     chan struct{} // lost or closed
 	goneOnce sync.Once

@@ -147,6 +147,7 @@ func (t *Transfer) submittedOne(c, head *conn, tag uint64) {
 	switch {
 	case head == nil:
 	case c == head:
+		c.served.Store(true)
 		c.lane.wanted.Add(1)
 	default:
 		c.lane.stir()
