@@ -109,7 +109,7 @@ func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
 	return o, nil
 }
 
-// Close implements io.Closer. It waits for what has entered.
+// Close implements io.Closer. It waits for the batches and sums that have entered.
 func (o *ownBlock) Close() (err error) {
 	o.once.Do(func() {
 		o.renewing.Lock() // a renew may have outlived the fence that asked for it

@@ -4,9 +4,9 @@ package cuda
 
 import "github.com/sluicehq/sluice/internal/hook"
 
-// spot is a place between a check of a batch and the act that relies on it, or between the act and
-// what is told of it, or the same of a sum. Tests park the goroutine there while the owner fences.
-// The names of those of batches are the steps in spec/cuda_processes.pml.
+// spot is a place where a batch or a sum is between a check and the act that relies on it, or
+// between the act and its outcome. A test parks its goroutine there while the owner fences. The
+// spots of batches have the names of the steps in spec/cuda_processes.pml.
 type spot int
 
 const (

@@ -139,7 +139,7 @@ func (r *rig) gated(p *producer, seg driver.Segment) {
 	r.t.Cleanup(p.close)
 }
 
-// TestHBMSumsWaitForEvents before the cells, and for no others; who waits holds nobody up.
+// TestHBMSumsWaitForEvents before the cells, and for no others; a sum that waits holds up no other.
 func TestHBMSumsWaitForEvents(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
@@ -383,7 +383,7 @@ func TestHBMSumsAllocateNothing(t *testing.T) {
 	require.Equal(t, before, has())
 }
 
-// TestHBMSumsWithoutRoom: the backend opens all the same, and a sum says what is missing.
+// TestHBMSumsWithoutRoom: New opens the backend all the same, and SumCells says what is missing.
 func TestHBMSumsWithoutRoom(t *testing.T) {
 	onStandIn(t)
 	libcuda.Set(t, fakecuda.PinResult, 2)

@@ -85,8 +85,8 @@ func (n *inode) openSync(fd int, id ownfiles.ID) {
 
 // keeps reports why writes to the file cannot be durable, nil where they can.
 //
-// Preconditions: flights.Mu is held, and the writes have not begun, so that the descriptor is told
-// of what is lost of them.
+// Preconditions: flights.Mu is held, and the writes have not begun, so that the kernel tells the
+// descriptor which of them it lost.
 func (n *inode) keeps(f *file) error {
 	if n.sync < 0 && n.syncNo == nil {
 		n.openSync(f.fd, f.ID)

@@ -35,9 +35,9 @@ func (c counters) awaited(n uint32) *atomic.Uint64 {
 	return word(c.mem, pageBytes+uint64(n)*counterBytes+8)
 }
 
-// arrive adds one, and reports whether the owner waits for that. It adds before it looks at
-// what is awaited, and AwaitCount writes before it looks at the value: one of the two sees
-// the other.
+// arrive adds one, and reports whether the owner waits for that. The sender adds before it looks at
+// what the owner awaits, and the owner writes that before it looks at the value: one of the two
+// sees the other.
 func (c counters) arrive(n uint32) (wake bool) {
 	value := c.value(n).Add(1)
 	awaited := c.awaited(n).Load()

@@ -12,9 +12,9 @@ import (
 
 const hugeBytes = 2 << 20
 
-// word returns 8 bytes of a mapping as an atomic word. off is a multiple of 8. What is written
-// before a look at what the other side writes is exchanged (Swap), not stored: under the race
-// detector, a Load may be made before a Store to memory that is not Go's own.
+// word returns 8 bytes of a mapping as an atomic word. off is a multiple of 8. A side that writes
+// and then looks at what the other side writes exchanges (Swap) and does not store: under the race
+// detector, a Load may overtake a Store to memory that is not Go's own.
 func word(mem []byte, off uint64) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&mem[off : off+8][0]))
 }

@@ -7,7 +7,7 @@ import "github.com/sluicehq/sluice/driver"
 // Poll implements driver.Backend.
 func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	n := b.done.Pop(done)
-	if n == 0 && b.looks.missed() {
+	if n == 0 && b.looks.missed(ofPeer) {
 		n = b.done.Pop(done)
 	}
 	if n == 0 && b.closed.Load() && b.done.Taken() == 0 {

@@ -11,8 +11,15 @@ import (
 // read them wait in the runtime's poller, which a program that spins leaves no processor for.
 type looks struct {
 	misses atomic.Int64            // calls that found nothing since a goroutine last went to sleep
-	conns  [2]atomic.Pointer[conn] // where something came last: to a peer of ours, to an inbound
+	conns  [2]atomic.Pointer[conn] // where something came last
 }
+
+// Which connection a call reads: Poll is for what our peers acknowledge, Receive for what others
+// send. Answers of our peers come to an engine, which calls both.
+const (
+	ofPeer = iota
+	ofInbound
+)
 
 // looksAfter is how many calls in a row find nothing before the caller spins for us: one that is
 // about to sleep makes fewer.
@@ -20,9 +27,9 @@ const looksAfter = 8
 
 // note keeps a connection that has something to read.
 func (l *looks) note(c *conn) {
-	at := &l.conns[0]
+	at := &l.conns[ofPeer]
 	if _, inbound := c.end.(*inbound); inbound {
-		at = &l.conns[1]
+		at = &l.conns[ofInbound]
 	}
 	if at.Load() != c {
 		at.Store(c)
@@ -30,23 +37,19 @@ func (l *looks) note(c *conn) {
 }
 
 // missed is called where nothing was found. It reports whether something may be there now.
-func (l *looks) missed() bool {
+func (l *looks) missed(whose int) bool {
 	if l.misses.Add(1) < looksAfter {
 		return false
 	}
-	found := false
-	for i := range l.conns {
-		c := l.conns[i].Load()
-		if c == nil {
-			continue
-		}
-		n, ok := c.look()
-		if !ok {
-			l.conns[i].CompareAndSwap(c, nil) // until the reader notes it again
-		}
-		found = found || n > 0
+	c := l.conns[whose].Load()
+	if c == nil {
+		return false
 	}
-	return found
+	n, ok := c.look()
+	if !ok {
+		l.conns[whose].CompareAndSwap(c, nil) // until the reader notes it again
+	}
+	return n > 0
 }
 
 // drop forgets a connection that is over.

@@ -243,6 +243,32 @@ func TestPollerWaitsForNothing(t *testing.T) {
 	require.False(t, meets(t, c), "a large Write is the reader's")
 }
 
+// TestPollerThatSleeps: a goroutine that arms between its calls, as one that sleeps does, reads no
+// socket: that would cost an idle program system calls.
+func TestPollerThatSleeps(t *testing.T) {
+	leak.Check(t)
+	b := open(t, Config{})
+	m, mem := share(t, b, 4096)
+	_, c := asleep(t, b, m)
+	say := aloof(t, c)
+	fill(mem, 0)
+	say(small(m, clock()))
+	var msgs [1]driver.Message
+	receive := func() {
+		_, err := b.Receive(msgs[:])
+		require.NoError(t, err)
+	}
+	for range 3 * looksAfter {
+		_, err := b.Arm()
+		require.NoError(t, err)
+		for range looksAfter - 1 {
+			receive()
+		}
+	}
+	require.Zero(t, mem[15], "a goroutine that sleeps reads the socket")
+	require.Eventually(t, func() bool { receive(); return mem[15] == 5 }, limit, time.Microsecond)
+}
+
 // TestPollerWritesNothingLarge has look read the acknowledgement after which the next part of a
 // large batch goes: the goroutine that writes writes it.
 func TestPollerWritesNothingLarge(t *testing.T) {

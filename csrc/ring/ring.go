@@ -15,9 +15,9 @@ type Done struct {
 	Piece  int32 // that failed, -1 where that is not known
 }
 
-// Ring is the Go side of sl_ring (csrc/ring.h), in C memory. What is written before a look at
-// what the other side writes is exchanged: under the race detector, Go's Store to memory that is
-// not Go's own is one to which a later Load need not keep.
+// Ring is the Go side of sl_ring (csrc/ring.h), in C memory. A side that writes and then looks at
+// what the other side writes exchanges (Swap) and does not store: under the race detector, a Load
+// may overtake a Store to memory that is not Go's own.
 type Ring struct {
 	Head, Tail *atomic.Uint64
 	Armed      *atomic.Uint32

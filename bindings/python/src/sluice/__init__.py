@@ -7,10 +7,11 @@ An `Engine` registers memory as regions, describes them to peers, and connects t
 `Transfer` reads from or writes to a peer; it is made once and posted many times.
 """
 
+from ._config import Backend, Identity, Limits
 from ._pattern import Slots
 from ._region import Lease, Memory, Region
 from ._segments import DeviceMemory, File, HostMemory
-from .engine import Backend, Counter, Engine, Identity, Limits, Listener, Notification
+from .engine import Counter, Engine, Listener, Notification
 from .errors import (
     AbortedError,
     ArgumentError,

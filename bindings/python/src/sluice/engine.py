@@ -11,52 +11,23 @@ import re
 import threading
 import warnings
 from collections import deque
-from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Union
 
 from . import _library
 from ._asyncio import Arrivals
 from ._clock import beside, in_slices, nanoseconds
+from ._config import DEFAULT_BACKENDS, Backend, Identity, Limits, as_struct, split
 from ._library import PENDING, lib
 from ._region import SPACE, Closing, Memory, Region, grow
 from ._segments import Located, locate
 from ._typed import Stats
 from ._words import number as _number
 from ._words import octets, text
-from .errors import (ArgumentError, BoundsError, Error, HandleError, UnprovenError, check,
-                     failure)
+from .errors import BoundsError, Error, HandleError, UnprovenError, check, failure
 from .peer import Peer
-
-
-class Backend:
-    """What moves bytes, by its name, with options as sluice.h lists them.
-
-    `Backend("tcp", plaintext=True, listen="10.0.0.1:0")`. Durations are strings such as
-    "50ms"; a list gives an option several times. An optional one is left out where it is
-    unavailable.
-    """
-
-    def __init__(self, name: str, *, optional: bool = False, **options: Union[str, int, bool,
-        Iterable[Union[str, int]]]) -> None:
-        self.name, self.optional = name, optional
-        self.options = [f"{k}={_word(v)}" for k, given in options.items() for v in _listed(given)]
-
-    def __repr__(self) -> str:
-        return f"Backend({', '.join([repr(self.name), *self.options])})"
-
-
-def _listed(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, (list, tuple)) else [value]
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
 
 _NOTHING = 1  # a status that the library does not say: no message has come
 _NOTE_SIZE = ctypes.sizeof(_library.Notification)
-
-DEFAULT_BACKENDS = ("shm", Backend("posix", optional=True))
 
 
 class Notification(NamedTuple):
@@ -65,31 +36,6 @@ class Notification(NamedTuple):
     data: bytes
     sender: Optional[Peer]
     lost: bool  # the last word about this sender, without data: it is lost
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What an engine uses at most. 0 is the library's default, as sluice.h says."""
-
-    transfers: int = 0
-    regions: int = 0
-    leases: int = 0
-    peers: int = 0
-    notifications: int = 0
-    handshakes: int = 0
-    staging_bytes: int = 0  # negative: no chains of backends
-    description_bytes: int = 0
-
-
-class Identity(NamedTuple):
-    """Three files of PEM: our certificate and key, and the authority of our peers.
-
-    They are read again when they change. `sluice keys` makes them.
-    """
-
-    certificate: str
-    key: str
-    authority: str
 
 
 class _Holds(Dict[int, Located]):
@@ -137,8 +83,8 @@ class Engine(Closing):
         # call returns them
         self._kept: deque[Notification] = deque()
         self._accepted: deque[int] = deque()
-        config, keep = _config(name, [Backend(b) if isinstance(b, str) else b for b in backends],
-                               limits)
+        config, keep = as_struct(name, [Backend(b) if isinstance(b, str) else b for b in backends],
+                                 limits)
         config.flags = _library.PLAINTEXT if plaintext else 0
         if identity is not None:
             config.cert_file, config.key_file, config.ca_file = [os.fsencode(path)
@@ -298,7 +244,7 @@ class Engine(Closing):
         Over unix, other users are refused; over tcp, peers without a certificate of the authority:
         see `Engine`.
         """
-        network, where = _split(address)
+        network, where = split(address)
         bound, listener = ctypes.create_string_buffer(512), Listener(network.decode())
         try:
             check(lib.serve(self._handle, network, where, bound, len(bound),
@@ -328,7 +274,7 @@ class Engine(Closing):
 
     def dial(self, address: str, timeout: Optional[float] = 5.0) -> Peer:
         """The engine that serves there, which has connected back when this returns."""
-        network, where = _split(address)
+        network, where = split(address)
         return self._connected(lambda out: lib.dial(self._handle, network, where,
                                                     nanoseconds(timeout), out))
 
@@ -504,26 +450,3 @@ class Counter:
         """Waits until it is n or more."""
         handle = self.engine._handle
         check(in_slices(lambda ns: lib.counter_wait(handle, self.number, n, ns), timeout))
-
-
-def _split(address: str) -> tuple[bytes, bytes]:
-    network, colon, where = address.partition(":")
-    if not colon or network not in ("unix", "tcp"):
-        raise ArgumentError(f'address {address!r}: write "unix:/path" or "tcp:host:port"')
-    return network.encode(), text(where, "address")
-
-
-def _config(name: str, backends: list[Backend], limits: Limits) -> tuple[_library.Config, Any]:
-    """The struct of sluice.h, and what it points to."""
-    named = (_library.Backend * len(backends))()
-    for c, b in zip(named, backends):
-        c.name = text(b.name, "backend")
-        c.options = (ctypes.c_char_p * (len(b.options) + 1))(*[text(o, "option")
-            for o in b.options], None)
-        c.flags = _library.OPTIONAL if b.optional else 0
-    config = _library.Config(name=text(name, "name"), backends=named, backends_count=len(backends))
-    config.size = ctypes.sizeof(config)
-    config.staging_bytes, config.description_max = limits.staging_bytes, limits.description_bytes
-    for field in ("transfers", "regions", "leases", "peers", "notifications", "handshakes"):
-        setattr(config, field + "_max", _number(getattr(limits, field), "limits." + field, 32))
-    return config, named

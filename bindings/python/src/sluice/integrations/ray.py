@@ -28,9 +28,10 @@ from ray.experimental.rdt.tensor_transport_manager import (
 )
 
 from .. import errors
+from .._config import Backend, Identity
 from .._region import Lease, Memory, Region
 from .._segments import DeviceMemory, HostMemory
-from ..engine import Backend, Engine, Identity
+from ..engine import Engine
 from ..peer import Peer, Remote
 from ..transfer import Transfer
 from . import _tensors

@@ -10,8 +10,8 @@ import ctypes
 import sys
 from typing import Optional, Sequence, Union
 
+from .._config import Backend
 from .._region import Region
-from ..engine import Backend
 from ..peer import Remote
 from ..transfer import Transfer
 

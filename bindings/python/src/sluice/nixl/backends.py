@@ -8,7 +8,8 @@ import threading
 from typing import Any, Iterable, Optional
 
 from .. import errors
-from ..engine import Backend, Engine, Limits
+from .._config import Backend, Limits
+from ..engine import Engine
 from . import bindings as b
 from . import plugins
 from .handles import translated

@@ -9,8 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Iterable, Optional
 
-from ..engine import Backend
-
+from .._config import Backend
 
 logger = logging.getLogger("sluice.nixl")
 
