@@ -152,7 +152,7 @@ func (g *inbound) accept(c *conn) verdict {
 		}
 	}
 	h := &c.in.h
-	if c.looking && (h.kind == kindRead || h.payload() > chunkBytes) {
+	if c.looking && !c.in.quick() {
 		return hold // it may take long: that is the reader's
 	}
 	v := finished

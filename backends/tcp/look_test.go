@@ -45,6 +45,36 @@ func TestPollerReads(t *testing.T) {
 	require.Zero(t, each, "allocations of a poller that reads in vain")
 }
 
+// TestPollerIsItsOwnPeer spins for what it sends to itself: no call allocates, also where look has to
+// leave what it meets to the reader.
+func TestPollerIsItsOwnPeer(t *testing.T) {
+	leak.Check(t)
+	b := open(t, Config{})
+	local, _ := share(t, b, 4096)
+	m, _ := share(t, b, 4096)
+	p := dial(t, b, b.Addr())
+	token, err := m.AppendToken(nil)
+	require.NoError(t, err)
+	key, _, err := p.Import(token)
+	require.NoError(t, err)
+	var done [1]driver.Completion
+	var msgs [1]driver.Message
+	for _, op := range []driver.Op{driver.Write, driver.Read} {
+		batch := driver.Batch{Op: op, Descs: []driver.Desc{{Len: 64, LocalKey: local.key,
+			RemoteKey: key}}}
+		each := testing.AllocsPerRun(200, func() {
+			require.NoError(t, p.Submit(1, &batch))
+			for n := 0; n == 0; {
+				_, err = b.Receive(msgs[:])
+				require.NoError(t, err)
+				n, err = b.Poll(done[:])
+				require.NoError(t, err)
+			}
+		})
+		require.Zero(t, each, "allocations of a %v", op)
+	}
+}
+
 // TestPollersReadBesideReaders has both ends spin: each message comes once, in its order, whether
 // the reader of its connection or the goroutine that polls read it.
 func TestPollersReadBesideReaders(t *testing.T) {
@@ -229,12 +259,15 @@ func TestPollerWaitsForNothing(t *testing.T) {
 	ends, c := asleep(t, b, plain)
 	say := aloof(t, c)
 	h := header{kind: kindRead, count: 1, key: plain.key, ticket: plain.ticket.Load()}
+	b.looks.drop(c) // as a poller does that met it
 	say(frame(h, appendEntry(nil, 0, 1<<20)))
 	require.False(t, meets(t, c), "a Read is the reader's")
 	data, body, err := readWord(ends[express])
 	require.NoError(t, err)
 	require.Equal(t, uint8(kindData), data.kind)
 	require.Len(t, body, 1<<20)
+	require.Never(t, func() bool { return b.looks.conns[ofInbound].Load() == c },
+		20*time.Millisecond, time.Millisecond, "look rouses the reader for each Read")
 
 	large := frame(header{kind: kindWrite, count: 1, key: plain.key,
 		ticket: plain.ticket.Load(), stamp: clock()}, make([]byte, entryBytes+1<<20))

@@ -141,6 +141,12 @@ func (l *landing) fill(b []byte, waits bool) (int, verdict) {
 	return len(b), more
 }
 
+// quick reports whether the last frame was one of those that take no time, whoever reads it: look
+// leaves Reads and large Writes to the reader, which it has to rouse for that.
+func (in *receiver) quick() bool {
+	return in.h.kind != kindRead && in.h.payload() <= chunkBytes
+}
+
 // consume takes what was read off the chunk.
 func (c *conn) consume() verdict {
 	in := &c.in
@@ -247,9 +253,6 @@ func (c *conn) fetch(fd int) (n int, err error, v verdict) {
 
 // readable is what the poller calls: it reads until there is nothing left.
 func (c *conn) readable(fd uintptr) bool {
-	if c.index == express {
-		c.b.looks.note(c)
-	}
 	c.after = c.readAll(int(fd))
 	if p, ours := c.end.(*peer); ours && c.after == dry && c.index == express && p.stepAside() {
 		c.after = aside
@@ -275,6 +278,9 @@ func (c *conn) readAll(fd int) verdict {
 		case wouldBlock(err):
 			if in.phase == atHead {
 				c.rest()
+			}
+			if c.index == express && in.quick() {
+				c.b.looks.note(c)
 			}
 			c.kickAnswers()
 			return dry
