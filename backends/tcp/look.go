@@ -84,3 +84,9 @@ func (c *conn) look() (n int, ok bool) {
 	c.kickAnswers()
 	return c.looked, true
 }
+
+// quick reports whether the last frame was one that takes no time. look leaves Reads and large
+// Writes to the reader, which it has to rouse for that.
+func (in *receiver) quick() bool {
+	return in.h.kind != kindRead && in.h.payload() <= chunkBytes
+}

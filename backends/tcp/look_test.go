@@ -45,8 +45,8 @@ func TestPollerReads(t *testing.T) {
 	require.Zero(t, each, "allocations of a poller that reads in vain")
 }
 
-// TestPollerIsItsOwnPeer spins for what it sends to itself: no call allocates, also where look has to
-// leave what it meets to the reader.
+// TestPollerIsItsOwnPeer spins for what it sends to itself: no call allocates, also where look has
+// to leave what it meets to the reader.
 func TestPollerIsItsOwnPeer(t *testing.T) {
 	leak.Check(t)
 	b := open(t, Config{})

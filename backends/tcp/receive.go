@@ -141,12 +141,6 @@ func (l *landing) fill(b []byte, waits bool) (int, verdict) {
 	return len(b), more
 }
 
-// quick reports whether the last frame was one of those that take no time, whoever reads it: look
-// leaves Reads and large Writes to the reader, which it has to rouse for that.
-func (in *receiver) quick() bool {
-	return in.h.kind != kindRead && in.h.payload() <= chunkBytes
-}
-
 // consume takes what was read off the chunk.
 func (c *conn) consume() verdict {
 	in := &c.in

@@ -6,9 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -88,22 +86,4 @@ func TestDoctorTuneThatFails(t *testing.T) {
 		require.Equal(t, statusUsage, o.status, "%+v", o)
 		require.Contains(t, o.stderr, want)
 	}
-}
-
-// TestDoctorTuneInterrupted: Ctrl-C leaves no file, also none that is half written.
-func TestDoctorTuneInterrupted(t *testing.T) {
-	dir := t.TempDir()
-	c, stdout, stderr := command(t, "doctor", "--tune", filepath.Join(dir, "copy.json"))
-	require.NoError(t, c.Start())
-	require.Eventually(t, func() bool {
-		list, _ := os.ReadDir(dir)
-		return len(list) > 0 // the one beside its place, before anything is measured
-	}, time.Minute, time.Millisecond)
-	require.NoError(t, c.Process.Signal(syscall.SIGINT))
-	require.Equal(t, statusInterrupted, status(t, c.Wait()), stderr)
-	require.Contains(t, stderr.String(), "interrupted")
-	require.Empty(t, stdout.String())
-	list, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Empty(t, list)
 }
