@@ -34,6 +34,11 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if !b.caps.Pairs.Local().Has(seg.Kind) {
 		return nil, fmt.Errorf("register %v with gds: %w", seg.Kind, driver.ErrNotSupported)
 	}
+	if seg.Kind == driver.File && seg.Buffered {
+		return nil, fmt.Errorf("register a file with gds: cuFile goes past the page cache, and "+
+			"Segment.Buffered asks for it: use posix, or leave Buffered out: %w",
+			driver.ErrNotSupported)
+	}
 	return b.flights.Register(&seg, func(m *memory) error { return b.find(&m.Extent, &seg) })
 }
 

@@ -277,11 +277,14 @@ func TestFiles(t *testing.T) {
 		return driver.Segment{Kind: driver.File, FD: int(f.Fd()), FileOff: off, Len: n,
 			ReadOnly: readOnly}
 	}
+	buffered := file(r.f, 0, 8192, false)
+	buffered.Buffered = true
 	for _, c := range []struct {
 		seg  driver.Segment
 		want error
-	}{{file(r.f, 1, 8192, false), driver.ErrBounds}, {file(reader, 0, 8192, false),
-		driver.ErrReadOnly}, {file(writer, 0, 8192, false), driver.ErrNotSupported},
+	}{{buffered, driver.ErrNotSupported}, {file(r.f, 1, 8192, false), driver.ErrBounds},
+		{file(reader, 0, 8192, false), driver.ErrReadOnly},
+		{file(writer, 0, 8192, false), driver.ErrNotSupported},
 		{file(folder, 0, 1, true), driver.ErrNotSupported},
 		{driver.Segment{Kind: driver.DRAM, Len: 1, Mem: []byte{1}}, driver.ErrNotSupported},
 		{driver.Segment{Kind: driver.HBM, Len: 1 << 30, Addr: r.dev.Segment.Addr},
