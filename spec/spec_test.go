@@ -68,6 +68,7 @@ func TestModels(t *testing.T) {
 	}
 	for _, m := range models {
 		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
 			found := check(t, m.file, m.defines)
 			broken := strings.Contains(found, "assertion violated")
 			require.Equal(t, m.broken, broken, "a broken promise: %s", found)

@@ -21,7 +21,9 @@ type inbox struct {
 	turn chan struct{} // a lock, full while a thread receives
 
 	// Guarded by turn.
-	head  *engine.Notification // was too long for the buffer
+	found [16]engine.Notification // by one look at the backends
+	ahead []engine.Notification   // those of them that no caller has yet
+	full  bool                    // more may have come than that look has found
 	queue chan engine.Notification
 	wake  *park.Event
 	moved chan struct{} // closed when that goroutine has ended
@@ -39,13 +41,15 @@ func (in *inbox) settle() {
 	if in.wake == nil {
 		return
 	}
-	if in.head == nil && len(in.queue) == 0 {
+	if !in.more() {
 		in.wake.Drain()
 	}
-	if in.head != nil || len(in.queue) > 0 {
+	if in.more() {
 		_ = in.wake.Signal()
 	}
 }
+
+func (in *inbox) more() bool { return len(in.ahead) > 0 || len(in.queue) > 0 }
 
 // move brings messages from the engine's channel into the queue.
 func (in *inbox) move(e *openEngine) {
@@ -103,6 +107,7 @@ func (in *inbox) descriptor(e *openEngine) (int, error) {
 		if err := in.open(e); err != nil {
 			return -1, err
 		}
+		in.settle()
 	}
 	if fd := in.wake.FD(); fd >= 0 {
 		return fd, nil
@@ -150,26 +155,50 @@ func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint
 	}
 	defer func() { <-in.turn }()
 	defer in.settle()
-	if err := in.next(ctx, e); err != nil {
+	if timeout == 0 {
+		in.look(e)
+	} else if err := in.next(ctx, e); err != nil {
 		return answer(f, err)
 	}
-	if in.head == nil {
+	if len(in.ahead) == 0 {
 		return C.SLUICE_PENDING
 	}
 	return e.deliver(out, buffer, capacity, f)
 }
 
-// next waits until the engine has given a message to the head; nil there: it gave none in time. A
-// message that has come goes before a time that is over.
+// look takes what has come by now.
+// Preconditions: the turn is ours.
+func (in *inbox) look(e *openEngine) {
+	if len(in.ahead) > 0 {
+		return
+	}
+	var from <-chan engine.Notification = in.queue
+	if from == nil {
+		if n := e.Receive(in.found[:]); n > 0 {
+			in.ahead, in.full = in.found[:n], n > 1
+			return
+		}
+		from = e.Notifications() // which another goroutine has filled just now
+	}
+	select {
+	case in.found[0] = <-from:
+		in.ahead, in.full = in.found[:1], true
+	default:
+	}
+}
+
+// next waits until the engine has given a message; none ahead: it gave none in time. A message that
+// has come goes before a time that is over.
 // Preconditions: the turn is ours.
 func (in *inbox) next(ctx context.Context, e *openEngine) error {
-	if in.head != nil {
+	if len(in.ahead) > 0 {
 		return nil
 	}
 	n, err := in.take(ctx, e)
 	switch {
 	case err == nil:
-		in.head = &n
+		in.found[0] = n
+		in.ahead, in.full = in.found[:1], true
 	case errors.Is(err, engine.ErrClosed):
 		return errReceiveClosed
 	}
@@ -199,23 +228,31 @@ func (in *inbox) take(ctx context.Context, e *openEngine) (engine.Notification, 
 
 var errReceiveClosed = fmt.Errorf("receive: the engine was closed: %w", engine.ErrClosed)
 
-// deliver gives the program what is at the head.
+// deliver gives the program what is first ahead.
 // Preconditions: the turn is ours.
 func (e *openEngine) deliver(out *C.struct_sluice_notification, buffer *C.uint8_t,
 	capacity C.size_t, f *C.struct_slgo_fault) C.int {
-	n := e.inbox.head
+	in := &e.inbox
+	n := in.ahead[0]
 	out.length = C.uint64_t(len(n.Data))
 	var length C.size_t
 	if code := hand(n.Data, buffer, capacity, &length, f); code != C.SLUICE_OK {
 		return code
 	}
-	e.inbox.head = nil
+	in.ahead[0] = engine.Notification{}
+	in.ahead = in.ahead[1:]
 	out.status, out.peer = C.SLUICE_OK, 0
 	if n.Err != nil {
 		out.status = C.int32_t(codeOf(n.Err))
 	}
 	if n.Peer != nil {
 		out.peer = C.uint64_t(e.senderHandle(n.Peer))
+	}
+	if out.size >= C.sizeof_struct_sluice_notification { // else the program is older than the field
+		out.more = 0
+		if in.full || in.more() {
+			out.more = 1
+		}
 	}
 	return C.SLUICE_OK
 }

@@ -216,9 +216,10 @@ public:
 		lock held(mu_);
 		if (!engine_)
 			return NIXL_SUCCESS;
-		for (;;) {
-			struct sluice_notification n = {};
-			n.size = sizeof n;
+		struct sluice_notification n = {};
+		n.size = sizeof n;
+		do {
+			n.more = 1;
 			int code = sluice_receive(engine_, &n, &inbox_[0], inbox_.size(), 0);
 			if (code == SLUICE_ERR_SPACE) {
 				inbox_.resize(n.length);
@@ -230,7 +231,8 @@ public:
 				return sluice_nixl::ended("getNotifs", code);
 			if (n.status == SLUICE_OK)
 				take(inbox_.substr(0, n.length), out);
-		}
+		} while (n.more);
+		return NIXL_SUCCESS;
 	}
 	status notify(const std::string &agent, const nixl_blob_t &message)
 	{

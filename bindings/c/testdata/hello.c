@@ -30,6 +30,23 @@ int main(void)
 		TRUE(b.bytes[8191] == 0 && b.bytes[8192] == 'x' &&
 		     b.bytes[8192 + (1 << 16) - 1] == 'x' && b.bytes[8192 + (1 << 16)] == 0);
 	}
+	// All that one look finds is told of, and nothing is written behind what a program knows.
+	char letter;
+	struct sluice_notification note = {.size = sizeof note, .more = 7};
+	for (int i = 0; i < 20; i++)
+		OK(sluice_notify(peer, "a", 1, LIMIT));
+	for (int i = 0; i < 20; i++) {
+		TRUE(note.more);
+		OK(sluice_receive(b.engine, &note, &letter, 1, 0));
+	}
+	WANT(SLUICE_PENDING, sluice_receive(b.engine, &note, &letter, 1, 0));
+	OK(sluice_notify(peer, "a", 1, LIMIT));
+	OK(sluice_receive(b.engine, &note, &letter, 1, 0));
+	TRUE(!note.more);
+	OK(sluice_notify(peer, "a", 1, LIMIT));
+	note.size = offsetof(struct sluice_notification, more), note.more = 7;
+	OK(sluice_receive(b.engine, &note, &letter, 1, 0));
+	TRUE(note.more == 7);
 	OK(sluice_reset(t));
 	add_one(t, a.region, there, 0, 0, 8);
 	OK(sluice_transfer_count(t, 7));

@@ -68,7 +68,8 @@ int main(void)
 	    AT(sluice_completion, reserved);
 	SIZE(sluice_notification);
 	AT(sluice_notification, size), AT(sluice_notification, status),
-	    AT(sluice_notification, peer), AT(sluice_notification, length);
+	    AT(sluice_notification, peer), AT(sluice_notification, length),
+	    AT(sluice_notification, more), AT(sluice_notification, reserved);
 	SIZE(sluice_lease_options);
 	AT(sluice_lease_options, size), AT(sluice_lease_options, flags),
 	    AT(sluice_lease_options, ttl_ns);

@@ -84,6 +84,15 @@ def test_notifications_wait_for_nobody(two: Two, monkeypatch: pytest.MonkeyPatch
     assert collect(two.b, 200) == [b"%d" % i for i in range(200)]
 
 
+def test_one_call_takes_all_that_has_come() -> None:
+    agent = nixl.nixl_agent("alpha")
+    for i in range(40):
+        agent.send_notif("alpha", b"%d" % i)
+    assert agent.get_new_notifs() == {"alpha": [b"%d" % i for i in range(40)]}
+    assert agent.get_new_notifs() == {}
+    agent.close()
+
+
 def test_notifications_that_wait_are_bounded_by_bytes(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:

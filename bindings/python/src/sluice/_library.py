@@ -160,6 +160,8 @@ class Notification(ctypes.Structure):
         ("status", c_int32),
         ("peer", c_uint64),
         ("length", c_uint64),
+        ("more", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

@@ -11,7 +11,7 @@ import re
 import threading
 import warnings
 from collections import deque
-from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Union
+from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple, Union
 
 from . import _library
 from ._asyncio import Arrivals
@@ -27,7 +27,6 @@ from .errors import BoundsError, Error, HandleError, UnprovenError, check, failu
 from .peer import Peer
 
 _NOTHING = 1  # a status that the library does not say: no message has come
-_NOTE_SIZE = ctypes.sizeof(_library.Notification)
 
 
 class Notification(NamedTuple):
@@ -36,6 +35,21 @@ class Notification(NamedTuple):
     data: bytes
     sender: Optional[Peer]
     lost: bool  # the last word about this sender, without data: it is lost
+
+
+_Found = Tuple[Optional[Notification], bool]  # and whether there may be more
+
+
+class _Room:
+    """Where the library writes a message. One call at a time has it."""
+
+    def __init__(self) -> None:
+        self.note: Any = _library.Notification(ctypes.sizeof(_library.Notification))
+        self.at = ctypes.byref(self.note)
+        self.resize(1 << 16)
+
+    def resize(self, size: int) -> None:
+        self.buffer, self.size = ctypes.create_string_buffer(size), size
 
 
 class _Holds(Dict[int, Located]):
@@ -78,7 +92,7 @@ class Engine(Closing):
         _OPEN[id(self._holds)] = self._holds
         self._peers: dict[int, Peer] = {}  # without a lock: no handle comes twice
         self._closing = threading.Lock()
-        self._room = threading.local()
+        self._rooms: list[_Room] = []
         # messages and peers that the library gave to a call which an interrupt ended: the next
         # call returns them
         self._kept: deque[Notification] = deque()
@@ -302,46 +316,57 @@ class Engine(Closing):
 
     def receive(self, timeout: Optional[float] = None) -> Notification:
         """The next message. The data that it came with is visible then."""
-        note = self._next(timeout)
+        note, _ = self._next(timeout)
         if note is None:
             raise failure(PENDING)
         return note
 
-    def _next(self, timeout: Optional[float]) -> Optional[Notification]:
+    def _next(self, timeout: Optional[float]) -> _Found:
         """`receive`, but None where none comes in time: an exception costs a loop that polls more
         than the call.
         """
-        note = _library.Notification(_NOTE_SIZE, _NOTHING)
+        found: _Found = (None, False)
+        room: Optional[_Room]
         try:
-            room = self._room.buffer
-        except AttributeError:
-            room = self._room.buffer = ctypes.create_string_buffer(1 << 16)
-
-        def wait(ns: int) -> int:
-            return 0 if self._kept else lib.receive(self._handle, ctypes.byref(note), room,
-                                                    len(room), ns)
-
+            room = self._rooms.pop()
+        except IndexError:
+            room = _Room()
+        room.note.status = _NOTHING
         try:
-            code = wait(0) if timeout == 0 else in_slices(wait, timeout)
-            if code == SPACE:
-                self._room.buffer = ctypes.create_string_buffer(note.length)
-                return self._next(timeout)
-            if code == PENDING:
-                return None
-            check(code)
-            if note.status == _NOTHING:  # an earlier call was interrupted
-                with contextlib.suppress(IndexError):
-                    return self._kept.popleft()
-                return self._next(timeout)  # another thread has taken it
-            return self._taken(note, room)
-        except BaseException:
-            if note.status != _NOTHING:
-                self._kept.append(self._taken(note, room))
+            found = self._found(room, timeout)
+            spare, room = room, None
+            self._rooms.append(spare)
+            return found
+        except BaseException:  # an interrupt loses no message
+            if room is not None and room.note.status != _NOTHING:
+                found = self._taken(room)
+            if found[0] is not None:
+                self._kept.append(found[0])
             raise
 
-    def _taken(self, note: Any, room: Any) -> Notification:
+    def _found(self, room: _Room, timeout: Optional[float]) -> _Found:
+        def wait(ns: int) -> int:
+            return 0 if self._kept else lib.receive(self._handle, room.at, room.buffer, room.size,
+                                                    ns)
+
+        while True:
+            code = wait(0) if timeout == 0 else in_slices(wait, timeout)
+            if code == PENDING:
+                return None, False
+            if code == SPACE:
+                room.resize(room.note.length)
+                continue
+            check(code)
+            if room.note.status != _NOTHING:
+                return self._taken(room)
+            with contextlib.suppress(IndexError):  # else another thread has taken it
+                return self._kept.popleft(), True
+
+    def _taken(self, room: _Room) -> _Found:
+        note = room.note
         sender = self._peer(note.peer) if note.peer else None
-        return Notification(ctypes.string_at(room, note.length), sender, note.status != 0)
+        return Notification(ctypes.string_at(room.buffer, note.length), sender,
+                            note.status != 0), note.more != 0
 
     async def next_notification(self) -> Notification:
         """The next message, in an asyncio loop. Ask first before threads begin to receive."""

@@ -34,16 +34,18 @@ class Notifications(Meeting):
         self._handles(backends)
         if self._engine is None:
             return into
-        while True:
+        more = True
+        while more:
             try:
-                note = self._engine._next(0)
+                note, more = self._engine._next(0)
             except errors.Error as e:
                 raise as_nixl(e) from e
             if note is None:
-                return into
+                break
             found = None if note.lost else messages.unframe(note.data)
             if found is not None:
                 into.setdefault(found[0], []).append(found[1])
+        return into
 
     def check_remote_xfer_done(
         self, remote_agent_name: Name, lookup_tag: bytes, backends: Iterable[str] = (),
