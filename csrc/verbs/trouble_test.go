@@ -74,16 +74,12 @@ func TestReceivesComeBack(t *testing.T) {
 	far := d.fake.Device(1)
 	far.Set(fakeverbs.ReceiveBusy, math.MaxUint32)
 	for i := range 20 {
-		l.tag++
-		require.NoError(t, l.conn.Submit(l.tag, batchOf(driver.Write, nil, numbered(i))))
-		require.NoError(t, l.outcome(t, l.tag))
+		require.NoError(t, l.outcome(t, l.submit(t, driver.Write, numbered(i))))
 		require.Equal(t, numbered(i), l.notif(t).Data)
 	}
 	far.Set(fakeverbs.ReceiveBusy, 0)
 	for i := range 500 { // more than all places
-		l.tag++
-		require.NoError(t, l.conn.Submit(l.tag, batchOf(driver.Write, nil, numbered(i))))
-		require.NoError(t, l.outcome(t, l.tag))
+		require.NoError(t, l.outcome(t, l.submit(t, driver.Write, numbered(i))))
 		require.Equal(t, numbered(i), l.notif(t).Data)
 	}
 	require.Zero(t, far.Get(fakeverbs.Unready))
