@@ -48,7 +48,8 @@ func TestBenchAll(t *testing.T) {
 
 // TestBenchAllWithoutADisk: the rest is measured all the same, unless --dir names that disk.
 func TestBenchAllWithoutADisk(t *testing.T) {
-	c, stdout, stderr := command(t, "bench", "all", "--rounds", "1", "--spread", "6MiB")
+	c, stdout, stderr := command(t, "bench", "all", "--rounds", "1", "--seconds", "0.01",
+		"--spread", "6MiB")
 	c.Env = append(c.Env, "TMPDIR=/no/where")
 	require.NoError(t, c.Run(), stderr)
 	require.Regexp(t, `(?m)^posix is left out: look at --dir /no/where: no such file`, stdout)
@@ -67,7 +68,8 @@ func TestBenchAllWithoutADisk(t *testing.T) {
 
 // TestBenchAllAsText: the machine stands above the table.
 func TestBenchAllAsText(t *testing.T) {
-	o := sluice(t, "bench", "all", "--rounds", "1", "--spread", "6MiB", "--format", "gobench")
+	o := sluice(t, "bench", "all", "--rounds", "1", "--seconds", "0.01",
+		"--spread", "6MiB", "--format", "gobench")
 	require.Zero(t, o.status, "%+v", o)
 	require.Regexp(t, `^# sluice .*\n# .* CPUs, .*kernel .*\n# host copy: \w.*\n`, o.stdout)
 	require.Contains(t, o.stdout, "BenchmarkWrite/")
