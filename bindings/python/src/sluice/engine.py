@@ -350,7 +350,10 @@ class Engine(Closing):
                                                     ns)
 
         while True:
-            code = wait(0) if timeout == 0 else in_slices(wait, timeout)
+            if timeout == 0 and not self._kept:  # in line: this is what loops that poll do
+                code = lib.receive(self._handle, room.at, room.buffer, room.size, 0)
+            else:
+                code = in_slices(wait, timeout)
             if code == PENDING:
                 return None, False
             if code == SPACE:

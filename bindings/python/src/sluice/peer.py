@@ -25,6 +25,8 @@ class Peer(Closing):
 
     def __init__(self, engine: Engine, handle: int) -> None:
         self.engine, self._handle = engine, handle
+        self._lost = ctypes.c_int()  # the library writes here, and nothing but the truth
+        self._lost_at = ctypes.byref(self._lost)
 
     def remote(self, name: str) -> Remote:
         """Its region of that name, as described. NoRouteError when there is none."""
@@ -82,9 +84,8 @@ class Peer(Closing):
     @property
     def lost(self) -> bool:
         """Whether no connection to it is alive any more: connect anew for another peer."""
-        lost = ctypes.c_int()
-        check(lib.peer_lost(self._handle, ctypes.byref(lost)))
-        return bool(lost.value)
+        check(lib.peer_lost(self._handle, self._lost_at))
+        return bool(self._lost.value)
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Optional, Union
 
 from .bindings import as_bytes
@@ -12,9 +13,14 @@ _HEAD = struct.Struct("<4sH")
 _MAGIC = b"SLN\x01"
 
 
-def frame(sender: str, message: Union[str, bytes]) -> bytes:
+@lru_cache(64)
+def _head(sender: str) -> bytes:
     name = sender.encode()
-    return _HEAD.pack(_MAGIC, len(name)) + name + as_bytes(message)
+    return _HEAD.pack(_MAGIC, len(name)) + name
+
+
+def frame(sender: str, message: Union[str, bytes]) -> bytes:
+    return _head(sender) + as_bytes(message)
 
 
 def unframe(data: bytes) -> Optional[tuple[str, bytes]]:

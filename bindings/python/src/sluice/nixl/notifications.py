@@ -31,7 +31,8 @@ class Notifications(Meeting):
 
     def _collect(self, into: dict[str, list[bytes]], backends: Iterable[str]) -> dict[str,
         list[bytes]]:
-        self._handles(backends)
+        if backends:
+            self._handles(backends)
         if self._engine is None:
             return into
         more = True
@@ -65,7 +66,8 @@ class Notifications(Meeting):
     def send_notif(self, remote_agent_name: Name, notif_msg: Union[str, bytes],
                    backend: Optional[str] = None) -> None:
         """Sends a message without a transfer, and without waiting for the peer."""
-        self._handles([backend] if backend else [])
+        if backend:
+            self._handles([backend])
         name = as_text(remote_agent_name)
         message = messages.frame(self.name, notif_msg)
         try:
