@@ -166,7 +166,7 @@ func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint
 	return e.deliver(out, buffer, capacity, f)
 }
 
-// look takes what has come by now.
+// look has the engine give the inbox the messages that have come by now.
 // Preconditions: the turn is ours.
 func (in *inbox) look(e *openEngine) {
 	if len(in.ahead) > 0 {
@@ -228,7 +228,7 @@ func (in *inbox) take(ctx context.Context, e *openEngine) (engine.Notification, 
 
 var errReceiveClosed = fmt.Errorf("receive: the engine was closed: %w", engine.ErrClosed)
 
-// deliver gives the program what is first ahead.
+// deliver has the inbox give the program the first message that is ahead.
 // Preconditions: the turn is ours.
 func (e *openEngine) deliver(out *C.struct_sluice_notification, buffer *C.uint8_t,
 	capacity C.size_t, f *C.struct_slgo_fault) C.int {

@@ -521,7 +521,8 @@ struct sluice_notification {
 	/* 0: not connected to the sender, or no more. Not accepted yet: not to be closed */
 	sluice_peer peer;
 	uint64_t length; /* bytes of the message */
-	uint32_t more; /* 0: none had come behind it when the library last looked */
+	/* 0: none had come behind it when the library last looked. An older library sets nothing */
+	uint32_t more;
 	uint32_t reserved;
 };
 

@@ -70,9 +70,17 @@ int main(void)
 	OK(sluice_completions(a.engine, &one, 1, &n));
 	TRUE(n == 0);
 
-	int notes;
+	// The second of two is in the library when the program asks for a descriptor.
+	int notes, letter;
+	struct sluice_notification kept = {.size = sizeof kept};
+	for (int i = 0; i < 2; i++)
+		OK(sluice_notify(peer, &i, sizeof i, LIMIT));
+	OK(sluice_receive(b.engine, &kept, &letter, sizeof letter, 0));
 	OK(sluice_notification_fd(b.engine, &notes));
 	ep = watch(notes);
+	TRUE(waits(ep, 60000) == notes);
+	OK(sluice_receive(b.engine, &kept, &letter, sizeof letter, 0));
+	TRUE(letter == 1);
 	TRUE(waits(ep, 0) < 0);
 	for (int i = 0; i < MANY; i++)
 		OK(sluice_notify(peer, &i, sizeof i, LIMIT));
