@@ -20,9 +20,9 @@ func TestCloseBesideAPeerThatStands(t *testing.T) {
 	spots := openSpots(t)
 	w := ways[2]
 	w.config.Spots, w.config.GraceNanos = spots, uint64(time.Second)
-	w.config.Settings = []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=64", "RNDV_THRESH=inf"}
+	// A queue that the window of one connection more than fills, messages of its wiring or not.
+	w.config.Settings = []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=32", "RNDV_THRESH=inf"}
 	l := openLane(t, w)
-	l.closed = true
 	conns, backs := []*Conn{l.conn}, []*Conn{l.back}
 	for range 9 {
 		conn, back := join(t, l.near, l.far)
@@ -43,6 +43,7 @@ func TestCloseBesideAPeerThatStands(t *testing.T) {
 	for _, c := range conns {
 		_ = c.Close(10 * time.Millisecond)
 	}
+	l.closed = true
 	begin := time.Now()
 	require.ErrorIs(t, l.near.Close(), ErrKept)
 	require.Less(t, time.Since(begin), 3*time.Second, "however many messages wait")
