@@ -19,6 +19,9 @@ type heldFence struct {
 }
 
 func (h *heldFence) Fence(ctx context.Context, key uint32) error {
+	if ctx.Err() != nil {
+		return driver.ContextError(ctx)
+	}
 	close(h.entered)
 	<-h.leave
 	return h.Backend.Fence(ctx, key)
@@ -141,6 +144,9 @@ func (s *steered) Fence(ctx context.Context, key uint32) error {
 	if s.answer == nil {
 		return s.named.Fence(ctx, key)
 	}
+	if ctx.Err() != nil {
+		return driver.ContextError(ctx)
+	}
 	s.entered <- struct{}{}
 	if err := <-s.answer; err != nil {
 		return err
@@ -196,4 +202,30 @@ func TestSumBesideRevoke(t *testing.T) {
 	e.stager.mu.Unlock()
 	_, err = e.stager.enterBy(e.lanes[0], token)
 	require.ErrorIs(t, err, ErrRevoked)
+}
+
+// TestFencesWaitSideBySide: two fences that must wait end by each other, and one that need not
+// is asked once, by the goroutine that closes.
+func TestFencesWaitSideBySide(t *testing.T) {
+	meet, asked := make(chan struct{}), 0
+	waits := func(ctx context.Context) error {
+		if ctx.Err() != nil {
+			return driver.ContextError(ctx)
+		}
+		select {
+		case meet <- struct{}{}:
+			return nil
+		case <-meet:
+			return nil
+		case <-ctx.Done():
+			return driver.ContextError(ctx)
+		}
+	}
+	e := open(t, "e", func(c *Config) {
+		c.Backends = []driver.Backend{&fake{name: "0", onFence: waits},
+			&fake{name: "1", onFence: func(context.Context) error { asked++; return nil }},
+			&fake{name: "2", onFence: waits}}
+	})
+	require.NoError(t, register(t, e, "r", 4096).Close())
+	require.Equal(t, 1, asked)
 }

@@ -185,36 +185,43 @@ func (e *Engine) registerSegment(seg driver.Segment) ([]driver.Memory, error) {
 	return nil, errors.Join(errs...)
 }
 
+// atOnceOnly is over: a fence by it ends the epoch, and has its proof if that takes no waiting.
+var atOnceOnly = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
 // fence ends the epoch of every memory, of all backends at once, and then closes it. On an
 // error every epoch has ended all the same, and memories stay, so that the caller may look for the
 // proof again: those that are closed are taken off the list, which is the caller's own, as the
 // stager's memory looks at the first.
 func (e *Engine) fence(ctx context.Context, mems []driver.Memory) error {
 	errs := make([]error, len(mems))
-	one := func(i int) {
+	one := func(ctx context.Context, i int) {
+		errs[i] = nil
 		if err := e.lanes[i].b.Fence(ctx, mems[i].Key()); err != nil {
 			errs[i] = &OpError{Op: "fence", Backend: e.lanes[i].caps.Name, Err: err}
 		}
 	}
-	var all sync.WaitGroup
-	last, here := e.stager.lane.index, -1
+	// Most fences wait for nothing: a goroutine of its own is for one that must.
+	last := e.stager.lane.index
 	for i, m := range mems {
-		switch {
-		case m == nil || i == last:
-		case here < 0:
-			here = i // by this goroutine: most fences wait for nothing
-		default:
-			all.Go(func() { one(i) })
+		if m != nil && i != last {
+			one(atOnceOnly, i)
 		}
 	}
-	if here >= 0 {
-		one(here)
+	var all sync.WaitGroup
+	for i := range errs {
+		if errs[i] != nil {
+			all.Go(func() { one(ctx, i) })
+		}
 	}
 	all.Wait()
 	// The stager admits hops and sums by the tokens of the other backends. Its fence waits for
 	// those that it has admitted, so it comes once no such token is valid any more.
 	if mems[last] != nil {
-		one(last)
+		one(ctx, last)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err

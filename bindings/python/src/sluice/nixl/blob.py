@@ -33,8 +33,8 @@ class Metadata:
 def encode(m: Metadata) -> bytes:
     name = m.agent.encode()
     head = _HEAD.pack(m.whole, len(name), len(m.ranges), len(m.description))
-    rows = np.array([(r.kind.value, r.device, r.address, r.length, int(r.name)) for r in m.ranges],
-                    _RANGE)
+    rows = np.array([(r.kind._value_, r.device, r.address, r.length, int(r.name))
+                     for r in m.ranges], _RANGE)
     packed = zlib.compress(b"".join((head, name, rows.tobytes(), m.description)), 1)
     return _MAGIC + struct.pack("<I", zlib.crc32(packed)) + packed
 

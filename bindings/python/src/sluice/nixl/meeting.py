@@ -40,9 +40,7 @@ class Meeting(Memory):
         trust.
         """
         with self._lock:
-            ranges = [r for r in self._places.all() if r.kind in (b.DRAM_SEG, b.VRAM_SEG,
-                b.FILE_SEG, b.BLK_SEG)]
-            return self._metadata(ranges, whole=True)
+            return self._metadata(self._places.all(), whole=True)
 
     def get_partial_agent_metadata(self, descs: b.nixlRegDList, inc_conn_info: bool = False,
                                    backends: Iterable[str] = ()) -> bytes:

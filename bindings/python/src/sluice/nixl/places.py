@@ -15,6 +15,7 @@ from .bindings import Rows, nixl_mem_t, nixlNotFoundError
 
 T = TypeVar("T")
 Kind = Tuple[nixl_mem_t, int]  # of memory, and the device
+Span = Tuple[Kind, int, int]  # its address and length
 
 
 @dataclass
@@ -161,12 +162,15 @@ class Places(Generic[T]):
     def __init__(self) -> None:
         self._ranges: dict[str, Range[T]] = {}
         self._kept: dict[Kind, dict[str, Range[T]]] = {}  # the same; thousands of files are usual
+        self._alike: dict[Span, dict[str, Range[T]]] = {}  # the same; one memory may be there twice
         self._sorted: dict[Kind, _Table[T]] = {}
 
     def put(self, r: Range[T]) -> None:
         self._ranges[r.name] = r
-        self._kept.setdefault((r.kind, r.device), {})[r.name] = r
-        self._sorted.pop((r.kind, r.device), None)
+        key = (r.kind, r.device)
+        self._kept.setdefault(key, {})[r.name] = r
+        self._alike.setdefault((key, r.address, r.length), {})[r.name] = r
+        self._sorted.pop(key, None)
 
     def drop(self, name: str) -> None:
         r = self._ranges.pop(name)
@@ -174,6 +178,10 @@ class Places(Generic[T]):
         del self._kept[key][name]
         if not self._kept[key]:
             del self._kept[key]
+        span = (key, r.address, r.length)
+        del self._alike[span][name]
+        if not self._alike[span]:
+            del self._alike[span]
         self._sorted.pop(key, None)
 
     def all(self) -> list[Range[T]]:
@@ -181,17 +189,8 @@ class Places(Generic[T]):
 
     def exact(self, kind: nixl_mem_t, address: int, length: int, device: int) -> Optional[Range[T]]:
         """The latest that is registered as this range, neither more nor less."""
-        mine = self._kept.get((kind, device), {})
-        if len(mine) <= 1:
-            return next((r for r in mine.values() if (r.address, r.length) == (address, length)),
-                        None)
-        table = self._table((kind, device))
-        lo, hi = np.searchsorted(table.starts, np.uint64(address), "left"), np.searchsorted(
-            table.starts, np.uint64(address), "right")
-        for i in range(int(hi) - 1, int(lo) - 1, -1):
-            if table.ranges[i].length == length:
-                return table.ranges[i]
-        return None
+        alike = self._alike.get(((kind, device), address, length))
+        return next(reversed(alike.values())) if alike else None
 
     def locate(self, kind: nixl_mem_t, rows: Rows) -> Located[T]:
         """Finds descriptors. nixlNotFoundError for what lies in no range, or goes past its end."""
