@@ -49,7 +49,8 @@ type fakePair struct {
 	pair   int
 	number uint32
 	rail   *fakeRail
-	other  uint32 // 0: not begun
+	other  uint32   // 0: not begun
+	gid    [16]byte // of the other
 	live   bool
 }
 
@@ -98,7 +99,7 @@ func (l *fakeLink) PairBegin(pair int, theirs verbs.End) error {
 		return driver.ErrBusy
 	}
 	fakeWire.Lock()
-	p.other = theirs.QueuePair
+	p.other, p.gid = theirs.QueuePair, theirs.GID
 	fakeWire.Unlock()
 	l.mu.Unlock()
 	if l.initiator {
@@ -137,8 +138,8 @@ func (p *fakePair) reach() (*fakePair, bool) {
 	fakeWire.Lock()
 	defer fakeWire.Unlock()
 	q := fakeWire.pairs[p.other]
-	ok := fakeWire.pairs[p.number] == p && q != nil && q.other == p.number && !p.rail.cut &&
-		!q.rail.cut
+	ok := fakeWire.pairs[p.number] == p && q != nil && q.other == p.number &&
+		q.rail.gid == p.gid && !p.rail.cut && !q.rail.cut
 	return q, ok
 }
 
