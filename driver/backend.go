@@ -68,7 +68,9 @@ type Backend interface {
 	// Fence ends the epoch of a registered memory: it must return nil only when
 	// no access that a peer began, or will begin, through a token given out so
 	// far can still land. The epoch must end, and what begins later be refused, also
-	// where ctx is over already or the proof fails. A frozen or dead peer must not make
+	// where ctx is over already or the proof fails. The engine asks with one that is over
+	// first, and again only after an error: nil to that, where nothing need be waited for,
+	// saves a goroutine. A frozen or dead peer must not make
 	// it wait for longer than the backend's configured grace: then the strong means of
 	// that backend (fresh pages, a dead key, a drained queue) complete the proof. ctx bounds
 	// it all the same; its error means that the proof is not there. Calling it again looks
