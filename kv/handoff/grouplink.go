@@ -217,8 +217,12 @@ func (l *inLink) lead() (err error) {
 		mine = placesOf(q.tables, q.leases)
 	}
 	l.r.mu.Lock()
-	l.granted = true
+	l.granted = q.end == nil
+	granted := l.granted
 	l.r.mu.Unlock()
+	if !granted { // a grant beside the end would have Begin succeed
+		return nil
+	}
 	ctx, cancel := context.WithTimeoutCause(q.ctx, l.r.cfg.MeetTimeout, engine.ErrTimeout)
 	defer cancel()
 	if err := sendFragments(ctx, peer, toGroupSender, kindGrant, l.session, mine.append(nil),
