@@ -16,7 +16,7 @@ const (
 	headBytes   = 48
 	entryBytes  = 12 // of a table: offset, 8 bytes; length, 4
 
-	partBytes    = 256 << 10 // of data in one frame: how long a small frame may wait behind it
+	partBytes    = 512 << 10 // of data in one frame: how long a small frame may wait behind it
 	partLimit    = 1 << 20   // what we take
 	entriesMax   = 1024      // in one frame: a table of 12 KiB
 	bodyMax      = 2 << 10   // of the control messages
