@@ -273,6 +273,9 @@ func TestGroupDisagreement(t *testing.T) {
 			for i := range j.requests {
 				require.Empty(t, j.ready(t, i))
 				require.ErrorIs(t, j.requests[i].Err(), c.want)
+				if l := j.requests[i].links[1]; l != nil && l.edge != nil {
+					require.False(t, l.granted, "a grant for what has ended")
+				}
 			}
 			_, err = crowd.from[0].sender.Begin(within(t), j.number, j.from[0], j.span)
 			require.ErrorIs(t, err, c.want, "a rank that comes late")
