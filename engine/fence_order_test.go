@@ -205,9 +205,9 @@ func TestSumBesideRevoke(t *testing.T) {
 }
 
 // TestFencesWaitSideBySide: two fences that must wait end by each other, and one that need not
-// is asked once, by the goroutine that closes.
+// is asked once, with a context that is over.
 func TestFencesWaitSideBySide(t *testing.T) {
-	meet, asked := make(chan struct{}), 0
+	meet, asked := make(chan struct{}), []error(nil)
 	waits := func(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return driver.ContextError(ctx)
@@ -223,9 +223,12 @@ func TestFencesWaitSideBySide(t *testing.T) {
 	}
 	e := open(t, "e", func(c *Config) {
 		c.Backends = []driver.Backend{&fake{name: "0", onFence: waits},
-			&fake{name: "1", onFence: func(context.Context) error { asked++; return nil }},
+			&fake{name: "1", onFence: func(ctx context.Context) error {
+				asked = append(asked, ctx.Err())
+				return nil
+			}},
 			&fake{name: "2", onFence: waits}}
 	})
 	require.NoError(t, register(t, e, "r", 4096).Close())
-	require.Equal(t, 1, asked)
+	require.Equal(t, []error{context.Canceled}, asked)
 }

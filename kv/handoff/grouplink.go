@@ -217,10 +217,10 @@ func (l *inLink) lead() (err error) {
 		mine = placesOf(q.tables, q.leases)
 	}
 	l.r.mu.Lock()
-	l.granted = q.end == nil
-	granted := l.granted
+	ended := q.end != nil
+	l.granted = !ended
 	l.r.mu.Unlock()
-	if !granted { // a grant beside the end would have Begin succeed
+	if ended { // a grant beside the end would have Begin succeed
 		return nil
 	}
 	ctx, cancel := context.WithTimeoutCause(q.ctx, l.r.cfg.MeetTimeout, engine.ErrTimeout)

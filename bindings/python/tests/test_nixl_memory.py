@@ -176,6 +176,12 @@ def test_ranges_are_found_by_address() -> None:
     found = table.exact(b.DRAM_SEG, 100, 10, 0)
     assert found is not None and found.what == "short"
     assert table.exact(b.DRAM_SEG, 100, 11, 0) is None
+    table.put(places.Range(b.DRAM_SEG, 100, 10, 0, "alike", "latest"))
+    for left in ("latest", "short"):
+        found = table.exact(b.DRAM_SEG, 100, 10, 0)
+        assert found is not None and found.what == left
+        table.drop(found.name)
+    assert table.exact(b.DRAM_SEG, 100, 10, 0) is None
 
 
 def test_many_files_take_their_own_time_each() -> None:
