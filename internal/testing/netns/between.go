@@ -4,7 +4,6 @@ package netns
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -37,7 +36,7 @@ func BetweenHosts(t testing.TB, setUp ...func(*Pair) error) (far *Host, err erro
 			return nil, err
 		}
 	}
-	out, err := pair.again(t.Name())
+	out, err := pair.again(t)
 	if err != nil {
 		t.Errorf("on a host of its own: %v", err)
 	}
@@ -49,15 +48,23 @@ func BetweenHosts(t testing.TB, setUp ...func(*Pair) error) (far *Host, err erro
 	return nil, nil
 }
 
-// again runs a test of this binary in the near host.
-func (p *Pair) again(name string) (out string, err error) {
+// again runs a test of this binary in the near host. It has nine tenths of the time that this run
+// has left, so that a test that hangs there says where.
+func (p *Pair) again(t testing.TB) (out string, err error) {
 	exe, err := os.Executable() // a name that other processes find as well
 	if err != nil {
 		return "", err
 	}
 	var text bytes.Buffer
-	limit := flag.Lookup("test.timeout").Value.String()
-	c := exec.Command(exe, "-test.run=^"+name+"$", "-test.v", "-test.timeout="+limit)
+	var limit time.Duration
+	if at, ok := t.(interface{ Deadline() (time.Time, bool) }); ok {
+		if end, ok := at.Deadline(); ok {
+			limit = max(time.Until(end)*9/10, time.Second)
+		}
+	}
+	name := t.Name()
+	c := exec.Command(exe, "-test.run=^"+name+"$", "-test.v", "-test.timeout="+limit.String())
+	c.WaitDelay = 10 * time.Second // its own processes may outlive it, with its output open
 	for i, arg := range os.Args[1:] {
 		// Flags of the test binary itself are left out, with the values that follow them.
 		ofTest := strings.HasPrefix(arg, "-test.")
