@@ -137,6 +137,9 @@ func TestRealBadLine(t *testing.T) {
 		return
 	}
 	x := layCable(t, far, Config{})
+	for _, c := range x.p.conns {
+		require.NotEqual(t, nearBuffer, sendBuffer(t, c.tcp), "of a peer that is far away")
+	}
 	const n = 1 << 20 // of what a loss lets through in a second
 	x.descs[0].Len = n
 	x.local, x.away = x.local[:n], x.away[:n]

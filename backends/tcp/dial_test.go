@@ -4,12 +4,15 @@ package tcp
 
 import (
 	"net"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -115,4 +118,42 @@ func silent(t *testing.T) string {
 		}
 	})
 	return l.Addr().String()
+}
+
+// sendBuffer is in bytes of ours: the kernel counts its own with them, and doubles what is asked.
+func sendBuffer(t *testing.T, tcp *net.TCPConn) (n int) {
+	t.Helper()
+	raw, err := tcp.SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		n, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF)
+	}))
+	require.NoError(t, err)
+	return n / 2
+}
+
+// TestSendBufferOfNearPeers: a handshake on the loopback takes less than nearTime, unless it was
+// interrupted.
+func TestSendBufferOfNearPeers(t *testing.T) {
+	want := nearBuffer
+	if b, err := os.ReadFile("/proc/sys/net/core/wmem_max"); err == nil { // of the first host alone
+		most, err := strconv.Atoi(strings.TrimSpace(string(b)))
+		require.NoError(t, err)
+		want = min(want, most)
+	}
+	b := open(t, Config{})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	for range 20 {
+		near, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		b.tune(near.(*net.TCPConn))
+		got := sendBuffer(t, near.(*net.TCPConn))
+		require.NoError(t, near.Close())
+		if got == want {
+			return
+		}
+	}
+	t.Errorf("no connection of the loopback has a send buffer of %d bytes", want)
 }
