@@ -106,7 +106,7 @@ const hostFailures = 6
 // that is worth a third. For others the kernel finds a size as it goes.
 const (
 	nearTime   = 50 * time.Microsecond
-	nearBuffer = 512 << 10
+	nearBuffer = 384 << 10
 )
 
 // tune has the kernel give up a host that answers neither bytes nor probes. It is patient:
