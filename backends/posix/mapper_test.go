@@ -113,7 +113,8 @@ func (r *rig) writeDurably(t *testing.T, file string) {
 			r.durableWrite(t, uint64(i), uint64(i), part)
 		}
 		ended := map[uint64]error{}
-		for len(ended) < batch {
+		for end := time.Now().Add(time.Minute); len(ended) < batch; {
+			require.True(t, time.Now().Before(end), "%d of %d writes end", len(ended), batch)
 			n, err := r.b.Poll(r.done[:])
 			require.NoError(t, err)
 			for _, c := range r.done[:n] {

@@ -44,11 +44,6 @@ func openWired(t *testing.T, rails int, cfg Config) *wired {
 			drivertest.SkipIfUnavailable(t, err)
 		}
 		w.wires = append(w.wires, wire)
-		t.Cleanup(func() {
-			if err := wire.Mend(); err != nil {
-				t.Error(err)
-			}
-		})
 		near, far = append(near, devices[2*i]), append(far, devices[2*i+1])
 	}
 	cfg.Devices = strings.Join(near, ",")
@@ -58,6 +53,13 @@ func openWired(t *testing.T, rails int, cfg Config) *wired {
 	w.peer = w.connect(t)
 	w.l, w.r = w.real(t, w.near), w.real(t, w.far)
 	w.key = w.imports(t, w.r)
+	t.Cleanup(func() { // first: what is closed may wait for the wires
+		for _, wire := range w.wires {
+			if err := wire.Mend(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	eventually(t, "all queue pairs live", func() bool { return w.live() == rails })
 	return w
 }
@@ -213,7 +215,11 @@ func wireCut(t *testing.T, fault func(guest.Wire) error) {
 	} else {
 		t.Logf("lost after %v: %s", took, w.peer.Explain(0, 0))
 	}
-	<-w.peer.Lost()
+	select {
+	case <-w.peer.Lost():
+	case <-time.After(patience):
+		t.Fatal("the peer is not lost")
+	}
 	var msgs []driver.Message
 	require.Eventually(t, func() bool {
 		msgs = append(msgs, received(t, w.far)...)

@@ -143,7 +143,13 @@ func (h *hammer) work(t *testing.T, id int, until time.Time) {
 		if cancel {
 			h.l.conn.Cancel(tag)
 		}
-		end := <-h.ends[id]
+		var end Done
+		select {
+		case end = <-h.ends[id]:
+		case <-time.After(patience):
+			t.Errorf("batch of %d, tag %x: nothing completes", n, tag)
+			return
+		}
 		switch err := Error(end); {
 		case end.Tag != tag:
 			t.Errorf("tag %x ends, want %x", end.Tag, tag)
@@ -157,7 +163,7 @@ func (h *hammer) work(t *testing.T, id int, until time.Time) {
 }
 
 func (h *hammer) submit(t *testing.T, tag uint64, d []driver.Desc, notif bool) bool {
-	for {
+	for limit := time.Now().Add(patience); ; {
 		var msg []byte
 		if notif {
 			h.number.Lock()
@@ -173,7 +179,7 @@ func (h *hammer) submit(t *testing.T, tag uint64, d []driver.Desc, notif bool) b
 		if err == nil {
 			return true
 		}
-		if !errors.Is(err, driver.ErrFull) {
+		if !errors.Is(err, driver.ErrFull) || time.Now().After(limit) {
 			t.Error(err)
 			return false
 		}
@@ -230,7 +236,7 @@ func hammerLink(t *testing.T, d hosts) {
 	var came uint64
 	others.Go(func() { came = h.receive(t) })
 	others.Go(func() {
-		for i := 0; !h.stopped.Load(); i++ {
+		for i := 0; time.Now().Before(until); i++ {
 			time.Sleep(30 * time.Millisecond)
 			pair := i % len(d.near)
 			_ = h.l.conn.PairEnd(pair)

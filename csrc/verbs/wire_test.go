@@ -67,7 +67,10 @@ func TestRealVerbsCutOff(t *testing.T) {
 		t.Errorf("the queue pair failed with %s", Status(n.Status))
 	}
 	l.make(t, 0)
-	go func() { ended <- l.steward(t, stop) }()
+	go func() {
+		defer close(ended) // also where a verb was refused
+		ended <- l.steward(t, stop)
+	}()
 	time.Sleep(time.Second) // the queue pair that was made anew may fail, too
 	require.NoError(t, w.Loss("0%"))
 	for _, tag := range []uint64{first, second} {

@@ -115,8 +115,14 @@ func (h *Host) Do(f func() error) error {
 
 // away runs f on a thread that leave has taken elsewhere, and brings the thread back.
 func away(leave, f func() error) error {
-	result := make(chan error)
+	result := make(chan error, 1)
 	go func() {
+		defer func() { // f has ended the goroutine, as FailNow does
+			select {
+			case result <- errors.New("the function has not returned"):
+			default:
+			}
+		}()
 		runtime.LockOSThread()
 		home, err := ofThread()
 		if err == nil {
