@@ -228,6 +228,8 @@ func wireCut(t *testing.T, fault func(guest.Wire) error) {
 	if last := msgs[len(msgs)-1]; !errors.Is(last.Err, driver.ErrPeerLost) {
 		t.Errorf("messages of a peer that was cut off: %+v", msgs)
 	}
+	require.NoError(t, w.near.Close()) // while the wire is cut
+	require.NoError(t, w.far.Close())
 }
 
 // TestRealRailDown takes one of two wires down in mid-transfer: the other one carries all, at

@@ -4,8 +4,6 @@ package tcp
 
 import (
 	"net"
-	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -132,28 +130,22 @@ func sendBuffer(t *testing.T, tcp *net.TCPConn) (n int) {
 	return n / 2
 }
 
-// TestSendBufferOfNearPeers: a handshake on the loopback takes less than nearTime, unless it was
-// interrupted.
-func TestSendBufferOfNearPeers(t *testing.T) {
-	want := nearBuffer
-	if b, err := os.ReadFile("/proc/sys/net/core/wmem_max"); err == nil { // of the first host alone
-		most, err := strconv.Atoi(strings.TrimSpace(string(b)))
-		require.NoError(t, err)
-		want = min(want, most)
-	}
-	b := open(t, Config{})
+// nearest is the send buffer that a connection within a host has.
+func nearest(t *testing.T, l net.Listener) int {
+	t.Helper()
+	near, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer near.Close()
+	require.NoError(t, near.(*net.TCPConn).SetWriteBuffer(nearBuffer))
+	return sendBuffer(t, near.(*net.TCPConn))
+}
+
+func TestSendBufferWithinAHost(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
-	for range 20 {
-		near, err := net.Dial("tcp", l.Addr().String())
-		require.NoError(t, err)
-		b.tune(near.(*net.TCPConn))
-		got := sendBuffer(t, near.(*net.TCPConn))
-		require.NoError(t, near.Close())
-		if got == want {
-			return
-		}
+	owner, b := open(t, Config{}), open(t, Config{})
+	for _, c := range dial(t, b, owner.Addr()).conns {
+		require.Equal(t, nearest(t, l), sendBuffer(t, c.tcp))
 	}
-	t.Errorf("no connection of the loopback has a send buffer of %d bytes", want)
 }

@@ -101,13 +101,9 @@ func ownHosts(bound netip.Addr) (list []string) {
 // hostFailures is after how many times Failure the kernel gives up a host that is silent.
 const hostFailures = 6
 
-// A peer within nearTime, there and back, is on this host or in its rack. What is under way to it
-// fits this send buffer, of which the pages stay in a cache as they come round: over the loopback
-// that is worth a third. For others the kernel finds a size as it goes.
-const (
-	nearTime   = 50 * time.Microsecond
-	nearBuffer = 384 << 10
-)
+// nearBuffer is the send buffer of a connection within this host: its pages stay in a cache as they
+// come round, which is worth a third. For other peers the kernel finds a size as it goes.
+const nearBuffer = 384 << 10
 
 // tune has the kernel give up a host that answers neither bytes nor probes. It is patient:
 // a transfer that waits is bounded by pulse, and a connection on which nothing waits should
@@ -118,6 +114,11 @@ func (b *Backend) tune(tcp *net.TCPConn) {
 		Enable: true, Idle: max(patience/6, time.Second), Interval: max(patience/6, time.Second),
 		Count: hostFailures,
 	})
+	near, _ := tcp.LocalAddr().(*net.TCPAddr)
+	far, _ := tcp.RemoteAddr().(*net.TCPAddr)
+	if near != nil && far != nil && near.IP.Equal(far.IP) {
+		_ = tcp.SetWriteBuffer(nearBuffer) // or as much as the kernel allows
+	}
 	raw, err := tcp.SyscallConn()
 	if err != nil {
 		return
@@ -125,9 +126,5 @@ func (b *Backend) tune(tcp *net.TCPConn) {
 	_ = raw.Control(func(fd uintptr) {
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT,
 			int(patience.Milliseconds()))
-		i, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-		if err == nil && i.Rtt > 0 && time.Duration(i.Rtt)*time.Microsecond <= nearTime {
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, nearBuffer)
-		}
 	})
 }

@@ -4,6 +4,7 @@ package netns
 
 import (
 	"bytes"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -56,14 +57,14 @@ func (p *Pair) again(t testing.TB) (out string, err error) {
 		return "", err
 	}
 	var text bytes.Buffer
-	var limit time.Duration
+	limit := flag.Lookup("test.timeout").Value.String()
 	if at, ok := t.(interface{ Deadline() (time.Time, bool) }); ok {
 		if end, ok := at.Deadline(); ok {
-			limit = max(time.Until(end)*9/10, time.Second)
+			limit = max(time.Until(end)*9/10, time.Second).String()
 		}
 	}
 	name := t.Name()
-	c := exec.Command(exe, "-test.run=^"+name+"$", "-test.v", "-test.timeout="+limit.String())
+	c := exec.Command(exe, "-test.run=^"+name+"$", "-test.v", "-test.timeout="+limit)
 	c.WaitDelay = 10 * time.Second // its own processes may outlive it, with its output open
 	for i, arg := range os.Args[1:] {
 		// Flags of the test binary itself are left out, with the values that follow them.
