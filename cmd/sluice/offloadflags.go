@@ -3,7 +3,9 @@
 package main
 
 import (
+	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -50,6 +52,16 @@ func (f *offloadFlags) options(given func(flag string) bool) (*replay.Offload, e
 	if given("offload-file") && given("offload-dir") {
 		return nil, usagef("--offload-dir is for a file that is not kept: --offload-file says " +
 			"where the other one lies")
+	}
+	// Before minutes of work: the decode process makes the file there.
+	dir, at := f.dir, "--offload-dir "+f.dir
+	if f.file != "" {
+		dir, at = filepath.Dir(f.file), "--offload-file "+f.file
+	}
+	if s, err := os.Stat(dir); err != nil {
+		return nil, fmt.Errorf("%s: %w", at, err)
+	} else if !s.IsDir() {
+		return nil, fmt.Errorf("%s: %s is not a directory", at, dir)
 	}
 	o := &replay.Offload{File: f.file, Dir: f.dir, Durable: f.durable}
 	if given("offload-size") {
