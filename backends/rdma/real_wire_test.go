@@ -53,7 +53,7 @@ func openWired(t *testing.T, rails int, cfg Config) *wired {
 	w.peer = w.connect(t)
 	w.l, w.r = w.real(t, w.near), w.real(t, w.far)
 	w.key = w.imports(t, w.r)
-	t.Cleanup(func() { // first: what is closed may wait for the wires
+	t.Cleanup(func() { // before the backends close, which may wait for a wire
 		for _, wire := range w.wires {
 			if err := wire.Mend(); err != nil {
 				t.Error(err)

@@ -48,6 +48,12 @@ func layCable(t *testing.T, far *netns.Host, cfg Config) *cable {
 	m, away := share(t, owner, n)
 	l, local := share(t, x.near, n)
 	x.p = dial(t, x.near, owner.Addr())
+	s, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer s.Close()
+	for _, c := range x.p.conns {
+		require.NotEqual(t, nearest(t, s), sendBuffer(t, c.tcp), "of a peer on another host")
+	}
 	x.local, x.away, x.m = local, away, m
 	x.descs = []driver.Desc{{Len: n, LocalKey: l.key, RemoteKey: take(t, x.p, m)}}
 	return x
@@ -138,12 +144,6 @@ func TestRealBadLine(t *testing.T) {
 		return
 	}
 	x := layCable(t, far, Config{})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	for _, c := range x.p.conns {
-		require.NotEqual(t, nearest(t, l), sendBuffer(t, c.tcp), "of a peer on another host")
-	}
-	require.NoError(t, l.Close())
 	const n = 1 << 20 // of what a loss lets through in a second
 	x.descs[0].Len = n
 	x.local, x.away = x.local[:n], x.away[:n]

@@ -118,7 +118,7 @@ func silent(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// sendBuffer is in bytes of ours: the kernel counts its own with them, and doubles what is asked.
+// sendBuffer returns what SetWriteBuffer was given, which the kernel doubles for what it adds.
 func sendBuffer(t *testing.T, tcp *net.TCPConn) (n int) {
 	t.Helper()
 	raw, err := tcp.SyscallConn()
@@ -145,7 +145,18 @@ func TestSendBufferWithinAHost(t *testing.T) {
 	require.NoError(t, err)
 	defer l.Close()
 	owner, b := open(t, Config{}), open(t, Config{})
-	for _, c := range dial(t, b, owner.Addr()).conns {
-		require.Equal(t, nearest(t, l), sendBuffer(t, c.tcp))
+	dialled := dial(t, b, owner.Addr()).conns
+	var accepted []*conn
+	owner.mu.Lock()
+	for _, g := range owner.accepted {
+		g.mu.Lock()
+		accepted = append(accepted, g.conns...)
+		g.mu.Unlock()
+	}
+	owner.mu.Unlock()
+	require.Len(t, accepted, len(dialled))
+	want := nearest(t, l)
+	for _, c := range append(accepted, dialled...) {
+		require.Equal(t, want, sendBuffer(t, c.tcp))
 	}
 }

@@ -90,7 +90,7 @@ func (f *fragment) check(size uint64) bool {
 		return false
 	}
 	all := f.pattern.Bytes()
-	if f.bytes == 0 || f.bytes > partLimit || f.bytes > all {
+	if f.bytes == 0 || f.bytes > partBytes || f.bytes > all {
 		return false
 	}
 	return f.skip < f.pattern.EntryLen() && f.skip <= all-f.bytes

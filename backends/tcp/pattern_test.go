@@ -111,7 +111,7 @@ func TestFragment(t *testing.T) {
 			continue
 		}
 		f := fragment{pattern: g, skip: r.Uint64N(g.EntryLen())}
-		f.bytes = min(g.Bytes()-f.skip, partLimit)
+		f.bytes = min(g.Bytes()-f.skip, partBytes)
 		b := f.append(nil)
 		require.Len(t, b, patternBytes+slotBytes*len(g.Remote.List))
 		var got fragment

@@ -98,7 +98,7 @@ func (g *inbound) ask(c *conn, h *header) verdict {
 		return more
 	}
 	r, status := c.in.named(&m.seg)
-	if status == control.Failed || r.left > partLimit {
+	if status == control.Failed || r.left > partBytes {
 		return finished
 	}
 	if status != control.OK {

@@ -16,10 +16,11 @@ const (
 	headBytes   = 48
 	entryBytes  = 12 // of a table: offset, 8 bytes; length, 4
 
-	partBytes    = 512 << 10 // of data in one frame: how long a small frame may wait behind it
-	partLimit    = 1 << 20   // what we take
-	entriesMax   = 1024      // in one frame: a table of 12 KiB
-	bodyMax      = 2 << 10   // of the control messages
+	// Of data in one frame, sent or taken: how long a small frame may wait behind it, and how much
+	// an owner that is stopped in its midst may still put in place.
+	partBytes    = 512 << 10
+	entriesMax   = 1024    // in one frame: a table of 12 KiB
+	bodyMax      = 2 << 10 // of the control messages
 	messageLimit = 64 << 10
 )
 
@@ -109,11 +110,11 @@ func (h *header) decode(b *[headBytes]byte) error {
 func (h *header) sound() bool {
 	switch h.kind {
 	case kindWrite:
-		return h.hasTable() && h.length > h.table() && h.length-h.table() <= partLimit
+		return h.hasTable() && h.length > h.table() && h.length-h.table() <= partBytes
 	case kindRead:
 		return h.hasTable() && h.length == h.table()
 	case kindData:
-		return h.length > 0 && h.length <= partLimit
+		return h.length > 0 && h.length <= partBytes
 	case kindNotif, kindAnswer:
 		return h.length <= messageLimit
 	case kindHello, kindJoin, kindWelcome, kindImport:

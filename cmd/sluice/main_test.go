@@ -83,7 +83,7 @@ func command(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer, *bytes.Buf
 	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
 	t.Cleanup(cancel)
 	c := exec.CommandContext(ctx, binary, args...)
-	c.WaitDelay = 5 * time.Second // its processes have its output, too
+	c.WaitDelay = 5 * time.Second // its children hold its pipes, too
 	tmp := t.TempDir()
 	c.Env = append(os.Environ(), "TMPDIR="+tmp)
 	c.Dir = tmp

@@ -139,13 +139,14 @@ func TestReplayOffloadErrors(t *testing.T) {
 	other := filepath.Join(dir, "other")
 	require.NoError(t, os.WriteFile(other, make([]byte, 8192), 0o600))
 	for _, c := range []struct{ args, wants []string }{
+		{[]string{"--offload-dir", other}, []string{other, "is not a directory: name one"}},
 		{[]string{"--offload-size", "1024TiB"}, []string{"no space left on device", "/blocks needs",
 			"smaller --offload-size"}},
 		{[]string{"--offload-size", "1MiB"}, []string{"a block takes", "--offload-size is 1MiB"}},
 		{[]string{"--offload-dir", filepath.Join(dir, "absent")},
-			[]string{filepath.Join(dir, "absent"), "no such file"}},
+			[]string{filepath.Join(dir, "absent"), "no such file", "make the directory"}},
 		{[]string{"--offload-file", filepath.Join(dir, "absent", "blocks")},
-			[]string{filepath.Join(dir, "absent", "blocks"), "no such file"}},
+			[]string{filepath.Join(dir, "absent", "blocks"), "no such file", "make the directory"}},
 		{[]string{"--offload-file", dir}, []string{dir, "is a directory"}},
 		{[]string{"--offload-file", other}, []string{other, "no store",
 			"choose another --offload-file"}},
@@ -155,6 +156,9 @@ func TestReplayOffloadErrors(t *testing.T) {
 		for _, want := range c.wants {
 			if o.status != statusFailed || !strings.Contains(o.stderr, want) {
 				t.Errorf("%v: no %q in %+v", c.args, want, o)
+			}
+			if strings.Contains(want, "directory: name") || strings.HasPrefix(want, "make the") {
+				require.NotContains(t, o.stderr, "starting", "after memory was prepared for it")
 			}
 		}
 	}

@@ -59,9 +59,9 @@ func (f *offloadFlags) options(given func(flag string) bool) (*replay.Offload, e
 		dir, at = filepath.Dir(f.file), "--offload-file "+f.file
 	}
 	if s, err := os.Stat(dir); err != nil {
-		return nil, fmt.Errorf("%s: %w", at, err)
+		return nil, fmt.Errorf("%s: %w: make the directory, or name another", at, err)
 	} else if !s.IsDir() {
-		return nil, fmt.Errorf("%s: %s is not a directory", at, dir)
+		return nil, fmt.Errorf("%s: %s is not a directory: name one", at, dir)
 	}
 	o := &replay.Offload{File: f.file, Dir: f.dir, Durable: f.durable}
 	if given("offload-size") {

@@ -57,7 +57,7 @@ func (l *testLink) steward(t *testing.T, stop <-chan struct{}) int {
 func (l *testLink) mind(t *testing.T) (end func() int) {
 	stop, ended := make(chan struct{}), make(chan int, 1)
 	go func() {
-		defer close(ended) // also where a verb was refused
+		defer close(ended) // a refused verb ends the steward, and this goroutine
 		ended <- l.steward(t, stop)
 	}()
 	end = sync.OnceValue(func() int {

@@ -100,7 +100,7 @@ func (w Wire) do(fault ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	c := exec.CommandContext(ctx, folder+"/wire", append([]string{w.number}, fault...)...)
-	c.WaitDelay = limit / 2 // what it runs has its output, too
+	c.WaitDelay = limit / 2 // ip and tc hold its pipes, too
 	if out, err := c.CombinedOutput(); err != nil {
 		return fmt.Errorf("wire %s %s: %w: %s", w.number, strings.Join(fault, " "), err,
 			strings.TrimSpace(string(out)))

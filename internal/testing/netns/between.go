@@ -65,7 +65,7 @@ func (p *Pair) again(t testing.TB) (out string, err error) {
 	}
 	name := t.Name()
 	c := exec.Command(exe, "-test.run=^"+name+"$", "-test.v", "-test.timeout="+limit)
-	c.WaitDelay = 10 * time.Second // its own processes may outlive it, with its output open
+	c.WaitDelay = 10 * time.Second // its children hold its pipes, too
 	for i, arg := range os.Args[1:] {
 		// Flags of the test binary itself are left out, with the values that follow them.
 		ofTest := strings.HasPrefix(arg, "-test.")

@@ -115,31 +115,30 @@ func (h *Host) Do(f func() error) error {
 
 // away runs f on a thread that leave has taken elsewhere, and brings the thread back.
 func away(leave, f func() error) error {
-	result := make(chan error, 1)
+	result := make(chan error)
 	go func() {
-		defer func() { // f has ended the goroutine, as FailNow does
-			select {
-			case result <- errors.New("the function has not returned"):
-			default:
-			}
-		}()
+		err := errEnded
+		defer func() { result <- err }()
 		runtime.LockOSThread()
-		home, err := ofThread()
-		if err == nil {
+		home, e := ofThread()
+		if e == nil {
 			defer home.Close()
-			if err = leave(); err == nil {
-				err = f()
+			if e = leave(); e == nil {
+				e = f()
 			}
 			if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
-				result <- errors.Join(err, fmt.Errorf("leave a network namespace: %w", back))
+				err = errors.Join(e, fmt.Errorf("leave a network namespace: %w", back))
 				return // still locked: the thread ends here, and serves no other goroutine
 			}
 		}
 		runtime.UnlockOSThread()
-		result <- err
+		err = e
 	}()
 	return <-result
 }
+
+// errEnded is the outcome of a function that ends its goroutine, and with it the locked thread.
+var errEnded = errors.New("the function has not returned: it called FailNow, or runtime.Goexit")
 
 // fresh mounts a /sys that shows the host's devices, where UCX looks for them, and
 // becomes the command in the same process. The mount namespace is private.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -269,6 +270,21 @@ func TestStartInAHost(t *testing.T) {
 }
 
 // TestHostsEndWithTheirProcess: with SIGKILL there is no cleanup.
+// TestDoOfWhatEndsItsGoroutine: a failed require does so, of which the caller must hear.
+func TestDoOfWhatEndsItsGoroutine(t *testing.T) {
+	leak.Check(t)
+	h, err := New()
+	if err != nil {
+		drivertest.SkipIfUnavailable(t, err)
+	}
+	defer h.Close()
+	require.ErrorIs(t, h.Do(func() error {
+		runtime.Goexit()
+		return nil
+	}), errEnded)
+	require.NoError(t, h.Do(func() error { return nil }))
+}
+
 func TestHostsEndWithTheirProcess(t *testing.T) {
 	pair(t) // skips where there are no namespaces
 	c := exec.Command(os.Args[0])
