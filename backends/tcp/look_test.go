@@ -260,18 +260,18 @@ func TestPollerWaitsForNothing(t *testing.T) {
 	say := aloof(t, c)
 	h := header{kind: kindRead, count: 1, key: plain.key, ticket: plain.ticket.Load()}
 	b.looks.drop(c) // as a poller does that met it
-	say(frame(h, appendEntry(nil, 0, 1<<20)))
+	say(frame(h, appendEntry(nil, 0, partBytes)))
 	require.False(t, meets(t, c), "a Read is the reader's")
 	data, body, err := readWord(ends[express])
 	require.NoError(t, err)
 	require.Equal(t, uint8(kindData), data.kind)
-	require.Len(t, body, 1<<20)
+	require.Len(t, body, partBytes)
 	require.Never(t, func() bool { return b.looks.conns[ofInbound].Load() == c },
 		20*time.Millisecond, time.Millisecond, "look rouses the reader for each Read")
 
 	large := frame(header{kind: kindWrite, count: 1, key: plain.key,
-		ticket: plain.ticket.Load(), stamp: clock()}, make([]byte, entryBytes+1<<20))
-	copy(large[headBytes:], appendEntry(nil, 0, 1<<20))
+		ticket: plain.ticket.Load(), stamp: clock()}, make([]byte, entryBytes+partBytes))
+	copy(large[headBytes:], appendEntry(nil, 0, partBytes))
 	say(large[:headBytes+entryBytes])
 	require.False(t, meets(t, c), "a large Write is the reader's")
 }

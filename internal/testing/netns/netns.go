@@ -121,23 +121,29 @@ func away(leave, f func() error) error {
 		defer func() { result <- err }()
 		runtime.LockOSThread()
 		home, e := ofThread()
-		if e == nil {
-			defer home.Close()
-			if e = leave(); e == nil {
-				e = f()
-			}
-			if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
-				err = errors.Join(e, fmt.Errorf("leave a network namespace: %w", back))
-				return // still locked: the thread ends here, and serves no other goroutine
-			}
+		if e != nil {
+			runtime.UnlockOSThread()
+			err = e
+			return
 		}
-		runtime.UnlockOSThread()
+		defer home.Close()
+		defer func() {
+			back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET)
+			if back == nil {
+				runtime.UnlockOSThread()
+				return
+			} // still locked: the thread ends with us, and serves no other goroutine
+			err = errors.Join(err, fmt.Errorf("leave a network namespace: %w", back))
+		}()
+		if e = leave(); e == nil {
+			e = f()
+		}
 		err = e
 	}()
 	return <-result
 }
 
-// errEnded is the outcome of a function that ends its goroutine, and with it the locked thread.
+// errEnded is the outcome of a function that ends its goroutine.
 var errEnded = errors.New("the function has not returned: it called FailNow, or runtime.Goexit")
 
 // fresh mounts a /sys that shows the host's devices, where UCX looks for them, and
