@@ -51,13 +51,13 @@ func (s *Shape) Check() error {
 	case s.Threads < 1 || s.Threads > threadsMax:
 		return fmt.Errorf("%d threads, want 1 to %d: %w", s.Threads, threadsMax, ErrShape)
 	case s.Hot && s.Pages:
-		return fmt.Errorf("pieces at one place and at random places: %w", ErrShape)
+		return fmt.Errorf("hot and pages, want one of them: %w", ErrShape)
 	case s.Dense < 0 || s.Dense > 1<<16 || s.Dense > 0 && !s.Pages:
-		return fmt.Errorf("one entry in %d, of pages: %w", s.Dense, ErrShape)
+		return fmt.Errorf("dense %d, want 0 to %d, and pages: %w", s.Dense, 1<<16, ErrShape)
 	case s.Durable && (s.Pages || s.Op != driver.Write):
-		return fmt.Errorf("durable reads, or pages: %w", ErrShape)
+		return fmt.Errorf("durable, want writes, and no pages: %w", ErrShape)
 	case s.Gather && !s.Pages:
-		return fmt.Errorf("gathered pieces that are no pages: %w", ErrShape)
+		return fmt.Errorf("gather, want pages with it: %w", ErrShape)
 	case s.Spread > bytesMax:
 		return fmt.Errorf("spread over %d bytes, want at most %d: %w", s.Spread, uint64(bytesMax),
 			ErrShape)

@@ -20,6 +20,7 @@ import (
 var classes = []error{
 	driver.ErrNoRoute, driver.ErrNotSupported, driver.ErrReadOnly, driver.ErrBusy,
 	os.ErrPermission, os.ErrExist, os.ErrNotExist, layout.ErrGeometry, bench.ErrWorkload,
+	bench.ErrShape,
 }
 
 // fields are what errors of packages call in a Config, and by which flags the tool sets it.

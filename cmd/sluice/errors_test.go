@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
@@ -38,6 +39,8 @@ func TestSentences(t *testing.T) {
 			fmt.Errorf("host \"\": want a name: %w", driver.ErrBounds)},
 		"set --cert, --key and --ca, or --plaintext": errors.New("set Config.Identity, or " +
 			"Config.Plaintext"),
+		"batch 0, want 1 to 262144": &usageError{
+			(&bench.Shape{Op: driver.Read, Size: 1, Threads: 1}).Check()},
 		"raise Config.PeersMax, see Config.Listen": errors.New("raise Config.PeersMax, see " +
 			"Config.Listen"),
 	} {
