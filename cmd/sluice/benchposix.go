@@ -97,6 +97,19 @@ func posixTable(spread uint64) (list []bench.Shape) {
 	return list
 }
 
+// table reports whether the command line names no shape of its own.
+func (f *posixFlags) table(given func(flag string) bool) (bool, error) {
+	for _, name := range []string{"op", "size", "batch", "pages", "dense", "durable"} {
+		switch {
+		case given(name) && f.load:
+			return false, usagef("--load loads whole files: it takes no --%s", name)
+		case given(name):
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
 // shapes reads the flags; what is wrong with them is a usage error.
 func (f *posixFlags) shapes(table bool) ([]bench.Shape, error) {
 	ops := map[string]driver.Op{"read": driver.Read, "write": driver.Write}
@@ -143,9 +156,10 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 	if err := f.checkSlices(); err != nil {
 		return err
 	}
-	flags := c.Flags()
-	table := !flags.Changed("op") && !flags.Changed("size") && !flags.Changed("batch") &&
-		!f.pages && !f.load
+	table, err := f.table(c.Flags().Changed)
+	if err != nil {
+		return err
+	}
 	shapes, err := f.shapes(table)
 	if err != nil {
 		return err

@@ -38,6 +38,7 @@ func TestBenchPosix(t *testing.T) {
 	for _, args := range [][]string{{"--op", "append"}, {"--pages", "--op", "write"},
 		{"--size", "0"}, {"--size", "much"}, {"--dense", "8", "--op", "read"},
 		{"--durable", "--op", "read"}, {"--load-bytes", "x"},
+		{"--dense", "8"}, {"--durable"}, {"--load", "--durable"},
 		{"--pages", "--dense", "8", "--size", "4096", "--batch", "2048", "--bytes", "8MiB"},
 		{"--bytes", "8KiB", "--size", "1MiB"},
 		{"--batch", "0"}, {"--seconds", "0"}, {"--rounds", "0"}, {"--format", "xml"}} {
