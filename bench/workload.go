@@ -66,10 +66,10 @@ func (o WorkloadOptions) withDefaults() WorkloadOptions {
 // ErrWorkload is what every error about a workload's name or options is.
 var ErrWorkload = errors.New("bad workload")
 
-// The sweeps.
+// The sweeps of nixlbench: one block of each size, and batches.
 const (
-	sizeSweep  = "nixlbench"
-	batchSweep = "nixlbench-batch"
+	SizeSweep  = "nixlbench"
+	BatchSweep = "nixlbench-batch"
 )
 
 // The ways to access a model's cache.
@@ -83,9 +83,9 @@ const (
 // added, each after a slash: block, layer or token, tpN and ppN.
 func Workloads() []Workload {
 	list := []Workload{
-		{Name: sizeSweep, About: "one block of 4 KiB to 64 MiB, as nixlbench sweeps unless " +
+		{Name: SizeSweep, About: "one block of 4 KiB to 64 MiB, as nixlbench sweeps unless " +
 			"told otherwise"},
-		{Name: batchSweep, About: "4 KiB, 64 KiB and 1 MiB in batches of 1 to 4,096 blocks"},
+		{Name: BatchSweep, About: "4 KiB, 64 KiB and 1 MiB in batches of 1 to 4,096 blocks"},
 	}
 	for _, name := range kvlayout.Names() {
 		m, err := kvlayout.Lookup(name)
@@ -104,11 +104,11 @@ func NewWorkload(name string, o WorkloadOptions) (*Workload, error) {
 	o = o.withDefaults()
 	w := &Workload{Name: name}
 	switch name {
-	case sizeSweep:
+	case SizeSweep:
 		for size := uint64(4 << 10); size <= 64<<20; size *= 2 {
 			w.add(o, "block", size, 1, 1)
 		}
-	case batchSweep:
+	case BatchSweep:
 		for _, size := range []uint64{4 << 10, 64 << 10, 1 << 20} {
 			for batch := 1; batch <= 4096 && size*uint64(batch) <= o.BytesMax; batch *= 8 {
 				w.add(o, "blocks", size, batch, 1)
@@ -150,8 +150,8 @@ func parseModel(name string) (*modelName, error) {
 	words := strings.Split(name, "/")
 	m, err := kvlayout.Lookup(words[0])
 	if err != nil {
-		return nil, fmt.Errorf("workload %q: neither %s nor %s, and %w: %w", name, sizeSweep,
-			batchSweep, err, ErrWorkload)
+		return nil, fmt.Errorf("workload %q: neither %s nor %s, and %w: %w", name, SizeSweep,
+			BatchSweep, err, ErrWorkload)
 	}
 	n := &modelName{model: m, tp: 1, pp: 1}
 	for _, word := range words[1:] {

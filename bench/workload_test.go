@@ -72,7 +72,7 @@ func TestEveryWorkloadHasShapesThatFit(t *testing.T) {
 			}
 		}
 	}
-	if n := len(workload(t, sizeSweep, WorkloadOptions{}).Steps); n != 15 {
+	if n := len(workload(t, SizeSweep, WorkloadOptions{}).Steps); n != 15 {
 		t.Errorf("%d sizes from 4 KiB to 64 MiB", n)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -73,6 +74,12 @@ func (a *agent) check(regions []string) error {
 	host, _, err := net.SplitHostPort(a.listen)
 	if err != nil {
 		return usagef("--listen %q: want HOST:PORT", a.listen)
+	}
+	if a.data != "" && !slices.Contains(a.backends, tcpName) {
+		return usagef("--data is of backend %s, which --backend does not name", tcpName)
+	}
+	if _, _, err := net.SplitHostPort(a.data); a.data != "" && err != nil {
+		return usagef("--data %q: want HOST:PORT", a.data)
 	}
 	if a.data == "" {
 		a.data = net.JoinHostPort(host, "0")

@@ -151,13 +151,8 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	if f.workload.name != "" {
 		return runWorkload(c, f, write)
 	}
-	for _, name := range []string{"op", "size", "batch", "threads"} {
-		if f.table && c.Flags().Changed(name) {
-			return usagef("--table has shapes of its own: it takes no --%s", name)
-		}
-	}
-	if c.Flags().Changed("spread") && !f.pages && !f.table {
-		return usagef("--spread is the memory that --pages and --table draw from: say one of them")
+	if err := f.checkShapes(c); err != nil {
+		return err
 	}
 	shapes, err := f.shapes()
 	if err != nil {
@@ -166,7 +161,8 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	if err := f.settle(); err != nil {
 		return err
 	}
-	if err := fits(shapes, hostmem.Limits().Available, f.beside()); err != nil {
+	if err := fits(shapes, hostmem.Limits().Available, f.beside(), "--size, --batch or --spread, "+
+		"or fewer --threads"); err != nil {
 		return err
 	}
 	if err := f.network.examine(f.backend); err != nil {
@@ -180,6 +176,29 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 		return err
 	}
 	return errors.Join(write(c.OutOrStdout(), results), f.draw(c.Context(), results))
+}
+
+// checkShapes refuses flags that the way of measuring decides itself.
+func (f *benchFlags) checkShapes(c *cobra.Command) error {
+	var err error
+	shape := []string{"op", "size", "batch", "threads"}
+	switch {
+	case f.table:
+		err = refuse(c, "--table has shapes of its own: it takes no --%s",
+			append(shape, "sweep", "pages", "gather", "hot", "notify", "plot")...)
+	case f.notify:
+		err = refuse(c, "--notify measures small messages, one at a time: it takes no --%s",
+			append(shape, "sweep", "pages", "gather", "hot", "plot")...)
+	case f.sweep:
+		err = refuse(c, "--sweep has sizes of its own: it takes no --%s", "size", "batch")
+	}
+	if err != nil {
+		return err
+	}
+	if c.Flags().Changed("spread") && !f.pages && !f.table {
+		return usagef("--spread is the memory that --pages and --table draw from: say one of them")
+	}
+	return nil
 }
 
 // results measures what was asked for.
@@ -201,7 +220,7 @@ func (f *benchFlags) results(c *cobra.Command, shapes []bench.Shape) ([]bench.Re
 // settle refuses what concerns another backend. The table has UCX beside any but rdma.
 func (f *benchFlags) settle() error {
 	if f.table && f.network.ucx.workers == 0 && f.backend != rdmaName {
-		return f.network.settle(ucxName)
+		return f.network.settleBeside(f.backend)
 	}
 	return f.network.settle(f.backend)
 }
@@ -234,14 +253,8 @@ func (f *benchFlags) shapes() ([]bench.Shape, error) {
 			bench.HostMemory)
 	case f.gather && !f.pages:
 		return nil, usagef("--gather says where pages lie: it takes --pages")
-	case f.table && (f.sweep || f.pages || f.notify || f.hot):
-		return nil, usagef("--table has shapes of its own: it takes no --sweep, --pages, --hot " +
-			"and --notify")
-	case f.notify && f.hot, f.pages && f.hot:
-		return nil, usagef("--hot puts large pieces at one place: it takes no --pages and " +
-			"no --notify")
-	case f.notify && (f.sweep || f.pages):
-		return nil, usagef("--notify measures small messages: it takes no --sweep and no --pages")
+	case f.pages && f.hot:
+		return nil, usagef("--hot puts large pieces at one place: it takes no --pages")
 	}
 	if err := f.checkTotal(); err != nil {
 		return nil, err
@@ -279,20 +292,17 @@ func largest(shapes []bench.Shape) (local, remote uint64) {
 	return local, remote
 }
 
-var errTooLarge = errors.New("are available")
-
 // fits tells what the machine cannot hold before the kernel ends a process for it.
-// With loop there are two more ends, of the bare loop.
-func fits(shapes []bench.Shape, available uint64, loop bool) error {
+// With loop there are two more ends, of the bare loop. smaller are the flags that decide.
+func fits(shapes []bench.Shape, available uint64, loop bool, smaller string) error {
 	for i := range shapes {
 		need := shapes[i].MemoryBytes()
 		if loop {
 			need += shapes[i].LocalBytes() + shapes[i].RemoteBytes()
 		}
 		if available > 0 && need > available {
-			return fmt.Errorf("the two ends and the baselines need %s, %s %w: use a smaller "+
-				"--size, --batch or --spread, or fewer --threads",
-				bench.RoundSize(need), bench.RoundSize(available), errTooLarge)
+			return fmt.Errorf("the two ends and the baselines need %s, %s are available: use a "+
+				"smaller %s", bench.RoundSize(need), bench.RoundSize(available), smaller)
 		}
 	}
 	return nil

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/bench"
 )
 
@@ -87,11 +89,11 @@ func TestBenchThatDoesNotFit(t *testing.T) {
 	shapes := []bench.Shape{{Size: 64, Batch: 1, Threads: 1}, {Size: 1 << 20, Batch: 16,
 		Threads: 2}}
 	const need = 3 * 2 * 32 << 20
-	if err := fits(shapes, need-1, false); err == nil || !strings.Contains(err.Error(), "192 MiB") {
-		t.Errorf("does not fit: %v", err)
-	}
+	err := fits(shapes, need-1, false, "--x")
+	require.ErrorContains(t, err, "192 MiB")
+	require.ErrorContains(t, err, ": use a smaller --x")
 	for _, available := range []uint64{need, 0} { // 0: the kernel does not say
-		if err := fits(shapes, available, false); err != nil {
+		if err := fits(shapes, available, false, "--x"); err != nil {
 			t.Errorf("%d bytes available: %v", available, err)
 		}
 	}

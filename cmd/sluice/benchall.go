@@ -102,7 +102,7 @@ func runBenchAll(c *cobra.Command, f *benchFlags, files *posixFlags) error {
 		}
 	}
 	if c.Flags().Changed("dir") { // without it the rest is measured all the same
-		if err := files.checkDir(everyFile); err != nil {
+		if err := files.checkDir(everyFile, ""); err != nil {
 			return err
 		}
 	}
@@ -113,7 +113,7 @@ func runBenchAll(c *cobra.Command, f *benchFlags, files *posixFlags) error {
 		all.Missing = append(all.Missing, leftOut{backend, why.Error()})
 	}
 	all.Results, err = f.overEach(driver.InProcess, func(g *benchFlags) ([]bench.Result, error) {
-		return g.overShapes(c, shapes)
+		return g.overShapes(c, shapes, "--spread")
 	})
 	if err != nil {
 		return err
@@ -140,7 +140,7 @@ func runBenchAll(c *cobra.Command, f *benchFlags, files *posixFlags) error {
 // overFile measures posix, or says why it is left out.
 func (f *benchFlags) overFile(c *cobra.Command, files *posixFlags) (list []bench.Result,
 	err error) {
-	path, remove, err := files.makeFile(c.Context(), everyFile, true)
+	path, remove, err := files.makeFile(c.Context(), everyFile, "")
 	if err != nil && c.Context().Err() == nil {
 		f.left(posixName, err)
 		return nil, nil

@@ -91,6 +91,17 @@ func runBenchGather(c *cobra.Command, f *gatherFlags) error {
 	if err != nil {
 		return err
 	}
+	if f.device == cpuDevice {
+		if err := refuse(c, "--%s is of --device cuda alone", "library", "sms", "in-flight",
+			"neighbour"); err != nil {
+			return err
+		}
+	}
+	if f.save != "" {
+		if err := writable(f.save); err != nil {
+			return &usageError{fmt.Errorf("--save: %w", err)}
+		}
+	}
 	shape, err := f.shape()
 	if err != nil {
 		return err
@@ -118,7 +129,7 @@ func runBenchGather(c *cobra.Command, f *gatherFlags) error {
 // fits reports whether there is memory: a card's run needs one pool, without those of baselines.
 func (f *gatherFlags) fits(s *bench.Shape, available uint64) error {
 	if f.device == cpuDevice {
-		return fits([]bench.Shape{*s}, available, false)
+		return fits([]bench.Shape{*s}, available, false, "--size, --batch or --spread")
 	}
 	if need := s.ScatteredBytes(); available > 0 && need > available {
 		return fmt.Errorf("the pool needs %s, %s are available: use a smaller --spread",
@@ -208,8 +219,6 @@ func (f *gatherFlags) shape() (bench.Shape, error) {
 		return bench.Shape{}, usagef("--sms %d: want 0 or more", f.sms)
 	case f.neighbour < 0 || f.neighbour > neighbourMax:
 		return bench.Shape{}, usagef("--neighbour %d: want 0 to %d", f.neighbour, neighbourMax)
-	case f.device == cpuDevice && (f.library != "" || f.inFlight != ""):
-		return bench.Shape{}, usagef("--library and --in-flight are of --device cuda alone")
 	case f.batch < 0:
 		return bench.Shape{}, usagef("--batch %d: want 1 or more, or 0 for the default", f.batch)
 	case !ok:

@@ -192,7 +192,7 @@ func TestBenchGatherUsage(t *testing.T) {
 		{[]string{"--format", "xml"}, "gobench"},
 		{[]string{"--device", "cuda", "--sms", "-1"}, "--sms -1"},
 		{[]string{"--device", "cuda", "--in-flight", "some"}, "KiB"},
-		{[]string{"--neighbour", "2000"}, "0 to 1024"},
+		{[]string{"--device", "cuda", "--neighbour", "2000"}, "0 to 1024"},
 		{[]string{"--in-flight", "64KiB"}, "--device cuda alone"},
 		{[]string{"--device", "cuda", "--threads", "2"}, "one at a time"},
 		{[]string{"--library", "x.so"}, "--device cuda alone"},

@@ -123,6 +123,11 @@ func runBenchGDS(c *cobra.Command, f *gdsFlags) (err error) {
 	if err != nil {
 		return err
 	}
+	if f.save != "" {
+		if err := writable(f.save); err != nil {
+			return &usageError{fmt.Errorf("--save: %w", err)}
+		}
+	}
 	flags := c.Flags()
 	shapes, err := f.shapes(!flags.Changed("op") && !flags.Changed("size") &&
 		!flags.Changed("batch"))
@@ -151,7 +156,8 @@ func runBenchGDS(c *cobra.Command, f *gdsFlags) (err error) {
 // measure makes a file, measures the shapes, and removes it.
 func (f *gdsFlags) measure(c *cobra.Command, shapes []bench.Shape, l bench.GDSLibraries) (
 	results []bench.Result, err error) {
-	path, remove, err := (&posixFlags{dir: f.dir}).makeFile(c.Context(), shapes[0].Spread, true)
+	files := &posixFlags{dir: f.dir}
+	path, remove, err := files.makeFile(c.Context(), shapes[0].Spread, "--bytes")
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -98,16 +99,16 @@ func posixTable(spread uint64) (list []bench.Shape) {
 }
 
 // table reports whether the command line names no shape of its own.
-func (f *posixFlags) table(given func(flag string) bool) (bool, error) {
-	for _, name := range []string{"op", "size", "batch", "pages", "dense", "durable"} {
-		switch {
-		case given(name) && f.load:
-			return false, usagef("--load loads whole files: it takes no --%s", name)
-		case given(name):
-			return false, nil
-		}
+func (f *posixFlags) table(c *cobra.Command) (bool, error) {
+	shape := []string{"op", "size", "batch", "pages", "dense", "durable"}
+	if f.load {
+		return true, refuse(c, "--load loads whole files: it takes no --%s",
+			append(shape, "bytes", "seconds")...)
 	}
-	return true, nil
+	if !slices.ContainsFunc(shape, c.Flags().Changed) {
+		return true, nil
+	}
+	return false, refuse(c, "--%s is of --load, and of the table", "load-bytes")
 }
 
 // shapes reads the flags; what is wrong with them is a usage error.
@@ -156,7 +157,7 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 	if err := f.checkSlices(); err != nil {
 		return err
 	}
-	table, err := f.table(c.Flags().Changed)
+	table, err := f.table(c)
 	if err != nil {
 		return err
 	}
@@ -169,15 +170,17 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 		return &usageError{fmt.Errorf("--load-bytes: %w", err)}
 	}
 	room := shapes[0].Spread
-	if f.load {
-		room, shapes = load, nil
+	if table {
+		err = f.checkDir(load, "--load-bytes")
 	}
-	if err := f.checkDir(room); err != nil {
+	if err != nil {
 		return err
 	}
-	fmt.Fprintf(c.ErrOrStderr(), "bench posix: making a file of %s in %s\n", bench.RoundSize(room),
-		f.dir)
-	path, remove, err := f.makeFile(c.Context(), room, len(shapes) > 0)
+	if f.load { // it makes files of its own
+		room, shapes = 0, nil
+	}
+	fmt.Fprintf(c.ErrOrStderr(), "bench posix: making files in %s\n", f.dir)
+	path, remove, err := f.makeFile(c.Context(), room, "--bytes")
 	if err != nil {
 		return err
 	}
@@ -194,7 +197,7 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 		results = append(results, r)
 		bar.set(int64(i + 1))
 	}
-	if table || f.load {
+	if table {
 		if err := os.Truncate(path, 0); err != nil { // its room is for the files of the load
 			return err
 		}
@@ -207,15 +210,20 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 	return write(c.OutOrStdout(), results)
 }
 
-// checkDir refuses a --dir that has no room for a file of so many bytes, or takes no file.
-func (f *posixFlags) checkDir(bytes uint64) error {
+// checkDir refuses a --dir that has no room for so many bytes, which the flag smaller decides, or
+// takes no file.
+func (f *posixFlags) checkDir(bytes uint64, smaller string) error {
 	var room unix.Statfs_t
 	if err := unix.Statfs(f.dir, &room); err != nil {
 		return fmt.Errorf("look at --dir %s: %w", f.dir, err)
 	}
 	if free := room.Bavail * uint64(room.Bsize); free < bytes+bytes/16 {
-		return fmt.Errorf("%s has room for %s: choose another --dir, or fewer --bytes than %s",
-			f.dir, bench.RoundSize(free), bench.RoundSize(bytes))
+		cure := "choose another --dir"
+		if smaller != "" {
+			cure += ", or a smaller " + smaller
+		}
+		return fmt.Errorf("%s has room for %s, and %s are to be written: %s", f.dir,
+			bench.RoundSize(free), bench.RoundSize(bytes), cure)
 	}
 	dir, err := os.MkdirTemp(f.dir, "sluice-bench")
 	if err != nil {
@@ -224,10 +232,10 @@ func (f *posixFlags) checkDir(bytes uint64) error {
 	return os.Remove(dir)
 }
 
-// makeFile makes the file, if there is room for it; with all of its bytes, or none.
-func (f *posixFlags) makeFile(ctx context.Context, bytes uint64, whole bool) (path string,
+// makeFile makes the file, if there is room for it. smaller is as of checkDir.
+func (f *posixFlags) makeFile(ctx context.Context, bytes uint64, smaller string) (path string,
 	remove func() error, err error) {
-	if err := f.checkDir(bytes); err != nil {
+	if err := f.checkDir(bytes, smaller); err != nil {
 		return "", nil, err
 	}
 	dir, err := os.MkdirTemp(f.dir, "sluice-bench")
@@ -236,9 +244,6 @@ func (f *posixFlags) makeFile(ctx context.Context, bytes uint64, whole bool) (pa
 	}
 	remove = func() error { return os.RemoveAll(dir) }
 	path = filepath.Join(dir, "file")
-	if !whole {
-		bytes = 0
-	}
 	if err := bench.MakeDiskFile(ctx, path, bytes); err != nil {
 		return "", nil, errors.Join(fmt.Errorf("make the file: %w", err), remove())
 	}

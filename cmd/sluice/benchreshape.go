@@ -35,17 +35,12 @@ func (f *reshapeFlags) register(c *cobra.Command) {
 // check refuses what concerns other workloads alone, or is of this one alone.
 func (f *benchFlags) checkReshape(c *cobra.Command) error {
 	if f.workload.name != reshapeWorkload {
-		for _, name := range []string{"prefill", "decode", "model", "scale"} {
-			if c.Flags().Changed(name) {
-				return usagef("--%s is of --workload %s alone", name, reshapeWorkload)
-			}
-		}
-		return nil
+		return refuse(c, "--%s is of --workload "+reshapeWorkload+" alone", "prefill", "decode",
+			"model", "scale")
 	}
-	for _, name := range []string{"op", "block-tokens", "operation-bytes", "spread"} {
-		if c.Flags().Changed(name) {
-			return usagef("--workload %s takes no --%s: the groups say it", reshapeWorkload, name)
-		}
+	if err := refuse(c, "--workload "+reshapeWorkload+" takes no --%s: the groups say it", "op",
+		"block-tokens", "operation-bytes", "spread"); err != nil {
+		return err
 	}
 	if !c.Flags().Changed("tokens") {
 		f.workload.tokens = reshapeTokens

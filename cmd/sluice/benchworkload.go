@@ -3,7 +3,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -42,25 +41,33 @@ func (w *workloadFlags) register(c *cobra.Command) {
 
 // check refuses what a workload decides itself, and what is a workload's alone.
 func (f *benchFlags) checkWorkload(c *cobra.Command) error {
-	flags := c.Flags()
 	if err := f.checkReshape(c); err != nil {
 		return err
 	}
-	if f.workload.name == "" {
-		for _, name := range []string{"tokens", "block-tokens", "operation-bytes"} {
-			if flags.Changed(name) {
-				return usagef("--%s is of workloads alone: say --workload NAME", name)
-			}
+	switch f.workload.name {
+	case "":
+		return refuse(c, "--%s is of workloads alone: say --workload NAME", "tokens",
+			"block-tokens", "operation-bytes")
+	case listWorkloads:
+		if f.result.format == "gobench" {
+			return usagef("--workload %s: want --format text or json", listWorkloads)
 		}
-		return nil
-	}
-	for _, name := range []string{"size", "batch", "sweep", "pages", "gather", "notify", "table",
-		"hot", "plot"} {
-		if flags.Changed(name) {
-			return usagef("--workload has shapes of its own: it takes no --%s", name)
+		return refuse(c, "--workload "+listWorkloads+" measures nothing: it takes no --%s",
+			beside(c, "workload", "json", "format")...)
+	case bench.SizeSweep:
+		if err := refuse(c, "--workload "+bench.SizeSweep+" has one block at a time: it takes no "+
+			"--%s", "spread", "operation-bytes"); err != nil {
+			return err
 		}
 	}
-	return nil
+	if f.workload.name == bench.SizeSweep || f.workload.name == bench.BatchSweep {
+		if err := refuse(c, "--%s is of workloads of a model", "tokens",
+			"block-tokens"); err != nil {
+			return err
+		}
+	}
+	return refuse(c, "--workload has shapes of its own: it takes no --%s", "size", "batch",
+		"sweep", "pages", "gather", "notify", "table", "hot", "plot")
 }
 
 // runWorkload lists the workloads, or measures one over each backend that serves.
@@ -168,10 +175,7 @@ func (f *benchFlags) overBackend(c *cobra.Command, w *bench.Workload) ([]bench.R
 	for _, s := range w.Steps {
 		shapes = append(shapes, s.Shape)
 	}
-	results, err := f.overShapes(c, shapes)
-	if errors.Is(err, errTooLarge) {
-		err = fmt.Errorf("%w; or a smaller --operation-bytes", err)
-	}
+	results, err := f.overShapes(c, shapes, "--operation-bytes or --spread, or fewer --threads")
 	if err != nil {
 		return nil, err
 	}
@@ -181,15 +185,16 @@ func (f *benchFlags) overBackend(c *cobra.Command, w *bench.Workload) ([]bench.R
 	return results, nil
 }
 
-// overShapes measures shapes over the backend of the flags.
-func (f *benchFlags) overShapes(c *cobra.Command, shapes []bench.Shape) ([]bench.Result, error) {
+// overShapes measures shapes over the backend of the flags. smaller is as of fits.
+func (f *benchFlags) overShapes(c *cobra.Command, shapes []bench.Shape, smaller string) (
+	[]bench.Result, error) {
 	if err := f.settle(); err != nil {
 		return nil, err
 	}
 	if err := f.opens(); err != nil {
 		return nil, err
 	}
-	if err := fits(shapes, hostmem.Limits().Available, f.beside()); err != nil {
+	if err := fits(shapes, hostmem.Limits().Available, f.beside(), smaller); err != nil {
 		return nil, err
 	}
 	if err := f.network.examine(f.backend); err != nil {

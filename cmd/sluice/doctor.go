@@ -40,7 +40,7 @@ they could be, and which NIC and drive are near to which GPU.
 			if c.Flags().Changed("tune") {
 				return runTune(c, tune, asJSON)
 			}
-			if err := n.settleDoctor(); err != nil {
+			if err := checkDoctor(c, &n); err != nil {
 				return err
 			}
 			s := machine.Source{Root: root,
@@ -77,6 +77,14 @@ they could be, and which NIC and drive are near to which GPU.
 	c.Flags().StringVar(&root, "root", "", "look at the proc, sys and lib below this directory")
 	_ = c.Flags().MarkHidden("root") // the only error is a flag that does not exist
 	return c
+}
+
+func checkDoctor(c *cobra.Command, n *networkFlags) error {
+	if c.Flags().Changed("root") {
+		return refuse(c, "--root is a tree of files, and no backend is opened: it takes no --%s",
+			beside(c, "root", "json", "all")...)
+	}
+	return n.settleDoctor()
 }
 
 // builtBackends lists what this build has; to try one is to open it here.

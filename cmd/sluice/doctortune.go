@@ -64,14 +64,9 @@ func busyNote(load string, cpus int) string {
 
 // runTune is doctor --tune.
 func runTune(c *cobra.Command, name string, asJSON bool) (err error) {
-	for _, other := range []string{"all", "root"} {
-		if c.Flags().Changed(other) {
-			return usagef("--tune measures this machine and reports nothing else: it takes no --%s",
-				other)
-		}
-	}
-	if name == "" {
-		return usagef("--tune: want a file")
+	if err := refuse(c, "--tune measures this machine and reports nothing else: it takes no --%s",
+		beside(c, "tune", "json")...); err != nil {
+		return err
 	}
 	path, err := filepath.Abs(name)
 	if err != nil {

@@ -78,7 +78,7 @@ func TestHostCopyByName(t *testing.T) {
 func TestDoctorTuneThatFails(t *testing.T) {
 	for want, args := range map[string][]string{
 		"--tune: open /no/where/copy.json: ": {"doctor", "--tune", "/no/where/copy.json"},
-		"--tune: want a file":                {"doctor", "--tune", ""},
+		"--tune is empty":                    {"doctor", "--tune", ""},
 		"--all":                              {"doctor", "--tune", "copy.json", "--all"},
 		"--root":                             {"doctor", "--tune", "copy.json", "--root", "/"},
 	} {

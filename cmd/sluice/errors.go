@@ -33,7 +33,9 @@ var fields = []struct {
 	{"Config.TLS or Identity", "--tcp-cert, --tcp-key and --tcp-ca", []string{"tcp-cert", "tcp-key",
 		"tcp-ca"}},
 	{"Config.Listen", "--tcp-listen", []string{"tcp-listen"}},
+	{"Config.Listen", "--data", []string{"data"}},
 	{"Config.Listen", "--listen", []string{"listen"}},
+	{"Config.Memory", "--memory", []string{"memory"}},
 	{"Config.Devices", "--devices", []string{"devices"}},
 	{"Config.Transports", "--transports", []string{"transports"}},
 }

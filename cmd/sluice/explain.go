@@ -80,23 +80,33 @@ func (f *explainFlags) register(c *cobra.Command) {
 
 func (f *explainFlags) run(c *cobra.Command) error {
 	if f.groups.given(c) {
-		for _, name := range append(f.peer, f.memories...) {
-			if c.Flags().Changed(name) {
-				return usagef("--%s beside --prefill and --decode: a plan does not depend on it",
-					name)
-			}
+		if err := refuse(c, "--%s beside --prefill and --decode: a plan does not depend on it",
+			append(f.peer, f.memories...)...); err != nil {
+			return err
 		}
 		return explainPlan(c.OutOrStdout(), &f.groups, f.asJSON)
 	}
 	if f.there.peer != "" {
-		if err := unchanged(c, f.memories); err != nil {
+		if err := refuse(c, "--%s beside --peer: a running engine answers for its own regions, by "+
+			"all its ways", f.memories...); err != nil {
 			return err
 		}
 		return explainPeer(c.Context(), c.OutOrStdout(), &f.there, f.asJSON)
 	}
+	if err := refuse(c, "--%s is of --peer alone", f.peer...); err != nil {
+		return err
+	}
 	n := &f.network
-	err := n.settle(f.backend)
+	settle := func() error { return n.settle(f.backend) }
+	if f.backend == auto {
+		settle = n.settleAuto
+	}
+	err := settle()
 	if err != nil {
+		return err
+	}
+	var usage *usageError // what else is wrong is part of the answer
+	if err := n.examine(f.backend); errors.As(err, &usage) {
 		return err
 	}
 	q := question{backend: f.backend, sameHost: f.sameHost, options: openOptions{threads: 1,
@@ -112,17 +122,6 @@ func (f *explainFlags) run(c *cobra.Command) error {
 		return err
 	}
 	return printExplanations(c.OutOrStdout(), f.asJSON, explained{Explanation: x})
-}
-
-// unchanged refuses flags that have no say beside --peer.
-func unchanged(c *cobra.Command, names []string) error {
-	for _, name := range names {
-		if c.Flags().Changed(name) {
-			return usagef("--%s beside --peer: a running engine answers for its own regions, by "+
-				"all its ways: leave --%s out", name, name)
-		}
-	}
-	return nil
 }
 
 // errNoRoute ends explain with status 1 where no backend can: a script may ask.

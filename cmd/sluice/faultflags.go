@@ -24,6 +24,10 @@ func (f *replayFlags) rules(ctx context.Context) (map[replay.Side]string, error)
 	if !ok {
 		return nil, usagef("--fault-side %q: want both, prefill or decode", f.faultSide)
 	}
+	if f.faults == "" && f.faultSide != "both" {
+		return nil, usagef("--fault-side %s says which side --fault is for: say both",
+			f.faultSide)
+	}
 	if f.faults == "" {
 		return nil, nil
 	}

@@ -169,6 +169,10 @@ func issue(w io.Writer, dir string, m authority.Member, force, asJSON bool) erro
 	for _, ip := range leaf.IPAddresses {
 		hosts = append(hosts, ip.String())
 	}
+	until := day(leaf.NotAfter)
+	if leaf.NotAfter.Equal(a.Cert().NotAfter) {
+		until += ", as the authority's own"
+	}
 	if asJSON {
 		return printJSON(w, issueOutput{m.Name, hosts, leaf.SerialNumber.Text(16), replaced,
 			leaf.NotAfter, cert, key, ca})
@@ -180,7 +184,7 @@ func issue(w io.Writer, dir string, m authority.Member, force, asJSON bool) erro
   %s  the authority's certificate
 use: sluice agent --listen %s --cert %s --key %s --ca %s --region kv=64MiB
  or: sluice ls --peer HOST:PORT --cert %[12]s --key %[13]s --ca %[14]s
-`, m.Name, hosts, day(leaf.NotAfter), leaf.SerialNumber, old, m.Name, key, cert, key, ca,
+`, m.Name, hosts, until, leaf.SerialNumber, old, m.Name, key, cert, key, ca,
 		quoted(listenAt(m.Hosts)), quoted(cert), quoted(key), quoted(ca))
 }
 

@@ -267,8 +267,11 @@ type loadReport struct {
 func (r *loadReport) text(w io.Writer) error {
 	cache := "unknown page cache"
 	switch {
-	case r.Cold || r.CachedBytes == 0:
+	case r.CachedBytes == 0 || r.Cold && r.CachedBytes < 0:
 		cache = "cold page cache"
+	case r.Cold:
+		cache = fmt.Sprintf("warm page cache: the file system keeps %s of the files in it, "+
+			"whatever --cold says", bench.RoundSize(uint64(r.CachedBytes)))
 	case r.CachedBytes > 0:
 		cache = fmt.Sprintf("warm page cache: %s of the files were in it",
 			bench.RoundSize(uint64(r.CachedBytes)))

@@ -31,7 +31,7 @@ func (n *networkFlags) register(c *cobra.Command) {
 // silence would be believed.
 func (n *networkFlags) settle(backend string) error {
 	n.give(backend)
-	if n.devices != "" && backend != rdmaName && backend != ucxName && backend != auto {
+	if n.devices != "" && backend != rdmaName && backend != ucxName {
 		return usagef(
 			"--devices is of backends %s and %s alone: backend %q has nothing of the kind", ucxName,
 			rdmaName, backend)
@@ -42,20 +42,53 @@ func (n *networkFlags) settle(backend string) error {
 	if err := n.rdma.check(backend); err != nil {
 		return err
 	}
-	return n.tcp.check(backend)
+	return n.tcp.checkEnds(backend)
 }
 
-// settleDoctor is settle for doctor, which looks at all backends: what tcp would listen at, and
-// with which certificates, can be looked at beforehand.
+// settleBeside is settle where UCX stands beside the backend.
+func (n *networkFlags) settleBeside(backend string) error {
+	n.give(ucxName)
+	if err := n.ucx.check(ucxName); err != nil {
+		return err
+	}
+	if err := n.rdma.check(backend); err != nil {
+		return err
+	}
+	return n.tcp.checkEnds(backend)
+}
+
+// settleAuto is settle where each backend that serves is asked: --devices are those of ucx.
+func (n *networkFlags) settleAuto() error {
+	if err := n.settleBeside(auto); err != nil {
+		return err
+	}
+	return n.built()
+}
+
+// settleDoctor is settle for doctor, which opens each backend with what concerns it.
 func (n *networkFlags) settleDoctor() error {
+	n.give(ucxName)
+	if err := n.ucx.check(ucxName); err != nil {
+		return err
+	}
+	if err := n.rdma.check(rdmaName); err != nil {
+		return err
+	}
 	if err := n.tcp.check(tcpName); err != nil {
 		return err
 	}
-	others := networkFlags{devices: n.devices, ucx: n.ucx, rdma: n.rdma}
-	err := others.settle(auto)
-	others.tcp = n.tcp
-	*n = others
-	return err
+	return n.built()
+}
+
+// built refuses flags of backends that are not in this build.
+func (n *networkFlags) built() error {
+	for name, given := range map[string][]string{ucxName: n.ucx.given(),
+		rdmaName: n.rdma.given()} {
+		if len(given) > 0 && !isBuilt(name) {
+			return usagef("%s is of backend %s alone, which is not in this build", given[0], name)
+		}
+	}
+	return nil
 }
 
 // give gives --devices to the backends that it concerns.

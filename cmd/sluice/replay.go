@@ -189,15 +189,20 @@ func (f *replayFlags) checkNumbers() error {
 }
 
 func runReplay(c *cobra.Command, f *replayFlags) error {
-	if c.Flags().Changed("trace") && f.trace == "" {
-		return usagef("--trace: want a file; without the flag requests are generated")
-	}
-	f.exactly = c.Flags().Changed("requests")
+	given := c.Flags().Changed
+	f.exactly = given("requests")
 	if groups, err := f.groups.given(c); groups || err != nil {
 		if err != nil {
 			return err
 		}
 		return runReplayGroups(c, f)
+	}
+	switch {
+	case given("trace") && given("seed"):
+		return usagef("--seed is of the generator: it does not go with --trace")
+	case f.speed > 0 && given("overlap") && !f.overlap:
+		return usagef("--overlap=false: at the pace of --speed a request is checked while the " +
+			"next one arrives")
 	}
 	pool, err := f.check()
 	if err != nil {
@@ -206,7 +211,7 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	if err := f.network.examine(f.backend); err != nil {
 		return err
 	}
-	offload, err := f.offload.options(c.Flags().Changed)
+	offload, err := f.offload.options(given)
 	if err != nil {
 		return err
 	}

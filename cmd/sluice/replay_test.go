@@ -118,8 +118,7 @@ func checkAborts(t *testing.T, r map[string]any) {
 }
 
 func TestReplayInATightPool(t *testing.T) {
-	r := replayReport(t, "--requests", "6", "--seed", "3", "--pool", "260MiB", "--trace",
-		smallTrace(t, 6))
+	r := replayReport(t, "--requests", "6", "--pool", "260MiB", "--trace", smallTrace(t, 6))
 	wantNumbers(t, r, map[string]float64{"mismatches": 0, "blocks_leaked": 0})
 	// The smallest pool that the largest request fits in: every block is evicted
 	// for the next one.

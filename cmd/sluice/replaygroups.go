@@ -128,6 +128,10 @@ func (f *replayFlags) checkGroups(c *cobra.Command) (*replay.GroupOptions, error
 			return nil, err
 		}
 	}
+	if c.Flags().Changed("threads") && !slices.Contains([]string{auto, "shm"}, f.backend) {
+		return nil, usagef("--threads are those of backend shm between groups: %s has none",
+			f.backend)
+	}
 	if err := f.network.settle(f.backend); err != nil {
 		return nil, err
 	}

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // The exit statuses.
@@ -27,6 +29,38 @@ func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
+
+// refuse refuses the first of these flags that the command line has: what is ignored in silence
+// would be believed. The text has a place for its name.
+func refuse(c *cobra.Command, text string, names ...string) error {
+	for _, name := range names {
+		if c.Flags().Changed(name) {
+			return usagef(text, name)
+		}
+	}
+	return nil
+}
+
+// beside are the flags of a command but for these.
+func beside(c *cobra.Command, names ...string) (others []string) {
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if !slices.Contains(names, f.Name) {
+			others = append(others, f.Name)
+		}
+	})
+	return others
+}
+
+// checkEmpty refuses an empty value, as of a variable of a script that is not set: it would say
+// nothing. A name may be empty.
+func checkEmpty(c *cobra.Command) (err error) {
+	c.Flags().Visit(func(f *pflag.Flag) {
+		if f.Value.Type() == "string" && f.Value.String() == "" && f.Name != "name" {
+			err = usagef("--%s is empty: give it a value, or leave it out", f.Name)
+		}
+	})
+	return err
+}
 
 // run executes one command line and returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
@@ -79,6 +113,9 @@ func newRoot() *cobra.Command {
 
 // prepare finds what would fail half-way, before any command begins.
 func prepare(c *cobra.Command, args []string) error {
+	if err := checkEmpty(c); err != nil {
+		return err
+	}
 	if err := checkOpenFiles(c, args); err != nil {
 		return err
 	}
@@ -99,8 +136,11 @@ func newHelp() *cobra.Command {
 		Short: "Say what a command does",
 		RunE: func(c *cobra.Command, args []string) error {
 			about, rest, err := c.Root().Find(args)
-			if err != nil || len(rest) > 0 {
+			if err != nil {
 				return noArgs(c.Root(), args)
+			}
+			if len(rest) > 0 {
+				return noArgs(about, rest)
 			}
 			about.InitDefaultHelpFlag()
 			return about.Help()

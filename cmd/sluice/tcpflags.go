@@ -5,7 +5,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -115,10 +117,25 @@ func (t *tcpFlags) examine() error {
 	switch {
 	case err == nil:
 		return b.Close()
+	case errors.Is(err, driver.ErrBounds) && t.listen != "":
+		return &usageError{fmt.Errorf("--tcp-listen %s: %w", t.listen, err)}
 	case errors.Is(err, driver.ErrBounds), errors.Is(err, os.ErrNotExist):
 		return &usageError{err}
 	}
 	return err
+}
+
+// checkEnds is check for two processes of this host, which cannot listen at one port.
+func (t *tcpFlags) checkEnds(backend string) error {
+	if err := t.check(backend); err != nil {
+		return err
+	}
+	_, port, err := net.SplitHostPort(t.listen)
+	if n, e := strconv.Atoi(port); err == nil && e == nil && n != 0 {
+		return usagef("--tcp-listen %s: two ends on this host listen there: want HOST:%d-%d, or "+
+			"HOST:0", t.listen, n, n+1)
+	}
+	return nil
 }
 
 // args are the flags once more, for a child process.

@@ -57,15 +57,9 @@ func (u *ucxFlags) check(backend string) error {
 		return usagef("--workers %d: want 1 to %d, or 0 for what the backend thinks right",
 			u.workers, workersMax)
 	}
-	names := u.given()
-	switch {
-	case len(names) == 0 || backend == ucxName:
-		return nil
-	case backend != auto:
-		return usagef("%s is of backend %s alone: backend %q has nothing of the kind", names[0],
+	if names := u.given(); len(names) > 0 && backend != ucxName {
+		return usagef("%s is of backend %s alone: say --backend %s, not %q", names[0], ucxName,
 			ucxName, backend)
-	case !isBuilt(ucxName):
-		return usagef("%s is of backend %s alone, which is not in this build", names[0], ucxName)
 	}
 	return nil
 }
@@ -82,7 +76,7 @@ func (u *ucxFlags) examine(backend string) error {
 	case backend == ucxName && len(u.given()) == 0:
 		_, err := ucx.Version("")
 		return err
-	case backend != ucxName && (backend != auto || len(u.given()) == 0):
+	case backend != ucxName:
 		return nil
 	}
 	found, err := ucx.Examine(u.config())
