@@ -82,7 +82,7 @@ func TestGPUCheck(t *testing.T) {
 	script(t, 0, nil, "./gpu-check", "build", dir)
 
 	env := []string{"SLUICE_LIBCUDA=" + library.Path, "GPU_CHECK_ARGS=--rounds 1 --seconds 0.01 " +
-		"--spread 4MiB --batch 300 --neighbour 1",
+		"--spread 4MiB --batch 300", "GPU_CHECK_CARD=--neighbour 1",
 		"GPU_CHECK_LIMIT=4600", "STANDIN_DRIVER=12080", "SLUICE_LIBCUFILE=" + cufile.Path,
 		"STANDIN_LIBCUDA=" + library.Path,
 		"CUFILE_LOGFILE_PATH=" + filepath.Join(t.TempDir(), "cufile.log"),
