@@ -97,11 +97,7 @@ func (f *explainFlags) run(c *cobra.Command) error {
 		return err
 	}
 	n := &f.network
-	settle := func() error { return n.settle(f.backend) }
-	if f.backend == auto {
-		settle = n.settleAuto
-	}
-	err := settle()
+	err := n.settleAsked(f.backend)
 	if err != nil {
 		return err
 	}

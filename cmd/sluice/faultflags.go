@@ -25,7 +25,7 @@ func (f *replayFlags) rules(ctx context.Context) (map[replay.Side]string, error)
 		return nil, usagef("--fault-side %q: want both, prefill or decode", f.faultSide)
 	}
 	if f.faults == "" && f.faultSide != "both" {
-		return nil, usagef("--fault-side %s says which side --fault is for: say both",
+		return nil, usagef("--fault-side %s without --fault: there is no rule to be for that side",
 			f.faultSide)
 	}
 	if f.faults == "" {

@@ -57,8 +57,11 @@ func (n *networkFlags) settleBeside(backend string) error {
 	return n.tcp.checkEnds(backend)
 }
 
-// settleAuto is settle where each backend that serves is asked: --devices are those of ucx.
-func (n *networkFlags) settleAuto() error {
+// settleAsked is settle where auto asks each backend that serves: --devices are those of ucx.
+func (n *networkFlags) settleAsked(backend string) error {
+	if backend != auto {
+		return n.settle(backend)
+	}
 	if err := n.settleBeside(auto); err != nil {
 		return err
 	}
