@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
@@ -77,9 +78,6 @@ func (a *agent) check(regions []string) error {
 	}
 	if a.data != "" && !slices.Contains(a.backends, tcpName) {
 		return usagef("--data is of backend %s, which --backend does not name", tcpName)
-	}
-	if _, _, err := net.SplitHostPort(a.data); a.data != "" && err != nil {
-		return usagef("--data %q: want HOST:PORT", a.data)
 	}
 	if a.data == "" {
 		a.data = net.JoinHostPort(host, "0")
@@ -154,6 +152,9 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 			a.say("refused %v: %s", from, a.sentence(why))
 		}
 	}, a.extra()...)
+	if errors.Is(err, driver.ErrBounds) {
+		return &usageError{err}
+	}
 	if err != nil {
 		return err
 	}

@@ -161,8 +161,7 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	if err := f.settle(); err != nil {
 		return err
 	}
-	if err := fits(shapes, hostmem.Limits().Available, f.beside(), "--size, --batch or --spread, "+
-		"or fewer --threads"); err != nil {
+	if err := fits(shapes, hostmem.Limits().Available, f.beside(), f.smaller()); err != nil {
 		return err
 	}
 	if err := f.network.examine(f.backend); err != nil {
@@ -199,6 +198,24 @@ func (f *benchFlags) checkShapes(c *cobra.Command) error {
 		return usagef("--spread is the memory that --pages and --table draw from: say one of them")
 	}
 	return nil
+}
+
+// fewerThreads is the cure where no other flag decides how much memory is needed.
+const fewerThreads = "fewer --threads"
+
+// smaller is the cure for what does not fit.
+func (f *benchFlags) smaller() string {
+	switch {
+	case f.table:
+		return "a smaller --spread"
+	case f.sweep && f.pages:
+		return "a smaller --spread, or " + fewerThreads
+	case f.sweep:
+		return fewerThreads
+	case f.pages:
+		return "a smaller --size, --batch or --spread, or " + fewerThreads
+	}
+	return "a smaller --size or --batch, or " + fewerThreads
 }
 
 // results measures what was asked for.
@@ -293,7 +310,7 @@ func largest(shapes []bench.Shape) (local, remote uint64) {
 }
 
 // fits tells what the machine cannot hold before the kernel ends a process for it.
-// With loop there are two more ends, of the bare loop. smaller are the flags that decide.
+// With loop there are two more ends, of the bare loop. smaller is the cure.
 func fits(shapes []bench.Shape, available uint64, loop bool, smaller string) error {
 	for i := range shapes {
 		need := shapes[i].MemoryBytes()
@@ -301,8 +318,8 @@ func fits(shapes []bench.Shape, available uint64, loop bool, smaller string) err
 			need += shapes[i].LocalBytes() + shapes[i].RemoteBytes()
 		}
 		if available > 0 && need > available {
-			return fmt.Errorf("the two ends and the baselines need %s, %s are available: use a "+
-				"smaller %s", bench.RoundSize(need), bench.RoundSize(available), smaller)
+			return fmt.Errorf("the two ends and the baselines need %s, %s are available: use "+
+				"%s", bench.RoundSize(need), bench.RoundSize(available), smaller)
 		}
 	}
 	return nil

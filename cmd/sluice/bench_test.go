@@ -91,7 +91,12 @@ func TestBenchThatDoesNotFit(t *testing.T) {
 	const need = 3 * 2 * 32 << 20
 	err := fits(shapes, need-1, false, "--x")
 	require.ErrorContains(t, err, "192 MiB")
-	require.ErrorContains(t, err, ": use a smaller --x")
+	require.ErrorContains(t, err, ": use --x")
+	for want, f := range map[string]benchFlags{"a smaller --spread": {table: true},
+		"fewer --threads": {sweep: true}, "a smaller --spread, or fewer --threads": {sweep: true,
+			pages: true}, "a smaller --size or --batch, or fewer --threads": {}} {
+		require.Equal(t, want, f.smaller())
+	}
 	for _, available := range []uint64{need, 0} { // 0: the kernel does not say
 		if err := fits(shapes, available, false, "--x"); err != nil {
 			t.Errorf("%d bytes available: %v", available, err)

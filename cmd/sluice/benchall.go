@@ -113,7 +113,7 @@ func runBenchAll(c *cobra.Command, f *benchFlags, files *posixFlags) error {
 		all.Missing = append(all.Missing, leftOut{backend, why.Error()})
 	}
 	all.Results, err = f.overEach(driver.InProcess, func(g *benchFlags) ([]bench.Result, error) {
-		return g.overShapes(c, shapes, "--spread")
+		return g.overShapes(c, shapes, "a smaller --spread")
 	})
 	if err != nil {
 		return err

@@ -62,7 +62,7 @@ func runBenchCopy(c *cobra.Command, bytes string, f *timeFlags, result *resultFl
 			return usagef("--bytes %s: %w", bytes, err)
 		}
 	}
-	if err := fits(shapes, hostmem.Limits().Available, false, "--spread"); err != nil {
+	if err := fits(shapes, hostmem.Limits().Available, false, "a smaller --bytes"); err != nil {
 		return err
 	}
 	total := f.time()

@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"time"
@@ -47,6 +48,17 @@ func (f *resultFlags) printer() (printer, error) {
 		return bench.GoBench, nil
 	}
 	return nil, usagef("unknown format %q: there are text, json, gobench", f.format)
+}
+
+// checkSave looks at a --save before anything is measured for it.
+func checkSave(path string) error {
+	if path == "" {
+		return nil
+	}
+	if err := writable(path); err != nil {
+		return &usageError{fmt.Errorf("--save: %w", err)}
+	}
+	return nil
 }
 
 // saveJSON writes results to a file.

@@ -97,10 +97,8 @@ func runBenchGather(c *cobra.Command, f *gatherFlags) error {
 			return err
 		}
 	}
-	if f.save != "" {
-		if err := writable(f.save); err != nil {
-			return &usageError{fmt.Errorf("--save: %w", err)}
-		}
+	if err := checkSave(f.save); err != nil {
+		return err
 	}
 	shape, err := f.shape()
 	if err != nil {
@@ -129,7 +127,8 @@ func runBenchGather(c *cobra.Command, f *gatherFlags) error {
 // fits reports whether there is memory: a card's run needs one pool, without those of baselines.
 func (f *gatherFlags) fits(s *bench.Shape, available uint64) error {
 	if f.device == cpuDevice {
-		return fits([]bench.Shape{*s}, available, false, "--size, --batch or --spread")
+		return fits([]bench.Shape{*s}, available, false, "a smaller --size, --batch or --spread, "+
+			"or fewer --threads")
 	}
 	if need := s.ScatteredBytes(); available > 0 && need > available {
 		return fmt.Errorf("the pool needs %s, %s are available: use a smaller --spread",

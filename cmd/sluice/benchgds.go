@@ -123,10 +123,8 @@ func runBenchGDS(c *cobra.Command, f *gdsFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	if f.save != "" {
-		if err := writable(f.save); err != nil {
-			return &usageError{fmt.Errorf("--save: %w", err)}
-		}
+	if err := checkSave(f.save); err != nil {
+		return err
 	}
 	flags := c.Flags()
 	shapes, err := f.shapes(!flags.Changed("op") && !flags.Changed("size") &&

@@ -9,7 +9,6 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/bench/plot"
@@ -36,15 +35,23 @@ func (f *benchFlags) checkPlot(c *cobra.Command) error {
 	return plot.Check(c.Context(), plotPython)
 }
 
-// writable reports why a file cannot be written. It changes no file and leaves none behind.
+// writable reports why a file cannot be written. It changes no file and leaves none behind. It
+// opens no pipe, whose reader would take that for the end; a link to nothing may yet lead to a
+// file.
 func writable(path string) error {
+	if s, err := os.Stat(path); err == nil && !s.Mode().IsRegular() && !s.IsDir() {
+		return nil
+	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err == nil {
 		return errors.Join(f.Close(), os.Remove(path))
 	}
 	if errors.Is(err, os.ErrExist) {
-		if f, err = os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK, 0); err == nil {
+		switch f, err = os.OpenFile(path, os.O_WRONLY, 0); {
+		case err == nil:
 			err = f.Close()
+		case errors.Is(err, os.ErrNotExist):
+			err = nil
 		}
 	}
 	return err

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/bench/plot"
 )
@@ -82,6 +83,22 @@ func TestWritable(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "old", string(text))
 	require.ErrorIs(t, writable(t.TempDir()), syscall.EISDIR)
+
+	link := filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink("nothing", link))
+	require.NoError(t, writable(link))
+	_, err = os.Stat(link)
+	require.ErrorIs(t, err, os.ErrNotExist)
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, unix.Mkfifo(pipe, 0o600))
+	reader, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	require.NoError(t, err)
+	defer reader.Close()
+	require.NoError(t, writable(pipe))
+	poll := []unix.PollFd{{Fd: int32(reader.Fd()), Events: unix.POLLIN}}
+	_, err = unix.Poll(poll, 0)
+	require.NoError(t, err)
+	require.Zero(t, poll[0].Revents, "its reader is told of an end") // POLLHUP
 }
 
 // TestBenchPlotInterrupted: Ctrl-C while the picture is drawn.

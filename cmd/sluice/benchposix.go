@@ -105,7 +105,7 @@ func (f *posixFlags) table(c *cobra.Command) (bool, error) {
 		return true, refuse(c, "--load loads whole files: it takes no --%s",
 			append(shape, "bytes", "seconds")...)
 	}
-	if !slices.ContainsFunc(shape, c.Flags().Changed) {
+	if !slices.ContainsFunc(shape, func(name string) bool { return given(c, name) }) {
 		return true, nil
 	}
 	return false, refuse(c, "--%s is of --load, and of the table", "load-bytes")
@@ -128,8 +128,11 @@ func (f *posixFlags) shapes(table bool) ([]bench.Shape, error) {
 			return nil, usagef("--op %q: there are read and write, and read alone with --pages",
 				f.op)
 		}
-		if f.dense != 0 && !f.pages || f.durable && (f.op != "write" || f.pages) {
-			return nil, usagef("--dense is for --pages, and --durable for --op write")
+		switch {
+		case f.dense != 0 && !f.pages:
+			return nil, usagef("--dense %d is for --pages", f.dense)
+		case f.durable && (f.op != "write" || f.pages):
+			return nil, usagef("--durable is for --op write, without --pages")
 		}
 		list = []bench.Shape{{Op: ops[f.op], Size: size, Batch: f.batch, Pages: f.pages,
 			Dense: f.dense, Durable: f.durable, Spread: spread, Threads: 1}}

@@ -175,7 +175,11 @@ func (f *benchFlags) overBackend(c *cobra.Command, w *bench.Workload) ([]bench.R
 	for _, s := range w.Steps {
 		shapes = append(shapes, s.Shape)
 	}
-	results, err := f.overShapes(c, shapes, "--operation-bytes or --spread, or fewer --threads")
+	smaller := "a smaller --operation-bytes or --spread, or fewer --threads"
+	if w.Name == bench.SizeSweep {
+		smaller = fewerThreads
+	}
+	results, err := f.overShapes(c, shapes, smaller)
 	if err != nil {
 		return nil, err
 	}

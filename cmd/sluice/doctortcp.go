@@ -18,8 +18,9 @@ func tcpChecks(t *tcpFlags) []machine.Check {
 	c := machine.Check{Name: "tcp-privacy", State: machine.OK, Backends: []string{tcpName}}
 	b, err := t.open()
 	if err != nil {
-		c.State, c.Found = machine.Missing, strings.ReplaceAll(err.Error(), "Config.Listen",
-			"--tcp-listen")
+		c.State = machine.Missing
+		c.Found = strings.NewReplacer("Config.Listen", "--tcp-listen", "tcp: config: Listen",
+			"--tcp-listen").Replace(err.Error())
 		c.Why = "the port and the certificates are those of --tcp-listen, --tcp-cert, --tcp-key " +
 			"and --tcp-ca"
 		return []machine.Check{c}

@@ -32,6 +32,8 @@ var fields = []struct {
 	{"Config.Plaintext", "--plaintext", []string{"plaintext"}},
 	{"Config.TLS or Identity", "--tcp-cert, --tcp-key and --tcp-ca", []string{"tcp-cert", "tcp-key",
 		"tcp-ca"}},
+	{"tcp: config: Listen", "--tcp-listen", []string{"tcp-listen"}},
+	{"tcp: config: Listen", "--data", []string{"data"}},
 	{"Config.Listen", "--tcp-listen", []string{"tcp-listen"}},
 	{"Config.Listen", "--data", []string{"data"}},
 	{"Config.Listen", "--listen", []string{"listen"}},

@@ -36,6 +36,9 @@ func TestNoFlagIsIgnored(t *testing.T) {
 		{"bench gather --sms 2", "--sms"},
 		{"bench gather --neighbour 0", "--neighbour"},
 		{"bench gather --save /no/where", "--save"},
+		{"bench posix --dense 8 --op read", "--dense"},
+		{"explain --backend tcp --tcp-plaintext --tcp-listen 127.0.0.1:99999", "--tcp-listen"},
+		{"agent --listen :0 --plaintext --region a=1KiB --data 127.0.0.1:99999", "--data"},
 		{"bench posix --dense 8", "--dense"},
 		{"bench posix --durable", "--durable"},
 		{"bench posix --load --durable", "--durable"},
@@ -61,6 +64,8 @@ func TestNoFlagIsIgnored(t *testing.T) {
 		{"bench --backend tcp --tcp-cert=", "--tcp-cert"},
 		{"replay --pool=", "--pool"},
 		{"get kv --peer 127.0.0.1:1 --output=", "--output"},
+		{"ls --peer 127.0.0.1:1 --plaintext --revoked=", "--revoked"},
+		{"ls --peer 127.0.0.1:1 --plaintext --backend=", "--backend"},
 	} {
 		line, flag := c[0], c[1]
 		o := sluice(t, strings.Fields(line)...)
@@ -71,11 +76,33 @@ func TestNoFlagIsIgnored(t *testing.T) {
 	}
 }
 
-// TestFlagsBesideOthers: what has an effect is not refused.
+// TestFlagsBesideOthers: what has an effect is not refused, nor that something is off.
 func TestFlagsBesideOthers(t *testing.T) {
-	ok(t, sluice(t, "bench", "--backend", "tcp", "--tcp-plaintext", "--tcp-listen",
-		"127.0.0.1:0", "--size", "4KiB", "--rounds", "1", "--seconds", "0.01"))
-	ok(t, sluice(t, "bench", "--workload", "list", "--json"))
-	ok(t, sluice(t, "doctor", "--tcp-listen", "127.0.0.1:0", "--tcp-plaintext"))
-	ok(t, sluice(t, "explain", "--backend", "tcp", "--tcp-conns", "2"))
+	link := filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink("target", link))
+	for _, line := range []string{
+		"bench --backend tcp --tcp-plaintext --tcp-listen 127.0.0.1:0 --size 4KiB --seconds 0.01",
+		"bench --backend mem --hot=false --notify=false --size 4KiB --seconds 0.01",
+		"bench gather --spread 16MiB --seconds 0.01 --save " + link,
+		"bench posix --load --pages=false --load-bytes 1MiB",
+	} {
+		ok(t, sluice(t, append(strings.Fields(line), "--rounds", "1")...))
+	}
+	for _, line := range []string{"bench --workload list --json", "explain --plaintext=false",
+		"doctor --tcp-listen 127.0.0.1:0 --tcp-plaintext", "explain --backend tcp --tcp-conns 2"} {
+		ok(t, sluice(t, strings.Fields(line)...))
+	}
+}
+
+// TestBackendsOfNoBuild: flags of a backend that is not in a build have no effect in it.
+func TestBackendsOfNoBuild(t *testing.T) {
+	want := statusOK
+	if !withCgo {
+		want = statusUsage
+	}
+	for _, line := range []string{"doctor --depth 4", "doctor --workers 2",
+		"explain --workers 2"} {
+		o := sluice(t, strings.Fields(line)...)
+		require.Equal(t, want, o.status, "%s: %+v", line, o)
+	}
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 
@@ -36,25 +37,13 @@ func (n *networkFlags) settle(backend string) error {
 			"--devices is of backends %s and %s alone: backend %q has nothing of the kind", ucxName,
 			rdmaName, backend)
 	}
-	if err := n.ucx.check(backend); err != nil {
-		return err
-	}
-	if err := n.rdma.check(backend); err != nil {
-		return err
-	}
-	return n.tcp.checkEnds(backend)
+	return cmp.Or(n.check(backend, backend, backend), n.tcp.checkEnds())
 }
 
 // settleBeside is settle where UCX stands beside the backend.
 func (n *networkFlags) settleBeside(backend string) error {
 	n.give(ucxName)
-	if err := n.ucx.check(ucxName); err != nil {
-		return err
-	}
-	if err := n.rdma.check(backend); err != nil {
-		return err
-	}
-	return n.tcp.checkEnds(backend)
+	return cmp.Or(n.check(ucxName, backend, backend), n.tcp.checkEnds())
 }
 
 // settleAsked is settle where auto asks each backend that serves: --devices are those of ucx.
@@ -62,33 +51,27 @@ func (n *networkFlags) settleAsked(backend string) error {
 	if backend != auto {
 		return n.settle(backend)
 	}
-	if err := n.settleBeside(auto); err != nil {
-		return err
-	}
-	return n.built()
+	return cmp.Or(n.settleBeside(auto), n.built())
 }
 
 // settleDoctor is settle for doctor, which opens each backend with what concerns it.
 func (n *networkFlags) settleDoctor() error {
 	n.give(ucxName)
-	if err := n.ucx.check(ucxName); err != nil {
-		return err
-	}
-	if err := n.rdma.check(rdmaName); err != nil {
-		return err
-	}
-	if err := n.tcp.check(tcpName); err != nil {
-		return err
-	}
-	return n.built()
+	return cmp.Or(n.check(ucxName, rdmaName, tcpName), n.built())
+}
+
+// check refuses what is wrong with the flags of each, for the backend that it is to serve.
+func (n *networkFlags) check(ucx, rdma, tcp string) error {
+	return cmp.Or(n.ucx.check(ucx), n.rdma.check(rdma), n.tcp.check(tcp))
 }
 
 // built refuses flags of backends that are not in this build.
 func (n *networkFlags) built() error {
-	for name, given := range map[string][]string{ucxName: n.ucx.given(),
-		rdmaName: n.rdma.given()} {
-		if len(given) > 0 && !isBuilt(name) {
-			return usagef("%s is of backend %s alone, which is not in this build", given[0], name)
+	for _, m := range makers {
+		given := map[string][]string{ucxName: n.ucx.given(), rdmaName: n.rdma.given()}[m.name]
+		if len(given) > 0 && !m.built() {
+			return usagef("%s is of backend %s alone, which is not in this build: build with cgo",
+				given[0], m.name)
 		}
 	}
 	return nil

@@ -128,9 +128,9 @@ func (f *replayFlags) checkGroups(c *cobra.Command) (*replay.GroupOptions, error
 			return nil, err
 		}
 	}
-	if c.Flags().Changed("threads") && !slices.Contains([]string{auto, "shm"}, f.backend) {
-		return nil, usagef("--threads are those of backend shm between groups: %s has none",
-			f.backend)
+	if f.threads > 1 && f.backend != auto && f.backend != "shm" {
+		return nil, usagef("--threads %d: between groups backend shm alone has more than one",
+			f.threads)
 	}
 	if err := f.network.settle(f.backend); err != nil {
 		return nil, err

@@ -30,11 +30,19 @@ func (e *usageError) Unwrap() error { return e.err }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
-// refuse refuses the first of these flags that the command line has: what is ignored in silence
-// would be believed. The text has a place for its name.
+// given reports whether the command line says something by a flag. That it is off says nothing
+// where it is off by itself.
+func given(c *cobra.Command, name string) bool {
+	f := c.Flags().Lookup(name)
+	off := f.DefValue == "false" || f.DefValue == "0"
+	return f.Changed && !(off && f.Value.String() == f.DefValue)
+}
+
+// refuse refuses the first of these flags that is given: what is ignored in silence would be
+// believed. The text has a place for its name.
 func refuse(c *cobra.Command, text string, names ...string) error {
 	for _, name := range names {
-		if c.Flags().Changed(name) {
+		if given(c, name) {
 			return usagef(text, name)
 		}
 	}
@@ -55,7 +63,12 @@ func beside(c *cobra.Command, names ...string) (others []string) {
 // nothing. A name may be empty.
 func checkEmpty(c *cobra.Command) (err error) {
 	c.Flags().Visit(func(f *pflag.Flag) {
-		if f.Value.Type() == "string" && f.Value.String() == "" && f.Name != "name" {
+		empty := f.Value.Type() == "string" && f.Value.String() == ""
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			all := list.GetSlice()
+			empty = len(all) == 0 || slices.Contains(all, "")
+		}
+		if empty && f.Name != "name" {
 			err = usagef("--%s is empty: give it a value, or leave it out", f.Name)
 		}
 	})

@@ -117,23 +117,18 @@ func (t *tcpFlags) examine() error {
 	switch {
 	case err == nil:
 		return b.Close()
-	case errors.Is(err, driver.ErrBounds) && t.listen != "":
-		return &usageError{fmt.Errorf("--tcp-listen %s: %w", t.listen, err)}
 	case errors.Is(err, driver.ErrBounds), errors.Is(err, os.ErrNotExist):
 		return &usageError{err}
 	}
 	return err
 }
 
-// checkEnds is check for two processes of this host, which cannot listen at one port.
-func (t *tcpFlags) checkEnds(backend string) error {
-	if err := t.check(backend); err != nil {
-		return err
-	}
+// checkEnds refuses one port for the ends on this host, of which each listens.
+func (t *tcpFlags) checkEnds() error {
 	_, port, err := net.SplitHostPort(t.listen)
-	if n, e := strconv.Atoi(port); err == nil && e == nil && n != 0 {
-		return usagef("--tcp-listen %s: two ends on this host listen there: want HOST:%d-%d, or "+
-			"HOST:0", t.listen, n, n+1)
+	if n, e := strconv.ParseUint(port, 10, 16); err == nil && e == nil && n != 0 {
+		return usagef("--tcp-listen %s: each end on this host listens there: want HOST:PORT-PORT, "+
+			"with a port for each, or HOST:0", t.listen)
 	}
 	return nil
 }

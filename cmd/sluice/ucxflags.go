@@ -106,10 +106,6 @@ func (u *ucxFlags) absent(names []string) error {
 	}
 }
 
-func isBuilt(name string) bool {
-	return slices.ContainsFunc(makers, func(m maker) bool { return m.name == name })
-}
-
 // args are the flags once more, for a child process.
 func (u *ucxFlags) args() []string {
 	var list []string
