@@ -75,7 +75,7 @@ int main(void)
 	struct sluice_notification kept = {.size = sizeof kept};
 	for (int i = 0; i < 2; i++)
 		OK(sluice_notify(peer, &i, sizeof i, LIMIT));
-	OK(sluice_receive(b.engine, &kept, &letter, sizeof letter, 0));
+	OK(sluice_receive(b.engine, &kept, &letter, sizeof letter, LIMIT));
 	OK(sluice_notification_fd(b.engine, &notes));
 	ep = watch(notes);
 	TRUE(waits(ep, 60000) == notes);
