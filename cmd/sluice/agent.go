@@ -152,7 +152,7 @@ func (a *agent) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 			a.say("refused %v: %s", from, a.sentence(why))
 		}
 	}, a.extra()...)
-	if errors.Is(err, driver.ErrBounds) {
+	if errors.Is(err, driver.ErrBounds) { // of --data, which tcp reads
 		return &usageError{err}
 	}
 	if err != nil {

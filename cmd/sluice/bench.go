@@ -203,7 +203,7 @@ func (f *benchFlags) checkShapes(c *cobra.Command) error {
 // fewerThreads is the cure where no other flag decides how much memory is needed.
 const fewerThreads = "fewer --threads"
 
-// smaller is the cure for what does not fit.
+// smaller tells a user by which flags a measurement takes less memory.
 func (f *benchFlags) smaller() string {
 	switch {
 	case f.table:
@@ -310,7 +310,7 @@ func largest(shapes []bench.Shape) (local, remote uint64) {
 }
 
 // fits tells what the machine cannot hold before the kernel ends a process for it.
-// With loop there are two more ends, of the bare loop. smaller is the cure.
+// With loop there are two more ends, of the bare loop. smaller tells what to do about it.
 func fits(shapes []bench.Shape, available uint64, loop bool, smaller string) error {
 	for i := range shapes {
 		need := shapes[i].MemoryBytes()

@@ -76,7 +76,8 @@ func TestNoFlagIsIgnored(t *testing.T) {
 	}
 }
 
-// TestFlagsBesideOthers: what has an effect is not refused, nor that something is off.
+// TestFlagsBesideOthers: the tool takes flags that have an effect, and those that switch off what
+// is off by itself.
 func TestFlagsBesideOthers(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "link")
 	require.NoError(t, os.Symlink("target", link))

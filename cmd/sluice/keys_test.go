@@ -50,6 +50,9 @@ func TestKeys(t *testing.T) {
 			t.Errorf("no %q in %s", want, said)
 		}
 	}
+	require.NotContains(t, said, "as the authority's own")
+	require.Contains(t, ok(t, sluice(t, "keys", "issue", dir, "long", "--validity",
+		"200000h")).stdout, ", as the authority's own, serial", "it was cut, and nobody says so")
 	for _, name := range []string{"ca-key.pem", "node-key.pem"} {
 		path := filepath.Join(dir, name)
 		text, err := os.ReadFile(path)

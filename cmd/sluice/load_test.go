@@ -107,6 +107,25 @@ func cutSet(t *testing.T) (root, dir string) {
 	return filepath.Join(dir, "root.json"), dir
 }
 
+// TestCacheOfALoad: a file system that keeps what --cold drops is named.
+func TestCacheOfALoad(t *testing.T) {
+	const part = 4 << 10
+	for _, c := range []struct {
+		want string
+		r    loadReport
+	}{
+		{"cold page cache; ", loadReport{Cold: true, CachedBytes: -1}},
+		{"unknown page cache; ", loadReport{CachedBytes: -1}},
+		{"warm page cache: 4 KiB of the files were in it; ", loadReport{CachedBytes: part}},
+		{"warm page cache: the file system keeps 4 KiB of the files in it, whatever --cold says; ",
+			loadReport{Cold: true, CachedBytes: part}},
+	} {
+		var text strings.Builder
+		require.NoError(t, c.r.text(&text))
+		require.Contains(t, text.String(), "cache       "+c.want)
+	}
+}
+
 func TestLoadOfARank(t *testing.T) {
 	t.Parallel()
 	root, dir := cutSet(t)

@@ -60,7 +60,7 @@ func (n *networkFlags) settleDoctor() error {
 	return cmp.Or(n.check(ucxName, rdmaName, tcpName), n.built())
 }
 
-// check refuses what is wrong with the flags of each, for the backend that it is to serve.
+// check refuses wrong values, and flags of another backend than the command opens with them.
 func (n *networkFlags) check(ucx, rdma, tcp string) error {
 	return cmp.Or(n.ucx.check(ucx), n.rdma.check(rdma), n.tcp.check(tcp))
 }

@@ -189,8 +189,8 @@ func (f *replayFlags) checkNumbers() error {
 }
 
 func runReplay(c *cobra.Command, f *replayFlags) error {
-	given := c.Flags().Changed
-	f.exactly = given("requests")
+	changed := c.Flags().Changed
+	f.exactly = changed("requests")
 	if groups, err := f.groups.given(c); groups || err != nil {
 		if err != nil {
 			return err
@@ -198,9 +198,9 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 		return runReplayGroups(c, f)
 	}
 	switch {
-	case given("trace") && given("seed"):
+	case changed("trace") && changed("seed"):
 		return usagef("--seed is of the generator: it does not go with --trace")
-	case f.speed > 0 && given("overlap") && !f.overlap:
+	case f.speed > 0 && changed("overlap") && !f.overlap:
 		return usagef("--overlap=false: at the pace of --speed a request is checked while the " +
 			"next one arrives")
 	}
@@ -211,7 +211,7 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	if err := f.network.examine(f.backend); err != nil {
 		return err
 	}
-	offload, err := f.offload.options(given)
+	offload, err := f.offload.options(changed)
 	if err != nil {
 		return err
 	}

@@ -38,8 +38,8 @@ func given(c *cobra.Command, name string) bool {
 	return f.Changed && !(off && f.Value.String() == f.DefValue)
 }
 
-// refuse refuses the first of these flags that is given: what is ignored in silence would be
-// believed. The text has a place for its name.
+// refuse returns a usage error about the first of these flags that the user gave: a command that
+// ignored it in silence would be believed. The text has a place for its name.
 func refuse(c *cobra.Command, text string, names ...string) error {
 	for _, name := range names {
 		if given(c, name) {

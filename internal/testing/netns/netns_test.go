@@ -269,7 +269,6 @@ func TestStartInAHost(t *testing.T) {
 	}
 }
 
-// TestHostsEndWithTheirProcess: with SIGKILL there is no cleanup.
 // TestDoOfWhatEndsItsGoroutine: a failed require does so, of which the caller must hear.
 func TestDoOfWhatEndsItsGoroutine(t *testing.T) {
 	leak.Check(t)
@@ -285,6 +284,7 @@ func TestDoOfWhatEndsItsGoroutine(t *testing.T) {
 	require.NoError(t, h.Do(func() error { return nil }))
 }
 
+// TestHostsEndWithTheirProcess: with SIGKILL there is no cleanup.
 func TestHostsEndWithTheirProcess(t *testing.T) {
 	pair(t) // skips where there are no namespaces
 	c := exec.Command(os.Args[0])
