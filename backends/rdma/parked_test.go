@@ -4,7 +4,6 @@ package rdma
 
 import (
 	"bytes"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -23,10 +22,7 @@ func checkFenceParked(t *testing.T, p *pair) {
 	for i := range l.bytes {
 		l.bytes[i] = 0xee
 	}
-	standing, goOn := make(chan struct{}), make(chan struct{})
-	letGo := sync.OnceFunc(func() { close(goOn) })
-	parkAt("submit", func() { close(standing); <-goOn })
-	t.Cleanup(func() { letGo(); parked.Set(nil) })
+	batch := parked.Stand(t, spotSubmit)[0]
 	p.tag += 2
 	stale, tag := p.tag-1, p.tag
 	submitted := make(chan error, 1)
@@ -34,14 +30,14 @@ func checkFenceParked(t *testing.T, p *pair) {
 		submitted <- p.peer.Submit(stale,
 			writeOf(driver.Desc{Len: 4096, LocalKey: l.key, RemoteKey: old}))
 	}()
-	<-standing
+	<-batch.Came
 	require.NoError(t, p.far.Fence(t.Context(), r.Key()))
 	clear(r.bytes)
 	fresh := p.imports(t, r)
 	d := driver.Desc{Len: 64, LocalKey: l.key, RemoteKey: fresh}
 	require.NoError(t, p.peer.Submit(tag, writeOf(d)))
 	require.NoError(t, p.await(t, tag))
-	letGo()
+	batch.GoOn()
 	err := <-submitted
 	if err == nil {
 		err = p.await(t, stale)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"net"
 	"runtime"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,32 +49,21 @@ func betweenFences(t *testing.T, mapped bool, end func(*Backend, *memory) error)
 	}
 	key := importOf(t, p, far) // the token of the epoch that has begun
 
-	announced, goOn := make(chan struct{}), make(chan struct{})
-	past, finish := make(chan struct{}), make(chan struct{})
-	var begun, passed atomic.Bool
-	parked.Set(func(s spot) {
-		switch {
-		case s == spotAnnounced && !begun.Swap(true):
-			close(announced)
-			<-goOn
-		case s == last && !passed.Swap(true):
-			close(past)
-			<-finish
-		}
-	})
+	stands := parked.Stand(t, spotAnnounced, last)
+	announced, past := stands[0], stands[1]
 	submitted := make(chan error, 1)
 	go func() {
 		submitted <- p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 4096,
 			LocalKey: near.Key(), RemoteKey: key}}})
 	}()
-	<-announced
+	<-announced.Came
 	require.NoError(t, <-first)
 	importOf(t, p, far) // another goroutine of the writer's process maps the fresh pages
-	close(goOn)
-	<-past // the writer has found its epoch good
+	announced.GoOn()
+	<-past.Came // the writer has found its epoch good
 	require.NoError(t, end(owner, far))
 	clear(mem)
-	close(finish)
+	past.GoOn()
 	require.NoError(t, <-submitted)
 	parked.Set(nil)
 	require.ErrorIs(t, await(t, b, 1), driver.ErrRevoked)

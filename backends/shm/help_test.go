@@ -29,12 +29,10 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 	}
 	fill(src, 0x5A)
 
-	release, standing := make(chan struct{}), make(chan struct{})
-	parked.First(spotAnnounced, func() { close(standing); <-release })
-	defer parked.Set(nil)
+	worker := parked.Stand(t, spotAnnounced)[0] // the only one
 	first := []driver.Desc{{Len: piece, LocalKey: held.Key(), RemoteKey: key(from)}}
 	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Read, Descs: first}))
-	<-standing // the only worker
+	<-worker.Came
 	second := []driver.Desc{{Len: size, LocalKey: from.Key(), RemoteKey: key(to)}}
 	require.NoError(t, p.Submit(2, &driver.Batch{Op: driver.Write, Descs: second}))
 	stop := make(chan struct{})
@@ -47,7 +45,7 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 		t.Errorf("after one piece: bytes %#x and %#x, %d in the queue; want %#x, 0 and %d", dst[0],
 			dst[piece], b.queue.len(), 0x5A, places)
 	}
-	close(release)
+	worker.GoOn()
 	for tag := uint64(1); tag <= 2; tag++ {
 		if err := await(t, b, tag); err != nil {
 			t.Errorf("batch %d: %v", tag, err)

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"sync"
 	"testing"
 	"time"
 
@@ -49,17 +48,14 @@ func parkedMover(
 	t *testing.T, b *Backend, p *peer, where spot, d driver.Desc,
 ) (release func() error) {
 	t.Helper()
-	standing, goOn := make(chan struct{}), make(chan struct{})
-	parked.First(where, func() { close(standing); <-goOn })
-	letGo := sync.OnceFunc(func() { close(goOn) })
-	t.Cleanup(func() { letGo(); parked.Set(nil) })
+	mover := parked.Stand(t, where)[0]
 	submitted := make(chan error, 1)
 	go func() {
 		submitted <- p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{d}})
 	}()
-	<-standing
+	<-mover.Came
 	return func() error {
-		letGo()
+		mover.GoOn()
 		require.NoError(t, <-submitted)
 		parked.Set(nil)
 		return await(t, b, 1)
@@ -192,22 +188,20 @@ func TestReadsLandBetweenEnterAndLeave(t *testing.T) {
 	dst, near := shared(t, b, 1<<20, 2)
 	p := dial(t, b, owner.Addr())
 	key := importOf(t, p, far)
-	standing, goOn := make(chan struct{}), make(chan struct{})
-	parked.First(spotMapped, func() { close(standing); <-goOn })
-	defer parked.Set(nil)
+	mover := parked.Stand(t, spotMapped)[0]
 	submitted, renewed := make(chan error, 1), make(chan error, 1)
 	go func() {
 		submitted <- p.Submit(1, &driver.Batch{Op: driver.Read,
 			Descs: []driver.Desc{{Len: 4096, LocalKey: near.Key(), RemoteKey: key}}})
 	}()
-	<-standing
+	<-mover.Came
 	go func() { renewed <- dst.Renew(0, 4096) }()
 	select {
 	case <-renewed:
 		t.Error("pages moved under a read that is about to land")
 	case <-time.After(50 * time.Millisecond):
 	}
-	close(goOn)
+	mover.GoOn()
 	require.NoError(t, <-submitted)
 	require.NoError(t, <-renewed)
 	require.NoError(t, await(t, b, 1))
