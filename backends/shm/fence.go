@@ -5,6 +5,7 @@ package shm
 import (
 	"context"
 	"fmt"
+	"math"
 	"runtime"
 	"time"
 
@@ -31,12 +32,23 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	if m == nil {
 		return fmt.Errorf("fence memory: %w", errUnknownKey)
 	}
-	return b.fence(ctx, m)
+	return b.fence(&patience{ctx, math.MaxInt64}, m)
 }
 
 // fence is Fence. Preconditions: b.fences is held for reading, and m is known.
-func (b *Backend) fence(ctx context.Context, m *memory) error {
+func (b *Backend) fence(w *patience, m *memory) error {
 	epoch := m.endEpoch()
+	if err := b.keepOut(w, m, epoch); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	m.proved = max(m.proved, epoch)
+	b.mu.Unlock()
+	return nil
+}
+
+// keepOut returns when nothing of an epoch before this one lands any more.
+func (b *Backend) keepOut(w *patience, m *memory, epoch uint64) error {
 	deadline := time.Now().Add(b.cfg.Grace)
 	pause := fenceSleep
 	for i := 0; ; i++ {
@@ -52,19 +64,32 @@ func (b *Backend) fence(ctx context.Context, m *memory) error {
 		case own && b.closed.Load():
 			return fmt.Errorf("fence memory: %w", driver.ErrClosed)
 		case !own && time.Now().After(deadline):
-			return b.shutOut(ctx, m, epoch)
+			return b.shutOut(w, m, epoch)
 		}
-		if err := rest(ctx, pause); err != nil {
+		if err := w.rest(pause); err != nil {
 			return err
 		}
 		pause = min(2*pause, fenceSleepMax)
 	}
 }
 
-func rest(ctx context.Context, pause time.Duration) error {
+// patience is how long a fence waits for peers: until ctx ends, and for at most so much rest.
+//
+// Rest counts as long as it was meant to be, and not by the clock: while this process stands still,
+// or a busy machine does not run it, it does not look at peers, and learns nothing about them.
+type patience struct {
+	ctx  context.Context
+	left time.Duration
+}
+
+func (w *patience) rest(pause time.Duration) error {
+	if w.left -= pause; w.left < 0 {
+		return fmt.Errorf("fence memory: a peer may still be in the middle of a copy, try again "+
+			"later: %w", driver.ErrTimeout)
+	}
 	select {
-	case <-ctx.Done():
-		return fmt.Errorf("fence memory: %w", driver.ContextError(ctx))
+	case <-w.ctx.Done():
+		return fmt.Errorf("fence memory: %w", driver.ContextError(w.ctx))
 	case <-time.After(pause):
 		return nil
 	}
@@ -115,7 +140,7 @@ func (c *inbound) eachIn(key uint32, thorough bool, f func(line int, value uint6
 // An announcement of the epoch that the fence has begun is not remembered: that mover may have
 // found the fresh pages, or the new gate. There is one only where a token of that epoch was given
 // out by the time of the look.
-func (b *Backend) shutOut(ctx context.Context, m *memory, epoch uint64) error {
+func (b *Backend) shutOut(w *patience, m *memory, epoch uint64) error {
 	var silent, writers []silence
 	for _, c := range *b.inbound.Load() {
 		c.eachIn(m.key, true, func(line int, value uint64, write bool) {
@@ -132,7 +157,7 @@ func (b *Backend) shutOut(ctx context.Context, m *memory, epoch uint64) error {
 	case m.arena != nil:
 		err = m.freshPages()
 	default:
-		err = b.shutGate(ctx, writers)
+		err = b.shutGate(w, writers)
 	}
 	if err != nil {
 		return fmt.Errorf("fence memory: keep a frozen peer out: %w", err)

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,7 +21,6 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/freeze"
-	"github.com/sluicehq/sluice/internal/testing/withhold"
 )
 
 // TestGate writes through a gate, through one that another replaced, and through one
@@ -241,39 +239,20 @@ func TestGatesAreTriedSoOften(t *testing.T) {
 // gate: its source has a page that is not there yet. No gate ends that call, so no fence
 // may say that nothing lands.
 func TestFenceWaitsForACopyInTheKernel(t *testing.T) {
-	owner, b := open(t, Config{Grace: 10 * time.Millisecond}), open(t, Config{InlineMax: 1 << 20})
-	far, there := share(t, owner, drivertest.ForeignMemory, 64<<10)
-	near, here := share(t, b, drivertest.ForeignMemory, 64<<10)
-	late, err := withhold.Pages(here)
-	if err != nil {
-		drivertest.SkipIfUnavailable(t, err)
-	}
-	p := dial(t, b, owner.Addr())
-	token, _ := far.AppendToken(nil)
-	key, size, err := p.Import(token)
-	require.NoError(t, err)
+	owner, b := open(t, Config{Grace: 10 * time.Millisecond}), open(t, Config{})
+	far, there := share(t, owner, drivertest.ForeignMemory, heldBytes)
 	fill(there, 0x11)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer late.Supply(t)
-	wg.Go(func() {
-		if err := p.Submit(1, &driver.Batch{Op: driver.Write,
-			Descs: []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}}); err != nil {
-			t.Error(err)
-		}
-	})
-	late.Await(t)
+	token, err := far.AppendToken(nil)
+	require.NoError(t, err)
+	source, ended := heldUp(t, b, owner.Addr(), token)
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
 	wantError(t, "fence of a copy that is held up", owner.Fence(ctx, far.Key()),
 		context.DeadlineExceeded)
-	late.Supply(t)
+	source.Supply(t)
 	require.NoError(t, owner.Fence(context.Background(), far.Key()))
 	after := append([]byte(nil), there...)
-	wg.Wait()
-	if err := await(t, b, 1); err != nil {
-		t.Errorf("the write: %v", err)
-	}
+	require.NoError(t, ended())
 	if !bytes.Equal(there, after) || there[0] != 0 {
 		t.Error("bytes landed after the fence, or none before it")
 	}

@@ -27,6 +27,7 @@ type memory struct {
 	closed bool       // Backend.mu: no token is given out any more
 	gone   bool       // Backend.mu: nothing is left to close
 	given  uint64     // Backend.mu: the epoch after that of the newest token; 0: none was given out
+	proved uint64     // Backend.mu: nothing of an epoch before this one lands any more
 }
 
 // Register implements driver.Backend. A range of known shared memory costs a
@@ -132,8 +133,8 @@ func (m *memory) endEpoch() uint64 {
 	return epoch
 }
 
-// Close implements driver.Memory. Peers with a token that was given out since the last fence are
-// kept out first. After an error it may be called again.
+// Close implements driver.Memory. It first keeps out the peers that have a token of an epoch after
+// the last proof. After an error it may be called again, and then looks for the proof again.
 func (m *memory) Close() error {
 	m.ending.Lock()
 	defer m.ending.Unlock()
@@ -142,12 +143,10 @@ func (m *memory) Close() error {
 	defer b.fences.RUnlock()
 	b.mu.Lock()
 	m.closed = true
-	known := !m.gone && m.given > b.table.epoch(m.key).Load()
+	known := !m.gone && m.given > m.proved
 	b.mu.Unlock()
 	if known {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*b.cfg.Grace)
-		defer cancel()
-		if err := b.fence(ctx, m); err != nil {
+		if err := b.fence(&patience{context.Background(), 2 * b.cfg.Grace}, m); err != nil {
 			return fmt.Errorf("close memory: %w", err)
 		}
 	}

@@ -36,6 +36,9 @@ type owner struct {
 }
 
 func serveOwner(kind string) int {
+	if grace, ok := strings.CutPrefix(kind, closingOwner); ok {
+		return serveClose(grace)
+	}
 	alloc := drivertest.HostMemory
 	if kind == "foreign" {
 		alloc = drivertest.ForeignMemory

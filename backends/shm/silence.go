@@ -3,7 +3,6 @@
 package shm
 
 import (
-	"context"
 	"errors"
 	"time"
 
@@ -24,9 +23,10 @@ type silence struct {
 // begins a copy any more. One that was past it is in the middle of process_vm_writev,
 // which nothing ends early, and which ends by itself: that is awaited, by the announcement
 // or, of a process that stands still, by the threads that it has. A copy that is held up
-// within the call (its source may lie on a disk that does not answer) is waited for until
-// ctx ends, and so is a writer of another PID namespace, of whose threads nothing can be seen.
-func (b *Backend) shutGate(ctx context.Context, writers []silence) error {
+// within the call (its source may lie on a disk that does not answer) is waited for as long as
+// the fence has patience, and so is a writer of another PID namespace, of whose threads nothing
+// can be seen.
+func (b *Backend) shutGate(wait *patience, writers []silence) error {
 	if err := b.gate.renew(&b.table); err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func (b *Backend) shutGate(ctx context.Context, writers []silence) error {
 			if b.closed.Load() {
 				return driver.ErrClosed
 			}
-			if err := rest(ctx, pause); err != nil {
+			if err := wait.rest(pause); err != nil {
 				return err
 			}
 		}
