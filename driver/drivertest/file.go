@@ -27,12 +27,30 @@ func FileMemory(dir string, off uint64) Allocator {
 		if err := os.Remove(f.Name()); err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
-		space, err := fileSpace(f, 0, off, n, f.Close)
-		if err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-		return space, nil
+		return wholeFile(f, off, n, f.Close)
 	}
+}
+
+// NamedFileMemory is FileMemory whose files keep their names until they are freed: NVIDIA's
+// libcufile opens a file anew by its name.
+func NamedFileMemory(dir string, off uint64) Allocator {
+	return func(n uint64) (*Space, error) {
+		f, err := os.CreateTemp(dir, "drivertest")
+		if err != nil {
+			return nil, err
+		}
+		return wholeFile(f, off, n, func() error {
+			return errors.Join(os.Remove(f.Name()), f.Close())
+		})
+	}
+}
+
+func wholeFile(f *os.File, off, n uint64, free func() error) (*Space, error) {
+	space, err := fileSpace(f, 0, off, n, free)
+	if err != nil {
+		return nil, errors.Join(err, free())
+	}
+	return space, nil
 }
 
 // DeviceMemory makes memory that is ranges of one block device of that size, each aligned
