@@ -7,6 +7,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"sync"
@@ -47,6 +48,9 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
+	if libcuda == nil {
+		held = holdCard()
+	}
 	if os.Getenv(ownerVariable) != "" {
 		if err := serveOwner(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -59,6 +63,25 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	drivertest.Main(m, upHarness, downHarness, withinHarness, betweenHarness, betweenUpHarness)
+}
+
+// held is memory of a card that stays until the process ends.
+var held io.Closer
+
+// holdCard has a real driver open, before a check counts descriptors, what it keeps open as long as
+// the process lives or a context of it does. The context stays, as in a program that uses PyTorch.
+// Without a card it returns nil, and the tests say why themselves.
+func holdCard() io.Closer {
+	b, err := New(peersConfig())
+	if err != nil {
+		return nil
+	}
+	defer b.Close()
+	_, owner, err := b.AllocDevice(0, 1<<20)
+	if err != nil {
+		return nil
+	}
+	return owner
 }
 
 // flagsVariable names flags for the build of the stand-in, to a test that runs alone.

@@ -32,7 +32,6 @@ int sl_cuda_mover_load(const char *path, char *why, size_t size)
 	SL_CUDA_CALLS(REQUIRED)
 	SL_CUDA_MOVER_CALLS(REQUIRED)
 	SL_CUDA_OPTIONAL_CALLS(OPTIONAL)
-	SL_CUDA_BATCH_CALLS(OPTIONAL)
 	sl_cu = api;
 	return 0;
 }

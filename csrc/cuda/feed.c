@@ -54,27 +54,11 @@ static struct sl_cuda_piece cut(struct sl_cuda_batch *b, uint64_t room)
 	return c;
 }
 
-/* One call for all. fail_at is none where the driver does not know which failed. */
-static void feed_batch(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint64_t bytes)
-{
-	CUmemcpyAttributes in_order = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
-	size_t first = b->at, n = 0, zero = 0, fail_at = SIZE_MAX;
-	int rc;
-
-	while (b->at < b->n && bytes > 0 && n < SL_CUDA_CHUNK_BATCH) {
-		struct sl_cuda_piece c = cut(b, bytes);
-
-		bytes -= c.len;
-		l->dst[n] = c.dst;
-		l->src[n] = c.src;
-		l->len[n++] = c.len;
-	}
-	rc = sl_cu.cuMemcpyBatchAsync(l->dst, l->src, l->len, n, &in_order, &zero, 1, &fail_at,
-				      l->stream);
-	fail(b, rc, fail_at < n ? (int)b->pieces[first + fail_at].index : -1);
-}
-
-static void feed_each(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint64_t bytes)
+/*
+ * One call for each piece. cuMemcpyBatchAsync takes all at once, but on an H100 (driver 580.159) a
+ * batch that it had taken lacked one of its copies, at times, and nothing said so.
+ */
+static void feed(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint64_t bytes)
 {
 	for (int calls = 0; b->at < b->n && bytes > 0 && calls < SL_CUDA_CHUNK_CALLS && !b->status;
 	     calls++) {
@@ -88,15 +72,6 @@ static void feed_each(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint64_
 static bool patient(const struct sl_cuda_worker *l)
 {
 	return l == &l->mover->worker[l->mover->streams];
-}
-
-static void feed(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint64_t bytes)
-{
-	/* Batches of the driver are for memory that it knows. */
-	if (sl_cu.cuMemcpyBatchAsync && b->n - b->at > 1 && !patient(l))
-		feed_batch(l, b, bytes);
-	else
-		feed_each(l, b, bytes);
 }
 
 void sl_cuda_feed(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint32_t batch, int event)

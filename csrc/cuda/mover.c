@@ -110,10 +110,7 @@ static int scratch(struct sl_cuda_worker *l)
 
 	l->mask = notes - 1;
 	l->notes = calloc(notes, sizeof *l->notes);
-	l->dst = calloc(SL_CUDA_CHUNK_BATCH, sizeof *l->dst);
-	l->src = calloc(SL_CUDA_CHUNK_BATCH, sizeof *l->src);
-	l->len = calloc(SL_CUDA_CHUNK_BATCH, sizeof *l->len);
-	return l->notes && l->dst && l->src && l->len ? 0 : -ENOMEM;
+	return l->notes ? 0 : -ENOMEM;
 }
 
 static void discard(struct sl_cuda_worker *l)
@@ -122,12 +119,7 @@ static void discard(struct sl_cuda_worker *l)
 		sl_cu.cuStreamDestroy_v2(l->stream);
 	l->stream = NULL;
 	free(l->notes);
-	free(l->dst);
-	free(l->src);
-	free(l->len);
 	l->notes = NULL;
-	l->dst = l->src = NULL;
-	l->len = NULL;
 }
 
 static int make_stream(CUstream *s)

@@ -20,7 +20,6 @@ struct sl_cuda_api {
 	SL_CUDA_CALLS(X)
 	SL_CUDA_MOVER_CALLS(X)
 	SL_CUDA_OPTIONAL_CALLS(X)
-	SL_CUDA_BATCH_CALLS(X)
 #undef X
 };
 extern struct sl_cuda_api sl_cu;
@@ -54,12 +53,11 @@ struct sl_cuda_piece {
 /*
  * A batch goes in chunks, of which SL_CUDA_AHEAD are on the stream at a time: what is not yet
  * there can be dropped, and other batches come between. The calls bound how long a submitter
- * is kept where the driver takes no batches.
+ * is kept.
  */
 #define SL_CUDA_AHEAD 2
 #define SL_CUDA_CHUNK_BYTES (8u << 20)
 #define SL_CUDA_CHUNK_CALLS 256
-#define SL_CUDA_CHUNK_BATCH 4096
 #define SL_CUDA_WAITS_MAX 64
 #define SL_CUDA_ARGS_MAX 256
 #define SL_CUDA_STAGE_BYTES (1u << 20)
@@ -131,9 +129,7 @@ struct sl_cuda_worker {
 	struct sl_cuda_note *notes;
 	uint32_t head, tail, mask;
 	bool open, stop;
-	bool captured;	       /* the stream is part of a capture, by the last look; order */
-	CUdeviceptr *dst, *src; /* for the driver's batches; order */
-	size_t *len;
+	bool captured; /* the stream is part of a capture, by the last look; order */
 };
 
 struct sl_cuda_mover {
