@@ -77,7 +77,7 @@ func (d *Device) choose(m *DeviceMove, a *args, b Budget, only string) (Launch, 
 
 // plan is the launch of a variant on this device, or why there is none.
 func (d *Device) plan(variant string, m *DeviceMove, a *args, b Budget) (Launch, error) {
-	l, err := a.plan(&d.module, &d.card, b, variant)
+	l, err := a.plan(&d.card, b, variant)
 	if err != nil || kernelOf(variant) != "" {
 		return l, err
 	}

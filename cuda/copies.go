@@ -92,7 +92,6 @@ func (v *mover) close() {
 // perform moves the entries by the launch's variant, waits for the end, and adds to the tally.
 func (d *Device) perform(l *Launch, m *DeviceMove, a *args, t *tally) error {
 	if l.Kernel != "" {
-		a.slots, a.tally = l.Slots, d.count.at
 		return d.launch(l, a, t)
 	}
 	v, err := d.openMover()

@@ -10,65 +10,43 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// countingBytes is the pinned page to which a tally comes back.
+// countingBytes is the page of a tally.
 const countingBytes = 4096
 
-// counting is a tally in a card's memory. Kernels add to it what they leave out, which is mostly
-// nothing: it is written before a launch only if the one before left something.
+// counting is a tally in pinned memory of the host. Kernels add to it by way of the bus what they
+// leave out, which is mostly nothing: so no launch waits for a copy of it.
 type counting struct {
-	at   uint64 // on the card
 	page *hostmem.Buffer
-	out  []byte // where a launch leaves it
-	used bool   // it was written once
-	last tally  // what is there; unknown unless used
+	at   uint64 // of the page, as the card sees it
 }
 
 func (c *counting) open(d *gpu.Device) (err error) {
-	if c.at, err = d.Alloc(tallyBytes); err != nil {
-		return err
-	}
 	if c.page, err = hostmem.Alloc(countingBytes, hostmem.Options{Purpose: "cuda-tally",
 		Populate: true}); err != nil {
 		return err
 	}
-	if _, err = d.Pin(c.page.Bytes()); err != nil {
-		return err
-	}
-	c.out = c.page.Bytes()[:tallyBytes]
-	return nil
+	c.at, err = d.Pin(c.page.Bytes())
+	return err
 }
 
-// fresh is what the next launch must write to the card's tally before; nil: it is there. took
-// follows unless the launch fails.
-func (c *counting) fresh() []byte {
-	known := c.used && c.last == clean
-	c.used, c.last = false, clean // what a failure leaves is unknown
-	if known {
-		return nil
-	}
-	return c.last.bytes()
-}
+// begin comes before a launch.
+func (c *counting) begin() { copy(c.page.Bytes(), clean.bytes()) }
 
-// took is what a launch has counted.
-func (c *counting) took() tally {
-	copy(c.last.bytes(), c.out)
-	c.used = true
-	return c.last
+// sum is what a launch that has ended counted.
+func (c *counting) sum() (t tally) {
+	copy(t.bytes(), c.page.Bytes())
+	return t
 }
 
 // close undoes open, or what there is of it; of a closed device it is done already.
 func (c *counting) close(d *gpu.Device) (err error) {
-	if c.out != nil {
+	if c.at != 0 {
 		err = d.Unpin(c.page.Bytes())
-		c.out = nil
+		c.at = 0
 	}
 	if c.page != nil {
 		_ = c.page.Close()
 		c.page = nil
-	}
-	if c.at != 0 {
-		err = errors.Join(err, d.Free(c.at))
-		c.at = 0
 	}
 	if errors.Is(err, driver.ErrClosed) {
 		return nil

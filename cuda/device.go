@@ -21,13 +21,11 @@ type DeviceOptions struct {
 	Threads int
 }
 
-// Device is a card with the gather kernels loaded. It has run against a software stand-in of
-// the driver alone, not yet on a card. All methods may be called by any goroutine; Moves go
+// Device is a card with the gather kernels loaded. All methods may be called by any goroutine; Moves go
 // one after the other.
 type Device struct {
 	d       *gpu.Device
 	card    Card
-	module  Module
 	count   counting
 	moves   gpu.Moves
 	threads int
@@ -37,8 +35,8 @@ type Device struct {
 	mover   *mover // nil: not needed yet
 }
 
-// OpenDevice opens libcuda, a card, and the most capable module that its driver takes. Where
-// something is missing or too old, the error is a *driver.UnavailableError.
+// OpenDevice opens libcuda and a card, and has the driver compile the kernels. Where something is
+// missing or too old, the error is a *driver.UnavailableError.
 func OpenDevice(o DeviceOptions) (*Device, error) {
 	if o.Threads < 0 || o.Threads > threadsMax {
 		return nil, fmt.Errorf("%d threads, want 0 to %d: %w", o.Threads, threadsMax,
@@ -55,26 +53,21 @@ func OpenDevice(o DeviceOptions) (*Device, error) {
 	dev := &Device{d: d, card: Card{f.Compute, f.Driver, f.SMs, f.Shared}, moves: d.Moves(),
 		threads: o.Threads,
 		choices: map[class]*Choice{}}
-	if err := dev.load(); err != nil {
+	if err := dev.open(); err != nil {
 		_ = dev.Close()
 		return nil, fmt.Errorf("open device %d, %s: %w", o.Ordinal, f.Name, err)
 	}
 	return dev, nil
 }
 
-// load takes the first module that the driver compiles: one may refuse what its version says
-// that it knows.
-func (d *Device) load() (err error) {
-	fit := d.card.modules()
-	if len(fit) == 0 {
-		return d.card.tooOld()
+func (d *Device) open() error {
+	if err := d.card.check(); err != nil {
+		return err
 	}
-	for _, d.module = range fit {
-		if err = d.d.Load(d.module.PTX, d.module.Kernels); err == nil {
-			return d.count.open(d.d)
-		}
+	if err := d.d.Load(moves.PTX, moves.Kernels); err != nil {
+		return err
 	}
-	return err
+	return d.count.open(d.d)
 }
 
 // Card is what Plan must know of it.
@@ -225,18 +218,19 @@ func (d *Device) Run(m *DeviceMove, b Budget, only string) (Tally, Launch, error
 }
 
 func (d *Device) launch(l *Launch, a *args, t *tally) error {
-	c := d.csrcLaunch(l, a)
-	if err := d.d.Launch(&c, d.count.out, d.count.fresh()); err != nil {
+	a.tally = d.count.at
+	c := csrcLaunch(l, a)
+	d.count.begin()
+	if err := d.d.Launch(&c, nil); err != nil {
 		return err
 	}
-	*t = d.count.took()
+	*t = d.count.sum()
 	return nil
 }
 
-func (d *Device) csrcLaunch(l *Launch, a *args) gpu.Launch {
-	return gpu.Launch{Kernel: slices.Index(d.module.Kernels, l.Kernel), Blocks: l.Blocks,
-		Threads: l.Threads,
-		Shared:  l.Shared, Args: a.bytes(), Tally: a.tally}
+func csrcLaunch(l *Launch, a *args) gpu.Launch {
+	return gpu.Launch{Kernel: slices.Index(moves.Kernels, l.Kernel), Blocks: l.Blocks,
+		Threads: l.Threads, Shared: l.Shared, Args: a.bytes()}
 }
 
 func (m *DeviceMove) fill(a *args, d *Device) error {

@@ -42,10 +42,10 @@ SL_DEV struct place unroll(const struct sl_nest *nest, sl_u32 e)
  * Reads the indices of entry e, or of the entry of run e. Nothing looks at them yet, so that
  * they can be under way. nest is known when this is compiled.
  */
-SL_DEV struct place fetch(const struct sl_move *m, const struct sl_nest *nest, sl_u64 e)
+SL_DEV struct place fetch(const struct sl_move *m, const struct sl_nest *nest, sl_u32 e)
 {
-	struct place plain = {e, e, 0, 0}, at = nest ? unroll(nest, (sl_u32)e) : plain;
-	sl_u32 there = e < m->count;
+	struct place plain = {e, e, 0, 0}, at = nest ? unroll(nest, e) : plain;
+	sl_u32 there = e < (sl_u32)m->count;
 	sl_u64 dst = at.dst, src = at.src;
 
 	sl_index(&at.dst, m->dst_index, dst, m->flags & SL_DST_WIDE, there && m->dst_index);
@@ -56,12 +56,16 @@ SL_DEV struct place fetch(const struct sl_move *m, const struct sl_nest *nest, s
 /* The index that means: leave it out. */
 SL_DEV sl_u64 none(sl_u64 list, sl_u32 wide) { return list && !wide ? 0xffffffffull : SL_SKIP; }
 
-/* Says whether entry e is to be moved, and counts it if not and asked to. */
-SL_DEV sl_u32 judge(const struct sl_move *m, sl_u64 e, const struct place *at, sl_u32 count)
+/*
+ * Says whether entry e is to be moved, and counts it if not and asked to. The tally may lie behind
+ * the bus: what is skipped, which may be many, is counted in a register and told at the end.
+ */
+SL_DEV sl_u32 judge(const struct sl_move *m, sl_u32 e, const struct place *at, sl_u32 *skipped,
+		    sl_u32 count)
 {
 	struct sl_tally *all = (struct sl_tally *)m->tally;
 
-	if (e >= m->count)
+	if (e >= (sl_u32)m->count)
 		return 0;
 	if (at->dst < m->dst_places && at->src < m->src_places)
 		return 1;
@@ -69,12 +73,18 @@ SL_DEV sl_u32 judge(const struct sl_move *m, sl_u64 e, const struct place *at, s
 		return 0;
 	if (at->dst == none(m->dst_index, m->flags & SL_DST_WIDE) ||
 	    at->src == none(m->src_index, m->flags & SL_SRC_WIDE)) {
-		sl_add(&all->skipped, 1);
+		++*skipped;
 		return 0;
 	}
 	sl_add(&all->bad, 1);
 	sl_least(&all->first_bad, e);
 	return 0;
+}
+
+SL_DEV void tell(const struct sl_move *m, sl_u32 skipped)
+{
+	if (skipped)
+		sl_add(&((struct sl_tally *)m->tally)->skipped, skipped);
 }
 
 /* By value and by choice: an index into the arguments would put them in local memory. */
@@ -110,21 +120,21 @@ SL_DEV struct row aim(const struct sl_move *m, const struct sl_part *p, const st
  * nest, a row is a run.
  */
 SL_DEV void sweep(const struct sl_move *m, const struct sl_nest *nest, const struct sl_part *p,
-		  const sl_u32 width, sl_u32 count)
+		  sl_u32 *skipped, const sl_u32 width, sl_u32 count)
 {
 	const sl_u32 window = WARP * width, windows = WORDS * 4 / width / ROWS;
 	sl_u32 lane = sl_tid() % WARP, word[WORDS] = {0};
 	sl_u32 warps = sl_gdim() * (sl_bdim() / WARP),
 	       warp = sl_bid() * (sl_bdim() / WARP) + sl_tid() / WARP;
-	sl_u64 e = (sl_u64)warp * ROWS;
+	sl_u32 e = warp * ROWS;
 	struct place at[ROWS];
 
 	SL_UNROLL for (sl_u32 i = 0; i < ROWS; i++) at[i] = fetch(m, nest, e + i);
-	for (; e < m->count; e += (sl_u64)warps * ROWS) {
+	for (; e < (sl_u32)m->count; e += warps * ROWS) {
 		struct row row[ROWS];
 
 		SL_UNROLL for (sl_u32 i = 0; i < ROWS; i++) row[i] =
-		    aim(m, p, &at[i], judge(m, e + i, &at[i], count && !lane), lane * width);
+		    aim(m, p, &at[i], judge(m, e + i, &at[i], skipped, count && !lane), lane * width);
 		for (sl_u32 base = 0; base < p->entry + LINE; base += windows * window) {
 			SL_UNROLL for (sl_u32 k = 0; k < ROWS * windows; k++) {
 				const struct row *x = &row[k / windows];
@@ -134,7 +144,7 @@ SL_DEV void sweep(const struct sl_move *m, const struct sl_nest *nest, const str
 					x->from + off < x->end);
 			}
 			SL_UNROLL for (sl_u32 i = 0; i < ROWS; i++) at[i] =
-			    fetch(m, nest, e + (sl_u64)warps * ROWS + i);
+			    fetch(m, nest, e + warps * ROWS + i);
 			SL_UNROLL for (sl_u32 k = 0; k < ROWS * windows; k++) {
 				const struct row *x = &row[k / windows];
 				sl_u32 off = base + k % windows * window;
@@ -149,91 +159,119 @@ SL_DEV void sweep(const struct sl_move *m, const struct sl_nest *nest, const str
 /* Through registers: a lane has 2 x 32 bytes under way, a warp two whole entries of up to 896. */
 SL_KERNEL(SL_ROWS_THREADS) sl_move_rows(struct sl_move m)
 {
+	sl_u32 skipped = 0;
+
 	SL_ROLL
 	for (sl_u32 k = 0; k < m.parts; k++) {
 		struct sl_part p = choose(&m, k);
 
 		if (p.width == 16)
-			sweep(&m, 0, &p, 16, k == 0);
+			sweep(&m, 0, &p, &skipped, 16, k == 0);
 		else if (p.width == 8)
-			sweep(&m, 0, &p, 8, k == 0);
+			sweep(&m, 0, &p, &skipped, 8, k == 0);
 		else
-			sweep(&m, 0, &p, 4, k == 0);
+			sweep(&m, 0, &p, &skipped, 4, k == 0);
 	}
+	tell(&m, skipped);
 }
 
 /* The same for nests, of one part. */
 SL_KERNEL(SL_ROWS_THREADS) sl_move_nest(struct sl_nested n)
 {
 	struct sl_part p = n.move.part[0];
+	sl_u32 skipped = 0;
 
 	if (p.width == 16)
-		sweep(&n.move, &n.nest, &p, 16, 1);
+		sweep(&n.move, &n.nest, &p, &skipped, 16, 1);
 	else if (p.width == 8)
-		sweep(&n.move, &n.nest, &p, 8, 1);
+		sweep(&n.move, &n.nest, &p, &skipped, 8, 1);
 	else
-		sweep(&n.move, &n.nest, &p, 4, 1);
+		sweep(&n.move, &n.nest, &p, &skipped, 4, 1);
+	tell(&n.move, skipped);
 }
 
-#ifdef SL_BULK
-/* Where a thread stands in its ring: the slot, and how often it came by, modulo 2. */
-struct turn {
-	sl_u32 at, phase;
+/* The entry that a warp comes to next, whose indices it has begun to read. */
+struct reader {
+	struct place at;
+	sl_u32 e;
 };
 
-SL_DEV void pass_by(struct turn *t, sl_u32 first, sl_u32 slots, sl_u32 size)
+SL_DEV struct row next(const struct sl_move *m, const struct sl_part *p, sl_u32 *skipped,
+		       struct reader *r, sl_u32 step, const sl_u32 width, sl_u32 count)
 {
-	t->at += size;
-	if (t->at == first + slots * size) {
-		t->at = first;
-		t->phase ^= 1;
-	}
+	sl_u32 lane = sl_tid() % WARP, go = judge(m, r->e, &r->at, skipped, count && !lane);
+	struct row row = aim(m, p, &r->at, go, lane * width);
+
+	r->e += step;
+	r->at = fetch(m, 0, r->e);
+	return row;
+}
+
+/* A lane has the same 16 bytes of every 512 of a slot, whatever the width. */
+#define COLUMN 16u
+
+/* Bytes of a slot for an entry of a part. */
+SL_DEV sl_u32 slot_of(const struct sl_part *p)
+{
+	return (p->entry + LINE + WARP * p->width - 1) / (WARP * p->width) * WARP * COLUMN;
 }
 
 /*
- * By bulk copies through shared memory: an entry is one operation each way. Each thread has
- * a ring of its own, loads ahead into all slots but SL_LAG, and needs no other thread.
+ * Moves all entries of a part by asynchronous copies into shared memory, which take no registers:
+ * each warp has SL_AHEAD entries under way, the oldest in `slot` once nothing more is `wanted`.
+ * Where an entry goes is read and judged once more when it has come. No lane touches what is
+ * another one's.
  */
-SL_KERNEL(SL_BULK_THREADS) sl_move_bulk(struct sl_move m)
+SL_DEV void stream(const struct sl_move *m, const struct sl_part *p, sl_u32 *skipped, sl_u32 size,
+		   const sl_u32 width, sl_u32 count)
 {
-	sl_u32 entry =
-	    m.parts > 1 && m.part[1].entry > m.part[0].entry ? m.part[1].entry : m.part[0].entry;
-	sl_u32 size = SL_SLOT_HEAD + entry, first = sl_ring() + sl_tid() * m.slots * size,
-	       ahead = 0;
-	sl_u64 step = (sl_u64)sl_gdim() * sl_bdim();
-	struct turn in = {first, 0}, out = {first, 0};
+	sl_u32 first = sl_ring() + sl_tid() / WARP * SL_AHEAD * size + sl_tid() % WARP * COLUMN,
+	       slot = first, wanted = SL_AHEAD, step = sl_gdim() * (sl_bdim() / WARP);
+	struct reader in, out;
+	struct row r;
 
-	for (sl_u32 i = 0; i < m.slots; i++)
-		sl_ring_barrier(first + i * size);
-	sl_ring_fence();
+	in.e = sl_bid() * (sl_bdim() / WARP) + sl_tid() / WARP;
+	in.at = fetch(m, 0, in.e);
+	out = in;
+	SL_ROLL
+	while (out.e < (sl_u32)m->count) {
+		if (!wanted) {
+			r = next(m, p, skipped, &out, step, width, 0);
+			sl_ahead_wait();
+			SL_ROLL
+			for (sl_u32 off = 0, at = slot; off < p->entry + LINE;
+			     off += WARP * width, at += WARP * COLUMN)
+				sl_onward(r.dst + off, at, width, r.from + off < r.end);
+			wanted++;
+		}
+		r = next(m, p, skipped, &in, step, width, count);
+		SL_ROLL
+		for (sl_u32 off = 0, at = slot; off < p->entry + LINE;
+		     off += WARP * width, at += WARP * COLUMN)
+			sl_ahead(at, r.src + off, width, r.from + off < r.end);
+		sl_ahead_group();
+		wanted--;
+		slot = slot + size == first + SL_AHEAD * size ? first : slot + size;
+	}
+}
+
+/* By asynchronous copies. */
+SL_KERNEL(SL_ASYNC_THREADS) sl_move_async(struct sl_move m)
+{
+	sl_u32 size = slot_of(&m.part[0]), other = m.parts > 1 ? slot_of(&m.part[1]) : 0,
+	       skipped = 0;
+
+	size = other > size ? other : size;
 	SL_ROLL
 	for (sl_u32 k = 0; k < m.parts; k++) {
 		struct sl_part p = choose(&m, k);
-		sl_u64 e = (sl_u64)sl_bid() * sl_bdim() + sl_tid();
-		struct place at = fetch(&m, 0, e);
 
-		while (e < m.count || ahead) {
-			for (; e < m.count && ahead < m.slots - SL_LAG; e += step) {
-				struct place now = at;
-
-				at = fetch(&m, 0, e + step);
-				if (!judge(&m, e, &now, k == 0))
-					continue;
-				sl_ring_reuse();
-				sl_ring_keep(in.at + 8, p.dst + now.dst * p.dst_stride);
-				sl_ring_load(in.at + SL_SLOT_HEAD, p.src + now.src * p.src_stride,
-					     p.entry, in.at);
-				pass_by(&in, first, m.slots, size);
-				ahead++;
-			}
-			if (!ahead)
-				continue;
-			sl_ring_wait(out.at, out.phase);
-			sl_ring_store(sl_ring_kept(out.at + 8), out.at + SL_SLOT_HEAD, p.entry);
-			pass_by(&out, first, m.slots, size);
-			ahead--;
-		}
+		if (p.width == 16)
+			stream(&m, &p, &skipped, size, 16, k == 0);
+		else if (p.width == 8)
+			stream(&m, &p, &skipped, size, 8, k == 0);
+		else
+			stream(&m, &p, &skipped, size, 4, k == 0);
 	}
-	sl_ring_drain();
+	tell(&m, skipped);
 }
-#endif

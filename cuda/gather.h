@@ -35,8 +35,6 @@ struct sl_move {
 	sl_u64 tally;                  /* address of a struct sl_tally */
 	sl_u64 count;                  /* entries */
 	sl_u32 parts, flags;
-	sl_u32 slots;                  /* of the ring of each thread; bulk copies alone */
-	sl_u32 reserved;
 };
 
 #define SL_LOOPS_MAX 3
@@ -66,18 +64,13 @@ struct sl_tally {
 	sl_u64 first_bad; /* the lowest entry with a bad index */
 };
 
-/* The most threads of a block: what leaves each enough registers, and each a ring. */
+/* The most threads of a block: what leaves each enough registers. */
 #define SL_ROWS_THREADS 768
-#define SL_BULK_THREADS 64
+#define SL_ASYNC_THREADS 1024
 #define SL_STEP_THREADS 256 /* of decode.cu */
 
-/*
- * The ring of a thread that copies in bulk: slots of a header (a barrier, and where the
- * entry goes) and the largest entry. SL_LAG of its slots are being written out.
- */
-#define SL_SLOT_HEAD 16u
-#define SL_LAG 1
-#define SL_SLOTS_MIN (SL_LAG + 1u)
+/* Entries that a warp has under way by asynchronous copies, each in a slot of shared memory. */
+#define SL_AHEAD 3u
 
 #if defined(SL_HOST)
 
@@ -86,7 +79,6 @@ struct sl_tally {
 #define SL_DEV static inline
 #define SL_UNROLL
 #define SL_ROLL
-#define SL_BULK 1
 
 struct sl_at {
 	sl_u32 tid, bid, bdim, gdim;
@@ -136,17 +128,12 @@ SL_DEV void sl_index(sl_u64 *v, sl_u64 list, sl_u64 i, sl_u32 wide, sl_u32 on)
 SL_DEV void sl_add(sl_u64 *at, sl_u64 n) { *at += n; }
 SL_DEV void sl_least(sl_u64 *at, sl_u64 n) { *at = n < *at ? n : *at; }
 
-/* The test says how asynchronous copies behave: as late as they may. */
+/* The test says when asynchronous copies happen: as early or as late as they may. */
 sl_u32 sl_ring(void);
-void sl_ring_keep(sl_u32 at, sl_u64 v);
-sl_u64 sl_ring_kept(sl_u32 at);
-void sl_ring_barrier(sl_u32 bar);
-void sl_ring_fence(void);
-void sl_ring_load(sl_u32 slot, sl_u64 src, sl_u32 bytes, sl_u32 bar);
-void sl_ring_wait(sl_u32 bar, sl_u32 phase);
-void sl_ring_store(sl_u64 dst, sl_u32 slot, sl_u32 bytes);
-void sl_ring_reuse(void);
-void sl_ring_drain(void);
+void sl_ahead(sl_u32 slot, sl_u64 at, sl_u32 width, sl_u32 on);
+void sl_ahead_group(void);
+void sl_ahead_wait(void);
+void sl_onward(sl_u64 at, sl_u32 slot, sl_u32 width, sl_u32 on);
 
 #elif defined(__NVCC__) || defined(__CUDACC_RTC__) || defined(__CUDA__)
 #include "gather_device.h"

@@ -85,12 +85,8 @@ SL_DEV void sl_least(sl_u64 *at, sl_u64 n)
 	asm volatile("red.global.min.u64 [%0], %1;" :: "l"(at), "l"(n) : "memory");
 }
 
-/* Bulk copies need sm_90. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define SL_BULK 1
-
-/* Bulk copies want multiples of 16. */
-extern SL_SHARED __attribute__((aligned(128))) sl_u64 sl_ring_memory[];
+/* The slots of all warps of a block. */
+extern SL_SHARED __attribute__((aligned(16))) sl_u64 sl_ring_memory[];
 
 /* Addresses in shared memory have 32 bits. */
 SL_DEV sl_u32 sl_ring(void)
@@ -102,71 +98,46 @@ SL_DEV sl_u32 sl_ring(void)
 	return at;
 }
 
-SL_DEV void sl_ring_keep(sl_u32 at, sl_u64 v)
+/* An asynchronous copy into shared memory. Only 16 bytes may pass by the first-level cache. */
+SL_DEV void sl_ahead(sl_u32 slot, sl_u64 at, sl_u32 width, sl_u32 on)
 {
-	asm volatile("st.shared.u64 [%0], %1;" :: "r"(at), "l"(v) : "memory");
+	if (width == 16)
+		asm volatile(SL_IF("cp.async.cg.shared.global [%[to]], [%[at]], 16")
+			     :: [to] "r"(slot), [at] "l"(at), [on] "r"(on) : "memory");
+	else if (width == 8)
+		asm volatile(SL_IF("cp.async.ca.shared.global [%[to]], [%[at]], 8")
+			     :: [to] "r"(slot), [at] "l"(at), [on] "r"(on) : "memory");
+	else
+		asm volatile(SL_IF("cp.async.ca.shared.global [%[to]], [%[at]], 4")
+			     :: [to] "r"(slot), [at] "l"(at), [on] "r"(on) : "memory");
 }
 
-SL_DEV sl_u64 sl_ring_kept(sl_u32 at)
+SL_DEV void sl_ahead_group(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/* Returns when all groups of this thread but the last SL_AHEAD - 1 have come. */
+SL_DEV void sl_ahead_wait(void)
 {
-	sl_u64 v;
-	asm volatile("ld.shared.u64 %0, [%1];" : "=l"(v) : "r"(at) : "memory");
-	return v;
+	asm volatile("cp.async.wait_group %0;" :: "n"(SL_AHEAD - 1) : "memory");
 }
 
-SL_DEV void sl_ring_barrier(sl_u32 bar)
+/* Stores what this thread has loaded into shared memory. */
+SL_DEV void sl_onward(sl_u64 at, sl_u32 slot, sl_u32 width, sl_u32 on)
 {
-	asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(bar) : "memory");
-}
+	sl_u32 r[4];
 
-/* Shows barriers to the unit that copies. */
-SL_DEV void sl_ring_fence(void)
-{
-	asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::
-			 : "memory");
+	if (width == 16)
+		asm volatile(SL_IF("ld.shared.v4.u32 {%0, %1, %2, %3}, [%[from]]")
+			     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+			     : [from] "r"(slot), [on] "r"(on) : "memory");
+	else if (width == 8)
+		asm volatile(SL_IF("ld.shared.v2.u32 {%0, %1}, [%[from]]")
+			     : "=r"(r[0]), "=r"(r[1])
+			     : [from] "r"(slot), [on] "r"(on) : "memory");
+	else
+		asm volatile(SL_IF("ld.shared.u32 %0, [%[from]]")
+			     : "=r"(r[0])
+			     : [from] "r"(slot), [on] "r"(on) : "memory");
+	sl_store(at, r, width, on);
 }
-
-SL_DEV void sl_ring_load(sl_u32 slot, sl_u64 src, sl_u32 bytes, sl_u32 bar)
-{
-	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
-		     : "memory");
-	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-		     "[%1], %2, [%3];" ::"r"(slot),
-		     "l"(src), "r"(bytes), "r"(bar)
-		     : "memory");
-}
-
-SL_DEV void sl_ring_wait(sl_u32 bar, sl_u32 phase)
-{
-	sl_u32 done = 0;
-
-	while (!done)
-		asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], "
-			     "%2; selp.u32 %0, 1, 0, p; }"
-			     : "=r"(done)
-			     : "r"(bar), "r"(phase)
-			     : "memory");
-}
-
-SL_DEV void sl_ring_store(sl_u64 dst, sl_u32 slot, sl_u32 bytes)
-{
-	asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], "
-		     "%2;\n\tcp.async.bulk.commit_group;" ::"l"(dst),
-		     "r"(slot), "r"(bytes)
-		     : "memory");
-}
-
-/* Returns when all stores of this thread but the last SL_LAG have read their slots. */
-SL_DEV void sl_ring_reuse(void)
-{
-	asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(SL_LAG) : "memory");
-}
-
-/* Returns when all stores of this thread have landed. */
-SL_DEV void sl_ring_drain(void)
-{
-	asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-#endif
 
 #endif

@@ -56,8 +56,8 @@ func TestKernelsOnTheCPU(t *testing.T) {
 		{"gcc", "apt-get install gcc libc6-dev", sanitizers,
 			map[string]string{"index": "heap-buffer-overflow", "index dst": "heap-buffer-overflow",
 				"list":      "heap-buffer-overflow",
-				"alignment": "misaligned address", "bulk index": "heap-buffer-overflow",
-				"bulk index dst": "heap-buffer-overflow"}},
+				"alignment": "misaligned address", "async index": "heap-buffer-overflow",
+				"async index dst": "heap-buffer-overflow"}},
 		{"clang-19", "apt-get install clang-19", []string{"-O3"}, nil},
 	} {
 		t.Run(c.compiler, func(t *testing.T) {
@@ -70,13 +70,9 @@ func TestKernelsOnTheCPU(t *testing.T) {
 			}
 			for planted, want := range c.planted {
 				out, err := exec.Command(exe, planted).CombinedOutput()
-				where := "gather.h:"
-				if strings.HasPrefix(planted, "bulk") {
-					where = "ring_host.h:"
-				}
 				if err == nil || !strings.Contains(string(out), want) ||
-					!strings.Contains(string(out), where) {
-					t.Errorf("%s: %v, want %q in %s\n%s", planted, err, want, where, out)
+					!strings.Contains(string(out), "gather.h:") {
+					t.Errorf("%s: %v, want %q in gather.h\n%s", planted, err, want, out)
 				}
 			}
 		})
@@ -128,9 +124,9 @@ const clangOfModules = "19.1.7"
 // TestModulesAreOfThisSource makes the modules again.
 func TestModulesAreOfThisSource(t *testing.T) {
 	commands := generators(t)
-	if len(commands) != len(Modules())+2 {
-		t.Fatalf("%d commands for %d modules, that of the neighbour and that of digests",
-			len(commands), len(Modules()))
+	if len(commands) != 3 {
+		t.Fatalf("%d commands for the modules of moves, of the neighbour and of digests",
+			len(commands))
 	}
 	for _, command := range commands {
 		clang := tool(t, command[0], "apt-get install clang-19")
@@ -158,50 +154,29 @@ func TestModulesAreOfThisSource(t *testing.T) {
 	}
 }
 
-// TestModulesSayWhatTheyNeed reads the PTX.
-func TestModulesSayWhatTheyNeed(t *testing.T) {
-	versions := map[int]string{11080: "7.8", 12000: "8.0"}
+// TestMovesSayWhatTheyNeed reads the PTX.
+func TestMovesSayWhatTheyNeed(t *testing.T) {
+	for _, want := range []string{".version 7.8", ".target sm_80\n",
+		"ld.global.nc.L1::no_allocate.v4.u32", "st.global.cs.v4.u32", "red.global.add.u64",
+		"cp.async.cg.shared.global", ".shared .align 16 ", fmt.Sprintf(".maxntid %d,", rowsThreads),
+		fmt.Sprintf(".maxntid %d,", asyncThreads)} {
+		require.Contains(t, moves.PTX, want)
+	}
+	// An array that the compiler cannot keep in registers would lie in memory.
+	for _, bad := range []string{".local", "call", "bar.sync"} {
+		require.NotContains(t, moves.PTX, bad)
+	}
 	param := regexp.MustCompile(`\.param \.align 8 \.b8 (sl_move_\w+)_param_0\[(\d+)\]`)
 	sizes := map[string]uintptr{KernelRows: unsafe.Sizeof(args{}),
-		KernelBulk: unsafe.Sizeof(args{}),
-		KernelNest: unsafe.Sizeof(nested{})}
-	for _, m := range Modules() {
-		for _, want := range []string{".version " + versions[m.Driver],
-			fmt.Sprintf(".target sm_%d\n", m.Compute),
-			"ld.global.nc.L1::no_allocate.v4.u32", "st.global.cs.v4.u32", "red.global.add.u64",
-			fmt.Sprintf(".maxntid %d,", rowsThreads)} {
-			if !strings.Contains(m.PTX, want) {
-				t.Errorf("%s: no %q", m.Name, want)
-			}
+		KernelAsync: unsafe.Sizeof(args{}), KernelNest: unsafe.Sizeof(nested{})}
+	var kernels []string
+	for _, found := range param.FindAllStringSubmatch(moves.PTX, -1) {
+		if !slices.Contains(kernels, found[1]) {
+			kernels = append(kernels, found[1])
 		}
-		// An array that the compiler cannot keep in registers would lie in memory.
-		for _, bad := range []string{".local", "call", "bar.sync"} {
-			if strings.Contains(m.PTX, bad) {
-				t.Errorf("%s: has %q", m.Name, bad)
-			}
-		}
-		var kernels []string
-		for _, found := range param.FindAllStringSubmatch(m.PTX, -1) {
-			if !slices.Contains(kernels, found[1]) {
-				kernels = append(kernels, found[1])
-			}
-			if found[2] != fmt.Sprint(sizes[found[1]]) {
-				t.Errorf("%s: %s takes %s bytes, Go has %d", m.Name, found[1], found[2],
-					sizes[found[1]])
-			}
-		}
-		slices.Sort(kernels)
-		if want := slices.Sorted(slices.Values(m.Kernels)); !slices.Equal(kernels, want) {
-			t.Errorf("%s has %v, want %v", m.Name, kernels, want)
-		}
-		if m.Compute >= 90 && !strings.Contains(m.PTX, ".shared .align 128 ") {
-			t.Errorf("%s: the rings may lie at an address that bulk copies refuse", m.Name)
-		}
-		if bulk := strings.Contains(m.PTX,
-			"cp.async.bulk.shared::cluster.global.mbarrier"); bulk != (m.Compute >= 90) {
-			t.Errorf("%s: bulk copies %v", m.Name, bulk)
-		}
+		require.Equal(t, fmt.Sprint(sizes[found[1]]), found[2], "bytes of %s", found[1])
 	}
+	require.ElementsMatch(t, moves.Kernels, kernels)
 }
 
 // TestDigestModuleSaysWhatItNeeds reads the PTX: threads that share a cell add up by shuffles
@@ -222,7 +197,7 @@ func TestDigestModuleSaysWhatItNeeds(t *testing.T) {
 func TestModulesAssemble(t *testing.T) {
 	ptxas := tool(t, "ptxas", "pip download nvidia-cuda-nvcc-cu12, or install a CUDA toolkit "+
 		"from 12.0 on")
-	for _, m := range append(Modules(), decode, sums) {
+	for _, m := range []Module{moves, decode, sums} {
 		file := filepath.Join(t.TempDir(), "module.ptx")
 		require.NoError(t, os.WriteFile(file, []byte(m.PTX), 0o600))
 		out, err := exec.Command(ptxas, "-v", fmt.Sprintf("-arch=sm_%d", m.Compute), "-o",

@@ -2,25 +2,18 @@
 
 package cuda
 
-import (
-	_ "embed" // the modules
-	"slices"
-)
+import _ "embed" // the modules
 
 // With the PTX version that has the instructions and no later one: 7.8 is CUDA 11.8, driver
-// 520 or newer, 8.0 is CUDA 12.0, driver 525. clang needs no CUDA SDK for it. Its bytes are
-// committed, and a test makes them again.
+// 520 or newer. clang needs no CUDA SDK for it. Its bytes are committed, and a test makes them
+// again.
 //
 //go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S gather.cu -o gather_sm80.ptx
-//go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_90 -nocudainc -nocudalib --cuda-feature=+ptx80 -O3 -std=c++17 -S gather.cu -o gather_sm90.ptx
 //go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S decode.cu -o decode_sm80.ptx
 //go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S digest.cu -o digest_sm80.ptx
 
 //go:embed gather_sm80.ptx
-var sm80 string
-
-//go:embed gather_sm90.ptx
-var sm90 string
+var gather80 string
 
 //go:embed decode_sm80.ptx
 var decode80 string
@@ -41,9 +34,9 @@ const kernelStep = "sl_decode_step"
 // The kernels by name. Each takes one struct sl_move (gather.h) by value, that for nests one
 // struct sl_nested.
 const (
-	KernelRows = "sl_move_rows" // through registers
-	KernelBulk = "sl_move_bulk" // by bulk copies; in modules for sm_90 alone
-	KernelNest = "sl_move_nest" // through registers, each entry a nest of loops
+	KernelRows  = "sl_move_rows"  // through registers
+	KernelAsync = "sl_move_async" // by asynchronous copies into shared memory
+	KernelNest  = "sl_move_nest"  // through registers, each entry a nest of loops
 )
 
 // Module is a program for a card, which its driver compiles.
@@ -55,11 +48,6 @@ type Module struct {
 	Kernels []string // what it has
 }
 
-var modules = []Module{
-	{"gather_sm90", sm90, 90, 12000, []string{KernelRows, KernelBulk, KernelNest}},
-	{"gather_sm80", sm80, 80, 11080, []string{KernelRows, KernelNest}},
-}
-
-// Modules returns what there is, the more capable first: take the first that the card and
-// its driver can load.
-func Modules() []Module { return slices.Clone(modules) }
+// moves is the module of Device and Kernels.
+var moves = Module{"gather_sm80", gather80, 80, 11080, []string{KernelRows, KernelAsync,
+	KernelNest}}

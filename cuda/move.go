@@ -88,7 +88,6 @@ type args struct {
 	dstPlaces, srcPlaces uint64
 	tally, count         uint64
 	parts, flags         uint32
-	slots, reserved      uint32
 }
 
 // argsPart is struct sl_part.
@@ -148,8 +147,9 @@ func (a *args) begin(parts, count int) error {
 	if parts < 1 || parts > PartsMax {
 		return &LayoutError{-1, fmt.Sprintf("%d parts", parts), fmt.Sprintf("1 to %d", PartsMax)}
 	}
-	if count < 0 {
-		return &LayoutError{-1, fmt.Sprintf("%d entries", count), "0 or more"}
+	if count < 0 || count > math.MaxInt32 {
+		return &LayoutError{-1, fmt.Sprintf("%d entries", count),
+			fmt.Sprintf("0 to %d", math.MaxInt32)}
 	}
 	a.count, a.parts = uint64(count), uint32(parts)
 	a.dstPlaces, a.srcPlaces = math.MaxUint64, math.MaxUint64

@@ -10,29 +10,22 @@ import (
 
 // Kernels are those of a card, for a caller that launches them on streams of its own, as the
 // backend of this name does. It may be used by any goroutine.
-type Kernels struct {
-	card   Card
-	module Module
-}
+type Kernels struct{ card Card }
 
-// LoadKernels has load try the modules that the card can take, the most capable first, until one
-// is loaded. A card or driver that is too old is a *driver.UnavailableError.
+// LoadKernels has load compile the module. A card or driver that is too old is a
+// *driver.UnavailableError.
 func LoadKernels(c Card, load func(ptx string, kernels []string) error) (*Kernels, error) {
-	fit := c.modules()
-	if len(fit) == 0 {
-		return nil, c.tooOld()
+	if err := c.check(); err != nil {
+		return nil, err
 	}
-	var err error
-	for _, m := range fit {
-		if err = load(m.PTX, m.Kernels); err == nil {
-			return &Kernels{c, m}, nil
-		}
+	if err := load(moves.PTX, moves.Kernels); err != nil {
+		return nil, fmt.Errorf("load kernels: %w", err)
 	}
-	return nil, fmt.Errorf("load kernels: %w", err)
+	return &Kernels{c}, nil
 }
 
 // Names are the kernels that were loaded, in the order in which load was given them.
-func (k *Kernels) Names() []string { return slices.Clone(k.module.Kernels) }
+func (k *Kernels) Names() []string { return slices.Clone(moves.Kernels) }
 
 // Reach is memory by its address, as a card sees it.
 type Reach struct {
@@ -88,31 +81,16 @@ func (k *Kernels) Launch(p *Pattern, b Budget, dst []byte) (l Launch, kernel, n 
 		return Launch{}, 0, 0, err
 	}
 	if p.nests() {
-		if l, err = a.plan(&k.module, &k.card, b, VariantRows); err != nil {
+		if l, err = a.plan(&k.card, b, VariantRows); err != nil {
 			return Launch{}, 0, 0, err
 		}
 		l.Kernel, l.Why = KernelNest, "nests move through registers"
-		return l, slices.Index(k.module.Kernels, KernelNest), copy(dst, a.bytes()), nil
+		return l, slices.Index(moves.Kernels, KernelNest), copy(dst, a.bytes()), nil
 	}
-	if l, err = a.shape(k, b); err != nil {
+	if l, err = a.best(&k.card, b); err != nil {
 		return Launch{}, 0, 0, err
 	}
-	a.slots = l.Slots
-	return l, slices.Index(k.module.Kernels, l.Kernel), copy(dst, a.args.bytes()), nil
-}
-
-// shape is the launch by bulk copies where card and entries allow it, through registers otherwise.
-func (a *args) shape(k *Kernels, b Budget) (Launch, error) {
-	if a.part[0].width == 16 && slices.Contains(k.module.Kernels, KernelBulk) &&
-		a.ringFits(&k.card) {
-		l, err := a.plan(&k.module, &k.card, b, VariantBulk)
-		l.Why = "bulk copies: one operation an entry"
-		return l, err
-	}
-	l, err := a.plan(&k.module, &k.card, b, VariantRows)
-	l.Why = "through registers: bulk copies need multiples of 16, rings that fit, and compute " +
-		"capability 9.0"
-	return l, err
+	return l, slices.Index(moves.Kernels, l.Kernel), copy(dst, a.args.bytes()), nil
 }
 
 func (p *Pattern) fill(n *nested) error {
@@ -143,8 +121,3 @@ func (p *Pattern) fill(n *nested) error {
 }
 
 func (r *Reach) side() side { return side{r.At, r.Len, r.Stride} }
-
-// ringFits reports whether a ring of two entries a thread fits in shared memory.
-func (a *args) ringFits(c *Card) bool {
-	return uint64(c.Shared)/(warpThreads*(a.longest()+slotHead)) >= slotsMin
-}

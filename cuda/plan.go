@@ -5,7 +5,6 @@ package cuda
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -24,73 +23,92 @@ type Card struct {
 // Budget is what a Move may take of a card, by one of its fields: how many multiprocessors,
 // or how many bytes may be under way. A bus that answers in 1.3 microseconds needs 57 KiB
 // under way for 45 GB/s. The kernel spreads over as few multiprocessors as that takes. The zero
-// value leaves all of them to others: copy engine and CPU do the work.
+// value leaves all of them to others: copy engine and CPU do the work. (H100, PCIe 5, 656 bytes at
+// random places of 256 MiB: 18 GB/s by one multiprocessor, 44 by three; the copy engine has 54.)
 type Budget struct {
 	SMs      int
 	InFlight uint64
 }
 
-// Launch is how a Move is performed. Module to Slots are those of kernels alone.
+// Launch is how a Move is performed. Kernel to Shared are those of kernels alone.
 type Launch struct {
 	Variant         string
-	Module, Kernel  string
+	Kernel          string
 	Blocks, Threads uint32
 	Shared          uint32 // bytes of dynamic shared memory
-	Slots           uint32 // of the ring of each thread
 	InFlight        uint64 // bytes under way at most; 0: as many as the copy engine likes
 	Why             string // this variant and not another
 }
 
-// The shapes of the kernels, as in gather.h.
+// The shapes of the kernels, as in gather.h and gather.cu.
 const (
-	rowsThreads = 768 // SL_ROWS_THREADS
-	bulkThreads = 64  // SL_BULK_THREADS
-	slotHead    = 16  // SL_SLOT_HEAD
-	slotsMin    = 2   // SL_SLOTS_MIN
-	slotsMax    = 8   // deeper rings have more under way than any bus needs
-	warpRows    = 2   // entries that a warp has under way
-	warpThreads = 32
-	laneBytes   = 64 // that a lane has under way
+	rowsThreads  = 768  // SL_ROWS_THREADS
+	asyncThreads = 1024 // SL_ASYNC_THREADS
+	ahead        = 3    // SL_AHEAD
+	warpRows     = 2    // entries that a warp has under way
+	warpThreads  = 32
+	laneBytes    = 64 // that a lane has under way
+	lineBytes    = 128
+	columnBytes  = 16 // of a slot for each lane
+	warpsMin     = 4
+	// asyncShared is what slots may take of shared memory: what is left holds loads under way. On an
+	// H100 slots of 96 KiB load 44 GB/s by three multiprocessors, those of 192 KiB 32.
+	asyncShared = 128 << 10
+	// asyncBlocks is from how many blocks on registers alone have enough under way: by eight they
+	// load 47 GB/s on an H100, asynchronous copies 45; by four 36 and 45.
+	asyncBlocks = 6
 )
 
 // Plan chooses a variant for a Move between the host and a card, and its shape within a budget,
-// from what is known beforehand; a Device measures. Bulk copies are taken where card and
-// driver have them, all is a multiple of 16 and a ring of at least two entries a thread fits in
-// shared memory; registers otherwise; the CPU and the copy engine where the budget is nothing. only
-// names a variant: that one or a *VariantError. A card or driver that is too old is a
-// *driver.UnavailableError, a layout that kernels do not take a *LayoutError.
+// from what is known beforehand; a Device measures. Asynchronous copies are taken by a few
+// multiprocessors that load from behind the bus, registers otherwise; the CPU and the copy engine
+// where the budget is nothing. only names a variant: that one or a *VariantError. A card or driver
+// that is too old is a *driver.UnavailableError, a layout that kernels do not take a *LayoutError.
 func Plan(m *Move, c Card, b Budget, only string) (Launch, error) {
 	var a args
 	if err := m.fill(&a); err != nil {
 		return Launch{}, err
 	}
-	fit := c.modules()
-	if len(fit) == 0 {
-		return Launch{}, c.tooOld()
+	if err := c.check(); err != nil {
+		return Launch{}, err
 	}
-	variant, why := only, "asked for"
 	switch {
 	case only != "":
+		l, err := a.plan(&c, b, only)
+		l.Why = "asked for"
+		return l, err
 	case b == (Budget{}):
-		variant, why = VariantStaged, "the budget has no multiprocessor: the CPU gathers, the "+
-			"copy engine moves"
-	default:
-		variant, why = VariantBulk, "bulk copies: one operation an entry"
-		var no *VariantError
-		if _, err := a.plan(&fit[0], &c, b, variant); errors.As(err, &no) && no.Err != ErrBudget {
-			variant, why = VariantRows, no.Reason
-		}
+		return Launch{Variant: VariantStaged, Why: "the budget has no multiprocessor: the CPU " +
+			"gathers, the copy engine moves"}, nil
 	}
-	l, err := a.plan(&fit[0], &c, b, variant)
+	return a.best(&c, b)
+}
+
+// best is the launch of the kernel that has most under way.
+func (a *args) best(c *Card, b Budget) (Launch, error) {
+	rows, err := a.plan(c, b, VariantRows)
 	if err != nil {
 		return Launch{}, err
 	}
-	l.Why = why
+	if a.flags&farDst != 0 {
+		rows.Why = "through registers: stores to the bus wait for nothing"
+		return rows, nil
+	}
+	l, err := a.plan(c, b, VariantAsync)
+	if err != nil { // which is that the entries are too large
+		rows.Why = reason(err)
+		return rows, nil
+	}
+	if l.Blocks >= asyncBlocks {
+		rows.Why = "through registers: so many multiprocessors have enough under way by them"
+		return rows, nil
+	}
+	l.Why = "by asynchronous copies: a few multiprocessors have more under way by them"
 	return l, nil
 }
 
 // plan is the launch of a variant, or a *VariantError; for a kernel it may be a *LayoutError.
-func (a *args) plan(mod *Module, c *Card, b Budget, variant string) (Launch, error) {
+func (a *args) plan(c *Card, b Budget, variant string) (Launch, error) {
 	if kernelOf(variant) == "" {
 		return Launch{Variant: variant}, knownVariant(variant)
 	}
@@ -101,16 +119,13 @@ func (a *args) plan(mod *Module, c *Card, b Budget, variant string) (Launch, err
 		return Launch{}, err
 	}
 	l := a.rows()
-	if variant == VariantBulk {
+	if variant == VariantAsync {
 		var why string
-		if l, why = a.bulk(c); why == "" {
-			why = mod.lacksBulk(c)
-		}
-		if why != "" {
+		if l, why = a.async(c); why != "" {
 			return Launch{}, unfit(variant, why)
 		}
 	}
-	l.Module, l.Variant = mod.Name, variant
+	l.Variant = variant
 	l.Blocks = a.blocks(&l, c.SMs, b)
 	l.InFlight *= uint64(l.Blocks)
 	return l, nil
@@ -129,34 +144,11 @@ func (b Budget) check(variant string) error {
 	return nil
 }
 
-// lacksBulk is why a module has no bulk copies; "" if it has.
-func (m *Module) lacksBulk(c *Card) string {
-	switch {
-	case slices.Contains(m.Kernels, KernelBulk):
-		return ""
-	case c.Compute < modules[0].Compute:
-		return m.Name + " has no bulk copies: they need compute capability 9.0, this is " +
-			c.version()
-	case c.Driver < modules[0].Driver:
-		return fmt.Sprintf("the driver is too old for the bulk module: it says %d, want %d",
-			c.Driver, modules[0].Driver)
+// check reports whether card and driver can load the kernels, by what they say.
+func (c *Card) check() error {
+	if moves.Compute <= c.Compute && moves.Driver <= c.Driver {
+		return nil
 	}
-	return m.Name +
-		" has no bulk copies, and the driver did not take the module that has: this is " +
-		c.version()
-}
-
-// modules are those that the card can load by what it says, the most capable first.
-func (c *Card) modules() []Module {
-	for i, m := range modules {
-		if m.Compute <= c.Compute && m.Driver <= c.Driver {
-			return modules[i:]
-		}
-	}
-	return nil
-}
-
-func (c *Card) tooOld() error {
 	return &driver.UnavailableError{Backend: "cuda",
 		Reason: "compute capability 8.0 and driver 11080 are the least, this is " + c.version(),
 		Fix:    "install a driver from 520 on, or gather by Twin"}
@@ -174,27 +166,22 @@ func (a *args) rows() Launch {
 	return l
 }
 
-// bulk is the launch by bulk copies, or why there is none.
-func (a *args) bulk(c *Card) (Launch, string) {
+// async is the launch by asynchronous copies, or why there is none.
+func (a *args) async(c *Card) (Launch, string) {
+	slot := uint64(0)
 	for k := range a.part[:a.parts] {
-		if a.part[k].width != 16 {
-			return Launch{}, fmt.Sprintf("bulk copies need multiples of 16, part %d is one of %d",
-				k, a.part[k].width)
-		}
+		window := warpThreads * uint64(a.part[k].width)
+		windows := (uint64(a.part[k].entry) + lineBytes + window - 1) / window
+		slot = max(slot, windows*warpThreads*columnBytes)
 	}
-	slot := a.longest() + slotHead
-	threads := uint64(bulkThreads)
-	for threads > warpThreads && uint64(c.Shared)/(threads*slot) < 2*slotsMin {
-		threads /= 2
+	room := min(uint64(c.Shared), asyncShared)
+	warps := min(room/(ahead*slot), asyncThreads/warpThreads)
+	if warps < warpsMin {
+		return Launch{}, fmt.Sprintf("slots for entries of %d bytes do not fit in %d bytes of "+
+			"shared memory", a.longest(), room)
 	}
-	slots := min(uint64(c.Shared)/(threads*slot), slotsMax)
-	if slots < slotsMin {
-		return Launch{}, fmt.Sprintf("rings for entries of %d bytes do not fit in %d bytes of "+
-			"shared memory",
-			a.longest(), c.Shared)
-	}
-	return Launch{Kernel: KernelBulk, Threads: uint32(threads), Slots: uint32(slots),
-		Shared: uint32(threads * slots * slot), InFlight: threads * (slots - 1) * a.longest()}, ""
+	return Launch{Kernel: KernelAsync, Threads: uint32(warps * warpThreads),
+		Shared: uint32(warps * ahead * slot), InFlight: warps * ahead * a.longest()}, ""
 }
 
 // longest is the longest entry.
@@ -202,9 +189,9 @@ func (a *args) longest() uint64 { return uint64(max(a.part[0].entry, a.part[1].e
 
 // blocks is what the budget allows, and no more than there are entries for.
 func (a *args) blocks(l *Launch, sms int, b Budget) uint32 {
-	each := uint64(l.Threads)
-	if l.Kernel == KernelRows {
-		each = uint64(l.Threads) / warpThreads * warpRows
+	each := uint64(l.Threads) / warpThreads * warpRows
+	if l.Kernel == KernelAsync {
+		each = uint64(l.Threads) / warpThreads * ahead
 	}
 	n := uint64(b.SMs)
 	if b.InFlight > 0 {

@@ -4,6 +4,7 @@ package cuda
 
 import (
 	"errors"
+	"math"
 	"strings"
 	"testing"
 
@@ -25,47 +26,43 @@ func entries(count int, sizes ...uint64) *Move {
 
 func TestPlan(t *testing.T) {
 	cases := []struct {
-		name           string
-		m              *Move
-		card           Card
-		budget         Budget
-		prefer         string
-		module, kernel string
-		blocks         uint32
-		why            string
+		name   string
+		m      *Move
+		card   Card
+		budget Budget
+		only   string
+		kernel string
+		blocks uint32
+		why    string
 	}{
-		{"hopper", entries(2048, 656), hopper, Budget{SMs: 4}, "", "gather_sm90", KernelBulk, 4,
-			"one operation an entry"},
+		{"a few", entries(2048, 656), hopper, Budget{SMs: 4}, "", KernelAsync, 4,
+			"a few multiprocessors have more under way"},
+		{"many", entries(2048, 656), hopper, Budget{SMs: 8}, "", KernelRows, 8,
+			"so many multiprocessors have enough"},
 		{"registers asked for", entries(2048, 656), hopper, Budget{SMs: 4}, VariantRows,
-			"gather_sm90", KernelRows, 4, "asked for"},
-		{"ampere", entries(2048, 656), ampere, Budget{SMs: 4}, "", "gather_sm80", KernelRows, 4,
-			"need compute capability 9.0"},
-		{"old driver", entries(2048, 656), Card{90, 11080, 132, 227 << 10}, Budget{SMs: 1}, "",
-			"gather_sm80", KernelRows, 1, "driver is too old for the bulk module: it says " +
-				"11080, want 12000"},
-		{"multiple of 8", entries(2048, 584), hopper, Budget{SMs: 2}, "", "gather_sm90", KernelRows,
-			2, "part 0 is one of 8"},
-		{"pair", entries(2048, 656, 132), hopper, Budget{SMs: 2}, "", "gather_sm90", KernelRows, 2,
-			"part 1 is one of 4"},
-		{"few entries", entries(40, 656), hopper, Budget{SMs: 100}, VariantRows, "gather_sm90",
-			KernelRows, 1, ""},
-		{"no entries", entries(0, 656), hopper, Budget{SMs: 100}, "", "gather_sm90", KernelBulk, 1,
-			""},
-		{"more than there are", entries(1<<20, 656), ampere, Budget{SMs: 1000}, "", "gather_sm80",
-			KernelRows, 108, ""},
-		{"in flight", entries(1<<20, 656), ampere, Budget{InFlight: 57 << 10}, "", "gather_sm80",
+			KernelRows, 4, "asked for"},
+		{"ampere", entries(2048, 656), ampere, Budget{SMs: 4}, "", KernelAsync, 4, ""},
+		{"multiple of 8", entries(2048, 584), hopper, Budget{SMs: 2}, "", KernelAsync, 2, ""},
+		{"pair", entries(2048, 656, 132), hopper, Budget{SMs: 2}, "", KernelAsync, 2, ""},
+		{"few entries", entries(40, 656), hopper, Budget{SMs: 100}, VariantRows, KernelRows, 1, ""},
+		{"no entries", entries(0, 656), hopper, Budget{SMs: 100}, "", KernelAsync, 1, ""},
+		{"more than there are", entries(1<<20, 656), ampere, Budget{SMs: 1000}, "", KernelRows,
+			108, ""},
+		{"in flight", entries(1<<20, 656), ampere, Budget{InFlight: 57 << 10}, VariantRows,
 			KernelRows, 2, ""},
-		{"large entries", entries(64, 64<<10), hopper, Budget{SMs: 1}, "", "gather_sm90",
-			KernelRows, 1, "65536 bytes do not fit"},
+		{"in flight, one block", entries(1<<20, 656), ampere, Budget{InFlight: 57 << 10}, "",
+			KernelAsync, 1, ""},
+		{"large entries", entries(64, 64<<10), hopper, Budget{SMs: 1}, "", KernelRows, 1,
+			"65536 bytes do not fit"},
 	}
 	for _, c := range cases {
-		l, err := Plan(c.m, c.card, c.budget, c.prefer)
-		if err != nil || l.Module != c.module || l.Kernel != c.kernel || l.Blocks != c.blocks ||
+		l, err := Plan(c.m, c.card, c.budget, c.only)
+		if err != nil || l.Kernel != c.kernel || l.Blocks != c.blocks ||
 			!strings.Contains(l.Why, c.why) {
 			t.Errorf("%s: %+v, %v", c.name, l, err)
 		}
-		if l.Shared > c.card.Shared || l.Kernel == KernelBulk && (l.Slots < slotsMin ||
-			l.Threads > bulkThreads || l.Shared == 0) {
+		if l.Shared > c.card.Shared || l.Kernel == KernelAsync && (l.Threads > asyncThreads ||
+			l.Threads%warpThreads != 0 || l.Shared == 0) {
 			t.Errorf("%s: %+v cannot be launched", c.name, l)
 		}
 	}
@@ -74,7 +71,7 @@ func TestPlan(t *testing.T) {
 // TestPlanHasEnoughUnderWay: four multiprocessors fill a Gen5 bus that answers in 1.3
 // microseconds, by either kernel, and some more.
 func TestPlanHasEnoughUnderWay(t *testing.T) {
-	for _, variant := range []string{VariantRows, VariantBulk} {
+	for _, variant := range []string{VariantRows, VariantAsync} {
 		l, err := Plan(entries(1<<20, 656), hopper, Budget{SMs: 4}, variant)
 		if err != nil || l.Variant != variant || l.Kernel != kernelOf(variant) ||
 			l.InFlight < 79<<10 {
@@ -99,7 +96,7 @@ func TestPlanErrors(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for variant, want := range map[string]error{VariantRows: ErrBudget, VariantBulk: ErrBudget,
+	for variant, want := range map[string]error{VariantRows: ErrBudget, VariantAsync: ErrBudget,
 		"dma": driver.ErrNotSupported} {
 		var no *VariantError
 		if _, err := Plan(m, hopper, Budget{}, variant); !errors.Is(err, want) ||
@@ -108,9 +105,9 @@ func TestPlanErrors(t *testing.T) {
 		}
 	}
 	var no *VariantError
-	if _, err := Plan(entries(8, 656, 132), hopper, Budget{SMs: 2}, VariantBulk); !errors.As(err,
-		&no) || !strings.Contains(no.Reason, "part 1 is one of 4") {
-		t.Errorf("bulk copies of 132 bytes: %v", err)
+	if _, err := Plan(entries(8, 64<<10), hopper, Budget{SMs: 2}, VariantAsync); !errors.As(err,
+		&no) || !strings.Contains(no.Reason, "do not fit") {
+		t.Errorf("slots for 64 KiB: %v", err)
 	}
 	for _, c := range []Card{{Compute: 75, Driver: 13000}, {Compute: 90, Driver: 11000}} {
 		var missing *driver.UnavailableError
@@ -122,5 +119,9 @@ func TestPlanErrors(t *testing.T) {
 	var layout *LayoutError
 	if _, err := Plan(entries(1, 130), hopper, Budget{SMs: 1}, ""); !errors.As(err, &layout) {
 		t.Errorf("odd entry: %v", err)
+	}
+	if _, err := Plan(entries(math.MaxInt32+1, 16), hopper, Budget{SMs: 1}, ""); !errors.As(err,
+		&layout) {
+		t.Errorf("more entries than a kernel counts: %v", err)
 	}
 }

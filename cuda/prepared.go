@@ -89,9 +89,9 @@ func (p *Prepared) open(a *args) (err error) {
 	if err = p.count.open(d.d); err != nil {
 		return err
 	}
-	a.slots, a.tally = p.launch.Slots, p.count.at
-	c := d.csrcLaunch(&p.launch, a)
-	p.graph, err = d.d.Capture(&c, p.count.out)
+	a.tally = p.count.at
+	c := csrcLaunch(&p.launch, a)
+	p.graph, err = d.d.Capture(&c)
 	return err
 }
 
@@ -127,10 +127,11 @@ func (p *Prepared) Run() (Tally, error) {
 			return Tally{}, driver.ErrClosed
 		}
 	}
-	if err := p.graph.Replay(p.count.fresh()); err != nil {
+	p.count.begin()
+	if err := p.graph.Replay(); err != nil {
 		return Tally{}, err
 	}
-	t := p.count.took()
+	t := p.count.sum()
 	return t.sum(p.n)
 }
 

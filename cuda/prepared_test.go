@@ -47,10 +47,7 @@ func TestPreparedEqualsTheTwin(t *testing.T) {
 	const n = 150
 	d := device(t, "90")
 	rng := rand.New(rand.NewPCG(31, 32))
-	for _, only := range []string{"", VariantBulk, VariantRows} {
-		if only == VariantBulk && lacks(d, only) {
-			continue
-		}
+	for _, only := range []string{"", VariantAsync, VariantRows} {
 		m := draw(rng, []int{656}, 0, n, 0, 1)
 		dm := onDevice(t, d, m, false)
 		sameAsTwin(t, d, dm, m, Budget{SMs: 2}, only) // to prepare may be to perform

@@ -252,7 +252,7 @@ func (s *Summer) launch(sum *digest.Digest) error {
 	blocks := max(1, min(s.blocks, (s.work+digestThreads-1)/digestThreads))
 	l := gpu.Launch{Blocks: uint32(blocks), Threads: digestThreads, Args: s.args.bytes(),
 		Tally: s.copied}
-	if err := s.d.Launch(&l, room[:totalBytes], nil); err != nil {
+	if err := s.d.Launch(&l, room[:totalBytes]); err != nil {
 		return errors.Join(err, s.copier.Sync())
 	}
 	copy(s.total.bytes(), room)

@@ -12,9 +12,8 @@ import (
 
 // The variants: ways to perform a Move between the host and a card.
 const (
-	// VariantBulk is the kernel that copies in bulk through shared memory: sm_90 and multiples of
-	// 16.
-	VariantBulk = "bulk"
+	// VariantAsync is the kernel that copies asynchronously through shared memory.
+	VariantAsync = "async"
 	// VariantRows is the kernel that copies through registers.
 	VariantRows = "rows"
 	// VariantBatch has the copy engine move each run of neighbours, all runs in a batch.
@@ -28,7 +27,7 @@ const (
 
 // Variants returns all of them by name; where nothing is measured, those before are preferred.
 func Variants() []string {
-	return []string{VariantBulk, VariantRows, VariantStaged, VariantBatch, VariantLoop}
+	return []string{VariantAsync, VariantRows, VariantStaged, VariantBatch, VariantLoop}
 }
 
 // VariantError says why a variant does not serve a Move.
@@ -106,8 +105,8 @@ func reason(err error) string {
 // kernelOf is the kernel of a variant; "" where it has none.
 func kernelOf(variant string) string {
 	switch variant {
-	case VariantBulk:
-		return KernelBulk
+	case VariantAsync:
+		return KernelAsync
 	case VariantRows:
 		return KernelRows
 	}
@@ -116,7 +115,7 @@ func kernelOf(variant string) string {
 
 func knownVariant(name string) error {
 	switch name {
-	case VariantBulk, VariantRows, VariantBatch, VariantLoop, VariantStaged:
+	case VariantAsync, VariantRows, VariantBatch, VariantLoop, VariantStaged:
 		return nil
 	}
 	return unfit(name, "there is none of that name: there are "+strings.Join(Variants(), ", "))

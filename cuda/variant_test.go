@@ -292,7 +292,7 @@ func TestKindsOfMoves(t *testing.T) {
 }
 
 func TestTheFastestIsTaken(t *testing.T) {
-	c := Choice{Variant: VariantBulk, Candidates: []Candidate{{Variant: VariantBulk, GBps: 41},
+	c := Choice{Variant: VariantAsync, Candidates: []Candidate{{Variant: VariantAsync, GBps: 41},
 		{Variant: VariantRows, GBps: 46}, {Variant: VariantLoop, GBps: 2}}}
 	if c.take(); c.Variant != VariantRows {
 		t.Errorf("%s was taken", c.Variant)
@@ -307,7 +307,7 @@ func TestChoiceIsMeasuredOnce(t *testing.T) {
 	c, err := d.Explain(dm, Budget{SMs: 2}, "")
 	require.NoError(t, err)
 	if len(c.Candidates) != len(Variants()) || !onCard() &&
-		(!strings.Contains(c.Why, "measured: bulk") ||
+		(!strings.Contains(c.Why, "measured: async") ||
 			!strings.Contains(c.Why, "lacks cuMemcpyBatchAsync: it says 12040") ||
 			!strings.Contains(c.Why, "staged: for a budget of no multiprocessor")) {
 		t.Errorf("%s", c.String())
@@ -315,7 +315,7 @@ func TestChoiceIsMeasuredOnce(t *testing.T) {
 	best := slices.MaxFunc(c.Candidates, func(a, b Candidate) int {
 		return int(1e6*a.GBps - 1e6*b.GBps)
 	})
-	if (best.Variant != c.Variant || best.GBps <= 0) && !lacks(d, VariantBulk) {
+	if best.Variant != c.Variant || best.GBps <= 0 {
 		t.Errorf("%s was taken of %+v", c.Variant, c.Candidates)
 	}
 	if _, l, err := d.Run(dm, Budget{SMs: 2}, ""); err != nil && err != driver.ErrBounds ||
@@ -344,7 +344,7 @@ func TestChoiceOfMovesThatSkip(t *testing.T) {
 		!onCard() && !strings.Contains(l.Why, "nothing is measured") {
 		t.Errorf("%+v, %+v, %v", got, l, err)
 	}
-	if len(d.choices) != 0 && !lacks(d, VariantBulk) {
+	if len(d.choices) != 0 {
 		t.Error("a choice without a measurement is kept")
 	}
 	m.Count = 0
@@ -374,7 +374,7 @@ func TestNoMultiprocessor(t *testing.T) {
 	sameAsTwin(t, d, dm, m, Budget{}, "")
 	c, err := d.Explain(dm, Budget{}, "")
 	if err != nil || kernelOf(c.Variant) != "" ||
-		!strings.Contains(c.Why, "bulk: a kernel needs a multiprocessor, the budget has 0") ||
+		!strings.Contains(c.Why, "async: a kernel needs a multiprocessor, the budget has 0") ||
 		!strings.Contains(c.Why, VariantStaged+" ") {
 		t.Errorf("%+v, %v", c, err)
 	}
@@ -400,9 +400,9 @@ func TestVariantsThatDoNotServe(t *testing.T) {
 		message string
 	}{
 		{"unknown", plain, Budget{SMs: 1}, "teleport", driver.ErrNotSupported,
-			"there are bulk, rows"},
-		{"bulk on ampere", plain, Budget{SMs: 1}, VariantBulk, driver.ErrNotSupported,
-			"compute capability 9.0"},
+			"there are async, rows"},
+		{"slots too large", large, Budget{SMs: 1}, VariantAsync, driver.ErrNotSupported,
+			"do not fit in 131072 bytes of shared memory"},
 		{"batch by an old driver", plain, Budget{SMs: 1}, VariantBatch, driver.ErrNotSupported,
 			"want 12080"},
 		{"rows by none", plain, Budget{}, VariantRows, ErrBudget, "budget has 0"},
@@ -417,7 +417,7 @@ func TestVariantsThatDoNotServe(t *testing.T) {
 		{"odd address", odd, Budget{SMs: 1}, "", driver.ErrBounds, "odd address"},
 		{"odd address by name", odd, Budget{SMs: 1}, VariantRows, driver.ErrBounds, "odd address"},
 	} {
-		if onCard() && (c.only == VariantBulk || c.only == VariantBatch) {
+		if onCard() && c.only == VariantBatch {
 			continue // the card there may well have them
 		}
 		got, _, err := d.Run(c.m, c.b, c.only)
@@ -434,22 +434,6 @@ func TestVariantsThatDoNotServe(t *testing.T) {
 	if _, l, err := d.Run(odd, Budget{}, ""); err != nil && err != driver.ErrBounds ||
 		kernelOf(l.Variant) != "" {
 		t.Errorf("%+v, %v", l, err)
-	}
-}
-
-// TestDriverTooOldForBulkCopies: the next variant, and why.
-func TestDriverTooOldForBulkCopies(t *testing.T) {
-	if onCard() {
-		return // which has a driver of its own
-	}
-	t.Setenv("STANDIN_DRIVER", "11080")
-	d := device(t, "90")
-	dm := onDevice(t, d, draw(rand.New(rand.NewPCG(4, 2)), []int{656}, 0, 20, 0, 1), false)
-	c, err := d.Explain(dm, Budget{SMs: 1}, "")
-	if err != nil || c.Variant != VariantRows ||
-		!strings.Contains(c.Why, "bulk: the driver is too old for the bulk module: it says "+
-			"11080, want 12000") {
-		t.Errorf("%s, %v", c.String(), err)
 	}
 }
 
@@ -534,10 +518,10 @@ func TestDeviceGivesAllBack(t *testing.T) {
 }
 
 func ExampleChoice() {
-	c := Choice{Variant: VariantBulk, Candidates: []Candidate{{Variant: VariantBulk, GBps: 46},
+	c := Choice{Variant: VariantAsync, Candidates: []Candidate{{Variant: VariantAsync, GBps: 46},
 		{Variant: VariantRows, GBps: 41.2},
 		{Variant: VariantStaged, Reason: "for no multiprocessor"}}}
 	c.explain()
 	fmt.Println(c.String())
-	// Output: bulk: measured: bulk 46.0 GB/s, rows 41.2 GB/s; staged: for no multiprocessor
+	// Output: async: measured: async 46.0 GB/s, rows 41.2 GB/s; staged: for no multiprocessor
 }

@@ -99,8 +99,8 @@ func TestBenchGatherOverTheStandIn(t *testing.T) {
 		op, sms  string
 		variants []string
 	}{
-		{"gather", "2", []string{"bulk", "rows", "staged", "loop"}},
-		{"scatter", "2", []string{"bulk", "rows", "staged", "loop"}},
+		{"gather", "2", []string{"async", "rows", "staged", "loop"}},
+		{"scatter", "2", []string{"async", "rows", "staged", "loop"}},
 		{"gather", "0", []string{"staged", "loop"}},
 	} {
 		o := sluice(t, "bench", "gather", "--device", "cuda", "--library", library, "--op", c.op,

@@ -130,13 +130,12 @@ static int allow(struct sl_cuda *c, int kernel, unsigned shared)
 }
 
 static int record(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared,
-		  const uint8_t *args, CUdeviceptr tally, uint8_t *host, size_t n)
+		  const uint8_t *args)
 {
 	void *params[] = {(void *)args};
 
-	TRY(cu.cuLaunchKernel(c->kernel[kernel], blocks, 1, 1, threads, 1, 1, shared, c->stream,
-			      params, NULL));
-	return cu.cuMemcpyDtoHAsync_v2(host, tally, n, c->stream);
+	return cu.cuLaunchKernel(c->kernel[kernel], blocks, 1, 1, threads, 1, 1, shared, c->stream,
+				 params, NULL);
 }
 
 /* Waits, also while a thread of the program captures a graph, and does not end the capture. */
@@ -152,24 +151,21 @@ static int settle(struct sl_cuda *c)
 }
 
 int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads,
-		   unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host,
-		   const uint8_t *fresh, size_t n)
+		   unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host, size_t n)
 {
-	int rc = 0, waited;
+	int rc, waited;
 
 	TRY(cu.cuCtxSetCurrent(c->context));
 	TRY(allow(c, kernel, shared));
-	if (fresh)
-		rc = cu.cuMemcpyHtoDAsync_v2(tally, fresh, n, c->stream);
-	if (!rc)
-		rc = record(c, kernel, blocks, threads, shared, args, tally, host, n);
+	rc = record(c, kernel, blocks, threads, shared, args);
+	if (!rc && n)
+		rc = cu.cuMemcpyDtoHAsync_v2(host, tally, n, c->stream);
 	waited = settle(c);
 	return rc ? rc : waited;
 }
 
 int sl_cuda_capture(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads,
-		    unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host,
-		    size_t n, CUgraphExec *exec)
+		    unsigned shared, const uint8_t *args, CUgraphExec *exec)
 {
 	CUgraph graph = NULL;
 	int rc, ended;
@@ -178,7 +174,7 @@ int sl_cuda_capture(struct sl_cuda *c, int kernel, unsigned blocks, unsigned thr
 	TRY(allow(c, kernel, shared));
 	/* By thread, so that what others do with the driver meanwhile does not spoil it. */
 	TRY(cu.cuStreamBeginCapture_v2(c->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-	rc = record(c, kernel, blocks, threads, shared, args, tally, host, n);
+	rc = record(c, kernel, blocks, threads, shared, args);
 	/* whatever failed: a stream that captures is of no use */
 	ended = cu.cuStreamEndCapture(c->stream, &graph);
 	rc = rc ? rc : ended;
@@ -189,17 +185,13 @@ int sl_cuda_capture(struct sl_cuda *c, int kernel, unsigned blocks, unsigned thr
 	return rc;
 }
 
-int sl_cuda_replay(struct sl_cuda *c, CUgraphExec graph, int kernel, unsigned shared,
-		   CUdeviceptr tally, const uint8_t *fresh, size_t n)
+int sl_cuda_replay(struct sl_cuda *c, CUgraphExec graph, int kernel, unsigned shared)
 {
-	int rc = 0, waited;
+	int rc, waited;
 
 	TRY(cu.cuCtxSetCurrent(c->context));
 	TRY(allow(c, kernel, shared));
-	if (fresh)
-		rc = cu.cuMemcpyHtoDAsync_v2(tally, fresh, n, c->stream);
-	if (!rc)
-		rc = cu.cuGraphLaunch(graph, c->stream);
+	rc = cu.cuGraphLaunch(graph, c->stream);
 	waited = cu.cuStreamSynchronize(c->stream);
 	return rc ? rc : waited;
 }

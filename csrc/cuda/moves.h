@@ -38,26 +38,19 @@ int sl_cuda_await(struct sl_cuda *c, CUevent mark);
 void sl_cuda_mark_close(struct sl_cuda *c, CUevent mark);
 
 /*
- * sl_cuda_run with less to wait for: `tally` is written before only if `fresh` is not NULL, and
- * comes back to `host`, which is pinned.
+ * sl_cuda_run with less to wait for: nothing is written before, and n bytes at `tally` come back to
+ * `host`, which is pinned; with n of 0 the kernel's args say where it counts, if it does.
  */
 int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads,
-		   unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host,
-		   const uint8_t *fresh, size_t n);
+		   unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host, size_t n);
 
 /*
- * Captures the launch of a kernel, and the copy of n bytes at `tally` to `host`, which is pinned.
- * args are read now, memory that they point to at each replay.
+ * Captures the launch of a kernel. args are read now, memory that they point to at each replay,
+ * which waits. kernel and shared are those of the capture.
  */
 int sl_cuda_capture(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads,
-		    unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host,
-		    size_t n, CUgraphExec *graph);
-/*
- * Writes `fresh` at `tally` before, unless it is NULL, replays and waits. kernel and shared are
- * those of the capture.
- */
-int sl_cuda_replay(struct sl_cuda *c, CUgraphExec graph, int kernel, unsigned shared,
-		   CUdeviceptr tally, const uint8_t *fresh, size_t n);
+		    unsigned shared, const uint8_t *args, CUgraphExec *graph);
+int sl_cuda_replay(struct sl_cuda *c, CUgraphExec graph, int kernel, unsigned shared);
 void sl_cuda_graph_close(struct sl_cuda *c, CUgraphExec graph);
 
 #endif

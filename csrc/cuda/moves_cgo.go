@@ -141,9 +141,9 @@ func (p *Copier) Await(i int) error {
 	return result("wait for event", C.sl_cuda_await(&p.d.c, p.marks[i]))
 }
 
-// Launch is Run for a tally in pinned memory, which is written to the device's before only if fresh
-// has what to write: two copies less to wait for. Moves must have been called.
-func (d *Device) Launch(l *Launch, tally, fresh []byte) error {
+// Launch is Run with less to wait for: nothing is written before, and l.Tally comes back to tally,
+// pinned memory; nil: the kernel's args say where it counts. Moves must have been called.
+func (d *Device) Launch(l *Launch, tally []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.open {
@@ -151,8 +151,7 @@ func (d *Device) Launch(l *Launch, tally, fresh []byte) error {
 	}
 	rc := C.sl_cuda_launch(&d.c, C.int(l.Kernel), C.unsigned(l.Blocks), C.unsigned(l.Threads),
 		C.unsigned(l.Shared),
-		bytePtr(l.Args), C.CUdeviceptr(l.Tally), bytePtr(tally), bytePtr(fresh),
-		C.size_t(len(tally)))
+		bytePtr(l.Args), C.CUdeviceptr(l.Tally), bytePtr(tally), C.size_t(len(tally)))
 	return result("run kernel", rc)
 }
 
@@ -162,24 +161,19 @@ type Graph struct {
 	exec   C.CUgraphExec
 	kernel C.int
 	shared C.unsigned
-	tally  C.CUdeviceptr
-	n      int
 }
 
-// Capture prepares a launch for Replay; needs Moves.Graphs. The kernel adds to l.Tally, and
-// tally, pinned memory, has it after each replay. Args are read now.
-func (d *Device) Capture(l *Launch, tally []byte) (*Graph, error) {
+// Capture prepares a launch for Replay; needs Moves.Graphs. Args are read now.
+func (d *Device) Capture(l *Launch) (*Graph, error) {
 	if !d.Moves().Graphs {
 		return nil, fmt.Errorf("capture a launch: the driver lacks functions: %w",
 			driver.ErrNotSupported)
 	}
-	g := &Graph{d: d, kernel: C.int(l.Kernel), shared: C.unsigned(l.Shared),
-		tally: C.CUdeviceptr(l.Tally), n: len(tally)}
+	g := &Graph{d: d, kernel: C.int(l.Kernel), shared: C.unsigned(l.Shared)}
 	var exec C.CUgraphExec
 	err := d.with("capture launch", func(c *C.struct_sl_cuda) C.int {
 		return C.sl_cuda_capture(c, g.kernel, C.unsigned(l.Blocks), C.unsigned(l.Threads), g.shared,
-			bytePtr(l.Args),
-			g.tally, bytePtr(tally), C.size_t(len(tally)), &exec)
+			bytePtr(l.Args), &exec)
 	})
 	if err != nil {
 		return nil, err
@@ -188,16 +182,14 @@ func (d *Device) Capture(l *Launch, tally []byte) (*Graph, error) {
 	return g, nil
 }
 
-// Replay launches and waits: one crossing, without an allocation. fresh is written to the tally
-// before; nil: it stays as it is.
-func (g *Graph) Replay(fresh []byte) error {
+// Replay launches and waits: one crossing, without an allocation.
+func (g *Graph) Replay() error {
 	g.d.mu.Lock()
 	defer g.d.mu.Unlock()
 	if !g.d.open || g.exec == nil {
 		return driver.ErrClosed
 	}
-	return result("replay launch", C.sl_cuda_replay(&g.d.c, g.exec, g.kernel, g.shared, g.tally,
-		bytePtr(fresh), C.size_t(len(fresh))))
+	return result("replay launch", C.sl_cuda_replay(&g.d.c, g.exec, g.kernel, g.shared))
 }
 
 // Close frees the graph. It is idempotent.

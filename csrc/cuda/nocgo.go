@@ -27,9 +27,9 @@ type device interface {
 	Read(to []byte, from uint64) error
 	Moves() Moves
 	Urge() error
-	Launch(l *Launch, tally, fresh []byte) error
+	Launch(l *Launch, tally []byte) error
 	OpenCopier() (*Copier, error)
-	Capture(l *Launch, tally []byte) (*Graph, error)
+	Capture(l *Launch) (*Graph, error)
 }
 
 // Open answers a *driver.UnavailableError, as do all functions here.

@@ -111,10 +111,10 @@ static void launch(struct test *t, void (*kernel)(struct sl_move), uint32_t bloc
 	t->m.tally = (uint64_t)&got;
 	sl_at = (struct sl_at){0, 0, threads, blocks};
 	for (sl_at.bid = 0; sl_at.bid < blocks; sl_at.bid++)
-		for (sl_at.tid = 0; sl_at.tid < threads; sl_at.tid++)
+		for (sl_at.tid = 0; sl_at.tid < threads; sl_at.tid++) {
 			kernel(t->m);
-	if (nloads || nstores)
-		FAIL("%s: a thread ended with copies under way", what);
+			ring_thread(what);
+		}
 	for (uint32_t k = 0; k < t->m.parts; k++) {
 		if (memcmp(t->dst[k].block, t->want[k], t->dst[k].bytes))
 			FAIL("%s: %llu entries of %u, strides %llu and %llu, lists %d and %d, %u x "
@@ -132,20 +132,17 @@ static void launch(struct test *t, void (*kernel)(struct sl_move), uint32_t bloc
 
 static int runs;
 
-static void bulk(struct test *t)
+static void async(struct test *t)
 {
-	uint32_t entry = t->m.part[t->m.parts - 1].entry;
+	sl_u32 size = slot_of(&t->m.part[0]);
 
-	for (int mode = 0; mode < 4; mode++)
-		for (t->m.slots = SL_SLOTS_MIN; t->m.slots < 6; t->m.slots += 2) {
-			if (entry < t->m.part[0].entry)
-				entry = t->m.part[0].entry;
-			ring.late_loads = mode & 1;
-			ring.late_stores = mode >> 1;
-			ring.size = 3 * t->m.slots * (SL_SLOT_HEAD + entry);
-			ring.memory = aligned_alloc(16, ring.size);
-			launch(t, sl_move_bulk, 2, 3, "bulk");
-			free(ring.memory);
+	if (t->m.parts > 1 && slot_of(&t->m.part[1]) > size)
+		size = slot_of(&t->m.part[1]);
+	for (int late = 0; late < 2; late++)
+		for (uint32_t warps = 1; warps < 3; warps++) {
+			ring_begin(warps * SL_AHEAD * size, late);
+			launch(t, sl_move_async, 3 - warps, 32 * warps, "async");
+			ring_end();
 			runs++;
 		}
 }
@@ -158,7 +155,6 @@ static void check(const uint32_t *entry, uint32_t pad, uint32_t skew, uint64_t n
 {
 	uint64_t places = 2 * n + 1;
 	struct test t = {.dst_kind = dst_kind, .src_kind = src_kind};
-	int wide = 1;
 
 	t.m.parts = entry[1] ? 2 : 1;
 	t.m.count = n;
@@ -175,7 +171,6 @@ static void check(const uint32_t *entry, uint32_t pad, uint32_t skew, uint64_t n
 		p->dst_stride = entry[k] + pad;
 		p->src_stride = entry[k] + 2 * pad;
 		p->width = width(entry[k] | pad | skew);
-		wide &= p->width == 16;
 		t.dst[k] = memory(t.m.dst_places, p->dst_stride, entry[k], skew);
 		t.src[k] = memory(places, p->src_stride, entry[k], skew);
 		p->dst = (uint64_t)t.dst[k].block + skew;
@@ -187,8 +182,7 @@ static void check(const uint32_t *entry, uint32_t pad, uint32_t skew, uint64_t n
 	launch(&t, sl_move_rows, 1, 32, "rows");
 	launch(&t, sl_move_rows, 3, 64, "rows");
 	runs += 2;
-	if (wide)
-		bulk(&t);
+	async(&t);
 	for (uint32_t k = 0; k < t.m.parts; k++) {
 		free(t.dst[k].block);
 		free(t.src[k].block);
@@ -347,9 +341,8 @@ static void plant(const char *what)
 	struct sl_move m = {.dst_places = 5,
 			    .src_places = 5,
 			    .count = 1,
-			    .parts = 1,
-			    .slots = SL_SLOTS_MIN};
-	void (*kernel)(struct sl_move) = strncmp(what, "bulk", 4) ? sl_move_rows : sl_move_bulk;
+			    .parts = 1};
+	void (*kernel)(struct sl_move) = strncmp(what, "async", 5) ? sl_move_rows : sl_move_async;
 
 	*index = strstr(what, "index") ? 4 : 0;
 	m.part[0] = (struct sl_part){(uint64_t)dst.block, (uint64_t)src.block, 656, 656, 656, 16};
@@ -361,8 +354,7 @@ static void plant(const char *what)
 		m.count = 2;
 	*(strstr(what, "dst") ? &m.dst_index : &m.src_index) = (uint64_t)index;
 	m.tally = (uint64_t)&tally;
-	ring.size = 32 * m.slots * (SL_SLOT_HEAD + 656);
-	ring.memory = aligned_alloc(16, ring.size);
+	ring_begin(SL_AHEAD * slot_of(&m.part[0]), 0);
 	sl_at = (struct sl_at){0, 0, 32, 1};
 	for (; sl_at.tid < 32; sl_at.tid++)
 		kernel(m);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kernels need of a card and the CPU has not: where a thread stands, and bulk copies. */
+/* What kernels need of a card and the CPU has not: where a thread stands, and copies ahead. */
 #ifndef RING_HOST_H
 #define RING_HOST_H
 
@@ -13,93 +13,94 @@ struct sl_at sl_at;
 #define FAIL(...) (fprintf(stderr, __VA_ARGS__), fputc('\n', stderr), exit(1))
 
 /*
- * Bulk copies. Loads and stores happen when they are issued, or as late as a card may have
- * them happen: when a caller waits.
+ * Asynchronous copies into shared memory: they happen when they are issued, or as late as a card
+ * may have them happen, when the thread waits.
  */
 static struct {
 	char *memory;
 	uint32_t size;
-	int late_loads, late_stores;
+	int late;
 } ring;
 
-struct copy {
-	uint64_t from, to;
-	uint32_t bytes, bar;
-};
-static struct copy loads[16], stores[16];
-static int nloads, nstores;
+/* Those under way, and to which group of the thread each belongs. */
+#define COPIES_MAX 1024
+static struct {
+	uint64_t from;
+	uint32_t to, width, group;
+} copies[COPIES_MAX];
+static uint32_t ncopies, groups;
 
-struct head {
-	uint32_t armed, phase; /* of the barrier */
-	uint64_t kept;
-};
-
-static struct head *head(uint32_t at)
+static inline void ring_begin(uint32_t size, int late)
 {
-	if (at % 16 || at + SL_SLOT_HEAD > ring.size)
-		FAIL("no slot of the ring at %u of %u", at, ring.size);
-	return (struct head *)(ring.memory + at);
+	ring.size = size;
+	ring.late = late;
+	ring.memory = aligned_alloc(16, (size_t)size + 16);
+	memset(ring.memory, 0xa5, (size_t)size + 16);
 }
 
-static void perform(struct copy *list, int *n, int keep)
-{
-	int done = *n - keep;
+static inline void ring_end(void) { free(ring.memory); }
 
-	if (done <= 0)
-		return;
-	for (int i = 0; i < done; i++)
-		memcpy((void *)list[i].to, (void *)list[i].from, list[i].bytes);
-	memmove(list, list + done, (*n - done) * sizeof *list);
-	*n -= done;
+/* A thread has ended, or one begins. */
+static inline void ring_thread(const char *what)
+{
+	if (ncopies)
+		FAIL("%s: a thread ended with copies under way", what);
+	groups = 0;
 }
 
-static void aligned(uint64_t global, uint32_t slot, uint32_t bytes)
+static char *column(uint32_t at, uint32_t width)
 {
-	if (global % 16 || slot % 16 || bytes % 16 || slot + bytes > ring.size)
-		FAIL("bulk copy of %u bytes, %llx and slot %x: a card would fault", bytes,
-		     (sl_u64)global, slot);
+	if (at % width || at + width > ring.size || at / 16 % 32 != sl_at.tid % 32)
+		FAIL("thread %u: no place of its own at %u of %u", sl_at.tid, at, ring.size);
+	return ring.memory + at;
+}
+
+/* The copies of all groups but the last `but`. */
+static void land(uint32_t but)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < ncopies; i++)
+		if (copies[i].group + but >= groups)
+			copies[kept++] = copies[i];
+		else
+			memcpy(ring.memory + copies[i].to, (void *)copies[i].from, copies[i].width);
+	ncopies = kept;
 }
 
 sl_u32 sl_ring(void) { return 0; }
-void sl_ring_keep(sl_u32 at, sl_u64 v) { head(at - 8)->kept = v; }
-sl_u64 sl_ring_kept(sl_u32 at) { return head(at - 8)->kept; }
-void sl_ring_barrier(sl_u32 bar) { *head(bar) = (struct head){0, 0, 0}; }
-void sl_ring_fence(void) {}
 
-void sl_ring_load(sl_u32 slot, sl_u64 src, sl_u32 bytes, sl_u32 bar)
+void sl_ahead(sl_u32 slot, sl_u64 at, sl_u32 width, sl_u32 on)
 {
-	aligned(src, slot, bytes);
-	if (head(bar)->armed || nloads == 16)
-		FAIL("a slot is loaded that is being loaded");
-	head(bar)->armed = 1;
-	loads[nloads++] = (struct copy){src, (uint64_t)(ring.memory + slot), bytes, bar};
-	if (!ring.late_loads)
-		perform(loads, &nloads, 0);
+	if (!on)
+		return;
+	if (at % width || ncopies == COPIES_MAX)
+		FAIL("a copy of %u bytes from %llx, behind %u others", width, at, ncopies);
+	column(slot, width);
+	if (!ring.late) {
+		sl_u32 r[4];
+
+		sl_load(r, at, width, 1);
+		memcpy(ring.memory + slot, r, width);
+		return;
+	}
+	copies[ncopies].from = at;
+	copies[ncopies].to = slot;
+	copies[ncopies].width = width;
+	copies[ncopies++].group = groups;
 }
 
-void sl_ring_wait(sl_u32 bar, sl_u32 phase)
+void sl_ahead_group(void) { groups++; }
+void sl_ahead_wait(void) { land(SL_AHEAD - 1); }
+
+void sl_onward(sl_u64 at, sl_u32 slot, sl_u32 width, sl_u32 on)
 {
-	struct head *h = head(bar);
+	sl_u32 r[4];
 
-	if (!h->armed || h->phase != phase)
-		FAIL("nothing would end this wait: armed %u, phase %u, want %u", h->armed, h->phase,
-		     phase);
-	perform(loads, &nloads, 0);
-	h->armed = 0;
-	h->phase ^= 1;
+	if (!on)
+		return;
+	memcpy(r, column(slot, width), width);
+	sl_store(at, r, width, 1);
 }
-
-void sl_ring_store(sl_u64 dst, sl_u32 slot, sl_u32 bytes)
-{
-	aligned(dst, slot, bytes);
-	if (nstores == 16)
-		FAIL("16 stores are under way");
-	stores[nstores++] = (struct copy){(uint64_t)(ring.memory + slot), dst, bytes, 0};
-	if (!ring.late_stores)
-		perform(stores, &nstores, 0);
-}
-
-void sl_ring_reuse(void) { perform(stores, &nstores, SL_LAG); }
-void sl_ring_drain(void) { perform(stores, &nstores, 0); }
 
 #endif

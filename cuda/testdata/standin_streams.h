@@ -70,14 +70,12 @@ static void quiet(void)
 static void run(const struct operation *o)
 {
 	pthread_mutex_lock(&kernels);
-	ring.late_loads = ring.late_stores = 1;
-	ring.size = o->shared;
-	ring.memory = aligned_alloc(16, o->shared + 16);
+	ring_begin(o->shared, 1);
 	sl_at = (struct sl_at){0, 0, o->block, o->grid};
 	for (sl_at.bid = 0; sl_at.bid < o->grid; sl_at.bid++)
 		for (sl_at.tid = 0; sl_at.tid < o->block; sl_at.tid++)
-			o->kernel->run(o->args);
-	free(ring.memory);
+			o->kernel->run(o->args), ring_thread(o->kernel->name);
+	ring_end();
 	pthread_mutex_unlock(&kernels);
 }
 
