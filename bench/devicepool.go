@@ -89,7 +89,7 @@ func (g *devicePool) move(list, count int, variant string) *cuda.DeviceMove {
 	compact := cuda.Span{Memory: g.onCard, N: s.CompactBytes()}
 	lists := g.lists
 	switch variant {
-	case cuda.VariantBatch, cuda.VariantLoop, cuda.VariantStaged:
+	case cuda.VariantLoop, cuda.VariantStaged:
 		lists = g.hostLists
 	}
 	index := cuda.DeviceIndex{List: cuda.Span{Memory: lists, Off: uint64(list*s.Batch) * 4,

@@ -84,9 +84,6 @@ func (d *Device) plan(variant string, m *DeviceMove, a *args, b Budget) (Launch,
 	switch {
 	case !d.moves.Copies:
 		return Launch{}, unfit(variant, "the driver lacks copies that one need not wait for")
-	case variant == VariantBatch && !d.moves.Batches:
-		return Launch{}, unfit(variant, fmt.Sprintf("the driver lacks cuMemcpyBatchAsync: it "+
-			"says %d, want 12080", d.card.Driver))
 	case variant == VariantStaged:
 		if _, why := m.stages(a); why != "" {
 			return Launch{}, unfit(variant, why)
@@ -172,8 +169,6 @@ func (d *Device) needless(variant string, b Budget, run uint64) string {
 	switch {
 	case kernels && variant == VariantStaged:
 		return "for a budget of no multiprocessor"
-	case variant == VariantLoop && d.moves.Batches:
-		return "batch does the same in one call"
 	case kernels && kernelOf(variant) == "" && run == 0:
 		return "the list is in the card's memory, so how long its runs are is not known"
 	case kernels && kernelOf(variant) == "" && run < runMin:

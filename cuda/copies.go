@@ -38,7 +38,6 @@ type mover struct {
 	dst, src, n [runsMax]uint64 // runs that are to be copied
 	runs        int
 	open        [PartsMax]run // which may become longer yet
-	batch       bool
 
 	piece Move // that the twin performs
 	parts [PartsMax]Part
@@ -98,7 +97,7 @@ func (d *Device) perform(l *Launch, m *DeviceMove, a *args, t *tally) error {
 	if err != nil {
 		return err
 	}
-	v.batch, v.runs, v.open = l.Variant == VariantBatch, 0, [PartsMax]run{}
+	v.runs, v.open = 0, [PartsMax]run{}
 	for first := uint64(0); first < a.count && err == nil; {
 		var n uint64
 		if n, err = v.load(m, a, first); err == nil {
@@ -155,7 +154,7 @@ func (v *mover) list(end int, x *DeviceIndex, at, n uint64) error {
 	}
 	off := ringBytes + uint64(end)*listBytes
 	dst, src, bytes := [1]uint64{v.at + off}, [1]uint64{at + v.first*size}, [1]uint64{n * size}
-	if err := v.copier.Copy(false, dst[:], src[:], bytes[:]); err != nil {
+	if err := v.copier.Copy(dst[:], src[:], bytes[:]); err != nil {
 		return err
 	}
 	v.lists[end] = asIndex(v.pinned.Bytes()[off:][:n*size], x.Wide)
@@ -270,7 +269,7 @@ func (v *mover) begin() error {
 	if n == 0 {
 		return nil
 	}
-	return v.copier.Copy(v.batch, v.dst[:n], v.src[:n], v.n[:n])
+	return v.copier.Copy(v.dst[:n], v.src[:n], v.n[:n])
 }
 
 // flush begins all that was added.

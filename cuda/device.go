@@ -21,8 +21,8 @@ type DeviceOptions struct {
 	Threads int
 }
 
-// Device is a card with the gather kernels loaded. All methods may be called by any goroutine; Moves go
-// one after the other.
+// Device is a card with the gather kernels loaded. All methods may be called by any goroutine;
+// Moves go one after the other.
 type Device struct {
 	d       *gpu.Device
 	card    Card

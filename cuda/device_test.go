@@ -43,11 +43,6 @@ func TestMain(m *testing.M) {
 // tests then run on: hack/gpu-check does so.
 func onCard() bool { return os.Getenv("SLUICE_LIBCUDA") != "" }
 
-// lacks says whether a real card or driver is too old for a variant.
-func lacks(d *Device, variant string) bool {
-	return onCard() && variant == VariantBatch && !d.moves.Batches
-}
-
 // library builds the stand-in of libcuda and returns its path.
 func library(t *testing.T) string {
 	t.Helper()
@@ -158,9 +153,6 @@ func TestDeviceEqualsTheTwin(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(c.compute, c.only, c.sizes), func(t *testing.T) {
 			d := device(t, c.compute)
-			if lacks(d, c.only) {
-				return
-			}
 			for kinds := range 9 {
 				m := draw(rng, c.sizes, 16*(kinds%2), 150, kinds/3, kinds%3)
 				dm := onDevice(t, d, m, kinds%2 == 0)

@@ -133,8 +133,12 @@ SL_DEV void sweep(const struct sl_move *m, const struct sl_nest *nest, const str
 	for (; e < (sl_u32)m->count; e += warps * ROWS) {
 		struct row row[ROWS];
 
-		SL_UNROLL for (sl_u32 i = 0; i < ROWS; i++) row[i] =
-		    aim(m, p, &at[i], judge(m, e + i, &at[i], skipped, count && !lane), lane * width);
+		SL_UNROLL for (sl_u32 i = 0; i < ROWS; i++)
+		{
+			sl_u32 go = judge(m, e + i, &at[i], skipped, count && !lane);
+
+			row[i] = aim(m, p, &at[i], go, lane * width);
+		}
 		for (sl_u32 base = 0; base < p->entry + LINE; base += windows * window) {
 			SL_UNROLL for (sl_u32 k = 0; k < ROWS * windows; k++) {
 				const struct row *x = &row[k / windows];

@@ -51,8 +51,8 @@ const (
 	lineBytes    = 128
 	columnBytes  = 16 // of a slot for each lane
 	warpsMin     = 4
-	// asyncShared is what slots may take of shared memory: what is left holds loads under way. On an
-	// H100 slots of 96 KiB load 44 GB/s by three multiprocessors, those of 192 KiB 32.
+	// asyncShared is what slots may take of shared memory: what is left holds loads under way. On
+	// an H100 slots of 96 KiB load 44 GB/s by three multiprocessors, those of 192 KiB 32.
 	asyncShared = 128 << 10
 	// asyncBlocks is from how many blocks on registers alone have enough under way: by eight they
 	// load 47 GB/s on an H100, asynchronous copies 45; by four 36 and 45.

@@ -24,8 +24,8 @@ const (
 )
 
 // Summer digests cells in the memory of one card, as package csrc/digest does in that of the host.
-// It has run against a software stand-in of the driver alone, not yet on a card. All methods may
-// be called by any goroutine; sums go one after the other, on a stream of the lowest priority.
+// All methods may be called by any goroutine; sums go one after the other, on a stream of the
+// lowest priority.
 type Summer struct {
 	ordinal int
 	blocks  uint64 // at most
@@ -246,7 +246,7 @@ func (s *Summer) launch(sum *digest.Digest) error {
 	clear(room[:totalRoom])
 	s.copy = [3][1]uint64{{s.copied}, {s.seen}, {s.used}}
 	s.args = digestArgs{list: s.copied + totalRoom, total: s.copied, n: uint32(s.n)}
-	if err := s.copier.Copy(false, s.copy[0][:], s.copy[1][:], s.copy[2][:]); err != nil {
+	if err := s.copier.Copy(s.copy[0][:], s.copy[1][:], s.copy[2][:]); err != nil {
 		return err
 	}
 	blocks := max(1, min(s.blocks, (s.work+digestThreads-1)/digestThreads))

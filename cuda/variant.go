@@ -16,9 +16,7 @@ const (
 	VariantAsync = "async"
 	// VariantRows is the kernel that copies through registers.
 	VariantRows = "rows"
-	// VariantBatch has the copy engine move each run of neighbours, all runs in a batch.
-	VariantBatch = "batch"
-	// VariantLoop has the copy engine move each run by a call of its own.
+	// VariantLoop has the copy engine move each run of neighbours, by a call for each.
 	VariantLoop = "loop"
 	// VariantStaged has the CPU gather into a ring of pinned memory, from which the copy engine
 	// takes whole pieces; or the reverse.
@@ -27,7 +25,7 @@ const (
 
 // Variants returns all of them by name; where nothing is measured, those before are preferred.
 func Variants() []string {
-	return []string{VariantAsync, VariantRows, VariantStaged, VariantBatch, VariantLoop}
+	return []string{VariantAsync, VariantRows, VariantStaged, VariantLoop}
 }
 
 // VariantError says why a variant does not serve a Move.
@@ -115,7 +113,7 @@ func kernelOf(variant string) string {
 
 func knownVariant(name string) error {
 	switch name {
-	case VariantAsync, VariantRows, VariantBatch, VariantLoop, VariantStaged:
+	case VariantAsync, VariantRows, VariantLoop, VariantStaged:
 		return nil
 	}
 	return unfit(name, "there is none of that name: there are "+strings.Join(Variants(), ", "))

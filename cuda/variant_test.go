@@ -57,7 +57,6 @@ func sameAsTwin(t *testing.T, d *Device, dm *DeviceMove, m *Move, b Budget, only
 
 // TestVariantsEqualTheTwin: those without a kernel, with lists of all kinds on either side.
 func TestVariantsEqualTheTwin(t *testing.T) {
-	t.Setenv("STANDIN_DRIVER", "12080")
 	d := device(t, "90")
 	rng := rand.New(rand.NewPCG(21, 22))
 	for _, sizes := range [][]int{{656}, {132}, {576}, {584}, {1152}, {656, 132}, {132, 656}} {
@@ -66,13 +65,8 @@ func TestVariantsEqualTheTwin(t *testing.T) {
 				{true, true}, {true, false}} {
 				for _, pad := range []int{0, 16} {
 					m := draw(rng, sizes, pad, 60, kinds/3, kinds%3)
-					for _, v := range []string{VariantBatch, VariantLoop} {
-						if lacks(d, v) {
-							continue
-						}
-						sameAsTwin(t, d, inMemory(t, d, m, way.hostDst, way.hostLists), m, Budget{},
-							v)
-					}
+					sameAsTwin(t, d, inMemory(t, d, m, way.hostDst, way.hostLists), m, Budget{},
+						VariantLoop)
 				}
 			}
 		}
@@ -199,7 +193,6 @@ func TestListsByChunks(t *testing.T) {
 
 // TestRunsDecide whether the copy engine is worth a measurement.
 func TestRunsDecide(t *testing.T) {
-	t.Setenv("STANDIN_DRIVER", "12080")
 	d := device(t, "90")
 	const n = 640
 	inRuns := func(run uint32) Index {
@@ -215,14 +208,14 @@ func TestRunsDecide(t *testing.T) {
 		hostList    bool
 		pad         int
 		least, most uint64 // bytes of a run
-		batch, loop string // reasons
+		loop        string // why it is not measured
 	}{
-		{"none", Index{}, true, 0, n * 656, n * 656, "", "batch does the same"},
-		{"apart", inRuns(1), true, 0, 656, 656, "too short", "batch does the same"},
-		{"runs of 64", inRuns(64), true, 0, 8 * 656, n * 656, "", "batch does the same"},
-		{"runs of 2", inRuns(2), true, 0, 656, 4 * 656, "too short", "batch does the same"},
-		{"gaps", inRuns(64), true, 16, 656, 656, "too short", "batch does the same"},
-		{"on the card", inRuns(64), false, 0, 0, 0, "not known", "batch does the same"},
+		{"none", Index{}, true, 0, n * 656, n * 656, ""},
+		{"apart", inRuns(1), true, 0, 656, 656, "too short"},
+		{"runs of 64", inRuns(64), true, 0, 8 * 656, n * 656, ""},
+		{"runs of 2", inRuns(2), true, 0, 656, 4 * 656, "too short"},
+		{"gaps", inRuns(64), true, 16, 656, 656, "too short"},
+		{"on the card", inRuns(64), false, 0, 0, 0, "not known"},
 	} {
 		m := draw(rand.New(rand.NewPCG(1, 1)), []int{656}, c.pad, n, 0, 0)
 		m.Src = c.list
@@ -235,12 +228,9 @@ func TestRunsDecide(t *testing.T) {
 		choice, err := d.Explain(dm, Budget{SMs: 1}, "")
 		require.NoError(t, err)
 		for _, p := range choice.Candidates {
-			want := map[string]string{VariantBatch: c.batch, VariantLoop: c.loop}[p.Variant]
-			if onCard() || kernelOf(p.Variant) != "" || p.Variant == VariantStaged {
-				continue
-			}
-			if !strings.Contains(p.Reason, want) || (want == "") != (p.GBps > 0) {
-				t.Errorf("%s: %+v, want %q", c.name, p, want)
+			if p.Variant == VariantLoop && !onCard() && (!strings.Contains(p.Reason, c.loop) ||
+				(c.loop == "") != (p.GBps > 0)) {
+				t.Errorf("%s: %+v, want %q", c.name, p, c.loop)
 			}
 		}
 	}
@@ -308,7 +298,6 @@ func TestChoiceIsMeasuredOnce(t *testing.T) {
 	require.NoError(t, err)
 	if len(c.Candidates) != len(Variants()) || !onCard() &&
 		(!strings.Contains(c.Why, "measured: async") ||
-			!strings.Contains(c.Why, "lacks cuMemcpyBatchAsync: it says 12040") ||
 			!strings.Contains(c.Why, "staged: for a budget of no multiprocessor")) {
 		t.Errorf("%s", c.String())
 	}
@@ -403,8 +392,6 @@ func TestVariantsThatDoNotServe(t *testing.T) {
 			"there are async, rows"},
 		{"slots too large", large, Budget{SMs: 1}, VariantAsync, driver.ErrNotSupported,
 			"do not fit in 131072 bytes of shared memory"},
-		{"batch by an old driver", plain, Budget{SMs: 1}, VariantBatch, driver.ErrNotSupported,
-			"want 12080"},
 		{"rows by none", plain, Budget{}, VariantRows, ErrBudget, "budget has 0"},
 		{"staged within the card", onCardAlone, Budget{}, VariantStaged, driver.ErrNotSupported,
 			"between the host's memory and the card's"},
@@ -417,9 +404,6 @@ func TestVariantsThatDoNotServe(t *testing.T) {
 		{"odd address", odd, Budget{SMs: 1}, "", driver.ErrBounds, "odd address"},
 		{"odd address by name", odd, Budget{SMs: 1}, VariantRows, driver.ErrBounds, "odd address"},
 	} {
-		if onCard() && c.only == VariantBatch {
-			continue // the card there may well have them
-		}
 		got, _, err := d.Run(c.m, c.b, c.only)
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.message) ||
 			got != (Tally{}) {
@@ -465,14 +449,10 @@ func TestTwoDevices(t *testing.T) {
 }
 
 func TestVariantsDoNotAllocate(t *testing.T) {
-	t.Setenv("STANDIN_DRIVER", "12080")
 	d := device(t, "90")
 	m := stagedMove(rand.New(rand.NewPCG(1, 1)), []int{656}, 0, 300, 1, false)
 	dm := inMemory(t, d, m, false, false)
-	for _, v := range []string{VariantRows, VariantBatch, VariantLoop, VariantStaged, ""} {
-		if lacks(d, v) {
-			continue
-		}
+	for _, v := range []string{VariantRows, VariantAsync, VariantLoop, VariantStaged, ""} {
 		b := Budget{SMs: 1}
 		if kernelOf(v) == "" && v != "" {
 			b = Budget{}

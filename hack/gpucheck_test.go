@@ -83,7 +83,8 @@ func TestGPUCheck(t *testing.T) {
 
 	env := []string{"SLUICE_LIBCUDA=" + library.Path, "GPU_CHECK_ARGS=--rounds 1 --seconds 0.01 " +
 		"--spread 4MiB --batch 300", "GPU_CHECK_CARD=--neighbour 1",
-		"GPU_CHECK_LIMIT=4600", "GPU_CHECK_SKIP=backend-processes", "STANDIN_DRIVER=12080", "SLUICE_LIBCUFILE=" + cufile.Path,
+		"GPU_CHECK_LIMIT=4600", "GPU_CHECK_SKIP=backend-processes",
+		"SLUICE_LIBCUFILE=" + cufile.Path,
 		"STANDIN_LIBCUDA=" + library.Path,
 		"CUFILE_LOGFILE_PATH=" + filepath.Join(t.TempDir(), "cufile.log"),
 		"GPU_CHECK_GDS=--bytes 8MiB --seconds 0.01 --rounds 1 --dir " + t.TempDir()}

@@ -73,7 +73,7 @@ enum {
 typedef struct CUevent_st *CUevent;
 typedef int CUpointer_attribute, CUstreamCaptureMode, CUstreamCaptureStatus;
 typedef int CUmemAllocationType, CUmemAllocationHandleType, CUmemLocationType, CUmemAccess_flags;
-typedef int CUmemAllocationGranularity_flags, CUmemRangeHandleType, CUmemcpySrcAccessOrder;
+typedef int CUmemAllocationGranularity_flags, CUmemRangeHandleType;
 typedef unsigned long long CUmemGenericAllocationHandle;
 
 typedef struct CUuuid_st {
@@ -102,12 +102,6 @@ typedef struct CUmemAccessDesc_st {
 	CUmemAccess_flags flags;
 } CUmemAccessDesc;
 
-typedef struct CUmemcpyAttributes_st {
-	CUmemcpySrcAccessOrder srcAccessOrder;
-	CUmemLocation srcLocHint, dstLocHint;
-	unsigned int flags;
-} CUmemcpyAttributes;
-
 enum {
 	CUDA_ERROR_INVALID_VALUE = 1,
 	CUDA_ERROR_OUT_OF_MEMORY = 2,
@@ -135,7 +129,6 @@ enum {
 	CU_MEM_LOCATION_TYPE_DEVICE = 1,
 	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
 	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
-	CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1,
 };
 #endif
 
@@ -176,14 +169,6 @@ enum {
 	X(cuCtxSynchronize, (void))                                                                \
 	X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))                              \
 	X(cuStreamIsCapturing, (CUstream, CUstreamCaptureStatus *))
-
-/*
- * Of CUDA 12.8; in 13 the plain name is another function in cuda.h, not in the
- * library.
- */
-#define SL_CUDA_BATCH_CALLS(X)                                                                     \
-	X(cuMemcpyBatchAsync, (CUdeviceptr *, CUdeviceptr *, size_t *, size_t,                     \
-			       CUmemcpyAttributes *, size_t *, size_t, size_t *, CUstream))
 
 /* For graphs (moves.h). A driver may lack any of them: then it is NULL. */
 #ifndef CUDA_VERSION

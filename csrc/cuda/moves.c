@@ -8,7 +8,6 @@ static struct {
 #define X(name, args) CUresult(*name) args;
 	SL_CUDA_CALLS(X)
 	SL_CUDA_MOVER_CALLS(X)
-	SL_CUDA_BATCH_CALLS(X)
 	SL_CUDA_GRAPH_CALLS(X)
 #undef X
 	CUresult (*exchange)(CUstreamCaptureMode *); /* NULL: the driver is too old */
@@ -31,7 +30,6 @@ static int look(const char *path)
 #define X(call, args) *(void **)&cu.call = dlsym(lib, #call);
 	SL_CUDA_CALLS(X)
 	SL_CUDA_MOVER_CALLS(X)
-	SL_CUDA_BATCH_CALLS(X)
 	SL_CUDA_GRAPH_CALLS(X)
 #undef X
 	*(void **)&cu.exchange = dlsym(lib, "cuThreadExchangeStreamCaptureMode");
@@ -39,7 +37,7 @@ static int look(const char *path)
 	return 1;
 }
 
-int sl_cuda_moves(const struct sl_cuda *c, const char *path)
+int sl_cuda_moves(const char *path)
 {
 	int has = 0;
 
@@ -48,8 +46,6 @@ int sl_cuda_moves(const struct sl_cuda *c, const char *path)
 	if (cu.cuEventCreate && cu.cuEventRecord && cu.cuEventSynchronize && cu.cuEventDestroy_v2 &&
 	    cu.cuMemcpyAsync)
 		has |= SL_CUDA_COPIES;
-	if (has && cu.cuMemcpyBatchAsync && c->driver >= 12080)
-		has |= SL_CUDA_BATCHES;
 	if (cu.cuStreamBeginCapture_v2 && cu.cuStreamEndCapture && cu.cuGraphInstantiateWithFlags &&
 	    cu.cuGraphLaunch && cu.cuGraphExecDestroy && cu.cuGraphDestroy)
 		has |= SL_CUDA_GRAPHS;
@@ -69,22 +65,10 @@ int sl_cuda_urge(struct sl_cuda *c)
 	return 0;
 }
 
-static int batch(struct sl_cuda *c, const uint64_t *dst, const uint64_t *src, const uint64_t *len,
-		 size_t n)
-{
-	CUmemcpyAttributes how = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
-	size_t first = 0, failed;
-
-	return cu.cuMemcpyBatchAsync((CUdeviceptr *)dst, (CUdeviceptr *)src, (size_t *)len, n, &how,
-				     &first, 1, &failed, c->stream);
-}
-
-int sl_cuda_copy(struct sl_cuda *c, int batched, const uint64_t *dst, const uint64_t *src,
+int sl_cuda_copy(struct sl_cuda *c, const uint64_t *dst, const uint64_t *src,
 		 const uint64_t *len, size_t n)
 {
 	TRY(cu.cuCtxSetCurrent(c->context));
-	if (batched && n)
-		return batch(c, dst, src, len, n);
 	for (size_t i = 0; i < n; i++)
 		TRY(cu.cuMemcpyAsync(dst[i], src[i], len[i], c->stream));
 	return 0;

@@ -4,9 +4,8 @@ package cuda
 
 // Moves says what a driver has beside launching kernels.
 type Moves struct {
-	Copies  bool // Copier.Copy one by one
-	Batches bool // and in batches: driver 12080 and newer
-	Graphs  bool // Capture
+	Copies bool // Copier
+	Graphs bool // Capture
 }
 
 // Marks is how many marks a Copier has.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a device does for moves beside launching kernels: copies in batches, marks on its
+ * What a device does for moves beside launching kernels: copies, marks on its
  * stream, and launches that are captured once and replayed. The rules are those of
  * device.h. A driver may lack some of it: sl_cuda_moves says what there is.
  */
@@ -10,24 +10,23 @@
 #include "device.h"
 
 /* The bits of sl_cuda_moves. */
-#define SL_CUDA_COPIES 1 /* copies one by one, and marks */
-#define SL_CUDA_BATCHES 2
-#define SL_CUDA_GRAPHS 4
+#define SL_CUDA_COPIES 1 /* copies and marks */
+#define SL_CUDA_GRAPHS 2
 
 /*
  * Returns the bits, after it looked for the functions in the library that sl_cuda_load opened by
  * that path. The caller sees to it that only one call runs.
  */
-int sl_cuda_moves(const struct sl_cuda *c, const char *path);
+int sl_cuda_moves(const char *path);
 
 /* Gives the stream the highest priority instead of the lowest. Nothing may be under way. */
 int sl_cuda_urge(struct sl_cuda *c);
 
 /*
- * Begins n copies between memories that the device sees, in a batch or one by one, and does not
- * wait. After a failure some may be under way.
+ * Begins n copies between memories that the device sees, and does not wait. After a failure some
+ * may be under way.
  */
-int sl_cuda_copy(struct sl_cuda *c, int batch, const uint64_t *dst, const uint64_t *src,
+int sl_cuda_copy(struct sl_cuda *c, const uint64_t *dst, const uint64_t *src,
 		 const uint64_t *len, size_t n);
 int sl_cuda_sync(struct sl_cuda *c);
 
@@ -42,7 +41,8 @@ void sl_cuda_mark_close(struct sl_cuda *c, CUevent mark);
  * `host`, which is pinned; with n of 0 the kernel's args say where it counts, if it does.
  */
 int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads,
-		   unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host, size_t n);
+		   unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host,
+		   size_t n);
 
 /*
  * Captures the launch of a kernel. args are read now, memory that they point to at each replay,

@@ -30,14 +30,14 @@ import (
 )
 
 // Moves looks for what the driver has of Moves.
-// Implements: int sl_cuda_moves(const struct sl_cuda *c, const char *path)
+// Implements: int sl_cuda_moves(const char *path)
 func (d *Device) Moves() Moves {
 	loaded.Lock()
 	defer loaded.Unlock()
 	path := C.CString(loaded.path)
 	defer C.free(unsafe.Pointer(path))
-	has := C.sl_cuda_moves(&d.c, path)
-	return Moves{has&C.SL_CUDA_COPIES != 0, has&C.SL_CUDA_BATCHES != 0, has&C.SL_CUDA_GRAPHS != 0}
+	has := C.sl_cuda_moves(path)
+	return Moves{has&C.SL_CUDA_COPIES != 0, has&C.SL_CUDA_GRAPHS != 0}
 }
 
 // Urge gives the device's stream the highest priority. Moves must have been called.
@@ -50,20 +50,18 @@ func (d *Device) Urge() error {
 // Copier copies on a device's stream without waiting. Its methods follow the rules of the
 // device's, which must be open for as long.
 type Copier struct {
-	d       *Device
-	batches bool
-	marks   [Marks]C.CUevent
-	opened  int // of marks
+	d      *Device
+	marks  [Marks]C.CUevent
+	opened int // of marks
 }
 
 // OpenCopier needs Moves.Copies.
 func (d *Device) OpenCopier() (*Copier, error) {
-	has := d.Moves()
-	if !has.Copies {
+	if !d.Moves().Copies {
 		return nil, fmt.Errorf("copies without waiting: the driver lacks functions: %w",
 			driver.ErrNotSupported)
 	}
-	p := &Copier{d: d, batches: has.Batches}
+	p := &Copier{d: d}
 	for i := range p.marks {
 		var mark C.CUevent
 		if err := d.with("create event", func(c *C.struct_sl_cuda) C.int {
@@ -90,10 +88,10 @@ func (p *Copier) Close() {
 	p.opened = 0
 }
 
-// Copy begins copies between memories that the device sees, each from src[i] to dst[i], in a
-// batch or one by one. It may return before they are over, after a failure too: Sync.
-func (p *Copier) Copy(batch bool, dst, src, n []uint64) error {
-	if len(dst) != len(n) || len(src) != len(n) || batch && !p.batches {
+// Copy begins copies between memories that the device sees, each from src[i] to dst[i]. It may
+// return before they are over, after a failure too: Sync.
+func (p *Copier) Copy(dst, src, n []uint64) error {
+	if len(dst) != len(n) || len(src) != len(n) {
 		return driver.ErrBounds
 	}
 	p.d.mu.Lock()
@@ -101,11 +99,7 @@ func (p *Copier) Copy(batch bool, dst, src, n []uint64) error {
 	if !p.d.open {
 		return driver.ErrClosed
 	}
-	one := C.int(0)
-	if batch {
-		one = 1
-	}
-	return result("copy", C.sl_cuda_copy(&p.d.c, one, wordPtr(dst), wordPtr(src), wordPtr(n),
+	return result("copy", C.sl_cuda_copy(&p.d.c, wordPtr(dst), wordPtr(src), wordPtr(n),
 		C.size_t(len(n))))
 }
 

@@ -40,7 +40,7 @@ type Copier struct{ copier }
 
 type copier interface {
 	Close()
-	Copy(batch bool, dst, src, n []uint64) error
+	Copy(dst, src, n []uint64) error
 	Sync() error
 	Mark(int) error
 	Await(int) error
@@ -50,7 +50,7 @@ type copier interface {
 type Graph struct{ graph }
 
 type graph interface {
-	Replay(fresh []byte) error
+	Replay() error
 	Close()
 }
 

@@ -24,7 +24,7 @@ struct panel {
 	_Atomic unsigned capture;
 	_Atomic unsigned streams, events, allocations, host_allocations, pins, reservations,
 	    mappings, handles, contexts;
-	_Atomic unsigned copies, batches, launches; /* calls */
+	_Atomic unsigned copies, launches; /* calls */
 };
 
 #define PANEL_VARIABLE "STANDIN_PANEL"

@@ -427,29 +427,6 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s)
 	return is(DEVICE, from, n) ? copy_to_host((void *)to, from, n, s) : INVALID_VALUE;
 }
 
-#ifndef STANDIN_OLD
-CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *n, size_t count,
-			    CUmemcpyAttributes *a, size_t *first, size_t attributes, size_t *failed,
-			    CUstream s)
-{
-	CONTEXT();
-	*failed = SIZE_MAX;
-	if (!count || attributes != 1 || first[0] ||
-	    a->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM || !s)
-		return INVALID_VALUE;
-	COUNT(batches, 1);
-	for (size_t i = 0; i < count; i++) {
-		CUresult rc = n[i] ? cuMemcpyAsync(to[i], from[i], n[i], s) : INVALID_VALUE;
-
-		if (rc) {
-			*failed = i;
-			return rc;
-		}
-	}
-	return 0;
-}
-#endif
-
 CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
 			unsigned by, unsigned bz, unsigned shared, CUstream s, void **params,
 			void **extra)

@@ -18,9 +18,6 @@ SL_CUDA_CALLS(SAME)
 SL_CUDA_MOVER_CALLS(SAME)
 SL_CUDA_OPTIONAL_CALLS(SAME)
 SL_CUDA_GRAPH_CALLS(SAME)
-#if CUDA_VERSION >= 12080 && CUDA_VERSION < 13000
-SL_CUDA_BATCH_CALLS(SAME)
-#endif
 #endif
 
 #define VALUE(v) printf("%s = %lld\n", #v, (long long)(v));
@@ -51,13 +48,12 @@ int main(void)
 	VALUE(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) VALUE(CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
 	VALUE(CU_MEM_ALLOCATION_TYPE_PINNED) VALUE(CU_MEM_LOCATION_TYPE_DEVICE)
 	VALUE(CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
-	VALUE(CU_MEM_ALLOC_GRANULARITY_MINIMUM) VALUE(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
+	VALUE(CU_MEM_ALLOC_GRANULARITY_MINIMUM)
 	SIZE(CUevent) SIZE(CUpointer_attribute) SIZE(CUmemLocation)
 	SIZE(CUmemAllocationProp) SIZE(CUmemAccessDesc)
-	SIZE(CUmemcpyAttributes) SIZE(CUmemGenericAllocationHandle) SIZE(CUuuid)
+	SIZE(CUmemGenericAllocationHandle) SIZE(CUuuid)
 	OFFSET(CUmemAllocationProp, location)
 	OFFSET(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable)
-	OFFSET(CUmemcpyAttributes, dstLocHint) OFFSET(CUmemcpyAttributes, flags)
 	OFFSET(CUmemAccessDesc, flags)
 	VALUE(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) SIZE(CUgraph) SIZE(CUgraphExec)
 	SIZE(CUstreamCaptureMode) SIZE(CUstreamCaptureStatus)

@@ -39,7 +39,6 @@ const (
 	Handles
 	Contexts
 	Copies
-	Batches
 	Launches
 	words
 )
@@ -50,7 +49,7 @@ var names = [words]string{
 	"hold", "capture",
 	"streams", "events", "allocations", "host_allocations", "pins", "reservations", "mappings",
 	"handles", "contexts",
-	"copies", "batches", "launches",
+	"copies", "launches",
 }
 
 // Library is a stand-in that was built. The environment must have its Panel as STANDIN_PANEL when
