@@ -5,8 +5,8 @@
 // the root of this module. The other side is a backend of this process or, with Config.Peers, one
 // of another process of the same host and user, whose HBM is mapped here.
 //
-// The package is experimental: it has not met a card. It has run against a software stand-in of
-// the driver alone.
+// The package is experimental: one card has met it, an H100. Two cards of one process, and what
+// commands the driver to fail, have met a software stand-in of the driver alone.
 //
 // A backend (cuda.go) has devices (device.go), memories (memory.go, pins.go, block.go), and peers
 // (peer.go), which turn batches into copies (submit.go, pages.go) on streams of a device. A thread

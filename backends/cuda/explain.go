@@ -23,7 +23,7 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 	if p.far != nil {
 		where += ", memory of another process mapped here"
 	}
-	return fmt.Sprintf("experimental: has not met a card; %s; "+
+	return fmt.Sprintf("experimental: has met one card, an H100; %s; "+
 		"descriptors by the copy engine, %s; small entries %s",
 		where, pinning(l, r.m), p.from.entries(d, l, r.m))
 }

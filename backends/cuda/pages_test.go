@@ -253,7 +253,7 @@ func TestExplain(t *testing.T) {
 		budget cuda.Budget
 		want   []string
 	}{
-		{cuda.Budget{SMs: 3}, []string{"has not met a card", "device 0", "host memory pinned",
+		{cuda.Budget{SMs: 3}, []string{"has met one card", "device 0", "host memory pinned",
 			"by kernel", "within 3 multiprocessors"}},
 		{cuda.Budget{InFlight: 65536}, []string{"by kernel", "65536 bytes under way"}},
 		{cuda.Budget{}, []string{"gathered by a processor", "Config.Budget is zero"}},

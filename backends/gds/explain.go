@@ -11,8 +11,8 @@ import (
 // Explain implements driver.Peer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {
 	b := p.b
-	text := "experimental: has not met a card; " + b.facts.Mode + "; cuFile " + b.facts.Version +
-		b.manner()
+	text := "experimental: has met compat mode alone; " + b.facts.Mode + "; cuFile " +
+		b.facts.Version + b.manner()
 	if m := b.flights.At(localKey); m != nil && m.Extent.buffer != nil {
 		if m.Extent.buffer.registered() {
 			text += "; memory registered"

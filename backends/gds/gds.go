@@ -5,8 +5,8 @@
 // P2PDMA, the disk reads and writes the memory of the card itself. Where it cannot, cuFile works in
 // its compat mode, by way of host memory, as the engine's chain does: Explain says which it is.
 //
-// The package is experimental: it has not met a card. It has run against a software stand-in of
-// libcufile alone.
+// The package is experimental: NVIDIA's libcufile has met it in compat mode alone, all else is
+// tested over a software stand-in.
 //
 // libcufile is opened at run time, and only where libcuda has found a device. Files and memory are
 // registered with it once. A batch becomes requests of bounded size (plan.go), a bounded table of

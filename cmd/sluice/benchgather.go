@@ -52,12 +52,12 @@ kernel has them; memcpy works on ordinary pages, memcpy-huge on huge ones.
 --device cuda moves between pinned memory of the host and a card's, 64 MiB at a
 time over a pool of 4 GiB unless told otherwise, by the variant that is fastest
 there. Beside it stand the copy engine with one large copy of as many bytes, to the
-card and back, and every variant: bulk and rows are kernels, batch and loop have the
-copy engine move each entry, staged has the CPU gather. --sms 0 leaves all
+card and back, and every variant: async and rows are kernels, loop has the copy
+engine move each entry, staged has the CPU gather. --sms 0 leaves all
 multiprocessors to others. Further rows are 2,048 and 200 entries alone, also
 as a replayed graph. t0-us and slope are of a line through several sizes;
 step-p99-us is how long a decode-like kernel takes, alone and beside. It needs NVIDIA's
-driver and has not run on a card yet; without one it says what is missing.`,
+driver; without one it says what is missing.`,
 		Example: `  sluice bench gather
   sluice bench gather --op scatter --spread 4GiB --json
   sluice bench gather --device cuda --sms 2 --save gather.json`,

@@ -35,7 +35,7 @@ the copy engine (route staged); in alternation in one run. All figures are media
 rounds. Below 1 the ratio says that gds.Config.Yield should be set on this machine.
 
 Without --op and --size a table of shapes. The file is made anew in --dir, and removed.
-It needs NVIDIA's driver and libcufile, and has not run on a card yet.`,
+It needs NVIDIA's driver and libcufile.`,
 		Example: `  sluice bench gds --dir /mnt/nvme
   sluice bench gds --dir /mnt/nvme --op read --size 1MiB --way threads --json`,
 		Args: noArgs,

@@ -74,7 +74,7 @@ func TestDoctorOnAnotherMachine(t *testing.T) {
 		`\nucx +` + built + ` +missing +.*libucp.so.0 not found`, "apt-get install libucx0",
 		`\nrdma +` + built + ` +missing +.*libibverbs.so.1 not found`,
 		"apt-get install libibverbs1",
-		`\nexperimental +note +cuda and gds have not met a card`,
+		`\nexperimental +note +cuda has met one H100`,
 		`\ncuda +` + built + ` +missing +.*libcuda.so.1 not found`, "install the NVIDIA driver",
 		`\ngds +` + built + ` +missing +.*libcufile.so.0 not found`, "install libcufile of the " +
 			"CUDA toolkit",

@@ -94,8 +94,8 @@ var words = map[int]string{
 	5023: "the memory is registered already",
 	5024: "the memory is not registered",
 	5025: "permission denied",
-	5027: "the file is not registered: where that comes of registering it, libcufile did not find " +
-		"its device in udev's database (/run/udev), which containers seldom have",
+	5027: "the file is not registered: where that comes of registering it, libcufile did not " +
+		"find its device in udev's database (/run/udev), which containers seldom have",
 	5028: "the file is registered already",
 	5030: "internal error",
 	5031: "the file could not be opened anew: libcufile opens it by its name, so it must have one",
