@@ -66,7 +66,7 @@ func (t *bufferTable) use(b *Backend, seg *driver.Segment, at uint64) (*buffer, 
 func (t *bufferTable) attempt(b *Backend, u *buffer) string {
 	if u.n > b.cfg.BufferMax-min(t.bytes, b.cfg.BufferMax) {
 		return fmt.Sprintf("Config.BufferMax, or max_device_pinned_mem_size of cufile.json, is %s",
-			mebibytes(b.cfg.BufferMax))
+			size(b.cfg.BufferMax))
 	}
 	err := b.mover.Register(u.device, u.at, u.n)
 	var said *cufile.Error

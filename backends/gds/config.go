@@ -19,7 +19,10 @@ type Way uint8
 const (
 	WayAuto  Way = iota // batches, or threads where the library is too old for them
 	WayBatch            // cuFileBatchIO*, from cuFile 1.8 on
-	// cuFileReadAsync and cuFileWriteAsync on streams of the backend, from 1.7 on
+	// cuFileReadAsync and cuFileWriteAsync on streams of the backend, from 1.7 on. New refuses it
+	// in compat mode, where cuFile 1.15 reads wrong bytes without an error. With nvidia-fs loaded
+	// cuFile does not tell which files it still serves by way of host memory, so New cannot refuse
+	// those.
 	WayStream
 	WayThreads // cuFileRead and cuFileWrite in a pool of threads
 )
@@ -55,7 +58,9 @@ type Config struct {
 	// through buffers of the library: Explain says so.
 	BufferMax uint64
 
-	// Host has host memory served as well, which cuFile takes from 1.9 on.
+	// Host has host memory served as well, which cuFile takes from 1.9 on. New refuses it in compat
+	// mode, where cuFile 1.15 fails writes of host memory with EIO. Backend posix moves host memory
+	// to and from files without cuFile.
 	Host bool
 
 	// Direct refuses compat mode, in which cuFile reads and writes by way of host memory: New then

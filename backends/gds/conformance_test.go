@@ -158,6 +158,7 @@ func TestBackend(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			cfg := v.cfg
 			cfg.CUDA, cfg.Library = testConfig().CUDA, testConfig().Library
+			loadNVFS(t, &cfg)
 			h := drivertest.Harness{
 				Name: v.name, Local: hbm, Remote: drivertest.NamedFileMemory(onDisk(v.dir), v.off),
 				SelfOnly: true, Only: v.only,

@@ -5,6 +5,8 @@ package gds
 import (
 	"errors"
 	"fmt"
+	"math"
+	"strconv"
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/csrc/cufile"
@@ -15,7 +17,7 @@ import (
 type Facts struct {
 	Version   string // "1.14"; "before 1.8" where the library does not say
 	Batches   bool   // it has cuFileBatchIO*, in a version where they work
-	Streams   bool   // it has cuFileReadAsync
+	Streams   bool   // it has cuFileReadAsync, which New refuses in compat mode
 	Compat    bool   // bytes go by way of host memory
 	Mode      string // how bytes go, in words
 	BatchMax  int    // entries of a batch; 0: not said
@@ -28,8 +30,15 @@ type Facts struct {
 func (f *Facts) String() string {
 	return fmt.Sprintf("cuFile %s: %s; batches of %d: %s, streams: %s, requests to %s, pins %s, "+
 		"buffers of %s", f.Version, f.Mode,
-		f.BatchMax, yes(f.Batches), yes(f.Streams), mebibytes(f.DirectMax), mebibytes(f.PinnedMax),
-		mebibytes(f.CacheMax))
+		f.BatchMax, yes(f.Batches), f.streams(), size(f.DirectMax), size(f.PinnedMax),
+		size(f.CacheMax))
+}
+
+func (f *Facts) streams() string {
+	if f.Streams && f.Compat {
+		return "not in compat mode"
+	}
+	return yes(f.Streams)
 }
 
 func yes(is bool) string {
@@ -39,10 +48,20 @@ func yes(is bool) string {
 	return "no"
 }
 
-func mebibytes(n uint64) string { return fmt.Sprintf("%.4g MiB", float64(n)/(1<<20)) }
+// size writes bytes in the largest unit of which there is at least one, with two decimals at most.
+func size(n uint64) string {
+	v, unit := float64(n), 0
+	for ; v >= 1<<10 && unit < len(sizeUnits)-1; unit++ {
+		v /= 1 << 10
+	}
+	return strconv.FormatFloat(math.Round(v*100)/100, 'f', -1, 64) + " " + sizeUnits[unit]
+}
+
+var sizeUnits = [...]string{"B", "KiB", "MiB", "GiB", "TiB"}
 
 // Examine opens the libraries, which stay open, and says what there is. Without a device cuFile is
-// not touched, and the error, a *driver.UnavailableError, says why.
+// not touched, and the error, a *driver.UnavailableError, says why. What New refuses of Way, Host
+// and Direct on this machine is such an error, too, beside the facts.
 func Examine(cfg Config) (Facts, error) {
 	if err := gpu.Load(cfg.CUDA); err != nil {
 		return Facts{}, withoutDevice(err)
@@ -72,11 +91,27 @@ func Examine(cfg Config) (Facts, error) {
 		return f, unavailable("cuFile "+f.Version+" takes no host memory",
 			"cuFile 1.9, of CUDA 12.4, or Config.Host = false")
 	}
-	if cfg.Direct && f.Compat {
-		return f, unavailable("Config.Direct, and "+f.Mode, "modprobe nvidia-fs, and no "+
-			"force_compat_mode in cufile.json")
+	return f, cfg.refuse(&f)
+}
+
+// leaveCompat is how a machine gets out of compat mode.
+const leaveCompat = "modprobe nvidia-fs, and no force_compat_mode in cufile.json"
+
+// refuse answers an error where compat mode does not serve what the configuration asks for.
+func (c *Config) refuse(f *Facts) error {
+	switch {
+	case !f.Compat:
+	case c.Direct:
+		return unavailable("Config.Direct, and "+f.Mode, leaveCompat)
+	case c.Way == WayStream && f.Streams:
+		return unavailable("cuFile's streams read wrong bytes in compat mode (cuFile 1.15), and "+
+			"here: "+f.Mode, leaveCompat+"; or leave Config.Way alone: batches or threads")
+	case c.Host:
+		return unavailable("cuFile fails writes of host memory in compat mode (cuFile 1.15), and "+
+			"here: "+f.Mode, "leave Config.Host alone: backend posix moves host memory to and "+
+			"from files; or "+leaveCompat)
 	}
-	return f, nil
+	return nil
 }
 
 // mode judges by the driver and the configuration: of a single file the library does not say how

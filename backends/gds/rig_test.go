@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/fakecufile"
 )
 
 // limit bounds every wait of a test.
@@ -38,6 +39,7 @@ type rig struct {
 func newRig(t testing.TB, cfg Config, bytes uint64) *rig {
 	t.Helper()
 	cfg.CUDA, cfg.Library = testConfig().CUDA, testConfig().Library
+	loadNVFS(t, &cfg)
 	b, err := New(cfg)
 	if err != nil {
 		drivertest.SkipIfUnavailable(t, err)
@@ -65,6 +67,15 @@ func newRig(t testing.TB, cfg Config, bytes uint64) *rig {
 	require.NoError(t, err)
 	r.local, r.far = r.l.Key(), r.imported()
 	return r
+}
+
+// loadNVFS has the stand-in say that nvidia-fs is loaded where New refuses the configuration
+// without.
+func loadNVFS(t testing.TB, cfg *Config) {
+	t.Helper()
+	if library != nil && (cfg.Way == WayStream || cfg.Host) {
+		library.Set(t, fakecufile.Direct, 1)
+	}
 }
 
 func (r *rig) imported() uint32 {

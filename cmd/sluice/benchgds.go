@@ -49,7 +49,8 @@ It needs NVIDIA's driver and libcufile.`,
 	s.IntVar(&f.batch, "batch", 32, "pieces of a transfer")
 	s.StringVar(&f.library, "library", "", "a path of libcuda; without it the system's")
 	s.StringVar(&f.cufile, "cufile", "", "a path of libcufile; without it the system's")
-	s.StringVar(&f.way, "way", "auto", "how cuFile is called: auto, batches, streams or threads")
+	s.StringVar(&f.way, "way", "auto", "how cuFile is called: auto, batches, threads, or streams, "+
+		"which need nvidia-fs")
 	f.registerSlices(c)
 	s.StringVar(&f.save, "save", "", "also write JSON to that file")
 	f.result.register(c)
@@ -132,7 +133,7 @@ func runBenchGDS(c *cobra.Command, f *gdsFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	facts, err := gds.Examine(gds.Config{CUDA: l.CUDA, Library: l.CuFile})
+	facts, err := gds.Examine(gds.Config{CUDA: l.CUDA, Library: l.CuFile, Way: l.Way})
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -17,7 +19,7 @@ import (
 )
 
 // gdsLibraries builds software stand-ins of libcuda and libcufile.
-func gdsLibraries(t *testing.T) (library, cufile string) {
+func gdsLibraries(t *testing.T) (library string, cufile *fakecufile.Library) {
 	t.Helper()
 	if !cuda.Native {
 		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "gds",
@@ -33,19 +35,25 @@ func gdsLibraries(t *testing.T) (library, cufile string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(f.Remove)
-	return l.Path, f.Path
+	t.Setenv("STANDIN_LIBCUDA", l.Path)
+	t.Setenv("STANDIN_CUFILE_PANEL", f.Panel)
+	t.Setenv("CUFILE_LOGFILE_PATH", filepath.Join(t.TempDir(), "cufile.log"))
+	return l.Path, f
 }
 
 // TestBenchGDSOverTheStandIns goes the whole way of the command, with software stand-ins of both
 // libraries.
 func TestBenchGDSOverTheStandIns(t *testing.T) {
 	library, cufile := gdsLibraries(t)
-	t.Setenv("STANDIN_LIBCUDA", library)
-	t.Setenv("CUFILE_LOGFILE_PATH", filepath.Join(t.TempDir(), "cufile.log"))
 	dir, saved := t.TempDir(), filepath.Join(t.TempDir(), "gds.json")
-	base := []string{"bench", "gds", "--dir", dir, "--library", library, "--cufile", cufile,
+	base := []string{"bench", "gds", "--dir", dir, "--library", library, "--cufile", cufile.Path,
 		"--rounds", "1", "--seconds", "0.01", "--bytes", "8MiB"}
-	for _, way := range []string{"auto", "batches", "streams", "threads"} {
+	for _, way := range []string{"auto", "batches", "threads", "streams"} {
+		mode := "cuFile compat: bounces through host"
+		if way == "streams" {
+			mode = "nvidia-fs 2.24"
+			cufile.Set(t, fakecufile.Direct, 1)
+		}
 		o := sluice(t, append(base, "--size", "64KiB", "--batch", "8", "--op", "write", "--way",
 			way, "--save", saved, "--json")...)
 		if o.status != 0 || o.stderr != "" {
@@ -65,8 +73,7 @@ func TestBenchGDSOverTheStandIns(t *testing.T) {
 			beside["name"] != "staged" || beside["gbps"].(float64) <= 0 {
 			t.Errorf("%s: %v", way, r)
 		}
-		for _, want := range []string{"not of a card", "of the staged route",
-			"cuFile compat: bounces through host"} {
+		for _, want := range []string{"not of a card", "of the staged route", mode} {
 			if !strings.Contains(notes, want) {
 				t.Errorf("%s: no %q in %s", way, want, notes)
 			}
@@ -93,4 +100,14 @@ func TestBenchGDSOverTheStandIns(t *testing.T) {
 		"8MiB"); o.status == 0 || !strings.Contains(o.stderr, "none.so") {
 		t.Errorf("without a driver: %+v", o)
 	}
+}
+
+// TestBenchGDSRefusesStreams: in compat mode, before it makes the file.
+func TestBenchGDSRefusesStreams(t *testing.T) {
+	library, cufile := gdsLibraries(t)
+	o := sluice(t, "bench", "gds", "--dir", "/nonexistent", "--library", library, "--cufile",
+		cufile.Path, "--way", "streams")
+	require.Equal(t, statusFailed, o.status, "%+v", o)
+	require.Contains(t, o.stderr, "cuFile's streams read wrong bytes in compat mode")
+	require.Contains(t, o.stderr, "leave --way alone: batches or threads")
 }

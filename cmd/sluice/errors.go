@@ -38,6 +38,8 @@ var fields = []struct {
 	{"Config.Listen", "--data", []string{"data"}},
 	{"Config.Listen", "--listen", []string{"listen"}},
 	{"Config.Memory", "--memory", []string{"memory"}},
+	{"Config.Way = WayThreads", "--way threads", []string{"way"}},
+	{"Config.Way", "--way", []string{"way"}},
 	{"Config.Devices", "--devices", []string{"devices"}},
 	{"Config.Transports", "--transports", []string{"transports"}},
 }
