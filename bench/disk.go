@@ -31,7 +31,8 @@ type diskFigure struct {
 // preadThreads is how many threads stand beside entries at random places.
 const preadThreads = 32
 
-const diskSyncBytes = 128 << 20
+// diskSyncBytes bounds what a sync that has begun writes after the end of the context.
+const diskSyncBytes = 32 << 20
 
 // MakeDiskFile writes a file of n bytes, all of it, and leaves nothing of it in the page
 // cache. It ends early, by the context's cause, once ctx is over.

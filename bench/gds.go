@@ -176,6 +176,9 @@ func (e *gdsEnd) run(ctx context.Context, way int, slice time.Duration, f *gdsFi
 	}
 	begin, n := time.Now(), 0
 	for ; n < 2 || time.Since(begin) < slice; n++ {
+		if ctx.Err() != nil { // a transfer that ends before Wait sleeps does not look
+			return context.Cause(ctx)
+		}
 		at := time.Now()
 		if err := e.batch(ctx, e.transfers[way]); err != nil {
 			return fmt.Errorf("by %s: %w", gdsWays[way], err)

@@ -3,9 +3,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -133,7 +135,10 @@ func runBenchGDS(c *cobra.Command, f *gdsFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	facts, err := gds.Examine(gds.Config{CUDA: l.CUDA, Library: l.CuFile, Way: l.Way})
+	// before the file is made; the libraries may take seconds
+	facts, err := interruptible(c.Context(), func() (gds.Facts, error) {
+		return gds.Examine(gds.Config{CUDA: l.CUDA, Library: l.CuFile, Way: l.Way})
+	})
 	if err != nil {
 		return err
 	}
@@ -164,8 +169,11 @@ func (f *gdsFlags) measure(c *cobra.Command, shapes []bench.Shape, l bench.GDSLi
 	bar := newProgress(c.ErrOrStderr(), int64(len(shapes)), "bench gds")
 	defer bar.clear()
 	for i, s := range shapes {
-		r, err := bench.GDS(c.Context(), path, s, l, bench.Options{Rounds: f.rounds,
-			Slice: f.time()})
+		r, err := f.shape(c.Context(), path, s, l)
+		if errors.Is(err, errInHand) {
+			bar.clear()
+			fmt.Fprintf(c.ErrOrStderr(), "bench gds: %v\n", err)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -173,4 +181,26 @@ func (f *gdsFlags) measure(c *cobra.Command, shapes []bench.Shape, l bench.GDSLi
 		bar.set(int64(i + 1))
 	}
 	return results, nil
+}
+
+// gdsGrace is how long after an interrupt the libraries may take to end what they have in hand.
+const gdsGrace = 500 * time.Millisecond
+
+var errInHand = fmt.Errorf("a library has not ended its requests %v after the interrupt: they end "+
+	"with this process", gdsGrace)
+
+// shape measures one shape. To close the backend waits for cuFile, which cannot recall a request:
+// after an interrupt and the grace the requests are left to end with the process. The file is the
+// command's own, so nothing else is there for them to reach.
+func (f *gdsFlags) shape(ctx context.Context, path string, s bench.Shape, l bench.GDSLibraries) (
+	bench.Result, error) {
+	late, stop := delayed(ctx, gdsGrace)
+	defer stop()
+	r, err := interruptible(late, func() (bench.Result, error) {
+		return bench.GDS(ctx, path, s, l, bench.Options{Rounds: f.rounds, Slice: f.time()})
+	})
+	if late.Err() != nil {
+		err = errInHand
+	}
+	return r, err
 }

@@ -7,7 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -110,4 +112,46 @@ func TestBenchGDSRefusesStreams(t *testing.T) {
 	require.Equal(t, statusFailed, o.status, "%+v", o)
 	require.Contains(t, o.stderr, "cuFile's streams read wrong bytes in compat mode")
 	require.Contains(t, o.stderr, "leave --way alone: batches or threads")
+}
+
+// TestBenchGDSInterrupted: SIGTERM ends the command while it makes the file, while it measures,
+// and while the library answers nothing; no file is left.
+func TestBenchGDSInterrupted(t *testing.T) {
+	library, cufile := gdsLibraries(t)
+	for _, c := range []struct {
+		name, bytes string
+		hold        uint32
+		begun       func(dir string) bool
+	}{
+		{"file", "4GiB", 0, func(dir string) bool {
+			found, _ := filepath.Glob(filepath.Join(dir, "*", "file"))
+			return found != nil
+		}},
+		{"slice", "8MiB", 0, func(string) bool { return cufile.Get(fakecufile.Submits) > 0 }},
+		{"no answer", "8MiB", 1, func(string) bool { return cufile.Get(fakecufile.UnderWay) > 0 }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cufile.Set(t, fakecufile.Hold, c.hold)
+			cufile.Put(fakecufile.UnderWay, 0)
+			dir := t.TempDir()
+			p, stdout, stderr := command(t, "bench", "gds", "--dir", dir, "--library", library,
+				"--cufile", cufile.Path, "--bytes", c.bytes, "--seconds", "60")
+			require.NoError(t, p.Start())
+			t.Cleanup(func() { _ = p.Process.Kill() })
+			require.Eventually(t, func() bool { return c.begun(dir) }, 20*time.Second,
+				time.Millisecond)
+			begin := time.Now()
+			require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+			require.Equal(t, statusInterrupted, status(t, p.Wait()), stderr)
+			require.Less(t, time.Since(begin), noticed)
+			require.Empty(t, stdout.String())
+			require.Contains(t, stderr.String(), "sluice bench gds: interrupted")
+			if c.hold == 1 {
+				require.Contains(t, stderr.String(), "a library has not ended its requests")
+			}
+			left, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Empty(t, left)
+		})
+	}
 }
