@@ -16,8 +16,9 @@ const countingBytes = 4096
 // counting is a tally in pinned memory of the host. Kernels add to it by way of the bus what they
 // leave out, which is mostly nothing: so no launch waits for a copy of it.
 type counting struct {
-	page *hostmem.Buffer
-	at   uint64 // of the page, as the card sees it
+	page    *hostmem.Buffer // nil: the device is closed
+	at      uint64          // of the page, as the card sees it
+	unknown bool            // a launch failed, which may be under way yet
 }
 
 func (c *counting) open(d *gpu.Device) (err error) {
@@ -29,13 +30,25 @@ func (c *counting) open(d *gpu.Device) (err error) {
 	return err
 }
 
-// begin comes before a launch.
-func (c *counting) begin() { copy(c.page.Bytes(), clean.bytes()) }
-
-// sum is what a launch that has ended counted.
-func (c *counting) sum() (t tally) {
+// count has a launch count afresh: launch waits for its end. What may be under way of a launch that
+// failed is awaited before.
+func (c *counting) count(d *gpu.Device, launch func() error) (t tally, err error) {
+	if c.page == nil {
+		return t, driver.ErrClosed
+	}
+	if c.unknown {
+		if err := d.Sync(); err != nil {
+			return t, err
+		}
+	}
+	copy(c.page.Bytes(), clean.bytes())
+	c.unknown = true
+	if err := launch(); err != nil {
+		return t, err
+	}
+	c.unknown = false
 	copy(t.bytes(), c.page.Bytes())
-	return t
+	return t, nil
 }
 
 // close undoes open, or what there is of it; of a closed device it is done already.

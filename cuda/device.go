@@ -220,12 +220,9 @@ func (d *Device) Run(m *DeviceMove, b Budget, only string) (Tally, Launch, error
 func (d *Device) launch(l *Launch, a *args, t *tally) error {
 	a.tally = d.count.at
 	c := csrcLaunch(l, a)
-	d.count.begin()
-	if err := d.d.Launch(&c, nil); err != nil {
-		return err
-	}
-	*t = d.count.sum()
-	return nil
+	var err error
+	*t, err = d.count.count(d.d, func() error { return d.d.Launch(&c, nil) })
+	return err
 }
 
 func csrcLaunch(l *Launch, a *args) gpu.Launch {

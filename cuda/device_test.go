@@ -57,7 +57,11 @@ func libraryOf(t testing.TB) string {
 	if onCard() {
 		return os.Getenv("SLUICE_LIBCUDA")
 	}
-	standIn.once.Do(func() { standIn.library, standIn.err = fakecuda.Build() })
+	standIn.once.Do(func() {
+		if standIn.library, standIn.err = fakecuda.Build(); standIn.err == nil {
+			standIn.err = os.Setenv("STANDIN_PANEL", standIn.library.Panel)
+		}
+	})
 	if standIn.err != nil {
 		t.Fatal(standIn.err)
 	}
@@ -313,6 +317,10 @@ func TestDeviceRefuses(t *testing.T) {
 
 func TestDeviceClose(t *testing.T) {
 	d := device(t, "90")
+	mem, err := d.Alloc(8192) // which is still open when the device is closed
+	require.NoError(t, err)
+	m := &DeviceMove{Count: 1, Parts: []DevicePart{{Dst: span(mem, 4096),
+		Src: Span{mem, 4096, 4096}, Entry: 656}}}
 	if !onCard() && (d.Card() != (Card{90, 12040, 4, 227 << 10}) ||
 		!strings.Contains(d.Name(), "stand-in")) {
 		t.Errorf("%+v, %s", d.Card(), d.Name())
@@ -324,6 +332,10 @@ func TestDeviceClose(t *testing.T) {
 	}
 	if _, err := d.Alloc(1); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("%v", err)
+	}
+	for _, only := range []string{VariantRows, VariantAsync} {
+		_, _, err := d.Run(m, Budget{SMs: 1}, only)
+		require.ErrorIs(t, err, driver.ErrClosed)
 	}
 	if left := hostmem.InUse()["cuda-tally"]; left != 0 {
 		t.Errorf("%d bytes left", left)

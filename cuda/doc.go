@@ -3,9 +3,9 @@
 // Package cuda moves scattered entries that are too small for a copy engine: the 656 bytes
 // that DeepSeek-V3.2 keeps for a token, 2,048 of them for a step.
 //
-// gather.cu is the kernel, in two variants: through registers, for any card from sm_80 on, and
-// by bulk copies through shared memory from sm_90 on. Modules has both as PTX, which the
-// driver compiles; Device loads and launches it. Tests run the same source on the CPU under
+// gather.cu is the kernel, in two variants: through registers, and by asynchronous copies through
+// shared memory, both for any card from sm_80 on. They are embedded as PTX, which the driver
+// compiles; Device loads and launches it. Tests run the same source on the CPU under
 // sanitizers, launch it through a software stand-in of the driver, and assemble the PTX where there
 // is a ptxas; hack/gpu-check runs them on a card (bench/results has what came out).
 //

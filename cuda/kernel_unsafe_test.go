@@ -158,7 +158,9 @@ func TestModulesAreOfThisSource(t *testing.T) {
 func TestMovesSayWhatTheyNeed(t *testing.T) {
 	for _, want := range []string{".version 7.8", ".target sm_80\n",
 		"ld.global.nc.L1::no_allocate.v4.u32", "st.global.cs.v4.u32", "red.global.add.u64",
-		"cp.async.cg.shared.global", ".shared .align 16 ", fmt.Sprintf(".maxntid %d,", rowsThreads),
+		"cp.async.cg.shared.global",
+		fmt.Sprintf("cp.async.wait_group %d;", ahead-1), ".shared .align 16 ",
+		fmt.Sprintf(".maxntid %d,", rowsThreads),
 		fmt.Sprintf(".maxntid %d,", asyncThreads)} {
 		require.Contains(t, moves.PTX, want)
 	}

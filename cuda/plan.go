@@ -24,7 +24,8 @@ type Card struct {
 // or how many bytes may be under way. A bus that answers in 1.3 microseconds needs 57 KiB
 // under way for 45 GB/s. The kernel spreads over as few multiprocessors as that takes. The zero
 // value leaves all of them to others: copy engine and CPU do the work. (H100, PCIe 5, 656 bytes at
-// random places of 256 MiB: 18 GB/s by one multiprocessor, 44 by three; the copy engine has 54.)
+// random places of 256 MiB: 19 GB/s by one multiprocessor, 44 by three; the copy engine has 54.)
+// InFlight is rounded up to what a multiprocessor has under way: 60 KiB of entries of 656 bytes.
 type Budget struct {
 	SMs      int
 	InFlight uint64
@@ -54,9 +55,10 @@ const (
 	// asyncShared is what slots may take of shared memory: what is left holds loads under way. On
 	// an H100 slots of 96 KiB load 44 GB/s by three multiprocessors, those of 192 KiB 32.
 	asyncShared = 128 << 10
-	// asyncBlocks is from how many blocks on registers alone have enough under way: by eight they
-	// load 47 GB/s on an H100, asynchronous copies 45; by four 36 and 45.
-	asyncBlocks = 6
+	// From so many blocks, and so many bytes under way, on registers are no slower: by eight blocks
+	// they load 48 GB/s on an H100, asynchronous copies 45; by four 36 and 45.
+	rowsBlocks = 6
+	rowsEnough = 128 << 10
 )
 
 // Plan chooses a variant for a Move between the host and a card, and its shape within a budget,
@@ -84,7 +86,8 @@ func Plan(m *Move, c Card, b Budget, only string) (Launch, error) {
 	return a.best(&c, b)
 }
 
-// best is the launch of the kernel that has most under way.
+// best is the launch of the kernel that should be fastest: of loads from behind the bus the one
+// that has most under way, up to what is enough.
 func (a *args) best(c *Card, b Budget) (Launch, error) {
 	rows, err := a.plan(c, b, VariantRows)
 	if err != nil {
@@ -99,7 +102,11 @@ func (a *args) best(c *Card, b Budget) (Launch, error) {
 		rows.Why = reason(err)
 		return rows, nil
 	}
-	if l.Blocks >= asyncBlocks {
+	switch {
+	case l.InFlight/uint64(l.Blocks) <= rows.InFlight/uint64(rows.Blocks):
+		rows.Why = "through registers: asynchronous copies have no more of such entries under way"
+		return rows, nil
+	case rows.Blocks >= rowsBlocks && rows.InFlight >= rowsEnough:
 		rows.Why = "through registers: so many multiprocessors have enough under way by them"
 		return rows, nil
 	}

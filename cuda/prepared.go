@@ -127,11 +127,10 @@ func (p *Prepared) Run() (Tally, error) {
 			return Tally{}, driver.ErrClosed
 		}
 	}
-	p.count.begin()
-	if err := p.graph.Replay(); err != nil {
+	t, err := p.count.count(p.dev.d, p.graph.Replay)
+	if err != nil {
 		return Tally{}, err
 	}
-	t := p.count.sum()
 	return t.sum(p.n)
 }
 

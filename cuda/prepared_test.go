@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 func prepare(t *testing.T, d *Device, dm *DeviceMove, only string) *Prepared {
@@ -95,6 +96,30 @@ func TestPreparedCountsAfresh(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(100, func() { _, _ = p.Run() }); n != 0 {
 		t.Errorf("%v allocations, want 0", n)
+	}
+}
+
+// TestReplayBesideACapture: while a thread of the program captures a graph, a replay is waited for,
+// and the next one counts afresh.
+func TestReplayBesideACapture(t *testing.T) {
+	d := device(t, "90")
+	if onCard() {
+		return // where only the stand-in is told to capture
+	}
+	dm := onDevice(t, d, draw(rand.New(rand.NewPCG(1, 1)), []int{656}, 0, 300, 0, 1), false)
+	p := prepare(t, d, dm, VariantAsync)
+	want, err := p.Run()
+	require.ErrorIs(t, err, driver.ErrBounds)
+	for _, all := range []uint32{1, 2} { // threads that care for a capture, or all
+		standIn.library.Set(t, fakecuda.DelayMicros, 50000)
+		standIn.library.Put(fakecuda.Capture, all)
+		_, err = p.Run()
+		standIn.library.Put(fakecuda.Capture, 0)
+		require.Equal(t, all == 2, err != nil && !errors.Is(err, driver.ErrBounds), "%v", err)
+		got, err := p.Run()
+		require.ErrorIs(t, err, driver.ErrBounds)
+		require.Equal(t, want, got)
+		standIn.library.Put(fakecuda.DelayMicros, 0)
 	}
 }
 

@@ -74,10 +74,22 @@ int sl_cuda_copy(struct sl_cuda *c, const uint64_t *dst, const uint64_t *src,
 	return 0;
 }
 
+/* Waits, also while a thread of the program captures a graph, and does not end the capture. */
+static int settle(struct sl_cuda *c)
+{
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	int exchanged = cu.exchange && cu.exchange(&mode) == 0;
+	int rc = cu.cuStreamSynchronize(c->stream);
+
+	if (exchanged)
+		cu.exchange(&mode);
+	return rc;
+}
+
 int sl_cuda_sync(struct sl_cuda *c)
 {
 	TRY(cu.cuCtxSetCurrent(c->context));
-	return cu.cuStreamSynchronize(c->stream);
+	return settle(c);
 }
 
 int sl_cuda_mark_open(struct sl_cuda *c, CUevent *mark)
@@ -122,18 +134,6 @@ static int record(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threa
 				 params, NULL);
 }
 
-/* Waits, also while a thread of the program captures a graph, and does not end the capture. */
-static int settle(struct sl_cuda *c)
-{
-	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-	int exchanged = cu.exchange && cu.exchange(&mode) == 0;
-	int rc = cu.cuStreamSynchronize(c->stream);
-
-	if (exchanged)
-		cu.exchange(&mode);
-	return rc;
-}
-
 int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads,
 		   unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host, size_t n)
 {
@@ -176,7 +176,7 @@ int sl_cuda_replay(struct sl_cuda *c, CUgraphExec graph, int kernel, unsigned sh
 	TRY(cu.cuCtxSetCurrent(c->context));
 	TRY(allow(c, kernel, shared));
 	rc = cu.cuGraphLaunch(graph, c->stream);
-	waited = cu.cuStreamSynchronize(c->stream);
+	waited = settle(c);
 	return rc ? rc : waited;
 }
 

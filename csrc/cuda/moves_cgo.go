@@ -149,6 +149,13 @@ func (d *Device) Launch(l *Launch, tally []byte) error {
 	return result("run kernel", rc)
 }
 
+// Sync waits for all that was begun on the device's stream. Moves must have been called.
+func (d *Device) Sync() error {
+	return d.with("wait for the device", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_sync(c)
+	})
+}
+
 // Graph is a launch that is replayed.
 type Graph struct {
 	d      *Device

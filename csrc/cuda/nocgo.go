@@ -29,6 +29,7 @@ type device interface {
 	Urge() error
 	Launch(l *Launch, tally []byte) error
 	OpenCopier() (*Copier, error)
+	Sync() error
 	Capture(l *Launch) (*Graph, error)
 }
 
