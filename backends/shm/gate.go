@@ -25,8 +25,9 @@ import (
 // there, too. The place of a gate that was shut stays empty until all peers are known
 // to be out: something else mapped there would open it again.
 //
-// A gate is given up only for a peer that stays silent in the middle of a write, and once
-// for each: there are never more than peers have announcements.
+// A gate is given up only for a peer that stays silent in the middle of a write, once for each
+// fence, or Close, that looks at it: a program that repeats them for one that stays there gives up
+// a gate each time, of which all are kept until none can be used any more.
 type writeGate struct {
 	mu   sync.Mutex
 	page uintptr   // 0: none
