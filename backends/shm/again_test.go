@@ -55,14 +55,32 @@ func TestCloseAgainInTheKernel(t *testing.T) {
 	token, err := far.AppendToken(nil)
 	require.NoError(t, err)
 	source, ended := heldUp(t, b, owner.Addr(), token)
-	for range 3 {
+	for range 30 {
 		require.ErrorIs(t, far.Close(), driver.ErrTimeout)
 	}
+	require.Len(t, owner.gate.shut, 1, "one for the writer, however often it is looked at")
 	source.Supply(t)
 	soon(t, "the memory is closed", func() bool { return far.Close() == nil })
 	after := bytes.Clone(there)
 	require.NoError(t, ended())
 	require.True(t, bytes.Equal(after, there), "bytes landed after Close")
+}
+
+// TestBackendCloseInTheKernel: a backend that closes under a writer in the middle of its copy says
+// that bytes may land yet.
+func TestBackendCloseInTheKernel(t *testing.T) {
+	owner, err := New(Config{Grace: 10 * time.Millisecond})
+	require.NoError(t, err)
+	b := open(t, Config{})
+	far, _ := share(t, owner, drivertest.ForeignMemory, heldBytes)
+	token, err := far.AppendToken(nil)
+	require.NoError(t, err)
+	source, ended := heldUp(t, b, owner.Addr(), token)
+	for range 2 {
+		require.ErrorIs(t, owner.Close(), driver.ErrTimeout)
+	}
+	source.Supply(t)
+	require.NoError(t, ended())
 }
 
 // TestCloseAgainMapped is the same with memory that peers map, of which the owner can keep no

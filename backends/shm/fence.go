@@ -157,7 +157,7 @@ func (b *Backend) shutOut(w *patience, m *memory, epoch uint64) error {
 	case m.arena != nil:
 		err = m.freshPages()
 	default:
-		err = b.shutGate(w, writers)
+		err = b.shutGate(w, m, epoch, writers)
 	}
 	if err != nil {
 		return fmt.Errorf("fence memory: keep a frozen peer out: %w", err)

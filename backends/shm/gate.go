@@ -25,9 +25,9 @@ import (
 // there, too. The place of a gate that was shut stays empty until all peers are known
 // to be out: something else mapped there would open it again.
 //
-// A gate is given up only for a peer that stays silent in the middle of a write, once for each
-// fence, or Close, that looks at it: a program that repeats them for one that stays there gives up
-// a gate each time, of which all are kept until none can be used any more.
+// A gate is given up only for a peer that stays silent in the middle of a write, and once for
+// each such write (silence.go, bar): there are never more than peers have announcements, but for
+// writes by tokens that were given out while a fence looked.
 type writeGate struct {
 	mu   sync.Mutex
 	page uintptr   // 0: none

@@ -33,6 +33,7 @@ type inbound struct {
 	left bool       // proof that the peer is out of our memory for good
 
 	abandoned [announceMax]uint64 // announcements that a strong fence made harmless
+	barred    [announceMax]uint64 // those that stood before the gate was renewed
 }
 
 // serve answers the peer until it hangs up, or its process ends: a child of that may have

@@ -163,7 +163,8 @@ func (b *Backend) Caps() driver.Caps { return b.caps }
 func (b *Backend) Addr() []byte { return b.addr }
 
 // Close implements driver.Backend. It ends every epoch and gives peers that
-// are in the middle of a copy Config.Grace to leave.
+// are in the middle of a copy Config.Grace to leave; one that may still write into memory that is
+// not shareable is driver.ErrTimeout.
 func (b *Backend) Close() error {
 	b.closing.Do(func() { b.closeErr = b.close() })
 	return b.closeErr
@@ -186,8 +187,8 @@ func (b *Backend) close() error {
 		wg.Go(func() { _ = p.Close() }) // a peer's Close has nothing to report
 	}
 	wg.Wait()
-	b.endEpochs()
-	err = errors.Join(err, b.closeGate())
+	unproven := b.endEpochs()
+	err = errors.Join(err, b.closeGate(unproven))
 	for _, c := range *b.inbound.Load() {
 		c.drop()
 	}
@@ -202,14 +203,24 @@ func (b *Backend) close() error {
 	return errors.Join(err, b.release())
 }
 
-// endEpochs closes all memories and waits for the copies in them.
-func (b *Backend) endEpochs() {
+// endEpochs closes all memories and waits for the copies in them. It returns the keys of foreign
+// memory into which holders of a token may write yet.
+func (b *Backend) endEpochs() map[uint32]bool {
+	unproven := map[uint32]bool{}
 	for i := range b.memories {
-		if m := b.memories[i].Load(); m != nil {
-			m.end()
+		m := b.memories[i].Load()
+		if m == nil {
+			continue
 		}
+		b.mu.Lock()
+		if m.arena == nil && !m.readOnly && m.given > m.proved {
+			unproven[m.key] = true
+		}
+		b.mu.Unlock()
+		m.end()
 	}
 	b.awaitQuiet()
+	return unproven
 }
 
 // release gives back what open made.

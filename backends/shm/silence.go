@@ -4,6 +4,8 @@ package shm
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,8 +28,8 @@ type silence struct {
 // within the call (its source may lie on a disk that does not answer) is waited for as long as
 // the fence has patience, and so is a writer of another PID namespace, of whose threads nothing
 // can be seen.
-func (b *Backend) shutGate(wait *patience, writers []silence) error {
-	if err := b.gate.renew(&b.table); err != nil {
+func (b *Backend) shutGate(wait *patience, m *memory, epoch uint64, writers []silence) error {
+	if err := b.bar(m, epoch, writers); err != nil {
 		return err
 	}
 	for _, w := range writers {
@@ -48,19 +50,49 @@ func (b *Backend) shutGate(wait *patience, writers []silence) error {
 	return nil
 }
 
+// bar renews the gate, unless all of the writers were barred by it before: a program that tries to
+// close memory again and again takes one place for a writer that stands still, and not one each
+// time. A writer of the epoch that has begun (see shutOut) may have found the new gate.
+func (b *Backend) bar(m *memory, epoch uint64, writers []silence) error {
+	if !slices.ContainsFunc(writers, func(s silence) bool {
+		s.c.mu.Lock()
+		defer s.c.mu.Unlock()
+		return s.c.barred[s.line] != s.value
+	}) {
+		return nil
+	}
+	if err := b.gate.renew(&b.table); err != nil || !b.hidden(m, epoch) {
+		return err
+	}
+	for _, s := range writers {
+		s.c.mu.Lock()
+		s.c.barred[s.line] = s.value
+		s.c.mu.Unlock()
+	}
+	return nil
+}
+
 // closeGate keeps all peers out of foreign memory for good, and gives a copy under way
-// Config.Grace to end. What the gates took of the address space is given back unless
-// a peer may still be about to write there.
+// Config.Grace to end; of one that has not ended by then, into memory of which there was no other
+// proof, it says so. What the gates took of the address space is given back unless a peer may still
+// be about to write there.
 // Preconditions: all epochs have ended.
-func (b *Backend) closeGate() error {
+func (b *Backend) closeGate(unproven map[uint32]bool) error {
 	err := b.gate.close(&b.table)
 	deadline := time.Now().Add(b.cfg.Grace)
+	late := false
 	for _, s := range b.silences() {
-		threads, err := process.ThreadsOf(s.c.pid.PID, unix.SYS_PROCESS_VM_WRITEV)
-		seen := err == nil
-		for s.lasts() && !(seen && threads.Out()) && time.Now().Before(deadline) {
+		threads, unseen := process.ThreadsOf(s.c.pid.PID, unix.SYS_PROCESS_VM_WRITEV)
+		stands := func() bool { return s.lasts() && !(unseen == nil && threads.Out()) }
+		for stands() && time.Now().Before(deadline) {
 			time.Sleep(fenceSleep)
 		}
+		key, write := announcedKey(s.value)
+		late = late || write && unproven[key] && stands()
+	}
+	if late {
+		err = errors.Join(err, fmt.Errorf("close shm: a peer may still be in the middle of a copy "+
+			"into memory that is not shareable: %w", driver.ErrTimeout))
 	}
 	if len(b.silences()) > 0 {
 		return err
