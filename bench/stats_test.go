@@ -5,6 +5,8 @@ package bench
 import (
 	"testing"
 	"time"
+
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 func TestPercentileIsNearestRank(t *testing.T) {
@@ -47,7 +49,7 @@ func TestSamplesKeepTheNewest(t *testing.T) {
 
 func TestSamplesDoNotAllocate(t *testing.T) {
 	s := NewSamples(16)
-	if n := testing.AllocsPerRun(100, func() { s.Add(1) }); n != 0 {
+	if n := allocs.PerRun(100, func() { s.Add(1) }); n != 0 {
 		t.Errorf("Add allocates %v times", n)
 	}
 	var zero Samples

@@ -21,6 +21,7 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
@@ -205,7 +206,7 @@ func TestDeviceCountsAfresh(t *testing.T) {
 func TestDeviceRunDoesNotAllocate(t *testing.T) {
 	d := device(t, "90")
 	m := onDevice(t, d, draw(rand.New(rand.NewPCG(1, 1)), []int{656}, 0, 10, 0, 1), false)
-	if n := testing.AllocsPerRun(500, func() { _, _, _ = d.Run(m, Budget{SMs: 1}, "") }); n != 0 {
+	if n := allocs.PerRun(500, func() { _, _, _ = d.Run(m, Budget{SMs: 1}, "") }); n != 0 {
 		t.Errorf("%v allocations, want 0", n)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 // obvious is what every Move must come to.
@@ -311,7 +312,7 @@ func TestRunDoesNotAllocate(t *testing.T) {
 	require.NoError(t, err)
 	defer twin.Close()
 	m := draw(rand.New(rand.NewPCG(5, 6)), []int{656, 132}, 0, 1000, 0, 1)
-	if n := testing.AllocsPerRun(50, func() {
+	if n := allocs.PerRun(50, func() {
 		_, _ = Run(m)
 		_, _ = twin.Run(m)
 		_, _ = Gather(m.Parts[0].Dst, m.Parts[0].Src, 656, m.Src)

@@ -15,6 +15,7 @@ import (
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 // TestNeighbourOnDeviceReadsAll: every word of the memory is in the sum of some thread.
@@ -45,7 +46,7 @@ func TestNeighbourOnDeviceReadsAll(t *testing.T) {
 			t.Fatalf("thread %d: %d, want %d", thread, sum, want)
 		}
 	}
-	if allocs := testing.AllocsPerRun(20, func() { _ = n.Step() }); allocs != 0 {
+	if allocs := allocs.PerRun(20, func() { _ = n.Step() }); allocs != 0 {
 		t.Errorf("%v allocations, want 0", allocs)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
@@ -94,7 +95,7 @@ func TestPreparedCountsAfresh(t *testing.T) {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
-	if n := testing.AllocsPerRun(100, func() { _, _ = p.Run() }); n != 0 {
+	if n := allocs.PerRun(100, func() { _, _ = p.Run() }); n != 0 {
 		t.Errorf("%v allocations, want 0", n)
 	}
 }

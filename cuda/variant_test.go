@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 // inMemory is onDevice with the lists in pinned memory, too, where they are asked for there.
@@ -457,7 +458,7 @@ func TestVariantsDoNotAllocate(t *testing.T) {
 		if kernelOf(v) == "" && v != "" {
 			b = Budget{}
 		}
-		if n := testing.AllocsPerRun(100, func() { _, _, _ = d.Run(dm, b, v) }); n != 0 {
+		if n := allocs.PerRun(100, func() { _, _, _ = d.Run(dm, b, v) }); n != 0 {
 			t.Errorf("%q: %v allocations, want 0", v, n)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 // pair returns two connected engines over mem with a region each.
@@ -60,7 +62,7 @@ func TestNoAllocations(t *testing.T) {
 			}
 		}
 		post()
-		if n := testing.AllocsPerRun(100, post); n != 0 || failed != nil {
+		if n := allocs.PerRun(100, post); n != 0 || failed != nil {
 			t.Errorf("%s: %v allocations from Post to the end of Wait, %v", name, n, failed)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 // BenchmarkChecksum posts the same writes with and without, in turn, and reports medians and
@@ -83,7 +84,7 @@ func TestChecksumAllocatesLittle(t *testing.T) {
 		for i := range n {
 			must(t, x.Add(near.r, i*100, m, i*200, 90))
 		}
-		allocs := testing.AllocsPerRun(20, func() {
+		allocs := allocs.PerRun(20, func() {
 			must(t, x.Post())
 			must(t, wait(t, x))
 		})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
@@ -151,7 +152,7 @@ func TestDescribeAllocations(t *testing.T) {
 		_, err = e.Register(fmt.Sprint("part ", i), part)
 		check(t, err)
 	}
-	if n := testing.AllocsPerRun(10, func() {
+	if n := allocs.PerRun(10, func() {
 		if _, err := e.Describe(); err != nil {
 			t.Error(err)
 		}

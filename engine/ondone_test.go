@@ -7,6 +7,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 // TestOnDone counts the calls, one for each post, also of one that fails.
@@ -34,7 +36,7 @@ func TestOnDone(t *testing.T) {
 	if len(told) != 0 {
 		t.Error("told once more than posted")
 	}
-	if n := testing.AllocsPerRun(10, func() { _ = tr.OnDone(nil) }); n != 0 {
+	if n := allocs.PerRun(10, func() { _ = tr.OnDone(nil) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 func TestDelayHoldsTheCompletionAndNotTheBytes(t *testing.T) {
@@ -323,7 +324,7 @@ func TestNothingIsAllocated(t *testing.T) {
 	r := newRig(t, "write: delay 1µs; write: late 1µs")
 	b := driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}
 	var done [1]driver.Completion
-	allocs := testing.AllocsPerRun(500, func() {
+	allocs := allocs.PerRun(500, func() {
 		r.tags++
 		if err := r.peer.Submit(r.tags, &b); err != nil {
 			t.Error(err)

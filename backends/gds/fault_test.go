@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 	"github.com/sluicehq/sluice/internal/testing/fakecufile"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -394,7 +395,7 @@ func TestNoAllocation(t *testing.T) {
 		for range 20 {
 			run()
 		}
-		if n := testing.AllocsPerRun(100, run); n >= 1 {
+		if n := allocs.PerRun(100, run); n >= 1 {
 			t.Errorf("%v allocations a batch", n)
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
@@ -215,7 +216,7 @@ func TestHelpAllocatesNothing(t *testing.T) {
 	x := newLed(t)
 	x.untilAside()
 	var done [1]driver.Completion
-	each := testing.AllocsPerRun(500, func() {
+	each := allocs.PerRun(500, func() {
 		tag := x.submit()
 		x.p.Help(tag, nil)
 		for {

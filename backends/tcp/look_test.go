@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
@@ -37,7 +38,7 @@ func TestPollerReads(t *testing.T) {
 	if aside, _, _ := x.state(); !aside {
 		t.Fatal("the reader came back")
 	}
-	each := testing.AllocsPerRun(100, func() {
+	each := allocs.PerRun(100, func() {
 		if n, err := x.b.Poll(done[:]); n != 0 || err != nil {
 			t.Fatal("a completion that was not asked for: ", n, err)
 		}
@@ -62,7 +63,7 @@ func TestPollerIsItsOwnPeer(t *testing.T) {
 	for _, op := range []driver.Op{driver.Write, driver.Read} {
 		batch := driver.Batch{Op: op, Descs: []driver.Desc{{Len: 64, LocalKey: local.key,
 			RemoteKey: key}}}
-		each := testing.AllocsPerRun(200, func() {
+		each := allocs.PerRun(200, func() {
 			require.NoError(t, p.Submit(1, &batch))
 			for n := 0; n == 0; {
 				_, err = b.Receive(msgs[:])

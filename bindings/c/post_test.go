@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 // The shape of testdata/cost.c.
@@ -129,7 +130,7 @@ func noAllocations(t *testing.T, backend string) {
 			}
 		}
 		once()
-		if n := testing.AllocsPerRun(100, once); n != 0 || failed != nil {
+		if n := allocs.PerRun(100, once); n != 0 || failed != nil {
 			t.Errorf("transfer %d: %v allocations from post to completion, %v", i, n, failed)
 		}
 		transfers.drop(h)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 const loopLimit = 10 * time.Second
@@ -159,7 +160,7 @@ func TestLoopDoesNotAllocate(t *testing.T) {
 	e := openLoops(t, "posix,sysv,cma,self", "")
 	b, err := e.near.Batch([]driver.Desc{{Len: 656}, {Local: 700, Remote: 5000, Len: 656}}, 32)
 	require.NoError(t, err)
-	if n := testing.AllocsPerRun(50, func() {
+	if n := allocs.PerRun(50, func() {
 		if _, err := e.near.Move(driver.Write, b, loopLimit); err != nil {
 			t.Error(err)
 		}

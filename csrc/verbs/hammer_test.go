@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
@@ -100,7 +101,7 @@ func TestVerbsAllocatesNothing(t *testing.T) {
 	p := l.pattern(64, 656, 656, 656)
 	p.Local.List = make([]uint32, 64)
 	var done [1]Done
-	n := testing.AllocsPerRun(100, func() {
+	n := allocs.PerRun(100, func() {
 		_ = l.conn.Submit(1, batchOf(driver.Write, d, nil))
 		for l.near.Poll(done[:]) == 0 {
 			l.near.Drive()

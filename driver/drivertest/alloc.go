@@ -5,10 +5,10 @@ package drivertest
 import (
 	"errors"
 	"runtime"
-	"testing"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 var allocChecks = []check{
@@ -68,7 +68,7 @@ func (s *stage) noAllocation(what string, submit func(tag uint64) error) {
 	for range runs / 2 {
 		once() // warm up what a backend makes on first use
 	}
-	allocs := testing.AllocsPerRun(runs, once)
+	allocs := allocs.PerRun(runs, once)
 	if failure != nil {
 		s.Fatalf("%s: %v", what, failure)
 	}

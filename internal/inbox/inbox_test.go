@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 // wired is a sender between two inboxes, and how often each has been woken.
@@ -85,7 +86,7 @@ func TestFull(t *testing.T) {
 		_, err := w.Reserve(message("c"))
 		require.ErrorIs(t, err, driver.ErrFull)
 	}
-	refused := testing.AllocsPerRun(100, func() { _, _ = w.Reserve(message("c")) })
+	refused := allocs.PerRun(100, func() { _, _ = w.Reserve(message("c")) })
 	require.LessOrEqual(t, refused, 2.0, "the message of this test, and no copy of it")
 	w.Post(list[0], nil)
 	w.Post(list[1], nil)

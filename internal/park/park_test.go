@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 // patience bounds what must happen but not when.
@@ -209,7 +210,7 @@ func TestNothingAllocates(t *testing.T) {
 	w, err := NewWaiter(e.FD())
 	require.NoError(t, err)
 	defer w.Close()
-	allocs := testing.AllocsPerRun(100, func() {
+	allocs := allocs.PerRun(100, func() {
 		if e.Signal() != nil || w.Wait() != nil || e.Wait() != nil || e.Drain() || w.Ready() {
 			t.Fatal("lost a signal")
 		}
