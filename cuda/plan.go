@@ -52,8 +52,8 @@ const (
 	lineBytes    = 128
 	columnBytes  = 16 // of a slot for each lane
 	warpsMin     = 4
-	// asyncShared is what slots may take of shared memory: what is left holds loads under way. On
-	// an H100 slots of 96 KiB load 44 GB/s by three multiprocessors, those of 192 KiB 32.
+	// The slots of a block take at most asyncShared bytes of its shared memory. On an H100 a kernel
+	// with 96 KiB of slots loads 44 GB/s by three multiprocessors, one with 192 KiB 32.
 	asyncShared = 128 << 10
 	// From so many blocks, and so many bytes under way, on registers are no slower: by eight blocks
 	// they load 48 GB/s on an H100, asynchronous copies 45; by four 36 and 45.
@@ -62,8 +62,8 @@ const (
 )
 
 // Plan chooses a variant for a Move between the host and a card, and its shape within a budget,
-// from what is known beforehand; a Device measures. Asynchronous copies are taken by a few
-// multiprocessors that load from behind the bus, registers otherwise; the CPU and the copy engine
+// from what is known beforehand; a Device measures. Plan takes asynchronous copies where a
+// few multiprocessors load from behind the bus, registers otherwise; the CPU and the copy engine
 // where the budget is nothing. only names a variant: that one or a *VariantError. A card or driver
 // that is too old is a *driver.UnavailableError, a layout that kernels do not take a *LayoutError.
 func Plan(m *Move, c Card, b Budget, only string) (Launch, error) {
@@ -86,8 +86,8 @@ func Plan(m *Move, c Card, b Budget, only string) (Launch, error) {
 	return a.best(&c, b)
 }
 
-// best is the launch of the kernel that should be fastest: of loads from behind the bus the one
-// that has most under way, up to what is enough.
+// best plans the kernel that loads fastest from behind the bus, which is the one that has most
+// under way, unless both have enough.
 func (a *args) best(c *Card, b Budget) (Launch, error) {
 	rows, err := a.plan(c, b, VariantRows)
 	if err != nil {

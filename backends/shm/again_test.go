@@ -124,23 +124,14 @@ func closeOnce(grace string) error {
 	if err != nil {
 		return err
 	}
-	b, err := New(Config{Grace: patient})
-	if err != nil {
-		return err
-	}
 	space, err := drivertest.ForeignMemory(heldBytes)
 	if err != nil {
 		return err
 	}
-	m, err := b.Register(space.Segment)
+	b, m, err := offer(Config{Grace: patient}, space)
 	if err != nil {
 		return err
 	}
-	token, err := m.AppendToken(nil)
-	if err != nil {
-		return err
-	}
-	fmt.Printf("%x %x\n", b.Addr(), token)
 	in := bufio.NewReader(os.Stdin)
 	if _, err := in.ReadString('\n'); err != nil {
 		return b.Close()

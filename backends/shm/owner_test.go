@@ -54,20 +54,29 @@ func serveOwner(kind string) int {
 	return 0
 }
 
-func serveSpace(space *drivertest.Space) error {
-	b, err := New(Config{})
+// offer registers memory and says where it is to be had.
+func offer(cfg Config, space *drivertest.Space) (*Backend, driver.Memory, error) {
+	b, err := New(cfg)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	m, err := b.Register(space.Segment)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	token, err := m.AppendToken(nil)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	fmt.Printf("%x %x\n", b.Addr(), token)
+	return b, m, nil
+}
+
+func serveSpace(space *drivertest.Space) error {
+	b, m, err := offer(Config{}, space)
+	if err != nil {
+		return err
+	}
 	for in := bufio.NewReader(os.Stdin); ; {
 		if _, err := in.ReadString('\n'); err != nil {
 			return b.Close()
