@@ -187,8 +187,8 @@ func (b *Backend) close() error {
 		wg.Go(func() { _ = p.Close() }) // a peer's Close has nothing to report
 	}
 	wg.Wait()
-	unproven := b.endEpochs()
-	err = errors.Join(err, b.closeGate(unproven))
+	foreign := b.endEpochs()
+	err = errors.Join(err, b.closeGate(foreign))
 	for _, c := range *b.inbound.Load() {
 		c.drop()
 	}
@@ -204,23 +204,17 @@ func (b *Backend) close() error {
 }
 
 // endEpochs closes all memories and waits for the copies in them. It returns the keys of foreign
-// memory into which holders of a token may write yet.
+// memory that peers could write.
 func (b *Backend) endEpochs() map[uint32]bool {
-	unproven := map[uint32]bool{}
+	foreign := map[uint32]bool{}
 	for i := range b.memories {
-		m := b.memories[i].Load()
-		if m == nil {
-			continue
+		if m := b.memories[i].Load(); m != nil {
+			foreign[m.key] = m.arena == nil && !m.readOnly
+			m.end()
 		}
-		b.mu.Lock()
-		if m.arena == nil && !m.readOnly && m.given > m.proved {
-			unproven[m.key] = true
-		}
-		b.mu.Unlock()
-		m.end()
 	}
 	b.awaitQuiet()
-	return unproven
+	return foreign
 }
 
 // release gives back what open made.

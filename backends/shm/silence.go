@@ -73,11 +73,10 @@ func (b *Backend) bar(m *memory, epoch uint64, writers []silence) error {
 }
 
 // closeGate keeps all peers out of foreign memory for good, and gives a copy under way
-// Config.Grace to end; of one that has not ended by then, into memory of which there was no other
-// proof, it says so. What the gates took of the address space is given back unless a peer may still
-// be about to write there.
+// Config.Grace to end; of one into these keys that has not ended by then it says so. What the gates
+// took of the address space is given back unless a peer may still be about to write there.
 // Preconditions: all epochs have ended.
-func (b *Backend) closeGate(unproven map[uint32]bool) error {
+func (b *Backend) closeGate(foreign map[uint32]bool) error {
 	err := b.gate.close(&b.table)
 	deadline := time.Now().Add(b.cfg.Grace)
 	late := false
@@ -88,7 +87,7 @@ func (b *Backend) closeGate(unproven map[uint32]bool) error {
 			time.Sleep(fenceSleep)
 		}
 		key, write := announcedKey(s.value)
-		late = late || write && unproven[key] && stands()
+		late = late || write && foreign[key] && stands()
 	}
 	if late {
 		err = errors.Join(err, fmt.Errorf("close shm: a peer may still be in the middle of a copy "+
