@@ -140,6 +140,46 @@ func TestTheDeathOfAPeerEndsWhatWaits(t *testing.T) {
 	r.once()
 }
 
+// stuck has each batch in flight until it is cancelled.
+type stuck struct {
+	driver.Peer
+	submitted, cancelled func()
+}
+
+func (s stuck) Submit(uint64, *driver.Batch) error { s.submitted(); return nil }
+func (s stuck) Cancel(uint64)                      { s.cancelled() }
+
+// TestTheReasonOfAnEndIsTold ends a batch while it is being handed on: it can only be cancelled
+// once the wrapped backend has it, and ends for the reason that came first all the same.
+func TestTheReasonOfAnEndIsTold(t *testing.T) {
+	for _, why := range []error{driver.ErrClosed, driver.ErrPeerLost, driver.ErrAborted} {
+		r := newRig(t, "write: late 1us")
+		b, p := r.near.(*Backend), r.peer.(*peer)
+		release := func() {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			for _, f := range b.flightsOf(p) {
+				f.release(why)
+				f.release(driver.ErrClosed)
+			}
+		}
+		abort := func() {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			for _, f := range b.flightsOf(p) {
+				if f.observe(driver.ErrAborted) {
+					f.finish(f.err)
+				}
+			}
+		}
+		p.Peer = stuck{p.Peer, release, abort}
+		if err := r.await(r.write(0, 8)); !errors.Is(err, why) {
+			t.Errorf("ended with %v, want %v", err, why)
+		}
+		r.once()
+	}
+}
+
 func TestFailAndRefuse(t *testing.T) {
 	r := newRig(t, "write size=1: fail revoked; write size=2: refuse corrupt; connect peer=1: "+
 		"refuse unavailable; import skip=1 most=1: refuse badtoken; fence most=1: refuse "+

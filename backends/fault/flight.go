@@ -66,7 +66,7 @@ type life struct {
 	ripe    bool                         // may start once it heads its peer's line
 	kept    bool                         // Drop: the outcome waits for the end
 	ended   bool                         // nothing holds the outcome back any more
-	why     error                        // it ended
+	why     error                        // it ended, the first reason if there are more
 	arrived bool                         // err came while it was being handed on
 	breach  breach
 }
@@ -260,8 +260,11 @@ func (f *flight) handed(err error) {
 // is to be delivered now.
 // Preconditions: b.mu is held.
 func (f *flight) observe(err error) (now bool) {
-	if f.p.flapped && errors.Is(err, driver.ErrClosed) {
+	switch {
+	case f.p.flapped && errors.Is(err, driver.ErrClosed):
 		err = driver.ErrPeerLost
+	case f.ended && errors.Is(err, driver.ErrAborted):
+		err = f.why // handed cancelled it, as it could not end before
 	}
 	f.err = err
 	if f.state == handing {
@@ -284,7 +287,9 @@ func (f *flight) observe(err error) (now bool) {
 // will get none from the wrapped backend.
 // Preconditions: b.mu is held.
 func (f *flight) release(why error) {
-	f.ended, f.why = true, why
+	if !f.ended {
+		f.ended, f.why = true, why
+	}
 	switch f.state {
 	case waiting, swallowed:
 		f.finish(why)
