@@ -5,7 +5,6 @@ package replay
 import (
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -32,7 +31,7 @@ type GroupOptions struct {
 	TokensMax       uint64   // longer ones are cut; 0: GroupTokensMax
 	Scale           int      // one layer of so many is kept; 0: as many as Memory allows
 	Memory          uint64   // of the pools of all ranks; 0: GroupMemory
-	AbortRate       float64  // share of the requests, 0 to 1
+	AbortRate       float64  // share of the requests, 0 to 1: above 0 at least one
 	HitRate         float64  // of those whose first tokens the decode side has already
 	Kill            Side     // of which a rank is killed in the last requests; "": none
 	Digest          bool     // have ranks compare digests of all layers, too
@@ -314,8 +313,8 @@ func layersOn(s *layout.Side) []int {
 	return slices.Compact(list)
 }
 
-// planAborts chooses that share of the requests, rounded, and for each a rank of either side in
-// turn and a layer. Of every second pair the end may come too late.
+// planAborts chooses that share of the requests, and for each a rank of either side in turn and a
+// layer. Of every second pair the end may come too late.
 func (p *groupPlan) planAborts(r *rand.Rand, requests []groupRequest, rate float64) {
 	for i, at := range some(r, len(requests), rate) {
 		q, sides := &requests[at], p.prefill
@@ -334,7 +333,7 @@ func (p *groupPlan) planAborts(r *rand.Rand, requests []groupRequest, rate float
 
 // some returns that share of n requests, in any order.
 func some(r *rand.Rand, n int, share float64) []int {
-	return r.Perm(n)[:int(math.Round(share*float64(n)))]
+	return r.Perm(n)[:portion(n, share)]
 }
 
 // planHits chooses that share of the requests, and how many tokens the decode side has of them: in

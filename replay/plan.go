@@ -92,14 +92,21 @@ func (p *Plan) refs() (n int) {
 // abortSeed makes the same requests abort in every run.
 const abortSeed = 0x736c75696365 // "sluice"
 
-// planAborts chooses that share of the requests, rounded, and for each a side and
-// a layer, taking turns between the sides. It is never the last layer: behind that
-// a request may be complete.
+// portion is how many of n requests a share of them is: rounded, but none for a share of 0 alone.
+func portion(n int, share float64) int {
+	if n == 0 || share <= 0 {
+		return 0
+	}
+	return max(int(math.Round(share*float64(n))), 1)
+}
+
+// planAborts chooses that share of the requests, and for each a side and a layer, taking turns
+// between the sides. It is never the last layer: behind that a request may be complete.
 func (p *Plan) planAborts(rate float64, layers int) {
 	random := rand.New(rand.NewPCG(abortSeed, uint64(len(p.Requests))))
 	order := random.Perm(len(p.Requests))
 	p.Aborts = map[int]Abort{}
-	for i, at := range order[:int(math.Round(rate*float64(len(order))))] {
+	for i, at := range order[:portion(len(order), rate)] {
 		by := PrefillSide
 		if i%2 == 1 {
 			by = DecodeSide

@@ -81,7 +81,7 @@ func TestPlanAborts(t *testing.T) {
 	if !reflect.DeepEqual(again.Aborts, p.Aborts) {
 		t.Error("two runs abort different requests")
 	}
-	for rate, want := range map[float64]int{0: 0, 1: 40} {
+	for rate, want := range map[float64]int{0: 0, 0.01: 1, 1: 40} {
 		if p.planAborts(rate, 61); len(p.Aborts) != want {
 			t.Errorf("rate %v: %d aborts", rate, len(p.Aborts))
 		}

@@ -20,7 +20,7 @@ type Options struct {
 	Requests  []trace.Request
 	Speed     float64       // of the arrivals; 0: as fast as possible
 	Overlap   bool          // check a request while the next one arrives, as with Speed
-	AbortRate float64       // share of the requests, 0 to 1
+	AbortRate float64       // share of the requests, 0 to 1: above 0 at least one
 	PoolBytes uint64        // of the decode side; 0: chosen
 	Threads   int           // that copy
 	Checksum  bool          // compare the bytes of layers on both sides, and show what it costs

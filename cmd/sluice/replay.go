@@ -104,7 +104,7 @@ func (f *replayFlags) register(c *cobra.Command) {
 	s.StringVar(&f.backend, "backend", auto, "what moves the bytes: "+backendNames(driver.SameHost))
 	s.Float64Var(&f.speed, "speed", 0, "times the pace of the trace; 0: as fast as possible")
 	s.Float64Var(&f.abortRate, "abort-rate", 0, "share of the requests to abort in "+
-		"mid-flight, 0 to 1")
+		"mid-flight, 0 to 1; above 0 at least one")
 	s.BoolVar(&f.overlap, "overlap", false, "check a request while the next one arrives, as "+
 		"--speed does; transfers then share the CPUs with digests")
 	s.StringVar(&f.pool, "pool", "", "size of the decode side's pool (default: 1.5 times the "+

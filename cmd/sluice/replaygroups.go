@@ -61,9 +61,9 @@ func (g *replayGroupsFlags) register(c *cobra.Command) {
 	s.IntVar(&g.scale, "scale", 0, "keep one layer in so many, between groups; 1: all (default: "+
 		"as many as fit in 768 MiB)")
 	s.Float64Var(&g.aborts, "aborts", 0, "share of the requests that a rank ends in mid-flight, "+
-		"0 to 1")
+		"0 to 1; above 0 at least one")
 	s.Float64Var(&g.hits, "prefix-hits", 0, "share of the requests of whose tokens the decode "+
-		"side has the first ones, 0 to 1")
+		"side has the first ones, 0 to 1; above 0 at least one")
 	s.StringVar(&g.kill, "kill", "", "kill a rank in mid-flight: prefill or decode")
 }
 
