@@ -88,8 +88,15 @@ func (t *Transfer) interrupt(generation uint64, why error) {
 
 // backendError is what a transfer that Submit refused ends with.
 func (t *Transfer) backendError(c *conn, err error) error {
-	if errors.Is(err, driver.ErrClosed) && c.isLost() && !t.p.ending.Load() {
-		err = ErrPeerLost
+	return &OpError{Op: t.op.String(), Backend: c.lane.caps.Name, Peer: t.p.name,
+		Err: t.p.reason(c, err)}
+}
+
+// reason is why a call of a connection failed: that the engine closes one that was lost is its own
+// affair.
+func (p *Peer) reason(c *conn, err error) error {
+	if errors.Is(err, driver.ErrClosed) && c.isLost() && !p.ending.Load() {
+		return ErrPeerLost
 	}
-	return &OpError{Op: t.op.String(), Backend: c.lane.caps.Name, Peer: t.p.name, Err: err}
+	return err
 }

@@ -236,7 +236,7 @@ func (p *Peer) Import(lease []byte) (*Remote, error) {
 			return m, nil
 		} else {
 			errs = append(errs, &OpError{Op: "import", Backend: c.lane.caps.Name, Peer: p.name,
-				Err: err})
+				Err: p.reason(c, err)})
 		}
 	}
 	if errs == nil {

@@ -60,6 +60,9 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 		arenas: make(map[uint32]*peerArena), fetches: make(map[uint32]*fetch)}
 	p.imports.Store(new([]atomic.Pointer[imported]))
 	if err := p.handshake(ctx); err != nil {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", driver.ContextError(ctx), err)
+		}
 		p.leave() // the owner may have welcomed us: we were never in
 		p.release()
 		return nil, err
