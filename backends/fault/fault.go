@@ -63,6 +63,7 @@ type Backend struct {
 	starved atomic.Bool  // a Submit found no place
 	held    atomic.Int64 // flights and extra completions: Poll has something of ours to look after
 	closed  atomic.Bool
+	ended   atomic.Bool // and no flight is in hand any more
 	closing sync.Once
 	tasks   sync.WaitGroup // the scheduler, watchers and flaps
 
@@ -167,6 +168,8 @@ func (b *Backend) Close() (err error) {
 		for _, p := range peers {
 			p.awaitHanded()
 		}
+		b.ended.Store(true)
+		b.signal()
 		b.clock.stop()
 		b.forgetLocals()
 		b.tasks.Wait()

@@ -105,40 +105,37 @@ func extentOf(token []byte, size uint64) extent {
 	return e
 }
 
-// mustTry reports whether a batch writes to memory of which it is not known whether it is
-// read-only: it is not to begin late, as it may have to be refused.
-func (p *peer) mustTry(x *driver.Batch) bool {
+// untried lists memory that a batch writes to and of which it is not known whether it is
+// read-only: the batch is not to begin late, as it may have to be refused.
+func (p *peer) untried(x *driver.Batch) (keys []uint32) {
 	if x.Op != driver.Write {
-		return false
+		return nil
 	}
 	p.b.mu.Lock()
 	defer p.b.mu.Unlock()
-	if x.Pattern != nil {
-		return !p.imports[x.Pattern.RemoteKey].tried
-	}
-	for i := range x.Descs {
-		if !p.imports[x.Descs[i].RemoteKey].tried {
-			return true
+	look := func(key uint32) {
+		if !p.imports[key].tried && !slices.Contains(keys, key) {
+			keys = append(keys, key)
 		}
 	}
-	return false
+	if x.Pattern != nil {
+		look(x.Pattern.RemoteKey)
+	}
+	for i := range x.Descs {
+		look(x.Descs[i].RemoteKey)
+	}
+	return keys
 }
 
 // tried notes that memory takes writes.
-func (p *peer) tried(x *driver.Batch) {
+func (p *peer) tried(keys []uint32) {
 	p.b.mu.Lock()
 	defer p.b.mu.Unlock()
-	note := func(key uint32) {
+	for _, key := range keys {
 		if e, ok := p.imports[key]; ok {
 			e.tried = true
 			p.imports[key] = e
 		}
-	}
-	if x.Pattern != nil {
-		note(x.Pattern.RemoteKey)
-	}
-	for i := range x.Descs {
-		note(x.Descs[i].RemoteKey)
 	}
 }
 

@@ -33,25 +33,25 @@ type peer struct {
 	line    []*flight // with messages, in order of submission, that wait to be handed on
 	stalled time.Time // Submit says full until then
 	flapped bool
+	dead    bool // watch has ended what waits: nothing may begin to
 }
 
 // Connect implements driver.Backend.
 func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	b.mu.Lock()
-	until, number := b.refused[string(addr)], b.numbers
-	if !until.After(time.Now()) {
-		delete(b.refused, string(addr))
-	}
+	number := b.numbers
 	b.mu.Unlock()
 	if b.closed.Load() {
 		return nil, driver.ErrClosed
 	}
-	if until.After(time.Now()) {
-		return nil, fmt.Errorf("connect: the connection flaps, by a fault rule: %w",
-			driver.ErrPeerLost)
+	if err := b.mayConnect(addr); err != nil {
+		return nil, err
 	}
 	if err := b.callRules(ctx, Connect, number); err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
+	}
+	if err := b.mayConnect(addr); err != nil { // it may have begun to flap meanwhile
+		return nil, err
 	}
 	inner, err := b.Backend.Connect(ctx, addr)
 	if err != nil {
@@ -77,6 +77,17 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	return p, nil
 }
 
+// mayConnect says no while a connection to the address flaps.
+func (b *Backend) mayConnect(addr []byte) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.refused[string(addr)].After(time.Now()) {
+		return fmt.Errorf("connect: the connection flaps, by a fault rule: %w", driver.ErrPeerLost)
+	}
+	delete(b.refused, string(addr))
+	return nil
+}
+
 // holdsOn reports whether a rule has batches wait for the end of the connection.
 func (b *Backend) holdsOn() bool {
 	for i := range b.rules.List {
@@ -97,6 +108,7 @@ func (p *peer) watch() {
 	b := p.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	p.dead = true
 	for _, f := range b.flightsOf(p) {
 		if f.state == swallowed || f.kept {
 			f.release(driver.ErrPeerLost)

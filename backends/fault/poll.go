@@ -2,7 +2,11 @@
 
 package fault
 
-import "github.com/sluicehq/sluice/driver"
+import (
+	"errors"
+
+	"github.com/sluicehq/sluice/driver"
+)
 
 // Poll implements driver.Backend. What is not of a flight passes as it is.
 func (b *Backend) Poll(done []driver.Completion) (int, error) {
@@ -11,24 +15,30 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	}
 	b.pollMu.Lock() // against reap
 	defer b.pollMu.Unlock()
-	if b.held.Load() == 0 {
-		return b.Backend.Poll(done)
-	}
-	n := b.takeReady(done)
-	if n == len(done) {
-		return n, nil
+	n := 0
+	if b.held.Load() > 0 {
+		if n = b.takeReady(done); n == len(done) {
+			return n, nil
+		}
 	}
 	for {
+		ended := b.ended.Load()
 		m, err := b.Backend.Poll(done[n:])
-		if m == 0 {
-			if n += b.takeReady(done[n:]); n > 0 {
-				return n, nil
+		switch {
+		case b.held.Load() == 0: // before, it would miss a flight that a Submit has entered since
+			n += m
+		case m == 0:
+			n += b.takeReady(done[n:])
+		default:
+			if n += b.sift(done[n : n+m]); n == 0 {
+				continue
 			}
-			return 0, err
 		}
-		kept := b.sift(done[n : n+m])
-		if n += kept; n > 0 {
+		switch {
+		case n > 0 || !ended && errors.Is(err, driver.ErrClosed): // a flight may still be in hand
 			return n, nil
+		default:
+			return 0, err
 		}
 	}
 }

@@ -118,15 +118,19 @@ func (p *peer) carryOut(f *flight, tag uint64, x *driver.Batch, v *verdict) erro
 	if !held {
 		return p.goOn(f, tag, x)
 	}
-	if v.ending != 0 || p.mustLine(x.Tail) || !p.mustTry(x) {
+	untried := p.untried(x) // now: once it is handed on, the batch may be the caller's again
+	if v.ending == Swallow || v.ending == Fail || len(untried) == 0 {
 		return p.holdUp(f, tag, x, v)
+	}
+	if p.mustLine(x.Tail) { // it may have to be refused, and must not go before others
+		return driver.ErrFull
 	}
 	if f.due.Before(v.start) {
 		f.due = v.start
 	}
 	err := p.goOn(f, tag, x)
 	if err == nil {
-		p.tried(x)
+		p.tried(untried)
 	}
 	return err
 }
@@ -134,6 +138,10 @@ func (p *peer) carryOut(f *flight, tag uint64, x *driver.Batch, v *verdict) erro
 // goOn hands a batch on at once, as a flight.
 func (p *peer) goOn(f *flight, tag uint64, x *driver.Batch) error {
 	f.b.mu.Lock()
+	if p.dead && f.kept {
+		f.b.mu.Unlock()
+		return driver.ErrPeerLost
+	}
 	f.enter(p, tag, flying)
 	f.b.mu.Unlock()
 	return p.Peer.Submit(tag, x)
@@ -144,6 +152,9 @@ func (p *peer) holdUp(f *flight, tag uint64, x *driver.Batch, v *verdict) error 
 	b := f.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if p.dead && (f.kept || v.ending == Swallow) {
+		return driver.ErrPeerLost
+	}
 	f.keep(x)
 	switch v.ending {
 	case Swallow:

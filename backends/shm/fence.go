@@ -37,7 +37,10 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 
 // fence is Fence. Preconditions: b.fences is held for reading, and m is known.
 func (b *Backend) fence(w *patience, m *memory) error {
-	epoch := m.endEpoch()
+	epoch, known := m.endEpoch()
+	if !known {
+		return fmt.Errorf("fence memory: %w", errUnknownKey)
+	}
 	if err := b.keepOut(w, m, epoch); err != nil {
 		return err
 	}
@@ -49,7 +52,7 @@ func (b *Backend) fence(w *patience, m *memory) error {
 
 // keepOut returns when nothing of an epoch before this one lands any more.
 func (b *Backend) keepOut(w *patience, m *memory, epoch uint64) error {
-	deadline := time.Now().Add(b.cfg.Grace)
+	grace := b.cfg.Grace // counted as patience is
 	pause := fenceSleep
 	for i := 0; ; i++ {
 		busy, own := b.copies(m, i > fenceSpins)
@@ -63,12 +66,13 @@ func (b *Backend) keepOut(w *patience, m *memory, epoch uint64) error {
 		switch {
 		case own && b.closed.Load():
 			return fmt.Errorf("fence memory: %w", driver.ErrClosed)
-		case !own && time.Now().After(deadline):
+		case !own && grace <= 0:
 			return b.shutOut(w, m, epoch)
 		}
 		if err := w.rest(pause); err != nil {
 			return err
 		}
+		grace -= pause
 		pause = min(2*pause, fenceSleepMax)
 	}
 }
@@ -212,6 +216,23 @@ func (b *Backend) hidden(m *memory, epoch uint64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return m.given <= epoch && b.memory(m.key) == m
+}
+
+// freshFor puts fresh pages under shared memory that has ended while a peer is still in the middle
+// of a write into it.
+func (b *Backend) freshFor(m *memory) error {
+	writes := false
+	for _, c := range *b.inbound.Load() {
+		c.eachIn(m.key, true, func(_ int, _ uint64, write bool) { writes = writes || write })
+	}
+	if !writes || m.readOnly || m.arena == nil {
+		return nil
+	}
+	b.table.generation(m.arena.index).Add(1) // the arena may have stopped to move it on
+	if err := m.freshPages(); err != nil {
+		return fmt.Errorf("close shm: keep a frozen peer out: %w", err)
+	}
+	return nil
 }
 
 // awaitQuiet gives all peers Config.Grace to leave all memories.

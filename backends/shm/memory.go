@@ -23,7 +23,8 @@ type memory struct {
 	only     driver.Ranges
 	readOnly bool
 
-	ending sync.Mutex // held by Close
+	ending sync.Mutex // held by Close, and by the backend's until it is decided
+	late   error      // ending: what Backend.Close could not prove
 	closed bool       // Backend.mu: no token is given out any more
 	gone   bool       // Backend.mu: nothing is left to close
 	given  uint64     // Backend.mu: the epoch after that of the newest token; 0: none was given out
@@ -120,17 +121,18 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 
 // endEpoch begins the next one, which has a secret of its own: a holder of a token of the one
 // before cannot make one for it.
-func (m *memory) endEpoch() uint64 {
+func (m *memory) endEpoch() (epoch uint64, known bool) {
 	m.b.mu.Lock()
 	defer m.b.mu.Unlock()
-	// pairs with the announcement in move, before it looks at the epoch
-	epoch := m.b.table.epoch(m.key).Add(1)
-	if m.b.memory(m.key) == m {
-		m.secret = keys.NewSecret()
-		g := m.grant()
-		setTag(m.b.table.slot(m.key), tagOf(&m.secret, m.key, &g))
+	if m.b.memory(m.key) != m { // closed meanwhile: the key may be another's
+		return 0, false
 	}
-	return epoch
+	// pairs with the announcement in move, before it looks at the epoch
+	epoch = m.b.table.epoch(m.key).Add(1)
+	m.secret = keys.NewSecret()
+	g := m.grant()
+	setTag(m.b.table.slot(m.key), tagOf(&m.secret, m.key, &g))
+	return epoch, true
 }
 
 // Close implements driver.Memory. It first keeps out the peers that have a token of an epoch after
@@ -151,7 +153,7 @@ func (m *memory) Close() error {
 		}
 	}
 	m.end()
-	return nil
+	return m.late
 }
 
 // end makes the memory unknown, and its epoch over.

@@ -187,8 +187,11 @@ func (b *Backend) close() error {
 		wg.Go(func() { _ = p.Close() }) // a peer's Close has nothing to report
 	}
 	wg.Wait()
-	foreign := b.endEpochs()
-	err = errors.Join(err, b.closeGate(foreign))
+	all := b.endEpochs()
+	err = errors.Join(err, b.closeGate(all))
+	for _, m := range all {
+		m.ending.Unlock()
+	}
 	for _, c := range *b.inbound.Load() {
 		c.drop()
 	}
@@ -203,18 +206,25 @@ func (b *Backend) close() error {
 	return errors.Join(err, b.release())
 }
 
-// endEpochs closes all memories and waits for the copies in them. It returns the keys of foreign
-// memory that peers could write.
-func (b *Backend) endEpochs() map[uint32]bool {
-	foreign := map[uint32]bool{}
+// endEpochs closes all memories and waits for the copies in them. It returns them by their keys,
+// each with ending held.
+func (b *Backend) endEpochs() map[uint32]*memory {
+	all := map[uint32]*memory{}
 	for i := range b.memories {
-		if m := b.memories[i].Load(); m != nil {
-			foreign[m.key] = m.arena == nil && !m.readOnly
-			m.end()
+		m := b.memories[i].Load()
+		if m == nil {
+			continue
 		}
+		m.ending.Lock()
+		if b.memory(m.key) != m { // its own Close came first
+			m.ending.Unlock()
+			continue
+		}
+		all[m.key] = m
+		m.end()
 	}
 	b.awaitQuiet()
-	return foreign
+	return all
 }
 
 // release gives back what open made.

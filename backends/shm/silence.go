@@ -76,10 +76,9 @@ func (b *Backend) bar(m *memory, epoch uint64, writers []silence) error {
 // Config.Grace to end; of one into these keys that has not ended by then it says so. What the gates
 // took of the address space is given back unless a peer may still be about to write there.
 // Preconditions: all epochs have ended.
-func (b *Backend) closeGate(foreign map[uint32]bool) error {
+func (b *Backend) closeGate(all map[uint32]*memory) error {
 	err := b.gate.close(&b.table)
 	deadline := time.Now().Add(b.cfg.Grace)
-	late := false
 	for _, s := range b.silences() {
 		threads, unseen := process.ThreadsOf(s.c.pid.PID, unix.SYS_PROCESS_VM_WRITEV)
 		stands := func() bool { return s.lasts() && !(unseen == nil && threads.Out()) }
@@ -87,11 +86,18 @@ func (b *Backend) closeGate(foreign map[uint32]bool) error {
 			time.Sleep(fenceSleep)
 		}
 		key, write := announcedKey(s.value)
-		late = late || write && foreign[key] && stands()
+		m := all[key]
+		if m != nil && m.late == nil && write && m.arena == nil && !m.readOnly && stands() {
+			m.late = fmt.Errorf("close shm: a peer may still be in the middle of a copy into "+
+				"memory that is not shareable: %w", driver.ErrTimeout)
+			err = errors.Join(err, m.late)
+		}
 	}
-	if late {
-		err = errors.Join(err, fmt.Errorf("close shm: a peer may still be in the middle of a copy "+
-			"into memory that is not shareable: %w", driver.ErrTimeout))
+	for _, m := range all {
+		if m.arena != nil {
+			m.late = b.freshFor(m)
+			err = errors.Join(err, m.late)
+		}
 	}
 	if len(b.silences()) > 0 {
 		return err

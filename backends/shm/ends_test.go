@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"context"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+)
+
+// A peer that stands in the middle of a copy as the owner's backend closes writes nothing into
+// memory that outlives it.
+func TestNothingLandsAfterBackendClose(t *testing.T) {
+	owner, b := open(t, Config{Grace: 10 * time.Millisecond}), open(t, Config{})
+	buf, far := shared(t, owner, 1<<20, 1)
+	src, near := shared(t, b, 1<<20, 2)
+	fill(src.Bytes(), late)
+	p := dial(t, b, owner.Addr())
+	release := parkedMover(t, b, p, spotMapped,
+		driver.Desc{Len: 4096, Remote: 8192, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
+	require.NoError(t, owner.Close())
+	require.NoError(t, far.Close())
+	clear(buf.Bytes())
+	_ = release()
+	require.NotContains(t, buf.Bytes(), byte(late))
+}
+
+// A fence of memory that was closed meanwhile leaves alone the one that has its key now.
+func TestFenceOfClosedMemory(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{})
+	_, old := shared(t, owner, 1<<20, 1)
+	_, near := shared(t, b, 1<<20, 2)
+	p := dial(t, b, owner.Addr())
+	require.NoError(t, old.Close())
+	_, next := shared(t, owner, 1<<20, 3)
+	require.Equal(t, old.Key(), next.Key())
+	key := importOf(t, p, next)
+	require.ErrorIs(t, owner.fence(&patience{t.Context(), math.MaxInt64}, old), driver.ErrBounds)
+	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write,
+		Descs: []driver.Desc{{Len: 8, LocalKey: near.Key(), RemoteKey: key}}}))
+	require.NoError(t, await(t, b, 1))
+}
+
+// pauses has a fence stand still for a while in its first rest, and go on with f in its second.
+type pauses struct {
+	context.Context
+	count int
+	still time.Duration
+	f     func()
+}
+
+func (p *pauses) Done() <-chan struct{} {
+	switch p.count++; p.count {
+	case 1:
+		time.Sleep(p.still)
+	case 2:
+		p.f()
+	}
+	return p.Context.Done()
+}
+
+// While the owner stands still it learns nothing of its peers: none is shut out for that time.
+func TestGraceDoesNotCountWhileTheOwnerStandsStill(t *testing.T) {
+	const grace = 300 * time.Millisecond
+	owner, b := open(t, Config{Grace: grace}), open(t, Config{})
+	_, far := shared(t, owner, 1<<20, 1)
+	_, near := shared(t, b, 1<<20, 2)
+	p := dial(t, b, owner.Addr())
+	release := parkedMover(t, b, p, spotMapped,
+		driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
+	generation := owner.table.generation(far.arena.index)
+	before := generation.Load()
+	ctx := &pauses{Context: t.Context(), still: 2 * grace, f: func() { _ = release() }}
+	require.NoError(t, owner.Fence(ctx, far.Key()))
+	require.Equal(t, before, generation.Load(), "a peer that was never silent was shut out")
+}
+
+// What Backend.Close could not prove Memory.Close does not say either.
+func TestMemoryCloseAfterBackendClose(t *testing.T) {
+	owner, err := New(Config{Grace: 10 * time.Millisecond})
+	require.NoError(t, err)
+	b := open(t, Config{})
+	far, _ := share(t, owner, drivertest.ForeignMemory, heldBytes)
+	other, _ := share(t, owner, drivertest.ForeignMemory, 4096)
+	token, err := far.AppendToken(nil)
+	require.NoError(t, err)
+	source, ended := heldUp(t, b, owner.Addr(), token)
+	require.ErrorIs(t, owner.Close(), driver.ErrTimeout)
+	require.ErrorIs(t, far.Close(), driver.ErrTimeout)
+	require.NoError(t, other.Close(), "nobody writes there")
+	source.Supply(t)
+	_ = ended()
+}
