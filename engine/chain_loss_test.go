@@ -183,7 +183,7 @@ func TestAnswersNeedNoWayBack(t *testing.T) {
 
 // TestWindowsAreGivenBack has peers come, take staging memory and go, with a hop under way.
 func TestWindowsAreGivenBack(t *testing.T) {
-	b := newHost(t, "b", func(c *Config) { c.AbortGrace = 20 * time.Millisecond })
+	b := newHost(t, "b")
 	for range 2 * windowsMax {
 		a := newHost(t, "a")
 		p := connect(t, a.e, b.e)

@@ -107,9 +107,20 @@ func (s *sweeper) expire(t *Transfer, generation uint64, now time.Duration) {
 	case t.advance(generation, severed):
 		t.deadline.Store(int64(now + closeMax))
 		t.severAll(generation)
-	default:
+	case t.isReaped() || now > time.Duration(t.deadline.Load())+closeMax:
 		t.abandon(generation)
 	}
+}
+
+// isReaped takes the completions that the connections' backends have left, and reports whether it
+// has them all: not where another goroutine has some in hand, which the scheduler may keep off.
+func (t *Transfer) isReaped() bool {
+	for _, c := range t.via() {
+		if !c.lane.reaped() {
+			return false
+		}
+	}
+	return true
 }
 
 // cancel sets when the connection is closed, if no other goroutine has, and then says that the
@@ -160,6 +171,9 @@ func (t *Transfer) severAll(generation uint64) {
 // abandon ends a transfer without proof. Its regions stay busy for ever, and
 // Abort says so.
 func (t *Transfer) abandon(generation uint64) {
+	if !t.isPost(generation) {
+		return // what was left over has ended it
+	}
 	t.e.givenUp.list(t, generation)
 	t.fail(generation, ErrTimeout)
 	t.settle(generation, unproven|short)

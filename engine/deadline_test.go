@@ -17,18 +17,19 @@ import (
 )
 
 // overFake opens an engine over a fake, with its own region as the peer's. Only where transfers are
-// to end by a short timeout the grace is short, too.
+// to end by a short timeout the grace is short, too: both from when the peer is connected.
 func overFake(t *testing.T, f *fake, timeout time.Duration) (*Peer, *Region, *Remote) {
 	t.Helper()
 	e := open(t, "fake", func(c *Config) {
-		c.Backends, c.TransferTimeout = []driver.Backend{f}, timeout
-		if timeout < limit {
-			c.AbortGrace = 30 * time.Millisecond
-		}
+		c.Backends, c.TransferTimeout = []driver.Backend{f}, max(timeout, limit)
 	})
 	r := register(t, e, "r", 1<<16)
 	p, err := e.Self()
 	check(t, err)
+	if timeout < limit {
+		e.cfg.TransferTimeout = timeout
+		hurry(t, e, 30*time.Millisecond)
+	}
 	return p, r, remote(t, p, "r")
 }
 

@@ -83,16 +83,7 @@ func (l *lane) poll() (found bool) {
 	l.wanted.Add(1)
 	for l.pollMu.TryLock() {
 		want := l.wanted.Load()
-		for {
-			n, _ := l.b.Poll(l.done[:]) // an error means closed: every completion came before
-			for i := range l.done[:n] {
-				l.e.finish(l, &l.done[i])
-			}
-			found = found || n > 0
-			if n < len(l.done) {
-				break
-			}
-		}
+		found = l.reap() || found
 		l.pollMu.Unlock()
 		l.retry()
 		if l.wanted.Load() == want {
@@ -100,6 +91,33 @@ func (l *lane) poll() (found bool) {
 		}
 	}
 	return found
+}
+
+// reap is poll's part under the lock.
+// Preconditions: l.pollMu is held.
+func (l *lane) reap() (found bool) {
+	for {
+		n, _ := l.b.Poll(l.done[:]) // an error means closed: every completion came before
+		for i := range l.done[:n] {
+			l.e.finish(l, &l.done[i])
+		}
+		found = found || n > 0
+		if n < len(l.done) {
+			return found
+		}
+	}
+}
+
+// reaped is poll. It reports whether all is finished that came to be before the call: not while
+// another goroutine has some in hand.
+func (l *lane) reaped() bool {
+	if !l.pollMu.TryLock() {
+		return false
+	}
+	l.reap()
+	l.pollMu.Unlock()
+	l.poll() // for who found the lock taken
+	return true
 }
 
 const (

@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/backends/mem"
@@ -126,8 +127,11 @@ func sabotageOf(b driver.Backend, how sabotage) *saboteur {
 	}
 }
 
-// lastingMemory stays mapped for a while after it was freed, so that a late write
-// is found by the check and not by the kernel.
+// pending counts the misdeeds, of all saboteurs, that are to come.
+var pending atomic.Int64
+
+// lastingMemory stays mapped for a while after it was freed, and while a misdeed is to come, so
+// that a late write is found by the check and not by the kernel.
 func lastingMemory(n uint64) (*Space, error) {
 	space, err := ForeignMemory(n)
 	if err != nil {
@@ -135,7 +139,15 @@ func lastingMemory(n uint64) (*Space, error) {
 	}
 	unmap := space.Free
 	space.Free = func() error {
-		time.AfterFunc(time.Second, func() { _ = unmap() })
+		var end func()
+		end = func() {
+			if pending.Load() > 0 {
+				time.AfterFunc(time.Second, end)
+				return
+			}
+			_ = unmap()
+		}
+		time.AfterFunc(time.Second, end)
 		return nil
 	}
 	return space, nil
@@ -233,7 +245,12 @@ func (b *saboteur) every(n int) bool {
 // later does a misdeed after a while.
 func (b *saboteur) later(d time.Duration, f func()) {
 	b.late.Add(1)
-	time.AfterFunc(d, func() { defer b.late.Done(); f() })
+	pending.Add(1)
+	time.AfterFunc(d, func() {
+		defer pending.Add(-1)
+		defer b.late.Done()
+		f()
+	})
 }
 
 // land copies what a batch names, whatever its fate was.
