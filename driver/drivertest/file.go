@@ -9,6 +9,8 @@ import (
 	"os"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -82,6 +84,7 @@ func DeviceMemory(path string, size, off uint64) Allocator {
 			return nil, errors.Join(err, f.Close())
 		}
 		next, used = next+whole, used+1
+		space.Bytes = deviceBytes{space.Bytes.(fileBytes)}
 		return space, nil
 	}
 }
@@ -151,6 +154,19 @@ func (b fileBytes) ReadAt(p []byte, off int64) (int, error) {
 		return 0, errPastEnd
 	}
 	return b.f.ReadAt(p, int64(b.at)+off)
+}
+
+// deviceBytes is fileBytes of a block device. A look at bytes that io_uring is just writing past
+// the page cache leaves the old ones there for good: the kernel drops what is cached as such a
+// write begins, and as one ends that a system call waited for, but not as this one ends. So a look
+// drops it first.
+type deviceBytes struct{ fileBytes }
+
+func (b deviceBytes) ReadAt(p []byte, off int64) (int, error) {
+	if err := unix.Fadvise(int(b.f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		return 0, fmt.Errorf("drop what is cached of the device: %w", err)
+	}
+	return b.fileBytes.ReadAt(p, off)
 }
 
 func (b fileBytes) WriteAt(p []byte, off int64) (int, error) {
