@@ -172,7 +172,7 @@ func (t *Transfer) severAll(generation uint64) {
 // Abort says so.
 func (t *Transfer) abandon(generation uint64) {
 	if !t.isPost(generation) {
-		return // what was left over has ended it
+		return // isReaped has found its end
 	}
 	t.e.givenUp.list(t, generation)
 	t.fail(generation, ErrTimeout)

@@ -59,6 +59,45 @@ func TestTimeoutDisconnects(t *testing.T) {
 	}
 }
 
+// keptOff is a fake whose Poll hands out what Peer.Close has completed only once f has returned, as
+// where the scheduler keeps the goroutine off that polls.
+type keptOff struct {
+	*fake
+	f func()
+}
+
+func (k *keptOff) Poll(done []driver.Completion) (int, error) {
+	n, err := k.fake.Poll(done)
+	for _, c := range done[:n] {
+		if errors.Is(c.Err, driver.ErrClosed) {
+			k.f()
+			break
+		}
+	}
+	return n, err
+}
+
+// TestACompletionInHandIsNotGivenUp has the sweeper find a transfer late whose last completion
+// another goroutine has just taken.
+func TestACompletionInHandIsNotGivenUp(t *testing.T) {
+	var e *Engine
+	k := &keptOff{fake: &fake{manual: true}}
+	k.f = func() { time.Sleep(20 * e.sweeper.period) }
+	e = open(t, "fake", func(c *Config) { c.Backends = []driver.Backend{k} })
+	r := register(t, e, "r", 1<<16)
+	p, err := e.Self()
+	check(t, err)
+	e.cfg.TransferTimeout = 20 * time.Millisecond
+	hurry(t, e, 30*time.Millisecond)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, remote(t, p, "r"), 3)
+	check(t, tr.Post())
+	require.ErrorIs(t, tr.Wait(within(t)), ErrTimeout)
+	check(t, tr.Abort(within(t)))
+	check(t, tr.Close())
+	check(t, r.Close())
+}
+
 // TestAbortBesideItsTimeout aborts posts that are past their deadline just now: whichever of the
 // two cancels first, the backend has its grace, and keeps its connection.
 func TestAbortBesideItsTimeout(t *testing.T) {

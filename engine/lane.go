@@ -116,7 +116,7 @@ func (l *lane) reaped() bool {
 	}
 	l.reap()
 	l.pollMu.Unlock()
-	l.poll() // for who found the lock taken
+	l.poll() // for the goroutines that found the lock taken
 	return true
 }
 

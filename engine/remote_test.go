@@ -73,3 +73,23 @@ func TestImportIsTriedAgain(t *testing.T) {
 		}
 	}
 }
+
+// TestImportOverALostConnection: that the engine closes such a connection is no reason to tell.
+func TestImportOverALostConnection(t *testing.T) {
+	f := &fake{}
+	p, r, _ := overFake(t, f, limit)
+	l, err := r.Lease(0, 8, LeaseOptions{})
+	require.NoError(t, err)
+	f.onImport = func() error {
+		for _, c := range p.conns {
+			if c != nil {
+				c.p.(*fakePeer).lose()
+				<-c.gone
+			}
+		}
+		return driver.ErrClosed
+	}
+	_, err = p.Import(l.Token())
+	require.ErrorIs(t, err, ErrPeerLost)
+	require.NotErrorIs(t, err, ErrClosed)
+}

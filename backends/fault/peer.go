@@ -33,24 +33,22 @@ type peer struct {
 	line    []*flight // with messages, in order of submission, that wait to be handed on
 	stalled time.Time // Submit says full until then
 	flapped bool
-	dead    bool // watch has ended what waits: nothing may begin to
+	dead    bool // watch has ended what waits: Submit holds nothing any more
 }
 
 // Connect implements driver.Backend.
 func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
-	b.mu.Lock()
-	number := b.numbers
-	b.mu.Unlock()
 	if b.closed.Load() {
 		return nil, driver.ErrClosed
 	}
-	if err := b.mayConnect(addr); err != nil {
+	number, err := b.mayConnect(addr)
+	if err != nil {
 		return nil, err
 	}
 	if err := b.callRules(ctx, Connect, number); err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	if err := b.mayConnect(addr); err != nil { // it may have begun to flap meanwhile
+	if _, err := b.mayConnect(addr); err != nil { // it may have begun to flap meanwhile
 		return nil, err
 	}
 	inner, err := b.Backend.Connect(ctx, addr)
@@ -77,15 +75,17 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	return p, nil
 }
 
-// mayConnect says no while a connection to the address flaps.
-func (b *Backend) mayConnect(addr []byte) error {
+// mayConnect returns the number that the next connection gets, or an error while one to the address
+// flaps.
+func (b *Backend) mayConnect(addr []byte) (number uint64, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.refused[string(addr)].After(time.Now()) {
-		return fmt.Errorf("connect: the connection flaps, by a fault rule: %w", driver.ErrPeerLost)
+		return 0, fmt.Errorf("connect: the connection flaps, by a fault rule: %w",
+			driver.ErrPeerLost)
 	}
 	delete(b.refused, string(addr))
-	return nil
+	return b.numbers, nil
 }
 
 // holdsOn reports whether a rule has batches wait for the end of the connection.

@@ -3,6 +3,7 @@
 package fault
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -160,4 +161,25 @@ func TestReadOnlyIsRefused(t *testing.T) {
 			return !errors.Is(err, driver.ErrFull)
 		}, patience, time.Millisecond)
 	}
+}
+
+// meanwhile runs f as a rule has Connect wait.
+type meanwhile struct {
+	context.Context
+	f func()
+}
+
+func (c meanwhile) Done() <-chan struct{} { c.f(); return c.Context.Done() }
+
+// TestConnectThatAFlapOvertakes waits by one rule while another has the connection flap.
+func TestConnectThatAFlapOvertakes(t *testing.T) {
+	r := newRig(t, "connect peer=1: delay 1us")
+	b := r.near.(*Backend)
+	ctx := meanwhile{t.Context(), func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.refused[string(r.far.Addr())] = time.Now().Add(time.Hour)
+	}}
+	_, err := b.Connect(ctx, r.far.Addr())
+	require.ErrorIs(t, err, driver.ErrPeerLost)
 }

@@ -97,3 +97,11 @@ func TestMemoryCloseAfterBackendClose(t *testing.T) {
 	source.Supply(t)
 	_ = ended()
 }
+
+// A Connect whose time Config.DialTimeout limits says so, as one that its caller limits.
+func TestConnectEndsByDialTimeout(t *testing.T) {
+	o := startOwner(t, "shared", 0)
+	o.freeze(t)
+	_, err := open(t, Config{DialTimeout: 50 * time.Millisecond}).Connect(t.Context(), o.addr)
+	require.ErrorIs(t, err, driver.ErrTimeout)
+}

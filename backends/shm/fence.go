@@ -52,7 +52,7 @@ func (b *Backend) fence(w *patience, m *memory) error {
 
 // keepOut returns when nothing of an epoch before this one lands any more.
 func (b *Backend) keepOut(w *patience, m *memory, epoch uint64) error {
-	grace := b.cfg.Grace // counted as patience is
+	grace := b.cfg.Grace // of rests, as in patience
 	pause := fenceSleep
 	for i := 0; ; i++ {
 		busy, own := b.copies(m, i > fenceSpins)
@@ -218,14 +218,14 @@ func (b *Backend) hidden(m *memory, epoch uint64) bool {
 	return m.given <= epoch && b.memory(m.key) == m
 }
 
-// freshFor puts fresh pages under shared memory that has ended while a peer is still in the middle
-// of a write into it.
+// freshFor puts fresh pages under shared memory that Backend.Close has ended while a peer is still
+// in the middle of a write into it.
 func (b *Backend) freshFor(m *memory) error {
 	writes := false
 	for _, c := range *b.inbound.Load() {
 		c.eachIn(m.key, true, func(_ int, _ uint64, write bool) { writes = writes || write })
 	}
-	if !writes || m.readOnly || m.arena == nil {
+	if !writes || m.readOnly {
 		return nil
 	}
 	b.table.generation(m.arena.index).Add(1) // the arena may have stopped to move it on

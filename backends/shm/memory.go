@@ -136,7 +136,8 @@ func (m *memory) endEpoch() (epoch uint64, known bool) {
 }
 
 // Close implements driver.Memory. It first keeps out the peers that have a token of an epoch after
-// the last proof. After an error it may be called again, and then looks for the proof again.
+// the last proof. After an error it may be called again, and then looks for the proof again; what
+// Backend.Close could not prove stays an error.
 func (m *memory) Close() error {
 	m.ending.Lock()
 	defer m.ending.Unlock()

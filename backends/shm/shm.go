@@ -190,6 +190,10 @@ func (b *Backend) close() error {
 	all := b.endEpochs()
 	err = errors.Join(err, b.closeGate(all))
 	for _, m := range all {
+		if m.arena != nil {
+			m.late = b.freshFor(m)
+			err = errors.Join(err, m.late)
+		}
 		m.ending.Unlock()
 	}
 	for _, c := range *b.inbound.Load() {

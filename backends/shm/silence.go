@@ -73,12 +73,14 @@ func (b *Backend) bar(m *memory, epoch uint64, writers []silence) error {
 }
 
 // closeGate keeps all peers out of foreign memory for good, and gives a copy under way
-// Config.Grace to end; of one into these keys that has not ended by then it says so. What the gates
-// took of the address space is given back unless a peer may still be about to write there.
+// Config.Grace to end. Where a copy into one of these memories has not ended by then, it says so,
+// and Memory.Close will. What the gates took of the address space is given back unless a peer may
+// still be about to write there.
 // Preconditions: all epochs have ended.
 func (b *Backend) closeGate(all map[uint32]*memory) error {
 	err := b.gate.close(&b.table)
 	deadline := time.Now().Add(b.cfg.Grace)
+	var late error
 	for _, s := range b.silences() {
 		threads, unseen := process.ThreadsOf(s.c.pid.PID, unix.SYS_PROCESS_VM_WRITEV)
 		stands := func() bool { return s.lasts() && !(unseen == nil && threads.Out()) }
@@ -87,18 +89,14 @@ func (b *Backend) closeGate(all map[uint32]*memory) error {
 		}
 		key, write := announcedKey(s.value)
 		m := all[key]
-		if m != nil && m.late == nil && write && m.arena == nil && !m.readOnly && stands() {
-			m.late = fmt.Errorf("close shm: a peer may still be in the middle of a copy into "+
-				"memory that is not shareable: %w", driver.ErrTimeout)
-			err = errors.Join(err, m.late)
+		if m != nil && write && m.arena == nil && !m.readOnly && stands() {
+			late = fmt.Errorf("close shm: a peer may still be in the middle of a copy into memory "+
+				"that is not shareable: do not use it while that process lives: %w",
+				driver.ErrTimeout)
+			m.late = late
 		}
 	}
-	for _, m := range all {
-		if m.arena != nil {
-			m.late = b.freshFor(m)
-			err = errors.Join(err, m.late)
-		}
-	}
+	err = errors.Join(err, late)
 	if len(b.silences()) > 0 {
 		return err
 	}

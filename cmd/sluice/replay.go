@@ -83,7 +83,7 @@ spill nothing, and --fault is for what lies between the processes, not for the f
 			replayGroupsHelp,
 		Example: `  sluice replay --model deepseek-v3.2 --requests 40 --backend shm
   sluice replay --trace conversation_trace.jsonl --requests 40 --abort-rate 0.2 --json
-  sluice replay --requests 5 --timeout 2s --checksum=false --fault 'write p=0.02: drop; message every=100: flap 100ms'
+  sluice replay --requests 5 --timeout 2s --checksum=false --fault 'write p=0.005: drop; message every=100: flap 100ms'
   sluice replay --offload ssd --offload-dir /mnt/nvme --offload-size 16GiB
   sluice replay --backend rdma --devices mlx5_0 --peer-devices mlx5_1
   sluice replay --model llama3.1-70b --prefill tp=8,layout=nhd --decode tp=4,pp=2,layout=hnd,block=64`,

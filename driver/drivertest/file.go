@@ -156,10 +156,10 @@ func (b fileBytes) ReadAt(p []byte, off int64) (int, error) {
 	return b.f.ReadAt(p, int64(b.at)+off)
 }
 
-// deviceBytes is fileBytes of a block device. A look at bytes that io_uring is just writing past
-// the page cache leaves the old ones there for good: the kernel drops what is cached as such a
-// write begins, and as one ends that a system call waited for, but not as this one ends. So a look
-// drops it first.
+// deviceBytes is fileBytes of a block device. Where ReadAt meets bytes that io_uring is just
+// writing past the page cache, the kernel keeps the old ones in the cache for good: it drops them
+// as a write begins, and as one ends that a system call waited for, but not as one of io_uring
+// ends. So ReadAt drops them first.
 type deviceBytes struct{ fileBytes }
 
 func (b deviceBytes) ReadAt(p []byte, off int64) (int, error) {
