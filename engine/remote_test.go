@@ -82,8 +82,11 @@ func TestImportOverALostConnection(t *testing.T) {
 	require.NoError(t, err)
 	f.onImport = func() error {
 		for _, c := range p.conns {
-			if c != nil {
-				c.p.(*fakePeer).lose()
+			if c == nil {
+				continue
+			}
+			if over, ok := c.p.(*fakePeer); ok {
+				over.lose()
 				<-c.gone
 			}
 		}
