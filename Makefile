@@ -9,7 +9,8 @@ FUZZTIME ?= 20s
 
 # The names of go-nvml are bound when they are first called, so that its library may be missing;
 # some toolchains bind all at start. Its header warns about calls that are not made.
-export GOFLAGS += -ldflags=-extldflags=-Wl,-z,lazy
+# With -trimpath a clone in another folder takes what was compiled before from Go's cache.
+export GOFLAGS += -trimpath -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 
 # What must build and pass without cgo.

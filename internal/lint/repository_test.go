@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 // TestRepository checks this module.
@@ -52,16 +54,7 @@ func TestPromisesNameEachBackend(t *testing.T) {
 // root returns the folder of go.mod.
 func root(t *testing.T) string {
 	t.Helper()
-	dir, err := os.Getwd()
+	dir, err := standin.Root()
 	require.NoError(t, err)
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir
-		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			t.Fatal("no go.mod above the working directory")
-		}
-		dir = parent
-	}
+	return dir
 }

@@ -10,7 +10,6 @@ package fakecuda
 
 import (
 	"path/filepath"
-	"runtime"
 
 	"github.com/sluicehq/sluice/internal/testing/standin"
 )
@@ -58,10 +57,12 @@ type Library = standin.Library[Word]
 
 // Build compiles it, with further flags: -DSTANDIN_OLD is a driver without what is optional.
 func Build(flags ...string) (*Library, error) {
-	_, here, _, _ := runtime.Caller(0)
+	root, err := standin.Root()
+	if err != nil {
+		return nil, err
+	}
 	return standin.Source[Word]{
-		Name: "libcuda", File: filepath.Join(filepath.Dir(here), "..", "..", "..", "cuda",
-			"testdata", "libcuda_standin.c"),
+		Name: "libcuda", File: filepath.Join(root, "cuda", "testdata", "libcuda_standin.c"),
 		Flags: []string{"-Wno-unknown-pragmas"}, Words: names[:], Owner: "cuda", First: Streams,
 		Last: Contexts,
 	}.Build(flags...)

@@ -11,7 +11,6 @@ package fakecufile
 
 import (
 	"path/filepath"
-	"runtime"
 
 	"github.com/sluicehq/sluice/internal/testing/standin"
 )
@@ -69,10 +68,14 @@ type Library = standin.Library[Word]
 // knows memory of devices by the stand-in of libcuda that the environment names as STANDIN_LIBCUDA
 // when it is opened.
 func Build(flags ...string) (*Library, error) {
-	_, here, _, _ := runtime.Caller(0)
-	folder := filepath.Dir(here)
+	root, err := standin.Root()
+	if err != nil {
+		return nil, err
+	}
 	return standin.Source[Word]{
-		Name: "libcufile", File: filepath.Join(folder, "testdata", "libcufile_standin.c"),
+		Name: "libcufile",
+		File: filepath.Join(root, "internal", "testing", "fakecufile", "testdata",
+			"libcufile_standin.c"),
 		Words: names[:], Owner: "cufile", First: Handles, Last: UnderWay,
 	}.Build(flags...)
 }

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 // DevicesMax is how many devices there can be.
@@ -83,10 +85,11 @@ func build(t testing.TB, load func(path string) error) {
 // compiler: for a test that runs a program of its own.
 func Compile(t testing.TB, dir string, flags ...string) (path, control string) {
 	t.Helper()
-	source, err := sources()
+	root, err := standin.Root()
 	if err != nil {
-		t.Fatalf("find the stand-in for libibverbs: %v", err)
+		t.Fatal(err)
 	}
+	source := filepath.Join(root, "csrc", "verbs", "testdata", "fakeverbs")
 	path, control = filepath.Join(dir, "libibverbs-fake.so.1"), filepath.Join(dir, "control")
 	if err := os.WriteFile(control, make([]byte, (1+DevicesMax)*panel), 0o600); err != nil {
 		t.Fatal(err)
@@ -101,21 +104,6 @@ func Compile(t testing.TB, dir string, flags ...string) (path, control string) {
 		t.Fatalf("build the stand-in for libibverbs: %v\n%s", err, out)
 	}
 	return path, control
-}
-
-// sources finds them above the folder of the test.
-func sources() (string, error) {
-	dir, err := os.Getwd()
-	for err == nil {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return filepath.Join(dir, "csrc", "verbs", "testdata", "fakeverbs"), nil
-		}
-		if dir == filepath.Dir(dir) {
-			return "", os.ErrNotExist
-		}
-		dir = filepath.Dir(dir)
-	}
-	return "", err
 }
 
 func put(at int64, v uint32) {

@@ -6,6 +6,7 @@ package standin
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -105,4 +106,21 @@ func (l *Library[W]) InUse() map[string]uint64 {
 		}
 	}
 	return n
+}
+
+// Root returns the folder of go.mod above the working directory, which is a test's package: the
+// paths that a binary built with -trimpath knows of its sources are none of this machine.
+func Root() (string, error) {
+	dir, err := os.Getwd()
+	for err == nil {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return "", errors.New("find the sources: no go.mod above the working directory")
+		}
+		dir = parent
+	}
+	return "", err
 }
