@@ -13,10 +13,19 @@ FUZZTIME ?= 20s
 export GOFLAGS += -trimpath -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 
-# What must build and pass without cgo.
-PURE = ./csrc/copy $(shell $(GO) list ./... 2>/dev/null | grep -v -e /csrc -e /cuda -e /bindings)
+# The runner of the tests: it compiles all, then runs the longest first. See hack/gotest.
+GOTEST = $(GO) run ./hack/gotest -go $(GO) -timeout $(TIMEOUT)
 
-.PHONY: all build demo replay replay-rdma replay-groups bench-rdma test test-all cross soak race asan nocgo guest lint fuzz bench bench-ucx bench-peers setup clean
+# Where each package is tested: without cgo what needs none, which is a new user's test; with cgo
+# what calls C or is built with it; under the race detector those in which goroutines meet, and of
+# the C data planes the tests of that kind.
+NOCGO = ./csrc/copy $(shell $(GO) list ./... 2>/dev/null | grep -v -e /csrc -e /cuda -e /bindings -e /cmd/sluice$$)
+CGO = ./csrc/... ./cuda/... ./bindings/... ./cmd/... ./backends/ucx/... ./backends/rdma/... ./backends/gds/...
+RACE = ./driver/... ./engine/... ./backends/... ./identity/... ./internal/... ./kv/handoff/... ./kv/pool/... ./kv/store/... ./kv/weights/...
+RACE_C = ./csrc/ucx ./csrc/verbs ./csrc/cuda ./cuda ./bindings/c
+RACE_C_RUN = Race|Hammer|Fence|Help|Close
+
+.PHONY: all build demo replay replay-rdma replay-groups bench-rdma test test-all cross soak stall race cgo timed asan nocgo guest lint fuzz bench bench-ucx bench-peers setup clean
 
 all: build
 
@@ -39,28 +48,40 @@ replay-groups: build
 	hack/replay-groups $(BIN) $(ARGS)
 
 # What every change must pass: all that needs no cgo, and the Python package. Needs no hardware.
-test: setup
+test:
+	@hack/setup.sh test
 	$(GO) vet ./...
 	$(MAKE) --no-print-directory nocgo
 	$(MAKE) --no-print-directory python
 
-# The rest: every package under the race detector, arm64, the guest, groups of ranks, and the
-# serving stacks, whose environment is fetched meanwhile.
+# The rest that decides: what calls C, the race detector, arm64, the guest, groups of ranks, the
+# serving stacks, and last, with nothing beside them, the timed tests.
 test-all: setup
-	$(MAKE) --no-print-directory -j2 race stacks
+	$(MAKE) --no-print-directory stacks
+	$(MAKE) --no-print-directory cgo
+	$(MAKE) --no-print-directory race
 	$(MAKE) --no-print-directory cross
 	$(MAKE) --no-print-directory guest
 	$(MAKE) --no-print-directory replay-groups
 	$(MAKE) --no-print-directory test-stacks
+	$(MAKE) --no-print-directory timed
 
 # All for linux/arm64; tests in pure Go run under qemu-user.
 cross: setup
 	@GO=$(GO) hack/cross
 
-# The randomised runs, for as long as FOR says. They print their seeds.
+# All that CI leaves out: hammers, crowds, seeds by the clock, full matrices, all of the guest and of
+# the stacks, for as long as FOR says. They print their seeds. SHARD=K/N is every N-th of them.
 FOR ?= 1h
 soak: setup
-	hack/soak $(FOR)
+	@GO='$(GO)' GOTEST='$(GOTEST)' hack/soak $(FOR) $(SHARD)
+
+# A package's tests while their process is stopped for 0.3 to 3 s every now and then, and while all
+# of its processes have 0.3 of a core: what a new test must pass. TIER, RUN and COUNT choose.
+stall:
+	@test -n '$(PKG)' || { echo "make stall PKG=./backends/tcp [TIER=timed] [RUN=Name] [COUNT=50] [SEED=1]" >&2; exit 2; }
+	$(GOTEST) -tier $(or $(TIER),gate) -run '$(RUN)' -count $(or $(COUNT),1) -stall $(or $(SEED),$(shell date +%s)) $(PKG)
+	$(GOTEST) -tier $(or $(TIER),gate) -run '$(RUN)' -count $(or $(COUNT),1) -quota 0.3 $(PKG)
 
 # Two real vLLM servers, one of which hands its KV cache to the other over sluice: the time to the
 # first token with and without, and what a killed prefill does. Some 7 GB from PyPI, once; 3 minutes.
@@ -73,10 +94,18 @@ guest:
 	@GO=$(GO) hack/guest/test $(if $(RUN),-r '$(RUN)') \
 		$(or $(PKG),$(sort $(dir $(shell grep -rl 'func TestReal' --include='*_test.go' .)))) -- $(ARGS)
 
-# Two packages at a time, here and in nocgo: most tests wait for limits, not for a processor.
-# Models and the lint are for nocgo alone: they look at files.
 race:
-	@GO=$(GO) hack/gotest -race -p 2 -timeout $(TIMEOUT) $$($(GO) list ./... | grep -v -e /spec$$ -e /lint$$)
+	@$(GOTEST) -race $(RACE)
+	@$(GOTEST) -race -run '$(RACE_C_RUN)' $(RACE_C)
+
+cgo:
+	@$(GOTEST) $(CGO)
+
+# Tests of stopped and killed processes, cables and short limits over real sockets. They decide as
+# others do, but alone and last: one that was late while the machine stood still is tried again.
+timed:
+	@$(GOTEST) -tier timed ./...
+	@GO=$(GO) hack/python-test timed
 
 # The C data plane under the sanitizers. Without the search for leaks at the end, which
 # now and then reads memory that Go has just given back; LEAKS=1 has it all the same.
@@ -87,7 +116,7 @@ asan:
 
 nocgo:
 	CGO_ENABLED=0 $(GO) build ./...
-	@CGO_ENABLED=0 GO=$(GO) hack/gotest -p 2 -timeout $(TIMEOUT) $(PURE)
+	@CGO_ENABLED=0 $(GOTEST) $(NOCGO)
 
 lint:
 	$(GO) vet ./...
@@ -133,7 +162,7 @@ bench-peers: setup
 		-revision '$(shell git describe --always --dirty 2>/dev/null)' $(if $(PEERS_QUICK),-quick) $(ARGS)
 
 setup:
-	@hack/setup.sh
+	@hack/setup.sh all
 
 clean:
 	rm -rf build

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/testing/promise"
+)
+
+// binary is a program in the place of a test binary: its runs say what the texts say, in turn.
+func binary(t *testing.T, texts ...string) *testPackage {
+	t.Helper()
+	dir := t.TempDir()
+	for i, text := range texts {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, strings.Repeat("i", i+1)),
+			[]byte(text), 0o600))
+	}
+	p := &testPackage{path: "some/package", dir: dir, tests: []string{"TestTimedA", "TestTimedB"},
+		binary: filepath.Join(dir, "some.test")}
+	require.NoError(t, os.WriteFile(p.binary, []byte(`#!/bin/sh
+echo "$@" >>arguments
+n=$(cat n 2>/dev/null)i
+echo $n >n
+cat $n
+! grep -q FAIL $n
+`), 0o700))
+	return p
+}
+
+const (
+	passes = "=== RUN   TestTimedA\n--- PASS: TestTimedA (0.1s)\n"
+	fails  = "=== RUN   TestTimedA\n    a_test.go:7: late\n--- FAIL: TestTimedA (0.1s)\nFAIL\n"
+	two    = fails + "=== RUN   TestTimedB\n--- FAIL: TestTimedB (0.1s)\nFAIL\n"
+	broken = "=== RUN   TestTimedA\n    a_test.go:7: " + promise.Mark +
+		"bytes landed\n--- FAIL: TestTimedA (0.1s)\nFAIL\n"
+	dies = fails + "=== RUN   TestTimedB\nSIGSEGV: FAIL\n"
+)
+
+// TestTriedAgain: a timed test is tried again on evidence alone.
+func TestTriedAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		stands bool // the machine, all the time
+		says   []string
+		runs   int
+		passes bool
+	}{
+		"it passes":                     {true, []string{passes}, 1, true},
+		"it was late on a busy machine": {true, []string{fails, passes}, 2, true},
+		"it was late twice":             {true, []string{fails, fails, passes}, 3, true},
+		"it was late thrice":            {true, []string{fails, fails, fails, passes}, 3, false},
+		"nothing stood still":           {false, []string{fails, passes}, 1, false},
+		"a promise was broken":          {true, []string{broken, passes}, 1, false},
+		"a promise was broken later":    {true, []string{fails, broken, passes}, 2, false},
+		"the process died":              {true, []string{dies, passes}, 1, false},
+		"two tests":                     {true, []string{two, passes, passes}, 3, true},
+		"more than may be late": {true, []string{two, passes, passes, two, passes, passes}, 4,
+			false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := &meter{}
+			if c.stands {
+				m.add(time.Now().Add(-time.Hour), 2*time.Hour)
+			}
+			p := binary(t, c.says...)
+			o, end := options{tier: "timed", timeout: time.Minute}, summary{}
+			list := []*testPackage{p}
+			if len(c.says) == 6 {
+				list = append(list, p)
+			}
+			o.round(t.Context(), m, list, &end)
+			said, err := os.ReadFile(filepath.Join(p.dir, "arguments"))
+			require.NoError(t, err)
+			require.Equal(t, c.runs, strings.Count(string(said), "\n"), "%s", said)
+			require.Equal(t, c.passes, len(end.failed) == 0, "%q", end.failed)
+		})
+	}
+}
+
+// TestOutput: what is printed of a failed package are the tests that did not pass.
+func TestOutput(t *testing.T) {
+	r := readOutput(strings.NewReader(`before
+=== RUN   TestA
+=== RUN   TestA/part
+    a_test.go:1: boring
+--- PASS: TestA (0.00s)
+    --- PASS: TestA/part (0.00s)
+=== RUN   TestB
+=== RUN   TestB/part
+    b_test.go:1: telling
+--- FAIL: TestB (0.00s)
+    --- FAIL: TestB/part (0.00s)
+=== RUN   TestC
+    c_test.go:1: not here
+--- SKIP: TestC (0.00s)
+=== RUN   TestD
+panic: oh`))
+	require.Equal(t, []string{"TestB"}, r.failed)
+	require.Equal(t, 1, r.passed)
+	require.Equal(t, 1, r.skipped)
+	require.Equal(t, []string{"before", "=== RUN   TestB", "=== RUN   TestB/part",
+		"    b_test.go:1: telling", "--- FAIL: TestB (0.00s)", "    --- FAIL: TestB/part (0.00s)",
+		"=== RUN   TestD", "panic: oh"}, r.kept)
+	require.Contains(t, r.begins, "TestD")
+	require.NotContains(t, r.ends, "TestD")
+}
+
+// TestTiers: each name belongs to one tier.
+func TestTiers(t *testing.T) {
+	for test, tier := range map[string]string{"TestA": "gate", "TestTimedA": "timed",
+		"TestSoakA": "soak", "FuzzA": "gate", "ExampleTimed": "gate"} {
+		for _, each := range []string{"gate", "timed", "soak"} {
+			require.Equal(t, each == tier, (&options{tier: each}).belongs(test), "%s %s", test, each)
+		}
+	}
+	require.False(t, (&options{tier: "gate", run: "^TestB$/part"}).belongs("TestA"))
+}
+
+// TestShards: each test is in one shard.
+func TestShards(t *testing.T) {
+	var got []string
+	for _, shard := range []string{"0/3", "1/3", "2/3"} {
+		list := []*testPackage{{path: "b", tests: []string{"1", "2"}},
+			{path: "a", tests: []string{"1", "2", "3"}}}
+		list, err := (&options{shard: shard}).choose(list)
+		require.NoError(t, err)
+		for _, p := range list {
+			for _, name := range p.tests {
+				got = append(got, p.path+name)
+			}
+		}
+	}
+	require.ElementsMatch(t, []string{"a1", "a2", "a3", "b1", "b2"}, got)
+	for _, wrong := range []string{"3/3", "-1/3", "1", "1/0"} {
+		_, err := (&options{shard: wrong}).choose(nil)
+		require.Error(t, err, wrong)
+	}
+}
+
+// TestMeter: a stall counts for the tests that it touches.
+func TestMeter(t *testing.T) {
+	m, at := &meter{}, time.Now()
+	m.add(at, standstill-1)
+	require.Zero(t, m.longest(at.Add(-time.Hour), at.Add(time.Hour)))
+	m.add(at, time.Second)
+	require.Equal(t, time.Second, m.longest(at.Add(500*time.Millisecond), at.Add(time.Hour)))
+	require.Zero(t, m.longest(at.Add(2*time.Second), at.Add(time.Hour)))
+}

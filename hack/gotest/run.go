@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sluicehq/sluice/internal/testing/promise"
+)
+
+// notGate are the names of tests that are not the gate's.
+const notGate = "^Test(Timed|Soak)"
+
+// result is what one run of a test binary said.
+type result struct {
+	ok              bool
+	passed, skipped int
+	failed          []string // tests that failed; empty if the process died without naming one
+	broken          bool     // a promise was broken: the failure is final
+	died            bool     // the process ended within a test
+	begins, ends    map[string]time.Time
+	wall            time.Duration
+}
+
+// invocation is one run of one test binary.
+type invocation struct {
+	p       *testPackage
+	match   string                             // -test.run
+	skip    string                             // -test.skip
+	count   int                                // -test.count
+	disturb func(ctx context.Context, pid int) // what -stall and -quota ask for
+}
+
+// perform starts a test binary in its package's folder, reads what it says until it has ended, and
+// prints what a reader needs: one line of a package that passed, all output of tests that failed.
+// The process leads a group of its own, which is killed when ctx ends or the timeout is past.
+func (o *options) perform(ctx context.Context, v invocation) result {
+	args := append([]string{"-test.v", "-test.paniconexit0", "-test.timeout=" + o.timeout.String(),
+		"-test.count=" + fmt.Sprint(max(v.count, 1)), "-test.run=" + v.match,
+		"-test.skip=" + v.skip}, o.args...)
+	// The binary's own timeout prints all goroutines; this one ends a process that is stopped.
+	ctx, cancel := context.WithTimeout(ctx, o.timeout+time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, v.p.binary, args...)
+	cmd.Dir = v.p.dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second // a child that outlives the test may hold its output open
+	out, in := io.Pipe()
+	log, logErr := os.Create(v.p.binary + ".log")
+	to := io.Writer(in)
+	if logErr == nil {
+		defer log.Close()
+		to = io.MultiWriter(in, log)
+	}
+	cmd.Stdout, cmd.Stderr = to, to
+	began := time.Now()
+	read := make(chan reading, 1)
+	go func() { read <- readOutput(out) }()
+	err := cmd.Start()
+	if err == nil {
+		disturbed, over := context.WithCancel(ctx)
+		if v.disturb != nil {
+			go v.disturb(disturbed, cmd.Process.Pid)
+		}
+		err = cmd.Wait()
+		over()
+	}
+	_ = in.Close()
+	said := <-read
+	r := said.result
+	for name := range r.begins {
+		if r.ends[name].Before(r.begins[name]) {
+			r.died = true
+			fmt.Printf("%s: the process ended in %s\n", v.p.short(), name)
+		}
+	}
+	r.ok = err == nil && len(r.failed) == 0 || errors.Is(err, exec.ErrWaitDelay)
+	r.wall = time.Since(began)
+	v.p.wall += r.wall
+	if s := cmd.ProcessState; s != nil {
+		v.p.processor += s.UserTime() + s.SystemTime()
+	}
+	switch {
+	case r.ok:
+		fmt.Printf("ok  \t%s\t%.3fs\n", v.p.path, r.wall.Seconds())
+	default:
+		for _, line := range said.kept {
+			fmt.Println(line)
+		}
+		fmt.Printf("FAIL\t%s\t%.3fs (%v; all it said: %s.log)\n", v.p.path, r.wall.Seconds(),
+			err, v.p.binary)
+	}
+	return r
+}
+
+// reading is what readOutput found.
+type reading struct {
+	result
+	kept []string // the lines of tests that did not pass
+}
+
+// linesMax bounds what a failed package prints.
+const linesMax = 2000
+
+// verdict is the last line of a test.
+var verdict = regexp.MustCompile(`^--- (PASS|FAIL|SKIP): (\S+)`)
+
+// ofPart is the last line of a part of a test that did not fail.
+var ofPart = regexp.MustCompile(`^ +--- (PASS|SKIP): `)
+
+// readOutput follows what a test binary prints. It forgets the lines of a test that passed.
+func readOutput(out io.Reader) reading {
+	r := reading{result: result{begins: map[string]time.Time{}, ends: map[string]time.Time{}}}
+	from := 0 // where the lines of the current test begin
+	lines := bufio.NewReader(out)
+	for {
+		line, err := lines.ReadString('\n')
+		if line = strings.TrimSuffix(line, "\n"); line != "" {
+			r.broken = r.broken || strings.Contains(line, promise.Mark)
+			name, ok := strings.CutPrefix(line, "=== RUN   ")
+			if ok && !strings.Contains(name, "/") {
+				r.begins[name], from = time.Now(), len(r.kept)
+			}
+			if !ofPart.MatchString(line) {
+				r.kept = append(r.kept, line)
+			}
+			if m := verdict.FindStringSubmatch(line); m != nil {
+				r.ends[m[2]] = time.Now()
+				switch m[1] {
+				case "PASS":
+					r.passed++
+				case "SKIP":
+					r.skipped++
+				case "FAIL":
+					if !slices.Contains(r.failed, m[2]) {
+						r.failed = append(r.failed, m[2])
+					}
+					from = len(r.kept)
+				}
+				r.kept = r.kept[:from]
+			}
+			if len(r.kept) > linesMax { // the beginning and the end are what tells most
+				r.kept = slices.Delete(r.kept, linesMax/2, linesMax/2+1)
+				if from > linesMax/2 {
+					from--
+				}
+			}
+		}
+		if err != nil {
+			return r
+		}
+	}
+}
+
+// gate runs the packages side by side: of twice the processors' number of places a package that
+// computes takes two, one that waits takes one. It begins with the longest that finds room.
+func (o *options) gate(ctx context.Context, list []*testPackage) (end summary) {
+	type ended struct {
+		p *testPackage
+		r result
+	}
+	room, done, waiting := 2*processors(), make(chan ended), slices.Clone(list)
+	places := func(p *testPackage) int {
+		if p.computes {
+			return 2
+		}
+		return 1
+	}
+	for running := 0; len(waiting) > 0 && ctx.Err() == nil || running > 0; {
+		i := slices.IndexFunc(waiting, func(p *testPackage) bool { return places(p) <= room })
+		if i >= 0 && ctx.Err() == nil {
+			p := waiting[i]
+			waiting = slices.Delete(waiting, i, i+1)
+			room -= places(p)
+			running++
+			go func() {
+				done <- ended{p, o.perform(ctx, invocation{p: p, match: o.run, skip: notGate,
+					count: o.count, disturb: o.disturbance(p, nil)})}
+			}()
+			continue
+		}
+		e := <-done
+		room += places(e.p)
+		running--
+		end.add(e.p, e.r)
+	}
+	return end
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// triesMax is how often a timed test runs, and againMax how many tests of a run may need a second
+// try: a machine on which more are late shows nothing.
+const triesMax, againMax = 3, 2
+
+// standstill is the shortest that counts as evidence that the machine, and not the test, was late.
+const standstill = 50 * time.Millisecond
+
+// timed runs one package at a time, with nothing beside it but the meter. A test that failed is
+// run again, alone, if the meter saw the machine stand still meanwhile and no promise was broken.
+func (o *options) timed(ctx context.Context, list []*testPackage) (end summary) {
+	m := startMeter(ctx)
+	for range max(o.count, 1) {
+		o.round(ctx, m, list, &end)
+	}
+	keep(end.again)
+	return end
+}
+
+// round is one run of the timed tests.
+func (o *options) round(ctx context.Context, m *meter, list []*testPackage, end *summary) {
+	again := 0
+	for _, p := range list {
+		if ctx.Err() != nil {
+			return
+		}
+		r := o.perform(ctx, invocation{p: p, match: o.match(p.tests...),
+			disturb: o.disturbance(p, m)})
+		if r.died {
+			end.add(p, r)
+			continue
+		}
+		failed := r.failed
+		r.failed = nil
+		for _, name := range failed {
+			last, passed := r, false
+			for try := 2; try <= triesMax && !passed; try++ {
+				stood := m.longest(last.begins[name], last.ends[name])
+				if last.broken || stood < standstill || try == 2 && again == againMax {
+					break
+				}
+				if try == 2 {
+					again++
+				}
+				last = o.perform(ctx, invocation{p: p, match: o.match(name),
+					disturb: o.disturbance(p, m)})
+				passed = last.ok && last.passed > 0
+				end.again = append(end.again, fmt.Sprintf("%s %s: try %d, after the machine stood "+
+					"still for %d ms: passed %v", p.short(), name, try, stood.Milliseconds(), passed))
+			}
+			if passed {
+				r.passed++
+			} else {
+				r.failed = append(r.failed, name)
+			}
+		}
+		r.ok = r.ok || len(failed) > 0 && len(r.failed) == 0
+		end.add(p, r)
+	}
+}
+
+// match is the pattern of tests by their names, with what -run says of their parts.
+func (o *options) match(tests ...string) string {
+	_, parts, ok := strings.Cut(o.run, "/")
+	if ok {
+		parts = "/" + parts
+	}
+	return "^(" + strings.Join(tests, "|") + ")$" + parts
+}
+
+// keep appends to a file what was tried again, so that the same test is seen to need it twice.
+func keep(again []string) {
+	if len(again) == 0 {
+		return
+	}
+	f, err := os.OpenFile(filepath.Join("build", "flaky.txt"),
+		os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gotest: note what was tried again:", err)
+		return
+	}
+	defer f.Close()
+	for _, line := range again {
+		fmt.Fprintln(f, time.Now().Format(time.DateOnly), line)
+	}
+}
+
+// soak runs each test by itself, one after the other, and until its time is over. A test that the
+// end cuts off has not failed.
+func (o *options) soak(ctx context.Context, list []*testPackage) (end summary) {
+	if o.limit == 0 {
+		o.limit = 1000 * time.Hour
+	}
+	until := time.Now().Add(o.limit)
+	bounded, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	var cut []string
+	for _, p := range list {
+		for _, name := range slices.Clone(p.tests) {
+			if bounded.Err() != nil {
+				cut = append(cut, p.short()+" "+name)
+				continue
+			}
+			r := o.perform(bounded, invocation{p: p, match: o.match(name),
+				disturb: o.disturbance(p, nil)})
+			if bounded.Err() != nil && !r.broken && len(r.failed) == 0 {
+				cut = append(cut, p.short()+" "+name)
+				continue
+			}
+			end.add(p, r)
+		}
+	}
+	if len(cut) > 0 {
+		fmt.Printf("soak: the time was over before %d tests: %q\n", len(cut), cut)
+	}
+	return end
+}
