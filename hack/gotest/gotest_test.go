@@ -116,7 +116,8 @@ func TestTiers(t *testing.T) {
 	for test, tier := range map[string]string{"TestA": "gate", "TestTimedA": "timed",
 		"TestSoakA": "soak", "FuzzA": "gate", "ExampleTimed": "gate"} {
 		for _, each := range []string{"gate", "timed", "soak"} {
-			require.Equal(t, each == tier, (&options{tier: each}).belongs(test), "%s %s", test, each)
+			o := options{tier: each}
+			require.Equal(t, each == tier, o.belongs(test), "%s %s", test, each)
 		}
 	}
 	require.False(t, (&options{tier: "gate", run: "^TestB$/part"}).belongs("TestA"))

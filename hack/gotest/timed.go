@@ -58,8 +58,9 @@ func (o *options) round(ctx context.Context, m *meter, list []*testPackage, end 
 				last = o.perform(ctx, invocation{p: p, match: o.match(name),
 					disturb: o.disturbance(p, m)})
 				passed = last.ok && last.passed > 0
-				end.again = append(end.again, fmt.Sprintf("%s %s: try %d, after the machine stood "+
-					"still for %d ms: passed %v", p.short(), name, try, stood.Milliseconds(), passed))
+				end.again = append(end.again, fmt.Sprintf("%s %s: try %d, since the machine stood "+
+					"still for %d ms: passed %v", p.short(), name, try, stood.Milliseconds(),
+					passed))
 			}
 			if passed {
 				r.passed++
