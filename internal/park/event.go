@@ -23,11 +23,15 @@ import (
 // another process, between processes. Signals that were not waited for add up
 // to one. All methods may be called by any goroutine at any time.
 type Event struct {
-	fd *polled
+	fd      *polled
+	channel *channel // in place of fd, in virtual time
 }
 
 // NewEvent makes an event that is not signalled.
 func NewEvent() (*Event, error) {
+	if c := virtual.Load(); c != nil {
+		return c.open(make(chan struct{}, 1)), nil
+	}
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("create eventfd: %w", os.NewSyscallError("eventfd2", err))
@@ -40,6 +44,11 @@ func NewEvent() (*Event, error) {
 // caller's to close at any time. It sets O_NONBLOCK, for the peer as well. What
 // is no eventfd is refused.
 func EventFromFD(fd int) (*Event, error) {
+	if c := virtual.Load(); c != nil {
+		if signal := c.signal(fd); signal != nil {
+			return c.open(signal), nil
+		}
+	}
 	own, err := duplicate(fd)
 	if err != nil {
 		return nil, err
@@ -77,29 +86,59 @@ func (e *Event) check() error {
 // FD returns the descriptor, to be sent to a peer or to be watched. It belongs
 // to the Event and is -1 after Close; a caller that may race with Close duplicates it
 // under a lock of its own.
-func (e *Event) FD() int { return e.fd.number() }
+func (e *Event) FD() int {
+	if e.channel != nil {
+		return int(e.channel.number.Load())
+	}
+	return e.fd.number()
+}
 
 // Signal wakes one Wait: the one that sleeps, else the next. It does not block
 // and does not allocate. After Close it returns driver.ErrClosed, which is
 // os.ErrClosed.
-func (e *Event) Signal() error { return e.fd.with(signal) }
+func (e *Event) Signal() error {
+	if e.channel != nil {
+		return e.channel.wake()
+	}
+	return e.fd.with(signal)
+}
 
 // Wait sleeps until the event is signalled and takes the signal. After Close,
 // also one that comes meanwhile, it returns driver.ErrClosed, which is
 // os.ErrClosed. It does not allocate. Several goroutines may wait; a signal
 // wakes one of them.
-func (e *Event) Wait() error { return e.fd.wait() }
+func (e *Event) Wait() error {
+	if e.channel != nil {
+		return e.channel.wait()
+	}
+	return e.fd.wait()
+}
 
 // Drain takes a signal that is there, and reports whether there was one. It does
 // not block.
-func (e *Event) Drain() bool { return e.fd.try() }
+func (e *Event) Drain() bool {
+	if e.channel != nil {
+		return e.channel.try()
+	}
+	return e.fd.try()
+}
 
 // SetDeadline ends every Wait that lasts until then, and each later one, with
 // driver.ErrTimeout, which is os.ErrDeadlineExceeded. The zero time is never.
-func (e *Event) SetDeadline(t time.Time) error { return e.fd.setDeadline(t) }
+func (e *Event) SetDeadline(t time.Time) error {
+	if e.channel != nil {
+		return e.channel.setDeadline(t)
+	}
+	return e.fd.setDeadline(t)
+}
 
 // Close wakes every Wait and closes the descriptor. It is idempotent.
-func (e *Event) Close() error { return e.fd.close() }
+func (e *Event) Close() error {
+	if e.channel != nil {
+		return e.channel.close()
+	}
+	return e.fd.close()
+}
 
 // one is what a signal adds, in the byte order of this machine.
 var one = binary.NativeEndian.AppendUint64(nil, 1)
