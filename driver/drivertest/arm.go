@@ -89,7 +89,7 @@ func checkArmMessage(s *stage) {
 	const count = 300
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	sent := make(chan error, 1)
-	go func() {
+	errands.run(func() {
 		var err error
 		for i := 0; i < count && err == nil; i++ {
 			msg := binary.LittleEndian.AppendUint64(nil, uint64(i))
@@ -98,7 +98,7 @@ func checkArmMessage(s *stage) {
 				Data: msg})
 		}
 		sent <- err
-	}()
+	})
 	var got int
 	s.sleepUntil("messages", func() bool {
 		msgs, _ := s.near.receive(count-got, 0)
@@ -259,13 +259,13 @@ func checkArmFull(s *stage) {
 	}
 	for range 3 {
 		waiting, freed := count, make(chan struct{})
-		go func() {
+		errands.run(func() {
 			defer close(freed)
 			time.Sleep(2 * time.Millisecond)
 			if _, err := s.far.try(request{Do: "receive", Count: waiting}); err != nil {
 				s.Errorf("far side: receive: %v", err)
 			}
-		}()
+		})
 		s.sleepUntil("room after ErrFull", func() bool { return s.tryOnce(send) })
 		<-freed
 		count -= waiting
@@ -309,10 +309,10 @@ func checkArmPingPong(s *stage) {
 func checkArmLost(s *stage) {
 	s.far.must(request{Do: "connect", Data: s.near.b.Addr()})
 	killed := make(chan error, 1)
-	go func() {
+	errands.run(func() {
 		time.Sleep(5 * time.Millisecond)
 		killed <- s.proc.kill()
-	}()
+	})
 	s.sleepUntil("the last message of a killed peer", func() bool {
 		msgs, _ := s.near.receive(1, 0)
 		return len(msgs) == 1 && errors.Is(msgs[0].Err.orNil(), driver.ErrPeerLost)

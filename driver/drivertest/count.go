@@ -71,13 +71,12 @@ func checkCountAfterData(s *stage) {
 	for round := range uint64(rounds) {
 		l.paint(s.seed())
 		var tags []uint64
-		looked := make(chan string)
+		looked := make(chan string, slots)
 		for i := range uint64(slots) {
 			d := desc(l, i*slot, r, i*slot, lens[(i+round)%uint64(len(lens))])
 			s.apply(driver.Write, d)
-			go func(want []byte) {
-				looked <- s.look(r, i*slot, uint32(i), round+1, want)
-			}(digest(r.want[i*slot:][:slot]))
+			want := digest(r.want[i*slot:][:slot])
+			errands.run(func() { looked <- s.look(r, i*slot, uint32(i), round+1, want) })
 			tags = append(tags, s.submitCount(uint32(i), s.pieces(d)...))
 		}
 		for range slots {

@@ -46,14 +46,14 @@ func (s *stage) together(jobs []func() error) {
 	end := time.Now().Add(hammerTime)
 	for _, job := range jobs {
 		wg.Add(1)
-		go func() {
+		errands.run(func() {
 			defer wg.Done()
 			for time.Now().Before(end) && !s.Failed() {
 				if err := job(); err != nil {
 					s.Error(err)
 				}
 			}
-		}()
+		})
 	}
 	// A job under way at the end may wait twice, and uses memory that a check which is over gives
 	// back.

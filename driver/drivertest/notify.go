@@ -33,10 +33,10 @@ func (s *stage) verifying(count int) func() {
 		err error
 	}
 	done := make(chan result, 1)
-	go func() {
+	errands.run(func() {
 		r, err := s.far.try(request{Do: "verify", Count: count})
 		done <- result{r, err}
-	}()
+	})
 	return func() {
 		s.Helper()
 		got := <-done
@@ -91,10 +91,10 @@ func checkNotifyOrder(s *stage) {
 		err  error
 	}
 	received := make(chan result, 1)
-	go func() {
+	errands.run(func() {
 		got, err := s.far.try(request{Do: "receive", Count: count})
 		received <- result{got.Messages, err}
-	}()
+	})
 	var tags []uint64
 	for i := range uint64(count) {
 		msg := binary.LittleEndian.AppendUint64(nil, i)
