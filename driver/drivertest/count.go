@@ -10,16 +10,18 @@ import (
 )
 
 var countChecks = []check{
-	{name: "CountAfterData", wirings: everywhere, needs: driver.CanCount, run: checkCountAfterData},
+	{name: "CountAfterData", wirings: everywhere, needs: driver.CanCount,
+		meets: true, run: checkCountAfterData},
 	{name: "CountPattern", wirings: everywhere, needs: driver.CanCount | driver.CanPattern,
-		run: checkCountPattern},
+		meets: true, run: checkCountPattern},
 	{name: "CountUnattended", wirings: everywhere, needs: driver.CanCount,
-		run: checkCountUnattended},
-	{name: "CountWakes", wirings: Pair | Processes, needs: driver.CanCount, run: checkCountWakes},
+		meets: true, run: checkCountUnattended},
+	{name: "CountWakes", wirings: Pair | Processes, needs: driver.CanCount,
+		meets: true, run: checkCountWakes},
 	{name: "CountAmongMessages", wirings: everywhere, needs: driver.CanCount,
-		run: checkCountAmongMessages},
+		meets: true, run: checkCountAmongMessages},
 	{name: "CountOfFailedBatch", wirings: everywhere, needs: driver.CanCount,
-		run: checkCountOfFailedBatch},
+		meets: true, run: checkCountOfFailedBatch},
 	{name: "CountBounds", wirings: here, needs: driver.CanCount, run: checkCountBounds},
 }
 

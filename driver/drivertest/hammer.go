@@ -15,8 +15,8 @@ import (
 )
 
 var hammerChecks = []check{
-	{name: "Hammer", wirings: everywhere, run: checkHammer},
-	{name: "HammerClose", wirings: here, run: checkHammerClose},
+	{name: "Hammer", wirings: everywhere, meets: true, run: checkHammer},
+	{name: "HammerClose", wirings: here, meets: true, run: checkHammerClose},
 }
 
 // hammerTime is long enough for the race detector to see every pair of calls.

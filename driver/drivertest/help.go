@@ -12,12 +12,12 @@ import (
 )
 
 var helpChecks = []check{
-	{name: "HelpAlone", wirings: everywhere, run: checkHelpAlone},
-	{name: "HelpTogether", wirings: everywhere, run: checkHelpTogether},
-	{name: "HelpNothing", wirings: everywhere, run: checkHelpNothing},
-	{name: "HelpStopped", wirings: everywhere, run: checkHelpStopped},
-	{name: "HelpThenSleep", wirings: everywhere, run: checkHelpThenSleep},
-	{name: "HelpBesideSleeper", wirings: everywhere, run: checkHelpBesideSleeper},
+	{name: "HelpAlone", wirings: everywhere, meets: true, run: checkHelpAlone},
+	{name: "HelpTogether", wirings: everywhere, meets: true, run: checkHelpTogether},
+	{name: "HelpNothing", wirings: everywhere, meets: true, run: checkHelpNothing},
+	{name: "HelpStopped", wirings: everywhere, meets: true, run: checkHelpStopped},
+	{name: "HelpThenSleep", wirings: everywhere, meets: true, run: checkHelpThenSleep},
+	{name: "HelpBesideSleeper", wirings: everywhere, meets: true, run: checkHelpBesideSleeper},
 }
 
 // helpers is how many goroutines help at once.

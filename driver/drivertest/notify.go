@@ -13,16 +13,18 @@ import (
 
 var notifyChecks = []check{
 	{name: "NotifyAfterData", wirings: everywhere, needs: driver.CanNotify,
-		run: checkNotifyAfterData},
-	{name: "NotifyOrder", wirings: everywhere, needs: driver.CanNotify, run: checkNotifyOrder},
+		meets: true, run: checkNotifyAfterData},
+	{name: "NotifyOrder", wirings: everywhere, needs: driver.CanNotify,
+		meets: true, run: checkNotifyOrder},
 	{name: "NotifySizes", wirings: everywhere, needs: driver.CanNotify, run: checkNotifySizes},
-	{name: "NotifyNotKept", wirings: here, needs: driver.CanNotify, run: checkNotifyNotKept},
+	{name: "NotifyNotKept", wirings: here, needs: driver.CanNotify,
+		meets: true, run: checkNotifyNotKept},
 	{name: "NotifyBackPressure", wirings: everywhere, needs: driver.CanNotify,
-		run: checkNotifyBackPressure},
+		meets: true, run: checkNotifyBackPressure},
 	{name: "NotifyOfFailedBatch", wirings: everywhere, needs: driver.CanNotify,
-		run: checkNotifyOfFailedBatch},
+		meets: true, run: checkNotifyOfFailedBatch},
 	{name: "NotifyBothWays", wirings: Pair | Processes, needs: driver.CanNotify,
-		run: checkNotifyBothWays},
+		meets: true, run: checkNotifyBothWays},
 }
 
 // verifying lets the far side wait for vouchers meanwhile. The function that it

@@ -14,7 +14,7 @@ import (
 
 var onlyChecks = []check{
 	{name: "Only", wirings: everywhere, run: checkOnly},
-	{name: "FenceFrozenOnly", wirings: Processes, run: checkFenceFrozenOnly},
+	{name: "FenceFrozenOnly", wirings: Processes, meets: true, run: checkFenceFrozenOnly},
 }
 
 // only registers m once more, for peers to reach some ranges of it; nil: the backend cannot.
