@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -120,7 +121,7 @@ func openDriver() (err error) {
 func harness(name string, local, remote drivertest.Allocator,
 	w drivertest.Wiring) drivertest.Harness {
 	return drivertest.Harness{
-		Name: name, Local: local, Remote: remote, Wirings: w,
+		Name: name, Local: local, Remote: remote, Wirings: w, Grace: 200 * time.Millisecond,
 		New: func() (driver.Backend, error) {
 			b, err := New(testConfig())
 			if err != nil {
@@ -174,8 +175,17 @@ func TestHBMBetweenProcesses(t *testing.T)       { drivertest.Run(t, betweenHarn
 func TestDRAMToHBMBetweenProcesses(t *testing.T) { drivertest.Run(t, betweenUpHarness) }
 
 func TestDRAMToHBM(t *testing.T) { drivertest.Run(t, upHarness) }
-func TestHBMToDRAM(t *testing.T) { drivertest.Run(t, downHarness) }
-func TestHBMToHBM(t *testing.T)  { drivertest.Run(t, withinHarness) }
+func TestHBMToDRAM(t *testing.T) { drivertest.Run(t, moving(downHarness)) }
+func TestHBMToHBM(t *testing.T)  { drivertest.Run(t, moving(withinHarness)) }
+
+// moving is a harness whose memory alone is another than that of upHarness.
+func moving(h drivertest.Harness) drivertest.Harness {
+	h.Only = drivertest.Moving
+	return h
+}
+
+func TestSoakHBMToDRAM(t *testing.T) { drivertest.Run(t, downHarness) }
+func TestSoakHBMToHBM(t *testing.T)  { drivertest.Run(t, withinHarness) }
 
 func BenchmarkDRAMToHBM(b *testing.B)           { drivertest.Benchmark(b, upHarness) }
 func BenchmarkHBMBetweenProcesses(b *testing.B) { drivertest.Benchmark(b, betweenHarness) }

@@ -58,12 +58,24 @@ func TestWithoutRules(t *testing.T) {
 	drivertest.Run(t, h)
 }
 
-func TestHarmlessRules(t *testing.T) { drivertest.Run(t, slowMem) }
+// TestHarmlessRules is between two backends. With itself a backend has the checks that want that.
+func TestHarmlessRules(t *testing.T) {
+	h := slowMem
+	h.Wirings = drivertest.Pair
+	drivertest.Run(t, h)
+	h.Wirings, h.Only = drivertest.Self, drivertest.Alone
+	drivertest.Run(t, h)
+}
 
 // TestHarmlessRulesOverShm is between two processes: within one it is the same code.
-func TestHarmlessRulesOverShm(t *testing.T) {
+func TestHarmlessRulesOverShm(t *testing.T) { overShm(t, drivertest.Apart...) }
+
+func TestSoakHarmlessRules(t *testing.T)        { drivertest.Run(t, slowMem) }
+func TestSoakHarmlessRulesOverShm(t *testing.T) { overShm(t) }
+
+func overShm(t *testing.T, only ...string) {
 	h := slowShm
-	h.Wirings = drivertest.Processes
+	h.Wirings, h.Only = drivertest.Processes, only
 	drivertest.Run(t, h)
 }
 

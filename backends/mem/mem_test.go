@@ -25,13 +25,22 @@ func TestMain(m *testing.M) { drivertest.Main(m, harness) }
 
 func TestBackend(t *testing.T) { drivertest.Run(t, harness) }
 
-// TestBackendByAStream is the suite with the last of this machine's copies, which on most stores
-// past the caches.
+// TestBackendByAStream is with the last of this machine's copies, which on most stores past the
+// caches: runs are copied by other code, and nothing else differs.
 func TestBackendByAStream(t *testing.T) {
+	h := harness
+	h.Wirings, h.Only = drivertest.Pair, drivertest.Moving
+	byAStream(t, h)
+}
+
+func TestSoakBackendByAStream(t *testing.T) { byAStream(t, harness) }
+
+func byAStream(t *testing.T, h drivertest.Harness) {
+	t.Helper()
 	before, all := copy.Chosen(), copy.Variants()
 	require.NoError(t, copy.Set(copy.Only(all[len(all)-1])))
 	t.Cleanup(func() { require.NoError(t, copy.Set(before)) })
-	drivertest.Run(t, harness)
+	drivertest.Run(t, h)
 }
 
 // TestHostCopy: a Config that names no copy of this machine is refused.

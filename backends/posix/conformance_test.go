@@ -56,13 +56,6 @@ func (w *syncWatcher) reap(out []landing) int {
 // tmpfs is a directory in memory.
 const tmpfs = "/dev/shm"
 
-// moving are the checks that see where bytes lie and how they are cut: all that a place, or
-// a limit, can make different.
-var moving = []string{"Lengths", "DescsMax", "Neighbours", "SeveralMemories", "Pattern",
-	"PatternMax",
-	"Nest", "NestMax", "Load", "Full", "CancelWrite", "CancelRead", "NoAllocation", "Hammer",
-	"DurableWrites", "DurablePattern"}
-
 // variants are ways of the backend, each over memory that lies off bytes behind whole blocks
 // of its file.
 var variants = []struct {
@@ -70,25 +63,39 @@ var variants = []struct {
 	cfg  Config
 	dir  string
 	off  uint64
-	only []string
+	all  tier // from which on all checks run, and before it those of drivertest.Moving
 }{
-	{"ring", Config{Path: PathRing}, os.TempDir(), 0, nil},
-	{"ring-odd", Config{Path: PathRing}, os.TempDir(), 777, moving},
-	{"ring-sector", Config{Path: PathRing, PinMax: 1 << 30}, os.TempDir(), 512, moving},
+	{"ring", Config{Path: PathRing}, os.TempDir(), 0, gate},
+	{"ring-odd", Config{Path: PathRing}, os.TempDir(), 777, never},
+	{"ring-sector", Config{Path: PathRing, PinMax: 1 << 30}, os.TempDir(), 512, never},
 	{"ring-small", Config{Path: PathRing, Depth: 3, PieceMax: 64 << 10, JobsMax: 9,
-		PinMax: 1 << 30}, os.TempDir(), 0, nil},
-	{"ring-tmpfs", Config{Path: PathRing}, tmpfs, 0, moving},
-	{"ring-durable", Config{Path: PathRing, Durable: true}, tmpfs, 5, moving},
-	{"threads", Config{Path: PathThreads}, os.TempDir(), 0, moving},
-	{"threads-odd", Config{Path: PathThreads, Threads: 2, Depth: 5}, os.TempDir(), 777, nil},
-	{"threads-tmpfs", Config{Path: PathThreads, Threads: 1, Durable: true}, tmpfs, 0, moving},
+		PinMax: 1 << 30}, os.TempDir(), 0, soak},
+	{"ring-tmpfs", Config{Path: PathRing}, tmpfs, 0, never},
+	{"ring-durable", Config{Path: PathRing, Durable: true}, tmpfs, 5, never},
+	{"threads", Config{Path: PathThreads}, os.TempDir(), 0, never},
+	{"threads-odd", Config{Path: PathThreads, Threads: 2, Depth: 5}, os.TempDir(), 777, soak},
+	{"threads-tmpfs", Config{Path: PathThreads, Threads: 1, Durable: true}, tmpfs, 0, never},
 }
 
-func TestBackend(t *testing.T) {
+// tier is what runs a test.
+type tier int
+
+const (
+	gate tier = iota
+	soak
+	never
+)
+
+func TestBackend(t *testing.T)     { eachVariant(t, gate) }
+func TestSoakBackend(t *testing.T) { eachVariant(t, soak) }
+
+func eachVariant(t *testing.T, in tier) {
 	for _, v := range variants {
 		t.Run(v.name, func(t *testing.T) {
 			h := harness(v.name, v.cfg, drivertest.FileMemory(v.dir, v.off))
-			h.Only = v.only
+			if in < v.all {
+				h.Only = drivertest.Moving
+			}
 			drivertest.Run(t, h)
 		})
 	}

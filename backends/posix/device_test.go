@@ -29,7 +29,7 @@ func TestBlockDevice(t *testing.T) {
 	}{{"ring", Config{Path: PathRing}, 0}, {"threads-odd", Config{Path: PathThreads}, 777}} {
 		t.Run(v.name, func(t *testing.T) {
 			h := harness(v.name, v.cfg, drivertest.DeviceMemory(device, size, v.off))
-			h.Only = moving
+			h.Only = drivertest.Moving
 			drivertest.Run(t, h)
 		})
 	}

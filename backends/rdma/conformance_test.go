@@ -18,4 +18,4 @@ var fakeHarness = drivertest.Harness{
 
 func TestMain(m *testing.M) { drivertest.Main(m, fakeHarness, realHarness) }
 
-func TestFake(t *testing.T) { drivertest.Run(t, fakeHarness) }
+func TestSoakFake(t *testing.T) { drivertest.Run(t, fakeHarness) }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -14,7 +15,7 @@ import (
 var sharedHarness = drivertest.Harness{
 	Name: "shm",
 	New:  func() (driver.Backend, error) { return New(Config{Workers: 2}) },
-	Park: parkAt, Disturb: breakSockets,
+	Park: parkAt, Disturb: breakSockets, Grace: 50 * time.Millisecond,
 	Spots: []string{"announced", "generation", "epoch", "mapped", "copied", "left"},
 }
 
@@ -42,7 +43,7 @@ var foreignHarness = drivertest.Harness{
 	Local:   drivertest.ForeignMemory,
 	Remote:  drivertest.ForeignMemory,
 	Wirings: drivertest.Processes, // within one process it is the same code
-	Park:    parkAt, Disturb: breakSockets,
+	Park:    parkAt, Disturb: breakSockets, Grace: 50 * time.Millisecond,
 	Spots: []string{"announced", "epoch", "gate", "passing", "copied"},
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -21,6 +22,7 @@ var plainHarness = drivertest.Harness{
 	},
 	Park: parkAt, OwnerSpots: ownerSpots, HeldSpots: heldSpots, Disturb: breakConns,
 	Guards: true,
+	Grace:  300 * time.Millisecond,
 }
 
 // The spots at which the suite parks an owner.
@@ -87,8 +89,7 @@ var pinnedHarness = drivertest.Harness{
 	Name:    "tcp-pinned",
 	New:     func() (driver.Backend, error) { return New(Config{Listen: "127.0.0.1:0"}) },
 	Wirings: drivertest.Processes,
-	Only: []string{"Load", "NotifyAfterData", "NotifyOrder", "CountAfterData", "CancelWrite",
-		"PeerClose", "LastMessageInFlight", "Hammer"},
+	Only:    drivertest.Streaming,
 }
 
 func TestMain(m *testing.M) {
@@ -112,7 +113,14 @@ func TestMain(m *testing.M) {
 
 func TestBackend(t *testing.T) { drivertest.Run(t, plainHarness) }
 
-func TestBackendSecure(t *testing.T) { drivertest.Run(t, secureHarness) }
+// TestBackendSecure: TLS changes the stream, and not what goes over it.
+func TestBackendSecure(t *testing.T) {
+	h := secureHarness
+	h.Only = drivertest.Apart
+	drivertest.Run(t, h)
+}
+
+func TestSoakBackendSecure(t *testing.T) { drivertest.Run(t, secureHarness) }
 
 func TestBackendSingle(t *testing.T) { drivertest.Run(t, singleHarness) }
 

@@ -31,23 +31,28 @@ var (
 			return New(Config{TLS: sharedAuthority.config(), Listen: ":0"})
 		},
 		Wirings: drivertest.Processes,
-		Only: []string{"Load", "NotifyAfterData", "NotifyOrder", "CancelWrite", "PeerClose",
-			"LastMessageInFlight",
-			"SilenceUnderWrites", "ArmPingPong", "Hammer"},
+		Guards:  true,
+		Without: secureHarness.Without,
 	}
 )
 
-// TestBetweenHosts is the suite over a cable between two network namespaces.
-func TestBetweenHosts(t *testing.T) { overCable(t, hostHarness) }
+// TestTimedBetweenHosts is over a cable between two network namespaces: addresses differ.
+func TestTimedBetweenHosts(t *testing.T) { overCable(t, hostHarness, drivertest.Streaming...) }
 
-func TestBetweenHostsSecure(t *testing.T) { overCable(t, secureHostHarness) }
+func TestTimedBetweenHostsSecure(t *testing.T) {
+	overCable(t, secureHostHarness, drivertest.Streaming...)
+}
 
-func overCable(t *testing.T, h drivertest.Harness) {
+func TestSoakBetweenHosts(t *testing.T)       { overCable(t, hostHarness) }
+func TestSoakBetweenHostsSecure(t *testing.T) { overCable(t, secureHostHarness) }
+
+func overCable(t *testing.T, h drivertest.Harness, only ...string) {
+	t.Helper()
 	far := betweenHosts(t)
 	if far == nil {
 		return
 	}
-	h.Start = far.Start
+	h.Start, h.Only = far.Start, only
 	drivertest.Run(t, h)
 }
 
@@ -59,9 +64,9 @@ var lines = []string{
 	"netem loss 100%",
 }
 
-// TestRealStressOverBadLines is the stress of fences over a cable of which an end turns bad, or
+// TestSoakRealStressOverBadLines is the stress of fences over a cable of which an end turns bad, or
 // of which connections end, where the kernel can make such lines.
-func TestRealStressOverBadLines(t *testing.T) {
+func TestSoakRealStressOverBadLines(t *testing.T) {
 	far := betweenHosts(t, netem)
 	if far == nil {
 		return

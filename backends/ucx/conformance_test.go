@@ -69,10 +69,25 @@ func TestMain(m *testing.M) {
 }
 
 func TestDirect(t *testing.T)   { drivertest.Run(t, directHarness) }
-func TestServed(t *testing.T)   { drivertest.Run(t, servedHarness) }
 func TestMessages(t *testing.T) { drivertest.Run(t, messagesHarness) }
-func TestTCP(t *testing.T)      { drivertest.Run(t, tcpHarness) }
-func TestFake(t *testing.T)     { drivertest.Run(t, fakeHarness) }
+
+// TestServed: within one backend it is the code of TestDirect.
+func TestServed(t *testing.T) {
+	h := servedHarness
+	h.Wirings = drivertest.Pair | drivertest.Processes
+	drivertest.Run(t, h)
+}
+
+// TestTCP: within one process it is the code of TestDirect and TestServed.
+func TestTCP(t *testing.T) {
+	h := tcpHarness
+	h.Wirings = drivertest.Processes
+	drivertest.Run(t, h)
+}
+
+func TestSoakServed(t *testing.T) { drivertest.Run(t, servedHarness) }
+func TestSoakTCP(t *testing.T)    { drivertest.Run(t, tcpHarness) }
+func TestSoakFake(t *testing.T)   { drivertest.Run(t, fakeHarness) }
 
 func BenchmarkDirect(b *testing.B)   { drivertest.Benchmark(b, directHarness) }
 func BenchmarkServed(b *testing.B)   { drivertest.Benchmark(b, servedHarness) }

@@ -33,9 +33,14 @@ func betweenHosts(t *testing.T) *netns.Host {
 	return far
 }
 
-// TestBetweenHosts is the suite over a cable. Nobody tells UCX which: it has to find
-// the device, and not to take what shares memory.
-func TestBetweenHosts(t *testing.T) {
+// TestTimedBetweenHosts is over a cable. Nobody tells UCX which: it has to find the device, and
+// not to take what shares memory.
+func TestTimedBetweenHosts(t *testing.T) { overCable(t, drivertest.Apart...) }
+
+func TestSoakBetweenHosts(t *testing.T) { overCable(t) }
+
+func overCable(t *testing.T, only ...string) {
+	t.Helper()
 	far := betweenHosts(t)
 	if far == nil {
 		return
@@ -47,6 +52,7 @@ func TestBetweenHosts(t *testing.T) {
 		Limit:   10 * time.Second,
 		Wirings: drivertest.Processes,
 		Guards:  true,
+		Only:    only,
 	})
 }
 

@@ -97,14 +97,17 @@ func openShm() (driver.Backend, error) { return shm.New(shm.Config{}) }
 
 var landlordHarness = landlordOf("landlord", openShm, habits{})
 
-// TestOwnMemory runs the suite with memory of the backend itself, in this process
-// and the second one.
-func TestOwnMemory(t *testing.T) {
+// TestOwnMemory is with memory of the backend itself, in this process and the second one.
+func TestOwnMemory(t *testing.T) { overOwnMemory(t, Owned...) }
+
+func TestSoakOwnMemory(t *testing.T) { overOwnMemory(t) }
+
+func overOwnMemory(t *testing.T, only ...string) {
 	h := landlordOf("landlord-mem", openMem, habits{})
-	h.Guards = true
+	h.Guards, h.Only = true, only
 	Run(t, h)
 	h = landlordHarness
-	h.Wirings = Processes
+	h.Wirings, h.Only = Processes, only
 	Run(t, h)
 }
 

@@ -14,16 +14,20 @@ import (
 )
 
 var answerChecks = []check{
-	{name: "AnswerOrder", wirings: everywhere, needs: driver.CanNotify, run: checkAnswerOrder},
+	{name: "AnswerOrder", wirings: everywhere, needs: driver.CanNotify,
+		meets: true, run: checkAnswerOrder},
 	{name: "AnswerSizes", wirings: everywhere, needs: driver.CanNotify, run: checkAnswerSizes},
-	{name: "AnswerEach", wirings: everywhere, needs: driver.CanNotify, run: checkAnswerEach},
+	{name: "AnswerEach", wirings: everywhere, needs: driver.CanNotify,
+		meets: true, run: checkAnswerEach},
 	{name: "AnswerBackPressure", wirings: everywhere, needs: driver.CanNotify,
-		run: checkAnswerBackPressure},
+		meets: true, run: checkAnswerBackPressure},
 	{name: "AnswerPingPong", wirings: Pair | Processes, needs: driver.CanNotify,
-		run: checkAnswerPingPong},
+		meets: true, run: checkAnswerPingPong},
 	{name: "AnswerUnknown", wirings: everywhere, needs: driver.CanNotify, run: checkAnswerUnknown},
-	{name: "AnswerEnded", wirings: everywhere, needs: driver.CanNotify, run: checkAnswerEnded},
-	{name: "AnswerKilled", wirings: Processes, needs: driver.CanNotify, run: checkAnswerKilled},
+	{name: "AnswerEnded", wirings: everywhere, needs: driver.CanNotify,
+		meets: true, run: checkAnswerEnded},
+	{name: "AnswerKilled", wirings: Processes, needs: driver.CanNotify,
+		meets: true, run: checkAnswerKilled},
 }
 
 // answer sends one answer, and sleeps while there is no room, as the engine does.

@@ -10,8 +10,8 @@ import (
 )
 
 var besideChecks = []check{
-	{name: "FenceFrozenReader", wirings: Processes, run: checkFenceFrozenReader},
-	{name: "FenceFrozenBeside", wirings: Processes, run: checkFenceFrozenBeside},
+	{name: "FenceFrozenReader", wirings: Processes, meets: true, run: checkFenceFrozenReader},
+	{name: "FenceFrozenBeside", wirings: Processes, meets: true, run: checkFenceFrozenBeside},
 }
 
 // checkFenceFrozenReader stops a reader in mid-copy. It holds a fence up no

@@ -11,10 +11,11 @@ import (
 )
 
 var cancelChecks = []check{
-	{name: "CancelWrite", wirings: everywhere, run: cancelling(driver.Write)},
-	{name: "CancelRead", wirings: everywhere, run: cancelling(driver.Read)},
-	{name: "CancelNothing", wirings: here, run: checkCancelNothing},
-	{name: "CancelNotify", wirings: everywhere, needs: driver.CanNotify, run: checkCancelNotify},
+	{name: "CancelWrite", wirings: everywhere, meets: true, run: cancelling(driver.Write)},
+	{name: "CancelRead", wirings: everywhere, meets: true, run: cancelling(driver.Read)},
+	{name: "CancelNothing", wirings: here, meets: true, run: checkCancelNothing},
+	{name: "CancelNotify", wirings: everywhere, needs: driver.CanNotify,
+		meets: true, run: checkCancelNotify},
 }
 
 func cancelling(op driver.Op) func(*stage) {

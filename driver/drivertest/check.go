@@ -16,6 +16,7 @@ type check struct {
 	needs     driver.Can // bits of the Peer
 	ownMemory bool       // needs a backend whose Alloc has memory
 	repeats   bool       // for as long as the flag of the stress says
+	meets     bool       // goroutines meet in it: run under the race detector, too
 	run       func(*stage)
 }
 

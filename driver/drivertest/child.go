@@ -61,6 +61,10 @@ func obey(h Harness, in io.Reader, out io.Writer) error {
 		case q.Do == "close":
 			r.Faults = side.close()
 			side = nil
+			if n := errands.wait(errandsMax); n > 0 {
+				r.Faults = append(r.Faults, fmt.Sprintf("%d goroutines have not ended\n%s", n,
+					stacks()))
+			}
 			r.Faults = append(r.Faults, leaks.tidy()...)
 		default:
 			r = side.do(q)

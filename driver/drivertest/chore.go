@@ -41,10 +41,10 @@ func (h *host) startChore(q request, f func(*host, request, <-chan struct{}) out
 	}
 	c := &chore{stop: make(chan struct{}), ended: make(chan struct{})}
 	h.chore = c
-	go func() {
+	errands.run(func() {
 		defer close(c.ended)
 		c.outcome = f(h, q, c.stop)
-	}()
+	})
 	return nil
 }
 

@@ -12,15 +12,15 @@ import (
 )
 
 var fenceChecks = []check{
-	{name: "FenceRevokes", wirings: everywhere, run: checkFenceRevokes},
-	{name: "FenceIdle", wirings: everywhere, run: checkFenceIdle},
-	{name: "FenceNeighbour", wirings: everywhere, run: checkFenceNeighbour},
-	{name: "FenceOver", wirings: everywhere, run: checkFenceOver},
-	{name: "FenceOverFrozen", wirings: Processes, run: checkFenceOverFrozen},
+	{name: "FenceRevokes", wirings: everywhere, meets: true, run: checkFenceRevokes},
+	{name: "FenceIdle", wirings: everywhere, meets: true, run: checkFenceIdle},
+	{name: "FenceNeighbour", wirings: everywhere, meets: true, run: checkFenceNeighbour},
+	{name: "FenceOver", wirings: everywhere, meets: true, run: checkFenceOver},
+	{name: "FenceOverFrozen", wirings: Processes, meets: true, run: checkFenceOverFrozen},
 	{name: "FenceMisuse", wirings: here, run: checkFenceMisuse},
-	{name: "SilenceUnderWrites", wirings: everywhere, run: checkSilence},
-	{name: "FenceFrozen", wirings: Processes, run: checkFenceFrozen},
-	{name: "FenceKilled", wirings: Processes, run: checkFenceKilled},
+	{name: "SilenceUnderWrites", wirings: everywhere, meets: true, run: checkSilence},
+	{name: "FenceFrozen", wirings: Processes, meets: true, run: checkFenceFrozen},
+	{name: "FenceKilled", wirings: Processes, meets: true, run: checkFenceKilled},
 }
 
 // checkFenceRevokes ends epochs, one after the other: what came with the old

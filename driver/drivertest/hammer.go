@@ -15,8 +15,8 @@ import (
 )
 
 var hammerChecks = []check{
-	{name: "Hammer", wirings: everywhere, run: checkHammer},
-	{name: "HammerClose", wirings: here, run: checkHammerClose},
+	{name: "Hammer", wirings: everywhere, meets: true, run: checkHammer},
+	{name: "HammerClose", wirings: here, meets: true, run: checkHammerClose},
 }
 
 // hammerTime is long enough for the race detector to see every pair of calls.
@@ -46,14 +46,14 @@ func (s *stage) together(jobs []func() error) {
 	end := time.Now().Add(hammerTime)
 	for _, job := range jobs {
 		wg.Add(1)
-		go func() {
+		errands.run(func() {
 			defer wg.Done()
 			for time.Now().Before(end) && !s.Failed() {
 				if err := job(); err != nil {
 					s.Error(err)
 				}
 			}
-		}()
+		})
 	}
 	// A job under way at the end may wait twice, and uses memory that a check which is over gives
 	// back.

@@ -12,12 +12,12 @@ import (
 )
 
 var helpChecks = []check{
-	{name: "HelpAlone", wirings: everywhere, run: checkHelpAlone},
-	{name: "HelpTogether", wirings: everywhere, run: checkHelpTogether},
-	{name: "HelpNothing", wirings: everywhere, run: checkHelpNothing},
-	{name: "HelpStopped", wirings: everywhere, run: checkHelpStopped},
-	{name: "HelpThenSleep", wirings: everywhere, run: checkHelpThenSleep},
-	{name: "HelpBesideSleeper", wirings: everywhere, run: checkHelpBesideSleeper},
+	{name: "HelpAlone", wirings: everywhere, meets: true, run: checkHelpAlone},
+	{name: "HelpTogether", wirings: everywhere, meets: true, run: checkHelpTogether},
+	{name: "HelpNothing", wirings: everywhere, meets: true, run: checkHelpNothing},
+	{name: "HelpStopped", wirings: everywhere, meets: true, run: checkHelpStopped},
+	{name: "HelpThenSleep", wirings: everywhere, meets: true, run: checkHelpThenSleep},
+	{name: "HelpBesideSleeper", wirings: everywhere, meets: true, run: checkHelpBesideSleeper},
 }
 
 // helpers is how many goroutines help at once.
@@ -37,9 +37,13 @@ func (s *stage) help(tag uint64, stop <-chan struct{}) (did bool) {
 // least once, until the function that it returns is called.
 func (s *stage) helping(tags []uint64) (stop func()) {
 	var wg sync.WaitGroup
+	wg.Add(helpers)
 	ending := make(chan struct{})
+	end := sync.OnceFunc(func() { close(ending) })
+	s.Cleanup(end)
 	for i := range helpers {
-		wg.Go(func() {
+		errands.run(func() {
+			defer wg.Done()
 			random := rand.New(rand.NewPCG(uint64(i), 1))
 			for first := true; first || !stopped(ending); first = false {
 				for _, at := range random.Perm(len(tags)) {
@@ -50,7 +54,7 @@ func (s *stage) helping(tags []uint64) (stop func()) {
 	}
 	return func() {
 		s.Helper()
-		close(ending)
+		end()
 		_ = s.inTime("end of Help", func() error { wg.Wait(); return nil })
 	}
 }

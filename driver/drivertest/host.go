@@ -220,17 +220,18 @@ func (h *host) close() []string {
 		if !r.owned {
 			continue
 		}
-		if err := r.space.free(); err != nil {
+		if err := errands.afterwards(r.space.free); err != nil {
 			faults = append(faults, fmt.Sprintf("free memory: %v", err))
 		}
 	}
 	return faults
 }
 
-// within runs f, but does not wait for longer than the limit.
+// within runs f, but does not wait for longer than the limit. Past that f is an errand: memory
+// stays until it returns.
 func within(limit time.Duration, f func() error) error {
 	result := make(chan error, 1)
-	go func() { result <- f() }()
+	errands.run(func() { result <- f() })
 	select {
 	case err := <-result:
 		return err

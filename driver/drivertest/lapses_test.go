@@ -169,9 +169,10 @@ var lapses = []struct {
 var offences = []struct {
 	name   string
 	checks []string
+	late   bool // the finding is that something takes too long
 	how    sabotage
 }{
-	{"takes answers to the dead", []string{"AnswerKilled"}, sabotage{
+	{"takes answers to the dead", []string{"AnswerKilled"}, true, sabotage{
 		answer: func(b *saboteur, conn uint64, msg []byte) error {
 			if err := b.Backend.Answer(conn, msg); !errors.Is(err, driver.ErrPeerLost) {
 				return err
@@ -179,22 +180,20 @@ var offences = []struct {
 			return nil
 		},
 	}},
-	{"waits for a dead writer", []string{"FenceKilled"}, sabotage{
+	{"waits for a dead writer", []string{"FenceKilled"}, true, sabotage{
 		fence: func(b *saboteur, ctx context.Context, key uint32) error {
 			time.Sleep(time.Second)
 			return b.Backend.Fence(ctx, key)
 		},
 	}},
-	{"lands a byte of a dead writer", []string{"FenceKilled"}, sabotage{
+	{"lands a byte of a dead writer", []string{"FenceKilled"}, false, sabotage{
 		fence: func(b *saboteur, ctx context.Context, key uint32) error {
-			b.mu.Lock()
-			seg := b.mapped[key]
-			b.mu.Unlock()
+			seg := b.segment(key)
 			b.later(10*time.Millisecond, func() { seg.Mem[0] ^= 0xff })
 			return b.Backend.Fence(ctx, key)
 		},
 	}},
-	{"puts empty pages under a frozen reader", []string{"FenceFrozenReader"}, sabotage{
+	{"puts empty pages under a frozen reader", []string{"FenceFrozenReader"}, false, sabotage{
 		fence: func(b *saboteur, ctx context.Context, key uint32) error {
 			b.mu.Lock()
 			clear(b.mapped[key].Mem)
@@ -259,7 +258,7 @@ func TestOffences(t *testing.T) {
 	for _, o := range offences {
 		t.Run(o.name, func(t *testing.T) {
 			for _, name := range o.checks {
-				notices(t, find(t, name), sabotagedShm(o.how), Processes)
+				notices(t, find(t, name), sabotagedShm(o.how, o.late), Processes)
 			}
 		})
 	}

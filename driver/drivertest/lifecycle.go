@@ -15,9 +15,9 @@ var lifecycleChecks = []check{
 	{name: "Caps", wirings: Self, run: checkCaps},
 	{name: "Register", wirings: Self, run: checkRegister},
 	{name: "Reverse", wirings: Pair | Processes, run: checkReverse},
-	{name: "CloseTwice", wirings: everywhere, run: checkCloseTwice},
-	{name: "Churn", wirings: everywhere, run: checkChurn},
-	{name: "Lost", wirings: everywhere, run: checkLost},
+	{name: "CloseTwice", wirings: everywhere, meets: true, run: checkCloseTwice},
+	{name: "Churn", wirings: everywhere, meets: true, run: checkChurn},
+	{name: "Lost", wirings: everywhere, meets: true, run: checkLost},
 	{name: "Explain", wirings: Self, run: checkExplain},
 }
 

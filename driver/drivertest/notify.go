@@ -13,16 +13,18 @@ import (
 
 var notifyChecks = []check{
 	{name: "NotifyAfterData", wirings: everywhere, needs: driver.CanNotify,
-		run: checkNotifyAfterData},
-	{name: "NotifyOrder", wirings: everywhere, needs: driver.CanNotify, run: checkNotifyOrder},
+		meets: true, run: checkNotifyAfterData},
+	{name: "NotifyOrder", wirings: everywhere, needs: driver.CanNotify,
+		meets: true, run: checkNotifyOrder},
 	{name: "NotifySizes", wirings: everywhere, needs: driver.CanNotify, run: checkNotifySizes},
-	{name: "NotifyNotKept", wirings: here, needs: driver.CanNotify, run: checkNotifyNotKept},
+	{name: "NotifyNotKept", wirings: here, needs: driver.CanNotify,
+		meets: true, run: checkNotifyNotKept},
 	{name: "NotifyBackPressure", wirings: everywhere, needs: driver.CanNotify,
-		run: checkNotifyBackPressure},
+		meets: true, run: checkNotifyBackPressure},
 	{name: "NotifyOfFailedBatch", wirings: everywhere, needs: driver.CanNotify,
-		run: checkNotifyOfFailedBatch},
+		meets: true, run: checkNotifyOfFailedBatch},
 	{name: "NotifyBothWays", wirings: Pair | Processes, needs: driver.CanNotify,
-		run: checkNotifyBothWays},
+		meets: true, run: checkNotifyBothWays},
 }
 
 // verifying lets the far side wait for vouchers meanwhile. The function that it
@@ -33,10 +35,10 @@ func (s *stage) verifying(count int) func() {
 		err error
 	}
 	done := make(chan result, 1)
-	go func() {
+	errands.run(func() {
 		r, err := s.far.try(request{Do: "verify", Count: count})
 		done <- result{r, err}
-	}()
+	})
 	return func() {
 		s.Helper()
 		got := <-done
@@ -91,10 +93,10 @@ func checkNotifyOrder(s *stage) {
 		err  error
 	}
 	received := make(chan result, 1)
-	go func() {
+	errands.run(func() {
 		got, err := s.far.try(request{Do: "receive", Count: count})
 		received <- result{got.Messages, err}
-	}()
+	})
 	var tags []uint64
 	for i := range uint64(count) {
 		msg := binary.LittleEndian.AppendUint64(nil, i)

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
@@ -13,7 +14,7 @@ import (
 
 var onlyChecks = []check{
 	{name: "Only", wirings: everywhere, run: checkOnly},
-	{name: "FenceFrozenOnly", wirings: Processes, run: checkFenceFrozenOnly},
+	{name: "FenceFrozenOnly", wirings: Processes, meets: true, run: checkFenceFrozenOnly},
 }
 
 // only registers m once more, for peers to reach some ranges of it; nil: the backend cannot.
@@ -171,7 +172,9 @@ func checkFenceFrozenOnly(s *stage) {
 // function that it returns is called.
 func (s *stage) writesBetween(m *memory, off, n uint64) (stop func()) {
 	quit, done := make(chan struct{}), make(chan error, 1)
-	go func() {
+	end := sync.OnceFunc(func() { close(quit) })
+	s.Cleanup(end)
+	errands.run(func() {
 		text := make([]byte, n)
 		for seed := uint64(1); !stopped(quit); seed++ {
 			_, err := s.home.try(request{Do: "paint", Region: m.id, Off: off, Len: n, Seed: seed})
@@ -186,10 +189,10 @@ func (s *stage) writesBetween(m *memory, off, n uint64) (stop func()) {
 			}
 		}
 		done <- nil
-	}()
+	})
 	return func() {
 		s.Helper()
-		close(quit)
+		end()
 		if err := <-done; err != nil {
 			s.Error(err)
 		}

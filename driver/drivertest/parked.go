@@ -12,7 +12,7 @@ import (
 )
 
 var parkedChecks = []check{
-	{name: "FenceParked", wirings: Processes, run: checkFenceParked},
+	{name: "FenceParked", wirings: Processes, meets: true, run: checkFenceParked},
 }
 
 // standing is a mover that Harness.Park has stopped.

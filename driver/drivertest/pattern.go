@@ -18,7 +18,7 @@ var patternChecks = []check{
 	{name: "PatternMax", wirings: here, needs: driver.CanPattern, run: checkPatternMax},
 	{name: "PatternBounds", wirings: here, needs: driver.CanPattern, run: checkPatternBounds},
 	{name: "PatternChanges", wirings: everywhere, needs: driver.CanPattern,
-		run: checkPatternChanges},
+		meets: true, run: checkPatternChanges},
 	{name: "PatternNotKept", wirings: here, needs: driver.CanPattern, run: checkPatternNotKept},
 	{name: "PatternNotify", wirings: everywhere, needs: driver.CanPattern | driver.CanNotify,
 		run: checkPatternNotify},

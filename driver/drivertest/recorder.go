@@ -5,6 +5,7 @@ package drivertest
 import (
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +22,9 @@ type recorder struct {
 	skips    []string
 	cleanups []func()
 }
+
+// panicked begins the failure of a check that panicked.
+const panicked = "panic: "
 
 func (r *recorder) fail(text string) {
 	r.mu.Lock()
@@ -110,7 +114,7 @@ func (r *recorder) guarded(f func()) {
 		defer close(ended)
 		defer func() {
 			if p := recover(); p != nil {
-				r.fail(fmt.Sprintf("panic: %v", p))
+				r.fail(fmt.Sprintf(panicked+"%v\n%s", p, debug.Stack()))
 			}
 		}()
 		f()

@@ -15,9 +15,9 @@ import (
 )
 
 var renewChecks = []check{
-	{name: "RenewUnderReads", wirings: here, run: checkRenewUnderReads},
-	{name: "RenewUnderWrites", wirings: everywhere, run: checkRenewUnderWrites},
-	{name: "RenewEnds", wirings: here, run: checkRenewEnds},
+	{name: "RenewUnderReads", wirings: here, meets: true, run: checkRenewUnderReads},
+	{name: "RenewUnderWrites", wirings: everywhere, meets: true, run: checkRenewUnderWrites},
+	{name: "RenewEnds", wirings: here, meets: true, run: checkRenewEnds},
 }
 
 // guards is memory that counts the callers inside, and the holders of its pages.
@@ -70,7 +70,7 @@ func (s *stage) guarded(size uint64) (w *guards, seg driver.Segment, m driver.Me
 	s.Helper()
 	space, err := s.near.h.Local(size)
 	s.ok(err, "memory")
-	s.Cleanup(func() { _ = space.free() })
+	s.Cleanup(func() { _ = errands.afterwards(space.free) })
 	seg = space.Segment
 	if _, ok := seg.Shared.(*hostmem.Buffer); !ok {
 		s.Log("not run: the memory is not shared")
@@ -97,7 +97,7 @@ func checkRenewUnderReads(s *stage) {
 	for range rounds {
 		r.paint(s.seed())
 		before, renewed := w.entered.Load(), make(chan error, 1)
-		go func() { renewed <- w.Renew(seg.SharedOff, size) }()
+		errands.run(func() { renewed <- w.Renew(seg.SharedOff, size) })
 		s.readInto(m.Key(), r)
 		if err := <-renewed; err != nil && !errors.Is(err, driver.ErrBusy) {
 			s.Errorf("Renew: %v", err)
@@ -136,7 +136,7 @@ func checkRenewUnderWrites(s *stage) {
 	for range rounds {
 		l.paint(s.seed())
 		renewed := make(chan error, 1)
-		go func() { renewed <- w.Renew(seg.SharedOff, size) }()
+		errands.run(func() { renewed <- w.Renew(seg.SharedOff, size) })
 		q := request{Do: "submit", Peer: back, Op: driver.Write, Descs: d}
 		s.far.must(request{Do: "await", Tag: s.far.must(q).Tag})
 		if err := <-renewed; err != nil && !errors.Is(err, driver.ErrBusy) {
@@ -169,7 +169,7 @@ func checkRenewEnds(s *stage) {
 	r := s.remote(size)
 	for range rounds {
 		renewed := make(chan error, 1)
-		go func() { renewed <- w.Renew(seg.SharedOff, size) }()
+		errands.run(func() { renewed <- w.Renew(seg.SharedOff, size) })
 		for len(renewed) == 0 {
 			s.readInto(m.Key(), r)
 		}

@@ -106,10 +106,12 @@ func sabotaged(how sabotage) Harness {
 }
 
 // sabotagedShm is shm under sabotage on the near side; the second process has
-// shm as it is.
-func sabotagedShm(how sabotage) Harness {
+// shm as it is. With late the limit is one that passes soon.
+func sabotagedShm(how sabotage, late bool) Harness {
 	h := shmHarness
-	h.Limit = 700 * time.Millisecond
+	if late {
+		h.Limit = 700 * time.Millisecond
+	}
 	h.New = func() (driver.Backend, error) {
 		b, err := shm.New(shm.Config{})
 		if err != nil {
@@ -240,6 +242,13 @@ func (b *saboteur) every(n int) bool {
 	defer b.mu.Unlock()
 	b.count++
 	return b.count%n == 0
+}
+
+// segment is registered memory of a key.
+func (b *saboteur) segment(key uint32) driver.Segment {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mapped[key]
 }
 
 // later does a misdeed after a while.

@@ -98,7 +98,7 @@ func model(tb testing.TB, n uint64) []byte {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { _ = syscall.Munmap(mem) })
+	tb.Cleanup(func() { _ = errands.afterwards(func() error { return syscall.Munmap(mem) }) })
 	return mem
 }
 

@@ -43,6 +43,7 @@ func newStage(tb testing.TB, h Harness, w Wiring) *stage {
 		TB: tb, h: h, wiring: w,
 		locals: map[uint32]*memory{}, remotes: map[uint32]*memory{},
 	}
+	s.Cleanup(s.noErrands)
 	s.near = s.openHere("near")
 	s.home = s.side("near", s.near)
 	s.caps = s.near.b.Caps()
@@ -57,6 +58,15 @@ func newStage(tb testing.TB, h Harness, w Wiring) *stage {
 	s.farAddr = s.far.must(request{Do: "addr"}).Data
 	s.connect()
 	return s
+}
+
+// noErrands waits for the goroutines of a check that is over.
+func (s *stage) noErrands() {
+	s.Helper()
+	if n := errands.wait(errandsMax); n > 0 {
+		s.Errorf("%d goroutines of this check have not ended %v after it: what they use is not "+
+			"given back\n%s", n, errandsMax, stacks())
+	}
 }
 
 // ok ends the check where there is an error. what says what was being done, as Fatalf takes it.
@@ -121,9 +131,13 @@ func (s *stage) seed() uint64 {
 // hang fails the check with the stacks of all goroutines.
 func (s *stage) hang(what string) {
 	s.Helper()
-	stacks := make([]byte, 1<<20)
-	stacks = stacks[:runtime.Stack(stacks, true)]
-	s.Fatalf("%s: nothing happened within %v\n%s", what, s.h.Limit, stacks)
+	s.Fatalf("%s: nothing happened within %v\n%s", what, s.h.Limit, stacks())
+}
+
+// stacks are those of all goroutines.
+func stacks() []byte {
+	text := make([]byte, 1<<20)
+	return text[:runtime.Stack(text, true)]
 }
 
 // inTime runs f, which must return within the limit.

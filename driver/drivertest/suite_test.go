@@ -4,6 +4,7 @@ package drivertest
 
 import (
 	"testing"
+	"time"
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
@@ -17,8 +18,9 @@ var (
 		Guards: true,
 	}
 	shmHarness = Harness{
-		Name: "shm",
-		New:  func() (driver.Backend, error) { return shm.New(shm.Config{}) },
+		Name:  "shm",
+		New:   func() (driver.Backend, error) { return shm.New(shm.Config{}) },
+		Grace: 50 * time.Millisecond,
 	}
 )
 
