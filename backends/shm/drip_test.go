@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
 // mute is a Shared that lends nothing more once its memory is registered, until it is freed.
@@ -31,8 +32,8 @@ func (m *mute) Lend(f func([]driver.Extent) error) error {
 // An owner that answers a part at a time, and never ends, stretches no import: its limit
 // counts for the whole answer.
 func TestImportEndsThoughTheOwnerAlwaysAddsAPart(t *testing.T) {
-	const limit = 200 * time.Millisecond
-	owner, b := open(t, Config{}), open(t, Config{DialTimeout: limit})
+	clock := manualclock.New()
+	owner, b := open(t, Config{}), openBy(t, clock, Config{})
 	buf, _ := shared(t, owner, 4096, 1)
 	seg := buf.Segment()
 	quiet := &mute{Shared: seg.Shared, freed: make(chan struct{})}
@@ -44,7 +45,7 @@ func TestImportEndsThoughTheOwnerAlwaysAddsAPart(t *testing.T) {
 	require.NoError(t, err)
 	p := dial(t, b, owner.Addr())
 	list := *owner.inbound.Load()
-	ours := list[len(list)-1] // those before are of Connects that took too long
+	ours := list[len(list)-1]
 	ended := make(chan error, 1)
 	go func() {
 		_, _, err := p.Import(token)
@@ -60,13 +61,14 @@ func TestImportEndsThoughTheOwnerAlwaysAddsAPart(t *testing.T) {
 	part = binary.LittleEndian.AppendUint32(part, extentsMax)
 	part = binary.LittleEndian.AppendUint32(part, 1)
 	part = append(part, make([]byte, extentBytes)...)
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(limit); time.Now().Before(end); {
 		require.NoError(t, ours.say(part, nil))
 		select {
 		case err := <-ended:
 			require.ErrorIs(t, err, driver.ErrTimeout)
 			return
-		case <-time.After(limit / 8):
+		case <-time.After(10 * time.Millisecond):
+			clock.Advance(b.cfg.DialTimeout / 8)
 		}
 	}
 	t.Error("the import goes on for as long as parts come")

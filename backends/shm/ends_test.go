@@ -12,12 +12,13 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
 // A peer that stands in the middle of a copy as the owner's backend closes writes nothing into
 // memory that outlives it.
 func TestNothingLandsAfterBackendClose(t *testing.T) {
-	owner, b := open(t, Config{Grace: 10 * time.Millisecond}), open(t, Config{})
+	owner, b := hasty(t), open(t, Config{})
 	buf, far := shared(t, owner, 1<<20, 1)
 	src, near := shared(t, b, 1<<20, 2)
 	fill(src.Bytes(), late)
@@ -28,7 +29,7 @@ func TestNothingLandsAfterBackendClose(t *testing.T) {
 	require.NoError(t, far.Close())
 	clear(buf.Bytes())
 	_ = release()
-	require.NotContains(t, buf.Bytes(), byte(late))
+	nothingLate(t, buf.Bytes(), "after Close")
 }
 
 // A fence of memory that was closed meanwhile leaves alone the one that has its key now.
@@ -47,18 +48,17 @@ func TestFenceOfClosedMemory(t *testing.T) {
 	require.NoError(t, await(t, b, 1))
 }
 
-// pauses has a fence stand still for a while in its first rest, and go on with f in its second.
+// pauses calls standStill in the first rest of a fence, and f in its second.
 type pauses struct {
 	context.Context
-	count int
-	still time.Duration
-	f     func()
+	count         int
+	standStill, f func()
 }
 
 func (p *pauses) Done() <-chan struct{} {
 	switch p.count++; p.count {
 	case 1:
-		time.Sleep(p.still)
+		p.standStill()
 	case 2:
 		p.f()
 	}
@@ -67,8 +67,8 @@ func (p *pauses) Done() <-chan struct{} {
 
 // While the owner stands still it learns nothing of its peers: none is shut out for that time.
 func TestGraceDoesNotCountWhileTheOwnerStandsStill(t *testing.T) {
-	const grace = 300 * time.Millisecond
-	owner, b := open(t, Config{Grace: grace}), open(t, Config{})
+	clock := manualclock.New()
+	owner, b := openBy(t, clock, Config{}), open(t, Config{})
 	_, far := shared(t, owner, 1<<20, 1)
 	_, near := shared(t, b, 1<<20, 2)
 	p := dial(t, b, owner.Addr())
@@ -76,14 +76,16 @@ func TestGraceDoesNotCountWhileTheOwnerStandsStill(t *testing.T) {
 		driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
 	generation := owner.table.generation(far.arena.index)
 	before := generation.Load()
-	ctx := &pauses{Context: t.Context(), still: 2 * grace, f: func() { _ = release() }}
+	ctx := &pauses{Context: t.Context(), f: func() { _ = release() },
+		standStill: func() { clock.Advance(2 * owner.cfg.Grace) }}
+	defer clock.Run(time.Millisecond)()
 	require.NoError(t, owner.Fence(ctx, far.Key()))
 	require.Equal(t, before, generation.Load(), "a peer that was never silent was shut out")
 }
 
 // What Backend.Close could not prove Memory.Close does not say either.
 func TestMemoryCloseAfterBackendClose(t *testing.T) {
-	owner, err := New(Config{Grace: 10 * time.Millisecond})
+	owner, err := New(Config{})
 	require.NoError(t, err)
 	b := open(t, Config{})
 	far, _ := share(t, owner, drivertest.ForeignMemory, heldBytes)
@@ -96,12 +98,4 @@ func TestMemoryCloseAfterBackendClose(t *testing.T) {
 	require.NoError(t, other.Close(), "nobody writes there")
 	source.Supply(t)
 	_ = ended()
-}
-
-// A Connect whose time Config.DialTimeout limits says so, as one that its caller limits.
-func TestConnectEndsByDialTimeout(t *testing.T) {
-	o := startOwner(t, "shared", 0)
-	o.freeze(t)
-	_, err := open(t, Config{DialTimeout: 50 * time.Millisecond}).Connect(t.Context(), o.addr)
-	require.ErrorIs(t, err, driver.ErrTimeout)
 }

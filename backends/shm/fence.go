@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
 // How Fence waits: a copy of a piece takes well under a millisecond, so it spins
@@ -69,7 +70,7 @@ func (b *Backend) keepOut(w *patience, m *memory, epoch uint64) error {
 		case !own && grace <= 0:
 			return b.shutOut(w, m, epoch)
 		}
-		if err := w.rest(pause); err != nil {
+		if err := w.rest(b.clock, pause); err != nil {
 			return err
 		}
 		grace -= pause
@@ -86,15 +87,17 @@ type patience struct {
 	left time.Duration
 }
 
-func (w *patience) rest(pause time.Duration) error {
+func (w *patience) rest(c clock.Clock, pause time.Duration) error {
 	if w.left -= pause; w.left < 0 {
 		return fmt.Errorf("fence memory: a peer may still be in the middle of a copy, try again "+
 			"later: %w", driver.ErrTimeout)
 	}
+	over, timer := clock.After(c, pause)
 	select {
 	case <-w.ctx.Done():
+		timer.Stop()
 		return fmt.Errorf("fence memory: %w", driver.ContextError(w.ctx))
-	case <-time.After(pause):
+	case <-over:
 		return nil
 	}
 }
@@ -237,9 +240,9 @@ func (b *Backend) freshFor(m *memory) error {
 
 // awaitQuiet gives all peers Config.Grace to leave all memories.
 func (b *Backend) awaitQuiet() {
-	deadline := time.Now().Add(b.cfg.Grace)
-	for time.Now().Before(deadline) && b.busy() {
-		time.Sleep(fenceSleep)
+	deadline := b.clock.Now() + int64(b.cfg.Grace)
+	for b.clock.Now() < deadline && b.busy() {
+		b.clock.Sleep(fenceSleep)
 	}
 }
 

@@ -3,9 +3,9 @@
 package shm
 
 import (
+	"bytes"
 	"context"
 	"errors"
-	"math"
 	"testing"
 	"time"
 
@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
 // silent puts the announcement of a peer that never leaves into a page.
@@ -21,8 +22,8 @@ func silent(p *peer, key uint32, op driver.Op) {
 }
 
 func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
-	const grace = 500 * time.Millisecond
-	b := open(t, Config{Grace: grace})
+	clock := manualclock.New()
+	b := openBy(t, clock, Config{})
 	m, mem := share(t, b, drivertest.HostMemory, 1<<20)
 	other, _ := share(t, b, drivertest.HostMemory, 1<<20)
 	p := dial(t, open(t, Config{}), b.Addr())
@@ -31,49 +32,25 @@ func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
 	generation := b.table.generation(m.arena.index)
 	before := generation.Load()
 
-	b.cfg.Grace = time.Hour // for the fence that is cut short, however long it takes
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	defer cancel()
-	wantError(t, "fence cut short", b.Fence(ctx, m.Key()), context.DeadlineExceeded)
-	if generation.Load() != before {
-		t.Error("a fence cut short moved pages")
-	}
-	if took := leastFence(t, b, other); took >= time.Hour {
-		t.Errorf("fence of other memory: after %v, want at once", took)
-	}
-	b.cfg.Grace = grace
-	begin := time.Now()
-	require.NoError(t, b.Fence(context.Background(), m.Key()))
-	if time.Since(begin) < grace || generation.Load() == before {
-		t.Errorf("fence took %v and generation %d, want the grace %v and fresh pages",
-			time.Since(begin), generation.Load(), grace)
-	}
-	if mem[0] != 0x5A || mem[len(mem)-1] != 0x5A {
-		t.Error("fresh pages have lost the content")
-	}
+	require.ErrorIs(t, b.Fence(ctx, m.Key()), context.DeadlineExceeded)
+	require.Equal(t, before, generation.Load(), "a fence cut short moved pages")
+	require.NoError(t, b.Fence(t.Context(), other.Key())) // at once: the clock stands
+	begin, stop := clock.Now(), clock.Run(time.Millisecond)
+	require.NoError(t, b.Fence(t.Context(), m.Key()))
+	stop()
+	require.GreaterOrEqual(t, clock.Now()-begin, int64(b.cfg.Grace))
+	require.Greater(t, generation.Load(), before)
+	require.Equal(t, len(mem), bytes.Count(mem, []byte{0x5A}))
 	before = generation.Load()
-	if took := leastFence(t, b, m); took >= grace || generation.Load() != before {
-		t.Errorf("second fence: after %v, want at once, and no more fresh pages", took)
-	}
-}
-
-// leastFence is the least time of some fences: the machine may be busy with others for a while.
-func leastFence(t *testing.T, b *Backend, m *memory) time.Duration {
-	t.Helper()
-	least := time.Duration(math.MaxInt64)
-	for range 5 {
-		ctx, cancel := context.WithTimeout(t.Context(), limit)
-		begin := time.Now()
-		require.NoError(t, b.Fence(ctx, m.Key()))
-		cancel()
-		least = min(least, time.Since(begin))
-	}
-	return least
+	require.NoError(t, b.Fence(t.Context(), m.Key())) // again at once
+	require.Equal(t, before, generation.Load(), "more fresh pages")
 }
 
 // What a reader still reads lands in its own memory: no page needs to move.
 func TestFenceMovesNoPagesForASilentReader(t *testing.T) {
-	b := open(t, Config{Grace: 10 * time.Millisecond})
+	b := hasty(t)
 	for _, alloc := range []drivertest.Allocator{drivertest.HostMemory, drivertest.ForeignMemory} {
 		m, _ := share(t, b, alloc, 1<<20)
 		p := dial(t, open(t, Config{}), b.Addr())

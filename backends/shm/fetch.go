@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
 // fetch is a question for the extents of an arena. One that is in peer.fetches may be ended
@@ -20,26 +21,26 @@ type fetch struct {
 	extents    []driver.Extent // FD is an index in fds
 	fds        []int
 	done       chan error // nil for a parked job, else of one place
-	deadline   time.Time  // of the whole answer
-	timer      *time.Timer
+	deadline   int64      // of the whole answer
+	timer      clock.Timer
 }
 
 // fetchError is why a parked job ends without its pages. A later job asks again after until.
 type fetchError struct {
 	err   error
-	until time.Time // zero: never
+	until int64 // 0: never
 }
 
 // fetchPause is for how long jobs end with the error of the one before.
 const fetchPause = time.Second
 
 // whyBroken is why there is no way to fresh pages of a memory; errStale: ask for them.
-func (m *imported) whyBroken() error {
+func (m *imported) whyBroken(now int64) error {
 	b := m.broken.Load()
 	switch {
 	case b == nil:
 		return errStale
-	case !b.until.IsZero() && time.Now().After(b.until):
+	case b.until != 0 && now > b.until:
 		m.broken.CompareAndSwap(b, nil)
 		return errStale
 	}
@@ -72,8 +73,8 @@ func (p *peer) ask(m *imported, done chan error) {
 	gone := p.gone()
 	if gone == nil {
 		p.fetches[id] = f
-		f.deadline = time.Now().Add(p.b.cfg.DialTimeout)
-		f.timer = time.AfterFunc(p.b.cfg.DialTimeout, func() {
+		f.deadline = p.b.clock.Now() + int64(p.b.cfg.DialTimeout)
+		f.timer = p.b.clock.AfterFunc(p.b.cfg.DialTimeout, func() {
 			if f := p.takeFetch(id); f != nil {
 				p.end(f, p.lateAnswer())
 			}
@@ -148,7 +149,7 @@ func (p *peer) awaitMore(id uint32, f *fetch) error {
 	if err := p.gone(); err != nil {
 		return err
 	}
-	if !time.Now().Before(f.deadline) {
+	if p.b.clock.Now() >= f.deadline {
 		return p.lateAnswer()
 	}
 	p.fetches[id] = f
@@ -211,7 +212,7 @@ func (p *peer) end(f *fetch, err error) {
 	if err != nil {
 		broken := &fetchError{err: err}
 		if !final(err) {
-			broken.until = time.Now().Add(fetchPause)
+			broken.until = p.b.clock.Now() + int64(fetchPause)
 		}
 		f.m.broken.Store(broken)
 	}

@@ -3,10 +3,12 @@
 package shm
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"net"
+	"os"
 	"testing"
 	"time"
 
@@ -34,7 +36,7 @@ func hello(b *Backend, ring uint64) []byte {
 // Other programs send anything, or nothing: they are hung up on, and a peer is
 // served all the same.
 func TestGarbageInsteadOfAHelloIsHungUpOn(t *testing.T) {
-	b := open(t, Config{DialTimeout: 300 * time.Millisecond})
+	b := open(t, Config{DialTimeout: 2 * time.Second})
 	page, _, err := sealed.New("test", connectionBytes(ringBytesMin), false)
 	require.NoError(t, err)
 	small, _, err := sealed.New("test", pageBytes, false)
@@ -168,4 +170,20 @@ func TestGarbageInTheHeadIsAFullRing(t *testing.T) {
 			Notify: make([]byte, messageMax)})
 		wantError(t, "notify over a wild head", err, driver.ErrFull)
 	}
+}
+
+func TestOtherUsersAreRefused(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Log("not root: the refusal of another user is not exercised")
+		return
+	}
+	o := startOwner(t, "shared", 65534)
+	b := open(t, Config{})
+	_, err := b.Connect(context.Background(), o.addr)
+	wantError(t, "connect to another user's backend", err, os.ErrPermission)
+	a, err := decodeAddress(o.addr)
+	require.NoError(t, err)
+	a.uid = 0 // an address that lies: the kernel does not
+	_, err = b.Connect(context.Background(), a.encode())
+	wantError(t, "connect to another user's backend by a forged address", err, os.ErrPermission)
 }

@@ -4,7 +4,6 @@ package shm
 
 import (
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -16,7 +15,7 @@ import (
 // against a frozen writer, but other memory of the same allocation keeps its own.
 func TestManyRangesLeaveOthersTheirProof(t *testing.T) {
 	const page, count = 4096, 3000
-	b := open(t, Config{Grace: 10 * time.Millisecond})
+	b := hasty(t)
 	buf, err := hostmem.Alloc(2*count*page, hostmem.Options{Purpose: "test",
 		Huge: hostmem.HugeNone})
 	require.NoError(t, err)

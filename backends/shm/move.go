@@ -135,7 +135,7 @@ func (p *peer) moveMapped(pc *piece, line *atomic.Uint64) error {
 		if mapped != nil {
 			mapped.release()
 		}
-		return m.whyBroken()
+		return m.whyBroken(p.b.clock.Now())
 	}
 	parked.At(spotMapped)
 	err := pc.copy(mapped.mem[m.off : m.off+m.size])

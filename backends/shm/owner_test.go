@@ -19,7 +19,9 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/testing/freeze"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
 // ownerVariable makes the test binary an owner of memory: it prints its address
@@ -149,9 +151,26 @@ const limit = 20 * time.Second
 // open makes a backend that ends with the test.
 func open(t testing.TB, cfg Config) *Backend {
 	t.Helper()
-	b, err := New(cfg)
+	return openBy(t, clock.Host(), cfg)
+}
+
+// hasty is a backend whose fences hardly wait for silent peers, for tests in which those stand.
+func hasty(t testing.TB) *Backend {
+	t.Helper()
+	b := open(t, Config{})
+	b.cfg.Grace = time.Millisecond
+	return b
+}
+
+// openBy is open with a clock of the test. One that stands runs while the backend closes.
+func openBy(t testing.TB, c clock.Clock, cfg Config) *Backend {
+	t.Helper()
+	b, err := newBackend(cfg, c)
 	require.NoError(t, err)
 	t.Cleanup(func() {
+		if manual, ok := c.(*manualclock.Clock); ok {
+			defer manual.Run(time.Second)()
+		}
 		if err := b.Close(); err != nil {
 			t.Errorf("close: %v", err)
 		}

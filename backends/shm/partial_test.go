@@ -5,7 +5,6 @@ package shm
 import (
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -25,7 +24,7 @@ func TestRangesThatShareAPageStay(t *testing.T) {
 	const page = 4096
 	buf, err := hostmem.Alloc(4*page, hostmem.Options{Purpose: "test", Huge: hostmem.HugeNone})
 	require.NoError(t, err)
-	b := open(t, Config{Grace: 10 * time.Millisecond})
+	b := hasty(t)
 	t.Cleanup(func() { _ = b.Close(); _ = buf.Close() })
 	renewed := 0
 	reserved := &hugePages{buf} // a whole page of 4 KiB is part of one of 2 MiB there

@@ -4,7 +4,8 @@ package shm
 
 import (
 	"sync"
-	"time"
+
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
 // ping tells an owner that is frozen from one whose program does not take its
@@ -12,8 +13,8 @@ import (
 // goroutine that reads the owner's socket answers as long as the process runs.
 type ping struct {
 	mu    sync.Mutex
-	sent  time.Time
-	timer *time.Timer // nil: none is under way
+	sent  int64       // 0: never
+	timer clock.Timer // nil: none is under way
 }
 
 // suspect asks the owner for a sign of life, because its ring is full. One that gives none
@@ -23,11 +24,13 @@ type ping struct {
 func (p *peer) suspect() {
 	p.ping.mu.Lock()
 	defer p.ping.mu.Unlock()
-	if p.self || p.ping.timer != nil || time.Since(p.ping.sent) < p.b.cfg.Failure/4 {
+	now := p.b.clock.Now()
+	again := p.ping.sent != 0 && now-p.ping.sent < int64(p.b.cfg.Failure/4)
+	if p.self || p.ping.timer != nil || again {
 		return
 	}
-	p.ping.sent = time.Now()
-	p.ping.timer = time.AfterFunc(p.b.cfg.Failure, func() {
+	p.ping.sent = now
+	p.ping.timer = p.b.clock.AfterFunc(p.b.cfg.Failure, func() {
 		_ = p.sock.Close() // the reader ends by it, and the peer is lost
 	})
 	p.readerWG.Go(func() { p.say([]byte{msgPing}) })

@@ -32,6 +32,7 @@ import (
 
 	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/lobby"
@@ -42,6 +43,7 @@ type Backend struct {
 	driver.BackendBase // Alloc: hostmem's memory is as good
 
 	cfg      Config
+	clock    clock.Clock
 	caps     driver.Caps
 	address  address
 	addr     []byte
@@ -86,12 +88,14 @@ var _ driver.Backend = (*Backend)(nil)
 
 // New starts a backend: its control socket, one goroutine that accepts peers and
 // Config.Workers that copy.
-func New(cfg Config) (*Backend, error) {
+func New(cfg Config) (*Backend, error) { return newBackend(cfg, clock.Host()) }
+
+func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 	cfg.EnsureDefaults()
 	if err := cmp.Or(cfg.check(), hostcopy.Configure(cfg.HostCopy)); err != nil {
 		return nil, fmt.Errorf("shm: %w", err)
 	}
-	b := &Backend{cfg: cfg, caps: cfg.caps(), address: newAddress(cfg.SocketDir),
+	b := &Backend{cfg: cfg, clock: clock, caps: cfg.caps(), address: newAddress(cfg.SocketDir),
 		event: -1, tableFD: -1, countFD: -1}
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("shm: %w", err), b.gate.release(), b.release())

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -42,7 +41,7 @@ func (b *Backend) shutGate(wait *patience, m *memory, epoch uint64, writers []si
 			if b.closed.Load() {
 				return driver.ErrClosed
 			}
-			if err := wait.rest(pause); err != nil {
+			if err := wait.rest(b.clock, pause); err != nil {
 				return err
 			}
 		}
@@ -79,13 +78,13 @@ func (b *Backend) bar(m *memory, epoch uint64, writers []silence) error {
 // Preconditions: all epochs have ended.
 func (b *Backend) closeGate(all map[uint32]*memory) error {
 	err := b.gate.close(&b.table)
-	deadline := time.Now().Add(b.cfg.Grace)
+	deadline := b.clock.Now() + int64(b.cfg.Grace)
 	var late error
 	for _, s := range b.silences() {
 		threads, unseen := process.ThreadsOf(s.c.pid.PID, unix.SYS_PROCESS_VM_WRITEV)
 		stands := func() bool { return s.lasts() && !(unseen == nil && threads.Out()) }
-		for stands() && time.Now().Before(deadline) {
-			time.Sleep(fenceSleep)
+		for stands() && b.clock.Now() < deadline {
+			b.clock.Sleep(fenceSleep)
 		}
 		key, write := announcedKey(s.value)
 		m := all[key]

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -28,7 +27,7 @@ func TestFreshPagesOfAnotherBackend(t *testing.T) {
 
 func freshOfAnother(t *testing.T, where spot) {
 	const size = 1 << 20
-	one, two := open(t, Config{Grace: time.Millisecond}), open(t, Config{SocketDir: t.TempDir()})
+	one, two := hasty(t), open(t, Config{SocketDir: t.TempDir()})
 	buf, far := shared(t, one, size, 1)
 	seg := buf.Segment()
 	seg.Secret[0] = 2

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manualclock
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/clock"
+)
+
+// TestAdvance calls timers in the order of their times, each at its time.
+func TestAdvance(t *testing.T) {
+	c := New()
+	begin := c.Now()
+	var at []int64
+	note := func() { at = append(at, c.Now()-begin) }
+	c.AfterFunc(3, note)
+	first := c.AfterFunc(1, note)
+	gone := c.AfterFunc(2, note)
+	require.True(t, gone.Stop())
+	require.False(t, gone.Stop())
+	c.Advance(2)
+	require.Equal(t, []int64{1}, at)
+	require.False(t, first.Reset(2))
+	require.True(t, first.Reset(10))
+	c.Advance(20)
+	require.Equal(t, []int64{1, 3, 12}, at)
+	require.Equal(t, begin+22, c.Now())
+}
+
+// TestTimerThatSetsItself is called again within one Advance.
+func TestTimerThatSetsItself(t *testing.T) {
+	c := New()
+	count := 0
+	var tick clock.Timer
+	tick = c.AfterFunc(1, func() { count++; tick.Reset(1) })
+	c.Advance(5)
+	require.Equal(t, 5, count)
+}
+
+// TestRun has a goroutine sleep until the clock has come so far, and one that sleeps for nothing.
+func TestRun(t *testing.T) {
+	c := New()
+	begin := c.Now()
+	stop := c.Run(time.Second)
+	c.Sleep(10 * time.Second)
+	require.GreaterOrEqual(t, c.Now()-begin, int64(10*time.Second))
+	stop()
+	stop()
+	stood := c.Now()
+	c.Sleep(0)
+	require.Equal(t, stood, c.Now())
+}
