@@ -6,6 +6,7 @@ package ucx
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -26,6 +27,7 @@ import (
 const (
 	testBytes = 4 << 20
 	testGrace = 2 * time.Second
+	testLimit = 20 * time.Second // of what must happen but not when
 	testKey   = 7
 )
 
@@ -142,13 +144,23 @@ func joinWorkers(t testing.TB, near, far *Context, at, to int) (conn, back *Conn
 
 func openLane(t testing.TB, w way) *lane {
 	t.Helper()
+	return openLaneOf(t, w, w.config, w.config)
+}
+
+// openLaneOf opens one with a Config for each end.
+func openLaneOf(t testing.TB, w way, near, far Config) *lane {
+	t.Helper()
 	leak.Check(t, hostmem.InUse)
 	wake, err := park.NewEvent()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = wake.Close() })
-	l := &lane{wake: wake, near: openContext(t, w.config, wake), far: openContext(t, w.config,
-		wake)}
+	l := &lane{wake: wake, near: openContext(t, near, wake), far: openContext(t, far, wake)}
 	l.local, l.remote = mapped(t, l.near, false), mapped(t, l.far, w.own)
+	t.Cleanup(func() { // before the memory goes
+		if !l.closed {
+			l.close(t)
+		}
+	})
 	l.conn, l.back = join(t, l.near, l.far)
 	x, _ := l.far.Export(testKey)
 	l.slot, err = l.conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1, Export: x})
@@ -159,18 +171,16 @@ func openLane(t testing.TB, w way) *lane {
 	if err := errors.Join(l.conn.Pulls(), l.back.Pulls()); (err == nil) != w.config.Pull {
 		t.Fatalf("the kernel copies: %v, want it: %v", err, w.config.Pull)
 	}
-	t.Cleanup(func() {
-		if !l.closed {
-			l.close(t)
-		}
-	})
 	return l
 }
 
 func (l *lane) close(t testing.TB) {
 	t.Helper()
-	_ = l.conn.Close(testGrace)
-	_ = l.back.Close(testGrace)
+	for _, c := range []*Conn{l.conn, l.back} {
+		if c != nil { // it got so far
+			_ = c.Close(testGrace)
+		}
+	}
 	if err := l.near.Close(); err != nil {
 		t.Errorf("close: %v", err)
 	}
@@ -183,7 +193,7 @@ func (l *lane) close(t testing.TB) {
 func (l *lane) outcome(t *testing.T, tag uint64) error {
 	t.Helper()
 	var done [1]ring.Done
-	for end := time.Now().Add(10 * time.Second); l.near.Poll(done[:]) == 0; {
+	for end := time.Now().Add(testLimit); l.near.Poll(done[:]) == 0; {
 		if time.Now().After(end) {
 			t.Fatalf("tag %d does not complete", tag)
 		}
@@ -197,7 +207,7 @@ func (l *lane) outcome(t *testing.T, tag uint64) error {
 // notif waits for the next message on the far side.
 func (l *lane) notif(t *testing.T) Notif {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(testLimit); time.Now().Before(end); {
 		if notif, ok := l.far.Receive(); ok {
 			return notif
 		}
@@ -219,10 +229,9 @@ func (l *lane) move(t *testing.T, op driver.Op, descs ...driver.Desc) error {
 }
 
 func fill(b []byte, seed uint64) {
-	r := rand.New(rand.NewPCG(seed, 1))
-	for i := range b {
-		b[i] = byte(r.Uint32())
-	}
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	_, _ = rand.NewChaCha8(key).Read(b)
 }
 
 func everyWay(t *testing.T, f func(t *testing.T, l *lane)) {
@@ -322,7 +331,7 @@ func TestNotifs(t *testing.T) {
 func TestFence(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
 		require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 100}))
-		require.NoError(t, l.far.Fence(testKey, 2, testGrace))
+		require.NoError(t, l.far.Fence(testKey, 2, testLimit))
 		if err := l.move(t, driver.Write, driver.Desc{Len: 100}); !errors.Is(err,
 			driver.ErrRevoked) {
 			t.Fatalf("write with an old ticket: %v", err)

@@ -22,7 +22,7 @@ func (l *lane) outcomes(t *testing.T, from, to uint64) map[uint64]error {
 	t.Helper()
 	got := make(map[uint64]error)
 	var done [4]ring.Done
-	end := time.Now().Add(10 * time.Second)
+	end := time.Now().Add(testLimit)
 	for len(got) < int(to-from) {
 		if time.Now().After(end) {
 			t.Fatalf("%d of %d batches complete", len(got), to-from)
@@ -163,7 +163,7 @@ func TestMovesManyUnalignedPieces(t *testing.T) {
 func (l *lane) insist(t *testing.T, tag uint64, d []driver.Desc, msg []byte) {
 	t.Helper()
 	err := driver.ErrFull
-	for end := time.Now().Add(time.Second); errors.Is(err, driver.ErrFull) &&
+	for end := time.Now().Add(testLimit); errors.Is(err, driver.ErrFull) &&
 		time.Now().Before(end); {
 		err = submit(l.conn, driver.Write, tag, d, msg)
 	}
@@ -193,7 +193,7 @@ func TestCreditComesBack(t *testing.T) {
 					t.Fatalf("round %d, message %d: %d bytes", round, i, len(notif.Data))
 				}
 			}
-			_ = l.wake.SetDeadline(time.Now().Add(time.Second))
+			_ = l.wake.SetDeadline(time.Now().Add(testLimit))
 			require.NoError(t, l.wake.Wait(), "no wake-up when there is credit again")
 		}
 	})
@@ -201,7 +201,7 @@ func TestCreditComesBack(t *testing.T) {
 
 func TestRefusedBatchesKeepCredit(t *testing.T) {
 	everyWay(t, func(t *testing.T, l *lane) {
-		require.NoError(t, l.far.Fence(testKey, 2, testGrace))
+		require.NoError(t, l.far.Fence(testKey, 2, testLimit))
 		msg := []byte("not delivered")
 		for i := range uint64(20) {
 			d := []driver.Desc{l.desc(0, 0, 100000)}

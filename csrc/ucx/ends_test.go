@@ -47,7 +47,7 @@ func TestCancelAtEveryStage(t *testing.T) {
 
 func TestDrainAndEndWithWorkInFlight(t *testing.T) {
 	for name, end := range map[string]func(l *lane) error{
-		"drain": func(l *lane) error { return l.conn.Drain(testGrace) },
+		"drain": func(l *lane) error { return l.conn.Drain(testLimit) },
 		"close": func(l *lane) error {
 			l.conn.End(Closed, true)
 			l.conn.End(Lost, true)
@@ -197,7 +197,7 @@ func TestConnectionToItself(t *testing.T) {
 			conn.Cancel(uint64(i % 3))
 			l.outcomes(t, 0, 3)
 		}
-		require.NoError(t, l.near.Fence(testKey, 2, testGrace))
+		require.NoError(t, l.near.Fence(testKey, 2, testLimit))
 		d := []driver.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot}}
 		require.NoError(t, errors.Join(submit(conn, driver.Write, 1, d, []byte("x"))))
 		if err := l.outcome(t, 1); !errors.Is(err, driver.ErrRevoked) {
@@ -239,7 +239,7 @@ func TestHelpSaysThatSomethingEnded(t *testing.T) {
 			// Submit's caller polls
 			inline := l.near.rings[0].Head.Load() != l.near.rings[0].Tail.Load()
 			if !l.conn.Help(l.tag, nil) && !inline {
-				for end := time.Now().Add(10 * time.Second); armed.Load() != 0; time.Sleep(
+				for end := time.Now().Add(testLimit); armed.Load() != 0; time.Sleep(
 					time.Microsecond) {
 					if l.near.rings[0].Head.Load() != l.near.rings[0].Tail.Load() &&
 						time.Now().After(end) {
@@ -257,8 +257,8 @@ func TestHelpSaysThatSomethingEnded(t *testing.T) {
 
 func TestMemoryOutlivesItsContext(t *testing.T) {
 	l := openLane(t, ways[0])
-	l.closed = true
 	l.works(t)
+	l.closed = true
 	_, _ = l.conn.Close(testGrace), l.back.Close(testGrace)
 	for range 2 {
 		require.NoError(t, errors.Join(l.near.Close(), l.far.Close()))
@@ -273,7 +273,7 @@ func TestMemoryOutlivesItsContext(t *testing.T) {
 		driver.ErrClosed) {
 		t.Errorf("map after the end: %v", err)
 	}
-	if err := l.far.Fence(testKey, 2, testGrace); !errors.Is(err, driver.ErrBounds) {
+	if err := l.far.Fence(testKey, 2, testLimit); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("fence after the end: %v", err)
 	}
 	if _, err := l.far.Connect(0, nil); !errors.Is(err, driver.ErrClosed) {

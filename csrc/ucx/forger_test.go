@@ -17,9 +17,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/park"
@@ -73,12 +73,11 @@ func (f forged) bytes() []byte {
 	for _, v := range []uint32{f.key, f.count, f.status_, 0} {
 		b = le.AppendUint32(b, v)
 	}
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	now := clock()
 	if f.echo == 0 {
-		f.echo = uint64(now.Nano())
+		f.echo = now
 	}
-	for _, v := range []uint64{f.at, uint64(now.Nano()), f.echo} {
+	for _, v := range []uint64{f.at, now, f.echo} {
 		b = le.AppendUint64(b, v)
 	}
 	return b
@@ -196,7 +195,7 @@ func (f *forger) announce(h forged, n int) {
 // await returns the next message of a kind, or fails.
 func (f *forger) await(kind byte) forged {
 	f.t.Helper()
-	for range 200 {
+	for end := time.Now().Add(testLimit); time.Now().Before(end); f.tell("poll 5") {
 		for i, b := range f.got {
 			if len(b) == headBytes && b[1] == kind {
 				f.got = f.got[i+1:]
@@ -207,7 +206,6 @@ func (f *forger) await(kind byte) forged {
 					status_: le.Uint32(b[48:]), at: le.Uint64(b[56:])}
 			}
 		}
-		f.tell("poll 5")
 	}
 	f.t.Fatalf("no message of kind %d", kind)
 	return forged{}
@@ -243,14 +241,16 @@ func openVictim(t testing.TB, w way) *victim {
 	} {
 		require.NoError(t, v.Map(key, m))
 	}
-	v.meet(t)
 	t.Cleanup(func() {
-		v.f.tell("poll 5")
-		_ = v.conn.Close(testGrace / 4)
+		if v.conn != nil {
+			_ = v.conn.Close(testGrace / 4)
+		}
 		if err := v.Close(); err != nil {
 			t.Errorf("close: %v", err)
 		}
 	})
+	v.meet(t)
+	t.Cleanup(func() { v.f.tell("poll 5") })
 	return v
 }
 
@@ -278,16 +278,21 @@ func (v *victim) alive(t testing.TB) {
 	t.Fatal("no connection is answered any more")
 }
 
+// answers reports whether messages on the connection are answered, and not that it has ended.
 func (v *victim) answers() bool {
 	v.f.got = nil
 	v.f.send(forged{kind: msgPing, conn: v.conn.ID(), off: 77}, nil)
-	for range 50 {
+	for end := time.Now().Add(testLimit); time.Now().Before(end); v.f.tell("poll 2") {
 		for _, b := range v.f.got {
 			if b[1] == msgPong {
 				return true
 			}
 		}
-		v.f.tell("poll 2")
+		slot, err := v.conn.Import(Import{Key: 1, Size: 1, Ticket: 1})
+		if err != nil {
+			return false
+		}
+		v.conn.Drop(slot)
 	}
 	return false
 }

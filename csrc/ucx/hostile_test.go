@@ -137,7 +137,7 @@ func (v *victim) read(t *testing.T, tag uint64, d ...driver.Desc) forged {
 func (v *victim) outcome(t *testing.T, tag uint64) error {
 	t.Helper()
 	var done [1]ring.Done
-	for end := time.Now().Add(20 * time.Second); v.Poll(done[:]) == 0; {
+	for end := time.Now().Add(testLimit); v.Poll(done[:]) == 0; {
 		if time.Now().After(end) {
 			t.Fatalf("tag %d does not complete", tag)
 		}
@@ -164,29 +164,32 @@ func TestOldWritesAreAskedAbout(t *testing.T) {
 		v.f.send(write, eight) // behind it
 		v.f.send(forged{kind: msgNotif, conn: v.conn.ID(), flags: flagChecked}, []byte("arrived"))
 		v.alive(t)
-		require.Equal(t, before, v.mem, "an old write landed unasked, or one overtook it")
+		require.True(t, bytes.Equal(before, v.mem), "an old write landed, or one overtook it")
 		if _, early := v.Receive(); early {
 			t.Fatal("a notification overtook its bytes")
 		}
 		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID(), echo: 1}, nil)
 		v.f.await(msgConfirm)
-		require.Equal(t, before, v.mem, "an old confirmation counted")
-		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID()}, nil)
+		require.True(t, bytes.Equal(before, v.mem), "an old confirmation counted")
 		copy(before[victimFrom:], eight)
 		copy(before[victimFrom+100:], eight)
-		// One that a busy machine brings too late is too old itself: then once more.
-		for end := time.Now().Add(20 * time.Second); ; {
-			v.alive(t)
-			if bytes.Equal(before, v.mem) || time.Now().After(end) {
-				break
-			}
-			v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID()}, nil)
-		}
-		require.Equal(t, before, v.mem)
+		v.lands(t, forged{kind: msgConfirmed, conn: v.conn.ID()}, before, clock)
 		notif, ok := v.Receive()
 		require.True(t, ok)
 		require.Equal(t, "arrived", string(notif.Data))
 	})
+}
+
+// lands confirms, with an echo, until what was held has landed: a confirmation that a busy machine
+// brings too late is too old itself.
+func (v *victim) lands(t *testing.T, confirmed forged, want []byte, echo func() uint64) {
+	t.Helper()
+	for end := time.Now().Add(testLimit); !bytes.Equal(want, v.mem); {
+		require.True(t, time.Now().Before(end), "what was confirmed does not land")
+		confirmed.echo = echo()
+		v.f.send(confirmed, nil)
+		v.alive(t)
+	}
 }
 
 // TestOldWritesOfAnEndThatIsOver has the sender end, by the message that says so, before it
@@ -206,9 +209,9 @@ func TestOldWritesOfAnEndThatIsOver(t *testing.T) {
 			var ok bool
 			news, ok = v.Control()
 			return ok
-		}, 10*time.Second, time.Millisecond)
+		}, testLimit, time.Millisecond)
 		require.True(t, news.Lost && news.Over)
-		require.Equal(t, before, v.mem)
+		require.True(t, bytes.Equal(before, v.mem))
 	})
 }
 
@@ -279,6 +282,7 @@ func TestMessagesWithoutCredit(t *testing.T) {
 			version: messageVersion}.bytes(), 16)
 	}
 	v.f.tell("poll 200")
+	awaitLoss(t, v.Context)
 	got := 0
 	for _, ok := v.Receive(); ok; _, ok = v.Receive() {
 		got++
@@ -314,10 +318,10 @@ func TestFenceOfMemoryExportedMeanwhile(t *testing.T) {
 		nonce = v.f.await(msgPing).off
 		v.f.send(forged{kind: msgPong, conn: v.conn.ID(), off: nonce}, nil)
 	}
-	require.NoError(t, v.Fence(11, 3, testGrace), "the peer has answered")
+	require.NoError(t, v.Fence(11, 3, testLimit), "the peer has answered")
 	late(4, "a peer that has mapped it while the last fence waited")
 	v.conn.End(Closed, true)
-	require.NoError(t, v.Fence(11, 4, testGrace), "the connection has ended")
+	require.NoError(t, v.Fence(11, 4, testLimit), "the connection has ended")
 	v.Unmap(11)
 }
 

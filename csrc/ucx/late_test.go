@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // TestAnswersAreOfTheirEpoch fences memory that a peer reads who does not take the answers, and
@@ -27,7 +28,7 @@ func TestAnswersAreOfTheirEpoch(t *testing.T) {
 			v.f.send(forged{kind: msgRead, conn: v.conn.ID(), seq: seq, ticket: victimTicket,
 				key: 7, size: victimTo - victimFrom}, nil)
 		}
-		require.NoError(t, v.Fence(7, victimTicket+1, testGrace))
+		require.NoError(t, v.Fence(7, victimTicket+1, testLimit))
 		for i := range region {
 			region[i] = 0xee
 		}
@@ -38,7 +39,9 @@ func TestAnswersAreOfTheirEpoch(t *testing.T) {
 				break
 			}
 		}
-		require.Zero(t, v.f.late, "bytes that were written after the fence were sent")
+		if v.f.late > 0 {
+			promise.Broken(t, "bytes that were written after the fence were sent")
+		}
 	})
 }
 
@@ -94,5 +97,7 @@ func TestListThatChanges(t *testing.T) {
 	}
 	stop.Store(true)
 	<-over
-	require.NotEqual(t, byte(0x5a), beyond[0], "bytes beyond what was imported were written")
+	if beyond[0] == 0x5a {
+		promise.Broken(t, "bytes beyond what was imported were written")
+	}
 }

@@ -6,7 +6,9 @@ package ucx
 
 import (
 	"bytes"
+	"errors"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,6 +26,23 @@ func openSpots(t *testing.T) *Spots {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
+}
+
+// stand calls f, which has a thread come to a spot and stand there until goOn. The end of the test
+// lets it go on, too: a test that fails would otherwise close what the thread uses.
+func stand(t *testing.T, s *Spots, spot int, f func() error) (goOn func() error) {
+	t.Helper()
+	s.Park(spot)
+	over := make(chan error, 1)
+	go func() { over <- f() }() // it may be its thread that stands
+	goOn = sync.OnceValue(func() error {
+		s.Park(AtNone)
+		return errors.Join(s.Leave(), <-over)
+	})
+	t.Cleanup(func() { _ = goOn() })
+	require.NoError(t, s.came.SetReadDeadline(time.Now().Add(testLimit)))
+	require.NoError(t, s.Await())
+	return goOn
 }
 
 // TestFenceWhileAStoreStands has a near writer stand, with its worker's lock, before and behind
@@ -47,12 +66,7 @@ func fenceWhileAStoreStands(t *testing.T, spot int, again bool) {
 	beside, back := joinWorkers(t, l.near, l.far, 1, 1) // the lock of the first worker is taken
 	clear(l.remote)
 	fill(l.local, 1)
-	spots.Park(spot)
-	stood := make(chan error, 1)
-	go func() {
-		stood <- submit(l.conn, driver.Write, 1, []driver.Desc{l.desc(0, 0, parkedBytes)}, nil)
-	}()
-	require.NoError(t, spots.Await())
+	goOn := stand(t, spots, spot, func() error { return l.begins(driver.Write) })
 	require.ErrorIs(t, l.far.Fence(testKey, 2, 20*time.Millisecond), driver.ErrTimeout)
 	require.NoError(t, l.far.Refresh(testKey))
 	if again {
@@ -71,13 +85,12 @@ func fenceWhileAStoreStands(t *testing.T, spot int, again bool) {
 	require.NoError(t, submit(beside, driver.Write, 2, []driver.Desc{d}, nil))
 	require.NoError(t, l.outcome(t, 2))
 	copy(want[parkedBytes/2:], l.local[64:128])
-	require.NoError(t, spots.Leave())
-	require.NoError(t, <-stood)
+	require.NoError(t, goOn())
 	require.ErrorIs(t, l.outcome(t, 1), driver.ErrRevoked)
-	require.NoError(t, l.far.Fence(testKey, 3, testGrace))
+	require.NoError(t, l.far.Fence(testKey, 3, testLimit))
 	require.True(t, bytes.Equal(want, l.remote), "a byte of a store that stood landed")
-	require.NoError(t, beside.Close(testGrace))
-	require.NoError(t, back.Close(testGrace))
+	require.NoError(t, beside.Close(testLimit))
+	require.NoError(t, back.Close(testLimit))
 }
 
 // TestFenceWhileALandingStands has the owner's worker stand between its look at ticket and age
@@ -86,15 +99,14 @@ func TestFenceWhileALandingStands(t *testing.T) {
 	for _, w := range ways[1:] {
 		t.Run(w.name, func(t *testing.T) {
 			spots, l := openStanding(t, w)
-			spots.Park(AtCopy)
-			require.NoError(t, submit(l.conn, driver.Write, 1,
-				[]driver.Desc{l.desc(0, 0, parkedBytes)}, nil))
-			l.fenceStands(t, spots)
+			l.fenceStands(t, stand(t, spots, AtCopy, func() error {
+				return l.begins(driver.Write)
+			}))
 			clear(l.remote)
 			l.tag = 1
 			// it may have landed before the fence
 			require.NotErrorIs(t, l.outcome(t, 1), driver.ErrFull)
-			require.NoError(t, l.far.Fence(testKey, 3, testGrace))
+			require.NoError(t, l.far.Fence(testKey, 3, testLimit))
 			require.True(t, bytes.Equal(make([]byte, parkedBytes), l.remote[:parkedBytes]),
 				"a byte landed behind the fence")
 		})
@@ -109,10 +121,9 @@ func TestFenceWhileAnAnswerStands(t *testing.T) {
 			spots, l := openStanding(t, w)
 			fill(l.remote, 5)
 			want := slices.Clone(l.remote[:parkedBytes])
-			spots.Park(AtAnswer)
-			require.NoError(t, submit(l.conn, driver.Read, 1,
-				[]driver.Desc{l.desc(0, 0, parkedBytes)}, nil))
-			l.fenceStands(t, spots)
+			l.fenceStands(t, stand(t, spots, AtAnswer, func() error {
+				return l.begins(driver.Read)
+			}))
 			clear(l.remote)
 			if err := l.outcome(t, 1); err == nil {
 				require.True(t, bytes.Equal(want, l.local[:parkedBytes]),
@@ -134,17 +145,21 @@ func openStanding(t *testing.T, w way) (*Spots, *lane) {
 	return spots, l
 }
 
+// begins submits what has a thread come to a spot.
+func (l *lane) begins(op driver.Op) error {
+	return submit(l.conn, op, 1, []driver.Desc{l.desc(0, 0, parkedBytes)}, nil)
+}
+
 // fenceStands fences the owner's memory while its worker stands: the fence ends behind it.
-func (l *lane) fenceStands(t *testing.T, spots *Spots) {
+func (l *lane) fenceStands(t *testing.T, goOn func() error) {
 	t.Helper()
-	require.NoError(t, spots.Await())
 	fenced := make(chan error, 1)
-	go func() { fenced <- l.far.Fence(testKey, 2, testGrace) }()
+	go func() { fenced <- l.far.Fence(testKey, 2, testLimit) }()
 	select {
 	case err := <-fenced:
 		t.Fatalf("the fence returned %v while a worker stood behind its look", err)
 	case <-time.After(50 * time.Millisecond): // it cannot be seen to wait
 	}
-	require.NoError(t, spots.Leave())
+	require.NoError(t, goOn())
 	require.NoError(t, <-fenced)
 }

@@ -6,7 +6,6 @@ package ucx
 
 import (
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -27,16 +26,33 @@ func TestFencesBesideAPeerThatStands(t *testing.T) {
 		l.near.Unmap(key)
 		require.NoError(t, a.Close())
 	})
-	spots.Park(AtCopy)
-	require.NoError(t, submit(l.conn, driver.Write, 1, []driver.Desc{l.desc(0, 0, testBytes)}, nil))
-	require.NoError(t, spots.Await())
+	goOn := stand(t, spots, AtCopy, func() error {
+		return submit(l.conn, driver.Write, 1, []driver.Desc{l.desc(0, 0, testBytes)}, nil)
+	})
 	for ticket := uint64(2); ticket < 2000; ticket++ {
 		_, may := l.near.Export(key)
 		require.True(t, may)
 		require.ErrorIs(t, l.near.Fence(key, ticket, 0), driver.ErrTimeout)
 		require.LessOrEqual(t, int(l.conn.Sends()), 300, "messages that UCX keeps")
 	}
-	require.NoError(t, spots.Leave())
-	require.NoError(t, l.near.Fence(key, 0, 10*time.Second))
+	require.NoError(t, goOn())
+	require.NoError(t, l.near.Fence(key, 0, testLimit))
 	require.NoError(t, l.outcome(t, 1))
+}
+
+// TestIdle leaves a connection alone for 500 times the Grace of its ends: they keep it alive, and
+// it works as before.
+func TestIdle(t *testing.T) {
+	everyWay(t, func(t *testing.T, l *lane) {
+		for range 500 {
+			for _, c := range []*Context{l.near, l.far} {
+				c.Elapse(testGrace)
+				for m, ok := c.Control(); ok; m, ok = c.Control() {
+					require.False(t, m.Lost, "an idle peer was given up")
+				}
+			}
+		}
+		require.LessOrEqual(t, max(l.conn.Sends(), l.back.Sends()), 300, "messages that UCX keeps")
+		l.works(t)
+	})
 }

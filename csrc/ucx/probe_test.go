@@ -29,27 +29,16 @@ func TestBlockedQueue(t *testing.T) {
 	require.False(t, l.near.Blocked(), "the queue of another backend")
 	l.far.Condemn()
 	for _, c := range []*Context{l.far, l.near} {
-		var news Control
-		require.Eventually(t, func() bool {
-			m, ok := c.Control()
-			if ok && m.Lost {
-				news = m
-			}
-			return ok && m.Lost
-		}, 10*time.Second, time.Millisecond)
-		require.Equal(t, c == l.near, news.Over, "only the peer of a condemned end knows "+
-			"that it is over")
+		require.Equal(t, c == l.near, awaitLoss(t, c).Over,
+			"only the peer of a condemned end knows that it is over")
 	}
 }
 
 // TestSilenceIsSuspect has a peer say nothing: the queue may be the cause.
 func TestSilenceIsSuspect(t *testing.T) {
-	w := ways[pulledWay]
-	w.config.GraceNanos = uint64(100 * time.Millisecond)
-	v := openVictim(t, w)
-	require.Eventually(t, func() bool {
-		m, ok := v.Control()
-		return ok && m.Suspect
-	}, 10*time.Second, time.Millisecond)
+	v := openVictim(t, ways[pulledWay])
+	v.Elapse(2 * testGrace)
+	m, _ := v.Control()
+	require.True(t, m.Suspect)
 	require.False(t, v.Blocked())
 }

@@ -80,27 +80,11 @@ void sl_ucx_wake(struct sl_ucx_worker *w)
 		(void)!write(w->context->config.wake_fd, &one, sizeof(one));
 }
 
-uint64_t sl_ucx_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-/* To some milliseconds, at a tenth of the price: what is read for every message. */
-uint64_t sl_ucx_about_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline)
 {
-	struct timespec t = {.tv_sec = (time_t)(deadline / 1000000000u),
-			     .tv_nsec = (long)(deadline % 1000000000u)};
+	uint64_t at = sl_ucx_kernels(deadline);
+	struct timespec t = {.tv_sec = (time_t)(at / 1000000000u),
+			     .tv_nsec = (long)(at % 1000000000u)};
 
 	return pthread_cond_timedwait(&w->news, &w->lock, &t) == ETIMEDOUT ? -ETIMEDOUT : 0;
 }

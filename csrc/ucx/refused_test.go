@@ -6,7 +6,6 @@ package ucx
 
 import (
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -41,7 +40,7 @@ func TestRefusedNest(t *testing.T) {
 			p := &driver.Pattern{Count: 4, Run: 16, Local: driver.Side{Stride: 4096},
 				Remote: driver.Side{Stride: 4096}, LocalKey: testKey, RemoteKey: l.slot,
 				Loops: []driver.Loop{{N: 3, Local: 64, Remote: 64}}}
-			require.NoError(t, l.far.Fence(testKey, 77, time.Second))
+			require.NoError(t, l.far.Fence(testKey, 77, testLimit))
 			for i := range 50 {
 				burn(byte(i))
 				require.NoError(t, submitNest(l.conn, uint64(i), p))

@@ -24,7 +24,8 @@ const signalsVariable = "SLUICE_CSRC_SIGNALS_CHILD"
 
 // TestSignalsChild prints what works once UCX is loaded and a worker runs.
 func TestSignalsChild(t *testing.T) {
-	if os.Getenv(signalsVariable) == "" {
+	limit, err := time.ParseDuration(os.Getenv(signalsVariable))
+	if err != nil {
 		return
 	}
 	caught := make(chan os.Signal, 4)
@@ -39,7 +40,7 @@ func TestSignalsChild(t *testing.T) {
 		select {
 		case got := <-caught:
 			fmt.Println("caught", got)
-		case <-time.After(2 * time.Second):
+		case <-time.After(limit):
 			fmt.Println("lost", s)
 		}
 	}
@@ -54,13 +55,14 @@ func dereferenceNil() (what string) {
 	return fmt.Sprint(p[3])
 }
 
-// signalsWith runs the child with one more variable in its environment.
-func signalsWith(t *testing.T, variable string) string {
+// signalsWith runs the child with one more variable in its environment, and with a limit for each
+// signal to come.
+func signalsWith(t *testing.T, variable string, limit time.Duration) string {
 	t.Helper()
 	exe, err := os.Executable()
 	require.NoError(t, err)
-	cmd := exec.Command(exe, "-test.run=^TestSignalsChild$", "-test.timeout=20s")
-	cmd.Env = append(os.Environ(), signalsVariable+"=1", variable)
+	cmd := exec.Command(exe, "-test.run=^TestSignalsChild$", "-test.timeout=60s")
+	cmd.Env = append(os.Environ(), signalsVariable+"="+limit.String(), variable)
 	out, _ := cmd.CombinedOutput() // the words tell
 	return string(out)
 }
@@ -70,7 +72,7 @@ func TestLeavesSignalsToGo(t *testing.T) {
 		drivertest.SkipIfUnavailable(t, err)
 		t.Fatal(err)
 	}
-	out := signalsWith(t, "NONE=")
+	out := signalsWith(t, "NONE=", testLimit)
 	for _, want := range []string{"caught terminated", "caught hangup",
 		"recovered runtime error: invalid memory address", "closed"} {
 		if !strings.Contains(out, want) {
@@ -85,10 +87,12 @@ func TestLeavesTheUsersSettings(t *testing.T) {
 		drivertest.SkipIfUnavailable(t, err)
 		t.Fatal(err)
 	}
-	if out := signalsWith(t, "UCX_DEBUG_SIGNO=HUP"); strings.Contains(out, "caught hangup") {
+	out := signalsWith(t, "UCX_DEBUG_SIGNO=HUP", time.Second)
+	if strings.Contains(out, "caught hangup") {
 		t.Errorf("UCX_DEBUG_SIGNO=HUP of the user was overwritten: %s", out)
 	}
-	if out := signalsWith(t, "UCX_HANDLE_ERRORS=bt"); strings.Contains(out, "recovered") {
+	out = signalsWith(t, "UCX_HANDLE_ERRORS=bt", time.Second)
+	if strings.Contains(out, "recovered") {
 		t.Errorf("UCX_HANDLE_ERRORS=bt of the user was overwritten: %s", out)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"os"
 	"sync/atomic"
+	"time"
 	"unsafe"
 )
 
@@ -72,3 +73,10 @@ func (s *Spots) Close() error {
 
 // Sends is how many messages UCX has not yet put into the peer's queue.
 func (n *Conn) Sends() int { return int(C.sl_ucx_sends(n.c)) }
+
+// Elapse moves the clock of all contexts of this process on, and has this one look at once for what
+// is late by it. The others take the time for a standstill of their own.
+func (c *Context) Elapse(d time.Duration) { C.sl_ucx_elapse(c.c, C.uint64_t(d)) }
+
+// clock is that clock, in ns.
+func clock() uint64 { return uint64(C.sl_ucx_now()) }

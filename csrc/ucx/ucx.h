@@ -181,6 +181,14 @@ int sl_ucx_probe(struct sl_ucx_context *c, uint32_t worker, const char *transpor
 /* How many messages UCX has not yet put into the peer's queue. For tests. */
 uint32_t sl_ucx_sends(struct sl_ucx_conn *n);
 
+/* The clock by which threads judge peers and messages: CLOCK_MONOTONIC, unless a test moved it. */
+uint64_t sl_ucx_now(void);
+/*
+ * Moves the clock of all contexts on, and has the workers of this one look at once for what is late
+ * by it. For tests.
+ */
+void sl_ucx_elapse(struct sl_ucx_context *c, uint64_t ns);
+
 /* Probes whose message will never be taken: they stay, with their descriptors. */
 uint32_t sl_ucx_probes_kept(void);
 

@@ -217,9 +217,10 @@ struct sl_ucx_context {
 	atomic_uint_fast64_t nonce;
 };
 
-/* progress.c */
-uint64_t sl_ucx_now(void);
+/* clock.c */
 uint64_t sl_ucx_about_now(void);
+uint64_t sl_ucx_kernels(uint64_t at); /* when it is that by CLOCK_MONOTONIC */
+/* progress.c */
 void sl_ucx_lock(struct sl_ucx_worker *w);
 void sl_ucx_unlock(struct sl_ucx_worker *w);
 void sl_ucx_let_in(struct sl_ucx_worker *w); /* without the lock, before it is taken again */

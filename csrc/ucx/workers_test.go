@@ -33,7 +33,7 @@ const crowdRange = testBytes / 8
 func (c *crowd) submit(op driver.Op, tag uint64, msg []byte) error {
 	d := []driver.Desc{{Local: c.from, Remote: c.from, Len: crowdRange, LocalKey: testKey,
 		RemoteKey: c.slot}}
-	for end := time.Now().Add(10 * time.Second); ; {
+	for end := time.Now().Add(testLimit); ; {
 		err := submit(c.conn, op, tag, d, msg)
 		if !errors.Is(err, driver.ErrFull) || time.Now().After(end) {
 			return err
@@ -64,7 +64,7 @@ func (c *crowd) run(t *testing.T, g uint64) {
 			if err := Error(d); err != nil || d.Tag != tag {
 				t.Errorf("goroutine %d: tag %x: %v", g, d.Tag, err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(testLimit):
 			t.Errorf("goroutine %d: tag %x does not complete", g, tag)
 			return
 		}
