@@ -3,25 +3,37 @@
 package spec
 
 import (
+	"flag"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
-// models are what spin is to find: nothing, or a broken promise where a protocol is as it was
-// before a mend, or as it must not be.
-var models = []struct {
+// compileFlags and searchFlags make spin search all states for broken assertions.
+var (
+	compileFlags = []string{"-O2", "-DSAFETY", "-DCOLLAPSE"}
+	searchFlags  = []string{"-E", "-m1000000"}
+)
+
+// model is a file with the mistakes that are built into it.
+type model struct {
 	name, file string
 	defines    []string
 	broken     bool
-}{
+}
+
+// models are what spin is to find: nothing, or a broken promise where a protocol is as it was
+// before a mend, or as it must not be.
+var models = []model{
 	{"shm mapped", "shm_mapped.pml", nil, false},
 	{"shm mapped, the epoch before the generation", "shm_mapped.pml", []string{"-DOLD"}, true},
 	{"shm foreign", "shm_gate.pml", nil, false},
@@ -58,39 +70,86 @@ var models = []struct {
 	{"cuda, the memory before the word of it", "cuda_processes.pml", []string{"-DEARLY"}, true},
 }
 
+// update has TestModels record what it finds.
+var update = flag.Bool("update", false, "write what spin found of changed models to "+verifiedFile)
+
+// TestModels has spin check each model that differs from the one in verified.txt, and fails until
+// the result is recorded there. A model that did not change is not checked anew: TestSoakModels
+// checks all.
 func TestModels(t *testing.T) {
-	for _, tool := range []string{"spin", "gcc"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			drivertest.SkipIfUnavailable(t, &driver.UnavailableError{
-				Backend: "spec", Reason: err.Error(), Fix: "apt-get install " + tool,
+	known := readVerified(t)
+	var mu sync.Mutex
+	found := maps.Clone(known)
+	t.Run("all", func(t *testing.T) {
+		for _, m := range models {
+			t.Run(m.name, func(t *testing.T) {
+				t.Parallel()
+				v := known[m.name]
+				if m.hash(t) != v.hash {
+					v = m.verify(t)
+					if !*update {
+						t.Errorf("%d states, and spin finds what it should, but %s has another "+
+							"model: record it by `%s`", v.states, verifiedFile, recordCommand)
+					}
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				found[m.name] = v
 			})
 		}
+	})
+	if *update && !t.Failed() {
+		require.NoError(t, os.WriteFile(verifiedFile, verifiedText(found), 0o666))
+		return
 	}
+	for name := range known {
+		require.True(t, slices.ContainsFunc(models, func(m model) bool { return m.name == name }),
+			"%s has %q, which is no model: `%s`", verifiedFile, name, recordCommand)
+	}
+}
+
+// TestSoakModels has spin check all models. The same version of spin finds as many states as
+// verified.txt says.
+func TestSoakModels(t *testing.T) {
+	known := readVerified(t)
 	for _, m := range models {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
-			found := check(t, m.file, m.defines)
-			broken := strings.Contains(found, "assertion violated")
-			require.Equal(t, m.broken, broken, "a broken promise: %s", found)
-			if !m.broken {
-				require.Contains(t, found, "errors: 0")
-				require.NotContains(t, found, "search depth too small")
-				require.NotContains(t, found, "Search not completed")
+			v := m.verify(t)
+			if k := known[m.name]; k.hash == v.hash && k.spin == v.spin {
+				require.Equal(t, k.states, v.states)
 			}
 		})
 	}
 }
 
-// check searches all states of a model, up to the first fault, and returns what spin says.
-func check(t *testing.T, model string, defines []string) string {
+// verify has spin search all states of a model, up to the first fault. It fails the test unless
+// spin finds what it is to find.
+func (m model) verify(t *testing.T) verified {
 	t.Helper()
+	for _, tool := range []string{"spin", "gcc"} {
+		_, err := exec.LookPath(tool)
+		require.NoError(t, err, "the model changed and must be checked: apt-get install "+tool)
+	}
 	dir := t.TempDir()
-	source, err := os.ReadFile(model)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, m.file), m.source(t), 0o600))
+	run(t, dir, "spin", append(slices.Clone(m.defines), "-a", m.file)...)
+	run(t, dir, "gcc", append(slices.Clone(compileFlags), "-o", "pan", "pan.c")...)
+	found := run(t, dir, "./pan", searchFlags...)
+	broken := strings.Contains(found, "assertion violated")
+	require.Equal(t, m.broken, broken, "a broken promise: %s", found)
+	if !m.broken {
+		require.Contains(t, found, "errors: 0")
+		require.NotContains(t, found, "search depth too small")
+		require.NotContains(t, found, "Search not completed")
+	}
+	stored := regexp.MustCompile(`(?m)^ *(\d+) states, stored`).FindStringSubmatch(found)
+	require.NotNil(t, stored, found)
+	states, err := strconv.Atoi(stored[1])
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, model), source, 0o600))
-	run(t, dir, "spin", append(defines, "-a", model)...)
-	run(t, dir, "gcc", "-O2", "-DSAFETY", "-DCOLLAPSE", "-o", "pan", "pan.c")
-	return run(t, dir, "./pan", "-E", "-m1000000")
+	version := strings.Fields(run(t, dir, "spin", "-V")) // Spin Version 6.5.2 -- 6 December 2019
+	require.Greater(t, len(version), 2)
+	return verified{m.hash(t), version[2], states}
 }
 
 func run(t *testing.T, dir, name string, args ...string) string {

@@ -40,7 +40,13 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// sharedLibrary builds libsluice.so as make install does, once a run.
+// library builds the library as make capi does. With -buildmode=c-archive and c-shared, go build
+// has gcc compile all C code of the module each time; go run takes it from the cache.
+func library(mode, ldflags, out string) error {
+	return command("go", "run", "-buildmode="+mode, "-ldflags", ldflags, "-exec", "cp", ".", out)
+}
+
+// sharedLibrary builds libsluice.so, once a run.
 var sharedLibrary = sync.OnceValue(func() error {
 	here, err := os.Getwd()
 	if err != nil {
@@ -49,8 +55,7 @@ var sharedLibrary = sync.OnceValue(func() error {
 	name := filepath.Join(built, "libsluice.so.1")
 	flags := "-s -w -extldflags '-Wl,-soname,libsluice.so.1 -Wl,--version-script=" +
 		filepath.Join(here, "exports.map") + "'"
-	if err := command("go", "build", "-buildmode=c-shared", "-ldflags", flags, "-o", name,
-		"."); err != nil {
+	if err := library("c-shared", flags, name); err != nil {
 		return err
 	}
 	return os.Symlink("libsluice.so.1", filepath.Join(built, "libsluice.so"))
@@ -79,16 +84,21 @@ func compile(t testing.TB, source string, flags ...string) string {
 	compiler, standard := "gcc", "-std=gnu11"
 	if filepath.Ext(source) == ".cpp" {
 		compiler, standard = "g++", "-std=c++17"
-		if _, err := exec.LookPath(compiler); err != nil {
-			drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "C++",
-				Reason: err.Error(), Fix: "apt-get install g++"})
-		}
+		needCPP(t)
 	}
 	args := append([]string{standard, "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I.",
 		"-o", out, source}, flags...)
 	require.NoError(t, command(compiler, append(args, "-L"+built, "-lsluice", "-Wl,-rpath,"+built,
 		"-ldl")...))
 	return out
+}
+
+func needCPP(t testing.TB) {
+	t.Helper()
+	if _, err := exec.LookPath("g++"); err != nil {
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "C++",
+			Reason: err.Error(), Fix: "apt-get install g++"})
+	}
 }
 
 // run starts a program that says ok at its end.

@@ -12,13 +12,15 @@ import (
 )
 
 // TestRace has six threads of C use the same handles at random, under the race detector.
-func TestRace(t *testing.T) {
-	rounds := 5000
-	if testing.Short() {
-		rounds = 500
-	}
+func TestRace(t *testing.T) { race(t, 1, 1500) }
+
+func TestSoakRace(t *testing.T) {
 	seed := int(time.Now().UnixNano() % 1e6)
 	t.Logf("seed %d", seed)
+	race(t, seed, 50000)
+}
+
+func race(t *testing.T, seed, rounds int) {
 	calls, codes, failed := hammerFromC(seed, rounds, t.TempDir())
 	require.Zero(t, failed, "a close at the end")
 	t.Logf("%d calls, %d succeeded", calls, codes[0])

@@ -34,7 +34,7 @@ static void write_once(side &a, side &b)
 	OK(finish(a.agent, r, &other));
 	NEED(heard(b, "alpha", 1)[0] == "another");
 	OK(finish(a.agent, r, &none)); // takes the message back
-	OK(tell(a, std::string("text\0with 0", 11)));
+	OK(tell(a, "beta", std::string("text\0with 0", 11)));
 	NEED(heard(b, "alpha", 1)[0] == std::string("text\0with 0", 11));
 	nixl_xfer_telem_t times;
 	OK(a.agent.getXferTelemetry(r, times));
@@ -297,7 +297,7 @@ static void ends(side &a)
 		NEED(a.agent.genNotif("beta", "gone") == NIXL_ERR_REMOTE_DISCONNECT);
 	side other("beta", "TCP");
 	meet(a, other, "beta");
-	OK(tell(a, "here"));
+	OK(tell(a, "beta", "here"));
 	NEED(heard(other, "alpha", 1)[0] == "here");
 }
 

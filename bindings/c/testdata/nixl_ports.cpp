@@ -167,11 +167,11 @@ static void second(const char *type, uint16_t port)
 	until(b.agent, "alpha", NIXL_SUCCESS);
 	nixlSerDes list;
 	OK(blocks(b.bytes, {0, N / 2}, N / 2).serialize(&list));
-	OK(b.agent.genNotif("alpha", list.exportStr()));
+	OK(tell(b, "alpha", list.exportStr()));
 	NEED(heard(b, "alpha", 1)[0] == "written");
 	NEED(b.bytes[0] == 'b' && b.bytes[N / 2 - 1] == 'b');
 	NEED(b.bytes[N / 2] == 'a' && b.bytes[N - 1] == 'a');
-	OK(b.agent.genNotif("alpha", "seen"));
+	OK(tell(b, "alpha", "seen"));
 	NEED(heard(b, "alpha", 1)[0] == "end");
 }
 
@@ -202,7 +202,7 @@ static void two_processes(const char *program, const char *type)
 	OK(a->agent.makeXferReq(NIXL_WRITE, near, {1}, far, {1}, write, &extra));
 	OK(finish(a->agent, write));
 	NEED(heard(*a, "beta", 1)[0] == "seen");
-	OK(a->agent.genNotif("beta", "end"));
+	OK(tell(*a, "beta", "end"));
 
 	int status = 0;
 	NEED(waitpid(child, &status, 0) == child && status == 0);

@@ -106,9 +106,9 @@ template <typename F> nixl_status_t patient(F call)
 	return s;
 }
 
-inline nixl_status_t tell(side &from, const std::string &message)
+inline nixl_status_t tell(side &from, const char *name, const std::string &message)
 {
-	return patient([&] { return from.agent.genNotif("beta", message); });
+	return patient([&] { return from.agent.genNotif(name, message); });
 }
 
 #endif
