@@ -4,7 +4,6 @@ package engine_test
 
 import (
 	"encoding/binary"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -21,39 +20,43 @@ import (
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
-var (
-	promisesSeed = flag.Uint64("fault.seed", 0, "of the run of promises under faults; 0: "+
-		"by the clock")
-	promisesFor = flag.Duration("fault.for", 8*time.Second,
-		"how long that run is, for each backend")
-)
+// runLength is how long a run of promises under faults is.
+type runLength struct {
+	actions int // of each worker; 0: as many as there is time for
+	time    time.Duration
+}
 
 // TestPromisesUnderFaults has writers, readers, leases, aborts and closes at random over
 // backends that lose, delay, fail and flap, and holds the engine to what it promises.
 func TestPromisesUnderFaults(t *testing.T) {
-	seed := *promisesSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	for name, open := range promisesBackends {
-		t.Run(name, func(t *testing.T) {
-			rules := rulesOf(seed)
-			t.Logf("again with: go test ./engine -run %s -fault.seed %d -fault.for %v\n%s",
-				t.Name(), seed, *promisesFor, rules)
-			p := keepPromises(t, open, rules, seed, *promisesFor)
-			for _, what := range p.broken {
-				t.Error(what)
-			}
-			t.Logf("%d actions: %d succeeded, %d failed, %d aborted, %d revoked, %d connections, "+
-				"%d messages; faults %v",
-				p.actions, p.succeeded, p.failed, p.aborted, p.revoked, p.connections, len(p.heard),
-				p.hits)
-			if p.succeeded == 0 || p.failed == 0 || p.aborted == 0 || p.revoked == 0 {
-				t.Error("the run has not tried what it should")
-			}
+	for _, seed := range []uint64{1, 2, 3} {
+		virtual.Run(t, fmt.Sprint("mem ", seed), func(t *testing.T) {
+			promisesUnderFaults(t, promisesBackends["mem"], seed, runLength{actions: 300})
 		})
+	}
+	for _, name := range []string{"shm", "tcp"} {
+		t.Run(name, func(t *testing.T) {
+			promisesUnderFaults(t, promisesBackends[name], 1, runLength{actions: 120})
+		})
+	}
+}
+
+func promisesUnderFaults(t *testing.T, open func() (driver.Backend, error), seed uint64,
+	long runLength) {
+	t.Helper()
+	p := keepPromises(t, open, rulesOf(seed), seed, long)
+	for _, what := range p.broken {
+		promise.Breaks(t, "%s", what)
+	}
+	t.Logf("seed %d: %d actions: %d succeeded, %d failed, %d aborted, %d revoked, %d "+
+		"connections, %d messages; faults %v\n%s", seed, p.actions, p.succeeded, p.failed,
+		p.aborted, p.revoked, p.connections, len(p.heard), p.hits, p.rules)
+	if p.succeeded == 0 || p.failed == 0 || p.aborted == 0 || p.revoked == 0 {
+		t.Error("the run has not tried what it should")
 	}
 }
 
@@ -70,16 +73,14 @@ func TestBrokenPromisesAreFound(t *testing.T) {
 		"write p=0.3: !early 3ms",
 		"message p=0.3: !duplicate",
 	} {
-		rules, err := fault.Parse(text)
-		require.NoError(t, err)
-		noticed := false
-		for end := time.Now().Add(time.Minute); !noticed && time.Now().Before(end); {
-			p := keepPromises(t, promisesBackends["mem"], rules, 1, 700*time.Millisecond)
-			noticed = len(p.broken) > 0
-		}
-		if !noticed {
-			t.Errorf("%s: nothing was noticed", text)
-		}
+		virtual.Run(t, text, func(t *testing.T) {
+			rules, err := fault.Parse(text)
+			require.NoError(t, err)
+			p := keepPromises(t, promisesBackends["mem"], rules, 1, runLength{actions: 300})
+			if len(p.broken) == 0 {
+				t.Error("nothing was noticed")
+			}
+		})
 	}
 }
 
@@ -87,8 +88,7 @@ var promisesBackends = map[string]func() (driver.Backend, error){
 	"mem": func() (driver.Backend, error) { return mem.New(mem.Config{}) },
 	"shm": func() (driver.Backend, error) { return shm.New(shm.Config{}) },
 	"tcp": func() (driver.Backend, error) {
-		return tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0",
-			Grace: 20 * time.Millisecond, CloseMax: 100 * time.Millisecond})
+		return tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0"})
 	},
 }
 
@@ -124,7 +124,8 @@ type promises struct {
 	a, b   *engine.Engine
 	src    *engine.Region
 	dst    *engine.Region
-	end    time.Time
+	long   runLength
+	end    time.Time // if the time is what ends it
 	rules  fault.Rules
 	leased sync.Map
 
@@ -137,15 +138,15 @@ type promises struct {
 }
 
 func keepPromises(t *testing.T, open func() (driver.Backend, error), rules fault.Rules, seed uint64,
-	long time.Duration) *promises {
+	long runLength) *promises {
 	t.Helper()
 	leak.Check(t, hostmem.InUse)
-	p := &promises{t: t, rules: rules, heard: map[uint64]int{}, sent: map[uint64]bool{}}
+	p := &promises{t: t, rules: rules, long: long, heard: map[uint64]int{}, sent: map[uint64]bool{}}
 	var wrapped driver.Backend
 	p.a, wrapped = p.open("a", open)
 	p.b, _ = p.open("b", open)
 	p.src, p.dst = p.register(p.a, "src"), p.register(p.b, "dst")
-	p.end = time.Now().Add(long)
+	p.end = time.Now().Add(long.time)
 	listening, stop := make(chan struct{}), make(chan struct{})
 	go p.listen(listening, stop)
 	var workers sync.WaitGroup
@@ -179,7 +180,8 @@ func (p *promises) open(name string, open func() (driver.Backend, error)) (*engi
 	}
 	require.NoError(p.t, err)
 	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b},
-		TransferTimeout: 100 * time.Millisecond, AbortGrace: 10 * time.Second})
+		TransferTimeout: 100 * time.Millisecond, AbortGrace: 10 * time.Second,
+		Spin: virtual.Spin()})
 	require.NoError(p.t, err)
 	p.t.Cleanup(func() {
 		if err := e.Close(); err != nil {

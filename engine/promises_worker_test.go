@@ -26,10 +26,11 @@ type promiser struct {
 }
 
 func (w *promiser) work() {
-	for time.Now().Before(w.end) {
+	for n := 0; w.goesOn(n); {
 		if !w.dial() {
 			continue
 		}
+		n++
 		w.note(&w.actions)
 		switch w.rng.IntN(8) {
 		case 0, 1, 2:
@@ -47,6 +48,14 @@ func (w *promiser) work() {
 	if w.peer != nil {
 		w.hangUp()
 	}
+}
+
+// goesOn reports whether the run has not ended after n actions of this worker.
+func (w *promiser) goesOn(n int) bool {
+	if w.long.actions > 0 {
+		return n < w.long.actions
+	}
+	return time.Now().Before(w.end)
 }
 
 // dial makes a connection if there is none that lives.
