@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // twoPeers opens an engine over a fake and another one that it connects to twice.
@@ -25,7 +26,9 @@ func twoPeers(t *testing.T, f *fake) (a, b *Peer, local *Region) {
 
 // TestOnePeerHoldsUpNoOther has a peer that never has room: a transfer to another
 // one overtakes those that wait for it.
-func TestOnePeerHoldsUpNoOther(t *testing.T) {
+func TestOnePeerHoldsUpNoOther(t *testing.T) { virtual.Time(t, onePeerHoldsUpNoOther) }
+
+func onePeerHoldsUpNoOther(t *testing.T) {
 	f := &fake{}
 	f.onSubmit = func(peer int, _ driver.Op, _ uint64, _ bool) error {
 		if peer == 0 {
@@ -92,7 +95,9 @@ func TestRoomIsShared(t *testing.T) {
 
 // TestLostPeerEndsWhoWaits has transfers wait for room at a peer that dies
 // meanwhile.
-func TestLostPeerEndsWhoWaits(t *testing.T) {
+func TestLostPeerEndsWhoWaits(t *testing.T) { virtual.Time(t, lostPeerEndsWhoWaits) }
+
+func lostPeerEndsWhoWaits(t *testing.T) {
 	dead := make(chan struct{})
 	var peer *fakePeer
 	f := &fake{}
@@ -180,6 +185,10 @@ func TestAbortOutOfTheBacklog(t *testing.T) {
 // TestFailureEndsWhatWaitsElsewhere has a batch fail at one connection while the rest of its post
 // waits for room at another one, which never has any: the post ends at once.
 func TestFailureEndsWhatWaitsElsewhere(t *testing.T) {
+	virtual.Time(t, failureEndsWhatWaitsElsewhere)
+}
+
+func failureEndsWhatWaitsElsewhere(t *testing.T) {
 	failing, full := &fake{name: "failing", manual: true,
 		sleep: true}, &fake{name: "full", sleep: true}
 	full.onSubmit = func(int, driver.Op, uint64, bool) error { return ErrFull }

@@ -13,6 +13,7 @@ import (
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // hung is a device whose operations end with the connection alone, like those on a file of a
@@ -44,7 +45,9 @@ func (d *hungDisk) Caps() driver.Caps {
 
 // TestLocalConnectionIsRenewed loses the owner's connection to its own device once, by an
 // operation that had to be ended by force: other peers, and the owner, go on.
-func TestLocalConnectionIsRenewed(t *testing.T) {
+func TestLocalConnectionIsRenewed(t *testing.T) { virtual.Time(t, localConnectionIsRenewed) }
+
+func localConnectionIsRenewed(t *testing.T) {
 	wire, err := mem.New(mem.Config{})
 	require.NoError(t, err)
 	d := &hung{newDevice(t, "device", driver.HBM)}
@@ -80,6 +83,10 @@ func TestLocalConnectionIsRenewed(t *testing.T) {
 // TestLocalConnectionIsLostInAChain has a chain of the engine's own lose the connection of its
 // hops: its transfers end, new ones go on, and Close returns.
 func TestLocalConnectionIsLostInAChain(t *testing.T) {
+	virtual.Time(t, localConnectionIsLostInAChain)
+}
+
+func localConnectionIsLostInAChain(t *testing.T) {
 	d := &hungDisk{&hung{newDevice(t, "disk", driver.File)}}
 	e := open(t, "e", func(c *Config) {
 		c.Backends = []driver.Backend{d}
@@ -182,7 +189,9 @@ func TestAnswersNeedNoWayBack(t *testing.T) {
 }
 
 // TestWindowsAreGivenBack has peers come, take staging memory and go, with a hop under way.
-func TestWindowsAreGivenBack(t *testing.T) {
+func TestWindowsAreGivenBack(t *testing.T) { virtual.Time(t, windowsAreGivenBack) }
+
+func windowsAreGivenBack(t *testing.T) {
 	b := newHost(t, "b")
 	for range 2 * windowsMax {
 		a := newHost(t, "a")

@@ -21,6 +21,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // carriers are the backends over which checksums are tested.
@@ -53,7 +54,8 @@ func newSumEnd(t testing.TB, name, carrier, rules string, n uint64,
 		}
 	}
 	require.NoError(t, err)
-	cfg := engine.Config{Name: name, Backends: []driver.Backend{b}, AbortGrace: 30 * time.Second}
+	cfg := engine.Config{Name: name, Backends: []driver.Backend{b}, AbortGrace: 30 * time.Second,
+		Spin: virtual.Spin()}
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -296,7 +298,7 @@ func TestChecksumIsAborted(t *testing.T) {
 			for i := range 60 {
 				for _, z := range []*engine.Transfer{x, y} {
 					must(t, z.Post())
-					time.Sleep(time.Duration(rand.N(4)) * time.Millisecond)
+					time.Sleep(time.Duration(i%4) * time.Millisecond)
 					if i%3 > 0 {
 						must(t, z.Abort(t.Context()))
 					}
@@ -315,13 +317,15 @@ func TestChecksumIsAborted(t *testing.T) {
 }
 
 // An answer that never comes ends with the transfer's deadline.
-func TestChecksumWithoutAnswer(t *testing.T) {
+func TestChecksumWithoutAnswer(t *testing.T) { virtual.Time(t, checksumWithoutAnswer) }
+
+func checksumWithoutAnswer(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
-	near := newSumEnd(t, "near", "tcp", "receive skip=2: delay 1h", sumSize,
+	near := newSumEnd(t, "near", "mem", "receive skip=2: delay 1h", sumSize,
 		func(c *engine.Config) {
 			c.TransferTimeout = 300 * time.Millisecond
 		})
-	far := newSumEnd(t, "farther", "tcp", "", sumSize)
+	far := newSumEnd(t, "farther", "mem", "", sumSize)
 	p, m := near.connect(t, far)
 	x := checked(t, near, p, engine.Write)
 	must(t, x.Add(near.r, 0, m, 0, 1000))

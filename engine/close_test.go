@@ -12,6 +12,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // eventually fails the test when f does not return within limit.
@@ -76,7 +77,9 @@ func TestStatsBesideConnect(t *testing.T) {
 
 // TestCloseOfABrokenBackend has transfers that no backend ever ends: who waits is
 // released all the same.
-func TestCloseOfABrokenBackend(t *testing.T) {
+func TestCloseOfABrokenBackend(t *testing.T) { virtual.Time(t, closeOfABrokenBackend) }
+
+func closeOfABrokenBackend(t *testing.T) {
 	p, r, m := overFake(t, &fake{manual: true, brokenClose: true}, limit)
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 3)

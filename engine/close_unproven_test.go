@@ -18,13 +18,11 @@ import (
 // withoutProof is a backend whose fences find none in their time.
 type withoutProof struct {
 	driver.Backend
-	entered chan struct{}
+	enter func()
 }
 
 func (b withoutProof) Fence(ctx context.Context, _ uint32) error {
-	if ctx.Err() == nil {
-		close(b.entered)
-	}
+	b.enter()
 	<-ctx.Done()
 	return driver.ContextError(ctx)
 }
@@ -36,7 +34,7 @@ func TestEachCloseSaysThatNothingIsProved(t *testing.T) {
 	require.NoError(t, err)
 	entered := make(chan struct{})
 	e, err := engine.Open(engine.Config{Name: "a", AbortGrace: 200 * time.Millisecond,
-		Backends: []driver.Backend{withoutProof{b, entered}}})
+		Backends: []driver.Backend{withoutProof{b, sync.OnceFunc(func() { close(entered) })}}})
 	require.NoError(t, err)
 	_, err = e.Register("data", engine.HostSegment(make([]byte, 4096)))
 	require.NoError(t, err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 func counterOf(t testing.TB, e *Engine, number uint32) *Counter {
@@ -122,7 +123,9 @@ func TestCountFollowsReads(t *testing.T) {
 	check(t, tr.Wait(within(t)))
 }
 
-func TestCountEnds(t *testing.T) {
+func TestCountEnds(t *testing.T) { virtual.Time(t, countEnds) }
+
+func countEnds(t *testing.T) {
 	a, b := open(t, "a"), open(t, "b")
 	p := connect(t, a, b)
 	c := counterOf(t, b, 4000)

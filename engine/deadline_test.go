@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 	"github.com/stretchr/testify/require"
 )
 
@@ -40,7 +42,9 @@ func scattered(t *testing.T, tr *Transfer, r *Region, m *Remote, n int) {
 	}
 }
 
-func TestTimeoutDisconnects(t *testing.T) {
+func TestTimeoutDisconnects(t *testing.T) { virtual.Time(t, timeoutDisconnects) }
+
+func timeoutDisconnects(t *testing.T) {
 	p, r, m := overFake(t, &fake{manual: true}, 50*time.Millisecond)
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 3)
@@ -80,6 +84,10 @@ func (k *keptOff) Poll(done []driver.Completion) (int, error) {
 // TestACompletionInHandIsNotGivenUp has the sweeper find a transfer late whose last completion
 // another goroutine has just taken.
 func TestACompletionInHandIsNotGivenUp(t *testing.T) {
+	virtual.Time(t, aCompletionInHandIsNotGivenUp)
+}
+
+func aCompletionInHandIsNotGivenUp(t *testing.T) {
 	var e *Engine
 	k := &keptOff{fake: &fake{manual: true}}
 	k.f = func() { time.Sleep(20 * e.sweeper.period) }
@@ -125,13 +133,16 @@ func TestAbortBesideItsTimeout(t *testing.T) {
 
 // TestProgressIsGivenTime: the time of a transfer begins anew with each batch that ends well,
 // but not once it is being ended.
-func TestProgressIsGivenTime(t *testing.T) {
+func TestProgressIsGivenTime(t *testing.T) { virtual.Time(t, progressIsGivenTime) }
+
+func progressIsGivenTime(t *testing.T) {
 	f := &fake{manual: true}
 	p, r, m := overFake(t, f, limit)
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 4)
 	require.NoError(t, tr.Post())
 	first := tr.deadline.Load()
+	time.Sleep(time.Millisecond)
 	f.finishOne(nil)
 	require.Eventually(t, func() bool {
 		return tr.deadline.Load() > first
@@ -172,7 +183,9 @@ func TestLongTransfersAreCut(t *testing.T) {
 }
 
 // TestHelloThatDoesNotEnd: the connection is closed while the Peer is being made.
-func TestHelloThatDoesNotEnd(t *testing.T) {
+func TestHelloThatDoesNotEnd(t *testing.T) { virtual.Time(t, helloThatDoesNotEnd) }
+
+func helloThatDoesNotEnd(t *testing.T) {
 	b := open(t, "b", func(c *Config) { c.Backends = []driver.Backend{&fake{}} })
 	a := open(t, "a", func(c *Config) {
 		c.Backends, c.AbortGrace = []driver.Backend{&fake{manual: true, hellos: true}},
@@ -189,7 +202,9 @@ func TestHelloThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-func TestTimeoutWithoutProof(t *testing.T) {
+func TestTimeoutWithoutProof(t *testing.T) { virtual.Time(t, timeoutWithoutProof) }
+
+func timeoutWithoutProof(t *testing.T) {
 	p, r, m := overFake(t, &fake{manual: true, brokenClose: true}, 50*time.Millisecond)
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 3)
@@ -209,7 +224,9 @@ func TestTimeoutWithoutProof(t *testing.T) {
 	}
 }
 
-func TestWaitEndsWithoutTheTransfer(t *testing.T) {
+func TestWaitEndsWithoutTheTransfer(t *testing.T) { virtual.Time(t, waitEndsWithoutTheTransfer) }
+
+func waitEndsWithoutTheTransfer(t *testing.T) {
 	f := &fake{manual: true}
 	p, r, m := overFake(t, f, limit)
 	tr := transfer(t, p, Write)
@@ -298,8 +315,8 @@ func TestDoubleCompletionsAreCountedAndDropped(t *testing.T) {
 	require.EqualValues(t, 50, p.e.Stats().Stray)
 }
 
-// TestNothingLandsAfterAbort posts large writes, aborts them at any moment, and
-// watches the target for what comes late.
+// TestNothingLandsAfterAbort posts large writes, aborts them at any moment, some of them in flight,
+// and watches the target for what comes late.
 func TestNothingLandsAfterAbort(t *testing.T) {
 	p, src, m, dst := pair(t, 8<<20)
 	fill(src.Bytes(), 1)
@@ -307,9 +324,9 @@ func TestNothingLandsAfterAbort(t *testing.T) {
 	tr := transfer(t, p, Write)
 	check(t, tr.Add(src, 0, m, 0, src.Size()))
 	aborted := 0
-	for i := range 60 {
+	for i := 0; i < 60 || aborted == 0; i++ {
 		check(t, tr.Post())
-		time.Sleep(time.Duration(i*i) * time.Microsecond / 4)
+		time.Sleep(time.Duration(i%60*(i%60)) * time.Microsecond / 4)
 		check(t, tr.Abort(within(t)))
 		copy(dst.Bytes(), poison)
 		if err := tr.Err(); errors.Is(err, ErrAborted) {
@@ -319,11 +336,8 @@ func TestNothingLandsAfterAbort(t *testing.T) {
 		}
 		time.Sleep(500 * time.Microsecond)
 		if !bytes.Equal(dst.Bytes(), poison) {
-			t.Fatalf("round %d: bytes landed after Abort", i)
+			promise.Broken(t, "round %d: bytes landed after Abort", i)
 		}
-	}
-	if aborted == 0 {
-		t.Error("no transfer was caught in flight: the test tests nothing")
 	}
 }
 

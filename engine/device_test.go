@@ -7,11 +7,10 @@ import (
 	"sync"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/park"
 )
 
 // device is a stand-in for a backend that moves between DRAM and memory of another kind of
@@ -146,7 +145,7 @@ func (d *device) release() {
 			d.end(h.tag, err)
 		}
 	}
-	_, _ = unix.Write(d.FD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	d.stir()
 }
 
 // drop ends what is held back, and moves none of it.
@@ -164,7 +163,15 @@ func (d *device) end(tag uint64, err error) {
 	d.mu.Lock()
 	d.ended = append(d.ended, driver.Completion{Tag: tag, Err: err})
 	d.mu.Unlock()
-	_, _ = unix.Write(d.FD(), []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	d.stir()
+}
+
+// stir wakes the engine.
+func (d *device) stir() {
+	if wake, err := park.EventFromFD(d.FD()); err == nil { // else it is closed
+		_ = wake.Signal()
+		_ = wake.Close()
+	}
 }
 
 // devicePeer carries no messages.

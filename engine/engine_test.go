@@ -17,6 +17,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // limit bounds every wait of these tests.
@@ -33,7 +34,7 @@ func within(t testing.TB) context.Context {
 // say otherwise, what has to end within AbortGrace has as long as the test itself.
 func open(t testing.TB, name string, change ...func(*Config)) *Engine {
 	t.Helper()
-	cfg := Config{Name: name, AbortGrace: limit}
+	cfg := Config{Name: name, AbortGrace: limit, Spin: virtual.Spin()}
 	for _, f := range change {
 		f(&cfg)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // heldFence is a backend whose fences wait before they end an epoch.
@@ -30,11 +31,13 @@ func (h *heldFence) Fence(ctx context.Context, key uint32) error {
 // TestStagerIsFencedLast: the stager admits sums by the tokens of the other backends. A fence of
 // it that ended before theirs would wait for none of the sums that it admits meanwhile, and they
 // would look at memory that the lease no longer covers.
-func TestStagerIsFencedLast(t *testing.T) {
+func TestStagerIsFencedLast(t *testing.T) { virtual.Time(t, stagerIsFencedLast) }
+
+func stagerIsFencedLast(t *testing.T) {
 	inner, err := mem.New(mem.Config{})
 	require.NoError(t, err)
 	held := &heldFence{inner, make(chan struct{}), make(chan struct{})}
-	e, err := Open(Config{Name: "a", Backends: []driver.Backend{held}})
+	e, err := Open(Config{Name: "a", Spin: virtual.Spin(), Backends: []driver.Backend{held}})
 	require.NoError(t, err)
 	defer e.Close()
 	memory, err := e.Alloc(1<<16, AllocOptions{Purpose: "test"})

@@ -22,7 +22,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// stressAt makes the test binary the other process of TestFenceStress.
+// stressAt makes the test binary the other process of the stress of fences.
 var stressAt = flag.String("stress-at", "", "backend:socket; for the tests' own use")
 
 // Each of stressSlots parts of a region has one use at a time.

@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -22,16 +23,30 @@ import (
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testing/freeze"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
-// TestFenceStress has another process write over leases, and this one write there. The other
+// TestTimedFenceStress has another process write over leases, and this one write there. The other
 // is stopped at random. Each lease is revoked and each transfer aborted at any moment; then its
 // memory has other bytes, the process goes on, and they must stay. Registrations, imports and
-// descriptions go on beside. -drivertest.stress is for how long, -drivertest.seed repeats the
-// choices of a run.
-func TestFenceStress(t *testing.T) {
+// descriptions go on beside.
+func TestTimedFenceStress(t *testing.T) {
+	fenceStressOverAll(t, 1, 12, 0)
+}
+
+// TestSoakFenceStress goes on for -drivertest.stress, and -drivertest.seed repeats a run's choices.
+func TestSoakFenceStress(t *testing.T) {
+	seed := stressFlag("seed").(uint64)
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	fenceStressOverAll(t, seed, math.MaxInt, stressFlag("stress").(time.Duration))
+}
+
+// fenceStressOverAll does so many rounds of each slot, or ends after long if that is not 0.
+func fenceStressOverAll(t *testing.T, seed uint64, rounds int, long time.Duration) {
 	for _, backend := range []string{"shm", "tcp", "ucx"} {
-		t.Run(backend, func(t *testing.T) { fenceStress(t, backend) })
+		t.Run(backend, func(t *testing.T) { fenceStress(t, backend, seed, rounds, long) })
 	}
 }
 
@@ -39,18 +54,14 @@ func stressFlag(name string) any {
 	return flag.Lookup("drivertest." + name).Value.(flag.Getter).Get()
 }
 
-func fenceStress(t *testing.T, backend string) {
+func fenceStress(t *testing.T, backend string, seed uint64, rounds int, long time.Duration) {
 	b, err := stressBackend(backend)
 	if err != nil {
 		drivertest.SkipIfUnavailable(t, err)
 	}
 	require.NoError(t, b.Close())
-	seed := stressFlag("seed").(uint64)
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
 	s := newStressOwner(t, backend, seed)
-	ends := time.Now().Add(stressFlag("stress").(time.Duration))
+	ends := time.Now().Add(long)
 	var all, stopper sync.WaitGroup
 	for slot := range stressSlots {
 		act := s.revokeOne
@@ -59,8 +70,10 @@ func fenceStress(t *testing.T, backend string) {
 		}
 		rng := rand.New(rand.NewPCG(seed, uint64(slot)))
 		all.Go(func() {
-			for time.Now().Before(ends) && !t.Failed() {
-				act(slot, rng)
+			for n := 0; n < rounds && (long == 0 || time.Now().Before(ends)) && !t.Failed(); {
+				if act(slot, rng) {
+					n++
+				}
 			}
 		})
 	}
@@ -195,10 +208,12 @@ func (s *stressOwner) alive() *engine.Peer {
 // freeze stops the other process at random, and lets it go on.
 func (s *stressOwner) freeze(rng *rand.Rand, stop <-chan struct{}) {
 	nap := func(most int) { time.Sleep(time.Duration(rng.IntN(most)) * time.Microsecond) }
-	for {
+	for stopped := false; ; stopped = true { // once at least
 		select {
 		case <-stop:
-			return
+			if stopped {
+				return
+			}
 		default:
 		}
 		nap(10_000)
@@ -222,14 +237,14 @@ func (s *stressOwner) freeze(rng *rand.Rand, stop <-chan struct{}) {
 }
 
 // revokeOne leases a slot, has the other process write there, and revokes.
-func (s *stressOwner) revokeOne(slot int, rng *rand.Rand) {
+func (s *stressOwner) revokeOne(slot int, rng *rand.Rand) (done bool) {
 	if s.alive() == nil {
-		return
+		return false
 	}
 	l, err := s.region.Lease(uint64(slot)*stressPart, stressPart, engine.LeaseOptions{})
 	if err != nil {
 		s.t.Errorf("lease: %v", err)
-		return
+		return false
 	}
 	fmt.Fprintln(s.input, "move", slot, 0, hex.EncodeToString(l.Token()))
 	time.Sleep(time.Duration(rng.IntN(8_000)) * time.Microsecond)
@@ -242,19 +257,20 @@ func (s *stressOwner) revokeOne(slot int, rng *rand.Rand) {
 	paint(s.part(slot), value)
 	s.answer(slot) // it was running, and writes no more
 	if n := strays(s.part(slot), value); n > 0 {
-		s.t.Errorf("slot %d: %d bytes landed after Revoke", slot, n)
+		promise.Breaks(s.t, "slot %d: %d bytes landed after Revoke", slot, n)
 	}
 	s.mu.Lock()
 	s.count.revoked++
 	s.mu.Unlock()
+	return true
 }
 
 // abortOne writes to the other process, and aborts. Over tcp the owner lands what it is copying
 // when it is stopped (docs/promises.md), so there it runs meanwhile.
-func (s *stressOwner) abortOne(slot int, rng *rand.Rand) {
+func (s *stressOwner) abortOne(slot int, rng *rand.Rand) (done bool) {
 	p := s.alive()
 	if p == nil {
-		return
+		return false
 	}
 	if s.backend != "shm" {
 		s.still.RLock()
@@ -264,17 +280,18 @@ func (s *stressOwner) abortOne(slot int, rng *rand.Rand) {
 		s.still.RUnlock()
 	}
 	if !ended {
-		return
+		return false
 	}
 	value := byte(rng.IntN(0x80))
 	s.ask("paint", slot, value, "")
 	time.Sleep(time.Duration(rng.IntN(3_000)) * time.Microsecond)
 	if n := s.ask("look", slot, value, ""); n > 0 {
-		s.t.Errorf("slot %d: %d bytes landed after Abort", slot, n)
+		promise.Breaks(s.t, "slot %d: %d bytes landed after Abort", slot, n)
 	}
 	s.mu.Lock()
 	s.count.aborted++
 	s.mu.Unlock()
+	return true
 }
 
 func (s *stressOwner) writeAndAbort(p *engine.Peer, slot int, rng *rand.Rand) (ended bool) {

@@ -105,9 +105,9 @@ func startDecode(t *testing.T) (process *os.Process, socket string) {
 	return cmd.Process, socket
 }
 
-// TestFrozenPeer stops the process at the other end. What needs its hand ends in
+// TestTimedFrozenPeer stops the process at the other end. What needs its hand ends in
 // time and provably, what does not goes on, and so does all that concerns others.
-func TestFrozenPeer(t *testing.T) {
+func TestTimedFrozenPeer(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -22,17 +22,16 @@ func TestHammer(t *testing.T) {
 	a, b := open(t, "a"), open(t, "b")
 	src, dst := register(t, a, "src", 1<<20), register(t, b, "dst", 1<<20)
 	p := connect(t, a, b)
-	end := time.Now().Add(700 * time.Millisecond)
+	seed := uint64(0)
 	var workers sync.WaitGroup
 	run := func(f func(i int, rng *rand.Rand)) {
-		workers.Add(1)
-		go func() {
-			defer workers.Done()
-			rng := rand.New(rand.NewPCG(1, uint64(end.UnixNano())))
-			for i := 0; time.Now().Before(end); i++ {
+		rng := rand.New(rand.NewPCG(1, seed))
+		seed++
+		workers.Go(func() {
+			for i := range 1000 {
 				f(i, rng)
 			}
-		}()
+		})
 	}
 	for range 3 {
 		tr := transfer(t, p, Write)

@@ -9,11 +9,15 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // TestInboxHoldsItsBytes: of large notifications, that the program does not read, the channel takes
 // what the budget allows, and their senders wait. All arrive, in order, once it reads.
-func TestInboxHoldsItsBytes(t *testing.T) {
+func TestInboxHoldsItsBytes(t *testing.T) { virtual.Time(t, inboxHoldsItsBytes) }
+
+func inboxHoldsItsBytes(t *testing.T) {
 	const size, budget = 256 << 10, 1 << 20
 	a := open(t, "a")
 	b := open(t, "b", func(c *Config) { c.NotificationBytes = budget })
@@ -39,7 +43,9 @@ func TestInboxHoldsItsBytes(t *testing.T) {
 }
 
 // TestInboxTakesOneOverItsBytes, and closes with one that waits.
-func TestInboxTakesOneOverItsBytes(t *testing.T) {
+func TestInboxTakesOneOverItsBytes(t *testing.T) { virtual.Time(t, inboxTakesOneOverItsBytes) }
+
+func inboxTakesOneOverItsBytes(t *testing.T) {
 	a := open(t, "a")
 	b := open(t, "b", func(c *Config) { c.NotificationBytes = 1 })
 	p := connect(t, a, b)

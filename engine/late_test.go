@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // until waits for what another goroutine brings about.
@@ -154,9 +155,9 @@ func TestChainWithALostAcknowledgement(t *testing.T) {
 	}
 }
 
-// TestChainAbortedOnTheWay aborts while the bytes are on their way, and has the time to see them
-// thrown away: when Abort has returned nil the peer places none of them.
-func TestChainAbortedOnTheWay(t *testing.T) {
+// TestTimedChainAbortedOnTheWay aborts while the bytes are on their way, and has the time to see
+// them thrown away: when Abort has returned nil the peer places none of them.
+func TestTimedChainAbortedOnTheWay(t *testing.T) {
 	_, b, k, tr, before := slowPut(t)
 	k.rate.Store(1 << 20)
 	for range 3 {
@@ -169,9 +170,9 @@ func TestChainAbortedOnTheWay(t *testing.T) {
 	}
 }
 
-// TestChainAbortedWithoutTheTime has an AbortGrace in which no link of that rate carries what is
-// under way: the connection is closed, Abort says what that proves, and no later post gets by.
-func TestChainAbortedWithoutTheTime(t *testing.T) {
+// TestTimedChainAbortedWithoutTheTime has an AbortGrace in which no link of that rate carries what
+// is under way: the connection is closed, Abort says what that proves, and no later post gets by.
+func TestTimedChainAbortedWithoutTheTime(t *testing.T) {
 	a, b, k, tr, before := slowPut(t)
 	hurry(t, a.e, 100*time.Millisecond)
 	k.rate.Store(128 << 10)
@@ -282,7 +283,9 @@ func (p *lateClosing) Close() error {
 
 // TestAbortWaitsForClose gives a transfer up only when the backend's Close has returned and
 // has not ended it: until then the proof may come.
-func TestAbortWaitsForClose(t *testing.T) {
+func TestAbortWaitsForClose(t *testing.T) { virtual.Time(t, abortWaitsForClose) }
+
+func abortWaitsForClose(t *testing.T) {
 	b := &lateCloser{&fake{manual: true}, make(chan struct{}, 1), make(chan struct{})}
 	e := open(t, "e", func(c *Config) {
 		c.Backends, c.AbortGrace = []driver.Backend{b}, 10*time.Millisecond
@@ -307,9 +310,9 @@ func TestAbortWaitsForClose(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-// TestAbortOverASlowLink ends a write of which most is still on its way: there is a proof, and
+// TestTimedAbortOverASlowLink ends a write of which most is still on its way: there is a proof, and
 // the memory is free.
-func TestAbortOverASlowLink(t *testing.T) {
+func TestTimedAbortOverASlowLink(t *testing.T) {
 	wire, k := tcpBehind(t)
 	over := func(b driver.Backend) func(*Config) {
 		return func(c *Config) { c.Backends, c.AbortGrace = []driver.Backend{b}, time.Second }

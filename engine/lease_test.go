@@ -11,6 +11,8 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 func TestLease(t *testing.T) {
@@ -58,7 +60,7 @@ func TestLease(t *testing.T) {
 		t.Errorf("write after Revoke: %v", err)
 	}
 	if bytes.ContainsFunc(pool.Bytes(), func(r rune) bool { return r != 0 }) {
-		t.Error("bytes landed after Revoke")
+		promise.Breaks(t, "bytes landed after Revoke")
 	}
 	if _, err := p.Import(l.Token()); !errors.Is(err, ErrRevoked) &&
 		!errors.Is(err, driver.ErrBadToken) {
@@ -69,7 +71,9 @@ func TestLease(t *testing.T) {
 	check(t, pool.Close())
 }
 
-func TestLeaseExpires(t *testing.T) {
+func TestLeaseExpires(t *testing.T) { virtual.Time(t, leaseExpires) }
+
+func leaseExpires(t *testing.T) {
 	owner, holder := open(t, "owner"), open(t, "holder")
 	pool := register(t, owner, "pool", 1<<16)
 	p := connect(t, holder, owner)
@@ -143,6 +147,10 @@ func TestForeignAndBrokenTokens(t *testing.T) {
 // TestRevokeWaitsNoLongerThanItsContext has a fence that takes its time, on behalf
 // of somebody else.
 func TestRevokeWaitsNoLongerThanItsContext(t *testing.T) {
+	virtual.Time(t, revokeWaitsNoLongerThanItsContext)
+}
+
+func revokeWaitsNoLongerThanItsContext(t *testing.T) {
 	fencing, fenced := make(chan struct{}, 9), make(chan struct{})
 	f := &fake{onFence: func(context.Context) error { fencing <- struct{}{}; <-fenced; return nil }}
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // visitor is a connection from a host, of which nothing but its end is looked at.
@@ -24,7 +26,9 @@ func (v *visitor) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(v.
 // TestOneHostShutsOutNoOther fills the lobby from one host with connections that have shown all
 // they can: another host gets in, a further one of the crowd does not, and none goes where no host
 // has most of the places.
-func TestOneHostShutsOutNoOther(t *testing.T) {
+func TestOneHostShutsOutNoOther(t *testing.T) { virtual.Time(t, oneHostShutsOutNoOther) }
+
+func oneHostShutsOutNoOther(t *testing.T) {
 	y := lobby{most: 4, in: map[net.Conn]visit{}}
 	enter := func(host string) (*visitor, bool) {
 		v := &visitor{host: host}

@@ -12,11 +12,14 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // TestNotifyGivesUp has a peer without room. The error says why, and nothing of
 // the attempt stays behind.
-func TestNotifyGivesUp(t *testing.T) {
+func TestNotifyGivesUp(t *testing.T) { virtual.Time(t, notifyGivesUp) }
+
+func notifyGivesUp(t *testing.T) {
 	f := &fake{manual: true}
 	f.onCancel = func(tag uint64) { f.drop(tag, ErrAborted) }
 	p, _, _ := overFake(t, f, limit)
@@ -40,7 +43,9 @@ func TestNotifyGivesUp(t *testing.T) {
 }
 
 // TestNotifyWithoutProof must not go on with a transfer that was given up.
-func TestNotifyWithoutProof(t *testing.T) {
+func TestNotifyWithoutProof(t *testing.T) { virtual.Time(t, notifyWithoutProof) }
+
+func notifyWithoutProof(t *testing.T) {
 	p, _, _ := overFake(t, &fake{manual: true, brokenClose: true}, 10*time.Millisecond)
 	for range 2 * notifyTransfersMax {
 		if err := p.Notify(within(t), nil); !errors.Is(err, ErrTimeout) &&
@@ -55,7 +60,9 @@ func TestNotifyWithoutProof(t *testing.T) {
 
 // TestReceiveLeavesNothingBehind has the end of a full channel meet a spinner: the
 // messages that the spinner has no room for reach the channel all the same.
-func TestReceiveLeavesNothingBehind(t *testing.T) {
+func TestReceiveLeavesNothingBehind(t *testing.T) { virtual.Time(t, receiveLeavesNothingBehind) }
+
+func receiveLeavesNothingBehind(t *testing.T) {
 	received, spinning, goOn := 0, make(chan struct{}), make(chan struct{})
 	var held bool
 	f := &fake{}

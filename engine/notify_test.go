@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 	"github.com/stretchr/testify/require"
 )
 
@@ -92,7 +93,9 @@ func TestNotifyWithoutWaiting(t *testing.T) {
 	require.ErrorIs(t, p.Notify(over, nil), context.Canceled) // all are in use
 }
 
-func TestNobodyReads(t *testing.T) {
+func TestNobodyReads(t *testing.T) { virtual.Time(t, nobodyReads) }
+
+func nobodyReads(t *testing.T) {
 	small, err := mem.New(mem.Config{BatchesMax: 8})
 	check(t, err)
 	a := open(t, "a")
@@ -195,7 +198,9 @@ func TestTwoConnectionsOfOneSender(t *testing.T) {
 
 // TestNext: a goroutine that waits for messages one by one gets them in order, at once or asleep;
 // one that is there comes before the end of the context, and the engine's Close ends the wait.
-func TestNext(t *testing.T) {
+func TestNext(t *testing.T) { virtual.Time(t, takeNext) }
+
+func takeNext(t *testing.T) {
 	a, b := open(t, "a"), open(t, "b")
 	p := connect(t, a, b)
 	over, cancel := context.WithCancel(context.Background())

@@ -13,11 +13,14 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // TestStagingWithoutProof writes through a buffer that the backend never lets go
 // of: it may neither be used again nor be unmapped.
-func TestStagingWithoutProof(t *testing.T) {
+func TestStagingWithoutProof(t *testing.T) { virtual.Time(t, stagingWithoutProof) }
+
+func stagingWithoutProof(t *testing.T) {
 	p, _, m := overFake(t, &fake{manual: true, brokenClose: true}, 20*time.Millisecond)
 	before := hostmem.InUse()["staging"]
 	if n, err := m.WriteAt([]byte("x"), 0); n != 0 || !errors.Is(err, ErrTimeout) {

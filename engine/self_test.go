@@ -13,11 +13,14 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // TestSelfIsRenewed has the connection to itself break.
-func TestSelfIsRenewed(t *testing.T) {
+func TestSelfIsRenewed(t *testing.T) { virtual.Time(t, selfIsRenewed) }
+
+func selfIsRenewed(t *testing.T) {
 	f := &fake{manual: true}
 	p, r, m := overFake(t, f, 20*time.Millisecond)
 	tr := transfer(t, p, Write)

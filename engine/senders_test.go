@@ -17,6 +17,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // serveUnix serves an engine at a socket and returns its path.
@@ -277,6 +278,10 @@ func TestAnswersWaitForRoom(t *testing.T) {
 // TestConnectToAnEngineThatIsNotRead connects while the other program reads no notifications and
 // all room is taken: bytes move, and what is sent later comes with its sender's name.
 func TestConnectToAnEngineThatIsNotRead(t *testing.T) {
+	virtual.Time(t, connectToAnEngineThatIsNotRead)
+}
+
+func connectToAnEngineThatIsNotRead(t *testing.T) {
 	b := open(t, "b", func(c *Config) { c.NotificationsMax = 1 })
 	dst := register(t, b, "dst", 4096)
 	a := open(t, "a")

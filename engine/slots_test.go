@@ -15,11 +15,16 @@ func TestSlots(t *testing.T) {
 	s.init(transfersLimit)
 	live := make([]Transfer, transfersLimit)
 	for i := range live {
-		require.True(t, s.take(&live[i]))
+		if !s.take(&live[i]) {
+			t.Fatalf("no slot after %d of %d", i, len(live))
+		}
 		slot, generation, bit := untag(tag(live[i].slot, s.renew(&live[i]), batchesInFlight-1))
-		require.Equal(t, []int{live[i].slot, 1, batchesInFlight - 1},
-			[]int{slot, int(generation), bit})
-		require.Same(t, &live[i], s.get(slot))
+		if slot != live[i].slot || generation != 1 || bit != batchesInFlight-1 {
+			t.Fatalf("the tag of slot %d is for %d, %d, %d", live[i].slot, slot, generation, bit)
+		}
+		if s.get(slot) != &live[i] {
+			t.Fatalf("slot %d has another transfer", slot)
+		}
 	}
 	require.False(t, s.take(new(Transfer)), "one more than there are slots")
 	s.give(&live[5])

@@ -18,12 +18,13 @@ import (
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // TestStagedRefusals are what the peer does not allow, or has no memory for.
 func TestStagedRefusals(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
-	t.Run("read-only", func(t *testing.T) {
+	virtual.Run(t, "read-only", func(t *testing.T) {
 		a, b := newHost(t, "a"), newHost(t, "b")
 		seg, _ := b.dev.alloc(t, 4096)
 		seg.ReadOnly = true
@@ -49,7 +50,7 @@ func TestStagedRefusals(t *testing.T) {
 			t.Error("a write past the end of the memory")
 		}
 	})
-	t.Run("no memory here", func(t *testing.T) {
+	virtual.Run(t, "no memory here", func(t *testing.T) {
 		a, b := newHost(t, "a", func(c *Config) { c.StagingBytes = -1 }), newHost(t, "b")
 		p := connect(t, a.e, b.e)
 		if err := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1); !errors.Is(err,
@@ -57,7 +58,7 @@ func TestStagedRefusals(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("none at the peer", func(t *testing.T) {
+	virtual.Run(t, "none at the peer", func(t *testing.T) {
 		a, b := newHost(t, "a"), newHost(t, "b", func(c *Config) { c.StagingBytes = -1 })
 		p := connect(t, a.e, b.e)
 		if err := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1); !errors.Is(err,
@@ -65,7 +66,7 @@ func TestStagedRefusals(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("too little at the peer", func(t *testing.T) {
+	virtual.Run(t, "too little at the peer", func(t *testing.T) {
 		b := newHost(t, "b", func(c *Config) { c.StagingBytes = slotBytes })
 		one, two := newHost(t, "one"), newHost(t, "two")
 		p := connect(t, one.e, b.e)
@@ -119,7 +120,9 @@ func TestStagedCrowd(t *testing.T) {
 }
 
 // TestStagedPeerCloses ends the peer in the middle: the transfer ends soon.
-func TestStagedPeerCloses(t *testing.T) {
+func TestStagedPeerCloses(t *testing.T) { virtual.Time(t, stagedPeerCloses) }
+
+func stagedPeerCloses(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	a, b := newHost(t, "a"), newHost(t, "b")
 	p := connect(t, a.e, b.e)
@@ -174,7 +177,9 @@ func (s *stubborn) Fence(ctx context.Context, key uint32) error {
 
 // TestStagedWindowWithoutProof keeps staging memory that a peer may still write into, and gives it
 // back once that is proved to be over.
-func TestStagedWindowWithoutProof(t *testing.T) {
+func TestStagedWindowWithoutProof(t *testing.T) { virtual.Time(t, stagedWindowWithoutProof) }
+
+func stagedWindowWithoutProof(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	inner, err := mem.New(mem.Config{})
 	check(t, err)
@@ -217,7 +222,9 @@ func (l *listener) Answer(_ uint64, b []byte) error {
 
 // TestStagedWithdrawnWhileClosing has an engine that closes say of no hop that it has ended
 // while it is under way: the peer's Abort would return too early.
-func TestStagedWithdrawnWhileClosing(t *testing.T) {
+func TestStagedWithdrawnWhileClosing(t *testing.T) { virtual.Time(t, stagedWithdrawnWhileClosing) }
+
+func stagedWithdrawnWhileClosing(t *testing.T) {
 	s := newHost(t, "b").e.stager
 	ears := &listener{heard: make(chan []byte, 9)}
 	from := &sender{lane: &lane{e: s.e, b: ears}, gone: make(chan struct{})}

@@ -12,11 +12,14 @@ import (
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // TestStagedForgeries sends the peer's engine requests that it must not obey: nothing of its
 // memory changes, and honest ones go on.
-func TestStagedForgeries(t *testing.T) {
+func TestStagedForgeries(t *testing.T) { virtual.Time(t, stagedForgeries) }
+
+func stagedForgeries(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	b := newHost(t, "b")
 	honest, liar := newHost(t, "honest"), newHost(t, "liar")
@@ -123,7 +126,9 @@ func TestStagedRateIsMeasured(t *testing.T) {
 }
 
 // TestStagedFence waits for the hops of an epoch, and lets none begin in it any more.
-func TestStagedFence(t *testing.T) {
+func TestStagedFence(t *testing.T) { virtual.Time(t, stagedFence) }
+
+func stagedFence(t *testing.T) {
 	h := newHost(t, "h")
 	s := h.e.stager
 	memory := h.hbm.mems[s.lane.index].(*stagedMemory)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // stuck is a device whose operations do not end with the connection either.
@@ -33,7 +34,9 @@ func (p *stuckPeer) Close() error { return nil }
 
 // TestAHopThatWasGivenUpIsNotOver when the peer is lost, or the chain closed: a local backend has
 // it still.
-func TestAHopThatWasGivenUpIsNotOver(t *testing.T) {
+func TestAHopThatWasGivenUpIsNotOver(t *testing.T) { virtual.Time(t, aHopThatWasGivenUpIsNotOver) }
+
+func aHopThatWasGivenUpIsNotOver(t *testing.T) {
 	wire, err := mem.New(mem.Config{})
 	require.NoError(t, err)
 	d := &stuck{&hung{newDevice(t, "device", driver.HBM)}}
@@ -148,10 +151,12 @@ func TestAChainFillsNoReadOnlyRegion(t *testing.T) {
 
 // TestCloseWithoutProofSaysSo: a copy into memory of ours is in a backend's hands, which no fence
 // asks for. Once it has ended after all, nothing is left to say.
-func TestCloseWithoutProofSaysSo(t *testing.T) {
+func TestCloseWithoutProofSaysSo(t *testing.T) { virtual.Time(t, closeWithoutProofSaysSo) }
+
+func closeWithoutProofSaysSo(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		d := &stuck{&hung{newDevice(t, "device", driver.HBM)}}
-		a, err := Open(Config{Name: "a", Backends: []driver.Backend{d},
+		a, err := Open(Config{Name: "a", Spin: virtual.Spin(), Backends: []driver.Backend{d},
 			AbortGrace: 50 * time.Millisecond})
 		require.NoError(t, err)
 		seg, _ := d.alloc(t, 1<<20)
@@ -195,6 +200,10 @@ func (d *unsure) Fence(ctx context.Context, key uint32) error {
 
 // TestChainsGoOnAfterAFenceThatFailed: the region stays registered, under new tokens.
 func TestChainsGoOnAfterAFenceThatFailed(t *testing.T) {
+	virtual.Time(t, chainsGoOnAfterAFenceThatFailed)
+}
+
+func chainsGoOnAfterAFenceThatFailed(t *testing.T) {
 	d := &unsure{device: newDevice(t, "device", driver.HBM)}
 	b := open(t, "b", func(c *Config) {
 		wire, err := mem.New(mem.Config{})
@@ -228,6 +237,10 @@ func TestChainsGoOnAfterAFenceThatFailed(t *testing.T) {
 
 // TestGuestsThatComeAndGoStopNoChain, though neither program reads notifications.
 func TestGuestsThatComeAndGoStopNoChain(t *testing.T) {
+	virtual.Time(t, guestsThatComeAndGoStopNoChain)
+}
+
+func guestsThatComeAndGoStopNoChain(t *testing.T) {
 	few := func(c *Config) { c.NotificationsMax, c.AbortGrace = 8, 100*time.Millisecond }
 	a, b := newHost(t, "a", few), newHost(t, "b", few)
 	p := connect(t, a.e, b.e)
@@ -253,6 +266,10 @@ func TestGuestsThatComeAndGoStopNoChain(t *testing.T) {
 
 // TestAChainIsAbortedWithoutATransferLeft: the program has all that there may be.
 func TestAChainIsAbortedWithoutATransferLeft(t *testing.T) {
+	virtual.Time(t, aChainIsAbortedWithoutATransferLeft)
+}
+
+func aChainIsAbortedWithoutATransferLeft(t *testing.T) {
 	a := newHost(t, "a", func(c *Config) { c.TransfersMax = 64 })
 	b := newHost(t, "b")
 	p := connect(t, a.e, b.e)

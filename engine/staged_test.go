@@ -19,6 +19,8 @@ import (
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // host is an engine with DRAM, memory of a device, and a way between hosts that moves DRAM
@@ -287,7 +289,7 @@ func TestStagedNotification(t *testing.T) {
 func TestStagedAbort(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	for _, at := range []string{"the peer's hop", "the own hop"} {
-		t.Run(at, func(t *testing.T) {
+		virtual.Run(t, at, func(t *testing.T) {
 			a, b := newHost(t, "a"), newHost(t, "b")
 			p := connect(t, a.e, b.e)
 			m := remote(t, p, "hbm")
@@ -316,7 +318,7 @@ func TestStagedAbort(t *testing.T) {
 			held.release()
 			time.Sleep(20 * time.Millisecond)
 			if !bytes.Equal(b.mem, before) {
-				t.Error("bytes have landed after the abort")
+				promise.Breaks(t, "bytes have landed after the abort")
 			}
 			run(t, warm) // the way is as good as before
 			run(t, tr)
@@ -329,7 +331,9 @@ func TestStagedAbort(t *testing.T) {
 
 // TestStagedRevoke ends a lease on memory of the device while hops for its holder are held
 // up.
-func TestStagedRevoke(t *testing.T) {
+func TestStagedRevoke(t *testing.T) { virtual.Time(t, stagedRevoke) }
+
+func stagedRevoke(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
 	a, b := newHost(t, "a"), newHost(t, "b")
 	p := connect(t, a.e, b.e)
@@ -364,6 +368,6 @@ func TestStagedRevoke(t *testing.T) {
 		t.Errorf("after the end of the lease: %v", err)
 	}
 	if !bytes.Equal(b.mem, before) {
-		t.Error("bytes have landed after the lease ended")
+		promise.Breaks(t, "bytes have landed after the lease ended")
 	}
 }

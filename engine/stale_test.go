@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // TestAbortOfWhatIsJustSubmitted aborts while Submit runs: the backend does not
@@ -67,7 +68,7 @@ func TestAbortRacesTheNextPost(t *testing.T) {
 			}
 		}
 	}()
-	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
+	for range 100_000 {
 		before := moved.Load()
 		check(t, tr.Post())
 		for !tr.Done() {
@@ -83,7 +84,9 @@ func TestAbortRacesTheNextPost(t *testing.T) {
 
 // TestAbortGraceBeginsAtAbort looks at the stage: the next step of the sweeper is
 // to close the connection, not to cancel once more.
-func TestAbortGraceBeginsAtAbort(t *testing.T) {
+func TestAbortGraceBeginsAtAbort(t *testing.T) { virtual.Time(t, abortGraceBeginsAtAbort) }
+
+func abortGraceBeginsAtAbort(t *testing.T) {
 	f := &fake{manual: true}
 	p, r, m := overFake(t, f, time.Hour)
 	tr := transfer(t, p, Write)
