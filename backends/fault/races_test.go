@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // before runs f once before the wrapped backend is polled.
@@ -28,7 +29,9 @@ func (b *before) Poll(done []driver.Completion) (int, error) {
 }
 
 // TestPollBesideSubmit has the first flight begin after Poll has looked for one.
-func TestPollBesideSubmit(t *testing.T) {
+func TestPollBesideSubmit(t *testing.T) { virtual.Time(t, pollBesideSubmit) }
+
+func pollBesideSubmit(t *testing.T) {
 	r := newRig(t, "write: drop")
 	b := r.near.(*Backend)
 	var tag uint64
@@ -45,7 +48,9 @@ func TestPollBesideSubmit(t *testing.T) {
 }
 
 // TestNothingIsHeldOfTheDead has the peer die after a batch was found sound, before it is held.
-func TestNothingIsHeldOfTheDead(t *testing.T) {
+func TestNothingIsHeldOfTheDead(t *testing.T) { virtual.Time(t, nothingIsHeldOfTheDead) }
+
+func nothingIsHeldOfTheDead(t *testing.T) {
 	r := newRig(t, "write: swallow")
 	b, p := r.near.(*Backend), r.peer.(*peer)
 	check(t, r.far.Close())
@@ -66,6 +71,10 @@ func TestNothingIsHeldOfTheDead(t *testing.T) {
 
 // TestPollIsNotClosedBeforeTheLastCompletion ends the wrapped backend while a flight is in hand.
 func TestPollIsNotClosedBeforeTheLastCompletion(t *testing.T) {
+	virtual.Time(t, pollIsNotClosedBeforeTheLastCompletion)
+}
+
+func pollIsNotClosedBeforeTheLastCompletion(t *testing.T) {
 	r := newRig(t, "write: late 1h")
 	b := r.near.(*Backend)
 	tag := r.write(0, 8)
@@ -131,7 +140,9 @@ func (r *rig) strange() (p driver.Peer, keys [2]uint32) {
 }
 
 // TestABatchIsTheCallersAgain changes one as soon as its completion was polled.
-func TestABatchIsTheCallersAgain(t *testing.T) {
+func TestABatchIsTheCallersAgain(t *testing.T) { virtual.Time(t, aBatchIsTheCallersAgain) }
+
+func aBatchIsTheCallersAgain(t *testing.T) {
 	r := newRig(t, "write: late 1us")
 	p, keys := r.strange()
 	x := &driver.Batch{Op: driver.Write,
@@ -145,7 +156,9 @@ func TestABatchIsTheCallersAgain(t *testing.T) {
 }
 
 // TestReadOnlyIsRefused: it is never an outcome, whatever a write waits for.
-func TestReadOnlyIsRefused(t *testing.T) {
+func TestReadOnlyIsRefused(t *testing.T) { virtual.Time(t, readOnlyIsRefused) }
+
+func readOnlyIsRefused(t *testing.T) {
 	for _, rules := range []string{"message size=0: late 20ms", "write: late 5ms; write: drop"} {
 		r := newRig(t, rules)
 		p, keys := r.strange()
