@@ -20,9 +20,34 @@ type link struct {
 	deaf atomic.Bool  // what the owner sends is lost
 	mute atomic.Bool  // what is sent to it is lost
 	rate atomic.Int64 // bytes a second towards the owner, of each connection; 0: any
+	held atomic.Pointer[holdUp]
 
 	mu  sync.Mutex
 	all []net.Conn
+}
+
+// holdUp stops a connection towards the owner once so many bytes have passed.
+type holdUp struct {
+	after int64
+	came  chan struct{} // closed once it has stopped one
+	once  sync.Once
+	goOn  chan struct{} // closed: all passes
+}
+
+// hold holds the next bytes up behind the first so many, until goOn is called.
+func (k *link) hold(t *testing.T, after int64) (came <-chan struct{}, goOn func()) {
+	h := &holdUp{after: after, came: make(chan struct{}), goOn: make(chan struct{})}
+	goOn = sync.OnceFunc(func() { close(h.goOn) })
+	t.Cleanup(goOn)
+	k.held.Store(h)
+	return h.came, goOn
+}
+
+func (h *holdUp) pass(passed int64) {
+	if passed >= h.after {
+		h.once.Do(func() { close(h.came) })
+		<-h.goOn
+	}
 }
 
 func plainTCP(t testing.TB) *tcp.Backend {
@@ -75,6 +100,8 @@ func (k *link) serve(l net.Listener, to string) {
 // relay does not close the other side: a cut link tells nothing.
 func (k *link) relay(to, from net.Conn, lose *atomic.Bool, slow bool) {
 	b := make([]byte, 16<<10)
+	var by *holdUp
+	passed := int64(0) // since by was there
 	for {
 		n, err := from.Read(b)
 		if err != nil {
@@ -85,6 +112,13 @@ func (k *link) relay(to, from net.Conn, lose *atomic.Bool, slow bool) {
 		}
 		if _, err := to.Write(b[:n]); err != nil {
 			return
+		}
+		if h := k.held.Load(); slow && h != nil {
+			if h != by {
+				by, passed = h, 0
+			}
+			passed += int64(n)
+			h.pass(passed)
 		}
 		if rate := k.rate.Load(); slow && rate > 0 {
 			time.Sleep(time.Duration(n) * time.Second / time.Duration(rate))

@@ -13,13 +13,16 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // atOnce is how long a test waits for what must not happen.
 const atOnce = 100 * time.Millisecond
 
 // TestCloseWaitsForWhatIsLeft closes a Sender while a Push gives back what it holds.
-func TestCloseWaitsForWhatIsLeft(t *testing.T) {
+func TestCloseWaitsForWhatIsLeft(t *testing.T) { virtual.Time(t, closeWaitsForWhatIsLeft) }
+
+func closeWaitsForWhatIsLeft(t *testing.T) {
 	dropping, goOn := make(chan struct{}), make(chan struct{})
 	var first sync.Once
 	p := newPair(t, setup{backend: func(t testing.TB) driver.Backend {
@@ -50,7 +53,9 @@ func TestCloseWaitsForWhatIsLeft(t *testing.T) {
 
 // TestLayerBesideTheEnd: a Push has not ended while a call of Layer is under way, which would
 // import anew what was closed.
-func TestLayerBesideTheEnd(t *testing.T) {
+func TestLayerBesideTheEnd(t *testing.T) { virtual.Time(t, layerBesideTheEnd) }
+
+func layerBesideTheEnd(t *testing.T) {
 	var imports atomic.Int64
 	var push *Push
 	p := newPair(t, setup{backend: func(t testing.TB) driver.Backend {

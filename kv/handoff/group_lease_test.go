@@ -12,6 +12,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -135,32 +136,32 @@ func TestGroupWithoutAProof(t *testing.T) {
 		if pull {
 			rank = 0
 		}
-		outcome := func(j *job) error { // of ending it there
+		outcome := func(t *testing.T, j *job) error { // of ending it there
 			if pull {
 				return j.pushes[0].Abort(within(t))
 			}
 			return j.requests[0].Cancel(within(t))
 		}
-		t.Run(name+", ended", func(t *testing.T) {
+		virtual.Run(t, name+", ended", func(t *testing.T) {
 			c, fails := newStubbornCrowd(t, pull, rank)
 			j := c.newJob(t, layout.Span{To: 40})
 			j.begin(t)
 			fails.Store(1 << 40)
-			require.ErrorIs(t, outcome(j), engine.ErrUnproven)
+			require.ErrorIs(t, outcome(t, j), engine.ErrUnproven)
 			j.awaitEnd(t)
 			fails.Store(0)
 			c.unproven(t, rank)
 		})
-		t.Run(name+", late", func(t *testing.T) {
+		virtual.Run(t, name+", late", func(t *testing.T) {
 			c, fails := newStubbornCrowd(t, pull, rank)
 			c.to[0].receive.cfg.RevokeTimeout, c.from[0].sender.cfg.RevokeTimeout = limit, limit
 			j := c.newJob(t, layout.Span{To: 40})
 			j.begin(t)
 			fails.Store(9)
-			require.NoError(t, outcome(j))
+			require.NoError(t, outcome(t, j))
 			j.awaitEnd(t)
 		})
-		t.Run(name+", all came", func(t *testing.T) {
+		virtual.Run(t, name+", all came", func(t *testing.T) {
 			c, fails := newStubbornCrowd(t, pull, rank)
 			j := c.newJob(t, layout.Span{To: 40})
 			j.begin(t)

@@ -9,8 +9,6 @@ import (
 	"flag"
 	"math/rand/v2"
 	"net"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -23,6 +21,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testing/freeze"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -60,7 +59,8 @@ func groupPrefillProcess(socket string) error {
 	if err != nil {
 		return err
 	}
-	eng, err := engine.Open(engine.Config{Name: "prefill-0", Backends: []driver.Backend{b}})
+	stands := newStands(b)
+	eng, err := engine.Open(engine.Config{Name: "prefill-0", Backends: []driver.Backend{stands}})
 	if err != nil {
 		return err
 	}
@@ -93,6 +93,7 @@ func groupPrefillProcess(socket string) error {
 	}
 	m := &member{side: plan.Senders()[0], regions: []*engine.Region{region}}
 	for number := uint64(1); !isLost(peer); number++ {
+		stands.request.Store(number)
 		m.each(layout.Tables{table}, processSpan, func(v *layout.View, unit int, token uint64,
 			cell []byte) {
 			copy(cell, cellOf(number, v, unit, token))
@@ -111,8 +112,9 @@ func groupPrefillProcess(socket string) error {
 	return nil
 }
 
-// withProcess is a crowd whose first prefill rank is another process.
-func withProcess(t *testing.T, patience time.Duration) (*crowd, *os.Process) {
+// withProcess is a crowd whose first prefill rank is another process. If it is to stand, it does
+// so with its first bytes.
+func withProcess(t *testing.T, patience time.Duration, stands bool) (*crowd, *child) {
 	t.Helper()
 	leak.Check(t)
 	plan, err := processPlan()
@@ -134,13 +136,10 @@ func withProcess(t *testing.T, patience time.Duration) (*crowd, *os.Process) {
 		cancel()
 		<-served
 	})
-	cmd := exec.Command(os.Args[0], "-group-prefill-at", socket)
-	cmd.Stderr = os.Stderr
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // "signal: killed"
-	})
+	process := startChild(t, "-group-prefill-at", socket)
+	if stands {
+		process.stand(t)
+	}
 	prefill.peers = []*engine.Peer{connect(t, prefill.eng, decode.eng)}
 	decode.peers = []*engine.Peer{nil, connect(t, decode.eng, prefill.eng)}
 	select {
@@ -162,7 +161,7 @@ func withProcess(t *testing.T, patience time.Duration) (*crowd, *os.Process) {
 		require.NoError(t, decode.receive.Close())
 		require.Zero(t, prefill.eng.Stats().Leases+decode.eng.Stats().Leases)
 	})
-	return c, cmd.Process
+	return c, process
 }
 
 // handOver takes a request all the way, of which this process has the second prefill rank.
@@ -186,10 +185,10 @@ func (j *job) pushUntilError(t *testing.T) {
 	_ = j.pushes[0].Finish(within(t))
 }
 
-// TestGroupKilledRank: a prefill process is killed in the middle of a request. The decode rank and
-// the other prefill rank learn it, and nothing is left.
-func TestGroupKilledRank(t *testing.T) {
-	c, process := withProcess(t, time.Minute)
+// TestTimedGroupKilledRank: a prefill process is killed in the middle of a request. The decode rank
+// and the other prefill rank learn it, and nothing is left.
+func TestTimedGroupKilledRank(t *testing.T) {
+	c, process := withProcess(t, time.Minute, false)
 	c.handOver(t)
 	j := c.newJob(t, processSpan)
 	j.begin(t)
@@ -204,19 +203,26 @@ func TestGroupKilledRank(t *testing.T) {
 	}
 }
 
-// TestGroupStoppedRank: a prefill process is stopped at any moment of a request, and goes on when
-// the blocks are used again. Nothing lands in them.
-func TestGroupStoppedRank(t *testing.T) {
+// TestTimedGroupStoppedRank: a prefill process is stopped before it writes, or at any moment of a
+// request, and goes on when the blocks are used again. Nothing lands in them.
+func TestTimedGroupStoppedRank(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 8))
-	ended, rounds := 0, 0
-	for ; rounds < 6 || ended == 0 && rounds < 40; rounds++ {
-		c, process := withProcess(t, 200*time.Millisecond)
+	for round := range 6 {
+		stands, patience := round%2 == 0, 200*time.Millisecond
+		if stands {
+			patience = time.Second // the process comes to that by then
+		}
+		c, process := withProcess(t, patience, stands)
 		j := c.newJob(t, processSpan)
 		var err error
 		j.requests[0], err = c.to[0].receive.Open(within(t), j.number, j.to[0], j.span)
 		require.NoError(t, err)
-		time.Sleep(time.Duration(r.IntN(1500)) * time.Microsecond) // any moment will do
-		require.NoError(t, freeze.Process(process))
+		if stands {
+			require.Equal(t, j.number, <-process.stood())
+		} else {
+			time.Sleep(time.Duration(r.IntN(1500)) * time.Microsecond)
+		}
+		require.NoError(t, freeze.Process(process.Process))
 		j.pushes[0], err = c.from[0].sender.Begin(within(t), j.number, j.from[0], j.span)
 		if err == nil {
 			j.pushUntilError(t)
@@ -226,23 +232,25 @@ func TestGroupStoppedRank(t *testing.T) {
 		}
 		j.awaitEnd(t)
 		require.Zero(t, c.to[0].eng.Stats().Leases)
-		if err := j.requests[0].Err(); err != nil {
+		if err := j.requests[0].Err(); stands || err != nil {
 			requireStopped(t, err)
-			ended++
 		}
 		var whole [][]byte
 		c.to[0].each(j.to[0], j.span, func(_ *layout.View, _ int, _ uint64, cell []byte) {
 			whole = append(whole, slices.Clone(cell))
 		})
-		require.NoError(t, freeze.Thaw(process))
+		require.NoError(t, freeze.Thaw(process.Process))
+		if stands {
+			process.letGo(t)
+		}
 		time.Sleep(20 * time.Millisecond)
 		c.to[0].each(j.to[0], j.span, func(_ *layout.View, _ int, _ uint64, cell []byte) {
-			require.True(t, bytes.Equal(whole[0], cell), "something landed after the end")
+			if !bytes.Equal(whole[0], cell) {
+				promise.Broken(t, "something landed after the end")
+			}
 			whole = whole[1:]
 		})
 	}
-	require.NotZero(t, ended, "no request was stopped in the middle")
-	t.Logf("%d of %d requests were stopped in the middle", ended, rounds)
 }
 
 // requireStopped wants the error of a limit, or of a connection that had to go for it.

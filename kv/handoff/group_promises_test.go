@@ -235,9 +235,9 @@ func (j *job) nothingIsOpen(t *testing.T) {
 // TestGroupLostRank: the engine of any one rank is closed in the middle of a request. All others
 // learn that a peer was lost, and leave nothing.
 func TestGroupLostRank(t *testing.T) {
-	pushAndPull(t, func(t *testing.T, s crowdSetup) {
-		for rank := range 6 {
-			t.Run(fmt.Sprint(rank), func(t *testing.T) {
+	for rank := range 6 {
+		t.Run(fmt.Sprint(rank), func(t *testing.T) {
+			pushAndPull(t, func(t *testing.T, s crowdSetup) {
 				c := newCrowd(t, s)
 				j := c.newJob(t, layout.Span{To: 40})
 				j.begin(t)
@@ -263,6 +263,6 @@ func TestGroupLostRank(t *testing.T) {
 					require.ErrorIs(t, err, engine.ErrPeerLost)
 				}
 			})
-		}
-	})
+		})
+	}
 }

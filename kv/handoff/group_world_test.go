@@ -20,6 +20,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -141,7 +142,7 @@ func (c *crowd) close(t testing.TB) {
 func newMember(t testing.TB, name string, side *layout.Side, s crowdSetup) *member {
 	t.Helper()
 	backend := s.backend(t)
-	cfg := engine.Config{Name: name, Backends: []driver.Backend{backend}}
+	cfg := engine.Config{Name: name, Backends: []driver.Backend{backend}, Spin: virtual.Spin()}
 	if s.engine != nil {
 		s.engine(&cfg)
 	}

@@ -15,57 +15,66 @@ import (
 	"github.com/sluicehq/sluice/kv/pool"
 )
 
-func TestHandsOverEveryByte(t *testing.T) { over(t, handsOverEveryByte) }
-
-func handsOverEveryByte(t *testing.T, open func(testing.TB) driver.Backend) {
+func TestHandsOverEveryByte(t *testing.T) {
 	for _, model := range []layout.Model{small, large} {
 		for _, order := range []layout.Arrangement{layout.BlockMajor, layout.LayerMajor} {
 			t.Run(model.Name+" from "+order.String(), func(t *testing.T) {
-				p := newPair(t, setup{backend: open, model: model, order: order})
-				ids := []uint64{0, 11, 12, 13, 14}
-				q := p.handOver(t, 1, ids...)
-				p.checkUntouched(t, q.Blocks)
-				q.Release()
-				q.Release()
-				moved := uint64(len(ids)) * p.decode.geometry.BlockBytes()
-				if s := p.sender.Stats(); s.Finished != 1 || s.BlocksMoved != 5 ||
-					s.Bytes != moved || s.Layers != uint64(model.Layers) {
-					t.Errorf("sender: %+v, want %d bytes", s, moved)
-				}
-				if s := p.receiver.Stats(); s.Finished != 1 || s.BlocksMoved != 5 ||
-					s.Bytes != moved || s.Strays != 0 {
-					t.Errorf("receiver: %+v, want %d bytes", s, moved)
-				}
-				if s := p.pool.Stats(); s.Cached != 5 || s.Used != 0 {
-					t.Errorf("pool: %+v", s)
-				}
+				over(t, func(t *testing.T, open func(testing.TB) driver.Backend) {
+					handsOverEveryByte(t, open, model, order)
+				})
 			})
 		}
 	}
 }
 
+func handsOverEveryByte(t *testing.T, open func(testing.TB) driver.Backend, model layout.Model,
+	order layout.Arrangement) {
+	p := newPair(t, setup{backend: open, model: model, order: order})
+	ids := []uint64{0, 11, 12, 13, 14}
+	q := p.handOver(t, 1, ids...)
+	p.checkUntouched(t, q.Blocks)
+	q.Release()
+	q.Release()
+	moved := uint64(len(ids)) * p.decode.geometry.BlockBytes()
+	if s := p.sender.Stats(); s.Finished != 1 || s.BlocksMoved != 5 ||
+		s.Bytes != moved || s.Layers != uint64(model.Layers) {
+		t.Errorf("sender: %+v, want %d bytes", s, moved)
+	}
+	if s := p.receiver.Stats(); s.Finished != 1 || s.BlocksMoved != 5 ||
+		s.Bytes != moved || s.Strays != 0 {
+		t.Errorf("receiver: %+v, want %d bytes", s, moved)
+	}
+	if s := p.pool.Stats(); s.Cached != 5 || s.Used != 0 {
+		t.Errorf("pool: %+v", s)
+	}
+}
+
 // TestGapsBetweenBlocks hands over between pools with and without gaps; what lies
 // in a gap stays.
-func TestGapsBetweenBlocks(t *testing.T) { over(t, gapsBetweenBlocks) }
-
-func gapsBetweenBlocks(t *testing.T, open func(testing.TB) driver.Backend) {
+func TestGapsBetweenBlocks(t *testing.T) {
 	for _, align := range [][2]uint64{{1, 1}, {1, 1 << 16}, {1 << 16, 1}, {64, 1 << 14}} {
 		t.Run(fmt.Sprintf("%d to %d", align[0], align[1]), func(t *testing.T) {
-			p := newPair(t, setup{backend: open, align: align})
-			q := p.handOver(t, 1, 0, 11, 12, 13, 14)
-			p.checkUntouched(t, q.Blocks)
-			q.Release()
-			push, q := p.begin(t, 2, 0, 11, 15)
-			require.NoError(t, q.Cancel(within(t)))
-			<-push.Ended()
-			q.Release()
-			q = p.handOver(t, 3, 0, 11, 15)
-			for layer := range p.decode.geometry.Layers() {
-				p.checkLayer(t, q, layer, []uint64{0, 11, 15})
-			}
-			q.Release()
+			over(t, func(t *testing.T, open func(testing.TB) driver.Backend) {
+				gapsBetweenBlocks(t, open, align)
+			})
 		})
 	}
+}
+
+func gapsBetweenBlocks(t *testing.T, open func(testing.TB) driver.Backend, align [2]uint64) {
+	p := newPair(t, setup{backend: open, align: align})
+	q := p.handOver(t, 1, 0, 11, 12, 13, 14)
+	p.checkUntouched(t, q.Blocks)
+	q.Release()
+	push, q := p.begin(t, 2, 0, 11, 15)
+	require.NoError(t, q.Cancel(within(t)))
+	<-push.Ended()
+	q.Release()
+	q = p.handOver(t, 3, 0, 11, 15)
+	for layer := range p.decode.geometry.Layers() {
+		p.checkLayer(t, q, layer, []uint64{0, 11, 15})
+	}
+	q.Release()
 }
 
 // checkUntouched checks that all of the decode side's pool but these blocks is

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // TestGarbageDoesNotDisturbOthers sends both sides what no honest peer sends,
@@ -99,7 +100,9 @@ func TestBrokenProtocolEndsTheRequest(t *testing.T) {
 }
 
 // TestDoneWithoutLayersIsNoEnd: the last word alone completes nothing.
-func TestDoneWithoutLayersIsNoEnd(t *testing.T) {
+func TestDoneWithoutLayersIsNoEnd(t *testing.T) { virtual.Time(t, doneWithoutLayersIsNoEnd) }
+
+func doneWithoutLayersIsNoEnd(t *testing.T) {
 	p := newPair(t, setup{receiver: func(c *ReceiverConfig) {
 		c.IdleTimeout = 50 * time.Millisecond
 	}})

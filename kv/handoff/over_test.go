@@ -7,20 +7,33 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
-// over runs a test with each backend that the two sides may have in common.
+// over runs a test with each backend that the two sides may have in common, mem in virtual time.
 func over(t *testing.T, test func(t *testing.T, open func(testing.TB) driver.Backend)) {
-	t.Run("mem", func(t *testing.T) { test(t, newMem) })
+	virtual.Run(t, "mem", func(t *testing.T) { test(t, newMem) })
 	t.Run("shm", func(t *testing.T) { test(t, newShm) })
 }
 
 func newMem(t testing.TB) driver.Backend {
 	t.Helper()
 	b, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	return b
+}
+
+// newSlowMem is mem whose transfers take up to a millisecond, so that in virtual time some are met
+// in flight.
+func newSlowMem(t testing.TB) driver.Backend {
+	t.Helper()
+	rules, err := fault.Parse("write p=0.7: late 500µs±500µs; read p=0.7: late 500µs±500µs")
+	require.NoError(t, err)
+	b, err := fault.Wrap(newMem(t), rules)
 	require.NoError(t, err)
 	return b
 }

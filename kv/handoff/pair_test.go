@@ -15,6 +15,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
 )
@@ -137,7 +138,7 @@ func newSide(t testing.TB, name string, s setup, o layout.Options) side {
 	t.Helper()
 	g, err := layout.New(s.model, o)
 	require.NoError(t, err)
-	cfg := engine.Config{Name: name, Backends: []driver.Backend{s.backend(t)}}
+	cfg := engine.Config{Name: name, Backends: []driver.Backend{s.backend(t)}, Spin: virtual.Spin()}
 	if s.engine != nil {
 		s.engine(&cfg)
 	}

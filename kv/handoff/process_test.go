@@ -7,10 +7,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -55,7 +55,8 @@ func prefillProcess(socket string) error {
 	if err != nil {
 		return err
 	}
-	eng, err := engine.Open(engine.Config{Name: "prefill", Backends: []driver.Backend{b}})
+	s := newStands(b)
+	eng, err := engine.Open(engine.Config{Name: "prefill", Backends: []driver.Backend{s}})
 	if err != nil {
 		return err
 	}
@@ -91,6 +92,7 @@ func prefillProcess(socket string) error {
 		return err
 	}
 	for number := uint64(0); ; number++ {
+		s.request.Store(number)
 		push, err := sender.Begin(context.Background(), peer, number, blocks)
 		for layer := 0; err == nil && layer < g.Layers(); layer++ {
 			err = push.Layer(context.Background(), layer)
@@ -138,19 +140,6 @@ func newDecode(t *testing.T, blocks int, idle time.Duration) (p *pair, socket st
 	return p, socket
 }
 
-// startPrefill starts a prefill process, which the test's end kills.
-func startPrefill(t *testing.T, socket string) *os.Process {
-	t.Helper()
-	cmd := exec.Command(os.Args[0], "-prefill-at", socket)
-	cmd.Stderr = os.Stderr
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // "signal: killed"
-	})
-	return cmd.Process
-}
-
 // settle waits for the end of a request and reports whether it was complete; then
 // its bytes must be right.
 func (p *pair) settle(t *testing.T, q *Request) bool {
@@ -191,22 +180,51 @@ func (p *pair) acceptFirst(t *testing.T) *Request {
 	}
 }
 
-// TestKilledPrefill kills the prefill process in the middle of a request.
-func TestKilledPrefill(t *testing.T) {
+// standing has the process stand in the middle of a request, and returns that. It gives those
+// before it back.
+func (p *pair) standing(t *testing.T, c *child) *Request {
+	t.Helper()
+	c.stand(t)
+	stood := c.stood()
+	var q *Request
+	for in := uint64(math.MaxUint64); q == nil || q.ID != in; {
+		select {
+		case next := <-p.receiver.accept:
+			if q != nil {
+				p.settle(t, q)
+				q.Release()
+			}
+			q = next
+		case number, ok := <-stood:
+			require.True(t, ok, "the process does not stand")
+			in, stood = number, nil
+		}
+	}
+	return q
+}
+
+// TestTimedKilledPrefill kills the prefill process in the middle of a request, and at any moment.
+func TestTimedKilledPrefill(t *testing.T) {
 	p, socket := newDecode(t, 8, time.Minute) // who is killed is lost, whatever the limit
 	r := rand.New(rand.NewPCG(7, 7))
-	for range 5 {
-		process := startPrefill(t, socket)
+	for round := range 6 {
+		process := startChild(t, "-prefill-at", socket)
 		first := p.acceptFirst(t)
 		if !p.settle(t, first) {
 			t.Errorf("the first request: %v", first.Err())
 		}
 		first.Release()
-		q := p.acceptOne(t)
-		time.Sleep(time.Duration(r.IntN(1500)) * time.Microsecond)
+		var q *Request
+		if round%2 == 0 {
+			q = p.standing(t, process)
+		} else {
+			q = p.acceptOne(t)
+			time.Sleep(time.Duration(r.IntN(1500)) * time.Microsecond)
+		}
 		require.NoError(t, process.Kill())
 		complete := p.settle(t, q)
 		q.Release()
+		require.False(t, complete && round%2 == 0, "a request without a layer is complete")
 		if !complete && !errors.Is(q.Err(), engine.ErrPeerLost) {
 			t.Errorf("the request of a killed peer: %v", q.Err())
 		}
@@ -230,24 +248,32 @@ func (p *pair) drop(t *testing.T) {
 	})
 }
 
-// TestStoppedPrefill stops the prefill process in the middle of a copy, uses the
+// TestTimedStoppedPrefill stops the prefill process before a copy, and at any moment, uses the
 // blocks again, and continues it: nothing may land.
-func TestStoppedPrefill(t *testing.T) {
+func TestTimedStoppedPrefill(t *testing.T) {
 	p, socket := newDecode(t, 8, 250*time.Millisecond)
 	r := rand.New(rand.NewPCG(8, 8))
-	process := startPrefill(t, socket)
-	ended, rounds := 0, 0
-	for ; rounds < 12 || ended == 0 && rounds < 60; rounds++ {
-		q := p.acceptOne(t)
-		if rounds%2 == 1 { // else at once: the shortest sleep may outlast a request
+	process := startChild(t, "-prefill-at", socket)
+	ended := 0
+	for round := range 12 {
+		stands := round%2 == 0
+		var q *Request
+		if stands {
+			q = p.standing(t, process)
+		} else {
+			q = p.acceptOne(t)
 			time.Sleep(time.Duration(r.IntN(1000)) * time.Microsecond)
 		}
-		require.NoError(t, freeze.Process(process))
+		require.NoError(t, freeze.Process(process.Process))
 		complete := p.settle(t, q)
 		q.Release()
 		p.drop(t)
 		check := p.fence(t, q.Blocks...)
-		require.NoError(t, freeze.Thaw(process))
+		require.NoError(t, freeze.Thaw(process.Process))
+		if stands {
+			process.letGo(t)
+			require.False(t, complete, "a request without a layer is complete")
+		}
 		time.Sleep(20 * time.Millisecond)
 		check()
 		if !complete {
@@ -257,8 +283,5 @@ func TestStoppedPrefill(t *testing.T) {
 			}
 		}
 	}
-	if ended == 0 {
-		t.Error("no request was stopped in the middle")
-	}
-	t.Logf("%d of %d requests were stopped in the middle", ended, rounds)
+	t.Logf("%d of 12 requests were stopped in the middle", ended)
 }

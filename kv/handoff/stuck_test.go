@@ -14,6 +14,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // stubborn is a backend that cannot prove anything for a while.
@@ -40,6 +41,10 @@ func newStubborn(t *testing.T) (p *pair, fails *atomic.Int64) {
 // TestBlocksThatCannotBeRevokedAreLost: without a proof, a block is never used
 // again, and the pool says so.
 func TestBlocksThatCannotBeRevokedAreLost(t *testing.T) {
+	virtual.Time(t, blocksThatCannotBeRevokedAreLost)
+}
+
+func blocksThatCannotBeRevokedAreLost(t *testing.T) {
 	p, fails := newStubborn(t)
 	push, q := p.begin(t, 1, 1, 2, 3)
 	fails.Store(1 << 40)
@@ -57,7 +62,9 @@ func TestBlocksThatCannotBeRevokedAreLost(t *testing.T) {
 }
 
 // TestNoSuccessWithoutProof: all bytes came, but more might.
-func TestNoSuccessWithoutProof(t *testing.T) {
+func TestNoSuccessWithoutProof(t *testing.T) { virtual.Time(t, noSuccessWithoutProof) }
+
+func noSuccessWithoutProof(t *testing.T) {
 	p, fails := newStubborn(t)
 	push, q := p.begin(t, 1, 1)
 	fails.Store(1 << 40)
@@ -75,7 +82,9 @@ func TestNoSuccessWithoutProof(t *testing.T) {
 }
 
 // TestRevokeTriesAgain: a proof that comes late is a proof.
-func TestRevokeTriesAgain(t *testing.T) {
+func TestRevokeTriesAgain(t *testing.T) { virtual.Time(t, revokeTriesAgain) }
+
+func revokeTriesAgain(t *testing.T) {
 	p, fails := newStubborn(t)
 	_, q := p.begin(t, 1, 1)
 	fails.Store(revokeTries - 1)

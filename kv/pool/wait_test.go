@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // limit bounds every wait of these tests.
@@ -47,7 +49,9 @@ func next(t *testing.T, out <-chan outcome) outcome {
 	return outcome{}
 }
 
-func TestWaitersAreServedInOrder(t *testing.T) {
+func TestWaitersAreServedInOrder(t *testing.T) { virtual.Time(t, waitersAreServedInOrder) }
+
+func waitersAreServedInOrder(t *testing.T) {
 	p := newPool(t, 4)
 	out := make(chan outcome, 3)
 	a, b := take(t, p, 1, 2, 3), take(t, p, 4)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
 // content is what byte i of a tensor is.
@@ -259,7 +260,9 @@ func TestNextLeavesOutWhatWasReleased(t *testing.T) {
 }
 
 // TestFull wants reading to stop when memory is full, to say so, and to go on.
-func TestFull(t *testing.T) {
+func TestFull(t *testing.T) { virtual.Time(t, full) }
+
+func full(t *testing.T) {
 	m, err := Open(shard(t, "a", 1000, 1000, 1000))
 	require.NoError(t, err)
 	l := load(t, m, Config{Memory: make([]byte, 2999)})
@@ -294,7 +297,9 @@ func TestFull(t *testing.T) {
 }
 
 // TestEnds wants Close and a context that ends to stop the reading for good.
-func TestEnds(t *testing.T) {
+func TestEnds(t *testing.T) { virtual.Time(t, ends) }
+
+func ends(t *testing.T) {
 	leak.Check(t)
 	src := shard(t, "a", 1000, 1000)
 	count := &counting{ReaderAt: src.ReaderAt, gate: make(chan struct{})}

@@ -5,10 +5,10 @@
 // a machine that is busy or stands still does not matter.
 //
 // Backends fault and mem and the engine run there. A goroutine that waits for a socket, a process,
-// a descriptor of the kernel, C code or a sync.Mutex does not let time pass, nor does one that spins
-// on the clock: an engine needs the Spin of this package. Variables of a package that hold a time
-// of before the bubble are off by decades: a bubble begins in the year 2000. T.Run is not allowed
-// in a bubble, so each sub-test begins its own, by Run.
+// a descriptor of the kernel, C code or a sync.Mutex does not let time pass, nor does one that
+// spins on the clock: an engine needs the Spin of this package. Variables of a package that hold a
+// time of before the bubble are off by decades: a bubble begins in the year 2000. T.Run is not
+// allowed in a bubble, so each sub-test begins its own, by Run.
 //
 // A transfer over mem ends before any time passes. So a test that is to meet one in the middle
 // delays it, by fault or by a device that holds copies back.
