@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 var allocatorChecks = []check{
@@ -52,7 +53,7 @@ func checkAllocatorFresh(s *stage) {
 		}
 		for _, mem := range held {
 			if want := painted(uint64(len(mem)), uint64(len(mem))); !bytes.Equal(mem, want) {
-				s.Fatalf("memory of %d bytes overlaps other memory: %s", len(mem),
+				promise.Broken(s, "memory of %d bytes overlaps other memory: %s", len(mem),
 					difference(mem, want))
 			}
 		}
@@ -155,7 +156,7 @@ func checkAllocatorOutlives(s *stage) {
 	m.paint(s.seed())
 	m.expect("memory of Alloc, written after Backend.Close")
 	if want := painted(n, 5); !bytes.Equal(seg.Mem, want) {
-		s.Errorf("memory of Alloc after Backend.Close: %s", difference(seg.Mem, want))
+		promise.Breaks(s, "memory of Alloc after Backend.Close: %s", difference(seg.Mem, want))
 	}
 	s.closes(owner)
 	s.closes(owner)

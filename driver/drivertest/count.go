@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 var countChecks = []check{
@@ -103,7 +104,7 @@ func (s *stage) look(r *memory, off uint64, number uint32, n uint64, want []byte
 	case got.Size != n:
 		return fmt.Sprintf("counter %d is at %d, want %d", number, got.Size, n)
 	case string(got.Data) != string(want):
-		return fmt.Sprintf("counter %d went up before its bytes were visible", number)
+		return fmt.Sprintf(promise.Mark+"counter %d went up before its bytes were visible", number)
 	}
 	return ""
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 var durableChecks = []check{
@@ -71,8 +72,8 @@ func (p *platter) holds(want []byte, off, n uint64) string {
 	if string(p.stable[off:][:n]) == string(want[off:][:n]) {
 		return ""
 	}
-	return fmt.Sprintf("a loss of power would leave other bytes in [%d, +%d): %s", off, n,
-		difference(p.stable[off:][:n], want[off:][:n]))
+	return fmt.Sprintf(promise.Mark+"a loss of power would leave other bytes in [%d, +%d): %s",
+		off, n, difference(p.stable[off:][:n], want[off:][:n]))
 }
 
 // persisting is a submission of a durable write.

@@ -2,7 +2,10 @@
 
 package drivertest
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // Failures performs one check over one wiring, and returns what it found instead of failing
 // tb: for backends that are wrong on purpose, whose tests prove that the check can fail.
@@ -11,8 +14,10 @@ func Failures(tb testing.TB, h Harness, w Wiring, name string) []string {
 	tb.Helper()
 	for _, c := range checks {
 		if c.name == name && c.wirings&w != 0 {
+			h = h.withDefaults()
+			h.patience = min(h.Limit, 2*time.Second)
 			r := &recorder{TB: tb}
-			return r.run(func(tb testing.TB) { c.perform(tb, h.withDefaults(), w) })
+			return r.run(func(tb testing.TB) { c.perform(tb, h, w) })
 		}
 	}
 	tb.Fatalf("no check over %v is called %q", w, name)

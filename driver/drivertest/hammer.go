@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 var hammerChecks = []check{
@@ -93,7 +94,7 @@ func (s *stage) mover(l, r *memory) func() error {
 			return err
 		}
 		if s.caps.DescsMax >= len(s.pieces(write)) && !bytes.Equal(got, sent) {
-			return fmt.Errorf("read back what was written: %s", difference(got, sent))
+			return fmt.Errorf(promise.Mark+"read back what was written: %s", difference(got, sent))
 		}
 		return nil
 	}

@@ -123,10 +123,9 @@ var lapses = []struct {
 			if err != nil {
 				return nil, err
 			}
-			b.later(3*time.Second, func() { forgotten.Close() }) // package leak is patient for 2 s
+			litter.drop(forgotten)
 			return b.dial(ctx, addr)
 		},
-		closing: func(b *saboteur) error { return b.Backend.Close() },
 	}},
 	{"half closes", []string{"HammerClose"}, sabotage{
 		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // firstTag has high and low bits set: a backend that keeps a part of a tag, or
@@ -70,7 +71,7 @@ func (l *ledger) refuse(tag uint64) {
 
 func (l *ledger) fault(format string, args ...any) {
 	if len(l.faults) < 20 {
-		l.faults = append(l.faults, fmt.Sprintf(format, args...))
+		l.faults = append(l.faults, promise.Mark+fmt.Sprintf(format, args...))
 	}
 }
 

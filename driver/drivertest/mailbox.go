@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // look calls Receive once, and audits what came.
@@ -90,7 +91,7 @@ func (h *host) verify(count int, limit time.Duration) (r reply, err error) {
 			return r, err
 		}
 		if !bytes.Equal(digest(p), v.sum) {
-			r.Faults = append(r.Faults, fmt.Sprintf(
+			r.Faults = append(r.Faults, fmt.Sprintf(promise.Mark+
 				"message %d came before its %d bytes at %d were visible", r.Count, v.len, v.off))
 		}
 	}

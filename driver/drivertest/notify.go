@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 var notifyChecks = []check{
@@ -165,7 +166,7 @@ func checkNotifyNotKept(s *stage) {
 	s.settle(r) // one more message must not write over the ones before
 	for i, m := range got {
 		if want := painted(uint64(len(msg)), uint64(i)); !bytes.Equal(m.Data, want) {
-			s.Fatalf("message %d after others came: %s", i, difference(m.Data, want))
+			promise.Broken(s, "message %d after others came: %s", i, difference(m.Data, want))
 		}
 	}
 	for _, tag := range tags {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 var onlyChecks = []check{
@@ -181,7 +182,7 @@ func (s *stage) writesBetween(m *memory, off, n uint64) (stop func()) {
 			sum, err2 := s.home.try(request{Do: "digest", Region: m.id, Off: off, Len: n})
 			paint(text, seed)
 			if err = errors.Join(err, err2); err == nil && !bytes.Equal(sum.Data, digest(text)) {
-				err = errors.New("what the program wrote between the ranges is lost")
+				err = errors.New(promise.Mark + "what the program wrote between the ranges is lost")
 			}
 			if err != nil {
 				done <- err

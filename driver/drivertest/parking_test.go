@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -72,6 +73,7 @@ func TestParkedMoverIsNoticed(t *testing.T) {
 			fence: func(*saboteur, context.Context, uint32) error { return nil },
 		}), err
 	}
+	h.Limit = 2 * time.Second // of which the finding is that it passes
 	notices(t, find(t, "FenceParked"), h, Processes)
 }
 

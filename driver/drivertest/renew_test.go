@@ -62,18 +62,19 @@ func (h *hasty) Leave() {}
 func TestRenewChecksNotice(t *testing.T) {
 	for _, m := range []struct {
 		misdeed, check string
+		late           bool // the finding is that something takes too long
 		wrap           func(driver.Shared) driver.Shared
 	}{
-		{"does not enter", "RenewUnderReads", func(s driver.Shared) driver.Shared {
+		{"does not enter", "RenewUnderReads", false, func(s driver.Shared) driver.Shared {
 			return unguarded{s}
 		}},
-		{"leaves early", "RenewUnderReads", func(s driver.Shared) driver.Shared {
+		{"leaves early", "RenewUnderReads", false, func(s driver.Shared) driver.Shared {
 			return &hasty{Shared: s}
 		}},
-		{"does not enter", "RenewUnderWrites", func(s driver.Shared) driver.Shared {
+		{"does not enter", "RenewUnderWrites", true, func(s driver.Shared) driver.Shared {
 			return unguarded{s}
 		}},
-		{"does not leave", "RenewEnds", func(s driver.Shared) driver.Shared {
+		{"does not leave", "RenewEnds", true, func(s driver.Shared) driver.Shared {
 			return &clinging{Shared: s}
 		}},
 	} {
@@ -86,6 +87,9 @@ func TestRenewChecksNotice(t *testing.T) {
 				return b.Backend.Register(seg)
 			}})
 			h.Local, h.Limit = HostMemory, 20*time.Second
+			if m.late {
+				h.Limit = 2 * time.Second
+			}
 			notices(t, find(t, m.check), h, Pair)
 		})
 	}

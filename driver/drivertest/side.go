@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"testing"
 	"time"
+
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // side gives orders to a party and fails the test where one cannot be obeyed.
@@ -14,6 +16,7 @@ type side struct {
 	party
 	name  string // "near" or "far"
 	limit time.Duration
+	late  func() // Harness.Settle
 }
 
 // must obeys an order that has no reason to fail.
@@ -100,7 +103,7 @@ func (m *memory) expect(when string) bool {
 		return true
 	}
 	got := m.on.must(request{Do: "get", Region: m.id, Len: m.size}).Data
-	m.on.Errorf("%s: memory of the %s side: %s", when, m.on.name, difference(got, m.want))
+	promise.Breaks(m.on, "%s: memory of the %s side: %s", when, m.on.name, difference(got, m.want))
 	return false
 }
 
@@ -117,9 +120,14 @@ func (m *memory) watch(when string, d time.Duration) bool {
 		if !m.expect(when) {
 			return false
 		}
-		if time.Now().After(end) {
+		if !time.Now().After(end) {
+			continue
+		}
+		if m.on.late == nil {
 			return true
 		}
+		m.on.late()
+		return m.expect(when)
 	}
 }
 

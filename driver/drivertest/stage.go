@@ -82,7 +82,7 @@ func (s *stage) ok(err error, what ...any) {
 }
 
 func (s *stage) side(name string, p party) *side {
-	return &side{TB: s.TB, party: p, name: name, limit: s.h.Limit}
+	return &side{TB: s.TB, party: p, name: name, limit: s.h.Limit, late: s.h.Settle}
 }
 
 func (s *stage) openHere(name string) *host {

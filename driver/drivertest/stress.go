@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // The flags of the stress, which every test binary of a backend has.
@@ -159,9 +161,9 @@ func (st *storm) round(number int) {
 		sum := st.home.must(request{Do: "digest", Region: l.id, Len: leaseLen}).Data
 		if string(sum) != string(digest(painted(leaseLen, l.seed))) {
 			got := st.home.must(request{Do: "get", Region: l.id, Len: leaseLen}).Data
-			st.Errorf("seed %d, round %d, lease %d (writer stood still: %v): bytes landed behind "+
-				"the fence: %s",
-				st.seed, number, i, freeze, difference(got, painted(leaseLen, l.seed)))
+			promise.Breaks(st, "seed %d, round %d, lease %d (writer stood still: %v): bytes "+
+				"landed behind the fence: %s", st.seed, number, i, freeze,
+				difference(got, painted(leaseLen, l.seed)))
 		}
 		st.home.must(request{Do: "give back", Region: l.id})
 	}

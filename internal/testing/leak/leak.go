@@ -13,11 +13,13 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // patience is how long what is about to end may take. A goroutine that has been
-// told to stop, or a socket that the kernel still closes, is no leak.
-const patience = 2 * time.Second
+// told to stop, or a socket that the kernel still closes, is no leak. On a busy
+// machine either takes seconds.
+const patience = 20 * time.Second
 
 // Check fails the test if, at its end, more descriptors, goroutines or bytes of
 // hostmem exist than now; also are further counts by name, such as live objects
@@ -26,13 +28,17 @@ const patience = 2 * time.Second
 // must not be Parallel.
 func Check(t testing.TB, also ...func() map[string]uint64) {
 	t.Helper()
-	check(t, func() bool { return false }, also)
+	check(t, patience, func() bool { return false }, also)
 }
 
 // CheckBut is Check, but for descriptors where a library keeps some, as kept reports at the end.
-func CheckBut(t testing.TB, kept func() bool) {
+// What is about to end may take that long; 0 is as for Check.
+func CheckBut(t testing.TB, within time.Duration, kept func() bool) {
 	t.Helper()
-	check(t, kept, nil)
+	if within == 0 {
+		within = patience
+	}
+	check(t, within, kept, nil)
 }
 
 // checked are the tests with a check that has not ended. A second check of the same test looks at
@@ -40,7 +46,8 @@ func CheckBut(t testing.TB, kept func() bool) {
 // while the second looks. The first, which ends last, sees it gone.
 var checked sync.Map
 
-func check(t testing.TB, kept func() bool, also []func() map[string]uint64) {
+func check(t testing.TB, within time.Duration, kept func() bool,
+	also []func() map[string]uint64) {
 	t.Helper()
 	warmUp()
 	_, inner := checked.LoadOrStore(t, true)
@@ -53,10 +60,9 @@ func check(t testing.TB, kept func() bool, also []func() map[string]uint64) {
 				before.descriptors = descriptors()
 			}
 		}
-		if grown := settle(before, also, !inner, patience); len(grown) > 0 {
-			t.Errorf("left behind by this test (close what you opened, wait for what you "+
-				"started):\n%s",
-				strings.Join(grown, "\n"))
+		if grown := settle(before, also, !inner, within); len(grown) > 0 {
+			promise.Breaks(t, "left behind by this test (close what you opened, wait for what "+
+				"you started):\n%s", strings.Join(grown, "\n"))
 		}
 	})
 }

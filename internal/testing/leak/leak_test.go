@@ -15,6 +15,9 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
+// patienceOfTests passes soon, where something is left behind.
+const patienceOfTests = 100 * time.Millisecond
+
 // recorder stands for a test that may fail.
 type recorder struct {
 	testing.TB
@@ -101,14 +104,14 @@ func TestCheckBut(t *testing.T) {
 	defer f.Close()
 	for _, kept := range []bool{true, false} {
 		r := &recorder{TB: t}
-		CheckBut(r, func() bool { return kept })
+		CheckBut(r, patienceOfTests, func() bool { return kept })
 		again, err := os.Open("/dev/zero")
 		require.NoError(t, err)
 		require.Equal(t, kept, r.end() == "", r.failure)
 		require.NoError(t, again.Close())
 	}
 	r := &recorder{TB: t}
-	CheckBut(r, func() bool { return true })
+	CheckBut(r, patienceOfTests, func() bool { return true })
 	b, err := hostmem.Alloc(1, hostmem.Options{Purpose: "forgotten"})
 	require.NoError(t, err)
 	require.Contains(t, r.end(), "forgotten")
@@ -120,7 +123,7 @@ func TestCheckBut(t *testing.T) {
 func TestASecondCheckOfATestLeavesGoroutinesToTheFirst(t *testing.T) {
 	for _, ends := range []bool{true, false} {
 		r := &recorder{TB: t}
-		Check(r)
+		CheckBut(r, patienceOfTests, func() bool { return false })
 		release, started := make(chan struct{}), make(chan struct{})
 		var wg sync.WaitGroup
 		if ends {
@@ -145,7 +148,7 @@ func waitForever(started chan<- struct{}, release <-chan struct{}) {
 
 func TestCheckFailsTheTest(t *testing.T) {
 	r := &recorder{TB: t}
-	Check(r)
+	CheckBut(r, patienceOfTests, func() bool { return false })
 	f, err := os.Open("/dev/zero")
 	if err != nil {
 		t.Fatal(err)
