@@ -80,6 +80,9 @@ func openReal(t *testing.T, cfg Config) *Backend {
 
 const wiredBytes = 2 << 20
 
+// lossMax is for a machine that is busy, and less than the default of Failure.
+const lossMax = 9 * time.Second
+
 func (w *wired) real(t *testing.T, b *Backend) *memory {
 	t.Helper()
 	buffer, err := hostmem.Alloc(wiredBytes, hostmem.Options{Purpose: "test"})
