@@ -27,13 +27,32 @@ var realHarness = drivertest.Harness{
 	Start:   startOnSecond,
 	Limit:   time.Minute,
 	Wirings: drivertest.Processes,
-	Only:    onlyInGuest(),
+	Only:    coreInGuest(),
 	Park:    parkAt,
 	Spots:   []string{"submit"},
 }
 
-// onlyInGuest names what depends on a kernel, a NIC and a second process. All the checks
-// together move more bytes than an emulated machine does in minutes.
+// soakHarness runs all that depends on a kernel, a NIC and a second process.
+func soakHarness() drivertest.Harness {
+	h := realHarness
+	h.Only = onlyInGuest()
+	return h
+}
+
+// coreInGuest names what a commit is tested with: an emulated machine runs it in a minute or two.
+func coreInGuest() []string {
+	if !guest.Inside() {
+		return nil
+	}
+	return []string{
+		"Lengths", "ReadOnly", "NestNotify", "NotifyOrder", "NotifyBackPressure", "StaleToken",
+		"LastMessageInFlight", "AnswerKilled", "PeerKilled", "PeerFrozen", "CancelNotify",
+		"FenceRevokes", "FenceFrozen", "FenceParked", "ConnectGone", "HammerClose",
+	}
+}
+
+// onlyInGuest names what the soak runs there. All the checks together move more bytes than an
+// emulated machine does in minutes.
 func onlyInGuest() []string {
 	if !guest.Inside() {
 		return nil
@@ -93,3 +112,5 @@ func TestRealHBM(t *testing.T) {
 }
 
 func TestRealConformance(t *testing.T) { drivertest.Run(t, realHarness) }
+
+func TestSoakRealConformance(t *testing.T) { drivertest.Run(t, soakHarness()) }
