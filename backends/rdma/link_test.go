@@ -103,7 +103,7 @@ func (l *fakeLink) PairBegin(pair int, theirs verbs.End) error {
 	fakeWire.Unlock()
 	l.mu.Unlock()
 	if l.initiator {
-		go l.probe(p)
+		l.running.Go(func() { l.probe(p) })
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // pair is two backends over the fake fabric, one connected to the other.
@@ -100,7 +101,7 @@ func (p *pair) await(t *testing.T, tag uint64) error {
 		require.NoError(t, err, "poll")
 		for _, c := range done[:n] {
 			if _, twice := p.outcomes[c.Tag]; twice {
-				t.Errorf("tag %d completed twice", c.Tag)
+				promise.Breaks(t, "tag %d completed twice", c.Tag)
 			}
 			p.outcomes[c.Tag] = c.Err
 		}
@@ -164,7 +165,7 @@ func TestPairFails(t *testing.T) {
 			}
 		}
 		if !bytes.Equal(l.bytes, r.bytes) {
-			t.Fatalf("round %d: other bytes arrived", round)
+			promise.Broken(t, "round %d: other bytes arrived", round)
 		}
 		fakeOf(p.near).cut(round%2, false)
 		eventually(t, "a queue pair that comes back", func() bool { return p.live() == 2 })
