@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/sluicehq/sluice/csrc/verbs"
@@ -41,7 +42,8 @@ func (b *Backend) accept(l net.Listener) {
 // serve is our end of a connection, from its hello to its end.
 func (b *Backend) serve(conn net.Conn) {
 	defer b.lobby.Leave(conn)
-	c := &inbound{b: b, ch: newChannel(conn, b.cfg.patience()), knows: make(map[*memory]struct{})}
+	c := &inbound{b: b, ch: newChannel(conn, b.cfg.patience(), b.cfg.clock),
+		knows: make(map[*memory]struct{})}
 	defer func() {
 		c.ch.wait()
 		if c.counted {
@@ -86,8 +88,16 @@ func (b *Backend) unwatch(c *inbound) {
 
 // hear waits for the hello; nil: something else came, or nothing.
 func (c *inbound) hear() *hello {
-	c.hurry(time.Now().Add(c.b.cfg.hello))
+	heard := make(chan struct{})
+	var limit sync.WaitGroup
+	limit.Go(func() {
+		if c.b.cfg.clock.pass(c.b.cfg.hello, heard, nil) {
+			c.hurry(aLongTimeAgo)
+		}
+	})
 	m, err := c.ch.receive()
+	close(heard)
+	limit.Wait()
 	if err != nil {
 		return nil
 	}

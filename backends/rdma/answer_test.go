@@ -125,7 +125,7 @@ func TestAnswersEnd(t *testing.T) {
 
 // TestTooManyAnswers is of an owner that does not keep to the bound: it is lost.
 func TestTooManyAnswers(t *testing.T) {
-	p := openPair(t, shortConfig())
+	p := openPair(t, Config{})
 	var owner *inbound
 	p.far.mu.Lock()
 	for c := range p.far.accepted {

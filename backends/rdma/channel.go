@@ -43,15 +43,10 @@ type channel struct {
 	head [4]byte // of receive
 	body [controlMax]byte
 
-	heard  atomic.Int64 // when; as now has it
-	pinged atomic.Int64 // when, and not answered yet; 0: answered
+	clock  clock
+	heard  atomic.Uint64 // messages that came
+	pinged atomic.Bool   // and not answered yet
 }
-
-// opened is when the process began, for now.
-var opened = time.Now()
-
-// now is the monotonic time in nanoseconds, above 0.
-func now() int64 { return int64(time.Since(opened)) + 1 }
 
 // unsentMax bounds what a peer that does not read may leave with us.
 const unsentMax = 1 << 20
@@ -66,12 +61,11 @@ var errUnread = errors.New("the peer leaves its control messages unread")
 
 // newChannel takes over a TCP connection. patience is how long the other host may be out
 // of reach, be there something to send or not.
-func newChannel(conn net.Conn, patience time.Duration) *channel {
+func newChannel(conn net.Conn, patience time.Duration, clock clock) *channel {
 	c := &channel{
-		conn: conn, in: bufio.NewReaderSize(conn, controlMax+4),
+		conn: conn, in: bufio.NewReaderSize(conn, controlMax+4), clock: clock,
 		ready: make(chan struct{}, 1), over: make(chan struct{}),
 	}
-	c.heard.Store(now())
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		tuneTCP(tcp, patience)
 	}
@@ -162,18 +156,32 @@ func (c *channel) take() (out []byte, last bool) {
 
 // ping asks for a sign of life, unless the last one is not answered yet.
 func (c *channel) ping() {
-	if c.pinged.CompareAndSwap(0, now()) {
+	if c.pinged.CompareAndSwap(false, true) {
 		c.send(pingBytes)
 	}
 }
 
-// silent is how long nothing was heard from a peer that was asked for a sign of life.
-func (c *channel) silent() time.Duration {
-	pinged := c.pinged.Load()
-	if pinged == 0 {
-		return 0
+// silence is how long a peer says nothing while a call waits for it.
+type silence struct {
+	*stopwatch
+	ch    *channel
+	heard uint64
+	since time.Time
+}
+
+func (c *channel) listening(limit time.Duration) *silence {
+	s := newStopwatch(c.clock, limit)
+	return &silence{stopwatch: s, ch: c, heard: c.heard.Load(), since: s.at}
+}
+
+// lasts asks for a sign of life, and returns for how long there was none.
+func (s *silence) lasts() time.Duration {
+	s.ch.ping()
+	now := s.look()
+	if heard := s.ch.heard.Load(); heard != s.heard {
+		s.heard, s.since = heard, now
 	}
-	return time.Duration(now() - max(pinged, c.heard.Load()))
+	return now.Sub(s.since)
 }
 
 // receive returns the next message that is not for the channel itself. An error ends the
@@ -195,12 +203,12 @@ func (c *channel) receive() (any, error) {
 		if err != nil {
 			return nil, c.failed(err)
 		}
-		c.heard.Store(now())
+		c.heard.Add(1)
 		switch m.(type) {
 		case ping:
 			c.send(pongBytes)
 		case pong:
-			c.pinged.Store(0)
+			c.pinged.Store(false)
 		default:
 			return m, nil
 		}
@@ -226,11 +234,15 @@ func (c *channel) finish(limit time.Duration) { c.end(limit, false) }
 func (c *channel) farewell(limit time.Duration) { c.end(limit, true) }
 
 func (c *channel) end(limit time.Duration, drains bool) {
-	_ = c.conn.SetDeadline(time.Now().Add(limit)) // fails only where it is closed
 	c.mu.Lock()
 	c.ending, c.drains = true, drains
 	c.mu.Unlock()
 	c.stir()
+	c.writing.Go(func() {
+		if c.clock.pass(limit, c.over, nil) {
+			_ = c.conn.SetDeadline(aLongTimeAgo) // fails only where it is closed
+		}
+	})
 }
 
 // drain says that nothing follows, and reads until the other side says the same.

@@ -17,7 +17,7 @@ import (
 )
 
 // channels are the two ends of a control connection.
-func channels(t *testing.T) (a, b *channel) {
+func channels(t *testing.T, clock clock) (a, b *channel) {
 	t.Helper()
 	leak.Check(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -27,7 +27,7 @@ func channels(t *testing.T) (a, b *channel) {
 	require.NoError(t, err)
 	here, err := l.Accept()
 	require.NoError(t, err)
-	a, b = newChannel(here, patience), newChannel(there, patience)
+	a, b = newChannel(here, patience, clock), newChannel(there, patience, clock)
 	t.Cleanup(func() {
 		for _, c := range []*channel{a, b} {
 			c.close(nil)
@@ -38,7 +38,7 @@ func channels(t *testing.T) (a, b *channel) {
 }
 
 func TestChannel(t *testing.T) {
-	a, b := channels(t)
+	a, b := channels(t, wall)
 	a.start()
 	b.start()
 	go func() {
@@ -65,29 +65,36 @@ func TestChannel(t *testing.T) {
 	a.send(pingBytes) // ignored
 }
 
-// TestSilence has a program that does not answer, as a frozen one.
+// TestSilence has a program that does not answer, as a frozen one, and one that does: only what a
+// caller waited for counts, and nothing of the time in which our own process stood still.
 func TestSilence(t *testing.T) {
-	a, b := channels(t)
+	const step = beatMin
+	c := newTestClock()
+	a, b := channels(t, c.clock())
 	a.start()
 	go func() { _, _ = a.receive() }()
-	time.Sleep(20 * time.Millisecond)
-	if quiet := a.silent(); quiet != 0 {
-		t.Errorf("silent for %v, and not asked", quiet)
+	for range 2 { // the ping of the first is not answered yet when the second begins
+		c.jump(time.Hour)
+		s := a.listening(32 * step)
+		require.Zero(t, s.lasts())
+		for i := range time.Duration(10) {
+			c.jump(step)
+			require.Equal(t, (i+1)*step, s.lasts())
+		}
+		c.jump(time.Hour)
+		require.Equal(t, 10*step, s.lasts())
 	}
-	begin := time.Now()
-	a.ping()
-	if quiet, most := a.silent(), time.Since(begin); quiet > most {
-		t.Errorf("silent for %v when it was asked %v ago", quiet, most)
-	}
-	eventually(t, "silence", func() bool { return a.silent() > 20*time.Millisecond })
+	s := a.listening(32 * step)
+	c.jump(step)
+	require.Equal(t, step, s.lasts())
 	b.start()
 	go func() { _, _ = b.receive() }()
-	eventually(t, "an answer", func() bool { return a.silent() == 0 })
+	eventually(t, "an answer", func() bool { return s.lasts() == 0 })
 }
 
 // TestUnread has a peer that reads nothing: what waits for it is bounded.
 func TestUnread(t *testing.T) {
-	a, _ := channels(t)
+	a, _ := channels(t, wall)
 	a.start()
 	big := bytes.Repeat([]byte{1}, controlMax)
 	eventually(t, "the end", func() bool {
@@ -106,7 +113,7 @@ func TestUnread(t *testing.T) {
 
 // TestDeadlineKeepsOpen: whoever sets one wants to say something yet.
 func TestDeadlineKeepsOpen(t *testing.T) {
-	a, b := channels(t)
+	a, b := channels(t, wall)
 	a.start()
 	_ = a.conn.SetReadDeadline(aLongTimeAgo)
 	if _, err := a.receive(); !errors.Is(err, os.ErrDeadlineExceeded) {

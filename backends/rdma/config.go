@@ -71,7 +71,8 @@ type Config struct {
 	Grace time.Duration
 
 	// Failure is how long a peer may have no live queue pair, or say nothing, while a call or a
-	// batch waits for it, before it is lost; a peer for which nothing waits may be silent.
+	// batch waits for it, before it is lost; a peer for which nothing waits may be silent. Time
+	// in which this process stands still, as one that is stopped, does not count.
 	// A host that is out of reach for ten times as long is gone. Default 10 s.
 	Failure time.Duration
 
@@ -82,6 +83,7 @@ type Config struct {
 	hello   time.Duration                               // that a connection may take to say hello
 	sysfs   *sysfs                                      // nil: this machine's
 	devices func(wants func(name string) bool) []Device // nil: those of sysfs
+	clock   clock                                       // zero: wall
 }
 
 const (
@@ -116,6 +118,9 @@ func (c *Config) EnsureDefaults() {
 	}
 	if c.devices == nil {
 		c.devices = c.sysfs.devices
+	}
+	if c.clock.now == nil {
+		c.clock = wall
 	}
 }
 

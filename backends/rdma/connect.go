@@ -45,7 +45,7 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 		return nil, b.unreached(ctx, &owner, err)
 	}
 	p := newPeer(b, owner)
-	p.ch = newChannel(conn, b.cfg.patience())
+	p.ch = newChannel(conn, b.cfg.patience(), b.cfg.clock)
 	if err := p.begin(pairs); err != nil {
 		p.ch.close(err)
 		return nil, err

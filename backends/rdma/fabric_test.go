@@ -20,6 +20,7 @@ import (
 // that know each other by number, keys that they look up, and a way to break both.
 type fakeNet struct {
 	cfg   verbs.Config
+	clock clock
 	rails []*fakeRail
 
 	mu        sync.Mutex
@@ -94,7 +95,8 @@ func fakeDevices(func(string) bool) (list []Device) {
 }
 
 func openFake(c verbs.Config) (fabric, error) {
-	return &fakeNet{cfg: c, memories: map[uint32]*fakeMemory{}, links: map[uint64]*fakeLink{},
+	return &fakeNet{cfg: c, clock: wall,
+		memories: map[uint32]*fakeMemory{}, links: map[uint64]*fakeLink{},
 		counts: map[int]uint64{}, awaited: map[int]uint64{}}, nil
 }
 
@@ -104,7 +106,12 @@ func newFake(cfg Config) (*Backend, error) {
 	if cfg.Listen == "" {
 		cfg.Listen = "127.0.0.1:0"
 	}
-	return open(cfg, func(*Config) error { return nil }, openFake)
+	cfg.EnsureDefaults()
+	return open(cfg, func(*Config) error { return nil }, func(c verbs.Config) (fabric, error) {
+		f, err := openFake(c)
+		f.(*fakeNet).clock = cfg.clock
+		return f, err
+	})
 }
 
 func (f *fakeNet) Close() error {

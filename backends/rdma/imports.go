@@ -4,7 +4,6 @@ package rdma
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
@@ -58,8 +57,7 @@ func (p *peer) ask(t *keys.Token) (uint32, error) {
 	defer p.forgetAsking(id, a)
 	q := importRequest{id: id, key: t.Key, epoch: t.Epoch, secret: t.Secret}
 	p.ch.send(q.encode())
-	look := time.NewTicker(p.b.cfg.Failure / 8)
-	defer look.Stop()
+	silence := p.ch.listening(p.b.cfg.Failure)
 	for {
 		select {
 		case r := <-a.done:
@@ -68,9 +66,8 @@ func (p *peer) ask(t *keys.Token) (uint32, error) {
 			return 0, driver.ErrPeerLost
 		case <-p.closing:
 			return 0, driver.ErrClosed
-		case <-look.C:
-			p.ch.ping()
-			if quiet := p.ch.silent(); quiet > p.b.cfg.Failure {
+		case <-silence.tick(silence.since.Add(p.b.cfg.Failure)):
+			if quiet := silence.lasts(); quiet >= p.b.cfg.Failure {
 				return 0, fmt.Errorf("the peer is silent for %v, it may be frozen: %w (%w)",
 					quiet, driver.ErrPeerLost, driver.ErrTimeout)
 			}

@@ -17,22 +17,23 @@ import (
 )
 
 // openOneRail connects two backends over one rail each of the stand-in, with memory at both.
-func openOneRail(t *testing.T) (f *fakeverbs.Fabric, p *pair, l, r *memory, remote uint32) {
+func openOneRail(t *testing.T) (f *fakeverbs.Fabric, c *testClock, p *pair, l, r *memory,
+	remote uint32) {
 	t.Helper()
 	f, open := standIn(t, 2)
 	leak.Check(t, f.InUse)
-	p = &pair{outcomes: map[uint64]error{}}
+	c, p = newTestClock(), &pair{outcomes: map[uint64]error{}}
 	for i, end := range []**Backend{&p.near, &p.far} {
-		cfg := shortConfig()
-		cfg.Devices = f.Device(i).Name()
+		cfg := brisk()
+		cfg.Devices, cfg.Grace, cfg.clock = f.Device(i).Name(), graceMin, c.clock()
 		b, err := open(cfg)
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, b.Close()) })
+		t.Cleanup(func() { require.NoError(t, c.during(t, b.Close)) })
 		*end = b
 	}
 	p.peer = p.connect(t)
 	l, r = register(t, p.near, 1<<20), register(t, p.far, 1<<20)
-	return f, p, l, r, p.imports(t, r)
+	return f, c, p, l, r, p.imports(t, r)
 }
 
 // keep has a device neither stop nor destroy queue pairs, or do so again.
@@ -49,7 +50,7 @@ func keep(d fakeverbs.Device, kept bool) {
 // Close is bounded and says that nothing is proved, the batch is not over, and the memory stays
 // registered. Both end once the queue pair has.
 func TestKeptQueuePair(t *testing.T) {
-	f, p, l, r, remote := openOneRail(t)
+	f, c, p, l, r, remote := openOneRail(t)
 	device := f.Device(0)
 	for i := range r.bytes {
 		r.bytes[i] = byte(i) | 1
@@ -58,15 +59,15 @@ func TestKeptQueuePair(t *testing.T) {
 	d := driver.Desc{Len: l.size, LocalKey: l.key, RemoteKey: remote}
 	require.NoError(t, p.peer.Submit(1, &driver.Batch{Op: driver.Read, Descs: []driver.Desc{d}}))
 	keep(device, true)
-	require.ErrorIs(t, p.peer.Close(), driver.ErrUnproven)
-	require.ErrorIs(t, p.peer.Close(), driver.ErrUnproven)
+	require.ErrorIs(t, c.during(t, p.peer.Close), driver.ErrUnproven)
+	require.ErrorIs(t, c.during(t, p.peer.Close), driver.ErrUnproven)
 	require.ErrorIs(t, l.Close(), driver.ErrBusy)
 	var done [1]driver.Completion
 	n, err := p.near.Poll(done[:])
 	require.NoError(t, err)
 	require.Zero(t, n, "a batch is over whose queue pair lives")
 	keep(device, false)
-	require.NoError(t, p.peer.Close())
+	require.NoError(t, c.during(t, p.peer.Close))
 	require.Error(t, p.await(t, 1))
 	want := bytes.Clone(l.bytes)
 	device.Set(fakeverbs.Frozen, 0)
@@ -78,13 +79,13 @@ func TestKeptQueuePair(t *testing.T) {
 // the owner does not say that it is over, and what the peer had under way over it is not done
 // again.
 func TestKeptQueuePairOfOwner(t *testing.T) {
-	f, p, l, _, remote := openOneRail(t)
+	f, c, p, l, _, remote := openOneRail(t)
 	near, far := f.Device(0), f.Device(1)
 	keep(far, true)
 	near.FailNext(1, 12) // retries exceeded
 	d := driver.Desc{Len: l.size, LocalKey: l.key, RemoteKey: remote}
 	require.NoError(t, p.peer.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{d}}))
-	require.ErrorIs(t, p.await(t, 1), driver.ErrPeerLost)
+	require.ErrorIs(t, c.await(t, p, 1), driver.ErrPeerLost)
 	<-p.peer.Lost()
 	require.False(t, p.peer.parted(), "the owner says that its queue pairs are gone")
 	keep(far, false)
@@ -92,6 +93,6 @@ func TestKeptQueuePairOfOwner(t *testing.T) {
 
 // TestFenceParkedOnStandIn is TestFenceParked with all of the host code.
 func TestFenceParkedOnStandIn(t *testing.T) {
-	_, p, _, _, _ := openOneRail(t)
+	_, _, p, _, _, _ := openOneRail(t)
 	checkFenceParked(t, p)
 }

@@ -103,7 +103,7 @@ func (l *fakeLink) PairBegin(pair int, theirs verbs.End) error {
 	fakeWire.Unlock()
 	l.mu.Unlock()
 	if l.initiator {
-		go l.probe(p)
+		l.running.Go(func() { l.probe(p) })
 	}
 	return nil
 }
@@ -172,7 +172,7 @@ func (l *fakeLink) PairEnd(pair int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seen, l.last = l.seen+uint64(l.last), 0
-	l.pairOver = time.Now()
+	l.pairOver = l.net.clock.now()
 	l.drop(pair)
 	return nil
 }
@@ -548,14 +548,14 @@ func (l *fakeLink) Drain(grace time.Duration) error {
 	l.mu.Lock()
 	l.drained = true
 	l.mu.Unlock()
-	for end := time.Now().Add(grace); ; time.Sleep(20 * time.Microsecond) {
+	for end := l.net.clock.now().Add(grace); ; time.Sleep(20 * time.Microsecond) {
 		l.mu.Lock()
 		done := len(l.queue) == 0 && !l.busy || l.ended
 		l.mu.Unlock()
 		if done {
 			return nil
 		}
-		if time.Now().After(end) {
+		if l.net.clock.now().After(end) {
 			return driver.ErrTimeout
 		}
 	}
@@ -570,7 +570,7 @@ func (l *fakeLink) End(status int32) error {
 	if l.ended {
 		return nil
 	}
-	l.ended, l.status, l.over = true, status, time.Now()
+	l.ended, l.status, l.over = true, status, l.net.clock.now()
 	for _, b := range l.queue {
 		l.net.complete(b, status)
 	}

@@ -104,16 +104,11 @@ func (b *Backend) reach(ctx context.Context, a *address) (net.Conn, error) {
 	})
 	var errs []error
 	for i, at := range list {
-		d := net.Dialer{LocalAddr: b.source(at.Addr())}
+		dial := b.dialControl
 		if i < len(list)-1 {
-			d.Timeout = reachMax
+			dial = b.dialBriefly
 		}
-		conn, err := d.DialContext(ctx, "tcp", at.String())
-		if errors.Is(err, syscall.EADDRNOTAVAIL) {
-			// the rail's network device is in another namespace
-			d.LocalAddr = nil
-			conn, err = d.DialContext(ctx, "tcp", at.String())
-		}
+		conn, err := dial(ctx, at)
 		if err == nil {
 			return conn, nil
 		}
@@ -123,6 +118,28 @@ func (b *Backend) reach(ctx context.Context, a *address) (net.Conn, error) {
 		}
 	}
 	return nil, errors.Join(errs...)
+}
+
+// dialBriefly gives up when this process has tried for reachMax.
+func (b *Backend) dialBriefly(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		if b.cfg.clock.pass(reachMax, ctx.Done(), nil) {
+			cancel()
+		}
+	}()
+	return b.dialControl(ctx, at)
+}
+
+func (b *Backend) dialControl(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
+	d := net.Dialer{LocalAddr: b.source(at.Addr())}
+	conn, err := d.DialContext(ctx, "tcp", at.String())
+	if errors.Is(err, syscall.EADDRNOTAVAIL) {
+		d.LocalAddr = nil // the rail's network device is in another namespace
+		conn, err = d.DialContext(ctx, "tcp", at.String())
+	}
+	return conn, err
 }
 
 // source is our own address in the network of another, nil for none: hosts with several

@@ -13,6 +13,8 @@ import (
 type mender struct {
 	p      *peer
 	repair *repair
+	time   *stopwatch    // all times of repair
+	waits  bool          // something has waited for the peer since the last look
 	ends   []pairRequest // of each queue pair, the last that the owner was asked with
 	before []uint64      // of each queue pair, the bytes that its rail had moved when it was live
 
@@ -53,6 +55,7 @@ const eventsMax = 4096
 func newMender(p *peer) *mender {
 	return &mender{
 		p: p, repair: newRepair(len(p.pairs), &p.b.cfg), ends: make([]pairRequest, len(p.pairs)),
+		time:   newStopwatch(p.b.cfg.clock, p.b.cfg.Failure),
 		before: make([]uint64, len(p.pairs)),
 		stir:   make(chan struct{}, 1), over: make(chan struct{}), done: make(chan struct{}),
 		states: make([]pairState, len(p.pairs)),
@@ -99,11 +102,9 @@ func (m *mender) run() {
 		return
 	}
 	defer close(m.done)
-	m.ports(time.Now())
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
+	m.ports(m.time.look())
 	for {
-		now := time.Now()
+		now := m.time.look()
 		for _, e := range m.take() {
 			m.handle(e, now)
 		}
@@ -118,26 +119,30 @@ func (m *mender) run() {
 			return
 		}
 		m.show()
+		var tick <-chan time.Time
 		if at := m.repair.next(); at.IsZero() {
-			timer.Stop()
+			m.time.rest()
 		} else {
-			timer.Reset(time.Until(at))
+			tick = m.time.tick(at)
 		}
 		select {
 		case <-m.stir:
-		case <-timer.C:
+		case <-tick:
 		case <-m.over:
 			return
 		}
 	}
 }
 
-// lost says why the peer is lost; empty: it is not.
+// lost says why the peer is lost; empty: it is not. The peer's time begins with the first look that
+// finds something that waits for it.
 func (m *mender) lost(now time.Time) string {
 	if m.repair.gone() {
 		return "the devices of all queue pairs are gone"
 	}
-	if m.repair.troubled() && !m.p.awaited() {
+	waited := m.waits
+	m.waits = m.repair.troubled() && m.p.awaited()
+	if !waited || !m.waits {
 		m.repair.bear(now)
 		return ""
 	}
@@ -174,10 +179,10 @@ func (m *mender) handle(e event, now time.Time) {
 	}
 	switch e.kind {
 	case eventWelcome:
-		m.repair.begun(now)
 		for i, a := range e.welcome.pairs {
 			m.begin(i, &a, now)
 		}
+		m.repair.begun(m.time.look())
 	case eventLive:
 		m.repair.live(e.pair, now)
 		m.before[e.pair] = m.moved(e.pair)
@@ -240,6 +245,7 @@ func (m *mender) ask(i int) {
 	}
 	m.ends[i] = q
 	m.p.ch.send(q.encode())
+	m.repair.told(i, m.time.look())
 }
 
 // replied goes on after the owner has ended its queue pair: nothing of the first try lands

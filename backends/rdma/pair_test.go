@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // pair is two backends over the fake fabric, one connected to the other.
@@ -23,14 +24,8 @@ type pair struct {
 	outcomes  map[uint64]error
 }
 
-// lossMax is for a machine that is busy, and less than the default of Failure.
-const lossMax = 9 * time.Second
-
-// shortConfig fails fast.
-func shortConfig() Config {
-	return Config{Timeout: time.Millisecond, Retries: 1, Grace: 300 * time.Millisecond,
-		Failure: 300 * time.Millisecond}
-}
+// brisk has queue pairs fail soon. The clock of the test says how long a second is.
+func brisk() Config { return Config{Timeout: ackUnit << 8, Retries: 1} }
 
 func openPair(t *testing.T, cfg Config) *pair {
 	t.Helper()
@@ -70,16 +65,11 @@ func register(t *testing.T, b *Backend, n int) *memory {
 	return m.(*memory)
 }
 
-// imports has as long as a busy machine needs, however short Failure is.
 func (p *pair) imports(t *testing.T, m *memory) uint32 {
 	t.Helper()
 	token, err := m.AppendToken(nil)
 	require.NoError(t, err)
 	key, size, err := p.peer.Import(token)
-	end := time.Now().Add(patience)
-	for errors.Is(err, driver.ErrTimeout) && time.Now().Before(end) {
-		key, size, err = p.peer.Import(token)
-	}
 	if err != nil || size != m.size {
 		t.Fatalf("import: %d bytes, %v", size, err)
 	}
@@ -111,7 +101,7 @@ func (p *pair) await(t *testing.T, tag uint64) error {
 		require.NoError(t, err, "poll")
 		for _, c := range done[:n] {
 			if _, twice := p.outcomes[c.Tag]; twice {
-				t.Errorf("tag %d completed twice", c.Tag)
+				promise.Breaks(t, "tag %d completed twice", c.Tag)
 			}
 			p.outcomes[c.Tag] = c.Err
 		}
@@ -156,7 +146,7 @@ func (p *pair) live() int {
 // TestPairFails cuts one rail in mid-transfer: what it did not do the other does, and the
 // queue pair comes back by itself.
 func TestPairFails(t *testing.T) {
-	p := openPair(t, Config{Timeout: time.Millisecond, Retries: 1})
+	p := openPair(t, brisk())
 	l, r := register(t, p.near, 4<<20), register(t, p.far, 4<<20)
 	remote := p.imports(t, r)
 	eventually(t, "two live queue pairs", func() bool { return p.live() == 2 })
@@ -175,7 +165,7 @@ func TestPairFails(t *testing.T) {
 			}
 		}
 		if !bytes.Equal(l.bytes, r.bytes) {
-			t.Fatalf("round %d: other bytes arrived", round)
+			promise.Broken(t, "round %d: other bytes arrived", round)
 		}
 		fakeOf(p.near).cut(round%2, false)
 		eventually(t, "a queue pair that comes back", func() bool { return p.live() == 2 })
@@ -195,7 +185,7 @@ func TestPairFails(t *testing.T) {
 // TestAnswerIsLost has pieces and messages arrive whose acknowledgement does not: all is
 // there, and each message once.
 func TestAnswerIsLost(t *testing.T) {
-	p := openPair(t, Config{Timeout: time.Millisecond, Retries: 1})
+	p := openPair(t, brisk())
 	l, r := register(t, p.near, 1000), register(t, p.far, 1000)
 	remote := p.imports(t, r)
 	link := p.peer.link.(*fakeLink)
@@ -219,29 +209,25 @@ func TestAnswerIsLost(t *testing.T) {
 
 // TestAllPairsFail has what is under way end with the peer's loss, in bounded time.
 func TestAllPairsFail(t *testing.T) {
-	p := openPair(t, shortConfig())
+	c, p := openClocked(t, brisk())
 	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
 	remote := p.imports(t, r)
 	for rail := range 2 {
 		fakeOf(p.near).cut(rail, true)
 	}
-	begin := time.Now()
+	begin := c.now()
 	tag := p.write(t, l, remote, nil)
-	if err := p.await(t, tag); !errors.Is(err, driver.ErrPeerLost) {
+	if err := c.await(t, p, tag); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("a write without a queue pair: %v", err)
 	}
-	if took := time.Since(begin); took < 250*time.Millisecond || took > lossMax {
-		t.Errorf("lost after %v, with a Failure of 300 ms", took)
-	}
+	require.Greater(t, c.since(begin), p.near.cfg.Failure)
 	<-p.peer.Lost()
 	if err := p.peer.Submit(99,
 		writeOf(driver.Desc{Len: 1, LocalKey: l.key, RemoteKey: remote})); !errors.Is(err,
 		driver.ErrPeerLost) {
 		t.Errorf("submit to a lost peer: %v", err)
 	}
-	if err := p.peer.Close(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, c.during(t, p.peer.Close))
 	var msgs []driver.Message
 	eventually(t, "the last word", func() bool {
 		msgs = append(msgs, received(t, p.far)...)
@@ -254,7 +240,7 @@ func TestAllPairsFail(t *testing.T) {
 
 // TestOutage is shorter than Failure: the connection bears it.
 func TestOutage(t *testing.T) {
-	p := openPair(t, Config{Timeout: time.Millisecond, Retries: 1})
+	c, p := openClocked(t, brisk())
 	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
 	remote := p.imports(t, r)
 	for rail := range 2 {
@@ -262,18 +248,18 @@ func TestOutage(t *testing.T) {
 	}
 	tag := p.write(t, l, remote, nil)
 	eventually(t, "no live queue pair", func() bool { return p.live() == 0 })
-	time.Sleep(100 * time.Millisecond)
+	c.runFor(t, p.near.cfg.Failure/2)
 	for rail := range 2 {
 		fakeOf(p.near).cut(rail, false)
 	}
-	if err := p.await(t, tag); err != nil {
+	if err := c.await(t, p, tag); err != nil {
 		t.Errorf("a write over an outage: %v", err)
 	}
 }
 
 // TestDeviceGone takes one device away for good, then the other.
 func TestDeviceGone(t *testing.T) {
-	p := openPair(t, Config{Timeout: time.Millisecond, Retries: 1, Grace: 300 * time.Millisecond})
+	p := openPair(t, brisk())
 	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
 	remote := p.imports(t, r)
 	fake := fakeOf(p.near)
@@ -297,7 +283,7 @@ func TestDeviceGone(t *testing.T) {
 // TestPortsDown has ports go down, which gives queue pairs nothing and fails nothing by itself:
 // what waits goes over the other port.
 func TestPortsDown(t *testing.T) {
-	p := openPair(t, Config{Timeout: time.Millisecond, Retries: 1, Grace: 300 * time.Millisecond})
+	p := openPair(t, brisk())
 	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
 	remote := p.imports(t, r)
 	fake := fakeOf(p.near)
@@ -316,7 +302,7 @@ func TestPortsDown(t *testing.T) {
 
 // TestBothPortsDown ends what waits with the peer's loss.
 func TestBothPortsDown(t *testing.T) {
-	p := openPair(t, shortConfig())
+	c, p := openClocked(t, brisk())
 	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
 	remote, fake := p.imports(t, r), fakeOf(p.near)
 	fake.port(0, false)
@@ -324,12 +310,9 @@ func TestBothPortsDown(t *testing.T) {
 	eventually(t, "both ports down", func() bool {
 		return !p.near.Rails()[0].Up && !p.near.Rails()[1].Up
 	})
-	begin := time.Now()
-	if err := p.await(t, p.write(t, l, remote, nil)); !errors.Is(err, driver.ErrPeerLost) {
+	tag := p.write(t, l, remote, nil)
+	if err := c.await(t, p, tag); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("without a port: %v", err)
-	}
-	if took := time.Since(begin); took > lossMax {
-		t.Errorf("lost after %v, with a Failure of 300 ms", took)
 	}
 }
 

@@ -45,7 +45,7 @@ func (p *peer) end() {
 	if !p.gone.Load() {
 		p.endPairs()
 		if !p.part(p.b.cfg.Grace, p.lostCh) && !clean {
-			time.Sleep(p.b.cfg.quiet())
+			p.b.cfg.clock.pass(p.b.cfg.quiet(), nil, nil)
 		}
 	}
 	p.losing.Do(func() { p.gone.Store(true); close(p.lostCh) })
@@ -59,13 +59,7 @@ func (p *peer) end() {
 // part says goodbye and reports whether the owner has answered, within a time.
 func (p *peer) part(limit time.Duration, stop <-chan struct{}) bool {
 	p.ch.send((&bye{abandoned: p.unwanted.Load()}).encode())
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-p.farewell:
-	case <-stop:
-	case <-timer.C:
-	}
+	p.b.cfg.clock.pass(limit, p.farewell, stop)
 	return p.parted()
 }
 

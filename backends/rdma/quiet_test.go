@@ -4,7 +4,7 @@ package rdma
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // muffler stands between a backend and an owner's control. When it is deaf it passes nothing
@@ -23,16 +25,18 @@ type muffler struct {
 	listener net.Listener
 	deaf     atomic.Bool
 	passing  sync.WaitGroup
+	over     chan struct{} // closed when the test has ended
 }
 
 func newMuffler(t *testing.T, owner netip.AddrPort) *muffler {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	m := &muffler{listener: l}
+	m := &muffler{listener: l, over: make(chan struct{})}
 	m.passing.Go(func() { m.serve(owner) })
 	t.Cleanup(func() {
 		_ = l.Close()
+		close(m.over)
 		m.passing.Wait()
 	})
 	return m
@@ -50,6 +54,10 @@ func (m *muffler) serve(owner netip.AddrPort) {
 		return
 	}
 	m.passing.Go(func() { m.pass(near, far) })
+	m.passing.Go(func() {
+		<-m.over
+		_, _ = near.Close(), far.Close()
+	})
 	m.pass(far, near)
 }
 
@@ -88,21 +96,24 @@ func (p *pair) muffle(t *testing.T) *muffler {
 // then nothing but time proves that what was sent has landed or is lost, so the write ends no
 // sooner.
 func TestQuietTime(t *testing.T) {
-	const grace = 100 * time.Millisecond
-	for name, c := range map[string]struct {
-		failure time.Duration
-		end     func(p *peer)
-		beside  time.Duration // how long the owner is waited for first
-		want    error
+	for name, end := range map[string]struct {
+		by     func(t *testing.T, c *testClock, p *pair)
+		beside func(cfg *Config) time.Duration // how long the owner is waited for first
+		want   error
 	}{
-		"lost": {failure: 300 * time.Millisecond, end: func(p *peer) {
-			<-p.Lost()
-		}, want: driver.ErrPeerLost},
-		"closed": {end: func(p *peer) { _ = p.Close() }, beside: grace, want: driver.ErrClosed},
+		"lost": {
+			by:     func(t *testing.T, c *testClock, p *pair) { c.awaitLost(t, p) },
+			beside: func(*Config) time.Duration { return 0 }, want: driver.ErrPeerLost,
+		},
+		"closed": {
+			by: func(t *testing.T, c *testClock, p *pair) {
+				require.NoError(t, c.during(t, p.peer.Close))
+			},
+			beside: func(cfg *Config) time.Duration { return cfg.Grace }, want: driver.ErrClosed,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := openPair(t, Config{Timeout: 20 * time.Millisecond, Retries: 1, Grace: grace,
-				Failure: c.failure})
+			c, p := openClocked(t, Config{})
 			owner := p.muffle(t)
 			l, r := register(t, p.near, 100), register(t, p.far, 100)
 			remote := p.imports(t, r)
@@ -111,30 +122,25 @@ func TestQuietTime(t *testing.T) {
 				fakeOf(p.near).cut(rail, true)
 			}
 			tag := p.write(t, l, remote, nil)
-			c.end(p.peer)
-			if err := p.await(t, tag); !errors.Is(err, c.want) {
-				t.Errorf("the write ended with %v, want %v", err, c.want)
-			}
+			end.by(t, c, p)
+			require.ErrorIs(t, c.await(t, p, tag), end.want)
 			link := p.peer.link.(*fakeLink)
 			link.mu.Lock()
 			waited := link.over.Sub(link.pairOver)
 			link.mu.Unlock()
-			if least := c.beside + 2*p.near.cfg.ackTimeout(); waited < least {
-				t.Errorf("it was given up %v after its queue pairs had ended, want %v at least",
-					waited, least)
+			cfg := &p.near.cfg
+			if least := end.beside(cfg) + 2*cfg.ackTimeout(); waited < least {
+				promise.Breaks(t, "it was given up %v after its queue pairs had ended, "+
+					"want %v at least", waited, least)
 			}
 		})
 	}
 }
 
-// TestSilenceIsNotDeath has an owner that says nothing and a wire that carries nothing, for
-// much longer than Config.Failure: as long as nothing waits the peer is not lost.
-// What waits ends within about Config.Failure.
-func TestSilenceIsNotDeath(t *testing.T) {
-	p := openPair(t, Config{
-		Timeout: 20 * time.Millisecond, Retries: 1,
-		Grace: 100 * time.Millisecond, Failure: 400 * time.Millisecond,
-	})
+// silent has an owner that says nothing and a wire that carries nothing.
+func silent(t *testing.T, cfg Config) (c *testClock, p *pair, write func() (tag uint64)) {
+	t.Helper()
+	c, p = openClocked(t, cfg)
 	owner := p.muffle(t)
 	l, r := register(t, p.near, 100), register(t, p.far, 100)
 	remote := p.imports(t, r)
@@ -144,29 +150,87 @@ func TestSilenceIsNotDeath(t *testing.T) {
 	for rail := range 2 {
 		fake.port(rail, false) // the queue pairs fail by themselves
 	}
-	eventually(t, "no live queue pair", func() bool { return p.live() == 0 })
-	select {
-	case <-p.peer.Lost():
-		t.Fatalf("lost, although nothing waits: %v", p.peer.whyLost())
-	case <-time.After(4 * p.near.cfg.Failure):
-	}
-	begin := time.Now()
-	err := p.await(t, p.write(t, l, remote, nil))
-	require.ErrorIs(t, err, driver.ErrPeerLost)
-	require.Greater(t, time.Since(begin), p.near.cfg.Failure/2)
+	c.run(t, "no live queue pair", func() bool { return p.live() == 0 })
+	return c, p, func() uint64 { return p.write(t, l, remote, nil) }
 }
 
-// TestFrozenImport has an owner's program that is frozen: an import waits for Config.Failure.
-func TestFrozenImport(t *testing.T) {
-	p := openPair(t, Config{Grace: 20 * time.Millisecond, Failure: 400 * time.Millisecond})
+// TestSilenceIsNotDeath has an owner that is silent for much longer than Config.Failure: as long as
+// nothing waits the peer is not lost. What waits ends after Config.Failure, and no sooner.
+func TestSilenceIsNotDeath(t *testing.T) {
+	for _, unseen := range []time.Duration{beatMax - time.Millisecond, time.Hour} {
+		c, p, write := silent(t, Config{})
+		c.runFor(t, 4*p.near.cfg.Failure)
+		require.NoError(t, p.peer.whyLost(), "lost, although nothing waits")
+		c.jump(unseen)
+		begin, tag := c.now(), write()
+		c.runFor(t, p.near.cfg.Failure)
+		require.NoError(t, p.peer.whyLost(), "lost before its time")
+		require.ErrorIs(t, c.await(t, p, tag), driver.ErrPeerLost)
+		require.Greater(t, c.since(begin), p.near.cfg.Failure)
+	}
+}
+
+// TestStandstillIsNotSilence stops our own process while a write waits for an owner that is silent:
+// what is left of the owner's time is left when the process goes on.
+func TestStandstillIsNotSilence(t *testing.T) {
+	c, p, write := silent(t, Config{})
+	begin, tag := c.now(), write()
+	for range 3 {
+		c.runFor(t, p.near.cfg.Failure/4)
+		c.jump(time.Hour)
+	}
+	require.NoError(t, p.peer.whyLost(), "lost by a standstill of our own")
+	require.ErrorIs(t, c.await(t, p, tag), driver.ErrPeerLost)
+	require.Greater(t, c.since(begin), 3*time.Hour+p.near.cfg.Failure)
+}
+
+// TestStandstillOfImport stops our own process while an import waits for an owner that is frozen.
+func TestStandstillOfImport(t *testing.T) {
+	c, p := openClocked(t, Config{})
 	owner := p.muffle(t)
 	token, err := register(t, p.far, 100).AppendToken(nil)
 	require.NoError(t, err)
 	owner.deaf.Store(true)
-	begin := time.Now()
-	_, _, err = p.peer.Import(token)
-	require.ErrorIs(t, err, driver.ErrPeerLost)
-	require.ErrorIs(t, err, driver.ErrTimeout)
-	require.Greater(t, time.Since(begin), p.near.cfg.Failure)
-	require.NoError(t, p.peer.Close())
+	for range 2 { // the second begins long after the owner was heard last
+		begin := c.now()
+		imported := make(chan error, 1)
+		go func() {
+			_, _, err := p.peer.Import(token)
+			imported <- err
+		}()
+		c.runFor(t, p.near.cfg.Failure/2)
+		c.jump(time.Hour)
+		c.run(t, "the import ends", func() bool { return len(imported) > 0 })
+		err = <-imported
+		require.ErrorIs(t, err, driver.ErrPeerLost)
+		require.ErrorIs(t, err, driver.ErrTimeout)
+		require.GreaterOrEqual(t, c.since(begin), time.Hour+p.near.cfg.Failure)
+	}
+	require.NoError(t, c.during(t, p.peer.Close))
+}
+
+// TestStandstillOfHello stops our own process while a peer has not said hello. One that says it
+// afterwards is heard; one that never does is hung up on in its time.
+func TestStandstillOfHello(t *testing.T) {
+	c, p := openClocked(t, Config{})
+	late, never := newStranger(t, p.far), newStranger(t, p.far)
+	begin := c.now()
+	c.run(t, "two connections that wait", func() bool {
+		p.far.mu.Lock()
+		defer p.far.mu.Unlock()
+		return len(p.far.accepted) == 3
+	})
+	c.runFor(t, p.far.cfg.hello/2)
+	c.jump(time.Hour)
+	c.runFor(t, p.far.cfg.hello/4)
+	late.say(helloTo(p.near, p.far, 1).encode())
+	w, ok := late.hear().(*welcome)
+	require.True(t, ok && w.status == control.OK, "%+v", w)
+	require.NoError(t, c.during(t, func() error {
+		if m := never.hear(); m != nil {
+			return fmt.Errorf("answered with %+v", m)
+		}
+		return nil
+	}))
+	require.Greater(t, c.since(begin), time.Hour+p.far.cfg.hello/2)
 }

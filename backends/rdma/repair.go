@@ -24,7 +24,6 @@ type repair struct {
 	dark    time.Duration // a queue pair whose port is down for so long has failed
 	none    time.Time     // since when none is live; zero: one is
 	shaky   time.Time     // since when none was sound; zero: one is, or has not failed
-	look    time.Time     // when to look again whether something waits; zero: it does
 }
 
 type pairRepair struct {
@@ -128,13 +127,17 @@ func (r *repair) asks(now time.Time) (list []int) {
 	for i := range r.pairs {
 		l := &r.pairs[i]
 		if l.state == pairWaiting && !now.Before(l.due) {
-			l.state, l.due = pairAsked, now.Add(r.answer)
+			l.state = pairAsked
 			l.attempt++
+			r.told(i, now)
 			list = append(list, i)
 		}
 	}
 	return list
 }
+
+// told notes that the owner was asked just now.
+func (r *repair) told(i int, now time.Time) { r.pairs[i].due = now.Add(r.answer) }
 
 // answered reports whether an answer is the one that is waited for. there says that the
 // owner has a new queue pair, and that we have one.
@@ -199,14 +202,10 @@ func (r *repair) gone() bool {
 
 // lost says why the peer is to be given up, for which something waits; empty: it is not.
 func (r *repair) lost(now time.Time) string {
-	r.look = time.Time{}
+	r.settle(now)
 	for i := range r.pairs {
-		l := &r.pairs[i]
-		switch {
-		case l.state == pairAsked && now.After(l.due):
+		if l := &r.pairs[i]; l.state == pairAsked && now.After(l.due) {
 			return "it does not answer that a queue pair has failed"
-		case l.state == pairLive && !now.Before(l.due):
-			r.shaky = time.Time{}
 		}
 	}
 	switch {
@@ -216,6 +215,15 @@ func (r *repair) lost(now time.Time) string {
 		return "its queue pairs fail over and over"
 	}
 	return ""
+}
+
+// settle notes whether a queue pair has been live for long enough to be sound.
+func (r *repair) settle(now time.Time) {
+	for i := range r.pairs {
+		if l := &r.pairs[i]; l.state == pairLive && !now.Before(l.due) {
+			r.shaky = time.Time{}
+		}
+	}
 }
 
 // troubled reports whether time runs that lost looks at.
@@ -228,10 +236,9 @@ func (r *repair) troubled() bool {
 	return !r.none.IsZero() || !r.shaky.IsZero()
 }
 
-// bear gives a peer all of its time once more: nothing waits for it. It is to be called often,
-// so that what waits later has about as much.
+// bear gives a peer all of its time once more: nothing waits for it yet.
 func (r *repair) bear(now time.Time) {
-	r.look = now.Add(r.failure / 4)
+	r.settle(now)
 	if !r.none.IsZero() {
 		r.none = now
 	}
@@ -261,9 +268,6 @@ func (r *repair) next() (at time.Time) {
 		if l.carries() && !l.down.IsZero() {
 			sooner(l.down.Add(r.dark))
 		}
-	}
-	if !r.look.IsZero() {
-		sooner(r.look)
 	}
 	if !r.none.IsZero() {
 		sooner(r.none.Add(r.failure))

@@ -19,6 +19,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 const (
@@ -57,9 +58,9 @@ func openSoak(t *testing.T, open func(Config) (*Backend, error), seed uint64) *s
 		came: map[uint64]bool{}, owed: map[uint64]bool{}}
 	for i, b := range []**Backend{&s.near, &s.far} {
 		var err error
-		*b, err = open(Config{Devices: fmt.Sprintf("fake%d,fake%d", i, i+2),
-			Timeout: time.Millisecond, Retries: 1,
-			Slice: 32 << 10, Grace: time.Second, Failure: 5 * time.Second})
+		cfg := brisk()
+		cfg.Devices, cfg.Slice = fmt.Sprintf("fake%d,fake%d", i, i+2), 32<<10
+		*b, err = open(cfg)
 		require.NoError(t, err)
 		t.Cleanup(func() {
 			if err := (*b).Close(); err != nil {
@@ -86,7 +87,7 @@ func (s *soak) scramble(b []byte) {
 
 func (s *soak) submit(t *testing.T, p *soakPlace) {
 	if p.still != nil && !bytes.Equal(p.remote.bytes, p.still) {
-		t.Fatal("memory has changed after its batch had ended")
+		promise.Broken(t, "memory has changed after its batch had ended")
 	}
 	if p.fenced {
 		s.peer.Drop(p.key)
@@ -233,7 +234,7 @@ func (s *soak) run(t *testing.T, chance *fakeverbs.Chance) {
 	}
 	for _, p := range s.places {
 		if !bytes.Equal(p.remote.bytes, p.still) {
-			t.Error("memory has changed after its batch had ended")
+			promise.Breaks(t, "memory has changed after its batch had ended")
 		}
 	}
 }

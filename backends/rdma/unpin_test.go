@@ -15,7 +15,7 @@ import (
 // TestCloseAgainAfterARefusal closes memory whose registration the device keeps at first:
 // the second Close is nil only because that has ended.
 func TestCloseAgainAfterARefusal(t *testing.T) {
-	f, p, _, _, _ := openOneRail(t)
+	f, _, p, _, _, _ := openOneRail(t)
 	d := f.Device(0)
 	before := d.Get(fakeverbs.Regions)
 	m := register(t, p.near, 1<<20)
@@ -30,12 +30,12 @@ func TestCloseAgainAfterARefusal(t *testing.T) {
 // TestBackendClosesWhatWasRefused: memory whose own Close has failed is the backend's to close: its
 // Close is nil only where the device has given the pages up.
 func TestBackendClosesWhatWasRefused(t *testing.T) {
-	f, p, _, _, _ := openOneRail(t)
+	f, c, p, _, _, _ := openOneRail(t)
 	d := f.Device(0)
 	m := register(t, p.near, 1<<20)
 	d.Set(fakeverbs.DeregisterBusy, 1)
 	require.Error(t, m.Close())
-	require.NoError(t, p.near.Close())
+	require.NoError(t, c.during(t, p.near.Close))
 	require.Empty(t, p.near.table.All())
 	require.NoError(t, m.Close())
 }

@@ -145,11 +145,9 @@ int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns)
 		next = b->next;
 		sl_verbs_call_off(b, SL_VERBS_CLOSED);
 	}
-	while (n->live.next != &n->live && rc == 0) {
-		sl_verbs_step(c);
-		if (n->live.next != &n->live)
-			rc = sl_verbs_wait(c, deadline);
-	}
+	/* It looks once more when the time is up: this process may have stood still meanwhile. */
+	for (sl_verbs_step(c); n->live.next != &n->live && rc == 0; sl_verbs_step(c))
+		rc = sl_verbs_wait(c, deadline);
 	if (n->live.next == &n->live)
 		rc = 0;
 	sl_verbs_unlock(c);

@@ -5,9 +5,6 @@
 
 #include <errno.h>
 
-/* How often a queue pair is looked at in the time after which it has failed. */
-#define WATCHES 8
-
 /* How long a queue pair that the device keeps is left alone before it is to end once more. */
 #define AGAIN_NS 200000000u
 
@@ -46,6 +43,8 @@ void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now)
 {
 	struct sl_verbs_traffic *t = c->traffic;
 
+	if (t->draining) /* what came back while this process stood still */
+		(void)sl_verbs_step(c);
 	for (struct sl_verbs_conn *n = t->conns.next; t->draining && n != &t->conns; n = n->next)
 		for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++) {
 			struct sl_verbs_pair *l = n->pairs[i];
@@ -57,22 +56,25 @@ void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now)
 
 void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now)
 {
-	uint64_t most = c->config.stall_ns;
+	uint64_t beat = c->config.stall_ns / SL_VERBS_WATCHES;
 	struct sl_verbs_traffic *t = c->traffic;
+	/* It shows that this process stood still: that time is no silence of a device. */
+	int late = now - t->watched > 4 * beat;
 
-	if (!most || now - t->watched < most / WATCHES)
+	if (!c->config.stall_ns || now - t->watched < beat)
 		return;
 	t->watched = now;
+	(void)sl_verbs_step(c);
 	for (struct sl_verbs_conn *n = t->conns.next; n != &t->conns; n = n->next)
 		for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++) {
 			struct sl_verbs_pair *l = n->pairs[i];
 
 			if (!l || !l->posted.first)
 				continue;
-			if (!l->still || l->returned != l->watched) {
+			if (l->returned != l->watched || !l->still) {
 				l->watched = l->returned;
-				l->still = now;
-			} else if (now - l->still > most) {
+				l->still = 1;
+			} else if (!late && l->still++ == SL_VERBS_WATCHES) {
 				sl_verbs_fail_pair(l, IBV_WC_RESP_TIMEOUT_ERR);
 			}
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // Statuses of completions, as enum ibv_wc_status has them.
@@ -150,58 +151,44 @@ func TestNothingLandsLate(t *testing.T) {
 	l := openLink(t, d, testShape{})
 	l.mend(t, 0)
 	near := d.fake.Device(0)
-	const late = 40 * time.Millisecond
 	for i := range 5 {
 		fill(l.local, uint64(2*i))
-		near.DelayNext(1, late)
+		near.ParkNext(1)
 		require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 4096}))
 		fill(l.local, uint64(2*i+1))
 		require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 4096}))
-		awaitLate(near, uint32(i))
+		near.LandParked(t, i+1)
 		if !bytes.Equal(l.remote[:4096], l.local[:4096]) {
-			t.Fatal("what was given up has landed on what was written later")
-		}
-	}
-	if near.Get(fakeverbs.DroppedLate) == 0 {
-		t.Errorf("%d requests landed while their queue pair was there, and none came after it: "+
-			"the test is of no use",
-			near.Get(fakeverbs.LandedLate))
-	}
-}
-
-// awaitLate waits until more than n late requests have come to their end, for a second at most:
-// there may be none.
-func awaitLate(d fakeverbs.Device, n uint32) {
-	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if d.Get(fakeverbs.LandedLate)+d.Get(fakeverbs.DroppedLate) > n {
-			return
+			promise.Broken(t, "what was given up has landed on what was written later")
 		}
 	}
 }
 
-// What was cancelled has landed before its completion, or never does.
+// What was cancelled has landed before its completion, or never does: be it cancelled at once, or
+// when its request has failed.
 func TestNothingLandsAfterCancel(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{})
 	l.mend(t, 2*time.Millisecond)
 	near := d.fake.Device(0)
 	for i := range 10 {
-		before := near.Get(fakeverbs.LandedLate) + near.Get(fakeverbs.DroppedLate)
-		near.DelayNext(1, time.Duration(1+i%5*10)*time.Millisecond)
+		near.ParkNext(1)
+		faults := near.Get(fakeverbs.Faults)
 		fill(l.local, uint64(i))
 		tag := l.submit(t, driver.Write, nil, driver.Desc{Len: 4096})
-		time.Sleep(time.Duration(i%3) * time.Millisecond)
+		if i%2 == 1 {
+			near.Await(t, fakeverbs.Faults, faults+1)
+		}
 		l.conn.Cancel(tag)
 		if err := l.outcome(t, tag); err != nil && !errors.Is(err, driver.ErrAborted) {
 			t.Fatal(err)
 		}
 		fill(l.remote[:4096], uint64(1000+i))
 		want := bytes.Clone(l.remote[:4096])
-		awaitLate(near, before)
+		near.LandParked(t, i+1)
 		if !bytes.Equal(l.remote[:4096], want) {
-			t.Fatalf("round %d: bytes landed after the completion", i)
+			promise.Broken(t, "round %d: bytes landed after the completion", i)
 		}
-		near.Set(fakeverbs.Late, 0)
 	}
 }
 
@@ -282,21 +269,25 @@ func TestLossBehindARevokedKey(t *testing.T) {
 	for _, pairs := range []int{1, 2} {
 		d := fakeDevices(t, pairs)
 		l := openLink(t, d, testShape{pairs: pairs})
-		n := uint64(0)
+		const n = 6
+		d.freeze(1)
 		require.NoError(t, l.far.Revoke(testKey))
 		write := batchOf(driver.Write, l.descs(driver.Desc{Len: 300_000}), nil)
-		for n < 6 {
-			err := l.conn.Submit(n, write)
-			if errors.Is(err, driver.ErrRevoked) { // the first has failed already
-				break
-			}
-			require.NoError(t, err)
-			n++
+		for tag := range uint64(n) {
+			require.NoError(t, l.conn.Submit(tag, write))
 		}
+		d.freeze(0)
 		l.awaitNews(t, PairFailed)
-		time.Sleep(20 * time.Millisecond) // what is told too soon is told by then
+		for i := range pairs {
+			require.Eventually(t, func() bool {
+				c, err := l.near.Counters(i)
+				return err == nil && c.InFlight == 0
+			}, patience, time.Millisecond, "all requests come back")
+		}
+		var done [1]Done
+		require.Zero(t, l.near.Poll(done[:]), "an end that the peer has not answered for")
 		require.NoError(t, l.conn.End(Lost))
-		for tag, err := range l.outcomes(t, int(n)) {
+		for tag, err := range l.outcomes(t, n) {
 			require.ErrorIs(t, err, driver.ErrPeerLost, "%d pairs, batch %d", pairs, tag)
 		}
 		l.close(t)
@@ -323,7 +314,7 @@ func TestNothingLandsAfterRevoke(t *testing.T) {
 			t.Errorf("the write ended with %v", err)
 		}
 		if !bytes.Equal(l.remote, want) {
-			t.Error("bytes landed after Revoke had returned")
+			promise.Breaks(t, "bytes landed after Revoke had returned")
 		}
 		if bytes.Equal(want, l.local) {
 			t.Error("all had landed before: the test is of no use")

@@ -75,6 +75,13 @@ func (d hosts) slow() {
 	}
 }
 
+// freeze has the stand-in of the near end do nothing (1), or go on (0).
+func (d hosts) freeze(frozen uint32) {
+	for i := range len(d.near) {
+		d.fake.Device(2*i).Set(fakeverbs.Frozen, frozen)
+	}
+}
+
 // realDevices are of this machine.
 func realDevices(t testing.TB, pairs int) hosts {
 	t.Helper()

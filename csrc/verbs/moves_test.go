@@ -24,26 +24,27 @@ var tests = []struct {
 	name  string
 	pairs int
 	run   func(t *testing.T, d hosts)
+	core  bool // it depends on the driver, and an emulated machine runs it in seconds
 }{
-	{"moves bytes", 1, moveBytes},
-	{"moves scattered bytes", 1, moveScattered},
-	{"moves pages", 1, movePages},
-	{"gathers entries into few requests", 1, gatherEntries},
-	{"refuses what is wrong", 1, refuseWrong},
-	{"many batches in few places", 1, manyBatches},
-	{"messages follow their data", 1, followData},
-	{"credit bounds messages", 1, creditBounds},
-	{"messages outlive their connection", 1, notifsOutlive},
-	{"sleepers are woken", 1, wakeSleepers},
-	{"batches are cancelled", 1, cancelBatches},
-	{"grants are revoked", 1, revokeGrants},
-	{"connections end", 1, endConnections},
-	{"connections drain", 1, drainConnections},
-	{"a queue pair is made anew", 1, remakePairs},
-	{"two queue pairs are made anew", 2, remakePairs},
-	{"batches wait for queue pairs", 1, waitForPairs},
-	{"many goroutines", 1, hammerLink},
-	{"many goroutines over two queue pairs", 2, hammerLink},
+	{"moves bytes", 1, moveBytes, true},
+	{"moves scattered bytes", 1, moveScattered, false},
+	{"moves pages", 1, movePages, false},
+	{"gathers entries into few requests", 1, gatherEntries, false},
+	{"refuses what is wrong", 1, refuseWrong, true},
+	{"many batches in few places", 1, manyBatches, false},
+	{"messages follow their data", 1, followData, true},
+	{"credit bounds messages", 1, creditBounds, false},
+	{"messages outlive their connection", 1, notifsOutlive, false},
+	{"sleepers are woken", 1, wakeSleepers, false},
+	{"batches are cancelled", 1, cancelBatches, true},
+	{"grants are revoked", 1, revokeGrants, true},
+	{"connections end", 1, endConnections, true},
+	{"connections drain", 1, drainConnections, false},
+	{"a queue pair is made anew", 1, remakePairs, true},
+	{"two queue pairs are made anew", 2, remakePairs, false},
+	{"batches wait for queue pairs", 1, waitForPairs, false},
+	{"many goroutines", 1, hammerLink, false},
+	{"many goroutines over two queue pairs", 2, hammerLink, false},
 }
 
 func TestVerbs(t *testing.T) {
@@ -54,7 +55,22 @@ func TestVerbs(t *testing.T) {
 
 func TestRealVerbs(t *testing.T) {
 	for _, test := range tests {
+		if test.core {
+			t.Run(test.name, func(t *testing.T) { test.run(t, realDevices(t, test.pairs)) })
+		}
+	}
+}
+
+func TestSoakRealVerbs(t *testing.T) {
+	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) { test.run(t, realDevices(t, test.pairs)) })
+	}
+}
+
+// TestSoakHammer is what TestVerbs does with many goroutines, for longer.
+func TestSoakHammer(t *testing.T) {
+	for pairs := range 3 {
+		hammerFor(t, fakeDevices(t, 1+pairs), 2000)
 	}
 }
 

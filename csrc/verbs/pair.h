@@ -14,6 +14,7 @@
 #define SL_VERBS_ENTRIES 32	/* local entries of a request */
 #define SL_VERBS_BUCKETS 256	/* of a rail's table of queue pairs */
 #define SL_VERBS_CREDITS 4	/* receives that an initiator's queue pair needs */
+#define SL_VERBS_WATCHES 8	/* looks at a queue pair in the time after which it has failed */
 
 /* What stands before the bytes of a message; little-endian. */
 struct sl_verbs_head {
@@ -93,10 +94,7 @@ struct sl_verbs_pair {
 	struct sl_verbs_list posted, unposted, held;
 	uint32_t again;	      /* of posted: those that are out of the order of batches */
 	uint32_t returned, watched; /* requests that came back; when sl_verbs_watch looked */
-	/*
-	 * since when there were no more, if something is posted; 0: not looked at since it was made
-	 */
-	uint64_t still;
+	uint32_t still; /* looks since then, with something posted, that found no more */
 	uint32_t unsignalled; /* since the last that asked for a completion */
 	uint64_t flight;      /* bytes of posted */
 	struct ibv_send_wr *wr_first, *wr_last; /* built, not posted yet: they are in posted */

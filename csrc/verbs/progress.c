@@ -91,12 +91,16 @@ static int owes(const struct sl_verbs_context *c)
 /* How long it may sleep in ms, unless something comes; -1: as long as it likes. */
 static int nap(const struct sl_verbs_context *c)
 {
+	uint64_t watch;
+
 	if (c->traffic->draining)
 		return DRAIN_TICK_MS;
 	if (c->traffic->hungry || owes(c))
 		return HUNGRY_TICK_MS;
-	return c->config.stall_ns && c->traffic->conns.next != &c->traffic->conns ? WATCH_TICK_MS
-										  : -1;
+	if (!c->config.stall_ns || c->traffic->conns.next == &c->traffic->conns)
+		return -1;
+	watch = c->config.stall_ns / SL_VERBS_WATCHES / 1000000u + 1;
+	return watch < WATCH_TICK_MS ? (int)watch : WATCH_TICK_MS;
 }
 
 static void drink(struct sl_verbs_traffic *t)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 const (
@@ -53,7 +54,7 @@ func (s *soak) submit(t *testing.T) {
 	place := s.free[len(s.free)-1]
 	local, far := s.at(place)
 	if s.far[place] != nil && !bytes.Equal(far, s.far[place]) {
-		t.Fatalf("place %d has changed after its batch had ended", place)
+		promise.Broken(t, "place %d has changed after its batch had ended", place)
 	}
 	op := driver.Op(driver.Write)
 	if s.r.IntN(4) == 0 {
@@ -118,7 +119,7 @@ func (s *soak) finish(t *testing.T, d Done) {
 	case err != nil:
 		t.Fatal(err)
 	case !bytes.Equal(local, far):
-		t.Fatalf("batch %d, a write: %v: other bytes", d.Tag, s.writes[d.Tag])
+		promise.Broken(t, "batch %d, a write: %v: other bytes", d.Tag, s.writes[d.Tag])
 	case s.counts[d.Tag]:
 		s.counted[place]++
 	}
@@ -135,7 +136,7 @@ func (s *soak) receive(t *testing.T) {
 		}
 		v := binary.LittleEndian.Uint64(n.Data)
 		if v <= s.last {
-			t.Fatalf("message %d after %d", v, s.last)
+			promise.Broken(t, "message %d after %d", v, s.last)
 		}
 		s.last = v
 		s.came[v] = true

@@ -68,9 +68,9 @@ func (l *testLink) mind(t *testing.T) (end func() int) {
 	return end
 }
 
-// TestRealVerbsCutOff loses all packets in mid-transfer: the queue pair fails in its time, is made
-// anew as often as needed, and everything goes through once the wire is mended, once.
-func TestRealVerbsCutOff(t *testing.T) {
+// TestSoakRealVerbsCutOff loses all packets in mid-transfer: the queue pair fails in its time, is
+// made anew as often as needed, and everything goes through once the wire is mended, once.
+func TestSoakRealVerbsCutOff(t *testing.T) {
 	w := testWire(t)
 	l := openLink(t, realDevices(t, 1), testShape{timeout: 16, retries: 2,
 		config: Config{SliceMax: 64 << 10}})
@@ -108,9 +108,9 @@ func TestRealVerbsCutOff(t *testing.T) {
 	}
 }
 
-// TestRealVerbsCancelOnDeadWire aborts what cannot get through: it ends when its queue pair is
+// TestSoakRealVerbsCancelOnDeadWire aborts what cannot get through: it ends when its queue pair is
 // drained and settled, and not before.
-func TestRealVerbsCancelOnDeadWire(t *testing.T) {
+func TestSoakRealVerbsCancelOnDeadWire(t *testing.T) {
 	w := testWire(t)
 	l := openLink(t, realDevices(t, 1), testShape{timeout: 16, retries: 2})
 	require.NoError(t, w.Loss("100%"))
@@ -128,9 +128,10 @@ func TestRealVerbsCancelOnDeadWire(t *testing.T) {
 	}
 }
 
-// TestRealVerbsBadWire loses and delays packets: no batch fails, nothing is lost. A queue pair that
-// fails all the same, or of which soft-RoCE says nothing more, is made anew, as backends/rdma does.
-func TestRealVerbsBadWire(t *testing.T) {
+// TestSoakRealVerbsBadWire loses and delays packets: no batch fails, nothing is lost. A queue pair
+// that fails all the same, or of which soft-RoCE says nothing more, is made anew, as backends/rdma
+// does.
+func TestSoakRealVerbsBadWire(t *testing.T) {
 	w := testWire(t)
 	l := openLink(t, realDevices(t, 1), testShape{config: Config{
 		StallNanos: uint64(10 * time.Second)}})

@@ -1,66 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fails an owner's queue pair, and begins an initiator's, while the list of requests that are built is
- * full: the mark and the probe find room.
+ * Fails an owner's queue pair, and begins an initiator's, while the list of requests that are built
+ * is full: the mark and the probe find room.
  *
  *	room LIBRARY CONTROL
  */
 #define _GNU_SOURCE
-#include "control.h"
-#include "pair.h"
-
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#define MUST(x) \
-	do { \
-		if (!(x)) { \
-			fprintf(stderr, "line %d: %s\n", __LINE__, #x); \
-			exit(1); \
-		} \
-	} while (0)
-
-static struct sl_verbs_context *open_end(const char *first, const char *second)
-{
-	struct sl_verbs_config config = {.batches = 64,
-					 .notifs = 8,
-					 .conns = 4,
-					 .depth = 2 * SL_VERBS_CHAIN,
-					 .slice = 64 << 10,
-					 .flight = 1 << 20,
-					 .spin_ns = 20000,
-					 .wake_fd = eventfd(0, EFD_NONBLOCK),
-					 .control_fd = eventfd(0, EFD_NONBLOCK)};
-	const char *names[] = {first, second};
-	struct sl_verbs_context *c;
-	uint32_t number;
-	char why[256];
-
-	MUST(sl_verbs_open(&config, &c) == 0);
-	for (int i = 0; i < 2; i++) {
-		struct sl_verbs_rail_config r = {
-			.device = names[i], .port = 1, .gid = 1, .timeout = 14, .retries = 3};
-
-		MUST(sl_verbs_rail_open(c, &r, &number, why, sizeof(why)) == 0);
-	}
-	return c;
-}
-
-static void connect_pair(struct sl_verbs_conn *conn, struct sl_verbs_conn *back, uint32_t pair)
-{
-	struct sl_verbs_end mine, theirs;
-
-	MUST(sl_verbs_pair_make(conn, pair, pair, &mine) == 0);
-	MUST(sl_verbs_pair_make(back, pair, pair, &theirs) == 0);
-	MUST(sl_verbs_pair_begin(back, pair, &mine) == 0);
-	MUST(sl_verbs_pair_begin(conn, pair, &theirs) == 0);
-	while (__atomic_load_n(&conn->pairs[pair]->state, __ATOMIC_SEQ_CST) != SL_VERBS_LIVE)
-		usleep(1000);
-}
+#include "ends.h"
 
 #define UNTOUCHED 0x5a5a5a5a5a5a5a5aull
 
@@ -77,20 +23,10 @@ static void fill(struct sl_verbs_pair *l)
 	}
 }
 
-static void set_up_devices(const char *path)
-{
-	int fd = open(path, O_RDWR);
-	struct fake_control *control =
-		mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-
-	MUST(control != MAP_FAILED);
-	control->devices = 4;
-	for (int i = 0; i < 4; i++)
-		control->device[i].panel.link = 1;
-}
-
 int main(int argc, char **argv)
 {
+	const struct sl_verbs_config config = {
+	    .slice = 64 << 10, .flight = 1 << 20, .spin_ns = 20000};
 	struct sl_verbs_context *near, *far;
 	struct sl_verbs_conn *conn, *back;
 	struct sl_verbs_end mine, theirs;
@@ -99,8 +35,8 @@ int main(int argc, char **argv)
 	MUST(argc == 3);
 	set_up_devices(argv[2]);
 	MUST(sl_verbs_load(argv[1], why, sizeof(why)) == 0);
-	near = open_end("fake0", "fake2");
-	far = open_end("fake1", "fake3");
+	near = open_end(config, "fake0", "fake2");
+	far = open_end(config, "fake1", "fake3");
 	MUST(sl_verbs_connect(near, 1, 8, &conn) == 0 && sl_verbs_connect(far, 0, 0, &back) == 0);
 	connect_pair(conn, back, 0);
 	/* A probe. */

@@ -11,6 +11,7 @@ package fakeverbs
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -170,12 +171,15 @@ func (d Device) Set(w Word, v uint32) { put(int64(1+d.index)*panel+4*int64(w), v
 // Get reads a word.
 func (d Device) Get(w Word) uint32 { return get(int64(1+d.index)*panel + 4*int64(w)) }
 
-// Await waits until a word is at least v, and fails the test after 5 s.
+// awaitMax is how long a test waits for what a device does at once: only a hang takes longer.
+const awaitMax = 30 * time.Second
+
+// Await waits until a word is at least v.
 func (d Device) Await(t testing.TB, w Word, v uint32) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); d.Get(w) < v; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(awaitMax); d.Get(w) < v; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: %s is %d after 5 s, want at least %d", d.Name(), names[w], d.Get(w), v)
+			t.Fatalf("%s: %s is %d, want at least %d", d.Name(), names[w], d.Get(w), v)
 		}
 	}
 }
@@ -215,4 +219,24 @@ func (d Device) MuteNext(n int) { d.Set(Mute, uint32(n)) }
 func (d Device) DelayNext(n int, by time.Duration) {
 	d.Set(LateMicros, uint32(by.Microseconds()))
 	d.Set(Late, uint32(n))
+}
+
+// ParkNext is DelayNext for requests that land when the test calls LandParked.
+func (d Device) ParkNext(n int) {
+	d.Set(LateMicros, math.MaxUint32)
+	d.Set(Late, uint32(n))
+}
+
+// LandParked lets parked requests land, and returns when as many have, or were dropped, as were
+// parked since the fabric was opened: all.
+func (d Device) LandParked(t testing.TB, all int) {
+	t.Helper()
+	d.Set(LateMicros, 0)
+	for end := time.Now().Add(awaitMax); d.Get(LandedLate)+d.Get(DroppedLate) < uint32(all); {
+		if time.Now().After(end) {
+			t.Fatalf("%s: %d parked requests have landed and %d were dropped, want %d in all",
+				d.Name(), d.Get(LandedLate), d.Get(DroppedLate), all)
+		}
+		time.Sleep(time.Millisecond)
+	}
 }

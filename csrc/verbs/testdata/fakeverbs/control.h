@@ -31,7 +31,10 @@ struct fake_panel {
 	_Atomic uint32_t fail_status; /* enum ibv_wc_status */
 	_Atomic uint32_t lose;	      /* so many land, and are not acknowledged: retry exceeded */
 	_Atomic uint32_t late;	      /* so many are not acknowledged, and land afterwards, */
-	_Atomic uint32_t late_us;     /* after so much time, if the other end is still there */
+	/*
+	 * after so much time, if the other end is still there; UINT32_MAX: not before this is less
+	 */
+	_Atomic uint32_t late_us;
 	/*
 	 * so many are not acknowledged, and land all the same; when the last has, the first has
 	 * failed

@@ -232,7 +232,9 @@ static void straggle(struct pair *p, struct request *r)
 
 	if (!s)
 		return;
-	s->due = now() + (uint64_t)p->device->panel->late_us * 1000;
+	s->due = p->device->panel->late_us == UINT32_MAX
+		     ? 0
+		     : now() + (uint64_t)p->device->panel->late_us * 1000;
 	s->from = p->base.qp_num;
 	s->to = p->attr.dest_qp_num;
 	s->key = r->key;
@@ -275,6 +277,8 @@ static void land_late(struct device *d, struct straggler *s)
 static int land_stragglers(struct device *d, uint64_t t, uint64_t *wake)
 {
 	for (struct straggler **at = &d->stragglers, *s; (s = *at); at = &s->next) {
+		if (d->panel->late_us == UINT32_MAX)
+			continue;
 		if (s->due > t) {
 			if (s->due < *wake)
 				*wake = s->due;

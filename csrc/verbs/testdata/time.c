@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What depends on time, by a clock that this program moves: rails share by what they were measured
+ * to move, one that was slow is tried again, and a standstill of this process is not taken for
+ * silence of a device. Link it with -Wl,--wrap=sl_verbs_now.
+ *
+ *	time LIBRARY CONTROL
+ */
+#define _GNU_SOURCE
+#include "ends.h"
+
+#include <stdatomic.h>
+
+#define MS UINT64_C(1000000)
+#define HOUR (3600 * 1000 * MS)
+#define STALL (8000 * MS)
+#define SLICE (1u << 20)
+#define BYTES (16 * SLICE)
+
+static _Atomic uint64_t clock_ns = 1000 * MS;
+
+uint64_t __wrap_sl_verbs_now(void);
+uint64_t __wrap_sl_verbs_now(void)
+{
+	return clock_ns;
+}
+
+static struct fake_control *control;
+static struct sl_verbs_context *near, *far;
+static struct sl_verbs_conn *conn, *back;
+static uint32_t slot;
+
+static uint8_t *map(struct sl_verbs_context *c)
+{
+	uint8_t *memory = aligned_alloc(4096, BYTES);
+	struct sl_verbs_pin *pins[2];
+
+	MUST(memory);
+	for (uint32_t i = 0; i < 2; i++)
+		MUST(sl_verbs_pin(c, i, memory, BYTES, 0, NULL, &pins[i]) == 0);
+	MUST(sl_verbs_map(c, 1, memory, BYTES, pins, 0) == 0);
+	return memory;
+}
+
+static void set_up(const char *library)
+{
+	const struct sl_verbs_config config = {
+	    .slice = SLICE, .flight = 2 * BYTES, .stall_ns = STALL};
+	uint32_t keys[2];
+	uint8_t *remote;
+	char why[256];
+
+	MUST(sl_verbs_load(library, why, sizeof(why)) == 0);
+	near = open_end(config, "fake0", "fake2");
+	far = open_end(config, "fake1", "fake3");
+	MUST(sl_verbs_connect(near, 1, 8, &conn) == 0 && sl_verbs_connect(far, 0, 0, &back) == 0);
+	map(near);
+	remote = map(far);
+	for (uint32_t i = 0; i < 2; i++) {
+		connect_pair(conn, back, i);
+		MUST(sl_verbs_grant(far, 1, i, 0, &keys[i]) == 0);
+	}
+	MUST(sl_verbs_import(conn, (uintptr_t)remote, BYTES, 0, keys, 2, &slot) == 0);
+}
+
+/* The devices of the near end do nothing, or go on. */
+static void freeze(uint32_t frozen)
+{
+	control->device[0].panel.frozen = control->device[2].panel.frozen = frozen;
+}
+
+static uint64_t in_flight(uint32_t rail)
+{
+	struct sl_verbs_counters counters;
+
+	MUST(sl_verbs_rail_counters(near, rail, &counters) == 0);
+	return counters.in_flight;
+}
+
+static uint64_t rate_of(uint32_t rail)
+{
+	struct sl_verbs_counters counters;
+
+	MUST(sl_verbs_rail_counters(near, rail, &counters) == 0);
+	return counters.rate;
+}
+
+static void set_rates(uint64_t first, uint64_t second)
+{
+	sl_verbs_enter(near);
+	near->ports[0]->counters.rate = first;
+	near->ports[1]->counters.rate = second;
+	sl_verbs_unlock(near);
+}
+
+/* Posts a write that the devices do not begin. */
+static void post(uint64_t len)
+{
+	struct sl_desc d = {0, 0, len, 1, slot};
+
+	freeze(1);
+	MUST(sl_verbs_submit(conn, 1, 1, &d, 1, NULL, 0, -1) == 0);
+}
+
+/* It takes so long, and is done. */
+static void finish(uint64_t ns)
+{
+	struct sl_ring *ring = sl_verbs_ring(near);
+
+	clock_ns += ns;
+	freeze(0);
+	while (__atomic_load_n(&ring->head, __ATOMIC_ACQUIRE) == ring->tail)
+		usleep(100);
+	MUST(ring->done[ring->tail & ring->mask].status == 0);
+	__atomic_store_n(&ring->tail, ring->tail + 1, __ATOMIC_RELEASE);
+}
+
+static void measure_rates(void)
+{
+	uint32_t rail;
+
+	post(SLICE);
+	rail = in_flight(0) == 0;
+	finish(10 * MS);
+	MUST(rate_of(rail) == UINT64_C(100) * SLICE && rate_of(!rail) == 0);
+	set_rates(400 * SLICE, 0);
+	post(SLICE); /* nothing is known of the other: it is taken for as fast */
+	rail = in_flight(0) == 0;
+	finish(1000 * MS);
+	MUST(rate_of(rail) == (rail ? 1 : 301) * (uint64_t)SLICE);
+}
+
+static void share_by_rates(void)
+{
+	set_rates(300 * SLICE, 100 * SLICE);
+	post(BYTES);
+	MUST(in_flight(0) + in_flight(1) == BYTES);
+	MUST(in_flight(0) >= 11 * SLICE && in_flight(0) <= 13 * SLICE);
+	finish(40 * MS);
+}
+
+static void try_slow_again(void)
+{
+	int i;
+
+	set_rates(100 * SLICE, SLICE);
+	for (i = 0; i < 512; i++) {
+		int tried;
+
+		post(8 * SLICE);
+		tried = in_flight(1) > 0;
+		finish(80 * MS);
+		if (tried)
+			break;
+	}
+	MUST(i > 0 && i < 512);
+}
+
+/* What came back meanwhile is looked at before a queue pair is given up. */
+static void stand_still_in_drain(void)
+{
+	struct sl_verbs_pair *l;
+	uint32_t before;
+
+	set_rates(100 * SLICE, SLICE);
+	post(SLICE);
+	before = control->device[0].panel.completions;
+	sl_verbs_enter(near);
+	l = conn->pairs[0];
+	MUST(l->posted.first);
+	sl_verbs_fail_pair(l, IBV_WC_RETRY_EXC_ERR);
+	while (control->device[0].panel.completions == before)
+		usleep(100);
+	clock_ns += HOUR;
+	sl_verbs_tick(near, clock_ns);
+	MUST(l->state == SL_VERBS_FAILED && l->qp);
+	sl_verbs_unlock(near);
+}
+
+/* A device that says nothing is given up in its time, of which a standstill is no part. */
+static void stand_still_in_silence(void)
+{
+	struct sl_verbs_pair *l = conn->pairs[1];
+	const uint64_t beat = STALL / SL_VERBS_WATCHES;
+	uint64_t ran = 0;
+	int looks, posted, live = 1;
+
+	/* What the other queue pair held may not go over this one yet: it is not settled. */
+	post(SLICE);
+	sl_verbs_enter(near);
+	posted = l->posted.first != NULL;
+	sl_verbs_unlock(near);
+	MUST(posted);
+	for (looks = 0; live && looks < 1000; looks++) {
+		sl_verbs_enter(near);
+		if (looks % 3 == 2) {
+			clock_ns += HOUR;
+		} else {
+			clock_ns += beat;
+			ran += beat;
+		}
+		sl_verbs_watch(near, clock_ns);
+		live = l->state == SL_VERBS_LIVE;
+		sl_verbs_unlock(near);
+	}
+	MUST(!live && ran >= STALL);
+}
+
+int main(int argc, char **argv)
+{
+	MUST(argc == 3);
+	control = set_up_devices(argv[2]);
+	set_up(argv[1]);
+	measure_rates();
+	share_by_rates();
+	try_slow_again();
+	stand_still_in_drain();
+	stand_still_in_silence();
+	return 0;
+}
