@@ -37,10 +37,10 @@ func block(t *testing.T, b *Backend) {
 	require.Error(t, cmd.Wait(), "it did not die")
 }
 
-// TestBlockedQueue blocks the queue of shared memory that all near peers of a backend share. The
-// backend finds that out from the silence of a live peer, and ends its near connections; from then
-// on it, and peers that know it by its old address, use the other context.
-func TestBlockedQueue(t *testing.T) {
+// TestTimedBlockedQueue blocks the queue of shared memory that all near peers of a backend share.
+// The backend finds that out from the silence of a live peer, and ends its near connections; from
+// then on it, and peers that know it by its old address, use the other context.
+func TestTimedBlockedQueue(t *testing.T) {
 	leak.Check(t)
 	cfg := Config{Transports: "posix,sysv,cma,self,tcp", Devices: "lo", Grace: shortGrace}
 	connect := func(from, to *Backend) driver.Peer {
@@ -80,8 +80,8 @@ func TestBlockedQueue(t *testing.T) {
 	require.NoError(t, b.Close())
 }
 
-// TestBlockedQueueAlone has no other context to use.
-func TestBlockedQueueAlone(t *testing.T) {
+// TestTimedBlockedQueueAlone has no other context to use.
+func TestTimedBlockedQueueAlone(t *testing.T) {
 	leak.Check(t)
 	cfg := Config{Transports: NearTransports, Grace: shortGrace}
 	b, x := openReal(t, cfg), openReal(t, cfg)

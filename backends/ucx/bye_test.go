@@ -80,3 +80,40 @@ func parted(t *testing.T, b *Backend, of string) {
 		t.Errorf("messages of %s: %+v, want the last word alone", of, msgs)
 	}
 }
+
+// TestLossIsToldToThePeer: an owner that gives a peer up, since that sends more than it keeps,
+// counts nothing of it any more. The peer must not go on and believe that it does.
+func TestLossIsToldToThePeer(t *testing.T) {
+	leak.Check(t)
+	far := openReal(t, Config{Transports: NearTransports, NotifyMax: 16})
+	defer far.Close()
+	near := openReal(t, Config{Transports: NearTransports, NotifyMax: 8 << 10})
+	defer near.Close()
+	p, err := near.Connect(t.Context(), far.Addr())
+	require.NoError(t, err)
+	submit := func(b *driver.Batch) error {
+		nextTag++
+		if err := p.Submit(nextTag, b); err != nil {
+			return err
+		}
+		var done [1]driver.Completion
+		eventually(t, "a batch ends", func() bool {
+			n, err := near.Poll(done[:])
+			require.NoError(t, err)
+			return n == 1
+		})
+		return done[0].Err
+	}
+	note := driver.Batch{Op: driver.Write, Tail: driver.NotifyTail, Notify: []byte("x")}
+	for n := 0; n < 1<<10 && err == nil; n++ {
+		err = submit(&note)
+	}
+	require.NoError(t, err)
+	_ = submit(&note) // one more than the owner keeps
+	select {
+	case <-p.Lost():
+	case <-time.After(patience):
+		require.NoError(t, submit(&driver.Batch{Op: driver.Write, Tail: driver.CountTail}))
+		t.Fatalf("the peer is told success, and %d are counted", far.Count(0))
+	}
+}

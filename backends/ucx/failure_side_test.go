@@ -257,15 +257,18 @@ func landed(b []byte, poison byte) int {
 	return to - from
 }
 
+// landedText is in what watch returns where something landed, as the child tells it, too.
+const landedText = "bytes landed"
+
 // watch looks for a time whether the poison is untouched, but for so many bytes side
 // by side in what others write to.
 func (s *side) watch(what int, d time.Duration, but int) error {
 	for end := time.Now().Add(d); ; time.Sleep(5 * time.Millisecond) {
 		if landed := landed(s.kv.Bytes(), poisonKV); what&inKV != 0 && landed > but {
-			return fmt.Errorf("%d bytes landed in what others write to", landed)
+			return fmt.Errorf("%d %s in what others write to", landed, landedText)
 		}
 		if landed := landed(s.src.Bytes(), poisonSrc); what&inSrc != 0 && landed > 0 {
-			return fmt.Errorf("%d bytes landed in what is read to", landed)
+			return fmt.Errorf("%d %s in what is read to", landed, landedText)
 		}
 		if time.Now().After(end) {
 			return nil

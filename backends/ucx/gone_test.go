@@ -30,7 +30,7 @@ func TestConnectStale(t *testing.T) {
 	for _, list := range []string{"all", "posix", "sysv", "tcp"} {
 		t.Run(list, func(t *testing.T) {
 			leak.Check(t)
-			cfg := Config{Transports: list, Grace: 400 * time.Millisecond}
+			cfg := Config{Transports: list, Grace: 2 * time.Second}
 			near, far := openReal(t, cfg), openReal(t, cfg)
 			require.NoError(t, far.Close())
 			registry.add(far.address.owner)

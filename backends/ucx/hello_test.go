@@ -220,10 +220,13 @@ func TestImportUnanswered(t *testing.T) {
 	m, _ := p.share(t)
 	token, _ := m.AppendToken(nil)
 	net(p.far).freeze()
+	failure := p.near.cfg.Failure
+	p.near.cfg.Failure = 20 * time.Millisecond
 	if _, _, err := p.peer.Import(token); !errors.Is(err, driver.ErrPeerLost) ||
 		!errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("import without an answer: %v", err)
 	}
+	p.near.cfg.Failure = failure
 	net(p.far).thaw()
 	p.imports(t, m)
 	net(p.far).freeze()

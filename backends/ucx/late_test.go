@@ -26,8 +26,8 @@ func overBoth(t *testing.T, f func(t *testing.T, list string)) {
 	}
 }
 
-// TestIdlePeerMayBeSilent stops a peer that nothing waits for for far longer than Grace.
-func TestIdlePeerMayBeSilent(t *testing.T) {
+// TestTimedIdlePeerMayBeSilent stops a peer that nothing waits for for far longer than Grace.
+func TestTimedIdlePeerMayBeSilent(t *testing.T) {
 	overBoth(t, func(t *testing.T, list string) {
 		o := startOwner(t, Config{Transports: list, Devices: "lo"}, 0)
 		p, key := o.connect()
@@ -44,9 +44,9 @@ func TestIdlePeerMayBeSilent(t *testing.T) {
 	})
 }
 
-// TestWriteSurvivesASilence submits to a peer that is silent for longer than Grace: when it goes on
-// it asks whether the bytes are still wanted, and lands them.
-func TestWriteSurvivesASilence(t *testing.T) {
+// TestTimedWriteSurvivesASilence submits to a peer that is silent for longer than Grace: when it
+// goes on it asks whether the bytes are still wanted, and lands them.
+func TestTimedWriteSurvivesASilence(t *testing.T) {
 	overBoth(t, func(t *testing.T, list string) {
 		o := startOwner(t, Config{Transports: list, Devices: "lo", Grace: shortGrace}, shortGrace)
 		p, key := o.connect()
@@ -63,9 +63,9 @@ func TestWriteSurvivesASilence(t *testing.T) {
 	})
 }
 
-// TestNothingLandsAfterAForcedClose closes the connection to a peer that is stopped with bytes in
-// its queue, with a Grace of its own that is equal, longer or shorter.
-func TestNothingLandsAfterAForcedClose(t *testing.T) {
+// TestTimedNothingLandsAfterAForcedClose closes the connection to a peer that is stopped with bytes
+// in its queue, with a Grace of its own that is equal, longer or shorter.
+func TestTimedNothingLandsAfterAForcedClose(t *testing.T) {
 	for name, grace := range map[string]time.Duration{"equal": shortGrace, "longer": 4 * shortGrace,
 		"shorter": shortGrace / 4} {
 		t.Run(name, func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestNothingLandsAfterAForcedClose(t *testing.T) {
 				require.ErrorIs(t, o.outcome(), driver.ErrClosed)
 				o.thaw()
 				o.settle(2 * lateBytes)
-				require.Equal(t, 1, o.landed(), "bytes of a batch that had ended landed")
+				o.keeps(1, "bytes of a batch that had ended landed")
 			})
 		})
 	}
@@ -106,9 +106,9 @@ func breakConnections(t *testing.T) (n int) {
 	return n
 }
 
-// TestNothingLandsAfterAReset breaks our own sockets while the peer is stopped with bytes in its
-// queue, for less than Grace: that we lost it says nothing of what it lands.
-func TestNothingLandsAfterAReset(t *testing.T) {
+// TestTimedNothingLandsAfterAReset breaks our own sockets while the peer is stopped with bytes in
+// its queue, for less than Grace: that we lost it says nothing of what it lands.
+func TestTimedNothingLandsAfterAReset(t *testing.T) {
 	o := startOwner(t, Config{Transports: "tcp", Devices: "lo", Grace: shortGrace}, shortGrace)
 	p, key := o.connect()
 	o.freeze()
@@ -118,6 +118,6 @@ func TestNothingLandsAfterAReset(t *testing.T) {
 	require.ErrorIs(t, o.outcome(), driver.ErrPeerLost)
 	o.thaw()
 	o.settle(2 * lateBytes)
-	require.Equal(t, 1, o.landed(), "bytes of a batch that had ended landed")
+	o.keeps(1, "bytes of a batch that had ended landed")
 	require.NoError(t, p.Close())
 }

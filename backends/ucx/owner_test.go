@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/freeze"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // ownerVariable makes the test binary the owner of memory, over these transports and with
@@ -122,6 +123,14 @@ func (o *owner) landed() (n int) {
 	_, err := fmt.Sscan(o.line(), &n)
 	require.NoError(o.t, err)
 	return n
+}
+
+// keeps fails the test if other than n bytes are there: more have landed than may.
+func (o *owner) keeps(n int, what string) {
+	o.t.Helper()
+	if landed := o.landed(); landed != n {
+		promise.Broken(o.t, "%s: %d bytes are there, want %d", what, landed, n)
+	}
 }
 
 // fence has the owner end the epoch of its memory.

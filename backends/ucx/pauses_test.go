@@ -31,14 +31,12 @@ func sockets(t *testing.T, pid int) (n int) {
 	return n
 }
 
-// TestPausesLeaveNothing stops a peer that something waits for until it is given up, has it go on,
-// and connects anew, several times: neither process keeps more of the later pauses than of the
+// TestTimedPausesLeaveNothing stops a peer that something waits for until it is given up, has it go
+// on, and connects anew, several times: neither process keeps more of the later pauses than of the
 // first, and a fence works as before.
-func TestPausesLeaveNothing(t *testing.T) {
-	for _, list := range []string{"posix,sysv,cma,self", "tcp"} {
-		t.Run(list, func(t *testing.T) { pausesLeaveNothing(t, list) })
-	}
-}
+func TestTimedPausesLeaveNothing(t *testing.T) { pausesLeaveNothing(t, "tcp") }
+
+func TestSoakPausesLeaveNothing(t *testing.T) { pausesLeaveNothing(t, NearTransports) }
 
 func pausesLeaveNothing(t *testing.T, list string) {
 	o := startOwner(t, Config{Transports: list, Devices: "lo", Grace: shortGrace,
@@ -63,10 +61,10 @@ func pausesLeaveNothing(t *testing.T, list string) {
 	o.fence()
 }
 
-// TestPauseLeavesFencesQuick stops a near writer in the middle of its writing for longer than Grace
-// and has it go on. A fence that then had to wait for something silent would wait for an hour: none
-// does, on the connection that was stopped or on the next one, and each is proof.
-func TestPauseLeavesFencesQuick(t *testing.T) {
+// TestTimedPauseLeavesFencesQuick stops a near writer in the middle of its writing for longer than
+// Grace and has it go on. A fence that then had to wait for something silent would wait for an
+// hour: none does, on the connection that was stopped or on the next one, and each is proof.
+func TestTimedPauseLeavesFencesQuick(t *testing.T) {
 	for name, own := range map[string]bool{"direct": true, "served": false} {
 		t.Run(name, func(t *testing.T) {
 			leak.Check(t)
