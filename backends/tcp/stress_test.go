@@ -54,6 +54,9 @@ func upTo(r *rand.Rand, most time.Duration) time.Duration {
 // pause sleeps for up to most.
 func (s *stress) pause(r *rand.Rand, most time.Duration) { s.clock.Sleep(s.scale * upTo(r, most)) }
 
+// later is the time of the clock once d has passed.
+func (s *stress) later(d time.Duration) int64 { return s.clock.Now() + int64(s.scale*d) }
+
 var blank = bytes.Repeat([]byte{untouched}, plotBytes)
 
 // late counts bytes that a transfer of before has put where all was untouched.
@@ -70,8 +73,7 @@ func (s *stress) disturb(x *network, r *rand.Rand) {
 	case 1:
 		x.cut()
 	case 6: // longer than Grace, and than Failure of some
-		lost := s.scale * upTo(r, 800*time.Millisecond)
-		x.lost[r.IntN(2)].Store(s.clock.Now() + int64(lost))
+		x.lost[r.IntN(2)].Store(s.later(upTo(r, 800*time.Millisecond)))
 	case 2, 3: // one end alone: what is on its way still arrives at the other
 		x.mu.Lock()
 		defer x.mu.Unlock()
@@ -170,13 +172,14 @@ func (s *stress) endsOnce(t *testing.T, r *rand.Rand, near *Backend, x *network,
 	}
 	var done [4]driver.Completion
 	ended := uint64(0)
-	for until := time.Now().Add(limit); ended < tags &&
-		time.Now().Before(until); time.Sleep(50 * time.Microsecond) {
+	for until := s.later(3 * limit); ended < tags &&
+		s.clock.Now() < until; time.Sleep(50 * time.Microsecond) {
 		n, _ := near.Poll(done[:])
 		ended += uint64(n)
 	}
 	if ended < tags {
 		t.Errorf("%d of %d transfers have ended", ended, tags)
+		return // what is under way may land
 	}
 	copy(to, blank) // at once: what lands late must not be covered
 	s.pause(r, 120*time.Millisecond)
@@ -240,8 +243,7 @@ func (s *stress) fences(t *testing.T, wait time.Duration, order func(i int, addr
 func (s *stress) fenceOnce(t *testing.T, r *rand.Rand, owner *Backend, wait time.Duration,
 	x *network, m *memory, mem []byte) bool {
 	landed := false
-	for until := time.Now().Add(wait); !landed &&
-		time.Now().Before(until); time.Sleep(time.Millisecond) {
+	for until := s.later(wait); !landed && s.clock.Now() < until; time.Sleep(time.Millisecond) {
 		m.gate.Lock() // the look is between two pieces
 		landed = late(mem[:4096]) > 0
 		m.gate.Unlock()
