@@ -186,10 +186,7 @@ func roundTrip(ctx context.Context, t *testing.T, end *chainEnd, p *engine.Peer,
 	}
 	t.Log(x.Candidates[len(x.Candidates)-1].Reason)
 	want := make([]byte, chainBytes)
-	r := rand.NewPCG(1, uint64(len(there)))
-	for i := range want {
-		want[i] = byte(r.Uint64())
-	}
+	_, _ = rand.NewChaCha8([32]byte{byte(len(there))}).Read(want) // never fails
 	writeCard(t, end.hbm, want)
 	run := func(op engine.Op, add func(*engine.Transfer) error) {
 		t.Helper()

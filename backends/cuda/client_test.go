@@ -59,9 +59,7 @@ func TestGoodbyeBehindReset(t *testing.T) {
 // from a silent process: the fence ends with its context, and the next one finds the proof.
 func TestFenceBesideABusyDevice(t *testing.T) {
 	onStandIn(t)
-	cfg := testConfig()
-	cfg.FenceGrace = 20 * time.Millisecond
-	r, silent := newFarRig(t, cfg)
+	r, silent := newFarRig(t, testConfig())
 	d, block := r.shared(silent, 1<<20)
 	want, before := r.content(d), block.id
 	stuck := silent.p.remote(d.key)
@@ -69,7 +67,7 @@ func TestFenceBesideABusyDevice(t *testing.T) {
 	defer stuck.leave()
 	busy := newProducer(t)
 	r.hold(busy)
-	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	fenced := make(chan error, 1)
 	go func() { fenced <- r.b.Fence(ctx, d.m.key) }()

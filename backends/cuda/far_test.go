@@ -130,9 +130,7 @@ func TestAnImportWithoutAnAnswerClosesNothing(t *testing.T) {
 // what the process writes is lost, and a process that is well goes on in the other part of the
 // block.
 func TestSilentProcess(t *testing.T) {
-	cfg := testConfig()
-	cfg.FenceGrace = 20 * time.Millisecond
-	r, silent := newFarRig(t, cfg)
+	r, silent := newFarRig(t, testConfig())
 	d, block := r.shared(silent, 4<<20)
 	l := r.local(drivertest.HostMemory, 1<<20)
 	seg, err := d.m.seg.Slice(2<<20, 1<<20, [16]byte{7})
@@ -169,9 +167,7 @@ func TestSilentProcess(t *testing.T) {
 // fence tries again.
 func TestMemoryThatStays(t *testing.T) {
 	onStandIn(t)
-	cfg := testConfig()
-	cfg.FenceGrace = 20 * time.Millisecond
-	r, silent := newFarRig(t, cfg)
+	r, silent := newFarRig(t, testConfig())
 	d, block := r.shared(silent, 1<<20)
 	want, before := r.content(d), block.id
 	stuck := silent.p.remote(d.key)
@@ -304,7 +300,7 @@ func TestNonsense(t *testing.T) {
 // TestSilence: a connection that says nothing is closed in time.
 func TestSilence(t *testing.T) {
 	cfg := peersConfig()
-	cfg.DialTimeout = 300 * time.Millisecond
+	cfg.DialTimeout = 2 * time.Second
 	r := newRig(t, cfg)
 	r.silent().wantHungUp(t, "nothing")
 }

@@ -118,9 +118,7 @@ func TestASecondCloseWaitsForTheFirst(t *testing.T) {
 // whose Close has said that it could not be taken away.
 func TestACloseWithoutProofIsNoProofTheSecondTime(t *testing.T) {
 	onStandIn(t)
-	cfg := testConfig()
-	cfg.FenceGrace = 20 * time.Millisecond
-	r, silent := newFarRig(t, cfg)
+	r, silent := newFarRig(t, testConfig())
 	d, _ := r.shared(silent, 1<<20)
 	stuck := silent.p.remote(d.key)
 	require.True(t, stuck.enter())
@@ -140,8 +138,7 @@ func TestACloseWithoutProofIsNoProofTheSecondTime(t *testing.T) {
 // could not prove stays without proof.
 func TestAClosedBackendFindsNoProof(t *testing.T) {
 	onStandIn(t)
-	cfg := testConfig()
-	cfg.FenceGrace, cfg.Peers = 20*time.Millisecond, true
+	cfg := peersConfig()
 	theirs := newRig(t, cfg) // as of another process
 	owner, err := New(cfg)
 	require.NoError(t, err)
@@ -166,9 +163,7 @@ func TestAClosedBackendFindsNoProof(t *testing.T) {
 // TestABlockIsFreedBehindARenew that outlived its fence.
 func TestABlockIsFreedBehindARenew(t *testing.T) {
 	onStandIn(t)
-	cfg := testConfig()
-	cfg.FenceGrace = 10 * time.Millisecond
-	r, silent := newFarRig(t, cfg)
+	r, silent := newFarRig(t, testConfig())
 	space, err := sharedHBM(1 << 20)
 	require.NoError(t, err)
 	m := r.register(space.Segment)

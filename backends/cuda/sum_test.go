@@ -229,6 +229,7 @@ func TestHBMSumsGiveUp(t *testing.T) {
 	free.m.block.moving.Store(false)
 	r.release()
 	require.NoError(t, p.Sync())
+	r.b.cfg.SumTimeout = limit
 	for _, d := range []*place{late, free} {
 		sum, err := r.b.SumCells([]digest.DeviceCells{cellsOf(t, d)})
 		require.NoError(t, err)

@@ -27,18 +27,19 @@ func alone(t *testing.T, variables ...string) bool {
 	t.Helper()
 	onStandIn(t)
 	const name = "SLUICE_TEST_ALONE"
-	if os.Getenv(name) != "" {
+	if dir := os.Getenv(name); dir != "" {
+		t.Chdir(dir) // only now: the stand-ins are built from the sources around the package
 		return true
 	}
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.Command(exe, "-test.run", "^"+t.Name()+"$", "-test.v")
-	cmd.Dir = t.TempDir()
-	cmd.Env = append(append(os.Environ(), name+"=1", "TMPDIR="+t.TempDir()), variables...)
+	dir := t.TempDir()
+	cmd.Env = append(append(os.Environ(), name+"="+dir, "TMPDIR="+t.TempDir()), variables...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if left, _ := filepath.Glob(filepath.Join(cmd.Dir, "*")); left != nil {
+	if left, _ := filepath.Glob(filepath.Join(dir, "*")); left != nil {
 		t.Errorf("left in the working directory: %v", left)
 	}
 	return false

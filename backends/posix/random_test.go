@@ -14,12 +14,18 @@ import (
 
 // TestRandomBatches moves random lists of pieces, scattered and side by side, long and short,
 // aligned and not, and compares file and memory with a model after each.
-func TestRandomBatches(t *testing.T) {
+func TestRandomBatches(t *testing.T) { randomBatches(t, 7) }
+
+// TestSoakRandomBatches is TestRandomBatches of another seed each time.
+func TestSoakRandomBatches(t *testing.T) { randomBatches(t, rand.Uint64()) }
+
+func randomBatches(t *testing.T, seed uint64) {
 	bothPaths(t, func(t *testing.T, cfg Config) {
+		random := rand.New(rand.NewPCG(seed, 2))
 		for _, cfg.GapMax = range []int{0, -1, 64 << 10} {
 			for _, cfg.Buffered = range []bool{false, true} {
-				cfg.Depth, cfg.PieceMax = 1+rand.IntN(20), (64<<10)*(1+rand.IntN(3))
-				testRandomBatches(t, cfg, rand.Uint64())
+				cfg.Depth, cfg.PieceMax = 1+random.IntN(20), (64<<10)*(1+random.IntN(3))
+				testRandomBatches(t, cfg, random.Uint64())
 			}
 		}
 	})

@@ -17,7 +17,12 @@ import (
 
 // TestSleeperBesidePoller has one goroutine sleep and another one poll, which takes all
 // completions: the sleeper must be woken by each that comes after it has armed.
-func TestSleeperBesidePoller(t *testing.T) {
+func TestSleeperBesidePoller(t *testing.T) { sleepBesidePoller(t, 200) }
+
+// TestSoakSleeperBesidePoller is TestSleeperBesidePoller for longer.
+func TestSoakSleeperBesidePoller(t *testing.T) { sleepBesidePoller(t, 1500) }
+
+func sleepBesidePoller(t *testing.T, rounds int64) {
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		const size = 64 << 10
 		cfg.Depth = 4
@@ -46,7 +51,7 @@ func TestSleeperBesidePoller(t *testing.T) {
 			stop.Store(true)
 			polling.Wait()
 		}()
-		for round := range int64(1500) {
+		for round := range rounds {
 			n := uint64(4096) // of every third round more than the table holds at once
 			if round%3 == 0 {
 				n = size

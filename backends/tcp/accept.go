@@ -61,7 +61,7 @@ func (b *Backend) introduce(tcp *net.TCPConn, from host, secure net.Conn) error 
 		index = int(h.count)
 		g, err = b.join(&h, body)
 	}
-	answer := header{kind: kindWelcome, status: uint8(control.StatusOf(err)), stamp: clock()}
+	answer := header{kind: kindWelcome, status: uint8(control.StatusOf(err)), stamp: b.clock.Now()}
 	if err != nil {
 		return errors.Join(err, writeFrame(secure, answer, nil))
 	}
@@ -119,7 +119,7 @@ func (b *Backend) meet(h *header, from host, body []byte) (*inbound, error) {
 	}
 	b.accepted[g.session], b.byConn[g.conn] = g, g
 	b.byHost[from]++
-	g.limit = time.AfterFunc(b.cfg.Handshake, g.expire)
+	g.limit = b.clock.AfterFunc(b.cfg.Handshake, g.expire)
 	return g, nil
 }
 

@@ -70,7 +70,7 @@ func plug(t *testing.T, args ...string) {
 const cableDevice = "cable0" // as netns names it
 
 // A cable that is out for a moment costs time, and nothing else.
-func TestCableOutForAMoment(t *testing.T) {
+func TestTimedCableOutForAMoment(t *testing.T) {
 	far := betweenHosts(t)
 	if far == nil {
 		return
@@ -95,7 +95,7 @@ func TestCableOutForAMoment(t *testing.T) {
 }
 
 // A cable that stays out, and a host whose address is gone, end what is in flight.
-func TestCableOutForGood(t *testing.T) {
+func TestTimedCableOutForGood(t *testing.T) {
 	far := betweenHosts(t)
 	if far == nil {
 		return
@@ -124,7 +124,7 @@ func TestCableOutForGood(t *testing.T) {
 
 // A bad line, where the kernel can make one: 20 ms away, and one packet of a hundred is lost.
 // Transfers both ways are whole, one that is ended leaves nothing behind, and nobody is lost.
-func TestRealBadLine(t *testing.T) {
+func TestSoakRealBadLine(t *testing.T) {
 	far := betweenHosts(t, func(pair *netns.Pair) error {
 		var out []byte
 		err := pair.Near.Do(func() (err error) {

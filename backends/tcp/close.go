@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
 // Close implements driver.Peer. It waits a while for what is on its way, at most for
@@ -91,15 +92,15 @@ func (p *peer) awaitQuiet() {
 	p.mu.Lock()
 	longer := p.grace - int64(p.b.cfg.Grace)
 	p.mu.Unlock()
-	end := clock() + int64(p.b.cfg.CloseMax) - longer - longer/8
+	end := p.b.clock.Now() + int64(p.b.cfg.CloseMax) - longer - longer/8
 	for pause := 10 * time.Microsecond; !p.dead.Load(); pause = min(2*pause, time.Millisecond) {
 		p.mu.Lock()
 		n := len(p.byTag)
 		p.mu.Unlock()
-		if n == 0 && p.written() || clock() > end {
+		if n == 0 && p.written() || p.b.clock.Now() > end {
 			return
 		}
-		time.Sleep(pause)
+		p.b.clock.Sleep(pause)
 	}
 }
 
@@ -119,10 +120,10 @@ func (p *peer) outlive(until int64) {
 	if until == 0 {
 		return
 	}
-	old := time.NewTimer(time.Duration(until - clock()))
-	defer old.Stop()
+	old, timer := clock.After(p.b.clock, time.Duration(until-p.b.clock.Now()))
+	defer timer.Stop()
 	select {
-	case <-old.C:
+	case <-old:
 	case <-p.quit:
 	}
 }

@@ -117,12 +117,12 @@ func unanswered(ctx context.Context, err error) error {
 
 // hello says the first words over a connection, and measures how long the welcome takes.
 func (p *peer) hello(tcp, secure net.Conn, h header, body []byte) (header, []byte, error) {
-	begin := clock()
+	begin := p.b.clock.Now()
 	err := writeFrame(secure, h, body)
 	if err == nil {
 		h, body, err = readFrame(secure, kindWelcome)
 	}
-	took := clock() - begin
+	took := p.b.clock.Now() - begin
 	if errors.Is(err, driver.ErrVersion) {
 		return h, nil, err
 	}

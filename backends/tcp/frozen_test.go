@@ -6,6 +6,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,103 +16,86 @@ import (
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // What is older than Grace when it would land, as after a freeze of ours, is asked about: it
 // lands once who sent it says that it is still wanted, and never if nothing is said.
 func TestStaleBytesAreAskedAbout(t *testing.T) {
 	leak.Check(t)
-	b := open(t, Config{Grace: 50 * time.Millisecond})
+	clock := manualclock.New()
+	b := openBy(t, clock, Config{})
 	m, mem := share(t, b, 64<<10)
 	for _, size := range []int{16, 64 << 10} { // through a chunk, and into place
 		fill(mem, 0)
 		_, _, conns := welcomed(t, b)
-		h := header{kind: kindWrite, count: 1, key: m.key, ticket: m.ticket.Load(), stamp: clock() -
-			int64(time.Second)}
+		h := header{kind: kindWrite, count: 1, key: m.key, ticket: m.ticket.Load(),
+			stamp: clock.Now() - int64(time.Second)}
 		data := make([]byte, size)
 		fill(data, 5)
 		say := frame(h, append(appendEntry(nil, 0, uint64(size)), data...))
-		if _, err := conns[express].Write(say); err != nil {
-			t.Fatal(err)
+		nothing := func(when string) {
+			t.Helper()
+			if mem[0] != 0 || mem[size-1] != 0 {
+				promise.Broken(t, "stale bytes landed %s", when)
+			}
 		}
-		question, _, err := readWord(conns[ctl])
-		if err != nil || question.kind != kindChallenge {
-			t.Fatalf("stale bytes: was asked %d, %v, want %d", question.kind, err, kindChallenge)
-		}
+		_, err := conns[express].Write(say)
+		require.NoError(t, err)
+		question := asked(t, conns[ctl], clock.Now())
 		time.Sleep(20 * time.Millisecond)
-		if mem[0] != 0 || mem[size-1] != 0 {
-			t.Fatal("stale bytes landed before the question was answered")
-		}
-		ack := vouch(t, conns, question)
-		if ack.kind != kindAck || ack.status != uint8(control.OK) {
-			t.Fatalf("stale bytes that are wanted: kind %d, status %d", ack.kind, ack.status)
-		}
-		if mem[0] != 5 || mem[size-1] != 5 {
-			t.Error("stale bytes that are wanted did not land")
-		}
+		nothing("before the question was answered")
+		confirmed(t, conns, question)
+		require.Equal(t, byte(5), mem[0])
+		require.Equal(t, byte(5), mem[size-1])
+
 		fill(mem, 0)
-		time.Sleep(60 * time.Millisecond)
-		begin := clock()
-		if _, err := conns[express].Write(say); err != nil {
-			t.Fatal(err)
-		}
-		for question = (header{}); int64(question.id) < begin; { // some may be of before
-			question, _, err = readWord(conns[ctl])
-			require.NoError(t, err)
-		}
+		clock.Advance(b.cfg.Grace + 1) // so that the confirmation is too old as well
+		_, err = conns[express].Write(say)
+		require.NoError(t, err)
+		asked(t, conns[ctl], clock.Now())
 		_ = conns[ctl].Close() // who has given up
 		hungUp(t, "a session without control", conns[express], 0)
-		if mem[0] != 0 || mem[size-1] != 0 {
-			t.Error("stale bytes landed that nobody wants any more")
-		}
+		nothing("that nobody wants any more")
 	}
 }
 
-// vouch answers questions until stale bytes are acknowledged: each answer says that they were
-// wanted when the question was asked, which may be too long ago by the time it comes.
-func vouch(t *testing.T, conns [2]net.Conn, question header) (ack header) {
+// asked reads the question of an owner about stale bytes.
+func asked(t *testing.T, control net.Conn, when int64) (question header) {
 	t.Helper()
-	for end := time.Now().Add(limit); time.Now().Before(end); {
-		if question.kind == kindChallenge {
-			_, err := conns[ctl].Write(frame(header{kind: kindConfirm, id: question.id}, nil))
-			require.NoError(t, err)
-		}
-		var err error
-		if ack, err = wordOf(conns[express]); err == nil {
-			return ack
-		}
-		if question, err = wordOf(conns[ctl]); err != nil {
-			question = header{} // nobody asks
-		}
-	}
-	require.Fail(t, "stale bytes that are wanted are not acknowledged")
-	return ack
+	question, _, err := readWord(control)
+	require.NoError(t, err)
+	require.Equal(t, uint8(kindChallenge), question.kind)
+	require.Equal(t, uint64(when), question.id)
+	return question
 }
 
-// wordOf is readWord, but for what does not come soon. Frames come whole within this machine.
-func wordOf(c net.Conn) (header, error) {
-	_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
-	defer c.SetReadDeadline(time.Time{})
-	h, _, err := readWord(c)
-	return h, err
+// confirmed answers a question, and reads that the bytes are in place.
+func confirmed(t *testing.T, conns [2]net.Conn, question header) {
+	t.Helper()
+	_, err := conns[ctl].Write(frame(header{kind: kindConfirm, id: question.id}, nil))
+	require.NoError(t, err)
+	ack, _, err := readWord(conns[express])
+	require.NoError(t, err)
+	require.Equal(t, uint8(kindAck), ack.kind)
+	require.Equal(t, uint8(control.OK), ack.status)
 }
 
 // A stale message is not delivered, nor counted, before it was asked about.
 func TestStaleNotifsAreAskedAbout(t *testing.T) {
-	b := open(t, Config{Grace: 50 * time.Millisecond})
+	clock := manualclock.New()
+	b := openBy(t, clock, Config{})
 	_, _, conns := welcomed(t, b)
-	notif := header{kind: kindNotif, flags: flagCounts, batch: 1, key: 3, stamp: clock() -
-		int64(time.Second)}
-	if _, err := conns[express].Write(frame(notif, nil)); err != nil {
-		t.Fatal(err)
-	}
-	if q, _, err := readWord(conns[ctl]); err != nil || q.kind != kindChallenge {
-		t.Fatalf("a stale notification: was asked %d, %v, want %d", q.kind, err, kindChallenge)
-	}
+	notif := header{kind: kindNotif, flags: flagCounts, batch: 1, key: 3,
+		stamp: clock.Now() - int64(time.Second)}
+	_, err := conns[express].Write(frame(notif, nil))
+	require.NoError(t, err)
+	asked(t, conns[ctl], clock.Now())
 	_ = conns[ctl].Close()
 	hungUp(t, "a session without control", conns[express], 0)
 	if n := b.Count(3); n != 0 {
-		t.Errorf("a stale notification counted %d", n)
+		promise.Broken(t, "a stale notification counted %d", n)
 	}
 }
 
@@ -156,7 +140,7 @@ func welcomeOnly(c net.Conn, grace time.Duration, size uint64) {
 	if _, _, err := readWord(c); err != nil {
 		return
 	}
-	w := header{kind: kindWelcome, count: 8, ticket: uint64(grace), stamp: clock()}
+	w := header{kind: kindWelcome, count: 8, ticket: uint64(grace), stamp: int64(time.Hour)}
 	if writeFrame(c, w, make([]byte, 16)) != nil {
 		return
 	}
@@ -175,37 +159,105 @@ func welcomeOnly(c net.Conn, grace time.Duration, size uint64) {
 // it can land any more.
 func TestSilentOwnerIsLost(t *testing.T) {
 	leak.Check(t)
-	const grace = 500 * time.Millisecond
+	const failure, grace = 6 * time.Second, graceMax
 	addr, token := silentOwner(t, grace)
-	b := open(t, Config{Failure: 400 * time.Millisecond})
+	clock := manualclock.New()
+	b := openBy(t, clock, Config{Failure: failure})
 	m, _ := share(t, b, 8<<20)
 	p := dial(t, b, addr)
 	key, size, err := p.Import(token)
 	require.NoError(t, err)
 	d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
 	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}))
-	wantError(t, "a write to a silent owner", await(t, b, 1), driver.ErrPeerLost)
+	for range 13 {
+		require.False(t, lost(p), "no answer was due")
+		clock.Advance(failure / 12)
+	}
+	clock.Advance(failure / 12)
+	require.True(t, lost(p))
+	defer clock.Run(100 * time.Millisecond)()
+	require.ErrorIs(t, await(t, b, 1), driver.ErrPeerLost)
 	p.mu.Lock()
 	last := p.lastSent
 	p.mu.Unlock()
-	if past := clock() - last; past < int64(grace) {
-		t.Errorf("a write ended %v after its last bytes were sent, which may land for %v",
+	if past := clock.Now() - last; past < int64(grace) {
+		promise.Breaks(t, "a write ended %v after its last bytes were sent, which may land for %v",
 			time.Duration(past), grace)
 	}
-	wantError(t, "submit afterwards", p.Submit(2, &driver.Batch{Op: driver.Write, Descs: d}),
-		driver.ErrPeerLost)
+	require.ErrorIs(t, p.Submit(2, &driver.Batch{Op: driver.Write, Descs: d}), driver.ErrPeerLost)
+}
+
+// lost reports whether a peer was given up.
+func lost(p *peer) bool {
 	select {
 	case <-p.Lost():
+		return true
 	default:
-		t.Error("Lost is not closed")
+		return false
 	}
+}
+
+// A peer that is silent is not lost as long as nothing waits for it. Where a transfer waits, the
+// peer is lost after Failure.
+func TestSilenceIsNoLoss(t *testing.T) {
+	leak.Check(t)
+	const failure = 6 * time.Second
+	clock := manualclock.New()
+	owner, b := openBy(t, clock, Config{}), openBy(t, clock, Config{Failure: failure})
+	far, _ := share(t, owner, 1<<20)
+	m, _ := share(t, b, 1<<20)
+	p := dial(t, b, owner.Addr())
+	write := &driver.Batch{Op: driver.Write,
+		Descs: []driver.Desc{{Len: 1 << 20, LocalKey: m.key, RemoteKey: take(t, p, far)}}}
+	require.NoError(t, p.Submit(1, write))
+	require.NoError(t, await(t, b, 1))
+
+	speak := silence(owner)
+	for range 60 {
+		clock.Advance(failure / 12)
+	}
+	require.False(t, lost(p), "nothing waits for this peer")
+	speak()
+	require.NoError(t, p.Submit(2, write))
+	require.NoError(t, await(t, b, 2))
+
+	speak = silence(owner)
+	defer speak()
+	require.NoError(t, p.Submit(3, write))
+	for range 13 { // one until it is asked
+		clock.Advance(failure / 12)
+	}
+	require.False(t, lost(p), "no answer was due")
+	clock.Advance(failure / 12)
+	require.True(t, lost(p))
+	defer clock.Run(100 * time.Millisecond)() // until what was sent is too old to land
+	require.ErrorIs(t, await(t, b, 3), driver.ErrPeerLost)
+}
+
+// silence has a backend say nothing to its peers until speak is called.
+func silence(b *Backend) (speak func()) {
+	var all []*conn
+	for g := range acceptedBy(b) {
+		g.mu.Lock()
+		all = append(all, g.conns...)
+		g.mu.Unlock()
+	}
+	for _, c := range all {
+		c.wmu.Lock()
+	}
+	return sync.OnceFunc(func() {
+		for _, c := range all {
+			c.wmu.Unlock()
+		}
+	})
 }
 
 // Close waits for a silent owner no longer than CloseMax, and what it ends does not land.
 func TestSilentOwnerDoesNotHoldUpClose(t *testing.T) {
 	leak.Check(t)
-	addr, token := silentOwner(t, 100*time.Millisecond)
-	b := open(t, Config{CloseMax: 200 * time.Millisecond})
+	addr, token := silentOwner(t, 0)
+	clock := running(t, 5*time.Millisecond)
+	b := openBy(t, clock, Config{})
 	m, _ := share(t, b, 8<<20)
 	p := dial(t, b, addr)
 	key, size, err := p.Import(token)
@@ -216,13 +268,9 @@ func TestSilentOwnerDoesNotHoldUpClose(t *testing.T) {
 			p.Submit(tag, &driver.Batch{Op: []driver.Op{driver.Write, driver.Read}[tag%2],
 				Descs: d}))
 	}
-	begin := time.Now()
-	if err := p.Close(); err != nil {
-		t.Errorf("close: %v", err)
-	}
-	if took := time.Since(begin); took > limit {
-		t.Errorf("close took %v", took)
-	}
+	begin := clock.Now()
+	require.NoError(t, p.Close())
+	require.Less(t, clock.Now()-begin, int64(limit))
 	var done [4]driver.Completion
 	n, err := b.Poll(done[:])
 	if n != 3 || err != nil {
@@ -242,7 +290,9 @@ func TestConnectToSilence(t *testing.T) {
 	a := address{owner: keys.NewOwner(), places: []string{l.Addr().String()}}
 	addr, err := a.encode()
 	require.NoError(t, err)
-	b := open(t, Config{Handshake: 100 * time.Millisecond})
-	_, err = b.Connect(context.Background(), addr)
+	b := open(t, Config{})
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = b.Connect(ctx, addr)
 	wantError(t, "connect to silence", err, driver.ErrTimeout)
 }

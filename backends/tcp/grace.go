@@ -61,7 +61,7 @@ func (p *peer) confirm(c *conn, h *header) {
 		return
 	}
 	p.grace = max(p.grace, int64(min(h.ticket, uint64(p.graceTop)))) // before the owner hears of it
-	p.lastSent = clock()
+	p.lastSent = p.b.clock.Now()
 	c.post(&header{kind: kindConfirm, id: h.id, ticket: uint64(p.grace)}, nil)
 }
 
@@ -90,7 +90,7 @@ func (a *ages) extend(limit uint64) {
 // readers are told to go on when it confirms; it is asked early, so that a slow network need
 // not wait.
 func (g *inbound) fresh(stamp int64) bool {
-	now := clock()
+	now := g.b.clock.Now()
 	age := now - max(min(stamp, now), g.ages.confirmed.Load())
 	limit := g.ages.limit.Load()
 	if age > limit/2 {
@@ -118,7 +118,7 @@ func (g *inbound) challenge(now, limit int64) {
 func (g *inbound) vouched(h *header) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	a, now, asked := &g.ages, clock(), int64(h.id)
+	a, now, asked := &g.ages, g.b.clock.Now(), int64(h.id)
 	if asked > now || asked <= 0 {
 		return false
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
 func rawDial(t *testing.T, b *Backend) net.Conn {
@@ -134,7 +135,7 @@ func TestStrangersAreHungUpOn(t *testing.T) {
 // places of others for longer.
 func TestSlowStrangersAreHungUpOn(t *testing.T) {
 	leak.Check(t)
-	b := open(t, Config{Handshake: 400 * time.Millisecond, Handshakes: 8})
+	b := open(t, Config{Handshake: 2 * time.Second, Handshakes: 8})
 	var slow []net.Conn
 	for range 8 {
 		c := rawDial(t, b)
@@ -167,7 +168,7 @@ func TestSlowStrangersAreHungUpOn(t *testing.T) {
 // at once wait for each other.
 func TestStrangersAreFew(t *testing.T) {
 	leak.Check(t)
-	b := open(t, Config{Handshakes: 4, Handshake: limit})
+	b := openBy(t, running(t, 10*time.Millisecond), Config{Handshakes: 4, Handshake: 10 * limit})
 	var silent []net.Conn
 	for range 4 {
 		silent = append(silent, rawDial(t, b))
@@ -249,8 +250,8 @@ func TestReplayedJoinIsRefused(t *testing.T) {
 // ends its connections, and touches nothing.
 func TestPeersThatCheat(t *testing.T) {
 	leak.Check(t)
-	// So long that nothing they say is asked about for its age: they would not answer.
-	b := open(t, Config{Grace: graceMax})
+	clock := manualclock.New() // nothing they say grows old: they would not answer
+	b := openBy(t, clock, Config{})
 	m, mem := share(t, b, 4096)
 	seg := m.seg
 	seg.ReadOnly = true
@@ -261,7 +262,8 @@ func TestPeersThatCheat(t *testing.T) {
 		return append(appendEntry(nil, off, n), make([]byte, data)...)
 	}
 	write := func(m *memory, ticket uint64, off, n uint64, data int) []byte {
-		return frame(header{kind: kindWrite, count: 1, key: m.key, ticket: ticket, stamp: clock()},
+		return frame(header{kind: kindWrite, count: 1, key: m.key, ticket: ticket,
+			stamp: clock.Now()},
 			table(off, n, data))
 	}
 	for name, say := range map[string][]byte{
@@ -270,7 +272,7 @@ func TestPeersThatCheat(t *testing.T) {
 		"more than it says":  write(m, m.ticket.Load(), 0, 16, 17),
 		"to constant memory": write(constant, constant.ticket.Load(), 0, 16, 16),
 		"a counter too high": frame(header{kind: kindNotif, flags: flagCounts,
-			key: driver.CountersMax, stamp: clock()}, nil),
+			key: driver.CountersMax, stamp: clock.Now()}, nil),
 		"a Read past the end": frame(header{kind: kindRead, count: 1, key: m.key,
 			ticket: m.ticket.Load()}, table(4000, 97, 0)),
 		"a Read of too much": frame(header{kind: kindRead, count: 1, key: m.key,
@@ -288,7 +290,7 @@ func TestPeersThatCheat(t *testing.T) {
 	go func() { // messages that wait for one that never comes
 		for i := range uint64(b.cfg.NotifyMax + 1) {
 			_, _ = hoarder[express].Write(frame(header{kind: kindNotif, batch: i, ticket: i + 2,
-				stamp: clock()}, make([]byte, 100)))
+				stamp: clock.Now()}, make([]byte, 100)))
 		}
 	}()
 	hungUp(t, "a hoarder of messages", hoarder[express], (b.cfg.NotifyMax+1)*headBytes)

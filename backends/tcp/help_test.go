@@ -11,7 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
 // limit is for a machine that is very busy.
@@ -20,6 +22,12 @@ const limit = 20 * time.Second
 // open opens a backend that ends with the test. Where a test says no Handshake, connections and
 // Imports have as long as the machine needs.
 func open(tb testing.TB, cfg Config) *Backend {
+	tb.Helper()
+	return openBy(tb, clock.Host(), cfg)
+}
+
+// openBy is open with a clock of the test. One that stands runs while the backend closes.
+func openBy(tb testing.TB, c clock.Clock, cfg Config) *Backend {
 	tb.Helper()
 	if cfg.TLS == nil {
 		cfg.Plaintext = true
@@ -30,14 +38,24 @@ func open(tb testing.TB, cfg Config) *Backend {
 	if cfg.Handshake == 0 {
 		cfg.Handshake = limit
 	}
-	b, err := New(cfg)
+	b, err := newBackend(cfg, c)
 	require.NoError(tb, err)
 	tb.Cleanup(func() {
+		if manual, ok := c.(*manualclock.Clock); ok {
+			defer manual.Run(time.Second)()
+		}
 		if err := b.Close(); err != nil {
 			tb.Errorf("close: %v", err)
 		}
 	})
 	return b
+}
+
+// running is a clock that moves by step in each millisecond in which the test is not stopped.
+func running(tb testing.TB, step time.Duration) *manualclock.Clock {
+	c := manualclock.New()
+	tb.Cleanup(c.Run(step))
+	return c
 }
 
 // share registers fresh memory.

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/control"
 )
 
@@ -22,7 +22,7 @@ type inbound struct {
 	host    host
 	session uint64
 	secret  [16]byte    // what its further connections show
-	limit   *time.Timer // for the connections to join
+	limit   clock.Timer // for the connections to join
 	ages    ages
 	moved   struct{ written, read atomic.Uint64 } // bytes, of frames that were whole
 
@@ -186,7 +186,7 @@ func (g *inbound) told(c *conn, h *header) verdict {
 	case kindImport:
 		return g.show(c, h)
 	case kindPing:
-		c.post(&header{kind: kindPong, stamp: clock()}, nil)
+		c.post(&header{kind: kindPong, stamp: g.b.clock.Now()}, nil)
 	case kindCredit:
 		g.credited(int(h.count))
 	case kindConfirm:
@@ -296,7 +296,7 @@ func (g *inbound) finish(c *conn) {
 	if status == control.OK {
 		g.moved.written.Add(h.payload())
 	}
-	c.post(&header{kind: kindAck, id: h.id, status: uint8(status), stamp: clock()}, nil)
+	c.post(&header{kind: kindAck, id: h.id, status: uint8(status), stamp: g.b.clock.Now()}, nil)
 	if h.flags&flagNotified != 0 {
 		g.landed(h.batch, status == control.OK)
 	}

@@ -4,6 +4,8 @@ package tcp
 
 import (
 	"time"
+
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
 // lead is which goroutine reads express at our end: its reader, or one that waits for a small
@@ -24,7 +26,7 @@ type lead struct {
 	need  int // of them, for the reader to step aside
 	leads uint64
 
-	watch    *time.Timer
+	watch    clock.Timer
 	watching bool
 	seen     uint64 // leads when watch looked last
 }
@@ -40,7 +42,7 @@ const (
 func (l *lead) setUp(p *peer) {
 	if len(p.conns) > bulk && !p.conns[express].tls {
 		l.back, l.need = make(chan struct{}, 1), needMin
-		l.watch = time.AfterFunc(time.Hour, p.look)
+		l.watch = p.b.clock.AfterFunc(time.Hour, p.look)
 		l.watch.Stop()
 	}
 }

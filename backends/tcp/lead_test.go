@@ -12,11 +12,13 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/allocs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
-// led is a peer whose writes are waited for.
+// led is a peer whose writes are waited for. Its clock stands: no reader comes back by itself.
 type led struct {
 	t           *testing.T
+	clock       *manualclock.Clock
 	b           *Backend
 	p           *peer
 	m           *memory // the owner's
@@ -27,10 +29,12 @@ type led struct {
 
 func newLed(t *testing.T) *led {
 	t.Helper()
-	owner, near := open(t, Config{}), open(t, Config{CloseMax: 50 * time.Millisecond})
+	clock := manualclock.New()
+	owner, near := openBy(t, clock, Config{}), openBy(t, clock, Config{})
 	far, away := share(t, owner, 4096)
 	m, local := share(t, near, 4096)
-	x := &led{t: t, b: near, p: dial(t, near, owner.Addr()), m: far, local: local, away: away}
+	x := &led{t: t, clock: clock, b: near, p: dial(t, near, owner.Addr()), m: far, local: local,
+		away: away}
 	x.descs = []driver.Desc{{Len: 656, LocalKey: m.key, RemoteKey: take(t, x.p, far)}}
 	return x
 }
@@ -72,15 +76,7 @@ func TestWhoWaitsReads(t *testing.T) {
 	for i := range 200 {
 		fill(x.local, byte(i))
 		tag := x.submit()
-		if !x.p.Help(tag, nil) {
-			// the machine was busy for some milliseconds, and the reader is back
-			require.NoError(t, await(t, x.b, tag))
-			x.p.mu.Lock()
-			x.p.lead.need = needMin // each time it doubles, and the machine may stay busy
-			x.p.mu.Unlock()
-			x.untilAside()
-			continue
-		}
+		require.True(t, x.p.Help(tag, nil))
 		var done [2]driver.Completion
 		n, err := x.b.Poll(done[:])
 		if n != 1 || err != nil || done[0].Tag != tag || done[0].Err != nil {
@@ -90,9 +86,8 @@ func TestWhoWaitsReads(t *testing.T) {
 			t.Fatal("a write has ended, and its bytes are not there")
 		}
 	}
-	if _, leads, _ := x.state(); leads == before {
-		t.Error("who waits never reads")
-	}
+	_, leads, _ := x.state()
+	require.Equal(t, before+200, leads)
 }
 
 // A batch that nobody waits for ends all the same, and the reader stays longer.
@@ -102,6 +97,7 @@ func TestReaderComesBack(t *testing.T) {
 	x.untilAside()
 	_, _, need := x.state()
 	tag, done := x.submit(), make([]driver.Completion, 1)
+	x.clock.Advance(watchTime)
 	for n := 0; n == 0; { // asleep: a goroutine that polls would read it
 		ready, err := x.b.Arm()
 		if err != nil || !ready && x.b.event.Wait() != nil {
@@ -131,6 +127,7 @@ func TestWhoReadsLeaves(t *testing.T) {
 		x.m.gate.Lock() // nothing lands
 		tag, stop, left := x.submit(), make(chan struct{}), make(chan struct{})
 		go func() { x.p.Help(tag, stop); close(left) }()
+		run := x.clock.Run(time.Millisecond)
 		end(x, stop)
 		select {
 		case <-left:
@@ -138,6 +135,7 @@ func TestWhoReadsLeaves(t *testing.T) {
 			t.Errorf("%s: who reads does not leave", name)
 		}
 		x.m.gate.Unlock()
+		run()
 		if err := await(t, x.b, tag); err != nil && name == "told to stop" {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -149,6 +147,7 @@ func TestWhoReadsLeaves(t *testing.T) {
 func TestManyWaitAtOnce(t *testing.T) {
 	leak.Check(t)
 	x := newLed(t)
+	defer x.clock.Run(time.Millisecond)()
 	const goroutines, each = 4, 400
 	ends := make([]chan struct{}, goroutines*each)
 	for i := range ends {

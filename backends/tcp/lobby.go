@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
 // accept takes connections until the listener is closed.
@@ -30,8 +32,10 @@ func (b *Backend) accept() {
 
 // breathe waits a little.
 func (b *Backend) breathe() {
+	tick, timer := clock.After(b.clock, lobbyTick)
+	defer timer.Stop()
 	select {
-	case <-time.After(lobbyTick):
+	case <-tick:
 	case <-b.stop:
 	}
 }
@@ -60,6 +64,7 @@ func perHost(all int) int { return max(1, all/2) }
 // lobby is the connections that have not said yet what they are for. No more than Config.Handshakes
 // are heard at a time, and of one host half as many: the others wait their turn.
 type lobby struct {
+	clock   clock.Clock
 	mu      sync.Mutex
 	most    int
 	over    bool
@@ -83,7 +88,8 @@ const (
 // queuedMax is how many connections of one host may wait.
 func queuedMax(most int) int { return max(64, 4*most) }
 
-func (l *lobby) open(most int) {
+func (l *lobby) open(most int, c clock.Clock) {
+	l.clock = c
 	l.most, l.heard, l.waiting = most, map[net.Conn]visitor{}, map[host]int{}
 }
 
@@ -107,14 +113,16 @@ func (l *lobby) await(c net.Conn, from host, limit time.Duration, stop chan stru
 			delete(l.waiting, from)
 		}
 	}()
-	for begin := clock(); !l.enter(c, from); {
-		if clock()-begin > int64(limit) {
+	for begin := l.clock.Now(); !l.enter(c, from); {
+		if l.clock.Now()-begin > int64(limit) {
 			return false
 		}
+		tick, timer := clock.After(l.clock, lobbyTick)
 		select {
 		case <-stop:
+			timer.Stop()
 			return false
-		case <-time.After(lobbyTick):
+		case <-tick:
 		}
 	}
 	return true
@@ -148,13 +156,13 @@ func (l *lobby) enter(c net.Conn, from host) bool {
 		oldest = nil
 	}
 	if oldest != nil {
-		if clock()-l.heard[oldest].since < int64(heardMin) {
+		if l.clock.Now()-l.heard[oldest].since < int64(heardMin) {
 			return false
 		}
 		_ = oldest.Close()
 		delete(l.heard, oldest)
 	}
-	l.heard[c] = visitor{from, clock()}
+	l.heard[c] = visitor{from, l.clock.Now()}
 	return true
 }
 

@@ -17,6 +17,8 @@ import (
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/testing/allocs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // TestPollerReads has a goroutine poll while the reader of the connection stands aside for good: it
@@ -25,11 +27,6 @@ func TestPollerReads(t *testing.T) {
 	leak.Check(t)
 	x := newLed(t)
 	x.untilAside()
-	x.p.mu.Lock() // so that nothing has the reader come back, not even a watch that is late
-	l := &x.p.lead
-	l.watch.Stop()
-	l.watch, l.watching, l.seen = time.AfterFunc(time.Hour, func() {}), true, l.leads-1
-	x.p.mu.Unlock()
 	var done [1]driver.Completion
 	for range 50 {
 		tag := x.submit()
@@ -80,8 +77,8 @@ func TestPollerIsItsOwnPeer(t *testing.T) {
 // the reader of its connection or the goroutine that polls read it.
 func TestPollersReadBesideReaders(t *testing.T) {
 	leak.Check(t)
-	cfg := Config{Grace: 20 * time.Millisecond} // so that frames are held on a busy machine
-	left, right := open(t, cfg), open(t, cfg)
+	clock := manualclock.New()
+	left, right := openBy(t, clock, Config{}), openBy(t, clock, Config{})
 	there, back := dial(t, left, right.Addr()), dial(t, right, left.Addr())
 	const rounds = 300
 	tell := func(b *Backend, p *peer, i uint64) error {
@@ -93,6 +90,7 @@ func TestPollersReadBesideReaders(t *testing.T) {
 			runtime.Gosched()
 			err = p.Submit(i, &batch)
 		}
+		clock.Advance(b.cfg.Grace + 1) // so that it is held where it has not been read
 		for n := 0; err == nil && n == 0; {
 			runtime.Gosched()
 			if time.Now().After(end) {
@@ -187,7 +185,7 @@ func asleep(t *testing.T, b *Backend, m *memory) (ends [2]net.Conn, c *conn) {
 		}
 	}
 	// A stamp that is still to come never grows old: nobody asks about this frame.
-	_, err := ends[express].Write(small(m, clock()+int64(time.Hour)))
+	_, err := ends[express].Write(small(m, b.clock.Now()+int64(time.Hour)))
 	require.NoError(t, err)
 	ack, _, err := readWord(ends[express])
 	require.NoError(t, err)
@@ -208,20 +206,20 @@ func small(m *memory, stamp int64) []byte {
 // takes it from there. Without a rouse it sleeps on.
 func TestPollerMeetsStaleFrame(t *testing.T) {
 	leak.Check(t)
-	b := open(t, Config{Grace: 50 * time.Millisecond})
+	clock := manualclock.New()
+	b := openBy(t, clock, Config{})
 	m, mem := share(t, b, 4096)
 	for range 4 {
 		ends, c := asleep(t, b, m)
 		say := aloof(t, c)
 		fill(mem, 0)
-		say(small(m, clock()-int64(time.Second)))
+		say(small(m, clock.Now()-int64(time.Second)))
 		require.False(t, meets(t, c), "a stale frame is the reader's")
-		question, _, err := readWord(ends[ctl])
-		require.NoError(t, err)
-		require.Equal(t, uint8(kindChallenge), question.kind)
-		require.Zero(t, mem[0], "stale bytes landed before the question was answered")
-		ack := vouch(t, ends, question)
-		require.Equal(t, uint8(control.OK), ack.status)
+		question := asked(t, ends[ctl], clock.Now())
+		if mem[0] != 0 {
+			promise.Broken(t, "stale bytes landed before the question was answered")
+		}
+		confirmed(t, ends, question)
 		require.Equal(t, byte(5), mem[15])
 	}
 }
@@ -246,7 +244,7 @@ func TestPollerWaitsForNothing(t *testing.T) {
 		say := aloof(t, c)
 		fill(mem, 0)
 		wait.lock.Lock()
-		say(small(wait.in, clock()+int64(time.Hour)))
+		say(small(wait.in, b.clock.Now()+int64(time.Hour)))
 		ok := meets(t, c)
 		landed := mem[0]
 		wait.lock.Unlock()
@@ -272,7 +270,7 @@ func TestPollerWaitsForNothing(t *testing.T) {
 		20*time.Millisecond, time.Millisecond, "look rouses the reader for each Read")
 
 	large := frame(header{kind: kindWrite, count: 1, key: plain.key,
-		ticket: plain.ticket.Load(), stamp: clock()}, make([]byte, entryBytes+partBytes))
+		ticket: plain.ticket.Load(), stamp: b.clock.Now()}, make([]byte, entryBytes+partBytes))
 	copy(large[headBytes:], appendEntry(nil, 0, partBytes))
 	say(large[:headBytes+entryBytes])
 	require.False(t, meets(t, c), "a large Write is the reader's")
@@ -287,7 +285,7 @@ func TestPollerThatSleeps(t *testing.T) {
 	_, c := asleep(t, b, m)
 	say := aloof(t, c)
 	fill(mem, 0)
-	say(small(m, clock()+int64(time.Hour)))
+	say(small(m, b.clock.Now()+int64(time.Hour)))
 	var msgs [1]driver.Message
 	receive := func() {
 		_, err := b.Receive(msgs[:])
@@ -308,8 +306,9 @@ func TestPollerThatSleeps(t *testing.T) {
 // large batch goes: the goroutine that writes writes it.
 func TestPollerWritesNothingLarge(t *testing.T) {
 	leak.Check(t)
-	addr, token := silentOwner(t, 100*time.Millisecond)
-	b := open(t, Config{Conns: 1, Flight: partBytes, CloseMax: time.Millisecond})
+	addr, token := silentOwner(t, 2*time.Second)
+	clock := manualclock.New()
+	b := openBy(t, clock, Config{Conns: 1, Flight: partBytes})
 	m, _ := share(t, b, 8<<20)
 	p := dial(t, b, addr)
 	key, size, err := p.Import(token)
@@ -329,6 +328,7 @@ func TestPollerWritesNothingLarge(t *testing.T) {
 	ok := meets(t, c)
 	c.wmu.Unlock()
 	require.True(t, ok)
+	defer clock.Run(100 * time.Millisecond)()
 	require.NoError(t, p.Close())
 	require.ErrorIs(t, await(t, b, 1), driver.ErrClosed)
 }

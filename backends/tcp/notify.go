@@ -96,7 +96,7 @@ func (g *inbound) noted(c *conn, h *header) verdict {
 	}
 	credit := g.settle(h.batch, a)
 	g.mu.Unlock()
-	c.post(&header{kind: kindAck, id: h.id, stamp: clock()}, nil)
+	c.post(&header{kind: kindAck, id: h.id, stamp: g.b.clock.Now()}, nil)
 	g.repay(credit)
 	return more
 }

@@ -172,7 +172,7 @@ func (p *peer) cut(c *conn, x *batch) bool {
 		if x.entry > 0 { // by the copy of its list
 			o.src.walkPattern(&o.local, &o.local.Local, 0, q.skip)
 		}
-		p.lastSent = clock()
+		p.lastSent = p.b.clock.Now()
 	}
 	h.append(o.chunk.mem[start:start])
 	return true
@@ -239,7 +239,7 @@ func (p *peer) sendNotif(x *batch) {
 	h.id = p.flight[express].open(part{batch: x, notif: true, out: true})
 	p.expect()
 	c.post(&h, x.msg)
-	p.lastSent = clock()
+	p.lastSent = p.b.clock.Now()
 }
 
 // sent implements end: what follows the head of a Write is read.

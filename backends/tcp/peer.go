@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -91,8 +91,8 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	}
 	answer, id := p.ask(&t)
 	defer p.forget(id)
-	limit := time.NewTimer(p.b.cfg.Handshake)
-	defer limit.Stop()
+	limit, timer := clock.After(p.b.clock, p.b.cfg.Handshake)
+	defer timer.Stop()
 	select {
 	case a := <-answer:
 		if a.err != nil {
@@ -108,7 +108,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 		return 0, 0, fmt.Errorf("import: %w", driver.ErrPeerLost)
 	case <-p.closing:
 		return 0, 0, driver.ErrClosed
-	case <-limit.C:
+	case <-limit:
 		return 0, 0, fmt.Errorf("import: the peer does not answer for %v: %w",
 			p.b.cfg.Handshake, driver.ErrTimeout)
 	}
@@ -182,7 +182,7 @@ func (p *peer) Explain(_, _ uint32) string {
 // accept implements end: what an owner may say.
 func (p *peer) accept(c *conn) verdict {
 	h := &c.in.h
-	p.heard.Store(clock())
+	p.heard.Store(p.b.clock.Now())
 	p.pinged.Store(false)
 	ok := false
 	if c.index == ctl {

@@ -4,7 +4,6 @@ package tcp
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -15,21 +14,25 @@ import (
 // The period is lost twice, before the question and after the last moment for an answer: a
 // twelfth lets no silent peer be found later than 1.2 times Failure.
 func (b *Backend) pulse() {
-	period := b.cfg.Failure / 12
-	tick := time.NewTicker(period)
-	defer tick.Stop()
-	for last := clock(); ; {
-		select {
-		case <-tick.C:
-		case <-b.stop:
-			return
-		}
-		now := clock()
-		slept := now-last > int64(b.cfg.Failure)/2 // we stood still
-		last = now
-		for _, p := range b.allPeers() {
-			p.check(now, slept)
-		}
+	if !b.entry.Enter() {
+		return
+	}
+	defer b.entry.Exit()
+	now := b.clock.Now()
+	slept := now-b.beat > int64(b.cfg.Failure)/2 // we stood still
+	for _, p := range b.allPeers() {
+		p.check(now, slept)
+	}
+	b.awaitPulse(now)
+}
+
+// awaitPulse has pulse called a period after now, unless the backend is closed by then.
+func (b *Backend) awaitPulse(now int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.closed.Load() {
+		b.beat = now
+		b.pulsing = b.clock.AfterFunc(b.cfg.Failure/12, b.pulse)
 	}
 }
 

@@ -93,8 +93,8 @@ func (s *reads) pop() bool {
 func (g *inbound) ask(c *conn, h *header) verdict {
 	m := g.b.memories.At(h.key)
 	if m == nil || !m.opens(h.ticket) {
-		c.post(&header{kind: kindAck, id: h.id, status: uint8(control.Revoked), stamp: clock()},
-			nil)
+		c.post(&header{kind: kindAck, id: h.id, status: uint8(control.Revoked),
+			stamp: g.b.clock.Now()}, nil)
 		return more
 	}
 	r, status := c.in.named(&m.seg)
@@ -102,7 +102,8 @@ func (g *inbound) ask(c *conn, h *header) verdict {
 		return finished
 	}
 	if status != control.OK {
-		c.post(&header{kind: kindAck, id: h.id, status: uint8(status), stamp: clock()}, nil)
+		c.post(&header{kind: kindAck, id: h.id, status: uint8(status),
+			stamp: g.b.clock.Now()}, nil)
 		return more
 	}
 	g.mu.Lock()
@@ -157,5 +158,6 @@ func (g *inbound) sent(c *conn) {
 	if c.out.src.status == control.OK {
 		g.moved.read.Add(a.bytes)
 	}
-	c.out.put(&header{kind: kindAck, id: a.id, status: uint8(c.out.src.status), stamp: clock()})
+	c.out.put(&header{kind: kindAck, id: a.id, status: uint8(c.out.src.status),
+		stamp: g.b.clock.Now()})
 }

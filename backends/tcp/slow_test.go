@@ -13,17 +13,20 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
 // network relays connections to an owner. Each way brings what it was given a while later, at no
 // more than a rate, and stands still now and then, as TCP does that has lost a packet.
 type network struct {
+	clock clock.Clock     // the owner's
+	over  chan struct{}   // closed when the test ends
 	addr  []byte          // the owner's, at this end
 	delay atomic.Int64    // of each way, in nanoseconds
 	stall atomic.Int64    // once in 50 pieces
 	rate  atomic.Int64    // bytes a second; 0: any
-	lost  [2]atomic.Int64 // until when nothing comes through, to the owner and from it; of clock
+	lost  [2]atomic.Int64 // until when nothing comes through, to the owner and from it
 
 	mu    sync.Mutex
 	conns []net.Conn
@@ -33,13 +36,13 @@ func newNetwork(t *testing.T, owner *Backend) *network {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	x := &network{}
+	x := &network{clock: owner.clock, over: make(chan struct{})}
 	a := owner.address
 	a.places = []string{l.Addr().String()}
 	x.addr, err = a.encode()
 	require.NoError(t, err)
 	var all sync.WaitGroup
-	t.Cleanup(func() { _ = l.Close(); x.cut(); all.Wait() })
+	t.Cleanup(func() { close(x.over); _ = l.Close(); x.cut(); all.Wait() })
 	all.Go(func() {
 		for {
 			near, err := l.Accept()
@@ -79,9 +82,23 @@ func slowNetwork(t *testing.T, owner *Backend, delay, stall time.Duration) []byt
 	return x.addr
 }
 
+// sleepUntil returns earlier where the test ends.
+func (x *network) sleepUntil(due int64) {
+	left := time.Duration(due - x.clock.Now())
+	if left <= 0 {
+		return
+	}
+	awake, timer := clock.After(x.clock, left)
+	defer timer.Stop()
+	select {
+	case <-awake:
+	case <-x.over:
+	}
+}
+
 func (x *network) relay(to, from net.Conn, lost *atomic.Int64) {
 	type packet struct {
-		due  time.Time
+		due  int64
 		data []byte
 	}
 	queue := make(chan packet, 64)
@@ -90,10 +107,11 @@ func (x *network) relay(to, from net.Conn, lost *atomic.Int64) {
 		defer close(over)
 		defer to.Close()
 		for p := range queue {
-			time.Sleep(time.Until(p.due))
-			time.Sleep(time.Duration(lost.Load() - clock())) // TCP sends again what was lost
+			x.sleepUntil(p.due)
+			x.sleepUntil(lost.Load()) // TCP sends again what was lost
 			if rate := x.rate.Load(); rate > 0 {
-				time.Sleep(time.Duration(len(p.data)) * time.Second / time.Duration(rate))
+				took := time.Duration(len(p.data)) * time.Second / time.Duration(rate)
+				x.sleepUntil(x.clock.Now() + int64(took))
 			}
 			if _, err := to.Write(p.data); err != nil {
 				break
@@ -112,9 +130,9 @@ func (x *network) relay(to, from net.Conn, lost *atomic.Int64) {
 			return
 		}
 		if i%50 == 49 {
-			time.Sleep(time.Duration(x.stall.Load()))
+			x.sleepUntil(x.clock.Now() + x.stall.Load())
 		}
-		queue <- packet{time.Now().Add(time.Duration(x.delay.Load())), data[:n]}
+		queue <- packet{x.clock.Now() + x.delay.Load(), data[:n]}
 	}
 }
 
@@ -122,11 +140,11 @@ func (x *network) relay(to, from net.Conn, lost *atomic.Int64) {
 func TestSlowNetwork(t *testing.T) {
 	leak.Check(t)
 	const n = 8 << 20
-	cfg := Config{Grace: 50 * time.Millisecond}
-	owner, near := open(t, cfg), open(t, cfg)
+	clock, cfg := running(t, 40*time.Millisecond), Config{Grace: 2 * time.Second}
+	owner, near := openBy(t, clock, cfg), openBy(t, clock, cfg)
 	m, away := share(t, owner, n)
 	l, local := share(t, near, n)
-	p := dial(t, near, slowNetwork(t, owner, 10*time.Millisecond, 60*time.Millisecond))
+	p := dial(t, near, slowNetwork(t, owner, 400*time.Millisecond, 2400*time.Millisecond))
 	key := take(t, p, m)
 	for round, op := range []driver.Op{driver.Write, driver.Read, driver.Write} {
 		fill(local, byte(10+round))

@@ -25,6 +25,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
 	arrivals "github.com/sluicehq/sluice/internal/inbox"
@@ -37,6 +38,7 @@ type Backend struct {
 	driver.BackendBase // Alloc
 
 	cfg      Config
+	clock    clock.Clock
 	secure   *identity.Identity // where we are certified
 	own      *ownKey            // where we are pinned
 	address  address
@@ -44,7 +46,7 @@ type Backend struct {
 	listener *net.TCPListener
 	event    *park.Event
 	tasks    gate.Tasks
-	entry    gate.Gate // Register is in it
+	entry    gate.Gate // Register and pulse are in it
 	stop     chan struct{}
 	closing  sync.Once
 	closeErr error
@@ -67,6 +69,8 @@ type Backend struct {
 	accepted map[uint64]*inbound // by session
 	byConn   map[uint64]*inbound
 	byHost   map[host]int // how many of them
+	pulsing  clock.Timer  // until the next pulse
+	beat     int64        // when the last one was
 }
 
 var (
@@ -74,9 +78,11 @@ var (
 	_ driver.Peer    = (*peer)(nil)
 )
 
-// New starts a backend: its port, one goroutine that accepts peers and one that looks after
+// New starts a backend: its port, one goroutine that accepts peers, and a timer that looks after
 // those that owe us an answer.
-func New(cfg Config) (*Backend, error) {
+func New(cfg Config) (*Backend, error) { return newBackend(cfg, clock.Host()) }
+
+func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 	cfg.EnsureDefaults()
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("tcp: %w", err)
@@ -86,7 +92,7 @@ func New(cfg Config) (*Backend, error) {
 		return nil, fmt.Errorf("tcp: %w", err)
 	}
 	b := &Backend{
-		cfg: cfg, secure: secure, stop: make(chan struct{}),
+		cfg: cfg, clock: clock, secure: secure, stop: make(chan struct{}),
 		memories: keys.Table[memory]{Most: cfg.KeysMax},
 		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{},
 		byConn: map[uint64]*inbound{},
@@ -99,13 +105,13 @@ func New(cfg Config) (*Backend, error) {
 		b.address.pin = b.own.pin
 	}
 	b.byHost = map[host]int{}
-	b.handshakes.open(cfg.Handshakes)
+	b.handshakes.open(cfg.Handshakes, clock)
 	b.done.Init(cfg.BatchesMax)
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("tcp: %w", err), b.release())
 	}
 	b.tasks.Start(b.accept)
-	b.tasks.Start(b.pulse)
+	b.awaitPulse(clock.Now())
 	return b, nil
 }
 
@@ -148,6 +154,7 @@ func (b *Backend) close() error {
 	b.entry.Shut()
 	b.mu.Lock()
 	b.closed.Store(true)
+	b.pulsing.Stop()
 	peers := make([]*peer, 0, len(b.peers))
 	for p := range b.peers {
 		peers = append(peers, p)

@@ -15,6 +15,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
 // Each side that meets another version names both: from the address, from the hello, and from
@@ -65,48 +66,26 @@ func TestVersionsAreNamed(t *testing.T) {
 // it says meanwhile.
 func TestHelloAloneHoldsNoPlace(t *testing.T) {
 	leak.Check(t)
-	b := open(t, Config{PeersMax: 1, Handshake: 200 * time.Millisecond})
-	near := open(t, Config{})
-	var c net.Conn
-	var begin int64
-	for welcome := (header{}); ; { // again where we were too slow for Handshake
-		c, begin = rawDial(t, b), clock()
-		_, err := c.Write(append(helloFrame(b, 4), frame(header{kind: kindReady}, nil)...))
-		if err == nil {
-			welcome, _, err = readFrame(c, kindWelcome)
-		}
-		if err == nil && welcome.status == 0 {
-			break
-		}
-	}
-	p, err := near.Connect(context.Background(), b.Addr())
-	if clock()-begin < int64(b.cfg.Handshake) { // later the place may be free
-		require.ErrorIs(t, err, driver.ErrFull)
-	}
-	if err == nil {
-		require.NoError(t, p.Close())
-	}
+	clock := manualclock.New()
+	b, near := openBy(t, clock, Config{PeersMax: 1}), openBy(t, clock, Config{})
+	c := rawDial(t, b)
+	_, err := c.Write(append(helloFrame(b, 4), frame(header{kind: kindReady}, nil)...))
+	require.NoError(t, err)
+	welcome, _, err := readFrame(c, kindWelcome)
+	require.NoError(t, err)
+	require.Zero(t, welcome.status)
+	clock.Advance(b.cfg.Handshake - 1)
+	_, err = near.Connect(t.Context(), b.Addr())
+	require.ErrorIs(t, err, driver.ErrFull)
+	clock.Advance(1)
 	hungUp(t, "a hello without joins", c, headBytes)
-	// The place comes free a little later. A peer that is not whole within Handshake is ended
-	// like that hello: one of a busy machine comes again.
-	for end := time.Now().Add(limit); !staysWhole(t, near, b); time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(end), "no peer stays")
-	}
-}
 
-// staysWhole reports whether a peer finds a place, and keeps it for longer than Handshake.
-func staysWhole(t *testing.T, near, b *Backend) bool {
-	t.Helper()
-	p, err := near.Connect(context.Background(), b.Addr())
-	if err != nil {
-		return false
-	}
-	select {
-	case <-p.Lost():
-		require.NoError(t, p.Close())
-		return false
-	case <-time.After(2 * b.cfg.Handshake):
-	}
+	var p driver.Peer
+	require.Eventually(t, func() bool { // the place comes free a little later
+		p, err = near.Connect(t.Context(), b.Addr())
+		return err == nil
+	}, limit, time.Millisecond)
+	notify(t, p.(*peer), "here") // so that the owner knows that all connections are there
+	clock.Advance(2 * b.cfg.Handshake)
 	notify(t, p.(*peer), "still here")
-	return true
 }

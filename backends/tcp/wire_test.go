@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
 func TestHeader(t *testing.T) {
@@ -88,7 +89,7 @@ func FuzzFrames(f *testing.F) {
 	f.Add(frame(header{kind: kindAck, id: 1 << 32}, nil))
 	f.Add(frame(header{kind: kindData, id: 1 << 32}, make([]byte, 8)))
 	f.Fuzz(func(t *testing.T, said []byte) {
-		b := &Backend{memories: keys.Table[memory]{Most: 4}}
+		b := &Backend{memories: keys.Table[memory]{Most: 4}, clock: manualclock.New()}
 		b.cfg.EnsureDefaults()
 		b.done.Init(8)
 		mem := bytes.Repeat([]byte{0xAA}, 96)

@@ -15,9 +15,9 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
 
-// TestProcess: the kernel calls a frozen process stopped (T) as soon as we are back,
+// TestTimedProcess: the kernel calls a frozen process stopped (T) as soon as we are back,
 // and no longer when it was thawed.
-func TestProcess(t *testing.T) {
+func TestTimedProcess(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
 	require.NoError(t, cmd.Start())
 	defer func() {
@@ -39,7 +39,7 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-func TestGone(t *testing.T) {
+func TestTimedGone(t *testing.T) {
 	cmd := exec.Command("true")
 	require.NoError(t, cmd.Run())
 	if freeze.Process(cmd.Process) == nil || freeze.Thaw(cmd.Process) == nil {

@@ -169,7 +169,7 @@ func dial(p *Pair) error {
 	return nil
 }
 
-func TestPairReachesEachOther(t *testing.T) {
+func TestTimedPairReachesEachOther(t *testing.T) {
 	p := pair(t)
 	reaches(t, p)
 	require.NoError(t, p.Far.Plug(false))
@@ -284,8 +284,8 @@ func TestDoOfWhatEndsItsGoroutine(t *testing.T) {
 	require.NoError(t, h.Do(func() error { return nil }))
 }
 
-// TestHostsEndWithTheirProcess: with SIGKILL there is no cleanup.
-func TestHostsEndWithTheirProcess(t *testing.T) {
+// TestTimedHostsEndWithTheirProcess: with SIGKILL there is no cleanup.
+func TestTimedHostsEndWithTheirProcess(t *testing.T) {
 	pair(t) // skips where there are no namespaces
 	c := exec.Command(os.Args[0])
 	c.Env = append(os.Environ(), roleVariable+"=maker")
