@@ -18,9 +18,9 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
 
-// TestThreads looks at a process that sleeps in a call, at the same one stopped, and at
+// TestTimedThreads looks at a process that sleeps in a call, at the same one stopped, and at
 // one that is no more.
-func TestThreads(t *testing.T) {
+func TestTimedThreads(t *testing.T) {
 	c := exec.Command("sleep", "60")
 	require.NoError(t, c.Start())
 	defer func() { _ = c.Process.Kill(); _ = c.Wait() }()

@@ -159,7 +159,7 @@ func TestStubbornChildIsKilled(t *testing.T) {
 	}
 }
 
-func TestStoppedChildIsSilent(t *testing.T) {
+func TestTimedStoppedChildIsSilent(t *testing.T) {
 	c := start(t, "child-stubborn")
 	receive(t, c)
 	require.NoError(t, syscall.Kill(c.PID, syscall.SIGSTOP))
