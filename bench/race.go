@@ -153,7 +153,7 @@ func alternate(ctx context.Context, ways []*way, o Options, bytes uint64) error 
 type Options struct {
 	Time   time.Duration // of all rounds together; default 3 s
 	Rounds int           // instead of Time: that many rounds
-	Slice  time.Duration // of one way in one round; default 50 ms
+	Slice  time.Duration // of one way in one round; default 50 ms, at most Time
 	// Progress is called after each round with the time since the first.
 	Progress func(time.Duration)
 	// Rivals are measured three times each, between rounds.
@@ -170,7 +170,7 @@ func (o Options) withDefaults() Options {
 		o.Time = 3 * time.Second
 	}
 	if o.Slice <= 0 {
-		o.Slice = 50 * time.Millisecond
+		o.Slice = min(50*time.Millisecond, o.Time)
 	}
 	return o
 }

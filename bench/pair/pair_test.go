@@ -94,8 +94,8 @@ func TestPairWithoutATarget(t *testing.T) {
 	require.EqualError(t, err, "target process: "+brokenCause)
 }
 
-// TestTargetFrozenBeforeItsHandshakeIsNamed: once it is ready, silence is enough to name it.
-func TestTargetFrozenBeforeItsHandshakeIsNamed(t *testing.T) {
+// TestTimedTargetFrozenBeforeItsHandshakeIsNamed: once it is ready, silence is enough.
+func TestTimedTargetFrozenBeforeItsHandshakeIsNamed(t *testing.T) {
 	c := config(targetRole)
 	start, target := c.Start, (*procs.Child)(nil)
 	c.Start = func(files ...*os.File) (child *procs.Child, err error) {
@@ -116,9 +116,9 @@ func TestTargetFrozenBeforeItsHandshakeIsNamed(t *testing.T) {
 	require.Less(t, time.Since(begin), startLimit/2)
 }
 
-// TestStoppedWhileItStarts: a target that is stopped before it is ready is named soon, although
-// one that is slow to start has longer.
-func TestStoppedWhileItStarts(t *testing.T) {
+// TestTimedStoppedWhileItStarts: a target that is stopped before it is ready is named soon,
+// although one that is slow to start has longer.
+func TestTimedStoppedWhileItStarts(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), startLimit/2)
 	defer cancel()
 	c := config(slowRole)

@@ -37,7 +37,8 @@ func TestBenchJSON(t *testing.T) {
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
-			o := sluice(t, append([]string{"bench", "--rounds", "2", "--json"}, tc.args...)...)
+			o := sluice(t, append([]string{"bench", "--rounds", "2", "--seconds", "0.002",
+				"--json"}, tc.args...)...)
 			if o.status != 0 || o.stderr != "" {
 				t.Fatalf("%+v", o)
 			}
@@ -73,7 +74,8 @@ func TestBenchJSON(t *testing.T) {
 }
 
 func TestBenchSweepAsGoBench(t *testing.T) {
-	o := sluice(t, "bench", "--backend", "mem", "--sweep", "--rounds", "1", "--format", "gobench")
+	o := sluice(t, "bench", "--backend", "mem", "--sweep", "--rounds", "1", "--seconds",
+		"0.001", "--format", "gobench")
 	if o.status != 0 || o.stderr != "" {
 		t.Fatalf("%+v", o)
 	}
@@ -105,7 +107,8 @@ func TestBenchThatDoesNotFit(t *testing.T) {
 }
 
 func TestBenchNotify(t *testing.T) {
-	o := sluice(t, "bench", "--backend", "shm", "--notify", "--rounds", "3", "--json")
+	o := sluice(t, "bench", "--backend", "shm", "--notify", "--rounds", "1", "--seconds", "0.01",
+		"--json")
 	if o.status != 0 {
 		t.Fatalf("%+v", o)
 	}

@@ -12,10 +12,10 @@ import (
 )
 
 func TestBenchCopyJSON(t *testing.T) {
-	o := ok(t, sluice(t, "bench", "copy", "--rounds", "1", "--bytes",
-		"16MiB", "--json"))
+	o := ok(t, sluice(t, "bench", "copy", "--rounds", "1", "--seconds", "0.001",
+		"--bytes", "2MiB", "--json"))
 	list := decode(t, o.stdout).([]any)
-	require.Len(t, list, len(bench.CopyShapes(16<<20)))
+	require.Len(t, list, len(bench.CopyShapes(2<<20)))
 	first := list[0].(map[string]any)
 	require.Len(t, first["notes"], 2)
 	require.Contains(t, first["notes"], "sluice doctor --tune FILE measures longer")

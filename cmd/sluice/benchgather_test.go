@@ -10,10 +10,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 func TestBenchGatherJSON(t *testing.T) {
@@ -88,11 +89,8 @@ func TestBenchGatherOverTheStandIn(t *testing.T) {
 		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda",
 			Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
 	}
-	libcuda, err := fakecuda.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(libcuda.Remove)
+	libcuda, err := standInCUDA()
+	require.NoError(t, err)
 	library := libcuda.Path
 	saved := filepath.Join(t.TempDir(), "gather.json")
 	for _, c := range []struct {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,23 +21,36 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/fakecufile"
 )
 
-// gdsLibraries builds software stand-ins of libcuda and libcufile.
+// The stand-ins of libcuda and libcufile, which are compiled once a run.
+var (
+	standInCUDA   = once(func() (*fakecuda.Library, error) { return fakecuda.Build() })
+	standInCUFile = once(func() (*fakecufile.Library, error) { return fakecufile.Build() })
+)
+
+// removals are for the end of the run.
+var removals []func()
+
+func once[L interface{ Remove() }](build func() (L, error)) func() (L, error) {
+	return sync.OnceValues(func() (L, error) {
+		l, err := build()
+		if err == nil {
+			removals = append(removals, l.Remove)
+		}
+		return l, err
+	})
+}
+
+// gdsLibraries gives software stand-ins of libcuda and libcufile.
 func gdsLibraries(t *testing.T) (library string, cufile *fakecufile.Library) {
 	t.Helper()
 	if !cuda.Native {
 		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "gds",
 			Reason: "built without cgo", Fix: "CGO_ENABLED=1"})
 	}
-	l, err := fakecuda.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(l.Remove)
-	f, err := fakecufile.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(f.Remove)
+	l, err := standInCUDA()
+	require.NoError(t, err)
+	f, err := standInCUFile()
+	require.NoError(t, err)
 	t.Setenv("STANDIN_LIBCUDA", l.Path)
 	t.Setenv("STANDIN_CUFILE_PANEL", f.Panel)
 	t.Setenv("CUFILE_LOGFILE_PATH", filepath.Join(t.TempDir(), "cufile.log"))
@@ -133,6 +147,7 @@ func TestBenchGDSInterrupted(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			cufile.Set(t, fakecufile.Hold, c.hold)
 			cufile.Put(fakecufile.UnderWay, 0)
+			cufile.Put(fakecufile.Submits, 0)
 			dir := t.TempDir()
 			p, stdout, stderr := command(t, "bench", "gds", "--dir", dir, "--library", library,
 				"--cufile", cufile.Path, "--bytes", c.bytes, "--seconds", "60")

@@ -16,7 +16,8 @@ import (
 	"github.com/sluicehq/sluice/bench/plot"
 )
 
-var quickSweep = []string{"bench", "--backend", "mem", "--sweep", "--rounds", "1", "--plot"}
+var quickSweep = []string{"bench", "--backend", "mem", "--sweep", "--rounds", "1", "--seconds",
+	"0.001", "--plot"}
 
 // withPython runs a sweep beside an interpreter that has the library, and draws like that.
 func withPython(t *testing.T, draw string) (path string) {

@@ -10,8 +10,8 @@ import (
 
 func TestBenchPosix(t *testing.T) {
 	dir := t.TempDir()
-	o := sluice(t, "bench", "posix", "--dir", dir, "--bytes", "8MiB", "--size", "16KiB", "--batch",
-		"4", "--seconds", "0.05", "--rounds", "1", "--json")
+	o := withoutPrograms(t, "bench", "posix", "--dir", dir, "--bytes", "8MiB", "--size", "16KiB",
+		"--batch", "4", "--seconds", "0.02", "--rounds", "1", "--json")
 	if o.status != 0 {
 		t.Fatalf("%+v", o)
 	}
@@ -19,14 +19,14 @@ func TestBenchPosix(t *testing.T) {
 	if r["backend"] != "posix" || r["gbps"].(float64) <= 0 || r["route"] == "" {
 		t.Errorf("%v", r)
 	}
-	o = sluice(t, "bench", "posix", "--dir", dir, "--bytes", "8MiB", "--seconds", "0.02",
-		"--rounds", "1", "--load-bytes", "64MiB")
+	o = withoutPrograms(t, "bench", "posix", "--dir", dir, "--bytes", "8MiB", "--seconds", "0.005",
+		"--rounds", "1", "--load-bytes", "16MiB")
 	if o.status != 0 || strings.Count(o.stdout, "posix-threads") < len(posixTable(1)) ||
 		!strings.Contains(o.stdout, "read pages") ||
 		!strings.Contains(o.stdout, "posix durable") || !strings.Contains(o.stdout, "mmap-copy") {
 		t.Errorf("the table: %+v", o)
 	}
-	o = sluice(t, "bench", "posix", "--dir", dir, "--load", "--load-bytes", "64MiB", "--rounds",
+	o = sluice(t, "bench", "posix", "--dir", dir, "--load", "--load-bytes", "16MiB", "--rounds",
 		"1", "--json")
 	r = decode(t, o.stdout).([]any)[0].(map[string]any)
 	if o.status != 0 || r["op"] != "load" || r["gbps"].(float64) <= 0 {

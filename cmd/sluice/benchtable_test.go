@@ -17,11 +17,11 @@ import (
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
-var quickTable = []string{"bench", "--backend", "shm", "--table", "--rounds", "3", "--seconds",
-	"0.01", "--spread", "6MiB"}
+var quickTable = []string{"bench", "--backend", "shm", "--table", "--rounds", "1", "--seconds",
+	"0.001", "--spread", "6MiB"}
 
-// withoutPerfTest runs a command that finds no programs.
-func withoutPerfTest(t *testing.T, args ...string) outcome {
+// withoutPrograms runs a command that finds no programs.
+func withoutPrograms(t *testing.T, args ...string) outcome {
 	t.Helper()
 	c, stdout, stderr := command(t, args...)
 	c.Env = append(c.Env, "PATH=/nonexistent")
@@ -31,7 +31,7 @@ func withoutPerfTest(t *testing.T, args ...string) outcome {
 // TestBenchTable: a row for each shape, the bare loop beside it where there is UCX, and
 // a word about the ucx_perftest that is missing.
 func TestBenchTable(t *testing.T) {
-	o := withoutPerfTest(t, append(slices.Clone(quickTable), "--json")...)
+	o := withoutPrograms(t, append(slices.Clone(quickTable), "--json")...)
 	if o.status != 0 || o.stderr != "" {
 		t.Fatalf("%+v", o)
 	}
@@ -63,7 +63,7 @@ func TestBenchTable(t *testing.T) {
 	}
 }
 
-func TestBenchTableBesidePerfTest(t *testing.T) {
+func TestSoakBenchTableBesidePerfTest(t *testing.T) {
 	needPerfTest(t)
 	o := sluice(t, append(slices.Clone(quickTable), "--format", "gobench")...)
 	if o.status != 0 || o.stderr != "" {

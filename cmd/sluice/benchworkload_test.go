@@ -11,8 +11,8 @@ import (
 )
 
 func TestBenchWorkloadOverEachBackend(t *testing.T) {
-	o := sluice(t, "bench", "--workload", "llama3.1-8b/tp8/pp4", "--tokens", "64", "--spread",
-		"4MiB", "--rounds", "1", "--json")
+	o := withoutPrograms(t, "bench", "--workload", "llama3.1-8b/tp8/pp4", "--tokens", "64",
+		"--spread", "4MiB", "--rounds", "1", "--seconds", "0.002", "--json")
 	if o.status != 0 {
 		t.Fatalf("%+v", o)
 	}
@@ -56,7 +56,7 @@ func TestBenchWorkloadFormats(t *testing.T) {
 			"/size=656/batch=32/by=shm-1", " handover-ms"},
 	} {
 		o := sluice(t, "bench", "--workload", "deepseek-v3.2/token", "--tokens", "32", "--backend",
-			"shm", "--spread", "4MiB", "--rounds", "1", "--format", format)
+			"shm", "--spread", "4MiB", "--rounds", "1", "--seconds", "0.002", "--format", format)
 		if o.status != 0 || o.stderr != "" {
 			t.Fatalf("%+v", o)
 		}
@@ -70,7 +70,8 @@ func TestBenchWorkloadFormats(t *testing.T) {
 
 func TestBenchWorkloadSweepWithinAProcess(t *testing.T) {
 	o := sluice(t, "bench", "--workload", "nixlbench-batch", "--backend", "mem", "--op", "read",
-		"--operation-bytes", "1MiB", "--spread", "4MiB", "--rounds", "1", "--json")
+		"--operation-bytes", "1MiB", "--spread", "4MiB", "--rounds", "1", "--seconds", "0.002",
+		"--json")
 	if o.status != 0 || o.stderr != "" {
 		t.Fatalf("%+v", o)
 	}

@@ -12,8 +12,12 @@ import (
 )
 
 // TestReplayUnderFaults has completions lost, late and refused, and connections that flap:
-// the replay ends, and every byte is right.
-func TestReplayUnderFaults(t *testing.T) {
+// the replay ends, and every byte is right. A completion that is lost costs a quarter of --timeout.
+func TestReplayUnderFaults(t *testing.T) { replayUnderFaults(t, "8s", "prefill") }
+
+func TestSoakReplayUnderFaults(t *testing.T) { replayUnderFaults(t, "20s", "both", "prefill") }
+
+func replayUnderFaults(t *testing.T, limit string, sides ...string) {
 	const rules = `seed 7
 write p=0.003 most=1: drop
 batch p=0.002 most=1: swallow
@@ -24,9 +28,9 @@ batch: delay 200µs±200µs
 `
 	file := filepath.Join(t.TempDir(), "rules")
 	require.NoError(t, os.WriteFile(file, []byte("# a bad day\n"+rules), 0o644))
-	for _, side := range []string{"both", "prefill"} {
+	for _, side := range sides {
 		r := replayReport(t, "--trace", smallTrace(t, 6), "--requests", "6", "--backend", "shm",
-			"--timeout", "20s",
+			"--timeout", limit,
 			"--abort-rate", "0.2", "--fault", "@"+file, "--fault-side", side)
 		wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 1, "mismatches": 0,
 			"blocks_leaked": 0})

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/internal/testing/guest"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // binary is the command under test, built once.
@@ -47,10 +48,16 @@ func buildAndRun(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
+	defer func() {
+		for _, remove := range removals {
+			remove()
+		}
+		os.RemoveAll(dir)
+	}()
 	binary = filepath.Join(dir, "sluice")
 	build := exec.Command("go", "build", "-o", binary, ".")
-	build.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false -ldflags=-extldflags=-Wl,-z,lazy")
+	build.Env = append(os.Environ(),
+		"GOFLAGS=-trimpath -buildvcs=false -ldflags=-extldflags=-Wl,-z,lazy")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build the command: %v\n%s", err, out)
 		return 1
@@ -188,7 +195,7 @@ func wantGone(t *testing.T, pids []int) {
 	t.Helper()
 	for _, pid := range pids {
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
-			t.Errorf("child %d is left behind: %v", pid, err)
+			promise.Breaks(t, "child %d is left behind: %v", pid, err)
 		}
 	}
 }

@@ -65,10 +65,10 @@ func TestReplayOffloadInLittleRoom(t *testing.T) {
 
 func TestReplayOffloadWithAbortsAndFaults(t *testing.T) {
 	t.Parallel()
-	trace := smallTrace(t, 16)
+	trace := smallTrace(t, 8)
 	for _, more := range [][]string{{"--abort-rate", "0.5"}, {"--abort-rate", "0.5", "--overlap"},
 		{"--fault", "seed 3; write every=40 most=3: fail lost"}} {
-		r, f := offloadReport(t, append([]string{"--trace", trace, "--requests", "16"}, more...)...)
+		r, f := offloadReport(t, append([]string{"--trace", trace, "--requests", "8"}, more...)...)
 		if f["blocks_spilled"].(float64) < 1 ||
 			f["blocks_recalled"].(float64) < f["blocks_spilled"].(float64) {
 			t.Errorf("%v: %v, aborted %v", more, f, r["aborted"])
@@ -164,8 +164,8 @@ func TestReplayOffloadErrors(t *testing.T) {
 	}
 }
 
-// TestReplayOffloadLeavesNoFile: what command leaves in its temporary directory is an error.
-func TestReplayOffloadLeavesNoFile(t *testing.T) {
+// TestTimedReplayOffloadLeavesNoFile: what command leaves in its temporary directory is an error.
+func TestTimedReplayOffloadLeavesNoFile(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
 		c, _, stderr := command(t, append(slow(t), "--offload", "ssd")...)

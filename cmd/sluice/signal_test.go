@@ -18,7 +18,7 @@ func slow(t *testing.T) []string {
 		"--speed", "0.001", "--timeout", answerLimit.String()}
 }
 
-func TestSignalsEndCleanly(t *testing.T) {
+func TestTimedSignalsEndCleanly(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		t.Run(sig.String(), func(t *testing.T) {
 			for args, children := range map[string]int{
@@ -62,8 +62,8 @@ func TestKilledParentLeavesNoChild(t *testing.T) {
 	t.Errorf("children %v outlive their parent", pids)
 }
 
-// TestParentThatWasStopped: Ctrl-Z for longer than the limit, then fg.
-func TestParentThatWasStopped(t *testing.T) {
+// TestTimedParentThatWasStopped: Ctrl-Z for longer than the limit, then fg.
+func TestTimedParentThatWasStopped(t *testing.T) {
 	t.Parallel()
 	c, stdout, stderr := command(t, "replay", "--model", smallModel, "--requests", "6", "--trace",
 		smallTrace(t, 6),
@@ -104,9 +104,9 @@ func awaitRole(t *testing.T, pids []int, role string) int {
 	return 0
 }
 
-// TestDeadAndFrozenProcessesAreNamed: the error must name the one, not what the
+// TestTimedDeadAndFrozenProcessesAreNamed: the error must name the one, not what the
 // other says about it, within the limit and a little.
-func TestDeadAndFrozenProcessesAreNamed(t *testing.T) {
+func TestTimedDeadAndFrozenProcessesAreNamed(t *testing.T) {
 	t.Parallel()
 	for _, side := range []string{"prefill", "decode"} {
 		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
@@ -135,9 +135,9 @@ func TestDeadAndFrozenProcessesAreNamed(t *testing.T) {
 	}
 }
 
-// TestFrozenBenchTargetIsNamed: neither messages nor one-sided writes may go on
+// TestTimedFrozenBenchTargetIsNamed: neither messages nor one-sided writes may go on
 // for ever beside a process that is stopped.
-func TestFrozenBenchTargetIsNamed(t *testing.T) {
+func TestTimedFrozenBenchTargetIsNamed(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string][]string{
 		"write":  {"bench", "--backend", "shm", "--size", "64", "--batch", "1", "--seconds", "60"},

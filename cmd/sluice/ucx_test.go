@@ -247,7 +247,7 @@ func started(t *testing.T, children int, args ...string) (c *exec.Cmd, pids []in
 	return c, pids, stdout, stderr
 }
 
-func TestSignalsEndCleanlyOverUCX(t *testing.T) {
+func TestTimedSignalsEndCleanlyOverUCX(t *testing.T) {
 	needUCX(t)
 	t.Parallel()
 	for name, way := range ucxWays {
@@ -281,8 +281,8 @@ func busy(t *testing.T, requests int) []string {
 // minute is how many requests of busy take one and more.
 const minute = 100000
 
-// TestDeadProcessesAreNamedOverUCX: while bytes are under way.
-func TestDeadProcessesAreNamedOverUCX(t *testing.T) {
+// TestTimedDeadProcessesAreNamedOverUCX: while bytes are under way.
+func TestTimedDeadProcessesAreNamedOverUCX(t *testing.T) {
 	needUCX(t)
 	for name, way := range ucxWays {
 		for _, side := range []string{"prefill", "decode"} {
@@ -309,7 +309,7 @@ func TestDeadProcessesAreNamedOverUCX(t *testing.T) {
 	}
 }
 
-func TestDeadAndFrozenBenchTargetsAreNamedOverUCX(t *testing.T) {
+func TestTimedDeadAndFrozenBenchTargetsAreNamedOverUCX(t *testing.T) {
 	needUCX(t)
 	for name, way := range ucxWays {
 		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
