@@ -61,3 +61,11 @@ func TestGuestDies(t *testing.T) {
 	require.Contains(t, string(out), "qemu-system-x86_64: -m much")
 	require.Contains(t, string(out), "guest: died (status of QEMU: 1)")
 }
+
+// TestGuestWithoutTests: a pattern that no test matches is a failure, which names it, before any
+// machine is started.
+func TestGuestWithoutTests(t *testing.T) {
+	have(t, "bash", "apt-get install bash")
+	said := script(t, 1, nil, "guest/test", "-r", "^TestRealCut$", ".")
+	require.Contains(t, said, "guest: no test of . matches ^TestRealCut$")
+}

@@ -20,16 +20,24 @@ import (
 // time when something was reported durable: the name of the new store, and every block as Begin
 // or Commit said.
 func TestRealPowerLoss(t *testing.T) {
+	powerLoss(t, posix.Config{Path: posix.PathRing, Durable: true}, 6, 1)
+}
+
+// TestSoakRealPowerLoss is the same by both ways to the disk, with more blocks and other ones each
+// time.
+func TestSoakRealPowerLoss(t *testing.T) {
 	for _, path := range []posix.Path{posix.PathRing, posix.PathThreads} {
 		t.Run(fmt.Sprint(path), func(t *testing.T) {
-			powerLoss(t, posix.Config{Path: path, Durable: true})
+			powerLoss(t, posix.Config{Path: path, Durable: true}, 20, rand.Uint64())
 		})
 	}
 }
 
 const powerBytes, powerLog = 32 << 20, 256 << 20
 
-func powerLoss(t *testing.T, cfg posix.Config) {
+// powerLoss writes so many blocks, which the seed chooses, and compares after each of their steps.
+func powerLoss(t *testing.T, cfg posix.Config, blocks int, seed uint64) {
+	t.Logf("seed %d", seed)
 	log := disk.File(t, powerLog)
 	device, _ := disk.Loop(t, disk.File(t, powerBytes))
 	logDevice, detach := disk.Loop(t, log)
@@ -37,7 +45,9 @@ func powerLoss(t *testing.T, cfg posix.Config) {
 		logDevice))
 	disk.Format(t, logged.Path)
 	dir, unmount := disk.Mount(t, logged.Path)
-	said := writeAndMark(t, dir, cfg, func(n int) { logged.Message("mark " + strconv.Itoa(n)) })
+	said := writeAndMark(t, dir, cfg, written(blocks, seed), func(n int) {
+		logged.Message("mark " + strconv.Itoa(n))
+	})
 	unmount()
 	logged.Remove()
 	detach()
@@ -57,9 +67,18 @@ func powerLoss(t *testing.T, cfg posix.Config) {
 	require.Equal(t, len(said), seen)
 }
 
+// written chooses blocks of four, so that the same ones are written again and again.
+func written(n int, seed uint64) []uint32 {
+	random, blocks := rand.New(rand.NewPCG(seed, 0)), make([]uint32, n)
+	for i := range blocks {
+		blocks[i] = random.Uint32N(4)
+	}
+	return blocks
+}
+
 // writeAndMark makes a store and writes blocks. It returns what was reported durable at each mark.
-func writeAndMark(t *testing.T, dir string, cfg posix.Config, mark func(n int)) (
-	said []map[uint32]Block) {
+func writeAndMark(t *testing.T, dir string, cfg posix.Config, blocks []uint32,
+	mark func(n int)) (said []map[uint32]Block) {
 	s, err := Create(filepath.Join(dir, "store"), killShape, Options{Durable: true})
 	require.NoError(t, err)
 	now := map[uint32]Block{}
@@ -74,8 +93,7 @@ func writeAndMark(t *testing.T, dir string, cfg posix.Config, mark func(n int)) 
 	tell()
 	w, err := newWriter(s, cfg)
 	require.NoError(t, err)
-	for range 20 {
-		i := rand.Uint32N(4) // the same ones again and again
+	for _, i := range blocks {
 		require.NoError(t, s.Begin(i))
 		delete(now, i)
 		tell()

@@ -104,6 +104,7 @@ def freed(actor: Any) -> None:
         assert time.monotonic() < end, f"exports, registrations and fetches are left: {left}"
 
 
+@pytest.mark.soak
 def test_the_example() -> None:
     """The first test, before a Ray of ours runs."""
     program = Path(__file__).parents[3] / "examples" / "ray" / "weights.py"
@@ -125,12 +126,14 @@ def test_actors_and_the_driver(actors: list[Any]) -> None:
         freed(actor)
 
 
+@pytest.mark.soak
 def test_ten_thousand_views(actors: list[Any]) -> None:
     a, b, _ = actors
     sums = get(b.sums.remote(a.views.remote(10000)))
     assert sums == [sum(16.0 * i + j for j in range(10)) for i in range(10000)]
 
 
+@pytest.mark.soak
 def test_target_buffers(actors: list[Any]) -> None:
     ref, buffer = actors[0].full.remote(MIB, 2.0), torch.zeros(MIB)
     ray.experimental.set_target_for_ref(ref, [buffer])
@@ -156,6 +159,7 @@ def test_a_sender_that_is_killed_in_mid_pull(actors: list[Any]) -> None:
     freed(b)
 
 
+@pytest.mark.soak
 def test_objects_are_freed_beside_pulls(actors: list[Any]) -> None:
     """Each freed object ends a registration of the sender's, and no pull of another object notices.
     """

@@ -16,6 +16,8 @@ from sluice.nixl import shim
 
 pytest.importorskip("sglang", reason="unavailable: no sglang: hack/stacks installs it")
 
+pytestmark = pytest.mark.soak
+
 HICACHE = Path(__file__).parents[3] / "examples/sglang/hicache.py"
 LIMIT = 240.0
 

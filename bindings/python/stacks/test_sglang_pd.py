@@ -80,6 +80,7 @@ def test_pages_are_handed_over(pair: Pair) -> None:
         pair.works(room, count, chunk)
 
 
+@pytest.mark.soak
 def test_a_request_is_given_up(pair: Pair) -> None:
     pair.works(1, 10, 10)
     pair.decode.tell(**{"room": 2, "pages": [1, 2], "from": [3, 4], "abort": True})
@@ -88,6 +89,7 @@ def test_a_request_is_given_up(pair: Pair) -> None:
     pair.works(3, 10, 5)
 
 
+@pytest.mark.soak
 def test_the_prefill_is_killed_and_comes_again(pair: Pair) -> None:
     pair.works(1, 10, 10)
     pair.decode.tell(**{"room": 2, "pages": [1, 2], "from": [3, 4]})

@@ -85,6 +85,7 @@ def test_every_token_is_handed_over(pair: Any) -> None:
     all_free(*pair)
 
 
+@pytest.mark.soak
 def test_many_at_once_with_aborts(pair: Any) -> None:
     """200 requests, 8 at once, a third of which go away in the middle."""
     a, b = pair
@@ -109,6 +110,7 @@ def test_many_at_once_with_aborts(pair: Any) -> None:
     all_by_transfer(a, b, 300)
 
 
+@pytest.mark.soak
 def test_prefill_stands_still(pair: Any) -> None:
     """It stops between its answer and the fetch: the answer is right and comes soon."""
     a, b = pair
@@ -140,6 +142,7 @@ def test_prefill_is_killed_and_comes_again(pair: Any) -> None:
     all_free(a, b)
 
 
+@pytest.mark.soak
 def test_decode_is_killed_and_comes_again(pair: Any) -> None:
     """The prefill's blocks are free after their lease, and the next decode fetches again."""
     a, b = pair
@@ -157,12 +160,14 @@ def others(folder: Path) -> Iterator[Any]:
                        Server(folder, "strict", on_failure="fail"))
 
 
+@pytest.mark.soak
 def test_unequal_ranks(pair: Any, others: Any) -> None:
     a, two = pair[0], others[0]
     all_by_transfer(a, two, 200, 1500)
     all_by_transfer(two, a, 300, 1600)
 
 
+@pytest.mark.soak
 def test_failure_is_told_where_it_is_asked_for(pair: Any, others: Any) -> None:
     """With kv_load_failure_policy fail a killed prefill is vLLM's own error, soon."""
     a, strict = pair[0], others[1]
@@ -178,12 +183,14 @@ def test_failure_is_told_where_it_is_asked_for(pair: Any, others: Any) -> None:
     all_by_transfer(a, strict, 400)
 
 
+@pytest.mark.soak
 def test_push(folder: Path) -> None:
     for a, b in started(*(Server(folder, n, "NixlPushConnector") for n in ("from", "to"))):
         all_by_transfer(a, b, 200, 1500)
         all_free(a, b)
 
 
+@pytest.mark.soak
 def test_the_example(folder: Path) -> None:
     program = Path(__file__).parents[3] / "examples" / "vllm" / "pair.py"
     calm = str(Path(__file__).parent / "calm")

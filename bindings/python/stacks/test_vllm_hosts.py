@@ -23,6 +23,8 @@ import namespaces
 
 __all__ = ["folder"]
 
+pytestmark = pytest.mark.soak
+
 LONG = float(os.environ.get("STACKS_FOR", "45"))  # seconds of the long run
 FORGETS = 60  # seconds after which a firewall forgets an idle connection
 

@@ -52,11 +52,10 @@ def scenario(*command: str, last: str = "sent in part") -> list[Any]:
 
 def theirs() -> str:
     """An interpreter with the wheel, which hack/python-test makes where it can."""
-    for python in (os.environ.get("NIXL_PYTHON", ""),
-                   str(HERE.parents[2] / "build" / "venv-nixl" / "bin" / "python")):
-        if os.path.exists(python) and subprocess.run([python, "-c", "import nixl._api"],
-                                                     capture_output=True).returncode == 0:
-            return python
+    python = os.environ.get("NIXL_PYTHON", "")
+    if os.path.exists(python) and subprocess.run([python, "-c", "import nixl._api"],
+                                                 capture_output=True).returncode == 0:
+        return python
     pytest.skip("unavailable: no Python with nixl: hack/python-test makes one, or name one by "
                 "NIXL_PYTHON")
 

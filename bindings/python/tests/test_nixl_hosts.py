@@ -16,6 +16,8 @@ import pytest
 from conftest import go_on, need_program, stop
 from nixl_agents import N, ask
 
+pytestmark = pytest.mark.timed
+
 
 @pytest.fixture
 def hosts() -> Iterator[list[tuple[str, str]]]:

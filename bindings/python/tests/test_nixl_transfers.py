@@ -160,6 +160,7 @@ def test_release_ends_the_writes(start: Any) -> None:
     agent.close()
 
 
+@pytest.mark.timed
 def test_a_frozen_peer_is_told_of(start: Any) -> None:
     length = 64 << 20
     child, agent, address = begin(start, "TCP", {"plaintext": "true", "listen": "127.0.0.1:0",
