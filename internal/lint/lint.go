@@ -75,7 +75,7 @@ var textRules = []func(*File) []Finding{license, leftovers, names, fileLength, c
 	words}
 
 var goRules = []func(*File) []Finding{cgo, unsafePointers, arrows, guests, environment, skips,
-	printing, funcLength, exported}
+	printing, funcLength, exported, tiers}
 
 func (f *File) isTest() bool { return strings.HasSuffix(f.Path, "_test.go") }
 

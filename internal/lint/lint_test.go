@@ -153,6 +153,11 @@ var cases = []struct {
 		"SkipIfUnavailable() { t.Skip(err) }\n", "make the test run"},
 	{"another Skip", "engine/a.go", body(`scanner.Skip()`), ""},
 
+	{"stopped process in the gate", "engine/a_test.go", local("internal/testing/freeze") +
+		"func TestA() {}\n", "call it TestTimed"},
+	{"stopped process", "engine/a_test.go", local("internal/testing/freeze") +
+		"func TestTimedA() {}\nfunc TestSoakA() {}\nfunc TestMain() {}\n", ""},
+
 	{"print", "engine/a.go", body(`fmt.Println("x")`), "does not print"},
 	{"builtin print", "engine/a.go", body(`println("x")`), "take it out"},
 	{"log", "engine/a.go", imports("log"), "does not log"},
