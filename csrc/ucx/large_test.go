@@ -13,10 +13,10 @@ import (
 	"github.com/sluicehq/sluice/internal/park"
 )
 
-// TestRefreshOfMuchMemory puts fresh pages under so much memory that it takes long. Others have
-// their turn with the worker after each step: peers that the fence has nothing to do with would
-// take it for silent.
-func TestRefreshOfMuchMemory(t *testing.T) {
+// TestTimedRefreshOfMuchMemory puts fresh pages under so much memory that it takes long. Others
+// have their turn with the worker after each step: peers that the fence has nothing to do with
+// would take it for silent.
+func TestTimedRefreshOfMuchMemory(t *testing.T) {
 	const steps, size = 64, 64 * (4 << 20)
 	wake, err := park.NewEvent()
 	require.NoError(t, err)
