@@ -174,10 +174,13 @@ PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 VERSION := $(shell sed -n 's/^.define SLUICE_VERSION "\(.*\)"/\1/p' bindings/c/sluice.h)
 
+# With these build modes go build has gcc compile all C of the module each time; go run takes it from
+# Go's cache.
 capi:
-	$(GO) build -buildmode=c-shared -o build/libsluice.so.1 \
-		-ldflags "-extldflags '-Wl,-soname,libsluice.so.1 -Wl,--version-script=$(CURDIR)/bindings/c/exports.map'" ./bindings/c
-	$(GO) build -buildmode=c-archive -o build/libsluice.a ./bindings/c
+	@mkdir -p build
+	$(GO) run -buildmode=c-shared -exec cp \
+		-ldflags "-extldflags '-Wl,-soname,libsluice.so.1 -Wl,--version-script=$(CURDIR)/bindings/c/exports.map'" ./bindings/c build/libsluice.so.1
+	$(GO) run -buildmode=c-archive -exec cp ./bindings/c build/libsluice.a
 
 install: capi
 	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig

@@ -16,6 +16,8 @@ type chore struct {
 	stop    chan struct{}
 	ended   chan struct{}
 	outcome // written before ended is closed
+
+	parkedBefore int64 // host.parked at its beginning
 }
 
 // outcome is what came of a chore.
@@ -39,12 +41,29 @@ func (h *host) startChore(q request, f func(*host, request, <-chan struct{}) out
 	if h.chore != nil {
 		return errors.New("a chore is running already")
 	}
-	c := &chore{stop: make(chan struct{}), ended: make(chan struct{})}
+	c := &chore{stop: make(chan struct{}), ended: make(chan struct{}),
+		parkedBefore: h.parked.Load()}
 	h.chore = c
 	errands.run(func() {
 		defer close(c.ended)
 		c.outcome = f(h, q, c.stop)
 	})
+	return nil
+}
+
+// awaitParked waits until the chore sleeps on the backend's descriptor, or has ended.
+func (h *host) awaitParked(limit time.Duration) error {
+	h.mu.Lock()
+	c := h.chore
+	h.mu.Unlock()
+	for wait := newPatience(limit); h.parked.Load() == c.parkedBefore; {
+		if stopped(c.ended) {
+			return nil
+		}
+		if !wait.more() {
+			return errLate
+		}
+	}
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
@@ -22,6 +23,8 @@ type host struct {
 	conns  conns
 
 	receiving sync.Mutex // held while receiving: Receive never runs twice at once
+
+	parked atomic.Int64 // how often a goroutine has slept on the backend's descriptor
 
 	mu       sync.Mutex // guards what follows
 	regions  []*region

@@ -169,6 +169,9 @@ var orders = map[string]func(*host, request) (reply, error){
 	"answers": func(h *host, q request) (reply, error) {
 		return reply{}, h.startChore(q, (*host).answers)
 	},
+	"await parked": func(h *host, q request) (reply, error) {
+		return reply{}, h.awaitParked(q.Limit)
+	},
 	"fill answers": func(h *host, q request) (reply, error) {
 		n, err := h.fillAnswers(q)
 		return reply{Count: n}, err

@@ -16,6 +16,7 @@ func (h *host) park(limit time.Duration) error {
 	if err != nil || ready {
 		return err
 	}
+	h.parked.Add(1)
 	return sleepOn(h.b.FD(), limit)
 }
 

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,7 +70,7 @@ func TestTriedAgain(t *testing.T) {
 				m.add(time.Now().Add(-time.Hour), 2*time.Hour)
 			}
 			p := binary(t, c.says...)
-			o, end := options{tier: "timed", timeout: time.Minute}, summary{}
+			o, end := options{tier: "timed", timeout: time.Minute, out: io.Discard}, summary{}
 			list := []*testPackage{p}
 			if len(c.says) == 6 {
 				list = append(list, p)

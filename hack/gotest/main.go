@@ -22,6 +22,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -45,6 +46,7 @@ type options struct {
 	quota    float64       // share of a core, 0 is none
 	update   bool
 	tool     string // the go command
+	out      io.Writer
 	patterns []string
 	args     []string // for the test binaries
 }
@@ -57,7 +59,7 @@ func main() {
 }
 
 func start() error {
-	var o options
+	o := options{out: os.Stdout}
 	flag.StringVar(&o.tier, "tier", "gate", "gate, timed or soak")
 	flag.BoolVar(&o.race, "race", false, "under the race detector")
 	flag.StringVar(&o.run, "run", "", "only the tests of the tier whose names match")
@@ -118,7 +120,7 @@ func (o *options) all(ctx context.Context) error {
 		return err
 	}
 	built := time.Now()
-	fmt.Printf("gotest: %s, %d packages compiled in %.0f s\n", o.tier, len(list),
+	fmt.Fprintf(o.out, "gotest: %s, %d packages compiled in %.0f s\n", o.tier, len(list),
 		built.Sub(began).Seconds())
 	var end summary
 	switch o.tier {
@@ -166,16 +168,16 @@ func (s *summary) add(p *testPackage, r result) {
 
 func (s *summary) print(o *options, list []*testPackage, wall time.Duration) {
 	slices.SortFunc(list, func(a, b *testPackage) int { return int(b.wall - a.wall) })
-	fmt.Printf("gotest: %s in %.0f s; longest, in seconds (processor):", o.tier, wall.Seconds())
+	fmt.Fprintf(o.out, "gotest: %s in %.0f s; longest, in seconds (processor):", o.tier, wall.Seconds())
 	for _, p := range list[:min(8, len(list))] {
-		fmt.Printf(" %s %.0f (%.0f)", p.short(), p.wall.Seconds(), p.processor.Seconds())
+		fmt.Fprintf(o.out, " %s %.0f (%.0f)", p.short(), p.wall.Seconds(), p.processor.Seconds())
 	}
-	fmt.Println()
+	fmt.Fprintln(o.out)
 	if o.tier == "timed" {
-		fmt.Printf("TIMED %d tests, %d tried again\n", s.passed+len(s.failed), len(s.again))
+		fmt.Fprintf(o.out, "TIMED %d tests, %d tried again\n", s.passed+len(s.failed), len(s.again))
 		for _, line := range s.again {
-			fmt.Println("TIMED", line)
+			fmt.Fprintln(o.out, "TIMED", line)
 		}
 	}
-	fmt.Printf("%s: %d passed, %d failed, %d skipped\n", o.tier, s.passed, len(s.failed), s.skipped)
+	fmt.Fprintf(o.out, "%s: %d passed, %d failed, %d skipped\n", o.tier, s.passed, len(s.failed), s.skipped)
 }

@@ -83,7 +83,7 @@ func (o *options) perform(ctx context.Context, v invocation) result {
 	for name := range r.begins {
 		if r.ends[name].Before(r.begins[name]) {
 			r.died = true
-			fmt.Printf("%s: the process ended in %s\n", v.p.short(), name)
+			fmt.Fprintf(o.out, "%s: the process ended in %s\n", v.p.short(), name)
 		}
 	}
 	r.ok = err == nil && len(r.failed) == 0 || errors.Is(err, exec.ErrWaitDelay)
@@ -94,12 +94,12 @@ func (o *options) perform(ctx context.Context, v invocation) result {
 	}
 	switch {
 	case r.ok:
-		fmt.Printf("ok  \t%s\t%.3fs\n", v.p.path, r.wall.Seconds())
+		fmt.Fprintf(o.out, "ok  \t%s\t%.3fs\n", v.p.path, r.wall.Seconds())
 	default:
 		for _, line := range said.kept {
-			fmt.Println(line)
+			fmt.Fprintln(o.out, line)
 		}
-		fmt.Printf("FAIL\t%s\t%.3fs (%v; all it said: %s.log)\n", v.p.path, r.wall.Seconds(),
+		fmt.Fprintf(o.out, "FAIL\t%s\t%.3fs (%v; all it said: %s.log)\n", v.p.path, r.wall.Seconds(),
 			err, v.p.binary)
 	}
 	return r

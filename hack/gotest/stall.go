@@ -42,7 +42,7 @@ func (o *options) disturbance(p *testPackage, m *meter) func(context.Context, in
 		for {
 			select {
 			case <-ctx.Done():
-				fmt.Printf("stall\t%s\t%d stops, %.0f s\n", p.path, stops, sum.Seconds())
+				fmt.Fprintf(o.out, "stall\t%s\t%d stops, %.0f s\n", p.path, stops, sum.Seconds())
 				return
 			case <-between(300*time.Millisecond, 1500*time.Millisecond):
 			}

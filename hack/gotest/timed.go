@@ -125,7 +125,7 @@ func (o *options) soak(ctx context.Context, list []*testPackage) (end summary) {
 		}
 	}
 	if len(cut) > 0 {
-		fmt.Printf("soak: the time was over before %d tests: %q\n", len(cut), cut)
+		fmt.Fprintf(o.out, "soak: the time was over before %d tests: %q\n", len(cut), cut)
 	}
 	return end
 }
