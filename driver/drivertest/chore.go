@@ -51,7 +51,7 @@ func (h *host) startChore(q request, f func(*host, request, <-chan struct{}) out
 	return nil
 }
 
-// awaitParked waits until the chore sleeps on the backend's descriptor, or has ended.
+// awaitParked waits until the chore comes to sleep on the backend's descriptor, or has ended.
 func (h *host) awaitParked(limit time.Duration) error {
 	h.mu.Lock()
 	c := h.chore

@@ -24,7 +24,7 @@ type host struct {
 
 	receiving sync.Mutex // held while receiving: Receive never runs twice at once
 
-	parked atomic.Int64 // how often a goroutine has slept on the backend's descriptor
+	parked atomic.Int64 // how often a goroutine has come to sleep on the backend's descriptor
 
 	mu       sync.Mutex // guards what follows
 	regions  []*region

@@ -12,11 +12,11 @@ import (
 // park sleeps on the backend's descriptor as the engine does: arm, and sleep
 // only if there is nothing already. Past the limit it returns errLate.
 func (h *host) park(limit time.Duration) error {
+	h.parked.Add(1)
 	ready, err := h.b.Arm()
 	if err != nil || ready {
 		return err
 	}
-	h.parked.Add(1)
 	return sleepOn(h.b.FD(), limit)
 }
 
