@@ -136,8 +136,12 @@ func checkRenewUnderWrites(s *stage) {
 	d := s.pieces(driver.Desc{Len: size, LocalKey: l.key, RemoteKey: as})
 	for range rounds {
 		l.paint(s.seed())
-		renewed := make(chan error, 1)
-		errands.run(func() { renewed <- w.Renew(seg.SharedOff, size) })
+		begins, renewed := make(chan struct{}), make(chan error, 1)
+		errands.run(func() {
+			close(begins)
+			renewed <- w.Renew(seg.SharedOff, size)
+		})
+		<-begins // else the write may end before
 		q := request{Do: "submit", Peer: back, Op: driver.Write, Descs: d}
 		s.far.must(request{Do: "await", Tag: s.far.must(q).Tag})
 		if err := <-renewed; err != nil && !errors.Is(err, driver.ErrBusy) {

@@ -29,19 +29,26 @@ func (c *clinging) Leave() {
 	}
 }
 
-// hasty is memory that is left before the bytes land. A Renew begins at once then, and the bytes
-// come at another moment of it each time.
+// hasty is memory that is left before the bytes land, or not entered at all. A Renew begins at once
+// then, and the bytes come at another moment of it each time.
 type hasty struct {
 	driver.Shared
-	times atomic.Int64
+	outside bool // it is not entered
+	times   atomic.Int64
 }
 
 func (h *hasty) Enter() {
-	h.Shared.Enter()
+	if !h.outside {
+		h.Shared.Enter()
+	}
 	h.leave()
 }
 
 func (h *hasty) TryEnter() bool {
+	if h.outside {
+		h.leave()
+		return true
+	}
 	ok := h.Shared.TryEnter()
 	if ok {
 		h.leave()
@@ -50,7 +57,9 @@ func (h *hasty) TryEnter() bool {
 }
 
 func (h *hasty) leave() {
-	h.Shared.Leave()
+	if !h.outside {
+		h.Shared.Leave()
+	}
 	go func() { _ = h.Renew(0, 4<<20) }()
 	time.Sleep(time.Duration(h.times.Add(1)%16) * 100 * time.Microsecond)
 }
@@ -72,7 +81,7 @@ func TestRenewChecksNotice(t *testing.T) {
 			return &hasty{Shared: s}
 		}},
 		{"does not enter", "RenewUnderWrites", true, func(s driver.Shared) driver.Shared {
-			return unguarded{s}
+			return &hasty{Shared: s, outside: true}
 		}},
 		{"does not leave", "RenewEnds", true, func(s driver.Shared) driver.Shared {
 			return &clinging{Shared: s}
