@@ -91,8 +91,7 @@ demo:
 # Tests on real RDMA verbs, whose names begin with TestReal, in a small virtual machine with
 # software devices. PKG and RUN choose, ARGS are flags of the test binaries.
 guest:
-	@GO=$(GO) hack/guest/test $(if $(RUN),-r '$(RUN)') \
-		$(or $(PKG),$(sort $(dir $(shell grep -rl 'func TestReal' --include='*_test.go' .)))) -- $(ARGS)
+	@GO=$(GO) hack/guest/test $(if $(RUN),-r '$(RUN)') $(PKG) -- $(ARGS)
 
 race:
 	@$(GOTEST) -race $(RACE)
