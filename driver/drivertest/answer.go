@@ -185,7 +185,8 @@ func checkAnswerBackPressure(s *stage) {
 		s.Errorf("%d MiB of answers were taken that are not received: no back-pressure", enough>>20)
 	}
 	s.far.must(request{Do: "answers", Conn: conn, Off: uint64(full), Count: more, Len: n})
-	s.far.must(request{Do: "await parked", Limit: s.h.Limit}) // else it may find room without a wake-up
+	// Else it may find room without a wake-up.
+	s.far.must(request{Do: "await parked", Limit: s.h.Limit})
 	s.answered(s.peer.Conn(), full+more, n)
 	s.calm()
 	s.noFurtherWord(s.home)

@@ -168,9 +168,11 @@ func (s *summary) add(p *testPackage, r result) {
 
 func (s *summary) print(o *options, list []*testPackage, wall time.Duration) {
 	slices.SortFunc(list, func(a, b *testPackage) int { return int(b.wall - a.wall) })
-	fmt.Fprintf(o.out, "gotest: %s in %.0f s; longest, in seconds (processor):", o.tier, wall.Seconds())
+	fmt.Fprintf(o.out, "gotest: %s in %.0f s; longest, in seconds (processor):", o.tier,
+		wall.Seconds())
 	for _, p := range list[:min(8, len(list))] {
-		fmt.Fprintf(o.out, " %s %.0f (%.0f)", p.short(), p.wall.Seconds(), p.processor.Seconds())
+		fmt.Fprintf(o.out, " %s %.0f (%.0f)", p.short(), p.wall.Seconds(),
+			p.processor.Seconds())
 	}
 	fmt.Fprintln(o.out)
 	if o.tier == "timed" {
@@ -179,5 +181,6 @@ func (s *summary) print(o *options, list []*testPackage, wall time.Duration) {
 			fmt.Fprintln(o.out, "TIMED", line)
 		}
 	}
-	fmt.Fprintf(o.out, "%s: %d passed, %d failed, %d skipped\n", o.tier, s.passed, len(s.failed), s.skipped)
+	fmt.Fprintf(o.out, "%s: %d passed, %d failed, %d skipped\n", o.tier, s.passed, len(s.failed),
+		s.skipped)
 }

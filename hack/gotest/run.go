@@ -99,8 +99,8 @@ func (o *options) perform(ctx context.Context, v invocation) result {
 		for _, line := range said.kept {
 			fmt.Fprintln(o.out, line)
 		}
-		fmt.Fprintf(o.out, "FAIL\t%s\t%.3fs (%v; all it said: %s.log)\n", v.p.path, r.wall.Seconds(),
-			err, v.p.binary)
+		fmt.Fprintf(o.out, "FAIL\t%s\t%.3fs (%v; all it said: %s.log)\n", v.p.path,
+			r.wall.Seconds(), err, v.p.binary)
 	}
 	return r
 }
