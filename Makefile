@@ -17,13 +17,14 @@ export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 GOTEST = $(GO) run ./hack/gotest -go $(GO) -timeout $(TIMEOUT)
 
 # Where each package is tested: without cgo what needs none, which is a new user's test; with cgo
-# what calls C or is built with it; under the race detector those in which goroutines meet.
+# what calls C or is built with it, and copies of C; under the race detector those in which
+# goroutines meet.
 NOCGO = ./csrc/copy $(shell $(GO) list ./... 2>/dev/null | grep -v -e /csrc -e /cuda -e /bindings -e /cmd/sluice$$)
-CGO = ./csrc/... ./cuda/... ./bindings/... ./cmd/... ./backends/ucx/... ./backends/rdma/... ./backends/gds/...
+CGO = ./csrc/... ./cuda/... ./bindings/... ./cmd/... ./backends/ucx/... ./backends/rdma/... ./backends/gds/... ./backends/cuda/... ./backends/mem ./backends/shm ./examples
 RACE = ./driver/... ./engine/... ./backends/... ./identity/... ./internal/... ./kv/handoff/... ./kv/pool/... ./kv/store/... ./kv/weights/...
 # Of what is C, under the race detector run the tests in which goroutines meet.
 RACE_C = ./csrc/ucx ./csrc/verbs ./csrc/ring ./csrc/copy ./cuda ./bindings/c
-RACE_C_RUN = ^(TestVerbs|TestGrantsOfManyAtOnce|TestCloseWhileMemoryIsRegistered|TestUnmapWaitsForEachMemory|TestNothingLandsAfterRevoke|TestManyBatchesWithFaults|TestRoomIsToldToWhoArmsLater|TestArmBesideAnEnd|TestChoiceIsMadeOnce|TestDeviceFromOtherThreads|TestTwinFromManyGoroutines|TestNeighbourOnDeviceBesideMoves|TestSummerOnDeviceEnds|TestSeveralWorkers|TestFenceDuringWrites|TestFencesOfSeveralAtOnce|TestFencesBehindAnEndThatWasGivenUp|TestFenceWhileAStoreStands|TestListThatChanges|TestArriveBesideAwaitCount|TestHelpSaysThatSomethingEnded|TestCloseWithWorkInFlight|TestNoStoreBehindAReset|TestLoopMovesItsPieces|TestReadsIntoPagesThatMove|TestPagesThatMoveHoldUpTheirOwn|TestRace.*)$$
+RACE_C_RUN = ^(TestVerbs|TestGrantsOfManyAtOnce|TestCloseWhileMemoryIsRegistered|TestUnmapWaitsForEachMemory|TestNothingLandsAfterRevoke|TestManyBatchesWithFaults|TestRoomIsToldToWhoArmsLater|TestArmBesideAnEnd|TestChoiceIsMadeOnce|TestDeviceFromOtherThreads|TestTwinFromManyGoroutines|TestNeighbourOnDeviceBesideMoves|TestSummerOnDeviceEnds|TestSeveralWorkers|TestFenceDuringWrites|TestFencesOfSeveralAtOnce|TestFencesBehindAnEndThatWasGivenUp|TestFenceWhileAStoreStands|TestListThatChanges|TestArriveBesideAwaitCount|TestHelpSaysThatSomethingEnded|TestCloseWithWorkInFlight|TestNoStoreBehindAReset|TestLoopMovesItsPieces|TestReadsIntoPagesThatMove|TestPagesThatMoveHoldUpTheirOwn|TestRace.*|TestTable.*)$$
 
 .PHONY: all build demo replay replay-rdma replay-groups bench-rdma test test-all cross soak stall race cgo timed asan nocgo guest lint fuzz bench bench-ucx bench-peers setup clean
 
@@ -99,6 +100,7 @@ race:
 
 cgo:
 	@$(GOTEST) $(CGO)
+	@$(GOTEST) -run '^TestGatherOnDevice$$' ./bench
 
 # Tests of stopped and killed processes, cables and short limits over real sockets. They decide as
 # others do, but alone and last: one that was late while the machine stood still is tried again.

@@ -4,6 +4,7 @@ package engine_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"flag"
@@ -34,13 +35,15 @@ func TestTimedFenceStress(t *testing.T) {
 	fenceStressOverAll(t, 1, 12, 0)
 }
 
-// TestSoakFenceStress goes on for -drivertest.stress, and -drivertest.seed repeats a run's choices.
+// TestSoakFenceStress goes on over each backend for -drivertest.stress, or half a minute, and
+// -drivertest.seed repeats a run's choices.
 func TestSoakFenceStress(t *testing.T) {
 	seed := stressFlag("seed").(uint64)
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	fenceStressOverAll(t, seed, math.MaxInt, stressFlag("stress").(time.Duration))
+	long := stressFlag("stress").(time.Duration)
+	fenceStressOverAll(t, seed, math.MaxInt, cmp.Or(long, 30*time.Second))
 }
 
 // fenceStressOverAll does so many rounds of each slot, or ends after long if that is not 0.

@@ -68,7 +68,11 @@ func TestHarmlessRules(t *testing.T) {
 }
 
 // TestHarmlessRulesOverShm is between two processes: within one it is the same code.
-func TestHarmlessRulesOverShm(t *testing.T) { overShm(t, drivertest.Apart...) }
+func TestHarmlessRulesOverShm(t *testing.T) {
+	overShm(t, append(drivertest.Apart[:len(drivertest.Apart):len(drivertest.Apart)], "ArmLost",
+		"ConnectFrozen", "FenceFrozenBeside", "PeerSilent", "AllocatorFrozen", "AllocatorMoves",
+		"AllocatorReuse", "AllocatorSlices")...)
+}
 
 func TestSoakHarmlessRules(t *testing.T)        { drivertest.Run(t, slowMem) }
 func TestSoakHarmlessRulesOverShm(t *testing.T) { overShm(t) }
