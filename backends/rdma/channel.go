@@ -237,6 +237,7 @@ func (c *channel) end(limit time.Duration, drains bool) {
 	c.mu.Lock()
 	c.ending, c.drains = true, drains
 	c.mu.Unlock()
+	_ = c.conn.SetReadDeadline(time.Time{}) // one that ended receive would end drain, too
 	c.stir()
 	c.writing.Go(func() {
 		if c.clock.pass(limit, c.over, nil) {

@@ -125,3 +125,23 @@ func TestDeadlineKeepsOpen(t *testing.T) {
 		t.Errorf("%+v, %v", m, err)
 	}
 }
+
+// TestFarewellReads has a side that closes say so to one that still sends: the deadline by which it
+// stopped to receive does not keep it from reading the rest.
+func TestFarewellReads(t *testing.T) {
+	a, b := channels(t, newTestClock().clock())
+	a.start()
+	_ = a.conn.SetReadDeadline(aLongTimeAgo) // as inbound.leave does
+	a.send(quit{}.encode())
+	a.farewell(patience)
+	m, err := b.receive()
+	require.NoError(t, err)
+	require.Equal(t, quit{}, m)
+	select {
+	case <-a.over:
+		t.Error("it has closed though the other side may still send")
+	case <-time.After(50 * time.Millisecond):
+	}
+	b.close(nil)
+	a.wait()
+}

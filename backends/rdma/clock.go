@@ -16,18 +16,22 @@ var wall = clock{time.Now, time.After}
 // stopwatch measures how long this process has run while it waits for a peer. Its owner looks at
 // least once a beat. A look that is late shows that the process stood still, because it was stopped
 // or because the machine was busy: that time is no silence of the peer, so it does not count. Nor
-// does the beat that follows, in which other goroutines read what the peer said meanwhile.
+// does the beat that follows, in which other goroutines read what the peer said meanwhile. Where
+// looks are late again and again the machine is as it is: then some count, so that no wait is for
+// ever.
 type stopwatch struct {
 	clock clock
 	beat  time.Duration
 	at    time.Time // the time that has counted, after some beginning
 	seen  time.Time // when the last look was; zero: nothing counts before the next one
 	held  time.Time // nothing counts before this
+	late  int       // looks
 }
 
 const (
 	beatMin = 5 * time.Millisecond
 	beatMax = 250 * time.Millisecond
+	lateMax = 8 // of so many late looks one counts, as a beat
 )
 
 // newStopwatch returns a stopwatch for waits of up to limit.
@@ -43,6 +47,9 @@ func (s *stopwatch) look() time.Time {
 	case s.seen.IsZero():
 	case gap > 2*s.beat:
 		s.held = now.Add(s.beat)
+		if s.late++; s.late%lateMax == 0 {
+			s.at = s.at.Add(s.beat)
+		}
 	case now.After(s.held):
 		s.at = s.at.Add(min(gap, now.Sub(s.held)))
 	}

@@ -191,3 +191,22 @@ func TestPassStandsStill(t *testing.T) {
 	require.True(t, <-passed)
 	require.GreaterOrEqual(t, c.since(begin), time.Hour+time.Second)
 }
+
+// TestStopwatchOnABusyMachine has each second look be late, and each look: a wait ends all the same,
+// but no sooner than it would where none was.
+func TestStopwatchOnABusyMachine(t *testing.T) {
+	for _, often := range []int{1, 2} {
+		c := newTestClock()
+		s := newStopwatch(c.clock(), time.Second)
+		begin, started := s.at, c.now()
+		for i := range 1000 {
+			c.jump(s.beat)
+			if i%often == 0 {
+				c.jump(2 * s.beat)
+			}
+			s.look()
+		}
+		require.GreaterOrEqual(t, s.at.Sub(begin), time.Second)
+		require.Greater(t, c.since(started), 8*s.at.Sub(begin))
+	}
+}
