@@ -192,8 +192,8 @@ func TestPassStandsStill(t *testing.T) {
 	require.GreaterOrEqual(t, c.since(begin), time.Hour+time.Second)
 }
 
-// TestStopwatchOnABusyMachine has each second look be late, and each look: a wait ends all the same,
-// but no sooner than it would where none was.
+// TestStopwatchOnABusyMachine has each second look be late, and each look: a wait ends all the
+// same, but no sooner than it would where none was.
 func TestStopwatchOnABusyMachine(t *testing.T) {
 	for _, often := range []int{1, 2} {
 		c := newTestClock()
