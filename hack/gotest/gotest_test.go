@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -15,13 +16,18 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
+// framed is text as package testing prints it: with a marker before each line of its own.
+func framed(text string) string {
+	return regexp.MustCompile(`(=== RUN|( {4})*--- )`).ReplaceAllString(text, marker+"$1")
+}
+
 // binary is a program in the place of a test binary: its runs say what the texts say, in turn.
 func binary(t *testing.T, texts ...string) *testPackage {
 	t.Helper()
 	dir := t.TempDir()
 	for i, text := range texts {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, strings.Repeat("i", i+1)),
-			[]byte(text), 0o600))
+			[]byte(framed(text)), 0o600))
 	}
 	p := &testPackage{path: "some/package", dir: dir, tests: []string{"TestTimedA", "TestTimedB"},
 		binary: filepath.Join(dir, "some.test")}
@@ -41,7 +47,12 @@ const (
 	two    = fails + "=== RUN   TestTimedB\n--- FAIL: TestTimedB (0.1s)\nFAIL\n"
 	broken = "=== RUN   TestTimedA\n    a_test.go:7: " + promise.Mark +
 		"bytes landed\n--- FAIL: TestTimedA (0.1s)\nFAIL\n"
-	dies = fails + "=== RUN   TestTimedB\nSIGSEGV: FAIL\n"
+	dies  = fails + "=== RUN   TestTimedB\nSIGSEGV: FAIL\n"
+	exits = passes + "=== RUN   TestTimedB\n    b_test.go:7: about to call exit(0)\n"
+	races = "=== RUN   TestTimedA\n" + race + "\n--- FAIL: TestTimedA (0.1s)\nFAIL\n"
+	// The first of two that failed stands behind lines that have no end.
+	unended = "x=== RUN   TestTimedA\nx--- FAIL: TestTimedA (0.1s)\n=== RUN   TestTimedB\n" +
+		"--- FAIL: TestTimedB (0.1s)\nFAIL\n"
 )
 
 // TestTriedAgain: a timed test is tried again on evidence alone.
@@ -60,6 +71,10 @@ func TestTriedAgain(t *testing.T) {
 		"a promise was broken":          {true, []string{broken, passes}, 1, false},
 		"a promise was broken later":    {true, []string{fails, broken, passes}, 2, false},
 		"the process died":              {true, []string{dies, passes}, 1, false},
+		"it ended well in a test":       {true, []string{exits, passes}, 1, false},
+		"no test has begun":             {true, []string{"ok\n", passes}, 1, false},
+		"a race":                        {true, []string{races, passes}, 1, false},
+		"a line without end":            {true, []string{unended, fails, fails, passes}, 4, false},
 		"two tests":                     {true, []string{two, passes, passes}, 3, true},
 		"more than may be late": {true, []string{two, passes, passes, two, passes, passes}, 4,
 			false},
@@ -86,7 +101,7 @@ func TestTriedAgain(t *testing.T) {
 
 // TestOutput: what is printed of a failed package are the tests that did not pass.
 func TestOutput(t *testing.T) {
-	r := readOutput(strings.NewReader(`before
+	r := readOutput(strings.NewReader(framed(`before
 === RUN   TestA
 === RUN   TestA/part
     a_test.go:1: boring
@@ -101,13 +116,13 @@ func TestOutput(t *testing.T) {
     c_test.go:1: not here
 --- SKIP: TestC (0.00s)
 === RUN   TestD
-panic: oh`))
+panic: oh`) + "\n--- PASS: TestD (0.00s)"))
 	require.Equal(t, []string{"TestB"}, r.failed)
 	require.Equal(t, 1, r.passed)
 	require.Equal(t, 1, r.skipped)
 	require.Equal(t, []string{"before", "=== RUN   TestB", "=== RUN   TestB/part",
 		"    b_test.go:1: telling", "--- FAIL: TestB (0.00s)", "    --- FAIL: TestB/part (0.00s)",
-		"=== RUN   TestD", "panic: oh"}, r.kept)
+		"=== RUN   TestD", "panic: oh", "--- PASS: TestD (0.00s)"}, r.kept)
 	require.Contains(t, r.begins, "TestD")
 	require.NotContains(t, r.ends, "TestD")
 }

@@ -28,7 +28,7 @@ type result struct {
 	passed, skipped int
 	failed          []string // tests that failed; empty if the process died without naming one
 	broken          bool     // a promise was broken: the failure is final
-	died            bool     // the process ended within a test
+	died            bool     // the process ended within a test, or before the first
 	begins, ends    map[string]time.Time
 	wall            time.Duration
 }
@@ -46,13 +46,10 @@ type invocation struct {
 // prints what a reader needs: one line of a package that passed, all output of tests that failed.
 // The process leads a group of its own, which is killed when ctx ends or the timeout is past.
 func (o *options) perform(ctx context.Context, v invocation) result {
-	args := append([]string{"-test.v", "-test.paniconexit0", "-test.timeout=" + o.timeout.String(),
-		"-test.count=" + fmt.Sprint(max(v.count, 1)), "-test.run=" + v.match,
-		"-test.skip=" + v.skip}, o.args...)
 	// The binary's own timeout prints all goroutines; this one ends a process that is stopped.
 	ctx, cancel := context.WithTimeout(ctx, o.timeout+time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, v.p.binary, args...)
+	cmd := exec.CommandContext(ctx, v.p.binary, o.arguments(v)...)
 	cmd.Dir = v.p.dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -86,33 +83,57 @@ func (o *options) perform(ctx context.Context, v invocation) result {
 			fmt.Fprintf(o.out, "%s: the process ended in %s\n", v.p.short(), name)
 		}
 	}
-	r.ok = err == nil && len(r.failed) == 0 || errors.Is(err, exec.ErrWaitDelay)
+	if len(r.begins) == 0 {
+		r.died = true
+		fmt.Fprintf(o.out, "%s: no test has begun\n", v.p.short())
+	}
+	ended := err == nil || errors.Is(err, exec.ErrWaitDelay)
+	r.ok = ended && len(r.failed) == 0 && !r.died
 	r.wall = time.Since(began)
 	v.p.wall += r.wall
 	if s := cmd.ProcessState; s != nil {
 		v.p.processor += s.UserTime() + s.SystemTime()
 	}
-	switch {
-	case r.ok:
-		fmt.Fprintf(o.out, "ok  \t%s\t%.3fs\n", v.p.path, r.wall.Seconds())
-	default:
-		for _, line := range said.kept {
-			fmt.Fprintln(o.out, line)
-		}
-		fmt.Fprintf(o.out, "FAIL\t%s\t%.3fs (%v; all it said: %s.log)\n", v.p.path,
-			r.wall.Seconds(), err, v.p.binary)
-	}
+	o.tell(v.p, &said, &r, err)
 	return r
+}
+
+// arguments are those of a test binary.
+func (o *options) arguments(v invocation) []string {
+	return append([]string{"-test.v=test2json", "-test.paniconexit0",
+		"-test.timeout=" + o.timeout.String(), "-test.count=" + fmt.Sprint(max(v.count, 1)),
+		"-test.run=" + v.match, "-test.skip=" + v.skip}, o.args...)
+}
+
+// tell prints how a run has ended.
+func (o *options) tell(p *testPackage, said *reading, r *result, err error) {
+	if r.ok {
+		fmt.Fprintf(o.out, "ok  \t%s\t%.3fs\n", p.path, r.wall.Seconds())
+		return
+	}
+	for _, line := range said.kept {
+		fmt.Fprintln(o.out, line)
+	}
+	fmt.Fprintf(o.out, "FAIL\t%s\t%.3fs (%v; all it said: %s.log)\n", p.path, r.wall.Seconds(),
+		err, p.binary)
 }
 
 // reading is what readOutput found.
 type reading struct {
 	result
 	kept []string // the lines of tests that did not pass
+	from int      // where of them those of the current test begin
 }
 
 // linesMax bounds what a failed package prints.
 const linesMax = 2000
+
+// marker stands before each line that is of package testing: it may follow one that a test, or a
+// child of it, did not end, and no test prints it.
+const marker = "\x16"
+
+// race begins what the race detector prints. That the machine was late is no excuse for it.
+const race = "WARNING: DATA RACE"
 
 // verdict is the last line of a test.
 var verdict = regexp.MustCompile(`^--- (PASS|FAIL|SKIP): (\S+)`)
@@ -123,43 +144,48 @@ var ofPart = regexp.MustCompile(`^ +--- (PASS|SKIP): `)
 // readOutput follows what a test binary prints. It forgets the lines of a test that passed.
 func readOutput(out io.Reader) reading {
 	r := reading{result: result{begins: map[string]time.Time{}, ends: map[string]time.Time{}}}
-	from := 0 // where the lines of the current test begin
-	lines := bufio.NewReader(out)
-	for {
-		line, err := lines.ReadString('\n')
-		if line = strings.TrimSuffix(line, "\n"); line != "" {
-			r.broken = r.broken || strings.Contains(line, promise.Mark)
-			name, ok := strings.CutPrefix(line, "=== RUN   ")
-			if ok && !strings.Contains(name, "/") {
-				r.begins[name], from = time.Now(), len(r.kept)
-			}
-			if !ofPart.MatchString(line) {
-				r.kept = append(r.kept, line)
-			}
-			if m := verdict.FindStringSubmatch(line); m != nil {
-				r.ends[m[2]] = time.Now()
-				switch m[1] {
-				case "PASS":
-					r.passed++
-				case "SKIP":
-					r.skipped++
-				case "FAIL":
-					if !slices.Contains(r.failed, m[2]) {
-						r.failed = append(r.failed, m[2])
-					}
-					from = len(r.kept)
-				}
-				r.kept = r.kept[:from]
-			}
-			if len(r.kept) > linesMax { // the beginning and the end are what tells most
-				r.kept = slices.Delete(r.kept, linesMax/2, linesMax/2+1)
-				if from > linesMax/2 {
-					from--
-				}
+	for lines := bufio.NewReader(out); ; {
+		text, err := lines.ReadString('\n')
+		for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), marker) {
+			if line != "" {
+				r.take(line, i > 0)
 			}
 		}
 		if err != nil {
 			return r
+		}
+	}
+}
+
+// take looks at a line, which package testing has printed or something else.
+func (r *reading) take(line string, framed bool) {
+	r.broken = r.broken || strings.Contains(line, promise.Mark) || strings.Contains(line, race)
+	name, ok := strings.CutPrefix(line, "=== RUN   ")
+	if ok && framed && !strings.Contains(name, "/") {
+		r.begins[name], r.from = time.Now(), len(r.kept)
+	}
+	if !framed || !ofPart.MatchString(line) {
+		r.kept = append(r.kept, line)
+	}
+	if m := verdict.FindStringSubmatch(line); m != nil && framed {
+		r.ends[m[2]] = time.Now()
+		switch m[1] {
+		case "PASS":
+			r.passed++
+		case "SKIP":
+			r.skipped++
+		case "FAIL":
+			if !slices.Contains(r.failed, m[2]) {
+				r.failed = append(r.failed, m[2])
+			}
+			r.from = len(r.kept)
+		}
+		r.kept = r.kept[:r.from]
+	}
+	if len(r.kept) > linesMax { // the beginning and the end are what tells most
+		r.kept = slices.Delete(r.kept, linesMax/2, linesMax/2+1)
+		if r.from > linesMax/2 {
+			r.from--
 		}
 	}
 }
