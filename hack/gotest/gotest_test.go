@@ -16,9 +16,10 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
-// framed is text as package testing prints it: with a marker before each line of its own.
+// framed is text as package testing prints it: with a marker before each line of its own, and parts
+// not indented.
 func framed(text string) string {
-	return regexp.MustCompile(`(=== RUN|( {4})*--- )`).ReplaceAllString(text, marker+"$1")
+	return regexp.MustCompile(`(?: {4})*(=== RUN|--- )`).ReplaceAllString(text, marker+"$1")
 }
 
 // binary is a program in the place of a test binary: its runs say what the texts say, in turn.
@@ -121,7 +122,7 @@ panic: oh`) + "\n--- PASS: TestD (0.00s)"))
 	require.Equal(t, 1, r.passed)
 	require.Equal(t, 1, r.skipped)
 	require.Equal(t, []string{"before", "=== RUN   TestB", "=== RUN   TestB/part",
-		"    b_test.go:1: telling", "--- FAIL: TestB (0.00s)", "    --- FAIL: TestB/part (0.00s)",
+		"    b_test.go:1: telling", "--- FAIL: TestB (0.00s)", "--- FAIL: TestB/part (0.00s)",
 		"=== RUN   TestD", "panic: oh", "--- PASS: TestD (0.00s)"}, r.kept)
 	require.Contains(t, r.begins, "TestD")
 	require.NotContains(t, r.ends, "TestD")

@@ -138,9 +138,6 @@ const race = "WARNING: DATA RACE"
 // verdict is the last line of a test.
 var verdict = regexp.MustCompile(`^--- (PASS|FAIL|SKIP): (\S+)`)
 
-// ofPart is the last line of a part of a test that did not fail.
-var ofPart = regexp.MustCompile(`^ +--- (PASS|SKIP): `)
-
 // readOutput follows what a test binary prints. It forgets the lines of a test that passed.
 func readOutput(out io.Reader) reading {
 	r := reading{result: result{begins: map[string]time.Time{}, ends: map[string]time.Time{}}}
@@ -164,10 +161,15 @@ func (r *reading) take(line string, framed bool) {
 	if ok && framed && !strings.Contains(name, "/") {
 		r.begins[name], r.from = time.Now(), len(r.kept)
 	}
-	if !framed || !ofPart.MatchString(line) {
-		r.kept = append(r.kept, line)
-	}
-	if m := verdict.FindStringSubmatch(line); m != nil && framed {
+	r.kept = append(r.kept, line)
+	m := verdict.FindStringSubmatch(line)
+	switch {
+	case m == nil || !framed:
+	case strings.Contains(m[2], "/"): // a part, which its test's own verdict covers
+		if m[1] != "FAIL" {
+			r.kept = r.kept[:len(r.kept)-1]
+		}
+	default:
 		r.ends[m[2]] = time.Now()
 		switch m[1] {
 		case "PASS":
