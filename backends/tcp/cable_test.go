@@ -16,6 +16,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/netns"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // betweenHosts runs the test once more on a host of its own. There it returns the host at the
@@ -89,7 +90,7 @@ func TestTimedCableOutForAMoment(t *testing.T) {
 			t.Errorf("%v over a cable that was out for a moment: %v", op, err)
 		}
 		if !bytes.Equal(x.local, x.away) {
-			t.Errorf("%v over a cable that was out for a moment: the bytes differ", op)
+			promise.Breaks(t, "%v over a cable that was out for a moment: the bytes differ", op)
 		}
 	}
 }

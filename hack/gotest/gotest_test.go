@@ -37,6 +37,9 @@ echo "$@" >>arguments
 n=$(cat n 2>/dev/null)i
 echo $n >n
 cat $n
+if grep -q LEAVES $n; then sleep 600 & echo $! >left; fi
+if grep -q HANGS $n; then exec sleep 600; fi
+if grep -q CRASH $n; then exit 2; fi
 ! grep -q FAIL $n
 `), 0o700))
 	return p
@@ -48,9 +51,12 @@ const (
 	two    = fails + "=== RUN   TestTimedB\n--- FAIL: TestTimedB (0.1s)\nFAIL\n"
 	broken = "=== RUN   TestTimedA\n    a_test.go:7: " + promise.Mark +
 		"bytes landed\n--- FAIL: TestTimedA (0.1s)\nFAIL\n"
-	dies  = fails + "=== RUN   TestTimedB\nSIGSEGV: FAIL\n"
-	exits = passes + "=== RUN   TestTimedB\n    b_test.go:7: about to call exit(0)\n"
-	races = "=== RUN   TestTimedA\n" + race + "\n--- FAIL: TestTimedA (0.1s)\nFAIL\n"
+	dies    = fails + "=== RUN   TestTimedB\nSIGSEGV: FAIL\n"
+	exits   = passes + "=== RUN   TestTimedB\n    b_test.go:7: about to call exit(0)\n"
+	leaves  = passes + "LEAVES a child\n"
+	hangs   = "=== RUN   TestTimedA\nHANGS\n"
+	crashes = fails + "CRASH of TestMain\n"
+	races   = "=== RUN   TestTimedA\n" + race + "\n--- FAIL: TestTimedA (0.1s)\nFAIL\n"
 	// The first of two that failed stands behind lines that have no end.
 	unended = "x=== RUN   TestTimedA\nx--- FAIL: TestTimedA (0.1s)\n=== RUN   TestTimedB\n" +
 		"--- FAIL: TestTimedB (0.1s)\nFAIL\n"
@@ -58,6 +64,8 @@ const (
 
 // TestTriedAgain: a timed test is tried again on evidence alone.
 func TestTriedAgain(t *testing.T) {
+	defer func(d time.Duration) { outlives = d }(outlives)
+	outlives = 10 * time.Millisecond
 	for name, c := range map[string]struct {
 		stands bool // the machine, all the time
 		says   []string
@@ -74,6 +82,8 @@ func TestTriedAgain(t *testing.T) {
 		"the process died":              {true, []string{dies, passes}, 1, false},
 		"it ended well in a test":       {true, []string{exits, passes}, 1, false},
 		"no test has begun":             {true, []string{"ok\n", passes}, 1, false},
+		"it ended with another status":  {true, []string{crashes, passes}, 1, false},
+		"it left a process behind":      {true, []string{leaves, passes}, 1, false},
 		"a race":                        {true, []string{races, passes}, 1, false},
 		"a line without end":            {true, []string{unended, fails, fails, passes}, 4, false},
 		"two tests":                     {true, []string{two, passes, passes}, 3, true},
@@ -96,7 +106,33 @@ func TestTriedAgain(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, c.runs, strings.Count(string(said), "\n"), "%s", said)
 			require.Equal(t, c.passes, len(end.failed) == 0, "%q", end.failed)
+			if left, err := os.ReadFile(filepath.Join(p.dir, "left")); err == nil {
+				awaitEnd(t, strings.TrimSpace(string(left)))
+			}
 		})
+	}
+}
+
+// awaitEnd waits until a process is gone, or only the kernel's record of it is left.
+func awaitEnd(t *testing.T, pid string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		stat, err := os.ReadFile("/proc/" + pid + "/stat")
+		return err != nil || strings.Contains(string(stat), ") Z ")
+	}, 30*time.Second, time.Millisecond)
+}
+
+// TestEndOfASoak: a test that the end cuts off has not failed, and one that crashed has.
+func TestEndOfASoak(t *testing.T) {
+	for says, c := range map[string]struct {
+		limit  time.Duration
+		failed int
+	}{hangs: {time.Second, 0}, crashes: {time.Minute, 1}, dies: {time.Minute, 1}} {
+		p := binary(t, says)
+		p.tests = p.tests[:1]
+		o := options{tier: "soak", timeout: time.Minute, limit: c.limit, out: io.Discard}
+		end := o.soak(t.Context(), []*testPackage{p})
+		require.Len(t, end.failed, c.failed, "%q", says)
 	}
 }
 

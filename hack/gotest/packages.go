@@ -3,8 +3,6 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -53,8 +51,8 @@ func (o *options) list(ctx context.Context) ([]*testPackage, error) {
 	}
 	known := readTable()
 	var all []*testPackage
-	for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
+	for line := range strings.Lines(string(out)) {
+		fields := strings.Fields(line)
 		p := &testPackage{path: fields[0], dir: fields[1], seconds: 1, computes: true}
 		if row, ok := known[p.short()]; ok {
 			p.seconds, p.computes = row.seconds, row.computes

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -28,7 +29,8 @@ type result struct {
 	passed, skipped int
 	failed          []string // tests that failed; empty if the process died without naming one
 	broken          bool     // a promise was broken: the failure is final
-	died            bool     // the process ended within a test, or before the first
+	died            bool     // the process ended within a test, before the first, or as none does
+	cut             bool     // the end of the time, or of this command, ended it
 	begins, ends    map[string]time.Time
 	wall            time.Duration
 }
@@ -39,21 +41,25 @@ type invocation struct {
 	match   string                             // -test.run
 	skip    string                             // -test.skip
 	count   int                                // -test.count
-	disturb func(ctx context.Context, pid int) // what -stall and -quota ask for
+	disturb func(context.Context, *os.Process) // what -stall and -quota ask for
 }
+
+// outlives is for how long a child that outlives the test may hold its output open.
+var outlives = 10 * time.Second
 
 // perform starts a test binary in its package's folder, reads what it says until it has ended, and
 // prints what a reader needs: one line of a package that passed, all output of tests that failed.
-// The process leads a group of its own, which is killed when ctx ends or the timeout is past.
-func (o *options) perform(ctx context.Context, v invocation) result {
+// The process leads a group of its own, which is killed when ctx ends or the timeout is past, and
+// with which those of its children end that it has left behind.
+func (o *options) perform(whole context.Context, v invocation) result {
 	// The binary's own timeout prints all goroutines; this one ends a process that is stopped.
-	ctx, cancel := context.WithTimeout(ctx, o.timeout+time.Minute)
+	ctx, cancel := context.WithTimeout(whole, o.timeout+time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, v.p.binary, o.arguments(v)...)
 	cmd.Dir = v.p.dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = 5 * time.Second // a child that outlives the test may hold its output open
+	cmd.WaitDelay = outlives
 	out, in := io.Pipe()
 	log, logErr := os.Create(v.p.binary + ".log")
 	to := io.Writer(in)
@@ -68,34 +74,50 @@ func (o *options) perform(ctx context.Context, v invocation) result {
 	err := cmd.Start()
 	if err == nil {
 		disturbed, over := context.WithCancel(ctx)
+		var disturbs sync.WaitGroup
 		if v.disturb != nil {
-			go v.disturb(disturbed, cmd.Process.Pid)
+			disturbs.Go(func() { v.disturb(disturbed, cmd.Process) })
 		}
 		err = cmd.Wait()
 		over()
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		disturbs.Wait() // its control group goes once no process is in it
 	}
 	_ = in.Close()
 	said := <-read
 	r := said.result
-	for name := range r.begins {
-		if r.ends[name].Before(r.begins[name]) {
-			r.died = true
-			fmt.Fprintf(o.out, "%s: the process ended in %s\n", v.p.short(), name)
-		}
-	}
-	if len(r.begins) == 0 {
-		r.died = true
-		fmt.Fprintf(o.out, "%s: no test has begun\n", v.p.short())
-	}
-	ended := err == nil || errors.Is(err, exec.ErrWaitDelay)
-	r.ok = ended && len(r.failed) == 0 && !r.died
 	r.wall = time.Since(began)
 	v.p.wall += r.wall
 	if s := cmd.ProcessState; s != nil {
 		v.p.processor += s.UserTime() + s.SystemTime()
+		// Package testing ends with 0 or 1; all else is a crash, of TestMain maybe.
+		r.died = s.ExitCode() != 0 && s.ExitCode() != 1
+		killed, _ := s.Sys().(syscall.WaitStatus)
+		r.cut = whole.Err() != nil && killed.Signaled() && killed.Signal() == syscall.SIGKILL
 	}
+	if why := r.unsound(err); why != "" {
+		r.died = true
+		fmt.Fprintf(o.out, "%s: %s\n", v.p.short(), why)
+	}
+	r.ok = err == nil && len(r.failed) == 0 && !r.died
 	o.tell(v.p, &said, &r, err)
 	return r
+}
+
+// unsound returns why a run says nothing of its tests, "" where it does.
+func (r *result) unsound(err error) string {
+	for name := range r.begins {
+		if r.ends[name].Before(r.begins[name]) {
+			return "the process ended in " + name
+		}
+	}
+	if len(r.begins) == 0 {
+		return "no test has begun"
+	}
+	if errors.Is(err, exec.ErrWaitDelay) {
+		return fmt.Sprintf("a process that it left behind held its output for %v", outlives)
+	}
+	return ""
 }
 
 // arguments are those of a test binary.

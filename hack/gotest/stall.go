@@ -16,13 +16,13 @@ import (
 
 // disturbance returns what -stall and -quota do to the process of a test, nil if neither was given.
 // The meter, if there is one, is told of each stop: it is evidence as any other standstill is.
-func (o *options) disturbance(p *testPackage, m *meter) func(context.Context, int) {
+func (o *options) disturbance(p *testPackage, m *meter) func(context.Context, *os.Process) {
 	if o.stall == 0 && o.quota == 0 {
 		return nil
 	}
-	return func(ctx context.Context, pid int) {
+	return func(ctx context.Context, process *os.Process) {
 		if o.quota > 0 {
-			release, err := hold(pid, o.quota)
+			release, err := hold(process.Pid, o.quota)
 			if err != nil {
 				fmt.Fprintf(os.Stderr, "gotest: -quota: %v: give -stall alone\n", err)
 			}
@@ -47,12 +47,12 @@ func (o *options) disturbance(p *testPackage, m *meter) func(context.Context, in
 			case <-between(300*time.Millisecond, 1500*time.Millisecond):
 			}
 			began := time.Now()
-			_ = syscall.Kill(pid, syscall.SIGSTOP)
+			_ = process.Signal(syscall.SIGSTOP) // not to a later process of that number
 			select {
 			case <-ctx.Done():
 			case <-between(300*time.Millisecond, 3*time.Second):
 			}
-			_ = syscall.Kill(pid, syscall.SIGCONT)
+			_ = process.Signal(syscall.SIGCONT)
 			stops, sum = stops+1, sum+time.Since(began)
 			if m != nil {
 				m.add(began, time.Since(began))

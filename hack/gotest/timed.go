@@ -117,7 +117,7 @@ func (o *options) soak(ctx context.Context, list []*testPackage) (end summary) {
 			}
 			r := o.perform(bounded, invocation{p: p, match: o.match(name),
 				disturb: o.disturbance(p, nil)})
-			if bounded.Err() != nil && !r.broken && len(r.failed) == 0 {
+			if r.cut && !r.broken && len(r.failed) == 0 {
 				cut = append(cut, p.short()+" "+name)
 				continue
 			}

@@ -135,7 +135,7 @@ func newDecode(t *testing.T, blocks int, idle time.Duration) (p *pair, socket st
 		<-served
 		p.receiver.Close()
 		if s := p.pool.Stats(); s.Used != 0 || s.Retired != 0 {
-			t.Errorf("blocks leaked: %+v, %+v", s, p.receiver.Stats())
+			promise.Breaks(t, "blocks leaked: %+v, %+v", s, p.receiver.Stats())
 		}
 	})
 	return p, socket
