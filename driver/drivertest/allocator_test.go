@@ -309,7 +309,7 @@ func TestSlumlords(t *testing.T) {
 	t.Run("waits for a frozen peer", func(t *testing.T) {
 		h := landlordOf(landlordHarness.Name, openShm,
 			closing(func(_ *landlord, _ []byte, owner io.Closer) error {
-				time.Sleep(time.Second)
+				time.Sleep(4 * time.Second) // dawdle is of no use to the second process
 				return owner.Close()
 			}))
 		h.Limit = 700 * time.Millisecond

@@ -107,7 +107,7 @@ var crimes = []struct {
 	}},
 	{"waits for a frozen peer in Close", []string{"PeerFrozen"}, true, sabotage{
 		closePeer: func(p *saboteurPeer) error {
-			time.Sleep(time.Second)
+			dawdle()
 			return p.Peer.Close()
 		},
 	}},
@@ -115,7 +115,7 @@ var crimes = []struct {
 		connect: func(b *saboteur, ctx context.Context, addr []byte) (driver.Peer, error) {
 			p, err := b.dial(ctx, addr)
 			if err != nil {
-				time.Sleep(time.Second)
+				dawdle()
 			}
 			return p, err
 		},

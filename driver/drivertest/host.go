@@ -230,6 +230,9 @@ func (h *host) close() []string {
 	return faults
 }
 
+// overdue counts the calls that within gave up: backends that are wrong on purpose wait for it.
+var overdue atomic.Int64
+
 // within runs f, but does not wait for longer than the limit. Past that f is an errand: memory
 // stays until it returns.
 func within(limit time.Duration, f func() error) error {
@@ -239,6 +242,7 @@ func within(limit time.Duration, f func() error) error {
 	case err := <-result:
 		return err
 	case <-time.After(limit):
+		overdue.Add(1)
 		return errLate
 	}
 }

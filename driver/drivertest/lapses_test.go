@@ -181,7 +181,7 @@ var offences = []struct {
 	}},
 	{"waits for a dead writer", []string{"FenceKilled"}, true, sabotage{
 		fence: func(b *saboteur, ctx context.Context, key uint32) error {
-			time.Sleep(time.Second)
+			dawdle()
 			return b.Backend.Fence(ctx, key)
 		},
 	}},

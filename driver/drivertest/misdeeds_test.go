@@ -497,7 +497,7 @@ var misdeeds = []struct {
 		connect: func(b *saboteur, ctx context.Context, addr []byte) (driver.Peer, error) {
 			p, err := b.dial(ctx, addr)
 			if err != nil {
-				time.Sleep(350 * time.Millisecond)
+				dawdle()
 			}
 			return p, err
 		},
@@ -521,7 +521,7 @@ var misdeeds = []struct {
 	{"never ends Close", []string{"CloseTwice"}, sabotage{
 		closing: func(b *saboteur) error {
 			err := b.Backend.Close()
-			time.Sleep(350 * time.Millisecond)
+			dawdle()
 			return err
 		},
 	}},
@@ -602,6 +602,14 @@ func notices(t *testing.T, c check, h Harness, w Wiring) {
 // misdeedsDone waits until those that were put off are done.
 func misdeedsDone() {
 	for wait := newPatience(errandsMax); pending.Load() > 0 && wait.more(); {
+	}
+}
+
+// dawdle comes back once a check has waited in vain. A sleep longer than the check's limit would
+// not do: where the process stands still for both, the call seems to be in time.
+func dawdle() {
+	was := overdue.Load()
+	for wait := newPatience(errandsMax); overdue.Load() == was && wait.more(); {
 	}
 }
 

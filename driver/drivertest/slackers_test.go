@@ -34,7 +34,7 @@ var slackers = []struct {
 	}},
 	{"waits for something to help with", []string{"HelpNothing"}, sabotage{
 		help: func(*saboteurPeer, uint64, <-chan struct{}) bool {
-			time.Sleep(350 * time.Millisecond)
+			dawdle()
 			return false
 		},
 	}},
