@@ -270,10 +270,17 @@ var misdeeds = []struct {
 			p.Peer.Drop(key)
 		},
 	}},
-	{"writes after a cancel", []string{"CancelWrite", "CancelRead"}, sabotage{submit: remembered,
-		poll: landAborted}},
+	{"writes after a cancel", []string{"CancelWrite", "CancelRead"}, sabotage{submit: kept,
+		cancel: cancelKept, poll: landAborted}},
 	{"writes after Peer.Close", []string{"PeerClose"}, sabotage{submit: remembered,
-		poll: landAborted}},
+		closePeer: func(p *saboteurPeer) error {
+			err := p.Peer.Close()
+			for _, tag := range p.tags() {
+				f, _ := p.b.recall(tag)
+				p.b.later(8*time.Millisecond, f.land)
+			}
+			return err
+		}}},
 	{"closes a peer before its work is done", []string{"PeerClose"}, sabotage{
 		closePeer: func(p *saboteurPeer) error {
 			p.b.later(10*time.Millisecond, func() { _ = p.Peer.Close() })

@@ -106,6 +106,17 @@ func remembered(p *saboteurPeer, tag uint64, b *driver.Batch) error {
 	return p.Peer.Submit(tag, b)
 }
 
+// kept never begins a batch, and cancelKept ends it: a batch that is under way may end well before
+// it is cancelled, and a misdeed that follows an abort would have nothing to do.
+func kept(p *saboteurPeer, tag uint64, b *driver.Batch) error {
+	p.remember(tag, b)
+	return nil
+}
+
+func cancelKept(p *saboteurPeer, tag uint64) {
+	p.b.put(driver.Completion{Tag: tag, Err: driver.ErrAborted})
+}
+
 // landAborted lets bytes of aborted and closed batches land a little later.
 func landAborted(b *saboteur, done []driver.Completion) (int, error) {
 	return pollAnd(b, done, func(c driver.Completion, f flight) {
@@ -168,10 +179,10 @@ func notifyFailed(b *saboteur, done []driver.Completion) (int, error) {
 	}, 1)
 }
 
-// pollAnd polls and looks at each completion; those of hidden tags are kept back.
+// pollAnd polls, the stash first, and looks at each completion; those of hidden tags are kept back.
 func pollAnd(b *saboteur, done []driver.Completion, look func(driver.Completion, flight),
 	hide ...uint64) (int, error) {
-	n, err := b.Backend.Poll(done)
+	n, err := pollStash(b, done)
 	kept := 0
 	for _, c := range done[:n] {
 		if len(hide) > 0 && c.Tag == hide[0] {

@@ -262,15 +262,19 @@ func (b *saboteur) later(d time.Duration, f func()) {
 	})
 }
 
-// land copies what a batch names, whatever its fate was.
+// land copies what a batch names, whatever its fate was, where that is memory.
 func (f flight) land() {
 	for _, d := range f.Descs {
 		f.p.b.mu.Lock()
-		local := f.p.b.mapped[d.LocalKey].Mem[d.Local:][:d.Len]
+		local := f.p.b.mapped[d.LocalKey].Mem
 		f.p.b.mu.Unlock()
 		f.p.mu.Lock()
-		remote := f.p.seen[d.RemoteKey].Mem[d.Remote:][:d.Len]
+		remote := f.p.seen[d.RemoteKey].Mem
 		f.p.mu.Unlock()
+		if uint64(len(local)) < d.Local+d.Len || uint64(len(remote)) < d.Remote+d.Len {
+			continue
+		}
+		local, remote = local[d.Local:][:d.Len], remote[d.Remote:][:d.Len]
 		if f.Op == driver.Write {
 			copy(remote, local)
 		} else {

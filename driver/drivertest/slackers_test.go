@@ -3,7 +3,6 @@
 package drivertest
 
 import (
-	"errors"
 	"testing"
 	"time"
 
@@ -53,18 +52,24 @@ var slackers = []struct {
 			})
 		},
 	}},
-	{"copies after a cancel or a close", []string{"CancelWrite", "PeerClose"}, sabotage{
-		submit: remembered,
+	{"copies after a cancel", []string{"CancelWrite"}, sabotage{
+		submit: kept,
+		cancel: cancelKept,
 		help: func(p *saboteurPeer, tag uint64, _ <-chan struct{}) bool {
 			p.b.landIfBoth(tag, helped)
 			return false
 		},
 		poll: func(b *saboteur, done []driver.Completion) (int, error) {
 			return pollAnd(b, done, func(c driver.Completion, _ flight) {
-				if errors.Is(c.Err, driver.ErrAborted) || errors.Is(c.Err, driver.ErrClosed) {
-					b.landIfBoth(c.Tag, ended)
-				}
+				b.landIfBoth(c.Tag, ended)
 			})
+		},
+	}},
+	{"copies after a close", []string{"PeerClose"}, sabotage{
+		submit: remembered,
+		help: func(p *saboteurPeer, tag uint64, _ <-chan struct{}) bool {
+			p.b.landIfBoth(tag, helped)
+			return false
 		},
 		closePeer: func(p *saboteurPeer) error {
 			err := p.Peer.Close()
