@@ -64,9 +64,10 @@ type Config struct {
 	// that is longer. Keep that below the engine's AbortGrace. Default 500 ms.
 	CloseMax time.Duration
 
-	// Failure is how long a peer may say nothing while a transfer waits for it. A peer that
-	// owes nothing is not given up for silence: its connection ends when its host has answered
-	// no probe of the kernel for six times as long. Default 10 s.
+	// Failure is after what time a host that acknowledges nothing is gone, while a transfer waits
+	// for it; where none waits, six times as long. A process that is stopped, or kept off its
+	// processors, is not: its host acknowledges for it, and what began a transfer bounds it.
+	// Default 10 s.
 	Failure time.Duration
 
 	Handshake time.Duration // for all connections of a peer to open, and for an Import; default 5 s

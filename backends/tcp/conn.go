@@ -50,6 +50,9 @@ type conn struct {
 	read, writeOut, writeNow func(fd uintptr) bool // made once: closures would be allocated
 	after                    verdict               // of read
 
+	silentSince int64 // nothing was acknowledged since, while something waited; of pulse
+	left        bool  // some was not acknowledged at the last pulse; of pulse
+
 	lookNow func(fd uintptr) // made once, too
 	looking bool             // look reads; rmu guards it, and
 	looked  int              // what it has read, in bytes

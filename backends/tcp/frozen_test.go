@@ -6,7 +6,6 @@ import (
 	"context"
 	"io"
 	"net"
-	"sync"
 	"testing"
 	"time"
 
@@ -155,9 +154,17 @@ func welcomeOnly(c net.Conn, grace time.Duration, size uint64) {
 	}
 }
 
-// An owner that says nothing is lost after Failure, and what was sent to it ends when nothing of
+// gone has the kernel of a backend say that the hosts of its peers acknowledge nothing more.
+func gone(b *Backend, c *manualclock.Clock) {
+	since := c.Now()
+	b.kernel = func(*conn) outbound {
+		return outbound{waits: true, left: true, acked: time.Duration(c.Now() - since)}
+	}
+}
+
+// An owner whose host is gone is lost after Failure, and what was sent to it ends when nothing of
 // it can land any more.
-func TestSilentOwnerIsLost(t *testing.T) {
+func TestGoneOwnerIsLost(t *testing.T) {
 	leak.Check(t)
 	const failure, grace = 6 * time.Second, graceMax
 	addr, token := silentOwner(t, grace)
@@ -167,13 +174,14 @@ func TestSilentOwnerIsLost(t *testing.T) {
 	p := dial(t, b, addr)
 	key, size, err := p.Import(token)
 	require.NoError(t, err)
+	gone(b, clock)
 	d := []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}
 	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}))
-	for range 13 {
+	for range pulses + 1 { // one until it is seen to wait
 		require.False(t, lost(p), "no answer was due")
-		clock.Advance(failure / 12)
+		clock.Advance(failure / pulses)
 	}
-	clock.Advance(failure / 12)
+	clock.Advance(failure / pulses)
 	require.True(t, lost(p))
 	defer clock.Run(100 * time.Millisecond)()
 	require.ErrorIs(t, await(t, b, 1), driver.ErrPeerLost)
@@ -197,59 +205,65 @@ func lost(p *peer) bool {
 	}
 }
 
-// A peer that is silent is not lost as long as nothing waits for it. Where a transfer waits, the
-// peer is lost after Failure.
+// A process that says nothing is not lost, however long a transfer waits for it: its host
+// acknowledges what it is sent, also where the process has read nothing for so long that its socket
+// is full.
 func TestSilenceIsNoLoss(t *testing.T) {
 	leak.Check(t)
 	const failure = 6 * time.Second
+	addr, token := silentOwner(t, 0)
 	clock := manualclock.New()
-	owner, b := openBy(t, clock, Config{}), openBy(t, clock, Config{Failure: failure})
-	far, _ := share(t, owner, 1<<20)
+	b := openBy(t, clock, Config{Failure: failure})
+	m, _ := share(t, b, 8<<20)
+	p := dial(t, b, addr)
+	key, size, err := p.Import(token)
+	require.NoError(t, err)
+	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write,
+		Descs: []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}}))
+	for range 100 * pulses {
+		clock.Advance(failure / pulses)
+	}
+	require.False(t, lost(p), "its host answers")
+	p.conns[ctl].ctlMu.Lock()
+	defer p.conns[ctl].ctlMu.Unlock()
+	require.Less(t, len(p.conns[ctl].ctl), 10*headBytes, "questions pile up")
+}
+
+// A host that is gone is given up after six times Failure where no transfer waits for it, by either
+// side.
+func TestGoneHostOfNoTransfer(t *testing.T) {
+	leak.Check(t)
+	const failure = 6 * time.Second
+	clock := manualclock.New()
+	cfg := Config{Failure: failure}
+	owner, b := openBy(t, clock, cfg), openBy(t, clock, cfg)
 	m, _ := share(t, b, 1<<20)
+	far, _ := share(t, owner, 1<<20)
 	p := dial(t, b, owner.Addr())
 	write := &driver.Batch{Op: driver.Write,
 		Descs: []driver.Desc{{Len: 1 << 20, LocalKey: m.key, RemoteKey: take(t, p, far)}}}
 	require.NoError(t, p.Submit(1, write))
 	require.NoError(t, await(t, b, 1))
-
-	speak := silence(owner)
-	for range 60 {
-		clock.Advance(failure / 12)
+	gone(b, clock)
+	for range hostFailures * pulses { // idle ones are looked at once in a Failure
+		clock.Advance(failure / pulses)
 	}
 	require.False(t, lost(p), "nothing waits for this peer")
-	speak()
+	// A transfer has Failure from its beginning, however long the host was silent before.
 	require.NoError(t, p.Submit(2, write))
-	require.NoError(t, await(t, b, 2))
-
-	speak = silence(owner)
-	defer speak()
-	require.NoError(t, p.Submit(3, write))
-	for range 13 { // one until it is asked
-		clock.Advance(failure / 12)
+	for range 2 * pulses {
+		clock.Advance(failure / pulses)
 	}
-	require.False(t, lost(p), "no answer was due")
-	clock.Advance(failure / 12)
 	require.True(t, lost(p))
-	defer clock.Run(100 * time.Millisecond)() // until what was sent is too old to land
-	require.ErrorIs(t, await(t, b, 3), driver.ErrPeerLost)
-}
 
-// silence has a backend say nothing to its peers until speak is called.
-func silence(b *Backend) (speak func()) {
-	var all []*conn
-	for g := range acceptedBy(b) {
-		g.mu.Lock()
-		all = append(all, g.conns...)
-		g.mu.Unlock()
+	other := openBy(t, clock, cfg)
+	q := dial(t, openBy(t, clock, cfg), other.Addr())
+	gone(other, clock)
+	for range (hostFailures + 2) * pulses {
+		clock.Advance(failure / pulses)
 	}
-	for _, c := range all {
-		c.wmu.Lock()
-	}
-	return sync.OnceFunc(func() {
-		for _, c := range all {
-			c.wmu.Unlock()
-		}
-	})
+	require.Eventually(t, func() bool { return lost(q) && len(acceptedBy(other)) == 0 }, limit,
+		time.Millisecond)
 }
 
 // Close waits for a silent owner no longer than CloseMax, and what it ends does not land.

@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -98,33 +96,25 @@ func ownHosts(bound netip.Addr) (list []string) {
 	return list
 }
 
-// hostFailures is after how many times Failure the kernel gives up a host that is silent.
+// hostFailures is after how many times Failure a silent host is given up where no transfer waits.
 const hostFailures = 6
 
 // nearBuffer is the send buffer of a connection within this host: its pages stay in a cache as they
 // come round, which is worth a third. For other peers the kernel finds a size as it goes.
 const nearBuffer = 384 << 10
 
-// tune has the kernel give up a host that answers neither bytes nor probes. It is patient:
-// a transfer that waits is bounded by pulse, and a connection on which nothing waits should
-// outlast a network that is out for a while. The probes also keep a NAT from forgetting it.
+// tune has the kernel give up a host that answers no probe: on a connection that carries nothing
+// there is nothing else that it could acknowledge (see pulse). The probes also keep a NAT from
+// forgetting it. TCP_USER_TIMEOUT would end a connection whose peer's process has read nothing for
+// so long, although its host answers.
 func (b *Backend) tune(tcp *net.TCPConn) {
-	patience := hostFailures * b.cfg.Failure
+	idle := max(b.cfg.Failure, time.Second)
 	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{ // a kernel without one of these takes longer
-		Enable: true, Idle: max(patience/6, time.Second), Interval: max(patience/6, time.Second),
-		Count: hostFailures,
+		Enable: true, Idle: idle, Interval: idle, Count: hostFailures,
 	})
 	near, _ := tcp.LocalAddr().(*net.TCPAddr)
 	far, _ := tcp.RemoteAddr().(*net.TCPAddr)
 	if near != nil && far != nil && near.IP.Equal(far.IP) {
 		_ = tcp.SetWriteBuffer(nearBuffer) // or as much as the kernel allows
 	}
-	raw, err := tcp.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = raw.Control(func(fd uintptr) {
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT,
-			int(patience.Milliseconds()))
-	})
 }

@@ -39,10 +39,9 @@ type peer struct {
 
 	offset    atomic.Int64 // the owner's clock, less ours
 	learned   atomic.Int64 // when we learned it
-	heard     atomic.Int64 // when something came last
 	roundTrip atomic.Int64 // the shortest that was measured
-	pinged    atomic.Bool  // and nothing came since
-	askedAt   int64        // when; of pulse
+	askedAt   int64        // when pulse has asked whether the peer is there; of pulse
+	owesSince int64        // when it last saw that nothing is owed; of pulse
 
 	readLed  func(fd uintptr) bool // takeLead, made once
 	mu       sync.Mutex            // after wmu of a connection, before ctlMu
@@ -182,8 +181,6 @@ func (p *peer) Explain(_, _ uint32) string {
 // accept implements end: what an owner may say.
 func (p *peer) accept(c *conn) verdict {
 	h := &c.in.h
-	p.heard.Store(p.b.clock.Now())
-	p.pinged.Store(false)
 	ok := false
 	if c.index == ctl {
 		ok = p.told(c, h)

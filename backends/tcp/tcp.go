@@ -53,6 +53,7 @@ type Backend struct {
 	closed   atomic.Bool
 	armed    atomic.Bool // a goroutine sleeps on event
 	news     atomic.Bool // something for the sleeper that is in no queue
+	kernel   func(*conn) outbound
 
 	memories   keys.Table[memory]
 	done       done.Ring
@@ -71,6 +72,7 @@ type Backend struct {
 	byHost   map[host]int // how many of them
 	pulsing  clock.Timer  // until the next pulse
 	beat     int64        // when the last one was
+	beats    uint         // how many there were; of pulse
 }
 
 var (
@@ -92,7 +94,7 @@ func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 		return nil, fmt.Errorf("tcp: %w", err)
 	}
 	b := &Backend{
-		cfg: cfg, clock: clock, secure: secure, stop: make(chan struct{}),
+		cfg: cfg, clock: clock, secure: secure, stop: make(chan struct{}), kernel: outboundOf,
 		memories: keys.Table[memory]{Most: cfg.KeysMax},
 		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{},
 		byConn: map[uint64]*inbound{},
