@@ -43,9 +43,13 @@ type Config struct {
 	// again before it gives up on the proof. Default 1 s.
 	AbortGrace time.Duration
 
-	// ConnectTimeout bounds Connect and Dial, and HandshakeTimeout one exchange
-	// of descriptions over Serve. Defaults 5 s.
-	ConnectTimeout, HandshakeTimeout time.Duration
+	// ConnectTimeout bounds Connect and Dial, which try again until then where the other side is
+	// late. Default 30 s.
+	ConnectTimeout time.Duration
+
+	// HandshakeTimeout bounds one exchange of descriptions over Serve, and the first try of each
+	// backend in Connect where there are several. Default 5 s.
+	HandshakeTimeout time.Duration
 
 	// Spin is how long Wait looks for the end of a transfer before it parks.
 	// At most 1 s, since no context ends it; default 20 µs; negative: it parks at once, as it
@@ -100,7 +104,7 @@ func (c Config) withDefaults() (Config, error) {
 	}{
 		{"TransferTimeout", &c.TransferTimeout, 30 * time.Second},
 		{"AbortGrace", &c.AbortGrace, time.Second},
-		{"ConnectTimeout", &c.ConnectTimeout, 5 * time.Second},
+		{"ConnectTimeout", &c.ConnectTimeout, 30 * time.Second},
 		{"HandshakeTimeout", &c.HandshakeTimeout, 5 * time.Second},
 	} {
 		if *f.field < 0 || *f.field > durationMax {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
@@ -49,29 +50,11 @@ func (e *Engine) connect(ctx context.Context, d *wire.Description, show exchange
 	defer cancel()
 	defer context.AfterFunc(e.life, cancel)()
 	p := e.newPeer(d)
-	var errs []error
-	connected := false
 	stager := e.stager.lane // the first: a connection that is lost in its hello tells it so
 	p.known, p.remotes = describe(d), map[string]*Remote{}
 	p.conns[stager.index] = newConn(p, stager, e.stager.connect(p, d.Addr(stager.caps.Name)))
-	for i, l := range e.lanes {
-		if l == stager {
-			continue
-		}
-		err := p.connectLane(ctx, i, l, d)
-		if err == nil {
-			err = p.sayHello(ctx, p.conns[i], show)
-		}
-		if err != nil {
-			p.reasons[i] = err.Error()
-			errs = append(errs, &OpError{Op: "connect", Backend: l.caps.Name, Peer: d.Name,
-				Err: err})
-		}
-		connected = connected || err == nil
-	}
-	if !connected {
-		errs = append(errs, &OpError{Op: "connect", Peer: d.Name, Err: ErrNoRoute}, p.Close())
-		return nil, errors.Join(errs...)
+	if err := p.connectLanes(ctx, d, show); err != nil {
+		return nil, errors.Join(err, p.Close())
 	}
 	if err := e.addPeer(p, ours); err != nil {
 		return nil, &OpError{Op: "connect", Peer: d.Name, Err: errors.Join(err, p.Close())}
@@ -93,6 +76,46 @@ func (e *Engine) newPeer(d *wire.Description) *Peer {
 		p.notifiers <- nil
 	}
 	return p
+}
+
+// connectLanes connects by every backend that both have, one after the other. While none has
+// connected, those that were not answered in time are tried again, with more time each, until ctx
+// ends; the last of them has all of it.
+func (p *Peer) connectLanes(ctx context.Context, d *wire.Description, show exchange.Secret) error {
+	connected, errs := false, make([]error, len(p.e.lanes))
+	left := slices.DeleteFunc(slices.Clone(p.e.lanes), func(l *lane) bool {
+		return l == p.e.stager.lane
+	})
+	for patience := p.e.cfg.HandshakeTimeout; len(left) > 0 && !connected; patience *= 2 {
+		var late []*lane
+		for _, l := range left {
+			once, cancel := ctx, func() {}
+			if len(left) > 1 || connected {
+				once, cancel = context.WithTimeout(ctx, patience)
+			}
+			err := p.connectLane(once, l.index, l, d)
+			if err == nil {
+				err = p.sayHello(once, p.conns[l.index], show)
+			}
+			cancel()
+			connected = connected || err == nil
+			if p.reasons[l.index], errs[l.index] = "", nil; err != nil {
+				p.reasons[l.index] = err.Error()
+				errs[l.index] = &OpError{Op: "connect", Backend: l.caps.Name, Peer: d.Name,
+					Err: err}
+			}
+			if errors.Is(err, ErrTimeout) && ctx.Err() == nil {
+				late = append(late, l)
+			}
+		}
+		if left = late; len(left) > 0 && !connected {
+			sleep(ctx, breath) // a backend may have a limit of its own, a short one
+		}
+	}
+	if connected {
+		return nil
+	}
+	return errors.Join(append(errs, &OpError{Op: "connect", Peer: d.Name, Err: ErrNoRoute})...)
 }
 
 func (p *Peer) connectLane(ctx context.Context, i int, l *lane, d *wire.Description) error {

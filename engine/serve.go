@@ -63,13 +63,13 @@ func (e *Engine) Serve(ctx context.Context, l net.Listener) error {
 		case ctx.Err() != nil || errors.Is(err, net.ErrClosed):
 			return e.serveEnd(ctx)
 		case passes(err):
-			breathe(ctx)
+			sleep(ctx, breath)
 			continue
 		default:
 			return &OpError{Op: "serve " + l.Addr().String(), Err: err}
 		}
 		for !s.in.admit(conn) && ctx.Err() == nil {
-			breathe(ctx) // the next ones wait in the kernel
+			sleep(ctx, breath) // the next ones wait in the kernel
 		}
 		s.exchanges.Go(func() { s.hear(ctx, conn) })
 	}
@@ -95,13 +95,8 @@ func passes(err error) bool {
 	return false
 }
 
-// breathe waits a little.
-func breathe(ctx context.Context) {
-	select {
-	case <-time.After(5 * time.Millisecond):
-	case <-ctx.Done():
-	}
-}
+// breath is how long we wait for what others may give back.
+const breath = 5 * time.Millisecond
 
 // hear waits for the other side to prove its identity and to describe itself, and then
 // exchanges descriptions. What goes wrong is told to the dialer, once there is a stream to
@@ -198,20 +193,60 @@ func (p *Peer) closeUnlessSelf() error {
 
 // Dial connects to an engine that serves at the address: "unix" and a path, or
 // "tcp" and host:port. When it returns, the other side has connected back. Over a network,
-// Config.Identity says what this side shows, and what the other side must show.
+// Config.Identity says what this side shows, and what the other side must show. Dial tries again
+// where no process listens there yet, or the other side hangs up without a word because it was late
+// itself, until ctx ends or ConnectTimeout is over.
 func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
 	defer cancel()
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, network, address)
-	if err != nil {
-		return nil, &OpError{Op: "dial", Err: err}
-	}
+	defer context.AfterFunc(e.life, cancel)()
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		host = ""
 	}
-	return e.dial(ctx, conn, host)
+	for pause := dialPauseMin; ; pause = min(2*pause, dialPauseMax) {
+		var p *Peer
+		began := time.Now()
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		if err != nil {
+			err = &OpError{Op: "dial", Err: err}
+		} else {
+			p, err = e.dial(ctx, conn, host)
+		}
+		if err == nil || !comesAgain(err, time.Since(began)) || !sleep(ctx, pause) {
+			return p, err
+		}
+	}
+}
+
+// Between tries of Dial there is a pause.
+const dialPauseMin, dialPauseMax = 20 * time.Millisecond, time.Second
+
+// meant is within what time a stream ends that the other side does not want: it speaks TLS, say.
+// One that was late has a limit, which is longer.
+const meant = 250 * time.Millisecond
+
+// comesAgain reports whether a later try of Dial may do better than one that failed after a time.
+func comesAgain(err error, after time.Duration) bool {
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) {
+		return true
+	}
+	for _, is := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, is) {
+			return after >= meant
+		}
+	}
+	return false
+}
+
+// sleep waits, and reports whether the context lasts.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // DialConn is Dial over a stream that is there already; TLS that the program has set up on it

@@ -70,7 +70,9 @@ type Config struct {
 	// Default 10 s.
 	Failure time.Duration
 
-	Handshake time.Duration // for all connections of a peer to open, and for an Import; default 5 s
+	// Handshake is how long one who connects to us may take to say who it is, and for its other
+	// connections to come. Default 5 s.
+	Handshake time.Duration
 }
 
 const (

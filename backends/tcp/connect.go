@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
 // Connect implements driver.Backend.
@@ -27,17 +28,46 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		return nil, fmt.Errorf("connect: the owner is spoken to %v, and this side speaks %v: set "+
 			"the same on both sides: %w", to.security, b.address.security, driver.ErrNotSupported)
 	}
-	ctx, cancel := context.WithTimeout(ctx, b.cfg.Handshake)
-	defer cancel()
-	p := newPeer(b, to, 1+b.cfg.Conns)
-	if err := p.open(ctx); err != nil {
-		p.abandon()
-		if b.closed.Load() {
-			err = driver.ErrClosed
+	// An owner that is kept off its processors hangs up on those that it heard too late, us among
+	// them: we come again, for as long as our caller waits.
+	var before error
+	for pause := pauseMin; ; pause = min(2*pause, pauseMax) {
+		p := newPeer(b, to, 1+b.cfg.Conns)
+		err := p.open(ctx)
+		if err == nil {
+			return p, nil
 		}
-		return nil, fmt.Errorf("connect: %w", err)
+		p.abandon()
+		switch {
+		case b.closed.Load():
+			return nil, fmt.Errorf("connect: %w", driver.ErrClosed)
+		case errors.Is(err, errHungUp) && b.rests(ctx, pause):
+			before = err
+		case errors.Is(err, errHungUp): // and our caller has no more time
+			return nil, fmt.Errorf("connect: %w: %w", driver.ContextError(ctx), err)
+		case before != nil:
+			return nil, fmt.Errorf("connect: %w (before: %v)", err, before)
+		default:
+			return nil, fmt.Errorf("connect: %w", err)
+		}
 	}
-	return p, nil
+}
+
+// Between tries to connect there is a pause.
+const pauseMin, pauseMax = 20 * time.Millisecond, time.Second
+
+// rests waits, and reports whether another try is worth it.
+func (b *Backend) rests(ctx context.Context, pause time.Duration) bool {
+	over, timer := clock.After(b.clock, pause)
+	defer timer.Stop()
+	select {
+	case <-over:
+		return true
+	case <-b.stop:
+		return true // the next try says that we are closed
+	case <-ctx.Done():
+		return false
+	}
 }
 
 func newPeer(b *Backend, to address, conns int) *peer {
@@ -78,7 +108,9 @@ func (p *peer) open(ctx context.Context) error {
 		wg.Go(func() { _, _, errs[i] = p.greet(ctx, i, h, secret) })
 	}
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := errors.Join(errs...); errors.Is(err, driver.ErrBadToken) {
+		return fmt.Errorf("it gave us up before all connections had come: %w: %w", errHungUp, err)
+	} else if err != nil {
 		return err
 	}
 	if err := p.setGrace(time.Duration(welcome.ticket)); err != nil {

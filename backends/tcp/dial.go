@@ -6,10 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"syscall"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/control"
 )
 
@@ -19,6 +22,27 @@ const placeTime = time.Second
 
 // errSilent is a place that has not answered in its time, and may be asked for longer.
 var errSilent = errors.New("no answer")
+
+// errHungUp is an owner that was late, and ended a connection without a word. It may take the next.
+var errHungUp = errors.New("the other side hung up")
+
+// meant is within what time a connection ends that the other side does not want: a program that
+// is not ours, say. One that was late has a limit, which is longer.
+const meant = 250 * time.Millisecond
+
+// isHangUp reports whether that is what err says, after a time.
+func isHangUp(err error, after time.Duration) bool {
+	var why *identity.Error
+	if after < meant || errors.As(err, &why) {
+		return false
+	}
+	for _, is := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, is) {
+			return true
+		}
+	}
+	return false
+}
 
 // greet opens connection i with a frame, and returns what the owner says. Of its places some may
 // lead elsewhere, as an address of a network that both hosts have does: to a silent host, or to
@@ -33,11 +57,10 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 	for patience := placeTime; len(left) > 0; patience *= 2 {
 		var silent []string
 		for n, at := range left {
-			limit := p.b.cfg.Handshake
+			once, cancel := ctx, func() {}
 			if n < len(left)-1 || len(silent) > 0 { // others are left
-				limit = patience
+				once, cancel = context.WithTimeout(ctx, patience)
 			}
-			once, cancel := context.WithTimeout(ctx, limit)
 			answer, rest, err := p.greetAt(once, i, at, h, body)
 			cancel()
 			switch {
@@ -72,6 +95,7 @@ func overdue(ctx context.Context, at string, errs []error) error {
 // greetAt is greet at one place, for as long as ctx lasts.
 func (p *peer) greetAt(ctx context.Context, i int, at string, h header, body []byte) (
 	answer header, rest []byte, err error) {
+	begin := p.b.clock.Now()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", at)
 	if err != nil {
 		if op := (*net.OpError)(nil); errors.As(err, &op) {
@@ -102,6 +126,9 @@ func (p *peer) greetAt(ctx context.Context, i int, at string, h header, body []b
 	}
 	if err != nil {
 		_ = tcp.Close() // nothing is to be saved
+		if isHangUp(err, time.Duration(p.b.clock.Now()-begin)) {
+			err = fmt.Errorf("%w: %w", errHungUp, err)
+		}
 		return h, nil, unanswered(ctx, err)
 	}
 	return answer, rest, nil

@@ -3,6 +3,8 @@
 package tcp
 
 import (
+	"context"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
 // ways are the three of a connection, as far as Config sets them.
@@ -61,14 +64,16 @@ func TestPlacesAreNamedInTheError(t *testing.T) {
 
 	// A machine that is busy may not get the answer of the second place in the time that the
 	// first one leaves: then there is more time.
-	for handshake := 2 * time.Second; ; handshake *= 2 {
-		near := openWith(t, Config{Plaintext: true, Handshake: handshake})
+	for patience := 2 * time.Second; ; patience *= 2 {
+		near := openWith(t, Config{Plaintext: true})
 		begin := time.Now()
-		_, err = near.Connect(t.Context(), both)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		_, err = near.Connect(ctx, both)
+		cancel()
 		require.ErrorIs(t, err, driver.ErrTimeout)
 		require.ErrorContains(t, err, "no answer from ")
-		require.GreaterOrEqual(t, time.Since(begin), handshake) // it was asked again
-		if handshake >= limit || strings.Contains(err.Error(), "at "+wrong) {
+		require.GreaterOrEqual(t, time.Since(begin), patience) // it was asked again
+		if patience >= limit || strings.Contains(err.Error(), "at "+wrong) {
 			require.ErrorContains(t, err, "no answer from "+mute)
 			require.ErrorContains(t, err, "at "+wrong)
 			break
@@ -159,4 +164,77 @@ func TestSendBufferWithinAHost(t *testing.T) {
 	for _, c := range append(accepted, dialled...) {
 		require.Equal(t, want, sendBuffer(t, c.tcp))
 	}
+}
+
+// door is a place that hands each connection on to an owner, or hangs up on it a little later, as
+// before says: n counts them.
+func door(t *testing.T, owner *Backend, before func(n int) bool) (addr []byte) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var all sync.WaitGroup
+	t.Cleanup(func() { _ = l.Close(); all.Wait() })
+	all.Go(func() {
+		for n := 0; ; n++ {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() {
+				defer c.Close()
+				if !before(n) {
+					time.Sleep(2 * meant)
+					return
+				}
+				to, err := net.Dial("tcp", owner.address.places[0])
+				if err != nil {
+					return
+				}
+				defer to.Close()
+				all.Go(func() { _, _ = io.Copy(to, c); _ = to.(*net.TCPConn).CloseWrite() })
+				_, _ = io.Copy(c, to)
+			})
+		}
+	})
+	return altered(t, owner.Addr(), func(a *address) { a.places = []string{l.Addr().String()} })
+}
+
+// TestConnectComesAgain: an owner that hung up before it said why, or that gave a peer up before
+// all of its connections had come, is asked again, until the caller's context ends.
+func TestConnectComesAgain(t *testing.T) {
+	for name, before := range map[string]func(clock *manualclock.Clock, n int) bool{
+		"it hangs up": func(_ *manualclock.Clock, n int) bool { return n >= 2 },
+		"it was too late for the others": func(clock *manualclock.Clock, n int) bool {
+			if n == 1 { // a hello came first
+				clock.Advance(2 * limit) // openBy sets Handshake to limit
+			}
+			return true
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			leak.Check(t)
+			clock := manualclock.New()
+			owner, near := openBy(t, clock, Config{}), open(t, Config{Conns: 1})
+			addr := door(t, owner, func(n int) bool { return before(clock, n) })
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			p, err := near.Connect(ctx, addr)
+			require.NoError(t, err)
+			require.NoError(t, p.Close())
+		})
+	}
+	t.Run("it never welcomes", func(t *testing.T) {
+		leak.Check(t)
+		owner, near := open(t, Config{}), open(t, Config{Conns: 1})
+		ctx, cancel := context.WithCancel(t.Context())
+		addr := door(t, owner, func(n int) bool {
+			if n == 2 {
+				cancel()
+			}
+			return false
+		})
+		_, err := near.Connect(ctx, addr)
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorContains(t, err, "the other side hung up")
+	})
 }
