@@ -154,7 +154,7 @@ struct sluice_config {
 	size_t backends_count;
 	int64_t transfer_timeout_ns; /* how long a transfer may make no progress; 30 s */
 	int64_t abort_grace_ns; /* for a backend to end a transfer; 1 s */
-	int64_t connect_timeout_ns; /* of connect and dial; 5 s */
+	int64_t connect_timeout_ns; /* of connect and dial, with all tries; 30 s */
 	int64_t handshake_timeout_ns; /* of one exchange with a peer that dials; 5 s */
 	int64_t spin_ns; /* how long sluice_wait looks before it sleeps; 20 us; negative: not */
 	int64_t staging_bytes; /* for chains of backends; 256 MiB; negative: none */

@@ -72,7 +72,7 @@ public:
 		    sluice_peer_refresh(known->peer, told->data(), told->size()) != SLUICE_OK) {
 			other = std::make_shared<met>();
 			held.unlock();
-			int code = sluice_connect(engine_, told->data(), told->size(), 10 * second,
+			int code = sluice_connect(engine_, told->data(), told->size(), 120 * second,
 						  &other->peer);
 			held.lock();
 			if (code < 0)

@@ -3,6 +3,7 @@
 #ifndef SLUICE_NIXL_PLUGINS_H
 #define SLUICE_NIXL_PLUGINS_H
 
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <set>
@@ -102,6 +103,17 @@ inline std::map<std::string, std::vector<std::string>> of_devices(const nixl_b_p
 	return out;
 }
 
+/*
+ * How long a transfer may go without progress, in ns. NIXL has no such limit, and programs count on
+ * it that a process which its host keeps off the processors is waited for.
+ */
+inline int64_t transfer_timeout()
+{
+	const char *said = getenv("SLUICE_TRANSFER_TIMEOUT");
+	double seconds = said ? strtod(said, nullptr) : 0;
+	return int64_t((seconds > 0 && seconds <= 86400 ? seconds : 120) * 1e9);
+}
+
 inline int open_list(const std::string &name, const std::vector<sluice_backend> &list,
 		     sluice_engine *engine)
 {
@@ -109,6 +121,8 @@ inline int open_list(const std::string &name, const std::vector<sluice_backend> 
 	config.size = sizeof config;
 	config.name = name.c_str();
 	config.backends = list.data(), config.backends_count = list.size();
+	config.transfer_timeout_ns = transfer_timeout();
+	config.connect_timeout_ns = 120 * int64_t(1000000000);
 	config.transfers_max = 1 << 20, config.peers_max = 1 << 16;
 	config.notifications_max = 1 << 16;
 	return sluice_open(&config, engine);

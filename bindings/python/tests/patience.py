@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import sluice
-from sluice.mooncake import handshake, sessions
+from sluice.mooncake import handshake
 from sluice.nixl import listening, meeting
 
 LIMIT = 60.0
 
 _open: Any = sluice.Engine.__init__
 _open.__kwdefaults__.update(connect_timeout=LIMIT, handshake_timeout=LIMIT)
-handshake._LIMIT = handshake._WHOLE = sessions._CONNECT = LIMIT
-listening._LIMIT = listening._WHOLE = meeting._CONNECT = meeting._MOMENT = LIMIT
+handshake._LIMIT = handshake._WHOLE = LIMIT
+listening._LIMIT = listening._WHOLE = meeting._MOMENT = LIMIT

@@ -234,7 +234,7 @@ class Engine(Closing):
         self._told = max(4096, len(told) + len(told) // 8)
         return told
 
-    def connect(self, description: bytes, timeout: Optional[float] = 5.0) -> Peer:
+    def connect(self, description: bytes, timeout: Optional[float] = 30.0) -> Peer:
         """The engine that a description is of. Our own gives what `self_peer` gives."""
         description = octets(description, "description")
 
@@ -286,7 +286,7 @@ class Engine(Closing):
                 self._accepted.append(out.value)
             raise
 
-    def dial(self, address: str, timeout: Optional[float] = 5.0) -> Peer:
+    def dial(self, address: str, timeout: Optional[float] = 30.0) -> Peer:
         """The engine that serves there, which has connected back when this returns."""
         network, where = split(address)
         return self._connected(lambda out: lib.dial(self._handle, network, where,

@@ -29,6 +29,7 @@ from ray.experimental.rdt.tensor_transport_manager import (
 
 from .. import errors
 from .._config import Backend, Identity
+from .._patience import CONNECT
 from .._region import Lease, Memory, Region
 from .._segments import DeviceMemory, HostMemory
 from ..engine import Engine
@@ -36,7 +37,6 @@ from ..peer import Peer, Remote
 from ..transfer import Transfer
 from . import _tensors
 
-_CONNECT = 10.0  # seconds
 
 
 @dataclass
@@ -102,7 +102,8 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
         """The engine of this process, opened at first use."""
         with self._lock:
             if self._engine is None:
-                self._engine = Engine(f"ray-{self.name.lower()}", self.backends())
+                self._engine = Engine(f"ray-{self.name.lower()}", self.backends(),
+                                      connect_timeout=CONNECT)
                 self._description = self._engine.describe()
             return self._engine
 
@@ -295,7 +296,7 @@ class SluiceTransport(TensorTransportManager):  # type: ignore[misc]
                 del self._peers[d]
         for _, p in lost:
             p.close()
-        peer = engine.connect(description, _CONNECT)
+        peer = engine.connect(description, CONNECT)
         with self._lock:
             return self._peers.setdefault(description, peer)
 

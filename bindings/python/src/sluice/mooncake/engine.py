@@ -9,6 +9,7 @@ import threading
 from typing import Any, Optional, Sequence
 
 from .. import errors
+from .._patience import CONNECT, transfer_timeout
 from .._region import Region
 from .._segments import DeviceMemory, HostMemory
 from ..engine import Engine
@@ -60,7 +61,8 @@ class TransferEngine:
                                  f"only one here")
             host, _ = handshake.parse(local_hostname)
             self.close()
-            self._engine = Engine(local_hostname, memory.backends(host, protocol, device_name))
+            self._engine = Engine(local_hostname, memory.backends(host, protocol, device_name),
+                                  transfer_timeout=transfer_timeout(), connect_timeout=CONNECT)
             self._sessions = Sessions(self._engine)
             self._server = handshake.Server(host, 0, self._offer)
         except _CANNOT as e:

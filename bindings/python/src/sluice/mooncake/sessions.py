@@ -7,12 +7,12 @@ import threading
 from typing import Sequence
 
 from .. import errors
+from .._patience import CONNECT
 from ..engine import Engine
 from ..peer import Peer, Remote
 from . import handshake
 from .ranges import Ranges
 
-_CONNECT = 10.0  # seconds
 
 
 class Session:
@@ -101,6 +101,6 @@ class Sessions:
             if known is not None:
                 del self._met[session]
                 known.peer.close()
-            peer = self._engine.connect(offer.description, _CONNECT)
+            peer = self._engine.connect(offer.description, CONNECT)
             met = self._met[session] = Session(session, peer, offer)
             return met

@@ -9,6 +9,7 @@ from typing import Any, Iterable, Optional
 
 from .. import errors
 from .._config import Backend, Limits
+from .._patience import CONNECT, transfer_timeout
 from ..engine import Engine
 from . import bindings as b
 from . import plugins
@@ -94,7 +95,9 @@ class Backends:
             if self._engine is None:
                 chosen = plugins.backends(self._params, [*cards, *plugins.current_cards()])
                 with translated():
-                    engine = Engine(self.name, chosen, limits=_LIMITS)
+                    engine = Engine(self.name, chosen, limits=_LIMITS,
+                                    transfer_timeout=transfer_timeout(),
+                                    connect_timeout=CONNECT)
                     engine.register(TOLD_ALWAYS, b"\0")
                 self._engine = engine
             return self._engine

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Union
 
 from .. import errors
+from .._patience import SLOW
 from ..peer import is_lost
 from ..transfer import Transfer
 from . import bindings as b
@@ -15,6 +17,8 @@ from .places import Located, Runs
 
 if TYPE_CHECKING:
     from .backends import Backends
+
+logger = logging.getLogger("sluice.nixl")
 
 _CLASSES = (
     (errors.PeerLostError, b.nixlRemoteDisconnectError),
@@ -78,6 +82,7 @@ class nixl_xfer_handle:
         self._gone = ""  # why the last post could not begin: its peer is gone
         self._posted = 0.0  # when, as time.time
         self._began = self._took = self._lasted = 0.0  # by the clock that never goes back
+        self._slow = False  # the log has said so of this post
 
     @property
     def transfer(self) -> Transfer:
@@ -129,6 +134,7 @@ class nixl_xfer_handle:
 
     def _start(self, t: Transfer) -> None:
         self._posted, self._began, self._lasted = time.time(), time.perf_counter(), 0.0
+        self._slow = False
         try:
             t.post()
         except errors.BusyError as e:
@@ -145,12 +151,21 @@ class nixl_xfer_handle:
             raise b.nixlNotPostedError("the transfer was not posted")
         try:
             if not t.test():
+                self._tell()
                 return "PROC"
         except errors.Error as e:
             raise as_nixl(e) from e
         if not self._lasted:
             self._lasted = time.perf_counter() - self._began
         return "DONE"
+
+    def _tell(self) -> None:
+        """Says once that a transfer takes long: nothing has failed."""
+        if not self._slow and time.perf_counter() - self._began > SLOW:
+            self._slow = True
+            logger.warning("a transfer of %d bytes by %s is under way for %.0f s: its peer answers "
+                           "late, as a process does that is kept off its processors", self.total,
+                           self.plugin, SLOW)
 
     def telemetry(self) -> b.nixlXferTelemetry:
         if not self._lasted:

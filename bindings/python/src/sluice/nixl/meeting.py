@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Iterable, Iterator, Optional, Union
 
 from .. import errors
+from .._patience import CONNECT
 from .._region import Region
 from ..peer import is_lost
 from . import bindings as b
@@ -21,7 +22,6 @@ from .places import Range
 
 Name = Union[str, bytes]
 
-_CONNECT = 10.0  # seconds
 _MOMENT = 1.0  # seconds that a call waits for a lost agent
 
 
@@ -106,7 +106,7 @@ class Meeting(Memory):
             except errors.Error:  # an agent of this name was started anew
                 logger.info("%s is another agent than before: meeting it anew", m.agent)
         engine = self._open()
-        peer = engine.connect(m.description, _CONNECT)  # fails where this is of an agent that ended
+        peer = engine.connect(m.description, CONNECT)  # fails where this is of an agent that ended
         if peer is engine.self_peer():  # under another name: forgetting that would close it
             raise b.nixlInvalidParamError(f"{m.agent!r} has our own description: our own memory is "
                                           f"reached by our own name")
@@ -164,7 +164,7 @@ class Meeting(Memory):
                 engine = self._engine
                 if engine is None or self._remotes.get(name) is not met or not is_lost(met.peer):
                     return
-                peer, found = met.connect(engine, _CONNECT)
+                peer, found = met.connect(engine, CONNECT)
                 with self._lock:
                     if self._remotes.get(name) is met:
                         met.renew(peer, found)
