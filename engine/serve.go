@@ -204,6 +204,7 @@ func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, erro
 	if err != nil {
 		host = ""
 	}
+	var before error
 	for pause := dialPauseMin; ; pause = min(2*pause, dialPauseMax) {
 		var p *Peer
 		began := time.Now()
@@ -213,8 +214,18 @@ func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, erro
 		} else {
 			p, err = e.dial(ctx, conn, host)
 		}
-		if err == nil || !comesAgain(err, time.Since(began)) || !sleep(ctx, pause) {
-			return p, err
+		switch {
+		case err == nil:
+			return p, nil
+		case comesAgain(err, time.Since(began)):
+			before = err
+			if !sleep(ctx, pause) {
+				return nil, err
+			}
+		case before != nil && ctx.Err() != nil: // which says less
+			return nil, before
+		default:
+			return nil, err
 		}
 	}
 }

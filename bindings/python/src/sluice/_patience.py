@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the faces of other makers' packages wait. Those have no limits of their own, and programs
-count on it that a process which its host keeps off the processors is waited for."""
+"""How long the faces of other makers' packages wait. Those have no limits of their own, and
+programs count on it that a process which its host keeps off the processors is waited for.
+"""
 
 from __future__ import annotations
 
@@ -18,5 +19,6 @@ def transfer_timeout() -> float:
         if not 0 < seconds <= 86400:
             raise ValueError
     except ValueError:
-        raise ValueError(f"SLUICE_TRANSFER_TIMEOUT is {said!r}, want seconds, at most a day") from None
+        raise ValueError(
+            f"SLUICE_TRANSFER_TIMEOUT is {said!r}, want seconds, at most a day") from None
     return seconds
