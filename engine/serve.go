@@ -227,7 +227,7 @@ func (e *Engine) introduce(ctx context.Context, conn net.Conn) (*Peer, error) {
 
 // introduction is what one side of an exchange says of itself.
 type introduction struct {
-	*wire.Description
+	*wire.Directory
 	show exchange.Secret // for the hellos of our connections: see ticket
 }
 
@@ -255,7 +255,7 @@ func (e *Engine) readIntroduction(conn net.Conn) (*introduction, error) {
 	in := &introduction{}
 	n := max(0, len(b)-len(in.show))
 	copy(in.show[:], b[n:])
-	in.Description, err = wire.Decode(b[:n])
+	in.Directory, err = wire.Read(b[:n])
 	return in, err
 }
 
@@ -268,7 +268,7 @@ func (e *Engine) connectTo(ctx context.Context, in *introduction, t *ticket) (*P
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
 	defer cancel()
-	p, err := e.connect(ctx, in.Description, in.show, t)
+	p, err := e.connect(ctx, in.Directory, in.show, t)
 	if err != nil {
 		e.revokeTicket(t)
 	}
