@@ -69,8 +69,7 @@ type Config struct {
 	NotificationBytes int // in that channel, or of one notification; default 64 MiB
 	DescriptionMax    int // bytes of a peer's description; default 16 MiB
 	NotifyMax         int // bytes of a notification, sent or received; default 16 MiB
-	// exchanges that Serve holds at once, and connections that wait for one; default 64
-	HandshakesMax int
+	HandshakesMax     int // exchanges of Serve at a time, of one host half; default 64
 
 	// Tell returns the regions, by the names that they are to have there, of which an engine
 	// learns that meets this one by Serve or Dial, in place of all that Describe tells of. peer

@@ -24,7 +24,7 @@ func (e *Engine) Connect(ctx context.Context, description []byte) (*Peer, error)
 			"Config.DescriptionMax of %d: %w", len(description), e.cfg.DescriptionMax, ErrBounds)}
 	}
 	// what it says is kept, and the caller's bytes may change
-	d, err := wire.Decode(bytes.Clone(description))
+	d, err := wire.Read(bytes.Clone(description))
 	if err != nil {
 		return nil, &OpError{Op: "connect", Err: err}
 	}
@@ -39,7 +39,7 @@ func (e *Engine) Connect(ctx context.Context, description []byte) (*Peer, error)
 // connect connects, and says hello by each connection. show is the secret of the ticket that
 // the peer has issued, ours is the ticket that the peer shows. It ends early when the engine
 // closes.
-func (e *Engine) connect(ctx context.Context, d *wire.Description, show exchange.Secret,
+func (e *Engine) connect(ctx context.Context, d *wire.Directory, show exchange.Secret,
 	ours *ticket) (*Peer, error) {
 	private := ours != nil && ours.private
 	if err := e.takePlace(private); err != nil {
@@ -49,11 +49,11 @@ func (e *Engine) connect(ctx context.Context, d *wire.Description, show exchange
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(e.life, cancel)()
-	p := e.newPeer(d)
+	p := e.newPeer(&d.Description)
 	stager := e.stager.lane // the first: a connection that is lost in its hello tells it so
-	p.known, p.remotes = describe(d), map[string]*Remote{}
+	p.known, p.remotes = d, map[string]*Remote{}
 	p.conns[stager.index] = newConn(p, stager, e.stager.connect(p, d.Addr(stager.caps.Name)))
-	if err := p.connectLanes(ctx, d, show); err != nil {
+	if err := p.connectLanes(ctx, &d.Description, show); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	if err := e.addPeer(p, ours); err != nil {

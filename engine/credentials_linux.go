@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/internal/lobby"
 )
 
 // checkUser refuses the other end of a Unix socket when it runs as another user.
@@ -49,5 +51,5 @@ func originOf(conn net.Conn) string {
 			return fmt.Sprintf("process %d", cred.Pid)
 		}
 	}
-	return "host " + hostOf(conn)
+	return "host " + lobby.HostOf(conn).String()
 }

@@ -31,7 +31,7 @@ type Peer struct {
 	closing sync.Mutex // held while Close runs
 	mu      sync.Mutex // guards what follows
 	origin  string     // of what dialled us through Serve
-	known   *described
+	known   *wire.Directory
 	remotes map[string]*Remote // that were asked for
 	staging []*staging
 	closed  bool
@@ -171,8 +171,8 @@ func (p *Peer) Remote(name string) (*Remote, error) {
 	if m := p.remotes[name]; m != nil {
 		return m, nil
 	}
-	if r := p.known.regions[name]; r != nil {
-		p.remotes[name] = p.remoteOf(p.known.Description, r)
+	if r, known := p.known.Region(name); known {
+		p.remotes[name] = p.remoteOf(&p.known.Description, &r)
 		return p.remotes[name], nil
 	}
 	return nil, &OpError{Op: "find region " + name, Peer: p.name,
@@ -184,13 +184,12 @@ func (p *Peer) Remote(name string) (*Remote, error) {
 // Preconditions: p.mu is held.
 func (p *Peer) remoteNames() string {
 	const show = 8
-	names := make([]string, 0, len(p.known.regions))
-	for name := range p.known.regions {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	if len(names) > show {
-		return fmt.Sprintf("%q and %d more", names[:show], len(names)-show)
+	var names []string
+	for r := range p.known.All() {
+		if len(names) == show {
+			return fmt.Sprintf("%q and %d more", names, p.known.Len()-show)
+		}
+		names = append(names, r.Name)
 	}
 	return fmt.Sprintf("%q", names)
 }
@@ -205,28 +204,30 @@ func (p *Peer) Remotes() []string {
 		return names
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	names := make([]string, 0, len(p.known.regions))
-	for name := range p.known.regions {
-		names = append(names, name)
+	known := p.known
+	p.mu.Unlock()
+	names := make([]string, 0, known.Len())
+	for r := range known.All() {
+		names = append(names, r.Name)
 	}
 	slices.Sort(names)
-	return names
+	return slices.Compact(names)
 }
 
 // Import makes a leased range known (Lease.Token), or one region of a partial
 // description. It is ErrRevoked when the lease has ended.
 func (p *Peer) Import(lease []byte) (*Remote, error) {
-	d, err := p.decode(lease)
+	d, err := p.read(lease)
 	if err != nil {
 		return nil, err
 	}
-	if len(d.Regions) != 1 {
+	r, one := d.Only()
+	if !one {
 		return nil, &OpError{Op: "import", Peer: p.name,
 			Err: fmt.Errorf("%d regions where a lease has one: use Refresh for a description: %w",
-				len(d.Regions), ErrCorrupt)}
+				d.Len(), ErrCorrupt)}
 	}
-	m := p.remoteOf(d, &d.Regions[0])
+	m := p.remoteOf(&d.Description, &r)
 	var errs []error
 	for i, c := range p.conns {
 		if c == nil || m.tokens[i] == nil {
@@ -249,17 +250,17 @@ func (p *Peer) Import(lease []byte) (*Remote, error) {
 // Refresh takes a newer description of the same engine: its regions become known,
 // those that are gone unknown. Remotes and transfers in use are not disturbed.
 func (p *Peer) Refresh(description []byte) error {
-	d, err := p.decode(description)
+	known, err := p.read(description)
 	if err != nil {
 		return err
 	}
-	known := describe(d)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.known = known
 	for name, old := range p.remotes {
-		r := known.regions[name]
-		if r != nil && slices.EqualFunc(p.remoteOf(d, r).tokens, old.tokens, slices.Equal[[]byte]) {
+		r, is := known.Region(name)
+		if is && slices.EqualFunc(p.remoteOf(&known.Description, &r).tokens, old.tokens,
+			slices.Equal[[]byte]) {
 			continue // the same registration: keep what was imported
 		}
 		delete(p.remotes, name)
@@ -268,28 +269,13 @@ func (p *Peer) Refresh(description []byte) error {
 	return nil
 }
 
-// described is what a peer says of itself, with its regions by name. A Remote is made when it
-// is asked for: a description may have many regions of few bytes.
-type described struct {
-	*wire.Description
-	regions map[string]*wire.Region
-}
-
-func describe(d *wire.Description) *described {
-	known := &described{d, make(map[string]*wire.Region, len(d.Regions))}
-	for i := range d.Regions {
-		known.regions[d.Regions[i].Name] = &d.Regions[i]
-	}
-	return known
-}
-
-func (p *Peer) decode(b []byte) (*wire.Description, error) {
+func (p *Peer) read(b []byte) (*wire.Directory, error) {
 	if len(b) > p.e.cfg.DescriptionMax {
 		return nil, &OpError{Op: "import", Peer: p.name,
 			Err: fmt.Errorf("%d bytes, at most Config.DescriptionMax of %d: %w", len(b),
 				p.e.cfg.DescriptionMax, ErrBounds)}
 	}
-	d, err := wire.Decode(bytes.Clone(b))
+	d, err := wire.Read(bytes.Clone(b))
 	if err != nil {
 		return nil, &OpError{Op: "import", Peer: p.name, Err: err}
 	}

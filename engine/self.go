@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
+
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // Self returns the engine as a peer of its own: local moves take it. Its regions
@@ -42,7 +44,7 @@ func (e *Engine) ownPeer(place **Peer, private bool) (p, replaced *Peer, err err
 	defer cancel()
 	t := e.issueTicket("")
 	t.private = private
-	p, err = e.connect(ctx, e.describe(nil), t.secret, t)
+	p, err = e.connect(ctx, &wire.Directory{Description: *e.describe(nil)}, t.secret, t)
 	if err != nil {
 		e.revokeTicket(t)
 		return nil, nil, err

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/clock"
+	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -36,9 +38,9 @@ const (
 // itself, by tls.NewListener, must ask for certificates.
 //
 // A connection that has not proved its identity is told nothing. Each exchange is bounded by
-// HandshakeTimeout and DescriptionMax; HandshakesMax of them run at once, and as many
-// connections wait beside them, of which one that keeps silent makes room. Serve closes the
-// listener. The two engines also exchange tickets, by which each knows the other as the
+// HandshakeTimeout and DescriptionMax; HandshakesMax of them run at once, of one host half as
+// many. Further connections wait their turn, and one that keeps silent makes room. Serve closes
+// the listener. The two engines also exchange tickets, by which each knows the other as the
 // sender of notifications.
 func (e *Engine) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -49,71 +51,39 @@ func (e *Engine) Serve(ctx context.Context, l net.Listener) error {
 			return &OpError{Op: "serve " + l.Addr().String(), Err: err}
 		}
 	}
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer stop()
+	s := &server{e: e, in: lobby.New(e.cfg.HandshakesMax, clock.Host())}
+	defer context.AfterFunc(ctx, func() { _ = l.Close(); s.in.Close() })()
 	defer context.AfterFunc(e.life, cancel)()
-	s := &server{e: e, in: lobby{most: e.cfg.HandshakesMax, in: map[net.Conn]visit{}},
-		exchanging: turns{most: e.cfg.HandshakesMax, of: map[string]int{}}}
-	s.exchanging.freed.L = &s.exchanging.mu
 	defer s.exchanges.Wait()
-	for {
-		conn, err := l.Accept()
-		switch {
-		case err == nil:
-		case ctx.Err() != nil || errors.Is(err, net.ErrClosed):
-			return e.serveEnd(ctx)
-		case passes(err):
-			sleep(ctx, breath)
-			continue
-		default:
-			return &OpError{Op: "serve " + l.Addr().String(), Err: err}
-		}
-		for !s.in.admit(conn) && ctx.Err() == nil {
-			sleep(ctx, breath) // the next ones wait in the kernel
-		}
-		s.exchanges.Go(func() { s.hear(ctx, conn) })
+	err := s.in.Serve(l, func(conn net.Conn, v *lobby.Visit) bool {
+		s.exchanges.Go(func() { s.hear(ctx, conn, v) })
+		return true
+	})
+	if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+		return e.serveEnd(ctx)
 	}
+	return &OpError{Op: "serve " + l.Addr().String(), Err: err}
 }
 
 // server is one call of Serve.
 type server struct {
-	e          *Engine
-	in         lobby
-	exchanging turns
-	exchanges  sync.WaitGroup
+	e         *Engine
+	in        *lobby.Lobby
+	exchanges sync.WaitGroup
 }
 
-// passes reports whether Accept will do better later: other connections may have taken all
-// descriptors.
-func passes(err error) bool {
-	for _, is := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ECONNABORTED,
-		syscall.ENOBUFS, syscall.ENOMEM} {
-		if errors.Is(err, is) {
-			return true
-		}
-	}
-	return false
-}
-
-// breath is how long we wait for what others may give back.
-const breath = 5 * time.Millisecond
-
-// hear waits for the other side to prove its identity and to describe itself, and then
-// exchanges descriptions. What goes wrong is told to the dialer, once there is a stream to
-// tell it over.
-func (s *server) hear(ctx context.Context, conn net.Conn) {
+// hear waits for a place, and for the other side to prove its identity and to describe itself,
+// and then exchanges descriptions. What goes wrong is told to the dialer, once there is a stream
+// to tell it over.
+func (s *server) hear(ctx context.Context, conn net.Conn, v *lobby.Visit) {
 	defer conn.Close()
-	defer s.in.leave(conn)
-	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer v.Leave()
+	if !v.Wait() {
+		return
+	}
 	_ = conn.SetDeadline(time.Now().Add(s.e.cfg.HandshakeTimeout)) // fails only where it is closed
-	secure, theirs, err := s.listen(ctx, conn)
+	secure, theirs, err := s.listen(ctx, conn, v)
 	if err == nil {
-		host := hostOf(conn)
-		if !s.exchanging.take(ctx, host) {
-			return
-		}
-		defer s.exchanging.give(host)
-		s.in.leave(conn)
 		err = s.greet(ctx, secure, theirs)
 	}
 	if err != nil && secure != nil {
@@ -126,19 +96,19 @@ func (s *server) hear(ctx context.Context, conn net.Conn) {
 
 // listen returns what the other side says of itself. In plain text, that it can say so is
 // all the proof there is.
-func (s *server) listen(ctx context.Context, conn net.Conn) (secure net.Conn, theirs *introduction,
-	err error) {
+func (s *server) listen(ctx context.Context, conn net.Conn, v *lobby.Visit) (secure net.Conn,
+	theirs *introduction, err error) {
 	shaking, cancel := context.WithTimeout(ctx, s.e.cfg.HandshakeTimeout)
 	defer cancel()
 	secure, proven, err := s.e.answer(shaking, conn)
-	if err == nil && proven && !s.in.note(conn, identityShown) {
+	if err == nil && proven && !v.Show(lobby.Identity) {
 		return nil, nil, errHungUp
 	}
 	if err != nil {
 		return secure, nil, err
 	}
 	theirs, err = s.e.readIntroduction(secure)
-	if err == nil && !s.in.note(conn, descriptionShown) {
+	if err == nil && !v.Show(lobby.Known) {
 		return nil, nil, errHungUp
 	}
 	return secure, theirs, err
@@ -250,6 +220,9 @@ func comesAgain(err error, after time.Duration) bool {
 	return false
 }
 
+// breath is how long we wait for what others may give back.
+const breath = 5 * time.Millisecond
+
 // sleep waits, and reports whether the context lasts.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
@@ -309,7 +282,7 @@ func (e *Engine) introduce(ctx context.Context, conn net.Conn) (*Peer, error) {
 
 // introduction is what one side of an exchange says of itself.
 type introduction struct {
-	*wire.Description
+	*wire.Directory
 	show exchange.Secret // for the hellos of our connections: see ticket
 }
 
@@ -337,7 +310,7 @@ func (e *Engine) readIntroduction(conn net.Conn) (*introduction, error) {
 	in := &introduction{}
 	n := max(0, len(b)-len(in.show))
 	copy(in.show[:], b[n:])
-	in.Description, err = wire.Decode(b[:n])
+	in.Directory, err = wire.Read(b[:n])
 	return in, err
 }
 
@@ -350,7 +323,7 @@ func (e *Engine) connectTo(ctx context.Context, in *introduction, t *ticket) (*P
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
 	defer cancel()
-	p, err := e.connect(ctx, in.Description, in.show, t)
+	p, err := e.connect(ctx, in.Directory, in.show, t)
 	if err != nil {
 		e.revokeTicket(t)
 	}

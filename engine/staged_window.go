@@ -87,15 +87,15 @@ func (sp *stagedPeer) accept(ctx context.Context, carrier *lane) (*farWindow, er
 		}
 		return nil, fmt.Errorf("an answer without slots: %w", ErrCorrupt)
 	}
-	d, err := sp.p.decode(body[fixed:])
+	d, err := sp.p.read(body[fixed:])
 	if err != nil {
 		return nil, err
 	}
-	if len(d.Regions) != 1 || d.Regions[0].Size < uint64(w.slots)*slotBytes ||
-		d.Regions[0].Kind != driver.DRAM {
+	r, one := d.Only()
+	if !one || r.Size < uint64(w.slots)*slotBytes || r.Kind != driver.DRAM {
 		return nil, fmt.Errorf("a window of %d slots with another memory: %w", w.slots, ErrCorrupt)
 	}
-	w.remote = sp.p.remoteOf(d, &d.Regions[0])
+	w.remote = sp.p.remoteOf(&d.Description, &r)
 	_, err = w.remote.key(carrier.index)
 	return w, err
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,53 +24,77 @@ import (
 // those of before in use (Facts.RenewError).
 //
 // Files of revocation lists may follow, in PEM and signed by those authorities (RFC 5280; sluice
-// keys revoke makes one). What is on a list is refused from the next handshake on; connections
-// that stand go on. How old a list is does not matter, but none that is in use gives way to one of
-// a lower number. A list of another authority is an error here; later, as when an authority goes,
+// keys revoke makes one). What is on a list is refused from the next handshake on, also while
+// another of the files cannot be used; connections that stand go on. How old a list is does not
+// matter, but none that is in use gives way to one of a lower number, or to another one of the
+// same number. A list of another authority is an error here; later, as when an authority goes,
 // it is told and passed over.
 func FromFiles(cert, key, ca string, revoked ...string) (*Identity, error) {
-	s := &files{paths: append([]string{cert, key, ca}, revoked...)}
-	seen, err := s.look()
-	if err == nil {
-		err = s.read()
+	s := &files{pair: piece[*tls.Certificate]{paths: []string{cert, key}, read: readPair},
+		known: piece[[]*x509.Certificate]{paths: []string{ca}, read: readAuthorities},
+		lists: make([]piece[[]list], len(revoked))}
+	for i, path := range revoked {
+		s.lists[i] = piece[[]list]{paths: []string{path}, read: readLists}
 	}
-	if err != nil {
+	if err := s.renew(); err != nil {
 		return nil, fmt.Errorf("identity: %w", err)
 	}
-	s.seen = seen
 	return &Identity{source: s}, nil
 }
 
 // files is a source that follows files.
 type files struct {
-	paths []string // certificate, key, authority, then lists of what is revoked
+	mu    sync.Mutex // guards what follows
+	pair  piece[*tls.Certificate]
+	known piece[[]*x509.Certificate] // the authorities
+	lists []piece[[]list]
 
-	mu   sync.Mutex // guards what follows
-	seen []os.FileInfo
-	now  *faces
-	err  error // why what has changed is not in use
-	odd  error // what was passed over of what is in use
-
+	now     *faces // nil: there have been none that fit together
+	shown   *tls.Certificate
+	trusted []*x509.Certificate
 	refused *revoked
+	misfit  error // why pair and known are not in use
+	odd     error // what was passed over of the lists
+	err     error // all that is wrong with the files
+}
+
+// piece is a file, or two that belong together, and what it held when it could last be read.
+type piece[T any] struct {
+	paths []string
+	read  func(paths []string) (T, error)
+	seen  []os.FileInfo // of what was read
+	value T
+}
+
+// renew reads the files if they have changed. Those that cannot be read are read again at the
+// next call, and leave the value as it is.
+func (p *piece[T]) renew() (changed bool, err error) {
+	seen := make([]os.FileInfo, len(p.paths))
+	for i, path := range p.paths {
+		if seen[i], err = os.Stat(path); err != nil {
+			return false, err
+		}
+	}
+	if slices.EqualFunc(seen, p.seen, same) {
+		return false, nil
+	}
+	value, err := p.read(p.paths)
+	if err != nil {
+		return false, err
+	}
+	p.seen, p.value = seen, value
+	return true, nil
+}
+
+func same(a, b os.FileInfo) bool {
+	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
 // current implements source.
 func (s *files) current() *faces {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	seen, err := s.look()
-	if err != nil {
-		s.err = err
-		return s.now
-	}
-	if same(seen, s.seen) {
-		s.err = s.odd
-		return s.now
-	}
-	s.err = s.read()
-	if s.err == nil || errors.Is(s.err, errForeign) { // else the next handshake tries again
-		s.seen, s.odd = seen, s.err
-	}
+	s.err = s.renew()
 	return s.now
 }
 
@@ -80,25 +105,51 @@ func (s *files) trouble() error {
 	return s.err
 }
 
-func (s *files) look() ([]os.FileInfo, error) {
-	seen := make([]os.FileInfo, len(s.paths))
-	for i, path := range s.paths {
-		var err error
-		if seen[i], err = os.Stat(path); err != nil {
-			return nil, err
-		}
+// renew puts what the files hold into use. A file that cannot be used keeps none of the others
+// from it; the error says what is wrong.
+func (s *files) renew() error {
+	pair, pairErr := s.pair.renew()
+	known, knownErr := s.known.renew()
+	changed := pair || known
+	wrong := []error{pairErr, knownErr}
+	for i := range s.lists {
+		list, err := s.lists[i].renew()
+		changed = changed || list
+		wrong = append(wrong, err)
 	}
-	return seen, nil
+	if changed || s.misfit != nil { // time alone may make it fit
+		s.use()
+	}
+	return errors.Join(append(wrong, s.misfit, s.odd)...)
 }
 
-func same(a, b []os.FileInfo) bool {
-	for i := range a {
-		if !os.SameFile(a[i], b[i]) || a[i].Size() != b[i].Size() ||
-			!a[i].ModTime().Equal(b[i].ModTime()) {
-			return false
-		}
+func (s *files) use() {
+	if s.pair.value == nil || s.known.value == nil {
+		return // at first: renew says why
 	}
-	return true
+	roots := pool(s.known.value)
+	if s.misfit = s.fits(s.pair.value, roots, s.known.value); s.misfit == nil {
+		s.shown, s.trusted = s.pair.value, s.known.value
+	}
+	if s.shown == nil {
+		return
+	}
+	var lists []list
+	for _, p := range s.lists {
+		lists = append(lists, p.value...)
+	}
+	s.refused, s.odd = newRevoked(s.refused, lists, s.trusted)
+	roots = pool(s.trusted)
+	s.now = newFaces(&tls.Config{Certificates: []tls.Certificate{*s.shown}, RootCAs: roots,
+		ClientCAs: roots, VerifyConnection: s.refused.verify})
+}
+
+func pool(authorities []*x509.Certificate) *x509.CertPool {
+	p := x509.NewCertPool()
+	for _, a := range authorities {
+		p.AddCert(a)
+	}
+	return p
 }
 
 // What is read of a file at most: certificates are small, an entry of a list has some 40 bytes.
@@ -119,53 +170,34 @@ func readFile(path string, most int64) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// read puts what the files hold into use. With errForeign it has done so.
-func (s *files) read() error {
-	text := make([][]byte, len(s.paths))
-	for i, path := range s.paths {
-		most := int64(fileMax)
-		if i >= 3 {
-			most = listMax
-		}
+// readPair reads a certificate and its key.
+func readPair(paths []string) (*tls.Certificate, error) {
+	var text [2][]byte
+	for i, path := range paths {
 		var err error
-		if text[i], err = readFile(path, most); err != nil {
-			return err
+		if text[i], err = readFile(path, fileMax); err != nil {
+			return nil, err
 		}
 	}
 	pair, err := tls.X509KeyPair(text[0], text[1])
 	if err != nil {
-		return fmt.Errorf("certificate %s with key %s: %w", s.paths[0], s.paths[1],
+		return nil, fmt.Errorf("certificate %s with key %s: %w", paths[0], paths[1],
 			&fileError{err})
 	}
-	authorities := certificates(text[2])
-	if len(authorities) == 0 {
-		return fmt.Errorf("%s holds no certificate of an authority: %w", s.paths[2],
+	return &pair, nil
+}
+
+func readAuthorities(paths []string) ([]*x509.Certificate, error) {
+	text, err := readFile(paths[0], fileMax)
+	if err != nil {
+		return nil, err
+	}
+	list := certificates(text)
+	if len(list) == 0 {
+		return nil, fmt.Errorf("%s holds no certificate of an authority: %w", paths[0],
 			driver.ErrBounds)
 	}
-	roots := x509.NewCertPool()
-	for _, a := range authorities {
-		roots.AddCert(a)
-	}
-	if err := s.fits(&pair, roots, authorities); err != nil {
-		return err
-	}
-	refused, odd := newRevoked(), error(nil)
-	for i, list := range text[3:] {
-		err := refused.add(s.paths[3+i], list, authorities)
-		if err != nil && !errors.Is(err, errForeign) {
-			return err
-		}
-		odd = errors.Join(odd, err)
-	}
-	if s.refused != nil {
-		if err := refused.follows(s.refused, authorities); err != nil {
-			return err
-		}
-	}
-	s.refused = refused
-	s.now = newFaces(&tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots,
-		ClientCAs: roots, VerifyConnection: refused.verify})
-	return odd
+	return list, nil
 }
 
 // certificates reads those of a file in PEM; what is none is passed over.
@@ -184,7 +216,7 @@ func (s *files) fits(pair *tls.Certificate, roots *x509.CertPool,
 	authorities []*x509.Certificate) error {
 	leaf, err := leafOf(pair)
 	if err != nil {
-		return fmt.Errorf("certificate %s: %w", s.paths[0], err)
+		return fmt.Errorf("certificate %s: %w", s.pair.paths[0], err)
 	}
 	among := x509.NewCertPool()
 	for _, raw := range pair.Certificate[1:] {
@@ -197,13 +229,14 @@ func (s *files) fits(pair *tls.Certificate, roots *x509.CertPool,
 		_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: among,
 			KeyUsages: []x509.ExtKeyUsage{usage}})
 		if err != nil {
-			return fmt.Errorf("certificate %s: %w", s.paths[0], s.misfit(err, leaf, authorities))
+			return fmt.Errorf("certificate %s: %w", s.pair.paths[0],
+				s.explain(err, leaf, authorities))
 		}
 	}
 	return nil
 }
 
-func (s *files) misfit(err error, leaf *x509.Certificate, authorities []*x509.Certificate) error {
+func (s *files) explain(err error, leaf *x509.Certificate, authorities []*x509.Certificate) error {
 	var unknown x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
 	switch {
@@ -213,7 +246,7 @@ func (s *files) misfit(err error, leaf *x509.Certificate, authorities []*x509.Ce
 			names = append(names, authorityName(a.Subject.CommonName, a.SubjectKeyId))
 		}
 		return &Error{fmt.Sprintf("it is signed by %s, which is not among those of %s: %s",
-			authorityName(leaf.Issuer.CommonName, leaf.AuthorityKeyId), s.paths[2],
+			authorityName(leaf.Issuer.CommonName, leaf.AuthorityKeyId), s.known.paths[0],
 			strings.Join(names, ", ")),
 			"give the authority that issued it", err}
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:

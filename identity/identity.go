@@ -56,7 +56,7 @@ func FromTLS(base *tls.Config) (*Identity, error) {
 		return nil, fmt.Errorf("identity: the tls.Config needs RootCAs and ClientCAs, by which "+
 			"peers are known: %w", driver.ErrBounds)
 	}
-	return &Identity{source: fixed{newFaces(base)}}, nil
+	return &Identity{source: fixed{newFaces(base.Clone())}}, nil
 }
 
 // CheckHost returns an Identity that requires of a dialled peer, besides, that its certificate is
@@ -86,7 +86,7 @@ func newFaces(base *tls.Config) *faces {
 	caller.DynamicRecordSizingDisabled = true // transfers are large
 	caller.InsecureSkipVerify = base.ServerName == ""
 	if base.ServerName == "" {
-		caller.VerifyConnection = memberOf(base.RootCAs, base.Time, base.VerifyConnection)
+		caller.VerifyConnection, caller.VerifyPeerCertificate = memberOf(base), nil
 	}
 	if len(base.Certificates) == 1 && base.GetClientCertificate == nil {
 		// Shown whatever the other side asks for: it refuses a wrong one with a better reason
@@ -129,24 +129,32 @@ func leafOf(c *tls.Certificate) (*x509.Certificate, error) {
 }
 
 // memberOf verifies everything of a certificate but its name: hosts are known by numbers that
-// come and go.
-func memberOf(roots *x509.CertPool, clock func() time.Time,
-	also func(tls.ConnectionState) error) func(tls.ConnectionState) error {
+// come and go. The functions of base are given the chains that were found, as crypto/tls gives
+// them on the side that is called: a peer need not send what lies between it and an authority.
+func memberOf(base *tls.Config) func(tls.ConnectionState) error {
 	return func(s tls.ConnectionState) error {
 		if len(s.PeerCertificates) == 0 {
 			return errors.New("the other side shows no certificate")
 		}
-		o := x509.VerifyOptions{Roots: roots, Intermediates: x509.NewCertPool(),
+		o := x509.VerifyOptions{Roots: base.RootCAs, Intermediates: x509.NewCertPool(),
 			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
-		if clock != nil {
-			o.CurrentTime = clock()
+		if base.Time != nil {
+			o.CurrentTime = base.Time()
 		}
 		for _, c := range s.PeerCertificates[1:] {
 			o.Intermediates.AddCert(c)
 		}
-		_, err := s.PeerCertificates[0].Verify(o)
-		if err == nil && also != nil {
-			err = also(s)
+		var err error
+		s.VerifiedChains, err = s.PeerCertificates[0].Verify(o)
+		if err == nil && base.VerifyPeerCertificate != nil {
+			raw := make([][]byte, len(s.PeerCertificates))
+			for i, c := range s.PeerCertificates {
+				raw[i] = c.Raw
+			}
+			err = base.VerifyPeerCertificate(raw, s.VerifiedChains)
+		}
+		if err == nil && base.VerifyConnection != nil {
+			err = base.VerifyConnection(s)
 		}
 		return err
 	}

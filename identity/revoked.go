@@ -10,7 +10,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"slices"
 
 	"github.com/sluicehq/sluice/driver"
@@ -19,18 +18,74 @@ import (
 // errRevoked is what crypto/x509 has no error for.
 var errRevoked = errors.New("its authority has revoked it")
 
-// errForeign is for a list of an authority that is not ours. It concerns no certificate that we
-// would take.
-var errForeign = errors.New("none of our authorities has signed it")
+// list is a list of what an authority has revoked, and the file that holds it.
+type list struct {
+	*x509.RevocationList
+	path string
+}
+
+// readLists reads those of a file.
+func readLists(paths []string) (lists []list, err error) {
+	path := paths[0]
+	text, err := readFile(path, listMax)
+	if err != nil {
+		return nil, err
+	}
+	for b, rest := pem.Decode(text); b != nil; b, rest = pem.Decode(rest) {
+		l, err := x509.ParseRevocationList(b.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("list of revoked certificates %s: %w", path, &fileError{err})
+		}
+		lists = append(lists, list{l, path})
+	}
+	switch begun := bytes.Count(text, []byte("-----BEGIN ")); {
+	case len(lists) == 0:
+		return nil, fmt.Errorf("%s holds no list of revoked certificates in PEM: %w", path,
+			driver.ErrBounds)
+	case len(lists) < begun: // a decoder passes over what is cut or damaged
+		return nil, fmt.Errorf("%s holds %d lists of revoked certificates, of which %d can be "+
+			"read: write it anew: %w", path, begun, len(lists), driver.ErrBounds)
+	}
+	return lists, nil
+}
+
+// compare orders the lists of one authority: by number or, where they have none, by date.
+func (l list) compare(o list) int {
+	switch {
+	case l.Number != nil && o.Number != nil:
+		return l.Number.Cmp(o.Number)
+	case l.Number != nil:
+		return 1
+	case o.Number != nil:
+		return -1
+	}
+	return l.ThisUpdate.Compare(o.ThisUpdate)
+}
+
+// follow reports whether lists may take the place of those before. What is revoked stays so:
+// the latest must be later than the latest before, or the same.
+func follow(lists, before []list) bool {
+	if len(lists) == 0 || len(before) == 0 {
+		return len(before) == 0
+	}
+	latest, was := slices.MaxFunc(lists, list.compare), slices.MaxFunc(before, list.compare)
+	if order := latest.compare(was); order != 0 {
+		return order > 0
+	}
+	for _, b := range before {
+		if b.compare(was) == 0 && !slices.ContainsFunc(lists, func(l list) bool {
+			return bytes.Equal(l.Raw, b.Raw)
+		}) {
+			return false
+		}
+	}
+	return true
+}
 
 // revoked are the certificates that authorities have revoked.
 type revoked struct {
-	by      map[string][]*x509.Certificate // the authorities: several may have one name
-	numbers map[string]*big.Int            // of the latest list of each authority, by its key
-}
-
-func newRevoked() *revoked {
-	return &revoked{by: map[string][]*x509.Certificate{}, numbers: map[string]*big.Int{}}
+	by    map[string][]*x509.Certificate // the authorities: several may have one name
+	lists map[string][]list              // in use, by authority
 }
 
 // revokedKey names a certificate by the name of its authority and its number.
@@ -38,64 +93,53 @@ func revokedKey(issuer []byte, serial fmt.Stringer) string {
 	return string(issuer) + " " + serial.String()
 }
 
-// add takes the lists of a file. It passes over those that none of the authorities has signed,
-// and answers with errForeign then.
-func (r *revoked) add(path string, text []byte, authorities []*x509.Certificate) error {
-	var foreign error
-	found := 0
-	for b, rest := pem.Decode(text); b != nil; b, rest = pem.Decode(rest) {
-		list, err := x509.ParseRevocationList(b.Bytes)
-		if err != nil {
-			return fmt.Errorf("list of revoked certificates %s: %w", path, &fileError{err})
-		}
+// newRevoked takes the lists that authorities have signed into use. The lists of an authority
+// that may not follow those in use before, if there were any, leave these in use. The error says
+// so, and which lists none of the authorities has signed.
+func newRevoked(before *revoked, lists []list, authorities []*x509.Certificate) (*revoked, error) {
+	if before == nil {
+		before = &revoked{}
+	}
+	r := &revoked{by: map[string][]*x509.Certificate{}, lists: map[string][]list{}}
+	var odd []error
+	name := func(a *x509.Certificate) string {
+		return string(a.RawSubject) + string(a.RawSubjectPublicKeyInfo)
+	}
+	for _, l := range lists {
 		at := slices.IndexFunc(authorities, func(a *x509.Certificate) bool {
-			return list.CheckSignatureFrom(a) == nil && bytes.Equal(list.RawIssuer, a.RawSubject)
+			return l.CheckSignatureFrom(a) == nil && bytes.Equal(l.RawIssuer, a.RawSubject)
 		})
-		found++
 		if at < 0 {
-			foreign = fmt.Errorf("list of revoked certificates %s: it is signed by %s, which is "+
-				"none of our authorities: take it out: %w",
-				path, authorityName(list.Issuer.CommonName, list.AuthorityKeyId),
-				&fileError{errForeign})
-			continue
+			odd = append(odd, fmt.Errorf("list of revoked certificates %s: it is signed by %s, "+
+				"which is none of our authorities: take it out: %w", l.path,
+				authorityName(l.Issuer.CommonName, l.AuthorityKeyId), driver.ErrBounds))
+			continue // it concerns no certificate that we would take
 		}
-		r.take(list, authorities[at])
+		key := name(authorities[at])
+		r.lists[key] = append(r.lists[key], l)
 	}
-	switch begun := bytes.Count(text, []byte("-----BEGIN ")); {
-	case found == 0:
-		return fmt.Errorf("%s holds no list of revoked certificates in PEM: %w", path,
-			driver.ErrBounds)
-	case found < begun: // a decoder passes over what is cut or damaged
-		return fmt.Errorf("%s holds %d lists of revoked certificates, of which %d can be read: "+
-			"write it anew: %w", path, begun, found, driver.ErrBounds)
-	}
-	return foreign
-}
-
-func (r *revoked) take(list *x509.RevocationList, authority *x509.Certificate) {
-	for _, e := range list.RevokedCertificateEntries {
-		key := revokedKey(list.RawIssuer, e.SerialNumber)
-		r.by[key] = append(r.by[key], authority)
-	}
-	key := string(authority.RawSubjectPublicKeyInfo)
-	if n := r.numbers[key]; list.Number != nil && (n == nil || n.Cmp(list.Number) < 0) {
-		r.numbers[key] = list.Number
-	}
-}
-
-// follows refuses lists that are older than those of before, or gone while their authority is
-// not: what is revoked stays so.
-func (r *revoked) follows(before *revoked, authorities []*x509.Certificate) error {
+	taken := map[string]bool{}
 	for _, a := range authorities {
-		was := before.numbers[string(a.RawSubjectPublicKeyInfo)]
-		is := r.numbers[string(a.RawSubjectPublicKeyInfo)]
-		if was != nil && (is == nil || is.Cmp(was) < 0) {
-			return fmt.Errorf("the list of what %s has revoked has number %v, and that in use has "+
-				"%v: give one that is as new, or open the identity anew: %w",
-				authorityName(a.Subject.CommonName, a.SubjectKeyId), is, was, driver.ErrBounds)
+		key := name(a)
+		if taken[key] {
+			continue // its certificate was renewed, and both are there
+		}
+		taken[key] = true
+		if was := before.lists[key]; !follow(r.lists[key], was) {
+			odd = append(odd, fmt.Errorf("the list in use of what %s has revoked has number %v, "+
+				"and the files hold none that may follow it: give one of a higher number, or open "+
+				"the identity anew: %w", authorityName(a.Subject.CommonName, a.SubjectKeyId),
+				slices.MaxFunc(was, list.compare).Number, driver.ErrBounds))
+			r.lists[key] = was
+		}
+		for _, l := range r.lists[key] {
+			for _, e := range l.RevokedCertificateEntries {
+				serial := revokedKey(l.RawIssuer, e.SerialNumber)
+				r.by[serial] = append(r.by[serial], a)
+			}
 		}
 	}
-	return nil
+	return r, errors.Join(odd...)
 }
 
 // verify is for tls.Config.VerifyConnection. A peer need not send what lies between it and an

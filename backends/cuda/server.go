@@ -3,7 +3,6 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -12,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
+	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
@@ -24,11 +25,10 @@ const handshakesMax = 16
 type server struct {
 	listener *net.UnixListener // nil: none do
 	tasks    sync.WaitGroup
-	rooms    chan struct{} // one for each handshake
+	lobby    *lobby.Lobby // handshakes under way
 
 	mu      sync.Mutex // guards what follows
 	closed  bool
-	waiting map[*net.UnixConn]struct{} // connections that have not said hello
 	clients map[*client]struct{}
 }
 
@@ -38,8 +38,7 @@ func (b *Backend) serve() error {
 		return nil
 	}
 	s := &b.server
-	s.rooms, s.waiting, s.clients = make(chan struct{}, handshakesMax),
-		map[*net.UnixConn]struct{}{}, map[*client]struct{}{}
+	s.lobby, s.clients = lobby.New(handshakesMax, clock.Host()), map[*client]struct{}{}
 	at, err := socketOf([]byte(b.addr))
 	if err != nil {
 		return err
@@ -56,47 +55,25 @@ func (b *Backend) serve() error {
 // accept serves other processes until the listener is closed.
 func (b *Backend) accept() {
 	s := &b.server
-	for {
-		s.rooms <- struct{}{}
-		conn, err := s.listener.AcceptUnix()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			<-s.rooms
-			time.Sleep(10 * time.Millisecond) // out of descriptors: let some be closed
-			continue
-		}
+	_ = s.lobby.Serve(s.listener, func(conn net.Conn, v *lobby.Visit) bool {
 		s.tasks.Go(func() {
-			g, err := b.greet(conn)
-			<-s.rooms
+			if !v.Wait() {
+				return
+			}
+			g, err := b.greet(conn.(*net.UnixConn))
+			v.Leave()
 			if err != nil {
 				_ = conn.Close() // the other end learns no more than that
 				return
 			}
 			g.attend()
 		})
-	}
-}
-
-// handshake keeps the list of those under way, so that Close can break them off.
-func (s *server) handshake(conn *net.UnixConn, is bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !is {
-		delete(s.waiting, conn)
-		return
-	}
-	s.waiting[conn] = struct{}{}
-	if s.closed {
-		_ = conn.Close()
-	}
+		return true
+	})
 }
 
 // greet checks a new connection and answers it.
 func (b *Backend) greet(conn *net.UnixConn) (*client, error) {
-	b.server.handshake(conn, true)
-	defer b.server.handshake(conn, false)
 	if err := conn.SetDeadline(time.Now().Add(b.cfg.DialTimeout)); err != nil {
 		return nil, err
 	}
@@ -184,10 +161,8 @@ func (b *Backend) dismiss() {
 	}
 	s.mu.Lock()
 	s.closed = true
-	for conn := range s.waiting {
-		_ = conn.Close()
-	}
 	s.mu.Unlock()
+	s.lobby.Close()
 	_ = s.listener.Close() // accept ends by it
 	s.each((*client).dismiss)
 	s.tasks.Wait()

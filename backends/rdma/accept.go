@@ -3,7 +3,6 @@
 package rdma
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -12,6 +11,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/lobby"
 )
 
 // handshakesMax bounds the control connections that have not said hello, or are refused.
@@ -19,35 +19,25 @@ const handshakesMax = 64
 
 // accept takes control connections until the listener is closed.
 func (b *Backend) accept(l net.Listener) {
-	for {
-		conn, err := l.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			time.Sleep(10 * time.Millisecond) // out of descriptors: others may be given back
-			continue
-		}
-		if !b.lobby.Admit(conn) {
-			_ = conn.Close()
-			continue
-		}
-		if !b.tasks.Start(func() { b.serve(conn) }) {
-			_ = conn.Close()
-			return
-		}
-	}
+	_ = b.lobby.Serve(l, func(conn net.Conn, v *lobby.Visit) bool {
+		return b.tasks.Start(func() { b.serve(conn, v) })
+	})
 }
 
 // serve is our end of a connection, from its hello to its end.
-func (b *Backend) serve(conn net.Conn) {
-	defer b.lobby.Leave(conn)
-	c := &inbound{b: b, ch: newChannel(conn, b.cfg.patience(), b.cfg.clock),
+func (b *Backend) serve(conn net.Conn, v *lobby.Visit) {
+	if !v.Wait() {
+		return
+	}
+	defer v.Leave()
+	c := &inbound{b: b, ch: newChannel(conn, b.cfg.patience(), b.cfg.clock), visit: v,
 		knows: make(map[*memory]struct{})}
 	defer func() {
 		c.ch.wait()
 		if c.counted {
-			b.admitted.Add(-1)
+			b.mu.Lock()
+			b.admitted.Add(v.Host, -1)
+			b.mu.Unlock()
 		}
 	}()
 	if !b.watch(c) {
@@ -126,11 +116,14 @@ func (c *inbound) open(h *hello) error {
 	if h.to != c.b.address.owner || c.b.gate.IsShut() {
 		return driver.ErrPeerLost // the backend that it means is gone, and we have its place
 	}
-	if !c.b.admit() {
-		return fmt.Errorf("%d peers, raise Config.ConnsMax: %w", c.b.cfg.ConnsMax, driver.ErrFull)
+	c.b.mu.Lock()
+	err := c.b.admitted.Take(c.visit.Host, "peers", "ConnsMax")
+	c.b.mu.Unlock()
+	if err != nil {
+		return err
 	}
 	c.counted = true
-	if !c.b.lobby.Leave(c.ch.conn) {
+	if !c.visit.Leave() {
 		return driver.ErrPeerLost // another connection has its place
 	}
 	link, err := c.b.net.connect(false, 0)
@@ -150,15 +143,6 @@ func (c *inbound) open(h *hello) error {
 	}
 	c.ch.send(w.encode())
 	return nil
-}
-
-// admit counts a peer, unless there are too many.
-func (b *Backend) admit() bool {
-	if b.admitted.Add(1) > int64(b.cfg.ConnsMax) {
-		b.admitted.Add(-1)
-		return false
-	}
-	return true
 }
 
 // make makes and begins our end of a queue pair.

@@ -25,3 +25,20 @@ func TestSilentConnections(t *testing.T) {
 		return err == nil
 	})
 }
+
+// TestOneHostLeavesPlacesForOthers: one host that says nothing over more connections than there are
+// places keeps no other out.
+func TestOneHostLeavesPlacesForOthers(t *testing.T) {
+	near, far := openFakeBackend(t, Config{}), openFakeBackend(t, Config{hello: time.Hour})
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	for range 10 * handshakesMax {
+		conn, err := d.Dial("tcp", far.address.control[0].String())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+	for range 20 {
+		c, err := near.Connect(t.Context(), far.Addr())
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+	}
+}

@@ -32,6 +32,7 @@ func (b *Backend) close() error {
 	for c := range accepted {
 		c.leave()
 	}
+	b.lobby.Close()
 	for _, l := range b.listeners {
 		err = errors.Join(err, l.Close())
 	}

@@ -45,7 +45,8 @@ type Config struct {
 	BatchesMax int // batches accepted and not yet polled; power of two, default 1,024
 	NotifyMax  int // messages of one connection on their way or not received; default 64
 	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
-	// peers connected to us at a time; default 64: each has NotifyMax receives posted for it
+	// peers connected to us at a time, of one host half as many; default 64: each has NotifyMax
+	// receives posted for it
 	ConnsMax int
 
 	// Timeout is how long a queue pair waits for an acknowledgement before it sends

@@ -129,10 +129,10 @@ func TestHostileRail(t *testing.T) {
 	}
 }
 
-// TestConnsMax refuses one peer too many, says so, and takes it when another has left.
+// TestConnsMax refuses one peer of a host too many, says so, and takes it when another has left.
 func TestConnsMax(t *testing.T) {
 	leak.Check(t)
-	near, far := openFakeBackend(t, Config{}), openFakeBackend(t, Config{ConnsMax: 2})
+	near, far := openFakeBackend(t, Config{}), openFakeBackend(t, Config{ConnsMax: 5})
 	p := &pair{near: near, far: far}
 	first, second := p.connect(t), p.connect(t)
 	if _, err := near.Connect(t.Context(), far.Addr()); !errors.Is(err, driver.ErrFull) {

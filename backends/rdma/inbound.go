@@ -11,6 +11,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/gate"
+	"github.com/sluicehq/sluice/internal/lobby"
 )
 
 // inbound is our end of a connection that a peer began: over it the peer reaches our
@@ -18,6 +19,7 @@ import (
 type inbound struct {
 	b       *Backend
 	ch      *channel
+	visit   *lobby.Visit // until the hello is answered
 	link    link
 	rails   []int     // of ours, by queue pair
 	counted bool      // one of Config.ConnsMax, until nothing of it is left

@@ -356,7 +356,11 @@ func TestConnectHangsUp(t *testing.T) {
 		}
 		cancel()
 	}
-	eventually(t, "one connection", func() bool { return p.far.admitted.Load() == 1 })
+	eventually(t, "one connection", func() bool {
+		p.far.mu.Lock()
+		defer p.far.mu.Unlock()
+		return p.far.admitted.Sum() == 1
+	})
 	if msgs := received(t, p.far); len(msgs) > 0 {
 		t.Errorf("the owner was told %+v", msgs)
 	}

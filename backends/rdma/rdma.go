@@ -33,6 +33,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
+	hostclock "github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/lastword"
@@ -70,14 +71,14 @@ type Backend struct {
 	pinnings  pinnings
 	words     lastword.List[*inbound]
 	answers   answers
-	lobby     lobby.Lobby    // connections that have not said hello
-	admitted  atomic.Int64   // peers that have an end here
+	lobby     *lobby.Lobby   // connections that have not said hello
 	tasks     gate.Tasks     // connections, and what takes too long for its callers
 	attending sync.WaitGroup // listeners, and the goroutine that takes news
 
 	mu       sync.Mutex
 	peers    map[*peer]struct{}
 	accepted map[*inbound]struct{} // nil once closed
+	admitted lobby.Count           // peers that have an end here
 
 	endsMu sync.RWMutex
 	ends   map[uint64]end // by what C calls them
@@ -123,11 +124,11 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 		cfg: cfg, event: -1, peermem: cfg.sysfs.peermem(), finders: min(runtime.GOMAXPROCS(0),
 			findersMax), closing: make(chan struct{}), locked: thisMemlock(),
 		peers: make(map[*peer]struct{}), accepted: make(map[*inbound]struct{}),
-		ends: make(map[uint64]end),
+		ends: make(map[uint64]end), admitted: lobby.Count{Most: cfg.ConnsMax},
+		lobby: lobby.New(handshakesMax, hostclock.Host()),
 	}
 	b.table.Most = cfg.KeysMax
 	b.pinnings.b = b
-	b.lobby.Most = handshakesMax
 	if err := b.open(list, with); err != nil {
 		return nil, errors.Join(wrapOpen(err), b.release())
 	}

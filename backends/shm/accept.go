@@ -25,44 +25,21 @@ const handshakesMax = 16
 // accept serves peers until the listener is closed.
 func (b *Backend) accept() {
 	defer b.tasks.Done()
-	for {
-		conn, err := b.listener.AcceptUnix()
-		if err != nil {
-			if b.closed.Load() {
+	_ = b.lobby.Serve(b.listener, func(conn net.Conn, v *lobby.Visit) bool {
+		b.tasks.Go(func() {
+			if !v.Wait() {
 				return
 			}
-			time.Sleep(10 * time.Millisecond) // out of descriptors: let some be closed
-			continue
-		}
-		for !b.lobby.Admit(conn) && !b.closed.Load() {
-			time.Sleep(lobby.Least / 100) // until one has ended, or has had its time
-		}
-		b.tasks.Go(func() {
-			b.greets(conn, true)
-			c, err := b.greet(conn)
-			b.greets(conn, false)
-			b.lobby.Leave(conn)
+			c, err := b.greet(conn.(*net.UnixConn))
+			v.Leave()
 			if err != nil {
 				_ = conn.Close() // the other side learns no more than that
 				return
 			}
 			c.serve()
 		})
-	}
-}
-
-// greets keeps the list of handshakes, so that Close can break them off.
-func (b *Backend) greets(conn *net.UnixConn, is bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !is {
-		delete(b.greeting, conn)
-		return
-	}
-	b.greeting[conn] = struct{}{}
-	if b.closed.Load() {
-		_ = conn.Close()
-	}
+		return true
+	})
 }
 
 // greet checks a new connection and answers it.

@@ -66,7 +66,6 @@ type Backend struct {
 	freeKeys   []uint32
 	arenas     map[driver.Shared]*arena
 	freeArenas []uint32
-	greeting   map[*net.UnixConn]struct{} // handshakes under way
 
 	gate     writeGate
 	done     done.Ring
@@ -75,8 +74,8 @@ type Backend struct {
 	entry    gate.Gate // Connect is in it
 	life     context.Context
 	end      context.CancelFunc
-	mapped   budget      // memory of peers
-	lobby    lobby.Lobby // handshakes under way
+	mapped   budget       // memory of peers
+	lobby    *lobby.Lobby // handshakes under way
 	tasks    sync.WaitGroup
 	turn     int // where Receive begins; Receive only
 	closing  sync.Once
@@ -134,7 +133,6 @@ func (b *Backend) start() {
 	b.freeKeys = countdown(b.cfg.KeysMax)
 	b.freeArenas = countdown(b.cfg.KeysMax)
 	b.arenas = make(map[driver.Shared]*arena)
-	b.greeting = make(map[*net.UnixConn]struct{})
 	b.peers.Store(new([]*peer))
 	b.inbound.Store(new([]*inbound))
 	b.done.Init(b.cfg.JobsMax)
@@ -142,7 +140,7 @@ func (b *Backend) start() {
 	// Each job stands in the queue at most once for itself; others may join in
 	// while fewer than JobsMax stand there, and each of those has one in hand.
 	b.queue.init(4*b.cfg.JobsMax+b.cfg.Workers, b.cfg.Workers)
-	b.lobby.Most = handshakesMax
+	b.lobby = lobby.New(handshakesMax, b.clock)
 	b.life, b.end = context.WithCancel(context.Background())
 	b.tasks.Add(1 + b.cfg.Workers)
 	go b.accept()
@@ -177,10 +175,8 @@ func (b *Backend) Close() error {
 func (b *Backend) close() error {
 	b.mu.Lock()
 	b.closed.Store(true)
-	for conn := range b.greeting {
-		_ = conn.Close()
-	}
 	b.mu.Unlock()
+	b.lobby.Close()
 	err := b.listener.Close()
 	b.entry.Shut()
 	b.end()

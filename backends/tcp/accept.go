@@ -14,21 +14,26 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/lobby"
 )
+
+// welcome begins to hear a connection.
+func (b *Backend) welcome(conn net.Conn, v *lobby.Visit) bool {
+	return b.tasks.Start(func() { b.hear(conn.(*net.TCPConn), v) })
+}
 
 // hear has a connection open, for as long as Config.Handshake, from when it has a place. One that
 // says anything but what a peer says is told nothing.
-func (b *Backend) hear(tcp *net.TCPConn, from host) {
-	if !b.handshakes.await(tcp, from, b.cfg.Handshake, b.stop) {
-		_ = tcp.Close()
+func (b *Backend) hear(tcp *net.TCPConn, v *lobby.Visit) {
+	if !v.Wait() {
 		return
 	}
-	defer b.handshakes.leave(tcp)
+	defer v.Leave()
 	_ = tcp.SetDeadline(time.Now().Add(b.cfg.Handshake)) // fails only where it is closed
 	b.tune(tcp)
 	secure, err := b.answer(context.Background(), tcp)
 	if err == nil {
-		err = b.introduce(tcp, from, secure)
+		err = b.introduce(tcp, v, secure)
 	}
 	if errors.Is(err, driver.ErrVersion) {
 		refuse(tcp, secure)
@@ -48,7 +53,7 @@ func refuse(tcp *net.TCPConn, secure net.Conn) {
 	}
 }
 
-func (b *Backend) introduce(tcp *net.TCPConn, from host, secure net.Conn) error {
+func (b *Backend) introduce(tcp *net.TCPConn, v *lobby.Visit, secure net.Conn) error {
 	h, body, err := readFrame(secure, kindHello, kindJoin)
 	if err != nil {
 		return err // without a word, but to a peer of another version
@@ -56,7 +61,7 @@ func (b *Backend) introduce(tcp *net.TCPConn, from host, secure net.Conn) error 
 	var g *inbound
 	index := ctl
 	if h.kind == kindHello {
-		g, err = b.meet(&h, from, body)
+		g, err = b.meet(&h, v.Host, body)
 	} else {
 		index = int(h.count)
 		g, err = b.join(&h, body)
@@ -65,7 +70,7 @@ func (b *Backend) introduce(tcp *net.TCPConn, from host, secure net.Conn) error 
 	if err != nil {
 		return errors.Join(err, writeFrame(secure, answer, nil))
 	}
-	b.handshakes.leave(tcp) // that it is closed says now that nothing of this peer lands any more
+	in := v.Leave() // that it is closed says now that nothing of this peer lands any more
 	var secret []byte
 	if h.kind == kindHello {
 		answer.id, answer.ticket = g.session, uint64(g.ages.limit.Load())
@@ -73,7 +78,7 @@ func (b *Backend) introduce(tcp *net.TCPConn, from host, secure net.Conn) error 
 		secret = appendView(g.secret[:], tcp.RemoteAddr(), tcp.LocalAddr())
 	}
 	c, err := newConn(b, g, index, tcp, secure)
-	if err != nil || !g.place(c) {
+	if err != nil || !in || !g.place(c) {
 		g.end(true)
 		return errors.Join(err, driver.ErrPeerLost)
 	}
@@ -89,7 +94,7 @@ func (b *Backend) introduce(tcp *net.TCPConn, from host, secure net.Conn) error 
 }
 
 // meet makes the owner's end of a new peer.
-func (b *Backend) meet(h *header, from host, body []byte) (*inbound, error) {
+func (b *Backend) meet(h *header, from lobby.Host, body []byte) (*inbound, error) {
 	if len(body) > 64 || h.count < bulk || h.count > 1+connsMax {
 		return nil, fmt.Errorf("a hello of %d bytes for %d connections: %w",
 			len(body), h.count, driver.ErrCorrupt)
@@ -107,18 +112,13 @@ func (b *Backend) meet(h *header, from host, body []byte) (*inbound, error) {
 	if b.closed.Load() {
 		return nil, driver.ErrPeerLost
 	}
-	if len(b.accepted) >= b.cfg.PeersMax {
-		return nil, fmt.Errorf("%d peers, raise Config.PeersMax: %w",
-			len(b.accepted), driver.ErrFull)
-	}
-	if n := b.byHost[from]; n >= perHost(b.cfg.PeersMax) {
-		return nil, fmt.Errorf("%d peers of one host, raise Config.PeersMax: %w", n, driver.ErrFull)
+	if err := b.byHost.Take(from, "peers", "PeersMax"); err != nil {
+		return nil, err
 	}
 	for g.session = newTicket(); b.accepted[g.session] != nil; {
 		g.session = newTicket()
 	}
 	b.accepted[g.session], b.byConn[g.conn] = g, g
-	b.byHost[from]++
 	g.limit = b.clock.AfterFunc(b.cfg.Handshake, g.expire)
 	return g, nil
 }
@@ -143,8 +143,6 @@ func (b *Backend) dismiss(g *inbound) {
 	b.mu.Lock()
 	delete(b.accepted, g.session)
 	delete(b.byConn, g.conn)
-	if b.byHost[g.host]--; b.byHost[g.host] == 0 {
-		delete(b.byHost, g.host)
-	}
+	b.byHost.Add(g.host, -1)
 	b.mu.Unlock()
 }

@@ -63,8 +63,6 @@ func (b *Backend) rests(ctx context.Context, pause time.Duration) bool {
 	select {
 	case <-over:
 		return true
-	case <-b.stop:
-		return true // the next try says that we are closed
 	case <-ctx.Done():
 		return false
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/lobby"
 )
 
 // inbound is the owner's end of a peer: over it the peer reaches our memory and sends
@@ -19,7 +20,7 @@ import (
 type inbound struct {
 	b       *Backend
 	conn    uint64 // our number for it
-	host    host
+	host    lobby.Host
 	session uint64
 	secret  [16]byte    // what its further connections show
 	limit   clock.Timer // for the connections to join

@@ -30,6 +30,7 @@ import (
 	"github.com/sluicehq/sluice/internal/gate"
 	arrivals "github.com/sluicehq/sluice/internal/inbox"
 	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/park"
 )
 
@@ -47,7 +48,6 @@ type Backend struct {
 	event    *park.Event
 	tasks    gate.Tasks
 	entry    gate.Gate // Register and pulse are in it
-	stop     chan struct{}
 	closing  sync.Once
 	closeErr error
 	closed   atomic.Bool
@@ -61,7 +61,7 @@ type Backend struct {
 	looks      looks
 	chunks     chunks
 	batches    batches
-	handshakes lobby
+	handshakes *lobby.Lobby
 	counters   arrivals.Counters
 	lastConn   atomic.Uint64 // numbers of connections given out
 
@@ -69,10 +69,10 @@ type Backend struct {
 	peers    map[*peer]struct{}
 	accepted map[uint64]*inbound // by session
 	byConn   map[uint64]*inbound
-	byHost   map[host]int // how many of them
-	pulsing  clock.Timer  // until the next pulse
-	beat     int64        // when the last one was
-	beats    uint         // how many there were; of pulse
+	byHost   lobby.Count // how many of them
+	pulsing  clock.Timer // until the next pulse
+	beat     int64       // when the last one was
+	beats    uint        // how many there were; of pulse
 }
 
 var (
@@ -94,10 +94,11 @@ func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 		return nil, fmt.Errorf("tcp: %w", err)
 	}
 	b := &Backend{
-		cfg: cfg, clock: clock, secure: secure, stop: make(chan struct{}), kernel: outboundOf,
+		cfg: cfg, clock: clock, secure: secure, kernel: outboundOf,
 		memories: keys.Table[memory]{Most: cfg.KeysMax},
 		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{},
-		byConn: map[uint64]*inbound{},
+		byConn: map[uint64]*inbound{}, byHost: lobby.Count{Most: cfg.PeersMax},
+		handshakes: lobby.New(cfg.Handshakes, clock),
 	}
 	b.address = address{owner: keys.NewOwner(), security: how}
 	if how == pinned {
@@ -106,13 +107,11 @@ func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 		}
 		b.address.pin = b.own.pin
 	}
-	b.byHost = map[host]int{}
-	b.handshakes.open(cfg.Handshakes, clock)
 	b.done.Init(cfg.BatchesMax)
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("tcp: %w", err), b.release())
 	}
-	b.tasks.Start(b.accept)
+	b.tasks.Start(func() { _ = b.handshakes.Serve(b.listener, b.welcome) }) // until Close
 	b.awaitPulse(clock.Now())
 	return b, nil
 }
@@ -163,8 +162,7 @@ func (b *Backend) close() error {
 	}
 	accepted := slices.Collect(maps.Values(b.accepted))
 	b.mu.Unlock()
-	b.handshakes.close()
-	close(b.stop)
+	b.handshakes.Close()
 	var wg sync.WaitGroup
 	for _, p := range peers {
 		wg.Go(func() { _ = p.Close() }) // a peer's Close has nothing to report

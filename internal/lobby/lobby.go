@@ -1,85 +1,229 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lobby bounds the accepted connections whose handshake has not completed.
+// Package lobby admits strangers: connections that have been accepted and whose handshake has
+// not completed.
 //
-// A listener that refuses new connections while too many are silent can be shut to all new
-// peers by a few silent ones. A Lobby closes the oldest of them instead.
+// A listener that refuses new connections while too many are silent can be shut to all peers by
+// a few silent ones, and one that admits all can be made to hold any number. A Lobby has places,
+// of which one host has at most half. The connections that find none wait, in order of arrival.
+// While some wait, one that has a place and keeps silent is closed for the next after Least.
 package lobby
 
 import (
-	"io"
+	"net"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
-// Least is the time that each connection has for its handshake. A connection that has had
-// more is closed when another needs its place.
+// Least is what a connection has for its handshake in any case. It is counted in beats of a timer
+// that runs while others wait. While this process stands still there are no beats: it would take
+// for silence what it has not read yet.
 const Least = 500 * time.Millisecond
 
-// Lobby holds connections from when they are accepted until they are served or have ended.
-// Its methods may be called by any goroutine.
+const (
+	beat = Least / 20
+
+	// One beat had begun when the connection came, and one may have stood still.
+	leastBeats = int(Least/beat) + 2
+)
+
+// Rank says what a connection has shown of itself.
+type Rank uint8
+
+// Of connections that have had Least one of the lowest rank goes first, and Known never.
+const (
+	Nothing  Rank = iota
+	Identity      // its user or certificate
+	Known         // all that the listener asks for
+)
+
+// Lobby holds connections from when they are accepted until they leave. Its methods may be called
+// by any goroutine.
 type Lobby struct {
-	Most int // connections at a time; set before use
+	clock clock.Clock
 
-	mu sync.Mutex
-	in map[io.Closer]visit
+	mu      sync.Mutex // guards what follows
+	places  Count
+	waiting Count
+	in      []*Visit // that have a place, the oldest first
+	queue   []*Visit // that wait, the oldest first
+	beats   int
+	timer   clock.Timer // nil: none waits
+	closed  bool
+	out     []net.Conn // that are closed once mu is not held: TLS may say good-bye
 }
 
-type visit struct {
-	since time.Time
-	known bool
+// Visit is a connection's stay in a Lobby.
+type Visit struct {
+	Host Host
+
+	lobby *Lobby
+	conn  net.Conn
+	rank  Rank
+	since int           // beats, when it got its place
+	ready chan struct{} // closed when it has a place, or has none any more
+	gone  bool          // it has left, or its connection is closed
 }
 
-// Admit takes a connection in. Where there is no place it closes the one that has been
-// unknown for longest, if that has had Least. Otherwise it reports false, and the caller
-// closes the new one.
-func (l *Lobby) Admit(conn io.Closer) bool {
+// New returns a Lobby with a number of places. Eight times as many connections, and at least 128,
+// may wait beside them, of which one host has at most half.
+func New(places int, c clock.Clock) *Lobby {
+	return &Lobby{clock: c, places: Count{Most: places}, waiting: Count{Most: max(128, 8*places)}}
+}
+
+// Arrive takes a connection in; nil: too many of its host wait. Where too many of all hosts wait,
+// the last of the host that has most of them is closed for it.
+func (l *Lobby) Arrive(conn net.Conn) *Visit {
+	v := &Visit{Host: HostOf(conn), lobby: l, conn: conn, ready: make(chan struct{})}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.in) >= l.Most {
-		oldest := l.oldest()
-		if oldest == nil || time.Since(l.in[oldest].since) < Least {
+	defer l.unlock()
+	if l.closed {
+		return nil
+	}
+	if fits, share := l.waiting.Fits(v.Host, 1); !fits {
+		last := l.last()
+		if share || l.waiting.of[last.Host] <= l.waiting.of[v.Host]+1 {
+			return nil
+		}
+		l.turnOut(last)
+	}
+	l.waiting.Add(v.Host, 1)
+	l.queue = append(l.queue, v)
+	l.admit()
+	return v
+}
+
+// last returns the connection that came last of the host of which most wait.
+func (l *Lobby) last() (last *Visit) {
+	for _, v := range l.queue {
+		if last == nil || l.waiting.of[v.Host] >= l.waiting.of[last.Host] {
+			last = v
+		}
+	}
+	return last
+}
+
+// admit gives places to those that wait and may have one.
+func (l *Lobby) admit() {
+	l.queue = slices.DeleteFunc(l.queue, func(v *Visit) bool {
+		if !l.makeRoom(v.Host) {
 			return false
 		}
-		_ = oldest.Close() // nothing was said over it
-		delete(l.in, oldest)
+		l.waiting.Add(v.Host, -1)
+		l.places.Add(v.Host, 1)
+		v.since = l.beats
+		l.in = append(l.in, v)
+		close(v.ready)
+		return true
+	})
+	if len(l.queue) > 0 && l.timer == nil {
+		l.timer = l.clock.AfterFunc(beat, l.tick)
 	}
-	if l.in == nil {
-		l.in = make(map[io.Closer]visit)
-	}
-	l.in[conn] = visit{since: time.Now()}
-	return true
 }
 
-// oldest returns the connection that has been unknown for longest; nil: all are known.
-func (l *Lobby) oldest() (oldest io.Closer) {
-	for conn, v := range l.in {
-		if !v.known && (oldest == nil || v.since.Before(l.in[oldest].since)) {
-			oldest = conn
+// makeRoom reports whether there is a place for a host. One that has its share gets a place of its
+// own connections alone.
+func (l *Lobby) makeRoom(host Host) bool {
+	fits, share := l.places.Fits(host, 1)
+	if fits {
+		return true
+	}
+	var first *Visit
+	for _, v := range l.in {
+		if v.rank < Known && l.beats-v.since >= leastBeats && (!share || v.Host == host) &&
+			(first == nil || v.rank < first.rank) {
+			first = v
 		}
 	}
-	return oldest
-}
-
-// Keep says that a connection has completed its handshake and waits to be served: it keeps
-// its place, and Admit does not close it any more. It reports false for one that is gone.
-func (l *Lobby) Keep(conn io.Closer) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	v, in := l.in[conn]
-	if in {
-		v.known = true
-		l.in[conn] = v
+	if first != nil {
+		l.turnOut(first)
 	}
-	return in
+	return first != nil
 }
 
-// Leave makes the place of a connection free, and reports whether it had one: Admit may have
-// closed it.
-func (l *Lobby) Leave(conn io.Closer) bool {
+// tick counts a beat, however long this process stood still before it.
+func (l *Lobby) tick() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, in := l.in[conn]
-	delete(l.in, conn)
-	return in
+	defer l.unlock()
+	l.timer = nil
+	if !l.closed {
+		l.beats++
+		l.admit()
+	}
+}
+
+// turnOut takes a connection out, and has it closed.
+func (l *Lobby) turnOut(v *Visit) {
+	l.remove(v)
+	l.out = append(l.out, v.conn)
+}
+
+// remove takes a connection out.
+func (l *Lobby) remove(v *Visit) {
+	v.gone = true
+	if i := slices.Index(l.in, v); i >= 0 {
+		l.in = slices.Delete(l.in, i, i+1)
+		l.places.Add(v.Host, -1)
+		return
+	}
+	i := slices.Index(l.queue, v)
+	l.queue = slices.Delete(l.queue, i, i+1)
+	l.waiting.Add(v.Host, -1)
+	close(v.ready)
+}
+
+// unlock closes what was turned out.
+func (l *Lobby) unlock() {
+	out := l.out
+	l.out = nil
+	l.mu.Unlock()
+	for _, conn := range out {
+		_ = conn.Close() // nothing was said over it
+	}
+}
+
+// Close closes all connections, and lets none in.
+func (l *Lobby) Close() {
+	l.mu.Lock()
+	defer l.unlock()
+	l.closed = true
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	for len(l.queue) > 0 {
+		l.turnOut(l.queue[0])
+	}
+	for len(l.in) > 0 {
+		l.turnOut(l.in[0])
+	}
+}
+
+// Wait waits for a place. It reports false when the connection was closed instead.
+func (v *Visit) Wait() bool {
+	<-v.ready
+	return v.Show(Nothing)
+}
+
+// Show says what a connection has shown. It reports false for one that was closed.
+func (v *Visit) Show(rank Rank) bool {
+	v.lobby.mu.Lock()
+	defer v.lobby.mu.Unlock()
+	v.rank = max(v.rank, rank)
+	return !v.gone
+}
+
+// Leave makes the place of a connection free, and reports whether it had one: the Lobby may have
+// closed it.
+func (v *Visit) Leave() bool {
+	v.lobby.mu.Lock()
+	defer v.lobby.unlock()
+	if v.gone {
+		return false
+	}
+	v.lobby.remove(v)
+	v.lobby.admit()
+	return true
 }

@@ -3,57 +3,236 @@
 package lobby
 
 import (
+	"fmt"
+	"net"
+	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
 // connection notes that it was closed.
-type connection struct{ closed bool }
+type connection struct {
+	net.Conn
+	from string
+	mu   sync.Mutex
+	shut bool
+}
 
 func (c *connection) Close() error {
-	c.closed = true
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.shut = true
 	return nil
 }
 
-// TestAdmit closes the connection that has been unknown for longest, after it has had its
-// time, and no other.
-func TestAdmit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := Lobby{Most: 3}
-		conns := make([]connection, 6)
-		for i := range 3 {
-			require.True(t, l.Admit(&conns[i]))
-			time.Sleep(time.Millisecond)
-		}
-		require.True(t, l.Keep(&conns[0]))
-		require.False(t, l.Admit(&conns[3]), "all of them are new")
-		time.Sleep(Least)
-		require.True(t, l.Admit(&conns[3]))
-		require.Equal(t, []connection{{}, {closed: true}, {}, {}, {}, {}}, conns)
-		require.False(t, l.Keep(&conns[1]))
-		require.False(t, l.Leave(&conns[1]))
-
-		require.True(t, l.Leave(&conns[0]))
-		require.False(t, l.Leave(&conns[0]))
-		require.True(t, l.Admit(&conns[4]), "into the place that is free")
-		require.True(t, l.Admit(&conns[5]))
-		require.True(t, conns[2].closed)
-		require.False(t, conns[3].closed || conns[4].closed)
-	})
+func (c *connection) closed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.shut
 }
 
-// TestAllKnown closes none that waits to be served.
-func TestAllKnown(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := Lobby{Most: 1}
-		conns := make([]connection, 2)
-		require.True(t, l.Admit(&conns[0]))
-		require.True(t, l.Keep(&conns[0]))
-		time.Sleep(time.Hour)
-		require.False(t, l.Admit(&conns[1]))
-		require.False(t, conns[0].closed)
-	})
+func (c *connection) RemoteAddr() net.Addr {
+	return &net.TCPAddr{IP: net.ParseIP(c.from), Port: 1} // "" is no address
+}
+
+// arrive has a connection of a host arrive.
+func arrive(l *Lobby, from string) (*connection, *Visit) {
+	c := &connection{from: from}
+	return c, l.Arrive(c)
+}
+
+// in reports whether a connection has a place.
+func in(v *Visit) bool {
+	select {
+	case <-v.ready:
+		return v.Show(Nothing)
+	default:
+		return false
+	}
+}
+
+// beats is a clock that fires when a test says so. What time it is it does not know.
+type beats struct{ due []func() }
+
+func (b *beats) Now() int64          { panic("a Lobby that looks at the time counts standstill") }
+func (b *beats) Sleep(time.Duration) { panic("not used") }
+func (b *beats) AfterFunc(_ time.Duration, f func()) clock.Timer {
+	b.due = append(b.due, f)
+	return time.NewTimer(time.Hour)
+}
+
+// pass fires n times.
+func (b *beats) pass(n int) {
+	for range n {
+		due := b.due
+		b.due = nil
+		for _, f := range due {
+			f()
+		}
+	}
+}
+
+// TestPlacesOfTheSilent go to those that wait, after Least: of those that have shown least, the
+// oldest first. One that is known keeps its place.
+func TestPlacesOfTheSilent(t *testing.T) {
+	b := &beats{}
+	l := New(4, b)
+	var conns []*connection
+	var visits []*Visit
+	come := func() *Visit {
+		c, v := arrive(l, "")
+		require.NotNil(t, v)
+		conns, visits = append(conns, c), append(visits, v)
+		return v
+	}
+	for range 4 {
+		require.True(t, in(come()))
+	}
+	require.True(t, visits[0].Show(Known))
+	require.True(t, visits[1].Show(Identity))
+	require.Empty(t, b.due, "none waits")
+	for range 3 {
+		require.False(t, in(come()))
+	}
+	b.pass(leastBeats - 1)
+	for _, c := range conns {
+		require.False(t, c.closed())
+	}
+	b.pass(1) // as many beats whatever time passes between
+	for i, want := range []bool{false, true, true, true, false, false, false} {
+		require.Equal(t, want, conns[i].closed(), i)
+	}
+	for i, want := range []bool{true, false, false, false, true, true, true} {
+		require.Equal(t, want, in(visits[i]), i)
+	}
+	require.False(t, visits[2].Leave())
+	come()
+	require.True(t, visits[4].Leave())
+	require.False(t, visits[4].Leave())
+	require.True(t, in(visits[7]), "into the place that is free")
+	b.pass(1)
+	require.Empty(t, b.due, "none waits any more")
+}
+
+// TestLowestRankGoesFirst also where it is younger.
+func TestLowestRankGoesFirst(t *testing.T) {
+	b := &beats{}
+	l := New(2, b)
+	older, v := arrive(l, "")
+	require.True(t, v.Show(Identity))
+	younger, _ := arrive(l, "")
+	_, next := arrive(l, "")
+	b.pass(leastBeats)
+	require.True(t, younger.closed() && in(next))
+	require.False(t, older.closed())
+}
+
+// TestOneHostHasHalf of the places and of the queue, whatever it has shown and as many addresses as
+// it has of an IPv6 network: another host gets in at once, and before it.
+func TestOneHostHasHalf(t *testing.T) {
+	for name, address := range map[string]func(int) string{
+		"IPv4":        func(int) string { return "10.0.0.1" },
+		"IPv6":        func(i int) string { return fmt.Sprintf("2001:db8:0:1::%x", i+1) },
+		"IPv4 mapped": func(i int) string { return []string{"10.0.0.1", "::ffff:10.0.0.1"}[i%2] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &beats{}
+			l := New(64, b)
+			var waiting []*Visit
+			for i := range 32 + l.waiting.Most/2 {
+				_, v := arrive(l, address(i))
+				require.NotNil(t, v)
+				require.Equal(t, i < 32, in(v))
+				if i < 32 {
+					require.True(t, v.Show(Known))
+				} else {
+					waiting = append(waiting, v)
+				}
+			}
+			_, v := arrive(l, address(0))
+			require.Nil(t, v)
+			for range 32 {
+				_, v = arrive(l, "2001:db8:0:2::1")
+				require.True(t, in(v), "another host is shut out by one")
+			}
+			b.pass(leastBeats)
+			require.False(t, in(waiting[0]), "a host has more than half of the places")
+			require.True(t, v.Leave())
+			require.False(t, in(waiting[0]))
+		})
+	}
+}
+
+// TestOwnPlaces: a host that has its share waits for its own places.
+func TestOwnPlaces(t *testing.T) {
+	b := &beats{}
+	l := New(4, b)
+	other, _ := arrive(l, "10.0.0.2")
+	first, _ := arrive(l, "10.0.0.1")
+	second, _ := arrive(l, "10.0.0.1")
+	_, v := arrive(l, "10.0.0.1")
+	b.pass(leastBeats)
+	require.True(t, first.closed() && in(v))
+	require.False(t, other.closed() || second.closed())
+}
+
+// TestFullQueue: where all that may wait do, one of the host of which most wait goes.
+func TestFullQueue(t *testing.T) {
+	l := New(1, &beats{})
+	_, v := arrive(l, "10.9.9.9")
+	require.True(t, in(v))
+	full := func(host string, n int) (last *connection, v *Visit) {
+		for range n {
+			last, v = arrive(l, host)
+			require.NotNil(t, v)
+		}
+		return last, v
+	}
+	most := l.waiting.Most
+	full("10.0.0.1", most/2-1)
+	last, lastVisit := full("10.0.0.2", most/2)
+	full("10.0.0.3", 2)
+	require.True(t, last.closed())
+	require.False(t, lastVisit.Wait())
+	require.False(t, lastVisit.Leave())
+	for range most {
+		arrive(l, "10.0.0.3")
+	}
+	require.LessOrEqual(t, len(l.queue), most)
+	require.InDelta(t, most/3, l.waiting.of[HostOf(&connection{from: "10.0.0.3"})], 1)
+}
+
+// TestClose closes all, and wakes those that wait.
+func TestClose(t *testing.T) {
+	l := New(1, clock.Host())
+	c, v := arrive(l, "")
+	require.True(t, v.Wait())
+	d, w := arrive(l, "")
+	ended := make(chan bool)
+	go func() { ended <- w.Wait() }()
+	l.Close()
+	require.False(t, <-ended)
+	require.True(t, c.closed() && d.closed())
+	require.False(t, v.Leave())
+	_, none := arrive(l, "")
+	require.Nil(t, none)
+}
+
+// TestHostOf: addresses of one IPv6 network are one host, and an IPv4 address is the same in both
+// forms.
+func TestHostOf(t *testing.T) {
+	of := func(ip string) Host { return HostOf(&connection{from: ip}) }
+	require.Equal(t, of("2001:db8::1"), of("2001:db8::2"))
+	require.NotEqual(t, of("2001:db8::1"), of("2001:db8:0:1::1"))
+	require.NotEqual(t, of("10.0.0.1"), of("10.0.0.2"))
+	require.Equal(t, of("10.0.0.1"), of("::ffff:10.0.0.1"))
+	require.Equal(t, Host{}, of(""))
+	end, other := net.Pipe()
+	require.Equal(t, Host{}, HostOf(end))
+	require.NoError(t, end.Close())
+	require.NoError(t, other.Close())
 }

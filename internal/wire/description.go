@@ -5,9 +5,7 @@ package wire
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"math"
 	"math/bits"
 	"slices"
 
@@ -179,93 +177,32 @@ func (d *Description) check() error {
 		}
 	}
 	for i := range d.Regions {
-		r := &d.Regions[i]
-		if err := CheckName(r.Name); err != nil {
-			return fmt.Errorf("describe region: %w", err)
-		}
-		if r.Size == 0 || bits.Len32(r.Set) > len(d.Backends) ||
-			bits.OnesCount32(r.Set) != len(r.Tokens) {
-			return fmt.Errorf("describe region %q of %d bytes with %d tokens: %w", r.Name, r.Size,
-				len(r.Tokens), driver.ErrBounds)
-		}
-		if err := r.Only.Check(r.Size); err != nil {
-			return fmt.Errorf("describe region %q: %w", r.Name, err)
-		}
-		for _, token := range r.Tokens {
-			if len(token) == 0 || len(token) > driver.TokenMax {
-				return fmt.Errorf("describe region %q with a token of %d bytes: %w", r.Name,
-					len(token), driver.ErrBounds)
-			}
+		if err := d.checkRegion(&d.Regions[i]); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// Decode reads a framed description and nothing but it. The result aliases b.
-func Decode(b []byte) (*Description, error) {
-	body, err := open(b)
-	if err != nil {
-		return nil, err
+func (d *Description) checkRegion(r *Region) error {
+	if err := CheckName(r.Name); err != nil {
+		return fmt.Errorf("describe region: %w", err)
 	}
-	r := &reader{rest: body, spare: repeatsMax * uint64(len(body))}
-	d := &Description{}
-	copy(d.Engine[:], r.bytes(uint64(len(d.Engine))))
-	copy(d.Host[:], r.bytes(uint64(len(d.Host))))
-	d.Name = string(r.block(NameMax))
-	d.NotifyMax = int(r.uvarint(NotifyMax))
-	for range r.uvarint(BackendsMax) {
-		d.Backends = append(d.Backends, Backend{string(r.block(NameMax)), r.block(driver.AddrMax)})
+	if r.Size == 0 || bits.Len32(r.Set) > len(d.Backends) ||
+		bits.OnesCount32(r.Set) != len(r.Tokens) {
+		return fmt.Errorf("describe region %q of %d bytes with %d tokens: %w", r.Name, r.Size,
+			len(r.Tokens), driver.ErrBounds)
 	}
-	var previous []byte
-	for range r.uvarint(RegionsMax) {
-		if r.err != nil {
-			break
+	if err := r.Only.Check(r.Size); err != nil {
+		return fmt.Errorf("describe region %q: %w", r.Name, err)
+	}
+	for _, token := range r.Tokens {
+		if len(token) == 0 || len(token) > driver.TokenMax {
+			return fmt.Errorf("describe region %q with a token of %d bytes: %w", r.Name,
+				len(token), driver.ErrBounds)
 		}
-		d.Regions = append(d.Regions, r.region(len(d.Backends), previous))
-		previous = []byte(d.Regions[len(d.Regions)-1].Name)
 	}
-	if r.err == nil && len(r.rest) != 0 {
-		r.fail(fmt.Errorf("has %d bytes too many", len(r.rest)))
-	}
-	if r.err == nil {
-		r.err = d.check()
-	}
-	if r.err != nil {
-		return nil, fmt.Errorf("description %w: %w", r.err, driver.ErrCorrupt)
-	}
-	return d, nil
-}
-
-func (r *reader) region(backendCount int, previous []byte) Region {
-	out := Region{Name: string(r.front(previous, NameMax))}
-	ranged := false
-	if flags := r.bytes(1); r.err == nil {
-		out.Kind = driver.Kind(flags[0] &^ (readOnlyFlag | rangesFlag))
-		out.ReadOnly = flags[0]&readOnlyFlag != 0
-		ranged = flags[0]&rangesFlag != 0
-	}
-	if out.Kind > driver.File {
-		r.fail(errors.New("has a region of an unknown kind"))
-	}
-	out.Size = r.uvarint(math.MaxInt64)
-	out.Set = uint32(r.uvarint(1<<backendCount - 1))
-	out.Tokens = make([][]byte, bits.OnesCount32(out.Set))
-	var last []byte
-	for i := range out.Tokens {
-		if i == 0 {
-			last = r.block(driver.TokenMax)
-		} else {
-			last = r.front(last, driver.TokenMax)
-		}
-		if len(last) == 0 {
-			r.fail(errors.New("has an empty token"))
-		}
-		out.Tokens[i] = last
-	}
-	if ranged {
-		out.Only = r.ranges()
-	}
-	return out
+	return nil
 }
 
 // Equal reports whether two descriptions say the same.
