@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/lobby"
 )
@@ -29,11 +30,15 @@ func (b *Backend) hear(tcp *net.TCPConn, v *lobby.Visit) {
 		return
 	}
 	defer v.Leave()
-	_ = tcp.SetDeadline(time.Now().Add(b.cfg.Handshake)) // fails only where it is closed
+	// Time in which we are kept off our processors is not the other side's.
+	limit := clock.AfterRunning(b.clock, b.cfg.Handshake, func() {
+		_ = tcp.SetDeadline(time.Unix(1, 0)) // fails only where it is closed
+	})
+	defer limit.Stop()
 	b.tune(tcp)
 	secure, err := b.answer(context.Background(), tcp)
 	if err == nil {
-		err = b.introduce(tcp, v, secure)
+		err = b.introduce(tcp, v, secure, limit)
 	}
 	if errors.Is(err, driver.ErrVersion) {
 		refuse(tcp, secure)
@@ -53,7 +58,8 @@ func refuse(tcp *net.TCPConn, secure net.Conn) {
 	}
 }
 
-func (b *Backend) introduce(tcp *net.TCPConn, v *lobby.Visit, secure net.Conn) error {
+func (b *Backend) introduce(tcp *net.TCPConn, v *lobby.Visit, secure net.Conn,
+	limit clock.Timer) error {
 	h, body, err := readFrame(secure, kindHello, kindJoin)
 	if err != nil {
 		return err // without a word, but to a peer of another version
@@ -82,8 +88,9 @@ func (b *Backend) introduce(tcp *net.TCPConn, v *lobby.Visit, secure net.Conn) e
 		g.end(true)
 		return errors.Join(err, driver.ErrPeerLost)
 	}
-	if err = writeFrame(secure, answer, secret); err == nil {
-		err = tcp.SetDeadline(time.Time{})
+	err = writeFrame(secure, answer, secret)
+	if err == nil && !limit.Stop() {
+		err = driver.ErrTimeout
 	}
 	if err != nil {
 		g.end(true)
@@ -119,7 +126,7 @@ func (b *Backend) meet(h *header, from lobby.Host, body []byte) (*inbound, error
 		g.session = newTicket()
 	}
 	b.accepted[g.session], b.byConn[g.conn] = g, g
-	g.limit = b.clock.AfterFunc(b.cfg.Handshake, g.expire)
+	g.limit = clock.AfterRunning(b.clock, b.cfg.Handshake, g.expire)
 	return g, nil
 }
 

@@ -5,7 +5,10 @@
 // stands still does not change what they see.
 package clock
 
-import "time"
+import (
+	"sync"
+	"time"
+)
 
 // Clock tells the time and sets timers.
 type Clock interface {
@@ -40,4 +43,66 @@ func (h host) AfterFunc(d time.Duration, f func()) Timer { return time.AfterFunc
 func After(c Clock, d time.Duration) (over <-chan struct{}, t Timer) {
 	done := make(chan struct{})
 	return done, c.AfterFunc(d, func() { close(done) })
+}
+
+// AfterRunning calls f, in a goroutine of its own, once this process has run for d, unless the
+// timer is stopped or set again. It counts beats: while the process stands still there are none,
+// and one that was late counts as one. So a stranger is not held to time in which this process
+// heard nothing.
+func AfterRunning(c Clock, d time.Duration, f func()) Timer {
+	r := &running{f: f}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.timer = c.AfterFunc(time.Hour, r.beat)
+	r.begin(d)
+	return r
+}
+
+// beats is in how many parts AfterRunning counts.
+const beats = 32
+
+type running struct {
+	f     func()
+	mu    sync.Mutex // guards what follows
+	timer Timer
+	each  time.Duration
+	left  int // beats; 0: it was called, or stopped
+}
+
+// begin sets the time anew; r.mu is held.
+func (r *running) begin(d time.Duration) {
+	r.each, r.left = max(d/beats, 1), beats
+	r.timer.Reset(r.each)
+}
+
+func (r *running) beat() {
+	r.mu.Lock()
+	over := r.left == 1
+	if r.left > 1 {
+		r.timer.Reset(r.each)
+	}
+	r.left = max(0, r.left-1)
+	r.mu.Unlock()
+	if over {
+		r.f()
+	}
+}
+
+// Stop implements Timer.
+func (r *running) Stop() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	was := r.left > 0
+	r.left = 0
+	r.timer.Stop()
+	return was
+}
+
+// Reset implements Timer.
+func (r *running) Reset(d time.Duration) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	was := r.left > 0
+	r.begin(d)
+	return was
 }

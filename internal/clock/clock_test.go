@@ -26,3 +26,62 @@ func TestHost(t *testing.T) {
 	default:
 	}
 }
+
+// late is a clock whose timers may fire later than they are due: as often as fire is called.
+type late struct {
+	Clock
+	due []func()
+}
+
+func (l *late) AfterFunc(_ time.Duration, f func()) Timer { return &lateTimer{l, f} }
+
+func (l *late) fire() {
+	due := l.due
+	l.due = nil
+	for _, f := range due {
+		f()
+	}
+}
+
+type lateTimer struct {
+	l *late
+	f func()
+}
+
+func (t *lateTimer) Stop() bool { t.l.due = nil; return true }
+
+func (t *lateTimer) Reset(time.Duration) bool {
+	t.l.due = []func(){t.f}
+	return true
+}
+
+// TestAfterRunning: however late each beat is, all of them must come.
+func TestAfterRunning(t *testing.T) {
+	c := &late{}
+	calls := 0
+	timer := AfterRunning(c, time.Second, func() { calls++ })
+	for range beats - 1 {
+		c.fire()
+	}
+	require.Zero(t, calls)
+	c.fire()
+	require.Equal(t, 1, calls)
+	c.fire()
+	require.Equal(t, 1, calls, "it was called again")
+	require.False(t, timer.Stop())
+
+	timer.Reset(time.Second)
+	c.fire()
+	require.True(t, timer.Reset(time.Second))
+	for range beats - 1 {
+		c.fire()
+	}
+	require.Equal(t, 1, calls)
+	require.True(t, timer.Stop())
+	c.fire()
+	require.Equal(t, 1, calls, "it was called though it was stopped")
+
+	over := make(chan struct{})
+	AfterRunning(Host(), time.Millisecond, func() { close(over) })
+	<-over
+}
