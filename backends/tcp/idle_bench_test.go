@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/driver"
 )
 
 // BenchmarkIdle holds as many idle connections as the limit of descriptors allows, at most
@@ -52,34 +51,4 @@ func processor(b *testing.B) time.Duration {
 		b.Fatal(err)
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// BenchmarkSilence reports how long it takes until an owner that says nothing is known to be
-// lost, in units of Config.Failure, from a Submit on.
-func BenchmarkSilence(b *testing.B) {
-	const failure = 600 * time.Millisecond
-	near := open(b, Config{Failure: failure})
-	m, _ := share(b, near, 8<<20)
-	var most, sum time.Duration
-	for i := range b.N {
-		addr, token := silentOwner(b, 0)
-		p := dial(b, near, addr)
-		key, size, err := p.Import(token)
-		if err != nil {
-			b.Fatal(err)
-		}
-		time.Sleep(failure / 12 * time.Duration(i%5) / 5) // any moment between two looks
-		begin := time.Now()
-		if err := p.Submit(1, &driver.Batch{Op: driver.Write,
-			Descs: []driver.Desc{{Len: size, LocalKey: m.key, RemoteKey: key}}}); err != nil {
-			b.Fatal(err)
-		}
-		<-p.Lost()
-		took := time.Since(begin)
-		most, sum = max(most, took), sum+took
-		_ = await(b, near, 1)
-	}
-	b.ReportMetric(float64(most)/float64(failure), "most-x-Failure")
-	b.ReportMetric(float64(sum)/float64(b.N)/float64(failure), "mean-x-Failure")
-	b.ReportMetric(0, "ns/op")
 }
