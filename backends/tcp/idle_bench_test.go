@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
 )
 
 // BenchmarkIdle holds as many idle connections as the limit of descriptors allows, at most
