@@ -160,6 +160,9 @@ func (e *Engine) forget(r *Region) {
 // under one fresh secret.
 func (e *Engine) registerSegment(seg driver.Segment) ([]driver.Memory, error) {
 	rand.Read(seg.Secret[:])
+	if seg.Only == nil && partOfPages(&seg) {
+		seg.Only = driver.Ranges{{Len: seg.Len}} // so that what lies beside it stays
+	}
 	mems := make([]driver.Memory, len(e.lanes))
 	var errs []error
 	served := false
@@ -183,6 +186,13 @@ func (e *Engine) registerSegment(seg driver.Segment) ([]driver.Memory, error) {
 			seg.Kind, ErrNotSupported))
 	}
 	return nil, errors.Join(errs...)
+}
+
+// partOfPages reports whether a segment begins or ends within a page of memory whose pages a
+// backend may replace. The program may write the rest of that page at any moment.
+func partOfPages(seg *driver.Segment) bool {
+	s, ok := seg.Shared.(interface{ PageBytes() uint64 })
+	return ok && (seg.SharedOff|(seg.SharedOff+seg.Len))%s.PageBytes() != 0
 }
 
 // atOnceOnly is over: a fence by it ends the epoch, and has its proof if that takes no waiting.
