@@ -206,7 +206,8 @@ func failureEndsWhatWaitsElsewhere(t *testing.T) {
 	require.EqualValues(t, 1, p.conns[1].waiting.Load())
 	ended := make(chan error, 1)
 	go func() { ended <- tr.Wait(within(t)) }()
-	require.Eventually(t, func() bool { return tr.sleepers.Load() > 0 }, limit, time.Millisecond)
+	require.Eventually(t, func() bool { return tr.sleepers.count.Load() > 0 }, limit,
+		time.Millisecond)
 	failed := errors.New("this batch failed")
 	failing.finishOne(failed)
 	require.ErrorIs(t, <-ended, failed)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
@@ -28,17 +29,29 @@ type Lease struct {
 	mems   []driver.Memory
 	left   []driver.Memory // guarded by ending: those that are not closed
 	token  []byte
-	expiry *time.Timer
 
-	ending  chan struct{} // a lock, full while the proof is sought
-	ended   bool          // guarded by ending, as is expiry
-	revoked chan struct{}
+	ending   chan struct{} // a lock, full while the proof is sought
+	ended    bool          // guarded by ending, as are the next two
+	timer    *time.Timer   // of its time, or of the next look for the proof; nil: neither
+	pause    time.Duration // before that look
+	looks    atomic.Bool   // the timer is of the next look
+	unproven atomic.Bool   // Revoke has failed
+	revoked  chan struct{}
 }
 
-// Lease grants the range [off, off+n). Its token's offsets begin at 0. Whole
-// pages are best: against a frozen holder, shm puts fresh pages under the range,
-// and what else lies in its first and last page must then not be written at that
-// moment.
+// The pause before the engine looks again for a proof, which doubles each time: a look may cost the
+// backend as long as it waits for a holder that does not answer.
+const (
+	lookAgainMin = 100 * time.Millisecond
+	lookAgainMax = time.Minute
+)
+
+// Lease grants the range [off, off+n). Its token's offsets begin at 0. Have it begin and end at
+// pages of the memory, which are of 2 MiB where those were reserved (see Alloc): against a holder
+// that stands still in the middle of a write, shm has a proof by fresh pages, and puts none where
+// the program may write beside the range in the same page. Revoke is ErrBusy there until the holder
+// goes on or dies. Memory that UCX or cuda allocated has fresh pages, or all of its block, all the
+// same: what the program itself writes there at that moment, beside the range, may be lost.
 func (r *Region) Lease(off, n uint64, o LeaseOptions) (*Lease, error) {
 	seg, err := r.seg.Slice(off, n, [16]byte{})
 	if err != nil {
@@ -80,7 +93,11 @@ func (r *Region) lease(seg driver.Segment, off uint64, o LeaseOptions) (*Lease, 
 		return nil, err
 	}
 	if o.TTL > 0 {
-		l.expireAfter(o.TTL)
+		l.ending <- struct{}{}
+		if !l.ended { // by Close, as it was made
+			l.timer = time.AfterFunc(o.TTL, l.expire)
+		}
+		<-l.ending
 	}
 	return l, nil
 }
@@ -137,8 +154,9 @@ func (l *Lease) Revoked() <-chan struct{} { return l.revoked }
 
 // Revoke ends the lease. When it returns nil no byte that the holder sends, or
 // has sent, lands any more, whatever state the holder is in. On an error there
-// is no proof yet, and Revoke may be called again; new accesses are refused all
-// the same. It is idempotent.
+// is no proof yet; new accesses are refused all the same. Revoke may be called again, and need not
+// be: the engine looks for the proof from time to time until it has it, and closes Revoked then. It
+// is idempotent.
 func (l *Lease) Revoke(ctx context.Context) error {
 	select {
 	case l.ending <- struct{}{}: // the epoch ends also where ctx is over
@@ -155,11 +173,12 @@ func (l *Lease) Revoke(ctx context.Context) error {
 		return nil
 	}
 	if err := l.e.fence(ctx, l.left); err != nil {
+		l.lookAgain()
 		return err
 	}
 	l.ended = true
-	if l.expiry != nil {
-		l.expiry.Stop()
+	if l.timer != nil {
+		l.timer.Stop()
 	}
 	l.region.unuse()
 	l.e.mu.Lock()
@@ -175,18 +194,37 @@ func (l *Lease) end(limit time.Duration) error {
 	return l.Revoke(ctx)
 }
 
-// expire revokes when the time is over, and tries again until it is proved.
+// lookAgain has the engine look for the proof later. Preconditions: l.ending is held.
+func (l *Lease) lookAgain() {
+	l.unproven.Store(true)
+	if l.looks.Load() || l.e.isClosing() {
+		return
+	}
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.looks.Store(true)
+	l.pause = min(max(2*l.pause, lookAgainMin), lookAgainMax)
+	l.timer = time.AfterFunc(l.pause, l.expire)
+}
+
+// expire is called when the time of the lease is over, or that of the next look for its proof.
 func (l *Lease) expire() {
-	if l.end(l.e.cfg.AbortGrace) != nil && !l.e.isClosing() {
-		l.expireAfter(l.e.cfg.AbortGrace)
+	l.looks.Store(false)
+	if !l.e.isClosing() { // Close looks itself
+		_ = l.end(l.e.cfg.AbortGrace) // lookAgain, if there is none
 	}
 }
 
-func (l *Lease) expireAfter(d time.Duration) {
-	l.ending <- struct{}{}
-	defer func() { <-l.ending }()
-	if l.ended {
-		return // by Close, as it was made
+// endRevoked looks for the proof of those leases on a region that were revoked without one.
+func (r *Region) endRevoked(ctx context.Context) error {
+	r.e.mu.Lock()
+	var leases []*Lease
+	for l := range r.e.leases {
+		if l.region == r && l.unproven.Load() {
+			leases = append(leases, l)
+		}
 	}
-	l.expiry = time.AfterFunc(d, l.expire)
+	r.e.mu.Unlock()
+	return atOnce(leases, func(l *Lease) error { return l.Revoke(ctx) })
 }

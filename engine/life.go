@@ -134,7 +134,8 @@ func (t *Transfer) settle(generation uint64, flags life) {
 	}
 	hook := t.hook
 	t.word.Store(uint64(w&^phaseMask | done))
-	if t.sleepers.Load() > 0 {
+	t.sleepers.wake()
+	if t.watched.Load() {
 		t.announce()
 	}
 	if hook != nil {

@@ -160,6 +160,9 @@ func (e *Engine) forget(r *Region) {
 // under one fresh secret.
 func (e *Engine) registerSegment(seg driver.Segment) ([]driver.Memory, error) {
 	rand.Read(seg.Secret[:])
+	if seg.Only == nil && partOfPages(&seg) {
+		seg.Only = driver.Ranges{{Len: seg.Len}} // so that what lies beside it stays
+	}
 	mems := make([]driver.Memory, len(e.lanes))
 	var errs []error
 	served := false
@@ -183,6 +186,13 @@ func (e *Engine) registerSegment(seg driver.Segment) ([]driver.Memory, error) {
 			seg.Kind, ErrNotSupported))
 	}
 	return nil, errors.Join(errs...)
+}
+
+// partOfPages reports whether a segment begins or ends within a page of memory whose pages a
+// backend may replace. The program may write the rest of that page at any moment.
+func partOfPages(seg *driver.Segment) bool {
+	s, ok := seg.Shared.(interface{ PageBytes() uint64 })
+	return ok && (seg.SharedOff|(seg.SharedOff+seg.Len))%s.PageBytes() != 0
 }
 
 // atOnceOnly is over: a fence by it ends the epoch, and has its proof if that takes no waiting.
@@ -300,8 +310,9 @@ func (r *Region) unuse() { r.users.Add(-1) }
 
 // Close fences the region, so that no peer can reach it any more, and forgets it.
 // It is ErrBusy while a Transfer lists it (Reset or Close that first) or a Lease
-// on it stands (Revoke it first). When the fence fails within AbortGrace the
-// region stays registered, and Close may be called again.
+// on it stands (Revoke it first; Close itself looks for the proof of those that were revoked
+// without one). When it fails within AbortGrace the region stays registered, and Close may be
+// called again.
 func (r *Region) Close() error { return r.release(false) }
 
 // release fences and forgets the region; though transfers list it, where that is said. A call that
@@ -312,13 +323,17 @@ func (r *Region) release(thoughUsed bool) error {
 	if r.ended {
 		return nil
 	}
-	if !r.users.CompareAndSwap(0, regionClosed) && r.users.Load() >= 0 && !thoughUsed {
-		return &OpError{Op: "close region " + r.name,
-			Err: fmt.Errorf("reset the transfers that list it and revoke its leases first: %w",
-				ErrBusy)}
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), r.e.cfg.AbortGrace)
 	defer cancel()
+	var unproven error
+	if !thoughUsed {
+		unproven = r.endRevoked(ctx)
+	}
+	if !r.users.CompareAndSwap(0, regionClosed) && r.users.Load() >= 0 && !thoughUsed {
+		return &OpError{Op: "close region " + r.name, Err: errors.Join(
+			fmt.Errorf("reset the transfers that list it and revoke its leases first: %w",
+				ErrBusy), unproven)}
+	}
 	if r.left == nil {
 		r.left = slices.Clone(r.mems)
 	}

@@ -71,9 +71,9 @@ type transferOutcome struct {
 	lastUnanswered atomic.Uint64 // generation of the last post that ended so; 0: none
 
 	completed chan struct{}
-	sleepers  atomic.Int32 // goroutines that want completed signalled
-	watched   atomic.Bool  // Completed is one of them
-	hook      func()       // called when it is done; it must not block: see OnDone
+	watched   atomic.Bool // the program has asked for completed
+	sleepers  sleepers
+	hook      func() // called when it is done; it must not block: see OnDone
 }
 
 // NewTransfer makes an empty transfer towards a peer. A zero Route lets the

@@ -6,6 +6,9 @@ import (
 	"context"
 	"math/bits"
 	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
 )
 
 // Done reports whether the transfer has ended. It polls the backend, so that a
@@ -33,14 +36,10 @@ func (t *Transfer) Err() error {
 	return nil
 }
 
-// Completed is signalled once for each Post, when that is done. With Wait in use
-// on another goroutine it may be signalled more often: ask Done.
+// Completed is signalled for each Post, when that is done. It may be signalled once more: ask Done.
 func (t *Transfer) Completed() <-chan struct{} {
-	if t.watched.CompareAndSwap(false, true) {
-		t.sleepers.Add(1) // for good: we cannot know when the channel is let go
-		if t.look().phase() == done {
-			t.announce()
-		}
+	if t.watched.CompareAndSwap(false, true) && t.look().phase() == done {
+		t.announce()
 	}
 	return t.completed
 }
@@ -106,24 +105,15 @@ func (t *Transfer) park(ctx context.Context, generation uint64) error {
 }
 
 func (t *Transfer) sleep(ctx context.Context, generation uint64) error {
-	t.sleepers.Add(1) // pairs with the load in settle, which comes after the state
-	defer t.sleepers.Add(-1)
+	awake := t.sleepers.enter()
+	defer t.sleepers.leave(awake)
 	for t.isPost(generation) {
 		select {
-		case <-t.completed:
-			t.announce() // for the next that waits
+		case <-awake:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if t.isPost(generation) {
-			runtime.Gosched() // the signal of an earlier post
-			select {
-			case <-t.completed:
-			default:
-			}
-		}
 	}
-	t.announce() // the signal taken just now may have been meant for another sleeper
 	return t.Err()
 }
 
@@ -131,5 +121,58 @@ func (t *Transfer) announce() {
 	select {
 	case t.completed <- struct{}{}:
 	default:
+	}
+}
+
+// sleepers are the goroutines that sleep until a post of a transfer ends. Each has a channel of its
+// own, so that no other goroutine, and no later post, takes its signal.
+type sleepers struct {
+	count atomic.Int32
+
+	mu   sync.Mutex
+	all  []chan struct{} // with room for one signal
+	free []chan struct{} // for the next: a sleep allocates nothing
+}
+
+// enter returns what wake signals. The caller looks at the state after that, and again at each
+// signal: settle changes the state before it looks at count.
+func (s *sleepers) enter() chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var c chan struct{}
+	if n := len(s.free); n > 0 {
+		c, s.free = s.free[n-1], s.free[:n-1]
+	} else {
+		c = make(chan struct{}, 1)
+	}
+	s.all = append(s.all, c)
+	s.count.Store(int32(len(s.all)))
+	return c
+}
+
+func (s *sleepers) leave(c chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.Index(s.all, c)
+	s.all = slices.Delete(s.all, i, i+1)
+	s.count.Store(int32(len(s.all)))
+	select {
+	case <-c: // not for the next
+	default:
+	}
+	s.free = append(s.free, c)
+}
+
+func (s *sleepers) wake() {
+	if s.count.Load() == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.all {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
 	}
 }

@@ -24,7 +24,8 @@
 //     has returned.
 //   - The receiver first revokes the leases, and gives the blocks back to the
 //     pool when that has returned. A block whose lease cannot be revoked is
-//     never used again (Stats.Quarantined).
+//     never used again (Stats.Quarantined). The engine ends the lease once
+//     there is a proof, and Region.Close works then.
 //   - Each side learns why, as an *EndError, and every wait is bounded by a
 //     limit of its configuration.
 //

@@ -94,3 +94,25 @@ func revokeTriesAgain(t *testing.T) {
 		t.Errorf("receiver: %v", q.Err())
 	}
 }
+
+// TestQuarantinedLeasesAreGivenBack: the proof comes after the Receiver has given it up. The blocks
+// stay lost to the pool, and the leases go, so that the program may close the region.
+func TestQuarantinedLeasesAreGivenBack(t *testing.T) {
+	virtual.Time(t, quarantinedLeasesAreGivenBack)
+}
+
+func quarantinedLeasesAreGivenBack(t *testing.T) {
+	p, fails := newStubborn(t)
+	before := p.decode.eng.Stats().Leases
+	push, q := p.begin(t, 1, 1, 2, 3)
+	fails.Store(1 << 40)
+	require.ErrorIs(t, q.Cancel(within(t)), engine.ErrUnproven)
+	<-push.Ended()
+	p.retired = 3
+	require.ErrorIs(t, p.decode.region.Close(), engine.ErrBusy)
+	fails.Store(0) // from here on each fence has its proof
+	time.Sleep(time.Minute)
+	require.Equal(t, before, p.decode.eng.Stats().Leases)
+	p.receiver.Close()
+	require.NoError(t, p.decode.region.Close())
+}

@@ -44,10 +44,10 @@ type Options struct {
 	Blocks      uint64      // of the pool; default 1
 
 	// BlockAlign is the power of two at whose multiples the blocks of a
-	// block-major pool begin; default BlockAlign, 1 leaves no gaps. Two blocks that
-	// share a page cannot be leased out apart: when a frozen peer is fenced off by
-	// fresh pages, whatever is written to the neighbour meanwhile is lost. In a
-	// pool of huge pages it is the size of those.
+	// block-major pool begin; default BlockAlign, 1 leaves no gaps. A block that
+	// shares a page with another gets no fresh pages when a peer on this host is
+	// frozen in the middle of a write, so that its lease has no proof and the pool
+	// loses the block. In a pool of reserved huge pages it has to be 2 MiB.
 	BlockAlign uint64
 }
 

@@ -92,8 +92,9 @@ func readHeader(f *os.File) (h header, err error) {
 	return h, h.geo.check()
 }
 
-// encode appends a record: that of an empty block is zeros. Its CRC covers the store's id
-// and the block's number, so a record is of use in its own place alone.
+// encode appends a record. That of an empty block is zeros, or has no bytes and the last number
+// that the store gave before the block became empty. Its CRC covers the store's id and the block's
+// number, so a record is of use in its own place alone.
 func (b *Block) encode(dst []byte, id [16]byte, i uint32) []byte {
 	start := len(dst)
 	dst = append(dst, make([]byte, recordBytes)...)
@@ -116,7 +117,7 @@ func recordSum(p []byte, id [16]byte, i uint32) uint32 {
 	return crc.Update(crc.Checksum(place[:]), p)
 }
 
-// decode reads a record; one that is damaged is that of an empty block.
+// decode reads a record; one that is damaged is zeros.
 func decode(p []byte, g *Geometry, id [16]byte, i uint32) (b Block) {
 	if binary.LittleEndian.Uint32(p[recordUsed:]) != recordSum(p[:recordUsed], id, i) {
 		return Block{}
@@ -124,8 +125,11 @@ func decode(p []byte, g *Geometry, id [16]byte, i uint32) (b Block) {
 	copy(b.Name[:], p)
 	b.Seq, b.Len = binary.LittleEndian.Uint64(p[16:]), binary.LittleEndian.Uint64(p[24:])
 	b.Sum = binary.LittleEndian.Uint32(p[32:])
-	if b.Len == 0 || b.Len > g.BlockBytes {
+	switch {
+	case b.Len > g.BlockBytes:
 		return Block{}
+	case b.Len == 0:
+		return Block{Seq: b.Seq}
 	}
 	return b
 }
@@ -153,8 +157,10 @@ func (s *Store) readTable() error {
 		}
 		for k := range n {
 			b := decode(buf[k*recordBytes:][:recordBytes], &s.geo, s.id, uint32(first+k))
-			s.blocks[first+k] = b
 			s.seq = max(s.seq, b.Seq)
+			if b.Len > 0 {
+				s.blocks[first+k] = b
+			}
 		}
 	}
 	return nil

@@ -22,7 +22,7 @@
 // When the machine loses power that holds, too, if Options.Durable is set and the blocks are
 // written by a backend that completes a write once the disk has it (posix.Config.Durable).
 // Without, a record may have reached the disk and its bytes not: Verify finds that, with a
-// CRC-32C of the bytes.
+// CRC-32C of the bytes. Records may be older than the last ones, too: Seq goes on from those.
 package store
 
 import (
@@ -59,7 +59,7 @@ type Options struct {
 // Block is what a store knows of one block.
 type Block struct {
 	Name Name
-	Seq  uint64 // of its Commit: later ones are higher
+	Seq  uint64 // of its Commit: later ones are higher, in later processes too
 	Len  uint64 // bytes that it holds
 	Sum  uint32 // CRC-32C of those, see Sum
 }
@@ -207,7 +207,8 @@ func (s *Store) Begin(blocks ...uint32) error {
 		if _, unsure := s.unsure[i]; s.blocks[i].Seq == 0 && !unsure {
 			continue // the file says so, too
 		}
-		if err := s.write(i, Block{}); err != nil {
+		// The last number stays in the file when the record that had it goes.
+		if err := s.write(i, Block{Seq: s.seq}); err != nil {
 			return err
 		}
 		written = true

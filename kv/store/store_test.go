@@ -85,6 +85,29 @@ func TestReopen(t *testing.T) {
 	}
 }
 
+// TestSeqGoesOn: the number of a Commit is above that of each before it, also of one that Begin has
+// taken back, or whose outcome was unsure, in a process before.
+func TestSeqGoesOn(t *testing.T) {
+	s, path := create(t)
+	first, err := s.Commit(0, Name{1}, 4096, 7)
+	noError(t, err)
+	noError(t, s.Begin(0))
+	noError(t, s.Close())
+	for round := range 3 {
+		s, err = Open(path, Options{})
+		noError(t, err)
+		_, ok := s.Block(0)
+		isFalse(t, ok, "a block that was begun")
+		next, err := s.Commit(uint32(round), Name{2}, 4096, 9)
+		noError(t, err)
+		isTrue(t, next.Seq > first.Seq, "Seq", next.Seq, "comes after", first.Seq)
+		s.unsure[uint32(round)] = struct{}{}
+		noError(t, s.Begin(uint32(round)))
+		noError(t, s.Close())
+		first = next
+	}
+}
+
 func TestMisuse(t *testing.T) {
 	s, path := create(t)
 	_, err := Create(path, shape, Options{})
@@ -184,16 +207,18 @@ func TestDamage(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	b := Block{Name: Name{1}, Seq: 2, Len: 3, Sum: 4}
 	f.Add(b.encode(nil, [16]byte{9}, 7))
+	b = Block{Seq: 5}
+	f.Add(b.encode(nil, [16]byte{9}, 7))
 	f.Add(make([]byte, recordBytes))
 	f.Fuzz(func(t *testing.T, p []byte) {
 		if len(p) < recordBytes {
 			return
 		}
 		got := decode(p[:recordBytes], &shape, [16]byte{9}, 7)
-		if got.Seq == 0 && got != (Block{}) {
+		if got.Len == 0 && got != (Block{Seq: got.Seq}) {
 			t.Errorf("an empty block with %+v", got)
 		}
-		if got.Seq != 0 && string(got.encode(nil, [16]byte{9}, 7)[:36]) != string(p[:36]) {
+		if got.Len != 0 && string(got.encode(nil, [16]byte{9}, 7)[:36]) != string(p[:36]) {
 			t.Errorf("%x is %+v", p[:recordBytes], got)
 		}
 	})
