@@ -46,6 +46,7 @@ type Engine struct {
 	localSelf *Peer // see local
 	leases    map[*Lease]struct{}
 	tickets   map[exchange.Secret]*ticket
+	guests    guests
 
 	lastPeer     uint64 // guarded by mu
 	peersVersion atomic.Uint64
@@ -77,8 +78,8 @@ func Open(cfg Config) (*Engine, error) {
 		cfg: cfg, host: hostID(), born: time.Now(),
 		regions: map[string]*Region{}, sorted: []*Region{}, peers: map[*Peer]struct{}{},
 		leases:  map[*Lease]struct{}{},
-		tickets: map[exchange.Secret]*ticket{},
-		inbox:   make(chan Notification, cfg.NotificationsMax), closing: make(chan struct{}),
+		tickets: map[exchange.Secret]*ticket{}, guests: newGuests(&cfg),
+		inbox: make(chan Notification, cfg.NotificationsMax), closing: make(chan struct{}),
 	}
 	rand.Read(e.id[:])
 	e.peersVersion.Store(1)
