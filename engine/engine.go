@@ -56,6 +56,7 @@ type Engine struct {
 	tally   tally
 	inbox   chan Notification
 	inboxed inboxBytes
+	joining joining
 	pace    pace
 	dropped atomic.Uint64 // completions that no transfer waited for
 	givenUp givenUp
@@ -79,7 +80,8 @@ func Open(cfg Config) (*Engine, error) {
 		regions: map[string]*Region{}, sorted: []*Region{}, peers: map[*Peer]struct{}{},
 		leases:  map[*Lease]struct{}{},
 		tickets: map[exchange.Secret]*ticket{}, guests: newGuests(&cfg),
-		inbox: make(chan Notification, cfg.NotificationsMax), closing: make(chan struct{}),
+		joining: joining{most: cfg.NotificationBytes},
+		inbox:   make(chan Notification, cfg.NotificationsMax), closing: make(chan struct{}),
 	}
 	rand.Read(e.id[:])
 	e.peersVersion.Store(1)
