@@ -61,15 +61,19 @@ type Config struct {
 	// reaches this engine so. Default 256 MiB; negative: none, and no such route.
 	StagingBytes int64
 
-	TransfersMax      int // live Transfers, at most 1,048,576; default 4,096
-	RegionsMax        int // named regions; default 65,536
-	LeasesMax         int // standing leases; default 65,536
-	PeersMax          int // live peers; default 1,024
-	NotificationsMax  int // depth of the Notifications channel; default 1,024
-	NotificationBytes int // in that channel, or of one notification; default 64 MiB
-	DescriptionMax    int // bytes of a peer's description; default 16 MiB
-	NotifyMax         int // bytes of a notification, sent or received; default 16 MiB
-	HandshakesMax     int // exchanges of Serve at a time, of one host half; default 64
+	TransfersMax     int // live Transfers, at most 1,048,576; default 4,096
+	RegionsMax       int // named regions; default 65,536
+	LeasesMax        int // standing leases; default 65,536
+	PeersMax         int // live peers, of one host half as many by Serve; default 1,024
+	NotificationsMax int // depth of the Notifications channel; default 1,024
+	// in that channel, or of one notification, and as many of those whose parts have not all
+	// come; default 64 MiB
+	NotificationBytes int
+	// bytes of a peer's description, of all that come by Serve 16 times as many, of one host half
+	// of these; default 16 MiB
+	DescriptionMax int
+	NotifyMax      int // bytes of a notification, sent or received; default 16 MiB
+	HandshakesMax  int // exchanges of Serve at a time, of one host half; default 64
 
 	// Tell returns the regions, by the names that they are to have there, of which an engine
 	// learns that meets this one by Serve or Dial, in place of all that Describe tells of. peer

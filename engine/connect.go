@@ -242,6 +242,9 @@ func (e *Engine) removePeer(p *Peer) {
 	if p.ticket != nil {
 		p.ticket.peer.Store(nil)
 		delete(e.tickets, p.ticket.secret)
+		if p.ticket.guest != nil {
+			p.ticket.guest.end()
+		}
 	}
 	e.peersVersion.Add(1)
 }

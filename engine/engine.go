@@ -46,6 +46,7 @@ type Engine struct {
 	localSelf *Peer // see local
 	leases    map[*Lease]struct{}
 	tickets   map[exchange.Secret]*ticket
+	guests    guests
 
 	lastPeer     uint64 // guarded by mu
 	peersVersion atomic.Uint64
@@ -55,6 +56,7 @@ type Engine struct {
 	tally   tally
 	inbox   chan Notification
 	inboxed inboxBytes
+	joining joining
 	pace    pace
 	dropped atomic.Uint64 // completions that no transfer waited for
 	givenUp givenUp
@@ -77,7 +79,8 @@ func Open(cfg Config) (*Engine, error) {
 		cfg: cfg, host: hostID(), born: time.Now(),
 		regions: map[string]*Region{}, sorted: []*Region{}, peers: map[*Peer]struct{}{},
 		leases:  map[*Lease]struct{}{},
-		tickets: map[exchange.Secret]*ticket{},
+		tickets: map[exchange.Secret]*ticket{}, guests: newGuests(&cfg),
+		joining: joining{most: cfg.NotificationBytes},
 		inbox:   make(chan Notification, cfg.NotificationsMax), closing: make(chan struct{}),
 	}
 	rand.Read(e.id[:])

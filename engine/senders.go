@@ -25,9 +25,7 @@ type sender struct {
 	peer    *Peer // as of version
 	version uint64
 	given   string // the name that the engine gave with its description
-	long    []byte // the parts of a long notification so far
-	joining bool
-	heard   bool // the program was told something of it
+	heard   bool   // the program was told something of it
 
 	queue  answerQueue
 	audit  audit
@@ -92,7 +90,11 @@ func (l *lane) take(m *driver.Message) (n Notification, forProgram bool) {
 		s.heard = true
 		return s.notification(data[1:]), true
 	case exchange.IsPart:
-		if whole, ok := s.join(data[1:], l.e.cfg.NotifyMax); ok {
+		whole, ok, err := l.e.joining.add(s, data[1:], l.e.cfg.NotifyMax)
+		if err != nil {
+			return l.lastWord(m.Conn, s, err)
+		}
+		if ok {
 			s.heard = true
 			return s.notification(whole), true
 		}
@@ -135,6 +137,7 @@ func (l *lane) lastWord(conn uint64, s *sender, err error) (n Notification, forP
 	n = s.notification(nil)
 	n.Err = err
 	delete(l.senders, conn)
+	l.e.joining.forget(s)
 	close(s.gone)
 	if s.ticket != nil && n.Peer != nil && n.Peer.served.Load() {
 		if c := n.Peer.conns[l.index]; c != nil {
@@ -190,29 +193,6 @@ func (e *Engine) peerOf(id wire.ID) (last *Peer, proven bool) {
 		}
 	}
 	return last, proven
-}
-
-// join adds a part of a long notification, and returns it with the last. One connection has
-// one such notification at a time.
-func (s *sender) join(part []byte, limit int) (whole []byte, ok bool) {
-	if len(part) == 0 {
-		return nil, false
-	}
-	flags, data := part[0], part[1:]
-	if flags&exchange.FirstPart != 0 {
-		s.long, s.joining = nil, true
-	}
-	if !s.joining || len(s.long)+len(data) > limit {
-		s.long, s.joining = nil, false
-		return nil, false
-	}
-	s.long = append(s.long, data...)
-	if flags&exchange.LastPart == 0 {
-		return nil, false
-	}
-	whole = s.long
-	s.long, s.joining = nil, false
-	return whole, true
 }
 
 // longTurn lets one transfer at a time send a notification in parts over a connection.

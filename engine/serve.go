@@ -37,11 +37,14 @@ const (
 // which peers may be a peer, or Config.Plaintext that everybody may. A listener that speaks TLS
 // itself, by tls.NewListener, must ask for certificates.
 //
-// A connection that has not proved its identity is told nothing. Each exchange is bounded by
-// HandshakeTimeout and DescriptionMax; HandshakesMax of them run at once, of one host half as
-// many. Further connections wait their turn, and one that keeps silent makes room. Serve closes
-// the listener. The two engines also exchange tickets, by which each knows the other as the
-// sender of notifications.
+// A connection that has not proved its identity is told nothing, but in plain text, where all are
+// served. There an engine with which no connection comes about is not told why, and not before
+// HandshakeTimeout: what this host reaches is no stranger's business. OnRefused is told at once.
+//
+// Each exchange is bounded by HandshakeTimeout and DescriptionMax; HandshakesMax of them run at
+// once, of one host half as many. Further connections wait their turn, and one that keeps silent
+// makes room. Serve closes the listener. The two engines also exchange tickets, by which each
+// knows the other as the sender of notifications.
 func (e *Engine) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -72,47 +75,61 @@ type server struct {
 	exchanges sync.WaitGroup
 }
 
-// hear waits for a place, and for the other side to prove its identity and to describe itself,
-// and then exchanges descriptions. What goes wrong is told to the dialer, once there is a stream
-// to tell it over.
+// hear is one exchange: it waits for a place, for the other side to prove its identity and to
+// describe itself, answers, and connects back. What goes wrong is told to the dialer, once there is
+// a stream to tell it over.
 func (s *server) hear(ctx context.Context, conn net.Conn, v *lobby.Visit) {
 	defer conn.Close()
 	defer v.Leave()
 	if !v.Wait() {
 		return
 	}
-	_ = conn.SetDeadline(time.Now().Add(s.e.cfg.HandshakeTimeout)) // fails only where it is closed
-	secure, theirs, err := s.listen(ctx, conn, v)
+	g := &guest{e: s.e, host: v.Host}
+	defer g.leave()
+	deadline := time.Now().Add(s.e.cfg.HandshakeTimeout)
+	_ = conn.SetDeadline(deadline) // fails only where it is closed
+	within, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+
+	secure, member, err := s.e.answer(within, conn)
+	if err == nil && member && !v.Show(lobby.Identity) {
+		err = errHungUp
+	}
+	var theirs *introduction
 	if err == nil {
-		err = s.greet(ctx, secure, theirs)
+		theirs, err = s.e.readIntroduction(g.reader(secure))
 	}
-	if err != nil && secure != nil {
-		_ = writeFrame(secure, refusalMark, []byte(err.Error()))
+	if err == nil && !v.Show(lobby.Known) {
+		err = errHungUp
 	}
-	if err != nil && s.e.cfg.OnRefused != nil {
+	if err == nil {
+		err = s.greet(within, secure, theirs, g)
+	}
+	if err == nil {
+		return
+	}
+	if s.e.cfg.OnRefused != nil {
 		s.e.cfg.OnRefused(conn.RemoteAddr(), err)
 	}
+	if secure == nil {
+		return
+	}
+	why := err.Error()
+	if !member && g.dialled {
+		// It had us connect to an address of its choice. Neither words nor the time that it took
+		// shall tell what is there.
+		why = strangerRefusal
+		<-within.Done()
+	}
+	_ = conn.SetDeadline(time.Now().Add(refusalTime))
+	_ = writeFrame(secure, refusalMark, []byte(why))
 }
 
-// listen returns what the other side says of itself. In plain text, that it can say so is
-// all the proof there is.
-func (s *server) listen(ctx context.Context, conn net.Conn, v *lobby.Visit) (secure net.Conn,
-	theirs *introduction, err error) {
-	shaking, cancel := context.WithTimeout(ctx, s.e.cfg.HandshakeTimeout)
-	defer cancel()
-	secure, proven, err := s.e.answer(shaking, conn)
-	if err == nil && proven && !v.Show(lobby.Identity) {
-		return nil, nil, errHungUp
-	}
-	if err != nil {
-		return secure, nil, err
-	}
-	theirs, err = s.e.readIntroduction(secure)
-	if err == nil && !v.Show(lobby.Known) {
-		return nil, nil, errHungUp
-	}
-	return secure, theirs, err
-}
+// strangerRefusal is all that a dialer in plain text is told.
+const strangerRefusal = "in plain text it says no more: see OnRefused of its Config"
+
+// refusalTime is what a refusal has to go out, once an exchange has ended.
+const refusalTime = time.Second
 
 var errHungUp = errors.New("too many silent connections")
 
@@ -124,8 +141,11 @@ func (e *Engine) serveEnd(ctx context.Context) error {
 }
 
 // greet answers a description, and connects back.
-func (s *server) greet(ctx context.Context, conn net.Conn, theirs *introduction) error {
-	t, err := s.e.introduceItself(conn)
+func (s *server) greet(ctx context.Context, conn net.Conn, theirs *introduction, g *guest) error {
+	if err := g.takePlace(); err != nil {
+		return err
+	}
+	t, err := s.e.introduceItself(conn, g)
 	if err != nil {
 		return err
 	}
@@ -133,6 +153,7 @@ func (s *server) greet(ctx context.Context, conn net.Conn, theirs *introduction)
 		s.e.revokeTicket(t)
 		return writeFrame(conn, frameMark, nil)
 	}
+	g.dialled = true
 	p, err := s.e.connectTo(ctx, theirs, t)
 	if err != nil {
 		return err
@@ -260,7 +281,7 @@ func (e *Engine) dial(ctx context.Context, conn net.Conn, host string) (*Peer, e
 }
 
 func (e *Engine) introduce(ctx context.Context, conn net.Conn) (*Peer, error) {
-	t, err := e.introduceItself(conn)
+	t, err := e.introduceItself(conn, nil)
 	if err != nil {
 		return nil, e.explain(err, conn)
 	}
@@ -287,13 +308,14 @@ type introduction struct {
 }
 
 // introduceItself sends this engine's description, and a ticket that the other side's
-// connections have to show.
-func (e *Engine) introduceItself(conn net.Conn) (*ticket, error) {
+// connections have to show; g is nil where this engine began the exchange.
+func (e *Engine) introduceItself(conn net.Conn, g *guest) (*ticket, error) {
 	ours, err := e.describeTo(conn)
 	if err != nil {
 		return nil, err
 	}
 	t := e.issueTicket(originOf(conn))
+	t.guest = g
 	if err := writeFrame(conn, frameMark, append(ours, t.secret[:]...)); err != nil {
 		e.revokeTicket(t)
 		return nil, err
@@ -302,7 +324,7 @@ func (e *Engine) introduceItself(conn net.Conn) (*ticket, error) {
 }
 
 // readIntroduction refuses what makes no sense before anything is given in return.
-func (e *Engine) readIntroduction(conn net.Conn) (*introduction, error) {
+func (e *Engine) readIntroduction(conn io.Reader) (*introduction, error) {
 	b, err := readFrame(conn, e.cfg.DescriptionMax+len(exchange.Secret{}))
 	if err != nil {
 		return nil, err

@@ -16,6 +16,7 @@ type ticket struct {
 	secret  exchange.Secret
 	private bool                 // for a Peer that the program never has
 	origin  string               // what its exchange was made with; "": this engine itself
+	guest   *guest               // nil: of an exchange that this engine began
 	peer    atomic.Pointer[Peer] // once this engine has connected, too
 }
 
@@ -46,6 +47,9 @@ func (e *Engine) revokeTicket(t *ticket) {
 func (t *ticket) bind(p *Peer) {
 	p.ticket = t
 	t.peer.Store(p)
+	if t.guest != nil {
+		t.guest.bound = true
+	}
 }
 
 // hello is the first message of each connection.
