@@ -80,10 +80,11 @@ type Config struct {
 	// hosts. What a completion promises stays true.
 	RelaxedOrdering bool
 
-	hello   time.Duration                               // that a connection may take to say hello
-	sysfs   *sysfs                                      // nil: this machine's
-	devices func(wants func(name string) bool) []Device // nil: those of sysfs
-	clock   clock                                       // zero: wall
+	hello     time.Duration                               // that a connection may take to say hello
+	addresses uint64                                      // of grants, in a round
+	sysfs     *sysfs                                      // nil: this machine's
+	devices   func(wants func(name string) bool) []Device // nil: those of sysfs
+	clock     clock                                       // zero: wall
 }
 
 const (
@@ -113,6 +114,9 @@ func (c *Config) EnsureDefaults() {
 	limits.Default(&c.Grace, 1500*time.Millisecond)
 	limits.Default(&c.Failure, 10*time.Second)
 	limits.Default(&c.hello, 5*time.Second)
+	if c.addresses == 0 {
+		c.addresses = addressesEnd
+	}
 	if c.sysfs == nil {
 		c.sysfs = thisMachine
 	}

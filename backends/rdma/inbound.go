@@ -3,6 +3,8 @@
 package rdma
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -25,6 +27,7 @@ type inbound struct {
 
 	knowing sync.Mutex           // taken last, for a few fields
 	knows   map[*memory]struct{} // whose keys of now the peer was told
+	told    bool                 // the peer was told a key
 
 	mu        sync.Mutex
 	questions []*importRequest // not answered yet
@@ -92,7 +95,9 @@ func (c *inbound) retire(parted, had bool) {
 	for _, m := range known {
 		m.forget(c)
 	}
-	_ = c.link.Close() // what is kept stays with the context
+	if c.link.Close() != nil {
+		c.b.keep(c.link)
+	}
 	if had && !quitting {
 		c.b.words.Add(c)
 		c.b.wake()
@@ -170,17 +175,21 @@ func (c *inbound) news(n verbs.News) {
 }
 
 // breakPairs ends all our queue pairs of the connection: the strong means of a fence. The
-// peer has them made anew.
-func (c *inbound) breakPairs() {
+// peer has them made anew. An error: one of them may be there.
+func (c *inbound) breakPairs() error {
 	if !c.hold.Enter() {
-		return // it is ending, and its queue pairs with it
+		return fmt.Errorf("a connection is ending: %w", driver.ErrBusy)
 	}
 	defer c.hold.Exit()
+	var errs []error
 	for pair := range c.rails {
-		if c.link.PairEnd(pair) == nil {
+		err := c.link.PairEnd(pair)
+		if err == nil {
 			c.ch.send((&broken{pair: uint8(pair)}).encode())
 		}
+		errs = append(errs, err)
 	}
+	return errors.Join(errs...)
 }
 
 // leave has the connection end because we close.

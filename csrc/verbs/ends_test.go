@@ -74,7 +74,8 @@ func revokeGrants(t *testing.T, d hosts) {
 	require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 100}))
 	before := append([]byte(nil), l.remote[:5000]...)
 	require.NoError(t, l.far.Revoke(testKey))
-	fresh := l.imported(t)
+	l.epoch++
+	fresh := l.imported(t) // with the key of before, as the NIC gives it
 	fill(l.local, 2)
 	stale := l.submit(t, driver.Write, []byte("stale"), driver.Desc{Len: 5000})
 	l.tag++

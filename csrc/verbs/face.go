@@ -45,7 +45,7 @@ type Rail struct {
 	DepthMax, SGEMax, InlineMax int
 	Reads                       int // under way at a time
 	MTU, State, LinkLayer       int // enums of verbs
-	Windows, DMABuf, Relaxed    bool
+	Windows, DMABuf             bool
 	LID                         uint16
 	GID                         [16]byte
 	RegistrationMax             uint64

@@ -71,7 +71,7 @@ struct sl_verbs_rail_config {
 struct sl_verbs_rail {
 	/* reads: under way at a time, as initiator and target */
 	uint32_t depth_max, sge_max, inline_max, reads;
-	uint8_t mtu, state, link_layer, windows, dmabuf, relaxed;
+	uint8_t mtu, state, link_layer, windows, dmabuf;
 	uint16_t lid;
 	uint8_t gid[16];
 	uint64_t registration_max;
@@ -152,11 +152,13 @@ int sl_verbs_map(struct sl_verbs_context *c, uint32_t key, void *base, uint64_t 
 int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key);
 
 /*
- * Lets peers reach the memory over a rail, with *remote_key, from base on, until
- * sl_verbs_revoke. Granted once in each epoch; again it gives the same. May take long.
+ * Lets peers reach the memory over a rail, with *remote_key, by addresses from at on, until
+ * sl_verbs_revoke. Granted once in each epoch; again it gives the same. May take long. at is as far
+ * within a page as base is. A NIC may give the key of a grant that has ended to the next one: only
+ * other addresses keep out what was sent with it before.
  */
-int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint32_t flags,
-		   uint32_t *remote_key);
+int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint64_t at,
+		   uint32_t flags, uint32_t *remote_key);
 /*
  * Ends all grants of a key: when it returns 0 the NICs know none of the keys, and nothing
  * that was begun with them lands any more. Otherwise some queue pair must be ended first.

@@ -58,7 +58,7 @@ static void set_up(const char *library)
 	remote = map(far);
 	for (uint32_t i = 0; i < 2; i++) {
 		connect_pair(conn, back, i);
-		MUST(sl_verbs_grant(far, 1, i, 0, &keys[i]) == 0);
+		MUST(sl_verbs_grant(far, 1, i, (uintptr_t)remote, 0, &keys[i]) == 0);
 	}
 	MUST(sl_verbs_import(conn, (uintptr_t)remote, BYTES, 0, keys, 2, &slot) == 0);
 }
