@@ -222,6 +222,7 @@ struct sl_verbs_traffic {
 	uint32_t kept;	   /* of those, queue pairs that the device keeps */
 	uint32_t crammed;  /* batches */
 	uint64_t watched; /* when sl_verbs_watch looked */
+	uint32_t late;	  /* looks of it */
 	/* the holder of the lock looks for completions afterwards: no need to wake the poller */
 	int polled;
 	/* The thread: */
