@@ -49,7 +49,7 @@ type link interface {
 	Cancel(tag uint64)
 	Busy() bool
 	Drain(grace time.Duration) error
-	End(status int32) error
+	End(status int32, proved bool) error
 	Close() error
 }
 

@@ -72,7 +72,7 @@ func (c *inbound) retire(parted, had bool) {
 	c.endReplies()
 	c.hold.Shut()
 	c.hold.Wait()
-	ended := c.link.End(verbs.Lost) == nil // a queue pair that cannot be drained is destroyed here
+	ended := c.link.End(verbs.Lost, false) == nil // a queue pair that does not drain is destroyed
 	c.mu.Lock()
 	quitting := c.quitting
 	c.mu.Unlock()

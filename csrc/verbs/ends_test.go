@@ -116,8 +116,8 @@ func endConnections(t *testing.T, d hosts) {
 		for range 5 {
 			l.submit(t, driver.Write, []byte{1}, driver.Desc{Len: 1 << 20})
 		}
-		l.conn.End(status)
-		l.conn.End(Aborted)
+		l.conn.End(status, true)
+		l.conn.End(Aborted, false)
 		ended := 0
 		for _, err := range l.outcomes(t, 5) {
 			if errors.Is(err, want) {

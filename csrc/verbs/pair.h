@@ -175,6 +175,7 @@ struct sl_verbs_conn {
 	int initiator, closed, ending, ended;
 	int tried; /* to end it, when the context closes */
 	int32_t outcome; /* once ended */
+	int proved;	 /* once ending: nothing that was posted lands any more */
 	/* one queue pair is made, begun or ended at a time; before the context's lock */
 	pthread_mutex_t setup;
 	struct sl_verbs_pair *pairs[SL_VERBS_PAIRS];

@@ -36,7 +36,10 @@ enum {
 	SL_VERBS_ABORTED = -1001,
 	SL_VERBS_REVOKED = -1002,
 	SL_VERBS_CLOSED = -1003,
-	SL_VERBS_LOST = -1004
+	SL_VERBS_LOST = -1004,
+	/* The same, and the peer may still take something that was posted. */
+	SL_VERBS_CLOSED_UNPROVEN = -1005,
+	SL_VERBS_LOST_UNPROVEN = -1006
 };
 
 struct sl_verbs_config {
@@ -252,9 +255,11 @@ void sl_verbs_undrive(struct sl_verbs_context *c);
 int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns);
 /*
  * All queue pairs to the error state and drained, then all batches end with the outcome of the
- * first call. -errno: a device keeps a queue pair. No batch ends then, and it may be called again.
+ * first call, SL_VERBS_CLOSED or SL_VERBS_LOST. proved: nothing that was posted lands at the peer
+ * any more. Otherwise those end as unproven whose writes or messages did not come back. -errno: a
+ * device keeps a queue pair. No batch ends then, and it may be called again.
  */
-int sl_verbs_end(struct sl_verbs_conn *n, int32_t status);
+int sl_verbs_end(struct sl_verbs_conn *n, int32_t status, int proved);
 /*
  * Ends it with SL_VERBS_CLOSED and gives it back; n is gone. Messages not taken yet stay.
  * -errno, as of sl_verbs_end: n stays until it is disconnected once more, or the context is freed.

@@ -239,7 +239,7 @@ static void run(int round)
 		pthread_join(threads[i], NULL);
 	if (round > 0)
 		(void)sl_verbs_drain(conn, 1000000);
-	sl_verbs_end(conn, round > 0 ? SL_VERBS_CLOSED : SL_VERBS_LOST);
+	sl_verbs_end(conn, round > 0 ? SL_VERBS_CLOSED : SL_VERBS_LOST, 0);
 	pthread_join(threads[5], NULL);
 	if (round < 2) { /* or the context does it */
 		sl_verbs_disconnect(conn);
