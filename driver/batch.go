@@ -146,7 +146,10 @@ func (b *Batch) checkTail(can Can) error {
 // Completion is the end of one tag.
 type Completion struct {
 	Tag uint64
-	Err error // nil, or why; *PieceError names the piece where that is known
+	// Err is nil, or why; *PieceError names the piece where that is known. An error that is
+	// ErrUnproven, too, says that the tag is over here, but may still land at a peer that does not
+	// answer.
+	Err error
 }
 
 // Message is what came by a connection, or the news that nothing more will.

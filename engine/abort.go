@@ -15,8 +15,9 @@ import (
 // (ErrAborted, or whatever came first, which may be success). What lands a write over tcp, or in a
 // message of ucx, is the owner: one that stands still may finish the copy that it was in (see
 // docs/promises.md), and its own Revoke waits for that. A backend that cannot prove this
-// within Config.AbortGrace loses its connection to the peer, which proves it; Abort of a backend
-// that breaks even that promise returns an error. When ctx ends first, Abort returns its error,
+// within Config.AbortGrace loses its connection to the peer, which proves it, but over rdma, where
+// Abort returns ErrUnproven when the peer does not answer; Abort of a backend that breaks even
+// that promise returns an error. When ctx ends first, Abort returns its error,
 // nothing is proved yet, and Abort may be called again.
 func (t *Transfer) Abort(ctx context.Context) error {
 	return t.abort(ctx, t.look().generation())

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How cuda fences device memory that another process has mapped. The streams of a process are
-// taken to end with it.
+// How cuda fences device memory that another process has mapped. A process may be killed: then
+// it stands still for ever, but for its copies, since a child that it forked keeps its context.
 //
 // One owner, and one process whose batches write to two leases of epoch 0, parts of one
 // allocation. The owner fences one, then the other. Each statement is one step, so a batch may
 // be stopped between any two of them, for as long as it takes, and go on later; its copy goes
-// on also while its process stands still, and ends with its process. Memory is numbered: the
-// allocation begins with 0, what comes under its addresses gets the next number.
+// on also while its process stands still. Memory is numbered: the allocation begins with 0,
+// what comes under its addresses gets the next number.
 //
 // LATE: no copy writes to memory that the owner uses through a lease that was fenced. LOST: a
 // batch whose lease was not fenced when it was told to have succeeded has its bytes in the
 // memory that the owner uses.
 //
+// -DMORTAL: copies are taken to end with their process.
 // -DUNANNOUNCED: a batch looks at its import before it is counted, as reads most naturally.
 // -DUNJUDGED: the end of the copies is the end of the batch: the import is not looked at again.
 // -DEARLY: memory that replaces the other is offered before the batches that write are out.
@@ -39,12 +40,12 @@ byte users[2] = 0;       // batches that are in; the other process writes it
 bool fenced[2] = false;  // Fence has returned nil
 bool lost[2] = false;    // the owner waits no more for what came in by this import
 byte under = 0;          // memory under the allocation
-bool dead = false;       // the other process was killed, and its streams with it
+bool dead = false;       // the other process was killed
 bool placed[9];          // MEMORIES * BATCHES: which memory has the bytes of a batch
 
 // A batch names a lease, and the memory that the import has mapped, which is 0 for all of epoch 0: a
 // later import is of a new slot, and another story.
-proctype Batch(byte me; byte lease) provided (!dead) {
+proctype Batch(byte me; byte lease) {
 #ifdef UNANNOUNCED
 good:	if
 	:: state[lease] != GOOD -> goto refused
@@ -156,7 +157,9 @@ init {
 		run Batch(0, 0);
 		run Batch(1, 1);
 		run Batch(2, 0);
+#ifdef MORTAL
 		run Killer();
+#endif
 		run Owner()
 	}
 }

@@ -64,6 +64,7 @@ var models = []model{
 	{"ucx ages, a longer limit before its confirmation", "ucx_ages.pml",
 		[]string{"-DEAGER", "-DFRAMES=2", "-DMAX=4"}, true},
 	{"cuda between processes", "cuda_processes.pml", nil, false},
+	{"cuda, copies end with their process", "cuda_processes.pml", []string{"-DMORTAL"}, true},
 	{"cuda, the import before the announcement", "cuda_processes.pml", []string{"-DUNANNOUNCED"},
 		true},
 	{"cuda, no look behind the copies", "cuda_processes.pml", []string{"-DUNJUDGED"}, true},

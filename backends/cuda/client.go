@@ -46,8 +46,9 @@ type pass struct {
 func (g *client) usersOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.users, int(8*slot)) }
 func (g *client) stateOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.states, int(8*slot)) }
 
-// attend answers until the connection ends, and stays until nothing of the client is under way:
-// the copies of a process end with it, not with its socket.
+// attend answers until the connection ends, and stays until nothing of the client is under way.
+// Copies of a process end neither with its socket nor with the process: a child that it forked
+// keeps its context.
 func (g *client) attend() {
 	var watch sync.WaitGroup
 	watch.Go(func() {
@@ -94,9 +95,10 @@ func (g *client) listen() (polite bool) {
 	}
 }
 
-// outlast returns once nothing is under way of a client whose connection is lost, or the process
-// is dead, or the backend closes. As with a fence, a batch that counts itself later sees the end of
-// its pass. The process may live on and connect again: a lost connection keeps no place for it.
+// outlast returns once nothing is under way of a client whose connection is lost, or the backend
+// closes. As with a fence, a batch that counts itself later sees the end of its pass. The process
+// may live on and connect again: a lost connection keeps no place for it. One that died in a batch
+// keeps its place until the memory is fenced: only a fence may put other memory there.
 func (g *client) outlast() {
 	all := func(*pass) bool { return true }
 	g.endPasses(all)
@@ -316,19 +318,13 @@ func (g *client) eachPass(which func(*pass) bool, f func(slot uint32, p *pass)) 
 // hintMax is how long a hint may take where the socket is full.
 const hintMax = time.Millisecond
 
-// isIn reports whether the client has batches under way with what a condition says.
+// isIn reports whether the client has batches under way with what a condition says, dead or not.
 func (g *client) isIn(which func(*pass) bool) bool {
 	in := false
 	g.eachPass(which, func(slot uint32, p *pass) {
 		in = in || !p.lost && g.usersOf(slot).Load() != 0
 	})
-	return in && !g.isDead()
-}
-
-func (g *client) isDead() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.left || g.process.Dead()
+	return in
 }
 
 func (g *client) disown(which func(*pass) bool) {

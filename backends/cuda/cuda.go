@@ -20,8 +20,9 @@
 // batches with an older token, has batches drop what is not yet on a stream, and waits for those
 // events. Another process announces each batch in a page of shared memory before anything of it is
 // on a stream, looks then whether its import is still good, and takes the announcement back when
-// the event has ended. The streams of a process end with it; a process that stays silent for longer
-// than Config.FenceGrace loses the memory: other memory comes under the range.
+// the event has ended. A process that stays silent for longer than Config.FenceGrace loses the
+// memory: other memory comes under the range. So does one that was killed in a batch: its copies
+// may go on in a context that a child of it keeps.
 package cuda
 
 import (

@@ -253,7 +253,7 @@ func (m *memory) untilQuiet(stop func() error) error {
 func (m *memory) over(s *pass) bool { return s.m == m && s.g.ended.Load() }
 
 // untilClientsAreOut waits for batches of other processes (step in of spec/cuda_processes.pml). A
-// process that is silent for too long is frozen: then the memory is taken away.
+// process that is silent for too long is frozen, or dead: then the memory is taken away.
 func (m *memory) untilClientsAreOut(stop func() error) error {
 	deadline := time.Now().Add(m.b.cfg.FenceGrace)
 	in := func() bool { return m.b.clientsIn(m.over) }

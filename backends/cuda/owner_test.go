@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -56,8 +57,10 @@ func serveOwner() error {
 	return errors.Join(b.Close(), owner.Close())
 }
 
-// knock says hello to an address, and prints whether it was let in.
+// knock says hello to an address, and prints whether it was let in. With a token behind the address
+// it counts a batch for what that opens, says so, and waits for the end of its input.
 func knock(address string) error {
+	address, text, counts := strings.Cut(address, " ")
 	at, err := socketOf([]byte(address))
 	if err != nil {
 		return err
@@ -66,7 +69,7 @@ func knock(address string) error {
 	if err != nil {
 		return err
 	}
-	page, _, err := sealed.New("test", pageBytes, false)
+	page, users, err := sealed.New("test", pageBytes, false)
 	if err != nil {
 		return err
 	}
@@ -75,7 +78,31 @@ func knock(address string) error {
 	if err == nil {
 		_, _, _, err = w.receive()
 	}
+	if counts && err == nil {
+		err = w.count(users, text)
+	}
 	fmt.Println(err == nil)
+	if counts {
+		_, err = io.Copy(io.Discard, os.Stdin)
+		return err
+	}
+	return nil
+}
+
+// count is a batch that never ends.
+func (w *wire) count(users []byte, token string) error {
+	opens, err := hex.DecodeString(token)
+	if err != nil {
+		return err
+	}
+	if err := w.send(&head{Kind: sayAsk, ID: 1}, opens, limit); err != nil {
+		return err
+	}
+	h, _, _, err := w.receive()
+	if err != nil || h.Outcome != outcomeOf(nil) {
+		return fmt.Errorf("ask for memory: outcome %d, %w", h.Outcome, err)
+	}
+	sealed.Word(users, int(8*h.Slot)).Add(1)
 	return nil
 }
 

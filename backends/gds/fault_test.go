@@ -153,6 +153,37 @@ func TestStatuses(t *testing.T) {
 	}
 }
 
+// TestCancelThatIsRefused has the library not tell of a batch, or tell that an entry has timed out,
+// and refuse to cancel it: nothing completes while it may be under way.
+func TestCancelThatIsRefused(t *testing.T) {
+	onStandIn(t)
+	pieces := []driver.Desc{{Len: 4096}, {Local: 64 << 10, Remote: 64 << 10, Len: 4096}}
+	for _, late := range []bool{false, true} {
+		r := newRig(t, Config{Way: WayBatch, Threads: 1}, 1<<20)
+		library.Set(t, fakecufile.CancelRefused, 1<<30)
+		want := error(nil)
+		if late {
+			library.Set(t, fakecufile.FailStatus, 0x20)
+			library.Put(fakecufile.FailAfter, 1)
+			want = syscall.ETIMEDOUT
+		} else {
+			library.Set(t, fakecufile.Hold, 1)
+			library.Put(fakecufile.StatusResult, 5030)
+		}
+		r.submit(driver.Write, 1, pieces...)
+		r.until("a cancel", func() bool { return library.Get(fakecufile.CancelRefused) < 1<<30 })
+		r.none()
+		library.Put(fakecufile.Hold, 0)
+		if late {
+			library.Put(fakecufile.CancelRefused, 1)
+		}
+		require.ErrorIs(t, r.outcome(1), want)
+		require.Zero(t, library.Get(fakecufile.UnderWay), "requests are under way")
+		library.Put(fakecufile.CancelRefused, 0)
+		require.NoError(t, r.move(driver.Read, pieces...))
+	}
+}
+
 // TestBatchLimit has the library take fewer entries than it says, or none, and no streams:
 // transfers work all the same, and Explain says so.
 func TestBatchLimit(t *testing.T) {

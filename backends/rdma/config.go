@@ -67,9 +67,16 @@ type Config struct {
 	Spin time.Duration
 
 	// Grace is how long a peer may keep a proof waiting: that nothing of a connection which
-	// is closed lands any more. Then a quiet time, or the strong means, is the proof.
-	// Default 1.5 s.
+	// is closed lands any more. Default 1.5 s.
 	Grace time.Duration
+
+	// PacketLife is how long the fabric may keep a packet and deliver it all the same. The subnet
+	// manager of an InfiniBand fabric knows it: it is the PacketLifeTime of its path records.
+	// Ethernet and IP have no such bound: switches pause, and virtual machines. Where an owner
+	// does not say that its queue pairs have ended, since it stands still or was killed, writes
+	// that were under way end with driver.ErrUnproven. With a PacketLife they wait for so long once
+	// our queue pairs are gone, and end as proved. Default 0: it is not known.
+	PacketLife time.Duration
 
 	// Failure is how long a peer may have no live queue pair, or say nothing, while a call or a
 	// batch waits for it, before it is lost; a peer for which nothing waits may be silent. Time
@@ -81,10 +88,11 @@ type Config struct {
 	// hosts. What a completion promises stays true.
 	RelaxedOrdering bool
 
-	hello   time.Duration                               // that a connection may take to say hello
-	sysfs   *sysfs                                      // nil: this machine's
-	devices func(wants func(name string) bool) []Device // nil: those of sysfs
-	clock   clock                                       // zero: wall
+	hello     time.Duration                               // that a connection may take to say hello
+	addresses uint64                                      // of grants, in a round
+	sysfs     *sysfs                                      // nil: this machine's
+	devices   func(wants func(name string) bool) []Device // nil: those of sysfs
+	clock     clock                                       // zero: wall
 }
 
 const (
@@ -114,6 +122,9 @@ func (c *Config) EnsureDefaults() {
 	limits.Default(&c.Grace, 1500*time.Millisecond)
 	limits.Default(&c.Failure, 10*time.Second)
 	limits.Default(&c.hello, 5*time.Second)
+	if c.addresses == 0 {
+		c.addresses = addressesEnd
+	}
 	if c.sysfs == nil {
 		c.sysfs = thisMachine
 	}
@@ -149,8 +160,9 @@ func (c *Config) check() error {
 	case c.BatchesMax&(c.BatchesMax-1) != 0:
 		return fmt.Errorf("config: BatchesMax %d is no power of two: %w", c.BatchesMax,
 			driver.ErrBounds)
-	case c.Spin < 0:
-		return fmt.Errorf("config: Spin %v is negative: %w", c.Spin, driver.ErrBounds)
+	case c.Spin < 0 || c.PacketLife < 0:
+		return fmt.Errorf("config: Spin %v or PacketLife %v is negative: %w", c.Spin, c.PacketLife,
+			driver.ErrBounds)
 	case c.Timeout < ackUnit || c.ackTimeout() > time.Minute:
 		return fmt.Errorf("config: Timeout %v is not within %v to a minute: %w", c.Timeout, ackUnit,
 			driver.ErrBounds)
@@ -185,9 +197,6 @@ func (c Config) FailureTime() (least, most time.Duration) {
 	least = time.Duration(c.Retries+1) * c.ackTimeout()
 	return least, 4 * least
 }
-
-// quiet is longer than what was sent may still be under way.
-func (c *Config) quiet() time.Duration { return 2 * c.ackTimeout() }
 
 // stall is after how long without any completion a queue pair has failed although its device does
 // not say so: by then its queue pair must have given up, but for what a slow wire needs for Flight.

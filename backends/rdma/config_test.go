@@ -21,7 +21,7 @@ func TestConfig(t *testing.T) {
 		"conns":            {ConnsMax: -1},
 		"retries for ever": {Retries: 7}, "level": {Level: 16}, "class": {TrafficClass: 256},
 		"mtu": {MTU: 1500}, "entries": {Entries: -1},
-		"spin": {Spin: -1}, "timeout": {Timeout: time.Hour},
+		"spin": {Spin: -1}, "packet life": {PacketLife: -1}, "timeout": {Timeout: time.Hour},
 		"short timeout": {Timeout: time.Microsecond},
 		"grace":         {Grace: time.Millisecond}, "failure": {Failure: time.Millisecond},
 		"listen":  {Listen: "nowhere"},

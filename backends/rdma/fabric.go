@@ -25,7 +25,7 @@ type fabric interface {
 	Counters(rail int) (verbs.Counters, error)
 	RailUp(rail int, up bool)
 	Unmap(key uint32) error
-	Grant(key uint32, rail int, flags uint32) (remoteKey uint32, err error)
+	Grant(key uint32, rail int, at uint64, flags uint32) (remoteKey uint32, err error)
 	Revoke(key uint32) error
 	pin(rail int, mem []byte, flags uint32) (pin, error)
 	pinDevice(rail int, d verbs.Device, flags uint32) (pin, error)
@@ -49,7 +49,7 @@ type link interface {
 	Cancel(tag uint64)
 	Busy() bool
 	Drain(grace time.Duration) error
-	End(status int32) error
+	End(status int32, proved bool) error
 	Close() error
 }
 

@@ -299,7 +299,7 @@ func (f *fakeNet) Unmap(key uint32) error {
 	return nil
 }
 
-func (f *fakeNet) Grant(key uint32, rail int, flags uint32) (uint32, error) {
+func (f *fakeNet) Grant(key uint32, rail int, at uint64, flags uint32) (uint32, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	m := f.memories[key]
@@ -310,7 +310,7 @@ func (f *fakeNet) Grant(key uint32, rail int, flags uint32) (uint32, error) {
 		fakeWire.Lock()
 		fakeWire.next++
 		m.grants[rail] = fakeWire.next
-		fakeWire.grants[fakeWire.next] = &fakeGrant{bytes: m.bytes, base: addressOf(m.bytes),
+		fakeWire.grants[fakeWire.next] = &fakeGrant{bytes: m.bytes, base: at,
 			readOnly: flags&verbs.ReadOnly != 0}
 		fakeWire.Unlock()
 	}

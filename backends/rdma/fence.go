@@ -14,8 +14,8 @@ import (
 
 // Fence implements driver.Backend. The epoch ends at once; the proof is that the NICs
 // forget its keys, which is a call of our own kernel: no peer, frozen, dead or cut off, has
-// a hand in it. Peers that know the keys are told that they are void, so that they stop by
-// themselves and not by a queue pair that breaks.
+// a hand in it. A NIC may give a key out again: see addresses. Peers that know the keys are told
+// that they are void, so that they stop by themselves and not by a queue pair that breaks.
 func (b *Backend) Fence(ctx context.Context, key uint32) error {
 	if !b.gate.Enter() {
 		return driver.ErrClosed
@@ -99,7 +99,7 @@ func (m *memory) prove(ctx context.Context) error {
 	err := m.b.net.Revoke(m.key)
 	if err != nil && ctx.Err() == nil {
 		for c := range owed {
-			c.breakPairs()
+			_ = c.breakPairs() // the NIC says what is left
 		}
 		err = m.b.net.Revoke(m.key)
 	}
@@ -111,6 +111,7 @@ func (m *memory) prove(ctx context.Context) error {
 		return errors.Join(fmt.Errorf("the NIC keeps a key: %w", err), driver.ContextError(ctx))
 	}
 	m.granted = false
+	m.b.addresses.giveBack(m)
 	return nil
 }
 

@@ -3,6 +3,8 @@
 package rdma
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -27,6 +29,7 @@ type inbound struct {
 
 	knowing sync.Mutex           // taken last, for a few fields
 	knows   map[*memory]struct{} // whose keys of now the peer was told
+	told    bool                 // the peer was told a key
 
 	mu        sync.Mutex
 	questions []*importRequest // not answered yet
@@ -71,7 +74,7 @@ func (c *inbound) retire(parted, had bool) {
 	c.endReplies()
 	c.hold.Shut()
 	c.hold.Wait()
-	ended := c.link.End(verbs.Lost) == nil // a queue pair that cannot be drained is destroyed here
+	ended := c.link.End(verbs.Lost, false) == nil // a queue pair that does not drain is destroyed
 	c.mu.Lock()
 	quitting := c.quitting
 	c.mu.Unlock()
@@ -94,7 +97,9 @@ func (c *inbound) retire(parted, had bool) {
 	for _, m := range known {
 		m.forget(c)
 	}
-	_ = c.link.Close() // what is kept stays with the context
+	if c.link.Close() != nil {
+		c.b.keep(c.link)
+	}
 	if had && !quitting {
 		c.b.words.Add(c)
 		c.b.wake()
@@ -172,17 +177,21 @@ func (c *inbound) news(n verbs.News) {
 }
 
 // breakPairs ends all our queue pairs of the connection: the strong means of a fence. The
-// peer has them made anew.
-func (c *inbound) breakPairs() {
+// peer has them made anew. An error: one of them may be there.
+func (c *inbound) breakPairs() error {
 	if !c.hold.Enter() {
-		return // it is ending, and its queue pairs with it
+		return fmt.Errorf("a connection is ending: %w", driver.ErrBusy)
 	}
 	defer c.hold.Exit()
+	var errs []error
 	for pair := range c.rails {
-		if c.link.PairEnd(pair) == nil {
+		err := c.link.PairEnd(pair)
+		if err == nil {
 			c.ch.send((&broken{pair: uint8(pair)}).encode())
 		}
+		errs = append(errs, err)
 	}
+	return errors.Join(errs...)
 }
 
 // leave has the connection end because we close.

@@ -33,6 +33,7 @@ type fakeLink struct {
 	drained bool
 	ended   bool
 	status  int32
+	doubt   int32 // status of what may land still
 	closed  bool
 	sent    uint64 // messages of an initiator
 	seen    uint64 // of an owner
@@ -400,7 +401,9 @@ func (l *fakeLink) piece(b *fakeBatch, i int, off uint64) int32 {
 		}
 		if _, ok := p.reach(); !ok {
 			l.fail(p, 12)
-			l.settled(p.pair)
+			if status := l.settled(p.pair, b.op); status != verbs.OK {
+				return status
+			}
 			continue
 		}
 		if !l.move(b.op, &b.descs[i], off, b.remotes[i], b.remotes[i].RemoteKeys[p.pair]) {
@@ -409,7 +412,9 @@ func (l *fakeLink) piece(b *fakeBatch, i int, off uint64) int32 {
 		}
 		if l.echoes() {
 			l.fail(p, 12)
-			l.settled(p.pair)
+			if status := l.settled(p.pair, b.op); status != verbs.OK {
+				return status
+			}
 			continue // it landed, and is posted again all the same
 		}
 		return verbs.OK
@@ -427,13 +432,21 @@ func (l *fakeLink) echoes() bool {
 	return true
 }
 
-// settled waits until the other end of a queue pair that has failed is gone.
-func (l *fakeLink) settled(pair int) {
+// settled waits until the other end of a queue pair that has failed is gone. Otherwise it says how
+// the batch ends.
+func (l *fakeLink) settled(pair int, op driver.Op) int32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for l.held[pair] && !l.ended {
 		l.more.Wait()
 	}
+	switch {
+	case !l.held[pair]:
+		return verbs.OK
+	case op == driver.Read:
+		return l.status
+	}
+	return l.doubt
 }
 
 // move copies one piece, and reports whether the key was good for it.
@@ -483,7 +496,9 @@ func (l *fakeLink) notif(b *fakeBatch) int32 {
 			}
 		}
 		l.fail(p, 12)
-		l.settled(p.pair)
+		if status := l.settled(p.pair, driver.Write); status != verbs.OK {
+			return status
+		}
 		l.mu.Lock()
 		done := l.seen >= number
 		l.mu.Unlock()
@@ -561,7 +576,7 @@ func (l *fakeLink) Drain(grace time.Duration) error {
 	}
 }
 
-func (l *fakeLink) End(status int32) error {
+func (l *fakeLink) End(status int32, proved bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range l.pairs {
@@ -571,6 +586,14 @@ func (l *fakeLink) End(status int32) error {
 		return nil
 	}
 	l.ended, l.status, l.over = true, status, l.net.clock.now()
+	switch {
+	case proved:
+		l.doubt = status
+	case status == verbs.Lost:
+		l.doubt = verbs.LostUnproven
+	default:
+		l.doubt = verbs.ClosedUnproven
+	}
 	for _, b := range l.queue {
 		l.net.complete(b, status)
 	}
@@ -583,7 +606,7 @@ func (l *fakeLink) End(status int32) error {
 }
 
 func (l *fakeLink) Close() error {
-	_ = l.End(verbs.Closed)
+	_ = l.End(verbs.Closed, false)
 	l.mu.Lock()
 	l.closed = true
 	l.more.Broadcast()

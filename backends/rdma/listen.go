@@ -11,6 +11,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
 // listen opens the ports of the control.
@@ -122,14 +124,20 @@ func (b *Backend) reach(ctx context.Context, a *address) (net.Conn, error) {
 
 // dialBriefly gives up when this process has tried for reachMax.
 func (b *Backend) dialBriefly(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	late := fmt.Errorf("%v has not answered in %v: open the firewall for that port, or have the "+
+		"owner name other addresses in Config.Listen: %w", at, reachMax, driver.ErrTimeout)
 	go func() {
 		if b.cfg.clock.pass(reachMax, ctx.Done(), nil) {
-			cancel()
+			cancel(late)
 		}
 	}()
-	return b.dialControl(ctx, at)
+	conn, err := b.dialControl(ctx, at)
+	if err != nil && context.Cause(ctx) == late {
+		return nil, late
+	}
+	return conn, err
 }
 
 func (b *Backend) dialControl(ctx context.Context, at netip.AddrPort) (net.Conn, error) {

@@ -30,6 +30,7 @@ type memory struct {
 	gone     bool          // guarded by it: nothing is left to close
 	unmapped bool          // likewise: but for the pins
 	granted  bool          // guarded by it: the NICs were asked to take requests, and may still
+	at       uint64        // likewise: the addresses by which they know what is granted
 
 	mu     sync.Mutex // no longer than it takes to write a few fields
 	closed bool
@@ -151,7 +152,7 @@ func (m *memory) answer(c *inbound, q *importRequest) {
 	m.mu.Unlock()
 	var granted []uint32
 	if a.status == control.OK {
-		granted, a.status = m.grant()
+		a.base, granted, a.status = m.grant()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -160,7 +161,7 @@ func (m *memory) answer(c *inbound, q *importRequest) {
 	}
 	if a.status == control.OK {
 		m.tell(c)
-		a.readOnly, a.base, a.size = m.readOnly, m.base, m.size
+		a.readOnly, a.size = m.readOnly, m.size
 		a.keys = c.keysOf(granted)
 	}
 	c.ch.send(a.encode()) // under the lock: the news that the epoch has ended comes after
@@ -173,6 +174,7 @@ func (m *memory) tell(c *inbound) {
 	}
 	m.told[c] = struct{}{}
 	c.knowing.Lock()
+	c.told = true
 	c.knows[m] = struct{}{}
 	c.knowing.Unlock()
 }
@@ -184,17 +186,24 @@ func (m *memory) forget(c *inbound) {
 	m.mu.Unlock()
 }
 
-// grant has the NICs take requests of peers, and returns their keys by rail. A NIC gives the same
-// key again until it forgets it, so the epochs before are proved to be over first: a fence that ran
-// out of time owes that proof, and would take it from this epoch otherwise.
-func (m *memory) grant() ([]uint32, control.Status) {
+// grant has the NICs take requests of peers, and returns the address that they know the memory by,
+// and their keys by rail. A NIC gives the same key again until it forgets it, so the epochs before
+// are proved to be over first: a fence that ran out of time owes that proof, and would take it from
+// this epoch otherwise.
+func (m *memory) grant() (at uint64, nicKeys []uint32, status control.Status) {
 	m.fencing <- struct{}{}
 	defer func() { <-m.fencing }()
 	if m.unmapped {
-		return nil, control.Revoked
+		return 0, nil, control.Revoked
 	}
-	if err := m.prove(context.Background()); err != nil {
-		return nil, control.Full // the NIC keeps a key: later, perhaps
+	err := m.prove(context.Background())
+	if err != nil {
+		return 0, nil, control.Full // the NIC keeps a key: later, perhaps
+	}
+	if !m.granted {
+		if m.at, err = m.b.addressOfGrant(m); err != nil {
+			return 0, nil, control.Full // a NIC keeps a queue pair: later, perhaps
+		}
 	}
 	m.granted = true // before the NICs have it: a fence from now on takes it back
 	flags := m.b.pinFlags()
@@ -202,17 +211,17 @@ func (m *memory) grant() ([]uint32, control.Status) {
 		flags |= verbs.ReadOnly
 	}
 	granted := make([]uint32, len(m.b.rails))
-	err := m.b.onRails(func(r *rail) (err error) {
+	err = m.b.onRails(func(r *rail) (err error) {
 		if m.pinned.pins[r.index] == nil {
 			return nil // 0: not over this rail
 		}
-		granted[r.index], err = m.b.net.Grant(m.key, r.index, flags)
+		granted[r.index], err = m.b.net.Grant(m.key, r.index, m.at, flags)
 		return err
 	})
 	if err != nil {
-		return nil, control.Full // pinned once more than this machine lets us
+		return 0, nil, control.Full // pinned once more than this machine lets us
 	}
-	return granted, control.OK
+	return m.at, granted, control.OK
 }
 
 func (m *memory) isClosed() bool {

@@ -4,15 +4,14 @@ package rdma
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 )
 
 // Close implements driver.Peer. What has not begun ends at once, the rest is given
 // Config.Grace. Then our queue pairs end, and the owner is told; its answer is the proof
-// that its own have ended too, so that nothing of ours lands any more. An owner that is
-// silent for Config.Grace is frozen: by then what we sent has landed or is lost.
+// that its own have ended too, so that nothing of ours lands any more. For an owner that is
+// silent for Config.Grace see proves.
 //
 // driver.ErrUnproven: a NIC keeps a queue pair of ours. The batches have not ended then, and
 // Close may be called again.
@@ -42,25 +41,33 @@ func (p *peer) end() {
 		clean = p.link.Drain(p.b.cfg.Grace) == nil
 	}
 	p.mender.stop()
+	proved := clean
 	if !p.gone.Load() {
-		p.endPairs()
-		if !p.part(p.b.cfg.Grace, p.lostCh) && !clean {
-			p.b.cfg.clock.pass(p.b.cfg.quiet(), nil, nil)
-		}
+		ended := p.endPairs()
+		proved = p.part(p.lostCh) || clean || p.proves(ended)
 	}
 	p.losing.Do(func() { p.gone.Store(true); close(p.lostCh) })
 	p.lostDone.Wait()
-	_ = p.link.End(verbs.Closed) // giveBack tries again
+	_ = p.link.End(verbs.Closed, proved) // giveBack tries again
 	p.ch.finish(p.b.cfg.Grace)
 	p.ch.wait()
 	p.running.Wait()
 }
 
-// part says goodbye and reports whether the owner has answered, within a time.
-func (p *peer) part(limit time.Duration, stop <-chan struct{}) bool {
+// part says goodbye and reports whether the owner has answered, in its time.
+func (p *peer) part(stop <-chan struct{}) bool {
 	p.ch.send((&bye{abandoned: p.unwanted.Load()}).encode())
-	p.b.cfg.clock.pass(limit, p.farewell, stop)
+	p.b.cfg.clock.pass(p.b.cfg.Grace, p.farewell, stop)
 	return p.parted()
+}
+
+// proves reports whether nothing of ours lands at an owner that does not say so. The end of its
+// control connection is no proof: its process may be there, and the kernel ends the queue pairs of
+// one that was killed in its own time. ended says that our queue pairs are gone: then what was sent
+// has landed or is lost once the fabric has had its time, if that is known.
+func (p *peer) proves(ended bool) bool {
+	life := p.b.cfg.PacketLife
+	return ended && life > 0 && (p.b.cfg.clock.pass(life, p.farewell, nil) || p.parted())
 }
 
 // giveBack ends the use of the link, once no queue pair of it is left. Preconditions: p.ending is
@@ -69,7 +76,7 @@ func (p *peer) giveBack() error {
 	if p.over {
 		return nil
 	}
-	if err := p.link.End(verbs.Closed); err != nil {
+	if err := p.link.End(verbs.Closed, false); err != nil {
 		return fmt.Errorf("close peer: %w", err)
 	}
 	p.b.remove(p.link.ID())

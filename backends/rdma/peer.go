@@ -233,15 +233,13 @@ func (p *peer) lose(err error, proved bool) {
 	})
 }
 
-// endLost ends our queue pairs, which no answer of a read passes any more, and waits until the
-// owner says that it ended its own, or for as long as a write of ours may be under way.
+// endLost ends our queue pairs, which no answer of a read passes any more, and gives the owner its
+// time to say that it has ended its own.
 func (p *peer) endLost(proved bool) {
 	p.mender.stop()
-	p.endPairs()
-	if !proved {
-		p.part(p.b.cfg.quiet(), nil)
-	}
-	_ = p.link.End(verbs.Lost) // Close tries again
+	ended := p.endPairs()
+	proved = proved || p.part(p.ch.over) || p.proves(ended)
+	_ = p.link.End(verbs.Lost, proved) // Close tries again
 	p.ch.finish(p.b.cfg.Grace)
 }
 
@@ -254,9 +252,11 @@ func (p *peer) whyLost() error {
 	}
 }
 
-// endPairs ends all queue pairs of ours.
-func (p *peer) endPairs() {
+// endPairs ends all queue pairs of ours, and reports whether none is left.
+func (p *peer) endPairs() (ended bool) {
+	ended = true
 	for i := range p.pairs {
-		_ = p.link.PairEnd(i) // End tries again
+		ended = p.link.PairEnd(i) == nil && ended // End tries again
 	}
+	return ended
 }

@@ -8,16 +8,17 @@
 // The data path is package csrc's; here is what is said beforehand and when something
 // fails: which ports and GIDs (sysfs.go, gid.go, rail.go), addresses (address.go), how
 // connections begin, and end (connect.go, peer.go for the initiator's end; accept.go,
-// inbound.go for the owner's), what a token opens (memory.go, imports.go), and how a queue pair
-// that failed comes back (repair.go, mend.go).
+// inbound.go for the owner's), what a token opens (memory.go, addresses.go, imports.go), and how a
+// queue pair that failed comes back (repair.go, mend.go).
 //
 // All that is said goes over a TCP connection for each connection, and is answered by
 // goroutines: the program takes no part. Its end is the notice of death.
 //
 // A queue pair that fails is ended on both sides before anything of it is sent again, so that
 // no late packet of the first try lands after the second was reported done. A fence is
-// a key that the NIC forgets; the owner's kernel does it alone. Against a hostile peer only
-// tokens protect, and the keys of the NIC, which 32 bits make hard to guess and no more.
+// a key that the NIC forgets; the owner's kernel does it alone. The NIC may give that key out
+// again, but not with the same addresses. Against a hostile peer only tokens protect, and the keys
+// of the NIC, which 32 bits make hard to guess and no more.
 package rdma
 
 import (
@@ -69,6 +70,7 @@ type Backend struct {
 	ended     atomic.Bool // no completion will come any more
 	table     keys.Table[memory]
 	pinnings  pinnings
+	addresses addresses
 	words     lastword.List[*inbound]
 	answers   answers
 	lobby     *lobby.Lobby   // connections that have not said hello
@@ -79,6 +81,7 @@ type Backend struct {
 	peers    map[*peer]struct{}
 	accepted map[*inbound]struct{} // nil once closed
 	admitted lobby.Count           // peers that have an end here
+	kept     []link                // ended, but for a queue pair that a NIC keeps
 
 	endsMu sync.RWMutex
 	ends   map[uint64]end // by what C calls them
@@ -129,6 +132,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	}
 	b.table.Most = cfg.KeysMax
 	b.pinnings.b = b
+	b.addresses.end, b.addresses.granted = cfg.addresses, make(map[*memory]area)
 	if err := b.open(list, with); err != nil {
 		return nil, errors.Join(wrapOpen(err), b.release())
 	}

@@ -128,16 +128,20 @@ static void lessen(struct sl_cufile_worker *l, unsigned most)
 	__atomic_add_fetch(&l->mover->lessened, 1, __ATOMIC_RELAXED);
 }
 
-/*
- * What is still in a batch is cancelled and given back with it, so that nothing of it lands later.
- */
+/* Nothing is under way in it. */
 static void drop_batch(struct sl_cufile_worker *l)
 {
 	if (!l->batch)
 		return;
-	(void)sl_cufile.cuFileBatchIOCancel(l->batch);
 	sl_cufile.cuFileBatchIODestroy(l->batch);
 	l->batch = NULL;
+}
+
+/* Longer each time that there was no news. */
+static void rest(long *ns)
+{
+	nanosleep(&(struct timespec){0, *ns}, NULL);
+	*ns = *ns < 1000000 ? 2 * *ns : *ns;
 }
 
 static bool submit_batch(struct sl_cufile_worker *l, unsigned first, unsigned n)
@@ -184,7 +188,8 @@ static ssize_t judge(const CUfileIOEvents_t *e)
 
 /*
  * Waits for all entries. One that failed is told only when the batch is quiet: what has timed out
- * may still be under way until the batch is gone.
+ * may still be under way until the batch is cancelled and gone. So may be all of a batch that the
+ * library does not tell of. While the library refuses to cancel it, nothing of it is over.
  */
 static void await_batch(struct sl_cufile_worker *l, unsigned first, unsigned n)
 {
@@ -197,8 +202,10 @@ static void await_batch(struct sl_cufile_worker *l, unsigned first, unsigned n)
 		unsigned nr = left, before = left;
 
 		if (sl_cufile.cuFileBatchIOGetStatus(l->batch, 1, &nr, l->events, &limit).err) {
-			stale = true;
-			break;
+			if (!sl_cufile.cuFileBatchIOCancel(l->batch).err)
+				break;
+			rest(&pause);
+			continue;
 		}
 		for (unsigned i = 0; i < nr && left; i++) {
 			const CUfileIOEvents_t *e = &l->events[i];
@@ -218,12 +225,12 @@ static void await_batch(struct sl_cufile_worker *l, unsigned first, unsigned n)
 			l->flights[at].moved = judge(e);
 			failed++;
 		}
-		if (left == before) {
-			nanosleep(&(struct timespec){0, pause}, NULL);
-			pause = pause < 1000000 ? 2 * pause : pause;
-		}
+		if (left == before)
+			rest(&pause);
 	}
-	if (stale)
+	while (stale && !left && sl_cufile.cuFileBatchIOCancel(l->batch).err)
+		rest(&pause);
+	if (stale || left)
 		drop_batch(l);
 	for (unsigned i = 0; i < n && (failed || left); i++)
 		if (l->flights[i].moved <= 0)

@@ -160,7 +160,7 @@ void sl_verbs_clear_doubt(struct sl_verbs_conn *n, const struct sl_verbs_pair *l
 			continue;
 		b->doubt = NULL;
 		b->open--;
-		if (!l && n->outcome == SL_VERBS_LOST) {
+		if (!l && n->outcome == SL_VERBS_LOST && b->status == SL_VERBS_REVOKED) {
 			b->status = SL_VERBS_LOST;
 			b->piece = -1;
 		}

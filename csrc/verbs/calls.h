@@ -24,6 +24,8 @@
 	X("IBVERBS_1.1", struct ibv_pd *, ibv_alloc_pd, (struct ibv_context *))                    \
 	X("IBVERBS_1.1", int, ibv_dealloc_pd, (struct ibv_pd *))                                   \
 	X("IBVERBS_1.1", struct ibv_mr *, ibv_reg_mr, (struct ibv_pd *, void *, size_t, int))      \
+	X("IBVERBS_1.8", struct ibv_mr *, ibv_reg_mr_iova2,                                        \
+	  (struct ibv_pd *, void *, size_t, uint64_t, unsigned int))                               \
 	X("IBVERBS_1.1", int, ibv_dereg_mr, (struct ibv_mr *))                                     \
 	X("IBVERBS_1.0", struct ibv_comp_channel *, ibv_create_comp_channel,                       \
 	  (struct ibv_context *))                                                                  \
@@ -47,8 +49,6 @@
 
 /* NULL where the library is older. */
 #define SL_VERBS_OPTIONAL_CALLS(X)                                                                 \
-	X("IBVERBS_1.8", struct ibv_mr *, ibv_reg_mr_iova2,                                        \
-	  (struct ibv_pd *, void *, size_t, uint64_t, unsigned int))                               \
 	X("IBVERBS_1.12", struct ibv_mr *, ibv_reg_dmabuf_mr,                                      \
 	  (struct ibv_pd *, uint64_t, size_t, uint64_t, int, int))
 

@@ -154,9 +154,27 @@ int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns)
 	return rc;
 }
 
+/* The peer may take it still, so that its batch ends with this, however it was to end before. */
+static void doubt(struct sl_verbs_record *r, int32_t status)
+{
+	struct sl_verbs_batch *b = r->batch;
+
+	if (!b || (r->kind == SL_VERBS_DATA && !b->write))
+		return;
+	b->status = status;
+	b->piece = -1;
+}
+
 /* Under the lock: no queue pair is left. */
 static void end_batches(struct sl_verbs_conn *n, int32_t status)
 {
+	int32_t unproven =
+	    status == SL_VERBS_LOST ? SL_VERBS_LOST_UNPROVEN : SL_VERBS_CLOSED_UNPROVEN;
+
+	for (uint32_t i = 0; i < SL_VERBS_PAIRS && !n->proved; i++)
+		for (struct sl_verbs_record *r = n->pairs[i] ? n->pairs[i]->held.first : NULL; r;
+		     r = r->next)
+			doubt(r, unproven);
 	sl_verbs_forget_records(n);
 	sl_verbs_clear_doubt(n, NULL);
 	for (struct sl_verbs_batch *b = n->live.next, *next; b != &n->live; b = next) {
@@ -176,7 +194,7 @@ static void forget_slab(struct sl_verbs_conn *n)
 	}
 }
 
-int sl_verbs_end(struct sl_verbs_conn *n, int32_t status)
+int sl_verbs_end(struct sl_verbs_conn *n, int32_t status, int proved)
 {
 	struct sl_verbs_context *c = n->context;
 	int first, one, rc = 0;
@@ -185,15 +203,17 @@ int sl_verbs_end(struct sl_verbs_conn *n, int32_t status)
 	sl_verbs_enter(c);
 	first = !n->ended;
 	n->closed = 1;
-	if (!n->ending)
+	if (!n->ending) {
 		n->outcome = status;
+		n->proved = proved;
+	}
 	n->ending = 1;
 	sl_verbs_unlock(c);
 	for (uint32_t i = 0; first && i < SL_VERBS_PAIRS; i++) {
 		one = n->pairs[i] ? sl_verbs_finish_pair(n->pairs[i]) : 0;
 		rc = rc != 0 ? rc : one;
 	}
-	if (first && rc == 0) { /* no queue pair is left: nothing of the batches lands any more */
+	if (first && rc == 0) { /* no queue pair is left: nothing lands here any more */
 		sl_verbs_enter(c);
 		n->ended = 1;
 		end_batches(n, n->outcome);
@@ -207,7 +227,7 @@ int sl_verbs_end(struct sl_verbs_conn *n, int32_t status)
 int sl_verbs_disconnect(struct sl_verbs_conn *n)
 {
 	struct sl_verbs_context *c = n->context;
-	int rc = sl_verbs_end(n, SL_VERBS_CLOSED);
+	int rc = sl_verbs_end(n, SL_VERBS_CLOSED, 0);
 
 	if (rc != 0)
 		return rc;

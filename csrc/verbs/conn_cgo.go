@@ -245,11 +245,13 @@ func (n *Conn) Drain(grace time.Duration) error {
 	return errnoError("wait for batches", -int64(C.sl_verbs_drain(n.c, C.uint64_t(max(grace, 0)))))
 }
 
-// End ends all queue pairs, then all batches with Closed or Lost. It may be called twice: the first
-// status holds. driver.ErrUnproven: a NIC keeps a queue pair, so no batch has ended.
-func (n *Conn) End(status int32) error {
+// End ends all queue pairs, then all batches with Closed or Lost. proved says that nothing that was
+// posted lands at the peer any more. Otherwise batches whose writes or messages did not come back
+// end with driver.ErrUnproven, too. It may be called twice: what the first call says holds.
+// driver.ErrUnproven: a NIC keeps a queue pair, so no batch has ended.
+func (n *Conn) End(status int32, proved bool) error {
 	defer runtime.KeepAlive(n)
-	return endError(int64(C.sl_verbs_end(n.c, C.int32_t(status))))
+	return endError(int64(C.sl_verbs_end(n.c, C.int32_t(status), cBool(proved))))
 }
 
 // Close ends the connection and gives it back. No other call may run, nor follow once it has

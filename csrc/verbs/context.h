@@ -146,9 +146,12 @@ void sl_verbs_forget_receives(struct sl_verbs_port *p);
 /* With the lock: the rails stay until free_rails, also while the lock is let go. -EBADF: gone. */
 int sl_verbs_keep_rails(struct sl_verbs_context *c);
 void sl_verbs_free_rails(struct sl_verbs_context *c);
-/* Without the lock: the NIC's driver walks all pages. NULL: errno says why. */
-struct ibv_mr *sl_verbs_enroll(struct sl_verbs_port *p, void *base, uint64_t len, unsigned access,
-			       uint32_t flags, const struct sl_verbs_dmabuf *d);
+/*
+ * Without the lock: the NIC's driver walks all pages. Requests call the memory by addresses from at
+ * on, which is as far within a page as base. NULL: errno says why.
+ */
+struct ibv_mr *sl_verbs_enroll(struct sl_verbs_port *p, void *base, uint64_t len, uint64_t at,
+			       unsigned access, uint32_t flags, const struct sl_verbs_dmabuf *d);
 /*
  * What the end of a registration or a queue pair has come to. A device that was taken away answers
  * EIO: the kernel has ended all that was its own before.

@@ -199,7 +199,7 @@ func (c *Context) Rail(rail int) (Rail, error) {
 		DepthMax: int(r.depth_max), SGEMax: int(r.sge_max), InlineMax: int(r.inline_max),
 		Reads: int(r.reads),
 		MTU:   int(r.mtu), State: int(r.state), LinkLayer: int(r.link_layer),
-		Windows: r.windows != 0, DMABuf: r.dmabuf != 0, Relaxed: r.relaxed != 0,
+		Windows: r.windows != 0, DMABuf: r.dmabuf != 0,
 		LID: uint16(r.lid), RegistrationMax: uint64(r.registration_max),
 		DriverName: C.GoString(&r.driver_name[0]),
 	}
@@ -325,11 +325,15 @@ func (c *Context) Unmap(key uint32) error {
 	return errnoError("unmap memory", -int64(C.sl_verbs_unmap(c.c, C.uint32_t(key))))
 }
 
-// Grant lets peers reach the memory over a rail, with the key that it returns, until Revoke.
-func (c *Context) Grant(key uint32, rail int, flags uint32) (remoteKey uint32, err error) {
+// Grant lets peers reach the memory over a rail, with the key that it returns and by addresses from
+// at on, until Revoke. at is as far within a page as the memory is. A NIC may give the same key to
+// the next grant: other addresses keep out what was sent before.
+func (c *Context) Grant(key uint32, rail int, at uint64, flags uint32) (remoteKey uint32,
+	err error) {
 	defer runtime.KeepAlive(c)
 	var k C.uint32_t
-	rc := C.sl_verbs_grant(c.c, C.uint32_t(key), C.uint32_t(rail), C.uint32_t(flags), &k)
+	rc := C.sl_verbs_grant(c.c, C.uint32_t(key), C.uint32_t(rail), C.uint64_t(at),
+		C.uint32_t(flags), &k)
 	return uint32(k), errnoError("grant memory", -int64(rc))
 }
 

@@ -100,7 +100,7 @@ func TestGrantsOfDeviceMemory(t *testing.T) {
 	require.NoError(t, l.far.MapDevice(key, deviceAddr+at, 5000, []*Pin{pin}, 1))
 	far := d.fake.Device(1)
 	for epoch := range uint32(3) {
-		k, err := l.far.Grant(key, 0, 0)
+		k, err := l.far.Grant(key, 0, deviceAddr+at, 0)
 		require.NoError(t, err)
 		if n := far.Get(fakeverbs.DMABufs); n != 2+epoch {
 			t.Errorf("epoch %d: %d registrations of a dma-buf", epoch, n)

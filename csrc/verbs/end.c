@@ -8,6 +8,9 @@
 /* How long a queue pair that the device keeps is left alone before it is to end once more. */
 #define AGAIN_NS 200000000u
 
+/* Of so many looks of sl_verbs_watch that are late one counts. */
+#define LATE_MAX 8
+
 /* What destroying the device's queue pair has come to, which ours has no more. Under the lock. */
 static int destroyed(struct sl_verbs_pair *l, struct ibv_qp *qp, int error)
 {
@@ -58,12 +61,18 @@ void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now)
 {
 	uint64_t beat = c->config.stall_ns / SL_VERBS_WATCHES;
 	struct sl_verbs_traffic *t = c->traffic;
-	/* It shows that this process stood still: that time is no silence of a device. */
+	/*
+	 * A late look shows that this process stood still: that time is no silence of a device.
+	 * Where looks are late again and again the machine is as it is: then some count, so that no
+	 * wait is for ever.
+	 */
 	int late = now - t->watched > 4 * beat;
 
 	if (!c->config.stall_ns || now - t->watched < beat)
 		return;
 	t->watched = now;
+	if (late && ++t->late % LATE_MAX == 0)
+		late = 0;
 	(void)sl_verbs_step(c);
 	for (struct sl_verbs_conn *n = t->conns.next; n != &t->conns; n = n->next)
 		for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++) {
@@ -74,7 +83,7 @@ void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now)
 			if (l->returned != l->watched || !l->still) {
 				l->watched = l->returned;
 				l->still = 1;
-			} else if (!late && l->still++ == SL_VERBS_WATCHES) {
+			} else if (!late && l->still++ >= SL_VERBS_WATCHES) {
 				sl_verbs_fail_pair(l, IBV_WC_RESP_TIMEOUT_ERR);
 			}
 		}

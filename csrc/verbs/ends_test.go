@@ -74,7 +74,8 @@ func revokeGrants(t *testing.T, d hosts) {
 	require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 100}))
 	before := append([]byte(nil), l.remote[:5000]...)
 	require.NoError(t, l.far.Revoke(testKey))
-	fresh := l.imported(t)
+	l.epoch++
+	fresh := l.imported(t) // with the key of before, as the NIC gives it
 	fill(l.local, 2)
 	stale := l.submit(t, driver.Write, []byte("stale"), driver.Desc{Len: 5000})
 	l.tag++
@@ -115,8 +116,8 @@ func endConnections(t *testing.T, d hosts) {
 		for range 5 {
 			l.submit(t, driver.Write, []byte{1}, driver.Desc{Len: 1 << 20})
 		}
-		l.conn.End(status)
-		l.conn.End(Aborted)
+		l.conn.End(status, true)
+		l.conn.End(Aborted, false)
 		ended := 0
 		for _, err := range l.outcomes(t, 5) {
 			if errors.Is(err, want) {

@@ -45,7 +45,7 @@ type Rail struct {
 	DepthMax, SGEMax, InlineMax int
 	Reads                       int // under way at a time
 	MTU, State, LinkLayer       int // enums of verbs
-	Windows, DMABuf, Relaxed    bool
+	Windows, DMABuf             bool
 	LID                         uint16
 	GID                         [16]byte
 	RegistrationMax             uint64
@@ -135,11 +135,20 @@ const (
 	Revoked int32 = -1002
 	Closed  int32 = -1003
 	Lost    int32 = -1004
+
+	ClosedUnproven int32 = -1005
+	LostUnproven   int32 = -1006
 )
 
 var outcomeErrors = map[int32]error{
 	Aborted: driver.ErrAborted, Revoked: driver.ErrRevoked, Closed: driver.ErrClosed,
-	Lost: driver.ErrPeerLost,
+	Lost:           driver.ErrPeerLost,
+	ClosedUnproven: unproven(driver.ErrClosed), LostUnproven: unproven(driver.ErrPeerLost),
+}
+
+func unproven(why error) error {
+	return fmt.Errorf("%w: what was sent may still land at the peer, until it revokes or ends: %w",
+		why, driver.ErrUnproven)
 }
 
 // statusNames are the statuses of completions, by their number.

@@ -286,7 +286,7 @@ func TestLossBehindARevokedKey(t *testing.T) {
 		}
 		var done [1]Done
 		require.Zero(t, l.near.Poll(done[:]), "an end that the peer has not answered for")
-		require.NoError(t, l.conn.End(Lost))
+		require.NoError(t, l.conn.End(Lost, true))
 		for tag, err := range l.outcomes(t, n) {
 			require.ErrorIs(t, err, driver.ErrPeerLost, "%d pairs, batch %d", pairs, tag)
 		}

@@ -51,12 +51,12 @@ func TestKeptQueuePairOfInitiator(t *testing.T) {
 	near.Set(fakeverbs.Frozen, 1)
 	tag := l.submit(t, driver.Read, nil, driver.Desc{Len: testBytes})
 	keep(near, 1)
-	require.ErrorIs(t, l.conn.End(Lost), driver.ErrUnproven)
+	require.ErrorIs(t, l.conn.End(Lost, true), driver.ErrUnproven)
 	require.ErrorIs(t, l.near.Unmap(testKey), driver.ErrBusy, "a batch may still write "+
 		"to the memory")
 	var done [1]Done
 	require.Zero(t, l.near.Poll(done[:]), "a batch is over whose queue pair lives")
-	require.NoError(t, l.conn.End(Closed))
+	require.NoError(t, l.conn.End(Closed, false))
 	require.ErrorIs(t, l.outcome(t, tag), driver.ErrPeerLost)
 	want := bytes.Clone(l.local)
 	near.Set(fakeverbs.Frozen, 0)

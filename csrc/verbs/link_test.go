@@ -41,6 +41,7 @@ type testLink struct {
 	conn, back    *Conn
 	local, remote []byte
 	slot          uint32
+	epoch         uint64 // of far's memory
 	tag           uint64
 	shape         testShape
 	wake, news    *park.Event // of near
@@ -237,12 +238,12 @@ func (l *testLink) makeHaving(t testing.TB, pair int, seen func() uint64) {
 	require.NoError(t, l.conn.PairBegin(pair, theirs))
 }
 
-// imported grants all of far's memory and imports it.
+// imported grants all of far's memory, at addresses of this epoch, and imports it.
 func (l *testLink) imported(t testing.TB) uint32 {
 	t.Helper()
-	im := Import{Base: baseOf(l.remote), Size: uint64(len(l.remote))}
+	im := Import{Base: baseOf(l.remote) + l.epoch<<48, Size: uint64(len(l.remote))}
 	for i := range l.shape.pairs {
-		k, err := l.far.Grant(testKey, i, 0)
+		k, err := l.far.Grant(testKey, i, im.Base, 0)
 		require.NoError(t, err)
 		im.RemoteKeys = append(im.RemoteKeys, k)
 	}

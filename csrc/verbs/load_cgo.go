@@ -32,7 +32,8 @@ func loadLibrary(path string) (reason, fix string) {
 	defer C.free(unsafe.Pointer(name))
 	var why [512]C.char
 	if rc := C.sl_verbs_load(name, &why[0], C.size_t(len(why))); rc != 0 {
-		return C.GoString(&why[0]), "apt-get install libibverbs1 ibverbs-providers"
+		return C.GoString(&why[0]),
+			"apt-get install libibverbs1 ibverbs-providers, of rdma-core 28 or later"
 	}
 	tables[path] = C.sl_verbs
 	return "", ""

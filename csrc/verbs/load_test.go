@@ -37,7 +37,7 @@ func TestLoadVerbs(t *testing.T) {
 		err := Load(c.path)
 		var u *driver.UnavailableError
 		if !errors.As(err, &u) || u.Backend != "rdma" || u.Fix != "apt-get install libibverbs1 "+
-			"ibverbs-providers" ||
+			"ibverbs-providers, of rdma-core 28 or later" ||
 			!strings.Contains(u.Reason, c.reason) || !strings.Contains(u.Reason, c.path) {
 			t.Errorf("%s: %v, want an UnavailableError with %q and the path", c.name, err, c.reason)
 		}

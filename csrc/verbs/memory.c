@@ -203,7 +203,7 @@ int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key)
 
 /* Makes the grant. Under the lock, of which it lets go; the memory is held. */
 static int make_grant(struct sl_verbs_context *c, struct sl_verbs_memory *m, uint32_t rail,
-		      uint32_t flags)
+		      uint64_t at, uint32_t flags)
 {
 	struct sl_verbs_pin *pin = m->pins[rail];
 	unsigned access = IBV_ACCESS_REMOTE_READ;
@@ -220,9 +220,9 @@ static int make_grant(struct sl_verbs_context *c, struct sl_verbs_memory *m, uin
 					    .offset = pin->dmabuf.offset +
 						      (uint64_t)(m->base - pin->base)};
 
-		mr = sl_verbs_enroll(pin->port, m->base, m->len, access, flags, &d);
+		mr = sl_verbs_enroll(pin->port, m->base, m->len, at, access, flags, &d);
 	} else {
-		mr = sl_verbs_enroll(pin->port, m->base, m->len, access, flags, NULL);
+		mr = sl_verbs_enroll(pin->port, m->base, m->len, at, access, flags, NULL);
 	}
 	rc = mr ? 0 : errno ? -errno : -EINVAL;
 	sl_verbs_lock(c);
@@ -232,8 +232,8 @@ static int make_grant(struct sl_verbs_context *c, struct sl_verbs_memory *m, uin
 	return rc;
 }
 
-int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint32_t flags,
-		   uint32_t *remote_key)
+int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint64_t at,
+		   uint32_t flags, uint32_t *remote_key)
 {
 	struct sl_verbs_memory *m;
 	int rc;
@@ -253,7 +253,7 @@ int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint
 		if (m->leaving)
 			rc = -EINVAL;
 		else if (!m->grants[rail])
-			rc = make_grant(c, m, rail, flags);
+			rc = make_grant(c, m, rail, at, flags);
 		if (rc == 0)
 			*remote_key = m->grants[rail]->rkey;
 		sl_verbs_release_memory(c, m);

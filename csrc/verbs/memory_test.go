@@ -95,18 +95,18 @@ func TestGrantsLastForAnEpoch(t *testing.T) {
 	openRails(t, c, f, 2)
 	mem := pages(t, 8192)
 	require.NoError(t, c.Map(5, mem, []*Pin{pin(t, c, 0, mem, 0), nil}, 1))
-	first, err := c.Grant(5, 0, 0)
+	first, err := c.Grant(5, 0, 0, 0)
 	require.NoError(t, err)
-	if again, err := c.Grant(5, 0, ReadOnly); again != first || err != nil {
+	if again, err := c.Grant(5, 0, 0, ReadOnly); again != first || err != nil {
 		t.Errorf("granted again: key %#x, then %#x, %v", first, again, err)
 	}
-	if _, err := c.Grant(5, 1, 0); err == nil {
+	if _, err := c.Grant(5, 1, 0, 0); err == nil {
 		t.Error("granted on a rail without a pin")
 	}
-	if _, err := c.Grant(5, 99, 0); err == nil {
+	if _, err := c.Grant(5, 99, 0, 0); err == nil {
 		t.Error("granted on a rail that does not exist")
 	}
-	if _, err := c.Grant(6, 0, 0); err == nil {
+	if _, err := c.Grant(6, 0, 0, 0); err == nil {
 		t.Error("granted memory that is not known")
 	}
 	f.Device(0).Set(fakeverbs.Frozen, 1) // it is nobody else's business
@@ -119,9 +119,10 @@ func TestGrantsLastForAnEpoch(t *testing.T) {
 	if n := f.Device(0).Get(fakeverbs.Regions); n != 2 {
 		t.Errorf("%d regions, want the receives and the pin", n)
 	}
-	second, err := c.Grant(5, 0, 0)
-	if err != nil || second == first {
-		t.Errorf("in the next epoch: key %#x, then %#x, %v", first, second, err)
+	second, err := c.Grant(5, 0, 0, 0)
+	if err != nil || second != first {
+		t.Errorf("in the next epoch: key %#x, then %#x, %v: the stand-in gives no key out again",
+			first, second, err)
 	}
 }
 
@@ -130,10 +131,10 @@ func TestGrantsOfReadOnlyMemory(t *testing.T) {
 	openRails(t, c, f, 1)
 	mem := pages(t, 4096)
 	require.NoError(t, c.Map(1, mem, []*Pin{pin(t, c, 0, mem, ReadOnly)}, 0))
-	if _, err := c.Grant(1, 0, 0); !errors.Is(err, driver.ErrReadOnly) {
+	if _, err := c.Grant(1, 0, 0, 0); !errors.Is(err, driver.ErrReadOnly) {
 		t.Errorf("read-only memory was granted for writing: %v", err)
 	}
-	if _, err := c.Grant(1, 0, ReadOnly); err != nil {
+	if _, err := c.Grant(1, 0, 0, ReadOnly); err != nil {
 		t.Error(err)
 	}
 }
@@ -147,7 +148,7 @@ func TestRevokeThatFails(t *testing.T) {
 	var keys [2]uint32
 	for i := range keys {
 		var err error
-		keys[i], err = c.Grant(1, i, 0)
+		keys[i], err = c.Grant(1, i, 0, 0)
 		require.NoError(t, err)
 	}
 	f.Device(1).Set(fakeverbs.DeregisterBusy, 1)
@@ -158,7 +159,7 @@ func TestRevokeThatFails(t *testing.T) {
 		b != 3 {
 		t.Errorf("%d and %d regions, want only the second grant left", a, b)
 	}
-	if k, err := c.Grant(1, 1, 0); k != keys[1] || err != nil {
+	if k, err := c.Grant(1, 1, 0, 0); k != keys[1] || err != nil {
 		t.Errorf("key %#x after a revoke that failed, want %#x, %v", k, keys[1], err)
 	}
 	if err := c.Revoke(1); err != nil {
@@ -182,12 +183,12 @@ func TestUnmapThatFails(t *testing.T) {
 	mem := pages(t, 4096)
 	p := pin(t, c, 0, mem, 0)
 	require.NoError(t, c.Map(1, mem, []*Pin{p}, 1))
-	key, err := c.Grant(1, 0, 0)
+	key, err := c.Grant(1, 0, 0, 0)
 	require.NoError(t, err)
 	f.Device(0).Set(fakeverbs.DeregisterBusy, 1)
 	require.ErrorIs(t, c.Unmap(1), driver.ErrBusy)
 	require.ErrorIs(t, p.Close(), driver.ErrBusy, "the memory is still known")
-	again, err := c.Grant(1, 0, 0)
+	again, err := c.Grant(1, 0, 0, 0)
 	require.NoError(t, err)
 	require.Equal(t, key, again)
 	require.NoError(t, c.Unmap(1))
@@ -204,7 +205,7 @@ func TestRevokeOfADeviceThatIsGone(t *testing.T) {
 	p := pin(t, c, 0, mem, 0)
 	require.NoError(t, c.Map(1, mem, []*Pin{p, pin(t, c, 1, mem, 0)}, 3))
 	for rail := range 2 {
-		if _, err := c.Grant(1, rail, 0); err != nil {
+		if _, err := c.Grant(1, rail, 0, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -234,11 +235,11 @@ func TestRegistrationThatFails(t *testing.T) {
 		t.Errorf("beyond the limit of locked memory: %v", err)
 	}
 	require.NoError(t, c.Map(1, mem, []*Pin{p}, 1))
-	if _, err := c.Grant(1, 0, 0); !errors.Is(err, syscall.ENOMEM) {
+	if _, err := c.Grant(1, 0, 0, 0); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("granted beyond the limit of locked memory: %v", err)
 	}
 	f.Device(0).Set(fakeverbs.LockedKiB, 0)
-	if _, err := c.Grant(1, 0, 0); err != nil {
+	if _, err := c.Grant(1, 0, 0, 0); err != nil {
 		t.Errorf("granted after a failure: %v", err)
 	}
 	gone := pages(t, 8192)
@@ -262,7 +263,7 @@ func TestGrantsOfManyAtOnce(t *testing.T) {
 		keys := make([]uint32, 8)
 		var all sync.WaitGroup
 		for i := range keys {
-			all.Go(func() { keys[i], _ = c.Grant(1, 0, 0) })
+			all.Go(func() { keys[i], _ = c.Grant(1, 0, 0, 0) })
 		}
 		if round == 0 {
 			all.Wait()
@@ -273,7 +274,7 @@ func TestGrantsOfManyAtOnce(t *testing.T) {
 			}
 		}
 		all.Go(func() { c.Revoke(1) })
-		all.Go(func() { c.Grant(1, 0, 0) })
+		all.Go(func() { c.Grant(1, 0, 0, 0) })
 		if round > 1 {
 			time.Sleep(time.Duration(round) * 100 * time.Microsecond)
 			all.Go(func() { c.Unmap(1) })
@@ -299,7 +300,7 @@ func TestCloseWhileMemoryIsRegistered(t *testing.T) {
 	for i := range pins {
 		all.Go(func() { pins[i], _ = c.Pin(0, mem, 0) })
 	}
-	all.Go(func() { c.Grant(1, 0, 0) })
+	all.Go(func() { c.Grant(1, 0, 0, 0) })
 	time.Sleep(5 * time.Millisecond)
 	if err := c.Close(); err != nil {
 		t.Error(err)

@@ -175,6 +175,7 @@ struct sl_verbs_conn {
 	int initiator, closed, ending, ended;
 	int tried; /* to end it, when the context closes */
 	int32_t outcome; /* once ended */
+	int proved;	 /* once ending: nothing that was posted lands any more */
 	/* one queue pair is made, begun or ended at a time; before the context's lock */
 	pthread_mutex_t setup;
 	struct sl_verbs_pair *pairs[SL_VERBS_PAIRS];
@@ -222,6 +223,7 @@ struct sl_verbs_traffic {
 	uint32_t kept;	   /* of those, queue pairs that the device keeps */
 	uint32_t crammed;  /* batches */
 	uint64_t watched; /* when sl_verbs_watch looked */
+	uint32_t late;	  /* looks of it */
 	/* the holder of the lock looks for completions afterwards: no need to wake the poller */
 	int polled;
 	/* The thread: */

@@ -6,24 +6,20 @@
 #include <errno.h>
 #include <stdlib.h>
 
-struct ibv_mr *sl_verbs_enroll(struct sl_verbs_port *p, void *base, uint64_t len, unsigned access,
-			       uint32_t flags, const struct sl_verbs_dmabuf *d)
+struct ibv_mr *sl_verbs_enroll(struct sl_verbs_port *p, void *base, uint64_t len, uint64_t at,
+			       unsigned access, uint32_t flags, const struct sl_verbs_dmabuf *d)
 {
-	int relaxed = flags & SL_VERBS_RELAXED && sl_verbs.ibv_reg_mr_iova2;
-
-	if (relaxed)
+	if (flags & SL_VERBS_RELAXED)
 		access |= IBV_ACCESS_RELAXED_ORDERING; /* drivers that cannot do it leave it out */
 	errno = 0;
 	if (d && d->fd >= 0) {
 		if (sl_verbs.ibv_reg_dmabuf_mr)
-			return sl_verbs.ibv_reg_dmabuf_mr(p->pd, d->offset, len, (uintptr_t)base,
-							  d->fd, (int)access);
+			return sl_verbs.ibv_reg_dmabuf_mr(p->pd, d->offset, len, at, d->fd,
+							  (int)access);
 		errno = EOPNOTSUPP;
 		return NULL;
 	}
-	if (relaxed)
-		return sl_verbs.ibv_reg_mr_iova2(p->pd, base, len, (uintptr_t)base, access);
-	return sl_verbs.ibv_reg_mr(p->pd, base, len, (int)access);
+	return sl_verbs.ibv_reg_mr_iova2(p->pd, base, len, at, access);
 }
 
 int sl_verbs_keep_rails(struct sl_verbs_context *c)
@@ -68,7 +64,7 @@ int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t
 	if (pin->dmabuf.fd >= 0)
 		pin->flags |= SL_VERBS_DEVICE;
 	pin->mr =
-	    sl_verbs_enroll(pin->port, base, len,
+	    sl_verbs_enroll(pin->port, base, len, (uintptr_t)base,
 			    flags & SL_VERBS_READ_ONLY ? 0 : IBV_ACCESS_LOCAL_WRITE, flags, d);
 	if (!pin->mr)
 		rc = errno ? -errno : -EINVAL;

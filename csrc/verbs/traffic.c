@@ -123,7 +123,7 @@ static int end_all(struct sl_verbs_context *c)
 		if (n != head)
 			n->tried = 1;
 		sl_verbs_unlock(c);
-		one = n != head ? sl_verbs_end(n, SL_VERBS_CLOSED) : 0;
+		one = n != head ? sl_verbs_end(n, SL_VERBS_CLOSED, 0) : 0;
 		rc = rc != 0 ? rc : one;
 	} while (n != head);
 	return rc;

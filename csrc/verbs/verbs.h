@@ -36,7 +36,10 @@ enum {
 	SL_VERBS_ABORTED = -1001,
 	SL_VERBS_REVOKED = -1002,
 	SL_VERBS_CLOSED = -1003,
-	SL_VERBS_LOST = -1004
+	SL_VERBS_LOST = -1004,
+	/* The same, and the peer may still take something that was posted. */
+	SL_VERBS_CLOSED_UNPROVEN = -1005,
+	SL_VERBS_LOST_UNPROVEN = -1006
 };
 
 struct sl_verbs_config {
@@ -71,7 +74,7 @@ struct sl_verbs_rail_config {
 struct sl_verbs_rail {
 	/* reads: under way at a time, as initiator and target */
 	uint32_t depth_max, sge_max, inline_max, reads;
-	uint8_t mtu, state, link_layer, windows, dmabuf, relaxed;
+	uint8_t mtu, state, link_layer, windows, dmabuf;
 	uint16_t lid;
 	uint8_t gid[16];
 	uint64_t registration_max;
@@ -152,11 +155,13 @@ int sl_verbs_map(struct sl_verbs_context *c, uint32_t key, void *base, uint64_t 
 int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key);
 
 /*
- * Lets peers reach the memory over a rail, with *remote_key, from base on, until
- * sl_verbs_revoke. Granted once in each epoch; again it gives the same. May take long.
+ * Lets peers reach the memory over a rail, with *remote_key, by addresses from at on, until
+ * sl_verbs_revoke. Granted once in each epoch; again it gives the same. May take long. at is as far
+ * within a page as base is. A NIC may give the key of a grant that has ended to the next one: only
+ * other addresses keep out what was sent with it before.
  */
-int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint32_t flags,
-		   uint32_t *remote_key);
+int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint64_t at,
+		   uint32_t flags, uint32_t *remote_key);
 /*
  * Ends all grants of a key: when it returns 0 the NICs know none of the keys, and nothing
  * that was begun with them lands any more. Otherwise some queue pair must be ended first.
@@ -250,9 +255,11 @@ void sl_verbs_undrive(struct sl_verbs_context *c);
 int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns);
 /*
  * All queue pairs to the error state and drained, then all batches end with the outcome of the
- * first call. -errno: a device keeps a queue pair. No batch ends then, and it may be called again.
+ * first call, SL_VERBS_CLOSED or SL_VERBS_LOST. proved: nothing that was posted lands at the peer
+ * any more. Otherwise those end as unproven whose writes or messages did not come back. -errno: a
+ * device keeps a queue pair. No batch ends then, and it may be called again.
  */
-int sl_verbs_end(struct sl_verbs_conn *n, int32_t status);
+int sl_verbs_end(struct sl_verbs_conn *n, int32_t status, int proved);
 /*
  * Ends it with SL_VERBS_CLOSED and gives it back; n is gone. Messages not taken yet stay.
  * -errno, as of sl_verbs_end: n stays until it is disconnected once more, or the context is freed.

@@ -165,6 +165,12 @@ static struct ibv_mr *reg(struct ibv_pd *p, void *at, size_t n, int access)
 	return calloc(1, sizeof(struct ibv_mr));
 }
 
+static struct ibv_mr *reg_at(struct ibv_pd *p, void *base, size_t n, uint64_t at, unsigned access)
+{
+	(void)at;
+	return reg(p, base, n, (int)access);
+}
+
 static int dereg(struct ibv_mr *m)
 {
 	free(m);
@@ -272,6 +278,7 @@ static void load(void)
 	    .ibv_alloc_pd = alloc_pd,
 	    .ibv_dealloc_pd = free_pd,
 	    .ibv_reg_mr = reg,
+	    .ibv_reg_mr_iova2 = reg_at,
 	    .ibv_dereg_mr = dereg,
 	    .ibv_create_comp_channel = channel,
 	    .ibv_destroy_comp_channel = free_channel,

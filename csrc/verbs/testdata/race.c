@@ -203,7 +203,7 @@ static void *register_memory(void *arg)
 		void *mem = map(near, 7, 65536, pins);
 		uint32_t key;
 
-		MUST(sl_verbs_grant(near, 7, 0, 0, &key) == 0 && sl_verbs_revoke(near, 7) == 0);
+		MUST(sl_verbs_grant(near, 7, 0, 0, 0, &key) == 0 && sl_verbs_revoke(near, 7) == 0);
 		sl_verbs_unmap(near, 7);
 		for (int i = 0; i < PAIRS; i++)
 			MUST(sl_verbs_unpin(pins[i]) == 0);
@@ -229,7 +229,7 @@ static void run(int round)
 	remote = map(far, 1, BYTES, others);
 	MUST(sl_verbs_connect(near, 1, 8, &conn) == 0 && sl_verbs_connect(far, 0, 0, &back) == 0);
 	for (uint32_t i = 0; i < PAIRS; i++)
-		MUST(make_pair(i) == 0 && sl_verbs_grant(far, 1, i, 0, &keys[i]) == 0);
+		MUST(make_pair(i) == 0 && sl_verbs_grant(far, 1, i, (uintptr_t)remote, 0, &keys[i]) == 0);
 	MUST(sl_verbs_import(conn, (uintptr_t)remote, BYTES, 0, keys, PAIRS, &slot) == 0);
 	for (uintptr_t i = 0; i < 6; i++)
 		MUST(pthread_create(&threads[i], NULL, work[i], (void *)(i + 1)) == 0);
@@ -239,7 +239,7 @@ static void run(int round)
 		pthread_join(threads[i], NULL);
 	if (round > 0)
 		(void)sl_verbs_drain(conn, 1000000);
-	sl_verbs_end(conn, round > 0 ? SL_VERBS_CLOSED : SL_VERBS_LOST);
+	sl_verbs_end(conn, round > 0 ? SL_VERBS_CLOSED : SL_VERBS_LOST, 0);
 	pthread_join(threads[5], NULL);
 	if (round < 2) { /* or the context does it */
 		sl_verbs_disconnect(conn);

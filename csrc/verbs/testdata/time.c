@@ -28,7 +28,8 @@ uint64_t __wrap_sl_verbs_now(void)
 static struct fake_control *control;
 static struct sl_verbs_context *near, *far;
 static struct sl_verbs_conn *conn, *back;
-static uint32_t slot;
+static uint32_t slot, keys[2];
+static uint8_t *remote;
 
 static uint8_t *map(struct sl_verbs_context *c)
 {
@@ -42,25 +43,28 @@ static uint8_t *map(struct sl_verbs_context *c)
 	return memory;
 }
 
+static void link_up(void)
+{
+	MUST(sl_verbs_connect(near, 1, 8, &conn) == 0 && sl_verbs_connect(far, 0, 0, &back) == 0);
+	for (uint32_t i = 0; i < 2; i++)
+		connect_pair(conn, back, i);
+	MUST(sl_verbs_import(conn, (uintptr_t)remote, BYTES, 0, keys, 2, &slot) == 0);
+}
+
 static void set_up(const char *library)
 {
 	const struct sl_verbs_config config = {
 	    .slice = SLICE, .flight = 2 * BYTES, .stall_ns = STALL};
-	uint32_t keys[2];
-	uint8_t *remote;
 	char why[256];
 
 	MUST(sl_verbs_load(library, why, sizeof(why)) == 0);
 	near = open_end(config, "fake0", "fake2");
 	far = open_end(config, "fake1", "fake3");
-	MUST(sl_verbs_connect(near, 1, 8, &conn) == 0 && sl_verbs_connect(far, 0, 0, &back) == 0);
 	map(near);
 	remote = map(far);
-	for (uint32_t i = 0; i < 2; i++) {
-		connect_pair(conn, back, i);
-		MUST(sl_verbs_grant(far, 1, i, 0, &keys[i]) == 0);
-	}
-	MUST(sl_verbs_import(conn, (uintptr_t)remote, BYTES, 0, keys, 2, &slot) == 0);
+	for (uint32_t i = 0; i < 2; i++)
+		MUST(sl_verbs_grant(far, 1, i, (uintptr_t)remote, 0, &keys[i]) == 0);
+	link_up();
 }
 
 /* The devices of the near end do nothing, or go on. */
@@ -206,6 +210,26 @@ static void stand_still_in_silence(void)
 	MUST(!live && ran >= STALL);
 }
 
+/* Where this process stands still before each look, some of that time counts. */
+static void stand_still_at_each_look(void)
+{
+	const uint64_t begin = clock_ns;
+	int live = 1;
+
+	freeze(0);
+	link_up(); /* the queue pairs before have failed */
+	post(SLICE);
+	for (int looks = 0; live && looks < 1000; looks++) {
+		sl_verbs_enter(near);
+		clock_ns += STALL;
+		sl_verbs_watch(near, clock_ns);
+		live = conn->pairs[0]->state == SL_VERBS_LIVE &&
+		       conn->pairs[1]->state == SL_VERBS_LIVE;
+		sl_verbs_unlock(near);
+	}
+	MUST(!live && clock_ns - begin >= 8 * STALL);
+}
+
 int main(int argc, char **argv)
 {
 	MUST(argc == 3);
@@ -216,5 +240,6 @@ int main(int argc, char **argv)
 	try_slow_again();
 	stand_still_in_drain();
 	stand_still_in_silence();
+	stand_still_at_each_look();
 	return 0;
 }

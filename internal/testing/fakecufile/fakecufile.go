@@ -31,6 +31,7 @@ const (
 	BatchLimit
 	BatchResult
 	StatusResult
+	CancelRefused
 	StreamResult
 	OpenResult
 	HandleResult
@@ -54,7 +55,8 @@ const (
 var names = [words]string{
 	"delay_us", "hold", "short_max", "end_at", "fail_after", "fail_code", "fail_status",
 	"batch_limit", "batch_result",
-	"status_result", "stream_result", "open_result", "handle_result", "register_result", "direct",
+	"status_result", "cancel_refused", "stream_result",
+	"open_result", "handle_result", "register_result", "direct",
 	"handles", "buffers", "batches", "streams", "under_way",
 	"reads", "writes", "submits", "async_calls", "opens",
 	"changed_blocks",

@@ -15,10 +15,14 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* By the upper bits of a key; the lower 8 change each time that a place is used again. */
+/*
+ * By the upper bits of a key. A key comes back with the next registration after its own has ended,
+ * the last first, as mlx5 has it since Linux 6.7.
+ */
 static struct region **regions;
-static uint8_t *tags;
 static uint32_t regions_len;
+static uint32_t *vacant; /* places in regions, the last first */
+static uint32_t vacant_len;
 
 EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 {
@@ -57,25 +61,25 @@ static struct region *region_of(uint32_t key)
 /* A place in the table; 0: no memory. */
 static uint32_t new_key(struct region *r)
 {
-	uint32_t i = 0;
+	uint32_t i;
 
-	while (i < regions_len && regions[i])
-		i++;
-	if (i == regions_len) {
+	if (vacant_len == 0) {
 		uint32_t wider = regions_len ? regions_len * 2 : 64;
 		struct region **more = realloc(regions, wider * sizeof(*regions));
-		uint8_t *more_tags = more ? realloc(tags, wider) : NULL;
+		uint32_t *more_vacant = more ? realloc(vacant, wider * sizeof(*vacant)) : NULL;
 
 		regions = more ? more : regions;
-		tags = more_tags ? more_tags : tags;
-		if (!more_tags)
+		vacant = more_vacant ? more_vacant : vacant;
+		if (!more_vacant)
 			return 0;
 		memset(regions + regions_len, 0, (wider - regions_len) * sizeof(*regions));
-		memset(tags + regions_len, 0, wider - regions_len);
-		regions_len = wider;
+		while (wider > regions_len)
+			vacant[vacant_len++] = --wider;
+		regions_len += vacant_len;
 	}
+	i = vacant[--vacant_len];
 	regions[i] = r;
-	return (i + 1) << 8 | ++tags[i];
+	return (i + 1) << 8 | 1;
 }
 
 uint8_t *reach(uint32_t key, struct ibv_pd *pd, uint64_t at, uint64_t len, unsigned rights)
@@ -172,6 +176,12 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t len, int 
 EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len, uint64_t iova,
 				       unsigned access)
 {
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+
+	if ((uintptr_t)addr % page != iova % page) { /* the kernel takes no other */
+		errno = EINVAL;
+		return NULL;
+	}
 	return enroll(pd, addr, len, iova, access, NULL);
 }
 
@@ -238,7 +248,8 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *mr)
 	}
 	lock(); /* no chunk is being moved */
 	if (!r->lost) {
-		regions[(mr->lkey >> 8) - 1] = NULL;
+		vacant[vacant_len] = (mr->lkey >> 8) - 1;
+		regions[vacant[vacant_len++]] = NULL;
 		((struct domain *)mr->pd)->users--;
 		p->kib_locked -= (uint32_t)(mr->length >> 10);
 		p->mrs--;

@@ -12,6 +12,7 @@ struct batch {
 	pthread_t thread;
 	unsigned max, n, told, ready;
 	int runs, cancelled;
+	int orphan; /* destroyed with entries under way: its thread frees it */
 	CUfileIOParams_t *list;
 	CUfileIOEvents_t *events; /* `ready` of them, of which `told` were told */
 };
@@ -63,9 +64,20 @@ static void do_entry(struct batch *b, const CUfileIOParams_t *p)
 		tell(b, p, failed && WORD(fail_status) ? (int)WORD(fail_status) : CUFILE_FAILED, n);
 }
 
+static void free_batch(struct batch *b)
+{
+	pthread_mutex_destroy(&b->lock);
+	pthread_cond_destroy(&b->news);
+	free(b->list);
+	free(b->events);
+	free(b);
+	COUNT(batches, -1);
+}
+
 static void *work(void *arg)
 {
 	struct batch *b = arg;
+	int orphan;
 
 	looked = 1;
 	for (unsigned i = b->n; i-- > 0;) {
@@ -79,6 +91,11 @@ static void *work(void *arg)
 		else
 			do_entry(b, &b->list[i]);
 	}
+	pthread_mutex_lock(&b->lock);
+	orphan = b->orphan;
+	pthread_mutex_unlock(&b->lock);
+	if (orphan)
+		free_batch(b);
 	return NULL;
 }
 
@@ -143,25 +160,36 @@ CUfileError_t cuFileBatchIOGetStatus(CUfileBatchHandle_t handle, unsigned min, u
 CUfileError_t cuFileBatchIOCancel(CUfileBatchHandle_t handle)
 {
 	struct batch *b = handle;
+	unsigned refused = WORD(cancel_refused);
 
+	if (refused) {
+		__atomic_compare_exchange_n((unsigned *)&panel->cancel_refused, &refused,
+					    refused - 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+		return says(INVALID_VALUE);
+	}
 	pthread_mutex_lock(&b->lock);
 	b->cancelled = 1;
 	pthread_mutex_unlock(&b->lock);
 	return says(OK);
 }
 
+/* It waits for what was cancelled, and for nothing else. */
 void cuFileBatchIODestroy(CUfileBatchHandle_t handle)
 {
 	struct batch *b = handle;
+	pthread_t thread = b->thread;
+	int orphan;
 
+	pthread_mutex_lock(&b->lock);
+	orphan = b->orphan = b->runs && !b->cancelled && b->ready < b->n;
+	pthread_mutex_unlock(&b->lock);
+	if (orphan) {
+		pthread_detach(thread);
+		return;
+	}
 	if (b->runs)
 		pthread_join(b->thread, NULL);
-	pthread_mutex_destroy(&b->lock);
-	pthread_cond_destroy(&b->news);
-	free(b->list);
-	free(b->events);
-	free(b);
-	COUNT(batches, -1);
+	free_batch(b);
 }
 
 #endif

@@ -20,6 +20,7 @@ struct panel {
 	_Atomic unsigned batch_limit;
 	_Atomic unsigned batch_result;	 /* of cuFileBatchIOSetUp */
 	_Atomic unsigned status_result;	 /* of cuFileBatchIOGetStatus, once */
+	_Atomic unsigned cancel_refused; /* so many calls of cuFileBatchIOCancel are */
 	_Atomic unsigned stream_result;	 /* of the calls on streams */
 	_Atomic unsigned open_result;	 /* of cuFileDriverOpen */
 	_Atomic unsigned handle_result;	 /* of cuFileHandleRegister */
