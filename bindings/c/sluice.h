@@ -80,7 +80,9 @@ enum {
 	SLUICE_ERR_TOKEN = -18,        /* a token that is cut, altered or foreign */
 	SLUICE_ERR_UNPROVEN = -19,     /* the peer may still place what it has in hand */
 	SLUICE_ERR_READ_ONLY = -20,    /* peers may only read that memory */
-	SLUICE_ERR_TIMEOUT = -21       /* a deadline has passed */
+	SLUICE_ERR_TIMEOUT = -21,      /* a deadline has passed */
+	/* registered memory, of either side, was unmapped, is protected, or its file was cut */
+	SLUICE_ERR_FAULT = -22
 };
 
 typedef uint64_t sluice_engine;
