@@ -200,7 +200,8 @@ type Peer interface {
 	// ErrBounds for an unknown key or a range outside its memory, ErrReadOnly,
 	// ErrNotSupported where Can lacks a bit or Durable memory that cannot keep the
 	// promise, ErrPeerLost once the loss is known. A key whose epoch has ended gives
-	// ErrRevoked, here or as the outcome.
+	// ErrRevoked, here or as the outcome. Memory that is gone gives ErrFault, and nothing but
+	// what the batch has named is unspecified then.
 	//
 	// A notification reaches the peer after the bytes of its batch are visible there, without
 	// a further round trip and without any call on this side; the tag completes when it is

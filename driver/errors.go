@@ -27,7 +27,10 @@ var (
 	ErrBadToken           = errors.New("bad token")
 	ErrUnproven           = errors.New("not proved to be over")
 	ErrReadOnly           = errors.New("memory is read-only for peers")
-	ErrTimeout      error = &sentinel{"deadline exceeded", os.ErrDeadlineExceeded}
+	ErrFault              = errors.New("memory fault: keep registered memory mapped and " +
+		"writable, and the file under it whole, until its registration is closed; register " +
+		"what may only be read as read-only")
+	ErrTimeout error = &sentinel{"deadline exceeded", os.ErrDeadlineExceeded}
 )
 
 // sentinel is an error of ours that is also one of the standard library's.

@@ -11,7 +11,8 @@ type Segment struct {
 	Len  uint64 // bytes; with DRAM it is len(Mem)
 
 	// DRAM: the bytes. They must stay mapped and must not move until the Memory
-	// is closed, which rules out a Go slice that the program lets go of.
+	// is closed, which rules out a Go slice that the program lets go of. Batches that meet
+	// memory which is gone fail with ErrFault.
 	Mem []byte
 
 	// DRAM that other processes can map: Mem is [SharedOff, SharedOff+Len) of it.

@@ -10,6 +10,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/crc"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/memfault"
 )
 
 // Checksum has the bytes of the transfer compared, by CRC-32C, until Reset. The peer's engine
@@ -365,7 +366,8 @@ func (s *summing) at(i int) driver.Desc {
 }
 
 // compare looks at the peer's sums; nil: they are ours.
-func (s *summing) compare(theirs []byte, peer string) error {
+func (s *summing) compare(theirs []byte, peer string) (err error) {
+	defer memfault.Catch(&err, memfault.Begin())
 	n := s.ranges()
 	if len(theirs) != 4*n {
 		return fmt.Errorf("an answer with %d bytes of sums, want %d: %w", len(theirs), 4*n,

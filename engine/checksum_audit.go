@@ -11,6 +11,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/crc"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/memfault"
 )
 
 // audit is what this engine does for a peer that compares checksums: it sums ranges of our
@@ -87,19 +88,19 @@ func (s *sender) ended() bool {
 
 // sumFor appends a code and the sums of a request's ranges, or why there are none.
 func (s *stager) sumFor(l *lane, body, b []byte) []byte {
-	at := len(b)
 	var r exchange.Sum
 	err := r.Parse(body)
+	sums := b
 	if err == nil {
-		b, err = s.sum(l, &r, append(b, 0))
+		sums, err = s.sum(l, &r, append(b, 0))
 	}
 	if err != nil {
-		return exchange.AppendOutcome(b[:at], err)
+		return exchange.AppendOutcome(b, err)
 	}
-	return b
+	return sums
 }
 
-func (s *stager) sum(l *lane, r *exchange.Sum, b []byte) ([]byte, error) {
+func (s *stager) sum(l *lane, r *exchange.Sum, b []byte) (_ []byte, err error) {
 	if r.Count > exchange.SumEntriesMax(l.caps.MessageMax) && l.caps.MessageMax > 0 {
 		return b, ErrBounds // the answer has no room
 	}
@@ -108,6 +109,7 @@ func (s *stager) sum(l *lane, r *exchange.Sum, b []byte) ([]byte, error) {
 		return b, err
 	}
 	defer m.leave()
+	defer memfault.Catch(&err, memfault.Begin())
 	mem, epoch, left := m.region.seg.Mem, m.epoch.Load(), uint64(exchange.SumMax)
 	at := 0
 	for i := range r.Count {

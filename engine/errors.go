@@ -28,6 +28,8 @@ var (
 	ErrTimeout  = driver.ErrTimeout  // is os.ErrDeadlineExceeded
 	ErrReadOnly = driver.ErrReadOnly // peers may only read it
 	ErrBadToken = driver.ErrBadToken // cut, altered, or of another engine
+	// registered memory, of either side, was unmapped, is protected, or its file was cut
+	ErrFault = driver.ErrFault
 )
 
 // OpError is what cold calls return: which operation failed, on which backend,

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/dmabuf"
+	"github.com/sluicehq/sluice/internal/memfault"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -277,8 +278,11 @@ func (r *Region) ReadAt(p []byte, off int64) (int, error) {
 	if uint64(off) >= r.seg.Len {
 		return 0, io.EOF
 	}
-	n := copy(p, r.seg.Mem[off:])
-	if n < len(p) {
+	n, err := memfault.Copy(p, r.seg.Mem[off:])
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("read region %s at %d: %w", r.name, off, err)
+	case n < len(p):
 		return n, io.EOF
 	}
 	return n, nil
@@ -294,7 +298,11 @@ func (r *Region) WriteAt(p []byte, off int64) (int, error) {
 		return 0, fmt.Errorf("write region %s: %d bytes at %d of %d: %w", r.name, len(p), off,
 			r.seg.Len, ErrBounds)
 	}
-	return copy(r.seg.Mem[off:], p), nil
+	n, err := memfault.Copy(r.seg.Mem[off:], p)
+	if err != nil {
+		return 0, fmt.Errorf("write region %s at %d: %w", r.name, off, err)
+	}
+	return n, nil
 }
 
 // use takes a reference for a transfer or a lease.

@@ -58,13 +58,14 @@ var errorKinds = []struct {
 }{
 	{"aborted", ErrAborted}, {"revoked", ErrRevoked}, {"timeout", ErrTimeout},
 	{"peer lost", ErrPeerLost},
-	{"closed", ErrClosed}, {"bounds", ErrBounds}, {"corrupt", ErrCorrupt}, {"other", nil},
+	{"closed", ErrClosed}, {"bounds", ErrBounds}, {"corrupt", ErrCorrupt}, {"fault", ErrFault},
+	{"other", nil},
 }
 
 // counters is what a connection counts.
 type counters struct {
 	bytes   atomic.Uint64
-	errors  [8]atomic.Uint64 // by errorKinds
+	errors  [9]atomic.Uint64 // by errorKinds
 	latency [histogramBuckets]atomic.Uint64
 	meter
 }

@@ -208,6 +208,7 @@ var Errors = []struct {
 }{
 	{"aborted", driver.ErrAborted}, {"badtoken", driver.ErrBadToken}, {"bounds", driver.ErrBounds},
 	{"busy", driver.ErrBusy}, {"closed", driver.ErrClosed}, {"corrupt", driver.ErrCorrupt},
+	{"fault", driver.ErrFault},
 	{"lost", driver.ErrPeerLost}, {"readonly", driver.ErrReadOnly}, {"revoked", driver.ErrRevoked},
 	{"timeout", driver.ErrTimeout}, {"unavailable", driver.ErrUnavailable},
 	{"unsupported", driver.ErrNotSupported},

@@ -8,6 +8,7 @@ import (
 
 	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/memfault"
 )
 
 // view is a pair of memories. Neighbouring descriptors mostly name the same, so
@@ -131,7 +132,7 @@ func copyAll(op driver.Op, c *cursor, views []view, cancel *atomic.Pointer[error
 }
 
 // copyPiece copies up to pieceMax bytes under the gate of the remote memory.
-func (v *view) copyPiece(op driver.Op, c *cursor) error {
+func (v *view) copyPiece(op driver.Op, c *cursor) (err error) {
 	m := v.remote.m
 	m.gate.RLock()
 	defer m.gate.RUnlock()
@@ -146,6 +147,7 @@ func (v *view) copyPiece(op driver.Op, c *cursor) error {
 		s.Enter()
 		defer s.Leave()
 	}
+	defer memfault.Catch(&err, memfault.Begin())
 	switch {
 	case c.pattern.Count == 0:
 		v.copyDescs(op, c)

@@ -4,6 +4,7 @@ package posix
 
 import (
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/sluicehq/sluice/driver"
@@ -94,7 +95,10 @@ func eachVariant(t *testing.T, in tier) {
 		t.Run(v.name, func(t *testing.T) {
 			h := harness(v.name, v.cfg, drivertest.FileMemory(v.dir, v.off))
 			if in < v.all {
-				h.Only = drivertest.Moving
+				h.Only = append(slices.Clone(drivertest.Moving), "FaultsNear")
+			}
+			if v.cfg.PinMax > 0 { // then the kernel holds the pages
+				h.Without = []string{"FaultsNear"}
 			}
 			drivertest.Run(t, h)
 		})

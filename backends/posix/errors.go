@@ -15,7 +15,8 @@ type FileError struct {
 	Op   string // "read", "write", "sync" or "reserve"
 	Name string // of the file, as the system knows it now
 	Off  int64  // where in the file it ended, in bytes; -1 of a sync
-	Err  error  // a syscall.Errno, or io.ErrUnexpectedEOF where the file has become shorter
+	// a syscall.Errno, io.ErrUnexpectedEOF where the file has become shorter, or driver.ErrFault
+	Err error
 }
 
 // Error names the file, the offset and what mends it where that is known.

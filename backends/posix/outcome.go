@@ -47,6 +47,8 @@ func (r *request) refused(errno syscall.Errno) (again bool, err error) {
 		if r.retries++; r.retries < retriesMax {
 			return true, nil
 		}
+	case syscall.EFAULT:
+		return false, r.failure(driver.ErrFault)
 	case syscall.EINVAL:
 		if r.past && !ended { // O_DIRECT was granted by open, and is not by this filesystem
 			r.f.refuse("the filesystem refuses O_DIRECT at work: " + errno.Error())

@@ -4,6 +4,7 @@ package posix
 
 import (
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/memfault"
 )
 
 // place is where a job stands: the rest of a piece, in memory and in its file.
@@ -215,7 +216,8 @@ func (b *Backend) cutBounced(r *request, j *job, p place, n uint64) {
 }
 
 // scatter copies what came into the buffer to where it belongs.
-func (r *request) scatter() {
+func (r *request) scatter() (err error) {
+	defer memfault.Catch(&err, memfault.Begin())
 	j := r.j
 	for c := r.first; c != r.last; {
 		p := j.place(c)
@@ -225,8 +227,9 @@ func (r *request) scatter() {
 		}
 		copy(p.mem[:n], r.buffer[p.off-r.off:])
 		if c.Item == r.last.Item {
-			return
+			return nil
 		}
 		c = cursor{Item: c.Item + 1}
 	}
+	return nil
 }

@@ -55,9 +55,9 @@ func (b *Backend) serve() {
 	}
 	if scatter { // without the lock: the requests are still ours, and so are their jobs
 		b.flights.Mu.Unlock()
-		for _, l := range list {
-			if l.scatters() {
-				l.r.scatter()
+		for i, l := range list {
+			if l.scatters() && l.r.scatter() != nil {
+				list[i].res = -int(unix.EFAULT)
 			}
 		}
 		b.flights.Mu.Lock()

@@ -32,8 +32,6 @@ var errForbidden error = &driver.UnavailableError{
 		"or allocate the memory with Engine.Alloc",
 }
 
-var errForeignGone = fmt.Errorf("peer's memory is not mapped any more: %w", driver.ErrPeerLost)
-
 func foreignError(err error) error {
 	switch err {
 	case nil, driver.ErrRevoked, driver.ErrPeerLost:
@@ -43,7 +41,7 @@ func foreignError(err error) error {
 	case syscall.ESRCH:
 		return driver.ErrPeerLost
 	case syscall.EFAULT:
-		return errForeignGone
+		return driver.ErrFault
 	}
 	return fmt.Errorf("copy to or from peer's memory: %w",
 		os.NewSyscallError("process_vm_readv or process_vm_writev", err))

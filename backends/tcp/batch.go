@@ -36,6 +36,7 @@ type batch struct {
 	queue      *queue // where it waits; nil: all of it is on its way
 	prev, next *batch // in the queue
 	sent       uint32 // parts
+	unread     int    // parts of a Write whose bytes no connection has read to their end
 	flying     int    // parts and notifications that are not acknowledged
 	err        error
 	dropped    atomic.Bool // what still arrives for it is not wanted
@@ -78,7 +79,7 @@ func (x *batch) reset() {
 	x.tail, x.number, x.target = driver.NoTail, 0, 0
 	x.i, x.off, x.v = 0, 0, 0
 	x.queue, x.prev, x.next = nil, nil, nil
-	x.sent, x.flying, x.err = 0, 0, nil
+	x.sent, x.unread, x.flying, x.err = 0, 0, 0, nil
 }
 
 // queue is batches that wait, in order.

@@ -94,6 +94,7 @@ func (p *peer) cutNext(c *conn) (there bool, failed *batch) {
 			return false, nil
 		}
 		if x.whole() { // a notification alone
+			x.queue.remove(x)
 			p.sendNotif(x)
 			return true, nil // it is queued, and goes next
 		}
@@ -108,11 +109,7 @@ func (p *peer) cutNext(c *conn) (there bool, failed *batch) {
 			}
 			continue
 		}
-		switch {
-		case !x.whole():
-		case x.tail != driver.NoTail:
-			p.sendNotif(x)
-		default:
+		if x.whole() { // its notification follows when all of it is read: see sent
 			x.queue.remove(x)
 		}
 		return true, nil
@@ -167,6 +164,7 @@ func (p *peer) cut(c *conn, x *batch) bool {
 		p.expect()
 	}
 	if x.op == driver.Write {
+		x.unread++
 		h.length += uint32(q.n)
 		o.src = source{mem: v.local.seg.Mem, id: h.id, open: true, ranges: x.locals(&q)}
 		if x.entry > 0 { // by the copy of its list
@@ -226,10 +224,8 @@ func (x *batch) tabulate(o *sender, v *view) (bytes uint64, entries uint32) {
 	return bytes, entries
 }
 
-// sendNotif queues the notification of a batch, of which all parts are on their way, and takes it
-// out of its queue; p.mu is held.
+// sendNotif queues the notification of a batch, of which all parts are on their way; p.mu is held.
 func (p *peer) sendNotif(x *batch) {
-	x.queue.remove(x)
 	c := p.conns[express]
 	h := header{kind: kindNotif, count: x.sent, batch: x.id, ticket: x.number, key: x.target}
 	h.stamp = p.stamp()
@@ -242,7 +238,9 @@ func (p *peer) sendNotif(x *batch) {
 	p.lastSent = p.b.clock.Now()
 }
 
-// sent implements end: what follows the head of a Write is read.
+// sent implements end: what follows the head of a Write is read. Where our memory has faulted, what
+// the owner got in its place are zeros, and it takes them for bytes: so no notification was sent
+// before all was read.
 func (p *peer) sent(c *conn) {
 	p.mu.Lock()
 	q := p.flight[c.index].at(c.out.src.id)
@@ -251,7 +249,19 @@ func (p *peer) sent(c *conn) {
 		return
 	}
 	q.out = true
-	p.endPart(c, q, c.out.src.id, false)
+	x := q.batch
+	x.unread--
+	if err := c.out.src.status.Err(); err != nil {
+		p.drop(x, err)
+	}
+	if x.queue == nil && x.unread == 0 && x.tail != driver.NoTail && !p.failed {
+		if x.err == nil {
+			p.sendNotif(x)
+		} else {
+			p.voidNotif(x)
+		}
+	}
+	p.endPart(c, p.flight[c.index].at(c.out.src.id), c.out.src.id, false)
 	if c.index != express {
 		p.conns[express].kickAnswers() // its notification, perhaps
 	}

@@ -5,10 +5,10 @@ package tcp
 import (
 	"errors"
 	"os"
-	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/driver"
+	"golang.org/x/sys/unix"
+
 	"github.com/sluicehq/sluice/internal/control"
 )
 
@@ -41,105 +41,6 @@ const (
 	atBody
 	atPayload
 )
-
-// landing is where a payload goes.
-type landing struct {
-	ranges
-	mem    []byte        // nil: nowhere
-	shared driver.Shared // of mem; nil: foreign memory
-	owner  *inbound
-	m      *memory // of the owner, whose gate is held by each piece
-	ticket uint64
-	stamp  int64
-	status control.Status
-	cancel *atomic.Bool // of a Read of ours
-}
-
-// enter asks whether the next piece may land. more: it may, and leave must follow. Where that must
-// wait for a Fence or a Renew, and waits is false, it says hold.
-func (l *landing) enter(waits bool) verdict {
-	if l.mem == nil || l.cancel != nil && l.cancel.Load() {
-		return finished
-	}
-	if l.m != nil {
-		parked.At(spotReceived)
-		if waits {
-			l.m.gate.RLock()
-		} else if !l.m.gate.TryRLock() {
-			return hold
-		}
-		if !l.m.opens(l.ticket) {
-			l.m.leave()
-			l.mem, l.status = nil, control.Revoked
-			return finished
-		}
-		parked.At(spotTicket)
-	}
-	if l.shared != nil && waits {
-		l.shared.Enter()
-	} else if l.shared != nil && !l.shared.TryEnter() {
-		if l.m != nil {
-			l.m.leave()
-		}
-		return hold
-	}
-	if l.m != nil {
-		if !l.owner.fresh(l.stamp) { // last: the others may have to wait
-			l.leave()
-			return hold
-		}
-		parked.At(spotChecked)
-	}
-	return more
-}
-
-func (l *landing) leave() {
-	if l.m != nil {
-		parked.At(spotLanded)
-	}
-	if l.shared != nil {
-		l.shared.Leave()
-	}
-	if l.m != nil {
-		l.m.leave()
-	}
-}
-
-// handMax is how many bytes are copied behind one look: a process that is stopped right after
-// it copies them when it goes on.
-const handMax = 16 << 10
-
-// fill copies bytes into place, at most handMax. It returns how many were used. waits is of enter.
-func (l *landing) fill(b []byte, waits bool) (int, verdict) {
-	b = b[:min(uint64(len(b)), l.left, handMax)]
-	if len(b) == 0 {
-		return 0, more
-	}
-	switch l.enter(waits) {
-	case hold:
-		return 0, hold
-	case finished:
-		l.left -= uint64(len(b))
-		return len(b), more
-	}
-	defer l.leave()
-	ahead := prefetcher{l.ranges, l.mem}
-	ahead.look(prefetchAhead)
-	for rest := b; len(rest) > 0; {
-		ahead.look(1)
-		off, n, ok := l.next()
-		if !ok {
-			l.skipOver(uint64(len(rest)))
-			l.mem, l.status = nil, control.Bounds
-			return len(b), more
-		}
-		n = min(n, uint64(len(rest)))
-		copy(l.mem[off:off+n], rest)
-		rest = rest[n:]
-		l.advance(n)
-	}
-	return len(b), more
-}
 
 // consume takes what was read off the chunk.
 func (c *conn) consume() verdict {
@@ -235,6 +136,10 @@ func (c *conn) fetch(fd int) (n int, err error, v verdict) {
 	n, err = in.vector.read(fd)
 	if in.aimed > 0 {
 		in.land.leave()
+		if err == unix.EFAULT {
+			in.land.mem, in.land.status = nil, control.Fault
+			return c.fetch(fd) // into the chunk: the kernel has kept what it could not place
+		}
 	}
 	if n <= 0 || err != nil {
 		return n, err, more

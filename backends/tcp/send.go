@@ -3,8 +3,11 @@
 package tcp
 
 import (
+	"golang.org/x/sys/unix"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/memfault"
 )
 
 // gatherMin is from how many contiguous bytes on the kernel takes them where they lie. Less
@@ -233,21 +236,22 @@ func (c *conn) gather() bool {
 	if o.count > 0 || o.room() == 0 {
 		return false
 	}
-	if s.m == nil {
-		o.copyPieces(c.tls)
+	if s.m != nil && !s.m.enter(s.ticket) {
+		s.status = control.Revoked
 		return true
 	}
-	if s.m.enter(s.ticket) {
-		o.copyPieces(c.tls)
+	if err := o.copyPieces(c.tls); err != nil {
+		s.status = control.StatusOf(err)
+	}
+	if s.m != nil {
 		s.m.leave()
-	} else {
-		s.status = control.Revoked
 	}
 	return true
 }
 
 // copyPieces copies small pieces into the chunk until it is full or a large one comes.
-func (o *sender) copyPieces(all bool) {
+func (o *sender) copyPieces(all bool) (err error) {
+	defer memfault.Catch(&err, memfault.Begin())
 	s := &o.src
 	ahead := prefetcher{s.ranges, s.mem}
 	ahead.look(prefetchAhead)
@@ -255,12 +259,13 @@ func (o *sender) copyPieces(all bool) {
 		ahead.look(1)
 		off, n, _ := s.next()
 		if !all && n >= gatherMin {
-			return
+			return nil
 		}
 		n = min(n, uint64(o.room()))
 		o.chunk.n += copy(o.chunk.mem[o.chunk.n:], s.mem[off:off+n])
 		s.advance(n)
 	}
+	return nil
 }
 
 // zeros stands in for bytes that may be read no more: a frame has its length.
@@ -289,7 +294,7 @@ func (c *conn) push(fd int) (int, error) {
 		if m.enter(o.src.ticket) {
 			defer m.leave()
 		} else {
-			o.revoke()
+			o.takeBack(control.Revoked)
 		}
 	}
 	o.vector.reset()
@@ -302,6 +307,10 @@ func (c *conn) push(fd int) (int, error) {
 	}
 	n, err := o.vector.write(fd)
 	o.vector.drop()
+	if err == unix.EFAULT { // before any byte: what the kernel has read it counts
+		o.takeBack(control.Fault)
+		return 0, nil
+	}
 	return n, err
 }
 
@@ -315,14 +324,14 @@ func (c *conn) pushSecure(b []byte) (int, error) {
 	return n, err
 }
 
-// revoke takes back what was to be written from memory whose epoch has ended.
-func (o *sender) revoke() {
+// takeBack takes back what was to be written from memory whose epoch has ended, or that is gone.
+func (o *sender) takeBack(why control.Status) {
 	for _, b := range o.direct[o.first:o.count] {
 		o.src.left += uint64(len(b))
 	}
 	clear(o.direct[:o.count])
 	o.first, o.count = 0, 0
-	o.src.status = control.Revoked
+	o.src.status = why
 }
 
 // wrote counts what the socket has taken.

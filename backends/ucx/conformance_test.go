@@ -55,7 +55,8 @@ var fakeHarness = drivertest.Harness{
 	Name:    "ucx-fake",
 	New:     func() (driver.Backend, error) { return newFake(Config{Workers: 2}) },
 	Wirings: drivertest.Self | drivertest.Pair,
-	Without: []string{"RenewUnderReads", "RenewUnderWrites"}, // it is C that enters
+	// it is C that enters, and that outlives faults
+	Without: []string{"RenewUnderReads", "RenewUnderWrites", "FaultsNear", "FaultsFar"},
 }
 
 func TestMain(m *testing.M) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions of sluice.h around engines, memory, regions and leases.
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "_cgo_export.h"
@@ -13,14 +14,26 @@ enum {
 	LEASE_LEAST = SLGO_THROUGH(struct sluice_lease_options, ttl_ns),
 };
 
+static void at_exit(void)
+{
+	if (!slgo_check_fork())
+		slgoExit();
+}
+
+static void watch_exit(void) { (void)atexit(at_exit); }
+
 int sluice_open(const struct sluice_config *config, sluice_engine *engine)
 {
+	static pthread_once_t watched = PTHREAD_ONCE_INIT;
 	struct sluice_config known = {0};
 	int code = slgo_take(&known, sizeof known, CONFIG_LEAST, config, "sluice_config");
 	if (code)
 		return code;
 	SLGO_NEED(engine);
-	SLGO_CALL(slgoOpen, &known, engine);
+	code = slgoOpen(&known, engine, slgo_fault());
+	if (!code) // behind what backends have loaded, which must not end before them
+		pthread_once(&watched, watch_exit);
+	return code;
 }
 
 int sluice_close(sluice_engine engine) { SLGO_CALL(slgoClose, engine); }

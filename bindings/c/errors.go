@@ -47,6 +47,7 @@ var codes = []struct {
 	{engine.ErrFull, C.SLUICE_ERR_FULL},
 	{engine.ErrBusy, C.SLUICE_ERR_BUSY},
 	{engine.ErrBounds, C.SLUICE_ERR_BOUNDS},
+	{engine.ErrFault, C.SLUICE_ERR_FAULT},
 	{engine.ErrCorrupt, C.SLUICE_ERR_CORRUPT},
 	{engine.ErrVersion, C.SLUICE_ERR_VERSION},
 	{engine.ErrNotSupported, C.SLUICE_ERR_NOT_SUPPORTED},

@@ -105,6 +105,7 @@ const char *sluice_code_name(int code)
 	    "SLUICE_ERR_UNPROVEN",
 	    "SLUICE_ERR_READ_ONLY",
 	    "SLUICE_ERR_TIMEOUT",
+	    "SLUICE_ERR_FAULT",
 	};
 	if (code == SLUICE_PENDING)
 		return "SLUICE_PENDING";

@@ -160,6 +160,17 @@ func slgoClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	return answer(f, e.close())
 }
 
+// slgoExit closes all engines when the process ends by exit.
+//
+//export slgoExit
+func slgoExit() {
+	var closing sync.WaitGroup
+	for _, e := range engines.dropAll(func(*openEngine) bool { return true }) {
+		closing.Go(func() { _ = e.close() }) // the program has ended
+	}
+	closing.Wait()
+}
+
 // close ends the engine and makes stale what is of it. A second caller waits, too.
 func (e *openEngine) close() error {
 	e.mu.Lock()

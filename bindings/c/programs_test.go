@@ -23,7 +23,7 @@ func TestPrograms(t *testing.T) {
 	for _, source := range []string{
 		"hello.c", "many.c", "processes.c", "misuse.c", "pages.c", "pattern.c", "checksums.c",
 		"fds.c", "leases.c", "endings.c", "threads.c", "forks.c", "cycles.c", "raii.cpp",
-		"unproven.cpp",
+		"unproven.cpp", "exits.c",
 	} {
 		t.Run(source, func(t *testing.T) { run(t, compile(t, source, sanitizers...)) })
 	}

@@ -25,13 +25,18 @@
  * built with an older header works with a newer library. All other fields may be 0,
  * which is the default. A newer program that sets what an older library lacks is told so.
  *
- * Signals. The library has a Go runtime, which starts when it is loaded and cannot be
- * unloaded. It takes SIGSEGV, SIGBUS and SIGFPE (a fault outside of Go goes on to the
- * handler that was there before), SIGPIPE (the same), SIGURG, and 33, which is glibc's own. It
- * leaves all others alone. Handlers that a program installs before it loads the library go on
- * working. One that is installed later needs SA_ONSTACK, and for the signals above it should call
- * the handler that it has replaced. Threads of the runtime receive signals that are sent to the
- * process.
+ * Signals. The library has a Go runtime, which starts when it is loaded and cannot be unloaded.
+ * It takes SIGSEGV, SIGBUS and SIGFPE (a fault outside of Go goes on to the handler that was
+ * there before), SIGPIPE (the same), SIGURG, and 33, which is glibc's own. It leaves all others
+ * alone. Its first copy in C puts a handler before that of SIGSEGV and SIGBUS: a fault in
+ * registered memory is SLUICE_ERR_FAULT of the transfer, and all others go on to it. Handlers
+ * that a program installs before it loads the library go on working. One that is installed
+ * later needs SA_ONSTACK, and for the signals above it should call the handler that it has
+ * replaced. Threads of the runtime receive signals that are sent to the process.
+ *
+ * Exit. exit() and the return from main close all engines, before what was registered with atexit
+ * before the first sluice_open, and the destructors of objects that are older: transfers end before
+ * the memory that they use. _exit closes nothing.
  *
  * What of the Go API is not here, and why, is in README.md beside.
  *
@@ -80,7 +85,9 @@ enum {
 	SLUICE_ERR_TOKEN = -18,        /* a token that is cut, altered or foreign */
 	SLUICE_ERR_UNPROVEN = -19,     /* the peer may still place what it has in hand */
 	SLUICE_ERR_READ_ONLY = -20,    /* peers may only read that memory */
-	SLUICE_ERR_TIMEOUT = -21       /* a deadline has passed */
+	SLUICE_ERR_TIMEOUT = -21,      /* a deadline has passed */
+	/* registered memory, of either side, was unmapped, is protected, or its file was cut */
+	SLUICE_ERR_FAULT = -22
 };
 
 typedef uint64_t sluice_engine;

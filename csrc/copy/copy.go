@@ -13,7 +13,8 @@ import (
 // back for a Read. The keys in descs are not looked at; offsets are in bytes from
 // the start of each slice. Adjacent descriptors become one copy. A descriptor
 // that leaves its range is answered with driver.ErrBounds before any byte moves.
-// The ranges must not overlap. Parallel calls are allowed. w is For the whole batch.
+// The ranges must not overlap. Memory that is gone is driver.ErrFault: some bytes were copied.
+// Parallel calls are allowed. w is For the whole batch.
 func Descs(op driver.Op, local, remote []byte, descs []driver.Desc, w Way) error {
 	if len(descs) == 0 || len(local) == 0 || len(remote) == 0 {
 		return emptyError(len(descs))

@@ -69,7 +69,7 @@ sl_copy_run(uint8_t *restrict dst, const uint8_t *restrict src, uint64_t len, st
  * Copies n descriptors. to_remote says that local offsets name the source. Adjacent
  * descriptors become one copy. -ERANGE: a descriptor leaves a span, and nothing was copied.
  */
-static inline int
+static __attribute__((noinline, unused)) int
 sl_copy_descs(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remote_len,
 	      const struct sl_desc *d, size_t n, int to_remote, struct sl_copy_way way)
 {
@@ -111,7 +111,7 @@ static inline uint64_t sl_copy_slot(const uint32_t *list, uint64_t i)
  * Copies entries [first, first + n) of a pattern without loops. A list may be NULL: then
  * slot i is i. -ERANGE: an entry leaves a span; what went before it was copied.
  */
-static inline int
+static __attribute__((noinline, unused)) int
 sl_copy_pages(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remote_len,
 		  const uint32_t *local_index, uint64_t local_base, uint64_t local_stride,
 		  const uint32_t *remote_index, uint64_t remote_base, uint64_t remote_stride,
@@ -262,7 +262,7 @@ static inline struct sl_copy_piece sl_copy_take(struct sl_copy_walk *w)
  * one after the other, the loops of each as driver.Pattern has them. A list may be NULL.
  * -ERANGE: a run leaves a span; what went before it was copied.
  */
-static inline int
+static __attribute__((noinline, unused)) int
 sl_copy_nest(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remote_len,
 	     const struct sl_copy_side *sides, const uint32_t *local_list,
 	     const uint32_t *remote_list, const struct sl_copy_loop *loops, int loop_count,

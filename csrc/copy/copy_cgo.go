@@ -6,24 +6,15 @@ package copy
 
 /*
 #cgo CFLAGS: -O2 -std=c11 -Wall -Wextra
-#cgo noescape sl_copy_descs
-#cgo nocallback sl_copy_descs
-#cgo noescape sl_copy_pages
-#cgo nocallback sl_copy_pages
-#cgo noescape sl_copy_nest
-#cgo nocallback sl_copy_nest
-#cgo noescape sl_copy_pass
-#cgo nocallback sl_copy_pass
-#include "copy.h"
-
-// Copies in runs, the last of which may be shorter.
-static void sl_copy_pass(uint8_t *dst, const uint8_t *src, uint64_t len, uint64_t run,
-			 enum sl_copy_variant v)
-{
-	for (uint64_t i = 0; i < len; i += run)
-		sl_copy_by(dst + i, src + i, len - i < run ? len - i : run, v);
-	sl_copy_fence(v);
-}
+#cgo noescape sl_guarded_descs
+#cgo nocallback sl_guarded_descs
+#cgo noescape sl_guarded_pages
+#cgo nocallback sl_guarded_pages
+#cgo noescape sl_guarded_nest
+#cgo nocallback sl_guarded_nest
+#cgo noescape sl_guarded_pass
+#cgo nocallback sl_guarded_pass
+#include "guarded.h"
 */
 import "C"
 
@@ -31,6 +22,7 @@ import (
 	"unsafe"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/memfault"
 )
 
 // What C reads as it is: equal sizes in both directions, equal offsets.
@@ -51,19 +43,19 @@ const (
 		unsafe.Offsetof(C.struct_sl_copy_loop{}.remote))
 )
 
-// Implements: int sl_copy_descs(uint8_t *local, uint64_t local_len, ...)
+// Implements: int sl_guarded_descs(uint8_t *local, uint64_t local_len, ...)
 func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc, w Way) error {
-	rc := C.sl_copy_descs(bytePtr(local), C.uint64_t(len(local)),
+	rc := C.sl_guarded_descs(bytePtr(local), C.uint64_t(len(local)),
 		bytePtr(remote), C.uint64_t(len(remote)),
 		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(descs))),
 		C.size_t(len(descs)), toRemote(op), w.c())
 	return result(rc)
 }
 
-// Implements: int sl_copy_pages(uint8_t *local, uint64_t local_len, ...)
+// Implements: int sl_guarded_pages(uint8_t *local, uint64_t local_len, ...)
 func copyPlain(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int,
 	w Way) error {
-	rc := C.sl_copy_pages(bytePtr(local), C.uint64_t(len(local)),
+	rc := C.sl_guarded_pages(bytePtr(local), C.uint64_t(len(local)),
 		bytePtr(remote), C.uint64_t(len(remote)),
 		listPtr(p.Local.List), C.uint64_t(p.Local.Base), C.uint64_t(p.Local.Stride),
 		listPtr(p.Remote.List), C.uint64_t(p.Remote.Base), C.uint64_t(p.Remote.Stride),
@@ -71,10 +63,10 @@ func copyPlain(op driver.Op, local, remote []byte, p *driver.Pattern, first, n i
 	return result(rc)
 }
 
-// Implements: int sl_copy_nest(uint8_t *local, uint64_t local_len, ...)
+// Implements: int sl_guarded_nest(uint8_t *local, uint64_t local_len, ...)
 func copyNest(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int, w Way) error {
 	sides := [2]C.struct_sl_copy_side{side(&p.Local), side(&p.Remote)}
-	rc := C.sl_copy_nest(bytePtr(local), C.uint64_t(len(local)),
+	rc := C.sl_guarded_nest(bytePtr(local), C.uint64_t(len(local)),
 		bytePtr(remote), C.uint64_t(len(remote)),
 		&sides[0], listPtr(p.Local.List), listPtr(p.Remote.List),
 		(*C.struct_sl_copy_loop)(unsafe.Pointer(unsafe.SliceData(p.Loops))), C.int(len(p.Loops)),
@@ -115,22 +107,25 @@ const plainName = "libc"
 func has(v Variant) bool { return C.sl_copy_has(uint32(v)) != 0 }
 
 // Copy copies in runs of so many bytes by a variant, which this machine has. The ranges do not
-// overlap.
+// overlap. A fault panics, as in Go: see package memfault.
 func (v Variant) Copy(dst, src []byte, run uint64) {
 	n := min(len(dst), len(src))
-	if n > 0 {
-		C.sl_copy_pass(bytePtr(dst), bytePtr(src), C.uint64_t(n), C.uint64_t(max(run, 1)),
-			uint32(v))
+	if n > 0 && C.sl_guarded_pass(bytePtr(dst), bytePtr(src), C.uint64_t(n),
+		C.uint64_t(max(run, 1)), uint32(v)) != 0 {
+		memfault.Panic()
 	}
 }
 
 // evict takes memory out of the caches, and reports whether that can be done.
 func evict(mem []byte) bool { return C.sl_copy_evict(bytePtr(mem), C.uint64_t(len(mem))) != 0 }
 
-// result knows the only errno of the copies, ERANGE.
+// result knows the errnos of the copies.
 func result(rc C.int) error {
-	if rc != 0 {
-		return driver.ErrBounds
+	switch rc {
+	case 0:
+		return nil
+	case -C.EFAULT:
+		return driver.ErrFault
 	}
-	return nil
+	return driver.ErrBounds
 }

@@ -6,14 +6,16 @@ package copy
 
 import (
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/memfault"
 )
 
-func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc, _ Way) error {
+func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc, _ Way) (err error) {
 	for i := range descs {
 		if !fits(&descs[i], local, remote) {
 			return driver.ErrBounds
 		}
 	}
+	defer memfault.Catch(&err, memfault.Begin())
 	for i := range descs {
 		copyOne(op, local, remote, &descs[i])
 	}
@@ -25,7 +27,9 @@ func copyPlain(op driver.Op, local, remote []byte, p *driver.Pattern, first, n i
 	return copyNest(op, local, remote, p, first, n, w)
 }
 
-func copyNest(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int, _ Way) error {
+func copyNest(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int,
+	_ Way) (err error) {
+	defer memfault.Catch(&err, memfault.Begin())
 	for i := first; i < first+n; i++ {
 		d := Run(p, i)
 		if !fits(&d, local, remote) {

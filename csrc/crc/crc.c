@@ -8,6 +8,8 @@
  */
 #include "crc.h"
 
+#include "../guard.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -135,9 +137,17 @@ int sl_crc_has(int way)
 	return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl");
 }
 
-uint32_t sl_crc(int way, uint32_t sum, const uint8_t *at, uint64_t n)
+int sl_crc(int way, uint32_t *sum, const uint8_t *at, uint64_t n)
 {
-	return ~(way == SL_CRC_VECTOR256 ? by256(~sum, at, n) : by512(~sum, at, n));
+	struct sl_guard g;
+
+	sl_guard_over(&g, at, n, NULL, 0);
+	if (setjmp(g.back))
+		return -EFAULT;
+	sl_guard_arm(&g);
+	*sum = ~(way == SL_CRC_VECTOR256 ? by256(~*sum, at, n) : by512(~*sum, at, n));
+	sl_guard_disarm();
+	return 0;
 }
 
 #else
@@ -148,10 +158,10 @@ int sl_crc_has(int way)
 	return 0;
 }
 
-uint32_t sl_crc(int way, uint32_t sum, const uint8_t *at, uint64_t n)
+int sl_crc(int way, uint32_t *sum, const uint8_t *at, uint64_t n)
 {
-	(void)way, (void)at, (void)n;
-	return sum;
+	(void)way, (void)sum, (void)at, (void)n;
+	return -ENOSYS;
 }
 
 #endif

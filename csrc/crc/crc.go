@@ -16,7 +16,8 @@ const far = 8 << 10
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Checksum returns the CRC-32C of p. All functions here may be called by any goroutine.
+// Checksum returns the CRC-32C of p. All functions here may be called by any goroutine. In memory
+// that is gone they panic, in C as in Go: see package memfault.
 func Checksum(p []byte) uint32 { return Update(0, p) }
 
 // Update returns the CRC-32C of what has the CRC sum, and p behind it.

@@ -12,15 +12,23 @@ package crc
 */
 import "C"
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/sluicehq/sluice/internal/memfault"
+)
 
 // ways are those of C that this processor has.
 func ways() (list []way) {
 	for _, w := range []C.int{C.SL_CRC_VECTOR256, C.SL_CRC_VECTOR512} {
 		if C.sl_crc_has(w) != 0 {
 			list = append(list, func(sum uint32, p []byte) uint32 {
-				return uint32(C.sl_crc(w, C.uint32_t(sum),
-					(*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(p))), C.uint64_t(len(p))))
+				if C.sl_crc(w, (*C.uint32_t)(unsafe.Pointer(&sum)),
+					(*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(p))),
+					C.uint64_t(len(p))) != 0 {
+					memfault.Panic()
+				}
+				return sum
 			})
 		}
 	}

@@ -9,6 +9,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/memfault"
 )
 
 // all are the ways of this machine, and the one that was chosen.
@@ -69,5 +73,23 @@ func BenchmarkSum(b *testing.B) {
 				})
 			}
 		}
+	}
+}
+
+// TestFaults sums memory of which the last page is protected: each way panics as Go's does.
+func TestFaults(t *testing.T) {
+	const n = 1 << 16
+	mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(mem)) }()
+	require.NoError(t, unix.Mprotect(mem[n-4096:], unix.PROT_NONE))
+	for _, w := range all() {
+		err := func() (err error) {
+			defer memfault.Catch(&err, memfault.Begin())
+			w(0, mem)
+			return nil
+		}()
+		require.ErrorIs(t, err, driver.ErrFault)
+		require.Equal(t, crc32.Update(0, castagnoli, mem[:n-4096]), w(0, mem[:n-4096]))
 	}
 }

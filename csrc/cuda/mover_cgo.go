@@ -84,6 +84,8 @@ func Status(call string, status int32) error {
 	switch {
 	case status == Canceled:
 		return driver.ErrAborted
+	case status == -C.EFAULT:
+		return driver.ErrFault
 	case status < 0:
 		return fmt.Errorf("%s: %w", call, syscallErrno(-status))
 	}

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "feed.h"
-#include "../copy/copy.h"
+#include "../copy/guarded.h"
 
 int sl_cuda_gather(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial, uint64_t host,
 		   uint64_t host_len, uint64_t base, uint64_t stride, uint64_t entry,
@@ -35,19 +35,20 @@ static int gather(const struct sl_cuda_batch *b, uint8_t *half, size_t first, si
 	const struct sl_cuda_entries *e = &b->entries;
 
 	/* Without a list entry i is at place i: the base carries what went before. */
-	return sl_copy_pages(e->host, e->host_len, half, SL_CUDA_STAGE_BYTES / 2,
-			     b->list ? b->list + first : NULL,
-			     e->host_base + (b->list ? 0 : first * e->host_stride), e->host_stride,
-			     NULL, 0, e->entry, e->entry, 0, n, e->up,
-			     (struct sl_copy_way){.run = UINT64_MAX});
+	int rc = sl_guarded_pages(
+	    e->host, e->host_len, half, SL_CUDA_STAGE_BYTES / 2, b->list ? b->list + first : NULL,
+	    e->host_base + (b->list ? 0 : first * e->host_stride), e->host_stride, NULL, 0,
+	    e->entry, e->entry, 0, n, e->up, (struct sl_copy_way){.run = UINT64_MAX});
+
+	/* -ERANGE: the list has changed since it was checked */
+	return rc == -ERANGE ? CUDA_ERROR_INVALID_VALUE : rc;
 }
 
 /* Up: the other half is on its way while this one fills. */
 static int upload(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint8_t *half, size_t first,
 		  size_t n)
 {
-	if (gather(b, half, first, n))
-		return CUDA_ERROR_INVALID_VALUE; /* the list has changed since it was checked */
+	SL_CUDA_TRY(gather(b, half, first, n));
 	return sl_cu.cuMemcpyHtoDAsync_v2(b->entries.dense + first * b->entries.entry, half,
 					  n * b->entries.entry, l->stream);
 }
@@ -58,7 +59,7 @@ static int download(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint8_t *
 	SL_CUDA_TRY(sl_cu.cuMemcpyDtoHAsync_v2(half, b->entries.dense + first * b->entries.entry,
 					       n * b->entries.entry, l->stream));
 	SL_CUDA_TRY(sl_cu.cuStreamSynchronize(l->stream));
-	return gather(b, half, first, n) ? CUDA_ERROR_INVALID_VALUE : 0;
+	return gather(b, half, first, n);
 }
 
 static int stage(struct sl_cuda_worker *l, struct sl_cuda_batch *b)

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "../guard.h"
 #include "cells.h"
 
 #include <errno.h>
@@ -72,8 +73,9 @@ static void walk(struct batch *b, const struct sl_digest_cells *c, struct cell a
 	}
 }
 
-int sl_digest(const uint8_t *mem, uint64_t len, const uint32_t *list,
-	      const struct sl_digest_cells *cells, const uint64_t *keys, int way, uint64_t out[3])
+static __attribute__((noinline)) int digest(const uint8_t *mem, uint64_t len, const uint32_t *list,
+					    const struct sl_digest_cells *cells,
+					    const uint64_t *keys, int way, uint64_t out[3])
 {
 	const struct sl_digest_cells c = *cells;
 	uint64_t extent = c.cell, at;
@@ -97,4 +99,19 @@ int sl_digest(const uint8_t *mem, uint64_t len, const uint32_t *list,
 	out[1] = b.sums[1];
 	out[2] = c.count * c.n[0] * c.n[1];
 	return 0;
+}
+
+int sl_digest(const uint8_t *mem, uint64_t len, const uint32_t *list,
+	      const struct sl_digest_cells *cells, const uint64_t *keys, int way, uint64_t out[3])
+{
+	struct sl_guard g;
+	int rc;
+
+	sl_guard_over(&g, mem, len, NULL, 0);
+	if (setjmp(g.back))
+		return -EFAULT;
+	sl_guard_arm(&g);
+	rc = digest(mem, len, list, cells, keys, way, out);
+	sl_guard_disarm();
+	return rc;
 }

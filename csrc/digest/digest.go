@@ -24,6 +24,7 @@ import (
 	"math/bits"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/memfault"
 )
 
 // Digest is the sum of a set of cells. Equal sets have equal digests, in whatever order and
@@ -50,7 +51,8 @@ type Cells struct {
 type Axis struct{ N, By, On uint64 }
 
 // Sum digests cells of one memory. A cell outside the memory, or an overflow, is driver.ErrBounds:
-// no byte outside is read. The list of slots may change meanwhile. Parallel calls are allowed.
+// no byte outside is read. Memory that is gone is driver.ErrFault. The list of slots may change
+// meanwhile. Parallel calls are allowed.
 func Sum(mem []byte, c *Cells, k *Key) (Digest, error) {
 	if c.Empty() {
 		return Digest{}, nil
@@ -82,13 +84,14 @@ func (c *Cells) Sound(n uint64, k *Key) bool {
 }
 
 // Reference is Sum in plain Go.
-func Reference(mem []byte, c *Cells, k *Key) (Digest, error) {
+func Reference(mem []byte, c *Cells, k *Key) (_ Digest, err error) {
 	if c.Empty() {
 		return Digest{}, nil
 	}
 	if !c.Sound(uint64(len(mem)), k) {
 		return Digest{}, driver.ErrBounds
 	}
+	defer memfault.Catch(&err, memfault.Begin())
 	var d Digest
 	extent, ok := reach(uint64(k.cell), c.Outer.N-1, c.Outer.By, true)
 	extent, ok = reach(extent, c.Axis.N-1, c.Axis.By, ok)

@@ -32,8 +32,8 @@ enum sl_digest_way {
 /*
  * Sums all cells into out: two sums and a count. list may be NULL: then slot i is i. keys has a
  * pair of words for each 8 bytes of a cell and begun ones, of the first lane and then of the
- * second. -ERANGE: a cell leaves the memory, and no byte outside was read; -ENOTSUP: this
- * processor does not have the way. Then out is as it was.
+ * second. -ERANGE: a cell leaves the memory, and no byte outside was read; -EFAULT: the memory is
+ * gone; -ENOTSUP: this processor does not have the way. Then out is as it was.
  */
 int sl_digest(const uint8_t *mem, uint64_t len, const uint32_t *list,
 	      const struct sl_digest_cells *cells, const uint64_t *keys, int way, uint64_t out[3]);

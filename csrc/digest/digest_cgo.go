@@ -50,6 +50,8 @@ func sumBy(way int, mem []byte, c *Cells, k *Key) (Digest, error) {
 		return Digest{uint64(out[0]), uint64(out[1]), uint64(out[2])}, nil
 	case -C.ENOTSUP:
 		return Digest{}, driver.ErrUnavailable
+	case -C.EFAULT:
+		return Digest{}, driver.ErrFault
 	}
 	return Digest{}, driver.ErrBounds
 }

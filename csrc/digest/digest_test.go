@@ -3,6 +3,7 @@
 package digest
 
 import (
+	"errors"
 	"math/big"
 	"math/rand/v2"
 	"os"
@@ -344,6 +345,24 @@ func TestListThatChanges(t *testing.T) {
 	for range 2000 {
 		if _, err := Sum(mem, c, k); err != nil {
 			require.ErrorIs(t, err, driver.ErrBounds)
+		}
+	}
+}
+
+// TestFaults sums cells of memory of which the last page is protected.
+func TestFaults(t *testing.T) {
+	const n = 1 << 16
+	mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(mem)) }()
+	require.NoError(t, unix.Mprotect(mem[n-4096:], unix.PROT_NONE))
+	k := key(t, 64)
+	for count, want := range map[int]error{n/64 - 64: nil, n / 64: driver.ErrFault} {
+		c := &Cells{At: driver.Side{Stride: 64}, Count: count, Outer: Axis{N: 1}, Axis: Axis{N: 1}}
+		for _, f := range []func([]byte, *Cells, *Key) (Digest, error){Sum, Reference} {
+			if _, err := f(mem, c, k); !errors.Is(err, want) {
+				t.Errorf("%d cells: %v, want %v", count, err, want)
+			}
 		}
 	}
 }

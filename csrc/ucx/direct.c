@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies to and from memory of a peer that we have mapped: loads and stores, mostly of UCX. */
+/* Copies to and from memory of a peer that we have mapped: loads and stores. */
 #include "worker.h"
 
 #include <errno.h>
@@ -12,6 +12,24 @@ static int current(const struct sl_ucx_import *im)
 	return atomic_load_explicit(im->word, memory_order_acquire) == im->generation;
 }
 
+/* By our own hand: what faults in UCX's would end the process. */
+static int store(const struct sl_ucx_batch *b, uint8_t *to, const uint8_t *from, uint64_t len)
+{
+	enum sl_copy_variant v = len >= b->way.run ? b->way.variant : SL_COPY_LIBC;
+	struct sl_guard g;
+
+	sl_guard_over(&g, to, len, from, len);
+	if (setjmp(g.back)) {
+		sl_copy_fence(v);
+		return SL_UCX_FAULT;
+	}
+	sl_guard_arm(&g);
+	sl_copy_by(to, from, len, v);
+	sl_guard_disarm();
+	sl_copy_fence(v);
+	return 0;
+}
+
 /* 0: it is done. */
 static int put(const struct sl_ucx_batch *b, uint64_t len, const ucp_request_param_t *param)
 {
@@ -22,11 +40,8 @@ static int put(const struct sl_ucx_batch *b, uint64_t len, const ucp_request_par
 	ucs_status_ptr_t p;
 	void *at;
 
-	if (len >= b->way.run && sl_ucx.ucp_rkey_ptr(r->import->rkey, remote, &at) == UCS_OK) {
-		sl_copy_by(b->write ? at : local, b->write ? local : at, len, b->way.variant);
-		sl_copy_fence(b->way.variant);
-		return 0;
-	}
+	if (sl_ucx.ucp_rkey_ptr(r->import->rkey, remote, &at) == UCS_OK)
+		return b->write ? store(b, at, local, len) : store(b, local, at, len);
 	p = b->write ? sl_ucx.ucp_put_nbx(n->handle, local, len, remote, r->import->rkey, param)
 		     : sl_ucx.ucp_get_nbx(n->handle, local, len, remote, r->import->rkey, param);
 	/* Shared memory waits for no peer; the lock is kept since the batch is in our hand. */

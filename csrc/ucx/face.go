@@ -3,7 +3,6 @@
 package ucx
 
 import (
-	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -163,13 +162,10 @@ var ErrKept = fmt.Errorf("UCX keeps a context with its descriptors: a peer of th
 	"still or was killed with messages of ours unread; all is proven and at rest, and it is given "+
 	"back at a later Open if the peer goes on: %w", driver.ErrTimeout)
 
-var errFault = errors.New("the kernel cannot read this memory, or cannot write to it: was it " +
-	"unmapped before its registration was closed?")
-
 var outcomes = map[int32]error{
 	Aborted: driver.ErrAborted, Revoked: driver.ErrRevoked, Closed: driver.ErrClosed,
 	Lost: driver.ErrPeerLost, ReadOnly: driver.ErrReadOnly, Bounds: driver.ErrBounds,
-	Fault: errFault,
+	Fault: driver.ErrFault,
 }
 
 // The fatal statuses of UCX that say that the peer is gone.

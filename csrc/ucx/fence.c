@@ -229,9 +229,9 @@ static int replace(struct sl_ucx_context *c, struct sl_ucx_context *beside, uint
 
 		lock_all(c);
 		lock_all(beside);
-		memcpy(fresh + done, at + done, step);
-		if (mremap(fresh + done, step, step, MREMAP_MAYMOVE | MREMAP_FIXED, at + done) ==
-		    MAP_FAILED)
+		rc = sl_guard_copy(fresh + done, at + done, step);
+		if (rc == 0 && mremap(fresh + done, step, step, MREMAP_MAYMOVE | MREMAP_FIXED,
+				       at + done) == MAP_FAILED)
 			rc = -errno;
 		unlock_all(beside);
 		unlock_all(c);

@@ -3,6 +3,7 @@
 #ifndef SLUICE_UCX_MEMORY_H
 #define SLUICE_UCX_MEMORY_H
 
+#include "../guard.h"
 #include "ucx.h"
 #include "load.h"
 
@@ -64,5 +65,10 @@ struct sl_ucx_import {
 	const _Atomic uint32_t *word;
 	uint32_t generation;
 };
+
+struct sl_ucx_batch;
+
+/* memcpy from memory of ours; where it is gone the batch fails, and zeros go in its place. */
+void sl_ucx_take_local(struct sl_ucx_batch *b, uint8_t *to, const uint8_t *local, uint64_t len);
 
 #endif

@@ -231,6 +231,8 @@ int sl_ucx_open(const struct sl_ucx_config *config, struct sl_ucx_context **out,
 		rc = prepare_worker(c, i);
 	/* Threads inherit the mask: signals are the program's, not UCX's nor ours. */
 	sigfillset(&all);
+	sigdelset(&all, SIGSEGV); /* guard.h: a fault while it is blocked ends the process */
+	sigdelset(&all, SIGBUS);
 	pthread_sigmask(SIG_BLOCK, &all, &before);
 	if (rc == 0)
 		rc = start(c, why, size);

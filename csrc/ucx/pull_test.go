@@ -184,7 +184,7 @@ func TestFetchesAndThenAsks(t *testing.T) {
 	}
 	answer(v.fetch(t, 4, 4096, pieces...), OK)
 	var piece *driver.PieceError
-	if err := v.outcome(t, 4); !errors.Is(err, errFault) || !errors.As(err, &piece) ||
+	if err := v.outcome(t, 4); !errors.Is(err, driver.ErrFault) || !errors.As(err, &piece) ||
 		piece.Piece != 0 {
 		t.Fatalf("memory that cannot be read: %v", err)
 	}

@@ -66,9 +66,14 @@ static void touch(const uint8_t *at, uint64_t len)
 
 	if (madvise((void *)from, to - from, MADV_POPULATE_READ) == 0 || errno != EINVAL)
 		return;
-	/* the kernel is too old; there is no page that cannot be read */
-	for (; from < to; from += page)
-		(void)*(const volatile uint8_t *)(from < (uintptr_t)at ? (uintptr_t)at : from);
+	/* the kernel is too old */
+	for (; from < to; from += page) {
+		const void *first = from < (uintptr_t)at ? at : (const void *)from;
+		uint8_t byte;
+
+		if (sl_guard_copy(&byte, first, 1) != 0)
+			return;
+	}
 }
 
 static void name(struct sl_ucx_row *row, const struct sl_ucx_run *run, uint64_t len,
@@ -92,7 +97,8 @@ static void gather(struct sl_ucx_batch *b, struct sl_ucx_message *p, struct sl_u
 		if (len < GATHER) {
 			if (len > SL_UCX_STAGE - staged)
 				break;
-			at = memcpy(k->bytes + staged, at, len);
+			sl_ucx_take_local(b, k->bytes + staged, at, len);
+			at = k->bytes + staged;
 			staged += len;
 		} else {
 			touch(at, len);

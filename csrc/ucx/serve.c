@@ -66,20 +66,44 @@ void sl_ucx_moved(struct sl_ucx_conn *n, uint64_t *written, uint64_t *read)
 	*read = atomic_load_explicit(&n->read, memory_order_relaxed);
 }
 
+/* Between the rows of a memory and bytes side by side. */
+static __attribute__((noinline)) int32_t move_each(struct rows *rows,
+						   const struct sl_ucx_memory *m, uint8_t *bytes,
+						   int in)
+{
+	struct sl_ucx_place p;
+
+	for (; next(rows, m, &p); bytes += p.len) {
+		if (in)
+			memcpy(m->base + p.off, bytes, p.len);
+		else
+			memcpy(bytes, m->base + p.off, p.len);
+	}
+	return rows->count || rows->left ? SL_UCX_RANGE : 0;
+}
+
+static int32_t move_rows(const struct sl_ucx_head *h, const struct sl_ucx_memory *m,
+			 const uint8_t *table, uint8_t *bytes, int in)
+{
+	struct rows rows = {.table = table, .count = h->count, .left = h->len};
+	struct sl_guard g;
+	int32_t status;
+
+	sl_guard_over(&g, m->base, m->len, NULL, 0);
+	if (setjmp(g.back))
+		return SL_UCX_FAULT;
+	sl_guard_arm(&g);
+	status = move_each(&rows, m, bytes, in);
+	sl_guard_disarm();
+	return status;
+}
+
 static int32_t scatter(const struct sl_ucx_head *h, struct sl_ucx_memory *m, const uint8_t *data,
 		       size_t len)
 {
-	struct rows rows = {.table = data, .count = h->count, .left = h->len};
-	struct sl_ucx_place p;
-
 	if (!table_fits(h, len) || !sl_within(h->off, h->len, len))
 		return SL_UCX_RANGE;
-	data += h->off;
-	while (next(&rows, m, &p)) {
-		memcpy(m->base + p.off, data, p.len);
-		data += p.len;
-	}
-	return rows.count || rows.left ? SL_UCX_RANGE : 0;
+	return move_rows(h, m, data, (uint8_t *)data + h->off, 1);
 }
 
 static int32_t place(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct sl_ucx_memory *m,
@@ -91,8 +115,7 @@ static int32_t place(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct 
 		return scatter(h, m, data, len);
 	if (len != h->len || !sl_ucx_reaches(m, h->off, len))
 		return SL_UCX_RANGE;
-	memcpy(m->base + h->off, data, len);
-	return 0;
+	return sl_guard_copy(m->base + h->off, data, len) ? SL_UCX_FAULT : 0;
 }
 
 /* The steps fresh and copy of the model: from the look at the age to the copy nothing waits. */
@@ -122,19 +145,6 @@ int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const
 	if (status != 0 || h->flags & SL_UCX_ASK)
 		sl_ucx_acknowledge(n, h->seq, status);
 	return 0;
-}
-
-static int32_t gather(const struct sl_ucx_head *h, const struct sl_ucx_memory *m,
-		      const uint8_t *table, uint8_t *to)
-{
-	struct rows rows = {.table = table, .count = h->count, .left = h->len};
-	struct sl_ucx_place p;
-
-	while (next(&rows, m, &p)) {
-		memcpy(to, m->base + p.off, p.len);
-		to += p.len;
-	}
-	return rows.count || rows.left ? SL_UCX_RANGE : 0;
 }
 
 /* What is wrong with a request before its table is read. */
@@ -168,9 +178,9 @@ void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const
 	}
 	sl_ucx_at(n->worker, SL_UCX_AT_ANSWER);
 	if (status == 0 && h->count)
-		status = gather(h, m, data, p->body);
-	else if (status == 0)
-		memcpy(p->body, m->base + h->off, h->len);
+		status = move_rows(h, m, data, p->body, 0);
+	else if (status == 0 && sl_guard_copy(p->body, m->base + h->off, h->len) != 0)
+		status = SL_UCX_FAULT;
 	p->head.type = SL_UCX_MSG_DATA;
 	p->head.seq = h->seq;
 	p->head.status = status;

@@ -11,6 +11,14 @@
 /* Rows of one message's table. */
 #define ROWS 512
 
+void sl_ucx_take_local(struct sl_ucx_batch *b, uint8_t *to, const uint8_t *local, uint64_t len)
+{
+	if (sl_guard_copy(to, local, len) == 0)
+		return;
+	memset(to, 0, len);
+	sl_ucx_fail(b, SL_UCX_FAULT, (int32_t)b->run.first);
+}
+
 /*
  * One message of as many pieces as fit: a table, and for a write their bytes behind it. The table
  * is made at the front of the body, and the bytes are moved up to it, so each is copied once.
@@ -35,7 +43,7 @@ static void pack(struct sl_ucx_batch *b, struct sl_ucx_message *p, struct sl_ucx
 
 		table[rows++] = (struct sl_ucx_place){run->remote + run->done, len};
 		if (b->write)
-			memcpy(data + bytes, run->local + run->done, len);
+			sl_ucx_take_local(b, data + bytes, run->local + run->done, len);
 		bytes += len;
 		run->done += len;
 		if (run->done < run->len)
@@ -88,7 +96,7 @@ static void send_plain(struct sl_ucx_batch *b, struct sl_ucx_message *p, uint64_
 	if (sl_ucx_all_taken(b) || r->seq % 8 == 7 || sl_ucx_window_full(n))
 		p->head.flags |= SL_UCX_ASK;
 	if (b->write) {
-		memcpy(p->body, local, len);
+		sl_ucx_take_local(b, p->body, local, len);
 		p->len = (uint32_t)len;
 	}
 	sl_ucx_send(n, p);
@@ -140,11 +148,13 @@ int sl_ucx_move_served(struct sl_ucx_batch *b, uint64_t *bytes)
 	}
 }
 
-static int copy_in(struct sl_ucx_memory *m, uint8_t *to, const uint8_t *data, uint64_t len)
+static int copy_in(struct sl_ucx_batch *b, uint32_t piece, struct sl_ucx_memory *m, uint8_t *to,
+		   const uint8_t *data, uint64_t len)
 {
 	if (!sl_ucx_enter(m))
 		return -EAGAIN;
-	memcpy(to, data, len);
+	if (sl_guard_copy(to, data, len) != 0)
+		sl_ucx_fail(b, SL_UCX_FAULT, (int32_t)piece);
 	sl_ucx_leave(m);
 	return 0;
 }
@@ -158,12 +168,12 @@ static int land(struct sl_ucx_batch *b, const struct sl_ucx_record *r, const uin
 	uint64_t left = r->len, off = r->off;
 
 	if (r->local) /* found once: a long run is not put together again for each of its answers */
-		return copy_in(r->memory, r->local, data, left);
+		return copy_in(b, r->piece, r->memory, r->local, data, left);
 	for (uint32_t piece = r->piece; left && sl_ucx_run_at(b, piece, &run);
 	     piece += run.count, off = 0) {
 		uint64_t len = run.len - off < left ? run.len - off : left;
 
-		if (copy_in(run.memory, run.local + off, data, len) != 0)
+		if (copy_in(b, piece, run.memory, run.local + off, data, len) != 0)
 			return -EAGAIN;
 		data += len;
 		left -= len;

@@ -387,9 +387,9 @@ void sl_ucx_add_pull(struct sl_ucx_vectors *v, void *local, uint64_t at, uint64_
 int sl_ucx_pull(struct sl_ucx_conn *n, struct sl_ucx_vectors *v, uint64_t *got);
 int32_t sl_ucx_take(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct sl_ucx_memory *m);
 
-/* serve.c; under the lock */
 /*
- * 0, or it must be held: -EAGAIN: the pages of its memory are being moved, -ESTALE: it is too old.
+ * serve.c; under the lock. 0, or it must be held: -EAGAIN: the pages of its memory are being moved,
+ * -ESTALE: it is too old.
  */
 int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
 		       size_t len, uint64_t now);

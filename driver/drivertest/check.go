@@ -70,8 +70,8 @@ func (s *stage) lacks(all driver.Can) string {
 
 // checks is the suite.
 var checks = join(
-	canChecks, lengthChecks, boundsChecks, onlyChecks, tokenChecks, patternChecks, nestChecks,
-	durableChecks,
+	canChecks, lengthChecks, boundsChecks, faultChecks, onlyChecks, tokenChecks, patternChecks,
+	nestChecks, durableChecks,
 	notifyChecks, answerChecks, countChecks, inboundChecks, lastWordChecks,
 	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks,
 	parkedChecks, renewChecks, stressChecks, armChecks, allocChecks,

@@ -65,6 +65,8 @@ func (h *host) add(q request) (int, error) {
 // allocator makes the memory that an order asks for.
 func (h *host) allocator(q request) Allocator {
 	switch {
+	case q.Decay != "":
+		return func(n uint64) (*Space, error) { return decaying(n, q.Decay) }
 	case q.Own || h.h.OwnMemory:
 		return ownMemory(h.b)
 	case q.Remote:

@@ -17,7 +17,7 @@ var sentinels = map[string]error{
 	"revoked": driver.ErrRevoked, "corrupt": driver.ErrCorrupt, "bad token": driver.ErrBadToken,
 	"read-only": driver.ErrReadOnly, "timeout": driver.ErrTimeout, "late": errLate, "gone": errGone,
 	"version": driver.ErrVersion, "no route": driver.ErrNoRoute,
-	"deadline": context.DeadlineExceeded, "cancelled": context.Canceled,
+	"fault": driver.ErrFault, "deadline": context.DeadlineExceeded, "cancelled": context.Canceled,
 }
 
 // relayError is an error that another process met.

@@ -27,6 +27,7 @@ type request struct {
 	Remote   bool          `json:",omitempty"`
 	Own      bool          `json:",omitempty"` // memory of the backend itself
 	ReadOnly bool          `json:",omitempty"`
+	Decay    decay         `json:",omitempty"` // of an "add": the memory is to be spoilt
 	Only     driver.Ranges `json:",omitempty"` // of a "slice"
 	Parked   bool          `json:",omitempty"`
 	Help     bool          `json:",omitempty"`
@@ -75,6 +76,9 @@ var orders = map[string]func(*host, request) (reply, error){
 	"add": func(h *host, q request) (reply, error) {
 		id, err := h.add(q)
 		return h.describe(id, err)
+	},
+	"spoil": func(h *host, q request) (reply, error) {
+		return reply{}, h.region(q.Region).space.spoil()
 	},
 	"slice": func(h *host, q request) (reply, error) {
 		id, err := h.slice(q.Region, q.Off, q.Len, q.Only)

@@ -22,6 +22,8 @@ type Space struct {
 	Segment driver.Segment // without a Secret: the suite draws one for each registration
 	Bytes   Bytes          // nil: Segment.Mem
 	Free    func() error   // may be nil
+
+	spoil func() error // of decaying
 }
 
 // Bytes looks into memory and changes it, as the program that owns it would.

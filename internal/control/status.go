@@ -20,12 +20,13 @@ const (
 	Full
 	Failed
 	Bounds
+	Fault
 )
 
 var statusErrors = [...]error{
 	OK: nil, Revoked: driver.ErrRevoked, BadToken: driver.ErrBadToken,
 	Closed: driver.ErrPeerLost, Full: driver.ErrFull, Failed: driver.ErrCorrupt,
-	Bounds: driver.ErrBounds,
+	Bounds: driver.ErrBounds, Fault: driver.ErrFault,
 }
 
 // Err is the sentinel that says the same.

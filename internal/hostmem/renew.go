@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/memfault"
 )
 
 // layersMax bounds the descriptors of a Buffer: one message over a Unix socket
@@ -189,8 +190,8 @@ func (b *Buffer) copyTo(l *layer, off uint64, from []byte) (err error) {
 	if _, err := populate(to, l, off, false); err != nil {
 		return err
 	}
-	copy(to, from)
-	return nil
+	_, err = memfault.Copy(to, from)
+	return err
 }
 
 // retire closes the layers that no piece lies in any more.

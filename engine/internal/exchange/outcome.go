@@ -12,7 +12,8 @@ import (
 // The outcomes as they go over the wire, by index: 0 is success, the last everything else.
 var outcomes = []error{nil, driver.ErrAborted, driver.ErrRevoked, driver.ErrBounds,
 	driver.ErrReadOnly, driver.ErrBadToken, driver.ErrClosed, driver.ErrFull,
-	driver.ErrNotSupported, driver.ErrTimeout, driver.ErrNoRoute, driver.ErrCorrupt, errFar}
+	driver.ErrNotSupported, driver.ErrTimeout, driver.ErrNoRoute, driver.ErrCorrupt,
+	driver.ErrFault, errFar}
 
 var errFar = errors.New("the peer's engine failed")
 

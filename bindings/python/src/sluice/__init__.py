@@ -20,6 +20,7 @@ from .errors import (
     ClosedError,
     CorruptError,
     Error,
+    FaultError,
     ForkError,
     FullError,
     HandleError,
@@ -44,7 +45,8 @@ __version__ = "0.1.0.dev0"  # of the library, too
 __all__ = [
     "AbortedError", "ArgumentError", "Backend", "BoundsError", "BusyError", "ClosedError",
     "CorruptError", "Counter", "DeviceMemory",
-    "Engine", "Error", "File", "ForkError", "FullError", "HandleError", "HostMemory", "Identity",
+    "Engine", "Error", "FaultError", "File", "ForkError", "FullError", "HandleError", "HostMemory",
+    "Identity",
     "Lease", "Limits", "Listener", "Memory",
     "NoRouteError", "NotSupportedError", "Notification", "OperatingSystemError", "Peer",
     "PeerLostError", "ReadOnlyError", "Region",

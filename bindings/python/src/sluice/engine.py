@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import json
@@ -10,6 +11,7 @@ import os
 import re
 import threading
 import warnings
+import weakref
 from collections import deque
 from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple, Union
 
@@ -59,6 +61,21 @@ class _Holds(Dict[int, Located]):
 # Those of engines that are not closed. The collector may take an engine and its memory in any
 # order, so it must not find the memory before the engine has ended.
 _OPEN: dict[int, _Holds] = {}
+
+_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+_PROCESS = os.getpid()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Ends transfers when the interpreter ends, before objects lose the memory that they use."""
+    if os.getpid() != _PROCESS:  # the child of a fork has nothing to close
+        return
+    for engine in list(_ENGINES):
+        try:
+            engine.close()
+        except Error:  # the program has ended
+            pass
 
 
 class Engine(Closing):
@@ -115,6 +132,7 @@ class Engine(Closing):
         try:
             check(lib.open(ctypes.byref(config), ctypes.byref(self._out)))
             self._arrivals = Arrivals(self)
+            _ENGINES.add(self)
         except BaseException as e:
             if self._handle:
                 lib.close(self._handle)

@@ -140,6 +140,12 @@ class TimeoutError(Error, builtins.TimeoutError):
     code = -21
 
 
+class FaultError(Error):
+    """Registered memory, of either side, was unmapped, is protected, or its file was cut."""
+
+    code = -22
+
+
 class WaitTimeout(TimeoutError):
     """The time for this wait is over. What was waited for goes on."""
 
@@ -153,7 +159,7 @@ BY_CODE: dict[int, Type[Error]] = {
         NotSupportedError, FullError,
         BusyError, BoundsError, PeerLostError, AbortedError, RevokedError, VersionError,
         NoRouteError, CorruptError, TokenError,
-        UnprovenError, ReadOnlyError, TimeoutError,
+        UnprovenError, ReadOnlyError, TimeoutError, FaultError,
     )
 }  # fmt: skip
 

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tcp
+
+import (
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/memfault"
+)
+
+// landing is where a payload goes.
+type landing struct {
+	ranges
+	mem    []byte        // nil: nowhere
+	shared driver.Shared // of mem; nil: foreign memory
+	owner  *inbound
+	m      *memory // of the owner, whose gate is held by each piece
+	ticket uint64
+	stamp  int64
+	status control.Status
+	cancel *atomic.Bool // of a Read of ours
+}
+
+// enter asks whether the next piece may land. more: it may, and leave must follow. Where that must
+// wait for a Fence or a Renew, and waits is false, it says hold.
+func (l *landing) enter(waits bool) verdict {
+	if l.mem == nil || l.cancel != nil && l.cancel.Load() {
+		return finished
+	}
+	if l.m != nil {
+		parked.At(spotReceived)
+		if waits {
+			l.m.gate.RLock()
+		} else if !l.m.gate.TryRLock() {
+			return hold
+		}
+		if !l.m.opens(l.ticket) {
+			l.m.leave()
+			l.mem, l.status = nil, control.Revoked
+			return finished
+		}
+		parked.At(spotTicket)
+	}
+	if l.shared != nil && waits {
+		l.shared.Enter()
+	} else if l.shared != nil && !l.shared.TryEnter() {
+		if l.m != nil {
+			l.m.leave()
+		}
+		return hold
+	}
+	if l.m != nil {
+		if !l.owner.fresh(l.stamp) { // last: the others may have to wait
+			l.leave()
+			return hold
+		}
+		parked.At(spotChecked)
+	}
+	return more
+}
+
+func (l *landing) leave() {
+	if l.m != nil {
+		parked.At(spotLanded)
+	}
+	if l.shared != nil {
+		l.shared.Leave()
+	}
+	if l.m != nil {
+		l.m.leave()
+	}
+}
+
+// handMax is how many bytes are copied behind one look: a process that is stopped right after
+// it copies them when it goes on.
+const handMax = 16 << 10
+
+// fill copies bytes into place, at most handMax. It returns how many were used. waits is of enter.
+func (l *landing) fill(b []byte, waits bool) (int, verdict) {
+	b = b[:min(uint64(len(b)), l.left, handMax)]
+	if len(b) == 0 {
+		return 0, more
+	}
+	switch l.enter(waits) {
+	case hold:
+		return 0, hold
+	case finished:
+		l.left -= uint64(len(b))
+		return len(b), more
+	}
+	defer l.leave()
+	left := l.left - uint64(len(b))
+	if err := l.place(b); err != nil {
+		l.mem, l.left, l.status = nil, left, control.StatusOf(err)
+	}
+	return len(b), more
+}
+
+// place copies bytes to where they go.
+// Preconditions: enter has said more.
+func (l *landing) place(rest []byte) (err error) {
+	defer memfault.Catch(&err, memfault.Begin())
+	ahead := prefetcher{l.ranges, l.mem}
+	ahead.look(prefetchAhead)
+	for len(rest) > 0 {
+		ahead.look(1)
+		off, n, ok := l.next()
+		if !ok {
+			return driver.ErrBounds
+		}
+		n = min(n, uint64(len(rest)))
+		copy(l.mem[off:off+n], rest)
+		rest = rest[n:]
+		l.advance(n)
+	}
+	return nil
+}

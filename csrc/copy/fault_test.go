@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package copy
+
+import (
+	"math"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/memfault"
+)
+
+// TestFaults copies by every variant into and out of memory of which the last page is protected,
+// and then behind a fault in the same threads.
+func TestFaults(t *testing.T) {
+	const n = 1 << 20
+	page := os.Getpagesize()
+	bad, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANON)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(bad)) }()
+	require.NoError(t, unix.Mprotect(bad[n-page:], unix.PROT_NONE))
+	good := make([]byte, n)
+	all := []driver.Desc{{Len: 100}, {Local: 4096, Remote: 4096, Len: n - 4096}}
+	plain := driver.Pattern{Count: n / 256, Run: 200, Local: driver.Side{Stride: 256},
+		Remote: driver.Side{Stride: 256}}
+	nest := plain
+	nest.Count, nest.Loops = n/512, []driver.Loop{{N: 2, Local: 256, Remote: 256}}
+	nest.Local.Stride, nest.Remote.Stride = 512, 512
+	for _, v := range Variants() {
+		for _, w := range []Way{{v, 0}, {v, math.MaxUint64}} {
+			for _, op := range []driver.Op{driver.Read, driver.Write} {
+				require.ErrorIs(t, Descs(op, bad, good, all, w), driver.ErrFault)
+				require.ErrorIs(t, Descs(op, good, bad, all, w), driver.ErrFault)
+				require.ErrorIs(t, Runs(op, good, bad, &plain, 0, plain.Count, w), driver.ErrFault)
+				require.ErrorIs(t, Runs(op, bad, good, &nest, 0, 2*nest.Count, w), driver.ErrFault)
+				require.NoError(t, Descs(op, bad, good, all[:1], w))
+			}
+			one := func(dst, src []byte) (err error) {
+				defer memfault.Catch(&err, memfault.Begin())
+				w.Copy(dst, src)
+				return nil
+			}
+			require.ErrorIs(t, one(good, bad), driver.ErrFault)
+			require.ErrorIs(t, one(bad, good), driver.ErrFault)
+			require.NoError(t, one(bad[:n-page], good[page:]))
+		}
+	}
+}
