@@ -37,7 +37,7 @@ type peer struct {
 	losing  sync.Once
 	ending  sync.Once
 
-	offset    atomic.Int64 // the owner's clock, less ours
+	offset    atomic.Int64 // the owner's clock, less steady of ours
 	learned   atomic.Int64 // when we learned it
 	heard     atomic.Int64 // when something came last
 	roundTrip atomic.Int64 // the shortest that was measured
