@@ -2,22 +2,25 @@
 //
 // What keeps late bytes out over tcp: epochs for the owner, ages for the initiator.
 //
-// Time is the owner's clock; the initiator's runs alike. Frames and control messages take any
-// time, and a connection may be cut at any moment, of which only the initiator learns. LATE: no
-// byte lands once Fence has returned, nor once the initiator has told its program that the
-// batch has failed.
+// Each side has a clock. The owner's may lose a tick against the initiator's, once in DRIFT ticks
+// of that; where it gains, bytes are older than the initiator takes them for. Frames and control
+// messages take any time, and a connection may be cut at any moment, of which only the initiator
+// learns. LATE: no byte lands once Fence has returned, nor once the initiator has told its program
+// that the batch has failed.
 //
 // The owner's look and the copy behind it are one step here, where the code copies at most
 // handMax bytes behind one look. -DSTOPPED makes them two, and shows a late byte, which is a
 // limit of the protocol: an owner that is stopped there for longer than the limit of ages lands
 // those bytes when it goes on, although its initiator has given the batch up. Fence waits for
-// the piece in hand. -DEAGER and -DUNCOUNTED are mistakes that must show one, too: the owner
-// goes by a longer limit before the initiator has confirmed it, or the initiator does not count
-// a confirmation as a word.
+// the piece in hand. -DEAGER, -DUNCOUNTED, -DALIKE and -DEXACT are mistakes that must show one,
+// too: the owner goes by a longer limit before the initiator has confirmed it, the initiator does
+// not count a confirmation as a word, or it does as if the clocks ran alike, when it works out a
+// time by the owner's, or when it waits for the end.
 //
 // Which code each step is:
 //
-//   send: send.go: frames carry a time by the owner's clock that is past (clock.go: stamp)
+//   send: send.go: frames carry a time by the owner's clock that is past (stamp.go: stamp)
+//   learn: stamp.go: learn
 //   fresh, copy: receive.go: enter, fill; grace.go: fresh
 //   ask, vouch, vouched: grace.go: challenge, confirm, vouched
 //   the last two choices of Initiator: close.go: part, outlive
@@ -30,10 +33,34 @@
 #define GRACE 1
 #define TOP 2     // of the limit
 #ifndef MAX
-#define MAX 5     // of the clock
+#define MAX 7     // of the initiator's clock
+#endif
+#ifndef DRIFT
+#define DRIFT 3
 #endif
 
-byte now = 2;
+// How far the owner's clock has come at least while the initiator's came so far.
+#if DRIFT
+#define STEADY(n) ((n) - ((n) + DRIFT - 1) / DRIFT)
+#else
+#define STEADY(n) (n) // the clocks run alike: for more frames
+#endif
+#ifdef ALIKE
+#define OWNERS(n) (n)
+#else
+#define OWNERS(n) STEADY(n)
+#endif
+#ifdef EXACT
+#define WAITED(n) (n)
+#else
+#define WAITED(n) STEADY(n)
+#endif
+
+byte now = 2;         // by the owner's clock,
+byte here = 2;        // and by the initiator's
+byte even = DRIFT;    // ticks of here since the owner's lost one
+byte told = 1;        // the last time of the owner's that the initiator has,
+byte learned = 2;     // and since when
 byte epoch = 0;
 bool gate = false;    // of the memory: a piece is in hand, or Fence ends the epoch
 bool fenced = false;
@@ -56,25 +83,35 @@ chan stopped = [1] of { bit };
 
 proctype Clock() {
 	do
-	:: now < MAX -> now++
-	:: else -> break
+	:: atomic { here < MAX -> now++; here++; even = (even < DRIFT -> even + 1 : DRIFT) }
+#if DRIFT
+	:: atomic { here < MAX && even + 1 >= DRIFT -> here++; even = 0 } // the owner's loses one
+#endif
+	:: here == MAX -> break
 	od
 }
 
 proctype Initiator() {
 	byte i = 0;
 	byte at, longer;
+	bool answered = false;
 	do
 	:: i < FRAMES && !failed ->
 		// A stamp is a time by the owner's clock that is past.
-send:		atomic {
+#if DRIFT
+send:		atomic { stamps[i] = told + OWNERS(here - learned); lastSent = here; i++ }
+	:: !answered && !failed ->
+learn:		atomic { told = now; learned = here; answered = true }
+#else
+		atomic {
 			if
 			:: stamps[i] = now
 			:: stamps[i] = now - 1
 			fi;
-			lastSent = now;
+			lastSent = here;
 			i++
 		}
+#endif
 	:: !failed && challenge?[at, longer] ->
 vouch:		atomic {
 			challenge?at, longer;
@@ -83,13 +120,13 @@ vouch:		atomic {
 			:: else
 			fi;
 #ifndef UNCOUNTED
-			lastSent = now;
+			lastSent = here;
 #endif
 			confirm!at, longer
 		}
 	:: !failed -> failed = true; stop!1
 	:: failed && stopped?[1] -> over = true; break
-	:: failed && now > lastSent + grace -> over = true; break // outlive
+	:: failed && WAITED(here - lastSent) > grace -> over = true; break // outlive
 	od
 }
 
@@ -109,7 +146,7 @@ fresh:		atomic {
 			:: else
 			fi;
 			if
-			:: now - since <= limit && !gate ->
+			:: (now <= since || now - since <= limit) && !gate ->
 				gate = true;
 				if
 				:: epoch != 0 || ended -> gate = false; goto gone

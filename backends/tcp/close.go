@@ -38,7 +38,7 @@ func (p *peer) part(why error) {
 		busy := len(p.byTag) > 0
 		last := p.lastSent
 		if busy && last != 0 {
-			last += p.grace + p.grace/8 // the eighth is for clocks that do not run alike
+			last += p.grace + p.grace/8 // more than the clocks drift apart: see driftPart
 		}
 		if p.lead.watch != nil {
 			p.lead.watch.Stop()

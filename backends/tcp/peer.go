@@ -38,7 +38,7 @@ type peer struct {
 	losing  sync.Once
 	ending  sync.Once
 
-	offset    atomic.Int64 // the owner's clock, less ours
+	offset    atomic.Int64 // the owner's clock, less steady of ours
 	learned   atomic.Int64 // when we learned it
 	roundTrip atomic.Int64 // the shortest that was measured
 	askedAt   int64        // when pulse has asked whether the peer is there; of pulse

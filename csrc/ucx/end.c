@@ -74,7 +74,11 @@ void sl_ucx_over_there(struct sl_ucx_conn *n)
 /* From then on the peer asks before it lands what we have sent, and we do not answer. */
 static uint64_t proof_at(const struct sl_ucx_conn *n)
 {
-	/* the eighth is for clocks that do not run alike */
+	/*
+	 * The eighth is for clocks that do not run alike: those of two hosts drift apart by at most
+	 * 1,000 ppm, as NTP corrects each by at most 500 ppm. No time of the owner's is worked out
+	 * by our clock: an echo is what came.
+	 */
 	return n->heard + n->lease + n->lease / 8;
 }
 
