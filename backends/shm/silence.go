@@ -104,6 +104,22 @@ func (b *Backend) closeGate(all map[uint32]*memory) error {
 	return errors.Join(err, b.gate.release())
 }
 
+// oldWriters reports, when it is called later, whether the writers have left that may have pages
+// of a generation that has just ended. Those that a fence has made harmless have other pages: of
+// the range that they write to, older ones.
+func (b *Backend) oldWriters() (over func() bool) {
+	writers := slices.DeleteFunc(b.silences(), func(s silence) bool {
+		_, write := announcedKey(s.value)
+		s.c.mu.Lock()
+		defer s.c.mu.Unlock()
+		return !write || s.c.abandoned[s.line] == s.value
+	})
+	return func() bool {
+		writers = slices.DeleteFunc(writers, func(s silence) bool { return !s.lasts() })
+		return len(writers) == 0
+	}
+}
+
 // silences lists the announcements of all peers that live, those that a fence gave up as well.
 func (b *Backend) silences() (all []silence) {
 	for _, c := range *b.inbound.Load() {
