@@ -76,7 +76,7 @@ func TestGateThatCouldNotBeShut(t *testing.T) {
 	far, _ := share(t, owner, drivertest.ForeignMemory, 4096)
 	_, err := far.AppendToken(nil)
 	require.NoError(t, err)
-	silent(dial(t, b, owner.Addr()), far.Key(), driver.Write)
+	line := dial(t, b, owner.Addr()).announce(far.Key(), driver.Write, 7)
 	back := away(t, owner.gate.page)
 	for range 3 {
 		require.ErrorIs(t, owner.Fence(t.Context(), far.Key()), unix.ENOMEM)
@@ -88,6 +88,7 @@ func TestGateThatCouldNotBeShut(t *testing.T) {
 	for _, o := range owner.gate.old {
 		require.True(t, o.shut)
 	}
+	line.Store(0)
 }
 
 // TestGatesAreGivenBack has a peer be silent in one write after the other, each of which leaves
