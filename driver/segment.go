@@ -63,7 +63,12 @@ type Shared interface {
 	// backend or the program renews: a peer that still has the old pages must learn of it
 	// before what it writes there is lost. f must neither block nor call the Shared. Once
 	// stop, which is idempotent, has returned, f runs no more.
-	OnRenew(f func()) (stop func())
+	//
+	// What f returns reports, from then on, whether each write through a mapping of the old
+	// pages has ended, those included that a fence has given up: a later Renew takes old pages
+	// again when each backend that was told says so. nil: there is none. A backend that
+	// can never know returns a function that says false: no Renew uses the old pages again.
+	OnRenew(f func() (over func() bool)) (stop func())
 
 	// Renew puts fresh pages under [off, off+n), widened to whole pages, with the
 	// content of the old ones. What another process still writes through an

@@ -55,7 +55,7 @@ func TestCloseAgainInTheKernel(t *testing.T) {
 	for range 30 {
 		require.ErrorIs(t, far.Close(), driver.ErrTimeout)
 	}
-	require.Len(t, owner.gate.shut, 1, "one for the writer, however often it is looked at")
+	require.Len(t, owner.gate.old, 1, "one for the writer, however often it is looked at")
 	source.Supply(t)
 	soon(t, "the memory is closed", func() bool { return far.Close() == nil })
 	after := bytes.Clone(there)

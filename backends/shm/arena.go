@@ -43,7 +43,10 @@ func (b *Backend) arenaOf(s driver.Shared) (*arena, error) {
 	n := len(b.freeArenas)
 	a := &arena{index: b.freeArenas[n-1], shared: s, size: size, refs: 1}
 	generation := b.table.generation(a.index)
-	a.stop = s.OnRenew(func() { generation.Add(1) })
+	a.stop = s.OnRenew(func() func() bool {
+		generation.Add(1) // pairs with the announcement in move, before it takes the generation
+		return b.oldWriters()
+	})
 	b.freeArenas = b.freeArenas[:n-1]
 	b.arenas[s] = a
 	return a, nil

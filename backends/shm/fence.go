@@ -92,6 +92,14 @@ func (w *patience) rest(c clock.Clock, pause time.Duration) error {
 		return fmt.Errorf("fence memory: a peer may still be in the middle of a copy, try again "+
 			"later: %w", driver.ErrTimeout)
 	}
+	return w.sleep(c, pause)
+}
+
+// sleep is rest of a fence that does not wait for a peer.
+func (w *patience) sleep(c clock.Clock, pause time.Duration) error {
+	if w.ctx.Err() != nil {
+		return fmt.Errorf("fence memory: %w", driver.ContextError(w.ctx))
+	}
 	over, timer := clock.After(c, pause)
 	select {
 	case <-w.ctx.Done():
@@ -162,7 +170,7 @@ func (b *Backend) shutOut(w *patience, m *memory, epoch uint64) error {
 	switch {
 	case len(writers) == 0 || m.readOnly:
 	case m.arena != nil:
-		err = m.freshPages()
+		err = b.freshPages(w, m, epoch)
 	default:
 		err = b.shutGate(w, m, epoch, writers)
 	}
@@ -180,62 +188,11 @@ func (b *Backend) shutOut(w *patience, m *memory, epoch uint64) error {
 	return nil
 }
 
-// freshMax is how many ranges one fence puts fresh pages under: each cuts the mapping of the arena
-// in more pieces, of which there is a limited number for all memory in it.
-const freshMax = 1000
-
-// freshPages puts fresh pages under all that peers may write. What the program writes in the same
-// pages at that moment would be lost: that is its own affair with a lease of one range, and not
-// done with ranges that others may lie between.
-func (m *memory) freshPages() error {
-	if m.only == nil {
-		return m.arena.shared.Renew(m.off, uint64(len(m.bytes)))
-	}
-	if len(m.only) > freshMax {
-		return fmt.Errorf("%d ranges, at most %d: lease larger blocks, or fewer at once: %w",
-			len(m.only), freshMax, driver.ErrFull)
-	}
-	page := uint64(pageBytes)
-	if s, ok := m.arena.shared.(interface{ PageBytes() uint64 }); ok {
-		page = s.PageBytes()
-	}
-	for _, r := range m.only {
-		from, to := m.off+r.Off, m.off+r.Off+r.Len
-		if from%page != 0 || to%page != 0 && to != m.arena.size {
-			return fmt.Errorf("ranges that share pages of %d bytes with others: lease whole "+
-				"pages, or wait until the writer goes on: %w", page, driver.ErrBusy)
-		}
-	}
-	for _, r := range m.only {
-		if err := m.arena.shared.Renew(m.off+r.Off, r.Len); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // hidden reports whether no peer can have a token of this epoch, or of a later one.
 func (b *Backend) hidden(m *memory, epoch uint64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return m.given <= epoch && b.memory(m.key) == m
-}
-
-// freshFor puts fresh pages under shared memory that Backend.Close has ended while a peer is still
-// in the middle of a write into it.
-func (b *Backend) freshFor(m *memory) error {
-	writes := false
-	for _, c := range *b.inbound.Load() {
-		c.eachIn(m.key, true, func(_ int, _ uint64, write bool) { writes = writes || write })
-	}
-	if !writes || m.readOnly {
-		return nil
-	}
-	b.table.generation(m.arena.index).Add(1) // the arena may have stopped to move it on
-	if err := m.freshPages(); err != nil {
-		return fmt.Errorf("close shm: keep a frozen peer out: %w", err)
-	}
-	return nil
 }
 
 // awaitQuiet gives all peers Config.Grace to leave all memories.

@@ -49,9 +49,9 @@ func (m *imported) whyBroken(now int64) error {
 
 // What bounds an answer: a mapping is limited to what a process can map.
 const (
-	fdsMax       = 250     // SCM_MAX_FD of Linux is 253
-	extentsMax   = 8 << 10 // hostmem's memory has half of that
-	extentsPart  = 512     // in one datagram: 14 KiB
+	fdsMax       = 250      // SCM_MAX_FD of Linux is 253
+	extentsMax   = 32 << 10 // hostmem's memory has half of that
+	extentsPart  = 512      // in one datagram: 14 KiB
 	extentBytes  = 28
 	arenaSizeMax = mappedBytesMax
 )

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -86,13 +87,36 @@ func TestTimedFrozenWriterIsKeptOutOfForeignMemory(t *testing.T) {
 			return b.Fence(ctx, m.Key())
 		})
 	})
+	t.Run("fence, at first without mprotect", func(t *testing.T) {
+		keepOut(t, func(ctx context.Context, b *Backend, m *memory) error {
+			back := away(t, b.gate.page)
+			for range 2 {
+				require.ErrorIs(t, b.Fence(ctx, m.Key()), unix.ENOMEM)
+			}
+			back()
+			return b.Fence(ctx, m.Key())
+		})
+	})
+	t.Run("close without mprotect", func(t *testing.T) {
+		keepOut(t, func(_ context.Context, b *Backend, m *memory) error {
+			page := b.gate.page
+			back := away(t, page)
+			require.ErrorIs(t, b.Close(), unix.ENOMEM)
+			for range 2 {
+				require.ErrorIs(t, m.Close(), driver.ErrTimeout)
+			}
+			back()
+			return pageCall("mprotect", unix.SYS_MPROTECT, page, unix.PROT_NONE)
+		})
+	})
 	t.Run("close", func(t *testing.T) {
 		keepOut(t, func(_ context.Context, b *Backend, _ *memory) error { return b.Close() })
 	})
 }
 
 func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) {
-	b := open(t, Config{})
+	b, err := New(Config{})
+	require.NoError(t, err)
 	m, mem := share(t, b, drivertest.ForeignMemory, 4096)
 	token, err := m.AppendToken(nil)
 	require.NoError(t, err)
@@ -124,7 +148,7 @@ func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) 
 	if bytes.IndexByte(mem, 0xEE) >= 0 {
 		promise.Breaks(t, "bytes of a frozen writer landed after the fence")
 	}
-	if len(b.gate.shut) == 0 {
+	if len(b.gate.old) == 0 {
 		t.Error("the writer was not frozen in the middle: nothing was tried")
 	}
 }

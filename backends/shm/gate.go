@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -22,67 +23,110 @@ import (
 //
 // The place of a gate is drawn, and no child has it after a fork: a process that got
 // the owner's number after its end has nothing there, so a late write ends at once
-// there, too. The place of a gate that was shut stays empty until all peers are known
-// to be out: something else mapped there would open it again.
+// there, too. The place of a gate that was shut stays empty until all peers that may be
+// about to pass it are out: something else mapped there would open it again.
 //
 // A gate is given up only for a peer that stays silent in the middle of a write, and once for
-// each such write (silence.go, bar): there are never more than peers have announcements, but for
-// writes by tokens that were given out while a fence looked.
+// each such write (silence.go, bar). Its place is given back when the writers that may have
+// taken it have left.
 type writeGate struct {
 	mu   sync.Mutex
 	page uintptr   // 0: none
-	shut []uintptr // those that were
+	old  []oldGate // those before it
 	over bool      // shut for good
 }
 
+// oldGate is a page that peers are not told of any more.
+type oldGate struct {
+	page    uintptr
+	shut    bool      // mprotect has succeeded: no write passes any more
+	writers []silence // that may have taken it
+}
+
 // renew tells peers of a new gate, and shuts the one of before, if any. A writer that was
-// past that by then is in the middle of its call.
-func (g *writeGate) renew(t *table) error {
+// past that by then is in the middle of its call. After an error some older gate may be open;
+// then no later renew tells of a new one before it has shut that. writers lists those that may
+// have taken a gate by the time of its call.
+func (g *writeGate) renew(t *table, writers func() []silence) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.over {
 		return driver.ErrClosed
+	}
+	if err := g.shutOld(); err != nil {
+		return err
+	}
+	if err := g.giveBack(); err != nil {
+		return err
 	}
 	page, err := mapGate()
 	if err != nil {
 		return err
 	}
 	t.gate().Store(uint64(page)) // pairs with the load in flushWrite, before the epoch's
-	old := g.page
-	g.page = page
-	return g.bar(old)
+	g.retire(page, writers)
+	return g.shutOld()
 }
 
-// close shuts the gate for good.
-func (g *writeGate) close(t *table) error {
+// close shuts the gate for good. After an error a gate is open.
+func (g *writeGate) close(t *table, writers func() []silence) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	t.gate().Store(0)
-	old := g.page
-	g.page, g.over = 0, true
-	return g.bar(old)
+	g.over = true
+	g.retire(0, writers)
+	return g.shutOld()
 }
 
-// bar takes a page away and keeps its place.
-func (g *writeGate) bar(page uintptr) error {
-	if page == 0 {
-		return nil
+// retire puts a page in place of the present one, which is still open.
+func (g *writeGate) retire(page uintptr, writers func() []silence) {
+	if g.page != 0 {
+		g.old = append(g.old, oldGate{page: g.page, writers: writers()})
 	}
-	g.shut = append(g.shut, page)
-	return pageCall("mprotect", unix.SYS_MPROTECT, page, unix.PROT_NONE)
+	g.page = page
+}
+
+// shutOld takes away each old page that is open, and keeps its place.
+func (g *writeGate) shutOld() error {
+	var errs []error
+	for i := range g.old {
+		if g.old[i].shut {
+			continue
+		}
+		err := pageCall("mprotect", unix.SYS_MPROTECT, g.old[i].page, unix.PROT_NONE)
+		g.old[i].shut = err == nil
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// giveBack unmaps the old pages whose writers have left.
+func (g *writeGate) giveBack() error {
+	return g.unmap(func(o *oldGate) bool {
+		o.writers = slices.DeleteFunc(o.writers, func(s silence) bool { return !s.lasts() })
+		return o.shut && len(o.writers) == 0
+	})
 }
 
 // release gives all places back, when no peer can be about to write any more.
 func (g *writeGate) release() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.retire(0, func() []silence { return nil })
+	return g.unmap(func(*oldGate) bool { return true })
+}
+
+// unmap gives back the places of the old pages that are chosen.
+func (g *writeGate) unmap(chosen func(*oldGate) bool) error {
 	var errs []error
-	for _, page := range append(g.shut, g.page) {
-		if page != 0 {
-			errs = append(errs, pageCall("munmap", unix.SYS_MUNMAP, page, 0))
+	g.old = slices.DeleteFunc(g.old, func(o oldGate) bool {
+		if !chosen(&o) {
+			return false
 		}
-	}
-	g.page, g.shut = 0, nil
+		err := pageCall("munmap", unix.SYS_MUNMAP, o.page, 0)
+		errs = append(errs, err)
+		return err == nil
+	})
 	return errors.Join(errs...)
 }
 

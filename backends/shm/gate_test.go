@@ -24,6 +24,7 @@ func TestGate(t *testing.T) {
 	_, table, err := newTable(1)
 	require.NoError(t, err)
 	var g writeGate
+	none := func() []silence { return nil }
 	pass := func(at uint64) error {
 		b := []byte{1}
 		local := []unix.Iovec{{Base: &b[0], Len: 1}}
@@ -33,24 +34,90 @@ func TestGate(t *testing.T) {
 	}
 	var places []uint64
 	for range 3 {
-		require.NoError(t, g.renew(&table))
+		require.NoError(t, g.renew(&table, none))
 		places = append(places, table.gate().Load())
 		require.NoError(t, pass(places[len(places)-1]), "through an open gate")
 		for _, old := range places[:len(places)-1] {
 			wantError(t, "through a gate that was replaced", pass(old), unix.EFAULT)
 		}
 	}
-	if err := g.close(&table); err != nil || table.gate().Load() != 0 {
+	if err := g.close(&table, none); err != nil || table.gate().Load() != 0 {
 		t.Errorf("close: %v, the table says %#x", err, table.gate().Load())
 	}
 	wantError(t, "through a gate that is shut", pass(places[2]), unix.EFAULT)
-	wantError(t, "another one afterwards", g.renew(&table), driver.ErrClosed)
-	if err := g.release(); err != nil || len(g.shut) != 0 {
-		t.Errorf("release: %v, %d places are left", err, len(g.shut))
+	wantError(t, "another one afterwards", g.renew(&table, none), driver.ErrClosed)
+	if err := g.release(); err != nil || len(g.old) != 0 {
+		t.Errorf("release: %v, %d places are left", err, len(g.old))
 	}
 	if places[0] == places[1] || places[1] == places[2] {
 		t.Errorf("gates at %#x: want a new place each time", places)
 	}
+}
+
+// away puts a page elsewhere, so that a call that names its place fails; back undoes that.
+func away(t *testing.T, page uintptr) (back func()) {
+	t.Helper()
+	move := func(from, to, flags uintptr) uintptr {
+		at, _, errno := unix.Syscall6(unix.SYS_MREMAP, from, pageBytes, pageBytes, flags, to, 0)
+		require.Zero(t, errno)
+		return at
+	}
+	spare, err := mapGate()
+	require.NoError(t, err)
+	const flags = unix.MREMAP_MAYMOVE | unix.MREMAP_FIXED
+	at := move(page, spare, flags)
+	return func() { move(at, page, flags) }
+}
+
+// TestGateThatCouldNotBeShut has the kernel refuse to shut a gate. No fence may say that a silent
+// writer is kept out before that gate is shut, whichever gate is shown by then.
+func TestGateThatCouldNotBeShut(t *testing.T) {
+	owner, b := hasty(t), open(t, Config{})
+	far, _ := share(t, owner, drivertest.ForeignMemory, 4096)
+	_, err := far.AppendToken(nil)
+	require.NoError(t, err)
+	line := dial(t, b, owner.Addr()).announce(far.Key(), driver.Write, 7)
+	back := away(t, owner.gate.page)
+	for range 3 {
+		require.ErrorIs(t, owner.Fence(t.Context(), far.Key()), unix.ENOMEM)
+	}
+	require.Len(t, owner.gate.old, 1, "each try told of one more")
+	require.ErrorIs(t, far.Close(), unix.ENOMEM)
+	back()
+	require.NoError(t, owner.Fence(t.Context(), far.Key()))
+	for _, o := range owner.gate.old {
+		require.True(t, o.shut)
+	}
+	line.Store(0)
+}
+
+// TestGatesAreGivenBack has a peer be silent in one write after the other, each of which leaves
+// later: no more gates are kept than writers are under way.
+func TestGatesAreGivenBack(t *testing.T) {
+	owner, b := hasty(t), open(t, Config{})
+	far, _ := share(t, owner, drivertest.ForeignMemory, 4096)
+	p := dial(t, b, owner.Addr())
+	for range 100 {
+		_, err := far.AppendToken(nil)
+		require.NoError(t, err)
+		line := p.announce(far.Key(), driver.Write, 7)
+		require.NoError(t, owner.Fence(t.Context(), far.Key()))
+		line.Store(0) // the writer goes on, and leaves
+		require.LessOrEqual(t, len(owner.gate.old), 1)
+	}
+	var lines []*atomic.Uint64
+	for range 3 {
+		_, err := far.AppendToken(nil)
+		require.NoError(t, err)
+		lines = append(lines, p.announce(far.Key(), driver.Write, 7))
+		require.NoError(t, owner.Fence(t.Context(), far.Key()))
+	}
+	require.Len(t, owner.gate.old, 3, "a writer may be about to pass each")
+	lines[1].Store(0)
+	require.NoError(t, owner.gate.renew(&owner.table, owner.passers))
+	require.Len(t, owner.gate.old, 3, "the first and third, and the newest")
+	lines[0].Store(0)
+	lines[2].Store(0)
 }
 
 // atPassing has every mover call f between its last look at the epoch and its call.
@@ -76,7 +143,7 @@ func TestWritesGoOnThroughOtherGates(t *testing.T) {
 	var met atomic.Int32
 	atPassing(t, func() {
 		if met.Add(1)%3 == 1 {
-			if err := owner.gate.renew(&owner.table); err != nil {
+			if err := owner.gate.renew(&owner.table, owner.passers); err != nil {
 				t.Error(err)
 			}
 		}
@@ -111,7 +178,7 @@ func TestGatesAreTriedSoOften(t *testing.T) {
 	tried := 0
 	atPassing(t, func() {
 		tried++
-		if err := owner.gate.renew(&owner.table); err != nil {
+		if err := owner.gate.renew(&owner.table, owner.passers); err != nil {
 			t.Error(err)
 		}
 	})

@@ -55,7 +55,7 @@ func (m *mapping) release() {
 // by vm.max_map_count. The rest is the program's, whatever its peers say that they share.
 const (
 	mappedBytesMax   = 1 << 45
-	mappedExtentsMax = 16 << 10
+	mappedExtentsMax = 32 << 10
 )
 
 // budget counts what is mapped.

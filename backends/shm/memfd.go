@@ -33,8 +33,14 @@ func checkEventFD(fd int) error {
 
 var oneEvent = [8]byte{1}
 
-// signal wakes the sleepers on an eventfd. A full counter wakes as well.
-func signal(fd int) { _, _ = unix.Write(fd, oneEvent[:]) }
+// signal wakes the sleepers on an eventfd. A full counter wakes as well: it is not written to, for
+// a peer may have made the open file one that blocks, which both sides share.
+func signal(fd int) {
+	room := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	if n, err := unix.Poll(room, 0); err != nil || n == 1 {
+		_, _ = unix.Write(fd, oneEvent[:])
+	}
+}
 
 func closeAll(fds []int) {
 	for _, fd := range fds {

@@ -22,6 +22,7 @@ type memory struct {
 	off      uint64 // in the arena
 	only     driver.Ranges
 	readOnly bool
+	fresh    freshness
 
 	ending sync.Mutex // held by Close, and by the backend's until it is decided
 	late   error      // ending: what Backend.Close could not prove

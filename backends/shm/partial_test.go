@@ -28,7 +28,7 @@ func TestRangesThatShareAPageStay(t *testing.T) {
 	t.Cleanup(func() { _ = b.Close(); _ = buf.Close() })
 	renewed := 0
 	reserved := &hugePages{buf} // a whole page of 4 KiB is part of one of 2 MiB there
-	defer buf.OnRenew(func() { renewed++ })()
+	defer buf.OnRenew(func() func() bool { renewed++; return nil })()
 	for name, c := range map[string]struct {
 		only driver.Ranges
 		want error

@@ -117,7 +117,7 @@ func (b *Backend) open() (err error) {
 	if b.countFD, b.counters, err = newCounters(); err != nil {
 		return err
 	}
-	if err := b.gate.renew(&b.table); err != nil {
+	if err := b.gate.renew(&b.table, b.passers); err != nil {
 		return err
 	}
 	name := &net.UnixAddr{Name: b.address.socket(), Net: "unixpacket"}

@@ -60,7 +60,7 @@ func (b *Backend) bar(m *memory, epoch uint64, writers []silence) error {
 	}) {
 		return nil
 	}
-	if err := b.gate.renew(&b.table); err != nil || !b.hidden(m, epoch) {
+	if err := b.gate.renew(&b.table, b.passers); err != nil || !b.hidden(m, epoch) {
 		return err
 	}
 	for _, s := range writers {
@@ -72,17 +72,19 @@ func (b *Backend) bar(m *memory, epoch uint64, writers []silence) error {
 }
 
 // closeGate keeps all peers out of foreign memory for good, and gives a copy under way
-// Config.Grace to end. Where a copy into one of these memories has not ended by then, it says so,
-// and Memory.Close will. What the gates took of the address space is given back unless a peer may
+// Config.Grace to end. Where a copy into one of these memories has not ended by then, or may still
+// begin because the gate could not be shut, it says so, and Memory.Close will. What the gates took
+// of the address space is given back unless a peer may
 // still be about to write there.
 // Preconditions: all epochs have ended.
 func (b *Backend) closeGate(all map[uint32]*memory) error {
-	err := b.gate.close(&b.table)
+	err := b.gate.close(&b.table, b.passers)
+	shut := err == nil
 	deadline := b.clock.Now() + int64(b.cfg.Grace)
 	var late error
 	for _, s := range b.silences() {
 		threads, unseen := process.ThreadsOf(s.c.pid.PID, unix.SYS_PROCESS_VM_WRITEV)
-		stands := func() bool { return s.lasts() && !(unseen == nil && threads.Out()) }
+		stands := func() bool { return s.lasts() && !(shut && unseen == nil && threads.Out()) }
 		for stands() && b.clock.Now() < deadline {
 			b.clock.Sleep(fenceSleep)
 		}
@@ -102,6 +104,22 @@ func (b *Backend) closeGate(all map[uint32]*memory) error {
 	return errors.Join(err, b.gate.release())
 }
 
+// oldWriters reports, when it is called later, whether the writers have left that may have pages
+// of a generation that has just ended. Those that a fence has made harmless have other pages: of
+// the range that they write to, older ones.
+func (b *Backend) oldWriters() (over func() bool) {
+	writers := slices.DeleteFunc(b.silences(), func(s silence) bool {
+		_, write := announcedKey(s.value)
+		s.c.mu.Lock()
+		defer s.c.mu.Unlock()
+		return !write || s.c.abandoned[s.line] == s.value
+	})
+	return func() bool {
+		writers = slices.DeleteFunc(writers, func(s silence) bool { return !s.lasts() })
+		return len(writers) == 0
+	}
+}
+
 // silences lists the announcements of all peers that live, those that a fence gave up as well.
 func (b *Backend) silences() (all []silence) {
 	for _, c := range *b.inbound.Load() {
@@ -115,6 +133,17 @@ func (b *Backend) silences() (all []silence) {
 	return all
 }
 
+// passers lists the writers that may be about to pass the gate of now: not those for which an
+// earlier one was shut.
+func (b *Backend) passers() []silence {
+	return slices.DeleteFunc(b.silences(), func(s silence) bool {
+		_, write := announcedKey(s.value)
+		s.c.mu.Lock()
+		defer s.c.mu.Unlock()
+		return !write || s.c.barred[s.line] == s.value
+	})
+}
+
 // announced is what a line says, 0 when the peer is known to be out.
 func (c *inbound) announced(line int) uint64 {
 	c.mu.Lock()
@@ -125,7 +154,16 @@ func (c *inbound) announced(line int) uint64 {
 	return word(c.page, announceAt+uint64(line)*lineBytes).Load()
 }
 
-// lasts reports whether the announcement still stands.
+// lasts reports whether the announcement still stands, as far as is known.
 func (s *silence) lasts() bool {
-	return s.c.announced(s.line) == s.value && !s.c.pid.Dead()
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	switch {
+	case s.c.left:
+		return false
+	case s.c.page == nil: // the backend has ended: what peers still do is not known
+		return true
+	}
+	return word(s.c.page, announceAt+uint64(s.line)*lineBytes).Load() == s.value &&
+		!s.c.pid.Dead()
 }

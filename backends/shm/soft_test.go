@@ -26,8 +26,8 @@ func softShared(t *testing.T) *soft {
 func (s *soft) Lend(f func([]driver.Extent) error) error {
 	return f([]driver.Extent{{Len: 4096, FD: s.fd}})
 }
-func (s *soft) OnRenew(func()) func()     { return func() {} }
-func (s *soft) Renew(off, n uint64) error { return nil }
-func (s *soft) Enter()                    {}
-func (s *soft) TryEnter() bool            { return true }
-func (s *soft) Leave()                    {}
+func (s *soft) OnRenew(func() func() bool) func() { return func() {} }
+func (s *soft) Renew(off, n uint64) error         { return nil }
+func (s *soft) Enter()                            {}
+func (s *soft) TryEnter() bool                    { return true }
+func (s *soft) Leave()                            {}

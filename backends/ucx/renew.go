@@ -22,7 +22,7 @@ func (a *allocation) Lend(func([]driver.Extent) error) error {
 }
 
 // OnRenew implements driver.Shared.
-func (a *allocation) OnRenew(f func()) (stop func()) { return a.renewals.OnRenew(f) }
+func (a *allocation) OnRenew(f func() func() bool) (stop func()) { return a.renewals.OnRenew(f) }
 
 // Renew implements driver.Shared: only a fence moves the pages.
 func (a *allocation) Renew(uint64, uint64) error {

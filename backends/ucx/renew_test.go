@@ -69,7 +69,7 @@ func TestRefreshOfHeldPages(t *testing.T) {
 	leak.Check(t)
 	seg, m, near := openOwn(t)
 	told := 0
-	stop := seg.Shared.OnRenew(func() { told++ })
+	stop := seg.Shared.OnRenew(func() func() bool { told++; return nil })
 	release, err := seg.Shared.(driver.Holder).Hold()
 	require.NoError(t, err)
 	require.ErrorIs(t, m.refresh(near), driver.ErrBusy)

@@ -41,7 +41,7 @@ func extentsOf(b *Buffer) (list []driver.Extent) {
 func renewalsOf(t testing.TB, b *Buffer) *atomic.Int64 {
 	t.Helper()
 	n := new(atomic.Int64)
-	t.Cleanup(b.OnRenew(func() { n.Add(1) }))
+	t.Cleanup(b.OnRenew(func() func() bool { n.Add(1); return nil }))
 	return n
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +19,33 @@ import (
 type layer struct {
 	fd   int
 	huge bool
-	used spans // what a piece was ever in: never used again, an old mapping may reach it
+	used spans // of pieces, and old
+	old  []oldRange
+}
+
+// oldRange is what a piece was in. An old mapping may reach it: it is not used again before over.
+type oldRange struct {
+	span
+	over func() bool
+}
+
+// reclaim makes old ranges free that reach into [off, off+n) and that no process writes to any
+// more. What late writers have put there is given back.
+func (l *layer) reclaim(off, n uint64) {
+	l.old = slices.DeleteFunc(l.old, func(o oldRange) bool {
+		if o.from >= off+n || o.to <= off || !o.over() {
+			return false
+		}
+		l.discard(o.from, o.to-o.from)
+		l.used.remove(o.from, o.to-o.from)
+		return true
+	})
+}
+
+// leave is told that a piece is in this range no more.
+func (l *layer) leave(off, n uint64, over func() bool) {
+	l.discard(off, n)
+	l.old = append(l.old, oldRange{span{off, off + n}, over})
 }
 
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL

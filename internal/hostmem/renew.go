@@ -5,6 +5,7 @@ package hostmem
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
@@ -15,7 +16,7 @@ import (
 // carries 253. piecesMax bounds its mappings: a process has 65,530 by default.
 const (
 	layersMax = 128
-	piecesMax = 4096
+	piecesMax = 16 << 10
 )
 
 // renewStep bounds what a Renew holds twice at any time.
@@ -24,10 +25,11 @@ const renewStep = 64 << 20
 // Renew implements driver.Shared. It copies [off, off+n), widened to whole
 // pages (2 MiB with reserved huge pages), and holds at most 64 MiB of it twice.
 // After an error the content is whole, but some of the range may still lie in its
-// old pages. A Buffer that is cut in too many pieces answers driver.ErrFull: a
-// Renew of all of it makes it one piece again. The answer is driver.ErrBusy while the
-// pages are held, and where what has entered does not leave within enteredMax: then
-// nothing has moved.
+// old pages. It takes pages of before again, where pieces join, once each backend that OnRenew
+// told says that nothing is written there any more. A Buffer that is cut in too many pieces
+// answers driver.ErrFull: a Renew of all of it makes it one piece again. The answer is
+// driver.ErrBusy while the pages are held, and where what has entered does not leave within
+// enteredMax: then nothing has moved.
 func (b *Buffer) Renew(off, n uint64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -60,11 +62,15 @@ func (b *Buffer) renew(from, to uint64) error {
 	if err != nil {
 		return fmt.Errorf("renew memory: %w", err)
 	}
-	b.renewals.Tell()
+	over := b.renewals.Tell()
 	defer b.retire()
 	for at := from; at < to; {
 		next := min(to, roundDown(at+renewStep, renewStep))
-		err := b.moveTo(l, at, next-at)
+		err := b.moveTo(l, at, next-at, over)
+		if err != nil {
+			l.discard(at, next-at)
+			l.used.remove(at, to-at)
+		}
 		if err != nil && l.huge { // the reserved pages were taken meanwhile
 			if l, err = b.freshLayer(at, to-at, false); err == nil {
 				continue
@@ -82,18 +88,18 @@ func (b *Buffer) renew(from, to uint64) error {
 // OnRenew or stop does not wait for a Renew that waits for landings.
 type Renewals struct {
 	mu    sync.Mutex
-	calls map[*func()]struct{}
+	calls map[*func() func() bool]struct{}
 }
 
 // OnRenew implements driver.Shared.
-func (b *Buffer) OnRenew(f func()) (stop func()) { return b.renewals.OnRenew(f) }
+func (b *Buffer) OnRenew(f func() func() bool) (stop func()) { return b.renewals.OnRenew(f) }
 
 // OnRenew has f called by Tell until stop.
-func (r *Renewals) OnRenew(f func()) (stop func()) {
+func (r *Renewals) OnRenew(f func() func() bool) (stop func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.calls == nil {
-		r.calls = make(map[*func()]struct{})
+		r.calls = make(map[*func() func() bool]struct{})
 	}
 	r.calls[&f] = struct{}{}
 	return func() {
@@ -103,12 +109,23 @@ func (r *Renewals) OnRenew(f func()) (stop func()) {
 	}
 }
 
-// Tell calls them. It stands before the first page moves.
-func (r *Renewals) Tell() {
+// Tell calls them. It stands before the first page moves. over reports whether nothing is written
+// to the old pages any more; where none was there to be told, that is never known.
+func (r *Renewals) Tell() (over func() bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	var writing []func() bool
+	if len(r.calls) == 0 {
+		writing = append(writing, func() bool { return false })
+	}
 	for f := range r.calls {
-		(*f)()
+		if over := (*f)(); over != nil {
+			writing = append(writing, over)
+		}
+	}
+	return func() bool {
+		writing = slices.DeleteFunc(writing, func(over func() bool) bool { return over() })
+		return len(writing) == 0
 	}
 }
 
@@ -129,17 +146,23 @@ func (b *Buffer) Hold() (release func(), err error) {
 	}), nil
 }
 
-// freshLayer returns a layer in which no piece ever lay in the range, and marks
-// it used there.
+// freshLayer returns a layer to whose pages in the range no old mapping leads that is written
+// through, and marks it used there.
 func (b *Buffer) freshLayer(off, n uint64, huge bool) (*layer, error) {
-	if len(b.pieces)+2 > piecesMax && n < uint64(len(b.mem)) {
-		return nil, fmt.Errorf("%d pieces: renew all of it: %w", len(b.pieces), driver.ErrFull)
-	}
+	full := spliced(b.pieces, piece{off, n, nil}) > piecesMax
 	for _, l := range b.layers {
-		if l.huge == huge && !l.used.overlaps(off, n) {
-			l.used.add(off, n)
-			return l, nil
+		if l.huge != huge {
+			continue
 		}
+		l.reclaim(off, n)
+		if l.used.overlaps(off, n) || full && spliced(b.pieces, piece{off, n, l}) > len(b.pieces) {
+			continue
+		}
+		l.used.add(off, n)
+		return l, nil
+	}
+	if full {
+		return nil, fmt.Errorf("%d pieces: renew all of it: %w", len(b.pieces), driver.ErrFull)
 	}
 	if len(b.layers) >= layersMax && n < uint64(len(b.mem)) {
 		return nil, fmt.Errorf("%d layers: renew all of it: %w", len(b.layers), driver.ErrFull)
@@ -153,11 +176,10 @@ func (b *Buffer) freshLayer(off, n uint64, huge bool) (*layer, error) {
 	return l, nil
 }
 
-// moveTo moves one range to a layer. Nothing has changed if it fails.
-func (b *Buffer) moveTo(l *layer, off, n uint64) error {
+// moveTo moves one range to a layer. No piece has changed if it fails.
+func (b *Buffer) moveTo(l *layer, off, n uint64, over func() bool) error {
 	window := b.mem[off : off+n]
 	if err := b.copyTo(l, off, window); err != nil {
-		l.discard(off, n)
 		return err
 	}
 	if err := place(window, l.fd, off); err != nil {
@@ -170,7 +192,7 @@ func (b *Buffer) moveTo(l *layer, off, n uint64) error {
 	for _, p := range b.pieces {
 		from, to := max(p.off, off), min(p.end(), off+n)
 		if from < to {
-			p.layer.discard(from, to-from)
+			p.layer.leave(from, to-from, over)
 		}
 	}
 	b.pieces = splice(b.pieces, piece{off, n, l})

@@ -194,6 +194,8 @@ func TestRenewIsBounded(t *testing.T) {
 
 func TestPiecesAreBounded(t *testing.T) {
 	b := mustAlloc(t, (piecesMax+8)*basePage, Options{Huge: HugeNone})
+	left := false
+	t.Cleanup(b.OnRenew(func() func() bool { return func() bool { return left } }))
 	var err error
 	for off := basePage; err == nil && off < b.len; off += 2 * basePage {
 		err = b.Renew(off, 1)
@@ -201,9 +203,50 @@ func TestPiecesAreBounded(t *testing.T) {
 	if got := len(extentsOf(b)); !errors.Is(err, driver.ErrFull) || got > piecesMax {
 		t.Fatalf("%d extents: %v, want full", got, err)
 	}
+	before := len(extentsOf(b))
+	left = true
+	require.NoError(t, b.Renew(basePage, 1), "a renewal that joins pieces")
+	require.Len(t, extentsOf(b), before-2)
 	if err := b.Renew(0, b.len); err != nil || len(extentsOf(b)) != 1 {
 		t.Fatalf("renewing all of it: %v, %d extents", err, len(extentsOf(b)))
 	}
+}
+
+// TestRenewTakesPagesAgain has each other page renewed, with writers in the old ones that leave, or
+// do not: where they left, the next renewal goes back to where the neighbours lie, and pieces join.
+func TestRenewTakesPagesAgain(t *testing.T) {
+	const pages = 64
+	b := mustAlloc(t, pages*basePage, Options{Huge: HugeNone})
+	fill(b.Bytes(), 3)
+	want := bytes.Clone(b.Bytes())
+	left := false
+	t.Cleanup(b.OnRenew(func() func() bool { return func() bool { return left } }))
+	old := peerView(t, b)
+	round := func() {
+		for p := uint64(1); p < pages; p += 2 {
+			require.NoError(t, b.Renew(p*basePage, 1))
+		}
+	}
+	round()
+	require.Len(t, extentsOf(b), pages)
+	first := b.pieces[1].layer
+	round()
+	require.Len(t, extentsOf(b), pages)
+	require.NotSame(t, first, b.pieces[1].layer)
+	for i := range old {
+		old[i]++ // the late writers
+	}
+	for i := range want {
+		if uint64(i)/basePage%2 == 0 {
+			want[i]++
+		}
+	}
+	require.True(t, bytes.Equal(b.Bytes(), want))
+	left = true
+	round()
+	require.Len(t, extentsOf(b), 1)
+	require.Len(t, b.layers, 1)
+	require.True(t, bytes.Equal(b.Bytes(), want))
 }
 
 func TestRenewOfManySteps(t *testing.T) {

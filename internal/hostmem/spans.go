@@ -20,6 +20,21 @@ func (s spans) overlaps(off, n uint64) bool {
 	return i < len(s) && s[i].from < off+n
 }
 
+// remove takes [off, off+n) out of the set.
+func (s *spans) remove(off, n uint64) {
+	from, to := off, off+n
+	var out spans
+	for _, r := range *s {
+		if r.from < min(r.to, from) {
+			out = append(out, span{r.from, min(r.to, from)})
+		}
+		if max(r.from, to) < r.to {
+			out = append(out, span{max(r.from, to), r.to})
+		}
+	}
+	*s = out
+}
+
 // add puts [off, off+n) into the set.
 func (s *spans) add(off, n uint64) {
 	from, to := off, off+n

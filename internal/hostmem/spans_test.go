@@ -22,7 +22,12 @@ func FuzzSpans(f *testing.F) {
 			if got := set.overlaps(off, n); got != want {
 				t.Fatalf("[%d, +%d) overlaps %v: %v", off, n, set, got)
 			}
-			set.add(off, n)
+			if ops[0]%3 == 0 {
+				set.remove(off, n)
+				clear(flags[off : off+n])
+			} else {
+				set.add(off, n)
+			}
 			checkSpans(t, set, flags)
 		}
 	})

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -77,5 +78,37 @@ func (t *Threads) out(id string) bool {
 		return false
 	}
 	call, _, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
-	return call != "running" && call != t.call
+	if call == t.call {
+		return t.frozen(id)
+	}
+	return call != "running"
 }
+
+// frozen reports whether a cgroup has frozen a thread behind its call: it takes signals, as it does
+// on the way back to the program, while /proc still names the call. Version 2 freezes there alone.
+// Version 1 does, too, or leaves a thread where it sleeps; before Linux 6.1 such a sleep shows the
+// same name, and proves nothing.
+func (t *Threads) frozen(id string) bool {
+	where, err := os.ReadFile(t.dir + id + "/wchan")
+	if err != nil {
+		return false
+	}
+	switch string(where) {
+	case "get_signal", "do_freezer_trap":
+		return true
+	case "__refrigerator":
+		return freezesInPlace()
+	}
+	return false
+}
+
+// freezesInPlace reports whether this is Linux 6.1 or newer.
+var freezesInPlace = sync.OnceValue(func() bool {
+	var name unix.Utsname
+	var major, minor int
+	if unix.Uname(&name) != nil {
+		return false
+	}
+	_, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor)
+	return err == nil && (major > 6 || major == 6 && minor >= 1)
+})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,53 @@ import (
 	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
+
+// TestTimedThreadsFrozenByACgroup freezes a process that makes one call after the other. It is out
+// of each, also of the one that /proc names.
+func TestTimedThreadsFrozenByACgroup(t *testing.T) {
+	for _, c := range []struct{ root, file, frozen, thawed, shown, state string }{
+		{"/sys/fs/cgroup", "cgroup.freeze", "1", "0", "cgroup.events", "frozen 1"},
+		{"/sys/fs/cgroup/unified", "cgroup.freeze", "1", "0", "cgroup.events", "frozen 1"},
+		{"/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED", "freezer.state", "FROZEN"},
+	} {
+		group, err := os.MkdirTemp(c.root, "sluice-test-")
+		if err != nil {
+			t.Logf("%s: not on this machine: %v", c.root, err)
+			continue
+		}
+		t.Cleanup(func() { _ = os.Remove(group) })
+		if _, err := os.Stat(filepath.Join(group, c.file)); err != nil {
+			t.Logf("%s: no freezer: %v", c.root, err)
+			continue
+		}
+		write := func(file, text string) {
+			t.Helper()
+			require.NoError(t, os.WriteFile(filepath.Join(group, file), []byte(text), 0o600))
+		}
+		p := exec.Command("dd", "if=/dev/zero", "of=/dev/null", "bs=1M")
+		require.NoError(t, p.Start())
+		defer func() {
+			_ = p.Process.Kill()
+			_ = os.WriteFile(filepath.Join(group, c.file), []byte(c.thawed), 0o600)
+			_ = p.Wait()
+		}()
+		write("cgroup.procs", fmt.Sprint(p.Process.Pid))
+		for range 10 {
+			write(c.file, c.frozen)
+			require.Eventually(t, func() bool {
+				text, err := os.ReadFile(filepath.Join(group, c.shown))
+				return err == nil && strings.Contains(string(text), c.state)
+			}, time.Minute, time.Millisecond)
+			for _, call := range []uintptr{unix.SYS_READ, unix.SYS_WRITE} {
+				threads, err := process.ThreadsOf(p.Process.Pid, call)
+				require.NoError(t, err)
+				require.Eventually(t, threads.Out, 10*time.Second, time.Millisecond,
+					"%s: said to be in call %d", c.root, call)
+			}
+			write(c.file, c.thawed)
+		}
+	}
+}
 
 // TestTimedThreads looks at a process that sleeps in a call, at the same one stopped, and at
 // one that is no more.

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// freshMax is how many ranges one fence puts fresh pages under: each cuts the mapping of the arena
+// in more pieces, of which there is a limited number for all memory in it.
+const freshMax = 1000
+
+// While pages move, peers cannot map the arena, and what they copy meanwhile they copy again. So a
+// fence moves so many bytes, or so many ranges, at a time, and then leaves the peers as much time
+// as it has taken.
+const (
+	freshBytes  = 16 << 20
+	freshRanges = 64
+)
+
+// freshness is how much of a memory has fresh pages.
+type freshness struct {
+	mu    sync.Mutex
+	since uint64 // of tokens of an epoch before this one all writers have old pages up to done
+	done  uint64 // of the memory's bytes
+}
+
+// freshPages puts fresh pages under all that peers may write: what writers of an epoch before this
+// one still write lands in old pages. What the program writes in the same pages at that moment
+// would be lost: that is its own affair with a lease of one range, and not done with ranges that
+// others may lie between.
+//
+// A fence whose context ends in between leaves the rest to the next one.
+func (b *Backend) freshPages(w *patience, m *memory, epoch uint64) error {
+	ranges, err := m.writable()
+	if err != nil {
+		return err
+	}
+	m.fresh.begin(m, epoch)
+	for {
+		begin := b.clock.Now()
+		more, err := m.fresh.step(m, ranges)
+		if !more || err != nil {
+			return err
+		}
+		if err := w.sleep(b.clock, time.Duration(b.clock.Now()-begin)); err != nil {
+			return err
+		}
+	}
+}
+
+// writable lists the ranges that can have fresh pages.
+func (m *memory) writable() (driver.Ranges, error) {
+	if m.only == nil {
+		return driver.Ranges{{Len: uint64(len(m.bytes))}}, nil
+	}
+	if len(m.only) > freshMax {
+		return nil, fmt.Errorf("%d ranges, at most %d: lease larger blocks, or fewer at once: %w",
+			len(m.only), freshMax, driver.ErrFull)
+	}
+	page := uint64(pageBytes)
+	if s, ok := m.arena.shared.(interface{ PageBytes() uint64 }); ok {
+		page = s.PageBytes()
+	}
+	for _, r := range m.only {
+		from, to := m.off+r.Off, m.off+r.Off+r.Len
+		if from%page != 0 || to%page != 0 && to != m.arena.size {
+			return nil, fmt.Errorf("ranges that share pages of %d bytes with others: lease whole "+
+				"pages, or wait until the writer goes on: %w", page, driver.ErrBusy)
+		}
+	}
+	return m.only, nil
+}
+
+// begin has all of the memory move for a fence that has begun this epoch, but for what an earlier
+// fence has moved: a writer with a token that was given out since may have found that.
+func (f *freshness) begin(m *memory, epoch uint64) {
+	m.b.mu.Lock()
+	given := m.given
+	m.b.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if epoch > f.since && given > f.since {
+		f.since, f.done = epoch, 0
+	}
+}
+
+// step moves some pages, and reports whether there are more.
+func (f *freshness) step(m *memory, ranges driver.Ranges) (more bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var moved, n uint64
+	for _, r := range ranges {
+		end := r.Off + r.Len
+		if end <= f.done {
+			continue
+		}
+		from := max(r.Off, f.done)
+		step := (m.off+from)/freshBytes*freshBytes + freshBytes - m.off // where a huge page begins
+		to := min(end, step)
+		if moved += to - from; n == freshRanges || moved > freshBytes {
+			return true, nil
+		}
+		if err := m.arena.shared.Renew(m.off+from, to-from); err != nil {
+			return false, err
+		}
+		f.done = to
+		if n++; to < end {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// freshFor puts fresh pages under shared memory that Backend.Close has ended while a peer is still
+// in the middle of a write into it. Whether that ever ends will not be known.
+func (b *Backend) freshFor(m *memory) error {
+	writes := false
+	for _, c := range *b.inbound.Load() {
+		c.eachIn(m.key, true, func(_ int, _ uint64, write bool) { writes = writes || write })
+	}
+	if !writes || m.readOnly {
+		return nil
+	}
+	generation := b.table.generation(m.arena.index)
+	defer m.arena.shared.OnRenew(func() func() bool { // the arena may have stopped to move it on
+		generation.Add(1)
+		return func() bool { return false }
+	})()
+	epoch := b.table.epoch(m.key).Load()
+	if err := b.freshPages(&patience{context.Background(), math.MaxInt64}, m, epoch); err != nil {
+		return fmt.Errorf("close shm: keep a frozen peer out: %w", err)
+	}
+	return nil
+}
