@@ -86,10 +86,14 @@ func (s *server) hear(ctx context.Context, conn net.Conn, v *lobby.Visit) {
 	}
 	g := &guest{e: s.e, host: v.Host}
 	defer g.leave()
-	deadline := time.Now().Add(s.e.cfg.HandshakeTimeout)
-	_ = conn.SetDeadline(deadline) // fails only where it is closed
-	within, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
+	// Time in which this process is kept off its processors is not the other side's.
+	within, cancel := context.WithCancelCause(ctx)
+	limit := clock.AfterRunning(clock.Host(), s.e.cfg.HandshakeTimeout, func() {
+		cancel(context.DeadlineExceeded)
+		_ = conn.SetDeadline(time.Unix(1, 0)) // fails only where it is closed
+	})
+	defer limit.Stop()
+	defer cancel(nil)
 
 	secure, member, err := s.e.answer(within, conn)
 	if err == nil && member && !v.Show(lobby.Identity) {
