@@ -38,7 +38,7 @@ struct plugin {
 inline const std::vector<plugin> &plugins()
 {
 	static const std::vector<plugin> list = {
-		{"UCX", {DRAM_SEG, VRAM_SEG}, {"shm", "cuda?", "rdma?", "tcp?"}, true, false},
+		{"UCX", {DRAM_SEG, VRAM_SEG}, {"shm?", "cuda?", "rdma?", "tcp?"}, true, false},
 		{"POSIX", {DRAM_SEG, FILE_SEG, BLK_SEG}, {"posix"}, false, true},
 		{"GDS", {DRAM_SEG, VRAM_SEG, FILE_SEG, BLK_SEG}, {"cuda?", "posix"}, false, false},
 		{"GDS_MT", {DRAM_SEG, VRAM_SEG, FILE_SEG, BLK_SEG}, {"cuda?", "posix"}, false,

@@ -21,7 +21,7 @@ _MEMORY_TYPE, _DEVICE = 2, 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_
 
 def backends(host: str, protocol: str, devices: str) -> list[Union[str, Backend]]:
     """What serves a protocol. shm comes first: peers of one host need no network."""
-    opened: list[Union[str, Backend]] = ["shm"]
+    opened: list[Union[str, Backend]] = [Backend("shm", optional=True)]
     if _cards_in_use():
         opened.append(Backend("cuda", optional=True))
     if protocol == "tcp":

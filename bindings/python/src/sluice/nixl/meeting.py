@@ -56,6 +56,8 @@ class Meeting(Memory):
         engine = self._open()
         with translated():
             description = engine.describe(engine._regions[TOLD_ALWAYS], *[r.what for r in ranges])
+        for r in ranges:
+            r.used = True
         return blob.encode(blob.Metadata(self.name, whole, list(ranges), description))
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
