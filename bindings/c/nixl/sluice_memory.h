@@ -152,8 +152,10 @@ public:
 				covered_.push_back(r);
 			ours_.drop(r);
 		}
-		for (auto i = covered_.begin(); covered_.size() > covered_most && i != covered_.end();)
-			i = sluice_region_close((*i)->handle) < 0 ? std::next(i) : covered_.erase(i);
+		for (auto i = covered_.begin();
+		     covered_.size() > covered_most && i != covered_.end();)
+			i = sluice_region_close((*i)->handle) < 0 ? std::next(i)
+								  : covered_.erase(i);
 		return NIXL_SUCCESS;
 	}
 	status query_mem(const nixl_reg_dlist_t &descs, std::vector<nixl_query_resp_t> &out,
