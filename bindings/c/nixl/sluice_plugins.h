@@ -107,7 +107,10 @@ inline int open_list(const std::string &name, const std::vector<sluice_backend> 
 {
 	struct sluice_config config = {};
 	config.size = sizeof config;
-	config.name = name.c_str();
+	std::string called = name.substr(0, 255); /* an engine's name has no more bytes */
+	while (called.size() < name.size() && (name[called.size()] & 0xc0) == 0x80)
+		called.pop_back(); /* up to a whole character */
+	config.name = called.c_str();
 	config.backends = list.data(), config.backends_count = list.size();
 	config.transfers_max = 1 << 20, config.peers_max = 1 << 16;
 	config.notifications_max = 1 << 16;

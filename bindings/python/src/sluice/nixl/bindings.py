@@ -126,16 +126,26 @@ Triple = Sequence[int]
 
 
 def _rows(descs: Any) -> Rows:
-    rows = np.array(descs, dtype=np.uint64)
+    try:
+        rows = np.asarray(descs)
+    except ValueError as e:  # they differ in shape
+        raise RuntimeError(f"descriptors: {e}") from None
+    if rows.dtype.kind != "i" or rows.ndim != 2 or (rows < 0).any():
+        if rows.dtype.kind not in "iu" and any(not isinstance(v, (int, np.integer))
+                                               for desc in descs for v in desc):
+            raise RuntimeError("descriptors: want whole numbers")  # as the wheel has it
+        rows = np.asarray(descs, np.uint64)
     if rows.ndim != 2 or rows.shape[1] != 3:
         raise TypeError(f"descriptors: want (address, length, device) each, not shape {rows.shape}")
-    return rows
+    return rows.astype(np.uint64)
 
 
 class _List:
     """Descriptors of one type of memory: (address, length, device)."""
 
     def __init__(self, type: nixl_mem_t, descs: Any = 0) -> None:
+        if not isinstance(type, nixl_mem_t):
+            raise TypeError(f"want a nixl_mem_t, not {type!r}")
         self._type = type
         self._room: Rows = np.zeros((0, 3), np.uint64)
         self._n = 0
@@ -243,7 +253,10 @@ class nixlRegDList(_List):
     def _append(self, descs: list[tuple[Any, ...]]) -> None:
         if any(len(desc) != 4 for desc in descs):
             raise TypeError("want (address, length, device, meta) each")
-        about = [as_bytes(desc[3]) for desc in descs]
+        try:
+            about = [as_bytes(desc[3]) for desc in descs]
+        except TypeError as e:
+            raise RuntimeError(str(e)) from None  # as the wheel has it
         self._extend([desc[:3] for desc in descs])
         self._about += about
 
@@ -296,11 +309,20 @@ class nixlRemoteDList:
 
 
 def as_bytes(text: Union[str, bytes]) -> bytes:
-    return text.encode() if isinstance(text, str) else bytes(text)
+    """TypeError for what is neither text nor bytes, as the wheel has it."""
+    if isinstance(text, (bytes, bytearray)):
+        return bytes(text)
+    if not isinstance(text, str):
+        raise TypeError(f"want str or bytes, not {type(text).__name__}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as e:
+        raise TypeError(str(e)) from None
 
 
 def as_text(name: Union[str, bytes]) -> str:
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+    """The same of a name."""
+    return as_bytes(name).decode("utf-8", "replace")
 
 
 _MAGIC = b"sluice-dlist\x01"
@@ -315,6 +337,8 @@ def encode_list(descs: _List) -> bytes:
 
 def decode_list(data: bytes) -> Union[nixlXferDList, nixlRegDList]:
     """The list in such bytes. nixlMismatchError for all others."""
+    if not isinstance(data, (bytes, bytearray)):
+        raise TypeError(f"want bytes, not {type(data).__name__}")
     try:
         if not data.startswith(_MAGIC):
             raise ValueError("not a list of descriptors")

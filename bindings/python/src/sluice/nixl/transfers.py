@@ -114,6 +114,9 @@ class Transfers(Meeting):
         """A transfer between two lists. Posting it again costs nothing that this has done."""
         op, names = _OPS[operation], self._handles(backends)
         agent = as_text(remote_agent)
+        for descs in (local_descs, remote_descs):
+            if not isinstance(descs, b.nixlXferDList):
+                raise TypeError(f"want a nixlXferDList, not {type(descs).__name__}")
         if local_descs.isEmpty():
             raise b.nixlInvalidParamError("the list is empty")
         with self._lock:
@@ -148,7 +151,8 @@ class Transfers(Meeting):
         handle = nixl_xfer_handle(self, make, plugin, local.total, local.count)
         with self._lock:
             self._handled.add(handle)
-        if len(message):
+        message = b.as_bytes(message)
+        if message:
             try:
                 handle.set_message(messages.frame(self.name, message))
             except BaseException:
@@ -199,7 +203,7 @@ class Transfers(Meeting):
     def transfer(self, handle: nixl_xfer_handle, notif_msg: Union[str, bytes] = b"") -> str:
         """Posts it, for the first time or again: "DONE" or "PROC". How it failed is an exception.
         """
-        if len(notif_msg):
+        if b.as_bytes(notif_msg):
             handle.set_message(messages.frame(self.name, notif_msg))
         return handle.post()
 
