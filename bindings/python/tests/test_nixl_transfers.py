@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 import time
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -235,8 +235,9 @@ def test_types_of_arguments_as_the_wheel_checks_them(two: Two, wrong: Any) -> No
     """What nixl 1.5.1 answers; nothing is sent."""
     descs, at = two.descs(two.x, (0, 64)), two.x.ctypes.data
     a: Any = two.a
-    bad = [lambda: a.send_notif(wrong, b"x"), lambda: a.initialize_xfer("WRITE", descs, descs,
-                                                                        wrong),
+    bad: list[Callable[[], Any]] = [
+           lambda: a.send_notif(wrong, b"x"),
+           lambda: a.initialize_xfer("WRITE", descs, descs, wrong),
            lambda: a.initialize_xfer("WRITE", wrong, descs, "beta"),
            lambda: a.remove_remote_agent(wrong), lambda: a.check_remote_metadata(wrong),
            lambda: a.add_remote_agent(wrong), lambda: a.prep_xfer_dlist(wrong, descs),

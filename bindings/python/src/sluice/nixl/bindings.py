@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import array
+import itertools
 import json
 import struct
 from enum import Enum
@@ -126,18 +128,21 @@ Triple = Sequence[int]
 
 
 def _rows(descs: Any) -> Rows:
+    """TypeError for another shape, RuntimeError for what are no whole numbers, as the wheel has it.
+    """
+    if isinstance(descs, np.ndarray):
+        if descs.ndim != 2 or descs.shape[1] != 3:
+            raise TypeError(f"descriptors: want rows of three, not shape {descs.shape}")
+        if descs.dtype.kind not in "iu":
+            raise RuntimeError(f"descriptors: want whole numbers, not {descs.dtype}")
+        return descs.astype(np.uint64)
+    if set(map(len, descs)) != {3}:
+        raise TypeError("descriptors: want (address, length, device) each")
     try:
-        rows = np.asarray(descs)
-    except ValueError as e:  # they differ in shape
+        flat = array.array("Q", itertools.chain.from_iterable(descs))
+    except (TypeError, OverflowError) as e:
         raise RuntimeError(f"descriptors: {e}") from None
-    if rows.dtype.kind != "i" or rows.ndim != 2 or (rows < 0).any():
-        if rows.dtype.kind not in "iu" and any(not isinstance(v, (int, np.integer))
-                                               for desc in descs for v in desc):
-            raise RuntimeError("descriptors: want whole numbers")  # as the wheel has it
-        rows = np.asarray(descs, np.uint64)
-    if rows.ndim != 2 or rows.shape[1] != 3:
-        raise TypeError(f"descriptors: want (address, length, device) each, not shape {rows.shape}")
-    return rows.astype(np.uint64)
+    return np.frombuffer(flat, np.uint64).reshape(len(descs), 3)
 
 
 class _List:

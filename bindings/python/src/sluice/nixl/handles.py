@@ -147,7 +147,7 @@ class nixl_xfer_handle:
             self._lock.release()
 
     def _seen_done(self) -> bool:
-        return not is_lost(self.transfer.peer) and self.state() == "DONE"
+        return not is_lost(self.transfer.peer) and self._state() == "DONE"
 
     def post(self) -> str:
         """Starts it. Where its peer was lost before, it is connected anew first: with a message,
@@ -158,7 +158,7 @@ class nixl_xfer_handle:
             try:
                 self._start(self._usable() if self._message else self.transfer)
                 try:
-                    return self.state()
+                    return self._state()
                 except b.nixlRemoteDisconnectError:
                     if self._message:
                         raise
@@ -166,7 +166,7 @@ class nixl_xfer_handle:
             except b.nixlRemoteDisconnectError as e:
                 self._gone = str(e)
                 raise
-            return self.state()
+            return self._state()
 
     def _start(self, t: Transfer) -> None:
         self._posted, self._began, self._lasted = time.time(), time.perf_counter(), 0.0
@@ -190,26 +190,31 @@ class nixl_xfer_handle:
             raise as_nixl(why) from why
 
     def state(self) -> str:
-        with self._lock:
-            t = self.transfer
-            if self._gone:
-                raise b.nixlRemoteDisconnectError(self._gone)
-            if not self._posted:
-                raise b.nixlNotPostedError("the transfer was not posted")
-            if self._lasted:
-                return "DONE"
-            try:
-                if not t.test():
-                    return "PROC"
-            except errors.RevokedError as e:
-                began = self._posted, self._began
-                self._start(self._elsewhere(e))
-                self._posted, self._began = began
-                return self.state()
-            except errors.Error as e:
-                raise as_nixl(e) from e
-            self._lasted = time.perf_counter() - self._began
+        if self._lasted and self._transfer is not None and not self._gone:
             return "DONE"
+        with self._lock:
+            return self._state()
+
+    def _state(self) -> str:
+        t = self.transfer
+        if self._gone:
+            raise b.nixlRemoteDisconnectError(self._gone)
+        if not self._posted:
+            raise b.nixlNotPostedError("the transfer was not posted")
+        if self._lasted:
+            return "DONE"
+        try:
+            if not t.test():
+                return "PROC"
+        except errors.RevokedError as e:
+            began = self._posted, self._began
+            self._start(self._elsewhere(e))
+            self._posted, self._began = began
+            return self._state()
+        except errors.Error as e:
+            raise as_nixl(e) from e
+        self._lasted = time.perf_counter() - self._began
+        return "DONE"
 
     def telemetry(self) -> b.nixlXferTelemetry:
         if not self._lasted:

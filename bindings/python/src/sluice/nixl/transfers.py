@@ -203,7 +203,7 @@ class Transfers(Meeting):
     def transfer(self, handle: nixl_xfer_handle, notif_msg: Union[str, bytes] = b"") -> str:
         """Posts it, for the first time or again: "DONE" or "PROC". How it failed is an exception.
         """
-        if b.as_bytes(notif_msg):
+        if len(notif_msg):
             handle.set_message(messages.frame(self.name, notif_msg))
         return handle.post()
 
