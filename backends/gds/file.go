@@ -62,6 +62,10 @@ func (b *Backend) use(seg *driver.Segment) (*file, error) {
 	if err != nil {
 		return nil, err
 	}
+	if id.Flags&unix.O_ACCMODE == unix.O_WRONLY {
+		return nil, fmt.Errorf("descriptor %d may only be written: use posix, or open it with "+
+			"O_RDWR: %w", seg.FD, driver.ErrNotSupported)
+	}
 	id.Flags &^= unix.O_DIRECT // either way of opening it is used
 	b.flights.Mu.Lock()
 	defer b.flights.Mu.Unlock()

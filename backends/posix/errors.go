@@ -35,6 +35,8 @@ func (e *FileError) cure() string {
 	switch {
 	case errors.Is(e.Err, syscall.ENOSPC), errors.Is(e.Err, syscall.EDQUOT):
 		return " (reserve the room beforehand with posix.File.Grow)"
+	case errors.Is(e.Err, syscall.EBADF) && e.Op == "read":
+		return " (its descriptor was opened for writing alone: open it with O_RDWR)"
 	case errors.Is(e.Err, syscall.EIO):
 		return " (the device failed, see the kernel's log: what was written before may be " +
 			"lost as well)"

@@ -4,6 +4,7 @@ package posix
 
 import (
 	"io"
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -42,5 +43,34 @@ func TestExtends(t *testing.T) {
 			_, err = r.b.Register(seg)
 			require.ErrorIs(t, err, driver.ErrBounds)
 		}
+	})
+}
+
+// TestOneDirection registers a file by a descriptor that is good for one direction alone. The other
+// fails, and says why.
+func TestOneDirection(t *testing.T) {
+	bothPaths(t, func(t *testing.T, cfg Config) {
+		const size = 64 << 10
+		f := newFile(t, t.TempDir(), size)
+		opened := func(flags int) driver.Segment {
+			one, err := os.OpenFile(f.Name(), flags, 0)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = one.Close() })
+			seg := fileSegment(one, size)
+			seg.ReadOnly = flags&os.O_WRONLY == 0
+			return seg
+		}
+		w := newRig(t, cfg, opened(os.O_WRONLY), size)
+		for i := range w.mem {
+			w.mem[i] = byte(i * 7)
+		}
+		for _, d := range []driver.Desc{{Len: size}, {Len: 100, Remote: 5000, Local: 5000}} {
+			require.NoError(t, w.move(t, driver.Write, d))
+			require.ErrorContains(t, w.move(t, driver.Read, d), "opened for writing alone")
+		}
+		r := newRig(t, cfg, opened(os.O_RDONLY), size)
+		require.NoError(t, r.move(t, driver.Read, driver.Desc{Len: size}))
+		require.Equal(t, w.mem, r.mem)
+		require.ErrorIs(t, r.move(t, driver.Write, driver.Desc{Len: size}), driver.ErrReadOnly)
 	})
 }

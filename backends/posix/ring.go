@@ -99,6 +99,9 @@ func openRing(b *Backend) (_ *ring, err error) {
 	if err := g.probe(); err != nil {
 		return nil, err
 	}
+	if err := g.tryOne(); err != nil {
+		return nil, err
+	}
 	if err := g.registerEvent(b.event.FD()); err != nil {
 		return nil, fmt.Errorf("io_uring_register of an eventfd: %w", err)
 	}

@@ -191,6 +191,27 @@ func (g *ring) probe() error {
 	return nil
 }
 
+// tryOne has the kernel take a request and end it. A seccomp profile may allow io_uring_setup and
+// refuse io_uring_enter; kick, which waits for memory of the kernel's, would then wait for ever.
+func (g *ring) tryOne() error {
+	e := g.nextEntry()
+	e.opcode, e.fd, e.userData = opNop, -1, cancelTag
+	g.publish()
+	for !g.pending() {
+		errno := g.enter(g.sq.tail.Load()-g.sq.head.Load(), 1)
+		if errno != 0 && errno != syscall.EINTR {
+			return sysErr("io_uring_enter", errno)
+		}
+	}
+	head := g.cq.head.Load()
+	answer := g.cqes[head&g.cq.mask]
+	g.cq.head.Store(head + 1)
+	if answer.userData != cancelTag || answer.res != 0 {
+		return fmt.Errorf("io_uring answers %d to a request that does nothing", answer.res)
+	}
+	return nil
+}
+
 func (g *ring) registerEvent(fd int) error {
 	v := int32(fd)
 	return g.register(registerEventfd, unsafe.Pointer(&v), 1)

@@ -3,6 +3,7 @@
 package shm
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -11,6 +12,16 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 )
+
+// memfdError has an engine go on without shm where the kernel makes no memfd for us, as under a
+// strict seccomp profile.
+func memfdError(err error) error {
+	if !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.ENOSYS) {
+		return err
+	}
+	return &driver.UnavailableError{Backend: "shm", Reason: err.Error(),
+		Fix: "allow memfd_create in the container's seccomp profile"}
+}
 
 // checkEventFD refuses a descriptor that could block or end the process that signals it.
 func checkEventFD(fd int) error {

@@ -112,7 +112,7 @@ func (b *Backend) open() (err error) {
 		return fmt.Errorf("create event: %w", os.NewSyscallError("eventfd", err))
 	}
 	if b.tableFD, b.table, err = newTable(uint32(b.cfg.KeysMax)); err != nil {
-		return err
+		return memfdError(err)
 	}
 	if b.countFD, b.counters, err = newCounters(); err != nil {
 		return err

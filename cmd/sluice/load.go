@@ -40,13 +40,15 @@ func newLoad() *cobra.Command {
 		Long: `Read the tensors of a model's safetensors files into memory that is registered with
 the backends of an engine: in large pieces, several at a time. With --rank the one FILE
 is the root of a set that was cut for its ranks beforehand, and the files of that rank
-are read.
+are read. A FILE that ends in .index.json is the index of a sharded model: the files that it
+names are read, once each.
 
 Bytes go past the page cache where the filesystem lets them, unless half of a file is in
 it; --cold drops the files from it first. All tensors have their place in memory at once,
 unless --memory is less: then each makes way for the next as soon as it is there.`,
 		Example: `  sluice load model-00001-of-00002.safetensors model-00002-of-00002.safetensors
   sluice load --cold --json model/*.safetensors
+  sluice load model/model.safetensors.index.json
   sluice load --rank 3 model-tp8/root.json`,
 		RunE: func(c *cobra.Command, args []string) error { f.files = args; return runLoad(c, &f) },
 	}
@@ -142,15 +144,7 @@ func (l *loading) open(ctx context.Context) (err error) {
 			return l.file(filepath.Join(dir, filepath.FromSlash(name)), name)
 		}, filepath.Base(root), l.flags.rank)
 	} else {
-		var list []weights.Source
-		for _, path := range l.flags.files {
-			src, err := l.file(path, path)
-			if err != nil {
-				return fmt.Errorf("weights: %w", err)
-			}
-			list = append(list, src)
-		}
-		l.model, err = weights.Open(list...)
+		l.model, err = l.openFiles(l.flags.files)
 	}
 	if err != nil {
 		return err

@@ -50,6 +50,39 @@ func loadReportOf(t *testing.T, args ...string) map[string]any {
 	return r.(map[string]any)
 }
 
+// TestLoadIndex: the index of a sharded model stands for its files, each once, also where they are
+// named beside it.
+func TestLoadIndex(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	a, b := shardFile(t, dir, "a", 1000, 2000), shardFile(t, dir, "deep/b", 500)
+	write := func(text string) string {
+		path := filepath.Join(dir, "model.safetensors.index.json")
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	x := write(`{"metadata":{"total_size":3500},"weight_map":{"a.0":"a","a.1":"a",` +
+		`"deep/b.0":"deep/b"}}`)
+	for _, files := range [][]string{{x}, {x, a}, {b, x, a}, {x, x}} {
+		r := loadReportOf(t, files...)
+		wantNumbers(t, r, map[string]float64{"files": 2, "tensors": 3, "bytes": 3500})
+	}
+	for text, want := range map[string]string{
+		`{"weight_map":{"a.0":"deep/b"}}`:              `tensor "a.0": the index says`,
+		`{"weight_map":{"c":"a"}}`:                     `a: tensor "c": the index says`,
+		`{"weight_map":{"a.0":"missing"}}`:             "missing: no such file",
+		`{"weight_map":{"a.0":"../` + "a" + `"}}`:      "no name below its folder",
+		`{"weight_map":{}}`:                            "no weight_map",
+		`{"weight_map":["a"]}`:                         "no index of a model",
+		"version https://git-lfs.github.com/spec/v1\n": "pointer of Git LFS",
+	} {
+		o := sluice(t, "load", write(text))
+		if o.status == 0 || !strings.Contains(o.stderr, want) {
+			t.Errorf("%s: %+v, want %q", text, o, want)
+		}
+	}
+}
+
 func TestLoad(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -171,7 +204,7 @@ func TestLoadErrors(t *testing.T) {
 			[]string{filepath.Join(dir, "absent"), "no such file"}},
 		"a directory": {[]string{dir}, []string{dir, "is a directory"}},
 		"empty": {[]string{write("empty", nil)}, []string{filepath.Join(dir, "empty"),
-			"0 bytes are too few"}},
+			"it is empty"}},
 		"no safetensors": {[]string{write("text", []byte("once upon a time"))},
 			[]string{filepath.Join(dir, "text"), "is this a safetensors file?"}},
 		"truncated header": {[]string{write("cut", text[:50])}, []string{filepath.Join(dir, "cut"),

@@ -4,6 +4,9 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
 
 	"github.com/sluicehq/sluice/kv/weights"
 )
@@ -21,6 +24,80 @@ func (o *opened) file(path, name string) (weights.Source, error) {
 	src := f.Source()
 	src.Name = name
 	return src, nil
+}
+
+// index is one of a sharded model, and the folder of its files.
+type index struct {
+	weights.Index
+	dir string
+}
+
+// openFiles opens files and those that indexes name: of an index with its files beside it, each is
+// opened once.
+func (o *opened) openFiles(paths []string) (*weights.Model, error) {
+	var indexes []index
+	var shards, list []string
+	for _, path := range paths {
+		if !strings.HasSuffix(path, ".index.json") {
+			list = append(list, path)
+			continue
+		}
+		x, err := readIndex(path)
+		if err != nil {
+			return nil, fmt.Errorf("weights: %w", err)
+		}
+		indexes = append(indexes, x)
+		for _, name := range x.Files {
+			shards = append(shards, x.path(name))
+		}
+	}
+	named := map[string]bool{}
+	for _, path := range list {
+		named[filepath.Clean(path)] = true
+	}
+	for _, path := range shards {
+		if !named[path] {
+			named[path] = true
+			list = append(list, path)
+		}
+	}
+	var sources []weights.Source
+	for _, path := range list {
+		src, err := o.file(path, path)
+		if err != nil {
+			return nil, fmt.Errorf("weights: %w", err)
+		}
+		sources = append(sources, src)
+	}
+	model, err := weights.Open(sources...)
+	for _, x := range indexes {
+		if err == nil {
+			err = x.check(model)
+		}
+	}
+	return model, err
+}
+
+func readIndex(path string) (x index, err error) {
+	f, err := weights.OpenFile(path)
+	if err != nil {
+		return x, err
+	}
+	x.dir = filepath.Dir(path)
+	x.Index, err = weights.ReadIndex(f.Source())
+	return x, errors.Join(err, f.Close())
+}
+
+// path is where a file of the index lies.
+func (x *index) path(name string) string { return filepath.Join(x.dir, filepath.FromSlash(name)) }
+
+// check finds tensors that are not where the index says.
+func (x *index) check(m *weights.Model) error {
+	names := map[string]string{}
+	for _, name := range x.Files {
+		names[x.path(name)] = name
+	}
+	return x.Check(m, func(src weights.Source) string { return names[filepath.Clean(src.Name)] })
 }
 
 // drop has the kernel forget what it has of the files.

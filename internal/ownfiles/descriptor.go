@@ -60,11 +60,8 @@ func Admit(seg *driver.Segment) (ID, error) {
 	if err != nil {
 		return id, err
 	}
-	switch mode := id.Flags & unix.O_ACCMODE; {
-	case mode == unix.O_WRONLY:
-		return id, fmt.Errorf("descriptor %d may only be written: open it with O_RDWR: %w", seg.FD,
-			driver.ErrNotSupported)
-	case mode == unix.O_RDONLY && !seg.ReadOnly:
+	switch {
+	case id.Flags&unix.O_ACCMODE == unix.O_RDONLY && !seg.ReadOnly:
 		return id, fmt.Errorf("descriptor %d may only be read: set Segment.ReadOnly or open it "+
 			"with O_RDWR: %w", seg.FD, driver.ErrReadOnly)
 	case seg.Extends && !seg.ReadOnly && !id.IsDevice():

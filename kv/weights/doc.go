@@ -10,6 +10,8 @@
 // once, nothing has to be released.
 //
 // Files come from elsewhere, so all that a header says is checked before anything is read by it:
-// lengths and products that overflow, types, overlaps, holes, what lies beyond the end, names given
-// twice. What is wrong is said in a *FileError with file and tensor.
+// lengths and products that overflow, types, overlaps, holes, what lies beyond the end. What
+// safetensors itself reads is read alike, and what it refuses is refused, but for tensors of more
+// than 64 dimensions, and entries in forms that no writer makes. What is wrong is said in a
+// *FileError with file and tensor, and a file of another kind is named.
 package weights

@@ -20,16 +20,12 @@ var bits = map[DType]uint64{
 // Bits returns how many one element has; 0: the type is not known.
 func (d DType) Bits() uint64 { return bits[d] }
 
-// size returns the bytes of a tensor; not ok: more than there can be, or no whole number.
+// size returns the bytes of a tensor; not ok: more than there can be, or no whole number. As in
+// safetensors itself, dimensions count from the first: a 0 makes nothing of those that follow.
 func (d DType) size(shape []uint64) (n uint64, ok bool) {
-	n = bits[d]
-	for _, dim := range shape {
-		if dim == 0 {
-			return 0, true
-		}
-	}
-	for _, dim := range shape {
-		if n > math.MaxUint64/dim {
+	n = 1
+	for _, dim := range append(shape[:len(shape):len(shape)], bits[d]) {
+		if dim != 0 && n > math.MaxUint64/dim {
 			return 0, false
 		}
 		n *= dim

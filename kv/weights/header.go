@@ -4,11 +4,13 @@ package weights
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,8 +20,9 @@ import (
 const (
 	// HeaderMax bounds the header of a file in bytes: what other readers of safetensors accept.
 	HeaderMax = 100_000_000
-	dimsMax   = 64
-	prefix    = 8 // bytes that say how long the header is
+	dimsMax   = 64  // which no framework has more than
+	depthMax  = 120 // of values that we skip
+	prefix    = 8   // bytes that say how long the header is
 )
 
 // Source is one file. Its ReaderAt is used by several goroutines at once.
@@ -56,7 +59,8 @@ func ReadHeader(src Source) (Header, error) {
 func readHeader(src Source) (h Header, text []byte, err error) {
 	var length [prefix]byte
 	if src.Size < prefix {
-		return h, nil, faulty(src.Name, "", "%d bytes are too few for a safetensors file", src.Size)
+		return h, nil, cmp.Or(otherKind(src), faulty(src.Name, "", "%d bytes are too few for a "+
+			"safetensors file: it is cut", src.Size))
 	}
 	if err := readFull(src, length[:], 0); err != nil {
 		return h, nil, err
@@ -64,11 +68,12 @@ func readHeader(src Source) (h Header, text []byte, err error) {
 	n := binary.LittleEndian.Uint64(length[:])
 	switch {
 	case n > HeaderMax:
-		return h, nil, faulty(src.Name, "", "the header would have %d bytes, of at most %d: is "+
-			"this a safetensors file?", n, HeaderMax)
+		return h, nil, cmp.Or(otherKind(src), faulty(src.Name, "", "the header would have %d "+
+			"bytes, of at most %d: is this a safetensors file?", n, HeaderMax))
 	case int64(n) > src.Size-prefix:
-		return h, nil, faulty(src.Name, "", "the header has %d bytes, the file ends %d bytes "+
-			"before its end", n, int64(n)-(src.Size-prefix))
+		return h, nil, cmp.Or(otherKind(src), faulty(src.Name, "", "the header has %d bytes, the "+
+			"file ends %d bytes before its end: it is cut, download it again", n,
+			int64(n)-(src.Size-prefix)))
 	}
 	text = make([]byte, n)
 	if err := readFull(src, text, prefix); err != nil {
@@ -117,7 +122,7 @@ func (h *Header) place(src Source, data int64) error {
 				"of %d bytes", t.offset, t.offset-end)
 		case t.Len > src.Size-data-end:
 			return faulty(src.Name, t.Name, "it ends %d bytes after the end of the file: the "+
-				"file is cut", t.Len-(src.Size-data-end))
+				"file is cut, download it again", t.Len-(src.Size-data-end))
 		}
 		end += t.Len
 		t.offset += data
@@ -135,30 +140,33 @@ func sign(n int64) int {
 	return 1
 }
 
-// parser reads the JSON of a header, strictly, in one pass and without recursion.
+// parser reads the JSON of a header in one pass and without recursion.
 type parser struct {
 	*json.Decoder
 	file, tensor string
 }
 
+// parse takes what safetensors itself takes: the last of a name that is given twice, and keys of a
+// tensor that it does not know.
 func parse(file string, text []byte) (h Header, err error) {
-	if len(text) == 0 || text[0] != '{' || !utf8.Valid(text) {
+	if !utf8.Valid(text) {
 		return h, faulty(file, "", "the header is not a JSON object in UTF-8")
 	}
 	p := parser{Decoder: json.NewDecoder(bytes.NewReader(text)), file: file}
 	p.UseNumber()
-	h.Metadata = map[string]string{}
-	err = p.object(map[string]bool{}, func(name string) error {
+	at := map[string]int{} // in h.Tensors
+	err = p.object(func(name string) error {
 		if name == "__metadata__" {
-			return p.object(map[string]bool{}, func(key string) error {
-				value, err := p.text()
-				h.Metadata[key] = value
-				return err
-			})
+			return p.metadata(&h)
 		}
 		p.tensor = name
 		t, err := p.entry(name)
-		h.Tensors = append(h.Tensors, t)
+		if i, twice := at[name]; twice {
+			h.Tensors[i] = t
+		} else {
+			at[name] = len(h.Tensors)
+			h.Tensors = append(h.Tensors, t)
+		}
 		p.tensor = ""
 		return err
 	})
@@ -168,7 +176,34 @@ func parse(file string, text []byte) (h Header, err error) {
 	if _, err := p.Token(); !errors.Is(err, io.EOF) {
 		return Header{}, p.fault("something follows the header's object")
 	}
+	for i := range h.Tensors {
+		t := &h.Tensors[i]
+		p.tensor = t.Name
+		if err := p.check(t); err != nil {
+			return Header{}, err
+		}
+	}
+	if h.Metadata == nil {
+		h.Metadata = map[string]string{}
+	}
 	return h, nil
+}
+
+// metadata takes the words that go with a file; null is none.
+func (p *parser) metadata(h *Header) error {
+	if h.Metadata != nil {
+		return p.fault(`"__metadata__" is there twice`)
+	}
+	h.Metadata = map[string]string{}
+	t, err := p.token()
+	if err != nil || t == nil {
+		return err
+	}
+	return p.members(t, func(key string) error {
+		value, err := p.text()
+		h.Metadata[key] = value
+		return err
+	})
 }
 
 func (p *parser) fault(format string, args ...any) error {
@@ -192,25 +227,59 @@ func (p *parser) delim(want json.Delim) error {
 	return err
 }
 
-// object takes an object whose names are given once each.
-func (p *parser) object(seen map[string]bool, value func(name string) error) error {
-	if err := p.delim('{'); err != nil {
+// object takes an object.
+func (p *parser) object(value func(name string) error) error {
+	t, err := p.token()
+	if err != nil {
 		return err
+	}
+	return p.members(t, value)
+}
+
+// members takes the rest of an object after its first token.
+func (p *parser) members(first json.Token, value func(name string) error) error {
+	if first != json.Delim('{') {
+		return p.fault("at byte %d: %v where { should be", p.InputOffset(), first)
 	}
 	for p.More() {
 		name, err := p.text()
 		if err != nil {
 			return err
 		}
-		if seen[name] {
-			return p.fault("%.200q is there twice", name)
-		}
-		seen[name] = true
 		if err := value(name); err != nil {
 			return err
 		}
 	}
 	return p.delim('}')
+}
+
+// skip takes a value of any kind, as deep as safetensors' own reader goes.
+func (p *parser) skip() error {
+	for depth := 0; ; {
+		t, err := p.token()
+		if err != nil {
+			return err
+		}
+		switch t := t.(type) {
+		case json.Delim:
+			if t == '{' || t == '[' {
+				depth++
+			} else {
+				depth--
+			}
+		case json.Number:
+			if _, err := t.Float64(); err != nil {
+				return p.fault("at byte %d: %v", p.InputOffset(), err)
+			}
+		}
+		if depth > depthMax {
+			return p.fault("at byte %d: more than %d brackets within each other", p.InputOffset(),
+				depthMax)
+		}
+		if depth == 0 {
+			return nil
+		}
+	}
 }
 
 func (p *parser) text() (string, error) {
@@ -237,9 +306,9 @@ func (p *parser) numbers(most int) (list []uint64, err error) {
 			return nil, err
 		}
 		text, ok := t.(json.Number)
-		n, err := strconv.ParseUint(string(text), 10, 63)
+		n, err := strconv.ParseUint(string(text), 10, 64)
 		if !ok || err != nil || len(list) == most {
-			return nil, p.fault("at byte %d: not a list of at most %d whole numbers below 2^63",
+			return nil, p.fault("at byte %d: not a list of at most %d whole numbers below 2^64",
 				p.InputOffset(), most)
 		}
 		list = append(list, n)
@@ -247,12 +316,15 @@ func (p *parser) numbers(most int) (list []uint64, err error) {
 	return list, p.delim(']')
 }
 
-// entry takes what is said of one tensor.
+// entry takes what is said of one tensor. Until check, offset and Len are where it begins and ends.
 func (p *parser) entry(name string) (t Tensor, err error) {
 	t.Name = name
 	var offsets []uint64
 	seen := map[string]bool{}
-	err = p.object(seen, func(key string) (err error) {
+	err = p.object(func(key string) (err error) {
+		if seen[key] {
+			return p.fault("%.200q is there twice", key)
+		}
 		switch key {
 		case "dtype":
 			var text string
@@ -263,8 +335,9 @@ func (p *parser) entry(name string) (t Tensor, err error) {
 		case "data_offsets":
 			offsets, err = p.numbers(2)
 		default:
-			err = p.fault("%.200q is nothing that a tensor has", key)
+			return p.skip()
 		}
+		seen[key] = true
 		return err
 	})
 	if err != nil {
@@ -278,17 +351,25 @@ func (p *parser) entry(name string) (t Tensor, err error) {
 	if t.Type.Bits() == 0 {
 		return t, p.fault("dtype %.40q is not known", t.Type)
 	}
-	if len(offsets) != 2 || offsets[0] > offsets[1] {
+	if len(offsets) != 2 {
 		return t, p.fault("data_offsets %v are no range", offsets)
 	}
+	t.offset, t.Len = int64(min(offsets[0], math.MaxInt64)), int64(min(offsets[1], math.MaxInt64))
+	return t, nil
+}
+
+// check makes Len what it is, and compares it with type and shape.
+func (p *parser) check(t *Tensor) error {
+	if t.offset > t.Len || t.Len == math.MaxInt64 {
+		return p.fault("data_offsets [%d %d] are no range", t.offset, t.Len)
+	}
+	t.Len -= t.offset
 	size, ok := t.Type.size(t.Shape)
-	t.offset, t.Len = int64(offsets[0]), int64(offsets[1]-offsets[0])
 	if !ok {
-		return t, p.fault("%s of shape %v has no whole number of bytes that can be", t.Type,
-			t.Shape)
+		return p.fault("%s of shape %v has no whole number of bytes that can be", t.Type, t.Shape)
 	}
 	if size != uint64(t.Len) {
-		return t, p.fault("%d bytes where %s of shape %v has %d", t.Len, t.Type, t.Shape, size)
+		return p.fault("%d bytes where %s of shape %v has %d", t.Len, t.Type, t.Shape, size)
 	}
-	return t, nil
+	return nil
 }

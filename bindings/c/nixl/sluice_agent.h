@@ -39,7 +39,7 @@ class nixlAgentData : public sluice_nixl::ports_part
 
 public:
 	nixlAgentData(const std::string &name, const nixlAgentConfig &config)
-		: ports_part(name, config), timed_(config.captureTelemetry || told_by_environment())
+		: ports_part(name, config), timed_(captures(config.captureTelemetry))
 	{
 	}
 
@@ -248,14 +248,16 @@ public:
 	}
 
 private:
-	static bool told_by_environment()
+	/* NIXL's variable wins, where it says something. */
+	static bool captures(bool config)
 	{
+		static const std::set<std::string> yes = {"y", "yes", "on", "1", "true", "enable"},
+						   no = {"n", "no", "off", "0", "false", "disable"};
 		const char *said = std::getenv("NIXL_TELEMETRY_ENABLE");
 		std::string word = said ? said : "";
 		for (char &c : word)
 			c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-		return word == "y" || word == "yes" || word == "on" || word == "1" ||
-		       word == "true" || word == "enable";
+		return yes.count(word) || (config && !no.count(word));
 	}
 	/* The number behind a word, the next one after at; in any locale. */
 	static double number(const std::string &json, const std::string &word, size_t at)

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 
 #include <condition_variable>
+#include <list>
 #include <mutex>
 
 #include "nixl_params.h"
@@ -102,14 +103,20 @@ public:
 			if (descs.getType() == VRAM_SEG)
 				cards.insert(d.devId);
 		status s = open(cards);
-		std::vector<range_ptr> done;
+		std::vector<range_ptr> done, again;
 		for (size_t i = 0; s == NIXL_SUCCESS && i < static_cast<size_t>(descs.descCount());
 		     i++) {
+			if (range_ptr r = take_covered(descs.getType(), descs[i])) {
+				again.push_back(r);
+				continue;
+			}
 			done.push_back(std::make_shared<range>());
 			s = enter(descs.getType(), descs[i], *done.back());
 			if (s != NIXL_SUCCESS)
 				done.pop_back();
 		}
+		for (const range_ptr &r : again)
+			s == NIXL_SUCCESS ? ours_.put(r) : covered_.push_back(r);
 		for (const range_ptr &r : done)
 			if (s == NIXL_SUCCESS)
 				ours_.put(r);
@@ -120,19 +127,35 @@ public:
 	status deregister_mem(const nixl_reg_dlist_t &descs)
 	{
 		lock held(mu_);
-		std::vector<range_ptr> found;
+		std::set<range_ptr> ending;
 		for (const auto &d : descs) {
-			found.push_back(ours_.exact(descs.getType(), d));
-			if (!found.back())
+			range_ptr r = ours_.exact(descs.getType(), d, ending);
+			if (!r && !ours_.exact(descs.getType(), d))
 				return no(NIXL_ERR_NOT_FOUND, "deregisterMem",
 					  "a descriptor is not registered as this range");
+			if (r)
+				ending.insert(r);
 		}
-		for (const range_ptr &r : found) {
-			int code = sluice_region_close(r->handle);
+		for (auto i = covered_.begin(); i != covered_.end();) {
+			int code = ours_.cover(**i, ending) ? SLUICE_OK
+							    : sluice_region_close((*i)->handle);
 			if (code < 0)
 				return ended("deregisterMem", code);
+			i = ours_.cover(**i, ending) ? std::next(i) : covered_.erase(i);
+		}
+		for (const range_ptr &r : ending) {
+			bool kept = ours_.cover(*r, ending);
+			int code = kept ? SLUICE_OK : sluice_region_close(r->handle);
+			if (code < 0)
+				return ended("deregisterMem", code);
+			if (kept)
+				covered_.push_back(r);
 			ours_.drop(r);
 		}
+		for (auto i = covered_.begin();
+		     covered_.size() > covered_most && i != covered_.end();)
+			i = sluice_region_close((*i)->handle) < 0 ? std::next(i)
+								  : covered_.erase(i);
 		return NIXL_SUCCESS;
 	}
 	status query_mem(const nixl_reg_dlist_t &descs, std::vector<nixl_query_resp_t> &out,
@@ -179,6 +202,19 @@ protected:
 		return refuse(s, call, why);
 	}
 
+	/* A range that had ended and is registered once more; null: there is none. */
+	range_ptr take_covered(nixl_mem_t kind, const nixlBasicDesc &d)
+	{
+		for (auto i = covered_.begin(); kind != FILE_SEG && kind != BLK_SEG &&
+						i != covered_.end(); ++i)
+			if ((*i)->kind == kind && (*i)->device == d.devId &&
+			    (*i)->address == d.addr && (*i)->length == d.len) {
+				range_ptr r = *i;
+				covered_.erase(i);
+				return r;
+			}
+		return nullptr;
+	}
 	/* The engine has its backends, and its cards, from the beginning. */
 	status open(const std::set<uint64_t> &cards) const
 	{
@@ -228,15 +264,20 @@ protected:
 			s.kind = SLUICE_FILE, s.file = static_cast<int32_t>(d.devId);
 			s.offset = d.addr;
 			int mode = fcntl(s.file, F_GETFL);
+			bool plain = fstat(s.file, &st) == 0 && S_ISREG(st.st_mode);
 			if (mode >= 0 && !(mode & O_DIRECT))
 				s.flags = SLUICE_BUFFERED; /* it did not ask for more */
-			if (fstat(s.file, &st) == 0 && S_ISREG(st.st_mode) && mode >= 0 &&
-			    (mode & O_ACCMODE) == O_RDWR) {
+			if (mode >= 0 && (mode & O_ACCMODE) == O_RDONLY)
+				s.flags |= SLUICE_READ_ONLY;
+			else if (plain)
 				s.flags |= SLUICE_EXTENDS; /* a write makes it longer */
-				s.length = d.len ? d.len : (uint64_t{1} << 62) - d.addr;
-			}
+			uint64_t all = s.flags & SLUICE_EXTENDS ? uint64_t{1} << 62
+				       : plain ? static_cast<uint64_t>(st.st_size) : 0;
+			if (!d.len && d.addr < all)
+				s.length = all - d.addr;
 		}
-		r = {kind, d.devId, d.addr, s.length, next_++, 0, nullptr};
+		r = {kind,      d.devId, d.addr, s.length, next_++,
+		     0,         nullptr, d.len,  !(s.flags & SLUICE_READ_ONLY)};
 		return ended(
 			"registerMem", sluice_register(engine_, r.name().c_str(), &s, &r.handle));
 	}
@@ -274,6 +315,10 @@ protected:
 	mutable sluice_region always_ = 0;
 	std::vector<std::unique_ptr<nixlBackendH>> backends_;
 	places ours_;
+	/* Those whose registration has ended, while others hold all their bytes: peers and
+	   transfers that name them go on. The oldest first. */
+	std::list<range_ptr> covered_;
+	static constexpr size_t covered_most = 1024;
 	uint64_t next_ = 1;
 };
 

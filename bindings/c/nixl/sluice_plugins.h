@@ -39,7 +39,7 @@ struct plugin {
 inline const std::vector<plugin> &plugins()
 {
 	static const std::vector<plugin> list = {
-		{"UCX", {DRAM_SEG, VRAM_SEG}, {"shm", "cuda?", "rdma?", "tcp?"}, true, false},
+		{"UCX", {DRAM_SEG, VRAM_SEG}, {"shm?", "cuda?", "rdma?", "tcp?"}, true, false},
 		{"POSIX", {DRAM_SEG, FILE_SEG, BLK_SEG}, {"posix"}, false, true},
 		{"GDS", {DRAM_SEG, VRAM_SEG, FILE_SEG, BLK_SEG}, {"cuda?", "posix"}, false, false},
 		{"GDS_MT", {DRAM_SEG, VRAM_SEG, FILE_SEG, BLK_SEG}, {"cuda?", "posix"}, false,
@@ -119,7 +119,10 @@ inline int open_list(const std::string &name, const std::vector<sluice_backend> 
 {
 	struct sluice_config config = {};
 	config.size = sizeof config;
-	config.name = name.c_str();
+	std::string called = name.substr(0, 255); /* an engine's name has no more bytes */
+	while (called.size() < name.size() && (name[called.size()] & 0xc0) == 0x80)
+		called.pop_back(); /* up to a whole character */
+	config.name = called.c_str();
 	config.backends = list.data(), config.backends_count = list.size();
 	config.transfer_timeout_ns = transfer_timeout();
 	config.connect_timeout_ns = 120 * int64_t(1000000000);

@@ -60,6 +60,8 @@ struct range {
 	nixl_mem_t kind;
 	uint64_t device, address, length, number, handle;
 	std::shared_ptr<const std::string> told; /* the description that it came with */
+	uint64_t listed = 0; /* ours: its length as a list says it, 0 of a file stands for all */
+	bool writable = true;
 
 	std::string name() const { return std::to_string(number); }
 	bool holds(uint64_t at, uint64_t n) const
@@ -109,14 +111,31 @@ public:
 		for (auto i = all_.begin(); i != all_.end();)
 			i = numbers.count(i->second->number) ? std::next(i) : all_.erase(i);
 	}
-	/* The one that is registered as this range, neither more nor less; null: none. */
-	range_ptr exact(nixl_mem_t kind, const nixlBasicDesc &d) const
+	/* The latest that is registered as this range, neither more nor less, and was not found
+	   before; null: none. */
+	range_ptr exact(nixl_mem_t kind, const nixlBasicDesc &d,
+			const std::set<range_ptr> &before = {}) const
 	{
 		auto found = all_.equal_range(key(kind, d.devId, d.addr));
 		for (auto i = found.second; i != found.first;)
-			if ((--i)->second->length == d.len)
+			if ((--i)->second->listed == d.len && !before.count(i->second))
 				return i->second;
 		return nullptr;
+	}
+	/* Whether ranges that do not end hold all bytes of one together, and may be written where
+	   it may. */
+	bool cover(const range &r, const std::set<range_ptr> &ending) const
+	{
+		uint64_t at = r.address, end = r.address + r.length;
+		for (auto i = all_.lower_bound(key(r.kind, r.device, 0)); i != all_.end(); ++i) {
+			const range &by = *i->second;
+			if (at >= end || by.kind != r.kind || by.device != r.device ||
+			    by.address > at)
+				break;
+			if (by.writable >= r.writable && !ending.count(i->second))
+				at = std::max(at, by.address + by.length);
+		}
+		return at >= end;
 	}
 	/* One that holds all of it; null: none. */
 	range_ptr around(nixl_mem_t kind, const nixlBasicDesc &d) const

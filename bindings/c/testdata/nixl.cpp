@@ -176,6 +176,37 @@ static void refused(side &a, side &b)
 }
 
 // A view is for the code of a card: it is refused, and the handle is left as it was.
+// One of two registrations ends: what the other holds is reached still, from both sides.
+static void twice(side &a, side &b)
+{
+	nixl_reg_dlist_t part(DRAM_SEG);
+	part.addDesc(nixlBlobDesc(reinterpret_cast<uintptr_t>(a.bytes.data()), 4096, 0, ""));
+	OK(a.agent.registerMem(a.memory));
+	OK(b.agent.registerMem(b.memory));
+	OK(a.agent.registerMem(part));
+	meet(a, b, "beta");
+	nixlXferReqH *r = nullptr;
+	auto from = blocks(a.bytes, {0}, 4096), to = blocks(b.bytes, {0}, 4096);
+	OK(a.agent.createXferReq(NIXL_WRITE, from, to, "beta", r));
+	for (char value : {'a', 'b', 'c'}) {
+		std::memset(a.bytes.data(), value, 4096);
+		OK(finish(a.agent, r));
+		NEED(!std::memcmp(a.bytes.data(), b.bytes.data(), 4096));
+		if (value == 'a') {
+			OK(a.agent.deregisterMem(part));
+			OK(b.agent.deregisterMem(b.memory));
+		} else if (value == 'b') {
+			meet(a, b, "beta");
+			OK(a.agent.deregisterMem(a.memory));
+			OK(b.agent.registerMem(b.memory)); // and its region is back
+			OK(b.agent.deregisterMem(b.memory));
+		}
+	}
+	NEED(a.agent.deregisterMem(part) == NIXL_ERR_NOT_FOUND);
+	NEED(a.agent.deregisterMem(a.memory) == NIXL_ERR_NOT_ALLOWED);
+	OK(a.agent.releaseXferReq(r));
+}
+
 static void views(side &a, side &b)
 {
 	static_assert(nixlAgent::getApiVersion() == nixlApiVersionV1);
@@ -231,6 +262,26 @@ static void files(const std::string &folder)
 	nixl_reg_dlist_t asked(FILE_SEG);
 	asked.addDesc(nixlBlobDesc(0, 0, 0, folder + "/file"));
 	asked.addDesc(nixlBlobDesc(0, 0, 0, folder + "/missing"));
+	OK(a.agent.deregisterMem(file));
+	for (int mode : {O_WRONLY, O_RDONLY}) { // of no length, and of one direction
+		int one = open((folder + "/file").c_str(), mode | O_CLOEXEC);
+		nixl_reg_dlist_t all(FILE_SEG);
+		all.addDesc(nixlBlobDesc(0, 0, static_cast<uint64_t>(one), ""));
+		OK(a.agent.registerMem(all));
+		nixl_xfer_dlist_t at(FILE_SEG);
+		at.addDesc(nixlBasicDesc(N / 2, N, static_cast<uint64_t>(one)));
+		for (nixl_xfer_op_t op : {NIXL_WRITE, NIXL_READ}) {
+			nixlXferReqH *r = nullptr;
+			nixl_status_t s =
+				a.agent.createXferReq(op, blocks(a.bytes, {0}, N), at, "files", r);
+			s = s == NIXL_SUCCESS ? finish(a.agent, r) : s;
+			NEED((s == NIXL_SUCCESS) == ((op == NIXL_WRITE) == (mode == O_WRONLY)));
+			if (r)
+				OK(a.agent.releaseXferReq(r));
+		}
+		OK(a.agent.deregisterMem(all));
+		close(one);
+	}
 	nixl_opt_args_t extra;
 	extra.backends.push_back(a.backend);
 	OK(a.agent.queryMem(asked, said, &extra));
@@ -311,6 +362,7 @@ int main(int argc, char **argv)
 		estimated(a, b);
 		write_once(a, b);
 		prepared(a, b);
+		twice(a, b);
 		views(a, b);
 		refused(a, b);
 	}

@@ -213,3 +213,10 @@ def test_a_posted_transfer_that_nobody_holds(narrow: Pair) -> None:
     gc.collect()
     assert narrow.a.engine.stats()["posted"] == 0
     index.resize(8)  # refused while somebody holds it
+
+
+@pytest.mark.parametrize("call", ["memfd_create", "io_uring_enter"])
+def test_system_calls_that_a_container_refuses(start: Any, call: str) -> None:
+    child = start("refusing.py", call)
+    out, _ = child.communicate(timeout=LIMIT)
+    assert out.split() == ["served"]

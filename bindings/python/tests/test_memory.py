@@ -306,3 +306,35 @@ def test_cuda_by_the_stand_in(standin: Any) -> None:
         end.engine.register("holes", Array())
     end.close()
     standin.free(device)
+
+
+def test_memory_that_is_registered_twice() -> None:
+    """Each registration is one of its own, by its name: the end of one is none of another that
+    lies over the same bytes, in part or whole.
+    """
+    spans = {"whole": (0, 8192), "again": (0, 8192), "part": (1024, 2048), "over": (2048, 6144)}
+    for backend in ("shm", "mem"):
+        with sluice.Engine("owner", [backend]) as owner, sluice.Engine("user", [backend]) as user:
+            source, target = np.full(8192, 7, np.uint8), np.zeros(8192, np.uint8)
+            ours = {name: user.register(name, source[at : at + n])
+                    for name, (at, n) in spans.items()}
+            theirs = {name: owner.register(name, target[at : at + n])
+                      for name, (at, n) in spans.items()}
+            peer = user.connect(owner.describe(), LIMIT)
+            transfers = {name: peer.transfer("write") for name in spans}
+            for name, t in transfers.items():
+                t.add(ours[name], 0, peer.remote(name), 0, spans[name][1])
+                t.run()
+            for ended in spans:
+                theirs[ended].close()
+                with pytest.raises(sluice.BusyError):
+                    ours[ended].close()
+                with pytest.raises(sluice.RevokedError):
+                    transfers[ended].run()
+                transfers.pop(ended).close()
+                ours[ended].close()
+                for name, t in transfers.items():
+                    target[:] = 0
+                    t.run()
+                    at, n = spans[name]
+                    assert (target[at : at + n] == 7).all() and target.sum() == 7 * n

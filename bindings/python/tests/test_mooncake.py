@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -12,13 +13,15 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any, Iterator
 
 import pytest
 from conftest import HERE, LIMIT, ROOT
 from sluice.errors import PeerLostError
-from sluice.mooncake import TransferEngine, TransferNotify, TransferOpcode, handshake, notices
+from sluice.mooncake import (TransferEngine, TransferNotify, TransferOpcode, handshake, memory,
+                             notices)
 from sluice.mooncake.ranges import Ranges
 from sluice.transfer import Transfer
 
@@ -71,7 +74,7 @@ def test_silent_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         return b""
 
     monkeypatch.setattr(handshake, "_word", silent)
-    server = handshake.Server("127.0.0.1", 0, lambda: handshake.Offer(b"", []))
+    server = handshake.Server(lambda: handshake.Offer(b"", []))
     callers = []
     for _ in range(handshake._CALLERS):
         callers.append(socket.create_connection(("127.0.0.1", server.port)))
@@ -93,7 +96,7 @@ def test_silent_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_caller_that_drips_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "_LIMIT", 0.5)
-    server = handshake.Server("127.0.0.1", 0, lambda: handshake.Offer(b"", []))
+    server = handshake.Server(lambda: handshake.Offer(b"", []))
     with socket.create_connection(("127.0.0.1", server.port)) as caller, pytest.raises(OSError):
         for _ in range(63):  # as many bytes as a word may have less one
             caller.sendall(b"x")
@@ -102,6 +105,41 @@ def test_a_caller_that_drips_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> N
                 raise ConnectionError(caller.recv(1))  # it answers nothing, or is reset
         pytest.fail("it was listened to for 19 s")
     server.close()
+
+
+def listening() -> set[str]:
+    """Addresses, as the kernel writes them, at which this process listens by TCP."""
+    own, found = set(), set()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            own.add(os.readlink(f"/proc/self/fd/{fd}"))
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in own:
+                found.add(words[1].partition(":")[0])
+    return found
+
+
+def test_listens_at_all_addresses_and_tells_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a host calls itself may be another address, or another network, for its peers."""
+    opened = memory.backends
+    monkeypatch.setattr(memory, "backends", lambda *of: opened(*of)[1:])  # tcp alone
+    before = listening()
+    with closing(TransferEngine()) as owner, closing(TransferEngine()) as user:
+        assert owner.initialize("localhost", "P2PHANDSHAKE", "tcp", "") == 0
+        assert user.initialize("127.0.0.1:12345", "P2PHANDSHAKE", "tcp", "") == 0
+        assert {at.strip("0") for at in listening() - before} == {""}
+        here, there = bytearray(b"x" * 4096), bytearray(4096)
+        a, z = (ctypes.addressof(ctypes.c_ubyte.from_buffer(m)) for m in (here, there))
+        assert user.register_memory(a, 4096) == 0 and owner.register_memory(z, 4096) == 0
+        hosts = ["127.0.0.2"] + ["[::1]"] * socket.has_dualstack_ipv6()
+        for host in hosts:
+            there[:] = bytes(4096)
+            assert user.transfer_sync_write(f"{host}:{owner.get_rpc_port()}", a, z, 4096) == 0
+            assert there == here
+    with closing(TransferEngine()) as other:  # a name that it cannot resolve itself
+        assert other.initialize("nobody.invalid", "P2PHANDSHAKE", "tcp", "") == 0
 
 
 def test_the_scenario_runs() -> None:

@@ -100,10 +100,10 @@ def test_plugins_open_what_is_needed() -> None:
     def names(chosen: dict[str, dict[str, str]], cards: list[int]) -> list[str]:
         return [x.name + ("?" if x.optional else "") for x in plugins.backends(chosen, cards)]
 
-    assert names({"UCX": {}}, []) == ["shm", "rdma?", "tcp?"]
-    assert names({"UCX": {}}, [3, 1, 3]) == ["shm", "cuda", "rdma?", "tcp?"]
+    assert names({"UCX": {}}, []) == ["shm?", "rdma?", "tcp?"]
+    assert names({"UCX": {}}, [3, 1, 3]) == ["shm?", "cuda", "rdma?", "tcp?"]
     assert names({"POSIX": {}}, []) == ["posix"]
-    assert names({"GDS": {}, "UCX": {}}, [0]) == ["shm", "cuda", "rdma?", "tcp?", "posix"]
+    assert names({"GDS": {}, "UCX": {}}, [0]) == ["shm?", "cuda", "rdma?", "tcp?", "posix"]
     opened = plugins.backends({"UCX": {"ucx_devices": "mlx5_0:1"}, "TCP": {"plaintext": "true"}},
                               [1, 0])
     assert {x.name: x.options for x in opened} == {

@@ -173,15 +173,34 @@ def test_ranges_are_found_by_address() -> None:
     for bad in ((99, 2, 0), (149, 2, 0), (150, 1, 0), (100, 1, 2), (2**64 - 1, 2, 0)):
         with pytest.raises(b.nixlNotFoundError):
             find(bad)
-    found = table.exact(b.DRAM_SEG, 100, 10, 0)
-    assert found is not None and found.what == "short"
-    assert table.exact(b.DRAM_SEG, 100, 11, 0) is None
+    def alike(length: int) -> list[str]:
+        return [r.what for r in table.alike(b.DRAM_SEG, 100, length, 0)]
+
+    assert alike(10) == ["short"] and alike(11) == []
     table.put(places.Range(b.DRAM_SEG, 100, 10, 0, "alike", "latest"))
-    for left in ("latest", "short"):
-        found = table.exact(b.DRAM_SEG, 100, 10, 0)
-        assert found is not None and found.what == left
-        table.drop(found.name)
-    assert table.exact(b.DRAM_SEG, 100, 10, 0) is None
+    assert alike(10) == ["latest", "short"]
+    for left in ("alike", "2"):
+        table.drop(left)
+    assert alike(10) == []
+
+
+def test_ranges_that_hold_another_together() -> None:
+    table: places.Places[str] = places.Places()
+    spans = [(0, 100), (100, 50), (140, 60), (210, 90), (0, 400)]
+    for i, (address, length) in enumerate(spans):
+        table.put(places.Range(b.DRAM_SEG, address, length, 0, str(i), "", writable=i != 1))
+
+    def covered(address: int, length: int, *without: int, writable: bool = True) -> bool:
+        r = places.Range(b.DRAM_SEG, address, length, 0, "", "", writable=writable)
+        return table.cover(r, {str(i) for i in without})
+
+    assert covered(0, 400) and not covered(0, 401) and not covered(0, 400, 4)
+    assert covered(0, 200, 4, writable=False) and not covered(0, 200, 4)  # a part is read alone
+    assert not covered(0, 210, 4, writable=False) and not covered(200, 10, 4)
+    assert covered(145, 40, 4) and not covered(145, 40, 2, 4) and covered(145, 5, 2, 4,
+                                                                         writable=False)
+    table.drop("4")
+    assert not covered(0, 400) and covered(210, 90) and not covered(210, 90, 3)
 
 
 def test_many_files_take_their_own_time_each() -> None:
@@ -205,7 +224,7 @@ def test_many_files_take_their_own_time_each() -> None:
     assert found == [f"file {i}" for i in range(count - 1, -1, -1)]
     assert (at.offsets == 1024).all() and (at.lengths == 512).all()
     for i in range(count):
-        assert table.exact(b.FILE_SEG, 0, 4096, i) is not None
+        assert table.alike(b.FILE_SEG, 0, 4096, i)
         table.drop(str(i))
     assert looks < 30 * count
     assert table.all() == []

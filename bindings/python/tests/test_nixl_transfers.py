@@ -7,12 +7,13 @@ import hashlib
 import json
 import random
 import time
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import pytest
 from conftest import LIMIT, go_on, stop, until
 from nixl_agents import N, Two, ask, begin, finish
+from sluice import nixl
 from sluice.nixl import bindings as b
 from sluice.nixl import places
 
@@ -229,3 +230,49 @@ def test_cost_after_a_transfer(two: Two) -> None:
     h.release()
     with pytest.raises(b.nixlInvalidParamError):
         two.a.estimate_xfer_cost(h)
+
+
+@pytest.mark.parametrize("wrong", [5, 1.5, None, True, [1, 2], (1,), memoryview(b"x"),
+                                   np.zeros(2, np.uint8), "\udc80"])
+def test_types_of_arguments_as_the_wheel_checks_them(two: Two, wrong: Any) -> None:
+    """What nixl 1.5.1 answers; nothing is sent."""
+    descs, at = two.descs(two.x, (0, 64)), two.x.ctypes.data
+    a: Any = two.a
+    bad: list[Callable[[], Any]] = [
+           lambda: a.send_notif(wrong, b"x"),
+           lambda: a.initialize_xfer("WRITE", descs, descs, wrong),
+           lambda: a.initialize_xfer("WRITE", wrong, descs, "beta"),
+           lambda: a.remove_remote_agent(wrong), lambda: a.check_remote_metadata(wrong),
+           lambda: a.add_remote_agent(wrong), lambda: a.prep_xfer_dlist(wrong, descs),
+           lambda: a.deserialize_descs(wrong), lambda: b.nixlXferDList(wrong, [(1, 1, 1)]),
+           lambda: nixl.nixl_agent(wrong, nixl.nixl_agent_config(backends=[])),
+           lambda: a.send_notif("beta", wrong)]
+    if wrong is not None:
+        bad.append(lambda: a.create_backend("POSIX", wrong))
+    for call in bad:
+        with pytest.raises(TypeError):
+            call()
+    with pytest.raises(RuntimeError):
+        a.get_reg_descs([(at, 64, 0, wrong)], "DRAM")
+    if not isinstance(wrong, int):
+        with pytest.raises(RuntimeError):
+            a.get_xfer_descs([(wrong, 64, 0)], "DRAM")
+    a.send_notif("beta", b"end")
+    until(two.b.update_notifs)
+    assert two.b.notifs == {"alpha": [b"end"]}
+
+
+def test_names_as_long_as_the_wheel_takes_them() -> None:
+    names = ["é" * 300, "n" * 65535]
+    one, other = (nixl.nixl_agent(name) for name in names)
+    x = np.zeros(64, np.uint8)
+    for agent in (one, other):
+        agent.register_memory([(x.ctypes.data, 64, 0, "")], "DRAM")
+    assert one.add_remote_agent(other.get_agent_metadata()) == names[1].encode()
+    one.send_notif(names[1], b"here")
+    until(other.update_notifs)
+    assert other.notifs == {names[0]: [b"here"]}
+    for agent in (one, other):
+        agent.close()
+    with pytest.raises(b.nixlInvalidParamError):
+        nixl.nixl_agent("n" * 65536)

@@ -64,7 +64,7 @@ class TransferEngine:
             self._engine = Engine(local_hostname, memory.backends(host, protocol, device_name),
                                   transfer_timeout=transfer_timeout(), connect_timeout=CONNECT)
             self._sessions = Sessions(self._engine)
-            self._server = handshake.Server(host, 0, self._offer)
+            self._server = handshake.Server(self._offer)
         except _CANNOT as e:
             self.close()
             return _failed("initialize", e)

@@ -89,9 +89,11 @@ def _word(s: socket.socket) -> bytes:
 
 
 class Server:
-    """Answers at a port until it is closed."""
+    """Answers at a port of all addresses of this host until it is closed: peers may know it by
+    another than it does itself.
+    """
 
-    def __init__(self, host: str, port: int, offer: Callable[[], Offer]) -> None:
+    def __init__(self, offer: Callable[[], Offer]) -> None:
         class Handler(socketserver.StreamRequestHandler):
             timeout = _LIMIT
 
@@ -105,10 +107,19 @@ class Server:
                 elif word == _PROBE:
                     self.wfile.write(b"here")
 
+        family, everywhere = socket.AF_INET, "0.0.0.0"
+        if socket.has_dualstack_ipv6():
+            family, everywhere = socket.AF_INET6, "::"
+
         class Listening(socketserver.ThreadingTCPServer):
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            address_family = family
             allow_reuse_address, daemon_threads = True, True
             places = threading.Semaphore(_CALLERS)
+
+            def server_bind(self) -> None:
+                if family == socket.AF_INET6:
+                    self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                super().server_bind()
 
             def process_request(self, request: Any, client_address: Any) -> None:
                 if self.places.acquire(timeout=_LIMIT):
@@ -125,7 +136,7 @@ class Server:
             def handle_error(self, request: object, client_address: object) -> None:
                 """Nothing: a caller that hangs up, or asks too slowly, asks anew."""
 
-        self._server = Listening((host, port), Handler)
+        self._server = Listening((everywhere, 0), Handler)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="sluice-mooncake",
                                         daemon=True)

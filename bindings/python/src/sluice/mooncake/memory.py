@@ -8,7 +8,7 @@ from __future__ import annotations
 import array
 import ctypes
 import sys
-from typing import Optional, Sequence, Union
+from typing import Any, Optional, Sequence, Union
 
 from .._config import Backend
 from .._region import Region
@@ -21,12 +21,12 @@ _MEMORY_TYPE, _DEVICE = 2, 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_
 
 def backends(host: str, protocol: str, devices: str) -> list[Union[str, Backend]]:
     """What serves a protocol. shm comes first: peers of one host need no network."""
-    opened: list[Union[str, Backend]] = ["shm"]
+    opened: list[Union[str, Backend]] = [Backend("shm", optional=True)]
     if _cards_in_use():
         opened.append(Backend("cuda", optional=True))
     if protocol == "tcp":
-        where = f"[{host}]" if ":" in host else host
-        return [*opened, Backend("tcp", plaintext=True, listen=f"{where}:0")]
+        told: dict[str, Any] = {"advertise": host} if host else {}
+        return [*opened, Backend("tcp", plaintext=True, **told)]  # it listens everywhere
     if protocol == "rdma":
         own = {"devices": devices} if devices else {}
         return [*opened, Backend("rdma", optional=True, **own), Backend("ucx", optional=True,

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import Any, Iterable, Optional
 
 from .. import __version__
 from . import listening, lists, plugins
 from .backends import logger, nixl_backend_handle
-from .bindings import DEFAULT_COMM_PORT, NIXL_READ, NIXL_WRITE, nixl_thread_sync_t
+from .bindings import (DEFAULT_COMM_PORT, NIXL_READ, NIXL_WRITE, as_text,
+                       nixl_thread_sync_t)
 from .handles import translated
 from .notifications import Notifications
 from .transfers import Transfers
@@ -42,10 +44,12 @@ class nixl_agent_config:
         self.backends = list(backends)
 
 
-def _told_by_environment() -> bool:
-    """As NIXL takes its variable: y, yes, on, 1, true, enable."""
-    said = os.environ.get("NIXL_TELEMETRY_ENABLE", "")
-    return said.lower() in {"y", "yes", "on", "1", "true", "enable"}
+def _captures(config: bool) -> bool:
+    """NIXL's variable wins, where it says something: as NIXL takes it, in any case of letters."""
+    said = os.environ.get("NIXL_TELEMETRY_ENABLE", "").lower()
+    if said in {"y", "yes", "on", "1", "true", "enable"}:
+        return True
+    return config and said not in {"n", "no", "off", "0", "false", "disable"}
 
 
 class nixl_agent(Transfers, Notifications):
@@ -53,13 +57,13 @@ class nixl_agent(Transfers, Notifications):
 
     def __init__(self, agent_name: str, nixl_conf: Optional[nixl_agent_config] = None,
                  instantiate_all: bool = False) -> None:
-        if not agent_name:
+        if not as_text(agent_name):
             raise ValueError("an agent needs a name")
         super().__init__(agent_name)
         self._listener: Optional[listening.Listener] = None
         config = nixl_conf or nixl_agent_config()
-        self._telemetry = config.capture_telemetry or _told_by_environment()
-        self._lower: Any = None
+        self._telemetry = _captures(config.capture_telemetry)
+        self.agent = self._lower(config)
         self.plugin_list = list(plugins.PLUGINS)
         self.plugin_b_options = {n: dict(p.params) for n, p in plugins.PLUGINS.items()}
         self.plugin_mem_types = {n: list(p.mems) for n, p in plugins.PLUGINS.items()}
@@ -77,19 +81,25 @@ class nixl_agent(Transfers, Notifications):
         if config.enable_listen:
             self._listener = listening.Listener(self, config.port)
 
-    @property
-    def agent(self) -> Any:
-        """The same agent by NIXL's lower calls, or what a program has put in its place. The calls
-        of nixl_agent do not go by it."""
-        if self._lower is None:
-            from . import lower  # which imports this
+    def _lower(self, config: nixl_agent_config) -> Any:
+        """The same agent by NIXL's lower calls, which those of nixl_agent do not go by. It is made
+        as NIXL's own agent makes it: a program may have put a constructor of its own in the place
+        of nixl._bindings.nixlAgent.
+        """
+        from . import lower  # which imports this
 
-            self._lower = lower.nixlAgent(self.name, over=weakref.proxy(self))
-        return self._lower
-
-    @agent.setter
-    def agent(self, other: Any) -> None:
-        self._lower = other
+        bind: Any = sys.modules.get("nixl._bindings")
+        if getattr(bind, "_lower", None) is not lower:  # NIXL's own, or none
+            bind = lower
+        c = bind.nixlAgentConfig()
+        c.useProgThread, c.useListenThread = config.enable_pthread, config.enable_listen
+        c.listenPort, c.captureTelemetry = config.port, config.capture_telemetry
+        c.syncMode = config.sync_mode or (
+            nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT if config.enable_listen
+            else nixl_thread_sync_t.NIXL_THREAD_SYNC_NONE)
+        c.pthrDelay, c.lthrDelay = 0, 100000
+        c._over = weakref.proxy(self)
+        return bind.nixlAgent(self.name, c)
 
     @property
     def backend_mems(self) -> dict[str, list[str]]:

@@ -20,6 +20,7 @@ logger = logging.getLogger("sluice.nixl")
 nixl_backend_handle = int
 
 TOLD_ALWAYS = "0"  # the name of a region of one byte, by which an agent without memory is described
+_NAME_MOST = 65535  # in metadata, and before each message
 _LIMITS = Limits(transfers=1 << 20, peers=65536, notifications=65536)
 
 
@@ -27,7 +28,11 @@ class Backends:
     """Backends by NIXL's names. The engine opens when it is first needed, and has them all."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = b.as_text(name)
+        if len(self.name.encode()) > _NAME_MOST:
+            raise b.nixlInvalidParamError(f"the name of an agent has at most {_NAME_MOST} bytes")
+        # what errors and statistics of sluice say: an engine's name has 255 bytes at most
+        self._called = self.name.encode()[:255].decode("utf-8", "ignore")
         self.backends: dict[str, nixl_backend_handle] = {}
         self._lock = threading.RLock()  # guards what follows, and what the other parts keep
         self._engine: Optional[Engine] = None
@@ -60,6 +65,8 @@ class Backends:
         """Adds a backend. Before the first registration: an engine has its backends from the
         beginning.
         """
+        if initParams is not None and not isinstance(initParams, dict):
+            raise TypeError(f"create_backend: want a dict, not {type(initParams).__name__}")
         with self._lock:
             if backend not in plugins.PLUGINS:
                 raise b.nixlNotFoundError(
@@ -81,7 +88,7 @@ class Backends:
         failed: list[tuple[Backend, errors.Error]] = []
         for one in trials:
             try:
-                Engine(self.name, [one]).close()
+                Engine(self._called, [one]).close()
             except errors.Error as e:
                 failed.append((one, e))
         if failed and len(failed) == len(trials):
@@ -95,7 +102,7 @@ class Backends:
             if self._engine is None:
                 chosen = plugins.backends(self._params, [*cards, *plugins.current_cards()])
                 with translated():
-                    engine = Engine(self.name, chosen, limits=_LIMITS,
+                    engine = Engine(self._called, chosen, limits=_LIMITS,
                                     transfer_timeout=transfer_timeout(),
                                     connect_timeout=CONNECT)
                     engine.register(TOLD_ALWAYS, b"\0")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import array
+import itertools
 import json
 import struct
 from enum import Enum
@@ -126,16 +128,29 @@ Triple = Sequence[int]
 
 
 def _rows(descs: Any) -> Rows:
-    rows = np.array(descs, dtype=np.uint64)
-    if rows.ndim != 2 or rows.shape[1] != 3:
-        raise TypeError(f"descriptors: want (address, length, device) each, not shape {rows.shape}")
-    return rows
+    """TypeError for another shape, RuntimeError for what are no whole numbers, as the wheel has it.
+    """
+    if isinstance(descs, np.ndarray):
+        if descs.ndim != 2 or descs.shape[1] != 3:
+            raise TypeError(f"descriptors: want rows of three, not shape {descs.shape}")
+        if descs.dtype.kind not in "iu":
+            raise RuntimeError(f"descriptors: want whole numbers, not {descs.dtype}")
+        return descs.astype(np.uint64)
+    if set(map(len, descs)) != {3}:
+        raise TypeError("descriptors: want (address, length, device) each")
+    try:
+        flat = array.array("Q", itertools.chain.from_iterable(descs))
+    except (TypeError, OverflowError) as e:
+        raise RuntimeError(f"descriptors: {e}") from None
+    return np.frombuffer(flat, np.uint64).reshape(len(descs), 3)
 
 
 class _List:
     """Descriptors of one type of memory: (address, length, device)."""
 
     def __init__(self, type: nixl_mem_t, descs: Any = 0) -> None:
+        if not isinstance(type, nixl_mem_t):
+            raise TypeError(f"want a nixl_mem_t, not {type!r}")
         self._type = type
         self._room: Rows = np.zeros((0, 3), np.uint64)
         self._n = 0
@@ -243,7 +258,10 @@ class nixlRegDList(_List):
     def _append(self, descs: list[tuple[Any, ...]]) -> None:
         if any(len(desc) != 4 for desc in descs):
             raise TypeError("want (address, length, device, meta) each")
-        about = [as_bytes(desc[3]) for desc in descs]
+        try:
+            about = [as_bytes(desc[3]) for desc in descs]
+        except TypeError as e:
+            raise RuntimeError(str(e)) from None  # as the wheel has it
         self._extend([desc[:3] for desc in descs])
         self._about += about
 
@@ -296,11 +314,20 @@ class nixlRemoteDList:
 
 
 def as_bytes(text: Union[str, bytes]) -> bytes:
-    return text.encode() if isinstance(text, str) else bytes(text)
+    """TypeError for what is neither text nor bytes, as the wheel has it."""
+    if isinstance(text, (bytes, bytearray)):
+        return bytes(text)
+    if not isinstance(text, str):
+        raise TypeError(f"want str or bytes, not {type(text).__name__}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as e:
+        raise TypeError(str(e)) from None
 
 
 def as_text(name: Union[str, bytes]) -> str:
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+    """The same of a name."""
+    return as_bytes(name).decode("utf-8", "replace")
 
 
 _MAGIC = b"sluice-dlist\x01"
@@ -315,6 +342,8 @@ def encode_list(descs: _List) -> bytes:
 
 def decode_list(data: bytes) -> Union[nixlXferDList, nixlRegDList]:
     """The list in such bytes. nixlMismatchError for all others."""
+    if not isinstance(data, (bytes, bytearray)):
+        raise TypeError(f"want bytes, not {type(data).__name__}")
     try:
         if not data.startswith(_MAGIC):
             raise ValueError("not a list of descriptors")

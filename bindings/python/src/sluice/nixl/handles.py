@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Union
+from typing import TYPE_CHECKING, Any, Container, Iterator, Optional, Protocol, Union
 
 from .. import errors
 from .._patience import SLOW
@@ -70,18 +71,30 @@ class nixl_prepped_dlist_handle:
         return f"nixl_prepped_dlist_handle(agent={self.agent!r}, released={self._released})"
 
 
+class Make(Protocol):
+    """Makes a transfer by the peer as it is connected then, and names the ranges of our own that it
+    lists. It does without those that end; with `revoked` one of the peer's that it used before has
+    ended, too. nixlNotFoundError where no others hold the bytes.
+    """
+
+    def __call__(self, ending: Container[str] = (),
+                 revoked: bool = False) -> tuple[Transfer, set[str]]: ...
+
+
 class nixl_xfer_handle:
     """A transfer. `release` ends it: when that returns, no byte of it lands any more."""
 
-    def __init__(self, agent: Backends, make: Callable[[], Transfer], plugin: str, total: int,
-                 count: int) -> None:
+    def __init__(self, agent: Backends, make: Make, plugin: str, total: int, count: int) -> None:
         self.agent, self.plugin, self.total, self.count = agent, plugin, total, count
-        self._make = make  # one more of the same, by the peer as it is connected then
-        self._transfer: Optional[Transfer] = make()
+        self._make = make
+        self._lock = threading.RLock()  # guards what follows; the agent's comes after it
+        self._transfer: Optional[Transfer]
+        self._transfer, self._lists = make()
         self._message = b""
         self._gone = ""  # why the last post could not begin: its peer is gone
         self._posted = 0.0  # when, as time.time
-        self._began = self._took = self._lasted = 0.0  # by the clock that never goes back
+        # by the clock that never goes back; _lasted is 0 until it is seen done
+        self._began = self._took = self._lasted = 0.0
         self._slow = False  # the log has said so of this post
 
     @property
@@ -91,72 +104,123 @@ class nixl_xfer_handle:
         return self._transfer
 
     def set_message(self, message: bytes) -> None:
-        try:
-            self.transfer.message(message)
-        except errors.BusyError as e:
-            raise b.nixlRepostActiveError(str(e)) from e
-        self._message = message
+        with self._lock:
+            try:
+                self.transfer.message(message)
+            except errors.BusyError as e:
+                raise b.nixlRepostActiveError(str(e)) from e
+            self._message = message
+
+    def _anew(self, ending: Container[str] = (), revoked: bool = False) -> Transfer:
+        """Makes it once more, in the place of what it was."""
+        t, lists = self._make(ending, revoked)
+        if self._message:
+            t.message(self._message)
+        former, self._transfer, self._lists = self.transfer, t, lists
+        former.close()
+        return t
 
     def _usable(self) -> Transfer:
         """The transfer; made anew where its peer was lost since, unless it is under way."""
         t = self.transfer
-        if not is_lost(t.peer) or self._is_under_way():
-            return t
-        self._transfer = self._make()
-        t.close()
-        if self._message:
-            self._transfer.message(self._message)
-        return self._transfer
+        return self._anew() if is_lost(t.peer) and not self._is_under_way() else t
 
     def _is_under_way(self) -> bool:
         try:
-            return self._posted > 0 and not self.transfer.test()
+            return self._posted > 0 and not self._lasted and not self.transfer.test()
         except errors.Error:
             return False
+
+    def leave(self, gone: set[str], ending: set[str]) -> bool:
+        """Goes by others than the ranges that are to go, where others that do not end hold the
+        bytes. False where none do, where its last post is not done, or where a thread uses it.
+        """
+        if self._lists.isdisjoint(gone):
+            return True
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._transfer is not None:
+                if self._posted and not self._seen_done():
+                    return False
+                self._anew(ending)
+            return True
+        except (errors.Error, b.nixlNotFoundError, b.nixlInvalidParamError,
+                b.nixlRemoteDisconnectError):
+            return False
+        finally:
+            self._lock.release()
+
+    def _seen_done(self) -> bool:
+        return not is_lost(self.transfer.peer) and self._state() == "DONE"
 
     def post(self) -> str:
         """Starts it. Where its peer was lost before, it is connected anew first: with a message,
         which may come once alone, that is asked before, else only where the post ends so at once.
         """
-        self._gone = ""
-        try:
-            self._start(self._usable() if self._message else self.transfer)
+        with self._lock:
+            self._gone = ""
             try:
-                return self.state()
-            except b.nixlRemoteDisconnectError:
-                if self._message:
-                    raise
-            self._start(self._usable())
-        except b.nixlRemoteDisconnectError as e:
-            self._gone = str(e)
-            raise
-        return self.state()
+                self._start(self._usable() if self._message else self.transfer)
+                try:
+                    return self._state()
+                except b.nixlRemoteDisconnectError:
+                    if self._message:
+                        raise
+                self._start(self._usable())
+            except b.nixlRemoteDisconnectError as e:
+                self._gone = str(e)
+                raise
+            return self._state()
 
     def _start(self, t: Transfer) -> None:
         self._posted, self._began, self._lasted = time.time(), time.perf_counter(), 0.0
         self._slow = False
-        try:
-            t.post()
-        except errors.BusyError as e:
-            raise b.nixlRepostActiveError(str(e)) from e
-        except errors.Error as e:
-            raise as_nixl(e) from e
+        while True:
+            try:
+                t.post()
+                break
+            except errors.BusyError as e:
+                raise b.nixlRepostActiveError(str(e)) from e
+            except errors.RevokedError as e:
+                t = self._elsewhere(e)
+            except errors.Error as e:
+                raise as_nixl(e) from e
         self._took = time.perf_counter() - self._began
 
+    def _elsewhere(self, why: errors.RevokedError) -> Transfer:
+        """The same by another range of the peer's that holds the bytes."""
+        try:
+            return self._anew(revoked=True)
+        except b.nixlNotFoundError:
+            raise as_nixl(why) from why
+
     def state(self) -> str:
+        if self._lasted and self._transfer is not None and not self._gone:
+            return "DONE"
+        with self._lock:
+            return self._state()
+
+    def _state(self) -> str:
         t = self.transfer
         if self._gone:
             raise b.nixlRemoteDisconnectError(self._gone)
         if not self._posted:
             raise b.nixlNotPostedError("the transfer was not posted")
+        if self._lasted:
+            return "DONE"
         try:
             if not t.test():
                 self._tell()
                 return "PROC"
+        except errors.RevokedError as e:
+            began = self._posted, self._began
+            self._start(self._elsewhere(e))
+            self._posted, self._began = began
+            return self._state()
         except errors.Error as e:
             raise as_nixl(e) from e
-        if not self._lasted:
-            self._lasted = time.perf_counter() - self._began
+        self._lasted = time.perf_counter() - self._began
         return "DONE"
 
     def _tell(self) -> None:
@@ -175,11 +239,10 @@ class nixl_xfer_handle:
 
     def release(self) -> None:
         """Aborts it where it is under way, and gives it back."""
-        t = self._transfer
-        if t is not None:
-            with translated():
-                t.close()
-            self._transfer = None
+        with self._lock, translated():
+            if self._transfer is not None:
+                self._transfer.close()
+                self._transfer = None
 
     def __repr__(self) -> str:
         return (f"nixl_xfer_handle({self.plugin}, {self.total} bytes, "

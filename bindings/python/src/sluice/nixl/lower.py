@@ -31,15 +31,15 @@ class nixlAgentConfig:
         self.listenPort, self.syncMode = listenPort, syncMode
         self.pthrDelay, self.lthrDelay = pthrDelay, lthrDelay
         self.captureTelemetry, self.etcdWatchTimeout = captureTelemetry, 5_000_000
+        self._over: Optional[nixl_agent] = None  # the agent that is called by this one
 
 
 class nixlAgent:
     """An agent whose backends, lists and transfers are numbers."""
 
-    def __init__(self, name: str, config: Optional[nixlAgentConfig] = None,
-                 over: Optional[nixl_agent] = None) -> None:
+    def __init__(self, name: str, config: Optional[nixlAgentConfig] = None) -> None:
         c = config or nixlAgentConfig()
-        self._over = over or nixl_agent(name, nixl_agent_config(
+        self._over = c._over if c._over is not None else nixl_agent(name, nixl_agent_config(
             enable_listen_thread=c.useListenThread, listen_port=c.listenPort,
             capture_telemetry=c.captureTelemetry, backends=[]))
         self._numbers = itertools.count(1)

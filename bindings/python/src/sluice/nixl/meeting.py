@@ -56,13 +56,15 @@ class Meeting(Memory):
         engine = self._open()
         with translated():
             description = engine.describe(engine._regions[TOLD_ALWAYS], *[r.what for r in ranges])
+        for r in ranges:
+            r.used = True
         return blob.encode(blob.Metadata(self.name, whole, list(ranges), description))
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
         """Meets an agent by its metadata, and learns of more memory of one that is known. Returns
         its name.
         """
-        m = blob.decode(metadata)
+        m = blob.decode(b.as_bytes(metadata))
         if m.agent == self.name:
             raise b.nixlInvalidParamError("this is our own metadata: our own memory is reached by "
                                           "our own name")
@@ -123,8 +125,9 @@ class Meeting(Memory):
 
     def check_remote_metadata(self, agent: Name, descs: Optional[b.nixlXferDList] = None) -> bool:
         """Whether an agent is known and not lost, and all of a list in its memory."""
+        name = as_text(agent)
         with self._lock:
-            remote = self._remotes.get(as_text(agent))
+            remote = self._remotes.get(name)
             if remote is None or is_lost(remote.peer):
                 return False
             if descs is None or descs.isEmpty():

@@ -9,7 +9,6 @@ import stat
 from dataclasses import dataclass
 from typing import Optional
 
-from .._library import READ_ONLY
 from .._segments import File, Located, locate
 from . import bindings as b
 
@@ -55,22 +54,17 @@ def file(number: int, named: Optional[Named], offset: int, length: int) -> Locat
     """
     opened = None if named is None else named.open()
     at = number if opened is None else opened.fd
-    if named is not None and length:
-        extends = named.writable  # which says nothing of a device: its size is known
-        direct = named.direct
-    else:
-        try:
-            flags = fcntl.fcntl(at, fcntl.F_GETFL)
-            extends = stat.S_ISREG(os.fstat(at).st_mode) and bool(flags & os.O_RDWR)
-        except OSError as e:
-            raise b.nixlBackendError(f"register descriptor {at}: {e.strerror}") from e
-        direct = bool(flags & os.O_DIRECT) if named is None else named.direct
+    try:
+        flags, mode = fcntl.fcntl(at, fcntl.F_GETFL), os.fstat(at).st_mode
+    except OSError as e:
+        raise b.nixlBackendError(f"register descriptor {at}: {e.strerror}") from e
+    writable = flags & os.O_ACCMODE != os.O_RDONLY
+    # A write makes it longer. That says nothing of a device: its size is known.
+    extends = writable and (stat.S_ISREG(mode) or bool(named and length))
+    direct = bool(flags & os.O_DIRECT) if named is None else named.direct
     located = locate(File(at, offset, length or (_ALL - offset if extends else None), extends,
                           buffered=not direct))
-    located.keep = opened
-    if named is not None and not named.writable:
-        located.segment.flags |= READ_ONLY
-    return located
+    return Located(located.segment, located.keep if opened is None else opened, writable)
 
 
 def parse(meta: bytes) -> Optional[Named]:

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from dataclasses import dataclass, field
-from typing import Any, Generic, Optional, Tuple, TypeVar
+from typing import Any, Container, Generic, Optional, Tuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +30,9 @@ class Range(Generic[T]):
     device: int
     name: str
     what: T
+    listed: int = -1  # its length as a list says it: 0 of a file stands for all; -1: the same
+    writable: bool = True
+    used: bool = False  # ours: a peer was told of it, or a transfer lists it
 
 
 @dataclass
@@ -157,28 +162,36 @@ def find_pattern(at: Located[Any]) -> Optional[Pattern]:
 
 
 class Places(Generic[T]):
-    """The ranges of one agent."""
+    """The ranges of one agent. They may overlap, and one memory may be there twice."""
 
     def __init__(self) -> None:
         self._ranges: dict[str, Range[T]] = {}
-        self._kept: dict[Kind, dict[str, Range[T]]] = {}  # the same; thousands of files are usual
-        self._alike: dict[Span, dict[str, Range[T]]] = {}  # the same; one memory may be there twice
+        self._alike: dict[Span, dict[str, Range[T]]] = {}  # the same, by what lists say
+        # the same by where they lie: address, length, number of the call of put, name
+        self._lists: dict[Kind, list[tuple[int, int, int, str]]] = {}
+        self._entries: dict[str, tuple[int, int, int, str]] = {}
+        self._longest: dict[Kind, int] = {}  # of each list, ever
+        self._numbers = itertools.count()
         self._sorted: dict[Kind, _Table[T]] = {}
 
     def put(self, r: Range[T]) -> None:
+        if r.name in self._ranges:
+            self.drop(r.name)
         self._ranges[r.name] = r
         key = (r.kind, r.device)
-        self._kept.setdefault(key, {})[r.name] = r
-        self._alike.setdefault((key, r.address, r.length), {})[r.name] = r
+        entry = self._entries[r.name] = (r.address, r.length, next(self._numbers), r.name)
+        bisect.insort(self._lists.setdefault(key, []), entry)
+        self._longest[key] = max(r.length, self._longest.get(key, 0))
+        self._alike.setdefault(_span(r), {})[r.name] = r
         self._sorted.pop(key, None)
 
     def drop(self, name: str) -> None:
-        r = self._ranges.pop(name)
-        key = (r.kind, r.device)
-        del self._kept[key][name]
-        if not self._kept[key]:
-            del self._kept[key]
-        span = (key, r.address, r.length)
+        r, entry = self._ranges.pop(name), self._entries.pop(name)
+        key, span = (r.kind, r.device), _span(r)
+        mine = self._lists[key]
+        del mine[bisect.bisect_left(mine, entry)]
+        if not mine:
+            del self._lists[key], self._longest[key]
         del self._alike[span][name]
         if not self._alike[span]:
             del self._alike[span]
@@ -187,10 +200,26 @@ class Places(Generic[T]):
     def all(self) -> list[Range[T]]:
         return list(self._ranges.values())
 
-    def exact(self, kind: nixl_mem_t, address: int, length: int, device: int) -> Optional[Range[T]]:
-        """The latest that is registered as this range, neither more nor less."""
-        alike = self._alike.get(((kind, device), address, length))
-        return next(reversed(alike.values())) if alike else None
+    def alike(self, kind: nixl_mem_t, address: int, length: int, device: int) -> list[Range[T]]:
+        """Those that are registered as this range, neither more nor less; the latest first."""
+        return list(reversed(self._alike.get(((kind, device), address, length), {}).values()))
+
+    def cover(self, r: Range[T], without: Container[str]) -> bool:
+        """Whether ranges that are not named hold all of its bytes together, and may be written
+        where it may.
+        """
+        mine = self._lists.get((r.kind, r.device), [])
+        at, end = r.address, r.address + r.length
+        first = bisect.bisect_left(mine, (at - self._longest.get((r.kind, r.device), 0),))
+        for i in range(first, len(mine)):
+            address, length, _, name = mine[i]
+            if address > at:
+                return False  # nothing holds the byte there
+            if name not in without and self._ranges[name].writable >= r.writable:
+                at = max(at, address + length)
+            if at >= end:
+                return True
+        return False
 
     def locate(self, kind: nixl_mem_t, rows: Rows) -> Located[T]:
         """Finds descriptors. nixlNotFoundError for what lies in no range, or goes past its end."""
@@ -214,6 +243,25 @@ class Places(Generic[T]):
             ranges += part.ranges
         return Located(ranges, which, rows[:, 0] - starts, rows[:, 1])
 
+    def again(self, at: Located[T], without: Container[str] = ()) -> Located[T]:
+        """The same by ranges that are there and are not named. nixlNotFoundError where none holds
+        a part of it.
+        """
+        if all(self._ranges.get(r.name) is r and r.name not in without for r in at.ranges):
+            return at
+        which = np.zeros(at.count, np.int64) if at.which is None else at.which
+        rows = np.empty((at.count, 3), np.uint64)
+        rows[:, 0] = np.array([r.address for r in at.ranges], np.uint64)[which] + at.offsets
+        rows[:, 1] = at.lengths
+        rows[:, 2] = np.array([r.device for r in at.ranges], np.uint64)[which]
+        if not without:
+            return self.locate(at.ranges[0].kind, rows)
+        others: Places[T] = Places()
+        for r in self._ranges.values():
+            if r.name not in without:
+                others.put(r)
+        return others.locate(at.ranges[0].kind, rows)
+
     def _locate_lone(self, kind: nixl_mem_t, rows: Rows) -> Optional[Located[T]]:
         """The same where each device has one range, as files mostly have; else None."""
         numbers: dict[int, int] = {}  # of devices, as they come
@@ -222,10 +270,10 @@ class Places(Generic[T]):
         for address, length, device in rows.tolist():
             number = numbers.setdefault(device, len(ranges))
             if number == len(ranges):
-                mine = self._kept.get((kind, device), {})
+                mine = self._lists.get((kind, device), [])
                 if len(mine) != 1:
                     return None
-                ranges += mine.values()
+                ranges.append(self._ranges[mine[0][3]])
             r = ranges[number]
             if address < r.address or address + length > r.address + r.length:
                 return None
@@ -273,12 +321,16 @@ class Places(Generic[T]):
     def _table(self, key: Kind) -> _Table[T]:
         table = self._sorted.get(key)
         if table is None:
-            mine = list(self._kept.get(key, {}).values())
-            mine.sort(key=lambda r: (r.address, r.length))
-            starts = np.array([r.address for r in mine], np.uint64)
-            table = self._sorted[key] = _Table(starts, np.array([r.length for r in mine],
-                np.uint64), mine)
+            mine = self._lists.get(key, [])
+            table = self._sorted[key] = _Table(
+                np.array([address for address, *_ in mine], np.uint64),
+                np.array([length for _, length, *_ in mine], np.uint64),
+                [self._ranges[name] for *_, name in mine])
         return table
+
+
+def _span(r: Range[Any]) -> Span:
+    return (r.kind, r.device), r.address, r.length if r.listed < 0 else r.listed
 
 
 def by_value(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64],

@@ -45,7 +45,7 @@ OPTIONS = {
 # The names in capitals beyond NIXL's are sluice's own; their parameters are the options of the
 # backend.
 PLUGINS = {
-    "UCX": Plugin((_DRAM, _VRAM), ("shm", "cuda?", "rdma?", "tcp?"), True,
+    "UCX": Plugin((_DRAM, _VRAM), ("shm?", "cuda?", "rdma?", "tcp?"), True,
                   (("device_list", ""), ("ucx_devices", ""))),
     "POSIX": Plugin((_DRAM, _FILE, _BLOCK), ("posix",), False, (("use_uring", "true"),
         ("use_aio", "false"), ("use_posix_aio", "false")), True),

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Optional, Union
+from contextlib import suppress
+from typing import Any, Container, Iterable, Optional, Union
 
 import numpy as np
 
+from .. import errors
+from ..peer import Peer
 from ..transfer import Op, Transfer
 from . import bindings as b
 from . import lists, messages, plugins
@@ -111,6 +114,9 @@ class Transfers(Meeting):
         """A transfer between two lists. Posting it again costs nothing that this has done."""
         op, names = _OPS[operation], self._handles(backends)
         agent = as_text(remote_agent)
+        for descs in (local_descs, remote_descs):
+            if not isinstance(descs, b.nixlXferDList):
+                raise TypeError(f"want a nixlXferDList, not {type(descs).__name__}")
         if local_descs.isEmpty():
             raise b.nixlInvalidParamError("the list is empty")
         with self._lock:
@@ -137,11 +143,16 @@ class Transfers(Meeting):
             raise b.nixlInvalidParamError("descriptors of a pair differ in length")
         plugin = self._plugin(names, files)
 
-        def make() -> Transfer:
-            return self._filled(op, local, remote, agent, names)
+        without: set[str] = set()  # ranges of the agent's that have ended
+
+        def make(ending: Container[str] = (), revoked: bool = False) -> tuple[Transfer, set[str]]:
+            return self._filled(op, local, remote, agent, names, ending, without, revoked)
 
         handle = nixl_xfer_handle(self, make, plugin, local.total, local.count)
-        if len(message):
+        with self._lock:
+            self._handled.add(handle)
+        message = b.as_bytes(message)
+        if message:
             try:
                 handle.set_message(messages.frame(self.name, message))
             except BaseException:
@@ -150,23 +161,35 @@ class Transfers(Meeting):
         return handle
 
     def _filled(self, op: Op, local: Located[Any], remote: Located[Any], agent: str,
-                names: list[str]) -> Transfer:
-        """A transfer between the two, to the agent as it is connected now."""
+                names: list[str], ending: Container[str], without: set[str],
+                revoked: bool) -> tuple[Transfer, set[str]]:
+        """What Make is, for a transfer between the two to the agent. Those of the agent's that it
+        finds to have ended it adds to without.
+        """
         itself = agent in ("", self.name)
         met = None if itself else self._live(agent)
         with self._lock, translated():
             peer = self._open().self_peer() if met is None else met.peer
-            if met is None:
-                remote = remote.at([Range[Any](r.kind, r.address, r.length, r.device, r.name, at)
-                                    for r, at in zip(remote.ranges, peer.remotes(
-                                        [r.name for r in remote.ranges]))])
-            t = peer.transfer(op, only=plugins.alone(names))
-            try:
-                fill(t, local, remote)
-            except BaseException:
-                t.close()
-                raise
-        return t
+            places = self._places if met is None else met.places
+            here = self._places.again(local, ending)
+            there = places.again(remote, ending if met is None else without)
+            while True:
+                if revoked:
+                    there = _elsewhere(places, there, without)
+                t = peer.transfer(op, only=plugins.alone(names))
+                try:
+                    fill(t, here, there if met is not None else there.at(_of_self(peer, there)))
+                    break
+                except errors.RevokedError:
+                    t.close()
+                    revoked = True
+                except BaseException:
+                    t.close()
+                    raise
+            lists = here.ranges + (there.ranges if met is None else [])
+            for r in lists:
+                r.used = True
+        return t, {r.name for r in lists}
 
     def _plugin(self, names: list[str], files: bool) -> str:
         """Under which name query_xfer_backend knows a transfer."""
@@ -225,6 +248,22 @@ class Transfers(Meeting):
     def release_mem_view(self, mvh: int) -> None:
         """Not supported."""
         raise b.nixlNotSupportedError("there are no memory views for device code here")
+
+
+def _of_self(peer: Peer, at: Located[Any]) -> list[Range[Any]]:
+    """Ranges of our own as the engine reaches them as its own peer."""
+    return [Range[Any](r.kind, r.address, r.length, r.device, r.name, remote)
+            for r, remote in zip(at.ranges, peer.remotes([r.name for r in at.ranges]))]
+
+
+def _elsewhere(places: Places[Any], at: Located[Any], without: set[str]) -> Located[Any]:
+    """The same without one of its ranges, which may be the one that has ended."""
+    for r in at.ranges:
+        with suppress(b.nixlNotFoundError):
+            other = places.again(at, {*without, r.name})
+            without.add(r.name)
+            return other
+    raise b.nixlNotFoundError("a range of the agent's has ended, and no other holds the bytes")
 
 
 _UNROLLED_MOST = 1 << 20  # blocks of runs that lie in several ranges
