@@ -287,6 +287,17 @@ var misdeeds = []struct {
 			return nil
 		},
 	}},
+	{"says nothing of a fault", []string{"FaultsNear", "FaultsFar"}, sabotage{
+		poll: func(b *saboteur, done []driver.Completion) (int, error) {
+			n, err := b.Backend.Poll(done)
+			for i := range done[:n] {
+				if errors.Is(done[i].Err, driver.ErrFault) {
+					done[i].Err = nil
+				}
+			}
+			return n, err
+		},
+	}},
 	{"cancels every batch", []string{"CancelNothing"}, sabotage{
 		submit: remembered,
 		cancel: func(p *saboteurPeer, _ uint64) {

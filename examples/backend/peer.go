@@ -7,6 +7,7 @@ import (
 	"crypto/subtle"
 	"encoding/binary"
 	"fmt"
+	"runtime/debug"
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
@@ -153,6 +154,21 @@ func (p *peer) copy(op driver.Op, d *driver.Desc) error {
 		shared.Enter()
 		defer shared.Leave()
 	}
+	return move(to, from)
+}
+
+// move is copy of memory that its program may have unmapped: a fault is an error of the transfer.
+func move(to, from []byte) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch fault := recover().(type) {
+		case nil:
+		case interface{ Addr() uintptr }:
+			err = driver.ErrFault
+		default:
+			panic(fault)
+		}
+	}()
 	copy(to, from)
 	return nil
 }
