@@ -37,7 +37,7 @@ OPTIONS = {
     " handshakes grace close_max failure handshake",
     "rdma": "library devices rails listen queue_depth slice entries flight batches_max notify_max "
             "keys_max conns_max timeout retries level"
-    " traffic_class mtu spin grace failure relaxed_ordering",
+    " traffic_class mtu spin grace packet_life failure relaxed_ordering",
     "cuda": "sms in_flight library devices streams gated batches_max message_max keys_max peers "
             "peers_max fence_grace sum_timeout dial_timeout",
 }
