@@ -83,7 +83,7 @@ func TestKernelsOnTheCPU(t *testing.T) {
 // and compares with csrc/digest. Planted errors must be caught by the sanitizers.
 func TestDigestKernelsOnTheCPU(t *testing.T) {
 	sources := []string{"testdata/digest_host.c", "../csrc/digest/digest.c",
-		"../csrc/digest/ways.c"}
+		"../csrc/digest/guard.c", "../csrc/digest/ways.c"}
 	for compiler, flags := range map[string][]string{"gcc": sanitizers, "clang-19": {"-O3"}} {
 		t.Run(compiler, func(t *testing.T) {
 			t.Parallel()
