@@ -89,8 +89,8 @@ func (s *server) hear(ctx context.Context, conn net.Conn, v *lobby.Visit) {
 	// Time in which this process is kept off its processors is not the other side's.
 	within, cancel := context.WithCancelCause(ctx)
 	limit := clock.AfterRunning(clock.Host(), s.e.cfg.HandshakeTimeout, func() {
-		cancel(context.DeadlineExceeded)
 		_ = conn.SetDeadline(time.Unix(1, 0)) // fails only where it is closed
+		cancel(context.DeadlineExceeded)      // last: a refusal waits for it, and sets a deadline
 	})
 	defer limit.Stop()
 	defer cancel(nil)
