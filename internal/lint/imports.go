@@ -45,16 +45,6 @@ func cgo(f *File) []Finding {
 		`import "C" stands in csrc, cuda and bindings only: call a function of csrc`)
 }
 
-// unsafePointers keeps unsafe where a reviewer looks for it.
-func unsafePointers(f *File) []Finding {
-	name := strings.TrimSuffix(strings.TrimSuffix(f.Path, ".go"), "_test")
-	if strings.HasSuffix(name, "_unsafe") || f.under("csrc") {
-		return nil
-	}
-	return f.forbid(func(i imported) bool { return i.name == "unsafe" },
-		"unsafe stands in files called *_unsafe.go only: move what needs it into one")
-}
-
 // An arrow says what a part of the house must not know. Tests are free: they put
 // parts together.
 type arrow struct {

@@ -64,18 +64,15 @@ func Check(files []*File) []Finding {
 			found = append(found, rule(f)...)
 		}
 	}
-	found = append(found, packageComments(files)...)
 	slices.SortStableFunc(found, func(a, b Finding) int {
 		return cmp.Or(strings.Compare(a.Path, b.Path), cmp.Compare(a.Line, b.Line))
 	})
 	return found
 }
 
-var textRules = []func(*File) []Finding{license, leftovers, names, fileLength, columns,
-	words}
+var textRules = []func(*File) []Finding{license, columns}
 
-var goRules = []func(*File) []Finding{cgo, unsafePointers, arrows, guests, environment, skips,
-	printing, funcLength, exported, tiers}
+var goRules = []func(*File) []Finding{cgo, arrows, guests, skips, tiers}
 
 func (f *File) isTest() bool { return strings.HasSuffix(f.Path, "_test.go") }
 

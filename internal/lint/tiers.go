@@ -35,3 +35,39 @@ func tiers(f *File) []Finding {
 	}
 	return found
 }
+
+// skipper is the one function that may skip a test, since it looks at the error.
+const skipper = "SkipIfUnavailable"
+
+// skips wants a test to run, or to say which library the machine lacks.
+func skips(f *File) []Finding {
+	tests := []string{"t", "b", "f", "tb"}
+	calls := []string{"Skip", "Skipf", "SkipNow"}
+	var found []Finding
+	for _, decl := range f.tree.Decls {
+		fn, ok := decl.(*ast.FuncDecl)
+		if ok && fn.Name.Name == skipper && f.dir() == suite {
+			continue
+		}
+		selectors(decl, func(x *ast.Ident, sel *ast.SelectorExpr) {
+			if slices.Contains(tests, x.Name) && slices.Contains(calls, sel.Sel.Name) {
+				found = append(found, f.at(sel.Pos(),
+					"%s.%s: make the test run, or call drivertest.%s(t, err)", x.Name, sel.Sel.Name,
+					skipper))
+			}
+		})
+	}
+	return found
+}
+
+// selectors visits each x.y where x is a plain name.
+func selectors(root ast.Node, visit func(x *ast.Ident, sel *ast.SelectorExpr)) {
+	ast.Inspect(root, func(n ast.Node) bool {
+		if sel, ok := n.(*ast.SelectorExpr); ok {
+			if x, ok := sel.X.(*ast.Ident); ok {
+				visit(x, sel)
+			}
+		}
+		return true
+	})
+}
