@@ -41,13 +41,13 @@ type cluster struct {
 	remotes []*engine.Remote
 }
 
-func newCluster(tb testing.TB, rules fault.Rules) *cluster {
+func newCluster(tb testing.TB, rules []fault.Rule) *cluster {
 	tb.Helper()
 	c := &cluster{TB: tb}
 	const n = clusterPeers * burstSlices * sliceBytes
 	c.node, c.local = c.open("node", n, rules)
 	for i := range clusterPeers {
-		e, _ := c.open(fmt.Sprint("peer-", i), burstSlices*sliceBytes, fault.Rules{})
+		e, _ := c.open(fmt.Sprint("peer-", i), burstSlices*sliceBytes, nil)
 		d, err := e.Describe()
 		c.check(err)
 		p, err := c.node.Connect(context.Background(), d)
@@ -64,11 +64,11 @@ func (c *cluster) check(err error) {
 	require.NoError(c, err)
 }
 
-func (c *cluster) open(name string, n uint64, rules fault.Rules) (*engine.Engine, *engine.Region) {
+func (c *cluster) open(name string, n uint64, rules []fault.Rule) (*engine.Engine, *engine.Region) {
 	c.Helper()
 	inner, err := mem.New(mem.Config{})
 	c.check(err)
-	b, err := fault.Wrap(inner, rules)
+	b, err := fault.Wrap(inner, 0, rules...)
 	c.check(err)
 	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b},
 		PeersMax: 2 * clusterPeers})
@@ -104,7 +104,7 @@ func (c *cluster) wait(t *engine.Transfer) {
 // processor time that one costs, it reports the cores that it takes to fill the rails with
 // transfers of 64 KiB and of 1 MiB.
 func BenchmarkClusterPosts(b *testing.B) {
-	c := newCluster(b, fault.Rules{})
+	c := newCluster(b, nil)
 	var list []*engine.Transfer
 	for i := range clusterPeers {
 		list = append(list, c.read(i, 0, 8))
@@ -166,15 +166,13 @@ func BenchmarkClusterTail(b *testing.B) {
 func railOf(peer int) int { return peer * clusterRails / clusterPeers }
 
 // railRules have the peers of each rail share its rate.
-func railRules() fault.Rules {
-	var r fault.Rules
+func railRules() (list []fault.Rule) {
 	const each = clusterPeers / clusterRails
 	for rail := range uint64(clusterRails) {
-		peers := fault.Range{Min: rail * each, Max: rail*each + each - 1}
-		r.List = append(r.List, fault.Rule{On: fault.Read, Peer: peers, Do: fault.Limit,
-			Rate: railRate})
+		ofRail := func(peer uint64) bool { return peer/each == rail }
+		list = append(list, fault.Rule{On: fault.Read, Peer: ofRail, Do: fault.Limit(railRate, 0)})
 	}
-	return r
+	return list
 }
 
 // burst runs one, and returns how long it took and how long the urgent transfers beside it.

@@ -41,7 +41,7 @@ func BenchmarkChecksum(b *testing.B) {
 
 func benchChecksum(b *testing.B, carrier string, list func(x *engine.Transfer, r *engine.Region,
 	m *engine.Remote) error) {
-	near, far := newSumEnd(b, "near", carrier, "", 16<<20), newSumEnd(b, "farther", carrier, "",
+	near, far := newSumEnd(b, "near", carrier, nil, 16<<20), newSumEnd(b, "farther", carrier, nil,
 		16<<20)
 	p, m := near.connect(b, far)
 	plain, err := near.NewTransfer(p, engine.Write, engine.Route{})
@@ -76,7 +76,7 @@ func benchChecksum(b *testing.B, carrier string, list func(x *engine.Transfer, r
 
 // What a checked transfer allocates does not grow with its ranges.
 func TestChecksumAllocatesLittle(t *testing.T) {
-	near, far := newSumEnd(t, "near", "mem", "", 8<<20), newSumEnd(t, "farther", "mem", "", 8<<20)
+	near, far := newSumEnd(t, "near", "mem", nil, 8<<20), newSumEnd(t, "farther", "mem", nil, 8<<20)
 	p, m := near.connect(t, far)
 	most := 0.0
 	for _, n := range []uint64{1, 1000} {

@@ -43,15 +43,12 @@ type sumEnd struct {
 func (e *sumEnd) mem() []byte { return e.r.Bytes() }
 
 // newSumEnd opens one over a carrier, with faults where rules are given.
-func newSumEnd(t testing.TB, name, carrier, rules string, n uint64,
+func newSumEnd(t testing.TB, name, carrier string, rules []fault.Rule, n uint64,
 	change ...func(*engine.Config)) *sumEnd {
 	t.Helper()
 	b, err := carriers[carrier]()
-	if err == nil && rules != "" {
-		var parsed fault.Rules
-		if parsed, err = fault.Parse(rules); err == nil {
-			b, err = fault.Wrap(b, parsed)
-		}
+	if err == nil && len(rules) > 0 {
+		b, err = fault.Wrap(b, 5, rules...)
 	}
 	require.NoError(t, err)
 	cfg := engine.Config{Name: name, Backends: []driver.Backend{b}, AbortGrace: 30 * time.Second,
@@ -126,8 +123,8 @@ func TestChecksum(t *testing.T) {
 		for _, op := range []engine.Op{engine.Write, engine.Read} {
 			t.Run(carrier+"/"+op.String(), func(t *testing.T) {
 				leak.Check(t, hostmem.InUse)
-				near, far := newSumEnd(t, "near", carrier, "", sumSize),
-					newSumEnd(t, "farther", carrier, "", sumSize)
+				near, far := newSumEnd(t, "near", carrier, nil, sumSize),
+					newSumEnd(t, "farther", carrier, nil, sumSize)
 				p, m := near.connect(t, far)
 				x := checked(t, near, p, op)
 				indices := make([]uint32, 3000)
@@ -171,7 +168,7 @@ func TestChecksum(t *testing.T) {
 
 // An engine compares memory of its own as well.
 func TestChecksumOfSelf(t *testing.T) {
-	e := newSumEnd(t, "self", "mem", "", 1<<20)
+	e := newSumEnd(t, "self", "mem", nil, 1<<20)
 	p, err := e.Self()
 	must(t, err)
 	m, err := p.Remote("self")
@@ -190,8 +187,13 @@ func TestCorruptionIsNamed(t *testing.T) {
 		for _, op := range []engine.Op{engine.Write, engine.Read} {
 			t.Run(carrier+"/"+op.String(), func(t *testing.T) {
 				leak.Check(t, hostmem.InUse)
-				near, far := newSumEnd(t, "near", carrier, "seed 3; "+op.String()+
-					" every=3: !corrupt", sumSize), newSumEnd(t, "farther", carrier, "", sumSize)
+				on := fault.Write
+				if op == engine.Read {
+					on = fault.Read
+				}
+				near, far := newSumEnd(t, "near", carrier, []fault.Rule{{On: on, Every: 3,
+					Do: fault.BreakCorrupt()}}, sumSize),
+					newSumEnd(t, "farther", carrier, nil, sumSize)
 				p, m := near.connect(t, far)
 				corrupt, fine := 0, 0
 				for i := range uint64(30) {
@@ -254,7 +256,7 @@ func TestCorruptionIsNamed(t *testing.T) {
 // peers that are gone are named as what they are.
 func TestChecksumOfWhatIsGone(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
-	near, far := newSumEnd(t, "near", "tcp", "", sumSize), newSumEnd(t, "farther", "tcp", "",
+	near, far := newSumEnd(t, "near", "tcp", nil, sumSize), newSumEnd(t, "farther", "tcp", nil,
 		sumSize)
 	p, m := near.connect(t, far)
 	x := checked(t, near, p, engine.Write)
@@ -288,8 +290,9 @@ func TestChecksumIsAborted(t *testing.T) {
 		t.Run(carrier, func(t *testing.T) {
 			leak.Check(t, hostmem.InUse)
 			// Answers are messages of the far engine: they are late, and now and then lost.
-			near, far := newSumEnd(t, "near", carrier, "", sumSize),
-				newSumEnd(t, "farther", carrier, "seed 5; batch p=0.5: delay 3ms±3ms", sumSize)
+			near, far := newSumEnd(t, "near", carrier, nil, sumSize),
+				newSumEnd(t, "farther", carrier, []fault.Rule{{On: fault.Batch, Chance: 0.5,
+					Do: fault.Delay(3*time.Millisecond, 3*time.Millisecond)}}, sumSize)
 			p, m := near.connect(t, far)
 			x, y := checked(t, near, p, engine.Write), checked(t, near, p, engine.Read)
 			must(t, x.Add(near.r, 0, m, 0, 6<<20))
@@ -321,11 +324,12 @@ func TestChecksumWithoutAnswer(t *testing.T) { virtual.Time(t, checksumWithoutAn
 
 func checksumWithoutAnswer(t *testing.T) {
 	leak.Check(t, hostmem.InUse)
-	near := newSumEnd(t, "near", "mem", "receive skip=2: delay 1h", sumSize,
+	near := newSumEnd(t, "near", "mem",
+		[]fault.Rule{{On: fault.Receive, Skip: 2, Do: fault.Delay(time.Hour, 0)}}, sumSize,
 		func(c *engine.Config) {
 			c.TransferTimeout = 300 * time.Millisecond
 		})
-	far := newSumEnd(t, "farther", "mem", "", sumSize)
+	far := newSumEnd(t, "farther", "mem", nil, sumSize)
 	p, m := near.connect(t, far)
 	x := checked(t, near, p, engine.Write)
 	must(t, x.Add(near.r, 0, m, 0, 1000))

@@ -34,7 +34,7 @@ type chainEnd struct {
 
 const chainBytes = 6 << 20
 
-func newChainEnd(t *testing.T, name, rules string) *chainEnd {
+func newChainEnd(t *testing.T, name string, rules ...fault.Rule) *chainEnd {
 	t.Helper()
 	disk, err := posix.New(posix.Config{})
 	require.NoError(t, err)
@@ -42,10 +42,8 @@ func newChainEnd(t *testing.T, name, rules string) *chainEnd {
 		Failure: 5 * time.Second})
 	require.NoError(t, err)
 	c := &chainEnd{tcp: net}
-	if rules != "" {
-		parsed, err := fault.Parse(rules)
-		require.NoError(t, err)
-		c.tcp, err = fault.Wrap(net, parsed)
+	if len(rules) > 0 {
+		c.tcp, err = fault.Wrap(net, 11, rules...)
 		require.NoError(t, err)
 	}
 	c.Engine, err = engine.Open(engine.Config{Name: name, Backends: []driver.Backend{c.tcp, disk},
@@ -108,14 +106,19 @@ func (c *chainEnd) content(t *testing.T, r *engine.Region) []byte {
 // line and on one that delays, drops, fails and flaps. What is said to be done is right, and in the
 // end everything is.
 func TestChainsOverTCP(t *testing.T) {
-	for line, rules := range map[string]string{
-		"good": "",
-		"bad": "seed 11; batch p=0.4: delay 2ms±2ms; write p=0.01: drop; batch p=0.01: fail " +
-			"lost; write p=0.3: late 1ms; batch every=150: flap 30ms",
+	for line, rules := range map[string][]fault.Rule{
+		"good": nil,
+		"bad": {
+			{On: fault.Batch, Chance: 0.4, Do: fault.Delay(2*time.Millisecond, 2*time.Millisecond)},
+			{On: fault.Write, Chance: 0.01, Do: fault.Drop()},
+			{On: fault.Batch, Chance: 0.01, Do: fault.Fail(driver.ErrPeerLost)},
+			{On: fault.Write, Chance: 0.3, Do: fault.Late(time.Millisecond, 0)},
+			{On: fault.Batch, Every: 150, Do: fault.Flap(30 * time.Millisecond)},
+		},
 	} {
 		t.Run(line, func(t *testing.T) {
 			leak.Check(t, hostmem.InUse)
-			near, far := newChainEnd(t, "near", rules), newChainEnd(t, "farther", "")
+			near, far := newChainEnd(t, "near", rules...), newChainEnd(t, "farther")
 			for i, way := range []struct {
 				op    engine.Op
 				local *engine.Region

@@ -53,8 +53,8 @@ func promisesUnderFaults(t *testing.T, open func() (driver.Backend, error), seed
 		promise.Breaks(t, "%s", what)
 	}
 	t.Logf("seed %d: %d actions: %d succeeded, %d failed, %d aborted, %d revoked, %d "+
-		"connections, %d messages; faults %v\n%s", seed, p.actions, p.succeeded, p.failed,
-		p.aborted, p.revoked, p.connections, len(p.heard), p.hits, p.rules)
+		"connections, %d messages; faults %v", seed, p.actions, p.succeeded, p.failed,
+		p.aborted, p.revoked, p.connections, len(p.heard), p.hits)
 	if p.succeeded == 0 || p.failed == 0 || p.aborted == 0 || p.revoked == 0 {
 		t.Error("the run has not tried what it should")
 	}
@@ -66,16 +66,16 @@ func TestBrokenPromisesAreFound(t *testing.T) {
 		t.Log("not run with the race detector, which notices first")
 		return
 	}
-	for _, text := range []string{
-		"write p=0.2: !corrupt",
-		"write p=0.3: swallow; write: !latewrite 1ms",
-		"read p=0.3: swallow; read: !latewrite 1ms",
-		"write p=0.3: !early 3ms",
-		"message p=0.3: !duplicate",
+	for name, rules := range map[string][]fault.Rule{
+		"corrupt": {{On: fault.Write, Chance: 0.2, Do: fault.BreakCorrupt()}},
+		"late write": {{On: fault.Write, Chance: 0.3, Do: fault.Swallow()},
+			{On: fault.Write, Do: fault.BreakLateWrite(time.Millisecond)}},
+		"late read": {{On: fault.Read, Chance: 0.3, Do: fault.Swallow()},
+			{On: fault.Read, Do: fault.BreakLateWrite(time.Millisecond)}},
+		"early":     {{On: fault.Write, Chance: 0.3, Do: fault.BreakEarly(3 * time.Millisecond)}},
+		"duplicate": {{On: fault.Message, Chance: 0.3, Do: fault.BreakDuplicate()}},
 	} {
-		virtual.Run(t, text, func(t *testing.T) {
-			rules, err := fault.Parse(text)
-			require.NoError(t, err)
+		virtual.Run(t, name, func(t *testing.T) {
 			p := keepPromises(t, promisesBackends["mem"], rules, 1, runLength{actions: 300})
 			if len(p.broken) == 0 {
 				t.Error("nothing was noticed")
@@ -93,24 +93,24 @@ var promisesBackends = map[string]func() (driver.Backend, error){
 }
 
 // rulesOf makes rules within the contract that differ from seed to seed.
-func rulesOf(seed uint64) fault.Rules {
+func rulesOf(seed uint64) []fault.Rule {
 	r := rand.New(rand.NewPCG(seed, 1))
 	us := func(most int) time.Duration { return time.Duration(1+r.IntN(most)) * time.Microsecond }
 	p := func(most float64) float64 { return most * (0.1 + 0.9*r.Float64()) }
-	return fault.Rules{Seed: seed, List: []fault.Rule{
-		{On: fault.Batch, Chance: p(0.5), Do: fault.Delay, Time: us(500), Jitter: us(500)},
-		{On: fault.Write, Chance: p(0.5), Do: fault.Late, Time: us(300), Jitter: us(300)},
-		{On: fault.Read, Chance: p(0.5), Do: fault.Reorder, Time: us(1000)},
-		{On: fault.Write, Chance: p(0.01), Do: fault.Drop},
-		{On: fault.Batch, Chance: p(0.01), Do: fault.Swallow},
-		{On: fault.Batch, Chance: p(0.02), Do: fault.Fail, Err: driver.ErrPeerLost},
-		{On: fault.Batch, Chance: p(0.01), Do: fault.Refuse, Err: driver.ErrRevoked},
-		{On: fault.Batch, Every: 100 + uint64(r.IntN(400)), Do: fault.Stall, Time: us(3000)},
-		{On: fault.Batch, Every: 500 + uint64(r.IntN(500)), Do: fault.Flap, Time: us(5000)},
-		{On: fault.Batch, Do: fault.Limit, Rate: 2e9 + uint64(r.IntN(1e9)), Burst: 1 << 20},
-		{On: fault.Receive, Chance: p(0.5), Do: fault.Delay, Time: us(500), Jitter: us(500)},
-		{On: fault.Fence, Chance: p(0.1), Do: fault.Delay, Time: us(500)},
-	}}
+	return []fault.Rule{
+		{On: fault.Batch, Chance: p(0.5), Do: fault.Delay(us(500), us(500))},
+		{On: fault.Write, Chance: p(0.5), Do: fault.Late(us(300), us(300))},
+		{On: fault.Read, Chance: p(0.5), Do: fault.Reorder(us(1000))},
+		{On: fault.Write, Chance: p(0.01), Do: fault.Drop()},
+		{On: fault.Batch, Chance: p(0.01), Do: fault.Swallow()},
+		{On: fault.Batch, Chance: p(0.02), Do: fault.Fail(driver.ErrPeerLost)},
+		{On: fault.Batch, Chance: p(0.01), Do: fault.Refuse(driver.ErrRevoked)},
+		{On: fault.Batch, Every: 100 + uint64(r.IntN(400)), Do: fault.Stall(us(3000))},
+		{On: fault.Batch, Every: 500 + uint64(r.IntN(500)), Do: fault.Flap(us(5000))},
+		{On: fault.Batch, Do: fault.Limit(2e9+uint64(r.IntN(1e9)), 1<<20)},
+		{On: fault.Receive, Chance: p(0.5), Do: fault.Delay(us(500), us(500))},
+		{On: fault.Fence, Chance: p(0.1), Do: fault.Delay(us(500), 0)},
+	}
 }
 
 const (
@@ -126,7 +126,8 @@ type promises struct {
 	dst    *engine.Region
 	long   runLength
 	end    time.Time // if the time is what ends it
-	rules  fault.Rules
+	rules  []fault.Rule
+	seed   uint64
 	leased sync.Map
 
 	mu                                                        sync.Mutex
@@ -137,11 +138,12 @@ type promises struct {
 	sent                                                      map[uint64]bool
 }
 
-func keepPromises(t *testing.T, open func() (driver.Backend, error), rules fault.Rules, seed uint64,
-	long runLength) *promises {
+func keepPromises(t *testing.T, open func() (driver.Backend, error), rules []fault.Rule,
+	seed uint64, long runLength) *promises {
 	t.Helper()
 	leak.Check(t, hostmem.InUse)
-	p := &promises{t: t, rules: rules, long: long, heard: map[uint64]int{}, sent: map[uint64]bool{}}
+	p := &promises{t: t, rules: rules, seed: seed, long: long, heard: map[uint64]int{},
+		sent: map[uint64]bool{}}
 	var wrapped driver.Backend
 	p.a, wrapped = p.open("a", open)
 	p.b, _ = p.open("b", open)
@@ -176,7 +178,7 @@ func (p *promises) open(name string, open func() (driver.Backend, error)) (*engi
 	p.t.Helper()
 	b, err := open()
 	if err == nil {
-		b, err = fault.Wrap(b, p.rules)
+		b, err = fault.Wrap(b, p.seed, p.rules...)
 	}
 	require.NoError(p.t, err)
 	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b},

@@ -7,7 +7,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluicehq/sluice/backends/fault"
@@ -15,6 +18,52 @@ import (
 	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/handoff"
 )
+
+// faultSeed makes the faults of a replay the same each time.
+const faultSeed = 7
+
+// faultSets are the faults that Options.Faults can name.
+var faultSets = map[string][]fault.Rule{
+	"slow": {
+		{On: fault.Batch, Do: fault.Delay(200*time.Microsecond, 200*time.Microsecond)},
+		{On: fault.Batch, Chance: 0.3, Do: fault.Late(300*time.Microsecond, 200*time.Microsecond)},
+		{On: fault.Message, Chance: 0.2, Do: fault.Late(2*time.Millisecond, 0)},
+	},
+	"failing": {
+		{On: fault.Write, Chance: 0.005, Do: fault.Fail(driver.ErrPeerLost)},
+		{On: fault.Read, Chance: 0.005, Do: fault.Fail(driver.ErrPeerLost)},
+	},
+	"lossy": { // completions never come; each costs a quarter of the limit
+		{On: fault.Write, Chance: 0.003, Most: 1, Do: fault.Drop()},
+		{On: fault.Batch, Chance: 0.002, Most: 1, Do: fault.Swallow()},
+	},
+	"flapping": {{On: fault.Message, Every: 60, Most: 4, Do: fault.Flap(50 * time.Millisecond)}},
+	// Against the contract: what checks the bytes has to find it.
+	"corrupt":       {{On: fault.Write, Every: 40, Do: fault.BreakCorrupt()}},
+	"corrupt-twice": {{On: fault.Write, Every: 40, Most: 2, Do: fault.BreakCorrupt()}},
+}
+
+// FaultNames lists what Options.Faults can name.
+func FaultNames() []string { return slices.Sorted(maps.Keys(faultSets)) }
+
+// faultRules returns the rules of sets whose names are given with commas between.
+func faultRules(names string) (rules []fault.Rule, err error) {
+	for name := range strings.SplitSeq(names, ",") {
+		set, ok := faultSets[name]
+		if !ok {
+			return nil, fmt.Errorf("no faults are named %q: want some of %s", name,
+				strings.Join(FaultNames(), ", "))
+		}
+		rules = append(rules, set...)
+	}
+	return rules, nil
+}
+
+// CheckFaults says what is wrong with names of faults.
+func CheckFaults(names string) error {
+	_, err := faultRules(names)
+	return err
+}
 
 // triesMax is how often a request is handed over when faults were asked for.
 const triesMax = 30
@@ -44,7 +93,7 @@ func openFaulty(open OpenFunc, backend string, threads int, faults string) ([]dr
 	if err != nil || faults == "" {
 		return list, err
 	}
-	rules, err := fault.Parse(faults)
+	rules, err := faultRules(faults)
 	for i := range list {
 		if err == nil {
 			list[i], err = wrap(list[i], rules)
@@ -60,8 +109,8 @@ func openFaulty(open OpenFunc, backend string, threads int, faults string) ([]dr
 }
 
 // wrap returns the backend itself with an error, so that it can be closed.
-func wrap(b driver.Backend, rules fault.Rules) (driver.Backend, error) {
-	w, err := fault.Wrap(b, rules)
+func wrap(b driver.Backend, rules []fault.Rule) (driver.Backend, error) {
+	w, err := fault.Wrap(b, faultSeed, rules...)
 	if err != nil {
 		return b, err
 	}

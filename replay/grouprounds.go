@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/layout"
@@ -142,14 +141,6 @@ func (p *groupPlan) excuses(q *groupRequest, kill bool, err error) bool {
 			engine.ErrPeerLost, engine.ErrRevoked, engine.ErrUnproven)
 		if errors.As(err, &end) && end.Remote && end.Reason == handoff.Failed {
 			return true // the rank where it happened has the error
-		}
-	}
-	for _, text := range p.Faults {
-		rules, _ := fault.Parse(text) // the ranks of that side have read it
-		for i := range rules.List {
-			if e := rules.List[i].Err; e != nil {
-				list = append(list, e)
-			}
 		}
 	}
 	return slices.ContainsFunc(list, func(e error) bool { return errors.Is(err, e) })

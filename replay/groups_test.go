@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/driver"
@@ -52,8 +53,17 @@ func parsed(t *testing.T, text string) layout.GroupSpec {
 	return g
 }
 
-// smallGroups is a small replay of two layers, in which all ranks follow rules.
-func smallGroups(t *testing.T, rules string) GroupOptions {
+func init() {
+	faultSets["all-corrupt"] = []fault.Rule{{On: fault.Write, Every: 2, Do: fault.BreakCorrupt()},
+		{On: fault.Read, Every: 2, Do: fault.BreakCorrupt()}}
+	faultSets["bad-ends"] = []fault.Rule{
+		{On: fault.Read, Skip: 12, Chance: 0.3, Do: fault.Fail(driver.ErrPeerLost)},
+		{On: fault.Message, Chance: 0.1, Do: fault.Late(2*time.Millisecond, 0)},
+		{On: fault.Batch, Skip: 30, Chance: 0.1, Most: 1, Do: fault.Swallow()}}
+}
+
+// smallGroups is a small replay of two layers, in which all ranks meet faults.
+func smallGroups(t *testing.T, faults string) GroupOptions {
 	t.Helper()
 	spec, err := layout.LookupSpec("llama3.1-8b")
 	require.NoError(t, err)
@@ -63,8 +73,8 @@ func smallGroups(t *testing.T, rules string) GroupOptions {
 		Start: func(s Side, rank int) (*procs.Child, error) {
 			return procs.Start(fmt.Sprint(s, " rank ", rank), []string{rankRole})
 		}}
-	if rules != "" {
-		o.Faults = map[Side]string{PrefillSide: rules, DecodeSide: rules}
+	if faults != "" {
+		o.Faults = map[Side]string{PrefillSide: faults, DecodeSide: faults}
 	}
 	return o
 }
@@ -92,7 +102,7 @@ func TestGroups(t *testing.T) {
 // them it is found by its coordinates.
 func TestGroupsFindWhatIsCorrupt(t *testing.T) {
 	for _, digest := range []bool{true, false} {
-		o := smallGroups(t, "write every=2: !corrupt; read every=2: !corrupt")
+		o := smallGroups(t, "all-corrupt")
 		o.Digest = digest
 		r, err := RunGroups(t.Context(), o)
 		require.NoError(t, err)
@@ -108,8 +118,7 @@ func TestGroupsFindWhatIsCorrupt(t *testing.T) {
 // has come is ready, before the requests or after them. The first two need 8 reads of a rank and
 // 18 batches at most: they finish.
 func TestGroupsUnderFaults(t *testing.T) {
-	o := smallGroups(t, "seed 1; read skip=12 p=0.3: fail lost; message p=0.1: late 2ms; "+
-		"batch skip=30 p=0.1 most=1: swallow")
+	o := smallGroups(t, "bad-ends")
 	o.HitRate, o.Limit = 0.5, 40*time.Second // a quarter of it for what is swallowed
 	r, err := RunGroups(t.Context(), o)
 	require.NoError(t, err)
@@ -158,7 +167,7 @@ func TestGroupExcuses(t *testing.T) {
 	end := func(remote bool, r handoff.Reason, cause error) error {
 		return errors.Join(&handoff.EndError{Remote: remote, Reason: r, Err: cause})
 	}
-	const none, faulty, abort, kill = "", "write: fail lost; read: fail bounds", "abort", "kill"
+	const none, faulty, abort, kill = "", "failing", "abort", "kill"
 	for what, c := range map[string]struct {
 		err  error
 		when []string // it is planned
@@ -169,7 +178,7 @@ func TestGroupExcuses(t *testing.T) {
 		"one it noticed": {end(true, handoff.Garbled, nil), nil},
 		"other spans":    {end(true, handoff.OtherSpan, nil), nil},
 		"elsewhere":      {end(true, handoff.Failed, nil), []string{faulty}},
-		"a rule":         {end(false, handoff.Failed, engine.ErrBounds), []string{faulty}},
+		"no rule":        {end(false, handoff.Failed, engine.ErrBounds), nil},
 		"no proof":       {end(false, handoff.Failed, engine.ErrUnproven), []string{faulty}},
 		"late":           {end(false, handoff.TimedOut, nil), []string{faulty}},
 		"lost":           {end(false, handoff.PeerLost, nil), []string{faulty, kill}},

@@ -14,7 +14,7 @@ func TestReportOfFaults(t *testing.T) {
 	for _, c := range []struct {
 		rules map[Side]string
 		says  bool
-	}{{nil, false}, {map[Side]string{PrefillSide: "write p=0.0001: drop"}, true}} {
+	}{{nil, false}, {map[Side]string{PrefillSide: "slow"}, true}} {
 		var out bytes.Buffer
 		r := merge(&Plan{Faults: c.rules}, &PrefillResult{}, &DecodeResult{}, 0)
 		require.NoError(t, r.Text(&out))

@@ -26,8 +26,8 @@ type Options struct {
 	Checksum  bool          // compare the bytes of layers on both sides, and show what it costs
 	Limit     time.Duration // without a sign of life or progress
 
-	// Faults are rules of package fault for the backends of a side; absent: none. With
-	// any, a request that fails is handed over again.
+	// Faults names what befalls the backends of a side, FaultNames with commas between; absent:
+	// nothing. With any, a request that fails is handed over again.
 	Faults map[Side]string
 
 	// Offload has the decode process spill blocks to a file, and read them back; nil: none.

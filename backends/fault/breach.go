@@ -15,20 +15,20 @@ import (
 func (p *peer) breach(f *flight, tag uint64, x *driver.Batch, v *verdict) error {
 	y := *x
 	switch {
-	case v.breach.corrupt:
+	case v.breach.is(corrupt):
 		y = corrupted(x, p.b.caps.DescsMax)
-	case v.breach.skip:
+	case v.breach.is(skip):
 		y = shortened(x, p.b.caps.DescsMax)
 	}
 	switch {
-	case v.breach.early && v.ending == 0:
+	case v.breach.is(early) && v.ending == 0:
 		return p.early(f, tag, &y, v)
-	case v.breach.overtake && v.ending == 0 && piecesOf(&y) > 0:
+	case v.breach.is(overtake) && v.ending == 0 && piecesOf(&y) > 0:
 		return p.overtake(f, tag, &y, v)
-	case v.ending == Swallow || v.ending == Fail || !v.start.IsZero() || p.mustLine(y.Tail):
+	case v.ending == swallow || v.ending == fail || !v.start.IsZero() || p.mustLine(y.Tail):
 		return p.holdUp(f, tag, &y, v)
 	case piecesOf(&y) == 0 && y.Tail == driver.NoTail: // nothing is left of it
-		v.ending = Fail
+		v.ending = fail
 		return p.holdUp(f, tag, x, v)
 	}
 	f.b.mu.Lock()
@@ -97,7 +97,7 @@ func (p *peer) overtake(f *flight, tag uint64, x *driver.Batch, v *verdict) erro
 // aftermath lets the bytes of a batch land that has ended with an error.
 // Preconditions: b.mu is held.
 func (f *flight) aftermath(err error) {
-	if !f.breach.late || err == nil {
+	if !f.breach.is(lateWrite) || err == nil {
 		return
 	}
 	b, p, x := f.b, f.p, f.batch

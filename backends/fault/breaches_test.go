@@ -12,26 +12,45 @@ import (
 
 // breaches are rules against the contract, and the checks of the suite that must find them.
 var breaches = []struct {
-	rules  string
+	name   string
+	rules  []Rule
 	checks []string
 }{
-	{"write every=7: !duplicate", []string{"Load", "Hammer"}},
-	{"batch every=3: !forget", []string{"Load", "Full", "PeerClose"}},
-	{"write: !early 5ms", []string{"Lengths", "Pattern"}},
-	{"read: !early 5ms", []string{"Lengths"}},
-	{"write every=5: !corrupt", []string{"Lengths", "Load"}},
-	{"write: !corrupt", []string{"DescsMax", "Neighbours"}},
-	{"read: !corrupt", []string{"Lengths", "Pattern"}},
-	{"write: !skip", []string{"Lengths", "Neighbours"}},
-	{"write size>=1MiB p=0.5: swallow; write: !latewrite 8ms",
+	{"duplicate", []Rule{{On: Write, Every: 7, Do: BreakDuplicate()}},
+		[]string{"Load", "Hammer"}},
+	{"forget", []Rule{{On: Batch, Every: 3, Do: BreakForget()}},
+		[]string{"Load", "Full", "PeerClose"}},
+	{"early-write", []Rule{{On: Write, Do: BreakEarly(5 * ms)}},
+		[]string{"Lengths", "Pattern"}},
+	{"early-read", []Rule{{On: Read, Do: BreakEarly(5 * ms)}},
+		[]string{"Lengths"}},
+	{"corrupt", []Rule{{On: Write, Every: 5, Do: BreakCorrupt()}},
+		[]string{"Lengths", "Load"}},
+	{"corrupt-all", []Rule{{On: Write, Do: BreakCorrupt()}},
+		[]string{"DescsMax", "Neighbours"}},
+	{"corrupt-reads", []Rule{{On: Read, Do: BreakCorrupt()}},
+		[]string{"Lengths", "Pattern"}},
+	{"skip", []Rule{{On: Write, Do: BreakSkip()}},
+		[]string{"Lengths", "Neighbours"}},
+	{"late-write", []Rule{{On: Write, Size: AtLeast(1 << 20), Chance: 0.5, Do: Swallow()},
+		{On: Write, Do: BreakLateWrite(8 * ms)}},
 		[]string{"CancelWrite", "PeerClose"}},
-	{"read p=0.5: swallow; read: !latewrite 8ms", []string{"CancelRead"}},
-	{"write p=0.2: delay 100µs; write: !latewrite 3ms", []string{"SilenceUnderWrites"}},
-	{"message: !overtake 2ms", []string{"NotifyAfterData"}},
-	{"receive p=0.2: !swap 2ms", []string{"NotifyOrder", "NotifyBackPressure"}},
-	{"receive every=5: !lose", []string{"NotifyBackPressure"}},
-	{"receive every=5: !repeat", []string{"NotifyOrder", "NotifyBackPressure"}},
-	{"fence: !skip", []string{"FenceRevokes", "SilenceUnderWrites"}},
+	{"late-read", []Rule{{On: Read, Chance: 0.5, Do: Swallow()},
+		{On: Read, Do: BreakLateWrite(8 * ms)}},
+		[]string{"CancelRead"}},
+	{"late-write-of-a-delayed", []Rule{{On: Write, Chance: 0.2, Do: Delay(100*us, 0)},
+		{On: Write, Do: BreakLateWrite(3 * ms)}},
+		[]string{"SilenceUnderWrites"}},
+	{"overtake", []Rule{{On: Message, Do: BreakOvertake(2 * ms)}},
+		[]string{"NotifyAfterData"}},
+	{"swap", []Rule{{On: Receive, Chance: 0.2, Do: BreakSwap(2 * ms)}},
+		[]string{"NotifyOrder", "NotifyBackPressure"}},
+	{"lose", []Rule{{On: Receive, Every: 5, Do: BreakLose()}},
+		[]string{"NotifyBackPressure"}},
+	{"repeat", []Rule{{On: Receive, Every: 5, Do: BreakRepeat()}},
+		[]string{"NotifyOrder", "NotifyBackPressure"}},
+	{"skipped-fence", []Rule{{On: Fence, Do: BreakSkip()}},
+		[]string{"FenceRevokes", "SilenceUnderWrites"}},
 }
 
 // lateness is longer than any breach comes late.
@@ -44,8 +63,8 @@ func TestBreachesAreFound(t *testing.T) {
 		return
 	}
 	for _, c := range breaches {
-		t.Run(c.rules, func(t *testing.T) {
-			h := wrapped("breach", func() (driver.Backend, error) { return openMem() }, c.rules)
+		t.Run(c.name, func(t *testing.T) {
+			h := wrapped("breach", func() (driver.Backend, error) { return openMem() }, c.rules...)
 			h.Limit = 300 * time.Millisecond
 			h.Local, h.Remote = drivertest.ForeignMemory, drivertest.ForeignMemory
 			h.Settle = func() { time.Sleep(lateness) }

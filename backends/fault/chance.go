@@ -14,7 +14,7 @@ type odds struct {
 	matched, fired atomic.Uint64
 
 	mu   sync.Mutex
-	next time.Time // when the rate of Limit is free again
+	next time.Time // when the rate of limit is free again
 }
 
 // What is drawn for one event is drawn from different streams.
@@ -27,7 +27,7 @@ const (
 // have matched it, and the stream: splitmix64 of a counter, so that no draw depends on
 // how many others there were.
 func (b *Backend) draw(rule int, n uint64, stream uint64) float64 {
-	x := b.rules.Seed
+	x := b.seed
 	for _, word := range [...]uint64{uint64(rule), n, stream} {
 		x = mix(x + 0x9e3779b97f4a7c15*(word+1))
 	}
@@ -50,14 +50,10 @@ type occasion struct {
 
 // fires counts the event, and reports whether rule i hits it, as the nth that matched.
 func (b *Backend) fires(i int, o *occasion) (n uint64, hit bool) {
-	r := &b.rules.List[i]
-	if r.On&o.events == 0 || !r.Size.has(o.size) || !r.Peer.has(o.peer) {
+	r := &b.rules[i]
+	if r.On&o.events == 0 || r.Size != nil && !r.Size(o.size) ||
+		r.Peer != nil && !r.Peer(o.peer) {
 		return 0, false
-	}
-	if r.After != 0 || r.Before != 0 {
-		if age := time.Since(b.began); age < r.After || r.Before != 0 && age >= r.Before {
-			return 0, false
-		}
 	}
 	d := &b.odds[i]
 	n = d.matched.Add(1)
@@ -78,27 +74,27 @@ func (b *Backend) fires(i int, o *occasion) (n uint64, hit bool) {
 
 // span is the time of a rule for the nth event, jitter included.
 func (b *Backend) span(i int, n uint64) time.Duration {
-	r := &b.rules.List[i]
+	d := &b.rules[i].Do
 	switch {
-	case r.Do == Reorder:
-		return time.Duration(b.draw(i, n, drawTime) * float64(r.Time))
-	case r.Jitter == 0:
-		return r.Time
+	case d.kind == reorder:
+		return time.Duration(b.draw(i, n, drawTime) * float64(d.time))
+	case d.jitter == 0:
+		return d.time
 	}
-	return max(0, r.Time+time.Duration((2*b.draw(i, n, drawTime)-1)*float64(r.Jitter)))
+	return max(0, d.time+time.Duration((2*b.draw(i, n, drawTime)-1)*float64(d.jitter)))
 }
 
 // through says when so many bytes are through at the rate of rule i: those that came
-// before are first. What was not used of the rate before, up to Burst, counts.
+// before are first. What was not used of the rate before, up to its burst, counts.
 func (b *Backend) through(i int, bytes uint64) time.Time {
-	r, d := &b.rules.List[i], &b.odds[i]
+	r, d := &b.rules[i].Do, &b.odds[i]
 	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if oldest := now.Add(-takes(r.Burst, r.Rate)); d.next.Before(oldest) {
+	if oldest := now.Add(-takes(r.burst, r.rate)); d.next.Before(oldest) {
 		d.next = oldest
 	}
-	d.next = d.next.Add(takes(bytes, r.Rate))
+	d.next = d.next.Add(takes(bytes, r.rate))
 	return d.next
 }
 
@@ -112,44 +108,47 @@ type verdict struct {
 	hit    bool
 	start  time.Time     // hand it on then; zero: now
 	hold   time.Duration // no completion before that is over
-	ending Deed          // Drop, Swallow, Fail, Refuse, Stall, Flap, or 0
-	err    error         // of Fail and Refuse
-	time   time.Duration // of Stall and Flap
+	ending kind          // drop, swallow, fail, refuse, stall, flap, or 0
+	err    error         // of fail and refuse
+	time   time.Duration // of stall and flap
 	breach breach
 }
 
 // breach is what a verdict has against the contract.
 type breach struct {
-	duplicate, forget, corrupt, skip, early, late, overtake, swap, lose, repeat bool
-	// of those that take a time
-	after time.Duration
+	kinds kind
+	after time.Duration // of those that take a time
 }
+
+func (x breach) is(k kind) bool { return x.kinds&k != 0 }
 
 // judge holds an event against all rules.
 func (b *Backend) judge(o *occasion) (v verdict) {
-	for i := range b.rules.List {
+	for i := range b.rules {
 		n, hit := b.fires(i, o)
 		if !hit {
 			continue
 		}
 		v.hit = true
-		r := &b.rules.List[i]
-		switch r.Do {
-		case Delay, Reorder:
+		switch d := &b.rules[i].Do; d.kind {
+		case delay, reorder:
 			v.hold += b.span(i, n)
-		case Late:
+		case late:
 			v.begin(time.Now().Add(b.span(i, n)))
-		case Limit:
+		case limit:
 			v.begin(b.through(i, o.size))
-		case Model:
-			v.begin(time.Now().Add(r.Time + r.PerPiece*time.Duration(o.pieces) + takes(o.size,
-				r.Rate)))
-		case Drop, Swallow, Fail, Refuse, Stall, Flap:
+		case model:
+			v.begin(time.Now().Add(d.time + d.perPiece*time.Duration(o.pieces) +
+				takes(o.size, d.rate)))
+		case drop, swallow, fail, refuse, stall, flap:
 			if v.ending == 0 { // the first one ends it
-				v.ending, v.err, v.time = r.Do, r.Err, r.Time
+				v.ending, v.err, v.time = d.kind, d.err, d.time
 			}
 		default:
-			v.breach.add(r.Do, r.Time)
+			v.breach.kinds |= d.kind
+			if d.time != 0 {
+				v.breach.after = d.time
+			}
 		}
 	}
 	return v
@@ -159,30 +158,5 @@ func (b *Backend) judge(o *occasion) (v verdict) {
 func (v *verdict) begin(at time.Time) {
 	if at.After(v.start) {
 		v.start = at
-	}
-}
-
-func (x *breach) add(d Deed, after time.Duration) {
-	switch d {
-	case BreakDuplicate:
-		x.duplicate = true
-	case BreakForget:
-		x.forget = true
-	case BreakCorrupt:
-		x.corrupt = true
-	case BreakSkip:
-		x.skip = true
-	case BreakEarly:
-		x.early, x.after = true, after
-	case BreakLateWrite:
-		x.late, x.after = true, after
-	case BreakOvertake:
-		x.overtake, x.after = true, after
-	case BreakSwap:
-		x.swap, x.after = true, after
-	case BreakLose:
-		x.lose = true
-	case BreakRepeat:
-		x.repeat = true
 	}
 }

@@ -13,41 +13,37 @@ import (
 )
 
 // harmless are rules that a program cannot tell from a backend that is slow.
-const harmless = `seed 3
-batch p=0.3: delay 300µs±200µs
-write p=0.2: late 200µs±200µs
-read p=0.2: reorder 500µs
-batch: limit 20GB/s burst=1MiB
-batch: model 2µs 1ns 50GB/s
-receive p=0.3: delay 300µs±300µs
-connect p=0.3: delay 100µs
-fence p=0.1: delay 50µs
-`
+var harmless = []Rule{
+	{On: Batch, Chance: 0.3, Do: Delay(300*us, 200*us)},
+	{On: Write, Chance: 0.2, Do: Late(200*us, 200*us)},
+	{On: Read, Chance: 0.2, Do: Reorder(500 * us)},
+	{On: Batch, Do: Limit(20e9, 1<<20)},
+	{On: Batch, Do: Model(2*us, 1, 50e9)},
+	{On: Receive, Chance: 0.3, Do: Delay(300*us, 300*us)},
+	{On: Connect, Chance: 0.3, Do: Delay(100*us, 0)},
+	{On: Fence, Chance: 0.1, Do: Delay(50*us, 0)},
+}
 
 func openMem() (driver.Backend, error) { return mem.New(mem.Config{BatchesMax: 256}) }
 func openShm() (driver.Backend, error) { return shm.New(shm.Config{Workers: 2}) }
 
 // wrapped is the harness of a backend under rules.
-func wrapped(name string, open func() (driver.Backend, error), text string) drivertest.Harness {
+func wrapped(name string, open func() (driver.Backend, error), rules ...Rule) drivertest.Harness {
 	return drivertest.Harness{Name: name, New: func() (driver.Backend, error) {
-		rules, err := Parse(text)
-		if err != nil {
-			return nil, err
-		}
 		b, err := open()
 		if err != nil {
 			return nil, err
 		}
-		return Wrap(b, rules)
+		return Wrap(b, 3, rules...)
 	}, Guards: strings.HasSuffix(name, "-mem")}
 }
 
 var (
-	plainMem = wrapped("plain-mem", openMem, "")
-	slowMem  = wrapped("slow-mem", openMem, harmless)
-	slowShm  = wrapped("slow-shm", openShm, harmless)
-	fullMem  = wrapped("full-mem", openMem, "batch every=7: stall 300µs; batch p=0.3: delay "+
-		"200µs±200µs")
+	plainMem = wrapped("plain-mem", openMem)
+	slowMem  = wrapped("slow-mem", openMem, harmless...)
+	slowShm  = wrapped("slow-shm", openShm, harmless...)
+	fullMem  = wrapped("full-mem", openMem, Rule{On: Batch, Every: 7, Do: Stall(300 * us)},
+		Rule{On: Batch, Chance: 0.3, Do: Delay(200*us, 200*us)})
 )
 
 func TestMain(m *testing.M) { drivertest.Main(m, plainMem, slowMem, slowShm, fullMem) }

@@ -16,15 +16,19 @@ import (
 // one at a time, from Submit to Poll. The ways take turns in blocks; medians are reported,
 // and their ratio to the bare backend.
 func BenchmarkCost(b *testing.B) {
-	ways := []struct{ name, rules string }{
-		{"bare", ""}, {"without-rules", ""}, {"not-hit", "write size>=1GiB: drop"},
-		{"hit", "write: delay 0s"},
+	ways := []struct {
+		name  string
+		rules []Rule
+	}{
+		{"bare", nil}, {"without-rules", nil},
+		{"not-hit", []Rule{{On: Write, Size: AtLeast(1 << 30), Do: Drop()}}},
+		{"hit", []Rule{{On: Write, Do: Delay(0, 0)}}},
 	}
 	const block = 2000
 	took := make([][]float64, len(ways))
 	rigs := make([]*rig, len(ways))
 	for i, w := range ways {
-		if rigs[i] = newRig(b, w.rules); i == 0 {
+		if rigs[i] = newRig(b, w.rules...); i == 0 {
 			rigs[i].strip()
 		}
 	}

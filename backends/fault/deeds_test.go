@@ -5,7 +5,6 @@ package fault
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -21,7 +20,7 @@ func TestDelayHoldsTheCompletionAndNotTheBytes(t *testing.T) {
 }
 
 func delayHoldsTheCompletionAndNotTheBytes(t *testing.T) {
-	r := newRig(t, "write: delay 30ms")
+	r := newRig(t, Rule{On: Write, Do: Delay(30*ms, 0)})
 	begin := time.Now()
 	tag := r.write(0, 1000)
 	if !r.landed(0, 1000) {
@@ -38,7 +37,7 @@ func TestLateHoldsTheBytes(t *testing.T) { virtual.Time(t, lateHoldsTheBytes) }
 
 func lateHoldsTheBytes(t *testing.T) {
 	const late = 30 * time.Millisecond
-	r := newRig(t, fmt.Sprintf("write: late %v", late))
+	r := newRig(t, Rule{On: Write, Do: Late(late, 0)})
 	begin := time.Now()
 	tag := r.write(0, 1000)
 	if r.landed(0, 1000) {
@@ -63,7 +62,7 @@ func lateHoldsTheBytes(t *testing.T) {
 func TestLateMessagesKeepTheirOrder(t *testing.T) { virtual.Time(t, lateMessagesKeepTheirOrder) }
 
 func lateMessagesKeepTheirOrder(t *testing.T) {
-	r := newRig(t, "message p=0.5: late 3ms±3ms")
+	r := newRig(t, Rule{On: Message, Chance: 0.5, Do: Late(3*ms, 3*ms)})
 	for i := range byte(100) {
 		r.tags++
 		check(t, r.peer.Submit(r.tags, &driver.Batch{
@@ -99,7 +98,7 @@ func TestDroppedCompletionsComeAtTheEnd(t *testing.T) {
 }
 
 func droppedCompletionsComeAtTheEnd(t *testing.T) {
-	r := newRig(t, "write: drop")
+	r := newRig(t, Rule{On: Write, Do: Drop()})
 	moved, aborted := r.write(0, 1000), r.write(1000, 1000)
 	r.silent(moved)
 	if !r.landed(0, 2000) {
@@ -115,7 +114,7 @@ func droppedCompletionsComeAtTheEnd(t *testing.T) {
 func TestSwallowedBatchesEndAtTheEnd(t *testing.T) { virtual.Time(t, swallowedBatchesEndAtTheEnd) }
 
 func swallowedBatchesEndAtTheEnd(t *testing.T) {
-	r := newRig(t, "write: swallow")
+	r := newRig(t, Rule{On: Write, Do: Swallow()})
 	kept, cancelled := r.write(0, 1000), r.write(1000, 1000)
 	r.silent(kept)
 	r.peer.Cancel(cancelled)
@@ -134,7 +133,8 @@ func TestTheDeathOfAPeerEndsWhatWaits(t *testing.T) {
 }
 
 func theDeathOfAPeerEndsWhatWaits(t *testing.T) {
-	r := newRig(t, "write size>=2: swallow; write size=1: drop")
+	r := newRig(t, Rule{On: Write, Size: AtLeast(2), Do: Swallow()},
+		Rule{On: Write, Size: Exactly(1), Do: Drop()})
 	swallowed, dropped := r.write(0, 1000), r.write(0, 1)
 	r.silent(swallowed)
 	check(t, r.far.Close())
@@ -160,7 +160,7 @@ func TestTheReasonOfAnEndIsTold(t *testing.T) { virtual.Time(t, theReasonOfAnEnd
 
 func theReasonOfAnEndIsTold(t *testing.T) {
 	for _, why := range []error{driver.ErrClosed, driver.ErrPeerLost, driver.ErrAborted} {
-		r := newRig(t, "write: late 1us")
+		r := newRig(t, Rule{On: Write, Do: Late(us, 0)})
 		b, p := r.near.(*Backend), r.peer.(*peer)
 		release := func() {
 			b.mu.Lock()
@@ -188,9 +188,12 @@ func theReasonOfAnEndIsTold(t *testing.T) {
 }
 
 func TestFailAndRefuse(t *testing.T) {
-	r := newRig(t, "write size=1: fail revoked; write size=2: refuse corrupt; connect peer=1: "+
-		"refuse unavailable; import skip=1 most=1: refuse badtoken; fence most=1: refuse "+
-		"timeout; register skip=1: refuse busy")
+	r := newRig(t, Rule{On: Write, Size: Exactly(1), Do: Fail(driver.ErrRevoked)},
+		Rule{On: Write, Size: Exactly(2), Do: Refuse(driver.ErrCorrupt)},
+		Rule{On: Connect, Peer: Exactly(1), Do: Refuse(driver.ErrUnavailable)},
+		Rule{On: Import, Skip: 1, Most: 1, Do: Refuse(driver.ErrBadToken)},
+		Rule{On: Fence, Most: 1, Do: Refuse(driver.ErrTimeout)},
+		Rule{On: Register, Skip: 1, Do: Refuse(driver.ErrBusy)})
 	if err := r.await(r.write(0, 1)); !errors.Is(err, driver.ErrRevoked) || r.landed(0, 1) &&
 		r.from[0] != 0 {
 		t.Errorf("fail: %v", err)
@@ -223,7 +226,7 @@ func TestFailAndRefuse(t *testing.T) {
 func TestStallIsFullForAWhile(t *testing.T) { virtual.Time(t, stallIsFullForAWhile) }
 
 func stallIsFullForAWhile(t *testing.T) {
-	r := newRig(t, "write most=1: stall 30ms")
+	r := newRig(t, Rule{On: Write, Most: 1, Do: Stall(30 * ms)})
 	begin := time.Now()
 	if err := r.peer.Submit(100, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}); !errors.Is(
 		err, driver.ErrFull) {
@@ -249,7 +252,8 @@ func stallIsFullForAWhile(t *testing.T) {
 func TestFlapLosesTheConnection(t *testing.T) { virtual.Time(t, flapLosesTheConnection) }
 
 func flapLosesTheConnection(t *testing.T) {
-	r := newRig(t, "write every=3 most=1: flap 50ms; write size=7: swallow")
+	r := newRig(t, Rule{On: Write, Every: 3, Most: 1, Do: Flap(50 * ms)},
+		Rule{On: Write, Size: Exactly(7), Do: Swallow()})
 	held := r.write(0, 7)
 	check(t, r.await(r.write(8, 8)))
 	begin := time.Now()
@@ -285,13 +289,16 @@ func flapLosesTheConnection(t *testing.T) {
 }
 
 func TestLimitAndModelTakeTheirTime(t *testing.T) {
-	for rules, least := range map[string]time.Duration{
-		"write: limit 10MB/s":            40 * time.Millisecond, // 4 x 100 kB
-		"write: limit 10MB/s burst=1MiB": 0,
-		"write: model 20ms 1ms 1GB/s":    21 * time.Millisecond,
+	for name, c := range map[string]struct {
+		do    Deed
+		least time.Duration
+	}{
+		"limit": {Limit(10e6, 0), 40 * ms}, // 4 x 100 kB
+		"burst": {Limit(10e6, 1<<20), 0},
+		"model": {Model(20*ms, ms, 1e9), 21 * ms},
 	} {
-		virtual.Run(t, rules, func(t *testing.T) {
-			r := newRig(t, rules)
+		virtual.Run(t, name, func(t *testing.T) {
+			r := newRig(t, Rule{On: Write, Do: c.do})
 			begin := time.Now()
 			for range 4 {
 				r.write(0, 100_000)
@@ -299,8 +306,8 @@ func TestLimitAndModelTakeTheirTime(t *testing.T) {
 			for tag := range r.tags {
 				check(t, r.await(tag+1))
 			}
-			if took := time.Since(begin); took < least {
-				t.Errorf("took %v, want at least %v", took, least)
+			if took := time.Since(begin); took < c.least {
+				t.Errorf("took %v, want at least %v", took, c.least)
 			}
 			r.once()
 		})
@@ -311,8 +318,9 @@ func TestLimitAndModelTakeTheirTime(t *testing.T) {
 func TestTheSeedDecides(t *testing.T) { virtual.Time(t, theSeedDecides) }
 
 func theSeedDecides(t *testing.T) {
-	pattern := func(seed string) (list []bool) {
-		r := newRig(t, seed+"\nwrite p=0.3: fail lost\nwrite p=0.5 size>=16: delay 100µs±50µs")
+	pattern := func(seed uint64) (list []bool) {
+		r := newRigOf(t, seed, Rule{On: Write, Chance: 0.3, Do: Fail(driver.ErrPeerLost)},
+			Rule{On: Write, Size: AtLeast(16), Chance: 0.5, Do: Delay(100*us, 50*us)})
 		for i := range uint64(200) {
 			list = append(list, r.await(r.write(0, 8+i%16)) != nil)
 		}
@@ -321,7 +329,7 @@ func theSeedDecides(t *testing.T) {
 		}
 		return list
 	}
-	a, b, c := pattern("seed 5"), pattern("seed 5"), pattern("seed 6")
+	a, b, c := pattern(5), pattern(5), pattern(6)
 	if !slices.Equal(a, b) {
 		t.Error("the same seed, other faults")
 	}
@@ -331,8 +339,9 @@ func theSeedDecides(t *testing.T) {
 }
 
 func TestConditions(t *testing.T) {
-	r := newRig(t, "write skip=2 every=3 most=2: fail lost; read: drop; write peer=1: fail "+
-		"revoked; write after=1h: fail corrupt; write before=1ns: fail corrupt")
+	r := newRig(t, Rule{On: Write, Skip: 2, Every: 3, Most: 2, Do: Fail(driver.ErrPeerLost)},
+		Rule{On: Read, Do: Drop()},
+		Rule{On: Write, Peer: Exactly(1), Do: Fail(driver.ErrRevoked)})
 	var failed []int
 	for i := range 20 {
 		if r.await(r.write(0, 8)) != nil {
@@ -346,14 +355,14 @@ func TestConditions(t *testing.T) {
 	if err := r.await(r.write(0, 8)); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("the second connection: %v", err)
 	}
-	if h := r.hits(); h[1] != (Hit{}) || h[3] != (Hit{}) || h[4] != (Hit{}) {
+	if h := r.hits(); h[1] != (Hit{}) {
 		t.Errorf("hits %+v", h)
 	}
 }
 
 // TestPlacesAreBounded fills them without a completion, and empties them.
 func TestPlacesAreBounded(t *testing.T) {
-	r := newRig(t, "write: swallow")
+	r := newRig(t, Rule{On: Write, Do: Swallow()})
 	full := 0
 	for range flightsMax + 50 {
 		r.tags++
@@ -374,7 +383,8 @@ func TestPlacesAreBounded(t *testing.T) {
 
 // TestNothingIsAllocated submits what rules delay, over and over.
 func TestNothingIsAllocated(t *testing.T) {
-	r := newRig(t, "write: delay 1µs; write: late 1µs")
+	r := newRig(t, Rule{On: Write, Do: Delay(us, 0)},
+		Rule{On: Write, Do: Late(us, 0)})
 	b := driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}
 	var done [1]driver.Completion
 	allocs := allocs.PerRun(500, func() {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"time"
 
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/mem"
@@ -15,20 +16,17 @@ import (
 
 // A program that writes ten times meets the two faults that the rules have for it.
 func Example() {
-	rules, err := fault.Parse(`
-		seed 7
-		write size>=4KiB every=5: fail lost    # the fifth write, and the tenth
-		batch:                    delay 100µs±50µs
-		batch peer=2:             limit 12.5GB/s burst=1MiB
-	`)
-	if err != nil {
-		log.Fatal(err) // it says where, and what could stand there
+	rules := []fault.Rule{
+		// the fifth write, and the tenth
+		{On: fault.Write, Size: fault.AtLeast(4096), Every: 5, Do: fault.Fail(driver.ErrPeerLost)},
+		{On: fault.Batch, Do: fault.Delay(100*time.Microsecond, 50*time.Microsecond)},
+		{On: fault.Batch, Peer: fault.Exactly(2), Do: fault.Limit(12.5e9, 1<<20)},
 	}
 	inner, err := mem.New(mem.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	b, err := fault.Wrap(inner, rules)
+	b, err := fault.Wrap(inner, 7, rules...)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -38,11 +36,11 @@ func Example() {
 	}
 	defer e.Close()
 	fmt.Println(writes(e, 10), "writes failed")
-	fmt.Print(rules.List[0], " fired: ", b.Hits()[0].Fired)
+	fmt.Println("the first rule fired", b.Hits()[0].Fired, "times")
 
 	// Output:
 	// 2 writes failed
-	// write size>=4KiB every=5: fail lost fired: 2
+	// the first rule fired 2 times
 }
 
 // writes moves 4 KiB within the engine's own region, n times.

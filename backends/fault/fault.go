@@ -4,17 +4,18 @@
 // tested without the hardware that misbehaves, and the tests of this project against a
 // backend that is slow, deaf or wrong.
 //
-//	rules, err := fault.Parse("seed 7; write p=0.01: drop; batch: delay 5ms±1ms")
-//	b, err := fault.Wrap(inner, rules)
+//	b, err := fault.Wrap(inner, 7,
+//		fault.Rule{On: fault.Write, Chance: 0.01, Do: fault.Drop()},
+//		fault.Rule{On: fault.Batch, Do: fault.Delay(5*time.Millisecond, time.Millisecond)})
 //
 // Most deeds are within the contract: completions that are late, out of order or do not
 // come until the connection is closed, batches that fail or are refused, connections that
-// flap, rates and latencies. Those that break it (Deed.Breaks) are for the tests of what
+// flap, rates and latencies. Those that break it (Break…) are for the tests of what
 // should notice.
 //
 // What is left to chance follows from the seed, the rule and how many events have matched
 // that rule, and from nothing else: the same sequence of calls meets the same faults.
-// After, Before and the order of concurrent calls are of course the clock's.
+// The order of concurrent calls is of course the clock's.
 //
 // # How it works
 //
@@ -51,11 +52,11 @@ type Hit struct {
 type Backend struct {
 	driver.Backend // the one inside
 	caps           driver.Caps
-	rules          Rules
+	seed           uint64
+	rules          []Rule
 	odds           []odds // one for each rule
 	about          Event  // what any rule is about
-	began          time.Time
-	flaps          bool // some rule does, so the end of any batch may have to be explained
+	flaps          bool   // some rule does, so the end of any batch may have to be explained
 
 	wake    *park.Event // a duplicate of the wrapped backend's
 	armed   atomic.Bool
@@ -84,30 +85,29 @@ type Backend struct {
 	refused map[string]time.Time
 }
 
-// Wrap has b misbehave by the rules. The result owns b: closing it closes b, and b is not to
-// be used beside it. Both ends of a connection may be wrapped or only one. The name in
-// Caps is that of b, so that routes and descriptions fit.
-func Wrap(b driver.Backend, rules Rules) (*Backend, error) {
+// Wrap has b misbehave by the rules, with the seed of all that they leave to chance. The result
+// owns b: closing it closes b, and b is not to be used beside it. Both ends of a connection may be
+// wrapped or only one. The name in Caps is that of b, so that routes and descriptions fit.
+func Wrap(b driver.Backend, seed uint64, rules ...Rule) (*Backend, error) {
 	if b == nil {
 		return nil, fmt.Errorf("wrap a backend: there is none: %w", driver.ErrBounds)
 	}
-	if err := rules.Check(); err != nil {
+	if err := checkRules(rules); err != nil {
 		return nil, fmt.Errorf("wrap backend %s: %w", b.Caps().Name, err)
 	}
 	w := &Backend{
-		Backend: b, caps: b.Caps(), began: time.Now(),
-		rules:   Rules{Seed: rules.Seed, List: append([]Rule(nil), rules.List...)},
-		odds:    make([]odds, len(rules.List)),
+		Backend: b, caps: b.Caps(),
+		seed: seed, rules: append([]Rule(nil), rules...), odds: make([]odds, len(rules)),
 		flights: map[uint64]*flight{}, peers: map[*peer]struct{}{},
 		locals: map[uint32]extent{}, refused: map[string]time.Time{},
 	}
 	w.handed = sync.NewCond(&w.mu)
 	w.clock.init()
 	w.inbox.wake.come = w.wakeUp
-	for i := range rules.List {
-		r := &rules.List[i]
+	for i := range rules {
+		r := &rules[i]
 		w.about |= r.On
-		w.flaps = w.flaps || r.Do == Flap
+		w.flaps = w.flaps || r.Do.kind == flap
 	}
 	if w.about&Batch != 0 || w.flaps {
 		w.about |= batches
@@ -117,15 +117,10 @@ func Wrap(b driver.Backend, rules Rules) (*Backend, error) {
 		return nil, fmt.Errorf("wrap backend %s: %w", w.caps.Name, err)
 	}
 	w.wake = wake
-	if len(rules.List) > 0 {
+	if len(rules) > 0 {
 		w.tasks.Go(w.schedule)
 	}
 	return w, nil
-}
-
-// Rules returns what the backend was wrapped with.
-func (b *Backend) Rules() Rules {
-	return Rules{Seed: b.rules.Seed, List: append([]Rule(nil), b.rules.List...)}
 }
 
 // Hits returns how often each rule has fired, in their order.

@@ -64,7 +64,7 @@ type life struct {
 	err     error                        // the outcome, once over
 	own     bool                         // the tag is ours: no caller is told of the end
 	ripe    bool                         // may start once it heads its peer's line
-	kept    bool                         // Drop: the outcome waits for the end
+	kept    bool                         // drop: the outcome waits for the end
 	ended   bool                         // nothing holds the outcome back any more
 	why     error                        // it ended, the first reason if there are more
 	arrived bool                         // err came while it was being handed on
@@ -157,11 +157,11 @@ func (f *flight) finish(err error) {
 	b := f.b
 	f.aftermath(err)
 	switch {
-	case f.own || f.breach.forget:
+	case f.own || f.breach.is(forget):
 		b.vacate()
 	default:
 		b.deliver(driver.Completion{Tag: f.tag, Err: err})
-		if f.breach.duplicate {
+		if f.breach.is(duplicate) {
 			b.places++ // gone with the second completion
 			b.deliver(driver.Completion{Tag: f.tag, Err: err})
 		}

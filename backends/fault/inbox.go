@@ -88,9 +88,9 @@ func (b *Backend) admit(m driver.Message) {
 		due = last // messages of one sender keep their order
 	}
 	switch {
-	case v.breach.lose && m.Err == nil:
+	case v.breach.is(lose) && m.Err == nil:
 		return
-	case v.breach.swap && m.Err == nil:
+	case v.breach.is(swap) && m.Err == nil:
 		due = due.Add(v.breach.after) // and those that follow do not wait
 	default:
 		if x.last == nil {
@@ -99,7 +99,7 @@ func (b *Backend) admit(m driver.Message) {
 		x.last[m.Conn] = due
 	}
 	x.insert(held{due, m})
-	if v.breach.repeat && m.Err == nil {
+	if v.breach.is(repeat) && m.Err == nil {
 		again := m
 		again.Data = append([]byte{}, m.Data...) // the receiver's to keep, each of them
 		x.insert(held{due, again})

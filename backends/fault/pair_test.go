@@ -18,16 +18,11 @@ import (
 // patience bounds every wait of these tests.
 const patience = 20 * time.Second
 
+const us, ms = time.Microsecond, time.Millisecond
+
 func check(t testing.TB, err error) {
 	t.Helper()
 	require.NoError(t, err)
-}
-
-func parse(t testing.TB, text string) Rules {
-	t.Helper()
-	r, err := Parse(text)
-	check(t, err)
-	return r
 }
 
 func connect(t testing.TB, from, to driver.Backend) driver.Peer {
@@ -51,16 +46,18 @@ type rig struct {
 	done          map[uint64][]error
 }
 
-func newRig(t testing.TB, rules string) *rig {
+func newRig(t testing.TB, rules ...Rule) *rig { t.Helper(); return newRigOf(t, 0, rules...) }
+
+func newRigOf(t testing.TB, seed uint64, rules ...Rule) *rig {
 	t.Helper()
 	leak.Check(t)
 	inner, err := openMem()
 	check(t, err)
-	near, err := Wrap(inner, parse(t, rules))
+	near, err := Wrap(inner, seed, rules...)
 	check(t, err)
 	other, err := openMem()
 	check(t, err)
-	far, err := Wrap(other, Rules{})
+	far, err := Wrap(other, 0)
 	check(t, err)
 	r := &rig{TB: t, near: near, far: far, done: map[uint64][]error{}}
 	t.Cleanup(func() {

@@ -90,8 +90,8 @@ func (b *Backend) mayConnect(addr []byte) (number uint64, err error) {
 
 // holdsOn reports whether a rule has batches wait for the end of the connection.
 func (b *Backend) holdsOn() bool {
-	for i := range b.rules.List {
-		if d := b.rules.List[i].Do; d == Drop || d == Swallow {
+	for i := range b.rules {
+		if d := b.rules[i].Do.kind; d == drop || d == swallow {
 			return true
 		}
 	}
@@ -125,10 +125,10 @@ func (b *Backend) callRules(ctx context.Context, e Event, number uint64) error {
 	if err := pause(ctx, v.hold); err != nil {
 		return err
 	}
-	if v.ending == Refuse {
+	if v.ending == refuse {
 		return fmt.Errorf("refused by a fault rule: %w", v.err)
 	}
-	if v.breach.skip {
+	if v.breach.is(skip) {
 		return errSkipped
 	}
 	return nil
@@ -318,7 +318,7 @@ func (b *Backend) cancel(p *peer, tag uint64) bool {
 // Explain implements driver.Peer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {
 	line := p.Peer.Explain(localKey, remoteKey)
-	if n := len(p.b.rules.List); n > 0 {
+	if n := len(p.b.rules); n > 0 {
 		line = fmt.Sprintf("%s; behind %d fault rules", line, n)
 	}
 	return line

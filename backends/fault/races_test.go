@@ -32,7 +32,7 @@ func (b *before) Poll(done []driver.Completion) (int, error) {
 func TestPollBesideSubmit(t *testing.T) { virtual.Time(t, pollBesideSubmit) }
 
 func pollBesideSubmit(t *testing.T) {
-	r := newRig(t, "write: drop")
+	r := newRig(t, Rule{On: Write, Do: Drop()})
 	b := r.near.(*Backend)
 	var tag uint64
 	b.Backend = &before{b.Backend, func() { tag = r.write(0, 8) }}
@@ -51,7 +51,7 @@ func pollBesideSubmit(t *testing.T) {
 func TestNothingIsHeldOfTheDead(t *testing.T) { virtual.Time(t, nothingIsHeldOfTheDead) }
 
 func nothingIsHeldOfTheDead(t *testing.T) {
-	r := newRig(t, "write: swallow")
+	r := newRig(t, Rule{On: Write, Do: Swallow()})
 	b, p := r.near.(*Backend), r.peer.(*peer)
 	check(t, r.far.Close())
 	require.Eventually(t, func() bool {
@@ -59,7 +59,7 @@ func nothingIsHeldOfTheDead(t *testing.T) {
 		defer b.mu.Unlock()
 		return p.dead
 	}, patience, time.Millisecond)
-	for _, v := range []verdict{{ending: Swallow}, {ending: Drop}} {
+	for _, v := range []verdict{{ending: swallow}, {ending: drop}} {
 		b.mu.Lock()
 		f := b.take()
 		b.mu.Unlock()
@@ -75,7 +75,7 @@ func TestPollIsNotClosedBeforeTheLastCompletion(t *testing.T) {
 }
 
 func pollIsNotClosedBeforeTheLastCompletion(t *testing.T) {
-	r := newRig(t, "write: late 1h")
+	r := newRig(t, Rule{On: Write, Do: Late(time.Hour, 0)})
 	b := r.near.(*Backend)
 	tag := r.write(0, 8)
 	b.mu.Lock()
@@ -143,7 +143,7 @@ func (r *rig) strange() (p driver.Peer, keys [2]uint32) {
 func TestABatchIsTheCallersAgain(t *testing.T) { virtual.Time(t, aBatchIsTheCallersAgain) }
 
 func aBatchIsTheCallersAgain(t *testing.T) {
-	r := newRig(t, "write: late 1us")
+	r := newRig(t, Rule{On: Write, Do: Late(us, 0)})
 	p, keys := r.strange()
 	x := &driver.Batch{Op: driver.Write,
 		Descs: []driver.Desc{{Len: 8, LocalKey: r.local.Key(), RemoteKey: keys[0]}}}
@@ -159,8 +159,11 @@ func aBatchIsTheCallersAgain(t *testing.T) {
 func TestReadOnlyIsRefused(t *testing.T) { virtual.Time(t, readOnlyIsRefused) }
 
 func readOnlyIsRefused(t *testing.T) {
-	for _, rules := range []string{"message size=0: late 20ms", "write: late 5ms; write: drop"} {
-		r := newRig(t, rules)
+	for _, rules := range [][]Rule{
+		{{On: Message, Size: Exactly(0), Do: Late(20*ms, 0)}},
+		{{On: Write, Do: Late(5*ms, 0)}, {On: Write, Do: Drop()}},
+	} {
+		r := newRig(t, rules...)
 		p, keys := r.strange()
 		check(t, p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail}))
 		x := &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail,
@@ -186,7 +189,7 @@ func (c meanwhile) Done() <-chan struct{} { c.f(); return c.Context.Done() }
 
 // TestConnectThatAFlapOvertakes waits by one rule while another has the connection flap.
 func TestConnectThatAFlapOvertakes(t *testing.T) {
-	r := newRig(t, "connect peer=1: delay 1us")
+	r := newRig(t, Rule{On: Connect, Peer: Exactly(1), Do: Delay(us, 0)})
 	b := r.near.(*Backend)
 	ctx := meanwhile{t.Context(), func() {
 		b.mu.Lock()

@@ -95,23 +95,23 @@ func (f *flight) giveUp() {
 // as it was, or known.
 func (p *peer) carryOut(f *flight, tag uint64, x *driver.Batch, v *verdict) error {
 	switch v.ending {
-	case Refuse:
+	case refuse:
 		return v.err
-	case Stall:
+	case stall:
 		p.stall(v.time)
 		return driver.ErrFull
-	case Flap:
+	case flap:
 		p.flap(v.time)
 		return driver.ErrPeerLost
 	}
-	held := v.ending == Swallow || v.ending == Fail || !v.start.IsZero() || p.mustLine(x.Tail)
+	held := v.ending == swallow || v.ending == fail || !v.start.IsZero() || p.mustLine(x.Tail)
 	if v.hold > 0 {
 		f.due = time.Now().Add(v.hold)
 		if v.start.After(time.Now()) {
 			f.due = v.start.Add(v.hold)
 		}
 	}
-	f.kept, f.breach = v.ending == Drop, v.breach
+	f.kept, f.breach = v.ending == drop, v.breach
 	if v.breach != (breach{}) {
 		return p.breach(f, tag, x, v)
 	}
@@ -119,7 +119,7 @@ func (p *peer) carryOut(f *flight, tag uint64, x *driver.Batch, v *verdict) erro
 		return p.goOn(f, tag, x)
 	}
 	untried := p.untried(x) // now: once it is handed on, the batch may be the caller's again
-	if v.ending == Swallow || v.ending == Fail || len(untried) == 0 {
+	if v.ending == swallow || v.ending == fail || len(untried) == 0 {
 		return p.holdUp(f, tag, x, v)
 	}
 	if p.mustLine(x.Tail) { // it may have to be refused, and must not go before others
@@ -152,15 +152,15 @@ func (p *peer) holdUp(f *flight, tag uint64, x *driver.Batch, v *verdict) error 
 	b := f.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if p.dead && (f.kept || v.ending == Swallow) {
+	if p.dead && (f.kept || v.ending == swallow) {
 		return driver.ErrPeerLost
 	}
 	f.keep(x)
 	switch v.ending {
-	case Swallow:
+	case swallow:
 		f.enter(p, tag, swallowed)
 		return nil
-	case Fail:
+	case fail:
 		f.enter(p, tag, over)
 		if f.err = v.err; f.due.After(time.Now()) {
 			f.wait(f.due)

@@ -3,12 +3,8 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/stretchr/testify/require"
 )
 
 // TestReplayUnderFaults has completions lost, late and refused, and connections that flap:
@@ -18,20 +14,10 @@ func TestReplayUnderFaults(t *testing.T) { replayUnderFaults(t, "8s", "prefill")
 func TestSoakReplayUnderFaults(t *testing.T) { replayUnderFaults(t, "20s", "both", "prefill") }
 
 func replayUnderFaults(t *testing.T, limit string, sides ...string) {
-	const rules = `seed 7
-write p=0.003 most=1: drop
-batch p=0.002 most=1: swallow
-write p=0.005: fail lost
-message every=60 most=4: flap 50ms
-batch p=0.3: late 300µs±200µs
-batch: delay 200µs±200µs
-`
-	file := filepath.Join(t.TempDir(), "rules")
-	require.NoError(t, os.WriteFile(file, []byte("# a bad day\n"+rules), 0o644))
 	for _, side := range sides {
 		r := replayReport(t, "--trace", smallTrace(t, 6), "--requests", "6", "--backend", "shm",
 			"--timeout", limit,
-			"--abort-rate", "0.2", "--fault", "@"+file, "--fault-side", side)
+			"--abort-rate", "0.2", "--fault", "slow,failing,lossy,flapping", "--fault-side", side)
 		wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 1, "mismatches": 0,
 			"blocks_leaked": 0})
 		if r["faults"].(float64) < 10 || r["retried"].(float64) < 1 {
@@ -44,7 +30,7 @@ batch: delay 200µs±200µs
 func TestReplayFindsWhatBreaksTheContract(t *testing.T) {
 	o := sluice(t, "replay", "--model", smallModel, "--trace", smallTrace(t, 4), "--requests", "4",
 		"--backend", "shm",
-		"--checksum=false", "--fault", "write every=40: !corrupt", "--fault-side", "prefill")
+		"--checksum=false", "--fault", "corrupt", "--fault-side", "prefill")
 	if o.status == 0 || !strings.Contains(o.stderr, "mismatches") ||
 		!strings.Contains(o.stderr, "digest") {
 		t.Errorf("%+v", o)
@@ -56,7 +42,7 @@ func TestReplayFindsWhatBreaksTheContract(t *testing.T) {
 func TestReplayNamesWhatIsCorrupt(t *testing.T) {
 	for _, backend := range []string{"shm", "tcp"} {
 		r := replayReport(t, "--trace", smallTrace(t, 4), "--requests", "4", "--backend", backend,
-			"--fault", "write every=40 most=2: !corrupt", "--fault-side", "prefill")
+			"--fault", "corrupt-twice", "--fault-side", "prefill")
 		wantNumbers(t, r, map[string]float64{"requests": 4, "mismatches": 0, "blocks_leaked": 0})
 		if r["faults"].(float64) == 0 || r["retried"].(float64) == 0 || r["checksum"] != true {
 			t.Errorf("%s: %v faults, %v tried again, checksum %v", backend, r["faults"],
@@ -65,7 +51,7 @@ func TestReplayNamesWhatIsCorrupt(t *testing.T) {
 	}
 	o := sluice(t, "replay", "--model", smallModel, "--trace", smallTrace(t, 4), "--requests", "4",
 		"--backend", "shm",
-		"--fault", "write every=2: !corrupt", "--fault-side", "prefill")
+		"--fault", "corrupt", "--fault-side", "prefill")
 	if o.status == 0 || !strings.Contains(o.stderr, "checksums differ") ||
 		!strings.Contains(o.stderr, "region kv") {
 		t.Errorf("%+v", o)

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"io"
 	"os"
 	"time"
 )
@@ -50,16 +49,4 @@ func delayed(ctx context.Context, by time.Duration) (late context.Context, stop 
 // openInput opens a file for reading.
 func openInput(ctx context.Context, name string) (*os.File, error) {
 	return interruptible(ctx, func() (*os.File, error) { return os.Open(name) })
-}
-
-// readInput reads at most that much of a file.
-func readInput(ctx context.Context, name string, most int64) ([]byte, error) {
-	return interruptible(ctx, func() ([]byte, error) {
-		f, err := os.Open(name)
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		return io.ReadAll(io.LimitReader(f, most))
-	})
 }

@@ -38,7 +38,6 @@ func TestInterruptedWhileAFileOpens(t *testing.T) {
 		{"put", "kv", "--plaintext", "--peer", a.at, "--input", pipe},
 		{"get", "kv", "--plaintext", "--peer", a.at, "--output", pipe},
 		{"replay", "--trace", pipe},
-		{"replay", "--fault", "@" + pipe},
 	} {
 		c, stdout, stderr := command(t, args...)
 		require.NoError(t, c.Start())

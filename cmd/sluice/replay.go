@@ -64,12 +64,9 @@ says otherwise. request_ms runs from the offer to the confirmation, without the
 time of filling and memcpy.
 
 --fault wraps the backends of both processes, or of the one that --fault-side names, in
-rules of misbehaviour, one a line or with semicolons between: EVENT [CONDITION...]: DEED.
-Events are batch, read, write, message, connect, receive and others; conditions size>=,
-peer=, p=, every=, most=, after= and others; deeds delay, late, drop, swallow, fail,
-refuse, stall, flap, limit and others, with a ! before those that break the contract of
-backends. What is wrong with a rule is an error that lists what could stand there. A
-hand-over that fails is begun again over a new connection, up to 30 times, and each wait
+faults, named with commas between: slow, failing, lossy (a completion that never comes),
+flapping (a connection is lost), and corrupt and corrupt-twice (other bytes arrive, which
+must be found). A hand-over that fails is begun again over a new connection, up to 30 times, and each wait
 of one side for the other takes at most a quarter of --timeout.
 
 --offload ssd has the decode process spill each block that has come to a file, once, and
@@ -83,7 +80,7 @@ spill nothing, and --fault is for what lies between the processes, not for the f
 			replayGroupsHelp,
 		Example: `  sluice replay --model deepseek-v3.2 --requests 40 --backend shm
   sluice replay --trace conversation_trace.jsonl --requests 40 --abort-rate 0.2 --json
-  sluice replay --requests 5 --timeout 2s --checksum=false --fault 'write p=0.005: drop; message every=100: flap 100ms'
+  sluice replay --requests 5 --timeout 2s --checksum=false --fault lossy,flapping
   sluice replay --offload ssd --offload-dir /mnt/nvme --offload-size 16GiB
   sluice replay --backend rdma --devices mlx5_0 --peer-devices mlx5_1
   sluice replay --model llama3.1-70b --prefill tp=8,layout=nhd --decode tp=4,pp=2,layout=hnd,block=64`,
@@ -115,8 +112,8 @@ func (f *replayFlags) register(c *cobra.Command) {
 	f.groups.register(c)
 	s.IntVar(&f.threads, "threads", 1, "threads that copy")
 	s.Uint64Var(&f.seed, "seed", 1, "of the generator")
-	s.StringVar(&f.faults, "fault", "", "have the backends misbehave: rules such as 'write "+
-		"p=0.01: drop; batch: delay 5ms±1ms', or @FILE")
+	s.StringVar(&f.faults, "fault", "", "have the backends misbehave: "+
+		strings.Join(replay.FaultNames(), ", ")+", with commas between")
 	s.StringVar(&f.faultSide, "fault-side", "both", "which process --fault is for: both, "+
 		"prefill, decode")
 	s.DurationVar(&f.timeout, "timeout", 30*time.Second, "limit for a process that does not "+
@@ -215,7 +212,7 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	if err != nil {
 		return err
 	}
-	rules, err := f.rules(c.Context())
+	rules, err := f.faultsOf()
 	if err != nil {
 		return err
 	}

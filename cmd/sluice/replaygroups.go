@@ -141,7 +141,7 @@ func (f *replayFlags) checkGroups(c *cobra.Command) (*replay.GroupOptions, error
 	if err := f.checkNumbers(); err != nil {
 		return nil, err
 	}
-	rules, err := f.rules(c.Context())
+	rules, err := f.faultsOf()
 	if err != nil {
 		return nil, err
 	}

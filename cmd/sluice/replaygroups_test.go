@@ -39,7 +39,7 @@ func TestReplayGroups(t *testing.T) {
 
 func TestReplayGroupsWithAKilledRank(t *testing.T) {
 	o := ok(t, sluice(t, groupsArgs("--aborts", "0.5", "--prefix-hits", "0.5", "--kill", "decode",
-		"--fault", "batch: delay 200µs", "--requests", "4")...))
+		"--fault", "slow", "--requests", "4")...))
 	require.Contains(t, o.stdout, " 2 failed\nmismatches  0 of ")
 	require.Regexp(t, `\nprefixes    2 requests, of which [1-9](.*\n)*faults      [1-9]`, o.stdout)
 	require.Regexp(t, `killed      decode rank [0-3]; the last rank ended its requests after`,

@@ -98,14 +98,13 @@ func TestGroupDigestOfSampledLayers(t *testing.T) {
 		ready int
 	}{{"off", nil, 3}, {"last", func(l int) bool { return l == 2 }, 2}, {"all", all, 0}} {
 		t.Run(sample.name, func(t *testing.T) {
-			rules, err := fault.Parse("write size>=100: !corrupt")
-			require.NoError(t, err)
 			spec := grouped(3, 4, 16)
 			c := newCrowd(t, crowdSetup{
 				from: sidesOf(t, spec, layout.Placement{TP: 2, BlockTokens: 4}),
 				to:   sidesOf(t, spec, layout.Placement{BlockTokens: 6}),
 				backend: func(t testing.TB) driver.Backend {
-					b, err := fault.Wrap(newMem(t), rules)
+					b, err := fault.Wrap(newMem(t), 0, fault.Rule{On: fault.Write,
+						Size: fault.AtLeast(100), Do: fault.BreakCorrupt()})
 					require.NoError(t, err)
 					return b
 				},

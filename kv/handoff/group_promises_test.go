@@ -160,12 +160,12 @@ func TestGroupEndReachesAll(t *testing.T) {
 // TestGroupEndsWhatStands: writes and reads that stand are over when the rank that makes them has
 // ended.
 func TestGroupEndsWhatStands(t *testing.T) {
-	rules, err := fault.Parse("write size>=100: swallow; read: swallow")
-	require.NoError(t, err)
+	rules := []fault.Rule{{On: fault.Write, Size: fault.AtLeast(100), Do: fault.Swallow()},
+		{On: fault.Read, Do: fault.Swallow()}}
 	for name, pull := range map[string]bool{"write": false, "read": true} {
 		t.Run(name, func(t *testing.T) {
 			c := newCrowd(t, fourToTwo(t, func(t testing.TB) driver.Backend {
-				b, err := fault.Wrap(newMem(t), rules)
+				b, err := fault.Wrap(newMem(t), 0, rules...)
 				require.NoError(t, err)
 				return b
 			}, pull))

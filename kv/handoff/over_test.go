@@ -4,6 +4,7 @@ package handoff
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -31,9 +32,9 @@ func newMem(t testing.TB) driver.Backend {
 // in flight.
 func newSlowMem(t testing.TB) driver.Backend {
 	t.Helper()
-	rules, err := fault.Parse("write p=0.7: late 500µs±500µs; read p=0.7: late 500µs±500µs")
-	require.NoError(t, err)
-	b, err := fault.Wrap(newMem(t), rules)
+	late := fault.Late(500*time.Microsecond, 500*time.Microsecond)
+	b, err := fault.Wrap(newMem(t), 0, fault.Rule{On: fault.Write, Chance: 0.7, Do: late},
+		fault.Rule{On: fault.Read, Chance: 0.7, Do: late})
 	require.NoError(t, err)
 	return b
 }
