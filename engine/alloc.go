@@ -118,10 +118,10 @@ func (m *lent) Segment() driver.Segment {
 func (m *lent) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.seg = driver.Segment{Kind: driver.DRAM}
 	if err := m.owner.Close(); err != nil {
 		return &OpError{Op: "give memory back", Err: err}
 	}
+	m.seg = driver.Segment{Kind: driver.DRAM}
 	m.uncount()
 	return nil
 }

@@ -6,8 +6,11 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -114,6 +117,61 @@ func TestPostAfterClose(t *testing.T) {
 		t.Errorf("got %v, want ErrClosed", err)
 	}
 	check(t, tr.Close())
+}
+
+// TestPeerCloseAsksAgain a backend that has not ended its connection: nil says that all have.
+func TestPeerCloseAsksAgain(t *testing.T) {
+	var stuck atomic.Bool
+	asked := 0
+	p, _, _ := overFake(t, &fake{onClose: func() error {
+		asked++
+		if stuck.Load() {
+			return ErrUnproven
+		}
+		return nil
+	}}, limit)
+	stuck.Store(true)
+	require.ErrorIs(t, p.Close(), ErrUnproven)
+	require.ErrorIs(t, p.Close(), ErrUnproven)
+	stuck.Store(false)
+	check(t, p.Close())
+	check(t, p.Close())
+	require.Equal(t, 3, asked)
+}
+
+// notGiven is memory that is not taken back at first.
+type notGiven struct{ tries int }
+
+func (m *notGiven) Segment() driver.Segment { return driver.Segment{} }
+
+func (m *notGiven) Close() error {
+	if m.tries++; m.tries == 1 {
+		return ErrBusy
+	}
+	return nil
+}
+
+// TestStagingMemoryCountsUntilItIsGone: Config.StagingBytes bounds what is mapped.
+func TestStagingMemoryCountsUntilItIsGone(t *testing.T) {
+	e := open(t, "e")
+	check(t, e.stager.take(slotBytes))
+	p := &pool{slots: 1, memory: &Memory{of: &notGiven{}}, region: register(t, e, "staging", 64)}
+	p.close(e.stager, false)
+	require.EqualValues(t, slotBytes, e.stager.used.Load())
+	p.close(e.stager, false)
+	require.Zero(t, e.stager.used.Load())
+}
+
+// TestMemoryStaysUntilItIsGone: memory that its backend does not take back is memory still.
+func TestMemoryStaysUntilItIsGone(t *testing.T) {
+	seg, gone := HostSegment(make([]byte, 64)), 0
+	m := &Memory{of: &lent{seg: seg, owner: &notGiven{}, uncount: func() { gone++ }}}
+	require.ErrorIs(t, m.Close(), ErrBusy)
+	require.Len(t, m.Bytes(), 64)
+	require.Zero(t, gone)
+	check(t, m.Close())
+	require.Nil(t, m.Bytes())
+	require.Equal(t, 1, gone)
 }
 
 // TestEveryCloseWaits calls Close twice at once, of a region and of its engine:

@@ -37,6 +37,7 @@ type fake struct {
 	onImport  func() error
 	onReceive func(msgs []driver.Message) int
 	onFence   func(ctx context.Context) error
+	onClose   func() error // of a Peer
 
 	peers   atomic.Int32
 	mu      sync.Mutex
@@ -235,6 +236,11 @@ func (f *fake) drop(tag uint64, err error) {
 }
 
 func (p *fakePeer) Close() error {
+	if p.f.onClose != nil {
+		if err := p.f.onClose(); err != nil {
+			return err
+		}
+	}
 	p.f.mu.Lock()
 	defer p.f.mu.Unlock()
 	for !p.f.brokenClose && len(p.f.tags) > 0 {

@@ -80,6 +80,7 @@ type keeping struct {
 	named
 	kept   bool
 	fenced int
+	open   int // memories
 }
 
 type keptMemory struct {
@@ -89,6 +90,7 @@ type keptMemory struct {
 
 func (k *keeping) Register(seg driver.Segment) (driver.Memory, error) {
 	m, err := k.named.Register(seg)
+	k.open++
 	return &keptMemory{m, k}, err
 }
 
@@ -101,7 +103,32 @@ func (m *keptMemory) Close() error {
 	if m.b.kept {
 		return ErrBusy
 	}
+	m.b.open--
 	return m.Memory.Close()
+}
+
+// TestLeaseThatIsRefusedLeavesNothing, though a backend keeps its part of the memory at first: the
+// engine asks again, and the region is not closed before.
+func TestLeaseThatIsRefusedLeavesNothing(t *testing.T) {
+	virtual.Time(t, func(t *testing.T) {
+		inner, err := mem.New(mem.Config{})
+		require.NoError(t, err)
+		b := &keeping{named: named{inner, "one", 1e9}}
+		e, err := Open(Config{Name: "a", Backends: []driver.Backend{b}, LeasesMax: 1})
+		require.NoError(t, err)
+		defer e.Close()
+		r, err := e.Register("kv", HostSegment(make([]byte, 4096)))
+		require.NoError(t, err)
+		l, err := r.Lease(0, 1, LeaseOptions{})
+		require.NoError(t, err)
+		b.kept = true
+		_, err = r.Lease(0, 1, LeaseOptions{})
+		require.ErrorIs(t, err, ErrFull)
+		b.kept = false
+		require.NoError(t, l.Revoke(t.Context()))
+		require.NoError(t, r.Close())
+		require.Zero(t, b.open, "memories of a region that is closed")
+	})
 }
 
 // TestCloseAfterAFailedClose: of two backends one keeps the memory at first. The next Close asks

@@ -89,7 +89,9 @@ func (r *Region) lease(seg driver.Segment, off uint64, o LeaseOptions) (*Lease, 
 	l := &Lease{e: r.e, region: r, off: off, n: seg.Len, ending: make(chan struct{}, 1),
 		revoked: make(chan struct{})}
 	if err := l.register(seg); err != nil {
-		r.unuse()
+		if l.left == nil {
+			r.unuse()
+		} // else Revoke does
 		return nil, err
 	}
 	if o.TTL > 0 {
@@ -123,7 +125,10 @@ func (l *Lease) register(seg driver.Segment) error {
 		err = l.e.addLease(l)
 	}
 	if err != nil {
-		_ = l.e.fence(context.Background(), l.left)
+		l.e.mu.Lock()
+		l.e.leases[l] = struct{}{} // perhaps one too many, for as long as Revoke fails
+		l.e.mu.Unlock()
+		_ = l.end(l.e.cfg.AbortGrace) // lookAgain, if a backend keeps a part
 		return &OpError{Op: "lease " + l.region.name, Err: err}
 	}
 	return nil

@@ -29,6 +29,7 @@ type Peer struct {
 	notifiers chan *Transfer // for Notify; nil until first used
 
 	closing sync.Mutex // held while Close runs
+	left    []*conn    // guarded by closing: those that it has not closed
 	mu      sync.Mutex // guards what follows
 	origin  string     // of what dialled us through Serve
 	known   *wire.Directory
@@ -304,23 +305,23 @@ func (p *Peer) remoteOf(d *wire.Description, r *wire.Region) *Remote {
 }
 
 // Close ends the connections: transfers in flight end with ErrClosed or with what
-// came first. It is idempotent, and waits for a Close that runs already.
+// came first. It is idempotent, and waits for a Close that runs already. After an error a backend
+// has not ended its connection yet: Close may be called again, and asks those alone.
 func (p *Peer) Close() error {
 	p.closing.Lock()
 	defer p.closing.Unlock()
 	p.mu.Lock()
-	if p.closed {
-		p.mu.Unlock()
-		return nil
+	if !p.closed {
+		p.closed = true
+		p.ending.Store(true)
+		p.left = slices.Clone(p.conns)
 	}
-	p.closed = true
-	p.ending.Store(true)
 	buffers := p.staging
 	p.staging = nil
 	p.mu.Unlock()
 
 	var errs []error
-	for _, c := range slices.Backward(p.conns) { // chains before what they are made of
+	for i, c := range slices.Backward(p.left) { // chains before what they are made of
 		if c == nil {
 			continue
 		}
@@ -330,6 +331,8 @@ func (p *Peer) Close() error {
 		if err := c.p.Close(); err != nil {
 			errs = append(errs, &OpError{Op: "close", Backend: c.lane.caps.Name, Peer: p.name,
 				Err: err})
+		} else {
+			p.left[i] = nil
 		}
 		c.lose()
 		c.lane.poll()
@@ -337,7 +340,12 @@ func (p *Peer) Close() error {
 	}
 	p.closeNotifiers()
 	for _, s := range buffers {
-		errs = append(errs, s.close())
+		if err := s.close(); err != nil {
+			errs = append(errs, err)
+			p.mu.Lock()
+			p.staging = append(p.staging, s)
+			p.mu.Unlock()
+		}
 	}
 	p.e.removePeer(p)
 	return errors.Join(errs...)

@@ -124,8 +124,9 @@ func (s *stager) newPool(by *lane) (*pool, error) {
 	}
 	r, err := s.e.registerHidden(m.Segment())
 	if err != nil {
-		_ = m.Close()
-		s.giveSlots(n)
+		if m.Close() == nil { // else its bytes are in use still
+			s.giveSlots(n)
+		}
 		return nil, err
 	}
 	return &pool{slots: n, memory: m, region: r}, nil
@@ -133,10 +134,9 @@ func (s *stager) newPool(by *lane) (*pool, error) {
 
 // close gives it back, unless a backend may still use the bytes: then it stays for ever.
 func (p *pool) close(s *stager, stuck bool) {
-	if stuck || p.region.Close() != nil {
+	if stuck || p.region.Close() != nil || p.memory.Close() != nil {
 		return
 	}
-	_ = p.memory.Close()
 	s.giveSlots(p.slots)
 }
 

@@ -169,14 +169,25 @@ func (m *memory) Close() error {
 	if err := m.untilQuiet(always); err != nil {
 		return err // the key stays taken, and the memory pinned
 	}
+	if err := m.unpin(); err != nil {
+		return err // so does the key
+	}
 	m.gone = true
 	m.b.memories.Remove(m.key)
 	m.b.memories.GiveBack(m.key, next)
-	return m.unpin()
+	return nil
 }
 
-// giveUp has Close and Fence say from now on that there is no proof.
+// giveUp has Close and Fence say from now on that there is no proof. What is only pinned still goes
+// with the context.
 func (m *memory) giveUp(why error) error {
+	if m.pin != nil {
+		pins.abandon(m.pin)
+		m.closing.Lock()
+		m.gone = true
+		m.closing.Unlock()
+		return why
+	}
 	why = fmt.Errorf("the backend has closed, and a process may write still: %w: %w",
 		driver.ErrUnproven, why)
 	m.unproven.Store(&why)

@@ -164,6 +164,24 @@ func TestNotPinned(t *testing.T) {
 	}
 }
 
+// TestNotUnpinned has the driver not unpin memory: Close says so, and tries again. The key is no
+// other memory's meanwhile, which the engine would fence before it closes this one again.
+func TestNotUnpinned(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	before := libcuda.Get(fakecuda.Pins)
+	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
+	libcuda.Set(t, fakecuda.UnpinResult, 304) // of the system
+	require.Error(t, l.m.Close())
+	require.NotEqual(t, l.m.key, r.memory(hbm, 1<<20).m.key)
+	require.NoError(t, r.b.Fence(t.Context(), l.m.key))
+	require.Error(t, l.m.Close())
+	libcuda.Put(fakecuda.UnpinResult, 0)
+	require.NoError(t, l.m.Close())
+	require.Equal(t, before, libcuda.Get(fakecuda.Pins))
+	r.register(d.space.Segment)
+}
+
 // TestPinnedByTheProgram accepts memory that another part of the program has pinned.
 func TestPinnedByTheProgram(t *testing.T) {
 	onStandIn(t)

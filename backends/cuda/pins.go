@@ -20,7 +20,6 @@ type pin struct {
 	ours    bool   // ours to unpin
 	why     string // not pinned; empty: it is
 	release func() // of a Holder; may be nil
-	ordered bool   // in the table, for parts of it
 }
 
 func (p *pin) pinned() bool { return p.why == "" }
@@ -60,7 +59,6 @@ func (t *pinTable) use(b *Backend, seg driver.Segment) (*pin, error) {
 	if !p.pinned() {
 		return p, nil // not in the table: a part of it may have better luck
 	}
-	p.ordered = true
 	t.list = slices.Insert(t.list, t.after(base), p)
 	t.longest = max(t.longest, seg.Len)
 	return p, nil
@@ -103,24 +101,38 @@ func (t *pinTable) find(base, end uint64) *pin {
 	return nil
 }
 
+// unuse ends one use. What the driver does not unpin stays in the table, and its pages held, until
+// the next call or abandon.
 func (t *pinTable) unuse(b *Backend, p *pin) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p.users--
-	if p.users > 0 {
+	if p.users > 1 {
+		p.users--
 		return nil
 	}
-	if !p.ordered {
-		p.drop()
-		return nil
-	}
-	t.list = slices.DeleteFunc(t.list, func(other *pin) bool { return other == p })
-	var err error
 	if p.ours {
-		err = b.devices[0].mover.Unpin(p.mem)
+		if err := b.devices[0].mover.Unpin(p.mem); err != nil {
+			return err
+		}
 	}
+	t.remove(p)
+	return nil
+}
+
+// abandon ends the last use of what the driver did not unpin: its context goes next.
+func (t *pinTable) abandon(p *pin) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p.users--; p.users == 0 {
+		t.remove(p)
+	}
+}
+
+// Preconditions: t.mu is held.
+func (t *pinTable) remove(p *pin) {
+	p.users, p.ours = 0, false
+	t.list = slices.DeleteFunc(t.list, func(other *pin) bool { return other == p })
 	p.drop()
-	return err
 }
 
 // bytes counts what is pinned by us.

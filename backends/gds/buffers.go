@@ -40,7 +40,13 @@ var buffers bufferTable
 func (t *bufferTable) use(b *Backend, seg *driver.Segment, at uint64) (*buffer, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, u := range t.list {
+	for _, u := range slices.Clone(t.list) {
+		if u.users == 0 && u.at < at+seg.Len && at < u.at+u.n {
+			if err := t.end(b, u); err != nil { // the addresses may be of other memory by now
+				return nil, fmt.Errorf("cuFile keeps memory that was closed here: %w", err)
+			}
+			continue
+		}
 		if u.kind == seg.Kind && u.at <= at && at-u.at <= u.n && u.n-(at-u.at) >= seg.Len {
 			u.users++
 			return u, nil
@@ -87,15 +93,24 @@ func (u *buffer) drop() {
 	}
 }
 
+// unuse ends one use. What cuFile does not give up stays listed, with no user, and its pages held.
 func (t *bufferTable) unuse(b *Backend, u *buffer) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if u.users--; u.users > 0 || !u.registered() {
+	u.users = max(u.users-1, 0) // it may be called again after an error
+	if u.users > 0 || !u.registered() {
 		return nil
+	}
+	return t.end(b, u)
+}
+
+// end has cuFile forget a range.
+func (t *bufferTable) end(b *Backend, u *buffer) error {
+	if err := b.mover.Deregister(u.device, u.at); err != nil {
+		return err
 	}
 	t.list = slices.DeleteFunc(t.list, func(other *buffer) bool { return other == u })
 	t.bytes -= u.n
-	err := b.mover.Deregister(u.device, u.at)
 	u.drop()
-	return err
+	return nil
 }

@@ -220,6 +220,25 @@ func TestBatchLimit(t *testing.T) {
 	}
 }
 
+// TestNotDeregistered has the library not give memory up: Close says so, and tries again. No other
+// memory at those addresses is taken for the one that the library knows.
+func TestNotDeregistered(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, Config{}, 1<<20)
+	library.Set(t, fakecufile.DeregisterResult, 5030)
+	require.Error(t, r.l.Close())
+	require.Error(t, r.l.Close())
+	_, err := r.b.Register(r.dev.Segment)
+	require.ErrorContains(t, err, "closed here")
+	require.NoError(t, r.b.Fence(t.Context(), r.l.Key()), "as the engine fences before it closes")
+	library.Put(fakecufile.DeregisterResult, 0)
+	require.NoError(t, r.l.Close())
+	require.Zero(t, library.Get(fakecufile.Buffers))
+	again, err := r.b.Register(r.dev.Segment)
+	require.NoError(t, err)
+	require.True(t, again.(*memory).Extent.buffer.registered())
+}
+
 // TestNotRegistered has the library refuse to register memory, or there be no room for it: it is
 // moved all the same.
 func TestNotRegistered(t *testing.T) {

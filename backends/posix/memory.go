@@ -41,13 +41,18 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	})
 }
 
-// giveBack ends what Register made of a segment.
+// giveBack ends what Register made of a segment. After an error io_uring keeps a part of it still,
+// unless closing the file was the error, which is told once.
 func (b *Backend) giveBack(m *memory) error {
-	if m.Extent.file != nil {
-		return b.unuse(m.Extent.file)
+	f := m.Extent.file
+	if f == nil {
+		return b.unpin(&m.Extent.pin)
 	}
-	b.unpin(m.Extent.pin)
-	return nil
+	kept, err := b.unuse(f)
+	if !kept {
+		m.Extent.file = nil
+	}
+	return err
 }
 
 // use finds the file of a segment, or opens it.
@@ -80,19 +85,23 @@ func (b *Backend) use(seg *driver.Segment) (*file, error) {
 	return f, nil
 }
 
-// unuse closes a file that no memory lies in any more.
-func (b *Backend) unuse(f *file) error {
+// unuse closes a file that no memory lies in any more. Kept says that the file is in use still.
+func (b *Backend) unuse(f *file) (kept bool, err error) {
 	b.flights.Mu.Lock()
 	defer b.flights.Mu.Unlock()
-	if f.refs--; f.refs > 0 {
-		return nil
+	if f.refs > 1 {
+		f.refs--
+		return false, nil
+	}
+	err = b.mover.dropFile(f)
+	if err != nil {
+		return true, fmt.Errorf("close file: %w", err)
 	}
 	delete(b.files, f.fileKey)
-	b.mover.dropFile(f)
 	if err := errors.Join(b.dropInode(f.ID, f.inode), f.close()); err != nil {
-		return fmt.Errorf("close file: %w", err)
+		return false, fmt.Errorf("close file: %w", err)
 	}
-	return nil
+	return false, nil
 }
 
 // Fence implements driver.Backend.

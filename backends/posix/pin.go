@@ -3,6 +3,8 @@
 package posix
 
 import (
+	"fmt"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -49,15 +51,22 @@ func (b *Backend) pinMemory(seg *driver.Segment) pin {
 	return p
 }
 
-func (b *Backend) unpin(p pin) {
+// unpin ends it, or leaves what io_uring does not give up.
+func (b *Backend) unpin(p *pin) error {
 	if p.count == 0 {
-		return
+		return nil
 	}
 	b.flights.Mu.Lock()
-	b.mover.unpin(p)
-	b.pinned -= uint64(len(p.mem))
+	err := b.mover.unpin(p)
+	if err == nil {
+		b.pinned -= uint64(len(p.mem))
+	}
 	b.flights.Mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("unpin memory: %w", err)
+	}
 	p.release()
+	return nil
 }
 
 // holds returns the place of the buffer that all of mem lies in, or -1.
@@ -85,7 +94,7 @@ func (g *ring) pin(mem []byte) pin {
 	p := pin{mem: mem, first: int32(first)}
 	for off := 0; off < len(mem); off += bufferMax {
 		if g.updateBuffer(first+int(p.count), mem[off:min(off+bufferMax, len(mem))]) != nil {
-			g.unpin(p)
+			_ = g.unpin(&p) // or its places stay taken
 			return pin{}
 		}
 		g.buffers[first+int(p.count)] = true
@@ -109,10 +118,13 @@ func (g *ring) room(count int) int {
 }
 
 // unpin implements mover.
-func (g *ring) unpin(p pin) {
-	for i := p.first; i < p.first+p.count; i++ {
-		if g.updateBuffer(int(i), nil) == nil {
-			g.buffers[i] = false
+func (g *ring) unpin(p *pin) error {
+	for ; p.count > 0; p.count-- {
+		last := int(p.first + p.count - 1)
+		if err := g.updateBuffer(last, nil); err != nil {
+			return err
 		}
+		g.buffers[last] = false
 	}
+	return nil
 }

@@ -84,14 +84,14 @@ func (p *pool) pending() bool { return p.count.Load() > 0 }
 
 // The rest of mover: the threads look after what they have done by themselves, and know
 // neither files nor buffers.
-func (p *pool) listen(_, _ bool)    {}
-func (p *pool) tells() bool         { return false }
-func (p *pool) kick()               {}
-func (p *pool) fixedBuffers() int32 { return -1 }
-func (p *pool) addFile(*file) error { return nil }
-func (p *pool) dropFile(*file)      {}
-func (p *pool) pin([]byte) pin      { return pin{} }
-func (p *pool) unpin(pin)           {}
+func (p *pool) listen(_, _ bool)     {}
+func (p *pool) tells() bool          { return false }
+func (p *pool) kick()                {}
+func (p *pool) fixedBuffers() int32  { return -1 }
+func (p *pool) addFile(*file) error  { return nil }
+func (p *pool) dropFile(*file) error { return nil }
+func (p *pool) pin([]byte) pin       { return pin{} }
+func (p *pool) unpin(*pin) error     { return nil }
 
 // close implements mover.
 func (p *pool) close() error {

@@ -346,13 +346,18 @@ func (g *ring) addDescriptor(fd int) int32 {
 }
 
 // dropFile implements mover.
-func (g *ring) dropFile(f *file) {
+func (g *ring) dropFile(f *file) error {
 	for _, at := range []*int32{&f.fixed, &f.fixedDirect} {
-		if *at >= 0 && g.updateFile(int(*at), -1) == nil {
-			g.files = append(g.files, *at)
+		if *at < 0 {
+			continue
 		}
+		if err := g.updateFile(int(*at), -1); err != nil {
+			return err // the kernel has the file open still, and so its lock
+		}
+		g.files = append(g.files, *at)
 		*at = -1
 	}
+	return nil
 }
 
 // close implements mover.

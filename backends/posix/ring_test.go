@@ -88,3 +88,39 @@ func TestWithoutAPlaceForIt(t *testing.T) {
 	_, err = r.b.Register(fileSegment(direct, size))
 	require.ErrorIs(t, err, driver.ErrFull)
 }
+
+// TestWhatTheRingDoesNotGiveUp stays taken, and Close says so, until the kernel has given it up:
+// the file with the lock of its program, and the pages of memory.
+func TestWhatTheRingDoesNotGiveUp(t *testing.T) {
+	const size = 8192
+	f := newFile(t, t.TempDir(), size)
+	r := newRig(t, Config{Path: PathRing, PinMax: 2 * size}, fileSegment(f, size), size)
+	at := newFile(t, t.TempDir(), size)
+	require.NoError(t, unix.Flock(int(at.Fd()), unix.LOCK_EX|unix.LOCK_NB))
+	file, err := r.b.Register(fileSegment(at, size))
+	require.NoError(t, err)
+	mem, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: size,
+		Mem: make([]byte, size)})
+	require.NoError(t, err)
+	g, pinned, places := r.b.mover.(*ring), r.b.Pinned(), len(r.b.mover.(*ring).files)
+	ring := g.fd
+	g.fd = -1
+	fileErr, memErr := file.Close(), mem.Close()
+	g.fd = ring
+	require.Error(t, fileErr)
+	if pinned == 2*size { // without the right to pin there is nothing to end
+		require.Error(t, memErr)
+	}
+	require.Equal(t, pinned, r.b.Pinned())
+	require.NoError(t, file.Close())
+	require.NoError(t, mem.Close())
+	require.Equal(t, min(pinned, size), r.b.Pinned())
+	require.Equal(t, places+2, len(g.files))
+	other, err := os.OpenFile(at.Name(), os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer other.Close()
+	require.NoError(t, at.Close())
+	require.Eventually(t, func() bool { // the kernel may give the file up a moment later
+		return unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
+	}, 30*time.Second, time.Millisecond, "the kernel holds the lock of a file that is closed")
+}

@@ -17,14 +17,14 @@ type mover interface {
 	listen(need, armed bool) // whether landings are to be served, and whether a caller sleeps
 	// whether what was reaped just now has woken the sleeper, or is about to
 	tells() bool
-	fixedBuffers() int32   // the registered buffer that the requests' are in, or -1
-	kick()                 // has the kernel begin what was put; without the lock
-	pending() bool         // whether there is something to reap; without the lock
-	addFile(f *file) error // makes a file known, where that is of use
-	dropFile(f *file)      // no request of it is left
-	pin(mem []byte) pin    // registers memory, where that is of use
-	unpin(p pin)
-	close() error // nothing is in flight
+	fixedBuffers() int32    // the registered buffer that the requests' are in, or -1
+	kick()                  // has the kernel begin what was put; without the lock
+	pending() bool          // whether there is something to reap; without the lock
+	addFile(f *file) error  // makes a file known, where that is of use
+	dropFile(f *file) error // no request of it is left; after an error it may be called again
+	pin(mem []byte) pin     // registers memory, where that is of use
+	unpin(p *pin) error     // as dropFile
+	close() error           // nothing is in flight
 }
 
 // landing is what became of a request.

@@ -186,3 +186,28 @@ func TestTokenOfTheNextEpoch(t *testing.T) {
 	}
 	take(t, p, m)
 }
+
+// TestFencesOfAStuckPiece wait by one goroutine, however often the engine looks for the proof: a
+// page of the memory may not come for long.
+func TestFencesOfAStuckPiece(t *testing.T) {
+	b := open(t, Config{})
+	mem, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: 64, Mem: make([]byte, 64)})
+	require.NoError(t, err)
+	m := mem.(*memory)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.True(t, m.enter(m.ticket.Load()))
+	leave := sync.OnceFunc(m.leave)
+	defer leave()
+	before := runtime.NumGoroutine()
+	for range 100 {
+		require.Error(t, b.Fence(over, m.key))
+	}
+	require.Less(t, runtime.NumGoroutine(), before+50)
+	fenced := make(chan error, 1)
+	go func() { fenced <- b.Fence(t.Context(), m.key) }()
+	leave()
+	require.NoError(t, <-fenced)
+	require.NoError(t, b.Fence(over, m.key))
+	require.NoError(t, m.Close())
+}

@@ -31,6 +31,7 @@ type memory struct {
 	mu     sync.Mutex // a leaf; guards what follows, and changes of ticket
 	epoch  uint64
 	closed bool
+	landed chan struct{} // closed once pieces in hand have landed; nil: no goroutine waits
 }
 
 // Register implements driver.Backend.
@@ -115,18 +116,28 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 }
 
 // awaitPieces returns once no piece is in hand that looked at an earlier ticket. It begins no
-// goroutine unless there is one.
+// goroutine unless there is one, and none beside one that waits already: that one clears landed
+// while it keeps pieces out, so a fence that finds it there has changed the ticket before.
 func (m *memory) awaitPieces(ctx context.Context) error {
 	if m.gate.TryLock() {
 		m.gate.Unlock()
 		return nil
 	}
-	landed := make(chan struct{})
-	go func() {
-		m.gate.Lock()
-		m.gate.Unlock()
-		close(landed)
-	}()
+	m.mu.Lock()
+	landed := m.landed
+	if landed == nil {
+		landed = make(chan struct{})
+		m.landed = landed
+		go func() {
+			m.gate.Lock()
+			m.mu.Lock()
+			m.landed = nil
+			m.mu.Unlock()
+			m.gate.Unlock()
+			close(landed)
+		}()
+	}
+	m.mu.Unlock()
 	select {
 	case <-landed:
 		return nil

@@ -196,6 +196,8 @@ CUresult cuMemHostUnregister(void *mem)
 	struct range was;
 
 	CONTEXT();
+	if (WORD(unpin_result))
+		return (CUresult)WORD(unpin_result);
 	if (drop(PINNED, (unsigned long)mem, &was))
 		return NOT_MAPPED;
 	COUNT(pins, -1);

@@ -16,6 +16,7 @@ struct panel {
 	_Atomic unsigned refuse_after; /* that call that copies or launches is refused; 0: none */
 	_Atomic unsigned refuse_result;
 	_Atomic unsigned pin_result; /* of cuMemHostRegister; 0: it works */
+	_Atomic unsigned unpin_result; /* of cuMemHostUnregister; 0: it works */
 	_Atomic unsigned hold;	     /* copies of 13 bytes wait while this is not 0 */
 	/*
 	 * 1: a thread captures a graph, so waits of threads that care for it fail; 2: of all; 3:

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/x509"
 	"errors"
+	"math/big"
 	"os"
 	"path/filepath"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
 func TestIssue(t *testing.T) {
@@ -77,6 +79,27 @@ func TestBadNames(t *testing.T) {
 			t.Errorf("%s was taken for an authority", name)
 		}
 	}
+}
+
+// TestFilesOutlastALossOfPower: the entry of a file is synced once it has its name.
+func TestFilesOutlastALossOfPower(t *testing.T) {
+	dir := t.TempDir()
+	a, _, err := New("ours", time.Hour)
+	require.NoError(t, err)
+	synced := 0
+	syncEntry = func(f *os.File) error {
+		require.Equal(t, dir, filepath.Dir(f.Name()))
+		require.FileExists(t, filepath.Join(dir, RevokedFile))
+		synced++
+		return ownfiles.SyncEntry(f)
+	}
+	defer func() { syncEntry = ownfiles.SyncEntry }()
+	_, err = a.RevokeIn(dir, big.NewInt(7))
+	require.NoError(t, err)
+	require.Equal(t, 1, synced)
+	list, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, list, 1)
 }
 
 func TestStore(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/ownfiles"
 )
 
 // The files of an authority in its directory. Those of a member have its name.
@@ -71,11 +72,17 @@ func place(path string, text []byte, mode os.FileMode) error {
 	if err == nil {
 		err = f.Sync()
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
+	if err == nil {
+		err = os.Rename(f.Name(), path)
 	}
-	return os.Rename(f.Name(), path)
+	if err == nil {
+		err = syncEntry(f) // or a loss of power brings back the file before: what was revoked
+	}
+	return errors.Join(err, f.Close())
 }
+
+// syncEntry is ownfiles.SyncEntry; a test sees it called.
+var syncEntry = ownfiles.SyncEntry
 
 // Load reads the authority of a directory.
 func Load(dir string) (*Authority, error) {

@@ -47,7 +47,8 @@ type Config[E any] struct {
 	Stop func()
 	// Leave gives Flights.Mu up, and then begins what there is to begin.
 	Leave func()
-	// Release gives back what a memory has, which is not used any more. Flights.Mu is not held.
+	// Release gives back what a memory has, which is not used any more. After an error it is called
+	// again, and goes on with what is left. Flights.Mu is not held.
 	Release func(*Memory[E]) error
 }
 

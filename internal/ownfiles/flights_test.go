@@ -29,6 +29,7 @@ type rig struct {
 	key      uint32 // of file, as the peer knows it
 	slow     bool   // stop does not land it
 	released []int
+	refused  error // of release
 }
 
 func newRig(t *testing.T) *rig {
@@ -70,7 +71,7 @@ func (r *rig) token(m driver.Memory) []byte {
 
 func (r *rig) release(m *Memory[int]) error {
 	r.released = append(r.released, m.Extent)
-	return nil
+	return r.refused
 }
 
 func (r *rig) stop() {
@@ -188,6 +189,29 @@ func TestFenceWaits(t *testing.T) {
 	if err := <-over; err != nil {
 		t.Error(err)
 	}
+}
+
+// TestCloseThatFailedKeepsItsKey: the engine fences memory whose Close has failed once more, and
+// closes it again. No other memory has the key meanwhile, and nil says that it was given back.
+func TestCloseThatFailedKeepsItsKey(t *testing.T) {
+	r := newRig(t)
+	r.refused = unix.EIO
+	require.ErrorIs(t, r.file.Close(), unix.EIO)
+	other := r.register(driver.Segment{Kind: driver.File, Len: 100, FD: 0}, 3)
+	token := r.token(other)
+	require.NoError(t, r.Fence(t.Context(), r.file.Key()))
+	_, _, err := r.peer.Import(token)
+	require.NoError(t, err, "a token of memory that was not fenced")
+	require.ErrorIs(t, r.file.Close(), unix.EIO)
+	r.refused = nil
+	require.NoError(t, r.file.Close())
+	require.NoError(t, r.file.Close())
+	require.Equal(t, []int{2, 2, 2}, r.released)
+	r.refused = unix.EIO
+	require.ErrorIs(t, other.Close(), unix.EIO)
+	r.refused = nil
+	require.NoError(t, r.Flights.Close(func() error { return nil }))
+	require.Contains(t, r.released[4:], 3, "the backend has closed, and memory was not given back")
 }
 
 func TestTokens(t *testing.T) {

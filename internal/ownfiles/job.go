@@ -138,7 +138,7 @@ func within(off, n, size uint64) bool { return off <= size && n <= size-off }
 // Preconditions: Flights.Mu is held.
 func (j *Job[E]) view(p *Peer[E], op driver.Op, localKey, remoteKey uint32) error {
 	local, r := p.flights.table.At(localKey), p.imports.At(remoteKey)
-	if local == nil || r == nil {
+	if local == nil || local.closed || r == nil {
 		return errUnknownKey
 	}
 	switch {

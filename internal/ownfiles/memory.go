@@ -7,6 +7,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -23,6 +24,9 @@ type Memory[E any] struct {
 	flights *Flights[E]
 	key     uint32
 	secret  [16]byte
+
+	giving sync.Mutex // held by Close while it gives back; before Flights.Mu
+	gone   bool       // guarded by giving: nothing is left to give back
 
 	// Guarded by Flights.Mu.
 	epoch  uint64
@@ -86,18 +90,22 @@ func (m *Memory[E]) Close() error {
 func (m *Memory[E]) close() error {
 	b := m.flights
 	b.Mu.Lock()
-	second := m.closed
 	m.closed = true
 	err := m.end(context.Background()) // a second one waits for the same jobs
 	next := m.epoch + 1
 	b.Mu.Unlock()
-	if second {
+	m.giving.Lock()
+	defer m.giving.Unlock()
+	if m.gone || err != nil {
 		return err
 	}
+	if err := b.cfg.Release(m); err != nil {
+		return err // the key stays taken: the next Close, and that of the backend, go on here
+	}
+	m.gone = true
 	b.table.Remove(m.key)
-	err = errors.Join(err, b.cfg.Release(m))
 	b.table.GiveBack(m.key, next)
-	return err
+	return nil
 }
 
 // end moves the epoch on, and returns when no job of one before is left.

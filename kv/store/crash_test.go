@@ -3,6 +3,7 @@
 package store
 
 import (
+	"encoding/binary"
 	"errors"
 	"os"
 	"path/filepath"
@@ -46,6 +47,28 @@ func TestCreateKeepsTheName(t *testing.T) {
 	_, err = Create(path+"2", Geometry{BlockBytes: 4096, Blocks: 4}, Options{Durable: true})
 	require.ErrorIs(t, err, syscall.EIO)
 	require.NoFileExists(t, path+"2")
+}
+
+// TestCreateThatFailsKeepsTheLock until the name is gone: another process could open the store
+// otherwise, and lose it.
+func TestCreateThatFailsKeepsTheLock(t *testing.T) {
+	events, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	require.NoError(t, err)
+	defer unix.Close(events)
+	syncEntry = func(f *os.File) error {
+		_, err := unix.InotifyAddWatch(events, f.Name(), unix.IN_ATTRIB|unix.IN_CLOSE_WRITE)
+		return errors.Join(err, syscall.EIO)
+	}
+	defer func() { syncEntry = ownfiles.SyncEntry }()
+	_, err = Create(filepath.Join(t.TempDir(), "store"), Geometry{BlockBytes: 4096, Blocks: 4},
+		Options{})
+	require.ErrorIs(t, err, syscall.EIO)
+	var first [4096]byte
+	n, err := unix.Read(events, first[:])
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, n, unix.SizeofInotifyEvent)
+	require.EqualValues(t, unix.IN_ATTRIB, binary.NativeEndian.Uint32(first[4:]),
+		"a file that is removed has a link less, which comes before it is closed")
 }
 
 func needs(t *testing.T, reason, fix string) {

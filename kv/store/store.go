@@ -91,7 +91,8 @@ func Create(path string, g Geometry, o Options) (*Store, error) {
 	}
 	s := &Store{f: f, geo: g, opts: o, unsure: map[uint32]struct{}{}}
 	if err := s.create(); err != nil {
-		return nil, errors.Join(fmt.Errorf("create store: %w", err), f.Close(), os.Remove(path))
+		// the lock goes last: who opens the store by then would lose it
+		return nil, errors.Join(fmt.Errorf("create store: %w", err), os.Remove(path), f.Close())
 	}
 	return s, nil
 }

@@ -26,6 +26,7 @@ const (
 	RefuseAfter
 	RefuseResult
 	PinResult
+	UnpinResult
 	Hold
 	Capture
 	Streams
@@ -45,6 +46,7 @@ const (
 // names are those of struct panel.
 var names = [words]string{
 	"delay_us", "fault_after", "fault_result", "refuse_after", "refuse_result", "pin_result",
+	"unpin_result",
 	"hold", "capture",
 	"streams", "events", "allocations", "host_allocations", "pins", "reservations", "mappings",
 	"handles", "contexts",

@@ -36,6 +36,7 @@ const (
 	OpenResult
 	HandleResult
 	RegisterResult
+	DeregisterResult
 	Direct
 	Handles
 	Buffers
@@ -56,7 +57,7 @@ var names = [words]string{
 	"delay_us", "hold", "short_max", "end_at", "fail_after", "fail_code", "fail_status",
 	"batch_limit", "batch_result",
 	"status_result", "cancel_refused", "stream_result",
-	"open_result", "handle_result", "register_result", "direct",
+	"open_result", "handle_result", "register_result", "deregister_result", "direct",
 	"handles", "buffers", "batches", "streams", "under_way",
 	"reads", "writes", "submits", "async_calls", "opens",
 	"changed_blocks",

@@ -287,6 +287,8 @@ CUfileError_t cuFileBufDeregister(const void *base)
 {
 	int i;
 
+	if (WORD(deregister_result))
+		return says((int)WORD(deregister_result));
 	pthread_mutex_lock(&buffers_lock);
 	i = base ? buffer_at(base) : -1;
 	if (i >= 0)

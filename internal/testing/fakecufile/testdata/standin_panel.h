@@ -25,6 +25,7 @@ struct panel {
 	_Atomic unsigned open_result;	 /* of cuFileDriverOpen */
 	_Atomic unsigned handle_result;	 /* of cuFileHandleRegister */
 	_Atomic unsigned register_result; /* of cuFileBufRegister */
+	_Atomic unsigned deregister_result; /* of cuFileBufDeregister */
 	_Atomic unsigned direct;	 /* nvidia-fs is there; 0: compat mode */
 	_Atomic unsigned handles, buffers, batches, streams, under_way; /* that there are */
 	_Atomic unsigned reads, writes, submits, async_calls, opens;	/* calls */
