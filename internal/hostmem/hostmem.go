@@ -172,15 +172,19 @@ func (b *Buffer) PageSize() uint64 {
 }
 
 // Close unmaps the memory and closes its descriptors. Peers that have mapped it
-// keep their pages until they unmap them. It is idempotent.
+// keep their pages until they unmap them. Where the kernel refuses to unmap it, it stays as it is,
+// and Close may be called again. It is idempotent.
 func (b *Buffer) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mem == nil {
 		return nil
 	}
+	if err := unmap(b.mem); err != nil {
+		return fmt.Errorf("close memory: %w", err)
+	}
 	count(b.opts.Purpose, -int64(len(b.mem)))
-	err := unmap(b.mem)
+	var err error
 	for _, l := range b.layers {
 		err = errors.Join(err, l.close())
 	}

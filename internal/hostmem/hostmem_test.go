@@ -156,6 +156,21 @@ func TestClosedBufferAnswers(t *testing.T) {
 	}
 }
 
+// TestCloseThatFails has the kernel refuse to unmap: the memory is there, and is known, until a
+// later Close has unmapped it.
+func TestCloseThatFails(t *testing.T) {
+	b := mustAlloc(t, 8192, Options{Purpose: "kept", Huge: HugeNone})
+	whole := b.mem
+	b.mem = whole[1:] // munmap takes whole pages alone
+	require.ErrorIs(t, b.Close(), unix.EINVAL)
+	b.mem = whole
+	require.Len(t, b.Bytes(), 8192)
+	require.EqualValues(t, 8192, InUse()["kept"])
+	require.Len(t, extentsOf(b), 1)
+	require.NoError(t, b.Close())
+	require.Zero(t, InUse()["kept"])
+}
+
 func TestSizesThatCannotBeServed(t *testing.T) {
 	m := Limits()
 	sizes := []uint64{0, 1 << 63, ^uint64(0), addressMax + 1, m.Total + 1}
