@@ -83,7 +83,7 @@ func noHugePages(need, free uint64) error {
 
 // alloc makes the first layer and maps it over a reserved range.
 func alloc(n uint64, o Options, huge bool) (_ *Buffer, err error) {
-	b := &Buffer{opts: o, len: n, page: basePage}
+	b := &Buffer{opts: o, len: n, page: basePage, renewing: make(chan struct{}, 1)}
 	if huge {
 		b.page = hugeSize
 	}
@@ -136,6 +136,7 @@ type Buffer struct {
 	collapsed bool   // all whole 2 MiB runs were gathered in huge pages at Alloc
 	landings  Landings
 	renewals  Renewals
+	renewing  chan struct{} // has one place: one Renew at a time; before mu
 
 	mu     sync.RWMutex // guards what follows; before renewals.mu
 	mem    []byte       // whole pages; nil after Close

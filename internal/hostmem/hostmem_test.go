@@ -145,7 +145,7 @@ func TestClosedBufferAnswers(t *testing.T) {
 	if b.Bytes() != nil || len(extentsOf(b)) != 0 {
 		t.Error("a closed buffer still shows memory")
 	}
-	if err := b.Renew(0, 1); !errors.Is(err, os.ErrClosed) {
+	if err := b.Renew(t.Context(), 0, 1); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Renew: %v", err)
 	}
 	if err := b.Lend(func([]driver.Extent) error { return nil }); !errors.Is(err, os.ErrClosed) {
@@ -191,7 +191,7 @@ func TestNodes(t *testing.T) {
 	m := Limits()
 	if len(m.Nodes) > 0 {
 		b := mustAlloc(t, 1<<20, Options{Node: OnNode(m.Nodes[0].ID), Populate: true})
-		if err := b.Renew(0, 4096); err != nil {
+		if err := b.Renew(t.Context(), 0, 4096); err != nil {
 			t.Error(err)
 		}
 	}
