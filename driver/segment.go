@@ -2,7 +2,10 @@
 
 package driver
 
-import "fmt"
+import (
+	"context"
+	"fmt"
+)
 
 // Segment is a range to register. Which fields count depends on Kind; the rest
 // must be zero.
@@ -74,8 +77,8 @@ type Shared interface {
 	// content of the old ones. What another process still writes through an
 	// older mapping is lost, and so may be what this program itself writes into those
 	// pages at that moment: a range that is leased should be whole pages. It waits for
-	// all that have entered.
-	Renew(off, n uint64) error
+	// all that have entered, for a bounded time and until ctx is over.
+	Renew(ctx context.Context, off, n uint64) error
 
 	// Enter and Leave stand around every write into the memory that a backend makes from
 	// this process: a copy, a read from a socket, a request of which the kernel or a device

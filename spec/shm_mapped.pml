@@ -5,38 +5,62 @@
 // One owner, and one process of movers that hold a grant of epoch 0. Each statement is one
 // step, so a mover may be stopped between any two of them, for as long as it takes, and go on
 // later; it may also be killed (never scheduled again). Pages are numbered: the lease lies in
-// page 0, fresh pages get the next number. LATE: no mover writes into pages that the owner uses
-// once Fence has returned.
+// page 0. LATE: no mover writes into pages that the owner uses once Fence has returned.
 //
-// -DOLD is the order of steps before the mend: the epoch before the generation, and the
-// generation compared with that of the mapping, whichever it is by then. A mover that is
-// stopped in between finds fresh pages.
+// With -DAGAIN pages of the arena move for others, too, before the fence and after it, and pages of
+// before are used again once each writer that stood when they were left has gone on.
+//
+// -DBLIND uses them again whoever writes there, and -DBEFORE lists those writers before the
+// generation moves on. -DOLD is the order of steps before the mend: the epoch before the
+// generation, and the generation compared with that of the mapping, whichever it is by then. A
+// mover that is stopped in between finds fresh pages.
 //
 // Which code each step is:
 //
 //   announce, take, check, acquire, copy, leave: move.go: announce in move; then moveMapped in
 //     this order
 //   bump, scan: fence.go: Fence, copies; a mover that stays for Config.Grace is silent
-//   renew: fence.go: shutOut; the generation moves on (OnRenew in arena.go), then fresh pages
-//     come under the range
+//   renew: fence.go: shutOut; Buffer.Renew in internal/hostmem: the generation moves on and the
+//     writers that stand are listed (OnRenew in arena.go, oldWriters in silence.go), then fresh
+//     pages come under the range (reclaim in layer.go: old ones). What a fence gave up
+//     (abandoned) has pages from before, and is not listed again
 //   the last choice of Owner: arena.go: releaseArena; the number serves another arena
 //   answer, place: extents.go, fetch.go: the owner describes an arena, another goroutine maps it
 
 #ifndef MOVERS
 #define MOVERS 2
 #endif
-#define PAGES 5
+#define OWN 4      // pages of the arena
+#define PAGES 5    // and one of another
+#ifndef AGAIN
+#define RENEWALS 0 // for others, each before and after the fence
+#else
+#define RENEWALS 1
+#endif
 
 byte epoch = 0;              // of the lease, in the owner's table
 byte generation = 0;         // of the arena's number, in the owner's table
 byte under = 0;              // the pages under the range, of the arena that has the number
 bool used[PAGES];            // pages that the owner uses
 bool fenced = false;         // Fence has returned nil
-bool announced[MOVERS];
+byte announced[MOVERS];      // 0, or the number of the announcement
+byte abandoned[MOVERS];      // the one that a fence made harmless
+byte writers[PAGES * MOVERS]; // by page: those that stood when it was left
+bool moving = false;         // the lock that keeps the pages where they are
 bool dead = false;           // the process of the movers was killed
 
 byte mappedPages = 0;        // the mapping that the movers share
 byte mappedGeneration = 0;
+
+#define OUT(p, m) (writers[(p)*MOVERS + (m)] == 0 || \
+	writers[(p)*MOVERS + (m)] != announced[m] || dead)
+#ifdef BLIND
+#define OVER(p) (true)
+#elif MOVERS == 1
+#define OVER(p) (OUT(p, 0))
+#else
+#define OVER(p) (OUT(p, 0) && OUT(p, 1))
+#endif
 
 // write is one byte of a copy.
 inline write(pages) {
@@ -49,12 +73,12 @@ proctype Mover(byte me) provided (!dead) {
 	do
 	:: tries < 2 ->
 		tries++;
-announce:	announced[me] = true;
+announce:	announced[me] = tries;
 #ifndef OLD
 take:		taken = generation;
 #endif
 check:		if
-		:: epoch != 0 -> announced[me] = false; goto revoked
+		:: epoch != 0 -> announced[me] = 0; goto revoked
 		:: else
 		fi;
 acquire:	atomic { pages = mappedPages; was = mappedGeneration };
@@ -62,11 +86,11 @@ acquire:	atomic { pages = mappedPages; was = mappedGeneration };
 		taken = generation;
 #endif
 		if
-		:: was != taken -> announced[me] = false // stale: map anew, and once more
+		:: was != taken -> announced[me] = 0 // stale: map anew, and once more
 		:: else ->
 copy:			write(pages);
 			write(pages);
-leave:			announced[me] = false;
+leave:			announced[me] = 0;
 			if
 			:: generation != taken -> skip // stale: copy once more
 			:: else -> break
@@ -85,7 +109,7 @@ proctype Fetcher() provided (!dead) {
 	do
 	:: times < 2 ->
 		times++;
-answer:		atomic { pages = under; was = generation };
+answer:		atomic { !moving -> pages = under; was = generation };
 place:		atomic { mappedPages = pages; mappedGeneration = was }
 	:: break
 	od
@@ -99,36 +123,88 @@ proctype Killer() {
 	fi
 }
 
-inline renew(fresh) {
+// list notes the writers that stand.
+inline list() {
+	i = 0;
+	do
+	:: i < MOVERS ->
+		atomic { standing[i] = (announced[i] == abandoned[i] -> 0 : announced[i]); i++ }
+	:: else -> break
+	od
+}
+
+inline renew() {
 	// The owner uses the fresh pages; what is written to the old ones is lost.
+	moving = true;
+#ifdef BEFORE
+	list();
+#endif
 	generation++;
-	atomic { used[under] = false; under = fresh; used[fresh] = true }
+#if defined(AGAIN) && !defined(BEFORE)
+	list();
+#endif
+	atomic {
+		fresh = 0;
+		do
+		:: used[fresh] || !OVER(fresh) -> fresh++
+		:: else -> break
+		od;
+		assert(fresh < OWN);
+		used[under] = false;
+		i = 0;
+		do
+		:: i < MOVERS -> writers[under*MOVERS + i] = standing[i]; i++
+		:: else -> break
+		od;
+		under = fresh;
+		used[fresh] = true;
+		moving = false
+	}
 }
 
 proctype Owner() {
-	byte i;
+	byte i, fresh, renewals;
+	byte standing[MOVERS];
+	byte seen[MOVERS];
 	bool silent;
+	do
+	:: renewals < RENEWALS -> renewals++; renew()
+	:: break
+	od;
 bump:	epoch++;
 scan:	i = 0; silent = false;
 	do
 	:: i < MOVERS ->
 		if
-		:: !announced[i] -> i++
-		:: announced[i] && dead -> i++ // the kernel says that the process is gone
-		:: announced[i] && !dead -> silent = true; i++ // for Grace, or for ever
-		:: announced[i] && !dead -> skip // look again
+		:: announced[i] == 0 -> i++
+		:: announced[i] != 0 && dead -> i++ // the kernel says that the process is gone
+		:: atomic { announced[i] != 0 && !dead -> seen[i] = announced[i] };
+			silent = true; i++ // for Grace, or for ever
+		:: announced[i] != 0 && !dead -> skip // look again
 		fi
 	:: else -> break
 	od;
 	if
-	:: silent -> renew(1)
+	:: silent ->
+		renew();
+#ifdef AGAIN
+		i = 0;
+		do
+		:: i < MOVERS -> abandoned[i] = seen[i]; i++
+		:: else -> break
+		od
+#endif
 	:: else
 	fi;
 	fenced = true;
+	do
+	:: renewals < 2*RENEWALS -> renewals++; renew()
+	:: break
+	od;
 	// The lease's memory has another use now. Or it is given back: its number goes to
 	// another arena, the program uses the pages for something else.
 	if
-	:: generation++; atomic { under = 3; used[3] = true }
+	:: generation++; atomic { under = PAGES-1; used[PAGES-1] = true }
 	:: skip
 	fi
 }

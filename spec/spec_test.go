@@ -36,6 +36,11 @@ type model struct {
 var models = []model{
 	{"shm mapped", "shm_mapped.pml", nil, false},
 	{"shm mapped, the epoch before the generation", "shm_mapped.pml", []string{"-DOLD"}, true},
+	{"shm mapped, pages used again", "shm_mapped.pml", []string{"-DAGAIN", "-DMOVERS=1"}, false},
+	{"shm mapped, pages used again under a writer", "shm_mapped.pml",
+		[]string{"-DAGAIN", "-DMOVERS=1", "-DBLIND"}, true},
+	{"shm mapped, writers listed too early", "shm_mapped.pml",
+		[]string{"-DAGAIN", "-DMOVERS=1", "-DBEFORE"}, true},
 	{"shm foreign", "shm_gate.pml", nil, false},
 	{"shm foreign, the epoch before the gate", "shm_gate.pml", []string{"-DOLD"}, true},
 	{"tcp", "tcp_ages.pml", nil, false},

@@ -325,9 +325,10 @@ func TestPinnedPagesStay(t *testing.T) {
 	require.NoError(t, err)
 	defer s.Free()
 	m := r.register(s.Segment)
-	sameError(t, "fresh pages under pinned memory", s.Segment.Shared.Renew(0, 4096), driver.ErrBusy)
+	sameError(t, "fresh pages under pinned memory", s.Segment.Shared.Renew(t.Context(), 0, 4096),
+		driver.ErrBusy)
 	require.NoError(t, m.Close())
-	if err := s.Segment.Shared.Renew(0, 4096); err != nil {
+	if err := s.Segment.Shared.Renew(t.Context(), 0, 4096); err != nil {
 		t.Errorf("fresh pages when the memory was closed: %v", err)
 	}
 }

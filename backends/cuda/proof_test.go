@@ -86,9 +86,9 @@ func TestPagesStayUnderCopies(t *testing.T) {
 	l := r.memory(drivertest.HostMemory, 1<<20)
 	require.False(t, l.m.pin.pinned())
 	shared := l.space.Segment.Shared
-	require.ErrorIs(t, shared.Renew(l.space.Segment.SharedOff, 4096), driver.ErrBusy)
+	require.ErrorIs(t, shared.Renew(t.Context(), l.space.Segment.SharedOff, 4096), driver.ErrBusy)
 	require.NoError(t, l.m.Close())
-	require.NoError(t, shared.Renew(l.space.Segment.SharedOff, 4096))
+	require.NoError(t, shared.Renew(t.Context(), l.space.Segment.SharedOff, 4096))
 }
 
 // TestASecondCloseWaitsForTheFirst of a backend whose copy is under way.

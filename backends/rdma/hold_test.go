@@ -24,7 +24,7 @@ func TestRegisterHolds(t *testing.T) {
 	p.peer = p.connect(t)
 	renews := func(when string, want error) {
 		t.Helper()
-		if err := buf.Renew(0, 4096); !errors.Is(err, want) {
+		if err := buf.Renew(t.Context(), 0, 4096); !errors.Is(err, want) {
 			t.Errorf("fresh pages %s: %v, want %v", when, err, want)
 		}
 	}

@@ -105,3 +105,34 @@ func TestCloseAgainMapped(t *testing.T) {
 	require.NoError(t, release())
 	require.NoError(t, far.Close())
 }
+
+// TestAnnouncementThatComesAgain: a peer numbers its announcements, and the numbers come again. One
+// that a fence gave up says nothing about a later one.
+func TestAnnouncementThatComesAgain(t *testing.T) {
+	b := hasty(t)
+	shared, _ := share(t, b, drivertest.HostMemory, 4096)
+	foreign, _ := share(t, b, drivertest.ForeignMemory, 4096)
+	p := dial(t, open(t, Config{}), b.Addr())
+	gate := b.table.gate()
+	renewals := 0
+	t.Cleanup(shared.arena.shared.OnRenew(func() func() bool { renewals++; return nil }))
+	for _, m := range []*memory{shared, foreign} {
+		fence := func() {
+			t.Helper()
+			_, err := m.AppendToken(nil)
+			require.NoError(t, err)
+			require.NoError(t, b.Fence(t.Context(), m.Key()))
+		}
+		line := p.announce(m.Key(), driver.Write, 7)
+		value := line.Load()
+		fence()
+		line.Store(0)
+		fence()
+		shut := gate.Load()
+		line.Store(value)
+		fence()
+		line.Store(0)
+		require.Equal(t, m == foreign, gate.Load() != shut)
+	}
+	require.Equal(t, 2, renewals)
+}

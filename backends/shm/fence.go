@@ -131,6 +131,12 @@ func (c *inbound) eachIn(key uint32, thorough bool, f func(line int, value uint6
 	}
 	for i := range announceMax {
 		value := word(c.page, announceAt+uint64(i)*lineBytes).Load()
+		if value != c.abandoned[i] {
+			c.abandoned[i] = 0 // it has gone on: after 2^31 others its number comes again
+		}
+		if value != c.barred[i] {
+			c.barred[i] = 0
+		}
 		if value == 0 || value == c.abandoned[i] {
 			continue
 		}

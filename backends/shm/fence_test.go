@@ -87,7 +87,7 @@ func TestMoveNoticesPagesThatMovedUnderIt(t *testing.T) {
 				return
 			default:
 			}
-			if err := far.arena.shared.Renew(0, 1<<20); err != nil {
+			if err := far.arena.shared.Renew(t.Context(), 0, 1<<20); err != nil {
 				t.Error(err)
 			}
 			time.Sleep(300 * time.Microsecond)

@@ -45,7 +45,7 @@ func (b *Backend) freshPages(w *patience, m *memory, epoch uint64) error {
 	m.fresh.begin(m, epoch)
 	for {
 		begin := b.clock.Now()
-		more, err := m.fresh.step(m, ranges)
+		more, err := m.fresh.step(w.ctx, m, ranges)
 		if !more || err != nil {
 			return err
 		}
@@ -92,7 +92,8 @@ func (f *freshness) begin(m *memory, epoch uint64) {
 }
 
 // step moves some pages, and reports whether there are more.
-func (f *freshness) step(m *memory, ranges driver.Ranges) (more bool, err error) {
+func (f *freshness) step(ctx context.Context, m *memory, ranges driver.Ranges) (more bool,
+	err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var moved, n uint64
@@ -107,7 +108,7 @@ func (f *freshness) step(m *memory, ranges driver.Ranges) (more bool, err error)
 		if moved += to - from; n == freshRanges || moved > freshBytes {
 			return true, nil
 		}
-		if err := m.arena.shared.Renew(m.off+from, to-from); err != nil {
+		if err := m.arena.shared.Renew(ctx, m.off+from, to-from); err != nil {
 			return false, err
 		}
 		f.done = to

@@ -212,7 +212,7 @@ func TestReadsLandBetweenEnterAndLeave(t *testing.T) {
 			Descs: []driver.Desc{{Len: 4096, LocalKey: near.Key(), RemoteKey: key}}})
 	}()
 	<-mover.Came
-	go func() { renewed <- dst.Renew(0, 4096) }()
+	go func() { renewed <- dst.Renew(t.Context(), 0, 4096) }()
 	select {
 	case <-renewed:
 		t.Error("pages moved under a read that is about to land")

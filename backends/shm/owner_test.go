@@ -4,6 +4,7 @@ package shm
 
 import (
 	"bufio"
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -83,7 +84,7 @@ func serveSpace(space *drivertest.Space) error {
 		if _, err := in.ReadString('\n'); err != nil {
 			return b.Close()
 		}
-		if err := m.(*memory).arena.shared.Renew(0, ownerBytes); err != nil {
+		if err := m.(*memory).arena.shared.Renew(context.Background(), 0, ownerBytes); err != nil {
 			return err
 		}
 		fmt.Println("renewed")

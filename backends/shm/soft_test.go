@@ -3,6 +3,7 @@
 package shm
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -26,8 +27,8 @@ func softShared(t *testing.T) *soft {
 func (s *soft) Lend(f func([]driver.Extent) error) error {
 	return f([]driver.Extent{{Len: 4096, FD: s.fd}})
 }
-func (s *soft) OnRenew(func() func() bool) func() { return func() {} }
-func (s *soft) Renew(off, n uint64) error         { return nil }
-func (s *soft) Enter()                            {}
-func (s *soft) TryEnter() bool                    { return true }
-func (s *soft) Leave()                            {}
+func (s *soft) OnRenew(func() func() bool) func()           { return func() {} }
+func (s *soft) Renew(context.Context, uint64, uint64) error { return nil }
+func (s *soft) Enter()                                      {}
+func (s *soft) TryEnter() bool                              { return true }
+func (s *soft) Leave()                                      {}

@@ -67,7 +67,7 @@ func TestSharedIsMappedAnewAndChecked(t *testing.T) {
 	for round := range byte(6) {
 		fill(mem, round+1)
 		if round%2 == 1 { // our own strong means, while an import is in use
-			require.NoError(t, far.arena.shared.Renew(1<<20, 2<<20))
+			require.NoError(t, far.arena.shared.Renew(t.Context(), 1<<20, 2<<20))
 		}
 		n := uint64(1024)
 		if round >= 2 {

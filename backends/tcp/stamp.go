@@ -9,6 +9,7 @@ import "time"
 // corrects CLOCK_MONOTONIC, which this is, by at most 500 ppm for NTP (MAXFREQ of linux/timex.h:
 // more is a step, or a slew that a daemon was configured for), so two hosts drift apart by at
 // most 1,000 ppm: one part in driftPart. The peer takes the owner's clock for so much slower.
+// CLOCK_MONOTONIC_RAW, which nothing corrects, would cost Go a system call for each look.
 const driftPart = 1000
 
 // stampMax is how old what a peer knows of the owner's clock may be. Its time lags by 60 ms then.

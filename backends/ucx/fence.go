@@ -108,15 +108,15 @@ func (m *memory) prove(ctx context.Context, l *side, deadline time.Time) error {
 			break
 		}
 	}
-	if err := m.refresh(l); err != nil {
+	if err := m.refresh(ctx, l); err != nil {
 		return fmt.Errorf("put fresh pages under a frozen peer: %w", err)
 	}
 	return nil
 }
 
-func (m *memory) refresh(l *side) error {
+func (m *memory) refresh(ctx context.Context, l *side) error {
 	if m.in == nil {
 		return l.net.Refresh(m.key)
 	}
-	return m.in.renew(func() error { return l.net.Refresh(m.key) })
+	return m.in.renew(ctx, func() error { return l.net.Refresh(m.key) })
 }

@@ -3,6 +3,7 @@
 package ucx
 
 import (
+	"context"
 	"fmt"
 	"sync"
 
@@ -25,7 +26,7 @@ func (a *allocation) Lend(func([]driver.Extent) error) error {
 func (a *allocation) OnRenew(f func() func() bool) (stop func()) { return a.renewals.OnRenew(f) }
 
 // Renew implements driver.Shared: only a fence moves the pages.
-func (a *allocation) Renew(uint64, uint64) error {
+func (a *allocation) Renew(context.Context, uint64, uint64) error {
 	return fmt.Errorf("renew memory of UCX: %w", driver.ErrNotSupported)
 }
 
@@ -56,7 +57,7 @@ func (a *allocation) Hold() (release func(), err error) {
 }
 
 // renew has move put other pages under the allocation while nothing else lands there.
-func (a *allocation) renew(move func() error) error {
+func (a *allocation) renew(ctx context.Context, move func() error) error {
 	a.moving.Lock()
 	defer a.moving.Unlock()
 	a.of.mu.Lock()
@@ -66,8 +67,8 @@ func (a *allocation) renew(move func() error) error {
 		return fmt.Errorf("renew memory whose pages %d registrations with other backends hold, "+
 			"close those first: %w", holds, driver.ErrBusy)
 	}
-	if !a.landings.Stop() {
-		return fmt.Errorf("renew memory: a write into it does not end: %w", driver.ErrBusy)
+	if err := a.landings.Stop(ctx); err != nil {
+		return fmt.Errorf("renew memory: %w", err)
 	}
 	defer a.landings.Resume()
 	a.renewals.Tell()

@@ -57,7 +57,7 @@ func TestRefreshLosesNothingThatLands(t *testing.T) {
 		})
 	}
 	for range 100 {
-		require.NoError(t, m.refresh(near))
+		require.NoError(t, m.refresh(t.Context(), near))
 	}
 	over.Store(true)
 	all.Wait()
@@ -72,17 +72,17 @@ func TestRefreshOfHeldPages(t *testing.T) {
 	stop := seg.Shared.OnRenew(func() func() bool { told++; return nil })
 	release, err := seg.Shared.(driver.Holder).Hold()
 	require.NoError(t, err)
-	require.ErrorIs(t, m.refresh(near), driver.ErrBusy)
+	require.ErrorIs(t, m.refresh(t.Context(), near), driver.ErrBusy)
 	release()
 	release()
-	require.NoError(t, m.refresh(near))
+	require.NoError(t, m.refresh(t.Context(), near))
 	stop()
-	require.NoError(t, m.refresh(near))
+	require.NoError(t, m.refresh(t.Context(), near))
 	require.Equal(t, 1, told)
 
 	seg.Shared.Enter()
 	moved := make(chan error, 1)
-	go func() { moved <- m.refresh(near) }()
+	go func() { moved <- m.refresh(t.Context(), near) }()
 	select {
 	case err := <-moved:
 		t.Fatalf("pages moved under a write: %v", err)

@@ -4,6 +4,7 @@ package drivertest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"runtime"
 	"sync"
@@ -98,7 +99,7 @@ func checkRenewUnderReads(s *stage) {
 	for range rounds {
 		r.paint(s.seed())
 		before, renewed := w.entered.Load(), make(chan error, 1)
-		errands.run(func() { renewed <- w.Renew(seg.SharedOff, size) })
+		errands.run(func() { renewed <- w.Renew(context.Background(), seg.SharedOff, size) })
 		s.readInto(m.Key(), r)
 		if err := <-renewed; err != nil && !errors.Is(err, driver.ErrBusy) {
 			s.Errorf("Renew: %v", err)
@@ -139,7 +140,7 @@ func checkRenewUnderWrites(s *stage) {
 		begins, renewed := make(chan struct{}), make(chan error, 1)
 		errands.run(func() {
 			close(begins)
-			renewed <- w.Renew(seg.SharedOff, size)
+			renewed <- w.Renew(context.Background(), seg.SharedOff, size)
 		})
 		<-begins // else the write may end before
 		q := request{Do: "submit", Peer: back, Op: driver.Write, Descs: d}
@@ -174,7 +175,7 @@ func checkRenewEnds(s *stage) {
 	r := s.remote(size)
 	for range rounds {
 		renewed := make(chan error, 1)
-		errands.run(func() { renewed <- w.Renew(seg.SharedOff, size) })
+		errands.run(func() { renewed <- w.Renew(context.Background(), seg.SharedOff, size) })
 		for len(renewed) == 0 {
 			s.readInto(m.Key(), r)
 		}

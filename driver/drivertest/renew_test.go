@@ -3,6 +3,7 @@
 package drivertest
 
 import (
+	"context"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -60,7 +61,7 @@ func (h *hasty) leave() {
 	if !h.outside {
 		h.Shared.Leave()
 	}
-	go func() { _ = h.Renew(0, 4<<20) }()
+	go func() { _ = h.Renew(context.Background(), 0, 4<<20) }()
 	time.Sleep(time.Duration(h.times.Add(1)%16) * 100 * time.Microsecond)
 }
 

@@ -3,6 +3,7 @@
 package hostmem
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -34,7 +35,7 @@ func BenchmarkRenew(b *testing.B) {
 			buffer := mustAlloc(b, n, Options{Populate: true})
 			b.SetBytes(int64(n))
 			for b.Loop() {
-				if err := buffer.Renew(0, n); err != nil {
+				if err := buffer.Renew(context.Background(), 0, n); err != nil {
 					b.Fatal(err)
 				}
 			}

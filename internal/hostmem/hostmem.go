@@ -83,7 +83,7 @@ func noHugePages(need, free uint64) error {
 
 // alloc makes the first layer and maps it over a reserved range.
 func alloc(n uint64, o Options, huge bool) (_ *Buffer, err error) {
-	b := &Buffer{opts: o, len: n, page: basePage}
+	b := &Buffer{opts: o, len: n, page: basePage, renewing: make(chan struct{}, 1)}
 	if huge {
 		b.page = hugeSize
 	}
@@ -136,6 +136,7 @@ type Buffer struct {
 	collapsed bool   // all whole 2 MiB runs were gathered in huge pages at Alloc
 	landings  Landings
 	renewals  Renewals
+	renewing  chan struct{} // has one place: one Renew at a time; before mu
 
 	mu     sync.RWMutex // guards what follows; before renewals.mu
 	mem    []byte       // whole pages; nil after Close
@@ -172,15 +173,19 @@ func (b *Buffer) PageSize() uint64 {
 }
 
 // Close unmaps the memory and closes its descriptors. Peers that have mapped it
-// keep their pages until they unmap them. It is idempotent.
+// keep their pages until they unmap them. Where the kernel refuses to unmap it, it stays as it is,
+// and Close may be called again. It is idempotent.
 func (b *Buffer) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mem == nil {
 		return nil
 	}
+	if err := unmap(b.mem); err != nil {
+		return fmt.Errorf("close memory: %w", err)
+	}
 	count(b.opts.Purpose, -int64(len(b.mem)))
-	err := unmap(b.mem)
+	var err error
 	for _, l := range b.layers {
 		err = errors.Join(err, l.close())
 	}

@@ -145,7 +145,7 @@ func TestClosedBufferAnswers(t *testing.T) {
 	if b.Bytes() != nil || len(extentsOf(b)) != 0 {
 		t.Error("a closed buffer still shows memory")
 	}
-	if err := b.Renew(0, 1); !errors.Is(err, os.ErrClosed) {
+	if err := b.Renew(t.Context(), 0, 1); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Renew: %v", err)
 	}
 	if err := b.Lend(func([]driver.Extent) error { return nil }); !errors.Is(err, os.ErrClosed) {
@@ -154,6 +154,21 @@ func TestClosedBufferAnswers(t *testing.T) {
 	if s := b.Segment(); s.Check() == nil {
 		t.Error("the segment of a closed buffer passes Check")
 	}
+}
+
+// TestCloseThatFails has the kernel refuse to unmap: the memory is there, and is known, until a
+// later Close has unmapped it.
+func TestCloseThatFails(t *testing.T) {
+	b := mustAlloc(t, 8192, Options{Purpose: "kept", Huge: HugeNone})
+	whole := b.mem
+	b.mem = whole[1:] // munmap takes whole pages alone
+	require.ErrorIs(t, b.Close(), unix.EINVAL)
+	b.mem = whole
+	require.Len(t, b.Bytes(), 8192)
+	require.EqualValues(t, 8192, InUse()["kept"])
+	require.Len(t, extentsOf(b), 1)
+	require.NoError(t, b.Close())
+	require.Zero(t, InUse()["kept"])
 }
 
 func TestSizesThatCannotBeServed(t *testing.T) {
@@ -176,7 +191,7 @@ func TestNodes(t *testing.T) {
 	m := Limits()
 	if len(m.Nodes) > 0 {
 		b := mustAlloc(t, 1<<20, Options{Node: OnNode(m.Nodes[0].ID), Populate: true})
-		if err := b.Renew(0, 4096); err != nil {
+		if err := b.Renew(t.Context(), 0, 4096); err != nil {
 			t.Error(err)
 		}
 	}

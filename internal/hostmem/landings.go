@@ -3,9 +3,13 @@
 package hostmem
 
 import (
+	"context"
+	"fmt"
 	"runtime"
 	"sync/atomic"
 	"time"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Landings counts the writes of this process that are under way in a memory, so that no
@@ -99,9 +103,9 @@ func (l *Landings) await(over chan struct{}) {
 	}
 }
 
-// Stop returns when no write is inside, and none enters until Resume. False: one does not
-// leave, and nothing is stopped. It must not run twice at once.
-func (l *Landings) Stop() bool {
+// Stop returns when no write is inside, and none enters until Resume. After an error, that of ctx
+// or driver.ErrBusy, nothing is stopped. It must not run twice at once.
+func (l *Landings) Stop(ctx context.Context) error {
 	over := make(chan struct{})
 	l.over.Store(&over)
 	l.phase.Store(renewWaits)
@@ -110,13 +114,21 @@ func (l *Landings) Stop() bool {
 		if l.inside.Load() == 0 {
 			l.phase.Store(renewMoves)
 			if l.inside.Load() == 0 {
-				return true
+				return nil
 			}
 			l.phase.Store(renewWaits) // one came between the two looks
 		}
-		if time.Now().After(end) {
+		var err error
+		switch {
+		case ctx.Err() != nil:
+			err = driver.ContextError(ctx)
+		case time.Now().After(end):
+			err = fmt.Errorf("a write into it has not ended within %v: %w", enteredMax,
+				driver.ErrBusy)
+		}
+		if err != nil {
 			l.Resume()
-			return false
+			return err
 		}
 		if pause < 50*time.Microsecond {
 			runtime.Gosched()

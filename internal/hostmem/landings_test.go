@@ -3,6 +3,7 @@
 package hostmem
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -38,7 +39,7 @@ func TestRenewLosesNothingThatLands(t *testing.T) {
 		})
 	}
 	for range 300 {
-		require.NoError(t, b.Renew(4096, 100))
+		require.NoError(t, b.Renew(t.Context(), 4096, 100))
 	}
 	stop.Store(true)
 	all.Wait()
@@ -52,7 +53,7 @@ func TestRenewWaitsForLandings(t *testing.T) {
 	renewals := renewalsOf(t, b)
 	b.Enter()
 	renewed := make(chan error, 1)
-	go func() { renewed <- b.Renew(0, 4096) }()
+	go func() { renewed <- b.Renew(t.Context(), 0, 4096) }()
 	for b.landings.phase.Load() != renewWaits {
 		time.Sleep(100 * time.Microsecond)
 	}
@@ -68,7 +69,7 @@ func TestRenewWaitsForLandings(t *testing.T) {
 // A landing that comes while pages move waits for their end.
 func TestLandingWaitsWhilePagesMove(t *testing.T) {
 	b := mustAlloc(t, 1<<20, Options{Huge: HugeNone})
-	require.True(t, b.landings.Stop())
+	require.NoError(t, b.landings.Stop(t.Context()))
 	entered := make(chan struct{})
 	go func() { b.Enter(); close(entered) }()
 	select {
@@ -87,10 +88,35 @@ func TestRenewGivesUpOnALandingThatStays(t *testing.T) {
 	b := mustAlloc(t, 1<<20, Options{Huge: HugeNone})
 	renewals := renewalsOf(t, b)
 	b.Enter()
-	require.ErrorIs(t, b.Renew(0, 4096), driver.ErrBusy)
+	require.ErrorIs(t, b.Renew(t.Context(), 0, 4096), driver.ErrBusy)
 	require.Zero(t, renewals.Load())
 	b.Leave()
-	require.NoError(t, b.Renew(0, 4096))
+	require.NoError(t, b.Renew(t.Context(), 0, 4096))
+}
+
+// TestRenewEndsWithItsContext: neither a landing that stays nor another Renew that waits for it
+// holds up one whose caller gives up, and the memory can be mapped meanwhile.
+func TestRenewEndsWithItsContext(t *testing.T) {
+	defer func(d time.Duration) { enteredMax = d }(enteredMax)
+	enteredMax = time.Hour
+	b := mustAlloc(t, 1<<20, Options{Huge: HugeNone})
+	renewals := renewalsOf(t, b)
+	b.Enter()
+	ctx, cancel := context.WithCancel(t.Context())
+	first := make(chan error, 1)
+	go func() { first <- b.Renew(ctx, 0, 4096) }()
+	for b.landings.phase.Load() != renewWaits {
+		time.Sleep(100 * time.Microsecond)
+	}
+	short, done := context.WithTimeout(t.Context(), time.Millisecond)
+	defer done()
+	require.ErrorIs(t, b.Renew(short, 4096, 4096), driver.ErrTimeout)
+	require.Len(t, extentsOf(b), 1)
+	cancel()
+	require.ErrorIs(t, <-first, context.Canceled)
+	require.Zero(t, renewals.Load())
+	b.Leave()
+	require.NoError(t, b.Renew(t.Context(), 0, 4096))
 }
 
 func BenchmarkEnterLeave(b *testing.B) {

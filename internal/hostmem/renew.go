@@ -3,6 +3,7 @@
 package hostmem
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -29,10 +30,37 @@ const renewStep = 64 << 20
 // told says that nothing is written there any more. A Buffer that is cut in too many pieces
 // answers driver.ErrFull: a Renew of all of it makes it one piece again. The answer is
 // driver.ErrBusy while the pages are held, and where what has entered does not leave within
-// enteredMax: then nothing has moved.
-func (b *Buffer) Renew(off, n uint64) error {
+// enteredMax, and that of ctx where that ends before: then nothing has moved.
+func (b *Buffer) Renew(ctx context.Context, off, n uint64) error {
+	select {
+	case b.renewing <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("renew memory: %w", driver.ContextError(ctx))
+	}
+	defer func() { <-b.renewing }()
+	if err := b.mayRenew(off, n); err != nil {
+		return err
+	}
+	if err := b.landings.Stop(ctx); err != nil {
+		return fmt.Errorf("renew memory: %w", err)
+	}
+	defer b.landings.Resume()
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if err := b.mayMove(off, n); err != nil { // closed or held meanwhile
+		return err
+	}
+	return b.renew(roundDown(off, b.page), roundUp(off+n, b.page))
+}
+
+func (b *Buffer) mayRenew(off, n uint64) error {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	return b.mayMove(off, n)
+}
+
+// mayMove is an error where the pages of a range cannot move. Preconditions: b.mu is held.
+func (b *Buffer) mayMove(off, n uint64) error {
 	if b.mem == nil {
 		return fmt.Errorf("renew memory: %w", driver.ErrClosed)
 	}
@@ -43,12 +71,7 @@ func (b *Buffer) Renew(off, n uint64) error {
 		return fmt.Errorf("renew memory whose pages %d registrations with a device hold, close "+
 			"those first: %w", b.holds, driver.ErrBusy)
 	}
-	if !b.landings.Stop() {
-		return fmt.Errorf("renew memory: a write into it has not ended within %v: %w", enteredMax,
-			driver.ErrBusy)
-	}
-	defer b.landings.Resume()
-	return b.renew(roundDown(off, b.page), roundUp(off+n, b.page))
+	return nil
 }
 
 // PageBytes returns what Renew widens its range to.

@@ -39,7 +39,7 @@ func TestRenewKeepsContentAndCutsOffOldMappings(t *testing.T) {
 	old := peerView(t, b)
 
 	renewals := renewalsOf(t, b)
-	if err := b.Renew(3*page+5, 2*page); err != nil { // pages 3, 4 and 5
+	if err := b.Renew(t.Context(), 3*page+5, 2*page); err != nil { // pages 3, 4 and 5
 		t.Fatal(err)
 	}
 	if !bytes.Equal(mem, want) {
@@ -68,14 +68,14 @@ func TestRenewBounds(t *testing.T) {
 	renewals := renewalsOf(t, b)
 	for _, r := range [][2]uint64{{0, 0}, {10000, 1}, {0, 10001}, {1, ^uint64(0)}, {^uint64(0), 2},
 		{9999, 2}} {
-		if err := b.Renew(r[0], r[1]); !errors.Is(err, driver.ErrBounds) {
+		if err := b.Renew(t.Context(), r[0], r[1]); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("Renew(%d, %d): %v", r[0], r[1], err)
 		}
 	}
 	if n := renewals.Load(); n != 0 {
 		t.Errorf("%d refused calls moved pages", n)
 	}
-	if err := b.Renew(9999, 1); err != nil {
+	if err := b.Renew(t.Context(), 9999, 1); err != nil {
 		t.Error(err)
 	}
 }
@@ -126,7 +126,7 @@ func renewAgainstModel(t *testing.T, b *Buffer, seed uint64) {
 	for step := range 60 {
 		off := rng.Uint64N(b.len)
 		n := 1 + rng.Uint64N(min(b.len-off, 4*page))
-		if err := b.Renew(off, n); err != nil {
+		if err := b.Renew(t.Context(), off, n); err != nil {
 			t.Fatalf("seed %d step %d: %v", seed, step, err)
 		}
 		for p := off / page; p <= (off+n-1)/page; p++ {
@@ -159,7 +159,7 @@ func TestRenewOfDistinctRangesSharesDescriptors(t *testing.T) {
 	b := mustAlloc(t, pages*basePage, Options{Huge: HugeNone})
 	before := openDescriptors(t)
 	for _, p := range rand.New(rand.NewPCG(3, 3)).Perm(pages) {
-		require.NoError(t, b.Renew(uint64(p)*basePage, 1))
+		require.NoError(t, b.Renew(t.Context(), uint64(p)*basePage, 1))
 		if grown := openDescriptors(t) - before; grown > 1 {
 			t.Fatalf("%d more descriptors", grown)
 		}
@@ -177,7 +177,7 @@ func TestRenewIsBounded(t *testing.T) {
 	var err error
 	for n := pages - 1; n > 0 && err == nil; n-- {
 		// each call leaves one page of the layer before in use
-		err = b.Renew(0, n*basePage)
+		err = b.Renew(t.Context(), 0, n*basePage)
 	}
 	if !errors.Is(err, driver.ErrFull) {
 		t.Fatalf("%d layers: %v, want full", len(b.layers), err)
@@ -185,7 +185,7 @@ func TestRenewIsBounded(t *testing.T) {
 	if len(b.layers) != layersMax {
 		t.Errorf("full at %d layers", len(b.layers))
 	}
-	require.NoError(t, b.Renew(0, b.len), "the remedy that the error names")
+	require.NoError(t, b.Renew(t.Context(), 0, b.len), "the remedy that the error names")
 	if len(b.layers) != 1 || len(b.pieces) != 1 || !bytes.Equal(b.Bytes(), want) {
 		t.Errorf("%d layers, %d pieces, content kept: %v", len(b.layers), len(b.pieces),
 			bytes.Equal(b.Bytes(), want))
@@ -198,16 +198,16 @@ func TestPiecesAreBounded(t *testing.T) {
 	t.Cleanup(b.OnRenew(func() func() bool { return func() bool { return left } }))
 	var err error
 	for off := basePage; err == nil && off < b.len; off += 2 * basePage {
-		err = b.Renew(off, 1)
+		err = b.Renew(t.Context(), off, 1)
 	}
 	if got := len(extentsOf(b)); !errors.Is(err, driver.ErrFull) || got > piecesMax {
 		t.Fatalf("%d extents: %v, want full", got, err)
 	}
 	before := len(extentsOf(b))
 	left = true
-	require.NoError(t, b.Renew(basePage, 1), "a renewal that joins pieces")
+	require.NoError(t, b.Renew(t.Context(), basePage, 1), "a renewal that joins pieces")
 	require.Len(t, extentsOf(b), before-2)
-	if err := b.Renew(0, b.len); err != nil || len(extentsOf(b)) != 1 {
+	if err := b.Renew(t.Context(), 0, b.len); err != nil || len(extentsOf(b)) != 1 {
 		t.Fatalf("renewing all of it: %v, %d extents", err, len(extentsOf(b)))
 	}
 }
@@ -224,7 +224,7 @@ func TestRenewTakesPagesAgain(t *testing.T) {
 	old := peerView(t, b)
 	round := func() {
 		for p := uint64(1); p < pages; p += 2 {
-			require.NoError(t, b.Renew(p*basePage, 1))
+			require.NoError(t, b.Renew(t.Context(), p*basePage, 1))
 		}
 	}
 	round()
@@ -256,7 +256,7 @@ func TestRenewOfManySteps(t *testing.T) {
 		mem[i] = byte(i / 4093)
 	}
 	old := peerView(t, b)
-	require.NoError(t, b.Renew(renewStep/2+1, renewStep+renewStep/2))
+	require.NoError(t, b.Renew(t.Context(), renewStep/2+1, renewStep+renewStep/2))
 	for i := 0; i < len(mem); i += 4093 {
 		if mem[i] != byte(i/4093) {
 			t.Fatalf("byte %d is lost", i)
@@ -271,9 +271,9 @@ func TestRenewOfManySteps(t *testing.T) {
 func TestRenewGivesOldPagesBack(t *testing.T) {
 	b := mustAlloc(t, 4<<20, Options{Huge: HugeNone, Populate: true})
 	for range 20 {
-		require.NoError(t, b.Renew(0, 4<<20-1))
+		require.NoError(t, b.Renew(t.Context(), 0, 4<<20-1))
 	}
-	require.NoError(t, b.Renew(0, 1<<20))
+	require.NoError(t, b.Renew(t.Context(), 0, 1<<20))
 	var blocks int64
 	for _, l := range b.layers {
 		var st unix.Stat_t
@@ -295,7 +295,7 @@ func TestRenewConcurrently(t *testing.T) {
 			mem := b.Bytes()[w*16*basePage:][:16*basePage]
 			for i := range uint64(50) {
 				mem[i*7] = byte(i + w)
-				if err := b.Renew(w*16*basePage+i*100, 5*basePage); err != nil {
+				if err := b.Renew(t.Context(), w*16*basePage+i*100, 5*basePage); err != nil {
 					t.Error(err)
 				}
 				if mem[i*7] != byte(i+w) {
@@ -334,7 +334,8 @@ func TestHold(t *testing.T) {
 	}
 	renewals, old := renewalsOf(t, b), peerView(t, b)
 	for i, release := range releases {
-		if err := b.Renew(0, basePage); !errors.Is(err, driver.ErrBusy) || renewals.Load() != 0 {
+		err := b.Renew(t.Context(), 0, basePage)
+		if !errors.Is(err, driver.ErrBusy) || renewals.Load() != 0 {
 			t.Fatalf("renew with %d holders: %v, %d renewals", len(releases)-i, err,
 				renewals.Load())
 		}
@@ -344,7 +345,7 @@ func TestHold(t *testing.T) {
 		release()
 		release()
 	}
-	if err := b.Renew(0, basePage); err != nil {
+	if err := b.Renew(t.Context(), 0, basePage); err != nil {
 		t.Errorf("renew when all let go: %v", err)
 	}
 	require.NoError(t, b.Close())

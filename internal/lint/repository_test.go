@@ -39,8 +39,8 @@ func TestPromisesNameEachBackend(t *testing.T) {
 		}
 	}
 	tables := strings.Split(string(text), "\n|---")
-	if len(tables) != 5 {
-		t.Fatalf("%d tables, want 4", len(tables)-1)
+	if len(tables) != 6 {
+		t.Fatalf("%d tables, want 5", len(tables)-1)
 	}
 	for i, table := range tables[1:] {
 		for _, name := range names {

@@ -23,9 +23,8 @@
 //   - The sender first aborts its transfers, and tells the receiver when that
 //     has returned.
 //   - The receiver first revokes the leases, and gives the blocks back to the
-//     pool when that has returned. A block whose lease cannot be revoked is
-//     never used again (Stats.Quarantined). The engine ends the lease once
-//     there is a proof, and Region.Close works then.
+//     pool when that has returned. A block whose lease cannot be revoked is lost
+//     to the pool (Stats.Quarantined) until the engine has found the proof.
 //   - Each side learns why, as an *EndError, and every wait is bounded by a
 //     limit of its configuration.
 //

@@ -20,7 +20,29 @@ var (
 	ErrGeometry  = errors.New("the two sides differ in model, block length or ranks")
 	ErrSpan      = errors.New("the ranks were given other tokens of the request")
 	errFailed    = errors.New("failed")
+
+	// ErrInUse is an engine.ErrUnproven after which the blocks of this side must never be used
+	// again: the engine could not end a transfer of them.
+	ErrInUse = fmt.Errorf("a transfer did not end: never use its blocks again: %w",
+		engine.ErrUnproven)
 )
+
+// LeasesError is an engine.ErrUnproven that passes: leases of a rank could not be revoked in time,
+// and the engine goes on to look for their proof. Their blocks may be used again once all of them
+// have ended, see engine.Lease.Revoked.
+type LeasesError struct {
+	Leases []*engine.Lease
+	Err    error
+}
+
+// Error says what to wait for.
+func (e *LeasesError) Error() string {
+	return fmt.Sprintf("%d leases could not be revoked: do not use their blocks before they have "+
+		"ended: %v", len(e.Leases), e.Err)
+}
+
+// Unwrap returns ErrUnproven and the cause.
+func (e *LeasesError) Unwrap() []error { return []error{engine.ErrUnproven, e.Err} }
 
 // Reason is why a hand-over ended before it was complete. Its values go over
 // the wire and never change.

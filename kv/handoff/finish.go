@@ -19,9 +19,10 @@ func (p *Push) Finish(ctx context.Context) error {
 
 // Abort ends the Push. When it returns nil, no byte of it lands any more, its
 // imports are closed, and the receiver has been told, where it can be. ctx
-// bounds the wait; the end goes on without it. Another error means that the engine has no
-// proof for a transfer: the blocks of this side must not change. It is idempotent, and does
-// nothing to a Push that has ended.
+// bounds the wait; the end goes on without it. driver.ErrUnproven means that the engine has no
+// proof for a transfer: bytes may land at the receiver until it revokes or ends. The blocks of this
+// side may change all the same, unless the error is ErrInUse. It is idempotent, and does nothing to
+// a Push that has ended.
 func (p *Push) Abort(ctx context.Context) error {
 	p.fail(&EndError{Request: p.request, Reason: Aborted})
 	return p.awaitEnded(ctx)

@@ -147,10 +147,15 @@ func TestGroupWithoutAProof(t *testing.T) {
 			j := c.newJob(t, layout.Span{To: 40})
 			j.begin(t)
 			fails.Store(1 << 40)
-			require.ErrorIs(t, outcome(t, j), engine.ErrUnproven)
+			err := outcome(t, j)
+			require.ErrorIs(t, err, engine.ErrUnproven)
+			require.NotErrorIs(t, err, ErrInUse)
+			var stand *LeasesError
+			require.ErrorAs(t, err, &stand)
 			j.awaitEnd(t)
 			fails.Store(0)
 			c.unproven(t, rank)
+			<-stand.Leases[0].Revoked() // the engine has looked again
 		})
 		virtual.Run(t, name+", late", func(t *testing.T) {
 			c, fails := newStubbornCrowd(t, pull, rank)

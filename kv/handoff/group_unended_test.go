@@ -128,7 +128,7 @@ func groupReadsThatDoNotEnd(t *testing.T) {
 	<-j.requests[0].Done()
 	slow.let()
 	c.leaves()
-	require.ErrorIs(t, err, engine.ErrUnproven)
+	require.ErrorIs(t, err, ErrInUse)
 	require.ErrorIs(t, j.requests[0].Err(), engine.ErrUnproven)
 }
 
@@ -146,6 +146,7 @@ func groupWritesThatDoNotEnd(t *testing.T) {
 	err := j.pushes[0].Abort(within(t))
 	slow.let()
 	c.leaves()
+	require.ErrorIs(t, err, ErrInUse)
 	require.ErrorIs(t, err, engine.ErrUnproven)
 }
 

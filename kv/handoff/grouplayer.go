@@ -150,8 +150,8 @@ func (p *GroupPush) Finish(ctx context.Context) error {
 // Abort ends the request on all ranks. When it returns nil, no byte that this rank sends lands any
 // more, no receiver can read its blocks, and all receivers have been told, where they can be; each
 // of them tells the other senders, and has its own proof. ctx bounds the wait; the end goes on
-// without it. driver.ErrUnproven means that there is no proof: the blocks of this rank must not
-// change. It is idempotent, and does nothing to a push that has ended.
+// without it. driver.ErrUnproven means that there is no proof: for the blocks of this rank see
+// Ended. It is idempotent, and does nothing to a push that has ended.
 func (p *GroupPush) Abort(ctx context.Context) error {
 	p.fail(&EndError{Reason: Aborted}, nil)
 	return p.awaitEnded(ctx)

@@ -158,17 +158,14 @@ func (r *rank) leasePart(list []groupLease, p part, t layout.Tables, s layout.Sp
 // abort ends a transfer, and waits for the end, which the engine bounds. An error is ErrUnproven.
 func (t *layerTransfer) abort() error { return withoutProof(t.t.Abort(context.Background())) }
 
-// withoutProof makes an error of Abort say what each of them means.
+// withoutProof makes an error of Abort say what each of them means. After ErrUnproven the memory of
+// this side is free: a peer that does not answer may be sent bytes still.
 func withoutProof(err error) error {
 	if err == nil || errors.Is(err, engine.ErrUnproven) {
 		return err
 	}
-	return fmt.Errorf("%w: %w", engine.ErrUnproven, err)
+	return fmt.Errorf("%w: %w", ErrInUse, err)
 }
-
-// errUnrevoked is what a rank learns whose blocks a peer may still reach.
-var errUnrevoked = fmt.Errorf("a lease could not be revoked: never use its blocks again: %w",
-	engine.ErrUnproven)
 
 // revokePause is between two looks for a proof that a backend does not have yet.
 const revokePause = 20 * time.Millisecond
@@ -192,18 +189,25 @@ func revokeWithin(ctx context.Context, l *engine.Lease) error {
 func (r *rank) revoke(leases []groupLease) error {
 	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.RevokeTimeout)
 	defer cancel()
-	errs := make([]error, len(leases))
+	var mu sync.Mutex
+	var stand LeasesError
 	var all sync.WaitGroup
 	for i := range leases {
 		all.Go(func() {
 			if err := revokeWithin(ctx, leases[i].lease); err != nil {
 				r.count.quarantined.Add(1)
-				errs[i] = errors.Join(errUnrevoked, err)
+				mu.Lock()
+				defer mu.Unlock()
+				stand.Leases = append(stand.Leases, leases[i].lease)
+				stand.Err = errors.Join(stand.Err, err)
 			}
 		})
 	}
 	all.Wait()
-	return errors.Join(errs...)
+	if stand.Leases == nil {
+		return nil
+	}
+	return &stand
 }
 
 // groupImport is a lease of a peer.

@@ -63,8 +63,9 @@ func newGroupRequest(r *GroupReceiver, number uint64) *GroupRequest {
 func (q *GroupRequest) Ready() <-chan int { return q.ready }
 
 // Done is closed when this rank has all of the request, or it has failed; Err says which. In both
-// cases nothing lands in its blocks any more, unless Err is ErrUnproven. Other ranks may have
-// failed: ask each of them.
+// cases nothing lands in its blocks any more, unless Err is ErrUnproven: a *LeasesError tells when
+// that has come to an end after all, and with ErrInUse it never does. Other ranks may have failed:
+// ask each of them.
 func (q *GroupRequest) Done() <-chan struct{} { return q.closed }
 
 // Err returns why the request failed, an *EndError; nil while it has not ended and when it is

@@ -46,7 +46,8 @@ func (o *outgoing) Err() error {
 }
 
 // Ended is closed when nothing is left of the push: no transfer, lease or import. The blocks of
-// this side may then change, unless Err or Abort returns driver.ErrUnproven.
+// this side may then change, unless Err or Abort returns a *LeasesError, whose leases are to end
+// before, or ErrInUse: then never.
 func (o *outgoing) Ended() <-chan struct{} { return o.ended }
 
 // outcome is what a call on a push that is over returns. Precondition: o.mu is held.

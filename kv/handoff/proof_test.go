@@ -77,6 +77,7 @@ func TestAbortAsksForTheProofOfWhatHasEnded(t *testing.T) {
 	<-push.Ended()
 	require.ErrorIs(t, push.Err(), driver.ErrUnproven)
 	require.ErrorIs(t, push.Abort(within(t)), driver.ErrUnproven)
+	require.NotErrorIs(t, push.Abort(within(t)), ErrInUse, "a peer that does not answer is not us")
 	q.Release()
 }
 

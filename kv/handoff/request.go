@@ -63,7 +63,7 @@ func (q *Request) Layers() <-chan int { return q.layers }
 
 // Done is closed when the request is complete or has failed; Err says which. In
 // both cases its sender cannot write to the blocks any more, unless Err is ErrUnproven: those
-// blocks the pool has lost.
+// blocks the pool has lost until there is a proof, or for good if the Receiver is closed before.
 func (q *Request) Done() <-chan struct{} { return q.closed }
 
 // Err returns why the request failed, an *EndError; nil while it has not ended

@@ -18,12 +18,12 @@ const (
 )
 
 // errStuck is what the holder of a request learns whose blocks are retired.
-var errStuck = fmt.Errorf("a lease could not be revoked: its block is lost to the pool: %w",
-	engine.ErrUnproven)
+var errStuck = fmt.Errorf("a lease could not be revoked: its block is lost to the pool until "+
+	"there is a proof: %w", engine.ErrUnproven)
 
 // revoke ends all leases, and reports whether it is proven that nothing lands
-// through any of them. Where it is not, the block is never used again: better a
-// smaller pool than a wrong byte.
+// through any of them. Where it is not, the block is not used before the engine has found the proof
+// after all: better a smaller pool than a wrong byte.
 func (q *Request) revoke() bool {
 	first, cancel := context.WithTimeout(context.Background(), q.r.cfg.RevokeTimeout)
 	defer cancel()
@@ -66,6 +66,13 @@ func (q *Request) revokeOne(first context.Context, i int, stuck *atomic.Int64) {
 			return
 		}
 	}
-	q.grant.Retire(q.Missing[i])
+	restore := q.grant.Retire(q.Missing[i])
 	stuck.Add(1)
+	q.r.running.Go(func() {
+		select {
+		case <-q.leases[i].Revoked():
+			restore()
+		case <-q.r.closing:
+		}
+	})
 }

@@ -14,7 +14,7 @@ type Stats struct {
 	Bytes        uint64            // written (Sender), or taken over (Receiver)
 	Layers       uint64            // written (Sender), or announced (Receiver)
 	Strays       uint64            // messages that no request wanted, late ones for example
-	// blocks lost to the pool: their lease could not be revoked (Receiver)
+	// blocks lost to the pool, at least for a while: their lease could not be revoked (Receiver)
 	Quarantined uint64
 }
 

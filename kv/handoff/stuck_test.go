@@ -38,8 +38,8 @@ func newStubborn(t *testing.T) (p *pair, fails *atomic.Int64) {
 	}, receiver: func(c *ReceiverConfig) { c.RevokeTimeout = 10 * time.Millisecond }}), fails
 }
 
-// TestBlocksThatCannotBeRevokedAreLost: without a proof, a block is never used
-// again, and the pool says so.
+// TestBlocksThatCannotBeRevokedAreLost: without a proof, a block is not used
+// again, and the pool says so; it has the block back once the engine has found the proof.
 func TestBlocksThatCannotBeRevokedAreLost(t *testing.T) {
 	virtual.Time(t, blocksThatCannotBeRevokedAreLost)
 }
@@ -49,16 +49,17 @@ func blocksThatCannotBeRevokedAreLost(t *testing.T) {
 	push, q := p.begin(t, 1, 1, 2, 3)
 	fails.Store(1 << 40)
 	require.ErrorIs(t, q.Cancel(within(t)), engine.ErrUnproven)
-	fails.Store(0)
 	<-push.Ended()
-	p.retired = 3
 	if s := p.pool.Stats(); s.Retired != 3 || s.Used != 0 || p.receiver.Stats().Quarantined != 3 {
 		t.Errorf("pool %+v, receiver %+v", s, p.receiver.Stats())
 	}
 	if !errors.Is(q.Err(), ErrCancelled) || !errors.Is(push.Err(), ErrCancelled) {
 		t.Errorf("receiver: %v, sender: %v", q.Err(), push.Err())
 	}
+	fails.Store(0)
 	p.handOver(t, 2, 4, 5).Release() // the others serve on
+	time.Sleep(time.Minute)
+	require.Zero(t, p.pool.Stats().Retired)
 }
 
 // TestNoSuccessWithoutProof: all bytes came, but more might.
@@ -74,7 +75,7 @@ func noSuccessWithoutProof(t *testing.T) {
 	err := push.Finish(within(t))
 	fails.Store(0)
 	<-q.Done()
-	p.retired = 1
+	time.Sleep(time.Minute) // until the engine has looked again
 	var end *EndError
 	if !errors.As(err, &end) || end.Reason != Failed || !errors.Is(q.Err(), errStuck) {
 		t.Errorf("sender: %v, receiver: %v", err, q.Err())
@@ -95,8 +96,8 @@ func revokeTriesAgain(t *testing.T) {
 	}
 }
 
-// TestQuarantinedLeasesAreGivenBack: the proof comes after the Receiver has given it up. The blocks
-// stay lost to the pool, and the leases go, so that the program may close the region.
+// TestQuarantinedLeasesAreGivenBack: the proof comes after the Receiver has given it up. The pool
+// has its blocks back, and the leases go, so that the program may close the region.
 func TestQuarantinedLeasesAreGivenBack(t *testing.T) {
 	virtual.Time(t, quarantinedLeasesAreGivenBack)
 }
@@ -108,7 +109,6 @@ func quarantinedLeasesAreGivenBack(t *testing.T) {
 	fails.Store(1 << 40)
 	require.ErrorIs(t, q.Cancel(within(t)), engine.ErrUnproven)
 	<-push.Ended()
-	p.retired = 3
 	require.ErrorIs(t, p.decode.region.Close(), engine.ErrBusy)
 	fails.Store(0) // from here on each fence has its proof
 	time.Sleep(time.Minute)

@@ -5,6 +5,7 @@ package pool
 import (
 	"fmt"
 	"slices"
+	"sync"
 )
 
 // Grant holds the blocks of one request.
@@ -58,21 +59,41 @@ func (g *Grant) Publish(index int) {
 	p.blocks[i].hash, p.blocks[i].published = h, true
 }
 
-// Retire says that the block at an index of Missing must never be used again,
+// Retire says that the block at an index of Missing must not be used again,
 // since no proof says that no peer writes to it. It is private from then on
-// and lost to the pool on Release. It does nothing to a published block.
-func (g *Grant) Retire(index int) {
+// and lost to the pool on Release, until restore says that there is a proof. It does nothing to a
+// published block.
+func (g *Grant) Retire(index int) (restore func()) {
 	p := g.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if g.released || !slices.Contains(g.Missing, index) {
+		return func() {}
+	}
+	i := g.Blocks[index]
+	b := &p.blocks[i]
+	if b.published || b.retired {
+		return func() {}
+	}
+	b.retired = true
+	p.retiring++
+	p.serve() // some may ask for more than is left now
+	return sync.OnceFunc(func() { p.restore(i) })
+}
+
+// restore has a retired block used again.
+func (p *Pool) restore(i uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := &p.blocks[i]
+	b.retired = false
+	if b.refs > 0 {
+		p.retiring--
 		return
 	}
-	if b := &p.blocks[g.Blocks[index]]; !b.published && !b.retired {
-		b.retired = true
-		p.retiring++
-		p.serve() // some may ask for more than is left now
-	}
+	p.retired--
+	p.free.pushBack(p.blocks, i)
+	p.serve()
 }
 
 // Release gives the blocks back. Those that no other caller holds become cached

@@ -12,7 +12,7 @@
 //     needed. The one released first is evicted first.
 //
 // A block that a peer may still write to, for want of a proof, is retired: it
-// counts as such and is never given out again.
+// counts as such and is not given out again before there is one.
 package pool
 
 import (
@@ -27,7 +27,7 @@ import (
 var (
 	// now; wait, or try again
 	ErrFull = errors.New("pool is full")
-	// and always will be
+	// and always will be, unless retired blocks come back
 	ErrTooLarge = errors.New("request is larger than the pool")
 	// errors.Is os.ErrClosed
 	ErrClosed = fmt.Errorf("pool is closed: %w", os.ErrClosed)
@@ -60,7 +60,7 @@ type Pool struct {
 	free     chain           // last in, first out: its bytes may still be in a CPU cache
 	cached   chain           // in order of release
 	used     int
-	retired  int        // gone
+	retired  int        // gone, but for restore
 	retiring int        // marked, and still held
 	waiting  *list.List // of *waiter, in order of arrival
 	closed   bool

@@ -28,8 +28,22 @@ func TestRetiredBlocksEndWaiters(t *testing.T) {
 		return done
 	}
 	large, small := wait(2), wait(1)
-	g.Retire(0)
+	restore := g.Retire(0)
 	require.ErrorIs(t, <-large, ErrTooLarge)
 	g.Release()
 	require.NoError(t, <-small)
+	want(t, p, 0, 1, 0)
+	again := wait(1)
+	restore()
+	restore()
+	require.NoError(t, <-again, "the block is not used again")
+}
+
+// TestRetiredBlockIsRestoredBeforeItsRelease: the proof comes while the grant has its blocks.
+func TestRetiredBlockIsRestoredBeforeItsRelease(t *testing.T) {
+	p := newPool(t, 1)
+	g := take(t, p, 1)
+	g.Retire(0)()
+	g.Release()
+	want(t, p, 1, 0, 0)
 }
