@@ -24,15 +24,19 @@ static int guards(const struct sl_guard *g, uintptr_t at)
 	return 0;
 }
 
+/* As the kernel would without the guard; a handler for one signal alone is taken off here. */
 static void pass_on(int number, siginfo_t *info, void *context)
 {
-	const struct sigaction *a = &sl_guard_before[number == SIGBUS];
+	struct sigaction *before = &sl_guard_before[number == SIGBUS], a = *before;
 
-	if (a->sa_flags & SA_SIGINFO) {
-		a->sa_sigaction(number, info, context);
-	} else if (a->sa_handler != SIG_DFL && a->sa_handler != SIG_IGN) {
-		a->sa_handler(number);
-	} else { /* ends the process: the instruction faults again */
+	if (a.sa_flags & SA_RESETHAND)
+		*before = (struct sigaction){.sa_handler = SIG_DFL};
+	if (a.sa_flags & SA_SIGINFO) {
+		a.sa_sigaction(number, info, context);
+	} else if (a.sa_handler != SIG_DFL && a.sa_handler != SIG_IGN) {
+		a.sa_handler(number);
+	} else if (a.sa_handler == SIG_DFL || info->si_code > 0) {
+		/* ends the process: the instruction faults again, whatever a program ignores */
 		signal(number, SIG_DFL);
 		if (info->si_code <= 0)
 			raise(number);
@@ -52,16 +56,22 @@ static void on_fault(int number, siginfo_t *info, void *context)
 	longjmp(g->back, 1);
 }
 
-/* On the stacks for signals that Go gives its threads, and with the mask of Go's handler. */
+/*
+ * On the stacks for signals that Go gives its threads, with the mask of the handler before, and
+ * for more than one fault. Another thread may install a handler meanwhile.
+ */
 static void install(int number, struct sigaction *before)
 {
-	struct sigaction a;
+	struct sigaction a, last;
 
-	sigaction(number, NULL, before);
-	a = *before;
-	a.sa_flags |= SA_SIGINFO | SA_ONSTACK;
-	a.sa_sigaction = on_fault;
-	sigaction(number, &a, NULL);
+	sigaction(number, NULL, &last);
+	do {
+		*before = a = last;
+		a.sa_flags |= SA_SIGINFO | SA_ONSTACK;
+		a.sa_flags &= ~SA_RESETHAND;
+		a.sa_sigaction = on_fault;
+		sigaction(number, &a, &last);
+	} while (last.sa_handler != before->sa_handler && last.sa_sigaction != on_fault);
 }
 
 static void install_both(void)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
+	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
@@ -330,5 +331,35 @@ func TestPinnedPagesStay(t *testing.T) {
 	require.NoError(t, m.Close())
 	if err := s.Segment.Shared.Renew(t.Context(), 0, 4096); err != nil {
 		t.Errorf("fresh pages when the memory was closed: %v", err)
+	}
+}
+
+// TestFaultOfAGather spoils host memory that a processor gathers: the thread that does takes the
+// fault for the end of the transfer.
+func TestFaultOfAGather(t *testing.T) {
+	onStandIn(t)
+	cfg := testConfig()
+	cfg.Budget = cuda.Budget{} // no kernel
+	r := newRig(t, cfg)
+	const entry, count = 656, 400
+	mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANON)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(mem)) }()
+	l, d := r.register(driver.Segment{Kind: driver.DRAM, Len: uint64(len(mem)), Mem: mem}),
+		r.memory(hbm, 1<<20)
+	p := driver.Pattern{Count: count, Run: entry, LocalKey: l.key, RemoteKey: d.key,
+		Local:  driver.Side{Stride: entry, List: shuffled(count, 1)},
+		Remote: driver.Side{Stride: entry}}
+	for range 2 {
+		require.NoError(t, unix.Mprotect(mem[64<<10:], unix.PROT_NONE))
+		for i, op := range []driver.Op{driver.Read, driver.Write} {
+			tag := 200 + uint64(i)
+			require.NoError(t, r.p.Submit(tag, &driver.Batch{Op: op, Pattern: &p}))
+			require.ErrorIs(t, r.end(tag), driver.ErrFault)
+		}
+		require.NoError(t, unix.Mprotect(mem, unix.PROT_READ|unix.PROT_WRITE))
+		require.NoError(t, r.p.Submit(300, &driver.Batch{Op: driver.Write, Pattern: &p}))
+		require.NoError(t, r.end(300))
 	}
 }

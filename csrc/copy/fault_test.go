@@ -5,6 +5,9 @@ package copy
 import (
 	"math"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,6 +15,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/memfault"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 // TestFaults copies by every variant into and out of memory of which the last page is protected,
@@ -49,5 +53,23 @@ func TestFaults(t *testing.T) {
 			require.ErrorIs(t, one(bad, good), driver.ErrFault)
 			require.NoError(t, one(bad[:n-page], good[page:]))
 		}
+	}
+}
+
+// TestHandlers has a program in C that had handlers before the first guard.
+func TestHandlers(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "handlers")
+	standin.Compile(t, "-O2", "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/handlers.c",
+		"guard.c", "-lpthread")
+	for _, how := range []string{"none", "ignored", "once", "always"} {
+		cmd := exec.Command(program, how)
+		out, err := cmd.Output()
+		if how == "always" {
+			require.NoError(t, err, "%s: %s", how, out)
+			continue
+		}
+		status := cmd.ProcessState.Sys().(syscall.WaitStatus)
+		require.True(t, status.Signaled() && status.Signal() == unix.SIGSEGV &&
+			string(out) == "end", "%s: %v, %s", how, err, out)
 	}
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "mover.h"
+#include "../threads.h"
 #include "feed.h"
 
 static bool take(struct sl_cuda_worker *l, struct sl_cuda_note *n)
@@ -139,7 +140,7 @@ static int start(struct sl_cuda_worker *l)
 
 	pthread_attr_init(&small);
 	pthread_attr_setstacksize(&small, 256 << 10);
-	sigfillset(&all);
+	sl_signals_of_others(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	rc = -pthread_create(&l->thread, &small, attend, l);
 	if (!rc)

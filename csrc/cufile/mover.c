@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "mover.h"
+#include "../threads.h"
 
 /* Threads of Go's runtime take the signals of a program. */
 static int start(struct sl_cufile_worker *l)
@@ -14,7 +15,7 @@ static int start(struct sl_cufile_worker *l)
 	sigset_t all, before;
 	int rc;
 
-	sigfillset(&all);
+	sl_signals_of_others(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	rc = -pthread_create(&l->thread, NULL, sl_cufile_attend, l);
 	if (!rc)

@@ -2,6 +2,7 @@
 /* Opening and closing a context and its workers. */
 #define _GNU_SOURCE
 #include "worker.h"
+#include "../threads.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -230,9 +231,7 @@ int sl_ucx_open(const struct sl_ucx_config *config, struct sl_ucx_context **out,
 	for (uint32_t i = 0; i < config->workers && rc == 0; i++)
 		rc = prepare_worker(c, i);
 	/* Threads inherit the mask: signals are the program's, not UCX's nor ours. */
-	sigfillset(&all);
-	sigdelset(&all, SIGSEGV); /* guard.h: a fault while it is blocked ends the process */
-	sigdelset(&all, SIGBUS);
+	sl_signals_of_others(&all);
 	pthread_sigmask(SIG_BLOCK, &all, &before);
 	if (rc == 0)
 		rc = start(c, why, size);

@@ -12,6 +12,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#define SL_VERBS_INLINE 256	/* bytes; more costs more to copy than the NIC takes to fetch */
+
 #define SL_VERBS_CHUNK 1024  /* keys in one piece of the table */
 #define SL_VERBS_CHUNKS 4096 /* pieces */
 

@@ -158,3 +158,28 @@ func TestDeviceMemoryThatIsRefused(t *testing.T) {
 		t.Errorf("%d regions, want the receives", n)
 	}
 }
+
+// TestGoneInline writes a few bytes of memory that cannot be read any more, while the device holds
+// its pages. The library of a device would copy them by itself, and fault: the device fetches them.
+func TestGoneInline(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{})
+	fill(l.local, 5)
+	dev := d.fake.Device(0)
+	for _, gone := range []bool{true, false} {
+		dev.Set(fakeverbs.Frozen, 1)
+		inlined := dev.Get(fakeverbs.Inlined)
+		if gone {
+			require.NoError(t, unix.Mprotect(l.local, unix.PROT_NONE))
+		}
+		tag := l.submit(t, driver.Write, nil, driver.Desc{Local: 4000, Remote: 70, Len: 10},
+			driver.Desc{Local: 5000, Remote: 80, Len: 54})
+		require.NoError(t, unix.Mprotect(l.local, unix.PROT_READ|unix.PROT_WRITE))
+		require.Equal(t, gone, dev.Get(fakeverbs.Inlined) == inlined)
+		dev.Set(fakeverbs.Frozen, 0)
+		require.NoError(t, l.outcome(t, tag))
+		require.Equal(t, l.local[4000:4010], l.remote[70:80])
+		require.Equal(t, l.local[5000:5054], l.remote[80:134])
+		fill(l.local, 6)
+	}
+}

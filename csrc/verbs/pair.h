@@ -234,10 +234,10 @@ struct sl_verbs_traffic {
 	/* calls that took completions for the thread, or will: it stands back */
 	atomic_uint drives;
 	atomic_int standing_back;
-	/* Built, before it is posted: */
-	uint32_t built, entries;
+	uint32_t built, entries; /* and not yet posted */
 	struct ibv_send_wr wrs[SL_VERBS_CHAIN];
 	struct ibv_sge sges[SL_VERBS_CHAIN * SL_VERBS_ENTRIES];
+	uint8_t inlined[SL_VERBS_CHAIN][SL_VERBS_INLINE];
 };
 
 /* Why a rail is given nothing new: sl_verbs_port.down. */

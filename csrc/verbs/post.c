@@ -3,8 +3,10 @@
  * From pieces to work requests: which queue pair, how many entries, one linked list a queue pair.
  */
 #include "pair.h"
+#include "../guard.h"
 
 #include <errno.h>
+#include <string.h>
 
 /* What a request costs a rail beside its bytes, in bytes. */
 #define REQUEST_COST 1024u
@@ -153,17 +155,53 @@ static uint64_t gather(const struct sl_verbs_batch *b, struct sl_verbs_place *at
 	return total;
 }
 
+static __attribute__((noinline)) void copy_entries(uint8_t *to, const struct ibv_sge *sge,
+						   uint32_t n)
+{
+	for (uint32_t i = 0; i < n; to += sge[i++].length)
+		memcpy(to, (const void *)(uintptr_t)sge[i].addr, sge[i].length);
+}
+
+/* By our own hand: what faults in the library of a device would end the process. */
+static int readable(uint8_t *to, const struct sl_verbs_memory *m, const struct ibv_sge *sge,
+		    uint32_t n)
+{
+	struct sl_guard g;
+
+	sl_guard_over(&g, m->base, m->len, NULL, 0);
+	if (setjmp(g.back))
+		return 0;
+	sl_guard_arm(&g);
+	copy_entries(to, sge, n);
+	sl_guard_disarm();
+	return 1;
+}
+
+/*
+ * Whether the next request takes its bytes along: one entry then. The processor does not reach the
+ * memory of other devices, and no page that is gone, which the device still has.
+ */
+static int takes_along(const struct sl_verbs_batch *b, const struct sl_verbs_pair *l,
+		       const struct sl_verbs_memory *m, uint64_t len, struct ibv_sge *entries,
+		       uint32_t *n)
+{
+	struct sl_verbs_traffic *t = l->conn->context->traffic;
+	uint8_t *to = t->inlined[t->built];
+
+	if (!b->write || len > l->port->info.inline_max ||
+	    m->pins[l->port->index]->flags & SL_VERBS_DEVICE || !readable(to, m, entries, *n))
+		return 0;
+	*entries = (struct ibv_sge){.addr = (uintptr_t)to, .length = (uint32_t)len};
+	*n = 1;
+	return 1;
+}
+
 static void shape(struct ibv_send_wr *wr, const struct sl_verbs_batch *b,
-		  const struct sl_verbs_pair *l, const struct sl_verbs_memory *m,
-		  const struct sl_verbs_import *im, uint64_t remote, uint64_t len)
+		  const struct sl_verbs_pair *l, const struct sl_verbs_import *im, uint64_t remote)
 {
 	wr->opcode = b->write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
 	wr->wr.rdma.remote_addr = im->base + remote;
 	wr->wr.rdma.rkey = im->keys[l->index];
-	/* The processor does not reach the memory of other devices. */
-	if (b->write && len <= l->port->info.inline_max &&
-	    !(m->pins[l->port->index]->flags & SL_VERBS_DEVICE))
-		wr->send_flags |= IBV_SEND_INLINE;
 }
 
 /*
@@ -181,7 +219,9 @@ static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
 	struct sl_verbs_record *r;
 	struct sl_verbs_pair *l;
 	struct ibv_sge *entries;
+	struct ibv_send_wr *wr;
 	uint32_t len;
+	int along;
 
 	if (!m) {
 		sl_verbs_give_up(b, IBV_WC_LOC_PROT_ERR, (int32_t)at->piece);
@@ -204,7 +244,11 @@ static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
 	r->len = gather(b, at, most, m->base, sl_verbs_lkey(m, l->port->index), entries, &len,
 			l->port->info.sge_max);
 	b->open++;
-	shape(sl_verbs_build(l, r, entries, len), b, l, m, im, d.remote + from.off, r->len);
+	along = takes_along(b, l, m, r->len, entries, &len);
+	wr = sl_verbs_build(l, r, entries, len);
+	shape(wr, b, l, im, d.remote + from.off);
+	if (along)
+		wr->send_flags |= IBV_SEND_INLINE;
 	return (int64_t)r->len;
 }
 

@@ -10,7 +10,6 @@
 #include <string.h>
 
 #define SGE_MAX 32     /* entries of a request: 32 pages of 656 bytes are 20 KiB */
-#define INLINE_MAX 256 /* bytes; more costs more to copy than the NIC takes to fetch */
 #define READS_MAX 128
 
 /* The reason in words, for a person; error is positive. */
@@ -187,7 +186,7 @@ static int measure(struct sl_verbs_port *p, char *why, size_t size, const char *
 
 	for (; depth > 0; depth /= 2)
 		for (uint32_t e = entries; e > 0; e /= 2)
-			for (bytes = INLINE_MAX;; bytes = bytes > 32 ? bytes / 2 : 0) {
+			for (bytes = SL_VERBS_INLINE;; bytes = bytes > 32 ? bytes / 2 : 0) {
 				if (fits(p, depth, e, bytes)) {
 					p->info.depth_max = depth;
 					p->info.sge_max = e;

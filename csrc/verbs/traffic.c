@@ -2,6 +2,7 @@
 /* What a context and a rail have for connections, and the thread: made and given back. */
 #define _GNU_SOURCE
 #include "pair.h"
+#include "../threads.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -58,7 +59,7 @@ int sl_verbs_traffic_start(struct sl_verbs_context *c)
 	sigset_t all, before;
 	int rc;
 
-	sigfillset(&all); /* signals are for the threads of the program */
+	sl_signals_of_others(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	rc = -pthread_create(&c->traffic->thread, NULL, sl_verbs_progress, c);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -261,3 +261,20 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 def test_child_of_a_program_that_only_imports() -> None:
     assert subprocess.run([sys.executable, "-c", _IMPORTED], timeout=LIMIT).returncode == 0
+
+
+_LEFT = """
+import atexit, os, sys
+engines = []
+atexit.register(lambda: os._exit(0 if engines[0].closed else 3))  # behind what sluice has
+import sluice
+pid = os.fork()
+if pid == 0:
+    engines.append(sluice.Engine("child", ["mem"]))
+    sys.exit(1)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_child_that_leaves_closes_its_engines() -> None:
+    assert subprocess.run([sys.executable, "-c", _LEFT], timeout=LIMIT).returncode == 0

@@ -63,14 +63,12 @@ class _Holds(Dict[int, Located]):
 _OPEN: dict[int, _Holds] = {}
 
 _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
-_PROCESS = os.getpid()
+os.register_at_fork(after_in_child=_ENGINES.clear)  # the child has none of them to close
 
 
 @atexit.register
 def _close_all() -> None:
     """Ends transfers when the interpreter ends, before objects lose the memory that they use."""
-    if os.getpid() != _PROCESS:  # the child of a fork has nothing to close
-        return
     for engine in list(_ENGINES):
         try:
             engine.close()
