@@ -31,6 +31,7 @@ type result struct {
 	broken          bool     // a promise was broken: the failure is final
 	died            bool     // the process ended within a test, before the first, or as none does
 	cut             bool     // the end of the time, or of this command, ended it
+	seeds           []string // by which a test chose
 	begins, ends    map[string]time.Time
 	wall            time.Duration
 }
@@ -160,6 +161,9 @@ const race = "WARNING: DATA RACE"
 // verdict is the last line of a test.
 var verdict = regexp.MustCompile(`^--- (PASS|FAIL|SKIP): (\S+)`)
 
+// seed is how tests print what they chose by.
+var seed = regexp.MustCompile(`seed[ =](\d+)`)
+
 // readOutput follows what a test binary prints. It forgets the lines of a test that passed.
 func readOutput(out io.Reader) reading {
 	r := reading{result: result{begins: map[string]time.Time{}, ends: map[string]time.Time{}}}
@@ -179,6 +183,9 @@ func readOutput(out io.Reader) reading {
 // take looks at a line, which package testing has printed or something else.
 func (r *reading) take(line string, framed bool) {
 	r.broken = r.broken || strings.Contains(line, promise.Mark) || strings.Contains(line, race)
+	if m := seed.FindStringSubmatch(line); m != nil && !slices.Contains(r.seeds, m[1]) {
+		r.seeds = append(r.seeds, m[1])
+	}
 	name, ok := strings.CutPrefix(line, "=== RUN   ")
 	if ok && framed && !strings.Contains(name, "/") {
 		r.begins[name], r.from = time.Now(), len(r.kept)
