@@ -62,54 +62,55 @@ func TestRealBadSectors(t *testing.T) {
 	})
 }
 
-// TestRealDurableOnAFlakyDisk has a disk refuse writes for moments. Whatever was reported durable
+// TestRealDurableOnAFlakyDisk has a disk refuse writes now and then. Whatever was reported durable
 // is on the disk, also where a sync failed and the next one succeeded.
-func TestRealDurableOnAFlakyDisk(t *testing.T) {
+func TestRealDurableOnAFlakyDisk(t *testing.T) { durableOnAFlakyDisk(t, 1, 15) }
+
+// TestSoakRealDurableOnAFlakyDisk is the same for longer, of another seed each time.
+func TestSoakRealDurableOnAFlakyDisk(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	durableOnAFlakyDisk(t, seed, 150)
+}
+
+func durableOnAFlakyDisk(t *testing.T, seed uint64, rounds int) {
 	const size = 1 << 20
 	file := disk.File(t, size)
 	device, _ := disk.Loop(t, file)
 	good := fmt.Sprintf("0 %d linear %s 0", size/disk.Sector, device)
 	bad := fmt.Sprintf("0 %d flakey %s 0 0 3600 1 error_writes", size/disk.Sector, device)
 	flaky := disk.Map(t, bad) // the kernel has both
-	flaky.Become(good)
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		for _, cfg.Buffered = range []bool{true, false} {
 			t.Run(fmt.Sprintf("buffered %t", cfg.Buffered), func(t *testing.T) {
+				flaky.Become(good)
 				f, err := Open(flaky.Path, OpenOptions{})
 				require.NoError(t, err)
 				defer f.Close()
+				defer flaky.Become(good)
 				r := newRig(t, cfg, f.Segment(), size)
-				over, stopped := make(chan struct{}), make(chan struct{})
-				go func() {
-					defer close(stopped)
-					for {
-						for _, table := range []string{bad, good} {
-							flaky.Become(table)
-							select {
-							case <-over:
-								flaky.Become(good)
-								return
-							case <-time.After(time.Duration(rand.IntN(20)) * time.Millisecond):
-							}
-						}
-					}
-				}()
-				defer func() { close(over); <-stopped }()
-				r.writeDurably(t, file)
+				r.writeDurably(t, file, rand.New(rand.NewPCG(seed, 1)), rounds, func(fails bool) {
+					flaky.Become(map[bool]string{true: bad, false: good}[fails])
+				})
 			})
 		}
 	})
 }
 
 // writeDurably writes parts in rounds, and compares those that ended well with what the disk has.
-func (r *rig) writeDurably(t *testing.T, file string) {
+// In each round the disk begins to fail before one of the writes, and stops before another.
+func (r *rig) writeDurably(t *testing.T, file string, random *rand.Rand, rounds int,
+	disk func(fails bool)) {
 	const part, batch = 4 << 10, 16
 	parts := len(r.mem) / part
 	lost, kept := 0, 0
-	for round := 0; round < 100 || (lost == 0 || kept == 0) && round < 2000; round++ {
-		list := rand.Perm(parts)[:batch]
-		for _, i := range list {
-			copy(r.mem[i*part:], bytes.Repeat([]byte{byte(rand.Uint32())}, part))
+	for range rounds {
+		list, fails, works := random.Perm(parts)[:batch], random.IntN(batch), random.IntN(batch)
+		for n, i := range list {
+			if n == fails || n == works {
+				disk(n == fails)
+			}
+			copy(r.mem[i*part:], bytes.Repeat([]byte{byte(random.Uint32())}, part))
 			r.durableWrite(t, uint64(i), uint64(i), part)
 		}
 		ended := map[uint64]error{}

@@ -20,8 +20,9 @@ var hammerChecks = []check{
 	{name: "HammerClose", wirings: here, meets: true, run: checkHammerClose},
 }
 
-// hammerTime is long enough for the race detector to see every pair of calls.
-const hammerTime = 300 * time.Millisecond
+// hammerTime is long enough for the race detector to see every pair of calls, and hammerRounds is
+// what each goroutine does also where the machine stands still meanwhile.
+const hammerTime, hammerRounds = 300 * time.Millisecond, 8
 
 // checkHammer calls everything that any goroutine may call at any time at once:
 // two that move bytes and look at them, and others that import, register,
@@ -40,7 +41,7 @@ func checkHammer(s *stage) {
 	s.together(jobs)
 }
 
-// together repeats all jobs side by side until time is up or one fails.
+// together repeats all jobs side by side until time is up, and some rounds are done, or one fails.
 func (s *stage) together(jobs []func() error) {
 	s.Helper()
 	var wg sync.WaitGroup
@@ -49,7 +50,7 @@ func (s *stage) together(jobs []func() error) {
 		wg.Add(1)
 		errands.run(func() {
 			defer wg.Done()
-			for time.Now().Before(end) && !s.Failed() {
+			for i := 0; (i < hammerRounds || time.Now().Before(end)) && !s.Failed(); i++ {
 				if err := job(); err != nil {
 					s.Error(err)
 				}

@@ -104,20 +104,55 @@ func checkLastMessageInFlight(s *stage) {
 		if err := s.inTime("close peer", s.peer.Close); err != nil {
 			s.Errorf("close peer: %v", err)
 		}
-		var sent [][]byte
+		var sent []byte
 		for i, tag := range tags {
 			switch err := s.await(tag); {
 			case err == nil:
-				sent = append(sent, []byte{byte(i)})
+				sent = append(sent, byte(i))
 			case !errors.Is(err, driver.ErrClosed):
 				s.Errorf("a message in flight at Peer.Close: %v, want nil or %v", err,
 					driver.ErrClosed)
 			}
 		}
-		s.lastWord("of a peer that closed with work in flight", s.far, sent)
+		s.wordsInFlight(sent)
 		s.connect()
 	}
 	s.noFurtherWord(s.far)
+}
+
+// wordsInFlight takes messages on the far side until the last word: those sent, and maybe some of
+// batches that ended otherwise, in order.
+func (s *stage) wordsInFlight(sent []byte) {
+	s.Helper()
+	const what = "a peer that closed with work in flight"
+	var got []byte
+	for conn := uint64(0); ; {
+		m := s.far.must(request{Do: "receive", Count: 1}).Messages[0]
+		if conn == 0 {
+			conn = m.Conn
+		}
+		if m.Conn != conn || len(m.Data) != 1 && m.Err == nil {
+			s.Errorf("message of %s: %+v, want one by connection %d", what, m, conn)
+		}
+		if err := m.Err.orNil(); err != nil {
+			if !errors.Is(err, driver.ErrPeerLost) || m.Data != nil {
+				s.Errorf("last message of %s: %+v, want %v and no data", what, m,
+					driver.ErrPeerLost)
+			}
+			break
+		}
+		got = append(got, m.Data...)
+	}
+	for i, word := range got {
+		if i > 0 && word <= got[i-1] {
+			s.Errorf("messages of %s: % x, want them in order", what, got)
+		}
+	}
+	for _, word := range sent {
+		if !bytes.Contains(got, []byte{word}) {
+			s.Errorf("messages of %s: % x, want % x, whose batches succeeded", what, got, sent)
+		}
+	}
 }
 
 // checkLastMessageOfBackend closes the backend of a sender, which has several

@@ -57,6 +57,9 @@ const (
 	hangs   = "=== RUN   TestTimedA\nHANGS\n"
 	crashes = fails + "CRASH of TestMain\n"
 	races   = "=== RUN   TestTimedA\n" + race + "\n--- FAIL: TestTimedA (0.1s)\nFAIL\n"
+	seeded  = "=== RUN   TestTimedA\n    seed 12: 5 actions\n    again with -a.seed=7, seed 12\n" +
+		"--- PASS: TestTimedA (0.1s)\n"
+	parted = "=== RUN   TestTimedA\n--- PASS: TestTimedA (0.1s)\n    --- SKIP: TestTimedA/x (0.1s)\n"
 	// The first of two that failed stands behind lines that have no end.
 	unended = "x=== RUN   TestTimedA\nx--- FAIL: TestTimedA (0.1s)\n=== RUN   TestTimedB\n" +
 		"--- FAIL: TestTimedB (0.1s)\nFAIL\n"
@@ -64,8 +67,6 @@ const (
 
 // TestTriedAgain: a timed test is tried again on evidence alone.
 func TestTriedAgain(t *testing.T) {
-	defer func(d time.Duration) { outlives = d }(outlives)
-	outlives = 10 * time.Millisecond
 	for name, c := range map[string]struct {
 		stands bool // the machine, all the time
 		says   []string
@@ -91,6 +92,10 @@ func TestTriedAgain(t *testing.T) {
 			false},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if c.says[0] == leaves {
+				defer func(d time.Duration) { outlives = d }(outlives)
+				outlives = 10 * time.Millisecond
+			}
 			m := &meter{}
 			if c.stands {
 				m.add(time.Now().Add(-time.Hour), 2*time.Hour)
@@ -122,17 +127,26 @@ func awaitEnd(t *testing.T, pid string) {
 	}, 30*time.Second, time.Millisecond)
 }
 
-// TestEndOfASoak: a test that the end cuts off has not failed, and one that crashed has.
+// TestEndOfASoak: a test that the end cuts off has not failed, and one that crashed has. Of each
+// other test it says the outcome, and the seeds to begin it again with.
 func TestEndOfASoak(t *testing.T) {
 	for says, c := range map[string]struct {
 		limit  time.Duration
 		failed int
-	}{hangs: {time.Second, 0}, crashes: {time.Minute, 1}, dies: {time.Minute, 1}} {
-		p := binary(t, says)
+		told   string
+	}{
+		hangs:   {time.Second, 0, `the time was over before 1 tests: \["some/package TestTimedA"\]`},
+		crashes: {time.Minute, 1, `some/package TestTimedA: FAILED in \d+ s\n`},
+		dies:    {time.Minute, 1, `some/package TestTimedA: FAILED in \d+ s\n`},
+		seeded:  {time.Minute, 0, `some/package TestTimedA: passed in \d+ s, seeds 12 7\n`},
+		parted:  {time.Minute, 0, `some/package TestTimedA: passed but for 1 parts that were skipped`},
+	} {
+		p, said := binary(t, says), &strings.Builder{}
 		p.tests = p.tests[:1]
-		o := options{tier: "soak", timeout: time.Minute, limit: c.limit, out: io.Discard}
+		o := options{tier: "soak", timeout: time.Minute, limit: c.limit, out: said}
 		end := o.soak(t.Context(), []*testPackage{p})
 		require.Len(t, end.failed, c.failed, "%q", says)
+		require.Regexp(t, `(?m)^soak: `+c.told, said.String())
 	}
 }
 

@@ -31,6 +31,8 @@ type result struct {
 	broken          bool     // a promise was broken: the failure is final
 	died            bool     // the process ended within a test, before the first, or as none does
 	cut             bool     // the end of the time, or of this command, ended it
+	parts           int      // of tests, that were skipped
+	seeds           []string // by which a test chose
 	begins, ends    map[string]time.Time
 	wall            time.Duration
 }
@@ -160,6 +162,9 @@ const race = "WARNING: DATA RACE"
 // verdict is the last line of a test.
 var verdict = regexp.MustCompile(`^--- (PASS|FAIL|SKIP): (\S+)`)
 
+// seed is how tests print what they chose by.
+var seed = regexp.MustCompile(`seed[ =](\d+)`)
+
 // readOutput follows what a test binary prints. It forgets the lines of a test that passed.
 func readOutput(out io.Reader) reading {
 	r := reading{result: result{begins: map[string]time.Time{}, ends: map[string]time.Time{}}}
@@ -179,6 +184,9 @@ func readOutput(out io.Reader) reading {
 // take looks at a line, which package testing has printed or something else.
 func (r *reading) take(line string, framed bool) {
 	r.broken = r.broken || strings.Contains(line, promise.Mark) || strings.Contains(line, race)
+	if m := seed.FindStringSubmatch(line); m != nil && !slices.Contains(r.seeds, m[1]) {
+		r.seeds = append(r.seeds, m[1])
+	}
 	name, ok := strings.CutPrefix(line, "=== RUN   ")
 	if ok && framed && !strings.Contains(name, "/") {
 		r.begins[name], r.from = time.Now(), len(r.kept)
@@ -190,6 +198,9 @@ func (r *reading) take(line string, framed bool) {
 	case strings.Contains(m[2], "/"): // a part, which its test's own verdict covers
 		if m[1] != "FAIL" {
 			r.kept = r.kept[:len(r.kept)-1]
+		}
+		if m[1] == "SKIP" {
+			r.parts++
 		}
 	default:
 		r.ends[m[2]] = time.Now()

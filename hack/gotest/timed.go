@@ -99,8 +99,8 @@ func keep(again []string) {
 	}
 }
 
-// soak runs each test by itself, one after the other, and until its time is over. A test that the
-// end cuts off has not failed.
+// soak runs each test by itself, one after the other, until its time is over, and tells hack/soak
+// how each has ended. A test that the end cuts off has not failed.
 func (o *options) soak(ctx context.Context, list []*testPackage) (end summary) {
 	if o.limit == 0 {
 		o.limit = 1000 * time.Hour
@@ -122,10 +122,33 @@ func (o *options) soak(ctx context.Context, list []*testPackage) (end summary) {
 				continue
 			}
 			end.add(p, r)
+			fmt.Fprintf(o.out, "soak: %s %s: %s in %.0f s%s\n", p.short(), name, r.verdict(),
+				r.wall.Seconds(), r.chosen())
 		}
 	}
 	if len(cut) > 0 {
 		fmt.Fprintf(o.out, "soak: the time was over before %d tests: %q\n", len(cut), cut)
 	}
 	return end
+}
+
+// verdict says how a run of one test has ended.
+func (r *result) verdict() string {
+	switch {
+	case !r.ok:
+		return "FAILED"
+	case r.passed == 0:
+		return "skipped"
+	case r.parts > 0:
+		return fmt.Sprintf("passed but for %d parts that were skipped", r.parts)
+	}
+	return "passed"
+}
+
+// chosen names the seeds, "" without any.
+func (r *result) chosen() string {
+	if len(r.seeds) == 0 {
+		return ""
+	}
+	return ", seeds " + strings.Join(r.seeds, " ")
 }
