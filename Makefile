@@ -7,11 +7,8 @@ MODEL ?= deepseek-v3.2
 BACKEND ?= shm
 FUZZTIME ?= 20s
 
-# The names of go-nvml are bound when they are first called, so that its library may be missing;
-# some toolchains bind all at start. Its header warns about calls that are not made.
 # With -trimpath a clone in another folder takes what was compiled before from Go's cache.
-export GOFLAGS += -trimpath -ldflags=-extldflags=-Wl,-z,lazy
-export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
+export GOFLAGS += -trimpath
 
 # The runner of the tests: it compiles all, then runs the longest first. See hack/gotest.
 GOTEST = $(GO) run ./hack/gotest -go $(GO) -timeout $(TIMEOUT)
