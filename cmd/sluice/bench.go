@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -170,11 +169,12 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	if err := f.checkPlot(c); err != nil {
 		return err
 	}
+	m := startMeasuring(c, f.about(len(shapes)))
 	results, err := f.results(c, shapes)
-	if err != nil {
+	if err = m.print(write, results, err); err != nil {
 		return err
 	}
-	return errors.Join(write(c.OutOrStdout(), results), f.draw(c.Context(), results))
+	return f.draw(c.Context(), results)
 }
 
 // checkShapes refuses flags that the way of measuring decides itself.
@@ -325,7 +325,8 @@ func fits(shapes []bench.Shape, available uint64, loop bool, smaller string) err
 	return nil
 }
 
-// measure runs the shapes one after the other over one link.
+// measure runs the shapes one after the other over one link. With an error it returns those that
+// were measured before.
 func (f *benchFlags) measure(ctx context.Context, shapes []bench.Shape, bar *progress) (
 	[]bench.Result, error) {
 	link, closeLink, err := f.open(ctx, shapes)
@@ -345,7 +346,7 @@ func (f *benchFlags) measure(ctx context.Context, shapes []bench.Shape, bar *pro
 		before := link.Rails()
 		r, err := bench.Run(ctx, link.Link, s, o)
 		if err != nil {
-			return nil, link.Explain(ctx, err)
+			return results, link.Explain(ctx, err)
 		}
 		link.addCounts(&r, before)
 		if i == 0 {

@@ -111,7 +111,7 @@ func sluice(t *testing.T, args ...string) outcome {
 }
 
 // A pipe reads of progress every sayEvery: how often depends on the machine.
-var progressLine = regexp.MustCompile(`(?m)^.*: \d+ % done\n`)
+var progressLine = regexp.MustCompile(`(?m)^.*: \d+ % done.*\n`)
 
 func withoutProgress(stderr *bytes.Buffer) string {
 	return progressLine.ReplaceAllString(stderr.String(), "")
