@@ -47,7 +47,8 @@ same number of threads, in alternation in one run. The transfers use what the
 backend reaches best, its own memory if it has such; --memory host has them use
 host memory all the same. memcpy works on ordinary pages, memcpy-huge on host
 memory with huge pages. All figures are medians of rounds; p50 and p99 are of one
-batch, from post to completion.
+batch, from post to completion. Each shape takes --seconds, and as long again where a
+program is measured beside it. An interrupt prints the rows that were measured.
 
 With --notify: the way of a small write with a message behind it, to a goroutine
 parked on a channel (one way), and between two that spin (round trip).

@@ -45,7 +45,7 @@ shapes: 16 x 1 MiB, 2,048 pages of 656 B, and one piece of 64 B. Each stands bes
 the same shape, tcp beside bare sockets, ucx beside ucx_perftest and a bare loop over UCX.
 Then reads of a file in --dir, beside fio (package fio) and threads that call pread. The table
 says what the machine is and which backends are left out, so it tells a stranger what a report
-of a slow transfer is about.`,
+of a slow transfer is about. An interrupt prints what was measured.`,
 		Example: `  sluice bench all
   sluice bench all --dir /mnt/nvme --seconds 1 --json`,
 		Args: noArgs,

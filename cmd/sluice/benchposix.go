@@ -173,16 +173,13 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 	if err != nil {
 		return &usageError{fmt.Errorf("--load-bytes: %w", err)}
 	}
-	room, smaller := shapes[0].Spread, "--bytes"
+	room, most, smaller := shapes[0].Spread, shapes[0].Spread, "--bytes"
 	if f.load { // it makes files of its own
-		room, shapes = 0, nil
+		room, most, smaller, shapes = 0, load, "--load-bytes", nil
+	} else if table { // the files of the load come when the other is gone
+		most, smaller = max(room, load), "--bytes and --load-bytes"
 	}
-	if table && load >= room { // the files of the load come when the other is gone
-		err = f.checkDir(load, "--load-bytes")
-	} else {
-		err = f.checkDir(room, smaller)
-	}
-	if err != nil {
+	if err := f.checkDir(most, smaller); err != nil {
 		return err
 	}
 	m := startMeasuring(c, time.Duration(len(shapes)*f.rounds*diskWays)*f.time())
