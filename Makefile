@@ -7,11 +7,8 @@ MODEL ?= deepseek-v3.2
 BACKEND ?= shm
 FUZZTIME ?= 20s
 
-# The names of go-nvml are bound when they are first called, so that its library may be missing;
-# some toolchains bind all at start. Its header warns about calls that are not made.
 # With -trimpath a clone in another folder takes what was compiled before from Go's cache.
-export GOFLAGS += -trimpath -ldflags=-extldflags=-Wl,-z,lazy
-export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
+export GOFLAGS += -trimpath
 
 # The runner of the tests: it compiles all, then runs the longest first. See hack/gotest.
 GOTEST = $(GO) run ./hack/gotest -go $(GO) -timeout $(TIMEOUT)
@@ -169,7 +166,8 @@ clean:
 	rm -rf build
 	$(GO) clean -testcache
 
-# The C ABI: build/libsluice.so.1 and build/libsluice.a, and where a C compiler finds them.
+# The C ABI: build/libsluice.so.1 and build/libsluice.a, and where a C compiler finds them, with the
+# command.
 .PHONY: capi install
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
@@ -183,7 +181,9 @@ capi:
 		-ldflags "-extldflags '-Wl,-soname,libsluice.so.1 -Wl,--version-script=$(CURDIR)/bindings/c/exports.map'" ./bindings/c build/libsluice.so.1
 	$(GO) run -buildmode=c-archive -exec cp ./bindings/c build/libsluice.a
 
-install: capi
+install: capi build
+	install -d $(DESTDIR)$(PREFIX)/bin
+	install -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin
 	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig
 	install -m 644 bindings/c/sluice.h bindings/c/sluice.hpp $(DESTDIR)$(PREFIX)/include
 	for d in . utils/serdes utils/common; do \

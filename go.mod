@@ -3,7 +3,6 @@ module github.com/sluicehq/sluice
 go 1.26.0
 
 require (
-	github.com/NVIDIA/go-nvml v0.13.1-0
 	github.com/schollz/progressbar/v3 v3.19.1
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9

@@ -45,7 +45,8 @@ func (s *Shape) Check() error {
 	case s.Op != driver.Read && s.Op != driver.Write:
 		return fmt.Errorf("operation %v, want read or write: %w", s.Op, ErrShape)
 	case s.Size < 1 || s.Size > sizeMax:
-		return fmt.Errorf("size %d, want 1 to %d: %w", s.Size, sizeMax, ErrShape)
+		return fmt.Errorf("size %s, want 1 B to %s: %w", FormatSize(s.Size),
+			FormatSize(sizeMax), ErrShape)
 	case s.Batch < 1 || s.Batch > BatchMax:
 		return fmt.Errorf("batch %d, want 1 to %d: %w", s.Batch, BatchMax, ErrShape)
 	case s.Threads < 1 || s.Threads > threadsMax:
@@ -59,11 +60,11 @@ func (s *Shape) Check() error {
 	case s.Gather && !s.Pages:
 		return fmt.Errorf("gather, want pages with it: %w", ErrShape)
 	case s.Spread > bytesMax:
-		return fmt.Errorf("spread over %d bytes, want at most %d: %w", s.Spread, uint64(bytesMax),
-			ErrShape)
+		return fmt.Errorf("spread over %s, want at most %s: %w", FormatSize(s.Spread),
+			FormatSize(bytesMax), ErrShape)
 	case s.Size*uint64(s.Batch)*uint64(s.Threads) > bytesMax:
-		return fmt.Errorf("%d threads x %d pieces x %d bytes, want at most %d in all: %w",
-			s.Threads, s.Batch, s.Size, uint64(bytesMax), ErrShape)
+		return fmt.Errorf("%d threads x %d pieces x %s, want at most %s in all: %w", s.Threads,
+			s.Batch, FormatSize(s.Size), FormatSize(bytesMax), ErrShape)
 	}
 	return nil
 }

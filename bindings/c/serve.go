@@ -8,7 +8,6 @@ import "C"
 import (
 	"context"
 	"fmt"
-	"net"
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
@@ -51,7 +50,7 @@ func slgoServe(h C.uint64_t, network, address *C.char, bound *C.uint8_t, capacit
 	if err := e.allowed(C.GoString(network)); err != nil {
 		return answer(f, err)
 	}
-	nl, err := net.Listen(C.GoString(network), C.GoString(address))
+	nl, err := engine.Listen(C.GoString(network), C.GoString(address))
 	if err != nil {
 		return answer(f, fmt.Errorf("serve: %w", err))
 	}

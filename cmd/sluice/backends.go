@@ -82,7 +82,15 @@ func openUCX(o openOptions) (*ucx.Backend, error) {
 			return nil, err
 		}
 	}
-	return ucx.New(cfg)
+	b, err := ucx.New(cfg)
+	if errors.Is(err, driver.ErrUnavailable) && !o.elsewhere && len(o.ucx.given()) == 0 {
+		// There is no network, which peers of this host do not need.
+		cfg.Transports = ucx.NearTransports
+		if near, failed := ucx.New(cfg); failed == nil {
+			return near, nil
+		}
+	}
+	return b, err
 }
 
 // asBackend keeps a nil pointer from becoming an interface that is not nil.

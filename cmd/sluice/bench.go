@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -48,7 +47,8 @@ same number of threads, in alternation in one run. The transfers use what the
 backend reaches best, its own memory if it has such; --memory host has them use
 host memory all the same. memcpy works on ordinary pages, memcpy-huge on host
 memory with huge pages. All figures are medians of rounds; p50 and p99 are of one
-batch, from post to completion.
+batch, from post to completion. Each shape takes --seconds, and as long again where a
+program is measured beside it. An interrupt prints the rows that were measured.
 
 With --notify: the way of a small write with a message behind it, to a goroutine
 parked on a channel (one way), and between two that spin (round trip).
@@ -170,11 +170,12 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	if err := f.checkPlot(c); err != nil {
 		return err
 	}
+	m := startMeasuring(c, f.about(len(shapes)))
 	results, err := f.results(c, shapes)
-	if err != nil {
+	if err = m.print(write, results, err); err != nil {
 		return err
 	}
-	return errors.Join(write(c.OutOrStdout(), results), f.draw(c.Context(), results))
+	return f.draw(c.Context(), results)
 }
 
 // checkShapes refuses flags that the way of measuring decides itself.
@@ -325,7 +326,8 @@ func fits(shapes []bench.Shape, available uint64, loop bool, smaller string) err
 	return nil
 }
 
-// measure runs the shapes one after the other over one link.
+// measure runs the shapes one after the other over one link. With an error it returns those that
+// were measured before.
 func (f *benchFlags) measure(ctx context.Context, shapes []bench.Shape, bar *progress) (
 	[]bench.Result, error) {
 	link, closeLink, err := f.open(ctx, shapes)
@@ -345,7 +347,7 @@ func (f *benchFlags) measure(ctx context.Context, shapes []bench.Shape, bar *pro
 		before := link.Rails()
 		r, err := bench.Run(ctx, link.Link, s, o)
 		if err != nil {
-			return nil, link.Explain(ctx, err)
+			return results, link.Explain(ctx, err)
 		}
 		link.addCounts(&r, before)
 		if i == 0 {

@@ -45,7 +45,7 @@ shapes: 16 x 1 MiB, 2,048 pages of 656 B, and one piece of 64 B. Each stands bes
 the same shape, tcp beside bare sockets, ucx beside ucx_perftest and a bare loop over UCX.
 Then reads of a file in --dir, beside fio (package fio) and threads that call pread. The table
 says what the machine is and which backends are left out, so it tells a stranger what a report
-of a slow transfer is about.`,
+of a slow transfer is about. An interrupt prints what was measured.`,
 		Example: `  sluice bench all
   sluice bench all --dir /mnt/nvme --seconds 1 --json`,
 		Args: noArgs,
@@ -112,29 +112,44 @@ func runBenchAll(c *cobra.Command, f *benchFlags, files *posixFlags) error {
 	f.left = func(backend string, why error) {
 		all.Missing = append(all.Missing, leftOut{backend, why.Error()})
 	}
+	m := startMeasuring(c, f.aboutAll(shapes))
 	all.Results, err = f.overEach(driver.InProcess, func(g *benchFlags) ([]bench.Result, error) {
 		return g.overShapes(c, shapes, "a smaller --spread")
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		var overFile []bench.Result
+		overFile, err = f.overFile(c, files)
+		all.Results = append(all.Results, overFile...)
 	}
-	overFile, err := f.overFile(c, files)
-	if err != nil {
-		return err
-	}
-	all.Results = append(all.Results, overFile...)
 	for _, m := range makers {
 		if m.bench != "" && m.name != posixName {
 			f.left(m.name, errors.New("its own command measures it: "+m.bench))
 		}
 	}
-	if f.result.format == "json" {
-		return printJSON(c.OutOrStdout(), all)
+	return m.print(func(w io.Writer, list []bench.Result) error {
+		if all.Results = list; f.result.format == "json" {
+			return printJSON(w, all)
+		}
+		if err := all.print(w, f.result.format == "gobench"); err != nil {
+			return err
+		}
+		return write(w, list)
+	}, all.Results, err)
+}
+
+// aboutAll is how long bench all takes where all backends work.
+func (f *benchFlags) aboutAll(shapes []bench.Shape) (about time.Duration) {
+	for _, m := range makers {
+		if m.bench == "" && m.built() {
+			g := *f
+			g.backend = m.name
+			about += g.about(len(shapes))
+		}
 	}
-	if err := all.print(c.OutOrStdout(), f.result.format == "gobench"); err != nil {
-		return err
+	if f.rounds == 0 {
+		about += time.Duration(len(everyFileShape())) * f.time()
 	}
-	return write(c.OutOrStdout(), all.Results)
+	return about
 }
 
 // overFile measures posix, or says why it is left out.
@@ -156,7 +171,7 @@ func (f *benchFlags) overFile(c *cobra.Command, files *posixFlags) (list []bench
 	for i, s := range shapes {
 		r, err := bench.Disk(c.Context(), path, s, o)
 		if err != nil {
-			return nil, err
+			return list, err
 		}
 		list = append(list, r)
 		bar.set(int64(i + 1))
@@ -196,15 +211,15 @@ func (f *benchFlags) overEach(reach driver.Reach, measure func(*benchFlags) ([]b
 		g := *f
 		g.backend, g.perftest, g.verbstest = m.name, nil, nil
 		results, err := measure(&g)
+		all = append(all, results...)
 		var unavailable *driver.UnavailableError
 		switch {
 		case errors.As(err, &unavailable):
 			missing = append(missing, err)
 			f.left(m.name, err)
 		case err != nil:
-			return nil, err
+			return all, err
 		}
-		all = append(all, results...)
 	}
 	if len(all) == 0 {
 		return nil, errors.Join(missing...)

@@ -69,6 +69,7 @@ func runBenchCopy(c *cobra.Command, bytes string, f *timeFlags, result *resultFl
 	bar := newProgress(c.ErrOrStderr(), int64(len(shapes))*1000, "bench copy")
 	defer bar.clear()
 	var list []bench.Result
+	m := startMeasuring(c, total*time.Duration(len(shapes)))
 	for i, s := range shapes {
 		o := bench.Options{Time: total, Rounds: f.rounds}
 		o.Progress = func(d time.Duration) {
@@ -76,7 +77,7 @@ func runBenchCopy(c *cobra.Command, bytes string, f *timeFlags, result *resultFl
 		}
 		r, err := bench.Copy(c.Context(), s, o)
 		if err != nil {
-			return err
+			return m.print(write, list, err)
 		}
 		if i > 0 {
 			r.Notes = nil // the same for all
@@ -85,5 +86,5 @@ func runBenchCopy(c *cobra.Command, bytes string, f *timeFlags, result *resultFl
 		}
 		list = append(list, r)
 	}
-	return write(c.OutOrStdout(), list)
+	return m.print(write, list, nil)
 }

@@ -107,6 +107,7 @@ func runBenchGather(c *cobra.Command, f *gatherFlags) error {
 	if err := f.fits(&shape, hostmem.Limits().Available); err != nil {
 		return err
 	}
+	m := startMeasuring(c, f.time())
 	list, err := f.measure(c, shape)
 	var layout *cuda.LayoutError
 	if errors.As(err, &layout) {
@@ -120,10 +121,9 @@ func runBenchGather(c *cobra.Command, f *gatherFlags) error {
 			return err
 		}
 	}
-	return write(c.OutOrStdout(), list)
+	return m.print(write, list, nil)
 }
 
-// saveJSON writes what --json prints.
 // fits reports whether there is memory: a card's run needs one pool, without those of baselines.
 func (f *gatherFlags) fits(s *bench.Shape, available uint64) error {
 	if f.device == cpuDevice {

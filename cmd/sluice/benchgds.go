@@ -142,20 +142,24 @@ func runBenchGDS(c *cobra.Command, f *gdsFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	results, err := f.measure(c, shapes, l)
-	if err != nil {
-		return err
-	}
+	m := startMeasuring(c, time.Duration(len(shapes)*f.rounds*gdsWays)*f.time())
+	results, failed := f.measure(c, shapes, l)
 	for i := range results {
 		results[i].Notes = append(results[i].Notes, facts.String())
+	}
+	if failed != nil {
+		return m.print(write, results, failed)
 	}
 	if f.save != "" {
 		if err := saveJSON(f.save, results); err != nil {
 			return fmt.Errorf("save results: %w", err)
 		}
 	}
-	return write(c.OutOrStdout(), results)
+	return m.print(write, results, nil)
 }
+
+// gdsWays are cuFile, and the chain.
+const gdsWays = 2
 
 // measure makes a file, measures the shapes, and removes it.
 func (f *gdsFlags) measure(c *cobra.Command, shapes []bench.Shape, l bench.GDSLibraries) (
@@ -175,7 +179,7 @@ func (f *gdsFlags) measure(c *cobra.Command, shapes []bench.Shape, l bench.GDSLi
 			fmt.Fprintf(c.ErrOrStderr(), "bench gds: %v\n", err)
 		}
 		if err != nil {
-			return nil, err
+			return results, err
 		}
 		results = append(results, r)
 		bar.set(int64(i + 1))

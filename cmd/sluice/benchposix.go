@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -172,45 +173,55 @@ func runBenchPosix(c *cobra.Command, f *posixFlags) (err error) {
 	if err != nil {
 		return &usageError{fmt.Errorf("--load-bytes: %w", err)}
 	}
-	room := shapes[0].Spread
-	if table {
-		err = f.checkDir(load, "--load-bytes")
+	room, most, smaller := shapes[0].Spread, shapes[0].Spread, "--bytes"
+	if f.load { // it makes files of its own
+		room, most, smaller, shapes = 0, load, "--load-bytes", nil
+	} else if table { // the files of the load come when the other is gone
+		most, smaller = max(room, load), "--bytes and --load-bytes"
 	}
-	if err != nil {
+	if err := f.checkDir(most, smaller); err != nil {
 		return err
 	}
-	if f.load { // it makes files of its own
-		room, shapes = 0, nil
-	}
+	m := startMeasuring(c, time.Duration(len(shapes)*f.rounds*diskWays)*f.time())
 	fmt.Fprintf(c.ErrOrStderr(), "bench posix: making files in %s\n", f.dir)
-	path, remove, err := f.makeFile(c.Context(), room, "--bytes")
+	path, remove, err := f.makeFile(c.Context(), room, smaller)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
+	results, err := f.measure(c, path, shapes, table, load)
+	return m.print(write, results, err)
+}
+
+// diskWays are io_uring, threads, and fio.
+const diskWays = 3
+
+// measure measures the shapes, and with load a load of so many bytes. With an error it returns
+// those that were measured before.
+func (f *posixFlags) measure(c *cobra.Command, path string, shapes []bench.Shape, load bool,
+	bytes uint64) (list []bench.Result, err error) {
 	bar := newProgress(c.ErrOrStderr(), int64(len(shapes)+1), "bench posix")
 	defer bar.clear()
-	var results []bench.Result
 	for i, s := range shapes {
 		o := bench.Options{Rounds: f.rounds, Slice: f.time()}
 		r, err := bench.Disk(c.Context(), path, s, o)
 		if err != nil {
-			return err
+			return list, err
 		}
-		results = append(results, r)
+		list = append(list, r)
 		bar.set(int64(i + 1))
 	}
-	if table {
-		if err := os.Truncate(path, 0); err != nil { // its room is for the files of the load
-			return err
-		}
-		r, err := bench.Load(c.Context(), filepath.Dir(path), load, bench.Options{Rounds: f.rounds})
-		if err != nil {
-			return err
-		}
-		results = append(results, r)
+	if !load {
+		return list, nil
 	}
-	return write(c.OutOrStdout(), results)
+	if err := os.Truncate(path, 0); err != nil { // its room is for the files of the load
+		return list, err
+	}
+	r, err := bench.Load(c.Context(), filepath.Dir(path), bytes, bench.Options{Rounds: f.rounds})
+	if err != nil {
+		return list, err
+	}
+	return append(list, r), nil
 }
 
 // checkDir refuses a --dir that has no room for so many bytes, which the flag smaller decides, or

@@ -87,9 +87,10 @@ func runReshape(c *cobra.Command, f *benchFlags, write printer) error {
 	defer bar.clear()
 	o := bench.Options{Time: total, Rounds: f.rounds,
 		Progress: func(d time.Duration) { bar.set(min(int64(1000*d/total), 999)) }}
+	m := startMeasuring(c, f.about(1))
 	res, err := bench.Reshape(c.Context(), r, o)
 	if err != nil {
 		return err
 	}
-	return write(c.OutOrStdout(), []bench.Result{res})
+	return m.print(write, []bench.Result{res}, nil)
 }

@@ -82,13 +82,13 @@ func (f *benchFlags) measureTable(ctx context.Context, newBar func() *progress) 
 		bar := newBar()
 		results, err := g.measureLane(ctx, bar)
 		bar.clear()
-		if err != nil {
-			return nil, fmt.Errorf("lane %s: %w", lane.name, err)
-		}
 		for j := range results {
 			results[j].Lane = lane.name
 		}
 		all = append(all, results...)
+		if err != nil {
+			return all, fmt.Errorf("lane %s: %w", lane.name, err)
+		}
 	}
 	return all, nil
 }
@@ -100,17 +100,15 @@ func (f *benchFlags) measureLane(ctx context.Context, bar *progress) ([]bench.Re
 	}
 	results, err := f.measure(ctx, shapes, bar)
 	if err != nil {
-		return nil, err
+		return results, err
 	}
 	ping, err := f.measureMessages(ctx, tablePing, false)
+	results = append(results, ping...)
 	if err != nil {
-		return nil, err
+		return results, err
 	}
 	regions, err := f.measureRegions()
-	if err != nil {
-		return nil, err
-	}
-	return append(append(results, ping...), regions...), nil
+	return append(results, regions...), err
 }
 
 // measureRegions needs no peer.

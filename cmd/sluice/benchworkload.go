@@ -82,11 +82,9 @@ func runWorkload(c *cobra.Command, f *benchFlags, write printer) error {
 	if err != nil {
 		return err
 	}
+	m := startMeasuring(c, f.about(len(w.Steps)))
 	results, err := f.overBackends(c, w)
-	if err != nil {
-		return err
-	}
-	return write(c.OutOrStdout(), results)
+	return m.print(write, results, err)
 }
 
 func (f *benchFlags) newWorkload() (*bench.Workload, error) {
@@ -180,13 +178,10 @@ func (f *benchFlags) overBackend(c *cobra.Command, w *bench.Workload) ([]bench.R
 		smaller = fewerThreads
 	}
 	results, err := f.overShapes(c, shapes, smaller)
-	if err != nil {
-		return nil, err
-	}
 	for i := range results {
 		results[i].Step(&w.Steps[i])
 	}
-	return results, nil
+	return results, err
 }
 
 // overShapes measures shapes over the backend of the flags. smaller is as of fits.

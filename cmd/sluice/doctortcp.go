@@ -3,13 +3,16 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
 )
 
@@ -17,7 +20,13 @@ import (
 func tcpChecks(t *tcpFlags) []machine.Check {
 	c := machine.Check{Name: "tcp-privacy", State: machine.OK, Backends: []string{tcpName}}
 	b, err := t.open()
+	if errors.Is(err, driver.ErrUnavailable) {
+		return nil // to open the backend says it, too
+	}
 	if err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) {
+			c.Fix = "another port, or end the program that has this one: ss -ltnp"
+		}
 		c.State = machine.Missing
 		c.Found = strings.NewReplacer("Config.Listen", "--tcp-listen", "tcp: config: Listen",
 			"--tcp-listen").Replace(err.Error())

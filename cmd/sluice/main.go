@@ -11,12 +11,14 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 func main() {
 	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM,
 		syscall.SIGHUP)
-	// A second signal ends the program at once; the kernel then ends its children.
-	context.AfterFunc(ctx, restore)
+	// A second signal ends the program at once; the kernel then ends its children. Not one that
+	// comes with the first: timeout(1) sends its signal to the program and to the group.
+	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, restore) })
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }

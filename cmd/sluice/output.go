@@ -40,6 +40,7 @@ type progress struct {
 	w     io.Writer
 	what  string
 	total int64
+	began time.Time
 	said  time.Time
 }
 
@@ -57,7 +58,8 @@ func newBytesProgress(w io.Writer, total int64, what string) *progress {
 
 func drawProgress(w io.Writer, total int64, what string, counts ...progressbar.Option) *progress {
 	if !isTerminal(w) {
-		return &progress{w: w, what: what, total: total, said: time.Now()}
+		return &progress{w: w, what: what, total: total, began: time.Now(),
+			said: time.Now()}
 	}
 	bar := progressbar.NewOptions64(total, append(counts,
 		progressbar.OptionSetWriter(w),
@@ -77,9 +79,18 @@ func (p *progress) set(n int64) {
 		return
 	}
 	if p.total > 0 && time.Since(p.said) >= sayEvery {
-		fmt.Fprintf(p.w, "%s: %d %% done\n", p.what, 100*n/p.total)
+		fmt.Fprintf(p.w, "%s: %d %% done%s\n", p.what, 100*n/p.total, p.left(n))
 		p.said = time.Now()
 	}
+}
+
+// left says how long the rest takes at the pace so far.
+func (p *progress) left(n int64) string {
+	if n <= 0 {
+		return ""
+	}
+	rest := time.Duration(float64(time.Since(p.began)) * float64(p.total-n) / float64(n))
+	return fmt.Sprintf(", some %v to go", rest.Round(time.Second))
 }
 
 // clear takes the bar off the terminal, so that what follows begins on a clean

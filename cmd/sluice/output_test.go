@@ -17,8 +17,9 @@ func TestProgressInAPipe(t *testing.T) {
 	p.set(10)
 	require.Empty(t, out.String())
 	p.said = time.Now().Add(-sayEvery)
+	p.began = p.said
 	p.set(50)
 	p.set(51)
 	p.clear()
-	require.Equal(t, "bench shm: 25 % done\n", out.String())
+	require.Equal(t, "bench shm: 25 % done, some 30s to go\n", out.String())
 }

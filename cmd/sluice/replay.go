@@ -156,8 +156,6 @@ func (f *replayFlags) check() (pool uint64, err error) {
 		return 0, err
 	}
 	switch {
-	case !(f.abortRate >= 0 && f.abortRate <= 1):
-		return 0, usagef("--abort-rate %v: want 0 to 1", f.abortRate)
 	case !(f.speed >= 0) || math.IsInf(f.speed, 0):
 		return 0, usagef("--speed %v: want 0 or more", f.speed)
 	}
@@ -177,6 +175,8 @@ func (f *replayFlags) checkNumbers() error {
 		return usagef("--requests %d: want at least 1, or 0 for all of a --trace", f.requests)
 	case f.requests > requestsMax:
 		return usagef("--requests %d: want at most %d", f.requests, requestsMax)
+	case !(f.abortRate >= 0 && f.abortRate <= 1):
+		return usagef("--abort-rate %v: want 0 to 1", f.abortRate)
 	case f.threads < 1 || f.threads > 64:
 		return usagef("--threads %d: want 1 to 64", f.threads)
 	case f.timeout < timeoutMin:

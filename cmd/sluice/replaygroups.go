@@ -30,7 +30,7 @@ const groupRequests = 10
 type replayGroupsFlags struct {
 	prefill, decode string
 	tokens, scale   int
-	aborts, hits    float64
+	hits            float64
 	kill            string
 }
 
@@ -44,7 +44,7 @@ senders. The prefill ranks find what is written to their blocks. So that it fits
 machine, only the first layers of the model are kept, with --scale N one in N, and lengths
 are cut to 8,192 tokens unless --tokens says otherwise; the output says so. --prefix-hits
 has the decode side keep the first tokens of a share of the requests, whole blocks or not:
-what is written there is found. --aborts has ranks of either side end a share of the
+what is written there is found. --abort-rate has ranks of either side end a share of the
 requests in mid-flight: what is written to their blocks later is found. --kill kills a rank
 of that side while the last requests are on their way; all others must end those within
 --timeout. What fails under --fault is not begun again, and nothing comes over a connection
@@ -60,8 +60,6 @@ func (g *replayGroupsFlags) register(c *cobra.Command) {
 		"trace, at most 8192)")
 	s.IntVar(&g.scale, "scale", 0, "keep one layer in so many, between groups; 1: all (default: "+
 		"as many as fit in 768 MiB)")
-	s.Float64Var(&g.aborts, "aborts", 0, "share of the requests that a rank ends in mid-flight, "+
-		"0 to 1; above 0 at least one")
 	s.Float64Var(&g.hits, "prefix-hits", 0, "share of the requests of whose tokens the decode "+
 		"side has the first ones, 0 to 1; above 0 at least one")
 	s.StringVar(&g.kill, "kill", "", "kill a rank in mid-flight: prefill or decode")
@@ -69,8 +67,8 @@ func (g *replayGroupsFlags) register(c *cobra.Command) {
 
 // groupsOnly and pairOnly are the flags that go with one kind of replay alone.
 var (
-	groupsOnly = []string{"tokens", "scale", "aborts", "prefix-hits", "kill"}
-	pairOnly   = []string{"speed", "abort-rate", "overlap", "pool", "offload", "offload-dir",
+	groupsOnly = []string{"tokens", "scale", "prefix-hits", "kill"}
+	pairOnly   = []string{"speed", "overlap", "pool", "offload", "offload-dir",
 		"offload-size", "offload-file", "offload-durable"}
 )
 
@@ -84,9 +82,6 @@ func (g *replayGroupsFlags) given(c *cobra.Command) (bool, error) {
 	}
 	for _, name := range without {
 		if s.Changed(name) {
-			if groups && name == "abort-rate" {
-				how += ": say --aborts"
-			}
 			return groups, usagef("--%s %s", name, how)
 		}
 	}
@@ -103,8 +98,6 @@ func (g *replayGroupsFlags) check(c *cobra.Command) error {
 		return usagef("--tokens and --trace: want one of them")
 	case s.Changed("scale") && g.scale < 1:
 		return usagef("--scale %d: want at least 1", g.scale)
-	case !(g.aborts >= 0 && g.aborts <= 1):
-		return usagef("--aborts %v: want 0 to 1", g.aborts)
 	case !(g.hits >= 0 && g.hits <= 1):
 		return usagef("--prefix-hits %v: want 0 to 1", g.hits)
 	case !slices.Contains([]string{"", "prefill", "decode"}, g.kill):
@@ -146,7 +139,7 @@ func (f *replayFlags) checkGroups(c *cobra.Command) (*replay.GroupOptions, error
 		return nil, err
 	}
 	return &replay.GroupOptions{Spec: spec, Prefill: from, Decode: to, Backend: f.backend,
-		Scale: f.groups.scale, AbortRate: f.groups.aborts, HitRate: f.groups.hits,
+		Scale: f.groups.scale, AbortRate: f.abortRate, HitRate: f.groups.hits,
 		Kill: replay.Side(f.groups.kill), Digest: f.checksum, Faults: rules, Threads: f.threads,
 		Seed: f.seed, Limit: f.timeout}, nil
 }

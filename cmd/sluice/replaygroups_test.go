@@ -38,8 +38,8 @@ func TestReplayGroups(t *testing.T) {
 }
 
 func TestReplayGroupsWithAKilledRank(t *testing.T) {
-	o := ok(t, sluice(t, groupsArgs("--aborts", "0.5", "--prefix-hits", "0.5", "--kill", "decode",
-		"--fault", "slow", "--requests", "4")...))
+	o := ok(t, sluice(t, groupsArgs("--abort-rate", "0.5", "--prefix-hits", "0.5", "--kill",
+		"decode", "--fault", "slow", "--requests", "4")...))
 	require.Contains(t, o.stdout, " 2 failed\nmismatches  0 of ")
 	require.Regexp(t, `\nprefixes    2 requests, of which [1-9](.*\n)*faults      [1-9]`, o.stdout)
 	require.Regexp(t, `killed      decode rank [0-3]; the last rank ended its requests after`,
@@ -48,21 +48,19 @@ func TestReplayGroupsWithAKilledRank(t *testing.T) {
 
 func TestReplayGroupsUsage(t *testing.T) {
 	for want, args := range map[string][]string{
-		"--aborts goes with --prefill":   {"replay", "--aborts", "0.1"},
-		"--kill goes with --prefill":     {"replay", "--kill", "decode"},
-		"--decode is missing":            {"replay", "--prefill", "tp=2"},
-		"--speed does not go with":       groupsArgs("--speed", "1"),
-		"--prefill and --decode: say --": groupsArgs("--abort-rate", "0.1"),
-		"--pool does not go with":        groupsArgs("--pool", "1GiB"),
-		"--fault-side":                   groupsArgs("--fault-side", "all"),
-		"--prefix-hits 2":                groupsArgs("--prefix-hits", "2"),
-		"want prefill or decode":         groupsArgs("--kill", "both"),
-		"--aborts 2":                     groupsArgs("--aborts", "2"),
-		"--scale 0":                      groupsArgs("--scale", "0"),
-		"--tokens 0":                     groupsArgs("--tokens", "0"),
-		"--tokens and --trace":           groupsArgs("--tokens", "1", "--trace", "file"),
-		"too few for 1 and 2 stages":     groupsArgs("--scale", "32"),
-		"there are tp, pp":               groupsArgs("--prefill", "cp=2"),
+		"--kill goes with --prefill": {"replay", "--kill", "decode"},
+		"--decode is missing":        {"replay", "--prefill", "tp=2"},
+		"--speed does not go with":   groupsArgs("--speed", "1"),
+		"--pool does not go with":    groupsArgs("--pool", "1GiB"),
+		"--fault-side":               groupsArgs("--fault-side", "all"),
+		"--prefix-hits 2":            groupsArgs("--prefix-hits", "2"),
+		"want prefill or decode":     groupsArgs("--kill", "both"),
+		"--abort-rate 2":             groupsArgs("--abort-rate", "2"),
+		"--scale 0":                  groupsArgs("--scale", "0"),
+		"--tokens 0":                 groupsArgs("--tokens", "0"),
+		"--tokens and --trace":       groupsArgs("--tokens", "1", "--trace", "file"),
+		"too few for 1 and 2 stages": groupsArgs("--scale", "32"),
+		"there are tp, pp":           groupsArgs("--prefill", "cp=2"),
 	} {
 		o := sluice(t, args...)
 		require.Equal(t, statusUsage, o.status, "%v: %s", args, o.stderr)

@@ -46,6 +46,20 @@ func TestTimedSignalsEndCleanly(t *testing.T) {
 	}
 }
 
+// TestTimedInterruptPrintsTheRows: ten shapes of half a second, of which some have been measured.
+// timeout(1) signals twice.
+func TestTimedInterruptPrintsTheRows(t *testing.T) {
+	c, stdout, stderr := command(t, "bench", "--backend", "mem", "--sweep", "--seconds", "0.5")
+	require.NoError(t, c.Start())
+	time.Sleep(2500 * time.Millisecond)
+	require.NoError(t, c.Process.Signal(syscall.SIGINT))
+	time.Sleep(20 * time.Millisecond)
+	_ = c.Process.Signal(syscall.SIGTERM) // it may have ended
+	require.Equal(t, statusInterrupted, status(t, c.Wait()), stderr)
+	require.Contains(t, stderr.String(), "interrupted")
+	require.Contains(t, stdout.String(), "mem  write")
+}
+
 func TestKilledParentLeavesNoChild(t *testing.T) {
 	t.Parallel()
 	c, _, _ := command(t, slow(t)...)

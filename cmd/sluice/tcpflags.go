@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -108,7 +110,32 @@ func (t *tcpFlags) open() (*tcp.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return tcp.New(cfg)
+	b, err := tcp.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := reached(b); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return b, nil
+}
+
+// reached refuses a backend that this host itself does not reach: in a network namespace whose
+// loopback is down a port can be opened all the same.
+func reached(b *tcp.Backend) error {
+	places, _, err := tcp.Places(b.Addr())
+	if err != nil || len(places) == 0 {
+		return err
+	}
+	conn, err := net.DialTimeout("tcp", places[0], time.Second)
+	if err == nil {
+		return conn.Close()
+	}
+	if !errors.Is(err, syscall.ENETUNREACH) && !errors.Is(err, syscall.EADDRNOTAVAIL) {
+		return nil // it is slow, or full
+	}
+	return &driver.UnavailableError{Backend: tcpName, Reason: "this host does not reach its own " +
+		"port: " + err.Error(), Fix: "ip link set lo up"}
 }
 
 // examine opens what each process will open.

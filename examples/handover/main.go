@@ -10,7 +10,6 @@ import (
 	"context"
 	"fmt"
 	"log"
-	"net"
 	"os"
 	"time"
 
@@ -44,7 +43,7 @@ func main() {
 
 // decode lends its memory to a peer that dials, and is told when something has come.
 func decode(ctx context.Context, e *engine.Engine, region *engine.Region, socket string) error {
-	l, err := net.Listen("unix", socket) // only processes of this user are answered
+	l, err := engine.Listen("unix", socket) // only processes of this user are answered
 	if err != nil {
 		return err
 	}

@@ -143,13 +143,6 @@ func guests(f *File) []Finding {
 				strings.Contains(i.name, "schollz/progressbar")
 		}, "command lines are the business of cmd: return values and errors")
 	}
-	if !f.under("cmd/sluice/internal/nvml") {
-		found = append(found, f.forbid(func(i imported) bool {
-			return strings.Contains(i.name, "NVIDIA/go-nvml")
-		},
-			"go-nvml hides missing symbols and ends the process where a driver has not a "+
-				"function: call cmd/sluice/internal/nvml")...)
-	}
 	if !f.isTest() && !f.under(suite, "internal/testing") {
 		found = append(found, f.forbid(func(i imported) bool {
 			return strings.Contains(i.name, "stretchr/testify")

@@ -50,6 +50,18 @@ def test_many_who_await_one(narrow: Pair) -> None:
     run(work())
 
 
+def test_an_abort_holds_up_no_task(narrow: Pair) -> None:
+    async def work() -> None:
+        t, seen = narrow.stuck(), []
+        asyncio.get_running_loop().call_soon(seen.append, "another task")
+        await t.abort_async(LIMIT)
+        assert seen
+        with pytest.raises(sluice.AbortedError):
+            t.test()
+
+    run(work())
+
+
 def test_an_idle_transfer_is_misuse(pair: Pair) -> None:
     async def work() -> None:
         with pytest.raises(sluice.BusyError):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,14 @@ def test_write_and_messages(start: Any, tmp_path: Path, backend: str, network: s
     assert end.engine.receive(LIMIT).lost
     t.close()
     end.close()
+
+
+def test_the_socket_of_a_killed_program_stops_none(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with sluice.Engine("a", [sluice.Backend("shm")]) as engine:
+        engine.serve(f"unix:{path}").close()
 
 
 def test_certificates(start: Any, tmp_path: Path) -> None:

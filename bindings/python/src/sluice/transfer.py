@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import threading
 from typing import TYPE_CHECKING, Any, Generator, Iterable, Literal, Optional, Sequence, Union
 
 from . import _library
@@ -242,6 +244,21 @@ class Transfer(Closing):
         """
         handle = self._handle
         check(in_slices(lambda ns: lib.abort(handle, ns), timeout))
+
+    async def abort_async(self, timeout: Optional[float] = None) -> None:
+        """`abort` for a task: the loop goes on meanwhile. Cancelling the task ends the wait, not
+        the abort.
+        """
+        left = threading.Event()
+
+        def work() -> None:
+            handle = self._handle
+            check(in_slices(lambda ns: 0 if left.is_set() else lib.abort(handle, ns), timeout))
+
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, work)
+        finally:
+            left.set()
 
     def reset(self) -> None:
         """Empties the list. BusyError while it is posted."""

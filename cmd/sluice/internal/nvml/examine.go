@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build cgo && linux && !nonvml
+//go:build cgo && linux
 
 package nvml
 
@@ -8,25 +8,28 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/NVIDIA/go-nvml/pkg/dl"
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
-
+	"github.com/sluicehq/sluice/csrc/nvml"
 	"github.com/sluicehq/sluice/driver"
+)
+
+// Answers of nvmlInit that a user can act on.
+const (
+	noPermission    = 4
+	driverNotLoaded = 9
+	versionMismatch = 18
 )
 
 // session is one library, open and initialised.
 type session struct {
-	api  nvml.Interface
-	has  func(symbol string) bool
-	note func(what string) // of what the driver did not say
+	library *nvml.Library
+	note    func(what string) // of what the driver did not say
 }
 
-// loaded is the library of this process. Names are bound to it when they are first called,
-// and for good, so it is never unloaded and never another one.
+// loaded is the library of this process: one for good, since it is never unloaded.
 var loaded struct {
-	sync.Mutex // held during Examine, too: go-nvml has state of the whole process
+	sync.Mutex // held during Examine, too: NVML counts its users
 	path       string
-	library    *dl.DynamicLibrary
+	library    *nvml.Library
 	err        error // it lacks what is needed
 }
 
@@ -50,23 +53,22 @@ func Examine(library string) (f Findings, err error) {
 		return f, err
 	}
 	f.GPUs, f.Absent = []GPU{}, []string{}
-	s := session{api: nvml.New(nvml.WithLibraryPath(library)), has: has, note: func(what string) {
+	s := session{library: loaded.library, note: func(what string) {
 		f.Absent = append(f.Absent, what)
 	}}
-	if ret := s.api.Init(); ret != nvml.SUCCESS {
-		return f, unavailable(fmt.Sprintf("%s: %v", library, ret), initFix(ret))
+	if ret := s.library.Do(s.newest("nvmlInit", "_v2")); ret != nvml.Success {
+		return f, unavailable(library+": "+s.library.Word(ret), initFix(ret))
 	}
 	defer func() {
-		if ret := s.api.Shutdown(); ret != nvml.SUCCESS && err == nil {
-			err = fmt.Errorf("nvml: shut down: %w", ret)
+		if ret := s.library.Do("nvmlShutdown"); ret != nvml.Success && err == nil {
+			err = fmt.Errorf("nvml: shut down: %s", s.library.Word(ret))
 		}
 	}()
 	err = s.examine(&f)
 	return f, err
 }
 
-// load opens the library before go-nvml does, so that a name can be looked for before anything is
-// called.
+// load opens the library and looks for what is needed.
 func load(library string) error {
 	if loaded.library != nil {
 		if loaded.path != library {
@@ -74,13 +76,13 @@ func load(library string) error {
 		}
 		return loaded.err
 	}
-	l := dl.New(library, dl.RTLD_LAZY|dl.RTLD_GLOBAL|dl.RTLD_NODELETE)
-	if err := l.Open(); err != nil {
+	l, err := nvml.Open(library)
+	if err != nil {
 		return unavailable(err.Error(), installFix)
 	}
 	loaded.path, loaded.library = library, l
 	for _, names := range needed {
-		if !has(names[0]) && !has(names[len(names)-1]) {
+		if !l.Has(names[0]) && !l.Has(names[len(names)-1]) {
 			loaded.err = unavailable(fmt.Sprintf("%s has no %s", library, names[len(names)-1]),
 				"install the whole NVIDIA driver of one version")
 		}
@@ -88,71 +90,64 @@ func load(library string) error {
 	return loaded.err
 }
 
-func has(symbol string) bool { return loaded.library.Lookup(symbol) == nil }
+// newest is the name of a function with the first of these endings that the library has.
+func (s *session) newest(function string, endings ...string) string {
+	for _, e := range endings {
+		if s.library.Has(function + e) {
+			return function + e
+		}
+	}
+	return function
+}
 
-func initFix(ret nvml.Return) string {
+func initFix(ret int) string {
 	switch ret {
-	case nvml.ERROR_DRIVER_NOT_LOADED:
+	case driverNotLoaded:
 		return "modprobe nvidia; containers: --gpus all"
-	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
+	case versionMismatch:
 		return "reboot, or load the kernel modules again: they are of another version than " +
 			"the library"
-	case nvml.ERROR_NO_PERMISSION:
+	case noPermission:
 		return "give this user /dev/nvidia*"
 	}
 	return installFix
 }
 
-// ask makes one call, unless the library has not the function. It reports whether there is an
-// answer.
-func (s *session) ask(symbol string, call func() nvml.Return) bool {
-	if !s.has(symbol) {
-		s.note(symbol + ": not in this driver")
-		return false
+// answered notes why there is no answer.
+func (s *session) answered(function string, ret int) bool {
+	switch {
+	case ret == nvml.Success:
+		return true
+	case !s.library.Has(function):
+		s.note(function + ": not in this driver")
+	default:
+		s.note(function + ": " + s.library.Word(ret))
 	}
-	if ret := call(); ret != nvml.SUCCESS {
-		s.note(symbol + ": " + ret.Error())
-		return false
+	return false
+}
+
+// text is the answer of the driver, or "".
+func (s *session) text(function string) string {
+	t, ret := s.library.Text(function)
+	if !s.answered(function, ret) {
+		return ""
 	}
-	return true
+	return t
 }
 
 func (s *session) examine(f *Findings) error {
-	s.ask("nvmlSystemGetDriverVersion", func() (ret nvml.Return) {
-		f.Driver, ret = s.api.SystemGetDriverVersion()
-		return
-	})
-	s.ask("nvmlSystemGetNVMLVersion", func() (ret nvml.Return) {
-		f.NVML, ret = s.api.SystemGetNVMLVersion()
-		return
-	})
-	s.cuda(f)
-	n, ret := s.api.DeviceGetCount()
-	if ret != nvml.SUCCESS {
-		return fmt.Errorf("nvml: count the GPUs: %w", ret)
+	f.Driver = s.text("nvmlSystemGetDriverVersion")
+	f.NVML = s.text("nvmlSystemGetNVMLVersion")
+	cuda := s.newest("nvmlSystemGetCudaDriverVersion", "_v2")
+	if version, ret := s.library.Number(cuda); s.answered(cuda, ret) {
+		f.CUDA = fmt.Sprintf("%d.%d", version/1000, version%1000/10)
+	}
+	n, ret := s.library.Number(s.newest("nvmlDeviceGetCount", "_v2"))
+	if ret != nvml.Success {
+		return fmt.Errorf("nvml: count the GPUs: %s", s.library.Word(ret))
 	}
 	for i := range n {
 		f.GPUs = append(f.GPUs, s.gpu(i))
 	}
 	return nil
-}
-
-func (s *session) cuda(f *Findings) {
-	const old, symbol = "nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2"
-	var version int
-	asked := false
-	if s.has(symbol) {
-		asked = s.ask(symbol, func() (ret nvml.Return) {
-			version, ret = s.api.SystemGetCudaDriverVersion_v2()
-			return
-		})
-	} else {
-		asked = s.ask(old, func() (ret nvml.Return) {
-			version, ret = s.api.SystemGetCudaDriverVersion()
-			return
-		})
-	}
-	if asked {
-		f.CUDA = fmt.Sprintf("%d.%d", version/1000, version%1000/10)
-	}
 }

@@ -2,14 +2,6 @@
 
 // Package nvml asks the NVIDIA driver, through NVML, which GPUs there are and by which link
 // each of them is reached. The library is opened at run time.
-//
-// It is a package of its own, and no library of this module imports it, because of how go-nvml
-// is linked: its flags let the linker pass over every symbol that is missing, whichever package
-// misses it, and bind names when they are first called. A call of a function that the installed
-// driver has not, or of any before the library is open, ends the process. So each call is made only
-// once its name was found, and programs that hold this package must be bound lazily: with a
-// toolchain that binds at start, build with -ldflags=-extldflags=-Wl,-z,lazy, or leave NVML out by
-// the tag nonvml.
 package nvml
 
 import (

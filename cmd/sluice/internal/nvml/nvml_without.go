@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build !cgo || !linux || nonvml
+//go:build !cgo || !linux
 
 package nvml
 
 // Examine needs C, which this build has not.
 func Examine(string) (Findings, error) {
 	return Findings{}, unavailable("this build cannot call NVML", "build on Linux with "+
-		"CGO_ENABLED=1, without the tag nonvml")
+		"CGO_ENABLED=1")
 }
