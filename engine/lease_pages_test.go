@@ -29,7 +29,7 @@ func TestLeaseWithinAPage(t *testing.T) {
 	require.NoError(t, err)
 	of := &registrar{Backend: b}
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{of} })
-	m, err := Alloc(8<<20, AllocOptions{NoHuge: true})
+	m, err := Alloc(8<<20+100, AllocOptions{NoHuge: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	r, err := e.Register("r", m.Segment())
@@ -40,7 +40,8 @@ func TestLeaseWithinAPage(t *testing.T) {
 		off, n uint64
 		within bool
 	}{{0, page, false}, {page, 3 * page, false}, {8, page - 8, true}, {page, 64, true},
-		{page, 2*page + 1, true}, {8 << 20 / 2, 8 << 20 / 2, false}} {
+		{page, 2*page + 1, true}, {8 << 20 / 2, 8 << 20 / 2, false},
+		{8 << 20 / 2, 8<<20/2 + 100, false}} {
 		l, err := r.Lease(c.off, c.n, LeaseOptions{})
 		require.NoError(t, err)
 		want := driver.Ranges(nil)

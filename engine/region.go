@@ -192,8 +192,15 @@ func (e *Engine) registerSegment(seg driver.Segment) ([]driver.Memory, error) {
 // partOfPages reports whether a segment begins or ends within a page of memory whose pages a
 // backend may replace. The program may write the rest of that page at any moment.
 func partOfPages(seg *driver.Segment) bool {
-	s, ok := seg.Shared.(interface{ PageBytes() uint64 })
-	return ok && (seg.SharedOff|(seg.SharedOff+seg.Len))%s.PageBytes() != 0
+	s, ok := seg.Shared.(interface {
+		PageBytes() uint64
+		Bytes() []byte
+	})
+	end := seg.SharedOff + seg.Len
+	if ok && end == uint64(len(s.Bytes())) {
+		end = 0 // nothing lies behind it
+	}
+	return ok && (seg.SharedOff|end)%s.PageBytes() != 0
 }
 
 // atOnceOnly is over: a fence by it ends the epoch, and has its proof if that takes no waiting.

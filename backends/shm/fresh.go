@@ -64,13 +64,16 @@ func (m *memory) writable() (driver.Ranges, error) {
 		return nil, fmt.Errorf("%d ranges, at most %d: lease larger blocks, or fewer at once: %w",
 			len(m.only), freshMax, driver.ErrFull)
 	}
-	page := uint64(pageBytes)
-	if s, ok := m.arena.shared.(interface{ PageBytes() uint64 }); ok {
-		page = s.PageBytes()
+	page, end := uint64(pageBytes), m.arena.size
+	if s, ok := m.arena.shared.(interface {
+		PageBytes() uint64
+		Bytes() []byte
+	}); ok {
+		page, end = s.PageBytes(), uint64(len(s.Bytes())) // the rest of its last page is nothing's
 	}
 	for _, r := range m.only {
 		from, to := m.off+r.Off, m.off+r.Off+r.Len
-		if from%page != 0 || to%page != 0 && to != m.arena.size {
+		if from%page != 0 || to%page != 0 && to != end {
 			return nil, fmt.Errorf("ranges that share pages of %d bytes with others: lease whole "+
 				"pages, or wait until the writer goes on: %w", page, driver.ErrBusy)
 		}

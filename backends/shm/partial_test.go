@@ -22,7 +22,7 @@ func (*hugePages) PageBytes() uint64 { return 2 << 20 }
 // have one.
 func TestRangesThatShareAPageStay(t *testing.T) {
 	const page = 4096
-	buf, err := hostmem.Alloc(4*page, hostmem.Options{Purpose: "test", Huge: hostmem.HugeNone})
+	buf, err := hostmem.Alloc(5*page-100, hostmem.Options{Purpose: "test", Huge: hostmem.HugeNone})
 	require.NoError(t, err)
 	b := hasty(t)
 	t.Cleanup(func() { _ = b.Close(); _ = buf.Close() })
@@ -41,6 +41,7 @@ func TestRangesThatShareAPageStay(t *testing.T) {
 		"of huge pages": {driver.Ranges{{Off: page, Len: page}}, driver.ErrBusy, true},
 		"whole pages": {driver.Ranges{{Off: 0, Len: page}, {Off: 2 * page, Len: 2 * page}},
 			nil, false},
+		"to the end": {driver.Ranges{{Off: 4 * page, Len: page - 100}}, nil, false},
 	} {
 		seg := buf.Segment()
 		if seg.Only = c.only; c.huge {
