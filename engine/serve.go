@@ -234,8 +234,11 @@ const meant = 250 * time.Millisecond
 
 // comesAgain reports whether a later try of Dial may do better than one that failed after a time.
 func comesAgain(err error, after time.Duration) bool {
-	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) {
-		return true
+	// no process listens yet, or as many wait at a Unix socket as may
+	for _, is := range []error{syscall.ECONNREFUSED, syscall.ENOENT, syscall.EAGAIN} {
+		if errors.Is(err, is) {
+			return true
+		}
 	}
 	for _, is := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
 		if errors.Is(err, is) {
