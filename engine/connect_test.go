@@ -181,3 +181,32 @@ func TestDialWaitsForAFullQueue(t *testing.T) {
 	serve(t, far, l)
 	require.NoError(t, <-dialled)
 }
+
+// TestDialComesAgainToACrowd: a server at which as many wait of a host as may hangs up on the next
+// at once.
+func TestDialComesAgainToACrowd(t *testing.T) {
+	leak.Check(t)
+	plain := func(c *Config) { c.Plaintext, c.HandshakesMax, c.HandshakeTimeout = true, 1, limit }
+	e, far := open(t, "e", plain), open(t, "far", plain)
+	l := listen(t, "tcp", "127.0.0.1:0")
+	serve(t, far, l)
+	var crowd []net.Conn
+	for range 128 { // of which one has the place, and 64 wait
+		c, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		crowd = append(crowd, c)
+	}
+	dialled := make(chan error, 1)
+	go func() {
+		p, err := e.Dial(t.Context(), "tcp", l.Addr().String())
+		if err == nil {
+			err = p.Close()
+		}
+		dialled <- err
+	}()
+	time.Sleep(50 * time.Millisecond) // so that it is hung up on, most often
+	for _, c := range crowd {
+		require.NoError(t, c.Close())
+	}
+	require.NoError(t, <-dialled)
+}
