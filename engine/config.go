@@ -47,8 +47,8 @@ type Config struct {
 	// late. Default 30 s.
 	ConnectTimeout time.Duration
 
-	// HandshakeTimeout bounds one exchange of descriptions over Serve, and the first try of each
-	// backend in Connect where there are several. Default 5 s.
+	// HandshakeTimeout bounds one exchange of descriptions over Serve, which tries each backend for
+	// a part of it, and the first try of each in Connect where there are several. Default 5 s.
 	HandshakeTimeout time.Duration
 
 	// Spin is how long Wait looks for the end of a transfer before it parks.

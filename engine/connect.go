@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
@@ -53,7 +54,11 @@ func (e *Engine) connect(ctx context.Context, d *wire.Directory, show exchange.S
 	stager := e.stager.lane // the first: a connection that is lost in its hello tells it so
 	p.known, p.remotes = d, map[string]*Remote{}
 	p.conns[stager.index] = newConn(p, stager, e.stager.connect(p, d.Addr(stager.caps.Name)))
-	if err := p.connectLanes(ctx, &d.Description, show); err != nil {
+	patience := e.cfg.HandshakeTimeout
+	if ours != nil && ours.guest != nil { // an exchange of Serve has no more: two rounds of it
+		patience /= time.Duration(2 * len(e.lanes))
+	}
+	if err := p.connectLanes(ctx, &d.Description, show, patience); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	if err := e.addPeer(p, ours); err != nil {
@@ -79,14 +84,15 @@ func (e *Engine) newPeer(d *wire.Description) *Peer {
 }
 
 // connectLanes connects by every backend that both have, one after the other. While none has
-// connected, those that were not answered in time are tried again, with more time each, until ctx
-// ends; the last of them has all of it.
-func (p *Peer) connectLanes(ctx context.Context, d *wire.Description, show exchange.Secret) error {
+// connected, those that were not answered in time are tried again, with twice the patience each
+// time, until ctx ends; the last of them has all of it.
+func (p *Peer) connectLanes(ctx context.Context, d *wire.Description, show exchange.Secret,
+	patience time.Duration) error {
 	connected, errs := false, make([]error, len(p.e.lanes))
 	left := slices.DeleteFunc(slices.Clone(p.e.lanes), func(l *lane) bool {
 		return l == p.e.stager.lane
 	})
-	for patience := p.e.cfg.HandshakeTimeout; len(left) > 0 && !connected; patience *= 2 {
+	for ; len(left) > 0 && !connected; patience *= 2 {
 		var late []*lane
 		for _, l := range left {
 			once, cancel := ctx, func() {}

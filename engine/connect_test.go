@@ -6,11 +6,13 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -125,5 +127,86 @@ func TestDialComesAgain(t *testing.T) {
 	l, err := net.Listen("unix", socket)
 	require.NoError(t, err)
 	serve(t, far, &late{l, 2})
+	require.NoError(t, <-dialled)
+}
+
+// TestServeByWhatAnswers: backends that do not answer an engine that serves leave time of the
+// exchange to the others.
+func TestServeByWhatAnswers(t *testing.T) {
+	leak.Check(t)
+	near := open(t, "near", func(c *Config) {
+		c.Backends = []driver.Backend{&fake{name: "way0"}, &fake{name: "way1"},
+			&fake{name: "way2"}}
+	})
+	far := open(t, "far", func(c *Config) {
+		c.HandshakeTimeout = 4 * time.Second
+		c.Backends = []driver.Backend{&way{fake: &fake{name: "way0"}, takes: time.Hour},
+			&way{fake: &fake{name: "way1"}, takes: time.Hour}, &fake{name: "way2"}}
+	})
+	p, err := near.Dial(t.Context(), "unix", serveUnix(t, far))
+	require.NoError(t, err)
+	require.NoError(t, p.Close())
+}
+
+// TestDialWaitsForAFullQueue: a Unix socket whose queue is full refuses with EAGAIN for now.
+func TestDialWaitsForAFullQueue(t *testing.T) {
+	leak.Check(t)
+	e, far := open(t, "e"), open(t, "far")
+	socket := filepath.Join(t.TempDir(), "socket")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	file := os.NewFile(uintptr(fd), socket)
+	defer file.Close()
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: socket}))
+	require.NoError(t, unix.Listen(fd, 0))
+	for {
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			require.ErrorIs(t, err, unix.EAGAIN)
+			break
+		}
+		defer c.Close()
+	}
+	dialled := make(chan error, 1)
+	go func() {
+		p, err := e.Dial(t.Context(), "unix", socket)
+		if err == nil {
+			err = p.Close()
+		}
+		dialled <- err
+	}()
+	time.Sleep(50 * time.Millisecond) // so that it finds the queue full, most often
+	l, err := net.FileListener(file)
+	require.NoError(t, err)
+	serve(t, far, l)
+	require.NoError(t, <-dialled)
+}
+
+// TestDialComesAgainToACrowd: a server at which as many wait of a host as may hangs up on the next
+// at once.
+func TestDialComesAgainToACrowd(t *testing.T) {
+	leak.Check(t)
+	plain := func(c *Config) { c.Plaintext, c.HandshakesMax, c.HandshakeTimeout = true, 1, limit }
+	e, far := open(t, "e", plain), open(t, "far", plain)
+	l := listen(t, "tcp", "127.0.0.1:0")
+	serve(t, far, l)
+	var crowd []net.Conn
+	for range 128 { // of which one has the place, and 64 wait
+		c, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		crowd = append(crowd, c)
+	}
+	dialled := make(chan error, 1)
+	go func() {
+		p, err := e.Dial(t.Context(), "tcp", l.Addr().String())
+		if err == nil {
+			err = p.Close()
+		}
+		dialled <- err
+	}()
+	time.Sleep(50 * time.Millisecond) // so that it is hung up on, most often
+	for _, c := range crowd {
+		require.NoError(t, c.Close())
+	}
 	require.NoError(t, <-dialled)
 }

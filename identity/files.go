@@ -27,8 +27,8 @@ import (
 // keys revoke makes one). What is on a list is refused from the next handshake on, also while
 // another of the files cannot be used; connections that stand go on. How old a list is does not
 // matter, but none that is in use gives way to one of a lower number, or to another one of the
-// same number. A list of another authority is an error here; later, as when an authority goes,
-// it is told and passed over.
+// same number. A list of changes (delta) or of a part is refused. A list of another authority is an
+// error here; later, as when an authority goes, it is told and passed over.
 func FromFiles(cert, key, ca string, revoked ...string) (*Identity, error) {
 	s := &files{pair: piece[*tls.Certificate]{paths: []string{cert, key}, read: readPair},
 		known: piece[[]*x509.Certificate]{paths: []string{ca}, read: readAuthorities},
@@ -64,10 +64,17 @@ type piece[T any] struct {
 	read  func(paths []string) (T, error)
 	seen  []os.FileInfo // of what was read
 	value T
+
+	odd   []os.FileInfo // of what could not be used
+	err   error         // why
+	again time.Time     // when it is read again, though it is the same
 }
 
-// renew reads the files if they have changed. Those that cannot be read are read again at the
-// next call, and leave the value as it is.
+// rereadMin is between two reads of files that cannot be used and do not change: any connection of
+// a stranger asks for them, and a list may be long.
+const rereadMin = time.Second
+
+// renew reads the files if they have changed. Those that cannot be used leave the value as it is.
 func (p *piece[T]) renew() (changed bool, err error) {
 	seen := make([]os.FileInfo, len(p.paths))
 	for i, path := range p.paths {
@@ -78,8 +85,12 @@ func (p *piece[T]) renew() (changed bool, err error) {
 	if slices.EqualFunc(seen, p.seen, same) {
 		return false, nil
 	}
+	if p.err != nil && slices.EqualFunc(seen, p.odd, same) && time.Now().Before(p.again) {
+		return false, p.err
+	}
 	value, err := p.read(p.paths)
-	if err != nil {
+	if p.odd, p.err = seen, err; err != nil {
+		p.again = time.Now().Add(rereadMin)
 		return false, err
 	}
 	p.seen, p.value = seen, value
@@ -117,7 +128,11 @@ func (s *files) renew() error {
 		changed = changed || list
 		wrong = append(wrong, err)
 	}
-	if changed || s.misfit != nil { // time alone may make it fit
+	if !changed && s.misfit != nil { // time alone may make it fit
+		s.misfit = s.fits(s.pair.value, pool(s.known.value), s.known.value)
+		changed = s.misfit == nil
+	}
+	if changed {
 		s.use()
 	}
 	return errors.Join(append(wrong, s.misfit, s.odd)...)

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
@@ -36,6 +37,9 @@ func readLists(paths []string) (lists []list, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("list of revoked certificates %s: %w", path, &fileError{err})
 		}
+		if err := whole(l); err != nil {
+			return nil, fmt.Errorf("list of revoked certificates %s: %w", path, err)
+		}
 		lists = append(lists, list{l, path})
 	}
 	switch begun := bytes.Count(text, []byte("-----BEGIN ")); {
@@ -47,6 +51,26 @@ func readLists(paths []string) (lists []list, err error) {
 			"read: write it anew: %w", path, begun, len(lists), driver.ErrBounds)
 	}
 	return lists, nil
+}
+
+// whole refuses what is a list of changes, of some of an authority's certificates, or of those of
+// others: an extension that is critical says so.
+func whole(l *x509.RevocationList) error {
+	critical := func(list []pkix.Extension) int {
+		return slices.IndexFunc(list, func(x pkix.Extension) bool { return x.Critical })
+	}
+	if i := critical(l.Extensions); i >= 0 {
+		return fmt.Errorf("it has the critical extension %v, as lists of changes and of parts "+
+			"have: give the whole list of its authority: %w", l.Extensions[i].Id,
+			driver.ErrNotSupported)
+	}
+	for _, e := range l.RevokedCertificateEntries {
+		if critical(e.Extensions) >= 0 {
+			return fmt.Errorf("what it says of %x is of another authority: give each its own "+
+				"list: %w", e.SerialNumber, driver.ErrNotSupported)
+		}
+	}
+	return nil
 }
 
 // compare orders the lists of one authority: by number or, where they have none, by date.

@@ -124,8 +124,14 @@ func sign(t testing.TB, name string, serial int64, isCA bool, by *signed) *signe
 // revokes makes a list; a number of 0 is none, as openssl makes lists without its file crlnumber.
 func (s *signed) revokes(t testing.TB, number int64, at time.Time, serials ...int64) []byte {
 	t.Helper()
-	l := &x509.RevocationList{Number: big.NewInt(number), ThisUpdate: at,
-		NextUpdate: at.Add(time.Hour)}
+	return s.lists(t, &x509.RevocationList{Number: big.NewInt(number)}, at, serials...)
+}
+
+// lists is revokes with what a list has besides.
+func (s *signed) lists(t testing.TB, l *x509.RevocationList, at time.Time,
+	serials ...int64) []byte {
+	t.Helper()
+	l.ThisUpdate, l.NextUpdate = at, at.Add(time.Hour)
 	for _, n := range serials {
 		l.RevokedCertificateEntries = append(l.RevokedCertificateEntries,
 			x509.RevocationListEntry{SerialNumber: big.NewInt(n), RevocationTime: at})

@@ -122,6 +122,12 @@ func (b *Backend) meet(h *header, from lobby.Host, body []byte) (*inbound, error
 	if err := b.byHost.Take(from, "peers", "PeersMax"); err != nil {
 		return nil, err
 	}
+	if g.further = max(0, len(g.conns)-1-max(b.cfg.Conns, ConnsDefault)); !b.sums.add(
+		&b.sums.conns, from, g.further) {
+		b.sums.add(&b.sums.conns, from, -g.further)
+		b.byHost.Add(from, -1)
+		return nil, fmt.Errorf("too many connections, raise Config.PeersMax: %w", driver.ErrFull)
+	}
 	for g.session = newTicket(); b.accepted[g.session] != nil; {
 		g.session = newTicket()
 	}
@@ -145,11 +151,21 @@ func (b *Backend) join(h *header, secret []byte) (*inbound, error) {
 	return g, nil
 }
 
-// dismiss forgets an inbound that has ended.
-func (b *Backend) dismiss(g *inbound) {
+// dismiss forgets an inbound that has ended. left: nothing that it sent is to be received.
+func (b *Backend) dismiss(g *inbound, left bool) {
+	b.sums.add(&b.sums.conns, g.host, -g.further)
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	delete(b.accepted, g.session)
 	delete(b.byConn, g.conn)
+	if left {
+		b.byHost.Add(g.host, -1)
+	}
+}
+
+// depart makes the place of an inbound free that has ended, once all that it sent is received.
+func (b *Backend) depart(g *inbound) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.byHost.Add(g.host, -1)
-	b.mu.Unlock()
 }

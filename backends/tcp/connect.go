@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
+	"github.com/sluicehq/sluice/internal/lobby"
 )
 
 // Connect implements driver.Backend.
@@ -28,8 +29,8 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		return nil, fmt.Errorf("connect: the owner is spoken to %v, and this side speaks %v: set "+
 			"the same on both sides: %w", to.security, b.address.security, driver.ErrNotSupported)
 	}
-	// An owner that is kept off its processors hangs up on those that it heard too late, us among
-	// them: we come again, for as long as our caller waits.
+	// An owner that is kept off its processors hangs up on those that it heard too late, and one at
+	// which too many wait on the last of them: we come again, for as long as our caller waits.
 	var before error
 	for pause := pauseMin; ; pause = min(2*pause, pauseMax) {
 		p := newPeer(b, to, 1+b.cfg.Conns)
@@ -93,6 +94,7 @@ func (p *peer) open(ctx context.Context) error {
 	secret, view := secret[:16], secret[16:]
 	control := p.conns[ctl]
 	ours := appendView(nil, control.tcp.LocalAddr(), control.tcp.RemoteAddr())
+	p.host = lobby.HostOf(control.tcp)
 	p.direct = !control.tls && bytes.Equal(view, ours)
 	p.credit = int(min(welcome.count, creditMax))
 	p.notifMax = min(p.b.cfg.MessageMax, int(welcome.key))

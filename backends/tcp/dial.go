@@ -23,17 +23,14 @@ const placeTime = time.Second
 // errSilent is a place that has not answered in its time, and may be asked for longer.
 var errSilent = errors.New("no answer")
 
-// errHungUp is an owner that was late, and ended a connection without a word. It may take the next.
+// errHungUp is an owner that ended a connection without a word, since it was late, or too many
+// waited there. It may take the next.
 var errHungUp = errors.New("the other side hung up")
 
-// meant is within what time a connection ends that the other side does not want: a program that
-// is not ours, say. One that was late has a limit, which is longer.
-const meant = 250 * time.Millisecond
-
-// isHangUp reports whether that is what err says, after a time.
-func isHangUp(err error, after time.Duration) bool {
+// isHangUp reports whether that is what err says.
+func isHangUp(err error) bool {
 	var why *identity.Error
-	if after < meant || errors.As(err, &why) {
+	if errors.As(err, &why) {
 		return false
 	}
 	for _, is := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
@@ -95,7 +92,6 @@ func overdue(ctx context.Context, at string, errs []error) error {
 // greetAt is greet at one place, for as long as ctx lasts.
 func (p *peer) greetAt(ctx context.Context, i int, at string, h header, body []byte) (
 	answer header, rest []byte, err error) {
-	begin := p.b.clock.Now()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", at)
 	if err != nil {
 		if op := (*net.OpError)(nil); errors.As(err, &op) {
@@ -126,7 +122,7 @@ func (p *peer) greetAt(ctx context.Context, i int, at string, h header, body []b
 	}
 	if err != nil {
 		_ = tcp.Close() // nothing is to be saved
-		if isHangUp(err, time.Duration(p.b.clock.Now()-begin)) {
+		if isHangUp(err) {
 			err = fmt.Errorf("%w: %w", errHungUp, err)
 		}
 		return h, nil, unanswered(ctx, err)

@@ -183,7 +183,7 @@ func door(t *testing.T, owner *Backend, before func(n int) bool) (addr []byte) {
 			all.Go(func() {
 				defer c.Close()
 				if !before(n) {
-					time.Sleep(2 * meant)
+					time.Sleep(500 * time.Millisecond)
 					return
 				}
 				to, err := net.Dial("tcp", owner.address.places[0])

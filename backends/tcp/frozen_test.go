@@ -266,6 +266,23 @@ func TestGoneHostOfNoTransfer(t *testing.T) {
 		time.Millisecond)
 }
 
+// A host that is gone is given up after Failure also where an Import alone waits for it.
+func TestGoneHostOfAnImport(t *testing.T) {
+	leak.Check(t)
+	const failure = 6 * time.Second
+	clock := manualclock.New()
+	b := openBy(t, clock, Config{Failure: failure})
+	p := dial(t, b, openBy(t, clock, Config{}).Addr())
+	gone(b, clock)
+	p.importMu.Lock()
+	p.asked[1<<40] = make(chan imported, 1) // as if its question had gone nowhere
+	p.importMu.Unlock()
+	for range 2 * pulses {
+		clock.Advance(failure / pulses)
+	}
+	require.True(t, lost(p))
+}
+
 // Close waits for a silent owner no longer than CloseMax, and what it ends does not land.
 func TestSilentOwnerDoesNotHoldUpClose(t *testing.T) {
 	leak.Check(t)

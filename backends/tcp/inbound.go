@@ -33,7 +33,9 @@ type inbound struct {
 	had      bool       // the peer's program has the connection
 	halted   bool       // nothing lands any more
 	ended    bool
+	left     bool // and is dismissed, but for a place that what is to be received may hold
 	notifs   notifs
+	further  int // connections beyond those that we open to a peer: see sums
 	returned int // messages that were received, and of which the peer is not told
 
 	answerMax int  // bytes of an answer that the peer takes
@@ -99,9 +101,18 @@ func (g *inbound) end(lastWord bool) {
 			c.close(false)
 		}
 	}
-	g.b.dismiss(g)
-	if lastWord && had {
-		g.b.deliver(message{conn: g.conn, err: driver.ErrPeerLost})
+	g.mu.Lock()
+	g.notifs.giveBack(g)
+	lastWord = lastWord && had
+	if lastWord {
+		g.notifs.kept++
+	}
+	g.left = true
+	left := g.notifs.kept == 0
+	g.mu.Unlock()
+	g.b.dismiss(g, left)
+	if lastWord {
+		g.b.deliver(message{conn: g.conn, from: g, err: driver.ErrPeerLost})
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// inbox holds what peers sent until Receive. Credit bounds it.
+// inbox holds what peers sent until Receive. Credit and Config.NotifyBytes bound it.
 type inbox struct {
 	ready atomic.Int64 // messages in list: looked at before the lock
 
@@ -20,9 +20,14 @@ type inbox struct {
 // message is one that came by a connection, or the last word of one.
 type message struct {
 	conn uint64
-	from interface{ received() } // what takes its place back; nil: it took none
+	from taker // what takes its place back; nil: it took none
 	data []byte
 	err  error
+}
+
+// taker is told that the program has received a message of so many bytes, or the last word.
+type taker interface {
+	received(bytes int, last bool)
 }
 
 func (b *Backend) deliver(l message) {
@@ -48,7 +53,7 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 		}
 		msgs[i] = driver.Message{Conn: l.conn, Data: l.data, Err: l.err}
 		if l.from != nil {
-			l.from.received()
+			l.from.received(len(l.data), l.err != nil)
 		}
 	}
 	return len(msgs), nil

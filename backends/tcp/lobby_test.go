@@ -6,6 +6,7 @@ import (
 	"context"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -62,4 +63,30 @@ func TestOneHostHasHalfOfThePeers(t *testing.T) {
 	dial(t, near, b.Addr())
 	_, err = near.Connect(context.Background(), b.Addr())
 	require.ErrorIs(t, err, driver.ErrFull)
+}
+
+// TestConnectComesAgainToACrowd: an owner at whose door as many wait of a host as may hangs up on
+// the next at once. That is no refusal.
+func TestConnectComesAgainToACrowd(t *testing.T) {
+	leak.Check(t)
+	b, near := open(t, Config{Handshakes: 1}), open(t, Config{})
+	var crowd []net.Conn
+	for range 128 { // of which one has the place, and 64 wait
+		crowd = append(crowd, rawDial(t, b))
+	}
+	connected := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		p, err := near.Connect(ctx, b.Addr())
+		if err == nil {
+			err = p.Close()
+		}
+		connected <- err
+	}()
+	time.Sleep(50 * time.Millisecond) // so that it is hung up on, most often
+	for _, c := range crowd {
+		require.NoError(t, c.Close())
+	}
+	require.NoError(t, <-connected)
 }

@@ -12,8 +12,11 @@ type notifs struct {
 	spare    []*arrival
 	waiting  map[uint64]message // by number: due, and one before it is not
 	next     uint64
-	held     int // messages that came and are not delivered
-	kept     int // messages that are delivered and not received
+	held     int  // messages that came and are not delivered
+	bytes    int  // of them
+	kept     int  // messages that are delivered and not received, and the last word
+	excess   int  // batches that are remembered beyond rememberedOwn
+	hoards   bool // they do not fit
 }
 
 // arrival is a batch of which something has come.
@@ -59,7 +62,24 @@ func (g *inbound) crowded() bool {
 
 // overrun is crowded. Preconditions: mu is held.
 func (g *inbound) overrun() bool {
-	return len(g.notifs.arrivals) > max(arrivalsMin, 4*g.b.cfg.BatchesMax)
+	return g.notifs.hoards || len(g.notifs.arrivals) > max(arrivalsMin, 4*g.b.cfg.BatchesMax)
+}
+
+// remember counts what is remembered of batches. Preconditions: mu of the inbound is held.
+func (n *notifs) remember(g *inbound) {
+	excess := max(0, len(n.arrivals)+len(n.waiting)-rememberedOwn)
+	if excess != n.excess && !g.ended {
+		n.hoards = !g.b.sums.add(&g.b.sums.batches, g.host, excess-n.excess)
+		n.excess = excess
+	}
+}
+
+// giveBack gives back what an inbound that has ended has in sums, but for what is to be received.
+// Preconditions: mu of the inbound is held.
+func (n *notifs) giveBack(g *inbound) {
+	g.b.sums.giveNotes(g.host, n.held, n.bytes)
+	g.b.sums.add(&g.b.sums.batches, g.host, -n.excess)
+	n.held, n.bytes, n.excess = 0, 0, 0
 }
 
 // landed counts a part of a batch that a notification follows.
@@ -69,6 +89,7 @@ func (g *inbound) landed(batch uint64, ok bool) {
 	a.landed++
 	a.failed = a.failed || !ok
 	credit := g.settle(batch, a)
+	g.notifs.remember(g)
 	g.mu.Unlock()
 	g.repay(credit)
 }
@@ -88,13 +109,19 @@ func (g *inbound) noted(c *conn, h *header) verdict {
 		g.mu.Unlock()
 		return finished
 	}
+	if !counts && !g.b.sums.takeNote(c, g.host, len(c.in.body), g.notifs.held+g.notifs.kept == 0) {
+		g.mu.Unlock()
+		return hold
+	}
 	a := g.notifs.of(h.batch)
 	a.told, a.need, a.counts, a.number, a.target = true, h.count, counts, h.ticket, h.key
 	if !counts {
 		a.msg = append(make([]byte, 0, len(c.in.body)), c.in.body...) // not nil: a message
 		g.notifs.held++
+		g.notifs.bytes += len(a.msg)
 	}
 	credit := g.settle(h.batch, a)
+	g.notifs.remember(g)
 	g.mu.Unlock()
 	c.post(&header{kind: kindAck, id: h.id, stamp: g.b.clock.Now()}, nil)
 	g.repay(credit)
@@ -115,6 +142,7 @@ func (g *inbound) voided(_ *conn, h *header) verdict {
 		g.returned-- // the peer has taken this one's place back itself
 	}
 	g.settle(h.batch, a)
+	g.notifs.remember(g)
 	return more
 }
 
@@ -133,6 +161,8 @@ func (g *inbound) settle(batch uint64, a *arrival) (credit int) {
 	case a.failed:
 		if a.msg != nil {
 			n.held--
+			n.bytes -= len(a.msg)
+			g.b.sums.giveNotes(g.host, 1, len(a.msg))
 		}
 		n.waiting[a.number] = message{}
 		credit = g.returns()
@@ -152,6 +182,7 @@ func (g *inbound) settle(batch uint64, a *arrival) (credit int) {
 		n.next++
 		if l.from != nil && !g.ended {
 			n.held--
+			n.bytes -= len(l.data)
 			n.kept++
 			g.b.deliver(l)
 		}
@@ -169,12 +200,20 @@ func (g *inbound) returns() int {
 	return n
 }
 
-// received is called when the program has taken a message.
-func (g *inbound) received() {
+// received implements taker.
+func (g *inbound) received(bytes int, last bool) {
+	if !last {
+		// Once kept says that it is received: the reader that this has go on looks there.
+		defer g.b.sums.giveNotes(g.host, 1, bytes)
+	}
 	g.mu.Lock()
 	g.notifs.kept--
+	left := g.left && g.notifs.kept == 0
 	credit := g.returns()
 	g.mu.Unlock()
+	if left {
+		g.b.depart(g)
+	}
 	g.repay(credit)
 }
 

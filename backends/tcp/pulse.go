@@ -70,6 +70,9 @@ func (p *peer) check(now int64, slept bool) {
 	p.mu.Lock()
 	owes := len(p.byTag) > 0
 	p.mu.Unlock()
+	p.importMu.RLock()
+	owes = owes || len(p.asked) > 0
+	p.importMu.RUnlock()
 	if !owes || slept {
 		p.owesSince = now
 	}

@@ -63,6 +63,7 @@ type Backend struct {
 	batches    batches
 	handshakes *lobby.Lobby
 	counters   arrivals.Counters
+	sums       sums
 	lastConn   atomic.Uint64 // numbers of connections given out
 
 	mu       sync.Mutex // guards what follows
@@ -108,6 +109,7 @@ func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 		b.address.pin = b.own.pin
 	}
 	b.done.Init(cfg.BatchesMax)
+	b.sums.init(&cfg)
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("tcp: %w", err), b.release())
 	}

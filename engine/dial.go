@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Dial connects to an engine that serves at the address: "unix" and a path, or
+// "tcp" and host:port. When it returns, the other side has connected back. Over a network,
+// Config.Identity says what this side shows, and what the other side must show. Dial tries again
+// where no process listens there yet, or the other side hangs up without a word because it was late
+// itself, until ctx ends or ConnectTimeout is over; where it hangs up at once, as one that speaks
+// TLS does, or one at which too many wait, for HandshakeTimeout.
+func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
+	defer cancel()
+	defer context.AfterFunc(e.life, cancel)()
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = ""
+	}
+	var before error
+	first := time.Now()
+	for pause := dialPauseMin; ; pause = min(2*pause, dialPauseMax) {
+		var p *Peer
+		began := time.Now()
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		if err != nil {
+			err = &OpError{Op: "dial", Err: err}
+		} else {
+			p, err = e.dial(ctx, conn, host)
+		}
+		switch {
+		case err == nil:
+			return p, nil
+		case comesAgain(err, time.Since(began) >= meant ||
+			time.Since(first) < e.cfg.HandshakeTimeout):
+			before = err
+			if !sleep(ctx, pause) {
+				return nil, err
+			}
+		case before != nil && ctx.Err() != nil: // which says less
+			return nil, before
+		default:
+			return nil, err
+		}
+	}
+}
+
+// Between tries of Dial there is a pause.
+const dialPauseMin, dialPauseMax = 20 * time.Millisecond, time.Second
+
+// meant is within what time a stream ends that the other side does not want: it speaks TLS, say.
+// One that was late has a limit, which is longer. A server at which too many wait hangs up at once
+// as well: so only what does so for HandshakeTimeout is taken to mean it.
+const meant = 250 * time.Millisecond
+
+// comesAgain reports whether a later try of Dial may do better than one that failed; hungUp: also
+// where the other side hung up.
+func comesAgain(err error, hungUp bool) bool {
+	// no process listens yet, or as many wait at a Unix socket as may
+	for _, is := range []error{syscall.ECONNREFUSED, syscall.ENOENT, syscall.EAGAIN} {
+		if errors.Is(err, is) {
+			return true
+		}
+	}
+	for _, is := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, is) {
+			return hungUp
+		}
+	}
+	return false
+}
+
+// breath is how long we wait for what others may give back.
+const breath = 5 * time.Millisecond
+
+// sleep waits, and reports whether the context lasts.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// DialConn is Dial over a stream that is there already; TLS that the program has set up on it
+// must have verified the other side. It closes the stream.
+func (e *Engine) DialConn(ctx context.Context, conn net.Conn) (*Peer, error) {
+	return e.dial(ctx, conn, "")
+}
+
+func (e *Engine) dial(ctx context.Context, conn net.Conn, host string) (*Peer, error) {
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
+	defer stop()
+	secure, err := e.call(ctx, conn, host)
+	var p *Peer
+	if err == nil {
+		p, err = e.introduce(ctx, secure)
+	}
+	if err != nil {
+		if ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+			err = fmt.Errorf("the other side did not answer in time: %w", ctx.Err())
+		}
+		return nil, &OpError{Op: "dial", Err: err}
+	}
+	return p, nil
+}
+
+func (e *Engine) introduce(ctx context.Context, conn net.Conn) (*Peer, error) {
+	t, err := e.introduceItself(conn, nil)
+	if err != nil {
+		return nil, e.explain(err, conn)
+	}
+	theirs, err := e.readIntroduction(conn)
+	if err != nil {
+		e.revokeTicket(t)
+		return nil, e.explain(err, conn)
+	}
+	p, err := e.connectTo(ctx, theirs, t)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := readFrame(conn, 0); err != nil {
+		return nil, errors.Join(fmt.Errorf("peer %s did not connect back: %w", p.name, err),
+			p.closeUnlessSelf())
+	}
+	return p, nil
+}
