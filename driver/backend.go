@@ -164,7 +164,8 @@ type Memory interface {
 
 	// Close makes the memory unknown. The engine is guaranteed to have fenced it first, but
 	// may have asked for tokens since: nothing of their holders lands after Close. After an
-	// error the memory is of no use to peers, and Close may be called again.
+	// error the memory is of no use to peers, and Fence and Close may be called again: until
+	// Close has returned nil its key must be no other memory's.
 	Close() error
 }
 
