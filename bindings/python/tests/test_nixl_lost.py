@@ -153,3 +153,16 @@ def test_one_that_ended_stays_lost(apart: Two) -> None:
     apart.a.remove_remote_agent("beta")
     with pytest.raises(b.nixlNotFoundError):
         apart.a.send_notif("beta", b"anyone?")
+
+
+def test_a_thread_that_does_not_start_is_tried_again(apart: Two,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    cut(apart.a)
+    with monkeypatch.context() as m:
+        m.setattr(threading.Thread, "start", full)
+        with pytest.raises(RuntimeError):
+            apart.a.make_connection("beta")
+    assert filled(apart, 3)
