@@ -46,6 +46,20 @@ def theirs() -> str:
                 "MOONCAKE_PYTHON")
 
 
+def test_callers_without_a_thread_keep_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(handshake, "_CALLERS", 1)
+    server = handshake.Server(lambda: handshake.Offer(b"", []))
+    with closing(server), monkeypatch.context() as m:
+        m.setattr(threading.Thread, "start", full)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT) as s:
+            assert s.recv(1) == b""  # hung up
+        m.undo()
+        handshake.probe(f"127.0.0.1:{server.port}")
+
+
 def test_an_answer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "_WHOLE", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -153,3 +153,45 @@ def test_one_that_ended_stays_lost(apart: Two) -> None:
     apart.a.remove_remote_agent("beta")
     with pytest.raises(b.nixlNotFoundError):
         apart.a.send_notif("beta", b"anyone?")
+
+
+def full(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_thread_that_does_not_start_is_tried_again(apart: Two,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(apart.a)
+    with monkeypatch.context() as m:
+        m.setattr(threading.Thread, "start", full)
+        with pytest.raises(RuntimeError):
+            apart.a.make_connection("beta")
+    assert filled(apart, 3)
+
+
+def test_a_call_without_a_thread_is_tried_again(apart: Two,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as m:
+        m.setattr(threading.Thread, "start", full)
+        with pytest.raises(RuntimeError):
+            apart.a.fetch_remote_metadata("beta", "127.0.0.1", 1)
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        apart.a._caller.call("127.0.0.1", s.getsockname()[1], lambda _: done.set())
+        assert done.wait(LIMIT)
+
+
+def test_a_notification_without_a_thread_is_an_error(apart: Two,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none after it waits for a thread that is not there."""
+    outbox = apart.a._remotes["beta"].outbox
+    with monkeypatch.context() as m:
+        m.setattr(threading.Thread, "start", full)
+        m.setattr("sluice.transfer.Transfer.run", late)
+        with pytest.raises(RuntimeError):
+            apart.a.send_notif("beta", b"late")
+    assert not outbox._sending and not outbox._waiting
+
+
+def late(*_: Any) -> None:
+    raise sluice.WaitTimeout("late")

@@ -123,7 +123,11 @@ class Server:
 
             def process_request(self, request: Any, client_address: Any) -> None:
                 if self.places.acquire(timeout=_LIMIT):
-                    super().process_request(request, client_address)
+                    try:
+                        super().process_request(request, client_address)
+                    except BaseException:  # no thread could be started
+                        self.places.release()
+                        raise
                 else:
                     self.shutdown_request(request)
 

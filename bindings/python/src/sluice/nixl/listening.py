@@ -124,6 +124,7 @@ class Caller:
 
     def __init__(self) -> None:
         self._jobs: "queue.Queue[Optional[Callable[[], None]]]" = queue.Queue(_QUEUED)
+        self._lock = threading.Lock()  # of the start
         self._thread: Optional[threading.Thread] = None
 
     def call(self, ip: str, port: int, exchange: Callable[[socket.socket], None]) -> None:
@@ -135,9 +136,11 @@ class Caller:
                 # no caller waits for it: check_remote_metadata shows that nothing came
                 logger.error("exchange metadata with %s port %d: %s", ip, port, e)
 
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="sluice-nixl-call", daemon=True)
-            self._thread.start()
+        with self._lock:
+            if self._thread is None:
+                t = threading.Thread(target=self._work, name="sluice-nixl-call", daemon=True)
+                t.start()
+                self._thread = t
         try:
             self._jobs.put_nowait(job)
         except queue.Full:

@@ -149,9 +149,10 @@ class Meeting(Memory):
         with self._lock:
             renewal = met.renewal
             if renewal is None:
-                renewal = met.renewal = Renewal(_MOMENT if met.failure is None else 0)
+                renewal = Renewal(_MOMENT if met.failure is None else 0)
                 threading.Thread(target=self._renew, args=(name, met, renewal),
                                  name="sluice-nixl-renew", daemon=True).start()
+                met.renewal = renewal  # which ends with the lock, too
         renewal.wait()
         met = self._known(agent)
         if is_lost(met.peer):

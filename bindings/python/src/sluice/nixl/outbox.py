@@ -44,10 +44,10 @@ class Outbox:
                 t = self._load(message)
                 t.run(_SOON)
             except errors.WaitTimeout:
-                self._queue(message)
-                self._sending = True
                 threading.Thread(target=self._work, args=(t,), name="sluice-nixl-notify",
                                  daemon=True).start()
+                self._queue(message)
+                self._sending = True
             except errors.Error:
                 self._transfer = None
                 raise

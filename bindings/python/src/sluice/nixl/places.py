@@ -313,10 +313,11 @@ class Places(Generic[T]):
         for i in np.flatnonzero(bad).tolist():  # ranges that overlap, or a mistake
             at[i] = table.around(int(addresses[i]), int(lengths[i]), kind)
             offsets[i] = addresses[i] - table.starts[at[i]]
+        if (at == at[0]).all():  # as mostly
+            return Located([table.ranges[int(at[0])]], None, offsets, lengths)
         used, which = np.unique(at, return_inverse=True)
         ranges = [table.ranges[i] for i in used.tolist()]
-        return Located(ranges, None if len(ranges) == 1 else which.astype(np.int64), offsets,
-                       lengths)
+        return Located(ranges, which.astype(np.int64), offsets, lengths)
 
     def _table(self, key: Kind) -> _Table[T]:
         table = self._sorted.get(key)
