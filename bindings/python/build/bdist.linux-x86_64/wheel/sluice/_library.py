@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libsluice.so.1 by ctypes: the structs and functions of sluice.h, and nothing else.
+
+ctypes lets go of the interpreter's lock during every call, so that threads which
+wait hold up no others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from ctypes import (POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64,
+                    c_void_p)
+from typing import Any, Callable
+
+ABI_VERSION = 1
+
+OK, PENDING = 0, 1
+OPTIONAL = 1
+PLAINTEXT = 1
+NO_HUGE, POPULATE = 1, 2
+KIND_MEMORY, KIND_HOST, KIND_DEVICE, KIND_FILE = 1, 2, 3, 4
+READ_ONLY, PRIVATE, DMABUF, EXTENDS, BUFFERED = 1, 2, 4, 8, 16
+READ, WRITE = 1, 2
+DURABLE = 1
+TEXT, JSON = 1, 2
+
+
+class Backend(ctypes.Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("options", POINTER(c_char_p)),
+        ("flags", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class Config(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("flags", c_uint32),
+        ("name", c_char_p),
+        ("backends", POINTER(Backend)),
+        ("backends_count", c_size_t),
+        ("transfer_timeout_ns", c_int64),
+        ("abort_grace_ns", c_int64),
+        ("connect_timeout_ns", c_int64),
+        ("handshake_timeout_ns", c_int64),
+        ("spin_ns", c_int64),
+        ("staging_bytes", c_int64),
+        ("description_max", c_uint64),
+        ("transfers_max", c_uint32),
+        ("regions_max", c_uint32),
+        ("leases_max", c_uint32),
+        ("peers_max", c_uint32),
+        ("notifications_max", c_uint32),
+        ("handshakes_max", c_uint32),
+        ("cert_file", c_char_p),
+        ("key_file", c_char_p),
+        ("ca_file", c_char_p),
+    ]
+
+
+class AllocOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("flags", c_uint32),
+        ("node", c_uint32),
+        ("reserved", c_uint32),
+        ("backend", c_char_p),
+    ]
+
+
+class Segment(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("kind", c_uint32),
+        ("flags", c_uint32),
+        ("device", c_int32),
+        ("length", c_uint64),
+        ("offset", c_uint64),
+        ("memory", c_uint64),
+        ("host", c_void_p),
+        ("device_address", c_uint64),
+        ("dmabuf_offset", c_uint64),
+        ("dmabuf", c_int32),
+        ("file", c_int32),
+    ]
+
+
+class Desc(ctypes.Structure):
+    _fields_ = [("local", c_uint64), ("remote", c_uint64), ("length", c_uint64)]
+
+
+class Copy(ctypes.Structure):
+    _fields_ = [("region", c_uint64), ("remote", c_uint64), ("desc", Desc)]
+
+
+class Route(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("flags", c_uint32), ("only", c_char_p)]
+
+
+class Pages(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("flags", c_uint32),
+        ("count", c_uint64),
+        ("entry_length", c_uint64),
+        ("local_base", c_uint64),
+        ("local_stride", c_uint64),
+        ("remote_base", c_uint64),
+        ("remote_stride", c_uint64),
+        ("local", c_void_p),
+        ("remote", c_void_p),
+    ]
+
+
+class Loop(ctypes.Structure):
+    _fields_ = [("local", c_uint64), ("remote", c_uint64), ("n", c_uint32), ("reserved", c_uint32)]
+
+
+class Side(ctypes.Structure):
+    _fields_ = [
+        ("base", c_uint64),
+        ("stride", c_uint64),
+        ("step", c_uint64),
+        ("first", c_uint32),
+        ("per", c_uint32),
+        ("list", c_void_p),
+    ]
+
+
+class Pattern(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("flags", c_uint32),
+        ("count", c_uint64),
+        ("run", c_uint64),
+        ("loops_count", c_uint32),
+        ("reserved", c_uint32),
+        ("loops", Loop * 3),
+        ("local", Side),
+        ("remote", Side),
+    ]
+
+
+class Completion(ctypes.Structure):
+    _fields_ = [
+        ("transfer", c_uint64),
+        ("word", c_uint64),
+        ("status", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class Notification(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("status", c_int32),
+        ("peer", c_uint64),
+        ("length", c_uint64),
+        ("more", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class LeaseOptions(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("flags", c_uint32), ("ttl_ns", c_int64)]
+
+
+STRUCTS = {
+    "sluice_backend": Backend,
+    "sluice_config": Config,
+    "sluice_alloc_options": AllocOptions,
+    "sluice_segment": Segment,
+    "sluice_desc": Desc,
+    "sluice_copy": Copy,
+    "sluice_route": Route,
+    "sluice_pages": Pages,
+    "sluice_loop": Loop,
+    "sluice_side": Side,
+    "sluice_pattern": Pattern,
+    "sluice_completion": Completion,
+    "sluice_notification": Notification,
+    "sluice_lease_options": LeaseOptions,
+}
+
+_HANDLE, _OUT = c_uint64, POINTER(c_uint64)
+_SIZE_OUT = POINTER(c_size_t)
+
+# The arguments of what returns a code.
+_FUNCTIONS: dict[str, list[Any]] = {
+    "open": [POINTER(Config), _OUT],
+    "close": [_HANDLE],
+    "stats": [_HANDLE, c_void_p, c_size_t, _SIZE_OUT],
+    "alloc": [_HANDLE, POINTER(AllocOptions), c_uint64, _OUT, POINTER(c_void_p)],
+    "memory_close": [_HANDLE],
+    "register": [_HANDLE, c_char_p, POINTER(Segment), _OUT],
+    "register_many": [_HANDLE, POINTER(c_char_p), POINTER(Segment), c_size_t, _OUT],
+    "region_close": [_HANDLE],
+    "region_close_many": [_OUT, c_size_t],
+    "describe": [_HANDLE, _OUT, c_size_t, c_void_p, c_size_t, _SIZE_OUT],
+    "connect": [_HANDLE, c_char_p, c_size_t, c_int64, _OUT],
+    "self": [_HANDLE, _OUT],
+    "serve": [_HANDLE, c_char_p, c_char_p, c_char_p, c_size_t, _OUT],
+    "listener_close": [_HANDLE],
+    "accept": [_HANDLE, c_int64, _OUT],
+    "dial": [_HANDLE, c_char_p, c_char_p, c_int64, _OUT],
+    "peer_lost": [_HANDLE, POINTER(c_int)],
+    "peer_about": [_HANDLE, c_void_p, c_size_t, _SIZE_OUT],
+    "peer_refresh": [_HANDLE, c_char_p, c_size_t],
+    "peer_close": [_HANDLE],
+    "remote_find": [_HANDLE, c_char_p, _OUT],
+    "remote_find_many": [_HANDLE, POINTER(c_char_p), c_size_t, _OUT, _OUT],
+    "remote_import": [_HANDLE, c_char_p, c_size_t, _OUT],
+    "remote_length": [_HANDLE, POINTER(c_uint64)],
+    "remote_close": [_HANDLE],
+    "transfer_new": [_HANDLE, c_uint32, c_char_p, _OUT],
+    "transfer_new_route": [_HANDLE, c_uint32, POINTER(Route), _OUT],
+    "transfer_add": [_HANDLE, _HANDLE, _HANDLE, c_void_p, c_size_t],
+    "transfer_add_many": [_HANDLE, c_void_p, c_size_t],
+    "transfer_add_pages": [_HANDLE, _HANDLE, _HANDLE, POINTER(Pages)],
+    "transfer_add_pattern": [_HANDLE, _HANDLE, _HANDLE, POINTER(Pattern)],
+    "transfer_message": [_HANDLE, c_char_p, c_size_t],
+    "transfer_count": [_HANDLE, c_uint32],
+    "transfer_checksum": [_HANDLE],
+    "transfer_watch": [_HANDLE, c_uint64],
+    "post": [_HANDLE],
+    "test": [_HANDLE],
+    "wait": [_HANDLE, c_int64],
+    "post_and_wait": [_HANDLE, c_int64],
+    "abort": [_HANDLE, c_int64],
+    "reset": [_HANDLE],
+    "transfer_close": [_HANDLE],
+    "completion_fd": [_HANDLE, POINTER(c_int)],
+    "completions": [_HANDLE, POINTER(Completion), c_size_t, _SIZE_OUT],
+    "notify": [_HANDLE, c_char_p, c_size_t, c_int64],
+    "receive": [_HANDLE, POINTER(Notification), c_void_p, c_size_t, c_int64],
+    "notification_fd": [_HANDLE, POINTER(c_int)],
+    "counter_value": [_HANDLE, c_uint32, POINTER(c_uint64)],
+    "counter_wait": [_HANDLE, c_uint32, c_uint64, c_int64],
+    "lease_grant": [_HANDLE, c_uint64, c_uint64, POINTER(LeaseOptions), _OUT],
+    "lease_token": [_HANDLE, c_void_p, c_size_t, _SIZE_OUT],
+    "lease_ended": [_HANDLE, POINTER(c_int)],
+    "lease_revoke": [_HANDLE, c_int64],
+    "explain": [_HANDLE, _HANDLE, _HANDLE, c_uint32, c_void_p, c_size_t, _SIZE_OUT],
+}
+
+
+class Library:
+    """The functions by their names without `sluice_`.
+
+    The library is loaded when the first is called, and not with the package: a child that is
+    forked before can use it.
+    """
+
+    error: Callable[[], bytes]
+    version: Callable[[], bytes]
+    code_name: Callable[[int], bytes]
+
+    def __init__(self, path: str) -> None:
+        self._path, self._lock = path, threading.Lock()
+
+    def _load(self) -> None:
+        path = self._path
+        so = ctypes.CDLL(path)
+        so.sluice_abi_version.restype = c_uint32
+        version = so.sluice_abi_version()
+        if version != ABI_VERSION:
+            raise ImportError(f"{path} has version {version} of the ABI, and this package needs "
+                              f"{ABI_VERSION}: install it anew")
+        for name, arguments in _FUNCTIONS.items():
+            function = getattr(so, "sluice_" + name)
+            function.argtypes, function.restype = arguments, c_int
+            setattr(self, name, function)
+        so.sluice_error.restype = so.sluice_version.restype = c_char_p
+        self.version = so.sluice_version
+        so.sluice_code_name.argtypes, so.sluice_code_name.restype = [c_int], c_char_p
+        self.code_name = so.sluice_code_name
+        self.error = so.sluice_error  # the last: it says that all are there
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name in _FUNCTIONS or name in ("error", "version", "code_name"):
+            with self._lock:
+                if "error" not in self.__dict__:
+                    self._load()
+            found: Callable[..., int] = self.__dict__[name]
+            return found
+        raise AttributeError(name)
+
+
+lib = Library(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_lib", "libsluice.so.1"))

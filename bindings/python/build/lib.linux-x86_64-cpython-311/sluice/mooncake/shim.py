@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program that imports `mooncake.engine` over sluice.
+
+`python -m sluice.mooncake.shim program.py …`, or `-m module …`.
+
+`path()` is the folder of the package `mooncake` that it gets: `PYTHONPATH=$(python -m
+sluice.mooncake.shim)` does the same for processes that the program starts.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .. import _shims
+
+
+def path() -> str:
+    """The folder in front of sys.path that has a package `mooncake`."""
+    return os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+                        "_shim_mooncake")
+
+
+def install() -> None:
+    """Has this process, and those that it starts, import sluice's face as `mooncake`."""
+    _shims.install("mooncake", path())
+
+
+if __name__ == "__main__":
+    _shims.main("mooncake", path())

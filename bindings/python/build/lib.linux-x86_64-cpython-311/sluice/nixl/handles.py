@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared lists and transfers, as programs hold them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Container, Iterator, Optional, Protocol, Union
+
+from .. import errors
+from .._patience import SLOW
+from ..peer import is_lost
+from ..transfer import Transfer
+from . import bindings as b
+from .places import Located, Runs
+
+if TYPE_CHECKING:
+    from .backends import Backends
+
+logger = logging.getLogger("sluice.nixl")
+
+_CLASSES = (
+    (errors.PeerLostError, b.nixlRemoteDisconnectError),
+    (errors.AbortedError, b.nixlCancelledError),
+    (errors.BusyError, b.nixlNotAllowedError),
+    (errors.ReadOnlyError, b.nixlNotAllowedError),
+    (errors.RevokedError, b.nixlNotFoundError),
+    (errors.TokenError, b.nixlNotFoundError),
+    (errors.NotSupportedError, b.nixlNotSupportedError),
+    (errors.UnavailableError, b.nixlNotSupportedError),
+    (errors.NoRouteError, b.nixlNotFoundError),
+    (errors.VersionError, b.nixlMismatchError),
+    (errors.CorruptError, b.nixlMismatchError),
+    (errors.BoundsError, b.nixlInvalidParamError),
+    (errors.ArgumentError, b.nixlInvalidParamError),
+    (errors.ClosedError, b.nixlInvalidParamError),
+)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Has errors of sluice come as those of NIXL, with sluice's text."""
+    try:
+        yield
+    except errors.Error as e:
+        raise as_nixl(e) from e
+
+
+def as_nixl(e: errors.Error) -> Exception:
+    for ours, theirs in _CLASSES:
+        if isinstance(e, ours):
+            return theirs(str(e))
+    return b.nixlBackendError(str(e))
+
+
+class nixl_prepped_dlist_handle:
+    """Descriptors that were looked up, for make_prepped_xfer."""
+
+    def __init__(self, agent: str, at: Union[Located[Any], Runs[Any], None], files: bool,
+                 backends: list[str]) -> None:
+        self.agent, self.at, self.files, self.backends = agent, at, files, backends
+        self._released = False
+
+    def release(self) -> None:
+        """Forgets them. Transfers that were made of them go on."""
+        self.at, self._released = None, True
+
+    def __repr__(self) -> str:
+        return f"nixl_prepped_dlist_handle(agent={self.agent!r}, released={self._released})"
+
+
+class Make(Protocol):
+    """Makes a transfer by the peer as it is connected then, and names the ranges of our own that it
+    lists. It does without those that end; with `revoked` one of the peer's that it used before has
+    ended, too. nixlNotFoundError where no others hold the bytes.
+    """
+
+    def __call__(self, ending: Container[str] = (),
+                 revoked: bool = False) -> tuple[Transfer, set[str]]: ...
+
+
+class nixl_xfer_handle:
+    """A transfer. `release` ends it: when that returns, no byte of it lands any more."""
+
+    def __init__(self, agent: Backends, make: Make, plugin: str, total: int, count: int) -> None:
+        self.agent, self.plugin, self.total, self.count = agent, plugin, total, count
+        self._make = make
+        self._lock = threading.RLock()  # guards what follows; the agent's comes after it
+        self._transfer: Optional[Transfer]
+        self._transfer, self._lists = make()
+        self._message = b""
+        self._gone = ""  # why the last post could not begin: its peer is gone
+        self._posted = 0.0  # when, as time.time
+        # by the clock that never goes back; _lasted is 0 until it is seen done
+        self._began = self._took = self._lasted = 0.0
+        self._slow = False  # the log has said so of this post
+
+    @property
+    def transfer(self) -> Transfer:
+        if self._transfer is None:
+            raise b.nixlInvalidParamError("the transfer was released")
+        return self._transfer
+
+    def set_message(self, message: bytes) -> None:
+        with self._lock:
+            try:
+                self.transfer.message(message)
+            except errors.BusyError as e:
+                raise b.nixlRepostActiveError(str(e)) from e
+            self._message = message
+
+    def _anew(self, ending: Container[str] = (), revoked: bool = False) -> Transfer:
+        """Makes it once more, in the place of what it was."""
+        t, lists = self._make(ending, revoked)
+        if self._message:
+            t.message(self._message)
+        former, self._transfer, self._lists = self.transfer, t, lists
+        former.close()
+        return t
+
+    def _usable(self) -> Transfer:
+        """The transfer; made anew where its peer was lost since, unless it is under way."""
+        t = self.transfer
+        return self._anew() if is_lost(t.peer) and not self._is_under_way() else t
+
+    def _is_under_way(self) -> bool:
+        try:
+            return self._posted > 0 and not self._lasted and not self.transfer.test()
+        except errors.Error:
+            return False
+
+    def leave(self, gone: set[str], ending: set[str]) -> bool:
+        """Goes by others than the ranges that are to go, where others that do not end hold the
+        bytes. False where none do, where its last post is not done, or where a thread uses it.
+        """
+        if self._lists.isdisjoint(gone):
+            return True
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._transfer is not None:
+                if self._posted and not self._seen_done():
+                    return False
+                self._anew(ending)
+            return True
+        except (errors.Error, b.nixlNotFoundError, b.nixlInvalidParamError,
+                b.nixlRemoteDisconnectError):
+            return False
+        finally:
+            self._lock.release()
+
+    def _seen_done(self) -> bool:
+        return not is_lost(self.transfer.peer) and self._state() == "DONE"
+
+    def post(self) -> str:
+        """Starts it. Where its peer was lost before, it is connected anew first: with a message,
+        which may come once alone, that is asked before, else only where the post ends so at once.
+        """
+        with self._lock:
+            self._gone = ""
+            try:
+                self._start(self._usable() if self._message else self.transfer)
+                try:
+                    return self._state()
+                except b.nixlRemoteDisconnectError:
+                    if self._message:
+                        raise
+                self._start(self._usable())
+            except b.nixlRemoteDisconnectError as e:
+                self._gone = str(e)
+                raise
+            return self._state()
+
+    def _start(self, t: Transfer) -> None:
+        self._posted, self._began, self._lasted = time.time(), time.perf_counter(), 0.0
+        self._slow = False
+        while True:
+            try:
+                t.post()
+                break
+            except errors.BusyError as e:
+                raise b.nixlRepostActiveError(str(e)) from e
+            except errors.RevokedError as e:
+                t = self._elsewhere(e)
+            except errors.Error as e:
+                raise as_nixl(e) from e
+        self._took = time.perf_counter() - self._began
+
+    def _elsewhere(self, why: errors.RevokedError) -> Transfer:
+        """The same by another range of the peer's that holds the bytes."""
+        try:
+            return self._anew(revoked=True)
+        except b.nixlNotFoundError:
+            raise as_nixl(why) from why
+
+    def state(self) -> str:
+        if self._lasted and self._transfer is not None and not self._gone:
+            return "DONE"
+        with self._lock:
+            return self._state()
+
+    def _state(self) -> str:
+        t = self.transfer
+        if self._gone:
+            raise b.nixlRemoteDisconnectError(self._gone)
+        if not self._posted:
+            raise b.nixlNotPostedError("the transfer was not posted")
+        if self._lasted:
+            return "DONE"
+        try:
+            if not t.test():
+                self._tell()
+                return "PROC"
+        except errors.RevokedError as e:
+            began = self._posted, self._began
+            self._start(self._elsewhere(e))
+            self._posted, self._began = began
+            return self._state()
+        except errors.Error as e:
+            raise as_nixl(e) from e
+        self._lasted = time.perf_counter() - self._began
+        return "DONE"
+
+    def _tell(self) -> None:
+        """Says once that a transfer takes long: nothing has failed."""
+        if not self._slow and time.perf_counter() - self._began > SLOW:
+            self._slow = True
+            logger.warning("a transfer of %d bytes by %s is under way for %.0f s: its peer answers "
+                           "late, as a process does that is kept off its processors", self.total,
+                           self.plugin, SLOW)
+
+    def telemetry(self) -> b.nixlXferTelemetry:
+        if not self._lasted:
+            raise b.nixlNotPostedError("the transfer is not done, or was not seen done")
+        return b.nixlXferTelemetry(self._posted * 1e6, self._took * 1e6, self._lasted * 1e6,
+                                   self.total, self.count)
+
+    def release(self) -> None:
+        """Aborts it where it is under way, and gives it back."""
+        with self._lock, translated():
+            if self._transfer is not None:
+                self._transfer.close()
+                self._transfer = None
+
+    def __repr__(self) -> str:
+        return (f"nixl_xfer_handle({self.plugin}, {self.total} bytes, "
+                f"released={self._transfer is None})")
