@@ -126,7 +126,7 @@ func TestUsageErrors(t *testing.T) {
 		{"many threads", []string{"replay", "--threads", "1000"}, []string{"1 to 64"}},
 		{"negative threads", []string{"bench", "--threads", "-1"}, []string{"1 to 64"}},
 		{"no size", []string{"bench", "--size", "0"}, []string{"too small"}},
-		{"large size", []string{"bench", "--size", "99TiB"}, []string{"want 1 to"}},
+		{"large size", []string{"bench", "--size", "99TiB"}, []string{"want 1 B to"}},
 		{"large spread", []string{"bench", "--pages", "--spread", "99TiB"}, []string{"spread"}},
 		{"large in all", []string{"bench", "--size", "1GiB", "--batch", "65536"},
 			[]string{"in all"}},

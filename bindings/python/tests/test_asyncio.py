@@ -52,7 +52,8 @@ def test_many_who_await_one(narrow: Pair) -> None:
 
 def test_an_abort_holds_up_no_task(narrow: Pair) -> None:
     async def work() -> None:
-        t, seen = narrow.stuck(), []
+        t = narrow.stuck()
+        seen: list[str] = []
         asyncio.get_running_loop().call_soon(seen.append, "another task")
         await t.abort_async(LIMIT)
         assert seen
