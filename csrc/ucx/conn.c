@@ -95,7 +95,7 @@ void sl_ucx_free_conn(struct sl_ucx_conn *n)
 {
 	for (uint32_t i = 0; i < n->imports_len; i++)
 		free(n->imports[i]);
-	sl_ucx_shut_gate(n);
+	(void)sl_ucx_shut_gate(n); /* its batches have ended */
 	sl_ucx_forget_held(n);
 	free(n->imports);
 	free(n->loss);

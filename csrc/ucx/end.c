@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+/* Between two tries to shut a gate. */
+#define GATE_NS 1000000
 /* Calls of progress that empty what peers on this host can put into our memory. */
 #define LAST_WORDS 4096
 
@@ -111,9 +113,14 @@ int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns)
 	return rc;
 }
 
-/* Ends what may be ended by now: all, or all but writes of which a message is not answered. */
+/*
+ * Ends what may be ended by now: all, or all but writes of which a message is not answered. Nothing
+ * while a peer that stands still may copy from our memory, unless it is dead.
+ */
 static void end_batches(struct sl_ucx_conn *n)
 {
+	if (!sl_ucx_shut_gate(n) && !n->proven)
+		return;
 	if (n->proven || sl_ucx_now() >= proof_at(n)) {
 		sl_ucx_end_batches(n);
 		return;
@@ -133,7 +140,6 @@ static void end(struct sl_ucx_conn *n, int32_t status, int proven)
 		reset(n);
 	if (happens(n, SL_UCX_END)) {
 		n->why = status;
-		sl_ucx_shut_gate(n);
 		for (struct sl_ucx_batch *b = n->live.next; b != &n->live; b = b->next) {
 			b->cancelled = 1;
 			sl_ucx_fail(b, status, -1);
@@ -261,7 +267,7 @@ void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns)
 	sl_ucx_lock(w);
 	end(n, SL_UCX_CLOSED, 0);
 	while (n->live.next != &n->live) {
-		sl_ucx_wait(w, proof_at(n));
+		sl_ucx_wait(w, n->gate ? sl_ucx_now() + GATE_NS : proof_at(n));
 		end_batches(n);
 	}
 	sl_ucx_forget_imports(n);

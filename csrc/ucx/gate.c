@@ -52,23 +52,26 @@ static int offers(const struct sl_ucx_conn *n)
 }
 
 /*
- * Nothing else may ever stand in the place of a gate that a peer may still look at: it would be an
- * open one. That costs a page of addresses, and no memory.
+ * Whether no peer can pass the gate any more: 0 where the kernel refuses, and the next call tries
+ * again. Nothing else may ever stand in the place of a gate that a peer may still look at: it would
+ * be an open one. That costs a page of addresses, and no memory.
  */
-void sl_ucx_shut_gate(struct sl_ucx_conn *n)
+int sl_ucx_shut_gate(struct sl_ucx_conn *n)
 {
 	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
 
 	if (!n->gate)
-		return;
+		return 1;
 	if (!offers(n))
 		munmap(n->gate, page());
-	else if (mmap(n->gate, page(), PROT_NONE, flags, -1, 0) == MAP_FAILED)
-		/* of one mapping as a whole, which needs no memory */
-		mprotect(n->gate, page(), PROT_NONE);
+	else if (mprotect(n->gate, page(), PROT_NONE) != 0)
+		return 0;
+	else /* gives its memory back */
+		(void)mmap(n->gate, page(), PROT_NONE, flags, -1, 0);
 	n->gate = NULL;
 	for (uint32_t i = 0; i < SL_UCX_WINDOW; i++)
 		sl_ucx_free_block(n, &n->records[i]);
+	return 1;
 }
 
 void sl_ucx_gate(struct sl_ucx_conn *n, struct sl_ucx_gate *out)

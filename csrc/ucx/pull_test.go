@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -322,4 +323,28 @@ func TestGateShutsOnWhoIsLate(t *testing.T) {
 		}
 		v.meet(t)
 	}
+}
+
+// TestGateThatIsNotShut stands open, as the kernel refuses to take the page away at first: the
+// write does not end before, since an owner that stands still could take other bytes from its
+// place.
+func TestGateThatIsNotShut(t *testing.T) {
+	v := openVictim(t, ways[pulledWay])
+	slot, err := v.conn.Import(Import{Key: 1, Size: 1 << 20, Ticket: 5})
+	require.NoError(t, err)
+	d := []driver.Desc{{Len: 5000, LocalKey: 7, RemoteKey: slot}}
+	require.NoError(t, submit(v.conn, driver.Write, 1, d, nil))
+	o, gate := v.f.await(msgWrite), v.conn.Gate()
+	ended := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never lets go: the thread ends with the goroutine
+		err := refusePage(gate.At)
+		v.conn.End(Closed, false)
+		ended <- err
+	}()
+	require.NoError(t, <-ended)
+	require.ErrorIs(t, v.outcome(t, 1), driver.ErrClosed)
+	v.f.tell("pull %d %d %d 24", os.Getpid(), gate.At, o.at)
+	require.EqualValues(t, -1, v.f.pulled, "bytes that the owner gets when it is over")
+	require.True(t, isReserved(t, gate.At))
 }

@@ -372,7 +372,7 @@ void sl_ucx_free_block(struct sl_ucx_conn *n, struct sl_ucx_record *r);
 
 /* gate.c; under the lock */
 void sl_ucx_open_gate(struct sl_ucx_conn *n);
-void sl_ucx_shut_gate(struct sl_ucx_conn *n);
+int sl_ucx_shut_gate(struct sl_ucx_conn *n);
 /* whether we can, and it is the one */
 void sl_ucx_look_at_gate(struct sl_ucx_conn *n, const struct sl_ucx_peer *peer);
 
