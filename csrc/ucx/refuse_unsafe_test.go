@@ -14,7 +14,8 @@ import (
 // refusePage has the kernel refuse this thread, for good, to protect or replace a page.
 func refusePage(at uint64) error {
 	jump := func(k uint32, yes, no uint8) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: yes, Jf: no, K: k}
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: yes, Jf: no,
+			K: k}
 	}
 	load := func(k uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: k}
