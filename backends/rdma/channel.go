@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
 // channel is the control connection of a peer: frames over TCP, each a length of four
@@ -43,7 +44,7 @@ type channel struct {
 	head [4]byte // of receive
 	body [controlMax]byte
 
-	clock  clock
+	clock  clock.Clock
 	heard  atomic.Uint64 // messages that came
 	pinged atomic.Bool   // and not answered yet
 }
@@ -61,7 +62,7 @@ var errUnread = errors.New("the peer leaves its control messages unread")
 
 // newChannel takes over a TCP connection. patience is how long the other host may be out
 // of reach, be there something to send or not.
-func newChannel(conn net.Conn, patience time.Duration, clock clock) *channel {
+func newChannel(conn net.Conn, patience time.Duration, clock clock.Clock) *channel {
 	c := &channel{
 		conn: conn, in: bufio.NewReaderSize(conn, controlMax+4), clock: clock,
 		ready: make(chan struct{}, 1), over: make(chan struct{}),
@@ -163,21 +164,21 @@ func (c *channel) ping() {
 
 // silence is how long a peer says nothing while a call waits for it.
 type silence struct {
-	*stopwatch
+	*clock.Stopwatch
 	ch    *channel
 	heard uint64
 	since time.Time
 }
 
 func (c *channel) listening(limit time.Duration) *silence {
-	s := newStopwatch(c.clock, limit)
-	return &silence{stopwatch: s, ch: c, heard: c.heard.Load(), since: s.at}
+	s := clock.NewStopwatch(c.clock, limit)
+	return &silence{Stopwatch: s, ch: c, heard: c.heard.Load(), since: s.Look()}
 }
 
 // lasts asks for a sign of life, and returns for how long there was none.
 func (s *silence) lasts() time.Duration {
 	s.ch.ping()
-	now := s.look()
+	now := s.Look()
 	if heard := s.ch.heard.Load(); heard != s.heard {
 		s.heard, s.since = heard, now
 	}
@@ -240,7 +241,7 @@ func (c *channel) end(limit time.Duration, drains bool) {
 	_ = c.conn.SetReadDeadline(time.Time{}) // one that ended receive would end drain, too
 	c.stir()
 	c.writing.Go(func() {
-		if c.clock.pass(limit, c.over, nil) {
+		if clock.Pass(c.clock, limit, c.over, nil) {
 			_ = c.conn.SetDeadline(aLongTimeAgo) // fails only where it is closed
 		}
 	})

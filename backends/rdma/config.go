@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/limits"
 )
@@ -92,7 +93,7 @@ type Config struct {
 	addresses uint64                                      // of grants, in a round
 	sysfs     *sysfs                                      // nil: this machine's
 	devices   func(wants func(name string) bool) []Device // nil: those of sysfs
-	clock     clock                                       // zero: wall
+	clock     clock.Clock                                 // nil: the host's
 }
 
 const (
@@ -131,8 +132,8 @@ func (c *Config) EnsureDefaults() {
 	if c.devices == nil {
 		c.devices = c.sysfs.devices
 	}
-	if c.clock.now == nil {
-		c.clock = wall
+	if c.clock == nil {
+		c.clock = clock.Host()
 	}
 }
 

@@ -59,14 +59,18 @@ func (p *peer) ask(t *keys.Token) (uint32, error) {
 	p.ch.send(q.encode())
 	silence := p.ch.listening(p.b.cfg.Failure)
 	for {
+		tick, timer := silence.Tick(silence.since.Add(p.b.cfg.Failure))
 		select {
 		case r := <-a.done:
+			timer.Stop()
 			return r.slot, r.err
 		case <-p.lostCh:
+			timer.Stop()
 			return 0, driver.ErrPeerLost
 		case <-p.closing:
+			timer.Stop()
 			return 0, driver.ErrClosed
-		case <-silence.tick(silence.since.Add(p.b.cfg.Failure)):
+		case <-tick:
 			if quiet := silence.lasts(); quiet >= p.b.cfg.Failure {
 				return 0, fmt.Errorf("the peer is silent for %v, it may be frozen: %w (%w)",
 					quiet, driver.ErrPeerLost, driver.ErrTimeout)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
@@ -175,12 +176,12 @@ func silent(t *testing.T, cfg Config) (c *testClock, p *pair, write func() (tag 
 // TestSilenceIsNotDeath has an owner that is silent for much longer than Config.Failure: as long as
 // nothing waits the peer is not lost. What waits ends after Config.Failure, and no sooner.
 func TestSilenceIsNotDeath(t *testing.T) {
-	for _, unseen := range []time.Duration{beatMax - time.Millisecond, time.Hour} {
+	for _, unseen := range []time.Duration{clock.BeatMax - time.Millisecond, time.Hour} {
 		c, p, write := silent(t, Config{})
 		c.runFor(t, 4*p.near.cfg.Failure)
 		require.NoError(t, p.peer.whyLost(), "lost, although nothing waits")
-		c.jump(unseen)
-		begin, tag := c.now(), write()
+		c.Jump(unseen)
+		begin, tag := c.Now(), write()
 		c.runFor(t, p.near.cfg.Failure)
 		require.NoError(t, p.peer.whyLost(), "lost before its time")
 		require.ErrorIs(t, c.await(t, p, tag), driver.ErrPeerLost)
@@ -192,10 +193,10 @@ func TestSilenceIsNotDeath(t *testing.T) {
 // what is left of the owner's time is left when the process goes on.
 func TestStandstillIsNotSilence(t *testing.T) {
 	c, p, write := silent(t, Config{})
-	begin, tag := c.now(), write()
+	begin, tag := c.Now(), write()
 	for range 3 {
 		c.runFor(t, p.near.cfg.Failure/4)
-		c.jump(time.Hour)
+		c.Jump(time.Hour)
 	}
 	require.NoError(t, p.peer.whyLost(), "lost by a standstill of our own")
 	require.ErrorIs(t, c.await(t, p, tag), driver.ErrPeerLost)
@@ -210,14 +211,14 @@ func TestStandstillOfImport(t *testing.T) {
 	require.NoError(t, err)
 	owner.deaf.Store(true)
 	for range 2 { // the second begins long after the owner was heard last
-		begin := c.now()
+		begin := c.Now()
 		imported := make(chan error, 1)
 		go func() {
 			_, _, err := p.peer.Import(token)
 			imported <- err
 		}()
 		c.runFor(t, p.near.cfg.Failure/2)
-		c.jump(time.Hour)
+		c.Jump(time.Hour)
 		c.run(t, "the import ends", func() bool { return len(imported) > 0 })
 		err = <-imported
 		require.ErrorIs(t, err, driver.ErrPeerLost)
@@ -232,14 +233,14 @@ func TestStandstillOfImport(t *testing.T) {
 func TestStandstillOfHello(t *testing.T) {
 	c, p := openClocked(t, Config{})
 	late, never := newStranger(t, p.far), newStranger(t, p.far)
-	begin := c.now()
+	begin := c.Now()
 	c.run(t, "two connections that wait", func() bool {
 		p.far.mu.Lock()
 		defer p.far.mu.Unlock()
 		return len(p.far.accepted) == 3
 	})
 	c.runFor(t, p.far.cfg.hello/2)
-	c.jump(time.Hour)
+	c.Jump(time.Hour)
 	c.runFor(t, p.far.cfg.hello/4)
 	late.say(helloTo(p.near, p.far, 1).encode())
 	w, ok := late.hear().(*welcome)
