@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
@@ -102,7 +103,7 @@ func (l *late) Accept() (net.Conn, error) {
 		}
 		l.left--
 		go func() {
-			time.Sleep(2 * meant)
+			time.Sleep(2 * lobby.Meant)
 			_ = c.Close()
 		}()
 	}

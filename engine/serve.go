@@ -200,7 +200,7 @@ func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, erro
 		host = ""
 	}
 	var before error
-	for pause := dialPauseMin; ; pause = min(2*pause, dialPauseMax) {
+	for pause := lobby.PauseMin; ; pause = min(2*pause, lobby.PauseMax) {
 		var p *Peer
 		began := time.Now()
 		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
@@ -225,24 +225,10 @@ func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, erro
 	}
 }
 
-// Between tries of Dial there is a pause.
-const dialPauseMin, dialPauseMax = 20 * time.Millisecond, time.Second
-
-// meant is within what time a stream ends that the other side does not want: it speaks TLS, say.
-// One that was late has a limit, which is longer.
-const meant = 250 * time.Millisecond
-
 // comesAgain reports whether a later try of Dial may do better than one that failed after a time.
 func comesAgain(err error, after time.Duration) bool {
-	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) {
-		return true
-	}
-	for _, is := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
-		if errors.Is(err, is) {
-			return after >= meant
-		}
-	}
-	return false
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) ||
+		lobby.Late(err, after)
 }
 
 // breath is how long we wait for what others may give back.

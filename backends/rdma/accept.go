@@ -30,7 +30,7 @@ func (b *Backend) serve(conn net.Conn, v *lobby.Visit) {
 		return
 	}
 	defer v.Leave()
-	c := &inbound{b: b, ch: newChannel(conn, b.cfg.patience(), b.cfg.clock), visit: v,
+	c := &inbound{b: b, ch: newChannel(conn, &b.cfg), visit: v,
 		knows: make(map[*memory]struct{})}
 	defer func() {
 		c.ch.wait()

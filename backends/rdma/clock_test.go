@@ -3,25 +3,44 @@
 package rdma
 
 import (
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/internal/clock"
+	"github.com/sluicehq/sluice/internal/silence"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
 // testClock is a clock that stands until a test moves it.
-type testClock struct{ *manualclock.Clock }
+type testClock struct {
+	*manualclock.Clock
+	gone atomic.Int64 // when all hosts stopped to acknowledge anything; 0: they did not
+}
+
+func newTestClock() *testClock { return &testClock{Clock: manualclock.New()} }
+
+// part has no host acknowledge anything any more.
+func (c *testClock) part() { c.gone.Store(c.Now()) }
+
+// kernel implements Config.kernel.
+func (c *testClock) kernel(conn syscall.RawConn) silence.Outbound {
+	if at := c.gone.Load(); at != 0 {
+		return silence.Outbound{Waits: true, Left: true, Acked: time.Duration(c.Now() - at)}
+	}
+	return silence.Of(conn)
+}
 
 // openClocked is openPair for two backends with a clock of their own. It runs while they close.
 func openClocked(t *testing.T, cfg Config) (*testClock, *pair) {
 	t.Helper()
 	leak.Check(t)
-	c := &testClock{manualclock.New()}
-	cfg.clock = c
+	c := newTestClock()
+	cfg.clock, cfg.kernel = c, c.kernel
 	p := &pair{outcomes: map[uint64]error{}}
 	for _, end := range []**Backend{&p.near, &p.far} {
 		b, err := newFake(cfg)

@@ -14,7 +14,6 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
 // openOneRail connects two backends over one rail each of the stand-in, with memory at both.
@@ -23,7 +22,7 @@ func openOneRail(t *testing.T) (f *fakeverbs.Fabric, c *testClock, p *pair, l, r
 	t.Helper()
 	f, open := standIn(t, 2)
 	leak.Check(t, f.InUse)
-	c, p = &testClock{manualclock.New()}, &pair{outcomes: map[uint64]error{}}
+	c, p = newTestClock(), &pair{outcomes: map[uint64]error{}}
 	for i, end := range []**Backend{&p.near, &p.far} {
 		cfg := brisk()
 		cfg.Devices, cfg.Grace, cfg.clock = f.Device(i).Name(), graceMin, c

@@ -4,6 +4,7 @@ package rdma
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ type mender struct {
 	repair *repair
 	time   *clock.Stopwatch // all times of repair
 	waits  bool             // something has waited for the peer since the last look
+	quiet  quiet            // since something waits
 	ends   []pairRequest    // of each queue pair, the last that the owner was asked
 	before []uint64         // of each queue pair, what its rail had moved when it was live
 
@@ -155,8 +157,13 @@ func (m *mender) lost(now time.Time) string {
 	waited := m.waits
 	m.waits = m.repair.troubled() && m.p.awaited()
 	if !waited || !m.waits {
+		m.quiet = quiet{ch: m.p.ch}
 		m.repair.bear(now)
 		return ""
+	}
+	if silent := m.quiet.lasts(now); silent > m.p.b.cfg.Failure {
+		return fmt.Sprintf("its host has acknowledged nothing for %v: it is down, or out of reach",
+			silent.Round(time.Millisecond))
 	}
 	return m.repair.lost(now)
 }
@@ -257,7 +264,6 @@ func (m *mender) ask(i int) {
 	}
 	m.ends[i] = q
 	m.p.ch.send(q.encode())
-	m.repair.told(i, m.time.Look())
 }
 
 // replied goes on after the owner has ended its queue pair: nothing of the first try lands

@@ -137,6 +137,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	}
 	b.caps = cfg.caps(b.takesDevices())
 	b.attending.Go(b.attend)
+	b.attending.Go(b.pulse)
 	for _, l := range b.listeners {
 		b.attending.Go(func() { b.accept(l) })
 	}

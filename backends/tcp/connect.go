@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
+	"github.com/sluicehq/sluice/internal/lobby"
 )
 
 // Connect implements driver.Backend.
@@ -31,7 +32,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	// An owner that is kept off its processors hangs up on those that it heard too late, us among
 	// them: we come again, for as long as our caller waits.
 	var before error
-	for pause := pauseMin; ; pause = min(2*pause, pauseMax) {
+	for pause := lobby.PauseMin; ; pause = min(2*pause, lobby.PauseMax) {
 		p := newPeer(b, to, 1+b.cfg.Conns)
 		err := p.open(ctx)
 		if err == nil {
@@ -52,9 +53,6 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		}
 	}
 }
-
-// Between tries to connect there is a pause.
-const pauseMin, pauseMax = 20 * time.Millisecond, time.Second
 
 // rests waits, and reports whether another try is worth it.
 func (b *Backend) rests(ctx context.Context, pause time.Duration) bool {

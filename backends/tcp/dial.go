@@ -6,14 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"syscall"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/lobby"
 )
 
 // placeTime is how long one place of several may first keep us from the others. It doubles each
@@ -26,22 +25,10 @@ var errSilent = errors.New("no answer")
 // errHungUp is an owner that was late, and ended a connection without a word. It may take the next.
 var errHungUp = errors.New("the other side hung up")
 
-// meant is within what time a connection ends that the other side does not want: a program that
-// is not ours, say. One that was late has a limit, which is longer.
-const meant = 250 * time.Millisecond
-
 // isHangUp reports whether that is what err says, after a time.
 func isHangUp(err error, after time.Duration) bool {
 	var why *identity.Error
-	if after < meant || errors.As(err, &why) {
-		return false
-	}
-	for _, is := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
-		if errors.Is(err, is) {
-			return true
-		}
-	}
-	return false
+	return lobby.Late(err, after) && !errors.As(err, &why)
 }
 
 // greet opens connection i with a frame, and returns what the owner says. Of its places some may

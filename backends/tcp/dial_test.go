@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
@@ -183,7 +184,7 @@ func door(t *testing.T, owner *Backend, before func(n int) bool) (addr []byte) {
 			all.Go(func() {
 				defer c.Close()
 				if !before(n) {
-					time.Sleep(2 * meant)
+					time.Sleep(2 * lobby.Meant)
 					return
 				}
 				to, err := net.Dial("tcp", owner.address.places[0])
