@@ -71,8 +71,8 @@ func TestChannel(t *testing.T) {
 	a.send(pingBytes) // ignored
 }
 
-// TestQuiet has a program that reads nothing: its host acknowledges what asks for a sign of life, and
-// questions do not pile up.
+// TestQuiet has a program that reads nothing: its host acknowledges what asks for a sign of life,
+// and questions do not pile up.
 func TestQuiet(t *testing.T) {
 	c := manualclock.New()
 	a, _ := channels(t, c)

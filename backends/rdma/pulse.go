@@ -17,8 +17,8 @@ type quiet struct {
 	asked time.Time // for a sign of life
 }
 
-// lasts sees to it that there is something to acknowledge, and returns for how long nothing was. now
-// is by a Stopwatch.
+// lasts sees to it that there is something to acknowledge, and returns for how long nothing was.
+// now is by a Stopwatch.
 func (q *quiet) lasts(now time.Time) time.Duration {
 	out := q.ch.outbound()
 	if !out.Left && now.Sub(q.asked) >= q.ch.cfg.Failure/2 {
@@ -28,8 +28,8 @@ func (q *quiet) lasts(now time.Time) time.Duration {
 	return q.host.Look(out, now.UnixNano(), false)
 }
 
-// pulse ends connections to hosts that acknowledge nothing of what they were sent, whether something
-// waits for them or not, until the backend closes.
+// pulse ends connections to hosts that acknowledge nothing of what they were sent, whether
+// something waits for them or not, until the backend closes.
 func (b *Backend) pulse() {
 	for last := b.cfg.clock.Now(); ; {
 		over, timer := clock.After(b.cfg.clock, b.cfg.Failure)

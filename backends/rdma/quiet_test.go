@@ -213,8 +213,8 @@ func TestStandstillIsNotSilence(t *testing.T) {
 	require.Greater(t, c.since(begin), 3*time.Hour+p.near.cfg.Failure)
 }
 
-// TestStandstillOfImport stops our own process while an import waits for an owner that is frozen, and
-// then for one whose host is gone.
+// TestStandstillOfImport stops our own process while an import waits for an owner that is frozen,
+// and then for one whose host is gone.
 func TestStandstillOfImport(t *testing.T) {
 	c, p := openClocked(t, Config{})
 	owner := p.muffle(t)
@@ -284,8 +284,8 @@ func TestHostOfNoTransfer(t *testing.T) {
 	})
 }
 
-// TestOwnerThatIsLate hangs up on the first hello, which it heard too late: Connect comes again. One
-// that hangs up at once is no owner.
+// TestOwnerThatIsLate hangs up on the first hello, which it heard too late: Connect comes again.
+// One that hangs up at once is no owner.
 func TestOwnerThatIsLate(t *testing.T) {
 	p := openPair(t, Config{})
 	for _, late := range []bool{true, false} {

@@ -57,8 +57,11 @@ type Config struct {
 	// one of both ends counts. It is no limit for a silent peer. Default 1.5 s, at most 10 s.
 	Grace time.Duration
 
-	// Failure is how long a peer may be silent while a transfer waits for it. A peer that
-	// nothing waits for is never given up for its silence. Default 10 s.
+	// Failure is after what time a host that acknowledges nothing is gone, while a transfer waits
+	// for it; where none waits, or where UCX does not go by TCP and says nothing itself, six times
+	// as long. A process that is stopped, or kept off its processors, is not: its host acknowledges
+	// for it, and what began a transfer bounds it. A near peer may be silent for so long while a
+	// transfer waits for it. Default 10 s.
 	Failure time.Duration
 
 	// FenceGrace is how long Fence waits for a silent peer before the strong means.

@@ -9,6 +9,7 @@ import (
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // Import implements driver.Peer. It asks the owner, whose control goroutine
@@ -49,7 +50,7 @@ func (p *peer) ask(t *keys.Token) (*importAnswer, error) {
 	if err := p.link.Control(q.encode()); err != nil {
 		return nil, err
 	}
-	timer := time.NewTimer(p.b.cfg.Failure)
+	timer := time.NewTimer(silence.ImportMax)
 	defer timer.Stop()
 	select {
 	case a := <-done:
@@ -59,8 +60,8 @@ func (p *peer) ask(t *keys.Token) (*importAnswer, error) {
 	case <-p.closing:
 		return nil, driver.ErrClosed
 	case <-timer.C:
-		return nil, fmt.Errorf("no answer within %v, the peer may be frozen: %w (%w)",
-			p.b.cfg.Failure, driver.ErrPeerLost, driver.ErrTimeout)
+		return nil, fmt.Errorf("no answer within %v, the peer may be frozen: %w",
+			silence.ImportMax, driver.ErrTimeout)
 	}
 }
 

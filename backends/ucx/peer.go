@@ -171,6 +171,17 @@ func (p *peer) greeted(m *welcome) {
 // lost implements end.
 func (p *peer) lost(over bool) { p.markLost(over) }
 
+// there implements end.
+func (p *peer) there() *address { return &p.owner }
+
+// over implements end.
+func (p *peer) over(f func(link)) {
+	if p.hold.Enter() {
+		f(p.link)
+		p.hold.Exit()
+	}
+}
+
 // died implements mortal.
 func (p *peer) died() {
 	p.markLost(true)

@@ -10,6 +10,9 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"net/netip"
+	"os"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -57,6 +60,42 @@ func OfFD(fd int) (o Outbound) {
 		o.Acked = time.Duration(i.Last_ack_recv) * time.Millisecond
 	}
 	return o
+}
+
+// ByHost asks the kernel about all connections of this process, by the other host's address: for a
+// library that keeps its connections to itself.
+func ByHost() map[netip.Addr]Outbound {
+	hosts := map[netip.Addr]Outbound{}
+	list, _ := os.ReadDir("/proc/self/fd") // without /proc none is known
+	for _, f := range list {
+		fd, err := strconv.Atoi(f.Name())
+		if err != nil {
+			continue
+		}
+		at, err := unix.Getpeername(fd)
+		if err != nil {
+			continue // no socket, or not connected
+		}
+		kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+		if err != nil || kind != unix.IPPROTO_TCP {
+			continue
+		}
+		var host netip.Addr
+		switch at := at.(type) {
+		case *unix.SockaddrInet4:
+			host = netip.AddrFrom4(at.Addr)
+		case *unix.SockaddrInet6:
+			host = netip.AddrFrom16(at.Addr).Unmap()
+		default:
+			continue
+		}
+		o, known := hosts[host]
+		if !known {
+			o = None
+		}
+		hosts[host] = o.Join(OfFD(fd))
+	}
+	return hosts
 }
 
 // Watch measures a host's silence. One goroutine at a time may use it.

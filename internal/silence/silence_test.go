@@ -4,6 +4,7 @@ package silence
 
 import (
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -70,6 +71,8 @@ func TestOf(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool { return Of(raw).Left }, 10*time.Second, time.Millisecond)
 	require.Less(t, Of(raw).Acked, time.Minute)
+	out, known := ByHost()[netip.MustParseAddr("127.0.0.1")]
+	require.True(t, known && out.Left)
 	require.NoError(t, tcp.Close())
 	<-ended
 	require.Equal(t, Outbound{}, Of(raw))
