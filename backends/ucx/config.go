@@ -39,7 +39,8 @@ type Config struct {
 	// over 1,024 and four times ours is lost when it makes use of that.
 	NotifyMax int
 	KeysMax   int // memories registered at a time; default 64 Ki, at most 1 Mi
-	// peers connected to us at a time, of one other process near us half as many; default 1,024
+	// peers connected to us at a time, of one other process near us, or of one other host, half as
+	// many; default 1,024
 	ConnsMax int
 
 	// Spin is how long a worker's thread looks for work before it sleeps. Default 20 us

@@ -296,3 +296,39 @@ func TestOneProcessTakesHalfOfThePlaces(t *testing.T) {
 		c.withdraw()
 	}
 }
+
+// TestOneHostTakesHalfOfThePlaces of far peers, whichever of its processes they are.
+func TestOneHostTakesHalfOfThePlaces(t *testing.T) {
+	l := newSide(&Backend{cfg: Config{ConnsMax: 4}, accepted: map[uint64]*inbound{}}, nil, false)
+	for i, want := range []error{nil, nil, driver.ErrFull, nil} {
+		c := &inbound{b: l.b, l: l, id: inboundID{conn: uint64(i)}, conn: uint64(i)}
+		c.from.host, c.from.process.PID = [8]byte{1 + byte(i)/3}, uint32(i)
+		require.True(t, l.admit(c))
+		require.ErrorIs(t, c.refusal, want)
+	}
+}
+
+// TestHelloThatIsDropped, since an owner has too many to tell them so, is said again.
+func TestHelloThatIsDropped(t *testing.T) {
+	near, far := openFakeBackend(t, Config{}), openFakeBackend(t, Config{ConnsMax: 1})
+	var others []*inbound
+	for i := range 1 + refusalsMax {
+		c := &inbound{b: far, l: far.near, id: inboundID{conn: uint64(i)}, conn: far.conns.Add(1)}
+		require.True(t, far.near.admit(c))
+		others = append(others, c)
+	}
+	before := far.conns.Load()
+	connected := make(chan error, 1)
+	go func() {
+		p, err := near.Connect(t.Context(), far.Addr())
+		if err == nil {
+			err = p.Close()
+		}
+		connected <- err
+	}()
+	eventually(t, "a hello that is dropped", func() bool { return far.conns.Load() > before })
+	for _, c := range others {
+		c.withdraw()
+	}
+	require.NoError(t, <-connected)
+}

@@ -23,6 +23,7 @@ type peer struct {
 	owner address
 	link  link
 	conn  uint64 // of answers
+	hello []byte
 
 	gate     gate.Gate     // held by every call of the program; Close shuts it first
 	hold     gate.Gate     // held by every use of link; Close shuts it last
