@@ -11,6 +11,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/limits"
+	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // Config says which UCX to use and bounds what a Backend uses. The zero value is
@@ -71,6 +72,8 @@ type Config struct {
 
 	// CloseMax is how long an endpoint of UCX may take to be given back. Default Grace.
 	CloseMax time.Duration
+
+	importMax time.Duration // zero: silence.ImportMax
 }
 
 const (
@@ -95,6 +98,7 @@ func (c *Config) EnsureDefaults() {
 	limits.Default(&c.Failure, max(10*time.Second, c.Grace))
 	limits.Default(&c.FenceGrace, c.Grace/4)
 	limits.Default(&c.CloseMax, c.Grace)
+	limits.Default(&c.importMax, silence.ImportMax)
 }
 
 func (c *Config) check() error {

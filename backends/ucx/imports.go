@@ -9,7 +9,6 @@ import (
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // Import implements driver.Peer. It asks the owner, whose control goroutine
@@ -50,7 +49,7 @@ func (p *peer) ask(t *keys.Token) (*importAnswer, error) {
 	if err := p.link.Control(q.encode()); err != nil {
 		return nil, err
 	}
-	timer := time.NewTimer(silence.ImportMax)
+	timer := time.NewTimer(p.b.cfg.importMax)
 	defer timer.Stop()
 	select {
 	case a := <-done:
@@ -61,7 +60,7 @@ func (p *peer) ask(t *keys.Token) (*importAnswer, error) {
 		return nil, driver.ErrClosed
 	case <-timer.C:
 		return nil, fmt.Errorf("no answer within %v, the peer may be frozen: %w",
-			silence.ImportMax, driver.ErrTimeout)
+			p.b.cfg.importMax, driver.ErrTimeout)
 	}
 }
 
