@@ -6,11 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"syscall"
 	"time"
+
+	"github.com/sluicehq/sluice/internal/lobby"
 )
 
 // Dial connects to an engine that serves at the address: "unix" and a path, or
@@ -29,7 +30,7 @@ func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, erro
 	}
 	var before error
 	first := time.Now()
-	for pause := dialPauseMin; ; pause = min(2*pause, dialPauseMax) {
+	for pause := lobby.PauseMin; ; pause = min(2*pause, lobby.PauseMax) {
 		var p *Peer
 		began := time.Now()
 		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
@@ -55,9 +56,6 @@ func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, erro
 	}
 }
 
-// Between tries of Dial there is a pause.
-const dialPauseMin, dialPauseMax = 20 * time.Millisecond, time.Second
-
 // meant is within what time a stream ends that the other side does not want: it speaks TLS, say.
 // One that was late has a limit, which is longer. A server at which too many wait hangs up at once
 // as well: so only what does so for HandshakeTimeout is taken to mean it.
@@ -72,12 +70,7 @@ func comesAgain(err error, hungUp bool) bool {
 			return true
 		}
 	}
-	for _, is := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
-		if errors.Is(err, is) {
-			return hungUp
-		}
-	}
-	return false
+	return hungUp && lobby.HungUp(err)
 }
 
 // breath is how long we wait for what others may give back.

@@ -5,11 +5,11 @@ package rdma
 import (
 	"fmt"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/lobby"
 )
@@ -30,7 +30,7 @@ func (b *Backend) serve(conn net.Conn, v *lobby.Visit) {
 		return
 	}
 	defer v.Leave()
-	c := &inbound{b: b, ch: newChannel(conn, b.cfg.patience(), b.cfg.clock), visit: v,
+	c := &inbound{b: b, ch: newChannel(conn, &b.cfg), visit: v,
 		knows: make(map[*memory]struct{})}
 	defer func() {
 		c.ch.wait()
@@ -78,17 +78,9 @@ func (b *Backend) unwatch(c *inbound) {
 
 // hear waits for the hello; nil: something else came, or nothing.
 func (c *inbound) hear() *hello {
-	heard := make(chan struct{})
-	var limit sync.WaitGroup
-	limit.Go(func() {
-		if c.b.cfg.clock.pass(c.b.cfg.hello, heard, nil) {
-			c.hurry(aLongTimeAgo)
-		}
-	})
+	limit := clock.AfterRunning(c.b.cfg.clock, c.b.cfg.hello, func() { c.hurry(aLongTimeAgo) })
 	m, err := c.ch.receive()
-	close(heard)
-	limit.Wait()
-	if err != nil {
+	if !limit.Stop() || err != nil {
 		return nil
 	}
 	h, ok := m.(*hello)

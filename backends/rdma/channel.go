@@ -12,18 +12,21 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
+	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // channel is the control connection of a peer: frames over TCP, each a length of four
 // bytes and a message. Sending never waits.
 //
-// A peer that is silent is not lost. A caller that waits for the peer's program pings it,
-// and gives up by itself. The kernel ends a connection to a host that is gone.
+// A peer that is silent is not lost, but one whose host acknowledges nothing: see quiet, and
+// Backend.pulse.
 type channel struct {
 	conn net.Conn
 	in   *bufio.Reader
@@ -43,9 +46,10 @@ type channel struct {
 	head [4]byte // of receive
 	body [controlMax]byte
 
-	clock  clock
-	heard  atomic.Uint64 // messages that came
-	pinged atomic.Bool   // and not answered yet
+	cfg   *Config
+	raw   syscall.RawConn
+	idle  silence.Watch // of pulse
+	heard atomic.Uint64 // messages that came
 }
 
 // unsentMax bounds what a peer that does not read may leave with us.
@@ -59,35 +63,37 @@ var (
 
 var errUnread = errors.New("the peer leaves its control messages unread")
 
-// newChannel takes over a TCP connection. patience is how long the other host may be out
-// of reach, be there something to send or not.
-func newChannel(conn net.Conn, patience time.Duration, clock clock) *channel {
+// newChannel takes over a TCP connection.
+func newChannel(conn net.Conn, cfg *Config) *channel {
 	c := &channel{
-		conn: conn, in: bufio.NewReaderSize(conn, controlMax+4), clock: clock,
+		conn: conn, in: bufio.NewReaderSize(conn, controlMax+4), cfg: cfg,
 		ready: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 	if tcp, ok := conn.(*net.TCPConn); ok {
-		tuneTCP(tcp, patience)
+		c.raw = tuneTCP(tcp, cfg.Failure)
 	}
 	return c
 }
 
 // tuneTCP has the kernel give a dead host up, and try again soon after an outage.
-func tuneTCP(tcp *net.TCPConn, patience time.Duration) {
-	probes := net.KeepAliveConfig{
-		Enable: true, Idle: max(patience/2, time.Second), Interval: max(patience/20, time.Second),
-		Count: 10,
-	}
-	_ = tcp.SetKeepAliveConfig(probes) // fails only where it is closed
+func tuneTCP(tcp *net.TCPConn, failure time.Duration) syscall.RawConn {
+	silence.KeepAlive(tcp, failure)
 	raw, err := tcp.SyscallConn()
 	if err != nil {
-		return
+		return nil
 	}
-	_ = raw.Control(func(fd uintptr) { // a kernel without one of these takes longer
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT,
-			int(patience.Milliseconds()))
+	_ = raw.Control(func(fd uintptr) { // a kernel without it takes longer
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_THIN_LINEAR_TIMEOUTS, 1)
 	})
+	return raw
+}
+
+// outbound is what our kernel knows of what we have sent.
+func (c *channel) outbound() silence.Outbound {
+	if c.raw == nil {
+		return silence.None
+	}
+	return c.cfg.kernel(c.raw)
 }
 
 // start begins to write.
@@ -154,36 +160,6 @@ func (c *channel) take() (out []byte, last bool) {
 	return out, c.ending
 }
 
-// ping asks for a sign of life, unless the last one is not answered yet.
-func (c *channel) ping() {
-	if c.pinged.CompareAndSwap(false, true) {
-		c.send(pingBytes)
-	}
-}
-
-// silence is how long a peer says nothing while a call waits for it.
-type silence struct {
-	*stopwatch
-	ch    *channel
-	heard uint64
-	since time.Time
-}
-
-func (c *channel) listening(limit time.Duration) *silence {
-	s := newStopwatch(c.clock, limit)
-	return &silence{stopwatch: s, ch: c, heard: c.heard.Load(), since: s.at}
-}
-
-// lasts asks for a sign of life, and returns for how long there was none.
-func (s *silence) lasts() time.Duration {
-	s.ch.ping()
-	now := s.look()
-	if heard := s.ch.heard.Load(); heard != s.heard {
-		s.heard, s.since = heard, now
-	}
-	return now.Sub(s.since)
-}
-
 // receive returns the next message that is not for the channel itself. An error ends the
 // connection; only one goroutine may call it.
 func (c *channel) receive() (any, error) {
@@ -208,7 +184,6 @@ func (c *channel) receive() (any, error) {
 		case ping:
 			c.send(pongBytes)
 		case pong:
-			c.pinged.Store(false)
 		default:
 			return m, nil
 		}
@@ -240,7 +215,7 @@ func (c *channel) end(limit time.Duration, drains bool) {
 	_ = c.conn.SetReadDeadline(time.Time{}) // one that ended receive would end drain, too
 	c.stir()
 	c.writing.Go(func() {
-		if c.clock.pass(limit, c.over, nil) {
+		if clock.Pass(c.cfg.clock, limit, c.over, nil) {
 			_ = c.conn.SetDeadline(aLongTimeAgo) // fails only where it is closed
 		}
 	})

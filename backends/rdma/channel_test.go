@@ -8,16 +8,20 @@ import (
 	"io"
 	"net"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/internal/clock"
+	"github.com/sluicehq/sluice/internal/silence"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
 // channels are the two ends of a control connection.
-func channels(t *testing.T, clock clock) (a, b *channel) {
+func channels(t *testing.T, by clock.Clock) (a, b *channel) {
 	t.Helper()
 	leak.Check(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -27,7 +31,9 @@ func channels(t *testing.T, clock clock) (a, b *channel) {
 	require.NoError(t, err)
 	here, err := l.Accept()
 	require.NoError(t, err)
-	a, b = newChannel(here, patience, clock), newChannel(there, patience, clock)
+	cfg := &Config{Failure: patience, clock: by}
+	cfg.EnsureDefaults()
+	a, b = newChannel(here, cfg), newChannel(there, cfg)
 	t.Cleanup(func() {
 		for _, c := range []*channel{a, b} {
 			c.close(nil)
@@ -38,14 +44,14 @@ func channels(t *testing.T, clock clock) (a, b *channel) {
 }
 
 func TestChannel(t *testing.T) {
-	a, b := channels(t, wall)
+	a, b := channels(t, clock.Host())
 	a.start()
 	b.start()
 	go func() {
 		for i := range 300 {
 			b.send((&broken{pair: uint8(i)}).encode())
 			if i%30 == 0 {
-				b.ping()
+				b.send(pingBytes)
 			}
 		}
 		b.farewell(patience)
@@ -65,36 +71,36 @@ func TestChannel(t *testing.T) {
 	a.send(pingBytes) // ignored
 }
 
-// TestSilence has a program that does not answer, as a frozen one, and one that does: only what a
-// caller waited for counts, and nothing of the time in which our own process stood still.
-func TestSilence(t *testing.T) {
-	const step = beatMin
-	c := newTestClock()
-	a, b := channels(t, c.clock())
+// TestQuiet has a program that reads nothing: its host acknowledges what asks for a sign of life,
+// and questions do not pile up.
+func TestQuiet(t *testing.T) {
+	c := manualclock.New()
+	a, _ := channels(t, c)
 	a.start()
-	go func() { _, _ = a.receive() }()
-	for range 2 { // the ping of the first is not answered yet when the second begins
-		c.jump(time.Hour)
-		s := a.listening(32 * step)
-		require.Zero(t, s.lasts())
-		for i := range time.Duration(10) {
-			c.jump(step)
-			require.Equal(t, (i+1)*step, s.lasts())
-		}
-		c.jump(time.Hour)
-		require.Equal(t, 10*step, s.lasts())
+	q := quiet{ch: a}
+	for range 100 {
+		eventually(t, "an acknowledgement", func() bool { return !a.outbound().Left })
+		require.Zero(t, q.lasts(time.Unix(0, c.Now())))
+		c.Advance(patience)
 	}
-	s := a.listening(32 * step)
-	c.jump(step)
-	require.Equal(t, step, s.lasts())
-	b.start()
-	go func() { _, _ = b.receive() }()
-	eventually(t, "an answer", func() bool { return s.lasts() == 0 })
+	a.cfg.kernel = func(syscall.RawConn) silence.Outbound {
+		return silence.Outbound{Waits: true, Left: true, Acked: time.Hour}
+	}
+	a.mu.Lock()
+	a.out = nil
+	a.mu.Unlock()
+	for i := range time.Duration(3) {
+		require.Equal(t, i*patience, q.lasts(time.Unix(0, c.Now())))
+		c.Advance(patience)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	require.Empty(t, a.out)
 }
 
 // TestUnread has a peer that reads nothing: what waits for it is bounded.
 func TestUnread(t *testing.T) {
-	a, _ := channels(t, wall)
+	a, _ := channels(t, clock.Host())
 	a.start()
 	big := bytes.Repeat([]byte{1}, controlMax)
 	eventually(t, "the end", func() bool {
@@ -113,7 +119,7 @@ func TestUnread(t *testing.T) {
 
 // TestDeadlineKeepsOpen: whoever sets one wants to say something yet.
 func TestDeadlineKeepsOpen(t *testing.T) {
-	a, b := channels(t, wall)
+	a, b := channels(t, clock.Host())
 	a.start()
 	_ = a.conn.SetReadDeadline(aLongTimeAgo)
 	if _, err := a.receive(); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -129,7 +135,7 @@ func TestDeadlineKeepsOpen(t *testing.T) {
 // TestFarewellReads has a side that closes say so to one that still sends: the deadline by which it
 // stopped to receive does not keep it from reading the rest.
 func TestFarewellReads(t *testing.T) {
-	a, b := channels(t, newTestClock().clock())
+	a, b := channels(t, manualclock.New())
 	a.start()
 	_ = a.conn.SetReadDeadline(aLongTimeAgo) // as inbound.leave does
 	a.send(quit{}.encode())

@@ -8,12 +8,15 @@ import (
 	"math/bits"
 	"net"
 	"runtime"
+	"syscall"
 	"time"
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/limits"
+	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // Config says which devices to use and bounds what a Backend uses. The zero value is
@@ -78,10 +81,12 @@ type Config struct {
 	// our queue pairs are gone, and end as proved. Default 0: it is not known.
 	PacketLife time.Duration
 
-	// Failure is how long a peer may have no live queue pair, or say nothing, while a call or a
-	// batch waits for it, before it is lost; a peer for which nothing waits may be silent. Time
-	// in which this process stands still, as one that is stopped, does not count.
-	// A host that is out of reach for ten times as long is gone. Default 10 s.
+	// Failure is after what time a peer is lost that has no live queue pair, or whose host
+	// acknowledges nothing that goes over the control connection, while a call or a batch waits
+	// for it; where nothing waits, a silent host six times as long. A process that is stopped, or
+	// kept off its processors, is not lost: its host acknowledges for it, and what began a transfer
+	// bounds it. Time that its answer to a failed queue pair takes does not count, nor does time
+	// in which this process stands still. Default 10 s.
 	Failure time.Duration
 
 	// RelaxedOrdering has the NIC write in any order where it can, which is faster on some
@@ -92,7 +97,8 @@ type Config struct {
 	addresses uint64                                      // of grants, in a round
 	sysfs     *sysfs                                      // nil: this machine's
 	devices   func(wants func(name string) bool) []Device // nil: those of sysfs
-	clock     clock                                       // zero: wall
+	clock     clock.Clock                                 // nil: the host's
+	kernel    func(syscall.RawConn) silence.Outbound      // nil: silence.Of
 }
 
 const (
@@ -131,8 +137,11 @@ func (c *Config) EnsureDefaults() {
 	if c.devices == nil {
 		c.devices = c.sysfs.devices
 	}
-	if c.clock.now == nil {
-		c.clock = wall
+	if c.kernel == nil {
+		c.kernel = silence.Of
+	}
+	if c.clock == nil {
+		c.clock = clock.Host()
 	}
 }
 

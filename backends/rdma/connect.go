@@ -7,9 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
+	"github.com/sluicehq/sluice/internal/lobby"
 )
 
 // Connect implements driver.Backend. The hello goes to the peer's control, which makes
@@ -38,6 +39,20 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
+	// An owner that is kept off its processors hangs up on those that it heard too late, and one at
+	// which too many wait on the last of them: we come again, for as long as our caller waits.
+	for pause := lobby.PauseMin; ; pause = min(2*pause, lobby.PauseMax) {
+		p, err := b.dialOnce(ctx, owner, pairs)
+		if err == nil {
+			return p, nil
+		}
+		if !lobby.HungUp(err) || !clock.Pass(b.cfg.clock, pause, ctx.Done(), b.closing) {
+			return nil, err
+		}
+	}
+}
+
+func (b *Backend) dialOnce(ctx context.Context, owner address, pairs []pairing) (*peer, error) {
 	dialing, stop := b.until(ctx)
 	defer stop()
 	conn, err := b.reach(dialing, &owner)
@@ -45,7 +60,7 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 		return nil, b.unreached(ctx, &owner, err)
 	}
 	p := newPeer(b, owner)
-	p.ch = newChannel(conn, b.cfg.patience(), b.cfg.clock)
+	p.ch = newChannel(conn, &b.cfg)
 	if err := p.begin(pairs); err != nil {
 		p.ch.close(err)
 		return nil, err
@@ -129,14 +144,10 @@ func (p *peer) awaitLive(ctx context.Context) error {
 	case err := <-p.refused:
 		return err
 	case <-p.lostCh:
-		return fmt.Errorf("%s: %w", p.whyLost(), driver.ErrPeerLost)
+		return fmt.Errorf("%w: %w", p.whyLost(), driver.ErrPeerLost)
 	case <-p.b.closing:
 		return driver.ErrClosed
 	case <-ctx.Done():
 		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, driver.ContextError(ctx))
 	}
 }
-
-// patience is how long a host may be out of reach before it is gone: much longer than what
-// waits for it, since that ends by itself.
-func (c *Config) patience() time.Duration { return 10 * c.Failure }

@@ -14,13 +14,14 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
 // fakeNet is a fabric within this process, for tests of all that lies above C: queue pairs
 // that know each other by number, keys that they look up, and a way to break both.
 type fakeNet struct {
 	cfg   verbs.Config
-	clock clock
+	clock clock.Clock
 	rails []*fakeRail
 
 	mu        sync.Mutex
@@ -95,7 +96,7 @@ func fakeDevices(func(string) bool) (list []Device) {
 }
 
 func openFake(c verbs.Config) (fabric, error) {
-	return &fakeNet{cfg: c, clock: wall,
+	return &fakeNet{cfg: c, clock: clock.Host(),
 		memories: map[uint32]*fakeMemory{}, links: map[uint64]*fakeLink{},
 		counts: map[int]uint64{}, awaited: map[int]uint64{}}, nil
 }

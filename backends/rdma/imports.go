@@ -7,7 +7,9 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // imported is memory of the owner's that C knows.
@@ -45,8 +47,8 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 	return key, t.Size, nil
 }
 
-// ask sends the question and waits for the answer: for as long as the owner shows within
-// Config.Failure that it lives, since large memory takes its NICs long.
+// ask sends the question and waits for the answer: for as long as the owner says something now and
+// then, since large memory takes its NICs long.
 func (p *peer) ask(t *keys.Token) (uint32, error) {
 	a := &asking{token: *t, done: make(chan importResult, 1)}
 	p.mu.Lock()
@@ -57,19 +59,31 @@ func (p *peer) ask(t *keys.Token) (uint32, error) {
 	defer p.forgetAsking(id, a)
 	q := importRequest{id: id, key: t.Key, epoch: t.Epoch, secret: t.Secret}
 	p.ch.send(q.encode())
-	silence := p.ch.listening(p.b.cfg.Failure)
-	for {
+	watch, host, heard := clock.NewStopwatch(p.b.cfg.clock, p.b.cfg.Failure), quiet{ch: p.ch},
+		p.ch.heard.Load()
+	for since := watch.Look(); ; {
+		tick, timer := watch.Tick(since.Add(silence.ImportMax))
 		select {
 		case r := <-a.done:
+			timer.Stop()
 			return r.slot, r.err
 		case <-p.lostCh:
+			timer.Stop()
 			return 0, driver.ErrPeerLost
 		case <-p.closing:
+			timer.Stop()
 			return 0, driver.ErrClosed
-		case <-silence.tick(silence.since.Add(p.b.cfg.Failure)):
-			if quiet := silence.lasts(); quiet >= p.b.cfg.Failure {
-				return 0, fmt.Errorf("the peer is silent for %v, it may be frozen: %w (%w)",
-					quiet, driver.ErrPeerLost, driver.ErrTimeout)
+		case <-tick:
+			now := watch.Look()
+			if n := p.ch.heard.Load(); n != heard {
+				heard, since = n, now
+			}
+			if silent := host.lasts(now); silent >= p.b.cfg.Failure {
+				return 0, silence.Error(silent)
+			}
+			if now.Sub(since) >= silence.ImportMax {
+				return 0, fmt.Errorf("the peer says nothing for %v, it may be frozen: %w",
+					silence.ImportMax, driver.ErrTimeout)
 			}
 		}
 	}

@@ -25,7 +25,7 @@ func openOneRail(t *testing.T) (f *fakeverbs.Fabric, c *testClock, p *pair, l, r
 	c, p = newTestClock(), &pair{outcomes: map[uint64]error{}}
 	for i, end := range []**Backend{&p.near, &p.far} {
 		cfg := brisk()
-		cfg.Devices, cfg.Grace, cfg.clock = f.Device(i).Name(), graceMin, c.clock()
+		cfg.Devices, cfg.Grace, cfg.clock = f.Device(i).Name(), graceMin, c
 		b, err := open(cfg)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, c.during(t, b.Close)) })

@@ -173,7 +173,7 @@ func (l *fakeLink) PairEnd(pair int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seen, l.last = l.seen+uint64(l.last), 0
-	l.pairOver = l.net.clock.now()
+	l.pairOver = time.Unix(0, l.net.clock.Now())
 	l.drop(pair)
 	return nil
 }
@@ -563,14 +563,14 @@ func (l *fakeLink) Drain(grace time.Duration) error {
 	l.mu.Lock()
 	l.drained = true
 	l.mu.Unlock()
-	for end := l.net.clock.now().Add(grace); ; time.Sleep(20 * time.Microsecond) {
+	for end := time.Unix(0, l.net.clock.Now()).Add(grace); ; time.Sleep(20 * time.Microsecond) {
 		l.mu.Lock()
 		done := len(l.queue) == 0 && !l.busy || l.ended
 		l.mu.Unlock()
 		if done {
 			return nil
 		}
-		if l.net.clock.now().After(end) {
+		if time.Unix(0, l.net.clock.Now()).After(end) {
 			return driver.ErrTimeout
 		}
 	}
@@ -585,7 +585,7 @@ func (l *fakeLink) End(status int32, proved bool) error {
 	if l.ended {
 		return nil
 	}
-	l.ended, l.status, l.over = true, status, l.net.clock.now()
+	l.ended, l.status, l.over = true, status, time.Unix(0, l.net.clock.Now())
 	switch {
 	case proved:
 		l.doubt = status

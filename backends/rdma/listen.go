@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
 // listen opens the ports of the control.
@@ -129,7 +130,7 @@ func (b *Backend) dialBriefly(ctx context.Context, at netip.AddrPort) (net.Conn,
 	late := fmt.Errorf("%v has not answered in %v: open the firewall for that port, or have the "+
 		"owner name other addresses in Config.Listen: %w", at, reachMax, driver.ErrTimeout)
 	go func() {
-		if b.cfg.clock.pass(reachMax, ctx.Done(), nil) {
+		if clock.Pass(b.cfg.clock, reachMax, ctx.Done(), nil) {
 			cancel(late)
 		}
 	}()

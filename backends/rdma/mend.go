@@ -4,8 +4,11 @@ package rdma
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"time"
+
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
 // mender carries out what repair decides, in a goroutine of its own. It alone makes,
@@ -13,10 +16,11 @@ import (
 type mender struct {
 	p      *peer
 	repair *repair
-	time   *stopwatch    // all times of repair
-	waits  bool          // something has waited for the peer since the last look
-	ends   []pairRequest // of each queue pair, the last that the owner was asked with
-	before []uint64      // of each queue pair, the bytes that its rail had moved when it was live
+	time   *clock.Stopwatch // all times of repair
+	waits  bool             // something has waited for the peer since the last look
+	quiet  quiet            // since something waits
+	ends   []pairRequest    // of each queue pair, the last that the owner was asked
+	before []uint64         // of each queue pair, what its rail had moved when it was live
 
 	mu      sync.Mutex
 	events  []event
@@ -55,7 +59,7 @@ const eventsMax = 4096
 func newMender(p *peer) *mender {
 	return &mender{
 		p: p, repair: newRepair(len(p.pairs), &p.b.cfg), ends: make([]pairRequest, len(p.pairs)),
-		time:   newStopwatch(p.b.cfg.clock, p.b.cfg.Failure),
+		time:   clock.NewStopwatch(p.b.cfg.clock, p.b.cfg.Failure),
 		before: make([]uint64, len(p.pairs)),
 		stir:   make(chan struct{}, 1), over: make(chan struct{}), done: make(chan struct{}),
 		states: make([]pairState, len(p.pairs)),
@@ -102,9 +106,9 @@ func (m *mender) run() {
 		return
 	}
 	defer close(m.done)
-	m.ports(m.time.look())
+	m.ports(m.time.Look())
 	for {
-		now := m.time.look()
+		now := m.time.Look()
 		for _, e := range m.take() {
 			m.handle(e, now)
 		}
@@ -119,19 +123,29 @@ func (m *mender) run() {
 			return
 		}
 		m.show()
-		var tick <-chan time.Time
-		if at := m.repair.next(); at.IsZero() {
-			m.time.rest()
-		} else {
-			tick = m.time.tick(at)
-		}
-		select {
-		case <-m.stir:
-		case <-tick:
-		case <-m.over:
+		if !m.await() {
 			return
 		}
 	}
+}
+
+// await waits until there is something to do, and reports whether run is to go on.
+func (m *mender) await() bool {
+	var tick <-chan struct{}
+	if at := m.repair.next(); at.IsZero() {
+		m.time.Rest()
+	} else {
+		var timer clock.Timer
+		tick, timer = m.time.Tick(at)
+		defer timer.Stop()
+	}
+	select {
+	case <-m.stir:
+	case <-tick:
+	case <-m.over:
+		return false
+	}
+	return true
 }
 
 // lost says why the peer is lost; empty: it is not. The peer's time begins with the first look that
@@ -143,8 +157,13 @@ func (m *mender) lost(now time.Time) string {
 	waited := m.waits
 	m.waits = m.repair.troubled() && m.p.awaited()
 	if !waited || !m.waits {
+		m.quiet = quiet{ch: m.p.ch}
 		m.repair.bear(now)
 		return ""
+	}
+	if silent := m.quiet.lasts(now); silent > m.p.b.cfg.Failure {
+		return fmt.Sprintf("its host has acknowledged nothing for %v: it is down, or out of reach",
+			silent.Round(time.Millisecond))
 	}
 	return m.repair.lost(now)
 }
@@ -182,7 +201,7 @@ func (m *mender) handle(e event, now time.Time) {
 		for i, a := range e.welcome.pairs {
 			m.begin(i, &a, now)
 		}
-		m.repair.begun(m.time.look())
+		m.repair.begun(m.time.Look())
 	case eventLive:
 		m.repair.live(e.pair, now)
 		m.before[e.pair] = m.moved(e.pair)
@@ -245,7 +264,6 @@ func (m *mender) ask(i int) {
 	}
 	m.ends[i] = q
 	m.p.ch.send(q.encode())
-	m.repair.told(i, m.time.look())
 }
 
 // replied goes on after the owner has ended its queue pair: nothing of the first try lands

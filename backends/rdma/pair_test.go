@@ -215,7 +215,7 @@ func TestAllPairsFail(t *testing.T) {
 	for rail := range 2 {
 		fakeOf(p.near).cut(rail, true)
 	}
-	begin := c.now()
+	begin := c.Now()
 	tag := p.write(t, l, remote, nil)
 	if err := c.await(t, p, tag); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("a write without a queue pair: %v", err)

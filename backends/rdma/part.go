@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/sluicehq/sluice/csrc/verbs"
+	"github.com/sluicehq/sluice/internal/clock"
 )
 
 // Close implements driver.Peer. What has not begun ends at once, the rest is given
@@ -57,7 +58,7 @@ func (p *peer) end() {
 // part says goodbye and reports whether the owner has answered, in its time.
 func (p *peer) part(stop <-chan struct{}) bool {
 	p.ch.send((&bye{abandoned: p.unwanted.Load()}).encode())
-	p.b.cfg.clock.pass(p.b.cfg.Grace, p.farewell, stop)
+	clock.Pass(p.b.cfg.clock, p.b.cfg.Grace, p.farewell, stop)
 	return p.parted()
 }
 
@@ -67,7 +68,7 @@ func (p *peer) part(stop <-chan struct{}) bool {
 // has landed or is lost once the fabric has had its time, if that is known.
 func (p *peer) proves(ended bool) bool {
 	life := p.b.cfg.PacketLife
-	return ended && life > 0 && (p.b.cfg.clock.pass(life, p.farewell, nil) || p.parted())
+	return ended && life > 0 && (clock.Pass(p.b.cfg.clock, life, p.farewell, nil) || p.parted())
 }
 
 // giveBack ends the use of the link, once no queue pair of it is left. Preconditions: p.ending is

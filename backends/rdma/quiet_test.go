@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -16,7 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/silence"
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
@@ -102,6 +105,7 @@ func (p *pair) muffle(t *testing.T) *muffler {
 func TestOwnerThatDoesNotAnswer(t *testing.T) {
 	ends := map[string]func(t *testing.T, c *testClock, p *pair) error{
 		"lost": func(t *testing.T, c *testClock, p *pair) error {
+			c.part()
 			c.awaitLost(t, p)
 			return driver.ErrPeerLost
 		},
@@ -172,15 +176,20 @@ func silent(t *testing.T, cfg Config) (c *testClock, p *pair, write func() (tag 
 	return c, p, func() uint64 { return p.write(t, l, remote, nil) }
 }
 
-// TestSilenceIsNotDeath has an owner that is silent for much longer than Config.Failure: as long as
-// nothing waits the peer is not lost. What waits ends after Config.Failure, and no sooner.
+// TestSilenceIsNotDeath has an owner that is silent for much longer than Config.Failure: it is not
+// lost, whether something waits or not. Once its host acknowledges nothing, what waits ends after
+// Config.Failure, and no sooner.
 func TestSilenceIsNotDeath(t *testing.T) {
-	for _, unseen := range []time.Duration{beatMax - time.Millisecond, time.Hour} {
+	for _, unseen := range []time.Duration{clock.BeatMax - time.Millisecond, time.Hour} {
 		c, p, write := silent(t, Config{})
 		c.runFor(t, 4*p.near.cfg.Failure)
 		require.NoError(t, p.peer.whyLost(), "lost, although nothing waits")
-		c.jump(unseen)
-		begin, tag := c.now(), write()
+		c.Jump(unseen)
+		tag := write()
+		c.runFor(t, 4*p.near.cfg.Failure)
+		require.NoError(t, p.peer.whyLost(), "lost, although its host answers")
+		begin := c.Now()
+		c.part()
 		c.runFor(t, p.near.cfg.Failure)
 		require.NoError(t, p.peer.whyLost(), "lost before its time")
 		require.ErrorIs(t, c.await(t, p, tag), driver.ErrPeerLost)
@@ -192,37 +201,42 @@ func TestSilenceIsNotDeath(t *testing.T) {
 // what is left of the owner's time is left when the process goes on.
 func TestStandstillIsNotSilence(t *testing.T) {
 	c, p, write := silent(t, Config{})
-	begin, tag := c.now(), write()
+	begin, tag := c.Now(), write()
+	c.part()
 	for range 3 {
 		c.runFor(t, p.near.cfg.Failure/4)
-		c.jump(time.Hour)
+		c.Jump(time.Hour)
 	}
 	require.NoError(t, p.peer.whyLost(), "lost by a standstill of our own")
 	require.ErrorIs(t, c.await(t, p, tag), driver.ErrPeerLost)
 	require.Greater(t, c.since(begin), 3*time.Hour+p.near.cfg.Failure)
 }
 
-// TestStandstillOfImport stops our own process while an import waits for an owner that is frozen.
+// TestStandstillOfImport stops our own process while an import waits for an owner that is frozen,
+// and then for one whose host is gone.
 func TestStandstillOfImport(t *testing.T) {
 	c, p := openClocked(t, Config{})
 	owner := p.muffle(t)
 	token, err := register(t, p.far, 100).AppendToken(nil)
 	require.NoError(t, err)
 	owner.deaf.Store(true)
-	for range 2 { // the second begins long after the owner was heard last
-		begin := c.now()
+	for _, want := range []error{driver.ErrTimeout, driver.ErrPeerLost} {
+		limit := silence.ImportMax
+		if want == driver.ErrPeerLost {
+			c.part()
+			limit = p.near.cfg.Failure
+		}
+		begin := c.Now()
 		imported := make(chan error, 1)
 		go func() {
 			_, _, err := p.peer.Import(token)
 			imported <- err
 		}()
-		c.runFor(t, p.near.cfg.Failure/2)
-		c.jump(time.Hour)
+		c.runFor(t, limit/2)
+		c.Jump(time.Hour)
 		c.run(t, "the import ends", func() bool { return len(imported) > 0 })
-		err = <-imported
-		require.ErrorIs(t, err, driver.ErrPeerLost)
-		require.ErrorIs(t, err, driver.ErrTimeout)
-		require.GreaterOrEqual(t, c.since(begin), time.Hour+p.near.cfg.Failure)
+		require.ErrorIs(t, <-imported, want)
+		require.GreaterOrEqual(t, c.since(begin), time.Hour+limit)
 	}
 	require.NoError(t, c.during(t, p.peer.Close))
 }
@@ -232,14 +246,14 @@ func TestStandstillOfImport(t *testing.T) {
 func TestStandstillOfHello(t *testing.T) {
 	c, p := openClocked(t, Config{})
 	late, never := newStranger(t, p.far), newStranger(t, p.far)
-	begin := c.now()
+	begin := c.Now()
 	c.run(t, "two connections that wait", func() bool {
 		p.far.mu.Lock()
 		defer p.far.mu.Unlock()
 		return len(p.far.accepted) == 3
 	})
 	c.runFor(t, p.far.cfg.hello/2)
-	c.jump(time.Hour)
+	c.Jump(time.Hour)
 	c.runFor(t, p.far.cfg.hello/4)
 	late.say(helloTo(p.near, p.far, 1).encode())
 	w, ok := late.hear().(*welcome)
@@ -251,4 +265,59 @@ func TestStandstillOfHello(t *testing.T) {
 		return nil
 	}))
 	require.Greater(t, c.since(begin), time.Hour+p.far.cfg.hello/2)
+}
+
+// TestHostOfNoTransfer is gone, and given up by both ends although nothing waits for it.
+func TestHostOfNoTransfer(t *testing.T) {
+	c, p := openClocked(t, Config{Failure: 100 * time.Millisecond})
+	c.runFor(t, 2*silence.IdleFailures*p.near.cfg.Failure)
+	require.NoError(t, p.peer.whyLost())
+	c.part()
+	c.runFor(t, silence.IdleFailures*p.near.cfg.Failure)
+	require.NoError(t, p.peer.whyLost(), "lost before its time")
+	c.awaitLost(t, p)
+	eventually(t, "the owner's end is gone", func() bool {
+		p.far.mu.Lock()
+		defer p.far.mu.Unlock()
+		return len(p.far.accepted) == 0
+	})
+}
+
+// TestOwnerThatHangsUp does so on the first hello, which it heard too late, or because too many
+// wait: Connect comes again.
+func TestOwnerThatHangsUp(t *testing.T) {
+	p := openPair(t, Config{})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	a := p.far.address
+	a.control = []netip.AddrPort{l.Addr().(*net.TCPAddr).AddrPort()}
+	addr, err := a.encode()
+	require.NoError(t, err)
+	var relay sync.WaitGroup
+	relay.Go(func() {
+		first, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_ = first.Close()
+		near, err := l.Accept()
+		if err != nil {
+			return
+		}
+		far, err := net.Dial("tcp", p.far.address.control[0].String())
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		relay.Go(func() { _, _ = io.Copy(far, near); _ = far.Close() })
+		_, _ = io.Copy(near, far)
+		_ = near.Close()
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	c, err := p.near.Connect(ctx, addr)
+	cancel()
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	require.NoError(t, l.Close())
+	relay.Wait()
 }

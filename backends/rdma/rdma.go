@@ -34,7 +34,6 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
-	hostclock "github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/lastword"
@@ -128,7 +127,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 			findersMax), closing: make(chan struct{}), locked: thisMemlock(),
 		peers: make(map[*peer]struct{}), accepted: make(map[*inbound]struct{}),
 		ends: make(map[uint64]end), admitted: lobby.Count{Most: cfg.ConnsMax},
-		lobby: lobby.New(handshakesMax, hostclock.Host()),
+		lobby: lobby.New(handshakesMax, cfg.clock),
 	}
 	b.table.Most = cfg.KeysMax
 	b.pinnings.b = b
@@ -138,6 +137,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	}
 	b.caps = cfg.caps(b.takesDevices())
 	b.attending.Go(b.attend)
+	b.attending.Go(b.pulse)
 	for _, l := range b.listeners {
 		b.attending.Go(func() { b.accept(l) })
 	}

@@ -18,11 +18,11 @@ import "time"
 // pauseMax until the queue pair is live again.
 type repair struct {
 	pairs   []pairRepair
-	answer  time.Duration // how long the owner may take
 	failure time.Duration // how long no queue pair may be live
 	steady  time.Duration // a queue pair that stays live for so long is sound
 	dark    time.Duration // a queue pair whose port is down for so long has failed
 	none    time.Time     // since when none is live; zero: one is
+	owed    time.Time     // since when the owner owes an answer; zero: it does not
 	shaky   time.Time     // since when none was sound; zero: one is, or has not failed
 }
 
@@ -30,7 +30,7 @@ type pairRepair struct {
 	state   pairState
 	attempt uint32
 	pause   time.Duration
-	due     time.Time // waiting: when to ask; asked: when an answer is late; live: when it is sound
+	due     time.Time // waiting: when to ask; live: when it is sound
 	down    time.Time // since when our port is down; zero: it is up
 }
 
@@ -57,8 +57,8 @@ const (
 func newRepair(pairs int, cfg *Config) *repair {
 	least, _ := cfg.FailureTime()
 	return &repair{
-		pairs:  make([]pairRepair, pairs),
-		answer: cfg.Failure, failure: cfg.Failure, steady: 2 * least, dark: least,
+		pairs:   make([]pairRepair, pairs),
+		failure: cfg.Failure, steady: 2 * least, dark: least,
 	}
 }
 
@@ -129,15 +129,30 @@ func (r *repair) asks(now time.Time) (list []int) {
 		if l.state == pairWaiting && !now.Before(l.due) {
 			l.state = pairAsked
 			l.attempt++
-			r.told(i, now)
 			list = append(list, i)
 		}
 	}
+	r.excuse(now)
 	return list
 }
 
-// told notes that the owner was asked just now.
-func (r *repair) told(i int, now time.Time) { r.pairs[i].due = now.Add(r.answer) }
+// excuse leaves out the time that the owner takes to answer, as far as it has passed: its process
+// may be stopped, or kept off its processors. The caller knows whether its host is there.
+func (r *repair) excuse(now time.Time) {
+	if !r.owed.IsZero() {
+		for _, since := range []*time.Time{&r.none, &r.shaky} {
+			if !since.IsZero() {
+				*since = since.Add(min(now.Sub(r.owed), now.Sub(*since)))
+			}
+		}
+	}
+	r.owed = time.Time{}
+	for i := range r.pairs {
+		if r.pairs[i].state == pairAsked {
+			r.owed = now
+		}
+	}
+}
 
 // answered reports whether an answer is the one that is waited for. there says that the
 // owner has a new queue pair, and that we have one.
@@ -152,6 +167,7 @@ func (r *repair) answered(i int, attempt uint32, there bool, now time.Time) bool
 		l.state = pairWaiting
 		r.later(l, now)
 	}
+	r.excuse(now)
 	return true
 }
 
@@ -203,11 +219,7 @@ func (r *repair) gone() bool {
 // lost says why the peer is to be given up, for which something waits; empty: it is not.
 func (r *repair) lost(now time.Time) string {
 	r.settle(now)
-	for i := range r.pairs {
-		if l := &r.pairs[i]; l.state == pairAsked && now.After(l.due) {
-			return "it does not answer that a queue pair has failed"
-		}
-	}
+	r.excuse(now)
 	switch {
 	case !r.none.IsZero() && now.Sub(r.none) > r.failure:
 		return "no queue pair came to life in Config.Failure"
@@ -239,16 +251,12 @@ func (r *repair) troubled() bool {
 // bear gives a peer all of its time once more: nothing waits for it yet.
 func (r *repair) bear(now time.Time) {
 	r.settle(now)
+	r.excuse(now)
 	if !r.none.IsZero() {
 		r.none = now
 	}
 	if !r.shaky.IsZero() {
 		r.shaky = now
-	}
-	for i := range r.pairs {
-		if l := &r.pairs[i]; l.state == pairAsked {
-			l.due = now.Add(r.answer)
-		}
 	}
 }
 
@@ -261,8 +269,7 @@ func (r *repair) next() (at time.Time) {
 	}
 	for i := range r.pairs {
 		l := &r.pairs[i]
-		if l.state == pairWaiting || l.state == pairAsked || l.state == pairLive &&
-			!r.shaky.IsZero() {
+		if l.state == pairWaiting || l.state == pairLive && !r.shaky.IsZero() {
 			sooner(l.due)
 		}
 		if l.carries() && !l.down.IsZero() {
@@ -271,6 +278,9 @@ func (r *repair) next() (at time.Time) {
 	}
 	if !r.none.IsZero() {
 		sooner(r.none.Add(r.failure))
+	}
+	if !r.owed.IsZero() {
+		sooner(r.owed.Add(r.failure))
 	}
 	if at.IsZero() {
 		return at

@@ -122,13 +122,6 @@ func TestRepairGivesUp(t *testing.T) {
 		do   func(c *plan)
 		want string
 	}{
-		"no answer": {func(c *plan) {
-			c.live(0, c.now)
-			c.failed(1, false, c.now)
-			c.after(time.Second)
-			c.asks(c.now)
-			c.after(time.Second + time.Millisecond)
-		}, "does not answer"},
 		"never live": {func(c *plan) {
 			c.after(time.Second + time.Millisecond)
 		}, "no queue pair came to life"},
@@ -169,8 +162,8 @@ func TestRepairGone(t *testing.T) {
 	}
 }
 
-// TestRepairBearsSilence has an owner that does not answer for which nothing waits: its time
-// begins when something does.
+// TestRepairBearsSilence has an owner that does not answer for long, whether something waits or
+// not: that time is not its queue pairs'. Theirs goes on behind the answer.
 func TestRepairBearsSilence(t *testing.T) {
 	c := newPlan(1)
 	c.live(0, c.now)
@@ -183,6 +176,13 @@ func TestRepairBearsSilence(t *testing.T) {
 		c.bear(c.now)
 		require.True(t, c.next().After(c.now))
 	}
+	for range 100 {
+		c.after(c.failure / 2)
+		require.Empty(t, c.lost(c.now))
+		require.True(t, c.next().After(c.now))
+	}
+	c.after(c.failure)
+	c.answer(t, 0, true)
 	c.after(c.failure)
 	require.Empty(t, c.lost(c.now))
 	c.after(time.Millisecond)

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // conn is one connection of a peer, at either end. A goroutine reads it, parked in the
@@ -50,8 +51,8 @@ type conn struct {
 	read, writeOut, writeNow func(fd uintptr) bool // made once: closures would be allocated
 	after                    verdict               // of read
 
-	silentSince int64 // nothing was acknowledged since, while something waited; of pulse
-	left        bool  // some was not acknowledged at the last pulse; of pulse
+	host silence.Watch // of pulse
+	left bool          // some was not acknowledged at the last pulse; of pulse
 
 	lookNow func(fd uintptr) // made once, too
 	looking bool             // look reads; rmu guards it, and

@@ -32,7 +32,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	// An owner that is kept off its processors hangs up on those that it heard too late, and one at
 	// which too many wait on the last of them: we come again, for as long as our caller waits.
 	var before error
-	for pause := pauseMin; ; pause = min(2*pause, pauseMax) {
+	for pause := lobby.PauseMin; ; pause = min(2*pause, lobby.PauseMax) {
 		p := newPeer(b, to, 1+b.cfg.Conns)
 		err := p.open(ctx)
 		if err == nil {
@@ -53,9 +53,6 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		}
 	}
 }
-
-// Between tries to connect there is a pause.
-const pauseMin, pauseMax = 20 * time.Millisecond, time.Second
 
 // rests waits, and reports whether another try is worth it.
 func (b *Backend) rests(ctx context.Context, pause time.Duration) bool {

@@ -6,14 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"syscall"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/lobby"
 )
 
 // placeTime is how long one place of several may first keep us from the others. It doubles each
@@ -30,15 +29,7 @@ var errHungUp = errors.New("the other side hung up")
 // isHangUp reports whether that is what err says.
 func isHangUp(err error) bool {
 	var why *identity.Error
-	if errors.As(err, &why) {
-		return false
-	}
-	for _, is := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
-		if errors.Is(err, is) {
-			return true
-		}
-	}
-	return false
+	return lobby.HungUp(err) && !errors.As(err, &why)
 }
 
 // greet opens connection i with a frame, and returns what the owner says. Of its places some may

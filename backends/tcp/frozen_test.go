@@ -14,6 +14,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/silence"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/internal/testing/manualclock"
 	"github.com/sluicehq/sluice/internal/testing/promise"
@@ -157,8 +158,8 @@ func welcomeOnly(c net.Conn, grace time.Duration, size uint64) {
 // gone has the kernel of a backend say that the hosts of its peers acknowledge nothing more.
 func gone(b *Backend, c *manualclock.Clock) {
 	since := c.Now()
-	b.kernel = func(*conn) outbound {
-		return outbound{waits: true, left: true, acked: time.Duration(c.Now() - since)}
+	b.kernel = func(*conn) silence.Outbound {
+		return silence.Outbound{Waits: true, Left: true, Acked: time.Duration(c.Now() - since)}
 	}
 }
 
@@ -245,7 +246,7 @@ func TestGoneHostOfNoTransfer(t *testing.T) {
 	require.NoError(t, p.Submit(1, write))
 	require.NoError(t, await(t, b, 1))
 	gone(b, clock)
-	for range hostFailures * pulses { // idle ones are looked at once in a Failure
+	for range silence.IdleFailures * pulses { // idle ones are looked at once in a Failure
 		clock.Advance(failure / pulses)
 	}
 	require.False(t, lost(p), "nothing waits for this peer")
@@ -259,7 +260,7 @@ func TestGoneHostOfNoTransfer(t *testing.T) {
 	other := openBy(t, clock, cfg)
 	q := dial(t, openBy(t, clock, cfg), other.Addr())
 	gone(other, clock)
-	for range (hostFailures + 2) * pulses {
+	for range (silence.IdleFailures + 2) * pulses {
 		clock.Advance(failure / pulses)
 	}
 	require.Eventually(t, func() bool { return lost(q) && len(acceptedBy(other)) == 0 }, limit,

@@ -10,9 +10,9 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // listen opens our port and fills in where peers find it.
@@ -96,22 +96,13 @@ func ownHosts(bound netip.Addr) (list []string) {
 	return list
 }
 
-// hostFailures is after how many times Failure a silent host is given up where no transfer waits.
-const hostFailures = 6
-
 // nearBuffer is the send buffer of a connection within this host: its pages stay in a cache as they
 // come round, which is worth a third. For other peers the kernel finds a size as it goes.
 const nearBuffer = 384 << 10
 
-// tune has the kernel give up a host that answers no probe: on a connection that carries nothing
-// there is nothing else that it could acknowledge (see pulse). The probes also keep a NAT from
-// forgetting it. TCP_USER_TIMEOUT would end a connection whose peer's process has read nothing for
-// so long, although its host answers.
+// tune has the kernel see to what pulse cannot: see silence.KeepAlive.
 func (b *Backend) tune(tcp *net.TCPConn) {
-	idle := max(b.cfg.Failure, time.Second)
-	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{ // a kernel without one of these takes longer
-		Enable: true, Idle: idle, Interval: idle, Count: hostFailures,
-	})
+	silence.KeepAlive(tcp, b.cfg.Failure)
 	near, _ := tcp.LocalAddr().(*net.TCPAddr)
 	far, _ := tcp.RemoteAddr().(*net.TCPAddr)
 	if near != nil && far != nil && near.IP.Equal(far.IP) {

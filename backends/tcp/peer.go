@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
@@ -15,6 +14,7 @@ import (
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // peer is our end of connections that we began: over them we reach the owner's memory.
@@ -93,7 +93,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	}
 	answer, id := p.ask(&t)
 	defer p.forget(id)
-	limit, timer := clock.After(p.b.clock, importMax)
+	limit, timer := clock.After(p.b.clock, silence.ImportMax)
 	defer timer.Stop()
 	select {
 	case a := <-answer:
@@ -112,14 +112,9 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 		return 0, 0, driver.ErrClosed
 	case <-limit:
 		return 0, 0, fmt.Errorf("import: the peer does not answer for %v: %w",
-			importMax, driver.ErrTimeout)
+			silence.ImportMax, driver.ErrTimeout)
 	}
 }
-
-// importMax is how long an owner may take to answer an Import: as long as the slowest caller of a
-// transfer waits for a process that is kept off its processors. One whose host is gone is lost
-// before.
-const importMax = 2 * time.Minute
 
 func (p *peer) ask(t *keys.Token) (chan imported, uint64) {
 	answer := make(chan imported, 1)

@@ -3,15 +3,12 @@
 package tcp
 
 import (
-	"fmt"
 	"maps"
 	"math"
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // pulses is how many there are in a Failure. What a pulse sees began up to one before it, and a
@@ -23,7 +20,7 @@ const pulses = 12
 // gone: its kernel acknowledges what it does not read, and the program that began a transfer says
 // how long it may take. So that there is something to acknowledge, a peer that owes us an answer is
 // asked whether it is there. A connection for which no transfer waits outlasts a network that is
-// out for hostFailures times Failure.
+// out for silence.IdleFailures times Failure.
 func (b *Backend) pulse() {
 	if !b.entry.Enter() {
 		return
@@ -87,9 +84,9 @@ func (p *peer) check(now int64, slept bool) {
 	}
 	// A host that has no room for what one connection brings may drop it without a word, and answer
 	// on the others.
-	if silent >= hostFailures*failure ||
+	if silent >= silence.IdleFailures*failure ||
 		min(silent, heard, time.Duration(now-p.owesSince)) > failure {
-		p.lose(errSilence(silent))
+		p.lose(silence.Error(silent))
 		return
 	}
 	if owes && time.Duration(now-p.askedAt) >= failure/2 && !p.conns[ctl].left {
@@ -107,49 +104,16 @@ func (g *inbound) check(now int64, slept bool) {
 		if c == nil {
 			continue
 		}
-		if silent, _ := c.silence(now, slept); silent >= hostFailures*g.b.cfg.Failure {
-			g.broken(c, errSilence(silent))
+		if silent, _ := c.silence(now, slept); silent >= silence.IdleFailures*g.b.cfg.Failure {
+			g.broken(c, silence.Error(silent))
 		}
 	}
-}
-
-func errSilence(silent time.Duration) error {
-	return fmt.Errorf("the peer's host has acknowledged nothing for %v: it is down, or out of "+
-		"reach: %w", silent.Round(time.Millisecond), driver.ErrPeerLost)
 }
 
 // silence returns for how long the peer's host has acknowledged nothing of what it was sent, and
 // how long ago it last acknowledged anything. Only pulse calls it.
 func (c *conn) silence(now int64, slept bool) (silent, acked time.Duration) {
 	s := c.b.kernel(c)
-	c.left = s.left
-	switch {
-	case !s.waits || slept:
-		c.silentSince = 0
-	case c.silentSince == 0 || now-int64(s.acked) > c.silentSince:
-		c.silentSince = now
-	default:
-		silent = time.Duration(now - c.silentSince)
-	}
-	return silent, s.acked
-}
-
-// outbound is what our kernel knows of the bytes that a connection was given to send.
-type outbound struct {
-	waits bool          // some, or a probe, are out, and not acknowledged
-	left  bool          // some are out, or have not gone out
-	acked time.Duration // ago the last acknowledgement came
-}
-
-// outboundOf asks the kernel. Of a connection that is closed it knows nothing.
-func outboundOf(c *conn) (s outbound) {
-	_ = c.raw.Control(func(fd uintptr) {
-		i, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-		if err == nil {
-			s.waits = i.Unacked > 0 || i.Probes > 0
-			s.left = i.Unacked > 0 || i.Notsent_bytes > 0
-			s.acked = time.Duration(i.Last_ack_recv) * time.Millisecond
-		}
-	})
-	return s
+	c.left = s.Left
+	return c.host.Look(s, now, slept), s.Acked
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // Backend implements driver.Backend.
@@ -53,7 +54,7 @@ type Backend struct {
 	closed   atomic.Bool
 	armed    atomic.Bool // a goroutine sleeps on event
 	news     atomic.Bool // something for the sleeper that is in no queue
-	kernel   func(*conn) outbound
+	kernel   func(*conn) silence.Outbound
 
 	memories   keys.Table[memory]
 	done       done.Ring
@@ -95,7 +96,8 @@ func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 		return nil, fmt.Errorf("tcp: %w", err)
 	}
 	b := &Backend{
-		cfg: cfg, clock: clock, secure: secure, kernel: outboundOf,
+		cfg: cfg, clock: clock, secure: secure,
+		kernel:   func(c *conn) silence.Outbound { return silence.Of(c.raw) },
 		memories: keys.Table[memory]{Most: cfg.KeysMax},
 		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{},
 		byConn: map[uint64]*inbound{}, byHost: lobby.Count{Most: cfg.PeersMax},

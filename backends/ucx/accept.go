@@ -63,9 +63,9 @@ func (l *side) admit(c *inbound) bool {
 		c.refusal = fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(l.inbounds),
 			driver.ErrFull)
 	}
-	if n := l.ofProcess(c); n >= max(1, most/2) && c.refusal == nil {
-		c.refusal = fmt.Errorf("%d connections of process %d, raise Config.ConnsMax: %w", n,
-			c.from.process.PID, driver.ErrFull)
+	if n, whose := l.alike(c); n >= max(1, most/2) && c.refusal == nil {
+		c.refusal = fmt.Errorf("%d connections of one %s, raise Config.ConnsMax: %w", n, whose,
+			driver.ErrFull)
 	}
 	if l.inbounds[c.id] != nil || len(l.inbounds) >= most+refusalsMax {
 		return false
@@ -77,19 +77,23 @@ func (l *side) admit(c *inbound) bool {
 	return true
 }
 
-// ofProcess counts the near connections of a process but our own. Those that broke without a proof
-// stay for as long as it lives, so one process has half of the places at most.
+// alike counts the connections of the same process, near, or of the same host, far, as their hellos
+// say, which has half of the places at most: near ones that broke without a proof stay for as long
+// as the process lives. Our own process has all.
 // Preconditions: l.mu is held.
-func (l *side) ofProcess(c *inbound) (n int) {
-	if !l.near || int(c.from.process.PID) == os.Getpid() {
-		return 0
+func (l *side) alike(c *inbound) (n int, whose string) {
+	if c.from.host == l.b.address.host && int(c.from.process.PID) == os.Getpid() {
+		return 0, ""
 	}
 	for _, other := range l.inbounds {
-		if other.from.process == c.from.process {
+		if other.from.host == c.from.host && (!l.near || other.from.process == c.from.process) {
 			n++
 		}
 	}
-	return n
+	if l.near {
+		return n, "process"
+	}
+	return n, "host"
 }
 
 // accept connects back and welcomes the peer, or tells it why not.

@@ -8,6 +8,9 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"net"
+	"net/netip"
+	"slices"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
@@ -26,10 +29,11 @@ type address struct {
 	process process.ID
 	near    [][]byte // one a worker
 	far     [][]byte
+	hosts   []netip.Addr // that our host has in networks
 }
 
 const (
-	addressMark  = "ucx4" // with the version of everything that passes between backends
+	addressMark  = "ucx5" // with the version of everything that passes between backends
 	addressHead  = len(addressMark) + 8 + 8 + 4 + 8
 	addressCheck = 8
 )
@@ -47,6 +51,10 @@ func (a *address) encode() ([]byte, error) {
 			b = binary.LittleEndian.AppendUint16(b, uint16(len(w)))
 			b = append(b, w...)
 		}
+	}
+	b = append(b, byte(len(a.hosts)))
+	for _, h := range a.hosts {
+		b = append(append(b, byte(h.BitLen()/8)), h.AsSlice()...)
 	}
 	sum := sha256.Sum256(b)
 	b = append(b, sum[:addressCheck]...)
@@ -78,6 +86,7 @@ func decodeAddress(b []byte) (a address, err error) {
 	copy(a.host[:], r.Bytes(8))
 	a.process.PID, a.process.Start = r.Uint32(), r.Uint64()
 	a.near, a.far = readWorkers(&r), readWorkers(&r)
+	a.hosts = readHosts(&r)
 	if !r.Done() || len(a.near)+len(a.far) == 0 {
 		return a, fmt.Errorf("ucx address: %w", driver.ErrCorrupt)
 	}
@@ -99,6 +108,40 @@ func readWorkers(r *control.Reader) (list [][]byte) {
 			return nil
 		}
 		list = append(list, bytes.Clone(w))
+	}
+	return list
+}
+
+const hostsMax = 8
+
+// ownHosts lists the addresses that this host has in networks, the first where it has many.
+func ownHosts() (list []netip.Addr) {
+	addresses, _ := net.InterfaceAddrs() // none is an answer
+	for _, a := range addresses {
+		p, err := netip.ParsePrefix(a.String())
+		if err == nil && p.Addr().IsGlobalUnicast() {
+			list = append(list, p.Addr().Unmap())
+		}
+	}
+	slices.SortStableFunc(list, func(x, y netip.Addr) int { return x.BitLen() - y.BitLen() })
+	return list[:min(len(list), hostsMax)]
+}
+
+// readHosts reads a list of addresses.
+func readHosts(r *control.Reader) (list []netip.Addr) {
+	n := int(r.Uint8())
+	if n > hostsMax {
+		r.Fail()
+	}
+	for range n {
+		h, ok := netip.AddrFromSlice(r.Bytes(int(r.Uint8())))
+		if !ok {
+			r.Fail()
+		}
+		if r.Failed() {
+			return nil
+		}
+		list = append(list, h)
 	}
 	return list
 }

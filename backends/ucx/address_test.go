@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"errors"
+	"net/netip"
 	"reflect"
 	"slices"
 	"testing"
@@ -20,8 +21,9 @@ import (
 func someAddress() address {
 	return address{
 		owner: keys.NewOwner(), host: [8]byte{1, 2}, process: process.ID{PID: 77, Start: 1 << 40},
-		near: [][]byte{{1}, bytes.Repeat([]byte{2}, 100)},
-		far:  [][]byte{bytes.Repeat([]byte{3}, 200)},
+		near:  [][]byte{{1}, bytes.Repeat([]byte{2}, 100)},
+		far:   [][]byte{bytes.Repeat([]byte{3}, 200)},
+		hosts: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")},
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/limits"
+	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // Config says which UCX to use and bounds what a Backend uses. The zero value is
@@ -39,7 +40,8 @@ type Config struct {
 	// over 1,024 and four times ours is lost when it makes use of that.
 	NotifyMax int
 	KeysMax   int // memories registered at a time; default 64 Ki, at most 1 Mi
-	// peers connected to us at a time, of one other process near us half as many; default 1,024
+	// peers connected to us at a time, of one other process near us, or of one other host, half as
+	// many; default 1,024
 	ConnsMax int
 
 	// Spin is how long a worker's thread looks for work before it sleeps. Default 20 us
@@ -57,8 +59,11 @@ type Config struct {
 	// one of both ends counts. It is no limit for a silent peer. Default 1.5 s, at most 10 s.
 	Grace time.Duration
 
-	// Failure is how long a peer may be silent while a transfer waits for it. A peer that
-	// nothing waits for is never given up for its silence. Default 10 s.
+	// Failure is after what time a host that acknowledges nothing is gone, while a transfer waits
+	// for it; where none waits, or where UCX does not go by TCP and says nothing itself, six times
+	// as long. A process that is stopped, or kept off its processors, is not: its host acknowledges
+	// for it, and what began a transfer bounds it. A near peer may be silent for so long while a
+	// transfer waits for it. Default 10 s.
 	Failure time.Duration
 
 	// FenceGrace is how long Fence waits for a silent peer before the strong means.
@@ -67,6 +72,8 @@ type Config struct {
 
 	// CloseMax is how long an endpoint of UCX may take to be given back. Default Grace.
 	CloseMax time.Duration
+
+	importMax time.Duration // zero: silence.ImportMax
 }
 
 const (
@@ -91,6 +98,7 @@ func (c *Config) EnsureDefaults() {
 	limits.Default(&c.Failure, max(10*time.Second, c.Grace))
 	limits.Default(&c.FenceGrace, c.Grace/4)
 	limits.Default(&c.CloseMax, c.Grace)
+	limits.Default(&c.importMax, silence.ImportMax)
 }
 
 func (c *Config) check() error {

@@ -102,16 +102,41 @@ func (p *peer) begin() error {
 	p.l.add(link.ID(), p)
 	h := hello{conn: link.ID(), worker: uint8(worker), to: p.owner.owner, gate: link.Gate(),
 		grace: uint64(p.b.cfg.Grace), from: p.b.addr}
-	if err := link.Control(h.encode()); err != nil {
+	p.hello = h.encode()
+	if err := link.Control(p.hello); err != nil {
 		p.abandon()
 		return err
 	}
 	return nil
 }
 
-// awaitWelcome returns when the peer has answered, or there is no point in waiting.
+// Between hellos there is a pause, which grows.
+const pauseMin, pauseMax = time.Second, 8 * time.Second
+
+// awaitWelcome returns when the peer has answered, or there is no point in waiting. It says hello
+// again now and then: an owner that has too many connections, or no room to answer one, drops it.
 func (p *peer) awaitWelcome(ctx context.Context, patience <-chan time.Time) error {
+	for pause := pauseMin; ; pause = min(2*pause, pauseMax) {
+		again := time.NewTimer(pause)
+		err := p.awaitAnswer(ctx, patience, again.C)
+		again.Stop()
+		if err != errAgain {
+			if p.gone.Load() && pause > pauseMin { // it refused one hello, and may take the next
+				m := bye{conn: p.link.ID(), from: p.b.address.owner, abandoned: true}
+				_ = p.link.Control(m.encode())
+			}
+			return err
+		}
+		_ = p.link.Control(p.hello) // where the peer is lost lostCh says so
+	}
+}
+
+var errAgain = errors.New("no answer yet")
+
+func (p *peer) awaitAnswer(ctx context.Context, patience, again <-chan time.Time) error {
 	select {
+	case <-again:
+		return errAgain
 	case <-patience:
 		return errUnanswered
 	case err := <-p.welcomed:

@@ -116,7 +116,8 @@ func TestTimedKilled(t *testing.T) {
 
 // TestTimedFrozen stops such a process. Its lease ends long before the grace does, our
 // transfers end once it has been silent for Failure, and when it goes on it finds everything
-// closed to it. Not where we have mapped its memory: transfers then need nothing of it.
+// closed to it. Not where we have mapped its memory: transfers then need nothing of it. Nor by TCP:
+// its host answers, see TestTimedPausesLoseNothing.
 func TestTimedFrozen(t *testing.T) {
 	eachWay(t, shortGrace, func(t *testing.T, s *stage) {
 		for range 2 {
@@ -141,7 +142,7 @@ func TestTimedFrozen(t *testing.T) {
 		}
 		s.revoke(s.run())
 		s.part(shortGrace)
-	}, "direct")
+	}, "direct", "tcp")
 }
 
 // TestTimedAbortFrozen aborts transfers with a process that was just stopped, with what

@@ -51,6 +51,8 @@ type link interface {
 	Help(tag uint64, stop <-chan struct{}) bool
 	Drain(grace time.Duration) error
 	End(status int32, proven bool)
+	Silence() (heard, waited time.Duration)
+	GiveUp()
 	Close(grace time.Duration) error
 }
 

@@ -55,8 +55,8 @@ func (p *pair) connect(t *testing.T) *peer {
 	return c.(*peer)
 }
 
-// net is the fake of a backend's near context.
-func net(b *Backend) *fakeNet { return b.near.net.(*fakeNet) }
+// fakeOf is the fake of a backend's near context.
+func fakeOf(b *Backend) *fakeNet { return b.near.net.(*fakeNet) }
 
 // share registers memory and imports it.
 func (p *pair) share(t *testing.T) (*memory, uint32) {
@@ -86,7 +86,7 @@ func TestFenceOfUntold(t *testing.T) {
 		for range 5 {
 			require.NoError(t, p.far.Fence(t.Context(), m.Key()))
 		}
-		if got := net(p.far).fences.Load(); got != round+1 {
+		if got := fakeOf(p.far).fences.Load(); got != round+1 {
 			t.Errorf("round %d: %d fences of UCX, want one for each import", round, got)
 		}
 		p.imports(t, m)
@@ -97,7 +97,7 @@ func TestFenceOfUntold(t *testing.T) {
 func TestFenceStuck(t *testing.T) {
 	p := openPair(t, Config{FenceGrace: graceMax})
 	m, _ := p.share(t)
-	fake := net(p.far)
+	fake := fakeOf(p.far)
 	fake.stuck.Store(true)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
@@ -137,7 +137,7 @@ func TestCloseBehindACloseThatFailed(t *testing.T) {
 	m, err := far.Register(seg)
 	require.NoError(t, err)
 	p.imports(t, m)
-	net(far).stuck.Store(true)
+	fakeOf(far).stuck.Store(true)
 	require.ErrorIs(t, m.Close(), driver.ErrBusy)
 	require.ErrorIs(t, far.Fence(t.Context(), m.Key()), driver.ErrBounds, "it is unknown")
 	require.ErrorIs(t, far.Close(), driver.ErrBusy)

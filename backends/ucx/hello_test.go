@@ -54,7 +54,7 @@ func ends(b *Backend) int {
 // forgets what was given up, without a word to its program.
 func TestHelloGivenUp(t *testing.T) {
 	p := openPair(t, Config{})
-	net(p.far).freeze()
+	fakeOf(p.far).freeze()
 	for range 3 {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Millisecond)
 		c, err := p.near.Connect(ctx, p.far.Addr())
@@ -63,7 +63,7 @@ func TestHelloGivenUp(t *testing.T) {
 			t.Errorf("connect to a frozen backend: %v, %v", c, err)
 		}
 	}
-	net(p.far).thaw()
+	fakeOf(p.far).thaw()
 	eventually(t, "the given up are forgotten", func() bool {
 		return ends(p.near) == 1 && ends(p.far) == 2
 	})
@@ -77,13 +77,13 @@ func TestHelloGivenUp(t *testing.T) {
 // TestHelloGivenUpLate has the welcome and the goodbye cross.
 func TestHelloGivenUpLate(t *testing.T) {
 	p := openPair(t, Config{})
-	net(p.near).freeze()
+	fakeOf(p.near).freeze()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := p.near.Connect(ctx, p.far.Addr()); !errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("connect without an answer: %v", err)
 	}
-	net(p.near).thaw()
+	fakeOf(p.near).thaw()
 	eventually(t, "both sides forget", func() bool { return ends(p.near) == 1 && ends(p.far) == 2 })
 	if m := received(t, p.far); len(m) > 0 {
 		t.Errorf("messages of a connection that never was: %+v", m)
@@ -144,12 +144,12 @@ func TestNonsense(t *testing.T) {
 		&importAnswer{id: 1003}, &welcome{conn: 12},
 	) {
 		for conn := range uint64(4) {
-			net(p.far).push(ucp.Control{Conn: conn, Data: m.encode()[:len(m.encode())-1]})
+			fakeOf(p.far).push(ucp.Control{Conn: conn, Data: m.encode()[:len(m.encode())-1]})
 			if _, isBye := m.(*bye); !isBye || conn == 0 {
-				net(p.far).push(ucp.Control{Conn: conn, Data: m.encode()})
+				fakeOf(p.far).push(ucp.Control{Conn: conn, Data: m.encode()})
 			}
 			if _, isQuit := m.(quit); !isQuit {
-				net(p.near).push(ucp.Control{Conn: conn, Data: m.encode()})
+				fakeOf(p.near).push(ucp.Control{Conn: conn, Data: m.encode()})
 			}
 		}
 	}
@@ -219,17 +219,15 @@ func TestImportUnanswered(t *testing.T) {
 	p := openPair(t, Config{})
 	m, _ := p.share(t)
 	token, _ := m.AppendToken(nil)
-	net(p.far).freeze()
-	failure := p.near.cfg.Failure
-	p.near.cfg.Failure = 20 * time.Millisecond
-	if _, _, err := p.peer.Import(token); !errors.Is(err, driver.ErrPeerLost) ||
-		!errors.Is(err, driver.ErrTimeout) {
+	fakeOf(p.far).freeze()
+	p.near.cfg.importMax = 20 * time.Millisecond
+	if _, _, err := p.peer.Import(token); !errors.Is(err, driver.ErrTimeout) {
 		t.Errorf("import without an answer: %v", err)
 	}
-	p.near.cfg.Failure = failure
-	net(p.far).thaw()
+	p.near.cfg.importMax = patience
+	fakeOf(p.far).thaw()
 	p.imports(t, m)
-	net(p.far).freeze()
+	fakeOf(p.far).freeze()
 	done := make(chan error, 1)
 	go func() { _, _, err := p.peer.Import(token); done <- err }()
 	time.Sleep(time.Millisecond)
@@ -238,7 +236,7 @@ func TestImportUnanswered(t *testing.T) {
 	if err := <-done; !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("import when the peer was closed: %v", err)
 	}
-	net(p.far).thaw()
+	fakeOf(p.far).thaw()
 	_ = <-closed
 }
 
@@ -267,7 +265,7 @@ func TestExplain(t *testing.T) {
 			"(operation not permitted: sysctl kernel.yama.ptrace_scope=0, or allow it in the " +
 			"container's seccomp profile)"},
 	} {
-		net(p.near).refusal = way.refusal
+		fakeOf(p.near).refusal = way.refusal
 		ours.pulled.Store(way.pulled)
 		if got := p.peer.Explain(local.Key(), key); got != before+way.want+after {
 			t.Errorf("%q, want %q", got, before+way.want+after)
@@ -295,4 +293,40 @@ func TestOneProcessTakesHalfOfThePlaces(t *testing.T) {
 	for _, c := range made {
 		c.withdraw()
 	}
+}
+
+// TestOneHostTakesHalfOfThePlaces of far peers, whichever of its processes they are.
+func TestOneHostTakesHalfOfThePlaces(t *testing.T) {
+	l := newSide(&Backend{cfg: Config{ConnsMax: 4}, accepted: map[uint64]*inbound{}}, nil, false)
+	for i, want := range []error{nil, nil, driver.ErrFull, nil} {
+		c := &inbound{b: l.b, l: l, id: inboundID{conn: uint64(i)}, conn: uint64(i)}
+		c.from.host, c.from.process.PID = [8]byte{1 + byte(i)/3}, uint32(i)
+		require.True(t, l.admit(c))
+		require.ErrorIs(t, c.refusal, want)
+	}
+}
+
+// TestHelloThatIsDropped, since an owner has too many to tell them so, is said again.
+func TestHelloThatIsDropped(t *testing.T) {
+	near, far := openFakeBackend(t, Config{}), openFakeBackend(t, Config{ConnsMax: 1})
+	var others []*inbound
+	for i := range 1 + refusalsMax {
+		c := &inbound{b: far, l: far.near, id: inboundID{conn: uint64(i)}, conn: far.conns.Add(1)}
+		require.True(t, far.near.admit(c))
+		others = append(others, c)
+	}
+	before := far.conns.Load()
+	connected := make(chan error, 1)
+	go func() {
+		p, err := near.Connect(t.Context(), far.Addr())
+		if err == nil {
+			err = p.Close()
+		}
+		connected <- err
+	}()
+	eventually(t, "a hello that is dropped", func() bool { return far.conns.Load() > before })
+	for _, c := range others {
+		c.withdraw()
+	}
+	require.NoError(t, <-connected)
 }

@@ -49,7 +49,7 @@ func (p *peer) ask(t *keys.Token) (*importAnswer, error) {
 	if err := p.link.Control(q.encode()); err != nil {
 		return nil, err
 	}
-	timer := time.NewTimer(p.b.cfg.Failure)
+	timer := time.NewTimer(p.b.cfg.importMax)
 	defer timer.Stop()
 	select {
 	case a := <-done:
@@ -59,8 +59,8 @@ func (p *peer) ask(t *keys.Token) (*importAnswer, error) {
 	case <-p.closing:
 		return nil, driver.ErrClosed
 	case <-timer.C:
-		return nil, fmt.Errorf("no answer within %v, the peer may be frozen: %w (%w)",
-			p.b.cfg.Failure, driver.ErrPeerLost, driver.ErrTimeout)
+		return nil, fmt.Errorf("no answer within %v, the peer may be frozen: %w",
+			p.b.cfg.importMax, driver.ErrTimeout)
 	}
 }
 

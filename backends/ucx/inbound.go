@@ -87,6 +87,18 @@ func (c *inbound) bye(m *bye) {
 // fence must ask for it, so the link stays.
 func (c *inbound) lost(over bool) { c.finish(over || !c.l.near) }
 
+// there implements end.
+func (c *inbound) there() *address { return &c.from }
+
+// over implements end.
+func (c *inbound) over(f func(link)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.link != nil {
+		f(c.link)
+	}
+}
+
 // died implements mortal.
 func (c *inbound) died() {
 	c.finish(true)

@@ -36,6 +36,9 @@ type fakeLink struct {
 	status  int32
 	closed  bool
 	silent  bool // nothing arrives, as at a frozen peer
+	heard   time.Duration
+	waited  time.Duration
+	givenUp bool
 	stopped chan struct{}
 }
 
@@ -53,6 +56,20 @@ type fakeBatch struct {
 }
 
 const fakePiece = 64 << 10
+
+// Silence implements link.
+func (l *fakeLink) Silence() (heard, waited time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.heard, l.waited
+}
+
+// GiveUp implements link.
+func (l *fakeLink) GiveUp() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.givenUp = true
+}
 
 func (l *fakeLink) ID() uint64 { return l.id }
 func (l *fakeLink) Lanes() string {

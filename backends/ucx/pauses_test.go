@@ -31,15 +31,32 @@ func sockets(t *testing.T, pid int) (n int) {
 	return n
 }
 
-// TestTimedPausesLeaveNothing stops a peer that something waits for until it is given up, has it go
-// on, and connects anew, several times: neither process keeps more of the later pauses than of the
-// first, and a fence works as before.
-func TestTimedPausesLeaveNothing(t *testing.T) { pausesLeaveNothing(t, "tcp") }
+// TestTimedPausesLoseNothing stops a peer by TCP, for longer than Failure, while writes to it wait:
+// they land when it goes on.
+func TestTimedPausesLoseNothing(t *testing.T) {
+	o := startOwner(t, Config{Transports: "tcp", Devices: "lo", Grace: shortGrace,
+		Failure: shortGrace}, shortGrace)
+	p, key := o.connect()
+	for range 2 {
+		o.freeze()
+		o.write(p, key, 0, lateBytes)
+		select {
+		case <-p.Lost():
+			t.Fatal("a peer was given up whose host answers")
+		case <-time.After(4 * shortGrace):
+		}
+		o.thaw()
+		require.NoError(t, o.outcome())
+		require.Equal(t, lateBytes, o.landed())
+	}
+	require.NoError(t, p.Close())
+}
 
-func TestSoakPausesLeaveNothing(t *testing.T) { pausesLeaveNothing(t, NearTransports) }
-
-func pausesLeaveNothing(t *testing.T, list string) {
-	o := startOwner(t, Config{Transports: list, Devices: "lo", Grace: shortGrace,
+// TestSoakPausesLeaveNothing stops a near peer that something waits for until it is given up, has
+// it go on, and connects anew, several times: neither process keeps more of the later pauses than
+// of the first, and a fence works as before.
+func TestSoakPausesLeaveNothing(t *testing.T) {
+	o := startOwner(t, Config{Transports: NearTransports, Devices: "lo", Grace: shortGrace,
 		Failure: shortGrace}, shortGrace)
 	var ours, theirs int
 	for round := range 4 {

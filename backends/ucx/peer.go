@@ -23,6 +23,7 @@ type peer struct {
 	owner address
 	link  link
 	conn  uint64 // of answers
+	hello []byte
 
 	gate     gate.Gate     // held by every call of the program; Close shuts it first
 	hold     gate.Gate     // held by every use of link; Close shuts it last
@@ -170,6 +171,17 @@ func (p *peer) greeted(m *welcome) {
 
 // lost implements end.
 func (p *peer) lost(over bool) { p.markLost(over) }
+
+// there implements end.
+func (p *peer) there() *address { return &p.owner }
+
+// over implements end.
+func (p *peer) over(f func(link)) {
+	if p.hold.Enter() {
+		f(p.link)
+		p.hold.Exit()
+	}
+}
 
 // died implements mortal.
 func (p *peer) died() {

@@ -4,6 +4,7 @@ package ucx
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,6 +36,8 @@ type end interface {
 	number() uint64 // of the connection, as the program knows it
 	heard(message any)
 	lost(over bool) // the peer is given up; over: it has ended its end itself
+	there() *address
+	over(f func(link)) // calls f, unless the link is gone
 }
 
 func newSide(b *Backend, net fabric, near bool) *side {
@@ -181,6 +184,13 @@ func (l *side) end(id uint64) end {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	return l.ends[id]
+}
+
+// all lists the ends by what peers put into their messages.
+func (l *side) all() map[uint64]end {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return maps.Clone(l.ends)
 }
 
 // inbound lists the connections of others to us.

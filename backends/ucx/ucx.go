@@ -20,16 +20,17 @@
 // owner's), and what a token opens (memory.go, imports.go). One goroutine handles
 // the control messages of a backend; what may take time it hands on.
 //
-// A peer that is silent for Config.Failure while something waits for it is given up. A
-// write to it ends once the owner would ask before it lands the bytes (Config.Grace of both
-// sides, the larger). Against a hostile peer only tokens protect: it can claim to be another
-// backend.
+// A far peer whose host acknowledges nothing for Config.Failure while something waits for it is
+// given up, and a near one that is silent for so long. A write to it ends once the owner would ask
+// before it lands the bytes (Config.Grace of both sides, the larger). Against a hostile peer only
+// tokens protect: it can claim to be another backend.
 package ucx
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -46,6 +47,7 @@ import (
 	"github.com/sluicehq/sluice/internal/lastword"
 	"github.com/sluicehq/sluice/internal/park"
 	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // Backend implements driver.Backend.
@@ -72,7 +74,8 @@ type Backend struct {
 	counters    *ucp.Counters
 	conns       atomic.Uint64  // numbers of connections that were given out
 	tasks       gate.Tasks     // what takes too long for the control goroutine
-	attending   sync.WaitGroup // that goroutine
+	attending   sync.WaitGroup // that goroutine, and pulse
+	kernel      func() map[netip.Addr]silence.Outbound
 
 	mu    sync.Mutex
 	peers map[*peer]struct{}
@@ -114,11 +117,14 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 		peers:    make(map[*peer]struct{}),
 		accepted: make(map[uint64]*inbound), detours: make(map[keys.Owner]time.Time),
 		counters: ucp.NewCounters()}
-	b.table.Most = cfg.KeysMax
+	b.table.Most, b.kernel = cfg.KeysMax, silence.ByHost
 	if err := b.open(list, with); err != nil {
 		return nil, errors.Join(fmt.Errorf("ucx: %w", err), b.release())
 	}
 	b.attending.Go(b.attend)
+	if b.far != nil {
+		b.attending.Go(b.pulse)
+	}
 	registry.add(b.address.owner)
 	return b, nil
 }
@@ -132,6 +138,7 @@ func (b *Backend) open(list transports, with opener) (err error) {
 	if b.address.host, err = process.Host(); err != nil {
 		return err
 	}
+	b.address.hosts = ownHosts()
 	b.deaths.init(b.address.process)
 	if b.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return fmt.Errorf("create event: %w", os.NewSyscallError("eventfd", err))

@@ -303,6 +303,17 @@ func (n *Conn) End(status int32, proven bool) {
 	C.sl_ucx_end(n.c, C.int32_t(status), over)
 }
 
+// Silence is how long ago the peer said anything, and for how long something has waited for it.
+// Both are 0 where it is lost, or not bound yet.
+func (n *Conn) Silence() (heard, waited time.Duration) {
+	var h, w C.uint64_t
+	C.sl_ucx_silence(n.c, &h, &w)
+	return time.Duration(h), time.Duration(w)
+}
+
+// GiveUp has the peer lost for its silence.
+func (n *Conn) GiveUp() { C.sl_ucx_give_up_silent(n.c) }
+
 // Close ends the connection, waits for its batches, and gives it back, by force after grace where
 // UCX can. No other call may run or follow.
 func (n *Conn) Close(grace time.Duration) error {

@@ -186,9 +186,38 @@ static void suspect(struct sl_ucx_conn *n, uint64_t now)
 	sl_ucx_put_suspicion(w);
 }
 
+static void lose_silent(struct sl_ucx_conn *n)
+{
+	n->silent = 1;
+	sl_ucx_lose(n);
+}
+
+void sl_ucx_silence(struct sl_ucx_conn *n, uint64_t *heard_ns, uint64_t *waited_ns)
+{
+	uint64_t now;
+
+	*heard_ns = *waited_ns = 0;
+	sl_ucx_lock(n->worker);
+	now = sl_ucx_now();
+	if (n->peer && sl_ucx_speaks(n)) {
+		*heard_ns = now - n->heard;
+		*waited_ns = now - n->calm;
+	}
+	sl_ucx_unlock(n->worker);
+}
+
+void sl_ucx_give_up_silent(struct sl_ucx_conn *n)
+{
+	sl_ucx_lock(n->worker);
+	if (sl_ucx_speaks(n))
+		lose_silent(n);
+	sl_ucx_unlock(n->worker);
+}
+
 /*
  * Both ends ping, so that each has a fresh stamp of the other. Silence alone is no reason to give a
- * peer up; only where something waits for it, and has for long.
+ * peer up. Near only where something waits for it, and has for long. Far, Go looks whether its host
+ * is there.
  */
 void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 {
@@ -207,12 +236,11 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 			n->calm = now;
 		if (judge)
 			suspect(n, now);
-		if (now > n->heard + config->failure_ns && now > n->calm + config->failure_ns) {
-			n->silent = 1;
-			sl_ucx_lose(n);
-		} else if (now - n->last_out >= config->grace_ns / 4) {
+		if (config->shared && now > n->heard + config->failure_ns &&
+		    now > n->calm + config->failure_ns)
+			lose_silent(n);
+		else if (now - n->last_out >= config->grace_ns / 4)
 			sl_ucx_ping(n);
-		}
 	}
 	sl_ucx_finish_closing(w, 0, 0);
 }

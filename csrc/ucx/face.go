@@ -25,7 +25,7 @@ type Config struct {
 	SpinNanos  uint64 // how long a thread looks before it sleeps
 	// how old a message may be that lands unasked; a quarter of it drives the pings
 	GraceNanos   uint64
-	FailureNanos uint64 // how long a peer that something waits for may be silent
+	FailureNanos uint64 // how long a near peer that something waits for may be silent
 	WakeFD       int    // an eventfd for completions and messages, when armed
 	ControlFD    int    // an eventfd for control messages
 	Counters     *Counters

@@ -67,7 +67,8 @@ struct sl_ucx_config {
 	uint32_t segment; /* bytes of an eager message */
 	uint64_t spin_ns;    /* how long a thread looks before it sleeps */
 	uint64_t grace_ns;   /* how old a message may be that lands unasked */
-	uint64_t failure_ns; /* how long a peer that something waits for may be silent */
+	/* how long a near peer that something waits for may be silent */
+	uint64_t failure_ns;
 	int wake_fd, control_fd; /* eventfds of the caller's */
 	struct sl_ucx_counter *counters; /* SL_UCX_COUNTERS, which outlive the context; or NULL */
 	struct sl_ucx_spots *spots;	 /* of tests; NULL: threads stand nowhere */
@@ -279,6 +280,12 @@ int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns);
  * the other end is proven to be over: it has said so, or its process is dead.
  */
 void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven);
+
+/* How long ago the peer said anything, and for how long something waits for it; 0: it is lost. */
+void sl_ucx_silence(struct sl_ucx_conn *n, uint64_t *heard_ns, uint64_t *waited_ns);
+
+/* The peer is lost, and UCX must not take its endpoint's end for one that it knows of. */
+void sl_ucx_give_up_silent(struct sl_ucx_conn *n);
 
 /* Ends it, waits for its batches, and gives it back; n is gone. */
 void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns);

@@ -58,6 +58,21 @@ func AfterRunning(c Clock, d time.Duration, f func()) Timer {
 	return r
 }
 
+// Pass waits until this process has run for d, or one of the channels is closed. It reports whether
+// the time has passed.
+func Pass(c Clock, d time.Duration, over, stop <-chan struct{}) bool {
+	passed := make(chan struct{})
+	timer := AfterRunning(c, d, func() { close(passed) })
+	defer timer.Stop()
+	select {
+	case <-passed:
+		return true
+	case <-over:
+	case <-stop:
+	}
+	return false
+}
+
 // beats is in how many parts AfterRunning counts.
 const beats = 32
 

@@ -4,6 +4,8 @@
 package manualclock
 
 import (
+	"cmp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,6 +83,37 @@ func (c *Clock) Advance(d time.Duration) {
 	for t := c.next(end); t != nil; t = c.next(end) {
 		t.f()
 	}
+}
+
+// Jump moves the clock by d at once, as it moves while a process is stopped: what is due by then is
+// called late, and once.
+func (c *Clock) Jump(d time.Duration) {
+	c.moving.Lock()
+	defer c.moving.Unlock()
+	now := c.now.Add(int64(d))
+	var due []*timer
+	c.mu.Lock()
+	for t := range c.timers {
+		if t.due <= now {
+			due = append(due, t)
+			delete(c.timers, t)
+		}
+	}
+	slices.SortFunc(due, func(a, b *timer) int { return cmp.Compare(a.due, b.due) })
+	c.mu.Unlock()
+	for _, t := range due {
+		t.f()
+	}
+}
+
+// Next is how long it is until the first timer is due, at most a limit.
+func (c *Clock) Next(limit time.Duration) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for t := range c.timers {
+		limit = min(limit, time.Duration(t.due-c.now.Load()))
+	}
+	return max(limit, 0)
 }
 
 // next moves the clock to the first timer that is due by end and takes that one out, or moves the

@@ -31,6 +31,21 @@ func TestAdvance(t *testing.T) {
 	require.Equal(t, begin+22, c.Now())
 }
 
+// TestJump calls what came due once, with the clock at its new time.
+func TestJump(t *testing.T) {
+	c := New()
+	begin := c.Now()
+	var at []int64
+	c.AfterFunc(7, func() { at = append(at, 7) })
+	var again clock.Timer
+	again = c.AfterFunc(3, func() { at = append(at, c.Now()-begin); again.Reset(3) })
+	require.EqualValues(t, 2, c.Next(2))
+	require.EqualValues(t, 3, c.Next(time.Hour))
+	c.Jump(10)
+	require.Equal(t, []int64{10, 7}, at)
+	require.EqualValues(t, 3, c.Next(time.Hour))
+}
+
 // TestTimerThatSetsItself is called again within one Advance.
 func TestTimerThatSetsItself(t *testing.T) {
 	c := New()

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ucx
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/silence"
+)
+
+// TestLook gives up a far peer whose host is gone, and none whose process is slow.
+func TestLook(t *testing.T) {
+	const failure = 12 * time.Second
+	at := netip.MustParseAddr("192.0.2.1")
+	gone := map[netip.Addr]silence.Outbound{at: {Waits: true, Acked: time.Hour}}
+	for name, c := range map[string]struct {
+		hosts  map[netip.Addr]silence.Outbound
+		waits  bool // something waits for the peer
+		near   bool // it is on this host
+		pulses int  // after which it is given up; 0: never
+	}{
+		"gone":      {hosts: gone, waits: true, pulses: 15},
+		"not there": {hosts: gone, pulses: 12*silence.IdleFailures + 2},
+		"unread": {hosts: map[netip.Addr]silence.Outbound{at: {Left: true, Acked: time.Hour}},
+			waits: true},
+		"answers": {hosts: map[netip.Addr]silence.Outbound{at: {Waits: true}}, waits: true},
+		"not by TCP": {hosts: map[netip.Addr]silence.Outbound{netip.IPv6Loopback(): {Waits: true,
+			Acked: time.Hour}}, waits: true, pulses: 12 * silence.IdleFailures},
+		"here": {hosts: gone, waits: true, near: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &Backend{cfg: Config{Failure: failure}}
+			b.address.host = [8]byte{1}
+			b.kernel = func() map[netip.Addr]silence.Outbound { return c.hosts }
+			b.far = newSide(b, nil, false)
+			l := &fakeLink{id: 7}
+			p := newPeer(b.far, address{hosts: []netip.Addr{at}})
+			if c.near {
+				p.owner.host = b.address.host
+			}
+			p.link = l
+			p.hold.Reopen()
+			b.far.add(l.id, p)
+			watches, now := map[uint64]*silence.Watch{}, int64(time.Hour)
+			for i := 1; i < 100*pulses; i++ {
+				l.heard += failure / pulses
+				if c.waits {
+					l.waited = l.heard
+				}
+				now += int64(failure / pulses)
+				watches = b.look(watches, now, false)
+				if l.givenUp {
+					require.Equal(t, c.pulses, i)
+					return
+				}
+			}
+			require.Zero(t, c.pulses, "never given up")
+			l.heard, l.waited = 0, 0
+			require.Empty(t, b.look(watches, now, false))
+		})
+	}
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package silence
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// TestWatch counts from when something waits, or was acknowledged last, as far as a Look has seen.
+func TestWatch(t *testing.T) {
+	var w Watch
+	now, out := int64(time.Hour), Outbound{Waits: true}
+	look := func(want time.Duration, stood bool) {
+		t.Helper()
+		require.Equal(t, want, w.Look(out, now, stood))
+		now += int64(time.Second)
+		out.Acked += time.Second
+	}
+	look(0, false)
+	look(time.Second, false)
+	look(2*time.Second, false)
+	out.Acked = time.Millisecond
+	look(0, false)
+	look(time.Second, false)
+	look(0, true) // this process stood still
+	look(0, false)
+	look(time.Second, false)
+	out.Waits = false
+	look(0, false)
+	out.Waits = true
+	look(0, false)
+}
+
+// TestJoin: one connection that is answered is enough, and what waits on any waits.
+func TestJoin(t *testing.T) {
+	a := Outbound{Waits: true, Acked: time.Hour}
+	b := Outbound{Left: true, Acked: time.Second}
+	require.Equal(t, a, None.Join(a))
+	require.Equal(t, Outbound{Waits: true, Left: true, Acked: time.Second}, a.Join(b))
+	require.ErrorIs(t, Error(time.Second), driver.ErrPeerLost)
+}
+
+// TestOf has a process that reads nothing: its host acknowledges until its socket is full, and then
+// what cannot go out is left.
+func TestOf(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	conn, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	tcp := conn.(*net.TCPConn)
+	raw, err := tcp.SyscallConn()
+	require.NoError(t, err)
+	KeepAlive(tcp, 0)
+	_, err = tcp.Write([]byte("unread"))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return !Of(raw).Left }, 10*time.Second, time.Millisecond)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for err == nil {
+			_, err = tcp.Write(make([]byte, 1<<20))
+		}
+	}()
+	require.Eventually(t, func() bool { return Of(raw).Left }, 10*time.Second, time.Millisecond)
+	require.Less(t, Of(raw).Acked, time.Minute)
+	out, known := ByHost()[netip.MustParseAddr("127.0.0.1")]
+	require.True(t, known && out.Left)
+	require.NoError(t, tcp.Close())
+	<-ended
+	require.Equal(t, Outbound{}, Of(raw))
+}
