@@ -59,6 +59,7 @@ const (
 	races   = "=== RUN   TestTimedA\n" + race + "\n--- FAIL: TestTimedA (0.1s)\nFAIL\n"
 	seeded  = "=== RUN   TestTimedA\n    seed 12: 5 actions\n    again with -a.seed=7, seed 12\n" +
 		"--- PASS: TestTimedA (0.1s)\n"
+	parted = "=== RUN   TestTimedA\n--- PASS: TestTimedA (0.1s)\n    --- SKIP: TestTimedA/x (0s)\n"
 	// The first of two that failed stands behind lines that have no end.
 	unended = "x=== RUN   TestTimedA\nx--- FAIL: TestTimedA (0.1s)\n=== RUN   TestTimedB\n" +
 		"--- FAIL: TestTimedB (0.1s)\nFAIL\n"
@@ -136,6 +137,7 @@ func TestEndOfASoak(t *testing.T) {
 		crashes: {time.Minute, 1, `some/package TestTimedA: FAILED in \d+ s\n`},
 		dies:    {time.Minute, 1, `some/package TestTimedA: FAILED in \d+ s\n`},
 		seeded:  {time.Minute, 0, `some/package TestTimedA: passed in \d+ s, seeds 12 7\n`},
+		parted:  {time.Minute, 0, `some/package TestTimedA: passed but for 1 parts that were skipped`},
 	} {
 		p, said := binary(t, says), &strings.Builder{}
 		p.tests = p.tests[:1]

@@ -31,6 +31,7 @@ type result struct {
 	broken          bool     // a promise was broken: the failure is final
 	died            bool     // the process ended within a test, before the first, or as none does
 	cut             bool     // the end of the time, or of this command, ended it
+	parts           int      // of tests, that were skipped
 	seeds           []string // by which a test chose
 	begins, ends    map[string]time.Time
 	wall            time.Duration
@@ -197,6 +198,9 @@ func (r *reading) take(line string, framed bool) {
 	case strings.Contains(m[2], "/"): // a part, which its test's own verdict covers
 		if m[1] != "FAIL" {
 			r.kept = r.kept[:len(r.kept)-1]
+		}
+		if m[1] == "SKIP" {
+			r.parts++
 		}
 	default:
 		r.ends[m[2]] = time.Now()

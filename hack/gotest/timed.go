@@ -132,13 +132,15 @@ func (o *options) soak(ctx context.Context, list []*testPackage) (end summary) {
 	return end
 }
 
-// verdict is one word for how a run of one test has ended.
+// verdict says how a run of one test has ended.
 func (r *result) verdict() string {
 	switch {
 	case !r.ok:
 		return "FAILED"
 	case r.passed == 0:
 		return "skipped"
+	case r.parts > 0:
+		return fmt.Sprintf("passed but for %d parts that were skipped", r.parts)
 	}
 	return "passed"
 }
