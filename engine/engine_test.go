@@ -21,7 +21,7 @@ import (
 )
 
 // limit bounds every wait of these tests.
-const limit = 10 * time.Second
+const limit = 30 * time.Second
 
 func within(t testing.TB) context.Context {
 	t.Helper()

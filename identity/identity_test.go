@@ -19,7 +19,7 @@ import (
 	"github.com/sluicehq/sluice/internal/authority"
 )
 
-const limit = 10 * time.Second
+const limit = 30 * time.Second
 
 func must[T any](v T, err error) func(testing.TB) T {
 	return func(t testing.TB) T {

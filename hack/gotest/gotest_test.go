@@ -59,7 +59,7 @@ const (
 	races   = "=== RUN   TestTimedA\n" + race + "\n--- FAIL: TestTimedA (0.1s)\nFAIL\n"
 	seeded  = "=== RUN   TestTimedA\n    seed 12: 5 actions\n    again with -a.seed=7, seed 12\n" +
 		"--- PASS: TestTimedA (0.1s)\n"
-	parted = "=== RUN   TestTimedA\n--- PASS: TestTimedA (0.1s)\n    --- SKIP: TestTimedA/x (0.1s)\n"
+	parted = "=== RUN   TestTimedA\n--- PASS: TestTimedA (0.1s)\n    --- SKIP: TestTimedA/x (0s)\n"
 	// The first of two that failed stands behind lines that have no end.
 	unended = "x=== RUN   TestTimedA\nx--- FAIL: TestTimedA (0.1s)\n=== RUN   TestTimedB\n" +
 		"--- FAIL: TestTimedB (0.1s)\nFAIL\n"

@@ -20,7 +20,7 @@ import (
 )
 
 // patience bounds what must happen but not when.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 func mustEvent(t testing.TB) *Event {
 	t.Helper()
