@@ -198,6 +198,10 @@ func (f *benchFlags) checkShapes(c *cobra.Command) error {
 	if c.Flags().Changed("spread") && !f.pages && !f.table {
 		return usagef("--spread is the memory that --pages and --table draw from: say one of them")
 	}
+	if (f.table || f.notify) && f.inProcess() {
+		return usagef("--table and --notify measure between two processes: backend %q stays within "+
+			"one", f.backend)
+	}
 	return nil
 }
 
@@ -226,7 +230,7 @@ func (f *benchFlags) results(c *cobra.Command, shapes []bench.Shape) ([]bench.Re
 	}
 	switch {
 	case f.notify:
-		return f.measureNotify(c.Context())
+		return f.measureMessages(c.Context(), notifyBytes, true)
 	case f.table:
 		return f.measureTable(c.Context(), func() *progress { return bar(len(shapes)) })
 	}

@@ -12,15 +12,6 @@ import (
 
 const notifyBytes = 64
 
-// measureNotify measures one way to a parked goroutine, then round trips.
-func (f *benchFlags) measureNotify(ctx context.Context) ([]bench.Result, error) {
-	if f.inProcess() {
-		return nil, usagef("--notify measures between two processes: backend %q stays within one",
-			f.backend)
-	}
-	return f.measureMessages(ctx, notifyBytes, true)
-}
-
 // measureMessages measures round trips, and with stamps one way before that.
 func (f *benchFlags) measureMessages(ctx context.Context, bytes uint64, stamps bool) (
 	[]bench.Result, error) {

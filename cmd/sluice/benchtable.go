@@ -67,10 +67,6 @@ func tableShapes(spread uint64) []bench.Shape {
 // registering and describing takes.
 func (f *benchFlags) measureTable(ctx context.Context, newBar func() *progress) ([]bench.Result,
 	error) {
-	if f.inProcess() {
-		return nil, usagef("--table measures between two processes: backend %q stays within one",
-			f.backend)
-	}
 	if f.backend == rdmaName {
 		return f.measureVerbsTable(ctx, newBar)
 	}
