@@ -199,8 +199,8 @@ func (f *benchFlags) checkShapes(c *cobra.Command) error {
 		return usagef("--spread is the memory that --pages and --table draw from: say one of them")
 	}
 	if (f.table || f.notify) && f.inProcess() {
-		return usagef("--table and --notify measure between two processes: backend %q stays within "+
-			"one", f.backend)
+		return usagef("--table and --notify measure between two processes: backend %q stays in one",
+			f.backend)
 	}
 	return nil
 }

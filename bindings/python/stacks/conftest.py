@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from typing import Any, Iterator
 
@@ -19,6 +20,11 @@ os.environ["RAY_memory_monitor_refresh_ms"] = "0"
 import pytest
 import ray
 from sluice.integrations.ray import SluiceTransport
+
+
+def pytest_configure() -> None:
+    """A soak that is cut off ends its servers, which lie in sessions of their own."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
