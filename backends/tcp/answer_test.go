@@ -28,6 +28,15 @@ func receive(tb testing.TB, b *Backend) driver.Message {
 	return driver.Message{}
 }
 
+// drain receives what has come. A connection that ends may have a last word, or none where its
+// owner had not yet read that the peer's program has it.
+func drain(tb testing.TB, b *Backend) {
+	tb.Helper()
+	var msgs [8]driver.Message
+	_, err := b.Receive(msgs[:])
+	require.NoError(tb, err)
+}
+
 // notify sends a message and waits until it is on its way.
 func notify(tb testing.TB, p *peer, text string) {
 	tb.Helper()
