@@ -14,7 +14,8 @@ func (s *Source) hugePages() Check {
 	c.Found = fmt.Sprintf("%d of 2 MiB reserved, %d free", s.memory.HugeReserved, s.memory.HugeFree)
 	if s.memory.HugeFree == 0 {
 		c.State = Limited
-		c.Fix = "sysctl -w vm.nr_hugepages=4096   # 8 GiB; transparent pages serve meanwhile"
+		c.Fix = fmt.Sprintf("sysctl -w vm.nr_hugepages=%d   # 8 GiB more; transparent pages serve "+
+			"meanwhile", s.memory.HugeReserved+4096)
 	}
 	return c
 }
