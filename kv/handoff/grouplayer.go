@@ -195,7 +195,7 @@ func (p *GroupPush) reap(f *groupFlight, timer *time.Timer) {
 			continue
 		}
 		// also what has ended with an error may have done so without proof
-		all.Go(func() { p.isUnproven(s.t.abort()) })
+		all.Go(func() { p.addUnproven(s.t.abort()) })
 	}
 	all.Wait()
 	for _, s := range f.sent {

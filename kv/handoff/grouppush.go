@@ -227,7 +227,7 @@ func (p *GroupPush) receive(l *outLink, m *message) {
 	ok := false
 	switch m.kind {
 	case kindTaken:
-		if ok = p.doneSent && !l.taken; ok {
+		if ok = p.finishing && !l.taken; ok {
 			l.taken = true
 			if p.untaken--; p.untaken == 0 && !isClosed(p.over) {
 				p.s.count.finished.Add(1)

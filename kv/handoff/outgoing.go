@@ -21,12 +21,12 @@ type outgoing struct {
 	over    chan struct{} // closed when the outcome is known
 	ended   chan struct{} // closed when nothing is left of it
 
-	mu       sync.Mutex
-	err      error // the outcome, once over is closed; nil: handed over
-	unproven error // a transfer was ended without a proof
-	unposted int   // layers
-	inFlight int   // layers
-	doneSent bool
+	mu        sync.Mutex
+	err       error // the outcome, once over is closed; nil: handed over
+	unproven  error // a transfer was ended without a proof
+	unposted  int   // layers
+	inFlight  int   // layers
+	finishing bool
 }
 
 func newOutgoing(request uint64, window int) outgoing {
@@ -86,7 +86,7 @@ func (o *outgoing) finish(ctx context.Context, taken time.Duration, say func(lim
 func (o *outgoing) drain(ctx context.Context) error {
 	for {
 		o.mu.Lock()
-		ready, err := o.mayFinish()
+		ready, err := o.beginFinish()
 		o.mu.Unlock()
 		if err != nil || ready {
 			return err
@@ -100,8 +100,8 @@ func (o *outgoing) drain(ctx context.Context) error {
 	}
 }
 
-// mayFinish reports whether the last word may be sent. Precondition: o.mu is held.
-func (o *outgoing) mayFinish() (ready bool, err error) {
+// beginFinish reports whether the last word may be sent. Precondition: o.mu is held.
+func (o *outgoing) beginFinish() (ready bool, err error) {
 	switch {
 	case isClosed(o.over):
 		return false, o.outcome()
@@ -109,8 +109,8 @@ func (o *outgoing) mayFinish() (ready bool, err error) {
 		return false, fmt.Errorf("finish request %d: %d layers have not been handed over: %w",
 			o.request, o.unposted, engine.ErrBusy)
 	}
-	o.doneSent = o.inFlight == 0
-	return o.doneSent, nil
+	o.finishing = o.inFlight == 0
+	return o.finishing, nil
 }
 
 // landed notes that a layer is in flight no more.
@@ -125,8 +125,8 @@ func (o *outgoing) landed() {
 	}
 }
 
-// isUnproven keeps an answer that there is no proof for a transfer.
-func (o *outgoing) isUnproven(err error) {
+// addUnproven keeps an answer that there is no proof for a transfer.
+func (o *outgoing) addUnproven(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.unproven = errors.Join(o.unproven, err)

@@ -82,7 +82,7 @@ func (p *Push) awaitLayer(f *flight, timer *time.Timer) bool {
 // abort ends a transfer and waits for the end, which the engine bounds. It keeps an answer
 // that there is no proof.
 func (p *Push) abort(f *flight) {
-	p.isUnproven(withoutProof(f.t.Abort(context.Background())))
+	p.addUnproven(withoutProof(f.t.Abort(context.Background())))
 }
 
 // awaitEnd waits for the receiver to say why it has revoked a lease: it does so

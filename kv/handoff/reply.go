@@ -30,7 +30,7 @@ func (p *Push) receive(m *message) {
 	switch {
 	case m.kind == kindEnd:
 		p.endThere(m.reason)
-	case m.kind == kindTaken && p.doneSent:
+	case m.kind == kindTaken && p.finishing:
 		p.succeed()
 	case m.kind == kindGrant && !isClosed(p.granted):
 		whole, err := p.grant.add(m, grantMax(len(p.blocks)))
