@@ -115,7 +115,7 @@ func (p *Peer) connectLanes(ctx context.Context, d *wire.Description, show excha
 			}
 		}
 		if left = late; len(left) > 0 && !connected {
-			sleep(ctx, breath) // a backend may have a limit of its own, a short one
+			sleep(ctx, retryPause) // a backend may have a limit of its own, a short one
 		}
 	}
 	if connected {

@@ -52,7 +52,7 @@ func TestConnectByWhatAnswers(t *testing.T) {
 		"the second": {[]*way{{takes: never}, {}}, 5 * time.Second, []int{1, 1}},
 		"the first":  {[]*way{{}, {takes: never}}, 5 * time.Second, []int{1, 1}},
 		"both late, one not": {[]*way{{takes: never}, {takes: 8 * time.Second}},
-			28*time.Second + breath,
+			28*time.Second + retryPause,
 			[]int{2, 2}},
 		"the only one":       {[]*way{{takes: 29 * time.Second}}, 29 * time.Second, []int{1}},
 		"a limit of its own": {[]*way{{late: 3}}, time.Second, []int{4}},
@@ -104,7 +104,7 @@ func (l *late) Accept() (net.Conn, error) {
 		}
 		l.left--
 		go func() {
-			time.Sleep(2 * meant)
+			time.Sleep(2 * immediateClose)
 			_ = c.Close()
 		}()
 	}

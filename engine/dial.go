@@ -16,10 +16,12 @@ import (
 
 // Dial connects to an engine that serves at the address: "unix" and a path, or
 // "tcp" and host:port. When it returns, the other side has connected back. Over a network,
-// Config.Identity says what this side shows, and what the other side must show. Dial tries again
-// where no process listens there yet, or the other side hangs up without a word because it was late
-// itself, until ctx ends or ConnectTimeout is over; where it hangs up at once, as one that speaks
-// TLS does, or one at which too many wait, for HandshakeTimeout.
+// Config.Identity says what this side shows, and what the other side must show.
+//
+// Dial tries again until ctx ends or ConnectTimeout is over, while no process listens there, and
+// where the server ends the stream without a word after a while: it was overloaded. A server that
+// ends it at once may want TLS, or have too many waiting: Dial tries that again for
+// HandshakeTimeout alone.
 func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
 	defer cancel()
@@ -28,7 +30,7 @@ func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, erro
 	if err != nil {
 		host = ""
 	}
-	var before error
+	var last error
 	first := time.Now()
 	for pause := lobby.PauseMin; ; pause = min(2*pause, lobby.PauseMax) {
 		var p *Peer
@@ -42,28 +44,28 @@ func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, erro
 		switch {
 		case err == nil:
 			return p, nil
-		case comesAgain(err, time.Since(began) >= meant ||
+		case isRetryable(err, time.Since(began) >= immediateClose ||
 			time.Since(first) < e.cfg.HandshakeTimeout):
-			before = err
+			last = err
 			if !sleep(ctx, pause) {
 				return nil, err
 			}
-		case before != nil && ctx.Err() != nil: // which says less
-			return nil, before
+		case last != nil && ctx.Err() != nil: // the context's error says less
+			return nil, last
 		default:
 			return nil, err
 		}
 	}
 }
 
-// meant is within what time a stream ends that the other side does not want: it speaks TLS, say.
-// One that was late has a limit, which is longer. A server at which too many wait hangs up at once
-// as well: so only what does so for HandshakeTimeout is taken to mean it.
-const meant = 250 * time.Millisecond
+// immediateClose is within what time a server ends a stream that it does not want, for example
+// since it expects TLS, or refuses for want of room. One that was overloaded ends it by a limit,
+// which is longer.
+const immediateClose = 250 * time.Millisecond
 
-// comesAgain reports whether a later try of Dial may do better than one that failed; hungUp: also
+// isRetryable reports whether a later try of Dial may do better than one that failed; hungUp: also
 // where the other side hung up.
-func comesAgain(err error, hungUp bool) bool {
+func isRetryable(err error, hungUp bool) bool {
 	// no process listens yet, or as many wait at a Unix socket as may
 	for _, is := range []error{syscall.ECONNREFUSED, syscall.ENOENT, syscall.EAGAIN} {
 		if errors.Is(err, is) {
@@ -73,8 +75,8 @@ func comesAgain(err error, hungUp bool) bool {
 	return hungUp && lobby.HungUp(err)
 }
 
-// breath is how long we wait for what others may give back.
-const breath = 5 * time.Millisecond
+// retryPause is before the next try, so that a busy backend can free a connection.
+const retryPause = 5 * time.Millisecond
 
 // sleep waits, and reports whether the context lasts.
 func sleep(ctx context.Context, d time.Duration) bool {
@@ -105,7 +107,7 @@ func (e *Engine) dial(ctx context.Context, conn net.Conn, host string) (*Peer, e
 	}
 	if err != nil {
 		if ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded) {
-			err = fmt.Errorf("the other side did not answer in time: %w", ctx.Err())
+			err = fmt.Errorf("the other side had not answered: %w", ctx.Err())
 		}
 		return nil, &OpError{Op: "dial", Err: err}
 	}

@@ -11,10 +11,9 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Transfer is a batch of copies with one completion. It is made once and posted
-// many times: idle, posted, done, posted again. Add, AddPages, Notify, Count, OnDone, Post,
-// Reset and Close belong to one goroutine at a time; Done, Err, Wait, Abort and
-// Completed may be called from any. Misuse is an error, ErrBusy while posted.
+// Transfer is a list of copies with one completion. It is made once and posted many times: idle,
+// posted, done, posted again. Done, Err, Wait, Abort and Completed may be called from any
+// goroutine; all other methods belong to one at a time. Misuse is an error, ErrBusy while posted.
 type Transfer struct {
 	e     *Engine
 	p     *Peer

@@ -66,7 +66,7 @@ type Deed struct {
 
 type kind uint16
 
-// What breaks the contract is a bit, since one batch may meet several.
+// What the contract allows: of these one ends a batch.
 const (
 	delay kind = iota + 1
 	reorder
@@ -79,7 +79,11 @@ const (
 	refuse
 	stall
 	flap
-	duplicate kind = 1 << (iota - 7)
+)
+
+// What breaks the contract, as bits: one batch may meet several.
+const (
+	duplicate kind = 16 << iota
 	forget
 	early
 	corrupt
@@ -115,8 +119,8 @@ func (k kind) concerns() Event {
 // Deeds that the contract allows, so that a program must bear them. A jitter is how much more or
 // less a time may be, by the seed.
 
-// Delay has the completion come no sooner than t after Submit, and a message that came in, or a
-// call, so much later.
+// Delay has a batch complete at least t after Submit. It delays a call, or a message that came in,
+// by t.
 func Delay(t, jitter time.Duration) Deed { return Deed{kind: delay, time: t, jitter: jitter} }
 
 // Late has the batch begin so much later.
@@ -126,7 +130,7 @@ func Late(t, jitter time.Duration) Deed { return Deed{kind: late, time: t, jitte
 func Reorder(t time.Duration) Deed { return Deed{kind: reorder, time: t} }
 
 // Limit has batches share a rate in bytes a second: each begins when those before it are through.
-// What was not used of it before counts, up to burst bytes.
+// A rate that was not used adds up, to burst bytes.
 func Limit(rate, burst uint64) Deed { return Deed{kind: limit, rate: rate, burst: burst} }
 
 // Model has a batch take t, perPiece for each piece, and its bytes at a rate in bytes a second.

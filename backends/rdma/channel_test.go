@@ -79,12 +79,12 @@ func TestQuiet(t *testing.T) {
 	a.start()
 	q := quiet{ch: a}
 	for range 100 {
-		eventually(t, "an acknowledgement", func() bool { return !a.outbound().Left })
+		eventually(t, "an acknowledgement", func() bool { return !a.outbound().Pending })
 		require.Zero(t, q.lasts(time.Unix(0, c.Now())))
 		c.Advance(patience)
 	}
 	a.cfg.kernel = func(syscall.RawConn) silence.Outbound {
-		return silence.Outbound{Waits: true, Left: true, Acked: time.Hour}
+		return silence.Outbound{Unacked: true, Pending: true, SinceAck: time.Hour}
 	}
 	a.mu.Lock()
 	a.out = nil

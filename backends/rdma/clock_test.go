@@ -30,9 +30,9 @@ func (c *testClock) part() { c.gone.Store(c.Now()) }
 // kernel implements Config.kernel.
 func (c *testClock) kernel(conn syscall.RawConn) silence.Outbound {
 	if at := c.gone.Load(); at != 0 {
-		return silence.Outbound{Waits: true, Left: true, Acked: time.Duration(c.Now() - at)}
+		return silence.Outbound{Unacked: true, Pending: true, SinceAck: time.Duration(c.Now() - at)}
 	}
-	return silence.Of(conn)
+	return silence.Query(conn)
 }
 
 // openClocked is openPair for two backends with a clock of their own. It runs while they close.

@@ -98,7 +98,7 @@ type Config struct {
 	sysfs     *sysfs                                      // nil: this machine's
 	devices   func(wants func(name string) bool) []Device // nil: those of sysfs
 	clock     clock.Clock                                 // nil: the host's
-	kernel    func(syscall.RawConn) silence.Outbound      // nil: silence.Of
+	kernel    func(syscall.RawConn) silence.Outbound      // nil: silence.Query
 }
 
 const (
@@ -138,7 +138,7 @@ func (c *Config) EnsureDefaults() {
 		c.devices = c.sysfs.devices
 	}
 	if c.kernel == nil {
-		c.kernel = silence.Of
+		c.kernel = silence.Query
 	}
 	if c.clock == nil {
 		c.clock = clock.Host()

@@ -79,7 +79,7 @@ func (p *peer) ask(t *keys.Token) (uint32, error) {
 				heard, since = n, now
 			}
 			if silent := host.lasts(now); silent >= p.b.cfg.Failure {
-				return 0, silence.Error(silent)
+				return 0, silence.HostLost(silent)
 			}
 			if now.Sub(since) >= silence.ImportMax {
 				return 0, fmt.Errorf("the peer says nothing for %v, it may be frozen: %w",

@@ -21,7 +21,7 @@ type quiet struct {
 // now is by a Stopwatch.
 func (q *quiet) lasts(now time.Time) time.Duration {
 	out := q.ch.outbound()
-	if !out.Left && now.Sub(q.asked) >= q.ch.cfg.Failure/2 {
+	if !out.Pending && now.Sub(q.asked) >= q.ch.cfg.Failure/2 {
 		q.asked = now
 		q.ch.send(pingBytes)
 	}
@@ -45,7 +45,7 @@ func (b *Backend) pulse() {
 		for _, c := range b.channels() {
 			silent := c.idle.Look(c.outbound(), now, stood)
 			if silent >= silence.IdleFailures*b.cfg.Failure {
-				c.close(silence.Error(silent))
+				c.close(silence.HostLost(silent))
 			}
 		}
 	}

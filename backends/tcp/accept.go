@@ -122,9 +122,9 @@ func (b *Backend) meet(h *header, from lobby.Host, body []byte) (*inbound, error
 	if err := b.byHost.Take(from, "peers", "PeersMax"); err != nil {
 		return nil, err
 	}
-	if g.further = max(0, len(g.conns)-1-max(b.cfg.Conns, ConnsDefault)); !b.sums.add(
-		&b.sums.conns, from, g.further) {
-		b.sums.add(&b.sums.conns, from, -g.further)
+	if g.further = max(0, len(g.conns)-1-max(b.cfg.Conns, ConnsDefault)); !b.quotas.add(
+		&b.quotas.conns, from, g.further) {
+		b.quotas.add(&b.quotas.conns, from, -g.further)
 		b.byHost.Add(from, -1)
 		return nil, fmt.Errorf("too many connections, raise Config.PeersMax: %w", driver.ErrFull)
 	}
@@ -153,7 +153,7 @@ func (b *Backend) join(h *header, secret []byte) (*inbound, error) {
 
 // dismiss forgets an inbound that has ended. left: nothing that it sent is to be received.
 func (b *Backend) dismiss(g *inbound, left bool) {
-	b.sums.add(&b.sums.conns, g.host, -g.further)
+	b.quotas.add(&b.quotas.conns, g.host, -g.further)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.accepted, g.session)

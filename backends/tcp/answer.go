@@ -83,7 +83,7 @@ func (p *peer) took(c *conn, data []byte) verdict {
 		return finished
 	}
 	if !p.failed {
-		if !p.b.sums.takeNote(c, p.host, len(data), p.kept == 0) {
+		if !p.b.quotas.reserveMessage(c, p.host, len(data), p.kept == 0) {
 			return hold
 		}
 		p.kept++
@@ -95,7 +95,7 @@ func (p *peer) took(c *conn, data []byte) verdict {
 
 // received implements taker.
 func (p *peer) received(bytes int, _ bool) {
-	defer p.b.sums.giveNotes(p.host, 1, bytes) // once kept is told
+	defer p.b.quotas.releaseMessages(p.host, 1, bytes) // once kept is told
 	p.mu.Lock()
 	p.kept--
 	p.returned++

@@ -159,7 +159,8 @@ func welcomeOnly(c net.Conn, grace time.Duration, size uint64) {
 func gone(b *Backend, c *manualclock.Clock) {
 	since := c.Now()
 	b.kernel = func(*conn) silence.Outbound {
-		return silence.Outbound{Waits: true, Left: true, Acked: time.Duration(c.Now() - since)}
+		return silence.Outbound{Unacked: true, Pending: true,
+			SinceAck: time.Duration(c.Now() - since)}
 	}
 }
 

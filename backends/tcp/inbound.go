@@ -35,7 +35,7 @@ type inbound struct {
 	ended    bool
 	left     bool // and is dismissed, but for a place that what is to be received may hold
 	notifs   notifs
-	further  int // connections beyond those that we open to a peer: see sums
+	further  int // connections beyond those that we open to a peer: see quotas
 	returned int // messages that were received, and of which the peer is not told
 
 	answerMax int  // bytes of an answer that the peer takes

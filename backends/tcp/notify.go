@@ -15,7 +15,7 @@ type notifs struct {
 	held     int  // messages that came and are not delivered
 	bytes    int  // of them
 	kept     int  // messages that are delivered and not received, and the last word
-	excess   int  // batches that are remembered beyond rememberedOwn
+	excess   int  // batches that are remembered beyond batchesPerPeer
 	hoards   bool // they do not fit
 }
 
@@ -67,18 +67,18 @@ func (g *inbound) overrun() bool {
 
 // remember counts what is remembered of batches. Preconditions: mu of the inbound is held.
 func (n *notifs) remember(g *inbound) {
-	excess := max(0, len(n.arrivals)+len(n.waiting)-rememberedOwn)
+	excess := max(0, len(n.arrivals)+len(n.waiting)-batchesPerPeer)
 	if excess != n.excess && !g.ended {
-		n.hoards = !g.b.sums.add(&g.b.sums.batches, g.host, excess-n.excess)
+		n.hoards = !g.b.quotas.add(&g.b.quotas.batches, g.host, excess-n.excess)
 		n.excess = excess
 	}
 }
 
-// giveBack gives back what an inbound that has ended has in sums, but for what is to be received.
+// giveBack gives back what an inbound that has ended has in quotas, but for what is to be received.
 // Preconditions: mu of the inbound is held.
 func (n *notifs) giveBack(g *inbound) {
-	g.b.sums.giveNotes(g.host, n.held, n.bytes)
-	g.b.sums.add(&g.b.sums.batches, g.host, -n.excess)
+	g.b.quotas.releaseMessages(g.host, n.held, n.bytes)
+	g.b.quotas.add(&g.b.quotas.batches, g.host, -n.excess)
 	n.held, n.bytes, n.excess = 0, 0, 0
 }
 
@@ -109,7 +109,8 @@ func (g *inbound) noted(c *conn, h *header) verdict {
 		g.mu.Unlock()
 		return finished
 	}
-	if !counts && !g.b.sums.takeNote(c, g.host, len(c.in.body), g.notifs.held+g.notifs.kept == 0) {
+	first := g.notifs.held+g.notifs.kept == 0
+	if !counts && !g.b.quotas.reserveMessage(c, g.host, len(c.in.body), first) {
 		g.mu.Unlock()
 		return hold
 	}
@@ -162,7 +163,7 @@ func (g *inbound) settle(batch uint64, a *arrival) (credit int) {
 		if a.msg != nil {
 			n.held--
 			n.bytes -= len(a.msg)
-			g.b.sums.giveNotes(g.host, 1, len(a.msg))
+			g.b.quotas.releaseMessages(g.host, 1, len(a.msg))
 		}
 		n.waiting[a.number] = message{}
 		credit = g.returns()
@@ -204,7 +205,7 @@ func (g *inbound) returns() int {
 func (g *inbound) received(bytes int, last bool) {
 	if !last {
 		// Once kept says that it is received: the reader that this has go on looks there.
-		defer g.b.sums.giveNotes(g.host, 1, bytes)
+		defer g.b.quotas.releaseMessages(g.host, 1, bytes)
 	}
 	g.mu.Lock()
 	g.notifs.kept--

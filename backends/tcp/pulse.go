@@ -86,7 +86,7 @@ func (p *peer) check(now int64, slept bool) {
 	// on the others.
 	if silent >= silence.IdleFailures*failure ||
 		min(silent, heard, time.Duration(now-p.owesSince)) > failure {
-		p.lose(silence.Error(silent))
+		p.lose(silence.HostLost(silent))
 		return
 	}
 	if owes && time.Duration(now-p.askedAt) >= failure/2 && !p.conns[ctl].left {
@@ -105,7 +105,7 @@ func (g *inbound) check(now int64, slept bool) {
 			continue
 		}
 		if silent, _ := c.silence(now, slept); silent >= silence.IdleFailures*g.b.cfg.Failure {
-			g.broken(c, silence.Error(silent))
+			g.broken(c, silence.HostLost(silent))
 		}
 	}
 }
@@ -114,6 +114,6 @@ func (g *inbound) check(now int64, slept bool) {
 // how long ago it last acknowledged anything. Only pulse calls it.
 func (c *conn) silence(now int64, slept bool) (silent, acked time.Duration) {
 	s := c.b.kernel(c)
-	c.left = s.Left
-	return c.host.Look(s, now, slept), s.Acked
+	c.left = s.Pending
+	return c.host.Look(s, now, slept), s.SinceAck
 }

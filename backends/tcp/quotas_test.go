@@ -47,7 +47,7 @@ func TestMessagesOfAllPeersAreBounded(t *testing.T) {
 	for range peers * each {
 		require.Len(t, receive(t, owner).Data, size)
 	}
-	require.Zero(t, owner.sums.notes.Sum())
+	require.Zero(t, owner.quotas.messages.Sum())
 }
 
 // TestOneMessageOfEachPeerGoesBeside: a peer whose messages are received has the next one arrive,
@@ -56,7 +56,7 @@ func TestOneMessageOfEachPeerGoesBeside(t *testing.T) {
 	leak.Check(t)
 	const count = 300
 	owner, near := open(t, Config{}), open(t, Config{})
-	owner.sums.add(&owner.sums.notes, lobby.Host{}, owner.cfg.NotifyBytes)
+	owner.quotas.add(&owner.quotas.messages, lobby.Host{}, owner.cfg.NotifyBytes)
 	p := dial(t, near, owner.Addr())
 	sent := make(chan error, 1)
 	go func() {
@@ -99,7 +99,7 @@ func TestAnswersOfAllOwnersAreBounded(t *testing.T) {
 	for range 2 * each {
 		require.Len(t, receive(t, near).Data, size)
 	}
-	require.Zero(t, near.sums.notes.Sum())
+	require.Zero(t, near.quotas.messages.Sum())
 }
 
 // TestPeersThatLeaveMessages hold their places until these are received: otherwise one that comes
@@ -148,7 +148,7 @@ func TestConnectionsOfAllPeersAreBounded(t *testing.T) {
 // peer that has left holds none of it.
 func TestBatchesOfAllPeersAreBounded(t *testing.T) {
 	b := open(t, Config{})
-	b.sums.batches.Most = 2
+	b.quotas.batches.Most = 2
 	hoard := func(n uint64) *inbound {
 		g := newInbound(b, 2)
 		for i := range n {
@@ -156,12 +156,12 @@ func TestBatchesOfAllPeersAreBounded(t *testing.T) {
 		}
 		return g
 	}
-	require.False(t, hoard(rememberedOwn).crowded())
-	first := hoard(rememberedOwn + 2)
+	require.False(t, hoard(batchesPerPeer).crowded())
+	first := hoard(batchesPerPeer + 2)
 	require.False(t, first.crowded())
-	second := hoard(rememberedOwn + 1)
+	second := hoard(batchesPerPeer + 1)
 	require.True(t, second.crowded())
 	second.notifs.giveBack(second)
 	first.notifs.giveBack(first)
-	require.False(t, hoard(rememberedOwn+1).crowded())
+	require.False(t, hoard(batchesPerPeer+1).crowded())
 }

@@ -64,7 +64,7 @@ type Backend struct {
 	batches    batches
 	handshakes *lobby.Lobby
 	counters   arrivals.Counters
-	sums       sums
+	quotas     quotas
 	lastConn   atomic.Uint64 // numbers of connections given out
 
 	mu       sync.Mutex // guards what follows
@@ -97,7 +97,7 @@ func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 	}
 	b := &Backend{
 		cfg: cfg, clock: clock, secure: secure,
-		kernel:   func(c *conn) silence.Outbound { return silence.Of(c.raw) },
+		kernel:   func(c *conn) silence.Outbound { return silence.Query(c.raw) },
 		memories: keys.Table[memory]{Most: cfg.KeysMax},
 		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{},
 		byConn: map[uint64]*inbound{}, byHost: lobby.Count{Most: cfg.PeersMax},
@@ -111,7 +111,7 @@ func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 		b.address.pin = b.own.pin
 	}
 	b.done.Init(cfg.BatchesMax)
-	b.sums.init(&cfg)
+	b.quotas.init(&cfg)
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("tcp: %w", err), b.release())
 	}

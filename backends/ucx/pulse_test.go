@@ -16,7 +16,7 @@ import (
 func TestLook(t *testing.T) {
 	const failure = 12 * time.Second
 	at := netip.MustParseAddr("192.0.2.1")
-	gone := map[netip.Addr]silence.Outbound{at: {Waits: true, Acked: time.Hour}}
+	gone := map[netip.Addr]silence.Outbound{at: {Unacked: true, SinceAck: time.Hour}}
 	for name, c := range map[string]struct {
 		hosts  map[netip.Addr]silence.Outbound
 		waits  bool // something waits for the peer
@@ -25,11 +25,11 @@ func TestLook(t *testing.T) {
 	}{
 		"gone":      {hosts: gone, waits: true, pulses: 15},
 		"not there": {hosts: gone, pulses: 12*silence.IdleFailures + 2},
-		"unread": {hosts: map[netip.Addr]silence.Outbound{at: {Left: true, Acked: time.Hour}},
+		"unread": {hosts: map[netip.Addr]silence.Outbound{at: {Pending: true, SinceAck: time.Hour}},
 			waits: true},
-		"answers": {hosts: map[netip.Addr]silence.Outbound{at: {Waits: true}}, waits: true},
-		"not by TCP": {hosts: map[netip.Addr]silence.Outbound{netip.IPv6Loopback(): {Waits: true,
-			Acked: time.Hour}}, waits: true, pulses: 12 * silence.IdleFailures},
+		"answers": {hosts: map[netip.Addr]silence.Outbound{at: {Unacked: true}}, waits: true},
+		"not by TCP": {hosts: map[netip.Addr]silence.Outbound{netip.IPv6Loopback(): {Unacked: true,
+			SinceAck: time.Hour}}, waits: true, pulses: 12 * silence.IdleFailures},
 		"here": {hosts: gone, waits: true, near: true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package silence tells a host that is gone from a process that is late. The kernel of a live host
-// acknowledges what a process does not read, because it is stopped or kept off its processors: how
-// long that may take says the program that waits. A host that acknowledges nothing for a while is
-// down, or out of reach.
+// acknowledges also what its process does not read because it is stopped or kept off its
+// processors; the program that waits for the process decides for how long. A host that acknowledges
+// nothing for a while is down, or out of reach.
 package silence
 
 import (
@@ -21,43 +21,44 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// IdleFailures is after how many times its limit a silent host is given up where no transfer waits.
+// IdleFailures is after how many times Config.Failure a backend gives up a silent host that no
+// transfer waits for.
 const IdleFailures = 6
 
-// ImportMax is how long an owner may take to answer an Import: as long as the slowest caller of a
-// transfer waits for a process that is kept off its processors. One whose host is gone is lost
-// before.
+// ImportMax is how long an owner may take to answer an Import: as long as the longest timeout of a
+// transfer that programs use, since an owner that is kept off its processors answers late. A peer
+// whose host is gone is lost sooner.
 const ImportMax = 2 * time.Minute
 
 // Outbound is what our kernel knows of the bytes that TCP connections to a host were given to send.
 type Outbound struct {
-	Waits bool          // some, or a probe, are out, and not acknowledged
-	Left  bool          // some are out, or have not gone out
-	Acked time.Duration // ago the last acknowledgement came
+	Unacked  bool          // some bytes, or a probe, are out and not acknowledged
+	Pending  bool          // some bytes are not acknowledged, or have not gone out yet
+	SinceAck time.Duration // since the last acknowledgement
 }
 
 // None is what is known of no connection: Join anything to it.
-var None = Outbound{Acked: math.MaxInt64}
+var None = Outbound{SinceAck: math.MaxInt64}
 
 // Join is what is known of both. A host that has no room for what one connection brings may drop it
 // without a word, and answer on the other.
 func (o Outbound) Join(p Outbound) Outbound {
-	return Outbound{o.Waits || p.Waits, o.Left || p.Left, min(o.Acked, p.Acked)}
+	return Outbound{o.Unacked || p.Unacked, o.Pending || p.Pending, min(o.SinceAck, p.SinceAck)}
 }
 
-// Of asks the kernel. Of a connection that is closed, or is none of TCP, it knows nothing.
-func Of(conn syscall.RawConn) (o Outbound) {
-	_ = conn.Control(func(fd uintptr) { o = OfFD(int(fd)) })
+// Query asks the kernel. Of a connection that is closed, or is none of TCP, it knows nothing.
+func Query(conn syscall.RawConn) (o Outbound) {
+	_ = conn.Control(func(fd uintptr) { o = QueryFD(int(fd)) })
 	return o
 }
 
-// OfFD is Of for a descriptor.
-func OfFD(fd int) (o Outbound) {
+// QueryFD is Query for a descriptor.
+func QueryFD(fd int) (o Outbound) {
 	i, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err == nil {
-		o.Waits = i.Unacked > 0 || i.Probes > 0
-		o.Left = i.Unacked > 0 || i.Notsent_bytes > 0
-		o.Acked = time.Duration(i.Last_ack_recv) * time.Millisecond
+		o.Unacked = i.Unacked > 0 || i.Probes > 0
+		o.Pending = i.Unacked > 0 || i.Notsent_bytes > 0
+		o.SinceAck = time.Duration(i.Last_ack_recv) * time.Millisecond
 	}
 	return o
 }
@@ -93,23 +94,25 @@ func ByHost() map[netip.Addr]Outbound {
 		if !known {
 			o = None
 		}
-		hosts[host] = o.Join(OfFD(fd))
+		hosts[host] = o.Join(QueryFD(fd))
 	}
 	return hosts
 }
 
 // Watch measures a host's silence. One goroutine at a time may use it.
 type Watch struct {
-	since int64 // nothing was acknowledged since, while something waited; 0: nothing waited
+	// from this Look on each saw unacknowledged bytes and no newer acknowledgement; 0: none did
+	since int64
 }
 
 // Look returns for how long the host has acknowledged nothing of what it was sent. now is by the
-// caller's clock, never 0; stood: this process stood still since the last Look.
-func (w *Watch) Look(o Outbound, now int64, stood bool) time.Duration {
+// caller's clock, never 0; paused: this process did not run since the last Look, so that the
+// silence proves nothing.
+func (w *Watch) Look(o Outbound, now int64, paused bool) time.Duration {
 	switch {
-	case !o.Waits || stood:
+	case !o.Unacked || paused:
 		w.since = 0
-	case w.since == 0 || now-int64(o.Acked) > w.since:
+	case w.since == 0 || now-int64(o.SinceAck) > w.since:
 		w.since = now
 	default:
 		return time.Duration(now - w.since)
@@ -117,8 +120,8 @@ func (w *Watch) Look(o Outbound, now int64, stood bool) time.Duration {
 	return 0
 }
 
-// Error says that a host was silent for so long.
-func Error(silent time.Duration) error {
+// HostLost is the error of a peer whose host was silent for so long.
+func HostLost(silent time.Duration) error {
 	return fmt.Errorf("the peer's host has acknowledged nothing for %v: it is down, or out of "+
 		"reach: %w", silent.Round(time.Millisecond), driver.ErrPeerLost)
 }

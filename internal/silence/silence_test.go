@@ -16,40 +16,40 @@ import (
 // TestWatch counts from when something waits, or was acknowledged last, as far as a Look has seen.
 func TestWatch(t *testing.T) {
 	var w Watch
-	now, out := int64(time.Hour), Outbound{Waits: true}
-	look := func(want time.Duration, stood bool) {
+	now, out := int64(time.Hour), Outbound{Unacked: true}
+	look := func(want time.Duration, paused bool) {
 		t.Helper()
-		require.Equal(t, want, w.Look(out, now, stood))
+		require.Equal(t, want, w.Look(out, now, paused))
 		now += int64(time.Second)
-		out.Acked += time.Second
+		out.SinceAck += time.Second
 	}
 	look(0, false)
 	look(time.Second, false)
 	look(2*time.Second, false)
-	out.Acked = time.Millisecond
+	out.SinceAck = time.Millisecond
 	look(0, false)
 	look(time.Second, false)
 	look(0, true) // this process stood still
 	look(0, false)
 	look(time.Second, false)
-	out.Waits = false
+	out.Unacked = false
 	look(0, false)
-	out.Waits = true
+	out.Unacked = true
 	look(0, false)
 }
 
 // TestJoin: one connection that is answered is enough, and what waits on any waits.
 func TestJoin(t *testing.T) {
-	a := Outbound{Waits: true, Acked: time.Hour}
-	b := Outbound{Left: true, Acked: time.Second}
+	a := Outbound{Unacked: true, SinceAck: time.Hour}
+	b := Outbound{Pending: true, SinceAck: time.Second}
 	require.Equal(t, a, None.Join(a))
-	require.Equal(t, Outbound{Waits: true, Left: true, Acked: time.Second}, a.Join(b))
-	require.ErrorIs(t, Error(time.Second), driver.ErrPeerLost)
+	require.Equal(t, Outbound{Unacked: true, Pending: true, SinceAck: time.Second}, a.Join(b))
+	require.ErrorIs(t, HostLost(time.Second), driver.ErrPeerLost)
 }
 
-// TestOf has a process that reads nothing: its host acknowledges until its socket is full, and then
-// what cannot go out is left.
-func TestOf(t *testing.T) {
+// TestQuery has a process that reads nothing: its host acknowledges until its socket is full, and
+// then what cannot go out is left.
+func TestQuery(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
@@ -61,7 +61,8 @@ func TestOf(t *testing.T) {
 	KeepAlive(tcp, 0)
 	_, err = tcp.Write([]byte("unread"))
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return !Of(raw).Left }, 10*time.Second, time.Millisecond)
+	pending := func() bool { return Query(raw).Pending }
+	require.Eventually(t, func() bool { return !pending() }, 10*time.Second, time.Millisecond)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -69,11 +70,11 @@ func TestOf(t *testing.T) {
 			_, err = tcp.Write(make([]byte, 1<<20))
 		}
 	}()
-	require.Eventually(t, func() bool { return Of(raw).Left }, 10*time.Second, time.Millisecond)
-	require.Less(t, Of(raw).Acked, time.Minute)
+	require.Eventually(t, pending, 10*time.Second, time.Millisecond)
+	require.Less(t, Query(raw).SinceAck, time.Minute)
 	out, known := ByHost()[netip.MustParseAddr("127.0.0.1")]
-	require.True(t, known && out.Left)
+	require.True(t, known && out.Pending)
 	require.NoError(t, tcp.Close())
 	<-ended
-	require.Equal(t, Outbound{}, Of(raw))
+	require.Equal(t, Outbound{}, Query(raw))
 }
