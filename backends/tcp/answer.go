@@ -75,27 +75,23 @@ func (g *inbound) eased() {
 	}
 }
 
-// took delivers an answer. It is finished where the owner sends more than there is room for.
-func (p *peer) took(c *conn, data []byte) verdict {
+// took delivers an answer. It reports false where the owner sends more than there is room for.
+func (p *peer) took(data []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.kept >= p.b.cfg.NotifyMax || len(data) > p.b.cfg.MessageMax {
-		return finished
+		return false
 	}
 	if !p.failed {
-		if !p.b.quotas.reserveMessage(c, p.host, len(data), p.kept == 0) {
-			return hold
-		}
 		p.kept++
 		kept := append(make([]byte, 0, len(data)), data...) // not nil: a message
 		p.b.deliver(message{conn: p.conn, from: p, data: kept})
 	}
-	return more
+	return true
 }
 
 // received implements taker.
-func (p *peer) received(bytes int, _ bool) {
-	defer p.b.quotas.releaseMessages(p.host, 1, bytes) // once kept is told
+func (p *peer) received() {
 	p.mu.Lock()
 	p.kept--
 	p.returned++

@@ -47,10 +47,7 @@ type Config struct {
 	BatchesMax int // tags accepted and not yet polled; default 1,024
 	NotifyMax  int // messages of a peer on their way or not received; default 256
 	MessageMax int // bytes of a notification; default 32 KiB, at most 64 KiB
-	// bytes of messages of all peers that have come and are not received, of one host half as many:
-	// a peer that has one here waits for room with the next; default 64 MiB
-	NotifyBytes int
-	KeysMax     int // memories registered at a time; default 64 Ki, at most 1 Mi
+	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
 	// peers connected to us at a time, of one host half as many, also those that have left and of
 	// which messages are not received; default 1,024
 	PeersMax int
@@ -95,7 +92,6 @@ func (c *Config) EnsureDefaults() {
 	setDefault(&c.BatchesMax, 1024)
 	setDefault(&c.NotifyMax, 256)
 	setDefault(&c.MessageMax, 32<<10)
-	setDefault(&c.NotifyBytes, 64<<20)
 	setDefault(&c.KeysMax, 64<<10)
 	setDefault(&c.PeersMax, 1024)
 	setDefault(&c.Handshakes, 64)
@@ -122,7 +118,6 @@ func (c *Config) check() error {
 		{"BatchesMax", c.BatchesMax, 1, 1 << 20},
 		{"NotifyMax", c.NotifyMax, 1, 1 << 16},
 		{"MessageMax", c.MessageMax, 1, messageLimit},
-		{"NotifyBytes", c.NotifyBytes, 1, 1 << 40},
 		{"KeysMax", c.KeysMax, 1, keys.Limit},
 		{"PeersMax", c.PeersMax, 1, 1 << 20},
 		{"Handshakes", c.Handshakes, 1, 1 << 16},

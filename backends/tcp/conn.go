@@ -166,7 +166,6 @@ func (c *conn) close(hard bool) {
 	})
 	c.stop()
 	c.b.looks.drop(c)
-	c.b.quotas.forget(c)
 	c.wmu.Lock() // no goroutine writes any more, so no memory is read
 	c.out.release(c.b)
 	c.wmu.Unlock()

@@ -91,7 +91,6 @@ func (p *peer) open(ctx context.Context) error {
 	secret, view := secret[:16], secret[16:]
 	control := p.conns[ctl]
 	ours := appendView(nil, control.tcp.LocalAddr(), control.tcp.RemoteAddr())
-	p.host = lobby.HostOf(control.tcp)
 	p.direct = !control.tls && bytes.Equal(view, ours)
 	p.credit = int(min(welcome.count, creditMax))
 	p.notifMax = min(p.b.cfg.MessageMax, int(welcome.key))

@@ -9,7 +9,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// inbox holds what peers sent until Receive. Credit and Config.NotifyBytes bound it.
+// inbox holds what peers sent until Receive. Credit and Config.PeersMax bound it.
 type inbox struct {
 	ready atomic.Int64 // messages in list: looked at before the lock
 
@@ -25,10 +25,8 @@ type message struct {
 	err  error
 }
 
-// taker is told that the program has received a message of so many bytes, or the last word.
-type taker interface {
-	received(bytes int, last bool)
-}
+// taker is told that the program has received a message, or the last word.
+type taker interface{ received() }
 
 func (b *Backend) deliver(l message) {
 	b.inbox.mu.Lock()
@@ -53,7 +51,7 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 		}
 		msgs[i] = driver.Message{Conn: l.conn, Data: l.data, Err: l.err}
 		if l.from != nil {
-			l.from.received(len(l.data), l.err != nil)
+			l.from.received()
 		}
 	}
 	return len(msgs), nil

@@ -13,7 +13,6 @@ type notifs struct {
 	waiting  map[uint64]message // by number: due, and one before it is not
 	next     uint64
 	held     int  // messages that came and are not delivered
-	bytes    int  // of them
 	kept     int  // messages that are delivered and not received, and the last word
 	excess   int  // batches that are remembered beyond batchesPerPeer
 	hoards   bool // they do not fit
@@ -77,9 +76,8 @@ func (n *notifs) remember(g *inbound) {
 // giveBack gives back what an inbound that has ended has in quotas, but for what is to be received.
 // Preconditions: mu of the inbound is held.
 func (n *notifs) giveBack(g *inbound) {
-	g.b.quotas.releaseMessages(g.host, n.held, n.bytes)
 	g.b.quotas.add(&g.b.quotas.batches, g.host, -n.excess)
-	n.held, n.bytes, n.excess = 0, 0, 0
+	n.held, n.excess = 0, 0
 }
 
 // landed counts a part of a batch that a notification follows.
@@ -109,17 +107,11 @@ func (g *inbound) noted(c *conn, h *header) verdict {
 		g.mu.Unlock()
 		return finished
 	}
-	first := g.notifs.held+g.notifs.kept == 0
-	if !counts && !g.b.quotas.reserveMessage(c, g.host, len(c.in.body), first) {
-		g.mu.Unlock()
-		return hold
-	}
 	a := g.notifs.of(h.batch)
 	a.told, a.need, a.counts, a.number, a.target = true, h.count, counts, h.ticket, h.key
 	if !counts {
 		a.msg = append(make([]byte, 0, len(c.in.body)), c.in.body...) // not nil: a message
 		g.notifs.held++
-		g.notifs.bytes += len(a.msg)
 	}
 	credit := g.settle(h.batch, a)
 	g.notifs.remember(g)
@@ -162,8 +154,6 @@ func (g *inbound) settle(batch uint64, a *arrival) (credit int) {
 	case a.failed:
 		if a.msg != nil {
 			n.held--
-			n.bytes -= len(a.msg)
-			g.b.quotas.releaseMessages(g.host, 1, len(a.msg))
 		}
 		n.waiting[a.number] = message{}
 		credit = g.returns()
@@ -183,7 +173,6 @@ func (g *inbound) settle(batch uint64, a *arrival) (credit int) {
 		n.next++
 		if l.from != nil && !g.ended {
 			n.held--
-			n.bytes -= len(l.data)
 			n.kept++
 			g.b.deliver(l)
 		}
@@ -202,11 +191,7 @@ func (g *inbound) returns() int {
 }
 
 // received implements taker.
-func (g *inbound) received(bytes int, last bool) {
-	if !last {
-		// Once kept says that it is received: the reader that this has go on looks there.
-		defer g.b.quotas.releaseMessages(g.host, 1, bytes)
-	}
+func (g *inbound) received() {
 	g.mu.Lock()
 	g.notifs.kept--
 	left := g.left && g.notifs.kept == 0

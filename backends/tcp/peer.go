@@ -13,7 +13,6 @@ import (
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/gate"
 	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/silence"
 )
 
@@ -26,7 +25,6 @@ type peer struct {
 	conn  uint64 // our number for it
 	conns []*conn
 	place string // of the owner's, where conns go
-	host  lobby.Host
 
 	direct bool          // no proxy is between us and the owner's kernel
 	quit   chan struct{} // closed when the owner says that nothing of ours lands any more
@@ -185,20 +183,16 @@ func (p *peer) Explain(_, _ uint32) string {
 func (p *peer) accept(c *conn) verdict {
 	h := &c.in.h
 	ok := false
-	switch {
-	case c.index == ctl && h.kind == kindAnswer:
-		v := p.took(c, c.in.body)
-		if v == hold {
-			return hold
-		}
-		ok = v == more
-	case c.index == ctl:
+	if c.index == ctl {
 		ok = p.told(c, h)
-	case h.kind == kindData:
-		ok = p.aim(c, h)
-	case h.kind == kindAck:
-		p.learn(h.stamp)
-		ok = p.acked(c, h)
+	} else {
+		switch h.kind {
+		case kindData:
+			ok = p.aim(c, h)
+		case kindAck:
+			p.learn(h.stamp)
+			ok = p.acked(c, h)
+		}
 	}
 	if !ok {
 		c.in.err = fmt.Errorf("frame of kind %d out of place: %w", h.kind, driver.ErrCorrupt)
@@ -223,6 +217,8 @@ func (p *peer) told(c *conn, h *header) bool {
 		p.credited(int(h.count))
 	case kindStopped:
 		p.stopped()
+	case kindAnswer:
+		return p.took(c.in.body)
 	default:
 		return false
 	}

@@ -33,7 +33,7 @@ OPTIONS = {
     "shm": "workers inline_max piece_max keys_max jobs_max conns_max ring_bytes grace dial_timeout "
            "failure socket_dir host_copy",
     "tcp": "certificate key authority server_name plaintext listen advertise conns flight "
-           "batches_max notify_max message_max notify_bytes keys_max peers_max"
+           "batches_max notify_max message_max keys_max peers_max"
     " handshakes grace close_max failure handshake",
     "rdma": "library devices rails listen queue_depth slice entries flight batches_max notify_max "
             "keys_max conns_max timeout retries level"
