@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -36,6 +37,27 @@ func TestListenReplacesTheSocketOfAKilledProgram(t *testing.T) {
 	_, err = Listen("unix", path)
 	require.ErrorIs(t, err, syscall.EADDRINUSE, "a file that is no socket stays")
 	require.FileExists(t, path)
+}
+
+// TestListenBesideAnother has another program between bind and listen when we look first.
+func TestListenBesideAnother(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer syscall.Close(fd)
+	require.NoError(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}))
+	listened := make(chan error, 1)
+	time.AfterFunc(stalePause, func() { listened <- syscall.Listen(fd, 1) })
+	l, err := Listen("unix", path)
+	require.NoError(t, <-listened)
+	if err == nil { // the machine stood still for as long as we looked
+		require.NoError(t, l.Close())
+		return
+	}
+	require.ErrorIs(t, err, syscall.EADDRINUSE)
+	conn, err := net.Dial("unix", path)
+	require.NoError(t, err, "the socket of a program that lives is gone")
+	require.NoError(t, conn.Close())
 }
 
 // TestListenOfSeveralAtOnce: one of them has the path, and is reached there.
