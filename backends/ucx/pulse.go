@@ -62,7 +62,7 @@ func (b *Backend) look(watches map[uint64]*silence.Watch, now int64, stood bool)
 		}
 		kept[id] = w
 		silent := w.Look(out, now, stood)
-		if out == silence.None {
+		if out == silence.None && !stood { // after a standstill nothing that came has been read yet
 			silent, waited = min(heard, waited), 0
 		}
 		if silent >= silence.IdleFailures*failure || min(silent, waited) > failure {

@@ -59,6 +59,12 @@ func TestLook(t *testing.T) {
 				}
 			}
 			require.Zero(t, c.pulses, "never given up")
+			if !c.near {
+				b.kernel = func() map[netip.Addr]silence.Outbound { return nil }
+				l.heard, l.waited = 7*failure, 7*failure
+				b.look(map[uint64]*silence.Watch{}, now, true)
+				require.False(t, l.givenUp, "after this process stood still")
+			}
 			l.heard, l.waited = 0, 0
 			require.Empty(t, b.look(watches, now, false))
 		})
