@@ -97,8 +97,9 @@ func (u *buffer) drop() {
 func (t *bufferTable) unuse(b *Backend, u *buffer) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	u.users = max(u.users-1, 0) // it may be called again after an error
-	if u.users > 0 || !u.registered() {
+	// After an error it may be called again, and use may have ended the range since.
+	u.users = max(u.users-1, 0)
+	if u.users > 0 || !u.registered() || !slices.Contains(t.list, u) {
 		return nil
 	}
 	return t.end(b, u)

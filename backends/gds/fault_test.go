@@ -239,6 +239,24 @@ func TestNotDeregistered(t *testing.T) {
 	require.True(t, again.(*memory).Extent.buffer.registered())
 }
 
+// TestCloseAgainBehindAnother: memory that was not deregistered at first gives way to other memory
+// at those addresses, and the next Close of the first one leaves that alone.
+func TestCloseAgainBehindAnother(t *testing.T) {
+	onStandIn(t)
+	r := newRig(t, Config{}, 1<<20)
+	library.Set(t, fakecufile.DeregisterResult, 5030)
+	require.Error(t, r.l.Close())
+	library.Put(fakecufile.DeregisterResult, 0)
+	again, err := r.b.Register(r.dev.Segment)
+	require.NoError(t, err)
+	known, bytes := library.Get(fakecufile.Buffers), buffers.bytes
+	require.NoError(t, r.l.Close())
+	require.Equal(t, known, library.Get(fakecufile.Buffers))
+	require.Equal(t, bytes, buffers.bytes)
+	require.NoError(t, again.Close())
+	require.Zero(t, library.Get(fakecufile.Buffers))
+}
+
 // TestNotRegistered has the library refuse to register memory, or there be no room for it: it is
 // moved all the same.
 func TestNotRegistered(t *testing.T) {
