@@ -46,8 +46,14 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 		if err == nil {
 			return p, nil
 		}
-		if !lobby.HungUp(err) || !clock.Pass(b.cfg.clock, pause, ctx.Done(), b.closing) {
+		switch {
+		case !lobby.HungUp(err):
 			return nil, err
+		case clock.Pass(b.cfg.clock, pause, ctx.Done(), b.closing):
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("%w: %w", driver.ContextError(ctx), err)
+		default:
+			return nil, driver.ErrClosed
 		}
 	}
 }
