@@ -47,8 +47,11 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 	return key, t.Size, nil
 }
 
+// importsMax is how many times silence.ImportMax an owner may take that says something meanwhile.
+const importsMax = 10
+
 // ask sends the question and waits for the answer: for as long as the owner says something now and
-// then, since large memory takes its NICs long.
+// then, since large memory takes its NICs long, but not for ever.
 func (p *peer) ask(t *keys.Token) (uint32, error) {
 	a := &asking{token: *t, done: make(chan importResult, 1)}
 	p.mu.Lock()
@@ -61,7 +64,8 @@ func (p *peer) ask(t *keys.Token) (uint32, error) {
 	p.ch.send(q.encode())
 	watch, host, heard := clock.NewStopwatch(p.b.cfg.clock, p.b.cfg.Failure), quiet{ch: p.ch},
 		p.ch.heard.Load()
-	for since := watch.Look(); ; {
+	begin := watch.Look()
+	for since := begin; ; {
 		tick, timer := watch.Tick(since.Add(silence.ImportMax))
 		select {
 		case r := <-a.done:
@@ -80,6 +84,10 @@ func (p *peer) ask(t *keys.Token) (uint32, error) {
 			}
 			if silent := host.lasts(now); silent >= p.b.cfg.Failure {
 				return 0, silence.HostLost(silent)
+			}
+			if now.Sub(begin) >= importsMax*silence.ImportMax {
+				return 0, fmt.Errorf("the peer has not answered within %v: %w",
+					importsMax*silence.ImportMax, driver.ErrTimeout)
 			}
 			if now.Sub(since) >= silence.ImportMax {
 				return 0, fmt.Errorf("the peer says nothing for %v, it may be frozen: %w",

@@ -241,6 +241,32 @@ func TestStandstillOfImport(t *testing.T) {
 	require.NoError(t, c.during(t, p.peer.Close))
 }
 
+// TestImportThatIsNeverAnswered has an owner that says something now and then, and never answers.
+func TestImportThatIsNeverAnswered(t *testing.T) {
+	c, p := openClocked(t, Config{})
+	owner := p.muffle(t)
+	token, err := register(t, p.far, 100).AppendToken(nil)
+	require.NoError(t, err)
+	owner.deaf.Store(true)
+	begin := c.Now()
+	imported := make(chan error, 1)
+	go func() {
+		_, _, err := p.peer.Import(token)
+		imported <- err
+	}()
+	for c.since(begin) < (importsMax-1)*silence.ImportMax {
+		c.runFor(t, silence.ImportMax/2)
+		p.peer.ch.heard.Add(1)
+		require.Empty(t, imported)
+	}
+	c.run(t, "the import ends", func() bool {
+		p.peer.ch.heard.Add(1)
+		return len(imported) > 0
+	})
+	require.ErrorIs(t, <-imported, driver.ErrTimeout)
+	require.NoError(t, c.during(t, p.peer.Close))
+}
+
 // TestStandstillOfHello stops our own process while a peer has not said hello. One that says it
 // afterwards is heard; one that never does is hung up on in its time.
 func TestStandstillOfHello(t *testing.T) {
