@@ -193,10 +193,12 @@ def test_push(folder: Path) -> None:
 @pytest.mark.soak
 def test_the_example(folder: Path) -> None:
     program = Path(__file__).parents[3] / "examples" / "vllm" / "pair.py"
+    calm = str(Path(__file__).parent / "calm")
     ran = subprocess.run(
         [sys.executable, str(program), str(folder / "model"), "--dtype", "float32",
          "--enforce-eager", "--max-model-len", "4096"],
-        env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=10 * LIMIT)
+        env={**os.environ, **QUIET, "PYTHONPATH": calm}, capture_output=True, text=True,
+        timeout=10 * LIMIT)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
     moved = re.search(r'source="external_kv_transfer"} ([0-9.]+)', ran.stdout)
     assert moved is not None and float(moved[1]) > 300, ran.stdout

@@ -23,6 +23,8 @@ import namespaces
 
 __all__ = ["folder"]
 
+pytestmark = pytest.mark.soak
+
 LONG = float(os.environ.get("STACKS_FOR", "45"))  # seconds of the long run
 FORGETS = 60  # seconds after which a firewall forgets an idle connection
 
@@ -42,14 +44,12 @@ def pair(folder: Path, two_hosts: list[tuple[str, str]]) -> Iterator[Any]:
                          for role, host in zip(("prefill", "decode"), two_hosts)))
 
 
-@pytest.mark.soak
 def test_every_token_is_handed_over(pair: Any) -> None:
     all_by_transfer(*pair, 200, 1500, 3000)
     all_by_transfer(*reversed(pair), 700)
     all_free(*pair)
 
 
-@pytest.mark.soak
 def test_many_at_once(pair: Any) -> None:
     """60 requests, 8 at once, on processors that the servers keep busy: none is computed again."""
     a, b = pair
@@ -63,7 +63,6 @@ def test_many_at_once(pair: Any) -> None:
     all_free(a, b)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_server_stands_still(pair: Any, who: int) -> None:
     """For five seconds, between hand-overs: nothing waits, so the next one goes as before."""
@@ -73,7 +72,6 @@ def test_a_server_stands_still(pair: Any, who: int) -> None:
     all_by_transfer(*pair, 400)
 
 
-@pytest.mark.soak
 def test_the_cable_is_out(pair: Any, two_hosts: list[tuple[str, str]]) -> None:
     """During a hand-over the answer is right and comes soon, and it is by transfer once the cable
     is in again."""
@@ -98,12 +96,6 @@ def test_the_cable_is_out(pair: Any, two_hosts: list[tuple[str, str]]) -> None:
     all_free(a, b)
 
 
-@pytest.fixture(scope="module")
-def strict(folder: Path, two_hosts: list[tuple[str, str]]) -> Iterator[Any]:
-    yield from started(*(Server(folder, role, host=host, on_failure="fail")
-                         for role, host in zip(("strict-prefill", "strict-decode"), two_hosts)))
-
-
 @pytest.fixture
 def busy() -> Iterator[None]:
     """Two loops a processor."""
@@ -117,22 +109,6 @@ def busy() -> Iterator[None]:
             loop.wait()
 
 
-@pytest.mark.parametrize("requests", [6, pytest.param(100, marks=pytest.mark.soak)])
-def test_no_request_fails_beside_busy_loops(strict: Any, busy: None, requests: int) -> None:
-    """vLLM's workers spin by sched_yield, and with the loops they keep our threads off the
-    processors for seconds. A transfer that failed would be the client's error here.
-    """
-    a, b = strict
-    texts = [prompt(200 + i, length) for i, length in enumerate((200, 1500))]
-    want = [a.ask(text, TOKENS) for text in texts]
-    before, tokens = b.sources(), sum(len(texts[i % 2]) for i in range(requests))
-    for i in range(requests):
-        same(hand_over(a, b, texts[i % 2]), want[i % 2])
-    assert b.sources_of(before, tokens) == (tokens, 0)
-    assert not b.metric("vllm:nixl_num_failed_transfers_total")
-
-
-@pytest.mark.soak
 def test_long_run_beside_busy_loops(pair: Any, two_hosts: list[tuple[str, str]],
                                     busy: None) -> None:
     """No transfer fails, though between hand-overs a server stands still for 5 s, all connections

@@ -98,10 +98,12 @@ class Server:
                         "--max-model-len", "4096", "--max-num-seqs", "8",
                         "--tensor-parallel-size", str(ranks), "--no-enable-prefix-caching",
                         "--kv-transfer-config", json.dumps(transfer)]
-        path = subprocess.run([sys.executable, "-m", "sluice.nixl.shim"], check=True,
-                              capture_output=True, text=True).stdout.strip() if shim else ""
+        path = [str(Path(__file__).parent / "calm")]
+        if shim:
+            path.append(subprocess.run([sys.executable, "-m", "sluice.nixl.shim"], check=True,
+                                       capture_output=True, text=True).stdout.strip())
         self.environment = {
-            **os.environ, **QUIET, "PYTHONPATH": path,
+            **os.environ, **QUIET, "PYTHONPATH": ":".join(path),
             "VLLM_NIXL_SIDE_CHANNEL_HOST": address, "VLLM_HOST_IP": address,
             "VLLM_NIXL_SIDE_CHANNEL_PORT": ports(1)[0]}
         self.process: subprocess.Popen[bytes] | None = None
