@@ -178,8 +178,8 @@ func (m *memory) Close() error {
 	return nil
 }
 
-// giveUp has Close and Fence say from now on that there is no proof. What is only pinned still goes
-// with the context.
+// giveUp has Close and Fence say from now on that there is no proof. Memory that is only pinned
+// goes with the context of its device.
 func (m *memory) giveUp(why error) error {
 	if m.pin != nil {
 		pins.abandon(m.pin)

@@ -24,8 +24,8 @@ type testClock struct {
 
 func newTestClock() *testClock { return &testClock{Clock: manualclock.New()} }
 
-// part has no host acknowledge anything any more.
-func (c *testClock) part() { c.gone.Store(c.Now()) }
+// partition has no host acknowledge anything any more.
+func (c *testClock) partition() { c.gone.Store(c.Now()) }
 
 // kernel implements Config.kernel.
 func (c *testClock) kernel(conn syscall.RawConn) silence.Outbound {

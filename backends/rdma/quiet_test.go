@@ -105,7 +105,7 @@ func (p *pair) muffle(t *testing.T) *muffler {
 func TestOwnerThatDoesNotAnswer(t *testing.T) {
 	ends := map[string]func(t *testing.T, c *testClock, p *pair) error{
 		"lost": func(t *testing.T, c *testClock, p *pair) error {
-			c.part()
+			c.partition()
 			c.awaitLost(t, p)
 			return driver.ErrPeerLost
 		},
@@ -189,7 +189,7 @@ func TestSilenceIsNotDeath(t *testing.T) {
 		c.runFor(t, 4*p.near.cfg.Failure)
 		require.NoError(t, p.peer.whyLost(), "lost, although its host answers")
 		begin := c.Now()
-		c.part()
+		c.partition()
 		c.runFor(t, p.near.cfg.Failure)
 		require.NoError(t, p.peer.whyLost(), "lost before its time")
 		require.ErrorIs(t, c.await(t, p, tag), driver.ErrPeerLost)
@@ -202,7 +202,7 @@ func TestSilenceIsNotDeath(t *testing.T) {
 func TestStandstillIsNotSilence(t *testing.T) {
 	c, p, write := silent(t, Config{})
 	begin, tag := c.Now(), write()
-	c.part()
+	c.partition()
 	for range 3 {
 		c.runFor(t, p.near.cfg.Failure/4)
 		c.Jump(time.Hour)
@@ -223,7 +223,7 @@ func TestStandstillOfImport(t *testing.T) {
 	for _, want := range []error{driver.ErrTimeout, driver.ErrPeerLost} {
 		limit := silence.ImportMax
 		if want == driver.ErrPeerLost {
-			c.part()
+			c.partition()
 			limit = p.near.cfg.Failure
 		}
 		begin := c.Now()
@@ -298,7 +298,7 @@ func TestHostOfNoTransfer(t *testing.T) {
 	c, p := openClocked(t, Config{Failure: 100 * time.Millisecond})
 	c.runFor(t, 2*silence.IdleFailures*p.near.cfg.Failure)
 	require.NoError(t, p.peer.whyLost())
-	c.part()
+	c.partition()
 	c.runFor(t, silence.IdleFailures*p.near.cfg.Failure)
 	require.NoError(t, p.peer.whyLost(), "lost before its time")
 	c.awaitLost(t, p)

@@ -28,8 +28,8 @@ func receive(tb testing.TB, b *Backend) driver.Message {
 	return driver.Message{}
 }
 
-// drain receives what has come. A connection that ends may have a last word, or none where its
-// owner had not yet read that the peer's program has it.
+// drain has the owner receive what its peers sent. A connection that ends may have a last word, or
+// none where the owner had not yet read that the peer's program has it.
 func drain(tb testing.TB, b *Backend) {
 	tb.Helper()
 	var msgs [8]driver.Message

@@ -33,7 +33,7 @@ type inbound struct {
 	had      bool       // the peer's program has the connection
 	halted   bool       // nothing lands any more
 	ended    bool
-	left     bool // and is dismissed, but for a place that what is to be received may hold
+	left     bool // dismissed; it holds its place until the program has received its messages
 	notifs   notifs
 	further  int // connections beyond those that we open to a peer: see quotas
 	returned int // messages that were received, and of which the peer is not told
@@ -102,7 +102,7 @@ func (g *inbound) end(lastWord bool) {
 		}
 	}
 	g.mu.Lock()
-	g.notifs.giveBack(g)
+	g.notifs.releaseQuota(g)
 	lastWord = lastWord && had
 	if lastWord {
 		g.notifs.kept++

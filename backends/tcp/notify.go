@@ -73,9 +73,9 @@ func (n *notifs) remember(g *inbound) {
 	}
 }
 
-// giveBack gives back what an inbound that has ended has in quotas, but for what is to be received.
+// releaseQuota takes off the shared quota what an inbound counted there that has ended.
 // Preconditions: mu of the inbound is held.
-func (n *notifs) giveBack(g *inbound) {
+func (n *notifs) releaseQuota(g *inbound) {
 	g.b.quotas.add(&g.b.quotas.batches, g.host, -n.excess)
 	n.held, n.excess = 0, 0
 }

@@ -72,7 +72,7 @@ func TestBatchesOfAllPeersAreBounded(t *testing.T) {
 	require.False(t, first.crowded())
 	second := hoard(batchesPerPeer + 1)
 	require.True(t, second.crowded())
-	second.notifs.giveBack(second)
-	first.notifs.giveBack(first)
+	second.notifs.releaseQuota(second)
+	first.notifs.releaseQuota(first)
 	require.False(t, hoard(batchesPerPeer+1).crowded())
 }

@@ -25,17 +25,17 @@ func (b *Backend) pulse() {
 			return
 		}
 		at := now()
-		watches = b.look(watches, at, at-last > int64(b.cfg.Failure)/2)
+		watches = b.giveUpGone(watches, at, at-last > int64(b.cfg.Failure)/2)
 		last = at
 	}
 }
 
-// look gives up far peers whose host is gone: for Config.Failure it has acknowledged nothing of
-// what our kernel sends it, by whatever connection. Where nothing waits for the peer that is six
+// giveUpGone gives up far peers whose host is gone: for Config.Failure it has acknowledged nothing
+// of what our kernel sends it, by whatever connection. Where nothing waits for the peer that is six
 // times as long, and so it is where there is no connection of TCP that could tell: UCX's other
 // transports see for themselves that a host is gone. watches are those of the look before, by end;
 // stood: this process stood still since.
-func (b *Backend) look(watches map[uint64]*silence.Watch, now int64, stood bool) (
+func (b *Backend) giveUpGone(watches map[uint64]*silence.Watch, now int64, stood bool) (
 	kept map[uint64]*silence.Watch) {
 	failure := b.cfg.Failure
 	kept = make(map[uint64]*silence.Watch)

@@ -52,7 +52,7 @@ func TestLook(t *testing.T) {
 					l.waited = l.heard
 				}
 				now += int64(failure / pulses)
-				watches = b.look(watches, now, false)
+				watches = b.giveUpGone(watches, now, false)
 				if l.givenUp {
 					require.Equal(t, c.pulses, i)
 					return
@@ -62,11 +62,11 @@ func TestLook(t *testing.T) {
 			if !c.near {
 				b.kernel = func() map[netip.Addr]silence.Outbound { return nil }
 				l.heard, l.waited = 7*failure, 7*failure
-				b.look(map[uint64]*silence.Watch{}, now, true)
+				b.giveUpGone(map[uint64]*silence.Watch{}, now, true)
 				require.False(t, l.givenUp, "after this process stood still")
 			}
 			l.heard, l.waited = 0, 0
-			require.Empty(t, b.look(watches, now, false))
+			require.Empty(t, b.giveUpGone(watches, now, false))
 		})
 	}
 }
