@@ -26,6 +26,7 @@ __all__ = ["folder"]
 pytestmark = pytest.mark.soak
 
 LONG = float(os.environ.get("STACKS_FOR", "45"))  # seconds of the long run
+PATIENT = 600.0  # seconds: servers that starve each other answer, if late
 FORGETS = 60  # seconds after which a firewall forgets an idle connection
 
 
@@ -107,6 +108,22 @@ def busy() -> Iterator[None]:
         for loop in loops:
             loop.kill()
             loop.wait()
+
+
+def test_no_request_fails_where_workers_spin(folder: Path, two_hosts: list[tuple[str, str]],
+                                             busy: None) -> None:
+    """vLLM's own workers spin by sched_yield: beside the loops our threads, and their own, get no
+    processor for seconds. A transfer that failed would be the client's error.
+    """
+    for a, b in started(*(Server(folder, role, host=host, on_failure="fail", calm=False)
+                          for role, host in zip(("spin-prefill", "spin-decode"), two_hosts))):
+        texts = [prompt(200 + i, length) for i, length in enumerate((200, 1500))]
+        want = [a.ask(text, TOKENS, timeout=PATIENT) for text in texts]
+        before, tokens = b.sources(), sum(len(texts[i % 2]) for i in range(100))
+        for i in range(100):
+            same(hand_over(a, b, texts[i % 2], PATIENT), want[i % 2])
+        assert b.sources_of(before, tokens) == (tokens, 0)
+        assert not b.metric("vllm:nixl_num_failed_transfers_total")
 
 
 def test_long_run_beside_busy_loops(pair: Any, two_hosts: list[tuple[str, str]],

@@ -85,7 +85,7 @@ class Server:
 
     def __init__(self, folder: Path, name: str, connector: str = "NixlConnector",
                  host: tuple[str, str] | None = None, ranks: int = 1,
-                 on_failure: str = "recompute", shim: bool = True) -> None:
+                 on_failure: str = "recompute", shim: bool = True, calm: bool = True) -> None:
         self.name, self.socket, self.log = name, str(folder / name), folder / f"{name}.log"
         transfer = {"kv_connector": connector, "kv_role": "kv_both", "kv_buffer_device": "cpu",
                     "kv_load_failure_policy": on_failure,
@@ -98,7 +98,7 @@ class Server:
                         "--max-model-len", "4096", "--max-num-seqs", "8",
                         "--tensor-parallel-size", str(ranks), "--no-enable-prefix-caching",
                         "--kv-transfer-config", json.dumps(transfer)]
-        path = [str(Path(__file__).parent / "calm")]
+        path = [str(Path(__file__).parent / "calm")] if calm else []
         if shim:
             path.append(subprocess.run([sys.executable, "-m", "sluice.nixl.shim"], check=True,
                                        capture_output=True, text=True).stdout.strip())
