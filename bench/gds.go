@@ -84,8 +84,7 @@ type gdsEnd struct {
 }
 
 func (e *gdsEnd) open(path string, l GDSLibraries) error {
-	b, err := gds.New(gds.Config{CUDA: l.CUDA, Library: l.CuFile, Way: l.Way,
-		Yield: "both are measured here"})
+	b, err := gds.New(gds.Config{CUDA: l.CUDA, Library: l.CuFile, Way: l.Way})
 	if err != nil {
 		return err
 	}
@@ -229,8 +228,8 @@ func (e *gdsEnd) sum(f *[2]gdsFigures, rounds int) Result {
 // GDSAdvice says what a result of GDS means for a program on this machine.
 func GDSAdvice(r *Result) string {
 	if r.Ratio < 1 {
-		return fmt.Sprintf("%s of %d bytes: cuFile has %.2f of the staged route: set "+
-			"gds.Config.Yield, and the engine takes that", r.Op, r.Size, r.Ratio)
+		return fmt.Sprintf("%s of %d bytes: cuFile has %.2f of the staged route: name that by "+
+			"Route.Only, or leave gds out", r.Op, r.Size, r.Ratio)
 	}
 	return fmt.Sprintf("%s of %d bytes: cuFile has %.2f of the staged route: leave the choice to "+
 		"the engine, which takes gds", r.Op, r.Size, r.Ratio)

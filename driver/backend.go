@@ -237,12 +237,6 @@ type Peer interface {
 	// which copy, which detour, and why.
 	Explain(localKey, remoteKey uint32) string
 
-	// Yields returns why another way, where there is one, should serve a pair of keys: another
-	// backend, or the engine's chain through host memory; as was measured or as the program has
-	// said. "": the peer should. Both keys 0 ask for messages. It must be the same for as long
-	// as both keys are in use.
-	Yields(localKey, remoteKey uint32) string
-
 	// Lost is closed once the connection is known to be dead, or is closed. A peer that is silent
 	// while nothing is outstanding is neither.
 	Lost() <-chan struct{}

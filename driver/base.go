@@ -30,7 +30,7 @@ func (BackendBase) Alloc(uint64) (Segment, io.Closer, error) {
 }
 
 // PeerBase is for a Peer to embed: the answers of one without notifications that needs no
-// help, cannot be lost, and is never second to a chain.
+// help and cannot be lost.
 type PeerBase struct{}
 
 // Conn is 0: no message comes by it.
@@ -41,6 +41,3 @@ func (PeerBase) Help(uint64, <-chan struct{}) bool { return false }
 
 // Lost is never closed.
 func (PeerBase) Lost() <-chan struct{} { return nil }
-
-// Yields gives no reason.
-func (PeerBase) Yields(_, _ uint32) string { return "" }

@@ -74,8 +74,7 @@ type Can uint8
 
 // What a Peer can take.
 const (
-	CanPattern Can = 1 << iota // Batch.Pattern without loops (Pattern.Plain)
-	CanNest                    // Batch.Pattern of any form; it includes CanPattern
+	CanPattern Can = 1 << iota // Batch.Pattern
 	CanNotify                  // NotifyTail, and answers to it
 	CanCount                   // CountTail
 	CanDurable                 // Batch.Durable
@@ -117,10 +116,10 @@ func (b *Batch) Check(can Can) error {
 	if err := b.checkTail(can); err != nil || b.Pattern == nil {
 		return err
 	}
-	if can&CanNest != 0 || can&CanPattern != 0 && b.Pattern.Plain() {
-		return nil
+	if can&CanPattern == 0 {
+		return errNoBit
 	}
-	return errNoBit
+	return nil
 }
 
 func (b *Batch) checkTail(can Can) error {

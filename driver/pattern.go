@@ -59,8 +59,7 @@ func (s *Side) slots(count int) int {
 	return int((uint64(s.First) + uint64(count) + uint64(s.Per) - 1) / uint64(s.Per))
 }
 
-// Plain reports whether the pattern has neither loops nor slots of several entries: what
-// CanPattern is about.
+// Plain reports whether the pattern has neither loops nor slots of several entries.
 func (p *Pattern) Plain() bool {
 	return len(p.Loops) == 0 && p.Local.Per <= 1 && p.Remote.Per <= 1
 }

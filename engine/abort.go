@@ -80,7 +80,6 @@ func (t *Transfer) interrupt(generation uint64, why error) {
 			}
 		}
 	}
-	t.forsakeAll(nil, why)
 	if t.takeOut() {
 		t.submit(nil) // leaves out what has not been submitted
 	}

@@ -72,8 +72,6 @@ func answerHead(b []byte) []byte {
 	switch b[0] {
 	case exchange.IsHopEnd:
 		return b[:1+exchange.HopName]
-	case exchange.IsSummed:
-		return b[:1+exchange.SumTag]
 	}
 	return []byte{exchange.IsWindow, 0, 0}
 }
@@ -128,9 +126,5 @@ func (c *conn) answered(data []byte) {
 	switch data[0] {
 	case exchange.IsWindow, exchange.IsHopEnd:
 		c.peer.staged().p.(*stagedPeer).answered(c, data[0], data[1:])
-	case exchange.IsSummed:
-		if w := c.sums.Load(); w != nil {
-			w.heard(data[1:])
-		}
 	}
 }

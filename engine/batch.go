@@ -28,9 +28,8 @@ func (g *group) clear() {
 type batch struct {
 	driver.Batch
 	conn *conn
-	sum  *summing // nil: the bytes are not compared
-	last bool     // only after all before it have ended: it carries the notification or the count
-	part bool     // of a notification that one message has no room for
+	last bool // only after all before it have ended: it carries the notification or the count
+	part bool // of a notification that one message has no room for
 }
 
 // Add lists one contiguous copy of n bytes. Copies that continue the one listed
@@ -123,11 +122,6 @@ func (t *Transfer) join(local *Region, remote *Remote) (g *group, localKey, remo
 	if err := t.hold(local); err != nil {
 		return nil, 0, 0, err
 	}
-	if t.checked {
-		if err := c.audit(); err != nil {
-			return nil, 0, 0, err
-		}
-	}
 	localKey = local.mems[c.lane.index].Key()
 	for i := range t.groups {
 		if t.groups[i].conn == c {
@@ -184,12 +178,6 @@ func (t *Transfer) prepare() error {
 	for i := range t.groups {
 		g := &t.groups[i]
 		t.bytes += g.bytes
-		if t.checked {
-			if err := t.prepareSummed(g); err != nil {
-				return err
-			}
-			continue
-		}
 		for rest := g.descs; len(rest) > 0; {
 			n := g.conn.nextBatch(rest)
 			t.list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable, Descs: rest[:n:n]})

@@ -12,7 +12,6 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
@@ -168,8 +167,8 @@ func (b oneWay) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	return b.Backend.Connect(ctx, addr)
 }
 
-// TestAnswersNeedNoWayBack has an owner that cannot connect to the peer: chains and checksums
-// work all the same, with one place for peers.
+// TestAnswersNeedNoWayBack has an owner that cannot connect to the peer: chains work
+// all the same, with one place for peers.
 func TestAnswersNeedNoWayBack(t *testing.T) {
 	inner, err := mem.New(mem.Config{})
 	require.NoError(t, err)
@@ -181,10 +180,6 @@ func TestAnswersNeedNoWayBack(t *testing.T) {
 	fill(a.mem, 9)
 	run(t, chain)
 	require.Equal(t, a.mem, b.mem)
-	sums := transfer(t, p, Write)
-	check(t, sums.Checksum())
-	check(t, sums.Add(a.dram, 0, remote(t, p, "dram"), 0, hostBytes))
-	run(t, sums)
 	require.Zero(t, b.e.Stats().Peers)
 }
 
@@ -212,30 +207,4 @@ func windowsAreGivenBack(t *testing.T) {
 	require.Empty(t, b.e.stager.holders)
 	require.Empty(t, b.e.stager.origins)
 	require.Empty(t, b.e.stager.windows)
-}
-
-// TestSumsAreBounded asks for many sums of a large memory by a short message.
-func TestSumsAreBounded(t *testing.T) {
-	e := open(t, "owner")
-	r := register(t, e, "kv", 4<<20)
-	token, err := r.mems[0].AppendToken(nil)
-	require.NoError(t, err)
-	b, err := exchange.AppendSum(nil, token, nil, &Pattern{Run: 1 << 20, Count: 16})
-	require.NoError(t, err)
-	answer := e.stager.sumFor(e.lanes[0], exchange.SumBody(b), nil)
-	require.ErrorIs(t, exchange.ParseOutcome(answer), ErrBounds)
-}
-
-// TestChecksumOfAClosedPeer starts nothing that Close would wait for.
-func TestChecksumOfAClosedPeer(t *testing.T) {
-	a, b := open(t, "a"), open(t, "b")
-	src := register(t, a, "src", 64)
-	register(t, b, "dst", 64)
-	p := connect(t, a, b)
-	tr := transfer(t, p, Write)
-	check(t, tr.Add(src, 0, remote(t, p, "dst"), 0, 64))
-	check(t, p.Close())
-	require.ErrorIs(t, tr.Checksum(), ErrClosed)
-	check(t, tr.Close())
-	check(t, a.Close())
 }

@@ -13,68 +13,6 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
-// heldFence is a backend whose fences wait before they end an epoch.
-type heldFence struct {
-	driver.Backend
-	entered, leave chan struct{}
-}
-
-func (h *heldFence) Fence(ctx context.Context, key uint32) error {
-	if ctx.Err() != nil {
-		return driver.ContextError(ctx)
-	}
-	close(h.entered)
-	<-h.leave
-	return h.Backend.Fence(ctx, key)
-}
-
-// TestStagerIsFencedLast: the stager admits sums by the tokens of the other backends. A fence of
-// it that ended before theirs would wait for none of the sums that it admits meanwhile, and they
-// would look at memory that the lease no longer covers.
-func TestStagerIsFencedLast(t *testing.T) { virtual.Time(t, stagerIsFencedLast) }
-
-func stagerIsFencedLast(t *testing.T) {
-	inner, err := mem.New(mem.Config{})
-	require.NoError(t, err)
-	held := &heldFence{inner, make(chan struct{}), make(chan struct{})}
-	e, err := Open(Config{Name: "a", Spin: virtual.Spin(), Backends: []driver.Backend{held}})
-	require.NoError(t, err)
-	defer e.Close()
-	memory, err := e.Alloc(1<<16, AllocOptions{Purpose: "test"})
-	require.NoError(t, err)
-	defer memory.Close()
-	r, err := e.Register("kv", memory.Segment())
-	require.NoError(t, err)
-	l, err := r.Lease(0, 4096, LeaseOptions{})
-	require.NoError(t, err)
-	staged := l.mems[e.stager.lane.index].(*stagedMemory)
-	before := staged.epoch.Load()
-	revoked := make(chan error, 1)
-	go func() { revoked <- l.Revoke(t.Context()) }()
-	<-held.entered
-	admitted, err := e.stager.enterBy(e.lanes[0], tokenOf(t, l.mems[0]))
-	require.NoError(t, err, "the backend's token is still valid")
-	require.Equal(t, before, staged.epoch.Load(), "the stager's epoch ended first")
-	held.entered = make(chan struct{}) // for the region's own fence, in Close
-	close(held.leave)
-	select {
-	case err := <-revoked:
-		require.Fail(t, "Revoke returned beside a sum", "%v", err)
-	default:
-	}
-	admitted.leave()
-	require.NoError(t, <-revoked)
-	_, err = e.stager.enterBy(e.lanes[0], tokenOf(t, r.mems[0]))
-	require.NoError(t, err, "the region itself")
-}
-
-func tokenOf(t *testing.T, m driver.Memory) []byte {
-	t.Helper()
-	token, err := m.AppendToken(nil)
-	require.NoError(t, err)
-	return token
-}
-
 // keeping is a backend whose memories cannot be closed while kept is set.
 type keeping struct {
 	named
@@ -213,25 +151,6 @@ func TestSecondCloseBesideAFailedOne(t *testing.T) {
 	require.NoError(t, second)
 	s.answer = nil
 	require.ErrorIs(t, transfer(t, p, Write).Add(old, 0, remote(t, p, "target"), 0, 1), ErrClosed)
-}
-
-// TestSumBesideRevoke: a request for sums that comes while a lease's memories are being closed
-// finds its memory revoked, and no hole in the list of them.
-func TestSumBesideRevoke(t *testing.T) {
-	e := open(t, "e")
-	r := register(t, e, "r", 4096)
-	l, err := r.Lease(0, 4096, LeaseOptions{})
-	require.NoError(t, err)
-	token := tokenOf(t, l.mems[0])
-	staged := l.mems[e.stager.lane.index].(*stagedMemory)
-	check(t, l.Revoke(t.Context()))
-	require.Equal(t, l.mems, staged.region.mems)
-	require.NotContains(t, staged.region.mems, nil)
-	e.stager.mu.Lock()
-	e.stager.secrets[[16]byte(token)] = staged // as before the stager's memory was closed
-	e.stager.mu.Unlock()
-	_, err = e.stager.enterBy(e.lanes[0], token)
-	require.ErrorIs(t, err, ErrRevoked)
 }
 
 // TestFencesWaitSideBySide: two fences that must wait end by each other, and one that need not

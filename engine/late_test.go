@@ -203,25 +203,6 @@ func TestTimedChainAbortedWithoutTheTime(t *testing.T) {
 	require.NoError(t, tr.Abort(within(t)), "nothing of this post has left")
 }
 
-// TestChecksumBeforeAFrozenPeer had summed over a connection before the peer froze: memory
-// here is free all the same once the chain was aborted.
-func TestChecksumBeforeAFrozenPeer(t *testing.T) {
-	a, b, k, tr, _ := slowPut(t)
-	sums := transfer(t, tr.p, Write)
-	check(t, sums.Checksum())
-	check(t, sums.Add(a.dram, 0, remote(t, tr.p, "dram"), 0, 4096))
-	run(t, sums)
-	check(t, sums.Close())
-	check(t, tr.Post())
-	until(t, "the peer has the piece in hand", func() bool { return b.dev.kept() > 0 })
-	k.deaf.Store(true)
-	k.mute.Store(true)
-	hurry(t, a.e, 200*time.Millisecond)
-	require.ErrorIs(t, tr.Abort(within(t)), ErrUnproven)
-	check(t, tr.Close())
-	require.NoError(t, a.hbm.Close())
-}
-
 // TestFenceOfAllBackends has one backend without a proof, and a context that is over: the epoch
 // of every other has ended all the same.
 func TestFenceOfAllBackends(t *testing.T) {

@@ -4,7 +4,6 @@ package engine
 
 import (
 	"bytes"
-	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,7 +12,6 @@ import (
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/internal/testing/promise"
@@ -58,7 +56,6 @@ func TestLeaseRanges(t *testing.T) {
 			require.Len(t, m.only, 3)
 
 			tr := transfer(t, p, Write)
-			require.NoError(t, tr.Checksum())
 			require.NoError(t, tr.Add(src, 4096, m, 4096, 4096))
 			require.NoError(t, tr.Add(src, 3*4096, m, 3*4096, 2*4096))
 			list := []uint32{9}
@@ -145,12 +142,6 @@ func TestLeaseRangesOfALiar(t *testing.T) {
 			}
 			require.Equal(t, make([]byte, pool.Size()), pool.Bytes())
 
-			tr := transfer(t, p, Read) // nor does it learn the sums of other bytes
-			require.NoError(t, tr.Checksum())
-			require.NoError(t, tr.Add(src, 0, m, 0, 4096))
-			require.NoError(t, tr.Post())
-			require.Error(t, tr.Wait(within(t)))
-			require.NoError(t, tr.Close())
 			require.NoError(t, m.Close())
 			require.NoError(t, l.Revoke(within(t)))
 		})
@@ -187,26 +178,5 @@ func TestLeaseRangesStaged(t *testing.T) {
 	require.True(t, bytes.Equal(want, b.mem))
 	require.NoError(t, tr.Reset())
 	require.NoError(t, m.Close())
-	require.NoError(t, l.Revoke(within(t)))
-}
-
-// TestLeaseRangesSums: what lies beside the ranges is not summed for a peer either.
-func TestLeaseRangesSums(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
-	owner := open(t, "owner")
-	pool := register(t, owner, "pool", 1<<16)
-	l, err := pool.LeaseRanges([]Range{{Off: 4096, Len: 4096}}, LeaseOptions{})
-	require.NoError(t, err)
-	token, err := l.mems[0].AppendToken(nil)
-	require.NoError(t, err)
-	for off, want := range map[uint64]error{4096: nil, 0: ErrBounds, 8192: ErrBounds,
-		4097: ErrBounds} {
-		request, err := exchange.AppendSum(nil, token, []driver.Desc{{Remote: off, Len: 4096}}, nil)
-		require.NoError(t, err)
-		var r exchange.Sum
-		require.NoError(t, r.Parse(exchange.SumBody(request)))
-		_, err = owner.stager.sum(owner.lanes[0], &r, nil)
-		require.True(t, errors.Is(err, want), "at %d: %v", off, err)
-	}
 	require.NoError(t, l.Revoke(within(t)))
 }

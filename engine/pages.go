@@ -82,13 +82,14 @@ func (t *Transfer) keep(p *Pattern) {
 	p.Loops = t.loops[n:len(t.loops):len(t.loops)]
 }
 
-// takes reports whether the connection takes the pattern as one, or cut between entries.
+// takes reports whether the connection takes the pattern as one, or cut between entries. A chain
+// takes none with loops: a slot's list has no room for them.
 func (c *conn) takes(p *Pattern) bool {
 	caps := &c.lane.caps
 	if p.Runs() > caps.RunsMax || caps.LenMax > 0 && p.Run > caps.LenMax {
 		return false
 	}
-	return c.can&driver.CanNest != 0 || c.can&driver.CanPattern != 0 && p.Plain()
+	return c.can&driver.CanPattern != 0 && (p.Plain() || c.lane != c.lane.e.stager.lane)
 }
 
 // expand lists the runs of a pattern one by one.

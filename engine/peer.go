@@ -55,9 +55,6 @@ type conn struct {
 	can      driver.Can
 	counters counters
 
-	sums     atomic.Pointer[sumWay] // once a checksum was asked for
-	auditing sync.Mutex             // one goroutine at a time asks
-
 	hello   []byte      // the first message
 	greeted atomic.Bool // it has gone
 
@@ -100,11 +97,7 @@ func (c *conn) watch() {
 
 // lose marks the connection dead: no new transfer takes it.
 func (c *conn) lose() {
-	first := false
-	c.goneOnce.Do(func() { close(c.gone); first = true })
-	if first {
-		c.forsake(ErrPeerLost)
-	}
+	c.goneOnce.Do(func() { close(c.gone) })
 	staged := c.peer.staged()
 	if sp := staged.p.(*stagedPeer); c != staged {
 		sp.loop.pushIfStarted(&carrierLost{sp, c.lane})
@@ -324,9 +317,6 @@ func (p *Peer) Close() error {
 	for i, c := range slices.Backward(p.left) { // chains before what they are made of
 		if c == nil {
 			continue
-		}
-		if w := c.sums.Load(); w != nil {
-			w.close()
 		}
 		if err := c.p.Close(); err != nil {
 			errs = append(errs, &OpError{Op: "close", Backend: c.lane.caps.Name, Peer: p.name,

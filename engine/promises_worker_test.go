@@ -168,9 +168,6 @@ func (w *promiser) transfer(op engine.Op, m *engine.Remote, at uint64,
 	if err := t.Add(w.src, w.slot*slotBytes+off, m, at+off, n); err != nil {
 		return // lost, or revoked
 	}
-	if w.rng.IntN(4) == 0 && t.Checksum() != nil {
-		return // lost
-	}
 	number := (w.slot+1)<<56 | w.count
 	if op == engine.Write && w.rng.IntN(3) == 0 {
 		if err := t.Notify(binary.LittleEndian.AppendUint64(nil, number)); err != nil {

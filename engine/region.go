@@ -223,9 +223,8 @@ func (e *Engine) fence(ctx context.Context, mems []driver.Memory) error {
 		}
 	}
 	// Most fences wait for nothing: a goroutine of its own is for one that must.
-	last := e.stager.lane.index
 	for i, m := range mems {
-		if m != nil && i != last {
+		if m != nil {
 			one(atOnceOnly, i)
 		}
 	}
@@ -236,11 +235,6 @@ func (e *Engine) fence(ctx context.Context, mems []driver.Memory) error {
 		}
 	}
 	all.Wait()
-	// The stager admits hops and sums by the tokens of the other backends. Its fence waits for
-	// those that it has admitted, so it comes once no such token is valid any more.
-	if mems[last] != nil {
-		one(ctx, last)
-	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}

@@ -46,10 +46,8 @@ type Candidate struct {
 	Estimate time.Duration `json:"estimate_ns"` // for 1 MiB in one piece; 0 unless usable
 	Rate     float64       `json:"rate"`        // bytes a second that the estimate uses
 	Measured bool          `json:"measured"`    // the rate was measured here, not declared
-	// why it leaves the pair to another, or to the chain Staged, where there is one; mostly empty
-	Yields string `json:"yields,omitempty"`
-	conn   *conn
-	key    uint32
+	conn     *conn
+	key      uint32
 }
 
 // Explanation is what Explain found: all candidates in the order of the engine's
@@ -108,10 +106,6 @@ func (e *Engine) Explain(p *Peer, local *Region, remote *Remote) (Explanation, e
 	if best := cheapest(x.Candidates); best != nil {
 		x.Chosen = best.Backend
 		x.Why = fmt.Sprintf("%s is the cheapest of %d that can", best.Backend, usable(x.Candidates))
-		y := yielding(x.Candidates)
-		if y != nil && best.willing() && (best.Backend == Staged || y.Estimate < best.Estimate) {
-			x.Why = fmt.Sprintf("%s, since %s yields to it: %s", best.Backend, y.Backend, y.Yields)
-		}
 	} else {
 		x.Why = "no backend can"
 	}
@@ -127,42 +121,14 @@ func usable(list []Candidate) (n int) {
 	return n
 }
 
-// cheapest returns the candidate with the least estimate; those that yield come last.
+// cheapest returns the candidate with the least estimate.
 func cheapest(list []Candidate) (best *Candidate) {
 	for i := range list {
-		c := &list[i]
-		if !c.Usable {
-			continue
-		}
-		if best == nil || c.willing() && !best.willing() || c.willing() == best.willing() &&
-			c.Estimate < best.Estimate {
+		if c := &list[i]; c.Usable && (best == nil || c.Estimate < best.Estimate) {
 			best = c
 		}
 	}
 	return best
-}
-
-// willing reports whether it does not yield.
-func (c *Candidate) willing() bool { return c.Yields == "" }
-
-// yielding returns the first that could serve and yields.
-func yielding(list []Candidate) *Candidate {
-	for i := range list {
-		if c := &list[i]; c.Usable && !c.willing() {
-			return c
-		}
-	}
-	return nil
-}
-
-// keen counts those that could serve and do not yield.
-func keen(list []Candidate) (n int) {
-	for i := range list {
-		if list[i].Usable && list[i].willing() {
-			n++
-		}
-	}
-	return n
 }
 
 // nominalBytes is the size for which routes are compared.
@@ -193,11 +159,11 @@ func (p *Peer) candidates(local *Region, remote *Remote, route Route) []Candidat
 }
 
 // stagedCandidate is the chain's answer; nil where none is asked for, as both memories are
-// DRAM or as one backend serves that does not yield to it.
+// DRAM or as one backend serves.
 func (p *Peer) stagedCandidate(local *Region, remote *Remote, route Route,
 	others []Candidate) *Candidate {
 	named := route.Only == Staged
-	if !named && (local.Kind() == driver.DRAM && remote.kind == driver.DRAM || keen(others) > 0) {
+	if !named && (local.Kind() == driver.DRAM && remote.kind == driver.DRAM || usable(others) > 0) {
 		return nil
 	}
 	c := &Candidate{Backend: Staged, conn: p.staged()}
@@ -231,9 +197,7 @@ func (c *Candidate) accept(local *Region, key uint32) {
 	cost := c.conn.lane.caps.Cost
 	cost.Rate, c.Measured = c.conn.counters.estimate(c.conn.peer.e.now(), cost.Rate)
 	c.Rate, c.Estimate = cost.Rate, cost.Estimate(1, nominalBytes)
-	localKey := local.mems[c.conn.lane.index].Key()
-	c.Reason = c.conn.p.Explain(localKey, key)
-	c.Yields = c.conn.p.Yields(localKey, key)
+	c.Reason = c.conn.p.Explain(local.mems[c.conn.lane.index].Key(), key)
 }
 
 // obstacle returns why a lane cannot serve a pair, or "".
@@ -312,19 +276,15 @@ func (p *Peer) noRoute(local *Region, remote *Remote, list []Candidate) error {
 		local.Kind(), remote.kind, remote.name, strings.Join(why, "; "), cause)}
 }
 
-// messenger returns the nearest live connection that carries messages, or counts. One that
-// yields comes last.
+// messenger returns the nearest live connection that carries messages, or counts.
 func (p *Peer) messenger(route Route, counts bool) (best *conn) {
-	yields := false
 	for _, c := range p.conns {
 		if c == nil || !c.carries(counts) || c.isLost() ||
 			(route.Only != "" && route.Only != c.lane.caps.Name) {
 			continue
 		}
-		y := c.p.Yields(0, 0) != ""
-		if best == nil || yields && !y ||
-			y == yields && c.lane.caps.Cost.Setup < best.lane.caps.Cost.Setup {
-			best, yields = c, y
+		if best == nil || c.lane.caps.Cost.Setup < best.lane.caps.Cost.Setup {
+			best = c
 		}
 	}
 	return best

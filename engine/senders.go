@@ -28,7 +28,6 @@ type sender struct {
 	heard   bool   // the program was told something of it
 
 	queue  answerQueue
-	audit  audit
 	window *window // guarded by stager.mu
 	asking bool    // guarded by stager.mu: a goroutine opens the window
 }
@@ -98,8 +97,6 @@ func (l *lane) take(m *driver.Message) (n Notification, forProgram bool) {
 			s.heard = true
 			return s.notification(whole), true
 		}
-	case exchange.IsSum:
-		s.audit.ask(s, data[1:])
 	case exchange.IsWindowAsk, exchange.IsPut, exchange.IsGet, exchange.IsWithdrawn:
 		l.e.stager.asked(s, data[0], data[1:])
 	}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"path/filepath"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -235,18 +236,16 @@ func (b shortWords) Caps() driver.Caps {
 	return c
 }
 
-// full is mem that has no room for answers until the test says so.
+// full is mem that has room for answers while the test says so.
 type full struct {
 	*mem.Backend
-	closed chan struct{}
-	asked  chan struct{}
+	room  atomic.Bool
+	asked chan struct{}
 }
 
 func (f *full) Answer(conn uint64, b []byte) error {
-	select {
-	case <-f.closed:
+	if f.room.Load() {
 		return f.Backend.Answer(conn, b)
-	default:
 	}
 	select {
 	case f.asked <- struct{}{}:
@@ -259,20 +258,37 @@ func (f *full) Answer(conn uint64, b []byte) error {
 func TestAnswersWaitForRoom(t *testing.T) {
 	inner, err := mem.New(mem.Config{})
 	require.NoError(t, err)
-	f := &full{inner, make(chan struct{}), make(chan struct{}, 1)}
-	a, b := open(t, "a"), open(t, "b", func(c *Config) { c.Backends = []driver.Backend{f} })
-	src := register(t, a, "src", 8<<20)
-	register(t, b, "dst", 8<<20)
-	p := connect(t, a, b)
+	f := &full{Backend: inner, asked: make(chan struct{}, 1)}
+	a, b := newHost(t, "a"), newHostOver(t, f, "b")
+	fill(a.mem, 7)
+	p := connect(t, a.e, b.e)
 	tr := transfer(t, p, Write)
-	check(t, tr.Checksum())
-	check(t, tr.Add(src, 0, remote(t, p, "dst"), 0, 8<<20))
+	f.room.Store(true) // for the window
+	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, hostBytes))
+	f.room.Store(false)
 	check(t, tr.Post())
 	<-f.asked
 	require.False(t, tr.Done())
-	close(f.closed)
-	b.lanes[0].stir() // as the backend does by its FD
+	f.room.Store(true)
+	b.e.lanes[0].stir() // as the backend does by its FD
 	require.NoError(t, tr.Wait(within(t)))
+	require.True(t, bytes.Equal(a.mem, b.mem))
+}
+
+// TestHostileMessages sends messages of all kinds that make no sense: none but a notification
+// reaches the program.
+func TestHostileMessages(t *testing.T) {
+	l := open(t, "owner").lanes[0]
+	for kind := range 256 {
+		for n := range 40 {
+			data := append([]byte{byte(kind)}, make([]byte, n)...)
+			l.receiveMu.Lock()
+			l.senders = map[uint64]*sender{1: {lane: l, conn: 1, gone: make(chan struct{})}}
+			_, forProgram := l.take(&driver.Message{Conn: 1, Data: data})
+			l.receiveMu.Unlock()
+			require.Equal(t, kind == exchange.IsNotification, forProgram, "%x", data)
+		}
+	}
 }
 
 // TestConnectToAnEngineThatIsNotRead connects while the other program reads no notifications and

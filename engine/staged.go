@@ -51,23 +51,20 @@ type stager struct {
 	mu       sync.Mutex // guards what follows
 	memories map[uint32]*stagedMemory
 	lastKey  uint32
-	secrets  map[[16]byte]*stagedMemory // by what their tokens begin with
 	windows  map[*window]struct{}
 	holders  map[*ticket]int // windows by the ticket that their connections have shown
 	origins  map[string]int  // and by what it was given to
 	draining bool            // no more goroutines
 
-	serving sync.WaitGroup // goroutines for windows, audits and local peers
+	serving sync.WaitGroup // goroutines for windows and local peers
 	opening chan struct{}  // places for windows that are being opened
-	summing chan struct{}  // places for sums that are being made
 }
 
 func newStager(e *Engine) *stager {
 	return &stager{e: e, memories: map[uint32]*stagedMemory{},
-		secrets: map[[16]byte]*stagedMemory{},
 		windows: map[*window]struct{}{}, holders: map[*ticket]int{},
 		origins: map[string]int{},
-		opening: make(chan struct{}, e.cfg.HandshakesMax), summing: make(chan struct{}, summersMax)}
+		opening: make(chan struct{}, e.cfg.HandshakesMax)}
 }
 
 // addStager gives the engine its last lane, which needs no goroutine of a lane's.

@@ -33,10 +33,6 @@ func (sp *stagedPeer) chain(local *Region, remote *Remote, durable bool) (c chai
 		return c, fmt.Sprintf("%v does not survive a loss of power, as Route.Durable asks",
 			remote.kind)
 	}
-	if l := p.single(local, remote, durable); l != nil {
-		return c, fmt.Sprintf("%s moves %v to and from %v alone", l.caps.Name, local.Kind(),
-			remote.kind)
-	}
 	if local.Kind() != driver.DRAM {
 		if c.near = s.nearest(local.Kind(), local.mems, func(*lane) bool {
 			return true
@@ -48,6 +44,10 @@ func (sp *stagedPeer) chain(local *Region, remote *Remote, durable bool) (c chai
 	if c.by = p.direct(remote, durable); c.by != nil && c.near != nil {
 		return c, ""
 	}
+	if c.by != nil && (c.self || remote.kind == driver.DRAM) {
+		return c, fmt.Sprintf("%s moves %v to and from %v alone", c.by.caps.Name, local.Kind(),
+			remote.kind)
+	}
 	if c.self {
 		if durable {
 			return c, fmt.Sprintf("no backend moves DRAM to %v and says when it would survive a "+
@@ -58,22 +58,6 @@ func (sp *stagedPeer) chain(local *Region, remote *Remote, durable bool) (c chai
 	c.far = true // whether its engine can make its hop a durable one is seen when it is asked to
 	c.by, obstacle = sp.carrier(remote)
 	return c, obstacle
-}
-
-// single returns the lane that serves the pair alone, if there is one, and does not yield it.
-func (p *Peer) single(local *Region, remote *Remote, durable bool) *lane {
-	for i, l := range p.e.lanes {
-		if l != p.e.stager.lane && p.obstacle(l, i, local, remote, Route{Durable: durable}) == "" {
-			key, err := remote.key(i)
-			if err != nil {
-				continue
-			}
-			if p.conns[i].p.Yields(local.mems[i].Key(), key) == "" {
-				return l
-			}
-		}
-	}
-	return nil
 }
 
 // nearest returns the cheapest lane that will do, by which the engine reaches memory of its own
@@ -103,8 +87,7 @@ func (p *Peer) direct(remote *Remote, durable bool) (best *lane) {
 	return best
 }
 
-// carrier returns the lane to staging memory of the peer, or why there is none. One that yields
-// comes last.
+// carrier returns the lane to staging memory of the peer, or why there is none.
 func (sp *stagedPeer) carrier(remote *Remote) (best *lane, obstacle string) {
 	switch {
 	case sp.farKinds == 0:
@@ -113,15 +96,13 @@ func (sp *stagedPeer) carrier(remote *Remote) (best *lane, obstacle string) {
 		return nil, fmt.Sprintf("the peer has no backend that moves %v to and from DRAM",
 			remote.kind)
 	}
-	yields := false
 	for i, l := range sp.s.e.lanes {
 		if l == sp.s.lane || !sp.p.alive(i) || !sp.p.conns[i].carries(false) ||
 			!l.caps.Pairs.Serves(driver.DRAM, driver.DRAM) {
 			continue
 		}
-		y := sp.p.conns[i].p.Yields(0, 0) != ""
-		if best == nil || yields && !y || y == yields && cheaper(l, best) {
-			best, yields = l, y
+		if best == nil || cheaper(l, best) {
+			best = l
 		}
 	}
 	if best == nil {

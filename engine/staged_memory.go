@@ -37,7 +37,7 @@ func (s *stager) register(seg driver.Segment, mems []driver.Memory) driver.Memor
 	for s.lastKey++; s.memories[s.lastKey] != nil || s.lastKey == 0; s.lastKey++ {
 	}
 	m.key = s.lastKey
-	s.memories[m.key], s.secrets[seg.Secret] = m, m
+	s.memories[m.key] = m
 	return m
 }
 
@@ -143,7 +143,6 @@ func (f *fenced) happen() {
 func (m *stagedMemory) Close() error {
 	m.s.mu.Lock()
 	delete(m.s.memories, m.key)
-	delete(m.s.secrets, m.region.seg.Secret)
 	m.s.mu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -227,6 +227,46 @@ func TestStagedWithinAnEngine(t *testing.T) {
 	}
 }
 
+// straight is a way from a device's memory to files. It moves nothing.
+type straight struct{ fake }
+
+func (s *straight) Caps() driver.Caps {
+	c := s.fake.Caps()
+	c.Pairs = driver.Pairs{driver.HBM: driver.KindsOf(driver.File)}
+	return c
+}
+
+// TestStagedByName: a backend that serves the pair goes before the chain, unless the route names
+// that.
+func TestStagedByName(t *testing.T) {
+	leak.Check(t, hostmem.InUse)
+	direct, hbm, disk := &straight{fake{name: "straight"}}, newDevice(t, "device", driver.HBM),
+		newDevice(t, "disk", driver.File)
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{direct, hbm, disk} })
+	seg, src := hbm.alloc(t, 1<<16)
+	from, err := e.Register("hbm", seg)
+	check(t, err)
+	seg, dst := disk.alloc(t, 1<<16)
+	_, err = e.Register("file", seg)
+	check(t, err)
+	p, err := e.Self()
+	check(t, err)
+	x, err := e.Explain(p, from, remote(t, p, "file"))
+	check(t, err)
+	require.Equal(t, "straight", x.Chosen, x.String())
+	fill(src, 5)
+	for only, moves := range map[string]bool{"": true, "straight": true, Staged: false} {
+		before := len(direct.seen())
+		tr, err := e.NewTransfer(p, Write, Route{Only: only})
+		check(t, err)
+		check(t, tr.Add(from, 0, remote(t, p, "file"), 0, 1<<16))
+		run(t, tr)
+		require.Equal(t, moves, len(direct.seen()) > before, only)
+		check(t, tr.Close())
+	}
+	require.Equal(t, src, dst)
+}
+
 // TestStagedIsExplained has the chain shown, asked for, and forbidden.
 func TestStagedIsExplained(t *testing.T) {
 	a, b := newHost(t, "a"), newHost(t, "b")

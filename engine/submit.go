@@ -85,7 +85,7 @@ func (t *Transfer) submitNext(generation uint64, next int, head *conn) (over boo
 	// The index moves first: the completion may come before Submit returns.
 	t.submitted.Store(int64(next + 1))
 	tag := tag(t.slot, generation, bit)
-	if err = t.submitBatch(b, tag, next, bit); err == nil { // [submit]
+	if err = c.p.Submit(tag, &b.Batch); err == nil { // [submit]
 		t.submittedOne(c, head, tag)
 		return last, nil
 	}
@@ -128,13 +128,6 @@ func (t *Transfer) takeOut() bool {
 		}
 	}
 	return false
-}
-
-func (t *Transfer) submitBatch(b *batch, tag uint64, index, bit int) error {
-	if b.sum != nil {
-		return b.submitSum(t, tag, index, bit)
-	}
-	return b.conn.p.Submit(tag, &b.Batch)
 }
 
 // submittedOne does what a batch that the backend has taken needs at once. It may
@@ -196,29 +189,18 @@ func (e *Engine) finish(l *lane, c *driver.Completion) {
 		e.givenUp.ended(c.Tag)
 		return
 	}
-	later, err := t.moved(bit, c.Tag, c.Err)
-	if later {
-		return
+	generation = w.generation()
+	if c.Err != nil && errors.Is(c.Err, driver.ErrUnproven) {
+		t.mark(generation, unanswered)
 	}
-	if err != nil {
-		if errors.Is(err, driver.ErrUnproven) {
-			t.mark(w.generation(), unanswered)
-		}
-		err = t.completionError(l, err)
-	}
-	t.endBatch(l, w.generation(), bit, err)
-}
-
-// endBatch ends the batch of a bit.
-func (t *Transfer) endBatch(l *lane, generation uint64, bit int, err error) {
 	if t.outstanding.And(^uint64(1<<bit))&(1<<bit) == 0 {
-		t.e.dropped.Add(1)
+		e.dropped.Add(1)
 		return
 	}
-	t.e.givenUp.ended(tag(t.slot, generation, bit))
+	e.givenUp.ended(c.Tag)
 	// The post is held: this batch is one of those that remain.
-	if err != nil {
-		t.fail(generation, err)
+	if c.Err != nil {
+		t.fail(generation, t.completionError(l, c.Err))
 		t.mark(generation, short|stopped)
 		if t.takeOut() { // it may wait for room at a connection that never has any
 			t.submit(nil) // leaves out what has not been submitted

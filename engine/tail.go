@@ -16,7 +16,7 @@ func (t *Transfer) attach() error {
 		return nil
 	}
 	n := len(t.batches)
-	if n == 0 || t.op != Write || t.checked || t.route.Durable ||
+	if n == 0 || t.op != Write || t.route.Durable ||
 		!t.batches[n-1].conn.carries(t.counts) {
 		c := t.p.messenger(t.route, t.counts)
 		if c == nil {

@@ -158,29 +158,16 @@ func (n shortAnswers) Answer(conn uint64, b []byte) error {
 // TestAnswersTooLong has a peer that takes only short answers: it is told so, and does not wait
 // for what never comes.
 func TestAnswersTooLong(t *testing.T) {
-	for _, most := range []int{64, 1 + exchange.SumTag + 1} {
+	for _, most := range []int{64, 1 + exchange.HopName + 1} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
 			inner, err := mem.New(mem.Config{})
 			require.NoError(t, err)
 			a, b := newHost(t, "a"), newHostOver(t, shortAnswers{inner, most}, "b")
 			p := connect(t, a.e, b.e)
-			chained := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1)
-			sums := transfer(t, p, Write)
-			check(t, sums.Checksum())
-			for i := range uint64(32) {
-				check(t, sums.Add(a.dram, 64*i, remote(t, p, "dram"), 64*i, 8))
-			}
-			check(t, sums.Post())
-			summed := sums.Wait(within(t))
-			for _, err := range []error{chained, summed} {
-				require.Error(t, err)
-				require.NotErrorIs(t, err, ErrTimeout)
-				require.NotContains(t, err.Error(), "no answer")
-			}
-			require.ErrorIs(t, summed, ErrBounds)
-			if most == 64 {
-				require.ErrorContains(t, summed, "answer of")
-			}
+			err = transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1)
+			require.Error(t, err)
+			require.NotErrorIs(t, err, ErrTimeout)
+			require.NotContains(t, err.Error(), "no answer")
 		})
 	}
 }

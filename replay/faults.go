@@ -39,8 +39,7 @@ var faultSets = map[string][]fault.Rule{
 	},
 	"flapping": {{On: fault.Message, Every: 60, Most: 4, Do: fault.Flap(50 * time.Millisecond)}},
 	// Against the contract: what checks the bytes has to find it.
-	"corrupt":       {{On: fault.Write, Every: 40, Do: fault.BreakCorrupt()}},
-	"corrupt-twice": {{On: fault.Write, Every: 40, Most: 2, Do: fault.BreakCorrupt()}},
+	"corrupt": {{On: fault.Write, Every: 40, Do: fault.BreakCorrupt()}},
 }
 
 // FaultNames lists what Options.Faults can name.

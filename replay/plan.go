@@ -46,7 +46,6 @@ type Plan struct {
 	Overlap    bool            `json:"overlap"` // a request is checked while the next one arrives
 	PoolBlocks uint64          `json:"pool_blocks"`
 	Threads    int             `json:"threads"`  // that copy
-	Checksum   bool            `json:"checksum"` // compare the bytes of layers on both sides
 	LimitMs    int64           `json:"limit_ms"` // for everything that waits for the other process
 	// rules of package fault; a side without any is absent
 	Faults  map[Side]string `json:"faults"`
@@ -54,11 +53,6 @@ type Plan struct {
 	Offload *Offload        `json:"offload"` // nil: none
 
 	memory uint64 // of both processes
-}
-
-// checksum reports whether a layer goes with one. Under faults all do.
-func (p *Plan) checksum(layer int) bool {
-	return p.Checksum && (len(p.Faults) > 0 || layer%plainEvery != plainEvery-1)
 }
 
 // geometry is that of a pool of this plan.

@@ -15,10 +15,6 @@ import (
 	"github.com/sluicehq/sluice/kv/handoff"
 )
 
-// plainEvery is how often a layer goes without a checksum, so that one run shows what they cost:
-// decode's digests are of all layers.
-const plainEvery = 8
-
 // OpenFunc opens the backends that a name stands for.
 type OpenFunc func(name string, threads int) ([]driver.Backend, error)
 
@@ -124,8 +120,7 @@ func (p *prefill) work() (err error) {
 	p.sender, err = handoff.NewSender(mux, handoff.SenderConfig{
 		Region: p.local, Geometry: p.staging.geometry, Route: p.route(), Window: 1,
 		AnswerTimeout: limit, LayerTimeout: limit, TakenTimeout: limit, AbortTimeout: limit,
-		Checksum: p.plan.checksum,
-		OnLayer:  func(r handoff.LayerReport) { p.landed <- r }, // one in flight: has room
+		OnLayer: func(r handoff.LayerReport) { p.landed <- r }, // one in flight: has room
 	})
 	if err != nil {
 		return err

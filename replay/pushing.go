@@ -126,10 +126,6 @@ func (p *prefill) layer(push *handoff.Push, q *trace.Request, layer int) error {
 func (p *prefill) count(r handoff.LayerReport) {
 	p.res.Bytes += r.Bytes
 	p.res.Transfer += r.Took
-	if !p.plan.checksum(r.Layer) {
-		p.res.PlainBytes += r.Bytes
-		p.res.PlainTransfer += r.Took
-	}
 	p.layers.Add(r.Took)
 }
 

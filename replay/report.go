@@ -40,14 +40,10 @@ type Report struct {
 	LayerUs   Quantiles `json:"layer_us"` // post to completion
 	Route     string    `json:"route"`
 
-	Model string  `json:"model"`
-	Ratio float64 `json:"ratio"` // gbps / memcpy_gbps
-	// of seven layers in eight, or of all under faults
-	Checksum   bool    `json:"checksum"`
-	PlainGBps  float64 `json:"plain_gbps"`  // of the others; 0: there was none
-	PlainRatio float64 `json:"plain_ratio"` // plain_gbps / memcpy_gbps
-	Threads    int     `json:"threads"`
-	PoolBytes  uint64  `json:"pool_bytes"`
+	Model     string  `json:"model"`
+	Ratio     float64 `json:"ratio"` // gbps / memcpy_gbps
+	Threads   int     `json:"threads"`
+	PoolBytes uint64  `json:"pool_bytes"`
 	// of the pool: "host", or the backend whose it was
 	Memory          string   `json:"memory"`
 	BlocksChecked   uint64   `json:"blocks_checked"`   // digests of all layers of as many blocks
@@ -77,22 +73,20 @@ type Times struct {
 
 // PrefillResult and DecodeResult are what the processes report.
 type PrefillResult struct {
-	BlocksMoved   uint64          `json:"blocks_moved"`
-	BlocksReused  uint64          `json:"blocks_reused"`
-	Bytes         uint64          `json:"bytes"`
-	MemcpyBytes   uint64          `json:"memcpy_bytes"`
-	Aborted       int             `json:"aborted"`
-	Route         string          `json:"route"`
-	Fill          time.Duration   `json:"fill_ns"`
-	Transfer      time.Duration   `json:"transfer_ns"`
-	PlainBytes    uint64          `json:"plain_bytes"` // of Bytes, without checksums
-	PlainTransfer time.Duration   `json:"plain_transfer_ns"`
-	Memcpy        time.Duration   `json:"memcpy_ns"`
-	Replay        time.Duration   `json:"replay_ns"`
-	Requests      []time.Duration `json:"requests_ns"`
-	LayerUs       Quantiles       `json:"layer_us"`
-	Faults        uint64          `json:"faults"`
-	Retried       int             `json:"retried"`
+	BlocksMoved  uint64          `json:"blocks_moved"`
+	BlocksReused uint64          `json:"blocks_reused"`
+	Bytes        uint64          `json:"bytes"`
+	MemcpyBytes  uint64          `json:"memcpy_bytes"`
+	Aborted      int             `json:"aborted"`
+	Route        string          `json:"route"`
+	Fill         time.Duration   `json:"fill_ns"`
+	Transfer     time.Duration   `json:"transfer_ns"`
+	Memcpy       time.Duration   `json:"memcpy_ns"`
+	Replay       time.Duration   `json:"replay_ns"`
+	Requests     []time.Duration `json:"requests_ns"`
+	LayerUs      Quantiles       `json:"layer_us"`
+	Faults       uint64          `json:"faults"`
+	Retried      int             `json:"retried"`
 }
 
 // DecodeResult is the decode process's part.
@@ -130,9 +124,8 @@ func merge(plan *Plan, pre *PrefillResult, dec *DecodeResult, setup time.Duratio
 			Digest: dec.Digest.Seconds()},
 	}
 	r.faulty = plan.faulty()
-	r.Checksum, r.PlainGBps = plan.Checksum, bench.GBps(pre.PlainBytes, pre.PlainTransfer)
 	if r.MemcpyGBps > 0 {
-		r.Ratio, r.PlainRatio = r.GBps/r.MemcpyGBps, r.PlainGBps/r.MemcpyGBps
+		r.Ratio = r.GBps / r.MemcpyGBps
 	}
 	r.Offload = dec.Offload.report()
 	return r
@@ -149,17 +142,6 @@ func (r *Report) Err() error {
 	return nil
 }
 
-// rates says how fast the layers moved beside memcpy, without checksums and with them.
-func (r *Report) rates() string {
-	if !r.Checksum || r.PlainGBps == 0 {
-		return fmt.Sprintf("%.2f GB/s, memcpy %.2f GB/s, ratio %.3f", r.GBps, r.MemcpyGBps, r.Ratio)
-	}
-	return fmt.Sprintf("memcpy %.2f GB/s\n"+
-		"  plain     %.2f GB/s, ratio %.3f: the layers without checksums, 1 in 8\n"+
-		"  all       %.2f GB/s, ratio %.3f: 7 in 8 are read again for their checksums",
-		r.MemcpyGBps, r.PlainGBps, r.PlainRatio, r.GBps, r.Ratio)
-}
-
 // Text prints the report for people.
 func (r *Report) Text(w io.Writer) error {
 	t := r.Seconds
@@ -168,7 +150,7 @@ requests    %d, %d of them aborted
 blocks      %d moved, %d reused, %d checked, %d watched after aborts, %d leaked
 mismatches  %d
 route       %s
-transfer    %s in %.2f s, %s
+transfer    %s in %.2f s, %.2f GB/s, memcpy %.2f GB/s, ratio %.3f
 request     p50 %.2f ms, p99 %.2f ms (without filling and memcpy)
 layer       p50 %.1f µs, p99 %.1f µs
 time        setup %.2f s, replay %.2f s; prefill: filling %.2f s, memcpy %.2f s; decode: digests %.2f s
@@ -176,7 +158,7 @@ time        setup %.2f s, replay %.2f s; prefill: filling %.2f s, memcpy %.2f s;
 		r.Model, bench.RoundSize(r.PoolBytes), r.Memory, r.Threads, r.Requests, r.Aborted,
 		r.BlocksMoved, r.BlocksReused, r.BlocksChecked, r.BlocksWatched, r.BlocksLeaked,
 		r.Mismatches, r.Route,
-		bench.RoundSize(r.Bytes), t.Transfer, r.rates(),
+		bench.RoundSize(r.Bytes), t.Transfer, r.GBps, r.MemcpyGBps, r.Ratio,
 		r.RequestMs.P50, r.RequestMs.P99, r.LayerUs.P50, r.LayerUs.P99,
 		t.Setup, t.Replay, t.Fill, t.Memcpy, t.Digest)
 	if err == nil && r.faulty {

@@ -23,7 +23,6 @@ type Options struct {
 	AbortRate float64       // share of the requests, 0 to 1: above 0 at least one
 	PoolBytes uint64        // of the decode side; 0: chosen
 	Threads   int           // that copy
-	Checksum  bool          // compare the bytes of layers on both sides, and show what it costs
 	Limit     time.Duration // without a sign of life or progress
 
 	// Faults names what befalls the backends of a side, FaultNames with commas between; absent:
@@ -47,7 +46,7 @@ func (o *Options) plan() (*Plan, error) {
 		return nil, fmt.Errorf("the trace has no requests")
 	}
 	p := &Plan{Model: o.Model, Backend: o.Backend, Requests: o.Requests, Speed: o.Speed,
-		Overlap: o.Overlap || o.Speed > 0, Threads: o.Threads, Checksum: o.Checksum,
+		Overlap: o.Overlap || o.Speed > 0, Threads: o.Threads,
 		LimitMs: o.Limit.Milliseconds()}
 	if len(o.Faults) > 0 {
 		p.Faults, p.Meeting = o.Faults, meetingPlace()

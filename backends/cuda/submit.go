@@ -13,9 +13,9 @@ import (
 // Can implements driver.Peer.
 func (p *peer) Can() driver.Can {
 	if p.far != nil {
-		return driver.CanPattern | driver.CanNest
+		return driver.CanPattern
 	}
-	return driver.CanPattern | driver.CanNest | driver.CanNotify | driver.CanCount
+	return driver.CanPattern | driver.CanNotify | driver.CanCount
 }
 
 // Submit implements driver.Peer.

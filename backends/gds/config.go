@@ -67,12 +67,6 @@ type Config struct {
 	// answers a *driver.UnavailableError.
 	Direct bool
 
-	// Yield, if not empty, is why this program wants the engine's chain through host memory
-	// (engine.Staged: io_uring and the copy engine) to serve device memory and files where it can:
-	// "sluice bench gds: 0.7 of the staged route", say. A Route that names gds gets it all the
-	// same. Explain shows the text.
-	Yield string
-
 	// LogFile is where the library writes its messages; "" is cufile.log in a folder of this user
 	// below the one for temporary files. It is not the working directory, where the library would
 	// put it. What the user has set by CUFILE_LOGFILE_PATH, or as logging.dir of the configuration,

@@ -4,8 +4,6 @@ package gds
 
 import (
 	"fmt"
-
-	"github.com/sluicehq/sluice/driver"
 )
 
 // Explain implements driver.Peer.
@@ -29,11 +27,8 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 	if n := b.mover.Lessened(); n > 0 {
 		text += fmt.Sprintf("; the library took less at a time than it was given, %d times", n)
 	}
-	switch {
-	case b.cfg.Yield != "":
-		return text + "; yields to the staged route: " + b.cfg.Yield
-	case b.facts.Compat:
-		return text + "; whether the staged route is faster here is measured by sluice bench gds"
+	if b.facts.Compat {
+		text += "; whether the staged route is faster here is measured by sluice bench gds"
 	}
 	return text
 }
@@ -47,12 +42,4 @@ func (b *Backend) manner() string {
 		return fmt.Sprintf(" on streams of %d threads", b.cfg.Threads)
 	}
 	return fmt.Sprintf(" by %d threads, one request each", b.cfg.Threads)
-}
-
-// Yields implements driver.Peer.
-func (p *peer) Yields(localKey, _ uint32) string {
-	if m := p.b.flights.At(localKey); m == nil || m.Kind != driver.HBM {
-		return ""
-	}
-	return p.b.cfg.Yield
 }

@@ -75,7 +75,7 @@ type crossing struct{ list []cufile.Request }
 const reapMax = 64
 
 // can is what the peers take.
-const can = driver.CanPattern | driver.CanNest
+const can = driver.CanPattern
 
 var _ driver.Backend = (*Backend)(nil)
 

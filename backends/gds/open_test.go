@@ -75,14 +75,6 @@ func TestFacts(t *testing.T) {
 		!strings.Contains(f.Mode, "nvidia-fs 2.24: direct") {
 		t.Errorf("with nvidia-fs: %+v, %v", f, err)
 	}
-	r = newRig(t, Config{Yield: "as measured", Direct: true}, 4096)
-	if text := r.p.Explain(r.local, r.far); !strings.Contains(text, "yields to the staged route: "+
-		"as measured") {
-		t.Errorf("explained as %q", text)
-	}
-	if y := r.p.Yields(r.local, r.far); y != "as measured" {
-		t.Errorf("yields %q", y)
-	}
 }
 
 func TestMode(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 )
 
 type peer struct {
-	driver.PeerBase // needs no Help, and never yields
+	driver.PeerBase // needs no Help
 
 	from, to *Backend
 	conn     uint64 // from's number

@@ -8,7 +8,7 @@ import (
 )
 
 // can is what the peers take.
-const can = driver.CanPattern | driver.CanNest | driver.CanDurable
+const can = driver.CanPattern | driver.CanDurable
 
 // take implements ownfiles.Config.
 func (b *Backend) take(of *ownfiles.Job[extent], batch *driver.Batch) error {

@@ -166,10 +166,7 @@ func (p *peer) Conn() uint64 { return p.conn }
 // Can implements driver.Peer.
 func (p *peer) Can() driver.Can { return can }
 
-const can = driver.CanPattern | driver.CanNest | driver.CanNotify | driver.CanCount
-
-// Yields implements driver.Peer: a chain through host memory is no better.
-func (p *peer) Yields(_, _ uint32) string { return "" }
+const can = driver.CanPattern | driver.CanNotify | driver.CanCount
 
 // Explain implements driver.Peer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {

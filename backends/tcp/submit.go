@@ -11,7 +11,7 @@ import (
 // Can implements driver.Peer.
 func (p *peer) Can() driver.Can { return can }
 
-const can = driver.CanPattern | driver.CanNest | driver.CanNotify | driver.CanCount
+const can = driver.CanPattern | driver.CanNotify | driver.CanCount
 
 // Submit implements driver.Peer.
 func (p *peer) Submit(tag uint64, b *driver.Batch) error {

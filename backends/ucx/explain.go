@@ -5,7 +5,6 @@ package ucx
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/sluicehq/sluice/driver"
@@ -77,19 +76,6 @@ func (p *peer) hand() string {
 	}
 }
 
-// Yields implements driver.Peer: over TCP others do better. UCX chooses its lanes once.
-func (p *peer) Yields(_, _ uint32) string {
-	if p.l.near || p.enter() != nil {
-		return ""
-	}
-	defer p.gate.Exit()
-	p.lanes.Do(func() { p.overTCP = messagesBy(p.link.Lanes(), "tcp/") })
-	if p.overTCP {
-		return "UCX has nothing better than TCP to the peer, and does that in plain text"
-	}
-	return ""
-}
-
 // usedLane is a transport of an endpoint with its device, and what UCX uses it for: "am" are
 // messages, "rma_bw" is rendezvous.
 type usedLane struct {
@@ -102,13 +88,6 @@ func (l *usedLane) String() string {
 		return l.name
 	}
 	return l.name + " (" + strings.Join(l.uses, " ") + ")"
-}
-
-// messagesBy reports whether messages go by a transport whose name begins so.
-func messagesBy(text, transport string) bool {
-	return slices.ContainsFunc(parseLanes(text), func(l usedLane) bool {
-		return strings.HasPrefix(l.name, transport) && slices.Contains(l.uses, "am")
-	})
 }
 
 // lanesOf names the lanes of an endpoint.

@@ -8,20 +8,26 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What UCX prints of an endpoint over TCP, over a NIC that needs TCP to connect, and of one whose
-// text we do not know.
-func TestMessagesOverTCP(t *testing.T) {
-	for text, want := range map[string]bool{
-		"# lane[0]:  1:tcp/eth0.0 md[0] -> md[0]/tcp/sysdev[255] am am_bw#0 keepalive\n": true,
-		"# lane[0]:  1:tcp/eth0.0 md[0] -> md[0]/tcp/sysdev[255] rma_bw#0\n" +
-			"# lane[1]:  2:tcp/eth1.0 md[0] -> md[0]/tcp/sysdev[255] am am_bw#0\n": true,
-		"# lane[0]:  5:rc_mlx5/mlx5_0:1.0 md[2] -> md[2]/ib/sysdev[0] rma_bw#0 am am_bw#0\n" +
-			"# lane[1]:  1:tcp/eth0.0 md[0] -> md[0]/tcp/sysdev[255] wireup\n": false,
-		"# am_send: 0..(inf)\n": false,
-		"":                      false,
+// TestLanes reads what UCX prints of an endpoint.
+func TestLanes(t *testing.T) {
+	require.Equal(t, "; lanes tcp/eth0 (am am_bw#0), rc_mlx5/mlx5_0:1",
+		lanesOf("# lane[0]: 1:tcp/eth0.0 md[0] -> md[0]/tcp/sysdev[255] am am_bw#0\n"+
+			"# lane[1]: 5:rc_mlx5/mlx5_0:1.0 md[2] -> md[2]/ib/sysdev[0]\n"))
+	require.Empty(t, lanesOf("# am_send: 0..(inf)\n"))
+}
+
+// TestCostOverTCP: the backend tcp does better where UCX has nothing but TCP.
+func TestCostOverTCP(t *testing.T) {
+	for _, c := range []struct {
+		transports, devices string
+		rate                float64
+	}{
+		{"tcp", "mlx5_0:1", 2e9}, {"all", "eth0", 2e9}, {"^ib", "mlx5_0:1", 2e9},
+		{"all", "mlx5_0:1", 5e9}, {"rc,tcp", "eth0,mlx5_0:1", 5e9}, {NearTransports, "", 5e9},
 	} {
-		require.Equal(t, want, messagesBy(text, "tcp/"), text)
+		list, err := splitTransports(c.transports)
+		require.NoError(t, err)
+		cfg := Config{Devices: c.devices}
+		require.Equal(t, c.rate, cfg.caps(list).Cost.Rate, "%+v", c)
 	}
-	require.Equal(t, "; lanes tcp/eth0 (am am_bw#0)",
-		lanesOf("# lane[0]: 1:tcp/eth0.0 md[0] -> md[0]/tcp/sysdev[255] am am_bw#0\n"))
 }

@@ -39,9 +39,6 @@ type peer struct {
 	farewell chan struct{} // closed when the owner has answered our bye
 	parting  sync.Once
 
-	lanes   sync.Once // guards overTCP
-	overTCP bool      // its messages go over TCP
-
 	mu      sync.Mutex
 	asks    map[uint32]chan *importAnswer // each has one place
 	askID   uint32
@@ -74,7 +71,7 @@ func (p *peer) enter() error {
 }
 
 // can is what every connection takes.
-const can = driver.CanPattern | driver.CanNest | driver.CanNotify | driver.CanCount
+const can = driver.CanPattern | driver.CanNotify | driver.CanCount
 
 // Can implements driver.Peer.
 func (p *peer) Can() driver.Can { return can }

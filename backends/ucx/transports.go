@@ -124,6 +124,22 @@ func listed(list, name string) bool {
 	return slices.Contains(strings.Split(rest, ","), name) != negated
 }
 
+// overTCP reports whether UCX has nothing but TCP for peers on other hosts: the list far names
+// nothing else, or there is no RDMA device that it may use.
+func (c *Config) overTCP(far string) bool {
+	names := strings.Split(far, ",")
+	if rest, negated := strings.CutPrefix(far, "^"); negated {
+		names = without(farKnown, strings.Split(rest, ","))
+	}
+	devices := networkDevices()
+	if c.Devices != "" && c.Devices != "all" {
+		devices = strings.Split(c.Devices, ",")
+	}
+	port := func(device string) bool { return strings.Contains(device, ":") }
+	other := func(name string) bool { return !strings.HasPrefix(name, "tcp") }
+	return far != "" && !(slices.ContainsFunc(names, other) && slices.ContainsFunc(devices, port))
+}
+
 // copies reports whether the kernel may copy between processes: a program that does without
 // cma means that it must not, in whichever way.
 func (t transports) copies() bool {

@@ -113,7 +113,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	if err := load(&cfg); err != nil {
 		return nil, err // it names the backend and the cure
 	}
-	b := &Backend{cfg: cfg, caps: cfg.caps(), event: -1, closing: make(chan struct{}),
+	b := &Backend{cfg: cfg, caps: cfg.caps(list), event: -1, closing: make(chan struct{}),
 		peers:    make(map[*peer]struct{}),
 		accepted: make(map[uint64]*inbound), detours: make(map[keys.Owner]time.Time),
 		counters: ucp.NewCounters()}

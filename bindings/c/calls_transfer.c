@@ -67,11 +67,6 @@ int sluice_transfer_count(sluice_transfer transfer, uint32_t counter)
 	SLGO_CALL(slgoTransferCount, transfer, counter);
 }
 
-int sluice_transfer_checksum(sluice_transfer transfer)
-{
-	SLGO_CALL(slgoTransferChecksum, transfer);
-}
-
 int sluice_transfer_watch(sluice_transfer transfer, uint64_t word)
 {
 	SLGO_CALL(slgoTransferWatch, transfer, word);

@@ -182,9 +182,6 @@ static void fill(struct hand *h)
 		break;
 	case 1:
 		DO(sluice_transfer_count(t, any(h, 3)));
-		break;
-	case 2:
-		DO(sluice_transfer_checksum(t));
 	}
 }
 

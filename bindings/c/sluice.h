@@ -128,8 +128,7 @@ enum { SLUICE_OPTIONAL = 1 }; /* sluice_backend.flags: leave it out where it is 
  *          advertise (a list) conns flight grace failure
  *   posix: path (ring, threads) threads depth piece_max gap_max pin_max buffered durable
  *   cuda:  library devices (a list of ordinals) sms in_flight streams peers
- *   gds:   library cuda threads depth piece_max buffer_max host direct
- *          yield (why chains get the pair instead) log_file
+ *   gds:   library cuda threads depth piece_max buffer_max host direct log_file
  *   ucx:   library transports devices workers grace failure
  *   rdma:  library devices rails listen queue_depth slice flight timeout retries
  * tcp encrypts: by certificates of both sides or, without options, by a key of its own that its
@@ -443,17 +442,6 @@ int sluice_transfer_add_pattern(sluice_transfer transfer, sluice_region region,
  */
 int sluice_transfer_message(sluice_transfer transfer, const void *message, size_t length);
 int sluice_transfer_count(sluice_transfer transfer, uint32_t counter);
-
-/*
- * Has both engines compare the bytes by CRC-32C, until sluice_reset, over any backend that carries
- * messages. A range that differs on both sides once it was moved ends the transfer with
- * SLUICE_ERR_CORRUPT, whose text names it, and no message or count follows; a write takes nothing
- * back. Another write to a range meanwhile, one of the same transfer too, is taken for
- * corruption. Both memories must be DRAM: SLUICE_ERR_NOT_SUPPORTED, here or when something is
- * added. It costs reading the bytes once more on both sides, and a round trip; the peer is asked at
- * the next add, or now for what is listed, and its answer waited for.
- */
-int sluice_transfer_checksum(sluice_transfer transfer);
 
 /*
  * Each post that is done from now on is told by sluice_completions, with this word of the

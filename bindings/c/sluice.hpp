@@ -100,7 +100,6 @@ struct transfer : owner<end_transfer> {
 	{
 		check(sluice_transfer_message(id(), text.data(), text.size()));
 	}
-	void checksum() { check(sluice_transfer_checksum(id())); }
 	void post() { check(sluice_post(id())); }
 	bool done() { return check(sluice_test(id())); }
 	bool wait(nanoseconds timeout = forever)

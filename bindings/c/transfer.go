@@ -172,16 +172,6 @@ func slgoTransferCount(h C.uint64_t, counter C.uint32_t, f *C.struct_slgo_fault)
 	return answer(f, t.t.Count(uint32(counter)))
 }
 
-//export slgoTransferChecksum
-func slgoTransferChecksum(h C.uint64_t, f *C.struct_slgo_fault) C.int {
-	t, err := hold(h)
-	if err != nil {
-		return answer(f, err)
-	}
-	defer t.letGo()
-	return answer(f, t.t.Checksum())
-}
-
 //export slgoPost
 func slgoPost(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	t, err := hold(h)

@@ -34,7 +34,7 @@ func newBenchGDS() *cobra.Command {
 		Long: `Measure transfers between a card's memory and random places of a file by cuFile
 (backend gds), beside the engine's own chain: io_uring, pinned memory of the host and
 the copy engine (route staged); in alternation in one run. All figures are medians of
-rounds. Below 1 the ratio says that gds.Config.Yield should be set on this machine.
+rounds. Below 1 the ratio says that routes should name staged on this machine.
 
 Without --op and --size a table of shapes. The file is made anew in --dir, and removed.
 It needs NVIDIA's driver and libcufile.`,

@@ -29,31 +29,9 @@ func replayUnderFaults(t *testing.T, limit string, sides ...string) {
 // TestReplayFindsWhatBreaksTheContract proves that its digests can fail.
 func TestReplayFindsWhatBreaksTheContract(t *testing.T) {
 	o := sluice(t, "replay", "--model", smallModel, "--trace", smallTrace(t, 4), "--requests", "4",
-		"--backend", "shm",
-		"--checksum=false", "--fault", "corrupt", "--fault-side", "prefill")
+		"--backend", "shm", "--fault", "corrupt", "--fault-side", "prefill")
 	if o.status == 0 || !strings.Contains(o.stderr, "mismatches") ||
 		!strings.Contains(o.stderr, "digest") {
-		t.Errorf("%+v", o)
-	}
-}
-
-// TestReplayNamesWhatIsCorrupt has checksums find what digests would find too late: the layer is
-// never handed over, and the request begun again.
-func TestReplayNamesWhatIsCorrupt(t *testing.T) {
-	for _, backend := range []string{"shm", "tcp"} {
-		r := replayReport(t, "--trace", smallTrace(t, 4), "--requests", "4", "--backend", backend,
-			"--fault", "corrupt-twice", "--fault-side", "prefill")
-		wantNumbers(t, r, map[string]float64{"requests": 4, "mismatches": 0, "blocks_leaked": 0})
-		if r["faults"].(float64) == 0 || r["retried"].(float64) == 0 || r["checksum"] != true {
-			t.Errorf("%s: %v faults, %v tried again, checksum %v", backend, r["faults"],
-				r["retried"], r["checksum"])
-		}
-	}
-	o := sluice(t, "replay", "--model", smallModel, "--trace", smallTrace(t, 4), "--requests", "4",
-		"--backend", "shm",
-		"--fault", "corrupt", "--fault-side", "prefill")
-	if o.status == 0 || !strings.Contains(o.stderr, "checksums differ") ||
-		!strings.Contains(o.stderr, "region kv") {
 		t.Errorf("%+v", o)
 	}
 }

@@ -39,7 +39,7 @@ type replayFlags struct {
 	faults, faultSide           string
 	seed                        uint64
 	timeout                     time.Duration
-	overlap, asJSON, checksum   bool
+	overlap, asJSON             bool
 	network                     networkFlags
 	offload                     offloadFlags
 	groups                      replayGroupsFlags
@@ -65,9 +65,9 @@ time of filling and memcpy.
 
 --fault wraps the backends of both processes, or of the one that --fault-side names, in
 faults, named with commas between: slow, failing, lossy (a completion that never comes),
-flapping (a connection is lost), and corrupt and corrupt-twice (other bytes arrive, which
-must be found). A hand-over that fails is begun again over a new connection, up to 30 times, and each wait
-of one side for the other takes at most a quarter of --timeout.
+flapping (a connection is lost), and corrupt (other bytes arrive, which must be found). A
+hand-over that fails is begun again over a new connection, up to 30 times, and each wait of
+one side for the other takes at most a quarter of --timeout.
 
 --offload ssd has the decode process spill each block that has come to a file, once, and
 read it back: when a later request has the same block, and all that is left at the end.
@@ -80,7 +80,7 @@ spill nothing, and --fault is for what lies between the processes, not for the f
 			replayGroupsHelp,
 		Example: `  sluice replay --model deepseek-v3.2 --requests 40 --backend shm
   sluice replay --trace conversation_trace.jsonl --requests 40 --abort-rate 0.2 --json
-  sluice replay --requests 5 --timeout 2s --checksum=false --fault lossy,flapping
+  sluice replay --requests 5 --timeout 2s --fault lossy,flapping
   sluice replay --offload ssd --offload-dir /mnt/nvme --offload-size 16GiB
   sluice replay --backend rdma --devices mlx5_0 --peer-devices mlx5_1
   sluice replay --model llama3.1-70b --prefill tp=8,layout=nhd --decode tp=4,pp=2,layout=hnd,block=64`,
@@ -118,8 +118,6 @@ func (f *replayFlags) register(c *cobra.Command) {
 		"prefill, decode")
 	s.DurationVar(&f.timeout, "timeout", 30*time.Second, "limit for a process that does not "+
 		"answer or move on; at least 2s")
-	s.BoolVar(&f.checksum, "checksum", true, "have both engines compare the bytes of 7 layers in "+
-		"8 by CRC-32C, and show what that costs; --checksum=false: of none")
 	s.BoolVar(&f.asJSON, "json", false, "print JSON")
 }
 
@@ -223,7 +221,7 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	r, err := f.replay(c.Context(), c.ErrOrStderr(), replay.Options{
 		Model: f.model, Backend: f.backend, Requests: requests, Speed: f.speed, Overlap: f.overlap,
 		AbortRate: f.abortRate,
-		PoolBytes: pool, Threads: f.threads, Checksum: f.checksum, Limit: f.timeout, Faults: rules,
+		PoolBytes: pool, Threads: f.threads, Limit: f.timeout, Faults: rules,
 		Offload: offload,
 	})
 	if err != nil {

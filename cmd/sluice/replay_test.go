@@ -41,8 +41,7 @@ var replayKeys = []string{"requests", "blocks_moved", "blocks_reused", "bytes", 
 	"aborted", "gbps", "memcpy_gbps",
 	"request_ms", "layer_us", "route", "model", "ratio", "threads", "pool_bytes", "memory",
 	"blocks_checked", "blocks_watched",
-	"blocks_leaked", "first_mismatches", "faults", "retried", "seconds", "checksum", "plain_gbps",
-	"plain_ratio"}
+	"blocks_leaked", "first_mismatches", "faults", "retried", "seconds"}
 
 func replayReport(t *testing.T, args ...string) map[string]any {
 	t.Helper()

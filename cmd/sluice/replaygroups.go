@@ -32,6 +32,7 @@ type replayGroupsFlags struct {
 	tokens, scale   int
 	hits            float64
 	kill            string
+	checksum        bool
 }
 
 // replayGroupsHelp says what --prefill and --decode do.
@@ -63,11 +64,13 @@ func (g *replayGroupsFlags) register(c *cobra.Command) {
 	s.Float64Var(&g.hits, "prefix-hits", 0, "share of the requests of whose tokens the decode "+
 		"side has the first ones, 0 to 1; above 0 at least one")
 	s.StringVar(&g.kill, "kill", "", "kill a rank in mid-flight: prefill or decode")
+	s.BoolVar(&g.checksum, "checksum", true, "between groups, compare digests of each layer on "+
+		"both sides before a rank hears of it")
 }
 
 // groupsOnly and pairOnly are the flags that go with one kind of replay alone.
 var (
-	groupsOnly = []string{"tokens", "scale", "prefix-hits", "kill"}
+	groupsOnly = []string{"tokens", "scale", "prefix-hits", "kill", "checksum"}
 	pairOnly   = []string{"speed", "overlap", "pool", "offload", "offload-dir",
 		"offload-size", "offload-file", "offload-durable"}
 )
@@ -140,8 +143,8 @@ func (f *replayFlags) checkGroups(c *cobra.Command) (*replay.GroupOptions, error
 	}
 	return &replay.GroupOptions{Spec: spec, Prefill: from, Decode: to, Backend: f.backend,
 		Scale: f.groups.scale, AbortRate: f.abortRate, HitRate: f.groups.hits,
-		Kill: replay.Side(f.groups.kill), Digest: f.checksum, Faults: rules, Threads: f.threads,
-		Seed: f.seed, Limit: f.timeout}, nil
+		Kill: replay.Side(f.groups.kill), Digest: f.groups.checksum, Faults: rules,
+		Threads: f.threads, Seed: f.seed, Limit: f.timeout}, nil
 }
 
 // lengths are those of --tokens, or of a trace.

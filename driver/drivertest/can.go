@@ -49,9 +49,9 @@ func checkCanRefused(s *stage) {
 	}{
 		{driver.CanPattern, try{"a pattern", driver.Batch{Op: driver.Write, Pattern: plain}}},
 		{driver.CanPattern, try{"a pattern", driver.Batch{Op: driver.Read, Pattern: plain}}},
-		{driver.CanNest, try{"a pattern with a loop", driver.Batch{Op: driver.Write,
+		{driver.CanPattern, try{"a pattern with a loop", driver.Batch{Op: driver.Write,
 			Pattern: &loops}}},
-		{driver.CanNest, try{"a pattern with slots", driver.Batch{Op: driver.Read,
+		{driver.CanPattern, try{"a pattern with slots", driver.Batch{Op: driver.Read,
 			Pattern: &slots}}},
 		{driver.CanNotify,
 			try{"a message", driver.Batch{Op: driver.Write, Tail: driver.NotifyTail}}},

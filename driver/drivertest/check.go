@@ -46,8 +46,8 @@ var bits = []struct {
 	can  driver.Can
 	name string
 }{
-	{driver.CanPattern, "CanPattern"}, {driver.CanNest, "CanNest"},
-	{driver.CanNotify, "CanNotify"}, {driver.CanCount, "CanCount"},
+	{driver.CanPattern, "CanPattern"}, {driver.CanNotify, "CanNotify"},
+	{driver.CanCount, "CanCount"},
 	{driver.CanDurable, "CanDurable"},
 }
 

@@ -82,8 +82,6 @@ func (s *stage) afterClose(m driver.Memory, r *memory) {
 		s.peer.Can()
 		s.peer.Conn()
 		s.peer.Explain(m.Key(), r.as)
-		s.peer.Yields(m.Key(), r.as)
-		s.peer.Yields(0, 0)
 		s.peer.Lost()
 		s.peer.Help(firstTag, nil)
 		s.peer.Cancel(firstTag)

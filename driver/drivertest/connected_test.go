@@ -18,9 +18,7 @@ var breaches = []struct {
 	checks []string
 	how    sabotage
 }{
-	{"hides that it takes patterns", []string{"CanRefused"},
-		without(driver.CanPattern | driver.CanNest)},
-	{"hides that it takes nests", []string{"CanRefused"}, without(driver.CanNest)},
+	{"hides that it takes patterns", []string{"CanRefused"}, without(driver.CanPattern)},
 	{"hides that it notifies", []string{"CanRefused"}, without(driver.CanNotify)},
 	{"hides that it counts", []string{"CanRefused"}, without(driver.CanCount)},
 	{"promises to be durable", []string{"DurableWrites"}, sabotage{

@@ -101,8 +101,8 @@ var lapses = []struct {
 			return c
 		},
 	}},
-	{"hides nests and patterns, but for their limit", []string{"Caps"},
-		without(driver.CanPattern | driver.CanNest)},
+	{"hides patterns, but for their limit", []string{"Caps"},
+		without(driver.CanPattern)},
 	{"explains in two lines", []string{"Explain"}, sabotage{
 		explain: func(p *saboteurPeer, local, remote uint32) string {
 			return p.Peer.Explain(local, remote) + "\nand more"

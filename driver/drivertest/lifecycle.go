@@ -35,7 +35,6 @@ func checkCaps(s *stage) {
 			driver.CanPattern),
 		"MessageMax must be over 0 exactly with CanNotify": (c.MessageMax > 0) != s.can(
 			driver.CanNotify),
-		"CanNest includes CanPattern": s.can(driver.CanNest) && !s.can(driver.CanPattern),
 		"a Peer that notifies counts": s.can(driver.CanNotify) != s.can(driver.CanCount),
 		"Cost.Rate must be over 0":    c.Cost.Rate <= 0,
 	} {

@@ -12,13 +12,13 @@ import (
 )
 
 var nestChecks = []check{
-	{name: "Nest", wirings: everywhere, needs: driver.CanNest, run: checkNest},
-	{name: "NestMax", wirings: here, needs: driver.CanNest, run: checkNestMax},
-	{name: "NestBounds", wirings: here, needs: driver.CanNest, run: checkNestBounds},
-	{name: "NestNotKept", wirings: here, needs: driver.CanNest, run: checkNestNotKept},
-	{name: "NestNotify", wirings: everywhere, needs: driver.CanNest | driver.CanNotify,
+	{name: "Nest", wirings: everywhere, needs: driver.CanPattern, run: checkNest},
+	{name: "NestMax", wirings: here, needs: driver.CanPattern, run: checkNestMax},
+	{name: "NestBounds", wirings: here, needs: driver.CanPattern, run: checkNestBounds},
+	{name: "NestNotKept", wirings: here, needs: driver.CanPattern, run: checkNestNotKept},
+	{name: "NestNotify", wirings: everywhere, needs: driver.CanPattern | driver.CanNotify,
 		run: checkNestNotify},
-	{name: "NestNoAllocation", wirings: everywhere, needs: driver.CanNest,
+	{name: "NestNoAllocation", wirings: everywhere, needs: driver.CanPattern,
 		run: checkNestNoAllocation},
 }
 

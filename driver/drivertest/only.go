@@ -95,10 +95,8 @@ func (s *stage) patternsBesides(op driver.Op, l, r *memory) {
 		Remote: driver.Side{Base: 4096, Stride: 1000, List: []uint32{0, 3, 4}}}
 	s.besides(fmt.Sprintf("%v of a pattern, one entry of it beside", op), s.scattering(op, p))
 	p.Remote.List[2] = 3
-	if s.peer.Can()&driver.CanNest != 0 {
-		p.Loops = []driver.Loop{{N: 2, Local: 300, Remote: 12000}}
-		s.besides(fmt.Sprintf("%v of a nest, one run of it beside", op), s.scattering(op, p))
-	}
+	p.Loops = []driver.Loop{{N: 2, Local: 300, Remote: 12000}}
+	s.besides(fmt.Sprintf("%v of a nest, one run of it beside", op), s.scattering(op, p))
 }
 
 // besides submits what is beside the ranges: refused where this side looks, and else not, since

@@ -77,7 +77,7 @@ var cases = []struct {
 	{"kv knows engine", "kv/pool/a.go", local("engine"), ""},
 	{"kv knows csrc", "kv/handoff/a.go", local("csrc/copy"), "by package engine"},
 	{"kv makes digests", "kv/layout/a.go", local("csrc/digest"), ""},
-	{"engine makes checksums", "engine/a.go", local("csrc/crc"), ""},
+	{"kv makes checksums", "kv/store/a.go", local("csrc/crc"), ""},
 	{"csrc knows engine", "csrc/a.go", local("engine"), "serves backends"},
 	{"internal knows engine", "internal/park/a.go", local("engine"), "below everything"},
 	{"internal knows internal", "internal/testing/leak/a.go", local("internal/hostmem"), ""},

@@ -57,24 +57,21 @@ func TestLayerBesideTheEnd(t *testing.T) { virtual.Time(t, layerBesideTheEnd) }
 
 func layerBesideTheEnd(t *testing.T) {
 	var imports atomic.Int64
-	var push *Push
 	p := newPair(t, setup{backend: func(t testing.TB) driver.Backend {
 		return counted{newMem(t), func() { imports.Add(1) }, func() { imports.Add(-1) }}
-	}, sender: func(c *SenderConfig) {
-		c.Checksum = func(int) bool { // called by Layer, before it lists anything
-			over, cancel := context.WithCancel(context.Background())
-			cancel()
-			_ = push.Abort(over)
-			select {
-			case <-push.Ended():
-			case <-time.After(atOnce):
-			}
-			return false
-		}
 	}})
-	var q *Request
-	push, q = p.begin(t, 1, 1, 2)
-	require.ErrorIs(t, push.Layer(within(t), 0), engine.ErrAborted)
+	push, q := p.begin(t, 1, 1, 2)
+	push.window <- struct{}{} // as Layer does, before it lists anything
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = push.Abort(over)
+	select {
+	case <-push.Ended():
+		t.Error("a Push has ended beside a call of Layer")
+	case <-time.After(atOnce):
+	}
+	require.ErrorIs(t, push.post(0), engine.ErrAborted)
+	<-push.window
 	<-push.Ended()
 	<-q.Done()
 	require.EqualValues(t, 1, imports.Load(), "the one that is moored")

@@ -96,11 +96,6 @@ func (p *Push) start(f *flight) error {
 // fill lists the pieces of a layer.
 func (p *Push) fill(f *flight) error {
 	g, region := p.s.cfg.Geometry, p.s.cfg.Region
-	if check := p.s.cfg.Checksum; check != nil && check(f.layer) {
-		if err := f.t.Checksum(); err != nil {
-			return err
-		}
-	}
 	for _, b := range p.targets {
 		at := uint64(f.layer) * g.LayerBytes() // in the receiver's block
 		for part := range g.Parts() {

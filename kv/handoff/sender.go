@@ -33,11 +33,6 @@ type SenderConfig struct {
 	AbortTimeout  time.Duration // for the news of an end to leave, and to come; default 5 s
 	MessageMax    int           // bytes of a notification; default 4 KiB, at least MessageMin
 
-	// Checksum, if set, says of which layers the bytes are compared on both sides before the
-	// receiver hears of them: see engine.Transfer.Checksum. One that differs ends the hand-over
-	// with engine.ErrCorrupt. It is called by Layer, and must not wait.
-	Checksum func(layer int) bool
-
 	// OnLayer, if set, is called for each layer that was written, in order, by a
 	// goroutine of the Push. It must not wait.
 	OnLayer func(LayerReport)

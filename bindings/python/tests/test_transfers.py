@@ -277,38 +277,6 @@ def test_what_a_peer_says_of_itself(pair: Pair) -> None:
         "regions"]
 
 
-def test_bytes_that_both_sides_compare(pair: Pair) -> None:
-    fill(pair.a.bytes)
-    for op in ("write", "read"):
-        pair.b.bytes[:] = bytes(MIB)
-        t = pair.write((5, 70001, 100000), (300000, 0, 64), op=op)
-        t.checksum()
-        for _ in range(2):
-            t.run(LIMIT)
-        assert pair.a.bytes[5:100005] == pair.b.bytes[70001:170001] and pair.a.bytes[
-            300000:300064] == pair.b.bytes[:64]
-        t.close()
-
-
-def test_bytes_that_differ(pair: Pair) -> None:
-    """Two ranges over each other: whichever came first is not what it was any more."""
-    fill(pair.a.bytes)
-    over = [(0, 0, 4096), (9000, 2048, 4096)]
-    t = pair.write(*over)
-    t.checksum()
-    t.message(b"never")
-    with pytest.raises(sluice.CorruptError, match="data"):
-        t.run(LIMIT)
-    with pytest.raises(sluice.WaitTimeout):
-        pair.b.engine.receive(0)
-    t.reset()
-    for offset, there, n in over:
-        t.add(pair.a.region, offset, pair.remote, there, n)
-    t.message(b"now")
-    t.run(LIMIT)
-    assert pair.b.engine.receive(LIMIT).data == b"now"
-
-
 @pytest.mark.parametrize("backend", ["shm", "tcp"])
 def test_messages_without_waiting(backend: str) -> None:
     opened = sluice.Backend("tcp", plaintext=True,

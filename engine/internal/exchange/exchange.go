@@ -22,9 +22,6 @@ const (
 	IsGet       = 19 // a Hop: fetch into the slot
 	IsWithdrawn = 20 // slot, number: do not make that hop, or end it
 	IsHopEnd    = 21 // the answer to each of these: slot, number, outcome
-
-	IsSum    = 32 // tag, token, ranges: sum these
-	IsSummed = 33 // the answer: tag, outcome, sums
 )
 
 // The flags of a part.

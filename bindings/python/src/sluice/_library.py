@@ -224,7 +224,6 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "transfer_add_pattern": [_HANDLE, _HANDLE, _HANDLE, POINTER(Pattern)],
     "transfer_message": [_HANDLE, c_char_p, c_size_t],
     "transfer_count": [_HANDLE, c_uint32],
-    "transfer_checksum": [_HANDLE],
     "transfer_watch": [_HANDLE, c_uint64],
     "post": [_HANDLE],
     "test": [_HANDLE],

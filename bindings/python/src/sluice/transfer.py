@@ -181,16 +181,6 @@ class Transfer(Closing):
         """One more for a counter of the peer's, after the data is visible there."""
         check(lib.transfer_count(self._handle, number(counter, "counter", 32)))
 
-    def checksum(self) -> None:
-        """Has both engines compare the bytes by CRC-32C until `reset`.
-
-        A range that differs is CorruptError, and no message follows.
-
-        Both memories must be DRAM. A write by another party meanwhile is taken for corruption.
-        It costs reading the bytes once more on both sides, and a round trip.
-        """
-        check(lib.transfer_checksum(self._handle))
-
     def post(self) -> None:
         """Starts it and returns at once. Only misuse is an error here."""
         code = lib.post(self._handle)
