@@ -20,10 +20,7 @@ struct sl_ring {
 	uint32_t notifs;		     /* messages that wait to be received */
 	uint32_t first_len;	     /* bytes of the first of them */
 	uint32_t mask;
-	/*
-	 * a count that the poller waits for was reached, or there is room again, since it last
-	 * armed
-	 */
+	/* there is room again, since the poller last armed */
 	uint32_t due;
 	_Alignas(64) struct sl_done done[];
 };

@@ -108,22 +108,6 @@ type Backend interface {
 	// ErrPeerLost: the connection has ended, or never was.
 	Answer(conn uint64, b []byte) error
 
-	// Inbound returns how many bytes have come and gone by a connection that a peer opened and
-	// that stands (Message.Conn): written into memory here, and read from it, by pieces that
-	// were whole when the peer learns of their end. counted is false, and both are 0, where
-	// peers move the bytes themselves, and for other connections. It must not block for bytes.
-	Inbound(conn uint64) (written, read uint64, counted bool)
-
-	// Count returns what a counter below CountersMax has come to since the backend was
-	// opened, by all peers. It must never go back, and the bytes of what it counts must
-	// be visible to a goroutine that has seen it.
-	Count(counter uint32) uint64
-
-	// AwaitCount asks for a wake-up, as Arm has it, once Count has reached n: Arm must
-	// then say ready once. It reports whether Count has reached n already. Each counter
-	// has one such request, the last; one for math.MaxUint64 is none.
-	AwaitCount(counter uint32, n uint64) (reached bool)
-
 	// Alloc returns n bytes of DRAM that peers reach better than memory from elsewhere, as a
 	// segment of that length without a Secret: zeroed, at an address that is a multiple of a
 	// page at least, outside the Go heap. Register must take both. Each part of it may be
@@ -146,9 +130,6 @@ type Backend interface {
 	// methods of it and of what came from it must merely return.
 	Close() error
 }
-
-// CountersMax is how many counters a backend has whose Peers count.
-const CountersMax = 4096
 
 // Memory is one registration.
 type Memory interface {
@@ -209,9 +190,6 @@ type Peer interface {
 	// on its way. Notifications to one peer must arrive in the order of submission. That of
 	// a batch which failed does not arrive while the connection stands; over a connection that was
 	// lost it may have arrived: a program that needs certainty asks the peer.
-	//
-	// A batch with a count that succeeded must have counted exactly once when all under way
-	// has arrived; one that failed at most once, and only if all of its bytes are in place.
 	//
 	// A durable batch completes without an error only once its bytes, and what is needed to find
 	// them, would survive a loss of power: by a sync, say, that began after the last byte

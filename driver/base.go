@@ -15,15 +15,6 @@ func (BackendBase) Receive([]Message) (int, error) { return 0, nil }
 // Answer is ErrNotSupported.
 func (BackendBase) Answer(uint64, []byte) error { return ErrNotSupported }
 
-// Inbound counts nothing.
-func (BackendBase) Inbound(uint64) (written, read uint64, counted bool) { return 0, 0, false }
-
-// Count is 0.
-func (BackendBase) Count(uint32) uint64 { return 0 }
-
-// AwaitCount reports that no counter has reached n, unless n is 0.
-func (BackendBase) AwaitCount(_ uint32, n uint64) bool { return n == 0 }
-
 // Alloc is ErrNotSupported: other memory is as good.
 func (BackendBase) Alloc(uint64) (Segment, io.Closer, error) {
 	return Segment{}, nil, ErrNotSupported

@@ -31,7 +31,6 @@ type Tail uint8
 const (
 	NoTail     Tail = iota
 	NotifyTail      // Batch.Notify, a message that the peer's program receives
-	CountTail       // one more for counter Batch.Counter of the peer
 )
 
 // Desc is one contiguous copy. Offsets are in bytes from the start of the
@@ -61,9 +60,8 @@ func within(off, n, size uint64) bool { return off <= size && n <= size-off }
 // completes. A list that changes all the same must not move a byte outside the memories.
 type Batch struct {
 	Op      Op
-	Tail    Tail // Write only
-	Durable bool // Write only: it completes once the bytes would survive a loss of power
-	Counter uint32
+	Tail    Tail     // Write only
+	Durable bool     // Write only: it completes once the bytes would survive a loss of power
 	Descs   []Desc   // or
 	Pattern *Pattern // or neither: the tail alone
 	Notify  []byte   // for NotifyTail; nil is an empty message
@@ -76,7 +74,6 @@ type Can uint8
 const (
 	CanPattern Can = 1 << iota // Batch.Pattern
 	CanNotify                  // NotifyTail, and answers to it
-	CanCount                   // CountTail
 	CanDurable                 // Batch.Durable
 )
 
@@ -89,9 +86,7 @@ var (
 	errDurable = fmt.Errorf("only a write without a tail can be durable: %w", ErrNotSupported)
 	errBoth    = fmt.Errorf("descriptors and a pattern in one batch: %w", ErrNotSupported)
 	errNothing = fmt.Errorf("a batch of nothing: %w", ErrBounds)
-	errCounter = fmt.Errorf("no such counter: they are numbered below driver.CountersMax: %w",
-		ErrBounds)
-	errNoBit = fmt.Errorf("this peer does not take such a batch: see Peer.Can: %w",
+	errNoBit   = fmt.Errorf("this peer does not take such a batch: see Peer.Can: %w",
 		ErrNotSupported)
 	errNoNotify = fmt.Errorf("this peer carries no notifications: %w", ErrNotSupported)
 )
@@ -128,13 +123,6 @@ func (b *Batch) checkTail(can Can) error {
 	case NotifyTail:
 		if can&CanNotify == 0 {
 			return errNoNotify
-		}
-	case CountTail:
-		if can&CanCount == 0 {
-			return errNoBit
-		}
-		if b.Counter >= CountersMax {
-			return errCounter
 		}
 	default:
 		return errUnknown

@@ -166,7 +166,7 @@ func FuzzPatternCheck(f *testing.F) {
 }
 
 func TestBatchCheck(t *testing.T) {
-	const all = CanPattern | CanNotify | CanCount | CanDurable
+	const all = CanPattern | CanNotify | CanDurable
 	descs, plain := []Desc{{Len: 1}}, &Pattern{Run: 1, Count: 1}
 	nest := &Pattern{Run: 1, Count: 1, Loops: []Loop{{N: 2}}}
 	for name, c := range map[string]struct {
@@ -178,21 +178,18 @@ func TestBatchCheck(t *testing.T) {
 		"pattern":      {b: Batch{Op: Read, Pattern: plain}, need: CanPattern},
 		"nest":         {b: Batch{Op: Write, Pattern: nest}, need: CanPattern},
 		"notification": {b: Batch{Op: Write, Tail: NotifyTail}, need: CanNotify},
-		"count":        {b: Batch{Op: Write, Tail: CountTail, Descs: descs}, need: CanCount},
 		"durable":      {b: Batch{Op: Write, Durable: true, Descs: descs}, need: CanDurable},
 		"no operation": {b: Batch{Descs: descs}, want: ErrNotSupported},
 		"read with a tail": {b: Batch{Op: Read, Tail: NotifyTail, Descs: descs},
 			want: ErrNotSupported},
 		"durable read": {b: Batch{Op: Read, Durable: true, Descs: descs},
 			want: ErrNotSupported},
-		"durable with a tail": {b: Batch{Op: Write, Durable: true, Tail: CountTail},
+		"durable with a tail": {b: Batch{Op: Write, Durable: true, Tail: NotifyTail},
 			want: ErrNotSupported},
 		"both": {b: Batch{Op: Read, Descs: descs, Pattern: plain},
 			want: ErrNotSupported},
 		"unknown tail": {b: Batch{Op: Write, Tail: 9}, want: ErrNotSupported},
 		"nothing":      {b: Batch{Op: Write}, want: ErrBounds},
-		"unknown counter": {b: Batch{Op: Write, Tail: CountTail, Counter: CountersMax},
-			want: ErrBounds},
 	} {
 		if err := c.b.Check(all); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)

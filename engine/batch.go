@@ -28,7 +28,7 @@ func (g *group) clear() {
 type batch struct {
 	driver.Batch
 	conn *conn
-	last bool // only after all before it have ended: it carries the notification or the count
+	last bool // only after all before it have ended: it carries the notification
 	part bool // of a notification that one message has no room for
 }
 
@@ -73,10 +73,10 @@ func (g *group) add(d driver.Desc, lenMax uint64) {
 	g.descs = append(g.descs, d)
 }
 
-// Notify attaches a message that reaches the peer after the data is visible there, in place
-// of a count. It is kept by reference until Reset, and sent as it is when Post is called. An
-// empty message is one, too. It may have Peer.MessageMax bytes; what is too long for one
-// message of the backend goes in parts.
+// Notify attaches a message that reaches the peer after the data is visible there. It is kept
+// by reference until Reset, and sent as it is when Post is called. An empty message is one,
+// too. It may have Peer.MessageMax bytes; what is too long for one message of the backend goes
+// in parts.
 func (t *Transfer) Notify(msg []byte) error {
 	if !t.look().atRest() {
 		return t.misuse("change")
@@ -88,20 +88,7 @@ func (t *Transfer) Notify(msg []byte) error {
 
 // attachFrame has a message of the engine follow the data. Its first byte says what it is.
 func (t *Transfer) attachFrame(b []byte) {
-	t.message, t.text, t.notify, t.counts, t.dirty = b, nil, true, false, true
-}
-
-// Count attaches one more for a counter of the peer's engine, which has it after the data
-// is visible there (Engine.Counter), in place of a message.
-func (t *Transfer) Count(counter uint32) error {
-	if !t.look().atRest() {
-		return t.misuse("change")
-	}
-	if counter >= CountersMax {
-		return fmt.Errorf("count on %d, below %d: %w", counter, CountersMax, ErrBounds)
-	}
-	t.message, t.text, t.notify, t.counts, t.counter, t.dirty = nil, nil, false, true, counter, true
-	return nil
+	t.message, t.text, t.notify, t.dirty = b, nil, true, true
 }
 
 // join finds or makes the group of the connection that serves a pair of

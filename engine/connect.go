@@ -145,7 +145,7 @@ func (p *Peer) connectLane(ctx context.Context, i int, l *lane, d *wire.Descript
 // none for now, since its program does not read its notifications, the hello goes before the
 // first message that does. A connection by which it fails is closed.
 func (p *Peer) sayHello(ctx context.Context, c *conn, show exchange.Secret) error {
-	if !c.carries(false) {
+	if !c.notifies() {
 		return nil
 	}
 	c.lane.enlist(c)

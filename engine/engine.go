@@ -53,7 +53,6 @@ type Engine struct {
 
 	slots   slots
 	sweeper sweeper
-	tally   tally
 	inbox   chan Notification
 	inboxed inboxBytes
 	joining joining

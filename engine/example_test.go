@@ -60,34 +60,6 @@ func Example() {
 	// Output: layer 0: keys and values
 }
 
-// A receiver that knows how many transfers make up its work waits for their number: here
-// for the four layers of a request, which count on its counter 7.
-func ExampleEngine_Counter() {
-	decode, prefill := alone("decode"), alone("prefill")
-	defer decode.Close()
-	defer prefill.Close()
-	description, _ := decode.Describe()
-	ctx := context.Background()
-	peer, _ := prefill.Connect(ctx, description)
-	layers, _ := decode.Counter(7)
-	before := layers.Value()
-
-	go func() {
-		for range 4 {
-			t, _ := prefill.NewTransfer(peer, engine.Write, engine.Route{})
-			_ = t.Count(7) // after t.Add of the layer's bytes
-			_ = t.Post()
-			_ = t.Wait(ctx)
-			_ = t.Close()
-		}
-	}()
-	if err := layers.Wait(ctx, before+4); err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(layers.Value()-before, "layers are here")
-	// Output: 4 layers are here
-}
-
 func alone(name string) *engine.Engine {
 	b, err := mem.New(mem.Config{})
 	if err != nil {

@@ -61,7 +61,7 @@ func newLane(e *Engine, index int, b driver.Backend) (*lane, error) {
 // messageMin is what a backend that carries messages must have room for: a hello.
 const messageMin = 512
 
-// notifies reports whether peers of this backend notify and count.
+// notifies reports whether peers of this backend send notifications.
 func (l *lane) notifies() bool { return l.caps.MessageMax > 0 }
 
 func (l *lane) start() { l.e.running.Go(l.serve) }
@@ -135,7 +135,6 @@ func (l *lane) serve() {
 		found := l.poll()
 		found = l.receive() || found
 		l.sendAnswers()
-		l.count()
 		if found {
 			misses = 0
 			continue

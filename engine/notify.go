@@ -113,7 +113,7 @@ const notifyTransfersMax = 4
 // smaller Config.NotifyMax of the two engines. 0: no backend that connects it carries any.
 func (p *Peer) MessageMax() int {
 	for _, c := range p.conns {
-		if c != nil && c.carries(false) {
+		if c != nil && c.notifies() {
 			return p.notifyMax
 		}
 	}

@@ -19,7 +19,7 @@ type Route struct {
 	// Durable has a Write end without error only once its bytes would survive a loss of power,
 	// as those of a file do after a sync. What serves the transfer then is a backend that can
 	// say so, or a chain whose last hop is one; where none can, Add fails with ErrNoRoute. A
-	// message, or a count, follows the bytes as ever. Reads have no such thing: ErrNotSupported.
+	// message follows the bytes as ever. Reads have no such thing: ErrNotSupported.
 	Durable bool
 }
 
@@ -276,10 +276,10 @@ func (p *Peer) noRoute(local *Region, remote *Remote, list []Candidate) error {
 		local.Kind(), remote.kind, remote.name, strings.Join(why, "; "), cause)}
 }
 
-// messenger returns the nearest live connection that carries messages, or counts.
-func (p *Peer) messenger(route Route, counts bool) (best *conn) {
+// messenger returns the nearest live connection that carries messages.
+func (p *Peer) messenger(route Route) (best *conn) {
 	for _, c := range p.conns {
-		if c == nil || !c.carries(counts) || c.isLost() ||
+		if c == nil || !c.notifies() || c.isLost() ||
 			(route.Only != "" && route.Only != c.lane.caps.Name) {
 			continue
 		}
@@ -290,10 +290,5 @@ func (p *Peer) messenger(route Route, counts bool) (best *conn) {
 	return best
 }
 
-// carries reports whether what follows data can: a count, or a message.
-func (c *conn) carries(counts bool) bool {
-	if counts {
-		return c.can&driver.CanCount != 0
-	}
-	return c.can&driver.CanNotify != 0
-}
+// notifies reports whether the connection carries messages.
+func (c *conn) notifies() bool { return c.can&driver.CanNotify != 0 }

@@ -97,7 +97,7 @@ func (sp *stagedPeer) carrier(remote *Remote) (best *lane, obstacle string) {
 			remote.kind)
 	}
 	for i, l := range sp.s.e.lanes {
-		if l == sp.s.lane || !sp.p.alive(i) || !sp.p.conns[i].carries(false) ||
+		if l == sp.s.lane || !sp.p.alive(i) || !sp.p.conns[i].notifies() ||
 			!l.caps.Pairs.Serves(driver.DRAM, driver.DRAM) {
 			continue
 		}

@@ -3,11 +3,8 @@
 package engine
 
 import (
-	"cmp"
 	"encoding/hex"
 	"errors"
-	"maps"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -16,11 +13,10 @@ import (
 
 // Stats is a copy of the counters. They only grow, and never block a transfer.
 type Stats struct {
-	Routes        []RouteStats   // one for each peer and backend that are connected
-	Inbound       []InboundStats // one for each connection that a peer has opened to this engine
-	Posted        int            // transfers in flight now
+	Routes        []RouteStats // one for each peer and backend that are connected
+	Posted        int          // transfers in flight now
 	Regions       int
-	Peers         int // that this engine has connected to; Inbound has those that connected to it
+	Peers         int // that this engine has connected to
 	Leases        int
 	Stray         uint64 // completions that no transfer waited for: a backend's fault
 	Notifications int    // waiting in the channel now
@@ -35,20 +31,6 @@ type RouteStats struct {
 	Errors        map[string]uint64
 	Latency       Histogram // of those that succeeded, post to completion
 	Rate          float64   // measured bytes a second of large transfers; 0: not known yet
-}
-
-// InboundStats counts what a peer has moved by a connection that it has opened over one
-// backend. It ends with the connection.
-type InboundStats struct {
-	Peer, Backend string
-	Engine        string // of the peer: tells two of one name apart
-
-	// Counted says that this side lands the bytes and counts them, as with tcp, and with ucx
-	// between hosts. Otherwise the peer reaches the memory itself, as with shm, ucx on one
-	// host and rdma: this side cannot know, and both numbers are 0.
-	Counted bool
-	Written uint64 // bytes that the peer has written into memory of this engine
-	Read    uint64 // and read from it
 }
 
 // The kinds under which errors are counted; the first that matches counts.
@@ -129,13 +111,11 @@ func (c *conn) count(bytes uint64, took time.Duration, err error) {
 
 // Stats returns the counters as they are.
 func (e *Engine) Stats() Stats {
-	inbound := e.inbound()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := Stats{
-		Inbound: inbound, Posted: e.slots.posted(), Regions: len(e.regions), Peers: len(e.peers) -
-			e.private, Leases: len(e.leases),
-		Stray: e.dropped.Load(), Notifications: len(e.inbox),
+		Posted: e.slots.posted(), Regions: len(e.regions), Peers: len(e.peers) - e.private,
+		Leases: len(e.leases), Stray: e.dropped.Load(), Notifications: len(e.inbox),
 	}
 	for p := range e.peers {
 		for _, c := range p.conns {
@@ -145,28 +125,6 @@ func (e *Engine) Stats() Stats {
 		}
 	}
 	return s
-}
-
-// inbound lists the connections of peers, in the order in which they were opened.
-func (e *Engine) inbound() (list []InboundStats) {
-	for _, l := range e.lanes {
-		if !l.notifies() {
-			continue
-		}
-		l.receiveMu.Lock()
-		senders := slices.SortedFunc(maps.Values(l.senders), func(a, b *sender) int {
-			return cmp.Compare(a.conn, b.conn)
-		})
-		for _, s := range senders {
-			i := InboundStats{Backend: l.caps.Name, Engine: engineOf(s.id)}
-			_, i.Peer = s.known()
-			i.Written, i.Read, i.Counted = l.b.Inbound(s.conn)
-			list = append(list, i)
-		}
-		l.receiveMu.Unlock()
-		l.receive() // for the goroutine that found the lock taken
-	}
-	return list
 }
 
 // engineOf names an engine where its name may be another's, too.

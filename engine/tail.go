@@ -9,23 +9,23 @@ import (
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
-// attach gives the notification or the count to the last batch, or to one of its own where
-// that cannot carry it: a read's, a durable one, or one of a backend without notifications.
+// attach gives the notification to the last batch, or to one of its own where that cannot
+// carry it: a read's, a durable one, or one of a backend without notifications.
 func (t *Transfer) attach() error {
-	if !t.notify && !t.counts {
+	if !t.notify {
 		return nil
 	}
 	n := len(t.batches)
 	if n == 0 || t.op != Write || t.route.Durable ||
-		!t.batches[n-1].conn.carries(t.counts) {
-		c := t.p.messenger(t.route, t.counts)
+		!t.batches[n-1].conn.notifies() {
+		c := t.p.messenger(t.route)
 		if c == nil {
 			return t.noMessenger()
 		}
 		t.list(c, driver.Batch{Op: Write})
 		n++
 	}
-	if !t.counts && t.message[0] != exchange.IsHello {
+	if t.message[0] != exchange.IsHello {
 		last := t.batches[n-1]
 		t.batches = t.batches[:n-1]
 		t.greet(last.conn)
@@ -34,10 +34,6 @@ func (t *Transfer) attach() error {
 	}
 	b := &t.batches[n-1]
 	b.last = n > 1
-	if t.counts {
-		b.Tail, b.Counter = driver.CountTail, t.counter
-		return nil
-	}
 	b.Tail, b.Notify = driver.NotifyTail, t.message
 	if len(t.message) <= b.conn.lane.caps.MessageMax {
 		return nil
@@ -106,16 +102,12 @@ func (t *Transfer) split(first *batch) error {
 }
 
 func (t *Transfer) noMessenger() error {
-	op, err := "notify", fmt.Errorf("no live backend of the route carries messages: %w", ErrNoRoute)
-	if t.counts {
-		op, err = "count", fmt.Errorf("no live backend of the route counts at the peer: %w",
-			ErrNoRoute)
-	}
+	err := fmt.Errorf("no live backend of the route carries messages: %w", ErrNoRoute)
 	for _, c := range t.p.conns {
-		if c != nil && c.carries(t.counts) && c.isLost() {
+		if c != nil && c.notifies() && c.isLost() {
 			err = fmt.Errorf("%w: %w", err, ErrPeerLost) // one that did
 			break
 		}
 	}
-	return &OpError{Op: op, Peer: t.p.name, Err: err}
+	return &OpError{Op: "notify", Peer: t.p.name, Err: err}
 }

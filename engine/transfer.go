@@ -40,10 +40,8 @@ type transferList struct {
 	frame   []byte // room for its message
 	parts   []byte // the same in parts
 	notify  bool   // message follows the data
-	counts  bool   // or one more for counter does
-	counter uint32
-	greets  *conn // whose hello is among the batches; nil: none
-	dirty   bool  // the list has changed since batches was made
+	greets  *conn  // whose hello is among the batches; nil: none
+	dirty   bool   // the list has changed since batches was made
 	batches []batch
 	bytes   uint64
 	conns   atomic.Pointer[[]*conn] // that the batches use; never changed in place
@@ -197,7 +195,7 @@ func (t *Transfer) release() {
 		t.groups[i].clear()
 	}
 	t.groups, t.lists, t.loops = t.groups[:0], t.lists[:0], t.loops[:0]
-	t.message, t.text, t.notify, t.counts, t.dirty, t.bytes = nil, nil, false, false, true, 0
+	t.message, t.text, t.notify, t.dirty, t.bytes = nil, nil, false, true, 0
 }
 
 // Close gives the transfer back. It is ErrBusy while posted: Abort it first.

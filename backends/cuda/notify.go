@@ -32,9 +32,3 @@ func (b *Backend) Answer(conn uint64, msg []byte) error {
 	}
 	return driver.ErrPeerLost
 }
-
-// Count implements driver.Backend.
-func (b *Backend) Count(counter uint32) uint64 { return b.box.Count(counter) }
-
-// AwaitCount implements driver.Backend.
-func (b *Backend) AwaitCount(counter uint32, n uint64) bool { return b.box.AwaitCount(counter, n) }

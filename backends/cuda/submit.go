@@ -15,7 +15,7 @@ func (p *peer) Can() driver.Can {
 	if p.far != nil {
 		return driver.CanPattern
 	}
-	return driver.CanPattern | driver.CanNotify | driver.CanCount
+	return driver.CanPattern | driver.CanNotify
 }
 
 // Submit implements driver.Peer.

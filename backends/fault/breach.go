@@ -82,7 +82,7 @@ func (p *peer) overtake(f *flight, tag uint64, x *driver.Batch, v *verdict) erro
 	g.enter(p, b.ownTag(), flying)
 	own := g.tag
 	b.mu.Unlock()
-	if err := p.Peer.Submit(own, &driver.Batch{Op: x.Op, Tail: x.Tail, Counter: x.Counter,
+	if err := p.Peer.Submit(own, &driver.Batch{Op: x.Op, Tail: x.Tail,
 		Notify: x.Notify}); err != nil {
 		g.giveUp()
 		return err

@@ -18,11 +18,8 @@ func eventsOf(x *driver.Batch) Event {
 	case len(x.Descs) > 0 || x.Pattern != nil:
 		e |= Write
 	}
-	switch x.Tail {
-	case driver.NotifyTail:
+	if x.Tail == driver.NotifyTail {
 		e |= Message
-	case driver.CountTail:
-		e |= Count
 	}
 	return e
 }

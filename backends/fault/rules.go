@@ -44,7 +44,6 @@ const (
 	Read                       // a batch that reads
 	Write                      // a batch that writes bytes
 	Message                    // a batch with a message, with bytes or without
-	Count                      // a batch with a count
 	Connect                    // Backend.Connect
 	Import                     // Peer.Import
 	Register                   // Backend.Register
@@ -54,7 +53,7 @@ const (
 )
 
 // batches are the events that one batch can be.
-const batches = Batch | Read | Write | Message | Count
+const batches = Batch | Read | Write | Message
 
 // Deed is what a rule does: the result of one of the functions below.
 type Deed struct {

@@ -11,7 +11,7 @@ import (
 )
 
 // can is what a Peer takes.
-const can = driver.CanPattern | driver.CanNotify | driver.CanCount
+const can = driver.CanPattern | driver.CanNotify
 
 // job is a batch that a worker copies. Jobs are made at the start and reused.
 type job struct {

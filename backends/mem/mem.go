@@ -3,8 +3,8 @@
 // Package mem copies within one process. It is the reference for what every
 // backend means, the template for a new one, and the fixture of other
 // packages' tests: a backend (mem.go) has memories (memory.go) and peers (peer.go),
-// which take batches (batch.go), copy them (copy.go), and carry notifications, answers and
-// counts (notify.go).
+// which take batches (batch.go), copy them (copy.go), and carry notifications and
+// answers (notify.go).
 //
 // Proof that nothing lands later: a copy holds the gate of the memory that the
 // peer owns, for at most pieceMax bytes at a time, and looks at the epoch under

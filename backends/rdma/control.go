@@ -15,7 +15,7 @@ import (
 // Control messages: a version, a kind, the body. A connection has two ends: that of the
 // initiator, which said hello, and that of the owner of the memory.
 const (
-	controlVersion = 2
+	controlVersion = 3
 	controlHead    = 2
 	answerHead     = controlHead + 2
 	controlMax     = answerHead + messageMax

@@ -17,8 +17,6 @@ type fabric interface {
 	Drive()
 	Arm() bool
 	Receive() (verbs.Notif, bool)
-	Count(counter uint32) uint64
-	AwaitCount(counter uint32, n uint64) bool
 	News() (verbs.News, bool)
 	OpenRail(verbs.RailConfig) (int, error)
 	Rail(rail int) (verbs.Rail, error)

@@ -30,9 +30,7 @@ type fakeNet struct {
 	notifs    []fakeNotif
 	heard     []verbs.News
 	armed     bool
-	room      bool // for who was told that there is none, or a count that is awaited
-	counts    map[int]uint64
-	awaited   map[int]uint64
+	room      bool // for who was told that there is none
 	memories  map[uint32]*fakeMemory
 	links     map[uint64]*fakeLink
 	pins      int
@@ -97,8 +95,7 @@ func fakeDevices(func(string) bool) (list []Device) {
 
 func openFake(c verbs.Config) (fabric, error) {
 	return &fakeNet{cfg: c, clock: clock.Host(),
-		memories: map[uint32]*fakeMemory{}, links: map[uint64]*fakeLink{},
-		counts: map[int]uint64{}, awaited: map[int]uint64{}}, nil
+		memories: map[uint32]*fakeMemory{}, links: map[uint64]*fakeLink{}}, nil
 }
 
 // newFake opens a backend over it, with two rails.
@@ -204,29 +201,6 @@ func (f *fakeNet) Receive() (verbs.Notif, bool) {
 	f.mu.Unlock()
 	n.from.repay()
 	return n.notif, true
-}
-
-func (f *fakeNet) Count(counter uint32) uint64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.counts[int(counter)]
-}
-
-func (f *fakeNet) AwaitCount(counter uint32, n uint64) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.awaited[int(counter)] = n
-	return f.counts[int(counter)] >= n
-}
-
-func (f *fakeNet) count(counter int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.counts[counter]++
-	if n := f.awaited[counter]; n != 0 && f.counts[counter] >= n {
-		f.room = true
-		f.wake()
-	}
 }
 
 func (f *fakeNet) News() (verbs.News, bool) {

@@ -67,7 +67,6 @@ type fakeBatch struct {
 	remotes   []*fakeSlot
 	msg       []byte
 	noted     bool
-	counter   int // noted: one more for it, and no message; -1: none
 	cancelled bool
 }
 
@@ -243,18 +242,13 @@ func (l *fakeLink) Submit(tag uint64, b *driver.Batch) error {
 			return d
 		}
 	}
-	msg, counter := b.Notify, -1
-	switch b.Tail {
-	case driver.NoTail:
+	msg := b.Notify
+	if b.Tail == driver.NoTail {
 		msg = nil
-	case driver.NotifyTail:
-		if msg == nil {
-			msg = []byte{}
-		}
-	case driver.CountTail:
-		msg, counter = []byte{}, int(b.Counter)
+	} else if msg == nil {
+		msg = []byte{}
 	}
-	return l.submit(b.Op, tag, n, at, msg, counter)
+	return l.submit(b.Op, tag, n, at, msg)
 }
 
 func (l *fakeLink) imported(slot uint32) *fakeSlot {
@@ -288,7 +282,7 @@ func (l *fakeLink) check(op driver.Op, descs []driver.Desc) error {
 }
 
 func (l *fakeLink) submit(op driver.Op, tag uint64, n int, at func(int) driver.Desc, msg []byte,
-	counter int) error {
+) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.listed = l.listed[:0]
@@ -313,7 +307,7 @@ func (l *fakeLink) submit(op driver.Op, tag uint64, n int, at func(int) driver.D
 	l.net.taken++
 	l.net.mu.Unlock()
 	b := l.net.batch()
-	b.op, b.tag, b.noted, b.counter, b.cancelled = op, tag, msg != nil, counter, false
+	b.op, b.tag, b.noted, b.cancelled = op, tag, msg != nil, false
 	b.descs, b.remotes, b.msg = b.descs[:0], b.remotes[:0], append(b.msg[:0], msg...)
 	for _, d := range l.listed {
 		b.descs = append(b.descs, d)
@@ -517,11 +511,6 @@ func (l *fakeLink) deliver(from *fakeLink, b *fakeBatch, number uint64) {
 	}
 	l.mu.Unlock()
 	if !fresh {
-		return
-	}
-	if b.counter >= 0 {
-		l.net.count(b.counter)
-		from.repay()
 		return
 	}
 	l.net.mu.Lock()

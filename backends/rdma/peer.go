@@ -55,7 +55,7 @@ type peer struct {
 var _ driver.Peer = (*peer)(nil)
 
 // canDo is what every peer takes.
-const canDo = driver.CanPattern | driver.CanNotify | driver.CanCount
+const canDo = driver.CanPattern | driver.CanNotify
 
 func newPeer(b *Backend, owner address) *peer {
 	p := &peer{

@@ -20,12 +20,6 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	return n, nil
 }
 
-// Count implements driver.Backend.
-func (b *Backend) Count(counter uint32) uint64 { return b.net.Count(counter) }
-
-// AwaitCount implements driver.Backend.
-func (b *Backend) AwaitCount(counter uint32, n uint64) bool { return b.net.AwaitCount(counter, n) }
-
 // gather takes messages, then answers, then last words.
 func (b *Backend) gather(msgs []driver.Message) (n int) {
 	b.leaving = b.words.Pending(b.leaving[:0])

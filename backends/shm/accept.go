@@ -80,7 +80,7 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 	// Once the welcome is out the peer may send messages: nothing may fail then.
 	err = conn.SetDeadline(time.Time{})
 	if err == nil {
-		err = send(conn, b.cfg.DialTimeout, welcome, []int{b.tableFD, b.event, b.countFD})
+		err = send(conn, b.cfg.DialTimeout, welcome, []int{b.tableFD, b.event})
 	}
 	if err != nil {
 		b.forget(c)

@@ -18,7 +18,7 @@ import (
 
 // address is what Addr says: the version, the uid of the owner, the number of its network
 // namespace (0: not known), 16 bytes that name this backend, and the directory of the socket if
-// it has one. It is text, "shm4:1000:4026531840:00112233445566778899aabbccddeeff:/run/sluice",
+// it has one. It is text, "shm5:1000:4026531840:00112233445566778899aabbccddeeff:/run/sluice",
 // since people meet it in messages.
 type address struct {
 	uid uint32

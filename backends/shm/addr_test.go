@@ -20,10 +20,10 @@ func TestAddress(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, a, again)
 	for text, want := range map[string]error{
-		"shm3:1:00112233445566778899aabbccddeeff:":    driver.ErrVersion,
-		"shm4:1:00112233445566778899aabbccddeeff:":    driver.ErrCorrupt,
-		"shm4:1:-2:00112233445566778899aabbccddeeff:": driver.ErrCorrupt,
-		"shm4:1:2:0011:": driver.ErrCorrupt,
+		"shm4:1:00112233445566778899aabbccddeeff:":    driver.ErrVersion,
+		"shm5:1:00112233445566778899aabbccddeeff:":    driver.ErrCorrupt,
+		"shm5:1:-2:00112233445566778899aabbccddeeff:": driver.ErrCorrupt,
+		"shm5:1:2:0011:": driver.ErrCorrupt,
 	} {
 		_, err := decodeAddress([]byte(text))
 		require.ErrorIs(t, err, want, text)

@@ -154,7 +154,7 @@ func (p *peer) welcomed() error {
 	if err := statusError(status(body[1])); err != nil {
 		return fmt.Errorf("peer refused: %w", err)
 	}
-	if len(body) != 6 || len(fds) != 3 {
+	if len(body) != 6 || len(fds) != 2 {
 		return fmt.Errorf("await welcome: %d bytes, %d descriptors: %w",
 			len(body), len(fds), driver.ErrCorrupt)
 	}
@@ -164,12 +164,8 @@ func (p *peer) welcomed() error {
 	if p.table, err = openTable(fds[0], binary.LittleEndian.Uint32(body[2:])); err != nil {
 		return err
 	}
-	if p.counters, err = openCounters(fds[2]); err != nil {
-		return err
-	}
 	p.event = fds[1]
-	fds[1] = fds[2]
-	fds = fds[:2]
+	fds = fds[:1]
 	return nil
 }
 

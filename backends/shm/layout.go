@@ -2,14 +2,11 @@
 
 package shm
 
-import "github.com/sluicehq/sluice/driver"
-
-// Three kinds of pages are shared. The key table belongs to the owner of memory:
-// it alone writes, every peer maps it read-only. The counters are the owner's, too, and
-// every peer adds to them. The connection page belongs to one connection: both write, so
-// neither believes what it reads there.
+// Two kinds of pages are shared. The key table belongs to the owner of memory: it alone
+// writes, every peer maps it read-only. The connection page belongs to one connection: both
+// write, so neither believes what it reads there.
 const (
-	version    = 4
+	version    = 5
 	tableMagic = 0x31656c6261547331 // "1sTable1"
 	pageMagic  = 0x3165676150737331 // "1ssPage1"
 	pageBytes  = 4096
@@ -34,13 +31,6 @@ const (
 func tableBytes(keys uint32) uint64 {
 	return (pageBytes + uint64(keys)*(slotBytes+8) + pageBytes - 1) &^ (pageBytes - 1)
 }
-
-// The counters: a header page, then for each its value and the value that is awaited.
-const (
-	countersDueAt = 0 // an awaited value was reached since the owner last armed
-	counterBytes  = 16
-	countersBytes = pageBytes + driver.CountersMax*counterBytes
-)
 
 // The connection page: a header, announcements, two rings of one size. The first carries
 // notifications to the owner, the second its answers.

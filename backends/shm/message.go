@@ -16,7 +16,7 @@ import (
 // Messages of the control socket: one kind byte, then the body.
 const (
 	msgHello   = 1 + iota // dialer: its address; with connection page and event
-	msgWelcome            // owner: the number of its keys; with key table, event, counters
+	msgWelcome            // owner: the number of its keys; with key table and event
 	msgFetch              // dialer: a token, of which it asks the extents
 	msgExtents            // owner: those, a part at a time
 	msgPing               // dialer: it wants a sign of life

@@ -27,13 +27,12 @@ type peer struct {
 	sock  *net.UnixConn
 	inbox inbox
 
-	saying   sync.Mutex // one message at a time has a deadline
-	table    table      // theirs, read-only
-	counters counters   // theirs
-	page     []byte     // ours, shared
-	event    int        // theirs
-	pid      process.Remote
-	hints    atomic.Uint64 // numbers announcements
+	saying sync.Mutex // one message at a time has a deadline
+	table  table      // theirs, read-only
+	page   []byte     // ours, shared
+	event  int        // theirs
+	pid    process.Remote
+	hints  atomic.Uint64 // numbers announcements
 
 	inflight atomic.Int64 // calls and tags that use the mappings
 	closing  atomic.Bool
@@ -135,7 +134,7 @@ func (p *peer) release() {
 	p.answerMu.Lock()
 	p.answers.ring = ring{}
 	p.answerMu.Unlock()
-	for _, mem := range [][]byte{p.table.mem, p.counters.mem, p.page} {
+	for _, mem := range [][]byte{p.table.mem, p.page} {
 		if mem != nil {
 			_ = unix.Munmap(mem) // our own, whole: cannot fail
 		}
@@ -166,7 +165,7 @@ func (p *peer) Conn() uint64 { return p.conn }
 // Can implements driver.Peer.
 func (p *peer) Can() driver.Can { return can }
 
-const can = driver.CanPattern | driver.CanNotify | driver.CanCount
+const can = driver.CanPattern | driver.CanNotify
 
 // Explain implements driver.Peer.
 func (p *peer) Explain(localKey, remoteKey uint32) string {

@@ -51,9 +51,6 @@ type Backend struct {
 	event    int // an eventfd: completions, messages, room
 	tableFD  int
 	table    table
-	counters counters
-	countFD  int
-	counting gate.Gate // of those that look at counters
 
 	memories []atomic.Pointer[memory]
 	inbound  atomic.Pointer[[]*inbound] // connections that peers opened, by number
@@ -95,7 +92,7 @@ func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 		return nil, fmt.Errorf("shm: %w", err)
 	}
 	b := &Backend{cfg: cfg, clock: clock, caps: cfg.caps(), address: newAddress(cfg.SocketDir),
-		event: -1, tableFD: -1, countFD: -1}
+		event: -1, tableFD: -1}
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("shm: %w", err), b.gate.release(), b.release())
 	}
@@ -113,9 +110,6 @@ func (b *Backend) open() (err error) {
 	}
 	if b.tableFD, b.table, err = newTable(uint32(b.cfg.KeysMax)); err != nil {
 		return memfdError(err)
-	}
-	if b.countFD, b.counters, err = newCounters(); err != nil {
-		return err
 	}
 	if err := b.gate.renew(&b.table, b.passers); err != nil {
 		return err
@@ -233,15 +227,11 @@ func (b *Backend) endEpochs() map[uint32]*memory {
 
 // release gives back what open made.
 func (b *Backend) release() error {
-	b.counting.Shut()
-	b.counting.Wait()
 	var errs []error
-	for _, mem := range [][]byte{b.table.mem, b.counters.mem} {
-		if mem != nil {
-			errs = append(errs, unix.Munmap(mem))
-		}
+	if b.table.mem != nil {
+		errs = append(errs, unix.Munmap(b.table.mem))
 	}
-	for _, fd := range []int{b.event, b.tableFD, b.countFD} {
+	for _, fd := range []int{b.event, b.tableFD} {
 		if fd >= 0 {
 			errs = append(errs, unix.Close(fd))
 		}

@@ -32,7 +32,7 @@ func (p *peer) accept(tag uint64, b *driver.Batch) error {
 	if !p.b.done.Take() {
 		return driver.ErrFull
 	}
-	t := tail{kind: b.Tail, counter: b.Counter}
+	t := tail{kind: b.Tail}
 	if b.Tail == driver.NotifyTail {
 		if t.entry, err = p.out.reserve(b.Notify); err != nil {
 			p.b.done.GiveBack()
@@ -48,21 +48,13 @@ func (p *peer) accept(tag uint64, b *driver.Batch) error {
 
 // tail is what follows the bytes of a batch.
 type tail struct {
-	kind    driver.Tail
-	counter uint32
-	entry   entry // that a notification has in the ring
+	kind  driver.Tail
+	entry entry // that a notification has in the ring
 }
 
 // endTail sends the tail of a batch once its bytes are placed, or drops it.
 func (p *peer) endTail(t *tail, ok bool) {
-	wake := false
-	switch {
-	case t.kind == driver.NotifyTail:
-		wake = p.out.show(t.entry, ok)
-	case t.kind == driver.CountTail && ok:
-		wake = p.counters.arrive(t.counter) && p.out.sleeps()
-	}
-	if wake {
+	if t.kind == driver.NotifyTail && p.out.show(t.entry, ok) {
 		signal(p.event)
 	}
 }

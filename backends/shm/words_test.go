@@ -57,15 +57,3 @@ func TestReserveBesideReceive(t *testing.T) {
 		out.waiting.Store(0)
 	})
 }
-
-// TestArriveBesideAwaitCount counts while the owner says what it waits for.
-func TestArriveBesideAwaitCount(t *testing.T) {
-	c := counters{mem: atonce.Memory(t, countersBytes)}
-	b := &Backend{counters: c}
-	n := uint64(0)
-	await := func() bool { return b.AwaitCount(3, n+1) }
-	atonce.OneSees(t, await, func() bool { return c.arrive(3) }, func() {
-		n++
-		c.awaited(3).Store(0)
-	})
-}

@@ -26,7 +26,6 @@ type batch struct {
 	tail   driver.Tail
 	msg    []byte
 	number uint64 // of the message
-	target uint32 // counter
 
 	// What is to be cut off next: piece i from off on, which is of view v.
 	i   int
@@ -76,7 +75,7 @@ func (x *batch) reset() {
 	x.pattern = driver.Pattern{}
 	x.descs, x.views, x.msg = descs, views, msg
 	x.bytes, x.entry, x.count = 0, 0, 0
-	x.tail, x.number, x.target = driver.NoTail, 0, 0
+	x.tail, x.number = driver.NoTail, 0
 	x.i, x.off, x.v = 0, 0, 0
 	x.queue, x.prev, x.next = nil, nil, nil
 	x.sent, x.unread, x.flying, x.err = 0, 0, 0, nil
@@ -111,7 +110,7 @@ func (q *queue) remove(x *batch) {
 
 // take fills in and checks a whole batch, so that what cannot work starts nothing.
 func (x *batch) take(p *peer, b *driver.Batch) error {
-	x.op, x.tail, x.target = b.Op, b.Tail, b.Counter
+	x.op, x.tail = b.Op, b.Tail
 	if b.Tail == driver.NotifyTail {
 		x.msg = append(x.msg, b.Notify...)
 	}

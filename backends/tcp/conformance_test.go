@@ -79,9 +79,8 @@ var singleHarness = drivertest.Harness{
 	},
 	Wirings: drivertest.Pair,
 	Only: []string{"Load", "Full", "NotifyAfterData", "NotifyOrder", "NotifyBackPressure",
-		"CountAfterData", "CancelWrite",
-		"CancelNotify", "PeerClose", "LastMessageInFlight", "SilenceUnderWrites", "ArmFull",
-		"NoAllocation", "Hammer"},
+		"CancelWrite", "CancelNotify", "PeerClose", "LastMessageInFlight", "SilenceUnderWrites",
+		"ArmFull", "NoAllocation", "Hammer"},
 }
 
 // pinnedHarness has keys of its own, as nothing else was given.

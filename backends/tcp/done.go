@@ -26,7 +26,7 @@ func (b *Backend) wake() {
 	}
 }
 
-// alarm is wake for news that no queue holds: room after ErrFull, a count.
+// alarm is wake for news that no queue holds: room after ErrFull.
 func (b *Backend) alarm() {
 	b.news.Store(true)
 	b.wake()

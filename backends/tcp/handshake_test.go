@@ -271,8 +271,6 @@ func TestPeersThatCheat(t *testing.T) {
 		"by an overflow":     write(m, m.ticket.Load(), ^uint64(0)-5, 16, 16),
 		"more than it says":  write(m, m.ticket.Load(), 0, 16, 17),
 		"to constant memory": write(constant, constant.ticket.Load(), 0, 16, 16),
-		"a counter too high": frame(header{kind: kindNotif, flags: flagCounts,
-			key: driver.CountersMax, stamp: clock.Now()}, nil),
 		"a Read past the end": frame(header{kind: kindRead, count: 1, key: m.key,
 			ticket: m.ticket.Load()}, table(4000, 97, 0)),
 		"a Read of too much": frame(header{kind: kindRead, count: 1, key: m.key,

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
@@ -25,7 +24,6 @@ type inbound struct {
 	secret  [16]byte    // what its further connections show
 	limit   clock.Timer // for the connections to join
 	ages    ages
-	moved   struct{ written, read atomic.Uint64 } // bytes, of frames that were whole
 
 	mu       sync.Mutex // after wmu of a connection, before ctlMu
 	conns    []*conn    // nil: has not joined yet
@@ -41,17 +39,6 @@ type inbound struct {
 	answerMax int  // bytes of an answer that the peer takes
 	room      int  // answers for which the peer has room
 	starved   bool // an Answer found none
-}
-
-// Inbound implements driver.Backend.
-func (b *Backend) Inbound(conn uint64) (written, read uint64, counted bool) {
-	b.mu.Lock()
-	g := b.byConn[conn]
-	b.mu.Unlock()
-	if g == nil {
-		return 0, 0, false
-	}
-	return g.moved.written.Load(), g.moved.read.Load(), true
 }
 
 // postedMax bounds the acknowledgements that a peer has us keep, and, but for one, the answers.
@@ -305,9 +292,6 @@ func (g *inbound) finish(c *conn) {
 		return
 	}
 	status := c.in.land.status
-	if status == control.OK {
-		g.moved.written.Add(h.payload())
-	}
 	c.post(&header{kind: kindAck, id: h.id, status: uint8(status), stamp: g.b.clock.Now()}, nil)
 	if h.flags&flagNotified != 0 {
 		g.landed(h.batch, status == control.OK)

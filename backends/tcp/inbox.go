@@ -71,16 +71,3 @@ func (x *inbox) pop() (message, bool) {
 	x.ready.Add(-1)
 	return l, true
 }
-
-// count adds an arrival.
-func (b *Backend) count(number uint32) {
-	if b.counters.Arrive(number) {
-		b.alarm()
-	}
-}
-
-// Count implements driver.Backend.
-func (b *Backend) Count(counter uint32) uint64 { return b.counters.Count(counter) }
-
-// AwaitCount implements driver.Backend.
-func (b *Backend) AwaitCount(counter uint32, n uint64) bool { return b.counters.Await(counter, n) }

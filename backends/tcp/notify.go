@@ -2,8 +2,6 @@
 
 package tcp
 
-import "github.com/sluicehq/sluice/driver"
-
 // notifs are what follows batches of one peer. A notification is due when all parts of its batch
 // are in place, over whichever connections they came; messages are delivered by their numbers,
 // which leave none out. mu of the inbound guards them.
@@ -24,9 +22,7 @@ type arrival struct {
 	need   uint32 // of them, once told
 	told   bool
 	failed bool
-	counts bool
 	number uint64 // of the message
-	target uint32 // counter
 	msg    []byte
 }
 
@@ -92,27 +88,24 @@ func (g *inbound) landed(batch uint64, ok bool) {
 	g.repay(credit)
 }
 
-// noted takes a message or a count.
+// noted takes a message.
 func (g *inbound) noted(c *conn, h *header) verdict {
 	if !g.fresh(h.stamp) {
 		return hold
 	}
-	counts := h.flags&flagCounts != 0
-	if counts && h.key >= driver.CountersMax || len(c.in.body) > g.b.cfg.MessageMax {
+	if len(c.in.body) > g.b.cfg.MessageMax {
 		return finished
 	}
 	g.mu.Lock()
 	if g.overrun() || len(g.notifs.waiting) > waitingMax ||
-		!counts && g.notifs.held+g.notifs.kept >= g.b.cfg.NotifyMax {
+		g.notifs.held+g.notifs.kept >= g.b.cfg.NotifyMax {
 		g.mu.Unlock()
 		return finished
 	}
 	a := g.notifs.of(h.batch)
-	a.told, a.need, a.counts, a.number, a.target = true, h.count, counts, h.ticket, h.key
-	if !counts {
-		a.msg = append(make([]byte, 0, len(c.in.body)), c.in.body...) // not nil: a message
-		g.notifs.held++
-	}
+	a.told, a.need, a.number = true, h.count, h.ticket
+	a.msg = append(make([]byte, 0, len(c.in.body)), c.in.body...) // not nil: a message
+	g.notifs.held++
 	credit := g.settle(h.batch, a)
 	g.notifs.remember(g)
 	g.mu.Unlock()
@@ -129,11 +122,8 @@ func (g *inbound) voided(_ *conn, h *header) verdict {
 		return finished
 	}
 	a := g.notifs.of(h.batch)
-	a.told, a.need, a.counts, a.number = true, h.count, h.flags&flagCounts != 0, h.ticket
-	a.failed, a.msg = true, nil
-	if !a.counts {
-		g.returned-- // the peer has taken this one's place back itself
-	}
+	a.told, a.need, a.number, a.failed, a.msg = true, h.count, h.ticket, true, nil
+	g.returned-- // the peer has taken this one's place back itself
 	g.settle(h.batch, a)
 	g.notifs.remember(g)
 	return more
@@ -147,17 +137,13 @@ func (g *inbound) settle(batch uint64, a *arrival) (credit int) {
 		return 0
 	}
 	delete(n.arrivals, batch)
-	switch {
-	case a.counts && !a.failed:
-		g.b.count(a.target)
-	case a.counts:
-	case a.failed:
+	if a.failed {
 		if a.msg != nil {
 			n.held--
 		}
 		n.waiting[a.number] = message{}
 		credit = g.returns()
-	default:
+	} else {
 		n.waiting[a.number] = message{conn: g.conn, from: g, data: a.msg}
 	}
 	*a = arrival{}

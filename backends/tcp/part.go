@@ -227,11 +227,8 @@ func (x *batch) tabulate(o *sender, v *view) (bytes uint64, entries uint32) {
 // sendNotif queues the notification of a batch, of which all parts are on their way; p.mu is held.
 func (p *peer) sendNotif(x *batch) {
 	c := p.conns[express]
-	h := header{kind: kindNotif, count: x.sent, batch: x.id, ticket: x.number, key: x.target}
+	h := header{kind: kindNotif, count: x.sent, batch: x.id, ticket: x.number}
 	h.stamp = p.stamp()
-	if x.tail == driver.CountTail {
-		h.flags = flagCounts
-	}
 	h.id = p.flight[express].open(part{batch: x, notif: true, out: true})
 	p.expect()
 	c.post(&h, x.msg)

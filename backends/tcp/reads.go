@@ -155,9 +155,6 @@ func (a *read) ranges() ranges {
 // sent implements end: the acknowledgement follows the bytes, and says whether they are good.
 func (g *inbound) sent(c *conn) {
 	a := &g.reads[c.index].now // ours alone until next
-	if c.out.src.status == control.OK {
-		g.moved.read.Add(a.bytes)
-	}
 	c.out.put(&header{kind: kindAck, id: a.id, status: uint8(c.out.src.status),
 		stamp: g.b.clock.Now()})
 }

@@ -11,7 +11,7 @@ import (
 // Can implements driver.Peer.
 func (p *peer) Can() driver.Can { return can }
 
-const can = driver.CanPattern | driver.CanNotify | driver.CanCount
+const can = driver.CanPattern | driver.CanNotify
 
 // Submit implements driver.Peer.
 func (p *peer) Submit(tag uint64, b *driver.Batch) error {
@@ -134,13 +134,9 @@ func (p *peer) voidNotif(x *batch) {
 	if x.tail == driver.NoTail {
 		return
 	}
-	h := header{kind: kindVoid, count: x.sent, batch: x.id, ticket: x.number}
-	if x.tail == driver.CountTail {
-		h.flags = flagCounts
-	} else {
-		p.credit++ // no message takes the place that was reserved
-	}
+	p.credit++ // no message takes the place that was reserved
 	x.tail = driver.NoTail
+	h := header{kind: kindVoid, count: x.sent, batch: x.id, ticket: x.number}
 	p.conns[express].post(&h, nil)
 }
 

@@ -28,7 +28,6 @@ import (
 	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/done"
 	"github.com/sluicehq/sluice/internal/gate"
-	arrivals "github.com/sluicehq/sluice/internal/inbox"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/park"
@@ -63,7 +62,6 @@ type Backend struct {
 	chunks     chunks
 	batches    batches
 	handshakes *lobby.Lobby
-	counters   arrivals.Counters
 	quotas     quotas
 	lastConn   atomic.Uint64 // numbers of connections given out
 

@@ -12,7 +12,7 @@ import (
 // All that passes over a connection is frames: a head of one size, then what the head says
 // the length of. Numbers have the low byte first.
 const (
-	wireVersion = 3
+	wireVersion = 4
 	headBytes   = 48
 	entryBytes  = 12 // of a table: offset, 8 bytes; length, 4
 
@@ -44,16 +44,14 @@ const (
 	kindRead                 // initiator: a table
 	kindData                 // owner: the bytes of a Read; its kindAck follows
 	kindAck                  // owner: a part, or a notification, is done
-	// initiator: a message or a count, once the parts of its batch are in place
-	kindNotif
-	kindVoid // initiator: no notification follows for this batch
-	kindCount
+	kindNotif                // initiator: a message, once the parts of its batch are in place
+	kindVoid                 // initiator: no notification follows for this batch
+	kindsEnd
 )
 
 // Flags of a head.
 const (
 	flagNotified = 1 << iota // kindWrite: a notification follows for its batch
-	flagCounts               // kindNotif: it counts; kindVoid: it would have
 	flagReadOnly             // kindImported
 	flagPattern              // kindWrite, kindRead: a fragment of a pattern in place of a table
 )
@@ -66,7 +64,7 @@ type header struct {
 	status uint8 // how a request ended: control.Status
 	// entries of the table, or slots of the list; kindNotif, kindVoid: parts of the batch
 	count  uint32
-	key    uint32 // of memory of the owner; of a counter
+	key    uint32 // of memory of the owner
 	ticket uint64 // what opens that memory in this epoch; kindNotif: the number of the message
 	id     uint64 // names a part or a request; comes back with the answer
 	batch  uint64
@@ -120,7 +118,7 @@ func (h *header) sound() bool {
 	case kindHello, kindJoin, kindWelcome, kindImport:
 		return h.length <= bodyMax
 	}
-	return h.kind > 0 && h.kind < kindCount && h.length == 0
+	return h.kind > 0 && h.kind < kindsEnd && h.length == 0
 }
 
 func (h *header) hasTable() bool {

@@ -29,7 +29,7 @@ func TestHeader(t *testing.T) {
 // Every length has its bound, and what does not fit together is refused.
 func TestUnsoundHeaders(t *testing.T) {
 	for _, h := range []header{
-		{}, {kind: kindCount}, {kind: 255},
+		{}, {kind: kindsEnd}, {kind: 255},
 		{kind: kindWrite, count: 0, length: 20}, {kind: kindWrite, count: 1, length: entryBytes},
 		{kind: kindWrite, count: entriesMax + 1, length: (entriesMax+1)*entryBytes + 1},
 		{kind: kindWrite, count: 1, length: entryBytes + partBytes + 1}, {kind: kindWrite, count: 1,
@@ -68,7 +68,6 @@ func TestTable(t *testing.T) {
 func FuzzFrames(f *testing.F) {
 	m := header{kind: kindWrite, count: 1, key: 0, ticket: fuzzTicket, stamp: math.MaxInt64}
 	f.Add(frame(m, append(appendEntry(nil, 16, 8), 1, 2, 3, 4, 5, 6, 7, 8)))
-	f.Add(frame(header{kind: kindNotif, flags: flagCounts, batch: 1, stamp: math.MaxInt64}, nil))
 	f.Add(frame(header{kind: kindNotif, ticket: 1, stamp: math.MaxInt64}, []byte("hello")))
 	f.Add(frame(header{kind: kindRead, count: 2, ticket: fuzzTicket},
 		appendEntry(appendEntry(nil, 0, 8), 8, 8)))

@@ -17,7 +17,7 @@ import (
 // messages of one end to the other arrive in the order of sending, data and
 // notifications among them.
 const (
-	controlVersion = 3
+	controlVersion = 4
 	controlHead    = 2
 )
 

@@ -36,7 +36,6 @@ type fabric interface {
 // link is a ucp.Conn.
 type link interface {
 	ID() uint64
-	Moved() (written, read uint64)
 	Gate() ucp.Gate
 	Bind(there ucp.Peer) error
 	Pulls() error

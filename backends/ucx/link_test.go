@@ -50,7 +50,6 @@ type fakeBatch struct {
 	remotes   []*ucp.Import
 	msg       []byte
 	tail      driver.Tail
-	counter   uint32
 	control   bool
 	cancelled bool
 }
@@ -229,8 +228,7 @@ func (l *fakeLink) submit(tag uint64, form *driver.Batch, n int, at func(int) dr
 	l.net.taken++
 	b := l.net.batch()
 	l.net.mu.Unlock()
-	b.op, b.tag, b.tail, b.counter, b.control, b.cancelled = form.Op, tag, form.Tail, form.Counter,
-		false, false
+	b.op, b.tag, b.tail, b.control, b.cancelled = form.Op, tag, form.Tail, false, false
 	b.descs, b.remotes, b.msg = b.descs[:0], b.remotes[:0], append(b.msg[:0], form.Notify...)
 	for _, d := range l.listed {
 		b.descs = append(b.descs, d)
@@ -246,20 +244,12 @@ func (l *fakeLink) submit(tag uint64, form *driver.Batch, n int, at func(int) dr
 	return nil
 }
 
-// deliver puts the notification of a batch into the other side's ring, or counts there.
+// deliver puts the notification of a batch into the other side's ring.
 func (l *fakeLink) deliver(b *fakeBatch, peer uint64) {
 	if b.tail == driver.NoTail {
 		return
 	}
 	l.to.mu.Lock()
-	if b.tail == driver.CountTail {
-		if l.to.cfg.Counters.Arrive(b.counter) {
-			l.to.news = true
-			l.to.wake()
-		}
-		l.to.mu.Unlock()
-		return
-	}
 	l.to.notifs = append(l.to.notifs,
 		fakeNotif{l, ucp.Notif{Conn: peer, Data: slices.Clone(b.msg)}})
 	l.to.wake()
@@ -426,5 +416,3 @@ func (l *fakeLink) Close(grace time.Duration) error {
 	l.net.mu.Unlock()
 	return nil
 }
-
-func (l *fakeLink) Moved() (written, read uint64) { return 0, 0 }

@@ -71,7 +71,7 @@ func (p *peer) enter() error {
 }
 
 // can is what every connection takes.
-const can = driver.CanPattern | driver.CanNotify | driver.CanCount
+const can = driver.CanPattern | driver.CanNotify
 
 // Can implements driver.Peer.
 func (p *peer) Can() driver.Can { return can }

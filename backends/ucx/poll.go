@@ -70,14 +70,6 @@ func (b *Backend) Arm() (ready bool, err error) {
 	return ready, nil
 }
 
-// Count implements driver.Backend.
-func (b *Backend) Count(counter uint32) uint64 { return b.counters.Count(counter) }
-
-// AwaitCount implements driver.Backend.
-func (b *Backend) AwaitCount(counter uint32, n uint64) bool {
-	return b.counters.AwaitCount(counter, n)
-}
-
 // wake signals the event for news that is not in a ring of C.
 func (b *Backend) wake() {
 	if b.words.Disarm() {

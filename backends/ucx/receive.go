@@ -87,23 +87,6 @@ func (b *Backend) Answer(conn uint64, msg []byte) error {
 	return c.answer(msg)
 }
 
-// Inbound implements driver.Backend. Near peers reach memory themselves.
-func (b *Backend) Inbound(conn uint64) (written, read uint64, counted bool) {
-	b.acceptedMu.RLock()
-	c := b.accepted[conn]
-	b.acceptedMu.RUnlock()
-	if c == nil || c.l.near {
-		return 0, 0, false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.link == nil {
-		return 0, 0, false
-	}
-	written, read = c.link.Moved()
-	return written, read, true
-}
-
 // answer sends a notification to the end that began the connection.
 func (c *inbound) answer(msg []byte) error {
 	c.mu.Lock()

@@ -71,7 +71,6 @@ type Backend struct {
 	allocations allocations
 	deaths      deaths
 	words       lastword.List[*inbound]
-	counters    *ucp.Counters
 	conns       atomic.Uint64  // numbers of connections that were given out
 	tasks       gate.Tasks     // what takes too long for the control goroutine
 	attending   sync.WaitGroup // that goroutine, and pulse
@@ -115,8 +114,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	}
 	b := &Backend{cfg: cfg, caps: cfg.caps(list), event: -1, closing: make(chan struct{}),
 		peers:    make(map[*peer]struct{}),
-		accepted: make(map[uint64]*inbound), detours: make(map[keys.Owner]time.Time),
-		counters: ucp.NewCounters()}
+		accepted: make(map[uint64]*inbound), detours: make(map[keys.Owner]time.Time)}
 	b.table.Most, b.kernel = cfg.KeysMax, silence.ByHost
 	if err := b.open(list, with); err != nil {
 		return nil, errors.Join(fmt.Errorf("ucx: %w", err), b.release())
@@ -166,7 +164,7 @@ func (b *Backend) open(list transports, with opener) (err error) {
 }
 
 func (b *Backend) openSide(u ucp.Config, with opener) (*side, error) {
-	u.WakeFD, u.ControlFD, u.Counters = b.event, b.control.FD(), b.counters
+	u.WakeFD, u.ControlFD = b.event, b.control.FD()
 	net, err := with(u)
 	if err != nil {
 		return nil, explainRoom(err, shmDir)

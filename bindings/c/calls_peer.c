@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of sluice.h around peers and their regions, messages and counters.
+// The functions of sluice.h around peers and their regions, and messages.
 #include "_cgo_export.h"
 #include "faces.h"
 
@@ -120,17 +120,6 @@ int sluice_notification_fd(sluice_engine engine, int *fd)
 {
 	SLGO_NEED(fd);
 	SLGO_CALL(slgoNotificationFd, engine, fd);
-}
-
-int sluice_counter_value(sluice_engine engine, uint32_t counter, uint64_t *value)
-{
-	SLGO_NEED(value);
-	SLGO_CALL(slgoCounterValue, engine, counter, value);
-}
-
-int sluice_counter_wait(sluice_engine engine, uint32_t counter, uint64_t n, int64_t timeout_ns)
-{
-	SLGO_CALL(slgoCounterWait, engine, counter, n, timeout_ns);
 }
 
 int sluice_explain(sluice_peer peer, sluice_region region, sluice_remote remote, uint32_t format,

@@ -62,11 +62,6 @@ int sluice_transfer_message(sluice_transfer transfer, const void *message, size_
 	SLGO_CALL(slgoTransferMessage, transfer, (uint8_t *)message, length);
 }
 
-int sluice_transfer_count(sluice_transfer transfer, uint32_t counter)
-{
-	SLGO_CALL(slgoTransferCount, transfer, counter);
-}
-
 int sluice_transfer_watch(sluice_transfer transfer, uint64_t word)
 {
 	SLGO_CALL(slgoTransferWatch, transfer, word);

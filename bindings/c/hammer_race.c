@@ -176,13 +176,8 @@ static void fill(struct hand *h)
 					      .per = any(h, 3),
 					      .list = any(h, 2) ? lists : NULL}};
 	DO(sluice_transfer_add_pattern(t, pick(h, REGION), pick(h, REMOTE), &q));
-	switch (any(h, 4)) {
-	case 0:
+	if (any(h, 4) == 0)
 		DO(sluice_transfer_message(t, "hello", 5));
-		break;
-	case 1:
-		DO(sluice_transfer_count(t, any(h, 3)));
-	}
 }
 
 static void post(struct hand *h)
@@ -215,7 +210,6 @@ static void completions(struct hand *h)
 static void messages(struct hand *h)
 {
 	int fd;
-	uint64_t value;
 	struct sluice_notification note = {.size = sizeof note};
 	DO(sluice_notify(pick(h, PEER), "note", 4, any(h, 3000) * US));
 	int code = DO(sluice_receive(pick(h, ENGINE), &note, h->room, ROOM, any(h, 2000) * US));
@@ -223,8 +217,6 @@ static void messages(struct hand *h)
 		put(h, PEER, note.peer);
 	if (any(h, 9) == 0)
 		DO(sluice_notification_fd(pick(h, ENGINE), &fd));
-	DO(sluice_counter_value(pick(h, ENGINE), any(h, 3), &value));
-	DO(sluice_counter_wait(pick(h, ENGINE), any(h, 3), value + 1, any(h, 1000) * US));
 }
 
 static void leases(struct hand *h)

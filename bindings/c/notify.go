@@ -276,37 +276,3 @@ func slgoNotify(h C.uint64_t, message *C.uint8_t, length C.size_t, timeout C.int
 	defer cancel()
 	return answer(f, p.p.Notify(ctx, append([]byte{}, b...)))
 }
-
-//export slgoCounterValue
-func slgoCounterValue(h C.uint64_t, number C.uint32_t, value *C.uint64_t,
-	f *C.struct_slgo_fault) C.int {
-	e, err := engines.get(uint64(h))
-	if err != nil {
-		return answer(f, err)
-	}
-	c, err := e.Counter(uint32(number))
-	if err != nil {
-		return answer(f, err)
-	}
-	*value = C.uint64_t(c.Value())
-	return C.SLUICE_OK
-}
-
-//export slgoCounterWait
-func slgoCounterWait(h C.uint64_t, number C.uint32_t, n C.uint64_t, timeout C.int64_t,
-	f *C.struct_slgo_fault) C.int {
-	e, err := engines.get(uint64(h))
-	if err != nil {
-		return answer(f, err)
-	}
-	c, err := e.Counter(uint32(number))
-	if err != nil {
-		return answer(f, err)
-	}
-	ctx, cancel := within(timeout)
-	defer cancel()
-	if err = c.Wait(ctx, uint64(n)); errors.Is(err, context.DeadlineExceeded) {
-		return C.SLUICE_PENDING
-	}
-	return answer(f, err)
-}

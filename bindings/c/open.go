@@ -204,8 +204,6 @@ type statsJSON struct {
 	Stray         uint64      `json:"stray"`
 	Notifications int         `json:"notifications"`
 	Routes        []routeJSON `json:"routes"`
-
-	Inbound []inboundJSON `json:"inbound"`
 }
 
 type routeJSON struct {
@@ -220,15 +218,6 @@ type routeJSON struct {
 	Rate      float64           `json:"rate"` // bytes a second; 0: not known yet
 }
 
-type inboundJSON struct {
-	Peer    string `json:"peer"`
-	Backend string `json:"backend"`
-	Engine  string `json:"engine"`
-	Counted bool   `json:"counted"` // false: this side cannot know the next two
-	Written uint64 `json:"written"`
-	Read    uint64 `json:"read"`
-}
-
 //export slgoStats
 func slgoStats(h C.uint64_t, buffer *C.uint8_t, capacity C.size_t, length *C.size_t,
 	f *C.struct_slgo_fault) C.int {
@@ -238,17 +227,12 @@ func slgoStats(h C.uint64_t, buffer *C.uint8_t, capacity C.size_t, length *C.siz
 	}
 	s := e.Stats()
 	out := statsJSON{Posted: s.Posted, Regions: s.Regions, Peers: s.Peers, Leases: s.Leases,
-		Stray:         s.Stray,
-		Notifications: s.Notifications,
-		Routes:        []routeJSON{}, Inbound: []inboundJSON{}}
+		Stray: s.Stray, Notifications: s.Notifications, Routes: []routeJSON{}}
 	for _, r := range s.Routes {
 		out.Routes = append(out.Routes, routeJSON{Peer: r.Peer, Engine: r.Engine,
 			Backend: r.Backend, Transfers: r.Transfers, Bytes: r.Bytes,
 			Errors: r.Errors, P50: r.Latency.Quantile(0.5), P99: r.Latency.Quantile(0.99),
 			Rate: r.Rate})
-	}
-	for _, i := range s.Inbound {
-		out.Inbound = append(out.Inbound, inboundJSON(i))
 	}
 	return handJSON(out, buffer, capacity, length, f)
 }

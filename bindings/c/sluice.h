@@ -407,7 +407,7 @@ int sluice_transfer_new(sluice_peer peer, uint32_t op, const char *only, sluice_
 
 /*
  * sluice_route.flags. DURABLE: a write ends without error only once its bytes would survive a loss
- * of power, as those of a file do after a sync; a message or count follows then. What cannot say so
+ * of power, as those of a file do after a sync; a message follows then. What cannot say so
  * does not serve it: sluice_transfer_add gives SLUICE_ERR_NO_ROUTE where nothing can. Reads:
  * SLUICE_ERR_NOT_SUPPORTED.
  */
@@ -436,12 +436,8 @@ int sluice_transfer_add_pages(sluice_transfer transfer, sluice_region region, sl
 int sluice_transfer_add_pattern(sluice_transfer transfer, sluice_region region,
 				sluice_remote remote, const struct sluice_pattern *pattern);
 
-/*
- * A message that the peer receives after the data is visible there; or one more for a counter of
- * it.
- */
+/* A message that the peer receives after the data is visible there. */
 int sluice_transfer_message(sluice_transfer transfer, const void *message, size_t length);
-int sluice_transfer_count(sluice_transfer transfer, uint32_t counter);
 
 /*
  * Each post that is done from now on is told by sluice_completions, with this word of the
@@ -533,10 +529,6 @@ int sluice_receive(sluice_engine engine, struct sluice_notification *notificatio
  * or close it. SLUICE_ERR_BUSY: a thread receives just now; ask before any does.
  */
 int sluice_notification_fd(sluice_engine engine, int *fd);
-
-/* How many transfers have counted here (sluice_transfer_count); waits until they are n. */
-int sluice_counter_value(sluice_engine engine, uint32_t counter, uint64_t *value);
-int sluice_counter_wait(sluice_engine engine, uint32_t counter, uint64_t n, int64_t timeout_ns);
 
 /* ---- leases ---- */
 

@@ -162,16 +162,6 @@ func slgoTransferMessage(h C.uint64_t, message *C.uint8_t, length C.size_t,
 	return answer(f, t.t.Notify(append([]byte{}, b...)))
 }
 
-//export slgoTransferCount
-func slgoTransferCount(h C.uint64_t, counter C.uint32_t, f *C.struct_slgo_fault) C.int {
-	t, err := hold(h)
-	if err != nil {
-		return answer(f, err)
-	}
-	defer t.letGo()
-	return answer(f, t.t.Count(uint32(counter)))
-}
-
 //export slgoPost
 func slgoPost(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	t, err := hold(h)

@@ -23,7 +23,7 @@ type Ring struct {
 	Armed      *atomic.Uint32
 	Notifs     *atomic.Uint32 // messages that wait
 	NotifLen   *atomic.Uint32 // bytes of the first of them
-	Due        *atomic.Uint32 // a count was reached or there is room again, since Arm
+	Due        *atomic.Uint32 // there is room again, since Arm
 	places     []Done         // a power of two
 }
 

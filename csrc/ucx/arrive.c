@@ -33,23 +33,6 @@ static void on_credit(struct sl_ucx_conn *n, uint64_t value)
 	}
 }
 
-/* The value goes up before the look, and AwaitCount does it the other way round. */
-static void on_count(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
-{
-	struct sl_ucx_counter *c = n->worker->context->config.counters;
-	uint64_t value, awaited;
-
-	sl_ucx_owe(n); /* it takes no room here */
-	if (!c || h->off >= SL_UCX_COUNTERS || (h->flags & SL_UCX_CHECKED && n->rx_failed))
-		return;
-	value = __atomic_add_fetch(&c[h->off].value, 1, __ATOMIC_SEQ_CST);
-	awaited = __atomic_load_n(&c[h->off].awaited, __ATOMIC_SEQ_CST);
-	if (awaited && value >= awaited) {
-		__atomic_store_n(&n->worker->ring->due, 1, __ATOMIC_SEQ_CST);
-		sl_ucx_wake(n->worker);
-	}
-}
-
 /* Handles what changes no memory. */
 static void handle(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
 {
@@ -59,9 +42,6 @@ static void handle(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const voi
 			sl_ucx_owe(n);
 		else
 			sl_ucx_put_notification(n, data, len);
-		return;
-	case SL_UCX_MSG_COUNT:
-		on_count(n, h);
 		return;
 	case SL_UCX_MSG_READ:
 		sl_ucx_serve_read(n, h, data, len);
@@ -120,8 +100,8 @@ static int dispatch(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const vo
  */
 static int keeps_order(uint8_t type)
 {
-	return type == SL_UCX_MSG_WRITE || type == SL_UCX_MSG_NOTIFY || type == SL_UCX_MSG_COUNT ||
-	       type == SL_UCX_MSG_READ || type == SL_UCX_MSG_ASK || type == SL_UCX_MSG_CONTROL;
+	return type == SL_UCX_MSG_WRITE || type == SL_UCX_MSG_NOTIFY || type == SL_UCX_MSG_READ ||
+	       type == SL_UCX_MSG_ASK || type == SL_UCX_MSG_CONTROL;
 }
 
 /* Two windows of messages, ours and the peer's, its notifications, and little else. */

@@ -185,17 +185,11 @@ static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, 
 	return 0;
 }
 
-/* What follows the bytes of a batch: a notification, or one more for a counter. */
+/* The notification that follows the bytes of a batch. */
 struct tail {
 	const uint8_t *notif; /* or NULL */
 	size_t len;
-	int32_t counter; /* or -1 */
 };
-
-static int has_tail(const struct tail *t)
-{
-	return t->notif || t->counter >= 0;
-}
 
 /* Takes credit. NULL: no memory. */
 static struct sl_ucx_message *make_tail(struct sl_ucx_conn *n, const struct tail *t)
@@ -204,8 +198,7 @@ static struct sl_ucx_message *make_tail(struct sl_ucx_conn *n, const struct tail
 
 	if (!p)
 		return NULL;
-	p->head.type = t->notif ? SL_UCX_MSG_NOTIFY : SL_UCX_MSG_COUNT;
-	p->head.off = t->notif ? 0 : (uint64_t)t->counter;
+	p->head.type = SL_UCX_MSG_NOTIFY;
 	p->len = (uint32_t)t->len;
 	if (t->len)
 		memcpy(p->body, t->notif, t->len);
@@ -248,12 +241,12 @@ static int64_t refuse(struct sl_ucx_conn *n, const struct tail *t)
 	if (w->live + (w->ring->head - __atomic_load_n(&w->ring->tail, __ATOMIC_ACQUIRE)) >
 	    w->ring->mask)
 		return EAGAIN;
-	return has_tail(t) ? starve(n) : 0;
+	return t->notif ? starve(n) : 0;
 }
 
 int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len)
 {
-	const struct tail t = {.notif = data, .len = len, .counter = -1};
+	const struct tail t = {.notif = data, .len = len};
 	struct sl_ucx_message *p;
 	int rc;
 
@@ -315,8 +308,8 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form,
 	fill(b, form, n);
 	b->served = served;
 	b->fetches = known && !b->write;
-	b->tail = has_tail(tail) ? make_tail(n, tail) : NULL;
-	if (has_tail(tail) && !b->tail) {
+	b->tail = tail->notif ? make_tail(n, tail) : NULL;
+	if (tail->notif && !b->tail) {
 		b->next = w->free;
 		w->free = b;
 		return ENOMEM;
@@ -337,14 +330,13 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form,
 }
 
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
-		      size_t count, const uint8_t *notif, size_t notif_len, int32_t counter,
-		      struct sl_copy_way way)
+		      size_t count, const uint8_t *notif, size_t notif_len, struct sl_copy_way way)
 {
 	struct sl_ucx_batch form = {.tag = tag,
 				    .write = write,
 				    .way = way,
 				    .pieces = {.descs = d, .count = (uint32_t)count}};
-	const struct tail tail = {notif, notif_len, counter};
+	const struct tail tail = {notif, notif_len};
 	int64_t rc;
 
 	if (count > SL_PIECES_MAX || notif_len > SL_UCX_NOTIF_MAX)
@@ -358,7 +350,7 @@ int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const stru
 int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 			    const struct sl_pages *p, const struct sl_nest *nest,
 			    const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
-			    size_t notif_len, int32_t counter, struct sl_copy_way way)
+			    size_t notif_len, struct sl_copy_way way)
 {
 	struct sl_ucx_batch form = {.tag = tag,
 				    .write = write,
@@ -370,7 +362,7 @@ int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 					       .remote_index = remote,
 					       .count =
 						   (uint32_t)(p->count * (nest ? nest->runs : 1))}};
-	const struct tail tail = {notif, notif_len, counter};
+	const struct tail tail = {notif, notif_len};
 	int64_t rc;
 
 	if (!(nest ? sl_nest_sound(p, nest, local, remote) : sl_pages_sound(p, local, remote)) ||

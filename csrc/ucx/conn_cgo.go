@@ -47,14 +47,6 @@ func (c *Context) Connect(worker int, address []byte) (*Conn, error) {
 // ID names this end in the messages of the peer: never 0, and never used again.
 func (n *Conn) ID() uint64 { return uint64(C.sl_ucx_id(n.c)) }
 
-// Moved returns how many bytes messages of the peer have brought into our memory, and have
-// taken from it.
-func (n *Conn) Moved() (written, read uint64) {
-	var in, out C.uint64_t
-	C.sl_ucx_moved(n.c, &in, &out)
-	return uint64(in), uint64(out)
-}
-
 // Gate is what the peer's Bind needs to be told of this end.
 func (n *Conn) Gate() Gate {
 	var g C.struct_sl_ucx_gate
@@ -140,12 +132,8 @@ func (n *Conn) Direct(slot uint32) bool { return C.sl_ucx_direct(n.c, C.uint32_t
 func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 	var msg *byte
 	var size int
-	counter := C.int32_t(-1)
-	switch b.Tail {
-	case driver.NotifyTail:
+	if b.Tail == driver.NotifyTail {
 		msg, size = bytesAt(b.Notify), len(b.Notify)
-	case driver.CountTail:
-		counter = C.int32_t(b.Counter)
 	}
 	w := hostcopy.For(total(b))
 	way := C.struct_sl_copy_way{run: C.uint64_t(w.Run), variant: uint32(w.Variant)}
@@ -159,19 +147,17 @@ func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 			(*C.uint32_t)(unsafe.SliceData(p.Remote.List))
 		if p.Plain() {
 			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, nil, local,
-				remote,
-				(*C.uint8_t)(msg), C.size_t(size), counter, way)
+				remote, (*C.uint8_t)(msg), C.size_t(size), way)
 		} else {
 			nest := nestForm(p)
 			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, &nest, local,
-				remote,
-				(*C.uint8_t)(msg), C.size_t(size), counter, way)
+				remote, (*C.uint8_t)(msg), C.size_t(size), way)
 		}
 	} else {
 		// Bytes are typed: cgo would look through all that lies around them for pointers.
 		rc = C.sl_ucx_submit(n.c, toRemote(b.Op), C.uint64_t(tag),
 			(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.Descs))), C.size_t(len(b.Descs)),
-			(*C.uint8_t)(msg), C.size_t(size), counter, way)
+			(*C.uint8_t)(msg), C.size_t(size), way)
 	}
 	if rc == 0 {
 		return nil

@@ -37,10 +37,9 @@ type Context struct {
 	transports string   // of what shares memory, without UCX's "self"
 	settings   []string // of the config
 
-	closed   bool // by Close
-	counters *Counters
-	driven   atomic.Bool // since the last Arm
-	beside   *Context
+	closed bool        // by Close
+	driven atomic.Bool // since the last Arm
+	beside *Context
 }
 
 // Open opens a context in the library that Load has opened. What UCX cannot
@@ -75,12 +74,8 @@ func Open(cfg Config) (*Context, error) {
 	conf.spin_ns, conf.grace_ns = C.uint64_t(cfg.SpinNanos), C.uint64_t(cfg.GraceNanos)
 	conf.failure_ns = C.uint64_t(cfg.FailureNanos)
 	conf.wake_fd, conf.control_fd = C.int(cfg.WakeFD), C.int(cfg.ControlFD)
-	c := &Context{grace: cfg.GraceNanos, counters: cfg.Counters,
+	c := &Context{grace: cfg.GraceNanos,
 		transports: foreign(cfg.Transports), settings: cfg.Settings}
-	if cfg.Counters != nil {
-		conf.counters = (*C.struct_sl_ucx_counter)(
-			unsafe.Pointer(unsafe.SliceData(cfg.Counters.table)))
-	}
 	if cfg.Spots != nil {
 		conf.spots = cfg.Spots.c
 	}
@@ -100,22 +95,6 @@ func Open(cfg Config) (*Context, error) {
 	}
 	return c, nil
 }
-
-// NewCounters makes counters, all of them 0.
-func NewCounters() *Counters {
-	p := C.calloc(driver.CountersMax, C.sizeof_struct_sl_ucx_counter)
-	c := &Counters{table: unsafe.Slice((*counter)(p), driver.CountersMax)}
-	runtime.AddCleanup(c, func(p unsafe.Pointer) { C.free(p) }, p)
-	return c
-}
-
-// Both sides have the same counters.
-const (
-	_ = uint(unsafe.Sizeof(counter{}) - C.sizeof_struct_sl_ucx_counter)
-	_ = uint(C.sizeof_struct_sl_ucx_counter - unsafe.Sizeof(counter{}))
-	_ = uint(driver.CountersMax - C.SL_UCX_COUNTERS)
-	_ = uint(C.SL_UCX_COUNTERS - driver.CountersMax)
-)
 
 // settingsArray makes the list of names and values that C reads.
 func settingsArray(settings []string, text func(string) *C.char) (**C.char, error) {

@@ -28,35 +28,7 @@ type Config struct {
 	FailureNanos uint64 // how long a near peer that something waits for may be silent
 	WakeFD       int    // an eventfd for completions and messages, when armed
 	ControlFD    int    // an eventfd for control messages
-	Counters     *Counters
 	Spots        *Spots // of tests
-}
-
-// Counters are what peers count with the tails of their writes, at all contexts that
-// were opened with them.
-type Counters struct{ table []counter }
-
-// counter is sl_ucx_counter.
-type counter struct {
-	value   atomic.Uint64
-	awaited atomic.Uint64 // 0: no wake-up is asked for
-}
-
-// Count returns how often peers have counted on a counter below driver.CountersMax.
-func (c *Counters) Count(counter uint32) uint64 { return c.table[counter].value.Load() }
-
-// AwaitCount asks for one write to WakeFD, when armed, once Count has reached n, and reports
-// whether it has already. The last call holds.
-func (c *Counters) AwaitCount(counter uint32, n uint64) bool {
-	c.table[counter].awaited.Swap(n) // as ring.Ring
-	return c.Count(counter) >= n
-}
-
-// Arrive counts one, and reports whether a wake-up was asked for.
-func (c *Counters) Arrive(counter uint32) (wake bool) {
-	value := c.table[counter].value.Add(1)
-	n := c.table[counter].awaited.Load()
-	return n != 0 && value >= n
 }
 
 // Memory is what Context.Map makes known.

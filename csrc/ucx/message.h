@@ -36,15 +36,13 @@ enum {
 	/* is what you sent before still wanted? It was on its way for longer than Grace */
 	SL_UCX_MSG_CONFIRM,
 	SL_UCX_MSG_CONFIRMED,	/* it is */
-	/* one more for the counter value; not counted if a piece of its batch failed */
-	SL_UCX_MSG_COUNT,
 	SL_UCX_MSG_PROBE	/* see probe.c */
 };
 
 enum {
 	SL_UCX_FIRST = 1,    /* of a batch */
 	SL_UCX_ASK = 2,	     /* for an acknowledgement */
-	SL_UCX_CHECKED = 8,  /* a notification that counts only if its batch arrived whole */
+	SL_UCX_CHECKED = 8,  /* a notification to deliver only if its batch arrived whole */
 	/* a write whose bytes, or with count rows whose table, are in the sender's memory, at */
 	SL_UCX_PULL = 32
 };

@@ -24,11 +24,6 @@ func Version() string { return "" }
 // Kept is 0.
 func Kept() int { return 0 }
 
-// NewCounters makes counters, all of them 0.
-func NewCounters() *Counters {
-	return &Counters{table: make([]counter, driver.CountersMax)}
-}
-
 // Allocation needs cgo.
 type Allocation struct{}
 

@@ -60,12 +60,6 @@ void sl_ucx_acknowledge(struct sl_ucx_conn *n, uint32_t seq, int32_t status)
 	sl_ucx_send(n, p);
 }
 
-void sl_ucx_moved(struct sl_ucx_conn *n, uint64_t *written, uint64_t *read)
-{
-	*written = atomic_load_explicit(&n->written, memory_order_relaxed);
-	*read = atomic_load_explicit(&n->read, memory_order_relaxed);
-}
-
 /* Between the rows of a memory and bytes side by side. */
 static __attribute__((noinline)) int32_t move_each(struct rows *rows,
 						   const struct sl_ucx_memory *m, uint8_t *bytes,
@@ -138,9 +132,7 @@ int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const
 		status = place(n, h, m, data, len);
 		sl_ucx_leave(m);
 	}
-	if (status == 0)
-		atomic_fetch_add_explicit(&n->written, h->len, memory_order_relaxed);
-	else
+	if (status != 0)
 		n->rx_failed = 1;
 	if (status != 0 || h->flags & SL_UCX_ASK)
 		sl_ucx_acknowledge(n, h->seq, status);
@@ -185,6 +177,5 @@ void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const
 	p->head.seq = h->seq;
 	p->head.status = status;
 	p->len = status == 0 ? (uint32_t)h->len : 0;
-	atomic_fetch_add_explicit(&n->read, p->len, memory_order_relaxed);
 	sl_ucx_send(n, p);
 }

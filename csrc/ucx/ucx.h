@@ -19,7 +19,6 @@
 #define SL_UCX_NOTIF_MAX 4096
 #define SL_UCX_READ_ONLY 1
 #define SL_UCX_MARK 16
-#define SL_UCX_COUNTERS 4096 /* driver.CountersMax */
 
 /* Outcomes beside UCX's own, which are above -101. */
 enum {
@@ -30,11 +29,6 @@ enum {
 	SL_UCX_DENIED = -1005, /* a write to what is read-only */
 	SL_UCX_RANGE = -1006,
 	SL_UCX_FAULT = -1007 /* memory that its own process cannot read, or cannot write to */
-};
-
-/* Arrivals that peers count here, for all contexts of a backend. Read by Go with atomics. */
-struct sl_ucx_counter {
-	uint64_t value, awaited; /* 0: no wake-up is asked for */
 };
 
 /* Places between a check of a thread and the act that relies on it, where tests have it stand. */
@@ -70,8 +64,7 @@ struct sl_ucx_config {
 	/* how long a near peer that something waits for may be silent */
 	uint64_t failure_ns;
 	int wake_fd, control_fd; /* eventfds of the caller's */
-	struct sl_ucx_counter *counters; /* SL_UCX_COUNTERS, which outlive the context; or NULL */
-	struct sl_ucx_spots *spots;	 /* of tests; NULL: threads stand nowhere */
+	struct sl_ucx_spots *spots;  /* of tests; NULL: threads stand nowhere */
 };
 
 struct sl_ucx_context;
@@ -201,9 +194,6 @@ int sl_ucx_connect(struct sl_ucx_context *c, uint32_t worker, const void *addres
 		   struct sl_ucx_conn **out);
 uint64_t sl_ucx_id(struct sl_ucx_conn *n);
 
-/* How many bytes messages of the peer have brought into our memory, and have asked for. */
-void sl_ucx_moved(struct sl_ucx_conn *n, uint64_t *written, uint64_t *read);
-
 /* The gate of this end; zero where there is none. */
 void sl_ucx_gate(struct sl_ucx_conn *n, struct sl_ucx_gate *out);
 
@@ -228,18 +218,16 @@ int sl_ucx_direct(struct sl_ucx_conn *n, uint32_t slot);
 /*
  * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
  * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
- * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch. notif NULL: no message. With counter,
- * below SL_UCX_COUNTERS, or -1, one more for a counter of the peer follows in its place. Long runs
- * go the given way into memory that we have mapped.
+ * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch. notif NULL: no message. Long runs go
+ * the given way into memory that we have mapped.
  */
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
-		      size_t count, const uint8_t *notif, size_t notif_len, int32_t counter,
-		      struct sl_copy_way way);
+		      size_t count, const uint8_t *notif, size_t notif_len, struct sl_copy_way way);
 
 int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 			    const struct sl_pages *p, const struct sl_nest *nest,
 			    const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
-			    size_t notif_len, int32_t counter, struct sl_copy_way way);
+			    size_t notif_len, struct sl_copy_way way);
 
 /* Sends a notification without a batch. -EAGAIN no room now; -EPIPE lost, -EBADF ended. */
 int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len);

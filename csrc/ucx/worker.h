@@ -153,7 +153,6 @@ struct sl_ucx_conn {
 	uint32_t owed, impatient;
 	/* As the owner: */
 	int rx_failed; /* a piece of the batch that arrives */
-	_Atomic uint64_t written, read; /* bytes that were landed and answered for the peer */
 	uint32_t unread; /* messages that Go has not taken */
 	uint32_t controls; /* control messages alike */
 	struct sl_ucx_post *loss; /* tells Go of the loss, also when there is no memory */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages, counts and credit that arrive. Nothing in one is believed. */
+/* Messages and credit that arrive. Nothing in one is believed. */
 #define _GNU_SOURCE
 #include "pair.h"
 
@@ -22,36 +22,10 @@ static void deliver(struct sl_verbs_conn *n, struct sl_verbs_post *p)
 	__atomic_fetch_add(&ring->notifs, 1, __ATOMIC_SEQ_CST);
 }
 
-/* The value goes up before the look at what waits for it; those do it the other way round. */
-static void count(struct sl_verbs_conn *n, struct sl_verbs_post *p)
-{
-	struct sl_verbs_context *c = n->context;
-	struct sl_verbs_counter *at;
-	uint64_t value, awaited;
-	uint32_t counter;
-
-	memcpy(&counter, p->body, sizeof(counter));
-	at = &c->tally[le32toh(counter)];
-	value = __atomic_add_fetch(&at->value, 1, __ATOMIC_SEQ_CST);
-	awaited = __atomic_load_n(&at->awaited, __ATOMIC_SEQ_CST);
-	if (awaited != 0 && value >= awaited) {
-		__atomic_store_n(&c->ring->due, 1, __ATOMIC_SEQ_CST);
-		sl_verbs_wake(c);
-	}
-	p->next = n->inbox->free;
-	n->inbox->free = p;
-	n->taken++;
-	sl_verbs_repay(n);
-}
-
 /* Its turn has come. */
 static void admit(struct sl_verbs_conn *n, struct sl_verbs_post *p)
 {
 	n->seen = p->number;
-	if (p->kind == SL_VERBS_IS_COUNT) {
-		count(n, p);
-		return;
-	}
 	deliver(n, p);
 	sl_verbs_wake(n->context); /* also a submitter, which looks for completions only */
 }
@@ -60,8 +34,7 @@ static void admit(struct sl_verbs_conn *n, struct sl_verbs_post *p)
  * The numbers tell what comes twice. One may come before its turn: those of two rails lie in two
  * queues. More than there is room for is not from a peer of ours.
  */
-static int put_notif(struct sl_verbs_conn *n, uint32_t kind, uint64_t number, const uint8_t *body,
-		    uint32_t len)
+static int put_notif(struct sl_verbs_conn *n, uint64_t number, const uint8_t *body, uint32_t len)
 {
 	struct sl_verbs_post **at, *p;
 
@@ -78,7 +51,6 @@ static int put_notif(struct sl_verbs_conn *n, uint32_t kind, uint64_t number, co
 		return -EPROTO;
 	n->inbox->free = p->next;
 	p->number = number;
-	p->kind = kind;
 	p->len = len;
 	memcpy(p->body, body, len);
 	p->next = *at;
@@ -88,17 +60,6 @@ static int put_notif(struct sl_verbs_conn *n, uint32_t kind, uint64_t number, co
 		admit(n, p);
 	}
 	return 0;
-}
-
-/* Whether the bytes of a count name a counter. */
-static int names_counter(const uint8_t *body, uint32_t len)
-{
-	uint32_t counter;
-
-	if (len != sizeof(counter))
-		return 0;
-	memcpy(&counter, body, sizeof(counter));
-	return le32toh(counter) < SL_VERBS_COUNTERS;
 }
 
 static int put_credit(struct sl_verbs_conn *n, uint64_t taken)
@@ -115,7 +76,6 @@ static int put_credit(struct sl_verbs_conn *n, uint64_t taken)
 static int take_in(struct sl_verbs_conn *n, const uint8_t *at, uint32_t len)
 {
 	struct sl_verbs_head head;
-	uint32_t kind;
 
 	if (len < sizeof(head))
 		return -EPROTO;
@@ -124,14 +84,9 @@ static int take_in(struct sl_verbs_conn *n, const uint8_t *at, uint32_t len)
 	len -= (uint32_t)sizeof(head);
 	if (le32toh(head.magic) != SL_VERBS_MAGIC || len > SL_VERBS_NOTIF_MAX)
 		return -EPROTO;
-	kind = le32toh(head.kind);
-	switch (kind) {
-	case SL_VERBS_IS_COUNT:
-		if (!names_counter(at, len))
-			return -EPROTO;
-		/* fall through */
+	switch (le32toh(head.kind)) {
 	case SL_VERBS_IS_NOTIF:
-		return put_notif(n, kind, le64toh(head.value), at, len);
+		return put_notif(n, le64toh(head.value), at, len);
 	case SL_VERBS_IS_CREDIT:
 		return put_credit(n, le64toh(head.value));
 	default:

@@ -134,12 +134,8 @@ func (n *Conn) Expire(slot uint32) {
 // Submit starts a batch in one crossing, under the rules of driver.Peer. It takes nothing
 // durable.
 func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
-	counter := C.int32_t(-1)
 	var data *byte // of the notification; nil: there is none
-	switch b.Tail {
-	case driver.CountTail:
-		counter = C.int32_t(b.Counter)
-	case driver.NotifyTail:
+	if b.Tail == driver.NotifyTail {
 		data = &noBytes
 		if len(b.Notify) > 0 {
 			data = unsafe.SliceData(b.Notify)
@@ -156,19 +152,19 @@ func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 			rc = C.sl_verbs_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, nil,
 				(*C.uint32_t)(unsafe.SliceData(p.Local.List)),
 				(*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
-				(*C.uint8_t)(data), C.size_t(len(b.Notify)), counter)
+				(*C.uint8_t)(data), C.size_t(len(b.Notify)))
 		} else {
 			nest := nestOf(p)
 			rc = C.sl_verbs_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, &nest,
 				(*C.uint32_t)(unsafe.SliceData(p.Local.List)),
 				(*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
-				(*C.uint8_t)(data), C.size_t(len(b.Notify)), counter)
+				(*C.uint8_t)(data), C.size_t(len(b.Notify)))
 		}
 	} else {
 		// Bytes are typed: cgo would look through all that lies around them for pointers.
 		rc = C.sl_verbs_submit(n.c, toRemote(b.Op), C.uint64_t(tag),
 			(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.Descs))), C.size_t(len(b.Descs)),
-			(*C.uint8_t)(data), C.size_t(len(b.Notify)), counter)
+			(*C.uint8_t)(data), C.size_t(len(b.Notify)))
 	}
 	runtime.KeepAlive(n)
 	if rc == 0 {

@@ -107,7 +107,6 @@ struct sl_verbs_context {
 	/* pins and grants being made or ended without the lock: close waits */
 	uint32_t registering;
 	struct sl_ring *ring;
-	struct sl_verbs_counter *tally;
 	struct sl_verbs_traffic *traffic; /* of pair.h */
 };
 

@@ -43,7 +43,6 @@ import (
 type Context struct {
 	c      *C.struct_sl_verbs_context
 	ring   ring.Ring
-	tally  []C.struct_sl_verbs_counter
 	closed bool        // by Close
 	driven atomic.Bool // since the last Arm
 }
@@ -72,22 +71,7 @@ func Open(cfg Config) (*Context, error) {
 	c.ring = ring.New(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail), unsafe.Pointer(&r.armed),
 		unsafe.Pointer(&r.notifs), unsafe.Pointer(&r.first_len), unsafe.Pointer(&r.due), places,
 		int(r.mask)+1)
-	c.tally = unsafe.Slice(C.sl_verbs_tally(c.c), C.SL_VERBS_COUNTERS)
 	return c, nil
-}
-
-// Count is how often peers have counted on a counter below CountersMax.
-func (c *Context) Count(counter uint32) uint64 {
-	defer runtime.KeepAlive(c)
-	return (*atomic.Uint64)(unsafe.Pointer(&c.tally[counter].value)).Load()
-}
-
-// AwaitCount asks for one write to WakeFD, when armed, once Count has reached n, and reports
-// whether it has already. The last call holds.
-func (c *Context) AwaitCount(counter uint32, n uint64) bool {
-	defer runtime.KeepAlive(c)
-	(*atomic.Uint64)(unsafe.Pointer(&c.tally[counter].awaited)).Swap(n) // as ring.Ring
-	return c.Count(counter) >= n
 }
 
 // Close ends all connections, memory and rails. It may be called twice, but not at once.

@@ -17,7 +17,7 @@
 //     that they know;
 //   - submit.c, batch.c, post.c, record.c, complete.c, settle.c: from batches to work requests,
 //     and what becomes of each;
-//   - notif.c, send.c, arrive.c: numbered messages and counts, and credit for them.
+//   - notif.c, send.c, arrive.c: numbered messages, and credit for them.
 //
 // No file calls another that calls it in turn: pair.h has their order.
 //

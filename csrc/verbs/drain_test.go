@@ -13,7 +13,7 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
-// unread opens a link whose owner has counted nothing yet of n counts that the initiator was
+// unread opens a link whose owner has not looked yet at all of n messages that the initiator was
 // told are done. The owner looks at them once one of its queue pairs ends.
 func unread(t *testing.T, d hosts, n int) *testLink {
 	t.Helper()
@@ -24,13 +24,13 @@ func unread(t *testing.T, d hosts, n int) *testLink {
 	}
 	for range n {
 		l.tag++
-		b := &driver.Batch{Op: driver.Write, Tail: driver.CountTail, Counter: 7}
+		b := &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail}
 		require.NoError(t, l.conn.Submit(l.tag, b))
 	}
 	for range n {
 		require.NoError(t, Error(l.take(t)))
 	}
-	require.Less(t, l.far.Count(7), uint64(n))
+	require.Less(t, l.far.ring.Notifs.Load(), uint32(n))
 	return l
 }
 
@@ -50,7 +50,7 @@ func TestEndedPairIsDrained(t *testing.T) {
 			l := unread(t, d, unreadMany)
 			far.Set(fakeverbs.Blind, of.blind)
 			require.NoError(t, l.back.PairEnd(0))
-			require.EqualValues(t, unreadMany, l.far.Count(7))
+			require.EqualValues(t, unreadMany, l.far.ring.Notifs.Load())
 			require.EqualValues(t, unreadMany, l.back.Seen())
 		})
 	}
@@ -68,7 +68,7 @@ func TestGivenUpPairIsDrained(t *testing.T) {
 	far.Set(fakeverbs.Frozen, 2)
 	far.Set(fakeverbs.Blind, 2)
 	require.NoError(t, l.back.PairEnd(0))
-	require.EqualValues(t, n, l.far.Count(7))
+	require.EqualValues(t, n, l.far.ring.Notifs.Load())
 	require.EqualValues(t, n, l.back.Seen())
 }
 

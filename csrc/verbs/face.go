@@ -118,14 +118,13 @@ type Device struct {
 	Offset uint64
 }
 
-// Bounds of a context: rails, queue pairs of a connection, bytes of a message, keys and counters,
-// which are below their bound.
+// Bounds of a context: rails, queue pairs of a connection, bytes of a message, and keys, which
+// are below their bound.
 const (
-	RailsMax    = 16
-	PairsMax    = 16
-	NotifMax    = 4096
-	KeysMax     = 4 << 20
-	CountersMax = driver.CountersMax
+	RailsMax = 16
+	PairsMax = 16
+	NotifMax = 4096
+	KeysMax  = 4 << 20
 )
 
 // The outcomes of Done.Status beside those of completions, which are above 0.

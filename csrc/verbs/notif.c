@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages and counts: numbered, in order, each once. The owner gives back credit as its program
- * takes messages, and as counts arrive, so that each finds a receive that is posted and a place
- * in the inbox.
+ * Messages: numbered, in order, each once. The owner gives back credit as its program takes them,
+ * so that each finds a receive that is posted and a place in the inbox.
  */
 #define _GNU_SOURCE
 #include "pair.h"

@@ -22,8 +22,7 @@ static int make_ring(struct sl_verbs_context *c)
 
 	bytes = (bytes + 63) & ~(size_t)63;
 	c->ring = aligned_alloc(64, bytes);
-	c->tally = calloc(SL_VERBS_COUNTERS, sizeof(*c->tally));
-	if (!c->ring || !c->tally)
+	if (!c->ring)
 		return -ENOMEM;
 	memset(c->ring, 0, bytes);
 	c->ring->mask = c->config.batches - 1;
@@ -98,16 +97,10 @@ void sl_verbs_free(struct sl_verbs_context *c)
 	pthread_cond_destroy(&c->news);
 	pthread_mutex_destroy(&c->lock);
 	free(c->ring);
-	free(c->tally);
 	free(c);
 }
 
 struct sl_ring *sl_verbs_ring(struct sl_verbs_context *c)
 {
 	return c->ring;
-}
-
-struct sl_verbs_counter *sl_verbs_tally(struct sl_verbs_context *c)
-{
-	return c->tally;
 }

@@ -24,15 +24,13 @@ struct sl_verbs_head {
 };
 _Static_assert(sizeof(struct sl_verbs_head) <= SL_VERBS_HEAD_MAX, "a receive has room for it");
 enum { SL_VERBS_MAGIC = 0x31766c73 };
-enum { SL_VERBS_IS_NOTIF = 1, SL_VERBS_IS_CREDIT, SL_VERBS_IS_COUNT };
+enum { SL_VERBS_IS_NOTIF = 1, SL_VERBS_IS_CREDIT };
 
 /* A message of ours, in memory that the NIC knows. */
 struct sl_verbs_frame {
 	struct sl_verbs_frame *next; /* free ones */
 	uint8_t *at;		    /* the head, then the bytes */
 	uint32_t len;		    /* of both */
-	/* SL_VERBS_IS_*; of a count the bytes are the counter, as an le32 */
-	uint32_t kind;
 };
 
 struct sl_verbs_pair;
@@ -151,7 +149,7 @@ struct sl_verbs_post {
 	struct sl_verbs_post *next;
 	struct sl_verbs_inbox *box;
 	uint64_t number;
-	uint32_t kind, len;
+	uint32_t len;
 	uint8_t body[SL_VERBS_NOTIF_MAX];
 };
 

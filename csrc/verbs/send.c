@@ -80,7 +80,7 @@ static int post_notif(struct sl_verbs_conn *n, struct sl_verbs_pair *l, struct s
 	r->number = ++n->sent;
 	n->notif_pair = l;
 	n->notifs_out++;
-	build(l, r, r->frame->kind, r->number);
+	build(l, r, SL_VERBS_IS_NOTIF, r->number);
 	return 0;
 }
 

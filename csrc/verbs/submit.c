@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include "pair.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <string.h>
 
@@ -91,24 +90,15 @@ static void enqueue(struct sl_verbs_conn *n, struct sl_verbs_batch *b)
 	n->context->traffic->live++;
 }
 
-/* What follows the data: a message, a count (with counter), or nothing. */
+/* The message that follows the data. */
 struct trailer {
-	const uint8_t *data;
+	const uint8_t *data; /* NULL: none */
 	size_t len;
-	uint32_t kind;
-	uint32_t counter; /* little-endian */
 };
 
-/* 0, or ERANGE. data is in t itself for a count, so that t must not move. */
-static int trail(struct trailer *t, int write, const uint8_t *notif, size_t len, int32_t counter)
+static int sound(const struct trailer *t, int write)
 {
-	*t = (struct trailer){notif, len, SL_VERBS_IS_NOTIF, 0};
-	if (counter >= 0)
-		*t = (struct trailer){(const uint8_t *)&t->counter, sizeof(t->counter),
-				      SL_VERBS_IS_COUNT, htole32((uint32_t)counter)};
-	return t->len > SL_VERBS_NOTIF_MAX || counter >= SL_VERBS_COUNTERS || (t->data && !write)
-		   ? ERANGE
-		   : 0;
+	return t->len <= SL_VERBS_NOTIF_MAX && (write || !t->data);
 }
 
 static void take_notif(struct sl_verbs_batch *b, const struct trailer *t)
@@ -117,7 +107,6 @@ static void take_notif(struct sl_verbs_batch *b, const struct trailer *t)
 	struct sl_verbs_frame *s = n->free_frames;
 
 	n->free_frames = s->next;
-	s->kind = t->kind;
 	s->len = (uint32_t)(sizeof(struct sl_verbs_head) + t->len);
 	if (t->len)
 		memcpy(s->at + sizeof(struct sl_verbs_head), t->data, t->len);
@@ -181,15 +170,15 @@ static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form,
 }
 
 int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d,
-			size_t count, const uint8_t *notif, size_t notif_len, int32_t counter)
+			size_t count, const uint8_t *notif, size_t notif_len)
 {
 	struct sl_verbs_batch form = {.tag = tag,
 				      .write = write,
 				      .pieces = {.descs = d, .count = (uint32_t)count}};
-	struct trailer t;
+	struct trailer t = {notif, notif_len};
 	int64_t rc;
 
-	if (count > SL_PIECES_MAX || trail(&t, write, notif, notif_len, counter) != 0)
+	if (count > SL_PIECES_MAX || !sound(&t, write))
 		return ERANGE;
 	sl_verbs_enter(n->context);
 	rc = submit(n, &form, &t);
@@ -200,7 +189,7 @@ int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const 
 int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag,
 			      const struct sl_pages *p, const struct sl_nest *nest,
 			      const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
-			      size_t notif_len, int32_t counter)
+			      size_t notif_len)
 {
 	struct sl_verbs_batch form = {.tag = tag,
 				      .write = write,
@@ -211,11 +200,11 @@ int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag,
 						 .runs = nest ? nest->runs : 1,
 						 .count = (uint32_t)(p->count *
 								     (nest ? nest->runs : 1))}};
-	struct trailer t;
+	struct trailer t = {notif, notif_len};
 	int64_t rc;
 
 	if (!(nest ? sl_nest_sound(p, nest, local, remote) : sl_pages_sound(p, local, remote)) ||
-	    trail(&t, write, notif, notif_len, counter) != 0)
+	    !sound(&t, write))
 		return ERANGE;
 	sl_verbs_enter(n->context);
 	rc = submit(n, &form, &t);

@@ -19,7 +19,6 @@
 #define SL_VERBS_RAILS 16 /* of a context */
 #define SL_VERBS_PAIRS 16 /* of a connection */
 #define SL_VERBS_NOTIF_MAX 4096
-#define SL_VERBS_COUNTERS 4096
 
 enum {
 	SL_VERBS_READ_ONLY = 1,
@@ -108,12 +107,6 @@ struct sl_verbs_dmabuf {
 	uint64_t offset;
 };
 
-/* Arrivals that peers count here. Read by Go with atomics. */
-struct sl_verbs_counter {
-	uint64_t value;
-	uint64_t awaited; /* written by Go: what reaches it wakes the poller; 0: none waits */
-};
-
 struct sl_verbs_context;
 struct sl_verbs_pin;
 struct sl_verbs_conn;
@@ -123,7 +116,6 @@ int sl_verbs_open(const struct sl_verbs_config *c, struct sl_verbs_context **out
 int sl_verbs_close(struct sl_verbs_context *c); /* -errno: a device keeps a queue pair */
 void sl_verbs_free(struct sl_verbs_context *c);
 struct sl_ring *sl_verbs_ring(struct sl_verbs_context *c);
-struct sl_verbs_counter *sl_verbs_tally(struct sl_verbs_context *c); /* SL_VERBS_COUNTERS of them */
 
 /* Opens a port of a device. why is the reason of a failure in words, cut at size. */
 int sl_verbs_rail_open(struct sl_verbs_context *c, const struct sl_verbs_rail_config *r,
@@ -232,15 +224,14 @@ void sl_verbs_expire(struct sl_verbs_conn *n, uint32_t slot);
  * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
  * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
  * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch, EHOSTUNREACH no queue pair reaches both
- * sides' memory. It waits when none that does is live. notif NULL: no message. With counter, which
- * is below SL_VERBS_COUNTERS, or -1, one more for a counter of the peer follows in its place.
+ * sides' memory. It waits when none that does is live. notif NULL: no message.
  */
 int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d,
-			size_t count, const uint8_t *notif, size_t notif_len, int32_t counter);
+			size_t count, const uint8_t *notif, size_t notif_len);
 int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag,
 			      const struct sl_pages *p, const struct sl_nest *nest,
 			      const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
-			      size_t notif_len, int32_t counter);
+			      size_t notif_len);
 void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag);
 int sl_verbs_busy(struct sl_verbs_conn *n); /* whether any batch is under way */
 

@@ -57,9 +57,6 @@ func checkCanRefused(s *stage) {
 			try{"a message", driver.Batch{Op: driver.Write, Tail: driver.NotifyTail}}},
 		{driver.CanNotify, try{"a message", driver.Batch{Op: driver.Write, Tail: driver.NotifyTail,
 			Descs: descs}}},
-		{driver.CanCount, try{"a count", driver.Batch{Op: driver.Write, Tail: driver.CountTail}}},
-		{driver.CanCount, try{"a count", driver.Batch{Op: driver.Write, Tail: driver.CountTail,
-			Descs: descs}}},
 		{driver.CanDurable, try{"a durable write", driver.Batch{Op: driver.Write, Durable: true,
 			Descs: descs}}},
 	} {
@@ -84,9 +81,6 @@ func (s *stage) noMessages() {
 	if err := s.near.b.Answer(1, []byte("x")); err == nil {
 		s.Error("Answer of a backend without notifications: no error")
 	}
-	if s.near.b.Count(1) != 0 || s.near.b.AwaitCount(1, 1) {
-		s.Error("a counter of a backend without notifications is not at 0")
-	}
 }
 
 // checkCanNever submits what no bit makes legal: see driver.Batch.Check.
@@ -100,14 +94,10 @@ func checkCanNever(s *stage) {
 		{"an unknown operation", driver.Batch{Op: math.MaxUint8, Descs: descs}},
 		{"a read with a message", driver.Batch{Op: driver.Read, Tail: driver.NotifyTail,
 			Descs: descs}},
-		{"a read with a count", driver.Batch{Op: driver.Read, Tail: driver.CountTail,
-			Descs: descs}},
-		{"an unknown tail", driver.Batch{Op: driver.Write, Tail: driver.CountTail + 1,
+		{"an unknown tail", driver.Batch{Op: driver.Write, Tail: driver.NotifyTail + 1,
 			Descs: descs}},
 		{"a durable read", driver.Batch{Op: driver.Read, Durable: true, Descs: descs}},
 		{"a durable message", driver.Batch{Op: driver.Write, Durable: true, Tail: driver.NotifyTail,
-			Descs: descs}},
-		{"a durable count", driver.Batch{Op: driver.Write, Durable: true, Tail: driver.CountTail,
 			Descs: descs}},
 		{"descriptors and a pattern", driver.Batch{Op: driver.Write, Descs: descs, Pattern: plain}},
 		{"nothing to write", driver.Batch{Op: driver.Write}},

@@ -47,7 +47,6 @@ var bits = []struct {
 	name string
 }{
 	{driver.CanPattern, "CanPattern"}, {driver.CanNotify, "CanNotify"},
-	{driver.CanCount, "CanCount"},
 	{driver.CanDurable, "CanDurable"},
 }
 
@@ -72,7 +71,7 @@ func (s *stage) lacks(all driver.Can) string {
 var checks = join(
 	canChecks, lengthChecks, boundsChecks, faultChecks, onlyChecks, tokenChecks, patternChecks,
 	nestChecks, durableChecks,
-	notifyChecks, answerChecks, countChecks, inboundChecks, lastWordChecks,
+	notifyChecks, answerChecks, lastWordChecks,
 	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks,
 	parkedChecks, renewChecks, stressChecks, armChecks, allocChecks,
 	allocatorChecks, connectChecks, lifecycleChecks, hammerChecks,

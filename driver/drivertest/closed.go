@@ -77,8 +77,6 @@ func (s *stage) afterClose(m driver.Memory, r *memory) {
 		_ = s.near.b.Fence(context.Background(), m.Key())
 		_, _ = s.near.b.Arm()
 		_ = s.near.b.Answer(1, nil)
-		s.near.b.Count(1)
-		s.near.b.AwaitCount(1, 1)
 		s.peer.Can()
 		s.peer.Conn()
 		s.peer.Explain(m.Key(), r.as)

@@ -20,7 +20,6 @@ var breaches = []struct {
 }{
 	{"hides that it takes patterns", []string{"CanRefused"}, without(driver.CanPattern)},
 	{"hides that it notifies", []string{"CanRefused"}, without(driver.CanNotify)},
-	{"hides that it counts", []string{"CanRefused"}, without(driver.CanCount)},
 	{"promises to be durable", []string{"DurableWrites"}, sabotage{
 		can: func(p *saboteurPeer) driver.Can { return p.Peer.Can() | driver.CanDurable },
 	}},

@@ -35,8 +35,7 @@ func checkCaps(s *stage) {
 			driver.CanPattern),
 		"MessageMax must be over 0 exactly with CanNotify": (c.MessageMax > 0) != s.can(
 			driver.CanNotify),
-		"a Peer that notifies counts": s.can(driver.CanNotify) != s.can(driver.CanCount),
-		"Cost.Rate must be over 0":    c.Cost.Rate <= 0,
+		"Cost.Rate must be over 0": c.Cost.Rate <= 0,
 	} {
 		if wrong {
 			s.Errorf("Caps %+v: %s", c, what)

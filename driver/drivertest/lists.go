@@ -18,7 +18,7 @@ var (
 	// Streaming look at the order of what goes over connections: all that their addresses and
 	// their number can make different.
 	Streaming = []string{
-		"Load", "NotifyAfterData", "NotifyOrder", "CountAfterData", "CancelWrite", "PeerClose",
+		"Load", "NotifyAfterData", "NotifyOrder", "CancelWrite", "PeerClose",
 		"LastMessageInFlight", "SilenceUnderWrites", "ArmPingPong", "Hammer",
 	}
 

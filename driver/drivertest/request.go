@@ -40,8 +40,6 @@ type request struct {
 	Conn     uint64        `json:",omitempty"`
 	Populate bool          `json:",omitempty"` // "open" for benchmarks
 	Count    int           `json:",omitempty"`
-	Counter  uint32        `json:",omitempty"`
-	Until    uint64        `json:",omitempty"` // what Counter is to reach
 	Tokens   [][]byte      `json:",omitempty"` // of memory that will be fenced
 	Steady   [][]byte      `json:",omitempty"` // of memory that will not
 	Lossy    bool          `json:",omitempty"` // connections may break
@@ -59,7 +57,6 @@ type reply struct {
 	Data     []byte      `json:",omitempty"`
 	Messages []message   `json:",omitempty"`
 	Faults   []string    `json:",omitempty"`
-	Inbound  *inbound    `json:",omitempty"`
 	Err      *relayError `json:",omitempty"`
 }
 
@@ -87,10 +84,6 @@ var orders = map[string]func(*host, request) (reply, error){
 	"token": func(h *host, q request) (reply, error) {
 		token, err := h.token(q.Region)
 		return reply{Data: token}, err
-	},
-	"inbound": func(h *host, q request) (reply, error) {
-		written, read, counted := h.b.Inbound(q.Conn)
-		return reply{Inbound: &inbound{written, read, counted}}, nil
 	},
 	"set": func(h *host, q request) (reply, error) {
 		return reply{}, h.set(q.Region, q.Off, q.Data)
@@ -157,15 +150,6 @@ var orders = map[string]func(*host, request) (reply, error){
 		msgs, err := h.listen(q.Count, q.Limit)
 		return reply{Messages: msgs}, err
 	},
-	"counted": func(h *host, q request) (r reply, err error) { // and then, what lies there
-		r.Size, err = h.seen(q.Counter, q.Until, q.Limit)
-		if err == nil && q.Len > 0 {
-			var p []byte
-			p, err = h.view(q.Region, q.Off, q.Len)
-			r.Data = digest(p)
-		}
-		return r, err
-	},
 	"verify": func(h *host, q request) (reply, error) { return h.verify(q.Count, q.Limit) },
 	"answer": func(h *host, q request) (reply, error) {
 		return reply{}, h.answer(q.Conn, q.Data, q.Limit)
@@ -179,14 +163,6 @@ var orders = map[string]func(*host, request) (reply, error){
 	"fill answers": func(h *host, q request) (reply, error) {
 		n, err := h.fillAnswers(q)
 		return reply{Count: n}, err
-	},
-	"drowse": func(h *host, q request) (reply, error) {
-		reached := h.b.AwaitCount(q.Counter, q.Until)
-		return reply{Count: map[bool]int{true: 1}[reached]}, h.drowse(q.Limit)
-	},
-	"woken": func(h *host, q request) (reply, error) {
-		woken, err := readable(h.b.FD(), q.Limit)
-		return reply{Count: map[bool]int{true: 1}[woken]}, err
 	},
 	"flood": func(h *host, q request) (reply, error) {
 		return reply{}, h.startChore(q, (*host).flood)

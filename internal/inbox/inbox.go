@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inbox carries notifications and counts between backends of one process, each
-// after the bytes that it belongs to. A Sender keeps the order of one connection, an Inbox
+// Package inbox carries notifications between backends of one process, each after the
+// bytes that it belongs to. A Sender keeps the order of one connection, an Inbox
 // holds what a backend has received.
 package inbox
 
@@ -21,7 +21,6 @@ type Inbox struct {
 	alarm atomic.Bool // there is something to see that is in no list
 	conns atomic.Uint64
 
-	counters Counters
 	reserved atomic.Int64 // slots: of messages in list, and of those on their way
 
 	mu      sync.Mutex
@@ -111,9 +110,3 @@ func (b *Inbox) release(n int) {
 	clear(b.starved)
 	b.starved = b.starved[:0]
 }
-
-// Count implements driver.Backend.
-func (b *Inbox) Count(counter uint32) uint64 { return b.counters.Count(counter) }
-
-// AwaitCount implements driver.Backend.
-func (b *Inbox) AwaitCount(counter uint32, n uint64) bool { return b.counters.Await(counter, n) }

@@ -5,7 +5,6 @@ package inbox
 import (
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -32,10 +31,6 @@ func newWired(most int) *wired {
 
 func message(text string) *driver.Batch {
 	return &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail, Notify: []byte(text)}
-}
-
-func count(counter uint32) *driver.Batch {
-	return &driver.Batch{Op: driver.Write, Tail: driver.CountTail, Counter: counter}
 }
 
 // reserve reserves notifications of these texts.
@@ -111,22 +106,6 @@ func TestLastWord(t *testing.T) {
 	require.Equal(t, driver.Message{Conn: w.Conn, Err: driver.ErrPeerLost}, msgs[0])
 	_, err := w.Reserve(message("b"))
 	require.ErrorIs(t, err, driver.ErrFull, "a second of one")
-}
-
-func TestCounts(t *testing.T) {
-	w := newWired(1)
-	require.False(t, w.To.AwaitCount(5, 2))
-	for i := uint64(1); i <= 3; i++ {
-		n, err := w.Reserve(count(5))
-		require.NoError(t, err, "a count gives its slot back")
-		w.Post(n, nil)
-		require.Equal(t, i, w.To.Count(5))
-		require.Equal(t, i >= 2, w.To.Ready())
-	}
-	require.True(t, w.To.AwaitCount(5, 3))
-	require.Zero(t, w.To.Count(4))
-	require.False(t, w.To.AwaitCount(driver.CountersMax, 0), "no counter")
-	require.Zero(t, w.To.Count(math.MaxUint32))
 }
 
 // TestManySenders: every sender that was refused is alarmed.

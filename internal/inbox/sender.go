@@ -8,13 +8,11 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Notification is a message or a count that waits for its bytes, and for those before it.
+// Notification is a message that waits for its bytes, and for the messages before it.
 type Notification struct {
-	data    []byte
-	counts  bool
-	counter uint32
-	done    bool
-	err     error
+	data []byte
+	done bool
+	err  error
 }
 
 // Sender keeps the notifications of one connection in the order of submission. Any
@@ -38,10 +36,7 @@ func (s *Sender) Reserve(b *driver.Batch) (*Notification, error) {
 	if !s.To.reserve(s.From) {
 		return nil, driver.ErrFull
 	}
-	n := &Notification{counts: b.Tail == driver.CountTail, counter: b.Counter}
-	if !n.counts {
-		n.data = append([]byte{}, b.Notify...)
-	}
+	n := &Notification{data: append([]byte{}, b.Notify...)}
 	s.mu.Lock()
 	s.list = append(s.list, n)
 	s.mu.Unlock()
@@ -70,15 +65,9 @@ func (s *Sender) Post(n *Notification, err error) {
 		head := s.list[0]
 		s.list[0] = nil
 		s.list = s.list[1:]
-		switch {
-		case head.err != nil:
+		if head.err != nil {
 			s.To.release(1)
-		case head.counts:
-			if s.To.counters.Arrive(head.counter) {
-				s.To.Alarm()
-			}
-			s.To.release(1) // a count waits for no Receive
-		default:
+		} else {
 			s.To.deliver(driver.Message{Conn: s.Conn, Data: head.data})
 		}
 	}

@@ -55,11 +55,11 @@ def main() -> None:
             while agent.check_remote_metadata(rest):
                 time.sleep(0.001)
             print("lost", flush=True)
-        elif word == "alone":  # waits until no connection of others is alive, by which bytes come
+        elif word == "alone":  # waits for the end of a peer's connection, behind all its bytes
             engine = agent._engine
             assert engine is not None
-            while engine.stats()["inbound"]:
-                time.sleep(0.001)
+            while not engine.receive().lost:
+                pass
             print("alone", flush=True)
         elif word == "fill":  # our memory, and then that of an agent by ours, with a message
             value, address, other = rest.split()

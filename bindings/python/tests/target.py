@@ -35,9 +35,8 @@ def main() -> None:
                     while not engine.receive(LIMIT).lost:
                         pass
                     print("lost", flush=True)
-                elif line == "inbound\n":
-                    print(json.dumps([engine.stats()["inbound"], peer.about()["origin"]]),
-                          flush=True)
+                elif line == "origin\n":
+                    print(peer.about()["origin"], flush=True)
                 else:
                     print(hashlib.sha256(memory.view).hexdigest(), flush=True)
 

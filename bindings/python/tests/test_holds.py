@@ -236,7 +236,6 @@ def test_names_and_numbers_are_as_given(pair: Pair) -> None:
             lambda: t.add_pages(pair.a.region, pair.remote, 64, count=1, stride=number),
             lambda: pair.a.region.lease(0, number),
             lambda: pair.a.engine.alloc(number),
-            lambda: pair.a.engine.counter(number),
         ]
         for call in numbered:
             with pytest.raises(sluice.BoundsError, match="2\\^"):

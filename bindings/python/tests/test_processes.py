@@ -53,13 +53,9 @@ def test_write_and_messages(start: Any, tmp_path: Path, backend: str, network: s
     child.stdin.write("digest\n")
     child.stdin.flush()
     assert child.stdout.readline().strip() == hashlib.sha256(end.bytes).hexdigest()
-    child.stdin.write("inbound\n")
+    child.stdin.write("origin\n")
     child.stdin.flush()
-    inbound, origin = json.loads(child.stdout.readline())
-    landed = MIB if backend == "tcp" else 0  # the peer writes into shared memory itself
-    assert [(i["peer"], i["backend"], i["counted"], i["written"]) for i in inbound] == [
-        ("initiator", backend, backend == "tcp", landed)]
-    assert inbound[0]["engine"] and origin.startswith("127.0.0.1:" if network == "tcp" else "@")
+    assert child.stdout.readline().startswith("127.0.0.1:" if network == "tcp" else "@")
     child.stdin.close()
     assert child.wait(LIMIT) == 0
     assert end.engine.receive(LIMIT).lost

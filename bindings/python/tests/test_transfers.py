@@ -161,17 +161,6 @@ def test_length_past_the_region_is_refused_and_nothing_changes(pair: Pair) -> No
     t.run(LIMIT)
 
 
-def test_counters(pair: Pair) -> None:
-    t = pair.write((0, 0, 8))
-    t.count(7)
-    t.run(LIMIT)
-    counter = pair.b.engine.counter(7)
-    counter.wait(1, LIMIT)
-    assert counter.value == 1
-    with pytest.raises(sluice.WaitTimeout):
-        counter.wait(2, 0.01)
-
-
 def test_misuse(narrow: Pair) -> None:
     idle = narrow.write((0, 0, 8))
     for wrong in (idle.test, lambda: idle.done, lambda: idle.wait(LIMIT)):

@@ -410,8 +410,8 @@ static void measure(const char *name, uint32_t rails, uint32_t batches, uint64_t
 			do {
 				rc =
 				    p ? sl_verbs_submit_pages(conns[i % PEERS], 1, i, &form, NULL,
-							      local, NULL, NULL, 0, -1)
-				      : sl_verbs_submit(conns[i % PEERS], 1, i, &d, 1, NULL, 0, -1);
+							      local, NULL, NULL, 0)
+				      : sl_verbs_submit(conns[i % PEERS], 1, i, &d, 1, NULL, 0);
 				if (i % 16 == 15 || rc == EAGAIN) {
 					sl_verbs_drive(context);
 					done += taken();

@@ -103,7 +103,7 @@ static void post(uint64_t len)
 	struct sl_desc d = {0, 0, len, 1, slot};
 
 	freeze(1);
-	MUST(sl_verbs_submit(conn, 1, 1, &d, 1, NULL, 0, -1) == 0);
+	MUST(sl_verbs_submit(conn, 1, 1, &d, 1, NULL, 0) == 0);
 }
 
 /* It takes so long, and is done. */

@@ -11,7 +11,7 @@ from ._config import Backend, Identity, Limits
 from ._pattern import Slots
 from ._region import Lease, Memory, Region
 from ._segments import DeviceMemory, File, HostMemory
-from .engine import Counter, Engine, Listener, Notification
+from .engine import Engine, Listener, Notification
 from .errors import (
     AbortedError,
     ArgumentError,
@@ -44,7 +44,7 @@ __version__ = "0.1.0.dev0"  # of the library, too
 
 __all__ = [
     "AbortedError", "ArgumentError", "Backend", "BoundsError", "BusyError", "ClosedError",
-    "CorruptError", "Counter", "DeviceMemory",
+    "CorruptError", "DeviceMemory",
     "Engine", "Error", "FaultError", "File", "ForkError", "FullError", "HandleError", "HostMemory",
     "Identity",
     "Lease", "Limits", "Listener", "Memory",

@@ -20,17 +20,6 @@ class RouteStats(TypedDict):
     rate: float  # bytes a second; 0: not known yet
 
 
-class InboundStats(TypedDict):
-    """What a peer has moved by a connection that it has opened to this engine."""
-
-    peer: str
-    engine: str
-    backend: str
-    counted: bool  # False: the peer reaches the memory itself, and both numbers are 0
-    written: int  # bytes
-    read: int
-
-
 class Stats(TypedDict):
     """Counters of an engine."""
 
@@ -41,7 +30,6 @@ class Stats(TypedDict):
     stray: int  # completions that no transfer waited for
     notifications: int  # that wait to be received
     routes: List[RouteStats]
-    inbound: List[InboundStats]
 
 
 class RegionInfo(TypedDict):

@@ -395,13 +395,9 @@ class Engine(Closing):
             except TimeoutError:
                 await self._arrivals.message()
 
-    def counter(self, number: int) -> Counter:
-        """A counter that transfers of peers count up."""
-        return Counter(self, number)
-
     def stats(self) -> Stats:
         """Counters: what is posted and registered, and for each peer and backend bytes, errors and
-        latencies; and what peers moved by connections of theirs.
+        latencies.
         """
         data = grow(lambda buffer, room, n: lib.stats(self._handle, buffer, room, n), 4096)
         stats: Stats = json.loads(data.rstrip(b"\0"))
@@ -476,21 +472,3 @@ class Listener(Closing):
 
     def __enter__(self) -> Listener:
         return self
-
-
-class Counter:
-    """How many transfers have counted here."""
-
-    def __init__(self, engine: Engine, number: int) -> None:
-        self.engine, self.number = engine, _number(number, "counter", 32)
-
-    @property
-    def value(self) -> int:
-        out = ctypes.c_uint64()
-        check(lib.counter_value(self.engine._handle, self.number, ctypes.byref(out)))
-        return out.value
-
-    def wait(self, n: int, timeout: Optional[float] = None) -> None:
-        """Waits until it is n or more."""
-        handle = self.engine._handle
-        check(in_slices(lambda ns: lib.counter_wait(handle, self.number, n, ns), timeout))

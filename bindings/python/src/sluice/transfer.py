@@ -177,10 +177,6 @@ class Transfer(Closing):
         message = octets(message, "message")
         check(lib.transfer_message(self._handle, message, len(message)))
 
-    def count(self, counter: int) -> None:
-        """One more for a counter of the peer's, after the data is visible there."""
-        check(lib.transfer_count(self._handle, number(counter, "counter", 32)))
-
     def post(self) -> None:
         """Starts it and returns at once. Only misuse is an error here."""
         code = lib.post(self._handle)
