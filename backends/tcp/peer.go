@@ -18,8 +18,6 @@ import (
 
 // peer is our end of connections that we began: over them we reach the owner's memory.
 type peer struct {
-	driver.PeerBase // Yields
-
 	b     *Backend
 	to    address
 	conn  uint64 // our number for it
