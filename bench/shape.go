@@ -6,210 +6,285 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 
-	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/figures"
 )
 
-// Shape is what one operation moves, and how many threads do so at once, each
-// with a batch of its own.
+// Shape is what one operation moves, Batch pieces of Size bytes, and where they lie.
 type Shape struct {
-	Op     driver.Op
-	Size   uint64 // bytes of a piece
-	Batch  int    // pieces of an operation
-	Pages  bool   // pieces at random places of a large memory, as one pattern
-	Spread uint64 // bytes of that memory; 0: 1 GiB
-	// all pieces at one place on each side, which stays in the caches; not with Pages
-	Hot     bool
-	Dense   int  // with Pages: they lie in one range, one in this many entries of it; 0: anywhere
-	Durable bool // of files: an operation ends once the disk has all that it wrote
-	Gather  bool // with Pages: the random places are the initiator's, and the peer's are one run
-	Threads int
+	Op    string `json:"op"` // OpWrite, OpRead or OpDurable, by the initiator
+	Size  uint64 `json:"size"`
+	Batch int    `json:"batch"`
+	Where string `json:"where"` // Adjacent, Scattered, Shuffled, Pages, Gathered or Hot
+
+	// Spread is the size of the memory that places are drawn from: of Scattered and Adjacent at
+	// both ends, of Pages at the target, of Gathered at the initiator.
+	Spread  uint64 `json:"spread,omitempty"`
+	Threads int    `json:"threads,omitempty"` // goroutines that post; 0: 1
+	// of a workload: the step's name, and how many such operations its prompt takes
+	Step  string  `json:"step,omitempty"`
+	Times float64 `json:"times,omitempty"`
 }
 
-// BatchMax bounds the pieces of an operation: 64 MiB of 256 bytes each.
-const BatchMax = 1 << 18
-
-// The other bounds of a shape.
+// The places of pieces.
 const (
-	sizeMax    = 1 << 30 // 1 GiB
-	threadsMax = 64
-	bytesMax   = 4 << 30 // of all threads' batches: both ends, twice over, must fit in memory
+	Adjacent  = "adjacent"  // side by side at both ends, where an engine may merge them
+	Scattered = "scattered" // at random places at both ends
+	Shuffled  = "shuffled"  // one run at each end, in another order
+	Pages     = "pages"     // one run at the initiator, random places at the target
+	Gathered  = "gathered"  // random places at the initiator, one run at the target
+	Hot       = "hot"       // all at one place at each end, which stays in the caches
 )
 
-// ErrShape is what every error about a shape is.
+// Bytes is what one operation moves.
+func (s *Shape) Bytes() uint64 { return s.Size * uint64(s.Batch) }
+
+// String names the shape as tables do.
+func (s *Shape) String() string {
+	return fmt.Sprintf("%s %s %d x %d", s.Op, s.Where, s.Batch, s.Size)
+}
+
+// ErrShape is what every error about a shape or a workload is.
 var ErrShape = errors.New("bad shape")
 
-// Check reports whether the shape is within bounds.
+// What a shape may be at most. What all threads move at once must fit into memory several times.
+const (
+	sizeMax    = 1 << 30
+	batchMax   = 1 << 18
+	threadsMax = 64
+	bytesMax   = 4 << 30
+	slotsMax   = 1 << 23 // that places are drawn from
+)
+
+// Check refuses what cannot be measured.
 func (s *Shape) Check() error {
+	limit := func(n uint64) string { return figures.FormatSize(n) }
 	switch {
-	case s.Op != driver.Read && s.Op != driver.Write:
-		return fmt.Errorf("operation %v, want read or write: %w", s.Op, ErrShape)
+	case !slices.Contains([]string{OpWrite, OpRead, OpDurable}, s.Op):
+		return fmt.Errorf("operation %q, want write, read or durable: %w", s.Op, ErrShape)
 	case s.Size < 1 || s.Size > sizeMax:
-		return fmt.Errorf("size %s, want 1 B to %s: %w", FormatSize(s.Size),
-			FormatSize(sizeMax), ErrShape)
-	case s.Batch < 1 || s.Batch > BatchMax:
-		return fmt.Errorf("batch %d, want 1 to %d: %w", s.Batch, BatchMax, ErrShape)
-	case s.Threads < 1 || s.Threads > threadsMax:
+		return fmt.Errorf("size %s, want 1B to %s: %w", limit(s.Size), limit(sizeMax), ErrShape)
+	case s.Batch < 1 || s.Batch > batchMax:
+		return fmt.Errorf("batch %d, want 1 to %d: %w", s.Batch, batchMax, ErrShape)
+	case s.Threads < 0 || s.Threads > threadsMax:
 		return fmt.Errorf("%d threads, want 1 to %d: %w", s.Threads, threadsMax, ErrShape)
-	case s.Hot && s.Pages:
-		return fmt.Errorf("hot and pages, want one of them: %w", ErrShape)
-	case s.Dense < 0 || s.Dense > 1<<16 || s.Dense > 0 && !s.Pages:
-		return fmt.Errorf("dense %d, want 0 to %d, and pages: %w", s.Dense, 1<<16, ErrShape)
-	case s.Durable && (s.Pages || s.Op != driver.Write):
-		return fmt.Errorf("durable, want writes, and no pages: %w", ErrShape)
-	case s.Gather && !s.Pages:
-		return fmt.Errorf("gather, want pages with it: %w", ErrShape)
 	case s.Spread > bytesMax:
-		return fmt.Errorf("spread over %s, want at most %s: %w", FormatSize(s.Spread),
-			FormatSize(bytesMax), ErrShape)
-	case s.Size*uint64(s.Batch)*uint64(s.Threads) > bytesMax:
-		return fmt.Errorf("%d threads x %d pieces x %s, want at most %s in all: %w", s.Threads,
-			s.Batch, FormatSize(s.Size), FormatSize(bytesMax), ErrShape)
+		return fmt.Errorf("spread %s, want at most %s: %w", limit(s.Spread), limit(bytesMax),
+			ErrShape)
+	case s.Bytes()*uint64(s.threads()) > bytesMax:
+		return fmt.Errorf("%d threads x %d pieces x %s, want at most %s in all: %w", s.threads(),
+			s.Batch, limit(s.Size), limit(bytesMax), ErrShape)
 	}
 	return nil
 }
 
-// BatchBytes is what one operation moves.
-func (s *Shape) BatchBytes() uint64 { return s.Size * uint64(s.Batch) }
+func (s *Shape) threads() int { return max(s.Threads, 1) }
 
-// spreadDefault is over what random places are drawn: several times the largest
-// caches, which hold 300 MiB and more.
-const spreadDefault = 1 << 30 // 1 GiB
-
-// slots is the number of places for pieces on the scattered side of a thread,
-// at least twice the batch so that the places are few among many.
-func (s *Shape) slots() int {
-	if s.Hot {
-		return 1
+// slots are how many pieces each end has room for.
+func (s *Shape) slots() (local, remote int) {
+	one := s.threads() * s.Batch // a run for each thread
+	switch drawn := max(min(int(s.Spread/s.Size), slotsMax), one); s.Where {
+	case Hot:
+		return s.threads(), s.threads()
+	case Shuffled:
+		return one, one
+	case Pages:
+		return one, drawn
+	case Gathered:
+		return drawn, one
+	default:
+		return drawn, drawn
 	}
-	if !s.Pages {
-		return s.Batch
-	}
-	spread := s.Spread
-	if spread == 0 {
-		spread = spreadDefault
-	}
-	return max(2*s.Batch, int(spread/s.Size/uint64(s.Threads)))
 }
 
-// LocalBytes is what the initiator must have.
-func (s *Shape) LocalBytes() uint64 {
-	if s.Gather {
-		return s.ScatteredBytes()
-	}
-	return s.CompactBytes()
+// memory is what has to be registered at each end.
+func (s *Shape) memory() (local, remote uint64) {
+	here, there := s.slots()
+	return uint64(here) * s.Size, uint64(there) * s.Size
 }
 
-// RemoteBytes is what the peer must offer.
-func (s *Shape) RemoteBytes() uint64 {
-	return s.CompactBytes() + s.ScatteredBytes() - s.LocalBytes()
-}
+// How many lists of places are used in turn, so that none stays in a cache where it is small:
+// together at most placesMax pieces, unless threads need more.
+const (
+	listsMax  = 64
+	placesMax = 1 << 17
+)
 
-// ScatteredBytes is the side of the places: room for every thread's slots.
-func (s *Shape) ScatteredBytes() uint64 {
-	return uint64(s.Threads) * uint64(s.slots()) * s.stride()
-}
-
-// CompactBytes is the other side.
-func (s *Shape) CompactBytes() uint64 { return uint64(s.Threads) * s.compact() }
-
-// compact is a thread's part of CompactBytes.
-func (s *Shape) compact() uint64 {
-	if s.Hot {
-		return s.stride()
-	}
-	return uint64(s.Batch) * s.stride()
-}
-
-// MemoryBytes is what a run takes of the machine at most: both ends of the link,
-// and of a baseline on either kind of pages.
-func (s *Shape) MemoryBytes() uint64 { return 3 * (s.CompactBytes() + s.ScatteredBytes()) }
-
-// stride keeps pieces apart on cache lines; pages lie as they do in a KV pool,
-// one behind the other.
-func (s *Shape) stride() uint64 {
-	if s.Pages {
-		return s.Size
-	}
-	return (s.Size + 63) &^ 63
-}
-
-// step is how far the pieces of the initiator lie apart.
-func (s *Shape) step() uint64 {
-	if s.Hot {
-		return 0
-	}
-	return s.stride()
-}
-
-// patterns is how many lists of random places are used in turn, where the memory
-// has as many: 2,048 x 656 B then come back after 340 MB of others, so that no
-// list stays in a cache. A decode step's entries have not been touched lately,
-// either.
-const patterns = 256
-
-// plan is where the pieces of one thread lie.
-type plan struct {
-	shape              Shape
-	compact, scattered uint64 // offset of the thread's part on each side
-	// slot on the scattered side, for each piece; one list for each operation in turn
-	places [][]uint32
-}
-
-// local and remote are the offsets by whose they are.
-func (p *plan) local() uint64 {
-	if p.shape.Gather {
-		return p.scattered
-	}
-	return p.compact
-}
-
-func (p *plan) remote() uint64 { return p.compact + p.scattered - p.local() }
-
-// plans draws the places. They depend on the shape alone, so that every run of
-// a shape moves the same bytes.
-func (s *Shape) plans() []plan {
-	list := make([]plan, s.Threads)
-	for t := range list {
-		random := rand.New(rand.NewPCG(uint64(t), s.Size))
-		p := plan{shape: *s, compact: uint64(t) * s.compact(),
-			scattered: uint64(t) * uint64(s.slots()) * s.stride()}
-		if s.Hot {
-			p.places = [][]uint32{make([]uint32, s.Batch)}
-			list[t] = p
-			continue
+// places draws the slots of each list at both ends, the same ones for each participant. Threads
+// take lists in turn, and meet at no slot.
+func (s *Shape) places() (local, remote [][]int32) {
+	here, there := s.slots()
+	n := s.threads()
+	lists := min(max(placesMax/s.Batch, 1), listsMax, max(here, there)/s.Batch)
+	lists = max(lists/n, 1) * n
+	random := rand.New(rand.NewPCG(s.Size, uint64(s.Batch)))
+	for i, slots := range []int{here, there} {
+		order := make([]int32, slots)
+		if s.Where == Scattered || slots > n*s.Batch && s.Where != Adjacent {
+			for at, slot := range random.Perm(slots) {
+				order[at] = int32(slot)
+			}
+		} else {
+			for at := range order {
+				order[at] = int32(at)
+			}
 		}
-		order := draw(random, s.slots(), s.lists()*s.Batch)
-		for i := range s.lists() {
-			p.places = append(p.places, order[i*s.Batch:][:s.Batch:s.Batch])
+		side := make([][]int32, lists)
+		for l := range side {
+			switch {
+			case s.Where == Hot:
+				side[l] = slices.Repeat([]int32{int32(l % n)}, s.Batch)
+			case slots < lists*s.Batch: // one run a thread
+				side[l] = order[l%n*s.Batch:][:s.Batch]
+			default:
+				side[l] = order[l*s.Batch:][:s.Batch]
+			}
+			if s.Where == Shuffled && i == 1 {
+				side[l] = slices.Clone(side[l])
+				random.Shuffle(s.Batch, func(i, j int) {
+					side[l][i], side[l][j] = side[l][j], side[l][i]
+				})
+			}
 		}
-		list[t] = p
+		if i == 0 {
+			local = side
+		} else {
+			remote = side
+		}
+	}
+	return local, remote
+}
+
+// The sizes and batches by which engines are compared.
+var (
+	sizes   = []uint64{656, 4 << 10, 64 << 10, 1 << 20, 16 << 20}
+	batches = []int{1, 64, 2048}
+)
+
+// Shapes are those by which engines are compared, drawn from so much memory: writes and reads,
+// scattered and adjacent, each of at most half of it. A batch is cut to that; what is then measured
+// already is left out, as is the second arrangement of a single piece. quick keeps the ones that
+// tell most.
+func Shapes(memory uint64, quick bool) []Shape {
+	var list []Shape
+	for _, size := range sizes {
+		last := 0
+		for _, batch := range batches {
+			batch = min(batch, max(int(memory/2/size), 1))
+			if batch == last {
+				continue
+			}
+			last = batch
+			for _, op := range []string{OpWrite, OpRead} {
+				for _, where := range []string{Scattered, Adjacent} {
+					s := Shape{Op: op, Size: size, Batch: batch, Where: where, Spread: memory}
+					if batch == 1 && where == Adjacent || quick && !s.telling() {
+						continue
+					}
+					list = append(list, s)
+				}
+			}
+		}
 	}
 	return list
 }
 
-// lists is how many lists of places a thread has.
-func (s *Shape) lists() int {
-	if !s.Pages {
-		return 1
-	}
-	return min(patterns, s.slots()/s.Batch)
-}
+// wholeBlock is what offsets and lengths of a file are multiples of where bytes go past the page
+// cache. Pieces that are not go through it: no engine has another way.
+const wholeBlock = 4 << 10
 
-// draw returns n different slots in random order, no two neighbours in a row
-// unless there is no other way: neighbours could be moved as one piece.
-func draw(random *rand.Rand, slots, n int) []uint32 {
-	order := make([]uint32, slots)
-	for i := range order {
-		order[i] = uint32(i)
-	}
-	random.Shuffle(slots, func(i, j int) { order[i], order[j] = order[j], order[i] })
-	order = order[:n:n]
-	for i := 1; i < n; i++ {
-		if order[i] == order[i-1]+1 {
-			j := random.IntN(n)
-			order[i], order[j] = order[j], order[i]
+// FileShapes are those of a file of that size: many requests at once, large ones, and pieces that
+// are no blocks. quick leaves out those between.
+func FileShapes(memory uint64, quick bool) []Shape {
+	var list []Shape
+	for _, s := range []Shape{{Size: 4 << 10, Batch: 64}, {Size: 4 << 10, Batch: 2048},
+		{Size: 64 << 10, Batch: 64}, {Size: 1 << 20, Batch: 16},
+		{Size: 656, Batch: 2048}} {
+		between := s.Size == 4<<10 && s.Batch == 2048 || s.Size == 64<<10
+		s.Where, s.Spread = Scattered, memory
+		for _, op := range []string{OpWrite, OpRead} {
+			if s.Op = op; s.Bytes() <= memory/2 && !(quick && between) {
+				list = append(list, s)
+			}
 		}
 	}
-	return order
+	return list
+}
+
+// telling shapes are those of a quick run: small and many, large and few.
+func (s *Shape) telling() bool {
+	switch {
+	case s.Where == Adjacent:
+		return s.Op == OpWrite && s.Size == 656 && s.Batch == 2048
+	case s.Size == 656:
+		return s.Batch != 64
+	case s.Size == 4<<10:
+		return s.Batch == 2048 && s.Op == OpWrite
+	case s.Size == 64<<10:
+		return s.Batch == 64
+	}
+	return s.Size == 1<<20 && s.Batch == 1
+}
+
+// tellingFirst has the shapes of a quick run before the others.
+func tellingFirst(a, b Shape) int {
+	switch {
+	case a.telling() == b.telling():
+		return 0
+	case a.telling():
+		return -1
+	}
+	return 1
+}
+
+// LaneShapes are the few of a lane that are measured unless told otherwise.
+func LaneShapes(lane Lane) []Shape {
+	const (
+		entries = 2048
+		entry   = 656
+	)
+	both := func(list ...Shape) (all []Shape) {
+		for _, s := range list {
+			for _, op := range []string{OpRead, OpWrite} {
+				s.Op = op
+				all = append(all, s)
+			}
+		}
+		return all
+	}
+	scattered := Shape{Size: entry, Batch: entries, Where: Pages, Spread: 1 << 30}
+	gathered := Shape{Size: entry, Batch: entries, Where: Gathered, Spread: 64 << 20}
+	runs := func(size uint64, batch int) Shape {
+		return Shape{Op: OpWrite, Size: size, Batch: batch, Where: Shuffled}
+	}
+	file := func(size uint64, batch int) Shape {
+		return Shape{Op: OpDurable, Size: size, Batch: batch, Where: Pages, Spread: fileMemory}
+	}
+	switch lane {
+	case Process:
+		return append([]Shape{runs(1, 1), runs(1<<20, 16)}, both(scattered)...)
+	case TCP:
+		return append([]Shape{runs(1<<20, 16), runs(64<<10, 64), runs(entry, 64)},
+			both(scattered)...)
+	case RDMA:
+		return both(runs(64<<10, 128), runs(1<<20, 16), gathered)
+	case File:
+		list := both(file(1<<20, 8), file(64<<10, 32), file(4<<10, 32), file(4<<10, 1))
+		list = append(list, file(64<<10, 32), file(4<<10, 32))
+		for _, spread := range []uint64{fileMemory, 8 * entries * entry} {
+			list = append(list, Shape{Op: OpRead, Size: entry, Batch: entries, Where: Pages,
+				Spread: spread})
+		}
+		return list
+	case Weights:
+		return []Shape{{Op: OpRead, Size: 1 << 20, Batch: 1 << 10, Where: Adjacent}}
+	case Reshape: // its drivers know the size
+		return []Shape{runs(leastMemory, 1)}
+	case GPU:
+		return both(scattered)
+	case GPUFile:
+		return both(file(4<<20, 8), file(1<<20, 32), file(64<<10, 128), file(4<<10, 128))
+	}
+	return append([]Shape{runs(1<<20, 16), runs(entry, 64)}, both(scattered)...)
 }

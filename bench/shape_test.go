@@ -4,76 +4,173 @@ package bench
 
 import (
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/sluicehq/sluice/driver"
 )
 
-func TestShapeBounds(t *testing.T) {
-	good := Shape{Op: driver.Write, Size: 656, Batch: 64, Threads: 1}
+func TestDefaultShapesFitTheMemory(t *testing.T) {
+	for name, shapes := range map[string]func(uint64, bool) []Shape{"pairs": Shapes,
+		"files": FileShapes} {
+		const memory = 512 << 20
+		seen := map[Shape]bool{}
+		for _, s := range shapes(memory, false) {
+			if seen[s] || s.Bytes() > memory/2 || s.Check() != nil {
+				t.Errorf("%s: %s: twice, or too large", name, &s)
+			}
+			seen[s] = true
+		}
+		quick := shapes(memory, true)
+		for _, s := range quick {
+			if !seen[s] {
+				t.Errorf("%s: %s is in the quick run alone", name, &s)
+			}
+		}
+		if len(quick) == 0 || len(quick) >= len(seen) {
+			t.Errorf("%s: %d of %d shapes are quick", name, len(quick), len(seen))
+		}
+	}
+	list := Shapes(512<<20, false)
+	for _, want := range []Shape{{Op: OpWrite, Size: 656, Batch: 2048, Where: Scattered},
+		{Op: OpRead, Size: 64 << 10, Batch: 2048, Where: Adjacent},
+		{Op: OpWrite, Size: 1 << 20, Batch: 256, Where: Scattered},
+		{Op: OpWrite, Size: 16 << 20, Batch: 1, Where: Scattered}} {
+		if want.Spread = 512 << 20; !slices.Contains(list, want) {
+			t.Errorf("%s is missing", &want)
+		}
+	}
+	if list := Shapes(2<<20, false); len(list) == 0 || list[len(list)-1].Batch != 1 {
+		t.Errorf("little memory: %v", list)
+	}
+}
+
+// TestPlacesOfEachKind: within the memory, the same for each participant, and threads meet at none.
+func TestPlacesOfEachKind(t *testing.T) {
+	for _, where := range []string{Adjacent, Scattered, Shuffled, Pages, Gathered, Hot} {
+		for _, s := range []Shape{{Size: 656, Batch: 2048}, {Size: 4096, Batch: 1, Threads: 3},
+			{Size: 64, Batch: 16, Threads: 2}, {Size: 4 << 20, Batch: 2}} {
+			s.Op, s.Where, s.Spread = OpWrite, where, 32<<20
+			t.Run(fmt.Sprint(where, s.Size), func(t *testing.T) {
+				local, remote := s.places()
+				again, _ := s.places()
+				n := s.threads()
+				if len(local) < n || len(local)%n != 0 || len(local) != len(remote) ||
+					!slices.Equal(local[0], again[0]) {
+					t.Fatalf("%d and %d lists", len(local), len(remote))
+				}
+				here, there := s.memory()
+				for i, side := range [][][]int32{local, remote} {
+					room := []uint64{here, there}[i]
+					taken := map[int32]int{} // by thread
+					for l, list := range side {
+						if len(list) != s.Batch {
+							t.Fatalf("%d pieces", len(list))
+						}
+						seen := map[int32]bool{}
+						for _, slot := range list {
+							by, ok := taken[slot]
+							if (uint64(slot)+1)*s.Size > room || ok && by != l%n ||
+								seen[slot] && where != Hot {
+								t.Fatalf("slot %d of list %d is outside, or taken", slot, l)
+							}
+							taken[slot], seen[slot] = l%n, true
+						}
+					}
+				}
+				run := func(list []int32) bool {
+					return !slices.ContainsFunc(list, func(s int32) bool {
+						return s != list[0]+int32(slices.Index(list, s))
+					})
+				}
+				here64 := here == s.Size*uint64(n*s.Batch)
+				if where == Adjacent && !(run(local[0]) && run(remote[0])) ||
+					where == Pages && !(here64 && run(local[0])) ||
+					where == Shuffled && !run(local[0]) {
+					t.Errorf("places %v, %v", local[0], remote[0])
+				}
+			})
+		}
+	}
+}
+
+// TestTellingShapesComeFirst: of each size before all of one.
+func TestTellingShapesComeFirst(t *testing.T) {
+	list := Shapes(512<<20, false)
+	want := slices.Clone(list)
+	slices.SortStableFunc(list, tellingFirst)
+	quick := Shapes(512<<20, true)
+	if !slices.Equal(list[:len(quick)], quick) {
+		t.Errorf("the first are %v", list[:len(quick)])
+	}
+	r := &Report{Rows: []Row{{Peer: "before"}}}
+	for _, s := range list {
+		r.Rows = append(r.Rows, Row{Peer: "a", Shape: s}, Row{Peer: "b", Shape: s})
+	}
+	r.Rows = slices.Insert(r.Rows, 3, Row{Peer: "out"})
+	r.order(1, want)
+	if last := r.Rows[len(r.Rows)-1]; r.Rows[0].Peer != "before" || last.Peer != "out" {
+		t.Errorf("the first row is %+v, the last %+v", r.Rows[0], last)
+	}
+	for i, s := range want {
+		if a, b := r.Rows[1+2*i], r.Rows[2+2*i]; a.Shape != s || b.Shape != s || a.Peer != "a" ||
+			b.Peer != "b" {
+			t.Errorf("%s: %+v, %+v", &s, a, b)
+		}
+	}
+}
+
+func TestWorkloadsOfTheField(t *testing.T) {
+	base := Shape{Op: OpRead, Spread: 1 << 30, Threads: 2}
+	sweep, err := Workload(SizeSweep, base)
+	require.NoError(t, err)
+	if len(sweep) != 15 || sweep[0].Size != 4<<10 || sweep[14].Size != 64<<20 ||
+		sweep[3].Where != Shuffled {
+		t.Errorf("%+v", sweep)
+	}
+	batches, err := Workload(BatchSweep, base)
+	require.NoError(t, err)
+	if batches[1].Batch != 8 || batches[1].Where != Pages || batches[1].Threads != 2 {
+		t.Errorf("%+v", batches)
+	}
+	// llama3.1-70b: 80 layers, 8 heads of 128 in two bytes, keys and values
+	model, err := Workload("llama3.1-70b/layer/tp8/tokens=8192", base)
+	require.NoError(t, err)
+	if len(model) != 1 || model[0].Size != 16*128*2 || model[0].Batch != 2*8192/16 ||
+		model[0].Times != 80 || model[0].Op != OpRead {
+		t.Errorf("%+v", model)
+	}
+	whole, err := Workload("llama3.1-70b", base)
+	require.NoError(t, err)
+	if len(whole) != 2 || whole[0].Bytes() > operationMax || whole[0].Times <= 1 {
+		t.Errorf("what is cut: %+v", whole)
+	}
+	for _, bad := range []string{"gpt-5", "qwen3-8b/tp5x", "qwen3-8b/tp0", "qwen3-8b/all",
+		"qwen3-8b/tp5", "nixlbench/tp2"} {
+		if _, err := Workload(bad, base); !errors.Is(err, ErrShape) ||
+			!strings.Contains(err.Error(), bad) {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+}
+
+func TestShapesThatCannotBe(t *testing.T) {
+	good := Shape{Op: OpWrite, Size: 656, Batch: 64, Where: Pages}
 	require.NoError(t, good.Check())
-	for name, change := range map[string]func(*Shape){
-		"no operation":    func(s *Shape) { s.Op = 0 },
-		"no bytes":        func(s *Shape) { s.Size = 0 },
-		"huge piece":      func(s *Shape) { s.Size = 2 << 30 },
-		"no batch":        func(s *Shape) { s.Batch = 0 },
-		"huge batch":      func(s *Shape) { s.Batch = 1 << 20 },
-		"no threads":      func(s *Shape) { s.Threads = 0 },
-		"huge spread":     func(s *Shape) { s.Spread = 1 << 40 },
-		"all of it large": func(s *Shape) { s.Size, s.Batch, s.Threads = 1<<30, 4, 2 },
+	for says, change := range map[string]func(*Shape){
+		"read or durable": func(s *Shape) { s.Op = "move" },
+		"size 0":          func(s *Shape) { s.Size = 0 },
+		"batch 0":         func(s *Shape) { s.Batch = 0 },
+		"-1 threads":      func(s *Shape) { s.Threads = -1 },
+		"spread":          func(s *Shape) { s.Spread = 8 << 30 },
+		"in all":          func(s *Shape) { s.Size, s.Batch = 1<<30, 5 },
 	} {
 		s := good
 		change(&s)
-		if err := s.Check(); !errors.Is(err, ErrShape) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-func TestPlansStayWithinAndApart(t *testing.T) {
-	for _, s := range []Shape{
-		{Op: driver.Write, Size: 1 << 20, Batch: 16, Threads: 2},
-		{Op: driver.Read, Size: 1, Batch: 1, Threads: 3},
-		{Op: driver.Write, Size: 656, Batch: 2048, Pages: true, Spread: 64 << 20, Threads: 2},
-		{Op: driver.Write, Size: 8 << 20, Batch: 64, Pages: true, Threads: 1},
-	} {
-		taken := map[uint64]bool{}
-		for _, p := range s.plans() {
-			if p.compact+uint64(s.Batch)*s.stride() > s.CompactBytes() {
-				t.Errorf("%+v: local part at %d is past %d bytes", s, p.compact, s.CompactBytes())
-			}
-			seen := map[uint64]bool{}
-			for _, slot := range p.places[0] {
-				at := p.scattered + uint64(slot)*s.stride()
-				if seen[at] || taken[at] {
-					t.Fatalf("%+v: two pieces at %d", s, at)
-				}
-				seen[at] = true
-				if at+s.Size > s.ScatteredBytes() {
-					t.Fatalf("%+v: piece at %d is past %d bytes", s, at, s.ScatteredBytes())
-				}
-			}
-			for at := range seen {
-				taken[at] = true
-			}
-		}
-	}
-}
-
-// TestNeighboursAreRare keeps merging engines from moving one long piece.
-func TestNeighboursAreRare(t *testing.T) {
-	s := Shape{Op: driver.Write, Size: 1 << 20, Batch: 16, Threads: 4}
-	for _, p := range s.plans() {
-		places, rows := p.places[0], 0
-		for i := 1; i < len(places); i++ {
-			if places[i] == places[i-1]+1 {
-				rows++
-			}
-		}
-		if rows > 2 {
-			t.Errorf("%d of 15 pieces follow their neighbour: %v", rows, places)
+		if err := s.Check(); !errors.Is(err, ErrShape) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", says, err)
 		}
 	}
 }

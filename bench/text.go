@@ -3,96 +3,211 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/sluicehq/sluice/internal/figures"
 )
 
-// Text prints results as a table for people, one row for each baseline.
-func Text(w io.Writer, results []Result) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "backend\top\tsize\tbatch\tthreads\tGB/s\tops/s\tp50 µs\tp99 "+
-		"µs\tallocs/op\tbaseline\tGB/s\tp50 µs\tratio\t")
-	for i := range results {
-		r := &results[i]
-		op := r.Op
-		if r.Pages {
-			op += " pages"
-		}
-		if r.spreads() {
-			op += " of " + RoundSize(r.Spread)
-		}
-		if r.Gather {
-			op += " gathered"
-		}
-		if r.Hot {
-			op += " hot"
-		}
-		name := r.Backend
-		if r.Lane != "" {
-			name += " " + r.Lane
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%.2f\t%.0f\t%.2f\t%.2f\t%.2f\t", name, op,
-			r.size(), r.Batch, r.Threads, r.GBps, r.OpsPerS, r.P50us, r.P99us,
-			r.AllocsPerOp)
-		for j, b := range r.Baselines {
-			if j > 0 {
-				fmt.Fprint(t, "\n\t\t\t\t\t\t\t\t\t\t")
-			}
-			fmt.Fprintf(t, "%s\t%.2f\t%.2f\t%.3f\t", b.Name, b.GBps, b.P50us, r.RatioTo(&b))
-		}
-		if len(r.Baselines) == 0 {
-			fmt.Fprint(t, "-\t\t\t\t")
-		}
-		fmt.Fprintln(t)
+// Text prints a report for people: where and with what, which leads where, and all rows.
+func (r *Report) Text(w io.Writer) error {
+	var b strings.Builder
+	r.head(&b)
+	r.standing(&b)
+	for _, lane := range Lanes {
+		r.summary(&b, lane)
 	}
-	if err := t.Flush(); err != nil {
-		return err
+	for _, lane := range Lanes {
+		r.transfers(&b, lane)
 	}
-	for i := range results {
-		for _, line := range results[i].remarks() {
-			if _, err := fmt.Fprintln(w, line); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	r.specials(&b)
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
-// size is Size for people. Only that of a piece is one that a flag takes.
-func (r *Result) size() string {
-	if r.Op == ReshapeOp {
-		return RoundSize(r.Size)
+func (r *Report) head(b *strings.Builder) {
+	m := &r.Machine
+	fmt.Fprintf(b, "%s, %d processors, %.0f GiB, Linux %s, %s, %.0f minutes\n", m.Processor,
+		m.Processors, m.MemoryGiB, m.Kernel,
+		r.Begun.Format("2006-01-02 15:04 MST"), r.Minutes)
+	if r.Revision != "" {
+		fmt.Fprintf(b, "sluice at %s\n", r.Revision)
 	}
-	return FormatSize(r.Size)
+	fmt.Fprintf(b, "%d rounds of %.0f ms for each participant and shape, in turn; %s registered "+
+		"at each end; load %.1f before, %.1f after\n",
+		r.Rounds, r.SliceMS, figures.FormatSize(r.Memory), m.LoadBefore, m.LoadAfter)
+	if m.Indicative {
+		fmt.Fprintln(b, "INDICATIVE: others used the machine meanwhile. Ratios between "+
+			"participants may hold, figures do not.")
+	}
+	fmt.Fprintln(b)
+	t := table(b, 0)
+	for _, k := range r.Peers {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", k.Lane, k.Name, k.Version, k.Settings)
+	}
+	t.Flush()
+	for i := range r.Rows {
+		if row := &r.Rows[i]; row.Kind == KindTransfer && row.Size == 0 {
+			fmt.Fprintf(b, "%s  %s did not run, or no longer: %s\n", row.Lane, row.Peer, row.Reason)
+		}
+	}
 }
 
-// remarks are the further figures and the notes, a line each.
-func (r *Result) remarks() []string {
-	var list []string
-	title := r.Workload
-	if title != "" {
-		title += ", "
+func table(w io.Writer, flags uint) *tabwriter.Writer {
+	return tabwriter.NewWriter(w, 0, 0, 2, ' ', flags)
+}
+
+// figure has three digits that count, and more before the point.
+func figure(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case v >= 1:
+		return fmt.Sprintf("%.2f", v)
 	}
-	title += fmt.Sprintf("%s %s %d x %s", strings.TrimSpace(r.Backend+" "+r.Lane), r.Op, r.Batch,
-		r.size())
-	var figures []string
-	for _, unit := range slices.Sorted(maps.Keys(r.Extra)) {
-		v, digits := r.Extra[unit], 1
-		if v == math.Trunc(v) { // a count
-			digits = 0
+	return fmt.Sprintf("%.3f", v)
+}
+
+func (r *Report) transfers(b *strings.Builder, lane Lane) {
+	rows := r.of(KindTransfer, lane)
+	rows = slices.DeleteFunc(rows, func(row *Row) bool { return row.Size == 0 })
+	if len(rows) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n## Lane %s: transfers\n\n", lane)
+	t := table(b, tabwriter.AlignRight)
+	fmt.Fprintln(t, "op\twhere\tsize\tbatch\tpeer\tGB/s\tpieces/s\tp50 µs\tp99 µs\tCPU s/GB\tops\t")
+	for _, row := range rows {
+		size, batch, where := figures.FormatSize(row.Size), strconv.Itoa(row.Batch), row.Where
+		if row.Bytes > 0 { // which the driver knows better than the shape
+			size, batch, where = figures.RoundSize(row.Bytes), "1", "-"
 		}
-		figures = append(figures, fmt.Sprintf("%.*f %s", digits, v, unit))
+		if row.Threads > 1 {
+			where += fmt.Sprintf(", %d threads", row.Threads)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t", row.Op, where, size, batch, row.Peer)
+		if row.Reason != "" {
+			fmt.Fprintf(t, "-\t-\t-\t-\t-\t-\t  %s\n", row.Reason)
+			continue
+		}
+		cpu := "-"
+		if !row.Timed {
+			cpu = figure(row.CPUPerGB)
+		}
+		fmt.Fprintf(t, "%s\t%.0f\t%.1f\t%.1f\t%s\t%d\t%s\n", figure(row.GBps), row.DescsPerS,
+			row.P50us, row.P99us, cpu, row.Ops, beside(row))
 	}
-	if len(figures) > 0 {
-		list = append(list, title+": "+strings.Join(figures, ", "))
+	t.Flush()
+}
+
+// beside says how a row stands to the yardsticks, and what it is of a workload.
+func beside(row *Row) string {
+	var words []string
+	for _, name := range slices.Sorted(maps.Keys(row.Ratios)) {
+		words = append(words, fmt.Sprintf("%.2f of %s", row.Ratios[name], name))
 	}
-	for _, n := range r.Notes {
-		list = append(list, title+": "+n)
+	if row.Step != "" {
+		words = append(words, fmt.Sprintf("%s: the prompt in %.1f ms", row.Step,
+			row.P50us*row.Times/1e3))
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return "  " + strings.Join(words, ", ")
+}
+
+// of are the rows of a kind on a lane, in the order of the run.
+func (r *Report) of(kind string, lane Lane) []*Row {
+	var list []*Row
+	for i := range r.Rows {
+		if row := &r.Rows[i]; row.Kind == kind && (lane == "" || row.Lane == lane) {
+			list = append(list, row)
+		}
 	}
 	return list
+}
+
+// special is a kind of rows beside transfers, and how its figures are said.
+type special struct {
+	kind, title string
+	say         func(*Row) string
+}
+
+var specials = []special{
+	{KindHandover, "100,000 pieces of 656 B, scattered, in one list that is used once",
+		func(r *Row) string {
+			return fmt.Sprintf("%.1f ms, of which %.1f ms from the list to a request; %s GB/s; "+
+				"%s CPU s/GB", r.P50us/1e3, r.PrepareUS/1e3, figure(r.GBps), figure(r.CPUPerGB))
+		}},
+	{KindRegions, "2,048 regions registered one by one, and described", func(r *Row) string {
+		if r.Bytes == 0 {
+			return fmt.Sprintf("registered in %.2f ms; no description to hand over",
+				r.PrepareUS/1e3)
+		}
+		return fmt.Sprintf("registered in %.2f ms; described in %.2f ms, %d bytes", r.PrepareUS/1e3,
+			r.P50us/1e3, r.Bytes)
+	}},
+	{KindLearn, "The other end learns of those regions", func(r *Row) string {
+		return fmt.Sprintf("%.2f ms", r.P50us/1e3)
+	}},
+	{KindContact, "First contact: from the other end's description to the first bytes there",
+		func(r *Row) string {
+			return fmt.Sprintf("%.2f ms", r.P50us/1e3)
+		}},
+	{KindPing, "Round trip of a notification, each end waiting as its makers advise",
+		func(r *Row) string {
+			text := fmt.Sprintf("p50 %.1f µs, p99 %.1f µs", r.P50us, r.P99us)
+			if r.Note != "" {
+				text += ": " + r.Note
+			}
+			return text
+		}},
+	{KindCall, "The cheapest call into the library from the driver's language",
+		func(r *Row) string {
+			return fmt.Sprintf("%.2f µs", r.P50us)
+		}},
+	{KindIdle, "Processors taken by both ends while nothing is asked of them", func(r *Row) string {
+		return fmt.Sprintf("%.1f %% of one", 100*r.Share)
+	}},
+	{KindKilled, "The peer is killed under writes: until the caller knows", said},
+	{KindFrozen, "The peer is frozen under writes, some pairs at a time: until the caller knows",
+		said},
+}
+
+func said(r *Row) string { return fmt.Sprintf("%.3f s (%s)", r.Seconds, clip(r.Said, 120)) }
+
+func clip(s string, n int) string {
+	s = strings.Join(strings.Fields(s), " ")
+	if runes := []rune(s); len(runes) > n {
+		return string(runes[:n-1]) + "…"
+	}
+	return s
+}
+
+func (r *Report) specials(b *strings.Builder) {
+	for _, s := range specials {
+		rows := r.of(s.kind, "")
+		if len(rows) == 0 {
+			continue
+		}
+		slices.SortStableFunc(rows, func(a, b *Row) int { return cmp.Compare(a.Lane, b.Lane) })
+		fmt.Fprintf(b, "\n## %s\n\n", s.title)
+		t := table(b, 0)
+		for _, row := range rows {
+			text := clip(row.Reason, 200)
+			if text == "" {
+				text = s.say(row)
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\n", row.Lane, row.Peer, text)
+		}
+		t.Flush()
+	}
 }

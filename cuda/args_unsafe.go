@@ -34,6 +34,3 @@ func (c *cellsArgs) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(
 
 // bytes are what the kernel adds to.
 func (t *digestTotal) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(t)), totalBytes) }
-
-// bytes are what the kernel takes by value.
-func (s *step) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(s)), unsafe.Sizeof(*s)) }

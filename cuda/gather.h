@@ -67,7 +67,6 @@ struct sl_tally {
 /* The most threads of a block: what leaves each enough registers. */
 #define SL_ROWS_THREADS 768
 #define SL_ASYNC_THREADS 1024
-#define SL_STEP_THREADS 256 /* of decode.cu */
 
 /* Entries that a warp has under way by asynchronous copies, each in a slot of shared memory. */
 #define SL_AHEAD 3u

@@ -9,14 +9,10 @@ import _ "embed" // the modules
 // again.
 //
 //go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S gather.cu -o gather_sm80.ptx
-//go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S decode.cu -o decode_sm80.ptx
 //go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S digest.cu -o digest_sm80.ptx
 
 //go:embed gather_sm80.ptx
 var gather80 string
-
-//go:embed decode_sm80.ptx
-var decode80 string
 
 //go:embed digest_sm80.ptx
 var digest80 string
@@ -25,11 +21,6 @@ var digest80 string
 var sums = Module{"digest_sm80", digest80, 80, 11080, []string{kernelDigest}}
 
 const kernelDigest = "sl_digest_cells"
-
-// decode is the module of Neighbour.
-var decode = Module{"decode_sm80", decode80, 80, 11080, []string{kernelStep}}
-
-const kernelStep = "sl_decode_step"
 
 // The kernels by name. Each takes one struct sl_move (gather.h) by value, that for nests one
 // struct sl_nested.

@@ -42,7 +42,6 @@ const (
 	_ = uint(C.SL_AHEAD - ahead)
 	_ = uint(C.SL_ROWS_THREADS - rowsThreads)
 	_ = uint(C.SL_ASYNC_THREADS - asyncThreads)
-	_ = uint(C.SL_STEP_THREADS - stepThreads)
 )
 
 // move moves entries [first, first+n) and adds to the tally.

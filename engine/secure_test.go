@@ -21,8 +21,8 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
-	"github.com/sluicehq/sluice/internal/authority"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/authority"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
@@ -47,8 +47,8 @@ func (c *club) files(dir, name string) (cert, key string) {
 	c.t.Helper()
 	pair, _, err := c.a.Issue(authority.Member{Name: name, Valid: time.Hour})
 	check(c.t, err)
-	cert, key = authority.Paths(dir, name)
-	check(c.t, authority.Store(pair, cert, key, true))
+	cert, key, err = pair.Store(dir, name)
+	check(c.t, err)
 	return cert, key
 }
 

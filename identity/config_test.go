@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/authority"
+	"github.com/sluicehq/sluice/internal/testing/authority"
 )
 
 // Whatever a tls.Config brings along, a caller must show a certificate over TLS 1.3: also

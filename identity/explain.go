@@ -58,15 +58,15 @@ func (i *Identity) ofTheirs(err error, other string) error {
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return &Error{fmt.Sprintf("certificate of %s%s: %s", other, named(invalid.Cert),
 			validity(invalid.Cert)),
-			"issue a new one there (sluice keys issue), or set the clocks", err}
+			"issue a new one there, or set the clocks", err}
 	case errors.As(err, &invalid):
 		return &Error{fmt.Sprintf("certificate of %s%s may not be used so", other,
 			named(invalid.Cert)),
-			"issue one for servers and clients (sluice keys issue)", err}
+			"issue one for servers and clients", err}
 	case errors.As(err, &host):
 		return &Error{fmt.Sprintf("certificate of %s is for %s, not for %q", other,
 			strings.Join(namesOf(host.Certificate), ", "), host.Host),
-			fmt.Sprintf("issue it with --host %s, or dial one of its names", host.Host), err}
+			fmt.Sprintf("issue one for %s, too, or dial one of its names", host.Host), err}
 	case errors.As(err, &record):
 		return &Error{fmt.Sprintf("%s does not speak TLS", other), "give it a certificate, or " +
 			"ask both sides for plain text", err}
@@ -121,7 +121,7 @@ func (i *Identity) ofOurs(err error, other string) error {
 	case strings.Contains(text, "unknown certificate authority"):
 		fix = "it knows another authority: issue those of both sides by one"
 	case strings.Contains(text, "expired certificate"):
-		fix = "issue a new one (sluice keys issue), or set the clocks"
+		fix = "issue a new one, or set the clocks"
 	case strings.Contains(text, "certificate required"):
 		return &Error{fmt.Sprintf("%s asks for a certificate, and we show none", other),
 			"set Certificates, or GetClientCertificate", err}

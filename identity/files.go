@@ -23,12 +23,12 @@ import (
 // they have changed; files that do not fit together, as while they are being replaced, leave
 // those of before in use (Facts.RenewError).
 //
-// Files of revocation lists may follow, in PEM and signed by those authorities (RFC 5280; sluice
-// keys revoke makes one). What is on a list is refused from the next handshake on, also while
-// another of the files cannot be used; connections that stand go on. How old a list is does not
-// matter, but none that is in use gives way to one of a lower number, or to another one of the
-// same number. A list of changes (delta) or of a part is refused. A list of another authority is an
-// error here; later, as when an authority goes, it is told and passed over.
+// Files of revocation lists may follow, in PEM and signed by those authorities (RFC 5280). What is
+// on a list is refused from the next handshake on, also while another of the files cannot be used;
+// connections that stand go on. How old a list is does not matter, but none that is in use gives
+// way to one of a lower number, or to another one of the same number. A list of changes (delta) or
+// of a part is refused. A list of another authority is an error here; later, as when an authority
+// goes, it is told and passed over. docs/between-hosts.md has commands that make all of these.
 func FromFiles(cert, key, ca string, revoked ...string) (*Identity, error) {
 	s := &files{pair: piece[*tls.Certificate]{paths: []string{cert, key}, read: readPair},
 		known: piece[[]*x509.Certificate]{paths: []string{ca}, read: readAuthorities},
@@ -265,10 +265,10 @@ func (s *files) explain(err error, leaf *x509.Certificate, authorities []*x509.C
 			strings.Join(names, ", ")),
 			"give the authority that issued it", err}
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return &Error{validity(leaf), "issue a new one (sluice keys issue), or set the clock", err}
+		return &Error{validity(leaf), "issue a new one, or set the clock", err}
 	case errors.As(err, &invalid) && invalid.Reason == x509.IncompatibleUsage:
 		return &Error{"it is not for both sides of a connection", "issue one for servers and " +
-			"clients (sluice keys issue)", err}
+			"clients", err}
 	}
 	return err
 }

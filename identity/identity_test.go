@@ -16,7 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/authority"
+	"github.com/sluicehq/sluice/internal/testing/authority"
 )
 
 const limit = 30 * time.Second
@@ -50,8 +50,8 @@ func member(t testing.TB, dir string, a *authority.Authority, m authority.Member
 	for _, p := range trusted {
 		ca = append(ca, p.Cert...)
 	}
-	cert, key := authority.Paths(dir, m.Name)
-	require.NoError(t, authority.Store(pair, cert, key, true))
+	cert, key, err := pair.Store(dir, m.Name)
+	require.NoError(t, err)
 	file := filepath.Join(dir, m.Name+"-ca.pem")
 	require.NoError(t, os.WriteFile(file, ca, 0o600))
 	return [3]string{cert, key, file}

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/authority"
+	"github.com/sluicehq/sluice/internal/testing/authority"
 )
 
 // TestListsOfPartOfIt: a list of what has changed since another, or of some certificates alone,

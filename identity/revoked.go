@@ -190,7 +190,7 @@ func (r *revoked) check(list []*x509.Certificate) error {
 			}
 			return &Error{fmt.Sprintf("certificate of %q, serial number %x, is revoked",
 				c.Subject.CommonName, c.SerialNumber),
-				"issue a new one there, if it is to be a member (sluice keys issue)", errRevoked}
+				"issue a new one there, if it is to be a member", errRevoked}
 		}
 	}
 	return nil

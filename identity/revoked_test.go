@@ -20,7 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/authority"
+	"github.com/sluicehq/sluice/internal/testing/authority"
 )
 
 // TestRevoked: a list that changes is followed, on both sides of a connection, and concerns the

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/layout"
@@ -65,7 +65,7 @@ type groupPlan struct {
 	cut             int              // requests that were
 	memory          uint64           // of all pools
 	words           [2]string        // the groups as they were asked for
-	whole           *bench.Planning  // of the whole model
+	whole           *Planning        // of the whole model
 }
 
 // groupRequest is one hand-over.
@@ -114,7 +114,7 @@ func (o *GroupOptions) plan() (*groupPlan, error) {
 		Faults: o.Faults, LimitMs: o.Limit.Milliseconds(),
 		words: [2]string{o.Prefill.String(), o.Decode.String()}}
 	var err error
-	if p.whole, err = bench.Plan(o.Spec, o.Prefill, o.Decode); err != nil {
+	if p.whole, err = PlanGroups(o.Spec, o.Prefill, o.Decode); err != nil {
 		return nil, err
 	}
 	most := o.TokensMax
@@ -171,8 +171,8 @@ func (p *groupPlan) scale(o *GroupOptions, tokens uint64) error {
 			return nil
 		}
 		why = fmt.Errorf("the pools for %d requests of %d tokens need %s for %d of %d layers, "+
-			"%s may be used: use fewer --tokens", groupAtOnce, tokens, bench.RoundSize(p.memory),
-			keep, p.of, bench.RoundSize(memory))
+			"%s may be used: use fewer --tokens", groupAtOnce, tokens, figures.RoundSize(p.memory),
+			keep, p.of, figures.RoundSize(memory))
 		if o.Scale > 0 {
 			break
 		}

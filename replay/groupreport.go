@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/internal/figures"
 )
 
 // GroupReport is the outcome of a replay between two groups of ranks. The JSON keys are an
@@ -74,7 +74,7 @@ type GroupReport struct {
 
 // GroupEdge is what one rank sends to one other.
 type GroupEdge struct {
-	bench.PlanEdge
+	PlanEdge
 	RequestBytes int `json:"request_bytes"` // of the messages that begin a request, at most
 }
 
@@ -147,7 +147,7 @@ func (r *GroupReport) round(p *groupPlan, n int, outcomes [][]groupOutcome, byte
 	if whole {
 		r.rated += bytes
 		r.moved += took
-		r.GBps = bench.GBps(r.rated, r.moved)
+		r.GBps = figures.GBps(r.rated, r.moved)
 	}
 }
 
@@ -187,7 +187,7 @@ func (r *GroupReport) Err() error {
 		return fmt.Errorf("a request failed, the first: %s", r.Unexpected[0])
 	case r.Leaked > 0:
 		return fmt.Errorf("%d blocks and leases were not given back", r.Leaked)
-	case r.SlowestEndMs > bench.Micros(r.limit)/1e3:
+	case r.SlowestEndMs > figures.Micros(r.limit)/1e3:
 		return fmt.Errorf("a rank took %.0f ms to end its requests with %s, which was killed; the "+
 			"limit is %v", r.SlowestEndMs, r.Killed, r.limit)
 	}
@@ -216,12 +216,12 @@ route       %s
 transfer    %s in %.2f s%s; %d bytes at most to begin a request on a pair of ranks
 time        setup %.2f s, replay %.2f s
 `,
-		r.Model, r.Layers, r.ModelLayers, bench.RoundSize(r.PoolBytes), r.Prefill,
-		bench.Ranks(r.PrefillRanks/r.groups[0], r.groups[0]), r.Decode,
-		bench.Ranks(r.DecodeRanks/r.groups[1], r.groups[1]), len(r.Edges), r.Patterns,
+		r.Model, r.Layers, r.ModelLayers, figures.RoundSize(r.PoolBytes), r.Prefill,
+		Ranks(r.PrefillRanks/r.groups[0], r.groups[0]), r.Decode,
+		Ranks(r.DecodeRanks/r.groups[1], r.groups[1]), len(r.Edges), r.Patterns,
 		r.Descriptors, r.PlanUs, r.BuildUs, r.Requests, r.Tokens, r.Shortened, r.Finished,
-		r.Aborted, r.Failed, r.MismatchedBytes, bench.RoundSize(r.Checked), digests, r.Reused,
-		r.Leaked, r.Route, bench.RoundSize(r.Bytes), r.Seconds.Transfer, rate, r.RequestMost,
+		r.Aborted, r.Failed, r.MismatchedBytes, figures.RoundSize(r.Checked), digests, r.Reused,
+		r.Leaked, r.Route, figures.RoundSize(r.Bytes), r.Seconds.Transfer, rate, r.RequestMost,
 		r.Seconds.Setup, r.Seconds.Replay)
 	if err == nil {
 		_, err = io.WriteString(w, r.asked())

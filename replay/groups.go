@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/procs"
 )
 
@@ -32,7 +32,7 @@ func RunGroups(ctx context.Context, o GroupOptions) (*GroupReport, error) {
 		o.Say = func(string) {}
 	}
 	o.Say(fmt.Sprintf("starting %d processes, which prepare %s of memory for %d of %d layers",
-		len(plan.prefill)+len(plan.decode), bench.RoundSize(plan.memory), plan.layers, plan.of))
+		len(plan.prefill)+len(plan.decode), figures.RoundSize(plan.memory), plan.layers, plan.of))
 	s := &groupSupervisor{crew: newCrew(o.Limit), options: &o, plan: plan,
 		report: newGroupReport(plan)}
 	defer s.stop()
@@ -128,7 +128,7 @@ func (s *groupSupervisor) round(ctx context.Context, n int) error {
 	began := time.Now()
 	err := s.all(ctx, kindRun, nil, kindEnded, func(i int, m *procs.Message) error {
 		if !s.killed.IsZero() {
-			took := bench.Micros(time.Since(s.killed)) / 1e3
+			took := figures.Micros(time.Since(s.killed)) / 1e3
 			s.report.SlowestEndMs = max(s.report.SlowestEndMs, took)
 		}
 		err := m.Decode(&outcomes[i])

@@ -15,7 +15,6 @@ import (
 
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/backends/shm"
-	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/procs"
@@ -136,7 +135,7 @@ func TestGroupsUnderFaults(t *testing.T) {
 func TestGroupReportText(t *testing.T) {
 	edges := func(ops ...string) (list []GroupEdge) {
 		for _, op := range ops {
-			list = append(list, GroupEdge{PlanEdge: bench.PlanEdge{Op: op}})
+			list = append(list, GroupEdge{PlanEdge: PlanEdge{Op: op}})
 		}
 		return list
 	}

@@ -11,8 +11,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/store"
 )
@@ -48,8 +48,8 @@ func (o *Offload) choose(p *Plan) error {
 	o.Blocks = min(uint64(len(distinct)), max(offloadBytes/shape.Stride(), 1))
 	if o.Bytes > 0 {
 		if o.Blocks = o.Bytes / shape.Stride(); o.Blocks == 0 {
-			return fmt.Errorf("a block takes %s of a file, --offload-size is %s",
-				bench.RoundSize(shape.Stride()), bench.FormatSize(o.Bytes))
+			return fmt.Errorf("a block takes %s of a file, size of --offload is %s",
+				figures.RoundSize(shape.Stride()), figures.FormatSize(o.Bytes))
 		}
 	}
 	o.Blocks = min(max(o.Blocks, 1), 1<<31)
@@ -86,7 +86,7 @@ func (o *Offload) openStore(g *layout.Geometry) (s *store.Store, path string, er
 		case err == nil:
 			return o.takeUp(s, g)
 		case !errors.Is(err, fs.ErrNotExist):
-			return nil, "", fmt.Errorf("%w: choose another --offload-file", err)
+			return nil, "", fmt.Errorf("%w: choose another file", err)
 		}
 		s, err = o.create(o.File, g)
 		return s, o.File, err
@@ -106,7 +106,7 @@ func (o *Offload) create(path string, g *layout.Geometry) (*store.Store, error) 
 	s, err := store.Create(path, o.shape(g), store.Options{Durable: o.Durable})
 	var full *store.RoomError
 	if errors.As(err, &full) {
-		return nil, fmt.Errorf("%w: give a smaller --offload-size, or a path on another disk", err)
+		return nil, fmt.Errorf("%w: give a smaller size, or a path on another disk", err)
 	}
 	return s, err
 }
@@ -134,6 +134,6 @@ func (o *Offload) takeUp(s *store.Store, g *layout.Geometry) (*store.Store, stri
 	}
 	_ = s.Close()
 	return nil, "", fmt.Errorf("%s has %d blocks of %d bytes, this replay wants %d of %d bytes "+
-		"of %s: choose another --offload-file, or remove it",
+		"of %s: choose another file, or remove it",
 		o.File, have.Blocks, have.BlockBytes, want.Blocks, want.BlockBytes, g.Model())
 }

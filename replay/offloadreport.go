@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/internal/figures"
 )
 
 // OffloadReport says what was spilled to the file and read back. Mismatches of what came back
 // are among those of the Report.
 type OffloadReport struct {
-	Path       string `json:"path"` // without a name since, unless --offload-file names it
+	Path       string `json:"path"` // without a name since, unless --offload names it
 	Route      string `json:"route"`
 	FileBlocks uint64 `json:"file_blocks"` // room in the file
 	FileBytes  uint64 `json:"file_bytes"`
@@ -46,7 +46,7 @@ func (o *OffloadResult) report() *OffloadReport {
 }
 
 func (m *moved) rates() (ours, plain, ratio float64) {
-	ours, plain = bench.GBps(m.Bytes, m.Took), bench.GBps(m.BaseBytes, m.Base)
+	ours, plain = figures.GBps(m.Bytes, m.Took), figures.GBps(m.BaseBytes, m.Base)
 	if plain > 0 {
 		ratio = ours / plain
 	}
@@ -58,8 +58,8 @@ func (r *OffloadReport) text(w io.Writer) error {
 spilled     %d blocks, %s: %.2f GB/s, pwrite %.2f GB/s, ratio %.3f
 read back   %d blocks, %s: %.2f GB/s, pread %.2f GB/s, ratio %.3f
 `,
-		r.Path, r.FileBlocks, bench.RoundSize(r.FileBytes), r.Attached, r.Evicted,
-		r.Spilled, bench.RoundSize(r.SpillBytes), r.SpillGBps, r.PwriteGBps, r.SpillRatio,
-		r.Recalled, bench.RoundSize(r.RecallBytes), r.RecallGBps, r.PreadGBps, r.RecallRatio)
+		r.Path, r.FileBlocks, figures.RoundSize(r.FileBytes), r.Attached, r.Evicted,
+		r.Spilled, figures.RoundSize(r.SpillBytes), r.SpillGBps, r.PwriteGBps, r.SpillRatio,
+		r.Recalled, figures.RoundSize(r.RecallBytes), r.RecallGBps, r.PreadGBps, r.RecallRatio)
 	return err
 }

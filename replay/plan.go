@@ -15,7 +15,7 @@ import (
 	"math"
 	"math/rand/v2"
 
-	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/trace"
 )
@@ -135,7 +135,7 @@ func (p *Plan) choosePool(bytes, available uint64) error {
 	if p.PoolBlocks < need {
 		return fmt.Errorf("request %d needs %d blocks (%s), a pool of %s has %d: give it "+
 			"--pool %s or more",
-			at+1, need, bench.RoundSize(need*g.Stride()), bench.FormatSize(bytes), p.PoolBlocks,
+			at+1, need, figures.RoundSize(need*g.Stride()), figures.FormatSize(bytes), p.PoolBlocks,
 			poolSize(need*g.Stride()))
 	}
 	want := p.PoolBlocks * g.Stride()
@@ -145,11 +145,11 @@ func (p *Plan) choosePool(bytes, available uint64) error {
 	if available > 0 && p.memory > available {
 		return fmt.Errorf("the pool needs %s for %d blocks of %s, and prefill %s, %s are "+
 			"available: use fewer --requests, a smaller --model or a smaller --pool",
-			bench.RoundSize(want), p.PoolBlocks, bench.RoundSize(g.Stride()),
-			bench.RoundSize(beside), bench.RoundSize(available))
+			figures.RoundSize(want), p.PoolBlocks, figures.RoundSize(g.Stride()),
+			figures.RoundSize(beside), figures.RoundSize(available))
 	}
 	return nil
 }
 
 // poolSize rounds up to a size that is easy to type.
-func poolSize(n uint64) string { return bench.FormatSize((n + 1<<20 - 1) &^ (1<<20 - 1)) }
+func poolSize(n uint64) string { return figures.FormatSize((n + 1<<20 - 1) &^ (1<<20 - 1)) }

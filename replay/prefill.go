@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/handoff"
 )
@@ -45,7 +45,7 @@ type prefill struct {
 	base     *baseline
 
 	landed chan handoff.LayerReport
-	layers *bench.Samples
+	layers *figures.Samples
 	res    PrefillResult
 	done   int64 // layers of blocks
 	told   time.Time
@@ -53,7 +53,7 @@ type prefill struct {
 
 // Prefill is the prefill process: it connects over the first inherited file.
 func Prefill(c *procs.Control, open OpenFunc) error {
-	p := &prefill{c: c, ctx: c.Context(), layers: bench.NewSamples(1 << 17)}
+	p := &prefill{c: c, ctx: c.Context(), layers: figures.NewSamples(1 << 17)}
 	if err := c.Expect(kindPlan, &p.plan); err != nil {
 		return err
 	}

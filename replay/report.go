@@ -7,7 +7,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/internal/figures"
 )
 
 // Quantiles are of a list of times.
@@ -16,7 +16,7 @@ type Quantiles struct {
 	P99 float64 `json:"p99"`
 }
 
-func quantiles(s *bench.Samples, unit time.Duration) Quantiles {
+func quantiles(s *figures.Samples, unit time.Duration) Quantiles {
 	return Quantiles{
 		P50: float64(s.Percentile(50)) / float64(unit),
 		P99: float64(s.Percentile(99)) / float64(unit),
@@ -104,14 +104,14 @@ type DecodeResult struct {
 }
 
 func merge(plan *Plan, pre *PrefillResult, dec *DecodeResult, setup time.Duration) *Report {
-	requests := bench.NewSamples(len(pre.Requests))
+	requests := figures.NewSamples(len(pre.Requests))
 	for _, d := range pre.Requests {
 		requests.Add(d)
 	}
 	r := &Report{
 		Requests: len(plan.Requests), BlocksMoved: pre.BlocksMoved, BlocksReused: pre.BlocksReused,
 		Bytes: pre.Bytes, Mismatches: dec.Mismatches, Aborted: pre.Aborted,
-		GBps: bench.GBps(pre.Bytes, pre.Transfer), MemcpyGBps: bench.GBps(pre.MemcpyBytes,
+		GBps: figures.GBps(pre.Bytes, pre.Transfer), MemcpyGBps: figures.GBps(pre.MemcpyBytes,
 			pre.Memcpy),
 		RequestMs: quantiles(requests, time.Millisecond), LayerUs: pre.LayerUs, Route: pre.Route,
 		Model: plan.Model, Memory: dec.Memory, Threads: plan.Threads, BlocksChecked: dec.Checked,
@@ -155,10 +155,10 @@ request     p50 %.2f ms, p99 %.2f ms (without filling and memcpy)
 layer       p50 %.1f µs, p99 %.1f µs
 time        setup %.2f s, replay %.2f s; prefill: filling %.2f s, memcpy %.2f s; decode: digests %.2f s
 `,
-		r.Model, bench.RoundSize(r.PoolBytes), r.Memory, r.Threads, r.Requests, r.Aborted,
+		r.Model, figures.RoundSize(r.PoolBytes), r.Memory, r.Threads, r.Requests, r.Aborted,
 		r.BlocksMoved, r.BlocksReused, r.BlocksChecked, r.BlocksWatched, r.BlocksLeaked,
 		r.Mismatches, r.Route,
-		bench.RoundSize(r.Bytes), t.Transfer, r.GBps, r.MemcpyGBps, r.Ratio,
+		figures.RoundSize(r.Bytes), t.Transfer, r.GBps, r.MemcpyGBps, r.Ratio,
 		r.RequestMs.P50, r.RequestMs.P99, r.LayerUs.P50, r.LayerUs.P99,
 		t.Setup, t.Replay, t.Fill, t.Memcpy, t.Digest)
 	if err == nil && r.faulty {

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/trace"
@@ -82,7 +82,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		o.Say = func(string) {}
 	}
 	o.Say(fmt.Sprintf("starting two processes, which prepare %s of memory",
-		bench.RoundSize(plan.memory)))
+		figures.RoundSize(plan.memory)))
 	s := &supervisor{crew: newCrew(o.Limit), options: &o, plan: plan}
 	defer s.stop()
 	for _, side := range []Side{DecodeSide, PrefillSide} {

@@ -28,7 +28,8 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 		text += fmt.Sprintf("; the library took less at a time than it was given, %d times", n)
 	}
 	if b.facts.Compat {
-		text += "; whether the staged route is faster here is measured by sluice bench gds"
+		text += "; whether the staged route is faster here is measured by sluice bench " +
+			"--lane gpufile"
 	}
 	return text
 }

@@ -65,7 +65,8 @@ func TestFacts(t *testing.T) {
 	r := newRig(t, Config{}, 4096)
 	text := r.p.Explain(r.local, r.far)
 	for _, part := range []string{"cuFile compat: bounces through host",
-		"cuFile 1.14 by 4 threads with batches of 128", "memory registered", "sluice bench gds"} {
+		"cuFile 1.14 by 4 threads with batches of 128", "memory registered",
+		"sluice bench --lane gpufile"} {
 		if !strings.Contains(text, part) {
 			t.Errorf("explained as %q, without %q", text, part)
 		}

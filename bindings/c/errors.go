@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/options"
 )
 
 // errArgument is a call that makes no sense, whatever the state of things.
@@ -56,6 +57,9 @@ var codes = []struct {
 func codeOf(err error) C.int {
 	if _, ok := errors.AsType[*staleError](err); ok {
 		return C.SLUICE_ERR_HANDLE
+	}
+	if _, ok := errors.AsType[*options.Error](err); ok {
+		return C.SLUICE_ERR_ARGUMENT
 	}
 	for _, c := range codes {
 		if errors.Is(err, c.err) {

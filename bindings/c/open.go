@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/identity"
@@ -116,7 +117,7 @@ func openBackends(c *C.struct_sluice_config) ([]driver.Backend, error) {
 				i)
 			return nil, errors.Join(err, closeAll(list))
 		}
-		b, err := openBackend(C.GoString(n.name), stringList(n.options))
+		b, err := byname.Open(C.GoString(n.name), stringList(n.options))
 		if errors.Is(err, engine.ErrUnavailable) && n.flags&C.SLUICE_OPTIONAL != 0 {
 			missing = append(missing, err)
 			continue

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testing/allocs"
@@ -32,7 +33,7 @@ type checker func(error)
 func threeTransfers(need checker, backend string) (list [3]*engine.Transfer, end func()) {
 	var ends []func()
 	open := func(name string) (*engine.Engine, *engine.Region) {
-		b, err := openBackend(backend, nil)
+		b, err := byname.Open(backend, nil)
 		need(err)
 		e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
 		need(err)

@@ -10,12 +10,9 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/sluicehq/sluice/backends/gds"
-	"github.com/sluicehq/sluice/backends/mem"
-	"github.com/sluicehq/sluice/backends/rdma"
-	"github.com/sluicehq/sluice/backends/shm"
-	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/options"
 )
 
 // plainText is the text of an error for programs in C and Python, which know neither the names
@@ -98,18 +95,15 @@ var goPhrases = strings.NewReplacer(
 
 var (
 	fieldPattern = regexp.MustCompile(`\b(?:Config\.|config: )([A-Z]\w*)|\b[A-Z]\w*[a-z][A-Z]\w*`)
-	fieldNames   = goFields(engine.Config{}, shm.Config{}, mem.Config{}, ucx.Config{},
-		rdma.Config{},
-		gds.Config{}, tcpSettings{}, posixSettings{}, cudaSettings{})
+	fieldNames   = configFields()
 )
 
-// goFields are the names of options by those of fields of Go.
-func goFields(configs ...any) map[string]string {
-	names := map[string]string{}
-	for _, c := range configs {
-		for _, f := range reflect.VisibleFields(reflect.TypeOf(c)) {
-			names[f.Name] = optionName(f.Name)
-		}
+// configFields are the names that options of backends, and fields of sluice_config, have here, by
+// those of fields of Go.
+func configFields() map[string]string {
+	names := byname.Fields()
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[engine.Config]()) {
+		names[f.Name] = options.Name(f.Name)
 	}
 	return names
 }

@@ -5,213 +5,248 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
+	"os"
+	"slices"
 	"strings"
+	"syscall"
+	"time"
 
-	"github.com/sluicehq/sluice/backends/cuda"
-	"github.com/sluicehq/sluice/backends/gds"
-	"github.com/sluicehq/sluice/backends/mem"
-	"github.com/sluicehq/sluice/backends/posix"
-	"github.com/sluicehq/sluice/backends/rdma"
-	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/backends/byname"
+	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/options"
 )
-
-// maker opens a backend that a command line can name.
-type maker struct {
-	name  string
-	reach driver.Reach
-	cgo   bool // it calls C libraries
-	open  func(o openOptions) (driver.Backend, error)
-	bench string // the command that measures it, where that is not sluice bench itself
-}
-
-// built reports whether this build has it.
-func (m *maker) built() bool { return withCgo || !m.cgo }
-
-// opensPort reports whether it opens a port for peers of this host as well, which need none.
-func (m *maker) opensPort() bool { return m.name == rdmaName || m.name == tcpName }
-
-// openOptions are what a command line says about how to open backends.
-type openOptions struct {
-	threads int // that copy
-	ucx     ucxFlags
-	rdma    rdmaFlags
-	tcp     tcpFlags
-
-	elsewhere bool // as if the peer were on another host
-	nearOnly  bool // peers of this host alone: no port is opened that was not asked for
-}
-
-// makers are in the order of preference where the engine finds no difference.
-var makers = []maker{
-	{"shm", driver.SameHost, false, func(o openOptions) (driver.Backend, error) {
-		return asBackend(shm.New(shm.Config{Workers: o.threads}))
-	}, ""},
-	{rdmaName, driver.Network, true, func(o openOptions) (driver.Backend, error) {
-		return asBackend(rdma.New(o.rdma.config()))
-	}, ""},
-	{ucxName, driver.Network, true, func(o openOptions) (driver.Backend, error) {
-		return asBackend(openUCX(o))
-	}, ""},
-	{tcpName, driver.Network, false, func(o openOptions) (driver.Backend, error) {
-		return asBackend(o.tcp.open())
-	}, ""},
-	{"mem", driver.InProcess, false, func(o openOptions) (driver.Backend, error) {
-		return asBackend(mem.New(mem.Config{Workers: o.threads}))
-	}, ""},
-	{posixName, driver.InProcess, false, func(openOptions) (driver.Backend, error) {
-		return asBackend(posix.New(posix.Config{}))
-	}, "sluice bench posix --dir DIR"},
-	{"cuda", driver.InProcess, true, func(openOptions) (driver.Backend, error) {
-		return asBackend(cuda.New(cuda.Config{}))
-	}, "sluice bench gather"},
-	{gdsName, driver.InProcess, true, func(openOptions) (driver.Backend, error) {
-		return asBackend(gds.New(gds.Config{}))
-	}, "sluice bench gds --dir DIR"},
-}
-
-func openUCX(o openOptions) (*ucx.Backend, error) {
-	cfg := o.ucx.config()
-	if o.nearOnly && cfg.Transports == "" {
-		cfg.Transports = ucx.NearTransports
-	}
-	if o.elsewhere {
-		var err error
-		if cfg, err = cfg.Elsewhere(); err != nil {
-			return nil, err
-		}
-	}
-	b, err := ucx.New(cfg)
-	if errors.Is(err, driver.ErrUnavailable) && !o.elsewhere && len(o.ucx.given()) == 0 {
-		// There is no network, which peers of this host do not need.
-		cfg.Transports = ucx.NearTransports
-		if near, failed := ucx.New(cfg); failed == nil {
-			return near, nil
-		}
-	}
-	return b, err
-}
-
-// asBackend keeps a nil pointer from becoming an interface that is not nil.
-func asBackend[B driver.Backend](b B, err error) (driver.Backend, error) {
-	if err != nil {
-		return nil, err
-	}
-	return b, nil
-}
 
 // auto is the name that leaves the choice to the engine.
 const auto = "auto"
 
+// specHelp says what a backend may be on the command line.
+const specHelp = `A backend is NAME or NAME:OPTION=VALUE,..., such as rdma:devices=mlx5_0,rails=1. An option is a
+field of the backend's Config: RingBytes is ring_bytes. A piece without = behind a comma belongs to
+the value before it. tcp:certificate=FILE,key=FILE,authority=FILE speaks TLS 1.3; without listen,
+plaintext and certificate tcp listens on the loopback, in plain text.`
+
+// backendSpec is the value of a --backend: auto, or NAME[:OPTION=VALUE,...].
+type backendSpec struct {
+	text  string
+	name  string
+	words []string // options
+}
+
+// autoSpec is the default of --backend.
+func autoSpec() backendSpec { return backendSpec{text: auto, name: auto} }
+
+// String implements pflag.Value. It is what Set takes again, in a child process too.
+func (s *backendSpec) String() string { return s.text }
+
+// Type implements pflag.Value.
+func (s *backendSpec) Type() string { return "backend" }
+
+// Set implements pflag.Value.
+func (s *backendSpec) Set(text string) error {
+	name, words, err := options.Split(text)
+	switch {
+	case err != nil:
+		return err
+	case name == auto && words != nil:
+		return options.Errorf("%s takes no options: name the backend that has them", auto)
+	case name != auto && !slices.Contains(backendNames(driver.InProcess), name):
+		return options.Errorf("backend %q does not exist: there are %s", name,
+			strings.Join(backendNames(driver.InProcess), ", "))
+	}
+	*s = backendSpec{text, name, words}
+	return nil
+}
+
+// backendSpecs are the values of a --backend that may be given several times.
+type backendSpecs []backendSpec
+
+// String implements pflag.Value.
+func (l *backendSpecs) String() string { return "" }
+
+// Type implements pflag.Value.
+func (l *backendSpecs) Type() string { return "backend" }
+
+// Set implements pflag.Value.
+func (l *backendSpecs) Set(text string) error {
+	var s backendSpec
+	err := s.Set(text)
+	*l = append(*l, s)
+	return err
+}
+
+// of returns what the command line says about a backend.
+func (l backendSpecs) of(name string) backendSpec {
+	for _, s := range slices.Backward(l) {
+		if s.name == name {
+			return s
+		}
+	}
+	return backendSpec{text: name, name: name}
+}
+
 // backendNames lists what --backend takes, for peers that far apart.
-func backendNames(reach driver.Reach) string {
+func backendNames(reach driver.Reach) []string {
 	names := []string{auto}
-	for _, m := range makers {
-		if m.reach >= reach {
-			names = append(names, m.name)
+	for _, b := range byname.All() {
+		if b.Reach >= reach {
+			names = append(names, b.Name)
 		}
 	}
-	return strings.Join(names, ", ")
+	return names
 }
 
-// benchNames lists what --backend of sluice bench takes.
-func benchNames() string {
-	names := []string{auto}
-	for _, m := range makers {
-		if m.bench == "" {
-			names = append(names, m.name)
-		}
+// checkReach refuses a backend whose peers cannot be that far apart.
+func (s *backendSpec) checkReach(reach driver.Reach) error {
+	if !slices.Contains(backendNames(reach), s.name) {
+		return usagef("backend %q stays within one process: there are %s", s.name,
+			strings.Join(backendNames(reach), ", "))
 	}
-	return strings.Join(names, ", ")
+	return nil
 }
 
-// benchMaker returns the maker with that name, which must move bytes between host memories.
-func benchMaker(name string) (maker, error) {
-	m, err := findMaker(name, driver.InProcess)
-	switch {
-	case err != nil:
-		return maker{}, usagef("unknown backend %q: there are %s", name, benchNames())
-	case m.bench != "":
-		return maker{}, usagef("backend %q does not move bytes between two host memories, which "+
-			"this command measures: use %s", name, m.bench)
-	}
-	return m, nil
-}
+// isBuilt reports whether this build has it.
+func isBuilt(b byname.Backend) bool { return withCgo || !b.Cgo }
 
-// findMaker returns the maker with that name; a usage error lists the others.
-func findMaker(name string, reach driver.Reach) (maker, error) {
-	for _, m := range makers {
-		if m.name != name {
-			continue
-		}
-		if m.reach < reach {
-			return maker{}, usagef("backend %q stays within one process: there are %s", name,
-				backendNames(reach))
-		}
-		return m, nil
-	}
-	return maker{}, usagef("unknown backend %q: there are %s", name, backendNames(reach))
-}
+// opensPort reports whether a backend opens a port on the network, which peers of the same host do
+// not need.
+func opensPort(b byname.Backend) bool { return b.Reach == driver.Network }
 
-// only is the engine's Route.Only for a --backend.
-func only(name string) string {
-	if name == auto {
-		return ""
-	}
-	return name
-}
-
-// openBackend opens one. What a backend says about its being unavailable needs no
-// more words.
-func openBackend(m maker, o openOptions) (driver.Backend, error) {
-	b, err := m.open(o)
-	var missing *driver.UnavailableError
-	switch {
-	case errors.As(err, &missing):
-		return nil, missing
-	case err != nil:
-		return nil, fmt.Errorf("open backend %s: %w", m.name, err)
-	}
-	return b, nil
-}
-
-// openBackends opens one backend by its name, or with auto all that reach as far
-// and work here; it is an error when none does, or when one does not that the
-// command line has flags for.
-func openBackends(name string, reach driver.Reach, o openOptions) ([]driver.Backend, error) {
-	if name != auto {
-		m, err := findMaker(name, reach)
-		if err != nil {
-			return nil, err
-		}
-		b, err := openBackend(m, o)
+// open opens the backend, or with auto all that reach as far and work here, without those that open
+// a port for peers of the same host. It is an error when none does.
+func (s *backendSpec) open(threads int, reach driver.Reach) ([]driver.Backend, error) {
+	if s.name != auto {
+		b, err := s.openOne(threads)
 		if err != nil {
 			return nil, err
 		}
 		return []driver.Backend{b}, nil
 	}
-	o.nearOnly = reach <= driver.SameHost && !o.elsewhere && len(o.ucx.given()) == 0
 	var list []driver.Backend
 	var errs []error
-	for _, m := range makers {
-		if m.reach < reach || m.opensPort() && reach <= driver.SameHost && !o.elsewhere {
-			continue // the ports that it opens were not asked for
-		}
-		b, err := openBackend(m, o)
-		if err == nil {
-			list = append(list, b)
+	for _, known := range byname.All() {
+		if known.Reach < reach || opensPort(known) && reach <= driver.SameHost {
 			continue
 		}
-		errs = append(errs, err)
-		if m.name == ucxName && len(o.ucx.given()) > 0 {
-			return nil, errors.Join(err, closeAll(list))
+		one := backendSpec{text: known.Name, name: known.Name}
+		b, err := one.openOne(threads)
+		if err != nil {
+			errs = append(errs, err)
+			continue
 		}
+		list = append(list, b)
 	}
 	if len(list) == 0 {
 		return nil, errors.Join(errs...)
 	}
 	return list, nil
+}
+
+// openOne opens one backend. threads is how many of mem and shm copy, unless its options say so.
+func (s *backendSpec) openOne(threads int) (driver.Backend, error) {
+	words := s.words
+	switch s.name {
+	case "mem", "shm":
+		words = append([]string{fmt.Sprintf("workers=%d", threads)}, words...)
+	case "tcp":
+		words = tcpWords(words)
+	}
+	b, err := byname.Open(s.name, words)
+	if t, ok := b.(*tcp.Backend); ok {
+		if err = reached(t); err != nil {
+			return nil, errors.Join(err, b.Close())
+		}
+	}
+	if err == nil {
+		return b, nil
+	}
+	var missing *driver.UnavailableError
+	var wrong *options.Error
+	switch {
+	case errors.As(err, &missing): // it needs no more words
+		return nil, missing
+	case errors.As(err, &wrong), len(s.words) > 0 && (errors.Is(err, driver.ErrBounds) ||
+		errors.Is(err, os.ErrNotExist)):
+		return nil, &usageError{fmt.Errorf("--backend %s: %w", s.text, err)}
+	}
+	return nil, fmt.Errorf("open backend %s: %w", s.name, err)
+}
+
+// tcpWords adds what this tool has tcp do unless it is told otherwise: to listen on the loopback,
+// and there in plain text.
+func tcpWords(words []string) []string {
+	says := func(option string) bool {
+		return slices.ContainsFunc(words, func(w string) bool {
+			return strings.HasPrefix(w, option+"=")
+		})
+	}
+	var more []string
+	if !says("listen") {
+		more = append(more, "listen=127.0.0.1:0")
+		if !says("plaintext") && !says("certificate") && !says("key") && !says("authority") {
+			more = append(more, "plaintext=true")
+		}
+	}
+	return append(more, words...)
+}
+
+// reached refuses a backend that this host itself does not reach: in a network namespace whose
+// loopback is down a port can be opened all the same.
+func reached(b *tcp.Backend) error {
+	places, _, err := tcp.Places(b.Addr())
+	if err != nil || len(places) == 0 {
+		return err
+	}
+	conn, err := net.DialTimeout("tcp", places[0], time.Second)
+	if err == nil {
+		return conn.Close()
+	}
+	if !errors.Is(err, syscall.ENETUNREACH) && !errors.Is(err, syscall.EADDRNOTAVAIL) {
+		return nil // it is slow, or full
+	}
+	return &driver.UnavailableError{Backend: "tcp", Reason: "this host does not reach its own " +
+		"port: " + err.Error(), Fix: "ip link set lo up"}
+}
+
+// try opens a backend as a child process will, and finds before anything is started what would fail
+// in it, or be ignored. With auto there is nothing to find.
+func (s *backendSpec) try() error {
+	if s.name == auto {
+		return nil
+	}
+	if err := s.checkUCX(); err != nil {
+		return err
+	}
+	b, err := s.openOne(1)
+	if err != nil {
+		return err
+	}
+	return b.Close()
+}
+
+// checkUCX names transports and devices that this machine has not: UCX ignores one that it does not
+// know beside one that it does.
+func (s *backendSpec) checkUCX() error {
+	var cfg ucx.Config
+	if s.name != "ucx" || len(s.words) == 0 || options.Set(&cfg, s.words) != nil {
+		return nil
+	}
+	found, err := ucx.Examine(cfg)
+	if err != nil || len(found.Absent) == 0 {
+		return nil // to open it says what is wrong
+	}
+	all, err := ucx.Examine(ucx.Config{Library: cfg.Library})
+	if err != nil {
+		return err
+	}
+	return &driver.UnavailableError{Backend: "ucx",
+		Reason: fmt.Sprintf("this machine has no %s: there are transports %s, network devices %s",
+			strings.Join(found.Absent, ", "),
+			strings.Join(slices.Concat(all.Near, all.Far), ", "), strings.Join(all.Devices, ", ")),
+		Fix: "choose of these: `ucx_info -d` describes them",
+	}
 }
 
 func closeAll(list []driver.Backend) error {

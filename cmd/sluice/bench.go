@@ -3,388 +3,399 @@
 package main
 
 import (
-	"context"
+	"errors"
 	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
+	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/bench"
-	"github.com/sluicehq/sluice/bench/pair"
-	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // benchFlags are the words of the command line.
 type benchFlags struct {
-	backend, op, size string
-	spread, memory    string
-	batch, threads    int
-	pages, gather     bool
-	sweep, notify     bool
-	table, hot        bool
-	plot              string // file of a picture
-	result            resultFlags
-	timeFlags
-	workload  workloadFlags
-	reshape   reshapeFlags
-	network   networkFlags
-	perftest  *bench.PerfTest  // made when first needed
-	verbstest *bench.VerbsTest // the same
-
-	left func(backend string, why error) // told of backends that do not work here
+	lanes, backends, beside []string
+	op, size, spread        string
+	batch, threads          int
+	pages, gather, hot      bool
+	seconds                 float64
+	workload, dir           string
+	json, peers             string
 }
 
-func (f *benchFlags) openOptions() openOptions {
-	return openOptions{threads: f.threads, ucx: f.network.ucx, rdma: f.network.rdma,
-		tcp: f.network.tcp}
-}
+const benchLong = `Measure transfers beside a baseline of the same shape, in alternation in one run. A
+participant is a program: ours is one or two processes with an engine, memcpy one that
+copies the same pieces between two memories of its own, by as many threads. All figures
+are medians of rounds; p50 and p99 are of one operation, from post to completion. The
+ratio is our rate over the baseline's: above 1 sluice is faster. Bytes are stamped and
+compared before they are measured. A participant that fails, hangs or has no library here
+is a row with the reason. An interrupt prints the rows that were measured.
 
-// benchLong stands before groupsHelp.
-const benchLong = `Measure transfers between two processes, beside memcpy of the same shape by the
-same number of threads, in alternation in one run. The transfers use what the
-backend reaches best, its own memory if it has such; --memory host has them use
-host memory all the same. memcpy works on ordinary pages, memcpy-huge on host
-memory with huge pages. All figures are medians of rounds; p50 and p99 are of one
-batch, from post to completion. Each shape takes --seconds, and as long again where a
-program is measured beside it. An interrupt prints the rows that were measured.
+A lane is what lies between the two memories:
 
-With --notify: the way of a small write with a message behind it, to a goroutine
-parked on a channel (one way), and between two that spin (round trip).
+  process   two memories of one process (mem), beside memcpy
+  host      two processes of this host (shm), beside memcpy
+  tcp       the loopback (tcp without TLS unless it has options, ucx), beside bare sockets
+  rdma      a NIC to itself (rdma), beside perftest
+  file      a file of --dir (posix), beside fio
+  weights   safetensors files of --dir into memory, beside a program that maps and copies
+  reshape   a KV cache from one group of ranks to one of another layout, beside a loop
+  gpu       gather of scattered entries, by the CPU or a card, beside memcpy
+  gpufile   a card's memory and a file of --dir by cuFile, beside the engine's own chain
 
-Beside backend tcp also stand bare sockets, over as many connections of the loopback
-between two buffers of one process; scattered pieces stand beside the same bytes in one run.
+Without --op, --size and the like a lane has a few shapes of its own. --workload all has
+all by which engines are compared, and what else is: messages, first contact, many regions,
+dead and frozen peers (20 minutes; quick: 8). For lane reshape it is a model, the groups
+and a number of tokens.
 
-Beside backend ucx also stand ucx_perftest (package ucx-utils), over the same
-transports, with messages of the same size and as many under way as a batch has
-pieces, and a bare loop in C over ucp_put_nbx or ucp_get_nbx between the same two
-processes. --table measures all of that over memory and over TCP.
-
-Beside backend rdma stand ib_write_bw, ib_read_bw and ib_write_lat (package
-perftest) between the same two ports, with as many requests under way. With
---gather also the same transfers with one request for each piece. --table measures
-all of that, and the share of each rail.
-
---workload takes the shapes that others measure: the sweeps of nixlbench, or what a
-prompt of --tokens is in the KV cache of a model, as kvbench has it. By block, a piece
-is all layers of a block; by layer, each part of one layer of a block; by token, of a
-token. /tpN is one of N tensor-parallel ranks, /ppN the fullest of N pipeline stages. Without
---backend it measures over each that moves bytes between processes and works here.
-handover-ms is the whole prompt: one operation, or one for each layer.
-
---workload reshape hands the KV cache of one request of --model over from one group of ranks
-to another, by the patterns that sluice explain --prefill --decode describes, in this process
-with memory of both groups. Digests of all cells are compared, and beside it stands a loop that
-copies the same cells between the same memories by as many threads. It takes one backend.
-
-`
+Other names of --workload are `
 
 func newBench() *cobra.Command {
 	var f benchFlags
 	c := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure transfers between two processes beside memcpy of the same shape",
-		Long:  benchLong + groupsHelp,
-		Example: `  sluice bench --backend shm --op write --size 1MiB --batch 16 --threads 2
-  sluice bench --backend shm --op write --size 656 --batch 2048 --pages --json
-  sluice bench --backend shm --sweep --format gobench | tee new.txt
-  sluice bench --backend tcp --sweep --plot tcp.svg
-  sluice bench --backend ucx --transports tcp --devices lo --size 64KiB --batch 32 --hot
-  sluice bench --backend ucx --table
-  sluice bench --workload list
-  sluice bench --workload llama3.1-70b/layer/tp8/pp2 --tokens 8192 --json
-  sluice bench --workload reshape --model gpt-oss-120b --prefill tp=8 --decode tp=4,layout=hnd
-  sluice bench --backend rdma --devices mlx5_0 --peer-devices mlx5_1 --table`,
+		Short: "Measure transfers beside a baseline of the same shape",
+		Long:  benchLong + bench.WorkloadHelp() + ".",
+		Example: `  sluice bench
+  sluice bench --size 656 --batch 2048 --pages --op read --json
+  sluice bench --backend shm --size 1MiB --batch 16 --threads 2 --beside memcpy,memcpy-huge
+  sluice bench --backend tcp --backend ucx --beside sockets,ucx_perftest
+  sluice bench --lane file --dir /mnt/nvme
+  sluice bench --workload llama3.1-70b/layer/tp8
+  sluice bench --lane reshape --workload 'gpt-oss-120b tp=8 tp=4,layout=hnd 8192'`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, &f) },
 	}
-	f.register(c)
-	c.AddCommand(newBenchAll(), newBenchCopy(), newBenchGather(), newBenchPosix(), newBenchGDS())
+	s := c.Flags()
+	s.StringSliceVar(&f.lanes, "lane", nil, "what lies between the memories; without it that of "+
+		"--backend, or host")
+	s.StringArrayVar(&f.backends, "backend", nil, "what moves the bytes, NAME[:KEY=VALUE,...]; "+
+		"may be given several times; without it the lane's first")
+	s.StringVar(&f.op, "op", bench.OpWrite, "write, read, or durable: a write of a file that is "+
+		"done once the disk has it")
+	s.StringVar(&f.size, "size", "1MiB", "bytes of a piece, such as 656 or 64KiB")
+	s.IntVar(&f.batch, "batch", 16, "pieces of an operation")
+	s.BoolVar(&f.pages, "pages", false, "the peer's pieces lie at random places of --spread")
+	s.BoolVar(&f.gather, "gather", false, "this side's pieces do, and the peer's are one run")
+	s.BoolVar(&f.hot, "hot", false, "all pieces lie at one place, which stays in the caches")
+	s.StringVar(&f.spread, "spread", "1GiB", "size of the memory or file that --pages, --gather "+
+		"and --workload draw places from")
+	s.IntVar(&f.threads, "threads", 1, "goroutines that post, and workers that copy")
+	s.Float64Var(&f.seconds, "seconds", 0, "time to measure each shape by each participant; 0: 1, "+
+		"and 0.5 of --workload all, 0.3 of quick")
+	s.StringSliceVar(&f.beside, "beside", nil, "participants to measure beside, by name; none: "+
+		"ours alone; without it the lane's baseline")
+	s.StringVar(&f.workload, "workload", "", "shapes by name: all, quick, or as above")
+	s.StringVar(&f.dir, "dir", os.TempDir(), "folder on the disk that is measured: files there "+
+		"have no names, or end with the run")
+	s.StringVar(&f.json, "json", "", "print JSON; --json=FILE: write it there, and print text")
+	s.Lookup("json").NoOptDefVal = "-"
+	s.StringVar(&f.peers, "peers", "", "folder with other engines, as bench/setup.sh makes it: "+
+		"they are measured, too")
+	c.AddCommand(newBenchDriver())
 	return c
 }
 
-func (f *benchFlags) register(c *cobra.Command) {
-	s := c.Flags()
-	s.StringVar(&f.backend, "backend", "shm", "what moves the bytes: "+benchNames())
-	s.StringVar(&f.op, "op", "write", "write or read")
-	s.StringVar(&f.size, "size", "1MiB", "bytes of a piece, such as 656 or 64KiB")
-	s.IntVar(&f.batch, "batch", 16, "pieces of an operation")
-	s.BoolVar(&f.pages, "pages", false, "pieces at random places of a large memory, as one pattern")
-	s.BoolVar(&f.gather, "gather", false, "with --pages: the random places are this side's, and "+
-		"the peer's are one run")
-	s.StringVar(&f.spread, "spread", "1GiB", "size of the memory that --pages, --table and "+
-		"--workload draw places from; at least twice what is moved")
-	s.StringVar(&f.memory, "memory", string(bench.BackendMemory), "what is moved: backend (its "+
-		"own memory, if it has such) or host")
-	s.IntVar(&f.threads, "threads", 1, "goroutines that post, and workers that copy")
-	s.BoolVar(&f.sweep, "sweep", false, "measure sizes from 64 B to 16 MiB instead of --size "+
-		"and --batch")
-	s.StringVar(&f.plot, "plot", "", "with --sweep: draw a picture, FILE.svg or FILE.png, by "+
-		plotPython+" with matplotlib")
-	s.BoolVar(&f.notify, "notify", false, "measure notifications instead of bandwidth")
-	s.BoolVar(&f.hot, "hot", false, "all pieces at one place on each side, which stays "+
-		"in the caches")
-	s.BoolVar(&f.table, "table", false, "measure what UCX is compared by, beside ucx_perftest "+
-		"and a bare loop over UCX; of backend rdma: what verbs are, beside perftest")
-	f.workload.register(c)
-	f.reshape.register(c)
-	f.network.register(c)
-	f.network.rdma.registerPeers(c)
-	f.registerTotal(c, "time to measure each shape")
-	f.result.register(c)
-}
-
+// runBench finds what is wrong with the command line before anything is started.
 func runBench(c *cobra.Command, f *benchFlags) error {
-	write, err := f.result.printer()
+	lanes, err := f.laneList()
 	if err != nil {
 		return err
 	}
-	if f.backend != auto {
-		if _, err := benchMaker(f.backend); err != nil {
+	o := bench.Options{Pings: true, Idle: 200 * time.Millisecond,
+		Shapes: map[bench.Lane][]bench.Shape{}, Revision: readVersion().Version}
+	var list []bench.Participant
+	var about time.Duration
+	if err := f.times(&o); err != nil {
+		return err
+	}
+	for _, lane := range lanes {
+		entrants, err := f.participants(lane)
+		if err != nil {
 			return err
 		}
+		if o.Specials {
+			list = append(list, entrants...)
+			continue
+		}
+		shapes, err := f.shapes(c, lane)
+		if err != nil {
+			return err
+		}
+		if err := f.fits(lane, entrants, shapes); err != nil {
+			return err
+		}
+		o.Shapes[lane] = shapes
+		list = append(list, entrants...)
+		each := time.Duration(o.Rounds)*o.Slice + o.Slice/2
+		about += time.Duration(len(shapes)*len(entrants))*each + time.Second
 	}
-	if err := f.checkWorkload(c); err != nil {
-		return err
+	if !o.Specials {
+		o.Limit = 10*about + 5*time.Minute // operations may be slow
+	} else if about = 12 * time.Minute; o.Quick {
+		about = 8 * time.Minute
 	}
-	if f.workload.name != "" {
-		return runWorkload(c, f, write)
-	}
-	if err := f.checkShapes(c); err != nil {
-		return err
-	}
-	shapes, err := f.shapes()
-	if err != nil {
-		return err
-	}
-	if err := f.settle(); err != nil {
-		return err
-	}
-	if err := fits(shapes, hostmem.Limits().Available, f.beside(), f.smaller()); err != nil {
-		return err
-	}
-	if err := f.network.examine(f.backend); err != nil {
-		return err
-	}
-	if err := f.checkPlot(c); err != nil {
-		return err
-	}
-	m := startMeasuring(c, f.about(len(shapes)))
-	results, err := f.results(c, shapes)
-	if err = m.print(write, results, err); err != nil {
-		return err
-	}
-	return f.draw(c.Context(), results)
-}
-
-// checkShapes refuses flags that the way of measuring decides itself.
-func (f *benchFlags) checkShapes(c *cobra.Command) error {
-	var err error
-	shape := []string{"op", "size", "batch", "threads"}
-	switch {
-	case f.table:
-		err = refuse(c, "--table has shapes of its own: it takes no --%s",
-			append(shape, "sweep", "pages", "gather", "hot", "notify", "plot")...)
-	case f.notify:
-		err = refuse(c, "--notify measures small messages, one at a time: it takes no --%s",
-			append(shape, "sweep", "pages", "gather", "hot", "plot")...)
-	case f.sweep:
-		err = refuse(c, "--sweep has sizes of its own: it takes no --%s", "size", "batch")
-	}
-	if err != nil {
-		return err
-	}
-	if c.Flags().Changed("spread") && !f.pages && !f.table {
-		return usagef("--spread is the memory that --pages and --table draw from: say one of them")
-	}
-	if (f.table || f.notify) && f.inProcess() {
-		return usagef("--table and --notify measure between two processes: backend %q stays in one",
-			f.backend)
-	}
-	return nil
-}
-
-// fewerThreads is the cure where no other flag decides how much memory is needed.
-const fewerThreads = "fewer --threads"
-
-// smaller tells a user by which flags a measurement takes less memory.
-func (f *benchFlags) smaller() string {
-	switch {
-	case f.table:
-		return "a smaller --spread"
-	case f.sweep && f.pages:
-		return "a smaller --spread, or " + fewerThreads
-	case f.sweep:
-		return fewerThreads
-	case f.pages:
-		return "a smaller --size, --batch or --spread, or " + fewerThreads
-	}
-	return "a smaller --size or --batch, or " + fewerThreads
-}
-
-// results measures what was asked for.
-func (f *benchFlags) results(c *cobra.Command, shapes []bench.Shape) ([]bench.Result, error) {
-	bar := func(n int) *progress {
-		return newProgress(c.ErrOrStderr(), int64(n)*1000, "bench "+f.backend)
-	}
-	switch {
-	case f.notify:
-		return f.measureMessages(c.Context(), notifyBytes, true)
-	case f.table:
-		return f.measureTable(c.Context(), func() *progress { return bar(len(shapes)) })
-	}
-	b := bar(len(shapes))
-	defer b.clear()
-	return f.measure(c.Context(), shapes, b)
-}
-
-// settle refuses what concerns another backend. The table has UCX beside any but rdma.
-func (f *benchFlags) settle() error {
-	if f.table && f.network.ucx.workers == 0 && f.backend != rdmaName {
-		return f.network.settleBeside(f.backend)
-	}
-	return f.network.settle(f.backend)
-}
-
-// sweepBatchBytes is what a batch of the sweep moves, where that is more than
-// one piece and not more than sweepBatchMax.
-const (
-	sweepBatchBytes = 1 << 20 // 1 MiB
-	sweepBatchMax   = 256
-)
-
-// shapes reads the flags; what is wrong with them is a usage error.
-func (f *benchFlags) shapes() ([]bench.Shape, error) {
-	ops := map[string]engine.Op{"write": engine.Write, "read": engine.Read}
-	op, ok := ops[f.op]
-	if !ok {
-		return nil, usagef("unknown operation %q: there are write, read", f.op)
-	}
-	size, err := bench.ParseSize(f.size)
-	if err != nil {
-		return nil, &usageError{err}
-	}
-	spread, err := bench.ParseSize(f.spread)
-	if err != nil {
-		return nil, &usageError{err}
-	}
-	switch {
-	case f.memory != string(bench.BackendMemory) && f.memory != string(bench.HostMemory):
-		return nil, usagef("unknown memory %q: there are %s, %s", f.memory, bench.BackendMemory,
-			bench.HostMemory)
-	case f.gather && !f.pages:
-		return nil, usagef("--gather says where pages lie: it takes --pages")
-	case f.pages && f.hot:
-		return nil, usagef("--hot puts large pieces at one place: it takes no --pages")
-	}
-	if err := f.checkTotal(); err != nil {
-		return nil, err
-	}
-	if f.table && f.backend == rdmaName {
-		return f.verbsShapes(), nil
-	}
-	if f.table {
-		return tableShapes(spread), nil
-	}
-	list := []bench.Shape{{Op: op, Size: size, Batch: f.batch, Pages: f.pages, Gather: f.gather,
-		Spread: spread, Threads: f.threads, Hot: f.hot}}
-	if f.sweep {
-		list = nil
-		for size := uint64(64); size <= 16<<20; size *= 4 {
-			batch := int(min(max(sweepBatchBytes/size, 1), sweepBatchMax))
-			list = append(list, bench.Shape{Op: op, Size: size, Batch: batch, Pages: f.pages,
-				Gather: f.gather, Spread: spread, Threads: f.threads, Hot: f.hot})
+	if about >= saidFrom {
+		fmt.Fprintf(c.ErrOrStderr(), "bench takes about %v; Ctrl-C prints what was measured until "+
+			"then\n", about.Round(time.Second))
+		load, _ := os.ReadFile("/proc/loadavg") // a kernel that does not tell: no note
+		if note := busyNote(string(load), runtime.NumCPU()); note != "" {
+			fmt.Fprintln(c.ErrOrStderr(), note)
 		}
 	}
-	for i := range list {
-		if err := list[i].Check(); err != nil {
+	begun := time.Now()
+	bar := newProgress(c.ErrOrStderr(), about.Milliseconds(), "bench")
+	o.Progress = func(string) { bar.set(min(time.Since(begun), about).Milliseconds()) }
+	report, err := bench.Run(c.Context(), list, o)
+	bar.clear()
+	if len(report.Rows) > 0 {
+		err = errors.Join(err, f.print(c.OutOrStdout(), report))
+	}
+	if about >= saidFrom && report.Machine.Note != "" {
+		fmt.Fprintln(c.ErrOrStderr(), report.Machine.Note)
+	}
+	if err != nil {
+		return err
+	}
+	return failed(report)
+}
+
+// saidFrom is how long a measurement takes at least that says so before it begins.
+const saidFrom = 5 * time.Second
+
+// failed is the error of a run in which ours measured nothing.
+func failed(r *bench.Report) error {
+	var reason error
+	for i := range r.Rows {
+		row := &r.Rows[i]
+		switch {
+		case !row.Ours || row.Kind != bench.KindTransfer:
+		case row.Reason == "":
+			return nil
+		case reason == nil:
+			reason = fmt.Errorf("%s measured nothing: %s", row.Peer, row.Reason)
+		}
+	}
+	return reason
+}
+
+// print writes the report as asked for.
+func (f *benchFlags) print(stdout io.Writer, r *bench.Report) error {
+	switch f.json {
+	case "":
+		return r.Text(stdout)
+	case "-":
+		return r.Write(stdout)
+	}
+	file, err := os.Create(f.json)
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.Write(file), file.Close(), r.Text(stdout))
+}
+
+// laneList are the lanes of the command line.
+func (f *benchFlags) laneList() (list []bench.Lane, err error) {
+	for _, name := range f.lanes {
+		if !slices.Contains(bench.Lanes, bench.Lane(name)) {
+			return nil, usagef("unknown lane %q: there are %s", name, strings.Trim(fmt.Sprint(
+				bench.Lanes), "[]"))
+		}
+		list = append(list, bench.Lane(name))
+	}
+	for _, backend := range f.backends {
+		lane, err := bench.LaneOf(backend)
+		if err != nil {
 			return nil, &usageError{err}
 		}
+		if lane != bench.GPU { // whose drivers have options of their own
+			err = byname.Check(backend)
+		}
+		if err != nil {
+			return nil, &usageError{fmt.Errorf("--backend %s: %w", backend, err)}
+		}
+		if f.lanes == nil && !slices.Contains(list, lane) {
+			list = append(list, lane)
+		}
+	}
+	if len(list) > 1 && f.backends != nil {
+		return nil, usagef("--backend is of one lane, and there are %d: say which by --lane",
+			len(list))
+	}
+	if list == nil {
+		list = []bench.Lane{bench.Host}
 	}
 	return list, nil
 }
 
-// largest is the memory that the two ends need for all shapes.
-func largest(shapes []bench.Shape) (local, remote uint64) {
-	for i := range shapes {
-		local = max(local, shapes[i].LocalBytes())
-		remote = max(remote, shapes[i].RemoteBytes())
+// times says for how long each shape is measured, and whether all there is is compared.
+func (f *benchFlags) times(o *bench.Options) error {
+	o.Quick = f.workload == "quick"
+	o.Specials = o.Quick || f.workload == "all"
+	o.Rounds = 5
+	seconds := 1.0
+	switch {
+	case math.IsNaN(f.seconds) || f.seconds < 0 || f.seconds > 3600:
+		return usagef("--seconds %v: want 0 to 3600", f.seconds)
+	case f.seconds > 0:
+		seconds = f.seconds
+	case o.Quick:
+		o.Rounds, seconds = 3, 0.3
+	case o.Specials:
+		seconds = 0.5
 	}
-	return local, remote
-}
-
-// fits tells what the machine cannot hold before the kernel ends a process for it.
-// With loop there are two more ends, of the bare loop. smaller tells what to do about it.
-func fits(shapes []bench.Shape, available uint64, loop bool, smaller string) error {
-	for i := range shapes {
-		need := shapes[i].MemoryBytes()
-		if loop {
-			need += shapes[i].LocalBytes() + shapes[i].RemoteBytes()
-		}
-		if available > 0 && need > available {
-			return fmt.Errorf("the two ends and the baselines need %s, %s are available: use "+
-				"%s", bench.RoundSize(need), bench.RoundSize(available), smaller)
-		}
+	if o.Specials {
+		o.Idle = 0
 	}
+	o.Slice = time.Duration(seconds / float64(o.Rounds) * float64(time.Second))
 	return nil
 }
 
-// measure runs the shapes one after the other over one link. With an error it returns those that
-// were measured before.
-func (f *benchFlags) measure(ctx context.Context, shapes []bench.Shape, bar *progress) (
-	[]bench.Result, error) {
-	link, closeLink, err := f.open(ctx, shapes)
+// reshapeDefault is what lane reshape hands over unless told otherwise.
+const reshapeDefault = "llama3.1-70b tp=8,layout=nhd tp=4,layout=hnd,block=64 2048"
+
+// participants are ours, and what was asked for beside them.
+func (f *benchFlags) participants(lane bench.Lane) ([]bench.Participant, error) {
+	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	defer closeLink()
-	ctx, unwatch := link.Watch(ctx)
-	defer unwatch()
-	total := f.time()
-	var results []bench.Result
-	for i, s := range shapes {
-		o := bench.Options{Time: total, Rounds: f.rounds, Rivals: f.rivals(s, link), Bare: f.table}
-		o.Progress = func(d time.Duration) {
-			bar.set(int64(i)*1000 + min(int64(1000*d/total), 999))
+	setup := bench.Setup{Sluice: self, Backends: f.backends, Folder: f.dir}
+	if lane == bench.Reshape {
+		setup.Words = strings.Fields(reshapeDefault)
+		if f.workload != "" {
+			setup.Words = strings.Fields(f.workload)
 		}
-		before := link.Rails()
-		r, err := bench.Run(ctx, link.Link, s, o)
+		if len(setup.Words) == 3 {
+			setup.Words = append(setup.Words, "2048")
+		}
+		if len(setup.Words) != 4 {
+			return nil, usagef("--workload %q: want a model, a group of prefill, a group of "+
+				"decode and tokens, as in %q", f.workload, reshapeDefault)
+		}
+	}
+	if f.peers != "" {
+		setup.Scripts = filepath.Join(f.peers, "scripts")
+		setup.Python = func(peer string) string {
+			return filepath.Join(f.peers, peer, "bin", "python")
+		}
+	}
+	all := bench.Participants(lane, setup)
+	ours := all[:max(len(f.backends), 1)]
+	rest := all[len(ours):]
+	base := slices.IndexFunc(rest, func(p bench.Participant) bool { return p.Yardstick })
+	switch {
+	case f.beside == nil && f.peers != "":
+		return all, nil
+	case f.beside == nil:
+		return append(ours, rest[base]), nil
+	case slices.Equal(f.beside, []string{"none"}):
+		return ours, nil
+	}
+	list := slices.Clone(ours)
+	for _, name := range f.beside {
+		i := slices.IndexFunc(rest, func(p bench.Participant) bool { return p.Name == name })
+		if i < 0 {
+			var names []string
+			for i := range rest {
+				names = append(names, rest[i].Name)
+			}
+			return nil, usagef("--beside %s: on lane %s there are %s", name, lane,
+				strings.Join(names, ", "))
+		}
+		list = append(list, rest[i])
+	}
+	return list, nil
+}
+
+// shapes are those of the command line, of a workload, or the lane's own.
+func (f *benchFlags) shapes(c *cobra.Command, lane bench.Lane) ([]bench.Shape, error) {
+	base := bench.Shape{Op: f.op, Batch: f.batch, Where: bench.Shuffled, Threads: f.threads}
+	var err error
+	if base.Size, err = figures.ParseSize(f.size); err == nil {
+		base.Spread, err = figures.ParseSize(f.spread)
+	}
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	switch where := []bool{f.pages, f.gather, f.hot}; {
+	case len(slices.DeleteFunc(slices.Clone(where), func(b bool) bool { return !b })) > 1:
+		return nil, usagef("--pages, --gather and --hot say where pieces lie: want one of them")
+	case f.pages:
+		base.Where = bench.Pages
+	case f.gather:
+		base.Where = bench.Gathered
+	case f.hot:
+		base.Where = bench.Hot
+	}
+	if base.Where == bench.Shuffled && f.workload == "" {
+		if err := refuse(c, "--%s is the memory of --pages, --gather and --workload: say one of "+
+			"them", "spread"); err != nil {
+			return nil, err
+		}
+	}
+	if err := base.Check(); err != nil {
+		return nil, &usageError{err}
+	}
+	own := []string{"size", "batch", "pages", "gather", "hot"}
+	if lane == bench.Reshape || lane == bench.Weights {
+		if err := refuse(c, "lane "+string(lane)+" takes no --%s", append(own, "op", "spread",
+			"threads")...); err != nil {
+			return nil, err
+		}
+	}
+	if f.workload != "" && lane != bench.Reshape {
+		err := refuse(c, "--workload has shapes of its own: it takes no --%s", own...)
 		if err != nil {
-			return results, link.Explain(ctx, err)
+			return nil, err
 		}
-		link.addCounts(&r, before)
-		if i == 0 {
-			r.Notes = append(r.Notes, link.Notes...)
+		list, err := bench.Workload(f.workload, base)
+		if err != nil {
+			return nil, &usageError{fmt.Errorf("%w; there are %s", err, bench.WorkloadHelp())}
 		}
-		if len(o.Rivals) > 0 && !s.Hot && f.beside() {
-			r.Notes = append(r.Notes, hotNote(&s))
-		}
-		results = append(results, r)
+		return list, nil
 	}
-	return results, nil
+	own = append(own, "op", "spread")
+	if slices.ContainsFunc(own, func(name string) bool { return given(c, name) }) {
+		return []bench.Shape{base}, nil
+	}
+	list := bench.LaneShapes(lane)
+	for i := range list {
+		list[i].Threads = f.threads
+	}
+	return list, nil
 }
 
-// inProcess says whether the backend cannot reach another process.
-func (f *benchFlags) inProcess() bool {
-	m, err := findMaker(f.backend, driver.InProcess)
-	return err == nil && m.reach == driver.InProcess
-}
-
-// open connects the two ends: two processes, or one for backends that stay
-// within it.
-func (f *benchFlags) open(ctx context.Context, shapes []bench.Shape) (*benchLink, func(), error) {
-	if !f.inProcess() {
-		return f.dial(ctx, shapes)
+// fits refuses what the machine cannot hold, before the kernel ends a process for it, or a disk is
+// full.
+func (f *benchFlags) fits(lane bench.Lane, list []bench.Participant, shapes []bench.Shape) error {
+	memory, disk := bench.Needs(list, shapes)
+	if have := hostmem.Limits().Available; have > 0 && memory > have {
+		return fmt.Errorf("the participants need %s, %s are available: use a smaller --size, "+
+			"--batch or --spread, fewer --threads, or fewer participants",
+			figures.RoundSize(memory), figures.RoundSize(have))
 	}
-	list, err := openBackends(f.backend, driver.InProcess, f.openOptions())
-	if err != nil {
-		return nil, nil, err
+	if disk == 0 {
+		return nil
 	}
-	local, remote := largest(shapes)
-	side, link, err := bench.Loop(list, only(f.backend), local, remote, bench.Memory(f.memory))
-	if err != nil {
-		return nil, nil, fmt.Errorf("open one process: %w", err)
+	var room unix.Statfs_t
+	if err := unix.Statfs(f.dir, &room); err != nil {
+		return fmt.Errorf("look at --dir %s: %w", f.dir, err)
 	}
-	return &benchLink{Pair: &pair.Pair{Link: link}}, func() { side.Close() }, nil
+	if free := room.Bavail * uint64(room.Bsize); free < disk+disk/16 {
+		return fmt.Errorf("%s has room for %s, and %s are to be written: choose another --dir, or "+
+			"a smaller --spread", f.dir, figures.RoundSize(free), figures.RoundSize(disk))
+	}
+	return nil
 }

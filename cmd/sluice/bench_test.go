@@ -3,7 +3,9 @@
 package main
 
 import (
-	"slices"
+	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -12,115 +14,116 @@ import (
 	"github.com/sluicehq/sluice/bench"
 )
 
-// benchKeys are what programs that read --json rely on: keys are only added.
-var benchKeys = []string{"backend", "op", "size", "batch", "pages", "threads", "gbps", "ops_per_s",
-	"p50_us", "p99_us",
-	"allocs_per_op", "baseline", "ratio", "baselines", "rounds", "ops", "route", "spread", "hot",
-	"memory", "gather"}
-
-func TestBenchJSON(t *testing.T) {
-	cases := []struct {
-		name      string
-		args      []string
-		baselines int
-	}{
-		{"write between processes", []string{"--backend", "shm", "--size", "64KiB", "--batch", "4"},
-			3},
-		{"read between processes", []string{"--backend", "shm", "--op", "read", "--size", "4096",
-			"--batch", "2", "--threads", "2"}, 3},
-		{"pages", []string{"--backend", "shm", "--size", "656", "--batch", "64", "--pages",
-			"--spread", "4MiB"}, 3},
-		{"automatic choice", []string{"--backend", "auto", "--size", "1MiB", "--batch", "2"}, 3},
-		{"host memory", []string{"--backend", "shm", "--memory", "host", "--size", "4096",
-			"--batch", "2"}, 3},
-		{"within a process", []string{"--backend", "mem", "--size", "1", "--batch", "1"}, 2},
-	}
-	for _, tc := range cases {
-		t.Run(tc.name, func(t *testing.T) {
-			o := sluice(t, append([]string{"bench", "--rounds", "2", "--seconds", "0.002",
-				"--json"}, tc.args...)...)
-			if o.status != 0 || o.stderr != "" {
-				t.Fatalf("%+v", o)
-			}
-			list := decode(t, o.stdout).([]any)
-			if len(list) != 1 {
-				t.Fatalf("%d results", len(list))
-			}
-			wantKeys(t, "result", list[0], benchKeys...)
-			r := list[0].(map[string]any)
-			wantKeys(t, "baseline", r["baseline"], "name", "gbps", "p50_us")
-			if r["baseline"].(map[string]any)["name"] != "memcpy" ||
-				len(r["baselines"].([]any)) != tc.baselines {
-				t.Errorf("baselines %v", r["baselines"])
-			}
-			gbps, ratio := r["gbps"].(float64), r["ratio"].(float64)
-			if want := gbps / r["baseline"].(map[string]any)["gbps"].(float64); gbps <= 0 ||
-				ratio != want {
-				t.Errorf("gbps %v, ratio %v, want %v", gbps, ratio, want)
-			}
-			if r["memory"] != "host" {
-				t.Errorf("memory %v, and no backend here has its own", r["memory"])
-			}
-			routes := []string{tc.args[1]}
-			if tc.args[1] == "auto" {
-				// what was measured decides, and others may use the machine
-				routes = []string{"shm", "ucx"}
-			}
-			if route, _ := r["route"].(string); !slices.Contains(routes, route) {
-				t.Errorf("route %v, want one of %q", r["route"], routes)
-			}
-		})
-	}
-}
-
-func TestBenchSweepAsGoBench(t *testing.T) {
-	o := sluice(t, "bench", "--backend", "mem", "--sweep", "--rounds", "1", "--seconds",
-		"0.001", "--format", "gobench")
-	if o.status != 0 || o.stderr != "" {
-		t.Fatalf("%+v", o)
-	}
-	if n := strings.Count(o.stdout, "/by=mem-1 "); n != 10 {
-		t.Errorf("%d sizes, want 10:\n%s", n, o.stdout)
-	}
-	if n := strings.Count(o.stdout, "/by=memcpy-1 "); n != 10 {
-		t.Errorf("%d baselines, want 10", n)
-	}
-}
-
-func TestBenchThatDoesNotFit(t *testing.T) {
-	shapes := []bench.Shape{{Size: 64, Batch: 1, Threads: 1}, {Size: 1 << 20, Batch: 16,
-		Threads: 2}}
-	const need = 3 * 2 * 32 << 20
-	err := fits(shapes, need-1, false, "--x")
-	require.ErrorContains(t, err, "192 MiB")
-	require.ErrorContains(t, err, ": use --x")
-	for want, f := range map[string]benchFlags{"a smaller --spread": {table: true},
-		"fewer --threads": {sweep: true}, "a smaller --spread, or fewer --threads": {sweep: true,
-			pages: true}, "a smaller --size or --batch, or fewer --threads": {}} {
-		require.Equal(t, want, f.smaller())
-	}
-	for _, available := range []uint64{need, 0} { // 0: the kernel does not say
-		if err := fits(shapes, available, false, "--x"); err != nil {
-			t.Errorf("%d bytes available: %v", available, err)
+// benchRows are the rows of transfers of a run, by participant.
+func benchRows(t *testing.T, o outcome) map[string]map[string]any {
+	t.Helper()
+	require.Zero(t, o.status, "%+v", o)
+	rows := map[string]map[string]any{}
+	for _, row := range decode(t, o.stdout).(map[string]any)["rows"].([]any) {
+		if row := row.(map[string]any); row["kind"] == bench.KindTransfer {
+			rows[row["peer"].(string)] = row
 		}
 	}
+	return rows
 }
 
-func TestBenchNotify(t *testing.T) {
-	o := sluice(t, "bench", "--backend", "shm", "--notify", "--rounds", "1", "--seconds", "0.01",
-		"--json")
-	if o.status != 0 {
-		t.Fatalf("%+v", o)
+// TestBenchMeasuresBesideABaseline: on each lane that a machine without cards has.
+func TestBenchMeasuresBesideABaseline(t *testing.T) {
+	dir := t.TempDir()
+	for base, args := range map[string][]string{
+		"memcpy":      {"--size", "4096", "--batch", "2", "--threads", "2"},
+		"memcpy-huge": {"--lane", "process", "--op", "read", "--beside", "memcpy-huge"},
+		"sockets":     {"--backend", "tcp", "--size", "656", "--batch", "64", "--pages"},
+		"pread":       {"--lane", "file", "--dir", dir, "--beside", "pread", "--op", "read"},
+	} {
+		args = append(args, "--seconds", "0.01", "--json")
+		if strings.Contains(strings.Join(args, " "), "pages") {
+			args = append(args, "--spread", "4MiB")
+		}
+		rows := benchRows(t, sluice(t, append([]string{"bench"}, args...)...))
+		if len(rows) != 2 || rows[base]["yardstick"] != true || rows[base]["gbps"].(float64) <= 0 {
+			t.Errorf("%v: %v", args, rows)
+		}
+		for name, row := range rows {
+			if name == base {
+				continue
+			}
+			for _, key := range []string{"kind", "lane", "peer", "op", "size", "batch", "where",
+				"gbps", "descs_per_s", "p50_us", "p99_us", "cpu_s_per_gb", "rounds", "ops",
+				"ours"} {
+				require.Contains(t, row, key, name)
+			}
+			if ratio := row["ratios"].(map[string]any)[base].(float64); ratio <= 0 {
+				t.Errorf("%v: %v", args, row)
+			}
+		}
 	}
-	list := decode(t, o.stdout).([]any)
-	if len(list) != 2 {
-		t.Fatalf("%d results", len(list))
-	}
-	for i, op := range []string{"notify", "pingpong"} {
-		wantKeys(t, op, list[i], benchKeys...)
-		r := list[i].(map[string]any)
-		if r["op"] != op || r["p50_us"].(float64) <= 0 {
-			t.Errorf("%s: %v", op, r)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// TestBenchWritesBoth: JSON to the file and text to the standard output.
+func TestBenchWritesBoth(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "report.json")
+	o := ok(t, sluice(t, "bench", "--backend", "mem", "--seconds", "0.01", "--size", "64",
+		"--json="+file))
+	require.Contains(t, o.stdout, "sluice-mem")
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var report bench.Report
+	require.NoError(t, json.Unmarshal(text, &report))
+	require.NotEmpty(t, report.Rows)
+}
+
+// TestBenchOfWhatIsNotThere: rows say why, and so does the error of a run without figures of ours.
+func TestBenchOfWhatIsNotThere(t *testing.T) {
+	o := sluice(t, "bench", "--lane", "file", "--dir", t.TempDir(), "--backend", "posix:threads=-1",
+		"--beside", "none", "--seconds", "0.01", "--size", "4096")
+	require.Equal(t, statusFailed, o.status)
+	require.Contains(t, o.stderr, "sluice-posix measured nothing: ")
+	require.Contains(t, o.stdout, "did not run")
+	o = sluice(t, "bench", "--peers", t.TempDir(), "--beside", "nixl", "--seconds", "0.01",
+		"--size", "4096")
+	rows := o.stdout
+	require.Zero(t, o.status, "%+v", o)
+	require.Contains(t, rows, "nixl did not run, or no longer: ")
+}
+
+func TestBenchUsage(t *testing.T) {
+	for line, want := range map[string]string{
+		"--lane sea":                            `unknown lane "sea": there are process host tcp`,
+		"--backend shm:wheels=4":                `option "wheels" does not exist`,
+		"--backend posix:threads=many":          "threads=many",
+		"--backend smoke":                       `unknown backend "smoke": there are mem, shm, tcp`,
+		"--backend shm --backend tcp":           "say which by --lane",
+		"--beside fio":                          "on lane host there are sluice-foreign, memcpy",
+		"--op move":                             `operation "move", want write, read or durable`,
+		"--size apples":                         `size "apples" is not a number`,
+		"--size 0":                              "too small",
+		"--size 99TiB":                          "want 1B to 1GiB",
+		"--batch 0":                             "batch 0, want 1 to",
+		"--threads 99":                          "99 threads",
+		"--pages --spread 99TiB":                "spread",
+		"--spread 2GiB":                         "--spread is the memory of --pages",
+		"--pages --hot":                         "want one of them",
+		"--size 1GiB --batch 5":                 "in all",
+		"--seconds nan":                         "--seconds",
+		"--workload gpt-5":                      `workload "gpt-5": neither nixlbench`,
+		"--workload nixlbench --size 4KiB":      "it takes no --size",
+		"--lane weights --batch 3":              "takes no --batch",
+		"--lane reshape --workload qwen3-8b":    "want a model, a group of prefill",
+		"--json= --size 4KiB":                   "--json is empty",
+		"--lane file --dir /no/where --size 64": "",
+		"now":                                   `"now"`,
+	} {
+		o := sluice(t, append([]string{"bench"}, strings.Fields(line)...)...)
+		status := statusUsage
+		if want == "" {
+			status, want = statusFailed, "/no/where"
+		}
+		if o.status != status || !strings.Contains(o.stderr, want) || o.stdout != "" {
+			t.Errorf("%s: %+v", line, o)
 		}
 	}
 }

@@ -31,9 +31,10 @@ func TestSoakDocumentedCommands(t *testing.T) {
 
 // onABusyMachine has a command measure and move less, and wait longer for an answer.
 func onABusyMachine(line string) string {
-	for command, more := range map[string]string{"bench": " --seconds 0.01 --spread 8MiB",
-		"replay": " --model " + smallModel} {
-		if strings.HasPrefix(line, "./sluice "+command+" ") {
+	for command, more := range map[string]string{"bench": " --seconds 0.01 ",
+		"bench --size 656 --batch 2048 --pages": "--spread 8MiB",
+		"replay":                                " --model " + smallModel} {
+		if strings.HasPrefix(line+" ", "./sluice "+command+" ") {
 			line += more
 		}
 	}
@@ -80,7 +81,6 @@ func shellBlocks(t *testing.T, file string) (blocks [][]string) {
 }
 
 // runBlock runs the commands of a block in a folder of their own, where ./sluice is this binary.
-// An agent runs beside the commands behind it.
 func runBlock(t *testing.T, lines []string, change func(string) string) {
 	dir := t.TempDir()
 	require.NoError(t, os.Symlink(binary, filepath.Join(dir, "sluice")))
@@ -88,15 +88,8 @@ func runBlock(t *testing.T, lines []string, change func(string) string) {
 	defer cancel()
 	for _, line := range lines {
 		line = change(line)
-		if strings.HasPrefix(line, "./sluice agent") {
-			line = "exec " + line // so that it is the one that gets the signal
-		}
 		c := exec.CommandContext(ctx, "sh", "-c", "exec 2>&1; "+line)
 		c.Dir = dir
-		if strings.HasPrefix(line, "exec") {
-			serve(t, c)
-			continue
-		}
 		out, err := c.CombinedOutput()
 		if err != nil && bytes.Contains(out, []byte("unavailable")) {
 			t.Logf("%s: %s", line, out)
@@ -104,23 +97,5 @@ func runBlock(t *testing.T, lines []string, change func(string) string) {
 		}
 		require.NoError(t, err, "%s\n%s", line, out)
 		require.NotContains(t, string(out), "faults      0 ", "%s brings no fault about", line)
-	}
-}
-
-// serve starts an agent, which ends with the test, and waits until it serves.
-func serve(t *testing.T, c *exec.Cmd) {
-	t.Helper()
-	out, err := c.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, c.Start())
-	t.Cleanup(func() {
-		_ = c.Process.Signal(os.Interrupt)
-		_ = c.Wait()
-	})
-	text := make([]byte, 0, 4096)
-	for !bytes.Contains(text, []byte("serving at")) {
-		n, err := out.Read(text[len(text):cap(text)])
-		require.NoError(t, err, "the agent ended: %s", text)
-		text = text[:len(text)+n]
 	}
 }

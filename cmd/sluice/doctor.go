@@ -3,36 +3,41 @@
 package main
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/backends/gds"
-	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/cmd/sluice/internal/devicetree"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
+	"github.com/sluicehq/sluice/cmd/sluice/internal/nvml"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/figures"
+	"github.com/sluicehq/sluice/internal/topology"
 )
 
 func newDoctor() *cobra.Command {
-	var all, asJSON bool
-	var root, tune string
-	var n networkFlags
+	var asJSON bool
+	var tune string
+	var specs backendSpecs
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what this machine offers each backend, and what mends the rest",
-		Long: `Say which backends this build has, what this machine offers each, and the command
-that mends what is missing. A build without cgo has no ucx, rdma, gds and cuda: they are
-listed with what the machine offers them, and --all shows the checks that only they need.
-Then where GPUs, NICs and NVMe drives are plugged in, which of their links are slower than
-they could be, and which NIC and drive are near to which GPU.
+		Short: "Say which backends work here, and what mends the rest",
+		Long: `Say which backends this build has, which of them work on this machine, and the command
+that mends what is missing. Then where GPUs, NICs and NVMe drives are plugged in, which of
+their links are slower than they could be, and which NIC and drive are near to which GPU.
 
-` + tuneLong,
+` + specHelp + "\n\n" + tuneLong,
 		Example: `  sluice doctor
+  sluice doctor --backend tcp:listen=:7000,certificate=c.pem,key=k.pem,authority=ca.pem
   sluice doctor --tune copy.json
   ` + copyVariable + `=./copy.json sluice bench`,
 		Args: noArgs,
@@ -40,73 +45,66 @@ they could be, and which NIC and drive are near to which GPU.
 			if c.Flags().Changed("tune") {
 				return runTune(c, tune, asJSON)
 			}
-			if err := checkDoctor(c, &n); err != nil {
+			if err := checkDoctor(specs); err != nil {
 				return err
 			}
-			s := machine.Source{Root: root,
-				LibraryDirs: filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))}
+			var s machine.Source
 			_, few := openFilesLimit()
-			try := root == "" && !few
-			s.Backends = builtBackends(try, &n)
-			if try {
-				s.Known = slices.Concat(tcpChecks(&n.tcp), posixChecks(), copyChecks())
+			for _, b := range byname.All() {
+				one := machine.Backend{Name: b.Name, Built: isBuilt(b)}
+				if spec := specs.of(b.Name); one.Built && !few {
+					one.Open = func() error {
+						opened, err := spec.openOne(1)
+						switch {
+						case err == nil:
+							return opened.Close()
+						case errors.Is(err, driver.ErrUnavailable):
+							return err
+						}
+						return errors.New(sentence(err))
+					}
+				}
+				s.Backends = append(s.Backends, one)
 			}
-			if try && withCgo {
-				s.Known = slices.Concat(s.Known, ucxChecks(&n.ucx, os.Environ()),
-					rdmaChecks(&n.rdma), gdsChecks(gds.Config{}))
+			if !few {
+				s.Known = slices.Concat(tcpChecks(specs.of("tcp")), posixChecks(), copyChecks())
 			}
-			tree := examineDevices(root)
-			s.Known = append(s.Known, slices.Concat(cgoChecks(), experimentalChecks(),
-				deviceChecks(&tree))...)
+			if !few && withCgo {
+				s.Known = slices.Concat(s.Known, ucxChecks(specs.of("ucx"), os.Environ()),
+					rdmaChecks(specs.of("rdma")), gdsChecks(gds.Config{}))
+			}
+			tree := devicetree.Examine(topology.Sysfs("/sys"), func() (nvml.Findings, error) {
+				return nvml.Examine("")
+			})
+			s.Known = slices.Concat(s.Known, cgoChecks(), experimentalChecks(),
+				deviceChecks(&tree))
 			r := machine.Examine(s)
 			if asJSON {
 				return printJSON(c.OutOrStdout(), diagnosis{r, tree})
 			}
-			if err := printReport(c.OutOrStdout(), &r, all); err != nil {
-				return err
-			}
-			return printDevices(c.OutOrStdout(), &tree)
+			return printReport(c.OutOrStdout(), &r, &tree)
 		},
 	}
-	c.Flags().BoolVar(&all, "all", false, "also what concerns only backends that are not "+
-		"in this build")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	c.Flags().StringVar(&tune, "tune", "", "measure for seconds how this machine copies host "+
 		"memory, and write it to this file")
-	n.register(c)
-	c.Flags().StringVar(&root, "root", "", "look at the proc, sys and lib below this directory")
-	_ = c.Flags().MarkHidden("root") // the only error is a flag that does not exist
+	c.Flags().Var(&specs, "backend", "try a backend with these options; as often as there are")
 	return c
 }
 
-func checkDoctor(c *cobra.Command, n *networkFlags) error {
-	if c.Flags().Changed("root") {
-		return refuse(c, "--root is a tree of files, and no backend is opened: it takes no --%s",
-			beside(c, "root", "json", "all")...)
-	}
-	return n.settleDoctor()
-}
-
-// builtBackends lists what this build has; to try one is to open it here.
-func builtBackends(try bool, n *networkFlags) map[string]func() error {
-	built := map[string]func() error{}
-	for _, m := range makers {
-		if !m.built() {
-			continue
-		}
-		built[m.name] = nil
-		if try {
-			built[m.name] = func() error {
-				b, err := m.open(openOptions{threads: 1, ucx: n.ucx, tcp: n.tcp,
-					rdma: n.rdma})
-				if err != nil {
-					return err
-				}
-				return b.Close()
+// checkDoctor refuses options that would have no effect.
+func checkDoctor(specs backendSpecs) error {
+	for _, spec := range specs {
+		for _, b := range byname.All() {
+			if b.Name == spec.name && !isBuilt(b) {
+				return usagef("--backend %s: not in this build: build with cgo", spec.text)
 			}
 		}
+		if spec.name == auto {
+			return usagef("--backend %s: doctor tries all: name the one that has options", auto)
+		}
 	}
-	return built
+	return nil
 }
 
 // cgoChecks says which backends are missing from a build without cgo, and how to get them.
@@ -117,9 +115,9 @@ func cgoChecks() []machine.Check {
 		Fix: "CGO_ENABLED=1 go build -o sluice ./cmd/sluice   # with a C compiler: apt-get " +
 			"install gcc",
 	}
-	for _, m := range makers {
-		if !m.built() {
-			c.Backends = append(c.Backends, m.name)
+	for _, b := range byname.All() {
+		if !isBuilt(b) {
+			c.Backends = append(c.Backends, b.Name)
 		}
 	}
 	if len(c.Backends) == 0 {
@@ -131,48 +129,39 @@ func cgoChecks() []machine.Check {
 // machineLine describes the machine in one line.
 func machineLine(m *machine.Machine) string {
 	return fmt.Sprintf("%s, %d CPUs, %d NUMA node(s), %s of memory (%s available), kernel %s",
-		m.CPU, m.CPUs, m.Nodes, bench.RoundSize(m.MemoryTotal), bench.RoundSize(m.MemoryFree),
+		m.CPU, m.CPUs, m.Nodes, figures.RoundSize(m.MemoryTotal), figures.RoundSize(m.MemoryFree),
 		m.Kernel)
 }
 
-func printReport(w io.Writer, r *machine.Report, all bool) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+// diagnosis is what doctor prints as JSON.
+type diagnosis struct {
+	machine.Report
+	Devices devicetree.Report `json:"devices"`
+}
+
+func printReport(w io.Writer, r *machine.Report, devices *devicetree.Report) error {
+	var text bytes.Buffer
+	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "%s\n\n", machineLine(&r.Machine))
-	fmt.Fprintln(t, "BACKEND\tIN THIS BUILD\tMACHINE\tWHY")
+	fmt.Fprintln(t, "BACKEND\tSTATE\tWHY")
 	for _, b := range r.Backends {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", b.Name, inBuild(b.Build), readiness(b.Machine),
-			strings.Join(b.Notes, "; "))
-	}
-	checks := r.Checks
-	if !all {
-		checks = slices.DeleteFunc(slices.Clone(checks), func(c machine.Check) bool {
-			return !r.Concerns(&c)
-		})
+		fmt.Fprintf(t, "%s\t%s\t%s\n", b.Name, readiness(b.State), strings.Join(b.Notes, "; "))
 	}
 	fmt.Fprintln(t, "\nCHECK\tSTATE\tFOUND")
-	for _, c := range checks {
+	for _, c := range r.Checks {
 		fmt.Fprintf(t, "%s\t%s\t%s\n", c.Name, c.State, c.Found)
 	}
-	printFixes(t, checks)
-	if hidden := len(r.Checks) - len(checks); hidden > 0 {
-		fmt.Fprintf(t, "\n%d checks concern only backends that are not in this build: --all "+
-			"shows them.\n", hidden)
-	}
-	if err := t.Flush(); err != nil {
+	printFixes(t, r.Checks)
+	_ = t.Flush() // a buffer takes all
+	fmt.Fprintln(&text)
+	devices.Print(&text)
+	if _, err := w.Write(text.Bytes()); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
 	return nil
 }
 
-func inBuild(yes bool) string {
-	if yes {
-		return "yes"
-	}
-	return "no"
-}
-
-// readiness is a state as the machine's share in a backend: "ok" beside a backend
-// that does not exist would be misread.
+// readiness is a backend's state.
 func readiness(s machine.State) string {
 	if s == machine.OK {
 		return "ready"
@@ -196,4 +185,35 @@ func printFixes(w io.Writer, checks []machine.Check) {
 		fmt.Fprintf(w, "  %s (%s): %s\n      %s\n", c.Name, strings.Join(c.Backends, ", "), c.Why,
 			c.Fix)
 	}
+}
+
+// deviceUsers are the backends that a slow link slows down.
+var deviceUsers = map[topology.Kind][]string{
+	topology.GPU: {"rdma", "gds", "cuda"}, topology.NIC: {"tcp", "ucx", "rdma"},
+	topology.Drive: {"posix", "gds"},
+}
+
+// deviceChecks says of each slow link what mends it.
+func deviceChecks(r *devicetree.Report) (checks []machine.Check) {
+	for _, d := range append(append([]*devicetree.Device{}, r.GPUs...), r.Rest...) {
+		for _, w := range d.Warnings {
+			checks = append(checks, deviceCheck("pcie "+d.Name, w, deviceUsers[d.Kind]))
+		}
+	}
+	for _, b := range r.Slow {
+		for _, w := range b.Warnings {
+			checks = append(checks, deviceCheck("pcie "+b.Name, w, []string{"ucx", "rdma",
+				"gds", "cuda"}))
+		}
+	}
+	return checks
+}
+
+func deviceCheck(name string, w devicetree.Warning, users []string) machine.Check {
+	c := machine.Check{Name: name, State: machine.Limited, Found: w.Text,
+		Why: "no transfer is faster than the link that it crosses", Fix: w.Fix, Backends: users}
+	if w.Idle {
+		c.State = machine.Note
+	}
+	return c
 }

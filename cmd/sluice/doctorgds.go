@@ -26,7 +26,7 @@ func experimentalChecks() []machine.Check {
 // the check names.
 func gdsChecks(cfg gds.Config) []machine.Check {
 	c := machine.Check{Name: "cufile", State: machine.OK, Backends: []string{gdsName},
-		Why: "sluice bench gds measures it beside the staged route on this machine"}
+		Why: "sluice bench --lane gpufile measures it beside the staged route on this machine"}
 	facts, err := gds.Examine(cfg)
 	var missing *driver.UnavailableError
 	switch {

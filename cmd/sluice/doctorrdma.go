@@ -8,13 +8,18 @@ import (
 
 	"github.com/sluicehq/sluice/backends/rdma"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
+	"github.com/sluicehq/sluice/internal/options"
 )
 
 // rdmaChecks says which ports there are, which GID each would use and why not another one,
 // where they lie, and what is wrong with them. That none can be used at all is found by
 // opening the backend.
-func rdmaChecks(r *rdmaFlags) []machine.Check {
-	found, _ := rdma.Examine(r.config()) // the findings are good in any case
+func rdmaChecks(spec backendSpec) []machine.Check {
+	var cfg rdma.Config
+	if options.Set(&cfg, spec.words) != nil {
+		return nil // to open the backend says it, too
+	}
+	found, _ := rdma.Examine(cfg) // the findings are good in any case
 	var checks []machine.Check
 	for i := range found.Devices {
 		d := &found.Devices[i]
@@ -31,7 +36,7 @@ func rdmaChecks(r *rdmaFlags) []machine.Check {
 
 func rdmaCheck(name string, state machine.State, found, why, fix string) machine.Check {
 	return machine.Check{Name: name, State: state, Found: found, Why: why, Fix: fix,
-		Backends: []string{rdmaName}}
+		Backends: []string{"rdma"}}
 }
 
 func rdmaPort(d *rdma.DeviceFinding, p *rdma.PortFinding, nodes int) machine.Check {

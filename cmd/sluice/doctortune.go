@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -72,10 +73,11 @@ func runTune(c *cobra.Command, name string, asJSON bool) (err error) {
 	if err != nil {
 		return err
 	}
-	file, keep, err := (&rangeFlags{file: path}).create(c.Context(), nil)
+	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
 		return usagef("--tune: %w", err)
 	}
+	defer os.Remove(file.Name())            // gone by then if all is well
 	load, _ := os.ReadFile("/proc/loadavg") // a kernel that does not tell: no note
 	if note := busyNote(string(load), runtime.NumCPU()); note != "" {
 		fmt.Fprintf(c.ErrOrStderr(), "%s: %s\n", c.CommandPath(), note)
@@ -89,7 +91,10 @@ func runTune(c *cobra.Command, name string, asJSON bool) (err error) {
 		text = choice.File()
 		return printJSON(file, text)
 	}
-	if err := keep(tune()); err != nil {
+	if err = errors.Join(tune(), file.Close()); err == nil {
+		err = os.Rename(file.Name(), path)
+	}
+	if err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	if asJSON {

@@ -12,31 +12,36 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/backends/ucx"
-	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/figures"
+	"github.com/sluicehq/sluice/internal/options"
 )
 
 // ucxChecks says what UCX has on this machine, by trying it: which files are there
 // says little.
-func ucxChecks(u *ucxFlags, environment []string) []machine.Check {
-	found, err := ucx.Examine(u.config())
+func ucxChecks(spec backendSpec, environment []string) []machine.Check {
+	var cfg ucx.Config
+	if options.Set(&cfg, spec.words) != nil {
+		return nil // to open the backend says it, too
+	}
+	found, err := ucx.Examine(cfg)
 	var missing *driver.UnavailableError
 	switch {
 	case errors.As(err, &missing):
 		return []machine.Check{ucxCheck("libucp", machine.Missing, missing.Reason,
 			"opened at run time", missing.Fix)}
 	case err != nil:
-		return nil // of the flags; to open the backend says it, too
+		return nil // of the options; to open the backend says it, too
 	}
 	checks := []machine.Check{ucxCheck("libucp", machine.OK, "UCX "+found.Version+", "+
 		found.Library, "opened at run time", ""),
-		ucxNear(u, &found), ucxCMA(u, &found), ucxFar(u, &found),
+		ucxNear(&cfg, &found), ucxCMA(&cfg, &found), ucxFar(&cfg, &found),
 		ucxEnvironment(&found, environment)}
 	if len(found.Absent) > 0 {
 		checks = append(checks, ucxCheck("ucx-names", machine.Missing, "not on this machine: "+
 			strings.Join(found.Absent, ", "),
-			"--transports and --devices name what UCX does not find",
+			"the options transports and devices name what UCX does not find",
 			"choose of those above: `ucx_info -d` describes them"))
 	}
 	return append(checks, ucxLeftovers("/dev/shm", time.Now())...)
@@ -58,38 +63,38 @@ func ucxLeftovers(dir string, now time.Time) []machine.Check {
 		return nil
 	}
 	return []machine.Check{ucxCheck("ucx-leftovers", machine.Note,
-		fmt.Sprintf("%d file(s) in %s, %s", count, dir, bench.RoundSize(bytes)),
+		fmt.Sprintf("%d file(s) in %s, %s", count, dir, figures.RoundSize(bytes)),
 		"processes were killed while they opened UCX, and their memory stays until it is removed",
 		fmt.Sprintf("find %s -maxdepth 1 -name '%s' -mmin +1 -delete", dir, pattern))}
 }
 
 func ucxCheck(name string, state machine.State, found, why, fix string) machine.Check {
 	return machine.Check{Name: name, State: state, Found: found, Why: why, Fix: fix,
-		Backends: []string{ucxName}}
+		Backends: []string{"ucx"}}
 }
 
-func ucxNear(u *ucxFlags, f *ucx.Findings) machine.Check {
+func ucxNear(cfg *ucx.Config, f *ucx.Findings) machine.Check {
 	const name, why = "ucx-near", "to peers of this host, in the same namespaces and of " +
 		"the same user"
 	switch {
 	case len(f.Near) > 0:
 		return ucxCheck(name, machine.OK, strings.Join(f.Near, ", "), why, "")
-	case u.transports != "":
-		return ucxCheck(name, machine.Note, "none, by --transports", why, "")
+	case cfg.Transports != "":
+		return ucxCheck(name, machine.Note, "none, by the option transports", why, "")
 	}
 	return ucxCheck(name, machine.Limited, "none", "peers of this host are reached over the "+
 		"network: two copies and the kernel", "")
 }
 
 // ucxCMA is whether the kernel copies between processes, in UCX's own judgement.
-func ucxCMA(u *ucxFlags, f *ucx.Findings) machine.Check {
+func ucxCMA(cfg *ucx.Config, f *ucx.Findings) machine.Check {
 	const name = "ucx-cma"
 	switch {
 	case slices.Contains(f.Near, "cma"):
 		return ucxCheck(name, machine.OK, "works", "the kernel copies memory that peers "+
 			"cannot map, once", "")
-	case u.transports != "":
-		return ucxCheck(name, machine.Note, "not used, by --transports",
+	case cfg.Transports != "":
+		return ucxCheck(name, machine.Note, "not used, by the option transports",
 			"memory that peers cannot map is copied twice", "")
 	}
 	return ucxCheck(name, machine.Limited, "refused", "memory that peers cannot map is copied "+
@@ -97,15 +102,15 @@ func ucxCMA(u *ucxFlags, f *ucx.Findings) machine.Check {
 		"sysctl -w kernel.yama.ptrace_scope=0   # containers: docker run --cap-add SYS_PTRACE")
 }
 
-func ucxFar(u *ucxFlags, f *ucx.Findings) machine.Check {
+func ucxFar(cfg *ucx.Config, f *ucx.Findings) machine.Check {
 	const name, why = "ucx-far", "to peers on other hosts, or apart by namespaces or user"
 	devices := slices.DeleteFunc(slices.Clone(f.Devices), func(d string) bool { return d == "lo" })
 	switch {
-	case len(f.Far) == 0 && u.transports != "":
-		return ucxCheck(name, machine.Note, "none, by --transports", why, "")
+	case len(f.Far) == 0 && cfg.Transports != "":
+		return ucxCheck(name, machine.Note, "none, by the option transports", why, "")
 	case len(f.Far) == 0 || len(f.Devices) == 0:
 		return ucxCheck(name, machine.Limited, "none", "no peer on another host can be reached", "")
-	case len(devices) == 0 && u.devices == "":
+	case len(devices) == 0 && cfg.Devices == "":
 		return ucxCheck(name, machine.Limited, strings.Join(f.Far, ", ")+" over lo alone",
 			"no peer on another host can be reached", "")
 	}
@@ -141,5 +146,5 @@ func ucxEnvironment(f *ucx.Findings, environment []string) machine.Check {
 		words = []string{"no UCX_* variable is set"}
 	}
 	return ucxCheck("ucx-environment", machine.Note, strings.Join(words, "; "),
-		"variables change what UCX does in every program; flags and Config win", "")
+		"variables change what UCX does in every program; options and Config win", "")
 }

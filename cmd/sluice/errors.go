@@ -5,10 +5,10 @@ package main
 import (
 	"errors"
 	"os"
+	"regexp"
 	"strings"
 
-	"github.com/spf13/cobra"
-
+	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
@@ -19,33 +19,25 @@ import (
 // wrong they tell a reader nothing.
 var classes = []error{
 	driver.ErrNoRoute, driver.ErrNotSupported, driver.ErrReadOnly, driver.ErrBusy,
-	os.ErrPermission, os.ErrExist, os.ErrNotExist, layout.ErrGeometry, bench.ErrWorkload,
-	bench.ErrShape,
+	os.ErrPermission, os.ErrExist, os.ErrNotExist, layout.ErrGeometry, bench.ErrShape,
 }
 
-// fields are what errors of packages call in a Config, and by which flags the tool sets it.
-var fields = []struct {
-	name, says string
-	flags      []string
-}{
-	{"Config.Identity", "--cert, --key and --ca", []string{"cert", "key", "ca"}},
-	{"Config.Plaintext", "--plaintext", []string{"plaintext"}},
-	{"Config.TLS or Identity", "--tcp-cert, --tcp-key and --tcp-ca", []string{"tcp-cert", "tcp-key",
-		"tcp-ca"}},
-	{"tcp: config: Listen", "--tcp-listen", []string{"tcp-listen"}},
-	{"tcp: config: Listen", "--data", []string{"data"}},
-	{"Config.Listen", "--tcp-listen", []string{"tcp-listen"}},
-	{"Config.Listen", "--data", []string{"data"}},
-	{"Config.Listen", "--listen", []string{"listen"}},
-	{"Config.Memory", "--memory", []string{"memory"}},
-	{"Config.Way = WayThreads", "--way threads", []string{"way"}},
-	{"Config.Way", "--way", []string{"way"}},
-	{"Config.Devices", "--devices", []string{"devices"}},
-	{"Config.Transports", "--transports", []string{"transports"}},
+// fieldPattern finds what errors of packages call a field of a Config.
+var fieldPattern = regexp.MustCompile(`\b(?:Config\.|config: )([A-Z]\w*)`)
+
+// optionNames has a text speak of options where it speaks of fields of a backend's Config.
+func optionNames(text string) string {
+	fields := byname.Fields()
+	return fieldPattern.ReplaceAllStringFunc(text, func(found string) string {
+		if name, ok := fields[fieldPattern.FindStringSubmatch(found)[1]]; ok {
+			return "option " + name
+		}
+		return found
+	})
 }
 
 // sentence is what the user of a command reads of an error.
-func sentence(c *cobra.Command, err error) string {
+func sentence(err error) string {
 	text := err.Error()
 	end := suffixes(err)
 	var usage *usageError
@@ -60,17 +52,7 @@ func sentence(c *cobra.Command, err error) string {
 			}
 		}
 	}
-	text = strings.Join(lines, "\n")
-	for _, f := range fields {
-		given := true
-		for _, name := range f.flags {
-			given = given && c.Flags().Lookup(name) != nil
-		}
-		if given {
-			text = strings.ReplaceAll(text, f.name, f.says)
-		}
-	}
-	return text
+	return optionNames(strings.Join(lines, "\n"))
 }
 
 // suffixes returns ": " and the text of each class that a text of its own stands before. Where

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"slices"
@@ -15,42 +14,41 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/sluicehq/sluice/backends/byname"
+	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/options"
 )
 
 // explainFlags are the words of the command line.
 type explainFlags struct {
-	local, remote, backend string
-	sameHost, asJSON       bool
-	network                networkFlags
-	there                  remoteFlags
-	groups                 groupsFlags
+	local, remote    string
+	backend          backendSpec
+	sameHost, asJSON bool
+	groups           groupsFlags
 
-	memories []string // the flags that say what to ask where no running engine is
-	peer     []string // and those about one
+	memories []string // the flags that concern two memories, not two groups
 }
 
 func newExplain() *cobra.Command {
-	var f explainFlags
+	f := explainFlags{backend: autoSpec()}
 	c := &cobra.Command{
 		Use:   "explain",
 		Short: "Say which backends could move bytes between two memories, and which would",
 		Long: `Say which backends could move bytes between two memories, which would, and how.
 The answer comes from two engines in this process. For a peer on another host they
-are connected as such a peer would be, over the network devices of this one. With --peer it
-comes from a running engine that serves there, one answer for each of its regions.
+are connected as such a peer would be, over the network devices of this one.
 
 With --prefill and --decode it says instead how the KV cache of --model goes from one group of
 ranks to another that lays it out in another way: which rank pushes or pulls what by how many
 patterns, which ranks send nothing, and how many descriptors a list would have had. Groups that
 cannot exchange a cache are refused, with a cure. Nothing is opened.
 
-` + groupsHelp,
+` + specHelp + "\n\n" + groupsHelp,
 		Example: `  sluice explain --local dram --remote dram
-  sluice explain --backend ucx --transports tcp
+  sluice explain --backend ucx:transports=tcp
   sluice explain --local dram --remote dram --same-host=false --json
-  sluice explain --peer 10.0.0.2:7000 --cert b.pem --key b-key.pem --ca ca.pem
   sluice explain --model llama3.1-70b --prefill tp=8,layout=nhd --decode tp=4,layout=hnd,block=64`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return f.run(c) },
@@ -63,17 +61,10 @@ func (f *explainFlags) register(c *cobra.Command) {
 	s := c.Flags()
 	s.StringVar(&f.local, "local", "dram", "this side's memory: "+strings.Join(kindNames(), ", "))
 	s.StringVar(&f.remote, "remote", "dram", "the peer's memory, one of the same")
-	s.StringVar(&f.backend, "backend", auto, "consider this one alone: "+
-		backendNames(driver.InProcess))
+	s.Var(&f.backend, "backend", "consider this one alone: "+
+		strings.Join(backendNames(driver.InProcess), ", "))
 	s.BoolVar(&f.sameHost, "same-host", true, "the peer is another process of this host")
-	f.network.register(c)
 	s.VisitAll(func(g *pflag.Flag) { f.memories = append(f.memories, g.Name) })
-	f.there.registerPeer(c)
-	s.VisitAll(func(g *pflag.Flag) {
-		if !slices.Contains(f.memories, g.Name) {
-			f.peer = append(f.peer, g.Name)
-		}
-	})
 	f.groups.register(c, "")
 	s.BoolVar(&f.asJSON, "json", false, "print JSON")
 }
@@ -81,32 +72,13 @@ func (f *explainFlags) register(c *cobra.Command) {
 func (f *explainFlags) run(c *cobra.Command) error {
 	if f.groups.given(c) {
 		if err := refuse(c, "--%s beside --prefill and --decode: a plan does not depend on it",
-			append(f.peer, f.memories...)...); err != nil {
+			f.memories...); err != nil {
 			return err
 		}
 		return explainPlan(c.OutOrStdout(), &f.groups, f.asJSON)
 	}
-	if f.there.peer != "" {
-		if err := refuse(c, "--%s beside --peer: a running engine answers for its own regions, by "+
-			"all its ways", f.memories...); err != nil {
-			return err
-		}
-		return explainPeer(c.Context(), c.OutOrStdout(), &f.there, f.asJSON)
-	}
-	if err := refuse(c, "--%s is of --peer alone", f.peer...); err != nil {
-		return err
-	}
-	n := &f.network
-	err := n.settleAsked(f.backend)
-	if err != nil {
-		return err
-	}
-	var usage *usageError // what else is wrong is part of the answer
-	if err := n.examine(f.backend); errors.As(err, &usage) {
-		return err
-	}
-	q := question{backend: f.backend, sameHost: f.sameHost, options: openOptions{threads: 1,
-		ucx: n.ucx, rdma: n.rdma, tcp: n.tcp, elsewhere: !f.sameHost}}
+	q := question{backend: f.backend, sameHost: f.sameHost}
+	var err error
 	if q.local, err = parseKind(f.local); err != nil {
 		return err
 	}
@@ -117,66 +89,19 @@ func (f *explainFlags) run(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	return printExplanations(c.OutOrStdout(), f.asJSON, explained{Explanation: x})
-}
-
-// errNoRoute ends explain with status 1 where no backend can: a script may ask.
-var errNoRoute = errors.New("no backend can move these bytes: the reasons stand above")
-
-// explained is an answer, and the peer's region that it is about; empty: of no running engine.
-type explained struct {
-	Region string `json:"region,omitempty"`
-	engine.Explanation
-}
-
-func (x *explained) heading() string {
-	if x.Region == "" {
-		return ""
+	if f.asJSON {
+		err = printJSON(c.OutOrStdout(), x)
+	} else {
+		_, err = fmt.Fprint(c.OutOrStdout(), x.String())
 	}
-	return "region " + x.Region + ": "
-}
-
-// printExplanations prints answers, of which each must have a route.
-func printExplanations(w io.Writer, asJSON bool, list ...explained) error {
-	var err error
-	routes := true
-	for i := range list {
-		routes = routes && list[i].Chosen != ""
-		if !asJSON && err == nil {
-			_, err = fmt.Fprint(w, list[i].heading(), list[i].String())
-		}
-	}
-	switch {
-	case asJSON && len(list) == 1:
-		err = printJSON(w, list[0])
-	case asJSON:
-		err = printJSON(w, list)
-	}
-	if err == nil && !routes {
+	if err == nil && x.Chosen == "" {
 		return errNoRoute
 	}
 	return err
 }
 
-// explainPeer asks an engine about its ways to each region of a running one.
-func explainPeer(ctx context.Context, w io.Writer, r *remoteFlags, asJSON bool) error {
-	if err := r.check(); err != nil {
-		return err
-	}
-	var list []explained
-	err := r.with(ctx, func(e *engine.Engine, p *engine.Peer) (err error) {
-		return eachRegion(e, p, func(m *engine.Remote, x engine.Explanation) {
-			list = append(list, explained{m.Name(), x})
-		})
-	})
-	if err != nil {
-		return err
-	}
-	if len(list) == 0 {
-		return fmt.Errorf("%s describes no region", r.peer)
-	}
-	return printExplanations(w, asJSON, list...)
-}
+// errNoRoute ends explain with status 1 where no backend can: a script may ask.
+var errNoRoute = errors.New("no backend can move these bytes: the reasons stand above")
 
 var kinds = map[string]driver.Kind{"dram": driver.DRAM, "hbm": driver.HBM, "file": driver.File}
 
@@ -192,45 +117,38 @@ func parseKind(name string) (driver.Kind, error) {
 
 // question is what explain answers.
 type question struct {
-	backend       string
+	backend       backendSpec
 	local, remote driver.Kind
 	sameHost      bool
-	options       openOptions
 }
 
 // ask opens every backend that is meant. Those that could serve are asked through
 // two engines, as a program would; for the others the obstacle is named.
 func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
-	if q.backend != auto {
-		if _, err := findMaker(q.backend, driver.InProcess); err != nil {
-			return engine.Explanation{}, err
-		}
-	}
-	q.options.nearOnly = q.backend == auto && q.sameHost && len(q.options.ucx.given()) == 0
 	x := engine.Explanation{Peer: "there", Local: q.local.String(), Remote: q.remote.String(),
 		SameHost: q.sameHost}
-	var fit, links []maker
-	for _, m := range makers {
-		if q.backend != auto && q.backend != m.name {
+	var fit, links []string
+	for _, b := range byname.All() {
+		if q.backend.name != auto && q.backend.name != b.Name {
 			continue
 		}
-		obstacle, link, err := q.obstacle(m)
+		obstacle, link, err := q.obstacle(b)
 		if err != nil {
 			return x, err
 		}
 		if link {
-			links = append(links, m)
+			links = append(links, b.Name)
 		}
 		if obstacle == "" {
-			fit = append(fit, m)
+			fit = append(fit, b.Name)
 		} else {
-			x.Candidates = append(x.Candidates, engine.Candidate{Backend: m.name, Reason: obstacle})
+			x.Candidates = append(x.Candidates, engine.Candidate{Backend: b.Name, Reason: obstacle})
 		}
 	}
-	if len(fit) == 0 && q.backend == auto && q.local != driver.HBM && q.remote != driver.HBM {
+	if len(fit) == 0 && q.backend.name == auto && q.local != driver.HBM && q.remote != driver.HBM {
 		fit = links // no backend alone: the engines say whether a chain can
 		x.Candidates = slices.DeleteFunc(x.Candidates, func(c engine.Candidate) bool {
-			return slices.ContainsFunc(links, func(m maker) bool { return m.name == c.Backend })
+			return slices.Contains(links, c.Backend)
 		})
 	}
 	if len(fit) == 0 {
@@ -249,22 +167,38 @@ func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
 	return asked, nil
 }
 
+// open opens a backend with the options of the command line. A peer on another host is not reached
+// by what ucx has for peers of this one.
+func (q *question) open(name string) (driver.Backend, error) {
+	one := backendSpec{text: name, name: name}
+	if q.backend.name == name {
+		one = q.backend
+	}
+	if err := one.checkUCX(); err != nil {
+		return nil, err
+	}
+	if name != "ucx" || q.sameHost {
+		return one.openOne(1)
+	}
+	var cfg ucx.Config
+	if err := options.Set(&cfg, one.words); err != nil {
+		return nil, &usageError{err}
+	}
+	cfg, err := cfg.Elsewhere()
+	if err != nil {
+		return nil, err
+	}
+	return ucx.New(cfg)
+}
+
 // obstacle says why a backend cannot serve alone, as far as it says so itself, and whether it may
 // be a link of a chain.
-func (q *question) obstacle(m maker) (why string, link bool, err error) {
-	if m.opensPort() && q.backend == auto && q.sameHost {
+func (q *question) obstacle(known byname.Backend) (why string, link bool, err error) {
+	if opensPort(known) && q.backend.name == auto && q.sameHost {
 		return "not asked: it opens a port on the network, which a peer of this host does not " +
-				"need: --backend " + m.name + " asks it",
-			false, nil
+			"need: --backend " + known.Name + " asks it", false, nil
 	}
-	if m.name == ucxName {
-		if err := q.options.ucx.examine(ucxName); errors.Is(err, driver.ErrUnavailable) {
-			return err.Error(), false, nil
-		} else if err != nil {
-			return "", false, err
-		}
-	}
-	b, err := openBackend(m, q.options)
+	b, err := q.open(known.Name)
 	if errors.Is(err, driver.ErrUnavailable) {
 		return err.Error(), false, nil
 	}
@@ -273,19 +207,19 @@ func (q *question) obstacle(m maker) (why string, link bool, err error) {
 	}
 	caps := b.Caps()
 	if err := b.Close(); err != nil {
-		return "", false, fmt.Errorf("close backend %s: %w", m.name, err)
+		return "", false, fmt.Errorf("close backend %s: %w", known.Name, err)
 	}
 	link = q.sameHost || caps.Reach != driver.SameHost
 	if caps.Reach == driver.InProcess && caps.Pairs.Serves(driver.DRAM, driver.DRAM) {
 		link = false // it would lead from this engine to the one that stands for another process
 	}
-	return q.unfit(m, caps), link, nil
+	return q.unfit(caps), link, nil
 }
 
 // unfit says what an open backend lacks; "": nothing.
-func (q *question) unfit(m maker, caps driver.Caps) string {
+func (q *question) unfit(caps driver.Caps) string {
 	switch {
-	case m.name == ucxName && (q.local == driver.HBM || q.remote == driver.HBM):
+	case caps.Name == "ucx" && (q.local == driver.HBM || q.remote == driver.HBM):
 		return "does not serve device memory: UCX has transports for it only where it was built " +
 			"with CUDA, which distributions do not"
 	case !caps.Pairs.Serves(q.local, q.remote):
@@ -302,13 +236,13 @@ func (q *question) unfit(m maker, caps driver.Caps) string {
 }
 
 // connect asks an engine about its way to another one.
-func (q *question) connect(ctx context.Context, fit []maker) (x engine.Explanation, err error) {
+func (q *question) connect(ctx context.Context, fit []string) (x engine.Explanation, err error) {
 	var ends [2]*engine.Engine
 	var regions [2]*engine.Region
 	for i, kind := range []driver.Kind{q.local, q.remote} {
 		var list []driver.Backend
-		for _, m := range fit {
-			b, err := openBackend(m, q.options)
+		for _, name := range fit {
+			b, err := q.open(name)
 			if err != nil {
 				return x, errors.Join(err, closeAll(list))
 			}

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/kv/layout"
+	"github.com/sluicehq/sluice/replay"
 )
 
 // groupsFlags name two groups of ranks and the model that both serve.
@@ -78,7 +78,7 @@ func explainPlan(w io.Writer, f *groupsFlags, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	p, err := bench.Plan(spec, from, to)
+	p, err := replay.PlanGroups(spec, from, to)
 	if errors.Is(err, layout.ErrGeometry) {
 		return &usageError{err}
 	}

@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"os"
-	"time"
 )
 
 // interruptible runs f, which takes no context, and returns without it when ctx ends: f opens what
@@ -27,22 +26,6 @@ func interruptible[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	case <-ctx.Done():
 		var none T
 		return none, context.Cause(ctx)
-	}
-}
-
-// delayed returns a context that ends by that much after ctx, by the same cause.
-func delayed(ctx context.Context, by time.Duration) (late context.Context, stop func()) {
-	late, end := context.WithCancelCause(context.WithoutCancel(ctx))
-	undo := context.AfterFunc(ctx, func() {
-		select {
-		case <-time.After(by):
-			end(context.Cause(ctx))
-		case <-late.Done():
-		}
-	})
-	return late, func() {
-		undo()
-		end(nil)
 	}
 }
 

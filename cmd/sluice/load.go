@@ -14,26 +14,27 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/kv/weights"
 )
 
 // loadFlags are the words of the command line.
 type loadFlags struct {
-	files                  []string
-	backend, memory, piece string
-	readers, rank          int
-	cold, asJSON           bool
+	files         []string
+	backend       backendSpec
+	memory, piece string
+	readers, rank int
+	cold, asJSON  bool
 
 	isSet             bool // --rank was given: the file is the root of a set
 	memoryMax, pieces uint64
 }
 
 func newLoad() *cobra.Command {
-	var f loadFlags
+	f := loadFlags{backend: autoSpec()}
 	c := &cobra.Command{
 		Use:   "load FILE...",
 		Short: "Read safetensors files into registered memory, and say how fast",
@@ -45,7 +46,9 @@ names are read, once each.
 
 Bytes go past the page cache where the filesystem lets them, unless half of a file is in
 it; --cold drops the files from it first. All tensors have their place in memory at once,
-unless --memory is less: then each makes way for the next as soon as it is there.`,
+unless --memory is less: then each makes way for the next as soon as it is there.
+
+` + specHelp,
 		Example: `  sluice load model-00001-of-00002.safetensors model-00002-of-00002.safetensors
   sluice load --cold --json model/*.safetensors
   sluice load model/model.safetensors.index.json
@@ -54,8 +57,8 @@ unless --memory is less: then each makes way for the next as soon as it is there
 	}
 	s := c.Flags()
 	s.IntVar(&f.rank, "rank", 0, "of a set: FILE is its root")
-	s.StringVar(&f.backend, "backend", auto, "what the memory is registered with: "+
-		backendNames(driver.InProcess))
+	s.Var(&f.backend, "backend", "what the memory is registered with: "+
+		strings.Join(backendNames(driver.InProcess), ", "))
 	s.StringVar(&f.memory, "memory", "", "how much memory to read into (default: room for "+
 		"all tensors)")
 	s.StringVar(&f.piece, "piece", "8MiB", "most bytes of one read")
@@ -78,12 +81,7 @@ func (f *loadFlags) check(given func(flag string) bool) (err error) {
 	case f.readers < 1 || f.readers > 256:
 		return usagef("--readers %d: want 1 to 256", f.readers)
 	}
-	if f.backend != auto {
-		if _, err := findMaker(f.backend, driver.InProcess); err != nil {
-			return err
-		}
-	}
-	if f.pieces, err = bench.ParseSize(f.piece); err != nil {
+	if f.pieces, err = figures.ParseSize(f.piece); err != nil {
 		return &usageError{fmt.Errorf("--piece: %w", err)}
 	}
 	if f.pieces < 1 || f.pieces > 1<<30 {
@@ -92,7 +90,7 @@ func (f *loadFlags) check(given func(flag string) bool) (err error) {
 	if f.memory == "" {
 		return nil
 	}
-	if f.memoryMax, err = bench.ParseSize(f.memory); err != nil {
+	if f.memoryMax, err = figures.ParseSize(f.memory); err != nil {
 		return &usageError{fmt.Errorf("--memory: %w", err)}
 	}
 	return nil
@@ -182,9 +180,9 @@ func (l *loading) register() (_ *engine.Memory, release func() error, err error)
 	if have := hostmem.Limits().Available; have > 0 && uint64(need) > have {
 		return nil, nil, fmt.Errorf("the tensors take %s of memory, %s are available: give "+
 			"--memory, or fewer files",
-			bench.RoundSize(uint64(need)), bench.RoundSize(have))
+			figures.RoundSize(uint64(need)), figures.RoundSize(have))
 	}
-	list, err := openBackends(l.flags.backend, driver.InProcess, openOptions{threads: 1})
+	list, err := l.flags.backend.open(1, driver.InProcess)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -236,7 +234,7 @@ func (l *loading) read(ctx context.Context, memory *engine.Memory, bar *progress
 		}
 	}
 	took := time.Since(start)
-	l.res.Seconds, l.res.GBps = took.Seconds(), bench.GBps(uint64(read), took)
+	l.res.Seconds, l.res.GBps = took.Seconds(), figures.GBps(uint64(read), took)
 	l.res.StraightBytes = l.passed()
 	return nil
 }
@@ -265,10 +263,10 @@ func (r *loadReport) text(w io.Writer) error {
 		cache = "cold page cache"
 	case r.Cold:
 		cache = fmt.Sprintf("warm page cache: the file system keeps %s of the files in it, "+
-			"whatever --cold says", bench.RoundSize(uint64(r.CachedBytes)))
+			"whatever --cold says", figures.RoundSize(uint64(r.CachedBytes)))
 	case r.CachedBytes > 0:
 		cache = fmt.Sprintf("warm page cache: %s of the files were in it",
-			bench.RoundSize(uint64(r.CachedBytes)))
+			figures.RoundSize(uint64(r.CachedBytes)))
 	}
 	_, err := fmt.Fprintf(w, `files       %d, headers in %.3f s
 tensors     %d, %s
@@ -276,9 +274,9 @@ loaded      in %.3f s: %.2f GB/s, the first after %.1f ms
 cache       %s; %s went past it
 memory      %s, registered with %s
 `,
-		r.Files, r.HeaderSeconds, r.Tensors, bench.RoundSize(uint64(r.Bytes)), r.Seconds, r.GBps,
+		r.Files, r.HeaderSeconds, r.Tensors, figures.RoundSize(uint64(r.Bytes)), r.Seconds, r.GBps,
 		r.FirstMs,
-		cache, bench.RoundSize(uint64(r.StraightBytes)), bench.RoundSize(uint64(r.MemoryBytes)),
+		cache, figures.RoundSize(uint64(r.StraightBytes)), figures.RoundSize(uint64(r.MemoryBytes)),
 		strings.Join(slices.Sorted(slices.Values(r.Registered)), ", "))
 	if err != nil {
 		return fmt.Errorf("write report: %w", err)

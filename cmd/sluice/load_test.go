@@ -140,25 +140,6 @@ func cutSet(t *testing.T) (root, dir string) {
 	return filepath.Join(dir, "root.json"), dir
 }
 
-// TestCacheOfALoad: a file system that keeps what --cold drops is named.
-func TestCacheOfALoad(t *testing.T) {
-	const part = 4 << 10
-	for _, c := range []struct {
-		want string
-		r    loadReport
-	}{
-		{"cold page cache; ", loadReport{Cold: true, CachedBytes: -1}},
-		{"unknown page cache; ", loadReport{CachedBytes: -1}},
-		{"warm page cache: 4 KiB of the files were in it; ", loadReport{CachedBytes: part}},
-		{"warm page cache: the file system keeps 4 KiB of the files in it, whatever --cold says; ",
-			loadReport{Cold: true, CachedBytes: part}},
-	} {
-		var text strings.Builder
-		require.NoError(t, c.r.text(&text))
-		require.Contains(t, text.String(), "cache       "+c.want)
-	}
-}
-
 func TestLoadOfARank(t *testing.T) {
 	t.Parallel()
 	root, dir := cutSet(t)
@@ -195,7 +176,6 @@ func TestLoadErrors(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, b, 0o600))
 		return path
 	}
-	bad := bytes.Replace(text, []byte(`"dtype":`), []byte(`"dtype"=`), 1)
 	for name, c := range map[string]struct {
 		args  []string
 		wants []string
@@ -203,18 +183,8 @@ func TestLoadErrors(t *testing.T) {
 		"missing": {[]string{good, filepath.Join(dir, "absent")},
 			[]string{filepath.Join(dir, "absent"), "no such file"}},
 		"a directory": {[]string{dir}, []string{dir, "is a directory"}},
-		"empty": {[]string{write("empty", nil)}, []string{filepath.Join(dir, "empty"),
-			"it is empty"}},
-		"no safetensors": {[]string{write("text", []byte("once upon a time"))},
-			[]string{filepath.Join(dir, "text"), "is this a safetensors file?"}},
-		"truncated header": {[]string{write("cut", text[:50])}, []string{filepath.Join(dir, "cut"),
-			"the header has"}},
 		"truncated shard": {[]string{write("short", text[:len(text)-6])},
 			[]string{filepath.Join(dir, "short"), `tensor "good.0"`, "the file is cut"}},
-		"bad header": {[]string{write("bad", bad)}, []string{filepath.Join(dir, "bad"),
-			"header: at byte 18:"}},
-		"one tensor twice": {[]string{good, write("again", text)},
-			[]string{filepath.Join(dir, "again"), filepath.Join(dir, "good"), `tensor "good.0"`}},
 		"too little room": {[]string{"--memory", "1000", good}, []string{`tensor "good.0"`,
 			"give more --memory"}},
 	} {

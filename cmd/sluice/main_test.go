@@ -48,12 +48,7 @@ func buildAndRun(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer func() {
-		for _, remove := range removals {
-			remove()
-		}
-		os.RemoveAll(dir)
-	}()
+	defer os.RemoveAll(dir)
 	binary = filepath.Join(dir, "sluice")
 	build := exec.Command("go", "build", "-o", binary, ".")
 	build.Env = append(os.Environ(), "GOFLAGS=-trimpath -buildvcs=false")
@@ -115,6 +110,15 @@ var progressLine = regexp.MustCompile(`(?m)^.*: \d+ % done.*\n`)
 
 func withoutProgress(stderr *bytes.Buffer) string {
 	return progressLine.ReplaceAllString(stderr.String(), "")
+}
+
+// ok wants a command to have succeeded.
+func ok(t *testing.T, o outcome) outcome {
+	t.Helper()
+	if o.status != 0 {
+		t.Fatalf("%+v", o)
+	}
+	return o
 }
 
 func status(t *testing.T, err error) int {

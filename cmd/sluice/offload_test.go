@@ -22,9 +22,9 @@ var offloadKeys = []string{"path", "route", "file_blocks", "file_bytes", "blocks
 	"blocks_recalled", "recall_bytes", "recall_gbps", "pread_gbps", "recall_ratio"}
 
 // offloadReport runs a replay with a file, and returns what it says of it.
-func offloadReport(t *testing.T, args ...string) (report, offload map[string]any) {
+func offloadReport(t *testing.T, to string, args ...string) (report, offload map[string]any) {
 	t.Helper()
-	o := sluice(t, append([]string{"replay", "--json", "--model", smallModel, "--offload", "ssd"},
+	o := sluice(t, append([]string{"replay", "--json", "--model", smallModel, "--offload", to},
 		args...)...)
 	wantStory(t, o)
 	require.Contains(t, o.stderr, "reading back the blocks that were spilled")
@@ -40,7 +40,8 @@ const indexerBlock = 61 * 132 * 512
 
 func TestReplayOffload(t *testing.T) {
 	t.Parallel()
-	_, f := offloadReport(t, "--trace", smallTrace(t, 8), "--requests", "8", "--backend", "shm")
+	_, f := offloadReport(t, "ssd", "--trace", smallTrace(t, 8), "--requests", "8", "--backend",
+		"shm")
 	// 9 blocks come, 11 times a request has one that is there; at the end all 9 once more.
 	wantNumbers(t, f, map[string]float64{"file_blocks": 9, "blocks_attached": 0,
 		"blocks_evicted": 0, "blocks_spilled": 9,
@@ -56,8 +57,8 @@ func TestReplayOffload(t *testing.T) {
 // TestReplayOffloadInLittleRoom: the file is smaller than what comes, the oldest make way.
 func TestReplayOffloadInLittleRoom(t *testing.T) {
 	t.Parallel()
-	_, f := offloadReport(t, "--trace", smallTrace(t, 8), "--requests", "8", "--offload-size",
-		"13MiB", "--offload-durable")
+	_, f := offloadReport(t, "ssd:size=13MiB,durable=true", "--trace", smallTrace(t, 8),
+		"--requests", "8")
 	wantNumbers(t, f, map[string]float64{"file_blocks": 3})
 	if f["blocks_evicted"].(float64) < 6 || f["blocks_spilled"].(float64)-
 		f["blocks_evicted"].(float64) != 3 {
@@ -70,7 +71,8 @@ func TestReplayOffloadWithAbortsAndFaults(t *testing.T) {
 	trace := smallTrace(t, 8)
 	for _, more := range [][]string{{"--abort-rate", "0.5"}, {"--abort-rate", "0.5", "--overlap"},
 		{"--fault", "failing"}} {
-		r, f := offloadReport(t, append([]string{"--trace", trace, "--requests", "8"}, more...)...)
+		r, f := offloadReport(t, "ssd", append([]string{"--trace", trace, "--requests", "8"},
+			more...)...)
 		if f["blocks_spilled"].(float64) < 1 ||
 			f["blocks_recalled"].(float64) < f["blocks_spilled"].(float64) {
 			t.Errorf("%v: %v, aborted %v", more, f, r["aborted"])
@@ -82,13 +84,13 @@ func TestReplayOffloadWithAbortsAndFaults(t *testing.T) {
 func TestReplayOffloadKeepsAFile(t *testing.T) {
 	t.Parallel()
 	trace, path := smallTrace(t, 8), filepath.Join(t.TempDir(), "blocks")
-	args := []string{"--trace", trace, "--requests", "8", "--offload-file", path}
-	_, f := offloadReport(t, args...)
+	args := []string{"--trace", trace, "--requests", "8"}
+	_, f := offloadReport(t, "ssd:file="+path, args...)
 	wantNumbers(t, f, map[string]float64{"blocks_attached": 0, "blocks_spilled": 9})
 	if f["path"] != path {
 		t.Errorf("the file is called %v", f["path"])
 	}
-	_, f = offloadReport(t, args...)
+	_, f = offloadReport(t, "ssd:file="+path, args...)
 	wantNumbers(t, f, map[string]float64{"blocks_attached": 9, "blocks_spilled": 0,
 		"blocks_recalled": 9 + 20 + 9})
 
@@ -105,8 +107,8 @@ func TestReplayOffloadKeepsAFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	require.NoError(t, file.Close())
-	o := sluice(t, append([]string{"replay", "--json", "--model", smallModel, "--offload", "ssd"},
-		args...)...)
+	o := sluice(t, append([]string{"replay", "--json", "--model", smallModel, "--offload",
+		"ssd:file=" + path}, args...)...)
 	r := decode(t, o.stdout).(map[string]any)
 	if o.status != statusFailed || r["mismatches"].(float64) < 2 ||
 		!strings.Contains(o.stderr, path+": block 2, at byte ") {
@@ -117,9 +119,9 @@ func TestReplayOffloadKeepsAFile(t *testing.T) {
 		t.Errorf("the mismatch is called %q", first[1])
 	}
 
-	o = sluice(t, "replay", "--model", "llama3.1-8b", "--requests", "1", "--offload", "ssd",
-		"--offload-file", path)
-	if o.status != statusFailed || !strings.Contains(o.stderr, "choose another --offload-file") ||
+	o = sluice(t, "replay", "--model", "llama3.1-8b", "--requests", "1", "--offload",
+		"ssd:file="+path)
+	if o.status != statusFailed || !strings.Contains(o.stderr, "choose another file") ||
 		!strings.Contains(o.stderr, path) {
 		t.Errorf("a file of another model: %+v", o)
 	}
@@ -127,37 +129,34 @@ func TestReplayOffloadKeepsAFile(t *testing.T) {
 
 func TestReplayOffloadErrors(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"--offload", "hdd"}, {"--offload", ""},
-		{"--offload-file", "x"}, {"--offload-size", "1GiB"}, {"--offload-durable"},
-		{"--offload", "ssd", "--offload-size", "much"}, {"--offload", "ssd", "--offload-size", "0"},
-		{"--offload", "ssd", "--offload-file", ""},
-		{"--offload", "ssd", "--offload-file", "x", "--offload-dir", "y"}} {
-		if o := sluice(t, append([]string{"replay"}, args...)...); o.status != statusUsage ||
-			!strings.Contains(o.stderr, "--offload") && !strings.Contains(o.stderr, "size") {
-			t.Errorf("%v: %+v", args, o)
+	for _, to := range []string{"hdd", "", "ssd:size=much", "ssd:file=", "ssd:room=1", "ssd:"} {
+		if o := sluice(t, "replay", "--offload", to); o.status != statusUsage ||
+			!strings.Contains(o.stderr, "--offload") {
+			t.Errorf("%v: %+v", to, o)
 		}
 	}
 	trace, dir := smallTrace(t, 1), t.TempDir()
 	other := filepath.Join(dir, "other")
 	require.NoError(t, os.WriteFile(other, make([]byte, 8192), 0o600))
-	for _, c := range []struct{ args, wants []string }{
-		{[]string{"--offload-dir", other}, []string{other, "is not a directory: name one"}},
-		{[]string{"--offload-size", "1024TiB"}, []string{"no space left on device", "/blocks needs",
-			"smaller --offload-size"}},
-		{[]string{"--offload-size", "1MiB"}, []string{"a block takes", "--offload-size is 1MiB"}},
-		{[]string{"--offload-dir", filepath.Join(dir, "absent")},
+	for _, c := range []struct {
+		to    string
+		wants []string
+	}{
+		{"ssd:dir=" + other, []string{other, "is not a directory: name one"}},
+		{"ssd:size=1024TiB", []string{"no space left on device", "/blocks needs",
+			"give a smaller size"}},
+		{"ssd:size=1MiB", []string{"a block takes", "size of --offload is 1MiB"}},
+		{"ssd:dir=" + filepath.Join(dir, "absent"),
 			[]string{filepath.Join(dir, "absent"), "no such file", "make the directory"}},
-		{[]string{"--offload-file", filepath.Join(dir, "absent", "blocks")},
-			[]string{filepath.Join(dir, "absent", "blocks"), "no such file", "make the directory"}},
-		{[]string{"--offload-file", dir}, []string{dir, "is a directory"}},
-		{[]string{"--offload-file", other}, []string{other, "no store",
-			"choose another --offload-file"}},
+		{"ssd:file=" + filepath.Join(dir, "absent", "blocks"),
+			[]string{filepath.Join(dir, "absent"), "no such file", "make the directory"}},
+		{"ssd:file=" + dir, []string{dir, "is a directory"}},
+		{"ssd:file=" + other, []string{other, "no store", "choose another file"}},
 	} {
-		o := sluice(t, append([]string{"replay", "--model", smallModel, "--trace", trace,
-			"--offload", "ssd"}, c.args...)...)
+		o := sluice(t, "replay", "--model", smallModel, "--trace", trace, "--offload", c.to)
 		for _, want := range c.wants {
 			if o.status != statusFailed || !strings.Contains(o.stderr, want) {
-				t.Errorf("%v: no %q in %+v", c.args, want, o)
+				t.Errorf("%v: no %q in %+v", c.to, want, o)
 			}
 			if strings.Contains(want, "directory: name") || strings.HasPrefix(want, "make the") {
 				require.NotContains(t, o.stderr, "starting", "after memory was prepared for it")
@@ -193,7 +192,7 @@ func TestReplayOffloadAfterAKill(t *testing.T) {
 	t.Parallel()
 	trace, path := smallTrace(t, 40), filepath.Join(t.TempDir(), "blocks")
 	args := []string{"replay", "--model", smallModel, "--trace", trace, "--requests", "40",
-		"--offload", "ssd", "--offload-file", path}
+		"--offload", "ssd:file=" + path}
 	c, _, _ := command(t, append(args, "--speed", "0.02")...) // 80 s
 	require.NoError(t, c.Start())
 	pids := awaitChildren(t, c.Process.Pid, 2)
@@ -207,7 +206,7 @@ func TestReplayOffloadAfterAKill(t *testing.T) {
 	if got := status(t, c.Wait()); got != statusFailed {
 		t.Errorf("status %d", got)
 	}
-	_, f := offloadReport(t, "--trace", trace, "--requests", "40", "--offload-file", path)
+	_, f := offloadReport(t, "ssd:file="+path, "--trace", trace, "--requests", "40")
 	if f["blocks_attached"].(float64) < 3 {
 		t.Errorf("%v blocks were found", f["blocks_attached"])
 	}

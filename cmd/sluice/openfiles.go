@@ -15,7 +15,7 @@ import (
 func needsFiles(c *cobra.Command) bool {
 	for ; c.HasParent(); c = c.Parent() {
 		switch c.Name() {
-		case "agent", "ls", "get", "put", "bench", "replay", "load", "explain", "peer":
+		case "bench", "replay", "load", "explain", "peer":
 			return true
 		}
 	}

@@ -5,30 +5,25 @@ package main
 import (
 	"errors"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/bench/pair"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/replay"
 )
 
-// roles are what a child process of this command can be.
-var roles = map[string]func(*procs.Control, networkFlags) error{
-	"bench-target": func(c *procs.Control, n networkFlags) error {
-		return pair.Target(c, openForChild(n))
-	},
-}
+// opener opens backends that work between two processes.
+type opener = func(name string, threads int) ([]driver.Backend, error)
 
-// openForChild opens what works between two processes.
-func openForChild(n networkFlags) func(name string, threads int) ([]driver.Backend, error) {
-	return func(name string, threads int) ([]driver.Backend, error) {
-		n.give(name)
-		return openBackends(name, driver.SameHost, openOptions{threads: threads, ucx: n.ucx,
-			rdma: n.rdma, tcp: n.tcp})
-	}
+// roles are what a child process of this command can be.
+var roles = map[string]func(*procs.Control, opener) error{
+	"replay-prefill": func(c *procs.Control, open opener) error { return replay.Prefill(c, open) },
+	"replay-decode":  func(c *procs.Control, open opener) error { return replay.Decode(c, open) },
+	"replay-rank": func(c *procs.Control, open opener) error {
+		return replay.GroupRank(c, open)
+	},
 }
 
 // errReported is a child's error that its parent has been told.
@@ -36,28 +31,31 @@ var errReported = errors.New("reported to the parent process")
 
 // newPeer is the hidden command that child processes run.
 func newPeer() *cobra.Command {
-	var n networkFlags
 	c := &cobra.Command{
-		Use:    "peer ROLE",
+		Use:    "peer ROLE BACKEND",
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			role, ok := roles[strings.Join(args, " ")]
-			if !ok {
+			if len(args) != 2 || roles[args[0]] == nil {
 				return usagef("unknown role %q", args)
+			}
+			var spec backendSpec
+			if err := spec.Set(args[1]); err != nil {
+				return &usageError{err}
 			}
 			c, err := procs.Attach()
 			if err != nil {
 				return err
 			}
 			signal.Ignore(syscall.SIGINT, syscall.SIGHUP) // the parent ends its children in order
-			err = role(c, n)
+			err = roles[args[0]](c, func(_ string, threads int) ([]driver.Backend, error) {
+				return spec.open(threads, driver.SameHost)
+			})
 			if err == nil || c.Context().Err() != nil {
 				return nil // the parent wished so
 			}
-			return report(c, sentence(cmd, err))
+			return report(c, sentence(err))
 		},
 	}
-	n.register(c)
 	return c
 }
 

@@ -9,45 +9,38 @@ import (
 	"io"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/figures"
+	"github.com/sluicehq/sluice/internal/options"
 	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/replay"
 )
 
-func init() {
-	roles["replay-prefill"] = func(c *procs.Control, n networkFlags) error {
-		return replay.Prefill(c, openForChild(n))
-	}
-	roles["replay-decode"] = func(c *procs.Control, n networkFlags) error {
-		return replay.Decode(c, openForChild(n))
-	}
-}
-
 // replayFlags are the words of the command line.
 type replayFlags struct {
-	trace, model, backend, pool string
-	requests, threads           int
-	speed, abortRate            float64
-	faults, faultSide           string
-	seed                        uint64
-	timeout                     time.Duration
-	overlap, asJSON             bool
-	network                     networkFlags
-	offload                     offloadFlags
-	groups                      replayGroupsFlags
-	exactly                     bool // --requests was given: fewer are an error
+	trace, model, pool   string
+	backend, peerBackend backendSpec
+	requests, threads    int
+	speed, abortRate     float64
+	faults, faultSide    string
+	seed                 uint64
+	timeout              time.Duration
+	overlap, asJSON      bool
+	offload              string
+	groups               replayGroupsFlags
+	exactly              bool // --requests was given: fewer are an error
 }
 
 func newReplay() *cobra.Command {
-	var f replayFlags
+	f := replayFlags{backend: autoSpec()}
 	c := &cobra.Command{
 		Use:   "replay",
 		Short: "Hand the KV caches of a trace over between two processes, and check every byte",
@@ -71,18 +64,21 @@ one side for the other takes at most a quarter of --timeout.
 
 --offload ssd has the decode process spill each block that has come to a file, once, and
 read it back: when a later request has the same block, and all that is left at the end.
-Every layer of what comes back is checked, and counts among the mismatches. The file has
-room for --offload-size; the oldest blocks make way. Beside it, in alternation, 8 threads
+Every layer of what comes back is checked, and counts among the mismatches. The file lies
+in dir (ssd:dir=DIR,size=16GiB) and has room for size, unless that is said for all of the
+trace, at most 4 GiB; the oldest blocks make way. Beside it, in alternation, 8 threads
 move the same blocks by pread and pwrite, past the page cache as well. The file is gone
-afterwards, whatever happens; one that --offload-file names is kept, and what it holds is
-checked when the next replay of the same --model takes it up. Requests that are aborted
-spill nothing, and --fault is for what lies between the processes, not for the file.` +
-			replayGroupsHelp,
+afterwards, whatever happens; with file=PATH in place of dir it is kept, and what it holds
+is checked when the next replay of the same --model takes it up. With durable=true a block
+is spilled once the disk has it. Requests that are aborted spill nothing, and --fault is
+for what lies between the processes, not for the file.
+
+` + specHelp + replayGroupsHelp,
 		Example: `  sluice replay --model deepseek-v3.2 --requests 40 --backend shm
   sluice replay --trace conversation_trace.jsonl --requests 40 --abort-rate 0.2 --json
   sluice replay --requests 5 --timeout 2s --fault lossy,flapping
-  sluice replay --offload ssd --offload-dir /mnt/nvme --offload-size 16GiB
-  sluice replay --backend rdma --devices mlx5_0 --peer-devices mlx5_1
+  sluice replay --offload ssd:dir=/mnt/nvme,size=16GiB
+  sluice replay --backend rdma:devices=mlx5_0 --peer-backend rdma:devices=mlx5_1
   sluice replay --model llama3.1-70b --prefill tp=8,layout=nhd --decode tp=4,pp=2,layout=hnd,block=64`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runReplay(c, &f) },
@@ -98,7 +94,10 @@ func (f *replayFlags) register(c *cobra.Command) {
 		", ")+"; with --prefill and --decode also "+strings.Join(groupModels, ", "))
 	s.IntVar(&f.requests, "requests", 40, "how many; 0: all of the trace; without the flag a "+
 		"shorter trace will do")
-	s.StringVar(&f.backend, "backend", auto, "what moves the bytes: "+backendNames(driver.SameHost))
+	s.Var(&f.backend, "backend", "what moves the bytes: "+
+		strings.Join(backendNames(driver.SameHost), ", "))
+	s.Var(&f.peerBackend, "peer-backend", "that of the decode process; without it the same")
+	s.StringVar(&f.offload, "offload", "", "spill blocks and read them back: ssd, a file")
 	s.Float64Var(&f.speed, "speed", 0, "times the pace of the trace; 0: as fast as possible")
 	s.Float64Var(&f.abortRate, "abort-rate", 0, "share of the requests to abort in "+
 		"mid-flight, 0 to 1; above 0 at least one")
@@ -106,9 +105,6 @@ func (f *replayFlags) register(c *cobra.Command) {
 		"--speed does; transfers then share the CPUs with digests")
 	s.StringVar(&f.pool, "pool", "", "size of the decode side's pool (default: 1.5 times the "+
 		"largest request, if memory allows)")
-	f.network.register(c)
-	f.network.rdma.registerPeers(c)
-	f.offload.register(c)
 	f.groups.register(c)
 	s.IntVar(&f.threads, "threads", 1, "threads that copy")
 	s.Uint64Var(&f.seed, "seed", 1, "of the generator")
@@ -121,13 +117,85 @@ func (f *replayFlags) register(c *cobra.Command) {
 	s.BoolVar(&f.asJSON, "json", false, "print JSON")
 }
 
-// args are the network flags of a process: --devices are those of the prefill process.
-func (f *replayFlags) args(s replay.Side) []string {
-	n := f.network
-	if s == replay.PrefillSide {
-		n.rdma.peers = ""
+// spec is the backend of a process.
+func (f *replayFlags) spec(s replay.Side) string {
+	if s == replay.DecodeSide && f.peerBackend.text != "" {
+		return f.peerBackend.text
 	}
-	return n.args(f.backend)
+	return f.backend.text
+}
+
+// checkBackends finds, before anything is started, what is wrong with the backends of either
+// process.
+func (f *replayFlags) checkBackends() error {
+	if err := f.backend.checkReach(driver.SameHost); err != nil {
+		return err
+	}
+	if err := f.backend.try(); err != nil || f.peerBackend.text == "" {
+		return err
+	}
+	if f.backend.name == auto || f.peerBackend.name != f.backend.name {
+		return usagef("--peer-backend %s: want --backend of the same name", f.peerBackend.text)
+	}
+	return f.peerBackend.try()
+}
+
+// offloadOptions reads --offload; nil: none.
+func (f *replayFlags) offloadOptions() (*replay.Offload, error) {
+	if f.offload == "" {
+		return nil, nil
+	}
+	o := struct {
+		Dir, File string
+		Size      uint64
+		Durable   bool
+	}{Dir: os.TempDir()}
+	name, words, err := options.Split(f.offload)
+	if err == nil && name != "ssd" {
+		err = fmt.Errorf("there is ssd")
+	}
+	if err == nil {
+		err = options.Set(&o, words)
+	}
+	if err != nil {
+		return nil, usagef("--offload %s: %w", f.offload, err)
+	}
+	// Before minutes of work: the decode process makes the file there.
+	dir := o.Dir
+	if o.File != "" {
+		dir = filepath.Dir(o.File)
+	}
+	if s, err := os.Stat(dir); err != nil {
+		return nil, fmt.Errorf("--offload: %w: make the directory, or name another", err)
+	} else if !s.IsDir() {
+		return nil, fmt.Errorf("--offload: %s is not a directory: name one", dir)
+	}
+	return &replay.Offload{File: o.File, Dir: o.Dir, Durable: o.Durable, Bytes: o.Size}, nil
+}
+
+// faultsOf says which side meets which faults of --fault.
+func (f *replayFlags) faultsOf() (map[replay.Side]string, error) {
+	sides, ok := map[string][]replay.Side{
+		"both":    {replay.PrefillSide, replay.DecodeSide},
+		"prefill": {replay.PrefillSide}, "decode": {replay.DecodeSide},
+	}[f.faultSide]
+	switch {
+	case !ok:
+		return nil, usagef("--fault-side %q: want both, prefill or decode", f.faultSide)
+	case f.faults == "" && f.faultSide != "both":
+		return nil, usagef("--fault-side %s without --fault: there is no fault to be for that side",
+			f.faultSide)
+	case f.faults == "":
+		return nil, nil
+	}
+	if err := replay.CheckFaults(f.faults); err != nil {
+		return nil, usagef("--fault: %w", err)
+	}
+	list := map[replay.Side]string{}
+	for _, s := range sides {
+		list[s] = f.faults
+	}
+	return list, nil
 }
 
 // timeoutMin leaves room for a few signs of life.
@@ -142,12 +210,7 @@ func (f *replayFlags) check() (pool uint64, err error) {
 		return 0, usagef("unknown model %q: there are %s", f.model, strings.Join(layout.Names(),
 			", "))
 	}
-	if f.backend != auto {
-		if _, err := findMaker(f.backend, driver.SameHost); err != nil {
-			return 0, err
-		}
-	}
-	if err := f.network.settle(f.backend); err != nil {
+	if err := f.checkBackends(); err != nil {
 		return 0, err
 	}
 	if err := f.checkNumbers(); err != nil {
@@ -160,7 +223,7 @@ func (f *replayFlags) check() (pool uint64, err error) {
 	if f.pool == "" {
 		return 0, nil
 	}
-	if pool, err = bench.ParseSize(f.pool); err != nil {
+	if pool, err = figures.ParseSize(f.pool); err != nil {
 		return 0, &usageError{err}
 	}
 	return pool, nil
@@ -203,10 +266,7 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	if err != nil {
 		return err
 	}
-	if err := f.network.examine(f.backend); err != nil {
-		return err
-	}
-	offload, err := f.offload.options(changed)
+	offload, err := f.offloadOptions()
 	if err != nil {
 		return err
 	}
@@ -219,8 +279,8 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 		return err
 	}
 	r, err := f.replay(c.Context(), c.ErrOrStderr(), replay.Options{
-		Model: f.model, Backend: f.backend, Requests: requests, Speed: f.speed, Overlap: f.overlap,
-		AbortRate: f.abortRate,
+		Model: f.model, Backend: f.backend.name, Requests: requests, Speed: f.speed,
+		Overlap: f.overlap, AbortRate: f.abortRate,
 		PoolBytes: pool, Threads: f.threads, Limit: f.timeout, Faults: rules,
 		Offload: offload,
 	})
@@ -254,8 +314,7 @@ func (f *replayFlags) replay(ctx context.Context, stderr io.Writer, o replay.Opt
 	o.Start = func(s replay.Side) (*procs.Child, error) {
 		// The child's copy is the last one: its death closes the connection.
 		defer ends[s].Close()
-		return procs.Start(string(s), append([]string{"peer", "replay-" + string(s)}, f.args(s)...),
-			ends[s])
+		return procs.Start(string(s), []string{"peer", "replay-" + string(s), f.spec(s)}, ends[s])
 	}
 	story := &story{w: stderr, title: "replay " + f.model}
 	defer story.end()

@@ -11,17 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/procs"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/replay"
 )
-
-func init() {
-	roles["replay-rank"] = func(c *procs.Control, n networkFlags) error {
-		return replay.GroupRank(c, openForChild(n))
-	}
-}
 
 // groupRequests is the default of --requests between two groups.
 const groupRequests = 10
@@ -71,8 +64,7 @@ func (g *replayGroupsFlags) register(c *cobra.Command) {
 // groupsOnly and pairOnly are the flags that go with one kind of replay alone.
 var (
 	groupsOnly = []string{"tokens", "scale", "prefix-hits", "kill", "checksum"}
-	pairOnly   = []string{"speed", "overlap", "pool", "offload", "offload-dir",
-		"offload-size", "offload-file", "offload-durable"}
+	pairOnly   = []string{"speed", "overlap", "pool", "offload"}
 )
 
 // given reports whether it is a replay between groups; flags that have no meaning are usage errors.
@@ -119,16 +111,11 @@ func (f *replayFlags) checkGroups(c *cobra.Command) (*replay.GroupOptions, error
 	if err != nil {
 		return nil, err
 	}
-	if f.backend != auto {
-		if _, err := findMaker(f.backend, driver.SameHost); err != nil {
-			return nil, err
-		}
-	}
-	if f.threads > 1 && f.backend != auto && f.backend != "shm" {
+	if f.threads > 1 && f.backend.name != auto && f.backend.name != "shm" {
 		return nil, usagef("--threads %d: between groups backend shm alone has more than one",
 			f.threads)
 	}
-	if err := f.network.settle(f.backend); err != nil {
+	if err := f.checkBackends(); err != nil {
 		return nil, err
 	}
 	if !f.exactly {
@@ -141,7 +128,7 @@ func (f *replayFlags) checkGroups(c *cobra.Command) (*replay.GroupOptions, error
 	if err != nil {
 		return nil, err
 	}
-	return &replay.GroupOptions{Spec: spec, Prefill: from, Decode: to, Backend: f.backend,
+	return &replay.GroupOptions{Spec: spec, Prefill: from, Decode: to, Backend: f.backend.name,
 		Scale: f.groups.scale, AbortRate: f.abortRate, HitRate: f.groups.hits,
 		Kill: replay.Side(f.groups.kill), Digest: f.groups.checksum, Faults: rules,
 		Threads: f.threads, Seed: f.seed, Limit: f.timeout}, nil
@@ -166,9 +153,6 @@ func runReplayGroups(c *cobra.Command, f *replayFlags) error {
 	if err != nil {
 		return err
 	}
-	if err := f.network.examine(f.backend); err != nil {
-		return err
-	}
 	if err := f.lengths(c.Context(), o); err != nil {
 		return err
 	}
@@ -186,7 +170,7 @@ func (f *replayFlags) replayGroups(ctx context.Context, stderr io.Writer,
 	o *replay.GroupOptions) (*replay.GroupReport, error) {
 	o.Start = func(s replay.Side, rank int) (*procs.Child, error) {
 		return procs.Start(fmt.Sprintf("%s rank %d", s, rank),
-			append([]string{"peer", "replay-rank"}, f.args(s)...))
+			[]string{"peer", "replay-rank", f.spec(s)})
 	}
 	story := &story{w: stderr, title: "replay " + f.model}
 	defer story.end()

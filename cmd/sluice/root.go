@@ -60,7 +60,7 @@ func beside(c *cobra.Command, names ...string) (others []string) {
 }
 
 // checkEmpty refuses an empty value, as of a variable of a script that is not set: it would say
-// nothing. A name may be empty.
+// nothing.
 func checkEmpty(c *cobra.Command) (err error) {
 	c.Flags().Visit(func(f *pflag.Flag) {
 		empty := f.Value.Type() == "string" && f.Value.String() == ""
@@ -68,7 +68,7 @@ func checkEmpty(c *cobra.Command) (err error) {
 			all := list.GetSlice()
 			empty = len(all) == 0 || slices.Contains(all, "")
 		}
-		if empty && f.Name != "name" {
+		if empty {
 			err = usagef("--%s is empty: give it a value, or leave it out", f.Name)
 		}
 	})
@@ -89,18 +89,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, errReported):
 		return statusFailed
 	case ctx.Err() != nil:
-		text := "interrupted"
-		if part := (*partError)(nil); errors.As(err, &part) {
-			text = part.Error()
-		}
-		fmt.Fprintf(stderr, "%s: %s\n", cmd.CommandPath(), text)
+		fmt.Fprintf(stderr, "%s: interrupted\n", cmd.CommandPath())
 		return statusInterrupted
 	case errors.As(err, &usage):
 		fmt.Fprintf(stderr, "%s: %v\n%s\nRun '%s --help' for what there is.\n",
-			cmd.CommandPath(), sentence(cmd, err), "Usage: "+cmd.UseLine(), cmd.CommandPath())
+			cmd.CommandPath(), sentence(err), "Usage: "+cmd.UseLine(), cmd.CommandPath())
 		return statusUsage
 	}
-	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), sentence(cmd, err))
+	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), sentence(err))
 	return statusFailed
 }
 
@@ -120,7 +116,7 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.SetHelpCommand(newHelp())
 	root.AddCommand(newReplay(), newLoad(), newBench(), newDoctor(), newExplain(),
-		newKeys(), newAgent(), newLs(), newGet(), newPut(), newVersion(), newPeer())
+		newVersion(), newPeer())
 	return root
 }
 

@@ -3,58 +3,57 @@
 package main
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/testing/authority"
 )
 
-// certificates writes an authority, and a member of it, and returns the flags that name them.
-func certificates(t *testing.T) []string {
+// certificates makes an authority and a member, whose certificate is valid for that long. It
+// returns a backend that takes them, and the file of the key.
+func certificates(t *testing.T, valid time.Duration) (backend, key string) {
 	t.Helper()
 	dir := t.TempDir()
-	now := time.Now()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	a, ours, err := authority.New("ours", 1000*time.Hour)
 	require.NoError(t, err)
-	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
-		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign |
-			x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	cert, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	ca, _, err := ours.Store(dir, "ca")
 	require.NoError(t, err)
-	raw, err := x509.MarshalPKCS8PrivateKey(key)
+	pair, _, err := a.Issue(authority.Member{Name: "node", Hosts: []string{"127.0.0.1"},
+		Valid: valid})
 	require.NoError(t, err)
-	files := map[string]*pem.Block{"cert": {Type: "CERTIFICATE", Bytes: cert},
-		"key": {Type: "PRIVATE KEY", Bytes: raw}}
-	for name, block := range files {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block),
-			0o600))
-	}
-	certFile, keyFile := filepath.Join(dir, "cert"), filepath.Join(dir, "key")
-	return []string{"--tcp-cert", certFile, "--tcp-key", keyFile, "--tcp-ca", certFile}
+	cert, key, err := pair.Store(dir, "node")
+	require.NoError(t, err)
+	return "tcp:certificate=" + cert + ",key=" + key + ",authority=" + ca, key
+}
+
+// TestDoctorLooksAtCertificates: doctor says whose they are, and what is wrong with them.
+func TestDoctorLooksAtCertificates(t *testing.T) {
+	backend, key := certificates(t, 999*time.Hour)
+	o := ok(t, sluice(t, "doctor", "--backend", backend))
+	require.Contains(t, o.stdout, `of "node", by "ours", for 127.0.0.1`)
+	require.NotContains(t, o.stdout, "ends soon")
+	require.NoError(t, os.Chmod(key, 0o644))
+	o = ok(t, sluice(t, "doctor", "--backend", backend))
+	require.Contains(t, o.stdout, "chmod 600 "+key)
+	backend, _ = certificates(t, 24*time.Hour)
+	o = ok(t, sluice(t, "doctor", "--backend", backend))
+	require.Contains(t, o.stdout, "ends soon")
 }
 
 func TestReplayOverTCP(t *testing.T) {
+	secure, _ := certificates(t, time.Hour)
 	for name, args := range map[string][]string{
-		"plain":  {"--tcp-conns", "2"},
-		"secure": append(certificates(t), "--tcp-listen", "127.0.0.1:0"),
-		"aborts": {"--abort-rate", "0.4"},
+		"plain":  {"tcp:conns=2"},
+		"secure": {secure + ",listen=127.0.0.1:0"},
+		"own":    {"tcp:listen=127.0.0.1:0"},
+		"aborts": {"tcp", "--abort-rate", "0.4"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := replayReport(t, append([]string{"--trace", smallTrace(t, 10), "--backend", "tcp"},
+			r := replayReport(t, append([]string{"--trace", smallTrace(t, 10), "--backend"},
 				args...)...)
 			if r["route"] != "tcp" || r["mismatches"] != 0.0 || r["blocks_leaked"] != 0.0 ||
 				r["bytes"].(float64) == 0 {
@@ -65,16 +64,17 @@ func TestReplayOverTCP(t *testing.T) {
 }
 
 func TestDoctorSaysWhoCanReadTCP(t *testing.T) {
-	for want, args := range map[string][]string{
-		"this host alone": nil,
-		"everybody on the network": {"--tcp-listen", "127.0.0.1:0",
-			"--tcp-plaintext"},
-		"TLS 1.3 with certificates of both sides": certificates(t),
+	secure, _ := certificates(t, time.Hour)
+	for want, backend := range map[string]string{
+		"this host alone":                         "tcp",
+		"everybody on the network":                "tcp:listen=127.0.0.1:0,plaintext=true",
+		"TLS 1.3 by a key of its own":             "tcp:listen=127.0.0.1:0",
+		"TLS 1.3 with certificates of both sides": secure,
 	} {
-		o := sluice(t, append([]string{"doctor"}, args...)...)
+		o := sluice(t, "doctor", "--backend", backend)
 		if o.status != 0 || !strings.Contains(o.stdout, "tcp-privacy") ||
 			!strings.Contains(o.stdout, want) {
-			t.Errorf("doctor %v: no %q in %+v", args, want, o)
+			t.Errorf("%s: no %q in %+v", backend, want, o)
 		}
 	}
 }

@@ -44,7 +44,7 @@ func TestProgressOnATerminalAlone(t *testing.T) {
 	for _, args := range [][]string{
 		{"replay", "--model", smallModel, "--requests", "8", "--trace", smallTrace(t, 8), "--json"},
 		{"load", "--json", shardFile(t, t.TempDir(), "a.safetensors", 4096, 1<<20)},
-		{"bench", "--backend", "mem", "--rounds", "3", "--size", "4096", "--batch", "1", "--json"},
+		{"bench", "--backend", "mem", "--seconds", "0.01", "--size", "4096", "--json"},
 	} {
 		master, slave := terminal(t)
 		c, stdout, _ := command(t, args...)

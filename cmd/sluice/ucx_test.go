@@ -5,12 +5,9 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -41,8 +38,8 @@ func withoutUCX(t *testing.T, args ...string) outcome {
 
 func TestMachineWithoutUCX(t *testing.T) {
 	const said = "ucx backend unavailable: "
-	for _, args := range [][]string{{"replay", "--backend", "ucx"}, {"bench", "--backend", "ucx"},
-		{"replay", "--backend", "ucx", "--transports", "tcp"}} {
+	for _, args := range [][]string{{"replay", "--backend", "ucx"},
+		{"replay", "--backend", "ucx:transports=tcp"}} {
 		o := withoutUCX(t, args...)
 		if o.status != statusFailed || o.stdout != "" ||
 			!strings.HasPrefix(o.stderr, "sluice "+args[0]+": "+said) ||
@@ -50,8 +47,8 @@ func TestMachineWithoutUCX(t *testing.T) {
 			t.Errorf("%v: %+v", args, o)
 		}
 	}
-	if o := withoutUCX(t, "explain"); o.status != 0 || !strings.Contains(o.stdout, "* shm") ||
-		!strings.Contains(o.stdout, "no: "+said) {
+	if o := withoutUCX(t, "explain", "--same-host=false"); o.status != 0 ||
+		!strings.Contains(o.stdout, "* tcp") || !strings.Contains(o.stdout, "no: "+said) {
 		t.Errorf("%+v", o)
 	}
 	o := withoutUCX(t, "replay", "--model", smallModel, "--requests", "2", "--trace",
@@ -68,7 +65,7 @@ func TestMachineWithoutUCX(t *testing.T) {
 		t.Errorf("%v", c)
 	}
 	for _, b := range r["backends"].([]any) {
-		if b := b.(map[string]any); b["name"] == "ucx" && (b["machine"] != "missing" ||
+		if b := b.(map[string]any); b["name"] == "ucx" && (b["state"] != "missing" ||
 			len(b["notes"].([]any)) != 1) {
 			t.Errorf("%v", b)
 		}
@@ -106,9 +103,9 @@ func TestDoctorOnUCX(t *testing.T) {
 	if strings.Contains(stdout.String(), "secret") {
 		t.Errorf("the value of a variable is shown:\n%s", stdout)
 	}
-	o := sluice(t, "doctor", "--transports", "tcp,nonsense", "--devices", "lo")
+	o := sluice(t, "doctor", "--backend", "ucx:transports=tcp,nonsense,devices=lo")
 	if o.status != 0 || !strings.Contains(o.stdout, "not on this machine: nonsense") ||
-		!strings.Contains(o.stdout, "none, by --transports") {
+		!strings.Contains(o.stdout, "none, by the option transports") {
 		t.Errorf("%+v", o)
 	}
 }
@@ -135,10 +132,9 @@ func TestDoctorFindsWhatKilledProcessesLeft(t *testing.T) {
 func TestNamesThatUCXDoesNotKnow(t *testing.T) {
 	needUCX(t)
 	for _, args := range [][]string{
-		{"replay", "--backend", "ucx", "--transports", "nonsense"}, {"replay", "--backend", "ucx",
-			"--transports", "tcp,nonsense"},
-		{"bench", "--backend", "ucx", "--devices", "nonsense"},
-		{"bench", "--backend", "ucx", "--transports", "nonsense,posix"},
+		{"replay", "--backend", "ucx:transports=nonsense"},
+		{"replay", "--backend", "ucx:transports=tcp,nonsense"},
+		{"replay", "--backend", "ucx:devices=nonsense"},
 	} {
 		o := sluice(t, args...)
 		if o.status != statusFailed || o.stdout != "" ||
@@ -157,17 +153,19 @@ func TestExplainUCX(t *testing.T) {
 		status int
 		want   []string
 	}{
-		{nil, statusOK, []string{"near (this host", "direct: ", "; lanes ", "/memory (am"}},
-		{[]string{"--transports", "tcp", "--devices", "lo"}, statusOK,
+		{[]string{"ucx"}, statusOK, []string{"near (this host", "direct: ", "; lanes ",
+			"/memory (am"}},
+		{[]string{"ucx:transports=tcp,devices=lo"}, statusOK,
 			[]string{"far (", "served by the owner's thread", "lanes tcp/lo (am"}},
-		{[]string{"--transports", "posix"}, statusOK, []string{"near (this host",
+		{[]string{"ucx:transports=posix"}, statusOK, []string{"near (this host",
 			"lanes posix/memory (am"}},
-		{[]string{"--transports", "nonsense"}, statusFailed, []string{"no: ucx backend unavailable",
+		{[]string{"ucx:transports=nonsense"}, statusFailed, []string{"no: ucx backend unavailable",
 			"nonsense"}},
-		{[]string{"--local", "hbm"}, statusFailed, []string{"no: ", "device memory", "CUDA"}},
+		{[]string{"ucx", "--local", "hbm"}, statusFailed, []string{"no: ", "device memory",
+			"CUDA"}},
 	} {
 		for _, format := range [][]string{nil, {"--json"}} {
-			o := sluice(t, slices.Concat([]string{"explain", "--backend", "ucx"}, tc.args,
+			o := sluice(t, slices.Concat([]string{"explain", "--backend"}, tc.args,
 				format)...)
 			text := o.stdout
 			if format != nil {
@@ -191,7 +189,7 @@ func TestExplainUCX(t *testing.T) {
 // ucxWays are the ways between two processes of one host.
 var ucxWays = map[string][]string{
 	"near": {"--backend", "ucx"},
-	"tcp":  {"--backend", "ucx", "--transports", "tcp", "--devices", "lo"},
+	"tcp":  {"--backend", "ucx:transports=tcp,devices=lo"},
 }
 
 func TestReplayOverUCX(t *testing.T) {
@@ -211,176 +209,5 @@ func TestReplayOverUCX(t *testing.T) {
 				replayReport(t, append([]string{"--trace", smallTrace(t, 16), "--requests", "16",
 					"--abort-rate", "0.5"}, way...)...))
 		})
-	}
-}
-
-func TestTwoReplaysAtOnceOverUCX(t *testing.T) {
-	needUCX(t)
-	t.Parallel()
-	var both sync.WaitGroup
-	for name, way := range ucxWays {
-		file := smallTrace(t, 8)
-		c, _, stdout,
-			stderr := overUCX(t, append([]string{"replay", "--model", smallModel, "--trace", file,
-			"--requests", "8"}, way...)...)
-		both.Go(func() {
-			if err := c.Run(); err != nil || !strings.Contains(stdout.String(), "mismatches  0") {
-				t.Errorf("%s: %v, stdout %q, stderr %q", name, err, stdout, stderr)
-			}
-		})
-	}
-	both.Wait()
-}
-
-// started runs a command until it has its children and works: UCX makes its files when
-// it is opened, and keeps none of their names.
-func started(t *testing.T, children int, args ...string) (c *exec.Cmd, pids []int, stdout,
-	stderr fmt.Stringer) {
-	t.Helper()
-	c, dir, stdout, stderr := overUCX(t, args...)
-	require.NoError(t, c.Start())
-	pids = awaitChildren(t, c.Process.Pid, children)
-	for begin := time.Now(); time.Since(begin) < 700*time.Millisecond || len(filesIn(t, dir)) > 0 &&
-		time.Since(begin) < 10*time.Second; {
-		time.Sleep(20 * time.Millisecond)
-	}
-	return c, pids, stdout, stderr
-}
-
-func TestTimedSignalsEndCleanlyOverUCX(t *testing.T) {
-	needUCX(t)
-	t.Parallel()
-	for name, way := range ucxWays {
-		t.Run(name, func(t *testing.T) {
-			for _, args := range [][]string{slow(t), busy(t, minute), {"bench", "--seconds", "60",
-				"--size", "64KiB"}, {"bench", "--notify", "--seconds", "60"}} {
-				c, pids, stdout,
-					stderr := started(t, map[string]int{"replay": 2, "bench": 1}[args[0]],
-					append(args, way...)...)
-				require.NoError(t, c.Process.Signal(syscall.SIGINT))
-				start := time.Now()
-				got := status(t, c.Wait())
-				if took := time.Since(start); got != statusInterrupted || took > noticed ||
-					stdout.String() != "" ||
-					!strings.Contains(stderr.String(), "interrupted") {
-					t.Errorf("%v: status %d after %v, stdout %q, stderr %q", args, got, took,
-						stdout, stderr)
-				}
-				wantNothingOf(t, pids)
-			}
-		})
-	}
-}
-
-// busy is a replay of so many requests, with bytes under way most of the time.
-func busy(t *testing.T, requests int) []string {
-	return []string{"replay", "--model", smallModel, "--requests", fmt.Sprint(requests), "--trace",
-		smallTrace(t, requests), "--timeout", answerLimit.String(), "--overlap"}
-}
-
-// minute is how many requests of busy take one and more.
-const minute = 100000
-
-// TestTimedDeadProcessesAreNamedOverUCX: while bytes are under way.
-func TestTimedDeadProcessesAreNamedOverUCX(t *testing.T) {
-	needUCX(t)
-	for name, way := range ucxWays {
-		for _, side := range []string{"prefill", "decode"} {
-			for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
-				t.Run(fmt.Sprintf("%s %s %v", name, side, sig), func(t *testing.T) {
-					t.Parallel()
-					c, pids, stdout, stderr := started(t, 2, append(busy(t, minute), way...)...)
-					victim := awaitRole(t, pids, "replay-"+side)
-					start := time.Now()
-					require.NoError(t, syscall.Kill(victim, sig))
-					got := status(t, c.Wait())
-					if took := time.Since(start); got != statusFailed || took > noticed ||
-						stdout.String() != "" {
-						t.Errorf("status %d after %v, stdout %q", got, took, stdout)
-					}
-					if !strings.Contains(stderr.String(),
-						fmt.Sprintf("sluice replay: %s process (pid %d)", side, victim)) {
-						t.Errorf("stderr %q", stderr)
-					}
-					wantNothingOf(t, pids)
-				})
-			}
-		}
-	}
-}
-
-func TestTimedDeadAndFrozenBenchTargetsAreNamedOverUCX(t *testing.T) {
-	needUCX(t)
-	for name, way := range ucxWays {
-		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
-			if name == "tcp" && sig == syscall.SIGSTOP {
-				continue // its host answers: it is late, and the minutes of a bench end that
-			}
-			for _, args := range [][]string{{"bench", "--seconds", "60"},
-				{"bench", "--notify", "--rounds", "1000000"}} {
-				t.Run(fmt.Sprintf("%s %v %s", name, sig, args[1]), func(t *testing.T) {
-					t.Parallel()
-					c, pids, stdout, stderr := started(t, 1, append(args, way...)...)
-					start := time.Now()
-					require.NoError(t, syscall.Kill(pids[0], sig))
-					got := status(t, c.Wait())
-					if took := time.Since(start); got != statusFailed || took > noticed ||
-						stdout.String() != "" {
-						t.Errorf("status %d after %v, stdout %q", got, took, stdout)
-					}
-					if !strings.Contains(stderr.String(), fmt.Sprintf("target process (pid %d) ",
-						pids[0])) {
-						t.Errorf("stderr %q", stderr)
-					}
-					wantNothingOf(t, pids)
-				})
-			}
-		}
-	}
-}
-
-// overUCX prepares a command whose UCX keeps its files in a directory of their own, to
-// be empty afterwards: in /dev/shm nobody can tell whose they are.
-func overUCX(t *testing.T, args ...string) (c *exec.Cmd, dir string, stdout, stderr fmt.Stringer) {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "sluice-test-*")
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		if left := filesIn(t, dir); len(left) > 0 {
-			t.Errorf("%v leaves %v behind", args, left)
-		}
-		os.RemoveAll(dir)
-	})
-	c, out, errs := command(t, args...)
-	c.Env = append(c.Env, "UCX_POSIX_DIR="+dir)
-	return c, dir, out, errs
-}
-
-func filesIn(t *testing.T, dir string) (names []string) {
-	t.Helper()
-	files, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	for _, f := range files {
-		names = append(names, f.Name())
-	}
-	return names
-}
-
-// wantNothingOf checks that processes are gone, and all memory of System V that was
-// theirs.
-func wantNothingOf(t *testing.T, pids []int) {
-	t.Helper()
-	wantGone(t, pids)
-	segments, err := os.ReadFile("/proc/sysvipc/shm")
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(segments)) {
-		var key, id, size, creator int
-		var mode string
-		if n, _ := fmt.Sscan(line, &key, &id, &mode, &size, &creator); n == 5 &&
-			slices.Contains(pids, creator) {
-			t.Errorf("process %d leaves segment %d behind", creator, id)
-		}
 	}
 }

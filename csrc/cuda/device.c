@@ -172,29 +172,6 @@ static int wait(struct sl_cuda *c, int rc)
 	return rc ? rc : waited;
 }
 
-static int run(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared,
-	       const uint8_t *args, CUdeviceptr tally, uint8_t *bytes, size_t n)
-{
-	void *params[] = {(void *)args};
-
-	/* Beyond 48 KiB a kernel must be told; each time, since another Move may have said less. */
-	if (shared)
-		TRY(cu.cuFuncSetAttribute(c->kernel[kernel],
-					  CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-					  (int)shared));
-	TRY(cu.cuMemcpyHtoDAsync_v2(tally, bytes, n, c->stream));
-	TRY(cu.cuLaunchKernel(c->kernel[kernel], blocks, 1, 1, threads, 1, 1, shared, c->stream,
-			      params, NULL));
-	return cu.cuMemcpyDtoHAsync_v2(bytes, tally, n, c->stream);
-}
-
-int sl_cuda_run(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared,
-		const uint8_t *args, CUdeviceptr tally, uint8_t *bytes, size_t n)
-{
-	TRY(cu.cuCtxSetCurrent(c->context));
-	return wait(c, run(c, kernel, blocks, threads, shared, args, tally, bytes, n));
-}
-
 int sl_cuda_write(struct sl_cuda *c, CUdeviceptr to, const void *from, size_t bytes)
 {
 	TRY(cu.cuCtxSetCurrent(c->context));

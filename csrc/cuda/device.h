@@ -49,14 +49,7 @@ int sl_cuda_free(struct sl_cuda *c, CUdeviceptr at);
 int sl_cuda_pin(struct sl_cuda *c, void *mem, size_t bytes, CUdeviceptr *at);
 int sl_cuda_unpin(struct sl_cuda *c, void *mem);
 
-/*
- * Writes `bytes` at `tally`, runs a kernel with args, one struct by value, reads them back and
- * waits: one crossing from Go, so that memory of Go stays where it is meanwhile.
- */
-int sl_cuda_run(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads, unsigned shared,
-		const uint8_t *args, CUdeviceptr tally, uint8_t *bytes, size_t n);
-
-/* These wait, too. */
+/* These wait. */
 int sl_cuda_write(struct sl_cuda *c, CUdeviceptr to, const void *from, size_t bytes);
 int sl_cuda_read(struct sl_cuda *c, void *to, CUdeviceptr from, size_t bytes);
 

@@ -7,8 +7,6 @@ package cuda
 /*
 #cgo CFLAGS: -O2 -std=c11 -Wall -Wextra
 #cgo LDFLAGS: -ldl
-#cgo noescape sl_cuda_run
-#cgo nocallback sl_cuda_run
 #cgo noescape sl_cuda_write
 #cgo noescape sl_cuda_read
 #include <stdlib.h>
@@ -152,20 +150,6 @@ func (d *Device) Unpin(mem []byte) error {
 	return d.with("unpin host memory", func(c *C.struct_sl_cuda) C.int {
 		return C.sl_cuda_unpin(c, unsafe.Pointer(unsafe.SliceData(mem)))
 	})
-}
-
-// Run writes the tally to device memory, launches a kernel, and reads the tally back when
-// the kernel has ended: one crossing, without an allocation.
-func (d *Device) Run(l *Launch, tally []byte) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.open {
-		return driver.ErrClosed
-	}
-	rc := C.sl_cuda_run(&d.c, C.int(l.Kernel), C.unsigned(l.Blocks), C.unsigned(l.Threads),
-		C.unsigned(l.Shared),
-		bytePtr(l.Args), C.CUdeviceptr(l.Tally), bytePtr(tally), C.size_t(len(tally)))
-	return result("run kernel", rc)
 }
 
 // Write copies to device memory and waits for the end.

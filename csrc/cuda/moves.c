@@ -52,19 +52,6 @@ int sl_cuda_moves(const char *path)
 	return has;
 }
 
-int sl_cuda_urge(struct sl_cuda *c)
-{
-	int lowest, highest;
-	CUstream urgent;
-
-	TRY(cu.cuCtxSetCurrent(c->context));
-	TRY(cu.cuCtxGetStreamPriorityRange(&lowest, &highest));
-	TRY(cu.cuStreamCreateWithPriority(&urgent, CU_STREAM_NON_BLOCKING, highest));
-	cu.cuStreamDestroy_v2(c->stream);
-	c->stream = urgent;
-	return 0;
-}
-
 int sl_cuda_copy(struct sl_cuda *c, const uint64_t *dst, const uint64_t *src,
 		 const uint64_t *len, size_t n)
 {

@@ -19,9 +19,6 @@
  */
 int sl_cuda_moves(const char *path);
 
-/* Gives the stream the highest priority instead of the lowest. Nothing may be under way. */
-int sl_cuda_urge(struct sl_cuda *c);
-
 /*
  * Begins n copies between memories that the device sees, and does not wait. After a failure some
  * may be under way.

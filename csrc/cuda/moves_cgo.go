@@ -40,13 +40,6 @@ func (d *Device) Moves() Moves {
 	return Moves{has&C.SL_CUDA_COPIES != 0, has&C.SL_CUDA_GRAPHS != 0}
 }
 
-// Urge gives the device's stream the highest priority. Moves must have been called.
-func (d *Device) Urge() error {
-	return d.with("raise the priority", func(c *C.struct_sl_cuda) C.int {
-		return C.sl_cuda_urge(c)
-	})
-}
-
 // Copier copies on a device's stream without waiting. Its methods follow the rules of the
 // device's, which must be open for as long.
 type Copier struct {

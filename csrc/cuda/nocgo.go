@@ -22,11 +22,9 @@ type device interface {
 	Free(at uint64) error
 	Pin([]byte) (uint64, error)
 	Unpin([]byte) error
-	Run(l *Launch, tally []byte) error
 	Write(to uint64, from []byte) error
 	Read(to []byte, from uint64) error
 	Moves() Moves
-	Urge() error
 	Launch(l *Launch, tally []byte) error
 	OpenCopier() (*Copier, error)
 	Sync() error

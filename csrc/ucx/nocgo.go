@@ -4,12 +4,7 @@
 
 package ucx
 
-import (
-	"strconv"
-	"time"
-
-	"github.com/sluicehq/sluice/driver"
-)
+import "strconv"
 
 func load(string) (reason, fix string) {
 	return "this program was built without cgo", "build it with CGO_ENABLED=1 and gcc"
@@ -35,21 +30,5 @@ func (*Allocation) Close() error { return nil }
 
 // Spots needs cgo.
 type Spots struct{}
-
-// Loop needs cgo: without it there is none, and its methods are never called.
-type Loop struct{ loop }
-
-type loop interface {
-	Allocate(n uint64) ([]byte, error)
-	Offer() (Offer, error)
-	Connect(Offer) error
-	Batch(descs []driver.Desc, window int) (*Batch, error)
-	Move(driver.Op, *Batch, time.Duration) (time.Duration, error)
-	Progress(time.Duration)
-	Close(time.Duration)
-}
-
-// OpenLoop answers with the reason, as Load does.
-func OpenLoop(_, _ string) (*Loop, error) { return nil, Load("") }
 
 func statusText(status int32) string { return strconv.Itoa(int(status)) }

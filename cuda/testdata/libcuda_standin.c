@@ -10,7 +10,6 @@
 #define SL_HOST
 #include "../gather.cu"
 
-#include "../decode.cu"
 
 #include "../digest.cu"
 
@@ -49,13 +48,11 @@ struct CUfunc_st {
 static void run_rows(const void *args) { sl_move_rows(*(const struct sl_move *)args); }
 static void run_async(const void *args) { sl_move_async(*(const struct sl_move *)args); }
 static void run_nest(const void *args) { sl_move_nest(*(const struct sl_nested *)args); }
-static void run_step(const void *args) { sl_decode_step(*(const struct sl_step *)args); }
 static void run_digest(const void *args) { sl_digest_cells(*(const struct sl_digest *)args); }
 static struct CUfunc_st functions[] = {
 	{"sl_move_rows", run_rows, sizeof(struct sl_move), SL_ROWS_THREADS, 48 << 10},
 	{"sl_move_nest", run_nest, sizeof(struct sl_nested), SL_ROWS_THREADS, 48 << 10},
 	{"sl_move_async", run_async, sizeof(struct sl_move), SL_ASYNC_THREADS, 48 << 10},
-	{"sl_decode_step", run_step, sizeof(struct sl_step), SL_STEP_THREADS, 48 << 10},
 	{"sl_digest_cells", run_digest, sizeof(struct sl_digest), SL_DIGEST_THREADS, 48 << 10},
 	{0},
 };

@@ -57,7 +57,7 @@ class Limits:
 class Identity(NamedTuple):
     """Three files of PEM: our certificate and key, and the authority of our peers.
 
-    They are read again when they change. `sluice keys` makes them.
+    They are read again when they change. docs/between-hosts.md has commands that make them.
     """
 
     certificate: str

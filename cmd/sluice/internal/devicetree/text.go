@@ -8,7 +8,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/topology"
 )
 
@@ -85,7 +85,7 @@ func (d *Device) facts() []string {
 			facts = append(facts, g.Name)
 		}
 		if g.MemoryTotal > 0 {
-			facts = append(facts, bench.RoundSize(g.MemoryTotal))
+			facts = append(facts, figures.RoundSize(g.MemoryTotal))
 		}
 		if g.Compute != "" {
 			facts = append(facts, "compute "+g.Compute)

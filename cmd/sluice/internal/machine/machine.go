@@ -13,20 +13,23 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// Source is where the facts come from. The zero value is the running machine;
-// tests give a directory that holds proc/, sys/ and lib/ of another one.
+// Source is where the facts come from. The zero value is the running machine; tests give a
+// directory that holds proc/ and sys/ of another one.
 type Source struct {
-	Root        string   // in front of every path; "" is the running machine
-	LibraryDirs []string // searched first, as LD_LIBRARY_PATH is
-	// Backends are those that this build has, each with a function that tries to
-	// open it; nil: not tried.
-	Backends map[string]func() error
-	// Known are checks that the caller has made.
-	Known []Check
-	// IOURing, MemFD and ProcessVM make system calls; nil: ask the running kernel.
-	IOURing, MemFD, ProcessVM func() error
+	Root     string    // in front of every path; "" is the running machine
+	Backends []Backend // in the order of the report
+	Known    []Check   // that the caller has made
+	// MemFD and ProcessVM make system calls; nil: ask the running kernel.
+	MemFD, ProcessVM func() error
 
 	memory hostmem.Machine // read once by Examine
+}
+
+// Backend is one that a report is about.
+type Backend struct {
+	Name  string
+	Built bool         // this build has it
+	Open  func() error // tries to open it; nil: it is not tried
 }
 
 func (s *Source) path(p string) string { return filepath.Join("/", s.Root, p) }
@@ -39,11 +42,6 @@ func (s *Source) text(p string) string {
 		return ""
 	}
 	return strings.TrimSpace(string(b))
-}
-
-func (s *Source) exists(p string) bool {
-	_, err := os.Stat(s.path(p))
-	return err == nil
 }
 
 // number reads a file that holds one number.

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/internal/figures"
 )
 
 const unlimited = math.MaxUint64
@@ -35,11 +35,11 @@ func limitText(n uint64) string {
 	if n == unlimited {
 		return "unlimited"
 	}
-	return bench.RoundSize(n)
+	return figures.RoundSize(n)
 }
 
 func memoryChecks(s *Source) []Check {
-	return []Check{s.memlock(), s.numa(), s.descriptors(), s.mappings()}
+	return []Check{s.memlock(), s.numa(), s.descriptors(), s.mappings(), s.socketBuffers()}
 }
 
 // memlockWanted is what one KV pool of a small model takes.
@@ -112,6 +112,26 @@ func (s *Source) mappings() Check {
 			"put under it"}
 	if s.memory.MapsMax < mappingsWanted {
 		c.State, c.Fix = Limited, "sysctl -w vm.max_map_count=262144"
+	}
+	return c
+}
+
+// socketBufferWanted is the bandwidth-delay product of 100 Gbit/s and 0.5 ms,
+// rounded down.
+const socketBufferWanted = 4 << 20 // 4 MiB
+
+func (s *Source) socketBuffers() Check {
+	c := Check{Name: "socket-buffers", State: OK, Backends: backendsOf("tcp"),
+		Why: "a stream on a fast link needs buffers of rate x round trip"}
+	n, ok := s.number("proc/sys/net/core/wmem_max")
+	if !ok {
+		c.State, c.Found = Note, "unknown"
+		return c
+	}
+	c.Found = "at most " + figures.RoundSize(n)
+	if n < socketBufferWanted {
+		c.State = Limited
+		c.Fix = "sysctl -w net.core.wmem_max=16777216 net.core.rmem_max=16777216"
 	}
 	return c
 }

@@ -3,10 +3,8 @@
 package machine
 
 import (
-	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -116,44 +114,4 @@ func (s *Source) kernel() Check {
 			kernelWanted[1])
 	}
 	return c
-}
-
-func fileChecks(s *Source) []Check {
-	c := Check{Name: "io_uring", State: OK, Found: "allowed", Backends: backendsOf("posix"),
-		Why: "files are read and written through a ring"}
-	if n, ok := s.number("proc/sys/kernel/io_uring_disabled"); ok && n > 0 {
-		c.State, c.Found = Limited, fmt.Sprintf("kernel.io_uring_disabled=%d", n)
-		c.Why = "files go through a pool of threads with pread and pwrite"
-		c.Fix = "sysctl -w kernel.io_uring_disabled=0"
-		return []Check{c}
-	}
-	if err := s.try(s.IOURing, tryIOURing); err != nil {
-		c.State, c.Found = Limited, "refused: "+err.Error()
-		c.Why = "files go through a pool of threads with pread and pwrite"
-		if !errors.Is(err, unix.ENOSYS) {
-			c.Fix = "allow io_uring_setup in the seccomp profile (docker run --security-opt " +
-				"seccomp=unconfined)"
-		}
-	}
-	return []Check{c}
-}
-
-// tryIOURing asks for a ring with arguments that cannot be served: EFAULT means
-// that the call exists and is allowed, and nothing is left to close.
-func tryIOURing() error {
-	_, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, 0, 0)
-	if errno == unix.EFAULT {
-		return nil
-	}
-	return errno
-}
-
-// module reports whether a kernel module is loaded.
-func (s *Source) module(name string) bool {
-	for line := range strings.Lines(s.text("proc/modules")) {
-		if strings.HasPrefix(line, name+" ") {
-			return true
-		}
-	}
-	return false
 }

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package byname opens backends by name and options, as the command and the bindings for other
+// languages name them. The options of a backend are the fields of its Config: RingBytes is
+// ring_bytes.
+package byname
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/sluicehq/sluice/backends/gds"
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/backends/rdma"
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/backends/ucx"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/options"
+)
+
+// Backend is one that Open knows.
+type Backend struct {
+	Name  string
+	Reach driver.Reach // how far away its peers may be
+	Cgo   bool         // it calls C libraries: a build without cgo does not have it
+
+	open   func(words []string) (driver.Backend, error)
+	config reflect.Type
+}
+
+// all is in the order of preference where an engine finds no difference.
+var all = []Backend{
+	of("shm", driver.SameHost, false, shm.New),
+	of("rdma", driver.Network, true, rdma.New),
+	of("ucx", driver.Network, true, ucx.New),
+	of("tcp", driver.Network, false, newTCP),
+	of("mem", driver.InProcess, false, mem.New),
+	of("posix", driver.InProcess, false, newPosix),
+	of("cuda", driver.InProcess, true, newCUDA),
+	of("gds", driver.InProcess, true, gds.New),
+}
+
+func of[C any, B driver.Backend](name string, reach driver.Reach, cgo bool,
+	make func(C) (B, error)) Backend {
+	return Backend{name, reach, cgo, func(words []string) (driver.Backend, error) {
+		var cfg C
+		if err := options.Set(&cfg, words); err != nil {
+			return nil, err
+		}
+		b, err := make(cfg)
+		if err != nil {
+			return nil, err // b is a nil pointer, which would make an interface that is not nil
+		}
+		return b, nil
+	}, reflect.TypeFor[C]()}
+}
+
+// All lists the backends, in the order of preference where an engine finds no difference.
+func All() []Backend { return slices.Clone(all) }
+
+// Open opens a backend with options such as "ring_bytes=65536". A name or an option that does not
+// exist, or a value that cannot be read, is an *options.Error, which lists those that there are.
+// What is not in this build, or needs what this machine lacks, is a *driver.UnavailableError,
+// which says how to get it. Other errors are those of the backend's New.
+func Open(name string, words []string) (driver.Backend, error) {
+	names := make([]string, len(all))
+	for i, b := range all {
+		if b.Name == name {
+			return b.open(words)
+		}
+		names[i] = b.Name
+	}
+	slices.Sort(names)
+	return nil, options.Errorf("backend %q does not exist: there are %s", name,
+		strings.Join(names, ", "))
+}
+
+// Check finds what is wrong with NAME:OPTION=VALUE,... without opening anything. Its errors are
+// *options.Error.
+func Check(spec string) error {
+	name, words, err := options.Split(spec)
+	if err != nil {
+		return err
+	}
+	for _, b := range all {
+		if b.Name == name {
+			return options.Set(reflect.New(b.config).Interface(), words)
+		}
+	}
+	return nil
+}
+
+// Fields are the names of all options by those of the fields that errors of backends name.
+func Fields() map[string]string {
+	names := map[string]string{}
+	for _, b := range all {
+		for _, f := range reflect.VisibleFields(b.config) {
+			names[f.Name] = options.Name(f.Name)
+		}
+	}
+	return names
+}

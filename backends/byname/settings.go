@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package byname
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+
+	"github.com/sluicehq/sluice/backends/cuda"
+	"github.com/sluicehq/sluice/backends/posix"
+	"github.com/sluicehq/sluice/backends/tcp"
+	gather "github.com/sluicehq/sluice/cuda"
+	"github.com/sluicehq/sluice/identity"
+	"github.com/sluicehq/sluice/internal/options"
+)
+
+// What a Config cannot say by options alone: its exported fields are options, too.
+
+// TCP has the options of backend tcp.
+type TCP struct {
+	Certificate, Key string // files, PEM: our own
+	Authority        string // file, PEM: whose certificates peers show
+	// the name that an owner's certificate must have; empty: any of the authority's
+	ServerName string
+	tcp.Config
+}
+
+func newTCP(s TCP) (*tcp.Backend, error) {
+	secure := s.Certificate != "" || s.Key != "" || s.Authority != "" || s.ServerName != ""
+	switch {
+	case secure && s.Plaintext:
+		return nil, options.Errorf("options plaintext and certificate: want one of them")
+	case secure && (s.Certificate == "" || s.Key == "" || s.Authority == ""):
+		return nil, options.Errorf("options certificate, key and authority go together: TLS is " +
+			"spoken by both sides")
+	case !secure:
+		return tcp.New(s.Config)
+	}
+	id, err := identity.FromFiles(s.Certificate, s.Key, s.Authority)
+	if err != nil {
+		return nil, fmt.Errorf("options certificate, key and authority: %w", err)
+	}
+	if s.ServerName == "" {
+		s.Identity = id
+		return tcp.New(s.Config)
+	}
+	pair, err := tls.LoadX509KeyPair(s.Certificate, s.Key)
+	if err != nil {
+		return nil, fmt.Errorf("options certificate and key: %w", err)
+	}
+	text, err := os.ReadFile(s.Authority)
+	if err != nil {
+		return nil, fmt.Errorf("option authority: %w", err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(text) // identity has found one in it
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: pool, ClientCAs: pool,
+		ServerName: s.ServerName}
+	return tcp.New(s.Config)
+}
+
+type posixSettings struct {
+	Path string // "ring" or "threads"; empty: what the kernel allows
+	posix.Config
+}
+
+func newPosix(s posixSettings) (*posix.Backend, error) {
+	paths := map[string]posix.Path{"": posix.PathAuto, "ring": posix.PathRing,
+		"threads": posix.PathThreads}
+	path, ok := paths[s.Path]
+	if !ok {
+		return nil, options.Errorf("option path=%s: there are ring and threads", s.Path)
+	}
+	s.Config.Path = path
+	return posix.New(s.Config)
+}
+
+type cudaSettings struct {
+	SMs      int    // multiprocessors that the gather kernel may take
+	InFlight uint64 // or bytes that it may have under way
+	cuda.Config
+}
+
+func newCUDA(s cudaSettings) (*cuda.Backend, error) {
+	s.Budget = gather.Budget{SMs: s.SMs, InFlight: s.InFlight}
+	return cuda.New(s.Config)
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package drivers has the participants that are written in Go: each is one end of an engine, or of
+// what an engine is measured beside, driven by the requests of package bench. "sluice bench driver
+// NAME ARGS" runs one; the harness starts it.
+//
+//	engine BACKEND... [foreign] [only=BACKEND] [dir=DIR]  ours, but for lanes weights and reshape
+//	memcpy [huge]                                         lanes process, host and gpu
+//	process-vm                                            lane host
+//	sockets [CONNECTIONS]                                 lanes host and tcp
+//	perftest                                              ucx_perftest on host and tcp; rdma
+//	file DIR                                              keeps the file of lane file
+//	fio, pread                                            lane file
+//	weights DIR, weights-mmap DIR, weights-fio DIR        lane weights
+//	reshape BACKEND MODEL[/LAYERS] PREFILL DECODE TOKENS  lane reshape
+//	reshape-loop MODEL[/LAYERS] PREFILL DECODE TOKENS     the same
+//	gather cpu|cuda[:OPTION=VALUE,...]                    lane gpu
+//
+// A new one is a file with a bench.End, and a line in byName.
+package drivers
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluicehq/sluice/bench"
+)
+
+// end is an end that gives back what it holds.
+type end interface {
+	bench.End
+	close()
+}
+
+var byName = map[string]func(args []string) (end, error){
+	"engine":       newEngine,
+	"file":         newFile,
+	"gather":       newGather,
+	"fio":          newFio,
+	"memcpy":       newMemcpy,
+	"perftest":     newPerftest,
+	"pread":        newPread,
+	"process-vm":   newProcessVM,
+	"reshape":      newReshape,
+	"reshape-loop": newReshapeLoop,
+	"sockets":      newSockets,
+	"weights":      newWeights("ours"),
+	"weights-fio":  newWeights("fio"),
+	"weights-mmap": newWeights("mmap"),
+}
+
+// Run has the driver of that name answer requests on descriptor 3 by answers on descriptor 4, until
+// the harness closes its end or ctx ends.
+func Run(ctx context.Context, name string, args []string) error {
+	open, ok := byName[name]
+	if !ok {
+		return fmt.Errorf("no driver %q: there are %s", name,
+			strings.Join(slices.Sorted(maps.Keys(byName)), ", "))
+	}
+	e, err := open(args)
+	if err != nil {
+		return fmt.Errorf("driver %s: %w", name, err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		defer e.close()
+		ended <- bench.Serve(e)
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// noArgs refuses arguments.
+func noArgs(args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("unexpected argument %q", args[0])
+	}
+	return nil
+}
+
+// base is what an end has unless the driver says otherwise: no memory, no peer, no messages.
+type base struct{}
+
+func (base) Memory() []byte       { return nil }
+func (base) Connect(string) error { return nil }
+func (base) close()               {}
+
+func (base) Prepare(string, uint64, []int32, []int32) (bench.Posting, error) {
+	return nil, noPeer()
+}
+
+func (base) Regions(int, uint64) (bench.Answer, error) { return bench.Answer{}, noPeer() }
+func (base) Notify([]byte) error                       { return noPeer() }
+func (base) Receive() (bool, error)                    { return false, noPeer() }
+
+func noPeer() error { return fmt.Errorf("it has no peer: %w", bench.ErrUnsupported) }
+
+// posting is a Posting that holds nothing to give back.
+type posting func(ctx context.Context) error
+
+func (p posting) Post(ctx context.Context) error { return p(ctx) }
+func (posting) Close() error                     { return nil }
+
+// measuring is a Posting that measures itself: it returns how long one operation took.
+type measuring func(ctx context.Context) (time.Duration, error)
+
+func (m measuring) Measure(ctx context.Context) (time.Duration, error) { return m(ctx) }
+func (measuring) Close() error                                         { return nil }
+
+func (m measuring) Post(ctx context.Context) error {
+	_, err := m(ctx)
+	return err
+}
+
+// slice returns the piece in a slot.
+func slice(memory []byte, slot int32, size uint64) []byte {
+	return memory[uint64(slot)*size:][:size]
+}
+
+// adjacent reports whether slots lie side by side, in order.
+func adjacent(slots []int32) bool {
+	for i, s := range slots {
+		if s != slots[0]+int32(i) {
+			return false
+		}
+	}
+	return true
+}
+
+func unsigned(slots []int32) []uint32 {
+	list := make([]uint32, len(slots))
+	for i, s := range slots {
+		list[i] = uint32(s)
+	}
+	return list
+}
+
+// onlyLane refuses a lane that a driver is not for.
+func onlyLane(r *bench.Request, lane bench.Lane) error {
+	if r.Lane != string(lane) {
+		return fmt.Errorf("it is for lane %s: %w", lane, bench.ErrUnsupported)
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/sluicehq/sluice/internal/figures"
+)
+
+// Lead is each of ours beside the best of theirs in one shape.
+type Lead struct {
+	Shape
+	Theirs *Row
+	Ours   map[string]*Row // by participant
+}
+
+// Ratio is how many times as fast ours is as theirs, by the medians of one operation, which other
+// work on a machine disturbs least: above 1 we lead. It is 0 where one has no figure.
+func (l *Lead) Ratio(peer string) float64 {
+	if l.Ours[peer] == nil {
+		return 0
+	}
+	return l.Theirs.P50us / l.Ours[peer].P50us
+}
+
+// Best is the largest ratio.
+func (l *Lead) Best() float64 {
+	best := 0.0
+	for peer := range l.Ours {
+		best = max(best, l.Ratio(peer))
+	}
+	return best
+}
+
+// Leads compare where both sides have a figure, in the order of the run. Yardsticks are no side.
+func (r *Report) Leads(lane Lane) []Lead {
+	var list []Lead
+	at := map[Shape]int{}
+	for _, row := range r.of(KindTransfer, lane) {
+		if row.P50us == 0 || row.Yardstick {
+			continue
+		}
+		i, ok := at[row.Shape]
+		if !ok {
+			i = len(list)
+			at[row.Shape] = i
+			list = append(list, Lead{Shape: row.Shape, Ours: map[string]*Row{}})
+		}
+		switch l := &list[i]; {
+		case row.Ours:
+			l.Ours[row.Peer] = row
+		case l.Theirs == nil || l.Theirs.P50us > row.P50us:
+			l.Theirs = row
+		}
+	}
+	return slices.DeleteFunc(list, func(l Lead) bool { return l.Theirs == nil || len(l.Ours) == 0 })
+}
+
+func (r *Report) summary(b *strings.Builder, lane Lane) {
+	leads := r.Leads(lane)
+	if len(leads) == 0 {
+		return
+	}
+	ours := r.ours(lane)
+	fmt.Fprintf(b, "\n## Lane %s: sluice beside the best of the others, by p50: above 1 "+
+		"is faster\n\n", lane)
+	t := table(b, tabwriter.AlignRight)
+	fmt.Fprintf(t, "op\twhere\tsize\tbatch\tbest of the others\tGB/s\tp50 µs\t%s\t\n",
+		strings.Join(ours, "\t"))
+	behind := 0
+	for i := range leads {
+		l := &leads[i]
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%.1f\t", l.Op, l.Where,
+			figures.FormatSize(l.Size), l.Batch,
+			l.Theirs.Peer, figure(l.Theirs.GBps), l.Theirs.P50us)
+		for _, peer := range ours {
+			if ratio := l.Ratio(peer); ratio > 0 {
+				fmt.Fprintf(t, "%.2f", ratio)
+			} else {
+				fmt.Fprint(t, "-")
+			}
+			fmt.Fprint(t, "\t")
+		}
+		if l.Best() < 1 {
+			behind++
+			fmt.Fprint(t, "  behind")
+		}
+		fmt.Fprintln(t)
+	}
+	t.Flush()
+	fmt.Fprintf(b, "\nBehind with all of ours in %d of %d shapes.\n", behind, len(leads))
+	if lane == File {
+		fmt.Fprintf(b, "A file of %s for each. Whole blocks of 4 KiB go past the page cache, "+
+			"with nothing of the file there; other pieces through it, with all of the file "+
+			"there.\n",
+			figures.FormatSize(min(r.Memory, fileMemory)))
+	}
+}
+
+// ours are those of ours that have rows on a lane.
+func (r *Report) ours(lane Lane) []string {
+	var list []string
+	for _, row := range r.of(KindTransfer, lane) {
+		if row.Ours && row.Size > 0 && !slices.Contains(list, row.Peer) {
+			list = append(list, row.Peer)
+		}
+	}
+	return list
+}
+
+// evenFrom and evenTo are ratios between which no side is ahead.
+const evenFrom, evenTo = 0.95, 1.05
+
+// score is in how many shapes one of ours is ahead of the best of the others, about even, or
+// behind.
+type score struct{ ahead, even, behind int }
+
+// scoreOf counts over a lane's leads; no shape in which one side has no figure.
+func scoreOf(leads []Lead, peer string) (s score) {
+	for i := range leads {
+		switch ratio := leads[i].Ratio(peer); {
+		case ratio == 0:
+		case ratio > evenTo:
+			s.ahead++
+		case ratio >= evenFrom:
+			s.even++
+		default:
+			s.behind++
+		}
+	}
+	return s
+}
+
+// standing says first what the tables say at length.
+func (r *Report) standing(b *strings.Builder) {
+	begun := false
+	for _, lane := range Lanes {
+		leads := r.Leads(lane)
+		for _, peer := range r.ours(lane) {
+			s := scoreOf(leads, peer)
+			if s == (score{}) {
+				continue
+			}
+			if !begun {
+				fmt.Fprint(b, "\nBy p50 of one operation, beside the best of the others in each "+
+					"shape (even: within 5 %):\n")
+				begun = true
+			}
+			fmt.Fprintf(b, "%s: %s is ahead in %d shapes, even in %d, behind in %d\n", lane, peer,
+				s.ahead, s.even, s.behind)
+		}
+	}
+}

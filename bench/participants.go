@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Lane is what lies between the two memories.
+type Lane string
+
+// The lanes.
+const (
+	Process Lane = "process" // two memories of one process
+	Host    Lane = "host"    // two processes of one host, whatever an engine does best there
+	TCP     Lane = "tcp"     // sockets, here over the loopback
+	RDMA    Lane = "rdma"    // verbs, from a device of this host to itself
+	File    Lane = "file"    // a process and a regular file
+	Weights Lane = "weights" // safetensors files into memory
+	Reshape Lane = "reshape" // a KV cache from one group of ranks to one of another layout
+	GPU     Lane = "gpu"     // a card's memory and the host's
+	GPUFile Lane = "gpufile" // a card's memory and a file
+)
+
+// Lanes are all of them, in the order of tables.
+var Lanes = []Lane{Process, Host, TCP, RDMA, File, Weights, Reshape, GPU, GPUFile}
+
+// laneBackends are those of ours that serve a lane; the first is measured unless told otherwise.
+var laneBackends = map[Lane][]string{
+	Process: {"mem"}, Host: {"shm"}, TCP: {"tcp", "ucx"}, RDMA: {"rdma"}, File: {"posix"},
+	Weights: {"posix"}, Reshape: {"shm", "mem"}, GPU: {"cpu", "cuda"}, GPUFile: {"gds"},
+}
+
+// bare are the options of a backend of a lane that was named without any: what it is measured
+// beside does not encrypt, and keeps to the loopback.
+var bare = map[Lane]map[string]string{TCP: {"tcp": "tcp:listen=127.0.0.1:0,plaintext=true",
+	"ucx": "ucx:transports=tcp,devices=lo"}}
+
+// LaneOf is the lane that a backend, as "tcp:listen=…", is measured on unless told otherwise.
+func LaneOf(backend string) (Lane, error) {
+	name, _, _ := strings.Cut(backend, ":")
+	var known []string
+	for _, lane := range Lanes {
+		if slices.Contains(laneBackends[lane], name) {
+			return lane, nil
+		}
+		for _, one := range laneBackends[lane] {
+			if !slices.Contains(known, one) {
+				known = append(known, one)
+			}
+		}
+	}
+	return "", fmt.Errorf("unknown backend %q: there are %s: %w", name, strings.Join(known, ", "),
+		ErrShape)
+}
+
+// Setup says where the participants are and what they are told.
+type Setup struct {
+	Sluice   string   // the command, which has the drivers in Go
+	Backends []string // ours, with options; nil: the lane's first
+	Folder   string   // on the disk that is measured
+	Words    []string // of lane reshape: model, group of prefill, group of decode, tokens
+	// other engines, and ours from Python: their scripts, and the interpreter of each one's
+	// environment; nil: they are left out
+	Scripts string
+	Python  func(peer string) string
+}
+
+// Participants are all that there are on a lane, ours first. What cannot run says so itself.
+func Participants(lane Lane, s Setup) (list []Participant) {
+	add := func(name string, words ...string) *Participant {
+		list = append(list, Participant{Name: name, Lane: lane,
+			Command: append([]string{s.Sluice, "bench", "driver"}, words...)})
+		return &list[len(list)-1]
+	}
+	ours := func(name string, words ...string) *Participant {
+		short, _, _ := strings.Cut(name, ":") // enough, where there are no two of it
+		if !slices.ContainsFunc(list, func(p Participant) bool {
+			return p.Name == "sluice-"+short
+		}) {
+			name = short
+		}
+		p := add("sluice-"+name, words...)
+		p.Ours = true
+		return p
+	}
+	// alone is a participant of one process; yardstick what ours is measured beside.
+	alone := func(p *Participant) *Participant {
+		p.Alone = true
+		return p
+	}
+	yardstick := func(name string, words ...string) *Participant {
+		p := add(name, words...)
+		p.Yardstick = true
+		return p
+	}
+	timed := func(p *Participant) {
+		p.Blind, p.Timed, p.Alone = true, true, p.Alone || lane == Weights
+	}
+	blind := func(p *Participant) { alone(p).Blind = true }
+	script := func(name, peer, file string, env []string, args ...string) *Participant {
+		if s.Python == nil {
+			return &Participant{}
+		}
+		list = append(list, Participant{Name: name, Lane: lane, Env: env, Scripted: true,
+			Ours:    peer == "sluice",
+			Command: append([]string{s.Python(peer), filepath.Join(s.Scripts, file)}, args...)})
+		return &list[len(list)-1]
+	}
+	nixl := func(env []string, args ...string) {
+		script("nixl", "nixl", "nixl_agent.py", env, args...)
+		script("nixl-polled", "nixl", "nixl_agent.py", env, append(args, "polled")...)
+	}
+	// faced is the program that drives NIXL, over our face of its API: what a user who switches
+	// gets.
+	faced := func(args ...string) {
+		if p := script("sluice-nixl", "sluice", "nixl_agent.py", nil, args...); s.Python != nil {
+			p.Command = append([]string{p.Command[0], "-m", "sluice.nixl.shim"}, p.Command[1:]...)
+		}
+	}
+	backends := s.Backends
+	if backends == nil {
+		backends = laneBackends[lane][:1]
+	}
+	// card is backend cuda with the library of a backend gds.
+	card := func(gds string) string {
+		_, options, _ := strings.Cut(gds, ":")
+		for option := range strings.SplitSeq(options, ",") {
+			if path, ok := strings.CutPrefix(option, "cuda="); ok {
+				return "cuda:library=" + path
+			}
+		}
+		return "cuda"
+	}
+	for _, b := range backends {
+		switch lane {
+		case Process:
+			alone(ours(b, "engine", b))
+		case GPU:
+			alone(ours(b, "gather", b))
+		case Weights:
+			timed(ours("weights", "weights", s.Folder))
+		case Reshape:
+			blind(ours(b, append([]string{"reshape", b}, s.Words...)...))
+		case GPUFile:
+			alone(ours(b, "engine", b, card(b), "dir="+s.Folder, "only=gds"))
+		default:
+			spec := b
+			if plain := bare[lane][b]; plain != "" {
+				spec = plain
+			}
+			ours(b, "engine", spec)
+		}
+	}
+	switch lane {
+	case Process:
+		alone(yardstick("memcpy", "memcpy"))
+		alone(yardstick("memcpy-huge", "memcpy", "huge"))
+	case Host:
+		ours("foreign", "engine", backends[0], "foreign")
+		script("sluice-python", "sluice", "sluice_engine.py", nil)
+		faced()
+		nixl(nil)
+		script("mooncake", "mooncake", "mooncake_engine.py", nil)
+		alone(yardstick("memcpy", "memcpy"))
+		alone(yardstick("memcpy-huge", "memcpy", "huge"))
+		yardstick("process_vm", "process-vm")
+		yardstick("sockets", "sockets").Blind = true
+		timed(yardstick("ucx_perftest", "perftest"))
+	case TCP:
+		ours("ucx-tcp", "engine", bare[TCP]["ucx"])
+		nixl([]string{"UCX_TLS=tcp", "UCX_NET_DEVICES=lo"})
+		script("mooncake", "mooncake", "mooncake_engine.py", nil)
+		yardstick("sockets", "sockets").Blind = true
+		timed(yardstick("ucx_perftest", "perftest"))
+	case RDMA:
+		nixl([]string{"UCX_TLS=rc,self"})
+		timed(yardstick("perftest", "perftest"))
+		for i := range list {
+			list[i].Needs = func() error { return needsDevice(verbsDevices) }
+		}
+	case File:
+		script("nixl", "nixl", "nixl_agent.py", nil, "file")
+		script("nixl-uring", "nixl", "nixl_agent.py", nil, "file", "uring")
+		faced("file")
+		timed(yardstick("fio", "fio"))
+		yardstick("pread", "pread")
+		for i := range list {
+			list[i].Target = []string{s.Sluice, "bench", "driver", "file", s.Folder}
+		}
+	case Weights:
+		timed(yardstick("mmap", "weights-mmap", s.Folder))
+		timed(yardstick("fio", "weights-fio", s.Folder))
+	case Reshape:
+		blind(yardstick("loop", append([]string{"reshape-loop"}, s.Words...)...))
+	case GPU:
+		if name, options, _ := strings.Cut(backends[0], ":"); name == "cuda" {
+			with := func(variant string) string {
+				return "cuda:" + strings.TrimPrefix(options+",variant="+variant, ",")
+			}
+			alone(yardstick("copy-engine", "gather", with("copy"))).Blind = true
+			for _, variant := range []string{"async", "rows", "loop", "staged", "replay"} {
+				alone(ours(variant, "gather", with(variant)))
+			}
+			alone(ours("engine", "engine", backends[0])) // the same by backend cuda
+			break
+		}
+		alone(yardstick("memcpy", "memcpy"))
+		alone(yardstick("memcpy-huge", "memcpy", "huge"))
+	case GPUFile:
+		alone(yardstick("staged", "engine", card(backends[0]), "posix", "dir="+s.Folder,
+			"only=staged"))
+	}
+	return list
+}
+
+// verbsDevices is where the kernel lists devices for RDMA.
+const verbsDevices = "/sys/class/infiniband"
+
+// needsDevice is nil where there is a device for RDMA.
+func needsDevice(folder string) error {
+	if list, err := os.ReadDir(folder); err == nil && len(list) > 0 {
+		return nil
+	}
+	return fmt.Errorf("no RDMA device in %s: make bench-rdma measures sluice beside perftest in "+
+		"a guest with soft-RoCE: %w", folder, ErrUnsupported)
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"slices"
+	"time"
+
+	"github.com/sluicehq/sluice/internal/figures"
+)
+
+// The kinds of rows.
+const (
+	KindTransfer = "transfer"
+	KindHandover = "handover" // a list of 100,000 pieces, used once: prepared, posted, done
+	KindRegions  = "regions"  // registered one by one and described; PrepareUS is registering
+	KindLearn    = "learn"    // a description of so many regions at the other end
+	KindContact  = "contact"  // from the other end's description to the first bytes there
+	KindPing     = "ping"     // round trip of a notification
+	KindIdle     = "idle"     // shares of a processor, of both ends
+	// the cheapest call into the library, where the driver is in another language
+	KindCall   = "call"
+	KindKilled = "killed" // from the death of the target to the initiator's knowledge
+	KindFrozen = "frozen" // from SIGSTOP of the target to the same
+)
+
+// Row is one line of the table. The JSON keys are an interface: keys may be added, never
+// renamed. A row with a Reason has no figures, but for what it says.
+type Row struct {
+	Kind string `json:"kind"`
+	Lane Lane   `json:"lane"`
+	Peer string `json:"peer"`
+	Shape
+
+	GBps      float64 `json:"gbps,omitempty"`        // median of the rounds, 1e9 bytes a second
+	DescsPerS float64 `json:"descs_per_s,omitempty"` // pieces a second, by the same median
+	P50us     float64 `json:"p50_us,omitempty"`      // of one operation: post to done
+	P99us     float64 `json:"p99_us,omitempty"`
+	CPUPerGB  float64 `json:"cpu_s_per_gb,omitempty"` // processor seconds of both ends
+	PrepareUS float64 `json:"prepare_us,omitempty"`
+	Bytes     uint64  `json:"bytes,omitempty"` // of a description, or of an operation
+	Share     float64 `json:"share,omitempty"` // of a processor
+	Seconds   float64 `json:"seconds,omitempty"`
+	Rounds    int     `json:"rounds,omitempty"`
+	Ops       int     `json:"ops,omitempty"`
+
+	// our rate over that of each yardstick
+	Ratios map[string]float64 `json:"ratios,omitempty"`
+
+	Ours      bool   `json:"ours,omitempty"`
+	Yardstick bool   `json:"yardstick,omitempty"`
+	Timed     bool   `json:"timed,omitempty"`  // a program that measures itself
+	Said      string `json:"said,omitempty"`   // the error that told the caller
+	Note      string `json:"note,omitempty"`   // what is to be known of the figure
+	Reason    string `json:"reason,omitempty"` // why there are no figures
+}
+
+// row begins one of a participant.
+func (p *Participant) row(kind string) Row {
+	return Row{Kind: kind, Lane: p.Lane, Peer: p.Name, Ours: p.Ours, Yardstick: p.Yardstick,
+		Timed: p.Timed}
+}
+
+// failed is a row with a reason.
+func (p *Participant) failed(kind string, s Shape, err error) Row {
+	r := p.row(kind)
+	r.Shape, r.Reason = s, err.Error()
+	return r
+}
+
+// tally sums the rounds of one participant in one shape.
+type tally struct {
+	samples     []int64
+	rates, cpus []float64
+	ops         int
+}
+
+// add takes one round.
+func (t *tally) add(a *Answer, bytes uint64, cpu time.Duration) {
+	moved := uint64(a.Ops) * bytes
+	t.samples = append(t.samples, a.Samples...)
+	t.rates = append(t.rates, figures.GBps(moved, time.Duration(a.NS)))
+	if moved > 0 {
+		t.cpus = append(t.cpus, cpu.Seconds()/(float64(moved)/1e9))
+	}
+	t.ops += a.Ops
+}
+
+func (t *tally) fill(r *Row) {
+	slices.Sort(t.samples)
+	r.P50us, r.P99us = float64(figures.Percentile(t.samples, 50))/1e3,
+		float64(figures.Percentile(t.samples, 99))/1e3
+	r.GBps = figures.Median(t.rates)
+	if r.Size > 0 {
+		r.DescsPerS = r.GBps * 1e9 / float64(r.Size)
+	}
+	if !r.Timed {
+		r.CPUPerGB = figures.Median(t.cpus)
+	}
+	r.Rounds, r.Ops = len(t.rates), t.ops
+}

@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Options say what is measured and for how long. The zero value of a field means its default.
+type Options struct {
+	// Shapes are what is measured on each lane; nil of a lane: what Shapes or FileShapes have
+	Shapes map[Lane][]Shape
+	Quick  bool          // of the default shapes those that tell most, and fewer repeats
+	Rounds int           // of each shape; default 5, quick 3
+	Slice  time.Duration // of one participant in one round; default 100 ms
+	Memory uint64        // that default shapes are drawn from at each end; default 512 MiB
+	// Pings has round trips of messages measured, Specials these and what else is compared beside
+	// transfers: idle ends, first contact, many regions, long lists, dead and frozen peers.
+	Pings, Specials bool
+	// how long a caller has to notice a dead or frozen peer; default 20 s, quick 16 s; negative:
+	// not measured
+	Notice time.Duration
+	// of the whole run: rounds are cut, then what is left is left out and said; default 20 min,
+	// quick 8 min
+	Limit time.Duration
+	// for which a pair is watched while nothing is asked of it; default 2 s, quick 1 s
+	Idle time.Duration
+	// Revision of sluice, for the report.
+	Revision string
+	// Progress is told what begins.
+	Progress func(string)
+
+	now func() time.Time // tests have a clock of their own
+}
+
+func (o Options) withDefaults() Options {
+	def := func(d *time.Duration, full, quick time.Duration) {
+		if *d == 0 {
+			if *d = full; o.Quick {
+				*d = quick
+			}
+		}
+	}
+	if o.Rounds == 0 {
+		if o.Rounds = 5; o.Quick {
+			o.Rounds = 3
+		}
+	}
+	def(&o.Slice, 100*time.Millisecond, 100*time.Millisecond)
+	def(&o.Notice, 20*time.Second, 16*time.Second)
+	def(&o.Idle, 2*time.Second, time.Second)
+	def(&o.Limit, 20*time.Minute, 8*time.Minute)
+	if o.Memory == 0 {
+		o.Memory = 512 << 20
+	}
+	if o.now == nil {
+		o.now = time.Now
+	}
+	if o.Progress == nil {
+		o.Progress = func(string) {}
+	}
+	return o
+}
+
+// fileMemory bounds the file of the default shapes: each participant has one of its own, which is
+// written anew.
+const fileMemory = 256 << 20
+
+// shapes are those of a lane.
+func (o *Options) shapes(l Lane) []Shape {
+	switch list := o.Shapes[l]; {
+	case list != nil:
+		return list
+	case l == File:
+		return FileShapes(min(o.Memory, fileMemory), o.Quick)
+	}
+	return Shapes(o.Memory, o.Quick)
+}
+
+// leastMemory has room for the first piece and for messages.
+const leastMemory = 64 << 10
+
+// ends is the memory that is registered at each end for all shapes, and how many goroutines post.
+func ends(shapes []Shape) (local, remote uint64, threads int) {
+	local, remote, threads = leastMemory, leastMemory, 1
+	for i := range shapes {
+		here, there := shapes[i].memory()
+		local, remote = max(local, here), max(remote, there)
+		threads = max(threads, shapes[i].Threads)
+	}
+	return local, remote, threads
+}
+
+// Needs is how much memory participants take together for shapes, and how much room on the disk.
+func Needs(list []Participant, shapes []Shape) (memory, disk uint64) {
+	local, remote, _ := ends(shapes)
+	for i := range list {
+		memory += local
+		switch list[i].Lane {
+		case File, Weights, GPUFile:
+			disk += remote
+		default:
+			memory += remote
+		}
+	}
+	return memory, disk
+}
+
+// The lanes in the order of a run, and their shares of its time. Where there is no device for
+// verbs, that lane takes no time: it is the first, so that the others have its share.
+var (
+	runOrder    = []Lane{RDMA, Process, Host, TCP, File, Weights, Reshape, GPU, GPUFile}
+	laneWeights = map[Lane]float64{File: 1, Weights: 1}
+)
+
+// laneWeight of most lanes; frozenWeight is that of peers that are frozen.
+const (
+	laneWeight   = 4
+	frozenWeight = 1.5
+)
+
+// Run measures the participants, lane by lane, and at last what takes long while it sleeps. A
+// participant that fails is no reason to end: the only errors are those of ctx, and what was
+// measured until then is in the report all the same.
+func Run(ctx context.Context, list []Participant, o Options) (*Report, error) {
+	o = o.withDefaults()
+	ctx, cancel, end := bounds(ctx, o.now(), o.Limit)
+	defer cancel()
+	report := newReport(o)
+	defer report.end()
+	var parts []part
+	all := &runner{o: o, report: report}
+	for _, lane := range runOrder {
+		r := &runner{o: o, report: report}
+		for _, p := range list {
+			if p.Lane == lane {
+				r.entrants = append(r.entrants, &entrant{Participant: p})
+			}
+		}
+		if len(r.entrants) == 0 {
+			continue
+		}
+		weight, ok := laneWeights[lane]
+		if !ok {
+			weight = laneWeight
+		}
+		parts = append(parts, part{weight, r.run})
+		for _, e := range r.entrants {
+			if lane != File && !e.Alone && !e.Yardstick {
+				all.entrants = append(all.entrants, e)
+			}
+		}
+	}
+	if o.Specials && len(all.entrants) > 0 && o.Notice >= 0 {
+		parts = append(parts, all.step(frozenWeight, all.frozen))
+	}
+	return report, inTurn(ctx, o.now, end, parts)
+}
+
+// runner measures the participants of one lane.
+type runner struct {
+	o        Options
+	report   *Report
+	entrants []*entrant
+	until    time.Time // of the part that runs
+	end      time.Time // of the lane
+}
+
+// entrant is a participant of a run and its pair.
+type entrant struct {
+	Participant
+	pair     *Pair // nil: it is out, or has not begun
+	failures int
+	tally    tally
+	bytes    uint64 // that one operation moves, where its driver knows it better
+	reason   error  // of this shape
+}
+
+// failuresMax is how often a participant may lose a process or a connection on a lane before it is
+// out.
+const failuresMax = 3
+
+// run measures a lane.
+func (r *runner) run(ctx context.Context, until time.Time) error {
+	defer r.close()
+	r.end = until
+	lane := r.entrants[0].Lane
+	parts := []part{r.step(7, r.open), r.step(65, r.shapes)}
+	if lane != File && (r.o.Pings || r.o.Specials) {
+		parts = append(parts, r.step(7, r.pings))
+	}
+	if lane != File && r.o.Specials { // it has no peer
+		parts = append(parts, r.step(1, r.calls), r.step(8, r.handovers),
+			r.step(1, r.leave), r.step(6, r.contacts), r.step(3, r.regions), r.step(4, r.killed))
+	}
+	return inTurn(ctx, r.o.now, until, parts)
+}
+
+// step is a part of a lane.
+func (r *runner) step(weight float64, do func(context.Context) error) part {
+	return part{weight, func(ctx context.Context, until time.Time) error {
+		r.until = until
+		return do(ctx)
+	}}
+}
+
+// late reports whether the part's time is over.
+func (r *runner) late() bool { return r.o.now().After(r.until) }
+
+// close ends all pairs at once, since each may take a while.
+func (r *runner) close() {
+	var all sync.WaitGroup
+	for _, e := range r.entrants {
+		all.Go(e.leave)
+	}
+	all.Wait()
+}
+
+func (r *runner) leave(context.Context) error {
+	r.close()
+	return nil
+}
+
+// leave ends the pair.
+func (e *entrant) leave() {
+	if e.pair != nil {
+		e.pair.Close()
+		e.pair = nil
+	}
+}
+
+// turn has a participant do something while those rest that would disturb.
+func (e *entrant) turn(do func() error) {
+	e.pair.Wake()
+	if err := do(); err != nil {
+		e.reason = err
+	}
+	e.pair.Rest()
+}
+
+// open opens all pairs and measures what each takes of processors while nothing is asked of it.
+// Without Specials that is done for those alone that may disturb.
+func (r *runner) open(ctx context.Context) error {
+	for _, e := range r.entrants {
+		r.o.Progress(fmt.Sprintf("%s: open %s", e.Lane, e.Name))
+		if r.o.now().After(r.end) { // an unopened side is out, so the others' time goes first
+			e.failures = failuresMax
+			r.report.add(e.failed(KindTransfer, Shape{}, errLate))
+			continue
+		}
+		if err := r.enter(ctx, e); err != nil {
+			return err
+		}
+		if e.pair == nil || e.Yardstick || !r.o.Specials && e.Ours {
+			continue
+		}
+		row := e.row(KindIdle)
+		share, err := e.pair.Idle(ctx, r.o.Idle)
+		switch {
+		case ended(ctx) != nil:
+			return ended(ctx)
+		case err != nil:
+			r.report.add(e.failed(KindIdle, Shape{}, err))
+		default:
+			row.Share = share
+			r.report.add(row)
+		}
+		e.pair.Rest()
+	}
+	return nil
+}
+
+// enter opens a pair. One that cannot be opened is out, and a row.
+func (r *runner) enter(ctx context.Context, e *entrant) error {
+	local, remote, threads := ends(r.o.shapes(e.Lane))
+	pair, err := OpenPair(ctx, e.Participant, local, remote, threads)
+	switch {
+	case ended(ctx) != nil:
+		return ended(ctx)
+	case err != nil:
+		e.failures = failuresMax
+		r.report.add(e.failed(KindTransfer, Shape{}, err))
+		return nil
+	}
+	e.pair = pair
+	r.report.know(pair)
+	return nil
+}
+
+// present are those that have a pair.
+func (r *runner) present() []*entrant {
+	return slices.DeleteFunc(slices.Clone(r.entrants), func(e *entrant) bool {
+		return e.pair == nil
+	})
+}
+
+// shapes measures each shape with all participants in alternation: what is behind its time gets
+// one round, and what comes after its end none. Those that tell most are the first, so that a
+// machine that is slow has some of each size; the report has them in order.
+func (r *runner) shapes(ctx context.Context) error {
+	list := slices.Clone(r.o.shapes(r.entrants[0].Lane))
+	defer r.report.order(len(r.report.Rows), slices.Clone(list))
+	slices.SortStableFunc(list, tellingFirst)
+	begun := r.o.now()
+	budget := r.until.Sub(begun)
+	for i, shape := range list {
+		if len(r.present()) == 0 {
+			return nil
+		}
+		rounds := r.o.Rounds
+		switch {
+		case r.late():
+			for _, shape := range list[i:] {
+				for _, e := range r.present() {
+					r.report.add(e.failed(KindTransfer, shape, errLate))
+				}
+			}
+			return nil
+		case r.o.now().Sub(begun) > budget*time.Duration(i+1)/time.Duration(len(list)):
+			rounds = 1
+		}
+		r.o.Progress(fmt.Sprintf("%s: %s", r.entrants[0].Lane, &shape))
+		if err := r.shape(ctx, &shape, uint64(i+1), rounds); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *runner) shape(ctx context.Context, shape *Shape, seed uint64, rounds int) error {
+	local, remote := shape.places()
+	for _, e := range r.present() {
+		e.tally, e.reason = tally{}, nil
+		if r.late() {
+			e.reason = errLate
+			continue
+		}
+		e.turn(func() error { return e.begin(ctx, shape, local, remote, seed, r.o.Slice) })
+	}
+	for n := range rounds {
+		entrants := r.present()
+		for i := range entrants {
+			e := entrants[(i+n)%len(entrants)]
+			if e.reason != nil || n > 0 && (e.Timed || r.late()) {
+				continue
+			}
+			e.turn(func() error { return e.round(ctx, shape, r.o.Slice) })
+			if err := ended(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	from := len(r.report.Rows)
+	for _, e := range r.present() {
+		if err := r.settle(ctx, e, shape); err != nil {
+			return err
+		}
+	}
+	r.report.compare(r.report.Rows[from:])
+	return nil
+}
+
+// begin prepares a shape, proves that it moves bytes, and warms up.
+func (e *entrant) begin(ctx context.Context, shape *Shape, local, remote [][]int32, seed uint64,
+	slice time.Duration) error {
+	a, err := e.pair.ask(ctx, Request{Do: DoPrepare, Op: shape.Op, Size: shape.Size,
+		Local: local, Remote: remote})
+	if err != nil {
+		return err
+	}
+	if e.bytes = a.Bytes; e.bytes == 0 {
+		e.bytes = shape.Bytes()
+	}
+	if !e.Blind {
+		if err := e.pair.check(ctx, shape, local[0], remote[0], seed); err != nil {
+			return err
+		}
+	}
+	if err := e.pair.cache(ctx, shape); err != nil || e.Timed {
+		return err
+	}
+	_, err = e.work(ctx, shape, slice/2)
+	return err
+}
+
+// work lets the initiator work for so long.
+func (e *entrant) work(ctx context.Context, shape *Shape, slice time.Duration) (Answer, error) {
+	if err := e.pair.serve(ctx, true); err != nil {
+		return Answer{}, err
+	}
+	a, err := e.pair.ask(ctx, Request{Do: DoGo, NS: int64(slice), Least: 1, Threads: shape.Threads})
+	if err == nil && (a.Ops < 1 || a.NS < 1 || len(a.Samples) < 1) {
+		err = fmt.Errorf("%s: %d operations in %d ns: %w", e.Name, a.Ops, a.NS, ErrNonsense)
+	}
+	return a, errors.Join(err, e.pair.serve(ctx, false))
+}
+
+func (e *entrant) round(ctx context.Context, shape *Shape, slice time.Duration) error {
+	before := e.pair.CPU()
+	a, err := e.work(ctx, shape, slice)
+	if err != nil {
+		return err
+	}
+	e.tally.add(&a, e.bytes, e.pair.CPU()-before)
+	return nil
+}
+
+// settle makes the row of a shape, and replaces a pair that has lost a process.
+func (r *runner) settle(ctx context.Context, e *entrant, shape *Shape) error {
+	if e.reason == nil {
+		e.turn(func() error {
+			_, err := e.pair.ask(ctx, Request{Do: DoDrop})
+			return err
+		})
+	}
+	switch {
+	case errors.Is(e.reason, errLate):
+		r.report.add(e.failed(KindTransfer, *shape, errLate))
+		return nil
+	case e.reason != nil:
+		r.report.add(e.failed(KindTransfer, *shape, e.reason))
+		return r.replace(ctx, e)
+	}
+	row := e.row(KindTransfer)
+	row.Shape = *shape
+	e.tally.fill(&row)
+	if e.bytes != shape.Bytes() {
+		row.Bytes = e.bytes
+	}
+	r.report.add(row)
+	return nil
+}
+
+// replace opens a new pair for one of which a process is gone, or the connection, a few times.
+func (r *runner) replace(ctx context.Context, e *entrant) error {
+	e.pair.Wake()
+	if e.pair.whole() && e.pair.probe(ctx) == nil {
+		e.pair.Rest()
+		return nil
+	}
+	e.leave()
+	if e.failures++; e.failures >= failuresMax {
+		r.report.add(e.failed(KindTransfer, Shape{}, fmt.Errorf("out, after it lost its "+
+			"processes or their connection %d times", e.failures)))
+		return nil
+	}
+	if err := r.enter(ctx, e); err != nil || e.pair == nil {
+		return err
+	}
+	if _, err := e.pair.Idle(ctx, r.o.Idle/2); err != nil && ended(ctx) != nil {
+		return ended(ctx)
+	}
+	e.pair.Rest()
+	return nil
+}

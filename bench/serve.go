@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// End is one end of a peer that is driven in Go.
+type End interface {
+	// Open opens this end; the answer holds Version, Settings and Card.
+	Open(r *Request) (Answer, error)
+	// Memory is what Open registered: slots are counted from its begin.
+	Memory() []byte
+	// Connect makes the other end reachable by its card.
+	Connect(card string) error
+	// Prepare makes a request that can be posted again and again.
+	Prepare(op string, size uint64, local, remote []int32) (Posting, error)
+	// Regions registers so many regions of the memory one by one and describes them.
+	Regions(count int, size uint64) (Answer, error)
+	// Notify sends a message; Receive says whether one has arrived.
+	Notify(message []byte) error
+	Receive() (bool, error)
+}
+
+// Posting is a prepared request.
+type Posting interface {
+	// Post posts it and returns when it is done, or with context.DeadlineExceeded when ctx is.
+	Post(ctx context.Context) error
+	Close() error
+}
+
+// Measurer is a Posting of a program that measures itself: DoGo has it run once.
+type Measurer interface {
+	Measure(ctx context.Context) (perOperation time.Duration, err error)
+}
+
+// Keeper is an End whose bytes are those of a file rather than its Memory.
+type Keeper interface {
+	io.ReaderAt
+	io.WriterAt
+	// Cache brings all of it into the page cache, or writes it back and leaves nothing there.
+	Cache(all bool) error
+}
+
+// Alone is an End that holds both memories, so that there is no target: Open finds the size of the
+// other in FarBytes, and Far returns it. Slots of Remote are places there.
+type Alone interface {
+	Far() []byte
+}
+
+// Sizer is a Posting that knows what it moves, where the request does not say it.
+type Sizer interface{ Bytes() uint64 }
+
+// Serve answers requests on the driver's descriptors until the harness closes its end.
+func Serve(e End) error {
+	s := &server{end: e}
+	return s.run(os.NewFile(requestsFD, "requests"), os.NewFile(answersFD, "answers"))
+}
+
+type server struct {
+	end      End
+	postings []Posting
+}
+
+func (s *server) run(in io.Reader, out io.Writer) error {
+	lines, answers := json.NewDecoder(bufio.NewReaderSize(in, 1<<20)), json.NewEncoder(out)
+	for {
+		var r Request
+		if err := lines.Decode(&r); errors.Is(err, io.EOF) {
+			return s.drop()
+		} else if err != nil {
+			return fmt.Errorf("read a request: %w", err)
+		}
+		a, err := s.answer(&r)
+		switch {
+		case errors.Is(err, ErrUnsupported):
+			a = Answer{Unsupported: err.Error()}
+		case err != nil:
+			a = Answer{Error: err.Error()}
+		}
+		a.ID = r.ID
+		if err := answers.Encode(&a); err != nil {
+			return fmt.Errorf("answer: %w", err)
+		}
+	}
+}
+
+func (s *server) answer(r *Request) (Answer, error) {
+	if _, ok := s.end.(Alone); r.Far && !ok {
+		return Answer{}, fmt.Errorf("it has one memory: %w", ErrUnsupported)
+	}
+	switch r.Do {
+	case DoOpen:
+		return s.open(r)
+	case DoConnect:
+		return timed(func() error { return s.end.Connect(r.Card) })
+	case DoServe: // nothing here needs to be called by the program
+		return Answer{}, nil
+	case DoPrepare:
+		return s.prepare(r)
+	case DoOnce:
+		return timed(func() error { return s.postings[0].Post(context.Background()) })
+	case DoGo:
+		return s.loop(r)
+	case DoDrop:
+		return Answer{}, s.drop()
+	case DoStamp:
+		return Answer{}, s.stamp(r)
+	case DoDigest:
+		return s.digest(r)
+	case DoCache:
+		return Answer{}, s.cache(r.On)
+	case DoHandover:
+		return s.handover(r)
+	case DoRegions:
+		return s.end.Regions(r.Count, r.Size)
+	case DoPing:
+		return s.ping(r)
+	case DoPong:
+		return Answer{}, s.pong(r)
+	case DoWatch:
+		return s.watch(r), nil
+	}
+	return Answer{}, fmt.Errorf("%s: %w", r.Do, ErrUnsupported)
+}
+
+func timed(f func() error) (Answer, error) {
+	begin := time.Now()
+	err := f()
+	return Answer{NS: int64(time.Since(begin))}, err
+}
+
+// open fills the memory with bytes of its own, so that a transfer that moves nothing shows.
+func (s *server) open(r *Request) (Answer, error) {
+	a, err := s.end.Open(r)
+	if err != nil {
+		return a, err
+	}
+	fill(s.end.Memory(), uint64(len(r.Role)))
+	if e, ok := s.end.(Alone); ok {
+		fill(e.Far(), 1)
+	}
+	return a, nil
+}
+
+func fill(b []byte, x uint64) {
+	for ; len(b) >= 8; b = b[8:] {
+		x = x*6364136223846793005 + 1442695040888963407
+		binary.LittleEndian.PutUint64(b, x)
+	}
+}
+
+func (s *server) prepare(r *Request) (a Answer, err error) {
+	if err := s.drop(); err != nil {
+		return a, err
+	}
+	for i := range r.Local {
+		p, err := s.end.Prepare(r.Op, r.Size, r.Local[i], r.Remote[i])
+		if err != nil {
+			return a, errors.Join(err, s.drop())
+		}
+		s.postings = append(s.postings, p)
+	}
+	if p, ok := s.postings[0].(Sizer); ok {
+		a.Bytes = p.Bytes()
+	}
+	return a, nil
+}
+
+func (s *server) drop() error {
+	var errs []error
+	for _, p := range s.postings {
+		errs = append(errs, p.Close())
+	}
+	s.postings = nil
+	return errors.Join(errs...)
+}
+
+// loop has each thread post every so many of the requests, until the time is over.
+func (s *server) loop(r *Request) (Answer, error) {
+	if m, ok := s.postings[0].(Measurer); ok {
+		took, err := m.Measure(context.Background())
+		return Answer{Samples: []int64{int64(took)}, Ops: 1, NS: int64(took)}, err
+	}
+	threads := max(r.Threads, 1)
+	if threads > len(s.postings) {
+		return Answer{}, fmt.Errorf("%d threads for %d requests: %w", threads, len(s.postings),
+			ErrUnsupported)
+	}
+	samples, errs := make([][]int64, threads), make([]error, threads)
+	begin := time.Now()
+	post := func(t int) {
+		list := make([]int64, 0, 1<<16)
+		for i := t; ; i += threads {
+			start := time.Since(begin)
+			if errs[t] = s.postings[i%(len(s.postings)/threads*threads)].Post(
+				context.Background()); errs[t] != nil {
+				return
+			}
+			end := time.Since(begin)
+			list = append(list, int64(end-start))
+			if int64(end) >= r.NS && len(list) >= r.Least {
+				samples[t] = list
+				return
+			}
+		}
+	}
+	var others sync.WaitGroup
+	for t := 1; t < threads; t++ {
+		others.Go(func() { post(t) })
+	}
+	post(0)
+	others.Wait()
+	took := time.Since(begin)
+	if err := errors.Join(errs...); err != nil {
+		return Answer{}, err
+	}
+	all := slices.Concat(samples...)
+	return Answer{Samples: thin(all), Ops: len(all), NS: int64(took)}, nil
+}
+
+// thin keeps every so many.
+func thin(samples []int64) []int64 {
+	step := max((len(samples)+samplesMax-1)/samplesMax, 1)
+	kept := samples[:0]
+	for i := 0; i < len(samples); i += step {
+		kept = append(kept, samples[i])
+	}
+	return kept
+}
+
+// slot is where a piece lies in memory; of a file it is a copy.
+func (s *server) slot(r *Request, slot int32) ([]byte, error) {
+	at := uint64(slot) * r.Size
+	if r.Far {
+		return s.end.(Alone).Far()[at:][:r.Size], nil
+	}
+	keeper, ok := s.end.(Keeper)
+	if !ok {
+		return s.end.Memory()[at:][:r.Size], nil
+	}
+	b := make([]byte, r.Size)
+	_, err := keeper.ReadAt(b, int64(at))
+	return b, err
+}
+
+// stampBytes is how long a stamp is: pieces that are shorter are not checked.
+const stampBytes = 8
+
+func (s *server) stamp(r *Request) error {
+	if r.Size < stampBytes {
+		return fmt.Errorf("stamp slots of %d bytes: %w", r.Size, ErrUnsupported)
+	}
+	for _, slot := range r.Slots {
+		b, err := s.slot(r, slot)
+		if err != nil {
+			return err
+		}
+		binary.LittleEndian.PutUint64(b, r.Seed)
+		if keeper, ok := s.end.(Keeper); ok && !r.Far {
+			if _, err := keeper.WriteAt(b[:8], int64(slot)*int64(r.Size)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *server) digest(r *Request) (a Answer, err error) {
+	for _, slot := range r.Slots {
+		b, err := s.slot(r, slot)
+		if err != nil {
+			return a, err
+		}
+		a.CRC = crc32.Update(a.CRC, crc32.IEEETable, b)
+	}
+	return a, nil
+}
+
+func (s *server) cache(all bool) error {
+	keeper, ok := s.end.(Keeper)
+	if !ok {
+		return fmt.Errorf("it keeps no file: %w", ErrUnsupported)
+	}
+	return keeper.Cache(all)
+}
+
+func (s *server) handover(r *Request) (Answer, error) {
+	begin := time.Now()
+	p, err := s.end.Prepare(r.Op, r.Size, r.Local[0], r.Remote[0])
+	if err != nil {
+		return Answer{}, err
+	}
+	defer p.Close()
+	ready := time.Since(begin)
+	err = p.Post(context.Background())
+	return Answer{PrepareNS: int64(ready), NS: int64(time.Since(begin))}, err
+}
+
+func (s *server) ping(r *Request) (Answer, error) {
+	message := make([]byte, r.Size)
+	samples := make([]int64, 0, r.Count)
+	for range r.Count {
+		begin := time.Now()
+		if err := s.end.Notify(message); err != nil {
+			return Answer{}, err
+		}
+		if err := s.await(); err != nil {
+			return Answer{}, err
+		}
+		samples = append(samples, int64(time.Since(begin)))
+	}
+	return Answer{Samples: thin(samples), Ops: r.Count}, nil
+}
+
+func (s *server) pong(r *Request) error {
+	message := make([]byte, r.Size)
+	for range r.Count {
+		if err := s.await(); err != nil {
+			return err
+		}
+		if err := s.end.Notify(message); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *server) await() error {
+	for {
+		if ok, err := s.end.Receive(); ok || err != nil {
+			return err
+		}
+	}
+}
+
+// watch posts until it is told that something is wrong.
+func (s *server) watch(r *Request) Answer {
+	limit := time.Duration(r.NS)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	var a Answer
+	for begin := time.Now(); time.Since(begin) < limit; a.Ops++ {
+		err := s.postings[a.Ops%len(s.postings)].Post(ctx)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			a.Pending = true
+			return a
+		case err != nil:
+			a.Noticed, a.At, a.Text = true, monotonic(), err.Error()
+			return a
+		}
+		a.At = monotonic()
+	}
+	return a
+}
+
+// monotonic is the clock that all processes of a machine share.
+func monotonic() int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0
+	}
+	return ts.Nano()
+}
