@@ -24,8 +24,8 @@ NOCGO = ./csrc/copy $(shell $(GO) list ./... 2>/dev/null | grep -v -e /csrc -e /
 CGO = ./csrc/... ./cuda/... ./bindings/... ./cmd/... ./backends/ucx/... ./backends/rdma/... ./backends/gds/... ./backends/cuda/... ./backends/mem ./backends/shm ./examples
 RACE = ./driver/... ./engine/... ./backends/... ./identity/... ./internal/... ./kv/handoff/... ./kv/pool/... ./kv/store/... ./kv/weights/...
 # Of what is C, under the race detector run the tests in which goroutines meet.
-RACE_C = ./csrc/ucx ./csrc/verbs ./csrc/ring ./csrc/copy ./cuda ./bindings/c
-RACE_C_RUN = ^(TestVerbs|TestGrantsOfManyAtOnce|TestCloseWhileMemoryIsRegistered|TestUnmapWaitsForEachMemory|TestNothingLandsAfterRevoke|TestManyBatchesWithFaults|TestRoomIsToldToWhoArmsLater|TestArmBesideAnEnd|TestChoiceIsMadeOnce|TestDeviceFromOtherThreads|TestTwinFromManyGoroutines|TestSummerOnDeviceEnds|TestSeveralWorkers|TestFenceDuringWrites|TestFencesOfSeveralAtOnce|TestFencesBehindAnEndThatWasGivenUp|TestFenceWhileAStoreStands|TestListThatChanges|TestHelpSaysThatSomethingEnded|TestCloseWithWorkInFlight|TestNoStoreBehindAReset|TestReadsIntoPagesThatMove|TestPagesThatMoveHoldUpTheirOwn|TestRace.*|TestTable.*)$$
+RACE_C = ./csrc/ucx ./csrc/verbs ./csrc/ring ./cuda ./bindings/c
+RACE_C_RUN = ^(TestVerbs|TestGrantsOfManyAtOnce|TestCloseWhileMemoryIsRegistered|TestUnmapWaitsForEachMemory|TestNothingLandsAfterRevoke|TestManyBatchesWithFaults|TestRoomIsToldToWhoArmsLater|TestArmBesideAnEnd|TestDeviceFromOtherThreads|TestTwinFromManyGoroutines|TestSummerOnDeviceEnds|TestSeveralWorkers|TestFenceDuringWrites|TestFencesOfSeveralAtOnce|TestFencesBehindAnEndThatWasGivenUp|TestFenceWhileAStoreStands|TestListThatChanges|TestHelpSaysThatSomethingEnded|TestCloseWithWorkInFlight|TestNoStoreBehindAReset|TestReadsIntoPagesThatMove|TestPagesThatMoveHoldUpTheirOwn|TestRace.*|TestTable.*)$$
 
 .PHONY: all build demo replay replay-rdma replay-groups bench-rdma test test-all cross soak stall race cgo timed asan nocgo guest lint fuzz bench bench-peers setup clean
 

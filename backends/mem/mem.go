@@ -19,7 +19,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/inbox"
 	"github.com/sluicehq/sluice/internal/park"
@@ -31,11 +30,6 @@ type Config struct {
 	InlineMax  int // bytes that Submit copies itself; default 64 KiB
 	BatchesMax int // outstanding batches, and messages that wait in a receiver; default 1,024
 	MessageMax int // bytes of a notification; default 64 KiB
-
-	// HostCopy is how this process copies long runs of large batches: the name of a variant, or
-	// the path, with a slash, of a file that "sluice doctor --tune" wrote. Empty: what the first
-	// large batch measures. All backends of a process copy alike.
-	HostCopy string
 }
 
 const (
@@ -90,9 +84,6 @@ var registry = struct {
 
 // New opens a backend.
 func New(cfg Config) (*Backend, error) {
-	if err := hostcopy.Configure(cfg.HostCopy); err != nil {
-		return nil, fmt.Errorf("open mem backend: %w", err)
-	}
 	wake, err := park.NewEvent()
 	if err != nil {
 		return nil, fmt.Errorf("open mem backend: %w", err)

@@ -32,11 +32,6 @@ type Config struct {
 	// is not noticed: reads and writes of its memory go on.
 	Failure   time.Duration
 	SocketDir string // for the control socket; empty: an abstract socket, in no directory
-
-	// HostCopy is how this process copies long runs of large batches: the name of a variant, or
-	// the path, with a slash, of a file that "sluice doctor --tune" wrote. Empty: what the first
-	// large batch measures. All backends of a process copy alike.
-	HostCopy string
 }
 
 const (

@@ -19,7 +19,6 @@
 package shm
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +29,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/done"
@@ -88,7 +86,7 @@ func New(cfg Config) (*Backend, error) { return newBackend(cfg, clock.Host()) }
 
 func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 	cfg.EnsureDefaults()
-	if err := cmp.Or(cfg.check(), hostcopy.Configure(cfg.HostCopy)); err != nil {
+	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("shm: %w", err)
 	}
 	b := &Backend{cfg: cfg, clock: clock, caps: cfg.caps(), address: newAddress(cfg.SocketDir),

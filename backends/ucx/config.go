@@ -48,11 +48,6 @@ type Config struct {
 	// with more than four CPUs, else 3 us: there it keeps the woken goroutine from running.
 	Spin time.Duration
 
-	// HostCopy is how this process copies long runs of large batches: the name of a variant, or
-	// the path, with a slash, of a file that "sluice doctor --tune" wrote. Empty: what the first
-	// large batch measures. All backends of a process copy alike.
-	HostCopy string
-
 	// Grace is how old a message may be that its receiver lands without asking the sender
 	// whether it is still wanted, and how long a Close waits for a peer at each of its steps. A
 	// write that ends although its bytes may be on their way ends as much later. The larger

@@ -87,7 +87,6 @@ func TestConfigCheck(t *testing.T) {
 		"Failure below Grace":   {Failure: time.Second},
 		"negative Spin":         {Spin: -1},
 		"Transports":            {Transports: "self"},
-		"HostCopy":              {HostCopy: "quick"},
 	} {
 		if b, err := newFake(c); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%s: %v, %v", what, b, err)

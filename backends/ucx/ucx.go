@@ -27,7 +27,6 @@
 package ucx
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -38,7 +37,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/csrc/ring"
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
@@ -102,7 +100,7 @@ func New(cfg Config) (*Backend, error) {
 
 func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	cfg.EnsureDefaults()
-	if err := cmp.Or(cfg.check(), hostcopy.Configure(cfg.HostCopy)); err != nil {
+	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("ucx: %w", err)
 	}
 	list, err := splitTransports(cfg.Transports)

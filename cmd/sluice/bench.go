@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -398,4 +399,14 @@ func (f *benchFlags) fits(lane bench.Lane, list []bench.Participant, shapes []be
 			"a smaller --spread", f.dir, figures.RoundSize(free), figures.RoundSize(disk))
 	}
 	return nil
+}
+
+// busyNote warns of figures that others disturb, by the content of /proc/loadavg.
+func busyNote(load string, cpus int) string {
+	first, _, _ := strings.Cut(load, " ")
+	if n, err := strconv.ParseFloat(first, 64); err == nil && n > float64(cpus)/2 {
+		return fmt.Sprintf("others use this machine (load %s on %d CPUs), and caches with it: "+
+			"measure again when it is idle", first, cpus)
+	}
+	return ""
 }

@@ -127,3 +127,10 @@ func TestBenchUsage(t *testing.T) {
 		}
 	}
 }
+
+func TestBusyNote(t *testing.T) {
+	require.Equal(t, "others use this machine (load 1.50 on 2 CPUs), and caches with it: measure "+
+		"again when it is idle", busyNote("1.50 0.10 0.10 1/100 7\n", 2))
+	require.Empty(t, busyNote("1.50 0.10 0.10 1/100 7\n", 4))
+	require.Empty(t, busyNote("", 4))
+}

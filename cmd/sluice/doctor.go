@@ -26,7 +26,6 @@ import (
 
 func newDoctor() *cobra.Command {
 	var asJSON bool
-	var tune string
 	var specs backendSpecs
 	c := &cobra.Command{
 		Use:   "doctor",
@@ -35,16 +34,11 @@ func newDoctor() *cobra.Command {
 that mends what is missing. Then where GPUs, NICs and NVMe drives are plugged in, which of
 their links are slower than they could be, and which NIC and drive are near to which GPU.
 
-` + specHelp + "\n\n" + tuneLong,
+` + specHelp,
 		Example: `  sluice doctor
-  sluice doctor --backend tcp:listen=:7000,certificate=c.pem,key=k.pem,authority=ca.pem
-  sluice doctor --tune copy.json
-  ` + copyVariable + `=./copy.json sluice bench`,
+  sluice doctor --backend tcp:listen=:7000,certificate=c.pem,key=k.pem,authority=ca.pem`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if c.Flags().Changed("tune") {
-				return runTune(c, tune, asJSON)
-			}
 			if err := checkDoctor(specs); err != nil {
 				return err
 			}
@@ -67,7 +61,7 @@ their links are slower than they could be, and which NIC and drive are near to w
 				s.Backends = append(s.Backends, one)
 			}
 			if !few {
-				s.Known = slices.Concat(tcpChecks(specs.of("tcp")), posixChecks(), copyChecks())
+				s.Known = slices.Concat(tcpChecks(specs.of("tcp")), posixChecks())
 			}
 			if !few && withCgo {
 				s.Known = slices.Concat(s.Known, ucxChecks(specs.of("ucx"), os.Environ()),
@@ -86,8 +80,6 @@ their links are slower than they could be, and which NIC and drive are near to w
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	c.Flags().StringVar(&tune, "tune", "", "measure for seconds how this machine copies host "+
-		"memory, and write it to this file")
 	c.Flags().Var(&specs, "backend", "try a backend with these options; as often as there are")
 	return c
 }

@@ -17,7 +17,6 @@ func TestNoFlagIsIgnored(t *testing.T) {
 	require.NoError(t, os.WriteFile(trace, []byte(
 		`{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[1]}`+"\n"), 0o600))
 	for _, c := range [][2]string{
-		{"doctor --tune x --backend tcp:conns=2", "--backend"},
 		{"doctor --backend auto", "--backend"},
 		{"replay --peer-backend shm", "--peer-backend"},
 		{"explain --backend tcp:listen=x:1-y,plaintext=true", "--backend"},

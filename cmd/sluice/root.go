@@ -125,16 +125,7 @@ func prepare(c *cobra.Command, args []string) error {
 	if err := checkEmpty(c); err != nil {
 		return err
 	}
-	if err := checkOpenFiles(c, args); err != nil {
-		return err
-	}
-	if !needsFiles(c) { // it opens no backend
-		return nil
-	}
-	if err := configureCopy(); err != nil {
-		return fmt.Errorf("%w, or unset %s", err, copyVariable)
-	}
-	return nil
+	return checkOpenFiles(c, args)
 }
 
 // newHelp is cobra's help command, but one that fails for a command that does not

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package copy copies batches between two ranges of memory: in C, where one call crosses
-// once, whatever it carries, and allocates nothing; with CGO_ENABLED=0 in plain Go. It measures
-// once a process by which Variant long runs are copied fastest.
+// once, whatever it carries, and allocates nothing; with CGO_ENABLED=0 in plain Go.
 package copy
 
 import (

@@ -2,13 +2,13 @@
 /*
  * Copies between two spans of memory. Every function returns 0 or -errno, never prints,
  * keeps no state, allocates nothing and never calls back. They are static, since two
- * packages compile them.
+ * packages compile them. Runs of at least stream_from bytes are stored past the caches.
  */
 #ifndef SLUICE_COPY_H
 #define SLUICE_COPY_H
 
 #include "../sluice.h"
-#include "variants.h"
+#include "stream.h"
 
 #include <errno.h>
 #include <string.h>
@@ -41,15 +41,15 @@ struct sl_ahead {
  */
 static inline __attribute__((always_inline)) void
 sl_copy_run(uint8_t *restrict dst, const uint8_t *restrict src, uint64_t len, struct sl_ahead a,
-	    struct sl_copy_way way)
+	    uint64_t stream_from)
 {
 	uint64_t i = 0, fetched = a.len < len ? a.len : len;
 
 	if (len > SL_FETCH_MAX || a.len > SL_FETCH_MAX || a.len == 0) {
-		if (len < way.run)
+		if (len < stream_from)
 			memcpy(dst, src, len);
 		else
-			sl_copy_by(dst, src, len, way.variant);
+			sl_copy_stream(dst, src, len);
 		return;
 	}
 	for (; i + SL_LINE <= fetched; i += SL_LINE) {
@@ -71,7 +71,7 @@ sl_copy_run(uint8_t *restrict dst, const uint8_t *restrict src, uint64_t len, st
  */
 static __attribute__((noinline, unused)) int
 sl_copy_descs(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remote_len,
-	      const struct sl_desc *d, size_t n, int to_remote, struct sl_copy_way way)
+	      const struct sl_desc *d, size_t n, int to_remote, uint64_t stream_from)
 {
 	for (size_t i = 0; i < n; i++)
 		if (!sl_copy_within(d[i].local, d[i].len, local_len) ||
@@ -94,10 +94,10 @@ sl_copy_descs(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remo
 			a.dst = to_remote ? remote + f->remote : local + f->local;
 			a.len = f->len;
 		}
-		sl_copy_run(dst, src, len, a, way);
+		sl_copy_run(dst, src, len, a, stream_from);
 		i = j;
 	}
-	sl_copy_fence(way.variant);
+	sl_copy_fence(stream_from);
 	return 0;
 }
 
@@ -116,7 +116,7 @@ sl_copy_pages(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remo
 		  const uint32_t *local_index, uint64_t local_base, uint64_t local_stride,
 		  const uint32_t *remote_index, uint64_t remote_base, uint64_t remote_stride,
 		  uint64_t entry_len, size_t first, size_t n, int to_remote,
-		  struct sl_copy_way way)
+		  uint64_t stream_from)
 {
 	uint8_t *dst = to_remote ? remote : local, *src = to_remote ? local : remote;
 	uint64_t dst_len = to_remote ? remote_len : local_len,
@@ -151,10 +151,10 @@ sl_copy_pages(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remo
 			a.dst = dst + db + sl_copy_slot(di, j + SL_AHEAD - 1) * ds;
 			a.len = entry_len;
 		}
-		sl_copy_run(dst + d, src + s, len, a, way);
+		sl_copy_run(dst + d, src + s, len, a, stream_from);
 		i = j;
 	}
-	sl_copy_fence(way.variant);
+	sl_copy_fence(stream_from);
 	return rc;
 }
 
@@ -266,7 +266,7 @@ static __attribute__((noinline, unused)) int
 sl_copy_nest(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remote_len,
 	     const struct sl_copy_side *sides, const uint32_t *local_list,
 	     const uint32_t *remote_list, const struct sl_copy_loop *loops, int loop_count,
-	     uint64_t run, uint64_t first, uint64_t n, int to_remote, struct sl_copy_way way)
+	     uint64_t run, uint64_t first, uint64_t n, int to_remote, uint64_t stream_from)
 {
 	struct sl_copy_walk w = {
 		.sides = sides, .lists = {local_list, remote_list}, .loops = loops,
@@ -295,9 +295,9 @@ sl_copy_nest(uint8_t *local, uint64_t local_len, uint8_t *remote, uint64_t remot
 		next[i % SL_AHEAD] = a;
 		sl_copy_run(mem[to] + p.at[to], mem[from] + p.at[from], p.len,
 			    (struct sl_ahead){mem[from] + a.at[from], mem[to] + a.at[to], a.len},
-			    way);
+			    stream_from);
 	}
-	sl_copy_fence(way.variant);
+	sl_copy_fence(stream_from);
 	return rc;
 }
 

@@ -12,8 +12,8 @@ package copy
 #cgo nocallback sl_guarded_pages
 #cgo noescape sl_guarded_nest
 #cgo nocallback sl_guarded_nest
-#cgo noescape sl_guarded_pass
-#cgo nocallback sl_guarded_pass
+#cgo noescape sl_guarded_stream
+#cgo nocallback sl_guarded_stream
 #include "guarded.h"
 */
 import "C"
@@ -48,7 +48,7 @@ func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc, w Way) e
 	rc := C.sl_guarded_descs(bytePtr(local), C.uint64_t(len(local)),
 		bytePtr(remote), C.uint64_t(len(remote)),
 		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(descs))),
-		C.size_t(len(descs)), toRemote(op), w.c())
+		C.size_t(len(descs)), toRemote(op), C.uint64_t(w))
 	return result(rc)
 }
 
@@ -59,7 +59,7 @@ func copyPlain(op driver.Op, local, remote []byte, p *driver.Pattern, first, n i
 		bytePtr(remote), C.uint64_t(len(remote)),
 		listPtr(p.Local.List), C.uint64_t(p.Local.Base), C.uint64_t(p.Local.Stride),
 		listPtr(p.Remote.List), C.uint64_t(p.Remote.Base), C.uint64_t(p.Remote.Stride),
-		C.uint64_t(p.Run), C.size_t(first), C.size_t(n), toRemote(op), w.c())
+		C.uint64_t(p.Run), C.size_t(first), C.size_t(n), toRemote(op), C.uint64_t(w))
 	return result(rc)
 }
 
@@ -70,7 +70,7 @@ func copyNest(op driver.Op, local, remote []byte, p *driver.Pattern, first, n in
 		bytePtr(remote), C.uint64_t(len(remote)),
 		&sides[0], listPtr(p.Local.List), listPtr(p.Remote.List),
 		(*C.struct_sl_copy_loop)(unsafe.Pointer(unsafe.SliceData(p.Loops))), C.int(len(p.Loops)),
-		C.uint64_t(p.Run), C.uint64_t(first), C.uint64_t(n), toRemote(op), w.c())
+		C.uint64_t(p.Run), C.uint64_t(first), C.uint64_t(n), toRemote(op), C.uint64_t(w))
 	return result(rc)
 }
 
@@ -92,32 +92,14 @@ func toRemote(op driver.Op) C.int {
 	return 0
 }
 
-func (w Way) c() C.struct_sl_copy_way {
-	return C.struct_sl_copy_way{run: C.uint64_t(w.Run), variant: uint32(w.Variant)}
-}
+const streams = true
 
-// The numbers of the variants are those of C.
-const (
-	_ = uint(PairsStream - C.SL_COPY_PAIRS_STREAM)
-	_ = uint(C.SL_COPY_PAIRS_STREAM - PairsStream)
-)
-
-const plainName = "libc"
-
-func has(v Variant) bool { return C.sl_copy_has(uint32(v)) != 0 }
-
-// Copy copies in runs of so many bytes by a variant, which this machine has. The ranges do not
-// overlap. A fault panics, as in Go: see package memfault.
-func (v Variant) Copy(dst, src []byte, run uint64) {
+func stream(dst, src []byte) {
 	n := min(len(dst), len(src))
-	if n > 0 && C.sl_guarded_pass(bytePtr(dst), bytePtr(src), C.uint64_t(n),
-		C.uint64_t(max(run, 1)), uint32(v)) != 0 {
+	if n > 0 && C.sl_guarded_stream(bytePtr(dst), bytePtr(src), C.uint64_t(n)) != 0 {
 		memfault.Panic()
 	}
 }
-
-// evict takes memory out of the caches, and reports whether that can be done.
-func evict(mem []byte) bool { return C.sl_copy_evict(bytePtr(mem), C.uint64_t(len(mem))) != 0 }
 
 // result knows the errnos of the copies.
 func result(rc C.int) error {

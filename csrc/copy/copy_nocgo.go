@@ -53,17 +53,6 @@ func copyOne(op driver.Op, local, remote []byte, d *driver.Desc) {
 	}
 }
 
-const plainName = "go"
+const streams = false
 
-func has(v Variant) bool { return v == Plain }
-
-// Copy copies in runs of so many bytes by a variant, which this machine has.
-func (v Variant) Copy(dst, src []byte, run uint64) {
-	n := min(len(dst), len(src))
-	for i, step := 0, int(max(run, 1)); i < n; i += step {
-		end := min(i+step, n)
-		copy(dst[i:end], src[i:end])
-	}
-}
-
-func evict([]byte) bool { return false }
+func stream(dst, src []byte) { copy(dst, src) }

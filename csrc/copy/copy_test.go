@@ -60,7 +60,7 @@ func TestDescsEqualTheObviousWay(t *testing.T) {
 			descs = append(descs, d)
 		}
 		want(op, wantLocal, wantRemote, descs)
-		if err := Descs(op, local, remote, descs, plain); err != nil {
+		if err := Descs(op, local, remote, descs, Plain); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(local, wantLocal) || !bytes.Equal(remote, wantRemote) {
@@ -122,7 +122,7 @@ func TestRunsEqualTheObviousWay(t *testing.T) {
 		n := 1 + rng.IntN(len(descs)-first)
 		wantLocal, wantRemote := bytes.Clone(local), bytes.Clone(remote)
 		want(op, wantLocal, wantRemote, descs[first:first+n])
-		require.NoError(t, Runs(op, local, remote, &p, first, n, plain))
+		require.NoError(t, Runs(op, local, remote, &p, first, n, Plain))
 		if !bytes.Equal(local, wantLocal) || !bytes.Equal(remote, wantRemote) {
 			t.Fatalf("round %d: %v of %+v differs from the plain copy", round, op, p)
 		}
@@ -156,7 +156,7 @@ func TestRunsRefuseAListThatChanged(t *testing.T) {
 				Remote: driver.Side{Stride: 64, List: []uint32{0, 1}}}
 			require.NoError(t, p.Check(1024, 1024))
 			p.Remote.List[0] = slot
-			require.ErrorIs(t, Runs(driver.Write, local, remote, &p, 0, 2, plain), driver.ErrBounds)
+			require.ErrorIs(t, Runs(driver.Write, local, remote, &p, 0, 2, Plain), driver.ErrBounds)
 		}
 	}
 	require.Equal(t, bytes.Repeat([]byte{pattern}, 4096), whole)
@@ -177,18 +177,18 @@ func TestCopyRefusesWhatLeavesTheRange(t *testing.T) {
 		{Local: 1 << 63, Remote: 0, Len: 1 << 63}, {Local: 0, Remote: ^uint64(0), Len: 2}}
 	for _, d := range bad {
 		good := driver.Desc{Local: 0, Remote: 0, Len: 8}
-		if err := Descs(driver.Write, local, remote, []driver.Desc{good, d}, plain); !errors.Is(err,
+		if err := Descs(driver.Write, local, remote, []driver.Desc{good, d}, Plain); !errors.Is(err,
 			driver.ErrBounds) {
 			t.Errorf("%+v: %v, want ErrBounds", d, err)
 		}
 	}
 	p := driver.Pattern{Count: 1, Run: 100, Local: driver.Side{Stride: 100},
 		Remote: driver.Side{Stride: 100, List: []uint32{1}}}
-	if err := Runs(driver.Write, local, remote, &p, 0, 1, plain); !errors.Is(err,
+	if err := Runs(driver.Write, local, remote, &p, 0, 1, Plain); !errors.Is(err,
 		driver.ErrBounds) {
 		t.Errorf("page past the end: %v, want ErrBounds", err)
 	}
-	if err := Runs(driver.Write, local, remote, &p, 0, 2, plain); !errors.Is(err,
+	if err := Runs(driver.Write, local, remote, &p, 0, 2, Plain); !errors.Is(err,
 		driver.ErrBounds) {
 		t.Errorf("list shorter than the range: %v, want ErrBounds", err)
 	}
@@ -206,9 +206,9 @@ func TestCopyDoesNotAllocate(t *testing.T) {
 	nest := p
 	nest.Loops = []driver.Loop{{N: 2, Local: 1000, Remote: 1000}}
 	if n := allocs.PerRun(100, func() {
-		_ = Descs(driver.Write, local, remote, descs, plain)
-		_ = Runs(driver.Read, local, remote, &p, 0, 2, plain)
-		_ = Runs(driver.Read, local, remote, &nest, 0, 4, plain)
+		_ = Descs(driver.Write, local, remote, descs, Plain)
+		_ = Runs(driver.Read, local, remote, &p, 0, 2, Plain)
+		_ = Runs(driver.Read, local, remote, &nest, 0, 4, Plain)
 	}); n != 0 {
 		t.Errorf("%v allocations a copy, want 0", n)
 	}

@@ -38,7 +38,7 @@ static int gather(const struct sl_cuda_batch *b, uint8_t *half, size_t first, si
 	int rc = sl_guarded_pages(
 	    e->host, e->host_len, half, SL_CUDA_STAGE_BYTES / 2, b->list ? b->list + first : NULL,
 	    e->host_base + (b->list ? 0 : first * e->host_stride), e->host_stride, NULL, 0,
-	    e->entry, e->entry, 0, n, e->up, (struct sl_copy_way){.run = UINT64_MAX});
+	    e->entry, e->entry, 0, n, e->up, UINT64_MAX);
 
 	/* -ERANGE: the list has changed since it was checked */
 	return rc == -ERANGE ? CUDA_ERROR_INVALID_VALUE : rc;

@@ -330,11 +330,10 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form,
 }
 
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
-		      size_t count, const uint8_t *notif, size_t notif_len, struct sl_copy_way way)
+		      size_t count, const uint8_t *notif, size_t notif_len)
 {
 	struct sl_ucx_batch form = {.tag = tag,
 				    .write = write,
-				    .way = way,
 				    .pieces = {.descs = d, .count = (uint32_t)count}};
 	const struct tail tail = {notif, notif_len};
 	int64_t rc;
@@ -350,11 +349,10 @@ int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const stru
 int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 			    const struct sl_pages *p, const struct sl_nest *nest,
 			    const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
-			    size_t notif_len, struct sl_copy_way way)
+			    size_t notif_len)
 {
 	struct sl_ucx_batch form = {.tag = tag,
 				    .write = write,
-				    .way = way,
 				    .pieces = {.pages = *p,
 					       .nest = nest,
 					       .runs = nest ? nest->runs : 1,

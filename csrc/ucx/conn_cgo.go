@@ -23,7 +23,6 @@ import (
 	"time"
 	"unsafe"
 
-	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -135,8 +134,6 @@ func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 	if b.Tail == driver.NotifyTail {
 		msg, size = bytesAt(b.Notify), len(b.Notify)
 	}
-	w := hostcopy.For(total(b))
-	way := C.struct_sl_copy_way{run: C.uint64_t(w.Run), variant: uint32(w.Variant)}
 	var rc C.int64_t
 	if p := b.Pattern; p != nil {
 		form, ok := patternForm(p)
@@ -147,32 +144,22 @@ func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 			(*C.uint32_t)(unsafe.SliceData(p.Remote.List))
 		if p.Plain() {
 			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, nil, local,
-				remote, (*C.uint8_t)(msg), C.size_t(size), way)
+				remote, (*C.uint8_t)(msg), C.size_t(size))
 		} else {
 			nest := nestForm(p)
 			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, &nest, local,
-				remote, (*C.uint8_t)(msg), C.size_t(size), way)
+				remote, (*C.uint8_t)(msg), C.size_t(size))
 		}
 	} else {
 		// Bytes are typed: cgo would look through all that lies around them for pointers.
 		rc = C.sl_ucx_submit(n.c, toRemote(b.Op), C.uint64_t(tag),
 			(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.Descs))), C.size_t(len(b.Descs)),
-			(*C.uint8_t)(msg), C.size_t(size), way)
+			(*C.uint8_t)(msg), C.size_t(size))
 	}
 	if rc == 0 {
 		return nil
 	}
 	return refusal(int64(rc))
-}
-
-func total(b *driver.Batch) (bytes uint64) {
-	if b.Pattern != nil {
-		return b.Pattern.Bytes()
-	}
-	for i := range b.Descs {
-		bytes += b.Descs[i].Len
-	}
-	return bytes
 }
 
 // patternForm is a pattern without its lists. It reports false where these do not have the

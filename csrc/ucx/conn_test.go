@@ -15,7 +15,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
@@ -241,16 +240,6 @@ func everyWay(t *testing.T, f func(t *testing.T, l *lane)) {
 }
 
 func TestMovesBytes(t *testing.T) { everyWay(t, movesBytes) }
-
-// Memory that we have mapped is copied by our own hand where that was chosen.
-func TestMovesBytesByEachVariant(t *testing.T) {
-	l, before := openLane(t, ways[0]), hostcopy.Chosen()
-	defer func() { _ = hostcopy.Set(before) }()
-	for _, v := range hostcopy.Variants() {
-		require.NoError(t, hostcopy.Set(hostcopy.Only(v)))
-		t.Run(v.String(), func(t *testing.T) { movesBytes(t, l) })
-	}
-}
 
 func movesBytes(t *testing.T, l *lane) {
 	fill(l.local, 1)

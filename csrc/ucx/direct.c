@@ -13,21 +13,9 @@ static int current(const struct sl_ucx_import *im)
 }
 
 /* By our own hand: what faults in UCX's would end the process. */
-static int store(const struct sl_ucx_batch *b, uint8_t *to, const uint8_t *from, uint64_t len)
+static int store(uint8_t *to, const uint8_t *from, uint64_t len)
 {
-	enum sl_copy_variant v = len >= b->way.run ? b->way.variant : SL_COPY_LIBC;
-	struct sl_guard g;
-
-	sl_guard_over(&g, to, len, from, len);
-	if (setjmp(g.back)) {
-		sl_copy_fence(v);
-		return SL_UCX_FAULT;
-	}
-	sl_guard_arm(&g);
-	sl_copy_by(to, from, len, v);
-	sl_guard_disarm();
-	sl_copy_fence(v);
-	return 0;
+	return sl_guard_copy(to, from, len) ? SL_UCX_FAULT : 0;
 }
 
 /* 0: it is done. */
@@ -41,7 +29,7 @@ static int put(const struct sl_ucx_batch *b, uint64_t len, const ucp_request_par
 	void *at;
 
 	if (sl_ucx.ucp_rkey_ptr(r->import->rkey, remote, &at) == UCS_OK)
-		return b->write ? store(b, at, local, len) : store(b, local, at, len);
+		return b->write ? store(at, local, len) : store(local, at, len);
 	p = b->write ? sl_ucx.ucp_put_nbx(n->handle, local, len, remote, r->import->rkey, param)
 		     : sl_ucx.ucp_get_nbx(n->handle, local, len, remote, r->import->rkey, param);
 	/* Shared memory waits for no peer; the lock is kept since the batch is in our hand. */

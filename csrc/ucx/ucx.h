@@ -10,7 +10,6 @@
 #ifndef SLUICE_UCX_H
 #define SLUICE_UCX_H
 
-#include "../copy/variants.h"
 #include "../ring.h"
 #include "../sluice.h"
 
@@ -218,16 +217,15 @@ int sl_ucx_direct(struct sl_ucx_conn *n, uint32_t slot);
 /*
  * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
  * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
- * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch. notif NULL: no message. Long runs go
- * the given way into memory that we have mapped.
+ * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch. notif NULL: no message.
  */
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
-		      size_t count, const uint8_t *notif, size_t notif_len, struct sl_copy_way way);
+		      size_t count, const uint8_t *notif, size_t notif_len);
 
 int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 			    const struct sl_pages *p, const struct sl_nest *nest,
 			    const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
-			    size_t notif_len, struct sl_copy_way way);
+			    size_t notif_len);
 
 /* Sends a notification without a batch. -EAGAIN no room now; -EPIPE lost, -EBADF ended. */
 int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len);

@@ -39,7 +39,6 @@ struct sl_ucx_batch {
 	uint32_t outstanding; /* messages that are not answered */
 	uint32_t next_piece;  /* after run */
 	struct sl_pieces pieces;
-	struct sl_copy_way way;
 	struct sl_ucx_run run;
 	struct sl_ucx_import *unproved; /* its bytes, from this piece on, may be of another epoch */
 	uint32_t unproved_piece;

@@ -31,7 +31,7 @@ _DRAM, _VRAM, _FILE, _BLOCK = "DRAM_SEG", "VRAM_SEG", "FILE_SEG", "BLK_SEG"
 OPTIONS = {
     "posix": "path threads depth piece_max gap_max jobs_max keys_max pin_max buffered durable",
     "shm": "workers inline_max piece_max keys_max jobs_max conns_max ring_bytes grace dial_timeout "
-           "failure socket_dir host_copy",
+           "failure socket_dir",
     "tcp": "certificate key authority server_name plaintext listen advertise conns flight "
            "batches_max notify_max message_max keys_max peers_max"
     " handshakes grace close_max failure handshake",
