@@ -59,23 +59,6 @@ func of[C any, B driver.Backend](name string, reach driver.Reach, cgo bool,
 // All lists the backends, in the order of preference where an engine finds no difference.
 func All() []Backend { return slices.Clone(all) }
 
-// Open opens a backend with options such as "ring_bytes=65536". A name or an option that does not
-// exist, or a value that cannot be read, is an *options.Error, which lists those that there are.
-// What is not in this build, or needs what this machine lacks, is a *driver.UnavailableError,
-// which says how to get it. Other errors are those of the backend's New.
-func Open(name string, words []string) (driver.Backend, error) {
-	names := make([]string, len(all))
-	for i, b := range all {
-		if b.Name == name {
-			return b.open(words)
-		}
-		names[i] = b.Name
-	}
-	slices.Sort(names)
-	return nil, options.Errorf("backend %q does not exist: there are %s", name,
-		strings.Join(names, ", "))
-}
-
 // Check finds what is wrong with NAME:OPTION=VALUE,... without opening anything. Its errors are
 // *options.Error.
 func Check(spec string) error {
@@ -83,12 +66,36 @@ func Check(spec string) error {
 	if err != nil {
 		return err
 	}
-	for _, b := range all {
-		if b.Name == name {
-			return options.Set(reflect.New(b.config).Interface(), words)
-		}
+	b, err := find(name)
+	if err != nil {
+		return err
 	}
-	return nil
+	return options.Set(reflect.New(b.config).Interface(), words)
+}
+
+// Open opens a backend with options such as "ring_bytes=65536". A name or an option that does not
+// exist, or a value that cannot be read, is an *options.Error, which lists those that there are.
+// What is not in this build, or needs what this machine lacks, is a *driver.UnavailableError,
+// which says how to get it. Other errors are those of the backend's New.
+func Open(name string, words []string) (driver.Backend, error) {
+	b, err := find(name)
+	if err != nil {
+		return nil, err
+	}
+	return b.open(words)
+}
+
+func find(name string) (Backend, error) {
+	names := make([]string, len(all))
+	for i, b := range all {
+		if b.Name == name {
+			return b, nil
+		}
+		names[i] = b.Name
+	}
+	slices.Sort(names)
+	return Backend{}, options.Errorf("backend %q does not exist: there are %s", name,
+		strings.Join(names, ", "))
 }
 
 // Fields are the names of all options by those of the fields that errors of backends name.

@@ -48,7 +48,7 @@ func TestWrongWords(t *testing.T) {
 	require.ErrorContains(t, err, gone)
 	require.Equal(t, "ring_bytes", Fields()["RingBytes"])
 	require.NoError(t, Check("rdma:devices=rxe0,rxe2,entries=1"))
-	for _, spec := range []string{"shm:speed=9", "shm:", "tcp:conns=many"} {
+	for _, spec := range []string{"shm:speed=9", "shm:", "tcp:conns=many", "smoke"} {
 		require.ErrorAs(t, Check(spec), new(*options.Error), spec)
 	}
 }

@@ -120,7 +120,8 @@ enum { SLUICE_OPTIONAL = 1 }; /* sluice_backend.flags: leave it out where it is 
 
 /*
  * A backend by its name. Options are "name=value" strings ended by NULL, or NULL; durations are
- * "50ms" and the like, booleans "true" and "false"; what is a list takes one element an option.
+ * "50ms" and the like, sizes may be "8MiB", booleans "true" and "false"; what is a list takes one
+ * element an option.
  *   mem:   workers inline_max batches_max message_max
  *   shm:   workers inline_max piece_max keys_max jobs_max conns_max ring_bytes grace socket_dir
  *   tcp:   certificate key authority (files, PEM) server_name; or plaintext; listen

@@ -52,9 +52,10 @@ func (s *backendSpec) Set(text string) error {
 		return err
 	case name == auto && words != nil:
 		return options.Errorf("%s takes no options: name the backend that has them", auto)
-	case name != auto && !slices.Contains(backendNames(driver.InProcess), name):
-		return options.Errorf("backend %q does not exist: there are %s", name,
-			strings.Join(backendNames(driver.InProcess), ", "))
+	case name != auto:
+		if err := byname.Check(text); err != nil {
+			return err
+		}
 	}
 	*s = backendSpec{text, name, words}
 	return nil
@@ -164,6 +165,10 @@ func (s *backendSpec) openOne(threads int) (driver.Backend, error) {
 	}
 	var missing *driver.UnavailableError
 	var wrong *options.Error
+	if errors.Is(err, syscall.EADDRINUSE) {
+		err = fmt.Errorf("%w: take another port, or a range for the processes of this host, as in "+
+			"listen=HOST:PORT-PORT (ss -ltnp names who has it)", err)
+	}
 	switch {
 	case errors.As(err, &missing): // it needs no more words
 		return nil, missing

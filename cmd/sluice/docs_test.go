@@ -32,7 +32,7 @@ func TestSoakDocumentedCommands(t *testing.T) {
 // onABusyMachine has a command measure and move less, and wait longer for an answer.
 func onABusyMachine(line string) string {
 	for command, more := range map[string]string{"bench": " --seconds 0.01 ",
-		"bench --size 656 --batch 2048 --pages": "--spread 8MiB",
+		"bench --size 656 --batch 2048 --pages": " --spread 8MiB",
 		"replay":                                " --model " + smallModel} {
 		if strings.HasPrefix(line+" ", "./sluice "+command+" ") {
 			line += more

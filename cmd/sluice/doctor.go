@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluicehq/sluice/backends/byname"
-	"github.com/sluicehq/sluice/backends/gds"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/devicetree"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/nvml"
@@ -65,7 +64,7 @@ their links are slower than they could be, and which NIC and drive are near to w
 			}
 			if !few && withCgo {
 				s.Known = slices.Concat(s.Known, ucxChecks(specs.of("ucx"), os.Environ()),
-					rdmaChecks(specs.of("rdma")), gdsChecks(gds.Config{}))
+					rdmaChecks(specs.of("rdma")), gdsChecks(specs.of("gds")))
 			}
 			tree := devicetree.Examine(topology.Sysfs("/sys"), func() (nvml.Findings, error) {
 				return nvml.Examine("")

@@ -23,12 +23,13 @@ func TestUsageErrors(t *testing.T) {
 		{"superfluous word", []string{"doctor", "now"}, []string{`"now"`}},
 		{"unknown model", []string{"replay", "--model", "gpt-5"}, []string{"gpt-5", "llama3.1-8b",
 			"deepseek-v3.2"}},
-		{"unknown backend", []string{"replay", "--backend", "smoke"}, []string{"smoke", "auto",
-			"shm"}},
+		{"unknown backend", []string{"replay", "--backend", "smoke"}, []string{"smoke", "shm"}},
+		{"an unknown option", []string{"bench", "--backend", "shm:speed=9"}, []string{`"speed"`,
+			"ring_bytes"}},
 		{"backend within a process", []string{"replay", "--backend", "mem"},
 			[]string{"mem", "one process", "shm"}},
 		{"an option of another backend", []string{"replay", "--backend", "shm:transports=tcp"},
-			[]string{"--backend shm:transports=tcp", `"transports" does not exist`, "ring_bytes"}},
+			[]string{"--backend", `"transports" does not exist`, "ring_bytes"}},
 		{"options of all backends", []string{"replay", "--backend", "auto:workers=2"},
 			[]string{"auto takes no options"}},
 		{"a peer by another backend", []string{"replay", "--backend", "shm", "--peer-backend",
@@ -94,7 +95,7 @@ func TestHelpIsNoError(t *testing.T) {
 }
 
 func TestPeerIsNotForHands(t *testing.T) {
-	if o := sluice(t, "peer", "replay-decode"); o.status != statusFailed ||
+	if o := sluice(t, "peer", "replay-decode", "shm"); o.status != statusFailed ||
 		!strings.Contains(o.stderr, "not by hand") {
 		t.Errorf("%+v", o)
 	}
