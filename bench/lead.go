@@ -94,10 +94,8 @@ func (r *Report) summary(b *strings.Builder, lane Lane) {
 	t.Flush()
 	fmt.Fprintf(b, "\nBehind with all of ours in %d of %d shapes.\n", behind, len(leads))
 	if lane == File {
-		fmt.Fprintf(b, "A file of %s for each. Whole blocks of 4 KiB go past the page cache, "+
-			"with nothing of the file there; other pieces through it, with all of the file "+
-			"there.\n",
-			figures.FormatSize(min(r.Memory, fileMemory)))
+		fmt.Fprint(b, "A file for each. Whole blocks of 4 KiB go past the page cache, with "+
+			"nothing of the file there; other pieces through it, with all of the file there.\n")
 	}
 }
 

@@ -32,7 +32,7 @@ type Report struct {
 	// for which a caller was watched; negative: it was not
 	NoticeSeconds float64 `json:"fate_seconds,omitempty"`
 
-	Memory uint64  `json:"memory"` // that default shapes are drawn from at each end
+	Memory uint64  `json:"memory"` // that default shapes are drawn from at each end; else 0
 	Peers  []Known `json:"peers"`
 	Rows   []Row   `json:"rows"`
 
@@ -63,6 +63,9 @@ type Known struct {
 }
 
 func newReport(o Options) *Report {
+	if o.Shapes != nil {
+		o.Memory = 0 // each shape says its own
+	}
 	return &Report{Machine: thisMachine(), Begun: time.Now().UTC().Truncate(time.Second),
 		Quick: o.Quick, Rounds: o.Rounds,
 		SliceMS: o.Slice.Seconds() * 1e3, LimitMinutes: o.Limit.Minutes(),

@@ -39,9 +39,12 @@ func (r *Report) head(b *strings.Builder) {
 	if r.Revision != "" {
 		fmt.Fprintf(b, "sluice at %s\n", r.Revision)
 	}
-	fmt.Fprintf(b, "%d rounds of %.0f ms for each participant and shape, in turn; %s registered "+
-		"at each end; load %.1f before, %.1f after\n",
-		r.Rounds, r.SliceMS, figures.FormatSize(r.Memory), m.LoadBefore, m.LoadAfter)
+	fmt.Fprintf(b, "%d rounds of %.0f ms for each participant and shape, in turn; ", r.Rounds,
+		r.SliceMS)
+	if r.Memory > 0 {
+		fmt.Fprintf(b, "%s registered at each end; ", figures.FormatSize(r.Memory))
+	}
+	fmt.Fprintf(b, "load %.1f before, %.1f after\n", m.LoadBefore, m.LoadAfter)
 	if m.Indicative {
 		fmt.Fprintln(b, "INDICATIVE: others used the machine meanwhile. Ratios between "+
 			"participants may hold, figures do not.")
@@ -114,9 +117,11 @@ func beside(row *Row) string {
 	for _, name := range slices.Sorted(maps.Keys(row.Ratios)) {
 		words = append(words, fmt.Sprintf("%.2f of %s", row.Ratios[name], name))
 	}
-	if row.Step != "" {
-		words = append(words, fmt.Sprintf("%s: the prompt in %.1f ms", row.Step,
-			row.P50us*row.Times/1e3))
+	if row.Step != "" && row.Ours {
+		words = append(words, row.Step)
+		if row.Times > 1 {
+			words = append(words, fmt.Sprintf("the prompt in %.1f ms", row.P50us*row.Times/1e3))
+		}
 	}
 	if len(words) == 0 {
 		return ""

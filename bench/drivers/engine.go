@@ -34,6 +34,7 @@ type engineEnd struct {
 	foreign bool     // the memory is none that the engine allocated
 	only    string   // engine.Route.Only
 	folder  string   // of the file of lane gpufile
+	file    *os.File // the same
 	lane    bench.Lane
 
 	near, far []byte
@@ -230,7 +231,7 @@ func (e *engineEnd) openFile(bytes uint64) error {
 	if err != nil {
 		return err
 	}
-	e.owned = append(e.owned, f.Close)
+	e.file, e.owned = f, append(e.owned, f.Close)
 	if err := errors.Join(os.Remove(f.Name()), unix.Fallocate(int(f.Fd()), 0, 0,
 		int64(bytes))); err != nil {
 		return fmt.Errorf("make a file of %d bytes: %w", bytes, err)
@@ -242,6 +243,14 @@ func (e *engineEnd) openFile(bytes uint64) error {
 	}
 	e.owned = append(e.owned, func() error { return unix.Munmap(e.far) })
 	return e.route.selfFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+}
+
+// writeBack leaves nothing of the file of lane gpufile in the page cache.
+func (e *engineEnd) writeBack() error {
+	fd := int(e.file.Fd())
+	return errors.Join(os.NewSyscallError("fdatasync", unix.Fdatasync(fd)),
+		os.NewSyscallError("madvise", unix.Madvise(e.far, unix.MADV_DONTNEED)),
+		os.NewSyscallError("fadvise", unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED)))
 }
 
 // selfFile has the region at the other end be a file.
@@ -356,6 +365,11 @@ func (e *engineEnd) Prepare(op string, size uint64, local, remote []int32) (benc
 	}
 	if e.pieces != nil && size%wholeBlock != 0 {
 		by = e.pieces
+	}
+	if e.file != nil {
+		if err := e.writeBack(); err != nil {
+			return nil, err
+		}
 	}
 	t, err := by.eng.NewTransfer(by.peer, kind, engine.Route{Only: e.only,
 		Durable: op == bench.OpDurable})

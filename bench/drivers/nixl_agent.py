@@ -61,8 +61,9 @@ class Agent(wire.Peer):
         base, device, kind = place
         count = int(slots.max()) + 1
         if count <= SLOTS_MAX:
-            rows = np.array([[base, size, device, size, SLOTS_MAX]], np.uint64)
-            rows[0][4] = min(SLOTS_MAX, self.card["bytes"] // size)
+            ours = agent == "NIXL_INIT_AGENT"
+            whole = self.memory.nbytes if ours else self.card["bytes"]
+            rows = np.array([[base, size, device, size, min(SLOTS_MAX, whole // size)]], np.uint64)
             return self.agent.prep_xfer_dlist(agent, rows, kind), slots
         rows = np.zeros((len(slots), 3), np.uint64)
         rows[:, 0], rows[:, 1], rows[:, 2] = base + slots.astype(np.uint64) * size, size, device
