@@ -34,7 +34,6 @@ package driver
 
 import (
 	"context"
-	"io"
 )
 
 // Backend moves bytes between two kinds of memory.
@@ -107,21 +106,6 @@ type Backend interface {
 	// connection ends. ErrFull means that there is no room now: FD tells when there may be.
 	// ErrPeerLost: the connection has ended, or never was.
 	Answer(conn uint64, b []byte) error
-
-	// Alloc returns n bytes of DRAM that peers reach better than memory from elsewhere, as a
-	// segment of that length without a Secret: zeroed, at an address that is a multiple of a
-	// page at least, outside the Go heap. Register must take both. Each part of it may be
-	// registered and sliced as any segment, with other backends as well: to those it is
-	// foreign unless it has a Shared. No bytes, or more than there can be, must be an error
-	// that wraps ErrBounds; after Close it must be ErrClosed. A backend that has no such
-	// memory as it is configured must answer ErrNotSupported: other memory is then as good.
-	//
-	// The Closer gives the memory back. It is guaranteed to be closed after every
-	// registration of the memory was; closing it must be idempotent and must not
-	// wait for a peer. The memory outlives the backend: it must stay readable and
-	// writable after Backend.Close, which leaves it out of what it gives back, until
-	// its own Close, which must then give back what the backend kept for it.
-	Alloc(n uint64) (Segment, io.Closer, error)
 
 	// Close ends every Peer (see Peer.Close) and every Memory and gives back all
 	// that the backend holds: descriptors, goroutines, mappings. It must be

@@ -2,11 +2,9 @@
 
 package driver
 
-import "io"
-
 // BackendBase is for a Backend to embed: the answers of one whose Peers carry no
-// notifications, and which has no memory of its own. Only answers that are true of such a
-// backend stand here; there is no neutral answer to Fence.
+// notifications. Only answers that are true of such a backend stand here; there is no neutral
+// answer to Fence.
 type BackendBase struct{}
 
 // Receive has nothing.
@@ -14,11 +12,6 @@ func (BackendBase) Receive([]Message) (int, error) { return 0, nil }
 
 // Answer is ErrNotSupported.
 func (BackendBase) Answer(uint64, []byte) error { return ErrNotSupported }
-
-// Alloc is ErrNotSupported: other memory is as good.
-func (BackendBase) Alloc(uint64) (Segment, io.Closer, error) {
-	return Segment{}, nil, ErrNotSupported
-}
 
 // PeerBase is for a Peer to embed: the answers of one without notifications that needs no
 // help and cannot be lost.

@@ -12,8 +12,8 @@ import (
 
 // Abort ends the transfer and returns nil when its outcome is known and final:
 // then no byte of it lands any more, on either side, and Err says how it ended
-// (ErrAborted, or whatever came first, which may be success). What lands a write over tcp, or in a
-// message of ucx, is the owner: one that stands still may finish the copy that it was in (see
+// (ErrAborted, or whatever came first, which may be success). What lands a write over tcp or
+// ucx is the owner: one that stands still may finish the copy that it was in (see
 // docs/promises.md), and its own Revoke waits for that. A backend that cannot prove this
 // within Config.AbortGrace loses its connection to the peer, which proves it, but over rdma, where
 // Abort returns ErrUnproven when the peer does not answer; Abort of a backend that breaks even

@@ -142,8 +142,6 @@ func TestPeerCloseAsksAgain(t *testing.T) {
 // notGiven is memory that is not taken back at first.
 type notGiven struct{ tries int }
 
-func (m *notGiven) Segment() driver.Segment { return driver.Segment{} }
-
 func (m *notGiven) Close() error {
 	if m.tries++; m.tries == 1 {
 		return ErrBusy
@@ -155,23 +153,11 @@ func (m *notGiven) Close() error {
 func TestStagingMemoryCountsUntilItIsGone(t *testing.T) {
 	e := open(t, "e")
 	check(t, e.stager.take(slotBytes))
-	p := &pool{slots: 1, memory: &Memory{of: &notGiven{}}, region: register(t, e, "staging", 64)}
+	p := &pool{slots: 1, memory: &notGiven{}, region: register(t, e, "staging", 64)}
 	p.close(e.stager, false)
 	require.EqualValues(t, slotBytes, e.stager.used.Load())
 	p.close(e.stager, false)
 	require.Zero(t, e.stager.used.Load())
-}
-
-// TestMemoryStaysUntilItIsGone: memory that its backend does not take back is memory still.
-func TestMemoryStaysUntilItIsGone(t *testing.T) {
-	seg, gone := HostSegment(make([]byte, 64)), 0
-	m := &Memory{of: &lent{seg: seg, owner: &notGiven{}, uncount: func() { gone++ }}}
-	require.ErrorIs(t, m.Close(), ErrBusy)
-	require.Len(t, m.Bytes(), 64)
-	require.Zero(t, gone)
-	check(t, m.Close())
-	require.Nil(t, m.Bytes())
-	require.Equal(t, 1, gone)
 }
 
 // TestEveryCloseWaits calls Close twice at once, of a region and of its engine:

@@ -50,8 +50,8 @@ const (
 // pages of the memory, which are of 2 MiB where those were reserved (see Alloc): against a holder
 // that stands still in the middle of a write, shm has a proof by fresh pages, and puts none where
 // the program may write beside the range in the same page. Revoke is ErrBusy there until the holder
-// goes on or dies. Memory that UCX or cuda allocated has fresh pages, or all of its block, all the
-// same: what the program itself writes there at that moment, beside the range, may be lost.
+// goes on or dies. Memory that cuda allocated has all of its block replaced all the same: what the
+// program itself writes there at that moment, beside the range, may be lost.
 func (r *Region) Lease(off, n uint64, o LeaseOptions) (*Lease, error) {
 	seg, err := r.seg.Slice(off, n, [16]byte{})
 	if err != nil {

@@ -68,7 +68,7 @@ func TestShmBeforeUCXOnOneHost(t *testing.T) {
 		t.Errorf("%+v", x)
 	}
 	for _, want := range []string{"shm is the cheapest of 2 that can", "* shm", "  ucx ",
-		"near (this host"} {
+		"this host, which ucx reaches over the network like any other"} {
 		if !strings.Contains(x.String(), want) {
 			t.Errorf("%q does not say %q", x.String(), want)
 		}

@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"io"
 	"sync"
 	"sync/atomic"
 
@@ -100,21 +101,17 @@ func (s *stager) giveSlots(n int) { s.used.Add(-int64(n) * slotBytes) }
 // pool is staging memory with its region.
 type pool struct {
 	slots  int
-	memory *Memory
+	memory io.Closer
 	region *Region
 }
 
-// newPool makes staging memory that this backend reaches best.
-func (s *stager) newPool(by *lane) (*pool, error) {
+// newPool makes staging memory.
+func (s *stager) newPool() (*pool, error) {
 	n, err := s.takeSlots()
 	if err != nil {
 		return nil, err
 	}
-	o := AllocOptions{Purpose: "staging"}
-	m, err := by.alloc(uint64(n)*slotBytes, o)
-	if err != nil {
-		m, err = Alloc(uint64(n)*slotBytes, o)
-	}
+	m, err := Alloc(uint64(n)*slotBytes, AllocOptions{Purpose: "staging"})
 	if err != nil {
 		s.giveSlots(n)
 		return nil, err

@@ -99,7 +99,7 @@ func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
 		return 0, ErrClosed
 	}
 	if sp.near == nil {
-		if sp.near, err = sp.s.newPool(c.by); err != nil {
+		if sp.near, err = sp.s.newPool(); err != nil {
 			return 0, err
 		}
 		sp.loop.push(&slotsMade{sp, sp.near})

@@ -166,7 +166,7 @@ func (s *stager) unhold(of *ticket) {
 
 // open takes memory and makes what lets the peer reach it.
 func (w *window) open() (err error) {
-	if w.pool, err = w.s.newPool(w.by); err != nil {
+	if w.pool, err = w.s.newPool(); err != nil {
 		return err
 	}
 	if w.lease, err = w.pool.region.Lease(0, w.pool.region.Size(), LeaseOptions{}); err != nil {

@@ -4,9 +4,7 @@ package ucx
 
 import (
 	"fmt"
-	"os"
 
-	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
@@ -22,108 +20,90 @@ type inboundID struct {
 // than these get no answer.
 const refusalsMax = 64
 
-func (l *side) inboundOf(id inboundID) *inbound {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return l.inbounds[id]
+func (b *Backend) inboundOf(id inboundID) *inbound {
+	b.endsMu.RLock()
+	defer b.endsMu.RUnlock()
+	return b.inbounds[id]
 }
 
 // greet begins our end of a connection. To connect back takes time, so it happens
 // beside: the peer sends nothing to this end before it was welcomed, but for a bye.
-func (l *side) greet(worker int, m *hello) {
+func (b *Backend) greet(worker int, m *hello) {
 	from, err := decodeAddress(m.from)
 	if err != nil {
 		return // there is no address to answer to
 	}
-	workers := l.workersOf(&from)
-	if int(m.worker) >= len(workers) || l.near && from.host != l.b.address.host {
+	if int(m.worker) >= len(from.workers) {
 		return
 	}
 	c := &inbound{
-		b: l.b, l: l, id: inboundID{from.owner, m.conn}, conn: l.b.conns.Add(1), from: from,
-		worker: worker, reply: workers[m.worker], gate: m.gate, grace: m.grace,
+		b: b, id: inboundID{from.owner, m.conn}, conn: b.conns.Add(1), from: from,
+		worker: worker, reply: from.workers[m.worker], grace: m.grace,
 	}
-	if m.to != l.b.address.owner || l.b.gate.IsShut() {
+	if m.to != b.address.owner || b.gate.IsShut() {
 		c.refusal = driver.ErrPeerLost // the backend that it means is gone, and we have its place
 	}
-	if !l.admit(c) {
+	if !b.admit(c) {
 		return
 	}
-	if !l.b.tasks.Start(c.accept) {
+	if !b.tasks.Start(c.accept) {
 		c.withdraw()
 	}
 }
 
 // admit puts a connection on the list, unless it is there or there are too many.
-func (l *side) admit(c *inbound) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	most := l.b.cfg.ConnsMax
-	if len(l.inbounds) >= most && c.refusal == nil {
-		c.refusal = fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(l.inbounds),
+func (b *Backend) admit(c *inbound) bool {
+	b.endsMu.Lock()
+	defer b.endsMu.Unlock()
+	most := b.cfg.ConnsMax
+	if len(b.inbounds) >= most && c.refusal == nil {
+		c.refusal = fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(b.inbounds),
 			driver.ErrFull)
 	}
-	if n, whose := l.alike(c); n >= max(1, most/2) && c.refusal == nil {
-		c.refusal = fmt.Errorf("%d connections of one %s, raise Config.ConnsMax: %w", n, whose,
+	if n := b.alike(c); n >= max(1, most/2) && c.refusal == nil {
+		c.refusal = fmt.Errorf("%d connections of one host, raise Config.ConnsMax: %w", n,
 			driver.ErrFull)
 	}
-	if l.inbounds[c.id] != nil || len(l.inbounds) >= most+refusalsMax {
+	if b.inbounds[c.id] != nil || len(b.inbounds) >= most+refusalsMax {
 		return false
 	}
-	l.inbounds[c.id] = c
-	l.b.acceptedMu.Lock()
-	l.b.accepted[c.conn] = c
-	l.b.acceptedMu.Unlock()
+	b.inbounds[c.id] = c
+	b.accepted[c.conn] = c
 	return true
 }
 
-// alike counts the connections of the same process, near, or of the same host, far, as their hellos
-// say, which has half of the places at most: near ones that broke without a proof stay for as long
-// as the process lives. Our own process has all.
-// Preconditions: l.mu is held.
-func (l *side) alike(c *inbound) (n int, whose string) {
-	if c.from.host == l.b.address.host && int(c.from.process.PID) == os.Getpid() {
-		return 0, ""
+// alike counts the connections of the same host, as their hellos say, which has half of the places
+// at most. Our own process has all.
+// Preconditions: b.endsMu is held.
+func (b *Backend) alike(c *inbound) (n int) {
+	if c.from.host == b.address.host && c.from.pid == b.address.pid {
+		return 0
 	}
-	for _, other := range l.inbounds {
-		if other.from.host == c.from.host && (!l.near || other.from.process == c.from.process) {
+	for _, other := range b.inbounds {
+		if other.from.host == c.from.host {
 			n++
 		}
 	}
-	if l.near {
-		return n, "process"
-	}
-	return n, "host"
+	return n
 }
 
 // accept connects back and welcomes the peer, or tells it why not.
 func (c *inbound) accept() {
-	if err := c.watch(); err != nil {
-		c.withdraw()
-		return
-	}
-	link, err := c.l.net.connect(c.worker, c.reply)
+	link, err := c.b.net.connect(c.worker, c.reply)
 	if err != nil {
-		c.unwatch()
 		c.withdraw()
 		return
 	}
-	c.l.add(link.ID(), c)
-	// of whose memory we map nothing
-	there := ucp.Peer{ID: c.id.conn, Gate: c.gate, Grace: c.grace}
-	if c.l.near {
-		there.PID = int(c.from.process.PID)
+	c.b.add(link.ID(), c)
+	link.Bind(c.id.conn, c.grace)
+	if !c.open(link) {
+		c.giveBack()
 	}
-	err = link.Bind(there)
-	if c.open(link, err) {
-		return
-	}
-	c.giveBack()
 }
 
 // open makes the connection usable and says so, in one step, beside a Close at
 // the same time. It reports false when it is not to be used.
-func (c *inbound) open(link link, err error) bool {
+func (c *inbound) open(link link) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.link, c.linked = link, link.ID()
@@ -131,13 +111,10 @@ func (c *inbound) open(link link, err error) bool {
 	case c.left && c.parted: // its bye came before the welcome
 		_ = link.Control(farewell{}.encode())
 		return false
-	case c.left || err != nil:
+	case c.left:
 		return false
 	}
 	w := welcome{conn: link.ID(), status: control.StatusOf(c.refusal), grace: uint64(c.b.cfg.Grace)}
-	if c.refusal == nil {
-		w.pulls, w.gate, w.words = link.Pulls() == nil, link.Gate(), c.l.net.Words()
-	}
 	c.left = c.refusal != nil
 	c.welcomed = c.refusal == nil
 	return link.Control(w.encode()) == nil && c.welcomed

@@ -15,7 +15,6 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/process"
 )
 
 // address is what Addr says: which backend this is, which process it lives in, and
@@ -26,15 +25,14 @@ import (
 type address struct {
 	owner   keys.Owner
 	host    [8]byte // equal where processes can share memory and see each other's ids
-	process process.ID
-	near    [][]byte // one a worker
-	far     [][]byte
+	pid     uint32
+	workers [][]byte     // their addresses
 	hosts   []netip.Addr // that our host has in networks
 }
 
 const (
-	addressMark  = "ucx5" // with the version of everything that passes between backends
-	addressHead  = len(addressMark) + 8 + 8 + 4 + 8
+	addressMark  = "ucx6" // with the version of everything that passes between backends
+	addressHead  = len(addressMark) + 8 + 8 + 4
 	addressCheck = 8
 )
 
@@ -43,14 +41,11 @@ const (
 func (a *address) encode() ([]byte, error) {
 	b := append([]byte(addressMark), a.owner[:]...)
 	b = append(b, a.host[:]...)
-	b = binary.LittleEndian.AppendUint32(b, a.process.PID)
-	b = binary.LittleEndian.AppendUint64(b, a.process.Start)
-	for _, workers := range [][][]byte{a.near, a.far} {
-		b = append(b, byte(len(workers)))
-		for _, w := range workers {
-			b = binary.LittleEndian.AppendUint16(b, uint16(len(w)))
-			b = append(b, w...)
-		}
+	b = binary.LittleEndian.AppendUint32(b, a.pid)
+	b = append(b, byte(len(a.workers)))
+	for _, w := range a.workers {
+		b = binary.LittleEndian.AppendUint16(b, uint16(len(w)))
+		b = append(b, w...)
 	}
 	b = append(b, byte(len(a.hosts)))
 	for _, h := range a.hosts {
@@ -84,10 +79,8 @@ func decodeAddress(b []byte) (a address, err error) {
 	r := control.Read(body[len(addressMark):])
 	copy(a.owner[:], r.Bytes(8))
 	copy(a.host[:], r.Bytes(8))
-	a.process.PID, a.process.Start = r.Uint32(), r.Uint64()
-	a.near, a.far = readWorkers(&r), readWorkers(&r)
-	a.hosts = readHosts(&r)
-	if !r.Done() || len(a.near)+len(a.far) == 0 {
+	a.pid, a.workers, a.hosts = r.Uint32(), readWorkers(&r), readHosts(&r)
+	if !r.Done() || len(a.workers) == 0 {
 		return a, fmt.Errorf("ucx address: %w", driver.ErrCorrupt)
 	}
 	return a, nil
@@ -149,5 +142,5 @@ func readHosts(r *control.Reader) (list []netip.Addr) {
 // String names the backend in messages.
 func (a *address) String() string {
 	return fmt.Sprintf("ucx backend %s of process %d", hex.EncodeToString(a.owner[:]),
-		a.process.PID)
+		a.pid)
 }

@@ -15,15 +15,13 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/process"
 )
 
 func someAddress() address {
 	return address{
-		owner: keys.NewOwner(), host: [8]byte{1, 2}, process: process.ID{PID: 77, Start: 1 << 40},
-		near:  [][]byte{{1}, bytes.Repeat([]byte{2}, 100)},
-		far:   [][]byte{bytes.Repeat([]byte{3}, 200)},
-		hosts: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")},
+		owner: keys.NewOwner(), host: [8]byte{1, 2}, pid: 77,
+		workers: [][]byte{{1}, bytes.Repeat([]byte{3}, 200)},
+		hosts:   []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")},
 	}
 }
 
@@ -55,7 +53,7 @@ func TestAddress(t *testing.T) {
 
 func TestAddressTooLong(t *testing.T) {
 	a := someAddress()
-	a.far = slices.Repeat(a.far, 5)
+	a.workers = slices.Repeat(a.workers, 5)
 	if b, err := a.encode(); !errors.Is(err, driver.ErrBounds) {
 		t.Errorf("%d bytes, %v, want %v", len(b), err, driver.ErrBounds)
 	}

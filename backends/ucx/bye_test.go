@@ -18,40 +18,36 @@ import (
 // time is what the two sides tell each other, and not the lease that covers for it.
 func TestBye(t *testing.T) {
 	const grace = graceMax
-	for name, list := range map[string]string{"near": "posix,cma", "tcp": "tcp"} {
-		t.Run(name, func(t *testing.T) {
-			leak.Check(t)
-			open := func() *Backend {
-				return openReal(t, Config{Transports: list, Devices: "lo", Grace: grace})
-			}
-			far, near := open(), open()
-			connect := func() driver.Peer {
-				t.Helper()
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
-				defer cancel()
-				p, err := near.Connect(ctx, far.Addr())
-				require.NoError(t, err)
-				return p
-			}
-			inTime(t, "the peer closes", connect().Close)
-			parted(t, far, "a peer that closed")
-
-			p := connect()
-			inTime(t, "the owner's backend closes", far.Close)
-			select {
-			case <-p.Lost():
-			case <-time.After(patience):
-				t.Error("a peer does not hear that the owner's backend has closed")
-			}
-			inTime(t, "the peer of a closed backend closes", p.Close)
-
-			far = open()
-			connect()
-			inTime(t, "the initiator's backend closes", near.Close)
-			parted(t, far, "a backend that closed")
-			inTime(t, "the backend closes", far.Close)
-		})
+	leak.Check(t)
+	open := func() *Backend {
+		return openBackend(t, Config{Grace: grace})
 	}
+	far, near := open(), open()
+	connect := func() driver.Peer {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		p, err := near.Connect(ctx, far.Addr())
+		require.NoError(t, err)
+		return p
+	}
+	inTime(t, "the peer closes", connect().Close)
+	parted(t, far, "a peer that closed")
+
+	p := connect()
+	inTime(t, "the owner's backend closes", far.Close)
+	select {
+	case <-p.Lost():
+	case <-time.After(patience):
+		t.Error("a peer does not hear that the owner's backend has closed")
+	}
+	inTime(t, "the peer of a closed backend closes", p.Close)
+
+	far = open()
+	connect()
+	inTime(t, "the initiator's backend closes", near.Close)
+	parted(t, far, "a backend that closed")
+	inTime(t, "the backend closes", far.Close)
 }
 
 func inTime(t *testing.T, what string, f func() error) {
@@ -85,15 +81,16 @@ func parted(t *testing.T, b *Backend, of string) {
 // takes nothing of it any more. The peer must not go on and believe that it does.
 func TestLossIsToldToThePeer(t *testing.T) {
 	leak.Check(t)
-	far := openReal(t, Config{Transports: NearTransports, NotifyMax: 16})
+	far := openBackend(t, Config{NotifyMax: 16})
 	defer far.Close()
-	near := openReal(t, Config{Transports: NearTransports, NotifyMax: 8 << 10})
+	near := openBackend(t, Config{NotifyMax: 8 << 10})
 	defer near.Close()
 	p, err := near.Connect(t.Context(), far.Addr())
 	require.NoError(t, err)
+	tag := uint64(0)
 	submit := func(b *driver.Batch) error {
-		nextTag++
-		if err := p.Submit(nextTag, b); err != nil {
+		tag++
+		if err := p.Submit(tag, b); err != nil {
 			return err
 		}
 		var done [1]driver.Completion

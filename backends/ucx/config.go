@@ -20,11 +20,10 @@ type Config struct {
 	// Library is the path of libucp; empty: the one of the system.
 	Library string
 
-	// Transports are names as in UCX_TLS, with commas: "rc,tcp", "^ib", "all". Empty
-	// is "all". Those that share memory serve peers of this host, the others all
-	// peers. Without cma the kernel does not copy between processes, and what UCX cannot
-	// map goes through its queues. UCX's "tcp" writes where anybody tells it to who reaches its
-	// port: only on networks that are trusted. NearTransports opens no port.
+	// Transports are names as in UCX_TLS, with commas: "rc,tcp", "^ib", "all". Empty is "all".
+	// Those that share memory are left out: peers of this host are reached over the network as
+	// well. UCX's "tcp" writes where any process tells it to that reaches its port: use it only on
+	// networks that are trusted.
 	Transports string
 
 	// Devices are network devices as in UCX_NET_DEVICES. Empty: UCX's own choice.
@@ -34,14 +33,14 @@ type Config struct {
 	// come last, so they win over ours.
 	Settings []string
 
-	Workers    int // threads that move bytes, for near peers and for far ones each; default 1
+	Workers    int // threads that move bytes; default 1
 	BatchesMax int // batches of one worker accepted and not yet polled; power of two, default 1,024
 	// messages of one connection on their way or not received; default 64. A peer whose own is
 	// over 1,024 and four times ours is lost when it makes use of that.
 	NotifyMax int
 	KeysMax   int // memories registered at a time; default 64 Ki, at most 1 Mi
-	// peers connected to us at a time, of one other process near us, or of one other host, half as
-	// many; default 1,024
+	// peers connected to us at a time; of one host, our own process left out, half as many;
+	// default 1,024
 	ConnsMax int
 
 	// Spin is how long a worker's thread looks for work before it sleeps. Default 20 us
@@ -57,13 +56,8 @@ type Config struct {
 	// Failure is after what time a host that acknowledges nothing is gone, while a transfer waits
 	// for it; where none waits, or where UCX does not go by TCP and says nothing itself, six times
 	// as long. A process that is stopped, or kept off its processors, is not: its host acknowledges
-	// for it, and what began a transfer bounds it. A near peer may be silent for so long while a
-	// transfer waits for it. Default 10 s.
+	// for it, and what began a transfer bounds it. Default 10 s.
 	Failure time.Duration
-
-	// FenceGrace is how long Fence waits for a silent peer before the strong means.
-	// Default: a quarter of Grace, which it may not exceed.
-	FenceGrace time.Duration
 
 	// CloseMax is how long an endpoint of UCX may take to be given back. Default Grace.
 	CloseMax time.Duration
@@ -91,7 +85,6 @@ func (c *Config) EnsureDefaults() {
 	limits.Default(&c.Spin, defaultSpin())
 	limits.Default(&c.Grace, 1500*time.Millisecond)
 	limits.Default(&c.Failure, max(10*time.Second, c.Grace))
-	limits.Default(&c.FenceGrace, c.Grace/4)
 	limits.Default(&c.CloseMax, c.Grace)
 	limits.Default(&c.importMax, silence.ImportMax)
 }
@@ -120,20 +113,17 @@ func (c *Config) check() error {
 	case c.Failure < c.Grace:
 		return fmt.Errorf("config: Failure %v is below Grace %v: %w", c.Failure, c.Grace,
 			driver.ErrBounds)
-	case c.FenceGrace <= 0 || c.FenceGrace > c.Grace:
-		return fmt.Errorf("config: FenceGrace %v is not within Grace %v: %w", c.FenceGrace, c.Grace,
-			driver.ErrBounds)
 	}
 	return nil
 }
 
 // caps ranks behind shm on one host: the same copy has more to do before it. Over TCP alone it
 // ranks behind tcp, which does that itself, and encrypted.
-func (c *Config) caps(list transports) driver.Caps {
+func (c *Config) caps(transports string) driver.Caps {
 	var pairs driver.Pairs
 	pairs[driver.DRAM] = driver.KindsOf(driver.DRAM)
 	cost := driver.Cost{Setup: 2 * time.Microsecond, PerPiece: 100 * time.Nanosecond, Rate: 5e9}
-	if c.overTCP(list.far) {
+	if c.overTCP(transports) {
 		cost = driver.Cost{Setup: 30 * time.Microsecond, PerPiece: 200 * time.Nanosecond, Rate: 2e9}
 	}
 	return driver.Caps{

@@ -33,65 +33,24 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	sides, err := b.sidesTo(&owner)
-	if err != nil {
-		return nil, err
-	}
-	if owner.host == b.address.host && owner.process == b.address.process &&
-		!registry.has(owner.owner) {
-		return nil, fmt.Errorf("%v is closed: %w", &owner, driver.ErrPeerLost)
-	}
-	for i, l := range sides {
-		var p *peer
-		if p, err = l.dial(ctx, owner, i+1 < len(sides)); err == nil {
-			return p, nil
-		}
-		if !errors.Is(err, errUnanswered) {
-			break
-		}
-	}
-	return nil, err
-}
-
-// errUnanswered is the silence of an owner that can be reached another way as well.
-var errUnanswered = errors.New("no answer over shared memory")
-
-// dial connects by one of the two contexts. It waits for no more than Config.Grace where there is
-// another way.
-func (l *side) dial(ctx context.Context, owner address, another bool) (*peer, error) {
-	p := newPeer(l, owner)
+	p := newPeer(b, owner)
 	if err := p.begin(); err != nil {
 		return nil, err
 	}
-	var patience <-chan time.Time
-	if another {
-		timer := time.NewTimer(l.b.cfg.Grace)
-		defer timer.Stop()
-		patience = timer.C
+	if err := p.awaitWelcome(ctx); err != nil {
+		p.abandon() // the peer must forget us, which may take it long
+		return nil, err
 	}
-	err := p.awaitWelcome(ctx, patience)
-	if err == nil {
-		return p, nil
-	}
-	p.abandon() // the peer must forget us, which may take it long
-	if errors.Is(err, errUnanswered) {
-		l.b.avoid(owner.owner, silentFor)
-		l.suspect()
-	}
-	return nil, err
+	return p, nil
 }
 
 // begin makes our end and says hello.
 func (p *peer) begin() error {
-	if err := p.watch(); err != nil {
-		return err
-	}
-	workers := p.l.workersOf(&p.owner)
-	turn := int(p.l.turn.Add(1) - 1)
+	workers := p.owner.workers
+	turn := int(p.b.turn.Add(1) - 1)
 	worker := turn % p.b.cfg.Workers
-	link, err := p.l.net.connect(worker, workers[turn%len(workers)])
+	link, err := p.b.net.connect(worker, workers[turn%len(workers)])
 	if err != nil {
-		p.unwatch()
 		return err
 	}
 	p.link = link
@@ -99,8 +58,8 @@ func (p *peer) begin() error {
 	p.b.mu.Lock()
 	p.b.peers[p] = struct{}{}
 	p.b.mu.Unlock()
-	p.l.add(link.ID(), p)
-	h := hello{conn: link.ID(), worker: uint8(worker), to: p.owner.owner, gate: link.Gate(),
+	p.b.add(link.ID(), p)
+	h := hello{conn: link.ID(), worker: uint8(worker), to: p.owner.owner,
 		grace: uint64(p.b.cfg.Grace), from: p.b.addr}
 	p.hello = h.encode()
 	if err := link.Control(p.hello); err != nil {
@@ -115,10 +74,10 @@ const pauseMin, pauseMax = time.Second, 8 * time.Second
 
 // awaitWelcome returns when the peer has answered, or there is no point in waiting. It says hello
 // again now and then: an owner that has too many connections, or no room to answer one, drops it.
-func (p *peer) awaitWelcome(ctx context.Context, patience <-chan time.Time) error {
+func (p *peer) awaitWelcome(ctx context.Context) error {
 	for pause := pauseMin; ; pause = min(2*pause, pauseMax) {
 		again := time.NewTimer(pause)
-		err := p.awaitAnswer(ctx, patience, again.C)
+		err := p.awaitAnswer(ctx, again.C)
 		again.Stop()
 		if err != errAgain {
 			if p.gone.Load() && pause > pauseMin { // it refused one hello, and may take the next
@@ -133,12 +92,10 @@ func (p *peer) awaitWelcome(ctx context.Context, patience <-chan time.Time) erro
 
 var errAgain = errors.New("no answer yet")
 
-func (p *peer) awaitAnswer(ctx context.Context, patience, again <-chan time.Time) error {
+func (p *peer) awaitAnswer(ctx context.Context, again <-chan time.Time) error {
 	select {
 	case <-again:
 		return errAgain
-	case <-patience:
-		return errUnanswered
 	case err := <-p.welcomed:
 		return err
 	case <-p.lostCh:
@@ -146,7 +103,6 @@ func (p *peer) awaitAnswer(ctx context.Context, patience, again <-chan time.Time
 	case <-p.b.closing:
 		return driver.ErrClosed
 	case <-ctx.Done():
-		return fmt.Errorf("no answer, %v may be frozen%s: %w", &p.owner, p.l.blocked(),
-			driver.ContextError(ctx))
+		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, driver.ContextError(ctx))
 	}
 }

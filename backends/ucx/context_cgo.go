@@ -6,10 +6,7 @@ package ucx
 
 import ucp "github.com/sluicehq/sluice/csrc/ucx"
 
-var (
-	_ link    = (*ucp.Conn)(nil)
-	_ storage = (*ucp.Allocation)(nil)
-)
+var _ link = (*ucp.Conn)(nil)
 
 func openUCX(c ucp.Config) (fabric, error) {
 	u, err := ucp.Open(c)
@@ -28,19 +25,4 @@ func (f ucxFabric) connect(worker int, address []byte) (link, error) {
 		return nil, err
 	}
 	return n, nil
-}
-
-// standBeside has Refresh take no pages from under the other context.
-func (f ucxFabric) standBeside(far fabric) {
-	if other, ok := far.(ucxFabric); ok {
-		f.Beside(other.Context)
-	}
-}
-
-func (f ucxFabric) allocate(n uint64) (storage, error) {
-	a, err := f.Allocate(n)
-	if err != nil {
-		return nil, err
-	}
-	return a, nil
 }

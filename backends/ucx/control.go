@@ -29,25 +29,20 @@ const (
 	kindQuit                // owner: I close
 	kindImport              // initiator: what is behind this token?
 	kindImported            // owner: this
-	kindDetour              // either: nothing arrives here over shared memory any more
 )
 
 type hello struct {
 	conn   uint64     // the initiator's end
 	worker uint8      // where that lives
 	to     keys.Owner // the backend that it means to reach
-	gate   ucp.Gate
-	grace  uint64 // its Config.Grace, in ns
-	from   []byte // its Addr
+	grace  uint64     // its Config.Grace, in ns
+	from   []byte     // its Addr
 }
 
 type welcome struct {
 	conn   uint64 // the owner's end
 	status control.Status
-	pulls  bool // it copies from the initiator's memory
-	gate   ucp.Gate
 	grace  uint64
-	words  ucp.Export
 }
 
 // bye repeats what the hello said: the initiator may not know the owner's end yet.
@@ -60,7 +55,6 @@ type bye struct {
 type (
 	farewell struct{}
 	quit     struct{}
-	detour   struct{}
 )
 
 type importRequest struct {
@@ -76,7 +70,6 @@ type importAnswer struct {
 	readOnly bool
 	size     uint64
 	ticket   uint64
-	export   ucp.Export // zero: the owner moves all bytes
 }
 
 func begin(kind byte) []byte { return append(make([]byte, 0, 64), controlVersion, kind) }
@@ -84,15 +77,13 @@ func begin(kind byte) []byte { return append(make([]byte, 0, 64), controlVersion
 func (m *hello) encode() []byte {
 	b := binary.LittleEndian.AppendUint64(begin(kindHello), m.conn)
 	b = append(append(b, m.worker), m.to[:]...)
-	b = binary.LittleEndian.AppendUint64(appendGate(b, &m.gate), m.grace)
+	b = binary.LittleEndian.AppendUint64(b, m.grace)
 	return append(b, m.from...)
 }
 
 func (m *welcome) encode() []byte {
 	b := binary.LittleEndian.AppendUint64(begin(kindWelcome), m.conn)
-	b = appendGate(append(b, byte(m.status), control.Flag(m.pulls)), &m.gate)
-	b = binary.LittleEndian.AppendUint64(b, m.grace)
-	return appendExport(b, &m.words)
+	return binary.LittleEndian.AppendUint64(append(b, byte(m.status)), m.grace)
 }
 
 func (m *bye) encode() []byte {
@@ -103,7 +94,6 @@ func (m *bye) encode() []byte {
 
 func (farewell) encode() []byte { return begin(kindFarewell) }
 func (quit) encode() []byte     { return begin(kindQuit) }
-func (detour) encode() []byte   { return begin(kindDetour) }
 
 func (m *importRequest) encode() []byte {
 	b := binary.LittleEndian.AppendUint32(begin(kindImport), m.id)
@@ -116,19 +106,7 @@ func (m *importAnswer) encode() []byte {
 	b := binary.LittleEndian.AppendUint32(begin(kindImported), m.id)
 	b = append(b, byte(m.status), control.Flag(m.readOnly))
 	b = binary.LittleEndian.AppendUint64(b, m.size)
-	b = binary.LittleEndian.AppendUint64(b, m.ticket)
-	return appendExport(b, &m.export)
-}
-
-func appendGate(b []byte, g *ucp.Gate) []byte {
-	return append(binary.LittleEndian.AppendUint64(b, g.At), g.Mark[:]...)
-}
-
-func appendExport(b []byte, x *ucp.Export) []byte {
-	b = binary.LittleEndian.AppendUint64(b, x.Base)
-	b = binary.LittleEndian.AppendUint32(b, x.Generation)
-	b = binary.LittleEndian.AppendUint16(b, uint16(len(x.Rkey)))
-	return append(b, x.Rkey...)
+	return binary.LittleEndian.AppendUint64(b, m.ticket)
 }
 
 // decodeControl reads what a peer sent, which may be anything. Nothing of b is
@@ -157,13 +135,12 @@ func decodeBody(kind byte, r *control.Reader) any {
 	case kindHello:
 		m := &hello{conn: r.Uint64(), worker: r.Uint8()}
 		copy(m.to[:], r.Bytes(8))
-		m.gate, m.grace = readGate(r), min(r.Uint64(), uint64(graceMax))
+		m.grace = min(r.Uint64(), uint64(graceMax))
 		m.from = append([]byte(nil), r.Bytes(r.Rest())...)
 		return m
 	case kindWelcome:
-		return &welcome{conn: r.Uint64(), status: control.Status(r.Uint8()), pulls: r.Flag(),
-			gate:  readGate(r),
-			grace: min(r.Uint64(), uint64(graceMax)), words: readExport(r)}
+		return &welcome{conn: r.Uint64(), status: control.Status(r.Uint8()),
+			grace: min(r.Uint64(), uint64(graceMax))}
 	case kindBye:
 		m := &bye{conn: r.Uint64()}
 		copy(m.from[:], r.Bytes(8))
@@ -173,34 +150,13 @@ func decodeBody(kind byte, r *control.Reader) any {
 		return farewell{}
 	case kindQuit:
 		return quit{}
-	case kindDetour:
-		return detour{}
 	case kindImport:
 		m := &importRequest{id: r.Uint32(), key: r.Uint32(), epoch: r.Uint64()}
 		copy(m.secret[:], r.Bytes(16))
 		return m
 	case kindImported:
 		return &importAnswer{id: r.Uint32(), status: control.Status(r.Uint8()), readOnly: r.Flag(),
-			size: r.Uint64(), ticket: r.Uint64(), export: readExport(r)}
+			size: r.Uint64(), ticket: r.Uint64()}
 	}
 	return nil
-}
-
-func readGate(r *control.Reader) (g ucp.Gate) {
-	g.At = r.Uint64()
-	copy(g.Mark[:], r.Bytes(len(g.Mark)))
-	return g
-}
-
-func readExport(r *control.Reader) (x ucp.Export) {
-	x.Base, x.Generation = r.Uint64(), r.Uint32()
-	n := int(r.Uint16())
-	if n > ucp.RkeyMax {
-		r.Fail()
-		return ucp.Export{}
-	}
-	if n > 0 {
-		x.Rkey = append([]byte(nil), r.Bytes(n)...)
-	}
-	return x
 }

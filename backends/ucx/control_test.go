@@ -18,18 +18,15 @@ import (
 type encoder interface{ encode() []byte }
 
 func someControl() []encoder {
-	export := ucp.Export{Rkey: bytes.Repeat([]byte{9}, ucp.RkeyMax), Base: 1 << 63,
-		Generation: 5}
-	gate := ucp.Gate{At: 1 << 40, Mark: [16]byte{1, 15: 2}}
 	return []encoder{
-		&hello{conn: 3, worker: 2, to: keys.NewOwner(), gate: gate, from: bytes.Repeat([]byte{7},
+		&hello{conn: 3, worker: 2, to: keys.NewOwner(), grace: 5, from: bytes.Repeat([]byte{7},
 			driver.AddrMax)},
-		&welcome{conn: 4, pulls: true, gate: gate, words: export},
+		&welcome{conn: 4, grace: 6},
 		&welcome{conn: 4, status: control.Full},
 		&bye{conn: 5, from: keys.NewOwner(), abandoned: true}, &bye{conn: 6},
 		farewell{}, quit{},
 		&importRequest{id: 1, key: 2, epoch: 3, secret: [16]byte{4}},
-		&importAnswer{id: 1001, readOnly: true, size: 2, ticket: 3, export: export},
+		&importAnswer{id: 1001, readOnly: true, size: 2, ticket: 3},
 		&importAnswer{id: 1002, status: control.Revoked},
 	}
 }

@@ -16,18 +16,18 @@ import (
 
 // Findings are what UCX has for a Config on this machine.
 type Findings struct {
-	Version string   // of libucp, as in "1.13.1"
-	Library string   // its file; empty: not known
-	Near    []string // transports to peers of this host
-	Far     []string // transports to all other peers
-	Devices []string // network devices that the far ones use
-	Absent  []string // names in Config.Transports and Config.Devices that this machine has not
+	Version string // of libucp, as in "1.13.1"
+	Library string // its file; empty: not known
+	// Transports of the network, and the devices that they use.
+	Transports, Devices []string
+	// names in Config.Transports and Config.Devices that this machine has not
+	Absent []string
 	// settings that the backend makes: a variable UCX_<name> of the user has no effect
 	Sets []string
 }
 
-// farKnown are the transports between hosts that may be there unasked.
-var farKnown = []string{"tcp", "rc_verbs", "rc_mlx5", "dc_mlx5", "ud_verbs", "ud_mlx5"}
+// known are the transports that may be there unasked.
+var known = []string{"tcp", "rc_verbs", "rc_mlx5", "dc_mlx5", "ud_verbs", "ud_mlx5"}
 
 // Version loads the library at a path, or the system's, and says which UCX it is.
 func Version(library string) (string, error) {
@@ -42,7 +42,7 @@ func Version(library string) (string, error) {
 // *driver.UnavailableError, or says what is wrong with the Config.
 func Examine(cfg Config) (f Findings, err error) {
 	cfg.EnsureDefaults()
-	list, err := splitTransports(cfg.Transports)
+	list, err := networkTransports(cfg.Transports)
 	if err != nil {
 		return f, err
 	}
@@ -50,30 +50,19 @@ func Examine(cfg Config) (f Findings, err error) {
 		return f, err
 	}
 	f.Library = loadedFile()
-	if list.near != "" {
-		f.Near, f.Absent = tryEach(strings.Split(list.near, ","))
-		if cfg.Transports == "all" || strings.HasPrefix(cfg.Transports, "^") {
-			f.Absent = nil // they were not named
-		}
-	}
-	f.far(&cfg, list.far)
+	f.try(&cfg, list)
 	f.Sets = cfg.sets(list)
 	return f, nil
 }
 
-// far finds the transports and devices for peers on other hosts.
-func (f *Findings) far(cfg *Config, list string) {
-	var absent []string
-	switch rest, negated := strings.CutPrefix(list, "^"); {
-	case list == "":
-		return
-	case negated:
-		f.Far, _ = tryEach(without(farKnown, strings.Split(rest, ",")))
-	default:
-		f.Far, absent = tryEach(strings.Split(list, ","))
-		f.Absent = append(f.Absent, absent...)
+// try finds the transports and the devices.
+func (f *Findings) try(cfg *Config, list string) {
+	if rest, negated := strings.CutPrefix(list, "^"); negated {
+		f.Transports, _ = tryEach(without(known, strings.Split(rest, ",")))
+	} else {
+		f.Transports, f.Absent = tryEach(strings.Split(list, ","))
 	}
-	if len(f.Far) == 0 {
+	if len(f.Transports) == 0 {
 		return
 	}
 	if cfg.Devices == "" {
@@ -115,8 +104,7 @@ func tryEach(names []string) (there, absent []string) {
 func opens(transports, devices string) bool {
 	u, err := openUCX(ucp.Config{Transports: transports, Devices: devices, Workers: 1,
 		BatchesMax: 2, NotifyMax: 1,
-		SegmentMax: 4096, GraceNanos: uint64(graceMin), FailureNanos: uint64(graceMin), WakeFD: -1,
-		ControlFD: -1})
+		SegmentMax: 4096, GraceNanos: uint64(graceMin), WakeFD: -1, ControlFD: -1})
 	if err != nil {
 		return false
 	}
@@ -155,13 +143,13 @@ func loadedFile() string {
 	return ""
 }
 
-// sets names the settings of UCX that the contexts are opened with.
-func (c *Config) sets(t transports) []string {
+// sets names the settings of UCX that the context is opened with.
+func (c *Config) sets(transports string) []string {
 	names := []string{"TLS"}
 	if c.Devices != "" {
 		names = append(names, "NET_DEVICES")
 	}
-	for _, s := range slices.Concat(c.nearConfig(t).Settings, c.farConfig(t).Settings) {
+	for _, s := range c.context(transports).Settings {
 		name, _, _ := strings.Cut(s, "=")
 		names = append(names, name)
 	}
@@ -169,8 +157,7 @@ func (c *Config) sets(t transports) []string {
 	return slices.Compact(names)
 }
 
-// Elsewhere is the Config as a peer on another host sees it: without the
-// transports that share memory, and without the loopback device.
+// Elsewhere is the Config as a peer on another host sees it: without the loopback device.
 func (c Config) Elsewhere() (Config, error) {
 	f, err := Examine(c)
 	if err != nil {
@@ -180,11 +167,11 @@ func (c Config) Elsewhere() (Config, error) {
 		i, err := stdnet.InterfaceByName(d)
 		return err == nil && i.Flags&stdnet.FlagLoopback != 0
 	})
-	if len(f.Far) == 0 || len(devices) == 0 {
+	if len(f.Transports) == 0 || len(devices) == 0 {
 		return c, &driver.UnavailableError{Backend: "ucx", Reason: "no transport and network " +
 			"device that leads to another host",
 			Fix: "choose transports and devices that `ucx_info -d` lists"}
 	}
-	c.Transports, c.Devices = strings.Join(f.Far, ","), strings.Join(devices, ",")
+	c.Transports, c.Devices = strings.Join(f.Transports, ","), strings.Join(devices, ",")
 	return c, nil
 }

@@ -22,7 +22,7 @@ func start(name string) (*engine.Engine, *engine.Region, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, b.Close())
 	}
-	memory, err := e.Alloc(1<<20, engine.AllocOptions{}) // UCX's own: peers of this host map it
+	memory, err := engine.Alloc(1<<20, engine.AllocOptions{})
 	if err != nil {
 		return nil, nil, errors.Join(err, e.Close())
 	}

@@ -22,28 +22,18 @@ type fabric interface {
 	Control() (ucp.Control, bool)
 	Map(key uint32, m ucp.Memory) error
 	Unmap(key uint32)
-	Fence(key uint32, ticket uint64, grace time.Duration) error
-	Refresh(key uint32) error
-	Blocked() bool
-	Condemn()
-	standBeside(far fabric)
-	Export(key uint32) (ucp.Export, bool)
-	Words() ucp.Export
-	allocate(n uint64) (storage, error)
+	Fence(key uint32, ticket uint64) error
 	connect(worker int, address []byte) (link, error)
 }
 
 // link is a ucp.Conn.
 type link interface {
 	ID() uint64
-	Gate() ucp.Gate
-	Bind(there ucp.Peer) error
-	Pulls() error
+	Bind(peer, grace uint64)
 	Control(msg []byte) error
 	Lanes() string
 	Import(m ucp.Import) (slot uint32, err error)
 	Drop(slot uint32)
-	Direct(slot uint32) bool
 	Submit(tag uint64, b *driver.Batch) error
 	Notify(msg []byte) error
 	Cancel(tag uint64)
@@ -53,12 +43,6 @@ type link interface {
 	Silence() (heard, waited time.Duration)
 	GiveUp()
 	Close(grace time.Duration) error
-}
-
-// storage is a ucp.Allocation.
-type storage interface {
-	Bytes() []byte
-	Close() error
 }
 
 // opener makes a fabric: openUCX but in tests.

@@ -41,7 +41,6 @@ type sideConfig struct {
 	Name       string
 	UCX        ucx.Config
 	AbortGrace time.Duration
-	Direct     bool // the memory is UCX's own
 }
 
 // side is an engine over ucx with its memory. The test has one, its child another.
@@ -70,19 +69,15 @@ func newSide(c sideConfig) (*side, error) {
 		name string
 		to   **engine.Region
 	}{{"kv", &s.kv}, {"src", &s.src}} {
-		if err = s.register(c.Direct, r.name, r.to); err != nil {
+		if err = s.register(r.name, r.to); err != nil {
 			return nil, errors.Join(err, s.close())
 		}
 	}
 	return s, nil
 }
 
-func (s *side) register(direct bool, name string, to **engine.Region) error {
-	alloc := engine.Alloc
-	if direct {
-		alloc = s.e.Alloc
-	}
-	m, err := alloc(sideBytes, engine.AllocOptions{Populate: true})
+func (s *side) register(name string, to **engine.Region) error {
+	m, err := engine.Alloc(sideBytes, engine.AllocOptions{Populate: true})
 	if err != nil {
 		return err
 	}

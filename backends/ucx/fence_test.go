@@ -5,17 +5,20 @@ package ucx
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
-// pair is two backends over the fake fabric, one connected to the other.
+// pair is two backends, one connected to the other.
 type pair struct {
 	near, far *Backend
 	peer      *peer
@@ -24,20 +27,83 @@ type pair struct {
 func openPair(t *testing.T, cfg Config) pair {
 	t.Helper()
 	leak.Check(t)
-	p := pair{openFakeBackend(t, cfg), openFakeBackend(t, cfg), nil}
+	p := pair{openMeddled(t, cfg), openMeddled(t, cfg), nil}
 	p.peer = p.connect(t)
 	return p
 }
 
-// openFakeBackend opens a backend over the fake fabric. Where a test says no Grace, a peer has as
-// long as a busy machine needs to answer before it is taken for silent, and reached the other way.
-func openFakeBackend(t *testing.T, cfg Config) *Backend {
+// meddled is a context of UCX of which a test sees and changes what this package gets.
+type meddled struct {
+	fabric
+	control int // the eventfd
+
+	mu       sync.Mutex
+	frozen   bool // control messages wait
+	injected []ucp.Control
+	fences   int
+}
+
+func (f *meddled) Control() (ucp.Control, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.frozen:
+		return ucp.Control{}, false
+	case len(f.injected) > 0:
+		m := f.injected[0]
+		f.injected = f.injected[1:]
+		return m, true
+	}
+	return f.fabric.Control()
+}
+
+func (f *meddled) Fence(key uint32, ticket uint64) error {
+	f.mu.Lock()
+	f.fences++
+	f.mu.Unlock()
+	return f.fabric.Fence(key, ticket)
+}
+
+func (f *meddled) push(m ucp.Control) {
+	f.mu.Lock()
+	f.injected = append(f.injected, m)
+	f.mu.Unlock()
+	_, _ = unix.Write(f.control, one)
+}
+
+// freeze has what is sent to f wait until it is thawed.
+func (f *meddled) freeze(frozen bool) {
+	f.mu.Lock()
+	f.frozen = frozen
+	f.mu.Unlock()
+	_, _ = unix.Write(f.control, one)
+}
+
+// lose has every connection of a backend be given up, as UCX does when the other side is gone.
+func (f *meddled) lose(b *Backend) {
+	for id := range b.allEnds() {
+		f.push(ucp.Control{Conn: id, Lost: true})
+	}
+}
+
+// openMeddled opens a backend over it. Where a test says no Grace, nothing waits for one.
+func openMeddled(t *testing.T, cfg Config) *Backend {
 	t.Helper()
 	if cfg.Grace == 0 {
 		cfg.Grace = graceMax
 	}
-	b, err := newFake(cfg)
-	require.NoError(t, err)
+	cfg.Transports, cfg.Devices, cfg.Workers = "tcp", "lo", 2
+	b, err := open(cfg, func(u ucp.Config) (fabric, error) {
+		net, err := openUCX(u)
+		if err != nil {
+			return nil, err
+		}
+		return &meddled{fabric: net, control: u.ControlFD}, nil
+	})
+	if err != nil {
+		drivertest.SkipIfUnavailable(t, err)
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Errorf("close backend: %v", err)
@@ -55,8 +121,7 @@ func (p *pair) connect(t *testing.T) *peer {
 	return c.(*peer)
 }
 
-// fakeOf is the fake of a backend's near context.
-func fakeOf(b *Backend) *fakeNet { return b.near.net.(*fakeNet) }
+func contextOf(b *Backend) *meddled { return b.net.(*meddled) }
 
 // share registers memory and imports it.
 func (p *pair) share(t *testing.T) (*memory, uint32) {
@@ -82,66 +147,15 @@ func (p *pair) imports(t *testing.T, m driver.Memory) uint32 {
 func TestFenceOfUntold(t *testing.T) {
 	p := openPair(t, Config{})
 	m, _ := p.share(t)
-	for round := range int64(3) {
+	for round := range 3 {
 		for range 5 {
 			require.NoError(t, p.far.Fence(t.Context(), m.Key()))
 		}
-		if got := fakeOf(p.far).fences.Load(); got != round+1 {
-			t.Errorf("round %d: %d fences of UCX, want one for each import", round, got)
+		if got := contextOf(p.far).fences; got != round+1 {
+			t.Errorf("round %d: %d fences of the context, want one for each import", round, got)
 		}
 		p.imports(t, m)
 	}
-}
-
-// TestFenceStuck has a near peer that does not answer.
-func TestFenceStuck(t *testing.T) {
-	p := openPair(t, Config{FenceGrace: graceMax})
-	m, _ := p.share(t)
-	fake := fakeOf(p.far)
-	fake.stuck.Store(true)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	if err := p.far.Fence(ctx, m.Key()); !errors.Is(err, context.DeadlineExceeded) ||
-		!errors.Is(err, driver.ErrTimeout) {
-		t.Errorf("fence with a short context: %v", err)
-	}
-	if fake.memory(m.Key()).fresh {
-		t.Error("fresh pages before the grace was over")
-	}
-	p.far.cfg.FenceGrace = 50 * time.Millisecond
-	begin := time.Now()
-	if err := p.far.Fence(t.Context(), m.Key()); err != nil {
-		t.Errorf("fence against a silent peer: %v", err)
-	}
-	if took := time.Since(begin); took < p.far.cfg.FenceGrace || !fake.memory(m.Key()).fresh {
-		t.Errorf("after %v: fresh pages %v", took, fake.memory(m.Key()).fresh)
-	}
-	calls := fake.fences.Load()
-	if err := p.far.Fence(t.Context(), m.Key()); err != nil || fake.fences.Load() != calls {
-		t.Errorf("fence after the strong means: %v, %d calls", err, fake.fences.Load()-calls)
-	}
-}
-
-// TestCloseBehindACloseThatFailed: a memory whose Close had no proof is the backend's to prove.
-func TestCloseBehindACloseThatFailed(t *testing.T) {
-	leak.Check(t)
-	far, err := newFake(Config{Grace: graceMax, FenceGrace: 50 * time.Millisecond})
-	require.NoError(t, err)
-	p := pair{near: openFakeBackend(t, Config{}), far: far}
-	p.peer = p.connect(t)
-	seg, _, err := far.Alloc(4096)
-	require.NoError(t, err)
-	release, err := seg.Shared.(driver.Holder).Hold() // fresh pages cannot come under it
-	require.NoError(t, err)
-	defer release()
-	m, err := far.Register(seg)
-	require.NoError(t, err)
-	p.imports(t, m)
-	fakeOf(far).stuck.Store(true)
-	require.ErrorIs(t, m.Close(), driver.ErrBusy)
-	require.ErrorIs(t, far.Fence(t.Context(), m.Key()), driver.ErrBounds, "it is unknown")
-	require.ErrorIs(t, far.Close(), driver.ErrBusy)
-	require.ErrorIs(t, m.Close(), driver.ErrBusy)
 }
 
 // TestReusedKey shows the token of memory that is gone for that which has its key.
@@ -167,45 +181,5 @@ func TestReusedKey(t *testing.T) {
 	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err,
 		driver.ErrBadToken) {
 		t.Errorf("import of an epoch to come: %v", err)
-	}
-}
-
-func TestAllocations(t *testing.T) {
-	b := openFakeBackend(t, Config{})
-	seg, owner, err := b.Alloc(3 * 4096)
-	require.NoError(t, err)
-	other, otherOwner, err := b.Alloc(4096)
-	require.NoError(t, err)
-	store := owner.(*allocation).store.(*fakeStorage)
-	for what, c := range map[string]struct {
-		mem  []byte
-		want bool
-	}{
-		"all": {seg.Mem, true}, "the middle": {seg.Mem[5000:6000], true},
-		"the last byte": {seg.Mem[3*4096-1:], true},
-		"another":       {other.Mem, true}, "foreign": {make([]byte, 10), false},
-	} {
-		a := b.allocations.use(c.mem)
-		if (a != nil) != c.want {
-			t.Errorf("%s: found %v", what, a)
-		}
-		b.allocations.unuse(a)
-	}
-	m, err := b.Register(seg)
-	require.NoError(t, err)
-	for range 2 {
-		if err := owner.Close(); err != nil || store.closed != 0 {
-			t.Errorf("close under a registration: %v, closed %d times", err, store.closed)
-		}
-	}
-	if err := m.Close(); err != nil || store.closed != 1 {
-		t.Errorf("close the registration: %v, memory closed %d times", err, store.closed)
-	}
-	if err := otherOwner.Close(); err != nil || len(b.allocations.list) != 0 {
-		t.Errorf("%v, %d allocations are left", err, len(b.allocations.list))
-	}
-	far := openFakeBackend(t, Config{Transports: "tcp"})
-	if _, _, err := far.Alloc(1); !errors.Is(err, driver.ErrNotSupported) {
-		t.Errorf("memory without near transports: %v", err)
 	}
 }

@@ -82,12 +82,12 @@ func (p *peer) take(t *keys.Token, a *importAnswer) (uint32, error) {
 			driver.ErrBadToken)
 	}
 	key, err := p.link.Import(ucp.Import{Key: t.Key, Size: t.Size, Ticket: a.ticket,
-		ReadOnly: a.readOnly, Export: a.export})
+		ReadOnly: a.readOnly})
 	if err != nil {
 		return 0, err
 	}
 	p.mu.Lock()
-	p.imports[key] = a.export.Rkey != nil
+	p.imports[key] = struct{}{}
 	p.mu.Unlock()
 	return key, nil
 }

@@ -13,13 +13,11 @@ import (
 // our memory and sends messages.
 type inbound struct {
 	b       *Backend
-	l       *side
 	id      inboundID
 	conn    uint64 // its number
 	from    address
 	worker  int
 	reply   []byte // the address of the peer's worker
-	gate    ucp.Gate
 	grace   uint64
 	refusal error // why it is not welcome
 
@@ -42,8 +40,6 @@ func (c *inbound) heard(message any) {
 		c.imports(m)
 	case *bye:
 		c.bye(m)
-	case detour:
-		c.b.avoid(c.from.owner, blockedFor)
 	}
 }
 
@@ -51,7 +47,7 @@ func (c *inbound) heard(message any) {
 func (c *inbound) imports(q *importRequest) {
 	a := importAnswer{id: q.id, status: control.Revoked}
 	if m := c.b.table.At(q.key); m != nil {
-		a = m.answer(c.l, q)
+		a = m.answer(q)
 	}
 	c.say(a.encode())
 }
@@ -82,10 +78,21 @@ func (c *inbound) bye(m *bye) {
 	}
 }
 
-// lost implements end. A near peer may be in the middle of a store into our
-// memory still: only its death, or its own end, proves that it is not. Until then a
-// fence must ask for it, so the link stays.
-func (c *inbound) lost(over bool) { c.finish(over || !c.l.near) }
+// lost implements end. Nothing that the peer has sent lands once our end is over, so the link is
+// given back.
+func (c *inbound) lost(bool) {
+	c.mu.Lock()
+	there := c.link != nil
+	if there {
+		c.link.End(ucp.Lost, false)
+	}
+	tell := c.leave(true)
+	c.mu.Unlock()
+	c.tell(tell)
+	if there {
+		c.returnSoon()
+	}
+}
 
 // there implements end.
 func (c *inbound) there() *address { return &c.from }
@@ -96,28 +103,6 @@ func (c *inbound) over(f func(link)) {
 	defer c.mu.Unlock()
 	if c.link != nil {
 		f(c.link)
-	}
-}
-
-// died implements mortal.
-func (c *inbound) died() {
-	c.finish(true)
-	c.l.suspect()
-}
-
-// finish notes that no more comes. When the peer is out of our memory as well, the
-// link is given back.
-func (c *inbound) finish(out bool) {
-	c.mu.Lock()
-	there := c.link != nil && out
-	if there {
-		c.link.End(ucp.Lost, false)
-	}
-	tell := c.leave(true)
-	c.mu.Unlock()
-	c.tell(tell)
-	if there {
-		c.returnSoon()
 	}
 }
 
@@ -157,7 +142,6 @@ func (c *inbound) giveBack() {
 			c.said = true
 		}
 		c.mu.Unlock()
-		c.unwatch()
 		if link != nil {
 			_ = link.Close(c.b.cfg.CloseMax) // by force, where time was too short
 		}
@@ -184,22 +168,9 @@ func (c *inbound) withdraw() {
 	c.mu.Lock()
 	linked := c.linked
 	c.mu.Unlock()
-	c.l.remove(linked)
-	c.l.mu.Lock()
-	delete(c.l.inbounds, c.id)
-	c.l.mu.Unlock()
-	c.b.acceptedMu.Lock()
+	c.b.remove(linked)
+	c.b.endsMu.Lock()
+	delete(c.b.inbounds, c.id)
 	delete(c.b.accepted, c.conn)
-	c.b.acceptedMu.Unlock()
+	c.b.endsMu.Unlock()
 }
-
-// watch has us told of the death of the peer's process, if that is near. Far, the
-// network tells it, after all that was sent before.
-func (c *inbound) watch() error {
-	if !c.l.near {
-		return nil
-	}
-	return c.b.deaths.add(c.from.process, c)
-}
-
-func (c *inbound) unwatch() { c.b.deaths.remove(c.from.process, c) }

@@ -23,9 +23,9 @@ func TestCostOverTCP(t *testing.T) {
 		rate                float64
 	}{
 		{"tcp", "mlx5_0:1", 2e9}, {"all", "eth0", 2e9}, {"^ib", "mlx5_0:1", 2e9},
-		{"all", "mlx5_0:1", 5e9}, {"rc,tcp", "eth0,mlx5_0:1", 5e9}, {NearTransports, "", 5e9},
+		{"all", "mlx5_0:1", 5e9}, {"rc,tcp", "eth0,mlx5_0:1", 5e9},
 	} {
-		list, err := splitTransports(c.transports)
+		list, err := networkTransports(c.transports)
 		require.NoError(t, err)
 		cfg := Config{Devices: c.devices}
 		require.Equal(t, c.rate, cfg.caps(list).Cost.Rate, "%+v", c)

@@ -7,12 +7,10 @@ import (
 	"crypto/rand"
 	"crypto/subtle"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
@@ -20,32 +18,25 @@ import (
 	"github.com/sluicehq/sluice/internal/keys"
 )
 
-// memory is one registration, known to both contexts under the same key.
+// memory is one registration.
 type memory struct {
 	b        *Backend
 	key      uint32
 	bytes    []byte
 	secret   [16]byte
 	readOnly bool
-	only     driver.Ranges
-	in       *allocation // nil: not UCX's own memory, or peers may reach parts alone
 
 	landings landings
-	pinner   runtime.Pinner // of the words of landings, which C looks at
+	pinner   runtime.Pinner // of the words of landings and of the ranges, which C looks at
 
-	fencing chan struct{} // has one place: its holder fences or closes
-	gone    bool          // guarded by it: nothing is left to close
-
-	mu     sync.Mutex // no longer than a crossing that does not wait
+	mu     sync.Mutex // no longer than a crossing that waits for no peer
 	closed bool
 	epoch  uint64
-	ticket uint64 // what served messages must show in this epoch
-	told   uint64 // the last epoch in which a peer was told the ticket; 0: none
-	proved uint64 // the last epoch that is proved to have ended
+	ticket uint64 // what messages must show in this epoch
+	told   bool   // a peer was told the ticket
 }
 
-// Register implements driver.Backend. Nothing is pinned: the near context maps
-// what is UCX's own, all other memory is only written down.
+// Register implements driver.Backend. Nothing is pinned or lent: the memory is only written down.
 func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if seg.Kind != driver.DRAM {
 		return nil, fmt.Errorf("register %v memory: %w", seg.Kind, driver.ErrNotSupported)
@@ -58,18 +49,22 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	}
 	defer b.gate.Exit()
 	m := &memory{b: b, landings: landingsOf(seg.Shared), bytes: seg.Mem, secret: seg.Secret,
-		readOnly: seg.ReadOnly, only: seg.Only, fencing: make(chan struct{}, 1)}
+		readOnly: seg.ReadOnly, ticket: newTicket()}
 	var err error
 	if m.key, m.epoch, err = b.table.Take(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
-	m.proved = m.epoch - 1
-	m.ticket = newTicket()
-	if m.only == nil { // else our thread is to look where each byte goes
-		m.in = b.allocations.use(seg.Mem)
+	if m.landings.inside != nil {
+		m.pinner.Pin(m.landings.inside)
+		m.pinner.Pin(m.landings.phase)
 	}
-	if err := m.show(); err != nil {
-		b.allocations.unuse(m.in)
+	if seg.Only != nil {
+		m.pinner.Pin(&seg.Only[0])
+	}
+	err = b.net.Map(m.key, ucp.Memory{Mem: m.bytes, ReadOnly: m.readOnly, Ticket: m.ticket,
+		Inside: m.landings.inside, Phase: m.landings.phase, Only: seg.Only})
+	if err != nil {
+		m.pinner.Unpin()
 		b.table.GiveBack(m.key, m.epoch)
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
@@ -104,44 +99,8 @@ func landingsOf(s driver.Shared) (l landings) {
 	return l
 }
 
-// show makes the memory known to all contexts, or to none.
-func (m *memory) show() error {
-	if m.landings.inside != nil {
-		m.pinner.Pin(m.landings.inside)
-		m.pinner.Pin(m.landings.phase)
-	}
-	if m.only != nil {
-		m.pinner.Pin(&m.only[0])
-	}
-	for i, l := range m.b.sides {
-		u := ucp.Memory{Mem: m.bytes, ReadOnly: m.readOnly, Ticket: m.ticket,
-			Inside: m.landings.inside, Phase: m.landings.phase, Only: m.only}
-		if l.near {
-			u.In = m.in.origin()
-		}
-		if err := l.net.Map(m.key, u); err != nil {
-			m.hide(m.b.sides[:i])
-			return err
-		}
-	}
-	return nil
-}
-
-func (m *memory) hide(sides []*side) {
-	for _, l := range sides {
-		l.net.Unmap(m.key)
-	}
-	m.pinner.Unpin()
-}
-
 // Key implements driver.Memory.
 func (m *memory) Key() uint32 { return m.key }
-
-func (m *memory) isClosed() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.closed
-}
 
 // AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
@@ -157,7 +116,7 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 
 // answer tells a peer how to reach the memory, if it shows the secret and the
 // epoch of now.
-func (m *memory) answer(l *side, q *importRequest) importAnswer {
+func (m *memory) answer(q *importRequest) importAnswer {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	a := importAnswer{id: q.id}
@@ -167,48 +126,64 @@ func (m *memory) answer(l *side, q *importRequest) importAnswer {
 	case q.epoch > m.epoch || subtle.ConstantTimeCompare(m.secret[:], q.secret[:]) != 1:
 		a.status = control.BadToken
 	default:
-		m.told = m.epoch
+		m.told = true
 		a.readOnly, a.size, a.ticket = m.readOnly, uint64(len(m.bytes)), m.ticket
-		if l.near && m.only == nil {
-			a.export, _ = l.net.Export(m.key) // none: our thread moves the bytes
-		}
 	}
 	return a
 }
 
-// Close implements driver.Memory. It fences what was not fenced, with the
-// strong means as well, so that nothing lands after it.
-func (m *memory) Close() error {
-	if !m.b.gate.Enter() {
-		return m.b.Close() // which closes every memory, or says why not
+// Fence implements driver.Backend. The ticket changes, so that our threads refuse messages that
+// show the old one; when the context has taken it, what was admitted before has landed. So it
+// waits for no peer.
+func (b *Backend) Fence(_ context.Context, key uint32) error {
+	if !b.gate.Enter() {
+		return driver.ErrClosed
 	}
-	defer m.b.gate.Exit()
-	return m.close(time.Now().Add(m.b.cfg.FenceGrace))
-}
-
-// close does it. After an error, which leaves the memory known but of no use to
-// peers, it may be called again, and the backend's Close does.
-func (m *memory) close(deadline time.Time) error {
-	m.fencing <- struct{}{}
-	defer func() { <-m.fencing }()
-	if m.gone {
-		return nil
+	defer b.gate.Exit()
+	m := b.table.At(key)
+	if m == nil {
+		return fmt.Errorf("fence memory: %w", errUnknownKey)
 	}
 	m.mu.Lock()
-	m.closed = true
-	m.mu.Unlock()
-	if err := errors.Join(m.turn(), m.proof(context.Background(), deadline)); err != nil {
-		return fmt.Errorf("close memory: %w", err)
+	defer m.mu.Unlock()
+	if m.closed {
+		return fmt.Errorf("fence memory: %w", errUnknownKey)
 	}
-	m.gone = true
-	m.b.table.Remove(m.key)
-	m.hide(m.b.sides)
-	m.b.allocations.unuse(m.in)
-	m.b.table.GiveBack(m.key, m.epoch+1)
+	m.epoch++
+	m.secret = keys.NewSecret()
+	if !m.told {
+		return nil // no message can show the ticket
+	}
+	ticket := newTicket()
+	if err := b.net.Fence(m.key, ticket); err != nil {
+		return fmt.Errorf("fence memory: %w", err)
+	}
+	m.ticket, m.told = ticket, false
 	return nil
 }
 
-var errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)
+// Close implements driver.Memory. Nothing lands after it.
+func (m *memory) Close() error {
+	if !m.b.gate.Enter() {
+		return m.b.Close() // which closes every memory
+	}
+	defer m.b.gate.Exit()
+	m.close()
+	return nil
+}
 
-// isLate reports whether an error only says that the proof is not there yet.
-func isLate(err error) bool { return errors.Is(err, driver.ErrTimeout) }
+// close may be called more than once, also at the same time.
+func (m *memory) close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return
+	}
+	m.closed = true
+	m.b.table.Remove(m.key)
+	m.b.net.Unmap(m.key) // which fences it
+	m.pinner.Unpin()
+	m.b.table.GiveBack(m.key, m.epoch+1)
+}
+
+var errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)

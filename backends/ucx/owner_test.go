@@ -21,18 +21,16 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
-// ownerVariable makes the test binary the owner of memory, over these transports and with
-// this Grace. It says "address token", and for each line of its input how many bytes of its
-// memory are not zero.
+// ownerVariable makes the test binary the owner of memory, with this Grace. It says "address
+// token", and for each line of its input how many bytes of its memory are not zero.
 const ownerVariable = "SLUICE_UCX_TEST_OWNER"
 
 const ownerBytes = 1 << 20
 
 func serveOwner(spec string) int {
-	list, text, _ := strings.Cut(spec, " ")
-	grace, err := time.ParseDuration(text)
+	grace, err := time.ParseDuration(spec)
 	must(err)
-	b, err := New(Config{Transports: list, Devices: "lo", Grace: grace})
+	b, err := New(Config{Transports: "tcp", Devices: "lo", Grace: grace})
 	must(err)
 	defer b.Close()
 	mem := make([]byte, ownerBytes)
@@ -83,9 +81,9 @@ type owner struct {
 
 func startOwner(t *testing.T, cfg Config, grace time.Duration) *owner {
 	t.Helper()
-	o := &owner{t: t, b: openReal(t, cfg), from: make([]byte, ownerBytes)}
+	o := &owner{t: t, b: openBackend(t, cfg), from: make([]byte, ownerBytes)}
 	o.cmd = exec.Command(os.Args[0])
-	o.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %v", ownerVariable, cfg.Transports, grace))
+	o.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%v", ownerVariable, grace))
 	o.cmd.Stderr = os.Stderr
 	in, err := o.cmd.StdinPipe()
 	require.NoError(t, err)

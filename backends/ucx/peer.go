@@ -19,7 +19,6 @@ import (
 type peer struct {
 	driver.PeerBase
 	b     *Backend
-	l     *side
 	owner address
 	link  link
 	conn  uint64 // of answers
@@ -34,7 +33,6 @@ type peer struct {
 	lostCh   chan struct{}
 	lostOnce sync.Once
 	bound    bool          // a welcome came; of the control goroutine only
-	pulled   atomic.Bool   // the owner copies from our memory
 	welcomed chan error    // has one place
 	farewell chan struct{} // closed when the owner has answered our bye
 	parting  sync.Once
@@ -42,17 +40,17 @@ type peer struct {
 	mu      sync.Mutex
 	asks    map[uint32]chan *importAnswer // each has one place
 	askID   uint32
-	imports map[uint32]bool // by key: whether the owner offered direct access
+	imports map[uint32]struct{} // by key
 }
 
 var _ driver.Peer = (*peer)(nil)
 
-func newPeer(l *side, owner address) *peer {
+func newPeer(b *Backend, owner address) *peer {
 	p := &peer{
-		b: l.b, l: l, owner: owner, conn: l.b.conns.Add(1),
+		b: b, owner: owner, conn: b.conns.Add(1),
 		closing: make(chan struct{}), lostCh: make(chan struct{}), farewell: make(chan struct{}),
 		welcomed: make(chan error, 1), asks: make(map[uint32]chan *importAnswer),
-		imports: make(map[uint32]bool),
+		imports: make(map[uint32]struct{}),
 	}
 	p.hold.Shut() // there is no link yet
 	return p
@@ -136,8 +134,6 @@ func (p *peer) heard(message any) {
 		p.answered(m)
 	case farewell:
 		p.parting.Do(func() { close(p.farewell) })
-	case detour:
-		p.b.avoid(p.owner.owner, blockedFor)
 	case quit: // all memory of the owner is closed
 		p.markLost(true)
 	}
@@ -155,13 +151,7 @@ func (p *peer) greeted(m *welcome) {
 		p.gone.Store(true) // it knows nothing of us: no goodbye
 		err = fmt.Errorf("%v refused: %w", &p.owner, err)
 	} else {
-		there := ucp.Peer{ID: m.conn, Words: m.words, Gate: m.gate, Pulls: m.pulls,
-			Grace: m.grace}
-		if p.l.near {
-			there.PID = int(p.owner.process.PID)
-		}
-		p.pulled.Store(m.pulls)
-		err = p.link.Bind(there)
+		p.link.Bind(m.conn, m.grace)
 	}
 	p.welcomed <- err
 }
@@ -178,12 +168,6 @@ func (p *peer) over(f func(link)) {
 		f(p.link)
 		p.hold.Exit()
 	}
-}
-
-// died implements mortal.
-func (p *peer) died() {
-	p.markLost(true)
-	p.l.suspect()
 }
 
 // markLost ends what is under way, and says so. What may land still ends later, unless the
@@ -248,8 +232,7 @@ func (p *peer) part() bool {
 
 // giveBack ends the use of the link.
 func (p *peer) giveBack() {
-	p.unwatch()
-	p.l.remove(p.link.ID())
+	p.b.remove(p.link.ID())
 	p.hold.Shut()
 	p.hold.Wait()
 	_ = p.link.Close(p.b.cfg.CloseMax) // by force, where time was too short
@@ -257,13 +240,3 @@ func (p *peer) giveBack() {
 	delete(p.b.peers, p)
 	p.b.mu.Unlock()
 }
-
-// watch has us told of the death of the owner's process, if that is near.
-func (p *peer) watch() error {
-	if !p.l.near {
-		return nil
-	}
-	return p.b.deaths.add(p.owner.process, p)
-}
-
-func (p *peer) unwatch() { p.b.deaths.remove(p.owner.process, p) }

@@ -30,26 +30,22 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 
 // collect takes what is in the rings, without a crossing into C.
 func (b *Backend) collect(done []driver.Completion) (n int) {
-	for _, l := range b.sides {
-		for n < len(done) {
-			got := l.net.Poll(b.scratch[:min(len(b.scratch), len(done)-n)])
-			if got == 0 {
-				break
-			}
-			for _, d := range b.scratch[:got] {
-				done[n] = driver.Completion{Tag: d.Tag, Err: ucp.Error(d)}
-				n++
-			}
+	for n < len(done) {
+		got := b.net.Poll(b.scratch[:min(len(b.scratch), len(done)-n)])
+		if got == 0 {
+			break
+		}
+		for _, d := range b.scratch[:got] {
+			done[n] = driver.Completion{Tag: d.Tag, Err: ucp.Error(d)}
+			n++
 		}
 	}
 	return n
 }
 
 func (b *Backend) drive() {
-	for _, l := range b.sides {
-		if l.used.Load() > 0 {
-			l.net.Drive()
-		}
+	if b.used.Load() > 0 {
+		b.net.Drive()
 	}
 }
 
@@ -61,13 +57,8 @@ func (b *Backend) Arm() (ready bool, err error) {
 	if b.gate.IsShut() {
 		return false, driver.ErrClosed
 	}
-	ready = b.words.Arm()
-	for _, l := range b.sides {
-		if l.net.Arm() {
-			ready = true
-		}
-	}
-	return ready, nil
+	said := b.words.Arm()
+	return b.net.Arm() || said, nil
 }
 
 // wake signals the event for news that is not in a ring of C.

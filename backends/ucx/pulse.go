@@ -13,7 +13,7 @@ import (
 // pulses is how many there are in a Failure.
 const pulses = 12
 
-// pulse looks at far peers that say nothing, until the backend closes.
+// pulse looks at peers that say nothing, until the backend closes.
 func (b *Backend) pulse() {
 	ticker, now := time.NewTicker(b.cfg.Failure/pulses), clock.Host().Now
 	defer ticker.Stop()
@@ -30,7 +30,7 @@ func (b *Backend) pulse() {
 	}
 }
 
-// giveUpGone gives up far peers whose host is gone: for Config.Failure it has acknowledged nothing
+// giveUpGone gives up peers whose host is gone: for Config.Failure it has acknowledged nothing
 // of what our kernel sends it, by whatever connection. Where nothing waits for the peer that is six
 // times as long, and so it is where there is no connection of TCP that could tell: UCX's other
 // transports see for themselves that a host is gone. watches are those of the look before, by end;
@@ -40,7 +40,7 @@ func (b *Backend) giveUpGone(watches map[uint64]*silence.Watch, now int64, stood
 	failure := b.cfg.Failure
 	kept = make(map[uint64]*silence.Watch)
 	var hosts map[netip.Addr]silence.Outbound
-	for id, e := range b.far.all() {
+	for id, e := range b.allEnds() {
 		var heard, waited time.Duration
 		e.over(func(l link) { heard, waited = l.Silence() })
 		there := e.there()

@@ -12,7 +12,17 @@ import (
 	"github.com/sluicehq/sluice/internal/silence"
 )
 
-// TestLook gives up a far peer whose host is gone, and none whose process is slow.
+// silentLink is one over which nothing comes.
+type silentLink struct {
+	link
+	heard, waited time.Duration
+	givenUp       bool
+}
+
+func (l *silentLink) Silence() (heard, waited time.Duration) { return l.heard, l.waited }
+func (l *silentLink) GiveUp()                                { l.givenUp = true }
+
+// TestLook gives up a peer whose host is gone, and none whose process is slow.
 func TestLook(t *testing.T) {
 	const failure = 12 * time.Second
 	at := netip.MustParseAddr("192.0.2.1")
@@ -33,18 +43,17 @@ func TestLook(t *testing.T) {
 		"here": {hosts: gone, waits: true, near: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := &Backend{cfg: Config{Failure: failure}}
+			b := &Backend{cfg: Config{Failure: failure}, ends: map[uint64]end{}}
 			b.address.host = [8]byte{1}
 			b.kernel = func() map[netip.Addr]silence.Outbound { return c.hosts }
-			b.far = newSide(b, nil, false)
-			l := &fakeLink{id: 7}
-			p := newPeer(b.far, address{hosts: []netip.Addr{at}})
+			l := &silentLink{}
+			p := newPeer(b, address{hosts: []netip.Addr{at}})
 			if c.near {
 				p.owner.host = b.address.host
 			}
 			p.link = l
 			p.hold.Reopen()
-			b.far.add(l.id, p)
+			b.add(7, p)
 			watches, now := map[uint64]*silence.Watch{}, int64(time.Hour)
 			for i := 1; i < 100*pulses; i++ {
 				l.heard += failure / pulses

@@ -22,13 +22,19 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	return n, nil
 }
 
-// gather takes from each context in turn, and begins with another one each time.
+// gather takes messages out of the rings, and then the last words of connections.
 func (b *Backend) gather(msgs []driver.Message) (n int) {
 	b.leaving = b.words.Pending(b.leaving[:0])
-	for i := range b.sides {
-		n += b.sides[(b.turn+i)%len(b.sides)].receive(msgs[n:])
+	for n < len(msgs) {
+		notif, ok := b.net.Receive()
+		if !ok {
+			break
+		}
+		if e := b.end(notif.Conn); e != nil {
+			msgs[n] = driver.Message{Conn: e.number(), Data: notif.Data}
+			n++
+		}
 	}
-	b.turn++
 	told := b.leaving[:min(len(b.leaving), len(msgs)-n)]
 	for _, c := range told {
 		msgs[n] = driver.Message{Conn: c.conn, Err: driver.ErrPeerLost}
@@ -39,25 +45,6 @@ func (b *Backend) gather(msgs []driver.Message) (n int) {
 		b.words.Drop(len(told))
 	}
 	clear(b.leaving) // keep no connection alive
-	return n
-}
-
-// receive takes messages out of the rings of one context. It fills msgs unless
-// the rings are empty.
-func (l *side) receive(msgs []driver.Message) (n int) {
-	for n < len(msgs) {
-		notif, ok := l.net.Receive()
-		if !ok {
-			break
-		}
-		l.mu.RLock()
-		e := l.ends[notif.Conn]
-		l.mu.RUnlock()
-		if e != nil {
-			msgs[n] = driver.Message{Conn: e.number(), Data: notif.Data}
-			n++
-		}
-	}
 	return n
 }
 
@@ -78,13 +65,18 @@ func (b *Backend) Answer(conn uint64, msg []byte) error {
 	if len(msg) > messageMax {
 		return driver.ErrBounds
 	}
-	b.acceptedMu.RLock()
-	c := b.accepted[conn]
-	b.acceptedMu.RUnlock()
+	c := b.acceptedAs(conn)
 	if c == nil {
 		return driver.ErrPeerLost
 	}
 	return c.answer(msg)
+}
+
+// acceptedAs returns the connection of a peer to us with this number, or nil.
+func (b *Backend) acceptedAs(conn uint64) *inbound {
+	b.endsMu.RLock()
+	defer b.endsMu.RUnlock()
+	return b.accepted[conn]
 }
 
 // answer sends a notification to the end that began the connection.

@@ -56,7 +56,7 @@ func TestTimedNothingLandsAfterACloseOverASlowLink(t *testing.T) {
 	// Bytes land while what the writer last heard of the owner is younger than Grace: the first
 	// ones are half a second on the link, and a busy machine takes its time before and after.
 	const grace = 3 * shortGrace
-	o := startOwner(t, Config{Transports: "tcp", Devices: "lo", Grace: grace}, grace)
+	o := startOwner(t, Config{Grace: grace}, grace)
 	p, key := o.connect()
 	require.NoError(t, slowLoopback("add"))
 	o.write(p, key, 0, 1)

@@ -19,7 +19,7 @@ import (
 // does not land.
 func TestPagesThatDoNotCome(t *testing.T) {
 	leak.Check(t)
-	o := startOwner(t, Config{Transports: NearTransports}, graceMax)
+	o := startOwner(t, Config{}, graceMax)
 	p, key := o.connect()
 	o.write(p, key, 0, ownerBytes)
 	require.NoError(t, o.outcome())

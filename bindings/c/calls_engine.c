@@ -9,7 +9,7 @@
 // The sizes of version 1 are the least that a program can have.
 enum {
 	CONFIG_LEAST = SLGO_THROUGH(struct sluice_config, handshakes_max),
-	ALLOC_LEAST = SLGO_THROUGH(struct sluice_alloc_options, backend),
+	ALLOC_LEAST = SLGO_THROUGH(struct sluice_alloc_options, reserved),
 	SEGMENT_LEAST = SLGO_THROUGH(struct sluice_segment, file),
 	LEASE_LEAST = SLGO_THROUGH(struct sluice_lease_options, ttl_ns),
 };

@@ -42,7 +42,7 @@ func slgoAlloc(h C.uint64_t, o *C.struct_sluice_alloc_options, length C.uint64_t
 			o.flags))
 	}
 	m, err := e.Alloc(uint64(length), engine.AllocOptions{
-		Purpose: "c", Node: int(o.node), Backend: C.GoString(o.backend),
+		Purpose: "c", Node: int(o.node),
 		NoHuge: o.flags&C.SLUICE_NO_HUGE != 0, Populate: o.flags&C.SLUICE_POPULATE != 0,
 	})
 	if err != nil {

@@ -204,7 +204,6 @@ struct sluice_alloc_options {
 	uint32_t flags;
 	uint32_t node; /* NUMA node plus one; 0: any */
 	uint32_t reserved; /* 0 */
-	const char *backend; /* whose memory it must be; NULL: what suits the engine's first */
 };
 
 /*

@@ -249,7 +249,7 @@ func (s *backendSpec) checkUCX() error {
 	return &driver.UnavailableError{Backend: "ucx",
 		Reason: fmt.Sprintf("this machine has no %s: there are transports %s, network devices %s",
 			strings.Join(found.Absent, ", "),
-			strings.Join(slices.Concat(all.Near, all.Far), ", "), strings.Join(all.Devices, ", ")),
+			strings.Join(all.Transports, ", "), strings.Join(all.Devices, ", ")),
 		Fix: "choose of these: `ucx_info -d` describes them",
 	}
 }

@@ -5,16 +5,12 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/options"
 )
 
@@ -36,36 +32,14 @@ func ucxChecks(spec backendSpec, environment []string) []machine.Check {
 	}
 	checks := []machine.Check{ucxCheck("libucp", machine.OK, "UCX "+found.Version+", "+
 		found.Library, "opened at run time", ""),
-		ucxNear(&cfg, &found), ucxCMA(&cfg, &found), ucxFar(&cfg, &found),
-		ucxEnvironment(&found, environment)}
+		ucxTransports(&cfg, &found), ucxEnvironment(&found, environment)}
 	if len(found.Absent) > 0 {
 		checks = append(checks, ucxCheck("ucx-names", machine.Missing, "not on this machine: "+
 			strings.Join(found.Absent, ", "),
 			"the options transports and devices name what UCX does not find",
 			"choose of those above: `ucx_info -d` describes them"))
 	}
-	return append(checks, ucxLeftovers("/dev/shm", time.Now())...)
-}
-
-// ucxLeftovers finds files of processes that were killed just when they opened UCX:
-// all others have taken the names of theirs away within milliseconds.
-func ucxLeftovers(dir string, now time.Time) []machine.Check {
-	const pattern = "ucx_shm_posix_*"
-	files, _ := filepath.Glob(filepath.Join(dir, pattern)) // the only error is a bad pattern
-	var count, bytes uint64
-	for _, file := range files {
-		if info, err := os.Stat(file); err == nil && now.Sub(info.ModTime()) > time.Minute {
-			count++
-			bytes += uint64(info.Size())
-		}
-	}
-	if count == 0 {
-		return nil
-	}
-	return []machine.Check{ucxCheck("ucx-leftovers", machine.Note,
-		fmt.Sprintf("%d file(s) in %s, %s", count, dir, figures.RoundSize(bytes)),
-		"processes were killed while they opened UCX, and their memory stays until it is removed",
-		fmt.Sprintf("find %s -maxdepth 1 -name '%s' -mmin +1 -delete", dir, pattern))}
+	return checks
 }
 
 func ucxCheck(name string, state machine.State, found, why, fix string) machine.Check {
@@ -73,48 +47,17 @@ func ucxCheck(name string, state machine.State, found, why, fix string) machine.
 		Backends: []string{"ucx"}}
 }
 
-func ucxNear(cfg *ucx.Config, f *ucx.Findings) machine.Check {
-	const name, why = "ucx-near", "to peers of this host, in the same namespaces and of " +
-		"the same user"
-	switch {
-	case len(f.Near) > 0:
-		return ucxCheck(name, machine.OK, strings.Join(f.Near, ", "), why, "")
-	case cfg.Transports != "":
-		return ucxCheck(name, machine.Note, "none, by the option transports", why, "")
-	}
-	return ucxCheck(name, machine.Limited, "none", "peers of this host are reached over the "+
-		"network: two copies and the kernel", "")
-}
-
-// ucxCMA is whether the kernel copies between processes, in UCX's own judgement.
-func ucxCMA(cfg *ucx.Config, f *ucx.Findings) machine.Check {
-	const name = "ucx-cma"
-	switch {
-	case slices.Contains(f.Near, "cma"):
-		return ucxCheck(name, machine.OK, "works", "the kernel copies memory that peers "+
-			"cannot map, once", "")
-	case cfg.Transports != "":
-		return ucxCheck(name, machine.Note, "not used, by the option transports",
-			"memory that peers cannot map is copied twice", "")
-	}
-	return ucxCheck(name, machine.Limited, "refused", "memory that peers cannot map is copied "+
-		"twice, through UCX's buffers",
-		"sysctl -w kernel.yama.ptrace_scope=0   # containers: docker run --cap-add SYS_PTRACE")
-}
-
-func ucxFar(cfg *ucx.Config, f *ucx.Findings) machine.Check {
-	const name, why = "ucx-far", "to peers on other hosts, or apart by namespaces or user"
+func ucxTransports(cfg *ucx.Config, f *ucx.Findings) machine.Check {
+	const name, why = "ucx-transports", "to peers on other hosts, and on this one where shm cannot"
 	devices := slices.DeleteFunc(slices.Clone(f.Devices), func(d string) bool { return d == "lo" })
 	switch {
-	case len(f.Far) == 0 && cfg.Transports != "":
-		return ucxCheck(name, machine.Note, "none, by the option transports", why, "")
-	case len(f.Far) == 0 || len(f.Devices) == 0:
-		return ucxCheck(name, machine.Limited, "none", "no peer on another host can be reached", "")
+	case len(f.Transports) == 0 || len(f.Devices) == 0:
+		return ucxCheck(name, machine.Limited, "none", "no peer can be reached", "")
 	case len(devices) == 0 && cfg.Devices == "":
-		return ucxCheck(name, machine.Limited, strings.Join(f.Far, ", ")+" over lo alone",
+		return ucxCheck(name, machine.Limited, strings.Join(f.Transports, ", ")+" over lo alone",
 			"no peer on another host can be reached", "")
 	}
-	return ucxCheck(name, machine.OK, fmt.Sprintf("%s over %s", strings.Join(f.Far, ", "),
+	return ucxCheck(name, machine.OK, fmt.Sprintf("%s over %s", strings.Join(f.Transports, ", "),
 		strings.Join(f.Devices, ", ")), why, "")
 }
 

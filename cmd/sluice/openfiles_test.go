@@ -34,6 +34,6 @@ func TestDoctorWithFewOpenFiles(t *testing.T) {
 		c.Path, c.Args = "/bin/sh", append([]string{"sh"}, c.Args[1:]...)
 		require.Zero(t, status(t, c.Run()), "%s: %s", n, stderr)
 		require.Contains(t, stdout.String(), n+", and 64 are the least: no backend was tried")
-		require.NotRegexp(t, "open-(shm|tcp|posix|ucx)|ucx-near|tcp-privacy", stdout.String())
+		require.NotRegexp(t, "open-(shm|tcp|posix|ucx)|ucx-transports|tcp-privacy", stdout.String())
 	}
 }

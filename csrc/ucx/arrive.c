@@ -11,14 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void on_pong(struct sl_ucx_conn *n, uint64_t nonce)
-{
-	if (nonce > n->answered && nonce <= n->asked) {
-		n->answered = nonce;
-		pthread_cond_broadcast(&n->worker->news);
-	}
-}
-
 static void on_credit(struct sl_ucx_conn *n, uint64_t value)
 {
 	uint32_t most = n->worker->context->config.notifs;
@@ -58,12 +50,6 @@ static void handle(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const voi
 	case SL_UCX_MSG_STARVED:
 		n->impatient = n->worker->context->config.notifs;
 		sl_ucx_repay(n);
-		return;
-	case SL_UCX_MSG_PING:
-		sl_ucx_signal(n, SL_UCX_MSG_PONG, h->off);
-		return;
-	case SL_UCX_MSG_PONG:
-		on_pong(n, h->off);
 		return;
 	case SL_UCX_MSG_RESET:
 		n->proven = 1;
@@ -245,7 +231,5 @@ ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, voi
 		heard(n, &h, data, len);
 	else if (!h.conn && h.type == SL_UCX_MSG_CONTROL && len <= SL_UCX_CONTROL_MAX)
 		sl_ucx_put_hello(w, data, len);
-	else if (!h.conn && h.type == SL_UCX_MSG_PROBE)
-		w->probed = h.off;
 	return UCS_OK;
 }

@@ -90,11 +90,11 @@ static void issued(struct sl_ucx_batch *b)
 		sl_ucx_ask(n);
 	if (b->tail && b->status == 0 && !sl_ucx_speaks(n))
 		sl_ucx_fail(b, SL_UCX_LOST, -1);
-	if (b->tail && b->status == 0 && !b->faulty) {
+	if (b->tail && b->status == 0) {
 		struct sl_ucx_message *p = b->tail;
 
 		b->tail = NULL;
-		p->head.flags = b->served && b->write ? SL_UCX_CHECKED : 0;
+		p->head.flags = b->write && b->pieces.count ? SL_UCX_CHECKED : 0;
 		sl_ucx_send(n, p);
 		if (!sl_ucx_speaks(n)) /* it may not have gone */
 			sl_ucx_fail(b, SL_UCX_LOST, -1);
@@ -112,20 +112,7 @@ void sl_ucx_end_batches(struct sl_ucx_conn *n)
 	}
 }
 
-static int advance(struct sl_ucx_batch *b, uint64_t *bytes)
-{
-	if (!b->served)
-		return sl_ucx_move_direct(b, bytes);
-	if (b->write && b->conn->pulled)
-		return sl_ucx_move_offered(b, bytes);
-	return b->fetches ? sl_ucx_move_fetched(b, bytes) : sl_ucx_move_served(b, bytes);
-}
-
-/*
- * The step speaks of spec/ucx_near.pml. An end that does not speak any more may have told the peer
- * so. The peer believes then that nothing of ours lands, and asks us in no fence: not a byte may be
- * stored.
- */
+/* An end that does not speak any more may have told the peer so: it sends nothing. */
 int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
 {
 	int moved = 0;
@@ -137,14 +124,9 @@ int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
 
 		b->outstanding++; /* it must not end meanwhile */
 		if (b->status == 0)
-			rc = advance(b, &bytes);
+			rc = sl_ucx_move_served(b, &bytes);
 		b->outstanding--;
 		moved |= bytes != before;
-		if (rc < 0 && rc != -EAGAIN) { /* its peer's memory is not mapped any more */
-			b->served = 1;
-			sl_ucx_rewind(b);
-			continue;
-		}
 		if (rc != 0)
 			break;
 		issued(b);
@@ -153,12 +135,8 @@ int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
 	return moved;
 }
 
-/*
- * What is wrong with the pieces, as submit returns it; and whether the owner serves them: not all
- * are mapped.
- */
-static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, int *served,
-		     int *known)
+/* What is wrong with the pieces, as submit returns it. */
+static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b)
 {
 	const struct sl_ucx_memory *m = NULL;
 	const struct sl_ucx_import *im = NULL;
@@ -179,8 +157,6 @@ static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b, 
 			wrong = EROFS;
 		if (wrong)
 			return wrong | (int64_t)sl_piece_told(&b->pieces, (int32_t)i) << 16;
-		*served |= im->rkey == NULL;
-		*known &= im->base != 0;
 	}
 	return 0;
 }
@@ -295,19 +271,15 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form,
 	struct sl_ucx_worker *w = n->worker;
 	struct sl_ucx_batch *b = w->free;
 	int64_t rc = refuse(n, tail);
-	int served = 0, known = n->pid != 0;
 
 	if (rc == 0)
-		rc = check(n, form, &served, &known);
+		rc = check(n, form);
 	if (rc != 0)
 		return rc;
-	/* In any case: what looks mapped may turn out to be served. */
 	if (sl_pieces_reserve(&b->pieces, &form->pieces) != 0)
 		return ENOMEM;
 	w->free = b->next;
 	fill(b, form, n);
-	b->served = served;
-	b->fetches = known && !b->write;
 	b->tail = tail->notif ? make_tail(n, tail) : NULL;
 	if (tail->notif && !b->tail) {
 		b->next = w->free;

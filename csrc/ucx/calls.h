@@ -41,15 +41,11 @@
 	X(ucs_status_ptr_t, ucp_get_nbx,                                                           \
 	  (ucp_ep_h, void *, size_t, uint64_t, ucp_rkey_h, const ucp_request_param_t *))           \
 	X(ucs_status_t, ucp_mem_query, (ucp_mem_h, ucp_mem_attr_t *))                              \
-	X(ucs_status_t, ucp_rkey_ptr, (ucp_rkey_h, uint64_t, void **))                             \
 	X(ucs_status_t, ucp_worker_set_am_recv_handler,                                            \
 	  (ucp_worker_h, const ucp_am_handler_param_t *))                                          \
 	X(ucs_status_ptr_t, ucp_am_send_nbx,                                                       \
 	  (ucp_ep_h, unsigned, const void *, size_t, const void *, size_t,                         \
 	   const ucp_request_param_t *))                                                           \
-	X(ucs_status_ptr_t, ucp_am_recv_data_nbx,                                                  \
-	  (ucp_worker_h, void *, void *, size_t, const ucp_request_param_t *))                     \
-	X(void, ucp_am_data_release, (ucp_worker_h, void *))                                       \
 	X(void, ucp_ep_print_info, (ucp_ep_h, FILE *))                                             \
 	X(ucs_status_t, ucp_request_check_status, (void *))                                        \
 	X(void, ucp_request_free, (void *))

@@ -7,24 +7,13 @@
 /* How far tests have moved it on. */
 static atomic_uint_fast64_t ahead;
 
-static uint64_t look(clockid_t clock)
+uint64_t sl_ucx_now(void)
 {
 	struct timespec t;
 
-	clock_gettime(clock, &t);
+	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec +
 	       atomic_load_explicit(&ahead, memory_order_relaxed);
-}
-
-uint64_t sl_ucx_now(void)
-{
-	return look(CLOCK_MONOTONIC);
-}
-
-/* To some milliseconds, at a tenth of the price: what is read for every message. */
-uint64_t sl_ucx_about_now(void)
-{
-	return look(CLOCK_MONOTONIC_COARSE);
 }
 
 uint64_t sl_ucx_kernels(uint64_t at)

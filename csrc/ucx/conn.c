@@ -85,9 +85,6 @@ static struct sl_ucx_conn *make(struct sl_ucx_worker *w)
 	n->first_seq = n->next_seq = EARLY_WRAP;
 	n->heard = n->last_out = n->calm = sl_ucx_now();
 	sl_ucx_begin_ages(n, 0);
-	n->refused = ENOTSUP;
-	if (w->context->config.pull)
-		sl_ucx_open_gate(n);
 	return n;
 }
 
@@ -95,7 +92,6 @@ void sl_ucx_free_conn(struct sl_ucx_conn *n)
 {
 	for (uint32_t i = 0; i < n->imports_len; i++)
 		free(n->imports[i]);
-	(void)sl_ucx_shut_gate(n); /* its batches have ended */
 	sl_ucx_forget_held(n);
 	free(n->imports);
 	free(n->loss);
@@ -114,10 +110,7 @@ static int reach(struct sl_ucx_conn *n, const void *address)
 	    .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
 			  UCP_EP_PARAM_FIELD_ERR_HANDLER,
 	    .address = address,
-	    /* UCX's lanes of shared memory know no errors: asked for peer mode, it would
-		 * move everything on one host over TCP. */
-	    .err_mode = n->worker->context->config.shared ? UCP_ERR_HANDLING_MODE_NONE
-							  : UCP_ERR_HANDLING_MODE_PEER,
+	    .err_mode = UCP_ERR_HANDLING_MODE_PEER,
 	    .err_handler = {on_error, n},
 	};
 	ucs_status_t status = sl_ucx.ucp_ep_create(n->worker->handle, &params, &n->handle);
@@ -161,29 +154,12 @@ uint64_t sl_ucx_id(struct sl_ucx_conn *n)
 	return n->id;
 }
 
-/* Maps a peer's page of generations, so that its memory can be mapped as well. */
-static void map_words(struct sl_ucx_conn *n, const struct sl_ucx_export *words)
-{
-	void *at;
-
-	if (sl_ucx.ucp_ep_rkey_unpack(n->handle, words->rkey, &n->words_key) != UCS_OK) {
-		n->words_key = NULL;
-		return;
-	}
-	if (sl_ucx.ucp_rkey_ptr(n->words_key, words->base, &at) == UCS_OK)
-		n->words = at;
-}
-
-void sl_ucx_bind(struct sl_ucx_conn *n, const struct sl_ucx_peer *peer)
+void sl_ucx_bind(struct sl_ucx_conn *n, uint64_t peer, uint64_t grace_ns)
 {
 	sl_ucx_lock(n->worker);
-	n->peer = peer->conn;
+	n->peer = peer;
 	n->heard = sl_ucx_now();
-	sl_ucx_begin_ages(n, peer->grace_ns);
-	if (peer->words.rkey_len && n->worker->context->config.shared && !n->words_key)
-		map_words(n, &peer->words);
-	sl_ucx_look_at_gate(n, peer);
-	n->pulled = peer->pulls && n->gate;
+	sl_ucx_begin_ages(n, grace_ns);
 	sl_ucx_unlock(n->worker);
 }
 

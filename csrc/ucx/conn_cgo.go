@@ -17,9 +17,7 @@ import "C"
 
 import (
 	"math"
-	"os"
 	"runtime"
-	"syscall"
 	"time"
 	"unsafe"
 
@@ -46,41 +44,9 @@ func (c *Context) Connect(worker int, address []byte) (*Conn, error) {
 // ID names this end in the messages of the peer: never 0, and never used again.
 func (n *Conn) ID() uint64 { return uint64(C.sl_ucx_id(n.c)) }
 
-// Gate is what the peer's Bind needs to be told of this end.
-func (n *Conn) Gate() Gate {
-	var g C.struct_sl_ucx_gate
-	C.sl_ucx_gate(n.c, &g)
-	return Gate{At: uint64(g.at), Mark: *(*[16]byte)(unsafe.Pointer(&g.mark))}
-}
-
-// Bind tells which end this one talks to, and tries whether we can copy from its
-// process's memory.
-func (n *Conn) Bind(p Peer) error {
-	c := C.struct_sl_ucx_peer{conn: C.uint64_t(p.ID), pid: C.uint32_t(p.PID),
-		grace_ns: C.uint64_t(p.Grace)}
-	if err := p.Words.c(&c.words); err != nil {
-		return err
-	}
-	if p.Pulls {
-		c.pulls = 1
-	}
-	c.gate.at = C.uint64_t(p.Gate.At)
-	*(*[16]byte)(unsafe.Pointer(&c.gate.mark)) = p.Gate.Mark
-	C.sl_ucx_bind(n.c, &c)
-	return nil
-}
-
-// Pulls returns nil if this end copies from the peer's memory, since Bind; else why not, where
-// driver.ErrNotSupported is the choice of one of the two.
-func (n *Conn) Pulls() error {
-	switch rc := C.sl_ucx_pulls(n.c); rc {
-	case 0:
-		return nil
-	case -C.ENOTSUP:
-		return driver.ErrNotSupported
-	default:
-		return os.NewSyscallError("process_vm_readv", syscall.Errno(-rc))
-	}
+// Bind tells which end this one talks to, and the GraceNanos of its context.
+func (n *Conn) Bind(peer, grace uint64) {
+	C.sl_ucx_bind(n.c, C.uint64_t(peer), C.uint64_t(grace))
 }
 
 // Control sends a message to the control of the peer: to the end that Bind named, or
@@ -104,17 +70,13 @@ func (n *Conn) Lanes() string {
 
 // Import makes a peer's memory known to this connection.
 func (n *Conn) Import(m Import) (slot uint32, err error) {
-	var e C.struct_sl_ucx_export
-	if err := m.Export.c(&e); err != nil {
-		return 0, err
-	}
 	flags := C.uint32_t(0)
 	if m.ReadOnly {
 		flags = C.SL_UCX_READ_ONLY
 	}
 	var s C.uint32_t
 	rc := C.sl_ucx_import(n.c, C.uint32_t(m.Key), C.uint64_t(m.Size), C.uint64_t(m.Ticket), flags,
-		&e, &s)
+		&s)
 	if rc != 0 {
 		return 0, errnoError("import memory", int64(-rc))
 	}
@@ -123,9 +85,6 @@ func (n *Conn) Import(m Import) (slot uint32, err error) {
 
 // Drop forgets an import; batches under way keep it. Unknown slots are ignored.
 func (n *Conn) Drop(slot uint32) { C.sl_ucx_drop(n.c, C.uint32_t(slot)) }
-
-// Direct reports whether an import is mapped.
-func (n *Conn) Direct(slot uint32) bool { return C.sl_ucx_direct(n.c, C.uint32_t(slot)) != 0 }
 
 // Submit starts a batch that Batch.Check permits in one crossing, under the rules of driver.Peer.
 func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
@@ -144,11 +103,13 @@ func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 			(*C.uint32_t)(unsafe.SliceData(p.Remote.List))
 		if p.Plain() {
 			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, nil, local,
-				remote, (*C.uint8_t)(msg), C.size_t(size))
+				remote,
+				(*C.uint8_t)(msg), C.size_t(size))
 		} else {
 			nest := nestForm(p)
 			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, &nest, local,
-				remote, (*C.uint8_t)(msg), C.size_t(size))
+				remote,
+				(*C.uint8_t)(msg), C.size_t(size))
 		}
 	} else {
 		// Bytes are typed: cgo would look through all that lies around them for pointers.
@@ -237,7 +198,7 @@ func refusal(rc int64) error {
 // Cancel asks for the end of a batch that is not over. Unknown tags are ignored.
 func (n *Conn) Cancel(tag uint64) { C.sl_ucx_cancel(n.c, C.uint64_t(tag)) }
 
-// Help moves a batch in the caller, as driver.Helper has it.
+// Help moves the worker for a batch, as driver.Helper has it.
 func (n *Conn) Help(tag uint64, stop <-chan struct{}) bool {
 	helped := false
 	for {
@@ -248,7 +209,6 @@ func (n *Conn) Help(tag uint64, stop <-chan struct{}) bool {
 		}
 		select {
 		case <-stop:
-			C.sl_ucx_unhelp(n.c)
 			return true
 		default:
 		}

@@ -7,9 +7,7 @@ package ucx
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"math/rand/v2"
-	"os"
 	"testing"
 	"time"
 
@@ -30,27 +28,9 @@ const (
 	testKey   = 7
 )
 
-// way is one kind of connection under test.
-type way struct {
-	name   string
-	config Config
-	own    bool // UCX's memory on the far side
-}
-
-var ways = []way{
-	{"direct", Config{Transports: "posix,sysv,cma,self", Shared: true, Pull: true,
-		SegmentMax: 16000,
-		Settings:   []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, true},
-	{"pulled", Config{Transports: "posix,sysv,cma,self", Shared: true, Pull: true,
-		SegmentMax: 16000,
-		Settings:   []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, false},
-	// Where the kernel refuses that.
-	{"messages", Config{Transports: "posix,sysv,cma,self", Shared: true, SegmentMax: 16000,
-		Settings: []string{"MM_SEG_SIZE=16k", "MM_FIFO_SIZE=256", "RNDV_THRESH=inf"}}, false},
-	{"tcp", Config{Transports: "tcp", Devices: "lo", SegmentMax: 60 << 10,
-		Settings: []string{"TCP_TX_SEG_SIZE=64k", "TCP_RX_SEG_SIZE=128k", "RNDV_THRESH=inf"}},
-		false},
-}
+// overTCP is how both ends open their contexts.
+var overTCP = Config{Transports: "tcp", Devices: "lo", SegmentMax: 60 << 10,
+	Settings: []string{"TCP_TX_SEG_SIZE=64k", "TCP_RX_SEG_SIZE=128k", "RNDV_THRESH=inf"}}
 
 // lane is a connection from near to far, and the memory at its ends.
 type lane struct {
@@ -60,7 +40,6 @@ type lane struct {
 	slot          uint32
 	wake          *park.Event
 	tag           uint64
-	closed        bool // by the test
 }
 
 // submit submits descriptors; a nil msg is none.
@@ -87,7 +66,6 @@ func openContext(t testing.TB, c Config, wake *park.Event) *Context {
 	if c.GraceNanos == 0 {
 		c.GraceNanos = uint64(testGrace)
 	}
-	c.FailureNanos = 5 * c.GraceNanos
 	c.WakeFD, c.ControlFD = wake.FD(), wake.FD()
 	err := Load("")
 	var x *Context
@@ -101,22 +79,13 @@ func openContext(t testing.TB, c Config, wake *park.Event) *Context {
 	return x
 }
 
-func mapped(t testing.TB, c *Context, own bool) []byte {
+func mapped(t testing.TB, c *Context) []byte {
 	t.Helper()
-	m := Memory{Ticket: 1}
-	if own {
-		a, err := c.Allocate(testBytes)
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = a.Close() }) // runs after the context's
-		m.In, m.Mem = a, a.Bytes()
-	} else {
-		buf, err := hostmem.Alloc(testBytes, hostmem.Options{Purpose: "test"})
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = buf.Close() })
-		m.Mem = buf.Bytes()
-	}
-	require.NoError(t, c.Map(testKey, m))
-	return m.Mem
+	buf, err := hostmem.Alloc(testBytes, hostmem.Options{Purpose: "test"})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = buf.Close() })
+	require.NoError(t, c.Map(testKey, Memory{Ticket: 1, Mem: buf.Bytes()}))
+	return buf.Bytes()
 }
 
 // join makes both ends of a connection.
@@ -131,46 +100,30 @@ func joinWorkers(t testing.TB, near, far *Context, at, to int) (conn, back *Conn
 	require.NoError(t, err)
 	back, err = far.Connect(to, near.Address(at))
 	require.NoError(t, err)
-	err = back.Bind(Peer{ID: conn.ID(), Words: near.Words(), PID: os.Getpid(),
-		Gate: conn.Gate()})
-	require.NoError(t, err)
-	pulls := back.Pulls() == nil
-	err = conn.Bind(Peer{ID: back.ID(), Words: far.Words(), PID: os.Getpid(), Gate: back.Gate(),
-		Pulls: pulls})
-	require.NoError(t, err)
+	back.Bind(conn.ID(), uint64(testGrace))
+	conn.Bind(back.ID(), uint64(testGrace))
 	return conn, back
 }
 
-func openLane(t testing.TB, w way) *lane {
-	t.Helper()
-	return openLaneOf(t, w, w.config, w.config)
-}
-
-// openLaneOf opens one with a Config for each end.
-func openLaneOf(t testing.TB, w way, near, far Config) *lane {
+func openLane(t testing.TB, c Config) *lane {
 	t.Helper()
 	leak.Check(t, hostmem.InUse)
 	wake, err := park.NewEvent()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = wake.Close() })
-	l := &lane{wake: wake, near: openContext(t, near, wake), far: openContext(t, far, wake)}
-	l.local, l.remote = mapped(t, l.near, false), mapped(t, l.far, w.own)
-	t.Cleanup(func() { // before the memory goes
-		if !l.closed {
-			l.close(t)
-		}
-	})
+	l := &lane{wake: wake, near: openContext(t, c, wake), far: openContext(t, c, wake)}
+	l.local, l.remote = mapped(t, l.near), mapped(t, l.far)
+	t.Cleanup(func() { l.close(t) }) // before the memory goes
 	l.conn, l.back = join(t, l.near, l.far)
-	x, _ := l.far.Export(testKey)
-	l.slot, err = l.conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1, Export: x})
-	require.NoError(t, err)
-	if l.conn.Direct(l.slot) != w.own {
-		t.Fatalf("direct: %v, want %v; lanes:\n%s", !w.own, w.own, l.conn.Lanes())
-	}
-	if err := errors.Join(l.conn.Pulls(), l.back.Pulls()); (err == nil) != w.config.Pull {
-		t.Fatalf("the kernel copies: %v, want it: %v", err, w.config.Pull)
-	}
+	l.imports(t)
 	return l
+}
+
+func (l *lane) imports(t testing.TB) {
+	t.Helper()
+	slot, err := l.conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1})
+	require.NoError(t, err)
+	l.slot = slot
 }
 
 func (l *lane) close(t testing.TB) {
@@ -233,15 +186,8 @@ func fill(b []byte, seed uint64) {
 	_, _ = rand.NewChaCha8(key).Read(b)
 }
 
-func everyWay(t *testing.T, f func(t *testing.T, l *lane)) {
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) { f(t, openLane(t, w)) })
-	}
-}
-
-func TestMovesBytes(t *testing.T) { everyWay(t, movesBytes) }
-
-func movesBytes(t *testing.T, l *lane) {
+func TestMovesBytes(t *testing.T) {
+	l := openLane(t, overTCP)
 	fill(l.local, 1)
 	for _, n := range []uint64{1, 8, 656, 4095, 16000, 16001, 40000, 70000, 1 << 20,
 		testBytes - 3} {
@@ -262,72 +208,26 @@ func movesBytes(t *testing.T, l *lane) {
 	}
 }
 
-func TestMovesScatteredBytes(t *testing.T) {
-	everyWay(t, func(t *testing.T, l *lane) {
-		fill(l.local, 1)
-		r := rand.New(rand.NewPCG(2, 2))
-		for _, entry := range []uint64{1, 656, 5000, 40000} {
-			count := int(min(2048, testBytes/entry/2))
-			from, to := r.Perm(count), r.Perm(count)
-			var descs []driver.Desc
-			for i := range count {
-				descs = append(descs, driver.Desc{Local: uint64(from[i]) * entry,
-					Remote: uint64(to[i]) * entry * 2, Len: entry})
-			}
-			require.NoError(t, l.move(t, driver.Write, descs...))
-			for _, d := range descs {
-				if !bytes.Equal(l.local[d.Local:d.Local+entry], l.remote[d.Remote:d.Remote+entry]) {
-					t.Fatalf("write of entries of %d: other bytes at %+v", entry, d)
-				}
-			}
-			clear(l.local)
-			require.NoError(t, l.move(t, driver.Read, descs...))
-			for _, d := range descs {
-				if !bytes.Equal(l.local[d.Local:d.Local+entry], l.remote[d.Remote:d.Remote+entry]) {
-					t.Fatalf("read of entries of %d: other bytes at %+v", entry, d)
-				}
-			}
-			fill(l.local, entry)
-		}
-	})
-}
-
 func TestNotifs(t *testing.T) {
-	everyWay(t, func(t *testing.T, l *lane) {
-		d := []driver.Desc{{Len: 100000, LocalKey: testKey, RemoteKey: l.slot}}
-		for i := range 10 {
-			fill(l.local[:100000], uint64(i))
-			var around struct { // a message may lie beside pointers, which concern nobody
-				next *int
-				msg  [4000]byte
-			}
-			around.next = new(int)
-			msg := around.msg[:i*400]
-			fill(msg, uint64(i))
-			require.NoError(t, submit(l.conn, driver.Write, uint64(i), d, msg))
-			notif := l.notif(t)
-			if !bytes.Equal(notif.Data, msg) || notif.Conn != l.back.ID() {
-				t.Fatalf("message %d: %d bytes", i, len(notif.Data))
-			}
-			if !bytes.Equal(l.local[:100000], l.remote[:100000]) {
-				t.Fatal("a message came before its data")
-			}
-			require.NoError(t, l.outcome(t, uint64(i)))
+	l := openLane(t, overTCP)
+	d := []driver.Desc{{Len: 100000, LocalKey: testKey, RemoteKey: l.slot}}
+	for i := range 10 {
+		fill(l.local[:100000], uint64(i))
+		var around struct { // a message may lie beside pointers, which concern nobody
+			next *int
+			msg  [4000]byte
 		}
-	})
-}
-
-func TestFence(t *testing.T) {
-	everyWay(t, func(t *testing.T, l *lane) {
-		require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 100}))
-		require.NoError(t, l.far.Fence(testKey, 2, testLimit))
-		if err := l.move(t, driver.Write, driver.Desc{Len: 100}); !errors.Is(err,
-			driver.ErrRevoked) {
-			t.Fatalf("write with an old ticket: %v", err)
+		around.next = new(int)
+		msg := around.msg[:i*400]
+		fill(msg, uint64(i))
+		require.NoError(t, submit(l.conn, driver.Write, uint64(i), d, msg))
+		notif := l.notif(t)
+		if !bytes.Equal(notif.Data, msg) || notif.Conn != l.back.ID() {
+			t.Fatalf("message %d: %d bytes", i, len(notif.Data))
 		}
-		if err := l.move(t, driver.Read, driver.Desc{Len: 100000}); !errors.Is(err,
-			driver.ErrRevoked) {
-			t.Fatalf("read with an old ticket: %v", err)
+		if !bytes.Equal(l.local[:100000], l.remote[:100000]) {
+			t.Fatal("a message came before its data")
 		}
-	})
+		require.NoError(t, l.outcome(t, uint64(i)))
+	}
 }

@@ -19,7 +19,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
-	"time"
 	"unsafe"
 
 	"github.com/sluicehq/sluice/csrc/ring"
@@ -34,12 +33,8 @@ type Context struct {
 	grace uint64
 	next  int // Receive's: which worker it asks first
 
-	transports string   // of what shares memory, without UCX's "self"
-	settings   []string // of the config
-
 	closed bool        // by Close
 	driven atomic.Bool // since the last Arm
-	beside *Context
 }
 
 // Open opens a context in the library that Load has opened. What UCX cannot
@@ -63,19 +58,11 @@ func Open(cfg Config) (*Context, error) {
 	}
 	defer C.free(unsafe.Pointer(settings))
 	conf.settings = settings
-	if cfg.Shared {
-		conf.shared = 1
-	}
-	if cfg.Pull {
-		conf.pull = 1
-	}
 	conf.workers, conf.batches = C.uint32_t(cfg.Workers), C.uint32_t(cfg.BatchesMax)
 	conf.notifs, conf.segment = C.uint32_t(cfg.NotifyMax), C.uint32_t(cfg.SegmentMax)
 	conf.spin_ns, conf.grace_ns = C.uint64_t(cfg.SpinNanos), C.uint64_t(cfg.GraceNanos)
-	conf.failure_ns = C.uint64_t(cfg.FailureNanos)
 	conf.wake_fd, conf.control_fd = C.int(cfg.WakeFD), C.int(cfg.ControlFD)
-	c := &Context{grace: cfg.GraceNanos,
-		transports: foreign(cfg.Transports), settings: cfg.Settings}
+	c := &Context{grace: cfg.GraceNanos}
 	if cfg.Spots != nil {
 		conf.spots = cfg.Spots.c
 	}
@@ -94,6 +81,21 @@ func Open(cfg Config) (*Context, error) {
 			int(r.mask)+1))
 	}
 	return c, nil
+}
+
+// cTexts are strings of C.
+type cTexts []unsafe.Pointer
+
+func (t *cTexts) add(s string) *C.char {
+	p := C.CString(s)
+	*t = append(*t, unsafe.Pointer(p))
+	return p
+}
+
+func (t *cTexts) free() {
+	for _, p := range *t {
+		C.free(p)
+	}
 }
 
 // settingsArray makes the list of names and values that C reads.
@@ -195,8 +197,8 @@ func (c *Context) Control() (Control, bool) {
 	if C.sl_ucx_next_control(c.c, &l) == 0 {
 		return Control{}, false
 	}
-	m := Control{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost == 1 || l.lost == 2,
-		Over: l.lost == 2, Suspect: l.lost == 3}
+	m := Control{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost != 0,
+		Over: l.lost == 2}
 	if l.lost == 0 {
 		m.Data = make([]byte, l.len)
 	}
@@ -212,17 +214,13 @@ func (c *Context) Map(key uint32, m Memory) error {
 	if m.ReadOnly {
 		flags = C.SL_UCX_READ_ONLY
 	}
-	var in *C.struct_sl_ucx_allocation
-	if m.In != nil {
-		in = m.In.a
-	}
 	landings := C.struct_sl_ucx_landings{
 		inside: (*C.int64_t)(unsafe.Pointer(m.Inside)),
 		phase:  (*C.int32_t)(unsafe.Pointer(m.Phase)),
 	}
 	rc := C.sl_ucx_map(c.c, C.uint32_t(key), unsafe.Pointer(unsafe.SliceData(m.Mem)),
 		C.uint64_t(len(m.Mem)), flags,
-		C.uint64_t(m.Ticket), in, landings, C.struct_sl_ucx_only{
+		C.uint64_t(m.Ticket), landings, C.struct_sl_ucx_only{
 			ranges: (*C.struct_sl_ucx_extent)(unsafe.Pointer(unsafe.SliceData(m.Only))),
 			n:      C.uint64_t(len(m.Only)),
 		})
@@ -239,102 +237,13 @@ func (c *Context) Unmap(key uint32) {
 	runtime.KeepAlive(c)
 }
 
-// Fence gives a memory a new ticket, unless that is 0. When it returns nil, nothing lands any more
-// that was begun with an earlier one. ErrTimeout: a peer did not answer within grace; Refresh
-// proves it all the same, or Fence may be tried again.
-func (c *Context) Fence(key uint32, ticket uint64, grace time.Duration) error {
+// Fence gives a memory a new ticket. When it returns nil, nothing lands any more that shows
+// another one.
+func (c *Context) Fence(key uint32, ticket uint64) error {
 	defer runtime.KeepAlive(c)
-	if rc := C.sl_ucx_fence(c.c, C.uint32_t(key), C.uint64_t(ticket),
-		C.uint64_t(max(grace, 0))); rc != 0 {
+	if rc := C.sl_ucx_fence(c.c, C.uint32_t(key), C.uint64_t(ticket)); rc != 0 {
 		return errnoError("fence memory", int64(-rc))
 	}
-	return nil
-}
-
-// Refresh puts fresh pages with the same content under memory of an allocation. What peers
-// still store in the old ones is not used; from then on our threads land all bytes of it.
-func (c *Context) Refresh(key uint32) error {
-	defer runtime.KeepAlive(c)
-	var other *C.struct_sl_ucx_context
-	if c.beside != nil {
-		other = c.beside.c
-	}
-	if rc := C.sl_ucx_refresh(c.c, C.uint32_t(key), C.uint64_t(c.grace/8), other); rc != 0 {
-		return errnoError("put fresh pages under memory", int64(-rc))
-	}
-	return nil
-}
-
-// Beside names another context that knows the same memory, which Refresh must not
-// take pages from under. It must be told before memory is mapped, and closed after c.
-func (c *Context) Beside(other *Context) { c.beside = other }
-
-// Export returns what a peer needs to reach a memory; ok says whether it can map it.
-func (c *Context) Export(key uint32) (x Export, ok bool) {
-	defer runtime.KeepAlive(c)
-	var e C.struct_sl_ucx_export
-	ok = C.sl_ucx_export(c.c, C.uint32_t(key), &e) != 0
-	return exportOf(&e), ok
-}
-
-// Words returns the page of generations, which a peer must map before it can map memory.
-// It is zero where memory is not shared.
-func (c *Context) Words() Export {
-	defer runtime.KeepAlive(c)
-	var e C.struct_sl_ucx_export
-	if C.sl_ucx_words(c.c, &e) == 0 {
-		return Export{}
-	}
-	return exportOf(&e)
-}
-
-func exportOf(e *C.struct_sl_ucx_export) Export {
-	return Export{Rkey: C.GoBytes(unsafe.Pointer(&e.rkey[0]), C.int(e.rkey_len)),
-		Base:       uint64(e.base),
-		Generation: uint32(e.generation)}
-}
-
-// c fills the form of an export in C; a zero one stays zero.
-func (x *Export) c(e *C.struct_sl_ucx_export) error {
-	if len(x.Rkey) > RkeyMax {
-		return fmt.Errorf("key of %d bytes, want at most %d: %w", len(x.Rkey), RkeyMax,
-			driver.ErrBadToken)
-	}
-	e.base, e.generation, e.rkey_len = C.uint64_t(x.Base), C.uint32_t(x.Generation),
-		C.uint32_t(len(x.Rkey))
-	for i, b := range x.Rkey {
-		e.rkey[i] = C.uint8_t(b)
-	}
-	return nil
-}
-
-// Allocation is shared memory of UCX's own: peers on this host reach it by plain
-// loads and stores.
-type Allocation struct {
-	context *Context
-	a       *C.struct_sl_ucx_allocation
-	mem     []byte
-}
-
-// Allocate makes n zeroed bytes.
-func (c *Context) Allocate(n uint64) (*Allocation, error) {
-	defer runtime.KeepAlive(c)
-	a := &Allocation{context: c}
-	if rc := C.sl_ucx_allocate(c.c, C.uint64_t(n), &a.a); rc != 0 {
-		return nil, errnoError("allocate shared memory", int64(-rc))
-	}
-	a.mem = unsafe.Slice((*byte)(C.sl_ucx_allocated(a.a)), n)
-	return a, nil
-}
-
-// Bytes returns the memory, until Close.
-func (a *Allocation) Bytes() []byte { return a.mem }
-
-// Close gives the memory back, also after the context was closed. Nothing may be mapped
-// in it. It must be called once.
-func (a *Allocation) Close() error {
-	C.sl_ucx_release(a.a)
-	runtime.KeepAlive(a.context)
 	return nil
 }
 

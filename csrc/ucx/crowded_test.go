@@ -20,7 +20,7 @@ func TestAnswersThatAreNotTaken(t *testing.T) {
 	buf, err := hostmem.Alloc(answer, hostmem.Options{Purpose: "test"})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, buf.Close()) })
-	v := openVictim(t, ways[len(ways)-1])
+	v := openVictim(t)
 	require.NoError(t, v.Map(30, Memory{Mem: buf.Bytes(), Ticket: 1}))
 	require.True(t, v.answers())
 	v.f.tell("quiet")
@@ -38,7 +38,7 @@ func TestAnswersThatAreNotTaken(t *testing.T) {
 // without an end.
 func TestControlIsNotTaken(t *testing.T) {
 	const most = 20000
-	v := openVictim(t, ways[len(ways)-1])
+	v := openVictim(t)
 	require.True(t, v.answers())
 	v.f.tell("quiet")
 	var err error

@@ -5,11 +5,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Between two tries to shut a gate. */
-#define GATE_NS 1000000
-/* Calls of progress that empty what peers on this host can put into our memory. */
-#define LAST_WORDS 4096
-
 static const enum sl_ucx_state after[SL_UCX_STATES][SL_UCX_EVENTS] = {
     [SL_UCX_OPEN] = {[SL_UCX_DRAIN] = SL_UCX_DRAINING,
 		     [SL_UCX_LOSE] = SL_UCX_BROKEN,
@@ -40,7 +35,7 @@ int sl_ucx_speaks(const struct sl_ucx_conn *n)
 }
 
 /*
- * Our last word: we store nothing any more, and land nothing of the other end. It must not wait for
+ * Our last word: we send nothing any more, and land nothing of the other end. It must not wait for
  * us, nor believe that what it sends arrives.
  */
 static void reset(struct sl_ucx_conn *n)
@@ -67,7 +62,7 @@ void sl_ucx_over_there(struct sl_ucx_conn *n)
 {
 	n->proven = 1;
 	if (n->state == SL_UCX_BROKEN && !n->loss) {
-		n->loss = sl_ucx_make_loss(); /* without it a fence needs no answer of the peer's */
+		n->loss = sl_ucx_make_loss(); /* the second: now a proof is known */
 		sl_ucx_put_loss(n);
 	}
 	pthread_cond_broadcast(&n->worker->news);
@@ -114,13 +109,10 @@ int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns)
 }
 
 /*
- * Ends what may be ended by now: all, or all but writes of which a message is not answered. Nothing
- * while a peer that stands still may copy from our memory, unless it is dead.
+ * Ends what may be ended by now: all, or all but writes of which a message is not answered.
  */
 static void end_batches(struct sl_ucx_conn *n)
 {
-	if (!sl_ucx_shut_gate(n) && !n->proven)
-		return;
 	if (n->proven || sl_ucx_now() >= proof_at(n)) {
 		sl_ucx_end_batches(n);
 		return;
@@ -155,11 +147,6 @@ void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven)
 	struct sl_ucx_worker *w = n->worker;
 
 	sl_ucx_lock(w);
-	/* What a process had put into our memory before it died is here, and counts. */
-	for (int i = 0; status == SL_UCX_LOST && w->context->config.shared && i < LAST_WORDS; i++) {
-		if (!sl_ucx.ucp_worker_progress(w->handle))
-			break;
-	}
 	end(n, status, proven);
 	sl_ucx_rouse(w); /* UCX may have something to give up */
 	sl_ucx_unlock(w);
@@ -169,27 +156,6 @@ void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven)
 static int waits(const struct sl_ucx_conn *n)
 {
 	return n->live.next != &n->live || n->starved || n->held;
-}
-
-/*
- * A live peer pings four times a Grace. Every few Graces one that does not is a reason to look at
- * our queue.
- */
-static void suspect(struct sl_ucx_conn *n, uint64_t now)
-{
-	struct sl_ucx_worker *w = n->worker;
-	uint64_t grace = w->context->config.grace_ns;
-
-	if (!w->context->config.shared || now < n->heard + grace || now < w->suspected + 8 * grace)
-		return;
-	w->suspected = now;
-	sl_ucx_put_suspicion(w);
-}
-
-static void lose_silent(struct sl_ucx_conn *n)
-{
-	n->silent = 1;
-	sl_ucx_lose(n);
 }
 
 void sl_ucx_silence(struct sl_ucx_conn *n, uint64_t *heard_ns, uint64_t *waited_ns)
@@ -209,15 +175,16 @@ void sl_ucx_silence(struct sl_ucx_conn *n, uint64_t *heard_ns, uint64_t *waited_
 void sl_ucx_give_up_silent(struct sl_ucx_conn *n)
 {
 	sl_ucx_lock(n->worker);
-	if (sl_ucx_speaks(n))
-		lose_silent(n);
+	if (sl_ucx_speaks(n)) {
+		n->silent = 1;
+		sl_ucx_lose(n);
+	}
 	sl_ucx_unlock(n->worker);
 }
 
 /*
  * Both ends ping, so that each has a fresh stamp of the other. Silence alone is no reason to give a
- * peer up. Near only where something waits for it, and has for long. Far, Go looks whether its host
- * is there.
+ * peer up: Go looks whether its host is there.
  */
 void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 {
@@ -234,12 +201,7 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 			continue;
 		if (!judge || !waits(n))
 			n->calm = now;
-		if (judge)
-			suspect(n, now);
-		if (config->shared && now > n->heard + config->failure_ns &&
-		    now > n->calm + config->failure_ns)
-			lose_silent(n);
-		else if (now - n->last_out >= config->grace_ns / 4)
+		if (now - n->last_out >= config->grace_ns / 4)
 			sl_ucx_ping(n);
 	}
 	sl_ucx_finish_closing(w, 0, 0);
@@ -249,11 +211,11 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
  * What UCX 1.13 does not survive: the end by force of an endpoint that still connects ("got REP
  * message"), and of one whose peer is only silent (its socket keeps an event that leads to freed
  * memory when the peer connects again). So those stay, unused, until the peer says something, UCX
- * itself gives them up, or the worker goes. Lanes of shared memory cannot be ended by force.
+ * itself gives them up, or the worker goes.
  */
 static int can_force(const struct sl_ucx_conn *n)
 {
-	return !n->worker->context->config.shared && (n->failed || (n->peer && !n->silent));
+	return n->failed || (n->peer && !n->silent);
 }
 
 /* Gives the endpoint back. 0: it is gone. */
@@ -269,7 +231,7 @@ static int close_endpoint(struct sl_ucx_conn *n, uint64_t grace_ns)
 
 	if (handle && !n->silent && grace_ns)
 		rc = sl_ucx_finish(w, sl_ucx.ucp_ep_flush_nbx(handle, &none), grace_ns);
-	if (handle && !force && n->silent && !w->context->config.shared)
+	if (handle && !force && n->silent)
 		return -ETIMEDOUT;
 	if (handle && !force && rc != 0)
 		return rc;
@@ -295,10 +257,9 @@ void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns)
 	sl_ucx_lock(w);
 	end(n, SL_UCX_CLOSED, 0);
 	while (n->live.next != &n->live) {
-		sl_ucx_wait(w, n->gate ? sl_ucx_now() + GATE_NS : proof_at(n));
+		sl_ucx_wait(w, proof_at(n));
 		end_batches(n);
 	}
-	sl_ucx_forget_imports(n);
 	w->conns_live--;
 	sl_ucx_rouse(w);
 	close_endpoint(n, grace_ns);

@@ -5,7 +5,6 @@
 package ucx
 
 import (
-	"bytes"
 	"errors"
 	"testing"
 	"time"
@@ -26,23 +25,22 @@ func (l *lane) begin(t *testing.T, op driver.Op, n uint64) {
 }
 
 func TestCancelAtEveryStage(t *testing.T) {
-	everyWay(t, func(t *testing.T, l *lane) {
-		for round := range 60 {
-			op := []driver.Op{driver.Write, driver.Read}[round%2]
-			l.begin(t, op, 4)
-			for spin := time.Now(); time.Since(spin) < time.Duration(round)*20*time.Microsecond; {
-			}
-			for _, tag := range []uint64{1, 0, 3, 99, 0} {
-				l.conn.Cancel(tag)
-			}
-			for tag, err := range l.outcomes(t, 0, 4) {
-				if err != nil && (!errors.Is(err, driver.ErrAborted) || tag == 2) {
-					t.Fatalf("round %d, tag %d: %v", round, tag, err)
-				}
+	l := openLane(t, overTCP)
+	for round := range 60 {
+		op := []driver.Op{driver.Write, driver.Read}[round%2]
+		l.begin(t, op, 4)
+		for spin := time.Now(); time.Since(spin) < time.Duration(round)*20*time.Microsecond; {
+		}
+		for _, tag := range []uint64{1, 0, 3, 99, 0} {
+			l.conn.Cancel(tag)
+		}
+		for tag, err := range l.outcomes(t, 0, 4) {
+			if err != nil && (!errors.Is(err, driver.ErrAborted) || tag == 2) {
+				t.Fatalf("round %d, tag %d: %v", round, tag, err)
 			}
 		}
-		l.works(t)
-	})
+	}
+	l.works(t)
 }
 
 func TestDrainAndEndWithWorkInFlight(t *testing.T) {
@@ -61,32 +59,31 @@ func TestDrainAndEndWithWorkInFlight(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			everyWay(t, func(t *testing.T, l *lane) {
-				for _, op := range []driver.Op{driver.Write, driver.Read} {
-					l.begin(t, op, 6)
-					require.NoError(t, end(l))
-					for tag, err := range l.outcomes(t, 0, 6) {
-						if err != nil && !errors.Is(err, driver.ErrClosed) &&
-							!errors.Is(err, driver.ErrPeerLost) {
-							t.Fatalf("tag %d: %v", tag, err)
-						}
+			l := openLane(t, overTCP)
+			for _, op := range []driver.Op{driver.Write, driver.Read} {
+				l.begin(t, op, 6)
+				require.NoError(t, end(l))
+				for tag, err := range l.outcomes(t, 0, 6) {
+					if err != nil && !errors.Is(err, driver.ErrClosed) &&
+						!errors.Is(err, driver.ErrPeerLost) {
+						t.Fatalf("tag %d: %v", tag, err)
 					}
-					why := driver.ErrClosed
-					if name == "lost" {
-						why = driver.ErrPeerLost
-					}
-					if err := submit(l.conn, op, 9, []driver.Desc{l.desc(0, 0, 1)},
-						nil); !errors.Is(err, why) {
-						t.Fatalf("submit after the end: %v", err)
-					}
-					if _, err := l.conn.Import(Import{Key: testKey, Size: 10,
-						Ticket: 1}); !errors.Is(err, why) {
-						t.Fatalf("import after the end: %v", err)
-					}
-					_ = l.conn.Lanes()
-					l.again(t)
 				}
-			})
+				why := driver.ErrClosed
+				if name == "lost" {
+					why = driver.ErrPeerLost
+				}
+				if err := submit(l.conn, op, 9, []driver.Desc{l.desc(0, 0, 1)},
+					nil); !errors.Is(err, why) {
+					t.Fatalf("submit after the end: %v", err)
+				}
+				if _, err := l.conn.Import(Import{Key: testKey, Size: 10,
+					Ticket: 1}); !errors.Is(err, why) {
+					t.Fatalf("import after the end: %v", err)
+				}
+				_ = l.conn.Lanes()
+				l.again(t)
+			}
 		})
 	}
 }
@@ -99,190 +96,105 @@ func (l *lane) again(t *testing.T) {
 	l.imports(t)
 }
 
-func (l *lane) imports(t *testing.T) {
-	t.Helper()
-	x, _ := l.far.Export(testKey)
-	slot, err := l.conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1, Export: x})
-	require.NoError(t, err)
-	l.slot = slot
-}
-
-func TestCloseWithWorkInFlight(t *testing.T) {
-	everyWay(t, func(t *testing.T, l *lane) {
-		for range 4 {
-			l.begin(t, driver.Write, 3)
-			_, _ = l.conn.Close(testGrace), l.back.Close(testGrace)
-			l.outcomes(t, 0, 3)
-			l.conn, l.back = join(t, l.near, l.far)
-			l.imports(t)
-			l.begin(t, driver.Read, 3)
-			l.again(t)
-			l.outcomes(t, 0, 3)
+func TestDropInFlight(t *testing.T) {
+	l := openLane(t, overTCP)
+	for range 20 {
+		slot := l.slot
+		l.begin(t, driver.Read, 2)
+		l.conn.Drop(slot)
+		l.conn.Drop(slot)
+		if err := submit(l.conn, driver.Read, 9, []driver.Desc{l.desc(0, 0, 1)},
+			nil); !errors.Is(err, driver.ErrBounds) {
+			t.Fatalf("submit to what was dropped: %v", err)
+		}
+		l.imports(t)
+		for tag, err := range l.outcomes(t, 0, 2) {
+			if err != nil {
+				t.Fatalf("tag %d: %v", tag, err)
+			}
 		}
 		l.works(t)
-	})
-}
-
-func TestDropInFlight(t *testing.T) {
-	everyWay(t, func(t *testing.T, l *lane) {
-		for range 20 {
-			slot := l.slot
-			l.begin(t, driver.Read, 2)
-			l.conn.Drop(slot)
-			l.conn.Drop(slot)
-			if err := submit(l.conn, driver.Read, 9, []driver.Desc{l.desc(0, 0, 1)},
-				nil); !errors.Is(err, driver.ErrBounds) {
-				t.Fatalf("submit to what was dropped: %v", err)
-			}
-			l.imports(t)
-			for tag, err := range l.outcomes(t, 0, 2) {
-				if err != nil {
-					t.Fatalf("tag %d: %v", tag, err)
-				}
-			}
-			l.works(t)
-			l.conn.Drop(l.slot)
-			l.imports(t)
-			if l.slot > 1 {
-				t.Fatalf("slot %d: those that nobody uses are not used again", l.slot)
-			}
+		l.conn.Drop(l.slot)
+		l.imports(t)
+		if l.slot > 1 {
+			t.Fatalf("slot %d: those that nobody uses are not used again", l.slot)
 		}
-		l.conn.Drop(1 << 30)
-	})
-}
-
-func TestTwoConnectionsToOnePeer(t *testing.T) {
-	everyWay(t, func(t *testing.T, l *lane) {
-		conn, back := join(t, l.near, l.far)
-		if conn.ID() == l.conn.ID() || back.ID() == l.back.ID() {
-			t.Fatal("two connections of one name")
-		}
-		x, _ := l.far.Export(testKey)
-		slot, err := conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1, Export: x})
-		require.NoError(t, err)
-		l.begin(t, driver.Write, 3)
-		fill(l.local[3<<20:], 4)
-		d := driver.Desc{Local: 3 << 20, Remote: 3<<20 + 5<<17, Len: 1000, LocalKey: testKey,
-			RemoteKey: slot}
-		require.NoError(t, submit(conn, driver.Write, 3, []driver.Desc{d}, nil))
-		l.outcomes(t, 0, 4)
-		if !bytes.Equal(l.local[d.Local:d.Local+1000], l.remote[d.Remote:d.Remote+1000]) {
-			t.Fatal("other bytes")
-		}
-		l.begin(t, driver.Read, 3)
-		_, _ = conn.Close(testGrace), back.Close(testGrace)
-		for tag, err := range l.outcomes(t, 0, 3) {
-			if err != nil {
-				t.Fatalf("tag %d fails since another connection ends: %v", tag, err)
-			}
-		}
-	})
+	}
+	l.conn.Drop(1 << 30)
 }
 
 // A peer that is ourselves answers within the call that asks it.
 func TestConnectionToItself(t *testing.T) {
-	everyWay(t, func(t *testing.T, l *lane) {
-		conn, back := join(t, l.near, l.near)
-		slot, err := conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1})
-		require.NoError(t, err)
-		fill(l.local[:100000], 1)
-		for i := range 50 {
-			d := []driver.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot},
-				{Local: 50000, Remote: 1<<20 + 50001, Len: 40000, LocalKey: testKey,
-					RemoteKey: slot}}
-			for tag := range uint64(3) {
-				require.NoError(t, submit(conn, []driver.Op{driver.Write, driver.Read}[i%2], tag, d,
-					nil))
-			}
-			conn.Cancel(uint64(i % 3))
-			l.outcomes(t, 0, 3)
+	l := openLane(t, overTCP)
+	conn, back := join(t, l.near, l.near)
+	slot, err := conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1})
+	require.NoError(t, err)
+	fill(l.local[:100000], 1)
+	for i := range 50 {
+		d := []driver.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot},
+			{Local: 50000, Remote: 1<<20 + 50001, Len: 40000, LocalKey: testKey,
+				RemoteKey: slot}}
+		for tag := range uint64(3) {
+			require.NoError(t, submit(conn, []driver.Op{driver.Write, driver.Read}[i%2], tag, d,
+				nil))
 		}
-		require.NoError(t, l.near.Fence(testKey, 2, testLimit))
-		d := []driver.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot}}
-		require.NoError(t, errors.Join(submit(conn, driver.Write, 1, d, []byte("x"))))
-		if err := l.outcome(t, 1); !errors.Is(err, driver.ErrRevoked) {
-			t.Fatalf("an old ticket: %v", err)
-		}
-		_, _ = conn.Close(testGrace), back.Close(testGrace)
-	})
-}
-
-// A sequence number wraps early in every connection; here it does so many times over.
-func TestManyMessages(t *testing.T) {
-	everyWay(t, func(t *testing.T, l *lane) {
-		for i := range 20000 {
-			l.tag++
-			require.NoError(t,
-				submit(l.conn, driver.Op(1+i%2), l.tag, []driver.Desc{l.desc(8, 16, 8)},
-					nil))
-			for l.conn.Help(l.tag, nil) {
-			}
-			require.NoError(t, l.outcome(t, l.tag))
-		}
-		l.works(t)
-	})
+		conn.Cancel(uint64(i % 3))
+		l.outcomes(t, 0, 3)
+	}
+	require.NoError(t, l.near.Fence(testKey, 2))
+	d := []driver.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot}}
+	require.NoError(t, errors.Join(submit(conn, driver.Write, 1, d, []byte("x"))))
+	if err := l.outcome(t, 1); !errors.Is(err, driver.ErrRevoked) {
+		t.Fatalf("an old ticket: %v", err)
+	}
+	_, _ = conn.Close(testGrace), back.Close(testGrace)
 }
 
 // What ends in the hands of a helper wakes nobody, since he looks for it: so he must be told that
 // something did.
 func TestHelpSaysThatSomethingEnded(t *testing.T) {
-	everyWay(t, func(t *testing.T, l *lane) {
-		armed := l.near.rings[0].Armed
-		alone := 0
-		for range 3000 {
-			l.tag++
-			for l.near.Arm() {
-				l.near.Poll(make([]ring.Done, 1))
-			}
-			require.NoError(t, submit(l.conn, driver.Read, l.tag, []driver.Desc{l.desc(8, 16, 8)},
-				nil))
-			// Submit's caller polls
-			inline := l.near.rings[0].Head.Load() != l.near.rings[0].Tail.Load()
-			if !l.conn.Help(l.tag, nil) && !inline {
-				for end := time.Now().Add(testLimit); armed.Load() != 0; time.Sleep(
-					time.Microsecond) {
-					if l.near.rings[0].Head.Load() != l.near.rings[0].Tail.Load() &&
-						time.Now().After(end) {
-						t.Fatal("a batch has ended, nobody was woken, and Help says that it " +
-							"did nothing")
-					}
-				}
-				alone++
-			}
-			require.NoError(t, l.outcome(t, l.tag))
+	l := openLane(t, overTCP)
+	armed := l.near.rings[0].Armed
+	alone := 0
+	for range 3000 {
+		l.tag++
+		for l.near.Arm() {
+			l.near.Poll(make([]ring.Done, 1))
 		}
-		t.Logf("%d of 3000 reads ended without help", alone)
-	})
+		require.NoError(t, submit(l.conn, driver.Read, l.tag, []driver.Desc{l.desc(8, 16, 8)},
+			nil))
+		// Submit's caller polls
+		inline := l.near.rings[0].Head.Load() != l.near.rings[0].Tail.Load()
+		if !l.conn.Help(l.tag, nil) && !inline {
+			for end := time.Now().Add(testLimit); armed.Load() != 0; time.Sleep(
+				time.Microsecond) {
+				if l.near.rings[0].Head.Load() != l.near.rings[0].Tail.Load() &&
+					time.Now().After(end) {
+					t.Fatal("a batch has ended, nobody was woken, and Help says that it " +
+						"did nothing")
+				}
+			}
+			alone++
+		}
+		require.NoError(t, l.outcome(t, l.tag))
+	}
+	t.Logf("%d of 3000 reads ended without help", alone)
 }
 
-func TestMemoryOutlivesItsContext(t *testing.T) {
-	l := openLane(t, ways[0])
-	l.works(t)
-	l.closed = true
+func TestContextThatHasEnded(t *testing.T) {
+	l := openLane(t, overTCP)
 	_, _ = l.conn.Close(testGrace), l.back.Close(testGrace)
 	for range 2 {
 		require.NoError(t, errors.Join(l.near.Close(), l.far.Close()))
 	}
-	fill(l.remote, 1)
+	l.conn, l.back = nil, nil
 	l.far.Unmap(testKey)
 	l.far.Drive()
-	if _, err := l.far.Allocate(4096); !errors.Is(err, driver.ErrClosed) {
-		t.Errorf("allocate after the end: %v", err)
-	}
-	if err := l.far.Map(testKey, Memory{Mem: l.remote, Ticket: 1}); !errors.Is(err,
-		driver.ErrClosed) {
-		t.Errorf("map after the end: %v", err)
-	}
-	if err := l.far.Fence(testKey, 2, testLimit); !errors.Is(err, driver.ErrBounds) {
-		t.Errorf("fence after the end: %v", err)
-	}
-	if _, err := l.far.Connect(0, nil); !errors.Is(err, driver.ErrClosed) {
-		t.Errorf("connect after the end: %v", err)
-	}
+	require.ErrorIs(t, l.far.Map(testKey, Memory{Mem: l.remote, Ticket: 1}), driver.ErrClosed)
+	require.ErrorIs(t, l.far.Fence(testKey, 2), driver.ErrBounds)
+	_, err := l.far.Connect(0, nil)
+	require.ErrorIs(t, err, driver.ErrClosed)
 	_, received := l.far.Receive()
 	_, told := l.far.Control()
-	if _, exported := l.far.Export(testKey); received || told || exported ||
-		len(l.far.Words().Rkey) != 0 {
-		t.Error("a context that has ended goes on")
-	}
+	require.False(t, received || told, "a context that has ended goes on")
 }

@@ -6,7 +6,6 @@ package ucx
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -37,7 +36,6 @@ const (
 	msgCredit
 	msgStarved
 	msgPing
-	msgPong
 	msgAsk
 	msgReset
 	msgConfirm
@@ -45,10 +43,9 @@ const (
 
 	flagFirst   = 1
 	flagChecked = 8
-	flagPull    = 32
 
-	messageVersion = 3
-	headBytes      = 80
+	messageVersion = 4
+	headBytes      = 72
 )
 
 // forged is a head of a message as sl_ucx_head has it.
@@ -59,7 +56,6 @@ type forged struct {
 	conn, ticket        uint64
 	off, size           uint64
 	key, count, status_ uint32
-	at                  uint64
 	echo                uint64 // 0: now
 }
 
@@ -77,7 +73,7 @@ func (f forged) bytes() []byte {
 	if f.echo == 0 {
 		f.echo = now
 	}
-	for _, v := range []uint64{f.at, now, f.echo} {
+	for _, v := range []uint64{now, f.echo} {
 		b = le.AppendUint64(b, v)
 	}
 	return b
@@ -97,26 +93,20 @@ type forger struct {
 	t       testing.TB
 	in      io.Writer
 	out     *bufio.Scanner
-	pid     int
 	address []byte
-	gate    Gate
-	buffer  uint64
-	pulled  int64
 	got     [][]byte // heads
 	late    int      // messages whose data begins with 0xee
 }
 
-func startForger(t testing.TB, w way) *forger {
+func startForger(t testing.TB) *forger {
 	t.Helper()
 	exe := filepath.Join(t.TempDir(), "forger")
 	standin.Compile(t, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I.", "-o", exe,
 		"testdata/forger.c", "load.c", "-ldl")
-	cmd := exec.Command(exe, map[bool]string{true: "none", false: "errors"}[w.config.Shared])
-	cmd.Env = append(os.Environ(), "UCX_TLS="+w.config.Transports)
-	if w.config.Devices != "" {
-		cmd.Env = append(cmd.Env, "UCX_NET_DEVICES="+w.config.Devices)
-	}
-	for _, s := range w.config.Settings {
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), "UCX_TLS="+overTCP.Transports,
+		"UCX_NET_DEVICES="+overTCP.Devices)
+	for _, s := range overTCP.Settings {
 		cmd.Env = append(cmd.Env, "UCX_"+s)
 	}
 	cmd.Stderr = os.Stderr
@@ -126,7 +116,7 @@ func startForger(t testing.TB, w way) *forger {
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = in.Close(); _ = cmd.Wait() })
-	f := &forger{t: t, pid: cmd.Process.Pid, in: in, out: bufio.NewScanner(out)}
+	f := &forger{t: t, in: in, out: bufio.NewScanner(out)}
 	f.out.Buffer(nil, 1<<20)
 	f.read()
 	return f
@@ -142,13 +132,6 @@ func (f *forger) read() {
 			return
 		case "address":
 			f.address, _ = hex.DecodeString(rest)
-		case "gate":
-			f.gate.At, _ = strconv.ParseUint(rest, 10, 64)
-			copy(f.gate.Mark[:], bytes.Repeat([]byte{0x77}, 16))
-		case "buffer":
-			f.buffer, _ = strconv.ParseUint(rest, 10, 64)
-		case "pulled":
-			f.pulled, _ = strconv.ParseInt(rest, 10, 64)
 		case "got":
 			head, data, _ := strings.Cut(rest, " ")
 			if strings.HasSuffix(data, " 238") {
@@ -203,7 +186,7 @@ func (f *forger) await(kind byte) forged {
 				return forged{kind: kind, flags: le.Uint16(b[2:]), seq: le.Uint32(b[4:]),
 					off:  le.Uint64(b[24:]),
 					size: le.Uint64(b[32:]), key: le.Uint32(b[40:]), count: le.Uint32(b[44:]),
-					status_: le.Uint32(b[48:]), at: le.Uint64(b[56:])}
+					status_: le.Uint32(b[48:])}
 			}
 		}
 	}
@@ -225,7 +208,7 @@ const (
 	victimTicket         = 0x1122334455667788
 )
 
-func openVictim(t testing.TB, w way) *victim {
+func openVictim(t testing.TB) *victim {
 	t.Helper()
 	wake, err := park.NewEvent()
 	require.NoError(t, err)
@@ -233,7 +216,7 @@ func openVictim(t testing.TB, w way) *victim {
 	buf, err := hostmem.Alloc(64<<10, hostmem.Options{Purpose: "test"})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = buf.Close() })
-	v := &victim{Context: openContext(t, w.config, wake), mem: buf.Bytes(), f: startForger(t, w)}
+	v := &victim{Context: openContext(t, overTCP, wake), mem: buf.Bytes(), f: startForger(t)}
 	fill(v.mem, 1)
 	for key, m := range map[uint32]Memory{
 		7: {Mem: v.mem[victimFrom:victimTo], Ticket: victimTicket},
@@ -260,8 +243,7 @@ func (v *victim) meet(t testing.TB) {
 	v.f.tell("connect %x", v.Address(0))
 	conn, err := v.Connect(0, v.f.address)
 	require.NoError(t, err)
-	require.NoError(t, conn.Bind(Peer{ID: 0x4242, PID: v.f.pid, Gate: v.f.gate,
-		Pulls: true}))
+	conn.Bind(0x4242, uint64(testGrace))
 	v.conn = conn
 }
 
@@ -281,10 +263,10 @@ func (v *victim) alive(t testing.TB) {
 // answers reports whether messages on the connection are answered, and not that it has ended.
 func (v *victim) answers() bool {
 	v.f.got = nil
-	v.f.send(forged{kind: msgPing, conn: v.conn.ID(), off: 77}, nil)
+	v.f.send(forged{kind: msgConfirm, conn: v.conn.ID()}, nil)
 	for end := time.Now().Add(testLimit); time.Now().Before(end); v.f.tell("poll 2") {
 		for _, b := range v.f.got {
-			if b[1] == msgPong {
+			if b[1] == msgConfirmed {
 				return true
 			}
 		}

@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What callers do about a batch that is under way: end it, or move it themselves. */
+/* What callers do about a batch that is under way: end it, or move the worker for it. */
 #define _GNU_SOURCE
 #include "worker.h"
 
-/*
- * Bytes that a helper moves at a time: large copies are a twentieth faster in pieces of this size
- * than in those of the thread, which has others to serve.
- */
-#define HELPING (1u << 20)
 /* How long a caller waits for the owner of memory before it sleeps. */
 #define PATIENCE_NS 50000u
 
@@ -33,7 +28,7 @@ void sl_ucx_cancel(struct sl_ucx_conn *n, uint64_t tag)
 	sl_ucx_unlock(n->worker);
 }
 
-/* A served batch needs the answers of its owner, which come within microseconds or not soon. */
+/* A batch needs the answers of its owner, which come within microseconds or not soon. */
 static int wait_for_owner(struct sl_ucx_conn *n, uint64_t tag)
 {
 	struct sl_ucx_worker *w = n->worker;
@@ -42,7 +37,7 @@ static int wait_for_owner(struct sl_ucx_conn *n, uint64_t tag)
 	int moved = 0;
 
 	/* Found anew each time: while the lock is let go of it may end. */
-	while ((b = find(n, tag)) != NULL && b->served && b->status == 0 && now < until) {
+	while ((b = find(n, tag)) != NULL && b->status == 0 && now < until) {
 		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
 		w->polled = 1;
 		moved |= sl_ucx_step(w) != 0;
@@ -60,36 +55,17 @@ static int wait_for_owner(struct sl_ucx_conn *n, uint64_t tag)
 int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag)
 {
 	struct sl_ucx_worker *w = n->worker;
-	struct sl_ucx_batch *b;
 	uint64_t ended;
 	int done = 0;
 
 	sl_ucx_lock(w);
 	ended = w->ring->head;
-	b = find(n, tag);
-	if (b && b->served && n->state != SL_UCX_ENDED) {
+	if (n->state != SL_UCX_ENDED)
 		done = wait_for_owner(n, tag);
-	} else if (b && !b->issued && b->status == 0 &&
-		   !n->head->served) { /* those before it first */
-		n->head->helped = sl_ucx_about_now();
-		w->polled = 1;
-		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
-		if (sl_ucx_move(n, HELPING))
-			done = SL_UCX_HELPED | SL_UCX_AGAIN;
-		w->polled = 0;
-	}
 	if (w->ring->head != ended) /* whatever batch that was, and whatever UCX says of it */
 		done |= SL_UCX_HELPED;
 	sl_ucx_unlock(w);
 	if (done)
 		sl_ucx_let_in(w);
 	return done;
-}
-
-void sl_ucx_unhelp(struct sl_ucx_conn *n)
-{
-	sl_ucx_lock(n->worker);
-	n->head->helped = 0; /* or of no batch, at the end of the ring */
-	sl_ucx_rouse(n->worker);
-	sl_ucx_unlock(n->worker);
 }

@@ -16,12 +16,6 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-func everyVictim(t *testing.T, f func(t *testing.T, v *victim)) {
-	for _, w := range ways[1:] {
-		t.Run(w.name, func(t *testing.T) { f(t, openVictim(t, w)) })
-	}
-}
-
 func TestForgedMessagesChangeNothing(t *testing.T) {
 	const huge = 1 << 63
 	good := forged{kind: msgWrite, ticket: victimTicket, key: 7, size: 8}
@@ -80,46 +74,44 @@ func TestForgedMessagesChangeNothing(t *testing.T) {
 		"too long a message":    {forged{kind: msgNotif}, make([]byte, 5000)},
 		"too long a control":    {forged{kind: msgControl}, make([]byte, 5000)},
 		"credit":                {forged{kind: msgCredit, off: huge}, nil},
-		"a pong":                {forged{kind: msgPong, off: ^uint64(0)}, nil},
 		"no kind":               {forged{kind: 77}, eight},
 		"the end":               {forged{kind: msgReset}, nil},
 	}
-	everyVictim(t, func(t *testing.T, v *victim) {
-		before := bytes.Clone(v.mem)
-		for name, m := range forgeries {
-			for _, rendezvous := range []bool{false, true} {
-				m.head.conn = v.conn.ID()
-				if rendezvous {
-					v.f.announce(m.head, max(len(m.data), 64<<10))
-				} else {
-					v.f.send(m.head, m.data)
-				}
-				v.alive(t)
-				if !bytes.Equal(before, v.mem) {
-					t.Fatalf("%s (rendezvous: %v) changed memory", name, rendezvous)
-				}
+	v := openVictim(t)
+	before := bytes.Clone(v.mem)
+	for name, m := range forgeries {
+		for _, rendezvous := range []bool{false, true} {
+			m.head.conn = v.conn.ID()
+			if rendezvous {
+				v.f.announce(m.head, max(len(m.data), 64<<10))
+			} else {
+				v.f.send(m.head, m.data)
+			}
+			v.alive(t)
+			if !bytes.Equal(before, v.mem) {
+				t.Fatalf("%s (rendezvous: %v) changed memory", name, rendezvous)
 			}
 		}
-		for _, head := range [][]byte{nil, {1}, good.bytes()[:headBytes-1], append(good.bytes(), 0),
-			good.bytes()} {
-			// of version 0, too
-			v.f.raw('e', head, eight)
-		}
-		for _, conn := range []uint64{0, 1, v.conn.ID() + 1, v.conn.ID() ^ 1<<63} {
-			v.f.send(with(func(f *forged) { f.conn = conn }), eight)
-		}
-		v.alive(t)
-		if !bytes.Equal(before, v.mem) {
-			t.Fatal("a head that is none changed memory")
-		}
-		// And what is right is done, in its range alone.
-		v.f.send(with(func(f *forged) { f.conn, f.off = v.conn.ID(), 100 }), eight)
-		v.alive(t)
-		copy(before[victimFrom+100:], eight)
-		if !bytes.Equal(before, v.mem) {
-			t.Fatal("a sound write changed other memory than it named")
-		}
-	})
+	}
+	for _, head := range [][]byte{nil, {1}, good.bytes()[:headBytes-1], append(good.bytes(), 0),
+		good.bytes()} {
+		// of version 0, too
+		v.f.raw('e', head, eight)
+	}
+	for _, conn := range []uint64{0, 1, v.conn.ID() + 1, v.conn.ID() ^ 1<<63} {
+		v.f.send(with(func(f *forged) { f.conn = conn }), eight)
+	}
+	v.alive(t)
+	if !bytes.Equal(before, v.mem) {
+		t.Fatal("a head that is none changed memory")
+	}
+	// And what is right is done, in its range alone.
+	v.f.send(with(func(f *forged) { f.conn, f.off = v.conn.ID(), 100 }), eight)
+	v.alive(t)
+	copy(before[victimFrom+100:], eight)
+	if !bytes.Equal(before, v.mem) {
+		t.Fatal("a sound write changed other memory than it named")
+	}
 }
 
 // read submits one and returns the request that the forger got.
@@ -153,31 +145,30 @@ func (v *victim) outcome(t *testing.T, tag uint64) error {
 // TestOldWritesAreAskedAbout sends a write that was on its way for longer than Grace: it lands,
 // and what follows it is received, once the sender has confirmed it since.
 func TestOldWritesAreAskedAbout(t *testing.T) {
-	everyVictim(t, func(t *testing.T, v *victim) {
-		before := bytes.Clone(v.mem)
-		eight := []byte("eight888")
-		write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8,
-			flags: flagFirst, echo: 1}
-		v.f.send(write, eight)
-		v.f.await(msgConfirm)
-		write.off, write.echo = 100, 0
-		v.f.send(write, eight) // behind it
-		v.f.send(forged{kind: msgNotif, conn: v.conn.ID(), flags: flagChecked}, []byte("arrived"))
-		v.alive(t)
-		require.True(t, bytes.Equal(before, v.mem), "an old write landed, or one overtook it")
-		if _, early := v.Receive(); early {
-			t.Fatal("a notification overtook its bytes")
-		}
-		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID(), echo: 1}, nil)
-		v.f.await(msgConfirm)
-		require.True(t, bytes.Equal(before, v.mem), "an old confirmation counted")
-		copy(before[victimFrom:], eight)
-		copy(before[victimFrom+100:], eight)
-		v.lands(t, forged{kind: msgConfirmed, conn: v.conn.ID()}, before, clock)
-		notif, ok := v.Receive()
-		require.True(t, ok)
-		require.Equal(t, "arrived", string(notif.Data))
-	})
+	v := openVictim(t)
+	before := bytes.Clone(v.mem)
+	eight := []byte("eight888")
+	write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8,
+		flags: flagFirst, echo: 1}
+	v.f.send(write, eight)
+	v.f.await(msgConfirm)
+	write.off, write.echo = 100, 0
+	v.f.send(write, eight) // behind it
+	v.f.send(forged{kind: msgNotif, conn: v.conn.ID(), flags: flagChecked}, []byte("arrived"))
+	v.alive(t)
+	require.True(t, bytes.Equal(before, v.mem), "an old write landed, or one overtook it")
+	if _, early := v.Receive(); early {
+		t.Fatal("a notification overtook its bytes")
+	}
+	v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID(), echo: 1}, nil)
+	v.f.await(msgConfirm)
+	require.True(t, bytes.Equal(before, v.mem), "an old confirmation counted")
+	copy(before[victimFrom:], eight)
+	copy(before[victimFrom+100:], eight)
+	v.lands(t, forged{kind: msgConfirmed, conn: v.conn.ID()}, before, clock)
+	notif, ok := v.Receive()
+	require.True(t, ok)
+	require.Equal(t, "arrived", string(notif.Data))
 }
 
 // lands confirms, with an echo, until what was held has landed: a confirmation that a busy machine
@@ -195,87 +186,84 @@ func (v *victim) lands(t *testing.T, confirmed forged, want []byte, echo func() 
 // TestOldWritesOfAnEndThatIsOver has the sender end, by the message that says so, before it
 // confirms.
 func TestOldWritesOfAnEndThatIsOver(t *testing.T) {
-	everyVictim(t, func(t *testing.T, v *victim) {
-		before := bytes.Clone(v.mem)
-		write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8,
-			flags: flagFirst, echo: 1}
-		v.f.send(write, []byte("eight888"))
-		v.f.await(msgConfirm)
-		v.f.send(forged{kind: msgReset, conn: v.conn.ID()}, nil)
-		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID()}, nil)
-		var news Control
-		require.Eventually(t, func() bool {
-			v.f.tell("poll 5")
-			var ok bool
-			news, ok = v.Control()
-			return ok
-		}, testLimit, time.Millisecond)
-		require.True(t, news.Lost && news.Over)
-		require.True(t, bytes.Equal(before, v.mem))
-	})
+	v := openVictim(t)
+	before := bytes.Clone(v.mem)
+	write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8,
+		flags: flagFirst, echo: 1}
+	v.f.send(write, []byte("eight888"))
+	v.f.await(msgConfirm)
+	v.f.send(forged{kind: msgReset, conn: v.conn.ID()}, nil)
+	v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID()}, nil)
+	var news Control
+	require.Eventually(t, func() bool {
+		v.f.tell("poll 5")
+		var ok bool
+		news, ok = v.Control()
+		return ok
+	}, testLimit, time.Millisecond)
+	require.True(t, news.Lost && news.Over)
+	require.True(t, bytes.Equal(before, v.mem))
 }
 
 func TestForgedAnswers(t *testing.T) {
-	everyVictim(t, func(t *testing.T, v *victim) {
-		before := bytes.Clone(v.mem)
-		answer := forged{kind: msgData, conn: v.conn.ID()}
-		long := bytes.Repeat([]byte{0xaa}, 120)
-		for tag, data := range [][]byte{long, long[:99], nil} { // not what was asked for
-			answer.seq = v.read(t, uint64(tag), driver.Desc{Local: 10, Len: 100}).seq
-			v.f.send(answer, data)
-			if err := v.outcome(t, uint64(tag)); err == nil {
-				t.Fatalf("an answer of %d bytes in the place of 100", len(data))
-			}
+	v := openVictim(t)
+	before := bytes.Clone(v.mem)
+	answer := forged{kind: msgData, conn: v.conn.ID()}
+	long := bytes.Repeat([]byte{0xaa}, 120)
+	for tag, data := range [][]byte{long, long[:99], nil} { // not what was asked for
+		answer.seq = v.read(t, uint64(tag), driver.Desc{Local: 10, Len: 100}).seq
+		v.f.send(answer, data)
+		if err := v.outcome(t, uint64(tag)); err == nil {
+			t.Fatalf("an answer of %d bytes in the place of 100", len(data))
 		}
-		if !bytes.Equal(before, v.mem) {
-			t.Fatal("answers that are none changed memory")
-		}
-		// Cancelled, and answered afterwards.
-		answer.seq = v.read(t, 11, driver.Desc{Local: 10, Len: 100}).seq
-		v.conn.Cancel(11)
-		if err := v.outcome(t, 11); !errors.Is(err, driver.ErrAborted) {
-			t.Fatal(err)
-		}
-		v.f.send(answer, long[:100])
-		v.alive(t)
-		if !bytes.Equal(before, v.mem) {
-			t.Fatal("the answer to a cancelled read landed")
-		}
-		// Twice.
-		answer.seq = v.read(t, 12, driver.Desc{Local: 10, Len: 100}).seq
-		v.f.send(answer, long[:100])
-		require.NoError(t, v.outcome(t, 12))
-		copy(before[victimFrom+10:], long[:100])
-		v.f.send(answer, bytes.Repeat([]byte{0xbb}, 100))
-		v.alive(t)
-		if !bytes.Equal(before, v.mem) {
-			t.Fatal("the second answer landed")
-		}
-	})
+	}
+	if !bytes.Equal(before, v.mem) {
+		t.Fatal("answers that are none changed memory")
+	}
+	// Cancelled, and answered afterwards.
+	answer.seq = v.read(t, 11, driver.Desc{Local: 10, Len: 100}).seq
+	v.conn.Cancel(11)
+	if err := v.outcome(t, 11); !errors.Is(err, driver.ErrAborted) {
+		t.Fatal(err)
+	}
+	v.f.send(answer, long[:100])
+	v.alive(t)
+	if !bytes.Equal(before, v.mem) {
+		t.Fatal("the answer to a cancelled read landed")
+	}
+	// Twice.
+	answer.seq = v.read(t, 12, driver.Desc{Local: 10, Len: 100}).seq
+	v.f.send(answer, long[:100])
+	require.NoError(t, v.outcome(t, 12))
+	copy(before[victimFrom+10:], long[:100])
+	v.f.send(answer, bytes.Repeat([]byte{0xbb}, 100))
+	v.alive(t)
+	if !bytes.Equal(before, v.mem) {
+		t.Fatal("the second answer landed")
+	}
 }
 
 // A message that a peer sends beyond its credit is kept or ends the connection, and no more.
 func TestMessagesBeyondCredit(t *testing.T) {
-	everyVictim(t, func(t *testing.T, v *victim) {
-		for i := range 100 {
-			v.f.send(forged{kind: msgNotif, conn: v.conn.ID(), flags: flagChecked | flagFirst},
-				make([]byte, i*40))
+	v := openVictim(t)
+	for i := range 100 {
+		v.f.send(forged{kind: msgNotif, conn: v.conn.ID(), flags: flagChecked | flagFirst},
+			make([]byte, i*40))
+	}
+	v.alive(t)
+	for i := range 100 {
+		if n, ok := v.Receive(); !ok || len(n.Data) != i*40 {
+			t.Fatalf("message %d: %v, %d bytes", i, ok, len(n.Data))
 		}
-		v.alive(t)
-		for i := range 100 {
-			if n, ok := v.Receive(); !ok || len(n.Data) != i*40 {
-				t.Fatalf("message %d: %v, %d bytes", i, ok, len(n.Data))
-			}
-		}
-		v.f.send(forged{kind: msgNotif, conn: v.conn.ID()}, []byte("kept until the context closes"))
-		v.alive(t)
-	})
+	}
+	v.f.send(forged{kind: msgNotif, conn: v.conn.ID()}, []byte("kept until the context closes"))
+	v.alive(t)
 }
 
 // TestMessagesWithoutCredit: a peer that sends far more than it may is lost, and what is kept of it
 // is bounded.
 func TestMessagesWithoutCredit(t *testing.T) {
-	v := openVictim(t, ways[1])
+	v := openVictim(t)
 	const kept = 1024
 	for range kept + 200 {
 		v.f.tell("send e %x #%d", forged{kind: msgNotif, conn: v.conn.ID(),
@@ -292,46 +280,13 @@ func TestMessagesWithoutCredit(t *testing.T) {
 	}
 }
 
-// Memory that is mapped anew while a fence waits is not forgotten by the next one.
-func TestFenceOfMemoryExportedMeanwhile(t *testing.T) {
-	v := openVictim(t, ways[1])
-	a, err := v.Allocate(4096)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = a.Close() })
-	require.NoError(t, v.Map(11, Memory{Mem: a.Bytes(), Ticket: 1, In: a}))
-	export := func() {
-		if _, ok := v.Export(11); !ok {
-			t.Fatal("no export")
-		}
-	}
-	late := func(ticket uint64, why string) {
-		t.Helper()
-		if err := v.Fence(11, ticket, 20*time.Millisecond); !errors.Is(err, driver.ErrTimeout) {
-			t.Fatalf("%s: %v", why, err)
-		}
-	}
-	require.NoError(t, v.Fence(11, 2, 0), "nobody has it mapped")
-	export()
-	late(3, "a peer that has it mapped and does not answer")
-	export()
-	for nonce := uint64(0); nonce == 0; { // those that only show life have none
-		nonce = v.f.await(msgPing).off
-		v.f.send(forged{kind: msgPong, conn: v.conn.ID(), off: nonce}, nil)
-	}
-	require.NoError(t, v.Fence(11, 3, testLimit), "the peer has answered")
-	late(4, "a peer that has mapped it while the last fence waited")
-	v.conn.End(Closed, true)
-	require.NoError(t, v.Fence(11, 4, testLimit), "the connection has ended")
-	v.Unmap(11)
-}
-
 func FuzzMessage(f *testing.F) {
 	f.Add(forged{version: messageVersion, kind: msgWrite, ticket: victimTicket, key: 7,
 		size: 8}.bytes(), []byte("EIGHT..."), false)
 	f.Add(forged{version: messageVersion, kind: msgRead, ticket: victimTicket, key: 7, size: 8,
 		count: 1}.bytes(), table(0, 8), false)
 	f.Add(forged{version: messageVersion, kind: msgData}.bytes(), table(0, 8), true)
-	v := openVictim(f, ways[1])
+	v := openVictim(f)
 	before := bytes.Clone(v.mem)
 	f.Fuzz(func(t *testing.T, head, data []byte, rendezvous bool) {
 		if len(head) > 1000 || len(data) > 100<<10 {

@@ -96,16 +96,6 @@ void sl_ucx_put_loss(struct sl_ucx_conn *n)
 	put_control(n->worker, p);
 }
 
-void sl_ucx_put_suspicion(struct sl_ucx_worker *w)
-{
-	struct sl_ucx_post *p = make(0, NULL, 0);
-
-	if (!p)
-		return;
-	p->lost = 3;
-	put_control(w, p);
-}
-
 void sl_ucx_put_notification(struct sl_ucx_conn *n, const void *data, size_t len)
 {
 	struct sl_ucx_worker *w = n->worker;
@@ -250,10 +240,4 @@ void sl_ucx_empty(struct sl_ucx_worker *w)
 	free_messages(w->small);
 	free_messages(w->large);
 	w->small = w->large = NULL;
-	while (w->blocks) {
-		struct sl_ucx_block *k = w->blocks;
-
-		w->blocks = k->next;
-		free(k);
-	}
 }

@@ -18,39 +18,38 @@ import (
 // TestAnswersAreOfTheirEpoch fences memory that a peer reads who does not take the answers, and
 // changes it: what is sent later is what was there before.
 func TestAnswersAreOfTheirEpoch(t *testing.T) {
-	everyVictim(t, func(t *testing.T, v *victim) {
-		region := v.mem[victimFrom:victimTo]
-		for i := range region {
-			region[i] = 0x11
+	v := openVictim(t)
+	region := v.mem[victimFrom:victimTo]
+	for i := range region {
+		region[i] = 0x11
+	}
+	const asked = 300
+	for seq := range uint32(asked) {
+		v.f.send(forged{kind: msgRead, conn: v.conn.ID(), seq: seq, ticket: victimTicket,
+			key: 7, size: victimTo - victimFrom}, nil)
+	}
+	require.NoError(t, v.Fence(7, victimTicket+1))
+	for i := range region {
+		region[i] = 0xee
+	}
+	v.f.send(forged{kind: msgRead, conn: v.conn.ID(), seq: asked, ticket: victimTicket, key: 7,
+		size: 8}, nil)
+	for range asked + 1 {
+		if v.f.await(msgData).seq == asked {
+			break
 		}
-		const asked = 300
-		for seq := range uint32(asked) {
-			v.f.send(forged{kind: msgRead, conn: v.conn.ID(), seq: seq, ticket: victimTicket,
-				key: 7, size: victimTo - victimFrom}, nil)
-		}
-		require.NoError(t, v.Fence(7, victimTicket+1, testLimit))
-		for i := range region {
-			region[i] = 0xee
-		}
-		v.f.send(forged{kind: msgRead, conn: v.conn.ID(), seq: asked, ticket: victimTicket, key: 7,
-			size: 8}, nil)
-		for range asked + 1 {
-			if v.f.await(msgData).seq == asked {
-				break
-			}
-		}
-		if v.f.late > 0 {
-			promise.Broken(t, "bytes that were written after the fence were sent")
-		}
-	})
+	}
+	if v.f.late > 0 {
+		promise.Broken(t, "bytes that were written after the fence were sent")
+	}
 }
 
 // TestNoBatchWaitsForTheTick submits while the thread goes to sleep, which it does for minutes
 // here.
 func TestNoBatchWaitsForTheTick(t *testing.T) {
-	w := ways[0]
-	w.config.GraceNanos = uint64(time.Hour)
-	l := openLane(t, w)
+	c := overTCP
+	c.GraceNanos = uint64(time.Hour)
+	l := openLane(t, c)
 	for range 2000 {
 		l.tag++
 		require.NoError(t, submit(l.conn, driver.Write, l.tag,
@@ -66,9 +65,8 @@ func TestNoBatchWaitsForTheTick(t *testing.T) {
 // was imported stay as they are.
 func TestListThatChanges(t *testing.T) {
 	const entry, count = 4096, 64
-	l := openLane(t, ways[0])
-	x, _ := l.far.Export(testKey)
-	slot, err := l.conn.Import(Import{Key: testKey, Size: testBytes / 2, Ticket: 1, Export: x})
+	l := openLane(t, overTCP)
+	slot, err := l.conn.Import(Import{Key: testKey, Size: testBytes / 2, Ticket: 1})
 	require.NoError(t, err)
 	list := make([]uint32, count)
 	for i := range list {

@@ -7,24 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-int sl_ucx_errno(ucs_status_t status)
-{
-	switch (status) {
-	case UCS_OK:
-		return 0;
-	case UCS_ERR_NO_MEMORY:
-		return -ENOMEM;
-	case UCS_ERR_UNREACHABLE:
-	case UCS_ERR_NO_DEVICE:
-		return -EHOSTUNREACH;
-	case UCS_ERR_UNSUPPORTED:
-	case UCS_ERR_NOT_IMPLEMENTED:
-		return -ENOTSUP;
-	default:
-		return -EINVAL;
-	}
-}
-
 /* Doubles a table whose free entries are zero. NULL: no memory, and nothing changed. */
 void *sl_ucx_grow(void *table, uint32_t *len, size_t entry)
 {
@@ -90,7 +72,7 @@ int sl_ucx_reaches(const struct sl_ucx_memory *m, uint64_t off, uint64_t len)
 }
 
 /* When it returns, each holder of a lock when it was called has let go of it. */
-void sl_ucx_quiesce(struct sl_ucx_context *c)
+static void quiesce(struct sl_ucx_context *c)
 {
 	for (uint32_t i = 0; i < c->config.workers; i++) {
 		sl_ucx_lock(&c->workers[i]);
@@ -122,8 +104,7 @@ void sl_ucx_leave(struct sl_ucx_memory *m)
 }
 
 int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags,
-	       uint64_t ticket, struct sl_ucx_allocation *in, struct sl_ucx_landings landings,
-	       struct sl_ucx_only only)
+	       uint64_t ticket, struct sl_ucx_landings landings, struct sl_ucx_only only)
 {
 	struct sl_ucx_memory *m;
 	int rc;
@@ -137,11 +118,8 @@ int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len,
 		m->base = base;
 		m->len = len;
 		m->flags = flags;
-		m->in = in;
 		m->landings = landings;
 		m->only = only;
-		m->nonce = 0;
-		m->exported = m->owed = 0;
 		atomic_store_explicit(&m->ticket, ticket, memory_order_release);
 	}
 	pthread_mutex_unlock(&c->lock);
@@ -150,17 +128,28 @@ int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len,
 
 void sl_ucx_unmap(struct sl_ucx_context *c, uint32_t key)
 {
-	_Atomic uint32_t *word;
 	struct sl_ucx_memory *m;
 
 	pthread_mutex_lock(&c->lock);
-	word = sl_ucx_word(c, key);
 	m = sl_ucx_find(c, key);
 	if (m) {
 		atomic_store(&m->ticket, 0);
-		if (word)
-			atomic_fetch_add(word, 1);
-		sl_ucx_quiesce(c);
+		quiesce(c);
 	}
 	pthread_mutex_unlock(&c->lock);
+}
+
+int sl_ucx_fence(struct sl_ucx_context *c, uint32_t key, uint64_t ticket)
+{
+	struct sl_ucx_memory *m;
+
+	pthread_mutex_lock(&c->lock);
+	m = sl_ucx_find(c, key);
+	if (m)
+		atomic_store(&m->ticket, ticket);
+	pthread_mutex_unlock(&c->lock);
+	if (!m)
+		return -ERANGE;
+	quiesce(c); /* what was admitted under the old ticket has landed */
+	return 0;
 }

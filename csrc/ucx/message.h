@@ -6,12 +6,8 @@
 #include "abi.h"
 
 #define SL_UCX_AM 21	  /* the id of all of them */
-#define SL_UCX_VERSION 3 /* of this file; ends that differ do not talk */
+#define SL_UCX_VERSION 4 /* of this file; ends that differ do not talk */
 #define SL_UCX_ANSWER_MAX (64u << 10) /* bytes that one message may ask for */
-#define SL_UCX_PULL_MAX                                                                            \
-	(256u << 10) /* bytes that the owner copies for one message, under its lock */
-#define SL_UCX_ROWS                                                                                \
-	1023 /* of a table that is pulled: with the gate what the kernel takes in one call */
 
 enum {
 	SL_UCX_MSG_CONTROL = 1, /* data is Go's */
@@ -28,23 +24,19 @@ enum {
 	SL_UCX_MSG_NOTIFY,
 	SL_UCX_MSG_CREDIT,	/* value messages were received */
 	SL_UCX_MSG_STARVED,	/* for want of credit */
-	SL_UCX_MSG_PING,	/* value comes back */
-	SL_UCX_MSG_PONG,
+	SL_UCX_MSG_PING,	/* says that we are there, and our stamp */
 	SL_UCX_MSG_ASK,		/* for an acknowledgement of writes up to seq */
 	/* the other end is over: nothing that comes by it lands any more */
 	SL_UCX_MSG_RESET,
 	/* is what you sent before still wanted? It was on its way for longer than Grace */
 	SL_UCX_MSG_CONFIRM,
-	SL_UCX_MSG_CONFIRMED,	/* it is */
-	SL_UCX_MSG_PROBE	/* see probe.c */
+	SL_UCX_MSG_CONFIRMED	/* it is */
 };
 
 enum {
 	SL_UCX_FIRST = 1,    /* of a batch */
 	SL_UCX_ASK = 2,	     /* for an acknowledgement */
-	SL_UCX_CHECKED = 8,  /* a notification to deliver only if its batch arrived whole */
-	/* a write whose bytes, or with count rows whose table, are in the sender's memory, at */
-	SL_UCX_PULL = 32
+	SL_UCX_CHECKED = 8   /* a notification to deliver only if its batch arrived whole */
 };
 
 /* Both ends are of one byte order: the first control message says which. */
@@ -59,7 +51,6 @@ struct sl_ucx_head {
 	uint32_t key, count;
 	int32_t status;
 	uint32_t zero; /* no byte is left to chance */
-	uint64_t at;
 	uint64_t stamp; /* the sender's clock */
 	/*
 	 * the last stamp that it has from the receiver, by which that knows how old this is at most
@@ -71,12 +62,6 @@ struct sl_ucx_head {
 struct sl_ucx_place {
 	uint64_t off;
 	uint64_t len;
-};
-
-/* A row of a table that is pulled: so many bytes of the owner's memory, and of the sender's. */
-struct sl_ucx_row {
-	uint64_t off, len;
-	uint64_t at;
 };
 
 /* A message until UCX lets go of it. */

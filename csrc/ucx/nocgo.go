@@ -19,15 +19,6 @@ func Version() string { return "" }
 // Kept is 0.
 func Kept() int { return 0 }
 
-// Allocation needs cgo.
-type Allocation struct{}
-
-// Bytes is none.
-func (*Allocation) Bytes() []byte { return nil }
-
-// Close does nothing.
-func (*Allocation) Close() error { return nil }
-
 // Spots needs cgo.
 type Spots struct{}
 

@@ -25,11 +25,11 @@ static int choose(ucp_config_t *config, const char *name, const char *value, cha
 	return status == UCS_OK ? 0 : say(why, size, name, status);
 }
 
-int sl_ucx_open_handle(struct sl_ucx_context *c, char *why, size_t size)
+static int open_handle(struct sl_ucx_context *c, char *why, size_t size)
 {
 	ucp_params_t params = {
 		.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
-		.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+		.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
 		.mt_workers_shared = 1,
 	};
 	ucp_config_t *config;
@@ -105,8 +105,7 @@ static int prepare_worker(struct sl_ucx_context *c, uint32_t index)
 	pthread_condattr_destroy(&clock);
 	w->ring = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
 	w->batches = calloc(batches, sizeof(*w->batches));
-	w->vectors = c->config.pull ? malloc(sizeof(*w->vectors)) : NULL;
-	if (!w->ring || !w->batches || (c->config.pull && !w->vectors))
+	if (!w->ring || !w->batches)
 		return -ENOMEM;
 	memset(w->ring, 0, bytes);
 	w->ring->mask = batches - 1;
@@ -141,10 +140,8 @@ static void release_worker(struct sl_ucx_worker *w)
 	if (w->handle)
 		sl_ucx.ucp_worker_destroy(w->handle);
 	free(w->batches);
-	free(w->vectors);
 	free(w->conns);
 	w->batches = w->free = NULL;
-	w->vectors = NULL;
 	w->handle = NULL;
 	w->address = NULL;
 	w->conns = NULL;
@@ -165,15 +162,9 @@ static void release_memories(struct sl_ucx_context *c)
 /* What open has made so far; threads are at rest. */
 static void release(struct sl_ucx_context *c)
 {
-	struct sl_ucx_allocation *words;
-
 	pthread_mutex_lock(&c->lock);
 	release_memories(c);
-	words = c->words;
-	c->words = NULL;
 	pthread_mutex_unlock(&c->lock);
-	if (words)
-		sl_ucx_release(words);
 	for (uint32_t i = 0; c->workers && i < c->config.workers; i++) {
 		struct sl_ucx_worker *w = &c->workers[i];
 
@@ -184,22 +175,18 @@ static void release(struct sl_ucx_context *c)
 		pthread_mutex_unlock(&w->lock);
 	}
 	pthread_mutex_lock(&c->lock);
-	/* memory that the program still has keeps the context: its last one ends it */
 	c->closed = 1;
-	if (c->handle && !c->allocations)
+	if (c->handle)
 		sl_ucx.ucp_cleanup(c->handle);
 	pthread_mutex_unlock(&c->lock);
 }
 
 static int start(struct sl_ucx_context *c, char *why, size_t size)
 {
-	int rc = sl_ucx_open_handle(c, why, size);
+	int rc = open_handle(c, why, size);
 
 	for (uint32_t i = 0; i < c->config.workers && rc == 0; i++)
 		rc = open_worker(&c->workers[i], why, size);
-	if (rc == 0 && c->config.shared &&
-	    sl_ucx_allocate(c, SL_UCX_WORDS * sizeof(uint32_t), &c->words) != 0)
-		c->words = NULL; /* then peers map nothing of ours */
 	for (uint32_t i = 0; i < c->config.workers && rc == 0; i++) {
 		struct sl_ucx_worker *w = &c->workers[i];
 

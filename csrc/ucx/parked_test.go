@@ -45,102 +45,47 @@ func stand(t *testing.T, s *Spots, spot int, f func() error) (goOn func() error)
 	return goOn
 }
 
-// TestFenceWhileAStoreStands has a near writer stand, with its worker's lock, before and behind
-// a store into memory that it has mapped, through the whole of a fence. The fence ends all the
-// same; then the same process imports the memory anew and writes, and the writer goes on: nothing
-// of it lands.
-func TestFenceWhileAStoreStands(t *testing.T) {
-	for name, spot := range map[string]int{"store": AtStore, "stored": AtStored} {
-		for _, again := range []bool{false, true} {
-			t.Run(name, func(t *testing.T) { fenceWhileAStoreStands(t, spot, again) })
-		}
-	}
-}
-
-// With again the memory is unmapped behind the fence, and mapped anew under its key.
-func fenceWhileAStoreStands(t *testing.T, spot int, again bool) {
-	spots := openSpots(t)
-	w := ways[0]
-	w.config.Spots, w.config.Workers = spots, 2
-	l := openLane(t, w)
-	beside, back := joinWorkers(t, l.near, l.far, 1, 1) // the lock of the first worker is taken
-	clear(l.remote)
-	fill(l.local, 1)
-	goOn := stand(t, spots, spot, func() error { return l.begins(driver.Write) })
-	require.ErrorIs(t, l.far.Fence(testKey, 2, 20*time.Millisecond), driver.ErrTimeout)
-	require.NoError(t, l.far.Refresh(testKey))
-	if again {
-		l.far.Unmap(testKey)
-		require.NoError(t, l.far.Map(testKey, Memory{Mem: l.remote, Ticket: 2}))
-	}
-	for i := range l.remote {
-		l.remote[i] = 0x5a
-	}
-	want := slices.Clone(l.remote)
-	x, _ := l.far.Export(testKey)
-	slot, err := beside.Import(Import{Key: testKey, Size: testBytes, Ticket: 2, Export: x})
-	require.NoError(t, err)
-	d := driver.Desc{Local: 64, Remote: parkedBytes / 2, Len: 64, LocalKey: testKey,
-		RemoteKey: slot}
-	require.NoError(t, submit(beside, driver.Write, 2, []driver.Desc{d}, nil))
-	require.NoError(t, l.outcome(t, 2))
-	copy(want[parkedBytes/2:], l.local[64:128])
-	require.NoError(t, goOn())
-	require.ErrorIs(t, l.outcome(t, 1), driver.ErrRevoked)
-	require.NoError(t, l.far.Fence(testKey, 3, testLimit))
-	require.True(t, bytes.Equal(want, l.remote), "a byte of a store that stood landed")
-	require.NoError(t, beside.Close(testLimit))
-	require.NoError(t, back.Close(testLimit))
-}
-
 // TestFenceWhileALandingStands has the owner's worker stand between its look at ticket and age
 // and the copy of a write: the fence waits for it, and nothing lands behind the fence.
 func TestFenceWhileALandingStands(t *testing.T) {
-	for _, w := range ways[1:] {
-		t.Run(w.name, func(t *testing.T) {
-			spots, l := openStanding(t, w)
-			l.fenceStands(t, stand(t, spots, AtCopy, func() error {
-				return l.begins(driver.Write)
-			}))
-			clear(l.remote)
-			l.tag = 1
-			// it may have landed before the fence
-			require.NotErrorIs(t, l.outcome(t, 1), driver.ErrFull)
-			require.NoError(t, l.far.Fence(testKey, 3, testLimit))
-			require.True(t, bytes.Equal(make([]byte, parkedBytes), l.remote[:parkedBytes]),
-				"a byte landed behind the fence")
-		})
-	}
+	spots, l := openStanding(t)
+	l.fenceStands(t, stand(t, spots, AtCopy, func() error {
+		return l.begins(driver.Write)
+	}))
+	clear(l.remote)
+	l.tag = 1
+	// it may have landed before the fence
+	require.NotErrorIs(t, l.outcome(t, 1), driver.ErrFull)
+	require.NoError(t, l.far.Fence(testKey, 3))
+	require.True(t, bytes.Equal(make([]byte, parkedBytes), l.remote[:parkedBytes]),
+		"a byte landed behind the fence")
 }
 
 // TestFenceWhileAnAnswerStands does so with the answer to a read: it has no byte that was
 // written behind the fence.
 func TestFenceWhileAnAnswerStands(t *testing.T) {
-	for _, w := range ways[2:] { // where messages carry the bytes
-		t.Run(w.name, func(t *testing.T) {
-			spots, l := openStanding(t, w)
-			fill(l.remote, 5)
-			want := slices.Clone(l.remote[:parkedBytes])
-			l.fenceStands(t, stand(t, spots, AtAnswer, func() error {
-				return l.begins(driver.Read)
-			}))
-			clear(l.remote)
-			if err := l.outcome(t, 1); err == nil {
-				require.True(t, bytes.Equal(want, l.local[:parkedBytes]),
-					"a read has bytes that were written behind the fence")
-			} else {
-				require.ErrorIs(t, err, driver.ErrRevoked)
-			}
-		})
+	spots, l := openStanding(t)
+	fill(l.remote, 5)
+	want := slices.Clone(l.remote[:parkedBytes])
+	l.fenceStands(t, stand(t, spots, AtAnswer, func() error {
+		return l.begins(driver.Read)
+	}))
+	clear(l.remote)
+	if err := l.outcome(t, 1); err == nil {
+		require.True(t, bytes.Equal(want, l.local[:parkedBytes]),
+			"a read has bytes that were written behind the fence")
+	} else {
+		require.ErrorIs(t, err, driver.ErrRevoked)
 	}
 }
 
 // openStanding opens a lane whose owner alone has spots.
-func openStanding(t *testing.T, w way) (*Spots, *lane) {
+func openStanding(t *testing.T) (*Spots, *lane) {
 	t.Helper()
 	spots := openSpots(t)
-	w.config.Spots = spots
-	l := openLane(t, w)
+	c := overTCP
+	c.Spots = spots
+	l := openLane(t, c)
 	fill(l.local, 1)
 	return spots, l
 }
@@ -154,7 +99,7 @@ func (l *lane) begins(op driver.Op) error {
 func (l *lane) fenceStands(t *testing.T, goOn func() error) {
 	t.Helper()
 	fenced := make(chan error, 1)
-	go func() { fenced <- l.far.Fence(testKey, 2, testLimit) }()
+	go func() { fenced <- l.far.Fence(testKey, 2) }()
 	select {
 	case err := <-fenced:
 		t.Fatalf("the fence returned %v while a worker stood behind its look", err)

@@ -12,8 +12,6 @@
 
 /* Calls of progress under one hold of the lock, while they find something. */
 #define ROUNDS 16
-/* How long a batch counts as in a caller's hand; the clock has steps of up to 10 ms. */
-#define IN_HAND_NS 12000000u
 /* Between two looks at memory whose pages are being moved. */
 #define STALLED_MS 1
 /* Looks at a lock that is held before sleeping on it: some ten microseconds. */
@@ -121,15 +119,6 @@ int sl_ucx_finish(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns
 	return rc;
 }
 
-/*
- * A caller has moved a piece just now and comes for the next one: a second core would only take
- * the bytes out of its cache. Unless it has lost its core meanwhile.
- */
-static int in_hand(const struct sl_ucx_batch *b)
-{
-	return b->helped && sl_ucx_about_now() - b->helped < IN_HAND_NS;
-}
-
 /* A piece of each connection's batches, so that none holds up the others. */
 static unsigned move_all(struct sl_ucx_worker *w)
 {
@@ -138,7 +127,7 @@ static unsigned move_all(struct sl_ucx_worker *w)
 	for (uint32_t k = 0; k < w->conns_len; k++) {
 		struct sl_ucx_conn *n = w->conns[k];
 
-		if (n && n->head != &n->live && !in_hand(n->head))
+		if (n && n->head != &n->live)
 			moved += (unsigned)sl_ucx_move(n, SL_UCX_QUANTUM);
 	}
 	return moved;

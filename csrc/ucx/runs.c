@@ -49,10 +49,3 @@ int sl_ucx_next_run(struct sl_ucx_batch *b)
 	b->next_piece += b->run.count;
 	return 1;
 }
-
-void sl_ucx_rewind(struct sl_ucx_batch *b)
-{
-	b->next_piece = 0;
-	b->unproved = NULL;
-	b->run = (struct sl_ucx_run){0};
-}

@@ -61,8 +61,7 @@ static void over(struct sl_ucx_message *p, ucs_status_t status)
 	p->next->prev = p->prev;
 	n->sends--;
 	n->carried -= p->counted;
-	if (p->head.type == SL_UCX_MSG_PING && --n->pings == 0 && n->pinged < n->asked)
-		sl_ucx_ping(n);
+	n->pings -= p->head.type == SL_UCX_MSG_PING;
 	if (p->head.type == SL_UCX_MSG_DATA)
 		n->answers -= p->len;
 	if (status != UCS_OK && p->head.type != SL_UCX_MSG_PING) /* the peer waits for it */
@@ -150,11 +149,9 @@ void sl_ucx_signal(struct sl_ucx_conn *n, uint8_t type, uint64_t value)
 	sl_ucx_send(n, p);
 }
 
-/* One at a time, or they pile up while the peer stands still. The next one follows it. */
+/* One at a time, or they pile up while the peer stands still. */
 void sl_ucx_ping(struct sl_ucx_conn *n)
 {
-	if (n->pings)
-		return;
-	n->pinged = n->asked;
-	sl_ucx_signal(n, SL_UCX_MSG_PING, n->asked);
+	if (!n->pings)
+		sl_ucx_signal(n, SL_UCX_MSG_PING, 0);
 }

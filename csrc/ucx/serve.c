@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What peers ask of our memory. Every message shows the ticket of the memory's epoch, and is
- * landed, taken or answered under the lock: a thread that has changed the ticket and taken the lock
+ * landed or answered under the lock: a thread that has changed the ticket and taken the lock
  * once knows that nothing of the old epoch lands any more.
  */
 #include "worker.h"
@@ -100,11 +100,9 @@ static int32_t scatter(const struct sl_ucx_head *h, struct sl_ucx_memory *m, con
 	return move_rows(h, m, data, (uint8_t *)data + h->off, 1);
 }
 
-static int32_t place(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct sl_ucx_memory *m,
-		     const void *data, size_t len)
+static int32_t place(const struct sl_ucx_head *h, struct sl_ucx_memory *m, const void *data,
+		     size_t len)
 {
-	if (h->flags & SL_UCX_PULL)
-		return sl_ucx_take(n, h, m);
 	if (h->count)
 		return scatter(h, m, data, len);
 	if (len != h->len || !sl_ucx_reaches(m, h->off, len))
@@ -129,7 +127,7 @@ int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const
 		n->rx_failed = 0;
 	if (status == 0) {
 		sl_ucx_at(n->worker, SL_UCX_AT_COPY);
-		status = place(n, h, m, data, len);
+		status = place(h, m, data, len);
 		sl_ucx_leave(m);
 	}
 	if (status != 0)

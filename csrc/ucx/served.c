@@ -11,7 +11,8 @@
 /* Rows of one message's table. */
 #define ROWS 512
 
-void sl_ucx_take_local(struct sl_ucx_batch *b, uint8_t *to, const uint8_t *local, uint64_t len)
+/* memcpy from memory of ours; where it is gone the batch fails, and zeros go in its place. */
+static void take_local(struct sl_ucx_batch *b, uint8_t *to, const uint8_t *local, uint64_t len)
 {
 	if (sl_guard_copy(to, local, len) == 0)
 		return;
@@ -43,7 +44,7 @@ static void pack(struct sl_ucx_batch *b, struct sl_ucx_message *p, struct sl_ucx
 
 		table[rows++] = (struct sl_ucx_place){run->remote + run->done, len};
 		if (b->write)
-			sl_ucx_take_local(b, data + bytes, run->local + run->done, len);
+			take_local(b, data + bytes, run->local + run->done, len);
 		bytes += len;
 		run->done += len;
 		if (run->done < run->len)
@@ -96,7 +97,7 @@ static void send_plain(struct sl_ucx_batch *b, struct sl_ucx_message *p, uint64_
 	if (sl_ucx_all_taken(b) || r->seq % 8 == 7 || sl_ucx_window_full(n))
 		p->head.flags |= SL_UCX_ASK;
 	if (b->write) {
-		sl_ucx_take_local(b, p->body, local, len);
+		take_local(b, p->body, local, len);
 		p->len = (uint32_t)len;
 	}
 	sl_ucx_send(n, p);
@@ -192,8 +193,6 @@ int sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const vo
 		return 0;
 	if (r->batch && h->status != 0)
 		sl_ucx_fail(r->batch, h->status, (int32_t)r->piece);
-	else if (r->batch && r->faulty)
-		sl_ucx_fail(r->batch, SL_UCX_FAULT, (int32_t)r->piece);
 	else if (r->batch && len != r->len)
 		sl_ucx_fail(r->batch, UCS_ERR_IO_ERROR, (int32_t)r->piece);
 	else if (r->batch && land(r->batch, r, data) != 0)

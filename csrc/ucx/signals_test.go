@@ -32,7 +32,7 @@ func TestSignalsChild(t *testing.T) {
 	signal.Notify(caught, syscall.SIGTERM, syscall.SIGHUP) // before UCX, and again after
 	require.NoError(t, Load(""))
 	w, err := Open(Config{Workers: 1, BatchesMax: 8, WakeFD: -1, ControlFD: -1,
-		GraceNanos: 1e9, FailureNanos: 1e10})
+		GraceNanos: 1e9})
 	require.NoError(t, err)
 	signal.Notify(caught, syscall.SIGTERM, syscall.SIGHUP)
 	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP} {

@@ -21,8 +21,6 @@ import (
 // The spots of Spots.Park: between a check of a thread and the act that relies on it.
 const (
 	AtNone   = C.SL_UCX_AT_NONE   // parks no thread any more
-	AtStore  = C.SL_UCX_AT_STORE  // the generation was good; the store follows
-	AtStored = C.SL_UCX_AT_STORED // the generation is looked at again next
 	AtCopy   = C.SL_UCX_AT_COPY   // ticket and age of a write were good; the copy follows
 	AtAnswer = C.SL_UCX_AT_ANSWER // the ticket of a read was good; the answer is copied next
 )

@@ -45,128 +45,97 @@ func (v *victim) mapMovable(t *testing.T) *movable {
 // TestAgesWhilePagesMove has a write arrive young, wait for pages that are being moved, and be
 // too old when they have come to rest.
 func TestAgesWhilePagesMove(t *testing.T) {
-	everyVictim(t, func(t *testing.T, v *victim) {
-		m := v.mapMovable(t)
-		before := bytes.Clone(v.mem)
-		m.phase.Store(pagesMove)
-		v.f.send(forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: movableKey,
-			size:  8,
-			flags: flagFirst}, []byte("eight888"))
-		require.True(t, v.answers()) // it has come
-		v.Elapse(2 * testGrace)
-		m.phase.Store(pagesStay)
-		v.f.await(msgConfirm)
-		require.True(t, bytes.Equal(before, v.mem), "bytes landed that were too old")
-		copy(before[victimFrom:], "eight888")
-		v.lands(t, forged{kind: msgConfirmed, conn: v.conn.ID()}, before, clock)
-		require.Zero(t, m.inside.Load())
-	})
+	v := openVictim(t)
+	m := v.mapMovable(t)
+	before := bytes.Clone(v.mem)
+	m.phase.Store(pagesMove)
+	v.f.send(forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: movableKey,
+		size:  8,
+		flags: flagFirst}, []byte("eight888"))
+	require.True(t, v.answers()) // it has come
+	v.Elapse(2 * testGrace)
+	m.phase.Store(pagesStay)
+	v.f.await(msgConfirm)
+	require.True(t, bytes.Equal(before, v.mem), "bytes landed that were too old")
+	copy(before[victimFrom:], "eight888")
+	v.lands(t, forged{kind: msgConfirmed, conn: v.conn.ID()}, before, clock)
+	require.Zero(t, m.inside.Load())
 }
 
 // TestPagesThatMoveHoldUpTheirOwn has a write, a read and an answer wait for pages that are
 // being moved: the worker answers others, and a fence of other memory ends.
 func TestPagesThatMoveHoldUpTheirOwn(t *testing.T) {
-	everyVictim(t, func(t *testing.T, v *victim) {
-		m := v.mapMovable(t)
-		before := bytes.Clone(v.mem)
-		answer := forged{kind: msgData, conn: v.conn.ID()}
-		slot, err := v.conn.Import(Import{Key: 1, Size: 1 << 20, Ticket: 5})
-		require.NoError(t, err)
-		require.NoError(t, submit(v.conn, driver.Read, 1,
-			[]driver.Desc{{Local: 100, Len: 8, LocalKey: movableKey, RemoteKey: slot}}, nil))
-		answer.seq = v.f.await(msgRead).seq
-		m.phase.Store(pagesMove)
-		write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: movableKey,
-			size: 8, flags: flagFirst}
-		v.f.send(write, []byte("eight888"))
-		v.f.send(answer, []byte("answered"))
-		v.f.send(forged{kind: msgNotif, conn: v.conn.ID(), flags: flagChecked}, []byte("behind"))
-		v.alive(t)
-		require.NoError(t, v.Fence(8, victimTicket+1, testLimit))
-		_, early := v.Receive()
-		require.False(t, early, "a notification overtook its bytes")
-		require.True(t, bytes.Equal(before, v.mem))
-		m.phase.Store(pagesStay)
-		require.NoError(t, v.outcome(t, 1))
-		v.alive(t)
-		copy(before[victimFrom:], "eight888")
-		copy(before[victimFrom+100:], "answered")
-		require.True(t, bytes.Equal(before, v.mem))
-		notif, ok := v.Receive()
-		require.True(t, ok)
-		require.Equal(t, "behind", string(notif.Data))
-	})
-}
-
-// TestReadsIntoPagesThatMove reads by our own hand, from memory that is mapped and by the
-// kernel, into pages that are being moved.
-func TestReadsIntoPagesThatMove(t *testing.T) {
-	for _, w := range ways[:2] {
-		t.Run(w.name, func(t *testing.T) {
-			l := openLane(t, w)
-			m := &movable{}
-			require.NoError(t, l.near.Map(movableKey, Memory{Mem: l.local, Ticket: 1,
-				Inside: &m.inside, Phase: &m.phase}))
-			t.Cleanup(func() { // before the lane closes
-				m.phase.Store(pagesStay)
-				l.near.Unmap(movableKey)
-			})
-			fill(l.remote[:100000], 3)
-			m.phase.Store(pagesMove)
-			d := []driver.Desc{{Len: 100000, LocalKey: movableKey, RemoteKey: l.slot}}
-			require.NoError(t, submit(l.conn, driver.Read, 1, d, nil))
-			require.NoError(t, l.near.Fence(testKey, 2, testLimit))
-			require.False(t, bytes.Equal(l.remote[:100000], l.local[:100000]))
-			m.phase.Store(pagesStay)
-			require.NoError(t, l.outcome(t, 1))
-			require.True(t, bytes.Equal(l.remote[:100000], l.local[:100000]))
-			require.Zero(t, m.inside.Load())
-		})
-	}
+	v := openVictim(t)
+	m := v.mapMovable(t)
+	before := bytes.Clone(v.mem)
+	answer := forged{kind: msgData, conn: v.conn.ID()}
+	slot, err := v.conn.Import(Import{Key: 1, Size: 1 << 20, Ticket: 5})
+	require.NoError(t, err)
+	require.NoError(t, submit(v.conn, driver.Read, 1,
+		[]driver.Desc{{Local: 100, Len: 8, LocalKey: movableKey, RemoteKey: slot}}, nil))
+	answer.seq = v.f.await(msgRead).seq
+	m.phase.Store(pagesMove)
+	write := forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: movableKey,
+		size: 8, flags: flagFirst}
+	v.f.send(write, []byte("eight888"))
+	v.f.send(answer, []byte("answered"))
+	v.f.send(forged{kind: msgNotif, conn: v.conn.ID(), flags: flagChecked}, []byte("behind"))
+	v.alive(t)
+	require.NoError(t, v.Fence(8, victimTicket+1))
+	_, early := v.Receive()
+	require.False(t, early, "a notification overtook its bytes")
+	require.True(t, bytes.Equal(before, v.mem))
+	m.phase.Store(pagesStay)
+	require.NoError(t, v.outcome(t, 1))
+	v.alive(t)
+	copy(before[victimFrom:], "eight888")
+	copy(before[victimFrom+100:], "answered")
+	require.True(t, bytes.Equal(before, v.mem))
+	notif, ok := v.Receive()
+	require.True(t, ok)
+	require.Equal(t, "behind", string(notif.Data))
 }
 
 // TestHellosLeaveRoom floods a worker with messages of no connection: what a connection says
 // arrives, and few of the others are kept.
 func TestHellosLeaveRoom(t *testing.T) {
-	everyVictim(t, func(t *testing.T, v *victim) {
-		const flood = 2000
-		for range flood {
-			v.f.send(forged{kind: msgControl}, []byte("who is there?"))
+	v := openVictim(t)
+	const flood = 2000
+	for range flood {
+		v.f.send(forged{kind: msgControl}, []byte("who is there?"))
+	}
+	v.f.send(forged{kind: msgControl, conn: v.conn.ID()}, []byte("it is me"))
+	v.alive(t)
+	unknown := 0
+	for {
+		m, ok := v.Control()
+		require.True(t, ok, "a known connection was crowded out by %d others", unknown)
+		if m.Conn != 0 {
+			require.Equal(t, "it is me", string(m.Data))
+			break
 		}
-		v.f.send(forged{kind: msgControl, conn: v.conn.ID()}, []byte("it is me"))
-		v.alive(t)
-		unknown := 0
-		for {
-			m, ok := v.Control()
-			require.True(t, ok, "a known connection was crowded out by %d others", unknown)
-			if m.Conn != 0 {
-				require.Equal(t, "it is me", string(m.Data))
-				break
-			}
-			unknown++
-		}
-		require.LessOrEqual(t, unknown, flood*3/4)
-	})
+		unknown++
+	}
+	require.LessOrEqual(t, unknown, flood*3/4)
 }
 
 // TestRoundTripLongerThanGrace has each message of the peer, its confirmations too, be on the
 // way for longer than Grace: the age limit grows until bytes land, once the peer has confirmed it.
 func TestRoundTripLongerThanGrace(t *testing.T) {
 	const grace, late = testGrace, testGrace * 3 / 2
-	everyVictim(t, func(t *testing.T, v *victim) {
-		before := bytes.Clone(v.mem)
-		past := func() uint64 { return clock() - uint64(late) }
-		v.f.send(forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8,
-			flags: flagFirst,
-			echo:  past()}, []byte("eight888"))
-		require.Equal(t, uint64(grace), v.f.await(msgConfirm).off)
-		v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID(), echo: past(), off: uint64(grace)},
-			nil)
-		require.Equal(t, uint64(2*grace), v.f.await(msgConfirm).off)
-		require.True(t, bytes.Equal(before, v.mem),
-			"the limit grew before the peer had confirmed it")
-		copy(before[victimFrom:], "eight888")
-		v.lands(t, forged{kind: msgConfirmed, conn: v.conn.ID(), off: uint64(2 * grace)}, before,
-			past)
-	})
+	v := openVictim(t)
+	before := bytes.Clone(v.mem)
+	past := func() uint64 { return clock() - uint64(late) }
+	v.f.send(forged{kind: msgWrite, conn: v.conn.ID(), ticket: victimTicket, key: 7, size: 8,
+		flags: flagFirst,
+		echo:  past()}, []byte("eight888"))
+	require.Equal(t, uint64(grace), v.f.await(msgConfirm).off)
+	v.f.send(forged{kind: msgConfirmed, conn: v.conn.ID(), echo: past(), off: uint64(grace)},
+		nil)
+	require.Equal(t, uint64(2*grace), v.f.await(msgConfirm).off)
+	require.True(t, bytes.Equal(before, v.mem),
+		"the limit grew before the peer had confirmed it")
+	copy(before[victimFrom:], "eight888")
+	v.lands(t, forged{kind: msgConfirmed, conn: v.conn.ID(), off: uint64(2 * grace)}, before,
+		past)
 }

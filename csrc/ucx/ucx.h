@@ -13,11 +13,9 @@
 #include "../ring.h"
 #include "../sluice.h"
 
-#define SL_UCX_RKEY_MAX 256
 #define SL_UCX_CONTROL_MAX 4096
 #define SL_UCX_NOTIF_MAX 4096
 #define SL_UCX_READ_ONLY 1
-#define SL_UCX_MARK 16
 
 /* Outcomes beside UCX's own, which are above -101. */
 enum {
@@ -33,8 +31,6 @@ enum {
 /* Places between a check of a thread and the act that relies on it, where tests have it stand. */
 enum {
 	SL_UCX_AT_NONE,
-	SL_UCX_AT_STORE,  /* the generation was good; the store follows */
-	SL_UCX_AT_STORED, /* the store is done; the generation is looked at again */
 	SL_UCX_AT_COPY,	  /* ticket and age of a write were good; the copy follows */
 	SL_UCX_AT_ANSWER  /* the ticket of a read was good; the answer is copied */
 };
@@ -51,49 +47,18 @@ struct sl_ucx_spots {
 struct sl_ucx_config {
 	const char *transports, *devices; /* UCX_TLS, UCX_NET_DEVICES; NULL: UCX's own choice */
 	const char *const *settings;	  /* name, value, name, value, NULL; or NULL */
-	int shared;			  /* memory of peers can be mapped; no error mode */
-	/* the kernel copies between processes, where it permits that */
-	int pull;
 	uint32_t workers;
 	uint32_t batches; /* of a worker, a power of two */
 	uint32_t notifs;	  /* messages to one peer that it has not received */
 	uint32_t segment; /* bytes of an eager message */
 	uint64_t spin_ns;    /* how long a thread looks before it sleeps */
 	uint64_t grace_ns;   /* how old a message may be that lands unasked */
-	/* how long a near peer that something waits for may be silent */
-	uint64_t failure_ns;
 	int wake_fd, control_fd; /* eventfds of the caller's */
 	struct sl_ucx_spots *spots;  /* of tests; NULL: threads stand nowhere */
 };
 
 struct sl_ucx_context;
 struct sl_ucx_conn;
-struct sl_ucx_allocation;
-
-/* What a peer needs to reach memory of ours. */
-struct sl_ucx_export {
-	uint64_t base;
-	uint32_t generation, rkey_len; /* no rkey: it cannot be mapped */
-	uint8_t rkey[SL_UCX_RKEY_MAX];
-};
-
-/*
- * Where a peer sees whether it may copy from our memory: this mark stands there as long as it may.
- */
-struct sl_ucx_gate {
-	uint64_t at; /* 0: it may not */
-	uint8_t mark[SL_UCX_MARK];
-};
-
-/* What is known of the other end of a connection. */
-struct sl_ucx_peer {
-	uint64_t conn;
-	struct sl_ucx_export words; /* its page of generations, or zero */
-	uint32_t pid;		    /* its process, 0: on another host */
-	int pulls;		    /* it copies from our memory */
-	uint64_t grace_ns;	    /* its own */
-	struct sl_ucx_gate gate;
-};
 
 /* why is the reason of a failure in words, cut at size. */
 int sl_ucx_open(const struct sl_ucx_config *c, struct sl_ucx_context **out, char *why, size_t size);
@@ -130,46 +95,18 @@ struct sl_ucx_only {
 
 /*
  * Makes memory known under a key of the caller's. Messages of peers reach it with the
- * ticket. in, or NULL, is the allocation that it lies in.
+ * ticket.
  */
 int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags,
-	       uint64_t ticket, struct sl_ucx_allocation *in, struct sl_ucx_landings landings,
-	       struct sl_ucx_only only);
+	       uint64_t ticket, struct sl_ucx_landings landings, struct sl_ucx_only only);
 
 /* Nothing of ours works on the memory any more when it returns. */
 void sl_ucx_unmap(struct sl_ucx_context *c, uint32_t key);
 
 /*
- * A new ticket, or 0 for none, and generation: when it returns 0, nothing lands any more that was
- * begun with earlier ones. -ETIMEDOUT: a peer that has the memory mapped, or a message in hand, has
- * not ended in time; repeat, or sl_ucx_refresh.
+ * Gives a memory a new ticket. When it returns 0, nothing lands any more that shows another one.
  */
-int sl_ucx_fence(struct sl_ucx_context *c, uint32_t key, uint64_t ticket, uint64_t grace_ns);
-
-/*
- * Puts fresh pages with the same content under memory in an allocation. beside, or NULL, is another
- * context that knows the same memory.
- */
-int sl_ucx_refresh(struct sl_ucx_context *c, uint32_t key, uint64_t grace_ns,
-		   struct sl_ucx_context *beside);
-
-/* 1: peers may map it, which is noted; 0: they may not, and only its base is told. */
-int sl_ucx_export(struct sl_ucx_context *c, uint32_t key, struct sl_ucx_export *out);
-
-/* The page of generations. 0: there is none. */
-int sl_ucx_words(struct sl_ucx_context *c, struct sl_ucx_export *out);
-
-/* Shared memory of UCX's own, zeroed. */
-int sl_ucx_allocate(struct sl_ucx_context *c, uint64_t len, struct sl_ucx_allocation **out);
-void *sl_ucx_allocated(struct sl_ucx_allocation *a);
-void sl_ucx_release(struct sl_ucx_allocation *a);
-
-/*
- * Whether messages of this host still arrive at a worker: 0, or -ETIMEDOUT where its queue is
- * blocked. The strings are as in the config, but without UCX's "self".
- */
-int sl_ucx_probe(struct sl_ucx_context *c, uint32_t worker, const char *transports,
-		 const char *const *settings, uint64_t grace_ns);
+int sl_ucx_fence(struct sl_ucx_context *c, uint32_t key, uint64_t ticket);
 
 /* How many messages UCX has not yet put into the peer's queue. For tests. */
 uint32_t sl_ucx_sends(struct sl_ucx_conn *n);
@@ -182,25 +119,13 @@ uint64_t sl_ucx_now(void);
  */
 void sl_ucx_elapse(struct sl_ucx_context *c, uint64_t ns);
 
-/* Probes whose message will never be taken: they stay, with their descriptors. */
-uint32_t sl_ucx_probes_kept(void);
-
-/* Loses all connections, and tells the peers: what they send does not arrive. */
-void sl_ucx_condemn(struct sl_ucx_context *c);
-
 /* Makes our end of a connection; does not wait for the other. */
 int sl_ucx_connect(struct sl_ucx_context *c, uint32_t worker, const void *address,
 		   struct sl_ucx_conn **out);
 uint64_t sl_ucx_id(struct sl_ucx_conn *n);
 
-/* The gate of this end; zero where there is none. */
-void sl_ucx_gate(struct sl_ucx_conn *n, struct sl_ucx_gate *out);
-
-/* The other end is known. Tries whether we can copy from its memory. */
-void sl_ucx_bind(struct sl_ucx_conn *n, const struct sl_ucx_peer *peer);
-
-/* Whether we copy from the peer's memory: 0, or why not: -ENOTSUP is by its choice or ours. */
-int sl_ucx_pulls(struct sl_ucx_conn *n);
+/* The other end, and the grace of its context, are known. */
+void sl_ucx_bind(struct sl_ucx_conn *n, uint64_t peer, uint64_t grace_ns);
 
 /* Sends a control message. -EPIPE lost, -EBADF ended, -EAGAIN the peer does not take them. */
 int sl_ucx_control(struct sl_ucx_conn *n, const uint8_t *data, size_t len);
@@ -210,14 +135,13 @@ void sl_ucx_lanes(struct sl_ucx_conn *n, char *text, size_t size);
 
 /* A peer's memory. */
 int sl_ucx_import(struct sl_ucx_conn *n, uint32_t key, uint64_t size, uint64_t ticket,
-		  uint32_t flags, const struct sl_ucx_export *x, uint32_t *slot);
+		  uint32_t flags, uint32_t *slot);
 void sl_ucx_drop(struct sl_ucx_conn *n, uint32_t slot);
-int sl_ucx_direct(struct sl_ucx_conn *n, uint32_t slot);
 
 /*
  * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
  * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
- * EROFS, EPIPE lost, EBADF ended, ESTALE a past epoch. notif NULL: no message.
+ * EROFS, EPIPE lost, EBADF ended. notif NULL: no message.
  */
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
 		      size_t count, const uint8_t *notif, size_t notif_len);
@@ -237,13 +161,9 @@ void sl_ucx_cancel(struct sl_ucx_conn *n, uint64_t tag);
 #define SL_UCX_AGAIN 2	/* and there may be more to do */
 
 /*
- * Moves a piece of a batch, or waits a moment for a peer that serves it. 0: there was nothing to
- * do.
+ * Moves the worker for a moment while the peer serves a batch. 0: there was nothing to do.
  */
 int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag);
-
-/* The helper stops before the end. */
-void sl_ucx_unhelp(struct sl_ucx_conn *n);
 
 /*
  * Moves the workers that no thread has in hand, in the caller, which looks for completions and
@@ -280,11 +200,7 @@ void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns);
 struct sl_ucx_arrived_control {
 	uint64_t conn;
 	uint32_t worker, len;
-	/*
-	 * the peer was given up; no data. 2: and its end is over. 3: none was, but sl_ucx_probe is
-	 * due
-	 */
-	int lost;
+	int lost; /* the peer was given up; no data. 2: and its end is over */
 };
 
 /* 1: there is one, taken by the second; only one thread at a time. */

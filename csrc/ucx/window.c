@@ -14,7 +14,6 @@ void sl_ucx_record_over(struct sl_ucx_conn *n, struct sl_ucx_record *r)
 	struct sl_ucx_batch *b = r->batch;
 
 	r->batch = NULL;
-	sl_ucx_free_block(n, r);
 	if (b)
 		b->outstanding--;
 	r->kind = SL_UCX_FREE;

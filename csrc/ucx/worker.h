@@ -11,14 +11,11 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <sys/uio.h>
 
 #define SL_UCX_CHUNK 1024	 /* keys in one piece of the table */
 #define SL_UCX_CHUNKS 4096	 /* pieces */
-#define SL_UCX_WORDS 65536	 /* keys that have a generation word */
 #define SL_UCX_WINDOW 64	 /* messages with data under way on a connection */
 #define SL_UCX_QUANTUM (256u << 10) /* bytes moved by one hold of the lock */
-#define SL_UCX_STAGE (64u << 10)    /* bytes of small pieces that one message names */
 
 /* A contiguous copy of a batch: neighbours are one. */
 struct sl_ucx_run {
@@ -32,16 +29,13 @@ struct sl_ucx_run {
 struct sl_ucx_batch {
 	struct sl_ucx_batch *prev, *next; /* of a connection, in order; or the free ones */
 	struct sl_ucx_conn *conn;
-	uint64_t tag, order, helped; /* helped: when a caller last moved a piece of it, or 0 */
-	int write, cancelled, issued, served;
-	int fetches, faulty; /* a read by our own hand; a piece of it could not be read */
+	uint64_t tag, order;
+	int write, cancelled, issued;
 	int32_t status, piece;
 	uint32_t outstanding; /* messages that are not answered */
 	uint32_t next_piece;  /* after run */
 	struct sl_pieces pieces;
 	struct sl_ucx_run run;
-	struct sl_ucx_import *unproved; /* its bytes, from this piece on, may be of another epoch */
-	uint32_t unproved_piece;
 	struct sl_ucx_message *tail; /* what follows the bytes */
 };
 
@@ -51,32 +45,12 @@ enum { SL_UCX_FREE, SL_UCX_WRITING, SL_UCX_READING };
 struct sl_ucx_record {
 	struct sl_ucx_batch *batch; /* NULL: it has ended */
 	uint32_t seq;
-	uint8_t kind, faulty;
+	uint8_t kind;
 	/* A read's answer lands at local, or NULL: from this piece on, and from off of its run. */
 	uint32_t piece;
 	uint8_t *local;
 	struct sl_ucx_memory *memory; /* of local */
 	uint64_t off, len;
-	struct sl_ucx_block *block; /* that the owner copies from, or NULL */
-};
-
-/*
- * What an owner copies from besides memory of batches: until it has answered it must stay as it is.
- */
-struct sl_ucx_block {
-	struct sl_ucx_block *next;
-	struct sl_ucx_row rows[SL_UCX_ROWS];
-	uint8_t bytes[SL_UCX_STAGE]; /* of small pieces */
-};
-
-/* The arguments of one process_vm_readv; the first of each are the gate's. */
-struct sl_ucx_vectors {
-	uint32_t locals, remotes;
-	uint64_t len;
-	struct iovec local[SL_UCX_ROWS + 1], remote[SL_UCX_ROWS + 1];
-	uint32_t piece[SL_UCX_ROWS + 1]; /* of a batch, for each local */
-	struct sl_ucx_memory *memory;	 /* of all locals */
-	struct sl_ucx_row rows[SL_UCX_ROWS];
 };
 
 /*
@@ -101,13 +75,6 @@ struct sl_ucx_conn {
 	struct sl_ucx_worker *worker;
 	uint64_t id, peer; /* ours; the other end's, 0 until bound */
 	ucp_ep_h handle;
-	/* our page that the peer looks at when it copies from our memory; NULL: it must not */
-	uint8_t *gate;
-	int pulled;		  /* it does so */
-	/* of its process pid, from whose memory we copy; 0: messages carry the bytes, */
-	struct sl_ucx_gate their;
-	uint32_t pid;
-	int refused; /* for this reason, an errno */
 	enum sl_ucx_state state;
 	int32_t why;  /* it ended */
 	int failed;   /* UCX says so */
@@ -132,19 +99,13 @@ struct sl_ucx_conn {
 	struct sl_ucx_message sending; /* ring of messages that UCX has not let go of */
 	uint32_t sends, pings, carried; /* how many; pings; those of records */
 	uint64_t answers;	    /* bytes of them that peers have asked for */
-	/* nonces of a fence's pings: the last one, since when it is due, that of the last ping */
-	uint64_t asked, asked_at, pinged, answered;
 	/* As the initiator: */
 	struct sl_ucx_batch live; /* ring, in order; those not issued come last */
 	struct sl_ucx_batch *head; /* the first that is not issued, or &live */
 	uint64_t order;
 	struct sl_ucx_import **imports;
 	uint32_t imports_len, dropped_imports;
-	struct sl_ucx_mapping *mappings;
-	ucp_rkey_h words_key;
-	const _Atomic uint32_t *words;
 	uint32_t first_seq, next_seq; /* of records in use */
-	uint32_t blocks;	      /* that they have */
 	struct sl_ucx_record records[SL_UCX_WINDOW];
 	uint32_t credit;
 	int starved; /* a submission was refused for want of credit */
@@ -172,7 +133,7 @@ struct sl_ucx_worker {
 	pthread_t thread;
 	int has_thread;
 	pthread_mutex_t lock;
-	pthread_cond_t news;  /* a batch ended, a pong came, a send is over */
+	pthread_cond_t news;  /* a batch ended, a send is over */
 	atomic_uint waiting;  /* for the lock: a thread that comes back at once lets them in */
 	atomic_uint turns;    /* of its holders */
 	atomic_uint drives;   /* calls that moved the worker for the thread, which stands back */
@@ -186,17 +147,12 @@ struct sl_ucx_worker {
 	/* not armed: the driving caller goes on, or the thread takes over in a moment */
 	int standing_back;
 	uint64_t ticked;
-	uint64_t probed;    /* what the last probe carried */
-	/* when a peer was silent for so long that the queue may be blocked; 0: never */
-	uint64_t suspected;
 	struct sl_ucx_conn **conns; /* by the low bits of their id */
 	uint32_t conns_len, conns_live;
 	struct sl_ucx_conn *closing_conns;
 	struct sl_ucx_batch *batches, *free;
 	uint64_t live; /* batches under way */
 	struct sl_ucx_message *small, *large; /* free ones */
-	struct sl_ucx_block *blocks;	     /* free ones */
-	struct sl_ucx_vectors *vectors;	     /* NULL: nothing is pulled */
 	struct sl_ucx_inbox controls, notifs;
 	uint32_t hellos; /* of controls: those from senders that are not known */
 	struct sl_ring *ring;
@@ -208,15 +164,11 @@ struct sl_ucx_context {
 	atomic_int stop;
 	int closed;
 	struct sl_ucx_worker *workers;
-	pthread_mutex_t lock; /* of the tables of memory and of allocations; before any worker's */
+	pthread_mutex_t lock; /* of the table of memory; before any worker's */
 	_Atomic(struct sl_ucx_memory *) chunks[SL_UCX_CHUNKS];
-	struct sl_ucx_allocation *allocations;
-	struct sl_ucx_allocation *words;
-	atomic_uint_fast64_t nonce;
 };
 
 /* clock.c */
-uint64_t sl_ucx_about_now(void);
 uint64_t sl_ucx_kernels(uint64_t at); /* when it is that by CLOCK_MONOTONIC */
 /* progress.c */
 void sl_ucx_lock(struct sl_ucx_worker *w);
@@ -237,9 +189,6 @@ unsigned sl_ucx_step(struct sl_ucx_worker *w);
 /* Waits for news. -ETIMEDOUT. */
 int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline);
 
-/* open.c */
-int sl_ucx_open_handle(struct sl_ucx_context *c, char *why, size_t size); /* as its config says */
-
 /* spots.c; of tests alone */
 void sl_ucx_stand(struct sl_ucx_spots *s, int32_t spot);
 
@@ -251,8 +200,6 @@ static inline void sl_ucx_at(const struct sl_ucx_worker *w, int32_t spot)
 
 /* memory.c */
 struct sl_ucx_memory *sl_ucx_find(struct sl_ucx_context *c, uint32_t key); /* NULL: unknown */
-void sl_ucx_quiesce(struct sl_ucx_context *c);
-int sl_ucx_errno(ucs_status_t status);
 void *sl_ucx_grow(void *table, uint32_t *len, size_t entry);
 /*
  * Around each write into memory: no Renew of it runs meanwhile. 0: one moves pages just now; then
@@ -261,10 +208,6 @@ void *sl_ucx_grow(void *table, uint32_t *len, size_t entry);
 int sl_ucx_enter(struct sl_ucx_memory *m);
 void sl_ucx_leave(struct sl_ucx_memory *m);
 
-/* shared.c */
-_Atomic uint32_t *sl_ucx_word(struct sl_ucx_context *c, uint32_t key); /* NULL: has none */
-int sl_ucx_may_export(const struct sl_ucx_memory *m);
-
 /* conn.c; under the lock */
 struct sl_ucx_conn *sl_ucx_conn_of(struct sl_ucx_worker *w, uint64_t id);
 void sl_ucx_leave_table(struct sl_ucx_conn *n);
@@ -272,7 +215,7 @@ void sl_ucx_free_conn(struct sl_ucx_conn *n);
 
 /* end.c; under the lock */
 void sl_ucx_lose(struct sl_ucx_conn *n); /* tells Go, once */
-/* the other end is over, too: no fence asks it any more */
+/* the other end is over, too */
 void sl_ucx_over_there(struct sl_ucx_conn *n);
 int sl_ucx_over(const struct sl_ucx_conn *n); /* why it takes no batches: EBADF, EPIPE, or 0 */
 /* whether it sends, and believes what it receives */
@@ -284,10 +227,6 @@ int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t deadline, int last);
 
 /* import.c; under the lock */
 void sl_ucx_reap(struct sl_ucx_conn *n); /* imports that no batch uses */
-void sl_ucx_forget_imports(struct sl_ucx_conn *n);
-
-/* populate.c; without a lock */
-void sl_ucx_populate(void *at, uint64_t len);
 
 /* send.c, arrive.c; under the lock */
 /* NULL: no memory */
@@ -302,7 +241,7 @@ int sl_ucx_flooded(struct sl_ucx_conn *n); /* 1: it asks for more than it takes,
 int sl_ucx_crowded(const struct sl_ucx_conn *n);
 void sl_ucx_forget_held(struct sl_ucx_conn *n);
 void sl_ucx_signal(struct sl_ucx_conn *n, uint8_t type, uint64_t value); /* makes and sends one */
-void sl_ucx_ping(struct sl_ucx_conn *n); /* asks for the pong of the last nonce */
+void sl_ucx_ping(struct sl_ucx_conn *n);
 void sl_ucx_resume(struct sl_ucx_worker *w); /* what is stalled */
 ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, void *data, size_t len,
 			    const ucp_am_recv_param_t *param);
@@ -322,7 +261,6 @@ int sl_ucx_put_control(struct sl_ucx_conn *n, const void *data, size_t len);
 void sl_ucx_put_hello(struct sl_ucx_worker *w, const void *data, size_t len);
 struct sl_ucx_post *sl_ucx_make_loss(void);
 void sl_ucx_put_loss(struct sl_ucx_conn *n); /* once */
-void sl_ucx_put_suspicion(struct sl_ucx_worker *w);
 void sl_ucx_put_notification(struct sl_ucx_conn *n, const void *data, size_t len);
 void sl_ucx_empty(struct sl_ucx_worker *w);
 void sl_ucx_owe(struct sl_ucx_conn *n);   /* a message of it was received */
@@ -331,16 +269,12 @@ void sl_ucx_repay(struct sl_ucx_conn *n); /* gives the credit back */
 /* batch.c; under the lock */
 int sl_ucx_next_run(struct sl_ucx_batch *b); /* 0: there is none */
 int sl_ucx_run_at(struct sl_ucx_batch *b, uint32_t piece, struct sl_ucx_run *run);
-void sl_ucx_rewind(struct sl_ucx_batch *b);
 void sl_ucx_end_batches(struct sl_ucx_conn *n); /* all of them, with the status that they have */
 void sl_ucx_fail(struct sl_ucx_batch *b, int32_t status, int32_t piece);
 void sl_ucx_settle(struct sl_ucx_batch *b); /* ends it when all of it is over */
 void sl_ucx_give_up(struct sl_ucx_batch *b, int32_t status); /* what has not begun does not begin */
 /* of the batches in order; whether anything moved */
 int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes);
-
-/* direct.c; under the lock. 1: more is left; 0: all was moved; -1: a generation is over */
-int sl_ucx_move_direct(struct sl_ucx_batch *b, uint64_t *bytes);
 
 /* window.c; under the lock */
 int sl_ucx_window_full(const struct sl_ucx_conn *n);
@@ -361,29 +295,6 @@ int sl_ucx_move_served(struct sl_ucx_batch *b, uint64_t *bytes);
 /* -EAGAIN: later, the pages of our memory are being moved. */
 int sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
 		    size_t len);
-
-/* pulled.c; the same for a write whose bytes the owner copies from our memory */
-int sl_ucx_move_offered(struct sl_ucx_batch *b, uint64_t *bytes);
-/* fetched.c; the same for a read that is copied from the owner's memory by the kernel */
-int sl_ucx_move_fetched(struct sl_ucx_batch *b, uint64_t *bytes);
-void sl_ucx_free_block(struct sl_ucx_conn *n, struct sl_ucx_record *r);
-
-/* gate.c; under the lock */
-void sl_ucx_open_gate(struct sl_ucx_conn *n);
-int sl_ucx_shut_gate(struct sl_ucx_conn *n);
-/* whether we can, and it is the one */
-void sl_ucx_look_at_gate(struct sl_ucx_conn *n, const struct sl_ucx_peer *peer);
-
-/* pull.c; under the lock */
-void sl_ucx_begin_pull(struct sl_ucx_vectors *v);
-void sl_ucx_add_pull(struct sl_ucx_vectors *v, void *local, uint64_t at, uint64_t len);
-/*
- * Copies from the peer's memory, and looks at its gate before it, in one call of the kernel.
- * -EFAULT: not all of it can be read, *got bytes can; -EPIPE: the peer has ended, or wants no more
- * of us.
- */
-int sl_ucx_pull(struct sl_ucx_conn *n, struct sl_ucx_vectors *v, uint64_t *got);
-int32_t sl_ucx_take(struct sl_ucx_conn *n, const struct sl_ucx_head *h, struct sl_ucx_memory *m);
 
 /*
  * serve.c; under the lock. 0, or it must be held: -EAGAIN: the pages of its memory are being moved,

@@ -75,54 +75,49 @@ func (c *crowd) run(t *testing.T, g uint64) {
 }
 
 func TestSeveralWorkers(t *testing.T) {
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
-			w.config.Workers = 3
-			l := openLane(t, w)
-			crowds, names := make([]*crowd, 8), map[uint64]byte{}
-			for i := range crowds {
-				conn, back := joinWorkers(t, l.near, l.far, i%3, (i+1)%3)
-				defer func() { _, _ = conn.Close(testGrace), back.Close(testGrace) }()
-				x, _ := l.far.Export(testKey)
-				slot, err := conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1,
-					Export: x})
-				require.NoError(t, err)
-				if _, twice := names[back.ID()]; twice {
-					t.Fatal("two connections of one name on different workers")
-				}
-				names[back.ID()] = byte(i)
-				crowds[i] = &crowd{lane: l, conn: conn, slot: slot, from: uint64(i) * crowdRange,
-					done: make(chan ring.Done, 1)}
-			}
-			var stop atomic.Bool
-			var pollers, movers sync.WaitGroup
-			pollers.Go(func() {
-				var done [8]ring.Done
-				for !stop.Load() {
-					for _, d := range done[:l.near.Poll(done[:])] {
-						crowds[d.Tag>>32].done <- d
-					}
-					l.near.Drive()
-				}
-			})
-			notifs := 0
-			pollers.Go(func() {
-				for !stop.Load() || notifs < 15*len(crowds) && !t.Failed() {
-					if n, ok := l.far.Receive(); ok {
-						notifs++
-						if names[n.Conn] != n.Data[0] {
-							t.Errorf("a message of %d came on the connection of %d", n.Data[0],
-								names[n.Conn])
-						}
-					}
-				}
-			})
-			for g, c := range crowds {
-				movers.Go(func() { c.run(t, uint64(g)) })
-			}
-			movers.Wait()
-			stop.Store(true)
-			pollers.Wait()
-		})
+	c := overTCP
+	c.Workers = 3
+	l := openLane(t, c)
+	crowds, names := make([]*crowd, 8), map[uint64]byte{}
+	for i := range crowds {
+		conn, back := joinWorkers(t, l.near, l.far, i%3, (i+1)%3)
+		defer func() { _, _ = conn.Close(testGrace), back.Close(testGrace) }()
+		slot, err := conn.Import(Import{Key: testKey, Size: testBytes, Ticket: 1})
+		require.NoError(t, err)
+		if _, twice := names[back.ID()]; twice {
+			t.Fatal("two connections of one name on different workers")
+		}
+		names[back.ID()] = byte(i)
+		crowds[i] = &crowd{lane: l, conn: conn, slot: slot, from: uint64(i) * crowdRange,
+			done: make(chan ring.Done, 1)}
 	}
+	var stop atomic.Bool
+	var pollers, movers sync.WaitGroup
+	pollers.Go(func() {
+		var done [8]ring.Done
+		for !stop.Load() {
+			for _, d := range done[:l.near.Poll(done[:])] {
+				crowds[d.Tag>>32].done <- d
+			}
+			l.near.Drive()
+		}
+	})
+	notifs := 0
+	pollers.Go(func() {
+		for !stop.Load() || notifs < 15*len(crowds) && !t.Failed() {
+			if n, ok := l.far.Receive(); ok {
+				notifs++
+				if names[n.Conn] != n.Data[0] {
+					t.Errorf("a message of %d came on the connection of %d", n.Data[0],
+						names[n.Conn])
+				}
+			}
+		}
+	})
+	for g, c := range crowds {
+		movers.Go(func() { c.run(t, uint64(g)) })
+	}
+	movers.Wait()
+	stop.Store(true)
+	pollers.Wait()
 }

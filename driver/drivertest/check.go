@@ -11,13 +11,12 @@ import (
 
 // check is one promise of the contract, tried.
 type check struct {
-	name      string
-	wirings   Wiring
-	needs     driver.Can // bits of the Peer
-	ownMemory bool       // needs a backend whose Alloc has memory
-	repeats   bool       // for as long as the flag of the stress says
-	meets     bool       // goroutines meet in it: run under the race detector, too
-	run       func(*stage)
+	name    string
+	wirings Wiring
+	needs   driver.Can // bits of the Peer
+	repeats bool       // for as long as the flag of the stress says
+	meets   bool       // goroutines meet in it: run under the race detector, too
+	run     func(*stage)
 }
 
 // The sets of wirings that checks ask for.
@@ -32,10 +31,6 @@ func (c check) perform(tb testing.TB, h Harness, w Wiring) {
 	s := newStage(tb, h, w)
 	if missing := s.lacks(c.needs); missing != "" {
 		tb.Logf("not run: %s", missing)
-		return
-	}
-	if c.ownMemory && !hasMemory(s.near.b) {
-		tb.Log("not run: the backend has no memory of its own")
 		return
 	}
 	c.run(s)
@@ -74,7 +69,7 @@ var checks = join(
 	notifyChecks, answerChecks, lastWordChecks,
 	completionChecks, noPollChecks, cancelChecks, helpChecks, fenceChecks, besideChecks,
 	parkedChecks, renewChecks, stressChecks, armChecks, allocChecks,
-	allocatorChecks, connectChecks, lifecycleChecks, hammerChecks,
+	connectChecks, lifecycleChecks, hammerChecks,
 )
 
 func join(lists ...[]check) (all []check) {

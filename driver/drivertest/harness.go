@@ -54,11 +54,6 @@ type Harness struct {
 	// PopulatedMemory in benchmarks.
 	Local, Remote Allocator
 
-	// OwnMemory has each side take Local and Remote from its backend instead, which
-	// must have memory (Backend.Alloc): in checks and benchmarks, in this process and in
-	// the second one.
-	OwnMemory bool
-
 	// SelfOnly says that the backend connects to its own Addr only, as those do
 	// that move bytes between memory and files.
 	SelfOnly bool

@@ -67,8 +67,6 @@ func (h *host) allocator(q request) Allocator {
 	switch {
 	case q.Decay != "":
 		return func(n uint64) (*Space, error) { return decaying(n, q.Decay) }
-	case q.Own || h.h.OwnMemory:
-		return ownMemory(h.b)
 	case q.Remote:
 		return h.h.Remote
 	}

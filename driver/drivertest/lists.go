@@ -32,11 +32,4 @@ var (
 
 	// Alone are about one backend, connected to itself, and want no other wiring.
 	Alone = []string{"Caps", "Register", "Explain"}
-
-	// Owned are about memory that a backend makes, and about how others end beside it.
-	Owned = []string{
-		"AllocatorFresh", "AllocatorBounds", "AllocatorCloseTwice", "AllocatorOutlives",
-		"AllocatorLeak", "AllocatorMoves", "AllocatorSlices", "AllocatorReuse", "AllocatorFrozen",
-		"Lengths", "Load", "Hammer", "Churn", "FenceFrozen", "FenceStress",
-	}
 )

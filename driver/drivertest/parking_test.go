@@ -4,7 +4,6 @@ package drivertest
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
 )
@@ -75,26 +73,6 @@ func TestParkedMoverIsNoticed(t *testing.T) {
 	}
 	h.Limit = 2 * time.Second // of which the finding is that it passes
 	notices(t, find(t, "FenceParked"), h, Processes)
-}
-
-// TestAllocatorChecksNotice misdeeds with memory of the backend's own.
-func TestAllocatorChecksNotice(t *testing.T) {
-	clamps := sabotage{submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
-		if err := p.Peer.Submit(tag, b); !errors.Is(err, driver.ErrBounds) {
-			return err
-		}
-		return p.Peer.Submit(tag, empty())
-	}}
-	for name, how := range map[string]sabotage{
-		"AllocatorMoves": tooShort, "AllocatorSlices": clamps,
-	} {
-		t.Run(name, func(t *testing.T) {
-			notices(t, find(t, name), landlordOf("thief", func() (driver.Backend, error) {
-				b, err := mem.New(mem.Config{})
-				return sabotageOf(b, how), err
-			}, habits{}), Pair)
-		})
-	}
 }
 
 // TestEachCheckHasAMisdeed: a check that no test of this package names may be one that cannot

@@ -25,7 +25,6 @@ type request struct {
 	Len      uint64        `json:",omitempty"`
 	Seed     uint64        `json:",omitempty"`
 	Remote   bool          `json:",omitempty"`
-	Own      bool          `json:",omitempty"` // memory of the backend itself
 	ReadOnly bool          `json:",omitempty"`
 	Decay    decay         `json:",omitempty"` // of an "add": the memory is to be spoilt
 	Only     driver.Ranges `json:",omitempty"` // of a "slice"

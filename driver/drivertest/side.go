@@ -65,11 +65,6 @@ func (s *side) shareReadOnly(size uint64) *memory {
 // local is memory for this side's own transfers: of the harness's Local kind.
 func (s *side) local(size uint64) *memory { return s.memory(request{Do: "add", Len: size}) }
 
-// own is memory that the side's backend made.
-func (s *side) own(size uint64) *memory {
-	return s.memory(request{Do: "add", Len: size, Own: true})
-}
-
 // slice registers a part of m once more. Both models go their own ways.
 func (m *memory) slice(off, n uint64) *memory {
 	part := m.on.memory(request{Do: "slice", Region: m.id, Off: off, Len: n})

@@ -62,26 +62,6 @@ func ForeignMemory(n uint64) (*Space, error) {
 	return &Space{Segment: seg, Free: func() error { return syscall.Munmap(mem) }}, nil
 }
 
-// ownMemory makes memory of the backend itself.
-func ownMemory(b driver.Backend) Allocator {
-	return func(n uint64) (*Space, error) {
-		seg, owner, err := b.Alloc(n)
-		if err != nil {
-			return nil, err
-		}
-		return &Space{Segment: seg, Free: owner.Close}, nil
-	}
-}
-
-// hasMemory reports whether the backend has memory of its own as it is configured.
-func hasMemory(b driver.Backend) bool {
-	space, err := ownMemory(b)(1)
-	if err == nil {
-		err = space.free()
-	}
-	return !errors.Is(err, driver.ErrNotSupported)
-}
-
 func mapAnonymous(n uint64) ([]byte, error) {
 	const prot, flags = syscall.PROT_READ | syscall.PROT_WRITE, syscall.MAP_PRIVATE |
 		syscall.MAP_ANON

@@ -24,4 +24,4 @@ var (
 	}
 )
 
-func TestMain(m *testing.M) { Main(m, memHarness, shmHarness, landlordHarness, parkedHarness) }
+func TestMain(m *testing.M) { Main(m, memHarness, shmHarness, parkedHarness) }

@@ -134,8 +134,8 @@ type Buffer struct {
 	len       uint64 // bytes asked for
 	page      uint64 // what layers change hands in: base pages, or 2 MiB if hugetlb
 	collapsed bool   // all whole 2 MiB runs were gathered in huge pages at Alloc
-	landings  Landings
-	renewals  Renewals
+	landings  landings
+	renewals  renewals
 	renewing  chan struct{} // has one place: one Renew at a time; before mu
 
 	mu     sync.RWMutex // guards what follows; before renewals.mu

@@ -12,7 +12,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Landings counts the writes of this process that are under way in a memory, so that no
+// landings counts the writes of this process that are under way in a memory, so that no
 // Renew moves pages under one. It costs a write two additions to a cache line that
 // nothing else touches while no Renew runs.
 //
@@ -20,7 +20,7 @@ import (
 // unable to leave before another has entered, as in a ring of requests that one goroutine
 // both submits and completes. After patience a waiting write goes first. A Renew that has
 // begun to move pages depends on no write, so each waits for that.
-type Landings struct {
+type landings struct {
 	_      [64]byte
 	inside atomic.Int64
 	phase  atomic.Int32 // of the Renew
@@ -55,7 +55,7 @@ func (b *Buffer) Landings() (inside *atomic.Int64, phase *atomic.Int32) {
 }
 
 // Enter waits for a Renew that runs, and holds off the next until Leave.
-func (l *Landings) Enter() {
+func (l *landings) Enter() {
 	l.inside.Add(1) // pairs with the store of the phase in stop
 	if l.phase.Load() == renewNone {
 		return
@@ -64,7 +64,7 @@ func (l *Landings) Enter() {
 }
 
 // TryEnter is Enter where no Renew waits or runs; else it reports false.
-func (l *Landings) TryEnter() bool {
+func (l *landings) TryEnter() bool {
 	l.inside.Add(1)
 	if l.phase.Load() == renewNone {
 		return true
@@ -74,10 +74,10 @@ func (l *Landings) TryEnter() bool {
 }
 
 // Leave ends what Enter began.
-func (l *Landings) Leave() { l.inside.Add(-1) }
+func (l *landings) Leave() { l.inside.Add(-1) }
 
 // enterLate waits for a Renew.
-func (l *Landings) enterLate() {
+func (l *landings) enterLate() {
 	for {
 		l.inside.Add(-1)
 		if over := l.over.Load(); over != nil {
@@ -90,7 +90,7 @@ func (l *Landings) enterLate() {
 	}
 }
 
-func (l *Landings) await(over chan struct{}) {
+func (l *landings) await(over chan struct{}) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
@@ -105,7 +105,7 @@ func (l *Landings) await(over chan struct{}) {
 
 // Stop returns when no write is inside, and none enters until Resume. After an error, that of ctx
 // or driver.ErrBusy, nothing is stopped. It must not run twice at once.
-func (l *Landings) Stop(ctx context.Context) error {
+func (l *landings) Stop(ctx context.Context) error {
 	over := make(chan struct{})
 	l.over.Store(&over)
 	l.phase.Store(renewWaits)
@@ -139,7 +139,7 @@ func (l *Landings) Stop(ctx context.Context) error {
 }
 
 // Resume ends the Renew for all that wait.
-func (l *Landings) Resume() {
+func (l *landings) Resume() {
 	l.phase.Store(renewNone)
 	close(*l.over.Load())
 }

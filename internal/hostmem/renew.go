@@ -107,9 +107,9 @@ func (b *Buffer) renew(from, to uint64) error {
 	return nil
 }
 
-// Renewals are what OnRenew asked to be called. Their lock is their own: a caller of
+// renewals are what OnRenew asked to be called. Their lock is their own: a caller of
 // OnRenew or stop does not wait for a Renew that waits for landings.
-type Renewals struct {
+type renewals struct {
 	mu    sync.Mutex
 	calls map[*func() func() bool]struct{}
 }
@@ -118,7 +118,7 @@ type Renewals struct {
 func (b *Buffer) OnRenew(f func() func() bool) (stop func()) { return b.renewals.OnRenew(f) }
 
 // OnRenew has f called by Tell until stop.
-func (r *Renewals) OnRenew(f func() func() bool) (stop func()) {
+func (r *renewals) OnRenew(f func() func() bool) (stop func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.calls == nil {
@@ -134,7 +134,7 @@ func (r *Renewals) OnRenew(f func() func() bool) (stop func()) {
 
 // Tell calls them. It stands before the first page moves. over reports whether nothing is written
 // to the old pages any more; where none was there to be told, that is never known.
-func (r *Renewals) Tell() (over func() bool) {
+func (r *renewals) Tell() (over func() bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var writing []func() bool

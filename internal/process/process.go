@@ -7,31 +7,15 @@ package process
 import (
 	"bytes"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluicehq/sluice/driver"
 )
 
-// ID names a process of this host for good: a number alone may be
-// another's later.
-type ID struct {
-	PID   uint32
-	Start uint64 // when it began, in ticks since the host did
-}
-
-// This reads what names our process.
-func This() (ID, error) {
-	pid := os.Getpid()
-	start, err := StartOf(pid)
-	return ID{uint32(pid), start}, err
-}
-
-// StartOf is field 22 of /proc/<pid>/stat. The second one, in brackets, is the
+// StartOf says when a process began, in ticks since the host did: with its number it names the
+// process for good. It is field 22 of /proc/<pid>/stat. The second one, in brackets, is the
 // program's name, which may hold anything.
 func StartOf(pid int) (uint64, error) {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
@@ -50,33 +34,6 @@ func StartOf(pid int) (uint64, error) {
 		return 0, fmt.Errorf("identify process %d: %w", pid, err)
 	}
 	return start, nil
-}
-
-// Open returns a descriptor, the caller's to close, of the process that is readable once it has
-// ended. ErrPeerLost says that it has by now. What has the number after the descriptor was made,
-// and began when our process did, was there before: it is ours.
-func (p ID) Open() (fd int, err error) {
-	fd, err = unix.PidfdOpen(int(p.PID), 0)
-	if err == unix.ESRCH || err == unix.EINVAL {
-		return -1, p.Ended()
-	}
-	if err != nil {
-		return -1, fmt.Errorf("watch process %d: %w", p.PID, os.NewSyscallError("pidfd_open", err))
-	}
-	start, err := StartOf(int(p.PID))
-	if err == nil && start == p.Start {
-		return fd, nil
-	}
-	_ = unix.Close(fd)
-	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
-		return -1, err // a lack of descriptors, say, proves nothing
-	}
-	return -1, p.Ended()
-}
-
-// Ended is the error that says that it is no more: driver.ErrPeerLost.
-func (p ID) Ended() error {
-	return fmt.Errorf("process %d has ended: %w", p.PID, driver.ErrPeerLost)
 }
 
 // Host digests what two processes must have in common to share memory and to

@@ -31,7 +31,7 @@ int main(void)
 	SIZE(sluice_alloc_options);
 	AT(sluice_alloc_options, size), AT(sluice_alloc_options, flags),
 	    AT(sluice_alloc_options, node);
-	AT(sluice_alloc_options, reserved), AT(sluice_alloc_options, backend);
+	AT(sluice_alloc_options, reserved);
 	SIZE(sluice_segment);
 	AT(sluice_segment, size), AT(sluice_segment, kind), AT(sluice_segment, flags),
 	    AT(sluice_segment, device);

@@ -71,8 +71,6 @@ def test_memory_of_the_engine(pair: Pair) -> None:
         with pytest.raises(sluice.BusyError):
             m.close()
         region.close()
-    with pytest.raises(sluice.NotSupportedError):
-        pair.a.engine.alloc(8192, backend="rdma")
     with pytest.raises(sluice.BoundsError):
         pair.a.engine.alloc(0)
 

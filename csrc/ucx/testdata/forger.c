@@ -5,31 +5,23 @@
  *
  *   connect ADDRESS         in hex
  *   send e|r HEAD DATA      eager or by rendezvous; DATA in hex, or #N: N bytes
- *   die                     while it fills a place in the receiver's queue
  *   poll MS
- *   place DATA              in hex, at the front of its buffer
- *   shut                    its gate
- *   pull PID GATE AT N      N bytes of that process, behind a gate
+ *   quiet                   from now on it takes nothing that comes
  *
- * Each is answered with a line "done"; before it "got HEAD LENGTH" for each message, or "pulled N",
- * how many bytes. At first it says "address", "gate" and "buffer", which is full of 0xee.
+ * Each is answered with a line "done"; before it "got HEAD LENGTH" for each message. At first it
+ * says "address".
  */
 #define _GNU_SOURCE
 #include "load.h"
 #include "message.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/uio.h>
 #include <time.h>
 
 static ucp_worker_h worker;
 static ucp_ep_h peer;
 static char line[1 << 20];
-static uint8_t buffer[1 << 20];
-static uint8_t *gate;
 
 static void fail(const char *what)
 {
@@ -85,7 +77,7 @@ static void progress(long ms)
 static void open_all(void)
 {
 	ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
-			       .features = UCP_FEATURE_RMA | UCP_FEATURE_AM};
+			       .features = UCP_FEATURE_AM};
 	ucp_worker_params_t single = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE};
 	ucp_am_handler_param_t handler = {
 		.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
@@ -111,35 +103,15 @@ static void open_all(void)
 		fail("open");
 	put_hex("address", address, len);
 	printf("\n");
-	gate = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (gate == MAP_FAILED)
-		fail("gate");
-	memset(gate, 0x77, 16);
-	memset(buffer, 0xee, sizeof(buffer));
-	printf("gate %llu\nbuffer %llu\n", (unsigned long long)(uintptr_t)gate,
-	       (unsigned long long)(uintptr_t)buffer);
 }
 
-static void pull(const char *what)
-{
-	unsigned long long pid, from, at, n;
-	uint8_t mark[16];
-
-	if (sscanf(what, "%llu %llu %llu %llu", &pid, &from, &at, &n) != 4 || n > sizeof(buffer))
-		fail(what);
-	struct iovec local[2] = {{mark, sizeof(mark)}, {buffer, n}};
-	struct iovec remote[2] = {{(void *)(uintptr_t)from, sizeof(mark)},
-				  {(void *)(uintptr_t)at, n}};
-	printf("pulled %zd\n", process_vm_readv((pid_t)pid, local, 2, remote, 2, 0));
-}
-
-static void reach(const char *text, int errors)
+static void reach(const char *text)
 {
 	uint8_t *address = calloc(1, strlen(text));
 	ucp_ep_params_t params = {
 	    .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
 	    .address = (const ucp_address_t *)address,
-	    .err_mode = errors ? UCP_ERR_HANDLING_MODE_PEER : UCP_ERR_HANDLING_MODE_NONE,
+	    .err_mode = UCP_ERR_HANDLING_MODE_PEER,
 	};
 
 	get_hex(text, address);
@@ -169,24 +141,7 @@ static void spell(char how, const char *head, const char *data)
 		progress(1);
 }
 
-/* UCX copies the bytes into the place that it has taken, and this page cannot be read. */
-static void die(void)
-{
-	void *page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	ucp_request_param_t param = {
-		.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-		.flags = UCP_AM_SEND_FLAG_EAGER,
-		.memory_type = UCS_MEMORY_TYPE_HOST,
-	};
-	struct sl_ucx_head head = {.version = SL_UCX_VERSION};
-
-	signal(SIGSEGV, SIG_DFL);
-	sl_ucx.ucp_am_send_nbx(peer, SL_UCX_AM, &head, sizeof(head), page, 4096, &param);
-	progress(10000); /* it may have to connect first */
-	fail("alive");
-}
-
-int main(int argc, char **argv)
+int main(void)
 {
 	static char head[4096];
 	int at;
@@ -199,19 +154,11 @@ int main(int argc, char **argv)
 			return 0;
 		line[strcspn(line, "\n")] = 0;
 		if (strncmp(line, "connect ", 8) == 0)
-			reach(line + 8, argc > 1 && strcmp(argv[1], "errors") == 0);
+			reach(line + 8);
 		else if (strncmp(line, "poll ", 5) == 0)
 			progress(atol(line + 5));
-		else if (strncmp(line, "place ", 6) == 0)
-			get_hex(line + 6, buffer);
-		else if (strcmp(line, "die") == 0)
-			die();
 		else if (strcmp(line, "quiet") == 0)
 			quiet = 1;
-		else if (strcmp(line, "shut") == 0)
-			munmap(gate, 4096);
-		else if (strncmp(line, "pull ", 5) == 0)
-			pull(line + 5);
 		else if (sscanf(line, "send %*c %4095s %n", head, &at) == 1)
 			spell(line[5], head, line + at);
 		else

@@ -68,7 +68,6 @@ class AllocOptions(ctypes.Structure):
         ("flags", c_uint32),
         ("node", c_uint32),
         ("reserved", c_uint32),
-        ("backend", c_char_p),
     ]
 
 

@@ -152,15 +152,11 @@ class Engine(Closing):
         node: Optional[int] = None,
         huge: bool = True,
         populate: bool = False,
-        backend: Optional[str] = None,
     ) -> Memory:
-        """Zeroed memory that peers reach best: on a NUMA node, in huge pages, found at once, as one
-        backend wants it.
-        """
+        """Zeroed memory that peers reach best: on a NUMA node, in huge pages, found at once."""
         options = _library.AllocOptions(node=0 if node is None else node + 1)
         options.size = ctypes.sizeof(options)
         options.flags = (0 if huge else _library.NO_HUGE) | (_library.POPULATE if populate else 0)
-        options.backend = text(backend, "backend") if backend else None
         size, memory = _number(length, "length"), Memory(length)
         out, address = ctypes.byref(memory._out), ctypes.byref(memory._at)
         check(lib.alloc(self._handle, ctypes.byref(options), size, out, address))

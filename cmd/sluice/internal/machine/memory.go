@@ -49,7 +49,7 @@ func (s *Source) memlock() Check {
 	c := Check{Name: "memlock", State: OK, Backends: backendsOf("rdma gds cuda"),
 		Why: "a NIC or GPU pins what it reaches; io_uring pins its fixed buffers"}
 	if len(s.glob("sys/class/infiniband/*")) > 0 {
-		// over sockets and shared memory UCX pins nothing
+		// over sockets UCX pins nothing
 		c.Backends = backendsOf("ucx rdma gds cuda")
 	}
 	c.Found = limitText(s.memory.Memlock)

@@ -29,12 +29,12 @@ func (s *Source) ptrace() Check {
 		c.Found += " (" + ptraceScopes[scope] + ")"
 	}
 	if scope > 1 {
-		c.Backends = backendsOf("shm ucx") // with 1, UCX allows it to the user's other processes
+		c.Backends = backendsOf("shm")
 	}
 	if scope > 0 {
 		c.State = Limited
 		c.Why = "process_vm_readv is refused between siblings: memory that was not made to be " +
-			"shared has no route of shm, and none of ucx with one copy"
+			"shared has no route of shm"
 		c.Fix = "sysctl -w kernel.yama.ptrace_scope=0"
 	}
 	return c
@@ -73,7 +73,7 @@ func (s *Source) try(test, real func() error) error {
 }
 
 func (s *Source) memfd() Check {
-	c := Check{Name: "memfd", State: OK, Found: "allowed", Backends: backendsOf("shm ucx"),
+	c := Check{Name: "memfd", State: OK, Found: "allowed", Backends: backendsOf("shm"),
 		Why: "memory that both processes map is a memfd"}
 	if err := s.try(s.MemFD, tryMemFD); err != nil {
 		c.State, c.Found = Missing, "refused: "+err.Error()
