@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // checkUser refuses the other end of a Unix socket when it runs as another user.
@@ -51,5 +51,5 @@ func originOf(conn net.Conn) string {
 			return fmt.Sprintf("process %d", cred.Pid)
 		}
 	}
-	return "host " + lobby.HostOf(conn).String()
+	return "host " + session.HostOf(conn).String()
 }

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Dial connects to an engine that serves at the address: "unix" and a path, or
@@ -32,7 +32,7 @@ func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, erro
 	}
 	var last error
 	first := time.Now()
-	for pause := lobby.PauseMin; ; pause = min(2*pause, lobby.PauseMax) {
+	for pause := session.AcceptPauseMin; ; pause = min(2*pause, session.AcceptPauseMax) {
 		var p *Peer
 		began := time.Now()
 		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
@@ -72,7 +72,7 @@ func isRetryable(err error, hungUp bool) bool {
 			return true
 		}
 	}
-	return hungUp && lobby.HungUp(err)
+	return hungUp && session.HungUp(err)
 }
 
 // retryPause is before the next try, so that a busy backend can free a connection.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // descriptionsMax is how many times Config.DescriptionMax the descriptions take that came through
@@ -15,19 +15,19 @@ const descriptionsMax = 16
 
 // guests counts what the engines that came through Serve hold here, by host. Engine.mu guards it.
 type guests struct {
-	peers lobby.Count // of Config.PeersMax
-	bytes lobby.Count // of descriptions
+	peers session.HostCount // of Config.PeersMax
+	bytes session.HostCount // of descriptions
 }
 
 func newGuests(c *Config) guests {
-	return guests{lobby.Count{Most: c.PeersMax}, lobby.Count{Most: descriptionsMax *
+	return guests{session.HostCount{Most: c.PeersMax}, session.HostCount{Most: descriptionsMax *
 		c.DescriptionMax}}
 }
 
 // guest is an engine that has come through Serve, from its first byte until its Peer is closed.
 type guest struct {
 	e       *Engine
-	host    lobby.Host
+	host    session.Host
 	dialled bool // this engine has begun to connect back
 
 	// Engine.mu guards what follows.

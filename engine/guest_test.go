@@ -15,7 +15,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -157,8 +157,8 @@ func TestDescriptionsOfOneHost(t *testing.T) {
 	e := open(t, "e", func(c *Config) {
 		c.Backends, c.DescriptionMax = []driver.Backend{b}, 1<<10
 	})
-	here, there := lobby.Host{}, lobby.HostOf(comesFrom{ip: "10.0.0.1"})
-	read := func(host lobby.Host, n int) (*guest, error) {
+	here, there := session.Host{}, session.HostOf(comesFrom{ip: "10.0.0.1"})
+	read := func(host session.Host, n int) (*guest, error) {
 		g := &guest{e: e, host: host}
 		_, err := io.ReadAll(g.reader(strings.NewReader(strings.Repeat("x", n))))
 		return g, err

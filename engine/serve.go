@@ -14,7 +14,7 @@ import (
 
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -52,11 +52,11 @@ func (e *Engine) Serve(ctx context.Context, l net.Listener) error {
 			return &OpError{Op: "serve " + l.Addr().String(), Err: err}
 		}
 	}
-	s := &server{e: e, in: lobby.New(e.cfg.HandshakesMax, clock.Host())}
+	s := &server{e: e, in: session.NewLobby(e.cfg.HandshakesMax, clock.Host())}
 	defer context.AfterFunc(ctx, func() { _ = l.Close(); s.in.Close() })()
 	defer context.AfterFunc(e.life, cancel)()
 	defer s.exchanges.Wait()
-	err := s.in.Serve(l, func(conn net.Conn, v *lobby.Visit) bool {
+	err := s.in.Serve(l, func(conn net.Conn, v *session.Visit) bool {
 		s.exchanges.Go(func() { s.hear(ctx, conn, v) })
 		return true
 	})
@@ -69,14 +69,14 @@ func (e *Engine) Serve(ctx context.Context, l net.Listener) error {
 // server is one call of Serve.
 type server struct {
 	e         *Engine
-	in        *lobby.Lobby
+	in        *session.Lobby
 	exchanges sync.WaitGroup
 }
 
 // hear is one exchange: it waits for a place, for the other side to prove its identity and to
 // describe itself, answers, and connects back. What goes wrong is told to the dialer, once there is
 // a stream to tell it over.
-func (s *server) hear(ctx context.Context, conn net.Conn, v *lobby.Visit) {
+func (s *server) hear(ctx context.Context, conn net.Conn, v *session.Visit) {
 	defer conn.Close()
 	defer v.Leave()
 	if !v.Wait() {
@@ -94,14 +94,14 @@ func (s *server) hear(ctx context.Context, conn net.Conn, v *lobby.Visit) {
 	defer cancel(nil)
 
 	secure, member, err := s.e.answer(within, conn)
-	if err == nil && member && !v.Show(lobby.Identity) {
+	if err == nil && member && !v.Show(session.ShownIdentity) {
 		err = errHungUp
 	}
 	var theirs *introduction
 	if err == nil {
 		theirs, err = s.e.readIntroduction(g.reader(secure))
 	}
-	if err == nil && !v.Show(lobby.Known) {
+	if err == nil && !v.Show(session.ShownAll) {
 		err = errHungUp
 	}
 	if err == nil {

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/sealed"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // client is another process that reaches our memory.
@@ -178,7 +178,7 @@ func (g *client) answer(id uint32, token []byte) error {
 
 // give opens a token, for a slot.
 func (g *client) give(token []byte) (h head, fd int, err error) {
-	t, err := keys.Decode(token, &g.b.owner)
+	t, err := session.DecodeToken(token, &g.b.owner)
 	if err != nil {
 		return h, -1, err
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Config bounds the backend. The zero value is useful.
@@ -60,7 +60,7 @@ func (c Config) withDefaults() (Config, error) {
 		{"Gated", &c.Gated, 32, 1, 256},
 		{"BatchesMax", &c.BatchesMax, 1024, 1, 1 << 16},
 		{"MessageMax", &c.MessageMax, 64 << 10, 1, 1 << 30},
-		{"KeysMax", &c.KeysMax, keys.Limit, 1, keys.Limit},
+		{"KeysMax", &c.KeysMax, session.KeyLimit, 1, session.KeyLimit},
 		{"PeersMax", &c.PeersMax, 256, 1, 4096},
 	} {
 		if *f.field == 0 {

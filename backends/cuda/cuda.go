@@ -34,9 +34,8 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/inbox"
-	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Backend moves bytes between memory of devices and of the host. All methods may be called by any
@@ -45,13 +44,13 @@ type Backend struct {
 	driver.BackendBase // Alloc: host memory of others is as good
 	cfg                Config
 	addr               string
-	owner              keys.Owner
+	owner              session.Owner
 	devices            []*device
 	ends               *gpu.Ends
 	wake               *park.Event // of the program
 	heed               *park.Event // of the attendant
 	attended           chan struct{}
-	memories           keys.Table[memory]
+	memories           session.KeyTable[memory]
 	gates              gates
 	closed             atomic.Bool
 	ending             sync.Once
@@ -80,7 +79,7 @@ type Backend struct {
 
 	server server // for other processes
 
-	box inbox.Inbox
+	box session.Inbox
 }
 
 // registry finds the backends of this process by Addr.
@@ -111,8 +110,8 @@ func New(cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{
-		cfg: cfg, addr: newAddress(&cfg), owner: keys.NewOwner(), attended: make(chan struct{}),
-		memories: keys.Table[memory]{Most: cfg.KeysMax}, done: make([]ring.Done, 64),
+		cfg: cfg, addr: newAddress(&cfg), owner: session.NewOwner(), attended: make(chan struct{}),
+		memories: session.KeyTable[memory]{Most: cfg.KeysMax}, done: make([]ring.Done, 64),
 		ready: queue{places: make([]driver.Completion, cfg.BatchesMax)},
 		peers: map[*peer]struct{}{}, senders: map[*peer]struct{}{},
 	}

@@ -8,7 +8,7 @@ import (
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/inbox"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // job is a batch. Jobs are made at the start and reused; their number is what C knows them by.
@@ -31,7 +31,7 @@ type job struct {
 	dev    *device
 	views  []view
 	events []uint64 // that it waits for
-	notify *inbox.Notification
+	notify *session.Notification
 	shared int // stream that it counts on, -1: none
 	gate   int // worker of its own, -1: none
 	place  *gpu.Place

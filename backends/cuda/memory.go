@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // memory is one registration.
@@ -129,12 +129,12 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	if m.closed {
 		return dst, driver.ErrClosed
 	}
-	t := keys.Token{Secret: m.seg.Secret, Key: m.key, Epoch: m.now.epoch, Size: m.seg.Len}
+	t := session.Token{Secret: m.seg.Secret, Key: m.key, Epoch: m.now.epoch, Size: m.seg.Len}
 	return t.Append(dst, &m.b.owner), nil
 }
 
 // admit returns the epoch of a token, if it is the present one.
-func (m *memory) admit(t *keys.Token) (*grant, error) {
+func (m *memory) admit(t *session.Token) (*grant, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -201,7 +201,7 @@ func (m *memory) endEpoch() uint64 {
 	m.now.end()
 	m.past = append(m.past, m.now)
 	m.now = &grant{epoch: m.now.epoch + 1}
-	m.seg.Secret = keys.NewSecret()
+	m.seg.Secret = session.NewSecret()
 	next := m.now.epoch
 	m.mu.Unlock()
 	m.b.cancelSenders(func(j *job) bool { return j.names(m) }, &driver.ErrRevoked)

@@ -9,8 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/inbox"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 type peer struct {
@@ -26,11 +25,11 @@ type peer struct {
 	unfinished atomic.Int64 // batches
 
 	mu      sync.RWMutex // guards what follows
-	imports keys.Imports[remote]
+	imports session.Imports[remote]
 
-	conn    uint64       // our number; 0 where far is not nil
-	sender  inbox.Sender // its Conn is to's number
-	answers inbox.Sender // the way back
+	conn    uint64         // our number; 0 where far is not nil
+	sender  session.Sender // its Conn is to's number
+	answers session.Sender // the way back
 }
 
 // remote is a token that was accepted.
@@ -76,8 +75,8 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		return b.connectFar(ctx, addr)
 	}
 	p := &peer{from: b, to: to, conn: b.box.NewConn(), lost: make(chan struct{}),
-		sender:  inbox.Sender{From: &b.box, To: &to.box, Conn: to.box.NewConn()},
-		answers: inbox.Sender{From: &to.box, To: &b.box}}
+		sender:  session.Sender{From: &b.box, To: &to.box, Conn: to.box.NewConn()},
+		answers: session.Sender{From: &to.box, To: &b.box}}
 	p.answers.Conn = p.conn
 	if err := b.admit(b.peers, p); err != nil {
 		return nil, err
@@ -123,7 +122,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	if p.gone() {
 		return 0, 0, driver.ErrPeerLost
 	}
-	t, err := keys.Decode(token, &p.to.owner)
+	t, err := session.DecodeToken(token, &p.to.owner)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -220,7 +219,7 @@ func (p *peer) Close() error {
 	p.settle()
 	p.far.end()
 	p.mu.Lock()
-	p.imports = keys.Imports[remote]{}
+	p.imports = session.Imports[remote]{}
 	p.mu.Unlock()
 	p.lose()
 	p.from.mu.Lock()

@@ -12,9 +12,9 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/sealed"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // handshakesMax bounds what processes can make us hold before they have said hello: a socket and 5
@@ -25,7 +25,7 @@ const handshakesMax = 16
 type server struct {
 	listener *net.UnixListener // nil: none do
 	tasks    sync.WaitGroup
-	lobby    *lobby.Lobby // handshakes under way
+	lobby    *session.Lobby // handshakes under way
 
 	mu      sync.Mutex // guards what follows
 	closed  bool
@@ -38,7 +38,7 @@ func (b *Backend) serve() error {
 		return nil
 	}
 	s := &b.server
-	s.lobby, s.clients = lobby.New(handshakesMax, clock.Host()), map[*client]struct{}{}
+	s.lobby, s.clients = session.NewLobby(handshakesMax, clock.Host()), map[*client]struct{}{}
 	at, err := socketOf([]byte(b.addr))
 	if err != nil {
 		return err
@@ -55,7 +55,7 @@ func (b *Backend) serve() error {
 // accept serves other processes until the listener is closed.
 func (b *Backend) accept() {
 	s := &b.server
-	_ = s.lobby.Serve(s.listener, func(conn net.Conn, v *lobby.Visit) bool {
+	_ = s.lobby.Serve(s.listener, func(conn net.Conn, v *session.Visit) bool {
 		s.tasks.Go(func() {
 			if !v.Wait() {
 				return

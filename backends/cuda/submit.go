@@ -7,7 +7,7 @@ import (
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/inbox"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Can implements driver.Peer.
@@ -52,7 +52,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 func (j *job) begin(b *driver.Batch, s *scratch) error {
 	p := j.p
 	err := j.check(b, s)
-	var n *inbox.Notification
+	var n *session.Notification
 	if err == nil {
 		n, err = p.sender.Reserve(b)
 	}

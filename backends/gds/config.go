@@ -9,7 +9,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/limits"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Way is how requests are handed to cuFile.
@@ -86,20 +86,20 @@ const (
 )
 
 func (c *Config) ensureDefaults() {
-	limits.Default(&c.Depth, 128)
-	limits.Default(&c.PieceMax, 4<<20)
-	limits.Default(&c.JobsMax, 1024)
-	limits.Default(&c.KeysMax, 64<<10)
+	session.SetDefault(&c.Depth, 128)
+	session.SetDefault(&c.PieceMax, 4<<20)
+	session.SetDefault(&c.JobsMax, 1024)
+	session.SetDefault(&c.KeysMax, 64<<10)
 }
 
 func (c *Config) check() error {
 	if err := cmp.Or(
-		limits.Within("Threads", c.Threads, 0, threadsMax),
-		limits.Within("BatchMax", c.BatchMax, 0, cufile.BatchMax), // and 0: settle says
-		limits.Within("Depth", c.Depth, 1, depthMax),
-		limits.Within("PieceMax", c.PieceMax, 1, 1<<30),
-		limits.Within("JobsMax", c.JobsMax, 1, 1<<20),
-		limits.Within("KeysMax", c.KeysMax, 1, 1<<20),
+		session.CheckWithin("Threads", c.Threads, 0, threadsMax),
+		session.CheckWithin("BatchMax", c.BatchMax, 0, cufile.BatchMax), // and 0: settle says
+		session.CheckWithin("Depth", c.Depth, 1, depthMax),
+		session.CheckWithin("PieceMax", c.PieceMax, 1, 1<<30),
+		session.CheckWithin("JobsMax", c.JobsMax, 1, 1<<20),
+		session.CheckWithin("KeysMax", c.KeysMax, 1, 1<<20),
 	); err != nil {
 		return err
 	}

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/inbox"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // can is what a Peer takes.
@@ -22,7 +22,7 @@ type job struct {
 	descs  []driver.Desc // copies, for work: the caller's may change
 	loops  [driver.LoopsMax]driver.Loop
 	views  []view
-	notify *inbox.Notification
+	notify *session.Notification
 	cancel atomic.Pointer[error]
 }
 
@@ -68,7 +68,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 
 // hand gives a batch to a worker.
 func (p *peer) hand(tag uint64, b *driver.Batch, bytes uint64, views []view,
-	n *inbox.Notification) {
+	n *session.Notification) {
 	j := p.from.takeJob()
 	j.p, j.op, j.tag, j.notify = p, b.Op, tag, n
 	j.cancel.Store(nil)

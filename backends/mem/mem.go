@@ -20,8 +20,8 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/inbox"
 	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Config bounds the backend. The zero value is useful.
@@ -73,7 +73,7 @@ type Backend struct {
 	peers    map[uint64]*peer // ours to others, by our numbers
 	senders  map[uint64]*peer // others' to us, by our numbers
 
-	box inbox.Inbox
+	box session.Inbox
 }
 
 // registry finds the backends of this process by Addr: the wire of this one.

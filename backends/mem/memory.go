@@ -11,7 +11,7 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 type memory struct {
@@ -103,7 +103,7 @@ func (b *Backend) Fence(_ context.Context, key uint32) error {
 	defer m.gate.Unlock()
 	if m.epoch != closedEpoch {
 		m.epoch++
-		m.seg.Secret = keys.NewSecret()
+		m.seg.Secret = session.NewSecret()
 	}
 	return nil
 }

@@ -10,8 +10,7 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/inbox"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 type peer struct {
@@ -26,13 +25,13 @@ type peer struct {
 	closed bool         // guarded by entry
 
 	mu         sync.RWMutex // guards what follows; never held while copying
-	imports    keys.Imports[remote]
+	imports    session.Imports[remote]
 	flying     map[uint64]*job // with a worker
 	unfinished int             // of those, and of those that complete right now
 	idle       *sync.Cond      // unfinished is 0
 
-	sender  inbox.Sender // its Conn is to's number
-	answers inbox.Sender // the way back
+	sender  session.Sender // its Conn is to's number
+	answers session.Sender // the way back
 }
 
 // remote is a token that was accepted.
@@ -58,8 +57,8 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	}
 	p := &peer{from: b, to: to, conn: b.box.NewConn(),
 		lost: make(chan struct{}), flying: map[uint64]*job{},
-		sender:  inbox.Sender{From: &b.box, To: &to.box, Conn: to.box.NewConn()},
-		answers: inbox.Sender{From: &to.box, To: &b.box}}
+		sender:  session.Sender{From: &b.box, To: &to.box, Conn: to.box.NewConn()},
+		answers: session.Sender{From: &to.box, To: &b.box}}
 	p.answers.Conn = p.conn
 	p.idle = sync.NewCond(&p.mu)
 	if err := b.admit(b.peers, p.conn, p); err != nil {
@@ -182,7 +181,7 @@ func (p *peer) Close() error {
 	for p.unfinished > 0 {
 		p.idle.Wait()
 	}
-	p.imports = keys.Imports[remote]{}
+	p.imports = session.Imports[remote]{}
 	p.mu.Unlock()
 	p.lose()
 	p.from.mu.Lock()

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/limits"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Path is how requests reach the kernel.
@@ -59,20 +59,20 @@ const (
 )
 
 func (c *Config) ensureDefaults() {
-	limits.Default(&c.Threads, 32)
-	limits.Default(&c.Depth, 128)
-	limits.Default(&c.PieceMax, 1<<20)
-	limits.Default(&c.GapMax, 16<<10)
-	limits.Default(&c.JobsMax, 1024)
-	limits.Default(&c.KeysMax, 64<<10)
+	session.SetDefault(&c.Threads, 32)
+	session.SetDefault(&c.Depth, 128)
+	session.SetDefault(&c.PieceMax, 1<<20)
+	session.SetDefault(&c.GapMax, 16<<10)
+	session.SetDefault(&c.JobsMax, 1024)
+	session.SetDefault(&c.KeysMax, 64<<10)
 }
 
 func (c *Config) check() error {
 	if err := cmp.Or(
-		limits.Within("Threads", c.Threads, 1, threadsMax),
-		limits.Within("Depth", c.Depth, 1, depthMax),
-		limits.Within("JobsMax", c.JobsMax, 1, 1<<20),
-		limits.Within("KeysMax", c.KeysMax, 1, 1<<20),
+		session.CheckWithin("Threads", c.Threads, 1, threadsMax),
+		session.CheckWithin("Depth", c.Depth, 1, depthMax),
+		session.CheckWithin("JobsMax", c.JobsMax, 1, 1<<20),
+		session.CheckWithin("KeysMax", c.KeysMax, 1, 1<<20),
 	); err != nil {
 		return err
 	}

@@ -10,8 +10,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // handshakesMax bounds the control connections that have not said hello, or are refused.
@@ -19,13 +18,13 @@ const handshakesMax = 64
 
 // accept takes control connections until the listener is closed.
 func (b *Backend) accept(l net.Listener) {
-	_ = b.lobby.Serve(l, func(conn net.Conn, v *lobby.Visit) bool {
+	_ = b.lobby.Serve(l, func(conn net.Conn, v *session.Visit) bool {
 		return b.tasks.Start(func() { b.serve(conn, v) })
 	})
 }
 
 // serve is our end of a connection, from its hello to its end.
-func (b *Backend) serve(conn net.Conn, v *lobby.Visit) {
+func (b *Backend) serve(conn net.Conn, v *session.Visit) {
 	if !v.Wait() {
 		return
 	}
@@ -52,7 +51,7 @@ func (b *Backend) serve(conn net.Conn, v *lobby.Visit) {
 	}
 	c.ch.start()
 	if err := c.open(h); err != nil {
-		c.ch.send((&welcome{status: control.StatusOf(err)}).encode())
+		c.ch.send((&welcome{status: session.StatusOf(err)}).encode())
 		c.ch.farewell(b.cfg.Grace)
 		return
 	}

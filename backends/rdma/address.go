@@ -11,15 +11,14 @@ import (
 	"net/netip"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // address is what Addr says: which backend this is, where its control listens, and what its
 // rails are, so that an initiator can match them with its own. The digest tells one that
 // was cut or altered; it is no protection against forged ones.
 type address struct {
-	owner   keys.Owner
+	owner   session.Owner
 	host    [8]byte // equal on the same host
 	process uint32
 	notifs  uint32 // messages that a connection to it may have on their way
@@ -58,7 +57,7 @@ func (a *address) encode() ([]byte, error) {
 	for i := range a.rails {
 		r := &a.rails[i]
 		b = append(b, r.gid[:]...)
-		b = append(b, r.bits, control.Flag(r.ethernet))
+		b = append(b, r.bits, session.FlagByte(r.ethernet))
 		b = binary.LittleEndian.AppendUint32(b, r.rate)
 	}
 	sum := sha256.Sum256(b)
@@ -85,7 +84,7 @@ func decodeAddress(b []byte) (a address, err error) {
 	if sum := sha256.Sum256(body); !bytes.Equal(sum[:addressCheck], check) {
 		return a, fmt.Errorf("rdma address is damaged: %w", driver.ErrCorrupt)
 	}
-	r := control.Read(body[len(addressMark):])
+	r := session.ReadMessage(body[len(addressMark):])
 	copy(a.owner[:], r.Bytes(8))
 	copy(a.host[:], r.Bytes(8))
 	a.process, a.notifs = r.Uint32(), r.Uint32()
@@ -98,7 +97,7 @@ func decodeAddress(b []byte) (a address, err error) {
 	return a, nil
 }
 
-func (a *address) readControl(r *control.Reader) {
+func (a *address) readControl(r *session.MessageReader) {
 	n := int(r.Uint8())
 	if n > controlsMax {
 		r.Fail()
@@ -115,7 +114,7 @@ func (a *address) readControl(r *control.Reader) {
 	}
 }
 
-func (a *address) readRails(r *control.Reader) {
+func (a *address) readRails(r *session.MessageReader) {
 	n := int(r.Uint8())
 	if n > railsMax {
 		r.Fail()

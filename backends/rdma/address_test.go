@@ -14,12 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 func someAddress() address {
 	return address{
-		owner: keys.Owner{1, 2, 3}, host: [8]byte{4}, process: 77, notifs: 64,
+		owner: session.Owner{1, 2, 3}, host: [8]byte{4}, process: 77, notifs: 64,
 		control: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:4791"),
 			netip.MustParseAddrPort("[fd00::1]:1")},
 		rails: []railAddress{railIn("10.0.0.1", 24, true), railIn("fe80::1", 0, false)},

@@ -14,8 +14,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/limits"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/silence"
 )
 
@@ -114,20 +113,20 @@ const (
 
 // EnsureDefaults fills in the zero fields.
 func (c *Config) EnsureDefaults() {
-	limits.Default(&c.Rails, 8)
-	limits.Default(&c.QueueDepth, 128)
-	limits.Default(&c.Slice, 1<<20)
-	limits.Default(&c.Flight, max(16<<20, c.Slice))
-	limits.Default(&c.BatchesMax, 1024)
-	limits.Default(&c.NotifyMax, 64)
-	limits.Default(&c.KeysMax, 64<<10)
-	limits.Default(&c.ConnsMax, 64)
-	limits.Default(&c.Timeout, 200*time.Millisecond)
-	limits.Default(&c.Retries, 4)
-	limits.Default(&c.Spin, defaultSpin())
-	limits.Default(&c.Grace, 1500*time.Millisecond)
-	limits.Default(&c.Failure, 10*time.Second)
-	limits.Default(&c.hello, 5*time.Second)
+	session.SetDefault(&c.Rails, 8)
+	session.SetDefault(&c.QueueDepth, 128)
+	session.SetDefault(&c.Slice, 1<<20)
+	session.SetDefault(&c.Flight, max(16<<20, c.Slice))
+	session.SetDefault(&c.BatchesMax, 1024)
+	session.SetDefault(&c.NotifyMax, 64)
+	session.SetDefault(&c.KeysMax, 64<<10)
+	session.SetDefault(&c.ConnsMax, 64)
+	session.SetDefault(&c.Timeout, 200*time.Millisecond)
+	session.SetDefault(&c.Retries, 4)
+	session.SetDefault(&c.Spin, defaultSpin())
+	session.SetDefault(&c.Grace, 1500*time.Millisecond)
+	session.SetDefault(&c.Failure, 10*time.Second)
+	session.SetDefault(&c.hello, 5*time.Second)
 	if c.addresses == 0 {
 		c.addresses = addressesEnd
 	}
@@ -147,18 +146,18 @@ func (c *Config) EnsureDefaults() {
 
 func (c *Config) check() error {
 	if err := cmp.Or(
-		limits.Within("Rails", c.Rails, 1, railsMax),
-		limits.Within("QueueDepth", c.QueueDepth, 2, 1<<14),
-		limits.Within("Slice", c.Slice, 4096, 1<<30),
-		limits.Within("Entries", c.Entries, 0, 1<<10),
-		limits.Within("Flight", c.Flight, c.Slice, 1<<40),
-		limits.Within("BatchesMax", c.BatchesMax, 2, 1<<20),
-		limits.Within("NotifyMax", c.NotifyMax, 1, 1<<15),
-		limits.Within("KeysMax", c.KeysMax, 1, keys.Limit),
-		limits.Within("ConnsMax", c.ConnsMax, 1, 1<<16),
-		limits.Within("Retries", c.Retries, 1, retriesMax),
-		limits.Within("Level", c.Level, 0, 15),
-		limits.Within("TrafficClass", c.TrafficClass, 0, 255),
+		session.CheckWithin("Rails", c.Rails, 1, railsMax),
+		session.CheckWithin("QueueDepth", c.QueueDepth, 2, 1<<14),
+		session.CheckWithin("Slice", c.Slice, 4096, 1<<30),
+		session.CheckWithin("Entries", c.Entries, 0, 1<<10),
+		session.CheckWithin("Flight", c.Flight, c.Slice, 1<<40),
+		session.CheckWithin("BatchesMax", c.BatchesMax, 2, 1<<20),
+		session.CheckWithin("NotifyMax", c.NotifyMax, 1, 1<<15),
+		session.CheckWithin("KeysMax", c.KeysMax, 1, session.KeyLimit),
+		session.CheckWithin("ConnsMax", c.ConnsMax, 1, 1<<16),
+		session.CheckWithin("Retries", c.Retries, 1, retriesMax),
+		session.CheckWithin("Level", c.Level, 0, 15),
+		session.CheckWithin("TrafficClass", c.TrafficClass, 0, 255),
 	); err != nil {
 		return err
 	}

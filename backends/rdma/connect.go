@@ -10,7 +10,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Connect implements driver.Backend. The hello goes to the peer's control, which makes
@@ -41,13 +41,13 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	}
 	// An owner that is kept off its processors hangs up on those that it heard too late, and one at
 	// which too many wait on the last of them: we come again, for as long as our caller waits.
-	for pause := lobby.PauseMin; ; pause = min(2*pause, lobby.PauseMax) {
+	for pause := session.AcceptPauseMin; ; pause = min(2*pause, session.AcceptPauseMax) {
 		p, err := b.dialOnce(ctx, owner, pairs)
 		if err == nil {
 			return p, nil
 		}
 		switch {
-		case !lobby.HungUp(err):
+		case !session.HungUp(err):
 			return nil, err
 		case clock.Pass(b.cfg.clock, pause, ctx.Done(), b.closing):
 		case ctx.Err() != nil:

@@ -8,8 +8,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Control messages: a version, a kind, the body. A connection has two ends: that of the
@@ -40,8 +39,8 @@ const (
 )
 
 type hello struct {
-	to    keys.Owner // the backend that it means to reach
-	from  []byte     // its Addr
+	to    session.Owner // the backend that it means to reach
+	from  []byte        // its Addr
 	pairs []pairOffer
 }
 
@@ -52,7 +51,7 @@ type pairOffer struct {
 }
 
 type welcome struct {
-	status control.Status
+	status session.Status
 	pairs  []pairAnswer
 }
 
@@ -71,7 +70,7 @@ type importRequest struct {
 
 type importAnswer struct {
 	id         uint32
-	status     control.Status
+	status     session.Status
 	readOnly   bool
 	base, size uint64
 	keys       []uint32 // of the NIC, for each queue pair; 0: not over that one
@@ -145,7 +144,7 @@ func (m *importRequest) encode() []byte {
 
 func (m *importAnswer) encode() []byte {
 	b := binary.LittleEndian.AppendUint32(begin(kindImported), m.id)
-	b = append(b, byte(m.status), control.Flag(m.readOnly))
+	b = append(b, byte(m.status), session.FlagByte(m.readOnly))
 	b = binary.LittleEndian.AppendUint64(b, m.base)
 	b = binary.LittleEndian.AppendUint64(b, m.size)
 	b = append(b, byte(len(m.keys)))
@@ -174,7 +173,7 @@ func (m *pairReply) encode() []byte {
 }
 
 func (m *broken) encode() []byte { return append(begin(kindBroken), m.pair) }
-func (m *bye) encode() []byte    { return append(begin(kindBye), control.Flag(m.abandoned)) }
+func (m *bye) encode() []byte    { return append(begin(kindBye), session.FlagByte(m.abandoned)) }
 
 func (m *answer) encode() []byte {
 	b := append(make([]byte, 0, answerHead+len(m.data)), controlVersion, kindAnswer)
@@ -192,7 +191,7 @@ func (ping) encode() []byte     { return begin(kindPing) }
 func (pong) encode() []byte     { return begin(kindPong) }
 
 func (m *pairAnswer) append(b []byte) []byte {
-	b = append(b, control.Flag(m.there))
+	b = append(b, session.FlagByte(m.there))
 	if m.there {
 		b = appendEnd(b, &m.end)
 	}
@@ -217,7 +216,7 @@ func decodeControl(b []byte) (any, error) {
 			"on both sides: %w",
 			b[0], controlVersion, driver.ErrVersion)
 	}
-	r := control.Read(b[controlHead:])
+	r := session.ReadMessage(b[controlHead:])
 	m := decodeBody(b[1], &r)
 	if m == nil || !r.Done() {
 		return nil, fmt.Errorf("control message of kind %d, %d bytes: %w", b[1], len(b),
@@ -227,7 +226,7 @@ func decodeControl(b []byte) (any, error) {
 }
 
 // decodeBody reads the body of a kind; nil: there is no such kind.
-func decodeBody(kind byte, r *control.Reader) any {
+func decodeBody(kind byte, r *session.MessageReader) any {
 	switch kind {
 	case kindHello:
 		return readHello(r)
@@ -276,7 +275,7 @@ func decodeWord(kind byte) any {
 	return nil
 }
 
-func readHello(r *control.Reader) *hello {
+func readHello(r *session.MessageReader) *hello {
 	m := &hello{}
 	copy(m.to[:], r.Bytes(8))
 	m.from = append([]byte(nil), r.Bytes(int(r.Uint16()))...)
@@ -288,8 +287,8 @@ func readHello(r *control.Reader) *hello {
 	return m
 }
 
-func readWelcome(r *control.Reader) *welcome {
-	m := &welcome{status: control.Status(r.Uint8())}
+func readWelcome(r *session.MessageReader) *welcome {
+	m := &welcome{status: session.Status(r.Uint8())}
 	for range readCount(r) {
 		var a pairAnswer
 		a.there, a.end = readAnswer(r)
@@ -298,8 +297,8 @@ func readWelcome(r *control.Reader) *welcome {
 	return m
 }
 
-func readImported(r *control.Reader) *importAnswer {
-	m := &importAnswer{id: r.Uint32(), status: control.Status(r.Uint8()), readOnly: r.Flag(),
+func readImported(r *session.MessageReader) *importAnswer {
+	m := &importAnswer{id: r.Uint32(), status: session.Status(r.Uint8()), readOnly: r.Flag(),
 		base: r.Uint64(), size: r.Uint64()}
 	for range readCount(r) {
 		m.keys = append(m.keys, r.Uint32())
@@ -308,7 +307,7 @@ func readImported(r *control.Reader) *importAnswer {
 }
 
 // readCount reads how many queue pairs follow.
-func readCount(r *control.Reader) int {
+func readCount(r *session.MessageReader) int {
 	n := int(r.Uint8())
 	if n > verbs.PairsMax {
 		r.Fail()
@@ -317,14 +316,14 @@ func readCount(r *control.Reader) int {
 	return n
 }
 
-func readAnswer(r *control.Reader) (there bool, e verbs.End) {
+func readAnswer(r *session.MessageReader) (there bool, e verbs.End) {
 	if there = r.Flag(); there {
 		e = readEnd(r)
 	}
 	return there, e
 }
 
-func readEnd(r *control.Reader) (e verbs.End) {
+func readEnd(r *session.MessageReader) (e verbs.End) {
 	e.QueuePair, e.Packet, e.LID = r.Uint32(), r.Uint32(), r.Uint16()
 	e.MTU, e.Reads, e.LinkLayer = r.Uint8(), r.Uint8(), r.Uint8()
 	copy(e.GID[:], r.Bytes(16))

@@ -10,8 +10,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 type encoder interface{ encode() []byte }
@@ -23,11 +22,11 @@ func someEnd(n byte) verbs.End {
 
 func someControl() []encoder {
 	return []encoder{
-		&hello{to: keys.Owner{1}, from: bytes.Repeat([]byte{2}, 1000),
+		&hello{to: session.Owner{1}, from: bytes.Repeat([]byte{2}, 1000),
 			pairs: []pairOffer{{0, someEnd(1)}, {3, someEnd(2)}}},
-		&welcome{status: control.Full}, &welcome{pairs: []pairAnswer{{true, someEnd(1)}, {}}},
+		&welcome{status: session.StatusFull}, &welcome{pairs: []pairAnswer{{true, someEnd(1)}, {}}},
 		&importRequest{id: 1, key: 2, epoch: 3, secret: [16]byte{4}},
-		&importAnswer{id: 1, status: control.Revoked}, &importAnswer{id: 1, readOnly: true,
+		&importAnswer{id: 1, status: session.StatusRevoked}, &importAnswer{id: 1, readOnly: true,
 			base: 1 << 40, size: 5, keys: []uint32{6, 0}},
 		&expired{key: 1, epoch: 2}, &pairRequest{pair: 1, attempt: 2},
 		&pairRequest{pair: 1, attempt: 2, there: true, end: someEnd(3)},

@@ -9,7 +9,7 @@ import (
 	"maps"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Fence implements driver.Backend. The epoch ends at once; the proof is that the NICs
@@ -69,7 +69,7 @@ func (m *memory) endEpoch() {
 	defer m.mu.Unlock()
 	news := (&expired{key: m.key, epoch: m.epoch}).encode()
 	m.epoch++
-	m.secret = keys.NewSecret()
+	m.secret = session.NewSecret()
 	m.due = true
 	for c := range m.told {
 		c.ch.send(news)

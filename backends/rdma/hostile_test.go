@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
@@ -86,7 +86,7 @@ func TestHostileInitiator(t *testing.T) {
 		s := newStranger(t, p.far)
 		s.say(msgs...)
 		for m := s.hear(); m != nil; m = s.hear() {
-			if w, ok := m.(*welcome); !ok || w.status != control.OK {
+			if w, ok := m.(*welcome); !ok || w.status != session.StatusOK {
 				t.Errorf("%s: answered with %+v", name, m)
 			}
 		}
@@ -99,7 +99,7 @@ func TestHostileInitiator(t *testing.T) {
 	} {
 		s := newStranger(t, p.far)
 		s.say(h.encode())
-		if w, ok := s.hear().(*welcome); !ok || w.status == control.OK {
+		if w, ok := s.hear().(*welcome); !ok || w.status == session.StatusOK {
 			t.Errorf("%s: not refused", name)
 		}
 	}
@@ -161,7 +161,7 @@ func TestHostileOwner(t *testing.T) {
 		"too few queue pairs":           {(&welcome{pairs: good.pairs[:1]}).encode()},
 		"two welcomes":                  {good.encode(), good.encode()},
 		"queue pairs that lead nowhere": {good.encode()},
-		"a refusal":                     {(&welcome{status: control.Full}).encode()},
+		"a refusal":                     {(&welcome{status: session.StatusFull}).encode()},
 		"queue pairs it makes up": {good.encode(), (&broken{99}).encode(),
 			(&pairReply{pair: 77}).encode(), (&pairReply{pair: 0, seen: 1 << 60}).encode()},
 		"answers to nothing": {good.encode(), (&importAnswer{id: 9, size: 5}).encode(),

@@ -8,7 +8,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/silence"
 )
 
@@ -21,7 +21,7 @@ type imported struct {
 
 // asking is an import that waits for its answer.
 type asking struct {
-	token keys.Token
+	token session.Token
 	done  chan importResult // has one place
 }
 
@@ -37,7 +37,7 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 		return 0, 0, err
 	}
 	defer p.gate.Exit()
-	t, err := keys.Decode(tok, &p.owner.owner)
+	t, err := session.DecodeToken(tok, &p.owner.owner)
 	if err != nil {
 		return 0, 0, fmt.Errorf("import memory: %w", err)
 	}
@@ -52,7 +52,7 @@ const importsMax = 10
 
 // ask sends the question and waits for the answer: for as long as the owner says something now and
 // then, since large memory takes its NICs long, but not for ever.
-func (p *peer) ask(t *keys.Token) (uint32, error) {
+func (p *peer) ask(t *session.Token) (uint32, error) {
 	a := &asking{token: *t, done: make(chan importResult, 1)}
 	p.mu.Lock()
 	p.askID++
@@ -127,7 +127,7 @@ func (p *peer) answered(m *importAnswer) {
 }
 
 // take checks an answer and has C know the memory. Preconditions: p.mu is held.
-func (p *peer) take(t *keys.Token, m *importAnswer) (uint32, error) {
+func (p *peer) take(t *session.Token, m *importAnswer) (uint32, error) {
 	if err := m.status.Err(); err != nil {
 		return 0, err
 	}

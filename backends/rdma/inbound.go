@@ -11,9 +11,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/gate"
-	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // inbound is our end of a connection that a peer began: over it the peer reaches our
@@ -21,11 +19,11 @@ import (
 type inbound struct {
 	b       *Backend
 	ch      *channel
-	visit   *lobby.Visit // until the hello is answered
+	visit   *session.Visit // until the hello is answered
 	link    link
-	rails   []int     // of ours, by queue pair
-	counted bool      // one of Config.ConnsMax, until nothing of it is left
-	hold    gate.Gate // held by every use of link by others than run
+	rails   []int        // of ours, by queue pair
+	counted bool         // one of Config.ConnsMax, until nothing of it is left
+	hold    session.Gate // held by every use of link by others than run
 
 	knowing sync.Mutex           // taken last, for a few fields
 	knows   map[*memory]struct{} // whose keys of now the peer was told
@@ -139,7 +137,7 @@ func (c *inbound) answer() {
 		if m := c.b.table.At(q.key); m != nil {
 			m.answer(c, q)
 		} else {
-			c.ch.send((&importAnswer{id: q.id, status: control.Revoked}).encode())
+			c.ch.send((&importAnswer{id: q.id, status: session.StatusRevoked}).encode())
 		}
 	}
 }

@@ -11,9 +11,8 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/keys"
 	"github.com/sluicehq/sluice/internal/lentmem"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // memory is one registration.
@@ -122,7 +121,7 @@ func (m *memory) Key() uint32 { return m.key }
 // AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.mu.Lock()
-	t := keys.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: m.size}
+	t := session.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: m.size}
 	closed := m.closed
 	m.mu.Unlock()
 	if closed {
@@ -132,14 +131,14 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 }
 
 // opens checks what a peer shows. Preconditions: m.mu is held.
-func (m *memory) opens(q *importRequest) control.Status {
+func (m *memory) opens(q *importRequest) session.Status {
 	switch {
 	case m.closed || q.epoch < m.epoch:
-		return control.Revoked
+		return session.StatusRevoked
 	case q.epoch > m.epoch || subtle.ConstantTimeCompare(m.secret[:], q.secret[:]) != 1:
-		return control.BadToken
+		return session.StatusBadToken
 	}
-	return control.OK
+	return session.StatusOK
 }
 
 // answer tells a peer how to reach the memory, if it shows the secret and the epoch of
@@ -151,15 +150,15 @@ func (m *memory) answer(c *inbound, q *importRequest) {
 	a.status = m.opens(q)
 	m.mu.Unlock()
 	var granted []uint32
-	if a.status == control.OK {
+	if a.status == session.StatusOK {
 		a.base, granted, a.status = m.grant()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if a.status == control.OK {
+	if a.status == session.StatusOK {
 		a.status = m.opens(q)
 	}
-	if a.status == control.OK {
+	if a.status == session.StatusOK {
 		m.tell(c)
 		a.readOnly, a.size = m.readOnly, m.size
 		a.keys = c.keysOf(granted)
@@ -190,19 +189,19 @@ func (m *memory) forget(c *inbound) {
 // and their keys by rail. A NIC gives the same key again until it forgets it, so the epochs before
 // are proved to be over first: a fence that ran out of time owes that proof, and would take it from
 // this epoch otherwise.
-func (m *memory) grant() (at uint64, nicKeys []uint32, status control.Status) {
+func (m *memory) grant() (at uint64, nicKeys []uint32, status session.Status) {
 	m.fencing <- struct{}{}
 	defer func() { <-m.fencing }()
 	if m.unmapped {
-		return 0, nil, control.Revoked
+		return 0, nil, session.StatusRevoked
 	}
 	err := m.prove(context.Background())
 	if err != nil {
-		return 0, nil, control.Full // the NIC keeps a key: later, perhaps
+		return 0, nil, session.StatusFull // the NIC keeps a key: later, perhaps
 	}
 	if !m.granted {
 		if m.at, err = m.b.addressOfGrant(m); err != nil {
-			return 0, nil, control.Full // a NIC keeps a queue pair: later, perhaps
+			return 0, nil, session.StatusFull // a NIC keeps a queue pair: later, perhaps
 		}
 	}
 	m.granted = true // before the NICs have it: a fence from now on takes it back
@@ -219,9 +218,9 @@ func (m *memory) grant() (at uint64, nicKeys []uint32, status control.Status) {
 		return err
 	})
 	if err != nil {
-		return 0, nil, control.Full // pinned once more than this machine lets us
+		return 0, nil, session.StatusFull // pinned once more than this machine lets us
 	}
-	return m.at, granted, control.OK
+	return m.at, granted, session.StatusOK
 }
 
 func (m *memory) isClosed() bool {

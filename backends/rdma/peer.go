@@ -10,7 +10,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/gate"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // peer is our end of a connection that we began: over it we reach the owner's memory and
@@ -25,8 +25,8 @@ type peer struct {
 	link   link
 	mender *mender
 
-	gate     gate.Gate // held by every call of the program; Close shuts it first
-	hold     gate.Gate // held by every use of link; Close shuts it last
+	gate     session.Gate // held by every call of the program; Close shuts it first
+	hold     session.Gate // held by every use of link; Close shuts it last
 	closing  chan struct{}
 	ending   sync.Mutex // held by Close; guards the next two
 	ended    bool

@@ -18,7 +18,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/silence"
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
@@ -283,7 +283,7 @@ func TestStandstillOfHello(t *testing.T) {
 	c.runFor(t, p.far.cfg.hello/4)
 	late.say(helloTo(p.near, p.far, 1).encode())
 	w, ok := late.hear().(*welcome)
-	require.True(t, ok && w.status == control.OK, "%+v", w)
+	require.True(t, ok && w.status == session.StatusOK, "%+v", w)
 	require.NoError(t, c.during(t, func() error {
 		if m := never.hear(); m != nil {
 			return fmt.Errorf("answered with %+v", m)

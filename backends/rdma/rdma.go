@@ -34,12 +34,9 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/gate"
-	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/lastword"
-	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/park"
 	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Backend implements driver.Backend.
@@ -61,25 +58,25 @@ type Backend struct {
 	event     int         // an eventfd: completions, messages, room
 	control   *park.Event // news of C
 
-	gate      gate.Gate     // held by every call that uses the context
+	gate      session.Gate  // held by every call that uses the context
 	closing   chan struct{} // closed when Close begins
 	closeOnce sync.Once
 	closeErr  error
 	deaf      atomic.Bool // attend is to end
 	ended     atomic.Bool // no completion will come any more
-	table     keys.Table[memory]
+	table     session.KeyTable[memory]
 	pinnings  pinnings
 	addresses addresses
-	words     lastword.List[*inbound]
+	words     session.LastWords[*inbound]
 	answers   answers
-	lobby     *lobby.Lobby   // connections that have not said hello
-	tasks     gate.Tasks     // connections, and what takes too long for its callers
+	lobby     *session.Lobby // connections that have not said hello
+	tasks     session.Tasks  // connections, and what takes too long for its callers
 	attending sync.WaitGroup // listeners, and the goroutine that takes news
 
 	mu       sync.Mutex
 	peers    map[*peer]struct{}
 	accepted map[*inbound]struct{} // nil once closed
-	admitted lobby.Count           // peers that have an end here
+	admitted session.HostCount     // peers that have an end here
 	kept     []link                // ended, but for a queue pair that a NIC keeps
 
 	endsMu sync.RWMutex
@@ -126,8 +123,8 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 		cfg: cfg, event: -1, peermem: cfg.sysfs.peermem(), finders: min(runtime.GOMAXPROCS(0),
 			findersMax), closing: make(chan struct{}), locked: thisMemlock(),
 		peers: make(map[*peer]struct{}), accepted: make(map[*inbound]struct{}),
-		ends: make(map[uint64]end), admitted: lobby.Count{Most: cfg.ConnsMax},
-		lobby: lobby.New(handshakesMax, cfg.clock),
+		ends: make(map[uint64]end), admitted: session.HostCount{Most: cfg.ConnsMax},
+		lobby: session.NewLobby(handshakesMax, cfg.clock),
 	}
 	b.table.Most = cfg.KeysMax
 	b.pinnings.b = b
@@ -181,7 +178,7 @@ func (b *Backend) open(list []wanted, with opener) (err error) {
 
 // describe makes the address.
 func (b *Backend) describe() (err error) {
-	b.address.owner = keys.NewOwner()
+	b.address.owner = session.NewOwner()
 	b.address.process = uint32(os.Getpid())
 	b.address.notifs = uint32(b.cfg.NotifyMax)
 	if b.address.host, err = process.Host(); err != nil {

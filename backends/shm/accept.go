@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/process"
 	"github.com/sluicehq/sluice/internal/sealed"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // handshakesMax bounds what connections can make us hold before they have said hello: a
@@ -25,7 +25,7 @@ const handshakesMax = 16
 // accept serves peers until the listener is closed.
 func (b *Backend) accept() {
 	defer b.tasks.Done()
-	_ = b.lobby.Serve(b.listener, func(conn net.Conn, v *lobby.Visit) bool {
+	_ = b.lobby.Serve(b.listener, func(conn net.Conn, v *session.Visit) bool {
 		b.tasks.Go(func() {
 			if !v.Wait() {
 				return

@@ -55,7 +55,7 @@ type job struct {
 	skip      uint64   // and how much of that is cut already
 }
 
-// jobPool hands out jobs. done.Ring bounds the live tags, so it never runs dry.
+// jobPool hands out jobs. session.Completions bounds the live tags, so it never runs dry.
 type jobPool struct {
 	mu   sync.Mutex
 	all  []job

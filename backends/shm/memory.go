@@ -8,7 +8,7 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // memory is one registration.
@@ -130,7 +130,7 @@ func (m *memory) endEpoch() (epoch uint64, known bool) {
 	}
 	// pairs with the announcement in move, before it looks at the epoch
 	epoch = m.b.table.epoch(m.key).Add(1)
-	m.secret = keys.NewSecret()
+	m.secret = session.NewSecret()
 	g := m.grant()
 	setTag(m.b.table.slot(m.key), tagOf(&m.secret, m.key, &g))
 	return epoch, true

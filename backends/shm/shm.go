@@ -31,9 +31,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/done"
-	"github.com/sluicehq/sluice/internal/gate"
-	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Backend implements driver.Backend.
@@ -63,14 +61,14 @@ type Backend struct {
 	freeArenas []uint32
 
 	gate     writeGate
-	done     done.Ring
+	done     session.Completions
 	jobs     jobPool
 	queue    queue
-	entry    gate.Gate // Connect is in it
+	entry    session.Gate // Connect is in it
 	life     context.Context
 	end      context.CancelFunc
-	mapped   budget       // memory of peers
-	lobby    *lobby.Lobby // handshakes under way
+	mapped   budget         // memory of peers
+	lobby    *session.Lobby // handshakes under way
 	tasks    sync.WaitGroup
 	turn     int // where Receive begins; Receive only
 	closing  sync.Once
@@ -132,7 +130,7 @@ func (b *Backend) start() {
 	// Each job stands in the queue at most once for itself; others may join in
 	// while fewer than JobsMax stand there, and each of those has one in hand.
 	b.queue.init(4*b.cfg.JobsMax+b.cfg.Workers, b.cfg.Workers)
-	b.lobby = lobby.New(handshakesMax, b.clock)
+	b.lobby = session.NewLobby(handshakesMax, b.clock)
 	b.life, b.end = context.WithCancel(context.Background())
 	b.tasks.Add(1 + b.cfg.Workers)
 	go b.accept()

@@ -14,18 +14,17 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // welcome begins to hear a connection.
-func (b *Backend) welcome(conn net.Conn, v *lobby.Visit) bool {
+func (b *Backend) welcome(conn net.Conn, v *session.Visit) bool {
 	return b.tasks.Start(func() { b.hear(conn.(*net.TCPConn), v) })
 }
 
 // hear has a connection open, for as long as Config.Handshake, from when it has a place. One that
 // says anything but what a peer says is told nothing.
-func (b *Backend) hear(tcp *net.TCPConn, v *lobby.Visit) {
+func (b *Backend) hear(tcp *net.TCPConn, v *session.Visit) {
 	if !v.Wait() {
 		return
 	}
@@ -52,13 +51,13 @@ func (b *Backend) hear(tcp *net.TCPConn, v *lobby.Visit) {
 // of a frame first, so the peer can name both. Then it reads what the peer has said, since
 // a connection that is closed with bytes unread is reset, and the answer with it.
 func refuse(tcp *net.TCPConn, secure net.Conn) {
-	answer := header{kind: kindWelcome, status: uint8(control.Failed)}
+	answer := header{kind: kindWelcome, status: uint8(session.StatusFailed)}
 	if writeFrame(secure, answer, nil) == nil && tcp.CloseWrite() == nil {
 		_, _ = io.CopyN(io.Discard, tcp, bodyMax) // until Config.Handshake
 	}
 }
 
-func (b *Backend) introduce(tcp *net.TCPConn, v *lobby.Visit, secure net.Conn,
+func (b *Backend) introduce(tcp *net.TCPConn, v *session.Visit, secure net.Conn,
 	limit clock.Timer) error {
 	h, body, err := readFrame(secure, kindHello, kindJoin)
 	if err != nil {
@@ -72,7 +71,7 @@ func (b *Backend) introduce(tcp *net.TCPConn, v *lobby.Visit, secure net.Conn,
 		index = int(h.count)
 		g, err = b.join(&h, body)
 	}
-	answer := header{kind: kindWelcome, status: uint8(control.StatusOf(err)), stamp: b.clock.Now()}
+	answer := header{kind: kindWelcome, status: uint8(session.StatusOf(err)), stamp: b.clock.Now()}
 	if err != nil {
 		return errors.Join(err, writeFrame(secure, answer, nil))
 	}
@@ -101,7 +100,7 @@ func (b *Backend) introduce(tcp *net.TCPConn, v *lobby.Visit, secure net.Conn,
 }
 
 // meet makes the owner's end of a new peer.
-func (b *Backend) meet(h *header, from lobby.Host, body []byte) (*inbound, error) {
+func (b *Backend) meet(h *header, from session.Host, body []byte) (*inbound, error) {
 	if len(body) > 64 || h.count < bulk || h.count > 1+connsMax {
 		return nil, fmt.Errorf("a hello of %d bytes for %d connections: %w",
 			len(body), h.count, driver.ErrCorrupt)

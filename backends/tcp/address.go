@@ -10,14 +10,13 @@ import (
 	"strconv"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // address is what Addr says: a number of the backend, and where it listens. The digest tells one
 // that was cut or altered; it does not protect against one that is made up.
 type address struct {
-	owner keys.Owner
+	owner session.Owner
 	security
 	pin    pin      // where that is pinned
 	places []string // host:port, a name or a number
@@ -73,7 +72,7 @@ func decodeAddress(b []byte) (a address, err error) {
 	if sum := sha256.Sum256(body); !bytes.Equal(sum[:addressCheck], check) {
 		return a, fmt.Errorf("tcp address is damaged: %w", driver.ErrCorrupt)
 	}
-	r := control.Read(body[addressMark:])
+	r := session.ReadMessage(body[addressMark:])
 	copy(a.owner[:], r.Bytes(8))
 	if a.security = security(r.Uint8()); a.security > pinned {
 		r.Fail()
@@ -89,7 +88,7 @@ func decodeAddress(b []byte) (a address, err error) {
 	return a, nil
 }
 
-func (a *address) readPlaces(r *control.Reader) {
+func (a *address) readPlaces(r *session.MessageReader) {
 	n := int(r.Uint8())
 	if n > placesMax {
 		r.Fail()

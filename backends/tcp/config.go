@@ -9,7 +9,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // ConnsDefault is how many connections carry the data to a peer.
@@ -118,7 +118,7 @@ func (c *Config) check() error {
 		{"BatchesMax", c.BatchesMax, 1, 1 << 20},
 		{"NotifyMax", c.NotifyMax, 1, 1 << 16},
 		{"MessageMax", c.MessageMax, 1, messageLimit},
-		{"KeysMax", c.KeysMax, 1, keys.Limit},
+		{"KeysMax", c.KeysMax, 1, session.KeyLimit},
 		{"PeersMax", c.PeersMax, 1, 1 << 20},
 		{"Handshakes", c.Handshakes, 1, 1 << 16},
 		{"Grace in ms", int(c.Grace.Milliseconds()), int(graceMin.Milliseconds()),

@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Connect implements driver.Backend.
@@ -32,7 +32,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	// An owner that is kept off its processors hangs up on those that it heard too late, and one at
 	// which too many wait on the last of them: we come again, for as long as our caller waits.
 	var before error
-	for pause := lobby.PauseMin; ; pause = min(2*pause, lobby.PauseMax) {
+	for pause := session.AcceptPauseMin; ; pause = min(2*pause, session.AcceptPauseMax) {
 		p := newPeer(b, to, 1+b.cfg.Conns)
 		err := p.open(ctx)
 		if err == nil {

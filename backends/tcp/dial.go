@@ -11,8 +11,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // placeTime is how long one place of several may first keep us from the others. It doubles each
@@ -29,7 +28,7 @@ var errHungUp = errors.New("the other side hung up")
 // isHangUp reports whether that is what err says.
 func isHangUp(err error) bool {
 	var why *identity.Error
-	return lobby.HungUp(err) && !errors.As(err, &why)
+	return session.HungUp(err) && !errors.As(err, &why)
 }
 
 // greet opens connection i with a frame, and returns what the owner says. Of its places some may
@@ -144,7 +143,7 @@ func (p *peer) hello(tcp, secure net.Conn, h header, body []byte) (header, []byt
 		return h, nil, fmt.Errorf("await the welcome: %w",
 			errors.Join(p.b.refusal(err, tcp), driver.ErrPeerLost))
 	}
-	if err := refusal(control.Status(h.status)); err != nil {
+	if err := refusal(session.Status(h.status)); err != nil {
 		return h, nil, err
 	}
 	p.measured(took)
@@ -152,7 +151,7 @@ func (p *peer) hello(tcp, secure net.Conn, h header, body []byte) (header, []byt
 }
 
 // refusal says why an owner does not want us.
-func refusal(status control.Status) error {
+func refusal(status session.Status) error {
 	switch err := status.Err(); {
 	case errors.Is(err, driver.ErrFull):
 		return fmt.Errorf("the owner has as many peers as its Config.PeersMax allows, or half as "+

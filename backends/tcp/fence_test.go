@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/manualclock"
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
@@ -176,7 +176,7 @@ func TestTokenOfTheNextEpoch(t *testing.T) {
 	old, err := m.AppendToken(nil)
 	require.NoError(t, err)
 	require.NoError(t, owner.Fence(t.Context(), m.Key()))
-	token, err := keys.Decode(old, &owner.address.owner)
+	token, err := session.DecodeToken(old, &owner.address.owner)
 	require.NoError(t, err)
 	for step, want := range []error{driver.ErrRevoked, driver.ErrBadToken, driver.ErrBadToken} {
 		next := token

@@ -12,8 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/silence"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/internal/testing/manualclock"
@@ -79,7 +78,7 @@ func confirmed(t *testing.T, conns [2]net.Conn, question header) {
 	ack, _, err := readWord(conns[express])
 	require.NoError(t, err)
 	require.Equal(t, uint8(kindAck), ack.kind)
-	require.Equal(t, uint8(control.OK), ack.status)
+	require.Equal(t, uint8(session.StatusOK), ack.status)
 }
 
 // A stale message is not delivered before it was asked about.
@@ -124,10 +123,10 @@ func silentOwner(t testing.TB, grace time.Duration) (addr []byte, token []byte) 
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
-	a := address{owner: keys.NewOwner(), places: []string{l.Addr().String()}}
+	a := address{owner: session.NewOwner(), places: []string{l.Addr().String()}}
 	addr, err = a.encode()
 	require.NoError(t, err)
-	memory := keys.Token{Key: 1, Epoch: 1, Size: 8 << 20}
+	memory := session.Token{Key: 1, Epoch: 1, Size: 8 << 20}
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -325,7 +324,7 @@ func TestConnectToSilence(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
-	a := address{owner: keys.NewOwner(), places: []string{l.Addr().String()}}
+	a := address{owner: session.NewOwner(), places: []string{l.Addr().String()}}
 	addr, err := a.encode()
 	require.NoError(t, err)
 	b := open(t, Config{})

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
@@ -191,14 +191,14 @@ func TestStrangersAreFew(t *testing.T) {
 }
 
 // welcomed says hello as a peer of ours would, and returns the connections.
-func welcomed(t *testing.T, b *Backend) (session uint64, secret []byte, conns [2]net.Conn) {
+func welcomed(t *testing.T, b *Backend) (id uint64, secret []byte, conns [2]net.Conn) {
 	t.Helper()
 	conns[ctl] = rawDial(t, b)
 	if _, err := conns[ctl].Write(helloFrame(b, 2)); err != nil {
 		t.Fatal(err)
 	}
 	h, secret, err := readFrame(conns[ctl], kindWelcome)
-	if err != nil || h.status != uint8(control.OK) {
+	if err != nil || h.status != uint8(session.StatusOK) {
 		t.Fatalf("welcome: status %d, %v", h.status, err)
 	}
 	secret = secret[:16] // what the owner sees of us follows
@@ -208,7 +208,7 @@ func welcomed(t *testing.T, b *Backend) (session uint64, secret []byte, conns [2
 		t.Fatal(err)
 	}
 	if h, _, err := readFrame(conns[express], kindWelcome); err != nil ||
-		h.status != uint8(control.OK) {
+		h.status != uint8(session.StatusOK) {
 		t.Fatalf("welcome of the second: status %d, %v", h.status, err)
 	}
 	return h.id, secret, conns
@@ -217,32 +217,33 @@ func welcomed(t *testing.T, b *Backend) (session uint64, secret []byte, conns [2
 // A session that is over, or a place in it that is taken, opens nothing when it is shown again.
 func TestReplayedJoinIsRefused(t *testing.T) {
 	b := open(t, Config{})
-	session, secret, conns := welcomed(t, b)
-	again := frame(header{kind: kindJoin, id: session, count: express}, secret)
-	wrong := frame(header{kind: kindJoin, id: session, count: express}, make([]byte, 16))
+	id, secret, conns := welcomed(t, b)
+	again := frame(header{kind: kindJoin, id: id, count: express}, secret)
+	wrong := frame(header{kind: kindJoin, id: id, count: express}, make([]byte, 16))
 	c := rawDial(t, b)
 	if _, err := c.Write(wrong); err != nil {
 		t.Fatal(err)
 	}
 	h, _, err := readFrame(c, kindWelcome)
-	if err != nil || h.status != uint8(control.BadToken) {
+	if err != nil || h.status != uint8(session.StatusBadToken) {
 		t.Errorf("a join with a wrong secret: status %d, %v, want %d", h.status, err,
-			control.BadToken)
+			session.StatusBadToken)
 	}
 	_ = conns[ctl].Close()
 	hungUp(t, "a connection whose control has ended", conns[express], headBytes)
 	require.Eventually(t, func() bool { // until then a join is hung up on
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return b.accepted[session] == nil
+		return b.accepted[id] == nil
 	}, limit, time.Millisecond)
 	c = rawDial(t, b)
 	if _, err := c.Write(again); err != nil {
 		t.Fatal(err)
 	}
-	if h, _, err := readFrame(c, kindWelcome); err != nil || h.status != uint8(control.BadToken) {
+	h, _, err = readFrame(c, kindWelcome)
+	if err != nil || h.status != uint8(session.StatusBadToken) {
 		t.Errorf("a join of a session that is over: status %d, %v, want %d", h.status, err,
-			control.BadToken)
+			session.StatusBadToken)
 	}
 }
 
@@ -297,9 +298,9 @@ func TestPeersThatCheat(t *testing.T) {
 		t.Fatal(err)
 	}
 	if h, _, err := readFrame(conns[express], kindAck); err != nil ||
-		h.status != uint8(control.Revoked) {
+		h.status != uint8(session.StatusRevoked) {
 		t.Errorf("a write with a guessed ticket: status %d, %v, want %d", h.status, err,
-			control.Revoked)
+			session.StatusRevoked)
 	}
 	if !bytes.Equal(mem, make([]byte, len(mem))) {
 		t.Error("a cheat has changed memory")

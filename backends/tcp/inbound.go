@@ -10,8 +10,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/lobby"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // inbound is the owner's end of a peer: over it the peer reaches our memory and sends
@@ -19,7 +18,7 @@ import (
 type inbound struct {
 	b       *Backend
 	conn    uint64 // our number for it
-	host    lobby.Host
+	host    session.Host
 	session uint64
 	secret  [16]byte    // what its further connections show
 	limit   clock.Timer // for the connections to join
@@ -207,7 +206,7 @@ func (g *inbound) show(c *conn, h *header) verdict {
 	}
 	a := header{kind: kindImported, id: h.id}
 	m, ticket, err := g.b.show(h.key, h.ticket, c.in.body)
-	a.status = uint8(control.StatusOf(err))
+	a.status = uint8(session.StatusOf(err))
 	if err == nil {
 		a.ticket, a.batch = ticket, m.seg.Len
 		if m.seg.ReadOnly {
@@ -221,24 +220,24 @@ func (g *inbound) show(c *conn, h *header) verdict {
 // named walks what a frame names of a memory. Bounds: a pattern is not within it, as where the
 // peer's program has changed its index list, or something is not within Segment.Only. Failed: no
 // peer of ours says that.
-func (in *receiver) named(seg *driver.Segment) (r ranges, status control.Status) {
+func (in *receiver) named(seg *driver.Segment) (r ranges, status session.Status) {
 	size := seg.Len
 	r.size = size
 	if in.h.flags&flagPattern == 0 {
 		var ok bool
 		r.table = in.body
 		if r.left, ok = tableBytes(in.body, size); !ok {
-			return r, control.Failed
+			return r, session.StatusFailed
 		}
 		return r, r.within(seg.Only)
 	}
 	f := &in.frag
 	if !f.decode(in.body, in.chunk.slots[:]) {
-		return r, control.Failed
+		return r, session.StatusFailed
 	}
 	r.left = f.bytes
 	if !f.check(size) {
-		return r, control.Bounds
+		return r, session.StatusBounds
 	}
 	r.walkPattern(&f.pattern, &f.pattern.Remote, 0, f.skip)
 	return r, r.within(seg.Only)
@@ -246,16 +245,16 @@ func (in *receiver) named(seg *driver.Segment) (r ranges, status control.Status)
 
 // within says whether all that is left of the part may be reached. A pattern may name much more:
 // that is not looked at.
-func (r ranges) within(only driver.Ranges) control.Status {
+func (r ranges) within(only driver.Ranges) session.Status {
 	at := 0
 	for only != nil && r.left > 0 {
 		off, n, ok := r.next()
 		if !ok || !only.Has(off, n, &at) {
-			return control.Bounds
+			return session.StatusBounds
 		}
 		r.advance(n)
 	}
-	return control.OK
+	return session.StatusOK
 }
 
 // aim says where the bytes of a Write go. Those for memory whose epoch has ended go nowhere.
@@ -267,7 +266,7 @@ func (g *inbound) aim(c *conn, h *header) verdict {
 	l.left, l.owner, l.stamp, l.ticket = h.payload(), g, h.stamp, h.ticket
 	m := g.b.memories.At(h.key)
 	if m == nil || !m.opens(h.ticket) {
-		l.status = control.Revoked
+		l.status = session.StatusRevoked
 		return more
 	}
 	parked.At(spotAimed)
@@ -275,11 +274,11 @@ func (g *inbound) aim(c *conn, h *header) verdict {
 		return finished // no peer of ours asks for that
 	}
 	r, status := c.in.named(&m.seg)
-	if status == control.Failed || r.left != l.left {
+	if status == session.StatusFailed || r.left != l.left {
 		return finished
 	}
 	l.ranges, l.status = r, status
-	if status == control.OK {
+	if status == session.StatusOK {
 		l.m, l.mem, l.shared = m, m.seg.Mem, m.seg.Shared
 	}
 	return more
@@ -294,6 +293,6 @@ func (g *inbound) finish(c *conn) {
 	status := c.in.land.status
 	c.post(&header{kind: kindAck, id: h.id, status: uint8(status), stamp: g.b.clock.Now()}, nil)
 	if h.flags&flagNotified != 0 {
-		g.landed(h.batch, status == control.OK)
+		g.landed(h.batch, status == session.StatusOK)
 	}
 }

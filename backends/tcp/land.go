@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/memfault"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // landing is where a payload goes.
@@ -19,7 +19,7 @@ type landing struct {
 	m      *memory // of the owner, whose gate is held by each piece
 	ticket uint64
 	stamp  int64
-	status control.Status
+	status session.Status
 	cancel *atomic.Bool // of a Read of ours
 }
 
@@ -38,7 +38,7 @@ func (l *landing) enter(waits bool) verdict {
 		}
 		if !l.m.opens(l.ticket) {
 			l.m.leave()
-			l.mem, l.status = nil, control.Revoked
+			l.mem, l.status = nil, session.StatusRevoked
 			return finished
 		}
 		parked.At(spotTicket)
@@ -93,7 +93,7 @@ func (l *landing) fill(b []byte, waits bool) (int, verdict) {
 	defer l.leave()
 	left := l.left - uint64(len(b))
 	if err := l.place(b); err != nil {
-		l.mem, l.left, l.status = nil, left, control.StatusOf(err)
+		l.mem, l.left, l.status = nil, left, session.StatusOf(err)
 	}
 	return len(b), more
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
@@ -57,7 +57,7 @@ func TestOneHostHasHalfOfThePeers(t *testing.T) {
 	require.NoError(t, err)
 	h, _, err := readFrame(c, kindWelcome)
 	require.NoError(t, err)
-	require.ErrorIs(t, refusal(control.Status(h.status)), driver.ErrFull)
+	require.ErrorIs(t, refusal(session.Status(h.status)), driver.ErrFull)
 	near := open(t, Config{})
 	dial(t, near, b.Addr())
 	dial(t, near, b.Addr())

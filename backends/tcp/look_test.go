@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/allocs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/internal/testing/manualclock"
@@ -252,7 +252,7 @@ func TestPollerWaitsForNothing(t *testing.T) {
 		require.Zero(t, landed)
 		ack, _, err := readWord(ends[express])
 		require.NoError(t, err)
-		require.Equal(t, uint8(control.OK), ack.status)
+		require.Equal(t, uint8(session.StatusOK), ack.status)
 		require.Equal(t, byte(5), mem[15])
 	}
 

@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // memory is one registration.
@@ -72,7 +72,7 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	if m.closed {
 		return dst, driver.ErrClosed
 	}
-	t := keys.Token{Secret: m.seg.Secret, Key: m.key, Epoch: m.epoch, Size: m.seg.Len}
+	t := session.Token{Secret: m.seg.Secret, Key: m.key, Epoch: m.epoch, Size: m.seg.Len}
 	return t.Append(dst, &m.b.address.owner), nil
 }
 
@@ -109,7 +109,7 @@ func (b *Backend) Fence(ctx context.Context, key uint32) error {
 		return fmt.Errorf("fence key %d: %w", key, driver.ErrClosed)
 	}
 	m.epoch++
-	m.seg.Secret = keys.NewSecret()
+	m.seg.Secret = session.NewSecret()
 	m.ticket.Store(newTicket())
 	m.mu.Unlock()
 	return m.awaitPieces(ctx)
@@ -152,7 +152,7 @@ func (b *Backend) show(key uint32, epoch uint64, secret []byte) (m *memory, tick
 	err error) {
 	m = b.memories.At(key)
 	if m == nil {
-		// The token has passed keys.Decode: it is of a memory that is gone.
+		// The token has passed session.DecodeToken: it is of a memory that is gone.
 		return nil, 0, driver.ErrRevoked
 	}
 	m.mu.Lock()

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // TestHugePatternsOverRangesAreBounded: a frame of a hundred bytes that names the same few bytes
@@ -21,7 +21,7 @@ func TestHugePatternsOverRangesAreBounded(t *testing.T) {
 	f := fragment{bytes: 64, pattern: driver.Pattern{Run: 1, Count: math.MaxInt32,
 		Loops: []driver.Loop{{N: 2, Remote: 16}, {N: 1 << 29}}}}
 	in := receiver{h: header{flags: flagPattern}, body: f.append(nil), chunk: new(chunk)}
-	ended := make(chan control.Status, 1)
+	ended := make(chan session.Status, 1)
 	go func() {
 		_, status := in.named(&seg)
 		ended <- status

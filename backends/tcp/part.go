@@ -6,7 +6,7 @@ import (
 	"math"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // part is what one frame carries of a batch: pieces of one pair of memories. It is on its
@@ -24,7 +24,7 @@ type part struct {
 	// wrote the last bytes may be slower than the owner, and a malicious owner may say anything.
 	out    bool // no goroutine reads of the batch to send it
 	acked  bool
-	status control.Status
+	status session.Status
 }
 
 // inFlight is the in-flight table: the parts of one connection. p.mu guards them.
@@ -272,7 +272,7 @@ func (p *peer) acked(c *conn, h *header) bool {
 		p.mu.Unlock()
 		return false
 	}
-	q.acked, q.status = true, control.Status(h.status)
+	q.acked, q.status = true, session.Status(h.status)
 	p.endPart(c, q, h.id, !c.looking)
 	return true
 }

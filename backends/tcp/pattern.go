@@ -7,7 +7,7 @@ import (
 	"math"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // A frame with flagPattern has in place of a table a part of the owner's side of a pattern: a
@@ -54,7 +54,7 @@ func (f *fragment) append(b []byte) []byte {
 // decode reads what a peer sent, which may be anything; slots takes the list. Bounds are not
 // looked at: check does that.
 func (f *fragment) decode(body []byte, slots []uint32) bool {
-	r := control.Read(body)
+	r := session.ReadMessage(body)
 	p, s := &f.pattern, &f.pattern.Remote
 	*p = driver.Pattern{}
 	p.Run, s.Base, s.Stride, s.Step, f.skip = r.Uint64(), r.Uint64(), r.Uint64(), r.Uint64(),

@@ -10,9 +10,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/gate"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/silence"
 )
 
@@ -28,7 +26,7 @@ type peer struct {
 	quit   chan struct{} // closed when the owner says that nothing of ours lands any more
 	quits  sync.Once     // closes quit
 
-	entry   gate.Gate     // every call of the program is in it
+	entry   session.Gate  // every call of the program is in it
 	closing chan struct{} // closed when Close begins
 	dead    atomic.Bool   // nothing new begins
 	why     error         // of dead; written before it
@@ -83,7 +81,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 		return 0, 0, driver.ErrClosed
 	}
 	defer p.entry.Exit()
-	t, err := keys.Decode(token, &p.to.owner)
+	t, err := session.DecodeToken(token, &p.to.owner)
 	if err != nil {
 		return 0, 0, fmt.Errorf("import: %w", err)
 	}
@@ -112,7 +110,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	}
 }
 
-func (p *peer) ask(t *keys.Token) (chan imported, uint64) {
+func (p *peer) ask(t *session.Token) (chan imported, uint64) {
 	answer := make(chan imported, 1)
 	p.importMu.Lock()
 	p.lastAsk++
@@ -224,7 +222,7 @@ func (p *peer) told(c *conn, h *header) bool {
 }
 
 func (p *peer) answered(h *header) {
-	a := imported{err: control.Status(h.status).Err()}
+	a := imported{err: session.Status(h.status).Err()}
 	if a.err == nil {
 		a.r = &remote{ticket: h.ticket, size: h.batch, readOnly: h.flags&flagReadOnly != 0}
 	}
@@ -264,7 +262,7 @@ func (p *peer) aim(c *conn, h *header) bool {
 // finish implements end: a Read is over when its acknowledgement comes. It fails if an index
 // list of the program has changed.
 func (p *peer) finish(c *conn) {
-	if c.in.land.status == control.OK {
+	if c.in.land.status == session.StatusOK {
 		return
 	}
 	p.mu.Lock()

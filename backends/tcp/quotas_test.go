@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
@@ -47,7 +47,7 @@ func TestConnectionsOfAllPeersAreBounded(t *testing.T) {
 		require.NoError(t, err)
 		h, _, err := readFrame(c, kindWelcome)
 		require.NoError(t, err)
-		return refusal(control.Status(h.status))
+		return refusal(session.Status(h.status))
 	}
 	require.NoError(t, status())
 	require.ErrorIs(t, status(), driver.ErrFull)

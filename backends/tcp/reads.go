@@ -3,7 +3,7 @@
 package tcp
 
 import (
-	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // read is a Read of a peer that waits to be served.
@@ -93,15 +93,15 @@ func (s *reads) pop() bool {
 func (g *inbound) ask(c *conn, h *header) verdict {
 	m := g.b.memories.At(h.key)
 	if m == nil || !m.opens(h.ticket) {
-		c.post(&header{kind: kindAck, id: h.id, status: uint8(control.Revoked),
+		c.post(&header{kind: kindAck, id: h.id, status: uint8(session.StatusRevoked),
 			stamp: g.b.clock.Now()}, nil)
 		return more
 	}
 	r, status := c.in.named(&m.seg)
-	if status == control.Failed || r.left > partBytes {
+	if status == session.StatusFailed || r.left > partBytes {
 		return finished
 	}
-	if status != control.OK {
+	if status != session.StatusOK {
 		c.post(&header{kind: kindAck, id: h.id, status: uint8(status),
 			stamp: g.b.clock.Now()}, nil)
 		return more

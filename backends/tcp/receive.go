@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // directMin is from how many bytes of contiguous memory on the kernel copies into place. Less
@@ -137,7 +137,7 @@ func (c *conn) fetch(fd int) (n int, err error, v verdict) {
 	if in.aimed > 0 {
 		in.land.leave()
 		if err == unix.EFAULT {
-			in.land.mem, in.land.status = nil, control.Fault
+			in.land.mem, in.land.status = nil, session.StatusFault
 			return c.fetch(fd) // into the chunk: the kernel has kept what it could not place
 		}
 	}

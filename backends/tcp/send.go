@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
 	"github.com/sluicehq/sluice/internal/memfault"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // gatherMin is from how many contiguous bytes on the kernel takes them where they lie. Less
@@ -36,7 +36,7 @@ type source struct {
 	mem    []byte
 	m      *memory // of the owner, whose gate is held by each piece
 	ticket uint64
-	status control.Status // not OK: what is left is filled with zeros
+	status session.Status // not OK: what is left is filled with zeros
 	id     uint64         // of the part
 	open   bool           // sent is to be called
 }
@@ -220,7 +220,7 @@ func (c *conn) takePosted() bool {
 // as much in place as one call takes.
 func (c *conn) gather() bool {
 	o, s := &c.out, &c.out.src
-	if s.status != control.OK {
+	if s.status != session.StatusOK {
 		return o.zeros()
 	}
 	off, n, _ := s.next() // its lists were checked
@@ -237,11 +237,11 @@ func (c *conn) gather() bool {
 		return false
 	}
 	if s.m != nil && !s.m.enter(s.ticket) {
-		s.status = control.Revoked
+		s.status = session.StatusRevoked
 		return true
 	}
 	if err := o.copyPieces(c.tls); err != nil {
-		s.status = control.StatusOf(err)
+		s.status = session.StatusOf(err)
 	}
 	if s.m != nil {
 		s.m.leave()
@@ -294,7 +294,7 @@ func (c *conn) push(fd int) (int, error) {
 		if m.enter(o.src.ticket) {
 			defer m.leave()
 		} else {
-			o.takeBack(control.Revoked)
+			o.takeBack(session.StatusRevoked)
 		}
 	}
 	o.vector.reset()
@@ -308,7 +308,7 @@ func (c *conn) push(fd int) (int, error) {
 	n, err := o.vector.write(fd)
 	o.vector.drop()
 	if err == unix.EFAULT { // before any byte: what the kernel has read it counts
-		o.takeBack(control.Fault)
+		o.takeBack(session.StatusFault)
 		return 0, nil
 	}
 	return n, err
@@ -325,7 +325,7 @@ func (c *conn) pushSecure(b []byte) (int, error) {
 }
 
 // takeBack takes back what was to be written from memory whose epoch has ended, or that is gone.
-func (o *sender) takeBack(why control.Status) {
+func (o *sender) takeBack(why session.Status) {
 	for _, b := range o.direct[o.first:o.count] {
 		o.src.left += uint64(len(b))
 	}

@@ -26,11 +26,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/done"
-	"github.com/sluicehq/sluice/internal/gate"
-	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/lobby"
 	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/silence"
 )
 
@@ -46,8 +43,8 @@ type Backend struct {
 	addr     []byte
 	listener *net.TCPListener
 	event    *park.Event
-	tasks    gate.Tasks
-	entry    gate.Gate // Register and pulse are in it
+	tasks    session.Tasks
+	entry    session.Gate // Register and pulse are in it
 	closing  sync.Once
 	closeErr error
 	closed   atomic.Bool
@@ -55,13 +52,13 @@ type Backend struct {
 	news     atomic.Bool // something for the sleeper that is in no queue
 	kernel   func(*conn) silence.Outbound
 
-	memories   keys.Table[memory]
-	done       done.Ring
+	memories   session.KeyTable[memory]
+	done       session.Completions
 	inbox      inbox
 	looks      looks
 	chunks     chunks
 	batches    batches
-	handshakes *lobby.Lobby
+	handshakes *session.Lobby
 	quotas     quotas
 	lastConn   atomic.Uint64 // numbers of connections given out
 
@@ -69,10 +66,10 @@ type Backend struct {
 	peers    map[*peer]struct{}
 	accepted map[uint64]*inbound // by session
 	byConn   map[uint64]*inbound
-	byHost   lobby.Count // how many of them
-	pulsing  clock.Timer // until the next pulse
-	beat     int64       // when the last one was
-	beats    uint        // how many there were; of pulse
+	byHost   session.HostCount // how many of them
+	pulsing  clock.Timer       // until the next pulse
+	beat     int64             // when the last one was
+	beats    uint              // how many there were; of pulse
 }
 
 var (
@@ -96,12 +93,12 @@ func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 	b := &Backend{
 		cfg: cfg, clock: clock, secure: secure,
 		kernel:   func(c *conn) silence.Outbound { return silence.Query(c.raw) },
-		memories: keys.Table[memory]{Most: cfg.KeysMax},
+		memories: session.KeyTable[memory]{Most: cfg.KeysMax},
 		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{},
-		byConn: map[uint64]*inbound{}, byHost: lobby.Count{Most: cfg.PeersMax},
-		handshakes: lobby.New(cfg.Handshakes, clock),
+		byConn: map[uint64]*inbound{}, byHost: session.HostCount{Most: cfg.PeersMax},
+		handshakes: session.NewLobby(cfg.Handshakes, clock),
 	}
-	b.address = address{owner: keys.NewOwner(), security: how}
+	b.address = address{owner: session.NewOwner(), security: how}
 	if how == pinned {
 		if b.own, err = newOwnKey(); err != nil {
 			return nil, fmt.Errorf("tcp: %w", err)

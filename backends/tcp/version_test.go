@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
@@ -53,7 +53,7 @@ func TestVersionsAreNamed(t *testing.T) {
 		answer[4] = 9
 		_, _ = c.Write(answer)
 	}()
-	a := address{owner: keys.NewOwner(), places: []string{l.Addr().String()}}
+	a := address{owner: session.NewOwner(), places: []string{l.Addr().String()}}
 	newer, err := a.encode()
 	require.NoError(t, err)
 	_, err = b.Connect(context.Background(), newer)

@@ -61,7 +61,7 @@ type header struct {
 	length uint32 // of what follows
 	kind   uint8
 	flags  uint8
-	status uint8 // how a request ended: control.Status
+	status uint8 // how a request ended: session.Status
 	// entries of the table, or slots of the list; kindNotif, kindVoid: parts of the batch
 	count  uint32
 	key    uint32 // of memory of the owner

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
@@ -88,7 +88,7 @@ func FuzzFrames(f *testing.F) {
 	f.Add(frame(header{kind: kindAck, id: 1 << 32}, nil))
 	f.Add(frame(header{kind: kindData, id: 1 << 32}, make([]byte, 8)))
 	f.Fuzz(func(t *testing.T, said []byte) {
-		b := &Backend{memories: keys.Table[memory]{Most: 4}, clock: manualclock.New()}
+		b := &Backend{memories: session.KeyTable[memory]{Most: 4}, clock: manualclock.New()}
 		b.cfg.EnsureDefaults()
 		b.done.Init(8)
 		mem := bytes.Repeat([]byte{0xAA}, 96)
@@ -142,7 +142,7 @@ func fuzzEnd(b *Backend, e end, index int, said []byte) {
 }
 
 func FuzzAddress(f *testing.F) {
-	good := address{owner: keys.NewOwner(), places: []string{"10.0.0.1:7000", "[::1]:1",
+	good := address{owner: session.NewOwner(), places: []string{"10.0.0.1:7000", "[::1]:1",
 		"eth.example:65535"}}
 	b, err := good.encode()
 	require.NoError(f, err)

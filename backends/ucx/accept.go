@@ -6,13 +6,12 @@ import (
 	"fmt"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // inboundID is how a hello names a connection: whose it is, and which.
 type inboundID struct {
-	from keys.Owner
+	from session.Owner
 	conn uint64
 }
 
@@ -114,7 +113,7 @@ func (c *inbound) open(link link) bool {
 	case c.left:
 		return false
 	}
-	w := welcome{conn: link.ID(), status: control.StatusOf(c.refusal), grace: uint64(c.b.cfg.Grace)}
+	w := welcome{conn: link.ID(), status: session.StatusOf(c.refusal), grace: uint64(c.b.cfg.Grace)}
 	c.left = c.refusal != nil
 	c.welcomed = c.refusal == nil
 	return link.Control(w.encode()) == nil && c.welcomed

@@ -13,8 +13,7 @@ import (
 	"slices"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // address is what Addr says: which backend this is, which process it lives in, and
@@ -23,7 +22,7 @@ import (
 // whole. Against an address made up on purpose, digest and all, it is no
 // protection; programs that exchange addresses trust each other so far.
 type address struct {
-	owner   keys.Owner
+	owner   session.Owner
 	host    [8]byte // equal where processes can share memory and see each other's ids
 	pid     uint32
 	workers [][]byte     // their addresses
@@ -76,7 +75,7 @@ func decodeAddress(b []byte) (a address, err error) {
 	if sum := sha256.Sum256(body); !bytes.Equal(sum[:addressCheck], check) {
 		return a, fmt.Errorf("ucx address is damaged: %w", driver.ErrCorrupt)
 	}
-	r := control.Read(body[len(addressMark):])
+	r := session.ReadMessage(body[len(addressMark):])
 	copy(a.owner[:], r.Bytes(8))
 	copy(a.host[:], r.Bytes(8))
 	a.pid, a.workers, a.hosts = r.Uint32(), readWorkers(&r), readHosts(&r)
@@ -87,7 +86,7 @@ func decodeAddress(b []byte) (a address, err error) {
 }
 
 // readWorkers reads a list of worker addresses, none of which may be empty.
-func readWorkers(r *control.Reader) (list [][]byte) {
+func readWorkers(r *session.MessageReader) (list [][]byte) {
 	n := int(r.Uint8())
 	if n > workersMax {
 		r.Fail()
@@ -121,7 +120,7 @@ func ownHosts() (list []netip.Addr) {
 }
 
 // readHosts reads a list of addresses.
-func readHosts(r *control.Reader) (list []netip.Addr) {
+func readHosts(r *session.MessageReader) (list []netip.Addr) {
 	n := int(r.Uint8())
 	if n > hostsMax {
 		r.Fail()

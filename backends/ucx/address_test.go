@@ -14,12 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 func someAddress() address {
 	return address{
-		owner: keys.NewOwner(), host: [8]byte{1, 2}, pid: 77,
+		owner: session.NewOwner(), host: [8]byte{1, 2}, pid: 77,
 		workers: [][]byte{{1}, bytes.Repeat([]byte{3}, 200)},
 		hosts:   []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")},
 	}

@@ -9,8 +9,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/limits"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/silence"
 )
 
@@ -76,26 +75,26 @@ const (
 
 // EnsureDefaults fills in the zero fields.
 func (c *Config) EnsureDefaults() {
-	limits.Default(&c.Transports, "all")
-	limits.Default(&c.Workers, 1)
-	limits.Default(&c.BatchesMax, 1024)
-	limits.Default(&c.NotifyMax, 64)
-	limits.Default(&c.KeysMax, 64<<10)
-	limits.Default(&c.ConnsMax, 1024)
-	limits.Default(&c.Spin, defaultSpin())
-	limits.Default(&c.Grace, 1500*time.Millisecond)
-	limits.Default(&c.Failure, max(10*time.Second, c.Grace))
-	limits.Default(&c.CloseMax, c.Grace)
-	limits.Default(&c.importMax, silence.ImportMax)
+	session.SetDefault(&c.Transports, "all")
+	session.SetDefault(&c.Workers, 1)
+	session.SetDefault(&c.BatchesMax, 1024)
+	session.SetDefault(&c.NotifyMax, 64)
+	session.SetDefault(&c.KeysMax, 64<<10)
+	session.SetDefault(&c.ConnsMax, 1024)
+	session.SetDefault(&c.Spin, defaultSpin())
+	session.SetDefault(&c.Grace, 1500*time.Millisecond)
+	session.SetDefault(&c.Failure, max(10*time.Second, c.Grace))
+	session.SetDefault(&c.CloseMax, c.Grace)
+	session.SetDefault(&c.importMax, silence.ImportMax)
 }
 
 func (c *Config) check() error {
 	if err := cmp.Or(
-		limits.Within("Workers", c.Workers, 1, workersMax),
-		limits.Within("BatchesMax", c.BatchesMax, 2, 1<<20),
-		limits.Within("NotifyMax", c.NotifyMax, 1, 1<<15),
-		limits.Within("KeysMax", c.KeysMax, 1, keys.Limit),
-		limits.Within("ConnsMax", c.ConnsMax, 1, 1<<20),
+		session.CheckWithin("Workers", c.Workers, 1, workersMax),
+		session.CheckWithin("BatchesMax", c.BatchesMax, 2, 1<<20),
+		session.CheckWithin("NotifyMax", c.NotifyMax, 1, 1<<15),
+		session.CheckWithin("KeysMax", c.KeysMax, 1, session.KeyLimit),
+		session.CheckWithin("ConnsMax", c.ConnsMax, 1, 1<<20),
 	); err != nil {
 		return err
 	}

@@ -8,8 +8,7 @@ import (
 
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Control messages: a version, a kind, the body. A connection has two ends: that
@@ -32,23 +31,23 @@ const (
 )
 
 type hello struct {
-	conn   uint64     // the initiator's end
-	worker uint8      // where that lives
-	to     keys.Owner // the backend that it means to reach
-	grace  uint64     // its Config.Grace, in ns
-	from   []byte     // its Addr
+	conn   uint64        // the initiator's end
+	worker uint8         // where that lives
+	to     session.Owner // the backend that it means to reach
+	grace  uint64        // its Config.Grace, in ns
+	from   []byte        // its Addr
 }
 
 type welcome struct {
 	conn   uint64 // the owner's end
-	status control.Status
+	status session.Status
 	grace  uint64
 }
 
 // bye repeats what the hello said: the initiator may not know the owner's end yet.
 type bye struct {
 	conn      uint64
-	from      keys.Owner
+	from      session.Owner
 	abandoned bool // the program never had this connection
 }
 
@@ -66,7 +65,7 @@ type importRequest struct {
 
 type importAnswer struct {
 	id       uint32
-	status   control.Status
+	status   session.Status
 	readOnly bool
 	size     uint64
 	ticket   uint64
@@ -89,7 +88,7 @@ func (m *welcome) encode() []byte {
 func (m *bye) encode() []byte {
 	b := binary.LittleEndian.AppendUint64(begin(kindBye), m.conn)
 	b = append(b, m.from[:]...)
-	return append(b, control.Flag(m.abandoned))
+	return append(b, session.FlagByte(m.abandoned))
 }
 
 func (farewell) encode() []byte { return begin(kindFarewell) }
@@ -104,7 +103,7 @@ func (m *importRequest) encode() []byte {
 
 func (m *importAnswer) encode() []byte {
 	b := binary.LittleEndian.AppendUint32(begin(kindImported), m.id)
-	b = append(b, byte(m.status), control.Flag(m.readOnly))
+	b = append(b, byte(m.status), session.FlagByte(m.readOnly))
 	b = binary.LittleEndian.AppendUint64(b, m.size)
 	return binary.LittleEndian.AppendUint64(b, m.ticket)
 }
@@ -120,7 +119,7 @@ func decodeControl(b []byte) (any, error) {
 			"on both sides: %w",
 			b[0], controlVersion, driver.ErrVersion)
 	}
-	r := control.Read(b[controlHead:])
+	r := session.ReadMessage(b[controlHead:])
 	m := decodeBody(b[1], &r)
 	if m == nil || !r.Done() {
 		return nil, fmt.Errorf("control message of kind %d, %d bytes: %w", b[1], len(b),
@@ -130,7 +129,7 @@ func decodeControl(b []byte) (any, error) {
 }
 
 // decodeBody reads the body of a kind; nil: there is no such kind.
-func decodeBody(kind byte, r *control.Reader) any {
+func decodeBody(kind byte, r *session.MessageReader) any {
 	switch kind {
 	case kindHello:
 		m := &hello{conn: r.Uint64(), worker: r.Uint8()}
@@ -139,7 +138,7 @@ func decodeBody(kind byte, r *control.Reader) any {
 		m.from = append([]byte(nil), r.Bytes(r.Rest())...)
 		return m
 	case kindWelcome:
-		return &welcome{conn: r.Uint64(), status: control.Status(r.Uint8()),
+		return &welcome{conn: r.Uint64(), status: session.Status(r.Uint8()),
 			grace: min(r.Uint64(), uint64(graceMax))}
 	case kindBye:
 		m := &bye{conn: r.Uint64()}
@@ -155,7 +154,7 @@ func decodeBody(kind byte, r *control.Reader) any {
 		copy(m.secret[:], r.Bytes(16))
 		return m
 	case kindImported:
-		return &importAnswer{id: r.Uint32(), status: control.Status(r.Uint8()), readOnly: r.Flag(),
+		return &importAnswer{id: r.Uint32(), status: session.Status(r.Uint8()), readOnly: r.Flag(),
 			size: r.Uint64(), ticket: r.Uint64()}
 	}
 	return nil

@@ -10,8 +10,7 @@ import (
 
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // encoder is what all control messages have in common.
@@ -19,15 +18,15 @@ type encoder interface{ encode() []byte }
 
 func someControl() []encoder {
 	return []encoder{
-		&hello{conn: 3, worker: 2, to: keys.NewOwner(), grace: 5, from: bytes.Repeat([]byte{7},
+		&hello{conn: 3, worker: 2, to: session.NewOwner(), grace: 5, from: bytes.Repeat([]byte{7},
 			driver.AddrMax)},
 		&welcome{conn: 4, grace: 6},
-		&welcome{conn: 4, status: control.Full},
-		&bye{conn: 5, from: keys.NewOwner(), abandoned: true}, &bye{conn: 6},
+		&welcome{conn: 4, status: session.StatusFull},
+		&bye{conn: 5, from: session.NewOwner(), abandoned: true}, &bye{conn: 6},
 		farewell{}, quit{},
 		&importRequest{id: 1, key: 2, epoch: 3, secret: [16]byte{4}},
 		&importAnswer{id: 1001, readOnly: true, size: 2, ticket: 3},
-		&importAnswer{id: 1002, status: control.Revoked},
+		&importAnswer{id: 1002, status: session.StatusRevoked},
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
@@ -172,7 +172,7 @@ func TestReusedKey(t *testing.T) {
 	if _, _, err := p.peer.Import(old); !errors.Is(err, driver.ErrRevoked) {
 		t.Errorf("import of the old token: %v", err)
 	}
-	forged := keys.Token{Secret: [16]byte{9}, Key: next.key, Epoch: next.epoch, Size: 4096}
+	forged := session.Token{Secret: [16]byte{9}, Key: next.key, Epoch: next.epoch, Size: 4096}
 	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err,
 		driver.ErrBadToken) {
 		t.Errorf("import with another secret: %v", err)

@@ -12,7 +12,7 @@ import (
 
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // patience bounds what must happen but not when.
@@ -106,7 +106,7 @@ func TestConnsMax(t *testing.T) {
 func TestHelloToAnother(t *testing.T) {
 	p := openPair(t, Config{})
 	a := p.far.address
-	a.owner = keys.NewOwner()
+	a.owner = session.NewOwner()
 	addr, err := a.encode()
 	require.NoError(t, err)
 	if _, err := p.near.Connect(t.Context(), addr); !errors.Is(err, driver.ErrPeerLost) {

@@ -8,7 +8,7 @@ import (
 
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Import implements driver.Peer. It asks the owner, whose control goroutine
@@ -18,7 +18,7 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 		return 0, 0, err
 	}
 	defer p.gate.Exit()
-	t, err := keys.Decode(tok, &p.owner.owner)
+	t, err := session.DecodeToken(tok, &p.owner.owner)
 	if err != nil {
 		return 0, 0, fmt.Errorf("import memory: %w", err)
 	}
@@ -33,7 +33,7 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 }
 
 // ask sends the question and waits for the answer.
-func (p *peer) ask(t *keys.Token) (*importAnswer, error) {
+func (p *peer) ask(t *session.Token) (*importAnswer, error) {
 	done := make(chan *importAnswer, 1)
 	p.mu.Lock()
 	p.askID++
@@ -76,7 +76,7 @@ func (p *peer) answered(a *importAnswer) {
 }
 
 // take makes what the owner told known to C.
-func (p *peer) take(t *keys.Token, a *importAnswer) (uint32, error) {
+func (p *peer) take(t *session.Token, a *importAnswer) (uint32, error) {
 	if a.size != t.Size {
 		return 0, fmt.Errorf("the owner tells of %d bytes, the token of %d: %w", a.size, t.Size,
 			driver.ErrBadToken)

@@ -6,7 +6,7 @@ import (
 	"sync"
 
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
-	"github.com/sluicehq/sluice/internal/control"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // inbound is our end of a connection that a peer began: over it the peer reaches
@@ -45,7 +45,7 @@ func (c *inbound) heard(message any) {
 
 // imports answers what a token opens.
 func (c *inbound) imports(q *importRequest) {
-	a := importAnswer{id: q.id, status: control.Revoked}
+	a := importAnswer{id: q.id, status: session.StatusRevoked}
 	if m := c.b.table.At(q.key); m != nil {
 		a = m.answer(q)
 	}

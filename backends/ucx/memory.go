@@ -14,8 +14,7 @@ import (
 
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/control"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // memory is one registration.
@@ -105,7 +104,7 @@ func (m *memory) Key() uint32 { return m.key }
 // AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.mu.Lock()
-	t := keys.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: uint64(len(m.bytes))}
+	t := session.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: uint64(len(m.bytes))}
 	closed := m.closed
 	m.mu.Unlock()
 	if closed {
@@ -122,9 +121,9 @@ func (m *memory) answer(q *importRequest) importAnswer {
 	a := importAnswer{id: q.id}
 	switch {
 	case m.closed || q.epoch < m.epoch:
-		a.status = control.Revoked
+		a.status = session.StatusRevoked
 	case q.epoch > m.epoch || subtle.ConstantTimeCompare(m.secret[:], q.secret[:]) != 1:
-		a.status = control.BadToken
+		a.status = session.StatusBadToken
 	default:
 		m.told = true
 		a.readOnly, a.size, a.ticket = m.readOnly, uint64(len(m.bytes)), m.ticket
@@ -150,7 +149,7 @@ func (b *Backend) Fence(_ context.Context, key uint32) error {
 		return fmt.Errorf("fence memory: %w", errUnknownKey)
 	}
 	m.epoch++
-	m.secret = keys.NewSecret()
+	m.secret = session.NewSecret()
 	if !m.told {
 		return nil // no message can show the ticket
 	}

@@ -11,7 +11,7 @@ import (
 
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/gate"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // peer is our end of a connection that we began: over it we reach the owner's
@@ -24,8 +24,8 @@ type peer struct {
 	conn  uint64 // of answers
 	hello []byte
 
-	gate     gate.Gate     // held by every call of the program; Close shuts it first
-	hold     gate.Gate     // held by every use of link; Close shuts it last
+	gate     session.Gate  // held by every call of the program; Close shuts it first
+	hold     session.Gate  // held by every use of link; Close shuts it last
 	closing  chan struct{} // closed when Close begins
 	ending   sync.Once
 	unwanted atomic.Bool // the program never had this connection

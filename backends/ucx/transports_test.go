@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 func TestNetworkTransports(t *testing.T) {
@@ -50,7 +50,7 @@ func TestConfigCheck(t *testing.T) {
 		"too many Workers":    {Workers: workersMax + 1},
 		"BatchesMax no power": {BatchesMax: 1000},
 		"negative NotifyMax":  {NotifyMax: -1},
-		"KeysMax":             {KeysMax: keys.Limit + 1},
+		"KeysMax":             {KeysMax: session.KeyLimit + 1},
 		"ConnsMax":            {ConnsMax: -1},
 		"Grace too short":     {Grace: time.Millisecond},
 		"Grace too long":      {Grace: time.Hour},

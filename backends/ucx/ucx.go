@@ -36,11 +36,9 @@ import (
 	"github.com/sluicehq/sluice/csrc/ring"
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/gate"
-	"github.com/sluicehq/sluice/internal/keys"
-	"github.com/sluicehq/sluice/internal/lastword"
 	"github.com/sluicehq/sluice/internal/park"
 	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/silence"
 )
 
@@ -55,17 +53,17 @@ type Backend struct {
 	event   int    // an eventfd: completions, messages, room
 	control *park.Event
 
-	gate      gate.Gate     // held by every call that uses the context
+	gate      session.Gate  // held by every call that uses the context
 	closing   chan struct{} // closed when Close begins
 	closeOnce sync.Once
 	closeErr  error
 	ended     atomic.Bool // no completion will come any more
-	table     keys.Table[memory]
-	words     lastword.List[*inbound]
+	table     session.KeyTable[memory]
+	words     session.LastWords[*inbound]
 	conns     atomic.Uint64  // numbers of connections that were given out
 	turn      atomic.Uint32  // which worker has the next connection
 	used      atomic.Int64   // ends
-	tasks     gate.Tasks     // what takes too long for the control goroutine
+	tasks     session.Tasks  // what takes too long for the control goroutine
 	attending sync.WaitGroup // that goroutine, and pulse
 	kernel    func() map[netip.Addr]silence.Outbound
 
@@ -115,7 +113,7 @@ func open(cfg Config, with opener) (*Backend, error) {
 
 // open makes the events, the context and the address.
 func (b *Backend) open(transports string, with opener) (err error) {
-	b.address.owner, b.address.pid = keys.NewOwner(), uint32(os.Getpid())
+	b.address.owner, b.address.pid = session.NewOwner(), uint32(os.Getpid())
 	if b.address.host, err = process.Host(); err != nil {
 		return err
 	}

@@ -15,9 +15,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/done"
-	"github.com/sluicehq/sluice/internal/gate"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Config is what the table is told of its backend.
@@ -54,15 +52,15 @@ type Config[E any] struct {
 
 // Flights is the in-flight table of one backend. E is what it notes of where a memory lies.
 type Flights[E any] struct {
-	Mu   sync.Mutex // guards what is called with it held, and what the backend has under way
-	Gate gate.Gate  // held by users of what moves the bytes
-	Done done.Ring
+	Mu   sync.Mutex   // guards what is called with it held, and what the backend has under way
+	Gate session.Gate // held by users of what moves the bytes
+	Done session.Completions
 	News bool // completions of which no sleeper was told; guarded by Mu
 
 	cfg     Config[E]
-	owner   keys.Owner
+	owner   session.Owner
 	addr    []byte
-	table   keys.Table[Memory[E]]
+	table   session.KeyTable[Memory[E]]
 	closed  atomic.Bool
 	closing sync.Once
 	err     error // of Close
@@ -85,7 +83,7 @@ var errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)
 
 // Open begins, before anything else is called.
 func (b *Flights[E]) Open(cfg Config[E]) {
-	b.cfg, b.owner = cfg, keys.NewOwner()
+	b.cfg, b.owner = cfg, session.NewOwner()
 	b.addr = append([]byte(cfg.Name+":"), b.owner[:]...)
 	b.table.Most = cfg.KeysMax
 	b.foreign = fmt.Errorf("%s moves between %s of the initiator and files: %w", cfg.Name,

@@ -10,7 +10,7 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Memory is one registration: memory of a device or of the host, or a range of a file. It is a
@@ -67,7 +67,7 @@ func (m *Memory[E]) Key() uint32 { return m.key }
 func (m *Memory[E]) AppendToken(dst []byte) ([]byte, error) {
 	b := m.flights
 	b.Mu.Lock()
-	t := keys.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: m.Size}
+	t := session.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: m.Size}
 	closed := m.closed
 	b.Mu.Unlock()
 	if closed {
@@ -113,7 +113,7 @@ func (m *Memory[E]) close() error {
 // Preconditions: Flights.Mu is held; it is given up meanwhile.
 func (m *Memory[E]) end(ctx context.Context) error {
 	m.epoch++
-	m.secret = keys.NewSecret()
+	m.secret = session.NewSecret()
 	epoch := m.epoch
 	return m.flights.end(ctx, driver.ErrRevoked,
 		func(j *Job[E]) bool { return j.reaches(m, epoch) })
@@ -122,7 +122,7 @@ func (m *Memory[E]) end(ctx context.Context) error {
 // admit compares what a token says with the memory.
 //
 // Preconditions: Flights.Mu is held.
-func (m *Memory[E]) admit(t *keys.Token) error {
+func (m *Memory[E]) admit(t *session.Token) error {
 	switch {
 	case m.closed || t.Epoch < m.epoch:
 		return driver.ErrRevoked

@@ -7,7 +7,7 @@ import (
 	"fmt"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/keys"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Peer is a way of a backend to its own files: what its peers have in common. All is guarded by
@@ -16,7 +16,7 @@ type Peer[E any] struct {
 	driver.PeerBase
 	flights *Flights[E]
 	closed  bool
-	imports keys.Imports[imported[E]]
+	imports session.Imports[imported[E]]
 }
 
 // imported is a token that was accepted.
@@ -34,7 +34,7 @@ func (p *Peer[E]) Import(token []byte) (uint32, uint64, error) {
 	if p.closed {
 		return 0, 0, driver.ErrClosed
 	}
-	t, err := keys.Decode(token, &b.owner)
+	t, err := session.DecodeToken(token, &b.owner)
 	if err != nil {
 		return 0, 0, fmt.Errorf("import file: %w (%w: %w)", err, b.distant, driver.ErrNotSupported)
 	}
@@ -97,7 +97,7 @@ func (p *Peer[E]) Close() error {
 	defer b.Mu.Unlock()
 	p.closed = true
 	err := b.end(context.Background(), driver.ErrClosed, func(j *Job[E]) bool { return j.by == p })
-	p.imports = keys.Imports[imported[E]]{}
+	p.imports = session.Imports[imported[E]]{}
 	delete(b.peers, p)
 	return err
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/limits"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -54,15 +54,15 @@ type GroupConfig struct {
 }
 
 func (c *GroupConfig) ensureDefaults() {
-	limits.Default(&c.Window, 4)
-	limits.Default(&c.RequestsMax, 256)
-	limits.Default(&c.MessageMax, 64<<10)
-	limits.Default(&c.MeetTimeout, 30*time.Second)
-	limits.Default(&c.IdleTimeout, 60*time.Second)
-	limits.Default(&c.LayerTimeout, 10*time.Second)
-	limits.Default(&c.TakenTimeout, 60*time.Second)
-	limits.Default(&c.RevokeTimeout, 15*time.Second)
-	limits.Default(&c.NotifyTimeout, 5*time.Second)
+	session.SetDefault(&c.Window, 4)
+	session.SetDefault(&c.RequestsMax, 256)
+	session.SetDefault(&c.MessageMax, 64<<10)
+	session.SetDefault(&c.MeetTimeout, 30*time.Second)
+	session.SetDefault(&c.IdleTimeout, 60*time.Second)
+	session.SetDefault(&c.LayerTimeout, 10*time.Second)
+	session.SetDefault(&c.TakenTimeout, 60*time.Second)
+	session.SetDefault(&c.RevokeTimeout, 15*time.Second)
+	session.SetDefault(&c.NotifyTimeout, 5*time.Second)
 }
 
 // check compares the configuration with the sides of this rank's group and of the other one.
@@ -107,9 +107,9 @@ func (c *GroupConfig) check(own, other []*layout.Side) error {
 			return fmt.Errorf("group: %w", err)
 		}
 	}
-	return errors.Join(limits.Within("Window", c.Window, 1, layout.LayersMax),
-		limits.Within("RequestsMax", c.RequestsMax, 1, requestsMax),
-		limits.Within("MessageMax", c.MessageMax, MessageMin, messageMost))
+	return errors.Join(session.CheckWithin("Window", c.Window, 1, layout.LayersMax),
+		session.CheckWithin("RequestsMax", c.RequestsMax, 1, requestsMax),
+		session.CheckWithin("MessageMax", c.MessageMax, MessageMin, messageMost))
 }
 
 // rank is what GroupSender and GroupReceiver have in common.

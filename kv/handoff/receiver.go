@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/limits"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
 )
@@ -35,12 +35,12 @@ type ReceiverConfig struct {
 }
 
 func (c *ReceiverConfig) ensureDefaults() {
-	limits.Default(&c.RequestsMax, 256)
-	limits.Default(&c.RoomTimeout, 30*time.Second)
-	limits.Default(&c.IdleTimeout, 60*time.Second)
-	limits.Default(&c.RevokeTimeout, 5*time.Second)
-	limits.Default(&c.NotifyTimeout, 5*time.Second)
-	limits.Default(&c.MessageMax, messageDefault)
+	session.SetDefault(&c.RequestsMax, 256)
+	session.SetDefault(&c.RoomTimeout, 30*time.Second)
+	session.SetDefault(&c.IdleTimeout, 60*time.Second)
+	session.SetDefault(&c.RevokeTimeout, 5*time.Second)
+	session.SetDefault(&c.NotifyTimeout, 5*time.Second)
+	session.SetDefault(&c.MessageMax, messageDefault)
 }
 
 func (c *ReceiverConfig) check() error {
@@ -61,8 +61,8 @@ func (c *ReceiverConfig) check() error {
 	case min(c.RoomTimeout, c.IdleTimeout, c.RevokeTimeout, c.NotifyTimeout) < 0:
 		return fmt.Errorf("receiver: a negative timeout: %w", engine.ErrBounds)
 	}
-	return errors.Join(limits.Within("RequestsMax", c.RequestsMax, 1, requestsMax),
-		limits.Within("MessageMax", c.MessageMax, MessageMin, messageMost))
+	return errors.Join(session.CheckWithin("RequestsMax", c.RequestsMax, 1, requestsMax),
+		session.CheckWithin("MessageMax", c.MessageMax, MessageMin, messageMost))
 }
 
 // Receiver is the decode side. All methods may be called by any goroutine.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/limits"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
 )
@@ -47,13 +47,13 @@ type LayerReport struct {
 }
 
 func (c *SenderConfig) ensureDefaults() {
-	limits.Default(&c.Window, 4)
-	limits.Default(&c.PushesMax, 256)
-	limits.Default(&c.AnswerTimeout, 30*time.Second)
-	limits.Default(&c.LayerTimeout, 10*time.Second)
-	limits.Default(&c.TakenTimeout, 10*time.Second)
-	limits.Default(&c.AbortTimeout, 5*time.Second)
-	limits.Default(&c.MessageMax, messageDefault)
+	session.SetDefault(&c.Window, 4)
+	session.SetDefault(&c.PushesMax, 256)
+	session.SetDefault(&c.AnswerTimeout, 30*time.Second)
+	session.SetDefault(&c.LayerTimeout, 10*time.Second)
+	session.SetDefault(&c.TakenTimeout, 10*time.Second)
+	session.SetDefault(&c.AbortTimeout, 5*time.Second)
+	session.SetDefault(&c.MessageMax, messageDefault)
 }
 
 // messageDefault holds the leases of some twenty blocks.
@@ -70,9 +70,9 @@ func (c *SenderConfig) check() error {
 	case min(c.AnswerTimeout, c.LayerTimeout, c.TakenTimeout, c.AbortTimeout) < 0:
 		return fmt.Errorf("sender: a negative timeout: %w", engine.ErrBounds)
 	}
-	return errors.Join(limits.Within("Window", c.Window, 1, layout.LayersMax),
-		limits.Within("PushesMax", c.PushesMax, 1, requestsMax),
-		limits.Within("MessageMax", c.MessageMax, MessageMin, messageMost))
+	return errors.Join(session.CheckWithin("Window", c.Window, 1, layout.LayersMax),
+		session.CheckWithin("PushesMax", c.PushesMax, 1, requestsMax),
+		session.CheckWithin("MessageMax", c.MessageMax, MessageMin, messageMost))
 }
 
 // requestsMax and messageMost are the most that a Config may ask for.

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inbox carries notifications between backends of one process, each after the
-// bytes that it belongs to. A Sender keeps the order of one connection, an Inbox
-// holds what a backend has received.
-package inbox
+package session
 
 import (
 	"slices"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package done
+package session
 
 import (
 	"errors"
@@ -11,8 +11,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-func TestRing(t *testing.T) {
-	var r Ring
+func TestCompletions(t *testing.T) {
+	var r Completions
 	r.Init(3)
 	broken := errors.New("broken")
 	var got [8]driver.Completion
@@ -50,9 +50,9 @@ func TestRing(t *testing.T) {
 }
 
 // TestRingTogether has completions pushed and popped by several goroutines: each arrives once.
-func TestRingTogether(t *testing.T) {
+func TestCompletionsTogether(t *testing.T) {
 	const pushers, each, places = 4, 5000, 8
-	var r Ring
+	var r Completions
 	r.Init(places)
 	var seen [pushers * each]int
 	var all sync.WaitGroup

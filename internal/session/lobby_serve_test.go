@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package lobby
+package session
 
 import (
 	"net"
@@ -35,7 +35,7 @@ func (l listener) Accept() (net.Conn, error) {
 // without an address wait in the kernel, and ends as the listener does.
 func TestServe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, from := New(1, clock.Host()), listener{next: make(chan any, 1<<10)}
+		l, from := NewLobby(1, clock.Host()), listener{next: make(chan any, 1<<10)}
 		started, ended := 0, make(chan error)
 		go func() {
 			ended <- l.Serve(from, func(_ net.Conn, v *Visit) bool {
@@ -44,10 +44,10 @@ func TestServe(t *testing.T) {
 			})
 		}()
 		from.next <- &os.SyscallError{Syscall: "accept4", Err: syscall.EMFILE}
-		var conns []*connection
+		var conns []*silentConnection
 		come := func(n int, host string) {
 			for range n {
-				conns = append(conns, &connection{from: host})
+				conns = append(conns, &silentConnection{from: host})
 				from.next <- conns[len(conns)-1]
 			}
 		}

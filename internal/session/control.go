@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control reads what peers say to each other beside the data, which may be
-// anything.
-package control
+package session
 
 import "encoding/binary"
 
-// Reader takes fields off a message, numbers with the low byte first. After the first
+// MessageReader takes fields off a message, numbers with the low byte first. After the first
 // that is not there all are zero, so that the caller asks once, at the end.
-type Reader struct {
+type MessageReader struct {
 	rest   []byte
 	failed bool
 }
 
-// Read begins with the first byte of b.
-func Read(b []byte) Reader { return Reader{rest: b} }
+// ReadMessage begins with the first byte of b.
+func ReadMessage(b []byte) MessageReader { return MessageReader{rest: b} }
 
 // Bytes returns the next n, which stay the message's.
-func (r *Reader) Bytes(n int) []byte {
+func (r *MessageReader) Bytes(n int) []byte {
 	if n < 0 || n > len(r.rest) {
 		r.Fail()
 		return nil
@@ -28,16 +26,16 @@ func (r *Reader) Bytes(n int) []byte {
 }
 
 // Rest returns how many bytes are left.
-func (r *Reader) Rest() int { return len(r.rest) }
+func (r *MessageReader) Rest() int { return len(r.rest) }
 
 // Fail has Done say no.
-func (r *Reader) Fail() { r.failed, r.rest = true, nil }
+func (r *MessageReader) Fail() { r.failed, r.rest = true, nil }
 
 // Failed reports whether something was missing or wrong.
-func (r *Reader) Failed() bool { return r.failed }
+func (r *MessageReader) Failed() bool { return r.failed }
 
 // Uint8 returns one byte.
-func (r *Reader) Uint8() uint8 {
+func (r *MessageReader) Uint8() uint8 {
 	if b := r.Bytes(1); b != nil {
 		return b[0]
 	}
@@ -45,7 +43,7 @@ func (r *Reader) Uint8() uint8 {
 }
 
 // Uint16 returns two bytes.
-func (r *Reader) Uint16() uint16 {
+func (r *MessageReader) Uint16() uint16 {
 	if b := r.Bytes(2); b != nil {
 		return binary.LittleEndian.Uint16(b)
 	}
@@ -53,7 +51,7 @@ func (r *Reader) Uint16() uint16 {
 }
 
 // Uint32 returns four bytes.
-func (r *Reader) Uint32() uint32 {
+func (r *MessageReader) Uint32() uint32 {
 	if b := r.Bytes(4); b != nil {
 		return binary.LittleEndian.Uint32(b)
 	}
@@ -61,7 +59,7 @@ func (r *Reader) Uint32() uint32 {
 }
 
 // Uint64 returns eight bytes.
-func (r *Reader) Uint64() uint64 {
+func (r *MessageReader) Uint64() uint64 {
 	if b := r.Bytes(8); b != nil {
 		return binary.LittleEndian.Uint64(b)
 	}
@@ -69,17 +67,17 @@ func (r *Reader) Uint64() uint64 {
 }
 
 // Flag returns a byte that is 0 or 1.
-func (r *Reader) Flag() bool {
+func (r *MessageReader) Flag() bool {
 	b := r.Uint8()
 	r.failed = r.failed || b > 1
 	return b == 1
 }
 
 // Done reports whether all was there and nothing is left.
-func (r *Reader) Done() bool { return !r.failed && len(r.rest) == 0 }
+func (r *MessageReader) Done() bool { return !r.failed && len(r.rest) == 0 }
 
-// Flag is what Reader.Flag reads.
-func Flag(set bool) byte {
+// FlagByte is what MessageReader.Flag reads.
+func FlagByte(set bool) byte {
 	if set {
 		return 1
 	}

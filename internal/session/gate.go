@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gate keeps what is about to be closed until no call uses it any more.
-package gate
+package session
 
 import (
 	"sync"

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lobby admits strangers: connections that have been accepted and whose handshake has
-// not completed.
-//
-// A listener that refuses new connections while too many are silent can be shut to all peers by
-// a few silent ones, and one that admits all can be made to hold any number. A Lobby has places,
-// of which one host has at most half. The connections that find none wait, in order of arrival.
-// While some wait, one that has a place and keeps silent is closed for the next after Least.
-package lobby
+package session
 
 import (
 	"net"
@@ -18,26 +11,26 @@ import (
 	"github.com/sluicehq/sluice/internal/clock"
 )
 
-// Least is what a connection has for its handshake in any case. It is counted in beats of a timer
-// that runs while others wait. While this process stands still there are no beats: it would take
-// for silence what it has not read yet.
-const Least = 500 * time.Millisecond
+// HandshakeMin is what a connection has for its handshake in any case. It is counted in beats of
+// a timer that runs while others wait. While this process stands still there are no beats: it
+// would take for silence what it has not read yet.
+const HandshakeMin = 500 * time.Millisecond
 
 const (
-	beat = Least / 20
+	lobbyBeat = HandshakeMin / 20
 
 	// One beat had begun when the connection came, and one may have stood still.
-	leastBeats = int(Least/beat) + 2
+	leastBeats = int(HandshakeMin/lobbyBeat) + 2
 )
 
 // Rank says what a connection has shown of itself.
 type Rank uint8
 
-// Of connections that have had Least one of the lowest rank goes first, and Known never.
+// Of connections that have had HandshakeMin one of the lowest rank goes first, and ShownAll never.
 const (
-	Nothing  Rank = iota
-	Identity      // its user or certificate
-	Known         // all that the listener asks for
+	ShownNothing  Rank = iota
+	ShownIdentity      // its user or certificate
+	ShownAll           // all that the listener asks for
 )
 
 // Lobby holds connections from when they are accepted until they leave. Its methods may be called
@@ -46,8 +39,8 @@ type Lobby struct {
 	clock clock.Clock
 
 	mu      sync.Mutex // guards what follows
-	places  Count
-	waiting Count
+	places  HostCount
+	waiting HostCount
 	in      []*Visit // that have a place, the oldest first
 	queue   []*Visit // that wait, the oldest first
 	beats   int
@@ -68,10 +61,11 @@ type Visit struct {
 	gone  bool          // it has left, or its connection is closed
 }
 
-// New returns a Lobby with a number of places. Eight times as many connections, and at least 128,
-// may wait beside them, of which one host has at most half.
-func New(places int, c clock.Clock) *Lobby {
-	return &Lobby{clock: c, places: Count{Most: places}, waiting: Count{Most: max(128, 8*places)}}
+// NewLobby returns a Lobby with a number of places. Eight times as many connections, and at
+// least 128, may wait beside them, of which one host has at most half.
+func NewLobby(places int, c clock.Clock) *Lobby {
+	return &Lobby{clock: c, places: HostCount{Most: places},
+		waiting: HostCount{Most: max(128, 8*places)}}
 }
 
 // Arrive takes a connection in; nil: too many of its host wait. Where too many of all hosts wait,
@@ -120,7 +114,7 @@ func (l *Lobby) admit() {
 		return true
 	})
 	if len(l.queue) > 0 && l.timer == nil {
-		l.timer = l.clock.AfterFunc(beat, l.tick)
+		l.timer = l.clock.AfterFunc(lobbyBeat, l.tick)
 	}
 }
 
@@ -133,7 +127,7 @@ func (l *Lobby) makeRoom(host Host) bool {
 	}
 	var first *Visit
 	for _, v := range l.in {
-		if v.rank < Known && l.beats-v.since >= leastBeats && (!share || v.Host == host) &&
+		if v.rank < ShownAll && l.beats-v.since >= leastBeats && (!share || v.Host == host) &&
 			(first == nil || v.rank < first.rank) {
 			first = v
 		}
@@ -204,7 +198,7 @@ func (l *Lobby) Close() {
 // Wait waits for a place. It reports false when the connection was closed instead.
 func (v *Visit) Wait() bool {
 	<-v.ready
-	return v.Show(Nothing)
+	return v.Show(ShownNothing)
 }
 
 // Show says what a connection has shown. It reports false for one that was closed.

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package keys is what memory is known by: the small numbers that descriptors name
-// it with, whose epochs go on when a number is used again, and the tokens that peers
-// show.
-package keys
+package session
 
 import (
 	"crypto/rand"
@@ -41,12 +38,12 @@ func NewSecret() (s [16]byte) {
 	return s
 }
 
-// Limit bounds the keys of a backend: all are below.
-const Limit = 1 << 20
+// KeyLimit bounds the keys of a backend: all are below.
+const KeyLimit = 1 << 20
 
 // checkBytes is enough for the right words: what a token opens the owner decides,
 // who compares the secret. 2,048 regions fit in 64 KiB with it.
-const checkBytes = 2
+const tokenCheckBytes = 2
 
 // Append writes the token of an owner's memory.
 func (t *Token) Append(dst []byte, owner *Owner) []byte {
@@ -55,26 +52,26 @@ func (t *Token) Append(dst []byte, owner *Owner) []byte {
 	dst = binary.AppendUvarint(dst, uint64(t.Key))
 	dst = binary.AppendUvarint(dst, t.Epoch)
 	dst = binary.AppendUvarint(dst, t.Size)
-	return binary.LittleEndian.AppendUint16(dst, check(dst[start:], owner))
+	return binary.LittleEndian.AppendUint16(dst, tokenCheck(dst[start:], owner))
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // check is a CRC-32C folded to two bytes: every bit of a token counts, and of the owner. A
 // peer that has a token can compute it, as it could any digest without a key.
-func check(body []byte, owner *Owner) uint16 {
+func tokenCheck(body []byte, owner *Owner) uint16 {
 	sum := crc32.Update(crc32.Checksum(owner[:], castagnoli), castagnoli, body)
 	return uint16(sum>>16 ^ sum)
 }
 
-// Decode reads what passes for a token of an owner. The error wraps
+// DecodeToken reads what passes for a token of an owner. The error wraps
 // driver.ErrBadToken.
-func Decode(b []byte, owner *Owner) (t Token, err error) {
-	if len(b) < 16+3+checkBytes || len(b) > 16+5+10+10+checkBytes {
+func DecodeToken(b []byte, owner *Owner) (t Token, err error) {
+	if len(b) < 16+3+tokenCheckBytes || len(b) > 16+5+10+10+tokenCheckBytes {
 		return t, fmt.Errorf("token of %d bytes: %w", len(b), driver.ErrBadToken)
 	}
-	body, sum := b[:len(b)-checkBytes], binary.LittleEndian.Uint16(b[len(b)-checkBytes:])
-	if check(body, owner) != sum {
+	body, sum := b[:len(b)-tokenCheckBytes], binary.LittleEndian.Uint16(b[len(b)-tokenCheckBytes:])
+	if tokenCheck(body, owner) != sum {
 		return t, fmt.Errorf("token is damaged or another backend's: %w", driver.ErrBadToken)
 	}
 	copy(t.Secret[:], body)
@@ -87,7 +84,7 @@ func Decode(b []byte, owner *Owner) (t Token, err error) {
 		}
 		numbers[i], rest = value, rest[n:]
 	}
-	if len(rest) > 0 || numbers[0] >= Limit || numbers[2] == 0 {
+	if len(rest) > 0 || numbers[0] >= KeyLimit || numbers[2] == 0 {
 		return t, fmt.Errorf("token of key %d, %d bytes: %w", numbers[0], numbers[2],
 			driver.ErrBadToken)
 	}

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package done holds the completions of a backend until Poll takes them.
-package done
+package session
 
 import (
 	"sync"
@@ -10,10 +9,10 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Ring holds completions in the order in which they came. A tag takes its place when Submit
+// Completions holds completions in the order in which they came. A tag takes its place when Submit
 // accepts it, so there is always room for its completion. All methods but Init may be called by
 // any goroutine at any time.
-type Ring struct {
+type Completions struct {
 	taken atomic.Int64 // tags accepted and not yet popped
 	ready atomic.Int64 // completions in list: Pop looks here before it locks
 
@@ -24,10 +23,10 @@ type Ring struct {
 }
 
 // Init makes room for so many tags.
-func (r *Ring) Init(size int) { r.list = make([]driver.Completion, size) }
+func (r *Completions) Init(size int) { r.list = make([]driver.Completion, size) }
 
 // Take reserves the place of one tag. It reports false if there is none.
-func (r *Ring) Take() bool {
+func (r *Completions) Take() bool {
 	for n := r.taken.Load(); n < int64(len(r.list)); n = r.taken.Load() {
 		if r.taken.CompareAndSwap(n, n+1) {
 			return true
@@ -37,16 +36,16 @@ func (r *Ring) Take() bool {
 }
 
 // GiveBack undoes Take for a tag that was not accepted.
-func (r *Ring) GiveBack() { r.taken.Add(-1) }
+func (r *Completions) GiveBack() { r.taken.Add(-1) }
 
 // Taken is how many tags have a place.
-func (r *Ring) Taken() int64 { return r.taken.Load() }
+func (r *Completions) Taken() int64 { return r.taken.Load() }
 
 // Ready is how many completions Pop would find.
-func (r *Ring) Ready() int64 { return r.ready.Load() }
+func (r *Completions) Ready() int64 { return r.ready.Load() }
 
 // Push completes a tag that has a place.
-func (r *Ring) Push(tag uint64, err error) {
+func (r *Completions) Push(tag uint64, err error) {
 	r.mu.Lock()
 	r.list[(r.head+r.n)%len(r.list)] = driver.Completion{Tag: tag, Err: err}
 	r.n++
@@ -55,7 +54,7 @@ func (r *Ring) Push(tag uint64, err error) {
 }
 
 // Pop moves completions into done and returns how many. It costs one load when there is none.
-func (r *Ring) Pop(done []driver.Completion) int {
+func (r *Completions) Pop(done []driver.Completion) int {
 	if r.ready.Load() == 0 || len(done) == 0 {
 		return 0
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package keys
+package session
 
 import (
 	"fmt"
@@ -9,11 +9,11 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Table holds memories by key. A key that comes free is used again, but its epochs
+// KeyTable holds memories by key. A key that comes free is used again, but its epochs
 // go on: a token of the memory before is an old one, not a wrong one. All methods may
 // be called by any goroutine.
-type Table[M any] struct {
-	Most int // keys at a time, at most Limit; set before use
+type KeyTable[M any] struct {
+	Most int // keys at a time, at most KeyLimit; set before use
 
 	mu       sync.RWMutex
 	memories []*M     // nil: free, or on its way
@@ -23,7 +23,7 @@ type Table[M any] struct {
 
 // Take reserves a key for a memory that no lookup finds yet: one that came free, the
 // last first, or else the next. The error wraps driver.ErrFull.
-func (t *Table[M]) Take() (key uint32, epoch uint64, err error) {
+func (t *KeyTable[M]) Take() (key uint32, epoch uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if n := len(t.free); n > 0 {
@@ -41,14 +41,14 @@ func (t *Table[M]) Take() (key uint32, epoch uint64, err error) {
 }
 
 // Put shows a memory under a key that was taken.
-func (t *Table[M]) Put(key uint32, m *M) {
+func (t *KeyTable[M]) Put(key uint32, m *M) {
 	t.mu.Lock()
 	t.memories[key] = m
 	t.mu.Unlock()
 }
 
 // Remove hides it: no lookup finds it any more.
-func (t *Table[M]) Remove(key uint32) {
+func (t *KeyTable[M]) Remove(key uint32) {
 	t.mu.Lock()
 	t.memories[key] = nil
 	t.mu.Unlock()
@@ -56,7 +56,7 @@ func (t *Table[M]) Remove(key uint32) {
 
 // GiveBack makes a key free whose memory is gone; next is an epoch that it never
 // used.
-func (t *Table[M]) GiveBack(key uint32, next uint64) {
+func (t *KeyTable[M]) GiveBack(key uint32, next uint64) {
 	t.mu.Lock()
 	t.epochs[key] = next
 	t.free = append(t.free, key)
@@ -64,7 +64,7 @@ func (t *Table[M]) GiveBack(key uint32, next uint64) {
 }
 
 // At returns what a key names, nil for nothing.
-func (t *Table[M]) At(key uint32) *M {
+func (t *KeyTable[M]) At(key uint32) *M {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if uint64(key) >= uint64(len(t.memories)) {
@@ -74,7 +74,7 @@ func (t *Table[M]) At(key uint32) *M {
 }
 
 // All lists the memories.
-func (t *Table[M]) All() (list []*M) {
+func (t *KeyTable[M]) All() (list []*M) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	for _, m := range t.memories {

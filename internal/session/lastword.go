@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lastword keeps what a program has yet to be told: that a connection has
-// ended, after all that came over it.
-package lastword
+package session
 
 import (
 	"slices"
@@ -10,9 +8,9 @@ import (
 	"sync/atomic"
 )
 
-// List is the connections whose end the program has yet to hear of. The caller adds
+// LastWords is the connections whose end the program has yet to hear of. The caller adds
 // from any goroutine; Pending and Drop are for one at a time.
-type List[C any] struct {
+type LastWords[C any] struct {
 	armed atomic.Bool
 	count atomic.Int64 // of list: looked at before the lock
 
@@ -21,7 +19,7 @@ type List[C any] struct {
 }
 
 // Add notes an end. Then Disarm says whether a sleeper must be woken for it.
-func (l *List[C]) Add(c C) {
+func (l *LastWords[C]) Add(c C) {
 	l.mu.Lock()
 	l.list = append(l.list, c)
 	l.count.Add(1)
@@ -29,7 +27,7 @@ func (l *List[C]) Add(c C) {
 }
 
 // Pending appends those that are there now.
-func (l *List[C]) Pending(dst []C) []C {
+func (l *LastWords[C]) Pending(dst []C) []C {
 	if l.count.Load() == 0 {
 		return dst
 	}
@@ -39,7 +37,7 @@ func (l *List[C]) Pending(dst []C) []C {
 }
 
 // Drop takes the first n off: they are told.
-func (l *List[C]) Drop(n int) {
+func (l *LastWords[C]) Drop(n int) {
 	l.mu.Lock()
 	l.list = slices.Delete(l.list, 0, n)
 	l.count.Add(-int64(n))
@@ -48,10 +46,12 @@ func (l *List[C]) Drop(n int) {
 
 // Arm asks for a wake-up and reports whether an end waits already. The flag goes
 // up before the look, and Add comes before Disarm: one of the two sees the other.
-func (l *List[C]) Arm() bool {
+func (l *LastWords[C]) Arm() bool {
 	l.armed.Store(true)
 	return l.count.Load() > 0
 }
 
 // Disarm reports whether a wake-up was asked for, once.
-func (l *List[C]) Disarm() bool { return l.armed.Load() && l.armed.CompareAndSwap(true, false) }
+func (l *LastWords[C]) Disarm() bool {
+	return l.armed.Load() && l.armed.CompareAndSwap(true, false)
+}

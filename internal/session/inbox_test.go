@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package inbox
+package session
 
 import (
 	"errors"
@@ -16,35 +16,35 @@ import (
 )
 
 // wired is a sender between two inboxes, and how often each has been woken.
-type wired struct {
+type wiredInboxes struct {
 	Sender
 	nearWoken, farWoken atomic.Int64
 }
 
-func newWired(most int) *wired {
-	w := &wired{Sender: Sender{From: &Inbox{}, To: &Inbox{}}}
+func newWiredInboxes(most int) *wiredInboxes {
+	w := &wiredInboxes{Sender: Sender{From: &Inbox{}, To: &Inbox{}}}
 	w.From.Open(most, func() { w.nearWoken.Add(1) })
 	w.To.Open(most, func() { w.farWoken.Add(1) })
 	w.Conn = w.To.NewConn()
 	return w
 }
 
-func message(text string) *driver.Batch {
+func notifying(text string) *driver.Batch {
 	return &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail, Notify: []byte(text)}
 }
 
 // reserve reserves notifications of these texts.
-func (w *wired) reserve(t *testing.T, texts ...string) (list []*Notification) {
+func (w *wiredInboxes) reserve(t *testing.T, texts ...string) (list []*Notification) {
 	t.Helper()
 	for _, text := range texts {
-		n, err := w.Reserve(message(text))
+		n, err := w.Reserve(notifying(text))
 		require.NoError(t, err)
 		list = append(list, n)
 	}
 	return list
 }
 
-func (w *wired) received() (texts []string) {
+func (w *wiredInboxes) received() (texts []string) {
 	var msgs [8]driver.Message
 	for _, m := range msgs[:w.To.Receive(msgs[:])] {
 		texts = append(texts, fmt.Sprintf("%d %s", m.Conn, m.Data))
@@ -54,7 +54,7 @@ func (w *wired) received() (texts []string) {
 
 // TestOrder: what ends early waits for what was submitted before it; what failed is left out.
 func TestOrder(t *testing.T) {
-	w := newWired(8)
+	w := newWiredInboxes(8)
 	list := w.reserve(t, "a", "b", "c", "d")
 	w.Post(list[3], nil)
 	w.Post(list[1], nil)
@@ -75,13 +75,13 @@ func TestOrder(t *testing.T) {
 
 // TestFull: a slot is taken until Receive, and a sender that found none is alarmed, once.
 func TestFull(t *testing.T) {
-	w := newWired(2)
+	w := newWiredInboxes(2)
 	list := w.reserve(t, "a", "b")
 	for range 3 {
-		_, err := w.Reserve(message("c"))
+		_, err := w.Reserve(notifying("c"))
 		require.ErrorIs(t, err, driver.ErrFull)
 	}
-	refused := allocs.PerRun(100, func() { _, _ = w.Reserve(message("c")) })
+	refused := allocs.PerRun(100, func() { _, _ = w.Reserve(notifying("c")) })
 	require.LessOrEqual(t, refused, 2.0, "the message of this test, and no copy of it")
 	w.Post(list[0], nil)
 	w.Post(list[1], nil)
@@ -97,14 +97,14 @@ func TestFull(t *testing.T) {
 
 // TestLastWord needs no slot and gives none back.
 func TestLastWord(t *testing.T) {
-	w := newWired(1)
+	w := newWiredInboxes(1)
 	w.reserve(t, "a")
 	w.To.Lost(w.Conn)
 	require.True(t, w.To.Ready())
 	var msgs [2]driver.Message
 	require.Equal(t, 1, w.To.Receive(msgs[:]))
 	require.Equal(t, driver.Message{Conn: w.Conn, Err: driver.ErrPeerLost}, msgs[0])
-	_, err := w.Reserve(message("b"))
+	_, err := w.Reserve(notifying("b"))
 	require.ErrorIs(t, err, driver.ErrFull, "a second of one")
 }
 

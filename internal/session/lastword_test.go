@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package lastword
+package session
 
 import (
 	"slices"
 	"testing"
 )
 
-func TestList(t *testing.T) {
-	var l List[int]
+func TestLastWords(t *testing.T) {
+	var l LastWords[int]
 	if l.Disarm() || l.Arm() {
 		t.Error("an empty list is armed, or has somebody")
 	}

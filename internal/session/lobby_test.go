@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package lobby
+package session
 
 import (
 	"fmt"
@@ -15,33 +15,33 @@ import (
 )
 
 // connection notes that it was closed.
-type connection struct {
+type silentConnection struct {
 	net.Conn
 	from string
 	mu   sync.Mutex
 	shut bool
 }
 
-func (c *connection) Close() error {
+func (c *silentConnection) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.shut = true
 	return nil
 }
 
-func (c *connection) closed() bool {
+func (c *silentConnection) closed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.shut
 }
 
-func (c *connection) RemoteAddr() net.Addr {
+func (c *silentConnection) RemoteAddr() net.Addr {
 	return &net.TCPAddr{IP: net.ParseIP(c.from), Port: 1} // "" is no address
 }
 
 // arrive has a connection of a host arrive.
-func arrive(l *Lobby, from string) (*connection, *Visit) {
-	c := &connection{from: from}
+func arrive(l *Lobby, from string) (*silentConnection, *Visit) {
+	c := &silentConnection{from: from}
 	return c, l.Arrive(c)
 }
 
@@ -49,7 +49,7 @@ func arrive(l *Lobby, from string) (*connection, *Visit) {
 func in(v *Visit) bool {
 	select {
 	case <-v.ready:
-		return v.Show(Nothing)
+		return v.Show(ShownNothing)
 	default:
 		return false
 	}
@@ -76,12 +76,12 @@ func (b *beats) pass(n int) {
 	}
 }
 
-// TestPlacesOfTheSilent go to those that wait, after Least: of those that have shown least, the
-// oldest first. One that is known keeps its place.
+// TestPlacesOfTheSilent go to those that wait, after HandshakeMin: of those that have shown least,
+// the oldest first. One that is known keeps its place.
 func TestPlacesOfTheSilent(t *testing.T) {
 	b := &beats{}
-	l := New(4, b)
-	var conns []*connection
+	l := NewLobby(4, b)
+	var conns []*silentConnection
 	var visits []*Visit
 	come := func() *Visit {
 		c, v := arrive(l, "")
@@ -92,8 +92,8 @@ func TestPlacesOfTheSilent(t *testing.T) {
 	for range 4 {
 		require.True(t, in(come()))
 	}
-	require.True(t, visits[0].Show(Known))
-	require.True(t, visits[1].Show(Identity))
+	require.True(t, visits[0].Show(ShownAll))
+	require.True(t, visits[1].Show(ShownIdentity))
 	require.Empty(t, b.due, "none waits")
 	for range 3 {
 		require.False(t, in(come()))
@@ -121,9 +121,9 @@ func TestPlacesOfTheSilent(t *testing.T) {
 // TestLowestRankGoesFirst also where it is younger.
 func TestLowestRankGoesFirst(t *testing.T) {
 	b := &beats{}
-	l := New(2, b)
+	l := NewLobby(2, b)
 	older, v := arrive(l, "")
-	require.True(t, v.Show(Identity))
+	require.True(t, v.Show(ShownIdentity))
 	younger, _ := arrive(l, "")
 	_, next := arrive(l, "")
 	b.pass(leastBeats)
@@ -141,14 +141,14 @@ func TestOneHostHasHalf(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := &beats{}
-			l := New(64, b)
+			l := NewLobby(64, b)
 			var waiting []*Visit
 			for i := range 32 + l.waiting.Most/2 {
 				_, v := arrive(l, address(i))
 				require.NotNil(t, v)
 				require.Equal(t, i < 32, in(v))
 				if i < 32 {
-					require.True(t, v.Show(Known))
+					require.True(t, v.Show(ShownAll))
 				} else {
 					waiting = append(waiting, v)
 				}
@@ -170,7 +170,7 @@ func TestOneHostHasHalf(t *testing.T) {
 // TestOwnPlaces: a host that has its share waits for its own places.
 func TestOwnPlaces(t *testing.T) {
 	b := &beats{}
-	l := New(4, b)
+	l := NewLobby(4, b)
 	other, _ := arrive(l, "10.0.0.2")
 	first, _ := arrive(l, "10.0.0.1")
 	second, _ := arrive(l, "10.0.0.1")
@@ -182,10 +182,10 @@ func TestOwnPlaces(t *testing.T) {
 
 // TestFullQueue: where all that may wait do, one of the host of which most wait goes.
 func TestFullQueue(t *testing.T) {
-	l := New(1, &beats{})
+	l := NewLobby(1, &beats{})
 	_, v := arrive(l, "10.9.9.9")
 	require.True(t, in(v))
-	full := func(host string, n int) (last *connection, v *Visit) {
+	full := func(host string, n int) (last *silentConnection, v *Visit) {
 		for range n {
 			last, v = arrive(l, host)
 			require.NotNil(t, v)
@@ -203,12 +203,12 @@ func TestFullQueue(t *testing.T) {
 		arrive(l, "10.0.0.3")
 	}
 	require.LessOrEqual(t, len(l.queue), most)
-	require.InDelta(t, most/3, l.waiting.of[HostOf(&connection{from: "10.0.0.3"})], 1)
+	require.InDelta(t, most/3, l.waiting.of[HostOf(&silentConnection{from: "10.0.0.3"})], 1)
 }
 
 // TestClose closes all, and wakes those that wait.
 func TestClose(t *testing.T) {
-	l := New(1, clock.Host())
+	l := NewLobby(1, clock.Host())
 	c, v := arrive(l, "")
 	require.True(t, v.Wait())
 	d, w := arrive(l, "")
@@ -225,7 +225,7 @@ func TestClose(t *testing.T) {
 // TestHostOf: addresses of one IPv6 network are one host, and an IPv4 address is the same in both
 // forms.
 func TestHostOf(t *testing.T) {
-	of := func(ip string) Host { return HostOf(&connection{from: ip}) }
+	of := func(ip string) Host { return HostOf(&silentConnection{from: ip}) }
 	require.Equal(t, of("2001:db8::1"), of("2001:db8::2"))
 	require.NotEqual(t, of("2001:db8::1"), of("2001:db8:0:1::1"))
 	require.NotEqual(t, of("10.0.0.1"), of("10.0.0.2"))

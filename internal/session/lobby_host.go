@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package lobby
+package session
 
 import (
 	"fmt"
@@ -46,9 +46,9 @@ func HostOf(conn net.Conn) Host {
 	return Host(p)
 }
 
-// Count counts what hosts hold of a bound: one host at most half of it, but for the zero Host. Its
-// methods may be called by one goroutine at a time.
-type Count struct {
+// HostCount counts what hosts hold of a bound: one host at most half of it, but for the zero Host.
+// Its methods may be called by one goroutine at a time.
+type HostCount struct {
 	Most int // set before use
 
 	sum int
@@ -56,10 +56,10 @@ type Count struct {
 }
 
 // Sum is what all hosts hold.
-func (c *Count) Sum() int { return c.sum }
+func (c *HostCount) Sum() int { return c.sum }
 
 // Share is what a host may hold.
-func (c *Count) Share(host Host) int {
+func (c *HostCount) Share(host Host) int {
 	if host == (Host{}) {
 		return c.Most
 	}
@@ -67,14 +67,14 @@ func (c *Count) Share(host Host) int {
 }
 
 // Fits reports whether a host may hold n more. share: it would have more than its share.
-func (c *Count) Fits(host Host, n int) (fits, share bool) {
+func (c *HostCount) Fits(host Host, n int) (fits, share bool) {
 	share = n > c.Share(host)-c.of[host]
 	return n <= c.Most-c.sum && !share, share
 }
 
 // Take has a host hold one more, or says that it may not: one of what, of which that field of a
 // Config allows only so many.
-func (c *Count) Take(host Host, what, field string) error {
+func (c *HostCount) Take(host Host, what, field string) error {
 	fits, share := c.Fits(host, 1)
 	switch {
 	case fits:
@@ -88,7 +88,7 @@ func (c *Count) Take(host Host, what, field string) error {
 }
 
 // Add has a host hold n more, whether they fit or not; n may be negative.
-func (c *Count) Add(host Host, n int) {
+func (c *HostCount) Add(host Host, n int) {
 	if c.of == nil {
 		c.of = map[Host]int{}
 	}

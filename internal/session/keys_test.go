@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package keys
+package session
 
 import (
 	"bytes"
@@ -17,35 +17,35 @@ func TestToken(t *testing.T) {
 	owner, other := Owner{1}, Owner{2}
 	for _, want := range []Token{
 		{Key: 0, Epoch: 1, Size: 1},
-		{Secret: [16]byte{1, 2, 3}, Key: Limit - 1, Epoch: math.MaxUint64, Size: math.MaxUint64},
+		{Secret: [16]byte{1, 2, 3}, Key: KeyLimit - 1, Epoch: math.MaxUint64, Size: math.MaxUint64},
 	} {
 		b := want.Append([]byte("x"), &owner)[1:]
 		if len(b) > driver.TokenMax || !bytes.HasPrefix(b, want.Secret[:]) {
 			t.Errorf("token %x", b)
 		}
-		if got, err := Decode(b, &owner); err != nil || got != want {
+		if got, err := DecodeToken(b, &owner); err != nil || got != want {
 			t.Errorf("%+v, %v, want %+v", got, err, want)
 		}
-		if _, err := Decode(b, &other); !errors.Is(err, driver.ErrBadToken) {
+		if _, err := DecodeToken(b, &other); !errors.Is(err, driver.ErrBadToken) {
 			t.Errorf("another backend's: %v", err)
 		}
 		for n := range b {
-			if _, err := Decode(b[:n:n], &owner); !errors.Is(err, driver.ErrBadToken) {
+			if _, err := DecodeToken(b[:n:n], &owner); !errors.Is(err, driver.ErrBadToken) {
 				t.Errorf("cut to %d: %v", n, err)
 			}
 		}
 		for i := range 8 * len(b) {
 			forged := slices.Clone(b)
 			forged[i/8] ^= 1 << (i % 8)
-			if _, err := Decode(forged, &owner); !errors.Is(err, driver.ErrBadToken) {
+			if _, err := DecodeToken(forged, &owner); !errors.Is(err, driver.ErrBadToken) {
 				t.Errorf("bit %d turned over: %v", i, err)
 			}
 		}
 	}
 }
 
-func TestTable(t *testing.T) {
-	table := Table[int]{Most: 3}
+func TestKeyTable(t *testing.T) {
+	table := KeyTable[int]{Most: 3}
 	var keys []uint32
 	for i := range 3 {
 		key, epoch, err := table.Take()
@@ -98,7 +98,7 @@ func TestImports(t *testing.T) {
 }
 
 func TestImportsAreBounded(t *testing.T) {
-	i := Imports[int]{list: make([]*int, Limit)}
+	i := Imports[int]{list: make([]*int, KeyLimit)}
 	if _, err := i.Add(new(int)); !errors.Is(err, driver.ErrFull) {
 		t.Errorf("one more than all keys: %v", err)
 	}

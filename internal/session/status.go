@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package control
+package session
 
 import (
 	"errors"
@@ -13,20 +13,20 @@ type Status uint8
 
 // The answers.
 const (
-	OK Status = iota
-	Revoked
-	BadToken
-	Closed
-	Full
-	Failed
-	Bounds
-	Fault
+	StatusOK Status = iota
+	StatusRevoked
+	StatusBadToken
+	StatusClosed
+	StatusFull
+	StatusFailed
+	StatusBounds
+	StatusFault
 )
 
 var statusErrors = [...]error{
-	OK: nil, Revoked: driver.ErrRevoked, BadToken: driver.ErrBadToken,
-	Closed: driver.ErrPeerLost, Full: driver.ErrFull, Failed: driver.ErrCorrupt,
-	Bounds: driver.ErrBounds, Fault: driver.ErrFault,
+	StatusOK: nil, StatusRevoked: driver.ErrRevoked, StatusBadToken: driver.ErrBadToken,
+	StatusClosed: driver.ErrPeerLost, StatusFull: driver.ErrFull, StatusFailed: driver.ErrCorrupt,
+	StatusBounds: driver.ErrBounds, StatusFault: driver.ErrFault,
 }
 
 // Err is the sentinel that says the same.
@@ -44,5 +44,5 @@ func StatusOf(err error) Status {
 			return Status(s)
 		}
 	}
-	return Failed
+	return StatusFailed
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package lobby
+package session
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 )
 
 // Between tries to connect to a listener that hung up there is a pause, which grows.
-const PauseMin, PauseMax = 20 * time.Millisecond, time.Second
+const AcceptPauseMin, AcceptPauseMax = 20 * time.Millisecond, time.Second
 
 // HungUp reports whether a handshake failed because the other side ended the connection without a
 // word: it was late, or too many waited there. A later try may do better.

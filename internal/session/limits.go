@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package limits fills in and checks what a Config bounds.
-package limits
+package session
 
 import (
 	"fmt"
@@ -9,17 +8,17 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Default sets a field that is zero.
-func Default[T comparable](field *T, value T) {
+// SetDefault sets a field that is zero.
+func SetDefault[T comparable](field *T, value T) {
 	var zero T
 	if *field == zero {
 		*field = value
 	}
 }
 
-// Within returns an error where the value of a field is below low or above high: it names the
+// CheckWithin returns an error where the value of a field is below low or above high: it names the
 // field, and wraps driver.ErrBounds.
-func Within(field string, value, low, high int) error {
+func CheckWithin(field string, value, low, high int) error {
 	if value < low || value > high {
 		return fmt.Errorf("config: %s %d is not within %d to %d: %w", field, value, low, high,
 			driver.ErrBounds)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package control
+package session
 
 import (
 	"errors"
@@ -9,8 +9,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-func TestReader(t *testing.T) {
-	r := Read([]byte{1, 2, 0, 3, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 1, 9})
+func TestMessageReader(t *testing.T) {
+	r := ReadMessage([]byte{1, 2, 0, 3, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 1, 9})
 	if a, b, c, d, e := r.Uint8(), r.Uint16(), r.Uint32(), r.Uint64(), r.Flag(); a != 1 || b != 2 ||
 		c != 3 || d != 4 || !e {
 		t.Errorf("read %d %d %d %d %v", a, b, c, d, e)
@@ -21,10 +21,10 @@ func TestReader(t *testing.T) {
 	if r.Uint32() != 0 || r.Done() || !r.Failed() {
 		t.Error("a field that is not there")
 	}
-	if r := Read([]byte{2}); r.Flag() || r.Done() {
+	if r := ReadMessage([]byte{2}); r.Flag() || r.Done() {
 		t.Error("a flag of 2")
 	}
-	if r := Read([]byte{1}); r.Bytes(-1) != nil || r.Done() {
+	if r := ReadMessage([]byte{1}); r.Bytes(-1) != nil || r.Done() {
 		t.Error("a negative count")
 	}
 }
@@ -35,7 +35,8 @@ func TestStatus(t *testing.T) {
 			t.Errorf("status %d and %v do not belong together", s, err)
 		}
 	}
-	if StatusOf(errors.New("something else")) != Failed || Status(200).Err() != driver.ErrCorrupt {
+	if StatusOf(errors.New("something else")) != StatusFailed ||
+		Status(200).Err() != driver.ErrCorrupt {
 		t.Error("what is unknown must be an error")
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package keys
+package session
 
 import (
 	"fmt"
@@ -22,8 +22,8 @@ func (i *Imports[R]) Add(r *R) (key uint32, err error) {
 		i.list[key] = r
 		return key, nil
 	}
-	if len(i.list) >= Limit {
-		return 0, fmt.Errorf("all %d keys are taken: %w", Limit, driver.ErrFull)
+	if len(i.list) >= KeyLimit {
+		return 0, fmt.Errorf("all %d keys are taken: %w", KeyLimit, driver.ErrFull)
 	}
 	i.list = append(i.list, r)
 	return uint32(len(i.list) - 1), nil
