@@ -10,7 +10,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // device is a stand-in for a backend that moves between DRAM and memory of another kind of
@@ -168,7 +168,7 @@ func (d *device) end(tag uint64, err error) {
 
 // stir wakes the engine.
 func (d *device) stir() {
-	if wake, err := park.EventFromFD(d.FD()); err == nil { // else it is closed
+	if wake, err := proc.EventFromFD(d.FD()); err == nil { // else it is closed
 		_ = wake.Signal()
 		_ = wake.Close()
 	}

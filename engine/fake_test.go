@@ -10,7 +10,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // fake is a backend that completes when the test says so, for what no honest
@@ -28,7 +28,7 @@ type fake struct {
 	hellos      bool   // hellos are batches like others
 
 	open sync.Once
-	wake *park.Event
+	wake *proc.Event
 
 	// Called first, without a lock; nil: not. Peers are numbered as they connect.
 	onConnect func(peer int) error
@@ -61,7 +61,7 @@ func (f *fake) messageMax() int {
 
 // FD never becomes readable by itself: the fake stirs it where the contract says so.
 func (f *fake) FD() int {
-	f.open.Do(func() { f.wake, _ = park.NewEvent() })
+	f.open.Do(func() { f.wake, _ = proc.NewEvent() })
 	return f.wake.FD()
 }
 

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // lane is one backend at work: it reaps completions, delivers messages, and
@@ -36,7 +36,7 @@ type lane struct {
 	parked  atomic.Int64
 	napping atomic.Bool
 	kick    chan struct{} // ends a nap
-	wake    *park.Event   // a duplicate of the backend's FD
+	wake    *proc.Event   // a duplicate of the backend's FD
 
 	backlogs
 }
@@ -50,7 +50,7 @@ func newLane(e *Engine, index int, b driver.Backend) (*lane, error) {
 		return nil, fmt.Errorf("its Caps.MessageMax of %d is below %d", l.caps.MessageMax,
 			messageMin)
 	}
-	wake, err := park.EventFromFD(b.FD())
+	wake, err := proc.EventFromFD(b.FD())
 	if err != nil {
 		return nil, err
 	}

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // crew is the processes of a replay as their parent sees them.
@@ -23,7 +23,7 @@ type crew struct {
 
 // child is one of them.
 type child struct {
-	*procs.Child
+	*proc.Child
 	ready  bool
 	said   error // what it reported as its error
 	done   bool  // its result is here
@@ -34,7 +34,7 @@ type child struct {
 // event is a message of a child, its end, or that it cannot be told something.
 type event struct {
 	from *child
-	msg  procs.Message
+	msg  proc.Message
 	end  bool
 	err  error
 }
@@ -98,7 +98,7 @@ func (w *crew) note(e event) error {
 		return c.death()
 	}
 	w.moved = time.Now()
-	if e.msg.Kind != procs.KindError {
+	if e.msg.Kind != proc.KindError {
 		return nil
 	}
 	var text string
@@ -187,7 +187,7 @@ func (w *crew) blame(err error) error {
 		if c.Stopped() {
 			return fmt.Errorf("%s process (pid %d) is stopped (then: %w)", c.Name, c.PID, err)
 		}
-		if c.Silent() > 4*procs.AliveEvery {
+		if c.Silent() > 4*proc.AliveEvery {
 			return fmt.Errorf("%s process (pid %d) does not answer (then: %w)", c.Name, c.PID, err)
 		}
 	}

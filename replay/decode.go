@@ -11,7 +11,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
@@ -22,7 +22,7 @@ const regionName = "kv"
 
 // decode is the process that owns the pool.
 type decode struct {
-	c        *procs.Control
+	c        *proc.Control
 	plan     Plan
 	geometry *layout.Geometry
 	memory   *engine.Memory
@@ -42,7 +42,7 @@ type decode struct {
 }
 
 // Decode is the decode process: it serves over the first inherited file.
-func Decode(c *procs.Control, open OpenFunc) error {
+func Decode(c *proc.Control, open OpenFunc) error {
 	d := &decode{c: c, bad: make(chan struct{})}
 	if err := c.Expect(kindPlan, &d.plan); err != nil {
 		return err

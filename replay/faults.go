@@ -15,7 +15,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/handoff"
 )
 
@@ -138,17 +138,17 @@ func (d *decode) listener() (net.Listener, error) {
 		}
 		return l, nil
 	}
-	conn, err := procs.Conn(d.c.Extra(0))
+	conn, err := proc.Conn(d.c.Extra(0))
 	if err != nil {
 		return nil, err
 	}
-	return procs.NewSingle(conn), nil
+	return proc.NewSingle(conn), nil
 }
 
 // dial connects to the decode process. With faults it may take several tries.
 func (p *prefill) dial() error {
 	if !p.plan.faulty() {
-		conn, err := procs.Conn(p.c.Extra(0))
+		conn, err := proc.Conn(p.c.Extra(0))
 		if err != nil {
 			return err
 		}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -41,7 +41,7 @@ type GroupOptions struct {
 	Limit           time.Duration // without a sign of life, and for each wait of a rank
 
 	// Start starts a process that runs GroupRank.
-	Start func(s Side, rank int) (*procs.Child, error)
+	Start func(s Side, rank int) (*proc.Child, error)
 	// Say is told in a few words what begins; nil: nothing is.
 	Say func(what string)
 	// Progress is told how many requests are done of how many.

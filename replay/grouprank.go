@@ -11,7 +11,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/layout"
 )
@@ -74,7 +74,7 @@ type groupRankResult struct {
 
 // groupRank is the process of one rank.
 type groupRank struct {
-	c    *procs.Control
+	c    *proc.Control
 	ctx  context.Context
 	told groupTold
 
@@ -94,7 +94,7 @@ type groupRank struct {
 }
 
 // GroupRank is the process of one rank of either group.
-func GroupRank(c *procs.Control, open OpenFunc) (err error) {
+func GroupRank(c *proc.Control, open OpenFunc) (err error) {
 	r := &groupRank{c: c, ctx: c.Context()}
 	if err := c.Expect(kindPlan, &r.told); err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/internal/figures"
-	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // groupSupervisor leads all ranks, step by step: each step begins when all have done the last.
@@ -88,7 +88,7 @@ func (s *groupSupervisor) supervise(ctx context.Context) error {
 	if err := s.all(ctx, kindClose, nil, kindClosed, nil); err != nil {
 		return err
 	}
-	err := s.all(ctx, kindFinish, nil, kindResult, func(i int, m *procs.Message) error {
+	err := s.all(ctx, kindFinish, nil, kindResult, func(i int, m *proc.Message) error {
 		s.children[i].done = true
 		var r groupRankResult
 		if err := m.Decode(&r); err != nil {
@@ -107,7 +107,7 @@ func (s *groupSupervisor) meet(ctx context.Context) error {
 	err := s.each(ctx, kindPlan, func(i int) any {
 		side, rank := s.sideOf(i)
 		return groupTold{*s.plan, side, rank}
-	}, kindMeet, func(i int, m *procs.Message) error { return m.Decode(&meetings[i]) })
+	}, kindMeet, func(i int, m *proc.Message) error { return m.Decode(&meetings[i]) })
 	if err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (s *groupSupervisor) round(ctx context.Context, n int) error {
 	}
 	outcomes := make([][]groupOutcome, len(s.children))
 	began := time.Now()
-	err := s.all(ctx, kindRun, nil, kindEnded, func(i int, m *procs.Message) error {
+	err := s.all(ctx, kindRun, nil, kindEnded, func(i int, m *proc.Message) error {
 		if !s.killed.IsZero() {
 			took := figures.Micros(time.Since(s.killed)) / 1e3
 			s.report.SlowestEndMs = max(s.report.SlowestEndMs, took)
@@ -142,7 +142,7 @@ func (s *groupSupervisor) round(ctx context.Context, n int) error {
 		return err
 	}
 	took, bytes := time.Since(began), uint64(0)
-	err = s.all(ctx, kindCheck, nil, kindChecked, func(_ int, m *procs.Message) error {
+	err = s.all(ctx, kindCheck, nil, kindChecked, func(_ int, m *proc.Message) error {
 		var landed uint64
 		err := m.Decode(&landed)
 		bytes += landed
@@ -154,14 +154,14 @@ func (s *groupSupervisor) round(ctx context.Context, n int) error {
 
 // all is each, with the same for all ranks.
 func (s *groupSupervisor) all(ctx context.Context, kind string, body any, want string,
-	take func(i int, m *procs.Message) error) error {
+	take func(i int, m *proc.Message) error) error {
 	return s.each(ctx, kind, func(int) any { return body }, want, take)
 }
 
 // each tells every rank that lives something, and returns when all have answered with a message
 // of that kind.
 func (s *groupSupervisor) each(ctx context.Context, kind string, body func(i int) any,
-	want string, take func(i int, m *procs.Message) error) error {
+	want string, take func(i int, m *proc.Message) error) error {
 	index := map[*child]int{} // of those that have not answered
 	for i, c := range s.children {
 		if !c.doomed {

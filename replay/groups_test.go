@@ -17,7 +17,7 @@ import (
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/layout"
 )
@@ -29,14 +29,14 @@ func TestMain(m *testing.M) {
 	if len(os.Args) != 2 || os.Args[1] != rankRole {
 		os.Exit(m.Run())
 	}
-	c, err := procs.Attach()
+	c, err := proc.Attach()
 	if err == nil {
 		err = GroupRank(c, func(string, int) ([]driver.Backend, error) {
 			b, err := shm.New(shm.Config{})
 			return []driver.Backend{b}, err
 		})
 		if err != nil && c.Context().Err() == nil {
-			_ = c.Send(procs.KindError, err.Error())
+			_ = c.Send(proc.KindError, err.Error())
 		}
 	}
 	if err != nil {
@@ -69,8 +69,8 @@ func smallGroups(t *testing.T, faults string) GroupOptions {
 	o := GroupOptions{Spec: spec, Prefill: parsed(t, "tp=2,layout=nhd,block=16"),
 		Decode: parsed(t, "tp=1,pp=2,layout=hnd,block=64"), Backend: "shm", Scale: 16, Digest: true,
 		Tokens: []uint64{100, 65, 64, 1, 90, 33}, Threads: 1, Limit: 20 * time.Second, Seed: 3,
-		Start: func(s Side, rank int) (*procs.Child, error) {
-			return procs.Start(fmt.Sprint(s, " rank ", rank), []string{rankRole})
+		Start: func(s Side, rank int) (*proc.Child, error) {
+			return proc.StartChild(fmt.Sprint(s, " rank ", rank), []string{rankRole})
 		}}
 	if faults != "" {
 		o.Faults = map[Side]string{PrefillSide: faults, DecodeSide: faults}

@@ -11,7 +11,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/figures"
-	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/handoff"
 )
 
@@ -33,7 +33,7 @@ const (
 
 // prefill is the process that makes content and pushes it.
 type prefill struct {
-	c        *procs.Control
+	c        *proc.Control
 	plan     Plan
 	ctx      context.Context
 	staging  *staging
@@ -52,7 +52,7 @@ type prefill struct {
 }
 
 // Prefill is the prefill process: it connects over the first inherited file.
-func Prefill(c *procs.Control, open OpenFunc) error {
+func Prefill(c *proc.Control, open OpenFunc) error {
 	p := &prefill{c: c, ctx: c.Context(), layers: figures.NewSamples(1 << 17)}
 	if err := c.Expect(kindPlan, &p.plan); err != nil {
 		return err
@@ -181,7 +181,7 @@ func (p *prefill) arrive(begin time.Time, i int) error {
 	at := begin.Add(time.Duration(float64(since) / p.plan.Speed))
 	for wait := time.Until(at); wait > 0; wait = time.Until(at) {
 		select {
-		case <-time.After(min(wait, procs.AliveEvery)):
+		case <-time.After(min(wait, proc.AliveEvery)):
 			p.progress(0)
 		case <-p.ctx.Done():
 			return context.Cause(p.ctx)

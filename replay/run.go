@@ -9,7 +9,7 @@ import (
 
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/trace"
 )
 
@@ -33,7 +33,7 @@ type Options struct {
 	Offload *Offload
 
 	// Start starts a process that runs Prefill or Decode with these files.
-	Start func(s Side) (*procs.Child, error)
+	Start func(s Side) (*proc.Child, error)
 	// Say is told in a few words what begins; nil: nothing is.
 	Say func(what string)
 	// Progress is told how much is done of how much.

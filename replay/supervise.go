@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // supervisor leads both processes through a replay.
@@ -86,7 +86,7 @@ func (s *supervisor) handle(e event) error {
 }
 
 // result takes a result; that of the prefill lets the decode finish.
-func (s *supervisor) result(c *child, m *procs.Message) error {
+func (s *supervisor) result(c *child, m *proc.Message) error {
 	c.done = true
 	if c == s.children[0] {
 		return m.Decode(&s.dec)
@@ -100,7 +100,7 @@ func (s *supervisor) result(c *child, m *procs.Message) error {
 	return s.children[0].Send(kindFinish, nil)
 }
 
-func (s *supervisor) progress(m *procs.Message) error {
+func (s *supervisor) progress(m *proc.Message) error {
 	var done int64
 	if err := m.Decode(&done); err != nil {
 		return err

@@ -15,7 +15,7 @@
 //   spotGate, look, passing: foreign.go: flushWrite; the spots of hook.go have these names
 //   bump, scan: fence.go: Fence
 //   renew: gate.go: renew: the new gate is told of, then the old one is shut
-//   threads: internal/process/threads.go: each thread was seen outside the call since
+//   threads: internal/proc/threads.go: each thread was seen outside the call since
 //   other: a fence of other memory moves the gate, too
 
 #ifndef MOVERS

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/sealed"
 	"github.com/sluicehq/sluice/internal/session"
 )
@@ -21,7 +21,7 @@ import (
 type client struct {
 	b       *Backend
 	wire    wire
-	process process.Remote
+	process proc.Remote
 	users   []byte // theirs, which we only read
 	states  []byte // ours, which they can only read
 	saying  sync.Mutex

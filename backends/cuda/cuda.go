@@ -34,7 +34,7 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/session"
 )
 
@@ -47,8 +47,8 @@ type Backend struct {
 	owner              session.Owner
 	devices            []*device
 	ends               *gpu.Ends
-	wake               *park.Event // of the program
-	heed               *park.Event // of the attendant
+	wake               *proc.Event // of the program
+	heed               *proc.Event // of the attendant
 	attended           chan struct{}
 	memories           session.KeyTable[memory]
 	gates              gates
@@ -136,10 +136,10 @@ func New(cfg Config) (*Backend, error) {
 }
 
 func (b *Backend) start() (err error) {
-	if b.wake, err = park.NewEvent(); err != nil {
+	if b.wake, err = proc.NewEvent(); err != nil {
 		return fmt.Errorf("open cuda backend: %w", err)
 	}
-	if b.heed, err = park.NewEvent(); err != nil {
+	if b.heed, err = proc.NewEvent(); err != nil {
 		return fmt.Errorf("open cuda backend: %w", err)
 	}
 	if b.ends, err = gpu.NewEnds(b.cfg.BatchesMax, b.wake.FD(), b.heed.FD()); err != nil {
@@ -155,7 +155,7 @@ func (b *Backend) stop() error {
 		d.close()
 	}
 	b.goDown()
-	for _, e := range []*park.Event{b.wake, b.heed} {
+	for _, e := range []*proc.Event{b.wake, b.heed} {
 		if e != nil {
 			errs = append(errs, e.Close())
 		}

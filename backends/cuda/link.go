@@ -14,7 +14,7 @@ import (
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
 
@@ -22,7 +22,7 @@ import (
 type link struct {
 	p       *peer
 	wire    wire
-	owner   process.Remote
+	owner   proc.Remote
 	users   []byte // ours
 	states  []byte // theirs, which we only read
 	saying  sync.Mutex
@@ -103,7 +103,7 @@ func (l *link) greet(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.wire.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	var err error
-	if l.owner, err = process.Identify(l.wire.conn); err != nil {
+	if l.owner, err = proc.Identify(l.wire.conn); err != nil {
 		return err
 	}
 	fd, page, err := sealed.New("sluice-cuda-batches", pageBytes, true)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/sealed"
 	"github.com/sluicehq/sluice/internal/session"
 )
@@ -103,7 +103,7 @@ func (b *Backend) greet(conn *net.UnixConn) (*client, error) {
 
 // hello takes the page of a process of our user, and makes ours.
 func (g *client) hello() (fd int, err error) {
-	if g.process, err = process.Identify(g.wire.conn); err != nil {
+	if g.process, err = proc.Identify(g.wire.conn); err != nil {
 		return -1, err
 	}
 	if !g.process.Known() {

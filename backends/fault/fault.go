@@ -35,7 +35,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // flightsMax is how many batches of a backend may be held up at once. Messages that have
@@ -58,7 +58,7 @@ type Backend struct {
 	about          Event  // what any rule is about
 	flaps          bool   // some rule does, so the end of any batch may have to be explained
 
-	wake    *park.Event // a duplicate of the wrapped backend's
+	wake    *proc.Event // a duplicate of the wrapped backend's
 	armed   atomic.Bool
 	news    atomic.Bool  // there may be room again
 	starved atomic.Bool  // a Submit found no place
@@ -112,7 +112,7 @@ func Wrap(b driver.Backend, seed uint64, rules ...Rule) (*Backend, error) {
 	if w.about&Batch != 0 || w.flaps {
 		w.about |= batches
 	}
-	wake, err := park.EventFromFD(b.FD())
+	wake, err := proc.EventFromFD(b.FD())
 	if err != nil {
 		return nil, fmt.Errorf("wrap backend %s: %w", w.caps.Name, err)
 	}

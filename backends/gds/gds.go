@@ -39,7 +39,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // Backend implements driver.Backend.
@@ -49,8 +49,8 @@ type Backend struct {
 	facts    Facts
 	caps     driver.Caps
 	flights  ownfiles.Flights[extent] // Gate: the users of ends and mover
-	event    *park.Event              // for Arm; C signals it at the end of a request
-	heed     *park.Event              // for attend; C signals it while a caller heeds
+	event    *proc.Event              // for Arm; C signals it at the end of a request
+	heed     *proc.Event              // for attend; C signals it while a caller heeds
 	attended sync.WaitGroup
 	ends     *gpu.Ends
 	mover    *cufile.Mover
@@ -125,10 +125,10 @@ func (b *Backend) makeTables() {
 }
 
 func (b *Backend) open() (err error) {
-	if b.event, err = park.NewEvent(); err != nil {
+	if b.event, err = proc.NewEvent(); err != nil {
 		return err
 	}
-	if b.heed, err = park.NewEvent(); err != nil {
+	if b.heed, err = proc.NewEvent(); err != nil {
 		return err
 	}
 	slots := 1 << bits.Len(uint(b.cfg.Depth-1))
@@ -176,7 +176,7 @@ func (b *Backend) release() error {
 	if b.mover != nil {
 		b.mover.Close()
 	}
-	for _, e := range []*park.Event{b.heed, b.event} {
+	for _, e := range []*proc.Event{b.heed, b.event} {
 		if e != nil {
 			errs = append(errs, e.Close())
 		}

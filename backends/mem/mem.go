@@ -20,7 +20,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/session"
 )
 
@@ -56,7 +56,7 @@ type Backend struct {
 
 	cfg     Config
 	addr    string
-	wake    *park.Event
+	wake    *proc.Event
 	jobs    chan *job // to the workers
 	free    []*job    // the rest of BatchesMax jobs, the last used on top; guarded by freeMu
 	freeMu  sync.Mutex
@@ -84,7 +84,7 @@ var registry = struct {
 
 // New opens a backend.
 func New(cfg Config) (*Backend, error) {
-	wake, err := park.NewEvent()
+	wake, err := proc.NewEvent()
 	if err != nil {
 		return nil, fmt.Errorf("open mem backend: %w", err)
 	}

@@ -32,7 +32,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/ownfiles"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // Backend implements driver.Backend.
@@ -40,7 +40,7 @@ type Backend struct {
 	driver.BackendBase
 	cfg     Config
 	flights ownfiles.Flights[extent] // Gate: the users of the mover
-	event   *park.Event              // for a caller that has armed
+	event   *proc.Event              // for a caller that has armed
 	mover   mover
 	choice  string // which mover, and why
 	armed   atomic.Bool
@@ -83,7 +83,7 @@ func New(cfg Config) (*Backend, error) {
 }
 
 func (b *Backend) open() (err error) {
-	if b.event, err = park.NewEvent(); err != nil {
+	if b.event, err = proc.NewEvent(); err != nil {
 		return fmt.Errorf("posix: %w", err)
 	}
 	if b.bounce, err = mapAnonymous(b.cfg.Depth * bounceBytes); err != nil {

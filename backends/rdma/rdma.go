@@ -34,8 +34,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/park"
-	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/session"
 )
 
@@ -56,7 +55,7 @@ type Backend struct {
 	finders   int  // threads that find pages; 1: the driver does
 	listeners []net.Listener
 	event     int         // an eventfd: completions, messages, room
-	control   *park.Event // news of C
+	control   *proc.Event // news of C
 
 	gate      session.Gate  // held by every call that uses the context
 	closing   chan struct{} // closed when Close begins
@@ -154,7 +153,7 @@ func (b *Backend) open(list []wanted, with opener) (err error) {
 	if b.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return fmt.Errorf("create event: %w", os.NewSyscallError("eventfd", err))
 	}
-	if b.control, err = park.NewEvent(); err != nil {
+	if b.control, err = proc.NewEvent(); err != nil {
 		return err
 	}
 	b.net, err = with(verbs.Config{
@@ -181,7 +180,7 @@ func (b *Backend) describe() (err error) {
 	b.address.owner = session.NewOwner()
 	b.address.process = uint32(os.Getpid())
 	b.address.notifs = uint32(b.cfg.NotifyMax)
-	if b.address.host, err = process.Host(); err != nil {
+	if b.address.host, err = proc.Host(); err != nil {
 		return err
 	}
 	for _, r := range b.rails {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/sealed"
 	"github.com/sluicehq/sluice/internal/session"
 )
@@ -88,7 +88,7 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 	return c, err
 }
 
-var identify = process.Identify // tests have a peer of another PID namespace
+var identify = proc.Identify // tests have a peer of another PID namespace
 
 // hello takes the peer's page and event: version, ring size, address.
 func (c *inbound) hello(body []byte, fds []int) (err error) {

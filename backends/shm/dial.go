@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/sealed"
 )
 
@@ -107,7 +107,7 @@ func (b *Backend) adopt(p *peer) error {
 func (p *peer) handshake(ctx context.Context) (err error) {
 	stop := context.AfterFunc(ctx, func() { _ = p.sock.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if p.pid, err = process.Identify(p.sock); err != nil {
+	if p.pid, err = proc.Identify(p.sock); err != nil {
 		return err
 	}
 	ring := uint64(p.b.cfg.RingBytes)

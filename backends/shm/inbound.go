@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // inbound is our side of a connection that a peer dialled: it reaches our memory.
@@ -22,7 +22,7 @@ type inbound struct {
 	sock  *net.UnixConn
 	inbox inbox
 	event int // the peer's
-	pid   process.Remote
+	pid   proc.Remote
 
 	mu   sync.Mutex // guards the page and what was read of it
 	page []byte     // theirs, shared; nil after release

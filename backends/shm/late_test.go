@@ -15,7 +15,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
@@ -167,13 +167,13 @@ func TestLateMoverOfForeignMemory(t *testing.T) {
 // A peer that lives in a PID namespace which ours does not see has no number here: nothing
 // is known of its threads, and that is no proof.
 func TestFenceOfAWriterWithoutANumber(t *testing.T) {
-	identify = func(c *net.UnixConn) (process.Remote, error) {
-		id, err := process.Identify(c)
+	identify = func(c *net.UnixConn) (proc.Remote, error) {
+		id, err := proc.Identify(c)
 		id.PID = 0
 		return id, err
 	}
 	owner, b := hasty(t), open(t, Config{})
-	t.Cleanup(func() { _ = owner.Close(); identify = process.Identify })
+	t.Cleanup(func() { _ = owner.Close(); identify = proc.Identify })
 	far, mem := share(t, owner, drivertest.ForeignMemory, 64<<10)
 	near, src := share(t, b, drivertest.ForeignMemory, 64<<10)
 	fill(src, late)

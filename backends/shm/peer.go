@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // peer is our side of a connection that we dialled: it reaches the other side's
@@ -31,7 +31,7 @@ type peer struct {
 	table  table      // theirs, read-only
 	page   []byte     // ours, shared
 	event  int        // theirs
-	pid    process.Remote
+	pid    proc.Remote
 	hints  atomic.Uint64 // numbers announcements
 
 	inflight atomic.Int64 // calls and tags that use the mappings

@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // probe finds out whether we may read a process's memory, before a transfer
 // depends on it.
-func probe(p process.Remote, base uint64) error {
+func probe(p proc.Remote, base uint64) error {
 	var b [1]byte
 	local := []unix.Iovec{{Base: &b[0], Len: 1}}
 	remote := []unix.RemoteIovec{{Base: uintptr(base), Len: 1}}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // silence is an announcement that does not go away.
@@ -32,7 +32,7 @@ func (b *Backend) shutGate(wait *patience, m *memory, epoch uint64, writers []si
 		return err
 	}
 	for _, w := range writers {
-		threads, err := process.ThreadsOf(w.c.pid.PID, unix.SYS_PROCESS_VM_WRITEV)
+		threads, err := proc.ThreadsOf(w.c.pid.PID, unix.SYS_PROCESS_VM_WRITEV)
 		if err != nil && !errors.Is(err, driver.ErrUnproven) {
 			return err
 		}
@@ -83,7 +83,7 @@ func (b *Backend) closeGate(all map[uint32]*memory) error {
 	deadline := b.clock.Now() + int64(b.cfg.Grace)
 	var late error
 	for _, s := range b.silences() {
-		threads, unseen := process.ThreadsOf(s.c.pid.PID, unix.SYS_PROCESS_VM_WRITEV)
+		threads, unseen := proc.ThreadsOf(s.c.pid.PID, unix.SYS_PROCESS_VM_WRITEV)
 		stands := func() bool { return s.lasts() && !(shut && unseen == nil && threads.Out()) }
 		for stands() && b.clock.Now() < deadline {
 			b.clock.Sleep(fenceSleep)

@@ -26,7 +26,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/silence"
 )
@@ -42,7 +42,7 @@ type Backend struct {
 	address  address
 	addr     []byte
 	listener *net.TCPListener
-	event    *park.Event
+	event    *proc.Event
 	tasks    session.Tasks
 	entry    session.Gate // Register and pulse are in it
 	closing  sync.Once
@@ -116,7 +116,7 @@ func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 }
 
 func (b *Backend) open() (err error) {
-	if b.event, err = park.NewEvent(); err != nil {
+	if b.event, err = proc.NewEvent(); err != nil {
 		return err
 	}
 	if err := b.listen(); err != nil {

@@ -36,8 +36,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/ring"
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/park"
-	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/silence"
 )
@@ -51,7 +50,7 @@ type Backend struct {
 
 	net     fabric // nil: open has not come so far
 	event   int    // an eventfd: completions, messages, room
-	control *park.Event
+	control *proc.Event
 
 	gate      session.Gate  // held by every call that uses the context
 	closing   chan struct{} // closed when Close begins
@@ -114,14 +113,14 @@ func open(cfg Config, with opener) (*Backend, error) {
 // open makes the events, the context and the address.
 func (b *Backend) open(transports string, with opener) (err error) {
 	b.address.owner, b.address.pid = session.NewOwner(), uint32(os.Getpid())
-	if b.address.host, err = process.Host(); err != nil {
+	if b.address.host, err = proc.Host(); err != nil {
 		return err
 	}
 	b.address.hosts = ownHosts()
 	if b.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return fmt.Errorf("create event: %w", os.NewSyscallError("eventfd", err))
 	}
-	if b.control, err = park.NewEvent(); err != nil {
+	if b.control, err = proc.NewEvent(); err != nil {
 		return err
 	}
 	u := b.cfg.context(transports)

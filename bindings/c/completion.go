@@ -11,7 +11,7 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // endings are the watched transfers that have ended and that the program was not told of. A
@@ -19,7 +19,7 @@ import (
 type endings struct {
 	mu     sync.Mutex // guards what follows
 	list   []*transfer
-	wake   *park.Event // nil until the program asks for the descriptor
+	wake   *proc.Event // nil until the program asks for the descriptor
 	closed bool
 }
 
@@ -47,7 +47,7 @@ func (q *endings) descriptor() (int, error) {
 		return -1, engine.ErrClosed
 	}
 	if q.wake == nil {
-		wake, err := park.NewEvent()
+		wake, err := proc.NewEvent()
 		if err != nil {
 			return -1, err
 		}

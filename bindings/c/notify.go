@@ -12,7 +12,7 @@ import (
 	"math"
 
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // inbox is the way of messages to the program: from the engine's channel or, once a
@@ -25,7 +25,7 @@ type inbox struct {
 	ahead []engine.Notification   // those of them that no caller has yet
 	full  bool                    // more may have come than that look has found
 	queue chan engine.Notification
-	wake  *park.Event
+	wake  *proc.Event
 	moved chan struct{} // closed when that goroutine has ended
 }
 
@@ -122,7 +122,7 @@ func (in *inbox) open(e *openEngine) error {
 	if e.over {
 		return engine.ErrClosed
 	}
-	wake, err := park.NewEvent()
+	wake, err := proc.NewEvent()
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/replay"
 )
 
@@ -18,10 +18,10 @@ import (
 type opener = func(name string, threads int) ([]driver.Backend, error)
 
 // roles are what a child process of this command can be.
-var roles = map[string]func(*procs.Control, opener) error{
-	"replay-prefill": func(c *procs.Control, open opener) error { return replay.Prefill(c, open) },
-	"replay-decode":  func(c *procs.Control, open opener) error { return replay.Decode(c, open) },
-	"replay-rank": func(c *procs.Control, open opener) error {
+var roles = map[string]func(*proc.Control, opener) error{
+	"replay-prefill": func(c *proc.Control, open opener) error { return replay.Prefill(c, open) },
+	"replay-decode":  func(c *proc.Control, open opener) error { return replay.Decode(c, open) },
+	"replay-rank": func(c *proc.Control, open opener) error {
 		return replay.GroupRank(c, open)
 	},
 }
@@ -42,7 +42,7 @@ func newPeer() *cobra.Command {
 			if err := spec.Set(args[1]); err != nil {
 				return &usageError{err}
 			}
-			c, err := procs.Attach()
+			c, err := proc.Attach()
 			if err != nil {
 				return err
 			}
@@ -60,8 +60,8 @@ func newPeer() *cobra.Command {
 }
 
 // report tells the parent why a role failed.
-func report(c *procs.Control, why string) error {
-	if err := c.Send(procs.KindError, why); err != nil {
+func report(c *proc.Control, why string) error {
+	if err := c.Send(proc.KindError, why); err != nil {
 		return errors.Join(errors.New(why), err)
 	}
 	return errReported

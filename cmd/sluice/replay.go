@@ -19,7 +19,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/options"
-	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/replay"
 )
@@ -199,7 +199,7 @@ func (f *replayFlags) faultsOf() (map[replay.Side]string, error) {
 }
 
 // timeoutMin leaves room for a few signs of life.
-const timeoutMin = 4 * procs.AliveEvery
+const timeoutMin = 4 * proc.AliveEvery
 
 // check finds usage errors, and reads the pool size.
 func (f *replayFlags) check() (pool uint64, err error) {
@@ -304,17 +304,18 @@ func (f *replayFlags) show(w io.Writer, r interface {
 // replay runs it, and says on stderr what is being done.
 func (f *replayFlags) replay(ctx context.Context, stderr io.Writer, o replay.Options) (
 	*replay.Report, error) {
-	prefillEnd, decodeEnd, err := procs.Pair()
+	prefillEnd, decodeEnd, err := proc.Pair()
 	if err != nil {
 		return nil, err
 	}
 	defer prefillEnd.Close()
 	defer decodeEnd.Close()
 	ends := map[replay.Side]*os.File{replay.PrefillSide: prefillEnd, replay.DecodeSide: decodeEnd}
-	o.Start = func(s replay.Side) (*procs.Child, error) {
+	o.Start = func(s replay.Side) (*proc.Child, error) {
 		// The child's copy is the last one: its death closes the connection.
 		defer ends[s].Close()
-		return procs.Start(string(s), []string{"peer", "replay-" + string(s), f.spec(s)}, ends[s])
+		role := []string{"peer", "replay-" + string(s), f.spec(s)}
+		return proc.StartChild(string(s), role, ends[s])
 	}
 	story := &story{w: stderr, title: "replay " + f.model}
 	defer story.end()

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/internal/procs"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/replay"
 )
@@ -168,8 +168,8 @@ func runReplayGroups(c *cobra.Command, f *replayFlags) error {
 
 func (f *replayFlags) replayGroups(ctx context.Context, stderr io.Writer,
 	o *replay.GroupOptions) (*replay.GroupReport, error) {
-	o.Start = func(s replay.Side, rank int) (*procs.Child, error) {
-		return procs.Start(fmt.Sprintf("%s rank %d", s, rank),
+	o.Start = func(s replay.Side, rank int) (*proc.Child, error) {
+		return proc.StartChild(fmt.Sprintf("%s rank %d", s, rank),
 			[]string{"peer", "replay-rank", f.spec(s)})
 	}
 	story := &story{w: stderr, title: "replay " + f.model}

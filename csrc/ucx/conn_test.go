@@ -17,7 +17,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
@@ -38,7 +38,7 @@ type lane struct {
 	conn, back    *Conn
 	local, remote []byte
 	slot          uint32
-	wake          *park.Event
+	wake          *proc.Event
 	tag           uint64
 }
 
@@ -59,7 +59,7 @@ func submitPattern(c *Conn, op driver.Op, tag uint64, p *driver.Pattern, msg []b
 	return c.Submit(tag, &b)
 }
 
-func openContext(t testing.TB, c Config, wake *park.Event) *Context {
+func openContext(t testing.TB, c Config, wake *proc.Event) *Context {
 	t.Helper()
 	c.Workers = max(c.Workers, 1)
 	c.BatchesMax, c.NotifyMax, c.SpinNanos = 8, 4, 20000
@@ -108,7 +108,7 @@ func joinWorkers(t testing.TB, near, far *Context, at, to int) (conn, back *Conn
 func openLane(t testing.TB, c Config) *lane {
 	t.Helper()
 	leak.Check(t, hostmem.InUse)
-	wake, err := park.NewEvent()
+	wake, err := proc.NewEvent()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = wake.Close() })
 	l := &lane{wake: wake, near: openContext(t, c, wake), far: openContext(t, c, wake)}

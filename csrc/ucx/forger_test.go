@@ -21,7 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
@@ -210,7 +210,7 @@ const (
 
 func openVictim(t testing.TB) *victim {
 	t.Helper()
-	wake, err := park.NewEvent()
+	wake, err := proc.NewEvent()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = wake.Close() })
 	buf, err := hostmem.Alloc(64<<10, hostmem.Options{Purpose: "test"})

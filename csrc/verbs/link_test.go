@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 	"github.com/sluicehq/sluice/internal/testing/guest"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -44,8 +44,8 @@ type testLink struct {
 	epoch         uint64 // of far's memory
 	tag           uint64
 	shape         testShape
-	wake, news    *park.Event // of near
-	farWake       *park.Event
+	wake, news    *proc.Event // of near
+	farWake       *proc.Event
 	closed        bool
 }
 
@@ -102,15 +102,15 @@ func realDevices(t testing.TB, pairs int) hosts {
 	return d
 }
 
-func newEvent(t testing.TB) *park.Event {
+func newEvent(t testing.TB) *proc.Event {
 	t.Helper()
-	e, err := park.NewEvent()
+	e, err := proc.NewEvent()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = e.Close() })
 	return e
 }
 
-func openEnd(t testing.TB, s testShape, devices []string, wake, news *park.Event) *Context {
+func openEnd(t testing.TB, s testShape, devices []string, wake, news *proc.Event) *Context {
 	t.Helper()
 	cfg := s.config
 	cfg.WakeFD, cfg.ControlFD = wake.FD(), news.FD()

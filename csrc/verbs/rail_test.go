@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
@@ -22,9 +22,9 @@ import (
 // testConfig is small.
 func testConfig(t testing.TB) Config {
 	t.Helper()
-	events := make([]*park.Event, 2)
+	events := make([]*proc.Event, 2)
 	for i := range events {
-		e, err := park.NewEvent()
+		e, err := proc.NewEvent()
 		require.NoError(t, err)
 		t.Cleanup(func() { e.Close() })
 		events[i] = e

@@ -20,7 +20,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/park"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 var on atomic.Bool
@@ -29,7 +29,7 @@ var on atomic.Bool
 // calls it, or anything beside it, must not be Parallel.
 func Time(t *testing.T, do func(t *testing.T)) {
 	t.Helper()
-	defer park.Virtual()()
+	defer proc.Virtual()()
 	on.Store(true)
 	defer on.Store(false)
 	synctest.Test(t, do)

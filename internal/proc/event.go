@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package park lets a goroutine sleep on a descriptor without holding a thread.
-//
-// A goroutine that calls read(2) on an eventfd holds a thread of the operating
-// system; one that waits here is parked in the runtime's poller, so thousands
-// may wait. An Event is an eventfd that is signalled and waited for, a Waiter
-// watches any other descriptor that becomes readable.
-package park
+package proc
 
 import (
 	"encoding/binary"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package process
+package proc
 
 import (
 	"errors"
@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/park"
 )
 
 // Remote names the process at the other end of a socket, as the kernel says. Copies of it
@@ -23,7 +22,7 @@ type Remote struct {
 	FD  int // a pidfd, readable when the process has ended, until Release; -1: none
 
 	start uint64 // without a pidfd: when the process began
-	end   *park.Waiter
+	end   *Waiter
 }
 
 // soPeerPIDFD is SO_PEERPIDFD of <asm-generic/socket.h>, since Linux 6.5.
@@ -100,7 +99,7 @@ func (r *Remote) watch(pidfd int) (err error) {
 		return err
 	}
 	defer closeFD(pidfd)
-	if r.end, err = park.NewWaiter(pidfd); err != nil {
+	if r.end, err = NewWaiter(pidfd); err != nil {
 		return fmt.Errorf("watch peer: %w", err)
 	}
 	r.FD = r.end.FD()

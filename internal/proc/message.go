@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package procs runs parts of a command as processes of their own: the command
-// starts itself again under a hidden name and speaks with its children in JSON
-// lines over inherited pipes.
-//
-// A child ends when its parent does, whatever ends the parent: the kernel kills
-// it (PR_SET_PDEATHSIG), and its control pipe closes. A parent leaves no child
-// behind: Stop closes the pipe, waits, kills, and reaps.
-package procs
+package proc
 
 import (
 	"encoding/json"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package procs
+package proc
 
 import (
 	"bufio"
@@ -37,9 +37,9 @@ type Child struct {
 	exit   error       // set before exited is closed
 }
 
-// Start runs this executable with args; files become the child's Extra files
+// StartChild runs this executable with args; files become the child's Extra files
 // and stay the caller's to close.
-func Start(name string, args []string, files ...*os.File) (*Child, error) {
+func StartChild(name string, args []string, files ...*os.File) (*Child, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("start %s process: %w", name, err)

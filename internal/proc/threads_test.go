@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package process_test
+package proc_test
 
 import (
 	"fmt"
@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/process"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/testing/freeze"
 )
 
@@ -56,7 +56,7 @@ func TestTimedThreadsFrozenByACgroup(t *testing.T) {
 				return err == nil && strings.Contains(string(text), c.state)
 			}, time.Minute, time.Millisecond)
 			for _, call := range []uintptr{unix.SYS_READ, unix.SYS_WRITE} {
-				threads, err := process.ThreadsOf(p.Process.Pid, call)
+				threads, err := proc.ThreadsOf(p.Process.Pid, call)
 				require.NoError(t, err)
 				require.Eventually(t, threads.Out, 10*time.Second, time.Millisecond,
 					"%s: said to be in call %d", c.root, call)
@@ -72,13 +72,13 @@ func TestTimedThreads(t *testing.T) {
 	c := exec.Command("sleep", "60")
 	require.NoError(t, c.Start())
 	defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
-	list := func(call uintptr) *process.Threads {
+	list := func(call uintptr) *proc.Threads {
 		t.Helper()
-		threads, err := process.ThreadsOf(c.Process.Pid, call)
+		threads, err := proc.ThreadsOf(c.Process.Pid, call)
 		require.NoError(t, err)
 		return threads
 	}
-	out := func(threads *process.Threads, limit time.Duration) bool {
+	out := func(threads *proc.Threads, limit time.Duration) bool {
 		for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			if threads.Out() {
 				return true
@@ -104,10 +104,10 @@ func TestTimedThreads(t *testing.T) {
 	_ = c.Process.Kill()
 	_ = c.Wait()
 	for _, pid := range []int{0, c.Process.Pid} { // of another namespace, or of nothing
-		_, err := process.ThreadsOf(pid, unix.SYS_PROCESS_VM_WRITEV)
+		_, err := proc.ThreadsOf(pid, unix.SYS_PROCESS_VM_WRITEV)
 		require.ErrorIs(t, err, driver.ErrUnproven)
 	}
-	if self, err := process.ThreadsOf(os.Getpid(), unix.SYS_PROCESS_VM_WRITEV); err != nil ||
+	if self, err := proc.ThreadsOf(os.Getpid(), unix.SYS_PROCESS_VM_WRITEV); err != nil ||
 		!out(self, 10*time.Second) {
 		t.Errorf("of ourselves: %v, or in a call that none makes", err)
 	}

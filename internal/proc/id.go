@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package process names processes and hosts, so that another process can tell whether
-// it means the same one.
-package process
+package proc
 
 import (
 	"bytes"

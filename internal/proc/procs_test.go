@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package procs
+package proc
 
 import (
 	"errors"
@@ -44,7 +44,7 @@ func child(role string) int {
 		c.Send("ready", nil)
 		sleep() // takes no notice of its parent
 	case "child-parent":
-		grandchild, err := Start("grandchild", []string{"child-stubborn"})
+		grandchild, err := StartChild("grandchild", []string{"child-stubborn"})
 		if err != nil {
 			return 1
 		}
@@ -65,7 +65,7 @@ func sleep() {
 
 func start(t *testing.T, role string, files ...*os.File) *Child {
 	t.Helper()
-	c, err := Start("test", []string{role}, files...)
+	c, err := StartChild("test", []string{role}, files...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		c.Stop(0)
