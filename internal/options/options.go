@@ -6,6 +6,7 @@ package options
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"strconv"
 	"strings"
@@ -52,7 +53,7 @@ func Split(spec string) (name string, words []string, err error) {
 
 // Set sets exported fields of the struct that config points to: "ring_bytes=65536" sets RingBytes.
 // Durations are "50ms" and the like, sizes may be "8MiB". A field that is a list takes one element
-// a word. What is wrong with a word is an *Error.
+// a word, one of numbers several with commas between. What is wrong with a word is an *Error.
 func Set(config any, words []string) error {
 	c := reflect.ValueOf(config).Elem()
 	for _, w := range words {
@@ -113,7 +114,8 @@ var setters = map[reflect.Type]func(field reflect.Value, value string) error{
 	reflect.TypeFor[bool]():          parsed(strconv.ParseBool),
 	reflect.TypeFor[int](): parsed(func(v string) (int, error) {
 		n, err := strconv.Atoi(v)
-		if size, sizeErr := figures.ParseSize(v); err != nil && sizeErr == nil {
+		if size, sizeErr := figures.ParseSize(v); err != nil && sizeErr == nil &&
+			size <= math.MaxInt {
 			return int(size), nil
 		}
 		return n, err
@@ -126,9 +128,14 @@ var setters = map[reflect.Type]func(field reflect.Value, value string) error{
 		return n, err
 	}),
 	reflect.TypeFor[[]int](): func(f reflect.Value, v string) error {
-		n, err := strconv.Atoi(v)
-		f.Set(reflect.Append(f, reflect.ValueOf(n)))
-		return err
+		for _, one := range strings.Split(v, ",") {
+			n, err := strconv.Atoi(one)
+			if err != nil {
+				return err
+			}
+			f.Set(reflect.Append(f, reflect.ValueOf(n)))
+		}
+		return nil
 	},
 }
 

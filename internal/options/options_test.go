@@ -48,19 +48,20 @@ func TestSet(t *testing.T) {
 		config
 	}{}
 	require.NoError(t, Set(&c, []string{"path=x=y", "listen=:0", "ring_bytes=64KiB",
-		"pin_max=1GiB", "mtu=1024", "grace=50ms", "buffered=true", "devices=0", "devices=2",
+		"pin_max=1GiB", "mtu=1024", "grace=50ms", "buffered=true", "devices=0", "devices=2,5",
 		"settings=a", "settings=b"}))
 	require.Equal(t, "x=y", c.Path)
 	require.Equal(t, config{Listen: ":0", RingBytes: 65536, PinMax: 1 << 30, MTU: 1024,
-		Grace: 50 * time.Millisecond, Buffered: true, Devices: []int{0, 2},
+		Grace: 50 * time.Millisecond, Buffered: true, Devices: []int{0, 2, 5},
 		Settings: []string{"a", "b"}}, c.config)
 	for word, want := range map[string]string{
-		"listen":         `option "listen": write it as name=value`,
-		"hidden=1":       `option "hidden" does not exist: there are path, listen, ring_bytes,`,
-		"mtu=x":          "option mtu=x: ",
-		"grace=5":        "option grace=5: ",
-		"buffered=maybe": "option buffered=maybe: ",
-		"pin_max=-1":     "option pin_max=-1: ",
+		"listen":                   `option "listen": write it as name=value`,
+		"hidden=1":                 `option "hidden" does not exist: there are path, listen, ring_bytes,`,
+		"mtu=x":                    "option mtu=x: ",
+		"ring_bytes=9999999999GiB": "option ring_bytes=9999999999GiB: ",
+		"grace=5":                  "option grace=5: ",
+		"buffered=maybe":           "option buffered=maybe: ",
+		"pin_max=-1":               "option pin_max=-1: ",
 	} {
 		err := Set(&c, []string{word})
 		require.ErrorAs(t, err, new(*Error), word)
