@@ -7,13 +7,8 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
-
-func over(list ...driver.Backend) func(*Config) {
-	return func(c *Config) { c.Backends = list }
-}
 
 func alloc(t testing.TB, e *Engine, n uint64, o AllocOptions) *Memory {
 	t.Helper()

@@ -2,11 +2,7 @@
 
 package engine
 
-import (
-	"context"
-
-	"github.com/sluicehq/sluice/driver"
-)
+import "github.com/sluicehq/sluice/driver"
 
 // What a program needs of package driver stands here under the same names, so that it
 // imports the engine and the backends that it wants.
@@ -63,7 +59,3 @@ const (
 
 // LoopsMax is how many loops one entry of a Pattern may have.
 const LoopsMax = driver.LoopsMax
-
-// ContextError says why a context has ended: the cause, which is ErrTimeout, too, where a
-// deadline has passed.
-func ContextError(ctx context.Context) error { return driver.ContextError(ctx) }

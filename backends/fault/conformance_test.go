@@ -66,8 +66,7 @@ func TestHarmlessRules(t *testing.T) {
 // TestHarmlessRulesOverShm is between two processes: within one it is the same code.
 func TestHarmlessRulesOverShm(t *testing.T) {
 	overShm(t, append(drivertest.Apart[:len(drivertest.Apart):len(drivertest.Apart)], "ArmLost",
-		"ConnectFrozen", "FenceFrozenBeside", "PeerSilent", "AllocatorFrozen", "AllocatorMoves",
-		"AllocatorReuse", "AllocatorSlices")...)
+		"ConnectFrozen", "FenceFrozenBeside", "PeerSilent")...)
 }
 
 func TestSoakHarmlessRules(t *testing.T)        { drivertest.Run(t, slowMem) }

@@ -49,16 +49,6 @@ func refuse(c *cobra.Command, text string, names ...string) error {
 	return nil
 }
 
-// beside are the flags of a command but for these.
-func beside(c *cobra.Command, names ...string) (others []string) {
-	c.Flags().VisitAll(func(f *pflag.Flag) {
-		if !slices.Contains(names, f.Name) {
-			others = append(others, f.Name)
-		}
-	})
-	return others
-}
-
 // checkEmpty refuses an empty value, as of a variable of a script that is not set: it would say
 // nothing.
 func checkEmpty(c *cobra.Command) (err error) {
