@@ -67,7 +67,7 @@ type Batch struct {
 	Notify  []byte   // for NotifyTail; nil is an empty message
 }
 
-// Can says what a Peer takes beyond descriptors.
+// Can says what a Peer takes beyond descriptors, and how it is chosen.
 type Can uint8
 
 // What a Peer can take.
@@ -75,6 +75,10 @@ const (
 	CanPattern Can = 1 << iota // Batch.Pattern
 	CanNotify                  // NotifyTail, and answers to it
 	CanDurable                 // Batch.Durable
+
+	// Any other backend that serves a pair of memories, or carries messages, goes before this Peer,
+	// whatever either costs: it lacks what a program must not lose unasked, such as encryption.
+	LastResort
 )
 
 // Errors of Check, made once: an engine may ask for what a Peer cannot on its hot path.

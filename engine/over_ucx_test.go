@@ -151,7 +151,7 @@ func TestTCPBeforeUCXOverTCP(t *testing.T) {
 	x, err := prefill.Explain(p, src, m)
 	require.NoError(t, err)
 	require.Equal(t, "tcp", x.Chosen, x.String())
-	require.Contains(t, x.Why, "tcp is the cheapest of 2 that can")
+	require.Equal(t, "tcp is the cheapest of 2 that can; ucx only where no other can", x.Why)
 	require.True(t, x.Candidates[0].Usable, x.String())
 
 	file, err := p.Remote("file")

@@ -46,8 +46,11 @@ type Candidate struct {
 	Estimate time.Duration `json:"estimate_ns"` // for 1 MiB in one piece; 0 unless usable
 	Rate     float64       `json:"rate"`        // bytes a second that the estimate uses
 	Measured bool          `json:"measured"`    // the rate was measured here, not declared
-	conn     *conn
-	key      uint32
+	// any other that is usable goes before it: driver.LastResort
+	LastResort bool `json:"last_resort,omitempty"`
+
+	conn *conn
+	key  uint32
 }
 
 // Explanation is what Explain found: all candidates in the order of the engine's
@@ -106,6 +109,11 @@ func (e *Engine) Explain(p *Peer, local *Region, remote *Remote) (Explanation, e
 	if best := cheapest(x.Candidates); best != nil {
 		x.Chosen = best.Backend
 		x.Why = fmt.Sprintf("%s is the cheapest of %d that can", best.Backend, usable(x.Candidates))
+		for _, c := range x.Candidates {
+			if c.Usable && c.LastResort && !best.LastResort {
+				x.Why += fmt.Sprintf("; %s only where no other can", c.Backend)
+			}
+		}
 	} else {
 		x.Why = "no backend can"
 	}
@@ -121,10 +129,12 @@ func usable(list []Candidate) (n int) {
 	return n
 }
 
-// cheapest returns the candidate with the least estimate.
+// cheapest returns the candidate with the least estimate; a last resort comes behind all others.
 func cheapest(list []Candidate) (best *Candidate) {
 	for i := range list {
-		if c := &list[i]; c.Usable && (best == nil || c.Estimate < best.Estimate) {
+		c := &list[i]
+		if c.Usable && (best == nil || best.LastResort && !c.LastResort ||
+			best.LastResort == c.LastResort && c.Estimate < best.Estimate) {
 			best = c
 		}
 	}
@@ -193,7 +203,7 @@ func (p *Peer) stagedCandidate(local *Region, remote *Remote, route Route,
 }
 
 func (c *Candidate) accept(local *Region, key uint32) {
-	c.Usable, c.key = true, key
+	c.Usable, c.key, c.LastResort = true, key, c.conn.lastResort()
 	cost := c.conn.lane.caps.Cost
 	cost.Rate, c.Measured = c.conn.counters.estimate(c.conn.peer.e.now(), cost.Rate)
 	c.Rate, c.Estimate = cost.Rate, cost.Estimate(1, nominalBytes)
@@ -276,14 +286,17 @@ func (p *Peer) noRoute(local *Region, remote *Remote, list []Candidate) error {
 		local.Kind(), remote.kind, remote.name, strings.Join(why, "; "), cause)}
 }
 
-// messenger returns the nearest live connection that carries messages.
+// messenger returns the nearest live connection that carries messages, and a last resort only where
+// there is no other.
 func (p *Peer) messenger(route Route) (best *conn) {
 	for _, c := range p.conns {
 		if c == nil || !c.notifies() || c.isLost() ||
 			(route.Only != "" && route.Only != c.lane.caps.Name) {
 			continue
 		}
-		if best == nil || c.lane.caps.Cost.Setup < best.lane.caps.Cost.Setup {
+		if best == nil || best.lastResort() && !c.lastResort() ||
+			best.lastResort() == c.lastResort() &&
+				c.lane.caps.Cost.Setup < best.lane.caps.Cost.Setup {
 			best = c
 		}
 	}
@@ -292,3 +305,5 @@ func (p *Peer) messenger(route Route) (best *conn) {
 
 // notifies reports whether the connection carries messages.
 func (c *conn) notifies() bool { return c.can&driver.CanNotify != 0 }
+
+func (c *conn) lastResort() bool { return c.can&driver.LastResort != 0 }

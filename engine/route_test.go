@@ -4,6 +4,7 @@ package engine
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -322,4 +323,39 @@ func TestDurationsAreBounded(t *testing.T) {
 			_ = e.Close()
 		}
 	}
+}
+
+// resort is a backend whose Peers are the last resort.
+type resort struct{ driver.Backend }
+
+func (r resort) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
+	p, err := r.Backend.Connect(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	return limitedPeer{p, p.Can() | driver.LastResort}, nil
+}
+
+// TestLastResort: neither a better rate nor a nearer message makes up for it, but it is there where
+// nothing else is, and by name.
+func TestLastResort(t *testing.T) {
+	lanes := func(c *Config) {
+		twoLanes(c)
+		c.Backends[1] = resort{c.Backends[1]} // the fast one
+	}
+	a, b := open(t, "a", lanes), open(t, "b", lanes)
+	src := register(t, a, "src", 4096)
+	register(t, b, "dst", 4096)
+	p := connect(t, a, b)
+	m := remote(t, p, "dst")
+	x, err := a.Explain(p, src, m)
+	check(t, err)
+	require.Equal(t, "slow", x.Chosen, x.String())
+	require.Equal(t, "slow is the cheapest of 2 that can; fast only where no other can", x.Why)
+	require.Equal(t, "slow", p.messenger(Route{}).lane.caps.Name)
+	require.Equal(t, "fast", p.messenger(Route{Only: "fast"}).lane.caps.Name)
+
+	c := cheapest([]Candidate{{Backend: "last", Usable: true, LastResort: true, Estimate: 1},
+		{Backend: "unusable"}})
+	require.Equal(t, "last", c.Backend)
 }

@@ -101,7 +101,9 @@ func (sp *stagedPeer) carrier(remote *Remote) (best *lane, obstacle string) {
 			!l.caps.Pairs.Serves(driver.DRAM, driver.DRAM) {
 			continue
 		}
-		if best == nil || cheaper(l, best) {
+		last, bestLast := sp.p.conns[i].lastResort(), best != nil &&
+			sp.p.conns[best.index].lastResort()
+		if best == nil || bestLast && !last || bestLast == last && cheaper(l, best) {
 			best = l
 		}
 	}

@@ -116,19 +116,14 @@ func (c *Config) check() error {
 	return nil
 }
 
-// caps ranks behind shm on one host: the same copy has more to do before it. Over TCP alone it
-// ranks behind tcp, which does that itself, and encrypted.
-func (c *Config) caps(transports string) driver.Caps {
+// caps ranks behind shm on one host.
+func (c *Config) caps() driver.Caps {
 	var pairs driver.Pairs
 	pairs[driver.DRAM] = driver.KindsOf(driver.DRAM)
-	cost := driver.Cost{Setup: 2 * time.Microsecond, PerPiece: 100 * time.Nanosecond, Rate: 5e9}
-	if c.overTCP(transports) {
-		cost = driver.Cost{Setup: 30 * time.Microsecond, PerPiece: 200 * time.Nanosecond, Rate: 2e9}
-	}
 	return driver.Caps{
 		Name: "ucx", Reach: driver.Network, Pairs: pairs,
 		DescsMax: descsMax, RunsMax: runsMax, MessageMax: messageMax,
-		Cost: cost,
+		Cost: driver.Cost{Setup: 2 * time.Microsecond, PerPiece: 100 * time.Nanosecond, Rate: 5e9},
 	}
 }
 

@@ -4,6 +4,7 @@ package ucx
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -40,6 +41,13 @@ func (l *usedLane) String() string {
 		return l.name
 	}
 	return l.name + " (" + strings.Join(l.uses, " ") + ")"
+}
+
+// overTCP reports whether the messages of an endpoint go over TCP.
+func overTCP(lanes string) bool {
+	return slices.ContainsFunc(parseLanes(lanes), func(l usedLane) bool {
+		return strings.HasPrefix(l.name, "tcp/") && slices.Contains(l.uses, "am")
+	})
 }
 
 // lanesOf names the lanes of an endpoint.

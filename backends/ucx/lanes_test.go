@@ -3,6 +3,7 @@
 package ucx
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,18 +17,11 @@ func TestLanes(t *testing.T) {
 	require.Empty(t, lanesOf("# am_send: 0..(inf)\n"))
 }
 
-// TestCostOverTCP: the backend tcp does better where UCX has nothing but TCP.
-func TestCostOverTCP(t *testing.T) {
-	for _, c := range []struct {
-		transports, devices string
-		rate                float64
-	}{
-		{"tcp", "mlx5_0:1", 2e9}, {"all", "eth0", 2e9}, {"^ib", "mlx5_0:1", 2e9},
-		{"all", "mlx5_0:1", 5e9}, {"rc,tcp", "eth0,mlx5_0:1", 5e9},
-	} {
-		list, err := networkTransports(c.transports)
-		require.NoError(t, err)
-		cfg := Config{Devices: c.devices}
-		require.Equal(t, c.rate, cfg.caps(list).Cost.Rate, "%+v", c)
-	}
+// TestMessagesOverTCP: the lane for messages decides, not one that UCX has beside it.
+func TestMessagesOverTCP(t *testing.T) {
+	const tcp, rc = "# lane[%d]: 1:tcp/eth0.0 md[0] -> md[0]/tcp/sysdev[255] %s\n",
+		"# lane[%d]: 5:rc_mlx5/mlx5_0:1.0 md[2] -> md[2]/ib/sysdev[0] %s\n"
+	require.True(t, overTCP(fmt.Sprintf(tcp, 0, "am am_bw#0")))
+	require.True(t, overTCP(fmt.Sprintf(rc, 0, "rma_bw")+fmt.Sprintf(tcp, 1, "am")))
+	require.False(t, overTCP(fmt.Sprintf(rc, 0, "am")+fmt.Sprintf(tcp, 1, "wireup")))
 }

@@ -37,6 +37,9 @@ type peer struct {
 	farewell chan struct{} // closed when the owner has answered our bye
 	parting  sync.Once
 
+	lanes   sync.Once // guards overTCP
+	overTCP bool
+
 	mu      sync.Mutex
 	asks    map[uint32]chan *importAnswer // each has one place
 	askID   uint32
@@ -71,8 +74,20 @@ func (p *peer) enter() error {
 // can is what every connection takes.
 const can = driver.CanPattern | driver.CanNotify
 
-// Can implements driver.Peer.
-func (p *peer) Can() driver.Can { return can }
+// Can implements driver.Peer. Where UCX has nothing but TCP to the peer, it sends in plain text what
+// other backends encrypt. It chooses its lanes once.
+func (p *peer) Can() driver.Can {
+	p.lanes.Do(func() {
+		if p.enter() == nil {
+			p.overTCP = overTCP(p.link.Lanes())
+			p.gate.Exit()
+		}
+	})
+	if p.overTCP {
+		return can | driver.LastResort
+	}
+	return can
+}
 
 // Conn implements driver.Peer.
 func (p *peer) Conn() uint64 { return p.conn }

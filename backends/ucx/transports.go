@@ -72,19 +72,3 @@ func (c *Config) context(transports string) ucp.Config {
 	u.Settings = append(u.Settings, c.Settings...)
 	return u
 }
-
-// overTCP reports whether UCX has nothing but TCP: the list names nothing else, or there is no
-// RDMA device that it may use.
-func (c *Config) overTCP(transports string) bool {
-	names := strings.Split(transports, ",")
-	if rest, negated := strings.CutPrefix(transports, "^"); negated {
-		names = without(known, strings.Split(rest, ","))
-	}
-	devices := networkDevices()
-	if c.Devices != "" && c.Devices != "all" {
-		devices = strings.Split(c.Devices, ",")
-	}
-	port := func(device string) bool { return strings.Contains(device, ":") }
-	other := func(name string) bool { return !strings.HasPrefix(name, "tcp") }
-	return !slices.ContainsFunc(names, other) || !slices.ContainsFunc(devices, port)
-}

@@ -97,7 +97,7 @@ func open(cfg Config, with opener) (*Backend, error) {
 	if err := ucp.Load(cfg.Library); err != nil {
 		return nil, err // it names the backend and the cure
 	}
-	b := &Backend{cfg: cfg, caps: cfg.caps(transports), event: -1,
+	b := &Backend{cfg: cfg, caps: cfg.caps(), event: -1,
 		closing: make(chan struct{}), peers: make(map[*peer]struct{}),
 		ends: make(map[uint64]end), inbounds: make(map[inboundID]*inbound),
 		accepted: make(map[uint64]*inbound)}
