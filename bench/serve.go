@@ -192,11 +192,14 @@ func (s *server) drop() error {
 
 // loop has each thread post every so many of the requests, until the time is over.
 func (s *server) loop(r *Request) (Answer, error) {
+	threads := max(r.Threads, 1)
 	if m, ok := s.postings[0].(Measurer); ok {
+		if threads > 1 {
+			return Answer{}, fmt.Errorf("it measures with one thread: %w", ErrUnsupported)
+		}
 		took, err := m.Measure(context.Background())
 		return Answer{Samples: []int64{int64(took)}, Ops: 1, NS: int64(took)}, err
 	}
-	threads := max(r.Threads, 1)
 	if threads > len(s.postings) {
 		return Answer{}, fmt.Errorf("%d threads for %d requests: %w", threads, len(s.postings),
 			ErrUnsupported)

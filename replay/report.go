@@ -40,12 +40,11 @@ type Report struct {
 	LayerUs   Quantiles `json:"layer_us"` // post to completion
 	Route     string    `json:"route"`
 
-	Model     string  `json:"model"`
-	Ratio     float64 `json:"ratio"` // gbps / memcpy_gbps
-	Threads   int     `json:"threads"`
-	PoolBytes uint64  `json:"pool_bytes"`
-	// of the pool: "host", or the backend whose it was
-	Memory          string   `json:"memory"`
+	Model           string   `json:"model"`
+	Ratio           float64  `json:"ratio"` // gbps / memcpy_gbps
+	Threads         int      `json:"threads"`
+	PoolBytes       uint64   `json:"pool_bytes"`
+	Memory          string   `json:"memory"`           // of the pool: "host"
 	BlocksChecked   uint64   `json:"blocks_checked"`   // digests of all layers of as many blocks
 	BlocksWatched   uint64   `json:"blocks_watched"`   // poisoned after an abort
 	BlocksLeaked    uint64   `json:"blocks_leaked"`    // in use by no request at the end

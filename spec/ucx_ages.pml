@@ -20,7 +20,7 @@
 //   fresh, copy: serve.c: sl_ucx_serve_write; ages.c: sl_ucx_age
 //   ask, vouch, vouched: ages.c: sl_ucx_doubt, sl_ucx_vouch, sl_ucx_vouched
 //   the last two choices of Initiator: end.c: end, proof_at
-//   Fence, quiesce: fence.c: begin, then each worker's lock is taken once
+//   Fence, quiesce: memory.c: sl_ucx_fence, then each worker's lock is taken once
 
 #ifndef FRAMES
 #define FRAMES 1

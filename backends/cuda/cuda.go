@@ -41,20 +41,19 @@ import (
 // Backend moves bytes between memory of devices and of the host. All methods may be called by any
 // goroutine; Poll and Receive as package backends says.
 type Backend struct {
-	driver.BackendBase // Alloc: host memory of others is as good
-	cfg                Config
-	addr               string
-	owner              session.Owner
-	devices            []*device
-	ends               *gpu.Ends
-	wake               *proc.Event // of the program
-	heed               *proc.Event // of the attendant
-	attended           chan struct{}
-	memories           session.KeyTable[memory]
-	gates              gates
-	closed             atomic.Bool
-	ending             sync.Once
-	ended              error // of Close
+	cfg      Config
+	addr     string
+	owner    session.Owner
+	devices  []*device
+	ends     *gpu.Ends
+	wake     *proc.Event // of the program
+	heed     *proc.Event // of the attendant
+	attended chan struct{}
+	memories session.KeyTable[memory]
+	gates    gates
+	closed   atomic.Bool
+	ending   sync.Once
+	ended    error // of Close
 
 	closing atomic.Bool // no batch is left to attend to
 

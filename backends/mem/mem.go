@@ -52,8 +52,6 @@ func (c Config) withDefaults() Config {
 
 // Backend is the in-process backend.
 type Backend struct {
-	driver.BackendBase // no Alloc: all memory is reached alike
-
 	cfg     Config
 	addr    string
 	wake    *proc.Event

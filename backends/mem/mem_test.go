@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -21,5 +22,14 @@ var harness = drivertest.Harness{
 func TestMain(m *testing.M) { drivertest.Main(m, harness) }
 
 func TestBackend(t *testing.T) { drivertest.Run(t, harness) }
+
+// TestBackendByAStream: runs are copied by other code, and nothing else differs.
+func TestBackendByAStream(t *testing.T) {
+	h := harness
+	h.Wirings, h.Only = drivertest.Pair, append(drivertest.Moving[:len(drivertest.Moving):len(
+		drivertest.Moving)], "FaultsNear", "FaultsFar", "FenceStress")
+	t.Cleanup(copy.StreamAll())
+	drivertest.Run(t, h)
+}
 
 func BenchmarkBackend(b *testing.B) { drivertest.Benchmark(b, harness) }

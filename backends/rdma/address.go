@@ -35,7 +35,7 @@ type railAddress struct {
 }
 
 const (
-	addressMark  = "rdma2" // with the version of everything that passes between backends
+	addressMark  = "rdma3" // with the version of everything that passes between backends
 	addressCheck = 8
 	controlsMax  = 16
 	notifsLimit  = 1 << 15

@@ -15,7 +15,7 @@
 // user, which could as well attach a debugger, nothing here protects.
 //
 // Control runs over a Unix socket between processes of the same uid. Data,
-// notifications, answers, counts and announcements never touch it.
+// notifications, answers and announcements never touch it.
 package shm
 
 import (
@@ -36,8 +36,6 @@ import (
 
 // Backend implements driver.Backend.
 type Backend struct {
-	driver.BackendBase // Alloc: hostmem's memory is as good
-
 	cfg      Config
 	clock    clock.Clock
 	caps     driver.Caps

@@ -33,8 +33,6 @@ import (
 
 // Backend implements driver.Backend.
 type Backend struct {
-	driver.BackendBase // Alloc
-
 	cfg      Config
 	clock    clock.Clock
 	secure   *identity.Identity // where we are certified

@@ -6,19 +6,16 @@ import (
 	"os"
 	"testing"
 
-	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
 // harness reaches peers of this host by UCX's TCP, as those of other hosts, by whatever device UCX
-// chooses. An owner's thread of C
-// that stands holds up a fence whatever its context says, so the suite parks none: see
-// TestFenceWhileALandingStands of csrc/ucx.
+// chooses. An owner's thread of C that stands holds up a fence whatever its context says, so the
+// suite parks none: see TestFenceWhileALandingStands of csrc/ucx.
 var harness = drivertest.Harness{
 	Name:   "ucx",
 	New:    func() (driver.Backend, error) { return New(Config{}) },
-	Kept:   ucp.Kept,
 	Guards: true,
 }
 
@@ -29,10 +26,20 @@ func TestMain(m *testing.M) {
 	drivertest.Main(m, harness)
 }
 
-// TestTCP: within one process it is the code of the other wirings.
+// TestTCP is between processes, and within one what looks at both sides.
 func TestTCP(t *testing.T) {
 	h := harness
 	h.Wirings = drivertest.Processes
+	drivertest.Run(t, h)
+}
+
+func TestWithinAProcess(t *testing.T) {
+	h := harness
+	h.Wirings = drivertest.Pair
+	h.Only = []string{"Token", "Register", "Caps", "Explain", "FenceMisuse", "BoundsNotify",
+		"PatternBounds", "PatternMax", "PatternNotKept", "NestBounds", "NestMax", "NestNotKept",
+		"NotifyNotKept", "CancelNothing", "ConnectNonsense", "HammerClose", "RenewEnds",
+		"RenewUnderReads"}
 	drivertest.Run(t, h)
 }
 

@@ -74,8 +74,8 @@ func (p *peer) enter() error {
 // can is what every connection takes.
 const can = driver.CanPattern | driver.CanNotify
 
-// Can implements driver.Peer. Where UCX has nothing but TCP to the peer, it sends in plain text what
-// other backends encrypt. It chooses its lanes once.
+// Can implements driver.Peer. Where UCX has nothing but TCP to the peer, it sends in plain text
+// what other backends encrypt. It chooses its lanes once.
 func (p *peer) Can() driver.Can {
 	p.lanes.Do(func() {
 		if p.enter() == nil {

@@ -67,13 +67,14 @@ func Run(ctx context.Context, name string, args []string) error {
 	}
 	ended := make(chan error, 1)
 	go func() {
-		defer e.close()
-		ended <- bench.Serve(e)
+		err := bench.Serve(e)
+		e.close() // an engine says goodbye, and takes its files along
+		ended <- err
 	}()
 	select {
 	case err := <-ended:
 		return err
-	case <-ctx.Done():
+	case <-ctx.Done(): // what it does for the harness is in no order for a goodbye
 		return context.Cause(ctx)
 	}
 }

@@ -138,11 +138,15 @@ func (e *engineEnd) Open(r *bench.Request) (a bench.Answer, err error) {
 	return card, err
 }
 
-// copying has a backend without options that copies itself do so by as many threads as what stands
-// beside it; 0: by its own choice.
+// copying has a backend that copies itself do so by as many threads as what stands beside it,
+// unless its options say workers=; 0: by its own choice.
 func copying(spec string, threads int) string {
-	if threads > 0 && (spec == "shm" || spec == "mem") {
-		return fmt.Sprintf("%s:workers=%d", spec, threads)
+	name, words, found := strings.Cut(spec, ":")
+	if threads <= 0 || name != "shm" && name != "mem" {
+		return spec
+	}
+	if spec = fmt.Sprintf("%s:workers=%d", name, threads); found {
+		spec += "," + words
 	}
 	return spec
 }

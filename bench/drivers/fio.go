@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/sluicehq/sluice/bench"
@@ -72,9 +73,10 @@ func runFio(ctx context.Context, direction string, args []string) (rate float64,
 	}
 	ctx, cancel := context.WithTimeout(ctx, fioLimit)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, tool, append(args, "--name=beside", "--rw="+direction,
-		"--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1",
-		"--output-format=json")...).Output()
+	c := exec.CommandContext(ctx, tool, append(args, "--name=beside", "--rw="+direction, "--thread",
+		"--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1", "--output-format=json")...)
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := c.Output()
 	if err != nil {
 		return 0, fmt.Errorf("fio: %w: %.200s", err, out)
 	}

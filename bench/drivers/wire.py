@@ -130,6 +130,8 @@ class Server:
         return line
 
     def do_open(self, r):
+        if r.get("threads", 1) > 1:
+            raise Unsupported("this driver posts from one thread")
         self.memory = aligned(r["bytes"])
         random = np.random.default_rng(1 if r["role"] == "target" else 2)
         whole = r["bytes"] // 8 * 8

@@ -26,7 +26,7 @@ const auto = "auto"
 const specHelp = `A backend is NAME or NAME:OPTION=VALUE,..., such as rdma:devices=mlx5_0,rails=1. An option is a
 field of the backend's Config: RingBytes is ring_bytes. A piece without = behind a comma belongs to
 the value before it; an option that is a list may be given again, as in
-advertise=HOST:PORT,advertise=HOST:PORT. tcp:certificate=FILE,key=FILE,authority=FILE speaks
+advertise=HOST,advertise=HOST. tcp:certificate=FILE,key=FILE,authority=FILE speaks
 TLS 1.3; without listen, plaintext and certificate tcp listens on the loopback, in plain text.`
 
 // backendSpec is the value of a --backend: auto, or NAME[:OPTION=VALUE,...].

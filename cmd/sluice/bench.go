@@ -200,8 +200,8 @@ func (f *benchFlags) print(stdout io.Writer, r *bench.Report) error {
 		return r.Write(stdout)
 	}
 	file, err := os.Create(f.json)
-	if err != nil {
-		return err
+	if err != nil { // what took minutes to measure is shown all the same
+		return errors.Join(r.Text(stdout), err)
 	}
 	return errors.Join(r.Write(file), file.Close(), r.Text(stdout))
 }

@@ -37,12 +37,26 @@ func smallestStreamed(cache uint64) uint64 {
 	return min(max(cache/3, streamBatchMin), streamBatchMax)
 }
 
+// From which size batches may be streamed, and runs of them: StreamAll lowers both.
+var (
+	batchMin uint64 = streamBatchMin
+	runMin   Way    = streamRun
+)
+
+// StreamAll is for tests of what stands around a copy: every run is streamed until restore is
+// called. Neither call may be made beside a copy.
+func StreamAll() (restore func()) {
+	chosen := streamBatch
+	batchMin, runMin, streamBatch = 0, 1, func() uint64 { return 0 }
+	return func() { batchMin, runMin, streamBatch = streamBatchMin, streamRun, chosen }
+}
+
 // For is the way of a batch of so many bytes. Parallel calls are allowed.
 func For(batch uint64) Way {
-	if !streams || batch < streamBatchMin || batch < streamBatch() {
+	if !streams || batch < batchMin || batch < streamBatch() {
 		return Plain
 	}
-	return streamRun
+	return runMin
 }
 
 // Copy copies one run within this process. The ranges do not overlap. A fault panics, as in Go: see

@@ -22,7 +22,7 @@ const batchesMax = 256 // completions that wait for Poll
 
 // Backend copies within one process.
 type Backend struct {
-	driver.BackendBase // no notifications, and no memory of its own
+	driver.BackendBase // no notifications
 
 	addr string
 	fd   int
