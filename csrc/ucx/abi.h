@@ -73,14 +73,11 @@ typedef struct ucp_address ucp_address_t;
 typedef struct ucp_ep *ucp_ep_h;
 typedef struct ucp_conn_request *ucp_conn_request_h;
 typedef struct ucp_mem *ucp_mem_h;
-typedef struct ucp_rkey *ucp_rkey_h;
 typedef uint64_t ucp_datatype_t;
 
 enum {
 	UCP_PARAM_FIELD_FEATURES = 1 << 0,
-	UCP_PARAM_FIELD_REQUEST_SIZE = 1 << 1,
 	UCP_PARAM_FIELD_MT_WORKERS_SHARED = 1 << 5,
-	UCP_FEATURE_RMA = 1 << 1,
 	UCP_FEATURE_WAKEUP = 1 << 4,
 	UCP_FEATURE_AM = 1 << 6
 };
@@ -99,11 +96,7 @@ typedef struct {
 } ucp_params_t;
 
 enum {
-	UCP_WORKER_PARAM_FIELD_THREAD_MODE = 1 << 0,
-	UCP_WORKER_PARAM_FIELD_EVENTS = 1 << 2,
-	UCP_WAKEUP_RMA = 1 << 0,
-	UCP_WAKEUP_TX = 1 << 10,
-	UCP_WAKEUP_RX = 1 << 11
+	UCP_WORKER_PARAM_FIELD_THREAD_MODE = 1 << 0
 };
 
 typedef struct {
@@ -123,9 +116,6 @@ enum {
 	UCP_EP_PARAM_FIELD_REMOTE_ADDRESS = 1 << 0,
 	UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE = 1 << 1,
 	UCP_EP_PARAM_FIELD_ERR_HANDLER = 1 << 2,
-	UCP_EP_PARAM_FIELD_USER_DATA = 1 << 3,
-	UCP_EP_PARAM_FIELD_FLAGS = 1 << 5,
-	UCP_EP_PARAMS_FLAGS_NO_LOOPBACK = 1 << 1,
 	UCP_EP_CLOSE_FLAG_FORCE = 1 << 0
 };
 
@@ -148,37 +138,6 @@ typedef struct {
 } ucp_ep_params_t;
 
 enum {
-	UCP_MEM_MAP_PARAM_FIELD_ADDRESS = 1 << 0,
-	UCP_MEM_MAP_PARAM_FIELD_LENGTH = 1 << 1,
-	UCP_MEM_MAP_PARAM_FIELD_FLAGS = 1 << 2,
-	UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE = 1 << 4,
-	UCP_MEM_MAP_NONBLOCK = 1 << 0,
-	UCP_MEM_MAP_ALLOCATE = 1 << 1,
-	UCP_MEM_MAP_FIXED = 1 << 2
-};
-
-typedef struct {
-	uint64_t field_mask;
-	void *address;
-	size_t length;
-	unsigned flags;
-	unsigned prot;
-	ucs_memory_type_t memory_type;
-} ucp_mem_map_params_t;
-
-enum {
-	UCP_MEM_ATTR_FIELD_ADDRESS = 1 << 0,
-	UCP_MEM_ATTR_FIELD_LENGTH = 1 << 1
-};
-
-typedef struct {
-	uint64_t field_mask;
-	void *address;
-	size_t length;
-	ucs_memory_type_t mem_type;
-} ucp_mem_attr_t;
-
-enum {
 	UCP_AM_HANDLER_PARAM_FIELD_ID = 1 << 0,
 	UCP_AM_HANDLER_PARAM_FIELD_FLAGS = 1 << 1,
 	UCP_AM_HANDLER_PARAM_FIELD_CB = 1 << 2,
@@ -186,7 +145,6 @@ enum {
 	UCP_AM_FLAG_WHOLE_MSG = 1 << 0,
 	UCP_AM_SEND_FLAG_EAGER = 1 << 1,
 	UCP_AM_SEND_FLAG_RNDV = 1 << 2,
-	UCP_AM_RECV_ATTR_FLAG_DATA = 1 << 16,
 	UCP_AM_RECV_ATTR_FLAG_RNDV = 1 << 17
 };
 
@@ -211,10 +169,7 @@ enum {
 	UCP_OP_ATTR_FIELD_CALLBACK = 1 << 1,
 	UCP_OP_ATTR_FIELD_USER_DATA = 1 << 2,
 	UCP_OP_ATTR_FIELD_FLAGS = 1 << 4,
-	UCP_OP_ATTR_FIELD_MEMORY_TYPE = 1 << 6,
-	UCP_OP_ATTR_FIELD_MEMH = 1 << 8, /* older libraries ignore it */
-	UCP_OP_ATTR_FLAG_NO_IMM_CMPL = 1 << 16,
-	UCP_OP_ATTR_FLAG_MULTI_SEND = 1 << 19 /* a hint, too */
+	UCP_OP_ATTR_FIELD_MEMORY_TYPE = 1 << 6
 };
 
 typedef struct {

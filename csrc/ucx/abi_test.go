@@ -83,7 +83,7 @@ func TestEveryDeclarationIsProved(t *testing.T) {
 			mention(f[1] + f[2])
 		}
 	}
-	if checked < 120 {
+	if checked < 100 {
 		t.Errorf("only %d names found in abi.h: has its style changed?", checked)
 	}
 }

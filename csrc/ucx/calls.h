@@ -30,17 +30,6 @@
 	X(ucs_status_t, ucp_ep_create, (ucp_worker_h, const ucp_ep_params_t *, ucp_ep_h *))        \
 	X(ucs_status_ptr_t, ucp_ep_close_nbx, (ucp_ep_h, const ucp_request_param_t *))             \
 	X(ucs_status_ptr_t, ucp_ep_flush_nbx, (ucp_ep_h, const ucp_request_param_t *))             \
-	X(ucs_status_t, ucp_mem_map, (ucp_context_h, const ucp_mem_map_params_t *, ucp_mem_h *))   \
-	X(ucs_status_t, ucp_mem_unmap, (ucp_context_h, ucp_mem_h))                                 \
-	X(ucs_status_t, ucp_rkey_pack, (ucp_context_h, ucp_mem_h, void **, size_t *))              \
-	X(void, ucp_rkey_buffer_release, (void *))                                                 \
-	X(ucs_status_t, ucp_ep_rkey_unpack, (ucp_ep_h, const void *, ucp_rkey_h *))                \
-	X(void, ucp_rkey_destroy, (ucp_rkey_h))                                                    \
-	X(ucs_status_ptr_t, ucp_put_nbx,                                                           \
-	  (ucp_ep_h, const void *, size_t, uint64_t, ucp_rkey_h, const ucp_request_param_t *))     \
-	X(ucs_status_ptr_t, ucp_get_nbx,                                                           \
-	  (ucp_ep_h, void *, size_t, uint64_t, ucp_rkey_h, const ucp_request_param_t *))           \
-	X(ucs_status_t, ucp_mem_query, (ucp_mem_h, ucp_mem_attr_t *))                              \
 	X(ucs_status_t, ucp_worker_set_am_recv_handler,                                            \
 	  (ucp_worker_h, const ucp_am_handler_param_t *))                                          \
 	X(ucs_status_ptr_t, ucp_am_send_nbx,                                                       \
