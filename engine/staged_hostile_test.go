@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -105,6 +108,33 @@ func stagedForgeries(t *testing.T) {
 	if n := len(b.e.Notifications()); n != 0 {
 		t.Errorf("the program has received %d messages", n)
 	}
+}
+
+// TestStagedTokenOfTheNextEpoch: a peer that knows a token cannot make that of the epoch after a
+// fence, which may have its proof from no other backend yet.
+func TestStagedTokenOfTheNextEpoch(t *testing.T) {
+	b := newHost(t, "b")
+	s := b.e.stager
+	seg := driver.Segment{Kind: driver.HBM, Len: 1, Secret: [16]byte{5}}
+	m := s.register(seg, nil).(*stagedMemory)
+	before, err := m.AppendToken(nil)
+	check(t, err)
+	_, err = s.enter(before)
+	check(t, err)
+	m.leave()
+	check(t, s.Fence(context.Background(), m.Key()))
+	forged := bytes.Clone(before)
+	forged[20]++
+	for _, token := range [][]byte{before, forged} {
+		_, err = s.enter(token)
+		require.ErrorIs(t, err, ErrRevoked)
+	}
+	after, err := m.AppendToken(nil)
+	check(t, err)
+	_, err = s.enter(after)
+	check(t, err)
+	m.leave()
+	check(t, m.Close())
 }
 
 // TestStagedRateIsMeasured replaces the chain's estimate like a backend's.

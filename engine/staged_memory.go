@@ -4,6 +4,7 @@ package engine
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/subtle"
 	"encoding/binary"
 	"fmt"
@@ -20,7 +21,8 @@ type stagedMemory struct {
 	s      *stager
 	key    uint32
 	region *Region // in no table: segment and memories alone
-	epoch  atomic.Uint64
+
+	shown atomic.Pointer[epoch] // by tokens; Fence alone changes it, under mu
 
 	mu     sync.Mutex // guards what follows
 	self   *Remote    // the same as memory of the engine's own peer
@@ -28,10 +30,17 @@ type stagedMemory struct {
 	quiet  chan struct{}
 }
 
+// epoch is what the tokens of an epoch show: its number, and a secret, since a peer can count, too.
+type epoch struct {
+	secret [16]byte
+	number uint64
+}
+
 // register makes a segment known that the other lanes know by mems.
 func (s *stager) register(seg driver.Segment, mems []driver.Memory) driver.Memory {
 	m := &stagedMemory{s: s, region: &Region{e: s.e, name: "(staged)", seg: seg, mems: mems,
 		private: true}}
+	m.shown.Store(&epoch{secret: seg.Secret})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.lastKey++; s.memories[s.lastKey] != nil || s.lastKey == 0; s.lastKey++ {
@@ -55,9 +64,10 @@ func (m *stagedMemory) AppendToken(dst []byte) ([]byte, error) {
 	if m.region.seg.Kind == driver.DRAM {
 		return dst, nil
 	}
-	dst = append(dst, m.region.seg.Secret[:]...)
+	shown := m.shown.Load()
+	dst = append(dst, shown.secret[:]...)
 	dst = binary.LittleEndian.AppendUint32(dst, m.key)
-	return binary.LittleEndian.AppendUint64(dst, m.epoch.Load()), nil
+	return binary.LittleEndian.AppendUint64(dst, shown.number), nil
 }
 
 // enter admits a hop that shows this token, until leave.
@@ -71,10 +81,10 @@ func (s *stager) enter(token []byte) (*stagedMemory, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if subtle.ConstantTimeCompare(token[:16], m.region.seg.Secret[:]) != 1 {
+	if subtle.ConstantTimeCompare(token[:16], m.shown.Load().secret[:]) != 1 {
 		return nil, ErrRevoked // the key has gone to another memory, or was never given out
 	}
-	if binary.LittleEndian.Uint64(token[20:]) != m.epoch.Load() {
+	if binary.LittleEndian.Uint64(token[20:]) != m.shown.Load().number {
 		return nil, ErrRevoked
 	}
 	m.active++
@@ -98,7 +108,9 @@ func (s *stager) Fence(ctx context.Context, key uint32) error {
 		return nil
 	}
 	m.mu.Lock()
-	m.epoch.Add(1)
+	next := &epoch{number: m.shown.Load().number + 1}
+	rand.Read(next.secret[:])
+	m.shown.Store(next)
 	if m.self != nil { // with tokens of the other lanes' epochs of before
 		m.self.retire()
 		m.self = nil
