@@ -152,8 +152,8 @@ PEERS_LANES := host,tcp,rdma,file
 bench-peers: setup build
 	-@GO=$(GO) hack/python-test wheel # without it ours from Python is a row that says so
 	bench/setup.sh $(PEERS) build/wheel
-	$(BIN) bench --lane $(PEERS_LANES) --peers $(PEERS) --dir $(PEERS) \
-		--workload $(if $(PEERS_QUICK),quick,all) --json=$(or $(PEERS_OUT),$(PEERS)/peers).json \
+	$(BIN) bench --lane $(PEERS_LANES) --peers $(PEERS) \
+		$(if $(findstring file,$(PEERS_LANES)),--dir $(PEERS)) --workload $(if $(PEERS_QUICK),quick,all) --json=$(or $(PEERS_OUT),$(PEERS)/peers).json \
 		$(ARGS) >$(or $(PEERS_OUT),$(PEERS)/peers).txt
 	cat $(or $(PEERS_OUT),$(PEERS)/peers).txt
 

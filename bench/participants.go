@@ -40,6 +40,9 @@ var laneBackends = map[Lane][]string{
 var bare = map[Lane]map[string]string{TCP: {"tcp": "tcp:listen=127.0.0.1:0,plaintext=true",
 	"ucx": "ucx:transports=tcp,devices=lo"}}
 
+// BackendsOf are those of ours that serve a lane, the first by default.
+func BackendsOf(lane Lane) []string { return slices.Clone(laneBackends[lane]) }
+
 // LaneOf is the lane that a backend, as "tcp:listen=…", is measured on unless told otherwise.
 func LaneOf(backend string) (Lane, error) {
 	name, _, _ := strings.Cut(backend, ":")

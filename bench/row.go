@@ -4,6 +4,7 @@ package bench
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluicehq/sluice/internal/figures"
@@ -65,6 +66,9 @@ func (p *Participant) row(kind string) Row {
 func (p *Participant) failed(kind string, s Shape, err error) Row {
 	r := p.row(kind)
 	r.Shape, r.Reason = s, err.Error()
+	for class := ": " + ErrUnsupported.Error(); strings.HasSuffix(r.Reason, class); {
+		r.Reason = strings.TrimSuffix(r.Reason, class)
+	}
 	return r
 }
 

@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -88,7 +89,8 @@ func (s *server) run(in io.Reader, out io.Writer) error {
 		a, err := s.answer(&r)
 		switch {
 		case errors.Is(err, ErrUnsupported):
-			a = Answer{Unsupported: err.Error()}
+			class := ": " + ErrUnsupported.Error() // which the reader adds
+			a = Answer{Unsupported: strings.TrimSuffix(err.Error(), class)}
 		case err != nil:
 			a = Answer{Error: err.Error()}
 		}

@@ -33,9 +33,13 @@ func (r *Report) Text(w io.Writer) error {
 
 func (r *Report) head(b *strings.Builder) {
 	m := &r.Machine
-	fmt.Fprintf(b, "%s, %d processors, %.0f GiB, Linux %s, %s, %.0f minutes\n", m.Processor,
+	took := fmt.Sprintf("%.0f minutes", r.Minutes)
+	if r.Minutes < 1 {
+		took = fmt.Sprintf("%.0f s", 60*r.Minutes)
+	}
+	fmt.Fprintf(b, "%s, %d processors, %.0f GiB, Linux %s, %s, %s\n", m.Processor,
 		m.Processors, m.MemoryGiB, m.Kernel,
-		r.Begun.Format("2006-01-02 15:04 MST"), r.Minutes)
+		r.Begun.Format("2006-01-02 15:04 MST"), took)
 	if r.Revision != "" {
 		fmt.Fprintf(b, "sluice at %s\n", r.Revision)
 	}

@@ -78,7 +78,7 @@ func addModel(name string, add func(what string, size uint64, batch int, times f
 	words := strings.Split(name, "/")
 	model, err := layout.Lookup(words[0])
 	if err != nil {
-		return fmt.Errorf("neither %s nor %s, and %w", SizeSweep, BatchSweep, err)
+		return fmt.Errorf("there are %s", WorkloadHelp())
 	}
 	tp, pp, tokens, block := 1, 1, promptDefault, layout.BlockTokens
 	numbers := map[string]*int{"tp": &tp, "pp": &pp, "tokens=": &tokens, "block=": &block}

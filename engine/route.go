@@ -72,7 +72,11 @@ func (x *Explanation) String() string {
 	if x.SameHost {
 		where = "this host"
 	}
-	fmt.Fprintf(&b, "%s -> %s of peer %s on %s: %s\n", x.Local, x.Remote, x.Peer, where, x.Why)
+	peer := "peer " + x.Peer
+	if x.Peer == "" {
+		peer = "a peer"
+	}
+	fmt.Fprintf(&b, "%s -> %s of %s on %s: %s\n", x.Local, x.Remote, peer, where, x.Why)
 	for _, c := range x.Candidates {
 		mark := " "
 		if c.Backend == x.Chosen {
@@ -216,7 +220,11 @@ func (p *Peer) obstacle(l *lane, i int, local *Region, remote *Remote, route Rou
 	case route.Only != "" && route.Only != l.caps.Name:
 		return "the route names only " + route.Only
 	case !l.caps.Pairs.Serves(local.Kind(), remote.kind):
-		return fmt.Sprintf("does not move %v to or from %v", local.Kind(), remote.kind)
+		text := fmt.Sprintf("does not move %v to or from %v", local.Kind(), remote.kind)
+		if l.caps.Reach == driver.InProcess {
+			text += " of a peer: it serves memory of its own process"
+		}
+		return text
 	case p.conns[i] == nil:
 		return p.reasons[i]
 	case p.conns[i].isLost():

@@ -44,7 +44,7 @@ func networkTransports(list string) (string, error) {
 	case slices.Contains(names, "all"):
 		return "^" + strings.Join(sharing[:6], ","), nil
 	case len(names) == 0:
-		return "", fmt.Errorf("config: Transports %q share memory, which is the shm backend's "+
+		return "", fmt.Errorf("config: Transports %q shares memory, which is the shm backend's "+
 			"work: use that, or add tcp: %w", list, driver.ErrBounds)
 	}
 	return strings.Join(names, ","), nil

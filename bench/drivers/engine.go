@@ -129,9 +129,9 @@ func (e *engineEnd) Open(r *bench.Request) (a bench.Answer, err error) {
 		return a, err
 	}
 	card, err := e.described()
-	waits := "messages looked for"
+	waits := "messages by polling"
 	if e.sleeps() {
-		waits = "messages slept for"
+		waits = "messages by sleeping"
 	}
 	card.Version, card.Settings = a.Version, a.Settings+", AddPages for scattered pieces and Add "+
 		"for adjacent ones, made once, "+waits

@@ -50,6 +50,17 @@ func newReshapeLoop(args []string) (end, error) {
 	return e, e.parse(args)
 }
 
+// CheckReshape says what is wrong with the words MODEL[/LAYERS] PREFILL DECODE TOKENS, before any
+// driver starts.
+func CheckReshape(words []string) error {
+	var e reshapeEnd
+	err := e.parse(words)
+	if err == nil {
+		_, _, err = e.sides()
+	}
+	return err
+}
+
 func (e *reshapeEnd) parse(args []string) (err error) {
 	if len(args) != 4 {
 		return errors.New("want a model, the groups of prefill and decode, and tokens")

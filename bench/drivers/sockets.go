@@ -63,7 +63,7 @@ func (e *socketsEnd) Open(r *bench.Request) (a bench.Answer, err error) {
 			bench.ErrUnsupported)
 	}
 	a.Version, a.Settings = "the kernel", fmt.Sprintf("%d %s connections, scattered pieces as one "+
-		"run, messages slept for", e.count, network)
+		"run, messages by sleeping", e.count, network)
 	if r.Role == bench.RoleInitiator {
 		return a, nil
 	}

@@ -29,11 +29,15 @@ the value before it; an option that is a list may be given again, as in
 advertise=HOST,advertise=HOST. tcp:certificate=FILE,key=FILE,authority=FILE speaks
 TLS 1.3; without listen, plaintext and certificate tcp listens on the loopback, in plain text.`
 
+// specForm is the form of a backendSpec, for help texts.
+const specForm = "NAME[:OPTION=VALUE,...]"
+
 // backendSpec is the value of a --backend: auto, or NAME[:OPTION=VALUE,...].
 type backendSpec struct {
 	text  string
 	name  string
 	words []string // options
+	given bool     // by the command line
 }
 
 // autoSpec is the default of --backend.
@@ -43,7 +47,7 @@ func autoSpec() backendSpec { return backendSpec{text: auto, name: auto} }
 func (s *backendSpec) String() string { return s.text }
 
 // Type implements pflag.Value.
-func (s *backendSpec) Type() string { return "backend" }
+func (s *backendSpec) Type() string { return specForm }
 
 // Set implements pflag.Value.
 func (s *backendSpec) Set(text string) error {
@@ -51,14 +55,19 @@ func (s *backendSpec) Set(text string) error {
 	switch {
 	case err != nil:
 		return err
+	case s.given:
+		return options.Errorf("%s stands before it: want one", s.text)
 	case name == auto && words != nil:
 		return options.Errorf("%s takes no options: name the backend that has them", auto)
+	case name != auto && !slices.Contains(backendNames(driver.InProcess), name):
+		return options.Errorf("backend %q does not exist: there are %s", name,
+			strings.Join(backendNames(driver.InProcess), ", "))
 	case name != auto:
 		if err := byname.Check(text); err != nil {
 			return err
 		}
 	}
-	*s = backendSpec{text, name, words}
+	*s = backendSpec{text, name, words, true}
 	return nil
 }
 
@@ -69,7 +78,7 @@ type backendSpecs []backendSpec
 func (l *backendSpecs) String() string { return "" }
 
 // Type implements pflag.Value.
-func (l *backendSpecs) Type() string { return "backend" }
+func (l *backendSpecs) Type() string { return specForm }
 
 // Set implements pflag.Value.
 func (l *backendSpecs) Set(text string) error {
@@ -183,19 +192,22 @@ func (s *backendSpec) openOne(threads int) (driver.Backend, error) {
 // tcpWords adds what this tool has tcp do unless it is told otherwise: to listen on the loopback,
 // and there in plain text.
 func tcpWords(words []string) []string {
-	says := func(option string) bool {
-		return slices.ContainsFunc(words, func(w string) bool {
-			return strings.HasPrefix(w, option+"=")
-		})
+	if says(words, "listen") {
+		return words
 	}
-	var more []string
-	if !says("listen") {
-		more = append(more, "listen=127.0.0.1:0")
-		if !says("plaintext") && !says("certificate") && !says("key") && !says("authority") {
-			more = append(more, "plaintext=true")
-		}
+	more := []string{"listen=127.0.0.1:0"}
+	if !says(words, "plaintext", "certificate", "key", "authority") {
+		more = append(more, "plaintext=true")
 	}
 	return append(more, words...)
+}
+
+// says reports whether words set one of these options.
+func says(words []string, options ...string) bool {
+	return slices.ContainsFunc(words, func(w string) bool {
+		name, _, _ := strings.Cut(w, "=")
+		return slices.Contains(options, name)
+	})
 }
 
 // reached refuses a backend that this host itself does not reach: in a network namespace whose

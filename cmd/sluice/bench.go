@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/bench"
+	"github.com/sluicehq/sluice/bench/drivers"
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
@@ -57,8 +58,8 @@ A lane is what lies between the two memories:
 
 Without --op, --size and the like a lane has a few shapes of its own. --workload all has
 all by which engines are compared, and what else is: messages, first contact, many regions,
-dead and frozen peers (20 minutes; quick: 8). For lane reshape it is a model, the groups
-and a number of tokens.
+dead and frozen peers (up to 20 minutes; quick: 8). For lane reshape it is MODEL or
+MODEL/LAYERS, the first of its layers, the groups of prefill and decode, and a number of tokens.
 
 Other names of --workload are `
 
@@ -75,37 +76,51 @@ func newBench() *cobra.Command {
   sluice bench --lane file --dir /mnt/nvme
   sluice bench --workload llama3.1-70b/layer/tp8
   sluice bench --lane reshape --workload 'gpt-oss-120b tp=8 tp=4,layout=hnd 8192'`,
-		Args: noArgs,
+		Args: benchArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, &f) },
 	}
 	s := c.Flags()
-	s.StringSliceVar(&f.lanes, "lane", nil, "what lies between the memories; without it that of "+
+	s.StringSliceVar(&f.lanes, "lane", nil, "`LANE,...` between the memories; without it that of "+
 		"--backend, or host")
-	s.StringArrayVar(&f.backends, "backend", nil, "what moves the bytes, NAME[:KEY=VALUE,...]; "+
-		"may be given several times; without it the lane's first")
-	s.StringVar(&f.op, "op", bench.OpWrite, "write, read, or durable: a write of a file that is "+
-		"done once the disk has it")
-	s.StringVar(&f.size, "size", "1MiB", "bytes of a piece, such as 656 or 64KiB")
+	s.StringArrayVar(&f.backends, "backend", nil, "`NAME[:OPTION=VALUE,...]` "+
+		"that moves the bytes; may be given several times; without it the lane's first")
+	s.StringVar(&f.op, "op", bench.OpWrite, "`OP`: write, read, or durable, a write of lane file "+
+		"that is done once the disk has it")
+	s.StringVar(&f.size, "size", "1MiB", "`SIZE` of a piece, such as 656 or 64KiB")
 	s.IntVar(&f.batch, "batch", 16, "pieces of an operation")
 	s.BoolVar(&f.pages, "pages", false, "the peer's pieces lie at random places of --spread")
 	s.BoolVar(&f.gather, "gather", false, "this side's pieces do, and the peer's are one run")
 	s.BoolVar(&f.hot, "hot", false, "all pieces lie at one place, which stays in the caches")
-	s.StringVar(&f.spread, "spread", "1GiB", "size of the memory or file that --pages, --gather "+
+	s.StringVar(&f.spread, "spread", "1GiB", "`SIZE` of the memory or file that --pages, --gather "+
 		"and --workload draw places from")
 	s.IntVar(&f.threads, "threads", 1, "goroutines that post, and workers that copy")
-	s.Float64Var(&f.seconds, "seconds", 0, "time to measure each shape by each participant; 0: 1, "+
-		"and 0.5 of --workload all, 0.3 of quick")
-	s.StringSliceVar(&f.beside, "beside", nil, "participants to measure beside, by name; none: "+
-		"ours alone; without it the lane's baseline")
-	s.StringVar(&f.workload, "workload", "", "shapes by name: all, quick, or as above")
-	s.StringVar(&f.dir, "dir", os.TempDir(), "folder on the disk that is measured: files there "+
-		"have no names, or end with the run")
-	s.StringVar(&f.json, "json", "", "print JSON; --json=FILE: write it there, and print text")
+	s.Float64Var(&f.seconds, "seconds", 0, "`SECONDS` to measure each shape by each participant; "+
+		"0: 1, and 0.5 of --workload all, 0.3 of quick")
+	s.StringSliceVar(&f.beside, "beside", nil, "`NAME,...` of participants to measure beside; "+
+		"none: ours alone; without it the lane's baseline")
+	s.StringVar(&f.workload, "workload", "", "shapes by `NAME`: all, quick, or as above")
+	s.StringVar(&f.dir, "dir", os.TempDir(), "`DIR` on the disk that lanes file, weights and "+
+		"gpufile measure: files there have no names, or end with the run")
+	s.StringVar(&f.json, "json", "", "print JSON; --json=`FILE`: write it there, and print text")
 	s.Lookup("json").NoOptDefVal = "-"
-	s.StringVar(&f.peers, "peers", "", "folder with other engines, as bench/setup.sh makes it: "+
-		"they are measured, too")
+	s.StringVar(&f.peers, "peers", "", "`DIR` with NIXL, Mooncake and ours from Python, as "+
+		"bench/setup.sh DIR makes it: they are measured, too, and every baseline of the lane")
 	c.AddCommand(newBenchDriver())
 	return c
+}
+
+// benchArgs refuses words that are no flag, and says which flag they go by.
+func benchArgs(c *cobra.Command, args []string) error {
+	err := noArgs(c, args)
+	switch {
+	case err == nil:
+		return nil
+	case slices.Contains(bench.Lanes, bench.Lane(args[0])):
+		return usagef("%w: lanes go by --lane %s", err, args[0])
+	case given(c, "json"):
+		return usagef("%w: to write JSON there, say --json=%s", err, args[0])
+	}
+	return err
 }
 
 // runBench finds what is wrong with the command line before anything is started.
@@ -119,6 +134,9 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	var list []bench.Participant
 	var about time.Duration
 	if err := f.times(&o); err != nil {
+		return err
+	}
+	if err := f.refused(c, lanes, o.Specials); err != nil {
 		return err
 	}
 	for _, lane := range lanes {
@@ -142,14 +160,19 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 		each := time.Duration(o.Rounds)*o.Slice + o.Slice/2
 		about += time.Duration(len(shapes)*len(entrants))*each + time.Second
 	}
+	takes := "about"
 	if !o.Specials {
 		o.Limit = 10*about + 5*time.Minute // operations may be slow
-	} else if about = 12 * time.Minute; o.Quick {
-		about = 8 * time.Minute
+	} else {
+		takes, o.Limit = "up to", 20*time.Minute
+		if o.Quick {
+			o.Limit = 8 * time.Minute
+		}
+		about = o.Limit
 	}
 	if about >= saidFrom {
-		fmt.Fprintf(c.ErrOrStderr(), "bench takes about %v; Ctrl-C prints what was measured until "+
-			"then\n", about.Round(time.Second))
+		fmt.Fprintf(c.ErrOrStderr(), "bench takes %s %v; Ctrl-C prints what was measured until "+
+			"then\n", takes, about.Round(time.Second))
 		load, _ := os.ReadFile("/proc/loadavg") // a kernel that does not tell: no note
 		if note := busyNote(string(load), runtime.NumCPU()); note != "" {
 			fmt.Fprintln(c.ErrOrStderr(), note)
@@ -206,19 +229,71 @@ func (f *benchFlags) print(stdout io.Writer, r *bench.Report) error {
 	return errors.Join(r.Write(file), file.Close(), r.Text(stdout))
 }
 
+// refused finds flags that the lanes or the workload have no use for, and values that are none.
+func (f *benchFlags) refused(c *cobra.Command, lanes []bench.Lane, specials bool) error {
+	if specials {
+		if err := refuse(c, "--workload "+f.workload+" has shapes of its own: it takes no --%s",
+			"size", "batch", "op", "pages", "gather", "hot", "spread", "threads"); err != nil {
+			return err
+		}
+	}
+	on := func(with ...bench.Lane) bool {
+		return slices.ContainsFunc(lanes, func(l bench.Lane) bool {
+			return slices.Contains(with, l)
+		})
+	}
+	if !on(bench.File, bench.Weights, bench.GPUFile) {
+		if err := refuse(c, "--%s is of lanes file, weights and gpufile", "dir"); err != nil {
+			return err
+		}
+	}
+	switch {
+	case f.backends != nil && on(bench.Weights):
+		return usagef("--backend: lane weights reads by what suits a file")
+	case f.threads < 1:
+		return usagef("--threads %d: want 1 to 64", f.threads)
+	case f.op == bench.OpDurable && !on(bench.File, bench.GPUFile):
+		return usagef("--op durable is of lane file: no disk has to have what goes to memory")
+	case f.peers == "":
+		return nil
+	}
+	if _, err := os.Stat(filepath.Join(f.peers, "scripts")); err != nil {
+		return usagef("--peers %s: %w: make it by bench/setup.sh %[1]s", f.peers, err)
+	}
+	return nil
+}
+
+func laneNames() (names []string) {
+	for _, l := range bench.Lanes {
+		names = append(names, string(l))
+	}
+	return names
+}
+
 // laneList are the lanes of the command line.
 func (f *benchFlags) laneList() (list []bench.Lane, err error) {
 	for _, name := range f.lanes {
 		if !slices.Contains(bench.Lanes, bench.Lane(name)) {
-			return nil, usagef("unknown lane %q: there are %s", name, strings.Trim(fmt.Sprint(
-				bench.Lanes), "[]"))
+			return nil, usagef("unknown lane %q: there are %s", name,
+				strings.Join(laneNames(), ", "))
 		}
 		list = append(list, bench.Lane(name))
 	}
 	for _, backend := range f.backends {
+		name, _, _ := strings.Cut(backend, ":")
+		if name == auto {
+			return nil, usagef("--backend %s: leave --backend out for the lane's first", backend)
+		}
 		lane, err := bench.LaneOf(backend)
 		if err != nil {
 			return nil, &usageError{err}
+		}
+		if len(list) == 1 && f.lanes != nil { // which of its backends it is
+			lane = list[0]
+			if there := bench.BackendsOf(lane); !slices.Contains(there, name) {
+				return nil, usagef("--backend %s: lane %s takes %s", backend, lane,
+					strings.Join(there, " or "))
+			}
 		}
 		if lane != bench.GPU { // whose drivers have options of their own
 			err = byname.Check(backend)
@@ -285,6 +360,9 @@ func (f *benchFlags) participants(lane bench.Lane) ([]bench.Participant, error) 
 			return nil, usagef("--workload %q: want a model, a group of prefill, a group of "+
 				"decode and tokens, as in %q", f.workload, reshapeDefault)
 		}
+		if err := drivers.CheckReshape(setup.Words); err != nil {
+			return nil, usagef("--workload %q: %w", f.workload, err)
+		}
 	}
 	if f.peers != "" {
 		setup.Scripts = filepath.Join(f.peers, "scripts")
@@ -324,11 +402,11 @@ func (f *benchFlags) participants(lane bench.Lane) ([]bench.Participant, error) 
 func (f *benchFlags) shapes(c *cobra.Command, lane bench.Lane) ([]bench.Shape, error) {
 	base := bench.Shape{Op: f.op, Batch: f.batch, Where: bench.Shuffled, Threads: f.threads}
 	var err error
-	if base.Size, err = figures.ParseSize(f.size); err == nil {
-		base.Spread, err = figures.ParseSize(f.spread)
+	if base.Size, err = figures.ParseSize(f.size); err != nil {
+		return nil, usagef("--size: %w", err)
 	}
-	if err != nil {
-		return nil, &usageError{err}
+	if base.Spread, err = figures.ParseSize(f.spread); err != nil {
+		return nil, usagef("--spread: %w", err)
 	}
 	switch where := []bool{f.pages, f.gather, f.hot}; {
 	case len(slices.DeleteFunc(slices.Clone(where), func(b bool) bool { return !b })) > 1:
@@ -363,19 +441,34 @@ func (f *benchFlags) shapes(c *cobra.Command, lane bench.Lane) ([]bench.Shape, e
 		}
 		list, err := bench.Workload(f.workload, base)
 		if err != nil {
-			return nil, &usageError{fmt.Errorf("%w; there are %s", err, bench.WorkloadHelp())}
+			return nil, &usageError{err}
 		}
-		return list, nil
+		return list, f.checkSpread(c, list)
 	}
 	own = append(own, "op", "spread")
 	if slices.ContainsFunc(own, func(name string) bool { return given(c, name) }) {
-		return []bench.Shape{base}, nil
+		list := []bench.Shape{base}
+		return list, f.checkSpread(c, list)
 	}
 	list := bench.LaneShapes(lane)
 	for i := range list {
 		list[i].Threads = f.threads
 	}
 	return list, nil
+}
+
+// checkSpread refuses a memory that has no room for what is moved: a larger one would be measured.
+func (f *benchFlags) checkSpread(c *cobra.Command, shapes []bench.Shape) error {
+	for i := range shapes {
+		s := &shapes[i]
+		drawn := s.Where == bench.Pages || s.Where == bench.Gathered
+		moved := s.Bytes() * uint64(s.Threads)
+		if drawn && given(c, "spread") && s.Spread < moved {
+			return usagef("--spread %s: want at least the %s that are moved at once", f.spread,
+				figures.FormatSize(moved))
+		}
+	}
+	return nil
 }
 
 // fits refuses what the machine cannot hold, before the kernel ends a process for it, or a disk is

@@ -83,7 +83,9 @@ func TestBenchOfWhatIsNotThere(t *testing.T) {
 	require.Equal(t, statusFailed, o.status)
 	require.Contains(t, o.stderr, "sluice-posix measured nothing: ")
 	require.Contains(t, o.stdout, "did not run")
-	o = sluice(t, "bench", "--peers", t.TempDir(), "--beside", "nixl", "--seconds", "0.01",
+	peers := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(peers, "scripts"), 0o700))
+	o = sluice(t, "bench", "--peers", peers, "--beside", "nixl", "--seconds", "0.01",
 		"--size", "4096")
 	rows := o.stdout
 	require.Zero(t, o.status, "%+v", o)
@@ -92,14 +94,14 @@ func TestBenchOfWhatIsNotThere(t *testing.T) {
 
 func TestBenchUsage(t *testing.T) {
 	for line, want := range map[string]string{
-		"--lane sea":                            `unknown lane "sea": there are process host tcp`,
+		"--lane sea":                            `unknown lane "sea": there are process, host, tcp, `,
 		"--backend shm:wheels=4":                `option "wheels" does not exist`,
 		"--backend posix:threads=many":          "threads=many",
 		"--backend smoke":                       `unknown backend "smoke": there are mem, shm, tcp`,
 		"--backend shm --backend tcp":           "say which by --lane",
 		"--beside fio":                          "on lane host there are sluice-foreign, memcpy",
 		"--op move":                             `operation "move", want write, read or durable`,
-		"--size apples":                         `size "apples" is not a number`,
+		"--size apples":                         `--size: size "apples" is not a number`,
 		"--size 0":                              "too small",
 		"--size 99TiB":                          "want 1B to 1GiB",
 		"--batch 0":                             "batch 0, want 1 to",
@@ -109,7 +111,19 @@ func TestBenchUsage(t *testing.T) {
 		"--pages --hot":                         "want one of them",
 		"--size 1GiB --batch 5":                 "in all",
 		"--seconds nan":                         "--seconds",
-		"--workload gpt-5":                      `workload "gpt-5": neither nixlbench`,
+		"--workload gpt-5":                      `workload "gpt-5": there are nixlbench`,
+		"--workload all --size 4KiB":            "--workload all has shapes of its own",
+		"--lane tcp --backend shm":              "lane tcp takes tcp or ucx",
+		"--lane host --backend posix":           "lane host takes shm",
+		"--backend auto":                        "leave --backend out",
+		"--dir /tmp":                            "--dir is of lanes file, weights and gpufile",
+		"--threads 0":                           "--threads 0: want 1 to 64",
+		"--op durable":                          "--op durable is of lane file",
+		"--pages --spread 1KiB":                 "at least the 16MiB",
+		"--peers /no/where":                     "make it by bench/setup.sh /no/where",
+		"rdma":                                  "lanes go by --lane rdma",
+		"--json x.json":                         "say --json=x.json",
+		"--lane weights --backend posix":        "lane weights",
 		"--workload nixlbench --size 4KiB":      "it takes no --size",
 		"--lane weights --batch 3":              "takes no --batch",
 		"--lane reshape --workload qwen3-8b":    "want a model, a group of prefill",

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/options"
 )
 
 // pages are the documents whose commands TestDocumentedCommands runs.
@@ -80,10 +82,18 @@ func shellBlocks(t *testing.T, file string) (blocks [][]string) {
 	return blocks
 }
 
-// runBlock runs the commands of a block in a folder of their own, where ./sluice is this binary.
+// runBlock runs the commands of a block in a folder of their own, where ./sluice is this binary,
+// and where there are the certificates that documents speak of.
 func runBlock(t *testing.T, lines []string, change func(string) string) {
 	dir := t.TempDir()
 	require.NoError(t, os.Symlink(binary, filepath.Join(dir, "sluice")))
+	spec, _ := certificates(t, 999*time.Hour)
+	_, words, err := options.Split(spec)
+	require.NoError(t, err)
+	for i, name := range []string{"decode-0.pem", "decode-0-key.pem", "ca.pem"} {
+		_, file, _ := strings.Cut(words[i], "=")
+		require.NoError(t, os.Symlink(file, filepath.Join(dir, name)))
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	for _, line := range lines {

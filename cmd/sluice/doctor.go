@@ -54,7 +54,7 @@ their links are slower than they could be, and which NIC and drive are near to w
 						case errors.Is(err, driver.ErrUnavailable):
 							return err
 						}
-						return errors.New(sentence(err))
+						return errors.New(oneLine(err))
 					}
 				}
 				s.Backends = append(s.Backends, one)
@@ -72,10 +72,13 @@ their links are slower than they could be, and which NIC and drive are near to w
 			s.Known = slices.Concat(s.Known, cgoChecks(), experimentalChecks(),
 				deviceChecks(&tree))
 			r := machine.Examine(s)
+			var err error
 			if asJSON {
-				return printJSON(c.OutOrStdout(), diagnosis{r, tree})
+				err = printJSON(c.OutOrStdout(), diagnosis{r, tree})
+			} else {
+				err = printReport(c.OutOrStdout(), &r, &tree)
 			}
-			return printReport(c.OutOrStdout(), &r, &tree)
+			return errors.Join(err, specs.missing(&r))
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -83,9 +86,27 @@ their links are slower than they could be, and which NIC and drive are near to w
 	return c
 }
 
+// oneLine is a sentence that fits a table.
+func oneLine(err error) string { return strings.ReplaceAll(sentence(err), "\n", "; ") }
+
+// missing is the error of a backend that was named and does not work here.
+func (l backendSpecs) missing(r *machine.Report) error {
+	for _, b := range r.Backends {
+		if b.State == machine.Missing && slices.ContainsFunc(l, func(s backendSpec) bool {
+			return s.name == b.Name
+		}) {
+			return fmt.Errorf("backend %s does not work here: the reason stands above", b.Name)
+		}
+	}
+	return nil
+}
+
 // checkDoctor refuses options that would have no effect.
 func checkDoctor(specs backendSpecs) error {
-	for _, spec := range specs {
+	for i, spec := range specs {
+		if specs[:i].of(spec.name).given {
+			return usagef("--backend %s: there are two of %s: want one", spec.text, spec.name)
+		}
 		for _, b := range byname.All() {
 			if b.Name == spec.name && !isBuilt(b) {
 				return usagef("--backend %s: not in this build: build with cgo", spec.text)

@@ -157,8 +157,9 @@ func tcpChecks(spec backendSpec) []machine.Check {
 		return nil // to open the backend says it, too
 	}
 	if err != nil {
-		c.State, c.Found = machine.Missing, sentence(err)
-		c.Why = "the port and the certificates are those of --backend " + spec.text
+		c.State, c.Found = machine.Missing, oneLine(err)
+		c.Why = "the files and the port are those of the command line"
+		c.Fix = "name files that are there and belong together, and a port that is free"
 		return []machine.Check{c}
 	}
 	b := opened.(*tcp.Backend)
@@ -202,7 +203,7 @@ func certificateCheck(s *byname.TCP, now time.Time) machine.Check {
 	c := machine.Check{Name: "certificate", State: machine.OK, Backends: []string{"tcp"}}
 	id, err := identity.FromFiles(s.Certificate, s.Key, s.Authority)
 	if err != nil {
-		c.State, c.Found, c.Why = machine.Missing, err.Error(), "peers refuse it"
+		c.State, c.Found, c.Why = machine.Missing, oneLine(err), "peers refuse it"
 		return c
 	}
 	f := id.Facts()

@@ -13,6 +13,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/layout"
+	"github.com/sluicehq/sluice/kv/weights"
 )
 
 // classes are errors by which programs tell causes apart. Behind a text that says what is
@@ -71,6 +72,8 @@ func suffixes(err error) (found []string) {
 			}
 		}
 		return suffixes(e.Err)
+	case *weights.FileError: // which says what is wrong with the file
+		return append(suffixes(e.Err), ": "+engine.ErrCorrupt.Error())
 	case interface{ Unwrap() []error }:
 		for _, one := range e.Unwrap() {
 			found = append(found, suffixes(one)...)

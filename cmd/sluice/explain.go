@@ -92,6 +92,7 @@ func (f *explainFlags) run(c *cobra.Command) error {
 	if f.asJSON {
 		err = printJSON(c.OutOrStdout(), x)
 	} else {
+		x.Peer = "" // any
 		_, err = fmt.Fprint(c.OutOrStdout(), x.String())
 	}
 	if err == nil && x.Chosen == "" {
@@ -128,6 +129,7 @@ func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
 	x := engine.Explanation{Peer: "there", Local: q.local.String(), Remote: q.remote.String(),
 		SameHost: q.sameHost}
 	var fit, links []string
+	leaves := false // a link leads to another process
 	for _, b := range byname.All() {
 		if q.backend.name != auto && q.backend.name != b.Name {
 			continue
@@ -138,6 +140,7 @@ func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
 		}
 		if link {
 			links = append(links, b.Name)
+			leaves = leaves || b.Reach != driver.InProcess
 		}
 		if obstacle == "" {
 			fit = append(fit, b.Name)
@@ -145,7 +148,8 @@ func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
 			x.Candidates = append(x.Candidates, engine.Candidate{Backend: b.Name, Reason: obstacle})
 		}
 	}
-	if len(fit) == 0 && q.backend.name == auto && q.local != driver.HBM && q.remote != driver.HBM {
+	if len(fit) == 0 && leaves && q.backend.name == auto && q.local != driver.HBM &&
+		q.remote != driver.HBM {
 		fit = links // no backend alone: the engines say whether a chain can
 		x.Candidates = slices.DeleteFunc(x.Candidates, func(c engine.Candidate) bool {
 			return slices.Contains(links, c.Backend)
@@ -163,12 +167,18 @@ func (q *question) ask(ctx context.Context) (engine.Explanation, error) {
 	if !q.sameHost {
 		asked.SameHost = false
 		asked.Why += "; asked between two engines of this host, over what leads to others"
+		for i, c := range asked.Candidates { // ucx begins with where the peer is: here
+			_, rest, found := strings.Cut(c.Reason, "; ")
+			if found && c.Usable && c.Backend == "ucx" {
+				asked.Candidates[i].Reason = rest
+			}
+		}
 	}
 	return asked, nil
 }
 
 // open opens a backend with the options of the command line. A peer on another host is not reached
-// by what ucx has for peers of this one.
+// by what ucx has for peers of this one, nor over the loopback.
 func (q *question) open(name string) (driver.Backend, error) {
 	one := backendSpec{text: name, name: name}
 	if q.backend.name == name {
@@ -176,6 +186,9 @@ func (q *question) open(name string) (driver.Backend, error) {
 	}
 	if err := one.checkUCX(); err != nil {
 		return nil, err
+	}
+	if name == "tcp" && !q.sameHost && !says(one.words, "listen") {
+		one.words = append([]string{"listen=:0"}, one.words...)
 	}
 	if name != "ucx" || q.sameHost {
 		return one.openOne(1)

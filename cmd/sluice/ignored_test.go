@@ -21,6 +21,9 @@ func TestNoFlagIsIgnored(t *testing.T) {
 		{"replay --peer-backend shm", "--peer-backend"},
 		{"explain --backend tcp:listen=x:1-y,plaintext=true", "--backend"},
 		{"explain --backend tcp:conns=", "conns"},
+		{"explain --backend shm --backend tcp", "--backend tcp: shm stands before it"},
+		{"doctor --backend tcp --backend tcp:conns=2", "two of tcp"},
+		{"replay --threads foo", "--threads foo: want a whole number"},
 		{"replay --fault-side decode", "--fault-side"},
 		{"replay --trace " + trace + " --seed 9", "--seed"},
 		{"replay --speed 1 --overlap=false", "--overlap"},
@@ -49,13 +52,18 @@ func TestFlagsBesideOthers(t *testing.T) {
 
 // TestBackendsOfNoBuild: options of a backend that is not in a build have no effect in it.
 func TestBackendsOfNoBuild(t *testing.T) {
-	want := statusOK
-	if !withCgo {
-		want = statusUsage
-	}
 	for _, line := range []string{"doctor --backend rdma:queue_depth=4",
 		"doctor --backend ucx:workers=2"} {
 		o := sluice(t, strings.Fields(line)...)
-		require.Equal(t, want, o.status, "%s: %+v", line, o)
+		require.Equal(t, !withCgo, o.status == statusUsage, "%s: %+v", line, o)
 	}
+}
+
+// TestDoctorFailsForWhatItWasAskedAbout: a script may ask whether a backend works here.
+func TestDoctorFailsForWhatItWasAskedAbout(t *testing.T) {
+	o := sluice(t, "doctor", "--backend", "tcp:certificate=/no/c,key=/no/k,authority=/no/a")
+	require.Equal(t, statusFailed, o.status)
+	require.Contains(t, o.stderr, "backend tcp does not work here")
+	require.Contains(t, o.stdout, "name files that are there")
+	require.Contains(t, o.stdout, "/no/c: no such file or directory; stat /no/a")
 }

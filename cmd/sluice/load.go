@@ -59,9 +59,9 @@ unless --memory is less: then each makes way for the next as soon as it is there
 	s.IntVar(&f.rank, "rank", 0, "of a set: FILE is its root")
 	s.Var(&f.backend, "backend", "what the memory is registered with: "+
 		strings.Join(backendNames(driver.InProcess), ", "))
-	s.StringVar(&f.memory, "memory", "", "how much memory to read into (default: room for "+
+	s.StringVar(&f.memory, "memory", "", "`SIZE` of the memory to read into (default: room for "+
 		"all tensors)")
-	s.StringVar(&f.piece, "piece", "8MiB", "most bytes of one read")
+	s.StringVar(&f.piece, "piece", "8MiB", "`SIZE` of one read at most")
 	s.IntVar(&f.readers, "readers", 4, "reads at a time")
 	s.BoolVar(&f.cold, "cold", false, "drop the files from the page cache first")
 	s.BoolVar(&f.asJSON, "json", false, "print JSON")

@@ -182,7 +182,7 @@ func TestLoadErrors(t *testing.T) {
 	}{
 		"missing": {[]string{good, filepath.Join(dir, "absent")},
 			[]string{filepath.Join(dir, "absent"), "no such file"}},
-		"a directory": {[]string{dir}, []string{dir, "is a directory"}},
+		"a directory": {[]string{dir}, []string{dir, "is a directory: name the files in it\n"}},
 		"truncated shard": {[]string{write("short", text[:len(text)-6])},
 			[]string{filepath.Join(dir, "short"), `tensor "good.0"`, "the file is cut"}},
 		"too little room": {[]string{"--memory", "1000", good}, []string{`tensor "good.0"`,

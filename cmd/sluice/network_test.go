@@ -35,6 +35,9 @@ func TestWithoutANetwork(t *testing.T) {
 	require.Regexp(t, `(?m)^tcp +missing `, o.stdout)
 	explained := withoutNetwork(t, "explain", "--backend", "tcp")
 	require.Contains(t, explained.stdout, cure)
+	explained = withoutNetwork(t, "explain", "--same-host=false")
+	require.Contains(t, explained.stdout, "no backend can")
+	require.Contains(t, explained.stdout, cure)
 
 	if strings.Contains(o.stdout, "UCX 1.") {
 		require.Regexp(t, `(?m)^ucx +(limited|missing) .*ucx-transports: none`, o.stdout)

@@ -89,7 +89,7 @@ for what lies between the processes, not for the file.
 
 func (f *replayFlags) register(c *cobra.Command) {
 	s := c.Flags()
-	s.StringVar(&f.trace, "trace", "", "file of requests; without it they are generated")
+	s.StringVar(&f.trace, "trace", "", "`FILE` of requests; without it they are generated")
 	s.StringVar(&f.model, "model", "deepseek-v3.2", "whose KV cache: "+strings.Join(layout.Names(),
 		", ")+"; with --prefill and --decode also "+strings.Join(groupModels, ", "))
 	s.IntVar(&f.requests, "requests", 40, "how many; 0: all of the trace; without the flag a "+
@@ -103,7 +103,7 @@ func (f *replayFlags) register(c *cobra.Command) {
 		"mid-flight, 0 to 1; above 0 at least one")
 	s.BoolVar(&f.overlap, "overlap", false, "check a request while the next one arrives, as "+
 		"--speed does; transfers then share the CPUs with digests")
-	s.StringVar(&f.pool, "pool", "", "size of the decode side's pool (default: 1.5 times the "+
+	s.StringVar(&f.pool, "pool", "", "`SIZE` of the decode side's pool (default: 1.5 times the "+
 		"largest request, if memory allows)")
 	f.groups.register(c)
 	s.IntVar(&f.threads, "threads", 1, "threads that copy")
@@ -224,7 +224,7 @@ func (f *replayFlags) check() (pool uint64, err error) {
 		return 0, nil
 	}
 	if pool, err = figures.ParseSize(f.pool); err != nil {
-		return 0, &usageError{err}
+		return 0, usagef("--pool: %w", err)
 	}
 	return pool, nil
 }

@@ -17,6 +17,9 @@ const (
 	blocksMax   = 4 << 20 // in all requests; two billion tokens
 )
 
+// traceLine is a line of a trace.
+const traceLine = `{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[1]}`
+
 // load reads or makes the requests.
 func (f *replayFlags) load(ctx context.Context) ([]trace.Request, error) {
 	if f.trace == "" {
@@ -31,8 +34,14 @@ func (f *replayFlags) load(ctx context.Context) ([]trace.Request, error) {
 	list, err := interruptible(ctx, func() ([]trace.Request, error) {
 		return collect(f.requests, trace.NewReader(file).Next)
 	})
-	if err != nil {
+	var wrong *trace.LineError
+	switch {
+	case errors.As(err, &wrong):
+		return nil, fmt.Errorf("%s: %w; a line is such as %s", f.trace, err, traceLine)
+	case err != nil:
 		return nil, fmt.Errorf("%s: %w", f.trace, err)
+	case len(list) == 0 && !(f.exactly && f.requests > 0):
+		return nil, fmt.Errorf("%s has no requests: a line is such as %s", f.trace, traceLine)
 	}
 	if f.exactly && len(list) < f.requests {
 		return nil, fmt.Errorf("%s has %d requests, --requests asks for %d", f.trace, len(list),

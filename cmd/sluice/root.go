@@ -65,6 +65,21 @@ func checkEmpty(c *cobra.Command) (err error) {
 	return err
 }
 
+// flagError says of a flag's value what it may be.
+func flagError(err error) error {
+	var wrong *pflag.InvalidValueError
+	if !errors.As(err, &wrong) {
+		return &usageError{err}
+	}
+	f, cause := wrong.GetFlag(), wrong.Unwrap()
+	if want := map[string]string{"int": "a whole number", "uint64": "a whole number from 0",
+		"float64": "a number", "bool": "true or false", "duration": "a time such as 50ms or 5s",
+	}[f.Value.Type()]; want != "" {
+		cause = fmt.Errorf("want %s", want)
+	}
+	return usagef("--%s %s: %w", f.Name, wrong.GetValue(), cause)
+}
+
 // run executes one command line and returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot()
@@ -103,7 +118,7 @@ func newRoot() *cobra.Command {
 		Version:       readVersion().Version,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.SetHelpCommand(newHelp())
 	root.AddCommand(newReplay(), newLoad(), newBench(), newDoctor(), newExplain(),
 		newVersion(), newPeer())

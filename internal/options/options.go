@@ -110,9 +110,10 @@ var setters = map[reflect.Type]func(field reflect.Value, value string) error{
 		f.Set(reflect.Append(f, reflect.ValueOf(v)))
 		return nil
 	},
-	reflect.TypeFor[time.Duration](): parsed(time.ParseDuration),
-	reflect.TypeFor[bool]():          parsed(strconv.ParseBool),
-	reflect.TypeFor[int](): parsed(func(v string) (int, error) {
+	reflect.TypeFor[time.Duration](): parsed("a time such as 50ms or 5s", time.ParseDuration),
+	reflect.TypeFor[bool]():          parsed("true or false", strconv.ParseBool),
+	reflect.TypeFor[int](): parsed("a whole number, or a size such as 64KiB", func(v string) (int,
+		error) {
 		n, err := strconv.Atoi(v)
 		if size, sizeErr := figures.ParseSize(v); err != nil && sizeErr == nil &&
 			size <= math.MaxInt {
@@ -120,7 +121,8 @@ var setters = map[reflect.Type]func(field reflect.Value, value string) error{
 		}
 		return n, err
 	}),
-	reflect.TypeFor[uint64](): parsed(func(v string) (uint64, error) {
+	reflect.TypeFor[uint64](): parsed("a number from 0, or a size such as 64KiB", func(v string) (
+		uint64, error) {
 		n, err := strconv.ParseUint(v, 10, 64)
 		if size, sizeErr := figures.ParseSize(v); err != nil && sizeErr == nil {
 			return size, nil
@@ -131,7 +133,7 @@ var setters = map[reflect.Type]func(field reflect.Value, value string) error{
 		for _, one := range strings.Split(v, ",") {
 			n, err := strconv.Atoi(one)
 			if err != nil {
-				return err
+				return fmt.Errorf("want whole numbers with commas between")
 			}
 			f.Set(reflect.Append(f, reflect.ValueOf(n)))
 		}
@@ -139,10 +141,14 @@ var setters = map[reflect.Type]func(field reflect.Value, value string) error{
 	},
 }
 
-func parsed[T any](parse func(string) (T, error)) func(reflect.Value, string) error {
+// parsed sets a field to what parse makes of a value; want is what it takes.
+func parsed[T any](want string, parse func(string) (T, error)) func(reflect.Value, string) error {
 	return func(field reflect.Value, value string) error {
 		v, err := parse(value)
+		if err != nil {
+			return fmt.Errorf("want %s", want)
+		}
 		field.Set(reflect.ValueOf(v))
-		return err
+		return nil
 	}
 }

@@ -57,11 +57,12 @@ func TestSet(t *testing.T) {
 	for word, want := range map[string]string{
 		"listen":                   `option "listen": write it as name=value`,
 		"hidden=1":                 `option "hidden" does not exist: there are path, listen, ring_bytes,`,
-		"mtu=x":                    "option mtu=x: ",
+		"mtu=x":                    "option mtu=x: want a whole number, or a size such as 64KiB",
 		"ring_bytes=9999999999GiB": "option ring_bytes=9999999999GiB: ",
-		"grace=5":                  "option grace=5: ",
-		"buffered=maybe":           "option buffered=maybe: ",
-		"pin_max=-1":               "option pin_max=-1: ",
+		"grace=5":                  "option grace=5: want a time such as 50ms or 5s",
+		"buffered=maybe":           "option buffered=maybe: want true or false",
+		"devices=0,x":              "option devices=0,x: want whole numbers with commas between",
+		"pin_max=-1":               "option pin_max=-1: want a number from 0",
 	} {
 		err := Set(&c, []string{word})
 		require.ErrorAs(t, err, new(*Error), word)
