@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -54,6 +55,7 @@ type Row struct {
 	Said      string `json:"said,omitempty"`   // the error that told the caller
 	Note      string `json:"note,omitempty"`   // what is to be known of the figure
 	Reason    string `json:"reason,omitempty"` // why there are no figures
+	Wrong     bool   `json:"wrong,omitempty"`  // other bytes arrived, or nonsense was answered
 }
 
 // row begins one of a participant.
@@ -65,7 +67,7 @@ func (p *Participant) row(kind string) Row {
 // failed is a row with a reason.
 func (p *Participant) failed(kind string, s Shape, err error) Row {
 	r := p.row(kind)
-	r.Shape, r.Reason = s, err.Error()
+	r.Shape, r.Reason, r.Wrong = s, err.Error(), errors.Is(err, ErrNonsense)
 	for class := ": " + ErrUnsupported.Error(); strings.HasSuffix(r.Reason, class); {
 		r.Reason = strings.TrimSuffix(r.Reason, class)
 	}

@@ -305,7 +305,7 @@ func (r *runner) present() []*entrant {
 func (r *runner) shapes(ctx context.Context) error {
 	list := slices.Clone(r.o.shapes(r.entrants[0].Lane))
 	defer r.report.order(len(r.report.Rows), slices.Clone(list))
-	slices.SortStableFunc(list, tellingFirst)
+	slices.SortStableFunc(list, quickFirst)
 	begun := r.o.now()
 	budget := r.until.Sub(begun)
 	for i, shape := range list {
@@ -357,7 +357,7 @@ func (r *runner) shape(ctx context.Context, shape *Shape, seed uint64, rounds in
 	}
 	from := len(r.report.Rows)
 	for _, e := range r.present() {
-		if err := r.settle(ctx, e, shape); err != nil {
+		if err := r.addRow(ctx, e, shape); err != nil {
 			return err
 		}
 	}
@@ -410,8 +410,8 @@ func (e *entrant) round(ctx context.Context, shape *Shape, slice time.Duration) 
 	return nil
 }
 
-// settle makes the row of a shape, and replaces a pair that has lost a process.
-func (r *runner) settle(ctx context.Context, e *entrant, shape *Shape) error {
+// addRow reports the row of a shape, and replaces a pair that has lost a process.
+func (r *runner) addRow(ctx context.Context, e *entrant, shape *Shape) error {
 	if e.reason == nil {
 		e.turn(func() error {
 			_, err := e.pair.ask(ctx, Request{Do: DoDrop})

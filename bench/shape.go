@@ -179,7 +179,7 @@ func Shapes(memory uint64, quick bool) []Shape {
 			for _, op := range []string{OpWrite, OpRead} {
 				for _, where := range []string{Scattered, Adjacent} {
 					s := Shape{Op: op, Size: size, Batch: batch, Where: where, Spread: memory}
-					if batch == 1 && where == Adjacent || quick && !s.telling() {
+					if batch == 1 && where == Adjacent || quick && !s.isQuick() {
 						continue
 					}
 					list = append(list, s)
@@ -212,8 +212,8 @@ func FileShapes(memory uint64, quick bool) []Shape {
 	return list
 }
 
-// telling shapes are those of a quick run: small and many, large and few.
-func (s *Shape) telling() bool {
+// isQuick reports whether a quick run has the shape: small and many, large and few.
+func (s *Shape) isQuick() bool {
 	switch {
 	case s.Where == Adjacent:
 		return s.Op == OpWrite && s.Size == 656 && s.Batch == 2048
@@ -227,12 +227,12 @@ func (s *Shape) telling() bool {
 	return s.Size == 1<<20 && s.Batch == 1
 }
 
-// tellingFirst has the shapes of a quick run before the others.
-func tellingFirst(a, b Shape) int {
+// quickFirst puts the shapes of a quick run before the others.
+func quickFirst(a, b Shape) int {
 	switch {
-	case a.telling() == b.telling():
+	case a.isQuick() == b.isQuick():
 		return 0
-	case a.telling():
+	case a.isQuick():
 		return -1
 	}
 	return 1

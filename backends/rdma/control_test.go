@@ -5,8 +5,11 @@ package rdma
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"reflect"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
@@ -80,4 +83,10 @@ func FuzzControl(f *testing.F) {
 			t.Errorf("%x is read as %+v, which is written %x", b, m, again)
 		}
 	})
+}
+
+// TestAddressHasTheVersionOfTheControl: an older backend then refuses the address, in words, and
+// does not dial again and again.
+func TestAddressHasTheVersionOfTheControl(t *testing.T) {
+	require.Equal(t, fmt.Sprint("rdma", controlVersion), addressMark)
 }

@@ -30,7 +30,7 @@ type fakeNet struct {
 	notifs    []fakeNotif
 	heard     []verbs.News
 	armed     bool
-	room      bool // for who was told that there is none
+	room      bool // has come: a submitter that was refused may go on
 	memories  map[uint32]*fakeMemory
 	links     map[uint64]*fakeLink
 	pins      int

@@ -93,8 +93,8 @@ func (b *Backend) handle(m *ucp.Control) {
 	}
 }
 
-// unconnected handles what was sent to no end: the beginning of a connection, or the
-// end of one whose beginning was given up.
+// unconnected handles a message that a peer sent to no end of ours: it begins a connection, or ends
+// one whose beginning it has given up.
 func (b *Backend) unconnected(worker int, message any) {
 	switch m := message.(type) {
 	case *hello:

@@ -55,7 +55,7 @@ type Config struct {
 	// Failure is after what time a host that acknowledges nothing is gone, while a transfer waits
 	// for it; where none waits, or where UCX does not go by TCP and says nothing itself, six times
 	// as long. A process that is stopped, or kept off its processors, is not: its host acknowledges
-	// for it, and what began a transfer bounds it. Default 10 s.
+	// for it, and the limit of the program that began the transfer ends the wait. Default 10 s.
 	Failure time.Duration
 
 	// CloseMax is how long an endpoint of UCX may take to be given back. Default Grace.

@@ -71,7 +71,7 @@ func (f *meddled) push(m ucp.Control) {
 	_, _ = unix.Write(f.control, one)
 }
 
-// freeze has what is sent to f wait until it is thawed.
+// freeze has f hold the messages of peers back until it is thawed.
 func (f *meddled) freeze(frozen bool) {
 	f.mu.Lock()
 	f.frozen = frozen

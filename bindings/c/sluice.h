@@ -58,7 +58,7 @@ extern "C" {
 #define SLUICE_VERSION "0.1.0.dev0"
 
 /* Raised when anything below changes in a way that a built program would notice. */
-#define SLUICE_ABI_VERSION 1
+#define SLUICE_ABI_VERSION 2
 
 #define SLUICE_FOREVER ((int64_t)-1)
 

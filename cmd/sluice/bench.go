@@ -198,18 +198,24 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 // saidFrom is how long a measurement takes at least that says so before it begins.
 const saidFrom = 5 * time.Second
 
-// failed is the error of a run in which ours measured nothing.
+// failed is the error of a run in which ours measured nothing, or delivered wrong bytes once.
 func failed(r *bench.Report) error {
 	var reason error
+	measured := false
 	for i := range r.Rows {
 		row := &r.Rows[i]
 		switch {
+		case row.Ours && row.Wrong:
+			return fmt.Errorf("%s: %s", row.Peer, row.Reason)
 		case !row.Ours || row.Kind != bench.KindTransfer:
 		case row.Reason == "":
-			return nil
+			measured = true
 		case reason == nil:
 			reason = fmt.Errorf("%s measured nothing: %s", row.Peer, row.Reason)
 		}
+	}
+	if measured {
+		return nil
 	}
 	return reason
 }

@@ -148,3 +148,16 @@ func TestBusyNote(t *testing.T) {
 	require.Empty(t, busyNote("1.50 0.10 0.10 1/100 7\n", 4))
 	require.Empty(t, busyNote("", 4))
 }
+
+// TestBenchFailsForWrongBytes: also where other shapes have figures.
+func TestBenchFailsForWrongBytes(t *testing.T) {
+	good := bench.Row{Kind: bench.KindTransfer, Peer: "sluice-shm", Ours: true}
+	wrong, missing, other := good, good, good
+	wrong.Reason, wrong.Wrong = "the bytes that arrived are not those that were sent", true
+	missing.Reason = "no room"
+	other.Ours, other.Reason, other.Wrong = false, "nonsense", true
+	require.NoError(t, failed(&bench.Report{Rows: []bench.Row{missing, good, other}}))
+	require.ErrorContains(t, failed(&bench.Report{Rows: []bench.Row{missing}}), "measured nothing")
+	require.ErrorContains(t, failed(&bench.Report{Rows: []bench.Row{good, wrong, good}}),
+		"not those that were sent")
+}

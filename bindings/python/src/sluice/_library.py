@@ -14,7 +14,7 @@ from ctypes import (POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint
                     c_void_p)
 from typing import Any, Callable
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 OK, PENDING = 0, 1
 OPTIONAL = 1
