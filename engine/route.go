@@ -47,7 +47,7 @@ type Candidate struct {
 	Rate     float64       `json:"rate"`        // bytes a second that the estimate uses
 	Measured bool          `json:"measured"`    // the rate was measured here, not declared
 	// any other that is usable goes before it: driver.LastResort
-	LastResort bool `json:"last_resort,omitempty"`
+	LastResort bool `json:"last_resort"`
 
 	conn *conn
 	key  uint32
