@@ -40,9 +40,6 @@ func (p *peer) part(why error) {
 		if busy && last != 0 {
 			last += p.grace + p.grace/8 // more than the clocks drift apart: see driftPart
 		}
-		if p.lead.watch != nil {
-			p.lead.watch.Stop()
-		}
 		p.mu.Unlock()
 		for _, c := range p.conns[express:] {
 			c.stop()
@@ -82,7 +79,7 @@ func (p *peer) dropAll(why error) {
 	}
 	p.mu.Unlock()
 	for _, x := range over {
-		p.finishBatch(x, true)
+		p.finishBatch(x)
 	}
 	p.conns[express].kickAnswers()
 }
@@ -142,6 +139,6 @@ func (p *peer) completeAll(why error) {
 	p.small, p.large, p.flight = queue{}, queue{}, make([]inFlight, len(p.conns))
 	p.mu.Unlock()
 	for _, x := range left {
-		p.finishBatch(x, true)
+		p.finishBatch(x)
 	}
 }

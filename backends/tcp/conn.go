@@ -53,11 +53,6 @@ type conn struct {
 
 	host silence.Watch // of pulse
 	left bool          // some was not acknowledged at the last pulse; of pulse
-
-	lookNow func(fd uintptr) // made once, too
-	looking bool             // look reads; rmu guards it, and
-	looked  int              // what it has read, in bytes
-	saw     verdict          // how that ended
 }
 
 // The connections of a peer, by index. Small batches and notifications go over express, so that
@@ -95,7 +90,6 @@ const (
 	dry                    // nothing to read, or to write
 	blocked                // the socket takes no more
 	hold                   // wait until told to resume
-	aside                  // let others read
 	finished
 )
 
@@ -112,7 +106,6 @@ func newConn(b *Backend, e end, at int, tcp *net.TCPConn, secure net.Conn) (*con
 		return nil, fmt.Errorf("connection of tcp: %w", err)
 	}
 	c.read = c.readable
-	c.lookNow = func(fd uintptr) { c.looked, _, c.saw = c.fetch(int(fd)) }
 	c.writeOut = func(fd uintptr) bool { return c.drain(int(fd)) != blocked }
 	c.writeNow = func(fd uintptr) bool {
 		if c.drain(int(fd)) == blocked {
@@ -165,7 +158,6 @@ func (c *conn) close(hard bool) {
 		close(c.gone)
 	})
 	c.stop()
-	c.b.looks.drop(c)
 	c.wmu.Lock() // no goroutine writes any more, so no memory is read
 	c.out.release(c.b)
 	c.wmu.Unlock()

@@ -112,8 +112,6 @@ func (p *peer) open(ctx context.Context) error {
 	if err := p.setGrace(time.Duration(welcome.ticket)); err != nil {
 		return err
 	}
-	p.readLed = p.takeLead
-	p.lead.setUp(p)
 	if !p.b.enter(p) {
 		return driver.ErrClosed
 	}

@@ -7,9 +7,6 @@ import "github.com/sluicehq/sluice/driver"
 // Poll implements driver.Backend.
 func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	n := b.done.Pop(done)
-	if n == 0 && b.looks.missed(ofPeer) {
-		n = b.done.Pop(done)
-	}
 	if n == 0 && b.closed.Load() && b.done.Taken() == 0 {
 		return 0, driver.ErrClosed
 	}
@@ -39,6 +36,5 @@ func (b *Backend) Arm() (ready bool, err error) {
 		return false, driver.ErrClosed
 	}
 	b.armed.Store(true)
-	b.looks.misses.Store(0)
 	return b.done.Ready() > 0 || b.inbox.ready.Load() > 0 || b.news.Swap(false), nil
 }

@@ -150,9 +150,6 @@ func (g *inbound) accept(c *conn) verdict {
 		}
 	}
 	h := &c.in.h
-	if c.looking && !c.in.quick() {
-		return hold // it may take long: that is the reader's
-	}
 	v := finished
 	switch {
 	case h.kind == kindReady:

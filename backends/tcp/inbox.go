@@ -38,7 +38,7 @@ func (b *Backend) deliver(l message) {
 
 // Receive implements driver.Backend.
 func (b *Backend) Receive(msgs []driver.Message) (int, error) {
-	if b.inbox.ready.Load() == 0 && !(b.looks.missed(ofInbound) && b.inbox.ready.Load() > 0) {
+	if b.inbox.ready.Load() == 0 {
 		if b.closed.Load() {
 			return 0, driver.ErrClosed
 		}

@@ -23,19 +23,14 @@ type landing struct {
 	cancel *atomic.Bool // of a Read of ours
 }
 
-// enter asks whether the next piece may land. more: it may, and leave must follow. Where that must
-// wait for a Fence or a Renew, and waits is false, it says hold.
-func (l *landing) enter(waits bool) verdict {
+// enter asks whether the next piece may land. more: it may, and leave must follow.
+func (l *landing) enter() verdict {
 	if l.mem == nil || l.cancel != nil && l.cancel.Load() {
 		return finished
 	}
 	if l.m != nil {
 		parked.At(spotReceived)
-		if waits {
-			l.m.gate.RLock()
-		} else if !l.m.gate.TryRLock() {
-			return hold
-		}
+		l.m.gate.RLock()
 		if !l.m.opens(l.ticket) {
 			l.m.leave()
 			l.mem, l.status = nil, session.StatusRevoked
@@ -43,13 +38,8 @@ func (l *landing) enter(waits bool) verdict {
 		}
 		parked.At(spotTicket)
 	}
-	if l.shared != nil && waits {
+	if l.shared != nil {
 		l.shared.Enter()
-	} else if l.shared != nil && !l.shared.TryEnter() {
-		if l.m != nil {
-			l.m.leave()
-		}
-		return hold
 	}
 	if l.m != nil {
 		if !l.owner.fresh(l.stamp) { // last: the others may have to wait
@@ -77,13 +67,13 @@ func (l *landing) leave() {
 // it copies them when it goes on.
 const handMax = 16 << 10
 
-// fill copies bytes into place, at most handMax. It returns how many were used. waits is of enter.
-func (l *landing) fill(b []byte, waits bool) (int, verdict) {
+// fill copies bytes into place, at most handMax. It returns how many were used.
+func (l *landing) fill(b []byte) (int, verdict) {
 	b = b[:min(uint64(len(b)), l.left, handMax)]
 	if len(b) == 0 {
 		return 0, more
 	}
-	switch l.enter(waits) {
+	switch l.enter() {
 	case hold:
 		return 0, hold
 	case finished:

@@ -78,7 +78,7 @@ func (p *peer) next(c *conn) bool {
 		if failed == nil {
 			return there
 		}
-		p.finishBatch(failed, true)
+		p.finishBatch(failed)
 		p.conns[express].kickAnswers() // no notification of it follows
 	}
 }
@@ -160,9 +160,6 @@ func (p *peer) cut(c *conn, x *batch) bool {
 	x.sent++
 	q.out = x.op == driver.Read
 	h.id = p.flight[c.index].open(q)
-	if c.index == express {
-		p.expect()
-	}
 	if x.op == driver.Write {
 		x.unread++
 		h.length += uint32(q.n)
@@ -230,7 +227,6 @@ func (p *peer) sendNotif(x *batch) {
 	h := header{kind: kindNotif, count: x.sent, batch: x.id, ticket: x.number}
 	h.stamp = p.stamp()
 	h.id = p.flight[express].open(part{batch: x, notif: true, out: true})
-	p.expect()
 	c.post(&h, x.msg)
 	p.lastSent = p.b.clock.Now()
 }
@@ -258,7 +254,7 @@ func (p *peer) sent(c *conn) {
 			p.voidNotif(x)
 		}
 	}
-	p.endPart(c, p.flight[c.index].at(c.out.src.id), c.out.src.id, false)
+	p.endPart(c, p.flight[c.index].at(c.out.src.id), c.out.src.id)
 	if c.index != express {
 		p.conns[express].kickAnswers() // its notification, perhaps
 	}
@@ -273,14 +269,13 @@ func (p *peer) acked(c *conn, h *header) bool {
 		return false
 	}
 	q.acked, q.status = true, session.Status(h.status)
-	p.endPart(c, q, h.id, !c.looking)
+	p.endPart(c, q, h.id)
 	return true
 }
 
-// endPart takes a part out of the in-flight table if it is over; reads tells the goroutine whose
-// turn it is to read from a writer, and from one that polls. p.mu is held, and is not when it
+// endPart takes a part out of the in-flight table if it is over. p.mu is held, and is not when it
 // returns.
-func (p *peer) endPart(c *conn, q *part, id uint64, reads bool) {
+func (p *peer) endPart(c *conn, q *part, id uint64) {
 	if !q.out || !q.acked {
 		p.mu.Unlock()
 		return
@@ -289,18 +284,14 @@ func (p *peer) endPart(c *conn, q *part, id uint64, reads bool) {
 		p.drop(q.batch, err)
 	}
 	x := p.flight[c.index].close(id)
-	over, led := p.settled(x), p.leads(x)
-	if over && led && !reads {
-		p.nudge()
-	}
+	over := p.settled(x)
 	next := p.turnOf(c)
-	large := next != nil && (c.index != express || !reads && next.bytes > inlineMax)
 	p.mu.Unlock()
 	if over {
-		p.finishBatch(x, !led || !reads)
+		p.finishBatch(x)
 	}
 	if next != nil {
-		c.kick(large)
+		c.kick(c.index != express)
 	}
 	p.conns[express].kickAnswers()
 }

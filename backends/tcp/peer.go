@@ -16,6 +16,7 @@ import (
 
 // peer is our end of connections that we began: over them we reach the owner's memory.
 type peer struct {
+	driver.PeerBase
 	b     *Backend
 	to    address
 	conn  uint64 // our number for it
@@ -40,12 +41,10 @@ type peer struct {
 	askedAt   int64        // when pulse has asked whether the peer is there; of pulse
 	owesSince int64        // when it last saw that nothing is owed; of pulse
 
-	readLed  func(fd uintptr) bool // takeLead, made once
-	mu       sync.Mutex            // after wmu of a connection, before ctlMu
+	mu       sync.Mutex // after wmu of a connection, before ctlMu
 	small    queue
 	large    queue
 	flight   []inFlight // by connection
-	lead     lead
 	byTag    map[uint64]*batch
 	failed   bool
 	lastID   uint64

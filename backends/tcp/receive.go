@@ -3,10 +3,6 @@
 package tcp
 
 import (
-	"errors"
-	"os"
-	"time"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/internal/session"
@@ -70,7 +66,7 @@ func (c *conn) consume() verdict {
 			}
 			in.phase = atPayload
 		case atPayload:
-			n, v := in.land.fill(b, !c.looking)
+			n, v := in.land.fill(b)
 			in.from += n
 			if v != more {
 				return v
@@ -124,7 +120,7 @@ func (c *conn) fetch(fd int) (n int, err error, v verdict) {
 	in := &c.in
 	c.aim()
 	if in.aimed > 0 {
-		switch in.land.enter(true) { // look begins with a head, and aims nowhere
+		switch in.land.enter() {
 		case hold:
 			return 0, nil, hold
 		case finished: // what is not wanted goes into the chunk
@@ -153,9 +149,6 @@ func (c *conn) fetch(fd int) (n int, err error, v verdict) {
 // readable is what the poller calls: it reads until there is nothing left.
 func (c *conn) readable(fd uintptr) bool {
 	c.after = c.readAll(int(fd))
-	if p, ours := c.end.(*peer); ours && c.after == dry && c.index == express && p.stepAside() {
-		c.after = aside
-	}
 	return c.after != dry
 }
 
@@ -177,9 +170,6 @@ func (c *conn) readAll(fd int) verdict {
 		case wouldBlock(err):
 			if in.phase == atHead {
 				c.rest()
-			}
-			if c.index == express && in.quick() {
-				c.b.looks.note(c)
 			}
 			c.kickAnswers()
 			return dry
@@ -212,17 +202,11 @@ func (c *conn) rest() {
 // readPlain is the reading goroutine.
 func (c *conn) readPlain() error {
 	for {
-		err := c.raw.Read(c.read)
-		if errors.Is(err, os.ErrDeadlineExceeded) { // a goroutine that polled has roused us
-			if err = c.tcp.SetReadDeadline(time.Time{}); err == nil {
-				continue
-			}
-		}
-		if err != nil {
+		if err := c.raw.Read(c.read); err != nil {
 			return err
 		}
 		c.kickAnswers()
-		if c.after == hold && c.awaitResume() || c.after == aside && c.awaitReturn() {
+		if c.after == hold && c.awaitResume() {
 			continue
 		}
 		return c.in.err

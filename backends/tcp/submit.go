@@ -106,12 +106,9 @@ func (p *peer) Cancel(tag uint64) {
 		p.drop(x, driver.ErrAborted)
 	}
 	over := p.settled(x)
-	if over && p.leads(x) {
-		p.nudge()
-	}
 	p.mu.Unlock()
 	if over {
-		p.finishBatch(x, true)
+		p.finishBatch(x)
 	}
 	p.conns[express].kickAnswers()
 }
@@ -152,13 +149,10 @@ func (p *peer) settled(x *batch) bool {
 	return true
 }
 
-// finishBatch completes a batch that was settled. No wake-up is needed where its end was read by
-// the goroutine that waits for it, and polls next.
-func (p *peer) finishBatch(x *batch, wake bool) {
+// finishBatch completes a batch that was settled.
+func (p *peer) finishBatch(x *batch) {
 	tag, err := x.tag, x.err
 	p.b.batches.give(x) // before its place in done comes free
 	p.b.done.Push(tag, err)
-	if wake {
-		p.b.wake()
-	}
+	p.b.wake()
 }

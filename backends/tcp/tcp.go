@@ -53,7 +53,6 @@ type Backend struct {
 	memories   session.KeyTable[memory]
 	done       session.Completions
 	inbox      inbox
-	looks      looks
 	chunks     chunks
 	batches    batches
 	handshakes *session.Lobby
