@@ -67,7 +67,7 @@ const (
 type end interface {
 	// accept looks at a frame whose head, and what must be there as a whole, has come. It
 	// says with in.land where the payload goes. It may be asked again for the same frame
-	// after it has said hold. in is the caller's.
+	// after it has said paused. in is the caller's.
 	accept(c *conn) verdict
 	// finish ends a frame whose payload has come.
 	finish(c *conn)
@@ -87,9 +87,9 @@ type verdict uint8
 
 const (
 	more    verdict = iota // go on
-	dry                    // nothing to read, or to write
+	idle                   // nothing to read, or to write
 	blocked                // the socket takes no more
-	hold                   // wait until told to resume
+	paused                 // wait until told to resume
 	finished
 )
 

@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"sync"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/session"
 )
@@ -169,4 +171,154 @@ func readFrame(r io.Reader, kinds ...uint8) (h header, body []byte, err error) {
 		}
 	}
 	return h, nil, fmt.Errorf("frame of kind %d out of place: %w", h.kind, driver.ErrCorrupt)
+}
+
+// placeTime is how long one place of several may first keep us from the others. It doubles each
+// time that none of them has answered.
+const placeTime = time.Second
+
+// errSilent is a place that has not answered in its time, and may be asked for longer.
+var errSilent = errors.New("no answer")
+
+// errHungUp is an owner that ended a connection without a word, since it was late, or too many
+// waited there. It may take the next.
+var errHungUp = errors.New("the other side hung up")
+
+// isHangUp reports whether that is what err says.
+func isHangUp(err error) bool {
+	var why *identity.Error
+	return session.HungUp(err) && !errors.As(err, &why)
+}
+
+// greet opens connection i with a frame, and returns what the owner says. Of its places some may
+// lead elsewhere, as an address of a network that both hosts have does: to a silent host, or to
+// another owner at the same port. So the first place that welcomes us is taken, and the further
+// connections go where the first one went.
+func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header, []byte, error) {
+	left := p.to.places
+	if i != ctl {
+		left = []string{p.place}
+	}
+	var errs []error
+	for patience := placeTime; len(left) > 0; patience *= 2 {
+		var silent []string
+		for n, at := range left {
+			once, cancel := ctx, func() {}
+			if n < len(left)-1 || len(silent) > 0 { // others are left
+				once, cancel = context.WithTimeout(ctx, patience)
+			}
+			answer, rest, err := p.greetAt(once, i, at, h, body)
+			cancel()
+			switch {
+			case err == nil:
+				if i == ctl {
+					p.place = at
+				}
+				return answer, rest, nil
+			case ctx.Err() != nil:
+				return h, nil, overdue(ctx, at, errs)
+			case errors.Is(err, errSilent):
+				silent = append(silent, at)
+			case errors.Is(err, driver.ErrFull): // which our owner alone says
+				return h, nil, err
+			default:
+				errs = append(errs, fmt.Errorf("at %s: %w", at, err))
+			}
+		}
+		left = silent
+	}
+	return h, nil, errors.Join(errs...)
+}
+
+// overdue says why a context has ended, which place kept us last, and what the others said.
+func overdue(ctx context.Context, at string, errs []error) error {
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("no answer from %s (%v): %w", at, err, driver.ContextError(ctx))
+	}
+	return fmt.Errorf("no answer from %s: %w", at, driver.ContextError(ctx))
+}
+
+// greetAt is greet at one place, for as long as ctx lasts.
+func (p *peer) greetAt(ctx context.Context, i int, at string, h header, body []byte) (
+	answer header, rest []byte, err error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", at)
+	if err != nil {
+		if op := (*net.OpError)(nil); errors.As(err, &op) {
+			err = op.Err // without the place, which greet names
+		}
+		return h, nil, unanswered(ctx, fmt.Errorf("%w: %w", err, driver.ErrPeerLost))
+	}
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return h, nil, errors.Join(fmt.Errorf("no connection of TCP: %w",
+			driver.ErrNotSupported), conn.Close())
+	}
+	stop := context.AfterFunc(ctx, func() { _ = tcp.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	p.b.tune(tcp)
+	secure, err := p.b.call(ctx, tcp, &p.to, at)
+	if err == nil {
+		answer, rest, err = p.hello(tcp, secure, h, body)
+	}
+	if err == nil && !stop() {
+		err = driver.ErrTimeout
+	}
+	if err == nil {
+		err = tcp.SetDeadline(time.Time{})
+	}
+	if err == nil {
+		p.conns[i], err = newConn(p.b, p, i, tcp, secure)
+	}
+	if err != nil {
+		_ = tcp.Close() // nothing is to be saved
+		if isHangUp(err) {
+			err = fmt.Errorf("%w: %w", errHungUp, err)
+		}
+		return h, nil, unanswered(ctx, err)
+	}
+	return answer, rest, nil
+}
+
+// unanswered is err, or where the time is over that it was this.
+func unanswered(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return errSilent
+	}
+	return err
+}
+
+// hello says the first words over a connection, and measures how long the welcome takes.
+func (p *peer) hello(tcp, secure net.Conn, h header, body []byte) (header, []byte, error) {
+	begin := p.b.clock.Now()
+	err := writeFrame(secure, h, body)
+	if err == nil {
+		h, body, err = readFrame(secure, kindWelcome)
+	}
+	took := p.b.clock.Now() - begin
+	if errors.Is(err, driver.ErrVersion) {
+		return h, nil, err
+	}
+	if err != nil {
+		return h, nil, fmt.Errorf("await the welcome: %w",
+			errors.Join(p.b.refusal(err, tcp), driver.ErrPeerLost))
+	}
+	if err := refusal(session.Status(h.status)); err != nil {
+		return h, nil, err
+	}
+	p.measured(took)
+	return h, body, nil
+}
+
+// refusal says why an owner does not want us.
+func refusal(status session.Status) error {
+	switch err := status.Err(); {
+	case errors.Is(err, driver.ErrFull):
+		return fmt.Errorf("the owner has as many peers as its Config.PeersMax allows, or half as "+
+			"many of this host: %w", err)
+	case errors.Is(err, driver.ErrPeerLost):
+		return fmt.Errorf("another program has this port, or the owner closes: %w", err)
+	case err != nil:
+		return fmt.Errorf("the owner refuses: %w", err)
+	}
+	return nil
 }

@@ -146,7 +146,7 @@ func (g *inbound) accept(c *conn) verdict {
 	if c.posted() > postedMax {
 		c.choked.Store(true)
 		if c.posted() > postedMax { // look again: it may have been written meanwhile
-			return hold
+			return paused
 		}
 	}
 	h := &c.in.h

@@ -44,7 +44,7 @@ func (l *landing) enter() verdict {
 	if l.m != nil {
 		if !l.owner.fresh(l.stamp) { // last: the others may have to wait
 			l.leave()
-			return hold
+			return paused
 		}
 		parked.At(spotChecked)
 	}
@@ -74,8 +74,8 @@ func (l *landing) fill(b []byte) (int, verdict) {
 		return 0, more
 	}
 	switch l.enter() {
-	case hold:
-		return 0, hold
+	case paused:
+		return 0, paused
 	case finished:
 		l.left -= uint64(len(b))
 		return len(b), more

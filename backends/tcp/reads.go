@@ -113,7 +113,7 @@ func (g *inbound) ask(c *conn, h *header) verdict {
 		a.frag, a.slots = c.in.frag, r.pattern.Remote.List
 	}
 	if !g.reads[c.index].push(a) {
-		return hold
+		return paused
 	}
 	c.serves.Store(true)
 	return more

@@ -121,8 +121,8 @@ func (c *conn) fetch(fd int) (n int, err error, v verdict) {
 	c.aim()
 	if in.aimed > 0 {
 		switch in.land.enter() {
-		case hold:
-			return 0, nil, hold
+		case paused:
+			return 0, nil, paused
 		case finished: // what is not wanted goes into the chunk
 			in.vector.drop()
 			in.aimed = 0
@@ -149,7 +149,7 @@ func (c *conn) fetch(fd int) (n int, err error, v verdict) {
 // readable is what the poller calls: it reads until there is nothing left.
 func (c *conn) readable(fd uintptr) bool {
 	c.after = c.readAll(int(fd))
-	return c.after != dry
+	return c.after != idle
 }
 
 func (c *conn) readAll(fd int) verdict {
@@ -172,7 +172,7 @@ func (c *conn) readAll(fd int) verdict {
 				c.rest()
 			}
 			c.kickAnswers()
-			return dry
+			return idle
 		case err != nil:
 			in.err = err
 			return finished
@@ -206,7 +206,7 @@ func (c *conn) readPlain() error {
 			return err
 		}
 		c.kickAnswers()
-		if c.after == hold && c.awaitResume() {
+		if c.after == paused && c.awaitResume() {
 			continue
 		}
 		return c.in.err
@@ -250,7 +250,7 @@ func (c *conn) readFrame() error {
 		case v == finished:
 			defer c.rmu.Unlock()
 			return c.in.err
-		case v == hold:
+		case v == paused:
 			c.rmu.Unlock()
 			c.kickAnswers()
 			if !c.awaitResume() {

@@ -130,7 +130,7 @@ func (c *conn) drain(fd int) verdict {
 			return v
 		}
 		if c.kicks.CompareAndSwap(before, 0) {
-			return dry
+			return idle
 		}
 	}
 }
@@ -146,7 +146,7 @@ func (c *conn) flush(fd int) verdict {
 		}
 		if !o.pending() && !c.load() {
 			o.release(c.b)
-			return dry
+			return idle
 		}
 		n, err := c.push(fd)
 		if wouldBlock(err) {
