@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import sluice
+from sluice import _callers
 from sluice.mooncake import handshake
 from sluice.nixl import listening, meeting
 
@@ -13,5 +14,4 @@ LIMIT = 60.0
 
 _open: Any = sluice.Engine.__init__
 _open.__kwdefaults__.update(connect_timeout=LIMIT, handshake_timeout=LIMIT)
-handshake._LIMIT = handshake._WHOLE = LIMIT
-listening._LIMIT = listening._WHOLE = meeting._MOMENT = LIMIT
+_callers.LIMIT = handshake._WHOLE = listening._WHOLE = meeting._MOMENT = LIMIT

@@ -19,6 +19,7 @@ from typing import Any, Iterator
 
 import pytest
 from conftest import HERE, LIMIT, ROOT
+from sluice import _callers
 from sluice.errors import PeerLostError
 from sluice.mooncake import (TransferEngine, TransferNotify, TransferOpcode, handshake, memory,
                              notices)
@@ -50,7 +51,7 @@ def test_callers_without_a_thread_keep_no_place(monkeypatch: pytest.MonkeyPatch)
     def full(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(handshake, "_CALLERS", 1)
+    monkeypatch.setattr(_callers, "MOST", 1)
     server = handshake.Server(lambda: handshake.Offer(b"", []))
     with closing(server), monkeypatch.context() as m:
         m.setattr(threading.Thread, "start", full)
@@ -90,16 +91,16 @@ def test_silent_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "_word", silent)
     server = handshake.Server(lambda: handshake.Offer(b"", []))
     callers = []
-    for _ in range(handshake._CALLERS):
+    for _ in range(_callers.MOST):
         callers.append(socket.create_connection(("127.0.0.1", server.port)))
         assert heard.acquire(timeout=LIMIT)
-    monkeypatch.setattr(handshake, "_LIMIT", 0.5)
+    monkeypatch.setattr(_callers, "LIMIT", 0.5)
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", server.port)) as c, suppress(ConnectionError):
             c.settimeout(LIMIT / 2)
             assert c.recv(1) == b""
     assert not heard.acquire(blocking=False)
-    monkeypatch.setattr(handshake, "_LIMIT", LIMIT)
+    monkeypatch.setattr(_callers, "LIMIT", LIMIT)
     monkeypatch.setattr(handshake, "_word", word)
     go_on.set()
     handshake.probe(f"127.0.0.1:{server.port}")
@@ -109,7 +110,7 @@ def test_silent_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_caller_that_drips_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "_LIMIT", 0.5)
+    monkeypatch.setattr(_callers, "LIMIT", 0.5)
     server = handshake.Server(lambda: handshake.Offer(b"", []))
     with socket.create_connection(("127.0.0.1", server.port)) as caller, pytest.raises(OSError):
         for _ in range(63):  # as many bytes as a word may have less one

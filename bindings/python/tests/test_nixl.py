@@ -197,6 +197,15 @@ def test_a_caller_that_drips_keeps_no_other_out(monkeypatch: pytest.MonkeyPatch)
     agent.close()
 
 
+def test_a_silent_caller_keeps_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_WHOLE", 100 * LIMIT)
+    agent = nixl.nixl_agent("listens", nixl.nixl_agent_config(True, True, 0))
+    assert agent._listener is not None
+    with socket.create_connection(("127.0.0.1", agent._listener.port)):
+        assert told(agent._listener.port, listening.GET)
+    agent.close()
+
+
 def test_our_description_under_another_name() -> None:
     """Whoever forgets that name would close the way to our own memory."""
     agent = nixl.nixl_agent("listens", nixl.nixl_agent_config(True, True, 0))

@@ -12,18 +12,15 @@ from __future__ import annotations
 import base64
 import json
 import socket
-import socketserver
-import threading
 import time
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
+from .. import _callers
 from .._clock import hurry
 
 _GET, _PROBE = b"sluice-mooncake get\n", b"sluice-mooncake probe\n"
 _MOST = 256 << 20  # bytes of an answer
-_LIMIT = 5.0  # seconds to connect, or to send
 _WHOLE = 20.0  # seconds in which an answer is received, however it drips
-_CALLERS = 64  # that are answered at once; others wait
 
 
 class Offer(NamedTuple):
@@ -62,7 +59,7 @@ def probe(session: str) -> None:
 
 
 def _ask(session: str, word: bytes) -> bytes:
-    with socket.create_connection(parse(session), timeout=_LIMIT) as s:
+    with socket.create_connection(parse(session), timeout=_callers.LIMIT) as s:
         s.sendall(word)
         answer, end = bytearray(), time.monotonic() + _WHOLE
         while True:
@@ -77,77 +74,29 @@ def _ask(session: str, word: bytes) -> bytes:
 
 def _word(s: socket.socket) -> bytes:
     """What a caller asks, in one time for all of it."""
-    word, end = b"", time.monotonic() + _LIMIT
+    word, end = b"", time.monotonic() + _callers.LIMIT
     while len(word) < 64 and not word.endswith(b"\n"):
         hurry(s, end)
         part = s.recv(64 - len(word))
         if not part:
             break
         word += part
-    s.settimeout(_LIMIT)
+    s.settimeout(_callers.LIMIT)
     return word
 
 
-class Server:
-    """Answers at a port of all addresses of this host until it is closed: peers may know it by
-    another than it does itself.
-    """
+class Server(_callers.Callers):
+    """Answers at a port until it is closed."""
 
     def __init__(self, offer: Callable[[], Offer]) -> None:
-        class Handler(socketserver.StreamRequestHandler):
-            timeout = _LIMIT
+        def answer(caller: socket.socket) -> None:
+            word = _word(caller)
+            if word == _GET:
+                mine = offer()
+                text = {"description": base64.b64encode(mine.description).decode(),
+                        "ranges": mine.ranges}
+                caller.sendall(json.dumps(text).encode())
+            elif word == _PROBE:
+                caller.sendall(b"here")
 
-            def handle(self) -> None:
-                word = _word(self.request)
-                if word == _GET:
-                    mine = offer()
-                    text = {"description": base64.b64encode(mine.description).decode(),
-                            "ranges": mine.ranges}
-                    self.wfile.write(json.dumps(text).encode())
-                elif word == _PROBE:
-                    self.wfile.write(b"here")
-
-        family, everywhere = socket.AF_INET, "0.0.0.0"
-        if socket.has_dualstack_ipv6():
-            family, everywhere = socket.AF_INET6, "::"
-
-        class Listening(socketserver.ThreadingTCPServer):
-            address_family = family
-            allow_reuse_address, daemon_threads = True, True
-            places = threading.Semaphore(_CALLERS)
-
-            def server_bind(self) -> None:
-                if family == socket.AF_INET6:
-                    self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-                super().server_bind()
-
-            def process_request(self, request: Any, client_address: Any) -> None:
-                if self.places.acquire(timeout=_LIMIT):
-                    try:
-                        super().process_request(request, client_address)
-                    except BaseException:  # no thread could be started
-                        self.places.release()
-                        raise
-                else:
-                    self.shutdown_request(request)
-
-            def process_request_thread(self, request: Any, client_address: Any) -> None:
-                try:
-                    super().process_request_thread(request, client_address)
-                finally:
-                    self.places.release()
-
-            def handle_error(self, request: object, client_address: object) -> None:
-                """Nothing: a caller that hangs up, or asks too slowly, asks anew."""
-
-        self._server = Listening((everywhere, 0), Handler)
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="sluice-mooncake",
-                                        daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Ends it."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(0, "sluice-mooncake", answer)

@@ -8,7 +8,6 @@ metadata, with which this agent's memory can be reached. Keep it to a network th
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import socket
 import struct
@@ -17,6 +16,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Callable, Optional
 
+from .. import _callers
 from .._clock import hurry
 from .bindings import nixlBackendError
 
@@ -29,7 +29,6 @@ GET, PUT, FORGET = b"G", b"P", b"F"
 _HEAD = struct.Struct("<4scI")
 _MAGIC = b"SLNX"
 _MOST = 256 << 20  # bytes of a message
-_LIMIT = 5.0  # seconds to connect, or to send
 _WHOLE = 20.0  # seconds in which a message is received, however it drips
 _QUEUED = 1024  # exchanges that wait
 
@@ -44,7 +43,7 @@ def receive(of: socket.socket) -> tuple[bytes, bytes]:
     if magic != _MAGIC or length > _MOST:
         raise ConnectionError("the other side is no agent of sluice's")
     data = _exactly(of, length, end)
-    of.settimeout(_LIMIT)
+    of.settimeout(_callers.LIMIT)
     return word, data
 
 
@@ -60,63 +59,28 @@ def _exactly(of: socket.socket, n: int, end: float) -> bytes:
     return b"".join(parts)
 
 
-class Listener:
-    """Answers at a port until it is closed, one caller after the other."""
+class Listener(_callers.Callers):
+    """Answers other agents at a port until it is closed."""
 
     def __init__(self, agent: nixl_agent, port: int) -> None:
-        self._agent = weakref.ref(agent)
-        self._closed, self._process = False, os.getpid()
+        mine = weakref.ref(agent)
+
+        def answer(caller: socket.socket) -> None:
+            word, data = receive(caller)
+            agent = mine()
+            if agent is None:
+                return
+            if word == GET:
+                send(caller, PUT, agent.get_agent_metadata())
+            elif word == PUT:
+                agent.add_remote_agent(data)
+            elif word == FORGET:
+                agent.remove_remote_agent(data.decode())
+
         try:
-            self._socket = socket.create_server(("", port), backlog=64)
+            super().__init__(port, "sluice-nixl-listen", answer)
         except OSError as e:
             raise nixlBackendError(f"listen on port {port}: {e}") from e
-        self.port: int = self._socket.getsockname()[1]  # which the kernel chose for 0
-        self._thread = threading.Thread(target=self._serve, name="sluice-nixl-listen", daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                caller, _ = self._socket.accept()
-            except OSError:
-                return
-            if self._closed:
-                caller.close()
-                return
-            with caller:
-                try:
-                    caller.settimeout(_LIMIT)
-                    self._answer(caller)
-                except Exception as e:  # whatever a caller does, the next one is answered
-                    logger.warning("a caller was not served: %s", e)
-
-    def _answer(self, caller: socket.socket) -> None:
-        word, data = receive(caller)
-        agent = self._agent()
-        if agent is None:
-            return
-        if word == GET:
-            send(caller, PUT, agent.get_agent_metadata())
-        elif word == PUT:
-            agent.add_remote_agent(data)
-        elif word == FORGET:
-            agent.remove_remote_agent(data.decode())
-
-    def close(self) -> None:
-        """Ends it. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        if os.getpid() != self._process:  # the child of a fork: the port is its parent's
-            self._socket.close()
-            return
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept
-        except OSError:
-            pass
-        self._socket.close()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(2 * _LIMIT)
 
 
 class Caller:
@@ -130,7 +94,7 @@ class Caller:
     def call(self, ip: str, port: int, exchange: Callable[[socket.socket], None]) -> None:
         def job() -> None:
             try:
-                with socket.create_connection((ip, port), timeout=_LIMIT) as s:
+                with socket.create_connection((ip, port), timeout=_callers.LIMIT) as s:
                     exchange(s)
             except Exception as e:
                 # no caller waits for it: check_remote_metadata shows that nothing came
@@ -158,5 +122,5 @@ class Caller:
         except queue.Full:
             return  # a daemon's thread: it ends with the process
         if threading.current_thread() is not self._thread:
-            self._thread.join(2 * _LIMIT)
+            self._thread.join(2 * _callers.LIMIT)
         self._thread = None
