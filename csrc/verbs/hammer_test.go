@@ -130,6 +130,7 @@ type hammer struct {
 	number  sync.Mutex  // held while a message is numbered and submitted
 	sent    uint64
 	stopped atomic.Bool
+	ended   atomic.Uint64 // batches
 }
 
 const hammerPart = 512 << 10
@@ -201,6 +202,7 @@ func (h *hammer) poll() {
 	for !h.stopped.Load() {
 		n := h.l.near.Poll(done[:])
 		for _, d := range done[:n] {
+			h.ended.Add(1)
 			h.ends[d.Tag>>32] <- d
 		}
 		if n == 0 {
@@ -228,9 +230,9 @@ func (h *hammer) receive(t *testing.T) uint64 {
 }
 
 // hammerLink has goroutines write, cancel and send messages while queue pairs end and are made
-// anew. Then only those are that fail: the owner tells its credit before the initiator's end of a
-// new queue pair listens, and a device sends it again after its timeout alone, which is longer than
-// these queue pairs live. All workers may wait for credit by then.
+// anew, one after each batch that ends: all workers may wait for credit, which the owner tells
+// before the initiator's end of a new queue pair listens, and a device sends it again after its
+// timeout alone. So a queue pair that is to bring credit lives for as long as that takes.
 func hammerLink(t *testing.T, d hosts) { hammerFor(t, d, 80) }
 
 // hammerFor has each goroutine write so many batches.
@@ -249,8 +251,11 @@ func hammerFor(t *testing.T, d hosts, batches int) {
 	var came uint64
 	others.Go(func() { came = h.receive(t) })
 	others.Go(func() {
-		for i := 0; !h.stopped.Load(); i++ {
-			time.Sleep(20 * time.Millisecond)
+		for i, seen := 0, uint64(0); !h.stopped.Load(); i++ {
+			for h.ended.Load() == seen && !h.stopped.Load() {
+				time.Sleep(20 * time.Millisecond)
+			}
+			seen = h.ended.Load()
 			pair := i % len(d.near)
 			_ = h.l.conn.PairEnd(pair)
 			h.l.make(t, pair)
