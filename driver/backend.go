@@ -21,7 +21,7 @@
 //   - A Write that completed without error: the local bytes may be reused, and
 //     the bytes are placed in the peer's memory. They are visible to the peer's
 //     program once it has received a notification that was submitted with them
-//     or later to the same peer, or after a fence of that memory.
+//     or later to the same peer, or once Revoke of that memory has returned nil.
 //   - A completion with an error is as final as one without: from then on no
 //     byte of the transfer lands, on either side. What had landed before stays,
 //     and is not described. A backend that cannot prove this yet must not
@@ -64,19 +64,6 @@ type Backend interface {
 	// Peers. It must return within ctx, and may not be cancelled by it later.
 	Connect(ctx context.Context, addr []byte) (Peer, error)
 
-	// Fence ends the epoch of a registered memory: it must return nil only when
-	// no access that a peer began, or will begin, through a token given out so
-	// far can still land. The epoch must end, and what begins later be refused, also
-	// where ctx is over already or the proof fails. The engine asks with one that is over
-	// first, and again only after an error: nil to that, where nothing need be waited for,
-	// saves a goroutine. A frozen or dead peer must not make
-	// it wait for longer than the backend's configured grace: then the strong means of
-	// that backend (fresh pages, a dead key, a drained queue) complete the proof. ctx bounds
-	// it all the same; its error means that the proof is not there. Calling it again looks
-	// for the proof again. The memory stays registered, and AppendToken gives a token of
-	// the next epoch.
-	Fence(ctx context.Context, key uint32) error
-
 	// Poll moves finished work into done and returns how many entries it
 	// filled; 0 with a nil error means that nothing is ready. It must not block.
 	// After Close it must deliver what completions are left and then return
@@ -117,21 +104,33 @@ type Backend interface {
 
 // Memory is one registration.
 type Memory interface {
-	// Key names the memory in Desc.LocalKey. Keys are small and may be reused
-	// after Close.
+	// Key names the memory in Desc.LocalKey. Keys are small. A key may be another memory's
+	// once Revoke has returned nil, and must not be before.
 	Key() uint32
 
 	// AppendToken appends what a peer's Import needs to reach this memory. A
 	// token must be useless without its secret (it begins with Segment.Secret,
-	// 128 unguessable bits; after a Fence with others), must carry key, epoch and bounds, and
-	// must be refused with ErrBadToken when it is cut, altered or another backend's.
+	// 128 unguessable bits), must carry key, epoch and bounds, and must be refused with
+	// ErrBadToken when it is cut, altered or another backend's. The epoch is the generation
+	// of the key: memory that has the key later must have another. Once Revoke was called it
+	// must return ErrClosed.
 	AppendToken(dst []byte) ([]byte, error)
 
-	// Close makes the memory unknown. The engine is guaranteed to have fenced it first, but
-	// may have asked for tokens since: nothing of their holders lands after Close. After an
-	// error the memory is of no use to peers, and Fence and Close may be called again: until
-	// Close has returned nil its key must be no other memory's.
-	Close() error
+	// Revoke ends the memory. Its epoch must end at once: every access that a peer begins
+	// later is refused, also where ctx is over already or the proof fails. Revoke must return
+	// nil only when no access that a peer began, or will begin, through a token of this
+	// memory can still land. Then the memory is forgotten and its key is free.
+	//
+	// The engine is guaranteed to have no batch of its own under way that names the memory as
+	// local, unless the backend is about to be closed. It asks first with a ctx that is over,
+	// and again only after an error: nil to the first, where nothing need be waited for, saves
+	// a goroutine. A frozen or dead peer must not make it wait for longer than the backend's
+	// configured grace: then the strong means of that backend (fresh pages, a dead key, a
+	// drained queue) complete the proof. ctx bounds it all the same; its error means that the
+	// proof is not there. After an error the memory is of no use to peers, its key stays taken,
+	// and Revoke may be called again: it looks for the proof again. After nil it returns nil.
+	// Any number of goroutines may call it at once.
+	Revoke(ctx context.Context) error
 }
 
 // Peer is the way to another backend of the same make.
@@ -147,8 +146,8 @@ type Peer interface {
 	// Import makes the peer's memory known under a key for Desc.RemoteKey.
 	// A token whose epoch has ended is answered with ErrRevoked, one that is cut,
 	// altered or foreign with ErrBadToken (an alteration may also look like an
-	// epoch that has ended), and one for which there is no room now, or whose memory a
-	// fence replaces now, with ErrFull. Size is the range that offsets may use. Each call
+	// epoch that has ended), and one for which there is no room now, or whose pages a
+	// Revoke replaces now, with ErrFull. Size is the range that offsets may use. Each call
 	// gives a key of its own, to be dropped on its own.
 	Import(token []byte) (key uint32, size uint64, err error)
 

@@ -3,8 +3,7 @@
 package driver
 
 // BackendBase is for a Backend to embed: the answers of one whose Peers carry no
-// notifications. Only answers that are true of such a backend stand here; there is no neutral
-// answer to Fence.
+// notifications. Only answers that are true of such a backend stand here.
 type BackendBase struct{}
 
 // Receive has nothing.

@@ -45,7 +45,7 @@ type Segment struct {
 	// Only is what peers may reach of the bytes; nil: all. What peers send beyond it must be
 	// ErrBounds where this side places it, or reads it for them. Where peers reach the memory
 	// themselves, their engines are guaranteed to look, and nothing keeps out one that lies. Means
-	// by which Fence shuts out a frozen peer must leave the bytes beside it alone; an error is due
+	// by which Revoke shuts out a frozen peer must leave the bytes beside it alone; an error is due
 	// where they cannot. A backend without such means must answer ErrNotSupported, to Register or
 	// to Import.
 	Only Ranges
@@ -68,7 +68,7 @@ type Shared interface {
 	// stop, which is idempotent, has returned, f runs no more.
 	//
 	// What f returns reports, from then on, whether each write through a mapping of the old
-	// pages has ended, those included that a fence has given up: a later Renew takes old pages
+	// pages has ended, those included that a Revoke has given up: a later Renew takes old pages
 	// again when each backend that was told says so. nil: there is none. A backend that
 	// can never know returns a function that says false: no Renew uses the old pages again.
 	OnRenew(f func() (over func() bool)) (stop func())

@@ -36,8 +36,8 @@ func (e *Engine) shut() error {
 
 	errs := []error{
 		atOnce(peers, (*Peer).Close),
-		atOnce(leases, func(l *Lease) error { return unfenced(l.end(e.cfg.AbortGrace)) }),
-		atOnce(regions, func(r *Region) error { return unfenced(r.release(true)) }),
+		atOnce(leases, func(l *Lease) error { return unrevoked(l.end(e.cfg.AbortGrace)) }),
+		atOnce(regions, func(r *Region) error { return unrevoked(r.release(true)) }),
 	}
 	close(e.closing)
 	for _, l := range e.lanes {
@@ -50,8 +50,8 @@ func (e *Engine) shut() error {
 	return errors.Join(append(errs, e.givenUp.proof())...)
 }
 
-// unfenced says of a fence that failed, also by its time, that bytes may land still.
-func unfenced(err error) error {
+// unrevoked says of a Revoke that failed, also by its time, that bytes may land still.
+func unrevoked(err error) error {
 	if err == nil || errors.Is(err, ErrUnproven) {
 		return err
 	}

@@ -164,7 +164,11 @@ func TestStagingMemoryCountsUntilItIsGone(t *testing.T) {
 // who returns nil has the proof.
 func TestEveryCloseWaits(t *testing.T) {
 	fencing, fenced := make(chan struct{}, 9), make(chan struct{})
-	f := &fake{onFence: func(context.Context) error { fencing <- struct{}{}; <-fenced; return nil }}
+	f := &fake{onRevoke: func(context.Context) error {
+		fencing <- struct{}{}
+		<-fenced
+		return nil
+	}}
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	r := register(t, e, "r", 64)
 	early := make(chan string, 4)

@@ -15,14 +15,24 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// withoutProof is a backend whose fences find none in their time.
+// withoutProof is a backend whose revokes find none in their time.
 type withoutProof struct {
 	driver.Backend
 	enter func()
 }
 
-func (b withoutProof) Fence(ctx context.Context, _ uint32) error {
-	b.enter()
+type unprovenMemory struct {
+	driver.Memory
+	enter func()
+}
+
+func (b withoutProof) Register(seg driver.Segment) (driver.Memory, error) {
+	m, err := b.Backend.Register(seg)
+	return unprovenMemory{m, b.enter}, err
+}
+
+func (m unprovenMemory) Revoke(ctx context.Context) error {
+	m.enter()
 	<-ctx.Done()
 	return driver.ContextError(ctx)
 }

@@ -36,7 +36,7 @@ type fake struct {
 	onCancel  func(tag uint64)
 	onImport  func() error
 	onReceive func(msgs []driver.Message) int
-	onFence   func(ctx context.Context) error
+	onRevoke  func(ctx context.Context) error
 	onClose   func() error // of a Peer
 
 	peers   atomic.Int32
@@ -73,7 +73,7 @@ func (f *fake) stir() {
 	_ = f.wake.Signal()
 }
 
-func (f *fake) Register(driver.Segment) (driver.Memory, error) { return fakeMemory{}, nil }
+func (f *fake) Register(driver.Segment) (driver.Memory, error) { return fakeMemory{f}, nil }
 func (f *fake) Addr() []byte                                   { return []byte("fake") }
 
 func (f *fake) Close() error {
@@ -94,13 +94,6 @@ func (f *fake) Receive(msgs []driver.Message) (int, error) {
 		return f.onReceive(msgs), nil
 	}
 	return 0, nil
-}
-
-func (f *fake) Fence(ctx context.Context, _ uint32) error {
-	if f.onFence != nil {
-		return f.onFence(ctx)
-	}
-	return nil
 }
 
 func (f *fake) Poll(done []driver.Completion) (int, error) {
@@ -154,11 +147,34 @@ func (f *fake) seen() []int {
 	return append([]int(nil), f.batches...)
 }
 
-type fakeMemory struct{}
+type fakeMemory struct{ f *fake }
 
 func (fakeMemory) Key() uint32                          { return 1 }
 func (fakeMemory) AppendToken(b []byte) ([]byte, error) { return append(b, "token"...), nil }
-func (fakeMemory) Close() error                         { return nil }
+
+func (m fakeMemory) Revoke(ctx context.Context) error {
+	if m.f.onRevoke != nil {
+		return m.f.onRevoke(ctx)
+	}
+	return nil
+}
+
+// revoker is a memory whose Revoke a test answers.
+type revoker struct {
+	driver.Memory
+	revoke func(ctx context.Context, m driver.Memory) error
+}
+
+func (r revoker) Revoke(ctx context.Context) error { return r.revoke(ctx, r.Memory) }
+
+// revokedBy has a test answer for the memory that a backend has registered.
+func revokedBy(m driver.Memory, err error, revoke func(context.Context, driver.Memory) error) (
+	driver.Memory, error) {
+	if err != nil {
+		return nil, err
+	}
+	return revoker{m, revoke}, nil
+}
 
 type fakePeer struct {
 	driver.PeerBase

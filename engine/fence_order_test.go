@@ -13,36 +13,24 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
-// keeping is a backend whose memories cannot be closed while kept is set.
+// keeping is a backend whose memories have no proof while kept is set.
 type keeping struct {
 	named
-	kept   bool
-	fenced int
-	open   int // memories
-}
-
-type keptMemory struct {
-	driver.Memory
-	b *keeping
+	kept  bool
+	asked int
+	open  int // memories
 }
 
 func (k *keeping) Register(seg driver.Segment) (driver.Memory, error) {
 	m, err := k.named.Register(seg)
 	k.open++
-	return &keptMemory{m, k}, err
-}
-
-func (k *keeping) Fence(ctx context.Context, key uint32) error {
-	k.fenced++
-	return k.named.Fence(ctx, key)
-}
-
-func (m *keptMemory) Close() error {
-	if m.b.kept {
-		return ErrBusy
-	}
-	m.b.open--
-	return m.Memory.Close()
+	return revokedBy(m, err, func(ctx context.Context, m driver.Memory) error {
+		if k.asked++; k.kept {
+			return ErrBusy
+		}
+		k.open--
+		return m.Revoke(ctx)
+	})
 }
 
 // TestLeaseThatIsRefusedLeavesNothing, though a backend keeps its part of the memory at first: the
@@ -98,28 +86,31 @@ func TestCloseAfterAFailedClose(t *testing.T) {
 	require.NoError(t, r.Close())
 	require.NoError(t, tr.Close())
 	require.NoError(t, other.Close())
-	require.Equal(t, [2]int{2, 3}, [2]int{both[0].fenced, both[1].fenced})
+	require.Equal(t, [2]int{2, 4}, [2]int{both[0].asked, both[1].asked})
 }
 
-// steered is a backend whose fences the test answers.
+// steered is a backend whose revokes the test answers.
 type steered struct {
 	named
 	entered chan struct{}
 	answer  chan error
 }
 
-func (s *steered) Fence(ctx context.Context, key uint32) error {
-	if s.answer == nil {
-		return s.named.Fence(ctx, key)
-	}
-	if ctx.Err() != nil {
-		return driver.ContextError(ctx)
-	}
-	s.entered <- struct{}{}
-	if err := <-s.answer; err != nil {
-		return err
-	}
-	return s.named.Fence(ctx, key)
+func (s *steered) Register(seg driver.Segment) (driver.Memory, error) {
+	m, err := s.named.Register(seg)
+	return revokedBy(m, err, func(ctx context.Context, m driver.Memory) error {
+		if s.answer == nil {
+			return m.Revoke(ctx)
+		}
+		if ctx.Err() != nil {
+			return driver.ContextError(ctx)
+		}
+		s.entered <- struct{}{}
+		if err := <-s.answer; err != nil {
+			return err
+		}
+		return m.Revoke(ctx)
+	})
 }
 
 // TestSecondCloseBesideAFailedOne: the first finds no proof, the second, which came meanwhile,
@@ -153,9 +144,9 @@ func TestSecondCloseBesideAFailedOne(t *testing.T) {
 	require.ErrorIs(t, transfer(t, p, Write).Add(old, 0, remote(t, p, "target"), 0, 1), ErrClosed)
 }
 
-// TestFencesWaitSideBySide: two fences that must wait end by each other, and one that need not
+// TestRevokesWaitSideBySide: two revokes that must wait end by each other, and one that need not
 // is asked once, with a context that is over.
-func TestFencesWaitSideBySide(t *testing.T) {
+func TestRevokesWaitSideBySide(t *testing.T) {
 	meet, asked := make(chan struct{}), []error(nil)
 	waits := func(ctx context.Context) error {
 		if ctx.Err() != nil {
@@ -171,12 +162,12 @@ func TestFencesWaitSideBySide(t *testing.T) {
 		}
 	}
 	e := open(t, "e", func(c *Config) {
-		c.Backends = []driver.Backend{&fake{name: "0", onFence: waits},
-			&fake{name: "1", onFence: func(ctx context.Context) error {
+		c.Backends = []driver.Backend{&fake{name: "0", onRevoke: waits},
+			&fake{name: "1", onRevoke: func(ctx context.Context) error {
 				asked = append(asked, ctx.Err())
 				return nil
 			}},
-			&fake{name: "2", onFence: waits}}
+			&fake{name: "2", onRevoke: waits}}
 	})
 	require.NoError(t, register(t, e, "r", 4096).Close())
 	require.Equal(t, []error{context.Canceled}, asked)

@@ -34,7 +34,7 @@ func (f *hbmFake) Register(seg driver.Segment) (driver.Memory, error) {
 		return nil, err
 	}
 	f.bufs, f.sizes = append(f.bufs, *seg.DMABuf), append(f.sizes, st.Size)
-	return fakeMemory{}, f.refuse
+	return fakeMemory{&f.fake}, f.refuse
 }
 
 // memoryFile stands for a dma-buf.

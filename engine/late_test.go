@@ -216,7 +216,7 @@ func TestFenceOfAllBackends(t *testing.T) {
 			var list []driver.Backend
 			for i := range 3 {
 				id := fmt.Sprint(i)
-				list = append(list, &fake{name: id, onFence: func(context.Context) error {
+				list = append(list, &fake{name: id, onRevoke: func(context.Context) error {
 					mu.Lock()
 					fenced[id]++
 					mu.Unlock()
@@ -236,9 +236,9 @@ func TestFenceOfAllBackends(t *testing.T) {
 				want["1"], want["2"] = 2, 2
 			}
 			require.Equal(t, want, fenced)
-			list[0].(*fake).onFence = nil
-			list[1].(*fake).onFence = nil
-			list[2].(*fake).onFence = nil
+			list[0].(*fake).onRevoke = nil
+			list[1].(*fake).onRevoke = nil
+			list[2].(*fake).onRevoke = nil
 			require.NoError(t, l.Revoke(context.Background()))
 		})
 	}

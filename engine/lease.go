@@ -27,7 +27,7 @@ type Lease struct {
 	region *Region
 	off, n uint64
 	mems   []driver.Memory
-	left   []driver.Memory // guarded by ending: those that are not closed
+	left   []driver.Memory // guarded by ending: those that are not revoked
 	token  []byte
 
 	ending   chan struct{} // a lock, full while the proof is sought
@@ -177,7 +177,7 @@ func (l *Lease) Revoke(ctx context.Context) error {
 	if l.ended {
 		return nil
 	}
-	if err := l.e.fence(ctx, l.left); err != nil {
+	if err := l.e.revoke(ctx, l.left); err != nil {
 		l.lookAgain()
 		return err
 	}

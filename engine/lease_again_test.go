@@ -20,7 +20,7 @@ func leaseWithoutProof(t *testing.T) (e *Engine, r *Region, l *Lease, fences *at
 	proof *atomic.Bool) {
 	t.Helper()
 	fences, proof = new(atomic.Int64), new(atomic.Bool)
-	f := &fake{onFence: func(ctx context.Context) error {
+	f := &fake{onRevoke: func(ctx context.Context) error {
 		fences.Add(1)
 		if proof.Load() {
 			return nil

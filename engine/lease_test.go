@@ -152,7 +152,11 @@ func TestRevokeWaitsNoLongerThanItsContext(t *testing.T) {
 
 func revokeWaitsNoLongerThanItsContext(t *testing.T) {
 	fencing, fenced := make(chan struct{}, 9), make(chan struct{})
-	f := &fake{onFence: func(context.Context) error { fencing <- struct{}{}; <-fenced; return nil }}
+	f := &fake{onRevoke: func(context.Context) error {
+		fencing <- struct{}{}
+		<-fenced
+		return nil
+	}}
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	l, err := register(t, e, "r", 64).Lease(0, 64, LeaseOptions{})
 	check(t, err)

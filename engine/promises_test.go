@@ -109,7 +109,7 @@ func rulesOf(seed uint64) []fault.Rule {
 		{On: fault.Batch, Every: 500 + uint64(r.IntN(500)), Do: fault.Flap(us(5000))},
 		{On: fault.Batch, Do: fault.Limit(2e9+uint64(r.IntN(1e9)), 1<<20)},
 		{On: fault.Receive, Chance: p(0.5), Do: fault.Delay(us(500), us(500))},
-		{On: fault.Fence, Chance: p(0.1), Do: fault.Delay(us(500), 0)},
+		{On: fault.Revoke, Chance: p(0.1), Do: fault.Delay(us(500), 0)},
 	}
 }
 

@@ -29,7 +29,7 @@ type Region struct {
 	users atomic.Int64
 
 	ending sync.Mutex      // held while the proof is sought
-	left   []driver.Memory // guarded by ending: those of mems that Close has not closed
+	left   []driver.Memory // guarded by ending: those of mems that are not revoked
 	ended  bool            // guarded by ending
 
 	parts    sync.RWMutex // held while a lease registers a part
@@ -94,7 +94,7 @@ func (r *Region) begin() error {
 	if !r.e.complete(r, mems) {
 		r.e.forget(r)
 		return &OpError{Op: "register " + r.name, Err: errors.Join(ErrClosed,
-			r.e.fence(context.Background(), slices.Clone(mems)))}
+			r.e.revoke(context.Background(), slices.Clone(mems)))}
 	}
 	return nil
 }
@@ -203,29 +203,30 @@ func partOfPages(seg *driver.Segment) bool {
 	return ok && (seg.SharedOff|end)%s.PageBytes() != 0
 }
 
-// atOnceOnly is over: a fence by it ends the epoch, and has its proof if that takes no waiting.
-var atOnceOnly = func() context.Context {
+// overCtx is over: a Revoke by it ends the epoch, and has its proof if that takes no waiting.
+var overCtx = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-// fence ends the epoch of every memory, of all backends at once, and then closes it. On an
-// error every epoch has ended all the same, and memories stay, so that the caller may look for the
-// proof again: those that are closed are taken off the list, which is the caller's own, as the
-// stager's memory looks at the first.
-func (e *Engine) fence(ctx context.Context, mems []driver.Memory) error {
+// revoke ends every memory, of all backends at once. On an error every epoch has ended all the
+// same; the memories without a proof stay on the list, which is the caller's own, as the stager's
+// memory looks at the first. So the caller may look for the proof again.
+func (e *Engine) revoke(ctx context.Context, mems []driver.Memory) error {
 	errs := make([]error, len(mems))
 	one := func(ctx context.Context, i int) {
 		errs[i] = nil
-		if err := e.lanes[i].b.Fence(ctx, mems[i].Key()); err != nil {
-			errs[i] = &OpError{Op: "fence", Backend: e.lanes[i].caps.Name, Err: err}
+		if err := mems[i].Revoke(ctx); err != nil {
+			errs[i] = &OpError{Op: "revoke", Backend: e.lanes[i].caps.Name, Err: err}
+			return
 		}
+		mems[i] = nil
 	}
-	// Most fences wait for nothing: a goroutine of its own is for one that must.
+	// Most wait for nothing: a goroutine of its own is for a memory that must.
 	for i, m := range mems {
 		if m != nil {
-			one(atOnceOnly, i)
+			one(overCtx, i)
 		}
 	}
 	var all sync.WaitGroup
@@ -235,19 +236,6 @@ func (e *Engine) fence(ctx context.Context, mems []driver.Memory) error {
 		}
 	}
 	all.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	for i, m := range mems {
-		if m == nil {
-			continue
-		}
-		if err := m.Close(); err != nil {
-			errs = append(errs, &OpError{Op: "deregister", Backend: e.lanes[i].caps.Name, Err: err})
-			continue
-		}
-		mems[i] = nil
-	}
 	return errors.Join(errs...)
 }
 
@@ -317,14 +305,14 @@ func (r *Region) use() error {
 
 func (r *Region) unuse() { r.users.Add(-1) }
 
-// Close fences the region, so that no peer can reach it any more, and forgets it.
+// Close revokes the region, so that no peer can reach it any more, and forgets it.
 // It is ErrBusy while a Transfer lists it (Reset or Close that first) or a Lease
 // on it stands (Revoke it first; Close itself looks for the proof of those that were revoked
-// without one). When it fails within AbortGrace the region stays registered, and Close may be
-// called again.
+// without one). When it fails within AbortGrace the region is of no use any more, keeps its name,
+// and Close may be called again.
 func (r *Region) Close() error { return r.release(false) }
 
-// release fences and forgets the region; though transfers list it, where that is said. A call that
+// release revokes and forgets the region; though transfers list it, where that is said. A call that
 // comes meanwhile waits for the outcome.
 func (r *Region) release(thoughUsed bool) error {
 	r.ending.Lock()
@@ -338,22 +326,19 @@ func (r *Region) release(thoughUsed bool) error {
 	if !thoughUsed {
 		unproven = r.endRevoked(ctx)
 	}
-	if !r.users.CompareAndSwap(0, regionClosed) && r.users.Load() >= 0 && !thoughUsed {
-		return &OpError{Op: "close region " + r.name, Err: errors.Join(
-			fmt.Errorf("reset the transfers that list it and revoke its leases first: %w",
-				ErrBusy), unproven)}
+	if !r.users.CompareAndSwap(0, regionClosed) && r.users.Load() >= 0 {
+		if !thoughUsed {
+			return &OpError{Op: "close region " + r.name, Err: errors.Join(
+				fmt.Errorf("reset the transfers that list it and revoke its leases first: %w",
+					ErrBusy), unproven)}
+		}
+		r.users.Add(regionClosed)
 	}
 	if r.left == nil {
 		r.left = slices.Clone(r.mems)
 	}
-	if err := r.e.fence(ctx, r.left); err != nil {
-		if slices.EqualFunc(r.left, r.mems, func(a, b driver.Memory) bool { return a == b }) {
-			r.users.CompareAndSwap(regionClosed, 0)
-		} // else keys of it are gone, and may be another region's: it can only be closed
+	if err := r.e.revoke(ctx, r.left); err != nil {
 		return err
-	}
-	if r.users.Load() >= 0 {
-		r.users.Add(regionClosed)
 	}
 	r.ended = true
 	r.e.forget(r)

@@ -37,7 +37,7 @@ func stagingWithoutProof(t *testing.T) {
 // TestStagingThatIsNotFenced stays mapped: without the proof a backend may still use the bytes.
 func TestStagingThatIsNotFenced(t *testing.T) {
 	var broken atomic.Bool
-	p, _, m := overFake(t, &fake{onFence: func(context.Context) error {
+	p, _, m := overFake(t, &fake{onRevoke: func(context.Context) error {
 		if broken.Load() {
 			return ErrTimeout
 		}

@@ -52,7 +52,7 @@ func TestServeOfAnEngineThatCloses(t *testing.T) {
 	served := make(chan error, 1)
 	var err error
 	e := open(t, "e", func(c *Config) {
-		c.Backends = []driver.Backend{&fake{onFence: func(context.Context) error {
+		c.Backends = []driver.Backend{&fake{onRevoke: func(context.Context) error {
 			err = <-served
 			return nil
 		}}}

@@ -161,18 +161,21 @@ func TestStagedClose(t *testing.T) {
 	}
 }
 
-// stubborn is a way between hosts whose fence has no proof until it is told so.
+// stubborn is a way between hosts whose revokes have no proof until it is told so.
 type stubborn struct {
 	*mem.Backend
 	refuses atomic.Bool
 	asked   atomic.Int32
 }
 
-func (s *stubborn) Fence(ctx context.Context, key uint32) error {
-	if s.asked.Add(1); s.refuses.Load() {
-		return ErrTimeout
-	}
-	return s.Backend.Fence(ctx, key)
+func (s *stubborn) Register(seg driver.Segment) (driver.Memory, error) {
+	m, err := s.Backend.Register(seg)
+	return revokedBy(m, err, func(ctx context.Context, m driver.Memory) error {
+		if s.asked.Add(1); s.refuses.Load() {
+			return ErrTimeout
+		}
+		return m.Revoke(ctx)
+	})
 }
 
 // TestStagedWindowWithoutProof keeps staging memory that a peer may still write into, and gives it
@@ -193,7 +196,7 @@ func stagedWindowWithoutProof(t *testing.T) {
 	check(t, tr.Close())
 	wire.refuses.Store(true)
 	check(t, p.Close())
-	eventually(t, "the fence is asked more than once", func() {
+	eventually(t, "the revoke is asked more than once", func() {
 		for wire.asked.Load() < 3 {
 			time.Sleep(time.Millisecond)
 		}

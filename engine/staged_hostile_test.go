@@ -9,9 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
-	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -52,12 +49,10 @@ func stagedForgeries(t *testing.T) {
 	}
 	secret := changed(token, 0, token[0]+1)
 	key := changed(token, 16, token[16]+1)
-	epoch := changed(token, 20, token[20]+1)
 	for name, msg := range map[string][]byte{
 		"a slot too many": lie(func(h *exchange.Hop) { h.Slot = slotsMax }),
 		"another secret":  lie(func(h *exchange.Hop) { h.Token = secret }),
 		"another key":     lie(func(h *exchange.Hop) { h.Token = key }),
-		"another epoch":   lie(func(h *exchange.Hop) { h.Token = epoch }),
 		"too long a list": lie(func(h *exchange.Hop) { h.Count = exchange.DescsMax + 1 }),
 		"no list":         lie(func(h *exchange.Hop) { h.Count = 0 }),
 		"too many entries": lie(func(h *exchange.Hop) {
@@ -110,33 +105,6 @@ func stagedForgeries(t *testing.T) {
 	}
 }
 
-// TestStagedTokenOfTheNextEpoch: a peer that knows a token cannot make that of the epoch after a
-// fence, which may have its proof from no other backend yet.
-func TestStagedTokenOfTheNextEpoch(t *testing.T) {
-	b := newHost(t, "b")
-	s := b.e.stager
-	seg := driver.Segment{Kind: driver.HBM, Len: 1, Secret: [16]byte{5}}
-	m := s.register(seg, nil).(*stagedMemory)
-	before, err := m.AppendToken(nil)
-	check(t, err)
-	_, err = s.enter(before)
-	check(t, err)
-	m.leave()
-	check(t, s.Fence(context.Background(), m.Key()))
-	forged := bytes.Clone(before)
-	forged[20]++
-	for _, token := range [][]byte{before, forged} {
-		_, err = s.enter(token)
-		require.ErrorIs(t, err, ErrRevoked)
-	}
-	after, err := m.AppendToken(nil)
-	check(t, err)
-	_, err = s.enter(after)
-	check(t, err)
-	m.leave()
-	check(t, m.Close())
-}
-
 // TestStagedRateIsMeasured replaces the chain's estimate like a backend's.
 func TestStagedRateIsMeasured(t *testing.T) {
 	a, b := newHost(t, "a"), newHost(t, "b")
@@ -155,10 +123,10 @@ func TestStagedRateIsMeasured(t *testing.T) {
 	}
 }
 
-// TestStagedFence waits for the hops of an epoch, and lets none begin in it any more.
-func TestStagedFence(t *testing.T) { virtual.Time(t, stagedFence) }
+// TestStagedRevokeWaitsForHops waits for the hops through a memory, and lets none begin any more.
+func TestStagedRevokeWaitsForHops(t *testing.T) { virtual.Time(t, stagedRevokeWaitsForHops) }
 
-func stagedFence(t *testing.T) {
+func stagedRevokeWaitsForHops(t *testing.T) {
 	h := newHost(t, "h")
 	s := h.e.stager
 	memory := h.hbm.mems[s.lane.index].(*stagedMemory)
@@ -168,19 +136,18 @@ func stagedFence(t *testing.T) {
 	check(t, err)
 	soon, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	if err := s.Fence(soon, memory.key); !errors.Is(err, ErrTimeout) {
+	if err := memory.Revoke(soon); !errors.Is(err, ErrTimeout) {
 		t.Errorf("with a hop under way: %v", err)
 	}
-	fence := make(chan error, 1)
-	go func() { fence <- s.Fence(within(t), memory.key) }()
+	revoked := make(chan error, 1)
+	go func() { revoked <- memory.Revoke(within(t)) }()
 	if _, err := s.enter(token); !errors.Is(err, ErrRevoked) {
-		t.Errorf("a token of an epoch that is over: %v", err)
+		t.Errorf("a token of revoked memory: %v", err)
 	}
 	m.leave()
-	check(t, <-fence)
-	token, err = memory.AppendToken(nil)
-	check(t, err)
-	m, err = s.enter(token)
-	check(t, err)
-	m.leave()
+	check(t, <-revoked)
+	if _, err := s.enter(token); !errors.Is(err, ErrRevoked) {
+		t.Errorf("a token of memory that is forgotten: %v", err)
+	}
+	check(t, memory.Revoke(within(t)))
 }

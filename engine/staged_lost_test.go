@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -182,57 +181,6 @@ func closeWithoutProofSaysSo(t *testing.T) {
 		until(t, "the batch has ended", func() bool { return a.givenUp.proof() == nil })
 		require.NoError(t, a.Close())
 	}
-}
-
-// unsure is a device whose fence may fail.
-type unsure struct {
-	*device
-	fails atomic.Bool
-}
-
-func (d *unsure) Fence(ctx context.Context, key uint32) error {
-	err := d.device.Fence(ctx, key)
-	if d.fails.Load() {
-		return ErrTimeout
-	}
-	return err
-}
-
-// TestChainsGoOnAfterAFenceThatFailed: the region stays registered, under new tokens.
-func TestChainsGoOnAfterAFenceThatFailed(t *testing.T) {
-	virtual.Time(t, chainsGoOnAfterAFenceThatFailed)
-}
-
-func chainsGoOnAfterAFenceThatFailed(t *testing.T) {
-	d := &unsure{device: newDevice(t, "device", driver.HBM)}
-	b := open(t, "b", func(c *Config) {
-		wire, err := mem.New(mem.Config{})
-		require.NoError(t, err)
-		c.Backends, c.AbortGrace = []driver.Backend{wire, d}, 50*time.Millisecond
-	})
-	seg, content := d.alloc(t, 1<<20)
-	r, err := b.Register("hbm", seg)
-	require.NoError(t, err)
-	a := newHost(t, "a")
-	p := connect(t, a.e, b)
-	to := transfer(t, p, Write)
-	check(t, to.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1<<20))
-	run(t, to)
-	check(t, to.Reset())
-	d.fails.Store(true)
-	require.Error(t, r.Close())
-	d.fails.Store(false)
-	described, err := b.Describe()
-	require.NoError(t, err)
-	check(t, p.Refresh(described))
-	fill(a.mem, 5)
-	check(t, to.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1<<20))
-	run(t, to)
-	require.Equal(t, a.mem[:1<<20], content)
-	q := connect(t, b, a.e)
-	from := transfer(t, q, Read)
-	check(t, from.Add(r, 0, remote(t, q, "hbm"), 0, 1<<20))
-	run(t, from)
 }
 
 // TestGuestsThatComeAndGoStopNoChain, though neither program reads notifications.

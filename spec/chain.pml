@@ -22,7 +22,7 @@
 //   by, acknowledgement, cancel: staged_hop.go: prepareFar; staged_slot.go: happen, failed
 //   hand, withdraw, giveUp: staged_slot.go: await, stop, giveUp; staged_hop.go: withdraw
 //   enter, stop, place, finish: window_hop.go: begin, withdraw, post, finish
-//   fence, quiet: staged_memory.go: Fence
+//   end, quiet: staged_memory.go: Revoke
 //   cut: window.go: end; staged_peer.go: carrierLost
 
 #ifndef PIECES
@@ -47,7 +47,7 @@ byte hop = 0;                // the piece that the peer has in hand; 0: none
 bool stop = false;           // it is to end
 bool posted = false;         // the device has it
 bool over = false;           // it has ended
-bool fenced = false;         // the owner wants the hops to end
+bool ending = false;         // the owner wants the hops to end
 
 inline tell() {
 	atomic { assert(!told); told = true } // TOLD
@@ -125,7 +125,7 @@ end:	do
 		:: cut
 		:: !cut && nfull(answers) -> answers!number
 		fi
-	:: hop != 0 && !stop && (fenced || cut) -> stop = true
+	:: hop != 0 && !stop && (ending || cut) -> stop = true
 	od
 }
 
@@ -157,14 +157,14 @@ proctype Owner() {
 	epoch++;
 	if
 	:: n == 0 -> skip
-	:: else -> fenced = true; inHand == 0
+	:: else -> ending = true; inHand == 0
 	fi;
 #else
 	bool quiet;
-	atomic { epoch++; quiet = inHand == 0 }; // [fence]
+	atomic { epoch++; quiet = inHand == 0 }; // [end]
 	if
 	:: quiet -> skip
-	:: else -> fenced = true; inHand == 0 // [quiet]
+	:: else -> ending = true; inHand == 0 // [quiet]
 	fi;
 #endif
 	revoked = true

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How cuda fences device memory that another process has mapped. A process may be killed: then
+// How cuda revokes device memory that another process has mapped. A process may be killed: then
 // it stands still for ever, but for its copies, since a child that it forked keeps its context.
 //
 // One owner, and one process whose batches write to two leases of epoch 0, parts of one
-// allocation. The owner fences one, then the other. Each statement is one step, so a batch may
+// allocation. The owner revokes one, then the other. Each statement is one step, so a batch may
 // be stopped between any two of them, for as long as it takes, and go on later; its copy goes
 // on also while its process stands still. Memory is numbered: the allocation begins with 0,
 // what comes under its addresses gets the next number.
 //
-// LATE: no copy writes to memory that the owner uses through a lease that was fenced. LOST: a
-// batch whose lease was not fenced when it was told to have succeeded has its bytes in the
+// LATE: no copy writes to memory that the owner uses through a lease that was revoked. LOST: a
+// batch whose lease was not revoked when it was told to have succeeded has its bytes in the
 // memory that the owner uses.
 //
 // -DMORTAL: copies are taken to end with their process.
@@ -23,7 +23,7 @@
 //   announced, good: grant.go: enter; the spots of hook.go have these names
 //   shown, launched: submit.go: start; job.go: show
 //   ended, judged, told, out: finish.go: finish; grant.go: overtaken, leave
-//   over, in: memory.go: endEpoch, untilClientsAreOut; after Config.FenceGrace a process is
+//   over, in: memory.go: end, untilClientsAreOut; after Config.RevokeGrace a process is
 //     silent
 //   moves, drain, moved: block.go: drain
 //   replace, disown: block.go: replace; client.go: disown, which makes an import lost
@@ -37,7 +37,7 @@
 
 byte state[2] = GOOD;    // of the import of each lease; the owner writes it
 byte users[2] = 0;       // batches that are in; the other process writes it
-bool fenced[2] = false;  // Fence has returned nil
+bool proved[2] = false;  // Revoke has returned nil
 bool lost[2] = false;    // the owner waits no more for what came in by this import
 byte under = 0;          // memory under the allocation
 bool dead = false;       // the other process was killed
@@ -66,7 +66,7 @@ shown:	skip;      // a cancel finds the batch from here on, and may end it here
 	fi;
 launched: skip;
 copy:	atomic {
-		assert(!(fenced[lease] && under == 0)); // LATE
+		assert(!(proved[lease] && under == 0)); // LATE
 		placed[me] = true                       // in memory 0
 	};
 ended:	skip;
@@ -76,9 +76,9 @@ judged:	if
 	:: else
 	fi;
 #endif
-	// The word of success is given under no lock: the fence may have returned meanwhile.
+	// The word of success is given under no lock: Revoke may have returned meanwhile.
 told:	atomic {
-		assert(fenced[lease] || under == 0 || placed[under * BATCHES + me]) // LOST
+		assert(proved[lease] || under == 0 || placed[under * BATCHES + me]) // LOST
 	};
 out:	atomic { users[lease]--; goto gone };
 refused: skip;
@@ -125,7 +125,7 @@ over:		state[lease] = OVER;
 		silent = false;
 in:		do
 		:: users[lease] == 0 || lost[lease] || dead -> break
-		:: users[lease] != 0 && !lost[lease] && !dead -> silent = true; break // for FenceGrace
+		:: users[lease] != 0 && !lost[lease] && !dead -> silent = true; break // for RevokeGrace
 		:: users[lease] != 0 && !lost[lease] && !dead -> skip               // look again
 		od;
 		if
@@ -146,7 +146,7 @@ moved:			turn(1 - lease, MOVES, MOVED);
 #endif
 disown:			atomic { lost[0] = true; lost[1] = true }
 		fi;
-		fenced[lease] = true;
+		proved[lease] = true;
 		lease++
 	:: else -> break
 	od

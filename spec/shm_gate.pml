@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How shm fences foreign memory, which a peer writes with process_vm_writev.
+// How shm revokes foreign memory, which a peer writes with process_vm_writev.
 //
 // Gates are numbered; a call begins with one byte for the page of a gate, and writes nothing
 // when that is shut. The owner can see whether a thread is in the call, and nothing else of it.
-// LATE: no byte is written once Fence has returned.
+// LATE: no byte is written once Revoke has returned.
 //
 // -DOLD takes the place of the gate behind the look at the epoch: a writer that is stopped in
 // between takes the new gate.
@@ -13,10 +13,10 @@
 //
 //   announce: move.go: move
 //   spotGate, look, passing: foreign.go: flushWrite; the spots of hook.go have these names
-//   bump, scan: fence.go: Fence
+//   bump, scan: memory.go: Revoke
 //   renew: gate.go: renew: the new gate is told of, then the old one is shut
 //   threads: internal/proc/threads.go: each thread was seen outside the call since
-//   other: a fence of other memory moves the gate, too
+//   other: a revoke of other memory moves the gate, too
 
 #ifndef MOVERS
 #define MOVERS 2
@@ -26,13 +26,13 @@
 byte epoch = 0;
 byte gate = 0;            // in the owner's table
 bool open[GATES];         // the page of the gate is writable
-bool fenced = false;
+bool proved = false;
 bool announced[MOVERS];
 bool inCall[MOVERS];
 bool dead = false;
 
 inline write() {
-	atomic { assert(!fenced); skip }
+	atomic { assert(!proved); skip }
 }
 
 proctype Mover(byte me) provided (!dead) {
@@ -82,9 +82,9 @@ proctype Killer() {
 	fi
 }
 
-// Fences is two fences: the second is of other memory, and moves the gate under movers that
+// Revokes is two revokes: the second is of other memory, and moves the gate under movers that
 // it does not concern.
-proctype Fences() {
+proctype Revokes() {
 	byte i;
 	bool silent = false;
 bump:	epoch++;
@@ -110,7 +110,7 @@ threads:	i = 0;
 		od
 	:: else
 	fi;
-	fenced = true;
+	proved = true;
 other:	open[gate + 1] = true;
 	gate++;
 	open[gate - 1] = false
@@ -122,6 +122,6 @@ init {
 		byte m;
 		for (m : 0 .. MOVERS-1) { run Mover(m) }
 		run Killer();
-		run Fences()
+		run Revokes()
 	}
 }

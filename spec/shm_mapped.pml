@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How shm fences memory that the peer has mapped.
+// How shm revokes memory that the peer has mapped.
 //
 // One owner, and one process of movers that hold a grant of epoch 0. Each statement is one
 // step, so a mover may be stopped between any two of them, for as long as it takes, and go on
 // later; it may also be killed (never scheduled again). Pages are numbered: the lease lies in
-// page 0. LATE: no mover writes into pages that the owner uses once Fence has returned.
+// page 0. LATE: no mover writes into pages that the owner uses once Revoke has returned.
 //
-// With -DAGAIN pages of the arena move for others, too, before the fence and after it, and pages of
+// With -DAGAIN pages of the arena move for others, too, before the revoke and after it, and pages of
 // before are used again once each writer that stood when they were left has gone on.
 //
 // -DBLIND uses them again whoever writes there, and -DBEFORE lists those writers before the
@@ -19,10 +19,10 @@
 //
 //   announce, take, check, acquire, copy, leave: move.go: announce in move; then moveMapped in
 //     this order
-//   bump, scan: fence.go: Fence, copies; a mover that stays for Config.Grace is silent
-//   renew: fence.go: shutOut; Buffer.Renew in internal/hostmem: the generation moves on and the
+//   bump, scan: memory.go: Revoke; revoke.go: copies; a mover that stays for Config.Grace is silent
+//   renew: revoke.go: shutOut; Buffer.Renew in internal/hostmem: the generation moves on and the
 //     writers that stand are listed (OnRenew in arena.go, oldWriters in silence.go), then fresh
-//     pages come under the range (reclaim in layer.go: old ones). What a fence gave up
+//     pages come under the range (reclaim in layer.go: old ones). What Revoke gave up
 //     (abandoned) has pages from before, and is not listed again
 //   the last choice of Owner: arena.go: releaseArena; the number serves another arena
 //   answer, place: extents.go, fetch.go: the owner describes an arena, another goroutine maps it
@@ -33,7 +33,7 @@
 #define OWN 4      // pages of the arena
 #define PAGES 5    // and one of another
 #ifndef AGAIN
-#define RENEWALS 0 // for others, each before and after the fence
+#define RENEWALS 0 // for others, each before and after the revoke
 #else
 #define RENEWALS 1
 #endif
@@ -42,9 +42,9 @@ byte epoch = 0;              // of the lease, in the owner's table
 byte generation = 0;         // of the arena's number, in the owner's table
 byte under = 0;              // the pages under the range, of the arena that has the number
 bool used[PAGES];            // pages that the owner uses
-bool fenced = false;         // Fence has returned nil
+bool proved = false;         // Revoke has returned nil
 byte announced[MOVERS];      // 0, or the number of the announcement
-byte abandoned[MOVERS];      // the one that a fence made harmless
+byte abandoned[MOVERS];      // the one that Revoke made harmless
 byte writers[PAGES * MOVERS]; // by page: those that stood when it was left
 bool moving = false;         // the lock that keeps the pages where they are
 bool dead = false;           // the process of the movers was killed
@@ -64,7 +64,7 @@ byte mappedGeneration = 0;
 
 // write is one byte of a copy.
 inline write(pages) {
-	atomic { assert(!(fenced && used[pages])); skip }
+	atomic { assert(!(proved && used[pages])); skip }
 }
 
 proctype Mover(byte me) provided (!dead) {
@@ -196,7 +196,7 @@ scan:	i = 0; silent = false;
 #endif
 	:: else
 	fi;
-	fenced = true;
+	proved = true;
 	do
 	:: renewals < 2*RENEWALS -> renewals++; renew()
 	:: break

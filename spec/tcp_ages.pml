@@ -5,13 +5,13 @@
 // Each side has a clock. The owner's may lose a tick against the initiator's, once in DRIFT ticks
 // of that; where it gains, bytes are older than the initiator takes them for. Frames and control
 // messages take any time, and a connection may be cut at any moment, of which only the initiator
-// learns. LATE: no byte lands once Fence has returned, nor once the initiator has told its program
+// learns. LATE: no byte lands once Revoke has returned, nor once the initiator has told its program
 // that the batch has failed.
 //
 // The owner's look and the copy behind it are one step here, where the code copies at most
 // handMax bytes behind one look. -DSTOPPED makes them two, and shows a late byte, which is a
 // limit of the protocol: an owner that is stopped there for longer than the limit of ages lands
-// those bytes when it goes on, although its initiator has given the batch up. Fence waits for
+// those bytes when it goes on, although its initiator has given the batch up. Revoke waits for
 // the piece in hand. -DEAGER, -DUNCOUNTED, -DALIKE and -DEXACT are mistakes that must show one,
 // too: the owner goes by a longer limit before the initiator has confirmed it, the initiator does
 // not count a confirmation as a word, or it does as if the clocks ran alike, when it works out a
@@ -25,7 +25,7 @@
 //   ask, vouch, vouched: grace.go: challenge, confirm, vouched
 //   the last two choices of Initiator: close.go: part, outlive
 //   stop: the owner lands nothing any more, and says so
-//   Fence: memory.go: the epoch ends under the lock that a piece in hand holds
+//   Revoke: memory.go: the epoch ends under the lock that a piece in hand holds
 
 #ifndef FRAMES
 #define FRAMES 1
@@ -62,8 +62,8 @@ byte even = DRIFT;    // ticks of here since the owner's lost one
 byte told = 1;        // the last time of the owner's that the initiator has,
 byte learned = 2;     // and since when
 byte epoch = 0;
-bool gate = false;    // of the memory: a piece is in hand, or Fence ends the epoch
-bool fenced = false;
+bool gate = false;    // of the memory: a piece is in hand, or Revoke ends the epoch
+bool revoked = false;
 
 byte stamps[FRAMES];  // of frames that were sent; 0: none
 byte lastSent = 0;
@@ -156,10 +156,10 @@ fresh:		atomic {
 			:: else -> goto ask
 			fi
 		};
-copy:		atomic { assert(!fenced && !over); gate = false; goto gone };
+copy:		atomic { assert(!revoked && !over); gate = false; goto gone };
 #else
 				;
-copy:				assert(!fenced && !over);
+copy:				assert(!revoked && !over);
 				gate = false;
 				goto gone
 			:: else
@@ -207,10 +207,10 @@ vouched:	atomic {
 	od
 }
 
-proctype Fence() {
+proctype Revoke() {
 	if
 	:: atomic { !gate -> epoch++ }; // waits for the piece in hand
-		fenced = true
+		revoked = true
 	:: skip
 	fi
 }
@@ -222,6 +222,6 @@ init {
 		run Clock();
 		run Initiator();
 		run Control();
-		run Fence()
+		run Revoke()
 	}
 }

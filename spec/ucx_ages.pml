@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What keeps late bytes out where the owner lands them over ucx: tickets for fences, ages for
+// What keeps late bytes out where the owner lands them over ucx: tickets for revokes, ages for
 // the end of a connection. It is the protocol of tcp_ages.pml; a time by the owner's clock is
 // an echo here, the last stamp that came from the owner.
 //
 // Time is the owner's clock; the initiator's runs alike. Messages take any time, and a
 // connection may be cut at any moment, of which only the initiator learns. LATE: no byte lands
-// once Fence has returned, nor once the initiator has told its program that the batch has
+// once Revoke has returned, nor once the initiator has told its program that the batch has
 // failed.
 //
 // -DWAITS: the worker looks at the age, and then waits for pages that are being moved. -DEAGER:
@@ -20,7 +20,7 @@
 //   fresh, copy: serve.c: sl_ucx_serve_write; ages.c: sl_ucx_age
 //   ask, vouch, vouched: ages.c: sl_ucx_doubt, sl_ucx_vouch, sl_ucx_vouched
 //   the last two choices of Initiator: end.c: end, proof_at
-//   Fence, quiesce: memory.c: sl_ucx_fence, then each worker's lock is taken once
+//   Revoke, quiesce: memory.c: sl_ucx_revoke: the ticket, then each worker's lock is taken once
 
 #ifndef FRAMES
 #define FRAMES 1
@@ -35,7 +35,7 @@ byte now = 2;
 byte ticket = 0;
 bool lock = false;    // of the owner's worker
 bool moving = false;  // pages of the memory
-bool fenced = false;
+bool revoked = false;
 
 bool sent[FRAMES];
 byte echo[FRAMES];
@@ -136,14 +136,14 @@ fresh:		atomic {
 #ifdef WAITS
 				lock = true; goto wait
 #else
-copy:				assert(!fenced && !over);
+copy:				assert(!revoked && !over);
 				goto gone
 #endif
 			fi
 		};
 #ifdef WAITS
 wait:		!moving;
-		atomic { assert(!fenced && !over); lock = false; goto gone };
+		atomic { assert(!revoked && !over); lock = false; goto gone };
 #endif
 ask:		atomic {
 			if
@@ -184,11 +184,11 @@ vouched:	confirms?at, longer;
 	od
 }
 
-proctype Fence() {
+proctype Revoke() {
 	if
 	:: ticket++;
 quiesce:	!lock; // taken once
-		fenced = true
+		revoked = true
 	:: skip
 	fi
 }
@@ -201,6 +201,6 @@ init {
 		run Renew();
 		run Initiator();
 		run Arrivals();
-		run Fence()
+		run Revoke()
 	}
 }

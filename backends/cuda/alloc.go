@@ -16,10 +16,10 @@ import (
 // and from its plain allocator elsewhere.
 //
 // With Config.Peers backends of other processes reach it; no dma-buf is exported, and the backends
-// rdma and gds, whose devices would go on with the old memory, do not take it. A fence against a
+// rdma and gds, whose devices would go on with the old memory, do not take it. A revoke against a
 // process that is frozen, or was killed in a batch, then puts other memory under the addresses: it
 // waits for what the program has begun on the device, and while it runs (for longer than
-// Config.FenceGrace, that is) the program must begin no kernel or copy of its own over any byte of
+// Config.RevokeGrace, that is) the program must begin no kernel or copy of its own over any byte of
 // the allocation.
 //
 // The Closer frees it. It must be closed after every registration of the memory was, at any time,

@@ -95,7 +95,7 @@ func (t *blockTable) under(at, n uint64) []*ownBlock {
 }
 
 // newOwnBlock allocates. Only what no NIC knows may be mapped by other processes: a NIC holds on to
-// the memory that a fence against a frozen process replaces.
+// the memory that a revoke against a frozen process replaces.
 func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
 	block, err := gpu.NewBlock(ordinal, n)
 	if err != nil {
@@ -112,7 +112,7 @@ func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
 // Close implements io.Closer. It waits for the batches and sums that have entered.
 func (o *ownBlock) Close() (err error) {
 	o.once.Do(func() {
-		o.renewing.Lock() // a renew may have outlived the fence that asked for it
+		o.renewing.Lock() // a renew may have outlived the Revoke that asked for it
 		defer o.renewing.Unlock()
 		blocks.remove(o)
 		o.moving.Store(true) // for good: who found it before does not enter

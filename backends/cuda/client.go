@@ -36,10 +36,9 @@ type client struct {
 	left   bool     // nothing of it is under way, and the pages may be gone
 }
 
-// pass is what a client was given under a slot: a memory in an epoch.
+// pass is what a client was given under a slot.
 type pass struct {
 	m    *memory
-	g    *grant
 	lost bool // what it still does lands in memory that nothing uses
 }
 
@@ -96,9 +95,9 @@ func (g *client) listen() (polite bool) {
 }
 
 // outlast returns once nothing is under way of a client whose connection is lost, or the backend
-// closes. As with a fence, a batch that counts itself later sees the end of its pass. The process
+// closes. As with Revoke, a batch that counts itself later sees the end of its pass. The process
 // may live on and connect again: a lost connection keeps no place for it. One that died in a batch
-// keeps its place until the memory is fenced: only a fence may put other memory there.
+// keeps its place until the memory is revoked: only Revoke may put other memory there.
 func (g *client) outlast() {
 	all := func(*pass) bool { return true }
 	g.endPasses(all)
@@ -183,17 +182,13 @@ func (g *client) give(token []byte) (h head, fd int, err error) {
 		return h, -1, err
 	}
 	m := g.b.memories.At(t.Key)
-	if m == nil {
-		return h, -1, driver.ErrBadToken
-	}
-	epoch, err := m.admit(&t)
-	if err != nil {
+	if err := m.opens(&t); err != nil {
 		return h, -1, err
 	}
 	if err := m.reachable(); err != nil {
 		return h, -1, err
 	}
-	slot, err := g.admit(&pass{m: m, g: epoch})
+	slot, err := g.admit(&pass{m: m})
 	if err != nil {
 		return h, -1, err
 	}
@@ -235,7 +230,7 @@ func (m *memory) share() (h head, fd int, err error) {
 	return h, fd, err
 }
 
-// admit gives a slot. A fence marks the end of the epoch, or the beginning of a renew, and looks
+// admit gives a slot. Revoke marks the end of the memory, or the beginning of a renew, and looks
 // at the slots then; admit does it the other way round: one of the two sees the other.
 func (g *client) admit(p *pass) (slot uint32, err error) {
 	slot, err = g.put(p)
@@ -243,10 +238,10 @@ func (g *client) admit(p *pass) (slot uint32, err error) {
 		return 0, err
 	}
 	switch {
-	case p.g.ended.Load():
+	case p.m.theirs.ended.Load():
 		err = driver.ErrRevoked
 	case p.m.block.moving.Load():
-		err = fmt.Errorf("a fence against a frozen process replaces the memory now, try again: %w",
+		err = fmt.Errorf("a revoke against a frozen process replaces the memory now, try again: %w",
 			driver.ErrFull)
 	default:
 		return slot, nil

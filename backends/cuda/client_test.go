@@ -55,9 +55,9 @@ func TestGoodbyeBehindReset(t *testing.T) {
 	}
 }
 
-// TestFenceBesideABusyDevice has the device wait for the program while a fence takes memory away
+// TestRevokeBesideABusyDevice has the device wait for the program while a Revoke takes memory away
 // from a silent process: the fence ends with its context, and the next one finds the proof.
-func TestFenceBesideABusyDevice(t *testing.T) {
+func TestRevokeBesideABusyDevice(t *testing.T) {
 	onStandIn(t)
 	r, silent := newFarRig(t, testConfig())
 	d, block := r.shared(silent, 1<<20)
@@ -69,23 +69,23 @@ func TestFenceBesideABusyDevice(t *testing.T) {
 	r.hold(busy)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	fenced := make(chan error, 1)
-	go func() { fenced <- r.b.Fence(ctx, d.m.key) }()
+	revoked := make(chan error, 1)
+	go func() { revoked <- d.m.Revoke(ctx) }()
 	select {
-	case err := <-fenced:
+	case err := <-revoked:
 		require.ErrorIs(t, err, driver.ErrTimeout)
 	case <-time.After(limit):
 		r.release()
-		t.Fatal("the fence waits for what the program has begun on the device")
+		t.Fatal("the Revoke waits for what the program has begun on the device")
 	}
 	l := r.local(drivertest.HostMemory, 4096)
 	require.ErrorIs(t, r.p.Submit(99, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{
 		{Len: 1, LocalKey: l.m.key, RemoteKey: d.key},
 	}}), driver.ErrRevoked)
 	r.release()
-	require.NoError(t, r.b.Fence(context.Background(), d.m.key))
+	require.NoError(t, d.m.Revoke(context.Background()))
 	require.Equal(t, before+1, block.id, "the memory is replaced once")
-	r.same("the content after a fence", r.content(d), want)
+	r.same("the content after a revoke", r.content(d), want)
 	busy.close()
 }
 

@@ -35,8 +35,8 @@ type Config struct {
 	// process alone, and has no socket.
 	Peers    bool
 	PeersMax int // processes that reach us at a time; default 256, at most 4,096
-	// how long Fence waits for a silent process before it takes the memory away; default 200 ms
-	FenceGrace  time.Duration
+	// how long Revoke waits for a silent process before it takes the memory away; default 200 ms
+	RevokeGrace time.Duration
 	SumTimeout  time.Duration // SumCells waits no longer for events and fences; default 10 s
 	DialTimeout time.Duration // for a handshake, and for an answer of another process; default 5 s
 }
@@ -71,16 +71,16 @@ func (c Config) withDefaults() (Config, error) {
 				f.most, driver.ErrBounds)
 		}
 	}
-	if c.FenceGrace < 0 || c.DialTimeout < 0 || c.SumTimeout < 0 {
-		return c, fmt.Errorf("Config.FenceGrace is %v, Config.DialTimeout %v and "+
-			"Config.SumTimeout %v, want no negative time: %w", c.FenceGrace, c.DialTimeout,
+	if c.RevokeGrace < 0 || c.DialTimeout < 0 || c.SumTimeout < 0 {
+		return c, fmt.Errorf("Config.RevokeGrace is %v, Config.DialTimeout %v and "+
+			"Config.SumTimeout %v, want no negative time: %w", c.RevokeGrace, c.DialTimeout,
 			c.SumTimeout, driver.ErrBounds)
 	}
 	if c.SumTimeout == 0 {
 		c.SumTimeout = 10 * time.Second
 	}
-	if c.FenceGrace == 0 {
-		c.FenceGrace = 200 * time.Millisecond
+	if c.RevokeGrace == 0 {
+		c.RevokeGrace = 200 * time.Millisecond
 	}
 	if c.DialTimeout == 0 {
 		c.DialTimeout = 5 * time.Second

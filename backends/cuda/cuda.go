@@ -11,21 +11,22 @@
 // A backend (cuda.go) has devices (device.go), memories (memory.go, pins.go, block.go), and peers
 // (peer.go), which turn batches into copies (submit.go, pages.go) on streams of a device. A thread
 // of C for each stream waits for their ends and puts them into a ring, from where the first of
-// these takes them (finish.go): Poll, a fence, or, where a message or another process waits for
+// these takes them (finish.go): Poll, Revoke, or, where a message or another process waits for
 // them (notify.go), a goroutine. Streams of the program can be ordered with transfers (order.go). A
 // peer of another process is a farPeer (far.go) over a link (link.go); the owner knows it as a
 // client (server.go, client.go). Both speak as message.go says.
 //
-// Proof that nothing lands later: the event behind the last copy of a batch. A fence refuses
+// Proof that nothing lands later: the event behind the last copy of a batch. Revoke refuses
 // batches with an older token, has batches drop what is not yet on a stream, and waits for those
 // events. Another process announces each batch in a page of shared memory before anything of it is
 // on a stream, looks then whether its import is still good, and takes the announcement back when
-// the event has ended. A process that stays silent for longer than Config.FenceGrace loses the
+// the event has ended. A process that stays silent for longer than Config.RevokeGrace loses the
 // memory: other memory comes under the range. So does one that was killed in a batch: its copies
 // may go on in a context that a child of it keeps.
 package cuda
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -257,7 +258,7 @@ func (b *Backend) end() error {
 	}
 	var errs []error
 	for _, m := range b.memories.All() {
-		if err := m.Close(); err != nil {
+		if err := m.Revoke(context.Background()); err != nil {
 			errs = append(errs, m.giveUp(err))
 		}
 	}

@@ -46,7 +46,7 @@ func TestProcessThatDiesInABatch(t *testing.T) {
 	require.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait() // it was killed
 	_ = in.Close()
-	require.NoError(t, r.b.Fence(t.Context(), d.m.key))
+	require.NoError(t, d.m.Revoke(t.Context()))
 	if memory() == before {
 		promise.Breaks(t, "the memory that a dead process may write to is in use")
 	}

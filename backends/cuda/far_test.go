@@ -78,7 +78,7 @@ func TestFarRefusals(t *testing.T) {
 	require.NoError(t, err)
 	guess := d.m.seg
 	guess.Secret[15] ^= 1
-	forged := &memory{b: r.b, key: d.m.key, seg: guess, now: d.m.now}
+	forged := &memory{b: r.b, key: d.m.key, epoch: d.m.epoch, seg: guess}
 	wrong, err := forged.AppendToken(nil)
 	require.NoError(t, err)
 	for what, b := range map[string][]byte{"another secret": wrong, "none": nil,
@@ -98,7 +98,7 @@ func TestFarRefusals(t *testing.T) {
 			t.Errorf("import of what no other process reaches: %v, want %q and %v", err, what,
 				driver.ErrNotSupported)
 		}
-		if err := errors.Join(m.Close(), space.Free()); err != nil {
+		if err := errors.Join(m.Revoke(context.Background()), space.Free()); err != nil {
 			t.Error(err)
 		}
 	}
@@ -147,8 +147,8 @@ func TestSilentProcess(t *testing.T) {
 	}
 	_ = silent.p.far.wire.conn.Close() // and the process lives
 	want, before := r.content(d), block.id
-	require.NoError(t, r.b.Fence(context.Background(), d.m.key))
-	r.same("the content after a fence", r.content(d), want)
+	require.NoError(t, d.m.Revoke(context.Background()))
+	r.same("the content after a revoke", r.content(d), want)
 	if block.id == before {
 		t.Error("a process may be writing, and the memory is the same")
 	}
@@ -156,9 +156,9 @@ func TestSilentProcess(t *testing.T) {
 	r.same("what a process wrote to memory that was taken away", r.content(d), want)
 	r.moveSoon(driver.Write, l, beside, driver.Desc{Len: 1 << 20})
 	r.same("what another process wrote beside", r.content(beside), r.content(l))
-	require.NoError(t, r.b.Fence(context.Background(), d.m.key))
+	require.NoError(t, r.register(d.space.Segment).Revoke(context.Background()))
 	if block.id != before+1 {
-		t.Error("a second fence has taken the memory away again from a process that was shut out")
+		t.Error("another revoke has taken the memory away again from a process that was shut out")
 	}
 	stuck.leave()
 }
@@ -178,19 +178,19 @@ func TestMemoryThatStays(t *testing.T) {
 	libcuda.Set(t, fakecuda.RefuseResult, 2)
 	libcuda.Put(fakecuda.RefuseAfter, 1)
 	var said *gpu.Error
-	if err := r.b.Fence(context.Background(), d.m.key); !errors.As(err, &said) ||
+	if err := d.m.Revoke(context.Background()); !errors.As(err, &said) ||
 		block.id != before {
-		t.Errorf("fence with a driver that refuses: %v, memory %d, want the driver's word and %d",
+		t.Errorf("revoke with a driver that refuses: %v, memory %d, want the driver's word and %d",
 			err, block.id, before)
 	}
 	r.same("the content after a failure", r.content(d), want)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Microsecond)
 	defer cancel()
-	sameError(t, "fence within a microsecond", r.b.Fence(ctx, d.m.key), context.DeadlineExceeded)
-	if err := r.b.Fence(context.Background(), d.m.key); err != nil || block.id != before+1 {
-		t.Errorf("fence once more: %v, memory %d, want %d", err, block.id, before+1)
+	sameError(t, "revoke within a microsecond", d.m.Revoke(ctx), context.DeadlineExceeded)
+	if err := d.m.Revoke(context.Background()); err != nil || block.id != before+1 {
+		t.Errorf("revoke once more: %v, memory %d, want %d", err, block.id, before+1)
 	}
-	r.same("the content after a fence", r.content(d), want)
+	r.same("the content after a revoke", r.content(d), want)
 }
 
 // moveSoon repeats what is answered with driver.ErrFull.

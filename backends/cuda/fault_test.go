@@ -116,7 +116,7 @@ func TestFault(t *testing.T) {
 	if bad == 0 {
 		t.Errorf("%d batches on a device that faulted, and none failed", tags)
 	}
-	if err := b.Fence(context.Background(), d.m.key); err != nil {
+	if err := d.m.Revoke(context.Background()); err != nil {
 		t.Errorf("fence: %v", err)
 	}
 	if err := b.Close(); err != nil {

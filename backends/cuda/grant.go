@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// grant is an epoch of a memory, and the batches that use the memory under it.
+// grant is permission to use a memory until it is revoked, and the batches that use it.
 type grant struct {
-	epoch uint64
 	users atomic.Int64
 	ended atomic.Bool
 	far   *words // of memory of another process; nil: it is this one's
@@ -25,7 +24,7 @@ type words struct {
 // The states of an import. No batch begins under any but the first.
 const (
 	passGood  = iota
-	passOver  // its epoch has ended
+	passOver  // the memory is revoked
 	passMoves // other memory comes; what ends before it does counts
 	passMoved // it came while a batch was under way, whose bytes are lost
 )

@@ -5,7 +5,7 @@ package cuda
 import "github.com/sluicehq/sluice/internal/hook"
 
 // spot is a place where a batch or a sum is between a check and the act that relies on it, or
-// between the act and its outcome. A test parks its goroutine there while the owner fences. The
+// between the act and its outcome. A test parks its goroutine there while the owner revokes. The
 // spots of batches have the names of the steps in spec/cuda_processes.pml.
 type spot int
 

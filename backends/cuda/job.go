@@ -108,8 +108,8 @@ func (j *job) undo() {
 	j.b.taken.Add(-1)
 }
 
-// show makes a job known to cancels and StreamWait, and returns its serial, unless a fence has
-// ended an epoch since the job entered it: that fence may have looked for batches already.
+// show makes a job known to cancels and StreamWait, and returns its serial, unless memory
+// was revoked since the job entered it: that Revoke may have looked for batches already.
 func (j *job) show() (serial uint64, err error) {
 	j.b.mu.Lock()
 	defer j.b.mu.Unlock()

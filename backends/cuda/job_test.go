@@ -66,20 +66,20 @@ func TestCancelBeforeBegin(t *testing.T) {
 	}
 }
 
-// TestFenceBeforeStart fences a memory that a batch has entered and does not use yet: the fence
+// TestRevokeBeforeStart revokes memory that a batch has entered and does not use yet: Revoke
 // cannot cancel the batch, which starts nothing.
-func TestFenceBeforeStart(t *testing.T) {
+func TestRevokeBeforeStart(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	b, _, d := r.large()
 	j, pieces := r.parked(b)
-	d.m.endEpoch() // what a fence does before it waits
-	require.False(t, d.m.quiet())
+	d.m.end() // what Revoke does before it waits
+	require.False(t, d.m.theirs.quiet())
 	before := libcuda.Get(fakecuda.Copies)
 	require.ErrorIs(t, j.start(pieces), driver.ErrRevoked)
 	j.undo()
 	require.Equal(t, before, libcuda.Get(fakecuda.Copies))
-	require.True(t, d.m.quiet())
+	require.True(t, d.m.theirs.quiet())
 }
 
 // TestStreamWaitBesideRefused has a stream wait while Submit is about to give up a batch for which
@@ -184,8 +184,8 @@ func TestNeighboursOfTwoRegistrations(t *testing.T) {
 	require.NoError(t, space.Free())
 }
 
-// TestFenceOver: a fence whose context is over ends the epoch all the same.
-func TestFenceOver(t *testing.T) {
+// TestRevokeOver: a Revoke whose context is over ends the epoch all the same.
+func TestRevokeOver(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
@@ -193,11 +193,11 @@ func TestFenceOver(t *testing.T) {
 	tag := r.submit(driver.Write, l, d, driver.Desc{Len: 13})
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
-	require.ErrorIs(t, r.b.Fence(over, d.m.key), context.Canceled)
+	require.ErrorIs(t, d.m.Revoke(over), context.Canceled)
 	require.ErrorIs(t, r.p.Submit(99, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{
 		{Len: 1, LocalKey: l.m.key, RemoteKey: d.key},
 	}}), driver.ErrRevoked)
 	r.release()
 	require.NoError(t, r.end(tag))
-	require.NoError(t, r.b.Fence(context.Background(), d.m.key))
+	require.NoError(t, d.m.Revoke(context.Background()))
 }

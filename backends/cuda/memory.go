@@ -7,8 +7,6 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,26 +16,23 @@ import (
 
 // memory is one registration.
 type memory struct {
-	b    *Backend
-	key  uint32
-	seg  driver.Segment
-	base uint64   // address, of the host or of the device
-	dev  *device  // nil: host memory
-	pin  *pin     // of host memory
-	at   []uint64 // of pinned host memory, where kernels of each of the backend's devices see it
-	own  grant    // batches of ours that name it as local memory
+	b      *Backend
+	key    uint32
+	epoch  uint64 // the generation of the key
+	seg    driver.Segment
+	base   uint64   // address, of the host or of the device
+	dev    *device  // nil: host memory
+	pin    *pin     // of host memory
+	at     []uint64 // of pinned host memory, where kernels of each of the backend's devices see it
+	own    grant    // batches of ours that name it as local memory
+	theirs grant    // batches that reach it by a token
 	// block is what AllocDevice made of it for other processes as well, nil: none of it.
 	block *ownBlock
 
-	closing sync.Mutex // held by Close, before mu
-	gone    bool       // nothing lands any more; guarded by closing
+	turn session.Turn // of Revoke
+	gone bool         // guarded by turn: nothing lands any more
 	// why Close of the backend had no proof; it knows nothing of other processes from then on
 	unproven atomic.Pointer[error]
-
-	mu     sync.Mutex // guards what follows
-	now    *grant
-	past   []*grant // ended, and perhaps not quiet yet
-	closed bool     // to what is new
 }
 
 // Register implements driver.Backend. Memory of a device must be allocated, all of it on that
@@ -55,7 +50,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if b.closed.Load() {
 		return nil, driver.ErrClosed
 	}
-	m := &memory{b: b, seg: seg}
+	m := &memory{b: b, seg: seg, turn: session.NewTurn()}
 	if err := m.find(); err != nil {
 		return nil, err
 	}
@@ -63,7 +58,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if err != nil {
 		return nil, errors.Join(err, m.unpin())
 	}
-	m.key, m.now = key, &grant{epoch: epoch}
+	m.key, m.epoch = key, epoch
 	b.memories.Put(key, m)
 	return m, nil
 }
@@ -124,97 +119,79 @@ func (m *memory) Key() uint32 { return m.key }
 
 // AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
+	if m.theirs.ended.Load() {
 		return dst, driver.ErrClosed
 	}
-	t := session.Token{Secret: m.seg.Secret, Key: m.key, Epoch: m.now.epoch, Size: m.seg.Len}
+	t := session.Token{Secret: m.seg.Secret, Key: m.key, Epoch: m.epoch, Size: m.seg.Len}
 	return t.Append(dst, &m.b.owner), nil
 }
 
-// admit returns the epoch of a token, if it is the present one.
-func (m *memory) admit(t *session.Token) (*grant, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+// opens says what a token of the memory's key is good for.
+func (m *memory) opens(t *session.Token) error {
 	switch {
-	case t.Epoch < m.now.epoch:
-		return nil, driver.ErrRevoked
-	case m.closed, subtle.ConstantTimeCompare(m.seg.Secret[:], t.Secret[:]) == 0,
-		m.seg.Len != t.Size, t.Epoch > m.now.epoch:
-		return nil, driver.ErrBadToken
+	case m == nil, t.Epoch < m.epoch, m.theirs.ended.Load():
+		return driver.ErrRevoked
+	case subtle.ConstantTimeCompare(m.seg.Secret[:], t.Secret[:]) == 0,
+		m.seg.Len != t.Size, t.Epoch > m.epoch:
+		return driver.ErrBadToken
 	}
-	return m.now, nil
+	return nil
 }
 
-// Close implements driver.Memory. It waits for batches that name the memory. Without the proof
-// that other processes are out of it, the next Close looks for it again.
-func (m *memory) Close() error {
-	m.b.open.RLock()
-	defer m.b.open.RUnlock()
-	m.closing.Lock()
-	defer m.closing.Unlock()
+// Revoke implements driver.Memory. What is on a stream already ends by itself, within the
+// time of two chunks. It also waits for batches of ours that name the memory.
+func (m *memory) Revoke(ctx context.Context) error {
+	m.end()
+	if err := m.turn.Take(ctx); err != nil {
+		return fmt.Errorf("revoke key %d: another call looks for the proof: %w", m.key, err)
+	}
+	defer m.turn.Give()
 	if m.gone {
 		return nil
 	}
 	if err := m.unproven.Load(); err != nil {
 		return *err
 	}
-	m.mu.Lock()
-	m.closed = true
-	m.mu.Unlock()
-	m.own.end()
-	next := m.endEpoch()
-	_ = m.b.until(m.own.quiet, always)
-	if err := m.untilQuiet(always); err != nil {
+	over := func() error {
+		if ctx.Err() != nil {
+			return fmt.Errorf("revoke key %d: %w", m.key, driver.ContextError(ctx))
+		}
+		return nil
+	}
+	if err := m.untilQuiet(over); err != nil {
 		return err // the key stays taken, and the memory pinned
 	}
 	if err := m.unpin(); err != nil {
 		return err // so does the key
 	}
 	m.gone = true
-	m.b.memories.Remove(m.key)
-	m.b.memories.GiveBack(m.key, next)
+	m.b.memories.Free(m.key)
 	return nil
 }
 
-// giveUp has Close and Fence say from now on that there is no proof. Memory that is only pinned
+// end begins no more batches, and has those that wait drop what they can. What other processes
+// have is over (step over of spec/cuda_processes.pml).
+func (m *memory) end() {
+	m.theirs.end()
+	m.own.end()
+	m.b.cancelSenders(func(j *job) bool { return j.names(m) }, &driver.ErrRevoked)
+	m.b.endPasses(m.over)
+}
+
+// giveUp has Revoke say from now on that there is no proof. Memory that is only pinned
 // goes with the context of its device.
 func (m *memory) giveUp(why error) error {
 	if m.pin != nil {
 		pins.abandon(m.pin)
-		m.closing.Lock()
+		_ = m.turn.Take(context.Background())
 		m.gone = true
-		m.closing.Unlock()
+		m.turn.Give()
 		return why
 	}
 	why = fmt.Errorf("the backend has closed, and a process may write still: %w: %w",
 		driver.ErrUnproven, why)
 	m.unproven.Store(&why)
 	return why
-}
-
-// endEpoch begins the next one, has batches of older ones drop what they can, and returns it. What
-// other processes have of the older ones is over (step over of spec/cuda_processes.pml).
-func (m *memory) endEpoch() uint64 {
-	m.mu.Lock()
-	m.now.end()
-	m.past = append(m.past, m.now)
-	m.now = &grant{epoch: m.now.epoch + 1}
-	m.seg.Secret = session.NewSecret()
-	next := m.now.epoch
-	m.mu.Unlock()
-	m.b.cancelSenders(func(j *job) bool { return j.names(m) }, &driver.ErrRevoked)
-	m.b.endPasses(m.over)
-	return next
-}
-
-// quiet reports whether no batch uses the memory under an epoch that has ended.
-func (m *memory) quiet() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.past = slices.DeleteFunc(m.past, (*grant).quiet)
-	return len(m.past) == 0
 }
 
 func (m *memory) unpin() error {
@@ -224,26 +201,7 @@ func (m *memory) unpin() error {
 	return pins.unuse(m.b, m.pin)
 }
 
-// Fence implements driver.Backend. What is on a stream already ends by itself, within the
-// time of two chunks.
-func (b *Backend) Fence(ctx context.Context, key uint32) error {
-	m := b.memories.At(key)
-	if m == nil {
-		return fmt.Errorf("fence key %d: no such memory: %w", key, driver.ErrBounds)
-	}
-	if err := m.unproven.Load(); err != nil {
-		return *err
-	}
-	m.endEpoch()
-	return m.untilQuiet(func() error {
-		if ctx.Err() != nil {
-			return fmt.Errorf("fence: %w", driver.ContextError(ctx))
-		}
-		return nil
-	})
-}
-
-// untilQuiet waits for batches of peers, whose ends are in rings of their backends.
+// untilQuiet waits for batches of ours and of peers, whose ends are in rings of their backends.
 func (m *memory) untilQuiet(stop func() error) error {
 	senders := m.b.sources()
 	err := m.b.until(func() bool {
@@ -252,7 +210,7 @@ func (m *memory) untilQuiet(stop func() error) error {
 				from.help()
 			}
 		}
-		return m.quiet()
+		return m.theirs.quiet() && m.own.quiet()
 	}, stop)
 	if err != nil {
 		return err
@@ -260,19 +218,19 @@ func (m *memory) untilQuiet(stop func() error) error {
 	return m.untilClientsAreOut(stop)
 }
 
-// over reports whether what a process was given is of an epoch that has ended.
-func (m *memory) over(s *pass) bool { return s.m == m && s.g.ended.Load() }
+// over reports whether what a process was given is of this memory, which is revoked.
+func (m *memory) over(s *pass) bool { return s.m == m }
 
 // untilClientsAreOut waits for batches of other processes (step in of spec/cuda_processes.pml). A
 // process that is silent for too long is frozen, or dead: then the memory is taken away.
 func (m *memory) untilClientsAreOut(stop func() error) error {
-	deadline := time.Now().Add(m.b.cfg.FenceGrace)
+	deadline := time.Now().Add(m.b.cfg.RevokeGrace)
 	in := func() bool { return m.b.clientsIn(m.over) }
 	err := await(func() bool { return !in() || time.Now().After(deadline) }, stop)
 	if err != nil || !in() {
 		return err
 	}
-	if err := m.block.renew(m.b.cfg.FenceGrace, m.over, stop); err != nil {
+	if err := m.block.renew(m.b.cfg.RevokeGrace, m.over, stop); err != nil {
 		return fmt.Errorf("take memory away from a frozen process: %w", err)
 	}
 	return nil

@@ -5,6 +5,7 @@
 package cuda
 
 import (
+	"context"
 	"errors"
 	"os"
 	"strings"
@@ -111,13 +112,13 @@ func TestPins(t *testing.T) {
 	if n := libcuda.Get(fakecuda.Pins) - before; n != 1 || pins.bytes() != 1<<20 {
 		t.Errorf("%d ranges and %d bytes are pinned for a range and a part of it", n, pins.bytes())
 	}
-	if err := whole.Close(); err != nil {
+	if err := whole.Revoke(context.Background()); err != nil {
 		t.Error(err)
 	}
 	if n := libcuda.Get(fakecuda.Pins) - before; n != 1 || !inner.pin.pinned() {
 		t.Errorf("%d ranges are pinned for the part that is left", n)
 	}
-	if err := inner.Close(); err != nil {
+	if err := inner.Revoke(context.Background()); err != nil {
 		t.Error(err)
 	}
 	if n := libcuda.Get(fakecuda.Pins) - before; n != 0 || pins.bytes() != 0 {
@@ -166,19 +167,18 @@ func TestNotPinned(t *testing.T) {
 }
 
 // TestNotUnpinned has the driver not unpin memory: Close says so, and tries again. The key is no
-// other memory's meanwhile, which the engine would fence before it closes this one again.
+// other memory's meanwhile.
 func TestNotUnpinned(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	before := libcuda.Get(fakecuda.Pins)
 	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
 	libcuda.Set(t, fakecuda.UnpinResult, 304) // of the system
-	require.Error(t, l.m.Close())
+	require.Error(t, l.m.Revoke(context.Background()))
 	require.NotEqual(t, l.m.key, r.memory(hbm, 1<<20).m.key)
-	require.NoError(t, r.b.Fence(t.Context(), l.m.key))
-	require.Error(t, l.m.Close())
+	require.Error(t, l.m.Revoke(context.Background()))
 	libcuda.Put(fakecuda.UnpinResult, 0)
-	require.NoError(t, l.m.Close())
+	require.NoError(t, l.m.Revoke(context.Background()))
 	require.Equal(t, before, libcuda.Get(fakecuda.Pins))
 	r.register(d.space.Segment)
 }
@@ -202,7 +202,7 @@ func TestPinnedByTheProgram(t *testing.T) {
 	}
 	r.move(driver.Read, l, d, driver.Desc{Len: 1 << 20})
 	r.same("memory that the program pinned", r.content(l), r.content(d))
-	if err := l.m.Close(); err != nil {
+	if err := l.m.Revoke(context.Background()); err != nil {
 		t.Error(err)
 	}
 	if err := other.Unpin(s.Segment.Mem); err != nil {
@@ -328,7 +328,7 @@ func TestPinnedPagesStay(t *testing.T) {
 	m := r.register(s.Segment)
 	sameError(t, "fresh pages under pinned memory", s.Segment.Shared.Renew(t.Context(), 0, 4096),
 		driver.ErrBusy)
-	require.NoError(t, m.Close())
+	require.NoError(t, m.Revoke(context.Background()))
 	if err := s.Segment.Shared.Renew(t.Context(), 0, 4096); err != nil {
 		t.Errorf("fresh pages when the memory was closed: %v", err)
 	}

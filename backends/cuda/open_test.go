@@ -21,7 +21,7 @@ func TestConfig(t *testing.T) {
 		"two budgets":     {Budget: cuda.Budget{SMs: 1, InFlight: 1}},
 		"negative budget": {Budget: cuda.Budget{SMs: -1}},
 		"message":         {MessageMax: -5}, "keys": {KeysMax: 1 << 30},
-		"peers": {PeersMax: 1 << 20}, "grace": {FenceGrace: -1}, "dial": {DialTimeout: -1},
+		"peers": {PeersMax: 1 << 20}, "grace": {RevokeGrace: -1}, "dial": {DialTimeout: -1},
 	} {
 		if _, err := New(c); !errors.Is(err, driver.ErrBounds) ||
 			!strings.Contains(err.Error(), "Config.") {

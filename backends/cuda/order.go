@@ -43,7 +43,7 @@ func (g *gate) meets(device int, from, end uint64) bool {
 // At most Config.Gated batches of a device may wait at a time; further ones are answered with
 // driver.ErrFull, which the engine repeats. Host memory that could not be pinned cannot wait: such
 // batches are answered with ErrNotSupported. A batch on a stream ends only when its event comes:
-// Abort, a fence and Close wait for it.
+// Abort, Revoke and Close wait for it.
 func (b *Backend) StartAfter(seg driver.Segment, event uintptr) error {
 	if seg.Kind != driver.HBM {
 		return fmt.Errorf("gate %v: only device memory can wait for an event: %w", seg.Kind,

@@ -252,7 +252,7 @@ func TestManyEvents(t *testing.T) {
 // than a batch takes finds it over, and tries again with the next one.
 var delays = []uint32{10_000, 100_000, 1_000_000}
 
-// TestCancelDropsTheRest cancels, fences and closes under batches of many chunks on slow
+// TestCancelDropsTheRest cancels, revokes and closes under batches of many chunks on slow
 // devices: the rest is dropped.
 func TestCancelDropsTheRest(t *testing.T) {
 	onStandIn(t)
@@ -265,8 +265,8 @@ func TestCancelDropsTheRest(t *testing.T) {
 			r.p.Cancel(r.tag)
 			return nil
 		}, driver.ErrAborted},
-		"fence": {func(r *rig, d *place) error {
-			return r.b.Fence(context.Background(), d.m.key)
+		"revoke": {func(r *rig, d *place) error {
+			return d.m.Revoke(context.Background())
 		}, driver.ErrRevoked},
 		"close": {func(r *rig, _ *place) error { return r.p.Close() }, driver.ErrClosed},
 	} {
@@ -334,29 +334,30 @@ func (r *rig) until(tags []uint64, tag uint64) []uint64 {
 	return slices.DeleteFunc(slices.Clone(tags), func(t uint64) bool { return done[t] })
 }
 
-// TestFenceWaits fences memory while a slow device writes to it: nothing lands afterwards.
-func TestFenceWaits(t *testing.T) {
+// TestRevokeWaits revokes memory while a slow device writes to it: nothing lands afterwards.
+func TestRevokeWaits(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	l, d := r.memory(drivertest.HostMemory, 64<<10), r.memory(hbm, 64<<10)
 	for range 5 {
 		libcuda.Put(fakecuda.DelayMicros, 20000)
 		tag := r.submit(driver.Write, l, d, driver.Desc{Len: 64 << 10})
-		require.NoError(t, r.b.Fence(context.Background(), d.m.key))
+		require.NoError(t, d.m.Revoke(context.Background()))
 		libcuda.Put(fakecuda.DelayMicros, 0)
 		r.fill(d)
 		want := r.content(d)
 		if err := r.end(tag); err != nil && !errors.Is(err, driver.ErrRevoked) {
-			t.Errorf("a write that was fenced off: %v", err)
+			t.Errorf("a write that was cut off: %v", err)
 		}
-		r.same("memory after a fence", r.content(d), want)
+		r.same("memory after a revoke", r.content(d), want)
+		d.m = r.register(d.space.Segment)
 		d.key = r.imported(d.m)
 	}
 }
 
-// TestFenceThatIsTooLate has a fence wait for a device that is held up, for as long as its context
-// lasts; the next one finds the memory quiet.
-func TestFenceThatIsTooLate(t *testing.T) {
+// TestRevokeThatIsTooLate has a Revoke wait for a device that is held up, for as long as its
+// context lasts; the next one finds the memory quiet.
+func TestRevokeThatIsTooLate(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
@@ -364,10 +365,10 @@ func TestFenceThatIsTooLate(t *testing.T) {
 	tag := r.submit(driver.Write, l, d, driver.Desc{Len: 13})
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	sameError(t, "a fence against a device that is held up", r.b.Fence(ctx, d.m.key),
+	sameError(t, "a revoke against a device that is held up", d.m.Revoke(ctx),
 		driver.ErrTimeout)
 	r.release()
-	if err := r.b.Fence(context.Background(), d.m.key); err != nil {
+	if err := d.m.Revoke(context.Background()); err != nil {
 		t.Error(err)
 	}
 	if err := r.end(tag); err != nil {

@@ -53,7 +53,7 @@ func TestAnEventOfACapturedStream(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	require.NoError(t, r.b.Fence(ctx, d.m.key), "nothing is under way")
+	require.NoError(t, d.m.Revoke(ctx), "nothing is under way")
 	libcuda.Put(fakecuda.Capture, 0)
 	r.move(driver.Write, l, other, driver.Desc{Len: 4096})
 	r.same("behind the capture", r.content(other), r.content(l))
@@ -69,11 +69,11 @@ func TestAWaitThatFailsEndsNoBatch(t *testing.T) {
 	tag := r.submit(driver.Write, l, d, driver.Desc{Len: 13})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	require.ErrorIs(t, r.b.Fence(ctx, d.m.key), driver.ErrTimeout)
+	require.ErrorIs(t, d.m.Revoke(ctx), driver.ErrTimeout)
 	libcuda.Put(fakecuda.Hold, 0)
 	libcuda.Put(fakecuda.Capture, 0)
 	require.NoError(t, r.end(tag))
-	require.NoError(t, r.b.Fence(context.Background(), d.m.key))
+	require.NoError(t, d.m.Revoke(context.Background()))
 	r.same("after a wait that failed", r.content(d)[:13], r.content(l)[:13])
 }
 
@@ -87,7 +87,7 @@ func TestPagesStayUnderCopies(t *testing.T) {
 	require.False(t, l.m.pin.pinned())
 	shared := l.space.Segment.Shared
 	require.ErrorIs(t, shared.Renew(t.Context(), l.space.Segment.SharedOff, 4096), driver.ErrBusy)
-	require.NoError(t, l.m.Close())
+	require.NoError(t, l.m.Revoke(context.Background()))
 	require.NoError(t, shared.Renew(t.Context(), l.space.Segment.SharedOff, 4096))
 }
 
@@ -125,10 +125,11 @@ func TestACloseWithoutProofIsNoProofTheSecondTime(t *testing.T) {
 	libcuda.Set(t, fakecuda.RefuseResult, 2)
 	for range 2 {
 		libcuda.Put(fakecuda.RefuseAfter, 1)
-		require.ErrorContains(t, d.m.Close(), "take memory away from a frozen process")
+		require.ErrorContains(t, d.m.Revoke(context.Background()),
+			"take memory away from a frozen process")
 	}
 	want := r.content(d)
-	require.NoError(t, d.m.Close()) // the driver gives memory again
+	require.NoError(t, d.m.Revoke(context.Background())) // the driver gives memory again
 	writeCard(t, driver.Segment{Addr: stuck.m.base}, make([]byte, 1<<20))
 	r.same("after Close", r.content(d), want)
 	stuck.leave()
@@ -153,14 +154,13 @@ func TestAClosedBackendFindsNoProof(t *testing.T) {
 	libcuda.Put(fakecuda.RefuseAfter, 1)
 	require.ErrorIs(t, r.b.Close(), driver.ErrUnproven)
 	for range 2 {
-		require.ErrorIs(t, d.m.Close(), driver.ErrUnproven)
-		require.ErrorIs(t, r.b.Fence(t.Context(), d.m.Key()), driver.ErrUnproven)
+		require.ErrorIs(t, d.m.Revoke(t.Context()), driver.ErrUnproven)
 		require.ErrorIs(t, r.b.Close(), driver.ErrUnproven)
 	}
 	stuck.leave()
 }
 
-// TestABlockIsFreedBehindARenew that outlived its fence.
+// TestABlockIsFreedBehindARenew that outlived its Revoke.
 func TestABlockIsFreedBehindARenew(t *testing.T) {
 	onStandIn(t)
 	r, silent := newFarRig(t, testConfig())
@@ -175,15 +175,14 @@ func TestABlockIsFreedBehindARenew(t *testing.T) {
 	r.hold(busy)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	fenced := make(chan error, 1)
-	go func() { fenced <- r.b.Fence(ctx, m.key) }()
+	revoked := make(chan error, 1)
+	go func() { revoked <- m.Revoke(ctx) }()
 	require.Eventually(t, m.block.moving.Load, limit, time.Millisecond, "it does not begin")
 	cancel()
-	require.ErrorIs(t, <-fenced, context.Canceled)
+	require.ErrorIs(t, <-revoked, context.Canceled)
 	require.True(t, m.block.moving.Load())
 	stuck.leave()
-	require.NoError(t, r.b.Fence(context.Background(), m.key))
-	require.NoError(t, m.Close())
+	require.NoError(t, m.Revoke(context.Background()))
 	freed := make(chan error, 1)
 	go func() { freed <- space.Free() }()
 	select {
@@ -285,7 +284,7 @@ func TestLostConnectionsKeepNoPlace(t *testing.T) {
 	w, users := again()
 	require.NoError(t, w.conn.Close())
 	require.NoError(t, unix.Munmap(users))
-	require.NoError(t, m.Close())
+	require.NoError(t, m.Revoke(context.Background()))
 }
 
 // TestAnOwnerClosesBesideASubmit that has seen it open and not yet begun: Close waits for no Poll

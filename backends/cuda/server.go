@@ -125,7 +125,7 @@ func (g *client) hello() (fd int, err error) {
 	return fd, err
 }
 
-// enlist puts a client where fences see it, before it can be given anything.
+// enlist puts a client where Revoke sees it, before it can be given anything.
 func (b *Backend) enlist(g *client) error {
 	s := &b.server
 	s.mu.Lock()

@@ -15,7 +15,7 @@ import (
 // SumCells digests cells in memory of devices, as package csrc/digest does in DRAM, with a kernel
 // within Config.Budget on a stream of the lowest priority. It waits for the end. The kernel starts
 // when the device has reached what the events of StartAfter before the cells had recorded at the
-// time of the call. A fence that takes memory away from another process waits for it, and so does
+// time of the call. A Revoke that takes memory away from another process waits for it, and so does
 // who frees memory of AllocDevice; memory from elsewhere must stay until the call returns.
 //
 // Errors: driver.ErrBounds for a cell outside its memory, or memory that is not allocated;

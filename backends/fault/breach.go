@@ -121,7 +121,7 @@ func (f *flight) aftermath(err error) {
 		places = append(places, place{r, l})
 	}
 	b.clock.set(&moment{come: func() {
-		known.RLock() // while it is held, what is mapped stays registered
+		known.RLock() // while it is held, no backend ends
 		defer known.RUnlock()
 		for _, at := range places {
 			if isRegistered(at.to) && isRegistered(at.from) {
@@ -140,7 +140,7 @@ func (b *Backend) launchLater(p *peer, x driver.Batch, after time.Duration) {
 	}
 }
 
-// isRegistered reports whether bytes are of registered memory.
+// isRegistered reports whether bytes are of memory of a backend that is open.
 // Preconditions: known is held.
 func isRegistered(part []byte) bool {
 	for _, m := range known.segments {

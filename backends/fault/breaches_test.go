@@ -49,7 +49,7 @@ var breaches = []struct {
 		[]string{"NotifyBackPressure"}},
 	{"repeat", []Rule{{On: Receive, Every: 5, Do: BreakRepeat()}},
 		[]string{"NotifyOrder", "NotifyBackPressure"}},
-	{"skipped-fence", []Rule{{On: Fence, Do: BreakSkip()}},
+	{"skipped-revoke", []Rule{{On: Revoke, Do: BreakSkip()}},
 		[]string{"FenceRevokes", "SilenceUnderWrites"}},
 }
 

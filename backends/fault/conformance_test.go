@@ -21,7 +21,7 @@ var harmless = []Rule{
 	{On: Batch, Do: Model(2*us, 1, 50e9)},
 	{On: Receive, Chance: 0.3, Do: Delay(300*us, 300*us)},
 	{On: Connect, Chance: 0.3, Do: Delay(100*us, 0)},
-	{On: Fence, Chance: 0.1, Do: Delay(50*us, 0)},
+	{On: Revoke, Chance: 0.1, Do: Delay(50*us, 0)},
 }
 
 func openMem() (driver.Backend, error) { return mem.New(mem.Config{BatchesMax: 256}) }

@@ -192,7 +192,7 @@ func TestFailAndRefuse(t *testing.T) {
 		Rule{On: Write, Size: Exactly(2), Do: Refuse(driver.ErrCorrupt)},
 		Rule{On: Connect, Peer: Exactly(1), Do: Refuse(driver.ErrUnavailable)},
 		Rule{On: Import, Skip: 1, Most: 1, Do: Refuse(driver.ErrBadToken)},
-		Rule{On: Fence, Most: 1, Do: Refuse(driver.ErrTimeout)},
+		Rule{On: Revoke, Most: 1, Do: Refuse(driver.ErrTimeout)},
 		Rule{On: Register, Skip: 1, Do: Refuse(driver.ErrBusy)})
 	if err := r.await(r.write(0, 1)); !errors.Is(err, driver.ErrRevoked) || r.landed(0, 1) &&
 		r.from[0] != 0 {
@@ -212,9 +212,8 @@ func TestFailAndRefuse(t *testing.T) {
 		t.Errorf("import: %v", err)
 	}
 	r.imports()
-	if err := r.near.Fence(context.Background(), r.local.Key()); !errors.Is(err,
-		driver.ErrTimeout) {
-		t.Errorf("fence: %v", err)
+	if err := r.local.Revoke(context.Background()); !errors.Is(err, driver.ErrTimeout) {
+		t.Errorf("revoke: %v", err)
 	}
 	if _, err := r.near.Register(driver.Segment{Kind: driver.DRAM, Len: 1,
 		Mem: r.from[:1]}); !errors.Is(err, driver.ErrBusy) {

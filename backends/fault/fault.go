@@ -56,6 +56,7 @@ type Backend struct {
 	rules          []Rule
 	odds           []odds // one for each rule
 	about          Event  // what any rule is about
+	landsLate      bool   // some rule does, also in memory that is revoked by then
 	flaps          bool   // some rule does, so the end of any batch may have to be explained
 
 	wake    *proc.Event // a duplicate of the wrapped backend's
@@ -108,6 +109,7 @@ func Wrap(b driver.Backend, seed uint64, rules ...Rule) (*Backend, error) {
 		r := &rules[i]
 		w.about |= r.On
 		w.flaps = w.flaps || r.Do.kind == flap
+		w.landsLate = w.landsLate || r.Do.kind == lateWrite
 	}
 	if w.about&Batch != 0 || w.flaps {
 		w.about |= batches

@@ -59,16 +59,24 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	return m, nil
 }
 
-// Close implements driver.Memory. The key may be another's as soon as the wrapped one is
-// closed.
-func (m *memory) Close() error {
+// Revoke implements driver.Memory. A rule may delay or refuse it, but the epoch ends. The key may
+// be another memory's as soon as the wrapped one is revoked.
+func (m *memory) Revoke(ctx context.Context) error {
 	m.once.Do(func() {
 		m.b.mu.Lock()
 		delete(m.b.locals, m.Key())
 		m.b.mu.Unlock()
-		m.forget()
+		if !m.b.landsLate {
+			m.forget()
+		}
 	})
-	return m.Memory.Close()
+	switch err := m.b.callRules(ctx, Revoke, 0); {
+	case err == errSkipped:
+		return nil
+	case err != nil:
+		return errors.Join(fmt.Errorf("revoke: %w", err), m.Memory.Revoke(ctx))
+	}
+	return m.Memory.Revoke(ctx)
 }
 
 func (m *memory) forget() {
@@ -199,14 +207,3 @@ func sortByTag(list []*flight) {
 
 // errSkipped says that a call is to be left out, against the contract.
 var errSkipped = errors.New("skipped by a fault rule")
-
-// Fence implements driver.Backend. A rule may delay or refuse it, but the epoch ends.
-func (b *Backend) Fence(ctx context.Context, key uint32) error {
-	switch err := b.callRules(ctx, Fence, 0); {
-	case err == errSkipped:
-		return nil
-	case err != nil:
-		return errors.Join(fmt.Errorf("fence: %w", err), b.Backend.Fence(ctx, key))
-	}
-	return b.Backend.Fence(ctx, key)
-}

@@ -47,7 +47,7 @@ const (
 	Connect                    // Backend.Connect
 	Import                     // Peer.Import
 	Register                   // Backend.Register
-	Fence                      // Fencer.Fence
+	Revoke                     // Memory.Revoke
 	Receive                    // a message that has come in
 	events   = iota
 )
@@ -98,15 +98,15 @@ const (
 func (k kind) concerns() Event {
 	switch k {
 	case delay:
-		return batches | Connect | Fence | Receive
+		return batches | Connect | Revoke | Receive
 	case refuse:
-		return batches | Connect | Import | Register | Fence
+		return batches | Connect | Import | Register | Revoke
 	case late, reorder, limit, model, drop, swallow, fail, stall, flap, duplicate, forget:
 		return batches
 	case early, corrupt, lateWrite:
 		return Read | Write
 	case skip:
-		return Read | Write | Fence
+		return Read | Write | Revoke
 	case overtake:
 		return Message
 	case swap, lose, repeat:
@@ -169,7 +169,7 @@ func BreakEarly(t time.Duration) Deed { return Deed{kind: early, time: t} }
 // BreakCorrupt has other bytes arrive.
 func BreakCorrupt() Deed { return Deed{kind: corrupt} }
 
-// BreakSkip leaves the end of the batch out. A fence does nothing.
+// BreakSkip leaves the end of the batch out. A Revoke does nothing.
 func BreakSkip() Deed { return Deed{kind: skip} }
 
 // BreakLateWrite has the bytes move t after the batch has ended with an error.

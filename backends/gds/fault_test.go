@@ -226,13 +226,12 @@ func TestNotDeregistered(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, Config{}, 1<<20)
 	library.Set(t, fakecufile.DeregisterResult, 5030)
-	require.Error(t, r.l.Close())
-	require.Error(t, r.l.Close())
+	require.Error(t, r.l.Revoke(context.Background()))
+	require.Error(t, r.l.Revoke(context.Background()))
 	_, err := r.b.Register(r.dev.Segment)
 	require.ErrorContains(t, err, "closed here")
-	require.NoError(t, r.b.Fence(t.Context(), r.l.Key()), "as the engine fences before it closes")
 	library.Put(fakecufile.DeregisterResult, 0)
-	require.NoError(t, r.l.Close())
+	require.NoError(t, r.l.Revoke(context.Background()))
 	require.Zero(t, library.Get(fakecufile.Buffers))
 	again, err := r.b.Register(r.dev.Segment)
 	require.NoError(t, err)
@@ -245,15 +244,15 @@ func TestCloseAgainBehindAnother(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, Config{}, 1<<20)
 	library.Set(t, fakecufile.DeregisterResult, 5030)
-	require.Error(t, r.l.Close())
+	require.Error(t, r.l.Revoke(context.Background()))
 	library.Put(fakecufile.DeregisterResult, 0)
 	again, err := r.b.Register(r.dev.Segment)
 	require.NoError(t, err)
 	known, bytes := library.Get(fakecufile.Buffers), buffers.bytes
-	require.NoError(t, r.l.Close())
+	require.NoError(t, r.l.Revoke(context.Background()))
 	require.Equal(t, known, library.Get(fakecufile.Buffers))
 	require.Equal(t, bytes, buffers.bytes)
-	require.NoError(t, again.Close())
+	require.NoError(t, again.Revoke(context.Background()))
 	require.Zero(t, library.Get(fakecufile.Buffers))
 }
 
@@ -310,7 +309,7 @@ func TestPartsAreOneBuffer(t *testing.T) {
 	require.NoError(t, r.move(driver.Read, driver.Desc{Remote: 77, Len: 4096}))
 	r.same("a part", r.memory()[1<<20-4096:], r.content()[77:77+4096])
 	for _, m := range append(parts, r.l) {
-		if err := m.Close(); err != nil {
+		if err := m.Revoke(context.Background()); err != nil {
 			t.Error(err)
 		}
 	}
@@ -371,7 +370,7 @@ func TestFenceOfWhatHangs(t *testing.T) {
 		r.until("the first request", func() bool { return library.Get(fakecufile.UnderWay) > 0 })
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 		defer cancel()
-		if err := r.b.Fence(ctx, r.m.Key()); !errors.Is(err, driver.ErrTimeout) ||
+		if err := r.m.Revoke(ctx); !errors.Is(err, driver.ErrTimeout) ||
 			!strings.Contains(err.Error(), "has not answered") {
 			t.Errorf("fence of what hangs: %v", err)
 		}

@@ -23,7 +23,7 @@
 // # What proves that nothing lands later
 //
 // Only this process reaches a file, and nothing is with cuFile that is not in the table:
-// Fence, Cancel and Close start nothing more and wait for the end of what is under way, since
+// Revoke, Cancel and Close start nothing more and wait for the end of what is under way, since
 // cuFile cannot recall it. What has timed out in a batch has ended when the batch was cancelled and
 // destroyed. A disk that does not answer holds them up.
 package gds

@@ -3,7 +3,6 @@
 package gds
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/sluicehq/sluice/csrc/cufile"
@@ -106,6 +105,3 @@ func (b *Backend) giveBack(m *memory) error {
 	}
 	return buffers.unuse(b, m.Extent.buffer)
 }
-
-// Fence implements driver.Backend.
-func (b *Backend) Fence(ctx context.Context, key uint32) error { return b.flights.Fence(ctx, key) }

@@ -5,6 +5,7 @@
 package gds
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -330,7 +331,7 @@ func TestTwoDevices(t *testing.T) {
 			r.same("the first device", one[i<<16:][:5000], text[i<<16:][:5000])
 			r.same("the second device", two[i<<16:][:4096], text[i<<16+8192:][:4096])
 		}
-		if err := errors.Join(m.Close(), other.Free()); err != nil {
+		if err := errors.Join(m.Revoke(context.Background()), other.Free()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -350,5 +351,5 @@ func TestMemoryThatMayBeReplacedIsRefused(t *testing.T) {
 	require.ErrorContains(t, err, "Config.Peers of the cuda backend")
 	m, err := r.b.Register(part)
 	require.NoError(t, err)
-	require.NoError(t, m.Close())
+	require.NoError(t, m.Revoke(context.Background()))
 }

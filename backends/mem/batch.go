@@ -139,8 +139,8 @@ func (p *peer) check(b *driver.Batch, views []view) (bytes uint64, _ []view, err
 		if err != nil {
 			return 0, nil, err
 		}
-		err = b.Pattern.Check(uint64(len(v.local.seg.Mem)), v.remote.m.seg.Len)
-		if err == nil && !v.remote.m.seg.Only.HasRemote(b.Pattern) {
+		err = b.Pattern.Check(uint64(len(v.local.seg.Mem)), v.remote.seg.Len)
+		if err == nil && !v.remote.seg.Only.HasRemote(b.Pattern) {
 			err = driver.ErrBounds
 		}
 		return b.Pattern.Bytes(), append(views, v), err

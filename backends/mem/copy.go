@@ -16,7 +16,7 @@ import (
 type view struct {
 	localKey, remoteKey uint32
 	local               *memory
-	remote              *remote
+	remote              *memory
 }
 
 func (v *view) shows(d *driver.Desc) bool {
@@ -24,27 +24,27 @@ func (v *view) shows(d *driver.Desc) bool {
 }
 
 func (v *view) check(d *driver.Desc) error {
-	if at := 0; !v.remote.m.seg.Only.Has(d.Remote, d.Len, &at) {
+	if at := 0; !v.remote.seg.Only.Has(d.Remote, d.Len, &at) {
 		return driver.ErrBounds
 	}
-	return d.Check(uint64(len(v.local.seg.Mem)), v.remote.m.seg.Len)
+	return d.Check(uint64(len(v.local.seg.Mem)), v.remote.seg.Len)
 }
 
 func (p *peer) look(op driver.Op, localKey, remoteKey uint32) (view, error) {
-	local := p.from.memory(localKey)
+	local := p.from.memories.At(localKey)
 	if local == nil {
 		return view{}, fmt.Errorf("local key %d: %w", localKey, driver.ErrBounds)
 	}
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	r := p.imports.At(remoteKey)
-	if r == nil {
+	remote := p.imports.At(remoteKey)
+	if remote == nil {
 		return view{}, fmt.Errorf("remote key %d: %w", remoteKey, driver.ErrBounds)
 	}
-	if op == driver.Write && r.m.seg.ReadOnly {
+	if op == driver.Write && remote.seg.ReadOnly {
 		return view{}, driver.ErrReadOnly
 	}
-	return view{localKey, remoteKey, local, r}, nil
+	return view{localKey, remoteKey, local, remote}, nil
 }
 
 // cursor walks through the contiguous runs of a batch, in order.
@@ -133,10 +133,10 @@ func copyAll(op driver.Op, c *cursor, views []view, cancel *atomic.Pointer[error
 
 // copyPiece copies up to pieceMax bytes under the gate of the remote memory.
 func (v *view) copyPiece(op driver.Op, c *cursor) (err error) {
-	m := v.remote.m
+	m := v.remote
 	m.gate.RLock()
 	defer m.gate.RUnlock()
-	if m.epoch != v.remote.epoch {
+	if m.revoked {
 		return driver.ErrRevoked
 	}
 	into := v.local
@@ -175,7 +175,7 @@ func (v *view) copyPiece(op driver.Op, c *cursor) (err error) {
 
 // copyDescs copies up to pieceMax bytes of descriptors that name the view's memories.
 func (v *view) copyDescs(op driver.Op, c *cursor) {
-	mine, theirs, left := v.local.seg.Mem, v.remote.m.seg.Mem, c.run.Len
+	mine, theirs, left := v.local.seg.Mem, v.remote.seg.Mem, c.run.Len
 	for room := uint64(pieceMax); room > 0 && c.i < len(c.descs); {
 		d := &c.descs[c.i]
 		if !v.shows(d) {
@@ -203,7 +203,7 @@ func (v *view) copyDescs(op driver.Op, c *cursor) {
 
 // copyPlain copies up to pieceMax bytes of entries of one run each.
 func (v *view) copyPlain(op driver.Op, c *cursor) error {
-	p, mine, theirs := &c.pattern, v.local.seg.Mem, v.remote.m.seg.Mem
+	p, mine, theirs := &c.pattern, v.local.seg.Mem, v.remote.seg.Mem
 	for room := uint64(pieceMax); room >= p.Run && c.i < p.Count; room -= p.Run {
 		l, r := p.Local.At(c.i), p.Remote.At(c.i)
 		if l > uint64(len(mine))-p.Run || r > uint64(len(theirs))-p.Run {

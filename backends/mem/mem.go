@@ -7,11 +7,12 @@
 // answers (notify.go).
 //
 // Proof that nothing lands later: a copy holds the gate of the memory that the
-// peer owns, for at most pieceMax bytes at a time, and looks at the epoch under
-// it. Fence takes the gate for itself. Nothing else copies.
+// peer owns, for at most pieceMax bytes at a time, and looks under it whether the memory is
+// revoked. Revoke says so and takes the gate for itself. Nothing else copies.
 package mem
 
 import (
+	"context"
 	"crypto/rand"
 	"fmt"
 	"maps"
@@ -35,7 +36,7 @@ type Config struct {
 const (
 	descsMax = 4096
 	runsMax  = 64 << 10
-	pieceMax = 256 << 10 // bytes under one gate: how long a Fence may have to wait
+	pieceMax = 256 << 10 // bytes under one gate: how long a Revoke may have to wait
 )
 
 func (c Config) withDefaults() Config {
@@ -54,6 +55,7 @@ func (c Config) withDefaults() Config {
 type Backend struct {
 	cfg     Config
 	addr    string
+	owner   session.Owner
 	wake    *proc.Event
 	jobs    chan *job // to the workers
 	free    []*job    // the rest of BatchesMax jobs, the last used on top; guarded by freeMu
@@ -66,8 +68,7 @@ type Backend struct {
 	closed atomic.Bool
 
 	mu       sync.RWMutex // guards the tables
-	memories []*memory    // by key; nil: free
-	freeKeys []uint32
+	memories session.KeyTable[memory]
 	peers    map[uint64]*peer // ours to others, by our numbers
 	senders  map[uint64]*peer // others' to us, by our numbers
 
@@ -88,11 +89,12 @@ func New(cfg Config) (*Backend, error) {
 	}
 	cfg = cfg.withDefaults()
 	b := &Backend{
-		cfg: cfg, addr: "mem:" + rand.Text(), wake: wake,
+		cfg: cfg, addr: "mem:" + rand.Text(), owner: session.NewOwner(), wake: wake,
 		jobs:  make(chan *job, cfg.BatchesMax),
 		done:  make(chan driver.Completion, cfg.BatchesMax),
 		peers: map[uint64]*peer{}, senders: map[uint64]*peer{},
 	}
+	b.memories.Most = session.KeyLimit
 	b.box.Open(cfg.BatchesMax, b.signal)
 	for range cfg.BatchesMax {
 		b.free = append(b.free, &job{})
@@ -177,7 +179,7 @@ func (b *Backend) Close() error {
 	delete(registry.byAddr, b.addr)
 	registry.Unlock()
 	b.mu.RLock()
-	memories := append([]*memory(nil), b.memories...)
+	memories := b.memories.All()
 	ours := slices.Collect(maps.Values(b.peers))
 	theirs := slices.Collect(maps.Values(b.senders))
 	b.mu.RUnlock()
@@ -188,9 +190,7 @@ func (b *Backend) Close() error {
 		p.lose()
 	}
 	for _, m := range memories {
-		if m != nil {
-			_ = m.Close()
-		}
+		_ = m.Revoke(context.Background()) // never fails
 	}
 	close(b.jobs) // no peer is left that could submit
 	b.workers.Wait()

@@ -5,9 +5,7 @@ package mem
 import (
 	"context"
 	"crypto/subtle"
-	"encoding/binary"
 	"fmt"
-	"math"
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
@@ -17,9 +15,11 @@ import (
 type memory struct {
 	b     *Backend
 	key   uint32
+	epoch uint64 // the generation of the key
 	seg   driver.Segment
-	gate  sync.RWMutex // held for reading by each copy through a token
-	epoch uint64       // guarded by gate; odd while registered
+
+	gate    sync.RWMutex // held for reading by each copy through a token
+	revoked bool         // guarded by gate
 }
 
 // Register implements driver.Backend.
@@ -30,96 +30,59 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if err := seg.Check(); err != nil {
 		return nil, err
 	}
-	m := &memory{b: b, seg: seg, epoch: 1}
-	b.mu.Lock()
+	b.mu.Lock() // Close lists the memories behind it
 	defer b.mu.Unlock()
 	if b.closed.Load() {
 		return nil, driver.ErrClosed
 	}
-	if n := len(b.freeKeys); n > 0 {
-		m.key, b.freeKeys = b.freeKeys[n-1], b.freeKeys[:n-1]
-		b.memories[m.key] = m
-		return m, nil
+	key, epoch, err := b.memories.Take()
+	if err != nil {
+		return nil, fmt.Errorf("register with mem: %w", err)
 	}
-	m.key = uint32(len(b.memories))
-	b.memories = append(b.memories, m)
+	m := &memory{b: b, key: key, epoch: epoch, seg: seg}
+	b.memories.Put(key, m)
 	return m, nil
 }
 
+// Key implements driver.Memory.
 func (m *memory) Key() uint32 { return m.key }
 
-// AppendToken implements driver.Memory: secret, key, epoch, size.
+// AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
-	m.gate.RLock()
-	defer m.gate.RUnlock()
-	if m.epoch == closedEpoch {
+	if m.isRevoked() {
 		return dst, driver.ErrClosed
 	}
-	dst = append(dst, m.seg.Secret[:]...)
-	dst = binary.AppendUvarint(dst, uint64(m.key))
-	dst = binary.AppendUvarint(dst, m.epoch)
-	return binary.AppendUvarint(dst, m.seg.Len), nil
+	t := session.Token{Secret: m.seg.Secret, Key: m.key, Epoch: m.epoch, Size: m.seg.Len}
+	return t.Append(dst, &m.b.owner), nil
 }
 
-const closedEpoch = math.MaxUint64
-
-// opens compares what a token says with the memory.
-func (m *memory) opens(epoch uint64, secret []byte) error {
-	m.gate.RLock()
-	defer m.gate.RUnlock()
+// opens says what a token of the memory's key is good for.
+func (m *memory) opens(t *session.Token) error {
 	switch {
-	case epoch < m.epoch:
+	case m == nil || t.Epoch < m.epoch || m.isRevoked():
 		return driver.ErrRevoked
-	case epoch > m.epoch, subtle.ConstantTimeCompare(m.seg.Secret[:], secret) == 0:
+	case t.Epoch > m.epoch || t.Size != m.seg.Len ||
+		subtle.ConstantTimeCompare(m.seg.Secret[:], t.Secret[:]) == 0:
 		return driver.ErrBadToken
 	}
 	return nil
 }
 
-// Close implements driver.Memory.
-func (m *memory) Close() error {
-	m.gate.Lock()
-	gone := m.epoch == closedEpoch
-	m.epoch = closedEpoch
-	m.gate.Unlock()
-	if gone {
-		return nil
-	}
-	m.b.mu.Lock()
-	defer m.b.mu.Unlock()
-	m.b.memories[m.key] = nil
-	m.b.freeKeys = append(m.b.freeKeys, m.key)
-	return nil
+func (m *memory) isRevoked() bool {
+	m.gate.RLock()
+	defer m.gate.RUnlock()
+	return m.revoked
 }
 
-// Fence implements driver.Backend. The gate is free within one piece, since a peer in this
+// Revoke implements driver.Memory. The gate is free within one piece, since a peer in this
 // process cannot be frozen apart from us: so the proof is there whatever ctx says.
-func (b *Backend) Fence(_ context.Context, key uint32) error {
-	m := b.memory(key)
-	if m == nil {
-		return fmt.Errorf("fence key %d: no such memory: %w", key, driver.ErrBounds)
-	}
-	m.gate.Lock()
-	defer m.gate.Unlock()
-	if m.epoch != closedEpoch {
-		m.epoch++
-		m.seg.Secret = session.NewSecret()
+func (m *memory) Revoke(context.Context) error {
+	m.gate.Lock() // no copy is in hand, and each that follows looks at revoked
+	was := m.revoked
+	m.revoked = true
+	m.gate.Unlock()
+	if !was {
+		m.b.memories.Free(m.key)
 	}
 	return nil
-}
-
-func (b *Backend) memory(key uint32) *memory {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	if uint64(key) >= uint64(len(b.memories)) {
-		return nil
-	}
-	return b.memories[key]
-}
-
-// had reports whether any memory had the key, ever.
-func (b *Backend) had(key uint32) bool {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	return uint64(key) < uint64(len(b.memories))
 }

@@ -4,9 +4,7 @@ package mem
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
-	"math"
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
@@ -25,19 +23,13 @@ type peer struct {
 	closed bool         // guarded by entry
 
 	mu         sync.RWMutex // guards what follows; never held while copying
-	imports    session.Imports[remote]
+	imports    session.Imports[memory]
 	flying     map[uint64]*job // with a worker
 	unfinished int             // of those, and of those that complete right now
 	idle       *sync.Cond      // unfinished is 0
 
 	sender  session.Sender // its Conn is to's number
 	answers session.Sender // the way back
-}
-
-// remote is a token that was accepted.
-type remote struct {
-	m     *memory
-	epoch uint64
 }
 
 // Connect implements driver.Backend.
@@ -85,7 +77,7 @@ func (b *Backend) admit(set map[uint64]*peer, conn uint64, p *peer) error {
 func (p *peer) Conn() uint64 { return p.conn }
 
 // Import implements driver.Peer.
-func (p *peer) Import(token []byte) (uint32, uint64, error) {
+func (p *peer) Import(token []byte) (key uint32, size uint64, err error) {
 	p.entry.RLock()
 	defer p.entry.RUnlock()
 	if p.closed {
@@ -94,46 +86,20 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	if p.to.closed.Load() {
 		return 0, 0, driver.ErrPeerLost
 	}
-	key, epoch, size, err := parseToken(token)
+	t, err := session.DecodeToken(token, &p.to.owner)
 	if err != nil {
 		return 0, 0, err
 	}
-	m := p.to.memory(key)
-	switch {
-	case m == nil && p.to.had(key): // a lease that has ended is closed
-		return 0, 0, driver.ErrRevoked
-	case m == nil || m.seg.Len != size:
-		return 0, 0, driver.ErrBadToken
-	}
-	if err := m.opens(epoch, token[:16]); err != nil {
+	m := p.to.memories.At(t.Key)
+	if err := m.opens(&t); err != nil {
 		return 0, 0, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if key, err = p.imports.Add(&remote{m, epoch}); err != nil {
+	if key, err = p.imports.Add(m); err != nil {
 		return 0, 0, fmt.Errorf("import memory: %w", err)
 	}
-	return key, size, nil
-}
-
-func parseToken(token []byte) (key uint32, epoch, size uint64, err error) {
-	if len(token) < 16 {
-		return 0, 0, 0, driver.ErrBadToken
-	}
-	var v [3]uint64
-	rest := token[16:]
-	for i := range v {
-		n := 0
-		if v[i], n = binary.Uvarint(rest); n <= 0 || (n > 1 && rest[n-1] == 0) {
-			// one encoding for one value
-			return 0, 0, 0, driver.ErrBadToken
-		}
-		rest = rest[n:]
-	}
-	if len(rest) != 0 || v[0] > math.MaxUint32 {
-		return 0, 0, 0, driver.ErrBadToken
-	}
-	return uint32(v[0]), v[1], v[2], nil
+	return key, t.Size, nil
 }
 
 // Drop implements driver.Peer.
@@ -181,7 +147,7 @@ func (p *peer) Close() error {
 	for p.unfinished > 0 {
 		p.idle.Wait()
 	}
-	p.imports = session.Imports[remote]{}
+	p.imports = session.Imports[memory]{}
 	p.mu.Unlock()
 	p.lose()
 	p.from.mu.Lock()

@@ -4,6 +4,7 @@ package posix
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"sync/atomic"
 	"syscall"
@@ -65,8 +66,8 @@ func TestNeighbouringPins(t *testing.T) {
 	require.NoError(t, r.p.Submit(2, &driver.Batch{Op: driver.Read, Descs: descs}))
 	require.NoError(t, r.outcome(t, 2))
 	require.Equal(t, want, mem[half-part:half+part])
-	require.NoError(t, low.Close())
-	require.NoError(t, high.Close())
+	require.NoError(t, low.Revoke(context.Background()))
+	require.NoError(t, high.Revoke(context.Background()))
 }
 
 // TestMixedWritesOfOneInode has neighbours in the same pages written by two descriptors of one

@@ -3,7 +3,6 @@
 package posix
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -103,6 +102,3 @@ func (b *Backend) unuse(f *file) (kept bool, err error) {
 	}
 	return false, nil
 }
-
-// Fence implements driver.Backend.
-func (b *Backend) Fence(ctx context.Context, key uint32) error { return b.flights.Fence(ctx, key) }

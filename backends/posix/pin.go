@@ -12,7 +12,7 @@ import (
 // request. The zero value is memory that it does not know.
 //
 // The kernel then goes on with the pages that were there, so memory that others map is
-// held where it is (driver.Holder), and a fence of it by fresh pages is refused meanwhile.
+// held where it is (driver.Holder), and a Revoke of it by fresh pages is refused meanwhile.
 type pin struct {
 	mem     []byte
 	first   int32 // place of the first of its buffers, each of bufferMax bytes

@@ -20,7 +20,7 @@
 // # What proves that nothing lands later
 //
 // Only this process reaches a file, and nothing is with the kernel that is not
-// in the table: Fence, Cancel and Close start nothing more, cancel what is under way
+// in the table: Revoke, Cancel and Close start nothing more, cancel what is under way
 // and wait for its end. A disk that does not answer holds them up, as nothing in user space
 // ends a request that a disk has.
 package posix

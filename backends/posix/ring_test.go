@@ -3,6 +3,7 @@
 package posix
 
 import (
+	"context"
 	"os"
 	"testing"
 	"time"
@@ -81,7 +82,7 @@ func TestWithoutAPlaceForIt(t *testing.T) {
 	file := m.(*memory).Extent.file
 	require.False(t, file.mayPast())
 	require.Contains(t, file.why, "raise RLIMIT_NOFILE")
-	require.NoError(t, m.Close())
+	require.NoError(t, m.Revoke(context.Background()))
 	direct, err := os.OpenFile(other.Name(), os.O_RDWR|unix.O_DIRECT, 0)
 	require.NoError(t, err)
 	defer direct.Close()
@@ -105,15 +106,15 @@ func TestWhatTheRingDoesNotGiveUp(t *testing.T) {
 	g, pinned, places := r.b.mover.(*ring), r.b.Pinned(), len(r.b.mover.(*ring).files)
 	ring := g.fd
 	g.fd = -1
-	fileErr, memErr := file.Close(), mem.Close()
+	fileErr, memErr := file.Revoke(context.Background()), mem.Revoke(context.Background())
 	g.fd = ring
 	require.Error(t, fileErr)
 	if pinned == 2*size { // without the right to pin there is nothing to end
 		require.Error(t, memErr)
 	}
 	require.Equal(t, pinned, r.b.Pinned())
-	require.NoError(t, file.Close())
-	require.NoError(t, mem.Close())
+	require.NoError(t, file.Revoke(context.Background()))
+	require.NoError(t, mem.Revoke(context.Background()))
 	require.Equal(t, min(pinned, size), r.b.Pinned())
 	require.Equal(t, places+2, len(g.files))
 	other, err := os.OpenFile(at.Name(), os.O_RDWR, 0)

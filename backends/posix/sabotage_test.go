@@ -4,6 +4,7 @@ package posix
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -261,7 +262,7 @@ func TestRegistersBuffers(t *testing.T) {
 		t.Errorf("%d bytes pinned, want %d still", n, size)
 	}
 	for _, m := range append(r.b.flights.All(), second.(*memory)) {
-		if err := m.Close(); err != nil {
+		if err := m.Revoke(context.Background()); err != nil {
 			t.Error(err)
 		}
 	}

@@ -3,6 +3,7 @@
 package rdma
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"time"
@@ -64,7 +65,7 @@ func (b *Backend) closePeers() error {
 func (b *Backend) closeMemories() error {
 	var errs []error
 	for _, m := range b.table.All() {
-		errs = append(errs, m.close())
+		errs = append(errs, m.revoke(context.Background()))
 	}
 	return errors.Join(errs...)
 }

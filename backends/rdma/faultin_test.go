@@ -6,6 +6,7 @@ package rdma
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -52,7 +53,7 @@ func TestLargeMemoryIsFaultedIn(t *testing.T) {
 	if n := resident(t, mem); n > faultInMin/4096/4 {
 		t.Errorf("%d pages of less than %d bytes were found beforehand", n, faultInMin)
 	}
-	if err := small.Close(); err != nil {
+	if err := small.Revoke(context.Background()); err != nil {
 		t.Error(err)
 	}
 	m := registerMemory(t, b, mem, false)
@@ -62,7 +63,7 @@ func TestLargeMemoryIsFaultedIn(t *testing.T) {
 	if mem[5<<20] != 7 || bytes.Count(mem, []byte{0}) != faultInMin-1 {
 		t.Error("the contents are other ones")
 	}
-	if err := m.Close(); err != nil {
+	if err := m.Revoke(context.Background()); err != nil {
 		t.Error(err)
 	}
 }
@@ -135,7 +136,8 @@ func BenchmarkRegister(b *testing.B) {
 					b.StartTimer()
 					m := registerMemory(b, backend, mem, false)
 					b.StopTimer()
-					if err := errors.Join(m.Close(), unix.Munmap(mem)); err != nil {
+					err := errors.Join(m.Revoke(context.Background()), unix.Munmap(mem))
+					if err != nil {
 						b.Fatal(err)
 					}
 					b.StartTimer()

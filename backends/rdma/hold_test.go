@@ -3,6 +3,7 @@
 package rdma
 
 import (
+	"context"
 	"errors"
 	"testing"
 
@@ -37,18 +38,18 @@ func TestRegisterHolds(t *testing.T) {
 	fake.mu.Lock()
 	fake.stuck = 2
 	fake.mu.Unlock()
-	if err := m.Close(); !errors.Is(err, errStuck) {
+	if err := m.Revoke(context.Background()); !errors.Is(err, errStuck) {
 		t.Fatalf("close memory whose key the NIC keeps: %v", err)
 	}
 	renews("while a NIC keeps its key", driver.ErrBusy)
-	require.NoError(t, m.Close())
+	require.NoError(t, m.Revoke(context.Background()))
 	renews("when it is closed", nil)
 	other := register(t, p.far, 100)
 	if _, err := p.far.Register(buf.Segment()); !errors.Is(err, driver.ErrFull) {
 		t.Errorf("one memory too many: %v", err)
 	}
 	renews("after it was refused a key", nil)
-	require.NoError(t, other.Close())
+	require.NoError(t, other.Revoke(context.Background()))
 	p.far.locked = memlock{limits: func() (uint64, uint64, bool) { return 4096, 0, true }}
 	if _, err := p.far.Register(buf.Segment()); !errors.Is(err, driver.ErrUnavailable) {
 		t.Errorf("more than may be pinned: %v", err)

@@ -183,7 +183,7 @@ func TestHostileOwner(t *testing.T) {
 		cancel()
 		_ = l.Close()
 	}
-	if err := m.Close(); err != nil {
+	if err := m.Revoke(context.Background()); err != nil {
 		t.Error(err)
 	}
 }

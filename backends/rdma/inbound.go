@@ -174,7 +174,7 @@ func (c *inbound) news(n verbs.News) {
 	}
 }
 
-// breakPairs ends all our queue pairs of the connection: the strong means of a fence. The
+// breakPairs ends all our queue pairs of the connection: the strong means of Revoke. The
 // peer has them made anew. An error: one of them may be there.
 func (c *inbound) breakPairs() error {
 	if !c.hold.Enter() {

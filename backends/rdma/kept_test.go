@@ -6,6 +6,7 @@ package rdma
 
 import (
 	"bytes"
+	"context"
 	"math"
 	"testing"
 
@@ -61,7 +62,7 @@ func TestKeptQueuePair(t *testing.T) {
 	keep(device, true)
 	require.ErrorIs(t, c.during(t, p.peer.Close), driver.ErrUnproven)
 	require.ErrorIs(t, c.during(t, p.peer.Close), driver.ErrUnproven)
-	require.ErrorIs(t, l.Close(), driver.ErrBusy)
+	require.ErrorIs(t, l.Revoke(context.Background()), driver.ErrBusy)
 	var done [1]driver.Completion
 	n, err := p.near.Poll(done[:])
 	require.NoError(t, err)
@@ -71,7 +72,7 @@ func TestKeptQueuePair(t *testing.T) {
 	require.Error(t, p.await(t, 1))
 	want := bytes.Clone(l.bytes)
 	device.Set(fakeverbs.Frozen, 0)
-	require.NoError(t, l.Close())
+	require.NoError(t, l.Revoke(context.Background()))
 	require.True(t, bytes.Equal(want, l.bytes), "bytes land after the batch")
 }
 

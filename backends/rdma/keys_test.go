@@ -37,8 +37,8 @@ func openThree(t *testing.T, cfg Config) (f *fakeverbs.Fabric, p *pair, second *
 	return f, p, c.(*peer)
 }
 
-// TestKeyThatComesBack has a NIC that is slow send a request when its epoch is over, and the key
-// of the owner's NIC stands for the next epoch, which another peer holds. It reaches nothing.
+// TestKeyThatComesBack has a NIC that is slow send a request when its memory is revoked, and the
+// key of the owner's NIC stands for other memory, which another peer holds. It reaches nothing.
 func TestKeyThatComesBack(t *testing.T) {
 	for _, op := range []driver.Op{driver.Write, driver.Read} {
 		f, p, second := openThree(t, Config{Timeout: 20 * time.Second})
@@ -52,19 +52,22 @@ func TestKeyThatComesBack(t *testing.T) {
 		b := writeOf(driver.Desc{Len: 4096, LocalKey: l.key, RemoteKey: old})
 		b.Op = op
 		require.NoError(t, p.peer.Submit(77, b))
-		require.NoError(t, p.far.Fence(t.Context(), r.Key()))
+		require.NoError(t, r.Revoke(t.Context()))
 
-		token, err := r.AppendToken(nil)
+		other := register(t, p.far, 4096)
+		token, err := other.AppendToken(nil)
 		require.NoError(t, err)
 		_, _, err = second.Import(token)
 		require.NoError(t, err)
-		_, next, _ := r.grant()
+		_, next, _ := other.grant()
 		require.Equal(t, first, next, "the stand-in gives no key out again")
 		near, far := bytes.Clone(l.bytes), bytes.Clone(r.bytes)
+		beside := bytes.Clone(other.bytes)
 		f.Device(0).Set(fakeverbs.Frozen, 0)
 		require.ErrorIs(t, p.await(t, 77), driver.ErrRevoked)
-		if !bytes.Equal(near, l.bytes) || !bytes.Equal(far, r.bytes) {
-			promise.Breaks(t, "%v: bytes of an epoch that was over have moved", op)
+		if !bytes.Equal(near, l.bytes) || !bytes.Equal(far, r.bytes) ||
+			!bytes.Equal(beside, other.bytes) {
+			promise.Breaks(t, "%v: bytes of memory that was revoked have moved", op)
 		}
 	}
 }
@@ -76,8 +79,8 @@ func TestAddressesWithoutAProof(t *testing.T) {
 		f, p, second := openThree(t, Config{addresses: areaUnit, Grace: graceMin})
 		r := register(t, p.far, 1)
 		p.imports(t, r)
-		require.NoError(t, p.far.Fence(t.Context(), r.Key()))
-		token, err := r.AppendToken(nil)
+		require.NoError(t, r.Revoke(t.Context()))
+		token, err := register(t, p.far, 1).AppendToken(nil)
 		require.NoError(t, err)
 		keep(f.Device(1), true)
 		if ended {

@@ -17,26 +17,24 @@ import (
 
 // memory is one registration.
 type memory struct {
-	b   *Backend
-	key uint32
+	b     *Backend
+	key   uint32
+	epoch uint64 // the generation of the key
 	span
 	secret   [16]byte
 	readOnly bool
 	pinned   *pinned
 	release  func() // lets other backends move the pages again
 
-	fencing  chan struct{} // has one place: the holder grants, fences or closes
-	gone     bool          // guarded by it: nothing is left to close
-	unmapped bool          // likewise: but for the pins
-	granted  bool          // guarded by it: the NICs were asked to take requests, and may still
-	at       uint64        // likewise: the addresses by which they know what is granted
+	turn    session.Turn // of what grants or revokes; guards what follows
+	granted bool         // the NICs were asked to take requests, and may still
+	at      uint64       // the addresses by which they know what is granted
+	shown   bool         // C knows the memory
+	gone    bool         // and the pins were given back: the key may be another memory's
 
-	mu     sync.Mutex // no longer than it takes to write a few fields
-	closed bool
-	epoch  uint64
-	told   map[*inbound]struct{} // peers that know the keys of this epoch
-	owed   map[*inbound]struct{} // peers that knew keys of epochs that are not proved ended
-	due    bool                  // an epoch has ended since the last proof
+	mu           sync.Mutex // no longer than it takes to write a few fields
+	revoked      bool
+	peersWithKey map[*inbound]struct{} // that were told the NICs' keys, and have queue pairs to us
 }
 
 // Register implements driver.Backend. The range is pinned on every rail, unless it is a
@@ -70,7 +68,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 
 func (b *Backend) register(seg *driver.Segment) (*memory, error) {
 	m := &memory{b: b, span: spanOf(seg), secret: seg.Secret, readOnly: seg.ReadOnly,
-		fencing: make(chan struct{}, 1)}
+		turn: session.NewTurn(), peersWithKey: map[*inbound]struct{}{}}
 	var err error
 	if m.release, err = hold(seg); err != nil {
 		return nil, err
@@ -83,9 +81,10 @@ func (b *Backend) register(seg *driver.Segment) (*memory, error) {
 		return nil, errors.Join(err, m.unpin())
 	}
 	if err := b.show(m); err != nil {
-		b.table.GiveBack(m.key, m.epoch)
+		b.table.Free(m.key)
 		return nil, errors.Join(err, m.unpin())
 	}
+	m.shown = true
 	b.table.Put(m.key, m)
 	return m, nil
 }
@@ -122,9 +121,9 @@ func (m *memory) Key() uint32 { return m.key }
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.mu.Lock()
 	t := session.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: m.size}
-	closed := m.closed
+	revoked := m.revoked
 	m.mu.Unlock()
-	if closed {
+	if revoked {
 		return dst, driver.ErrClosed
 	}
 	return t.Append(dst, &m.b.address.owner), nil
@@ -133,7 +132,7 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 // opens checks what a peer shows. Preconditions: m.mu is held.
 func (m *memory) opens(q *importRequest) session.Status {
 	switch {
-	case m.closed || q.epoch < m.epoch:
+	case m.revoked || q.epoch < m.epoch:
 		return session.StatusRevoked
 	case q.epoch > m.epoch || subtle.ConstantTimeCompare(m.secret[:], q.secret[:]) != 1:
 		return session.StatusBadToken
@@ -141,9 +140,9 @@ func (m *memory) opens(q *importRequest) session.Status {
 	return session.StatusOK
 }
 
-// answer tells a peer how to reach the memory, if it shows the secret and the epoch of
-// now. The NICs learn of their keys first, which may take long; when the epoch ends
-// meanwhile, what they were granted is the next epoch's, and no peer is told of it.
+// answer tells a peer how to reach the memory, if it shows its secret and epoch. The NICs learn of
+// their keys first, which may take long; when the memory is revoked meanwhile, no peer is told of
+// what they were granted, and Revoke takes it back.
 func (m *memory) answer(c *inbound, q *importRequest) {
 	a := importAnswer{id: q.id}
 	m.mu.Lock()
@@ -163,15 +162,12 @@ func (m *memory) answer(c *inbound, q *importRequest) {
 		a.readOnly, a.size = m.readOnly, m.size
 		a.keys = c.keysOf(granted)
 	}
-	c.ch.send(a.encode()) // under the lock: the news that the epoch has ended comes after
+	c.ch.send(a.encode()) // under the lock: the news that it is revoked comes after
 }
 
 // tell notes which peer knows the keys. Preconditions: m.mu is held.
 func (m *memory) tell(c *inbound) {
-	if m.told == nil {
-		m.told = make(map[*inbound]struct{})
-	}
-	m.told[c] = struct{}{}
+	m.peersWithKey[c] = struct{}{}
 	c.knowing.Lock()
 	c.told = true
 	c.knows[m] = struct{}{}
@@ -181,30 +177,25 @@ func (m *memory) tell(c *inbound) {
 // forget notes that a peer has no queue pair to us any more.
 func (m *memory) forget(c *inbound) {
 	m.mu.Lock()
-	delete(m.told, c)
+	delete(m.peersWithKey, c)
 	m.mu.Unlock()
 }
 
 // grant has the NICs take requests of peers, and returns the address that they know the memory by,
-// and their keys by rail. A NIC gives the same key again until it forgets it, so the epochs before
-// are proved to be over first: a fence that ran out of time owes that proof, and would take it from
-// this epoch otherwise.
+// and their keys by rail.
 func (m *memory) grant() (at uint64, nicKeys []uint32, status session.Status) {
-	m.fencing <- struct{}{}
-	defer func() { <-m.fencing }()
-	if m.unmapped {
+	_ = m.turn.Take(context.Background()) // never fails
+	defer m.turn.Give()
+	if m.isRevoked() {
 		return 0, nil, session.StatusRevoked
 	}
-	err := m.prove(context.Background())
-	if err != nil {
-		return 0, nil, session.StatusFull // the NIC keeps a key: later, perhaps
-	}
+	var err error
 	if !m.granted {
 		if m.at, err = m.b.addressOfGrant(m); err != nil {
 			return 0, nil, session.StatusFull // a NIC keeps a queue pair: later, perhaps
 		}
 	}
-	m.granted = true // before the NICs have it: a fence from now on takes it back
+	m.granted = true // before the NICs have it: Revoke takes it back
 	flags := m.b.pinFlags()
 	if m.readOnly {
 		flags |= verbs.ReadOnly
@@ -223,59 +214,8 @@ func (m *memory) grant() (at uint64, nicKeys []uint32, status session.Status) {
 	return m.at, granted, session.StatusOK
 }
 
-func (m *memory) isClosed() bool {
+func (m *memory) isRevoked() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.closed
+	return m.revoked
 }
-
-// Close implements driver.Memory. It fences what was not fenced, so that nothing lands
-// after it.
-func (m *memory) Close() error {
-	if !m.b.gate.Enter() {
-		return m.b.Close() // which closes every memory, or says why not
-	}
-	defer m.b.gate.Exit()
-	return m.close()
-}
-
-// close does it. After an error, which leaves the memory known but of no use to peers, it may be
-// called again, and the backend's Close does.
-func (m *memory) close() error {
-	m.fencing <- struct{}{}
-	defer func() { <-m.fencing }()
-	if m.gone {
-		return nil
-	}
-	if err := m.unmap(); err != nil {
-		return fmt.Errorf("close memory: %w", err)
-	}
-	if err := m.unpin(); err != nil {
-		return fmt.Errorf("close memory: %w", err)
-	}
-	m.gone = true
-	m.b.table.Remove(m.key)
-	m.b.table.GiveBack(m.key, m.epoch+1)
-	return nil
-}
-
-// unmap makes it unknown to peers and to C, once.
-func (m *memory) unmap() error {
-	if m.unmapped {
-		return nil
-	}
-	m.mu.Lock()
-	m.closed = true
-	m.mu.Unlock()
-	m.endEpoch()
-	if err := m.prove(context.Background()); err != nil {
-		return err
-	}
-	if err := m.b.net.Unmap(m.key); err != nil {
-		return err
-	}
-	m.unmapped = true
-	return nil
-}
-
-var errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)

@@ -14,7 +14,7 @@ import (
 // parkAt has the first batch that comes to the one spot that there is call f there.
 func parkAt(_ string, f func()) { parked.First(spotSubmit, f) }
 
-// checkFenceParked has a batch stand between its check and its post while the owner fences, gives
+// checkFenceParked has a batch stand between its check and its post while the owner revokes, gives
 // the memory another use, and another goroutine imports it anew and writes.
 func checkFenceParked(t *testing.T, p *pair) {
 	l, r := register(t, p.near, 4096), register(t, p.far, 4096)
@@ -31,19 +31,22 @@ func checkFenceParked(t *testing.T, p *pair) {
 			writeOf(driver.Desc{Len: 4096, LocalKey: l.key, RemoteKey: old}))
 	}()
 	<-batch.Came
-	require.NoError(t, p.far.Fence(t.Context(), r.Key()))
+	require.NoError(t, r.Revoke(t.Context()))
 	clear(r.bytes)
-	fresh := p.imports(t, r)
+	again, err := p.far.Register(driver.Segment{Kind: driver.DRAM, Mem: r.bytes, Len: 4096})
+	require.NoError(t, err)
+	next := again.(*memory)
+	fresh := p.imports(t, next)
 	d := driver.Desc{Len: 64, LocalKey: l.key, RemoteKey: fresh}
 	require.NoError(t, p.peer.Submit(tag, writeOf(d)))
 	require.NoError(t, p.await(t, tag))
 	batch.GoOn()
-	err := <-submitted
+	err = <-submitted
 	if err == nil {
 		err = p.await(t, stale)
 	}
 	require.ErrorIs(t, err, driver.ErrRevoked)
-	require.NoError(t, p.far.Fence(t.Context(), r.Key()))
+	require.NoError(t, next.Revoke(t.Context()))
 	require.Equal(t, bytes.Repeat([]byte{0xee}, 64), r.bytes[:64])
 	require.Equal(t, make([]byte, 4096-64), r.bytes[64:])
 }

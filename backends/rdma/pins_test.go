@@ -3,6 +3,7 @@
 package rdma
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"syscall"
@@ -40,12 +41,12 @@ func TestPinsAreShared(t *testing.T) {
 	around := add(mem, 6)
 	inBoth := add(mem[45_000:50_000], 6)
 	for _, m := range append(parts, whole) {
-		if err := m.Close(); err != nil {
+		if err := m.Revoke(context.Background()); err != nil {
 			t.Error(err)
 		}
 	}
 	for _, m := range []*memory{around, over, inBoth} {
-		if err := m.Close(); err != nil {
+		if err := m.Revoke(context.Background()); err != nil {
 			t.Error(err)
 		}
 	}

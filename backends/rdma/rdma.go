@@ -15,7 +15,7 @@
 // goroutines: the program takes no part. Its end is the notice of death.
 //
 // A queue pair that fails is ended on both sides before anything of it is sent again, so that
-// no late packet of the first try lands after the second was reported done. A fence is
+// no late packet of the first try lands after the second was reported done. A revoke is
 // a key that the NIC forgets; the owner's kernel does it alone. The NIC may give that key out
 // again, but not with the same addresses. Against a hostile peer only tokens protect, and the keys
 // of the NIC, which 32 bits make hard to guess and no more.

@@ -4,6 +4,7 @@ package rdma
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -92,7 +93,7 @@ func (w *wired) real(t *testing.T, b *Backend) *memory {
 	seg.Secret = [16]byte{7}
 	m, err := b.Register(seg)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = m.Close() })
+	t.Cleanup(func() { _ = m.Revoke(context.Background()) })
 	return m.(*memory)
 }
 

@@ -36,7 +36,7 @@ type soakPlace struct {
 	read          bool
 	message       uint64    // of the batch, 0: none
 	still         []byte    // what remote is while nothing may land, nil: not known
-	fenced        bool      // the key is over
+	revoked       bool      // the key is over
 	disturb       time.Time // when the batch is cancelled, or the memory fenced; zero: not at all
 }
 
@@ -89,10 +89,14 @@ func (s *soak) submit(t *testing.T, p *soakPlace) {
 	if p.still != nil && !bytes.Equal(p.remote.bytes, p.still) {
 		promise.Broken(t, "memory has changed after its batch had ended")
 	}
-	if p.fenced {
+	if p.revoked {
 		s.peer.Drop(p.key)
+		m, err := s.far.Register(driver.Segment{Kind: driver.DRAM, Mem: p.remote.bytes,
+			Len: soakBytes})
+		require.NoError(t, err)
+		p.remote = m.(*memory)
 		p.key = s.imports(t, p.remote)
-		p.fenced = false
+		p.revoked = false
 	}
 	op, msg := driver.Op(driver.Write), []byte(nil)
 	p.read, p.message = s.r.IntN(4) == 0, 0
@@ -132,7 +136,7 @@ func (s *soak) submit(t *testing.T, p *soakPlace) {
 	}
 }
 
-// disturb cancels or fences what is under way.
+// disturb cancels or revokes what is under way.
 func (s *soak) disturb(t *testing.T, p *soakPlace) {
 	p.disturb = time.Time{}
 	if s.r.IntN(2) == 0 {
@@ -141,8 +145,8 @@ func (s *soak) disturb(t *testing.T, p *soakPlace) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	require.NoError(t, s.far.Fence(ctx, p.remote.key), "fence")
-	p.fenced = true
+	require.NoError(t, p.remote.Revoke(ctx), "revoke")
+	p.revoked = true
 	p.still = bytes.Clone(p.remote.bytes)
 }
 
@@ -154,7 +158,7 @@ func (s *soak) finish(t *testing.T, c driver.Completion) {
 		switch {
 		case errors.Is(c.Err, driver.ErrAborted):
 			s.cancelled++
-		case errors.Is(c.Err, driver.ErrRevoked) && p.fenced:
+		case errors.Is(c.Err, driver.ErrRevoked) && p.revoked:
 			s.revoked++
 		case c.Err != nil:
 			t.Fatalf("batch %d: %v", c.Tag, c.Err)

@@ -137,7 +137,7 @@ func ofProcess(list []*inbound, pid int) (n int) {
 	return n
 }
 
-// enlist puts a connection where Fence and Receive see it. It happens before the
+// enlist puts a connection where Revoke and Receive see it. It happens before the
 // welcome, so that no peer is ever in our memory unseen.
 func (b *Backend) enlist(c *inbound) error {
 	b.mu.Lock()

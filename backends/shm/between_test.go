@@ -5,7 +5,6 @@ package shm
 import (
 	"context"
 	"net"
-	"runtime"
 	"testing"
 	"time"
 
@@ -13,65 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
-
-// TestTokenBetweenFences gives a token out while a fence waits for a silent peer, and its holder
-// announces a write before that fence is over: the fence to come, or Close, is not to take it for a
-// mover that was shut out before.
-func TestTokenBetweenFences(t *testing.T) {
-	ends := map[string]func(*Backend, *memory) error{
-		"fence": func(b *Backend, m *memory) error { return b.Fence(t.Context(), m.Key()) },
-		"close": func(_ *Backend, m *memory) error { return m.Close() },
-	}
-	for name, end := range ends {
-		t.Run("mapped/"+name, func(t *testing.T) { betweenFences(t, true, end) })
-		t.Run("foreign/"+name, func(t *testing.T) { betweenFences(t, false, end) })
-	}
-}
-
-func betweenFences(t *testing.T, mapped bool, end func(*Backend, *memory) error) {
-	clock := manualclock.New()
-	owner, b := openBy(t, clock, Config{}), open(t, Config{})
-	far, mem := share(t, owner, drivertest.ForeignMemory, 1<<20)
-	last := spotPassing
-	if mapped {
-		buf, m := shared(t, owner, 1<<20, 1)
-		far, mem, last = m, buf.Bytes(), spotMapped
-	}
-	near, src := share(t, b, drivertest.ForeignMemory, 1<<20)
-	fill(src, late)
-	p, frozen := dial(t, b, owner.Addr()), dial(t, b, owner.Addr())
-	silent(frozen, far.Key(), driver.Write)
-	first := make(chan error, 1)
-	go func() { first <- owner.Fence(context.Background(), far.Key()) }()
-	for owner.table.epoch(far.Key()).Load() == 0 {
-		runtime.Gosched()
-	}
-	key := importOf(t, p, far) // the token of the epoch that has begun
-
-	stands := parked.Stand(t, spotAnnounced, last)
-	announced, past := stands[0], stands[1]
-	submitted := make(chan error, 1)
-	go func() {
-		submitted <- p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 4096,
-			LocalKey: near.Key(), RemoteKey: key}}})
-	}()
-	<-announced.Came
-	defer clock.Run(time.Millisecond)()
-	require.NoError(t, <-first)
-	importOf(t, p, far) // another goroutine of the writer's process maps the fresh pages
-	announced.GoOn()
-	<-past.Came // the writer has found its epoch good
-	require.NoError(t, end(owner, far))
-	clear(mem)
-	past.GoOn()
-	require.NoError(t, <-submitted)
-	parked.Set(nil)
-	require.ErrorIs(t, await(t, b, 1), driver.ErrRevoked)
-	nothingLate(t, mem, "after the end of its epoch")
-}
 
 // TestFilledAnnouncements has an owner write into the lines by which its peer announces copies: the
 // peer is lost, and no call of it hangs.

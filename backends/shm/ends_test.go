@@ -4,7 +4,6 @@ package shm
 
 import (
 	"context"
-	"math"
 	"testing"
 	"time"
 
@@ -26,29 +25,29 @@ func TestNothingLandsAfterBackendClose(t *testing.T) {
 	release := parkedMover(t, b, p, spotMapped,
 		driver.Desc{Len: 4096, Remote: 8192, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
 	require.NoError(t, owner.Close())
-	require.NoError(t, far.Close())
+	require.NoError(t, far.Revoke(t.Context()))
 	clear(buf.Bytes())
 	_ = release()
 	nothingLate(t, buf.Bytes(), "after Close")
 }
 
-// A fence of memory that was closed meanwhile leaves alone the one that has its key now.
-func TestFenceOfClosedMemory(t *testing.T) {
+// A second Revoke leaves alone the memory that has the key now.
+func TestRevokeTwiceLeavesTheNextMemoryAlone(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{})
 	_, old := shared(t, owner, 1<<20, 1)
 	_, near := shared(t, b, 1<<20, 2)
 	p := dial(t, b, owner.Addr())
-	require.NoError(t, old.Close())
+	require.NoError(t, old.Revoke(t.Context()))
 	_, next := shared(t, owner, 1<<20, 3)
 	require.Equal(t, old.Key(), next.Key())
 	key := importOf(t, p, next)
-	require.ErrorIs(t, owner.fence(&patience{t.Context(), math.MaxInt64}, old), driver.ErrBounds)
+	require.NoError(t, old.Revoke(t.Context()))
 	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write,
 		Descs: []driver.Desc{{Len: 8, LocalKey: near.Key(), RemoteKey: key}}}))
 	require.NoError(t, await(t, b, 1))
 }
 
-// pauses calls standStill in the first rest of a fence, and f in its second.
+// pauses calls standStill in the first rest of a Revoke, and f in its second.
 type pauses struct {
 	context.Context
 	count         int
@@ -75,16 +74,17 @@ func TestGraceDoesNotCountWhileTheOwnerStandsStill(t *testing.T) {
 	release := parkedMover(t, b, p, spotMapped,
 		driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
 	generation := owner.table.generation(far.arena.index)
+	alike(t, far) // so that the arena stays
 	before := generation.Load()
 	ctx := &pauses{Context: t.Context(), f: func() { _ = release() },
 		standStill: func() { clock.Advance(2 * owner.cfg.Grace) }}
 	defer clock.Run(time.Millisecond)()
-	require.NoError(t, owner.Fence(ctx, far.Key()))
+	require.NoError(t, far.Revoke(ctx))
 	require.Equal(t, before, generation.Load(), "a peer that was never silent was shut out")
 }
 
-// What Backend.Close could not prove Memory.Close does not say either.
-func TestMemoryCloseAfterBackendClose(t *testing.T) {
+// What Backend.Close could not prove Memory.Revoke does not say either.
+func TestRevokeAfterBackendClose(t *testing.T) {
 	owner, err := New(Config{})
 	require.NoError(t, err)
 	b := open(t, Config{})
@@ -94,8 +94,8 @@ func TestMemoryCloseAfterBackendClose(t *testing.T) {
 	require.NoError(t, err)
 	source, ended := heldUp(t, b, owner.Addr(), token)
 	require.ErrorIs(t, owner.Close(), driver.ErrTimeout)
-	require.ErrorIs(t, far.Close(), driver.ErrTimeout)
-	require.NoError(t, other.Close(), "nobody writes there")
+	require.ErrorIs(t, far.Revoke(t.Context()), driver.ErrTimeout)
+	require.NoError(t, other.Revoke(t.Context()), "nobody writes there")
 	source.Supply(t)
 	_ = ended()
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // TestAPeerThatBlocksItsEvent: a peer shows an event that does not block, then makes it one that
-// does, and fills it. The owner takes messages and fences all the same.
+// does, and fills it. The owner takes messages and revokes all the same.
 func TestAPeerThatBlocksItsEvent(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{RingBytes: ringBytesMin})
 	other, _ := share(t, owner, drivertest.HostMemory, 4096)
@@ -32,6 +32,6 @@ func TestAPeerThatBlocksItsEvent(t *testing.T) {
 	n, err := owner.Receive(msgs[:])
 	require.NoError(t, err)
 	require.Positive(t, n)
-	require.NoError(t, owner.Fence(t.Context(), other.Key()))
+	require.NoError(t, other.Revoke(t.Context()))
 	require.NoError(t, unix.SetNonblock(b.event, true))
 }

@@ -57,7 +57,7 @@ func (b *Backend) openArena(tok []byte) (*arena, error) {
 }
 
 // lend sends the extents. Pages stay where they are only while their descriptors are
-// duplicated: a peer that does not read its socket holds up no fence.
+// duplicated: a peer that does not read its socket holds up no Revoke.
 func (c *inbound) lend(id uint32, a *arena) error {
 	extents, generation, err := a.duplicates(&c.b.table)
 	fds, index := descriptors(extents)

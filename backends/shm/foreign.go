@@ -103,7 +103,7 @@ const gatesMax = 1000
 
 // flushWrite writes through the gate. The place of the gate is taken before the epoch is
 // looked at: an owner ends the epoch first, so a writer that found it good has a place from
-// before the fence, which leads nowhere once that has shut the gate.
+// before the revoke, which leads nowhere once that has shut the gate.
 func (p *peer) flushWrite(v *vectors, granted uint64, epoch *atomic.Uint64) (n int, err error) {
 	v.local[0].Base = &v.passed[0]
 	v.local[0].SetLen(1)

@@ -5,51 +5,40 @@ package shm
 import (
 	"context"
 	"fmt"
-	"math"
-	"sync"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
 )
 
-// freshMax is how many ranges one fence puts fresh pages under: each cuts the mapping of the arena
+// freshMax is how many ranges one Revoke puts fresh pages under: each cuts the mapping of the arena
 // in more pieces, of which there is a limited number for all memory in it.
 const freshMax = 1000
 
-// While pages move, peers cannot map the arena, and what they copy meanwhile they copy again. So a
-// fence moves so many bytes, or so many ranges, at a time, and then leaves the peers as much time
+// While pages move, peers cannot map the arena, and what they copy meanwhile they copy again. So
+// Revoke moves so many bytes, or so many ranges, at a time, and then leaves the peers as much time
 // as it has taken.
 const (
 	freshBytes  = 16 << 20
 	freshRanges = 64
 )
 
-// freshness is how much of a memory has fresh pages.
-type freshness struct {
-	mu    sync.Mutex
-	since uint64 // of tokens of an epoch before this one all writers have old pages up to done
-	done  uint64 // of the memory's bytes
-}
-
-// freshPages puts fresh pages under all that peers may write: what writers of an epoch before this
-// one still write lands in old pages. What the program writes in the same pages at that moment
-// would be lost: that is its own affair with a lease of one range, and not done with ranges that
-// others may lie between.
+// freshPages puts fresh pages under all that peers may write: what writers still write lands in old
+// pages. What the program writes in the same pages at that moment would be lost: that is its own
+// affair with a lease of one range, and not done with ranges that others may lie between.
 //
-// A fence whose context ends in between leaves the rest to the next one.
-func (b *Backend) freshPages(w *patience, m *memory, epoch uint64) error {
+// Where ctx ends in between, the next call goes on. Preconditions: m.turn is held.
+func (b *Backend) freshPages(ctx context.Context, m *memory) error {
 	ranges, err := m.writable()
 	if err != nil {
 		return err
 	}
-	m.fresh.begin(m, epoch)
 	for {
 		begin := b.clock.Now()
-		more, err := m.fresh.step(w.ctx, m, ranges)
+		more, err := m.moveSome(ctx, ranges)
 		if !more || err != nil {
 			return err
 		}
-		if err := w.sleep(b.clock, time.Duration(b.clock.Now()-begin)); err != nil {
+		if err := b.rest(ctx, time.Duration(b.clock.Now()-begin)); err != nil {
 			return err
 		}
 	}
@@ -81,31 +70,15 @@ func (m *memory) writable() (driver.Ranges, error) {
 	return m.only, nil
 }
 
-// begin has all of the memory move for a fence that has begun this epoch, but for what an earlier
-// fence has moved: a writer with a token that was given out since may have found that.
-func (f *freshness) begin(m *memory, epoch uint64) {
-	m.b.mu.Lock()
-	given := m.given
-	m.b.mu.Unlock()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if epoch > f.since && given > f.since {
-		f.since, f.done = epoch, 0
-	}
-}
-
-// step moves some pages, and reports whether there are more.
-func (f *freshness) step(ctx context.Context, m *memory, ranges driver.Ranges) (more bool,
-	err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+// moveSome moves some pages, and reports whether there are more.
+func (m *memory) moveSome(ctx context.Context, ranges driver.Ranges) (more bool, err error) {
 	var moved, n uint64
 	for _, r := range ranges {
 		end := r.Off + r.Len
-		if end <= f.done {
+		if end <= m.renewed {
 			continue
 		}
-		from := max(r.Off, f.done)
+		from := max(r.Off, m.renewed)
 		step := (m.off+from)/freshBytes*freshBytes + freshBytes - m.off // where a huge page begins
 		to := min(end, step)
 		if moved += to - from; n == freshRanges || moved > freshBytes {
@@ -114,7 +87,7 @@ func (f *freshness) step(ctx context.Context, m *memory, ranges driver.Ranges) (
 		if err := m.arena.shared.Renew(ctx, m.off+from, to-from); err != nil {
 			return false, err
 		}
-		f.done = to
+		m.renewed = to
 		if n++; to < end {
 			return true, nil
 		}
@@ -137,8 +110,7 @@ func (b *Backend) freshFor(m *memory) error {
 		generation.Add(1)
 		return func() bool { return false }
 	})()
-	epoch := b.table.epoch(m.key).Load()
-	if err := b.freshPages(&patience{context.Background(), math.MaxInt64}, m, epoch); err != nil {
+	if err := b.freshPages(context.Background(), m); err != nil {
 		return fmt.Errorf("close shm: keep a frozen peer out: %w", err)
 	}
 	return nil

@@ -17,8 +17,8 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// TestFreshPagesAreAMatterOfTheContext has a fence of much memory end in between. The next one goes
-// on from there; behind a token that was given out meanwhile it begins anew.
+// TestFreshPagesAreAMatterOfTheContext has a Revoke of much memory end in between. The next one
+// goes on from there.
 func TestFreshPagesAreAMatterOfTheContext(t *testing.T) {
 	const steps = 3
 	b := hasty(t)
@@ -31,28 +31,17 @@ func TestFreshPagesAreAMatterOfTheContext(t *testing.T) {
 		cancel()
 		return nil
 	}))
-	cut := func() {
-		t.Helper()
-		_, err := m.AppendToken(nil)
-		require.NoError(t, err)
-		silent(p, m.Key(), driver.Write)
-		renewals = 0
-		var ctx context.Context
-		ctx, cancel = context.WithCancel(t.Context())
-		require.ErrorIs(t, b.Fence(ctx, m.Key()), context.Canceled)
-		require.Equal(t, 1, renewals, "after its context had ended")
-		cancel = func() {}
-	}
-	cut()
-	require.NoError(t, b.Fence(t.Context(), m.Key()))
+	silent(p, m.Key(), driver.Write)
+	var ctx context.Context
+	ctx, cancel = context.WithCancel(t.Context())
+	require.ErrorIs(t, m.Revoke(ctx), context.Canceled)
+	require.Equal(t, 1, renewals, "after its context had ended")
+	cancel = func() {}
+	require.NoError(t, m.Revoke(t.Context()))
 	require.Equal(t, steps, renewals)
-	cut()
-	_, err := m.AppendToken(nil)
-	require.NoError(t, err)
-	require.NoError(t, b.Fence(t.Context(), m.Key()))
-	require.Equal(t, 1+steps, renewals)
-	require.NoError(t, b.Fence(t.Context(), m.Key()))
-	require.Equal(t, 1+steps, renewals, "the writers are known")
+	m = again(t, m)
+	require.NoError(t, m.Revoke(t.Context()))
+	require.Equal(t, steps, renewals, "the writer is known")
 	for i, v := range mem {
 		if v != 0x3C {
 			t.Fatalf("byte %d is another one", i)
@@ -83,11 +72,11 @@ func TestAPeerGoesOnBesideFreshPages(t *testing.T) {
 	_, err = big.AppendToken(nil)
 	require.NoError(t, err)
 	silent(p, big.Key(), driver.Write)
-	fenced, writes := make(chan error, 1), uint64(0)
-	go func() { fenced <- owner.Fence(context.Background(), big.Key()) }()
+	revoked, writes := make(chan error, 1), uint64(0)
+	go func() { revoked <- big.Revoke(context.Background()) }()
 	for over := false; !over; writes++ {
 		select {
-		case err := <-fenced:
+		case err := <-revoked:
 			require.NoError(t, err)
 			over = true
 		default:
@@ -107,7 +96,7 @@ func mappings(t *testing.T) int {
 	return strings.Count(string(text), "\n")
 }
 
-// silentLease registers part of a memory, has a writer be silent in it, fences it, and lets the
+// silentLease registers part of a memory, has a writer be silent in it, revokes it, and lets the
 // writer leave.
 func silentLease(t *testing.T, owner *Backend, p *peer, seg driver.Segment, n int) {
 	t.Helper()
@@ -117,19 +106,18 @@ func silentLease(t *testing.T, owner *Backend, p *peer, seg driver.Segment, n in
 	_, err = mem.AppendToken(nil)
 	require.NoError(t, err)
 	line := p.announce(mem.Key(), driver.Write, 7)
-	require.NoError(t, owner.Fence(t.Context(), mem.Key()), "fence %d", n)
+	require.NoError(t, mem.Revoke(t.Context()), "revoke %d", n)
 	line.Store(0)
-	require.NoError(t, mem.Close())
 }
 
-// TestSoakSilentWriterFences has 5,000 fences meet a writer that is silent, and leaves afterwards,
-// over each kind of memory; of ranges, 500. Each has its proof, and what the proofs take is given
-// back: each block has its turn an even number of times.
-func TestSoakSilentWriterFences(t *testing.T) {
+// TestSoakSilentWriterRevokes has 5,000 revokes meet a writer that is silent, and leaves
+// afterwards, over each kind of memory; of ranges, 500. Each has its proof, and what the proofs
+// take is given back: each block has its turn an even number of times.
+func TestSoakSilentWriterRevokes(t *testing.T) {
 	const blocks = 5000
 	for name, c := range map[string]struct {
-		fences int
-		lease  func(whole driver.Segment, i int) driver.Segment
+		revokes int
+		lease   func(whole driver.Segment, i int) driver.Segment
 	}{
 		"a block": {5000, func(whole driver.Segment, i int) driver.Segment {
 			seg, err := whole.Slice(uint64(2*i+1)%blocks*pageBytes, pageBytes, [16]byte{})
@@ -158,7 +146,7 @@ func TestSoakSilentWriterFences(t *testing.T) {
 			require.NoError(t, err)
 			p := dial(t, b, owner.Addr())
 			keys, before := len(owner.freeKeys), mappings(t)
-			for i := range c.fences {
+			for i := range c.revokes {
 				silentLease(t, owner, p, c.lease(buf.Segment(), i), i)
 			}
 			require.NoError(t, buf.Lend(func(extents []driver.Extent) error {
@@ -169,7 +157,7 @@ func TestSoakSilentWriterFences(t *testing.T) {
 			require.Len(t, owner.arenas, 1)
 			require.LessOrEqual(t, len(owner.gate.old), 1)
 			require.InDelta(t, before, mappings(t), 30, "mappings; the runtime has some")
-			require.NoError(t, whole.Close())
+			require.NoError(t, whole.Revoke(t.Context()))
 		})
 	}
 }

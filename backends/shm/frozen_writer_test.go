@@ -64,7 +64,7 @@ func parkedWrite(addr, token string) error {
 	in := bufio.NewReader(os.Stdin)
 	parked.First(spotPassing, func() {
 		fmt.Println("passing")
-		_, _ = in.ReadString('\n') // until the owner has fenced
+		_, _ = in.ReadString('\n') // until the owner has revoked
 	})
 	if err := p.Submit(1, &driver.Batch{Op: driver.Write,
 		Descs: []driver.Desc{{Len: size, LocalKey: m.Key(), RemoteKey: key}}}); err != nil {
@@ -80,21 +80,21 @@ func parkedWrite(addr, token string) error {
 }
 
 // TestTimedFrozenWriterIsKeptOutOfForeignMemory has a process look at everything, be stopped
-// there, and go on after the fence, or after the backend has closed.
+// there, and go on after the revoke, or after the backend has closed.
 func TestTimedFrozenWriterIsKeptOutOfForeignMemory(t *testing.T) {
-	t.Run("fence", func(t *testing.T) {
+	t.Run("revoke", func(t *testing.T) {
 		keepOut(t, func(ctx context.Context, b *Backend, m *memory) error {
-			return b.Fence(ctx, m.Key())
+			return m.Revoke(ctx)
 		})
 	})
-	t.Run("fence, at first without mprotect", func(t *testing.T) {
+	t.Run("revoke, at first without mprotect", func(t *testing.T) {
 		keepOut(t, func(ctx context.Context, b *Backend, m *memory) error {
 			back := away(t, b.gate.page)
 			for range 2 {
-				require.ErrorIs(t, b.Fence(ctx, m.Key()), unix.ENOMEM)
+				require.ErrorIs(t, m.Revoke(ctx), unix.ENOMEM)
 			}
 			back()
-			return b.Fence(ctx, m.Key())
+			return m.Revoke(ctx)
 		})
 	})
 	t.Run("close without mprotect", func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestTimedFrozenWriterIsKeptOutOfForeignMemory(t *testing.T) {
 			back := away(t, page)
 			require.ErrorIs(t, b.Close(), unix.ENOMEM)
 			for range 2 {
-				require.ErrorIs(t, m.Close(), driver.ErrTimeout)
+				require.ErrorIs(t, m.Revoke(t.Context()), driver.ErrTimeout)
 			}
 			back()
 			return pageCall("mprotect", unix.SYS_MPROTECT, page, unix.PROT_NONE)
@@ -146,7 +146,7 @@ func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) 
 		t.Errorf("the writer says %q, want %q", line, want)
 	}
 	if bytes.IndexByte(mem, 0xEE) >= 0 {
-		promise.Breaks(t, "bytes of a frozen writer landed after the fence")
+		promise.Breaks(t, "bytes of a frozen writer landed after the revoke")
 	}
 	if len(b.gate.old) == 0 {
 		t.Error("the writer was not frozen in the middle: nothing was tried")

@@ -69,7 +69,7 @@ func away(t *testing.T, page uintptr) (back func()) {
 	return func() { move(at, page, flags) }
 }
 
-// TestGateThatCouldNotBeShut has the kernel refuse to shut a gate. No fence may say that a silent
+// TestGateThatCouldNotBeShut has the kernel refuse to shut a gate. No Revoke may say that a silent
 // writer is kept out before that gate is shut, whichever gate is shown by then.
 func TestGateThatCouldNotBeShut(t *testing.T) {
 	owner, b := hasty(t), open(t, Config{})
@@ -79,12 +79,11 @@ func TestGateThatCouldNotBeShut(t *testing.T) {
 	line := dial(t, b, owner.Addr()).announce(far.Key(), driver.Write, 7)
 	back := away(t, owner.gate.page)
 	for range 3 {
-		require.ErrorIs(t, owner.Fence(t.Context(), far.Key()), unix.ENOMEM)
+		require.ErrorIs(t, far.Revoke(t.Context()), unix.ENOMEM)
 	}
 	require.Len(t, owner.gate.old, 1, "each try told of one more")
-	require.ErrorIs(t, far.Close(), unix.ENOMEM)
 	back()
-	require.NoError(t, owner.Fence(t.Context(), far.Key()))
+	require.NoError(t, far.Revoke(t.Context()))
 	for _, o := range owner.gate.old {
 		require.True(t, o.shut)
 	}
@@ -101,7 +100,8 @@ func TestGatesAreGivenBack(t *testing.T) {
 		_, err := far.AppendToken(nil)
 		require.NoError(t, err)
 		line := p.announce(far.Key(), driver.Write, 7)
-		require.NoError(t, owner.Fence(t.Context(), far.Key()))
+		require.NoError(t, far.Revoke(t.Context()))
+		far = again(t, far)
 		line.Store(0) // the writer goes on, and leaves
 		require.LessOrEqual(t, len(owner.gate.old), 1)
 	}
@@ -110,7 +110,8 @@ func TestGatesAreGivenBack(t *testing.T) {
 		_, err := far.AppendToken(nil)
 		require.NoError(t, err)
 		lines = append(lines, p.announce(far.Key(), driver.Write, 7))
-		require.NoError(t, owner.Fence(t.Context(), far.Key()))
+		require.NoError(t, far.Revoke(t.Context()))
+		far = again(t, far)
 	}
 	require.Len(t, owner.gate.old, 3, "a writer may be about to pass each")
 	lines[1].Store(0)
@@ -131,7 +132,7 @@ func atPassing(t *testing.T, f func()) {
 }
 
 // TestWritesGoOnThroughOtherGates has gates be replaced under writes into memory that
-// is not fenced.
+// is not revoked.
 func TestWritesGoOnThroughOtherGates(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{})
 	far, there := share(t, owner, drivertest.ForeignMemory, 1<<20)
@@ -190,10 +191,10 @@ func TestGatesAreTriedSoOften(t *testing.T) {
 	}
 }
 
-// TestFenceWaitsForACopyInTheKernel holds a writer's call up after it has passed the
-// gate: its source has a page that is not there yet. No gate ends that call, so no fence
+// TestRevokeWaitsForACopyInTheKernel holds a writer's call up after it has passed the
+// gate: its source has a page that is not there yet. No gate ends that call, so no Revoke
 // may say that nothing lands.
-func TestFenceWaitsForACopyInTheKernel(t *testing.T) {
+func TestRevokeWaitsForACopyInTheKernel(t *testing.T) {
 	owner, b := hasty(t), open(t, Config{})
 	far, there := share(t, owner, drivertest.ForeignMemory, heldBytes)
 	fill(there, 0x11)
@@ -202,14 +203,14 @@ func TestFenceWaitsForACopyInTheKernel(t *testing.T) {
 	source, ended := heldUp(t, b, owner.Addr(), token)
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
-	wantError(t, "fence of a copy that is held up", owner.Fence(ctx, far.Key()),
+	wantError(t, "revoke of a copy that is held up", far.Revoke(ctx),
 		context.DeadlineExceeded)
 	source.Supply(t)
-	require.NoError(t, owner.Fence(context.Background(), far.Key()))
+	require.NoError(t, far.Revoke(context.Background()))
 	after := append([]byte(nil), there...)
 	require.NoError(t, ended())
 	if !bytes.Equal(there, after) {
-		promise.Broken(t, "bytes landed after the fence")
+		promise.Broken(t, "bytes landed after the revoke")
 	}
 	require.Zero(t, there[0], "no bytes landed before it")
 }

@@ -36,7 +36,7 @@ func TestMemoryThatIsNotLent(t *testing.T) {
 	require.Nil(t, m.(*memory).arena)
 	require.Equal(t, 1, u.holds)
 	for range 2 {
-		require.NoError(t, m.Close())
+		require.NoError(t, m.Revoke(t.Context()))
 	}
 	require.Zero(t, u.holds)
 }

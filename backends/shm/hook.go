@@ -5,7 +5,7 @@ package shm
 import "github.com/sluicehq/sluice/internal/hook"
 
 // spot is a place between a check of a mover and the act that relies on it. Tests park
-// movers there while the owner fences.
+// movers there while the owner revokes.
 type spot int
 
 const (

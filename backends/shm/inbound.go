@@ -32,7 +32,7 @@ type inbound struct {
 	said bool       // and the program knows
 	left bool       // proof that the peer is out of our memory for good
 
-	abandoned [announceMax]uint64 // announcements that a strong fence made harmless
+	abandoned [announceMax]uint64 // announcements that Revoke made harmless
 	barred    [announceMax]uint64 // those that stood before the gate was renewed
 }
 

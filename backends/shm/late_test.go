@@ -72,9 +72,9 @@ func parkedMover(
 }
 
 // TestLateMoverOfMappedMemory has a mover stand between a check and the act that relies on
-// it, through the whole of a fence: the memory is fenced, cleared and closed, its arena's
+// it, through the whole of a revoke: the memory is revoked and cleared, its arena's
 // number serves another arena, and another goroutine of the writer's process maps that.
-// No byte lands there, nor in the memory that was fenced.
+// No byte lands there, nor in the memory that was revoked.
 func TestLateMoverOfMappedMemory(t *testing.T) {
 	spots := []spot{spotAnnounced, spotGeneration, spotEpoch, spotMapped, spotCopied, spotLeft}
 	for _, where := range spots {
@@ -96,16 +96,17 @@ func lateMapped(t *testing.T, where spot, size uint64) {
 	release := parkedMover(t, b, p, where,
 		driver.Desc{Len: 4096, Remote: 8192, LocalKey: near.Key(), RemoteKey: key})
 
-	require.NoError(t, owner.Fence(context.Background(), far.Key()))
+	require.NoError(t, far.Revoke(context.Background()))
 	clear(old.Bytes())
 	refetched := make(chan struct{})
 	go func() { // the same arena, mapped anew
 		defer close(refetched)
-		_ = importOf(t, p, far)
+		same := again(t, far)
+		_ = importOf(t, p, same)
+		require.NoError(t, same.Revoke(context.Background()))
 	}()
 	<-refetched
 	index := far.arena.index
-	require.NoError(t, far.Close())
 	require.Eventually(t, func() bool { // the answer to the import holds it a moment longer
 		owner.mu.Lock()
 		defer owner.mu.Unlock()
@@ -119,12 +120,12 @@ func lateMapped(t *testing.T, where spot, size uint64) {
 	if where < spotLeft {
 		require.ErrorIs(t, err, driver.ErrRevoked)
 	}
-	nothingLate(t, old.Bytes(), "in memory that was fenced")
+	nothingLate(t, old.Bytes(), "in memory that was revoked")
 	nothingLate(t, other.Bytes(), "in another region")
 }
 
 // TestLateMoverWithinOneBackend: both ends are this backend, so there are no old pages, and
-// Fence waits for its own goroutine.
+// Revoke waits for its own goroutine.
 func TestLateMoverWithinOneBackend(t *testing.T) {
 	for _, where := range []spot{spotAnnounced, spotEpoch} {
 		b := hasty(t)
@@ -136,18 +137,18 @@ func TestLateMoverWithinOneBackend(t *testing.T) {
 			driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		defer cancel()
-		require.ErrorIs(t, b.Fence(ctx, far.Key()), context.DeadlineExceeded)
+		require.ErrorIs(t, far.Revoke(ctx), context.DeadlineExceeded)
 		err := release()
 		if where == spotAnnounced {
 			require.ErrorIs(t, err, driver.ErrRevoked)
 		}
-		require.NoError(t, b.Fence(context.Background(), far.Key()))
+		require.NoError(t, far.Revoke(context.Background()))
 		require.Equal(t, err == nil, bytes.IndexByte(mem.Bytes(), late) >= 0)
 	}
 }
 
 // TestLateMoverOfForeignMemory has a process's mover stand before its call. (One in the
-// call is what TestFenceWaitsForACopyInTheKernel has.)
+// call is what TestRevokeWaitsForACopyInTheKernel has.)
 func TestLateMoverOfForeignMemory(t *testing.T) {
 	for _, where := range []spot{spotAnnounced, spotEpoch, spotGate, spotPassing} {
 		owner, b := hasty(t), open(t, Config{})
@@ -157,16 +158,16 @@ func TestLateMoverOfForeignMemory(t *testing.T) {
 		p := dial(t, b, owner.Addr())
 		release := parkedMover(t, b, p, where,
 			driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
-		require.NoError(t, owner.Fence(context.Background(), far.Key()))
+		require.NoError(t, far.Revoke(context.Background()))
 		clear(mem)
 		require.ErrorIs(t, release(), driver.ErrRevoked, "spot %d", where)
-		nothingLate(t, mem, fmt.Sprintf("after a fence at spot %d", where))
+		nothingLate(t, mem, fmt.Sprintf("after a revoke at spot %d", where))
 	}
 }
 
 // A peer that lives in a PID namespace which ours does not see has no number here: nothing
 // is known of its threads, and that is no proof.
-func TestFenceOfAWriterWithoutANumber(t *testing.T) {
+func TestRevokeOfAWriterWithoutANumber(t *testing.T) {
 	identify = func(c *net.UnixConn) (proc.Remote, error) {
 		id, err := proc.Identify(c)
 		id.PID = 0
@@ -174,25 +175,24 @@ func TestFenceOfAWriterWithoutANumber(t *testing.T) {
 	}
 	owner, b := hasty(t), open(t, Config{})
 	t.Cleanup(func() { _ = owner.Close(); identify = proc.Identify })
-	far, mem := share(t, owner, drivertest.ForeignMemory, 64<<10)
 	near, src := share(t, b, drivertest.ForeignMemory, 64<<10)
 	fill(src, late)
 	p := dial(t, b, owner.Addr())
 	for patience := 50 * time.Millisecond; ; patience *= 2 {
-		clear(mem)
+		far, mem := share(t, owner, drivertest.ForeignMemory, 64<<10)
 		release := parkedMover(t, b, p, spotPassing,
 			driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		err := owner.Fence(ctx, far.Key())
+		err := far.Revoke(ctx)
 		cancel()
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		err = release()
 		if err == nil && patience < limit {
-			continue // the fence had no time to shut the gate
+			continue // the Revoke had no time to shut the gate
 		}
 		require.ErrorIs(t, err, driver.ErrRevoked)
-		require.NoError(t, owner.Fence(context.Background(), far.Key()))
-		nothingLate(t, mem, "after a fence")
+		require.NoError(t, far.Revoke(context.Background()))
+		nothingLate(t, mem, "after a revoke")
 		return
 	}
 }

@@ -36,9 +36,9 @@ func TestManyRangesLeaveOthersTheirProof(t *testing.T) {
 
 	p := dial(t, open(t, Config{}), b.Addr())
 	silent(p, many.Key(), driver.Write)
-	if err := b.Fence(t.Context(), many.Key()); err != nil {
+	if err := many.Revoke(t.Context()); err != nil {
 		require.ErrorIs(t, err, driver.ErrFull)
 	}
 	silent(p, other.Key(), driver.Write)
-	require.NoError(t, b.Fence(t.Context(), other.Key()), "a lease of one page")
+	require.NoError(t, other.Revoke(t.Context()), "a lease of one page")
 }

@@ -5,7 +5,6 @@ package shm
 import (
 	"context"
 	"fmt"
-	"sync"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
@@ -22,14 +21,12 @@ type memory struct {
 	off      uint64 // in the arena
 	only     driver.Ranges
 	readOnly bool
-	fresh    freshness
 
-	ending sync.Mutex // held by Close, and by the backend's until it is decided
-	late   error      // ending: what Backend.Close could not prove
-	closed bool       // Backend.mu: no token is given out any more
-	gone   bool       // Backend.mu: nothing is left to close
-	given  uint64     // Backend.mu: the epoch after that of the newest token; 0: none was given out
-	proved uint64     // Backend.mu: nothing of an epoch before this one lands any more
+	revoked bool         // guarded by Backend.mu
+	turn    session.Turn // of Revoke, and of the backend's Close until it is decided
+	renewed uint64       // guarded by turn: writers have old pages under the bytes up to here
+	gone    bool         // guarded by turn: the key is another memory's
+	late    error        // guarded by turn: what Backend.Close could not prove
 }
 
 // Register implements driver.Backend. A range of known shared memory costs a
@@ -52,7 +49,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 			b.cfg.KeysMax, driver.ErrFull)
 	}
 	m := &memory{b: b, key: b.freeKeys[n-1], bytes: seg.Mem, secret: seg.Secret,
-		off: seg.SharedOff, only: seg.Only, readOnly: seg.ReadOnly}
+		off: seg.SharedOff, only: seg.Only, readOnly: seg.ReadOnly, turn: session.NewTurn()}
 	if err := b.place(m, &seg); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
@@ -112,61 +109,51 @@ func (m *memory) Key() uint32 { return m.key }
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.b.mu.Lock()
 	defer m.b.mu.Unlock()
-	if m.closed {
+	if m.revoked {
 		return dst, driver.ErrClosed
 	}
 	t := token{secret: m.secret, key: m.key, epoch: m.b.table.epoch(m.key).Load()}
-	m.given = max(m.given, t.epoch+1)
 	return t.append(dst, &m.b.address.id), nil
 }
 
-// endEpoch begins the next one, which has a secret of its own: a holder of a token of the one
-// before cannot make one for it.
-func (m *memory) endEpoch() (epoch uint64, known bool) {
-	m.b.mu.Lock()
-	defer m.b.mu.Unlock()
-	if m.b.memory(m.key) != m { // closed meanwhile: the key may be another's
-		return 0, false
-	}
-	// pairs with the announcement in move, before it looks at the epoch
-	epoch = m.b.table.epoch(m.key).Add(1)
-	m.secret = session.NewSecret()
-	g := m.grant()
-	setTag(m.b.table.slot(m.key), tagOf(&m.secret, m.key, &g))
-	return epoch, true
-}
-
-// Close implements driver.Memory. It first keeps out the peers that have a token of an epoch after
-// the last proof. After an error it may be called again, and then looks for the proof again; what
-// Backend.Close could not prove stays an error.
-func (m *memory) Close() error {
-	m.ending.Lock()
-	defer m.ending.Unlock()
+// Revoke implements driver.Memory. It ends the epoch, so that no copy begins any more, and waits
+// until none is announced. A peer that is in the memory for longer than Config.Grace is frozen, and
+// is shut out, see shutOut. A copy of this backend's own goroutines has no pages but ours, and is
+// always awaited: the goroutine is not frozen, or we were, too.
+func (m *memory) Revoke(ctx context.Context) error {
 	b := m.b
-	b.fences.RLock()
-	defer b.fences.RUnlock()
-	b.mu.Lock()
-	m.closed = true
-	known := !m.gone && m.given > m.proved
-	b.mu.Unlock()
-	if known {
-		if err := b.fence(&patience{context.Background(), 2 * b.cfg.Grace}, m); err != nil {
-			return fmt.Errorf("close memory: %w", err)
-		}
+	b.revokes.RLock() // the table and the peers' pages stay
+	defer b.revokes.RUnlock()
+	m.endEpoch()
+	if err := m.turn.Take(ctx); err != nil {
+		return fmt.Errorf("revoke memory: another call looks for the proof: %w", err)
 	}
-	m.end()
-	return m.late
+	defer m.turn.Give()
+	if m.gone {
+		return m.late
+	}
+	if err := b.keepOut(ctx, m); err != nil {
+		return err
+	}
+	m.forget()
+	return nil
 }
 
-// end makes the memory unknown, and its epoch over.
-func (m *memory) end() {
+// endEpoch has all tokens refused from now on.
+func (m *memory) endEpoch() {
 	m.b.mu.Lock()
 	defer m.b.mu.Unlock()
-	if m.gone {
-		return
+	if !m.revoked {
+		m.revoked = true
+		m.b.table.retract(m.key)
 	}
-	m.closed, m.gone = true, true
-	m.b.table.retract(m.key)
+}
+
+// forget gives back the key and what else the memory has. Preconditions: m.turn is held.
+func (m *memory) forget() {
+	m.gone = true
+	m.b.mu.Lock()
+	defer m.b.mu.Unlock()
 	m.b.memories[m.key].Store(nil)
 	m.b.freeKeys = append(m.b.freeKeys, m.key)
 	if m.release != nil {

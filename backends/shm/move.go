@@ -45,7 +45,7 @@ func (p *peer) announce(key uint32, op driver.Op, hint int) *atomic.Uint64 {
 	for i := range announceTries + announceRests*announceMax {
 		line := word(p.page, announceAt+uint64((hint+i)%announceMax)*lineBytes)
 		if line.Load() == 0 && line.CompareAndSwap(0, value) {
-			return line // pairs with the scan in Fence, after it ended the epoch
+			return line // pairs with the scan in keepOut, after it ended the epoch
 		}
 		switch {
 		case i < announceMax:
@@ -64,25 +64,25 @@ func (p *peer) announce(key uint32, op driver.Op, hint int) *atomic.Uint64 {
 // move copies one piece that this process can reach. errStale means that the
 // owner's pages moved: map them anew and copy the piece again.
 //
-// Nothing of a mover lands in pages that the owner uses after a fence:
+// Nothing of a mover lands in pages that the owner uses after a revoke:
 //
 //   - A mover announces, then takes the generation of the arena's pages, then looks at the
 //     epoch, and copies only through a mapping of the generation that it took.
-//   - Fence ends the epoch, then looks at the announcements. A mover that it does not see
+//   - Revoke ends the epoch, then looks at the announcements. A mover that it does not see
 //     announces later, finds the epoch over, and copies nothing. One that goes away has
 //     placed its bytes before.
-//   - Of one that stays, Fence moves the generation on, then puts fresh pages under the
+//   - Of one that stays, Revoke moves the generation on, then puts fresh pages under the
 //     range. If the mover found the epoch good, it did so before the epoch ended, and took
 //     a generation that is older than that of the fresh pages. A mapping has the generation
 //     that the arena had while its descriptors were taken, and no page moved meanwhile, so
 //     the mover copies through old pages, however long it stands between two steps and
 //     however often other goroutines of its process map the arena anew meanwhile.
-//   - An arena's number may serve another arena after the fence. Its generation moves on
+//   - An arena's number may serve another arena after the revoke. Its generation moves on
 //     then and never goes back, so a mapping of the generation that the mover took is one
 //     of the arena for which it looked at the epoch: that arena's last reference is given
 //     back only after the epoch has ended.
 //
-// In memory of this very backend there are no other pages: Fence waits for such a mover
+// In memory of this very backend there are no other pages: Revoke waits for such a mover
 // until it goes away (ownCopies). Foreign memory has a gate, see writeGate.
 func (p *peer) move(pc *piece, hint int) error {
 	if pc.op == driver.Read {

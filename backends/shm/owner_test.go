@@ -39,9 +39,6 @@ type owner struct {
 }
 
 func serveOwner(kind string) int {
-	if grace, ok := strings.CutPrefix(kind, closingOwner); ok {
-		return serveClose(grace)
-	}
 	alloc := drivertest.HostMemory
 	if kind == "foreign" {
 		alloc = drivertest.ForeignMemory
@@ -155,7 +152,7 @@ func open(t testing.TB, cfg Config) *Backend {
 	return openBy(t, clock.Host(), cfg)
 }
 
-// hasty is a backend whose fences hardly wait for silent peers, for tests in which those stand.
+// hasty is a backend whose revokes hardly wait for silent peers, for tests in which those stand.
 func hasty(t testing.TB) *Backend {
 	t.Helper()
 	b := open(t, Config{})
@@ -190,6 +187,35 @@ func share(t testing.TB, b *Backend, alloc drivertest.Allocator, n uint64) (*mem
 	m, err := b.Register(seg)
 	require.NoError(t, err)
 	return m.(*memory), seg.Mem
+}
+
+// again registers the bytes of memory that was revoked once more, under the same key.
+func again(t testing.TB, m *memory) *memory {
+	t.Helper()
+	next := alike(t, m)
+	require.Equal(t, m.key, next.key)
+	return next
+}
+
+// alike registers the bytes of a memory once more.
+func alike(t testing.TB, m *memory) *memory {
+	t.Helper()
+	seg := driver.Segment{Kind: driver.DRAM, Len: uint64(len(m.bytes)), Mem: m.bytes,
+		SharedOff: m.off, Secret: m.secret}
+	if m.arena != nil {
+		seg.Shared = m.arena.shared
+	}
+	next, err := m.b.Register(seg)
+	require.NoError(t, err)
+	return next.(*memory)
+}
+
+// cutShort revokes with little time, and returns the error.
+func cutShort(t testing.TB, m *memory) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	return m.Revoke(ctx)
 }
 
 // dial connects. Where the DialTimeout of one of the two is too short for a busy machine it does so

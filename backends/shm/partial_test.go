@@ -52,7 +52,7 @@ func TestRangesThatShareAPageStay(t *testing.T) {
 		p := dial(t, open(t, Config{}), b.Addr())
 		renewed = 0
 		silent(p, m.Key(), driver.Write)
-		err = b.Fence(t.Context(), m.Key())
+		err = m.Revoke(t.Context())
 		require.True(t, errors.Is(err, c.want), "%s: %v", name, err)
 		require.Equal(t, c.want == nil, renewed > 0, name)
 	}

@@ -4,7 +4,7 @@
 //
 // Memory that can be shared (hostmem's) is mapped by the peer, and one copy
 // moves the bytes. The peer announces each piece in a page that both see, so the
-// owner can prove that no copy is under way in its memory (Fence), and puts fresh pages
+// owner can prove that no copy is under way in its memory (Revoke), and puts fresh pages
 // under the range when a frozen peer does not leave. Foreign memory, which only
 // its process has, is read with process_vm_readv and written with process_vm_writev,
 // one copy as well; there a frozen writer is kept out by a gate, a page that each of
@@ -71,7 +71,7 @@ type Backend struct {
 	turn     int // where Receive begins; Receive only
 	closing  sync.Once
 	closeErr error
-	fences   sync.RWMutex // held by each Fence; Close waits for them
+	revokes  sync.RWMutex // held for reading by each Revoke; Close waits for them
 }
 
 var _ driver.Backend = (*Backend)(nil)
@@ -182,15 +182,15 @@ func (b *Backend) close() error {
 			m.late = b.freshFor(m)
 			err = errors.Join(err, m.late)
 		}
-		m.ending.Unlock()
+		m.turn.Give()
 	}
 	for _, c := range *b.inbound.Load() {
 		c.drop()
 	}
 	b.queue.close()
 	b.tasks.Wait()
-	b.fences.Lock() // no Fence waits for longer than Grace once closed is set
-	defer b.fences.Unlock()
+	b.revokes.Lock() // no Revoke waits once closed is set
+	defer b.revokes.Unlock()
 	for _, c := range *b.inbound.Load() {
 		c.release()
 	}
@@ -198,8 +198,8 @@ func (b *Backend) close() error {
 	return errors.Join(err, b.release())
 }
 
-// endEpochs closes all memories and waits for the copies in them. It returns them by their keys,
-// each with ending held.
+// endEpochs ends all memories and waits for the copies in them. It returns them by their keys,
+// each with its turn held.
 func (b *Backend) endEpochs() map[uint32]*memory {
 	all := map[uint32]*memory{}
 	for i := range b.memories {
@@ -207,13 +207,14 @@ func (b *Backend) endEpochs() map[uint32]*memory {
 		if m == nil {
 			continue
 		}
-		m.ending.Lock()
-		if b.memory(m.key) != m { // its own Close came first
-			m.ending.Unlock()
+		m.endEpoch()
+		_ = m.turn.Take(context.Background()) // never fails
+		if m.gone {                           // its own Revoke came first
+			m.turn.Give()
 			continue
 		}
 		all[m.key] = m
-		m.end()
+		m.forget()
 	}
 	b.awaitQuiet()
 	return all

@@ -3,6 +3,7 @@
 package shm
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -24,11 +25,11 @@ type silence struct {
 // begins a copy any more. One that was past it is in the middle of process_vm_writev,
 // which nothing ends early, and which ends by itself: that is awaited, by the announcement
 // or, of a process that stands still, by the threads that it has. A copy that is held up
-// within the call (its source may lie on a disk that does not answer) is waited for as long as
-// the fence has patience, and so is a writer of another PID namespace, of whose threads nothing
+// within the call (its source may lie on a disk that does not answer) is waited for until ctx is
+// over, and so is a writer of another PID namespace, of whose threads nothing
 // can be seen.
-func (b *Backend) shutGate(wait *patience, m *memory, epoch uint64, writers []silence) error {
-	if err := b.bar(m, epoch, writers); err != nil {
+func (b *Backend) shutGate(ctx context.Context, writers []silence) error {
+	if err := b.protect(writers); err != nil {
 		return err
 	}
 	for _, w := range writers {
@@ -37,11 +38,11 @@ func (b *Backend) shutGate(wait *patience, m *memory, epoch uint64, writers []si
 			return err
 		}
 		out := func() bool { return err == nil && threads.Out() }
-		for pause := fenceSleep; w.lasts() && !out(); pause = min(2*pause, fenceSleepMax) {
+		for pause := revokeSleep; w.lasts() && !out(); pause = min(2*pause, revokeSleepMax) {
 			if b.closed.Load() {
 				return driver.ErrClosed
 			}
-			if err := wait.rest(b.clock, pause); err != nil {
+			if err := b.rest(ctx, pause); err != nil {
 				return err
 			}
 		}
@@ -49,10 +50,10 @@ func (b *Backend) shutGate(wait *patience, m *memory, epoch uint64, writers []si
 	return nil
 }
 
-// bar renews the gate, unless all of the writers were barred by it before: a program that tries to
-// close memory again and again takes one place for a writer that stands still, and not one each
-// time. A writer of the epoch that has begun (see shutOut) may have found the new gate.
-func (b *Backend) bar(m *memory, epoch uint64, writers []silence) error {
+// protect renews the gate, unless all of the writers were barred by it before: a program that
+// tries to revoke memory again and again takes one place for a writer that stands still, and not
+// one each time.
+func (b *Backend) protect(writers []silence) error {
 	if !slices.ContainsFunc(writers, func(s silence) bool {
 		s.c.mu.Lock()
 		defer s.c.mu.Unlock()
@@ -60,7 +61,7 @@ func (b *Backend) bar(m *memory, epoch uint64, writers []silence) error {
 	}) {
 		return nil
 	}
-	if err := b.gate.renew(&b.table, b.passers); err != nil || !b.hidden(m, epoch) {
+	if err := b.gate.renew(&b.table, b.passers); err != nil {
 		return err
 	}
 	for _, s := range writers {
@@ -73,7 +74,7 @@ func (b *Backend) bar(m *memory, epoch uint64, writers []silence) error {
 
 // closeGate keeps all peers out of foreign memory for good, and gives a copy under way
 // Config.Grace to end. Where a copy into one of these memories has not ended by then, or may still
-// begin because the gate could not be shut, it says so, and Memory.Close will. What the gates took
+// begin because the gate could not be shut, it says so, and Memory.Revoke will. What the gates took
 // of the address space is given back unless a peer may
 // still be about to write there.
 // Preconditions: all epochs have ended.
@@ -86,7 +87,7 @@ func (b *Backend) closeGate(all map[uint32]*memory) error {
 		threads, unseen := proc.ThreadsOf(s.c.pid.PID, unix.SYS_PROCESS_VM_WRITEV)
 		stands := func() bool { return s.lasts() && !(shut && unseen == nil && threads.Out()) }
 		for stands() && b.clock.Now() < deadline {
-			b.clock.Sleep(fenceSleep)
+			b.clock.Sleep(revokeSleep)
 		}
 		key, write := announcedKey(s.value)
 		m := all[key]
@@ -105,7 +106,7 @@ func (b *Backend) closeGate(all map[uint32]*memory) error {
 }
 
 // oldWriters reports, when it is called later, whether the writers have left that may have pages
-// of a generation that has just ended. Those that a fence has made harmless have other pages: of
+// of a generation that has just ended. Those that Revoke has made harmless have other pages: of
 // the range that they write to, older ones.
 func (b *Backend) oldWriters() (over func() bool) {
 	writers := slices.DeleteFunc(b.silences(), func(s silence) bool {
@@ -120,7 +121,7 @@ func (b *Backend) oldWriters() (over func() bool) {
 	}
 }
 
-// silences lists the announcements of all peers that live, those that a fence gave up as well.
+// silences lists the announcements of all peers that live, those that Revoke gave up as well.
 func (b *Backend) silences() (all []silence) {
 	for _, c := range *b.inbound.Load() {
 		for line := range announceMax {

@@ -88,7 +88,7 @@ func (t *table) publish(key uint32, tag [16]byte, g grant) {
 
 // retract ends the epoch and empties the slot.
 func (t *table) retract(key uint32) {
-	t.epoch(key).Add(1)
+	t.epoch(key).Add(1) // pairs with the announcement in move, before it looks at the epoch
 	setTag(t.slot(key), [16]byte{})
 }
 

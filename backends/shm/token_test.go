@@ -40,7 +40,7 @@ func TestTokenOfAReusedKeyIsRevoked(t *testing.T) {
 	require.NoError(t, err)
 	_, err = b.Register(driver.Segment{Kind: driver.DRAM, Mem: mem, Len: uint64(len(mem))})
 	wantError(t, "register over KeysMax", err, driver.ErrFull)
-	require.NoError(t, m.Close())
+	require.NoError(t, m.Revoke(t.Context()))
 	next, err := b.Register(driver.Segment{Kind: driver.DRAM, Mem: mem, Len: uint64(len(mem))})
 	require.NoError(t, err)
 	p := dial(t, b, b.Addr())

@@ -14,7 +14,7 @@ import (
 )
 
 // TestFreshPagesOfAnotherBackend has one Shared registered with two backends. A writer of the
-// first is frozen, and the first's fence puts fresh pages under the range. What a writer of
+// first is frozen, and the Revoke of the first puts fresh pages under the range. What a writer of
 // the second wrote lands all the same, whether its write began before or after that: each
 // write that ended well is in the memory.
 func TestFreshPagesOfAnotherBackend(t *testing.T) {
@@ -45,7 +45,7 @@ func freshOfAnother(t *testing.T, where spot) {
 		return driver.Desc{Len: 4096, Remote: page * 4096, LocalKey: near.Key(), RemoteKey: key}
 	}
 	release := parkedMover(t, writer, p, where, write(0))
-	require.NoError(t, one.Fence(context.Background(), far.Key()))
+	require.NoError(t, far.Revoke(context.Background()))
 	require.NoError(t, release())
 	require.NoError(t, p.Submit(2, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{write(1)}}))
 	require.NoError(t, await(t, writer, 2))

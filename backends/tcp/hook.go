@@ -5,7 +5,7 @@ package tcp
 import "github.com/sluicehq/sluice/internal/hook"
 
 // spot is a place between a check of an owner, as it lands what a peer sent, and the act that
-// relies on it. Tests park the reading goroutine there while the memory is fenced.
+// relies on it. Tests park the reading goroutine there while the memory is revoked.
 type spot int
 
 const (

@@ -56,7 +56,7 @@ func overCable(t *testing.T, h drivertest.Harness, only ...string) {
 	drivertest.Run(t, h)
 }
 
-// lines are what a line can be while the memory is fenced: slow, far away and lossy, and silent
+// lines are what a line can be while the memory is revoked: slow, far away and lossy, and silent
 // one way, in the words of tc.
 var lines = []string{
 	"tbf rate 20mbit burst 32kbit latency 50ms",
@@ -64,8 +64,8 @@ var lines = []string{
 	"netem loss 100%",
 }
 
-// TestSoakRealStressOverBadLines is the stress of fences over a cable of which an end turns bad, or
-// of which connections end, where the kernel can make such lines.
+// TestSoakRealStressOverBadLines is the stress of revokes over a cable of which an end turns bad,
+// or of which connections end, where the kernel can make such lines.
 func TestSoakRealStressOverBadLines(t *testing.T) {
 	far := betweenHosts(t, netem)
 	if far == nil {

@@ -17,21 +17,22 @@ import (
 
 // memory is one registration.
 type memory struct {
-	b   *Backend
-	key uint32
-	seg driver.Segment
+	b     *Backend
+	key   uint32
+	epoch uint64 // the generation of the key
+	seg   driver.Segment
 
 	// gate is held for reading by each piece that a peer has land here, or be read from
 	// here; never while a goroutine waits for a peer. A piece looks at ticket behind it, so
 	// that a goroutine that takes gate once a ticket has changed knows that no piece of before is
 	// left.
 	gate   sync.RWMutex
-	ticket atomic.Uint64 // of this epoch: 64 bits, which a peer learns for the token
+	ticket atomic.Uint64 // 64 bits, which a peer learns for the token
 
-	mu     sync.Mutex // a leaf; guards what follows, and changes of ticket
-	epoch  uint64
-	closed bool
-	landed chan struct{} // closed once pieces in hand have landed; nil: no goroutine waits
+	mu      sync.Mutex // a leaf; guards what follows, and changes of ticket
+	revoked bool
+	proved  bool          // no piece is left, and the key may be another memory's
+	landed  chan struct{} // closed once pieces in hand have landed; nil: no goroutine waits
 }
 
 // Register implements driver.Backend.
@@ -69,55 +70,35 @@ func (m *memory) Key() uint32 { return m.key }
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed {
+	if m.revoked {
 		return dst, driver.ErrClosed
 	}
 	t := session.Token{Secret: m.seg.Secret, Key: m.key, Epoch: m.epoch, Size: m.seg.Len}
 	return t.Append(dst, &m.b.address.owner), nil
 }
 
-// Close implements driver.Memory. It waits for the pieces in hand.
-func (m *memory) Close() error {
+// Revoke implements driver.Memory: the ticket that peers know opens nothing any more, and then it
+// waits for the pieces in hand, which are of bounded size. No peer takes part.
+func (m *memory) Revoke(ctx context.Context) error {
 	m.mu.Lock()
-	gone := m.closed
-	m.closed = true
-	m.ticket.Store(newTicket())
-	next := m.epoch + 1
+	m.revoked = true
+	m.ticket.Store(newTicket()) // no peer learns it
 	m.mu.Unlock()
-	if !gone {
-		m.b.memories.Remove(m.key)
+	if err := m.awaitPieces(ctx); err != nil {
+		return err
 	}
-	m.gate.Lock() // the pieces in hand have landed, for a second Close as well
-	m.gate.Unlock()
-	if gone {
-		return nil
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.proved {
+		m.proved = true
+		m.b.memories.Free(m.key)
 	}
-	m.b.memories.GiveBack(m.key, next)
 	return nil
-}
-
-// Fence implements driver.Backend: a new ticket, and then a wait for the pieces in hand, which
-// are of bounded size. No peer takes part.
-func (b *Backend) Fence(ctx context.Context, key uint32) error {
-	m := b.memories.At(key)
-	if m == nil {
-		return fmt.Errorf("fence key %d: no such memory: %w", key, driver.ErrBounds)
-	}
-	m.mu.Lock()
-	if m.closed {
-		m.mu.Unlock()
-		return fmt.Errorf("fence key %d: %w", key, driver.ErrClosed)
-	}
-	m.epoch++
-	m.seg.Secret = session.NewSecret()
-	m.ticket.Store(newTicket())
-	m.mu.Unlock()
-	return m.awaitPieces(ctx)
 }
 
 // awaitPieces returns once no piece is in hand that looked at an earlier ticket. It begins no
 // goroutine unless there is one, and none beside one that waits already: that one clears landed
-// while it keeps pieces out, so a fence that finds it there has changed the ticket before.
+// while it keeps pieces out, so a Revoke that finds it there has changed the ticket before.
 func (m *memory) awaitPieces(ctx context.Context) error {
 	if m.gate.TryLock() {
 		m.gate.Unlock()
@@ -142,7 +123,7 @@ func (m *memory) awaitPieces(ctx context.Context) error {
 	case <-landed:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("fence key %d: a piece is being copied: %w",
+		return fmt.Errorf("revoke key %d: a piece is being copied: %w",
 			m.key, driver.ContextError(ctx))
 	}
 }
@@ -158,7 +139,7 @@ func (b *Backend) show(key uint32, epoch uint64, secret []byte) (m *memory, tick
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case m.closed, epoch < m.epoch:
+	case m.revoked, epoch < m.epoch:
 		return nil, 0, driver.ErrRevoked
 	case epoch > m.epoch, subtle.ConstantTimeCompare(m.seg.Secret[:], secret) != 1:
 		return nil, 0, driver.ErrBadToken
@@ -166,8 +147,8 @@ func (b *Backend) show(key uint32, epoch uint64, secret []byte) (m *memory, tick
 	return m, m.ticket.Load(), nil
 }
 
-// opens reports whether a ticket is that of the present epoch. Where gate is held, it stays so
-// for every Fence that returns before gate is given back. Tickets are compared in constant time.
+// opens reports whether a ticket is that of the memory. Where gate is held, it stays so
+// for every Revoke that returns before gate is given back. Tickets are compared in constant time.
 func (m *memory) opens(ticket uint64) bool {
 	diff := m.ticket.Load() ^ ticket
 	return subtle.ConstantTimeEq(int32(diff), 0)&subtle.ConstantTimeEq(int32(diff>>32), 0) == 1

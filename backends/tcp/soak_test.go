@@ -43,9 +43,9 @@ func TestSoakStressEndsAreFinal(t *testing.T) {
 		Failure: 500 * time.Millisecond}).endsAreFinal(t)
 }
 
-// TestSoakStressFences is TestStressFences by the clock, with movers in another process, which is
+// TestSoakStressRevokes is TestStressRevokes by the clock, with movers in another process, which is
 // stopped and continued.
-func TestSoakStressFences(t *testing.T) {
+func TestSoakStressRevokes(t *testing.T) {
 	s := soakStress(t, Config{Grace: 30 * time.Millisecond, Failure: 2 * time.Second})
 	inTime := s.more
 	end := time.Now().Add(*stressFor + limit)
@@ -58,10 +58,10 @@ func TestSoakStressFences(t *testing.T) {
 		defer close(stopped)
 		child.stopAtRandom(rand.New(rand.NewPCG(s.seed, movers)), over)
 	}()
-	s.fences(t, 500*time.Millisecond, child.order)
+	s.revokes(t, 500*time.Millisecond, child.order)
 	close(over)
 	<-stopped
-	t.Logf("%d fences while bytes landed", s.landed.Load())
+	t.Logf("%d revokes while bytes landed", s.landed.Load())
 	require.NotZero(t, s.landed.Load())
 }
 

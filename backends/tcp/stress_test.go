@@ -34,7 +34,7 @@ type stress struct {
 	more  func() bool // whether a mover begins another round
 	cfg   Config
 
-	landed atomic.Int64 // fences that came while bytes were landing
+	landed atomic.Int64 // revokes that came while bytes were landing
 
 	receiving sync.Mutex
 }
@@ -202,9 +202,9 @@ func (s *stress) endsOnce(t *testing.T, r *rand.Rand, near *Backend, x *network,
 	_ = p.Close()
 }
 
-// TestStressFences: movers write by way of a network that delays, throttles and is cut. Once a
-// fence has returned, not a byte lands by an earlier token.
-func TestStressFences(t *testing.T) {
+// TestStressRevokes: movers write by way of a network that delays, throttles and is cut. Once
+// Revoke has returned, not a byte lands by an earlier token.
+func TestStressRevokes(t *testing.T) {
 	s := gateStress(t)
 	stop := make(chan struct{})
 	var orders [movers]atomic.Pointer[[2][]byte]
@@ -216,15 +216,15 @@ func TestStressFences(t *testing.T) {
 		m, _ := share(t, b, plotBytes)
 		all.Go(func() { move(b, m.key, &orders[i], stop, uint64(i)) })
 	}
-	s.fences(t, limit, func(i int, addr, token []byte) {
+	s.revokes(t, limit, func(i int, addr, token []byte) {
 		orders[i].Store(&[2][]byte{addr, token})
 	})
 	require.Equal(t, int64(20), s.landed.Load())
 }
 
-// fences has each mover be given an order again and again. Before each fence it waits up to wait
+// revokes has each mover be given an order again and again. Before each revoke it waits up to wait
 // until bytes are landing.
-func (s *stress) fences(t *testing.T, wait time.Duration, order func(i int, addr, token []byte)) {
+func (s *stress) revokes(t *testing.T, wait time.Duration, order func(i int, addr, token []byte)) {
 	t.Helper()
 	owner := openBy(t, s.clock, s.cfg)
 	var all sync.WaitGroup
@@ -235,6 +235,12 @@ func (s *stress) fences(t *testing.T, wait time.Duration, order func(i int, addr
 			x := newNetwork(t, owner)
 			for !t.Failed() && s.more() {
 				copy(mem[:4096], blank)
+				again, err := owner.Register(m.seg)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				m := again.(*memory)
 				token, err := m.AppendToken(nil)
 				if err != nil {
 					t.Error(err)
@@ -243,7 +249,7 @@ func (s *stress) fences(t *testing.T, wait time.Duration, order func(i int, addr
 				x.delay.Store(0)
 				x.rate.Store(0)
 				order(i, x.addr, token)
-				if s.fenceOnce(t, r, owner, wait, x, m, mem) {
+				if s.revokeOnce(t, r, owner, wait, x, m, mem) {
 					s.landed.Add(1)
 				}
 				s.receive(owner)
@@ -253,8 +259,8 @@ func (s *stress) fences(t *testing.T, wait time.Duration, order func(i int, addr
 	all.Wait()
 }
 
-// fenceOnce reports whether bytes were landing when the fence came.
-func (s *stress) fenceOnce(t *testing.T, r *rand.Rand, owner *Backend, wait time.Duration,
+// revokeOnce reports whether bytes were landing when the revoke came.
+func (s *stress) revokeOnce(t *testing.T, r *rand.Rand, owner *Backend, wait time.Duration,
 	x *network, m *memory, mem []byte) bool {
 	landed := false
 	for until := s.later(wait); !landed && s.clock.Now() < until; time.Sleep(time.Millisecond) {
@@ -266,13 +272,13 @@ func (s *stress) fenceOnce(t *testing.T, r *rand.Rand, owner *Backend, wait time
 	s.pause(r, 5*time.Millisecond)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	if err := owner.Fence(ctx, m.key); err != nil {
-		t.Errorf("fence: %v", err)
+	if err := m.Revoke(ctx); err != nil {
+		t.Errorf("revoke: %v", err)
 	}
 	copy(mem, blank) // at once: what lands late must not be covered
 	s.pause(r, 20*time.Millisecond)
 	if n := late(mem); n > 0 {
-		promise.Breaks(t, "%d bytes landed after a fence", n)
+		promise.Breaks(t, "%d bytes landed after a revoke", n)
 	}
 	return landed
 }

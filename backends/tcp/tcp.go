@@ -4,7 +4,7 @@
 //
 // A peer has one connection for control and several for data. A Write is frames that say
 // where their bytes go, a Read is frames that ask for some, and the owner's goroutines serve
-// both without its program. So a fence of memory is local: a new ticket, which is compared
+// both without its program. So a revoke is local: a new ticket, which is compared
 // before each piece. What has lain in sockets for too long, such as those of an owner that was
 // frozen, lands only if the initiator confirms that it still wants it. Close and the loss of a
 // connection end with the word of the owner that it has stopped, or when all that was sent is
@@ -15,6 +15,7 @@
 package tcp
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -169,7 +170,7 @@ func (b *Backend) close() error {
 	}
 	b.entry.Wait()
 	for _, m := range b.memories.All() {
-		_ = m.Close() // never fails
+		_ = m.Revoke(context.Background()) // never fails
 	}
 	err := b.release()
 	b.tasks.Wait()

@@ -3,6 +3,7 @@
 package ucx
 
 import (
+	"context"
 	"errors"
 	"sync"
 
@@ -23,7 +24,7 @@ func (b *Backend) close() error {
 	b.gate.Wait()
 	b.closePeers()
 	for _, m := range b.table.All() {
-		m.close()
+		_ = m.revoke(context.Background()) // never fails
 	}
 	for _, c := range b.inbound() {
 		c.say(quit{}.encode())

@@ -12,7 +12,7 @@ import (
 
 // harness reaches peers of this host by UCX's TCP, as those of other hosts, by whatever device UCX
 // chooses. An owner's thread of C that stands holds up a fence whatever its context says, so the
-// suite parks none: see TestFenceWhileALandingStands of csrc/ucx.
+// suite parks none: see TestRevokeWhileALandingStands of csrc/ucx.
 var harness = drivertest.Harness{
 	Name:   "ucx",
 	New:    func() (driver.Backend, error) { return New(Config{}) },
@@ -36,7 +36,7 @@ func TestTCP(t *testing.T) {
 func TestWithinAProcess(t *testing.T) {
 	h := harness
 	h.Wirings = drivertest.Pair
-	h.Only = []string{"Token", "Register", "Caps", "Explain", "FenceMisuse", "BoundsNotify",
+	h.Only = []string{"Token", "Register", "Caps", "Explain", "RevokeTwice", "BoundsNotify",
 		"PatternBounds", "PatternMax", "PatternNotKept", "NestBounds", "NestMax", "NestNotKept",
 		"NotifyNotKept", "CancelNothing", "ConnectNonsense", "HammerClose", "RenewEnds",
 		"RenewUnderReads"}

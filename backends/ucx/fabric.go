@@ -21,8 +21,7 @@ type fabric interface {
 	Receive() (ucp.Notif, bool)
 	Control() (ucp.Control, bool)
 	Map(key uint32, m ucp.Memory) error
-	Unmap(key uint32)
-	Fence(key uint32, ticket uint64) error
+	Revoke(key uint32, limit time.Duration) error
 	connect(worker int, address []byte) (link, error)
 }
 

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
@@ -21,6 +22,8 @@ import (
 type memory struct {
 	b        *Backend
 	key      uint32
+	epoch    uint64 // the generation of the key
+	ticket   uint64 // what messages must show
 	bytes    []byte
 	secret   [16]byte
 	readOnly bool
@@ -28,11 +31,11 @@ type memory struct {
 	landings landings
 	pinner   runtime.Pinner // of the words of landings and of the ranges, which C looks at
 
-	mu     sync.Mutex // no longer than a crossing that waits for no peer
-	closed bool
-	epoch  uint64
-	ticket uint64 // what messages must show in this epoch
-	told   bool   // a peer was told the ticket
+	turn session.Turn // of Revoke
+	gone bool         // guarded by turn: the key may be another memory's
+
+	mu      sync.Mutex // no longer than a crossing that waits for nothing
+	revoked bool
 }
 
 // Register implements driver.Backend. Nothing is pinned or lent: the memory is only written down.
@@ -48,7 +51,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	}
 	defer b.gate.Exit()
 	m := &memory{b: b, landings: landingsOf(seg.Shared), bytes: seg.Mem, secret: seg.Secret,
-		readOnly: seg.ReadOnly, ticket: newTicket()}
+		readOnly: seg.ReadOnly, ticket: newTicket(), turn: session.NewTurn()}
 	var err error
 	if m.key, m.epoch, err = b.table.Take(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
@@ -64,15 +67,15 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 		Inside: m.landings.inside, Phase: m.landings.phase, Only: seg.Only})
 	if err != nil {
 		m.pinner.Unpin()
-		b.table.GiveBack(m.key, m.epoch)
+		b.table.Free(m.key)
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
 	b.table.Put(m.key, m)
 	return m, nil
 }
 
-// newTicket draws what a peer's messages must show: a peer that did not ask for this
-// epoch's does not guess it.
+// newTicket draws what a peer's messages must show: a peer that did not ask for this memory's
+// does not guess it.
 func newTicket() uint64 {
 	for {
 		var b [8]byte
@@ -104,85 +107,79 @@ func (m *memory) Key() uint32 { return m.key }
 // AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	m.mu.Lock()
-	t := session.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: uint64(len(m.bytes))}
-	closed := m.closed
+	revoked := m.revoked
 	m.mu.Unlock()
-	if closed {
+	if revoked {
 		return dst, driver.ErrClosed
 	}
+	t := session.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: uint64(len(m.bytes))}
 	return t.Append(dst, &m.b.address.owner), nil
 }
 
-// answer tells a peer how to reach the memory, if it shows the secret and the
-// epoch of now.
+// answer tells a peer how to reach the memory, if it shows its secret and
+// epoch.
 func (m *memory) answer(q *importRequest) importAnswer {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	a := importAnswer{id: q.id}
 	switch {
-	case m.closed || q.epoch < m.epoch:
+	case m.revoked || q.epoch < m.epoch:
 		a.status = session.StatusRevoked
 	case q.epoch > m.epoch || subtle.ConstantTimeCompare(m.secret[:], q.secret[:]) != 1:
 		a.status = session.StatusBadToken
 	default:
-		m.told = true
 		a.readOnly, a.size, a.ticket = m.readOnly, uint64(len(m.bytes)), m.ticket
 	}
 	return a
 }
 
-// Fence implements driver.Backend. The ticket changes, so that our threads refuse messages that
-// show the old one; when the context has taken it, what was admitted before has landed. So it
-// waits for no peer.
-func (b *Backend) Fence(_ context.Context, key uint32) error {
-	if !b.gate.Enter() {
-		return driver.ErrClosed
-	}
-	defer b.gate.Exit()
-	m := b.table.At(key)
-	if m == nil {
-		return fmt.Errorf("fence memory: %w", errUnknownKey)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		return fmt.Errorf("fence memory: %w", errUnknownKey)
-	}
-	m.epoch++
-	m.secret = session.NewSecret()
-	if !m.told {
-		return nil // no message can show the ticket
-	}
-	ticket := newTicket()
-	if err := b.net.Fence(m.key, ticket); err != nil {
-		return fmt.Errorf("fence memory: %w", err)
-	}
-	m.ticket, m.told = ticket, false
-	return nil
-}
+// A crossing that looks for the proof takes so long at most: where ctx is over, and else.
+const (
+	revokeQuick = 100 * time.Microsecond // twice what a thread copies under one hold of a lock
+	revokeTurn  = 5 * time.Millisecond
+)
 
-// Close implements driver.Memory. Nothing lands after it.
-func (m *memory) Close() error {
+// Revoke implements driver.Memory. No message is admitted to the memory from now on; when each
+// thread of ours that had admitted one has let go of its worker, those have landed. So it waits for
+// no peer, but for a thread that stands in a page which does not come.
+func (m *memory) Revoke(ctx context.Context) error {
 	if !m.b.gate.Enter() {
-		return m.b.Close() // which closes every memory
+		return m.b.Close() // which revokes every memory
 	}
 	defer m.b.gate.Exit()
-	m.close()
+	return m.revoke(ctx)
+}
+
+// revoke is Revoke within the gate.
+func (m *memory) revoke(ctx context.Context) error {
+	m.mu.Lock()
+	if !m.revoked {
+		m.revoked = true
+		_ = m.b.net.Revoke(m.key, 0) // the proof is looked for below
+	}
+	m.mu.Unlock()
+	if err := m.turn.Take(ctx); err != nil {
+		return fmt.Errorf("revoke memory: another call looks for the proof: %w", err)
+	}
+	defer m.turn.Give()
+	if m.gone {
+		return nil
+	}
+	for {
+		limit := revokeTurn
+		if ctx.Err() != nil {
+			limit = revokeQuick
+		}
+		err := m.b.net.Revoke(m.key, limit)
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("revoke memory: %w: %w", err, driver.ContextError(ctx))
+		}
+	}
+	m.gone = true
+	m.pinner.Unpin()
+	m.b.table.Free(m.key)
 	return nil
 }
-
-// close may be called more than once, also at the same time.
-func (m *memory) close() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		return
-	}
-	m.closed = true
-	m.b.table.Remove(m.key)
-	m.b.net.Unmap(m.key) // which fences it
-	m.pinner.Unpin()
-	m.b.table.GiveBack(m.key, m.epoch+1)
-}
-
-var errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)

@@ -43,7 +43,7 @@ func serveOwner(spec string) int {
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		if lines.Text() == "fence" {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
-			fmt.Println(b.Fence(ctx, m.Key()))
+			fmt.Println(m.Revoke(ctx))
 			cancel()
 			continue
 		}

@@ -8,7 +8,7 @@
 // Bytes are copied into messages: UCX never reads or writes memory of the program. The owner's
 // own thread lands what is written, after it has compared the ticket that each message shows, and
 // how old the message is. So the proof that nothing lands later is local to the owner, whatever a
-// network still holds: a fence changes the ticket, and waits for no peer.
+// network still holds: Revoke ends the ticket, and waits for no peer.
 //
 // The data path, its threads and the messages with data are package csrc/ucx's. This package has
 // the control messages: addresses (address.go), how connections begin and end (connect.go and

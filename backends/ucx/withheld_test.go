@@ -3,6 +3,7 @@
 package ucx
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -51,6 +52,6 @@ func TestPagesThatDoNotCome(t *testing.T) {
 	require.Error(t, o.outcome())
 	o.fence() // the owner has handled what came before
 	o.keeps(ownerBytes, "zeros landed behind the fence")
-	require.NoError(t, m.Close())
+	require.NoError(t, m.Revoke(context.Background()))
 	require.NoError(t, p.Close())
 }

@@ -255,8 +255,9 @@ int sluice_register_many(sluice_engine engine, const char *const *names,
 			 sluice_region *regions);
 
 /*
- * Fences the region, so that no peer reaches it any more. SLUICE_ERR_BUSY while a transfer
- * lists it or a lease on it stands. After another error it may be called again.
+ * Revokes the region, so that no peer reaches it any more. SLUICE_ERR_BUSY while a transfer
+ * lists it or a lease on it stands. After another error it is of no other use, and is to be called
+ * again.
  */
 int sluice_region_close(sluice_region region);
 

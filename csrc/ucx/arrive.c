@@ -2,7 +2,7 @@
 /*
  * Messages that arrive. A message that cannot be handled now is held: its bytes are too old (see
  * ages.c), or the pages of its memory are being moved. The worker never waits for either, since
- * a fence and other peers need its lock. What arrives behind a held message is held, too, so that
+ * a Revoke and other peers need its lock. What arrives behind a held message is held, too, so that
  * the order stays.
  */
 #include "worker.h"

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"github.com/sluicehq/sluice/csrc/ring"
@@ -207,7 +208,7 @@ func (c *Context) Control() (Control, bool) {
 }
 
 // Map makes memory known under a key, which must be free. The memory must stay where
-// it is until Unmap.
+// it is until Revoke has returned nil.
 func (c *Context) Map(key uint32, m Memory) error {
 	defer runtime.KeepAlive(c)
 	flags := C.uint32_t(0)
@@ -230,19 +231,14 @@ func (c *Context) Map(key uint32, m Memory) error {
 	return nil
 }
 
-// Unmap ends a memory: our threads have let go of it when it returns. Unknown keys are
-// ignored.
-func (c *Context) Unmap(key uint32) {
-	C.sl_ucx_unmap(c.c, C.uint32_t(key))
-	runtime.KeepAlive(c)
-}
-
-// Fence gives a memory a new ticket. When it returns nil, nothing lands any more that shows
-// another one.
-func (c *Context) Fence(key uint32, ticket uint64) error {
+// Revoke ends a memory: no message is admitted to it from now on, whatever Revoke returns. Nil:
+// our threads have let go of it, and the key is free. driver.ErrTimeout: one of them has not within
+// the limit, as where the pages of some memory do not come; call it again. The Context must stay
+// open meanwhile.
+func (c *Context) Revoke(key uint32, limit time.Duration) error {
 	defer runtime.KeepAlive(c)
-	if rc := C.sl_ucx_fence(c.c, C.uint32_t(key), C.uint64_t(ticket)); rc != 0 {
-		return errnoError("fence memory", int64(-rc))
+	if C.sl_ucx_revoke(c.c, C.uint32_t(key), C.uint64_t(limit)) != 0 {
+		return fmt.Errorf("a thread of UCX stands in memory: %w", driver.ErrTimeout)
 	}
 	return nil
 }

@@ -197,7 +197,7 @@ func TestCreditComesBack(t *testing.T) {
 
 func TestRefusedBatchesKeepCredit(t *testing.T) {
 	l := openLane(t, overTCP)
-	require.NoError(t, l.far.Fence(testKey, 2))
+	require.NoError(t, l.far.Revoke(testKey, testLimit))
 	msg := []byte("not delivered")
 	for i := range uint64(20) {
 		d := []driver.Desc{l.desc(0, 0, 100000)}

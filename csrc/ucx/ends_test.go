@@ -141,7 +141,7 @@ func TestConnectionToItself(t *testing.T) {
 		conn.Cancel(uint64(i % 3))
 		l.outcomes(t, 0, 3)
 	}
-	require.NoError(t, l.near.Fence(testKey, 2))
+	require.NoError(t, l.near.Revoke(testKey, testLimit))
 	d := []driver.Desc{{Remote: 1 << 20, Len: 50000, LocalKey: testKey, RemoteKey: slot}}
 	require.NoError(t, errors.Join(submit(conn, driver.Write, 1, d, []byte("x"))))
 	if err := l.outcome(t, 1); !errors.Is(err, driver.ErrRevoked) {
@@ -188,10 +188,9 @@ func TestContextThatHasEnded(t *testing.T) {
 		require.NoError(t, errors.Join(l.near.Close(), l.far.Close()))
 	}
 	l.conn, l.back = nil, nil
-	l.far.Unmap(testKey)
+	_ = l.far.Revoke(testKey, testLimit)
 	l.far.Drive()
 	require.ErrorIs(t, l.far.Map(testKey, Memory{Mem: l.remote, Ticket: 1}), driver.ErrClosed)
-	require.ErrorIs(t, l.far.Fence(testKey, 2), driver.ErrBounds)
 	_, err := l.far.Connect(0, nil)
 	require.ErrorIs(t, err, driver.ErrClosed)
 	_, received := l.far.Receive()

@@ -34,12 +34,12 @@ type Memory struct {
 	Ticket   uint64 // what messages must show; never 0
 
 	// Only is what messages may reach, in order; nil: all. It is pinned, and stays as it is,
-	// until Unmap.
+	// until Revoke is nil.
 	Only driver.Ranges
 
 	// Inside and Phase are what a write of this process counts itself in, and looks at, before it
-	// goes on: as the Enter of the memory's driver.Shared. They stay where they are until Unmap.
-	// Nil: none.
+	// goes on: as the Enter of the memory's driver.Shared. They stay where they are until Revoke is
+	// nil. Nil: none.
 	Inside *atomic.Int64
 	Phase  *atomic.Int32
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
-// TestAnswersAreOfTheirEpoch fences memory that a peer reads who does not take the answers, and
+// TestAnswersAreOfTheirEpoch revokes memory that a peer reads who does not take the answers, and
 // changes it: what is sent later is what was there before.
 func TestAnswersAreOfTheirEpoch(t *testing.T) {
 	v := openVictim(t)
@@ -28,7 +28,7 @@ func TestAnswersAreOfTheirEpoch(t *testing.T) {
 		v.f.send(forged{kind: msgRead, conn: v.conn.ID(), seq: seq, ticket: victimTicket,
 			key: 7, size: victimTo - victimFrom}, nil)
 	}
-	require.NoError(t, v.Fence(7, victimTicket+1))
+	require.NoError(t, v.Revoke(7, testLimit))
 	for i := range region {
 		region[i] = 0xee
 	}
@@ -40,7 +40,7 @@ func TestAnswersAreOfTheirEpoch(t *testing.T) {
 		}
 	}
 	if v.f.late > 0 {
-		promise.Broken(t, "bytes that were written after the fence were sent")
+		promise.Broken(t, "bytes that were written after the revoke were sent")
 	}
 }
 

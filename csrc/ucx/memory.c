@@ -71,15 +71,6 @@ int sl_ucx_reaches(const struct sl_ucx_memory *m, uint64_t off, uint64_t len)
 	return low > 0 && sl_within(off - r[low - 1].off, len, r[low - 1].len);
 }
 
-/* When it returns, each holder of a lock when it was called has let go of it. */
-static void quiesce(struct sl_ucx_context *c)
-{
-	for (uint32_t i = 0; i < c->config.workers; i++) {
-		sl_ucx_lock(&c->workers[i]);
-		sl_ucx_unlock(&c->workers[i]);
-	}
-}
-
 /* The phase of a provider that moves pages. */
 #define MOVES 2
 
@@ -111,7 +102,7 @@ int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len,
 
 	if (key / SL_UCX_CHUNK >= SL_UCX_CHUNKS || ticket == 0)
 		return -EINVAL;
-	pthread_mutex_lock(&c->lock); /* all the time: the context stays as long */
+	pthread_mutex_lock(&c->lock);
 	m = make_place(c, key);
 	rc = c->closed ? -EBADF : !m ? -ENOMEM : atomic_load(&m->ticket) ? -EEXIST : 0;
 	if (rc == 0) {
@@ -126,30 +117,23 @@ int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len,
 	return rc;
 }
 
-void sl_ucx_unmap(struct sl_ucx_context *c, uint32_t key)
+int sl_ucx_revoke(struct sl_ucx_context *c, uint32_t key, uint64_t ns)
 {
+	uint64_t deadline = sl_ucx_now() + ns;
 	struct sl_ucx_memory *m;
+	int closed;
 
 	pthread_mutex_lock(&c->lock);
-	m = sl_ucx_find(c, key);
-	if (m) {
-		atomic_store(&m->ticket, 0);
-		quiesce(c);
-	}
-	pthread_mutex_unlock(&c->lock);
-}
-
-int sl_ucx_fence(struct sl_ucx_context *c, uint32_t key, uint64_t ticket)
-{
-	struct sl_ucx_memory *m;
-
-	pthread_mutex_lock(&c->lock);
-	m = sl_ucx_find(c, key);
+	closed = c->closed;
+	m = closed ? NULL : place(c, key);
 	if (m)
-		atomic_store(&m->ticket, ticket);
+		atomic_store(&m->ticket, 0); /* no message is admitted from now on */
 	pthread_mutex_unlock(&c->lock);
-	if (!m)
-		return -ERANGE;
-	quiesce(c); /* what was admitted under the old ticket has landed */
+	/* A thread that admitted one before holds a worker's lock until the bytes have landed. */
+	for (uint32_t i = 0; !closed && i < c->config.workers; i++) {
+		if (sl_ucx_lock_by(&c->workers[i], deadline) != 0)
+			return -ETIMEDOUT;
+		sl_ucx_unlock(&c->workers[i]);
+	}
 	return 0;
 }

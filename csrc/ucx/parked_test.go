@@ -45,35 +45,35 @@ func stand(t *testing.T, s *Spots, spot int, f func() error) (goOn func() error)
 	return goOn
 }
 
-// TestFenceWhileALandingStands has the owner's worker stand between its look at ticket and age
-// and the copy of a write: the fence waits for it, and nothing lands behind the fence.
-func TestFenceWhileALandingStands(t *testing.T) {
+// TestRevokeWhileALandingStands has the owner's worker stand between its look at ticket and age
+// and the copy of a write: Revoke waits for it, and nothing lands behind the revoke.
+func TestRevokeWhileALandingStands(t *testing.T) {
 	spots, l := openStanding(t)
-	l.fenceStands(t, stand(t, spots, AtCopy, func() error {
+	l.revokeStands(t, stand(t, spots, AtCopy, func() error {
 		return l.begins(driver.Write)
 	}))
 	clear(l.remote)
 	l.tag = 1
-	// it may have landed before the fence
+	// it may have landed before the revoke
 	require.NotErrorIs(t, l.outcome(t, 1), driver.ErrFull)
-	require.NoError(t, l.far.Fence(testKey, 3))
+	require.NoError(t, l.far.Revoke(testKey, testLimit))
 	require.True(t, bytes.Equal(make([]byte, parkedBytes), l.remote[:parkedBytes]),
-		"a byte landed behind the fence")
+		"a byte landed behind the revoke")
 }
 
-// TestFenceWhileAnAnswerStands does so with the answer to a read: it has no byte that was
-// written behind the fence.
-func TestFenceWhileAnAnswerStands(t *testing.T) {
+// TestRevokeWhileAnAnswerStands does so with the answer to a read: it has no byte that was
+// written behind the revoke.
+func TestRevokeWhileAnAnswerStands(t *testing.T) {
 	spots, l := openStanding(t)
 	fill(l.remote, 5)
 	want := slices.Clone(l.remote[:parkedBytes])
-	l.fenceStands(t, stand(t, spots, AtAnswer, func() error {
+	l.revokeStands(t, stand(t, spots, AtAnswer, func() error {
 		return l.begins(driver.Read)
 	}))
 	clear(l.remote)
 	if err := l.outcome(t, 1); err == nil {
 		require.True(t, bytes.Equal(want, l.local[:parkedBytes]),
-			"a read has bytes that were written behind the fence")
+			"a read has bytes that were written behind the revoke")
 	} else {
 		require.ErrorIs(t, err, driver.ErrRevoked)
 	}
@@ -95,16 +95,13 @@ func (l *lane) begins(op driver.Op) error {
 	return submit(l.conn, op, 1, []driver.Desc{l.desc(0, 0, parkedBytes)}, nil)
 }
 
-// fenceStands fences the owner's memory while its worker stands: the fence ends behind it.
-func (l *lane) fenceStands(t *testing.T, goOn func() error) {
+// revokeStands revokes the owner's memory while its worker stands: Revoke ends behind it.
+func (l *lane) revokeStands(t *testing.T, goOn func() error) {
 	t.Helper()
-	fenced := make(chan error, 1)
-	go func() { fenced <- l.far.Fence(testKey, 2) }()
-	select {
-	case err := <-fenced:
-		t.Fatalf("the fence returned %v while a worker stood behind its look", err)
-	case <-time.After(50 * time.Millisecond): // it cannot be seen to wait
-	}
+	revoked := make(chan error, 1)
+	go func() { revoked <- l.far.Revoke(testKey, testLimit) }()
+	require.ErrorIs(t, l.far.Revoke(testKey, time.Millisecond), driver.ErrTimeout)
+	require.Empty(t, revoked, "Revoke returned while a worker stood behind its look")
 	require.NoError(t, goOn())
-	require.NoError(t, <-fenced)
+	require.NoError(t, <-revoked)
 }

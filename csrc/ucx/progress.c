@@ -39,6 +39,25 @@ void sl_ucx_lock(struct sl_ucx_worker *w)
 	atomic_fetch_add_explicit(&w->turns, 1, memory_order_relaxed);
 }
 
+int sl_ucx_lock_by(struct sl_ucx_worker *w, uint64_t deadline)
+{
+	int busy = pthread_mutex_trylock(&w->lock);
+
+	atomic_fetch_add(&w->waiting, 1);
+	for (int i = 1; busy && (i % SPINS != 0 || sl_ucx_now() < deadline); i++) {
+		if (i % SPINS == 0)
+			usleep(20);
+		else
+			sl_relax();
+		busy = pthread_mutex_trylock(&w->lock);
+	}
+	atomic_fetch_sub(&w->waiting, 1);
+	if (busy)
+		return -ETIMEDOUT;
+	atomic_fetch_add_explicit(&w->turns, 1, memory_order_relaxed);
+	return 0;
+}
+
 /*
  * A mutex is not fair: a thread that lets go of it and comes back at once, for the next piece,
  * finds it free before those that it woke, again and again. So one of them goes first.

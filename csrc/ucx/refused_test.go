@@ -38,7 +38,7 @@ func TestRefusedNest(t *testing.T) {
 	p := &driver.Pattern{Count: 4, Run: 16, Local: driver.Side{Stride: 4096},
 		Remote: driver.Side{Stride: 4096}, LocalKey: testKey, RemoteKey: l.slot,
 		Loops: []driver.Loop{{N: 3, Local: 64, Remote: 64}}}
-	require.NoError(t, l.far.Fence(testKey, 77))
+	require.NoError(t, l.far.Revoke(testKey, testLimit))
 	for i := range 50 {
 		burn(byte(i))
 		require.NoError(t, submitNest(l.conn, uint64(i), p))

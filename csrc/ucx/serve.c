@@ -151,7 +151,7 @@ static int32_t admit_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, si
 	return 0;
 }
 
-/* The answer is a copy: a fence that follows need not wait until it is sent. */
+/* The answer is a copy: a Revoke that follows need not wait until it is sent. */
 void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
 		       size_t len)
 {

@@ -37,7 +37,7 @@ func (v *victim) mapMovable(t *testing.T) *movable {
 		Inside: &m.inside, Phase: &m.phase}))
 	t.Cleanup(func() {
 		m.phase.Store(pagesStay) // also where the test fails before it says so
-		v.Unmap(movableKey)
+		_ = v.Revoke(movableKey, testLimit)
 	})
 	return m
 }
@@ -63,7 +63,7 @@ func TestAgesWhilePagesMove(t *testing.T) {
 }
 
 // TestPagesThatMoveHoldUpTheirOwn has a write, a read and an answer wait for pages that are
-// being moved: the worker answers others, and a fence of other memory ends.
+// being moved: the worker answers others, and a revoke of other memory ends.
 func TestPagesThatMoveHoldUpTheirOwn(t *testing.T) {
 	v := openVictim(t)
 	m := v.mapMovable(t)
@@ -81,7 +81,7 @@ func TestPagesThatMoveHoldUpTheirOwn(t *testing.T) {
 	v.f.send(answer, []byte("answered"))
 	v.f.send(forged{kind: msgNotif, conn: v.conn.ID(), flags: flagChecked}, []byte("behind"))
 	v.alive(t)
-	require.NoError(t, v.Fence(8, victimTicket+1))
+	require.NoError(t, v.Revoke(8, testLimit))
 	_, early := v.Receive()
 	require.False(t, early, "a notification overtook its bytes")
 	require.True(t, bytes.Equal(before, v.mem))

@@ -85,7 +85,7 @@ struct sl_ucx_landings {
 	int32_t *phase;
 };
 
-/* What messages may reach of a memory, in order; n of 0: all. Stays until sl_ucx_unmap. */
+/* What messages may reach of a memory, in order; n of 0: all. Stays until sl_ucx_revoke is 0. */
 struct sl_ucx_only {
 	const struct sl_ucx_extent {
 		uint64_t off, len;
@@ -100,13 +100,13 @@ struct sl_ucx_only {
 int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags,
 	       uint64_t ticket, struct sl_ucx_landings landings, struct sl_ucx_only only);
 
-/* Nothing of ours works on the memory any more when it returns. */
-void sl_ucx_unmap(struct sl_ucx_context *c, uint32_t key);
-
 /*
- * Gives a memory a new ticket. When it returns 0, nothing lands any more that shows another one.
+ * Ends the memory of a key: no message is admitted to it from now on, whatever it returns. 0:
+ * nothing of ours works on the memory any more, and the key may be mapped again. -ETIMEDOUT: within
+ * so many ns a thread of ours that works on some memory has not let go of it, as where its pages do
+ * not come; call it again. The caller keeps the context open meanwhile.
  */
-int sl_ucx_fence(struct sl_ucx_context *c, uint32_t key, uint64_t ticket);
+int sl_ucx_revoke(struct sl_ucx_context *c, uint32_t key, uint64_t ns);
 
 /* How many messages UCX has not yet put into the peer's queue. For tests. */
 uint32_t sl_ucx_sends(struct sl_ucx_conn *n);

@@ -172,6 +172,7 @@ struct sl_ucx_context {
 uint64_t sl_ucx_kernels(uint64_t at); /* when it is that by CLOCK_MONOTONIC */
 /* progress.c */
 void sl_ucx_lock(struct sl_ucx_worker *w);
+int sl_ucx_lock_by(struct sl_ucx_worker *w, uint64_t deadline); /* -ETIMEDOUT: it is not had */
 void sl_ucx_unlock(struct sl_ucx_worker *w);
 void sl_ucx_let_in(struct sl_ucx_worker *w); /* without the lock, before it is taken again */
 void *sl_ucx_progress(void *worker);

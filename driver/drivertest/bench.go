@@ -3,6 +3,7 @@
 package drivertest
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -110,8 +111,8 @@ func benchRegister(s *stage, b *testing.B) {
 		}
 		spent += time.Since(begin)
 		for _, m := range memories {
-			if err := m.Close(); err != nil {
-				b.Fatalf("close memory: %v", err)
+			if err := m.Revoke(context.Background()); err != nil {
+				b.Fatalf("revoke memory: %v", err)
 			}
 		}
 	}

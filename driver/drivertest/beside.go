@@ -14,58 +14,58 @@ var besideChecks = []check{
 	{name: "FenceFrozenBeside", wirings: Processes, meets: true, run: checkFenceFrozenBeside},
 }
 
-// checkFenceFrozenReader stops a reader in mid-copy. It holds a fence up no
+// checkFenceFrozenReader stops a reader in mid-copy. It holds a revoke up no
 // longer than a writer, and learns of it.
 func checkFenceFrozenReader(s *stage) {
 	n := uint64(big)
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
-	l, r := s.far.local(n), s.home.shareReadOnly(n)
+	l := s.far.local(n)
 	for range 3 {
+		r := s.home.shareReadOnly(n)
 		r.paint(s.seed())
 		s.attack(driver.Read, back, l, r)
 		time.Sleep(2 * time.Millisecond)
 		s.ok(s.proc.freeze())
-		s.ok(s.inTime("fence against a frozen reader", r.fence), "fence against a frozen reader")
+		s.ok(s.inTime("revoke against a frozen reader", r.revoke), "revoke against a frozen reader")
 		s.ok(s.proc.thaw())
 		s.revoked()
 		r.expect("after reads")
-		r.renew()
 	}
 }
 
-// checkFenceFrozenBeside fences against a frozen writer while a third process,
+// checkFenceFrozenBeside revokes against a frozen writer while a third process,
 // which is awake, writes right beside, in the same page: none of its writes may
 // get lost by the strong means.
 func checkFenceFrozenBeside(s *stage) {
 	n := uint64(big/2 + 100)
 	whole := s.home.share(2 * n)
-	fenced, other := whole.slice(0, n), whole.slice(n, n)
+	revoked, other := whole.slice(0, n), whole.slice(n, n)
 	back := s.far.must(request{Do: "connect", Data: s.near.b.Addr()}).ID
 	l := s.far.local(n)
 	l.paint(s.seed())
 	third := s.thirdParty()
 	for round := range 6 {
-		s.attack(driver.Write, back, l, fenced)
+		s.attack(driver.Write, back, l, revoked)
 		stop := third.scribble(other, s.seed())
-		s.landed(fenced)
+		s.landed(revoked)
 		time.Sleep(time.Duration(round*173) * time.Microsecond)
 		s.ok(s.proc.freeze())
-		s.ok(s.inTime("fence against a frozen writer", fenced.fence),
-			"fence against a frozen writer")
-		fenced.paint(s.seed())
+		s.ok(s.inTime("revoke against a frozen writer", revoked.revoke),
+			"revoke against a frozen writer")
+		revoked.paint(s.seed())
 		time.Sleep(time.Millisecond)
 		s.ok(s.proc.thaw())
 		s.revoked()
 		writes := stop()
-		if err := other.fence(); err != nil { // makes the writes visible
-			s.Fatalf("fence: %v", err)
+		if err := other.revoke(); err != nil { // makes the writes visible
+			s.Fatalf("revoke: %v", err)
 		}
-		what := fmt.Sprintf("after %d writes beside fenced memory", writes)
-		if !other.expect(what) || !fenced.expect(what) {
+		what := fmt.Sprintf("after %d writes beside revoked memory", writes)
+		if !other.expect(what) || !revoked.expect(what) {
 			return
 		}
-		fenced.renew()
-		other.renew()
+		revoked.again()
+		other.again()
 	}
 }
 

@@ -135,7 +135,7 @@ func checkUnknownKeys(s *stage) {
 	l, r := s.local(n), s.remote(n)
 	dropped, closed := s.remote(n), s.local(n)
 	s.peer.Drop(dropped.as)
-	s.ok(closed.unregister(), "close memory")
+	s.ok(closed.revoke(), "revoke memory")
 	good := desc(l, 0, r, 0, n)
 	for _, op := range bothOps {
 		for _, key := range []uint32{r.as + 1000, r.as + 1<<16, 1 << 31, math.MaxUint32,

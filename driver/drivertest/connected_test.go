@@ -12,7 +12,7 @@ import (
 )
 
 // breaches are misdeeds against what the contract says of bits, nests, connections, answers
-// and of a fence whose context is over.
+// and of a revoke whose context is over.
 var breaches = []struct {
 	name   string
 	checks []string
@@ -143,22 +143,20 @@ var breaches = []struct {
 		},
 	}},
 	{"does nothing for a context that is over", []string{"FenceOver"}, sabotage{
-		fence: func(b *saboteur, ctx context.Context, key uint32) error {
+		revoke: func(m *saboteurMemory, ctx context.Context) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			return b.Backend.Fence(ctx, key)
+			return m.Memory.Revoke(ctx)
 		},
 	}},
-	{"keeps the error of a fence", []string{"FenceOver"}, sabotage{
-		fence: func(b *saboteur, ctx context.Context, key uint32) error {
-			_ = b.Backend.Fence(ctx, key)
+	{"keeps the error of a revoke", []string{"FenceOver"}, sabotage{
+		revoke: func(m *saboteurMemory, ctx context.Context) error {
+			_ = m.Memory.Revoke(ctx)
 			if ctx.Err() != nil {
-				b.mu.Lock()
-				b.count = 1000
-				b.mu.Unlock()
+				m.done.Store(true)
 			}
-			if b.stuck() {
+			if m.done.Load() {
 				return context.Canceled
 			}
 			return nil

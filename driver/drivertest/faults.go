@@ -35,7 +35,7 @@ func checkFaultsNear(s *stage) {
 				s.faults(fmt.Sprintf("%v, own memory is %s", op, how), op, bad, good, good)
 			}
 		}
-		s.ok(bad.unregister(), "close spoilt memory")
+		s.ok(bad.revoke(), "revoke spoilt memory")
 	}
 }
 
@@ -54,7 +54,7 @@ func checkFaultsFar(s *stage) {
 				s.faults(fmt.Sprintf("%v, the peer's memory is %s", op, how), op, good, bad, good)
 			}
 		}
-		s.ok(bad.unregister(), "close spoilt memory")
+		s.ok(bad.revoke(), "revoke spoilt memory")
 	}
 }
 
@@ -122,6 +122,6 @@ func (s *stage) unharmed(what string, good *memory) {
 		}
 	}
 	s.peer.Drop(r.as)
-	s.ok(l.unregister(), "close memory")
-	s.ok(r.unregister(), "close memory")
+	s.ok(l.revoke(), "revoke memory")
+	s.ok(r.revoke(), "revoke memory")
 }

@@ -17,14 +17,14 @@ var fenceChecks = []check{
 	{name: "FenceNeighbour", wirings: everywhere, meets: true, run: checkFenceNeighbour},
 	{name: "FenceOver", wirings: everywhere, meets: true, run: checkFenceOver},
 	{name: "FenceOverFrozen", wirings: Processes, meets: true, run: checkFenceOverFrozen},
-	{name: "FenceMisuse", wirings: here, run: checkFenceMisuse},
+	{name: "RevokeTwice", wirings: here, run: checkRevokeTwice},
 	{name: "SilenceUnderWrites", wirings: everywhere, meets: true, run: checkSilence},
 	{name: "FenceFrozen", wirings: Processes, meets: true, run: checkFenceFrozen},
 	{name: "FenceKilled", wirings: Processes, meets: true, run: checkFenceKilled},
 }
 
-// checkFenceRevokes ends epochs, one after the other: what came with the old
-// token is of no use, and the new one is.
+// checkFenceRevokes revokes memory again and again, and registers its bytes anew: what came with a
+// token of before is of no use, and the new one is.
 func checkFenceRevokes(s *stage) {
 	n := uint64(100 << 10)
 	l, r := s.local(n), s.remote(n)
@@ -32,48 +32,51 @@ func checkFenceRevokes(s *stage) {
 	for round := range 5 {
 		l.paint(s.seed())
 		s.move(driver.Write, s.batch(l, r, n)...)
-		s.ok(r.fence(), "fence")
-		if !r.expect("after a fence, which makes finished writes visible") {
+		s.ok(r.revoke(), "revoke")
+		if !r.expect("after a revoke, which makes finished writes visible") {
 			return
 		}
 		old = append(old, r.token)
-		for _, size := range []uint64{64, n} {
-			for _, op := range bothOps {
-				d := s.batch(l, r, size)
-				s.fails(fmt.Sprintf("%v with a key of a past epoch", op), driver.ErrRevoked,
-					s.submitting(op, d...))
+		refused := func(when string) {
+			for _, size := range []uint64{64, n} {
+				for _, op := range bothOps {
+					s.fails(fmt.Sprintf("%v %s", op, when), driver.ErrRevoked,
+						s.submitting(op, s.batch(l, r, size)...))
+				}
+			}
+			for i, token := range old {
+				if _, _, err := s.peer.Import(token); !errors.Is(err, driver.ErrRevoked) {
+					s.Errorf("round %d: import token %d %s: %v, want %v", round, i, when, err,
+						driver.ErrRevoked)
+				}
 			}
 		}
-		for i, token := range old {
-			if _, _, err := s.peer.Import(token); !errors.Is(err, driver.ErrRevoked) {
-				s.Errorf("round %d: import the token of epoch %d: %v, want %v", round, i, err,
-					driver.ErrRevoked)
-			}
-		}
+		refused("after the revoke")
+		r.again()
+		refused("when other memory may have the key")
 		s.peer.Drop(r.as)
-		r.renew()
 		s.imports(r)
-		s.compare(l, r, "after writes with keys of past epochs")
+		s.compare(l, r, "after writes to revoked memory")
 	}
 }
 
-// checkFenceIdle fences many times while nothing is in flight. A backend that
+// checkFenceIdle revokes many times while nothing is in flight. A backend that
 // waits out its grace each time would not be done within the limit.
 func checkFenceIdle(s *stage) {
 	r := s.remote(4096)
 	begin := time.Now()
 	for range 300 {
-		s.ok(r.fence(), "fence")
+		s.ok(r.revoke(), "revoke")
 		if time.Since(begin) > s.h.Limit {
-			s.Fatalf("fences of idle memory take too long: not 300 within %v", s.h.Limit)
+			s.Fatalf("revokes of idle memory take too long: not 300 within %v", s.h.Limit)
 		}
+		r.again()
 	}
-	r.renew()
 	s.imports(r)
-	r.expect("after fences")
+	r.expect("after revokes")
 }
 
-// checkFenceNeighbour fences a part of memory: the whole and another part, which
+// checkFenceNeighbour revokes a part of memory: the whole and another part, which
 // overlaps it, keep their tokens and their bytes.
 func checkFenceNeighbour(s *stage) {
 	n := uint64(10000)
@@ -83,20 +86,20 @@ func checkFenceNeighbour(s *stage) {
 	s.imports(overlap)
 	for range 5 {
 		s.move(driver.Write, desc(l, 0, whole, 0, 8*n))
-		s.ok(part.fence(), "fence")
-		s.fails("write with a key of a past epoch", driver.ErrRevoked, s.submitting(driver.Write,
+		s.ok(part.revoke(), "revoke")
+		s.fails("write to revoked memory", driver.ErrRevoked, s.submitting(driver.Write,
 			desc(l, n, part, 0, n)))
 		l.paint(s.seed())
 		s.move(driver.Write, desc(l, 0, whole, n, 6*n))
 		s.move(driver.Write, desc(l, n, overlap, 0, 2*n))
 		copy(whole.want[4*n:], overlap.want[:2*n])
-		part.renew()
+		part.again()
 		s.imports(part)
 		s.move(driver.Write, desc(l, 5*n, part, n, n))
 		copy(whole.want[3*n:], part.want[n:2*n])
-		s.compare(l, whole, "after a fence of a part")
+		s.compare(l, whole, "after a revoke of a part")
 		s.move(driver.Read, desc(l, 0, whole, 0, 8*n))
-		if !l.expect("read of the whole after a fence of a part") {
+		if !l.expect("read of the whole after a revoke of a part") {
 			return
 		}
 		copy(overlap.want, whole.want[4*n:])
@@ -104,7 +107,7 @@ func checkFenceNeighbour(s *stage) {
 	}
 }
 
-// checkFenceOver fences with a context that is over: the epoch ends all the same, and the
+// checkFenceOver revokes with a context that is over: the epoch ends all the same, and the
 // next call completes the proof where this one did not.
 func checkFenceOver(s *stage) {
 	const n = 100 << 10
@@ -113,34 +116,34 @@ func checkFenceOver(s *stage) {
 		l.paint(s.seed())
 		s.move(driver.Write, s.batch(l, r, n)...)
 		tag := s.submit(driver.Read, s.batch(l, r, n)...)
-		s.fenceOver(r)
+		s.revokeOver(r)
 		if err := s.await(tag); err != nil && !errors.Is(err, driver.ErrRevoked) {
-			s.Errorf("a read that was fenced off: %v, want nil or %v", err, driver.ErrRevoked)
+			s.Errorf("a read that was cut off: %v, want nil or %v", err, driver.ErrRevoked)
 		}
 		for _, op := range bothOps {
-			what := fmt.Sprintf("%v after a fence with a context that is over", op)
+			what := fmt.Sprintf("%v after a revoke with a context that is over", op)
 			s.fails(what, driver.ErrRevoked, s.submitting(op, s.batch(l, r, 64)...))
 		}
 		if _, _, err := s.peer.Import(r.token); !errors.Is(err, driver.ErrRevoked) {
-			s.Errorf("import after a fence with a context that is over: %v, want %v", err,
+			s.Errorf("import after a revoke with a context that is over: %v, want %v", err,
 				driver.ErrRevoked)
 		}
-		s.ok(r.fence(), "fence once more")
+		s.ok(r.revoke(), "revoke once more")
 		s.peer.Drop(r.as)
-		r.renew()
+		r.again()
 		s.imports(r)
 		l.paint(s.seed())
 		s.move(driver.Write, s.batch(l, r, n)...)
-		s.compare(l, r, "with the token of the epoch behind two fences")
+		s.compare(l, r, "with the token of the memory registered anew")
 	}
 }
 
-// fenceOver fences with a context that is over.
-func (s *stage) fenceOver(r *memory) {
+// revokeOver revokes with a context that is over.
+func (s *stage) revokeOver(r *memory) {
 	s.Helper()
-	_, err := r.on.try(request{Do: "fence over", Region: r.id})
+	_, err := r.on.try(request{Do: "revoke over", Region: r.id})
 	if err != nil && !errors.Is(err, context.Canceled) {
-		s.Errorf("fence with a context that is over: %v, want nil or %v", err, context.Canceled)
+		s.Errorf("revoke with a context that is over: %v, want nil or %v", err, context.Canceled)
 	}
 }
 
@@ -155,40 +158,26 @@ func checkFenceOverFrozen(s *stage) {
 		s.attack(driver.Write, back, l, r)
 		s.landed(r)
 		s.ok(s.proc.freeze())
-		s.fenceOver(r)
+		s.revokeOver(r)
 		s.ok(s.proc.thaw())
 		s.revoked()
-		s.ok(s.inTime("fence once more", r.fence), "fence once more")
+		s.ok(s.inTime("revoke once more", r.revoke), "revoke once more")
 		r.paint(s.seed())
-		if !r.watch("after a fence in two calls", 15*time.Millisecond) {
+		if !r.watch("after a revoke in two calls", 15*time.Millisecond) {
 			return
 		}
 	}
 }
 
-func checkFenceMisuse(s *stage) {
+// checkRevokeTwice: after an error Revoke looks for the proof again, and after nil it stays nil.
+func checkRevokeTwice(s *stage) {
 	m := s.home.share(4096)
-	for _, key := range []uint32{m.key + 1000, 1 << 31, 1<<32 - 1} {
-		if err := s.near.b.Fence(context.Background(), key); err == nil {
-			s.Errorf("fence of unknown key %d: no error", key)
-		}
+	s.revokeOver(m)
+	for range 2 {
+		s.ok(s.inTime("revoke once more", m.revoke), "revoke once more")
 	}
-	ended, cancel := context.WithCancel(context.Background())
-	cancel()
-	err := s.inTime("fence with an ended context", func() error {
-		return s.near.b.Fence(ended, m.key)
-	})
-	if err != nil && !errors.Is(err, context.Canceled) {
-		s.Errorf("fence with an ended context: %v, want nil or %v", err, context.Canceled)
-	}
-	if err := s.near.b.Fence(context.Background(), m.key); err != nil {
-		s.Errorf("fence once more, after one with an ended context: %v", err)
-	}
-	if err := m.unregister(); err != nil {
-		s.Errorf("close fenced memory: %v", err)
-	}
-	if err := s.near.b.Fence(context.Background(), m.key); err == nil {
-		s.Error("fence of closed memory: no error")
+	if _, err := m.on.try(request{Do: "token", Region: m.id}); !errors.Is(err, driver.ErrClosed) {
+		s.Errorf("a token of revoked memory: %v, want %v", err, driver.ErrClosed)
 	}
 }
 
@@ -239,17 +228,17 @@ func checkSilence(s *stage) {
 		s.attack(driver.Write, back, l, r)
 		s.landed(r)
 		time.Sleep(time.Duration(round*37) * time.Microsecond)
-		s.ok(r.fence(), "fence memory under writes")
+		s.ok(r.revoke(), "revoke memory under writes")
 		r.paint(s.seed())
-		ok := r.watch("after the fence returned", 15*time.Millisecond)
+		ok := r.watch("after the revoke returned", 15*time.Millisecond)
 		s.revoked()
-		if !ok || !r.expect("after the fence, when the writer had ended") {
+		if !ok || !r.expect("after the revoke, when the writer had ended") {
 			return
 		}
 	}
 }
 
-// checkFenceFrozen stops the writer in mid-copy, fences within the backend's
+// checkFenceFrozen stops the writer in mid-copy, revokes within the backend's
 // grace, fills the memory anew, and lets the writer go on: nothing may land.
 func checkFenceFrozen(s *stage) {
 	n := uint64(big)
@@ -264,42 +253,44 @@ func checkFenceFrozen(s *stage) {
 		s.landed(r)
 		time.Sleep(time.Duration(round*211) * time.Microsecond)
 		s.ok(s.proc.freeze())
-		s.impatientFence(r)
-		s.ok(s.inTime("fence against a frozen writer", r.fence), "fence against a frozen writer")
+		s.impatientRevoke(r)
+		s.ok(s.inTime("revoke against a frozen writer", r.revoke),
+			"revoke against a frozen writer")
 		r.paint(s.seed())
 		s.ok(s.proc.thaw())
 		ok := r.watch("after the writer went on", 30*time.Millisecond)
 		s.revoked()
-		if !ok || !r.expect("after the fence, when the writer had ended") ||
+		if !ok || !r.expect("after the revoke, when the writer had ended") ||
 			!other.expect("memory beside it") {
 			return
 		}
+		r.again()
 		s.writesAgain(back, l, r)
 	}
 }
 
-// impatientFence gives a Fence next to no time: an error is fine then, and the
-// next Fence must not mind.
-func (s *stage) impatientFence(r *memory) {
+// impatientRevoke gives a Revoke next to no time: an error is fine then, and the
+// next Revoke must not mind.
+func (s *stage) impatientRevoke(r *memory) {
 	s.Helper()
-	_, err := s.home.try(request{Do: "fence", Region: r.id, Limit: time.Microsecond})
+	_, err := s.home.try(request{Do: "revoke", Region: r.id, Limit: time.Microsecond})
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) &&
 		!errors.Is(err, driver.ErrTimeout) {
-		s.Errorf("fence within a microsecond: %v, want nil or %v", err, context.DeadlineExceeded)
+		s.Errorf("revoke within a microsecond: %v, want nil or %v", err, context.DeadlineExceeded)
 	}
 }
 
-// writesAgain has the far side use the token of the new epoch.
+// writesAgain has the far side use the token of memory that was registered anew.
 func (s *stage) writesAgain(back int, l, r *memory) {
 	s.Helper()
-	key := s.far.must(request{Do: "import", Peer: back, Data: r.renew()}).Key
+	key := s.far.must(request{Do: "import", Peer: back, Data: r.token}).Key
 	d := driver.Desc{Len: 4096, LocalKey: l.key, RemoteKey: key}
 	tag := s.far.must(request{Do: "submit", Peer: back, Op: driver.Write, Descs: []driver.Desc{d}}).
 		Tag
 	s.far.must(request{Do: "await", Tag: tag})
-	s.ok(r.fence(), "fence")
+	s.ok(r.revoke(), "revoke")
 	copy(r.want[:d.Len], l.want[:d.Len])
-	r.expect("after a write with the token of the new epoch")
+	r.expect("after a write with the new token")
 }
 
 // checkFenceKilled kills the writer in mid-copy: a dead peer holds nothing up.
@@ -312,7 +303,7 @@ func checkFenceKilled(s *stage) {
 	s.attack(driver.Write, back, l, r)
 	s.landed(r)
 	s.ok(s.proc.kill())
-	s.ok(s.inTime("fence against a dead writer", r.fence), "fence against a dead writer")
+	s.ok(s.inTime("revoke against a dead writer", r.revoke), "revoke against a dead writer")
 	r.paint(s.seed())
 	r.watch("after the writer was killed", 30*time.Millisecond)
 }

@@ -23,22 +23,22 @@ var crimes = []struct {
 	how    sabotage
 }{
 	{"takes a frozen writer for gone", []string{"FenceFrozen", "FenceStress"}, false, sabotage{
-		fence: func(b *saboteur, ctx context.Context, key uint32) error {
+		revoke: func(m *saboteurMemory, ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
 			defer cancel()
-			if err := b.Backend.Fence(ctx, key); !errors.Is(err, context.DeadlineExceeded) {
+			if err := m.Memory.Revoke(ctx); !errors.Is(err, context.DeadlineExceeded) {
 				return err
 			}
 			return nil
 		},
 	}},
-	{"does not fence at all", []string{"FenceStress", "FenceOverFrozen"}, true, sabotage{
-		fence: func(*saboteur, context.Context, uint32) error { return nil },
+	{"does not revoke at all", []string{"FenceStress", "FenceOverFrozen"}, true, sabotage{
+		revoke: func(*saboteurMemory, context.Context) error { return nil },
 	}},
 	{"waits for a frozen writer for ever", []string{"FenceFrozen"}, true, sabotage{
-		fence: func(b *saboteur, ctx context.Context, key uint32) error {
+		revoke: func(m *saboteurMemory, ctx context.Context) error {
 			begin := time.Now()
-			err := b.Backend.Fence(ctx, key)
+			err := m.Memory.Revoke(ctx)
 			if time.Since(begin) > 20*time.Millisecond {
 				<-ctx.Done()
 				return ctx.Err()
@@ -48,11 +48,11 @@ var crimes = []struct {
 	}},
 	{"renews a page that others write to, and tells nothing", []string{"FenceFrozenBeside"},
 		false, sabotage{
-			fence: func(b *saboteur, ctx context.Context, key uint32) error {
-				if err := b.Backend.Fence(ctx, key); err != nil {
+			revoke: func(m *saboteurMemory, ctx context.Context) error {
+				if err := m.Memory.Revoke(ctx); err != nil {
 					return err
 				}
-				seg := b.segment(key)
+				seg := m.seg
 				all := seg.Shared.(*hostmem.Buffer).Bytes()
 				if at := (seg.SharedOff + seg.Len) &^ 4095; at+4096 <= uint64(len(all)) {
 					return putAnonymous(all[at:][:4096])
@@ -61,9 +61,9 @@ var crimes = []struct {
 			},
 		}},
 	{"renews what lies between the ranges", []string{"FenceFrozenOnly"}, false, sabotage{
-		fence: func(b *saboteur, ctx context.Context, key uint32) error {
-			err := b.Backend.Fence(ctx, key)
-			seg := b.segment(key)
+		revoke: func(m *saboteurMemory, ctx context.Context) error {
+			err := m.Memory.Revoke(ctx)
+			seg := m.seg
 			if err != nil || seg.Only == nil {
 				return err
 			}

@@ -4,6 +4,7 @@ package drivertest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -26,7 +27,7 @@ const hammerTime, hammerRounds = 300 * time.Millisecond, 8
 
 // checkHammer calls everything that any goroutine may call at any time at once:
 // two that move bytes and look at them, and others that import, register,
-// connect and fence beside them.
+// connect and revoke beside them.
 func checkHammer(s *stage) {
 	n := uint64(64 << 10)
 	beside := s.remote(n)
@@ -36,7 +37,7 @@ func checkHammer(s *stage) {
 		s.importer(beside), s.registrar(seg), s.connecter(),
 	}
 	if s.wiring != Processes {
-		jobs = append(jobs, s.fenceBeside(s.far.share(n)))
+		jobs = append(jobs, s.revokeBeside(s.far.share(n)))
 	}
 	s.together(jobs)
 }
@@ -122,7 +123,7 @@ func (s *stage) registrar(seg driver.Segment) func() error {
 		if _, err := m.AppendToken(nil); err != nil {
 			return fmt.Errorf("token: %w", err)
 		}
-		return m.Close()
+		return m.Revoke(context.Background())
 	}
 }
 
@@ -141,22 +142,26 @@ func (s *stage) connecter() func() error {
 	}
 }
 
-// fenceBeside fences memory that no other goroutine uses.
-func (s *stage) fenceBeside(m *memory) func() error {
+// revokeBeside imports and revokes parts of memory that no other goroutine uses.
+func (s *stage) revokeBeside(m *memory) func() error {
 	far := s.far.party.(*host)
 	return func() error {
-		if err := far.fence(m.id, s.h.Limit); err != nil {
-			return fmt.Errorf("fence: %w", err)
+		id, err := far.slice(m.id, 0, m.size, nil)
+		if err != nil {
+			return fmt.Errorf("register: %w", err)
 		}
-		token, err := far.token(m.id)
+		token, err := far.token(id)
 		if err != nil {
 			return err
 		}
 		key, _, err := s.peer.Import(token)
 		if err != nil {
-			return fmt.Errorf("import the token of a new epoch: %w", err)
+			return fmt.Errorf("import: %w", err)
 		}
 		s.peer.Drop(key)
+		if err := far.revoke(id, s.h.Limit); err != nil {
+			return fmt.Errorf("revoke: %w", err)
+		}
 		return nil
 	}
 }
@@ -172,7 +177,6 @@ func checkHammerClose(s *stage) {
 		func() error { _, err := s.near.submit(s.peerID, driver.Write, d, nil); return err },
 		func() error { _, err := s.near.submit(s.peerID, driver.Read, d, nil); return err },
 		s.registrar(seg), s.importer(r),
-		func() error { return s.near.fence(l.id, s.h.Limit) },
 		func() error { _, err := s.near.ledger.poll(); return err },
 		func() error { time.Sleep(50 * time.Millisecond); return s.near.b.Close() },
 	}

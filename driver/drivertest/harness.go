@@ -75,8 +75,8 @@ type Harness struct {
 	// Park has the first mover of this process that comes to one of Spots call f there, and
 	// stand until f returns; a nil f ends that. Spots lie between a check of a mover and the
 	// act that relies on it, and every write of some KiB must pass all of them. FenceParked
-	// fences meanwhile. OwnerSpots are those of an owner that lands the bytes itself, HeldSpots
-	// the ones of it at which a piece is in hand: no Fence is proved before that has landed.
+	// revokes meanwhile. OwnerSpots are those of an owner that lands the bytes itself, HeldSpots
+	// the ones of it at which a piece is in hand: no Revoke is proved before that has landed.
 	// Nil: the backend has no such spots, and that check does nothing.
 	Park                         func(spot string, f func())
 	Spots, OwnerSpots, HeldSpots []string
@@ -89,9 +89,9 @@ type Harness struct {
 	// Halts are further spots, at which a mover stops the other movers of its process, too.
 	Halts []string
 
-	// Replaces says that a fence against a process that stands still replaces all of an
+	// Replaces says that a revoke against a process that stands still replaces all of an
 	// allocation: what that process has under way over other parts of it may fail with
-	// ErrRevoked, and what it begins later must not. False: nothing that was not fenced fails.
+	// ErrRevoked, and what it begins later must not. False: nothing that was not revoked fails.
 	Replaces bool
 
 	// Kept counts what a library keeps, in this process, of backends that were closed: one that it
@@ -103,7 +103,7 @@ type Harness struct {
 	// silent. Zero is a second.
 	Grace time.Duration
 
-	// Limit bounds every single wait, a Fence or a Close included; past it the
+	// Limit bounds every single wait, a Revoke or a Close included; past it the
 	// check fails with a dump of all goroutines. Zero is 20 s. It must exceed
 	// the backend's grace for frozen peers.
 	Limit time.Duration

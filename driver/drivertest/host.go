@@ -84,6 +84,13 @@ func (h *host) slice(of int, off, n uint64, only driver.Ranges) (int, error) {
 	return h.register(&region{space: whole.space, off: whole.off + off, seg: seg})
 }
 
+// again registers the bytes of a region once more.
+func (h *host) again(id int) (int, error) {
+	r := *h.region(id)
+	r.owned, r.seg.Secret = false, secret()
+	return h.register(&r)
+}
+
 func (h *host) register(r *region) (id int, err error) {
 	if r.mem, err = h.b.Register(r.seg); err != nil {
 		if r.owned {
@@ -147,10 +154,10 @@ func (h *host) paint(id int, off, n, seed uint64) error {
 	return nil
 }
 
-func (h *host) fence(id int, limit time.Duration) error {
+func (h *host) revoke(id int, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	return h.b.Fence(ctx, h.region(id).mem.Key())
+	return h.region(id).mem.Revoke(ctx)
 }
 
 func (h *host) connect(addr []byte, limit time.Duration) (int, error) {

@@ -180,24 +180,21 @@ var offences = []struct {
 		},
 	}},
 	{"waits for a dead writer", []string{"FenceKilled"}, true, sabotage{
-		fence: func(b *saboteur, ctx context.Context, key uint32) error {
+		revoke: func(m *saboteurMemory, ctx context.Context) error {
 			dawdle()
-			return b.Backend.Fence(ctx, key)
+			return m.Memory.Revoke(ctx)
 		},
 	}},
 	{"lands a byte of a dead writer", []string{"FenceKilled"}, false, sabotage{
-		fence: func(b *saboteur, ctx context.Context, key uint32) error {
-			seg := b.segment(key)
-			b.later(10*time.Millisecond, func() { seg.Mem[0] ^= 0xff })
-			return b.Backend.Fence(ctx, key)
+		revoke: func(m *saboteurMemory, ctx context.Context) error {
+			m.b.later(10*time.Millisecond, func() { m.seg.Mem[0] ^= 0xff })
+			return m.Memory.Revoke(ctx)
 		},
 	}},
 	{"puts empty pages under a frozen reader", []string{"FenceFrozenReader"}, false, sabotage{
-		fence: func(b *saboteur, ctx context.Context, key uint32) error {
-			b.mu.Lock()
-			clear(b.mapped[key].Mem)
-			b.mu.Unlock()
-			return b.Backend.Fence(ctx, key)
+		revoke: func(m *saboteurMemory, ctx context.Context) error {
+			clear(m.seg.Mem)
+			return m.Memory.Revoke(ctx)
 		},
 	}},
 }

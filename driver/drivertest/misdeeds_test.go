@@ -308,21 +308,23 @@ var misdeeds = []struct {
 			}
 		},
 	}},
-	{"does not fence", []string{"FenceRevokes", "FenceNeighbour", "SilenceUnderWrites"}, sabotage{
-		fence: func(*saboteur, context.Context, uint32) error { return nil },
+	{"does not revoke", []string{"FenceRevokes", "FenceNeighbour", "SilenceUnderWrites"}, sabotage{
+		revoke: func(*saboteurMemory, context.Context) error { return nil },
 	}},
-	{"lands a write after the fence", []string{"SilenceUnderWrites"}, sabotage{submit: remembered,
+	{"lands a write after the revoke", []string{"SilenceUnderWrites"}, sabotage{submit: remembered,
 		poll: landFailed}},
-	{"fences slowly", []string{"FenceIdle"}, sabotage{
-		fence: func(b *saboteur, ctx context.Context, key uint32) error {
+	{"revokes slowly", []string{"FenceIdle"}, sabotage{
+		revoke: func(m *saboteurMemory, ctx context.Context) error {
 			time.Sleep(5 * time.Millisecond)
-			return b.Backend.Fence(ctx, key)
+			return m.Memory.Revoke(ctx)
 		},
 	}},
-	{"fences what is not there", []string{"FenceMisuse"}, sabotage{
-		fence: func(b *saboteur, ctx context.Context, key uint32) error {
-			_ = b.Backend.Fence(ctx, key)
-			return nil
+	{"revokes once alone", []string{"RevokeTwice"}, sabotage{
+		revoke: func(m *saboteurMemory, ctx context.Context) error {
+			if m.done.Swap(true) {
+				return driver.ErrClosed
+			}
+			return m.Memory.Revoke(ctx)
 		},
 	}},
 	{"sends the message before the data", []string{"NotifyAfterData"},
@@ -418,7 +420,7 @@ var misdeeds = []struct {
 		},
 		poll: pollLazily,
 	}},
-	{"waits in a fence until the writer polls", []string{"NoPollFence"}, sabotage{
+	{"waits in a revoke until the writer polls", []string{"NoPollFence"}, sabotage{
 		submit: func(p *saboteurPeer, tag uint64, b *driver.Batch) error {
 			unpolled.Store(true)
 			return p.Peer.Submit(tag, b)
@@ -430,11 +432,11 @@ var misdeeds = []struct {
 			}
 			return n, err
 		},
-		fence: func(b *saboteur, ctx context.Context, key uint32) error {
+		revoke: func(m *saboteurMemory, ctx context.Context) error {
 			for unpolled.Load() && ctx.Err() == nil {
 				time.Sleep(time.Millisecond)
 			}
-			return b.Backend.Fence(ctx, key)
+			return m.Memory.Revoke(ctx)
 		},
 	}},
 	{"forgets that it is closed", []string{"CloseTwice", "PeerClose", "BackendClose"}, sabotage{
@@ -554,25 +556,25 @@ var misdeeds = []struct {
 	}},
 }
 
-// twice is a memory whose key goes to the next two, once it was closed twice.
+// twice is a memory whose key goes to the next two, once it was revoked twice.
 type twice struct {
 	driver.Memory
-	b      *saboteur
-	closed bool
+	b       *saboteur
+	revoked bool
 }
 
 var freeTwice sync.Map // *saboteur: key
 
-func (m *twice) Close() error {
-	if m.closed {
+func (m *twice) Revoke(ctx context.Context) error {
+	if m.revoked {
 		freeTwice.Store(m.b, m.Memory.Key())
 	}
-	m.closed = true
-	return m.Memory.Close()
+	m.revoked = true
+	return m.Memory.Revoke(ctx)
 }
 
 func (m *twice) Key() uint32 {
-	if key, ok := freeTwice.Load(m.b); ok && !m.closed {
+	if key, ok := freeTwice.Load(m.b); ok && !m.revoked {
 		return key.(uint32)
 	}
 	return m.Memory.Key()

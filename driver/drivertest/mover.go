@@ -101,10 +101,10 @@ func (m *movers) run(keys []uint32, leases int) outcome {
 	return o
 }
 
-// write moves bytes to and from one memory until that fails. Where there was no fence it must
-// not, and goes on until one batch that began behind all fences has succeeded. Most batches are
+// write moves bytes to and from one memory until that fails. Where there was no revoke it must
+// not, and goes on until one batch that began behind all revokes has succeeded. Most batches are
 // short: the shorter, the more time goes to checks.
-func (m *movers) write(number int, key uint32, fenced bool) {
+func (m *movers) write(number int, key uint32, revoked bool) {
 	defer m.live.Add(-1)
 	random := rand.New(rand.NewPCG(m.seed, uint64(number)))
 	var batches [64]driver.Batch
@@ -120,7 +120,7 @@ func (m *movers) write(number int, key uint32, fenced bool) {
 	}
 	self := &m.each[number]
 	for seq := uint64(0); !self.over.Load(); seq++ {
-		if !fenced && self.last.Load() == 0 && stopped(m.stop) {
+		if !revoked && self.last.Load() == 0 && stopped(m.stop) {
 			self.last.Store(seq + 1) // one of those that begin now must succeed
 		}
 		err := m.p.Submit(uint64(number)<<32|seq&0xffff_ffff, &batches[seq%64])
@@ -130,7 +130,7 @@ func (m *movers) write(number int, key uint32, fenced bool) {
 		case errors.Is(err, driver.ErrFull):
 			m.giveWay()
 		default:
-			m.ended(number, fenced, err)
+			m.ended(number, revoked, err)
 		}
 	}
 	m.p.Drop(key)
@@ -149,16 +149,16 @@ func (m *movers) giveWay() {
 }
 
 // ended judges the error that ended a mover.
-func (m *movers) ended(number int, fenced bool, err error) {
-	if !fenced && m.h.h.Replaces && errors.Is(err, driver.ErrRevoked) {
+func (m *movers) ended(number int, revoked bool, err error) {
+	if !revoked && m.h.h.Replaces && errors.Is(err, driver.ErrRevoked) {
 		return
 	}
 	m.each[number].over.Store(true)
 	m.failed.Store(true)
 	switch {
 	case m.lost(err):
-	case !fenced:
-		m.fault("mover %d of memory that was not fenced: %v", number, err)
+	case !revoked:
+		m.fault("mover %d of memory that was not revoked: %v", number, err)
 	case !errors.Is(err, driver.ErrRevoked):
 		m.fault("mover %d: %v, want %v", number, err, driver.ErrRevoked)
 	}
@@ -207,12 +207,12 @@ func (m *movers) imports() {
 	for i := 0; !stopped(m.stop); i++ {
 		key, _, err := m.p.Import(m.steady[i%len(m.steady)])
 		if errors.Is(err, driver.ErrFull) {
-			runtime.Gosched() // a fence is under way there
+			runtime.Gosched() // a revoke is under way there
 			continue
 		}
 		if err != nil {
 			if !m.lost(err) {
-				m.fault("import memory that was not fenced: %v", err)
+				m.fault("import memory that was not revoked: %v", err)
 			}
 			return
 		}

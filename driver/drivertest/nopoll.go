@@ -113,13 +113,13 @@ func checkNoPollFence(s *stage) {
 		tags := s.burst(l, r, count)
 		stop := func() {}
 		if round%2 == 1 {
-			stop = s.helping(tags) // its hand obeys the fence as well
+			stop = s.helping(tags) // its hand obeys the revoke as well
 		}
 		time.Sleep(time.Duration(round*97) * time.Microsecond)
-		s.ok(s.inTime("fence memory whose writer does not poll", r.fence),
-			"fence memory whose writer does not poll")
+		s.ok(s.inTime("revoke memory whose writer does not poll", r.revoke),
+			"revoke memory whose writer does not poll")
 		r.paint(s.seed())
-		ok := r.watch("after the fence returned", 10*time.Millisecond)
+		ok := r.watch("after the revoke returned", 10*time.Millisecond)
 		stop()
 		if !ok {
 			return
@@ -127,7 +127,7 @@ func checkNoPollFence(s *stage) {
 		for _, tag := range tags {
 			err := s.await(tag)
 			if err != nil && !errors.Is(err, driver.ErrRevoked) {
-				s.Errorf("a write that was fenced off: %v, want nil or %v", err, driver.ErrRevoked)
+				s.Errorf("a write that was cut off: %v, want nil or %v", err, driver.ErrRevoked)
 			}
 		}
 		if !r.expect("after the writer had ended") {

@@ -247,7 +247,7 @@ func (s *stage) allDone(what string) {
 func checkNotifyOfFailedBatch(s *stage) {
 	n := uint64(100 << 10)
 	l, r := s.local(n), s.remote(n)
-	s.ok(r.fence(), "fence")
+	s.ok(r.revoke(), "revoke")
 	for _, d := range []driver.Desc{desc(l, 0, r, 0, 64), desc(l, 0, r, 0, n)} {
 		s.fails("a write to revoked memory", driver.ErrRevoked,
 			s.notifying([]byte("must not arrive"), d))

@@ -80,8 +80,8 @@ func checkOnly(s *stage) {
 		}
 		s.compare(l, r, "after all that was beside the ranges")
 	}
-	s.ok(r.fence(), "fence of ranges")
-	s.fails("write within a range after the fence", driver.ErrRevoked,
+	s.ok(r.revoke(), "revoke of ranges")
+	s.fails("write within a range after the revoke", driver.ErrRevoked,
 		s.submitting(driver.Write, desc(l, 4096, r, 4096, 64)))
 }
 
@@ -119,7 +119,7 @@ func (s *stage) besides(what string, submit func(tag uint64) error) {
 	}
 }
 
-// checkFenceFrozenOnly fences ranges against a frozen writer, while the program writes between
+// checkFenceFrozenOnly revokes ranges against a frozen writer, while the program writes between
 // them: none of its bytes may get lost, and nothing of the writer's may land.
 func checkFenceFrozenOnly(s *stage) {
 	const part = 128 << 10
@@ -153,17 +153,16 @@ func checkFenceFrozenOnly(s *stage) {
 		time.Sleep(time.Duration(round*211) * time.Microsecond)
 		s.ok(s.proc.freeze())
 		stop := s.writesBetween(r, 2*part, part)
-		s.ok(s.inTime("fence of ranges against a frozen writer", r.fence),
-			"fence of ranges against a frozen writer")
+		s.ok(s.inTime("revoke of ranges against a frozen writer", r.revoke),
+			"revoke of ranges against a frozen writer")
 		stop()
 		r.paint(s.seed())
 		s.ok(s.proc.thaw())
 		ok := r.watch("after the writer went on", 30*time.Millisecond)
 		s.revoked()
-		if !ok || !r.expect("after the fence, when the writer had ended") {
+		if !ok || !r.expect("after the revoke, when the writer had ended") {
 			return
 		}
-		s.ok(r.unregister(), "unregister ranges")
 	}
 }
 

@@ -66,7 +66,7 @@ func (h *host) goesOn() {
 }
 
 // checkFenceParked has a mover stand between a check and the act that relies on it while the
-// owner fences, gives the memory another use, and another goroutine of the mover's process
+// owner revokes, gives the memory another use, and another goroutine of the mover's process
 // imports it anew. When the mover goes on, nothing of it may land.
 func checkFenceParked(s *stage) {
 	if s.h.Park == nil {
@@ -94,16 +94,18 @@ func checkFenceParked(s *stage) {
 }
 
 // fenceParked is the check at one spot of the mover's side, or of the owner's. With own the
-// memory is given back behind the fence, and other memory comes in its place. With beside
+// memory is given back behind the revoke, and other memory comes in its place. With beside
 // another goroutine of the mover's process writes meanwhile.
 func (s *stage) fenceParked(on *side, spot string, own, beside bool, back int, l *memory) {
 	s.Helper()
 	r := s.parkedAttack(on, spot, back, l)
-	what := "fence while a mover stands at " + spot
-	s.ok(s.inTime(what, r.fence), "%s", what)
+	what := "revoke while a mover stands at " + spot
+	s.ok(s.inTime(what, r.revoke), "%s", what)
 	if own {
 		s.home.must(request{Do: "give back", Region: r.id})
 		r = s.home.share(2 * leaseLen)
+	} else {
+		r.again()
 	}
 	r.paint(s.seed())
 	var tag uint64
@@ -118,8 +120,8 @@ func (s *stage) fenceParked(on *side, spot string, own, beside bool, back int, l
 	if beside && on != s.far {
 		s.far.must(request{Do: "await", Tag: tag})
 	}
-	if err := r.fence(); err != nil { // makes the other goroutine's write visible
-		s.Fatalf("fence: %v", err)
+	if err := r.revoke(); err != nil { // makes the other goroutine's write visible
+		s.Fatalf("revoke: %v", err)
 	}
 	r.expect(fmt.Sprintf("when a mover that stood at %s went on (memory given back: %v)", spot,
 		own))
@@ -128,7 +130,7 @@ func (s *stage) fenceParked(on *side, spot string, own, beside bool, back int, l
 // writeBeside has another goroutine of the mover's process import the memory anew, and write.
 func (s *stage) writeBeside(back int, l, r *memory) (tag uint64) {
 	s.Helper()
-	key := s.far.must(request{Do: "import", Peer: back, Data: r.renew()}).Key
+	key := s.far.must(request{Do: "import", Peer: back, Data: r.token}).Key
 	d := driver.Desc{Local: leaseLen, Remote: leaseLen, Len: 64, LocalKey: l.key, RemoteKey: key}
 	copy(r.want[leaseLen:][:64], l.want[leaseLen:])
 	q := request{Do: "submit", Peer: back, Op: driver.Write, Descs: []driver.Desc{d}}
@@ -145,22 +147,22 @@ func (s *stage) parkedAttack(on *side, spot string, back int, l *memory) *memory
 	return r
 }
 
-// heldFor is for how long a fence must have no proof while a piece is in hand.
+// heldFor is for how long a revoke must have no proof while a piece is in hand.
 const heldFor = 20 * time.Millisecond
 
-// fenceHeld has the owner stand with a piece in hand. A fence has no proof meanwhile, though it
+// fenceHeld has the owner stand with a piece in hand. A revoke has no proof meanwhile, though it
 // ends the epoch. The next one has it, and nothing of the piece, or of what came behind it,
 // lands after that.
 func (s *stage) fenceHeld(spot string, own bool, back int, l *memory) {
 	s.Helper()
 	r := s.parkedAttack(s.home, spot, back, l)
-	_, err := s.home.try(request{Do: "fence", Region: r.id, Limit: heldFor})
+	_, err := s.home.try(request{Do: "revoke", Region: r.id, Limit: heldFor})
 	if !errors.Is(err, driver.ErrTimeout) && !errors.Is(err, context.DeadlineExceeded) {
-		s.Errorf("fence while a piece is in hand at %s: %v, want no proof", spot, err)
+		s.Errorf("revoke while a piece is in hand at %s: %v, want no proof", spot, err)
 	}
 	s.home.must(request{Do: "go on"})
-	what := "fence when the piece in hand at " + spot + " goes on"
-	s.ok(s.inTime(what, r.fence), "%s", what)
+	what := "revoke when the piece in hand at " + spot + " goes on"
+	s.ok(s.inTime(what, r.revoke), "%s", what)
 	if own {
 		s.home.must(request{Do: "give back", Region: r.id})
 		r = s.home.share(2 * leaseLen)

@@ -61,14 +61,14 @@ var parkedHarness = Harness{
 	Spots: []string{"submit"},
 }
 
-// TestParkedMoverIsNoticed has an owner that does not fence meet a mover that stands.
+// TestParkedMoverIsNoticed has an owner that does not revoke meet a mover that stands.
 func TestParkedMoverIsNoticed(t *testing.T) {
 	h := parkedHarness
 	find(t, "FenceParked").perform(t, h.withDefaults(), Processes)
 	h.New = func() (driver.Backend, error) {
 		b, err := shm.New(shm.Config{})
 		return sabotageOf(b, sabotage{
-			fence: func(*saboteur, context.Context, uint32) error { return nil },
+			revoke: func(*saboteurMemory, context.Context) error { return nil },
 		}), err
 	}
 	h.Limit = 2 * time.Second // of which the finding is that it passes

@@ -13,7 +13,7 @@ import (
 // and not be taken for another.
 func TestRelay(t *testing.T) {
 	for name, sent := range sentinels {
-		line, err := json.Marshal(reply{Err: relay(fmt.Errorf("fence: %w", sent))})
+		line, err := json.Marshal(reply{Err: relay(fmt.Errorf("revoke: %w", sent))})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -21,7 +21,7 @@ func TestRelay(t *testing.T) {
 		if err := json.Unmarshal(line, &got); err != nil {
 			t.Fatal(err)
 		}
-		if got.Err == nil || got.Err.Error() != "fence: "+sent.Error() {
+		if got.Err == nil || got.Err.Error() != "revoke: "+sent.Error() {
 			t.Errorf("%s arrived as %v", name, got.Err.orNil())
 		}
 		for other, is := range sentinels {

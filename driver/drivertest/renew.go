@@ -83,7 +83,7 @@ func (s *stage) guarded(size uint64) (w *guards, seg driver.Segment, m driver.Me
 	seg.Shared = w
 	m, err = s.near.b.Register(seg)
 	s.ok(err, "Register")
-	s.Cleanup(func() { _ = m.Close() })
+	s.Cleanup(func() { _ = m.Revoke(context.Background()) })
 	return w, seg, m
 }
 
@@ -164,7 +164,7 @@ func (s *stage) readInto(key uint32, r *memory) {
 	s.ok(s.await(s.submit(driver.Read, s.pieces(d)...)), "read")
 }
 
-// checkRenewEnds: reads that follow each other keep no Renew, the proof of a fence, from its turn,
+// checkRenewEnds: reads that follow each other keep no Renew, the proof of a revoke, from its turn,
 // unless the backend holds the pages.
 func checkRenewEnds(s *stage) {
 	const size, rounds = 1 << 20, 4

@@ -39,7 +39,7 @@ type request struct {
 	Conn     uint64        `json:",omitempty"`
 	Populate bool          `json:",omitempty"` // "open" for benchmarks
 	Count    int           `json:",omitempty"`
-	Tokens   [][]byte      `json:",omitempty"` // of memory that will be fenced
+	Tokens   [][]byte      `json:",omitempty"` // of memory that will be revoked
 	Steady   [][]byte      `json:",omitempty"` // of memory that will not
 	Lossy    bool          `json:",omitempty"` // connections may break
 	Spot     string        `json:",omitempty"`
@@ -98,16 +98,19 @@ var orders = map[string]func(*host, request) (reply, error){
 		p, err := h.view(q.Region, q.Off, q.Len)
 		return reply{Data: digest(p)}, err
 	},
-	"fence": func(h *host, q request) (reply, error) { return reply{}, h.fence(q.Region, q.Limit) },
-	"fence over": func(h *host, q request) (reply, error) {
+	"again": func(h *host, q request) (reply, error) {
+		id, err := h.again(q.Region)
+		return h.describe(id, err)
+	},
+	"revoke": func(h *host, q request) (reply, error) {
+		return reply{}, h.revoke(q.Region, q.Limit)
+	},
+	"revoke over": func(h *host, q request) (reply, error) {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
 		return reply{}, within(q.Limit, func() error {
-			return h.b.Fence(ctx, h.region(q.Region).mem.Key())
+			return h.region(q.Region).mem.Revoke(ctx)
 		})
-	},
-	"unregister": func(h *host, q request) (reply, error) {
-		return reply{}, within(q.Limit, h.region(q.Region).mem.Close)
 	},
 	"give back": func(h *host, q request) (reply, error) {
 		return reply{}, h.giveBack(q.Region, q.Limit)

@@ -24,7 +24,7 @@ type sabotage struct {
 	closing  func(b *saboteur) error
 	receive  func(b *saboteur, msgs []driver.Message) (int, error)
 	arm      func(b *saboteur) (bool, error)
-	fence    func(b *saboteur, ctx context.Context, key uint32) error
+	revoke   func(m *saboteurMemory, ctx context.Context) error
 	answer   func(b *saboteur, conn uint64, msg []byte) error
 
 	imports func(p *saboteurPeer, token []byte) (uint32, uint64, error)
@@ -175,12 +175,13 @@ func (b *saboteur) Register(seg driver.Segment) (driver.Memory, error) {
 		return b.how.register(b, seg)
 	}
 	m, err := b.Backend.Register(seg)
-	if err == nil {
-		b.mu.Lock()
-		b.mapped[m.Key()] = seg
-		b.mu.Unlock()
+	if err != nil {
+		return nil, err
 	}
-	return m, err
+	b.mu.Lock()
+	b.mapped[m.Key()] = seg
+	b.mu.Unlock()
+	return &saboteurMemory{Memory: m, b: b, seg: seg}, nil
 }
 
 func (b *saboteur) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
@@ -220,11 +221,19 @@ func (b *saboteur) Arm() (bool, error) {
 	return b.Backend.Arm()
 }
 
-func (b *saboteur) Fence(ctx context.Context, key uint32) error {
-	if b.how.fence != nil {
-		return b.how.fence(b, ctx, key)
+// saboteurMemory is a memory that may be revoked in another way.
+type saboteurMemory struct {
+	driver.Memory
+	b    *saboteur
+	seg  driver.Segment
+	done atomic.Bool // for a misdeed
+}
+
+func (m *saboteurMemory) Revoke(ctx context.Context) error {
+	if m.b.how.revoke != nil {
+		return m.b.how.revoke(m, ctx)
 	}
-	return b.Backend.Fence(ctx, key)
+	return m.Memory.Revoke(ctx)
 }
 
 func (b *saboteur) Close() error {
@@ -242,13 +251,6 @@ func (b *saboteur) every(n int) bool {
 	defer b.mu.Unlock()
 	b.count++
 	return b.count%n == 0
-}
-
-// segment is registered memory of a key.
-func (b *saboteur) segment(key uint32) driver.Segment {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.mapped[key]
 }
 
 // later does a misdeed after a while.

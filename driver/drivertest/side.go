@@ -126,19 +126,14 @@ func (m *memory) watch(when string, d time.Duration) bool {
 	}
 }
 
-// renew asks for a token of the present epoch.
-func (m *memory) renew() []byte {
+// again registers the bytes of m once more, when m was revoked: it has another key and token.
+func (m *memory) again() {
 	m.on.Helper()
-	m.token = m.on.must(request{Do: "token", Region: m.id}).Data
-	return m.token
+	r := m.on.must(request{Do: "again", Region: m.id})
+	m.id, m.key, m.token = r.ID, r.Key, r.Data
 }
 
-func (m *memory) fence() error {
-	_, err := m.on.try(request{Do: "fence", Region: m.id})
-	return err
-}
-
-func (m *memory) unregister() error {
-	_, err := m.on.try(request{Do: "unregister", Region: m.id})
+func (m *memory) revoke() error {
+	_, err := m.on.try(request{Do: "revoke", Region: m.id})
 	return err
 }

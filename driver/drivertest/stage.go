@@ -223,7 +223,7 @@ func (s *stage) apply(op driver.Op, descs ...driver.Desc) {
 }
 
 // settle makes completed writes visible to the far program, by the means that
-// the contract names: a later message, else a fence.
+// the contract names: a later message, else a revoke.
 func (s *stage) settle(m *memory) {
 	s.Helper()
 	if s.can(driver.CanNotify) {
@@ -234,8 +234,8 @@ func (s *stage) settle(m *memory) {
 		}
 		return
 	}
-	s.ok(m.fence(), "fence")
-	m.renew()
+	s.ok(m.revoke(), "revoke")
+	m.again()
 	s.imports(m)
 }
 

@@ -45,7 +45,7 @@ func (c check) repeat(t *testing.T, h Harness, w Wiring) {
 }
 
 // The leases of one round. Parts lie in one memory, beside the steady ones; the others are
-// memories of their own, which are given back once they were fenced.
+// memories of their own, which are given back once they were revoked.
 const (
 	leaseLen    = 4096
 	leaseParts  = 22
@@ -62,7 +62,7 @@ type storm struct {
 	local   int // the far side's region
 	whole   int
 	steady  [][]byte // tokens
-	frozen  int      // rounds in which the writer stood still during the fences
+	frozen  int      // rounds in which the writer stood still during the revokes
 	broken  int      // in which connections broke before them
 	killed  int      // in which the writer was killed
 	written int
@@ -73,13 +73,13 @@ type lease struct {
 	id    int
 	own   bool
 	token []byte
-	seed  uint64 // of what it must hold from the fence on
+	seed  uint64 // of what it must hold from the revoke on
 }
 
 // checkFenceStress has many movers of one process write to many leases, stops the process
-// at any moment, fences the leases, gives them to others, and lets the process go on, or
-// kills it. Imports go on beside, and connections break. Once Fence has returned nil no byte of the
-// writer may land.
+// at any moment, revokes the leases, gives them to others, and lets the process go on, or
+// kills it. Imports go on beside, and connections break. Once Revoke has returned nil no byte of
+// the writer may land.
 func checkFenceStress(s *stage) {
 	seed := *stressSeed
 	if seed == 0 && *stressFor > 0 {
@@ -151,7 +151,7 @@ func (st *storm) round(number int) {
 		st.broken++
 		mend = st.h.Disturb(st.near.b, st.random)
 	}
-	st.fenceAll(number, list)
+	st.revokeAll(number, list)
 	for _, l := range list {
 		st.reuse(l)
 	}
@@ -162,7 +162,7 @@ func (st *storm) round(number int) {
 		if string(sum) != string(digest(painted(leaseLen, l.seed))) {
 			got := st.home.must(request{Do: "get", Region: l.id, Len: leaseLen}).Data
 			promise.Breaks(st, "seed %d, round %d, lease %d (writer stood still: %v): bytes "+
-				"landed behind the fence: %s", st.seed, number, i, freeze,
+				"landed behind the revoke: %s", st.seed, number, i, freeze,
 				difference(got, painted(leaseLen, l.seed)))
 		}
 		st.home.must(request{Do: "give back", Region: l.id})
@@ -193,18 +193,18 @@ func (st *storm) finish(number int, frozen, lossy bool) {
 	}
 }
 
-// fenceAll fences all leases side by side, begun in any order.
-func (st *storm) fenceAll(number int, list []*lease) {
+// revokeAll revokes all leases side by side, begun in any order.
+func (st *storm) revokeAll(number int, list []*lease) {
 	st.Helper()
 	var all sync.WaitGroup
 	errs := make([]error, len(list))
 	for _, i := range st.random.Perm(len(list)) {
 		all.Go(func() {
-			_, errs[i] = st.home.try(request{Do: "fence", Region: list[i].id})
+			_, errs[i] = st.home.try(request{Do: "revoke", Region: list[i].id})
 		})
 	}
 	all.Wait()
-	st.ok(errors.Join(errs...), "seed %d, round %d: fence", st.seed, number)
+	st.ok(errors.Join(errs...), "seed %d, round %d: revoke", st.seed, number)
 }
 
 // reuse gives the range of a lease to another use: it is painted; memory of its own is given
@@ -221,8 +221,8 @@ func (st *storm) reuse(l *lease) {
 // giveBack ends a registration, and the memory if it is the region's own.
 func (h *host) giveBack(id int, limit time.Duration) error {
 	r := h.region(id)
-	if err := within(limit, r.mem.Close); err != nil {
-		return fmt.Errorf("close memory: %w", err)
+	if err := h.revoke(id, limit); err != nil {
+		return fmt.Errorf("revoke memory: %w", err)
 	}
 	if !r.owned {
 		return nil

@@ -106,7 +106,7 @@ func checkStaleToken(s *stage) {
 	l, whole := s.local(n), s.remote(4*n)
 	part := whole.slice(n, n)
 	s.imports(part)
-	s.ok(part.unregister(), "close memory")
+	s.ok(part.revoke(), "revoke memory")
 	s.badToken("of closed memory", part.token, driver.ErrRevoked)
 	s.fails("write to closed memory", nil, s.submitting(driver.Write, desc(l, 0, part, 0, n)))
 	again := whole.slice(n, n)

@@ -116,7 +116,7 @@ func (b *Backend) Close() error {
 		_ = p.Close()
 	}
 	for _, m := range memories {
-		_ = m.Close()
+		_ = m.Revoke(context.Background()) // never fails
 	}
 	return unix.Close(b.fd)
 }
@@ -127,14 +127,13 @@ func (b *Backend) isClosed() bool {
 	return b.closed
 }
 
-// memory is one registration. Each copy holds its gate for reading.
+// memory is one registration. Each copy holds its gate for reading. No key is used again, so a
+// token needs no epoch beside it.
 type memory struct {
-	key  uint32
-	seg  driver.Segment
-	gate sync.RWMutex
-	// Guarded by gate:
-	epoch  uint64
-	closed bool
+	key     uint32
+	seg     driver.Segment
+	gate    sync.RWMutex
+	revoked bool // guarded by gate
 }
 
 // Register implements driver.Backend.
@@ -150,7 +149,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if b.closed {
 		return nil, driver.ErrClosed
 	}
-	m := &memory{key: uint32(len(b.memories)), seg: seg, epoch: 1}
+	m := &memory{key: uint32(len(b.memories)), seg: seg}
 	b.memories = append(b.memories, m)
 	return m, nil
 }
@@ -169,40 +168,25 @@ func (m *memory) Key() uint32 { return m.key }
 
 // AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
-	m.gate.RLock()
-	defer m.gate.RUnlock()
+	if m.isRevoked() {
+		return dst, driver.ErrClosed
+	}
 	dst = append(dst, m.seg.Secret[:]...)
 	dst = binary.LittleEndian.AppendUint32(dst, m.key)
-	dst = binary.LittleEndian.AppendUint64(dst, m.epoch)
 	return binary.LittleEndian.AppendUint64(dst, m.seg.Len), nil
 }
 
-func (m *memory) ended() bool {
+func (m *memory) isRevoked() bool {
 	m.gate.RLock()
 	defer m.gate.RUnlock()
-	return m.closed
+	return m.revoked
 }
 
-// Close implements driver.Memory.
-func (m *memory) Close() error {
-	m.gate.Lock()
-	defer m.gate.Unlock()
-	m.closed = true
-	return nil
-}
-
-// Fence implements driver.Backend. A copy is never under way for long, so the proof is there
+// Revoke implements driver.Memory. A copy is never under way for long, so the proof is there
 // whatever ctx says.
-func (b *Backend) Fence(_ context.Context, key uint32) error {
-	m := b.memory(key)
-	if m == nil {
-		return fmt.Errorf("fence key %d: %w", key, driver.ErrBounds)
-	}
+func (m *memory) Revoke(context.Context) error {
 	m.gate.Lock()
 	defer m.gate.Unlock()
-	if m.closed {
-		return fmt.Errorf("fence key %d: %w", key, driver.ErrBounds)
-	}
-	m.epoch++
+	m.revoked = true
 	return nil
 }

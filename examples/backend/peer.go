@@ -20,13 +20,7 @@ type peer struct {
 
 	mu      sync.RWMutex // guards what follows; held for reading while bytes are copied
 	closed  bool
-	imports []imported // by key
-}
-
-// imported is a token that was accepted; m is nil once it is dropped.
-type imported struct {
-	m     *memory
-	epoch uint64
+	imports []*memory // by key; nil: dropped
 }
 
 // Connect implements driver.Backend.
@@ -58,24 +52,19 @@ func (p *peer) Import(token []byte) (key uint32, size uint64, err error) {
 	if p.closed {
 		return 0, 0, driver.ErrClosed
 	}
-	if len(token) != 36 {
+	if len(token) != 28 {
 		return 0, 0, driver.ErrBadToken
 	}
 	m := p.to.memory(binary.LittleEndian.Uint32(token[16:]))
-	epoch, size := binary.LittleEndian.Uint64(token[20:]), binary.LittleEndian.Uint64(token[28:])
+	size = binary.LittleEndian.Uint64(token[20:])
 	if m == nil || subtle.ConstantTimeCompare(m.seg.Secret[:], token[:16]) == 0 ||
 		size != m.seg.Len {
 		return 0, 0, driver.ErrBadToken
 	}
-	m.gate.RLock()
-	defer m.gate.RUnlock()
-	switch {
-	case epoch > m.epoch:
-		return 0, 0, driver.ErrBadToken
-	case epoch < m.epoch || m.closed:
+	if m.isRevoked() {
 		return 0, 0, driver.ErrRevoked
 	}
-	p.imports = append(p.imports, imported{m, epoch})
+	p.imports = append(p.imports, m)
 	return uint32(len(p.imports) - 1), size, nil
 }
 
@@ -84,7 +73,7 @@ func (p *peer) Drop(key uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if int64(key) < int64(len(p.imports)) {
-		p.imports[key].m = nil
+		p.imports[key] = nil
 	}
 }
 
@@ -120,35 +109,35 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 // check refuses what must not begin.
 func (p *peer) check(op driver.Op, d *driver.Desc) error {
 	local := p.from.memory(d.LocalKey)
-	if local == nil || local.ended() || int64(d.RemoteKey) >= int64(len(p.imports)) {
+	if local == nil || local.isRevoked() || int64(d.RemoteKey) >= int64(len(p.imports)) {
 		return driver.ErrBounds
 	}
-	r := p.imports[d.RemoteKey]
-	if r.m == nil {
+	remote := p.imports[d.RemoteKey]
+	if remote == nil {
 		return driver.ErrBounds
 	}
-	if op == driver.Write && r.m.seg.ReadOnly {
+	if op == driver.Write && remote.seg.ReadOnly {
 		return driver.ErrReadOnly
 	}
-	if at := 0; !r.m.seg.Only.Has(d.Remote, d.Len, &at) {
+	if at := 0; !remote.seg.Only.Has(d.Remote, d.Len, &at) {
 		return driver.ErrBounds
 	}
-	return d.Check(local.seg.Len, r.m.seg.Len)
+	return d.Check(local.seg.Len, remote.seg.Len)
 }
 
 // copy moves the bytes of one descriptor under the gate of the peer's memory.
 func (p *peer) copy(op driver.Op, d *driver.Desc) error {
-	r := p.imports[d.RemoteKey]
-	r.m.gate.RLock()
-	defer r.m.gate.RUnlock()
-	if r.m.closed || r.m.epoch != r.epoch {
+	remote := p.imports[d.RemoteKey]
+	remote.gate.RLock()
+	defer remote.gate.RUnlock()
+	if remote.revoked {
 		return driver.ErrRevoked
 	}
 	local := p.from.memory(d.LocalKey)
-	to, from := local.seg.Mem[d.Local:][:d.Len], r.m.seg.Mem[d.Remote:][:d.Len]
+	to, from := local.seg.Mem[d.Local:][:d.Len], remote.seg.Mem[d.Remote:][:d.Len]
 	shared := local.seg.Shared
 	if op == driver.Write {
-		to, from, shared = from, to, r.m.seg.Shared
+		to, from, shared = from, to, remote.seg.Shared
 	}
 	if shared != nil {
 		shared.Enter()

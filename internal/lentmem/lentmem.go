@@ -39,7 +39,7 @@ func Check(at, n uint64) error {
 	for from, size := range lent {
 		if at < from+size && from < at+n {
 			return fmt.Errorf("register device memory at %#x that other processes map "+
-				"(Config.Peers of the cuda backend): a fence may put other memory there, which "+
+				"(Config.Peers of the cuda backend): a revoke may put other memory there, which "+
 				"would not be noticed here: %w", at, driver.ErrNotSupported)
 		}
 	}

@@ -129,24 +129,6 @@ func (b *Flights[E]) Connect(ctx context.Context, addr []byte, p *Peer[E]) error
 	return nil
 }
 
-// Fence is for driver.Backend. The epoch ends also where ctx is over already.
-func (b *Flights[E]) Fence(ctx context.Context, key uint32) error {
-	if !b.Gate.Enter() {
-		return driver.ErrClosed
-	}
-	defer b.Gate.Exit()
-	m := b.table.At(key)
-	if m == nil {
-		return fmt.Errorf("fence key %d: %w", key, errUnknownKey)
-	}
-	b.Mu.Lock()
-	defer b.Mu.Unlock()
-	if err := m.end(ctx); err != nil {
-		return fmt.Errorf("fence key %d: %s has not answered: %w", key, b.cfg.Mover, err)
-	}
-	return nil
-}
-
 // Close ends all jobs and waits for them, closes peers and memories, and lets no caller through
 // Gate any more. It is idempotent; release gives back what the backend has.
 func (b *Flights[E]) Close(release func() error) error {
@@ -165,7 +147,8 @@ func (b *Flights[E]) close() error {
 	b.Mu.Unlock()
 	var errs []error
 	for _, m := range b.table.All() {
-		errs = append(errs, m.Close()) // nothing is under way that it would wait for
+		// nothing is under way that it would wait for
+		errs = append(errs, m.revoke(context.Background()))
 	}
 	b.Gate.Shut()
 	b.Gate.Wait()

@@ -112,12 +112,13 @@ func TestEnds(t *testing.T) {
 		end   func(r *rig) error
 		after error // of the next job
 	}{
-		"fence": {func(r *rig) error {
-			return r.Fence(t.Context(), r.file.Key())
+		"revoke of file": {func(r *rig) error {
+			return r.file.Revoke(t.Context())
 		}, driver.ErrRevoked},
-		"close of file":   {func(r *rig) error { return r.file.Close() }, driver.ErrRevoked},
-		"close of memory": {func(r *rig) error { return r.mem.Close() }, driver.ErrBounds},
-		"close of peer":   {func(r *rig) error { return r.peer.Close() }, driver.ErrClosed},
+		"revoke of memory": {func(r *rig) error {
+			return r.mem.Revoke(t.Context())
+		}, driver.ErrBounds},
+		"close of peer": {func(r *rig) error { return r.peer.Close() }, driver.ErrClosed},
 		"close": {func(r *rig) error {
 			return r.Flights.Close(func() error { return nil })
 		}, driver.ErrClosed},
@@ -139,18 +140,13 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestLeavesOthersAlone: a fence of one memory is nothing to those that do not use it.
+// TestLeavesOthersAlone: a revoke of one memory is nothing to those that do not use it.
 func TestLeavesOthersAlone(t *testing.T) {
 	r := newRig(t)
 	other := r.register(driver.Segment{Kind: driver.File, Len: 100, FD: 0}, 3)
 	require.NoError(t, r.begin())
 	r.peer.Cancel(8)
-	for _, key := range []uint32{other.Key(), r.mem.Key()} { // local memory has no epoch
-		if err := r.Fence(t.Context(), key); err != nil {
-			t.Error(err)
-		}
-	}
-	if err := other.Close(); err != nil {
+	if err := other.Revoke(context.Background()); err != nil {
 		t.Error(err)
 	}
 	if !r.underWay() {
@@ -161,18 +157,18 @@ func TestLeavesOthersAlone(t *testing.T) {
 	}
 }
 
-// TestFenceWaits for what does not end at once, no longer than its context.
-func TestFenceWaits(t *testing.T) {
+// TestRevokeWaits for what does not end at once, no longer than its context.
+func TestRevokeWaits(t *testing.T) {
 	r := newRig(t)
 	r.slow = true
 	require.NoError(t, r.begin())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if err := r.Fence(ctx, r.file.Key()); !errors.Is(err, driver.ErrTimeout) {
-		t.Errorf("a fence while nothing ends: %v", err)
+	if err := r.file.Revoke(ctx); !errors.Is(err, driver.ErrTimeout) {
+		t.Errorf("a Revoke while nothing ends: %v", err)
 	}
 	over := make(chan error)
-	go func() { over <- r.Fence(t.Context(), r.file.Key()) }()
+	go func() { over <- r.file.Revoke(t.Context()) }()
 	for waited := false; !waited; time.Sleep(time.Millisecond) {
 		r.Mu.Lock()
 		waited = r.Waited()
@@ -180,7 +176,7 @@ func TestFenceWaits(t *testing.T) {
 	}
 	select {
 	case err := <-over:
-		t.Errorf("the fence is over while the job is under way: %v", err)
+		t.Errorf("the Revoke is over while the job is under way: %v", err)
 	default:
 	}
 	r.Mu.Lock()
@@ -191,24 +187,23 @@ func TestFenceWaits(t *testing.T) {
 	}
 }
 
-// TestCloseThatFailedKeepsItsKey: the engine fences memory whose Close has failed once more, and
-// closes it again. No other memory has the key meanwhile, and nil says that it was given back.
-func TestCloseThatFailedKeepsItsKey(t *testing.T) {
+// TestRevokeThatFailedKeepsItsKey: no other memory has the key of memory whose Revoke has failed,
+// and nil says that it was given back.
+func TestRevokeThatFailedKeepsItsKey(t *testing.T) {
 	r := newRig(t)
 	r.refused = unix.EIO
-	require.ErrorIs(t, r.file.Close(), unix.EIO)
+	require.ErrorIs(t, r.file.Revoke(context.Background()), unix.EIO)
 	other := r.register(driver.Segment{Kind: driver.File, Len: 100, FD: 0}, 3)
 	token := r.token(other)
-	require.NoError(t, r.Fence(t.Context(), r.file.Key()))
 	_, _, err := r.peer.Import(token)
-	require.NoError(t, err, "a token of memory that was not fenced")
-	require.ErrorIs(t, r.file.Close(), unix.EIO)
+	require.NoError(t, err, "a token of memory that was not revoked")
+	require.ErrorIs(t, r.file.Revoke(context.Background()), unix.EIO)
 	r.refused = nil
-	require.NoError(t, r.file.Close())
-	require.NoError(t, r.file.Close())
+	require.NoError(t, r.file.Revoke(context.Background()))
+	require.NoError(t, r.file.Revoke(context.Background()))
 	require.Equal(t, []int{2, 2, 2}, r.released)
 	r.refused = unix.EIO
-	require.ErrorIs(t, other.Close(), unix.EIO)
+	require.ErrorIs(t, other.Revoke(context.Background()), unix.EIO)
 	r.refused = nil
 	require.NoError(t, r.Flights.Close(func() error { return nil }))
 	require.Contains(t, r.released[4:], 3, "the backend has closed, and memory was not given back")
@@ -217,9 +212,9 @@ func TestCloseThatFailedKeepsItsKey(t *testing.T) {
 func TestTokens(t *testing.T) {
 	r := newRig(t)
 	before := r.token(r.file)
-	require.NoError(t, r.Fence(t.Context(), r.file.Key()))
+	require.NoError(t, r.file.Revoke(t.Context()))
 	if _, _, err := r.peer.Import(before); !errors.Is(err, driver.ErrRevoked) {
-		t.Errorf("a token from before the fence: %v", err)
+		t.Errorf("a token of revoked memory: %v", err)
 	}
 	if _, _, err := r.peer.Import(r.token(r.mem)); !errors.Is(err, driver.ErrNotSupported) {
 		t.Errorf("a token of what is no file: %v", err)
@@ -330,9 +325,9 @@ func TestRegisterBesideClose(t *testing.T) {
 	}
 }
 
-// TestWhoComesBesideACloseWaits: a fence, and a second Close, answer nothing before the job that
-// the first waits for has ended.
-func TestWhoComesBesideACloseWaits(t *testing.T) {
+// TestWhoComesBesideARevokeWaits: a second and third Revoke answer nothing before the job that the
+// first waits for has ended.
+func TestWhoComesBesideARevokeWaits(t *testing.T) {
 	r := newRig(t)
 	require.NoError(t, r.begin())
 	r.Mu.Lock()
@@ -340,7 +335,7 @@ func TestWhoComesBesideACloseWaits(t *testing.T) {
 	r.Mu.Unlock()
 	closed := make(chan error, 2)
 	for i := range 2 {
-		go func() { closed <- r.file.Close() }()
+		go func() { closed <- r.file.Revoke(context.Background()) }()
 		for waiters := 0; waiters <= i; runtime.Gosched() {
 			r.Mu.Lock()
 			waiters = r.waiters
@@ -349,7 +344,7 @@ func TestWhoComesBesideACloseWaits(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	require.ErrorIs(t, r.Fence(ctx, r.file.Key()), driver.ErrTimeout)
+	require.ErrorIs(t, r.file.Revoke(ctx), driver.ErrTimeout)
 	require.Empty(t, closed)
 	r.Mu.Lock()
 	r.slow = false

@@ -46,7 +46,6 @@ type View[E any] struct {
 	Local, Remote *Memory[E]
 
 	localKey, remoteKey uint32
-	epoch               uint64 // of the token that remoteKey stands for
 }
 
 // Shows reports whether these are the memories of a descriptor.
@@ -138,27 +137,26 @@ func within(off, n, size uint64) bool { return off <= size && n <= size-off }
 // Preconditions: Flights.Mu is held.
 func (j *Job[E]) view(p *Peer[E], op driver.Op, localKey, remoteKey uint32) error {
 	local, r := p.flights.table.At(localKey), p.imports.At(remoteKey)
-	if local == nil || local.closed || r == nil {
+	if local == nil || local.revoked || r == nil {
 		return errUnknownKey
 	}
 	switch {
 	case local.Kind == driver.File:
 		return p.flights.foreign
-	case r.m.closed || r.epoch != r.m.epoch:
+	case r.revoked:
 		return driver.ErrRevoked
-	case op == driver.Write && r.m.ReadOnly:
+	case op == driver.Write && r.ReadOnly:
 		return driver.ErrReadOnly
 	}
-	j.Views = append(j.Views, View[E]{local, r.m, localKey, remoteKey, r.epoch})
+	j.Views = append(j.Views, View[E]{local, r, localKey, remoteKey})
 	return nil
 }
 
-// reaches reports whether the job uses a memory by a token of an epoch before, or as its own, which
-// has no epoch.
-func (j *Job[E]) reaches(m *Memory[E], epoch uint64) bool {
+// uses reports whether the job moves bytes of a memory.
+func (j *Job[E]) uses(m *Memory[E]) bool {
 	for i := range j.Views {
 		v := &j.Views[i]
-		if v.Remote == m && v.epoch < epoch || v.Local == m && m.closed {
+		if v.Remote == m || v.Local == m {
 			return true
 		}
 	}

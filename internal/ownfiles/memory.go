@@ -23,14 +23,13 @@ type Memory[E any] struct {
 
 	flights *Flights[E]
 	key     uint32
+	epoch   uint64 // the generation of the key
 	secret  [16]byte
 
-	giving sync.Mutex // held by Close while it gives back; before Flights.Mu
+	giving sync.Mutex // held by Revoke while it gives back; before Flights.Mu
 	gone   bool       // guarded by giving: nothing is left to give back
 
-	// Guarded by Flights.Mu.
-	epoch  uint64
-	closed bool
+	revoked bool // guarded by Flights.Mu
 }
 
 // Register makes a segment a memory. find says where it lies, before anybody can see the memory.
@@ -50,12 +49,13 @@ func (b *Flights[E]) Register(seg *driver.Segment, find func(*Memory[E]) error) 
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
 	if err := find(m); err != nil {
-		b.table.GiveBack(m.key, m.epoch)
+		b.table.Free(m.key)
 		return nil, fmt.Errorf("register %v with %s: %w", seg.Kind, b.cfg.Name, err)
 	}
 	b.table.Put(m.key, m)
 	if b.closed.Load() { // Close may have listed the memories before
-		return nil, errors.Join(fmt.Errorf("register memory: %w", driver.ErrClosed), m.close())
+		return nil, errors.Join(fmt.Errorf("register memory: %w", driver.ErrClosed),
+			m.revoke(context.Background()))
 	}
 	return m, nil
 }
@@ -68,55 +68,45 @@ func (m *Memory[E]) AppendToken(dst []byte) ([]byte, error) {
 	b := m.flights
 	b.Mu.Lock()
 	t := session.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: m.Size}
-	closed := m.closed
+	revoked := m.revoked
 	b.Mu.Unlock()
-	if closed {
+	if revoked {
 		return dst, driver.ErrClosed
 	}
 	return t.Append(dst, &b.owner), nil
 }
 
-// Close implements driver.Memory. It ends what is in flight and waits for it.
-func (m *Memory[E]) Close() error {
+// Revoke implements driver.Memory. It ends what is in flight and waits for it.
+func (m *Memory[E]) Revoke(ctx context.Context) error {
 	b := m.flights
 	if !b.Gate.Enter() {
-		return nil // Flights.Close closes every memory
+		return nil // Flights.Close ends every memory
 	}
 	defer b.Gate.Exit()
-	return m.close()
+	return m.revoke(ctx)
 }
 
-// close is Close within the gate.
-func (m *Memory[E]) close() error {
+// revoke is Revoke within the gate.
+func (m *Memory[E]) revoke(ctx context.Context) error {
 	b := m.flights
 	b.Mu.Lock()
-	m.closed = true
-	err := m.end(context.Background()) // a second one waits for the same jobs
-	next := m.epoch + 1
+	m.revoked = true
+	err := b.end(ctx, driver.ErrRevoked, func(j *Job[E]) bool { return j.uses(m) })
 	b.Mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("revoke key %d: %s has not answered: %w", m.key, b.cfg.Mover, err)
+	}
 	m.giving.Lock()
 	defer m.giving.Unlock()
-	if m.gone || err != nil {
-		return err
+	if m.gone {
+		return nil
 	}
 	if err := b.cfg.Release(m); err != nil {
-		return err // the key stays taken: the next Close, and that of the backend, go on here
+		return err // the key stays taken: the next Revoke, or Flights.Close, goes on here
 	}
 	m.gone = true
-	b.table.Remove(m.key)
-	b.table.GiveBack(m.key, next)
+	b.table.Free(m.key)
 	return nil
-}
-
-// end moves the epoch on, and returns when no job of one before is left.
-//
-// Preconditions: Flights.Mu is held; it is given up meanwhile.
-func (m *Memory[E]) end(ctx context.Context) error {
-	m.epoch++
-	m.secret = session.NewSecret()
-	epoch := m.epoch
-	return m.flights.end(ctx, driver.ErrRevoked,
-		func(j *Job[E]) bool { return j.reaches(m, epoch) })
 }
 
 // admit compares what a token says with the memory.
@@ -124,7 +114,7 @@ func (m *Memory[E]) end(ctx context.Context) error {
 // Preconditions: Flights.Mu is held.
 func (m *Memory[E]) admit(t *session.Token) error {
 	switch {
-	case m.closed || t.Epoch < m.epoch:
+	case m.revoked || t.Epoch < m.epoch:
 		return driver.ErrRevoked
 	case t.Epoch > m.epoch, t.Size != m.Size, subtle.ConstantTimeCompare(t.Secret[:],
 		m.secret[:]) != 1:

@@ -16,13 +16,7 @@ type Peer[E any] struct {
 	driver.PeerBase
 	flights *Flights[E]
 	closed  bool
-	imports session.Imports[imported[E]]
-}
-
-// imported is a token that was accepted.
-type imported[E any] struct {
-	m     *Memory[E]
-	epoch uint64
+	imports session.Imports[Memory[E]]
 }
 
 // Import implements driver.Peer. A token of another backend answers to ErrBadToken and
@@ -45,7 +39,7 @@ func (p *Peer[E]) Import(token []byte) (uint32, uint64, error) {
 	if err := m.admit(&t); err != nil {
 		return 0, 0, fmt.Errorf("import file: %w", err)
 	}
-	key, err := p.imports.Add(&imported[E]{m, t.Epoch})
+	key, err := p.imports.Add(m)
 	if err != nil {
 		return 0, 0, fmt.Errorf("import file: %w", err)
 	}
@@ -56,10 +50,7 @@ func (p *Peer[E]) Import(token []byte) (uint32, uint64, error) {
 //
 // Preconditions: Flights.Mu is held.
 func (p *Peer[E]) Imported(key uint32) *Memory[E] {
-	if r := p.imports.At(key); r != nil {
-		return r.m
-	}
-	return nil
+	return p.imports.At(key)
 }
 
 // Drop implements driver.Peer.
@@ -97,7 +88,7 @@ func (p *Peer[E]) Close() error {
 	defer b.Mu.Unlock()
 	p.closed = true
 	err := b.end(context.Background(), driver.ErrClosed, func(j *Job[E]) bool { return j.by == p })
-	p.imports = session.Imports[imported[E]]{}
+	p.imports = session.Imports[Memory[E]]{}
 	delete(b.peers, p)
 	return err
 }

@@ -9,15 +9,15 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// KeyTable holds memories by key. A key that comes free is used again, but its epochs
-// go on: a token of the memory before is an old one, not a wrong one. All methods may
-// be called by any goroutine.
+// KeyTable holds memories by key. The epoch of a memory is the generation of its key: a key that
+// comes free is used again in the next epoch, so a token of the memory before is an old one, not a
+// wrong one. All methods may be called by any goroutine.
 type KeyTable[M any] struct {
 	Most int // keys at a time, at most KeyLimit; set before use
 
 	mu       sync.RWMutex
 	memories []*M     // nil: free, or on its way
-	epochs   []uint64 // of each key, the first that its next memory may use
+	epochs   []uint64 // of each key: that of its present memory, or of the next
 	free     []uint32
 }
 
@@ -47,18 +47,12 @@ func (t *KeyTable[M]) Put(key uint32, m *M) {
 	t.mu.Unlock()
 }
 
-// Remove hides it: no lookup finds it any more.
-func (t *KeyTable[M]) Remove(key uint32) {
+// Free forgets the memory of a key, if it has one, and gives the key to the next Take, with the
+// epoch behind the present one.
+func (t *KeyTable[M]) Free(key uint32) {
 	t.mu.Lock()
 	t.memories[key] = nil
-	t.mu.Unlock()
-}
-
-// GiveBack makes a key free whose memory is gone; next is an epoch that it never
-// used.
-func (t *KeyTable[M]) GiveBack(key uint32, next uint64) {
-	t.mu.Lock()
-	t.epochs[key] = next
+	t.epochs[key]++
 	t.free = append(t.free, key)
 	t.mu.Unlock()
 }

@@ -31,13 +31,6 @@ type Token struct {
 	Size   uint64
 }
 
-// NewSecret draws the secret of an epoch but the first, whose secret is the segment's: a holder of
-// a token of one that is over cannot make that of the next.
-func NewSecret() (s [16]byte) {
-	_, _ = rand.Read(s[:]) // never fails: it ends the program instead
-	return s
-}
-
 // KeyLimit bounds the keys of a backend: all are below.
 const KeyLimit = 1 << 20
 

@@ -23,11 +23,21 @@ type stubborn struct {
 	fails *atomic.Int64
 }
 
-func (b stubborn) Fence(ctx context.Context, key uint32) error {
-	if b.fails.Add(-1) >= 0 {
+type stubbornMemory struct {
+	driver.Memory
+	fails *atomic.Int64
+}
+
+func (b stubborn) Register(seg driver.Segment) (driver.Memory, error) {
+	m, err := b.Backend.Register(seg)
+	return stubbornMemory{m, b.fails}, err
+}
+
+func (m stubbornMemory) Revoke(ctx context.Context) error {
+	if m.fails.Add(-1) >= 0 {
 		return context.DeadlineExceeded
 	}
-	return b.Backend.Fence(ctx, key)
+	return m.Memory.Revoke(ctx)
 }
 
 func newStubborn(t *testing.T) (p *pair, fails *atomic.Int64) {
@@ -110,7 +120,7 @@ func quarantinedLeasesAreGivenBack(t *testing.T) {
 	require.ErrorIs(t, q.Cancel(within(t)), engine.ErrUnproven)
 	<-push.Ended()
 	require.ErrorIs(t, p.decode.region.Close(), engine.ErrBusy)
-	fails.Store(0) // from here on each fence has its proof
+	fails.Store(0) // from here on each revoke has its proof
 	time.Sleep(time.Minute)
 	require.Equal(t, before, p.decode.eng.Stats().Leases)
 	p.receiver.Close()

@@ -43,7 +43,7 @@ type Hello struct {
 
 // helloBytes is a hello without its name: kind, version, engine, secret.
 const (
-	helloVersion = 1
+	helloVersion = 2
 	helloBytes   = 1 + 1 + len(wire.ID{}) + len(Secret{})
 )
 

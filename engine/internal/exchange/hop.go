@@ -35,8 +35,8 @@ type Hop struct {
 	EntryLen, Base, Stride uint64 // bytes
 }
 
-// HopToken is the length of what a peer must show for a hop: secret, key and epoch.
-const HopToken = 16 + 4 + 8
+// HopToken is the length of what a peer must show for a hop: secret and key.
+const HopToken = 16 + 4
 
 // HopName is the length of what names a hop: slot and number.
 const HopName = 2 + 4

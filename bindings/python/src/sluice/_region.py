@@ -129,7 +129,7 @@ class Region(Closing):
         return lease
 
     def close(self) -> None:
-        """Fences it, so that no peer reaches it any more; then its memory is the program's again.
+        """Revokes it, so that no peer reaches it any more; then its memory is the program's again.
 
         BusyError while a transfer lists it or a lease on it stands.
         """

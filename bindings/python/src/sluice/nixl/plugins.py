@@ -39,7 +39,7 @@ OPTIONS = {
             "keys_max conns_max timeout retries level"
     " traffic_class mtu spin grace packet_life failure relaxed_ordering",
     "cuda": "sms in_flight library devices streams gated batches_max message_max keys_max peers "
-            "peers_max fence_grace sum_timeout dial_timeout",
+            "peers_max revoke_grace sum_timeout dial_timeout",
 }
 
 # The names in capitals beyond NIXL's are sluice's own; their parameters are the options of the

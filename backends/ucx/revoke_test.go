@@ -3,10 +3,13 @@
 package ucx
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -16,6 +19,7 @@ import (
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/withhold"
 )
 
 // pair is two backends, one connected to the other.
@@ -40,7 +44,6 @@ type meddled struct {
 	mu       sync.Mutex
 	frozen   bool // control messages wait
 	injected []ucp.Control
-	fences   int
 }
 
 func (f *meddled) Control() (ucp.Control, bool) {
@@ -55,13 +58,6 @@ func (f *meddled) Control() (ucp.Control, bool) {
 		return m, true
 	}
 	return f.fabric.Control()
-}
-
-func (f *meddled) Fence(key uint32, ticket uint64) error {
-	f.mu.Lock()
-	f.fences++
-	f.mu.Unlock()
-	return f.fabric.Fence(key, ticket)
 }
 
 func (f *meddled) push(m ucp.Control) {
@@ -143,19 +139,64 @@ func (p *pair) imports(t *testing.T, m driver.Memory) uint32 {
 	return key
 }
 
-// TestFenceOfUntold costs nothing where no peer could know of the memory.
-func TestFenceOfUntold(t *testing.T) {
+// TestRevokeWhileAPageDoesNotCome has a worker of the owner stand in a page that does not come,
+// of memory that a peer writes to. No Revoke has a proof then, of that memory or of other, and each
+// returns when its context is over; nothing lands any more all the same, and the proofs are there
+// once the page has come.
+func TestRevokeWhileAPageDoesNotCome(t *testing.T) {
 	p := openPair(t, Config{})
-	m, _ := p.share(t)
-	for round := range 3 {
-		for range 5 {
-			require.NoError(t, p.far.Fence(t.Context(), m.Key()))
-		}
-		if got := contextOf(p.far).fences; got != round+1 {
-			t.Errorf("round %d: %d fences of the context, want one for each import", round, got)
-		}
-		p.imports(t, m)
+	mem, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.far.Close(); _ = unix.Munmap(mem) })
+	late, err := withhold.Pages(mem)
+	if err != nil {
+		drivertest.SkipIfUnavailable(t, err)
 	}
+	defer late.Supply(t)
+	stuck, err := p.far.Register(driver.Segment{Kind: driver.DRAM, Len: 4096, Mem: mem,
+		Secret: [16]byte{2}})
+	require.NoError(t, err)
+	key := p.imports(t, stuck)
+	other, otherKey := p.share(t)
+	from, err := p.near.Register(driver.Segment{Kind: driver.DRAM, Len: 4096,
+		Mem: bytes.Repeat([]byte{7}, 4096)})
+	require.NoError(t, err)
+	write := func(tag uint64, key uint32) {
+		require.NoError(t, p.peer.Submit(tag, &driver.Batch{Op: driver.Write,
+			Descs: []driver.Desc{{Len: 4096, LocalKey: from.Key(), RemoteKey: key}}}))
+	}
+	write(1, key)
+	late.Await(t)
+	for _, m := range []driver.Memory{stuck, other} {
+		for _, limit := range []time.Duration{0, time.Millisecond} {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			require.ErrorIs(t, m.Revoke(ctx), driver.ErrTimeout)
+			cancel()
+		}
+		_, err := m.AppendToken(nil)
+		require.ErrorIs(t, err, driver.ErrClosed)
+	}
+	write(2, otherKey) // admitted by nothing any more
+	late.Supply(t)
+	require.NoError(t, stuck.Revoke(t.Context()))
+	require.NoError(t, other.Revoke(t.Context()))
+	landed := bytes.Clone(other.bytes)
+	outcomes := map[uint64]error{}
+	var done [2]driver.Completion
+	for end := time.Now().Add(patience); len(outcomes) < 2; {
+		n, err := p.near.Poll(done[:])
+		require.NoError(t, err)
+		for _, c := range done[:n] {
+			outcomes[c.Tag] = c.Err
+		}
+		require.True(t, time.Now().Before(end), "the batches do not complete")
+		runtime.Gosched()
+	}
+	require.NoError(t, outcomes[1], "its bytes were in hand")
+	require.ErrorIs(t, outcomes[2], driver.ErrRevoked)
+	require.Equal(t, make([]byte, 4096), landed)
+	require.Equal(t, landed, other.bytes)
 }
 
 // TestReusedKey shows the token of memory that is gone for that which has its key.
@@ -164,7 +205,7 @@ func TestReusedKey(t *testing.T) {
 	m, _ := p.share(t)
 	old, err := m.AppendToken(nil)
 	require.NoError(t, err)
-	require.NoError(t, m.Close())
+	require.NoError(t, m.Revoke(context.Background()))
 	next, _ := p.share(t)
 	if next.Key() != m.Key() {
 		t.Fatalf("key %d, want %d again", next.Key(), m.Key())

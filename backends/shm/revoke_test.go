@@ -21,7 +21,7 @@ func silent(p *peer, key uint32, op driver.Op) {
 	p.announce(key, op, 7)
 }
 
-func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
+func TestRevokePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
 	clock := manualclock.New()
 	b := openBy(t, clock, Config{})
 	m, mem := share(t, b, drivertest.HostMemory, 1<<20)
@@ -29,27 +29,28 @@ func TestFencePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
 	p := dial(t, open(t, Config{}), b.Addr())
 	fill(mem, 0x5A)
 	silent(p, m.Key(), driver.Write)
+	alike(t, m) // so that the arena stays
 	generation := b.table.generation(m.arena.index)
 	before := generation.Load()
 
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	defer cancel()
-	require.ErrorIs(t, b.Fence(ctx, m.Key()), context.DeadlineExceeded)
-	require.Equal(t, before, generation.Load(), "a fence cut short moved pages")
-	require.NoError(t, b.Fence(t.Context(), other.Key())) // at once: the clock stands
+	require.ErrorIs(t, m.Revoke(ctx), context.DeadlineExceeded)
+	require.Equal(t, before, generation.Load(), "a Revoke cut short moved pages")
+	require.NoError(t, other.Revoke(t.Context())) // at once: the clock stands
 	begin, stop := clock.Now(), clock.Run(time.Millisecond)
-	require.NoError(t, b.Fence(t.Context(), m.Key()))
+	require.NoError(t, m.Revoke(t.Context()))
 	stop()
 	require.GreaterOrEqual(t, clock.Now()-begin, int64(b.cfg.Grace))
 	require.Greater(t, generation.Load(), before)
 	require.Equal(t, len(mem), bytes.Count(mem, []byte{0x5A}))
 	before = generation.Load()
-	require.NoError(t, b.Fence(t.Context(), m.Key())) // again at once
+	require.NoError(t, again(t, m).Revoke(t.Context())) // at once: the writer is known
 	require.Equal(t, before, generation.Load(), "more fresh pages")
 }
 
 // What a reader still reads lands in its own memory: no page needs to move.
-func TestFenceMovesNoPagesForASilentReader(t *testing.T) {
+func TestRevokeMovesNoPagesForASilentReader(t *testing.T) {
 	b := hasty(t)
 	for _, alloc := range []drivertest.Allocator{drivertest.HostMemory, drivertest.ForeignMemory} {
 		m, _ := share(t, b, alloc, 1<<20)
@@ -57,9 +58,10 @@ func TestFenceMovesNoPagesForASilentReader(t *testing.T) {
 		silent(p, m.Key(), driver.Read)
 		var before uint64
 		if m.arena != nil {
+			alike(t, m) // so that the arena stays
 			before = b.table.generation(m.arena.index).Load()
 		}
-		require.NoError(t, b.Fence(context.Background(), m.Key()))
+		require.NoError(t, m.Revoke(context.Background()))
 		if m.arena != nil && b.table.generation(m.arena.index).Load() != before {
 			t.Error("a silent reader made pages move")
 		}

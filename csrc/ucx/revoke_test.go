@@ -15,22 +15,20 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-func TestFencesOfSeveralAtOnce(t *testing.T) {
+func TestRevokesOfSeveralAtOnce(t *testing.T) {
 	l := openLane(t, overTCP)
 	var wg sync.WaitGroup
-	for g := range uint64(4) {
+	for range 4 {
 		wg.Go(func() {
-			for i := range uint64(30) {
-				if err := l.far.Fence(testKey, 10+i*4+g); err != nil {
+			for range 30 {
+				if err := l.far.Revoke(testKey, testLimit); err != nil {
 					t.Error(err)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	if err := l.far.Fence(1000, 2); !errors.Is(err, driver.ErrBounds) {
-		t.Errorf("an unknown key: %v", err)
-	}
+	require.NoError(t, l.far.Revoke(KeysMax, testLimit), "no memory")
 }
 
 func TestManyMemories(t *testing.T) {
@@ -62,7 +60,7 @@ func TestManyMemories(t *testing.T) {
 		}
 	}
 	for key := uint32(100); key < 100+n; key++ {
-		l.far.Unmap(key)
+		_ = l.far.Revoke(key, testLimit)
 	}
 	if err := errors.Join(submit(l.conn, driver.Write, 2, d, nil),
 		l.outcome(t, 2)); !errors.Is(err, driver.ErrRevoked) {

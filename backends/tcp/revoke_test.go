@@ -18,7 +18,7 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
-// A fence that finds a piece in hand ends the epoch at once, has no proof until the piece has
+// A Revoke that finds a piece in hand ends the epoch at once, has no proof until the piece has
 // landed, and looks for it again when it is called again.
 func TestFenceWaitsForThePieceInHand(t *testing.T) {
 	owner, near := open(t, Config{}), open(t, Config{})
@@ -32,39 +32,39 @@ func TestFenceWaitsForThePieceInHand(t *testing.T) {
 	cancel()
 
 	require.True(t, m.enter(m.ticket.Load())) // a piece is in hand
-	require.ErrorIs(t, owner.Fence(over, m.key), context.Canceled)
+	require.ErrorIs(t, m.Revoke(over), context.Canceled)
 	_, _, err = p.Import(token)
 	require.ErrorIs(t, err, driver.ErrRevoked)
-	require.ErrorIs(t, owner.Fence(over, m.key), context.Canceled)
+	require.ErrorIs(t, m.Revoke(over), context.Canceled)
 	fill(local, 9)
 	d := []driver.Desc{{Len: 4096, LocalKey: l.key, RemoteKey: key}}
 	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}))
 	require.ErrorIs(t, await(t, near, 1), driver.ErrRevoked)
 	proved := make(chan error)
-	go func() { proved <- owner.Fence(context.Background(), m.key) }()
+	go func() { proved <- m.Revoke(context.Background()) }()
 	select {
 	case err := <-proved:
-		require.Fail(t, "a fence returned with a piece in hand", "%v", err)
+		require.Fail(t, "a Revoke returned with a piece in hand", "%v", err)
 	default:
 	}
 	m.leave()
 	require.NoError(t, <-proved)
-	require.NoError(t, owner.Fence(over, m.key), "the proof is there at once")
+	require.NoError(t, m.Revoke(over), "the proof is there at once")
 	require.Zero(t, mem[0])
 }
 
-// A second Close answers no sooner than the first: the piece in hand has landed.
-func TestSecondCloseWaitsForThePieceInHand(t *testing.T) {
+// A second Revoke answers no sooner than the first: the piece in hand has landed.
+func TestSecondRevokeWaitsForThePieceInHand(t *testing.T) {
 	owner := open(t, Config{})
 	m, _ := share(t, owner, 4096)
 	require.True(t, m.enter(m.ticket.Load()))
 	closed := make(chan error, 2)
 	for range 2 {
-		go func() { closed <- m.Close() }()
+		go func() { closed <- m.Revoke(context.Background()) }()
 	}
 	select {
 	case err := <-closed:
-		require.Fail(t, "a Close returned with a piece in hand", "%v", err)
+		require.Fail(t, "a Revoke returned with a piece in hand", "%v", err)
 	case <-time.After(100 * time.Millisecond):
 	}
 	m.leave()
@@ -125,7 +125,7 @@ func TestNothingLandsDuringRenew(t *testing.T) {
 	}
 }
 
-// A piece that waited for a fence, or for a renewal of pages, is as old then as it is: what its
+// A piece that waited for a revoke, or for a renewal of pages, is as old then as it is: what its
 // sender has given up meanwhile does not land.
 func TestPieceThatWaitedIsLookedAtAgain(t *testing.T) {
 	clock := manualclock.New()
@@ -168,28 +168,32 @@ func TestPieceThatWaitedIsLookedAtAgain(t *testing.T) {
 	}
 }
 
-// TestTokenOfTheNextEpoch: who holds a token of an epoch that is over cannot make that of the next.
+// TestTokenOfTheNextEpoch: a holder of a token of revoked memory cannot make that of the next one
+// under the key.
 func TestTokenOfTheNextEpoch(t *testing.T) {
 	owner, near := open(t, Config{}), open(t, Config{})
 	m, _ := share(t, owner, 4096)
 	p := dial(t, near, owner.Addr())
 	old, err := m.AppendToken(nil)
 	require.NoError(t, err)
-	require.NoError(t, owner.Fence(t.Context(), m.Key()))
+	require.NoError(t, m.Revoke(t.Context()))
+	next, err := owner.Register(driver.Segment{Kind: driver.DRAM, Len: 4096, Mem: m.seg.Mem})
+	require.NoError(t, err)
+	require.Equal(t, m.key, next.Key())
 	token, err := session.DecodeToken(old, &owner.address.owner)
 	require.NoError(t, err)
 	for step, want := range []error{driver.ErrRevoked, driver.ErrBadToken, driver.ErrBadToken} {
-		next := token
-		next.Epoch += uint64(step)
-		_, _, err = p.Import(next.Append(nil, &owner.address.owner))
+		forged := token
+		forged.Epoch += uint64(step)
+		_, _, err = p.Import(forged.Append(nil, &owner.address.owner))
 		require.ErrorIs(t, err, want)
 	}
-	take(t, p, m)
+	take(t, p, next.(*memory))
 }
 
-// TestFencesOfAStuckPiece wait by one goroutine, however often the engine looks for the proof: a
+// TestRevokesOfAStuckPiece wait by one goroutine, however often the engine looks for the proof: a
 // page of the memory may not come for long.
-func TestFencesOfAStuckPiece(t *testing.T) {
+func TestRevokesOfAStuckPiece(t *testing.T) {
 	b := open(t, Config{})
 	mem, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: 64, Mem: make([]byte, 64)})
 	require.NoError(t, err)
@@ -201,13 +205,13 @@ func TestFencesOfAStuckPiece(t *testing.T) {
 	defer leave()
 	before := runtime.NumGoroutine()
 	for range 100 {
-		require.Error(t, b.Fence(over, m.key))
+		require.Error(t, m.Revoke(over))
 	}
 	require.Less(t, runtime.NumGoroutine(), before+50)
-	fenced := make(chan error, 1)
-	go func() { fenced <- b.Fence(t.Context(), m.key) }()
+	revoked := make(chan error, 1)
+	go func() { revoked <- m.Revoke(t.Context()) }()
 	leave()
-	require.NoError(t, <-fenced)
-	require.NoError(t, b.Fence(over, m.key))
-	require.NoError(t, m.Close())
+	require.NoError(t, <-revoked)
+	require.NoError(t, m.Revoke(over))
+	require.NoError(t, m.Revoke(context.Background()))
 }
