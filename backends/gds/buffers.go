@@ -14,12 +14,10 @@ import (
 
 // buffer is a range of memory that cuFile knows, or why it does not.
 type buffer struct {
-	kind    driver.Kind
-	device  int
-	at, n   uint64
-	users   int    // bufferTable.mu
-	why     string // not registered; empty: it is
-	release func() // of a Holder; may be nil
+	device int
+	at, n  uint64
+	users  int    // bufferTable.mu
+	why    string // not registered; empty: it is
 }
 
 func (u *buffer) registered() bool { return u.why == "" }
@@ -37,31 +35,24 @@ var buffers bufferTable
 
 // use returns what is known of a range, with one more user. unuse ends that. What cuFile does not
 // take is moved through buffers of its own.
-func (t *bufferTable) use(b *Backend, seg *driver.Segment, at uint64) (*buffer, error) {
+func (t *bufferTable) use(m *mover, seg *driver.Segment) (*buffer, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	at := seg.Addr
 	for _, u := range slices.Clone(t.list) {
 		if u.users == 0 && u.at < at+seg.Len && at < u.at+u.n {
-			if err := t.end(b, u); err != nil { // the addresses may be of other memory by now
+			if err := t.end(m, u); err != nil { // the addresses may be of other memory by now
 				return nil, fmt.Errorf("cuFile keeps memory that was closed here: %w", err)
 			}
 			continue
 		}
-		if u.kind == seg.Kind && u.at <= at && at-u.at <= u.n && u.n-(at-u.at) >= seg.Len {
+		if u.at <= at && at-u.at <= u.n && u.n-(at-u.at) >= seg.Len {
 			u.users++
 			return u, nil
 		}
 	}
-	u := &buffer{kind: seg.Kind, device: seg.Device, at: at, n: seg.Len, users: 1}
-	if h, ok := seg.Shared.(driver.Holder); ok && seg.Kind == driver.DRAM {
-		release, err := h.Hold()
-		if err != nil {
-			return nil, fmt.Errorf("register host memory with cuFile: hold its pages: %w", err)
-		}
-		u.release = release
-	}
-	if u.why = t.attempt(b, u); !u.registered() {
-		u.drop()
+	u := &buffer{device: seg.Device, at: at, n: seg.Len, users: 1}
+	if u.why = t.attempt(m, u); !u.registered() {
 		return u, nil // not in the list: a part of it may have better luck
 	}
 	t.list = append(t.list, u)
@@ -69,12 +60,12 @@ func (t *bufferTable) use(b *Backend, seg *driver.Segment, at uint64) (*buffer, 
 	return u, nil
 }
 
-func (t *bufferTable) attempt(b *Backend, u *buffer) string {
-	if u.n > b.cfg.BufferMax-min(t.bytes, b.cfg.BufferMax) {
+func (t *bufferTable) attempt(m *mover, u *buffer) string {
+	if u.n > m.cfg.BufferMax-min(t.bytes, m.cfg.BufferMax) {
 		return fmt.Sprintf("Config.BufferMax, or max_device_pinned_mem_size of cufile.json, is %s",
-			size(b.cfg.BufferMax))
+			size(m.cfg.BufferMax))
 	}
-	err := b.mover.Register(u.device, u.at, u.n)
+	err := m.c.Register(u.device, u.at, u.n)
 	var said *cufile.Error
 	switch {
 	case err == nil:
@@ -86,15 +77,8 @@ func (t *bufferTable) attempt(b *Backend, u *buffer) string {
 	return err.Error()
 }
 
-func (u *buffer) drop() {
-	if u.release != nil {
-		u.release()
-		u.release = nil
-	}
-}
-
-// unuse ends one use. What cuFile does not give up stays listed, with no user, and its pages held.
-func (t *bufferTable) unuse(b *Backend, u *buffer) error {
+// unuse ends one use. What cuFile does not give up stays listed, with no user.
+func (t *bufferTable) unuse(m *mover, u *buffer) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	// After an error it may be called again, and use may have ended the range since.
@@ -102,16 +86,15 @@ func (t *bufferTable) unuse(b *Backend, u *buffer) error {
 	if u.users > 0 || !u.registered() || !slices.Contains(t.list, u) {
 		return nil
 	}
-	return t.end(b, u)
+	return t.end(m, u)
 }
 
 // end has cuFile forget a range.
-func (t *bufferTable) end(b *Backend, u *buffer) error {
-	if err := b.mover.Deregister(u.device, u.at); err != nil {
+func (t *bufferTable) end(m *mover, u *buffer) error {
+	if err := m.c.Deregister(u.device, u.at); err != nil {
 		return err
 	}
 	t.list = slices.DeleteFunc(t.list, func(other *buffer) bool { return other == u })
 	t.bytes -= u.n
-	u.drop()
 	return nil
 }

@@ -17,19 +17,14 @@ type Way uint8
 
 // The ways.
 const (
-	WayAuto  Way = iota // batches, or threads where the library is too old for them
-	WayBatch            // cuFileBatchIO*, from cuFile 1.8 on
-	// cuFileReadAsync and cuFileWriteAsync on streams of the backend, from 1.7 on. New refuses it
-	// in compat mode, where cuFile 1.15 reads wrong bytes without an error. With nvidia-fs loaded
-	// cuFile does not tell which files it still serves by way of host memory, so New cannot refuse
-	// those.
-	WayStream
-	WayThreads // cuFileRead and cuFileWrite in a pool of threads
+	WayAuto    Way = iota // batches, or threads where the library is too old for them
+	WayBatch              // cuFileBatchIO*, from cuFile 1.8 on
+	WayThreads            // cuFileRead and cuFileWrite in a pool of threads
 )
 
-var wayNames = [...]string{"auto", "batches", "streams", "threads"}
+var wayNames = [...]string{"auto", "batches", "threads"}
 
-// String returns "auto", "batches", "streams" or "threads".
+// String returns "auto", "batches" or "threads".
 func (w Way) String() string {
 	if int(w) < len(wayNames) {
 		return wayNames[w]
@@ -42,10 +37,8 @@ type Config struct {
 	Library string // a path of libcufile; "" is the system's libcufile.so.0
 	CUDA    string // a path of libcuda; "" is the system's libcuda.so.1
 
-	Way Way
-	// that call cuFile; default 16, and 4 with batches and streams, each with many requests at a
-	// time
-	Threads  int
+	Way      Way
+	Threads  int // that call cuFile; default 16, and 4 with batches
 	BatchMax int // entries of a batch; default and at most what the library says, and at most 256
 	Depth    int // requests with cuFile or on their way to it at a time; default 128, at most 4,096
 	// bytes of one request; default 4 MiB, and never more than the library's max_direct_io_size
@@ -58,19 +51,14 @@ type Config struct {
 	// through buffers of the library: Explain says so.
 	BufferMax uint64
 
-	// Host has host memory served as well, which cuFile takes from 1.9 on. New refuses it in compat
-	// mode, where cuFile 1.15 fails writes of host memory with EIO. Backend posix moves host memory
-	// to and from files without cuFile.
-	Host bool
-
 	// Direct refuses compat mode, in which cuFile reads and writes by way of host memory: New then
 	// answers a *driver.UnavailableError.
 	Direct bool
 
-	// LogFile is where the library writes its messages; "" is cufile.log in a folder of this user
-	// below the one for temporary files. It is not the working directory, where the library would
-	// put it. What the user has set by CUFILE_LOGFILE_PATH, or as logging.dir of the configuration,
-	// stays. It counts for the first backend of a process.
+	// LogFile is where the library writes its messages; "" is sluice/cufile.log in this user's
+	// cache (os.UserCacheDir), or without one in a new temporary folder. It is not the working
+	// directory, where the library would put it. What the user has set by CUFILE_LOGFILE_PATH, or
+	// as logging.dir of the configuration, stays. It counts for the first backend of a process.
 	LogFile string
 }
 
@@ -78,9 +66,6 @@ const (
 	descsMax   = 4096
 	runsMax    = 16 << 10
 	blockBytes = 4 << 10 // cuFile writes blocks: what a write changes of one it reads before
-	retriesMax = 100     // of a request that was neither done nor refused
-	shortMax   = 10      // tries of a write that ends within a block again and again
-	oldVersion = 1090    // the first that takes host memory
 	threadsMax = 256
 	depthMax   = 4096
 )
@@ -123,9 +108,6 @@ func (c *Config) settle(f *Facts) error {
 	case c.Way == WayBatch && !f.Batches:
 		return unavailable("cuFile "+f.Version+" has no batches", "CUDA 12.2 or later, or "+
 			"Config.Way = WayThreads")
-	case c.Way == WayStream && !f.Streams:
-		return unavailable("cuFile "+f.Version+" has no calls on streams",
-			"CUDA 12.2 or later, or Config.Way = WayThreads")
 	}
 	if c.Threads == 0 {
 		c.Threads = 4
@@ -151,12 +133,9 @@ func (c *Config) settle(f *Facts) error {
 
 // caps is what the backend serves. In compat mode the bytes cross host memory, as on the chain that
 // is the alternative.
-func caps(cfg *Config, compat bool) driver.Caps {
+func caps(compat bool) driver.Caps {
 	var pairs driver.Pairs
 	pairs[driver.HBM] = driver.KindsOf(driver.File)
-	if cfg.Host {
-		pairs[driver.DRAM] = driver.KindsOf(driver.File)
-	}
 	cost := driver.Cost{Setup: 80 * time.Microsecond, PerPiece: 15 * time.Microsecond, Rate: 5e9}
 	if compat {
 		cost.Rate = 1.5e9

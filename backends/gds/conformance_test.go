@@ -134,18 +134,15 @@ var variants = []struct {
 	name string
 	cfg  Config
 	dir  string
-	host bool
 	off  uint64
 	all  bool // checks, and not those of drivertest.Moving alone
 }{
-	{"batches", Config{Way: WayBatch}, os.TempDir(), false, 0, true},
+	{"batches", Config{Way: WayBatch}, os.TempDir(), 0, true},
 	{"batches-odd", Config{Way: WayBatch, Depth: 5, Threads: 2, BatchMax: 3, PieceMax: 64 << 10,
-		JobsMax: 9}, os.TempDir(), false, 777, false},
-	{"streams", Config{Way: WayStream}, tmpfs, false, 0, false},
-	{"streams-odd", Config{Way: WayStream, Depth: 3, PieceMax: 64 << 10}, tmpfs, false, 777, false},
-	{"threads", Config{Way: WayThreads}, tmpfs, false, 0, false},
-	{"threads-odd", Config{Way: WayThreads, Threads: 2, Depth: 5}, tmpfs, false, 777, false},
-	{"host", Config{Host: true, BufferMax: 1 << 20}, tmpfs, true, 5, false},
+		JobsMax: 9}, os.TempDir(), 777, false},
+	{"threads", Config{Way: WayThreads}, tmpfs, 0, false},
+	{"threads-odd", Config{Way: WayThreads, Threads: 2, Depth: 5, BufferMax: 1 << 20}, tmpfs, 777,
+		false},
 }
 
 func TestBackend(t *testing.T) {
@@ -153,7 +150,6 @@ func TestBackend(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			cfg := v.cfg
 			cfg.CUDA, cfg.Library = testConfig().CUDA, testConfig().Library
-			loadNVFS(t, &cfg)
 			h := drivertest.Harness{
 				Name: v.name, Local: hbm, Remote: drivertest.NamedFileMemory(onDisk(v.dir), v.off),
 				SelfOnly: true,
@@ -168,9 +164,6 @@ func TestBackend(t *testing.T) {
 			if !v.all {
 				h.Only = drivertest.Moving
 				h.Without = []string{"PatternMax", "NestMax"} // slow, in many small pieces
-			}
-			if v.host {
-				h.Local = drivertest.HostMemory
 			}
 			drivertest.Run(t, h)
 			nothingInUse(t)

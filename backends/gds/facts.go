@@ -17,7 +17,6 @@ import (
 type Facts struct {
 	Version   string // "1.14"; "before 1.8" where the library does not say
 	Batches   bool   // it has cuFileBatchIO*, in a version where they work
-	Streams   bool   // it has cuFileReadAsync, which New refuses in compat mode
 	Compat    bool   // bytes go by way of host memory
 	Mode      string // how bytes go, in words
 	BatchMax  int    // entries of a batch; 0: not said
@@ -28,17 +27,9 @@ type Facts struct {
 
 // String says it in one line.
 func (f *Facts) String() string {
-	return fmt.Sprintf("cuFile %s: %s; batches of %d: %s, streams: %s, requests to %s, pins %s, "+
+	return fmt.Sprintf("cuFile %s: %s; batches of %d: %s, requests to %s, pins %s, "+
 		"buffers of %s", f.Version, f.Mode,
-		f.BatchMax, yes(f.Batches), f.streams(), size(f.DirectMax), size(f.PinnedMax),
-		size(f.CacheMax))
-}
-
-func (f *Facts) streams() string {
-	if f.Streams && f.Compat {
-		return "not in compat mode"
-	}
-	return yes(f.Streams)
+		f.BatchMax, yes(f.Batches), size(f.DirectMax), size(f.PinnedMax), size(f.CacheMax))
 }
 
 func yes(is bool) string {
@@ -60,8 +51,8 @@ func size(n uint64) string {
 var sizeUnits = [...]string{"B", "KiB", "MiB", "GiB", "TiB"}
 
 // Examine opens the libraries, which stay open, and says what there is. Without a device cuFile is
-// not touched, and the error, a *driver.UnavailableError, says why. What New refuses of Way, Host
-// and Direct on this machine is such an error, too, beside the facts.
+// not touched, and the error, a *driver.UnavailableError, says why. Compat mode where Config.Direct
+// refuses it is such an error, too, beside the facts.
 func Examine(cfg Config) (Facts, error) {
 	if err := gpu.Load(cfg.CUDA); err != nil {
 		return Facts{}, withoutDevice(err)
@@ -80,38 +71,18 @@ func Examine(cfg Config) (Facts, error) {
 	if err != nil {
 		return Facts{}, fmt.Errorf("gds: %w", err)
 	}
-	f := Facts{Version: "before 1.8", Batches: said.Batches, Streams: said.Streams,
+	f := Facts{Version: "before 1.8", Batches: said.Batches,
 		BatchMax:  said.BatchMax,
 		DirectMax: said.DirectMax, PinnedMax: said.PinnedMax, CacheMax: said.CacheMax}
 	if said.Version > 0 {
 		f.Version = fmt.Sprintf("%d.%d", said.Version/1000, said.Version%1000/10)
 	}
 	f.Compat, f.Mode = mode(&said)
-	if cfg.Host && said.Version < oldVersion {
-		return f, unavailable("cuFile "+f.Version+" takes no host memory",
-			"cuFile 1.9, of CUDA 12.4, or Config.Host = false")
+	if cfg.Direct && f.Compat {
+		return f, unavailable("Config.Direct, and "+f.Mode,
+			"modprobe nvidia-fs, and no force_compat_mode in cufile.json")
 	}
-	return f, cfg.refuse(&f)
-}
-
-// leaveCompat is how a machine gets out of compat mode.
-const leaveCompat = "modprobe nvidia-fs, and no force_compat_mode in cufile.json"
-
-// refuse answers an error where compat mode does not serve what the configuration asks for.
-func (c *Config) refuse(f *Facts) error {
-	switch {
-	case !f.Compat:
-	case c.Direct:
-		return unavailable("Config.Direct, and "+f.Mode, leaveCompat)
-	case c.Way == WayStream && f.Streams:
-		return unavailable("cuFile's streams read wrong bytes in compat mode (cuFile 1.15), and "+
-			"here: "+f.Mode, leaveCompat+"; or leave Config.Way alone: batches or threads")
-	case c.Host:
-		return unavailable("cuFile fails writes of host memory in compat mode (cuFile 1.15), and "+
-			"here: "+f.Mode, "leave Config.Host alone: backend posix moves host memory to and "+
-			"from files; or "+leaveCompat)
-	}
-	return nil
+	return f, nil
 }
 
 // mode judges by the driver and the configuration: of a single file the library does not say how
@@ -138,4 +109,8 @@ func withoutDevice(err error) error {
 		return err
 	}
 	return unavailable("cuFile is not opened without a device: "+missing.Reason, missing.Fix)
+}
+
+func unavailable(reason, fix string) error {
+	return &driver.UnavailableError{Backend: "gds", Reason: reason, Fix: fix}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/files"
 	"github.com/sluicehq/sluice/internal/testing/allocs"
 	"github.com/sluicehq/sluice/internal/testing/fakecufile"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -27,9 +28,9 @@ import (
 func wantFileError(t *testing.T, err error, piece int, op string, off int64, cause error) {
 	t.Helper()
 	var p *driver.PieceError
-	var f *FileError
+	var f *driver.FileError
 	if !errors.As(err, &p) || !errors.As(err, &f) || !errors.Is(err, cause) {
-		t.Fatalf("%v: want a *PieceError of a *FileError of %v", err, cause)
+		t.Fatalf("%v: want a *PieceError of a *driver.FileError of %v", err, cause)
 	}
 	if p.Piece != piece || f.Op != op || f.Off != off && off >= 0 {
 		t.Errorf("%v: want piece %d, %s, byte %d", err, piece, op, off)
@@ -56,7 +57,8 @@ func TestShort(t *testing.T) {
 	})
 }
 
-// TestEndOfFile has the file end in the middle of a batch: the error names piece and byte.
+// TestEndOfFile has the file end in the middle of a batch: the error names piece and byte. A write
+// that cuFile ends within a block goes on through the page cache.
 func TestEndOfFile(t *testing.T) {
 	onStandIn(t)
 	eachWay(t, func(t *testing.T, cfg Config) {
@@ -68,7 +70,11 @@ func TestEndOfFile(t *testing.T) {
 			{Local: 164 << 10, Remote: 164 << 10, Len: 200 << 10},
 			{Local: 600 << 10, Remote: 16 << 10, Len: 4096}}
 		wantFileError(t, r.move(driver.Read, pieces...), 2, "read", end, io.ErrUnexpectedEOF)
-		wantFileError(t, r.move(driver.Write, pieces...), 2, "write", end, io.ErrShortWrite)
+		require.NoError(t, r.move(driver.Write, pieces[:3]...))
+		r.same("behind the end", r.content()[:364<<10], r.memory()[:364<<10])
+		library.Put(fakecufile.EndAt, 300<<10)
+		wantFileError(t, r.move(driver.Write, pieces...), 2, "write", 300<<10, io.ErrShortWrite)
+		library.Put(fakecufile.EndAt, end)
 		if err := r.move(driver.Read, driver.Desc{Len: end}); err != nil {
 			t.Errorf("of what is there: %v", err)
 		}
@@ -128,7 +134,6 @@ func TestStatuses(t *testing.T) {
 			false: syscall.EIO}[status == 0x04]))
 		library.Set(t, fakecufile.FailStatus, status)
 		library.Put(fakecufile.FailAfter, 1)
-		before := r.content()
 		err := r.move(driver.Write, driver.Desc{Len: 4096}, driver.Desc{Local: 64 << 10,
 			Remote: 64 << 10, Len: 4096},
 			driver.Desc{Local: 256 << 10, Remote: 256 << 10, Len: 4096})
@@ -138,7 +143,6 @@ func TestStatuses(t *testing.T) {
 		if n := library.Get(fakecufile.UnderWay); n != 0 {
 			t.Errorf("status %#x: told while %d requests are under way", status, n)
 		}
-		_ = before
 		if err := r.move(driver.Read, driver.Desc{Len: 1 << 20}); err != nil {
 			t.Errorf("after status %#x: %v", status, err)
 		}
@@ -184,7 +188,7 @@ func TestCancelThatIsRefused(t *testing.T) {
 	}
 }
 
-// TestBatchLimit has the library take fewer entries than it says, or none, and no streams:
+// TestBatchLimit has the library take fewer entries than it says, or none:
 // transfers work all the same, and Explain says so.
 func TestBatchLimit(t *testing.T) {
 	onStandIn(t)
@@ -202,8 +206,7 @@ func TestBatchLimit(t *testing.T) {
 		value uint32
 	}{{"three entries", Config{Way: WayBatch}, fakecufile.BatchLimit, 3},
 		{"one entry", Config{Way: WayBatch, Depth: 100}, fakecufile.BatchLimit, 1},
-		{"no batch", Config{Way: WayBatch}, fakecufile.BatchResult, 5036},
-		{"no streams", Config{Way: WayStream}, fakecufile.StreamResult, 5038}} {
+		{"no batch", Config{Way: WayBatch}, fakecufile.BatchResult, 5036}} {
 		t.Run(c.name, func(t *testing.T) {
 			leak.Check(t)
 			r := newRig(t, c.cfg, size)
@@ -220,39 +223,26 @@ func TestBatchLimit(t *testing.T) {
 	}
 }
 
-// TestNotDeregistered has the library not give memory up: Close says so, and tries again. No other
-// memory at those addresses is taken for the one that the library knows.
+// TestNotDeregistered has the library not give memory up: Revoke says so, and tries again. Other
+// memory at those addresses is not taken for the one that the library knows: that gives way first,
+// and a later Revoke of it leaves the other alone.
 func TestNotDeregistered(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, Config{}, 1<<20)
 	library.Set(t, fakecufile.DeregisterResult, 5030)
-	require.Error(t, r.l.Revoke(context.Background()))
-	require.Error(t, r.l.Revoke(context.Background()))
+	require.Error(t, r.l.Revoke(t.Context()))
+	require.Error(t, r.l.Revoke(t.Context()))
 	_, err := r.b.Register(r.dev.Segment)
 	require.ErrorContains(t, err, "closed here")
 	library.Put(fakecufile.DeregisterResult, 0)
-	require.NoError(t, r.l.Revoke(context.Background()))
-	require.Zero(t, library.Get(fakecufile.Buffers))
 	again, err := r.b.Register(r.dev.Segment)
 	require.NoError(t, err)
-	require.True(t, again.(*memory).Extent.buffer.registered())
-}
-
-// TestCloseAgainBehindAnother: memory that was not deregistered at first gives way to other memory
-// at those addresses, and the next Close of the first one leaves that alone.
-func TestCloseAgainBehindAnother(t *testing.T) {
-	onStandIn(t)
-	r := newRig(t, Config{}, 1<<20)
-	library.Set(t, fakecufile.DeregisterResult, 5030)
-	require.Error(t, r.l.Revoke(context.Background()))
-	library.Put(fakecufile.DeregisterResult, 0)
-	again, err := r.b.Register(r.dev.Segment)
-	require.NoError(t, err)
+	require.True(t, again.(*files.Memory).Own.(*buffer).registered())
 	known, bytes := library.Get(fakecufile.Buffers), buffers.bytes
-	require.NoError(t, r.l.Revoke(context.Background()))
+	require.NoError(t, r.l.Revoke(t.Context()))
 	require.Equal(t, known, library.Get(fakecufile.Buffers))
 	require.Equal(t, bytes, buffers.bytes)
-	require.NoError(t, again.Revoke(context.Background()))
+	require.NoError(t, again.Revoke(t.Context()))
 	require.Zero(t, library.Get(fakecufile.Buffers))
 }
 
@@ -357,9 +347,10 @@ func TestNeighboursInABlock(t *testing.T) {
 	})
 }
 
-// TestFenceOfWhatHangs has the library not answer: a fence gives up when its context ends and says
-// so, a cancel takes away what has not begun, and nothing completes before it is known to be over.
-func TestFenceOfWhatHangs(t *testing.T) {
+// TestRevokeOfWhatHangs has the library not answer: a revoke gives up when its context ends and
+// says so, a cancel takes away what has not begun, and nothing completes before it is known to be
+// over.
+func TestRevokeOfWhatHangs(t *testing.T) {
 	onStandIn(t)
 	eachWay(t, func(t *testing.T, cfg Config) {
 		leak.Check(t)
@@ -372,14 +363,13 @@ func TestFenceOfWhatHangs(t *testing.T) {
 		defer cancel()
 		if err := r.m.Revoke(ctx); !errors.Is(err, driver.ErrTimeout) ||
 			!strings.Contains(err.Error(), "has not answered") {
-			t.Errorf("fence of what hangs: %v", err)
+			t.Errorf("revoke of what hangs: %v", err)
 		}
 		r.none()
-		before := library.Get(fakecufile.Reads) + library.Get(fakecufile.AsyncCalls) +
-			library.Get(fakecufile.Submits)
+		before := library.Get(fakecufile.Reads) + library.Get(fakecufile.Submits)
 		library.Put(fakecufile.Hold, 0)
 		if err := r.outcome(1); !errors.Is(err, driver.ErrRevoked) {
-			t.Errorf("the outcome of a fenced batch: %v", err)
+			t.Errorf("the outcome of a revoked batch: %v", err)
 		}
 		if n := library.Get(fakecufile.UnderWay); n != 0 {
 			t.Errorf("%d requests are under way", n)
@@ -390,49 +380,17 @@ func TestFenceOfWhatHangs(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		r.same("after the outcome", r.memory(), mem)
-		if after := library.Get(fakecufile.Reads) + library.Get(fakecufile.AsyncCalls) +
-			library.Get(fakecufile.Submits); after > before+8 {
-			t.Errorf("%d calls after the fence", after-before)
+		if after := library.Get(fakecufile.Reads) + library.Get(fakecufile.Submits); after >
+			before+8 {
+			t.Errorf("%d calls after the revoke", after-before)
 		}
+		require.NoError(t, r.m.Revoke(t.Context()))
+		var err error
+		r.m, err = r.b.Register(driver.Segment{Kind: driver.File, Len: 4 << 20,
+			FD: int(r.f.Fd())})
+		require.NoError(t, err)
 		r.far = r.imported()
-		if err := r.move(driver.Read, driver.Desc{Len: 4 << 20}); err != nil {
-			t.Errorf("under the next epoch: %v", err)
-		}
-	})
-}
-
-// TestCloseWhileItHangs closes a backend while the library does not answer: Close returns when it
-// does, and each tag ends once.
-func TestCloseWhileItHangs(t *testing.T) {
-	onStandIn(t)
-	eachWay(t, func(t *testing.T, cfg Config) {
-		leak.Check(t)
-		r := newRig(t, cfg, 4<<20)
-		library.Set(t, fakecufile.Hold, 1)
-		for tag := range uint64(20) {
-			r.submit(driver.Read, tag, driver.Desc{Len: 4 << 20})
-		}
-		r.until("the first request", func() bool { return library.Get(fakecufile.UnderWay) > 0 })
-		time.AfterFunc(20*time.Millisecond, func() { library.Put(fakecufile.Hold, 0) })
-		require.NoError(t, r.b.Close())
-		nothingInUse(t)
-		ended := map[uint64]bool{}
-		for {
-			var done [4]driver.Completion
-			n, err := r.b.Poll(done[:])
-			for _, d := range done[:n] {
-				if ended[d.Tag] || d.Err != nil && !errors.Is(d.Err, driver.ErrClosed) {
-					t.Errorf("%+v", d)
-				}
-				ended[d.Tag] = true
-			}
-			if errors.Is(err, driver.ErrClosed) {
-				break
-			}
-		}
-		if len(ended) != 20 {
-			t.Errorf("%d tags ended of 20", len(ended))
-		}
+		require.NoError(t, r.move(driver.Read, driver.Desc{Len: 4 << 20}))
 	})
 }
 

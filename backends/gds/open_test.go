@@ -36,7 +36,8 @@ func alone(t *testing.T, variables ...string) bool {
 	require.NoError(t, err)
 	cmd := exec.Command(exe, "-test.run", "^"+t.Name()+"$", "-test.v")
 	dir := t.TempDir()
-	cmd.Env = append(append(os.Environ(), name+"="+dir, "TMPDIR="+t.TempDir()), variables...)
+	cmd.Env = append(os.Environ(), name+"="+dir, "XDG_CACHE_HOME="+t.TempDir())
+	cmd.Env = append(cmd.Env, variables...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -50,7 +51,7 @@ func TestFacts(t *testing.T) {
 	onStandIn(t)
 	f, err := Examine(testConfig())
 	require.NoError(t, err)
-	want := Facts{Version: "1.14", Batches: true, Streams: true, Compat: true,
+	want := Facts{Version: "1.14", Batches: true, Compat: true,
 		Mode:     "cuFile compat: bounces through host (nvidia-fs is not loaded)",
 		BatchMax: 128, DirectMax: 16 << 20, PinnedMax: 1 << 30, CacheMax: 128 << 20}
 	if f != want {
@@ -86,7 +87,7 @@ func TestMode(t *testing.T) {
 		text   string
 	}{
 		{cufile.Facts{NVFSMajor: 2, ForceCompat: 1}, true, "force_compat_mode"},
-		{cufile.Facts{AllowCompat: -1, ForceCompat: -1, PCIP2PDMA: -1}, true, "not loaded"},
+		{cufile.Facts{ForceCompat: -1, PCIP2PDMA: -1}, true, "not loaded"},
 		{cufile.Facts{PCIP2PDMA: 1}, false, "PCI P2PDMA"},
 		{cufile.Facts{NVFSMajor: 2, NVFSMinor: 7}, false, "nvidia-fs 2.7"},
 	} {
@@ -96,29 +97,21 @@ func TestMode(t *testing.T) {
 	}
 }
 
-// TestOldLibrary works with cuFile 1.4: without batches, streams, versions and host memory.
+// TestOldLibrary works with cuFile 1.4: without batches and versions.
 func TestOldLibrary(t *testing.T) {
 	if !alone(t, flagsVariable+"=-DSTANDIN_OLD") {
 		return
 	}
-	for _, way := range []Way{WayBatch, WayStream} {
-		cfg := testConfig()
-		cfg.Way = way
-		if _, err := New(cfg); !errors.Is(err, driver.ErrUnavailable) ||
-			!strings.Contains(err.Error(), "before 1.8") {
-			t.Errorf("%v of an old library: %v", way, err)
-		}
-	}
 	cfg := testConfig()
-	cfg.Host = true
+	cfg.Way = WayBatch
 	if _, err := New(cfg); !errors.Is(err, driver.ErrUnavailable) ||
-		!strings.Contains(err.Error(), "host memory") {
-		t.Errorf("host memory with an old library: %v", err)
+		!strings.Contains(err.Error(), "before 1.8") {
+		t.Errorf("batches of an old library: %v", err)
 	}
 	const size = 3<<20 + 5
 	r := newRig(t, Config{PieceMax: 256 << 10}, size)
-	if r.b.cfg.Way != WayThreads {
-		t.Errorf("an old library is used by %v", r.b.cfg.Way)
+	if r.b.mover.cfg.Way != WayThreads {
+		t.Errorf("an old library is used by %v", r.b.mover.cfg.Way)
 	}
 	require.NoError(t, r.move(driver.Read, driver.Desc{Len: size}))
 	r.same("read with an old library", r.memory(), r.content())
@@ -160,88 +153,34 @@ func TestUnavailable(t *testing.T) {
 		t.Error(err)
 	}
 	want("another library", Config{CUDA: cfg.CUDA, Library: none}, "is open already")
-	log := filepath.Join(os.TempDir(), "sluice-")
-	if place, _ := cufile.Environment(); !strings.HasPrefix(place, log) ||
-		filepath.Base(place) != "cufile.log" {
-		t.Errorf("cuFile writes its log to %q", place)
-	}
-	if info, err := os.Stat(filepath.Dir(func() string {
-		p, _ := cufile.Environment()
-		return p
-	}())); err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("the folder of the log: %v, %v", info, err)
-	}
 }
 
-// TestLogOfTheUser wants what the user has set to stay.
-func TestLogOfTheUser(t *testing.T) {
-	if !alone(t, bareVariable+"=1", "CUFILE_LOGFILE_PATH=/tmp/of-the-user.log") {
-		return
-	}
-	if _, err := Examine(testConfig()); err != nil {
-		t.Fatal(err)
-	}
-	if log, _ := cufile.Environment(); log != "/tmp/of-the-user.log" {
-		t.Errorf("the user's log became %q", log)
-	}
-}
-
-// TestLogOfTheConfiguration wants a configuration that names a folder to count.
-func TestLogOfTheConfiguration(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "cufile.json")
-	require.NoError(t,
-		os.WriteFile(path, []byte("{ // mine\n\"logging\": { \"dir\": \"/tmp/logs\" } }"),
-			0o600))
-	if !alone(t, bareVariable+"=1", "CUFILE_ENV_PATH_JSON="+path) {
-		return
-	}
-	if _, err := Examine(testConfig()); err != nil {
-		t.Fatal(err)
-	}
-	if log, _ := cufile.Environment(); log != "" {
-		t.Errorf("the log of a configuration that names a folder became %q", log)
-	}
-}
-
-func TestNamesLogs(t *testing.T) {
-	for text, want := range map[string]bool{
-		"": false, "{": false, "{}": false, `{"logging": {}}`: false,
-		`{"logging": {"dir": ""}}`:         false,
-		`{"logging": {"dir": "/var/log"}}`: true,
-		"{\n// note\n\"logging\": { /* \"dir\": \"/x\", */ \"level\": \"ERROR\" } }":        false,
-		"{\n\"logging\": { // log directory\n //\"dir\": \"/home/x\",\n \"level\": \"E\"}}": false,
-		`{"a": "// no comment \" /* ", "logging": {"dir": "/x"}}`:                           true,
-		`{"logging": {"dir": "/x"}} /* open`:                                                true,
-		`{"logging": {"dir": "/x`:                                                           false,
-	} {
-		if got := namesLogs([]byte(text)); got != want {
-			t.Errorf("%q: %v", text, got)
-		}
-	}
-}
-
-// TestPrivateFolder is not taken in by what somebody else has put there.
-func TestPrivateFolder(t *testing.T) {
+// TestLogPlace wants cuFile's log in the user's cache, unless the program, the environment or a
+// configuration names a place.
+func TestLogPlace(t *testing.T) {
 	dir := t.TempDir()
-	t.Setenv("TMPDIR", dir)
-	mine := filepath.Join(dir, "mine")
-	for range 2 {
-		if got, err := privateFolder(mine); err != nil || got != mine {
-			t.Fatalf("%q, %v", got, err)
-		}
+	config := filepath.Join(dir, "cufile.json")
+	t.Setenv("XDG_CACHE_HOME", dir)
+	t.Setenv("CUFILE_ENV_PATH_JSON", config)
+	cache := filepath.Join(dir, "sluice", "cufile.log")
+	for _, c := range []struct{ field, environment, config, want string }{
+		{"", "", "{}", cache},
+		{"/tmp/mine.log", "/tmp/of-the-user.log", "", "/tmp/mine.log"},
+		{"", "/tmp/of-the-user.log", "", ""},
+		{"", "", `{"logging": {"dir": "/var/log"}}`, ""},
+		{"", "", "{ // mine\n\"logging\": {\"dir\": \"/x\", // here\n \"level\": \"E\"}}", ""},
+		{"", "", `{"logging": {"dir": ""}}`, cache},
+		{"", "", "{\n\"logging\": { // directory\n //\"dir\": \"/x\"\n}}", cache},
+	} {
+		t.Setenv("CUFILE_LOGFILE_PATH", c.environment)
+		require.NoError(t, os.WriteFile(config, []byte(c.config), 0o600))
+		place, err := logPlace(&Config{LogFile: c.field})
+		require.NoError(t, err)
+		require.Equal(t, c.want, place, "%+v", c)
 	}
-	open, link, file := filepath.Join(dir, "open"), filepath.Join(dir, "link"),
-		filepath.Join(dir, "file")
-	require.NoError(t,
-		errors.Join(os.Mkdir(open, 0o700), os.Chmod(open, 0o777), os.Symlink(mine, link),
-			os.WriteFile(file, nil, 0o600)))
-	for _, taken := range []string{open, link, file} {
-		got, err := privateFolder(taken)
-		if info, statErr := os.Lstat(got); err != nil || got == taken || statErr != nil ||
-			info.Mode() != os.ModeDir|0o700 {
-			t.Errorf("%s: %q, %v, %v", taken, got, err, statErr)
-		}
-	}
+	info, err := os.Stat(filepath.Dir(cache))
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
 }
 
 func TestConfigRefuses(t *testing.T) {
@@ -255,54 +194,36 @@ func TestConfigRefuses(t *testing.T) {
 	}
 }
 
-// TestFiles refuses what transfers could not work with, and takes what may only be read.
-func TestFiles(t *testing.T) {
+// TestRegisterRefuses what cuFile does not take, and takes a file that may only be read.
+func TestRegisterRefuses(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, Config{}, 8192)
-	reader, err := os.Open(r.f.Name())
-	require.NoError(t, err)
-	defer reader.Close()
-	writer, err := os.OpenFile(r.f.Name(), os.O_WRONLY, 0)
-	require.NoError(t, err)
-	defer writer.Close()
-	folder, err := os.Open(t.TempDir())
-	require.NoError(t, err)
-	defer folder.Close()
-	file := func(f *os.File, off, n uint64, readOnly bool) driver.Segment {
-		return driver.Segment{Kind: driver.File, FD: int(f.Fd()), FileOff: off, Len: n,
-			ReadOnly: readOnly}
+	opened := func(flags int) driver.Segment {
+		f, err := os.OpenFile(r.f.Name(), flags, 0)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = f.Close() })
+		return driver.Segment{Kind: driver.File, FD: int(f.Fd()), Len: 8192,
+			ReadOnly: flags == os.O_RDONLY}
 	}
-	buffered := file(r.f, 0, 8192, false)
+	buffered := opened(os.O_RDWR)
 	buffered.Buffered = true
+	addr := r.dev.Segment.Addr
 	for _, c := range []struct {
 		seg  driver.Segment
 		want error
-	}{{buffered, driver.ErrNotSupported}, {file(r.f, 1, 8192, false), driver.ErrBounds},
-		{file(reader, 0, 8192, false), driver.ErrReadOnly},
-		{file(writer, 0, 8192, false), driver.ErrNotSupported},
-		{file(folder, 0, 1, true), driver.ErrNotSupported},
+	}{{buffered, driver.ErrNotSupported}, {opened(os.O_WRONLY), driver.ErrNotSupported},
 		{driver.Segment{Kind: driver.DRAM, Len: 1, Mem: []byte{1}}, driver.ErrNotSupported},
-		{driver.Segment{Kind: driver.HBM, Len: 1 << 30, Addr: r.dev.Segment.Addr},
-			driver.ErrBounds},
-		{driver.Segment{Kind: driver.HBM, Len: 4096, Addr: r.dev.Segment.Addr, Device: 1},
-			driver.ErrBounds},
-		{driver.Segment{Kind: driver.HBM, Len: 4096, Addr: r.dev.Segment.Addr, Device: 99},
-			driver.ErrBounds}} {
-		if _, err := r.b.Register(c.seg); !errors.Is(err, c.want) {
-			t.Errorf("%+v: %v, want %v", c.seg, err, c.want)
-		}
+		{driver.Segment{Kind: driver.HBM, Len: 1 << 30, Addr: addr}, driver.ErrBounds},
+		{driver.Segment{Kind: driver.HBM, Len: 4096, Addr: addr, Device: 1}, driver.ErrBounds},
+		{driver.Segment{Kind: driver.HBM, Len: 4096, Addr: addr, Device: 99}, driver.ErrBounds}} {
+		_, err := r.b.Register(c.seg)
+		require.ErrorIs(t, err, c.want, "%+v", c.seg)
 	}
-	r.m, err = r.b.Register(file(reader, 0, 8192, true))
+	var err error
+	r.m, err = r.b.Register(opened(os.O_RDONLY))
 	require.NoError(t, err)
 	r.far = r.imported()
-	if err := r.move(driver.Read, driver.Desc{Len: 8192}); err != nil {
-		t.Error(err)
-	}
-	if err := r.p.Submit(9, &driver.Batch{Op: driver.Write,
-		Descs: []driver.Desc{{Len: 1, LocalKey: r.local, RemoteKey: r.far}}}); !errors.Is(err,
-		driver.ErrReadOnly) {
-		t.Errorf("write to what may only be read: %v", err)
-	}
+	require.NoError(t, r.move(driver.Read, driver.Desc{Len: 8192}))
 }
 
 // TestTwoDevices moves one batch between a file and the memories of two devices.

@@ -16,7 +16,6 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/fakecufile"
 )
 
 // limit bounds every wait of a test.
@@ -39,7 +38,6 @@ type rig struct {
 func newRig(t testing.TB, cfg Config, bytes uint64) *rig {
 	t.Helper()
 	cfg.CUDA, cfg.Library = testConfig().CUDA, testConfig().Library
-	loadNVFS(t, &cfg)
 	b, err := New(cfg)
 	if err != nil {
 		drivertest.SkipIfUnavailable(t, err)
@@ -67,15 +65,6 @@ func newRig(t testing.TB, cfg Config, bytes uint64) *rig {
 	require.NoError(t, err)
 	r.local, r.far = r.l.Key(), r.imported()
 	return r
-}
-
-// loadNVFS has the stand-in say that nvidia-fs is loaded where New refuses the configuration
-// without.
-func loadNVFS(t testing.TB, cfg *Config) {
-	t.Helper()
-	if library != nil && (cfg.Way == WayStream || cfg.Host) {
-		library.Set(t, fakecufile.Direct, 1)
-	}
 }
 
 func (r *rig) imported() uint32 {
@@ -176,7 +165,7 @@ func (r *rig) until(what string, met func() bool) {
 
 // eachWay runs a test over each way to hand requests over.
 func eachWay(t *testing.T, run func(t *testing.T, cfg Config)) {
-	for _, way := range []Way{WayBatch, WayStream, WayThreads} {
+	for _, way := range []Way{WayBatch, WayThreads} {
 		t.Run(way.String(), func(t *testing.T) { run(t, Config{Way: way, Threads: 2}) })
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/files"
 )
 
 // TestBufferedSegment registers a file twice: bytes of the one that is Buffered go through the page
@@ -32,12 +33,12 @@ func TestBufferedSegment(t *testing.T) {
 			"through the page cache: as its registration asked (Segment.Buffered)")
 
 		past := 0
-		sabotage(r, func(l *landing) {
-			if l.r.past {
+		sabotage(r, func(l *files.Landing) {
+			if l.R.Past {
 				past++
 			}
 		})
-		direct := m.(*memory).Extent.file.mayPast()
+		direct := m.(*files.Memory).File.MayPast()
 		for i, way := range [][2]uint32{{buffered, plain}, {plain, buffered}} {
 			want := bytes.Repeat([]byte{byte(i + 1), 7, 9}, size)[:size]
 			copy(r.mem, want)

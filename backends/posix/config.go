@@ -45,15 +45,12 @@ type Config struct {
 }
 
 const (
-	bounceBytes = 64 << 10 // of a request: unaligned and scattered reads come through it
-	descsMax    = 4096
-	runsMax     = 64 << 10
-	iovecsMax   = 64       // places in memory of one request
-	blockMin    = 4 << 10  // whole blocks and nothing else go past the page cache: a page at least
-	splitMin    = 64 << 10 // bytes of whole blocks within a piece that are worth a request apart
+	descsMax  = 4096
+	runsMax   = 64 << 10
+	placesMax = 64       // places in memory of one request
+	splitMin  = 64 << 10 // bytes of whole blocks within a piece that are worth a request apart
 	// bytes of one request that Submit lets the kernel copy from the page cache, and a writer to it
 	inlineMax  = 64 << 10
-	retriesMax = 1000 // of a request that the kernel neither did nor refused
 	threadsMax = 1024
 	depthMax   = 4096
 )
@@ -79,7 +76,7 @@ func (c *Config) check() error {
 	switch {
 	case c.Path > PathThreads:
 		return fmt.Errorf("config: Path %d is not known: %w", c.Path, driver.ErrBounds)
-	case c.PieceMax < bounceBytes || c.PieceMax > 1<<30 || c.PieceMax%bounceBytes != 0:
+	case c.PieceMax < 64<<10 || c.PieceMax > 1<<30 || c.PieceMax%(64<<10) != 0:
 		return fmt.Errorf("config: PieceMax %d is no multiple of 64 KiB up to 1 GiB: %w",
 			c.PieceMax, driver.ErrBounds)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/files"
 )
 
 // harness is the backend over files.
@@ -26,28 +27,28 @@ func harness(name string, cfg Config, remote drivertest.Allocator) drivertest.Ha
 
 // syncWatcher tells of syncs.
 type syncWatcher struct {
-	mover
+	files.Mover
 	begun, ended func()
 }
 
 // watchSyncs puts a watcher into a backend that is idle.
 func watchSyncs(b *Backend, begun, ended func()) {
-	b.flights.Mu.Lock()
-	defer b.flights.Mu.Unlock()
-	b.mover = &syncWatcher{b.mover, begun, ended}
+	b.core.Mu.Lock()
+	defer b.core.Mu.Unlock()
+	b.core.Mover = &syncWatcher{b.core.Mover, begun, ended}
 }
 
-func (w *syncWatcher) put(r *request) {
-	if r.kind == syncFile {
+func (w *syncWatcher) Put(r *files.Request) {
+	if r.Kind == files.Sync {
 		w.begun()
 	}
-	w.mover.put(r)
+	w.Mover.Put(r)
 }
 
-func (w *syncWatcher) reap(out []landing) int {
-	n := w.mover.reap(out)
+func (w *syncWatcher) Reap(out []files.Landing) int {
+	n := w.Mover.Reap(out)
 	for i := range out[:n] {
-		if out[i].r.kind == syncFile && out[i].res >= 0 {
+		if out[i].R.Kind == files.Sync && out[i].Err == nil {
 			w.ended()
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/files"
 )
 
 // TestRequestsStayWithinPieceMax reads a piece that fills a request, and a long one a short gap
@@ -21,12 +22,15 @@ import (
 func TestRequestsStayWithinPieceMax(t *testing.T) {
 	const size, piece = 4 << 20, 64 << 10
 	f := newFile(t, t.TempDir(), size)
-	cfg := Config{Buffered: true, PieceMax: piece, Depth: 1}
-	for _, gap := range []uint64{1 << 10, 4 << 10} {
+	for _, c := range []struct {
+		gap      uint64
+		buffered bool
+	}{{1 << 10, true}, {4 << 10, true}, {4 << 10, false}} {
+		gap, cfg := c.gap, Config{Buffered: c.buffered, PieceMax: piece, Depth: 1}
 		for _, first := range []uint64{piece, piece - 1, piece - gap} {
 			r := newRig(t, cfg, fileSegment(f, size), size)
 			var most atomic.Uint64
-			sabotage(r, func(l *landing) { most.Store(max(most.Load(), l.r.n)) })
+			sabotage(r, func(l *files.Landing) { most.Store(max(most.Load(), l.R.N)) })
 			at := first + gap
 			long := driver.Desc{Local: at, Remote: at, Len: 1 << 20}
 			err := r.move(t, driver.Read, driver.Desc{Len: first}, long)
@@ -41,10 +45,8 @@ func TestRequestsStayWithinPieceMax(t *testing.T) {
 func TestNeighbouringPins(t *testing.T) {
 	const half, part = 1 << 20, 64 << 10
 	f := newFile(t, t.TempDir(), 2*half)
-	r := newRig(t, Config{PinMax: 64 << 20, Path: PathRing}, fileSegment(f, 2*half), 4096)
-	mem, err := mapAnonymous(2 * half)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, unmap(mem)) }()
+	r := newRig(t, Config{PinMax: 64 << 20, Path: PathRing}, fileSegment(f, 2*half), 2*half)
+	mem := r.mem
 	low, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: half, Mem: mem[:half]})
 	require.NoError(t, err)
 	high, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: half, Mem: mem[half:]})
@@ -70,9 +72,10 @@ func TestNeighbouringPins(t *testing.T) {
 	require.NoError(t, high.Revoke(context.Background()))
 }
 
-// TestMixedWritesOfOneInode has neighbours in the same pages written by two descriptors of one
-// file, opened with other flags: writes past the page cache and through it keep apart.
-func TestMixedWritesOfOneInode(t *testing.T) {
+// TestMixedWrites has neighbours in the same pages written by two descriptors of one file, opened
+// with other flags, from many batches at once: writes past the page cache and through it keep
+// apart, and none of the bytes gets lost.
+func TestMixedWrites(t *testing.T) {
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		const part, parts = 100_000, 24
 		f := newFile(t, t.TempDir(), part*parts)
@@ -107,6 +110,11 @@ func TestMixedWritesOfOneInode(t *testing.T) {
 			}
 			left -= k
 		}
+		require.NoError(t, f.Sync())
+		require.NoError(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
+		got, err := os.ReadFile(f.Name())
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(got, r.mem), "the file differs from what was written")
 		require.Zero(t, s.mixed, "writes of one kind began beside one of the other")
 		require.NotZero(t, s.kinds[cached])
 		require.NotZero(t, s.kinds[direct])
@@ -121,9 +129,9 @@ func TestRelaunchKeepsKindsApart(t *testing.T) {
 		f := newFile(t, t.TempDir(), part*parts)
 		r := newRig(t, cfg, fileSegment(f, part*parts), part*parts)
 		refused := 0
-		s := sabotage(r, func(l *landing) {
-			if l.r.kind == writeFrom && l.r.past && refused == 0 {
-				l.res, refused = -int(syscall.EINVAL), 1
+		s := sabotage(r, func(l *files.Landing) {
+			if l.R.Kind == files.Write && l.R.Past && refused == 0 {
+				l.Err, refused = syscall.EINVAL, 1
 			}
 		})
 		for i := range r.mem {

@@ -79,9 +79,9 @@ func (r *rig) outcome(t *testing.T, tag uint64) error {
 func wantFileError(t *testing.T, err error, piece int, op string, off int64, cause error) {
 	t.Helper()
 	var p *driver.PieceError
-	var f *FileError
+	var f *driver.FileError
 	if !errors.As(err, &p) || !errors.As(err, &f) || !errors.Is(err, cause) {
-		t.Fatalf("%v: want a *PieceError of a *FileError of %v", err, cause)
+		t.Fatalf("%v: want a *PieceError of a *driver.FileError of %v", err, cause)
 	}
 	if p.Piece != piece || f.Op != op || f.Off != off && off >= 0 {
 		t.Errorf("%v: want piece %d, %s, byte %d", err, piece, op, off)
@@ -113,43 +113,6 @@ func TestFileCutShort(t *testing.T) {
 	})
 }
 
-// TestFileCutMeanwhile cuts and grows a file under reads: each ends, well or with the
-// typed error.
-func TestFileCutMeanwhile(t *testing.T) {
-	bothPaths(t, func(t *testing.T, cfg Config) {
-		const size = 4 << 20
-		f := newFile(t, t.TempDir(), size)
-		r := newRig(t, cfg, fileSegment(f, size), size)
-		stop, stopped := make(chan struct{}), make(chan error)
-		go func() {
-			var err error
-			for i := 0; err == nil; i++ {
-				select {
-				case <-stop:
-					stopped <- nil
-					return
-				default:
-					err = f.Truncate(int64(i % 5 * (size / 4)))
-				}
-			}
-			<-stop
-			stopped <- err
-		}()
-		failed := 0
-		for range 200 {
-			err := r.move(t, driver.Read, driver.Desc{Len: size - 1})
-			if err == nil {
-				continue
-			}
-			failed++
-			wantFileError(t, err, 0, "read", -1, io.ErrUnexpectedEOF)
-		}
-		close(stop)
-		require.NoError(t, <-stopped)
-		t.Logf("%d of 200 reads found the file cut", failed)
-	})
-}
-
 func TestDescriptorClosed(t *testing.T) {
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		const size = 1 << 20
@@ -170,45 +133,6 @@ func TestDescriptorClosed(t *testing.T) {
 			t.Errorf("read %q, %v", r.mem[:10], err)
 		}
 	})
-}
-
-func TestRegisterRefuses(t *testing.T) {
-	leak.Check(t)
-	b, err := New(Config{})
-	require.NoError(t, err)
-	defer b.Close()
-	f := newFile(t, t.TempDir(), 5000)
-	reader, err := os.Open(f.Name())
-	require.NoError(t, err)
-	defer reader.Close()
-	// writes of any offset would go to its end
-	appender, err := os.OpenFile(f.Name(), os.O_RDWR|os.O_APPEND, 0)
-	require.NoError(t, err)
-	defer appender.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	require.NoError(t, err)
-	defer null.Close()
-	past := fileSegment(f, 4000)
-	past.FileOff = 1001
-	for name, c := range map[string]struct {
-		seg  driver.Segment
-		want error
-	}{
-		"longer than the file": {fileSegment(f, 5001), driver.ErrBounds},
-		"past the end":         {past, driver.ErrBounds},
-		"may only be read":     {fileSegment(reader, 5000), driver.ErrReadOnly},
-		"appends":              {fileSegment(appender, 5000), driver.ErrNotSupported},
-		"no file":              {fileSegment(null, 5000), driver.ErrNotSupported},
-	} {
-		if _, err := b.Register(c.seg); !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", name, err, c.want)
-		}
-	}
-	seg := fileSegment(reader, 5000)
-	seg.ReadOnly = true
-	if _, err := b.Register(seg); err != nil {
-		t.Errorf("a file that may only be read, for reading: %v", err)
-	}
 }
 
 func TestDiskFull(t *testing.T) {
@@ -256,46 +180,6 @@ func TestDeviceFails(t *testing.T) {
 	})
 }
 
-// TestMixedWrites has neighbours in the same pages written past the page cache and through
-// it, from many batches at once: none of the bytes may get lost.
-func TestMixedWrites(t *testing.T) {
-	bothPaths(t, func(t *testing.T, cfg Config) {
-		const part, parts = 100_000, 40
-		f := newFile(t, t.TempDir(), part*parts)
-		r := newRig(t, cfg, fileSegment(f, part*parts), part*parts)
-		s := sabotage(r, nil)
-		for round := range 6 {
-			for i := range r.mem {
-				r.mem[i] = byte(i*7 + i>>13 + round)
-			}
-			for i := range uint64(parts) {
-				d := []driver.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local,
-					RemoteKey: r.remote}}
-				require.NoError(t, r.p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}))
-			}
-			for left := parts; left > 0; {
-				k, err := r.b.Poll(r.done[:])
-				for _, c := range r.done[:k] {
-					err = errors.Join(err, c.Err)
-				}
-				require.NoError(t, err)
-				left -= k
-			}
-			require.NoError(t, f.Sync(), "sync")
-			require.NoError(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
-			got, err := os.ReadFile(f.Name())
-			if err != nil || !bytes.Equal(got, r.mem) {
-				t.Fatalf("round %d: the file differs from what was written (%v)", round, err)
-			}
-		}
-		if s.kinds[cached] == 0 || s.kinds[direct] == 0 || s.mixed > 0 {
-			t.Errorf("%d writes through the page cache and %d past it, %d of them beside "+
-				"the other kind",
-				s.kinds[cached], s.kinds[direct], s.mixed)
-		}
-	})
-}
-
 // TestFlagsStay opens what the caller has opened with O_DIRECT, or O_DSYNC, or both.
 func TestFlagsStay(t *testing.T) {
 	bothPaths(t, func(t *testing.T, cfg Config) {
@@ -305,7 +189,7 @@ func TestFlagsStay(t *testing.T) {
 			f, err := os.OpenFile(made.Name(), os.O_RDWR|flags, 0)
 			require.NoError(t, err)
 			r := newRig(t, cfg, fileSegment(f, size), size)
-			for fd := range r.b.descriptors() {
+			for _, fd := range []int{r.file.FD, r.file.Direct} {
 				got, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 				if err != nil || got&unix.O_DSYNC != flags&unix.O_DSYNC {
 					t.Errorf("opened with %#x, and once more with %#x, %v", flags, got, err)
@@ -324,17 +208,4 @@ func TestFlagsStay(t *testing.T) {
 			require.NoError(t, f.Close())
 		}
 	})
-}
-
-// descriptors visits those of all files.
-func (b *Backend) descriptors() func(yield func(int) bool) {
-	return func(yield func(int) bool) {
-		for _, f := range b.files {
-			for _, fd := range []int{f.fd, f.direct} {
-				if fd >= 0 && !yield(fd) {
-					return
-				}
-			}
-		}
-	}
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/ownfiles"
+	"github.com/sluicehq/sluice/internal/files"
 )
 
 // OpenOptions say which range of a file is opened, and how.
@@ -55,15 +55,15 @@ func Open(path string, o OpenOptions) (*File, error) {
 	return r, nil
 }
 
-// syncEntry is ownfiles.SyncEntry; a test sees it called.
-var syncEntry = ownfiles.SyncEntry
+// syncEntry is files.SyncEntry; a test sees it called.
+var syncEntry = files.SyncEntry
 
 func (r *File) open(o *OpenOptions) error {
 	info, err := r.f.Stat()
 	if err != nil {
 		return err
 	}
-	_, size, err := ownfiles.Examine(int(r.f.Fd()))
+	_, size, err := files.Examine(int(r.f.Fd()))
 	if err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (r *File) Grow(n uint64) error {
 			return fmt.Errorf("grow region: the filesystem cannot reserve room: %w",
 				driver.ErrNotSupported)
 		default:
-			return fmt.Errorf("grow region: %w", &FileError{Op: "reserve", Name: r.f.Name(),
+			return fmt.Errorf("grow region: %w", &driver.FileError{Op: "reserve", Name: r.f.Name(),
 				Off: int64(r.off), Err: err})
 		}
 	}

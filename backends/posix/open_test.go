@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/ownfiles"
+	"github.com/sluicehq/sluice/internal/files"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
@@ -24,9 +24,9 @@ func TestCreateKeepsTheName(t *testing.T) {
 	var answer error
 	syncEntry = func(f *os.File) error {
 		synced = f.Name()
-		return errors.Join(answer, ownfiles.SyncEntry(f))
+		return errors.Join(answer, files.SyncEntry(f))
 	}
-	defer func() { syncEntry = ownfiles.SyncEntry }()
+	defer func() { syncEntry = files.SyncEntry }()
 	path := filepath.Join(t.TempDir(), "pool")
 	f, err := Open(path, OpenOptions{Create: true, Len: 4096})
 	require.NoError(t, err)

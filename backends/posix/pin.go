@@ -6,62 +6,85 @@ import (
 	"fmt"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/files"
 )
 
-// pin is host memory that io_uring knows, so that its pages are not looked up for each
-// request. The zero value is memory that it does not know.
+// pin is host memory that io_uring knows, so that its pages are not looked up for each request. The
+// zero value is memory that it does not know.
 //
-// The kernel then goes on with the pages that were there, so memory that others map is
-// held where it is (driver.Holder), and a Revoke of it by fresh pages is refused meanwhile.
+// The kernel then goes on with the pages that were there, so memory that others map is held where
+// it is (driver.Holder), and no revoke puts fresh pages there meanwhile.
 type pin struct {
-	mem     []byte
+	at, n   uint64
 	first   int32 // place of the first of its buffers, each of bufferMax bytes
 	count   int32
 	release func()
 }
 
-// pinMemory registers host memory with io_uring while Config.PinMax has room for it.
-// Without, transfers work as well.
-func (b *Backend) pinMemory(seg *driver.Segment) pin {
-	if seg.Len > b.cfg.PinMax {
-		return pin{}
+// AddMemory implements files.Mover: it registers host memory with io_uring while Config.PinMax has
+// room for it, at neighbouring places of the table. Without, transfers work as well.
+func (g *ring) AddMemory(m *files.Memory, seg *driver.Segment) error {
+	p := &pin{at: m.At, n: m.Size, release: func() {}}
+	m.Own = p
+	if m.Size > g.cfg.PinMax {
+		return nil
 	}
-	release := func() {}
 	if h, ok := seg.Shared.(driver.Holder); ok {
-		var err error
-		if release, err = h.Hold(); err != nil {
-			return pin{}
+		release, err := h.Hold()
+		if err != nil {
+			return nil
 		}
+		p.release = release
 	} else if seg.Shared != nil {
-		return pin{}
+		return nil
 	}
 	// Not before: Hold waits for a Renew, and that for reads which end under this lock.
-	b.flights.Mu.Lock()
-	defer b.flights.Mu.Unlock()
-	p := pin{}
-	if seg.Len <= b.cfg.PinMax-b.pinned {
-		p = b.mover.pin(seg.Mem)
+	g.core.Mu.Lock()
+	defer g.core.Mu.Unlock()
+	count := (len(seg.Mem) + bufferMax - 1) / bufferMax
+	first := g.room(count)
+	if first < 0 || m.Size > g.cfg.PinMax-g.pinned {
+		p.release()
+		return nil
 	}
-	if p.count == 0 {
-		release()
-		return p
+	p.first = int32(first)
+	for off := 0; off < len(seg.Mem); off += bufferMax {
+		if g.updateBuffer(first+int(p.count), seg.Mem[off:min(off+bufferMax,
+			len(seg.Mem))]) != nil {
+			break
+		}
+		g.buffers[first+int(p.count)] = true
+		p.count++
 	}
-	p.release = release
-	b.pinned += seg.Len
-	return p
+	switch {
+	case p.count == 0:
+		p.release()
+		return nil
+	case int(p.count) < count:
+		if g.unpin(p) == nil {
+			p.release()
+			return nil
+		}
+		p.n = 0 // of no use, and held until DropMemory
+	}
+	g.pins[p] = struct{}{}
+	g.pinned += m.Size
+	return nil
 }
 
-// unpin ends it, or leaves what io_uring does not give up.
-func (b *Backend) unpin(p *pin) error {
+// DropMemory implements files.Mover. What io_uring does not give up stays held.
+func (g *ring) DropMemory(m *files.Memory) error {
+	p := m.Own.(*pin)
 	if p.count == 0 {
 		return nil
 	}
-	b.flights.Mu.Lock()
-	err := b.mover.unpin(p)
+	g.core.Mu.Lock()
+	err := g.unpin(p)
 	if err == nil {
-		b.pinned -= uint64(len(p.mem))
+		g.pinned -= m.Size
+		delete(g.pins, p)
 	}
-	b.flights.Mu.Unlock()
+	g.core.Mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("unpin memory: %w", err)
 	}
@@ -69,38 +92,16 @@ func (b *Backend) unpin(p *pin) error {
 	return nil
 }
 
-// holds returns the place of the buffer that all of mem lies in, or -1.
-func (p *pin) holds(mem []byte) int32 {
-	if p.count == 0 {
+// holds returns the place of the buffer that all of a place in memory lies in, or -1.
+func (p *pin) holds(v files.Place) int32 {
+	off := v.At - p.at
+	if p.count == 0 || off > p.n || v.Len > p.n-off { // it may go on in memory registered apart
 		return -1
 	}
-	off := addressOf(mem) - addressOf(p.mem)
-	if off > uint64(len(p.mem)) || uint64(len(mem)) > uint64(len(p.mem))-off {
-		return -1 // it goes on in memory that was registered apart
-	}
-	if off/bufferMax != (off+uint64(len(mem))-1)/bufferMax {
+	if off/bufferMax != (off+v.Len-1)/bufferMax {
 		return -1
 	}
 	return p.first + int32(off/bufferMax)
-}
-
-// pin implements mover: neighbouring places of the table, each for up to bufferMax bytes.
-func (g *ring) pin(mem []byte) pin {
-	count := (len(mem) + bufferMax - 1) / bufferMax
-	first := g.room(count)
-	if first < 0 {
-		return pin{}
-	}
-	p := pin{mem: mem, first: int32(first)}
-	for off := 0; off < len(mem); off += bufferMax {
-		if g.updateBuffer(first+int(p.count), mem[off:min(off+bufferMax, len(mem))]) != nil {
-			_ = g.unpin(&p) // or its places stay taken
-			return pin{}
-		}
-		g.buffers[first+int(p.count)] = true
-		p.count++
-	}
-	return p
 }
 
 // room finds neighbouring places that are free, -1 for none.
@@ -117,7 +118,7 @@ func (g *ring) room(count int) int {
 	return -1
 }
 
-// unpin implements mover.
+// unpin gives places of the table back, from the last on.
 func (g *ring) unpin(p *pin) error {
 	for ; p.count > 0; p.count-- {
 		last := int(p.first + p.count - 1)

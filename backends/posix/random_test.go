@@ -9,6 +9,8 @@ import (
 	"os"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -37,6 +39,10 @@ func testRandomBatches(t *testing.T, cfg Config, seed uint64) {
 	f := newFile(t, t.TempDir(), size)
 	r := newRig(t, cfg, fileSegment(f, size), size)
 	inFile, inMemory := make([]byte, size), make([]byte, size)
+	past := r.file.MayPast()
+	defer func() { // no request has been refused for its alignment
+		require.Equal(t, past, r.file.MayPast(), r.file.Why)
+	}()
 	for round := range 14 {
 		op := []driver.Op{driver.Read, driver.Write}[round%2]
 		fill(r.mem, random)

@@ -93,41 +93,6 @@ func refuseRing(number uint32) error {
 	return installFilter(program)
 }
 
-func TestElsewhere(t *testing.T) {
-	bothPaths(t, func(t *testing.T, cfg Config) {
-		f := newFile(t, t.TempDir(), 4096)
-		ours, theirs := newRig(t, cfg, fileSegment(f, 4096), 4096),
-			newRig(t, cfg, fileSegment(f, 4096), 4096)
-		_, err := ours.b.Connect(t.Context(), theirs.b.Addr())
-		if !errors.Is(err, driver.ErrNotSupported) ||
-			!strings.Contains(err.Error(), "own process") {
-			t.Errorf("connect to another backend: %v", err)
-		}
-		for _, m := range theirs.b.flights.All() {
-			token, err := m.AppendToken(nil)
-			require.NoError(t, err)
-			if _, _, err = ours.p.Import(token); !errors.Is(err, driver.ErrNotSupported) ||
-				!errors.Is(err, driver.ErrBadToken) {
-				t.Errorf("import of another backend's token: %v", err)
-			}
-		}
-		if text := ours.p.Explain(ours.local, ours.remote); !strings.Contains(text,
-			ours.b.Choice()) {
-			t.Errorf("explained as %q", text)
-		}
-		for _, m := range ours.b.flights.All() { // host memory is no target
-			if m.Extent.file != nil {
-				continue
-			}
-			token, err := m.AppendToken(nil)
-			require.NoError(t, err)
-			if _, _, err := ours.p.Import(token); !errors.Is(err, driver.ErrNotSupported) {
-				t.Errorf("import of host memory: %v", err)
-			}
-		}
-	})
-}
-
 func TestConfigRefuses(t *testing.T) {
 	for _, cfg := range []Config{{Path: 9}, {Threads: -1}, {Threads: 5000}, {Depth: -1},
 		{Depth: 1 << 20}, {PieceMax: 5000}, {JobsMax: -1}, {KeysMax: -1}} {

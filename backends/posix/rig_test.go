@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/files"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -19,6 +20,8 @@ type rig struct {
 	b             *Backend
 	p             driver.Peer
 	mem           []byte
+	file          *files.File
+	l             driver.Memory // mem
 	local, remote uint32
 	done          [64]driver.Completion
 }
@@ -45,7 +48,7 @@ func newRig(tb testing.TB, cfg Config, file driver.Segment, bytes uint64) *rig {
 	require.NoError(tb, err)
 	token, err := m.AppendToken(nil)
 	require.NoError(tb, err)
-	r.local = l.Key()
+	r.l, r.local, r.file = l, l.Key(), m.(*files.Memory).File
 	r.remote, _, err = r.p.Import(token)
 	require.NoError(tb, err)
 	return r

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/files"
 )
 
 // ring is io_uring. Any goroutine submits, so the ring is not bound to one thread
@@ -22,12 +23,13 @@ import (
 // goroutine that computes may make none for long.
 //
 // A caller that has armed sleeps on an eventfd that the kernel itself writes, only while it is
-// wanted (listen). Where more is to be begun than the table holds, or a caller waits for an end,
+// wanted (Listen). Where more is to be begun than the table holds, or a caller waits for an end,
 // one goroutine, the keeper, waits in the kernel for completions. A caller that polls needs
 // neither. Short writes through the page cache are not the ring's (writer).
 type ring struct {
-	b  *Backend
-	fd int
+	core *files.Core
+	cfg  *Config
+	fd   int
 
 	ringsMap, entriesMap []byte
 
@@ -36,20 +38,25 @@ type ring struct {
 	cqes   []cqe
 	tail   uint32 // of the submission queue, as we have filled it
 
-	bells bool        // the kernel writes the eventfd; guarded by flights.Mu
-	owed  atomic.Bool // kick is to do it: something was there before that was wanted
+	// Whether a caller sleeps, and by whom it is woken. Guarded by Core.Mu where it is not atomic.
+	armed atomic.Bool // it is to be woken, by Wake
+	bells bool        // the kernel writes the eventfd at each landing
+	rung  bool        // since the last Arm Wake was left out for a landing that the kernel tells of
+	owed  atomic.Bool // Kick is to signal: the kernel may not have, before the bells changed
 
+	// Guarded by Core.Mu.
 	files     []int32 // places of the table of files that are free
 	buffers   []bool  // those of buffers, but the first, which is the requests'
 	hasBounce bool
+	pins      map[*pin]struct{} // that hold buffers
+	pinned    uint64            // bytes of them, of Config.PinMax
 
-	// What writers do. Guarded by flights.Mu where it is not atomic.
-	flying  int          // requests with the kernel
-	landed  []landing    // written, not yet reaped
-	written atomic.Int32 // of landed
-	rising  []*writer    // to be started
-	risen   atomic.Bool  // by kick
-	silent  bool         // the kernel did not tell of all that was reaped last
+	// What writers do. Guarded by Core.Mu where it is not atomic.
+	flying  int             // requests with the kernel
+	landed  []files.Landing // written, not yet reaped
+	written atomic.Int32    // of landed
+	rising  []*writer       // to be started
+	risen   atomic.Bool     // by Kick
 	writers sync.WaitGroup
 
 	wanted atomic.Bool   // the keeper is
@@ -71,29 +78,22 @@ const (
 	cancelTag = 1 << 32 // in user_data: the end of what asked for a cancel
 )
 
-// openMover takes what the configuration says, and what the kernel lets us have.
-func openMover(b *Backend) (mover, string, error) {
-	if b.cfg.Path == PathThreads {
-		return openPool(b), fmt.Sprintf("%d threads (Config.Path)", b.cfg.Threads), nil
-	}
-	g, err := openRing(b)
-	switch {
-	case err == nil:
-		return g, "io_uring", nil
-	case b.cfg.Path == PathRing:
-		return nil, "", unavailable(err)
-	}
-	return openPool(b), fmt.Sprintf("%d threads (%v)", b.cfg.Threads, err), nil
+// ringFile is what the ring knows of a file.
+type ringFile struct {
+	fixed, fixedDirect int32   // places in the table of io_uring; -1: none
+	writes             bool    // a writer does short writes through the page cache, not io_uring
+	writer             *writer // nil until there is one
 }
 
-func openRing(b *Backend) (_ *ring, err error) {
-	g := &ring{b: b, fd: -1, landed: make([]landing, 0, b.cfg.Depth)}
+func openRing(core *files.Core, cfg *Config) (_ *ring, err error) {
+	g := &ring{core: core, cfg: cfg, fd: -1, landed: make([]files.Landing, 0, cfg.Depth),
+		pins: map[*pin]struct{}{}}
 	defer func() {
 		if err != nil {
-			_ = g.close()
+			_ = g.Close()
 		}
 	}()
-	if err := g.setup(uint32(4 * b.cfg.Depth)); err != nil { // see cancel
+	if err := g.setup(uint32(4 * cfg.Depth)); err != nil { // see Cancel
 		return nil, err
 	}
 	if err := g.probe(); err != nil {
@@ -102,7 +102,7 @@ func openRing(b *Backend) (_ *ring, err error) {
 	if err := g.tryOne(); err != nil {
 		return nil, err
 	}
-	if err := g.registerEvent(b.event.FD()); err != nil {
+	if err := g.registerEvent(core.Event.FD()); err != nil {
 		return nil, fmt.Errorf("io_uring_register of an eventfd: %w", err)
 	}
 	if n := min(filesMax, descriptorsMax()); g.registerFiles(n) == nil {
@@ -111,7 +111,7 @@ func openRing(b *Backend) (_ *ring, err error) {
 		}
 	}
 	g.registerBounce()
-	g.listen(false, false)
+	g.cq.ring(false)
 	g.token = make(chan struct{}, 1)
 	g.keeper.Go(g.keep)
 	return g, nil
@@ -130,7 +130,7 @@ func descriptorsMax() int {
 // right to pin memory, and with older kernels, there is none.
 func (g *ring) registerBounce() {
 	if g.registerBufferTable(buffersMax) == nil {
-		g.hasBounce = g.updateBuffer(0, g.b.bounce) == nil
+		g.hasBounce = g.updateBuffer(0, g.core.Bounce()) == nil
 		g.buffers = make([]bool, buffersMax)
 		g.buffers[0] = true
 	}
@@ -142,77 +142,81 @@ func (g *ring) keep() {
 	for range g.token {
 		for g.wanted.Load() {
 			_ = g.enter(0, 1) // EINTR at most: then once more
-			for g.pending() {
-				g.b.serve()
+			for g.Pending() {
+				g.core.Serve()
 			}
 		}
 	}
 }
 
-// put implements mover. There is room: cancels leave the places of the whole table free.
-func (g *ring) put(r *request) {
-	if r.writers() {
-		if r.f.writer == nil {
-			r.f.writer = g.newWriter()
+// Put implements files.Mover. There is room: cancels leave the places of the whole table free.
+func (g *ring) Put(r *files.Request) {
+	if f := writes(r); f != nil {
+		if f.writer == nil {
+			f.writer = g.newWriter()
 		}
-		r.f.writer.add(r)
+		f.writer.add(r)
 		return
 	}
 	g.flying++
 	e := g.nextEntry()
-	e.userData = uint64(r.slot)
-	e.fd = int32(r.fd())
-	if r.kind == syncFile {
+	e.userData = uint64(r.Slot)
+	e.fd = int32(r.FD())
+	if r.Kind == files.Sync {
 		e.opcode, e.rwFlags = opFsync, fsyncData
-	} else {
-		e.describe(r)
+		g.publish()
+		return
 	}
-	if at := r.place(); at >= 0 {
-		e.fd, e.flags = at, e.flags|flagFixedFile
+	f := r.File.Own.(*ringFile)
+	at := f.fixed
+	if r.Past {
+		at = f.fixedDirect
+	}
+	if at >= 0 {
+		e.fd, e.flags = at, flagFixedFile
+	}
+	if !r.Past && r.N > inlineMax {
+		e.flags |= flagAsync // a thread of the kernel copies, not the submitter
+	}
+	e.off = r.Off + r.Done
+	fixed := g.fixed(r)
+	switch {
+	case len(r.Places) > 1:
+		e.opcode = [...]uint8{opReadv, opWritev}[r.Kind]
+		e.addr, e.len = uint64(files.Pointer(r.Places)), uint32(len(r.Places))
+	case fixed >= 0:
+		e.opcode, e.bufIndex = [...]uint8{opReadFixed, opWriteFixed}[r.Kind], uint16(fixed)
+		e.addr, e.len = r.Places[0].At, uint32(r.Places[0].Len)
+	default:
+		e.opcode = [...]uint8{opRead, opWrite}[r.Kind]
+		e.addr, e.len = r.Places[0].At, uint32(r.Places[0].Len)
 	}
 	g.publish()
 }
 
-// place is where io_uring knows the request's descriptor, or -1.
-func (r *request) place() int32 {
+// fixed returns the registered buffer that all of a request's memory lies in, or -1.
+func (g *ring) fixed(r *files.Request) int32 {
 	switch {
-	case r.kind == syncFile:
+	case !r.Past || len(r.Places) > 1:
 		return -1
-	case r.past:
-		return r.f.fixedDirect
+	case !r.Bounce:
+		return r.Memory.Own.(*pin).holds(r.Places[0])
+	case g.hasBounce:
+		return 0
 	}
-	return r.f.fixed
+	return -1
 }
 
-// describe fills in a read or a write.
-func (e *sqe) describe(r *request) {
-	e.off = r.off + r.done
-	switch {
-	case len(r.iov) > 1:
-		e.opcode = [...]uint8{opReadv, opWritev}[r.kind]
-		e.point(r.iov)
-	case r.fixed >= 0:
-		e.opcode, e.bufIndex = [...]uint8{opReadFixed, opWriteFixed}[r.kind], uint16(r.fixed)
-		e.pointAt(&r.iov[0])
-	default:
-		e.opcode = [...]uint8{opRead, opWrite}[r.kind]
-		e.pointAt(&r.iov[0])
-	}
-	if !r.past && r.n > inlineMax {
-		e.flags |= flagAsync // a thread of the kernel copies, not the submitter
-	}
-}
-
-// cancel implements mover. Those that the kernel has not taken yet may outlive their requests, so
-// they fill no more of the queue than the requests of the table leave; without room the request
-// runs to its end.
-func (g *ring) cancel(r *request) {
-	if int(g.tail-g.sq.head.Load()) >= len(g.sqes)-g.b.cfg.Depth || r.writers() {
+// Cancel implements files.Mover. Those that the kernel has not taken yet may outlive their
+// requests, so they fill no more of the queue than the requests of the table leave; without room
+// the request runs to its end.
+func (g *ring) Cancel(r *files.Request) {
+	if int(g.tail-g.sq.head.Load()) >= len(g.sqes)-g.cfg.Depth || writes(r) != nil {
 		return
 	}
 	e := g.nextEntry()
 	e.opcode, e.fd, e.userData = opAsyncCancel, -1, cancelTag
-	e.addr = uint64(r.slot)
+	e.addr = uint64(r.Slot)
 	g.publish()
 }
 
@@ -227,13 +231,13 @@ func (g *ring) publish() {
 	g.sq.tail.Store(g.tail)
 }
 
-// kick implements mover: one call into the kernel for all that was put, by whomever.
-func (g *ring) kick() {
+// Kick implements files.Mover: one call into the kernel for all that was put, by whomever.
+func (g *ring) Kick() {
 	if g.risen.Load() {
 		g.raise()
 	}
 	if g.owed.Load() && g.owed.CompareAndSwap(true, false) {
-		g.b.wake()
+		_ = g.core.Event.Signal()
 	}
 	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		n := g.sq.tail.Load() - g.sq.head.Load()
@@ -246,32 +250,52 @@ func (g *ring) kick() {
 	}
 }
 
-// pending implements mover.
-func (g *ring) pending() bool {
+// Pending implements files.Mover.
+func (g *ring) Pending() bool {
 	return g.cq.tail.Load() != g.cq.head.Load() || g.written.Load() > 0
 }
 
-// reap implements mover.
-func (g *ring) reap(out []landing) (n int) {
-	n = g.reapWritten(out)
-	g.silent = n > 0
+// Reap implements files.Mover. Where the kernel tells the sleeper of all that was reaped, or is
+// about to, Wake need not.
+func (g *ring) Reap(out []files.Landing) int {
+	n := g.reapWritten(out)
+	silent := n > 0
 	head, tail := g.cq.head.Load(), g.cq.tail.Load()
 	for ; head != tail && n < len(out); head++ {
 		e := &g.cqes[head&g.cq.mask]
 		if e.userData == cancelTag {
 			continue
 		}
-		out[n] = landing{&g.b.requests[e.userData], int(e.res)}
+		out[n] = files.Landing{R: g.core.Request(int(e.userData)), N: int(e.res)}
+		if e.res < 0 {
+			out[n].Err = syscall.Errno(-e.res)
+		}
 		g.flying--
 		n++
 	}
 	g.cq.head.Store(head)
+	if n > 0 && g.bells && !silent && g.armed.Load() {
+		g.armed.Store(false)
+		g.rung = true
+	}
 	return n
 }
 
-// listen implements mover. The kernel looks at the flag after it has shown a completion, and
-// we look for completions after we have changed the flag: one of the two sees the other.
-func (g *ring) listen(need, armed bool) {
+// Arm implements files.Mover. The flag goes up before the look.
+func (g *ring) Arm() (pending bool) {
+	g.core.Mu.Lock()
+	g.armed.Store(true)
+	g.rung = false
+	g.core.Leave()
+	return g.Pending()
+}
+
+// Wake implements files.Mover.
+func (g *ring) Wake() { wake(g.core, &g.armed) }
+
+// Listen implements files.Mover. The bells stay on until the keeper is wanted, which wakes the
+// sleeper when there is something for it.
+func (g *ring) Listen(need bool) {
 	need = need && g.flying > 0 // writers serve what they have done
 	g.wanted.Store(need)
 	if need {
@@ -280,58 +304,59 @@ func (g *ring) listen(need, armed bool) {
 		default:
 		}
 	}
-	rang := g.bells
-	g.bells = armed && !need // the keeper wakes the sleeper when there is something for it
-	if g.cq.flags == nil {
-		return // before Linux 5.8 every completion is told
-	}
-	if !g.bells {
-		if rang && g.b.doubt.Load() != 0 {
-			g.owed.Store(true) // the kernel may see the flag before it tells of what was reaped
+	switch {
+	case need && g.bells:
+		g.bells = false
+		g.cq.ring(false)
+		if g.rung { // the kernel may have seen the flag before it told of what was reaped
+			g.rung = false
+			g.owed.Store(true)
 		}
-		g.cq.flags.Swap(eventfdDisabled)
+	case !need && !g.bells && g.armed.Load():
+		g.bells = true
+		g.cq.ring(true)
+		if g.Pending() { // the kernel may have shown it before the flag was there
+			g.owed.Store(true)
+		}
+	}
+}
+
+// ring says whether the kernel writes the eventfd. The kernel looks at the flag after it has shown
+// a completion, and we look for completions after we have changed the flag: one of the two sees the
+// other. Before Linux 5.8 there is no flag, and every completion is told.
+func (q *queueMap) ring(bells bool) {
+	if q.flags == nil {
 		return
 	}
-	g.cq.flags.Swap(0) // as ring.Ring
-	if g.pending() {
-		g.owed.Store(true)
+	if bells {
+		q.flags.Swap(0) // not Store: csrc/ring.Ring says why
+	} else {
+		q.flags.Swap(eventfdDisabled)
 	}
 }
 
-// tells implements mover.
-func (g *ring) tells() bool { return g.bells && !g.silent }
-
-// fixedBuffers implements mover.
-func (g *ring) fixedBuffers() int32 {
-	if g.hasBounce {
-		return 0
-	}
-	return -1
-}
-
-// addFile implements mover. The caller's description of the file must have a place where requests
-// go by another: once the process is killed, the kernel holds those of the table until all requests
-// have ended, and with the caller's its lock (flock), which says to others that nothing lands.
-func (g *ring) addFile(f *file) error {
-	if f.swapped {
-		if f.fixedDirect = g.addDescriptor(f.direct); f.fixedDirect < 0 {
+// AddFile implements files.Mover. The caller's description of the file must have a place where
+// requests go by another: once the process is killed, the kernel holds those of the table until all
+// requests have ended, and with the caller's its lock (flock), which says to others that nothing
+// lands.
+func (g *ring) AddFile(f *files.File) error {
+	own := &ringFile{fixed: -1, fixedDirect: -1, writes: !f.IsDevice()} // which io_uring serves
+	if f.Swapped {
+		if own.fixedDirect = g.addDescriptor(f.Direct); own.fixedDirect < 0 {
 			return fmt.Errorf("register a file that is open with O_DIRECT: no place in io_uring's "+
 				"table of files: raise RLIMIT_NOFILE, or open it without: %w", driver.ErrFull)
 		}
 	}
-	f.fixed = g.addDescriptor(f.fd)
+	f.Own = own
+	own.fixed = g.addDescriptor(f.FD)
 	switch {
-	case f.swapped || f.direct < 0:
-	case f.fixed >= 0:
-		f.fixedDirect = g.addDescriptor(f.direct)
+	case f.Swapped || f.Direct < 0:
+	case own.fixed >= 0:
+		own.fixedDirect = g.addDescriptor(f.Direct)
 	default:
-		f.why = "no place in io_uring's table of files, without which a lock of the file would " +
-			"not outlast the process: raise RLIMIT_NOFILE"
-		if err := f.dropDirect(); err != nil {
-			return err
-		}
+		return f.DropDirect("no place in io_uring's table of files, without which a lock of the " +
+			"file would not outlast the process: raise RLIMIT_NOFILE")
 	}
-	f.writes = !f.IsDevice() // which io_uring serves as well
 	return nil
 }
 
@@ -345,9 +370,10 @@ func (g *ring) addDescriptor(fd int) int32 {
 	return at
 }
 
-// dropFile implements mover.
-func (g *ring) dropFile(f *file) error {
-	for _, at := range []*int32{&f.fixed, &f.fixedDirect} {
+// DropFile implements files.Mover.
+func (g *ring) DropFile(f *files.File) error {
+	own := f.Own.(*ringFile)
+	for _, at := range []*int32{&own.fixed, &own.fixedDirect} {
 		if *at < 0 {
 			continue
 		}
@@ -360,8 +386,11 @@ func (g *ring) dropFile(f *file) error {
 	return nil
 }
 
-// close implements mover.
-func (g *ring) close() error {
+// Explain implements files.Mover.
+func (g *ring) Explain(_, remote *files.Memory) string { return explain("io_uring", g.cfg, remote) }
+
+// Close implements files.Mover. It ends what DropFile and DropMemory could not.
+func (g *ring) Close() error {
 	var errs []error
 	g.writers.Wait()
 	if g.token != nil {
@@ -369,12 +398,15 @@ func (g *ring) close() error {
 		e := g.nextEntry()
 		e.opcode, e.fd, e.userData = opNop, -1, cancelTag // ends the keeper's wait
 		g.publish()
-		g.kick()
+		g.Kick()
 		close(g.token)
 		g.keeper.Wait()
 	}
 	if g.fd >= 0 {
 		errs = append(errs, g.unmap(), unix.Close(g.fd))
+	}
+	for p := range g.pins {
+		p.release()
 	}
 	return errors.Join(errs...)
 }

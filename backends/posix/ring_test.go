@@ -3,7 +3,6 @@
 package posix
 
 import (
-	"context"
 	"os"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/files"
 )
 
 // TestCancelsLeaveRoom has cancels that the kernel has not taken, because their callers stand
@@ -20,16 +20,16 @@ func TestCancelsLeaveRoom(t *testing.T) {
 	const size = 8192
 	f := newFile(t, t.TempDir(), size)
 	r := newRig(t, Config{Path: PathRing, Depth: 2}, fileSegment(f, size), size)
-	g := r.b.mover.(*ring)
+	g := r.b.ring
 	b := &driver.Batch{Op: driver.Read, Descs: []driver.Desc{{Len: size, LocalKey: r.local,
 		RemoteKey: r.remote}}}
 	for tag := range uint64(3) {
-		r.b.flights.Mu.Lock()
+		r.b.core.Mu.Lock()
 		for range 4 * len(g.sqes) {
-			g.cancel(&request{slot: 1, f: r.b.requests[0].f, kind: readInto})
+			g.Cancel(&files.Request{Slot: 1, Kind: files.Read})
 		}
 		waiting := int(g.tail - g.sq.head.Load())
-		r.b.flights.Mu.Unlock()
+		r.b.core.Mu.Unlock()
 		require.LessOrEqual(t, waiting, len(g.sqes)-2)
 		require.Positive(t, waiting)
 		require.NoError(t, r.p.Submit(tag, b))
@@ -56,16 +56,15 @@ func TestALockOutlastsTheProcess(t *testing.T) {
 			require.NoError(t, err)
 			defer at.Close()
 			r := newRig(t, Config{Path: PathRing, Buffered: buffered}, fileSegment(at, size), size)
-			for _, file := range r.b.files {
-				theirs, place := file.fd, file.fixed
-				if flags != 0 {
-					theirs, place = file.direct, file.fixedDirect
-				}
-				require.NoError(t, unix.Flock(int(at.Fd()), unix.LOCK_EX|unix.LOCK_NB))
-				require.NoError(t, unix.Flock(theirs, unix.LOCK_EX|unix.LOCK_NB), "another one")
-				require.GreaterOrEqual(t, place, int32(0))
-				require.Equal(t, !buffered, file.mayPast())
+			own := r.file.Own.(*ringFile)
+			theirs, place := r.file.FD, own.fixed
+			if flags != 0 {
+				theirs, place = r.file.Direct, own.fixedDirect
 			}
+			require.NoError(t, unix.Flock(int(at.Fd()), unix.LOCK_EX|unix.LOCK_NB))
+			require.NoError(t, unix.Flock(theirs, unix.LOCK_EX|unix.LOCK_NB), "another one")
+			require.GreaterOrEqual(t, place, int32(0))
+			require.Equal(t, !buffered, r.file.MayPast())
 		}
 	}
 }
@@ -75,20 +74,56 @@ func TestWithoutAPlaceForIt(t *testing.T) {
 	const size = 8192
 	f := newFile(t, t.TempDir(), size)
 	r := newRig(t, Config{Path: PathRing}, fileSegment(f, size), size)
-	r.b.mover.(*ring).files = nil
+	r.b.ring.files = nil
 	other := newFile(t, t.TempDir(), size)
 	m, err := r.b.Register(fileSegment(other, size))
 	require.NoError(t, err)
-	file := m.(*memory).Extent.file
-	require.False(t, file.mayPast())
-	require.Contains(t, file.why, "raise RLIMIT_NOFILE")
-	require.NoError(t, m.Revoke(context.Background()))
+	file := m.(*files.Memory).File
+	require.False(t, file.MayPast())
+	require.Contains(t, file.Why, "raise RLIMIT_NOFILE")
+	require.NoError(t, m.Revoke(t.Context()))
 	direct, err := os.OpenFile(other.Name(), os.O_RDWR|unix.O_DIRECT, 0)
 	require.NoError(t, err)
 	defer direct.Close()
 	_, err = r.b.Register(fileSegment(direct, size))
 	require.ErrorIs(t, err, driver.ErrFull)
 }
+
+// held stands in for memory that others map.
+type held struct {
+	driver.Shared
+	n int
+}
+
+func (h *held) Hold() (release func(), err error) {
+	h.n++
+	return func() { h.n-- }, nil
+}
+
+// TestHoldsEndWithTheRing also where the kernel did not give pinned memory up before.
+func TestHoldsEndWithTheRing(t *testing.T) {
+	const size = 8192
+	b, err := New(Config{Path: PathRing, PinMax: size})
+	require.NoError(t, err)
+	h := &held{}
+	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: size, Mem: make([]byte, size),
+		Shared: h})
+	require.NoError(t, err)
+	if h.n == 0 {
+		require.NoError(t, b.Close())
+		needs(t, "memory cannot be pinned")
+	}
+	b.core.Mover = &keeping{b.core.Mover}
+	require.ErrorIs(t, m.Revoke(t.Context()), unix.EBUSY)
+	require.Equal(t, 1, h.n)
+	require.ErrorIs(t, b.Close(), unix.EBUSY)
+	require.Zero(t, h.n)
+}
+
+// keeping is a kernel that gives no memory up.
+type keeping struct{ files.Mover }
+
+func (k *keeping) DropMemory(*files.Memory) error { return unix.EBUSY }
 
 // TestWhatTheRingDoesNotGiveUp stays taken, and Close says so, until the kernel has given it up:
 // the file with the lock of its program, and the pages of memory.
@@ -103,18 +138,18 @@ func TestWhatTheRingDoesNotGiveUp(t *testing.T) {
 	mem, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: size,
 		Mem: make([]byte, size)})
 	require.NoError(t, err)
-	g, pinned, places := r.b.mover.(*ring), r.b.Pinned(), len(r.b.mover.(*ring).files)
+	g, pinned, places := r.b.ring, r.b.Pinned(), len(r.b.ring.files)
 	ring := g.fd
 	g.fd = -1
-	fileErr, memErr := file.Revoke(context.Background()), mem.Revoke(context.Background())
+	fileErr, memErr := file.Revoke(t.Context()), mem.Revoke(t.Context())
 	g.fd = ring
 	require.Error(t, fileErr)
 	if pinned == 2*size { // without the right to pin there is nothing to end
 		require.Error(t, memErr)
 	}
 	require.Equal(t, pinned, r.b.Pinned())
-	require.NoError(t, file.Revoke(context.Background()))
-	require.NoError(t, mem.Revoke(context.Background()))
+	require.NoError(t, file.Revoke(t.Context()))
+	require.NoError(t, mem.Revoke(t.Context()))
 	require.Equal(t, min(pinned, size), r.b.Pinned())
 	require.Equal(t, places+2, len(g.files))
 	other, err := os.OpenFile(at.Name(), os.O_RDWR, 0)

@@ -192,12 +192,12 @@ func (g *ring) probe() error {
 }
 
 // tryOne has the kernel take a request and end it. A seccomp profile may allow io_uring_setup and
-// refuse io_uring_enter; kick, which waits for memory of the kernel's, would then wait for ever.
+// refuse io_uring_enter; Kick, which waits for memory of the kernel's, would then wait for ever.
 func (g *ring) tryOne() error {
 	e := g.nextEntry()
 	e.opcode, e.fd, e.userData = opNop, -1, cancelTag
 	g.publish()
-	for !g.pending() {
+	for !g.Pending() {
 		errno := g.enter(g.sq.tail.Load()-g.sq.head.Load(), 1)
 		if errno != 0 && errno != syscall.EINTR {
 			return sysErr("io_uring_enter", errno)
@@ -264,14 +264,4 @@ func (g *ring) updateBuffer(at int, mem []byte) error {
 	err := g.register(updateBuffers, unsafe.Pointer(&u), int(unsafe.Sizeof(u)))
 	runtime.KeepAlive(&v)
 	return err
-}
-
-// point names the places in memory of a request, which live as long as it; pointAt its only
-// one.
-func (e *sqe) point(iov []unix.Iovec) {
-	e.addr, e.len = uint64(uintptr(unsafe.Pointer(&iov[0]))), uint32(len(iov))
-}
-
-func (e *sqe) pointAt(v *unix.Iovec) {
-	e.addr, e.len = uint64(uintptr(unsafe.Pointer(v.Base))), uint32(v.Len)
 }

@@ -4,8 +4,6 @@ package posix
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -18,34 +16,50 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/files"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
-// saboteur changes what the kernel has answered, before the backend hears of it.
+// saboteur changes what the kernel has answered, before the backend hears of it. All is guarded by
+// Core.Mu.
 type saboteur struct {
-	mover
-	alter func(l *landing)
-	syncs atomic.Int32 // begun
-	kinds [2]int       // writes, by access
-	mixed int          // of those that began while one of the other kind was under way
+	files.Mover
+	alter    func(l *files.Landing)
+	syncs    atomic.Int32 // begun
+	kinds    [2]int       // writes: through the page cache, past it
+	underWay [2]int       // of those
+	mixed    int          // of those that began while one of the other kind was under way
 }
 
-func (s *saboteur) put(r *request) {
-	if r.kind == syncFile {
+func kind(r *files.Request) int {
+	if r.Past {
+		return direct
+	}
+	return cached
+}
+
+const cached, direct = 0, 1
+
+func (s *saboteur) Put(r *files.Request) {
+	if r.Kind == files.Sync {
 		s.syncs.Add(1)
 	}
-	if r.kind == writeFrom {
-		s.kinds[r.access()]++
-		if r.f.inode.writing[1-r.access()] > 0 {
+	if r.Kind == files.Write {
+		s.kinds[kind(r)]++
+		s.underWay[kind(r)]++
+		if s.underWay[1-kind(r)] > 0 {
 			s.mixed++
 		}
 	}
-	s.mover.put(r)
+	s.Mover.Put(r)
 }
 
-func (s *saboteur) reap(out []landing) int {
-	n := s.mover.reap(out)
+func (s *saboteur) Reap(out []files.Landing) int {
+	n := s.Mover.Reap(out)
 	for i := range out[:n] {
+		if r := out[i].R; r.Kind == files.Write {
+			s.underWay[kind(r)]--
+		}
 		if s.alter != nil {
 			s.alter(&out[i])
 		}
@@ -54,11 +68,11 @@ func (s *saboteur) reap(out []landing) int {
 }
 
 // sabotage puts a saboteur into a rig that is idle.
-func sabotage(r *rig, alter func(l *landing)) *saboteur {
-	r.b.flights.Mu.Lock()
-	defer r.b.flights.Mu.Unlock()
-	s := &saboteur{mover: r.b.mover, alter: alter}
-	r.b.mover = s
+func sabotage(r *rig, alter func(l *files.Landing)) *saboteur {
+	r.b.core.Mu.Lock()
+	defer r.b.core.Mu.Unlock()
+	s := &saboteur{Mover: r.b.core.Mover, alter: alter}
+	r.b.core.Mover = s
 	return s
 }
 
@@ -66,21 +80,21 @@ func sabotage(r *rig, alter func(l *landing)) *saboteur {
 // transfer must be whole all the same.
 func TestPartialAnswers(t *testing.T) {
 	random := rand.New(rand.NewPCG(8, 9)) // reap is called by one goroutine at a time
-	answers := map[string]func(l *landing){
-		"less": func(l *landing) {
-			if l.res > 1 {
-				l.res = 1 + random.IntN(l.res-1)
+	answers := map[string]func(l *files.Landing){
+		"less": func(l *files.Landing) {
+			if l.N > 1 {
+				l.N = 1 + random.IntN(l.N-1)
 			}
 		},
-		"less, of whole blocks": func(l *landing) {
-			if l.res > blockMin {
-				l.res = max(l.res/2, blockMin) &^ (blockMin - 1)
+		"less, of whole blocks": func(l *files.Landing) {
+			if l.N > 4096 {
+				l.N = max(l.N/2, 4096) &^ 4095
 			}
 		},
-		"later": func(l *landing) {
+		"later": func(l *files.Landing) {
 			if random.IntN(3) > 0 {
-				l.res = -int([]syscall.Errno{syscall.EAGAIN, syscall.EINTR,
-					syscall.ECANCELED}[random.IntN(3)])
+				l.Err = []syscall.Errno{syscall.EAGAIN, syscall.EINTR,
+					syscall.ECANCELED}[random.IntN(3)]
 			}
 		},
 	}
@@ -94,7 +108,7 @@ func TestPartialAnswers(t *testing.T) {
 	}
 }
 
-func testPartialAnswers(t *testing.T, cfg Config, alter func(l *landing)) {
+func testPartialAnswers(t *testing.T, cfg Config, alter func(l *files.Landing)) {
 	const size = 3 << 20
 	f := newFile(t, t.TempDir(), size)
 	r := newRig(t, cfg, fileSegment(f, size), size)
@@ -121,7 +135,7 @@ func testPartialAnswers(t *testing.T, cfg Config, alter func(l *landing)) {
 func TestNeverReady(t *testing.T) {
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), 8192), 8192), 8192)
-		sabotage(r, func(l *landing) { l.res = -int(syscall.EAGAIN) })
+		sabotage(r, func(l *files.Landing) { l.Err = syscall.EAGAIN })
 		wantFileError(t, r.move(t, driver.Read, driver.Desc{Len: 8192}), 0, "read", 0,
 			syscall.EAGAIN)
 	})
@@ -133,9 +147,9 @@ func TestDirectRefused(t *testing.T) {
 		const size = 1 << 20
 		r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), size), size), size)
 		refused := 0
-		sabotage(r, func(l *landing) {
-			if l.r.past {
-				l.res = -int(syscall.EINVAL)
+		sabotage(r, func(l *files.Landing) {
+			if l.R.Past {
+				l.Err = syscall.EINVAL
 				refused++
 			}
 		})
@@ -149,84 +163,35 @@ func TestDirectRefused(t *testing.T) {
 	})
 }
 
-// TestDurable counts syncs: none without the option, and for many writes at once fewer than
-// writes, but one after the last.
+// TestDurable asks for one durable write among others: it alone waits for a sync. With
+// Config.Durable each write does.
 func TestDurable(t *testing.T) {
 	bothPaths(t, func(t *testing.T, cfg Config) {
-		const part, parts = 64 << 10, 50
 		for _, cfg.Durable = range []bool{false, true} {
-			r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), part*parts), part*parts),
-				part*parts)
-			s := sabotage(r, nil)
-			if err := r.move(t, driver.Read, driver.Desc{Len: part}); err != nil ||
-				s.syncs.Load() != 0 {
-				t.Fatalf("a read: %v, %d syncs", err, s.syncs.Load())
-			}
-			for i := range uint64(parts) {
-				d := []driver.Desc{{Local: i * part, Remote: i * part, Len: part, LocalKey: r.local,
-					RemoteKey: r.remote}}
-				require.NoError(t, r.p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}))
-			}
-			for left := parts; left > 0; {
-				k, err := r.b.Poll(r.done[:])
-				require.NoError(t, err)
-				left -= k
-			}
-			if n := s.syncs.Load(); cfg.Durable && (n < 1 || n > parts) || !cfg.Durable && n != 0 {
-				t.Errorf("Durable %v: %d syncs for %d writes", cfg.Durable, n, parts)
-			}
+			testDurable(t, cfg)
 		}
 	})
 }
 
-// TestDurableOne asks for one durable write among others: it alone waits for a sync.
-func TestDurableOne(t *testing.T) {
-	bothPaths(t, func(t *testing.T, cfg Config) {
-		const part = 64 << 10
-		r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), 2*part), 2*part), 2*part)
-		s := sabotage(r, nil)
-		for i, durable := range []bool{false, true, false} {
-			before := s.syncs.Load()
-			d := []driver.Desc{{Local: part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
-			batch := driver.Batch{Op: driver.Write, Durable: durable, Descs: d}
-			require.NoError(t, r.p.Submit(uint64(i), &batch))
-			for n := 0; n == 0; {
-				var err error
-				n, err = r.b.Poll(r.done[:])
-				require.NoError(t, err)
-			}
-			if got := s.syncs.Load() - before; got > 0 != durable || r.done[0].Err != nil {
-				t.Errorf("durable %v: %d syncs, %v", durable, got, r.done[0].Err)
-			}
+func testDurable(t *testing.T, cfg Config) {
+	const part = 64 << 10
+	r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), 2*part), 2*part), 2*part)
+	s := sabotage(r, nil)
+	for i, durable := range []bool{false, true, false} {
+		before := s.syncs.Load()
+		d := []driver.Desc{{Local: part, Len: part, LocalKey: r.local, RemoteKey: r.remote}}
+		batch := driver.Batch{Op: driver.Write, Durable: durable, Descs: d}
+		require.NoError(t, r.p.Submit(uint64(i), &batch))
+		for n := 0; n == 0; {
+			var err error
+			n, err = r.b.Poll(r.done[:])
+			require.NoError(t, err)
 		}
-		if r.b.durables != 0 {
-			t.Errorf("%d durable writes are left over", r.b.durables)
+		got := s.syncs.Load() - before
+		if got > 0 != (durable || cfg.Durable) || r.done[0].Err != nil {
+			t.Errorf("durable %v: %d syncs, %v", durable, got, r.done[0].Err)
 		}
-	})
-}
-
-// TestSyncFails has a sync fail: so does each write that it covers, and not the next.
-func TestSyncFails(t *testing.T) {
-	bothPaths(t, func(t *testing.T, cfg Config) {
-		cfg.Durable = true
-		r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), 1<<20), 1<<20), 1<<20)
-		s := sabotage(r, func(l *landing) {
-			if l.r.kind == syncFile {
-				l.res = -int(syscall.EIO)
-			}
-		})
-		err := r.move(t, driver.Write, driver.Desc{Len: 1 << 20})
-		var f *FileError
-		if !errors.As(err, &f) || f.Op != "sync" || !errors.Is(err, syscall.EIO) {
-			t.Errorf("a write whose sync failed: %v", err)
-		}
-		r.b.flights.Mu.Lock()
-		s.alter = nil
-		r.b.flights.Mu.Unlock()
-		if err := r.move(t, driver.Write, driver.Desc{Len: 1 << 20}); err != nil {
-			t.Errorf("the next write: %v", err)
-		}
-	})
+	}
 }
 
 // TestRegistersBuffers counts what is registered with the kernel, and uses it.
@@ -244,8 +209,8 @@ func TestRegistersBuffers(t *testing.T) {
 		t.Fatalf("%d bytes pinned, want %d", n, size)
 	}
 	fixed := 0
-	sabotage(r, func(l *landing) {
-		if l.r.fixed > 0 {
+	sabotage(r, func(l *files.Landing) {
+		if len(l.R.Places) > 0 && r.b.ring.fixed(l.R) > 0 {
 			fixed++
 		}
 	})
@@ -261,10 +226,8 @@ func TestRegistersBuffers(t *testing.T) {
 	if n := r.b.Pinned(); n != size {
 		t.Errorf("%d bytes pinned, want %d still", n, size)
 	}
-	for _, m := range append(r.b.flights.All(), second.(*memory)) {
-		if err := m.Revoke(context.Background()); err != nil {
-			t.Error(err)
-		}
+	for _, m := range []driver.Memory{r.l, second} {
+		require.NoError(t, m.Revoke(t.Context()))
 	}
 	if n := r.b.Pinned(); n != 0 {
 		t.Errorf("%d bytes pinned when all memory is closed", n)

@@ -87,21 +87,47 @@ func sleepBesidePoller(t *testing.T, rounds int64) {
 }
 
 // TestBellsOff turns the kernel's bells off right after a landing that the kernel was to tell of.
-// It may find them off before it has told, so the sleeper is woken from here; before Linux 5.8 they
-// stay on.
+// It may find them off before it has told, so the sleeper is woken from here.
 func TestBellsOff(t *testing.T) {
 	f := newFile(t, t.TempDir(), 4096)
 	r := newRig(t, Config{Path: PathRing}, fileSegment(f, 4096), 4096)
-	g := r.b.mover.(*ring)
+	g := r.b.ring
 	_, err := r.b.Arm()
 	require.NoError(t, err)
-	r.b.flights.Mu.Lock()
+	r.b.core.Mu.Lock()
 	require.True(t, g.bells)
-	r.b.noteTold(0)
+	g.armed.Store(false) // as Reap does
+	g.rung = true
 	g.flying++ // another request, of which the keeper is to look after
-	g.listen(true, r.b.armed.Load())
+	g.Listen(true)
 	g.flying--
-	r.b.flights.Mu.Unlock()
-	g.kick()
-	require.Equal(t, g.cq.flags != nil, readable(r.b.FD()))
+	r.b.core.Mu.Unlock()
+	g.Kick()
+	require.True(t, r.b.core.Event.Drain())
+}
+
+// TestBellsOn has a completion come between two looks, while the kernel's bells are off: the
+// sleeper is woken when they are on again.
+func TestBellsOn(t *testing.T) {
+	f := newFile(t, t.TempDir(), 4096)
+	r := newRig(t, Config{Path: PathRing}, fileSegment(f, 4096), 4096)
+	g := r.b.ring
+	_, err := r.b.Arm()
+	require.NoError(t, err)
+	r.b.core.Mu.Lock()
+	g.flying++
+	g.Listen(true)
+	g.flying--
+	require.False(t, g.bells)
+	e := g.nextEntry()
+	e.opcode, e.fd, e.userData = opNop, -1, cancelTag
+	g.publish()
+	for !g.Pending() {
+		g.enter(g.sq.tail.Load()-g.sq.head.Load(), 1)
+	}
+	g.Listen(false)
+	require.True(t, g.bells)
+	r.b.core.Mu.Unlock()
+	g.Kick()
+	require.True(t, r.b.core.Event.Drain())
 }

@@ -4,6 +4,7 @@ package posix
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -14,24 +15,28 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/ownfiles"
+	"github.com/sluicehq/sluice/internal/files"
 	"github.com/sluicehq/sluice/internal/testing/disk"
 )
 
 // lossyDisk stands in for a disk that loses bytes: the first sync ends only when it is let, and
 // then with EIO; those after it end well, as Linux has it. All is guarded by flights.Mu.
 type lossyDisk struct {
-	mover
-	held  *landing // the end of the first sync
-	let   bool
-	syncs int
+	files.Mover
+	held   *files.Landing // the end of the first sync
+	let    bool
+	syncs  int
+	writes int
 }
 
-func (d *lossyDisk) reap(out []landing) int {
-	n := d.mover.reap(out[:len(out)-1])
+func (d *lossyDisk) Reap(out []files.Landing) int {
+	n := d.Mover.Reap(out[:len(out)-1])
 	kept := 0
 	for _, l := range out[:n] {
-		if l.r.kind == syncFile {
+		if l.R.Kind == files.Write {
+			d.writes++
+		}
+		if l.R.Kind == files.Sync {
 			if d.syncs++; d.syncs == 1 {
 				d.held = &l
 				continue
@@ -41,7 +46,7 @@ func (d *lossyDisk) reap(out []landing) int {
 		kept++
 	}
 	if d.held != nil && d.let {
-		out[kept] = landing{d.held.r, -int(syscall.EIO)}
+		out[kept] = files.Landing{R: d.held.R, Err: syscall.EIO}
 		d.held = nil
 		kept++
 	}
@@ -67,9 +72,9 @@ func (r *rig) when(t *testing.T, what string, met func() bool) map[uint64]error 
 		for _, c := range r.done[:k] {
 			ended[c.Tag] = c.Err
 		}
-		r.b.flights.Mu.Lock()
+		r.b.core.Mu.Lock()
 		is := met()
-		r.b.flights.Mu.Unlock()
+		r.b.core.Mu.Unlock()
 		if is {
 			return ended
 		}
@@ -95,33 +100,28 @@ func TestFailedSyncFailsAllAccepted(t *testing.T) {
 		first := r.remote
 		second, _, err := r.p.Import(token)
 		require.NoError(t, err)
-		disk := &lossyDisk{mover: r.b.mover}
-		r.b.flights.Mu.Lock()
-		r.b.mover = disk
-		r.b.flights.Mu.Unlock()
+		disk := &lossyDisk{Mover: r.b.core.Mover}
+		r.b.core.Mu.Lock()
+		r.b.core.Mover = disk
+		r.b.core.Mu.Unlock()
 
 		r.durableWrite(t, 1, 0, part)
 		none := r.when(t, "the first sync", func() bool { return disk.held != nil })
 		require.Empty(t, none)
 		r.remote = second
 		r.durableWrite(t, 2, 1, part)
-		inode := m.(*memory).Extent.file.inode
-		none = r.when(t, "the second write", func() bool { return len(inode.tosync) == 1 })
+		none = r.when(t, "the second write", func() bool { return disk.writes == 2 })
 		require.Empty(t, none)
-		r.b.flights.Mu.Lock()
+		r.b.core.Mu.Lock()
 		disk.let = true
-		r.b.flights.Mu.Unlock()
-		r.b.serve()
-		ended := r.when(t, "the end of both", func() bool { return r.b.durables == 0 })
-		if len(ended) < 2 {
-			for tag, err := range r.when(t, "both", func() bool {
-				return r.b.flights.Done.Ready() == 0
-			}) {
-				ended[tag] = err
-			}
+		r.b.core.Mu.Unlock()
+		r.b.core.Serve()
+		ended := map[uint64]error{}
+		for len(ended) < 2 {
+			maps.Copy(ended, r.when(t, "an end", func() bool { return true }))
 		}
 		for _, tag := range []uint64{1, 2} {
-			var why *FileError
+			var why *driver.FileError
 			require.ErrorAs(t, ended[tag], &why, "write %d", tag)
 			require.Equal(t, "sync", why.Op)
 			require.ErrorIs(t, why, syscall.EIO)
@@ -129,22 +129,6 @@ func TestFailedSyncFailsAllAccepted(t *testing.T) {
 		r.remote = first
 		r.durableWrite(t, 3, 2, part)
 		require.NoError(t, r.outcome(t, 3))
-	})
-}
-
-// TestNoDurableWithoutADescriptorOfOurOwn: where a file cannot be opened once more, as without
-// /proc, its writes are not durable, and say so. All else goes on.
-func TestNoDurableWithoutADescriptorOfOurOwn(t *testing.T) {
-	reopen = func(int, int) (int, error) { return -1, syscall.ENOENT }
-	defer func() { reopen = ownfiles.Reopen }()
-	bothPaths(t, func(t *testing.T, cfg Config) {
-		r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), 4096), 4096), 4096)
-		d := driver.Desc{Len: 4096, LocalKey: r.local, RemoteKey: r.remote}
-		batch := driver.Batch{Op: driver.Write, Durable: true, Descs: []driver.Desc{d}}
-		err := r.p.Submit(1, &batch)
-		require.ErrorIs(t, err, driver.ErrNotSupported)
-		require.ErrorContains(t, err, "/proc")
-		require.NoError(t, r.move(t, driver.Write, d))
 	})
 }
 

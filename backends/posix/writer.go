@@ -2,6 +2,8 @@
 
 package posix
 
+import "github.com/sluicehq/sluice/internal/files"
+
 // writer does the short writes to one regular file that go through the page cache, one after the
 // other, in a goroutine that lives while there are some. Most filesystems take such writes one at a
 // time and let none begin that might wait, so io_uring has a thread of the kernel do each of them,
@@ -10,10 +12,10 @@ package posix
 type writer struct {
 	g    *ring
 	run  func() // write, made once: to start it allocates nothing
-	hand [reapMax]landing
+	hand [files.ReapMax]files.Landing
 
-	// Guarded by flights.Mu.
-	todo  []*request // at most Config.Depth
+	// Guarded by Core.Mu.
+	todo  []*files.Request // at most Config.Depth
 	awake bool
 }
 
@@ -22,20 +24,25 @@ const writerBytes = 256 << 10
 
 // newWriter makes the writer of a file: at its first short write, since most files have none.
 func (g *ring) newWriter() *writer {
-	s := &writer{g: g, todo: make([]*request, 0, g.b.cfg.Depth)}
+	s := &writer{g: g, todo: make([]*files.Request, 0, g.cfg.Depth)}
 	s.run = s.write
 	return s
 }
 
-// writers reports whether a request is for the writer of its file.
-func (r *request) writers() bool {
-	return r.kind == writeFrom && !r.past && r.n <= inlineMax && r.f.writes
+// writes returns the file of a request that is for its writer, nil for io_uring.
+func writes(r *files.Request) *ringFile {
+	if r.Kind == files.Write && !r.Past && r.N <= inlineMax {
+		if f := r.File.Own.(*ringFile); f.writes {
+			return f
+		}
+	}
+	return nil
 }
 
-// add hands over a request. The next kick starts the goroutine.
+// add hands over a request. The next Kick starts the goroutine.
 //
-// Preconditions: flights.Mu is held.
-func (s *writer) add(r *request) {
+// Preconditions: core.Mu is held.
+func (s *writer) add(r *files.Request) {
 	s.todo = append(s.todo, r)
 	if !s.awake {
 		s.awake = true
@@ -53,8 +60,8 @@ func (g *ring) raise() {
 }
 
 func (g *ring) nextRising() *writer {
-	g.b.flights.Mu.Lock()
-	defer g.b.flights.Mu.Unlock()
+	g.core.Mu.Lock()
+	defer g.core.Mu.Unlock()
 	n := len(g.rising)
 	if n == 0 {
 		g.risen.Store(false)
@@ -72,22 +79,22 @@ func (s *writer) write() {
 	defer s.g.writers.Done()
 	for n := s.take(); n > 0; n = s.take() {
 		for i := range s.hand[:n] {
-			s.hand[i].res = s.hand[i].r.run()
+			s.hand[i] = run(s.hand[i].R)
 		}
 		s.g.deliver(s.hand[:n])
 		for s.g.written.Load() > 0 {
-			s.g.b.serve()
+			s.g.core.Serve()
 		}
 	}
 }
 
 // take takes some requests in hand, and returns how many.
 func (s *writer) take() (n int) {
-	s.g.b.flights.Mu.Lock()
-	defer s.g.b.flights.Mu.Unlock()
+	s.g.core.Mu.Lock()
+	defer s.g.core.Mu.Unlock()
 	for bytes := uint64(0); n < len(s.todo) && n < len(s.hand) && bytes < writerBytes; n++ {
-		s.hand[n].r = s.todo[n]
-		bytes += s.todo[n].n
+		s.hand[n].R = s.todo[n]
+		bytes += s.todo[n].N
 	}
 	rest := copy(s.todo, s.todo[n:])
 	clear(s.todo[rest:])
@@ -97,20 +104,17 @@ func (s *writer) take() (n int) {
 }
 
 // deliver has what was written be reaped.
-func (g *ring) deliver(list []landing) {
-	g.b.flights.Mu.Lock()
-	defer g.b.flights.Mu.Unlock()
+func (g *ring) deliver(list []files.Landing) {
+	g.core.Mu.Lock()
+	defer g.core.Mu.Unlock()
 	g.landed = append(g.landed, list...)
 	g.written.Store(int32(len(g.landed)))
 	clear(list)
 }
 
-// reapWritten is reap for what writers have done.
-func (g *ring) reapWritten(out []landing) int {
-	n := copy(out, g.landed)
-	rest := copy(g.landed, g.landed[n:])
-	clear(g.landed[rest:])
-	g.landed = g.landed[:rest]
-	g.written.Store(int32(rest))
+// reapWritten is Reap for what writers have done.
+func (g *ring) reapWritten(out []files.Landing) int {
+	n := takeFirst(out, &g.landed)
+	g.written.Store(int32(len(g.landed)))
 	return n
 }

@@ -20,7 +20,7 @@ func TestWriter(t *testing.T) {
 	const size, entry, count = 1 << 20, 656, 600
 	f := newFile(t, t.TempDir(), size)
 	r := newRig(t, Config{Path: PathRing, Buffered: true, Depth: 16}, fileSegment(f, size), size)
-	g := r.b.mover.(*ring)
+	g := r.b.ring
 	for i := range r.mem {
 		r.mem[i] = byte(i * 7)
 	}

@@ -118,8 +118,8 @@ typedef int CUFileBoolConfigParameter_t;
 	X(ssize_t, cuFileWrite, (CUfileHandle_t, const void *, size_t, off_t, off_t))
 
 /*
- * NULL where the library is older: versions from 1.8, batches from 1.6, streams from 1.7,
- * parameters from 1.14 on.
+ * NULL where the library is older: versions from 1.8, batches from 1.6, parameters
+ * from 1.14 on.
  */
 #define SL_CUFILE_OPTIONAL_CALLS(X)                                                                \
 	X(CUfileError_t, cuFileGetVersion, (int *))                                                \
@@ -130,12 +130,6 @@ typedef int CUFileBoolConfigParameter_t;
 	  (CUfileBatchHandle_t, unsigned, unsigned *, CUfileIOEvents_t *, struct timespec *))      \
 	X(CUfileError_t, cuFileBatchIOCancel, (CUfileBatchHandle_t))                               \
 	X(void, cuFileBatchIODestroy, (CUfileBatchHandle_t))                                       \
-	X(CUfileError_t, cuFileReadAsync,                                                          \
-	  (CUfileHandle_t, void *, size_t *, off_t *, off_t *, ssize_t *, CUstream))               \
-	X(CUfileError_t, cuFileWriteAsync,                                                         \
-	  (CUfileHandle_t, void *, size_t *, off_t *, off_t *, ssize_t *, CUstream))               \
-	X(CUfileError_t, cuFileStreamRegister, (CUstream, unsigned))                               \
-	X(CUfileError_t, cuFileStreamDeregister, (CUstream))                                       \
 	X(CUfileError_t, cuFileGetParameterBool, (CUFileBoolConfigParameter_t, bool *))
 
 #endif

@@ -66,10 +66,9 @@ func (e *Error) Error() string {
 		text = "an error that sluice does not know"
 	}
 	if e.Result != 0 {
-		return fmt.Sprintf("%s: cuFile answers %d, %s (CUDA result %d)", e.Call, e.Code, text,
-			e.Result)
+		text += fmt.Sprintf(" (CUDA result %d)", e.Result)
 	}
-	return fmt.Sprintf("%s: cuFile answers %d, %s", e.Call, e.Code, text)
+	return fmt.Sprintf("%s: cuFile answers %d, %s; see its log", e.Call, e.Code, text)
 }
 
 // words are those of the API reference, for what a program meets.
@@ -104,7 +103,6 @@ var words = map[int]string{
 	5035: "a batch could not be submitted",
 	5036: "no room to pin memory of the device",
 	5037: "the batch is full",
-	5038: "streams are not supported",
 }
 
 // Codes of cuFile that are not failures of a registration.
@@ -116,28 +114,14 @@ const (
 // Facts are what the library says of itself. Those of int8 are 1, 0, or -1: it does not say.
 type Facts struct {
 	Version              int // 1140 for 1.14; 0: older than 1.8
-	Batches, Streams     bool
-	AllowCompat          int8 // by its configuration
-	ForceCompat          int8
-	PCIP2PDMA            int8 // without nvidia-fs, by the kernel's own means
-	NVFSMajor, NVFSMinor int  // of nvidia-fs; 0.0: it is not loaded
-	StatusFlags          uint32
-	ControlFlags         uint32
-	FeatureFlags         uint32
+	Batches              bool
+	ForceCompat          int8   // by its configuration
+	PCIP2PDMA            int8   // without nvidia-fs, by the kernel's own means
+	NVFSMajor, NVFSMinor int    // of nvidia-fs; 0.0: it is not loaded
 	BatchMax             int    // entries; 0: it does not say
 	DirectMax, PinnedMax uint64 // bytes
-	CacheMax, PerBuffer  uint64
+	CacheMax             uint64
 }
-
-// Way is how requests are handed to the library.
-type Way int
-
-// The ways.
-const (
-	One    Way = iota // cuFileRead and cuFileWrite, one in each thread
-	Batch             // cuFileBatchIOSubmit
-	Stream            // cuFileReadAsync and cuFileWriteAsync
-)
 
 // Request is a read or write of one range. It goes from Go to C as it is.
 type Request struct {
@@ -151,7 +135,7 @@ type Request struct {
 	_            uint32
 }
 
-// Kind is what a request is. An edge is a write of less than whole blocks, at most Edge bytes,
+// Kind is what a request is. An edge is a write of less than whole blocks, at most EdgeMax bytes,
 // which goes by way of the host.
 type Kind uint16
 
@@ -159,12 +143,11 @@ type Kind uint16
 const (
 	Read Kind = iota
 	Write
-	EdgeOfDevice
-	EdgeOfHost
+	Edge
 )
 
-// Edge bounds an edge, in bytes.
-const Edge = 8192
+// EdgeMax bounds an edge, in bytes.
+const EdgeMax = 8192
 
 // Devices is how many devices a mover knows: ordinals are below.
 const Devices = 64

@@ -80,20 +80,14 @@ CUfileError_t sl_cufile_facts(struct sl_cufile_facts *f)
 	f->batches = f->version && sl_cufile.cuFileBatchIOSetUp && sl_cufile.cuFileBatchIOSubmit &&
 		     sl_cufile.cuFileBatchIOGetStatus && sl_cufile.cuFileBatchIOCancel &&
 		     sl_cufile.cuFileBatchIODestroy;
-	f->streams = sl_cufile.cuFileReadAsync && sl_cufile.cuFileWriteAsync;
-	f->allow_compat = parameter(CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE);
 	f->force_compat = parameter(CUFILE_PARAM_FORCE_COMPAT_MODE);
 	f->p2pdma = parameter(CUFILE_PARAM_USE_PCIP2PDMA);
 	f->nvfs_major = p.nvfs.major_version;
 	f->nvfs_minor = p.nvfs.minor_version;
-	f->status_flags = p.nvfs.dstatusflags;
-	f->control_flags = p.nvfs.dcontrolflags;
-	f->feature_flags = p.fflags;
 	f->batch_max = p.max_batch_io_size;
 	f->direct_max = (uint64_t)p.nvfs.max_direct_io_size << 10;
 	f->pinned_max = (uint64_t)p.max_device_pinned_mem_size << 10;
 	f->cache_max = (uint64_t)p.max_device_cache_size << 10;
-	f->per_buffer = (uint64_t)p.per_buffer_cache_size << 10;
 	return rc;
 }
 

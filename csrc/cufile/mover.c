@@ -38,11 +38,11 @@ static int prepare(struct sl_cufile_mover *m, unsigned most)
 		struct sl_cufile_worker *l = &m->worker[i];
 
 		l->mover = m;
-		l->most = m->way == SL_CUFILE_ONE ? 1 : most;
+		l->most = most;
 		l->params = calloc(most, sizeof *l->params);
 		l->events = calloc(most, sizeof *l->events);
-		l->flights = calloc(most, sizeof *l->flights);
-		if (!l->params || !l->events || !l->flights)
+		l->told = calloc(most, sizeof *l->told);
+		if (!l->params || !l->events || !l->told)
 			return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < m->workers && !rc; i++)
@@ -51,7 +51,7 @@ static int prepare(struct sl_cufile_mover *m, unsigned most)
 }
 
 int sl_cufile_mover_open(struct sl_cufile_mover **mover, struct sl_cuda_ends *ends, uint32_t slots,
-			 uint32_t workers, enum sl_cufile_way way, unsigned most)
+			 uint32_t workers, unsigned most)
 {
 	struct sl_cufile_mover *m = calloc(1, sizeof *m);
 	int rc;
@@ -59,7 +59,6 @@ int sl_cufile_mover_open(struct sl_cufile_mover **mover, struct sl_cuda_ends *en
 	if (!m)
 		return -ENOMEM;
 	m->ends = ends;
-	m->way = way;
 	m->slots = slots;
 	m->workers = workers;
 	pthread_mutex_init(&m->lock, NULL);
@@ -86,7 +85,7 @@ void sl_cufile_mover_close(struct sl_cufile_mover *m)
 		sl_cufile_discard(l);
 		free(l->params);
 		free(l->events);
-		free(l->flights);
+		free(l->told);
 	}
 	for (int i = 0; i < SL_CUFILE_DEVICES; i++)
 		if (m->context[i])

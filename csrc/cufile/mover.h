@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libcufile, opened at run time, and requests that a few threads hand to it: one by one, as
- * batches, or on streams. A request has a number, its slot, and ends once, in the ends: with the
+ * libcufile, opened at run time, and requests that a few threads hand to it: one by one or
+ * as batches. A request has a number, its slot, and ends once, in the ends: with the
  * bytes that were moved, or minus an errno, or minus an error of cuFile (from 5000 on).
  */
 #ifndef SLUICE_CUFILE_MOVER_H
@@ -33,18 +33,16 @@ int sl_cufile_load(const char *path, const char *log, char *why, size_t size);
 /* What the library says of itself. -1: it does not say. */
 struct sl_cufile_facts {
 	int32_t version; /* 1140 for 1.14; 0: older than 1.8 */
-	int32_t batches, streams;
-	int32_t allow_compat, force_compat, p2pdma;
-	uint32_t nvfs_major, nvfs_minor, status_flags, control_flags, feature_flags;
-	uint32_t batch_max, reserved;
-	uint64_t direct_max, pinned_max, cache_max, per_buffer; /* bytes */
+	int32_t batches;
+	int32_t force_compat, p2pdma;
+	uint32_t nvfs_major, nvfs_minor;
+	uint32_t batch_max;
+	uint64_t direct_max, pinned_max, cache_max; /* bytes */
 };
 CUfileError_t sl_cufile_facts(struct sl_cufile_facts *f);
 
 #define SL_CUFILE_DEVICES 64
 #define SL_CUFILE_BATCH_MAX 256
-
-enum sl_cufile_way { SL_CUFILE_ONE, SL_CUFILE_BATCH, SL_CUFILE_STREAM };
 
 struct sl_cufile_request {
 	uint64_t handle, base, offset; /* memory: base as it was registered, and where in it */
@@ -56,29 +54,18 @@ struct sl_cufile_request {
 };
 
 /*
- * What a request is. An edge is a write of less than whole blocks, of at most SL_CUFILE_EDGE bytes:
- * cuFile would write the rest of the blocks, too, as it was before, and undo what others write
- * there meanwhile. It goes by way of the host.
+ * What a request is. An edge is a write of less than whole blocks, of at most SL_CUFILE_EDGE_MAX
+ * bytes: cuFile would write the rest of the blocks, too, as it was before, and undo what others
+ * write there meanwhile. It goes by way of the host.
  */
 enum sl_cufile_kind {
 	SL_CUFILE_READ,
 	SL_CUFILE_WRITE,
-	SL_CUFILE_EDGE_OF_DEVICE,
-	SL_CUFILE_EDGE_OF_HOST
+	SL_CUFILE_EDGE
 };
-#define SL_CUFILE_EDGE 8192
+#define SL_CUFILE_EDGE_MAX 8192
 
 struct sl_cufile_mover;
-
-/*
- * What only streams and batches need, in memory of ours: cuFile reads and writes it while a request
- * runs.
- */
-struct sl_cufile_flight {
-	size_t size;
-	off_t at, offset;
-	ssize_t moved;
-};
 
 /* A thread. All but `mover` is its own. */
 struct sl_cufile_worker {
@@ -90,14 +77,14 @@ struct sl_cufile_worker {
 	CUfileBatchHandle_t batch; /* NULL: to be made */
 	CUfileIOParams_t *params;
 	CUfileIOEvents_t *events;
-	struct sl_cufile_flight *flights;
+	/* of each entry of a batch. 0: not told yet; 1: its end; below: its error, until all end */
+	ssize_t *told;
 	CUstream stream[SL_CUFILE_DEVICES]; /* NULL: to be made */
-	char edge[SL_CUFILE_EDGE];
+	char edge[SL_CUFILE_EDGE_MAX];
 };
 
 struct sl_cufile_mover {
 	struct sl_cuda_ends *ends;
-	enum sl_cufile_way way;
 	uint32_t slots, workers;
 	uint32_t *cancel; /* by slot: not to be begun any more; written by Go */
 	pthread_mutex_t lock;
@@ -116,7 +103,7 @@ struct sl_cufile_mover {
  * nothing to close.
  */
 int sl_cufile_mover_open(struct sl_cufile_mover **mover, struct sl_cuda_ends *ends, uint32_t slots,
-			 uint32_t workers, enum sl_cufile_way way, unsigned most);
+			 uint32_t workers, unsigned most);
 /* Nothing is under way. */
 void sl_cufile_mover_close(struct sl_cufile_mover *m);
 

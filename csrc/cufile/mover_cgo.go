@@ -36,12 +36,10 @@ const (
 	_ = uint(Devices - C.SL_CUFILE_DEVICES)
 	_ = uint(C.SL_CUFILE_BATCH_MAX - BatchMax)
 	_ = uint(BatchMax - C.SL_CUFILE_BATCH_MAX)
+	_ = uint(C.SL_CUFILE_EDGE_MAX - EdgeMax)
+	_ = uint(EdgeMax - C.SL_CUFILE_EDGE_MAX)
 	_ = uint(C.SL_CUFILE_EDGE - Edge)
 	_ = uint(Edge - C.SL_CUFILE_EDGE)
-	_ = uint(C.SL_CUFILE_EDGE_OF_HOST - EdgeOfHost)
-	_ = uint(EdgeOfHost - C.SL_CUFILE_EDGE_OF_HOST)
-	_ = uint(C.SL_CUFILE_STREAM - Stream)
-	_ = uint(Stream - C.SL_CUFILE_STREAM)
 )
 
 // before says whether cuInit has succeeded.
@@ -91,15 +89,13 @@ func Look() (Facts, error) {
 		return Facts{}, result("get driver properties", rc)
 	}
 	return Facts{
-		Version: int(f.version), Batches: f.batches != 0, Streams: f.streams != 0,
-		AllowCompat: int8(f.allow_compat), ForceCompat: int8(f.force_compat),
-		PCIP2PDMA: int8(f.p2pdma),
-		NVFSMajor: int(f.nvfs_major), NVFSMinor: int(f.nvfs_minor),
-		StatusFlags: uint32(f.status_flags), ControlFlags: uint32(f.control_flags),
-		FeatureFlags: uint32(f.feature_flags),
-		BatchMax:     int(f.batch_max),
-		DirectMax:    uint64(f.direct_max), PinnedMax: uint64(f.pinned_max),
-		CacheMax: uint64(f.cache_max), PerBuffer: uint64(f.per_buffer),
+		Version: int(f.version), Batches: f.batches != 0,
+		ForceCompat: int8(f.force_compat),
+		PCIP2PDMA:   int8(f.p2pdma),
+		NVFSMajor:   int(f.nvfs_major), NVFSMinor: int(f.nvfs_minor),
+		BatchMax:  int(f.batch_max),
+		DirectMax: uint64(f.direct_max), PinnedMax: uint64(f.pinned_max),
+		CacheMax: uint64(f.cache_max),
 	}, nil
 }
 
@@ -111,12 +107,12 @@ type Mover struct {
 }
 
 // OpenMover makes as many threads. slots is a power of two and at most the places of the ends; most
-// is how many requests a thread hands over at a time, where the way has it. Load must have
-// succeeded. Implements: int sl_cufile_mover_open(struct sl_cufile_mover **mover, ...)
-func OpenMover(ends *cuda.Ends, slots, workers int, way Way, most int) (*Mover, error) {
+// is how many requests a thread hands over at a time, as a batch; 1: by single calls. Load must
+// have succeeded. Implements: int sl_cufile_mover_open(struct sl_cufile_mover **mover, ...)
+func OpenMover(ends *cuda.Ends, slots, workers, most int) (*Mover, error) {
 	m := &Mover{}
 	if rc := C.sl_cufile_mover_open(&m.c, (*C.struct_sl_cuda_ends)(ends.Pointer()),
-		C.uint32_t(slots), C.uint32_t(workers), uint32(way), C.unsigned(most)); rc != 0 {
+		C.uint32_t(slots), C.uint32_t(workers), C.unsigned(most)); rc != 0 {
 		return nil, fmt.Errorf("start threads for cuFile: %w", syscall.Errno(-rc))
 	}
 	m.cancels = unsafe.Slice((*uint32)(unsafe.Pointer(m.c.cancel)), slots)

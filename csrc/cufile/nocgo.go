@@ -36,7 +36,7 @@ type mover interface {
 }
 
 // OpenMover answers a *driver.UnavailableError.
-func OpenMover(*cuda.Ends, int, int, Way, int) (*Mover, error) { return nil, Load("", "") }
+func OpenMover(*cuda.Ends, int, int, int) (*Mover, error) { return nil, Load("", "") }
 
 // Open answers a *driver.UnavailableError.
 func Open(int) (uint64, error) { return 0, Load("", "") }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a thread does with requests: one by one, as a batch, or on a stream. */
+/* What a thread does with requests: one by one or as a batch. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
@@ -46,15 +46,7 @@ static int stream_of(struct sl_cufile_worker *l, unsigned device)
 	rc = sl_cu.cuStreamCreateWithPriority(&l->stream[device], CU_STREAM_NON_BLOCKING, lowest);
 	if (rc)
 		l->stream[device] = NULL;
-	else if (l->mover->way == SL_CUFILE_STREAM && sl_cufile.cuFileStreamRegister)
-		/* faster with it, no more */
-		(void)sl_cufile.cuFileStreamRegister(l->stream[device], 0);
 	return rc;
-}
-
-static int settled(struct sl_cufile_worker *l, unsigned device)
-{
-	return sl_cuda_settled(sl_cu.cuStreamSynchronize(l->stream[device]), l->stream[device]);
 }
 
 static int fetch(struct sl_cufile_worker *l, const struct sl_cufile_request *r)
@@ -62,20 +54,15 @@ static int fetch(struct sl_cufile_worker *l, const struct sl_cufile_request *r)
 	SL_CUDA_TRY(stream_of(l, r->device));
 	SL_CUDA_TRY(
 	    sl_cu.cuMemcpyDtoHAsync_v2(l->edge, r->base + r->offset, r->len, l->stream[r->device]));
-	return settled(l, r->device);
+	return sl_cuda_settled(sl_cu.cuStreamSynchronize(l->stream[r->device]),
+			       l->stream[r->device]);
 }
 
 static void write_edge(struct sl_cufile_worker *l, const struct sl_cufile_request *r)
 {
-	const void *from = (const void *)(uintptr_t)(r->base + r->offset);
-	ssize_t n;
-	int rc = 0;
+	int rc = fetch(l, r);
+	ssize_t n = rc ? -1 : pwrite(r->fd, l->edge, r->len, (off_t)r->at);
 
-	if (r->kind == SL_CUFILE_EDGE_OF_DEVICE) {
-		rc = fetch(l, r);
-		from = l->edge;
-	}
-	n = rc ? -1 : pwrite(r->fd, from, r->len, (off_t)r->at);
 	end(l, r, rc ? -EIO : n < 0 ? -errno : n, rc);
 }
 
@@ -87,7 +74,7 @@ static unsigned sift(struct sl_cufile_worker *l, unsigned n)
 	for (unsigned i = 0; i < n; i++)
 		if (__atomic_load_n(&l->mover->cancel[l->taken[i].slot], __ATOMIC_SEQ_CST))
 			end(l, &l->taken[i], -ECANCELED, 0);
-		else if (l->taken[i].kind >= SL_CUFILE_EDGE_OF_DEVICE)
+		else if (l->taken[i].kind == SL_CUFILE_EDGE)
 			write_edge(l, &l->taken[i]);
 		else
 			l->taken[kept++] = l->taken[i];
@@ -114,12 +101,6 @@ static void one(struct sl_cufile_worker *l, const struct sl_cufile_request *r)
 	else
 		rc = sl_cufile.cuFileRead(h, base, r->len, (off_t)r->at, (off_t)r->offset);
 	end(l, r, outcome(rc, errno), 0);
-}
-
-static void one_by_one(struct sl_cufile_worker *l, unsigned first, unsigned n)
-{
-	for (unsigned i = first; i < first + n; i++)
-		one(l, &l->taken[i]);
 }
 
 static void lessen(struct sl_cufile_worker *l, unsigned most)
@@ -163,7 +144,7 @@ static bool submit_batch(struct sl_cufile_worker *l, unsigned first, unsigned n)
 		p->fh = (CUfileHandle_t)(uintptr_t)r->handle;
 		p->opcode = r->kind == SL_CUFILE_WRITE ? CUFILE_WRITE : CUFILE_READ;
 		p->cookie = &l->taken[first + i];
-		l->flights[i].moved = 0;
+		l->told[i] = 0;
 	}
 	return sl_cufile.cuFileBatchIOSubmit(l->batch, n, l->params, 0).err == 0;
 }
@@ -213,16 +194,16 @@ static void await_batch(struct sl_cufile_worker *l, unsigned first, unsigned n)
 			size_t at = (size_t)(r - &l->taken[first]);
 
 			if (e->status == CUFILE_WAITING || e->status == CUFILE_PENDING || at >= n ||
-			    l->flights[at].moved)
+			    l->told[at])
 				continue;
-			l->flights[at].moved = 1; /* told, or to be told */
+			l->told[at] = 1;
 			left--;
 			if (judge(e) >= 0) {
 				end(l, r, judge(e), 0);
 				continue;
 			}
 			stale = stale || e->status == CUFILE_TIMEOUT;
-			l->flights[at].moved = judge(e);
+			l->told[at] = judge(e);
 			failed++;
 		}
 		if (left == before)
@@ -233,9 +214,8 @@ static void await_batch(struct sl_cufile_worker *l, unsigned first, unsigned n)
 	if (stale || left)
 		drop_batch(l);
 	for (unsigned i = 0; i < n && (failed || left); i++)
-		if (l->flights[i].moved <= 0)
-			end(l, &l->taken[first + i],
-			    l->flights[i].moved ? l->flights[i].moved : -EIO, 0);
+		if (l->told[i] <= 0)
+			end(l, &l->taken[first + i], l->told[i] ? l->told[i] : -EIO, 0);
 }
 
 /* A batch that the library does not take is halved; what it takes in no batch goes by itself. */
@@ -258,41 +238,6 @@ static void as_batch(struct sl_cufile_worker *l, unsigned first, unsigned n)
 	}
 }
 
-static void on_stream(struct sl_cufile_worker *l, unsigned n)
-{
-	unsigned device = l->taken[0].device, begun = 0;
-	CUfileError_t rc = {0, 0};
-	int waited;
-
-	if (stream_of(l, device)) {
-		lessen(l, 1);
-		one_by_one(l, 0, n);
-		return;
-	}
-	for (; begun < n; begun++) {
-		const struct sl_cufile_request *r = &l->taken[begun];
-		struct sl_cufile_flight *f = &l->flights[begun];
-		CUfileHandle_t h = (CUfileHandle_t)(uintptr_t)r->handle;
-		void *base = (void *)(uintptr_t)r->base;
-
-		*f = (struct sl_cufile_flight){r->len, (off_t)r->at, (off_t)r->offset, 0};
-		rc = r->kind == SL_CUFILE_WRITE
-			 ? sl_cufile.cuFileWriteAsync(h, base, &f->size, &f->at, &f->offset,
-						      &f->moved, l->stream[device])
-			 : sl_cufile.cuFileReadAsync(h, base, &f->size, &f->at, &f->offset,
-						     &f->moved, l->stream[device]);
-		if (rc.err)
-			break;
-	}
-	waited = settled(l, device);
-	for (unsigned i = 0; i < begun; i++)
-		end(l, &l->taken[i], waited ? -EIO : outcome(l->flights[i].moved, EIO), waited);
-	if (begun < n) { /* of what no stream takes the plain call says why */
-		lessen(l, begun > 1 ? begun : 1);
-		one_by_one(l, begun, n - begun);
-	}
-}
-
 void *sl_cufile_attend(void *arg)
 {
 	struct sl_cufile_worker *l = arg;
@@ -303,14 +248,7 @@ void *sl_cufile_attend(void *arg)
 		/* if it fails, so will all that follows, and say so */
 		sl_cu.cuCtxSetCurrent(l->mover->context[l->taken[0].device]);
 		n = sift(l, n);
-		if (!n)
-			continue;
-		if (l->mover->way == SL_CUFILE_BATCH)
-			as_batch(l, 0, n);
-		else if (l->mover->way == SL_CUFILE_STREAM)
-			on_stream(l, n);
-		else
-			one_by_one(l, 0, n);
+		as_batch(l, 0, n);
 	}
 	return NULL;
 }
@@ -321,8 +259,6 @@ void sl_cufile_discard(struct sl_cufile_worker *l)
 	for (int i = 0; i < SL_CUFILE_DEVICES; i++) {
 		if (!l->stream[i] || sl_cu.cuCtxSetCurrent(l->mover->context[i]))
 			continue;
-		if (l->mover->way == SL_CUFILE_STREAM && sl_cufile.cuFileStreamDeregister)
-			(void)sl_cufile.cuFileStreamDeregister(l->stream[i]);
 		sl_cu.cuStreamDestroy_v2(l->stream[i]);
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/ownfiles"
+	"github.com/sluicehq/sluice/internal/files"
 )
 
 // TestCreateLargest asks for as many blocks as there can be: the disk has no room for them, which
@@ -35,9 +35,9 @@ func TestCreateKeepsTheName(t *testing.T) {
 	var answer error
 	syncEntry = func(f *os.File) error {
 		synced = f.Name()
-		return errors.Join(answer, ownfiles.SyncEntry(f))
+		return errors.Join(answer, files.SyncEntry(f))
 	}
-	defer func() { syncEntry = ownfiles.SyncEntry }()
+	defer func() { syncEntry = files.SyncEntry }()
 	path := filepath.Join(t.TempDir(), "store")
 	s, err := Create(path, Geometry{BlockBytes: 4096, Blocks: 4}, Options{Durable: true})
 	require.NoError(t, err)
@@ -59,7 +59,7 @@ func TestCreateThatFailsKeepsTheLock(t *testing.T) {
 		_, err := unix.InotifyAddWatch(events, f.Name(), unix.IN_ATTRIB|unix.IN_CLOSE_WRITE)
 		return errors.Join(err, syscall.EIO)
 	}
-	defer func() { syncEntry = ownfiles.SyncEntry }()
+	defer func() { syncEntry = files.SyncEntry }()
 	_, err = Create(filepath.Join(t.TempDir(), "store"), Geometry{BlockBytes: 4096, Blocks: 4},
 		Options{})
 	require.ErrorIs(t, err, syscall.EIO)

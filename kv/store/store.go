@@ -37,7 +37,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/crc"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/ownfiles"
+	"github.com/sluicehq/sluice/internal/files"
 )
 
 // Name names the content of a block, as pool.Hash does: the tokens in it and before it.
@@ -117,7 +117,7 @@ func (s *Store) create() error {
 }
 
 // syncEntry has the disk keep the name of a new file; a test sees it called.
-var syncEntry = ownfiles.SyncEntry
+var syncEntry = files.SyncEntry
 
 // Open opens a store and reads its records. While another process has it, or the kernel still
 // ends what that had begun, the error is engine.ErrBusy; a file that is no store, or a

@@ -32,7 +32,6 @@ const (
 	BatchResult
 	StatusResult
 	CancelRefused
-	StreamResult
 	OpenResult
 	HandleResult
 	RegisterResult
@@ -41,12 +40,10 @@ const (
 	Handles
 	Buffers
 	Batches
-	Streams
 	UnderWay
 	Reads
 	Writes
 	Submits
-	AsyncCalls
 	Opens
 	ChangedBlocks
 	words
@@ -56,10 +53,10 @@ const (
 var names = [words]string{
 	"delay_us", "hold", "short_max", "end_at", "fail_after", "fail_code", "fail_status",
 	"batch_limit", "batch_result",
-	"status_result", "cancel_refused", "stream_result",
+	"status_result", "cancel_refused",
 	"open_result", "handle_result", "register_result", "deregister_result", "direct",
-	"handles", "buffers", "batches", "streams", "under_way",
-	"reads", "writes", "submits", "async_calls", "opens",
+	"handles", "buffers", "batches", "under_way",
+	"reads", "writes", "submits", "opens",
 	"changed_blocks",
 }
 

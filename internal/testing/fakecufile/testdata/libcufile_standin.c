@@ -54,10 +54,7 @@ __attribute__((constructor)) static void find_driver(void)
 		*(void **)&get_attribute = dlsym(lib, "cuPointerGetAttribute");
 }
 
-/*
- * Minus what is wrong with a range of memory. What no driver knows is the host's, which old
- * versions do not take.
- */
+/* Minus what is wrong with a range of memory. */
 static ssize_t wrong(const char *base, off_t offset, size_t size)
 {
 	CUdeviceptr at = (CUdeviceptr)(uintptr_t)(base + offset), begin;
@@ -69,13 +66,8 @@ static ssize_t wrong(const char *base, off_t offset, size_t size)
 	if (!get_attribute)
 		return 0;
 	rc = get_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at);
-	if (rc == CUDA_ERROR_INVALID_VALUE) {
-#ifdef STANDIN_OLD
+	if (rc == CUDA_ERROR_INVALID_VALUE)
 		return -INVALID_POINTER;
-#else
-		return 0;
-#endif
-	}
 	if (rc || get_attribute(&begin, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, at) ||
 	    get_attribute(&range, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at))
 		return -CONTEXT_MISMATCH;
@@ -314,42 +306,4 @@ CUfileError_t cuFileGetParameterBool(CUFileBoolConfigParameter_t which, bool *v)
 }
 
 #include "standin_batch.h"
-
-CUfileError_t cuFileStreamRegister(CUstream s, unsigned flags)
-{
-	(void)flags;
-	COUNT(streams, s ? 1 : 0);
-	return says(s ? OK : INVALID_VALUE);
-}
-
-CUfileError_t cuFileStreamDeregister(CUstream s)
-{
-	COUNT(streams, s ? -1 : 0);
-	return says(s ? OK : INVALID_VALUE);
-}
-
-/* At once, which a stream may do. */
-static CUfileError_t async(CUfileHandle_t h, void *base, const size_t *size, const off_t *at,
-			   const off_t *offset, ssize_t *n, int write)
-{
-	int failed;
-
-	if (WORD(stream_result))
-		return says((int)WORD(stream_result));
-	COUNT(async_calls, 1);
-	*n = move(h, base, *size, *at, *offset, write, &failed);
-	return says(OK);
-}
-
-CUfileError_t cuFileReadAsync(CUfileHandle_t h, void *base, size_t *size, off_t *at, off_t *offset,
-			      ssize_t *n, CUstream s)
-{
-	return s ? async(h, base, size, at, offset, n, 0) : says(INVALID_VALUE);
-}
-
-CUfileError_t cuFileWriteAsync(CUfileHandle_t h, void *base, size_t *size, off_t *at, off_t *offset,
-			       ssize_t *n, CUstream s)
-{
-	return s ? async(h, base, size, at, offset, n, 1) : says(INVALID_VALUE);
-}
 #endif

@@ -21,14 +21,13 @@ struct panel {
 	_Atomic unsigned batch_result;	 /* of cuFileBatchIOSetUp */
 	_Atomic unsigned status_result;	 /* of cuFileBatchIOGetStatus, once */
 	_Atomic unsigned cancel_refused; /* so many calls of cuFileBatchIOCancel are */
-	_Atomic unsigned stream_result;	 /* of the calls on streams */
 	_Atomic unsigned open_result;	 /* of cuFileDriverOpen */
 	_Atomic unsigned handle_result;	 /* of cuFileHandleRegister */
 	_Atomic unsigned register_result; /* of cuFileBufRegister */
 	_Atomic unsigned deregister_result; /* of cuFileBufDeregister */
 	_Atomic unsigned direct;	 /* nvidia-fs is there; 0: compat mode */
-	_Atomic unsigned handles, buffers, batches, streams, under_way; /* that there are */
-	_Atomic unsigned reads, writes, submits, async_calls, opens;	/* calls */
+	_Atomic unsigned handles, buffers, batches, under_way; /* that there are */
+	_Atomic unsigned reads, writes, submits, opens;	/* calls */
 	/* writes that were not aligned */
 	_Atomic unsigned changed_blocks;
 };

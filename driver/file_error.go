@@ -1,52 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gds
+package driver
 
 import (
 	"errors"
 	"fmt"
 	"io"
 	"syscall"
-
-	"github.com/sluicehq/sluice/csrc/cufile"
-	"github.com/sluicehq/sluice/driver"
 )
 
-// FileError is why a transfer failed at a file. A *driver.PieceError around it names the piece of
-// the batch.
+// FileError is why a transfer failed at a file. A *PieceError around it names the piece of the
+// batch, unless Op is "sync".
 type FileError struct {
-	Op   string // "read" or "write"
+	Op   string // "read", "write", "sync" or "reserve"
 	Name string // of the file, as the system knows it now
-	Off  int64  // where in the file it ended, in bytes
-	// a syscall.Errno, a *cufile.Error, or io.ErrUnexpectedEOF where the file has become shorter
+	Off  int64  // where in the file it ended, in bytes; -1 of a sync
+	// a syscall.Errno, io.ErrUnexpectedEOF where the file has become shorter, ErrFault, or the
+	// error of the library that moves the bytes
 	Err error
 }
 
 // Error names the file, the offset and what mends it where that is known.
 func (e *FileError) Error() string {
-	return fmt.Sprintf("%s %s at byte %d: %v%s", e.Op, e.Name, e.Off, e.Err, e.cure())
+	where := ""
+	if e.Off >= 0 {
+		where = fmt.Sprintf(" at byte %d", e.Off)
+	}
+	return fmt.Sprintf("%s %s%s: %v%s", e.Op, e.Name, where, e.Err, e.cure())
 }
 
 // Unwrap returns the cause.
 func (e *FileError) Unwrap() error { return e.Err }
 
 func (e *FileError) cure() string {
-	var said *cufile.Error
 	switch {
 	case errors.Is(e.Err, syscall.ENOSPC), errors.Is(e.Err, syscall.EDQUOT):
 		return " (reserve the room beforehand with posix.File.Grow)"
+	case errors.Is(e.Err, syscall.EBADF) && e.Op == "read":
+		return " (its descriptor was opened for writing alone: open it with O_RDWR)"
 	case errors.Is(e.Err, syscall.EIO):
-		return " (the device failed, see the kernel's log and cuFile's: what was written before " +
-			"may be lost as well)"
+		return " (the device failed, see the kernel's log: what was written before may be " +
+			"lost as well)"
 	case errors.Is(e.Err, io.ErrUnexpectedEOF):
 		return " (the file ends before: it was cut since it was registered, or, of a Segment " +
 			"that Extends it, this part was never written)"
-	case errors.As(e.Err, &said):
-		return " (see cuFile's log)"
 	}
 	return ""
-}
-
-func unavailable(reason, fix string) error {
-	return &driver.UnavailableError{Backend: "gds", Reason: reason, Fix: fix}
 }

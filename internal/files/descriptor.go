@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package ownfiles
+package files
 
 import (
 	"errors"
@@ -20,9 +20,6 @@ type ID struct {
 	Dev, Ino uint64
 	Flags    int // how the caller's descriptor was opened: of O_ACCMODE, O_DIRECT and O_SYNC
 }
-
-// SameFile reports whether both are one file on the disk, however it was opened.
-func (id ID) SameFile(other ID) bool { return id.Dev == other.Dev && id.Ino == other.Ino }
 
 // IsDevice reports whether it is a block device: else it is a regular file.
 func (id ID) IsDevice() bool { return id.Ino == math.MaxUint64 }
@@ -54,8 +51,8 @@ func Examine(fd int) (id ID, size uint64, err error) {
 		driver.ErrNotSupported)
 }
 
-// Admit examines the descriptor of a segment, and refuses what transfers could not work with.
-func Admit(seg *driver.Segment) (ID, error) {
+// admit examines the descriptor of a segment, and refuses what transfers could not work with.
+func admit(seg *driver.Segment) (ID, error) {
 	id, size, err := Examine(seg.FD)
 	if err != nil {
 		return id, err
@@ -101,8 +98,8 @@ func SyncEntry(f *os.File) error {
 	return nil
 }
 
-// Name is what the system calls the file behind a descriptor now.
-func (id ID) Name(fd int) string {
+// name is what the system calls the file behind a descriptor now.
+func name(fd int, id ID) string {
 	name, err := os.Readlink(path(fd))
 	if err != nil {
 		return fmt.Sprintf("file %d:%d", id.Dev, id.Ino)

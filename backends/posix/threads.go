@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package posix
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/files"
+)
+
+// pool is the path without io_uring: threads that wait in preadv and pwritev. They serve what they
+// have done, and know neither files nor memory.
+type pool struct {
+	core    *files.Core
+	cfg     *Config
+	choice  string
+	work    chan *files.Request
+	threads sync.WaitGroup
+	armed   atomic.Bool
+
+	count  atomic.Int32 // of landed
+	mu     sync.Mutex   // after Core.Mu
+	landed []files.Landing
+}
+
+func openPool(core *files.Core, cfg *Config, why string) *pool {
+	p := &pool{core: core, cfg: cfg, choice: fmt.Sprintf("%d threads (%s)", cfg.Threads, why),
+		work:   make(chan *files.Request, cfg.Depth),
+		landed: make([]files.Landing, 0, cfg.Depth)}
+	for range cfg.Threads {
+		p.threads.Go(p.serve)
+	}
+	return p
+}
+
+func (p *pool) serve() {
+	for r := range p.work {
+		l := run(r)
+		p.mu.Lock()
+		p.landed = append(p.landed, l)
+		p.count.Add(1)
+		p.mu.Unlock()
+		p.core.Serve()
+	}
+}
+
+// run does what is asked for, as one system call. It does not allocate.
+func run(r *files.Request) files.Landing {
+	if r.Ending.Load() {
+		return files.Landing{R: r, Err: syscall.ECANCELED}
+	}
+	call := uintptr(unix.SYS_PREADV)
+	switch r.Kind {
+	case files.Write:
+		call = unix.SYS_PWRITEV
+	case files.Sync:
+		return files.Landing{R: r, Err: unix.Fdatasync(r.FD())}
+	}
+	n, _, errno := unix.Syscall6(call, uintptr(r.FD()), files.Pointer(r.Places),
+		uintptr(len(r.Places)), uintptr(r.Off+r.Done), 0, 0)
+	if errno != 0 {
+		return files.Landing{R: r, Err: errno}
+	}
+	return files.Landing{R: r, N: int(n)}
+}
+
+// Put implements files.Mover: there are as many places as requests.
+func (p *pool) Put(r *files.Request) { p.work <- r }
+
+// Cancel implements files.Mover: what a thread has not begun it does not begin.
+func (p *pool) Cancel(*files.Request) {}
+
+// Reap implements files.Mover.
+func (p *pool) Reap(out []files.Landing) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := takeFirst(out, &p.landed)
+	p.count.Add(int32(-n))
+	return n
+}
+
+// takeFirst moves the first of a list that out has room for.
+func takeFirst(out []files.Landing, list *[]files.Landing) int {
+	n := copy(out, *list)
+	rest := copy(*list, (*list)[n:])
+	clear((*list)[rest:])
+	*list = (*list)[:rest]
+	return n
+}
+
+// Pending implements files.Mover.
+func (p *pool) Pending() bool { return p.count.Load() > 0 }
+
+// Arm implements files.Mover.
+func (p *pool) Arm() (pending bool) {
+	p.armed.Store(true)
+	return p.Pending()
+}
+
+// Wake implements files.Mover.
+func (p *pool) Wake() { wake(p.core, &p.armed) }
+
+func wake(core *files.Core, armed *atomic.Bool) {
+	if armed.Load() && armed.CompareAndSwap(true, false) {
+		_ = core.Event.Signal() // fails only when closed: nothing sleeps any more
+	}
+}
+
+// Listen implements files.Mover.
+func (p *pool) Listen(bool) {}
+
+// Kick implements files.Mover.
+func (p *pool) Kick() {}
+
+// AddFile implements files.Mover.
+func (p *pool) AddFile(*files.File) error { return nil }
+
+// DropFile implements files.Mover.
+func (p *pool) DropFile(*files.File) error { return nil }
+
+// AddMemory implements files.Mover.
+func (p *pool) AddMemory(*files.Memory, *driver.Segment) error { return nil }
+
+// DropMemory implements files.Mover.
+func (p *pool) DropMemory(*files.Memory) error { return nil }
+
+// Explain implements files.Mover.
+func (p *pool) Explain(_, remote *files.Memory) string { return explain(p.choice, p.cfg, remote) }
+
+// Close implements files.Mover.
+func (p *pool) Close() error {
+	close(p.work)
+	p.threads.Wait()
+	return nil
+}

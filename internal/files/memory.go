@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package files
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/session"
+)
+
+// Memory is one registration: memory of the host or of a device, or a range of a file. It is a
+// driver.Memory.
+type Memory struct {
+	Kind   driver.Kind
+	Size   uint64
+	Device int
+	At     uint64 // address of memory of the program
+	File   *File  // a range of a file; nil: memory of the program
+	Own    any    // the Mover's, of memory of the program
+
+	mem      []byte        // host memory
+	shared   driver.Shared // whose pages may be renewed; nil: there are none
+	off      uint64        // in the file
+	readOnly bool
+	core     *Core
+	key      uint32
+	epoch    uint64 // the generation of the key
+	secret   [16]byte
+
+	giving  sync.Mutex // held by Revoke while it gives back; before Core.Mu
+	gone    bool       // guarded by giving: nothing is left to give back
+	revoked bool       // guarded by Core.Mu
+}
+
+// Register implements driver.Backend. A file is opened once more, so the caller's descriptor may be
+// closed when Register has returned; further ranges of it cost little.
+func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
+	c := b.core
+	if !c.Caps.Pairs.Local().Has(seg.Kind) {
+		return nil, fmt.Errorf("register %v with %s: %w", seg.Kind, c.Caps.Name,
+			driver.ErrNotSupported)
+	}
+	if err := seg.Check(); err != nil {
+		return nil, fmt.Errorf("register memory: %w", err)
+	}
+	if c.closed.Load() || !c.gate.Enter() {
+		return nil, fmt.Errorf("register memory: %w", driver.ErrClosed)
+	}
+	defer c.gate.Exit()
+	m := &Memory{Kind: seg.Kind, Size: seg.Len, Device: seg.Device, At: seg.Addr, mem: seg.Mem,
+		shared: seg.Shared, off: seg.FileOff, readOnly: seg.ReadOnly, core: c, secret: seg.Secret}
+	var err error
+	if m.key, m.epoch, err = c.table.Take(); err != nil {
+		return nil, fmt.Errorf("register memory: %w", err)
+	}
+	switch seg.Kind {
+	case driver.File:
+		m.File, err = c.use(&seg)
+	case driver.DRAM:
+		m.At = addressOf(seg.Mem)
+		err = c.Mover.AddMemory(m, &seg)
+	default:
+		err = c.Mover.AddMemory(m, &seg)
+	}
+	if err != nil {
+		c.table.Free(m.key)
+		return nil, fmt.Errorf("register %v with %s: %w", seg.Kind, c.Caps.Name, err)
+	}
+	c.table.Put(m.key, m)
+	if c.closed.Load() { // Close may have listed the memories before
+		return nil, errors.Join(fmt.Errorf("register memory: %w", driver.ErrClosed),
+			m.revoke(context.Background()))
+	}
+	return m, nil
+}
+
+// Key implements driver.Memory.
+func (m *Memory) Key() uint32 { return m.key }
+
+// AppendToken implements driver.Memory. It is of use in this process alone.
+func (m *Memory) AppendToken(dst []byte) ([]byte, error) {
+	c := m.core
+	c.Mu.Lock()
+	t := session.Token{Secret: m.secret, Key: m.key, Epoch: m.epoch, Size: m.Size}
+	revoked := m.revoked
+	c.Mu.Unlock()
+	if revoked {
+		return dst, driver.ErrClosed
+	}
+	return t.Append(dst, &c.owner), nil
+}
+
+// Revoke implements driver.Memory. It ends what is in flight and waits for it.
+func (m *Memory) Revoke(ctx context.Context) error {
+	if !m.core.gate.Enter() {
+		return nil // Backend.Close ends every memory
+	}
+	defer m.core.gate.Exit()
+	return m.revoke(ctx)
+}
+
+// revoke is Revoke within the gate: no job that uses the memory begins any more, those that do end,
+// the Mover gives it up, and its key is free. After an error the key stays taken, and the next
+// Revoke, or Backend.Close, goes on where this one ended.
+func (m *Memory) revoke(ctx context.Context) error {
+	c := m.core
+	c.Mu.Lock()
+	m.revoked = true
+	err := c.await(ctx, driver.ErrRevoked, func(j *job) bool {
+		return slices.ContainsFunc(j.views, func(v view) bool {
+			return v.local == m || v.remote == m
+		})
+	})
+	c.Mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("revoke key %d: %s has not answered: %w", m.key, c.Disk, err)
+	}
+	m.giving.Lock()
+	defer m.giving.Unlock()
+	if m.gone {
+		return nil
+	}
+	if m.File != nil {
+		err = c.unuse(m.File)
+	} else {
+		err = c.Mover.DropMemory(m)
+	}
+	if err != nil {
+		return err
+	}
+	m.gone = true
+	c.table.Free(m.key)
+	return nil
+}
+
+// admit compares what a token says with the memory.
+//
+// Preconditions: Core.Mu is held.
+func (m *Memory) admit(t *session.Token) error {
+	switch {
+	case m.revoked || t.Epoch < m.epoch:
+		return driver.ErrRevoked
+	case t.Epoch > m.epoch, t.Size != m.Size, subtle.ConstantTimeCompare(t.Secret[:],
+		m.secret[:]) != 1:
+		return driver.ErrBadToken
+	case m.Kind != driver.File:
+		return m.core.foreign
+	}
+	return nil
+}

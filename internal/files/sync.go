@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package files
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// A durable write has ended when an fdatasync has that began after its last byte was written. One
+// is under way for each inode; what comes meanwhile waits for the next, so a burst of writes costs
+// two.
+//
+// A sync that fails says that bytes of some write are lost, and no sync after it says so again: the
+// pages count as clean. So it fails every durable write to the inode that was accepted before it
+// ended, whether its bytes were to be covered or not.
+
+// reopen is Reopen; a test has it fail.
+var reopen = Reopen
+
+// keeps reports why writes to the file cannot be durable, nil where they can. The first time it
+// opens the file once more for the syncs. A duplicate of the caller's descriptor would not do: a
+// sync of the program's would take the news of lost bytes away.
+//
+// Preconditions: Core.Mu is held, and the writes have not begun, so that the kernel tells the
+// descriptor which of them it lost.
+func (n *inode) keeps(f *File) error {
+	if n.sync >= 0 || n.syncNo != nil {
+		return n.syncNo
+	}
+	if n.sync, n.syncNo = reopen(f.FD, unix.O_RDONLY); n.syncNo != nil {
+		n.sync, n.syncNo = reopen(f.FD, f.Flags&unix.O_ACCMODE)
+	}
+	if n.syncNo != nil {
+		n.syncNo = fmt.Errorf("no durable writes: the file cannot be opened once more for a sync "+
+			"of our own (%w): mount /proc, and keep the right to open it: %w", n.syncNo,
+			driver.ErrNotSupported)
+	}
+	return n.syncNo
+}
+
+// askSyncs has a job wait for a sync of each of its inodes.
+func (c *Core) askSyncs(j *job) {
+	j.synced = true
+	for i := range j.views {
+		n := j.views[i].remote.File.inode
+		if k := len(n.tosync); k > 0 && n.tosync[k-1] == j {
+			continue
+		}
+		n.tosync = append(n.tosync, j)
+		j.syncs++
+		c.wantSync(n)
+	}
+	c.beginSyncs()
+}
+
+func (c *Core) wantSync(n *inode) {
+	if !n.syncing && !n.listed {
+		n.listed = true
+		c.unsynced = append(c.unsynced, n)
+	}
+}
+
+// beginSyncs begins those that are asked for, while there is room.
+func (c *Core) beginSyncs() {
+	for len(c.unsynced) > 0 && len(c.free) > 0 {
+		n := c.unsynced[len(c.unsynced)-1]
+		c.unsynced = c.unsynced[:len(c.unsynced)-1]
+		n.listed, n.syncing = false, true
+		n.covered, n.tosync = n.tosync, n.covered[:0]
+		r := c.free[len(c.free)-1]
+		c.free = c.free[:len(c.free)-1]
+		r.begin(Sync, nil)
+		r.inode = n
+		c.launch(r)
+	}
+}
+
+// synced handles the end of a sync.
+func (c *Core) synced(n *inode, err error) {
+	n.syncing = false
+	for i := range c.jobs {
+		if j := &c.jobs[i]; err != nil && j.by != nil && j.durable && j.writesTo(n) {
+			c.fail(j, err)
+		}
+	}
+	for _, j := range n.covered {
+		j.syncs--
+		c.settle(j)
+	}
+	clear(n.covered)
+	n.covered = n.covered[:0]
+	if len(n.tosync) > 0 {
+		c.wantSync(n)
+	}
+}
+
+func (j *job) writesTo(n *inode) bool {
+	for i := range j.views {
+		if j.views[i].remote.File.inode == n {
+			return true
+		}
+	}
+	return false
+}
