@@ -206,7 +206,7 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 				return "cuda:" + strings.TrimPrefix(options+",variant="+variant, ",")
 			}
 			alone(yardstick("copy-engine", "gather", with("copy"))).Blind = true
-			for _, variant := range []string{"async", "rows", "loop", "staged", "replay"} {
+			for _, variant := range []string{"async", "rows"} {
 				alone(ours(variant, "gather", with(variant)))
 			}
 			alone(ours("engine", "engine", backends[0])) // the same by backend cuda

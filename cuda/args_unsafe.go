@@ -34,3 +34,6 @@ func (c *cellsArgs) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(
 
 // bytes are what the kernel adds to.
 func (t *digestTotal) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(t)), totalBytes) }
+
+// addressOf says where a memory begins; 0 for an empty one.
+func addressOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }

@@ -10,68 +10,60 @@ import (
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // DeviceOptions say which card; the zero value is the first one.
 type DeviceOptions struct {
 	Library string // a path of libcuda; "" is the system's libcuda.so.1
 	Ordinal int    // of the card, as CUDA counts
-	// Threads of the CPU gather where a budget has no multiprocessor; 0: half the processors, at
-	// most 4.
-	Threads int
 }
 
-// Device is a card with the gather kernels loaded. All methods may be called by any goroutine;
-// Moves go one after the other.
+// Device is a card with the gather kernels loaded, on a stream of its own. All methods may be
+// called by any goroutine; Moves go one after the other.
 type Device struct {
-	d       *gpu.Device
-	card    Card
-	count   counting
-	moves   gpu.Moves
-	threads int
+	d    *gpu.Device
+	card Card
 
-	mu      sync.Mutex // held by a Move, and by a call that takes memory away; guards what follows
-	choices map[class]*Choice
-	mover   *mover // nil: not needed yet
+	mu sync.Mutex // held by a Move, and by a call that takes memory away; guards what follows
+	// tally is a page of pinned memory. Kernels add to it across the bus what they leave out, which
+	// is mostly nothing: so no launch waits for a copy of it. nil: the Device is closed.
+	tally   *hostmem.Buffer
+	tallyAt uint64 // as the card sees it
+	failed  bool   // the last launch, which may be under way yet
 }
+
+const tallyPage = 4096
 
 // OpenDevice opens libcuda and a card, and has the driver compile the kernels. Where something is
 // missing or too old, the error is a *driver.UnavailableError.
 func OpenDevice(o DeviceOptions) (*Device, error) {
-	if o.Threads < 0 || o.Threads > threadsMax {
-		return nil, fmt.Errorf("%d threads, want 0 to %d: %w", o.Threads, threadsMax,
-			driver.ErrBounds)
-	}
 	if err := gpu.Load(o.Library); err != nil {
 		return nil, err
 	}
-	d, err := gpu.Open(o.Ordinal)
+	card, err := gpu.Open(o.Ordinal)
 	if err != nil {
 		return nil, err
 	}
-	f := d.Facts()
-	dev := &Device{d: d, card: Card{f.Compute, f.Driver, f.SMs, f.Shared}, moves: d.Moves(),
-		threads: o.Threads,
-		choices: map[class]*Choice{}}
-	if err := dev.open(); err != nil {
-		_ = dev.Close()
+	f := card.Facts()
+	d := &Device{d: card, card: Card{f.Compute, f.Driver, f.SMs, f.Shared}}
+	err = d.card.check(&moves)
+	if err == nil {
+		err = card.Load(moves.PTX, moves.Kernels)
+	}
+	if err == nil {
+		d.tally, err = hostmem.Alloc(tallyPage, hostmem.Options{Purpose: "cuda-tally",
+			Populate: true})
+	}
+	if err == nil {
+		d.tallyAt, err = card.Pin(d.tally.Bytes())
+	}
+	if err != nil {
+		_ = d.Close()
 		return nil, fmt.Errorf("open device %d, %s: %w", o.Ordinal, f.Name, err)
 	}
-	return dev, nil
+	return d, nil
 }
-
-func (d *Device) open() error {
-	if err := d.card.check(); err != nil {
-		return err
-	}
-	if err := d.d.Load(moves.PTX, moves.Kernels); err != nil {
-		return err
-	}
-	return d.count.open(d.d)
-}
-
-// Card is what Plan must know of it.
-func (d *Device) Card() Card { return d.card }
 
 // Name is what the driver calls the card, and where it is on the bus.
 func (d *Device) Name() string {
@@ -81,14 +73,17 @@ func (d *Device) Name() string {
 
 // Close lets the card go after what is under way. Memory of it must be closed before.
 // It is idempotent.
-func (d *Device) Close() error {
+func (d *Device) Close() (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.mover != nil {
-		d.mover.close()
-		d.mover = nil
+	if d.tallyAt != 0 {
+		err = d.d.Unpin(d.tally.Bytes())
 	}
-	return errors.Join(d.count.close(d.d), d.d.Close())
+	if d.tally != nil {
+		err = errors.Join(err, d.tally.Close())
+	}
+	d.tally, d.tallyAt = nil, 0
+	return errors.Join(err, d.d.Close())
 }
 
 // Memory is what the kernels of one Device reach: memory of the card, or pinned memory of
@@ -124,12 +119,12 @@ func (d *Device) Pin(mem []byte) (*Memory, error) {
 func (m *Memory) Close() error {
 	m.dev.mu.Lock()
 	defer m.dev.mu.Unlock()
-	if m.at == 0 {
-		return nil
-	}
 	at := m.at
 	m.at = 0
-	if m.host != nil {
+	switch {
+	case at == 0:
+		return nil
+	case m.host != nil:
 		return m.dev.d.Unpin(m.host)
 	}
 	return m.dev.d.Free(at)
@@ -195,39 +190,39 @@ type DeviceIndex struct {
 }
 
 // Run moves entries within the budget, and waits for the end. It leaves out and counts as the
-// twin's Run does, and says how it was performed. only names a variant: that one or a
-// *VariantError, and never another; "" takes the one that was fastest when the first Move of this
-// kind (entries, their number and runs, memories, budget) was performed by each that serves.
-func (d *Device) Run(m *DeviceMove, b Budget, only string) (Tally, Launch, error) {
+// twin's Run does, and says how it was launched. kernel is KernelAsync or KernelRows; "" takes the
+// one that is expected to be faster. Run allocates nothing unless it fails.
+func (d *Device) Run(m *DeviceMove, b Budget, kernel string) (Tally, Launch, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var a args
 	if err := m.fill(&a, d); err != nil {
 		return Tally{}, Launch{}, err
 	}
-	l, err := d.choose(m, &a, b, only)
+	l, err := a.plan(&d.card, b, kernel)
 	if err != nil {
 		return Tally{}, Launch{}, err
 	}
-	t := clean
-	if err := d.perform(&l, m, &a, &t); err != nil {
+	if d.tally == nil {
+		return Tally{}, l, driver.ErrClosed
+	}
+	if d.failed { // it may still count
+		if err := d.d.Sync(); err != nil {
+			return Tally{}, l, err
+		}
+	}
+	a.tally = d.tallyAt
+	copy(d.tally.Bytes(), clean.bytes())
+	launch := gpu.Launch{Kernel: slices.Index(moves.Kernels, l.Kernel), Blocks: l.Blocks,
+		Threads: l.Threads, Shared: l.Shared, Args: a.bytes()}
+	err = d.d.Launch(&launch, nil)
+	if d.failed = err != nil; d.failed {
 		return Tally{}, l, err
 	}
+	var t tally
+	copy(t.bytes(), d.tally.Bytes())
 	sum, err := t.sum(a.count)
 	return sum, l, err
-}
-
-func (d *Device) launch(l *Launch, a *args, t *tally) error {
-	a.tally = d.count.at
-	c := csrcLaunch(l, a)
-	var err error
-	*t, err = d.count.count(d.d, func() error { return d.d.Launch(&c, nil) })
-	return err
-}
-
-func csrcLaunch(l *Launch, a *args) gpu.Launch {
-	return gpu.Launch{Kernel: slices.Index(moves.Kernels, l.Kernel), Blocks: l.Blocks,
-		Threads: l.Threads, Shared: l.Shared, Args: a.bytes()}
 }
 
 func (m *DeviceMove) fill(a *args, d *Device) error {

@@ -147,22 +147,21 @@ func deviceIndex(t *testing.T, d *Device, x *Index) DeviceIndex {
 func TestDeviceEqualsTheTwin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	for _, c := range []struct {
-		compute, only, kernel string
-		sizes                 []int
+		compute, kernel string
+		sizes           []int
 	}{
-		{"90", VariantAsync, KernelAsync, []int{656}}, {"90", VariantRows, KernelRows, []int{656}},
-		{"80", VariantAsync, KernelAsync, []int{584}}, {"90", VariantRows, KernelRows, []int{584}},
-		{"90", VariantRows, KernelRows, []int{656, 132}},
-		{"90", VariantAsync, KernelAsync, []int{656, 132}},
-		{"90", VariantAsync, KernelAsync, []int{1152, 16}}, {"90", "", "", []int{656}},
+		{"90", KernelAsync, []int{656}}, {"90", KernelRows, []int{656}},
+		{"80", KernelAsync, []int{584}}, {"90", KernelRows, []int{584}},
+		{"90", KernelRows, []int{656, 132}}, {"90", KernelAsync, []int{656, 132}},
+		{"90", KernelAsync, []int{1152, 16}}, {"90", "", []int{656}},
 	} {
-		t.Run(fmt.Sprint(c.compute, c.only, c.sizes), func(t *testing.T) {
+		t.Run(fmt.Sprint(c.compute, c.kernel, c.sizes), func(t *testing.T) {
 			d := device(t, c.compute)
 			for kinds := range 9 {
 				m := draw(rng, c.sizes, 16*(kinds%2), 150, kinds/3, kinds%3)
 				dm := onDevice(t, d, m, kinds%2 == 0)
 				want, wantErr := Run(m)
-				got, l, err := d.Run(dm, Budget{SMs: 2}, c.only)
+				got, l, err := d.Run(dm, Budget{SMs: 2}, c.kernel)
 				if got != want || err != wantErr || l.Kernel != c.kernel && c.kernel != "" &&
 					!onCard() {
 					t.Fatalf("%+v, %v by %s, want %+v, %v by %s", got, err, l.Kernel, want, wantErr,
@@ -190,12 +189,12 @@ func TestDeviceCountsAfresh(t *testing.T) {
 		&Move{Count: 3, Parts: []Part{{Entry: 16, Dst: make([]byte, 48), Src: make([]byte, 48)}}},
 		false)
 	for range 3 {
-		if got, _, err := d.Run(bad, Budget{SMs: 1}, VariantRows); err != driver.ErrBounds ||
+		if got, _, err := d.Run(bad, Budget{SMs: 1}, KernelRows); err != driver.ErrBounds ||
 			got != (Tally{Moved: 1, Skipped: 1, Bad: 1, FirstBad: 2}) {
 			t.Errorf("%+v, %v", got, err)
 		}
 		for range 2 {
-			if got, _, err := d.Run(good, Budget{SMs: 1}, VariantRows); err != nil ||
+			if got, _, err := d.Run(good, Budget{SMs: 1}, KernelRows); err != nil ||
 				got != (Tally{Moved: 3}) {
 				t.Errorf("%+v, %v", got, err)
 			}
@@ -297,8 +296,7 @@ func TestDeviceRefuses(t *testing.T) {
 		{"another device's", func(m *DeviceMove) {
 			m.Parts[0].Src.Memory = memory(t, other, false, make([]byte, 64))
 		}, Budget{SMs: 1}, driver.ErrBounds},
-		{"a negative budget", func(*DeviceMove) {}, Budget{SMs: -1}, ErrBudget},
-		{"two budgets", func(*DeviceMove) {}, Budget{SMs: 1, InFlight: 1}, ErrBudget},
+		{"no budget", func(*DeviceMove) {}, Budget{}, driver.ErrBounds},
 	}
 	for _, c := range cases {
 		m := good()
@@ -322,9 +320,9 @@ func TestDeviceClose(t *testing.T) {
 	require.NoError(t, err)
 	m := &DeviceMove{Count: 1, Parts: []DevicePart{{Dst: span(mem, 4096),
 		Src: Span{mem, 4096, 4096}, Entry: 656}}}
-	if !onCard() && (d.Card() != (Card{90, 12040, 4, 227 << 10}) ||
+	if !onCard() && (d.card != (Card{90, 12040, 4, 227 << 10}) ||
 		!strings.Contains(d.Name(), "stand-in")) {
-		t.Errorf("%+v, %s", d.Card(), d.Name())
+		t.Errorf("%+v, %s", d.card, d.Name())
 	}
 	for range 2 {
 		if err := d.Close(); err != nil {
@@ -334,7 +332,7 @@ func TestDeviceClose(t *testing.T) {
 	if _, err := d.Alloc(1); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("%v", err)
 	}
-	for _, only := range []string{VariantRows, VariantAsync} {
+	for _, only := range []string{KernelRows, KernelAsync} {
 		_, _, err := d.Run(m, Budget{SMs: 1}, only)
 		require.ErrorIs(t, err, driver.ErrClosed)
 	}

@@ -6,13 +6,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/allocs"
@@ -128,23 +125,17 @@ func draw(rng *rand.Rand, sizes []int, pad, n, dstKind, srcKind int) *Move {
 	return m
 }
 
-// twinOf is the same Move with destinations of its own.
-func twinOf(m *Move) *Move {
-	c := *m
-	c.Parts = nil
+// compare runs a Move, and the obvious way, and compares all of the destination.
+func compare(t *testing.T, m *Move) {
+	t.Helper()
+	want := *m
+	want.Parts = nil
 	for _, p := range m.Parts {
 		p.Dst = bytes.Clone(p.Dst)
-		c.Parts = append(c.Parts, p)
+		want.Parts = append(want.Parts, p)
 	}
-	return &c
-}
-
-// compare runs a Move, and the obvious way, and compares all of the destination.
-func compare(t *testing.T, m *Move, run func(*Move) (Tally, error)) {
-	t.Helper()
-	want := twinOf(m)
-	wantTally, wantErr := obvious(want)
-	got, err := run(m)
+	wantTally, wantErr := obvious(&want)
+	got, err := Run(m)
 	if got != wantTally || !errors.Is(err, wantErr) {
 		t.Fatalf("%+v, %v, want %+v, %v", got, err, wantTally, wantErr)
 	}
@@ -158,18 +149,14 @@ func compare(t *testing.T, m *Move, run func(*Move) (Tally, error)) {
 }
 
 func TestRunEqualsTheObviousWay(t *testing.T) {
-	threads, err := NewTwin(3)
-	require.NoError(t, err)
-	defer threads.Close()
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, sizes := range [][]int{{4}, {12}, {16}, {132}, {576}, {584}, {656}, {1152}, {5000},
 		{656, 132}, {132, 656}} {
 		for _, pad := range []int{0, 4, 112} {
 			for _, n := range []int{0, 1, 9, 300} {
 				for kinds := range 9 {
-					compare(t, draw(rng, sizes, pad, n, kinds/3, kinds%3), Run)
+					compare(t, draw(rng, sizes, pad, n, kinds/3, kinds%3))
 				}
-				compare(t, draw(rng, sizes, pad, 2*n, 1, 2), threads.Run)
 			}
 		}
 	}
@@ -263,11 +250,8 @@ func TestLayoutErrors(t *testing.T) {
 		{"two lists", Move{Parts: []Part{{Entry: 16}}, Dst: Index{U32: []uint32{},
 			U64: []uint64{}}}, "two lists of the destination"},
 	}
-	twin, err := NewTwin(1)
-	require.NoError(t, err)
-	defer twin.Close()
 	for _, c := range cases {
-		for _, run := range []func(*Move) (Tally, error){Run, twin.Run,
+		for _, run := range []func(*Move) (Tally, error){Run,
 			func(m *Move) (Tally, error) {
 				return Tally{}, m.Check()
 			}} {
@@ -293,7 +277,7 @@ func TestOddAddress(t *testing.T) {
 		!strings.Contains(err.Error(), "odd address: want a multiple of 4") {
 		t.Errorf("%v", err)
 	}
-	compare(t, m, Run)
+	compare(t, m)
 }
 
 func TestWidth(t *testing.T) {
@@ -308,64 +292,12 @@ func TestWidth(t *testing.T) {
 }
 
 func TestRunDoesNotAllocate(t *testing.T) {
-	twin, err := NewTwin(2)
-	require.NoError(t, err)
-	defer twin.Close()
 	m := draw(rand.New(rand.NewPCG(5, 6)), []int{656, 132}, 0, 1000, 0, 1)
 	if n := allocs.PerRun(50, func() {
 		_, _ = Run(m)
-		_, _ = twin.Run(m)
 		_, _ = Gather(m.Parts[0].Dst, m.Parts[0].Src, 656, m.Src)
 	}); n != 0 {
 		t.Errorf("%v allocations, want 0", n)
-	}
-}
-
-func TestTwinBounds(t *testing.T) {
-	for _, n := range []int{0, -1, threadsMax + 1} {
-		if _, err := NewTwin(n); !errors.Is(err, driver.ErrBounds) {
-			t.Errorf("%d threads: %v", n, err)
-		}
-	}
-	twin, err := NewTwin(4)
-	require.NoError(t, err)
-	for range 2 {
-		if err := twin.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-	m := &Move{Parts: []Part{{Entry: 16}}}
-	if _, err := twin.Run(m); !errors.Is(err, driver.ErrClosed) {
-		t.Errorf("closed: %v", err)
-	}
-}
-
-// TestTwinFromManyGoroutines is for the race detector.
-func TestTwinFromManyGoroutines(t *testing.T) {
-	twin, err := NewTwin(3)
-	require.NoError(t, err)
-	defer twin.Close()
-	done := make(chan error, 4)
-	for g := range 4 {
-		go func() {
-			rng := rand.New(rand.NewPCG(uint64(g), 9))
-			for range 20 {
-				m := draw(rng, []int{656}, 0, 400+100*g, 0, 1)
-				want := twinOf(m)
-				wantTally, _ := obvious(want)
-				if got, _ := twin.Run(m); got != wantTally ||
-					!bytes.Equal(m.Parts[0].Dst, want.Parts[0].Dst) {
-					done <- fmt.Errorf("goroutine %d: %+v, want %+v", g, got, wantTally)
-					return
-				}
-			}
-			done <- nil
-		}()
-	}
-	for range 4 {
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
 	}
 }
 
@@ -394,6 +326,6 @@ func FuzzRun(f *testing.F) {
 			}
 			return
 		}
-		compare(t, m, Run)
+		compare(t, m)
 	})
 }

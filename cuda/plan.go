@@ -3,14 +3,10 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/sluicehq/sluice/driver"
 )
-
-// ErrBudget is what is answered where a budget does not allow what is asked for.
-var ErrBudget = errors.New("beyond the budget")
 
 // Card is what a plan must know of a card.
 type Card struct {
@@ -20,25 +16,40 @@ type Card struct {
 	Shared  uint32 // bytes of shared memory that a block may opt in to
 }
 
-// Budget is what a Move may take of a card, by one of its fields: how many multiprocessors,
-// or how many bytes may be under way. A bus that answers in 1.3 microseconds needs 57 KiB
-// under way for 45 GB/s. The kernel spreads over as few multiprocessors as that takes. The zero
-// value leaves all of them to others: copy engine and CPU do the work. (H100, PCIe 5, 656 bytes at
-// random places of 256 MiB: 19 GB/s by one multiprocessor, 44 by three; the copy engine has 54.)
-// InFlight is rounded up to what a multiprocessor has under way: 60 KiB of entries of 656 bytes.
-type Budget struct {
-	SMs      int
-	InFlight uint64
+// check reports whether card and driver can load a module, by what they say.
+func (c *Card) check(m *Module) error {
+	if m.Compute <= c.Compute && m.Driver <= c.Driver {
+		return nil
+	}
+	return &driver.UnavailableError{Backend: "cuda",
+		Reason: fmt.Sprintf("compute capability 8.0 and driver 11080 are the least, this is "+
+			"%d.%d and %d", c.Compute/10, c.Compute%10, c.Driver),
+		Fix: "install a driver from 520 on, or gather and digest on the CPU"}
 }
 
-// Launch is how a Move is performed. Kernel to Shared are those of kernels alone.
+// Budget is what a Move may take of a card. A bus that answers in 1.3 microseconds needs 57 KiB
+// under way for 45 GB/s; of entries of 656 bytes a multiprocessor has 60 KiB under way. (H100,
+// PCIe 5, 656 bytes at random places of 256 MiB: 19 GB/s by one multiprocessor, 44 by three; the
+// copy engine has 54.)
+type Budget struct {
+	SMs int // multiprocessors
+}
+
+// check reports whether a kernel has a place within the budget.
+func (b Budget) check() error {
+	if b.SMs < 1 {
+		return fmt.Errorf("a kernel needs a multiprocessor, the budget has %d: %w", b.SMs,
+			driver.ErrBounds)
+	}
+	return nil
+}
+
+// Launch is how a Move is performed.
 type Launch struct {
-	Variant         string
 	Kernel          string
 	Blocks, Threads uint32
 	Shared          uint32 // bytes of dynamic shared memory
-	InFlight        uint64 // bytes under way at most; 0: as many as the copy engine likes
-	Why             string // this variant and not another
+	InFlight        uint64 // bytes under way at most
 }
 
 // The shapes of the kernels, as in gather.h and gather.cu.
@@ -61,120 +72,28 @@ const (
 	rowsEnough = 128 << 10
 )
 
-// Plan chooses a variant for a Move between the host and a card, and its shape within a budget,
-// from what is known beforehand; a Device measures. Plan takes asynchronous copies where a
-// few multiprocessors load from behind the bus, registers otherwise; the CPU and the copy engine
-// where the budget is nothing. only names a variant: that one or a *VariantError. A card or driver
-// that is too old is a *driver.UnavailableError, a layout that kernels do not take a *LayoutError.
-func Plan(m *Move, c Card, b Budget, only string) (Launch, error) {
-	var a args
-	if err := m.fill(&a); err != nil {
-		return Launch{}, err
-	}
-	if err := c.check(); err != nil {
-		return Launch{}, err
-	}
-	switch {
-	case only != "":
-		l, err := a.plan(&c, b, only)
-		l.Why = "asked for"
-		return l, err
-	case b == (Budget{}):
-		return Launch{Variant: VariantStaged, Why: "the budget has no multiprocessor: the CPU " +
-			"gathers, the copy engine moves"}, nil
-	}
-	return a.best(&c, b)
-}
-
-// best plans the kernel that loads fastest from behind the bus, which is the one that has most
-// under way, unless both have enough.
-func (a *args) best(c *Card, b Budget) (Launch, error) {
-	rows, err := a.plan(c, b, VariantRows)
-	if err != nil {
-		return Launch{}, err
-	}
-	if a.flags&farDst != 0 {
-		rows.Why = "through registers: stores to the bus wait for nothing"
-		return rows, nil
-	}
-	l, err := a.plan(c, b, VariantAsync)
-	if err != nil { // which is that the entries are too large
-		rows.Why = reason(err)
-		return rows, nil
-	}
-	switch {
-	case l.InFlight/uint64(l.Blocks) <= rows.InFlight/uint64(rows.Blocks):
-		rows.Why = "through registers: asynchronous copies have no more of such entries under way"
-		return rows, nil
-	case rows.Blocks >= rowsBlocks && rows.InFlight >= rowsEnough:
-		rows.Why = "through registers: so many multiprocessors have enough under way by them"
-		return rows, nil
-	}
-	l.Why = "by asynchronous copies: a few multiprocessors have more under way by them"
-	return l, nil
-}
-
-// plan is the launch of a variant, or a *VariantError; for a kernel it may be a *LayoutError.
-func (a *args) plan(c *Card, b Budget, variant string) (Launch, error) {
-	if kernelOf(variant) == "" {
-		return Launch{Variant: variant}, knownVariant(variant)
-	}
-	if err := b.check(variant); err != nil {
+// plan is the launch of a kernel within the budget. "" is the kernel that loads fastest from behind
+// the bus: the one that has most under way, unless both have enough. Stores to the bus wait for
+// nothing, so they go through registers. The error is driver.ErrBounds for the budget,
+// driver.ErrNotSupported for a kernel that does not take such entries, or a *LayoutError.
+func (a *args) plan(c *Card, b Budget, kernel string) (Launch, error) {
+	if err := b.check(); err != nil {
 		return Launch{}, err
 	}
 	if err := a.aligned(); err != nil {
 		return Launch{}, err
 	}
-	l := a.rows()
-	if variant == VariantAsync {
-		var why string
-		if l, why = a.async(c); why != "" {
-			return Launch{}, unfit(variant, why)
-		}
+	rows := Launch{Kernel: KernelRows, Threads: rowsThreads,
+		InFlight: rowsThreads / warpThreads * min(warpRows*a.longest(), warpThreads*laneBytes)}
+	rows.spread(a.count, c.SMs, b, rowsThreads/warpThreads*warpRows)
+	if kernel == KernelRows || kernel == "" && a.flags&farDst != 0 {
+		return rows, nil
 	}
-	l.Variant = variant
-	l.Blocks = a.blocks(&l, c.SMs, b)
-	l.InFlight *= uint64(l.Blocks)
-	return l, nil
-}
-
-// check reports whether a kernel has a place within the budget.
-func (b Budget) check(variant string) error {
-	switch {
-	case b.SMs < 0 || b.SMs == 0 && b.InFlight == 0:
-		return &VariantError{variant, fmt.Sprintf("a kernel needs a multiprocessor, the "+
-			"budget has %d", b.SMs), ErrBudget}
-	case b.SMs > 0 && b.InFlight > 0:
-		return &VariantError{variant, fmt.Sprintf("%d multiprocessors and %d bytes under way: "+
-			"give one of them", b.SMs, b.InFlight), ErrBudget}
+	if kernel != "" && kernel != KernelAsync {
+		return Launch{}, fmt.Errorf("no kernel %q: there are %s and %s: %w", kernel, KernelAsync,
+			KernelRows, driver.ErrNotSupported)
 	}
-	return nil
-}
 
-// check reports whether card and driver can load the kernels, by what they say.
-func (c *Card) check() error {
-	if moves.Compute <= c.Compute && moves.Driver <= c.Driver {
-		return nil
-	}
-	return &driver.UnavailableError{Backend: "cuda",
-		Reason: "compute capability 8.0 and driver 11080 are the least, this is " + c.version(),
-		Fix:    "install a driver from 520 on, or gather by Twin"}
-}
-
-func (c *Card) version() string {
-	return fmt.Sprintf("%d.%d and %d", c.Compute/10, c.Compute%10, c.Driver)
-}
-
-// rows is the launch through registers, with what a block has under way.
-func (a *args) rows() Launch {
-	l := Launch{Kernel: KernelRows, Threads: rowsThreads}
-	warp := min(warpRows*a.longest(), warpThreads*laneBytes)
-	l.InFlight = rowsThreads / warpThreads * warp
-	return l
-}
-
-// async is the launch by asynchronous copies, or why there is none.
-func (a *args) async(c *Card) (Launch, string) {
 	slot := uint64(0)
 	for k := range a.part[:a.parts] {
 		window := warpThreads * uint64(a.part[k].width)
@@ -184,25 +103,28 @@ func (a *args) async(c *Card) (Launch, string) {
 	room := min(uint64(c.Shared), asyncShared)
 	warps := min(room/(ahead*slot), asyncThreads/warpThreads)
 	if warps < warpsMin {
-		return Launch{}, fmt.Sprintf("slots for entries of %d bytes do not fit in %d bytes of "+
-			"shared memory", a.longest(), room)
+		if kernel == "" {
+			return rows, nil
+		}
+		return Launch{}, fmt.Errorf("%s: slots for entries of %d bytes do not fit in %d bytes of "+
+			"shared memory: %w", kernel, a.longest(), room, driver.ErrNotSupported)
 	}
-	return Launch{Kernel: KernelAsync, Threads: uint32(warps * warpThreads),
-		Shared: uint32(warps * ahead * slot), InFlight: warps * ahead * a.longest()}, ""
+	async := Launch{Kernel: KernelAsync, Threads: uint32(warps * warpThreads),
+		Shared: uint32(warps * ahead * slot), InFlight: warps * ahead * a.longest()}
+	async.spread(a.count, c.SMs, b, warps*ahead)
+	if kernel == "" && (async.InFlight/uint64(async.Blocks) <= rows.InFlight/uint64(rows.Blocks) ||
+		rows.Blocks >= rowsBlocks && rows.InFlight >= rowsEnough) {
+		return rows, nil
+	}
+	return async, nil
+}
+
+// spread gives a launch as many blocks as the budget and the card allow, and no more than there are
+// entries for, of which a block has each under way.
+func (l *Launch) spread(entries uint64, sms int, b Budget, each uint64) {
+	l.Blocks = uint32(max(1, min(uint64(b.SMs), uint64(sms), (entries+each-1)/each)))
+	l.InFlight *= uint64(l.Blocks)
 }
 
 // longest is the longest entry.
 func (a *args) longest() uint64 { return uint64(max(a.part[0].entry, a.part[1].entry)) }
-
-// blocks is what the budget allows, and no more than there are entries for.
-func (a *args) blocks(l *Launch, sms int, b Budget) uint32 {
-	each := uint64(l.Threads) / warpThreads * warpRows
-	if l.Kernel == KernelAsync {
-		each = uint64(l.Threads) / warpThreads * ahead
-	}
-	n := uint64(b.SMs)
-	if b.InFlight > 0 {
-		n = (b.InFlight + l.InFlight - 1) / l.InFlight
-	}
-	return uint32(max(1, min(n, uint64(sms), (a.count+each-1)/each)))
-}

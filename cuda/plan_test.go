@@ -4,7 +4,6 @@ package cuda
 
 import (
 	"errors"
-	"math"
 	"strings"
 	"testing"
 
@@ -16,53 +15,46 @@ var (
 	ampere = Card{Compute: 80, Driver: 12040, SMs: 108, Shared: 163 << 10}
 )
 
-func entries(count int, sizes ...uint64) *Move {
+func entries(count int, sizes ...uint64) *args {
 	m := &Move{Count: count}
 	for _, size := range sizes {
 		m.Parts = append(m.Parts, Part{Entry: size})
 	}
-	return m
+	a := &args{}
+	if err := m.fill(a); err != nil {
+		panic(err)
+	}
+	return a
 }
 
 func TestPlan(t *testing.T) {
-	cases := []struct {
+	for _, c := range []struct {
 		name   string
-		m      *Move
+		a      *args
 		card   Card
 		budget Budget
 		only   string
 		kernel string
 		blocks uint32
-		why    string
 	}{
-		{"a few", entries(2048, 656), hopper, Budget{SMs: 4}, "", KernelAsync, 4,
-			"a few multiprocessors have more under way"},
-		{"many", entries(2048, 656), hopper, Budget{SMs: 8}, "", KernelRows, 8,
-			"so many multiprocessors have enough"},
-		{"registers asked for", entries(2048, 656), hopper, Budget{SMs: 4}, VariantRows,
-			KernelRows, 4, "asked for"},
-		{"ampere", entries(2048, 656), ampere, Budget{SMs: 4}, "", KernelAsync, 4, ""},
-		{"multiple of 8", entries(2048, 584), hopper, Budget{SMs: 2}, "", KernelAsync, 2, ""},
-		{"pair", entries(2048, 656, 132), hopper, Budget{SMs: 2}, "", KernelAsync, 2, ""},
-		{"multiple of 4", entries(2048, 788), hopper, Budget{SMs: 4}, "", KernelRows, 4,
-			"have no more of such entries under way"},
-		{"tiny entries, many blocks", entries(1<<20, 4), hopper, Budget{SMs: 8}, "", KernelAsync, 8,
-			""},
-		{"few entries", entries(40, 656), hopper, Budget{SMs: 100}, VariantRows, KernelRows, 1, ""},
-		{"no entries", entries(0, 656), hopper, Budget{SMs: 100}, "", KernelAsync, 1, ""},
+		{"a few", entries(2048, 656), hopper, Budget{SMs: 4}, "", KernelAsync, 4},
+		{"many", entries(2048, 656), hopper, Budget{SMs: 8}, "", KernelRows, 8},
+		{"registers asked for", entries(2048, 656), hopper, Budget{SMs: 4}, KernelRows,
+			KernelRows, 4},
+		{"ampere", entries(2048, 656), ampere, Budget{SMs: 4}, "", KernelAsync, 4},
+		{"multiple of 8", entries(2048, 584), hopper, Budget{SMs: 2}, "", KernelAsync, 2},
+		{"pair", entries(2048, 656, 132), hopper, Budget{SMs: 2}, "", KernelAsync, 2},
+		{"no more under way", entries(2048, 788), hopper, Budget{SMs: 4}, "", KernelRows, 4},
+		{"tiny entries, many blocks", entries(1<<20, 4), hopper, Budget{SMs: 8}, "", KernelAsync,
+			8},
+		{"few entries", entries(40, 656), hopper, Budget{SMs: 100}, KernelRows, KernelRows, 1},
+		{"no entries", entries(0, 656), hopper, Budget{SMs: 100}, "", KernelAsync, 1},
 		{"more than there are", entries(1<<20, 656), ampere, Budget{SMs: 1000}, "", KernelRows,
-			108, ""},
-		{"in flight", entries(1<<20, 656), ampere, Budget{InFlight: 57 << 10}, VariantRows,
-			KernelRows, 2, ""},
-		{"in flight, one block", entries(1<<20, 656), ampere, Budget{InFlight: 57 << 10}, "",
-			KernelAsync, 1, ""},
-		{"large entries", entries(64, 64<<10), hopper, Budget{SMs: 1}, "", KernelRows, 1,
-			"65536 bytes do not fit"},
-	}
-	for _, c := range cases {
-		l, err := Plan(c.m, c.card, c.budget, c.only)
-		if err != nil || l.Kernel != c.kernel || l.Blocks != c.blocks ||
-			!strings.Contains(l.Why, c.why) {
+			108},
+		{"large entries", entries(64, 64<<10), hopper, Budget{SMs: 1}, "", KernelRows, 1},
+	} {
+		l, err := c.a.plan(&c.card, c.budget, c.only)
+		if err != nil || l.Kernel != c.kernel || l.Blocks != c.blocks {
 			t.Errorf("%s: %+v, %v", c.name, l, err)
 		}
 		if l.Shared > c.card.Shared || l.Kernel == KernelAsync && (l.Threads > asyncThreads ||
@@ -70,62 +62,52 @@ func TestPlan(t *testing.T) {
 			t.Errorf("%s: %+v cannot be launched", c.name, l)
 		}
 	}
+	to := entries(2048, 656)
+	to.flags = farDst
+	l, err := to.plan(&hopper, Budget{SMs: 4}, "")
+	if err != nil || l.Kernel != KernelRows {
+		t.Errorf("to the host: %+v, %v", l, err)
+	}
 }
 
 // TestPlanHasEnoughUnderWay: four multiprocessors fill a Gen5 bus that answers in 1.3
 // microseconds, by either kernel, and some more.
 func TestPlanHasEnoughUnderWay(t *testing.T) {
-	for _, variant := range []string{VariantRows, VariantAsync} {
-		l, err := Plan(entries(1<<20, 656), hopper, Budget{SMs: 4}, variant)
-		if err != nil || l.Variant != variant || l.Kernel != kernelOf(variant) ||
-			l.InFlight < 79<<10 {
+	for _, kernel := range []string{KernelRows, KernelAsync} {
+		l, err := entries(1<<20, 656).plan(&hopper, Budget{SMs: 4}, kernel)
+		if err != nil || l.Kernel != kernel || l.InFlight < 79<<10 {
 			t.Errorf("%+v, %v", l, err)
 		}
 	}
 }
 
-// TestPlanWithoutAMultiprocessor: others do the work.
-func TestPlanWithoutAMultiprocessor(t *testing.T) {
-	l, err := Plan(entries(2048, 656), hopper, Budget{}, "")
-	if err != nil || l.Variant != VariantStaged || l.Kernel != "" ||
-		!strings.Contains(l.Why, "no multiprocessor") {
-		t.Errorf("%+v, %v", l, err)
-	}
-}
-
 func TestPlanErrors(t *testing.T) {
-	m := entries(1, 656)
-	for name, b := range map[string]Budget{"negative": {SMs: -1}, "both": {SMs: 1, InFlight: 1}} {
-		if _, err := Plan(m, hopper, b, ""); !errors.Is(err, ErrBudget) {
-			t.Errorf("%s: %v", name, err)
+	odd := entries(1, 656)
+	odd.part[0].width = 0
+	for name, c := range map[string]struct {
+		a      *args
+		budget Budget
+		kernel string
+		want   error
+		text   string
+	}{
+		"a negative budget": {entries(1, 656), Budget{SMs: -1}, "", driver.ErrBounds, "has -1"},
+		"no budget":         {entries(1, 656), Budget{}, KernelRows, driver.ErrBounds, "has 0"},
+		"an unknown kernel": {entries(1, 656), Budget{SMs: 1}, "dma", driver.ErrNotSupported,
+			KernelAsync},
+		"slots for 64 KiB": {entries(8, 64<<10), Budget{SMs: 2}, KernelAsync,
+			driver.ErrNotSupported, "do not fit"},
+		"an odd address": {odd, Budget{SMs: 1}, "", driver.ErrBounds, "odd address"},
+	} {
+		if _, err := c.a.plan(&hopper, c.budget, c.kernel); !errors.Is(err, c.want) ||
+			!strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v, want %v and %q", name, err, c.want, c.text)
 		}
-	}
-	for variant, want := range map[string]error{VariantRows: ErrBudget, VariantAsync: ErrBudget,
-		"dma": driver.ErrNotSupported} {
-		var no *VariantError
-		if _, err := Plan(m, hopper, Budget{}, variant); !errors.Is(err, want) ||
-			!errors.As(err, &no) || no.Variant != variant {
-			t.Errorf("%s: %v", variant, err)
-		}
-	}
-	var no *VariantError
-	if _, err := Plan(entries(8, 64<<10), hopper, Budget{SMs: 2}, VariantAsync); !errors.As(err,
-		&no) || !strings.Contains(no.Reason, "do not fit") {
-		t.Errorf("slots for 64 KiB: %v", err)
 	}
 	for _, c := range []Card{{Compute: 75, Driver: 13000}, {Compute: 90, Driver: 11000}} {
 		var missing *driver.UnavailableError
-		if _, err := Plan(m, c, Budget{SMs: 1}, ""); !errors.As(err, &missing) ||
-			missing.Fix == "" {
+		if err := c.check(&moves); !errors.As(err, &missing) || missing.Fix == "" {
 			t.Errorf("%+v: %v", c, err)
 		}
-	}
-	var layout *LayoutError
-	if _, err := Plan(entries(1, 130), hopper, Budget{SMs: 1}, ""); !errors.As(err, &layout) {
-		t.Errorf("odd entry: %v", err)
-	}
-	if _, err := Plan(entries(math.MaxInt32+1, 16), hopper, Budget{SMs: 1}, ""); !errors.As(err,
-		&layout) {
-		t.Errorf("more entries than a kernel counts: %v", err)
 	}
 }

@@ -32,7 +32,6 @@ type Summer struct {
 
 	mu     sync.Mutex // guards what follows
 	d      *gpu.Device
-	copier *gpu.Copier
 	pinned *hostmem.Buffer // the room
 	seen   uint64          // address of the room, as the card sees it
 	copied uint64          // address of the card's copy
@@ -44,12 +43,11 @@ type Summer struct {
 	key   *digest.Key
 	keys  uint64 // address of those of key
 	args  digestArgs
-	copy  [3][1]uint64 // the arguments of a copy
 	total digestTotal
 }
 
-// OpenSummer opens a card, of which the kernel takes as many multiprocessors as the budget says, or
-// bytes under way; a zero budget is all of them. Where something is missing or too old, the error
+// OpenSummer opens a card, of which the kernel takes as many multiprocessors as the budget says; a
+// zero budget is all of them. Where something is missing or too old, the error
 // is a *driver.UnavailableError.
 func OpenSummer(o DeviceOptions, b Budget) (*Summer, error) {
 	if err := gpu.Load(o.Library); err != nil {
@@ -61,11 +59,7 @@ func OpenSummer(o DeviceOptions, b Budget) (*Summer, error) {
 	}
 	f := d.Facts()
 	s := &Summer{ordinal: o.Ordinal, blocks: uint64(f.SMs), d: d}
-	switch {
-	case b.InFlight > 0:
-		const each = digestThreads * cellLoads * 16
-		s.blocks = max(1, min(s.blocks, (b.InFlight+each-1)/each))
-	case b.SMs > 0:
+	if b.SMs > 0 {
 		s.blocks = min(s.blocks, uint64(b.SMs))
 	}
 	if err := s.open(&Card{f.Compute, f.Driver, f.SMs, f.Shared}); err != nil {
@@ -76,12 +70,7 @@ func OpenSummer(o DeviceOptions, b Budget) (*Summer, error) {
 }
 
 func (s *Summer) open(c *Card) (err error) {
-	if c.Compute < sums.Compute || c.Driver < sums.Driver {
-		return &driver.UnavailableError{Backend: "cuda",
-			Reason: "compute capability 8.0 and driver 11080 are the least, this is " + c.version(),
-			Fix:    "install a driver from 520 on, or digest a copy in DRAM"}
-	}
-	if s.copier, err = s.d.OpenCopier(); err != nil {
+	if err = c.check(&sums); err != nil {
 		return err
 	}
 	if err = s.d.Load(sums.PTX, sums.Kernels); err != nil {
@@ -106,9 +95,6 @@ func (s *Summer) Close() (err error) {
 		return nil
 	}
 	s.closed = true
-	if s.copier != nil {
-		s.copier.Close()
-	}
 	if s.seen != 0 {
 		err = s.d.Unpin(s.pinned.Bytes())
 	}
@@ -244,16 +230,15 @@ func (s *Summer) launch(sum *digest.Digest) error {
 	}
 	room := s.pinned.Bytes()
 	clear(room[:totalRoom])
-	s.copy = [3][1]uint64{{s.copied}, {s.seen}, {s.used}}
 	s.args = digestArgs{list: s.copied + totalRoom, total: s.copied, n: uint32(s.n)}
-	if err := s.copier.Copy(s.copy[0][:], s.copy[1][:], s.copy[2][:]); err != nil {
+	if err := s.d.Copy(s.copied, s.seen, s.used); err != nil {
 		return err
 	}
 	blocks := max(1, min(s.blocks, (s.work+digestThreads-1)/digestThreads))
 	l := gpu.Launch{Blocks: uint32(blocks), Threads: digestThreads, Args: s.args.bytes(),
 		Tally: s.copied}
 	if err := s.d.Launch(&l, room[:totalBytes]); err != nil {
-		return errors.Join(err, s.copier.Sync())
+		return errors.Join(err, s.d.Sync())
 	}
 	copy(s.total.bytes(), room)
 	s.begin()

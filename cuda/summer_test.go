@@ -127,7 +127,7 @@ func sumOf(a, b digest.Digest) digest.Digest {
 // TestSummerOnDeviceSplitsLists: a list longer than the room goes by parts, and so do the largest
 // keys.
 func TestSummerOnDeviceSplitsLists(t *testing.T) {
-	s, d := summer(t, Budget{InFlight: 1 << 20})
+	s, d := summer(t, Budget{SMs: 1})
 	r := rand.New(rand.NewPCG(63, 64))
 	for _, per := range []uint32{0, 3} {
 		h := held{host: random(r, 64)}

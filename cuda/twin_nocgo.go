@@ -26,3 +26,14 @@ func move(m *Move, a *args, first, n uint64, t *tally) {
 		}
 	}
 }
+
+// at returns an index, and whether it says to skip.
+func (x *Index) at(i uint64) (place uint64, skip bool) {
+	switch {
+	case x.U64 != nil:
+		return x.U64[i], x.U64[i] == Skip64
+	case x.U32 != nil:
+		return uint64(x.U32[i]), x.U32[i] == Skip32
+	}
+	return i, false
+}

@@ -8,6 +8,7 @@ package cuda
 #cgo CFLAGS: -O2 -std=c11 -Wall -Wextra
 #cgo noescape sl_twin_move
 #cgo nocallback sl_twin_move
+#include "digest.h"
 #include "twin.h"
 */
 import "C"
@@ -42,6 +43,26 @@ const (
 	_ = uint(C.SL_AHEAD - ahead)
 	_ = uint(C.SL_ROWS_THREADS - rowsThreads)
 	_ = uint(C.SL_ASYNC_THREADS - asyncThreads)
+)
+
+// The arguments of the kernel that digests: equal sizes in both directions, equal offsets.
+const (
+	_ = uint(unsafe.Sizeof(cellsArgs{}) - unsafe.Sizeof(C.struct_sl_cells{}))
+	_ = uint(unsafe.Sizeof(C.struct_sl_cells{}) - unsafe.Sizeof(cellsArgs{}))
+	_ = uint(unsafe.Offsetof(cellsArgs{}.by) - unsafe.Offsetof(C.struct_sl_cells{}.by))
+	_ = uint(unsafe.Offsetof(C.struct_sl_cells{}.by) - unsafe.Offsetof(cellsArgs{}.by))
+	_ = uint(unsafe.Offsetof(cellsArgs{}.threads) - unsafe.Offsetof(C.struct_sl_cells{}.threads))
+	_ = uint(unsafe.Offsetof(C.struct_sl_cells{}.threads) - unsafe.Offsetof(cellsArgs{}.threads))
+	_ = uint(unsafe.Sizeof(digestArgs{}) - unsafe.Sizeof(C.struct_sl_digest{}))
+	_ = uint(unsafe.Sizeof(C.struct_sl_digest{}) - unsafe.Sizeof(digestArgs{}))
+	_ = uint(unsafe.Sizeof(digestTotal{}) - unsafe.Sizeof(C.struct_sl_digest_total{}))
+	_ = uint(unsafe.Sizeof(C.struct_sl_digest_total{}) - unsafe.Sizeof(digestTotal{}))
+	_ = uint(C.SL_DIGEST_THREADS - digestThreads)
+	_ = uint(digestThreads - C.SL_DIGEST_THREADS)
+	_ = uint(C.SL_CELL_THREADS - cellThreads)
+	_ = uint(cellThreads - C.SL_CELL_THREADS)
+	_ = uint(C.SL_CELL_LOADS - cellLoads)
+	_ = uint(cellLoads - C.SL_CELL_LOADS)
 )
 
 // move moves entries [first, first+n) and adds to the tally.

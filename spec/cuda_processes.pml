@@ -20,20 +20,18 @@
 //
 // Which code each step is:
 //
-//   announced, good: grant.go: enter; the spots of hook.go have these names
-//   shown, launched: submit.go: start; job.go: show
-//   ended, judged, told, out: finish.go: finish; grant.go: overtaken, leave
-//   over, in: memory.go: end, untilClientsAreOut; after Config.RevokeGrace a process is
-//     silent
-//   moves, drain, moved: block.go: drain
-//   replace, disown: block.go: replace; client.go: disown, which makes an import lost
+//   announced, good: proof.go: enter; the spots of that file have these names
+//   shown, launched: initiator.go: start
+//   ended, judged, told, out: initiator.go: finish; proof.go: overtaken, leave
+//   over, in: memory.go: end; proof.go: untilQuiet; after Config.RevokeGrace a process is silent
+//   moves, drain, moved, replace, disown: proof.go: renew, in this order
 
 #define BATCHES 3
 #define MEMORIES 3
-#define GOOD 0  // passGood
-#define OVER 1  // passOver
-#define MOVES 2 // passMoves
-#define MOVED 3 // passMoved
+#define GOOD 0  // importGood
+#define OVER 1  // importRevoked
+#define MOVES 2 // importMoving
+#define MOVED 3 // importMoved
 
 byte state[2] = GOOD;    // of the import of each lease; the owner writes it
 byte users[2] = 0;       // batches that are in; the other process writes it

@@ -78,12 +78,11 @@ func newPosix(s posixSettings) (*posix.Backend, error) {
 }
 
 type cudaSettings struct {
-	SMs      int    // multiprocessors that the gather kernel may take
-	InFlight uint64 // or bytes that it may have under way
+	SMs int // multiprocessors that the gather kernel may take
 	cuda.Config
 }
 
 func newCUDA(s cudaSettings) (*cuda.Backend, error) {
-	s.Budget = gather.Budget{SMs: s.SMs, InFlight: s.InFlight}
+	s.Budget = gather.Budget{SMs: s.SMs}
 	return cuda.New(s.Config)
 }

@@ -4,16 +4,18 @@ package cuda
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/lentmem"
 )
 
@@ -52,31 +54,13 @@ func (t *blockTable) after(at uint64) int {
 	return sort.Search(len(t.list), func(i int) bool { return t.list[i].block.At > at })
 }
 
-func (t *blockTable) add(o *ownBlock) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.list = slices.Insert(t.list, t.after(o.block.At), o)
-}
-
-func (t *blockTable) remove(o *ownBlock) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.list = slices.DeleteFunc(t.list, func(other *ownBlock) bool { return other == o })
-}
-
 // find returns the block that has all of a range, nil: none has.
 func (t *blockTable) find(at, n uint64) *ownBlock {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	i := t.after(at) - 1
-	if i < 0 {
+	list := t.under(at, n)
+	if len(list) != 1 || at < list[0].block.At || n > list[0].block.Len-(at-list[0].block.At) {
 		return nil
 	}
-	o := t.list[i]
-	if from := at - o.block.At; from > o.block.Len || n > o.block.Len-from {
-		return nil
-	}
-	return o
+	return list[0]
 }
 
 // under returns the blocks that have a byte of a range.
@@ -105,7 +89,10 @@ func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
 	if peers {
 		lentmem.Add(block.At, block.Len)
 	}
-	blocks.add(o)
+	t := &blocks
+	t.mu.Lock()
+	t.list = slices.Insert(t.list, t.after(block.At), o)
+	t.mu.Unlock()
 	return o, nil
 }
 
@@ -114,7 +101,9 @@ func (o *ownBlock) Close() (err error) {
 	o.once.Do(func() {
 		o.renewing.Lock() // a renew may have outlived the Revoke that asked for it
 		defer o.renewing.Unlock()
-		blocks.remove(o)
+		blocks.mu.Lock()
+		blocks.list = slices.DeleteFunc(blocks.list, func(p *ownBlock) bool { return p == o })
+		blocks.mu.Unlock()
 		o.moving.Store(true) // for good: who found it before does not enter
 		_ = await(func() bool { return o.users.Load() == 0 }, always)
 		lentmem.Remove(o.block.At)
@@ -146,110 +135,47 @@ func (o *ownBlock) leave() {
 	}
 }
 
-// renew puts other memory under the addresses, with the same content, so that what frozen processes
-// still write lands in memory that nothing uses. Processes that are well map the other memory when
-// they next use it; what they have under way is waited for. frozen says which are waited for no
-// more; it is asked once more when it is our turn. The driver's part has no end that is known:
-// where stop ends the wait for it, it goes on, and the next renew waits for it.
-func (o *ownBlock) renew(grace time.Duration, frozen func(*pass) bool, stop func() error) error {
-	if err := await(o.renewing.TryLock, stop); err != nil {
-		return err
+// AllocDevice returns n bytes of a device's memory, not zeroed, as a segment that each backend can
+// register which takes HBM. Where the driver exports it (CUDA 11.7, and a device that can),
+// Segment.DMABuf is set, so that NICs may register it too, without nvidia_peermem. The memory comes
+// from the driver's virtual memory management where there is one, in whole pieces of mostly 2 MiB,
+// and from its plain allocator elsewhere.
+//
+// With Config.Peers backends of other processes reach it; no dma-buf is exported, and the backends
+// rdma and gds, whose devices would go on with the old memory, do not take it. A revoke against a
+// process that is frozen, or was killed in a batch, then puts other memory under the addresses: it
+// waits for what the program has begun on the device, and while it runs (for longer than
+// Config.RevokeGrace, that is) the program must begin no kernel or copy of its own over any byte of
+// the allocation.
+//
+// The Closer frees it. It must be closed after every registration of the memory was, at any time,
+// also after the backend; closing it again does nothing.
+func (b *Backend) AllocDevice(ordinal int, n uint64) (driver.Segment, io.Closer, error) {
+	if n == 0 || n > 1<<60 {
+		return driver.Segment{}, nil, fmt.Errorf("allocate %d bytes of device memory: %w", n,
+			driver.ErrBounds)
 	}
-	list := servers()
-	if !clientsAreIn(list, frozen) {
-		o.renewing.Unlock()
-		return nil
+	b.open.RLock()
+	defer b.open.RUnlock()
+	switch {
+	case b.closed.Load():
+		return driver.Segment{}, nil, driver.ErrClosed
+	case b.device(ordinal) == nil:
+		return driver.Segment{}, nil, fmt.Errorf("allocate on device %d, which Config.Devices "+
+			"leaves out: %w", ordinal, driver.ErrNotSupported)
 	}
-	o.moving.Store(true) // pairs with the look in client.admit
-	over := func(s *pass) bool { return s.m.block == o }
-	if err := o.drain(list, grace, frozen, stop); err != nil {
-		o.settle()
-		return err
-	}
-	ended := make(chan error, 1)
-	go func() {
-		err := o.replace()
-		if err == nil {
-			for _, b := range list {
-				b.disown(over)
-			}
-		}
-		o.settle()
-		ended <- err
-	}()
-	var err error
-	done := func() bool {
-		select {
-		case err = <-ended:
-			return true
-		default:
-			return false
-		}
-	}
-	if late := await(done, stop); late != nil {
-		return late
-	}
-	return err
-}
-
-// drain waits for the batches over the block, but for those of frozen processes, and lets
-// no further ones begin: the steps moves, drain and moved of spec/cuda_processes.pml.
-func (o *ownBlock) drain(list []*Backend, grace time.Duration, frozen func(*pass) bool,
-	stop func() error) error {
-	over := func(s *pass) bool { return s.m.block == o }
-	well := func(s *pass) bool { return over(s) && !frozen(s) }
-	for _, b := range list {
-		b.turnPasses(over, passGood, passMoves)
-	}
-	deadline := time.Now().Add(patience * grace)
-	err := await(func() bool {
-		for _, b := range list {
-			b.help()
-		}
-		return o.users.Load() == 0 && (!clientsAreIn(list, well) || time.Now().After(deadline))
-	}, stop)
+	own, err := newOwnBlock(ordinal, n, b.cfg.Peers)
 	if err != nil {
-		return err
+		return driver.Segment{}, nil, err
 	}
-	for _, b := range list {
-		b.turnPasses(over, passMoves, passMoved)
+	seg := driver.Segment{Kind: driver.HBM, Len: n, Device: ordinal, Addr: own.block.At}
+	if b.cfg.Peers {
+		return seg, own, nil
 	}
-	return nil
-}
-
-// patience is how many times the grace the processes get that use another part of a block.
-const patience = 5
-
-func clientsAreIn(list []*Backend, which func(*pass) bool) bool {
-	return slices.ContainsFunc(list, func(b *Backend) bool { return b.clientsIn(which) })
-}
-
-func (o *ownBlock) replace() error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if err := o.block.Renew(); err != nil {
-		return err
+	fd, off, err := own.block.Export()
+	if err == nil && fd >= 0 { // what cannot be exported is memory all the same
+		own.fd = fd
+		seg.DMABuf = &driver.DMABuf{FD: fd, Offset: off}
 	}
-	o.id = blockIDs.Add(1)
-	return nil
-}
-
-// settle ends a renew: batches may begin again, and what was told to wait is woken.
-func (o *ownBlock) settle() {
-	o.moving.Store(false)
-	o.renewing.Unlock()
-	for _, b := range servers() {
-		b.box.Alarm()
-	}
-}
-
-// await looks again and again whether a condition holds; stop says when to give up.
-func await(holds func() bool, stop func() error) error {
-	for pause := 10 * time.Microsecond; !holds(); pause = min(2*pause, time.Millisecond) {
-		if err := stop(); err != nil {
-			return err
-		}
-		time.Sleep(pause)
-	}
-	return nil
+	return seg, own, nil
 }

@@ -17,8 +17,8 @@ type Config struct {
 	Library string // a path of libcuda; "" is the system's libcuda.so.1
 	Devices []int  // ordinals, as CUDA counts; nil: all
 
-	// Budget is what a kernel may take of a card for one pattern, or one SumCells: multiprocessors,
-	// or bytes under way. SumCells has 4 MiB of each card, and as much pinned memory, from New on.
+	// Budget is what a kernel may take of a card for one pattern, or one SumCells, which has 4 MiB
+	// of each card, and as much pinned memory, from New on.
 	// Zero: no kernel runs, nothing is digested, and entries are gathered by a processor where they
 	// come from or go to dense memory of a device, else copied one by one; Explain says so.
 	Budget cuda.Budget
@@ -37,7 +37,7 @@ type Config struct {
 	PeersMax int // processes that reach us at a time; default 256, at most 4,096
 	// how long Revoke waits for a silent process before it takes the memory away; default 200 ms
 	RevokeGrace time.Duration
-	SumTimeout  time.Duration // SumCells waits no longer for events and fences; default 10 s
+	SumTimeout  time.Duration // SumCells waits no longer for events and revokes; default 10 s
 	DialTimeout time.Duration // for a handshake, and for an answer of another process; default 5 s
 }
 
@@ -52,52 +52,41 @@ const (
 
 func (c Config) withDefaults() (Config, error) {
 	for _, f := range []struct {
-		name              string
-		field             *int
-		value, from, most int
+		name       string
+		field      *int
+		value, max int
 	}{
-		{"Streams", &c.Streams, 4, 1, 32},
-		{"Gated", &c.Gated, 32, 1, 256},
-		{"BatchesMax", &c.BatchesMax, 1024, 1, 1 << 16},
-		{"MessageMax", &c.MessageMax, 64 << 10, 1, 1 << 30},
-		{"KeysMax", &c.KeysMax, session.KeyLimit, 1, session.KeyLimit},
-		{"PeersMax", &c.PeersMax, 256, 1, 4096},
+		{"Streams", &c.Streams, 4, 32},
+		{"Gated", &c.Gated, 32, 256},
+		{"BatchesMax", &c.BatchesMax, 1024, 1 << 16},
+		{"MessageMax", &c.MessageMax, 64 << 10, 1 << 30},
+		{"KeysMax", &c.KeysMax, session.KeyLimit, session.KeyLimit},
+		{"PeersMax", &c.PeersMax, 256, 4096},
 	} {
-		if *f.field == 0 {
-			*f.field = f.value
-		}
-		if *f.field < f.from || *f.field > f.most {
-			return c, fmt.Errorf("Config.%s is %d, want %d to %d: %w", f.name, *f.field, f.from,
-				f.most, driver.ErrBounds)
+		session.SetDefault(f.field, f.value)
+		if err := session.CheckWithin(f.name, *f.field, 1, f.max); err != nil {
+			return c, err
 		}
 	}
-	if c.RevokeGrace < 0 || c.DialTimeout < 0 || c.SumTimeout < 0 {
-		return c, fmt.Errorf("Config.RevokeGrace is %v, Config.DialTimeout %v and "+
-			"Config.SumTimeout %v, want no negative time: %w", c.RevokeGrace, c.DialTimeout,
-			c.SumTimeout, driver.ErrBounds)
-	}
-	if c.SumTimeout == 0 {
-		c.SumTimeout = 10 * time.Second
-	}
-	if c.RevokeGrace == 0 {
-		c.RevokeGrace = 200 * time.Millisecond
-	}
-	if c.DialTimeout == 0 {
-		c.DialTimeout = 5 * time.Second
-	}
-	if bits.OnesCount(uint(c.BatchesMax)) != 1 {
-		return c, fmt.Errorf("Config.BatchesMax is %d, want a power of two: %w", c.BatchesMax,
+	session.SetDefault(&c.SumTimeout, 10*time.Second)
+	session.SetDefault(&c.RevokeGrace, 200*time.Millisecond)
+	session.SetDefault(&c.DialTimeout, 5*time.Second)
+	switch {
+	case min(c.RevokeGrace, c.DialTimeout, c.SumTimeout) < 0:
+		return c, fmt.Errorf("config: RevokeGrace is %v, DialTimeout %v and SumTimeout %v, want "+
+			"no negative time: %w", c.RevokeGrace, c.DialTimeout, c.SumTimeout, driver.ErrBounds)
+	case bits.OnesCount(uint(c.BatchesMax)) != 1:
+		return c, fmt.Errorf("config: BatchesMax is %d, want a power of two: %w", c.BatchesMax,
 			driver.ErrBounds)
-	}
-	if c.Budget.SMs < 0 || c.Budget.SMs > 0 && c.Budget.InFlight > 0 {
-		return c, fmt.Errorf("Config.Budget is %d multiprocessors and %d bytes, want one "+
-			"of them: %w", c.Budget.SMs, c.Budget.InFlight, driver.ErrBounds)
+	case c.Budget.SMs < 0:
+		return c, fmt.Errorf("config: Budget is %d multiprocessors: %w", c.Budget.SMs,
+			driver.ErrBounds)
 	}
 	return c, nil
 }
 
 // kernels reports whether the gather kernel may run.
-func (c *Config) kernels() bool { return c.Budget.SMs > 0 || c.Budget.InFlight > 0 }
+func (c *Config) kernels() bool { return c.Budget.SMs > 0 }
 
 func (c *Config) reach() driver.Reach {
 	if c.Peers {

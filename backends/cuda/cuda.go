@@ -1,34 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cuda moves bytes between HBM and DRAM, and between HBM and HBM: batches of copies by
-// the copy engines, and patterns of small entries by the gather kernel of the package cuda at
-// the root of this module. The other side is a backend of this process or, with Config.Peers, one
-// of another process of the same host and user, whose HBM is mapped here.
-//
-// The package is experimental: one card has met it, an H100. Two cards of one process, and what
-// commands the driver to fail, have met a software stand-in of the driver alone.
-//
-// A backend (cuda.go) has devices (device.go), memories (memory.go, pins.go, block.go), and peers
-// (peer.go), which turn batches into copies (submit.go, pages.go) on streams of a device. A thread
-// of C for each stream waits for their ends and puts them into a ring, from where the first of
-// these takes them (finish.go): Poll, Revoke, or, where a message or another process waits for
-// them (notify.go), a goroutine. Streams of the program can be ordered with transfers (order.go). A
-// peer of another process is a farPeer (far.go) over a link (link.go); the owner knows it as a
-// client (server.go, client.go). Both speak as message.go says.
-//
-// Proof that nothing lands later: the event behind the last copy of a batch. Revoke refuses
-// batches with an older token, has batches drop what is not yet on a stream, and waits for those
-// events. Another process announces each batch in a page of shared memory before anything of it is
-// on a stream, looks then whether its import is still good, and takes the announcement back when
-// the event has ended. A process that stays silent for longer than Config.RevokeGrace loses the
-// memory: other memory comes under the range. So does one that was killed in a batch: its copies
-// may go on in a context that a child of it keeps.
 package cuda
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -62,18 +41,17 @@ type Backend struct {
 	starting sync.RWMutex // held for reading while a batch goes on a stream
 
 	reaping sync.Mutex // held to take ends off the ring; guards what follows
-	done    []ring.Done
-	ready   queue
+	reaped  []ring.Done
 	down    bool // the ring is gone; waking, too
 
 	waking sync.Mutex // held to wake the sleeper, last of all locks
 
-	taken atomic.Int64 // tags that have not been polled
+	done    session.Completions
+	scratch chan *scratch // free
 
 	mu      sync.Mutex // guards what follows
 	jobs    []*job
 	free    []*job
-	scratch []*scratch
 	peers   map[*peer]struct{} // ours to others
 	senders map[*peer]struct{} // others' to us
 
@@ -89,14 +67,11 @@ var registry = struct {
 	open   map[*Backend]struct{} // until all that reach it are gone
 }{byAddr: map[string]*Backend{}, open: map[*Backend]struct{}{}}
 
-// servers are all backends of this process.
-func servers() (list []*Backend) {
+// openBackends are all of this process.
+func openBackends() []*Backend {
 	registry.RLock()
 	defer registry.RUnlock()
-	for b := range registry.open {
-		list = append(list, b)
-	}
-	return list
+	return slices.Collect(maps.Keys(registry.open))
 }
 
 // New opens the devices. Where driver or device is missing, or too old, the error is a
@@ -111,10 +86,11 @@ func New(cfg Config) (*Backend, error) {
 	}
 	b := &Backend{
 		cfg: cfg, addr: newAddress(&cfg), owner: session.NewOwner(), attended: make(chan struct{}),
-		memories: session.KeyTable[memory]{Most: cfg.KeysMax}, done: make([]ring.Done, 64),
-		ready: queue{places: make([]driver.Completion, cfg.BatchesMax)},
-		peers: map[*peer]struct{}{}, senders: map[*peer]struct{}{},
+		memories: session.KeyTable[memory]{Most: cfg.KeysMax}, reaped: make([]ring.Done, 64),
+		scratch: make(chan *scratch, scratchMax),
+		peers:   map[*peer]struct{}{}, senders: map[*peer]struct{}{},
 	}
+	b.done.Init(cfg.BatchesMax)
 	b.box.Open(cfg.BatchesMax, b.signal)
 	for i := range cfg.BatchesMax {
 		b.jobs = append(b.jobs, &job{b: b, number: i})
@@ -148,23 +124,11 @@ func (b *Backend) start() (err error) {
 	return b.openDevices()
 }
 
-// stop gives back what start and openDevices have made. No batch is under way.
-func (b *Backend) stop() error {
-	var errs []error
+// stop gives back what start has made, after the ends that are in the ring. No batch is under way.
+func (b *Backend) stop() (err error) {
 	for _, d := range b.devices {
-		d.close()
+		d.close() // and no thread is left that could end a batch
 	}
-	b.goDown()
-	for _, e := range []*proc.Event{b.wake, b.heed} {
-		if e != nil {
-			errs = append(errs, e.Close())
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// goDown gives the ring back, after what was in it. No thread is left that could end a batch.
-func (b *Backend) goDown() {
 	b.reaping.Lock()
 	defer b.reaping.Unlock()
 	if b.ends != nil {
@@ -176,6 +140,12 @@ func (b *Backend) goDown() {
 	if b.ends != nil {
 		b.ends.Close()
 	}
+	for _, e := range []*proc.Event{b.wake, b.heed} {
+		if e != nil {
+			err = errors.Join(err, e.Close())
+		}
+	}
+	return err
 }
 
 // Caps implements driver.Backend.
@@ -208,7 +178,7 @@ func (b *Backend) Arm() (bool, error) {
 	if b.down {
 		return false, driver.ErrClosed
 	}
-	return b.ends.Arm() || b.ready.n > 0 || b.box.Ready(), nil
+	return b.ends.Arm() || b.done.Ready() > 0 || b.box.Ready(), nil
 }
 
 // signal wakes the program that sleeps on FD.
@@ -225,12 +195,36 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	b.reaping.Lock()
 	defer b.reaping.Unlock()
 	b.reap()
-	n := b.ready.take(done)
-	b.taken.Add(int64(-n))
-	if n == 0 && b.closed.Load() && b.taken.Load() == 0 {
+	n := b.done.Pop(done)
+	if n == 0 && b.closed.Load() && b.done.Taken() == 0 {
 		return 0, driver.ErrClosed
 	}
 	return n, nil
+}
+
+// Receive implements driver.Backend.
+func (b *Backend) Receive(msgs []driver.Message) (int, error) {
+	n := b.box.Receive(msgs)
+	if n == 0 && b.closed.Load() {
+		return 0, driver.ErrClosed
+	}
+	return n, nil
+}
+
+// Answer implements driver.Backend.
+func (b *Backend) Answer(conn uint64, msg []byte) error {
+	if len(msg) > b.cfg.MessageMax {
+		return fmt.Errorf("answer of %d bytes, at most %d: %w",
+			len(msg), b.cfg.MessageMax, driver.ErrBounds)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock() // so that none is sent once the connection has ended
+	for p := range b.senders {
+		if p.sender.Conn == conn {
+			return p.answers.Send(msg)
+		}
+	}
+	return driver.ErrPeerLost
 }
 
 // Close implements driver.Backend. A second call waits for the first, and answers the same.
@@ -247,7 +241,7 @@ func (b *Backend) end() error {
 	b.open.Lock() // a Register is done, or sees closed
 	b.open.Unlock()
 	b.mu.Lock()
-	ours, theirs := listOf(b.peers), listOf(b.senders)
+	ours, theirs := slices.Collect(maps.Keys(b.peers)), slices.Collect(maps.Keys(b.senders))
 	b.mu.Unlock()
 	for _, p := range ours {
 		_ = p.Close()
@@ -274,15 +268,7 @@ func (b *Backend) end() error {
 	return errors.Join(append(errs, b.stop())...)
 }
 
-func listOf(set map[*peer]struct{}) (list []*peer) {
-	for p := range set {
-		list = append(list, p)
-	}
-	return list
-}
-
 var (
 	_ driver.Backend = (*Backend)(nil)
 	_ driver.Peer    = (*peer)(nil)
-	_ driver.Peer    = farPeer{}
 )

@@ -16,7 +16,6 @@ import (
 // device is a card with its streams.
 type device struct {
 	ordinal int
-	index   int      // in Backend.devices
 	uuid    [16]byte // where other processes matter
 	facts   gpu.Facts
 	mover   *gpu.Mover
@@ -52,7 +51,6 @@ func (b *Backend) openDevices() error {
 		if err != nil {
 			return err
 		}
-		d.index = len(b.devices)
 		b.devices = append(b.devices, d)
 	}
 	if len(b.devices) == 0 {

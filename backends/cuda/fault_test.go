@@ -14,7 +14,6 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
@@ -65,7 +64,7 @@ func (r *rig) refusedLaunch(l, d *place) {
 }
 
 // TestFault has the device fault under many batches: each ends once, with what the driver said, and
-// so does what comes later; fences and Close return.
+// so does what comes later; revokes and Close return.
 func TestFault(t *testing.T) {
 	if !alone(t, "") {
 		return
@@ -117,7 +116,7 @@ func TestFault(t *testing.T) {
 		t.Errorf("%d batches on a device that faulted, and none failed", tags)
 	}
 	if err := d.m.Revoke(context.Background()); err != nil {
-		t.Errorf("fence: %v", err)
+		t.Errorf("revoke: %v", err)
 	}
 	if err := b.Close(); err != nil {
 		t.Logf("close: %v", err) // unpinning fails as all does
@@ -186,46 +185,4 @@ func (r *rig) mixed(l, one, two *place) {
 	for i := range 8 {
 		r.same("the second device", r.content(two)[i*8192:][:4096], want[i*8192:][:4096])
 	}
-}
-
-// TestEngine moves bytes by transfers, as a program does.
-func TestEngine(t *testing.T) {
-	r := newRig(t, testConfig())
-	eng, err := engine.Open(engine.Config{Name: "cuda", Backends: []driver.Backend{r.b}})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = eng.Close() })
-	const n = 2 << 20
-	host, err := drivertest.HostMemory(n)
-	require.NoError(t, err)
-	dev, err := hbm(n)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = eng.Close(); _ = host.Free(); _ = dev.Free() })
-	dram, err := eng.Register("dram", host.Segment)
-	require.NoError(t, err)
-	_, err = eng.Register("kv", dev.Segment)
-	require.NoError(t, err)
-	l, d := &place{space: host}, &place{space: dev}
-	r.fill(l)
-	r.transfer(eng, engine.Write, dram, "kv", n)
-	r.same("written by the engine", r.content(d), r.content(l))
-	r.fill(d)
-	r.transfer(eng, engine.Read, dram, "kv", n)
-	r.same("read by the engine", r.content(l), r.content(d))
-}
-
-// transfer runs one transfer of the engine to its end.
-func (r *rig) transfer(eng *engine.Engine, op engine.Op, local *engine.Region, remote string,
-	n uint64) {
-	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	self, err := eng.Self()
-	require.NoError(r.t, err)
-	m, err := self.Remote(remote)
-	require.NoError(r.t, err)
-	t, err := eng.NewTransfer(self, op, engine.Route{Only: "cuda"})
-	require.NoError(r.t, err)
-	defer t.Close()
-	require.NoError(r.t, errors.Join(t.Add(local, 0, m, 0, n), t.Post()))
-	require.NoError(r.t, t.Wait(ctx))
 }

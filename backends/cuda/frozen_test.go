@@ -30,7 +30,7 @@ func TestTimedOwnerOfAnotherProcess(t *testing.T) {
 	}
 	one, err := connect()
 	require.NoError(t, err)
-	r.p = one.(farPeer).p
+	r.p = one.(*peer)
 	key, size, err := one.Import(token)
 	if err != nil || size != 1<<20 {
 		t.Fatalf("import: %d bytes, %v", size, err)
@@ -50,7 +50,7 @@ func TestTimedOwnerOfAnotherProcess(t *testing.T) {
 	sameError(t, "import from a frozen process", err, driver.ErrTimeout)
 	_, err = connect()
 	sameError(t, "connect to a frozen process", err, driver.ErrTimeout)
-	two := one.(farPeer)
+	two := one.(*peer)
 	select {
 	case <-two.Lost():
 		t.Error("a frozen process counts as lost")

@@ -6,6 +6,10 @@ package cuda
 
 import (
 	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,19 +49,17 @@ func TestCancelBeforeBegin(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	b, chunks, _ := r.large()
-	j, pieces := r.parked(b)
-	worker, err := j.worker()
-	require.NoError(t, err)
-	serial, err := j.show()
-	require.NoError(t, err)
-	r.p.Cancel(r.tag)
+	j := r.b.free[len(r.b.free)-1] // the next one
+	parked.First(spotShown, func() { r.p.Cancel(1) })
+	defer parked.First(spotShown, nil)
 	before := libcuda.Get(fakecuda.Copies)
-	r.p.unfinished.Add(1)
-	require.NoError(t, j.launch(worker, serial, pieces))
-	require.ErrorIs(t, r.end(r.tag), driver.ErrAborted)
+	require.NoError(t, r.p.Submit(1, b))
+	require.ErrorIs(t, r.end(1), driver.ErrAborted)
 	require.Less(t, libcuda.Get(fakecuda.Copies)-before, chunks)
-	j.dev.mover.Cancel(j.number, serial) // the end has overtaken it
-	for range r.b.jobs {                 // each number
+	r.p.Cancel(1)
+	j.dev.mover.Cancel(j.number, j.serial.Load()) // the end has overtaken it
+	r.tag = 1
+	for range r.b.jobs { // each number
 		r.tag++
 		require.NoError(t, r.p.Submit(r.tag, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{
 			{Len: 1, LocalKey: b.Descs[0].LocalKey, RemoteKey: b.Descs[0].RemoteKey},
@@ -184,7 +186,8 @@ func TestNeighboursOfTwoRegistrations(t *testing.T) {
 	require.NoError(t, space.Free())
 }
 
-// TestRevokeOver: a Revoke whose context is over ends the epoch all the same.
+// TestRevokeOver: where its context is over, Revoke ends the memory all the same, and the next one
+// finds the proof.
 func TestRevokeOver(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
@@ -200,4 +203,57 @@ func TestRevokeOver(t *testing.T) {
 	r.release()
 	require.NoError(t, r.end(tag))
 	require.NoError(t, d.m.Revoke(context.Background()))
+}
+
+// TestNotificationsBesideCopies has goroutines that notify without bytes beside others that copy:
+// each batch completes once, the copies not before their time.
+func TestNotificationsBesideCopies(t *testing.T) {
+	const each = 6000
+	onStandIn(t)
+	r := newRig(t, testConfig())
+	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
+	var all sync.WaitGroup
+	var next atomic.Uint64
+	submit := func(b *driver.Batch) {
+		for range each {
+			tag := next.Add(1)
+			for {
+				err := r.p.Submit(tag, b)
+				if err == nil {
+					break
+				}
+				if !errors.Is(err, driver.ErrFull) {
+					t.Errorf("submit: %v", err)
+					return
+				}
+				runtime.Gosched()
+			}
+		}
+	}
+	for range 2 {
+		all.Go(func() {
+			submit(&driver.Batch{Op: driver.Write, Tail: driver.NotifyTail, Notify: []byte("x")})
+		})
+		all.Go(func() {
+			submit(&driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 4096,
+				LocalKey: l.m.key, RemoteKey: d.key}}})
+		})
+	}
+	seen := make([]int, 4*each+1)
+	var done [64]driver.Completion
+	var messages [64]driver.Message
+	for n := 0; n < 4*each; {
+		got, err := r.b.Poll(done[:])
+		require.NoError(t, err)
+		for _, c := range done[:got] {
+			require.NoError(t, c.Err)
+			seen[c.Tag]++
+			require.Equal(t, 1, seen[c.Tag], "tag %d", c.Tag)
+		}
+		n += got
+		_, err = r.b.Receive(messages[:])
+		require.NoError(t, err)
+		runtime.Gosched()
+	}
+	all.Wait()
 }

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +18,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/sealed"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // link is our side of a connection to another process, whose memory we reach.
@@ -23,16 +26,15 @@ type link struct {
 	p       *peer
 	wire    wire
 	owner   proc.Remote
-	users   []byte // ours
-	states  []byte // theirs, which we only read
-	saying  sync.Mutex
+	users   []byte     // ours
+	states  []byte     // theirs, which we only read
+	sending sync.Mutex // held to send
 	closing chan struct{}
-	reader  sync.WaitGroup
-	tasks   sync.WaitGroup // imports, and what follows a Drop
-	endOnce sync.Once
+	readers sync.WaitGroup
+	tasks   session.Tasks // imports, and what follows a Drop
+	once    sync.Once     // of end
 
 	mu   sync.Mutex // guards what follows
-	over bool
 	asks map[uint32]chan answer
 	id   uint32
 
@@ -40,7 +42,7 @@ type link struct {
 	maps    map[uint64]*mapped
 }
 
-// answer is what the owner says of a token. The descriptor belongs to the receiver.
+// answer is what the owner says of a token. The descriptor belongs to the receiver; -1: none.
 type answer struct {
 	head
 	fd  int
@@ -49,71 +51,85 @@ type answer struct {
 
 // mapped is memory of the other process.
 type mapped struct {
-	id    uint64
-	block *gpu.Block
-	users int // imports
+	id      uint64
+	block   *gpu.Block
+	imports int
 }
 
-// connectFar dials another process.
-func (b *Backend) connectFar(ctx context.Context, addr []byte) (driver.Peer, error) {
+// farMemory is an import of memory of another process: a slot of the owner's, and the mapping.
+type farMemory struct {
+	l         *link
+	token     []byte
+	slot      uint32
+	on        *mapped
+	once      sync.Once // of its release
+	reopening atomic.Bool
+}
+
+// connectFar dials another process, shows it the page in which we count batches, and maps that in
+// which it ends imports.
+func (b *Backend) connectFar(ctx context.Context, addr []byte) (_ *peer, err error) {
 	if !b.cfg.Peers {
 		return nil, fmt.Errorf("connect with cuda: no such backend in this process, and without "+
 			"Config.Peers it reaches no further: %w", driver.ErrPeerLost)
 	}
-	at, err := socketOf(addr)
-	if err != nil {
-		return nil, fmt.Errorf("connect with cuda: %w", err)
-	}
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.DialTimeout)
 	defer cancel()
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", driver.ContextError(ctx), err)
+		}
+		if err != nil {
+			err = fmt.Errorf("connect with cuda: %w", err)
+		}
+	}()
+	at, err := socketOf(addr)
+	if err != nil {
+		return nil, err
+	}
 	conn, err := new(net.Dialer).DialContext(ctx, at.Net, at.Name)
 	if errors.Is(err, unix.ECONNREFUSED) {
 		err = fmt.Errorf("%w: %w", driver.ErrPeerLost, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("connect with cuda: %w", because(ctx, err))
+		return nil, err
 	}
 	p := &peer{from: b, lost: make(chan struct{})}
-	p.far = &link{p: p, wire: wire{conn: conn.(*net.UnixConn)}, closing: make(chan struct{}),
+	l := &link{p: p, wire: wire{conn: conn.(*net.UnixConn)}, closing: make(chan struct{}),
 		asks: map[uint32]chan answer{}, maps: map[uint64]*mapped{}}
-	if err := p.far.greet(ctx); err != nil {
+	p.far = l
+	if err := l.greet(ctx); err != nil {
 		_ = conn.Close()
-		p.far.owner.Release()
-		p.far.unmapPages()
-		return nil, fmt.Errorf("connect with cuda: %w", because(ctx, err))
+		l.owner.Release()
+		unmapPages(l.users, l.states)
+		return nil, err
 	}
-	p.far.reader.Go(p.far.listen)
-	p.far.reader.Go(p.far.watch)
+	l.readers.Go(l.listen)
+	l.readers.Go(func() { // a child of the owner may hold the other end open
+		if l.owner.Wait() == nil {
+			_ = conn.Close() // listen ends by it
+		}
+	})
 	if err := b.admit(b.peers, p); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	return farPeer{p: p}, nil
+	return p, nil
 }
 
-// because adds why a context has ended, if it has.
-func because(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("%w: %w", driver.ContextError(ctx), err)
-	}
-	return err
-}
-
-// greet shows the page in which we count, and maps that in which the owner ends.
-func (l *link) greet(ctx context.Context) error {
+func (l *link) greet(ctx context.Context) (err error) {
 	stop := context.AfterFunc(ctx, func() { _ = l.wire.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	var err error
 	if l.owner, err = proc.Identify(l.wire.conn); err != nil {
 		return err
 	}
-	fd, page, err := sealed.New("sluice-cuda-batches", pageBytes, true)
+	page, users, err := sealed.New("sluice-cuda-batches", pageBytes, true)
 	if err != nil {
 		return err
 	}
-	defer closeDescriptor(fd)
-	l.users = page
+	defer closeDescriptor(page)
+	l.users = users
 	if err := l.wire.send(&head{Kind: sayHello}, []byte(l.p.from.addr), l.p.from.cfg.DialTimeout,
-		fd); err != nil {
+		page); err != nil {
 		return err
 	}
 	h, tail, theirs, err := l.wire.receive()
@@ -136,9 +152,19 @@ func (l *link) greet(ctx context.Context) error {
 	return l.wire.conn.SetDeadline(time.Time{})
 }
 
-// listen reads what the owner says until the connection ends.
+func unmapPages(pages ...[]byte) {
+	for _, page := range pages {
+		if page != nil {
+			_ = unix.Munmap(page) // ours, whole: cannot fail
+		}
+	}
+}
+
+// listen reads what the owner says until the connection ends. What is on a stream then ends by
+// itself.
 func (l *link) listen() {
-	defer l.lose()
+	defer l.p.lose()
+	defer l.wire.conn.Close()
 	for {
 		h, tail, fd, err := l.wire.receive()
 		if err != nil {
@@ -146,7 +172,16 @@ func (l *link) listen() {
 		}
 		switch h.Kind {
 		case sayAnswer:
-			l.deliver(answer{h, fd, h.outcome(tail)})
+			a := answer{h, fd, h.outcome(tail)}
+			l.mu.Lock()
+			ask := l.asks[a.ID]
+			delete(l.asks, a.ID)
+			l.mu.Unlock()
+			if ask == nil {
+				l.giveBack(&a)
+				continue
+			}
+			ask <- a // it has room
 		case sayEnded:
 			closeDescriptor(fd)
 			l.p.from.cancel(func(j *job) bool {
@@ -159,84 +194,203 @@ func (l *link) listen() {
 	}
 }
 
-// watch ends the connection with the owner's process: a child of it may hold the other end open.
-func (l *link) watch() {
-	if l.owner.Wait() == nil {
-		_ = l.wire.conn.Close() // listen ends by it
-	}
-}
-
-// lose ends what waits for the other side. What is on a stream ends by itself.
-func (l *link) lose() {
-	_ = l.wire.conn.Close()
-	l.p.lose()
-}
-
-// deliver hands an answer to the goroutine that asked. One that comes too late gives its slot back.
-func (l *link) deliver(a answer) {
-	l.mu.Lock()
-	ask := l.asks[a.ID]
-	delete(l.asks, a.ID)
-	l.mu.Unlock()
-	if ask != nil {
-		ask <- a // it has room
-		return
-	}
-	closeDescriptor(a.fd)
-	if a.err == nil {
-		_ = l.say(&head{Kind: sayDrop, Slot: a.Slot}, nil)
-	}
-}
-
 func (l *link) say(h *head, tail []byte) error {
-	l.saying.Lock()
-	defer l.saying.Unlock()
+	l.sending.Lock()
+	defer l.sending.Unlock()
 	return l.wire.send(h, tail, l.p.from.cfg.DialTimeout)
 }
 
-// unanswered has no descriptor: 0 is one.
-var unanswered = answer{fd: -1}
-
 // ask shows the owner a token and waits for the answer.
-func (l *link) ask(token []byte) (answer, error) {
+func (l *link) ask(token []byte) (a answer, err error) {
 	reply := make(chan answer, 1)
 	l.mu.Lock()
 	l.id++
 	id := l.id
 	l.asks[id] = reply
 	l.mu.Unlock()
-	if err := l.say(&head{Kind: sayAsk, ID: id}, token); err != nil {
-		return unanswered, l.forget(id, reply, fmt.Errorf("%w: %w", driver.ErrPeerLost, err))
+	if err = l.say(&head{Kind: sayAsk, ID: id}, token); err != nil {
+		err = fmt.Errorf("%w: %w", driver.ErrPeerLost, err)
+	} else {
+		late := time.NewTimer(l.p.from.cfg.DialTimeout)
+		defer late.Stop()
+		select {
+		case a = <-reply:
+			return a, a.err
+		case <-l.p.lost:
+			err = driver.ErrPeerLost
+		case <-l.closing:
+			err = driver.ErrClosed
+		case <-late.C:
+			err = fmt.Errorf("the other process does not answer: %w", driver.ErrTimeout)
+		}
 	}
-	late := time.NewTimer(l.p.from.cfg.DialTimeout)
-	defer late.Stop()
-	select {
-	case a := <-reply:
-		return a, a.err
-	case <-l.p.lost:
-		return unanswered, l.forget(id, reply, driver.ErrPeerLost)
-	case <-l.closing:
-		return unanswered, l.forget(id, reply, driver.ErrClosed)
-	case <-late.C:
-		return unanswered, l.forget(id, reply, fmt.Errorf("the other process does not answer: %w",
-			driver.ErrTimeout))
-	}
-}
-
-// forget gives up on an answer, also on one that has come by now.
-func (l *link) forget(id uint32, reply chan answer, err error) error {
 	l.mu.Lock()
 	delete(l.asks, id)
 	l.mu.Unlock()
 	select {
-	case a := <-reply:
-		closeDescriptor(a.fd)
-		if a.err == nil {
-			_ = l.say(&head{Kind: sayDrop, Slot: a.Slot}, nil)
-		}
+	case a = <-reply: // meanwhile
+		l.giveBack(&a)
 	default:
 	}
-	return err
+	return answer{fd: -1}, err // 0 would be a descriptor
+}
+
+// giveBack frees the slot of an answer that came too late.
+func (l *link) giveBack(a *answer) {
+	closeDescriptor(a.fd)
+	if a.err == nil {
+		_ = l.say(&head{Kind: sayDrop, Slot: a.Slot}, nil)
+	}
+}
+
+// importFar is Import from another process. A task does it, for which Close waits.
+func (p *peer) importFar(token []byte) (key uint32, size uint64, err error) {
+	done := make(chan struct{})
+	var r *remote
+	if !p.far.tasks.Start(func() {
+		defer close(done)
+		if r, err = p.far.open(token); err != nil {
+			return
+		}
+		p.entry.RLock()
+		defer p.entry.RUnlock()
+		if err = driver.ErrClosed; !p.closed { // else end lets go of everything
+			key, err = p.keep(r)
+		}
+	}) {
+		return 0, 0, driver.ErrClosed
+	}
+	if <-done; err != nil {
+		return 0, 0, fmt.Errorf("import device memory of another process: %w", err)
+	}
+	return key, r.m.seg.Len, nil
+}
+
+// open shows a token, and maps what it opens, unless that is mapped already.
+func (l *link) open(token []byte) (*remote, error) {
+	if len(token) > driver.TokenMax {
+		return nil, driver.ErrBadToken
+	}
+	a, err := l.ask(token)
+	defer closeDescriptor(a.fd)
+	if err != nil {
+		return nil, err
+	}
+	m, on, err := l.attach(&a)
+	if err != nil {
+		_ = l.say(&head{Kind: sayDrop, Slot: a.Slot}, nil)
+		return nil, err
+	}
+	shared := &words{users: sealed.Word(l.users, int(8*a.Slot)), state: sealed.Word(l.states,
+		int(8*a.Slot))}
+	return &remote{m: m, grant: &grant{far: shared},
+		far: &farMemory{l: l, token: slices.Clone(token), slot: a.Slot, on: on}}, nil
+}
+
+func (l *link) attach(a *answer) (*memory, *mapped, error) {
+	if a.Slot >= slotsMax || a.Size == 0 || a.Off > a.Mapped || a.Size > a.Mapped-a.Off ||
+		a.fd < 0 {
+		return nil, nil, fmt.Errorf("%d bytes at %d of %d in slot %d: %w", a.Size, a.Off, a.Mapped,
+			a.Slot, driver.ErrCorrupt)
+	}
+	b := l.p.from
+	i := slices.IndexFunc(b.devices, func(d *device) bool { return d.uuid == a.Device })
+	if i < 0 {
+		return nil, nil, fmt.Errorf("memory of a device that this process, or Config.Devices, "+
+			"leaves out: %w", driver.ErrNotSupported)
+	}
+	d := b.devices[i]
+	l.mapping.Lock()
+	defer l.mapping.Unlock()
+	on := l.maps[a.Block]
+	if on == nil {
+		block, err := gpu.ImportBlock(d.ordinal, a.fd, a.Mapped)
+		if err != nil {
+			return nil, nil, err
+		}
+		on = &mapped{id: a.Block, block: block}
+		l.maps[a.Block] = on
+	}
+	if on.block.Len != a.Mapped {
+		return nil, nil, fmt.Errorf("a block of %d bytes that had %d: %w", a.Mapped, on.block.Len,
+			driver.ErrCorrupt)
+	}
+	on.imports++
+	seg := driver.Segment{Kind: driver.HBM, Len: a.Size, Addr: on.block.At + a.Off,
+		Device: d.ordinal, ReadOnly: a.ReadOnly != 0}
+	return &memory{b: b, seg: seg, base: seg.Addr, dev: d}, on, nil
+}
+
+// refused says why no batch begins with an import. Where other memory has come, that is mapped now,
+// and the batch may begin then.
+func (p *peer) refused(key uint32, r *remote) error {
+	if r.far == nil || r.grant.ended.Load() || r.grant.far.state.Load() < importMoving {
+		return driver.ErrRevoked
+	}
+	if r.far.reopening.CompareAndSwap(false, true) &&
+		!p.far.tasks.Start(func() { p.reopen(key, r) }) {
+		return driver.ErrClosed
+	}
+	return driver.ErrFull
+}
+
+// reopen shows the token again, for as long as the owner is replacing the memory, and has the key
+// name what it opens now, unless it was dropped meanwhile.
+func (p *peer) reopen(key uint32, r *remote) {
+	defer p.from.box.Alarm() // what was told to wait
+	late := time.Now().Add(p.from.cfg.DialTimeout)
+	fresh, err := p.far.open(r.far.token)
+	for pause := time.Millisecond; errors.Is(err, driver.ErrFull) &&
+		time.Now().Before(late); pause *= 2 {
+		select {
+		case <-time.After(pause):
+			fresh, err = p.far.open(r.far.token)
+		case <-p.far.closing:
+			err = driver.ErrClosed
+		}
+	}
+	switch {
+	case err == nil:
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.imports.Replace(key, r, fresh) {
+			r.forget()
+			return
+		}
+		fresh.forget()
+	case errors.Is(err, driver.ErrTimeout), errors.Is(err, driver.ErrFull):
+		r.far.reopening.Store(false) // the next Submit tries again
+	default:
+		r.grant.end()
+	}
+}
+
+// forget ends an import, once the last batch that uses it has ended.
+func (r *remote) forget() {
+	if r.far == nil {
+		return
+	}
+	r.grant.end()
+	r.far.letGo(r.grant)
+}
+
+// letGo gives the import back if it was forgotten and no batch is in. Unmapping may wait for the
+// device, so that the goroutine that ends a batch does not do it.
+func (f *farMemory) letGo(g *grant) {
+	if f == nil || !g.ended.Load() || !g.quiet() {
+		return
+	}
+	f.once.Do(func() {
+		f.l.tasks.Start(func() {
+			_ = f.l.say(&head{Kind: sayDrop, Slot: f.slot}, nil)
+			f.l.mapping.Lock()
+			defer f.l.mapping.Unlock()
+			if f.on.imports--; f.on.imports == 0 {
+				delete(f.l.maps, f.on.id)
+				_ = f.on.block.Close() // the memory is another's
+			}
+		})
+	})
 }
 
 // end closes the connection; no batch is under way. It serves a nil link, too.
@@ -244,39 +398,17 @@ func (l *link) end() {
 	if l == nil {
 		return
 	}
-	l.endOnce.Do(func() {
-		l.mu.Lock()
-		l.over = true
-		l.mu.Unlock()
+	l.once.Do(func() {
 		close(l.closing)
 		l.tasks.Wait()
 		_ = l.say(&head{Kind: sayBye}, nil)
 		_ = l.wire.conn.Close()
 		l.owner.Release()
-		l.reader.Wait()
+		l.readers.Wait()
 		for _, m := range l.maps {
 			// the memory is another's; what ails the device its batches have told
 			_ = m.block.Close()
 		}
-		l.unmapPages()
+		unmapPages(l.users, l.states)
 	})
-}
-
-func (l *link) unmapPages() {
-	for _, page := range [][]byte{l.users, l.states} {
-		if page != nil {
-			_ = unix.Munmap(page) // ours, whole: cannot fail
-		}
-	}
-}
-
-// begin starts a use of the mappings, unless the connection ends.
-func (l *link) begin(f func()) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.over {
-		return false
-	}
-	l.tasks.Go(f)
-	return true
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
@@ -175,7 +174,9 @@ func (m *memory) end() {
 	m.theirs.end()
 	m.own.end()
 	m.b.cancelSenders(func(j *job) bool { return j.names(m) }, &driver.ErrRevoked)
-	m.b.endPasses(m.over)
+	for _, g := range m.b.clients() {
+		g.endExports(m.isExportedAs)
+	}
 }
 
 // giveUp has Revoke say from now on that there is no proof. Memory that is only pinned
@@ -199,39 +200,4 @@ func (m *memory) unpin() error {
 		return nil
 	}
 	return pins.unuse(m.b, m.pin)
-}
-
-// untilQuiet waits for batches of ours and of peers, whose ends are in rings of their backends.
-func (m *memory) untilQuiet(stop func() error) error {
-	senders := m.b.sources()
-	err := m.b.until(func() bool {
-		for _, from := range senders {
-			if from != m.b {
-				from.help()
-			}
-		}
-		return m.theirs.quiet() && m.own.quiet()
-	}, stop)
-	if err != nil {
-		return err
-	}
-	return m.untilClientsAreOut(stop)
-}
-
-// over reports whether what a process was given is of this memory, which is revoked.
-func (m *memory) over(s *pass) bool { return s.m == m }
-
-// untilClientsAreOut waits for batches of other processes (step in of spec/cuda_processes.pml). A
-// process that is silent for too long is frozen, or dead: then the memory is taken away.
-func (m *memory) untilClientsAreOut(stop func() error) error {
-	deadline := time.Now().Add(m.b.cfg.RevokeGrace)
-	in := func() bool { return m.b.clientsIn(m.over) }
-	err := await(func() bool { return !in() || time.Now().After(deadline) }, stop)
-	if err != nil || !in() {
-		return err
-	}
-	if err := m.block.renew(m.b.cfg.RevokeGrace, m.over, stop); err != nil {
-		return fmt.Errorf("take memory away from a frozen process: %w", err)
-	}
-	return nil
 }

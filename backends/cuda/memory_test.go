@@ -281,56 +281,11 @@ func TestOldDriverMoves(t *testing.T) {
 	if seg.DMABuf != nil || seg.Addr%uint64(os.Getpagesize()) != 0 {
 		t.Errorf("%+v", seg)
 	}
-	r.manyDescs()
+	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
+	r.move(driver.Write, l, d, driver.Desc{Len: 1 << 20})
+	r.same("device memory", r.content(d), r.content(l))
 	if err := owner.Close(); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestManyDescs(t *testing.T) {
-	newRig(t, testConfig()).manyDescs()
-}
-
-// manyDescs moves as many as one Submit takes, which is several chunks, in both directions.
-func (r *rig) manyDescs() {
-	r.t.Helper()
-	const n = 5000
-	l, d := r.memory(drivertest.HostMemory, descsMax*2*n), r.memory(hbm, descsMax*n)
-	descs := make([]driver.Desc, descsMax)
-	for _, op := range []driver.Op{driver.Write, driver.Read} {
-		from, to := r.content(l), r.content(d)
-		for i := range descs {
-			descs[i] = driver.Desc{Local: uint64(descsMax-1-i) * 2 * n, Remote: uint64(i) * n,
-				Len: n, LocalKey: l.m.key, RemoteKey: d.key}
-			one, other := from[descs[i].Local:][:n], to[descs[i].Remote:][:n]
-			if op == driver.Write {
-				copy(other, one)
-			} else {
-				copy(one, other)
-			}
-		}
-		r.tag++
-		require.NoError(r.t, r.p.Submit(r.tag, &driver.Batch{Op: op, Descs: descs}))
-		require.NoError(r.t, r.end(r.tag))
-		r.same("host memory", r.content(l), from)
-		r.same("device memory", r.content(d), to)
-		r.fill(d)
-	}
-}
-
-// TestPinnedPagesStay: while the driver knows the pages of shared memory, nobody puts others in
-// their place.
-func TestPinnedPagesStay(t *testing.T) {
-	r := newRig(t, testConfig())
-	s, err := drivertest.HostMemory(1 << 20)
-	require.NoError(t, err)
-	defer s.Free()
-	m := r.register(s.Segment)
-	sameError(t, "fresh pages under pinned memory", s.Segment.Shared.Renew(t.Context(), 0, 4096),
-		driver.ErrBusy)
-	require.NoError(t, m.Revoke(context.Background()))
-	if err := s.Segment.Shared.Renew(t.Context(), 0, 4096); err != nil {
-		t.Errorf("fresh pages when the memory was closed: %v", err)
 	}
 }
 
@@ -362,4 +317,63 @@ func TestFaultOfAGather(t *testing.T) {
 		require.NoError(t, r.p.Submit(300, &driver.Batch{Op: driver.Write, Pattern: &p}))
 		require.NoError(t, r.end(300))
 	}
+}
+
+func TestConfig(t *testing.T) {
+	for name, c := range map[string]Config{
+		"streams": {Streams: 33}, "negative": {Gated: -1}, "no power of two": {BatchesMax: 1000},
+		"negative budget": {Budget: cuda.Budget{SMs: -1}},
+		"message":         {MessageMax: -5}, "keys": {KeysMax: 1 << 30},
+		"peers": {PeersMax: 1 << 20}, "grace": {RevokeGrace: -1}, "dial": {DialTimeout: -1},
+	} {
+		if _, err := New(c); !errors.Is(err, driver.ErrBounds) ||
+			!strings.Contains(err.Error(), "config: ") {
+			t.Errorf("%s: %v, want %v and the field", name, err, driver.ErrBounds)
+		}
+	}
+}
+
+// unavailable opens a backend, which must say that this machine cannot, and why.
+func unavailable(t *testing.T, cfg Config, reason string) {
+	t.Helper()
+	b, err := New(cfg)
+	if err == nil {
+		_ = b.Close()
+	}
+	var u *driver.UnavailableError
+	if !errors.As(err, &u) || !strings.Contains(u.Reason, reason) || u.Fix == "" {
+		t.Errorf("%v, want a *driver.UnavailableError about %q with what to do", err, reason)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	onStandIn(t)
+	newRig(t, testConfig()) // looks for what the failures leave behind
+	cfg := testConfig()
+	cfg.Devices = []int{0, 7}
+	unavailable(t, cfg, "no device 7")
+	for _, list := range [][]int{{0, 0}, {}} {
+		cfg.Devices = list
+		_, err := New(cfg)
+		sameError(t, "devices twice, or none", err, driver.ErrBounds)
+	}
+	cfg = testConfig()
+	t.Run("old card", func(t *testing.T) {
+		t.Setenv("STANDIN_COMPUTE", "70")
+		unavailable(t, cfg, "compute capability 8.0")
+	})
+	t.Run("old card without a kernel", func(t *testing.T) {
+		t.Setenv("STANDIN_COMPUTE", "70")
+		b, err := New(Config{Library: cfg.Library})
+		require.NoError(t, err)
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("no device", func(t *testing.T) {
+		t.Setenv("STANDIN_DEVICES", "0")
+		unavailable(t, cfg, "no device")
+	})
+	cfg.Library = "/nowhere/libcuda.so.1"
+	unavailable(t, cfg, "/nowhere/libcuda.so.1")
 }

@@ -68,7 +68,7 @@ func (b *Backend) StartAfter(seg driver.Segment, event uintptr) error {
 }
 
 // gateOf adds the events before a descriptor to those of the batch.
-func (j *job) gateOf(v *view, d *driver.Desc) error {
+func (j *job) gateOf(v *pair, d *driver.Desc) error {
 	g := &j.b.gates
 	if g.count.Load() == 0 {
 		return nil
@@ -89,7 +89,7 @@ func (j *job) gateOf(v *view, d *driver.Desc) error {
 }
 
 // meets reports whether a descriptor reads or writes behind a gate.
-func (v *view) meets(g *gate, d *driver.Desc) bool {
+func (v *pair) meets(g *gate, d *driver.Desc) bool {
 	l, r := v.local, v.remote.m
 	return l.dev != nil && g.meets(l.dev.ordinal, l.base+d.Local, l.base+d.Local+d.Len) ||
 		r.dev != nil && g.meets(r.dev.ordinal, r.base+d.Remote, r.base+d.Remote+d.Len)
@@ -137,8 +137,8 @@ func (b *Backend) StreamWait(stream uintptr, seg driver.Segment) (n int, err err
 
 // under reports whether a memory of the batch overlaps. Backend.mu is held.
 func (j *job) under(g *gate) bool {
-	for i := range j.views {
-		for _, m := range [...]*memory{j.views[i].local, j.views[i].remote.m} {
+	for i := range j.pairs {
+		for _, m := range [...]*memory{j.pairs[i].local, j.pairs[i].remote.m} {
 			if m.dev != nil && g.meets(m.dev.ordinal, m.base, m.base+m.seg.Len) {
 				return true
 			}

@@ -22,16 +22,16 @@ import (
 
 // producer is a stream of the program that fills memory, with an event.
 type producer struct {
-	*gpu.Stream
+	*gpu.Device
 	t     *testing.T
 	event uintptr
 }
 
 func newProducer(t *testing.T) *producer {
 	t.Helper()
-	s, err := gpu.OpenStream(0)
+	s, err := gpu.Open(0)
 	require.NoError(t, err)
-	p := &producer{Stream: s, t: t}
+	p := &producer{Device: s, t: t}
 	p.event, err = s.NewEvent()
 	require.NoError(t, err)
 	return p
@@ -332,73 +332,4 @@ func (r *rig) until(tags []uint64, tag uint64) []uint64 {
 		require.True(r.t, time.Now().Before(end), "tag %d does not end", tag)
 	}
 	return slices.DeleteFunc(slices.Clone(tags), func(t uint64) bool { return done[t] })
-}
-
-// TestRevokeWaits revokes memory while a slow device writes to it: nothing lands afterwards.
-func TestRevokeWaits(t *testing.T) {
-	onStandIn(t)
-	r := newRig(t, testConfig())
-	l, d := r.memory(drivertest.HostMemory, 64<<10), r.memory(hbm, 64<<10)
-	for range 5 {
-		libcuda.Put(fakecuda.DelayMicros, 20000)
-		tag := r.submit(driver.Write, l, d, driver.Desc{Len: 64 << 10})
-		require.NoError(t, d.m.Revoke(context.Background()))
-		libcuda.Put(fakecuda.DelayMicros, 0)
-		r.fill(d)
-		want := r.content(d)
-		if err := r.end(tag); err != nil && !errors.Is(err, driver.ErrRevoked) {
-			t.Errorf("a write that was cut off: %v", err)
-		}
-		r.same("memory after a revoke", r.content(d), want)
-		d.m = r.register(d.space.Segment)
-		d.key = r.imported(d.m)
-	}
-}
-
-// TestRevokeThatIsTooLate has a Revoke wait for a device that is held up, for as long as its
-// context lasts; the next one finds the memory quiet.
-func TestRevokeThatIsTooLate(t *testing.T) {
-	onStandIn(t)
-	r := newRig(t, testConfig())
-	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
-	libcuda.Set(t, fakecuda.Hold, 1)
-	tag := r.submit(driver.Write, l, d, driver.Desc{Len: 13})
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-	defer cancel()
-	sameError(t, "a revoke against a device that is held up", d.m.Revoke(ctx),
-		driver.ErrTimeout)
-	r.release()
-	if err := d.m.Revoke(context.Background()); err != nil {
-		t.Error(err)
-	}
-	if err := r.end(tag); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestSubmitDoesNotWait has memory that is not pinned wait for a device that is held up: Submit
-// returns all the same.
-func TestSubmitDoesNotWait(t *testing.T) {
-	onStandIn(t)
-	r := newRig(t, testConfig())
-	libcuda.Set(t, fakecuda.PinResult, 2)
-	libcuda.Set(t, fakecuda.Hold, 1)
-	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
-	returned := make(chan error, 1)
-	go func() {
-		returned <- r.p.Submit(1, &driver.Batch{Op: driver.Read,
-			Descs: []driver.Desc{{Len: 13, LocalKey: l.m.key, RemoteKey: d.key}}})
-	}()
-	select {
-	case err := <-returned:
-		require.NoError(t, err)
-	case <-time.After(limit):
-		r.release()
-		t.Fatal("Submit waits for the bytes")
-	}
-	r.release()
-	if err := r.end(1); err != nil {
-		t.Error(err)
-	}
-	r.same("memory that is not pinned", r.content(l)[:13], r.content(d)[:13])
 }

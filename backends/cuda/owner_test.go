@@ -22,7 +22,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/sealed"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // ownerVariable makes the test binary an owner of memory, which prints its address and a token and
@@ -74,35 +77,20 @@ func knock(address string) error {
 		return err
 	}
 	w := &wire{conn: conn}
-	err = w.send(&head{Kind: sayHello}, nil, limit, page)
-	if err == nil {
-		_, _, _, err = w.receive()
-	}
+	err = w.join(page)
 	if counts && err == nil {
-		err = w.count(users, text)
+		var opens []byte
+		if opens, err = hex.DecodeString(text); err == nil {
+			var slot uint32
+			slot, err = w.ask(opens)
+			sealed.Word(users, int(8*slot)).Add(1) // a batch that never ends
+		}
 	}
 	fmt.Println(err == nil)
 	if counts {
 		_, err = io.Copy(io.Discard, os.Stdin)
 		return err
 	}
-	return nil
-}
-
-// count is a batch that never ends.
-func (w *wire) count(users []byte, token string) error {
-	opens, err := hex.DecodeString(token)
-	if err != nil {
-		return err
-	}
-	if err := w.send(&head{Kind: sayAsk, ID: 1}, opens, limit); err != nil {
-		return err
-	}
-	h, _, _, err := w.receive()
-	if err != nil || h.Outcome != outcomeOf(nil) {
-		return fmt.Errorf("ask for memory: outcome %d, %w", h.Outcome, err)
-	}
-	sealed.Word(users, int(8*h.Slot)).Add(1)
 	return nil
 }
 
@@ -167,4 +155,162 @@ func TestOtherUsers(t *testing.T) {
 			t.Errorf("uid %d: let in: %q, %v, want %q", uid, out, err, want)
 		}
 	}
+}
+
+// TestProcessThatDiesInABatch has a process be killed with a batch under way. Its copies may go on,
+// in a context that a child of it keeps: other memory comes under the range before a revoke ends.
+// Then the process keeps no place.
+func TestProcessThatDiesInABatch(t *testing.T) {
+	r, far := newFarRig(t, testConfig())
+	d, o := r.shared(far, 1<<20)
+	token, err := d.m.AppendToken(nil)
+	require.NoError(t, err)
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(),
+		knockVariable+"="+string(r.b.Addr())+" "+hex.EncodeToString(token))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	text, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "true\n", text, "a batch is counted")
+	memory := func() uint64 {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return o.id
+	}
+	before, want := memory(), r.content(d)
+	require.NoError(t, cmd.Process.Kill())
+	_ = cmd.Wait() // it was killed
+	_ = in.Close()
+	require.NoError(t, d.m.Revoke(t.Context()))
+	if memory() == before {
+		promise.Breaks(t, "the memory that a dead process may write to is in use")
+	}
+	r.same("the memory that came", r.content(d), want)
+	require.Eventually(t, func() bool {
+		return len(r.b.clients()) == 1
+	}, limit, time.Millisecond, "the dead process keeps its place")
+}
+
+// socketPair is two ends of a connection as processes have between them.
+func socketPair(t *testing.T) (ends [2]*net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "socket")
+		conn, err := net.FileConn(f)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		ends[i] = conn.(*net.UnixConn)
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+	return ends
+}
+
+// TestGoodbyeBehindReset has a process say goodbye and close over a hint that it has not read: the
+// kernel reports a reset first, and the goodbye counts all the same.
+func TestGoodbyeBehindReset(t *testing.T) {
+	for what, polite := range map[string]bool{"goodbye": true, "nothing": false} {
+		t.Run(what, func(t *testing.T) {
+			ends := socketPair(t)
+			g := &client{wire: wire{conn: ends[0]}}
+			g.hint()
+			theirs := wire{conn: ends[1]}
+			if polite {
+				require.NoError(t, theirs.send(&head{Kind: sayBye}, nil, limit))
+			}
+			require.NoError(t, ends[1].Close())
+			require.Equal(t, polite, g.listen())
+		})
+	}
+}
+
+// TestRevokeBesideABusyDevice has the device wait for the program while a revoke takes memory away
+// from a silent process: the revoke ends with its context, and the next one finds the proof.
+func TestRevokeBesideABusyDevice(t *testing.T) {
+	onStandIn(t)
+	r, silent := newFarRig(t, testConfig())
+	d, block := r.shared(silent, 1<<20)
+	want, before := r.content(d), block.id
+	stuck := silent.remote(d.key)
+	require.True(t, stuck.enter())
+	defer stuck.leave()
+	busy := newProducer(t)
+	r.hold(busy)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	revoked := make(chan error, 1)
+	go func() { revoked <- d.m.Revoke(ctx) }()
+	select {
+	case err := <-revoked:
+		require.ErrorIs(t, err, driver.ErrTimeout)
+	case <-time.After(limit):
+		r.release()
+		t.Fatal("the revoke waits for what the program has begun on the device")
+	}
+	l := r.local(drivertest.HostMemory, 4096)
+	require.ErrorIs(t, r.p.Submit(99, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{
+		{Len: 1, LocalKey: l.m.key, RemoteKey: d.key},
+	}}), driver.ErrRevoked)
+	r.release()
+	require.NoError(t, d.m.Revoke(context.Background()))
+	require.Equal(t, before+1, block.id, "the memory is replaced once")
+	r.same("the content after a revoke", r.content(d), want)
+	busy.close()
+}
+
+// forkOwner has a child inherit all connections of a backend, and live until the input of this
+// process ends.
+func forkOwner(b *Backend) error {
+	cmd := exec.Command("cat")
+	cmd.Stdin = os.Stdin
+	b.server.mu.Lock()
+	for g := range b.server.clients {
+		f, err := g.wire.conn.File()
+		if err != nil {
+			return err
+		}
+		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
+	}
+	b.server.mu.Unlock()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	fmt.Println("forked")
+	return nil
+}
+
+// TestOwnerThatForked kills an owner of which a child holds the connections open.
+func TestOwnerThatForked(t *testing.T) {
+	r := newRig(t, peersConfig())
+	o := startOwner(t)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	p, err := r.b.Connect(ctx, o.addr)
+	require.NoError(t, err)
+	_, err = fmt.Fprintln(o.in, "fork")
+	require.NoError(t, err)
+	said, err := o.out.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "forked\n", said)
+	require.NoError(t, o.Kill())
+	select {
+	case <-p.Lost():
+	case <-time.After(limit):
+		t.Fatal("the death of a process is not noticed while its child lives")
+	}
+	require.NoError(t, p.Close())
+}
+
+// owner is a process that has memory for others.
+type owner struct {
+	*os.Process
+	in          *os.File
+	out         *bufio.Reader
+	addr, token []byte
 }

@@ -57,7 +57,7 @@ func shuffled(n int, seed uint64) []uint32 {
 // shows in the stand-in's counts, and what moved is the same.
 func TestPagesByEachWay(t *testing.T) {
 	onStandIn(t)
-	for _, budget := range []cuda.Budget{{SMs: 2}, {InFlight: 64 << 10}, {}} {
+	for _, budget := range []cuda.Budget{{SMs: 2}, {}} {
 		t.Run(fmt.Sprintf("%+v", budget), func(t *testing.T) { pagesByEachWay(t, budget) })
 	}
 }
@@ -190,7 +190,7 @@ func TestListThatChanges(t *testing.T) {
 	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
 	p := &driver.Pattern{Count: 2, Run: 13, LocalKey: l.m.key, RemoteKey: d.key,
 		Local: driver.Side{Stride: 16}, Remote: driver.Side{Stride: 16, List: []uint32{0, 1}}}
-	v := view{local: l.m, remote: r.p.remote(d.key)}
+	v := pair{local: l.m, remote: r.p.remote(d.key)}
 	require.NoError(t, p.Check(4096, 4096))
 	p.Remote.List[1] = 4096 / 16
 	var piece *driver.PieceError
@@ -255,7 +255,6 @@ func TestExplain(t *testing.T) {
 	}{
 		{cuda.Budget{SMs: 3}, []string{"has met one card", "device 0", "host memory pinned",
 			"by kernel", "within 3 multiprocessors"}},
-		{cuda.Budget{InFlight: 65536}, []string{"by kernel", "65536 bytes under way"}},
 		{cuda.Budget{}, []string{"gathered by a processor", "Config.Budget is zero"}},
 	} {
 		t.Run(fmt.Sprintf("%+v", c.budget), func(t *testing.T) {

@@ -286,3 +286,15 @@ type nothing struct{}
 
 func (nothing) ReadAt(p []byte, _ int64) (int, error)  { return len(p), nil }
 func (nothing) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
+
+// bytes counts what is pinned by us.
+func (t *pinTable) bytes() (n uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range t.list {
+		if p.ours {
+			n += uint64(len(p.mem))
+		}
+	}
+	return n
+}

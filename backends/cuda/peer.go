@@ -47,10 +47,10 @@ func (r *remote) enter() bool {
 	return false
 }
 
-// revoked reports whether the epoch has ended.
+// revoked reports whether the owner has ended the import.
 func (r *remote) revoked() bool {
 	if r.far != nil { // Drop ends its grant, too, and disturbs no batch
-		return r.grant.far.state.Load() == passOver
+		return r.grant.far.state.Load() == importRevoked
 	}
 	return r.grant.ended.Load()
 }
@@ -72,7 +72,11 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	to := registry.byAddr[string(addr)]
 	registry.RUnlock()
 	if to == nil {
-		return b.connectFar(ctx, addr)
+		p, err := b.connectFar(ctx, addr)
+		if err != nil {
+			return nil, err
+		}
+		return p, nil
 	}
 	p := &peer{from: b, to: to, conn: b.box.NewConn(), lost: make(chan struct{}),
 		sender:  session.Sender{From: &b.box, To: &to.box, Conn: to.box.NewConn()},
@@ -115,13 +119,18 @@ func (b *Backend) sources() (list []*Backend) {
 // Import implements driver.Peer.
 func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	p.entry.RLock()
+	closed, gone := p.closed, p.gone()
+	if p.far != nil || closed || gone {
+		p.entry.RUnlock()
+		switch {
+		case closed:
+			return 0, 0, driver.ErrClosed
+		case gone:
+			return 0, 0, driver.ErrPeerLost
+		}
+		return p.importFar(token) // which does not keep Close out while it waits
+	}
 	defer p.entry.RUnlock()
-	if p.closed {
-		return 0, 0, driver.ErrClosed
-	}
-	if p.gone() {
-		return 0, 0, driver.ErrPeerLost
-	}
 	t, err := session.DecodeToken(token, &p.to.owner)
 	if err != nil {
 		return 0, 0, err
@@ -198,7 +207,10 @@ func (p *peer) lose() {
 
 // settle waits for what is under way.
 func (p *peer) settle() {
-	_ = p.from.until(func() bool { return p.unfinished.Load() == 0 }, always)
+	_ = await(func() bool {
+		p.from.help()
+		return p.unfinished.Load() == 0
+	}, always)
 }
 
 // Cancel implements driver.Peer.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sort"
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
@@ -24,14 +23,11 @@ type pin struct {
 
 func (p *pin) pinned() bool { return p.why == "" }
 
-func (p *pin) end() uint64 { return p.base + uint64(len(p.mem)) }
-
 // pinTable finds ranges that are pinned by address: a registration that is a part of another one
 // uses what that one pinned, whichever backend of the process it was.
 type pinTable struct {
-	mu      sync.Mutex
-	list    []*pin // by base
-	longest uint64 // that ever was: bounds the search
+	mu   sync.Mutex
+	list []*pin // few: a part of a pinned range has none of its own
 }
 
 // pins is one for the process, as the driver is.
@@ -43,9 +39,11 @@ func (t *pinTable) use(b *Backend, seg driver.Segment) (*pin, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	base := addressOf(seg.Mem)
-	if p := t.find(base, base+seg.Len); p != nil {
-		p.users++
-		return p, nil
+	for _, p := range t.list {
+		if p.base <= base && base+seg.Len <= p.base+uint64(len(p.mem)) {
+			p.users++
+			return p, nil
+		}
 	}
 	p := &pin{mem: seg.Mem, base: base, users: 1}
 	if h, ok := seg.Shared.(driver.Holder); ok {
@@ -59,8 +57,7 @@ func (t *pinTable) use(b *Backend, seg driver.Segment) (*pin, error) {
 	if !p.pinned() {
 		return p, nil // not in the table: a part of it may have better luck
 	}
-	t.list = slices.Insert(t.list, t.after(base), p)
-	t.longest = max(t.longest, seg.Len)
+	t.list = append(t.list, p)
 	return p, nil
 }
 
@@ -76,29 +73,6 @@ func (p *pin) attempt(b *Backend) {
 		p.why = "a part of it is pinned already, which the driver does not extend: register the " +
 			"largest range first"
 	}
-}
-
-func (p *pin) drop() {
-	if p.release != nil {
-		p.release()
-		p.release = nil
-	}
-}
-
-// after returns the index of the first range that begins past an address.
-// Preconditions: t.mu is held.
-func (t *pinTable) after(from uint64) int {
-	return sort.Search(len(t.list), func(i int) bool { return t.list[i].base > from })
-}
-
-// Preconditions: t.mu is held.
-func (t *pinTable) find(base, end uint64) *pin {
-	for i := t.after(base) - 1; i >= 0 && t.list[i].base+t.longest >= end; i-- {
-		if p := t.list[i]; p.end() >= end {
-			return p
-		}
-	}
-	return nil
 }
 
 // unuse ends one use. What the driver does not unpin stays in the table, and its pages held, until
@@ -132,19 +106,10 @@ func (t *pinTable) abandon(p *pin) {
 func (t *pinTable) remove(p *pin) {
 	p.users, p.ours = 0, false
 	t.list = slices.DeleteFunc(t.list, func(other *pin) bool { return other == p })
-	p.drop()
-}
-
-// bytes counts what is pinned by us.
-func (t *pinTable) bytes() (n uint64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, p := range t.list {
-		if p.ours {
-			n += uint64(len(p.mem))
-		}
+	if p.release != nil {
+		p.release()
+		p.release = nil
 	}
-	return n
 }
 
 // hostAddress is where kernels of a device see pinned memory.

@@ -15,12 +15,12 @@ import (
 // SumCells digests cells in memory of devices, as package csrc/digest does in DRAM, with a kernel
 // within Config.Budget on a stream of the lowest priority. It waits for the end. The kernel starts
 // when the device has reached what the events of StartAfter before the cells had recorded at the
-// time of the call. A Revoke that takes memory away from another process waits for it, and so does
+// time of the call. A revoke that takes memory away from another process waits for it, and so does
 // who frees memory of AllocDevice; memory from elsewhere must stay until the call returns.
 //
 // Errors: driver.ErrBounds for a cell outside its memory, or memory that is not allocated;
 // driver.ErrNotSupported without a Budget; driver.ErrTimeout where the events do not come, or a
-// fence does not end, within Config.SumTimeout; what the driver says of an event that was recorded
+// revoke does not end, within Config.SumTimeout; what the driver says of an event that was recorded
 // on a stream which is captured.
 func (b *Backend) SumCells(list []digest.DeviceCells) (digest.Digest, error) {
 	if !b.cfg.kernels() {
@@ -38,7 +38,7 @@ func (b *Backend) SumCells(list []digest.DeviceCells) (digest.Digest, error) {
 		case b.closed.Load():
 			return driver.ErrClosed
 		case time.Now().After(deadline):
-			return fmt.Errorf("no event of StartAfter, or no end of a fence, for %v, which "+
+			return fmt.Errorf("no event of StartAfter, or no end of a revoke, for %v, which "+
 				"Config.SumTimeout sets: %w", b.cfg.SumTimeout, driver.ErrTimeout)
 		}
 		return nil
@@ -121,7 +121,7 @@ func leaveAll(list []*ownBlock) {
 
 // side is a stream on which nothing but a sum waits.
 type side struct {
-	*gpu.Stream
+	*gpu.Device
 	taken bool // device.mu
 }
 
@@ -177,7 +177,7 @@ func (d *device) side(stop func() error) (s *side, err error) {
 		if len(d.sides) == len(d.gated) {
 			return false
 		}
-		one, failed := gpu.OpenStream(d.ordinal)
+		one, failed := gpu.Open(d.ordinal)
 		if err = failed; err == nil {
 			s = &side{one, true}
 			d.sides = append(d.sides, s)

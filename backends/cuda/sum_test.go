@@ -281,9 +281,9 @@ func TestHBMSumsOfCapturedStreams(t *testing.T) {
 	require.Equal(t, r.sumOf(c[0], r.content(d)), got)
 }
 
-// TestHBMSumsAndFences: while other memory goes under the addresses, no sum begins; while a sum is
+// TestHBMSumsAndRevokes: while other memory goes under the addresses, no sum begins; while a sum is
 // under way, none goes, but it goes while a sum waits for its event.
-func TestHBMSumsAndFences(t *testing.T) {
+func TestHBMSumsAndRevokes(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, peersConfig())
 	d := r.memory(sharedHBM, 4096)

@@ -16,8 +16,8 @@ import (
 )
 
 // newGather takes cpu, or cuda with options, as --backend takes them: library=PATH is libcuda,
-// sms=N how many multiprocessors a kernel may take, variant=NAME one of cuda.Variants, or one of
-// copy and replay; without it the Device chooses.
+// sms=N how many multiprocessors a kernel may take, variant=NAME one of async, rows and copy;
+// without it the Device chooses. With sms=0 no kernel runs, and the engine has a processor gather.
 func newGather(args []string) (end, error) {
 	if len(args) != 1 {
 		return nil, errors.New("want cpu or cuda")
@@ -32,6 +32,12 @@ func newGather(args []string) (end, error) {
 	e := &gatherEnd{gatherOptions: gatherOptions{SMs: 4}}
 	if err == nil {
 		err = options.Set(&e.gatherOptions, words)
+	}
+	if _, known := kernels[e.Variant]; err == nil && !known {
+		err = fmt.Errorf("no variant %q: there are async, rows and copy", e.Variant)
+	}
+	if err == nil && e.SMs == 0 && e.Variant == "" {
+		return newEngine(args)
 	}
 	e.budget.SMs = e.SMs
 	return e, err
@@ -93,12 +99,13 @@ type gatherEnd struct {
 	bytes          uint64 // on the card
 }
 
-// What stands beside the variants: one large copy by the copy engine, which leaves the bytes of an
-// operation in one run, and a launch that was captured as a graph.
-const (
-	copyVariant   = "copy"
-	replayVariant = "replay"
-)
+// copyVariant is one large copy by the copy engine, which leaves the bytes of an operation in one
+// run.
+const copyVariant = "copy"
+
+// kernels are those of the other variants.
+var kernels = map[string]string{"": "", "async": cuda.KernelAsync, "rows": cuda.KernelRows,
+	copyVariant: ""}
 
 // Open implements bench.End.
 func (e *gatherEnd) Open(r *bench.Request) (a bench.Answer, err error) {
@@ -121,7 +128,7 @@ func (e *gatherEnd) Open(r *bench.Request) (a bench.Answer, err error) {
 	}
 	how := e.Variant
 	if how == "" {
-		how = "the variant that is measured to be fastest"
+		how = "the variant that is planned to be fastest"
 	}
 	return bench.Answer{Version: e.dev.Name(), Settings: fmt.Sprintf("%s, %d multiprocessors", how,
 		e.budget.SMs)}, nil
@@ -186,19 +193,8 @@ func (e *gatherEnd) Prepare(op string, size uint64, local, remote []int32) (benc
 		m.Dst, m.Src, m.Parts[0].Dst, m.Parts[0].Src = nearList, farList, near, far
 	}
 	p.posting = func(context.Context) error {
-		_, _, err := e.dev.Run(m, e.budget, e.Variant)
+		_, _, err := e.dev.Run(m, e.budget, kernels[e.Variant])
 		return err
-	}
-	if e.Variant == replayVariant {
-		captured, err := e.dev.Prepare(m, e.budget, "")
-		if err != nil {
-			return nil, errors.Join(err, p.Close())
-		}
-		p.held = append(p.held, captured)
-		p.posting = func(context.Context) error {
-			_, err := captured.Run()
-			return err
-		}
 	}
 	return p, nil
 }
@@ -220,19 +216,12 @@ func (e *gatherEnd) side(p *gatherPosting, whole cuda.Span, size uint64, slots [
 	for i, slot := range slots {
 		binary.LittleEndian.PutUint32(buffer.Bytes()[4*i:], uint32(slot))
 	}
-	var list *cuda.Memory
-	if e.Variant == cuda.VariantLoop || e.Variant == cuda.VariantStaged {
-		if list, err = e.dev.Pin(buffer.Bytes()); err == nil {
-			p.held = append(p.held, list)
-		}
-		p.held = append(p.held, buffer)
-	} else {
-		if list, err = e.dev.Alloc(4 * n); err == nil {
-			p.held = append(p.held, list)
-			err = list.WriteAt(buffer.Bytes()[:4*n], 0)
-		}
-		err = errors.Join(err, buffer.Close())
+	list, err := e.dev.Alloc(4 * n)
+	if err == nil {
+		p.held = append(p.held, list)
+		err = list.WriteAt(buffer.Bytes()[:4*n], 0)
 	}
+	err = errors.Join(err, buffer.Close())
 	return whole, cuda.DeviceIndex{List: cuda.Span{Memory: list, N: 4 * n}}, err
 }
 

@@ -32,44 +32,7 @@ enum {
 	CU_MEMHOSTREGISTER_PORTABLE = 1,
 	CU_MEMHOSTREGISTER_DEVICEMAP = 2,
 };
-#endif
 
-#define SL_CUDA_CALLS(X)                                                                           \
-	X(cuInit, (unsigned))                                                                      \
-	X(cuDriverGetVersion, (int *))                                                             \
-	X(cuGetErrorName, (CUresult, const char **))                                               \
-	X(cuGetErrorString, (CUresult, const char **))                                             \
-	X(cuDeviceGetCount, (int *))                                                               \
-	X(cuDeviceGet, (CUdevice *, int))                                                          \
-	X(cuDeviceGetName, (char *, int, CUdevice))                                                \
-	X(cuDeviceGetAttribute, (int *, CUdevice_attribute, CUdevice))                             \
-	X(cuDeviceGetPCIBusId, (char *, int, CUdevice))                                            \
-	X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                       \
-	X(cuDevicePrimaryCtxRelease_v2, (CUdevice))                                                \
-	X(cuCtxSetCurrent, (CUcontext))                                                            \
-	X(cuCtxGetStreamPriorityRange, (int *, int *))                                             \
-	X(cuStreamCreateWithPriority, (CUstream *, unsigned, int))                                 \
-	X(cuStreamDestroy_v2, (CUstream))                                                          \
-	X(cuStreamSynchronize, (CUstream))                                                         \
-	X(cuModuleLoadDataEx, (CUmodule *, const void *, unsigned, CUjit_option *, void **))       \
-	X(cuModuleUnload, (CUmodule))                                                              \
-	X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))                             \
-	X(cuFuncSetAttribute, (CUfunction, CUfunction_attribute, int))                             \
-	X(cuMemAlloc_v2, (CUdeviceptr *, size_t))                                                  \
-	X(cuMemFree_v2, (CUdeviceptr))                                                             \
-	X(cuMemHostRegister_v2, (void *, size_t, unsigned))                                        \
-	X(cuMemHostUnregister, (void *))                                                           \
-	X(cuMemHostGetDevicePointer_v2, (CUdeviceptr *, void *, unsigned))                         \
-	X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream))                     \
-	X(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream))                           \
-	X(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
-			   unsigned, CUstream, void **, void **))
-
-/*
- * What package backends/cuda calls beyond that: streams beside each other, events, and what
- * the driver knows of an address. All of it is in CUDA 11.
- */
-#ifndef CUDA_VERSION
 typedef struct CUevent_st *CUevent;
 typedef int CUpointer_attribute, CUstreamCaptureMode, CUstreamCaptureStatus;
 typedef int CUmemAllocationType, CUmemAllocationHandleType, CUmemLocationType, CUmemAccess_flags;
@@ -132,7 +95,37 @@ enum {
 };
 #endif
 
-#define SL_CUDA_MOVER_CALLS(X) \
+/* All in CUDA 11: a driver without one of them is not used. */
+#define SL_CUDA_CALLS(X) \
+	X(cuInit, (unsigned)) \
+	X(cuDriverGetVersion, (int *)) \
+	X(cuGetErrorName, (CUresult, const char **)) \
+	X(cuGetErrorString, (CUresult, const char **)) \
+	X(cuDeviceGetCount, (int *)) \
+	X(cuDeviceGet, (CUdevice *, int)) \
+	X(cuDeviceGetName, (char *, int, CUdevice)) \
+	X(cuDeviceGetAttribute, (int *, CUdevice_attribute, CUdevice)) \
+	X(cuDeviceGetPCIBusId, (char *, int, CUdevice)) \
+	X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+	X(cuDevicePrimaryCtxRelease_v2, (CUdevice)) \
+	X(cuCtxSetCurrent, (CUcontext)) \
+	X(cuCtxGetStreamPriorityRange, (int *, int *)) \
+	X(cuStreamCreateWithPriority, (CUstream *, unsigned, int)) \
+	X(cuStreamDestroy_v2, (CUstream)) \
+	X(cuStreamSynchronize, (CUstream)) \
+	X(cuModuleLoadDataEx, (CUmodule *, const void *, unsigned, CUjit_option *, void **)) \
+	X(cuModuleUnload, (CUmodule)) \
+	X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
+	X(cuFuncSetAttribute, (CUfunction, CUfunction_attribute, int)) \
+	X(cuMemAlloc_v2, (CUdeviceptr *, size_t)) \
+	X(cuMemFree_v2, (CUdeviceptr)) \
+	X(cuMemHostRegister_v2, (void *, size_t, unsigned)) \
+	X(cuMemHostUnregister, (void *)) \
+	X(cuMemHostGetDevicePointer_v2, (CUdeviceptr *, void *, unsigned)) \
+	X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream)) \
+	X(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream)) \
+	X(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
+			   unsigned, CUstream, void **, void **)) \
 	X(cuEventCreate, (CUevent *, unsigned)) \
 	X(cuEventDestroy_v2, (CUevent)) \
 	X(cuEventRecord, (CUevent, CUstream)) \
@@ -147,44 +140,27 @@ enum {
 	X(cuPointerGetAttribute, (void *, CUpointer_attribute, CUdeviceptr))
 
 /* NULL where the driver is too old for them. */
-#define SL_CUDA_OPTIONAL_CALLS(X)                                                                  \
-	X(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long))   \
-	X(cuMemAddressFree, (CUdeviceptr, size_t))                                                 \
-	X(cuMemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,       \
-			unsigned long long))                                                       \
-	X(cuMemRelease, (CUmemGenericAllocationHandle))                                            \
-	X(cuMemMap,                                                                                \
-	  (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long))         \
-	X(cuMemUnmap, (CUdeviceptr, size_t))                                                       \
-	X(cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))                  \
-	X(cuMemGetAllocationGranularity,                                                           \
-	  (size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags))               \
-	X(cuMemGetHandleForAddressRange,                                                           \
-	  (void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long))                 \
-	X(cuMemExportToShareableHandle,                                                            \
-	  (void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long))   \
-	X(cuMemImportFromShareableHandle,                                                          \
-	  (CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType))                     \
-	X(cuDeviceGetUuid_v2, (CUuuid *, CUdevice))                                                \
-	X(cuCtxSynchronize, (void))                                                                \
-	X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))                              \
+#define SL_CUDA_OPTIONAL_CALLS(X) \
+	X(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)) \
+	X(cuMemAddressFree, (CUdeviceptr, size_t)) \
+	X(cuMemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, \
+			unsigned long long)) \
+	X(cuMemRelease, (CUmemGenericAllocationHandle)) \
+	X(cuMemMap, \
+	  (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long)) \
+	X(cuMemUnmap, (CUdeviceptr, size_t)) \
+	X(cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t)) \
+	X(cuMemGetAllocationGranularity, \
+	  (size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags)) \
+	X(cuMemGetHandleForAddressRange, \
+	  (void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long)) \
+	X(cuMemExportToShareableHandle, \
+	  (void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long)) \
+	X(cuMemImportFromShareableHandle, \
+	  (CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType)) \
+	X(cuDeviceGetUuid_v2, (CUuuid *, CUdevice)) \
+	X(cuCtxSynchronize, (void)) \
+	X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *)) \
 	X(cuStreamIsCapturing, (CUstream, CUstreamCaptureStatus *))
-
-/* For graphs (moves.h). A driver may lack any of them: then it is NULL. */
-#ifndef CUDA_VERSION
-typedef struct CUgraph_st *CUgraph;
-typedef struct CUgraphExec_st *CUgraphExec;
-typedef int CUstreamCaptureMode;
-
-enum { CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1 };
-#endif
-
-#define SL_CUDA_GRAPH_CALLS(X) \
-	X(cuStreamBeginCapture_v2, (CUstream, CUstreamCaptureMode)) \
-	X(cuStreamEndCapture, (CUstream, CUgraph *)) \
-	X(cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long)) \
-	X(cuGraphLaunch, (CUgraphExec, CUstream)) \
-	X(cuGraphExecDestroy, (CUgraphExec)) \
-	X(cuGraphDestroy, (CUgraph))
 
 #endif

@@ -9,6 +9,8 @@ package cuda
 #cgo LDFLAGS: -ldl
 #cgo noescape sl_cuda_write
 #cgo noescape sl_cuda_read
+#cgo noescape sl_cuda_launch
+#cgo nocallback sl_cuda_launch
 #include <stdlib.h>
 #include <errno.h>
 #include "device.h"
@@ -38,6 +40,18 @@ func loadLibrary(path string) (reason, fix string) {
 	return C.GoString(&why[0]), "install NVIDIA's driver, which has it"
 }
 
+// Devices returns how many devices the driver shows. Load must have succeeded.
+func Devices() (int, error) {
+	if err := Loaded(); err != nil {
+		return 0, err
+	}
+	n := C.sl_cuda_count()
+	if n <= 0 {
+		return 0, openError(0, C.CUDA_ERROR_NO_DEVICE)
+	}
+	return int(n), nil
+}
+
 // Device is a device with its primary context and a stream of the lowest priority. Its
 // methods may be called by any goroutine, one after the other; those of a closed one answer
 // driver.ErrClosed.
@@ -49,25 +63,26 @@ type Device struct {
 
 // Open opens a device by its number. Load must have succeeded.
 func Open(ordinal int) (*Device, error) {
-	loaded.Lock()
-	path := loaded.path
-	loaded.Unlock()
-	if path == "" {
-		return nil, unavailable("libcuda is not open", "call Load first")
+	if err := Loaded(); err != nil {
+		return nil, err
 	}
 	d := &Device{open: true}
-	switch rc := C.sl_cuda_open(&d.c, C.int(ordinal)); rc {
-	case 0:
-		return d, nil
+	if rc := C.sl_cuda_open(&d.c, C.int(ordinal)); rc != 0 {
+		return nil, openError(ordinal, rc)
+	}
+	return d, nil
+}
+
+func openError(ordinal int, rc C.int) error {
+	switch rc {
 	case C.CUDA_ERROR_NO_DEVICE:
-		return nil, unavailable("the driver has no device", "see what nvidia-smi says, and "+
+		return unavailable("the driver has no device", "see what nvidia-smi says, and "+
 			"CUDA_VISIBLE_DEVICES")
 	case C.CUDA_ERROR_INVALID_DEVICE:
-		return nil, unavailable(fmt.Sprintf("there is no device %d", ordinal),
+		return unavailable(fmt.Sprintf("there is no device %d", ordinal),
 			"count them with nvidia-smi -L, from 0")
-	default:
-		return nil, result("open device", rc)
 	}
+	return Status("open device", int32(rc))
 }
 
 func result(call string, rc C.int) error {
@@ -104,19 +119,26 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// Load has the driver compile PTX and finds one or two kernels in it, which Launch counts
+// Load has the driver compile PTX and finds up to three kernels in it, which Launch counts
 // from 0. Once for a device; after a failure another module may be tried.
 func (d *Device) Load(ptx string, kernels []string) error {
+	return d.with("load module", func(c *C.struct_sl_cuda) C.int {
+		return loadModule(ptx, kernels, func(text *C.char, names **C.char) C.int {
+			return C.sl_cuda_load_module(c, text, names)
+		})
+	})
+}
+
+func loadModule(ptx string, kernels []string, load func(text *C.char, names **C.char) C.int) C.int {
 	text := C.CString(ptx)
 	defer C.free(unsafe.Pointer(text))
-	var names [C.SL_CUDA_KERNELS]*C.char
+	names := (*[C.SL_CUDA_KERNELS]*C.char)(C.calloc(C.SL_CUDA_KERNELS, C.sizeof_uintptr_t))
+	defer C.free(unsafe.Pointer(names))
 	for i := range min(len(names), len(kernels)) {
 		names[i] = C.CString(kernels[i])
 		defer C.free(unsafe.Pointer(names[i]))
 	}
-	return d.with("load module", func(c *C.struct_sl_cuda) C.int {
-		return C.sl_cuda_module(c, text, names[0], names[1])
-	})
+	return load(text, &names[0])
 }
 
 // Alloc returns the address of n bytes of device memory.
@@ -148,7 +170,7 @@ func (d *Device) Pin(mem []byte) (at uint64, err error) {
 // Unpin undoes Pin.
 func (d *Device) Unpin(mem []byte) error {
 	return d.with("unpin host memory", func(c *C.struct_sl_cuda) C.int {
-		return C.sl_cuda_unpin(c, unsafe.Pointer(unsafe.SliceData(mem)))
+		return C.sl_cuda_host_unpin(c.context, unsafe.Pointer(unsafe.SliceData(mem)))
 	})
 }
 
@@ -165,6 +187,85 @@ func (d *Device) Read(to []byte, from uint64) error {
 	return d.with("copy from device", func(c *C.struct_sl_cuda) C.int {
 		return C.sl_cuda_read(c, unsafe.Pointer(unsafe.SliceData(to)), C.CUdeviceptr(from),
 			C.size_t(len(to)))
+	})
+}
+
+// Copy puts a copy between addresses on the stream, of memory that the driver knows.
+func (d *Device) Copy(dst, src, n uint64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.open {
+		return driver.ErrClosed
+	}
+	return result("copy", C.sl_cuda_copy(&d.c, C.uint64_t(dst), C.uint64_t(src), C.uint64_t(n)))
+}
+
+// Launch runs a kernel and waits for its end. l.Tally comes back to tally, pinned memory; nil: the
+// kernel's args say where it counts. After an error it may be under way: Sync.
+func (d *Device) Launch(l *Launch, tally []byte) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.open {
+		return driver.ErrClosed
+	}
+	rc := C.sl_cuda_launch(&d.c, C.int(l.Kernel), C.unsigned(l.Blocks), C.unsigned(l.Threads),
+		C.unsigned(l.Shared),
+		bytePtr(l.Args), C.CUdeviceptr(l.Tally), bytePtr(tally), C.size_t(len(tally)))
+	return result("run kernel", rc)
+}
+
+// Sync waits for all that is on the stream.
+func (d *Device) Sync() error {
+	return d.with("wait for stream", func(c *C.struct_sl_cuda) C.int { return C.sl_cuda_sync(c) })
+}
+
+// Over reports whether all that is on the stream is done.
+func (d *Device) Over() (over bool, err error) {
+	err = d.with("ask for stream", func(c *C.struct_sl_cuda) C.int {
+		rc := C.sl_cuda_over(c.context, c.stream, 0)
+		over = rc == 0
+		return unlessNotReady(rc)
+	})
+	return over && err == nil, err
+}
+
+func unlessNotReady(rc C.int) C.int {
+	if rc == C.CUDA_ERROR_NOT_READY {
+		return 0
+	}
+	return rc
+}
+
+// Handle is the stream's CUstream.
+func (d *Device) Handle() uintptr { return uintptr(unsafe.Pointer(d.c.stream)) }
+
+// NewEvent makes a CUevent, for Drop.
+func (d *Device) NewEvent() (uintptr, error) {
+	var event C.uint64_t
+	err := d.with("make event", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_event_make(c, &event)
+	})
+	return uintptr(event), err
+}
+
+// Drop destroys an event.
+func (d *Device) Drop(event uintptr) error {
+	return d.with("destroy event", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_event_drop(c, C.uint64_t(event))
+	})
+}
+
+// Record has an event happen when the stream has come so far.
+func (d *Device) Record(event uintptr) error {
+	return d.with("record event", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_record(c, C.uint64_t(event))
+	})
+}
+
+// Await has what follows on the stream wait for an event.
+func (d *Device) Await(event uintptr) error {
+	return d.with("wait for event", func(c *C.struct_sl_cuda) C.int {
+		return C.sl_cuda_wait_event(c, C.uint64_t(event))
 	})
 }
 

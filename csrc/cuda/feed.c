@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "feed.h"
+#include "mover.h"
 
 static int copy(uint32_t way, uint64_t dst, uint64_t src, uint64_t len, CUstream s)
 {

@@ -66,6 +66,7 @@ func TestLoadCUDAThatFails(t *testing.T) {
 			"driver"},
 		{"a function is missing", fakeCUDA(t, "cuLaunchKernel", "0"),
 			"has no function cuLaunchKernel", "driver"},
+		{"events", fakeCUDA(t, "cuEventRecord", "0"), "has no function cuEventRecord", "driver"},
 		{"an old name", fakeCUDA(t, "cuMemAlloc_v2", "0"), "has no function cuMemAlloc_v2",
 			"driver"},
 		{"no device", fakeCUDA(t, "", "100"), "cuInit answers 100, CUDA_ERROR_NO_DEVICE: no " +

@@ -1,30 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the driver knows of memory, and memory of devices. */
+/* What the driver knows of memory, memory of devices, and how other processes map it. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "mover.h"
-
-int sl_cuda_host_pin(struct sl_cuda_mover *m, void *mem, size_t bytes)
-{
-	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(m->context));
-	return sl_cu.cuMemHostRegister_v2(mem, bytes,
-					  CU_MEMHOSTREGISTER_PORTABLE |
-					      CU_MEMHOSTREGISTER_DEVICEMAP);
-}
-
-int sl_cuda_host_unpin(struct sl_cuda_mover *m, void *mem)
-{
-	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(m->context));
-	return sl_cu.cuMemHostUnregister(mem);
-}
-
-int sl_cuda_host_address(struct sl_cuda_mover *m, void *mem, CUdeviceptr *at)
-{
-	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(m->context));
-	return sl_cu.cuMemHostGetDevicePointer_v2(at, mem, 0);
-}
 
 /* The allocation, registration or mapping that an address lies in. */
 static int range(CUdeviceptr at, CUdeviceptr *begin, size_t *size)
@@ -102,7 +82,7 @@ static bool maps(int device)
 	       can(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 }
 
-void sl_cuda_property(int device, CUmemAllocationProp *p)
+static void property(int device, CUmemAllocationProp *p)
 {
 	memset(p, 0, sizeof *p);
 	p->type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -114,7 +94,7 @@ void sl_cuda_property(int device, CUmemAllocationProp *p)
 	    (unsigned char)can(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 }
 
-int sl_cuda_map(CUdeviceptr at, const struct sl_cuda_block *b, CUmemGenericAllocationHandle handle)
+static int map(CUdeviceptr at, const struct sl_cuda_block *b, CUmemGenericAllocationHandle handle)
 {
 	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, b->device},
 				  CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
@@ -127,13 +107,13 @@ int sl_cuda_map(CUdeviceptr at, const struct sl_cuda_block *b, CUmemGenericAlloc
 	return rc;
 }
 
-int sl_cuda_map_anywhere(CUdeviceptr *at, const struct sl_cuda_block *b,
+static int map_anywhere(CUdeviceptr *at, const struct sl_cuda_block *b,
 			 CUmemGenericAllocationHandle handle)
 {
 	int rc;
 
 	SL_CUDA_TRY(sl_cu.cuMemAddressReserve(at, b->mapped, 0, 0, 0));
-	rc = sl_cuda_map(*at, b, handle);
+	rc = map(*at, b, handle);
 	if (rc)
 		sl_cu.cuMemAddressFree(*at, b->mapped);
 	return rc;
@@ -145,14 +125,14 @@ static int open_mapped(int device, size_t bytes, struct sl_cuda_block *b)
 	size_t unit = 0;
 	int rc;
 
-	sl_cuda_property(device, &prop);
+	property(device, &prop);
 	SL_CUDA_TRY(
 	    sl_cu.cuMemGetAllocationGranularity(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
 	if (unit == 0 || bytes > SIZE_MAX - unit)
 		return CUDA_ERROR_INVALID_VALUE;
 	b->mapped = (bytes + unit - 1) / unit * unit;
 	SL_CUDA_TRY(sl_cu.cuMemCreate(&b->handle, b->mapped, &prop, 0));
-	rc = sl_cuda_map_anywhere(&b->at, b, b->handle);
+	rc = map_anywhere(&b->at, b, b->handle);
 	if (rc)
 		sl_cu.cuMemRelease(b->handle);
 	b->owns = !rc;
@@ -215,4 +195,106 @@ int sl_cuda_block_export(const struct sl_cuda_block *b, size_t page, int *fd, ui
 	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(b->context));
 	return sl_cu.cuMemGetHandleForAddressRange(fd, begin, size,
 						   CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+}
+
+int sl_cuda_block_share(const struct sl_cuda_block *b, int *fd)
+{
+	*fd = -1;
+	if (!b->owns || !sl_cu.cuMemExportToShareableHandle || !sl_cu.cuCtxSynchronize ||
+	    !can(b->device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED))
+		return -EOPNOTSUPP;
+	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(b->context));
+	return sl_cu.cuMemExportToShareableHandle(fd, b->handle,
+						  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+}
+
+/* The handle may go at once: the mapping keeps the memory. */
+static int import(struct sl_cuda_block *b, int fd)
+{
+	CUmemGenericAllocationHandle handle;
+	int rc;
+
+	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(b->context));
+	SL_CUDA_TRY(sl_cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd,
+							 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+	rc = map_anywhere(&b->at, b, handle);
+	sl_cu.cuMemRelease(handle);
+	return rc;
+}
+
+int sl_cuda_block_import(int device, int fd, size_t mapped, struct sl_cuda_block *b)
+{
+	int rc;
+
+	memset(b, 0, sizeof *b);
+	b->bytes = b->mapped = mapped;
+	if (!sl_cu.cuMemImportFromShareableHandle || !sl_cu.cuMemAddressReserve ||
+	    !sl_cu.cuMemMap || !sl_cu.cuMemUnmap || !sl_cu.cuMemSetAccess ||
+	    !sl_cu.cuMemAddressFree || !sl_cu.cuMemRelease)
+		return -EOPNOTSUPP;
+	SL_CUDA_TRY(sl_cu.cuDeviceGet(&b->device, device));
+	SL_CUDA_TRY(sl_cu.cuDevicePrimaryCtxRetain(&b->context, b->device));
+	rc = import(b, fd);
+	if (rc)
+		sl_cu.cuDevicePrimaryCtxRelease_v2(b->device);
+	return rc;
+}
+
+static int copy_all(CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+	CUstream stream;
+	int rc, waited;
+
+	SL_CUDA_TRY(sl_cu.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0));
+	rc = sl_cu.cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
+	waited = sl_cuda_settled(sl_cu.cuStreamSynchronize(stream), stream);
+	sl_cu.cuStreamDestroy_v2(stream);
+	return rc ? rc : waited;
+}
+
+/* The old memory comes back where the new one cannot be mapped. */
+static int swap(struct sl_cuda_block *b, CUmemGenericAllocationHandle fresh)
+{
+	int rc;
+
+	SL_CUDA_TRY(sl_cu.cuMemUnmap(b->at, b->mapped));
+	rc = map(b->at, b, fresh);
+	if (rc)
+		map(b->at, b, b->handle);
+	return rc;
+}
+
+static int renew(struct sl_cuda_block *b, CUmemGenericAllocationHandle fresh)
+{
+	CUdeviceptr beside;
+	int rc;
+
+	SL_CUDA_TRY(map_anywhere(&beside, b, fresh));
+	rc = sl_cu.cuCtxSynchronize();
+	if (!rc)
+		rc = copy_all(beside, b->at, b->mapped);
+	sl_cu.cuMemUnmap(beside, b->mapped);
+	sl_cu.cuMemAddressFree(beside, b->mapped);
+	return rc ? rc : swap(b, fresh);
+}
+
+int sl_cuda_block_renew(struct sl_cuda_block *b)
+{
+	CUmemGenericAllocationHandle fresh;
+	CUmemAllocationProp prop;
+	int rc;
+
+	if (!b->owns || !sl_cu.cuCtxSynchronize)
+		return -EOPNOTSUPP;
+	property(b->device, &prop);
+	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(b->context));
+	SL_CUDA_TRY(sl_cu.cuMemCreate(&fresh, b->mapped, &prop, 0));
+	rc = renew(b, fresh);
+	if (rc) {
+		sl_cu.cuMemRelease(fresh);
+		return rc;
+	}
+	sl_cu.cuMemRelease(b->handle);
+	b->handle = fresh;
+	return 0;
 }

@@ -14,18 +14,15 @@ import "C"
 import (
 	"fmt"
 	"os"
-	"syscall"
 	"unsafe"
 
 	"github.com/sluicehq/sluice/driver"
 )
 
-func syscallErrno(n int32) error { return syscall.Errno(n) }
-
 // Pin makes host memory known to all devices. It must lie outside the Go heap and stay until
 // Unpin. driver.ErrBusy: a part of it is pinned already.
 func (m *Mover) Pin(mem []byte) error {
-	rc := C.sl_cuda_host_pin(m.c, unsafe.Pointer(unsafe.SliceData(mem)), C.size_t(len(mem)))
+	rc := C.sl_cuda_host_pin(m.c.context, unsafe.Pointer(unsafe.SliceData(mem)), C.size_t(len(mem)))
 	if rc == C.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED {
 		return driver.ErrBusy
 	}
@@ -34,14 +31,14 @@ func (m *Mover) Pin(mem []byte) error {
 
 // Unpin undoes Pin.
 func (m *Mover) Unpin(mem []byte) error {
-	return result("unpin host memory", C.sl_cuda_host_unpin(m.c,
+	return result("unpin host memory", C.sl_cuda_host_unpin(m.c.context,
 		unsafe.Pointer(unsafe.SliceData(mem))))
 }
 
 // HostAddress is where kernels see pinned memory.
 func (m *Mover) HostAddress(mem []byte) (at uint64, err error) {
 	var address C.CUdeviceptr
-	rc := C.sl_cuda_host_address(m.c, unsafe.Pointer(unsafe.SliceData(mem)), &address)
+	rc := C.sl_cuda_host_address(m.c.context, unsafe.Pointer(unsafe.SliceData(mem)), &address)
 	return uint64(address), result("find pinned memory", rc)
 }
 
@@ -60,13 +57,7 @@ func (m *Mover) Whose(at, n uint64) (device int, until uint64, err error) {
 	return int(d), uint64(end), result("look device memory up", rc)
 }
 
-// Place is pinned memory with device memory of the same length beside it.
-type Place struct {
-	Host []byte
-	At   uint64
-}
-
-// Place makes one.
+// Place makes pinned memory with device memory beside it, for Displace.
 func (m *Mover) Place(n int) (Place, error) {
 	var host unsafe.Pointer
 	var at C.CUdeviceptr
@@ -76,26 +67,24 @@ func (m *Mover) Place(n int) (Place, error) {
 	return Place{unsafe.Slice((*byte)(host), n), uint64(at)}, nil
 }
 
-// Displace gives it back.
+// Displace undoes Place.
 func (m *Mover) Displace(p Place) {
 	C.sl_cuda_place_close(m.c, unsafe.Pointer(unsafe.SliceData(p.Host)), C.CUdeviceptr(p.At))
 }
 
 // Block is memory of a device, which outlives movers. One goroutine at a time may use it.
 type Block struct {
-	c    C.struct_sl_cuda_block
-	At   uint64
-	Len  uint64
-	Maps bool // made by the driver's virtual memory management
+	c       C.struct_sl_cuda_block
+	At, Len uint64
 }
 
-// NewBlock allocates n bytes. OpenMover must have succeeded once.
+// NewBlock allocates n bytes. Load must have succeeded.
 func NewBlock(ordinal int, n uint64) (*Block, error) {
 	b := &Block{Len: n}
 	if rc := C.sl_cuda_block_open(C.int(ordinal), C.size_t(n), &b.c); rc != 0 {
 		return nil, result("allocate device memory", rc)
 	}
-	b.At, b.Maps = uint64(b.c.at), b.c.mapped != 0
+	b.At = uint64(b.c.at)
 	return b, nil
 }
 
@@ -124,7 +113,7 @@ func (b *Block) Share() (fd int, err error) {
 // ImportBlock maps n bytes that another process has shared; the descriptor stays the caller's.
 // driver.ErrNotSupported: the driver has no such thing.
 func ImportBlock(ordinal, fd int, n uint64) (*Block, error) {
-	b := &Block{Len: n, Maps: true}
+	b := &Block{Len: n}
 	if rc := C.sl_cuda_block_import(C.int(ordinal), C.int(fd), C.size_t(n), &b.c); rc != 0 {
 		return nil, shareResult("map device memory of another process", rc)
 	}

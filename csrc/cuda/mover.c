@@ -1,14 +1,58 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Movers, their workers, and what the thread of a worker does. */
+/* Movers, their workers, what the thread of a worker does, and where the ends are told. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "mover.h"
 #include "../threads.h"
-#include "feed.h"
+
+int sl_cuda_ends_open(struct sl_cuda_ends **ends, uint32_t places, int wake_fd, int heed_fd)
+{
+	size_t bytes = sizeof(struct sl_ring) + places * sizeof(struct sl_done);
+	struct sl_cuda_ends *e = calloc(1, sizeof *e);
+
+	if (!e)
+		return -ENOMEM;
+	e->ring = aligned_alloc(64, (bytes + 63) / 64 * 64);
+	if (!e->ring) {
+		free(e);
+		return -ENOMEM;
+	}
+	memset(e->ring, 0, bytes);
+	e->ring->mask = places - 1;
+	e->wake_fd = wake_fd;
+	e->heed_fd = heed_fd;
+	pthread_mutex_init(&e->lock, NULL);
+	*ends = e;
+	return 0;
+}
+
+void sl_cuda_ends_close(struct sl_cuda_ends *e)
+{
+	pthread_mutex_destroy(&e->lock);
+	free(e->ring);
+	free(e);
+}
+
+void sl_cuda_ended(struct sl_cuda_ends *e, uint32_t batch, int status, int piece)
+{
+	const uint64_t one = 1;
+	uint64_t head;
+
+	pthread_mutex_lock(&e->lock);
+	head = __atomic_load_n(&e->ring->head, __ATOMIC_RELAXED);
+	e->ring->done[head & e->ring->mask] = (struct sl_done){batch, status, piece};
+	__atomic_store_n(&e->ring->head, head + 1, __ATOMIC_SEQ_CST);
+	pthread_mutex_unlock(&e->lock);
+	if (__atomic_exchange_n(&e->ring->armed, 0, __ATOMIC_SEQ_CST))
+		(void)!write(e->wake_fd, &one, sizeof one);
+	if (__atomic_load_n(&e->heed, __ATOMIC_SEQ_CST))
+		(void)!write(e->heed_fd, &one, sizeof one);
+}
 
 static bool take(struct sl_cuda_worker *l, struct sl_cuda_note *n)
 {
@@ -123,14 +167,6 @@ static void discard(struct sl_cuda_worker *l)
 	l->notes = NULL;
 }
 
-static int make_stream(CUstream *s)
-{
-	int lowest, highest;
-
-	SL_CUDA_TRY(sl_cu.cuCtxGetStreamPriorityRange(&lowest, &highest));
-	return sl_cu.cuStreamCreateWithPriority(s, CU_STREAM_NON_BLOCKING, lowest);
-}
-
 /* Threads of Go's runtime take the signals of a program. */
 static int start(struct sl_cuda_worker *l)
 {
@@ -160,7 +196,7 @@ int sl_cuda_worker_open(struct sl_cuda_worker *l)
 	l->stop = false;
 	rc = scratch(l);
 	if (!rc)
-		rc = make_stream(&l->stream);
+		rc = sl_cuda_make_stream(&l->stream);
 	if (!rc)
 		rc = start(l);
 	if (rc)
@@ -206,14 +242,9 @@ int sl_cuda_mover_open(struct sl_cuda_mover **mover, int ordinal, struct sl_cuda
 {
 	struct sl_cuda_mover *m;
 	CUdevice device;
-	int count, rc;
+	int rc;
 
-	SL_CUDA_TRY(sl_cu.cuDeviceGetCount(&count));
-	if (count == 0)
-		return CUDA_ERROR_NO_DEVICE;
-	if (ordinal < 0 || ordinal >= count)
-		return CUDA_ERROR_INVALID_DEVICE;
-	SL_CUDA_TRY(sl_cu.cuDeviceGet(&device, ordinal));
+	SL_CUDA_TRY(sl_cuda_find(&device, ordinal));
 	m = calloc(1, sizeof *m);
 	if (!m)
 		return -ENOMEM;
@@ -266,29 +297,10 @@ void sl_cuda_mover_close(struct sl_cuda_mover *m)
 	free(m);
 }
 
-int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *kernel0,
-			 const char *kernel1, const char *kernel2)
+int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *const *names)
 {
-	const char *names[SL_CUDA_MOVER_KERNELS] = {kernel0, kernel1, kernel2};
-	int rc = 0;
-
 	SL_CUDA_TRY(sl_cu.cuCtxSetCurrent(m->context));
-	SL_CUDA_TRY(sl_cu.cuModuleLoadDataEx(&m->module, ptx, 0, NULL, NULL));
-	for (int i = 0; i < SL_CUDA_MOVER_KERNELS && !rc; i++)
-		if (names[i])
-			rc = sl_cu.cuModuleGetFunction(&m->kernel[i], m->module, names[i]);
-	if (rc) {
-		sl_cu.cuModuleUnload(m->module);
-		m->module = NULL;
-	}
-	return rc;
-}
-
-int sl_cuda_count(void)
-{
-	int n;
-
-	return sl_cu.cuDeviceGetCount(&n) ? -1 : n;
+	return sl_cuda_module(&m->module, m->kernel, ptx, names);
 }
 
 int sl_cuda_gated_open(struct sl_cuda_mover *m, int worker)

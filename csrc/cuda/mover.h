@@ -9,23 +9,9 @@
 #define SLUICE_CUDA_MOVER_H
 
 #include <pthread.h>
-#include <stdbool.h>
 
-#include "calls.h"
+#include "device.h"
 #include "../ring.h"
-
-/* What the driver can do; all set once, by sl_cuda_mover_load, but for what is optional. */
-struct sl_cuda_api {
-#define X(name, args) CUresult(*name) args;
-	SL_CUDA_CALLS(X)
-	SL_CUDA_MOVER_CALLS(X)
-	SL_CUDA_OPTIONAL_CALLS(X)
-#undef X
-};
-extern struct sl_cuda_api sl_cu;
-
-/* After sl_cuda_load of the same path. -ENOSYS: a function is missing, and why names it. */
-int sl_cuda_mover_load(const char *path, char *why, size_t size);
 
 /* Where movers of several devices say which batches have ended. */
 struct sl_cuda_ends {
@@ -61,7 +47,6 @@ struct sl_cuda_piece {
 #define SL_CUDA_WAITS_MAX 64
 #define SL_CUDA_ARGS_MAX 256
 #define SL_CUDA_STAGE_BYTES (1u << 20)
-#define SL_CUDA_MOVER_KERNELS 3
 
 struct sl_cuda_worker;
 struct sl_cuda_mover;
@@ -99,25 +84,6 @@ struct sl_cuda_note {
 	int event;
 };
 
-/*
- * What a wait for work on a stream has answered, once the work is over: an answer that is about the
- * call alone is no end of copies that go on, so the driver is asked again.
- */
-int sl_cuda_settled(int rc, CUstream s);
-void sl_cuda_pause(void); /* a millisecond, before the driver is asked again */
-
-/*
- * Whether what is on a stream is over or, where s is NULL, what an event had recorded:
- * CUDA_ERROR_NOT_READY if it is not. Asked beside a capture of the program, it does not end it.
- */
-int sl_cuda_over(CUcontext context, CUstream s, uint64_t event);
-
-/*
- * For a thread of ours: its calls go on while a thread of the program captures a graph, and do not
- * end the capture.
- */
-void sl_cuda_ignore_captures(void);
-
 /* A stream with its thread. */
 struct sl_cuda_worker {
 	struct sl_cuda_mover *mover;
@@ -136,8 +102,8 @@ struct sl_cuda_mover {
 	CUdevice device;
 	CUcontext context;
 	CUmodule module;
-	CUfunction kernel[SL_CUDA_MOVER_KERNELS];
-	uint32_t shared[SL_CUDA_MOVER_KERNELS]; /* bytes that a kernel was told that it may have */
+	CUfunction kernel[SL_CUDA_KERNELS];
+	uint32_t shared[SL_CUDA_KERNELS]; /* bytes that a kernel was told that it may have */
 	pthread_mutex_t lock;
 	struct sl_cuda_ends *ends;
 	struct sl_cuda_batch *batches;
@@ -159,9 +125,6 @@ int sl_cuda_mover_open(struct sl_cuda_mover **mover, int device, struct sl_cuda_
 /* Waits for what is under way. */
 void sl_cuda_mover_close(struct sl_cuda_mover *m);
 
-/* How many devices there are; -1 if the driver does not say. */
-int sl_cuda_count(void);
-
 /* Makes a worker that is not there yet. */
 int sl_cuda_gated_open(struct sl_cuda_mover *m, int worker);
 
@@ -169,9 +132,8 @@ int sl_cuda_worker_open(struct sl_cuda_worker *l);
 void sl_cuda_worker_close(struct sl_cuda_worker *l);
 void sl_cuda_note(struct sl_cuda_worker *l, uint32_t batch, int event);
 
-/* Loads PTX and finds the kernels; NULL: no more. After a failure another may be tried. */
-int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *kernel0,
-			 const char *kernel1, const char *kernel2);
+/* Loads PTX and finds the kernels, as sl_cuda_load_module does. */
+int sl_cuda_mover_module(struct sl_cuda_mover *m, const char *ptx, const char *const *names);
 
 /*
  * Starts a batch of copies in the order of the stream, after the events. pieces is read until
@@ -217,11 +179,6 @@ void sl_cuda_cancel(struct sl_cuda_mover *m, uint32_t batch, uint64_t serial);
  */
 int sl_cuda_follow(struct sl_cuda_mover *m, uint32_t batch, uint64_t stream);
 
-/* Pins host memory for all devices. CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED: a part of it is. */
-int sl_cuda_host_pin(struct sl_cuda_mover *m, void *mem, size_t bytes);
-int sl_cuda_host_unpin(struct sl_cuda_mover *m, void *mem);
-/* Where kernels of the device see pinned memory. */
-int sl_cuda_host_address(struct sl_cuda_mover *m, void *mem, CUdeviceptr *at);
 /* Whether all of it is pinned, in one piece. */
 bool sl_cuda_host_pinned(struct sl_cuda_mover *m, uint64_t at, uint64_t bytes);
 /*
@@ -251,12 +208,6 @@ int sl_cuda_block_close(struct sl_cuda_block *b);
  */
 int sl_cuda_block_export(const struct sl_cuda_block *b, size_t page, int *fd, uint64_t *off);
 
-/* What such memory is made with; maps it at addresses that are reserved, or at others. */
-void sl_cuda_property(int device, CUmemAllocationProp *p);
-int sl_cuda_map(CUdeviceptr at, const struct sl_cuda_block *b, CUmemGenericAllocationHandle handle);
-int sl_cuda_map_anywhere(CUdeviceptr *at, const struct sl_cuda_block *b,
-			 CUmemGenericAllocationHandle handle);
-
 /*
  * Memory of a device in other processes. A descriptor of the memory that is mapped now, the
  * caller's to close; -EOPNOTSUPP: memory, driver or device has no such thing.
@@ -274,15 +225,20 @@ int sl_cuda_block_import(int device, int fd, size_t mapped, struct sl_cuda_block
  * addresses without memory.
  */
 int sl_cuda_block_renew(struct sl_cuda_block *b);
-/* What names a device on the host. -EOPNOTSUPP: the driver is too old. */
-int sl_cuda_uuid(int device, uint8_t uuid[16]);
 
-/* The first failure ends a function. */
-#define SL_CUDA_TRY(call) \
-	do { \
-		int try_rc = (call); \
-		if (try_rc) \
-			return try_rc; \
-	} while (0)
+/* What puts the work of a batch on the stream of a worker. The caller holds the worker's order. */
+
+/* The next chunk, with the event of that index behind it, and a note. */
+void sl_cuda_feed(struct sl_cuda_worker *l, struct sl_cuda_batch *b, uint32_t batch, int event);
+
+/* Makes a batch ready for its work. No thread works on it yet, so nothing is held. */
+int sl_cuda_begin(struct sl_cuda_mover *m, struct sl_cuda_worker *l, uint32_t batch,
+		  uint64_t serial);
+
+/* Whether the batch was cancelled: before it was begun, or since. */
+bool sl_cuda_cancelled(const struct sl_cuda_batch *b);
+
+/* All entries, to the end. */
+void sl_cuda_stage(struct sl_cuda_worker *l, struct sl_cuda_batch *b);
 
 #endif

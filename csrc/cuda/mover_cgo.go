@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"unsafe"
 
 	"github.com/sluicehq/sluice/csrc/ring"
@@ -42,43 +43,6 @@ const (
 	_ = uint(C.SL_CUDA_ANY - Any)
 )
 
-// moverLoaded says whether the functions that movers call beyond those of Device are there.
-var moverLoaded bool // guarded by loaded
-
-// LoadMover finds the functions of libcuda that movers call beyond those of Device. Load must have
-// succeeded.
-func LoadMover() error {
-	loaded.Lock()
-	defer loaded.Unlock()
-	switch {
-	case loaded.path == "":
-		return unavailable("libcuda is not open", "call Load first")
-	case moverLoaded:
-		return nil
-	}
-	name := C.CString(loaded.path)
-	defer C.free(unsafe.Pointer(name))
-	var why [512]C.char
-	if C.sl_cuda_mover_load(name, &why[0], C.size_t(len(why))) != 0 {
-		return unavailable(C.GoString(&why[0]), "install a driver from 450 on")
-	}
-	moverLoaded = true
-	return nil
-}
-
-// Devices returns how many devices the driver shows. Load must have succeeded.
-func Devices() (int, error) {
-	if err := LoadMover(); err != nil {
-		return 0, err
-	}
-	n := C.sl_cuda_count()
-	if n <= 0 {
-		return 0, unavailable("the driver has no device", "see what nvidia-smi says, and "+
-			"CUDA_VISIBLE_DEVICES")
-	}
-	return int(n), nil
-}
-
 // Status is the error that a Done.Status stands for.
 func Status(call string, status int32) error {
 	switch {
@@ -87,7 +51,7 @@ func Status(call string, status int32) error {
 	case status == -C.EFAULT:
 		return driver.ErrFault
 	case status < 0:
-		return fmt.Errorf("%s: %w", call, syscallErrno(-status))
+		return fmt.Errorf("%s: %w", call, syscall.Errno(-status))
 	}
 	return result(call, C.int(status))
 }
@@ -107,7 +71,7 @@ type Ends struct {
 func NewEnds(places, wakeFD, heedFD int) (*Ends, error) {
 	e := &Ends{}
 	if rc := C.sl_cuda_ends_open(&e.c, C.uint32_t(places), C.int(wakeFD), C.int(heedFD)); rc != 0 {
-		return nil, fmt.Errorf("make room for %d ends: %w", places, syscallErrno(int32(-rc)))
+		return nil, fmt.Errorf("make room for %d ends: %w", places, syscall.Errno(-rc))
 	}
 	r := e.c.ring
 	e.ring = ring.New(unsafe.Pointer(&r.head), unsafe.Pointer(&r.tail), unsafe.Pointer(&r.armed),
@@ -146,20 +110,15 @@ type Mover struct {
 // events. Load must have succeeded. Errors are as Open's.
 // Implements: int sl_cuda_mover_open(struct sl_cuda_mover **mover, ...)
 func OpenMover(ordinal int, ends *Ends, places, streams, gated int) (*Mover, error) {
-	if err := LoadMover(); err != nil {
+	if err := Loaded(); err != nil {
 		return nil, err
 	}
 	m := &Mover{streams: streams}
-	switch rc := C.sl_cuda_mover_open(&m.c, C.int(ordinal), ends.c, C.uint32_t(places),
-		C.int(streams), C.int(gated)); rc {
-	case 0:
-		return m, nil
-	case C.CUDA_ERROR_NO_DEVICE, C.CUDA_ERROR_INVALID_DEVICE:
-		return nil, unavailable(fmt.Sprintf("there is no device %d", ordinal),
-			"count them with nvidia-smi -L, from 0")
-	default:
-		return nil, Status("open streams", int32(rc))
+	if rc := C.sl_cuda_mover_open(&m.c, C.int(ordinal), ends.c, C.uint32_t(places),
+		C.int(streams), C.int(gated)); rc != 0 {
+		return nil, openError(ordinal, rc)
 	}
+	return m, nil
 }
 
 // Close waits for what is under way.
@@ -180,14 +139,10 @@ func (m *Mover) Gated(i int) (worker int, err error) {
 
 // Load has the driver compile PTX and finds up to three kernels in it, as Device.Load does.
 func (m *Mover) Load(ptx string, kernels []string) error {
-	text := C.CString(ptx)
-	defer C.free(unsafe.Pointer(text))
-	var names [C.SL_CUDA_MOVER_KERNELS]*C.char
-	for i := range min(len(names), len(kernels)) {
-		names[i] = C.CString(kernels[i])
-		defer C.free(unsafe.Pointer(names[i]))
-	}
-	return result("load module", C.sl_cuda_mover_module(m.c, text, names[0], names[1], names[2]))
+	return result("load module", loadModule(ptx, kernels,
+		func(text *C.char, names **C.char) C.int {
+			return C.sl_cuda_mover_module(m.c, text, names)
+		}))
 }
 
 // Submit starts a batch of copies behind events, which are CUevents: one crossing, no allocation.
@@ -197,9 +152,6 @@ func (m *Mover) Submit(worker, batch int, serial uint64, pieces []Piece, events 
 	rc := C.sl_cuda_submit(m.c, C.int(worker), C.uint32_t(batch), C.uint64_t(serial),
 		(*C.struct_sl_cuda_piece)(unsafe.Pointer(unsafe.SliceData(pieces))),
 		C.size_t(len(pieces)), (*C.uint64_t)(unsafe.SliceData(events)), C.size_t(len(events)))
-	if rc == 0 {
-		return nil
-	}
 	return Status("copy", int32(rc))
 }
 
@@ -208,9 +160,6 @@ func (m *Mover) SubmitRun(worker, batch int, serial uint64, r *Run, events []uin
 	rc := C.sl_cuda_submit_run(m.c, C.int(worker), C.uint32_t(batch), C.uint64_t(serial),
 		(*C.struct_sl_cuda_run)(unsafe.Pointer(r)),
 		(*C.uint64_t)(unsafe.SliceData(events)), C.size_t(len(events)))
-	if rc == 0 {
-		return nil
-	}
 	return Status("launch kernel", int32(rc))
 }
 
@@ -224,9 +173,6 @@ func (m *Mover) SubmitEntries(batch int, serial uint64, e *Entries) error {
 		C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(e.Host)))), C.uint64_t(len(e.Host)),
 		C.uint64_t(e.Base), C.uint64_t(e.Stride), C.uint64_t(e.Entry), indexPtr(e.List),
 		C.size_t(e.Count), C.uint64_t(e.Dense), up)
-	if rc == 0 {
-		return nil
-	}
 	return Status("gather", int32(rc))
 }
 
@@ -250,14 +196,8 @@ func (m *Mover) Follow(batch int, stream uint64) error {
 // Came reports whether what a CUevent of the program had recorded is over. One that was recorded on
 // a stream which is captured is an Error.
 func (m *Mover) Came(event uint64) (bool, error) {
-	return over("ask for event", C.sl_cuda_over(m.c.context, nil, C.uint64_t(event)))
-}
-
-func over(call string, rc C.int) (bool, error) {
-	if rc == C.CUDA_ERROR_NOT_READY {
-		return false, nil
-	}
-	return rc == 0, result(call, rc)
+	rc := C.sl_cuda_over(m.c.context, nil, C.uint64_t(event))
+	return rc == 0, result("ask for event", unlessNotReady(rc))
 }
 
 // Pending reports whether there are ends to poll. It does not cross into C.

@@ -6,13 +6,38 @@ package cuda
 
 import "github.com/sluicehq/sluice/csrc/ring"
 
+// Without cgo every function here answers the *driver.UnavailableError of Load. So there is no
+// value of the types, and their methods, which the interfaces only name, are never called.
+
 func loadLibrary(string) (reason, fix string) {
 	return "this program was built without cgo", "build it with CGO_ENABLED=1 and gcc"
 }
 
-// Device is a device. Without cgo there is no value of it, nor of the other types here, and their
-// methods are never called.
-type Device struct{ device }
+// The types.
+type (
+	// Device is a device with a stream.
+	Device struct{ device }
+	// Mover moves batches on the streams of a device.
+	Mover struct{ mover }
+	// Ends is where movers say which batches have ended.
+	Ends struct{ ends }
+	// Block is memory of a device.
+	Block struct {
+		At, Len uint64
+		block
+	}
+)
+
+// The functions.
+
+func Open(int) (*Device, error)                           { return nil, Load("") }
+func OpenMover(int, *Ends, int, int, int) (*Mover, error) { return nil, Load("") }
+func NewEnds(int, int, int) (*Ends, error)                { return nil, Load("") }
+func NewBlock(int, uint64) (*Block, error)                { return nil, Load("") }
+func ImportBlock(int, int, uint64) (*Block, error)        { return nil, Load("") }
+func Devices() (int, error)                               { return 0, Load("") }
+func UUID(int) ([16]byte, error)                          { return [16]byte{}, Load("") }
+func Status(string, int32) error                          { return Load("") }
 
 type device interface {
 	Facts() Facts
@@ -24,52 +49,12 @@ type device interface {
 	Unpin([]byte) error
 	Write(to uint64, from []byte) error
 	Read(to []byte, from uint64) error
-	Moves() Moves
+	Copy(dst, src, n uint64) error
 	Launch(l *Launch, tally []byte) error
-	OpenCopier() (*Copier, error)
+	Await(event uintptr) error
+	Over() (bool, error)
 	Sync() error
-	Capture(l *Launch) (*Graph, error)
 }
-
-// Open answers a *driver.UnavailableError, as do all functions here.
-func Open(int) (*Device, error) { return nil, Load("") }
-
-// Copier copies on a device's stream.
-type Copier struct{ copier }
-
-type copier interface {
-	Close()
-	Copy(dst, src, n []uint64) error
-	Sync() error
-	Mark(int) error
-	Await(int) error
-}
-
-// Graph is a launch that is replayed.
-type Graph struct{ graph }
-
-type graph interface {
-	Replay() error
-	Close()
-}
-
-// Ends is where movers say which batches have ended.
-type Ends struct{ ends }
-
-type ends interface {
-	Poll([]ring.Done) int
-	Pending() bool
-	Arm() bool
-	Disarm() bool
-	Heed(int)
-	Close()
-}
-
-// NewEnds is one of the functions.
-func NewEnds(int, int, int) (*Ends, error) { return nil, Load("") }
-
-// Mover is a device.
-type Mover struct{ mover }
 
 type mover interface {
 	Close()
@@ -91,32 +76,13 @@ type mover interface {
 	Displace(Place)
 }
 
-// OpenMover is one of the functions.
-func OpenMover(int, *Ends, int, int, int) (*Mover, error) { return nil, Load("") }
-
-// Place is pinned memory with device memory beside it.
-type Place struct {
-	Host []byte
-	At   uint64
-}
-
-// Stream is a stream of the program's own.
-type Stream struct{ stream }
-
-type stream interface {
-	Await(event uintptr) error
-	Over() (bool, error)
-	Close() error
-}
-
-// OpenStream is one of the functions.
-func OpenStream(int) (*Stream, error) { return nil, Load("") }
-
-// Block is memory of a device.
-type Block struct {
-	At, Len uint64
-	Maps    bool
-	block
+type ends interface {
+	Poll([]ring.Done) int
+	Pending() bool
+	Arm() bool
+	Disarm() bool
+	Heed(int)
+	Close()
 }
 
 type block interface {
@@ -126,18 +92,3 @@ type block interface {
 	Renew() error
 	Mapped() uint64
 }
-
-// NewBlock is one of the functions.
-func NewBlock(int, uint64) (*Block, error) { return nil, Load("") }
-
-// ImportBlock is one of the functions.
-func ImportBlock(int, int, uint64) (*Block, error) { return nil, Load("") }
-
-// Devices is one of the functions.
-func Devices() (int, error) { return 0, Load("") }
-
-// UUID is one of the functions.
-func UUID(int) ([16]byte, error) { return [16]byte{}, Load("") }
-
-// Status is never called: nothing ends.
-func Status(string, int32) error { return Load("") }

@@ -24,7 +24,7 @@ extern struct sl_cufile_api sl_cufile;
 
 /*
  * Opens the library and its driver: all of it or nothing. log, if not empty, is where it writes
- * what it has to say, unless the environment says otherwise. After sl_cuda_mover_load, since it
+ * what it has to say, unless the environment says otherwise. After sl_cuda_load, since it
  * looks for devices at once. -ENOENT: dlopen failed; -ENOSYS: a function is missing; -ENODEV:
  * cuFileDriverOpen failed. why is then the reason in words.
  */

@@ -43,7 +43,7 @@ const (
 )
 
 // before says whether cuInit has succeeded.
-func before() error { return cuda.LoadMover() }
+func before() error { return cuda.Loaded() }
 
 // loadLibrary opens the library and returns "", or why not and what to do.
 // Implements: int sl_cufile_load(const char *path, const char *log, char *why, size_t size)

@@ -201,4 +201,3 @@ CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute what, int v)
 static void quiet(void);
 #include "standin_memory.h"
 #include "standin_streams.h"
-#include "standin_graphs.h"

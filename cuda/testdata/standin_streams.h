@@ -14,8 +14,7 @@ struct CUevent_st {
 	int captured;
 };
 
-enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_UNMATCHED = 903, CAPTURED_EVENT = 907,
-       NOT_SUPPORTED = 801 };
+enum { CAPTURE_UNSUPPORTED = 900, CAPTURED_EVENT = 907 };
 
 struct operation {
 	struct operation *next;
@@ -34,7 +33,6 @@ struct operation {
 struct CUstream_st {
 	struct operation *first, *last;
 	int busy;
-	struct CUgraph_st *capture; /* NULL: nothing is captured */
 	int device;
 	int waited; /* for an event, which may be one of a stream that is captured */
 	pthread_t thread;
@@ -153,8 +151,6 @@ static void push(struct CUstream_st *s, struct operation o)
 	pthread_cond_broadcast(&moved);
 }
 
-static CUresult record(struct CUgraph_st *g, const struct operation *o);
-
 /* Of what waits for an event while the program's streams are captured, until that ends. */
 enum { CAPTURED_STREAMS = 3 };
 
@@ -169,8 +165,6 @@ static CUresult enqueue(struct CUstream_st *s, struct operation o)
 		return INVALID_VALUE;
 	if (joined(s) && o.kind != STOP)
 		return 0; /* it is recorded, and does not run */
-	if (s->capture)
-		return record(s->capture, &o);
 	pthread_mutex_lock(&works);
 	push(s, o);
 	pthread_mutex_unlock(&works);
@@ -238,7 +232,7 @@ CUresult cuStreamSynchronize(CUstream s)
 	CONTEXT();
 	if (forbidden())
 		return CAPTURE_UNSUPPORTED;
-	if (!s || s->capture || joined(s))
+	if (!s || joined(s))
 		return s ? CAPTURE_UNSUPPORTED : INVALID_VALUE;
 	pthread_mutex_lock(&works);
 	while (s->first || s->busy)
@@ -252,7 +246,7 @@ CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *status)
 	CONTEXT();
 	if (!s)
 		return INVALID_VALUE;
-	*status = s->capture || joined(s);
+	*status = joined(s);
 	return 0;
 }
 
@@ -326,7 +320,7 @@ CUresult cuStreamQuery(CUstream s)
 	int over;
 
 	CONTEXT();
-	if (forbidden() || s->capture || joined(s))
+	if (forbidden() || joined(s))
 		return CAPTURE_UNSUPPORTED;
 	pthread_mutex_lock(&works);
 	over = !s->first && !s->busy;

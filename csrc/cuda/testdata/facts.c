@@ -15,9 +15,7 @@
 	_Static_assert(__builtin_types_compatible_p(__typeof__(&name), CUresult(CUDAAPI *) args), \
 		       #name " has another prototype");
 SL_CUDA_CALLS(SAME)
-SL_CUDA_MOVER_CALLS(SAME)
 SL_CUDA_OPTIONAL_CALLS(SAME)
-SL_CUDA_GRAPH_CALLS(SAME)
 #endif
 
 #define VALUE(v) printf("%s = %lld\n", #v, (long long)(v));
@@ -55,7 +53,6 @@ int main(void)
 	OFFSET(CUmemAllocationProp, location)
 	OFFSET(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable)
 	OFFSET(CUmemAccessDesc, flags)
-	VALUE(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) SIZE(CUgraph) SIZE(CUgraphExec)
 	SIZE(CUstreamCaptureMode) SIZE(CUstreamCaptureStatus)
 	VALUE(CUDA_ERROR_CAPTURED_EVENT) VALUE(CU_STREAM_CAPTURE_STATUS_NONE)
 	return 0;

@@ -18,10 +18,10 @@ const tallyRoom = (cuda.TallyBytes + 15) / 16 * 16
 // checkPattern chooses what moves a pattern: a kernel, a processor with one copy, or
 // the copy engine with one for each run of bytes.
 func (j *job) checkPattern(op driver.Op, p *driver.Pattern, s *scratch) error {
-	if err := j.look(op, p.LocalKey, p.RemoteKey); err != nil {
+	if err := j.enter(op, p.LocalKey, p.RemoteKey); err != nil {
 		return err
 	}
-	v := &j.views[0]
+	v := &j.pairs[0]
 	if err := p.Check(v.local.seg.Len, v.remote.m.seg.Len); err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func (j *job) checkPattern(op driver.Op, p *driver.Pattern, s *scratch) error {
 
 // eachRun calls f for each run of a pattern, with the number of its entry. Each is checked: a
 // list may have changed since Pattern.Check.
-func (v *view) eachRun(p *driver.Pattern, s *scratch, f func(i int, d *driver.Desc) error) error {
+func (v *pair) eachRun(p *driver.Pattern, s *scratch, f func(i int, d *driver.Desc) error) error {
 	for i := range p.Count {
 		s.runs = p.AppendDescs(s.runs[:0], i)
 		for k := range s.runs {
@@ -69,7 +69,7 @@ func (v *view) eachRun(p *driver.Pattern, s *scratch, f func(i int, d *driver.De
 }
 
 // kernelWhy says why the gather kernel cannot take a pattern; empty: it can.
-func (v *view) kernelWhy(b *Backend, p *driver.Pattern) string {
+func (v *pair) kernelWhy(b *Backend, p *driver.Pattern) string {
 	l, r := v.local, v.remote.m
 	plain := p.Plain()
 	switch {
@@ -120,7 +120,7 @@ func reachOf(s *driver.Side, at, n, list uint64) cuda.Reach {
 func (m *memory) pinnedOrDevice() bool { return m.dev != nil || m.pin.pinned() }
 
 // byKernel fills in the launch, with lists in memory that the device reads from.
-func (j *job) byKernel(op driver.Op, v *view, p *driver.Pattern) error {
+func (j *job) byKernel(op driver.Op, v *pair, p *driver.Pattern) error {
 	place, err := j.dev.place()
 	if err != nil {
 		return err
@@ -192,7 +192,7 @@ func (m *memory) seenBy(d *device) (uint64, error) {
 
 // processor reports whether a processor can gather a pattern for one copy: host memory on the
 // one side, and entries one behind the other on a device on the other.
-func (v *view) processor(p *driver.Pattern) bool {
+func (v *pair) processor(p *driver.Pattern) bool {
 	if !p.Plain() || p.Run > stageHalf || v.way == gpu.Any || p.Count < 2 {
 		return false
 	}
@@ -202,7 +202,7 @@ func (v *view) processor(p *driver.Pattern) bool {
 	return v.remote.m.dev == nil && p.Local.List == nil && p.Local.Stride == p.Run
 }
 
-func (j *job) byProcessor(v *view, p *driver.Pattern) {
+func (j *job) byProcessor(v *pair, p *driver.Pattern) {
 	j.call = "gather by a processor"
 	g := &j.gather
 	*g = gpu.Entries{Entry: p.Run, Count: p.Count}
@@ -214,4 +214,55 @@ func (j *job) byProcessor(v *view, p *driver.Pattern) {
 			p.Remote.Stride, p.Remote.List, v.local.base+p.Local.Base
 	}
 	g.Up = v.way == gpu.Up
+}
+
+// Explain implements driver.Peer.
+func (p *peer) Explain(localKey, remoteKey uint32) string {
+	l, r := p.from.memories.At(localKey), p.remote(remoteKey)
+	if l == nil || r == nil {
+		return "no such memory"
+	}
+	if l.dev == nil && r.m.dev == nil {
+		return "from dram to dram: another backend does that"
+	}
+	d := p.from.deviceOf(l, r.m)
+	where := d.String()
+	if p.far != nil {
+		where += ", memory of another process mapped here"
+	}
+	return fmt.Sprintf("experimental: has met one card, an H100; %s; "+
+		"descriptors by the copy engine, %s; small entries %s",
+		where, pinning(l, r.m), p.from.entries(d, l, r.m))
+}
+
+// pinning says how the copy engine reaches host memory.
+func pinning(list ...*memory) string {
+	for _, m := range list {
+		switch {
+		case m.pin == nil:
+		case m.pin.pinned():
+			return "host memory pinned"
+		default:
+			return "host memory not pinned (" + m.pin.why + "), so that the driver copies " +
+				"it once more"
+		}
+	}
+	return "within devices"
+}
+
+// entries says what moves small entries.
+func (b *Backend) entries(d *device, l, r *memory) string {
+	v := pair{local: l, remote: &remote{m: r}, way: d.way(l, r)}
+	shape := driver.Pattern{Count: 2, Run: 16, Local: driver.Side{Stride: 16},
+		Remote: driver.Side{Stride: 16}}
+	switch why := v.kernelWhy(b, &shape); {
+	case why == "":
+		return fmt.Sprintf("by kernel (%v) within %d multiprocessors", d.kernels.Names(),
+			b.cfg.Budget.SMs)
+	case v.way == gpu.Any || l.dev != nil && r.dev != nil:
+		return "one by one, no kernel: " + why
+	default:
+		return "gathered by a processor where the device's side is dense, else one by one, " +
+			"no kernel: " + why
+	}
 }

@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-
-package cuda
-
-import "unsafe"
-
-// addressOf says where a memory begins; 0 for an empty one.
-func addressOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }
