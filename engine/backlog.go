@@ -8,21 +8,65 @@ import (
 	"sync/atomic"
 )
 
+// parkUntilProgress marks the transfer as waiting for one of its batches to end, or for the
+// fragment lock. It returns true if that has happened meanwhile: the caller must then go on
+// submitting.
+func (t *Transfer) parkUntilProgress(flying uint64, c *conn, locked bool) bool {
+	t.waitingForRoom.Store(true) // [rest]
+	again := t.state().has(stopped) || t.outstanding.Load() != flying ||
+		!locked && c.fragments.isHeldBy(t) // [look]
+	return again && t.waitingForRoom.CompareAndSwap(true, false)
+}
+
+// resume hands a transfer that parkUntilProgress has marked to the backlog of a connection. The
+// caller polls afterwards.
+func (t *Transfer) resume(c *conn) {
+	if t.waitingForRoom.CompareAndSwap(true, false) && !c.enqueue(t, false) { // [wake]
+		t.submit(nil) // it is stopped, so nothing is submitted
+	}
+}
+
+// takeOut makes the caller the submitter of a post that waits.
+// Preconditions: the post is pinned.
+func (t *Transfer) takeOut() bool {
+	if t.waitingForRoom.CompareAndSwap(true, false) {
+		return true
+	}
+	for _, c := range t.via() {
+		if c.remove(t) {
+			return true
+		}
+	}
+	return false
+}
+
+// lookAgain makes sure that a batch which was submitted out of the backlog of head is polled for:
+// it may be done already, and no wake-up comes for that. The lane of head looks again, any other is
+// woken.
+func (c *conn) lookAgain(head *conn) {
+	if c == head {
+		c.served.Store(true)
+		c.lane.wanted.Add(1)
+		return
+	}
+	c.lane.wakeProgress()
+}
+
 // backlog is the posts of a connection that wait for room, first come, first served. Its lock
 // is taken only where Submit has found no room, or where others wait already, and is never
 // held while Submit runs. A peer that takes nothing holds up no other.
 type backlog struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	queue []*Transfer
-	busy  bool // a goroutine submits for what was the first
+	busy  bool // a goroutine submits for the first post
 	again bool // there may be room since it looked
 
 	waiting atomic.Int64 // len(queue), and one more while busy
 }
 
-// wait puts a post into the backlog, whose submitter the caller is, and is not from then on.
-// It reports false when the post was stopped meanwhile, and is the caller's still.
-func (c *conn) wait(t *Transfer, first bool) bool {
+// enqueue hands the transfer to the backlog; the caller must not touch it afterwards, unless
+// enqueue reports false: the post was stopped meanwhile, and the caller is its submitter still.
+func (c *conn) enqueue(t *Transfer, first bool) bool {
 	c.mu.Lock()
 	at := len(c.queue)
 	if first {
@@ -31,7 +75,7 @@ func (c *conn) wait(t *Transfer, first bool) bool {
 	c.queue = slices.Insert(c.queue, at, t) // [queue]
 	c.recount()
 	c.mu.Unlock()
-	return !(t.look().has(stopped) && c.remove(t)) // [recheck]
+	return !(t.state().has(stopped) && c.remove(t)) // [recheck]
 }
 
 // remove takes a post out. It reports whether it was there.
@@ -48,47 +92,26 @@ func (c *conn) remove(t *Transfer) bool {
 }
 
 // drain lets the posts of a backlog submit, in order, until there is no room. One goroutine at
-// a time does it; another that comes meanwhile has it try once more.
+// a time does it; another that comes meanwhile has it try once more. The backlog is not empty until
+// the first post has submitted, so that no post that comes meanwhile overtakes it.
 func (c *conn) drain() {
-	for t := c.first(); t != nil; {
-		t = c.next(t.submit(c))
-	}
-}
-
-// first begins to drain and returns the first post, if there is one.
-func (c *conn) first() *Transfer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.busy {
 		c.again = true // [again]
-		return nil
+		return
 	}
-	return c.pop()
-}
-
-// next returns the post that is next, if there was room or may be now.
-func (c *conn) next(room bool) *Transfer {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !room && !c.again {
-		c.busy = false
-		c.recount()
-		return nil
-	}
-	return c.pop()
-}
-
-// pop takes the first post out. The backlog is not empty until that has submitted, so that no
-// post that comes meanwhile overtakes it.
-// Preconditions: c.mu is held.
-func (c *conn) pop() (t *Transfer) {
-	c.again = false
-	if c.busy = len(c.queue) > 0; c.busy {
-		t = c.queue[0] // [take]
+	for room := true; (room || c.again) && len(c.queue) > 0; {
+		t := c.queue[0] // [take]
 		c.queue = slices.Delete(c.queue, 0, 1)
+		c.again, c.busy = false, true
+		c.recount()
+		c.mu.Unlock()
+		room = t.submit(c)
+		c.mu.Lock()
 	}
+	c.again, c.busy = false, false
 	c.recount()
-	return t
 }
 
 // recount keeps waiting, and the lane's list, as they have to be.
@@ -162,4 +185,48 @@ func (l *backlogs) putLast(c *conn) {
 		copy(l.blocked[i:], l.blocked[i+1:])
 		l.blocked[len(l.blocked)-1] = c
 	}
+}
+
+// A fragmentLock lets one transfer at a time send a fragmented notification over a connection.
+type fragmentLock struct {
+	mu      sync.Mutex // guards the fields below
+	owner   *Transfer
+	waiting []*Transfer
+}
+
+// tryLock reports whether t has the lock. Otherwise t is queued for it.
+func (l *fragmentLock) tryLock(t *Transfer) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.owner == nil {
+		l.owner = t
+	}
+	if l.owner != t && !slices.Contains(l.waiting, t) {
+		l.waiting = append(l.waiting, t)
+	}
+	return l.owner == t
+}
+
+// isHeldBy reports whether t has been given the lock.
+func (l *fragmentLock) isHeldBy(t *Transfer) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.owner == t
+}
+
+// unlock gives up the lock of t, or its place in the queue, and returns the transfer that has got
+// the lock.
+func (l *fragmentLock) unlock(t *Transfer) (next *Transfer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting = slices.DeleteFunc(l.waiting, func(other *Transfer) bool { return other == t })
+	if l.owner != t {
+		return nil
+	}
+	l.owner = nil
+	if len(l.waiting) > 0 {
+		l.owner = l.waiting[0]
+		l.waiting = slices.Delete(l.waiting, 0, 1)
+	}
+	return l.owner
 }

@@ -157,23 +157,18 @@ func TestWindowWithoutAToken(t *testing.T) {
 	until(t, "b has its memory back", func() bool { return b.e.stager.used.Load() == 0 })
 }
 
-// oneWay is mem that reaches no other backend.
-type oneWay struct{ *mem.Backend }
-
-func (b oneWay) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
-	if string(addr) != string(b.Addr()) {
-		return nil, driver.ErrPeerLost
-	}
-	return b.Backend.Connect(ctx, addr)
-}
-
 // TestAnswersNeedNoWayBack has an owner that cannot connect to the peer: chains work
 // all the same, with one place for peers.
 func TestAnswersNeedNoWayBack(t *testing.T) {
-	inner, err := mem.New(mem.Config{})
-	require.NoError(t, err)
 	a := newHost(t, "a")
-	b := newHostOver(t, oneWay{inner}, "b", func(c *Config) { c.PeersMax = 1 })
+	wire := rigged(t, mem.Config{}, rig{})
+	wire.onConnect = func(addr []byte) error {
+		if string(addr) != string(wire.Addr()) {
+			return driver.ErrPeerLost
+		}
+		return nil
+	}
+	b := newHostOver(t, wire, "b", func(c *Config) { c.PeersMax = 1 })
 	p := connect(t, a.e, b.e)
 	chain := transfer(t, p, Write)
 	check(t, chain.Add(a.hbm, 0, remote(t, p, "hbm"), 0, hostBytes))

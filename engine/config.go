@@ -75,12 +75,6 @@ type Config struct {
 	NotifyMax      int // bytes of a notification, sent or received; default 16 MiB
 	HandshakesMax  int // exchanges of Serve at a time, of one host half; default 64
 
-	// Tell returns the regions, by the names that they are to have there, of which an engine
-	// learns that meets this one by Serve or Dial, in place of all that Describe tells of. peer
-	// is the common name of the certificate that it has shown; "": it has shown none. Tell is
-	// called by the goroutine of each exchange, and should return soon.
-	Tell func(peer string) map[string]*Region
-
 	// OnPeer is called once for each peer that came through Serve, from a
 	// goroutine of its own, after this engine has connected back. The engine does
 	// not wait for it. The peer takes a place of PeersMax until it is closed: do

@@ -3,9 +3,16 @@
 package engine
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
 // sweeper ends transfers that are past their deadline, in three stages, each
@@ -72,12 +79,12 @@ func (s *sweeper) sweep() {
 	now := s.e.now()
 	for i := range s.e.slots.live {
 		t := s.e.slots.live[i].Load()
-		if t == nil || t.look().phase() != posted || !t.isLate(now) {
+		if t == nil || t.state().phase() != posted || !t.isLate(now) {
 			continue
 		}
-		if generation, ok := t.holdPost(); ok {
+		if generation, ok := t.pin(); ok {
 			s.expire(t, generation, now)
-			t.letGo()
+			t.unpin()
 		}
 	}
 	if s.e.slots.posted() > 0 {
@@ -94,7 +101,7 @@ func (t *Transfer) isLate(now time.Duration) bool { return now >= time.Duration(
 
 // expire takes the next step, if the transfer is still late now that it is held.
 func (s *sweeper) expire(t *Transfer, generation uint64, now time.Duration) {
-	w := t.look() // before the deadline: cancel sets that first
+	w := t.state() // before the deadline: cancel sets that first
 	if !t.isLate(now) {
 		return
 	}
@@ -124,11 +131,11 @@ func (t *Transfer) isReaped() bool {
 }
 
 // cancel sets when the connection is closed, if no other goroutine has, and then says that the
-// post is cancelled: what sees that sees no deadline of before.
+// post is cancelled: a goroutine that sees the flag sees the new deadline, too.
 func (t *Transfer) cancel(generation uint64, until time.Duration) bool {
 	for {
 		was := t.deadline.Load()
-		if t.look().has(cancelled) {
+		if t.state().has(cancelled) {
 			return false
 		}
 		if t.deadline.CompareAndSwap(was, int64(until)) {
@@ -138,13 +145,13 @@ func (t *Transfer) cancel(generation uint64, until time.Duration) bool {
 	if !t.advance(generation, cancelled) {
 		return false
 	}
-	if now := t.deadline.Load(); now != int64(until) && !t.look().has(severed) {
+	if now := t.deadline.Load(); now != int64(until) && !t.state().has(severed) {
 		t.deadline.CompareAndSwap(now, int64(until)) // a batch that ended gave it more time
 	}
 	return true
 }
 
-// closeMax is after what time a backend's Close is taken for one that never returns.
+// closeMax is the time after which a backend's Close is taken for one that never returns.
 const closeMax = time.Minute
 
 // severAll closes the connections of a post. The time after which the transfer is given up
@@ -158,11 +165,11 @@ func (t *Transfer) severAll(generation uint64) {
 			if left.Add(-1) > 0 {
 				return
 			}
-			if now, ok := t.holdPost(); ok {
+			if now, ok := t.pin(); ok {
 				if now == generation {
 					t.deadline.Store(int64(t.e.now() + t.e.cfg.AbortGrace))
 				}
-				t.letGo()
+				t.unpin()
 			}
 		})
 	}
@@ -177,4 +184,154 @@ func (t *Transfer) abandon(generation uint64) {
 	t.e.givenUp.list(t, generation)
 	t.fail(generation, ErrTimeout)
 	t.settle(generation, unproven|short)
+}
+
+// Abort ends the transfer and returns nil when its outcome is known and final:
+// then no byte of it lands any more, on either side, and Err says how it ended
+// (ErrAborted, or whatever came first, which may be success). What lands a write over tcp or
+// ucx is the owner: one that stands still may finish the copy that it was in (see
+// docs/promises.md), and its own Revoke waits for that. A backend that cannot prove this
+// within Config.AbortGrace loses its connection to the peer, which proves it, but over rdma, where
+// Abort returns ErrUnproven when the peer does not answer; Abort of a backend that breaks even
+// that promise returns an error. When ctx ends first, Abort returns its error,
+// nothing is proved yet, and Abort may be called again.
+func (t *Transfer) Abort(ctx context.Context) error {
+	return t.abort(ctx, t.state().generation())
+}
+
+// abort ends the post of a generation, and no other: another goroutine may post anew as soon
+// as that one has ended.
+func (t *Transfer) abort(ctx context.Context, generation uint64) error {
+	if t.stop(generation, ErrAborted) {
+		if err := t.park(ctx, generation); err != nil && t.isPost(generation) {
+			return err
+		}
+	}
+	switch w := t.state(); {
+	case w.has(unproven):
+		return &OpError{Op: "abort", Peer: t.p.name, Err: errNotEnded}
+	case t.lastUnanswered.Load() >= max(generation, 1):
+		return &OpError{Op: "abort", Peer: t.p.name, Err: errNotAnswered}
+	}
+	return nil
+}
+
+var (
+	errNotEnded = fmt.Errorf("the backend neither ended the transfer nor closed its connection: "+
+		"do not reuse the memory: %w", ErrTimeout)
+	errNotAnswered = fmt.Errorf("memory here is free, but the peer may still place what it "+
+		"has in hand, "+
+		"until it revokes or ends: %w", driver.ErrUnproven)
+)
+
+// stop is abort without the wait. It reports whether there was something to end.
+func (t *Transfer) stop(generation uint64, why error) bool {
+	held, ok := t.pin()
+	if !ok {
+		return t.isPost(generation)
+	}
+	defer t.unpin()
+	if held != generation {
+		return false
+	}
+	if t.cancel(generation, t.e.now()+t.e.cfg.AbortGrace) {
+		t.e.sweeper.watch()
+	}
+	t.interrupt(generation, why)
+	return true
+}
+
+// interrupt stops a post: it cancels the batches that backends have, and leaves the others out.
+// Preconditions: the post is pinned.
+func (t *Transfer) interrupt(generation uint64, why error) {
+	t.fail(generation, why)
+	if !t.mark(generation, stopped) {
+		return // its outcome is fixed
+	}
+	bits := t.outstanding.Load()
+	for _, c := range t.via() {
+		for bit := range batchesInFlight {
+			if bits&(1<<bit) != 0 {
+				c.p.Cancel(tag(t.slot, generation, bit))
+			}
+		}
+	}
+	if t.takeOut() {
+		t.submit(nil) // leaves out the batches that were not submitted
+	}
+	t.poll()
+}
+
+// completionError returns the outcome of a transfer of which a backend has ended a batch with err.
+func (t *Transfer) completionError(l *lane, err error) error {
+	if err == driver.ErrAborted {
+		return ErrAborted // by us: no news about backend and peer
+	}
+	return t.backendError(t.p.conns[l.index], err)
+}
+
+// backendError returns the outcome of a transfer that Submit has refused.
+func (t *Transfer) backendError(c *conn, err error) error {
+	return &OpError{Op: t.op.String(), Backend: c.lane.caps.Name, Peer: t.p.name,
+		Err: t.p.reason(c, err)}
+}
+
+// reason is why a call of a connection failed: that the engine closes one that was lost is its own
+// affair.
+func (p *Peer) reason(c *conn, err error) error {
+	if errors.Is(err, driver.ErrClosed) && c.isLost() && !p.ending.Load() {
+		return ErrPeerLost
+	}
+	return err
+}
+
+// givenUp lists the batches that backends still have of transfers that were given up: their bytes
+// may land until the batch ends after all.
+type givenUp struct {
+	count atomic.Int64 // of tags; 0 lets a completion pass without the lock
+
+	mu   sync.Mutex // guards the fields below
+	tags map[uint64]struct{}
+}
+
+// list adds the outstanding batches of a post. A batch that ends beside it is listed, and forgotten
+// by the goroutine that clears its bit, or here. Those of a chain are left out: its hops are posts
+// themselves.
+func (g *givenUp) list(t *Transfer, generation uint64) {
+	if !slices.ContainsFunc(t.via(), func(c *conn) bool { return c.lane != t.e.stager.lane }) {
+		return
+	}
+	listed := t.outstanding.Load()
+	g.mu.Lock()
+	if g.tags == nil {
+		g.tags = map[uint64]struct{}{}
+	}
+	for left := listed; left != 0; left &= left - 1 {
+		g.tags[tag(t.slot, generation, bits.TrailingZeros64(left))] = struct{}{}
+	}
+	g.count.Store(int64(len(g.tags)))
+	g.mu.Unlock()
+	for ended := listed &^ t.outstanding.Load(); ended != 0; ended &= ended - 1 {
+		g.ended(tag(t.slot, generation, bits.TrailingZeros64(ended)))
+	}
+}
+
+// ended forgets a batch. It must be called after its bit was cleared.
+func (g *givenUp) ended(tag uint64) {
+	if g.count.Load() == 0 {
+		return
+	}
+	g.mu.Lock()
+	delete(g.tags, tag)
+	g.count.Store(int64(len(g.tags)))
+	g.mu.Unlock()
+}
+
+// proof is an error as long as there are any.
+func (g *givenUp) proof() error {
+	if n := g.count.Load(); n > 0 {
+		return fmt.Errorf("backends have %d batches in hand that were given up: do not reuse "+
+			"their memory: %w", n, driver.ErrUnproven)
+	}
+	return nil
 }

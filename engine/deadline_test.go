@@ -149,14 +149,14 @@ func progressIsGivenTime(t *testing.T) {
 	}, limit, time.Millisecond)
 	require.False(t, tr.Done())
 
-	generation, ok := tr.holdPost()
+	generation, ok := tr.pin()
 	require.True(t, ok)
 	late := time.Duration(tr.deadline.Load())
 	p.e.sweeper.expire(tr, generation, late)
 	ending := tr.deadline.Load()
 	require.Equal(t, int64(late+p.e.cfg.AbortGrace), ending)
-	tr.progress(generation)
-	tr.letGo()
+	tr.extendDeadline(generation)
+	tr.unpin()
 	require.LessOrEqual(t, tr.deadline.Load(), ending)
 	for f.finishOne(driver.ErrAborted) {
 	}

@@ -5,8 +5,6 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"maps"
-	"net"
 	"slices"
 	"strings"
 
@@ -24,31 +22,6 @@ func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
 	}
 	regions = e.visible()
 	return e.encode(e.describe(regions), regions, true)
-}
-
-// describeTo is Describe for the engine at the other end of an exchange: see Config.Tell.
-func (e *Engine) describeTo(conn net.Conn) ([]byte, error) {
-	if e.cfg.Tell == nil {
-		return e.Describe()
-	}
-	told := e.cfg.Tell(commonName(conn))
-	names := slices.Sorted(maps.Keys(told))
-	regions := make([]*Region, len(names))
-	for i, name := range names {
-		if regions[i] = told[name]; regions[i] == nil {
-			return nil, &OpError{Op: "describe region " + name, Err: fmt.Errorf("Config.Tell has "+
-				"none: %w", ErrBounds)}
-		}
-	}
-	d := e.describe(regions)
-	for i, name := range names {
-		if err := wire.CheckName(name); err != nil || name == "" {
-			return nil, &OpError{Op: "describe", Err: fmt.Errorf("Config.Tell: a region needs a "+
-				"name that can be shown: %w", errors.Join(ErrBounds, err))}
-		}
-		d.Regions[i].Name = name
-	}
-	return e.encode(d, regions, true)
 }
 
 // encode adds the tokens of regions to their description. Those that were closed since may be left
@@ -78,28 +51,10 @@ func (e *Engine) encode(d *wire.Description, regions []*Region, leaveOut bool) (
 	return b, nil
 }
 
-// list has visible tell of a region, too. A program that registers many names mostly does so in
-// order, and then nothing needs to be sorted later. A reader of the list sees no more than its old
-// end. Preconditions: e.mu is held.
-func (e *Engine) list(r *Region) {
-	n := len(e.sorted)
-	switch {
-	case r.private:
-	case e.sorted != nil && (n == 0 || e.sorted[n-1].name < r.name):
-		e.sorted = append(e.sorted, r)
-	default:
-		e.sorted = nil
-	}
-}
-
-// visible returns the regions that Describe tells of, by name. The list is shared, and is not
-// to be changed.
+// visible returns the regions that Describe tells of, by name.
 func (e *Engine) visible() []*Region {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.sorted != nil {
-		return e.sorted
-	}
 	list := make([]*Region, 0, len(e.regions))
 	for _, r := range e.regions {
 		if !r.private && r.mems != nil {
@@ -107,7 +62,6 @@ func (e *Engine) visible() []*Region {
 		}
 	}
 	slices.SortFunc(list, func(a, b *Region) int { return strings.Compare(a.name, b.name) })
-	e.sorted = list
 	return list
 }
 
@@ -132,7 +86,7 @@ type tokenRoom struct {
 	lanes int
 }
 
-// tokenGuess is what a token of most backends takes at most; longer ones cost an allocation.
+// tokenGuess is the size of most backends' tokens; a longer one costs an allocation.
 const tokenGuess = 32
 
 func newTokenRoom(regions, lanes int) *tokenRoom {

@@ -6,15 +6,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/allocs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // describes fails the test unless the engine tells of these regions, in order, and each can be
@@ -106,42 +111,6 @@ func readOnce(t *testing.T, p *Peer, src *Region) error {
 	return tr.Wait(context.Background())
 }
 
-// TestDescribeWhileOthersRegister: a list is never out of order and never with a hole, whoever
-// looks.
-func TestDescribeWhileOthersRegister(t *testing.T) {
-	e := open(t, "owner")
-	seg := register(t, e, "0", 4096).Segment()
-	var ended sync.WaitGroup
-	for w := range 4 {
-		ended.Go(func() {
-			for i := range 50 {
-				r, err := e.Register(fmt.Sprintf("%d.%03d", w, i), seg)
-				if err == nil && i%3 == 0 {
-					err = r.Close()
-				}
-				if err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	for range 100 {
-		list := e.visible()
-		if !slices.IsSortedFunc(list, func(a, b *Region) int {
-			return strings.Compare(a.name, b.name)
-		}) || slices.Contains(list, nil) {
-			t.Fatal("the list is out of order")
-		}
-		if _, err := e.Describe(); err != nil {
-			t.Error(err)
-		}
-	}
-	ended.Wait()
-	if n := len(e.visible()); n != 1+4*33 {
-		t.Errorf("%d regions, want %d", n, 1+4*33)
-	}
-}
-
 // TestDescribeAllocations: some for all, and none for each region.
 func TestDescribeAllocations(t *testing.T) {
 	e := open(t, "owner")
@@ -159,4 +128,244 @@ func TestDescribeAllocations(t *testing.T) {
 	}); n > 20 {
 		t.Errorf("%v allocations for 513 regions", n)
 	}
+}
+
+// TestConnectKeepsNothingOfTheDescription uses the buffer of a description again: a write goes to
+// the region that was described under its name.
+func TestConnectKeepsNothingOfTheDescription(t *testing.T) {
+	a, b := open(t, "a"), open(t, "b")
+	src := register(t, a, "src", 64)
+	fill(src.Bytes(), 5)
+	one, two := register(t, b, "one", 64), register(t, b, "two", 64)
+	describe := func(r *Region) []byte {
+		d, err := b.Describe(r)
+		require.NoError(t, err)
+		return d
+	}
+	buffer := describe(one)
+	p, err := a.Connect(within(t), buffer)
+	require.NoError(t, err)
+	other := describe(two)
+	copy(buffer, other[:min(len(other), len(buffer))])
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(src, 0, remote(t, p, "one"), 0, 64))
+	run(t, tr)
+	require.Equal(t, src.Bytes(), one.Bytes())
+	require.NotEqual(t, src.Bytes(), two.Bytes())
+	again := describe(two)
+	require.NoError(t, p.Refresh(again))
+	clear(again)
+	check(t, tr.Reset())
+	check(t, tr.Add(src, 0, remote(t, p, "two"), 0, 64))
+	run(t, tr)
+	require.Equal(t, src.Bytes(), two.Bytes())
+}
+
+func TestDescribeRegionOfAnotherEngine(t *testing.T) {
+	a, b := open(t, "a"), open(t, "b")
+	_, err := a.Describe(register(t, b, "r", 64))
+	require.ErrorIs(t, err, ErrBounds)
+}
+
+// TestImportsOfOldRegistrations registers a region anew many times: what was imported of the
+// old ones is dropped, once no transfer lists them.
+func TestImportsOfOldRegistrations(t *testing.T) {
+	e, other := open(t, "e"), open(t, "other")
+	src := register(t, e, "src", 4096)
+	mine := register(t, other, "mine", 4096)
+	self, err := e.Self()
+	require.NoError(t, err)
+	peer := connect(t, other, e)
+	held := transfer(t, self, Write)
+	var first *Remote
+	for i := range 200 {
+		r := register(t, e, "kv", 4096)
+		d, err := e.Describe()
+		require.NoError(t, err)
+		require.NoError(t, peer.Refresh(d))
+		for p, from := range map[*Peer]*Region{self: src, peer: mine} {
+			m := remote(t, p, "kv")
+			tr := transfer(t, p, Write)
+			check(t, tr.Add(from, 0, m, 0, 4096))
+			run(t, tr)
+			require.Less(t, tr.groups[0].descs[0].RemoteKey, uint32(16))
+			check(t, tr.Close())
+			if i == 0 && p == self {
+				first = m
+				check(t, held.Add(src, 0, m, 0, 1))
+			}
+		}
+		check(t, r.Close())
+	}
+	first.mu.Lock()
+	require.True(t, first.imports[0].known, "dropped though a transfer lists it")
+	first.mu.Unlock()
+	check(t, held.Close())
+	first.mu.Lock()
+	require.False(t, first.imports[0].known)
+	first.mu.Unlock()
+}
+
+// TestMeter measures a connection by the bytes of all transfers over the time in which any was
+// under way, and forgets.
+func TestMeter(t *testing.T) {
+	const declared = 1e9
+	var m meter
+	now := time.Duration(0)
+	for range rateSamplesMin { // one at a time: 1 MiB in 1 ms
+		m.enter(now)
+		now += time.Millisecond
+		m.leave(now, 1<<20, true)
+		now += time.Second
+	}
+	now -= time.Second
+	alone, measured := m.estimate(now, declared)
+	require.True(t, measured)
+	require.InEpsilon(t, float64(1<<20)*1000, alone, 0.001)
+	for range 4 { // 128 at once, a millisecond each, one behind the other
+		for range 128 {
+			m.enter(now)
+		}
+		for range 128 {
+			now += time.Millisecond
+			m.leave(now, 1<<20, true)
+		}
+	}
+	rate, _ := m.estimate(now, declared)
+	require.InEpsilon(t, alone, rate, 0.01, "a burst has changed the rate")
+	m.enter(now)
+	now += time.Minute
+	m.leave(now, 1<<20, false)
+	rate, _ = m.estimate(now, declared)
+	require.Less(t, rate, alone)
+	rate, _ = m.estimate(now+rateHalfLife, alone*100)
+	require.Greater(t, rate, 40*alone)
+	_, measured = m.estimate(now+time.Hour, declared)
+	require.False(t, measured)
+}
+
+// TestImportIsTriedAgain has an import that fails for a reason that passes.
+func TestImportIsTriedAgain(t *testing.T) {
+	for _, c := range []struct {
+		err   error
+		tries int
+	}{{ErrTimeout, 2}, {ErrFull, 2}, {ErrRevoked, 1}, {driver.ErrBadToken, 1}} {
+		tries := 0
+		f := &fake{}
+		f.onImport = func() error {
+			if tries++; tries == 1 {
+				return c.err
+			}
+			return nil
+		}
+		p, r, m := overFake(t, f, limit)
+		if err := transfer(t, p, Write).Add(r, 0, m, 0, 1); !errors.Is(err, c.err) {
+			t.Errorf("the first time: %v, want %v", err, c.err)
+		}
+		err := transfer(t, p, Write).Add(r, 0, m, 0, 1)
+		if tries != c.tries || (err == nil) != (tries == 2) {
+			t.Errorf("after %v: tried %d times, then %v", c.err, tries, err)
+		}
+	}
+}
+
+// TestImportOverALostConnection: that the engine closes such a connection is no reason to tell.
+func TestImportOverALostConnection(t *testing.T) {
+	f := &fake{}
+	p, r, _ := overFake(t, f, limit)
+	l, err := r.Lease(0, 8, LeaseOptions{})
+	require.NoError(t, err)
+	f.onImport = func() error {
+		for _, c := range p.conns {
+			if c == nil {
+				continue
+			}
+			if over, ok := c.p.(*fakePeer); ok {
+				over.lose()
+				<-c.gone
+			}
+		}
+		return driver.ErrClosed
+	}
+	_, err = p.Import(l.Token())
+	require.ErrorIs(t, err, ErrPeerLost)
+	require.NotErrorIs(t, err, ErrClosed)
+}
+
+// TestSelfIsRenewed has the connection to itself break.
+func TestSelfIsRenewed(t *testing.T) { virtual.Time(t, selfIsRenewed) }
+
+func selfIsRenewed(t *testing.T) {
+	f := &fake{manual: true}
+	p, r, m := overFake(t, f, 20*time.Millisecond)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 1)
+	check(t, tr.Post())
+	if err := tr.Wait(within(t)); !errors.Is(err, ErrTimeout) {
+		t.Errorf("got %v", err)
+	}
+	<-p.Lost()
+	q, err := p.e.Self()
+	check(t, err)
+	check(t, transfer(t, q, Write).Add(r, 0, remote(t, q, "r"), 0, 1))
+	if n := p.e.Stats().Peers; n != 1 {
+		t.Errorf("%d peers are known", n)
+	}
+	if names := q.Remotes(); len(names) != 1 || names[0] != "r" {
+		t.Errorf("the own regions are %q", names)
+	}
+}
+
+// TestSelfForgetsRegions that are closed: a program that registers one for each request keeps none
+// of them.
+func TestSelfForgetsRegions(t *testing.T) {
+	e := open(t, "e")
+	p, err := e.Self()
+	require.NoError(t, err)
+	dst := register(t, e, "dst", 64)
+	for i := range 10 {
+		r := register(t, e, fmt.Sprint("request ", i), 64)
+		tr := transfer(t, p, Read)
+		check(t, tr.Add(dst, 0, remote(t, p, r.Name()), 0, 64))
+		run(t, tr)
+		check(t, tr.Close())
+		check(t, r.Close())
+	}
+	require.Empty(t, p.remotes)
+}
+
+// TestFailedConnectsLeaveNothing of the chains that a peer would have had.
+func TestFailedConnectsLeaveNothing(t *testing.T) {
+	e := open(t, "e")
+	gone, err := wire.Encode(nil, &wire.Description{Engine: wire.ID{7}, Name: "gone",
+		Backends: []wire.Backend{{Name: "tcp", Addr: []byte("x")}}})
+	require.NoError(t, err)
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	const times = 50_000
+	before := heap()
+	for range times {
+		_, err := e.Connect(t.Context(), gone)
+		require.ErrorIs(t, err, ErrNoRoute)
+	}
+	require.Less(t, heap(), before+50*times, "bytes are kept for each")
+}
+
+// TestAnswersMakeNoSender: a hello that comes as an answer, by a connection of ours, begins no
+// sender, as no last word would end it.
+func TestAnswersMakeNoSender(t *testing.T) {
+	a, b := open(t, "a"), open(t, "b")
+	register(t, b, "r", 64)
+	p := connect(t, a, b)
+	l := a.lanes[0]
+	l.receiveMu.Lock()
+	defer l.receiveMu.Unlock()
+	_, forProgram := l.dispatch(&driver.Message{Conn: p.conns[0].p.Conn(), Data: b.hello(
+		exchange.Secret{})})
+	require.False(t, forProgram)
+	require.Empty(t, l.senders)
 }

@@ -122,6 +122,21 @@ func check(t testing.TB, err error) {
 	}
 }
 
+// put writes the first n bytes of a region.
+func put(p *Peer, r *Region, m *Remote, n uint64) error {
+	tr, err := p.e.NewTransfer(p, Write, Route{})
+	if err != nil {
+		return err
+	}
+	if err = tr.Add(r, 0, m, 0, n); err == nil {
+		err = tr.Post()
+	}
+	if err == nil {
+		err = tr.Wait(context.Background())
+	}
+	return errors.Join(err, tr.Close())
+}
+
 func transfer(t testing.TB, p *Peer, op Op) *Transfer {
 	t.Helper()
 	tr, err := p.e.NewTransfer(p, op, Route{})

@@ -125,11 +125,9 @@ func TestTimedFrozenPeer(t *testing.T) {
 	require.NoError(t, err)
 	kv, err := p.Remote("kv")
 	require.NoError(t, err)
-	if _, err := kv.WriteAt([]byte("live"), 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, put(ctx, e, p, src, kv, 4))
 	require.NoError(t, freeze.Process(process))
-	if _, err := kv.WriteAt([]byte("frozen"), 0); err != nil {
+	if err := put(ctx, e, p, src, kv, 6); err != nil {
 		t.Errorf("a write that needs no hand of the peer: %v", err)
 	}
 	stuck := fillUp(t, e, p)
@@ -138,7 +136,7 @@ func TestTimedFrozenPeer(t *testing.T) {
 	require.NoError(t, err)
 	own, err := self.Remote("src")
 	require.NoError(t, err)
-	if _, err := own.WriteAt([]byte("x"), 100); err != nil {
+	if err := put(ctx, e, self, src, own, 1); err != nil {
 		t.Errorf("a write to somebody else: %v", err)
 	}
 	outOfTime := fillUp(t, hasty, late)
@@ -165,6 +163,22 @@ func TestTimedFrozenPeer(t *testing.T) {
 			t.Errorf("a message after the ring was full: %v", err)
 		}
 	}
+}
+
+// put writes the first n bytes of a region.
+func put(ctx context.Context, e *engine.Engine, p *engine.Peer, r *engine.Region, m *engine.Remote,
+	n uint64) error {
+	tr, err := e.NewTransfer(p, engine.Write, engine.Route{})
+	if err != nil {
+		return err
+	}
+	if err = tr.Add(r, 0, m, 0, n); err == nil {
+		err = tr.Post()
+	}
+	if err == nil {
+		err = tr.Wait(ctx)
+	}
+	return errors.Join(err, tr.Close())
 }
 
 // openPrefill opens an engine whose transfers have so long, and their ends as long as a test takes.

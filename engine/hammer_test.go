@@ -42,7 +42,7 @@ func TestHammer(t *testing.T) {
 			LeaseOptions{TTL: time.Duration(1+rng.IntN(3)) * time.Millisecond})
 		check(t, err)
 		if m, err := p.Import(l.Token()); err == nil {
-			_, _ = m.WriteAt([]byte("leased"), 0)
+			_ = put(p, src, m, 6)
 			check(t, m.Close())
 		}
 		check(t, l.Revoke(context.Background()))
@@ -54,7 +54,7 @@ func TestHammer(t *testing.T) {
 	})
 	run(func(i int, _ *rand.Rand) {
 		q := connect(t, a, b)
-		_, _ = remote(t, q, "dst").WriteAt([]byte("x"), 0)
+		_ = put(q, src, remote(t, q, "dst"), 1)
 		check(t, q.Close())
 		_ = a.Stats()
 	})

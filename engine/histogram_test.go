@@ -31,10 +31,12 @@ func TestHistogram(t *testing.T) {
 	e, other := alone("alone"), alone("other")
 	defer e.Close()
 	defer other.Close()
-	m, err := e.Alloc(1<<16, engine.AllocOptions{Purpose: "test"})
+	m, err := engine.Alloc(1<<16, engine.AllocOptions{Purpose: "test"})
 	require.NoError(t, err)
 	defer m.Close()
 	kv, err := e.Register("kv", m.Segment())
+	require.NoError(t, err)
+	own, err := other.Register("own", m.Segment())
 	require.NoError(t, err)
 	d, err := e.Describe(kv)
 	require.NoError(t, err)
@@ -45,8 +47,7 @@ func TestHistogram(t *testing.T) {
 	var took []time.Duration
 	for range 101 {
 		start := time.Now()
-		_, err := r.WriteAt(make([]byte, 1000), 0)
-		require.NoError(t, err)
+		require.NoError(t, put(t.Context(), other, p, own, r, 1000))
 		took = append(took, time.Since(start))
 	}
 	slices.Sort(took)

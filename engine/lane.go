@@ -30,7 +30,7 @@ type lane struct {
 	received   atomic.Uint64      // calls of receive
 	delivering bool               // guarded by receiveMu: a goroutine waits for room in the inbox
 	ends
-	answering
+	answers answers
 
 	spins   atomic.Uint64
 	parked  atomic.Int64
@@ -58,7 +58,7 @@ func newLane(e *Engine, index int, b driver.Backend) (*lane, error) {
 	return l, nil
 }
 
-// messageMin is what a backend that carries messages must have room for: a hello.
+// messageMin is the longest hello: a backend that carries messages must have room for it.
 const messageMin = 512
 
 // notifies reports whether peers of this backend send notifications.
@@ -72,7 +72,7 @@ func (l *lane) close() {
 	if l.wake != nil {
 		_ = l.wake.Close()
 	}
-	l.kickNow()
+	l.endNap()
 }
 
 // poll reaps all completions that are there. A completion that came to be before
@@ -179,23 +179,22 @@ func (l *lane) nap(timer *time.Timer) {
 func (l *lane) park() {
 	l.parked.Add(1)
 	if l.napping.Load() {
-		l.kickNow()
+		l.endNap()
 	}
 }
 
 func (l *lane) unpark() { l.parked.Add(-1) }
 
-// stir has the progress goroutine look, for a reason that the backend does not
-// know of.
-func (l *lane) stir() {
+// wakeProgress has the progress goroutine look, for a reason that the backend does not know of.
+func (l *lane) wakeProgress() {
 	l.wanted.Add(1)
 	if l.wake != nil {
 		_ = l.wake.Signal() // fails only when closed: then no goroutine sleeps
 	}
-	l.kickNow()
+	l.endNap()
 }
 
-func (l *lane) kickNow() {
+func (l *lane) endNap() {
 	select {
 	case l.kick <- struct{}{}:
 	default:

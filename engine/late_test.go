@@ -35,13 +35,13 @@ func TestOutcomeIsFinal(t *testing.T) {
 	tr := transfer(t, p, Write)
 	check(t, tr.Add(src, 0, m, 0, 100))
 	check(t, tr.Post())
-	generation, ok := tr.holdPost() // as Abort does
+	generation, ok := tr.pin() // as Abort does
 	require.True(t, ok)
 	f.finishOne(nil)
 	require.NoError(t, tr.Wait(within(t)))
 	tr.interrupt(generation, ErrAborted)
 	tr.abandon(generation) // nor does the sweeper
-	tr.letGo()
+	tr.unpin()
 	require.NoError(t, tr.Err())
 	require.NoError(t, tr.Abort(within(t)))
 	check(t, tr.Post())
@@ -57,7 +57,7 @@ func TestAbortEndsItsOwnPostAlone(t *testing.T) {
 	tr := transfer(t, p, Write)
 	check(t, tr.Add(src, 0, m, 0, 100))
 	check(t, tr.Post())
-	first := tr.look().generation() // as Abort reads it
+	first := tr.state().generation() // as Abort reads it
 	f.finishOne(nil)
 	require.NoError(t, tr.Wait(within(t)))
 	check(t, tr.Post())
@@ -74,7 +74,7 @@ func TestAbortOfAnUnansweredPost(t *testing.T) {
 	tr := transfer(t, p, Write)
 	check(t, tr.Add(src, 0, m, 0, 100))
 	check(t, tr.Post())
-	first := tr.look().generation()
+	first := tr.state().generation()
 	f.finishOne(ErrUnproven)
 	require.ErrorIs(t, tr.Wait(within(t)), ErrUnproven)
 	check(t, tr.Post())
@@ -103,10 +103,10 @@ func TestOutcomeIsFinalUnderAborts(t *testing.T) {
 	for i := range 3000 {
 		check(t, tr.Post())
 		for range i % 400 { // another moment each time
-			_ = tr.look()
+			_ = tr.state()
 		}
 		start <- struct{}{}
-		for tr.look().phase() != done {
+		for tr.state().phase() != done {
 		}
 		first := tr.Err()
 		<-ended
@@ -166,7 +166,7 @@ func TestChainAbortedOnTheWay(t *testing.T) {
 		<-came
 		aborted := make(chan error, 1)
 		go func() { aborted <- tr.Abort(within(t)) }()
-		until(t, "the abort is under way", func() bool { return tr.look().has(cancelled) })
+		until(t, "the abort is under way", func() bool { return tr.state().has(cancelled) })
 		goOn()
 		require.NoError(t, <-aborted)
 		require.ErrorIs(t, tr.Err(), ErrAborted)

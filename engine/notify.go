@@ -6,9 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // Notification is a message from a peer, delivered after the data that it came
@@ -63,7 +68,7 @@ func (l *lane) deliver() (found bool) {
 	for !l.delivering {
 		n, _ := l.b.Receive(l.messages[:])
 		for i := range n {
-			first, ok := l.take(&l.messages[i])
+			first, ok := l.dispatch(&l.messages[i])
 			if !ok {
 				continue
 			}
@@ -86,7 +91,7 @@ func (l *lane) deliverLater(first Notification, rest []driver.Message) {
 	l.delivering = true
 	notes := []Notification{first}
 	for i := range rest {
-		if n, ok := l.take(&rest[i]); ok {
+		if n, ok := l.dispatch(&rest[i]); ok {
 			notes = append(notes, n)
 		}
 	}
@@ -105,10 +110,6 @@ func (l *lane) deliverLater(first Notification, rest []driver.Message) {
 	}()
 }
 
-// notifyTransfersMax is how many Notify calls to one peer run at once. Their
-// transfers are made when first needed.
-const notifyTransfersMax = 4
-
 // MessageMax returns how many bytes a notification to the peer may have at most: the
 // smaller Config.NotifyMax of the two engines. 0: no backend that connects it carries any.
 func (p *Peer) MessageMax() int {
@@ -125,61 +126,15 @@ func (p *Peer) MessageMax() int {
 // back as by Transfer.Abort, which may cost the connection to a peer that does not answer: where
 // only the wait is to end, post a Transfer that has a message alone.
 func (p *Peer) Notify(ctx context.Context, msg []byte) error {
-	t, err := p.takeNotifier(ctx)
+	t, err := p.e.NewTransfer(p, Write, Route{})
 	if err != nil {
 		return err
 	}
-	defer func() { p.returnNotifier(t) }()
-	if t == nil {
-		if t, err = p.e.NewTransfer(p, Write, Route{}); err != nil {
-			return err
-		}
+	if err = t.Notify(msg); err == nil {
+		err = postOnce(ctx, t)
 	}
-	return notifyOnce(ctx, t, msg)
-}
-
-// takeNotifier returns a transfer for a message, nil for one that is to be made. It does not
-// wait where one is free, also when the context is over.
-func (p *Peer) takeNotifier(ctx context.Context) (*Transfer, error) {
-	select {
-	case <-p.lost:
-		return nil, &OpError{Op: "notify", Peer: p.name, Err: ErrPeerLost}
-	default:
-	}
-	select {
-	case t := <-p.notifiers:
-		return t, nil
-	default:
-	}
-	select {
-	case t := <-p.notifiers:
-		return t, nil
-	case <-p.lost:
-		return nil, &OpError{Op: "notify", Peer: p.name, Err: ErrPeerLost}
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-func (p *Peer) returnNotifier(t *Transfer) {
-	if t != nil && t.isUnproven() {
-		_ = t.Close()
-		t = nil // the next one is made anew
-	}
-	p.notifiers <- t
-	p.mu.Lock()
-	closed := p.closed
-	p.mu.Unlock()
-	if closed {
-		p.closeNotifiers() // Close did not find it
-	}
-}
-
-func notifyOnce(ctx context.Context, t *Transfer, msg []byte) error {
-	if err := t.Notify(msg); err != nil {
-		return err
-	}
-	return postOnce(ctx, t)
+	_ = t.Close() // of one that was given up its slot alone comes back
+	return err
 }
 
 // acceptedMax is how long a message that the backend has accepted is given to go, where the
@@ -207,4 +162,325 @@ func postOnce(ctx context.Context, t *Transfer) error {
 	}
 	_ = t.Reset()
 	return err
+}
+
+// Receive moves messages that are there into dst and returns how many. It never
+// blocks: it is for a goroutine that spins, and takes from the same stream as
+// Notifications. A goroutine parked on the channel meanwhile may learn of a
+// message up to a millisecond late.
+func (e *Engine) Receive(dst []Notification) (n int) {
+	for _, l := range e.lanes {
+		if !l.notifies() || n == len(dst) {
+			continue
+		}
+		l.spins.Add(1)
+		asked := l.received.Load()
+		if !l.receiveMu.TryLock() {
+			continue // the progress goroutine delivers right now
+		}
+		n += e.drain(dst[n:]) // messages in the channel are older
+		if !l.delivering && n < len(dst) {
+			got, _ := l.b.Receive(l.messages[:min(len(dst)-n, len(l.messages))])
+			for i := range got {
+				var ok bool
+				if dst[n], ok = l.dispatch(&l.messages[i]); ok {
+					n++
+				}
+			}
+		}
+		l.receiveMu.Unlock()
+		if l.received.Load() != asked {
+			l.receive() // for the goroutine that found the lock taken
+		}
+	}
+	return n
+}
+
+func (e *Engine) drain(dst []Notification) (n int) {
+	for n < len(dst) {
+		select {
+		case dst[n] = <-e.inbox:
+			n++
+		default:
+			return n
+		}
+	}
+	return n
+}
+
+// Next waits for the next message and returns it. While messages come soon it looks at the backends
+// itself, for at most nextSpins times Config.Spin, so that the answer of a quick peer costs no
+// wake-up; else it sleeps at once. A message that is there comes before the end of ctx. Next takes
+// from the same stream as Notifications. Any goroutine may call it.
+func (e *Engine) Next(ctx context.Context) (Notification, error) {
+	var one [1]Notification
+	if e.Receive(one[:]) > 0 {
+		return one[0], nil
+	}
+	select {
+	case n := <-e.inbox: // which another goroutine has filled just now
+		return n, nil
+	default:
+	}
+	if ctx.Err() != nil {
+		return Notification{}, ctx.Err()
+	}
+	begin := e.now()
+	defer func() { e.pace.add(e.now() - begin) }()
+	if e.spinForMessage(one[:]) {
+		return one[0], nil
+	}
+	return e.sleepForMessage(ctx)
+}
+
+func (e *Engine) sleepForMessage(ctx context.Context) (Notification, error) {
+	for _, l := range e.lanes {
+		l.park()
+		defer l.unpark()
+	}
+	select {
+	case n := <-e.inbox:
+		return n, nil
+	case <-ctx.Done():
+		return Notification{}, ctx.Err()
+	case <-e.life.Done():
+		return Notification{}, errNextClosed
+	}
+}
+
+var errNextClosed = fmt.Errorf("await a notification: the engine is closed: %w", ErrClosed)
+
+// nextSpins is how many times as long as Wait a goroutine looks for a message: while both sides
+// sleep an answer takes two wake-ups, and a shorter look would never meet one.
+const nextSpins = 5
+
+// spinForMessage looks for a message, unless waits have been too long of late, or all backends ask
+// not to.
+func (e *Engine) spinForMessage(one []Notification) bool {
+	most := nextSpins * e.cfg.Spin
+	if most <= 0 || e.pace.wait() > most || !slices.ContainsFunc(e.lanes, func(l *lane) bool {
+		return l.notifies() && !l.caps.Sleep
+	}) {
+		return false
+	}
+	for end := e.now() + most; e.now() < end; {
+		if e.Receive(one) > 0 {
+			return true
+		}
+		runtime.Gosched()
+	}
+	return false
+}
+
+// pace is how long waits for messages last: a mean of which the last has a quarter.
+type pace struct{ mean atomic.Int64 }
+
+// paceMax bounds what one wait counts for, so that some ten short ones outweigh an hour.
+const paceMax = time.Millisecond
+
+func (p *pace) wait() time.Duration { return time.Duration(p.mean.Load()) }
+
+// add adds a wait. Of two goroutines' at once one may be left out.
+func (p *pace) add(d time.Duration) {
+	mean := p.mean.Load()
+	p.mean.Store(mean + (int64(min(d, paceMax))-mean)/4)
+}
+
+// inboxBytes counts the bytes of large notifications in the channel: full of others it takes no
+// more than the budget. What has left the channel is known by how many went in and are there.
+type inboxBytes struct {
+	went atomic.Int64 // into the channel
+
+	mu    sync.Mutex // guards the fields below
+	large []largeOne
+	bytes int
+}
+
+// largeOne is a large notification in the channel. At least so many went in before it.
+type largeOne struct {
+	number int64
+	bytes  int
+}
+
+// inboxPause is how long a goroutine waits with a large notification for the program to read.
+const inboxPause = 2 * time.Millisecond
+
+func (e *Engine) isLarge(n *Notification) bool {
+	return len(n.Data) > e.cfg.NotificationBytes/e.cfg.NotificationsMax
+}
+
+// offer puts a notification into the channel. It reports false where there is no room.
+func (e *Engine) offer(n Notification) bool {
+	if e.isLarge(&n) {
+		return e.offerLarge(n)
+	}
+	select {
+	case e.inbox <- n:
+		e.inboxed.went.Add(1)
+		return true
+	default:
+		return false
+	}
+}
+
+// offerLarge is offer within the budget. One alone always goes.
+func (e *Engine) offerLarge(n Notification) bool {
+	in := &e.inboxed
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	left := in.went.Load() - int64(len(e.inbox)) // at least so many
+	for len(in.large) > 0 && in.large[0].number < left {
+		in.bytes -= in.large[0].bytes
+		in.large = in.large[1:]
+	}
+	if len(in.large) > 0 && in.bytes+len(n.Data) > e.cfg.NotificationBytes {
+		return false
+	}
+	select {
+	case e.inbox <- n:
+		in.large = append(in.large, largeOne{in.went.Add(1) - 1, len(n.Data)})
+		in.bytes += len(n.Data)
+		return true
+	default:
+		return false
+	}
+}
+
+// put is offer that waits for room. It reports false where the engine closes.
+func (e *Engine) put(n Notification) bool {
+	if !e.isLarge(&n) {
+		select {
+		case e.inbox <- n:
+			e.inboxed.went.Add(1)
+			return true
+		case <-e.closing:
+			return false
+		}
+	}
+	for !e.offerLarge(n) {
+		select {
+		case <-time.After(inboxPause):
+		case <-e.closing:
+			return false
+		}
+	}
+	return true
+}
+
+// joining keeps the parts of long notifications until the last has come. A connection has one at a
+// time, of NotifyMax bytes, and those of all connections take most. Where a part has no room, the
+// origin that holds most loses a notification: the one that has had no part for longest. Since its
+// sender would wait in vain, the connection is lost with it. One notification alone always has
+// room.
+type joining struct {
+	most int
+
+	mu    sync.Mutex // guards the fields below
+	of    map[*sender]*partial
+	bytes int // that they take
+	count uint64
+}
+
+// partial is the beginning of a notification.
+type partial struct {
+	data []byte
+	last uint64 // of joining.count, when its last part came
+	lost bool
+}
+
+// add adds a part. whole is the notification, once that was the last; an error ends the sender.
+func (j *joining) add(s *sender, part []byte, limit int) (whole []byte, ok bool, err error) {
+	if len(part) == 0 {
+		return nil, false, nil
+	}
+	flags, data := part[0], part[1:]
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if p := j.of[s]; p != nil && p.lost {
+		return nil, false, fmt.Errorf("notifications that are under way take Config."+
+			"NotificationBytes of %d, raise it: %w: %w", j.most, ErrFull, ErrPeerLost)
+	}
+	if flags&exchange.FirstPart != 0 {
+		j.drop(s)
+		if j.of == nil {
+			j.of = map[*sender]*partial{}
+		}
+		j.of[s] = &partial{}
+	}
+	p := j.of[s]
+	if p == nil || len(p.data)+len(data) > limit {
+		j.drop(s)
+		return nil, false, nil
+	}
+	j.count++
+	p.last = j.count
+	before := cap(p.data)
+	p.data = append(p.data, data...)
+	j.bytes += cap(p.data) - before
+	if flags&exchange.LastPart != 0 {
+		whole = p.data
+		j.drop(s)
+		return whole, true, nil
+	}
+	for j.bytes > j.most && j.holders() > 1 {
+		v := j.of[j.loser()]
+		j.bytes -= cap(v.data)
+		v.data, v.lost = nil, true
+	}
+	return nil, false, nil
+}
+
+// holders counts those that hold anything.
+func (j *joining) holders() (n int) {
+	for _, p := range j.of {
+		if !p.lost {
+			n++
+		}
+	}
+	return n
+}
+
+// loser is the sender that loses its notification.
+func (j *joining) loser() (loser *sender) {
+	bytes := map[string]int{}
+	for s, p := range j.of {
+		bytes[s.origin()] += cap(p.data)
+	}
+	for s, p := range j.of {
+		if p.lost {
+			continue
+		}
+		if loser != nil {
+			a, b := bytes[s.origin()], bytes[loser.origin()]
+			if a < b || a == b && p.last > j.of[loser].last {
+				continue
+			}
+		}
+		loser = s
+	}
+	return loser
+}
+
+// drop forgets the parts of a notification that have come.
+// Preconditions: j.mu is held.
+func (j *joining) drop(s *sender) {
+	if p := j.of[s]; p != nil {
+		j.bytes -= cap(p.data)
+		delete(j.of, s)
+	}
+}
+
+// forget is drop for a sender that has ended.
+func (j *joining) forget(s *sender) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.drop(s)
+}
+
+// origin says with which other senders this one has a share of a bound.
+func (s *sender) origin() string {
+	if s.ticket == nil {
+		return noTicket
+	}
+	return s.ticket.origin
 }

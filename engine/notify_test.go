@@ -11,10 +11,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/testing/virtual"
-	"github.com/stretchr/testify/require"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // next waits for a notification.
@@ -75,8 +78,6 @@ func TestNotifyAlone(t *testing.T) {
 	}
 }
 
-// TestNobodyReads fills the channel and the backend behind it: senders wait,
-// nothing is lost, and all flows when somebody reads.
 // TestNotifyWithoutWaiting: a context that is over keeps no message from a peer that has room.
 func TestNotifyWithoutWaiting(t *testing.T) {
 	a, b := open(t, "a"), open(t, "b")
@@ -87,12 +88,10 @@ func TestNotifyWithoutWaiting(t *testing.T) {
 		require.NoError(t, p.Notify(over, []byte{byte(i)}), i)
 		require.Equal(t, byte(i), next(t, b).Data[0])
 	}
-	for range cap(p.notifiers) {
-		<-p.notifiers
-	}
-	require.ErrorIs(t, p.Notify(over, nil), context.Canceled) // all are in use
 }
 
+// TestNobodyReads fills the channel and the backend behind it: senders wait,
+// nothing is lost, and all flows when the program reads.
 func TestNobodyReads(t *testing.T) { virtual.Time(t, nobodyReads) }
 
 func nobodyReads(t *testing.T) {
@@ -123,29 +122,6 @@ func nobodyReads(t *testing.T) {
 	}
 	for _, tr := range transfers {
 		check(t, tr.Wait(within(t)))
-	}
-}
-
-func TestReceiveSpinning(t *testing.T) {
-	a, b := open(t, "a"), open(t, "b")
-	p := connect(t, a, b)
-	go func() {
-		for i := range 300 {
-			_ = p.Notify(context.Background(), binary.LittleEndian.AppendUint32(nil, uint32(i)))
-		}
-	}()
-	var notes [3]Notification
-	want := uint32(0)
-	for end := time.Now().Add(limit); want < 300; {
-		if time.Now().After(end) {
-			t.Fatalf("%d of 300 messages came", want)
-		}
-		for _, n := range notes[:b.Receive(notes[:])] {
-			if got := binary.LittleEndian.Uint32(n.Data); got != want {
-				t.Fatalf("message %d came where %d was due", got, want)
-			}
-			want++
-		}
 	}
 }
 
@@ -246,38 +222,26 @@ func takeNext(t *testing.T) {
 	require.ErrorIs(t, <-ended, ErrClosed)
 }
 
-// drowsy is a backend whose Arm does not return while it is told so.
-type drowsy struct {
-	driver.Backend
-	hold  atomic.Bool
-	armed chan struct{} // Arm has begun
-	goOn  chan struct{}
-}
-
-func (s *drowsy) Arm() (bool, error) {
-	if s.hold.CompareAndSwap(true, false) {
-		close(s.armed)
-		<-s.goOn
-	}
-	return s.Backend.Arm()
-}
-
 // TestNextTakesFromTheBackend, also where the progress goroutine does nothing: a program that looks
 // for messages again and again must not wait for another goroutine's wake-up.
 func TestNextTakesFromTheBackend(t *testing.T) {
-	inner, err := mem.New(mem.Config{})
-	require.NoError(t, err)
-	s := &drowsy{Backend: inner, armed: make(chan struct{}), goOn: make(chan struct{})}
-	defer close(s.goOn)
-	a, b := open(t, "a"), open(t, "b", func(c *Config) { c.Backends = []driver.Backend{s} })
+	var hold atomic.Bool
+	armed, goOn := make(chan struct{}), make(chan struct{})
+	defer close(goOn)
+	a, b := open(t, "a"), open(t, "b", over(rigged(t, mem.Config{}, rig{onArm: func() {
+		if hold.CompareAndSwap(true, false) {
+			close(armed)
+			<-goOn
+		}
+	}})))
 	p := connect(t, a, b)
 	require.NoError(t, p.Notify(within(t), []byte("first")))
 	n, err := b.Next(within(t))
 	require.NoError(t, err)
 	require.Equal(t, "first", string(n.Data))
-	s.hold.Store(true)
-	b.lanes[0].stir()
-	<-s.armed
+	hold.Store(true)
+	b.lanes[0].wakeProgress()
+	<-armed
 	require.NoError(t, p.Notify(within(t), []byte("second")))
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -293,14 +257,272 @@ func TestNextTakesFromTheBackend(t *testing.T) {
 // TestPace: a long wait ends the looking for messages, and some short ones bring it back.
 func TestPace(t *testing.T) {
 	var p pace
-	p.tell(time.Hour)
+	p.add(time.Hour)
 	require.Greater(t, p.wait(), 200*time.Microsecond)
 	for range 4 {
-		p.tell(time.Hour)
+		p.add(time.Hour)
 	}
 	short := 0
 	for ; p.wait() > 100*time.Microsecond; short++ {
-		p.tell(20 * time.Microsecond)
+		p.add(20 * time.Microsecond)
 	}
 	require.LessOrEqual(t, short, 10)
+}
+
+// TestNotifyGivesUp has a peer without room. The error says why, and nothing of
+// the attempt stays behind.
+func TestNotifyGivesUp(t *testing.T) { virtual.Time(t, notifyGivesUp) }
+
+func notifyGivesUp(t *testing.T) {
+	f := &fake{manual: true}
+	f.onCancel = func(tag uint64) { f.drop(tag, ErrAborted) }
+	p, _, _ := overFake(t, f, limit)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+	defer cancel()
+	if err := p.Notify(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the context's error", err)
+	}
+	stuck := make(chan error)
+	go func() { stuck <- p.Notify(context.Background(), nil) }()
+	for len(f.seen()) < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	check(t, p.Close())
+	if err := <-stuck; err == nil {
+		t.Error("a message reached a peer that was closed")
+	}
+	if n := slotsInUse(p.e); n != 0 {
+		t.Errorf("%d transfers are left of a closed peer", n)
+	}
+}
+
+// TestNotifyWithoutProof gives each transfer back, although it was given up.
+func TestNotifyWithoutProof(t *testing.T) { virtual.Time(t, notifyWithoutProof) }
+
+func notifyWithoutProof(t *testing.T) {
+	p, _, _ := overFake(t, &fake{manual: true, brokenClose: true}, 10*time.Millisecond)
+	for range 8 {
+		if err := p.Notify(within(t), nil); !errors.Is(err, ErrTimeout) &&
+			!errors.Is(err, ErrPeerLost) && !errors.Is(err, ErrNoRoute) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if n := slotsInUse(p.e); n != 0 {
+		t.Errorf("%d transfers are in use", n)
+	}
+}
+
+// TestReceiveLeavesNothingBehind has the end of a full channel meet a spinner: the
+// messages that the spinner has no room for reach the channel all the same.
+func TestReceiveLeavesNothingBehind(t *testing.T) { virtual.Time(t, receiveLeavesNothingBehind) }
+
+func receiveLeavesNothingBehind(t *testing.T) {
+	received, spinning, goOn := 0, make(chan struct{}), make(chan struct{})
+	var held bool
+	f := &fake{}
+	f.onReceive = func(msgs []driver.Message) int { // called under receiveMu
+		switch {
+		case !held && len(msgs) == 1: // the spinner
+			held = true
+			close(spinning)
+			<-goOn
+			msgs[0] = driver.Message{Conn: 1, Data: []byte{exchange.IsNotification, 0}}
+			received = 1
+			return 1
+		case held && received == 1:
+			msgs[0] = driver.Message{Conn: 1, Data: []byte{exchange.IsNotification, 1}}
+			received = 2
+			return 1
+		}
+		return 0
+	}
+	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
+	l := e.lanes[0]
+	l.receiveMu.Lock()
+	l.addSender(1, e.hello(exchange.Secret{}))
+	l.receiveMu.Unlock()
+	first := make(chan int)
+	go func() {
+		var one [1]Notification
+		n := 0
+		for n == 0 { // the progress goroutine may be looking just now
+			n = e.Receive(one[:])
+		}
+		first <- n
+	}()
+	<-spinning
+	e.lanes[0].receive() // the wake-up for the second message comes to nothing
+	time.Sleep(3 * napTime)
+	close(goOn)
+	if n := <-first; n != 1 {
+		t.Errorf("the spinner got %d messages", n)
+	}
+	if n := next(t, e); n.Data[0] != 1 {
+		t.Errorf("got %+v", n)
+	}
+}
+
+func slotsInUse(e *Engine) int {
+	e.slots.mu.Lock()
+	defer e.slots.mu.Unlock()
+	return e.slots.used - len(e.slots.free)
+}
+
+// TestNotifyOverALostConnection attaches a message before the connection is lost, and posts
+// then: the error says so.
+func TestNotifyOverALostConnection(t *testing.T) {
+	p, src, m, _ := pair(t, 4096)
+	tr := transfer(t, p, Read)
+	check(t, tr.Add(src, 0, m, 0, 64))
+	check(t, tr.Notify([]byte("read")))
+	p.conns[0].markLost()
+	require.ErrorIs(t, tr.Post(), ErrPeerLost)
+}
+
+// TestInboxHoldsItsBytes: of large notifications, that the program does not read, the channel takes
+// what the budget allows, and their senders wait. All arrive, in order, once it reads.
+func TestInboxHoldsItsBytes(t *testing.T) { virtual.Time(t, inboxHoldsItsBytes) }
+
+func inboxHoldsItsBytes(t *testing.T) {
+	const size, budget = 256 << 10, 1 << 20
+	a := open(t, "a")
+	b := open(t, "b", func(c *Config) { c.NotificationBytes = budget })
+	p := connect(t, a, b)
+	var list []*Transfer
+	for i := range 20 {
+		tr := transfer(t, p, Write)
+		check(t, tr.Notify(bytes.Repeat([]byte{byte(i)}, size)))
+		check(t, tr.Post())
+		list = append(list, tr)
+	}
+	until(t, "the budget is used", func() bool { return len(b.inbox) == budget/size })
+	time.Sleep(5 * inboxPause) // no more comes
+	require.Len(t, b.inbox, budget/size)
+	for i := range 20 {
+		n := next(t, b)
+		require.Equal(t, byte(i), n.Data[0])
+		require.LessOrEqual(t, len(b.inbox), budget/size)
+	}
+	for _, tr := range list {
+		require.NoError(t, tr.Wait(within(t)))
+	}
+}
+
+// TestInboxTakesOneOverItsBytes, and closes with one that waits.
+func TestInboxTakesOneOverItsBytes(t *testing.T) { virtual.Time(t, inboxTakesOneOverItsBytes) }
+
+func inboxTakesOneOverItsBytes(t *testing.T) {
+	a := open(t, "a")
+	b := open(t, "b", func(c *Config) { c.NotificationBytes = 1 })
+	p := connect(t, a, b)
+	check(t, p.Notify(within(t), []byte("first")))
+	require.Equal(t, "first", string(next(t, b).Data))
+	soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	for range 3 {
+		_ = p.Notify(soon, []byte("more"))
+	}
+	check(t, b.Close())
+}
+
+// part is one of a long notification.
+func part(flags byte, n int) []byte { return append([]byte{flags}, make([]byte, n)...) }
+
+// TestPartsOfAll: what has begun and not ended takes a sum of all connections, of which the origin
+// that holds most gives up what has waited longest. One alone always has room.
+func TestPartsOfAll(t *testing.T) {
+	const most, limit = 100 << 10, 300 << 10
+	j := joining{most: most}
+	from := func(origin string) *sender { return &sender{ticket: &ticket{origin: origin}} }
+	adds := func(s *sender, flags byte, n int) []byte {
+		t.Helper()
+		whole, ok, err := j.add(s, part(flags, n), limit)
+		require.NoError(t, err)
+		require.Equal(t, flags&exchange.LastPart != 0, ok)
+		require.True(t, j.bytes <= most || j.holders() == 1)
+		return whole
+	}
+	alone := from("a")
+	adds(alone, exchange.FirstPart, 10<<10)
+	for range 20 {
+		adds(alone, 0, 10<<10)
+	}
+	require.Len(t, adds(alone, exchange.LastPart, 10<<10), 220<<10)
+	require.Zero(t, j.bytes)
+
+	honest := from("b")
+	adds(honest, exchange.FirstPart, 20<<10)
+	var crowd []*sender
+	for range 24 {
+		s := from("a")
+		crowd = append(crowd, s)
+		adds(s, exchange.FirstPart, 10<<10)
+	}
+	for range 2 {
+		adds(honest, 0, 10<<10)
+	}
+	require.Len(t, adds(honest, exchange.LastPart, 5), 40<<10+5)
+	_, _, err := j.add(crowd[0], part(0, 1), limit)
+	require.ErrorIs(t, err, ErrFull)
+	require.ErrorIs(t, err, ErrPeerLost)
+	require.ErrorContains(t, err, "NotificationBytes")
+	adds(crowd[23], exchange.LastPart, 1)
+	for _, s := range crowd {
+		j.forget(s)
+	}
+	require.Zero(t, j.bytes)
+	require.Empty(t, j.of)
+}
+
+// TestPartsThatNeverEnd: connections that begin long notifications and end none keep no more than
+// the bound, another one's comes, and those that lost one are lost, which the program is told.
+func TestPartsThatNeverEnd(t *testing.T) {
+	const room, conns = 1 << 20, 24
+	e := open(t, "e", shortWords(t), func(c *Config) {
+		c.NotificationBytes, c.NotifyMax = room, room
+	})
+	raw, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	defer raw.Close()
+	var peers []driver.Peer
+	say := func(p driver.Peer, msg []byte) {
+		batch, done := driver.Batch{Op: Write, Tail: driver.NotifyTail, Notify: msg},
+			[1]driver.Completion{}
+		for err := error(ErrFull); errors.Is(err, ErrFull); {
+			_, _ = raw.Poll(done[:])
+			err = p.Submit(1, &batch)
+			require.True(t, err == nil || errors.Is(err, ErrFull), "%v", err)
+		}
+	}
+	for i := range conns {
+		p, err := raw.Connect(within(t), e.lanes[0].b.Addr())
+		require.NoError(t, err)
+		peers = append(peers, p)
+		h := exchange.Hello{ID: wire.ID{byte(i + 1)}, Name: "x"}
+		say(p, h.Append(nil))
+		for n := 0; n < room/2; n += 1 << 10 {
+			flags := byte(0)
+			if n == 0 {
+				flags = exchange.FirstPart
+			}
+			say(p, append([]byte{exchange.IsPart}, part(flags, 1<<10)...))
+		}
+	}
+	until(t, "all have come", func() bool {
+		e.joining.mu.Lock()
+		defer e.joining.mu.Unlock()
+		return len(e.joining.of) == conns
+	})
+	e.joining.mu.Lock()
+	require.LessOrEqual(t, e.joining.bytes, room)
+	e.joining.mu.Unlock()
+
+	a := open(t, "a", shortWords(t), func(c *Config) { c.NotifyMax = room })
+	p, err := a.Dial(within(t), "unix", serveUnix(t, e))
+	require.NoError(t, err)
+	text := bytes.Repeat([]byte{7}, room/2)
+	require.NoError(t, p.Notify(within(t), text))
+	require.Equal(t, text, next(t, e).Data)
+	say(peers[0], append([]byte{exchange.IsPart}, part(0, 1)...))
+	require.ErrorIs(t, next(t, e).Err, ErrFull)
 }

@@ -24,17 +24,15 @@ type Peer struct {
 	conns   []*conn  // by lane; nil: not connected by it
 	reasons []string // by lane: why not
 
-	lost      chan struct{}
-	lostOnce  sync.Once
-	notifiers chan *Transfer // for Notify; nil until first used
+	lost     chan struct{}
+	lostOnce sync.Once
 
 	closing sync.Mutex // held while Close runs
 	left    []*conn    // guarded by closing: those that it has not closed
-	mu      sync.Mutex // guards what follows
-	origin  string     // of what dialled us through Serve
+	mu      sync.Mutex // guards the fields below
+	origin  string     // the address that dialled this engine through Serve
 	known   *wire.Directory
 	remotes map[string]*Remote // that were asked for
-	staging []*staging
 	closed  bool
 	ending  atomic.Bool // closed, to be read without mu
 	served  atomic.Bool // it dialled us through Serve
@@ -58,7 +56,7 @@ type conn struct {
 	hello   []byte      // the first message
 	greeted atomic.Bool // it has gone
 
-	long longTurn
+	fragments fragmentLock
 
 	backlog
 	round  uint64      // in which it was drained last; guarded by lane.blockedMu
@@ -89,18 +87,18 @@ func (c *conn) watch() {
 	defer c.peer.e.running.Done()
 	select {
 	case <-c.p.Lost():
-		c.lose()
+		c.markLost()
 		c.lane.poll() // transfers that wait for room learn of it
 	case <-c.gone:
 	}
 }
 
-// lose marks the connection dead: no new transfer takes it.
-func (c *conn) lose() {
+// markLost marks the connection dead: no new transfer takes it.
+func (c *conn) markLost() {
 	c.goneOnce.Do(func() { close(c.gone) })
 	staged := c.peer.staged()
 	if sp := staged.p.(*stagedPeer); c != staged {
-		sp.loop.pushIfStarted(&carrierLost{sp, c.lane})
+		sp.loop.pushIfStarted(func() { sp.carrierLost(c.lane) })
 	}
 	for _, other := range c.peer.conns {
 		if other != nil && other != staged && !other.isLost() {
@@ -113,6 +111,8 @@ func (c *conn) lose() {
 
 // staged is the way by chains of the other connections.
 func (p *Peer) staged() *conn { return p.conns[p.e.stager.lane.index] }
+
+func (p *Peer) chains() *stagedPeer { return p.staged().p.(*stagedPeer) }
 
 func (c *conn) isLost() bool {
 	select {
@@ -127,7 +127,7 @@ func (c *conn) isLost() bool {
 // does not wait for that: closed is called when it is.
 func (c *conn) sever(closed func()) {
 	c.severing.Do(func() {
-		c.lose()
+		c.markLost()
 		c.closed = make(chan struct{})
 		c.peer.e.running.Go(func() {
 			_ = c.p.Close()
@@ -309,8 +309,6 @@ func (p *Peer) Close() error {
 		p.ending.Store(true)
 		p.left = slices.Clone(p.conns)
 	}
-	buffers := p.staging
-	p.staging = nil
 	p.mu.Unlock()
 
 	var errs []error
@@ -324,32 +322,10 @@ func (p *Peer) Close() error {
 		} else {
 			p.left[i] = nil
 		}
-		c.lose()
+		c.markLost()
 		c.lane.poll()
 		c.lane.unlist(c)
 	}
-	p.closeNotifiers()
-	for _, s := range buffers {
-		if err := s.close(); err != nil {
-			errs = append(errs, err)
-			p.mu.Lock()
-			p.staging = append(p.staging, s)
-			p.mu.Unlock()
-		}
-	}
 	p.e.removePeer(p)
 	return errors.Join(errs...)
-}
-
-func (p *Peer) closeNotifiers() {
-	for range notifyTransfersMax {
-		select {
-		case t := <-p.notifiers:
-			if t != nil {
-				_ = t.Close()
-			}
-		default:
-			return // in use: see returnNotifier
-		}
-	}
 }

@@ -7,14 +7,12 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/dmabuf"
-	"github.com/sluicehq/sluice/internal/memfault"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -109,8 +107,8 @@ func (r *Region) registerPart(seg driver.Segment) ([]driver.Memory, error) {
 	return r.e.registerSegment(seg)
 }
 
-// letGo closes the dma-buf once no lease registers a part.
-func (r *Region) letGo() error {
+// closeDMABuf closes the dma-buf once no lease registers a part.
+func (r *Region) closeDMABuf() error {
 	r.parts.Lock()
 	defer r.parts.Unlock()
 	r.released = true
@@ -126,7 +124,6 @@ func (e *Engine) complete(r *Region, mems []driver.Memory) bool {
 		return false
 	}
 	r.mems = mems
-	e.list(r)
 	return true
 }
 
@@ -151,9 +148,6 @@ func (e *Engine) forget(r *Region) {
 	defer e.mu.Unlock()
 	if e.regions[r.name] == r {
 		delete(e.regions, r.name)
-		if !r.private {
-			e.sorted = nil
-		}
 	}
 }
 
@@ -251,48 +245,9 @@ func (r *Region) Kind() driver.Kind { return r.seg.Kind }
 // Bytes returns the memory itself; nil unless it is DRAM.
 func (r *Region) Bytes() []byte { return r.seg.Mem }
 
-// Segment returns what was registered, for a second registration of a part of it. The
+// Segment returns the segment that was registered, for a second registration of a part of it. The
 // descriptor of its dma-buf is the Region's, until Close.
 func (r *Region) Segment() driver.Segment { return r.seg }
-
-// ReadAt implements io.ReaderAt on the local bytes of a DRAM region.
-func (r *Region) ReadAt(p []byte, off int64) (int, error) {
-	if r.seg.Mem == nil {
-		return 0, fmt.Errorf("read region %s: its bytes are %v, move them with a Transfer: %w",
-			r.name, r.seg.Kind, ErrNotSupported)
-	}
-	if off < 0 {
-		return 0, fmt.Errorf("read region %s at %d: %w", r.name, off, ErrBounds)
-	}
-	if uint64(off) >= r.seg.Len {
-		return 0, io.EOF
-	}
-	n, err := memfault.Copy(p, r.seg.Mem[off:])
-	switch {
-	case err != nil:
-		return 0, fmt.Errorf("read region %s at %d: %w", r.name, off, err)
-	case n < len(p):
-		return n, io.EOF
-	}
-	return n, nil
-}
-
-// WriteAt implements io.WriterAt on the local bytes of a DRAM region.
-func (r *Region) WriteAt(p []byte, off int64) (int, error) {
-	if r.seg.Mem == nil {
-		return 0, fmt.Errorf("write region %s: its bytes are %v, move them with a Transfer: %w",
-			r.name, r.seg.Kind, ErrNotSupported)
-	}
-	if off < 0 || uint64(off) > r.seg.Len || uint64(len(p)) > r.seg.Len-uint64(off) {
-		return 0, fmt.Errorf("write region %s: %d bytes at %d of %d: %w", r.name, len(p), off,
-			r.seg.Len, ErrBounds)
-	}
-	n, err := memfault.Copy(r.seg.Mem[off:], p)
-	if err != nil {
-		return 0, fmt.Errorf("write region %s at %d: %w", r.name, off, err)
-	}
-	return n, nil
-}
 
 // use takes a reference for a transfer or a lease.
 func (r *Region) use() error {
@@ -343,7 +298,7 @@ func (r *Region) release(thoughUsed bool) error {
 	r.ended = true
 	r.e.forget(r)
 	r.e.forgetOwn(r)
-	if err := r.letGo(); err != nil {
+	if err := r.closeDMABuf(); err != nil {
 		return &OpError{Op: "close region " + r.name, Err: err}
 	}
 	return nil

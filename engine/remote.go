@@ -3,15 +3,12 @@
 package engine
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // Remote is a region of a peer, or a part of one that was leased to us.
@@ -21,13 +18,13 @@ type Remote struct {
 	kind     driver.Kind
 	readOnly bool
 	size     uint64
-	only     driver.Ranges // what it may be used for; nil: all of it
+	only     driver.Ranges // the ranges that the lease names; nil: all of it
 	tokens   [][]byte      // by lane; nil: that backend does not reach it
 	own      *Region       // of Self: the registration that it stands for
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	users    int        // transfers that list it
-	retired  bool       // replaced: what was imported goes with the last of them
+	retired  bool       // replaced: the imported keys go with the last of them
 	imports  []imported // by lane
 	route    Route      // of the cached choice
 	routeFor *Region
@@ -66,7 +63,7 @@ func (m *Remote) key(lane int) (uint32, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if lane == m.p.e.stager.lane.index {
-		return m.p.staged().p.(*stagedPeer).key(m)
+		return m.p.chains().key(m)
 	}
 	at := &m.imports[lane]
 	if at.known {
@@ -110,7 +107,7 @@ func (m *Remote) cachedRoute(local *Region, route Route, first bool) (*conn, uin
 		first && m.p.e.now() >= m.until {
 		return nil, 0, false
 	}
-	if sp, ok := m.chosen.p.(*stagedPeer); ok && !sp.knows(local, m, route.Durable) {
+	if sp, ok := m.chosen.p.(*stagedPeer); ok && !sp.hasChain(local, m, route.Durable) {
 		return nil, 0, false // it went by a connection that was lost
 	}
 	return m.chosen, m.chosenAt, true
@@ -123,7 +120,7 @@ func (m *Remote) cacheRoute(local *Region, route Route, c *Candidate) {
 	m.until = m.p.e.now() + rateHalfLife
 }
 
-// Close forgets what was imported; the next Add imports it anew. It is ErrBusy
+// Close drops the imported keys; the next Add imports them anew. It is ErrBusy
 // while a Transfer lists it (Reset or Close that first): the key may be given to
 // other memory at once.
 func (m *Remote) Close() error {
@@ -137,7 +134,7 @@ func (m *Remote) Close() error {
 	return nil
 }
 
-// drop forgets what was imported.
+// drop drops the imported keys.
 // Preconditions: m.mu is held.
 func (m *Remote) drop() {
 	for i := range m.imports {
@@ -146,11 +143,11 @@ func (m *Remote) drop() {
 		}
 		m.imports[i] = imported{}
 	}
-	m.p.staged().p.(*stagedPeer).forget(m)
+	m.p.chains().forget(m)
 	m.chosen, m.routeFor = nil, nil
 }
 
-// retire drops what was imported, now or when no Transfer lists the Remote any more. The
+// retire drops the imported keys, now or when no Transfer lists the Remote any more. The
 // registration for which it stands has been replaced.
 func (m *Remote) retire() {
 	m.mu.Lock()
@@ -161,140 +158,11 @@ func (m *Remote) retire() {
 	}
 }
 
-// letGo ends the use by one Transfer.
-func (m *Remote) letGo() {
+// unuse ends the use by one Transfer.
+func (m *Remote) unuse() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.users--; m.users == 0 && m.retired {
 		m.drop()
-	}
-}
-
-// ReadAt implements io.ReaderAt: one read of the peer's memory, through a staging
-// buffer. It blocks until the bytes are here.
-func (m *Remote) ReadAt(p []byte, off int64) (int, error) {
-	if off < 0 {
-		return 0, fmt.Errorf("read remote %s at %d: %w", m.name, off, ErrBounds)
-	}
-	if uint64(off) >= m.size {
-		return 0, io.EOF
-	}
-	n := int(min(uint64(len(p)), m.size-uint64(off)))
-	done, err := m.staged(Read, p[:n], uint64(off))
-	if err == nil && done < len(p) {
-		err = io.EOF
-	}
-	return done, err
-}
-
-// WriteAt implements io.WriterAt: one write to the peer's memory, through a
-// staging buffer. It blocks until the bytes are placed.
-func (m *Remote) WriteAt(p []byte, off int64) (int, error) {
-	if off < 0 || uint64(off) > m.size || uint64(len(p)) > m.size-uint64(off) {
-		return 0, fmt.Errorf("write remote %s: %d bytes at %d of %d: %w", m.name, len(p), off,
-			m.size, ErrBounds)
-	}
-	return m.staged(Write, p, uint64(off))
-}
-
-// stagingBytes is the piece in which ReadAt and WriteAt move.
-const stagingBytes = 1 << 20 // 1 MiB
-
-// staged moves p in pieces through memory outside the Go heap, which every
-// backend can take.
-func (m *Remote) staged(op Op, p []byte, off uint64) (int, error) {
-	if len(p) == 0 {
-		return 0, nil
-	}
-	s, err := m.p.borrowStaging()
-	if err != nil {
-		return 0, err
-	}
-	defer m.p.returnStaging(s)
-	moved := 0
-	for moved < len(p) {
-		n := min(len(p)-moved, stagingBytes)
-		if op == Write {
-			copy(s.region.Bytes(), p[moved:moved+n])
-		}
-		if err := s.move(op, m, off+uint64(moved), uint64(n)); err != nil {
-			return moved, err
-		}
-		if op == Read {
-			copy(p[moved:], s.region.Bytes()[:n])
-		}
-		moved += n
-	}
-	return moved, nil
-}
-
-// staging is a buffer with its region and transfers, kept by a Peer for reuse.
-type staging struct {
-	buffer *hostmem.Buffer
-	region *Region
-	lost   bool // a transfer of it was given up: a backend may still use the bytes
-}
-
-func (s *staging) move(op Op, m *Remote, off, n uint64) error {
-	t, err := m.p.e.NewTransfer(m.p, op, Route{})
-	if err != nil {
-		return err
-	}
-	err = t.Add(s.region, 0, m, off, n)
-	if err == nil {
-		err = t.Post()
-	}
-	if err == nil {
-		err = t.Wait(context.Background())
-	}
-	s.lost = t.isUnproven()
-	return errors.Join(err, t.Close())
-}
-
-// close leaves the bytes mapped where there is no proof: a backend may still use them.
-func (s *staging) close() error {
-	if err := s.region.Close(); err != nil {
-		return err
-	}
-	return s.buffer.Close()
-}
-
-func (p *Peer) borrowStaging() (*staging, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if n := len(p.staging); n > 0 {
-		s := p.staging[n-1]
-		p.staging = p.staging[:n-1]
-		return s, nil
-	}
-	if p.closed {
-		return nil, ErrClosed
-	}
-	b, err := hostmem.Alloc(stagingBytes, hostmem.Options{Purpose: "staging"})
-	if err != nil {
-		return nil, err
-	}
-	r, err := p.e.registerHidden(b.Segment())
-	if err != nil {
-		return nil, errors.Join(err, b.Close())
-	}
-	return &staging{buffer: b, region: r}, nil
-}
-
-// stagingsMax is how many idle buffers a Peer keeps.
-const stagingsMax = 4
-
-func (p *Peer) returnStaging(s *staging) {
-	if s.lost {
-		return // stays mapped for ever
-	}
-	p.mu.Lock()
-	keep := !p.closed && len(p.staging) < stagingsMax
-	if keep {
-		p.staging = append(p.staging, s)
-	}
-	p.mu.Unlock()
-	if !keep {
-		_ = s.close()
 	}
 }

@@ -53,7 +53,7 @@ type Candidate struct {
 	key  uint32
 }
 
-// Explanation is what Explain found: all candidates in the order of the engine's
+// Explanation is the answer of Explain: all candidates in the order of the engine's
 // backends, and the choice.
 type Explanation struct {
 	Peer       string      `json:"peer"`

@@ -3,11 +3,7 @@
 package engine
 
 import (
-	"bytes"
-	"context"
 	"errors"
-	"fmt"
-	"io"
 	"math"
 	"strings"
 	"testing"
@@ -150,95 +146,6 @@ func TestRouteIsChosenAnew(t *testing.T) {
 	require.Equal(t, "one", by())
 }
 
-func TestPages(t *testing.T) {
-	p, src, m, dst := pair(t, 1<<20)
-	fill(src.Bytes(), 2)
-	pages := Pages{Count: 300, EntryLen: 656, LocalStride: 656, RemoteStride: 700, RemoteBase: 10}
-	for i := range uint32(300) {
-		pages.Local = append(pages.Local, (i*37)%1000)
-		pages.Remote = append(pages.Remote, 299-i)
-	}
-	at := pages.Pattern()
-	tr := transfer(t, p, Write)
-	check(t, tr.AddPages(src, m, pages))
-	check(t, tr.Post())
-	check(t, tr.Wait(within(t)))
-	for i := range 300 {
-		want, got := src.Bytes()[at.Local.At(i):][:656], dst.Bytes()[at.Remote.At(i):][:656]
-		if !bytes.Equal(got, want) {
-			t.Fatalf("entry %d holds other bytes", i)
-		}
-	}
-	pages.Remote[7] = 1 << 30
-	if err := tr.AddPages(src, m, pages); !errors.Is(err, ErrBusy) && !errors.Is(err, ErrBounds) {
-		t.Errorf("an index past the region: %v", err)
-	}
-}
-
-func TestReadersAndWriters(t *testing.T) {
-	_, src, m, dst := pair(t, 3<<20)
-	fill(dst.Bytes(), 4)
-	got, err := io.ReadAll(io.NewSectionReader(m, 5, 2<<20))
-	check(t, err)
-	if !bytes.Equal(got, dst.Bytes()[5:5+2<<20]) {
-		t.Error("ReadAt brought other bytes")
-	}
-	fill(src.Bytes(), 8)
-	n, err := io.Copy(io.NewOffsetWriter(m, 3), io.NewSectionReader(src, 0, 2<<20))
-	check(t, err)
-	if n != 2<<20 || !bytes.Equal(dst.Bytes()[3:3+2<<20], src.Bytes()[:2<<20]) {
-		t.Error("WriteAt placed other bytes")
-	}
-	buf := make([]byte, 10)
-	if n, err := m.ReadAt(buf, 3<<20-4); n != 4 || err != io.EOF {
-		t.Errorf("read across the end: %d, %v", n, err)
-	}
-	for _, f := range []func([]byte, int64) (int, error){m.WriteAt, src.WriteAt} {
-		if _, err := f(buf, 3<<20-4); !errors.Is(err, ErrBounds) {
-			t.Errorf("write across the end: %v", err)
-		}
-		if _, err := f(buf, -1); !errors.Is(err, ErrBounds) {
-			t.Errorf("write before the start: %v", err)
-		}
-	}
-	if n, err := src.ReadAt(buf, 3<<20); n != 0 || err != io.EOF {
-		t.Errorf("read past the end: %d, %v", n, err)
-	}
-}
-
-func TestManyRegions(t *testing.T) {
-	const count = 2048
-	a, b := open(t, "a"), open(t, "b")
-	whole := register(t, b, "whole", count*64)
-	src := register(t, a, "src", 64)
-	fill(src.Bytes(), 1)
-	for i := range uint64(count) {
-		seg, err := whole.seg.Slice(i*64, 64, [16]byte{})
-		check(t, err)
-		_, err = b.Register(fmt.Sprintf("kv.%04d", i), seg)
-		check(t, err)
-	}
-	d, err := b.Describe()
-	check(t, err)
-	if len(d) > 64<<10 {
-		t.Errorf("a description of %d regions takes %d bytes, want at most 64 KiB", count, len(d))
-	}
-	p, err := a.Connect(within(t), d)
-	check(t, err)
-	if n := len(p.Remotes()); n != count+1 {
-		t.Errorf("%d regions are known", n)
-	}
-	if _, err := remote(t, p, "kv.2047").WriteAt(src.Bytes(), 0); err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(whole.Bytes()[2047*64:], src.Bytes()) {
-		t.Error("the last region did not receive the bytes")
-	}
-	if _, err := p.Remote("kv.9999"); !errors.Is(err, ErrNoRoute) {
-		t.Errorf("a name nobody has: %v", err)
-	}
-}
-
 func TestRefresh(t *testing.T) {
 	a, b := open(t, "a"), open(t, "b")
 	first := register(t, b, "first", 64)
@@ -253,7 +160,7 @@ func TestRefresh(t *testing.T) {
 	if _, err := p.Remote("first"); !errors.Is(err, ErrNoRoute) {
 		t.Errorf("a region that is gone is still known: %v", err)
 	}
-	if _, err := m.WriteAt(make([]byte, 8), 0); err == nil {
+	if err := put(p, register(t, a, "src", 64), m, 8); err == nil {
 		t.Error("wrote to a region that is closed")
 	}
 	other, err := a.Describe()
@@ -266,13 +173,19 @@ func TestRefresh(t *testing.T) {
 func TestConfigIsChecked(t *testing.T) {
 	one, _ := mem.New(mem.Config{})
 	two, _ := mem.New(mem.Config{})
-	for name, cfg := range map[string]Config{
-		"no backend":  {},
-		"name twice":  {Backends: []driver.Backend{one, two}},
-		"negative":    {Backends: []driver.Backend{one}, TransferTimeout: -time.Second},
-		"too many":    {Backends: []driver.Backend{one}, TransfersMax: 1<<20 + 1},
-		"name length": {Backends: []driver.Backend{one}, Name: strings.Repeat("n", 300)},
+	for name, change := range map[string]func(*Config){
+		"no backend":  func(c *Config) { c.Backends = nil },
+		"name twice":  func(c *Config) { c.Backends = append(c.Backends, two) },
+		"negative":    func(c *Config) { c.TransferTimeout = -time.Second },
+		"too many":    func(c *Config) { c.TransfersMax = 1<<20 + 1 },
+		"name length": func(c *Config) { c.Name = strings.Repeat("n", 300) },
+		// so long that they would wrap round
+		"timeout": func(c *Config) { c.TransferTimeout = math.MaxInt64 },
+		"grace":   func(c *Config) { c.AbortGrace = math.MaxInt64 },
+		"spin":    func(c *Config) { c.Spin = math.MaxInt64 },
 	} {
+		cfg := Config{Backends: []driver.Backend{one}}
+		change(&cfg)
 		if e, err := Open(cfg); err == nil {
 			t.Errorf("%s was accepted", name)
 			_ = e.Close()
@@ -309,41 +222,19 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestDurationsAreBounded has times so long that they would wrap round.
-func TestDurationsAreBounded(t *testing.T) {
-	for name, change := range map[string]func(*Config){
-		"transfer": func(c *Config) { c.TransferTimeout = math.MaxInt64 },
-		"grace":    func(c *Config) { c.AbortGrace = math.MaxInt64 },
-		"spin":     func(c *Config) { c.Spin = math.MaxInt64 },
-	} {
-		cfg := Config{Backends: []driver.Backend{&fake{}}}
-		change(&cfg)
-		if e, err := Open(cfg); !errors.Is(err, ErrBounds) {
-			t.Errorf("%s: %v", name, err)
-			_ = e.Close()
-		}
-	}
-}
-
-// resort is a backend whose Peers are the last resort.
-type resort struct{ driver.Backend }
-
-func (r resort) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
-	p, err := r.Backend.Connect(ctx, addr)
-	if err != nil {
-		return nil, err
-	}
-	return limitedPeer{p, p.Can() | driver.LastResort}, nil
-}
-
 // TestLastResort: neither a better rate nor a nearer message makes up for it, but it is there where
 // nothing else is, and by name.
 func TestLastResort(t *testing.T) {
-	lanes := func(c *Config) {
-		twoLanes(c)
-		c.Backends[1] = resort{c.Backends[1]} // the fast one
+	lanes := func() func(*Config) {
+		slow := rigged(t, mem.Config{}, rig{caps: func(c *driver.Caps) {
+			c.Name, c.Cost.Rate = "slow", 1e9
+		}})
+		fast := rigged(t, mem.Config{}, rig{caps: func(c *driver.Caps) {
+			c.Name, c.Cost.Rate = "fast", 50e9
+		}, can: func(can driver.Can) driver.Can { return can | driver.LastResort }})
+		return over(slow, fast)
 	}
-	a, b := open(t, "a", lanes), open(t, "b", lanes)
+	a, b := open(t, "a", lanes()), open(t, "b", lanes())
 	src := register(t, a, "src", 4096)
 	register(t, b, "dst", 4096)
 	p := connect(t, a, b)

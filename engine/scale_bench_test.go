@@ -4,17 +4,78 @@ package engine_test
 
 import (
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"runtime"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
+
+// openShm opens an engine over shm with one region of its own.
+func openShm(t testing.TB, name string, n uint64, onPeer func(*engine.Peer)) (*engine.Engine,
+	*engine.Region) {
+	t.Helper()
+	b, err := shm.New(shm.Config{})
+	require.NoError(t, err)
+	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}, OnPeer: onPeer})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Errorf("close %s: %v", name, err)
+		}
+	})
+	buffer, err := hostmem.Alloc(n, hostmem.Options{Purpose: "test"})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = buffer.Close() })
+	r, err := e.Register(name, buffer.Segment())
+	require.NoError(t, err)
+	return e, r
+}
+
+// BenchmarkPostShm alternates a batch of 64 x 656 bytes over shm with the same
+// copies in a loop, and reports what a request adds.
+func BenchmarkPostShm(b *testing.B) {
+	owner, dst := openShm(b, "owner", 1<<20, nil)
+	from, src := openShm(b, "from", 1<<20, nil)
+	p := join(b, from, owner)
+	m, err := p.Remote("owner")
+	if err != nil {
+		b.Fatal(err)
+	}
+	t, err := from.NewTransfer(p, engine.Write, engine.Route{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for i := range uint64(64) {
+		if err := t.Add(src, i*1312, m, i*1312, 656); err != nil {
+			b.Fatal(err)
+		}
+	}
+	var requests, copies time.Duration
+	for b.Loop() {
+		start := time.Now()
+		if err := t.Post(); err != nil {
+			b.Fatal(err)
+		}
+		for !t.Done() {
+		}
+		middle := time.Now()
+		for i := range 64 {
+			copy(dst.Bytes()[i*1312:][:656], src.Bytes()[i*1312:][:656])
+		}
+		requests += middle.Sub(start)
+		copies += time.Since(middle)
+	}
+	b.ReportMetric(float64(requests-copies)/float64(b.N), "added-ns/op")
+	b.ReportMetric(float64(copies)/float64(b.N), "copy-ns/op")
+}
 
 // cpuTime is what this process has used so far.
 func cpuTime(b *testing.B) time.Duration {
@@ -105,130 +166,5 @@ func BenchmarkRegisterLarge(b *testing.B) {
 		if err := r.Close(); err != nil {
 			b.Fatal(err)
 		}
-	}
-}
-
-// BenchmarkConnect describes 2,048 regions, connects, and makes a first transfer.
-func BenchmarkConnect(b *testing.B) {
-	const count = 2048
-	owner, whole := openShm(b, "whole", count*4096, nil)
-	for i := range count {
-		part, err := whole.Segment().Slice(uint64(i)*4096, 4096, [16]byte{})
-		if err == nil {
-			_, err = owner.Register(fmt.Sprintf("kv.%04d", i), part)
-		}
-		if err != nil {
-			b.Fatal(err)
-		}
-	}
-	from, src := openShm(b, "from", 4096, nil)
-	for b.Loop() {
-		d, err := owner.Describe()
-		if err != nil {
-			b.Fatal(err)
-		}
-		start := time.Now()
-		p, err := from.Connect(context.Background(), d)
-		if err != nil {
-			b.Fatal(err)
-		}
-		connected := time.Now()
-		if err := firstTransfer(from, p, src); err != nil {
-			b.Fatal(err)
-		}
-		b.ReportMetric(float64(len(d)), "B-description")
-		b.ReportMetric(float64(connected.Sub(start).Microseconds()), "us-connect")
-		b.ReportMetric(float64(time.Since(connected).Microseconds()), "us-first-transfer")
-		if err := p.Close(); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func firstTransfer(e *engine.Engine, p *engine.Peer, src *engine.Region) error {
-	m, err := p.Remote("kv.1000")
-	if err != nil {
-		return err
-	}
-	t, err := e.NewTransfer(p, engine.Write, engine.Route{})
-	if err != nil {
-		return err
-	}
-	err = errors.Join(t.Add(src, 0, m, 0, 4096), t.Post(), t.Wait(context.Background()))
-	return errors.Join(err, t.Close())
-}
-
-// BenchmarkNotify sends 8 bytes to and fro between two engines of one process,
-// both sides spinning, or both parked on the channel.
-func BenchmarkNotify(b *testing.B) {
-	for _, spinning := range []bool{true, false} {
-		name := map[bool]string{true: "spinning", false: "parked"}[spinning]
-		b.Run(name, func(b *testing.B) {
-			left, _ := openShm(b, "left", 1<<16, nil)
-			right, _ := openShm(b, "right", 1<<16, nil)
-			there, back := join(b, left, right), join(b, right, left)
-			stop := make(chan struct{})
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				answer(right, back, spinning, stop)
-			}()
-			t := message(b, left, there)
-			for b.Loop() {
-				if err := t.Post(); err != nil {
-					b.Fatal(err)
-				}
-				receive(left, spinning, nil)
-				for !t.Done() {
-				}
-			}
-			close(stop)
-			<-ended
-		})
-	}
-}
-
-func message(b testing.TB, e *engine.Engine, p *engine.Peer) *engine.Transfer {
-	t, err := e.NewTransfer(p, engine.Write, engine.Route{})
-	if err == nil {
-		err = t.Notify(binary.LittleEndian.AppendUint64(nil, 7))
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
-	return t
-}
-
-func answer(e *engine.Engine, p *engine.Peer, spinning bool, stop <-chan struct{}) {
-	t, err := e.NewTransfer(p, engine.Write, engine.Route{})
-	if err != nil || t.Notify(make([]byte, 8)) != nil {
-		panic("no transfer to answer with")
-	}
-	for receive(e, spinning, stop) {
-		if t.Post() != nil {
-			return
-		}
-		for !t.Done() {
-		}
-	}
-}
-
-func receive(e *engine.Engine, spinning bool, stop <-chan struct{}) bool {
-	var notes [1]engine.Notification
-	for spinning {
-		if e.Receive(notes[:]) == 1 {
-			return true
-		}
-		select {
-		case <-stop:
-			return false
-		default:
-		}
-	}
-	select {
-	case <-e.Notifications():
-		return true
-	case <-stop:
-		return false
 	}
 }

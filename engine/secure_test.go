@@ -19,7 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/rendezvous"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/authority"
@@ -235,7 +235,7 @@ func TestStrangersTakeNoPlaces(t *testing.T) {
 	say := [][]byte{
 		nil, {0x16, 3, 1, 2, 0}, []byte("GET / HTTP/1.1\r\n\r\n"), bytes.Repeat([]byte{0xff},
 			1<<16),
-		binary.LittleEndian.AppendUint32([]byte{frameMark}, 1<<31),
+		binary.LittleEndian.AppendUint32([]byte{rendezvous.Description}, 1<<31),
 	}
 	var strangers []net.Conn
 	for i := range 20 {
@@ -287,10 +287,10 @@ func TestMembersAreBounded(t *testing.T) {
 		say  []byte
 		want string
 	}{
-		"oversize": {binary.LittleEndian.AppendUint32([]byte{frameMark}, 1017), "at most 1016"},
+		"oversize": {[]byte{rendezvous.Description, 0xf9, 3, 0, 0}, "at most 1016"},
 		"garbage":  {[]byte("GET / HTTP/1.1\r\n\r\n"), "does not speak this protocol"},
-		"nonsense": {append(binary.LittleEndian.AppendUint32([]byte{frameMark}, 4), "SLUX"...), ""},
-		"half":     {[]byte{frameMark, 200, 0}, ""},
+		"nonsense": {[]byte{rendezvous.Description, 4, 0, 0, 0, 'S', 'L', 'U', 'X'}, ""},
+		"half":     {[]byte{rendezvous.Description, 200, 0}, ""},
 	} {
 		at := l
 		if name == "half" { // the time alone ends it
@@ -315,7 +315,8 @@ func TestMembersAreBounded(t *testing.T) {
 		if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
 			t.Errorf("%s: not hung up on", name)
 		}
-		if len(answer) > 0 && answer[0] != refusalMark || !bytes.Contains(answer, []byte(c.want)) {
+		if len(answer) > 0 && answer[0] != rendezvous.Refusal ||
+			!bytes.Contains(answer, []byte(c.want)) {
 			t.Errorf("%s: answered %q, want a refusal with %q in it", name, answer, c.want)
 		}
 		_ = conn.Close()
@@ -357,62 +358,4 @@ func TestRotation(t *testing.T) {
 		os.ErrPermission) {
 		t.Errorf("after: %v", err)
 	}
-}
-
-// TestTell: of one memory one member may write, and others may read; of another region no member
-// learns. Names that no description can have, and regions that are not there, are refused.
-func TestTell(t *testing.T) {
-	c := newClub(t, "ours")
-	var told func(peer string) map[string]*Region
-	e := open(t, "server", as(c.member("server")), func(cfg *Config) {
-		cfg.Tell = func(peer string) map[string]*Region { return told(peer) }
-	})
-	writable := register(t, e, "kv for writers", 4096)
-	register(t, e, "hidden", 4096)
-	seg := writable.Segment()
-	seg.ReadOnly = true
-	readable, err := e.Register("kv for readers", seg)
-	check(t, err)
-	told = func(peer string) map[string]*Region {
-		if peer == "writer" {
-			return map[string]*Region{"kv": writable}
-		}
-		return map[string]*Region{"kv": readable}
-	}
-	l := listen(t, "tcp", "127.0.0.1:0")
-	serve(t, e, l)
-	dial := func(name string) (*Engine, *Peer) {
-		from := open(t, name, as(c.member(name)))
-		p, err := from.Dial(within(t), "tcp", l.Addr().String())
-		check(t, err)
-		require.Equal(t, []string{"kv"}, p.Remotes())
-		return from, p
-	}
-	for name, want := range map[string]error{"writer": nil, "reader": driver.ErrReadOnly} {
-		from, p := dial(name)
-		src := register(t, from, "src", 4096)
-		fill(src.Bytes(), name[0])
-		put := transfer(t, p, Write)
-		if err := put.Add(src, 0, remote(t, p, "kv"), 0, 4096); want != nil {
-			require.ErrorIs(t, err, want)
-		} else {
-			check(t, err)
-			run(t, put)
-			require.Equal(t, src.Bytes(), writable.Bytes())
-		}
-		get := transfer(t, p, Read)
-		check(t, get.Add(src, 0, remote(t, p, "kv"), 0, 4096))
-		run(t, get)
-		require.Equal(t, writable.Bytes(), src.Bytes())
-	}
-	for _, bad := range []map[string]*Region{{"kv": nil}, {"": writable},
-		{"a\x1bb": writable}} {
-		told = func(string) map[string]*Region { return bad }
-		_, err := open(t, "late", as(c.member("late"))).Dial(within(t), "tcp", l.Addr().String())
-		require.Error(t, err)
-	}
-	told = func(string) map[string]*Region { return nil }
-	p, err := open(t, "nothing", as(c.member("nothing"))).Dial(within(t), "tcp", l.Addr().String())
-	check(t, err)
-	require.Empty(t, p.Remotes())
 }

@@ -3,8 +3,11 @@
 package engine
 
 import (
+	"bytes"
+	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
@@ -18,7 +21,7 @@ type sender struct {
 	conn   uint64 // the backend's number for the connection
 	id     wire.ID
 	name   string
-	ticket *ticket       // that it has shown; nil: id and name are what it claims
+	ticket *ticket       // that it has shown; nil: id and name are claims
 	gone   chan struct{} // closed by the last word
 
 	// Touched under lane.receiveMu alone.
@@ -27,12 +30,12 @@ type sender struct {
 	given   string // the name that the engine gave with its description
 	heard   bool   // the program was told something of it
 
-	queue  answerQueue
-	window *window // guarded by stager.mu
-	asking bool    // guarded by stager.mu: a goroutine opens the window
+	waiting [][]byte // answers; guarded by lane.answers.mu
+	window  *window  // guarded by stager.mu
+	asking  bool     // guarded by stager.mu: a goroutine opens the window
 }
 
-// ends is what a lane knows of connections, by the backend's numbers.
+// ends are the connections of a lane, by the backend's numbers.
 type ends struct {
 	senders map[uint64]*sender // guarded by lane.receiveMu
 	ownMu   sync.Mutex
@@ -63,16 +66,16 @@ func (l *lane) ownConn(number uint64) *conn {
 	return l.own[number]
 }
 
-// take deals with one message. It returns true with what the program is to receive. What
-// breaks the rules is dropped: its sender waits in vain.
+// dispatch deals with one message. It returns true with a notification for the program. A message
+// that breaks the rules is dropped: its sender waits in vain.
 // Preconditions: l.receiveMu is held.
-func (l *lane) take(m *driver.Message) (n Notification, forProgram bool) {
+func (l *lane) dispatch(m *driver.Message) (n Notification, forProgram bool) {
 	data := m.Data
 	m.Data = nil
 	s := l.senders[m.Conn]
 	switch {
 	case m.Err != nil:
-		return l.lastWord(m.Conn, s, m.Err)
+		return l.connectionEnded(m.Conn, s, m.Err)
 	case len(data) == 0:
 		return n, false
 	case s == nil:
@@ -80,7 +83,7 @@ func (l *lane) take(m *driver.Message) (n Notification, forProgram bool) {
 		if c := l.ownConn(m.Conn); c != nil {
 			c.answered(data)
 		} else if data[0] == exchange.IsHello {
-			l.greet(m.Conn, data)
+			l.addSender(m.Conn, data)
 		}
 		return n, false
 	}
@@ -91,7 +94,7 @@ func (l *lane) take(m *driver.Message) (n Notification, forProgram bool) {
 	case exchange.IsPart:
 		whole, ok, err := l.e.joining.add(s, data[1:], l.e.cfg.NotifyMax)
 		if err != nil {
-			return l.lastWord(m.Conn, s, err)
+			return l.connectionEnded(m.Conn, s, err)
 		}
 		if ok {
 			s.heard = true
@@ -103,9 +106,9 @@ func (l *lane) take(m *driver.Message) (n Notification, forProgram bool) {
 	return n, false
 }
 
-// greet begins a sender by its hello.
+// addSender begins a sender by its hello.
 // Preconditions: l.receiveMu is held.
-func (l *lane) greet(conn uint64, hello []byte) {
+func (l *lane) addSender(conn uint64, hello []byte) {
 	h, ok := exchange.ParseHello(hello)
 	if !ok {
 		return
@@ -124,10 +127,11 @@ func (l *lane) greet(conn uint64, hello []byte) {
 	l.senders[conn] = s
 }
 
-// lastWord ends one connection, and no other. A Peer that Serve made ends with the
+// connectionEnded ends one connection, and no other. A Peer that Serve made ends with the
 // connections of the dialler that belong to the same exchange.
 // Preconditions: l.receiveMu is held.
-func (l *lane) lastWord(conn uint64, s *sender, err error) (n Notification, forProgram bool) {
+func (l *lane) connectionEnded(conn uint64, s *sender, err error) (n Notification,
+	forProgram bool) {
 	if s == nil {
 		return n, false // it never said a hello
 	}
@@ -138,7 +142,7 @@ func (l *lane) lastWord(conn uint64, s *sender, err error) (n Notification, forP
 	close(s.gone)
 	if s.ticket != nil && n.Peer != nil && n.Peer.served.Load() {
 		if c := n.Peer.conns[l.index]; c != nil {
-			c.lose()
+			c.markLost()
 		}
 	}
 	// Connections without a message leave half of the inbox to others: where it is full
@@ -146,7 +150,7 @@ func (l *lane) lastWord(conn uint64, s *sender, err error) (n Notification, forP
 	return n, s.heard || len(l.e.inbox) < (cap(l.e.inbox)+1)/2
 }
 
-// notification is what the program receives from the sender.
+// notification makes a notification of the sender's for the program.
 func (s *sender) notification(data []byte) Notification {
 	n := Notification{Backend: s.lane.caps.Name, Data: data}
 	n.Peer, n.From = s.known()
@@ -192,45 +196,90 @@ func (e *Engine) peerOf(id wire.ID) (last *Peer, proven bool) {
 	return last, proven
 }
 
-// longTurn lets one transfer at a time send a notification in parts over a connection.
-type longTurn struct {
-	mu      sync.Mutex // guards what follows
-	owner   *Transfer
-	waiting []*Transfer
+// answersMax is how many answers of one connection wait for room. A peer that asks keeps
+// to fewer requests.
+const answersMax = 256
+
+// answers are those of a lane's senders that wait for room. The lock is held while the backend
+// takes one, which never blocks.
+type answers struct {
+	mu    sync.Mutex
+	of    []*sender    // guarded by mu: those with any, and their waiting
+	count atomic.Int64 // len(of)
 }
 
-// take reports whether it is t's turn. Otherwise t waits for it.
-func (l *longTurn) take(t *Transfer) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.owner == nil {
-		l.owner = t
+// answer sends b, which may be changed then, back by the sender's connection, at once or when
+// there is room. It never blocks. It drops answers for a peer that does not read them.
+func (s *sender) answer(b []byte) {
+	a := &s.lane.answers
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(s.waiting) == 0 {
+		if err := s.send(b); !errors.Is(err, driver.ErrFull) {
+			return // sent, or the connection has ended
+		}
+		a.of = append(a.of, s)
+		a.count.Store(int64(len(a.of)))
+		s.lane.wakeProgress() // room may have come before the sender was listed
 	}
-	if l.owner != t && !slices.Contains(l.waiting, t) {
-		l.waiting = append(l.waiting, t)
+	if len(s.waiting) < answersMax {
+		s.waiting = append(s.waiting, slices.Clone(b))
 	}
-	return l.owner == t
 }
 
-// isTurnOf reports whether t has been given the turn.
-func (l *longTurn) isTurnOf(t *Transfer) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.owner == t
+// send hands an answer to the backend. One that is longer than the peer takes is replaced by
+// its outcome, which names the cause: the peer must not wait for an answer that never comes.
+func (s *sender) send(b []byte) error {
+	err := s.lane.b.Answer(s.conn, b)
+	if !errors.Is(err, driver.ErrBounds) {
+		return err
+	}
+	head := answerHead(b)
+	if short := exchange.AppendOutcome(bytes.Clone(head), err); len(short) < len(b) {
+		if err = s.lane.b.Answer(s.conn, short); !errors.Is(err, driver.ErrBounds) {
+			return err
+		}
+	}
+	return s.lane.b.Answer(s.conn, append(bytes.Clone(head), exchange.OutOfBounds))
 }
 
-// give ends t's turn, or its wait for it, and returns the transfer whose turn it is then.
-func (l *longTurn) give(t *Transfer) (next *Transfer) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.waiting = slices.DeleteFunc(l.waiting, func(other *Transfer) bool { return other == t })
-	if l.owner != t {
-		return nil
+// answerHead is the part of an answer before its outcome.
+func answerHead(b []byte) []byte {
+	switch b[0] {
+	case exchange.IsHopEnd:
+		return b[:1+exchange.HopName]
 	}
-	l.owner = nil
-	if len(l.waiting) > 0 {
-		l.owner = l.waiting[0]
-		l.waiting = slices.Delete(l.waiting, 0, 1)
+	return []byte{exchange.IsWindow, 0, 0}
+}
+
+// sendAnswers sends the waiting answers, as far as there is room. The progress goroutine calls it.
+func (l *lane) sendAnswers() {
+	a := &l.answers
+	if a.count.Load() == 0 {
+		return
 	}
-	return l.owner
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.of = slices.DeleteFunc(a.of, func(s *sender) bool {
+		for len(s.waiting) > 0 {
+			err := s.send(s.waiting[0])
+			if errors.Is(err, driver.ErrFull) {
+				return false
+			}
+			s.waiting = s.waiting[1:]
+			if err != nil {
+				s.waiting = nil // the connection has ended
+			}
+		}
+		return true
+	})
+	a.count.Store(int64(len(a.of)))
+}
+
+// answered deals with an answer of the peer, by a connection of ours.
+func (c *conn) answered(data []byte) {
+	switch data[0] {
+	case exchange.IsWindow, exchange.IsHopEnd:
+		c.peer.chains().answered(c, data[0], data[1:])
+	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/engine/internal/rendezvous"
 	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
@@ -63,22 +64,6 @@ func TestLastWordOfOneDial(t *testing.T) {
 	require.Same(t, two, next(t, b).Peer)
 }
 
-// claim connects raw to an engine and says a hello in the name of another.
-func claim(t testing.TB, b *Engine, as *Engine, show exchange.Secret) driver.Peer {
-	t.Helper()
-	raw, err := mem.New(mem.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = raw.Close() })
-	p, err := raw.Connect(within(t), b.lanes[0].b.Addr())
-	require.NoError(t, err)
-	for i, msg := range [][]byte{as.hello(show), append([]byte{exchange.IsNotification},
-		"lie"...)} {
-		require.NoError(t, p.Submit(uint64(i), &driver.Batch{Op: Write, Tail: driver.NotifyTail,
-			Notify: msg}))
-	}
-	return p
-}
-
 // TestNoMemberSpeaksAsAnother has a connection claim to be an engine that the owner knows by
 // Serve, with and without a ticket of its own.
 func TestNoMemberSpeaksAsAnother(t *testing.T) {
@@ -92,12 +77,13 @@ func TestNoMemberSpeaksAsAnother(t *testing.T) {
 	for name, show := range map[string]exchange.Secret{"none": {}, "guessed": {1},
 		"its own": own.secret} {
 		t.Run(name, func(t *testing.T) {
-			liar := claim(t, b, a, show)
+			liar := dialRaw(t, b, a, show)
+			liar.say(t, append([]byte{exchange.IsNotification}, "lie"...))
 			n := next(t, b)
 			require.Equal(t, "lie", string(n.Data))
 			require.Nil(t, n.Peer)
 			require.Empty(t, n.From)
-			require.NoError(t, liar.Close())
+			require.NoError(t, liar.p.Close())
 			require.Nil(t, next(t, b).Peer)
 			require.False(t, known.Peer.isLost(), "the liar has hung up in the name of another")
 		})
@@ -141,10 +127,11 @@ func TestOwnDescriptionIsServedNoPeer(t *testing.T) {
 	for range 100 {
 		c, err := net.Dial("unix", path)
 		require.NoError(t, err)
-		require.NoError(t, writeFrame(c, frameMark, append(bytes.Clone(ours), make([]byte, 16)...)))
-		_, err = readFrame(c, 1<<24)
+		require.NoError(t, rendezvous.WriteFrame(c, rendezvous.Description,
+			append(bytes.Clone(ours), make([]byte, 16)...)))
+		_, err = rendezvous.ReadFrame(c, 1<<24)
 		require.NoError(t, err)
-		_, err = readFrame(c, 0)
+		_, err = rendezvous.ReadFrame(c, 0)
 		require.NoError(t, err)
 		require.NoError(t, c.Close())
 	}
@@ -155,30 +142,11 @@ func TestOwnDescriptionIsServedNoPeer(t *testing.T) {
 	require.Len(t, e.tickets, 1, "tickets other than that of Self")
 }
 
-// TestSilentMembersMakeRoom fills the lobby with connections that have shown their user and
-// say nothing: another member gets in.
-func TestSilentMembersMakeRoom(t *testing.T) {
-	e := open(t, "server", func(c *Config) { c.HandshakesMax, c.HandshakeTimeout = 4, time.Hour })
-	path := serveUnix(t, e)
-	for range 4 {
-		c, err := net.Dial("unix", path)
-		require.NoError(t, err)
-		defer c.Close()
-	}
-	p, err := open(t, "honest").Dial(within(t), "unix", path)
-	require.NoError(t, err)
-	require.NoError(t, p.Close())
-}
-
 // TestLongNotifications go in parts, from several transfers at once, and one that is given up
 // in the middle leaves nothing behind.
 func TestLongNotifications(t *testing.T) {
-	over := func(c *Config) {
-		b, err := mem.New(mem.Config{})
-		require.NoError(t, err)
-		c.Backends = []driver.Backend{shortWords{b}}
-	}
-	a, b := open(t, "a", over), open(t, "b", over, func(c *Config) { c.NotifyMax = 1 << 20 })
+	a := open(t, "a", shortWords(t))
+	b := open(t, "b", shortWords(t), func(c *Config) { c.NotifyMax = 1 << 20 })
 	p := connect(t, a, b)
 	require.Equal(t, 1<<20, p.MessageMax())
 	tooLong := transfer(t, p, Write)
@@ -227,50 +195,39 @@ func TestLongNotifications(t *testing.T) {
 	require.True(t, bytes.Equal(next(t, b).Data, bytes.Repeat([]byte{3}, size+3)))
 }
 
-// shortWords is mem with short messages.
-type shortWords struct{ *mem.Backend }
-
-func (b shortWords) Caps() driver.Caps {
-	c := b.Backend.Caps()
-	c.MessageMax = messageMin
-	return c
-}
-
-// full is mem that has room for answers while the test says so.
-type full struct {
-	*mem.Backend
-	room  atomic.Bool
-	asked chan struct{}
-}
-
-func (f *full) Answer(conn uint64, b []byte) error {
-	if f.room.Load() {
-		return f.Backend.Answer(conn, b)
-	}
-	select {
-	case f.asked <- struct{}{}:
-	default:
-	}
-	return driver.ErrFull
+// shortWords has an engine use mem with short messages.
+func shortWords(t testing.TB) func(*Config) {
+	return over(rigged(t, mem.Config{}, rig{caps: func(c *driver.Caps) {
+		c.MessageMax = messageMin
+	}}))
 }
 
 // TestAnswersWaitForRoom keeps what has no room and sends it in order when there is.
 func TestAnswersWaitForRoom(t *testing.T) {
-	inner, err := mem.New(mem.Config{})
-	require.NoError(t, err)
-	f := &full{Backend: inner, asked: make(chan struct{}, 1)}
-	a, b := newHost(t, "a"), newHostOver(t, f, "b")
+	var room atomic.Bool
+	asked := make(chan struct{}, 1)
+	a, b := newHost(t, "a"), newHostOver(t, rigged(t, mem.Config{}, rig{
+		onAnswer: func([]byte) error {
+			if room.Load() {
+				return nil
+			}
+			select {
+			case asked <- struct{}{}:
+			default:
+			}
+			return driver.ErrFull
+		}}), "b")
 	fill(a.mem, 7)
 	p := connect(t, a.e, b.e)
 	tr := transfer(t, p, Write)
-	f.room.Store(true) // for the window
+	room.Store(true) // for the window
 	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, hostBytes))
-	f.room.Store(false)
+	room.Store(false)
 	check(t, tr.Post())
-	<-f.asked
+	<-asked
 	require.False(t, tr.Done())
-	f.room.Store(true)
-	b.e.lanes[0].stir() // as the backend does by its FD
+	room.Store(true)
+	b.e.lanes[0].wakeProgress() // as the backend does by its FD
 	require.NoError(t, tr.Wait(within(t)))
 	require.True(t, bytes.Equal(a.mem, b.mem))
 }
@@ -284,7 +241,7 @@ func TestHostileMessages(t *testing.T) {
 			data := append([]byte{byte(kind)}, make([]byte, n)...)
 			l.receiveMu.Lock()
 			l.senders = map[uint64]*sender{1: {lane: l, conn: 1, gone: make(chan struct{})}}
-			_, forProgram := l.take(&driver.Message{Conn: 1, Data: data})
+			_, forProgram := l.dispatch(&driver.Message{Conn: 1, Data: data})
 			l.receiveMu.Unlock()
 			require.Equal(t, kind == exchange.IsNotification, forProgram, "%x", data)
 		}

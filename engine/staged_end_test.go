@@ -243,26 +243,22 @@ func stagedWithdrawnWhileClosing(t *testing.T) {
 	eventually(t, "the window ends", func() {
 		for over := false; !over; time.Sleep(time.Millisecond) {
 			asked := make(chan bool)
-			w.loop.push(eventFunc(func() { asked <- w.over }))
+			w.loop.push(func() { asked <- w.over })
 			over = <-asked
 		}
 	})
 	s.asked(from, exchange.IsWithdrawn, h.req.AppendName(nil))
 	done := make(chan struct{})
-	w.loop.push(eventFunc(func() { close(done) }))
+	w.loop.push(func() { close(done) })
 	<-done
 	select {
 	case b := <-ears.heard:
 		t.Errorf("while the hop is under way the peer is told %v", b)
 	default:
 	}
-	w.loop.push(eventFunc(func() { h.finish(ErrAborted) }))
+	w.loop.push(func() { h.finish(ErrAborted) })
 	<-ended
 	if len(ears.heard) != 1 {
 		t.Errorf("%d answers, want that of the hop", len(ears.heard))
 	}
 }
-
-type eventFunc func()
-
-func (f eventFunc) happen() { f() }

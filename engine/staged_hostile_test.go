@@ -76,7 +76,7 @@ func stagedForgeries(t *testing.T) {
 		"an answer to none":  append([]byte{exchange.IsHopEnd}, make([]byte, 30)...),
 		"the end of a part":  {exchange.IsPart, exchange.LastPart, 1, 2, 3},
 	} {
-		if err := q.tell(within(t), q.conns[0].lane, msg); err != nil {
+		if err := q.sendOne(within(t), q.conns[0].lane, msg); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}

@@ -58,16 +58,16 @@ func aHopThatWasGivenUpIsNotOver(t *testing.T) {
 	until(t, "the near hop is in hand", func() bool { return d.kept() > 0 })
 	aborted := make(chan error, 1)
 	go func() { aborted <- tr.Abort(within(t)) }()
-	staged := p.staged().p.(*stagedPeer)
+	staged := p.chains()
 	lost := make(chan struct{})
-	var look asked
-	look = func() { // always in the queue, so that no other event comes between
+	var look func()
+	look = func() { // always in the queue, so that no other task comes between
 		if !slices.ContainsFunc(staged.slots, func(s *slot) bool { return s.lost }) {
 			time.Sleep(time.Millisecond)
 			staged.loop.push(look)
 			return
 		}
-		(&carrierLost{staged, p.conns[0].lane}).happen()
+		staged.carrierLost(p.conns[0].lane)
 		close(lost)
 	}
 	require.True(t, staged.loop.push(look))
@@ -82,11 +82,6 @@ func aHopThatWasGivenUpIsNotOver(t *testing.T) {
 	d.release()
 	until(t, "the hop has ended after all", func() bool { return a.givenUp.proof() == nil })
 }
-
-// asked is a look at what a loop alone touches.
-type asked func()
-
-func (f asked) happen() { f() }
 
 // TestAChainGoesByAnotherConnection when that is lost by which it had the peer's staging memory.
 func TestAChainGoesByAnotherConnection(t *testing.T) {
@@ -115,7 +110,7 @@ func TestAChainGoesByAnotherConnection(t *testing.T) {
 	until(t, "the first connection is lost", func() bool { return p.conns[0].isLost() })
 	fill(a.mem, 31)
 	until(t, "the chain by it is forgotten", func() bool {
-		return !p.staged().p.(*stagedPeer).knows(a.hbm, m, false)
+		return !p.chains().hasChain(a.hbm, m, false)
 	})
 	check(t, tr.Add(a.hbm, 0, m, 0, hostBytes))
 	run(t, tr)

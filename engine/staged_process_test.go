@@ -186,11 +186,6 @@ func TestStagedKilledPeer(t *testing.T) {
 	check(t, f.peer.Close())
 }
 
-// stagedDo is an event of a test.
-type stagedDo func()
-
-func (do stagedDo) happen() { do() }
-
 // TestStagedLateHop kills the other process while this side has not heard yet that the hop to
 // it has ended: the loss of the connection is heard first.
 func TestStagedLateHop(t *testing.T) {
@@ -203,11 +198,11 @@ func TestStagedLateHop(t *testing.T) {
 	f.hold(t)
 	check(t, tr.Post())
 	f.expect(t, "has one in hand")
-	sp := f.peer.staged().p.(*stagedPeer)
+	sp := f.peer.chains()
 	var late []*slot
 	tell := func(do func()) {
 		done := make(chan struct{})
-		if !sp.loop.push(stagedDo(func() { do(); close(done) })) {
+		if !sp.loop.push(func() { do(); close(done) }) {
 			t.Fatal("the stager has ended")
 		}
 		<-done

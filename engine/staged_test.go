@@ -14,9 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/backends/mem"
-	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/internal/testing/promise"
@@ -165,37 +163,6 @@ func (l *list) apply(op Op, to, from []byte) {
 	for i := 0; l.pages != nil && i < l.pages.Count; i++ {
 		d := l.pages.Pattern()
 		one(d.Local.At(i), d.Remote.At(i), d.Run)
-	}
-}
-
-// TestStagedOverUCX has another backend carry the bytes and the words between the engines, one
-// with small messages.
-func TestStagedOverUCX(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
-	over := func(name string) *host {
-		wire, err := ucx.New(ucx.Config{})
-		if err != nil {
-			drivertest.SkipIfUnavailable(t, err)
-		}
-		return newHostOver(t, wire, name)
-	}
-	a, b := over("a"), over("b")
-	p := connect(t, a.e, b.e)
-	m := remote(t, p, "hbm")
-	fill(a.mem, 4)
-	want := bytes.Clone(a.mem)
-	w, r := transfer(t, p, Write), transfer(t, p, Read)
-	check(t, w.Add(a.hbm, 0, m, 0, hostBytes))
-	check(t, r.Add(a.hbm, 0, m, 0, hostBytes))
-	run(t, w)
-	clear(a.mem)
-	run(t, r)
-	if !bytes.Equal(b.mem, want) || !bytes.Equal(a.mem, want) {
-		t.Error("other bytes have come, or come back")
-	}
-	if x, err := a.e.Explain(p, a.hbm, m); err != nil ||
-		!strings.Contains(x.String(), "-ucx- dram of the peer") {
-		t.Errorf("explained, %v:\n%v", err, &x)
 	}
 }
 

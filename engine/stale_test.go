@@ -98,9 +98,9 @@ func abortGraceBeginsAtAbort(t *testing.T) {
 		if err := tr.Abort(over); !errors.Is(err, context.Canceled) {
 			t.Errorf("abort: %v", err)
 		}
-		if left := time.Duration(tr.deadline.Load()) - p.e.now(); !tr.look().has(cancelled) ||
-			tr.look().has(severed) || left > limit {
-			t.Errorf("state %b, for another %v", tr.look(), left)
+		if left := time.Duration(tr.deadline.Load()) - p.e.now(); !tr.state().has(cancelled) ||
+			tr.state().has(severed) || left > limit {
+			t.Errorf("state %b, for another %v", tr.state(), left)
 		}
 	}
 	f.finishOne(driver.ErrAborted)

@@ -5,6 +5,9 @@ package engine
 import (
 	"encoding/hex"
 	"errors"
+	"math"
+	"math/bits"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -44,7 +47,7 @@ var errorKinds = []struct {
 	{"other", nil},
 }
 
-// counters is what a connection counts.
+// counters are those of a connection.
 type counters struct {
 	bytes   atomic.Uint64
 	errors  [9]atomic.Uint64 // by errorKinds
@@ -129,3 +132,140 @@ func (e *Engine) Stats() Stats {
 
 // engineOf names an engine where its name may be another's, too.
 func engineOf(id wire.ID) string { return hex.EncodeToString(id[:8]) }
+
+// A Histogram has eight buckets for each power of two, from histogramMin on.
+const (
+	histogramSteps   = 8
+	histogramBits    = 6  // of the first power: 64 ns
+	histogramPowers  = 33 // up to 2^39 ns, nine minutes
+	histogramMin     = 1 << histogramBits
+	histogramBuckets = 1 + histogramPowers*histogramSteps
+)
+
+// Histogram counts durations. Bounds says what a bucket holds.
+type Histogram struct {
+	Buckets [histogramBuckets]uint64
+}
+
+// bucketOf returns the bucket of a duration.
+func bucketOf(d time.Duration) int {
+	if d < histogramMin {
+		return 0
+	}
+	power := bits.Len64(uint64(d)) - 1
+	step := int(d>>(power-3)) % histogramSteps
+	return min(1+(power-histogramBits)*histogramSteps+step, histogramBuckets-1)
+}
+
+// Bounds returns which durations bucket i holds: those from low on that are below high. They
+// differ by an eighth. The first holds all below 64 ns, the last all from its low on.
+func (h *Histogram) Bounds(i int) (low, high time.Duration) {
+	if i <= 0 {
+		return 0, histogramMin
+	}
+	i--
+	shift := histogramBits + i/histogramSteps - 3
+	n := time.Duration(histogramSteps + i%histogramSteps)
+	return n << shift, (n + 1) << shift
+}
+
+// Quantile returns the q-th quantile, 0 when empty. It is off by an eighth at most.
+func (h *Histogram) Quantile(q float64) time.Duration {
+	var total uint64
+	for _, n := range h.Buckets {
+		total += n
+	}
+	rank := uint64(math.Ceil(min(max(q, 0), 1) * float64(total)))
+	rank = max(rank, min(1, total))
+	for i, n := range h.Buckets {
+		if n >= rank && rank > 0 {
+			low, high := h.Bounds(i)
+			return low + time.Duration(float64(high-low)*float64(rank)/float64(n))
+		}
+		rank -= min(n, rank)
+	}
+	return 0
+}
+
+// meter measures the rate of a connection: bytes over the time in which it was busy, however
+// many transfers shared it. Only large transfers count, since small ones say more of latency.
+type meter struct {
+	mu     sync.Mutex    // guards the fields below
+	active int           // large transfers under way
+	since  time.Duration // begin of the sample
+	bytes  uint64        // that have been moved in it
+	failed bool          // a transfer of it failed: its bytes are not known
+
+	rate    float64 // bytes a second, smoothed
+	samples uint64
+	last    time.Duration // end of the last sample
+}
+
+const (
+	rateBytesMin   = 1 << 20               // 1 MiB
+	rateSamplesMin = 8                     // before which a rate is not believed
+	rateSample     = 10 * time.Millisecond // of a connection that is busy all the time
+	rateHalfLife   = 5 * time.Second       // in which a measured rate loses half of its weight
+	rateLives      = 6                     // half-lives after which it has none
+)
+
+// enter begins a large transfer.
+func (m *meter) enter(now time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.active == 0 {
+		m.since, m.bytes, m.failed = now, 0, false
+	}
+	m.active++
+}
+
+// leave ends one.
+func (m *meter) leave(now time.Duration, bytes uint64, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.active--
+	if ok {
+		m.bytes += bytes
+	} else {
+		m.failed = true
+	}
+	took := now - m.since
+	if m.active > 0 && took < rateSample || took <= 0 {
+		return
+	}
+	if !m.failed {
+		rate := float64(m.bytes) / took.Seconds()
+		if m.samples++; m.samples > 1 {
+			rate = m.rate*7/8 + rate/8
+		}
+		m.rate, m.last = rate, now
+	}
+	m.since, m.bytes, m.failed = now, 0, false
+}
+
+// measured returns the rate, 0 until it is believable.
+func (m *meter) measured() float64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.samples < rateSamplesMin {
+		return 0
+	}
+	return m.rate
+}
+
+// estimate returns the rate by which to choose, and whether it was measured. What is not
+// measured again loses its weight against what the backend has declared, so that a route
+// that was slow once is tried again.
+func (m *meter) estimate(now time.Duration, declared float64) (rate float64, isMeasured bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	age := now - m.last
+	if m.samples < rateSamplesMin || m.active == 0 && age > rateLives*rateHalfLife {
+		return declared, false
+	}
+	if m.active > 0 {
+		age = min(age, rateSample)
+	}
+	weight := math.Exp2(-age.Seconds() / rateHalfLife.Seconds())
+	return declared + (m.rate-declared)*weight, true
+}

@@ -4,7 +4,6 @@ package engine
 
 import (
 	"fmt"
-	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -15,12 +14,13 @@ import (
 // posted, done, posted again. Done, Err, Wait, Abort and Completed may be called from any
 // goroutine; all other methods belong to one at a time. Misuse is an error, ErrBusy while posted.
 type Transfer struct {
-	e     *Engine
-	p     *Peer
-	op    Op
-	route Route
-	slot  int
-	quiet bool // counted in no statistics
+	e      *Engine
+	p      *Peer
+	op     Op
+	route  Route
+	slot   int
+	quiet  bool    // counted in no statistics
+	extras *extras // nil: none
 
 	transferList
 	transferFlight
@@ -35,12 +35,11 @@ type transferList struct {
 	loops   []driver.Loop // the same
 	regions []*Region
 	remotes []*Remote
-	message []byte // beginning with what it is
+	message []byte // beginning with its kind
 	text    []byte // the program's notification, by reference
 	frame   []byte // room for its message
 	parts   []byte // the same in parts
 	notify  bool   // message follows the data
-	greets  *conn  // whose hello is among the batches; nil: none
 	dirty   bool   // the list has changed since batches was made
 	batches []batch
 	bytes   uint64
@@ -49,84 +48,56 @@ type transferList struct {
 
 // transferFlight is how far the last post has come.
 type transferFlight struct {
-	submitted   atomic.Int64  // index of the next batch to submit; moved by the submitter alone
-	remaining   atomic.Int64  // batches that have not ended
-	outstanding atomic.Uint64 // a bit for each batch with the backend
-	resting     atomic.Bool   // see submit
-	holds       atomic.Int32  // see holdPost
-	deadline    atomic.Int64
-	postedAt    time.Duration
+	submitted      atomic.Int64  // index of the next batch to submit; moved by the submitter alone
+	remaining      atomic.Int64  // batches that have not ended
+	outstanding    atomic.Uint64 // a bit for each batch with the backend
+	waitingForRoom atomic.Bool   // parked: see parkUntilProgress
+	pins           atomic.Int32  // goroutines that look at the batches; Post waits for 0
+	deadline       atomic.Int64
+	postedAt       time.Duration
 }
 
 // transferOutcome is the outcome of the last post, and the goroutines that wait for it.
 type transferOutcome struct {
-	word  atomic.Uint64 // see life
-	cause atomic.Pointer[cause]
+	stateWord atomic.Uint64 // a state
+	cause     atomic.Pointer[cause]
 
 	lastUnanswered atomic.Uint64 // generation of the last post that ended so; 0: none
 
 	completed chan struct{}
-	watched   atomic.Bool // the program has asked for completed
 	sleepers  sleepers
-	hook      func() // called when it is done; it must not block: see OnDone
 }
 
 // NewTransfer makes an empty transfer towards a peer. A zero Route lets the
 // engine choose; Route.Only names the one backend that may serve it.
 func (e *Engine) NewTransfer(p *Peer, op Op, route Route) (*Transfer, error) {
-	if op != Read && op != Write {
-		return nil, &OpError{Op: "new transfer", Peer: p.name,
-			Err: fmt.Errorf("%v is neither Read nor Write: %w", op, ErrNotSupported)}
-	}
-	if op == Read && route.Durable {
-		return nil, &OpError{Op: "new transfer", Peer: p.name,
-			Err: fmt.Errorf("Route.Durable is for writes: %w", ErrNotSupported)}
-	}
-	if p.e != e {
-		return nil, &OpError{Op: "new transfer", Peer: p.name,
-			Err: fmt.Errorf("the peer belongs to another engine: %w", ErrNoRoute)}
-	}
-	if err := route.check(e); err != nil {
-		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: err}
-	}
-	if e.isClosing() {
-		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: ErrClosed}
-	}
 	t := &Transfer{e: e, p: p, op: op, route: route}
 	t.completed = make(chan struct{}, 1)
-	if !e.slots.take(t) {
-		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: fullError("transfers",
-			e.cfg.TransfersMax, "TransfersMax")}
+	if err := t.admit(); err != nil {
+		return nil, &OpError{Op: "new transfer", Peer: p.name, Err: err}
 	}
 	p.transfers.Add(1)
 	return t, nil
 }
 
-// Post starts the transfer and returns at once. Errors that it returns are misuse
-// (ErrBusy, ErrClosed, an empty list); everything that happens on the way is the
-// transfer's outcome. It allocates nothing unless the list has changed.
-func (t *Transfer) Post() error {
-	if t.e.isClosing() {
-		return errPostClosed
-	}
-	from := t.look()
-	if !from.atRest() || from.has(unproven) || !t.swap(from, from&^phaseMask|preparing) {
-		return t.misuse("post")
-	}
-	for t.holds.Load() != 0 {
-		runtime.Gosched() // a goroutine is about to see that the last post is over
-	}
-	if err := t.prepare(); err != nil {
-		t.word.Store(uint64(from))
+// admit checks a new transfer, and takes its slot.
+func (t *Transfer) admit() error {
+	switch err := t.route.check(t.e); {
+	case t.op != Read && t.op != Write:
+		return fmt.Errorf("%v is neither Read nor Write: %w", t.op, ErrNotSupported)
+	case t.op == Read && t.route.Durable:
+		return fmt.Errorf("Route.Durable is for writes: %w", ErrNotSupported)
+	case t.p.e != t.e:
+		return fmt.Errorf("the peer belongs to another engine: %w", ErrNoRoute)
+	case err != nil:
 		return err
+	case t.e.isClosing():
+		return ErrClosed
+	case !t.e.slots.take(t):
+		return fullError("transfers", t.e.cfg.TransfersMax, "TransfersMax")
 	}
-	t.begin()
-	t.submit(nil)
-	t.poll()
 	return nil
 }
-
-var errPostClosed = fmt.Errorf("post transfer: the engine is closed: %w", ErrClosed)
 
 // via returns the connections in use.
 func (t *Transfer) via() []*conn {
@@ -142,34 +113,9 @@ func (t *Transfer) poll() {
 	}
 }
 
-// begin sets a post up. An atomic store costs as much as the whole check before it, hence
-// the looks.
-func (t *Transfer) begin() {
-	if len(t.completed) > 0 {
-		select {
-		case <-t.completed:
-		default:
-		}
-	}
-	if t.cause.Load() != nil {
-		t.cause.Store(nil)
-	}
-	t.submitted.Store(0)
-	t.remaining.Store(int64(len(t.batches)))
-	t.postedAt = t.e.now()
-	for i := range t.groups {
-		if g := &t.groups[i]; g.bytes >= rateBytesMin && !t.quiet {
-			g.conn.counters.enter(t.postedAt)
-		}
-	}
-	t.deadline.Store(int64(t.postedAt + t.e.cfg.TransferTimeout))
-	t.word.Store(t.e.slots.renew(t)<<lifeBits | uint64(posted))
-	t.e.sweeper.watch()
-}
-
 // Reset empties the list, so that the transfer can be filled anew.
 func (t *Transfer) Reset() error {
-	from := t.look()
+	from := t.state()
 	if !from.atRest() || !t.swap(from, from&^phaseMask|idle) {
 		return t.misuse("reset")
 	}
@@ -187,7 +133,7 @@ func (t *Transfer) release() {
 	}
 	t.regions = t.regions[:0]
 	for i, m := range t.remotes {
-		m.letGo()
+		m.unuse()
 		t.remotes[i] = nil
 	}
 	t.remotes = t.remotes[:0]
@@ -201,7 +147,7 @@ func (t *Transfer) release() {
 // Close gives the transfer back. It is ErrBusy while posted: Abort it first.
 func (t *Transfer) Close() error {
 	for {
-		from := t.look()
+		from := t.state()
 		if from.phase() == closed {
 			return nil
 		}
@@ -220,13 +166,13 @@ func (t *Transfer) Close() error {
 }
 
 // isUnproven reports whether the transfer was given up: a backend may still use its memory.
-func (t *Transfer) isUnproven() bool { return t.look().has(unproven) }
+func (t *Transfer) isUnproven() bool { return t.state().has(unproven) }
 
 func (t *Transfer) misuse(verb string) error {
 	if t.isUnproven() {
 		return fmt.Errorf("%s transfer: it was given up without proof: Close it: %w", verb, ErrBusy)
 	}
-	switch t.look().phase() {
+	switch t.state().phase() {
 	case preparing, posted, ending:
 		return fmt.Errorf("%s transfer: it is posted: Wait for it or Abort it first: %w", verb,
 			ErrBusy)

@@ -14,20 +14,20 @@ import (
 // Done reports whether the transfer has ended. It polls the backend, so that a
 // goroutine may spin on it.
 func (t *Transfer) Done() bool {
-	if w := t.look(); w.phase() != posted {
+	if w := t.state(); w.phase() != posted {
 		return w.phase() == done
 	}
 	for _, c := range t.via() {
 		c.lane.spins.Add(1)
 		c.lane.poll()
 	}
-	return t.look().phase() == done
+	return t.state().phase() == done
 }
 
 // Err returns the outcome of a transfer that is done: nil, or why it failed.
 // While it is posted the answer is ErrBusy.
 func (t *Transfer) Err() error {
-	switch w := t.look(); w.phase() {
+	switch w := t.state(); w.phase() {
 	case preparing, posted, ending:
 		return ErrBusy
 	case done:
@@ -38,8 +38,11 @@ func (t *Transfer) Err() error {
 
 // Completed is signalled for each Post, when that is done. It may be signalled once more: ask Done.
 func (t *Transfer) Completed() <-chan struct{} {
-	if t.watched.CompareAndSwap(false, true) && t.look().phase() == done {
-		t.announce()
+	if t.sleepers.watch(t.completed) && t.state().phase() == done {
+		select {
+		case t.completed <- struct{}{}:
+		default:
+		}
 	}
 	return t.completed
 }
@@ -47,7 +50,7 @@ func (t *Transfer) Completed() <-chan struct{} {
 // Wait blocks until the transfer is done and returns its outcome. The context
 // ends the wait, not the transfer.
 func (t *Transfer) Wait(ctx context.Context) error {
-	w := t.look()
+	w := t.state()
 	switch w.phase() {
 	case done:
 		return t.outcome(w)
@@ -60,17 +63,17 @@ func (t *Transfer) Wait(ctx context.Context) error {
 	return t.park(ctx, anyPost)
 }
 
-// help copies here what no other goroutine copies yet.
+// help copies the batches that no other goroutine copies yet.
 func (t *Transfer) help(ctx context.Context) bool {
 	for _, c := range t.via() {
-		generation := t.look().generation()
+		generation := t.state().generation()
 		for left := t.outstanding.Load(); left != 0; left &= left - 1 {
 			if c.p.Help(tag(t.slot, generation, bits.TrailingZeros64(left)), ctx.Done()) {
 				c.lane.poll()
 			}
 		}
 	}
-	return t.look().phase() == done
+	return t.state().phase() == done
 }
 
 // spin polls for Config.Spin, unless a backend asks not to: most transfers of a few pieces end
@@ -84,12 +87,12 @@ func (t *Transfer) spin() bool {
 	end := t.e.now() + t.e.cfg.Spin
 	for t.e.cfg.Spin > 0 && t.e.now() < end {
 		t.poll()
-		if t.look().phase() == done {
+		if t.state().phase() == done {
 			return true
 		}
 		runtime.Gosched()
 	}
-	return t.look().phase() == done
+	return t.state().phase() == done
 }
 
 func (t *Transfer) park(ctx context.Context, generation uint64) error {
@@ -117,25 +120,18 @@ func (t *Transfer) sleep(ctx context.Context, generation uint64) error {
 	return t.Err()
 }
 
-func (t *Transfer) announce() {
-	select {
-	case t.completed <- struct{}{}:
-	default:
-	}
-}
-
 // sleepers are the goroutines that sleep until a post of a transfer ends. Each has a channel of its
 // own, so that no other goroutine, and no later post, takes its signal.
 type sleepers struct {
 	count atomic.Int32
 
 	mu   sync.Mutex
-	all  []chan struct{} // with room for one signal
+	all  []chan struct{} // with room for one signal; of these, Completed's for good
 	free []chan struct{} // for the next: a sleep allocates nothing
 }
 
-// enter returns what wake signals. The caller looks at the state after that, and again at each
-// signal: settle changes the state before it looks at count.
+// enter returns the channel that wake signals. The caller looks at the state after that, and again
+// at each signal: settle changes the state before it looks at count.
 func (s *sleepers) enter() chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,6 +144,18 @@ func (s *sleepers) enter() chan struct{} {
 	s.all = append(s.all, c)
 	s.count.Store(int32(len(s.all)))
 	return c
+}
+
+// watch adds a channel for good. It reports true the first time.
+func (s *sleepers) watch(c chan struct{}) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slices.Contains(s.all, c) {
+		return false
+	}
+	s.all = append(s.all, c)
+	s.count.Store(int32(len(s.all)))
+	return true
 }
 
 func (s *sleepers) leave(c chan struct{}) {
@@ -175,4 +183,19 @@ func (s *sleepers) wake() {
 		default:
 		}
 	}
+}
+
+// OnDone has f called once for each Post, when that is done: for a program that serves many
+// transfers from one place and wants no goroutine for each. Nil takes it away. It is called from
+// whatever goroutine ended the transfer, perhaps before Post has returned, so it must not block and
+// must not call the engine: it wakes a goroutine, which asks Done. By then the transfer may have
+// been posted again. ErrBusy while it is posted.
+func (t *Transfer) OnDone(f func()) error {
+	if !t.state().atRest() {
+		return t.misuse("change")
+	}
+	if f != nil || t.extras != nil {
+		t.extra().hook = f
+	}
+	return nil
 }

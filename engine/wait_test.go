@@ -3,8 +3,16 @@
 package engine
 
 import (
+	"context"
+	"errors"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 // TestEveryWaiterWakes has several goroutines wait for each of many posts, with
@@ -56,4 +64,188 @@ func TestWaitSpinsUnlessTheBackendAsks(t *testing.T) {
 		}
 		check(t, tr.Wait(within(t)))
 	}
+}
+
+// parkedContext has the first goroutine that is about to sleep until it ends stand there: it has
+// looked at the state of the transfer already.
+type parkedContext struct {
+	context.Context
+	came, goOn chan struct{}
+}
+
+func (c *parkedContext) Done() <-chan struct{} {
+	select {
+	case c.came <- struct{}{}:
+		<-c.goOn
+	default:
+	}
+	return c.Context.Done()
+}
+
+func newParkedContext() *parkedContext {
+	return &parkedContext{context.Background(), make(chan struct{}), make(chan struct{})}
+}
+
+// awake fails the test if a goroutine that was woken sleeps on.
+func awake(t *testing.T, ended <-chan error) {
+	t.Helper()
+	select {
+	case err := <-ended:
+		check(t, err)
+	case <-time.After(limit):
+		t.Fatal("it still sleeps, though its post is over")
+	}
+}
+
+// endPost ends the post that is under way.
+func endPost(t *testing.T, f *fake, tr *Transfer) {
+	t.Helper()
+	for !f.finishOne(nil) {
+	}
+	check(t, tr.Wait(within(t)))
+}
+
+// TestAbortOutlastsItsPost: the post of an Abort that is about to sleep ends, and the program posts
+// the transfer anew. Abort returns, for its own post is over, and does not await the next one.
+func TestAbortOutlastsItsPost(t *testing.T) {
+	f := &fake{manual: true}
+	p, r, m := overFake(t, f, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 1)
+	ctx := newParkedContext()
+	check(t, tr.Post())
+	aborted := make(chan error, 1)
+	go func() { aborted <- tr.Abort(ctx) }()
+	<-ctx.came
+	endPost(t, f, tr)
+	check(t, tr.Post())
+	close(ctx.goOn)
+	awake(t, aborted) // the fake has the next post until the line below
+	endPost(t, f, tr)
+}
+
+// TestCompletedTakesNoWaitersSignal: a goroutine that receives from Completed leaves the one in
+// Wait its own signal.
+func TestCompletedTakesNoWaitersSignal(t *testing.T) {
+	f := &fake{manual: true}
+	p, r, m := overFake(t, f, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 1)
+	ctx, completed := newParkedContext(), tr.Completed()
+	check(t, tr.Post())
+	waited := make(chan error, 1)
+	go func() { waited <- tr.park(ctx, anyPost) }()
+	<-ctx.came
+	for !f.finishOne(nil) {
+	}
+	<-completed
+	close(ctx.goOn)
+	awake(t, waited)
+}
+
+// TestOnDone counts the calls, one for each post, also of one that fails.
+func TestOnDone(t *testing.T) {
+	p, src, m, _ := pair(t, 1<<20)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(src, 0, m, 0, 1<<20))
+	told := make(chan bool, 16)
+	check(t, tr.OnDone(func() { told <- tr.Done() }))
+	for range 3 {
+		check(t, tr.Post())
+		check(t, tr.Wait(context.Background()))
+		select {
+		case done := <-told:
+			if !done {
+				t.Error("told of a transfer that is not done")
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("nobody was told")
+		}
+	}
+	check(t, tr.OnDone(nil))
+	check(t, tr.Post())
+	check(t, tr.Wait(context.Background()))
+	if len(told) != 0 {
+		t.Error("told once more than posted")
+	}
+	if n := allocs.PerRun(10, func() { _ = tr.OnDone(nil) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestOnDoneWhilePosted: the hook belongs to the post that is under way.
+func TestOnDoneWhilePosted(t *testing.T) {
+	p, src, m, _ := pair(t, 1<<20)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(src, 0, m, 0, 1<<20))
+	check(t, tr.OnDone(func() {}))
+	tr.stateWord.Store(uint64(posted))
+	err := tr.OnDone(nil)
+	tr.stateWord.Store(uint64(idle))
+	if !errors.Is(err, ErrBusy) {
+		t.Error("changed the hook of a transfer that is posted")
+	}
+}
+
+// TestMessageByAnotherLane reads by one backend and tells the peer by another,
+// which is not posted to before the first has finished. Nobody spins: the engine
+// itself has to look for the completion.
+func TestMessageByAnotherLane(t *testing.T) {
+	data, talk := &fake{name: "data", manual: true, mute: true}, &fake{name: "talk"}
+	var ops []driver.Op
+	talk.onSubmit = func(_ int, op driver.Op, _ uint64, notify bool) error {
+		ops = append(ops, op)
+		return nil
+	}
+	e := open(t, "e", func(c *Config) {
+		c.Backends = []driver.Backend{data, talk}
+		c.Spin = -1
+	})
+	r := register(t, e, "r", 1<<16)
+	p, err := e.Self()
+	check(t, err)
+	tr, err := e.NewTransfer(p, Read, Route{})
+	check(t, err)
+	scattered(t, tr, r, remote(t, p, "r"), 100)
+	check(t, tr.Notify([]byte("done")))
+	for round := range 5 {
+		check(t, tr.Post())
+		for range 100 {
+			for !data.finishOne(nil) {
+				e.lanes[0].poll()
+			}
+		}
+		e.lanes[0].poll()
+		check(t, tr.Wait(within(t)))
+		if len(ops) != round+1 || ops[round] != Write {
+			t.Fatalf("messages went as %v, want as writes", ops)
+		}
+	}
+	check(t, tr.Close())
+}
+
+// TestSlots takes every slot that a configuration may have: each is taken once, finds its transfer
+// by the tag of any batch, and is taken again once it is given back.
+func TestSlots(t *testing.T) {
+	var s slots
+	s.init(transfersLimit)
+	live := make([]Transfer, transfersLimit)
+	for i := range live {
+		if !s.take(&live[i]) {
+			t.Fatalf("no slot after %d of %d", i, len(live))
+		}
+		slot, generation, bit := untag(tag(live[i].slot, s.renew(&live[i]), batchesInFlight-1))
+		if slot != live[i].slot || generation != 1 || bit != batchesInFlight-1 {
+			t.Fatalf("the tag of slot %d is for %d, %d, %d", live[i].slot, slot, generation, bit)
+		}
+		if s.get(slot) != &live[i] {
+			t.Fatalf("slot %d has another transfer", slot)
+		}
+	}
+	require.False(t, s.take(new(Transfer)), "one more than there are slots")
+	s.give(&live[5])
+	require.Nil(t, s.get(live[5].slot))
+	require.True(t, s.take(&live[0]))
+	require.Equal(t, live[5].slot, live[0].slot)
+	require.EqualValues(t, 2, s.renew(&live[0]), "the generation of a slot only grows")
 }

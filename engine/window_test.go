@@ -72,87 +72,48 @@ func TestWindowsOfAnotherName(t *testing.T) {
 	run(t, tr)
 }
 
-// TestWindowsOfOneTicket are bounded, refused with the reason, and counted down again; another
-// engine has its own.
-func TestWindowsOfOneTicket(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
-	a, b := newHost(t, "a"), newHost(t, "b")
-	own := b.e.issueTicket("host a")
-	var list []*rawConn
-	for range windowsMax {
-		c := dialRaw(t, b.e, a.e, own.secret)
-		require.NoError(t, c.askWindow(t))
-		list = append(list, c)
+// TestWindowsAreBounded for one ticket, for one host, however often it dials, and for connections
+// that show no ticket, once there are such. They are refused with the reason, counted down again,
+// and others have theirs.
+func TestWindowsAreBounded(t *testing.T) {
+	const ofHost = windowsMax + 1
+	for name, c := range map[string]struct {
+		most int
+		show func(b *Engine, own *ticket) exchange.Secret
+		want string
+	}{
+		"one ticket": {windowsMax, func(_ *Engine, own *ticket) exchange.Secret {
+			return own.secret
+		}, fmt.Sprintf("%d windows already", windowsMax)},
+		"one host": {ofHost, func(b *Engine, _ *ticket) exchange.Secret {
+			return b.issueTicket("host a").secret
+		}, "host a has 5 windows already, half of Config.StagingBytes"},
+		"no ticket": {ofHost, func(*Engine, *ticket) exchange.Secret { return exchange.Secret{} },
+			"what shows no ticket has 5 windows already"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			leak.Check(t, hostmem.InUse)
+			a := newHost(t, "a")
+			b := newHost(t, "b", func(c *Config) {
+				c.StagingBytes = 2 * ofHost * slotsMax * slotBytes
+			})
+			own := b.e.issueTicket("host a")
+			var list []*rawConn
+			for range c.most {
+				conn := dialRaw(t, b.e, a.e, c.show(b.e, own))
+				require.NoError(t, conn.askWindow(t))
+				list = append(list, conn)
+			}
+			more := dialRaw(t, b.e, a.e, c.show(b.e, own))
+			err := more.askWindow(t)
+			require.ErrorIs(t, err, ErrFull)
+			require.ErrorContains(t, err, c.want)
+			other := b.e.issueTicket("host b").secret
+			require.NoError(t, dialRaw(t, b.e, a.e, other).askWindow(t))
+			require.NoError(t, list[0].p.Close())
+			until(t, "room again", func() bool { return more.askWindow(t) == nil })
+		})
 	}
-	more := dialRaw(t, b.e, a.e, own.secret)
-	err := more.askWindow(t)
-	require.ErrorIs(t, err, ErrFull)
-	require.ErrorContains(t, err, fmt.Sprintf("%d windows already", windowsMax))
-	p := connect(t, a.e, b.e)
-	tr := transfer(t, p, Write)
-	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1))
-	run(t, tr)
-	require.NoError(t, list[0].p.Close())
-	until(t, "room again", func() bool { return more.askWindow(t) == nil })
-}
-
-// TestWindowsOfOneHost are bounded, however often it dials: others have theirs.
-func TestWindowsOfOneHost(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
-	const most = windowsMax + 1
-	a := newHost(t, "a")
-	b := newHost(t, "b", func(c *Config) { c.StagingBytes = 2 * most * slotsMax * slotBytes })
-	ask := func(origin string) (*rawConn, error) {
-		c := dialRaw(t, b.e, a.e, b.e.issueTicket(origin).secret)
-		return c, c.askWindow(t)
-	}
-	first, err := ask("host a")
-	require.NoError(t, err)
-	for range most - 1 {
-		_, err = ask("host a")
-		require.NoError(t, err)
-	}
-	more, err := ask("host a")
-	require.ErrorIs(t, err, ErrFull)
-	require.ErrorContains(t, err, "host a has 5 windows already, half of Config.StagingBytes")
-	_, err = ask("host b")
-	require.NoError(t, err)
-	require.NoError(t, first.p.Close())
-	until(t, "room again", func() bool { return more.askWindow(t) == nil })
-}
-
-// TestWindowsWithoutTicket leave half of the memory to engines that show one, once there are such.
-func TestWindowsWithoutTicket(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
-	const most = windowsMax + 1
-	a := newHost(t, "a")
-	b := newHost(t, "b", func(c *Config) { c.StagingBytes = 2 * most * slotsMax * slotBytes })
-	own := b.e.issueTicket("host a")
-	first := dialRaw(t, b.e, a.e, exchange.Secret{})
-	require.NoError(t, first.askWindow(t))
-	for range most - 1 {
-		require.NoError(t, dialRaw(t, b.e, a.e, exchange.Secret{}).askWindow(t))
-	}
-	more := dialRaw(t, b.e, a.e, exchange.Secret{})
-	err := more.askWindow(t)
-	require.ErrorIs(t, err, ErrFull)
-	require.ErrorContains(t, err, "what shows no ticket has 5 windows already")
-	require.NoError(t, dialRaw(t, b.e, a.e, own.secret).askWindow(t))
-	require.NoError(t, first.p.Close())
-	until(t, "room again", func() bool { return more.askWindow(t) == nil })
-}
-
-// shortAnswers is mem that takes short answers alone.
-type shortAnswers struct {
-	*mem.Backend
-	most int
-}
-
-func (n shortAnswers) Answer(conn uint64, b []byte) error {
-	if len(b) > n.most {
-		return fmt.Errorf("answer of %d bytes, at most %d: %w", len(b), n.most, ErrBounds)
-	}
-	return n.Backend.Answer(conn, b)
 }
 
 // TestAnswersTooLong has a peer that takes only short answers: it is told so, and does not wait
@@ -160,11 +121,15 @@ func (n shortAnswers) Answer(conn uint64, b []byte) error {
 func TestAnswersTooLong(t *testing.T) {
 	for _, most := range []int{64, 1 + exchange.HopName + 1} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
-			inner, err := mem.New(mem.Config{})
-			require.NoError(t, err)
-			a, b := newHost(t, "a"), newHostOver(t, shortAnswers{inner, most}, "b")
+			a, b := newHost(t, "a"), newHostOver(t, rigged(t, mem.Config{}, rig{
+				onAnswer: func(b []byte) error {
+					if len(b) > most {
+						return fmt.Errorf("answer of %d bytes: %w", len(b), ErrBounds)
+					}
+					return nil
+				}}), "b")
 			p := connect(t, a.e, b.e)
-			err = transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1)
+			err := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1)
 			require.Error(t, err)
 			require.NotErrorIs(t, err, ErrTimeout)
 			require.NotContains(t, err.Error(), "no answer")

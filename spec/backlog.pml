@@ -23,11 +23,11 @@
 //
 // Which code each step is:
 //
-//   submit, stop: submit.go: submitNext, skip
-//   rest, look, wake: submit.go: rest, resume
-//   queue, recheck, take, again: backlog.go: wait, pop, first
-//   Poster, Aborter: transfer.go: Post; abort.go: interrupt; submit.go: takeOut
-//   Progress, Poller: lane.go: serve, poll; submit.go: endBatch, where a failure does what
+//   submit, stop: post.go: submit
+//   rest, look, wake: backlog.go: parkUntilProgress, resume
+//   queue, recheck, take, again: backlog.go: enqueue, drain
+//   Poster, Aborter: post.go: Post; deadline.go: interrupt; backlog.go: takeOut
+//   Progress, Poller: lane.go: serve, poll; post.go: finish, where a failure does what
 //     Aborter does
 
 #ifndef ROOM

@@ -19,11 +19,11 @@
 //
 // Which code each step is:
 //
-//   by, acknowledgement, cancel: staged_hop.go: prepareFar; staged_slot.go: happen, failed
-//   hand, withdraw, giveUp: staged_slot.go: await, stop, giveUp; staged_hop.go: withdraw
-//   enter, stop, place, finish: window_hop.go: begin, withdraw, post, finish
-//   end, quiet: staged_memory.go: Revoke
-//   cut: window.go: end; staged_peer.go: carrierLost
+//   by, acknowledgement, cancel: chain_slot.go: prepareHop, hopEnded, failed
+//   hand, withdraw, giveUp: chain_slot.go: await, stop, giveUp, withdraw
+//   enter, stop, place, finish: chain_window.go: begin, withdraw, post, finish
+//   end, quiet: chain_memory.go: Revoke
+//   cut: chain_window.go: end; chain_peer.go: carrierLost
 
 #ifndef PIECES
 #define PIECES 2

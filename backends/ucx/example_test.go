@@ -64,7 +64,12 @@ func Example() {
 		log.Fatal(err)
 	}
 	copy(local.Bytes(), "keys and values")
-	if _, err := remote.WriteAt(local.Bytes()[:15], 4096); err != nil {
+	write, err := prefill.NewTransfer(peer, engine.Write, engine.Route{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := errors.Join(write.Add(local, 0, remote, 4096, 15), write.Post(),
+		write.Wait(context.Background())); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Printf("%s\n", arrived.Bytes()[4096:4096+15])

@@ -4,15 +4,12 @@ package engine
 
 import "sync"
 
-// event is something that a loop deals with.
-type event interface{ happen() }
-
-// loop deals with events one after the other, in a goroutine that begins with the first.
-// An event must not wait: it must not connect, close a Peer, or call Self.
+// loop runs tasks one after the other, in a goroutine that begins with the first. A task must not
+// wait: it must not connect, close a Peer, or call Self.
 type loop struct {
-	mu      sync.Mutex // guards what follows
-	queue   []event
-	foreign int // events in queue that a peer has caused
+	mu      sync.Mutex // guards the fields below
+	queue   []func()
+	foreign int // tasks in queue that a peer has caused
 	started bool
 	closed  bool
 
@@ -26,23 +23,24 @@ const foreignMax = 1 << 10
 
 func newLoop() *loop { return &loop{wake: make(chan struct{}, 1), ended: make(chan struct{})} }
 
-// push hands an event to the goroutine. It reports false when the loop is closed.
-func (l *loop) push(ev event) bool { return l.add(ev, 0) }
+// push hands a task to the goroutine. It reports false when the loop is closed.
+func (l *loop) push(task func()) bool { return l.add(task, 0) }
 
-// pushIfStarted is push of what concerns a loop only that has dealt with events.
-func (l *loop) pushIfStarted(ev event) {
+// pushIfStarted pushes the task only if the loop is running.
+func (l *loop) pushIfStarted(task func()) {
 	l.mu.Lock()
 	started := l.started
 	l.mu.Unlock()
 	if started {
-		l.push(ev)
+		l.push(task)
 	}
 }
 
-// pushForeign is push for what a peer has caused: there is a limit.
-func (l *loop) pushForeign(ev event) bool { return l.add(ev, 1) }
+// pushForeign pushes a task that a peer has caused. It reports false, too, when foreignMax of these
+// are in the queue.
+func (l *loop) pushForeign(task func()) bool { return l.add(task, 1) }
 
-func (l *loop) add(ev event, foreign int) bool {
+func (l *loop) add(task func(), foreign int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed || foreign > 0 && l.foreign >= foreignMax {
@@ -52,13 +50,13 @@ func (l *loop) add(ev event, foreign int) bool {
 		l.started = true
 		go l.run()
 	}
-	l.queue = append(l.queue, ev)
+	l.queue = append(l.queue, task)
 	l.foreign += foreign
-	l.rouse()
+	l.signal()
 	return true
 }
 
-func (l *loop) rouse() {
+func (l *loop) signal() {
 	select {
 	case l.wake <- struct{}{}:
 	default:
@@ -67,18 +65,18 @@ func (l *loop) rouse() {
 
 func (l *loop) run() {
 	defer close(l.ended)
-	var events []event
+	var tasks []func()
 	for {
 		l.mu.Lock()
-		events, l.queue = l.queue, events[:0]
+		tasks, l.queue = l.queue, tasks[:0]
 		l.foreign = 0
 		closed := l.closed
 		l.mu.Unlock()
-		for i, ev := range events {
-			ev.happen()
-			events[i] = nil
+		for i, task := range tasks {
+			task()
+			tasks[i] = nil
 		}
-		if len(events) > 0 {
+		if len(tasks) > 0 {
 			continue
 		}
 		if closed {
@@ -88,12 +86,12 @@ func (l *loop) run() {
 	}
 }
 
-// close ends the goroutine after the events that were pushed, and waits for that.
+// close ends the goroutine after the tasks that were pushed, and waits for that.
 func (l *loop) close() {
 	l.mu.Lock()
 	l.closed = true
 	started := l.started
-	l.rouse()
+	l.signal()
 	l.mu.Unlock()
 	if started {
 		<-l.ended
@@ -115,7 +113,7 @@ type localWait struct {
 	then func(*Peer, error)
 }
 
-// get calls then with a Peer that is connected by a lane, now or as a later event.
+// get calls then with a Peer that is connected by a lane, now or in a later task.
 func (l *localPeer) get(by *lane, then func(*Peer, error)) {
 	if l.peer != nil && l.peer.alive(by.index) {
 		then(l.peer, nil)
@@ -128,19 +126,11 @@ func (l *localPeer) get(by *lane, then func(*Peer, error)) {
 	l.asking = true
 	if !l.s.serve(func() {
 		p, err := l.s.e.local()
-		l.loop.push(&localGiven{l, p, err})
+		l.loop.push(func() { l.given(p, err) })
 	}) {
 		l.given(nil, ErrClosed)
 	}
 }
-
-type localGiven struct {
-	l   *localPeer
-	p   *Peer
-	err error
-}
-
-func (g *localGiven) happen() { g.l.given(g.p, g.err) }
 
 func (l *localPeer) given(p *Peer, err error) {
 	l.asking = false

@@ -4,6 +4,7 @@ package engine
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine/internal/exchange"
 )
 
 // stagedPeer is the way to a peer by chains. Its batches are cut into pieces, which take
@@ -28,12 +30,12 @@ type stagedPeer struct {
 
 	pending atomic.Int64 // batches
 
-	opening sync.Mutex // one goroutine at a time makes what follows, before any batch needs it
+	opening sync.Mutex // held by the goroutine that makes the fields below, before a batch
 	near    *pool
 	windows map[*lane]*farWindow // by the lane that asked: they end with its connection
 	given   bool                 // the loop has a local Peer
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	remotes map[uint32]*stagedRemote
 	keys    map[*Remote]uint32
 	lastKey uint32
@@ -45,8 +47,9 @@ type stagedPeer struct {
 	there   map[*lane]*farWindow
 	turn    []*stagedJob // with pieces that have no slot yet
 	jobs    map[uint64]*stagedJob
-	closing *stagedClose
-	forced  bool // no piece waits for an answer of the peer any more
+	closing bool
+	idle    chan struct{} // closed once closing is set and no hop is under way; nil then
+	forced  bool          // no piece waits for an answer of the peer any more
 }
 
 // stagedRemote is a memory of the peer and the ways to it that were prepared, by shape.
@@ -79,7 +82,7 @@ func (sp *stagedPeer) route(local *Region, remote *Remote, durable bool) (cost d
 	}
 	slots, err := sp.prepare(&c)
 	if err == nil {
-		err = sp.remember(local, remote, durable, c)
+		err = sp.keepChain(local, remote, durable, c)
 	}
 	if err != nil {
 		return cost, "", fmt.Sprintf("staging memory: %v", err)
@@ -91,7 +94,8 @@ func (sp *stagedPeer) route(local *Region, remote *Remote, durable bool) (cost d
 	return c.cost(), text, ""
 }
 
-// prepare makes what a chain needs, and returns how many pieces it may have under way.
+// prepare makes the pool, the local Peer and the window of a chain, as far as they are missing. It
+// returns how many pieces the chain may have under way.
 func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
 	sp.opening.Lock()
 	defer sp.opening.Unlock()
@@ -102,7 +106,12 @@ func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
 		if sp.near, err = sp.s.newPool(); err != nil {
 			return 0, err
 		}
-		sp.loop.push(&slotsMade{sp, sp.near})
+		near := sp.near
+		sp.loop.push(func() {
+			for i := range near.slots {
+				sp.slots = append(sp.slots, newSlot(sp, near, i))
+			}
+		})
 	}
 	if c.near != nil && !sp.given {
 		self, err := sp.s.e.local()
@@ -110,7 +119,7 @@ func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
 			return 0, err
 		}
 		sp.given = true
-		sp.loop.push(&localGiven{&sp.local, self, nil})
+		sp.loop.push(func() { sp.local.given(self, nil) })
 	}
 	slots = sp.near.slots
 	if !c.far {
@@ -124,13 +133,13 @@ func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
 			return 0, err
 		}
 		sp.windows[c.by] = w
-		sp.loop.push(&windowMade{sp, w})
+		sp.loop.push(func() { sp.there[w.carrier] = w })
 	}
 	return min(slots, w.slots), nil
 }
 
-// remember keeps a way for the batches to come.
-func (sp *stagedPeer) remember(local *Region, remote *Remote, durable bool, c chain) error {
+// keepChain keeps a way for the batches to come.
+func (sp *stagedPeer) keepChain(local *Region, remote *Remote, durable bool, c chain) error {
 	key, err := sp.key(remote)
 	if err != nil {
 		return err
@@ -143,8 +152,8 @@ func (sp *stagedPeer) remember(local *Region, remote *Remote, durable bool, c ch
 	return nil
 }
 
-// knows reports whether a way is remembered.
-func (sp *stagedPeer) knows(local *Region, remote *Remote, durable bool) bool {
+// hasChain reports whether a way is remembered.
+func (sp *stagedPeer) hasChain(local *Region, remote *Remote, durable bool) bool {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	m := sp.remotes[sp.keys[remote]]
@@ -155,8 +164,8 @@ func (sp *stagedPeer) knows(local *Region, remote *Remote, durable bool) bool {
 	return ok
 }
 
-// unlearn forgets the ways that go by a lane whose connection is lost.
-func (sp *stagedPeer) unlearn(l *lane) {
+// forgetChains forgets the ways that go by a lane whose connection is lost.
+func (sp *stagedPeer) forgetChains(l *lane) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	for _, m := range sp.remotes {
@@ -235,7 +244,7 @@ func (sp *stagedPeer) Submit(tag uint64, b *driver.Batch) error {
 }
 
 func (sp *stagedPeer) submit(j *stagedJob) error {
-	if err := j.look(); err != nil {
+	if err := j.check(); err != nil {
 		return err
 	}
 	if sp.pending.Add(1) > stagedJobs {
@@ -244,7 +253,7 @@ func (sp *stagedPeer) submit(j *stagedJob) error {
 	}
 	sp.mu.Lock()
 	defer sp.mu.Unlock() // so that none comes behind the end
-	if sp.closed || !sp.loop.push(j) {
+	if sp.closed || !sp.loop.push(func() { sp.begin(j) }) {
 		sp.pending.Add(-1)
 		return ErrClosed
 	}
@@ -252,9 +261,15 @@ func (sp *stagedPeer) submit(j *stagedJob) error {
 }
 
 // Cancel implements driver.Peer.
-func (sp *stagedPeer) Cancel(tag uint64) { sp.loop.push(&stagedCancel{sp, tag}) }
+func (sp *stagedPeer) Cancel(tag uint64) {
+	sp.loop.push(func() {
+		if j := sp.jobs[tag]; j != nil {
+			sp.end(j, ErrAborted)
+		}
+	})
+}
 
-// Close implements driver.Peer. A peer that does not answer for what it has in hand is
+// Close implements driver.Peer. A peer that does not answer for pieces that it has in hand is
 // waited for no longer than half of AbortGrace. The hops are waited for until they end: they are
 // transfers, and the sweeper ends each, by closing its connection where nothing else helps.
 func (sp *stagedPeer) Close() error {
@@ -273,17 +288,28 @@ func (sp *stagedPeer) Close() error {
 	if sp.near == nil {
 		return nil // never used
 	}
-	ended := &stagedClose{sp: sp, done: make(chan struct{})}
-	if !sp.loop.push(ended) {
+	idle, released := make(chan struct{}), make(chan struct{})
+	if !sp.loop.push(func() { // all batches end; hops that were given up are not waited for
+		sp.closing, sp.idle = true, idle
+		for _, j := range sp.jobs {
+			sp.end(j, ErrClosed)
+		}
+		sp.feed()
+	}) {
 		return nil
 	}
-	if !waitFor(ended.done, sp.s.e.cfg.AbortGrace/2) {
-		sp.loop.push(&stagedForce{sp})
-		waitFor(ended.done, closeMax)
+	if !waitFor(idle, sp.s.e.cfg.AbortGrace/2) {
+		sp.loop.push(func() { // ends the pieces that wait for an answer of the peer, or will
+			sp.forced = true
+			for _, s := range sp.slots {
+				s.giveUp(false)
+			}
+			sp.feed()
+		})
+		waitFor(idle, closeMax)
 	}
-	released := &stagedRelease{sp: sp, done: make(chan struct{})}
-	if sp.loop.push(released) {
-		<-released.done
+	if sp.loop.push(func() { sp.release(released) }) {
+		<-released
 	}
 	return nil
 }
@@ -299,18 +325,6 @@ func waitFor(done <-chan struct{}, limit time.Duration) bool {
 	}
 }
 
-// stagedCancel ends a batch early.
-type stagedCancel struct {
-	sp  *stagedPeer
-	tag uint64
-}
-
-func (c *stagedCancel) happen() {
-	if j := c.sp.jobs[c.tag]; j != nil {
-		c.sp.end(j, ErrAborted)
-	}
-}
-
 // end lets a batch begin no more pieces, and ends those under way.
 func (sp *stagedPeer) end(j *stagedJob, why error) {
 	j.fail(why)
@@ -322,71 +336,132 @@ func (sp *stagedPeer) end(j *stagedJob, why error) {
 	sp.feed()
 }
 
-// stagedClose ends all batches; done is closed when no hop is under way, but for those that
-// were given up.
-type stagedClose struct {
-	sp   *stagedPeer
-	done chan struct{}
-	told bool
-}
-
-func (c *stagedClose) happen() {
-	c.sp.closing = c
-	for _, j := range c.sp.jobs {
-		c.sp.end(j, ErrClosed)
-	}
-	c.sp.feed()
-}
-
-// stagedForce ends what waits for an answer of the peer, or will.
-type stagedForce struct{ sp *stagedPeer }
-
-func (f *stagedForce) happen() {
-	f.sp.forced = true
-	for _, s := range f.sp.slots {
-		s.giveUp(false)
-	}
-	f.sp.feed()
-}
-
-// carrierLost ends what waits for an answer that came by a lane.
-type carrierLost struct {
-	sp   *stagedPeer
-	lane *lane
-}
-
-func (c *carrierLost) happen() {
-	c.sp.unlearn(c.lane)
-	for _, s := range c.sp.slots {
-		if s.job != nil && s.c.by == c.lane {
+// carrierLost ends the pieces that wait for an answer by a lane whose connection is lost.
+func (sp *stagedPeer) carrierLost(by *lane) {
+	sp.forgetChains(by)
+	for _, s := range sp.slots {
+		if s.job != nil && s.c.by == by {
 			s.giveUp(true)
 		}
 	}
-	c.sp.feed()
+	sp.feed()
 }
 
-// stagedRelease gives the slots back.
-type stagedRelease struct {
-	sp   *stagedPeer
-	done chan struct{}
-}
-
-func (r *stagedRelease) happen() {
-	s, pool, lost := r.sp.s, r.sp.near, false
+// release gives the slots back, and closes done then.
+func (sp *stagedPeer) release(done chan struct{}) {
+	s, pool, lost := sp.s, sp.near, false
 	var notices []*Transfer
-	for _, slot := range r.sp.slots {
+	for _, slot := range sp.slots {
 		lost = !slot.close() || lost
 		if slot.notice != nil {
 			notices = append(notices, slot.notice)
 		}
 	}
 	s.e.running.Add(1)
-	go func() { // the proof may take an event of this loop
+	go func() { // the proof may take a task of this loop
 		defer s.e.running.Done()
-		defer close(r.done)
+		defer close(done)
 		pool.close(s, lost)
 		for _, t := range notices {
 			_ = t.stopAndClose(s.e.cfg.AbortGrace)
 		}
 	}()
+}
+
+// farWindow is staging memory of the peer that is ours to use.
+type farWindow struct {
+	slots   int
+	carrier *lane
+	remote  *Remote
+}
+
+// heard is the answer to a request for a window.
+type heard struct {
+	by   *lane
+	body []byte // not nil
+}
+
+// openWindow asks the peer's engine for staging memory, and waits for the answer. Asked
+// again, the peer gives the same window.
+func (sp *stagedPeer) openWindow(ctx context.Context, carrier *lane) (*farWindow, error) {
+	select {
+	case <-sp.heard: // the answer to an earlier request
+	default:
+	}
+	w, err := (*farWindow)(nil), sp.p.sendOne(ctx, carrier, []byte{exchange.IsWindowAsk})
+	if err == nil {
+		w, err = sp.accept(ctx, carrier)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask the peer for staging memory: %w", err)
+	}
+	return w, nil
+}
+
+// accept takes the answer.
+func (sp *stagedPeer) accept(ctx context.Context, carrier *lane) (*farWindow, error) {
+	var body []byte
+	for body == nil {
+		select {
+		case h := <-sp.heard:
+			if h.by == carrier { // else it is late, and of a request by another
+				body = h.body
+			}
+		case <-sp.p.conns[carrier.index].gone:
+			return nil, ErrPeerLost
+		case <-ctx.Done():
+			return nil, fmt.Errorf("no answer: %w", driver.ContextError(ctx))
+		}
+	}
+	const fixed = 2
+	if len(body) < fixed {
+		return nil, fmt.Errorf("an answer of %d bytes: %w", len(body), ErrCorrupt)
+	}
+	w := &farWindow{carrier: carrier, slots: int(binary.LittleEndian.Uint16(body))}
+	if w.slots == 0 {
+		if err := exchange.ParseOutcome(body[fixed:]); err != nil {
+			return nil, err
+		}
+		return nil, fmt.Errorf("an answer without slots: %w", ErrCorrupt)
+	}
+	d, err := sp.p.read(body[fixed:])
+	if err != nil {
+		return nil, err
+	}
+	r, one := d.Only()
+	if !one || r.Size < uint64(w.slots)*slotBytes || r.Kind != driver.DRAM {
+		return nil, fmt.Errorf("a window of %d slots with another memory: %w", w.slots, ErrCorrupt)
+	}
+	w.remote = sp.p.remoteOf(&d.Description, &r)
+	_, err = w.remote.key(carrier.index)
+	return w, err
+}
+
+// answered takes an answer of the peer that came by a connection of ours.
+func (sp *stagedPeer) answered(by *conn, what byte, body []byte) {
+	if what == exchange.IsHopEnd {
+		sp.loop.pushForeign(func() { sp.hopEnded(by.lane, body) })
+		return
+	}
+	select {
+	case sp.heard <- heard{by.lane, body}:
+	default: // a second one
+	}
+}
+
+// hopEnded takes the answer to a request for a hop, or to its withdrawal.
+func (sp *stagedPeer) hopEnded(by *lane, body []byte) {
+	var h exchange.Hop
+	rest, ok := h.ParseName(body)
+	if !ok || int(h.Slot) >= len(sp.slots) {
+		return
+	}
+	s := sp.slots[h.Slot]
+	if s.job == nil || s.number != h.Number || s.answered || s.step == atNear || s.c.by != by {
+		return
+	}
+	s.answered, s.answer = true, exchange.ParseOutcome(rest)
+	if s.step == atHand {
+		s.proceed()
+	}
 }

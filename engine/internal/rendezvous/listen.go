@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package engine
+package rendezvous
 
 import (
 	"errors"
@@ -22,7 +22,7 @@ const (
 	stalePause = 25 * time.Millisecond
 )
 
-// Listen is net.Listen for Serve. The socket file that a killed program has left does not stop it:
+// Listen is net.Listen. The socket file that a killed program has left does not stop it:
 // a file at which the kernel refuses connections is replaced. Programs that call it at the same
 // time do so one after the other, by a lock of the folder: a socket refuses connections, too,
 // between the two system calls by which a program begins to listen.

@@ -103,7 +103,7 @@ func (m *stagedMemory) Revoke(ctx context.Context) error {
 	if quiet != nil {
 		s.mu.Lock()
 		for w := range s.windows {
-			w.loop.push(&hopsRevoked{w, m})
+			w.loop.push(func() { w.stopHops(m, ErrRevoked) })
 		}
 		s.mu.Unlock()
 		select {
@@ -120,24 +120,13 @@ func (m *stagedMemory) Revoke(ctx context.Context) error {
 	return nil
 }
 
-// hopsRevoked has a window's hops of a memory end soon.
-type hopsRevoked struct {
-	w *window
-	m *stagedMemory
-}
-
-func (f *hopsRevoked) happen() {
-	for i := range f.w.hops {
-		if h := &f.w.hops[i]; h.memory == f.m {
-			h.stop(ErrRevoked)
-		}
-	}
-}
-
 // own returns the memory as the engine's own peer knows it.
 func (m *stagedMemory) own(self *Peer) (*Remote, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.revoked {
+		return nil, ErrRevoked
+	}
 	if m.self != nil && m.self.p == self {
 		return m.self, nil
 	}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rendezvous is for two engines that exchange descriptions over a stream: a listener, the
+// proof of the other side's identity, and the frames.
+package rendezvous
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/identity"
+	"github.com/sluicehq/sluice/internal/session"
+)
+
+// Policy says who may be at the other end. A Unix socket needs no identity: the kernel tells of
+// which user the other side is.
+type Policy struct {
+	Identity  *identity.Identity // nil: none
+	Plaintext bool               // streams over a network may be in the open
+}
+
+// Answer makes a stream that was accepted one that may be spoken over. proven: the
+// other side is known by user or certificate. secure is nil where TLS itself has said no.
+func (p *Policy) Answer(ctx context.Context, conn net.Conn) (secure net.Conn, proven bool,
+	err error) {
+	switch c := conn.(type) {
+	case *net.UnixConn:
+		return conn, true, checkUser(c)
+	case *tls.Conn:
+		return conn, true, checkTLS(ctx, c, true)
+	}
+	if p.Identity == nil {
+		return conn, false, p.CheckPlain()
+	}
+	secure, err = p.Identity.Answer(ctx, conn)
+	return secure, true, err
+}
+
+// Call is Answer for a stream that this side began; host is the name that was dialled.
+func (p *Policy) Call(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
+	switch c := conn.(type) {
+	case *net.UnixConn:
+		return conn, checkUser(c)
+	case *tls.Conn:
+		return conn, checkTLS(ctx, c, false)
+	}
+	if p.Identity == nil {
+		return conn, p.CheckPlain()
+	}
+	return p.Identity.Call(ctx, conn, host)
+}
+
+// From says what is at the other end of a stream: its address, and the name and serial number of
+// its certificate where it has shown one.
+func From(conn net.Conn) string {
+	text := conn.RemoteAddr().String()
+	if c, ok := conn.(*tls.Conn); ok {
+		if all := c.ConnectionState().PeerCertificates; len(all) > 0 {
+			shown := all[0]
+			text += fmt.Sprintf(" (certificate of %q, serial number %x)", shown.Subject.CommonName,
+				shown.SerialNumber)
+		}
+	}
+	return text
+}
+
+// CheckPlain is an error unless streams may be in plain text.
+func (p *Policy) CheckPlain() error {
+	if p.Plaintext {
+		return nil
+	}
+	return fmt.Errorf("the stream is in plain text: set Config.Identity, or Config.Plaintext on "+
+		"a network that is trusted: %w", os.ErrPermission)
+}
+
+// checkTLS checks TLS that the program has set up for the requirements of Config.Identity. The
+// dialer's tls.Config has verified the side that was called.
+func checkTLS(ctx context.Context, c *tls.Conn, called bool) error {
+	if err := c.HandshakeContext(ctx); err != nil {
+		return fmt.Errorf("handshake of TLS: %w", err)
+	}
+	switch s := c.ConnectionState(); {
+	case s.Version < tls.VersionTLS13:
+		return fmt.Errorf("the stream has TLS before 1.3: set MinVersion, or use "+
+			"Config.Identity: %w", os.ErrPermission)
+	case called && len(s.VerifiedChains) == 0:
+		return fmt.Errorf("the listener's TLS asks for no certificate: set ClientAuth to "+
+			"tls.RequireAndVerifyClientCert, or use Config.Identity: %w", os.ErrPermission)
+	}
+	return nil
+}
+
+// Explain adds to the error of an exchange why the other side hung up, where TLS knows.
+func (p *Policy) Explain(err error, conn net.Conn) error {
+	if _, plain := conn.(*net.TCPConn); plain && (errors.Is(err, io.EOF) ||
+		errors.Is(err, syscall.ECONNRESET)) {
+		return fmt.Errorf("the other side hung up on plain text (%w): it may ask for TLS, set "+
+			"Config.Identity", err)
+	}
+	if _, secure := conn.(*tls.Conn); !secure {
+		return err
+	}
+	host, _, splitErr := net.SplitHostPort(conn.RemoteAddr().String())
+	if splitErr != nil {
+		host = "the other side"
+	}
+	id := p.Identity
+	if id == nil {
+		id = &identity.Identity{}
+	}
+	return id.Explain(err, host)
+}
+
+// checkUser refuses the other end of a Unix socket when it runs as another user.
+func checkUser(u *net.UnixConn) error {
+	cred, err := credentials(u)
+	if err != nil {
+		return fmt.Errorf("check user of the other side: %w", err)
+	}
+	if int(cred.Uid) != os.Geteuid() {
+		return fmt.Errorf("the other side runs as user %d, this one as %d: run both as one user, "+
+			"or use TLS over TCP: %w", cred.Uid, os.Geteuid(), os.ErrPermission)
+	}
+	return nil
+}
+
+func credentials(u *net.UnixConn) (cred *unix.Ucred, err error) {
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	controlErr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if controlErr != nil {
+		return nil, controlErr
+	}
+	return cred, err
+}
+
+// Origin names the process at the other end of a Unix socket, and the host of another stream.
+func Origin(conn net.Conn) string {
+	if u, ok := conn.(*net.UnixConn); ok {
+		if cred, err := credentials(u); err == nil {
+			return fmt.Sprintf("process %d", cred.Pid)
+		}
+	}
+	return "host " + session.HostOf(conn).String()
+}
+
+// The exchange over a stream: the dialer sends its description, the server
+// answers with its own; each is a mark, a length of 4 bytes, little endian, and the bytes. Both
+// connect, then the server says with a last frame of no bytes that it has. A frame under the other
+// mark is an error text and ends it.
+const (
+	Description = 'D'
+	Refusal     = 'E'
+	headBytes   = 5
+	refusalMax  = 1 << 10
+)
+
+// WriteFrame sends a frame under a mark.
+func WriteFrame(w io.Writer, mark byte, b []byte) error {
+	if mark == Refusal {
+		b = b[:min(len(b), refusalMax)]
+	}
+	frame := binary.LittleEndian.AppendUint32([]byte{mark}, uint32(len(b)))
+	_, err := w.Write(append(frame, b...))
+	return err
+}
+
+// ReadFrame reads a description of at most limit bytes. A refusal is an error: ErrNoRoute.
+func ReadFrame(r io.Reader, limit int) ([]byte, error) {
+	var head [headBytes]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return nil, fmt.Errorf("read description: %w", err)
+	}
+	n := int64(binary.LittleEndian.Uint32(head[1:]))
+	switch {
+	case head[0] == Refusal && n <= refusalMax:
+		text := make([]byte, n)
+		if _, err := io.ReadFull(r, text); err != nil {
+			return nil, fmt.Errorf("read refusal: %w", err)
+		}
+		return nil, fmt.Errorf("refused by the other side: %q: %w", text, driver.ErrNoRoute)
+	case head[0] != Description:
+		return nil, fmt.Errorf("the other side does not speak this protocol (first byte %#x): %w",
+			head[0], driver.ErrCorrupt)
+	case n > int64(limit):
+		return nil, fmt.Errorf("description of %d bytes, at most %d: %w", n, limit,
+			driver.ErrBounds)
+	}
+	// Grows as bytes arrive: a length alone costs the reader nothing.
+	b, err := io.ReadAll(io.LimitReader(r, n))
+	if err == nil && int64(len(b)) != n {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read description: %w", err)
+	}
+	return b, nil
+}
