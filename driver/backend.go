@@ -112,8 +112,8 @@ type Memory interface {
 	// token must be useless without its secret (it begins with Segment.Secret,
 	// 128 unguessable bits), must carry key, epoch and bounds, and must be refused with
 	// ErrBadToken when it is cut, altered or another backend's. The epoch is the generation
-	// of the key: memory that has the key later must have another. Once Revoke was called it
-	// must return ErrClosed.
+	// of the key, and is not needed where no key is used again. Once Revoke was called it must
+	// return ErrClosed.
 	AppendToken(dst []byte) ([]byte, error)
 
 	// Revoke ends the memory. Its epoch must end at once: every access that a peer begins

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
@@ -20,11 +21,12 @@ type stagedMemory struct {
 	key    uint32
 	region *Region // in no table: segment and memories alone
 
-	mu      sync.Mutex // guards what follows
-	revoked bool
-	self    *Remote // the same as memory of the engine's own peer
-	active  int     // hops for peers
-	quiet   chan struct{}
+	revoked atomic.Bool // set under mu
+
+	mu     sync.Mutex // guards what follows
+	self   *Remote    // the same as memory of the engine's own peer
+	active int        // hops for peers
+	quiet  chan struct{}
 }
 
 // register makes a segment known that the other lanes know by mems.
@@ -51,7 +53,10 @@ func (m *stagedMemory) Key() uint32 { return m.key }
 
 // AppendToken implements driver.Memory. DRAM has none: a backend that connects us reaches it.
 func (m *stagedMemory) AppendToken(dst []byte) ([]byte, error) {
-	if m.region.seg.Kind == driver.DRAM {
+	switch {
+	case m.revoked.Load(): // without the lock: own holds it, and asks for all tokens
+		return dst, ErrClosed
+	case m.region.seg.Kind == driver.DRAM:
 		return dst, nil
 	}
 	dst = append(dst, m.region.seg.Secret[:]...)
@@ -69,7 +74,7 @@ func (s *stager) enter(token []byte) (*stagedMemory, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.revoked || subtle.ConstantTimeCompare(token[:16], m.region.seg.Secret[:]) != 1 {
+	if m.revoked.Load() || subtle.ConstantTimeCompare(token[:16], m.region.seg.Secret[:]) != 1 {
 		return nil, ErrRevoked // the key has gone to another memory, or was never given out
 	}
 	m.active++
@@ -90,7 +95,7 @@ func (m *stagedMemory) leave() {
 func (m *stagedMemory) Revoke(ctx context.Context) error {
 	s := m.s
 	m.mu.Lock()
-	m.revoked = true
+	m.revoked.Store(true)
 	if m.self != nil {
 		m.self.retire() // a hop that was given up may list it for ever
 		m.self = nil
@@ -124,7 +129,7 @@ func (m *stagedMemory) Revoke(ctx context.Context) error {
 func (m *stagedMemory) own(self *Peer) (*Remote, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.revoked {
+	if m.revoked.Load() {
 		return nil, ErrRevoked
 	}
 	if m.self != nil && m.self.p == self {

@@ -127,10 +127,10 @@ func TestStagingMemoryCountsUntilItIsGone(t *testing.T) {
 // TestEveryCloseWaits calls Close twice at once, of a region and of its engine:
 // who returns nil has the proof.
 func TestEveryCloseWaits(t *testing.T) {
-	fencing, fenced := make(chan struct{}, 9), make(chan struct{})
+	begun, goOn := make(chan struct{}, 9), make(chan struct{})
 	f := &fake{onRevoke: func(context.Context) error {
-		fencing <- struct{}{}
-		<-fenced
+		begun <- struct{}{}
+		<-goOn
 		return nil
 	}}
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
@@ -150,16 +150,16 @@ func TestEveryCloseWaits(t *testing.T) {
 			}()
 		}
 	}
-	<-fencing
+	<-begun
 	select {
 	case name := <-early:
-		t.Errorf("Close of the %s returned before the fence did", name)
+		t.Errorf("Close of the %s returned before the revoke did", name)
 	case <-time.After(50 * time.Millisecond):
 	}
-	close(fenced)
+	close(goOn)
 	eventually(t, "Close", all.Wait)
-	if n := len(fencing); n != 0 {
-		t.Errorf("the memory was fenced %d more times", n)
+	if n := len(begun); n != 0 {
+		t.Errorf("the memory was revoked %d more times", n)
 	}
 }
 

@@ -203,22 +203,22 @@ func TestTimedChainAbortedWithoutTheTime(t *testing.T) {
 	require.NoError(t, tr.Abort(within(t)), "nothing of this post has left")
 }
 
-// TestFenceOfAllBackends has one backend without a proof, and a context that is over: the epoch
+// TestRevokeOfAllBackends has one backend without a proof, and a context that is over: the epoch
 // of every other has ended all the same.
-func TestFenceOfAllBackends(t *testing.T) {
+func TestRevokeOfAllBackends(t *testing.T) {
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
 	for name, ctx := range map[string]context.Context{"no proof": context.Background(),
 		"over": over} {
 		t.Run(name, func(t *testing.T) {
 			var mu sync.Mutex
-			fenced := map[string]int{}
+			asked := map[string]int{}
 			var list []driver.Backend
 			for i := range 3 {
 				id := fmt.Sprint(i)
 				list = append(list, &fake{name: id, onRevoke: func(context.Context) error {
 					mu.Lock()
-					fenced[id]++
+					asked[id]++
 					mu.Unlock()
 					if id == "0" {
 						return ErrBusy
@@ -235,7 +235,7 @@ func TestFenceOfAllBackends(t *testing.T) {
 			if ctx.Err() != nil {
 				want["1"], want["2"] = 2, 2
 			}
-			require.Equal(t, want, fenced)
+			require.Equal(t, want, asked)
 			list[0].(*fake).onRevoke = nil
 			list[1].(*fake).onRevoke = nil
 			list[2].(*fake).onRevoke = nil

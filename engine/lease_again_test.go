@@ -15,13 +15,13 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/virtual"
 )
 
-// leaseWithoutProof is a lease of which Revoke has failed. Fences fail until proof is set.
-func leaseWithoutProof(t *testing.T) (e *Engine, r *Region, l *Lease, fences *atomic.Int64,
+// leaseWithoutProof is a lease of which Revoke has failed. Revokes fail until proof is set.
+func leaseWithoutProof(t *testing.T) (e *Engine, r *Region, l *Lease, asked *atomic.Int64,
 	proof *atomic.Bool) {
 	t.Helper()
-	fences, proof = new(atomic.Int64), new(atomic.Bool)
+	asked, proof = new(atomic.Int64), new(atomic.Bool)
 	f := &fake{onRevoke: func(ctx context.Context) error {
-		fences.Add(1)
+		asked.Add(1)
 		if proof.Load() {
 			return nil
 		}
@@ -33,17 +33,17 @@ func leaseWithoutProof(t *testing.T) (e *Engine, r *Region, l *Lease, fences *at
 	check(t, err)
 	t.Cleanup(func() { proof.Store(true) }) // before the engine closes
 	require.ErrorIs(t, l.Revoke(context.Background()), ErrUnproven)
-	return e, r, l, fences, proof
+	return e, r, l, asked, proof
 }
 
 // TestLeaseGoesOnceTheProofIsThere: the program has called Revoke once and let go of the lease. The
 // engine looks for the proof, ever more seldom, and ends the lease when it has it.
 func TestLeaseGoesOnceTheProofIsThere(t *testing.T) {
 	virtual.Time(t, func(t *testing.T) {
-		e, r, l, fences, proof := leaseWithoutProof(t)
-		began := fences.Load()
+		e, r, l, asked, proof := leaseWithoutProof(t)
+		began := asked.Load()
 		time.Sleep(10 * time.Minute)
-		if n := fences.Load() - began; n < 10 || n > 100 {
+		if n := asked.Load() - began; n < 10 || n > 100 {
 			t.Errorf("%d looks in ten minutes", n)
 		}
 		proof.Store(true)

@@ -150,17 +150,17 @@ func TestForeignAndBrokenTokens(t *testing.T) {
 	}
 }
 
-// TestRevokeWaitsNoLongerThanItsContext has a fence that takes its time, on behalf
+// TestRevokeWaitsNoLongerThanItsContext has a Revoke of a backend that takes its time, on behalf
 // of somebody else.
 func TestRevokeWaitsNoLongerThanItsContext(t *testing.T) {
 	virtual.Time(t, revokeWaitsNoLongerThanItsContext)
 }
 
 func revokeWaitsNoLongerThanItsContext(t *testing.T) {
-	fencing, fenced := make(chan struct{}, 9), make(chan struct{})
+	begun, goOn := make(chan struct{}, 9), make(chan struct{})
 	f := &fake{onRevoke: func(context.Context) error {
-		fencing <- struct{}{}
-		<-fenced
+		begun <- struct{}{}
+		<-goOn
 		return nil
 	}}
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
@@ -168,7 +168,7 @@ func revokeWaitsNoLongerThanItsContext(t *testing.T) {
 	check(t, err)
 	first := make(chan error)
 	go func() { first <- l.Revoke(context.Background()) }()
-	<-fencing
+	<-begun
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
 	second := make(chan error, 1)
@@ -181,7 +181,7 @@ func revokeWaitsNoLongerThanItsContext(t *testing.T) {
 	case <-time.After(limit):
 		t.Error("Revoke outlives its context")
 	}
-	close(fenced)
+	close(goOn)
 	check(t, <-first)
 	check(t, l.Revoke(context.Background()))
 }

@@ -143,7 +143,7 @@ func TestAChainFillsNoReadOnlyRegion(t *testing.T) {
 	run(t, tr)
 }
 
-// TestCloseWithoutProofSaysSo: a copy into memory of ours is in a backend's hands, which no fence
+// TestCloseWithoutProofSaysSo: a copy into memory of ours is in a backend's hands, which no revoke
 // asks for. Once it has ended after all, nothing is left to say.
 func TestCloseWithoutProofSaysSo(t *testing.T) { virtual.Time(t, closeWithoutProofSaysSo) }
 

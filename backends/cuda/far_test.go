@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -163,6 +164,29 @@ func TestSilentProcess(t *testing.T) {
 	stuck.leave()
 }
 
+// TestEndIsJudged has the owner end an import between the end of the copies and what is told of
+// them: where other memory has come, or may come, the bytes may be lost.
+func TestEndIsJudged(t *testing.T) {
+	onStandIn(t)
+	r, far := newFarRig(t, testConfig())
+	d, _ := r.shared(far, 4096)
+	l := r.local(drivertest.HostMemory, 4096)
+	defer parked.First(spotEnded, nil)
+	for state, want := range []error{importGood: nil, importRevoked: driver.ErrRevoked,
+		importMoving: nil, importMoved: driver.ErrRevoked} {
+		turn := func(to int) {
+			for _, g := range r.b.clients() {
+				g.eachExport(d.m.isExportedAs, func(slot uint32, _ *export) {
+					g.stateOf(slot).Store(uint64(to))
+				})
+			}
+		}
+		parked.First(spotEnded, func() { turn(state) })
+		require.ErrorIs(t, r.end(r.submit(driver.Write, l, d, driver.Desc{Len: 4096})), want)
+		turn(importGood)
+	}
+}
+
 // TestMemoryThatStays has the driver refuse to replace memory: then there is no proof, however
 // often it is asked for, until the driver does. What a frozen process still writes lands elsewhere.
 func TestMemoryThatStays(t *testing.T) {
@@ -307,7 +331,7 @@ func (w *wire) wantHungUp(t *testing.T, after string) {
 	t.Helper()
 	_ = w.conn.SetReadDeadline(time.Now().Add(limit / 2))
 	if _, _, fd, err := w.receive(); !errors.Is(err, unix.ECONNRESET) &&
-		(err == nil || errors.Is(err, driver.ErrTimeout)) {
+		(err == nil || errors.Is(err, os.ErrDeadlineExceeded)) {
 		t.Errorf("%s: a packet (descriptor %d), %v, want to be hung up on", after, fd, err)
 	}
 }

@@ -226,7 +226,11 @@ func TestLostConnectionsKeepNoPlace(t *testing.T) {
 	for _, count := range busy {
 		count.Store(0)
 	}
-	again(true)
+	w, count := again(true)
+	count.Store(1)
+	require.NoError(t, w.send(&head{Kind: sayDrop}, nil, limit))
+	w.wantHungUp(t, "a slot is given back in use")
+	count.Store(0)
 }
 
 // TestAnOwnerClosesBesideASubmit that has seen it open and not yet begun: Close waits for no Poll

@@ -119,7 +119,7 @@ func (p *pair) move(t *testing.T, op driver.Op, d driver.Desc) error {
 }
 
 // TestHBM moves bytes from card to card and back, over all rails, where the program has
-// closed its descriptors, and fences.
+// closed its descriptors, and revokes.
 func TestHBM(t *testing.T) {
 	f, open := standIn(t, 4)
 	leak.Check(t, f.InUse)

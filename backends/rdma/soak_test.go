@@ -37,10 +37,10 @@ type soakPlace struct {
 	message       uint64    // of the batch, 0: none
 	still         []byte    // what remote is while nothing may land, nil: not known
 	revoked       bool      // the key is over
-	disturb       time.Time // when the batch is cancelled, or the memory fenced; zero: not at all
+	disturb       time.Time // when the batch is cancelled, or the memory revoked; zero: not at all
 }
 
-// soak keeps many batches under way, cancels some, fences the memory of some, and knows what must
+// soak keeps many batches under way, cancels some, revokes the memory of some, and knows what must
 // be true all the while.
 type soak struct {
 	*pair
@@ -244,7 +244,7 @@ func (s *soak) run(t *testing.T, chance *fakeverbs.Chance) {
 }
 
 // TestFaultsByChance runs all of the host code, the C side and the control plane, over devices that
-// fail by chance, while batches are cancelled and memory is fenced: no byte is wrong or late, no
+// fail by chance, while batches are cancelled and memory is revoked: no byte is wrong or late, no
 // message lost, twice or out of order, and the peer is not given up.
 func TestFaultsByChance(t *testing.T) {
 	for seed := range uint64(2) {

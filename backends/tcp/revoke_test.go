@@ -20,7 +20,7 @@ import (
 
 // A Revoke that finds a piece in hand ends the epoch at once, has no proof until the piece has
 // landed, and looks for it again when it is called again.
-func TestFenceWaitsForThePieceInHand(t *testing.T) {
+func TestRevokeWaitsForThePieceInHand(t *testing.T) {
 	owner, near := open(t, Config{}), open(t, Config{})
 	m, mem := share(t, owner, 4096)
 	l, local := share(t, near, 4096)
@@ -35,6 +35,8 @@ func TestFenceWaitsForThePieceInHand(t *testing.T) {
 	require.ErrorIs(t, m.Revoke(over), context.Canceled)
 	_, _, err = p.Import(token)
 	require.ErrorIs(t, err, driver.ErrRevoked)
+	other, _ := share(t, owner, 4096)
+	require.NotEqual(t, m.key, other.key, "the key of memory without a proof")
 	require.ErrorIs(t, m.Revoke(over), context.Canceled)
 	fill(local, 9)
 	d := []driver.Desc{{Len: 4096, LocalKey: l.key, RemoteKey: key}}

@@ -11,7 +11,7 @@ import (
 )
 
 // harness reaches peers of this host by UCX's TCP, as those of other hosts, by whatever device UCX
-// chooses. An owner's thread of C that stands holds up a fence whatever its context says, so the
+// chooses. An owner's thread of C that stands holds up the proof of all memory, so the
 // suite parks none: see TestRevokeWhileALandingStands of csrc/ucx.
 var harness = drivertest.Harness{
 	Name:   "ucx",

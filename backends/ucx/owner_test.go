@@ -41,7 +41,7 @@ func serveOwner(spec string) int {
 	must(err)
 	fmt.Printf("%x %x\n", b.Addr(), tok)
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-		if lines.Text() == "fence" {
+		if lines.Text() == "revoke" {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			fmt.Println(m.Revoke(ctx))
 			cancel()
@@ -131,10 +131,10 @@ func (o *owner) keeps(n int, what string) {
 	}
 }
 
-// fence has the owner end the epoch of its memory.
-func (o *owner) fence() {
+// revoke has the owner revoke its memory.
+func (o *owner) revoke() {
 	o.t.Helper()
-	_, _ = fmt.Fprintln(o.in, "fence")
+	_, _ = fmt.Fprintln(o.in, "revoke")
 	require.Equal(o.t, "<nil>", o.line())
 }
 

@@ -16,7 +16,7 @@ import (
 )
 
 // TestPagesThatDoNotCome writes from memory whose pages do not come, as those of a file on a server
-// that is gone: that holds up the writer, and neither the owner nor its fence. What comes later
+// that is gone: that holds up the writer, and neither the owner nor its Revoke. What comes later
 // does not land.
 func TestPagesThatDoNotCome(t *testing.T) {
 	leak.Check(t)
@@ -46,12 +46,12 @@ func TestPagesThatDoNotCome(t *testing.T) {
 	}()
 	defer late.Supply(t)
 	late.Await(t)
-	o.fence()
+	o.revoke()
 	late.Supply(t)
 	require.NoError(t, <-submitted)
 	require.Error(t, o.outcome())
-	o.fence() // the owner has handled what came before
-	o.keeps(ownerBytes, "zeros landed behind the fence")
+	o.revoke() // the owner has handled what came before
+	o.keeps(ownerBytes, "zeros landed behind the revoke")
 	require.NoError(t, m.Revoke(context.Background()))
 	require.NoError(t, p.Close())
 }

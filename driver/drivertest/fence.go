@@ -278,6 +278,9 @@ func (s *stage) impatientRevoke(r *memory) {
 		!errors.Is(err, driver.ErrTimeout) {
 		s.Errorf("revoke within a microsecond: %v, want nil or %v", err, context.DeadlineExceeded)
 	}
+	if other := s.home.share(4096); err != nil && other.key == r.key {
+		s.Errorf("other memory has key %d, whose memory has no proof", r.key)
+	}
 }
 
 // writesAgain has the far side use the token of memory that was registered anew.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lentmem knows which device memory of this process other processes map. A fence against
+// Package lentmem knows which device memory of this process other processes map. A revoke against
 // one that is frozen puts other memory under the addresses (backends/cuda, Config.Peers), which a
 // device that was told of the memory before would not see: it would go on with the old.
 package lentmem
