@@ -141,16 +141,15 @@ var (
 // Between processes, with memory that AllocDevice makes.
 var (
 	betweenHarness   = between("between", hbm, drivertest.Processes)
-	betweenUpHarness = between("between-up", nil, 0, "Lengths", "Pattern", "FenceRevokes",
-		"FenceFrozen", "SilenceUnderWrites")
+	betweenUpHarness = between("between-up", nil, 0, "Lengths", "Patterns", "Revoke",
+		"RevokeFrozen", "RevokeUnderWrites")
 )
 
 func between(name string, local drivertest.Allocator, w drivertest.Wiring,
 	only ...string) drivertest.Harness {
 	h := harness(name, local, sharedHBM, w)
-	h.Only, h.Replaces = only, true
-	h.Park, h.Spots = parkAt, []string{"announced", "good", "shown", "launched"}
-	h.Halts = []string{"ended", "judged"}
+	h.Only = only
+	h.Park, h.Spots = parkAt, []string{"announced", "good", "shown", "launched", "ended", "judged"}
 	h.New = func() (driver.Backend, error) {
 		b, err := New(peersConfig())
 		if err != nil {
@@ -182,11 +181,6 @@ func moving(h drivertest.Harness) drivertest.Harness {
 
 func TestSoakHBMToDRAM(t *testing.T) { drivertest.Run(t, downHarness) }
 func TestSoakHBMToHBM(t *testing.T)  { drivertest.Run(t, withinHarness) }
-
-func BenchmarkDRAMToHBM(b *testing.B)           { drivertest.Benchmark(b, upHarness) }
-func BenchmarkHBMBetweenProcesses(b *testing.B) { drivertest.Benchmark(b, betweenHarness) }
-
-func BenchmarkHBMToHBM(b *testing.B) { drivertest.Benchmark(b, withinHarness) }
 
 // card is the test's own way to memory of devices, which is not the backend's.
 var card struct {

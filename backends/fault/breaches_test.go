@@ -17,40 +17,40 @@ var breaches = []struct {
 	checks []string
 }{
 	{"duplicate", []Rule{{On: Write, Every: 7, Do: BreakDuplicate()}},
-		[]string{"Load", "Hammer"}},
+		[]string{"Load", "Together"}},
 	{"forget", []Rule{{On: Batch, Every: 3, Do: BreakForget()}},
-		[]string{"Load", "Full", "PeerClose"}},
+		[]string{"Load", "Full", "Drop"}},
 	{"early-write", []Rule{{On: Write, Do: BreakEarly(5 * ms)}},
-		[]string{"Lengths", "Pattern"}},
+		[]string{"Lengths", "Patterns"}},
 	{"early-read", []Rule{{On: Read, Do: BreakEarly(5 * ms)}},
 		[]string{"Lengths"}},
 	{"corrupt", []Rule{{On: Write, Every: 5, Do: BreakCorrupt()}},
 		[]string{"Lengths", "Load"}},
 	{"corrupt-all", []Rule{{On: Write, Do: BreakCorrupt()}},
-		[]string{"DescsMax", "Neighbours"}},
+		[]string{"ManyDescriptors"}},
 	{"corrupt-reads", []Rule{{On: Read, Do: BreakCorrupt()}},
-		[]string{"Lengths", "Pattern"}},
+		[]string{"Lengths", "Patterns"}},
 	{"skip", []Rule{{On: Write, Do: BreakSkip()}},
-		[]string{"Lengths", "Neighbours"}},
+		[]string{"Lengths", "ManyDescriptors"}},
 	{"late-write", []Rule{{On: Write, Size: AtLeast(1 << 20), Chance: 0.5, Do: Swallow()},
 		{On: Write, Do: BreakLateWrite(8 * ms)}},
-		[]string{"CancelWrite", "PeerClose"}},
+		[]string{"Cancel", "PeerClose"}},
 	{"late-read", []Rule{{On: Read, Chance: 0.5, Do: Swallow()},
 		{On: Read, Do: BreakLateWrite(8 * ms)}},
-		[]string{"CancelRead"}},
+		[]string{"Cancel"}},
 	{"late-write-of-a-delayed", []Rule{{On: Write, Chance: 0.2, Do: Delay(100*us, 0)},
 		{On: Write, Do: BreakLateWrite(3 * ms)}},
-		[]string{"SilenceUnderWrites"}},
+		[]string{"RevokeUnderWrites"}},
 	{"overtake", []Rule{{On: Message, Do: BreakOvertake(2 * ms)}},
-		[]string{"NotifyAfterData"}},
+		[]string{"MessageBehindItsBytes"}},
 	{"swap", []Rule{{On: Receive, Chance: 0.2, Do: BreakSwap(2 * ms)}},
-		[]string{"NotifyOrder", "NotifyBackPressure"}},
+		[]string{"MessageOrder", "MessageBackPressure"}},
 	{"lose", []Rule{{On: Receive, Every: 5, Do: BreakLose()}},
-		[]string{"NotifyBackPressure"}},
+		[]string{"MessageBackPressure"}},
 	{"repeat", []Rule{{On: Receive, Every: 5, Do: BreakRepeat()}},
-		[]string{"NotifyOrder", "NotifyBackPressure"}},
+		[]string{"MessageOrder", "MessageBackPressure"}},
 	{"skipped-revoke", []Rule{{On: Revoke, Do: BreakSkip()}},
-		[]string{"FenceRevokes", "SilenceUnderWrites"}},
+		[]string{"Revoke", "RevokeUnderWrites"}},
 }
 
 // lateness is longer than any breach comes late.
@@ -69,13 +69,12 @@ func TestBreachesAreFound(t *testing.T) {
 	for _, c := range breaches {
 		t.Run(c.name, func(t *testing.T) {
 			h := wrapped("breach", func() (driver.Backend, error) { return openMem() }, c.rules...)
-			h.Limit = 300 * time.Millisecond
 			h.Local, h.Remote = drivertest.ForeignMemory, drivertest.ForeignMemory
-			h.Settle = func() { time.Sleep(lateness) }
 			for _, name := range c.checks {
 				var failures []string
 				for try := 0; len(failures) == 0 && try < breachTries; try++ {
-					failures = drivertest.Failures(t, h, drivertest.Pair, name)
+					failures = drivertest.Failures(t, h, drivertest.Pair, name, time.Second,
+						func() { time.Sleep(lateness) })
 				}
 				if len(failures) == 0 {
 					t.Fatalf("%s did not notice", name)

@@ -54,19 +54,16 @@ func TestWithoutRules(t *testing.T) {
 	drivertest.Run(t, h)
 }
 
-// TestHarmlessRules is between two backends. With itself a backend has the checks that want that.
 func TestHarmlessRules(t *testing.T) {
 	h := slowMem
 	h.Wirings = drivertest.Pair
-	drivertest.Run(t, h)
-	h.Wirings, h.Only = drivertest.Self, drivertest.Alone
 	drivertest.Run(t, h)
 }
 
 // TestHarmlessRulesOverShm is between two processes: within one it is the same code.
 func TestHarmlessRulesOverShm(t *testing.T) {
-	overShm(t, append(drivertest.Apart[:len(drivertest.Apart):len(drivertest.Apart)], "ArmLost",
-		"ConnectFrozen", "FenceFrozenBeside", "PeerSilent")...)
+	overShm(t, append([]string{"RevokeKilled", "PeerSilent", "BackendClose"},
+		drivertest.Streaming...)...)
 }
 
 func TestSoakHarmlessRules(t *testing.T)        { drivertest.Run(t, slowMem) }
@@ -82,9 +79,7 @@ func overShm(t *testing.T, only ...string) {
 func TestStalls(t *testing.T) {
 	h := fullMem
 	h.Wirings = drivertest.Pair
-	h.Only = []string{"Load", "NotifyOrder", "NotifyBackPressure", "CancelWrite", "ArmCompletion",
-		"ArmFull", "ArmPingPong", "PeerClose", "Hammer"}
+	h.Only = []string{"Load", "MessageOrder", "MessageBackPressure", "CancelNothing",
+		"WakeCompletion", "PingPong", "Together"}
 	drivertest.Run(t, h)
 }
-
-func BenchmarkWithoutRules(b *testing.B) { drivertest.Benchmark(b, plainMem) }

@@ -163,7 +163,6 @@ func TestBackend(t *testing.T) {
 			}
 			if !v.all {
 				h.Only = drivertest.Moving
-				h.Without = []string{"PatternMax", "NestMax"} // slow, in many small pieces
 			}
 			drivertest.Run(t, h)
 			nothingInUse(t)

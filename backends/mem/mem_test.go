@@ -26,10 +26,7 @@ func TestBackend(t *testing.T) { drivertest.Run(t, harness) }
 // TestBackendByAStream: runs are copied by other code, and nothing else differs.
 func TestBackendByAStream(t *testing.T) {
 	h := harness
-	h.Wirings, h.Only = drivertest.Pair, append(drivertest.Moving[:len(drivertest.Moving):len(
-		drivertest.Moving)], "FaultsNear", "FaultsFar", "FenceStress")
+	h.Wirings, h.Only = drivertest.Pair, append([]string{"Faults"}, drivertest.Moving...)
 	t.Cleanup(copy.StreamAll())
 	drivertest.Run(t, h)
 }
-
-func BenchmarkBackend(b *testing.B) { drivertest.Benchmark(b, harness) }

@@ -96,10 +96,10 @@ func eachVariant(t *testing.T, in tier) {
 		t.Run(v.name, func(t *testing.T) {
 			h := harness(v.name, v.cfg, drivertest.FileMemory(v.dir, v.off))
 			if in < v.all {
-				h.Only = append(slices.Clone(drivertest.Moving), "FaultsNear")
+				h.Only = append(slices.Clone(drivertest.Moving), "Faults")
 			}
 			if v.cfg.PinMax > 0 { // then the kernel holds the pages
-				h.Without = []string{"FaultsNear"}
+				h.Without = []string{"Faults"}
 			}
 			drivertest.Run(t, h)
 		})

@@ -14,7 +14,7 @@ var fakeHarness = drivertest.Harness{
 	Name:    "rdma-fake",
 	New:     func() (driver.Backend, error) { return newFake(Config{}) },
 	Wirings: drivertest.Self | drivertest.Pair,
-	Without: []string{"FaultsNear", "FaultsFar"}, // NICs hold the pages
+	Without: []string{"Faults"}, // NICs hold the pages
 }
 
 func TestMain(m *testing.M) { drivertest.Main(m, fakeHarness, realHarness) }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -25,7 +24,6 @@ var realHarness = drivertest.Harness{
 	Name:    "rdma",
 	New:     func() (driver.Backend, error) { return New(realConfig()) },
 	Start:   startOnSecond,
-	Limit:   time.Minute,
 	Wirings: drivertest.Processes,
 	Only:    inGuest(besideStandIn),
 	Park:    parkAt,
@@ -36,10 +34,8 @@ var realHarness = drivertest.Harness{
 func soakHarness() drivertest.Harness {
 	h := realHarness
 	h.Only = inGuest(append([]string{
-		"Bounds", "ReadOnly", "PatternNotify", "Nest", "NestNotify", "NotifyBackPressure",
-		"StaleToken", "LastMessageInFlight", "LastMessageOfBackend", "AnswerOrder", "BackendClose",
-		"NoPoll", "NoPollFence", "CancelNotify", "FenceRevokes", "Only", "ConnectGone", "Reverse",
-		"Churn", "HammerClose",
+		"Bounds", "Keys", "Patterns", "MessageBackPressure", "LastMessage", "Answers",
+		"BackendClose", "NoPoll", "Cancel", "Revoke", "Only", "Connect", "Churn", "Together",
 	}, besideStandIn...))
 	return h
 }
@@ -47,10 +43,8 @@ func soakHarness() drivertest.Harness {
 // besideStandIn names what the stand-in, which is within one process, cannot have, and a few checks
 // that move bytes and messages: what a commit is tested with.
 var besideStandIn = []string{
-	"Lengths", "NotifyOrder", "SilenceUnderWrites", "ArmPingPong", "PeerClose",
-	"LastMessage", "AnswerKilled", "PeerKilled", "PeerFrozen", "ArmLost", "ConnectFrozen",
-	"FenceFrozen", "FenceOverFrozen", "FenceKilled", "FenceFrozenReader", "FenceFrozenOnly",
-	"FenceParked", "FenceStress",
+	"Lengths", "MessageOrder", "RevokeUnderWrites", "PingPong", "PeerClose", "PeerKilled",
+	"PeerFrozen", "RevokeFrozen", "RevokeKilled", "RevokeParked", "Random",
 }
 
 // inGuest is a list of checks where the machine is emulated: all together they move more bytes than

@@ -54,6 +54,6 @@ func TestStandIn(t *testing.T) {
 		Name:    "rdma-stand-in",
 		New:     func() (driver.Backend, error) { return openStandIn(Config{}) },
 		Wirings: drivertest.Self | drivertest.Pair,
-		Without: []string{"FaultsNear", "FaultsFar"}, // NICs hold the pages
+		Without: []string{"Faults"}, // NICs hold the pages
 	})
 }

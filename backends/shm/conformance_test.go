@@ -63,5 +63,3 @@ func TestMain(m *testing.M) {
 func TestBackend(t *testing.T) { drivertest.Run(t, sharedHarness) }
 
 func TestBackendForeign(t *testing.T) { drivertest.Run(t, foreignHarness) }
-
-func BenchmarkBackend(b *testing.B) { drivertest.Benchmark(b, sharedHarness) }

@@ -20,15 +20,14 @@ var plainHarness = drivertest.Harness{
 	New: func() (driver.Backend, error) {
 		return New(Config{Plaintext: true, Listen: "127.0.0.1:0"})
 	},
-	Park: parkAt, OwnerSpots: ownerSpots, HeldSpots: heldSpots, Disturb: breakConns,
+	Park: parkAt, OwnerSpots: ownerSpots, Disturb: breakConns,
 	Guards: true,
 	Grace:  300 * time.Millisecond,
 }
 
 // The spots at which the suite parks an owner.
 var (
-	ownerSpots = []string{"aimed", "received"}
-	heldSpots  = []string{"ticket", "checked", "landed"}
+	ownerSpots = []string{"aimed", "received", "ticket", "checked", "landed"}
 	spots      = map[string]spot{"aimed": spotAimed, "received": spotReceived, "ticket": spotTicket,
 		"checked": spotChecked, "landed": spotLanded}
 )
@@ -65,9 +64,9 @@ var secureHarness = drivertest.Harness{
 	},
 	Wirings: drivertest.Processes,
 	Guards:  true,
-	Park:    parkAt, OwnerSpots: ownerSpots, HeldSpots: heldSpots, Disturb: breakConns,
+	Park:    parkAt, OwnerSpots: ownerSpots, Disturb: breakConns,
 	// crypto/tls allocates for each record
-	Without: []string{"NoAllocation", "NoAllocationPattern", "NestNoAllocation"},
+	Without: []string{"NoAllocation"},
 }
 
 // singleHarness has one connection for all data, and little in flight.
@@ -78,9 +77,8 @@ var singleHarness = drivertest.Harness{
 			BatchesMax: 64, NotifyMax: 64})
 	},
 	Wirings: drivertest.Pair,
-	Only: []string{"Load", "Full", "NotifyAfterData", "NotifyOrder", "NotifyBackPressure",
-		"CancelWrite", "CancelNotify", "PeerClose", "LastMessageInFlight", "SilenceUnderWrites",
-		"ArmFull", "NoAllocation", "Hammer"},
+	Only: []string{"Load", "Full", "MessageBehindItsBytes", "MessageOrder", "MessageBackPressure",
+		"Cancel", "PeerClose", "LastMessage", "RevokeUnderWrites", "NoAllocation", "Together"},
 }
 
 // pinnedHarness has keys of its own, as nothing else was given.
@@ -115,7 +113,7 @@ func TestBackend(t *testing.T) { drivertest.Run(t, plainHarness) }
 // TestBackendSecure: TLS changes the stream, and not what goes over it.
 func TestBackendSecure(t *testing.T) {
 	h := secureHarness
-	h.Only = drivertest.Apart
+	h.Only = drivertest.Streaming
 	drivertest.Run(t, h)
 }
 
@@ -124,5 +122,3 @@ func TestSoakBackendSecure(t *testing.T) { drivertest.Run(t, secureHarness) }
 func TestBackendSingle(t *testing.T) { drivertest.Run(t, singleHarness) }
 
 func TestBackendPinned(t *testing.T) { drivertest.Run(t, pinnedHarness) }
-
-func BenchmarkBackend(b *testing.B) { drivertest.Benchmark(b, plainHarness) }

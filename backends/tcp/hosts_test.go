@@ -72,7 +72,7 @@ func TestSoakRealStressOverBadLines(t *testing.T) {
 		return
 	}
 	h := hostHarness
-	h.Only, h.Start = []string{"FenceStress"}, far.Start
+	h.Only, h.Start = []string{"Random"}, far.Start
 	h.Disturb = func(b driver.Backend, random *rand.Rand) (mend func()) {
 		turn := func(end int, args string) {
 			tc := func() error {

@@ -5,7 +5,6 @@ package ucx_test
 import (
 	"os"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -35,7 +34,7 @@ func betweenHosts(t *testing.T) *netns.Host {
 
 // TestTimedBetweenHosts is over a cable. Nobody tells UCX which: it has to find the device, and
 // not to take what shares memory.
-func TestTimedBetweenHosts(t *testing.T) { overCable(t, drivertest.Apart...) }
+func TestTimedBetweenHosts(t *testing.T) { overCable(t, drivertest.Streaming...) }
 
 func TestSoakBetweenHosts(t *testing.T) { overCable(t) }
 
@@ -49,7 +48,6 @@ func overCable(t *testing.T, only ...string) {
 		Name:    "ucx", // the far side's backend: with the same Config, which is none
 		New:     func() (driver.Backend, error) { return ucx.New(ucx.Config{}) },
 		Start:   far.Start,
-		Limit:   10 * time.Second,
 		Wirings: drivertest.Processes,
 		Guards:  true,
 		Only:    only,

@@ -3,292 +3,656 @@
 package drivertest
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
-var completionChecks = []check{
-	{name: "Load", wirings: everywhere, meets: true, run: checkLoad},
-	{name: "Full", wirings: everywhere, meets: true, run: checkFull},
-	{name: "DropInFlight", wirings: everywhere, meets: true, run: checkDropInFlight},
-	{name: "PeerClose", wirings: everywhere, meets: true, run: checkPeerClose},
-	{name: "BackendClose", wirings: everywhere, meets: true, run: checkBackendClose},
-	{name: "PeerKilled", wirings: Processes, run: checkPeerKilled},
-	{name: "PeerFrozen", wirings: Processes, run: checkPeerFrozen},
-	{name: "PeerSilent", wirings: Processes, run: checkPeerSilent},
-}
-
-// big is a batch that takes long enough to be met in the middle.
-const big = 4 << 20
-
-// checkLoad keeps many batches of all sizes in flight, both ways, and then
-// looks at every byte.
-func checkLoad(s *stage) {
-	const slots, rounds = 64, 6
-	slot := uint64(100 << 10)
-	l, r := s.local(2*slot*slots), s.remote(2*slot*slots)
-	lens := []uint64{8, 64, 656, 4096, 20000, 65537, 100 << 10}
-	for round := range uint64(rounds) {
-		var tags []uint64
-		for i := range uint64(slots) {
-			n := lens[(i+round)%uint64(len(lens))]
-			n = min(n, s.pieces(driver.Desc{Len: n})[0].Len)
-			write := desc(l, i*slot, r, i*slot, n)
-			read := desc(l, (slots+i)*slot, r, (slots+i)*slot, n)
-			tags = append(tags, s.submit(driver.Write, write), s.submit(driver.Read, read))
-			s.apply(driver.Write, write)
-			s.apply(driver.Read, read)
-		}
-		for i, tag := range tags {
-			s.ok(s.await(tag), "batch %d of round %d", i, round)
-		}
-		s.compare(l, r, "under load")
-		l.paint(s.seed())
-	}
-}
-
-// checkFull submits without polling until the backend is full, twice.
-func checkFull(s *stage) {
-	for _, c := range []struct {
-		n    uint64
-		most int
-	}{{64, 20000}, {(256 << 10), 600}} {
-		l, r := s.local(c.n), s.remote(c.n)
-		d := s.pieces(desc(l, 0, r, 0, c.n))[:1]
-		for range 2 {
-			count := 0
-			for count < c.most && s.tryOnce(s.submitting(driver.Write, d...)) {
-				count++
-			}
-			if count == c.most {
-				s.Logf("%d batches of %d bytes in flight and not full", count, c.n)
-			}
-			if count == 0 {
-				s.Fatal("full although nothing is in flight")
-			}
-			s.allDone("batches after ErrFull")
-		}
-		s.move(driver.Write, d...)
-		s.compare(l, r, "after the backend was full")
-	}
-}
-
-func checkDropInFlight(s *stage) {
-	n := uint64(big)
-	l := s.local(n)
-	for range 5 {
-		r := s.remote(n)
-		descs := s.batch(l, r, n)
-		tag := s.submit(driver.Write, descs...)
-		s.peer.Drop(r.as)
-		s.ok(s.await(tag), "write whose key was dropped in flight")
-		s.apply(driver.Write, descs...)
-		s.imports(r)
-		s.compare(l, r, "key dropped in flight")
-		l.paint(s.seed())
-	}
-}
-
-// batch is one batch of up to n bytes from the start of both memories.
-func (s *stage) batch(l, r *memory, n uint64) []driver.Desc {
-	descs := s.pieces(desc(l, 0, r, 0, n))
-	return descs[:min(len(descs), s.caps.DescsMax)]
-}
-
-// burst puts count big batches in flight, each a write to a range of its own.
-// It stops early if the backend is full.
-func (s *stage) burst(l, r *memory, count int) (tags []uint64) {
-	s.Helper()
+// burst starts writes side by side, one to each of count parts of two memories, until there is no
+// room.
+func (t *test) burst(op driver.Op, l, r *memory, count int, message bool) (tags []uint64,
+	batches []*driver.Batch) {
+	t.Helper()
 	n := l.size / uint64(count)
 	for i := range uint64(count) {
-		tag := s.near.ledger.tag()
-		d := s.pieces(desc(l, i*n, r, i*n, n))
-		err := s.submitting(driver.Write, d[:min(len(d), s.caps.DescsMax)]...)(tag)
-		if err == nil {
-			tags = append(tags, tag)
-			continue
+		b := batch(op, t.cut(desc(l, i*n, r, i*n, n))...)
+		if message {
+			b = withMessage(b, []byte{byte(i)})
 		}
-		s.near.ledger.refuse(tag)
-		if !errors.Is(err, driver.ErrFull) {
-			s.Fatalf("submit: %v", err)
+		tag, err := t.host.once(t.peer, b)
+		if errors.Is(err, driver.ErrFull) && i > 0 {
+			break
 		}
-		return tags
+		t.ok(err, "submit")
+		tags, batches = append(tags, tag), append(batches, b)
 	}
-	return tags
+	return tags, batches
 }
 
-// checkPeerClose closes a peer with work in flight: all of it is complete when
-// Close returns, and nothing lands afterwards.
-func checkPeerClose(s *stage) {
-	const count = 16
-	size := uint64(1<<20) * count
-	l, r := s.local(size), s.far.share(size)
-	for round := range 4 {
-		s.imports(r)
-		tags := s.burst(l, r, count)
-		stop := func() {}
-		if round%2 == 1 {
-			stop = s.helping(tags)
+// helping has goroutines help with the tags, in any order and over and over, until the function
+// that it returns is called.
+func (t *test) helping(tags []uint64) (stop func()) {
+	quit := make(chan struct{})
+	var all sync.WaitGroup
+	for g := range 3 {
+		all.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(g), 1))
+			for first := true; first || !closed(quit); first = false {
+				for _, i := range random.Perm(len(tags)) {
+					t.peer.Help(tags[i], quit)
+				}
+			}
+		})
+	}
+	end := sync.OnceFunc(func() { close(quit); all.Wait() })
+	t.Cleanup(end)
+	return func() {
+		t.Helper()
+		_ = t.inTime("Help, told to stop", func() error { end(); return nil })
+	}
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// checkLoad has writes and reads of many lengths under way at once.
+func checkLoad(t *test) {
+	const slots, slot = 64, 100 << 10
+	l, r := t.local(2*slot*slots), t.remote(2*slot*slots)
+	lens := []uint64{8, 64, 656, 4096, 20000, 65537, 100 << 10}
+	for round := range uint64(4) {
+		var tags []uint64
+		var batches []*driver.Batch
+		for i := range uint64(2 * slots) {
+			n := lens[(i/2+round)%uint64(len(lens))]
+			b := batch(bothOps[i%2], t.cut(desc(l, i*slot, r, i*slot, n))...)
+			tags, batches = append(tags, t.submit(b)), append(batches, b)
 		}
-		time.Sleep(time.Duration(round/2*200) * time.Microsecond)
-		if err := s.inTime("close peer", s.peer.Close); err != nil {
-			s.Errorf("close peer: %v", err)
+		for i, tag := range tags {
+			t.ok(t.await(tag), "batch %d of round %d", i, round)
+			t.apply(batches[i])
 		}
-		stop()
-		for n := 1; n > 0; { // what is complete is there now, without waiting
-			n, _ = s.near.ledger.poll()
-		}
-		for _, tag := range tags {
-			if done, err := s.near.ledger.outcome(tag); !done {
-				s.Errorf("a tag was in flight after Peer.Close")
-			} else if err != nil && !errors.Is(err, driver.ErrClosed) {
-				s.Errorf("a tag in flight at Peer.Close: %v, want nil or %v", err, driver.ErrClosed)
+		t.compare("under load")
+		l.refill()
+	}
+}
+
+// checkFull submits without a Poll until there is no room: then there is some after polls.
+func checkFull(t *test) {
+	for _, n := range []uint64{64, 256 << 10} {
+		l, r := t.local(n), t.remote(n)
+		b := t.whole(driver.Write, l, r)
+		for round := range 2 {
+			var tags []uint64
+			for len(tags) < 5000 {
+				tag, err := t.host.once(t.peer, b)
+				if errors.Is(err, driver.ErrFull) {
+					break
+				}
+				t.ok(err, "submit")
+				tags = append(tags, tag)
+			}
+			if len(tags) == 0 {
+				t.Fatalf("round %d: full although nothing is in flight", round)
+			}
+			for _, tag := range tags {
+				t.ok(t.await(tag), "a write before the backend was full")
 			}
 		}
-		r.paint(s.seed())
-		r.watch("after Peer.Close", 30*time.Millisecond)
-		s.closedPeer(l, r)
-		s.connect()
+		t.move(b)
+		t.compare("after the backend was full")
 	}
 }
 
-// refusal submits and returns the error.
-func (s *stage) refusal(submit func(tag uint64) error) error {
-	tag := s.near.ledger.tag()
-	err := submit(tag)
-	if err != nil {
-		s.near.ledger.refuse(tag)
+// checkNoPoll has batches go on to their end, their messages arrive and a revoke find its proof
+// although the initiator never polls: only completions wait for that.
+func checkNoPoll(t *test) {
+	const count, size = 4, 4 << 20
+	l, r := t.local(size), t.remote(size)
+	for round := range 3 {
+		tags, batches := t.burst(driver.Write, l, r, count, t.can(driver.CanNotify))
+		var sent [][]byte
+		for _, b := range batches {
+			t.apply(b)
+			sent = append(sent, b.Notify)
+		}
+		if t.can(driver.CanNotify) && t.wiring != Self { // else to receive would poll
+			t.hears(t.far, sent...)
+			r.expect("when the messages came, without a call of Poll")
+			sent = nil
+		}
+		t.until("writes without a call of Poll", r.same)
+		for _, tag := range tags {
+			t.ok(t.await(tag), "a write without a call of Poll")
+		}
+		if t.can(driver.CanNotify) {
+			t.hears(t.far, sent...)
+		}
+		l.refill()
+		tags, _ = t.burst(driver.Write, l, r, count, false)
+		t.ok(t.inTime("revoke memory whose writer does not poll", r.revoke), "revoke")
+		r.refill()
+		r.stays("round %d, revoked from a writer that does not poll", round)
+		for _, tag := range tags {
+			t.wants(t.await(tag), "a write to memory that was revoked", nil, driver.ErrRevoked)
+		}
+		r.expect("when the writes had ended")
+		t.peer.Drop(r.as)
+		delete(t.remotes, r.as)
+		r.again()
+		t.imports(r)
 	}
-	return err
 }
 
-// checkBackendClose closes a backend with work in flight. The ledger audits the
-// tags when the check ends, as it does after each check.
-func checkBackendClose(s *stage) {
-	const count = 16
-	size := uint64(1<<20) * count
-	l, r := s.local(size), s.far.share(size)
-	s.imports(r)
-	tags := s.burst(l, r, count)
-	if err := s.inTime("close backend", s.near.b.Close); err != nil {
-		s.Errorf("close backend: %v", err)
+// checkCancel cancels batches, with helpers and without: a completion is as final with an error as
+// without, and the message of a batch that failed does not arrive.
+func checkCancel(t *test) {
+	const count, n = 8, 1 << 20
+	l, r := t.local(n*count), t.remote(n*count)
+	aborted := 0
+	for round := range 8 {
+		op, target := bothOps[round%2], r
+		if op == driver.Read {
+			target = l
+		}
+		message := op == driver.Write && round%4 == 2 && t.can(driver.CanNotify)
+		tags, batches := t.burst(op, l, r, count, message)
+		stop := func() {}
+		if round >= 4 {
+			stop = t.helping(tags)
+		}
+		var all sync.WaitGroup
+		for i := range tags { // the last ones first: they have hardly begun
+			all.Go(func() { t.peer.Cancel(tags[len(tags)-1-i]) })
+		}
+		_ = t.inTime("Cancel", func() error { all.Wait(); return nil })
+		var sent [][]byte
+		for i, tag := range tags {
+			switch err := t.await(tag); {
+			case err == nil:
+				t.apply(batches[i])
+				if message {
+					sent = append(sent, batches[i].Notify)
+				}
+			case errors.Is(err, driver.ErrAborted):
+				aborted++
+				target.fill(target.off+uint64(i)*n, n)
+			default:
+				t.Errorf("a cancelled %v: %v, want nil or %v", op, err, driver.ErrAborted)
+			}
+		}
+		stop()
+		t.hears(t.far, sent...)
+		t.visible()
+		target.stays("behind the completion of a %v that was cancelled", op)
 	}
-	for _, fault := range s.near.ledger.drain(s.h.Limit) {
-		s.Error(fault)
-	}
-	for _, tag := range tags {
-		if _, err := s.near.ledger.outcome(tag); err != nil && !errors.Is(err, driver.ErrClosed) {
-			s.Errorf("a tag in flight at Backend.Close: %v, want nil or %v", err, driver.ErrClosed)
+	t.Logf("%d of %d batches were aborted", aborted, 8*count)
+	t.compare("after all that was cancelled")
+}
+
+// checkCancelNothing cancels tags that are unknown, finished or another peer's.
+func checkCancelNothing(t *test) {
+	const n = 4 << 20
+	l, r := t.local(n), t.remote(n)
+	b := t.whole(driver.Write, l, r)
+	finished := t.submit(b)
+	t.ok(t.await(finished), "write")
+	other, err := t.host.connect(t.addr, t.h.limit)
+	t.ok(err, "connect again")
+	var tags []uint64
+	for range 6 {
+		tags = append(tags, t.submit(b))
+		t.host.peer(other).Cancel(tags[len(tags)-1])
+		for _, tag := range []uint64{0, 1, 1 << 63, firstTag + 1000, ^uint64(0), finished} {
+			t.peer.Cancel(tag)
 		}
 	}
-	r.paint(s.seed())
-	r.watch("after Backend.Close", 50*time.Millisecond)
+	for _, tag := range tags {
+		t.wants(t.await(tag), "a write, where another peer was asked to cancel", nil)
+	}
+	t.apply(b)
+	t.compare("after nothing was cancelled")
+}
+
+// checkDrop forgets keys while batches use them: those are not disturbed. Imports of one token are
+// dropped on their own.
+func checkDrop(t *test) {
+	const n = 4 << 20
+	l, r := t.local(n), t.remote(n)
+	for range 4 {
+		first := r.as
+		t.imports(r)
+		if r.as == first {
+			t.Fatalf("two imports of a token have the same key %d", first)
+		}
+		b := t.whole(driver.Write, l, r)
+		tag := t.submit(b)
+		t.peer.Drop(r.as)
+		t.peer.Drop(r.as)
+		t.wants(t.await(tag), "a write whose key was dropped", nil)
+		t.apply(b)
+		t.refused("with a key that was dropped", driver.ErrBounds, b)
+		delete(t.remotes, r.as)
+		r.as = first
+		t.move(t.whole(driver.Read, l, r))
+		t.compare("after a key was dropped in flight")
+		l.refill()
+		t.imports(r)
+		t.peer.Drop(first)
+		delete(t.remotes, first)
+	}
+}
+
+// checkHelp helps with batches: at once and alone, many together, told to stop, with what has ended
+// and with nothing. All complete once, messages keep their order, and Help comes back.
+func checkHelp(t *test) {
+	const count, n = 12, 512 << 10
+	l, r := t.local(n*count), t.remote(n*count)
+	stop := make(chan struct{})
+	close(stop)
+	did := 0
+	for round := range 6 {
+		op := bothOps[round%2]
+		message := op == driver.Write && t.can(driver.CanNotify)
+		tags, batches := t.burst(op, l, r, count, message)
+		end := func() {}
+		if round >= 3 {
+			end = t.helping(tags)
+		}
+		var sent [][]byte
+		for i, tag := range tags {
+			var helped bool
+			_ = t.inTime("Help", func() error {
+				helped = t.peer.Help(tag, [](<-chan struct{}){nil, stop}[round/2%2])
+				return nil
+			})
+			if helped {
+				did++
+			}
+			t.wants(t.await(tag), "a batch with help", nil)
+			t.apply(batches[i])
+			sent = append(sent, batches[i].Notify)
+		}
+		end()
+		if message {
+			t.hears(t.far, sent...)
+		}
+		t.compare("after help in round %d", round)
+		for _, tag := range append(tags, 0, 1, firstTag+1000, ^uint64(0)) {
+			if t.peer.Help(tag, nil) {
+				t.Error("Help with a batch that is done, or unknown, says that it did something")
+			}
+		}
+		l.refill()
+	}
+	t.Logf("%d batches were still to be had", did)
+}
+
+// checkPeerClose closes a peer with work in flight: what is outstanding has completed then, and
+// nothing lands behind it.
+func checkPeerClose(t *test) {
+	const count, size = 16, 16 << 20
+	l, r := t.local(size), t.remote(size)
+	for round := range 4 {
+		tags, batches := t.burst(driver.Write, l, r, count, false)
+		stop := func() {}
+		if round%2 == 1 {
+			stop = t.helping(tags)
+		}
+		t.ok(t.inTime("close peer", t.peer.Close), "close peer")
+		stop()
+		for n := 1; n > 0; { // what has completed is there without waiting
+			n, _ = t.host.poll()
+		}
+		for i, tag := range tags {
+			done, err := t.host.outcome(tag)
+			if !done {
+				promise.Broken(t, "a tag was in flight behind Peer.Close")
+			}
+			t.wants(err, "a tag in flight at Peer.Close", nil, driver.ErrClosed)
+			if err == nil {
+				t.apply(batches[i])
+			}
+		}
+		r.refill()
+		r.stays("behind Peer.Close, round %d", round)
+		t.closedPeer("Peer.Close", l, r)
+		if lost := t.peer.Lost(); lost != nil {
+			select {
+			case <-lost:
+			case <-time.After(t.h.limit):
+				t.Error("Lost of a peer that was closed is not")
+			}
+		}
+		delete(t.remotes, r.as)
+		t.connect()
+		t.imports(r)
+	}
+}
+
+// closedPeer tries what a peer must refuse once it, or its backend, was closed.
+func (t *test) closedPeer(after string, l, r *memory) {
+	t.Helper()
+	for what, b := range map[string]*driver.Batch{
+		"a write":                   batch(driver.Write, desc(l, 0, r, 0, 64)),
+		"a message":                 messageAlone([]byte("x")),
+		"a write with unknown keys": batch(driver.Write, driver.Desc{Len: 1, LocalKey: 1 << 31}),
+	} {
+		if b.Check(t.peer.Can()) == nil {
+			t.refused(what+" after "+after, driver.ErrClosed, b)
+		}
+	}
+	_, _, err := t.peer.Import(r.token)
+	t.wants(err, "Import after "+after, driver.ErrClosed)
+	t.wants(t.inTime("close peer again", t.peer.Close), "close peer again", nil, driver.ErrClosed)
+	t.peer.Drop(r.as)
+}
+
+// checkBackendClose closes a backend with work in flight, twice, and then calls all that there is.
+func checkBackendClose(t *test) {
+	const count, size = 16, 16 << 20
+	l, r, unused := t.local(size), t.far.shared(size), t.local(64)
+	t.imports(r)
+	m := t.host.region(l.reg).mem
+	for range 2 {
+		t.ok(unused.revoke(), "revoke")
+	}
+	if one, two := t.local(64), t.local(64); one.key == two.key {
+		t.Errorf("two memories have key %d, which was another's that was revoked twice", one.key)
+	}
+	tags, batches := t.burst(driver.Write, l, r, count, false)
+	for range 2 {
+		t.ok(t.inTime("close backend", t.host.b.Close), "close backend")
+	}
+	for i, tag := range tags {
+		err := t.await(tag)
+		t.wants(err, "a tag in flight at Backend.Close", nil, driver.ErrClosed)
+		if err == nil {
+			t.apply(batches[i])
+		}
+	}
+	r.refill()
+	r.stays("behind Backend.Close")
 	for range 3 {
-		if n, err := s.near.ledger.poll(); n != 0 || !errors.Is(err, driver.ErrClosed) {
-			s.Errorf("Poll of a closed and drained backend: %d, %v, want 0, %v", n, err,
-				driver.ErrClosed)
+		n, err := t.host.poll()
+		if n != 0 || !errors.Is(err, driver.ErrClosed) {
+			t.Errorf("Poll of a closed backend: %d, %v, want 0, %v", n, err, driver.ErrClosed)
 		}
 	}
-	s.closedPeer(l, r)
+	_, err := t.host.b.Register(t.host.region(l.reg).seg)
+	t.wants(err, "Register after Close", driver.ErrClosed)
+	_, err = t.host.connect(t.addr, t.h.limit)
+	t.wants(err, "Connect after Close", driver.ErrClosed)
+	t.closedPeer("Backend.Close", l, r)
+	_ = t.inTime("calls after Close", func() error { // must return, and not panic
+		t.host.b.Caps()
+		t.host.b.Addr()
+		_, _ = m.AppendToken(nil)
+		_ = m.Revoke(ended())
+		_, _ = t.host.b.Arm()
+		_ = t.host.b.Answer(1, nil)
+		_, _ = t.host.b.Receive(make([]driver.Message, 1))
+		t.peer.Can()
+		t.peer.Conn()
+		t.peer.Explain(m.Key(), r.as)
+		t.peer.Lost()
+		t.peer.Help(firstTag, nil)
+		t.peer.Cancel(firstTag)
+		return nil
+	})
 }
 
-// checkPeerKilled kills the far process with work in flight.
-func checkPeerKilled(s *stage) {
-	const count = 16
-	size := uint64(1<<20) * count
-	l, r := s.local(size), s.remote(size)
-	tags := s.burst(l, r, count)
-	s.peer.Cancel(tags[0]) // must not keep it from completing
-	s.ok(s.proc.kill())
-	for _, tag := range tags {
-		err := s.await(tag)
-		if err != nil && !errors.Is(err, driver.ErrPeerLost) && !errors.Is(err, driver.ErrAborted) {
-			s.Errorf("a tag in flight when the peer was killed: %v, want nil or %v", err,
-				driver.ErrPeerLost)
+// checkTogether calls from many goroutines at once what any may call at any time, and then closes
+// the backend in the midst of it: each call works, or says that it is closed.
+func checkTogether(t *test) {
+	const n = 64 << 10
+	seg := t.host.region(t.local(n).reg).seg
+	token := t.remote(n).token
+	late := t.local(n)
+	var all sync.WaitGroup
+	over := make(chan struct{}) // the backend is being closed
+	writer := func() func() error {
+		l, r := t.local(n), t.remote(n)
+		return func() error {
+			write := batch(driver.Write, t.cut(desc(l, 0, r, n/4, n/2))...)
+			read := batch(driver.Read, t.cut(desc(l, n/2, r, n/4, n/2))...)
+			for _, b := range []*driver.Batch{write, read} {
+				tag, err := t.host.submit(t.peer, b)
+				if err == nil {
+					t.peer.Help(tag, nil)
+					err = t.host.await(tag)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			p, err := t.host.space(l.id).get(guard, n)
+			if err == nil && !bytes.Equal(p[:n/2], p[n/2:]) && len(write.Descs) == 1 {
+				err = errors.New(promise.Mark + "read back: " + difference(p[n/2:], p[:n/2]))
+			}
+			return err
 		}
 	}
-	select {
-	case <-s.peer.Lost():
-	case <-time.After(s.h.Limit):
-		s.hang("Lost of a killed peer")
+	jobs := map[string]func() error{"writer": writer(), "another writer": writer(),
+		"importer": func() error {
+			key, _, err := t.peer.Import(token)
+			t.peer.Drop(key)
+			return err
+		},
+		"registrar": func() error {
+			seg := seg
+			seg.Secret = secret()
+			m, err := t.host.b.Register(seg)
+			if err == nil {
+				_, err = m.AppendToken(nil)
+				err = errors.Join(err, m.Revoke(context.Background()))
+			}
+			return err
+		},
+		"connecter": func() error {
+			id, err := t.host.connect(t.addr, t.h.limit)
+			if err == nil {
+				err = t.host.peer(id).Close()
+			}
+			if far, ok := t.far.to.(*host); ok { // which is told, and must listen
+				_, _ = far.look(make([]driver.Message, 8))
+			} else {
+				_, _ = t.far.try(request{Do: "receive", Count: 8, Limit: 1})
+			}
+			return err
+		},
+		"revoker": func() error {
+			if err := late.revoke(); err != nil {
+				return err
+			}
+			_, err := t.near.try(late.how)
+			return err
+		},
+		"sleeper": func() error {
+			_, err := t.host.b.Arm()
+			_, _ = t.host.poll()
+			return err
+		},
 	}
-	s.lost(l, r)
+	var rounds sync.WaitGroup // until each has done some
+	end := make(chan struct{})
+	for name, job := range jobs {
+		rounds.Add(1)
+		all.Go(func() {
+			for i := 0; ; i++ {
+				err := job()
+				if i == 12 || err != nil && i < 12 {
+					rounds.Done()
+				}
+				if err != nil && (!closed(over) || !errors.Is(err, driver.ErrClosed) &&
+					!errors.Is(err, driver.ErrPeerLost) && !errors.Is(err, driver.ErrBounds)) {
+					t.Errorf("%s: %v", name, err)
+				}
+				if err != nil || closed(end) {
+					return
+				}
+			}
+		})
+	}
+	_ = t.inTime("calls from many goroutines", func() error { rounds.Wait(); return nil })
+	close(over)
+	t.ok(t.inTime("close backend", t.host.b.Close), "close backend")
+	close(end)
+	_ = t.inTime("calls beside Close", func() error { all.Wait(); return nil })
 }
 
-// lost waits until the backend knows that its peer is dead.
-func (s *stage) lost(l, r *memory) {
-	s.Helper()
-	d := s.batch(l, r, 64)
-	var err error
-	for wait := newPatience(s.h.Limit); wait.more(); time.Sleep(time.Millisecond) {
-		tag := s.near.ledger.tag()
-		if err = s.submitting(driver.Write, d...)(tag); err != nil {
-			s.near.ledger.refuse(tag)
-		} else {
-			err = s.await(tag)
-		}
-		if errors.Is(err, driver.ErrPeerLost) {
-			return
-		}
-		_, _ = s.near.ledger.poll()
-	}
-	s.Errorf("writes to a killed peer end with %v, want %v", err, driver.ErrPeerLost)
+// disk is what memory holds that would survive a loss of power: the bytes that were there when the
+// last sync began of those that have ended.
+type disk struct {
+	mu     sync.Mutex // guards what follows
+	begun  [][]byte
+	stable []byte
 }
 
-// checkPeerSilent stops the far process while nothing waits for it: it is no loss, and the peer
-// serves on.
-func checkPeerSilent(s *stage) {
-	l, r := s.local(1<<16), s.remote(1<<16)
-	s.move(driver.Write, desc(l, 0, r, 0, l.size))
-	s.ok(s.proc.freeze())
-	var lost bool
-	select {
-	case <-s.peer.Lost():
-		lost = true
-	case <-time.After(2 * s.h.Grace):
+// checkDurable has durable writes and others under way at once: when a durable one ends, its bytes
+// would survive.
+func checkDurable(t *test) {
+	const slots, slot = 6, 70 << 10
+	l, r := t.local(slot*slots), t.remote(slot*slots)
+	far, ok := t.far.to.(*host)
+	var d *disk
+	if ok && t.h.Syncs != nil {
+		read := func() []byte {
+			p, _ := far.space(r.id).get(r.off, r.size)
+			return bytes.Clone(p)
+		}
+		d = &disk{stable: read()}
+		t.h.Syncs(far.b, func() {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.begun = append(d.begun, read())
+		}, func() {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.stable, d.begun = d.begun[0], d.begun[1:]
+		})
 	}
-	s.ok(s.proc.thaw())
-	if lost {
-		s.Fatal("a peer for which nothing waited was given up since it was silent")
+	lens := []uint64{1, 656, 4096, 8192 + 7, 64 << 10, 70 << 10}
+	for round := range uint64(12) {
+		l.refill()
+		var tags [slots]uint64
+		var batches [slots]*driver.Batch
+		for i := range uint64(slots) {
+			n := lens[(i+round)%slots]
+			b := batch(driver.Write, t.cut(desc(l, i*slot, r, i*slot, n))...)
+			if i == 3 && t.can(driver.CanPattern) {
+				p := &driver.Pattern{Run: 1000, Count: 30, LocalKey: l.key, RemoteKey: r.as,
+					Local:  driver.Side{Base: i * slot, Stride: 1000},
+					Remote: driver.Side{Base: i * slot, Stride: 2000}}
+				b = &driver.Batch{Op: driver.Write, Pattern: p}
+			}
+			b.Durable = (i+round)%3 != 2
+			tags[i], batches[i] = t.submit(b), b
+			t.apply(b)
+		}
+		for i, tag := range tags {
+			t.ok(t.await(tag), "write %d of round %d", i, round)
+			if d == nil || !batches[i].Durable {
+				continue
+			}
+			d.mu.Lock()
+			got, want := d.stable[i*slot:][:slot], r.model()[i*slot:][:slot]
+			if !bytes.Equal(got, want) {
+				promise.Breaks(t, "round %d, write %d: a loss of power would leave other bytes: %s",
+					round, i, difference(got, want))
+			}
+			d.mu.Unlock()
+		}
 	}
-	for _, op := range []driver.Op{driver.Write, driver.Read} {
-		s.move(op, desc(l, 0, r, 0, l.size))
+	t.compare("after durable writes")
+}
+
+// checkChurn connects, registers and imports over and over: what is left behind is found when the
+// check ends. Caps, Addr, FD and Explain are looked at beside.
+func checkChurn(t *test) {
+	const n = 4096
+	caps, addr, fd := t.host.b.Caps(), t.host.b.Addr(), t.host.b.FD()
+	l, whole := t.local(n), t.far.shared(4*n)
+	open := t.descriptors()
+	for range 40 {
+		part := whole.part(n, n)
+		other, err := t.host.connect(t.addr, t.h.limit)
+		t.ok(err, "connect")
+		p := t.host.peer(other)
+		key, _, err := p.Import(part.token)
+		t.ok(err, "import")
+		if line := p.Explain(l.key, key); line == "" || bytes.ContainsRune([]byte(line), '\n') {
+			t.Errorf("Explain returned %q, want one line", line)
+		}
+		p.Explain(1<<31, 1<<32-1) // unknown keys: must not panic
+		b := batch(driver.Write, driver.Desc{LocalKey: l.key, RemoteKey: key, Len: n})
+		tag, err := t.host.submit(p, b)
+		t.ok(err, "submit")
+		t.ok(t.await(tag), "write")
+		t.ok(t.inTime("close peer", p.Close), "close peer")
+		if t.can(driver.CanNotify) {
+			t.hearsLast(t.far)
+		}
+		t.ok(part.revoke(), "revoke")
+		copy(whole.model()[n:], l.model())
+		l.refill()
+		whole.expect("after a write by a connection that has closed")
+	}
+	t.until("descriptors of 40 connections that were closed", func() bool {
+		return t.descriptors() <= open+8
+	})
+	for what, wrong := range map[string]bool{
+		"Caps must be constant":                 t.host.b.Caps() != caps,
+		"Addr must be constant":                 !bytes.Equal(t.host.b.Addr(), addr),
+		"Addr has 1 to AddrMax bytes":           len(addr) == 0 || len(addr) > driver.AddrMax,
+		"FD must be a descriptor, and constant": fd < 0 || t.host.b.FD() != fd,
+		"Name must be lower case": caps.Name == "" ||
+			caps.Name != strings.ToLower(caps.Name),
+		"DescsMax must be at least 1":         caps.DescsMax < 1,
+		"Pairs must not be empty":             caps.Pairs.Local() == 0,
+		"RunsMax is over 0 with CanPattern":   caps.RunsMax == 0 && t.can(driver.CanPattern),
+		"MessageMax is over 0 with CanNotify": caps.MessageMax == 0 && t.can(driver.CanNotify),
+		"Cost.Rate must be over 0":            caps.Cost.Rate <= 0,
+	} {
+		if wrong {
+			t.Errorf("%s: %+v, %q, %d", what, caps, addr, fd)
+		}
+	}
+	for kind := range driver.Kind(4) {
+		seg := driver.Segment{Kind: kind, Len: 4096, Addr: 1 << 40}
+		if kind == driver.DRAM {
+			seg = driver.Segment{Len: 4096, Mem: make([]byte, 4096)}
+		}
+		if _, err := t.host.b.Register(seg); !caps.Pairs.Local().Has(kind) {
+			t.wants(err, fmt.Sprintf("register memory of kind %v", kind), driver.ErrNotSupported)
+		} else if kind == driver.DRAM {
+			seg.Len = 1 << 60
+			if _, err := t.host.b.Register(seg); err == nil {
+				t.Error("register more bytes than there are: no error")
+			}
+		}
 	}
 }
 
-// checkPeerFrozen stops the far process with work in flight: Peer.Close is
-// bounded, and what it completed with an error does not land later.
-func checkPeerFrozen(s *stage) {
-	const count = 8
-	size := uint64(1<<20) * count
-	l, r := s.local(size), s.remote(size)
-	s.ok(s.proc.freeze())
-	tags := s.burst(l, r, count)
-	err := s.inTime("close a frozen peer", s.peer.Close)
-	if err != nil {
-		s.Errorf("close a frozen peer: %v", err)
-	}
-	for n := 1; n > 0; {
-		n, _ = s.near.ledger.poll()
-	}
-	failed := 0
-	for _, tag := range tags {
-		done, err := s.near.ledger.outcome(tag)
-		if !done {
-			s.Error("a tag was in flight after Close of a frozen peer")
-		} else if err != nil {
-			failed++
-		}
-	}
-	if err := s.inTime("close the backend of a frozen peer", s.near.b.Close); err != nil {
-		s.Errorf("close the backend of a frozen peer: %v", err)
-	}
-	s.ok(s.proc.thaw())
-	r.paint(s.seed()) // an order: obeyed only now
-	what := fmt.Sprintf("the peer went on after Close, which %d of %d writes failed", failed,
-		len(tags))
-	r.watch(what, 100*time.Millisecond)
+// descriptors counts those of this process.
+func (t *test) descriptors() int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	t.ok(err, "count descriptors")
+	return len(entries)
 }

@@ -7,100 +7,126 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
-// host is one side: a backend with its memory and its peers. It lives in the
-// test's process or in the second one, and does the same there.
+// firstTag has high and low bits set: a backend that keeps a part of a tag, or takes one for a
+// pointer or an index, is found out.
+const firstTag = 0xfedc_ba98_0000_0001
+
+// errLate says that a wait reached its limit.
+var errLate = errors.New("nothing happened within the limit")
+
+// host is a backend with its memory and its peers. It lives in the test's process or in the second
+// one, and obeys requests in either. It polls for all, and notes whatever breaks "each accepted tag
+// completes exactly once" and "one last message of each connection".
 type host struct {
-	h      Harness
-	b      driver.Backend
-	ledger *ledger
-	conns  conns
+	h *Harness
+	b driver.Backend
 
-	receiving sync.Mutex // held while receiving: Receive never runs twice at once
+	polling, receiving sync.Mutex // Poll never runs twice at once, and neither does Receive
 
-	parked atomic.Int64 // how often a goroutine has come to sleep on the backend's descriptor
-
-	mu       sync.Mutex // guards what follows
-	regions  []*region
-	peers    []driver.Peer
-	chore    *chore
-	standing *standing
+	mu      sync.Mutex     // guards what follows
+	tags    []outcome      // by tag-firstTag
+	open    int            // tags in flight
+	faults  []string       // broken promises
+	ended   map[uint64]int // last messages by connection
+	spaces  []*Space
+	spoils  map[int]func() error // by space
+	regions []*region
+	peers   []driver.Peer
+	task    *task
+	stuck   bool // a call has not come back: memory stays
+	spot    string
+	arrived chan struct{} // a goroutine has come to the spot
+	goOn    chan struct{}
 }
+
+type outcome struct {
+	state state
+	err   error
+}
+
+type state uint8
+
+const (
+	inFlight state = iota
+	refused
+	completed
+)
 
 // region is one registration.
 type region struct {
-	space *Space
-	off   uint64 // of the registration within the space
-	owned bool   // the space is this region's to free
+	space int
 	seg   driver.Segment
 	mem   driver.Memory
 }
 
-func openHost(h Harness) (*host, error) {
+// task is what runs beside the requests.
+type task struct {
+	stop, done chan struct{}
+	count      int
+	err        error
+}
+
+func newHost(h *Harness) (*host, error) {
 	b, err := h.New()
 	if err != nil {
 		return nil, err
 	}
-	return &host{h: h, b: b, ledger: &ledger{b: b}}, nil
+	return &host{h: h, b: b, ended: map[uint64]int{}, spoils: map[int]func() error{}}, nil
 }
 
-// add allocates and registers memory and returns its number.
-func (h *host) add(q request) (int, error) {
-	space, err := h.allocator(q)(q.Len)
+// fault notes a broken promise. The caller holds mu.
+func (h *host) fault(format string, args ...any) {
+	if len(h.faults) < 20 {
+		h.faults = append(h.faults, promise.Mark+fmt.Sprintf(format, args...))
+	}
+}
+
+// allocate makes memory of a kind: local, shared or spoilt in some way.
+func (h *host) allocate(kind string, n uint64) (id int, err error) {
+	var s *Space
+	var spoil func() error
+	switch kind {
+	case "local":
+		s, err = h.h.Local(n)
+	case "shared":
+		s, err = h.h.Remote(n)
+	default:
+		s, spoil, err = spoilable(n, kind)
+	}
 	if err != nil {
-		return 0, fmt.Errorf("allocate %d bytes: %w", q.Len, err)
+		return 0, fmt.Errorf("allocate %d bytes: %w", n, err)
 	}
-	seg := space.Segment
-	seg.ReadOnly = q.ReadOnly
-	seg.Secret = secret()
-	return h.register(&region{space: space, owned: true, seg: seg})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	id = len(h.spaces)
+	h.spaces, h.spoils[id] = append(h.spaces, s), spoil
+	return id, nil
 }
 
-// allocator makes the memory that an order asks for.
-func (h *host) allocator(q request) Allocator {
-	switch {
-	case q.Decay != "":
-		return func(n uint64) (*Space, error) { return decaying(n, q.Decay) }
-	case q.Remote:
-		return h.h.Remote
-	}
-	return h.h.Local
-}
-
-// slice registers a part of a region once more.
-func (h *host) slice(of int, off, n uint64, only driver.Ranges) (int, error) {
-	whole := h.region(of)
-	seg, err := whole.seg.Slice(off, n, secret())
+// register makes a range of a space known.
+func (h *host) register(q *request) (id int, err error) {
+	seg, err := h.spaces[q.ID].Segment.Slice(q.Off, q.Len, secret())
 	if err != nil {
 		return 0, err
 	}
-	seg.Only = only
-	return h.register(&region{space: whole.space, off: whole.off + off, seg: seg})
-}
-
-// again registers the bytes of a region once more.
-func (h *host) again(id int) (int, error) {
-	r := *h.region(id)
-	r.owned, r.seg.Secret = false, secret()
-	return h.register(&r)
-}
-
-func (h *host) register(r *region) (id int, err error) {
-	if r.mem, err = h.b.Register(r.seg); err != nil {
-		if r.owned {
-			_ = r.space.free()
-		}
+	seg.ReadOnly, seg.Only = q.ReadOnly, q.Only
+	m, err := h.b.Register(seg)
+	if err != nil {
 		return 0, fmt.Errorf("register: %w", err)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.regions = append(h.regions, r)
+	h.regions = append(h.regions, &region{q.ID, seg, m})
 	return len(h.regions) - 1, nil
 }
 
@@ -121,43 +147,22 @@ func (h *host) peer(id int) driver.Peer {
 	return h.peers[id]
 }
 
-func (h *host) token(id int) ([]byte, error) { return h.region(id).mem.AppendToken(nil) }
-
-// set and get reach the bytes as their owner does, without the backend.
-func (h *host) set(id int, off uint64, p []byte) error {
-	r := h.region(id)
-	_, err := r.space.bytes().WriteAt(p, int64(r.off+off))
-	return err
+func (h *host) space(id int) *Space {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.spaces[id]
 }
 
-func (h *host) get(id int, off, n uint64) ([]byte, error) {
-	p, err := h.view(id, off, n)
-	return append([]byte(nil), p...), err
-}
-
-// view is get without a copy, where that can be: the bytes may change.
-func (h *host) view(id int, off, n uint64) ([]byte, error) {
-	r := h.region(id)
-	return r.space.view(r.off+off, n)
-}
-
-// paint fills a range as its owner would.
-func (h *host) paint(id int, off, n, seed uint64) error {
-	p, err := h.view(id, off, n)
-	if err != nil {
-		return err
+// free gives a space back.
+func (h *host) free(id int) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	free := h.spaces[id].Free
+	h.spaces[id].Free = nil
+	if free == nil || h.stuck {
+		return nil
 	}
-	paint(p, seed)
-	if _, ok := h.region(id).space.bytes().(mapped); !ok {
-		return h.set(id, off, p)
-	}
-	return nil
-}
-
-func (h *host) revoke(id int, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	return h.region(id).mem.Revoke(ctx)
+	return free()
 }
 
 func (h *host) connect(addr []byte, limit time.Duration) (int, error) {
@@ -167,89 +172,418 @@ func (h *host) connect(addr []byte, limit time.Duration) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	h.conns.opened(p)
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	switch conn := p.Conn(); {
+	case (conn == 0) != (p.Can()&driver.CanNotify == 0):
+		h.fault("Peer.Conn is %d, and Can is %b", conn, p.Can())
+	case conn != 0 && h.ended[conn] != 0:
+		h.fault("Peer.Conn of a new Peer is %d, a number that this backend has used before", conn)
+	case conn != 0:
+		h.ended[conn] = -1 // ours: it has no last message
+	}
 	h.peers = append(h.peers, p)
 	return len(h.peers) - 1, nil
 }
 
-// submit starts a batch, polling while the backend is full, and returns the tag.
-func (h *host) submit(peer int, op driver.Op, descs []driver.Desc, msg []byte) (uint64, error) {
-	b := &driver.Batch{Op: op, Descs: descs}
-	if msg != nil {
-		b.Tail, b.Notify = driver.NotifyTail, msg
+// once submits a batch one time, and returns its tag.
+func (h *host) once(p driver.Peer, b *driver.Batch) (tag uint64, err error) {
+	h.mu.Lock() // before Submit, since the completion may be there before that returns
+	tag = firstTag + uint64(len(h.tags))
+	h.tags = append(h.tags, outcome{})
+	h.open++
+	h.mu.Unlock()
+	if err = p.Submit(tag, b); err == nil {
+		return tag, nil
 	}
-	return h.submitBatch(peer, b)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if o := &h.tags[tag-firstTag]; o.state == completed {
+		h.fault("tag %#x completed (%v) although Submit had refused it", tag, o.err)
+	} else {
+		o.state = refused
+		h.open--
+	}
+	return tag, err
 }
 
-// submitBatch is submit of any batch.
-func (h *host) submitBatch(peer int, b *driver.Batch) (uint64, error) {
-	p := h.peer(peer)
-	return h.start(func(tag uint64) error { return p.Submit(tag, b) })
-}
-
-// start gives a submission its tag and repeats it while the backend is full.
-func (h *host) start(submit func(tag uint64) error) (uint64, error) {
-	for wait := newPatience(h.h.Limit); ; {
-		tag := h.ledger.tag()
-		err := submit(tag)
-		if err == nil {
-			return tag, nil
-		}
-		h.ledger.refuse(tag)
+// submit submits a batch as the engine does: where the backend is full it polls and tries again.
+func (h *host) submit(p driver.Peer, b *driver.Batch) (tag uint64, err error) {
+	for wait := newWait(h.h.limit); ; {
+		tag, err = h.once(p, b)
 		if !errors.Is(err, driver.ErrFull) {
-			return 0, err
+			return tag, err
 		}
-		if _, err := h.ledger.poll(); err != nil {
+		if _, err := h.poll(); err != nil {
 			return 0, err
 		}
 		if !wait.more() {
-			return 0, fmt.Errorf("submit while full: %w", errLate)
+			return 0, fmt.Errorf("submit while the backend is full: %w", errLate)
 		}
 	}
 }
 
-// close ends everything and reports what the ledger found.
-func (h *host) close() []string {
-	var faults []string
-	h.goesOn() // a check that failed may have left it
-	if _, err := h.endChore(0); err != nil {
-		faults = append(faults, err.Error())
+// poll takes what is ready, and returns how much that was. While another goroutine polls it is
+// nothing.
+func (h *host) poll() (int, error) {
+	if !h.polling.TryLock() {
+		return 0, nil
 	}
-	kept := h.h.kept()
-	if err := within(h.h.Limit, h.b.Close); err != nil && h.h.kept() == kept {
-		faults = append(faults, fmt.Sprintf("close backend: %v", err))
-	} else {
-		faults = append(faults, h.ledger.drain(h.h.Limit)...)
+	defer h.polling.Unlock()
+	var done [64]driver.Completion
+	n, err := h.b.Poll(done[:])
+	if n < 0 || n > len(done) {
+		return 0, fmt.Errorf("Poll returned %d for %d places", n, len(done))
 	}
-	faults = append(faults, h.conns.list()...)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, r := range h.regions {
-		if !r.owned {
+	for _, c := range done[:n] {
+		i := c.Tag - firstTag
+		if i >= uint64(len(h.tags)) {
+			h.fault("a completion (%v) of tag %#x, which was not submitted", c.Err, c.Tag)
 			continue
 		}
-		if err := errands.afterwards(r.space.free); err != nil {
+		switch o := &h.tags[i]; o.state {
+		case completed:
+			h.fault("tag %#x completed twice: first %v, then %v", c.Tag, o.err, c.Err)
+		case refused:
+			h.fault("tag %#x completed (%v) although Submit had refused it", c.Tag, c.Err)
+		case inFlight:
+			*o = outcome{completed, c.Err}
+			h.open--
+		}
+	}
+	return n, err
+}
+
+// outcome returns whether a tag is done, and with what.
+func (h *host) outcome(tag uint64) (done bool, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	o := h.tags[tag-firstTag]
+	return o.state == completed, o.err
+}
+
+// await polls until the tag is done, and returns its outcome, or errLate.
+func (h *host) await(tag uint64) error {
+	for wait := newWait(h.h.limit); ; {
+		if done, err := h.outcome(tag); done {
+			return err
+		}
+		n, err := h.poll()
+		if err != nil {
+			if done, err := h.outcome(tag); done {
+				return err
+			}
+			return fmt.Errorf("tag %#x never completes, and Poll returns %v: %w", tag, err, errLate)
+		}
+		if n == 0 && !wait.more() {
+			return fmt.Errorf("tag %#x never completes: %w", tag, errLate)
+		}
+	}
+}
+
+// sleep waits on the backend's descriptor as the engine does: arm, and sleep only if there is
+// nothing already. Past the limit it returns errLate.
+func (h *host) sleep(limit time.Duration) error {
+	ready, err := h.b.Arm()
+	if err != nil || ready {
+		return err
+	}
+	return h.sleepArmed(limit)
+}
+
+func (h *host) sleepArmed(limit time.Duration) error {
+	fds := []unix.PollFd{{Fd: int32(h.b.FD()), Events: unix.POLLIN}}
+	for end := time.Now().Add(limit); ; {
+		n, err := unix.Poll(fds, int(max(0, time.Until(end).Milliseconds())))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return fmt.Errorf("wait for the backend's descriptor: %w", err)
+		case n == 0:
+			return errLate
+		default:
+			var count [8]byte
+			if _, err := unix.Read(h.b.FD(), count[:]); err != nil && err != unix.EAGAIN {
+				return fmt.Errorf("drain the backend's descriptor: %w", err)
+			}
+			return nil
+		}
+	}
+}
+
+// look calls Receive once.
+func (h *host) look(msgs []driver.Message) (int, error) {
+	h.receiving.Lock()
+	defer h.receiving.Unlock()
+	n, err := h.b.Receive(msgs)
+	if n < 0 || n > len(msgs) {
+		return 0, fmt.Errorf("Receive returned %d for %d places", n, len(msgs))
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, m := range msgs[:n] {
+		switch ended := h.ended[m.Conn]; {
+		case m.Conn == 0:
+			h.fault("a message (%x, %v) has no number of a connection", head(m.Data), m.Err)
+		case ended > 0:
+			h.fault("connection %d: %x (%v) came behind its last message", m.Conn, head(m.Data),
+				m.Err)
+		case m.Err != nil && (ended < 0 || m.Data != nil || !errors.Is(m.Err, driver.ErrPeerLost)):
+			h.fault("connection %d (ours: %v): last message %x with %v, want no data and %v",
+				m.Conn,
+				ended < 0, head(m.Data), m.Err, driver.ErrPeerLost)
+		case m.Err != nil:
+			h.ended[m.Conn] = 1
+		}
+	}
+	return n, err
+}
+
+// receive takes messages until it has count of them, asleep between them or polling. Past the limit
+// it returns what it has, with errLate.
+func (h *host) receive(count int, limit time.Duration, asleep bool) (got []message, err error) {
+	var msgs [16]driver.Message
+	for wait := newWait(limit); len(got) < count; {
+		n, err := h.look(msgs[:min(len(msgs), count-len(got))])
+		for _, m := range msgs[:n] {
+			got = append(got, h.received(m))
+		}
+		switch {
+		case err != nil:
+			return got, err
+		case n > 0:
+			continue
+		case asleep:
+			if n, err = h.poll(); err == nil && n == 0 {
+				err = h.sleep(limit)
+			}
+		case !wait.more():
+			err = errLate
+		}
+		if errors.Is(err, errLate) {
+			if n, _ := h.look(msgs[:1]); n > 0 && asleep {
+				return got,
+					errors.New("a wake-up was lost: a message came, and the sleeper slept on")
+			}
+			err = fmt.Errorf("%d of %d messages: %w", len(got), count, errLate)
+		}
+		if err != nil {
+			return got, err
+		}
+	}
+	return got, nil
+}
+
+// answer sends one answer, and sleeps while there is no room, as the engine does.
+func (h *host) answer(conn uint64, b []byte) error {
+	for {
+		err := h.b.Answer(conn, b)
+		if !errors.Is(err, driver.ErrFull) {
+			return err
+		}
+		if _, err := h.poll(); err != nil {
+			return err
+		}
+		if err := h.sleep(h.h.limit); err != nil {
+			return fmt.Errorf("wait for room for an answer: %w", err)
+		}
+	}
+}
+
+// begin has a task run beside further requests.
+func (h *host) begin(f func(*task)) {
+	t := &task{stop: make(chan struct{}), done: make(chan struct{})}
+	h.mu.Lock()
+	h.task = t
+	h.mu.Unlock()
+	go func() {
+		defer close(t.done)
+		f(t)
+	}()
+}
+
+// finish waits until the task has ended by itself, or stops it.
+func (h *host) finish(stop bool) (count int, err error) {
+	h.mu.Lock()
+	t := h.task
+	h.task = nil
+	h.mu.Unlock()
+	if t == nil {
+		return 0, nil
+	}
+	if stop {
+		close(t.stop)
+	}
+	select {
+	case <-t.done:
+		return t.count, t.err
+	case <-time.After(h.h.limit):
+		return 0, fmt.Errorf("end of what runs beside: %w", errLate)
+	}
+}
+
+func (t *task) stopped() bool {
+	select {
+	case <-t.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// flood submits one batch over and over, with a few in flight, from several goroutines of which
+// some help, until all have met an error.
+func (h *host) flood(p driver.Peer, b *driver.Batch) {
+	h.begin(func(t *task) {
+		var all sync.WaitGroup
+		errs := make([]error, 3)
+		for g := range errs {
+			all.Go(func() {
+				var flying []uint64
+				for err := error(nil); err == nil && !t.stopped(); errs[g] = err {
+					var tag uint64
+					if tag, err = h.submit(p, b); err == nil {
+						flying = append(flying, tag)
+						if g == 0 {
+							p.Help(tag, t.stop)
+						}
+					}
+					if len(flying) == 3 {
+						err, flying = errors.Join(err, h.await(flying[0])), flying[1:]
+					}
+				}
+				for _, tag := range flying {
+					if err := h.await(tag); errors.Is(err, errLate) {
+						errs[g] = err
+					}
+				}
+			})
+		}
+		all.Wait()
+		for _, err := range errs {
+			if t.err == nil || err != nil && !errors.Is(err, driver.ErrRevoked) {
+				t.err = err
+			}
+		}
+	})
+}
+
+// echo sends each message back by the connection that it came by, asleep until one comes.
+func (h *host) echo() {
+	h.begin(func(t *task) {
+		for ; !t.stopped(); t.count++ {
+			got, err := h.receive(1, h.h.limit, true)
+			if err != nil || got[0].Err != nil {
+				t.err = err
+				return
+			}
+			if t.err = h.answer(got[0].Conn, got[0].Data); t.err != nil {
+				return
+			}
+		}
+	})
+}
+
+// park has the first goroutine that comes to a spot stand there until proceed.
+func (h *host) park(spot string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	arrived, goOn := make(chan struct{}), make(chan struct{})
+	h.spot, h.arrived, h.goOn = spot, arrived, goOn
+	h.h.Park(spot, func() {
+		close(arrived)
+		<-goOn
+	})
+}
+
+// parked waits until one stands.
+func (h *host) parked() error {
+	select {
+	case <-h.arrived:
+		return nil
+	case <-time.After(h.h.limit):
+		return fmt.Errorf("nothing comes to %q: %w", h.spot, errLate)
+	}
+}
+
+func (h *host) proceed() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.goOn != nil {
+		h.h.Park(h.spot, nil)
+		close(h.goOn)
+		h.goOn = nil
+	}
+}
+
+// close ends everything, and returns what was wrong.
+func (h *host) close() (faults []string) {
+	h.proceed() // a check that failed may have left it
+	if _, err := h.finish(true); errors.Is(err, errLate) {
+		faults = append(faults, err.Error())
+	}
+	if err := within(h.h.limit, h.b.Close); err != nil {
+		h.stuck = errors.Is(err, errLate)
+		faults = append(faults, fmt.Sprintf("close backend: %v", err))
+	}
+	for wait := newWait(h.h.limit); ; {
+		n, err := h.poll()
+		if errors.Is(err, driver.ErrClosed) {
+			break
+		}
+		if n == 0 && !wait.more() {
+			faults = append(faults, fmt.Sprintf("Poll after Close: %v, want %v", err,
+				driver.ErrClosed))
+			break
+		}
+	}
+	for id := range h.spaces {
+		if err := h.free(id); err != nil {
 			faults = append(faults, fmt.Sprintf("free memory: %v", err))
 		}
 	}
-	return faults
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.open > 0 {
+		h.fault("%d of %d tags never completed", h.open, len(h.tags))
+	}
+	return append(faults, h.faults...)
 }
 
-// overdue counts the calls that within gave up: backends that are wrong on purpose wait for it.
-var overdue atomic.Int64
-
-// within runs f, but does not wait for longer than the limit. Past that f is an errand: memory
-// stays until it returns.
+// within runs f, but does not wait for longer than the limit.
 func within(limit time.Duration, f func() error) error {
 	result := make(chan error, 1)
-	errands.run(func() { result <- f() })
+	go func() { result <- f() }()
 	select {
 	case err := <-result:
 		return err
 	case <-time.After(limit):
-		overdue.Add(1)
 		return errLate
 	}
+}
+
+// wait spins for a moment, then naps, until its limit.
+type wait struct{ start, end time.Time }
+
+func newWait(limit time.Duration) *wait {
+	now := time.Now()
+	return &wait{now, now.Add(limit)}
+}
+
+// more waits a little, and reports whether the limit is still ahead.
+func (w *wait) more() bool {
+	now := time.Now()
+	if now.Sub(w.start) < 200*time.Microsecond {
+		runtime.Gosched()
+	} else {
+		time.Sleep(20 * time.Microsecond)
+	}
+	return now.Before(w.end)
+}
+
+func stacks() []byte {
+	text := make([]byte, 1<<20)
+	return text[:runtime.Stack(text, true)]
 }

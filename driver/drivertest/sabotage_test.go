@@ -4,9 +4,12 @@ package drivertest
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"github.com/sluicehq/sluice/backends/mem"
@@ -14,297 +17,214 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// sabotage says where a good backend is made a bad one. What is nil stays good.
+// sabotage breaks a promise of a backend that keeps it. What is nil stays good.
 type sabotage struct {
-	caps     func(b *saboteur) driver.Caps
-	fd       func(b *saboteur) int
-	register func(b *saboteur, seg driver.Segment) (driver.Memory, error)
-	connect  func(b *saboteur, ctx context.Context, addr []byte) (driver.Peer, error)
-	poll     func(b *saboteur, done []driver.Completion) (int, error)
-	closing  func(b *saboteur) error
-	receive  func(b *saboteur, msgs []driver.Message) (int, error)
-	arm      func(b *saboteur) (bool, error)
-	revoke   func(m *saboteurMemory, ctx context.Context) error
-	answer   func(b *saboteur, conn uint64, msg []byte) error
-
-	imports func(p *saboteurPeer, token []byte) (uint32, uint64, error)
-	drop    func(p *saboteurPeer, key uint32)
-	submit  func(p *saboteurPeer, tag uint64, b *driver.Batch) error // of descriptors alone
-	pattern func(p *saboteurPeer, tag uint64, b *driver.Batch) error // of a pattern
-	// of descriptors with a message
-	notify    func(p *saboteurPeer, tag uint64, b *driver.Batch) error
-	any       func(p *saboteurPeer, tag uint64, b *driver.Batch) error // all of those
-	cancel    func(p *saboteurPeer, tag uint64)
-	help      func(p *saboteurPeer, tag uint64, stop <-chan struct{}) bool
-	closePeer func(p *saboteurPeer) error
-	can       func(p *saboteurPeer) driver.Can
-	conn      func(p *saboteurPeer) uint64
-	lost      func(p *saboteurPeer) <-chan struct{}
-	explain   func(p *saboteurPeer, local, remote uint32) string
+	submit   func(p *badPeer, tag uint64, b *driver.Batch) error
+	poll     func(b *bad, done []driver.Completion) (int, error)
+	receive  func(b *bad, msgs []driver.Message) (int, error)
+	arm      func(b *bad) (bool, error)
+	revoke   func(m driver.Memory, ctx context.Context) error
+	register func(b *bad, seg driver.Segment) (driver.Memory, error)
+	imports  func(p *badPeer, token []byte) (uint32, uint64, error)
+	drop     func(p *badPeer, key uint32)
+	cancel   func(p *badPeer, tag uint64)
+	help     func(p *badPeer, tag uint64, stop <-chan struct{}) bool
+	lose     func(p *badPeer) error // Close of a Peer
+	lost     func(p *badPeer) <-chan struct{}
+	connect  func(b *bad, ctx context.Context, addr []byte) (driver.Peer, error)
+	answer   func(b *bad, conn uint64, msg []byte) error
+	caps     func(c *driver.Caps)
+	can      driver.Can
 }
 
-// saboteur is a backend under sabotage. It remembers what it needs for misdeeds.
-type saboteur struct {
+// bad is a backend under sabotage, with what that needs.
+type bad struct {
 	driver.Backend
 	how sabotage
 
 	mu      sync.Mutex
-	count   int                       // of the calls that only sometimes go wrong
-	stash   []driver.Completion       // to be delivered by the next Poll
-	flights map[uint64]flight         // by tag
-	mapped  map[uint32]driver.Segment // by key
-	late    sync.WaitGroup            // misdeeds under way
-	buf     []byte                    // of a receiver that reuses it
-	again   []driver.Message          // to be received once more
-	lazy    []func() error            // to be done by the next Poll
+	count   int
+	stash   []driver.Completion // for the next Poll
+	lazy    []func()            // for the next Poll
+	sent    map[uint64]sent     // by tag
+	locals  map[uint32]driver.Segment
+	missing bool
+	late    sync.WaitGroup
 }
 
-type flight struct {
-	p *saboteurPeer
-	driver.Batch
-
-	stages stages // passed so far
+type sent struct {
+	p *badPeer
+	b driver.Batch
 }
 
-// stages are moments in the life of a batch that a misdeed follows. It follows
-// them and not a clock, which goes slower or faster than the machine.
-type stages uint8
-
-const (
-	helped stages = 1 << iota // somebody offered help
-	ended                     // Poll has it as aborted, or Close of its peer returned
-)
-
-type saboteurPeer struct {
+type badPeer struct {
 	driver.Peer
-	b     *saboteur
-	mu    sync.Mutex
-	seen  map[uint32]driver.Segment // the peer's memory by imported key
-	known map[string]uint32         // imported keys by token
+	b       *bad
+	remotes sync.Map // uint32: driver.Segment
 }
 
-// secrets finds registered memory by what its token begins with: how a saboteur
-// writes where it must not.
-var secrets sync.Map // [16]byte to driver.Segment
+// secrets finds registered memory by what its token begins with: so a bad peer writes where it must
+// not.
+var secrets sync.Map
 
-// sabotaged is mem under sabotage.
-func sabotaged(how sabotage) Harness {
-	return Harness{
-		Name:   "sabotaged",
-		Limit:  250 * time.Millisecond,
-		Local:  lastingMemory,
-		Remote: lastingMemory,
-		Guards: true,
-		New: func() (driver.Backend, error) {
-			b, err := mem.New(mem.Config{BatchesMax: 64})
-			if err != nil {
-				return nil, err
-			}
-			return sabotageOf(b, how), nil
-		},
-	}
-}
-
-// sabotagedShm is shm under sabotage on the near side; the second process has
-// shm as it is. With late the limit is one that passes soon.
-func sabotagedShm(how sabotage, late bool) Harness {
-	h := shmHarness
-	if late {
-		h.Limit = 700 * time.Millisecond
-	}
-	h.New = func() (driver.Backend, error) {
-		b, err := shm.New(shm.Config{})
-		if err != nil {
-			return nil, err
-		}
-		return sabotageOf(b, how), nil
-	}
-	return h
-}
-
-func sabotageOf(b driver.Backend, how sabotage) *saboteur {
-	return &saboteur{
-		Backend: b, how: how,
-		flights: map[uint64]flight{}, mapped: map[uint32]driver.Segment{},
-	}
-}
-
-// pending counts the misdeeds, of all saboteurs, that are to come.
+// pending counts what is done late.
 var pending atomic.Int64
 
-// lastingMemory stays mapped for a while after it was freed, and while a misdeed is to come, so
-// that a late write is found by the check and not by the kernel.
-func lastingMemory(n uint64) (*Space, error) {
-	space, err := ForeignMemory(n)
-	if err != nil {
-		return nil, err
-	}
-	unmap := space.Free
-	space.Free = func() error {
-		var end func()
-		end = func() {
-			if pending.Load() > 0 {
-				time.AfterFunc(time.Second, end)
-				return
-			}
-			_ = unmap()
-		}
-		time.AfterFunc(time.Second, end)
-		return nil
-	}
-	return space, nil
-}
-
-func (b *saboteur) Caps() driver.Caps {
-	if b.how.caps != nil {
-		return b.how.caps(b)
-	}
-	return b.Backend.Caps()
-}
-
-func (b *saboteur) FD() int {
-	if b.how.fd != nil {
-		return b.how.fd(b)
-	}
-	return b.Backend.FD()
-}
-
-func (b *saboteur) Register(seg driver.Segment) (driver.Memory, error) {
-	secrets.Store(seg.Secret, seg)
-	if b.how.register != nil {
-		return b.how.register(b, seg)
-	}
-	m, err := b.Backend.Register(seg)
-	if err != nil {
-		return nil, err
-	}
-	b.mu.Lock()
-	b.mapped[m.Key()] = seg
-	b.mu.Unlock()
-	return &saboteurMemory{Memory: m, b: b, seg: seg}, nil
-}
-
-func (b *saboteur) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
-	if b.how.connect != nil {
-		return b.how.connect(b, ctx, addr)
-	}
-	return b.dial(ctx, addr)
-}
-
-func (b *saboteur) dial(ctx context.Context, addr []byte) (driver.Peer, error) {
-	p, err := b.Backend.Connect(ctx, addr)
-	if err != nil {
-		return nil, err
-	}
-	return &saboteurPeer{Peer: p, b: b, seen: map[uint32]driver.Segment{},
-		known: map[string]uint32{}}, nil
-}
-
-func (b *saboteur) Poll(done []driver.Completion) (int, error) {
-	if b.how.poll != nil {
-		return b.how.poll(b, done)
-	}
-	return b.Backend.Poll(done)
-}
-
-func (b *saboteur) Receive(msgs []driver.Message) (int, error) {
-	if b.how.receive != nil {
-		return b.how.receive(b, msgs)
-	}
-	return b.Backend.Receive(msgs)
-}
-
-func (b *saboteur) Arm() (bool, error) {
-	if b.how.arm != nil {
-		return b.how.arm(b)
-	}
-	return b.Backend.Arm()
-}
-
-// saboteurMemory is a memory that may be revoked in another way.
-type saboteurMemory struct {
-	driver.Memory
-	b    *saboteur
-	seg  driver.Segment
-	done atomic.Bool // for a misdeed
-}
-
-func (m *saboteurMemory) Revoke(ctx context.Context) error {
-	if m.b.how.revoke != nil {
-		return m.b.how.revoke(m, ctx)
-	}
-	return m.Memory.Revoke(ctx)
-}
-
-func (b *saboteur) Close() error {
-	if b.how.closing != nil {
-		return b.how.closing(b)
-	}
-	err := b.Backend.Close()
-	b.late.Wait()
-	return err
-}
-
-// every reports true on each nth call.
-func (b *saboteur) every(n int) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.count++
-	return b.count%n == 0
-}
-
-// later does a misdeed after a while.
-func (b *saboteur) later(d time.Duration, f func()) {
-	b.late.Add(1)
+func (b *bad) later(f func()) {
 	pending.Add(1)
-	time.AfterFunc(d, func() {
+	b.late.Add(1)
+	time.AfterFunc(5*time.Millisecond, func() {
 		defer pending.Add(-1)
 		defer b.late.Done()
 		f()
 	})
 }
 
-// land copies what a batch names, whatever its fate was, where that is memory.
-func (f flight) land() {
-	for _, d := range f.Descs {
-		f.p.b.mu.Lock()
-		local := f.p.b.mapped[d.LocalKey].Mem
-		f.p.b.mu.Unlock()
-		f.p.mu.Lock()
-		remote := f.p.seen[d.RemoteKey].Mem
-		f.p.mu.Unlock()
-		if uint64(len(local)) < d.Local+d.Len || uint64(len(remote)) < d.Remote+d.Len {
+func (b *bad) every(n int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.count++
+	return b.count%n == 0
+}
+
+// land moves the bytes of a batch past the backend.
+func (s sent) land() {
+	for _, d := range s.b.Descs {
+		s.p.b.mu.Lock()
+		local := s.p.b.locals[d.LocalKey].Mem
+		s.p.b.mu.Unlock()
+		seg, ok := s.p.remotes.Load(d.RemoteKey)
+		if !ok {
 			continue
 		}
-		local, remote = local[d.Local:][:d.Len], remote[d.Remote:][:d.Len]
-		if f.Op == driver.Write {
-			copy(remote, local)
+		remote := seg.(driver.Segment).Mem
+		if s.b.Op == driver.Write {
+			copy(remote[d.Remote:][:d.Len], local[d.Local:])
 		} else {
-			copy(local, remote)
+			copy(local[d.Local:][:d.Len], remote[d.Remote:])
 		}
 	}
 }
 
-func (p *saboteurPeer) Import(token []byte) (uint32, uint64, error) {
+func (b *bad) recall(tag uint64) (sent, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s, ok := b.sent[tag]
+	return s, ok
+}
+
+func (b *bad) Caps() driver.Caps {
+	c := b.Backend.Caps()
+	if b.how.caps != nil {
+		b.how.caps(&c)
+	}
+	return c
+}
+
+func (b *bad) Register(seg driver.Segment) (driver.Memory, error) {
+	secrets.Store(seg.Secret, seg)
+	if b.how.register != nil {
+		return b.how.register(b, seg)
+	}
+	m, err := b.Backend.Register(seg)
+	if err == nil {
+		b.mu.Lock()
+		b.locals[m.Key()] = seg
+		b.mu.Unlock()
+	}
+	if err == nil && b.how.revoke != nil {
+		m = &badMemory{m, b.how.revoke}
+	}
+	return m, err
+}
+
+func (b *bad) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
+	if b.how.connect != nil {
+		return b.how.connect(b, ctx, addr)
+	}
+	return b.dial(ctx, addr)
+}
+
+func (b *bad) dial(ctx context.Context, addr []byte) (driver.Peer, error) {
+	p, err := b.Backend.Connect(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	return &badPeer{Peer: p, b: b}, nil
+}
+
+func (b *bad) Poll(done []driver.Completion) (int, error) {
+	b.mu.Lock()
+	lazy, n := b.lazy, copy(done, b.stash)
+	b.lazy, b.stash = nil, b.stash[n:]
+	b.mu.Unlock()
+	for _, f := range lazy {
+		f()
+	}
+	if n > 0 {
+		return n, nil
+	}
+	if b.how.poll != nil {
+		return b.how.poll(b, done)
+	}
+	return b.Backend.Poll(done)
+}
+
+func (b *bad) Receive(msgs []driver.Message) (int, error) {
+	if b.how.receive != nil {
+		return b.how.receive(b, msgs)
+	}
+	return b.Backend.Receive(msgs)
+}
+
+func (b *bad) Arm() (bool, error) {
+	if b.how.arm != nil {
+		return b.how.arm(b)
+	}
+	return b.Backend.Arm()
+}
+
+func (b *bad) Answer(conn uint64, msg []byte) error {
+	if b.how.answer != nil {
+		return b.how.answer(b, conn, msg)
+	}
+	return b.Backend.Answer(conn, msg)
+}
+
+// badMemory is revoked otherwise.
+type badMemory struct {
+	driver.Memory
+	how func(m driver.Memory, ctx context.Context) error
+}
+
+func (m *badMemory) Revoke(ctx context.Context) error { return m.how(m.Memory, ctx) }
+
+func (b *bad) Close() error {
+	err := b.Backend.Close()
+	b.late.Wait()
+	return err
+}
+
+func (p *badPeer) Can() driver.Can { return p.Peer.Can() | p.b.how.can }
+
+func (p *badPeer) Import(token []byte) (uint32, uint64, error) {
 	if p.b.how.imports != nil {
 		return p.b.how.imports(p, token)
 	}
 	return p.admit(token)
 }
 
-func (p *saboteurPeer) admit(token []byte) (uint32, uint64, error) {
+func (p *badPeer) admit(token []byte) (uint32, uint64, error) {
 	key, size, err := p.Peer.Import(token)
 	if err == nil {
-		if seg, ok := secrets.Load([16]byte(token[:16])); ok { // not another process's
-			p.mu.Lock()
-			p.seen[key] = seg.(driver.Segment)
-			p.mu.Unlock()
+		if seg, ok := secrets.Load([16]byte(token[:16])); ok {
+			p.remotes.Store(key, seg)
 		}
 	}
 	return key, size, err
 }
 
-func (p *saboteurPeer) Drop(key uint32) {
+func (p *badPeer) Drop(key uint32) {
 	if p.b.how.drop != nil {
 		p.b.how.drop(p, key)
 		return
@@ -312,45 +232,17 @@ func (p *saboteurPeer) Drop(key uint32) {
 	p.Peer.Drop(key)
 }
 
-func (p *saboteurPeer) Submit(tag uint64, b *driver.Batch) error {
-	how := p.b.how.any
-	switch {
-	case how != nil:
-	case b.Pattern != nil:
-		how = p.b.how.pattern
-	case b.Tail == driver.NotifyTail:
-		how = p.b.how.notify
-	case b.Tail == driver.NoTail && !b.Durable:
-		how = p.b.how.submit
-	}
-	if how != nil {
-		return how(p, tag, b)
+func (p *badPeer) Submit(tag uint64, b *driver.Batch) error {
+	p.b.mu.Lock()
+	p.b.sent[tag] = sent{p, copied(b)}
+	p.b.mu.Unlock()
+	if p.b.how.submit != nil {
+		return p.b.how.submit(p, tag, b)
 	}
 	return p.Peer.Submit(tag, b)
 }
 
-func (p *saboteurPeer) Can() driver.Can {
-	if p.b.how.can != nil {
-		return p.b.how.can(p)
-	}
-	return p.Peer.Can()
-}
-
-func (p *saboteurPeer) Conn() uint64 {
-	if p.b.how.conn != nil {
-		return p.b.how.conn(p)
-	}
-	return p.Peer.Conn()
-}
-
-func (b *saboteur) Answer(conn uint64, msg []byte) error {
-	if b.how.answer != nil {
-		return b.how.answer(b, conn, msg)
-	}
-	return b.Backend.Answer(conn, msg)
-}
-
-func (p *saboteurPeer) Cancel(tag uint64) {
+func (p *badPeer) Cancel(tag uint64) {
 	if p.b.how.cancel != nil {
 		p.b.how.cancel(p, tag)
 		return
@@ -358,52 +250,453 @@ func (p *saboteurPeer) Cancel(tag uint64) {
 	p.Peer.Cancel(tag)
 }
 
-func (p *saboteurPeer) Help(tag uint64, stop <-chan struct{}) bool {
+func (p *badPeer) Help(tag uint64, stop <-chan struct{}) bool {
 	if p.b.how.help != nil {
 		return p.b.how.help(p, tag, stop)
 	}
 	return p.Peer.Help(tag, stop)
 }
 
-func (p *saboteurPeer) Lost() <-chan struct{} {
+func (p *badPeer) Lost() <-chan struct{} {
 	if p.b.how.lost != nil {
 		return p.b.how.lost(p)
 	}
 	return p.Peer.Lost()
 }
 
-func (p *saboteurPeer) Explain(local, remote uint32) string {
-	if p.b.how.explain != nil {
-		return p.b.how.explain(p, local, remote)
-	}
-	return p.Peer.Explain(local, remote)
-}
-
-func (p *saboteurPeer) Close() error {
-	if p.b.how.closePeer != nil {
-		return p.b.how.closePeer(p)
+func (p *badPeer) Close() error {
+	if p.b.how.lose != nil {
+		return p.b.how.lose(p)
 	}
 	return p.Peer.Close()
 }
 
-// remember keeps a batch by its tag.
-func (p *saboteurPeer) remember(tag uint64, b *driver.Batch) {
-	f := flight{p: p, Batch: copied(b)}
-	p.b.mu.Lock()
-	p.b.flights[tag] = f
-	p.b.mu.Unlock()
-}
-
-// copied is a batch whose descriptors and message are its own.
 func copied(b *driver.Batch) driver.Batch {
 	c := *b
 	c.Descs, c.Notify = slices.Clone(b.Descs), slices.Clone(b.Notify)
 	return c
 }
 
-func (b *saboteur) recall(tag uint64) (flight, bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	f, ok := b.flights[tag]
-	return f, ok
+// changing submits a batch of which each descriptor, and the pattern, is another.
+func changing(f func(*driver.Desc), g func(*driver.Pattern)) sabotage {
+	return sabotage{submit: func(p *badPeer, tag uint64, b *driver.Batch) error {
+		c := copied(b)
+		for i := range c.Descs {
+			f(&c.Descs[i])
+		}
+		if b.Pattern != nil {
+			p := *b.Pattern
+			g(&p)
+			c.Pattern = &p
+		}
+		return p.Peer.Submit(tag, &c)
+	}}
+}
+
+// pollHidden hides the completions of batches that a sabotage has submitted.
+func pollHidden(b *bad, done []driver.Completion) (int, error) {
+	n, err := b.Backend.Poll(done[:1])
+	if n == 1 && done[0].Tag < firstTag/2 {
+		return 0, err
+	}
+	return n, err
+}
+
+// onError is told of completions with an error.
+func onError(f func(b *bad, c *driver.Completion)) sabotage {
+	return sabotage{poll: func(b *bad, done []driver.Completion) (int, error) {
+		n, err := b.Backend.Poll(done)
+		for i := range done[:n] {
+			if done[i].Err != nil {
+				f(b, &done[i])
+			}
+		}
+		return n, err
+	}}
+}
+
+var sabotages = []struct {
+	name   string
+	checks string
+	how    sabotage
+}{
+	{"a write lands behind a revoke", "RevokeUnderWrites NoPoll",
+		onError(func(b *bad, c *driver.Completion) {
+			if s, ok := b.recall(c.Tag); ok && errors.Is(c.Err, driver.ErrRevoked) {
+				b.later(s.land)
+			}
+		})},
+	{"a batch lands behind a cancel", "Cancel", onError(func(b *bad, c *driver.Completion) {
+		if s, ok := b.recall(c.Tag); ok && errors.Is(c.Err, driver.ErrAborted) {
+			b.later(s.land)
+		}
+	})},
+	{"a write lands behind Close", "PeerClose", sabotage{lose: func(p *badPeer) error {
+		p.b.mu.Lock()
+		for _, s := range p.b.sent {
+			p.b.later(s.land)
+		}
+		p.b.mu.Unlock()
+		return p.Peer.Close()
+	}}},
+	{"completes twice", "Lengths Load Random Full", sabotage{
+		poll: func(b *bad, done []driver.Completion) (int, error) {
+			n, err := b.Backend.Poll(done)
+			if n > 0 && b.every(5) {
+				b.mu.Lock()
+				b.stash = append(b.stash, done[0])
+				b.mu.Unlock()
+			}
+			return n, err
+		}}},
+	{"never completes", "Load Full Drop", sabotage{
+		poll: func(b *bad, done []driver.Completion) (int, error) {
+			n, err := b.Backend.Poll(done)
+			if n > 0 && b.every(3) {
+				n--
+			}
+			return n, err
+		}}},
+	{"completes before its bytes", "Lengths MessageBehindItsBytes NotKept Random", sabotage{
+		submit: func(p *badPeer, tag uint64, b *driver.Batch) error {
+			c := copied(b)
+			for i := range c.Descs {
+				c.Descs[i].Len = 1
+			}
+			if err := p.Peer.Submit(tag, &c); err != nil {
+				return err
+			}
+			s, _ := p.b.recall(tag)
+			p.b.later(s.land)
+			return nil
+		}}},
+	{"moves nothing until it is polled", "NoPoll", sabotage{
+		submit: func(p *badPeer, tag uint64, b *driver.Batch) error {
+			c := copied(b)
+			p.b.mu.Lock()
+			defer p.b.mu.Unlock()
+			p.b.lazy = append(p.b.lazy, func() { _ = p.Peer.Submit(tag, &c) })
+			return nil
+		}}},
+	{"a byte beside the range", "Lengths ManyDescriptors Patterns Random",
+		changing(func(d *driver.Desc) { d.Len++ }, func(p *driver.Pattern) { p.Run++ })},
+	{"other bytes", "Lengths Load Help CancelNothing Drop Connect Churn WakeCompletion Renew",
+		changing(func(d *driver.Desc) { d.Len = max(1, d.Len-1) }, func(*driver.Pattern) {})},
+	{"bounds are the memory's that it is a part of", "Bounds", sabotage{
+		submit: func(p *badPeer, tag uint64, b *driver.Batch) error {
+			err := p.Peer.Submit(tag, b)
+			if errors.Is(err, driver.ErrBounds) && len(b.Descs) > 0 {
+				return p.Peer.Submit(tag, messageAlone(nil))
+			}
+			return err
+		}}},
+	{"any key is the first", "Keys", changing(func(d *driver.Desc) { d.RemoteKey = 0 },
+		func(*driver.Pattern) {})},
+	{"takes what it has no bit for", "Can", sabotage{
+		submit: func(p *badPeer, tag uint64, b *driver.Batch) error {
+			c := *b
+			c.Durable = false
+			return p.Peer.Submit(tag, &c)
+		}}},
+	{"peers reach all of a memory", "Only", sabotage{
+		register: func(b *bad, seg driver.Segment) (driver.Memory, error) {
+			seg.Only = nil
+			return b.Backend.Register(seg)
+		}}},
+	{"a list that changes leads anywhere", "PatternChanges", sabotage{
+		submit: func(p *badPeer, tag uint64, b *driver.Batch) error {
+			s, _ := p.b.recall(tag)
+			if b.Pattern != nil {
+				s.b = driver.Batch{Op: b.Op, Descs: []driver.Desc{b.Pattern.Desc(0)}}
+				s.b.Descs[0].Len = 100
+				s.b.Descs[0].Local = 0
+				p.b.later(s.land)
+			}
+			return p.Peer.Submit(tag, b)
+		}}},
+	{"says nothing of a fault", "Faults", onError(func(_ *bad, c *driver.Completion) {
+		if errors.Is(c.Err, driver.ErrFault) {
+			c.Err = nil
+		}
+	})},
+	{"allocates", "NoAllocation", sabotage{submit: func(p *badPeer, tag uint64,
+		b *driver.Batch) error {
+		c := copied(b)
+		return p.Peer.Submit(tag, &c)
+	}}},
+	{"reads a batch after Submit", "NotKept", sabotage{submit: func(p *badPeer, tag uint64,
+		b *driver.Batch) error {
+		p.b.later(func() { _ = p.Peer.Submit(tag, b) })
+		return nil
+	}}},
+	{"a message before its bytes", "MessageBehindItsBytes", sabotage{
+		submit: func(p *badPeer, tag uint64, b *driver.Batch) error {
+			if b.Tail == driver.NoTail || len(b.Descs) == 0 {
+				return p.Peer.Submit(tag, b)
+			}
+			c := copied(b)
+			c.Tail, c.Notify = driver.NoTail, nil
+			if err := p.Peer.Submit(^tag, messageAlone(b.Notify)); err != nil {
+				return err
+			}
+			p.b.later(func() {
+				for errors.Is(p.Peer.Submit(tag, &c), driver.ErrFull) {
+				}
+			})
+			return nil
+		},
+		poll: pollHidden}},
+	{"messages out of order", "MessageOrder MessageBackPressure Answers", sabotage{
+		receive: func(b *bad, msgs []driver.Message) (int, error) {
+			n, err := b.Backend.Receive(msgs)
+			if n > 1 {
+				msgs[0], msgs[1] = msgs[1], msgs[0]
+			}
+			return n, err
+		}}},
+	{"the message of a batch that failed", "MessageOfFailed Cancel", sabotage{
+		poll: func(b *bad, done []driver.Completion) (int, error) {
+			n, err := pollHidden(b, done)
+			if s, ok := b.recall(done[0].Tag); n == 1 && ok && done[0].Err != nil &&
+				s.b.Tail != driver.NoTail {
+				_ = s.p.Peer.Submit(^done[0].Tag, messageAlone(s.b.Notify))
+			}
+			return n, err
+		}}},
+	{"no last message", "LastMessage Answers Churn", sabotage{
+		receive: func(b *bad, msgs []driver.Message) (int, error) {
+			n, err := b.Backend.Receive(msgs)
+			if n > 0 && msgs[n-1].Err != nil {
+				n--
+			}
+			return n, err
+		}}},
+	{"answers by another connection", "Answers PingPong", sabotage{
+		answer: func(b *bad, conn uint64, msg []byte) error {
+			return b.Backend.Answer(conn, append([]byte("x"), msg...))
+		}}},
+	{"takes a token behind its revoke", "Revoke", noRevoke},
+	{"does not look at the secret", "Tokens", sabotage{
+		imports: func(p *badPeer, token []byte) (key uint32, size uint64, err error) {
+			err = driver.ErrBadToken
+			secrets.Range(func(secret, _ any) bool {
+				if s := secret.([16]byte); len(token) > 16 {
+					key, size, err = p.Peer.Import(append(s[:], token[16:]...))
+				}
+				return err != nil
+			})
+			return key, size, err
+		}}},
+	{"full for ever", "Full MessageBackPressure", sabotage{
+		submit: func(p *badPeer, tag uint64, b *driver.Batch) error {
+			p.b.mu.Lock()
+			full := p.b.missing
+			p.b.mu.Unlock()
+			if full {
+				return driver.ErrFull
+			}
+			err := p.Peer.Submit(tag, b)
+			p.b.mu.Lock()
+			p.b.missing = errors.Is(err, driver.ErrFull)
+			p.b.mu.Unlock()
+			return err
+		}}},
+	{"no wake-ups", "WakeMessage", sabotage{
+		arm: func(b *bad) (bool, error) { return false, nil }}},
+	{"a lost wake-up", "WakeCompletion PingPong", sabotage{
+		arm: func(b *bad) (bool, error) {
+			if b.every(4) {
+				return false, nil
+			}
+			return b.Backend.Arm()
+		}}},
+	{"durable without a sync", "Durable", sabotage{can: driver.CanDurable,
+		submit: func(p *badPeer, tag uint64, b *driver.Batch) error {
+			c := *b
+			c.Durable = false
+			return p.Peer.Submit(tag, &c)
+		}}},
+	{"cancels every batch", "CancelNothing", sabotage{cancel: func(p *badPeer, _ uint64) {
+		p.b.mu.Lock()
+		defer p.b.mu.Unlock()
+		for tag := range p.b.sent {
+			p.Peer.Cancel(tag)
+		}
+	}}},
+	{"ends batches whose key is dropped", "Drop", sabotage{drop: func(p *badPeer, key uint32) {
+		p.b.mu.Lock()
+		for tag := range p.b.sent {
+			p.Peer.Cancel(tag)
+		}
+		p.b.mu.Unlock()
+		p.Peer.Drop(key)
+	}}},
+	{"says that it helped", "Help", sabotage{help: func(p *badPeer, tag uint64,
+		stop <-chan struct{}) bool {
+		p.Peer.Help(tag, stop)
+		return true
+	}}},
+	{"works behind Close", "BackendClose Together", sabotage{
+		register: func(b *bad, seg driver.Segment) (driver.Memory, error) {
+			m, err := b.Backend.Register(seg)
+			if errors.Is(err, driver.ErrClosed) {
+				err = driver.ErrFull
+			}
+			return m, err
+		}}},
+	{"takes any address", "Connect", sabotage{
+		connect: func(b *bad, ctx context.Context, addr []byte) (driver.Peer, error) {
+			p, err := b.dial(ctx, addr)
+			if err != nil && ctx.Err() == nil {
+				return b.dial(ctx, b.Addr())
+			}
+			return p, err
+		}}},
+	{"has two names", "Churn", sabotage{caps: func(c *driver.Caps) { c.Name = "Mem" }}},
+}
+
+func sabotaged(b driver.Backend, how sabotage) *bad {
+	return &bad{Backend: b, how: how, sent: map[uint64]sent{}, locals: map[uint32]driver.Segment{}}
+}
+
+// settled waits for what a sabotage does late.
+func settled() {
+	for w := newWait(10 * time.Second); pending.Load() > 0 && w.more(); {
+	}
+}
+
+// overMem is mem under sabotage. Its memory is freed once nothing is done late any more: a late
+// write is found by a check, and not by the kernel.
+func overMem(how sabotage) Harness {
+	lasting := func(n uint64) (*Space, error) {
+		s, err := ForeignMemory(n)
+		if err == nil {
+			free := s.Free
+			s.Free = func() error { settled(); return free() }
+		}
+		return s, err
+	}
+	h := Harness{Name: "mem", Guards: true, Remote: lasting, Local: lasting,
+		New: func() (driver.Backend, error) {
+			b, err := mem.New(mem.Config{BatchesMax: 64})
+			return sabotaged(b, how), err
+		}}
+	if how.can&driver.CanDurable != 0 {
+		h.Syncs = func(driver.Backend, func(), func()) {}
+	}
+	return h
+}
+
+// standing has a writer of the second process stand before Submit.
+var standing atomic.Pointer[func()]
+
+// overShm is shm under sabotage in this process, and in the second one as it is.
+func overShm(how sabotage) Harness {
+	return Harness{Name: "shm",
+		New: func() (driver.Backend, error) {
+			b, err := shm.New(shm.Config{})
+			return sabotaged(b, how), err
+		},
+		Park: func(_ string, f func()) {
+			if f == nil {
+				standing.Store(nil)
+			} else {
+				standing.Store(&f)
+			}
+		}, Spots: []string{"before Submit"},
+	}
+}
+
+func TestMain(m *testing.M) {
+	Main(m, overShm(sabotage{submit: func(p *badPeer, tag uint64, b *driver.Batch) error {
+		if f := standing.Swap(nil); f != nil {
+			(*f)()
+		}
+		return p.Peer.Submit(tag, b)
+	}}))
+}
+
+// between are sabotages that another process is needed to notice.
+var between = []struct {
+	name, check string
+	how         sabotage
+}{
+	{"a frozen writer is not kept out", "RevokeFrozen", noRevoke},
+	{"a writer that is parked is not kept out", "RevokeParked", noRevoke},
+	{"a dead writer holds up a revoke", "RevokeKilled", sabotage{
+		revoke: func(_ driver.Memory, ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}}},
+	{"a dead peer is never lost", "PeerKilled", sabotage{
+		lost: func(*badPeer) <-chan struct{} { return nil }}},
+	{"a frozen peer holds up Close", "PeerFrozen", sabotage{lose: func(p *badPeer) error {
+		for w := newWait(3 * time.Second); w.more(); {
+		}
+		return p.Peer.Close()
+	}}},
+	{"a silent peer is lost", "PeerSilent", sabotage{lost: func(*badPeer) <-chan struct{} {
+		c := make(chan struct{})
+		close(c)
+		return c
+	}}},
+}
+
+var noRevoke = sabotage{revoke: func(driver.Memory, context.Context) error { return nil }}
+
+// TestSabotage proves that every check named can fail, and that none is there which cannot.
+func TestSabotage(t *testing.T) {
+	if raceEnabled {
+		t.Log("not run with the race detector, which notices first")
+		return
+	}
+	tried := map[string]bool{}
+	for _, s := range sabotages {
+		t.Run(s.name, func(t *testing.T) {
+			for _, name := range strings.Fields(s.checks) {
+				h := overMem(s.how)
+				if name == "Renew" {
+					h.Local, h.Remote = nil, nil // which have pages to renew
+				}
+				tried[name] = true
+				notices(t, h, Pair, name)
+			}
+		})
+	}
+	for _, s := range between {
+		t.Run(s.name, func(t *testing.T) {
+			tried[s.check] = true
+			notices(t, overShm(s.how), Processes, s.check)
+		})
+	}
+	for _, c := range checks {
+		if !tried[c.name] {
+			t.Errorf("nothing here proves that %s can fail", c.name)
+		}
+	}
+}
+
+// notices fails the test if a check finds nothing.
+func notices(t *testing.T, h Harness, w Wiring, name string) {
+	t.Helper()
+	for range 10 { // what is to be spoilt may have ended before
+		if found := Failures(t, h, w, name, 2*time.Second, settled); len(found) > 0 {
+			t.Logf("%s: %.150s", name, found[0])
+			return
+		}
+	}
+	t.Errorf("%s did not notice", name)
+}
+
+// TestWithoutSabotage: the wrapper alone is none.
+func TestWithoutSabotage(t *testing.T) {
+	h := overMem(sabotage{})
+	h.Wirings, h.Without = Pair, []string{"NoAllocation"} // it keeps copies
+	Run(t, h)
+	h = overShm(sabotage{})
+	h.Wirings = Processes
+	for _, s := range between {
+		h.Only = append(h.Only, s.check)
+	}
+	Run(t, h)
 }

@@ -28,17 +28,13 @@ const patience = 20 * time.Second
 // must not be Parallel.
 func Check(t testing.TB, also ...func() map[string]uint64) {
 	t.Helper()
-	check(t, patience, func() bool { return false }, also)
+	check(t, patience, also)
 }
 
-// CheckBut is Check, but for descriptors where a library keeps some, as kept reports at the end.
-// What is about to end may take that long; 0 is as for Check.
-func CheckBut(t testing.TB, within time.Duration, kept func() bool) {
+// CheckWithin is Check where what is about to end may take that long.
+func CheckWithin(t testing.TB, within time.Duration) {
 	t.Helper()
-	if within == 0 {
-		within = patience
-	}
-	check(t, within, kept, nil)
+	check(t, within, nil)
 }
 
 // checked are the tests with a check that has not ended. A second check of the same test looks at
@@ -46,8 +42,7 @@ func CheckBut(t testing.TB, within time.Duration, kept func() bool) {
 // while the second looks. The first, which ends last, sees it gone.
 var checked sync.Map
 
-func check(t testing.TB, within time.Duration, kept func() bool,
-	also []func() map[string]uint64) {
+func check(t testing.TB, within time.Duration, also []func() map[string]uint64) {
 	t.Helper()
 	warmUp()
 	_, inner := checked.LoadOrStore(t, true)
@@ -56,9 +51,6 @@ func check(t testing.TB, within time.Duration, kept func() bool,
 		t.Helper()
 		if !inner {
 			checked.Delete(t)
-			if kept() {
-				before.descriptors = descriptors()
-			}
 		}
 		if grown := settle(before, also, !inner, within); len(grown) > 0 {
 			promise.Breaks(t, "left behind by this test (close what you opened, wait for what "+

@@ -97,33 +97,12 @@ func TestCheckKnowsAFileThatWasRemoved(t *testing.T) {
 	require.Empty(t, take(nil, true).since(before))
 }
 
-// TestCheckBut forgives descriptors, and nothing else.
-func TestCheckBut(t *testing.T) {
-	f, err := os.Open("/dev/zero")
-	require.NoError(t, err)
-	defer f.Close()
-	for _, kept := range []bool{true, false} {
-		r := &recorder{TB: t}
-		CheckBut(r, patienceOfTests, func() bool { return kept })
-		again, err := os.Open("/dev/zero")
-		require.NoError(t, err)
-		require.Equal(t, kept, r.end() == "", r.failure)
-		require.NoError(t, again.Close())
-	}
-	r := &recorder{TB: t}
-	CheckBut(r, patienceOfTests, func() bool { return true })
-	b, err := hostmem.Alloc(1, hostmem.Options{Purpose: "forgotten"})
-	require.NoError(t, err)
-	require.Contains(t, r.end(), "forgotten")
-	require.NoError(t, b.Close())
-}
-
 // TestASecondCheckOfATestLeavesGoroutinesToTheFirst: what the test has started by then may start
 // more at any time, and ends with the test.
 func TestASecondCheckOfATestLeavesGoroutinesToTheFirst(t *testing.T) {
 	for _, ends := range []bool{true, false} {
 		r := &recorder{TB: t}
-		CheckBut(r, patienceOfTests, func() bool { return false })
+		CheckWithin(r, patienceOfTests)
 		release, started := make(chan struct{}), make(chan struct{})
 		var wg sync.WaitGroup
 		if ends {
@@ -148,7 +127,7 @@ func waitForever(started chan<- struct{}, release <-chan struct{}) {
 
 func TestCheckFailsTheTest(t *testing.T) {
 	r := &recorder{TB: t}
-	CheckBut(r, patienceOfTests, func() bool { return false })
+	CheckWithin(r, patienceOfTests)
 	f, err := os.Open("/dev/zero")
 	if err != nil {
 		t.Fatal(err)

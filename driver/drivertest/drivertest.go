@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package drivertest is the conformance suite of every backend. It speaks the contract of package
+// driver only, never the engine, and turns each "must" there into a check. A backend's test file is
+// one page:
+//
+//	var harness = drivertest.Harness{
+//		Name: "shm",
+//		New:  func() (driver.Backend, error) { return shm.New(shm.Config{}) },
+//	}
+//
+//	func TestMain(m *testing.M) { drivertest.Main(m, harness) }
+//	func TestBackend(t *testing.T) { drivertest.Run(t, harness) }
+//
+// The checks run over up to three wirings: a backend connected to itself, two backends in one
+// process, and, where Caps.Reach goes that far, two processes. The second process is the test
+// binary once more, led over its standard input and output; it is stopped, continued and killed
+// where the contract speaks of frozen and dead peers.
+//
+// Each check is one function that can be read from top to bottom. Memory of both sides lies between
+// guards, and a model knows every byte of it: what landed outside the ranges named is found as
+// surely as a wrong byte inside. The check Random calls everything in an order that a seed decides;
+// the seed is printed, and -drivertest.seed gives it.
+package drivertest
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// Harness says how to make the backend under test. New is all that most backends need.
+type Harness struct {
+	// Name tells the harnesses of one test binary apart. Empty: "backend".
+	Name string
+
+	// New opens a backend, in this process or in the second one.
+	New func() (driver.Backend, error)
+
+	// Local and Remote make memory of the kinds under test: Local what a transfer's initiator
+	// has, Remote what it reaches. Nil is HostMemory.
+	Local, Remote Allocator
+
+	// SelfOnly says that the backend connects to its own Addr only, as those do that move bytes
+	// between memory and files.
+	SelfOnly bool
+
+	// Guards says that the owner's side places the bytes, or looks where they go: what peers send
+	// beside Segment.Only is ErrBounds.
+	Guards bool
+
+	// Start starts the second process, somewhere else than here: in a network namespace, say. Nil
+	// is (*exec.Cmd).Start.
+	Start func(*exec.Cmd) error
+
+	// Grace is for how long the backend, as New opens it, waits for a peer that is silent. Zero is
+	// a second.
+	Grace time.Duration
+
+	// Syncs has a backend that is about to be used, and whose peers have CanDurable, tell of its
+	// syncs: begun is called before one begins, ended when it has ended and no job was told yet, in
+	// the same order. Nil: what syncs cover is not looked at.
+	Syncs func(b driver.Backend, begun, ended func())
+
+	// Park has the first goroutine of this process that comes to a spot call f there, and stand
+	// until f returns; a nil f ends that. Spots lie, in the initiator, between a check and the act
+	// that relies on it: a write of some KiB must pass all of them. OwnerSpots are those of an
+	// owner that places the bytes itself. Nil: the backend has no such spots.
+	Park              func(spot string, f func())
+	Spots, OwnerSpots []string
+
+	// Disturb breaks connections that peers have opened to b, or the network below them, as b's
+	// peers write. Afterwards mend makes peers come through again. Nil: there is nothing to break.
+	Disturb func(b driver.Backend, random *rand.Rand) (mend func())
+
+	// Wirings leaves the others out. Only names the checks to run, Without those to leave out: for
+	// a harness that differs little from another of the same backend.
+	Wirings       Wiring
+	Only, Without []string
+
+	limit time.Duration // of every single wait
+	late  func()        // waits for what a backend that is wrong on purpose does late
+}
+
+// Wiring is a set of ways in which two sides are connected.
+type Wiring uint8
+
+// The wirings. Zero means all that the backend can do.
+const (
+	Self      Wiring = 1 << iota // one backend, connected to its own Addr
+	Pair                         // two backends in one process
+	Processes                    // two processes
+)
+
+const (
+	everywhere = Self | Pair | Processes
+	apart      = Pair | Processes
+	here       = Self | Pair
+)
+
+var wiringNames = map[Wiring]string{Self: "self", Pair: "pair", Processes: "processes"}
+
+// Moving are the checks that look at where bytes lie and how they are cut: all that a place, a kind
+// of memory or a limit can make different. Streaming look at connections: all that their addresses,
+// their number and their encryption can make different.
+var (
+	Moving = []string{"Lengths", "ManyDescriptors", "Patterns", "Load", "Cancel", "NoAllocation",
+		"Durable", "Random"}
+	Streaming = []string{"Lengths", "Load", "MessageBehindItsBytes", "MessageOrder",
+		"MessageBackPressure", "LastMessage", "Answers", "PeerClose", "PingPong", "PeerKilled",
+		"PeerFrozen", "RevokeUnderWrites", "RevokeFrozen", "RevokeParked", "Random"}
+)
+
+func (h Harness) withDefaults() Harness {
+	if h.Name == "" {
+		h.Name = "backend"
+	}
+	if h.Local == nil {
+		h.Local = HostMemory
+	}
+	if h.Remote == nil {
+		h.Remote = HostMemory
+	}
+	if h.Start == nil {
+		h.Start = (*exec.Cmd).Start
+	}
+	if h.Grace == 0 {
+		h.Grace = time.Second
+	}
+	if h.limit == 0 {
+		h.limit = time.Minute
+	}
+	return h
+}
+
+// wirings returns what the backend can do of what the harness asks for.
+func (h *Harness) wirings(caps driver.Caps) (list []Wiring) {
+	for _, w := range []Wiring{Self, Pair, Processes} {
+		asked := h.Wirings == 0 || h.Wirings&w != 0
+		can := w == Self || !h.SelfOnly && (w == Pair || caps.Reach != driver.InProcess)
+		if asked && can {
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+// check is one promise of the contract, tried.
+type check struct {
+	name    string
+	wirings Wiring
+	needs   driver.Can // bits of the Peer
+	run     func(*test)
+}
+
+// The flags of Random, which every test binary of a backend has.
+var (
+	randomSeed = flag.Uint64("drivertest.seed", 0,
+		"of Random; 0 is always the same for a short run, "+
+			"and else drawn")
+	randomFor = flag.Duration("drivertest.stress", 0,
+		"how long Random runs over each wiring; 0 is "+
+			"for a short run")
+)
+
+// mainCalled guards against a test binary without Main: its second process would run all tests
+// instead of obeying.
+var mainCalled bool
+
+// Main is what TestMain calls: it runs the tests, or serves as the second process of one of the
+// harnesses. It does not return.
+func Main(m *testing.M, harnesses ...Harness) {
+	flag.Parse()
+	mainCalled = true
+	if name, ok := os.LookupEnv(childVariable); ok {
+		if err := serve(name, harnesses); err != nil {
+			fmt.Fprintln(os.Stderr, "second process:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// Run runs every check of the contract that the bits of the backend's peers call for, over every
+// wiring. That a peer refuses what it has no bit for is checked, too. Under the race detector a
+// backend that is not connected to itself alone has that wiring in the soak only.
+func Run(t *testing.T, h Harness) {
+	h = h.withDefaults()
+	b, err := h.New()
+	if err != nil {
+		SkipIfUnavailable(t, err)
+	}
+	caps := b.Caps()
+	if err := b.Close(); err != nil {
+		t.Fatalf("close a fresh backend: %v", err)
+	}
+	for _, name := range slices.Concat(h.Only, h.Without) {
+		if !slices.ContainsFunc(checks, func(c check) bool { return c.name == name }) {
+			t.Errorf("Harness.Only or Without names %q, which is no check", name)
+		}
+	}
+	wirings := h.wirings(caps)
+	if raceEnabled && len(wirings) > 1 && wirings[0] == Self && !strings.HasPrefix(t.Name(),
+		"TestSoak") {
+		wirings = wirings[1:]
+	}
+	for _, w := range wirings {
+		t.Run(wiringNames[w], func(t *testing.T) {
+			for _, c := range checks {
+				if c.wirings&w != 0 && (len(h.Only) == 0 || slices.Contains(h.Only, c.name)) &&
+					!slices.Contains(h.Without, c.name) {
+					t.Run(c.name, func(t *testing.T) { c.repeat(t, h, w) })
+				}
+			}
+		})
+	}
+}
+
+// Failures performs one check over one wiring, and returns what it found instead of failing tb: for
+// backends that are wrong on purpose, whose tests prove that the check can fail. No wait is longer
+// than limit, and late waits for what such a backend does late.
+func Failures(tb testing.TB, h Harness, w Wiring, name string, limit time.Duration,
+	late func()) []string {
+	tb.Helper()
+	h.limit, h.late = limit, late
+	i := slices.IndexFunc(checks, func(c check) bool { return c.name == name })
+	if i < 0 || checks[i].wirings&w == 0 {
+		tb.Fatalf("no check over %v is called %q", wiringNames[w], name)
+	}
+	r := &recorder{TB: tb}
+	r.guarded(func() { checks[i].perform(r, h.withDefaults(), w) })
+	return r.end(r.guarded)
+}
+
+// repeat performs a check, and Random until the time of the stress is over.
+func (c check) repeat(t *testing.T, h Harness, w Wiring) {
+	if *randomFor == 0 || c.name != "Random" {
+		c.perform(t, h, w)
+		return
+	}
+	end := time.Now().Add(*randomFor)
+	for first := true; first || time.Now().Before(end) && !t.Failed(); first = false {
+		t.Run(time.Now().Format("15:04:05"), func(t *testing.T) { c.perform(t, h, w) })
+	}
+}
+
+func (c check) perform(tb testing.TB, h Harness, w Wiring) {
+	tb.Helper()
+	t := newTest(tb, h, w)
+	if !t.can(c.needs) {
+		tb.Logf("not run: the peer takes %b, and this is of %b", t.peer.Can(), c.needs)
+		return
+	}
+	c.run(t)
+}
+
+// SkipIfUnavailable skips the test if err is a *driver.UnavailableError: the machine lacks what the
+// backend needs. Any other error fails the test. It is the only place of the suite that skips.
+func SkipIfUnavailable(tb testing.TB, err error) {
+	tb.Helper()
+	var missing *driver.UnavailableError
+	if !errors.As(err, &missing) {
+		tb.Fatalf("open backend: %v (only a *driver.UnavailableError may skip a test)", err)
+	}
+	if missing.Backend == "" || missing.Reason == "" {
+		tb.Fatalf("open backend: %#v does not say which backend and why", missing)
+	}
+	tb.Skip(missing)
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
+)
+
+// checkPeerKilled kills the far side with work in flight in both directions: all tags complete,
+// Lost is closed, the connection that it opened has a last message, which wakes a sleeper, and
+// later batches and answers fail.
+func checkPeerKilled(t *test) {
+	const count, size = 16, 16 << 20
+	l, r := t.local(size), t.remote(size)
+	conn := uint64(0)
+	if t.can(driver.CanNotify) {
+		back := t.back()
+		b := messageAlone([]byte("before the end"))
+		t.far.must(request{Do: "await", Tag: t.far.must(request{Do: "submit", Peer: back,
+			Batch: b}).Tag})
+		conn = t.hears(t.near, b.Notify)
+	}
+	tags, _ := t.burst(driver.Write, l, r, count, false)
+	t.peer.Cancel(tags[0]) // must not keep it from completing
+	killed := make(chan error, 1)
+	go func() { killed <- t.proc.kill() }()
+	if conn != 0 {
+		got, err := t.host.receive(1, t.h.limit, true)
+		if err != nil || got[0].Conn != conn || got[0].Err == nil {
+			promise.Broken(t, "asleep for the last message of a killed peer: %v, %v", got, err)
+		}
+		for err = nil; err == nil || err == driver.ErrFull; err = t.host.b.Answer(conn, nil) {
+		}
+		t.wants(err, "answer a killed peer", driver.ErrPeerLost)
+	}
+	t.ok(<-killed, "kill")
+	for _, tag := range tags {
+		t.wants(t.await(tag), "a tag in flight when the peer was killed", nil, driver.ErrPeerLost,
+			driver.ErrAborted)
+	}
+	select {
+	case <-t.peer.Lost():
+	case <-time.After(t.h.limit):
+		t.Fatalf("Lost of a killed peer is not closed\n%s", stacks())
+	}
+	t.wants(t.outcomeOf(t.whole(driver.Write, l, r)), "a write to a killed peer",
+		driver.ErrPeerLost)
+	t.hearsNoMore(t.near)
+	t.ok(t.inTime("close a killed peer", t.peer.Close), "close a killed peer")
+	for range 3 {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		if t.inTime("connect to a killed process", func() error {
+			_, err := t.host.b.Connect(ctx, t.addr)
+			return err
+		}) == nil {
+			t.Error("connect to a killed process: no error")
+		}
+		cancel()
+	}
+}
+
+// checkPeerFrozen closes the peer, and then the backend, while the far side stands still with work
+// in flight: both come back, and nothing lands when it goes on.
+func checkPeerFrozen(t *test) {
+	const count, size = 8, 8 << 20
+	l, r := t.local(size), t.remote(size)
+	t.ok(t.proc.freeze(), "freeze")
+	tags, batches := t.burst(driver.Write, l, r, count, false)
+	t.ok(t.inTime("close a frozen peer", t.peer.Close), "close a frozen peer")
+	for n := 1; n > 0; {
+		n, _ = t.host.poll()
+	}
+	failed := 0
+	for i, tag := range tags {
+		done, err := t.host.outcome(tag)
+		if !done {
+			promise.Broken(t, "a tag was in flight behind Close of a frozen peer")
+		}
+		if err == nil {
+			t.apply(batches[i])
+		} else {
+			failed++
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	_ = t.inTime("connect to a frozen process", func() error {
+		p, err := t.host.b.Connect(ctx, t.addr)
+		if err == nil {
+			_ = p.Close() // in time is all that is asked for
+		}
+		return nil
+	})
+	t.ok(t.inTime("close the backend of a frozen peer", t.host.b.Close), "close")
+	t.ok(t.proc.thaw(), "thaw")
+	r.refill() // a request, which is obeyed only now
+	r.stays("when the peer went on after a Close that failed %d of %d writes", failed, count)
+}
+
+// checkPeerSilent freezes a peer for which nothing waits, for longer than the backend's grace: it
+// is not lost.
+func checkPeerSilent(t *test) {
+	l, r := t.local(1<<16), t.remote(1<<16)
+	t.move(t.whole(driver.Write, l, r))
+	t.ok(t.proc.freeze(), "freeze")
+	select {
+	case <-t.peer.Lost():
+		t.Error("a peer for which nothing waited was given up since it was silent")
+	case <-time.After(2 * t.h.Grace):
+	}
+	t.ok(t.proc.thaw(), "thaw")
+	t.move(t.whole(driver.Read, l, r))
+	t.compare("after a silence")
+}
+
+// checkConnect connects to nonsense, to a backend that is gone, with a context that ends, and
+// twice: one connection does not mind the end of another.
+func checkConnect(t *test) {
+	addrs := map[string][]byte{"nothing": nil, "zeros": make([]byte, 64),
+		"nonsense":   pattern(make([]byte, 64), 1),
+		"much of it": pattern(make([]byte, driver.AddrMax), 2)}
+	for i := 0; i < len(t.addr); i += 1 + len(t.addr)/20 {
+		addrs[fmt.Sprintf("%d of %d bytes", i, len(t.addr))] = t.addr[:i:i]
+	}
+	if !t.h.SelfOnly {
+		gone := t.open("gone")
+		addrs["a backend that is gone"] = gone.b.Addr()
+		t.ok(gone.b.Close(), "close")
+	}
+	for what, addr := range addrs {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		if t.inTime("connect to "+what, func() error {
+			p, err := t.host.b.Connect(ctx, addr)
+			if err == nil {
+				_ = p.Close()
+			}
+			return err
+		}) == nil {
+			t.Errorf("connect to %s: no error", what)
+		}
+		cancel()
+	}
+	const n = 1 << 20
+	l, r := t.local(n), t.remote(n)
+	first, lost := t.peer, t.peer.Lost()
+	ctx, cancel := context.WithCancel(context.Background())
+	p, err := t.host.b.Connect(ctx, t.addr)
+	t.ok(err, "connect")
+	cancel() // which ends nothing that has returned
+	_ = t.inTime("connect with a context that is over", func() error {
+		other, err := t.host.b.Connect(ctx, t.addr)
+		if err == nil {
+			_ = other.Close()
+		} else {
+			t.wants(err, "connect with a context that is over", context.Canceled)
+		}
+		return nil
+	})
+	t.peer = p
+	t.imports(r)
+	tag := t.submit(t.whole(driver.Write, l, r))
+	if lost != nil && closed(lost) {
+		t.Error("Lost is closed although the peer is there")
+	}
+	t.ok(t.inTime("close peer", first.Close), "close peer")
+	t.wants(t.await(tag), "a write by one connection when another was closed", nil)
+	t.apply(t.whole(driver.Write, l, r))
+	t.move(batch(driver.Read, desc(l, 0, r, 77, 64)))
+	t.ok(r.revoke(), "revoke")
+	r.expect("after another connection was closed")
+	l.expect("after another connection was closed")
+	t.ok(t.inTime("close peer", p.Close), "close peer")
+}

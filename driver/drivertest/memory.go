@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
+)
+
+// Allocator makes memory of the kind under test: n bytes.
+type Allocator func(n uint64) (*Space, error)
+
+// Space is memory to be registered, with a way to its bytes that is not the backend's.
+type Space struct {
+	Segment driver.Segment // without a Secret: the suite draws one for each registration
+	Bytes   Bytes          // nil: Segment.Mem
+	Free    func() error   // may be nil
+}
+
+// Bytes looks into memory and changes it, as the program that owns it would.
+type Bytes interface {
+	io.ReaderAt
+	io.WriterAt
+}
+
+// HostMemory makes memory that other processes can map (package hostmem).
+func HostMemory(n uint64) (*Space, error) {
+	buf, err := hostmem.Alloc(n, hostmem.Options{Purpose: "drivertest"})
+	if err != nil {
+		return nil, err
+	}
+	return &Space{Segment: buf.Segment(), Free: buf.Close}, nil
+}
+
+// ForeignMemory makes memory outside the Go heap that only this process has: Segment.Shared is nil.
+func ForeignMemory(n uint64) (*Space, error) {
+	mem, err := syscall.Mmap(-1, 0, int(n), syscall.PROT_READ|syscall.PROT_WRITE,
+		syscall.MAP_PRIVATE|syscall.MAP_ANON)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes: %w", n, err)
+	}
+	return &Space{Segment: driver.Segment{Kind: driver.DRAM, Len: n, Mem: mem},
+		Free: func() error { return syscall.Munmap(mem) }}, nil
+}
+
+// FileMemory makes memory that is a range of a new file in a directory, which has no name. off says
+// how the range is aligned.
+func FileMemory(dir string, off uint64) Allocator {
+	return func(n uint64) (*Space, error) {
+		s, err := NamedFileMemory(dir, off)(n)
+		if err == nil {
+			f := s.Bytes.(fileBytes).f
+			s.Free, err = f.Close, os.Remove(f.Name())
+		}
+		return s, err
+	}
+}
+
+// NamedFileMemory is FileMemory whose files keep their names until they are freed: NVIDIA's
+// libcufile opens a file anew by its name.
+func NamedFileMemory(dir string, off uint64) Allocator {
+	return func(n uint64) (*Space, error) {
+		f, err := os.CreateTemp(dir, "drivertest")
+		if err != nil {
+			return nil, err
+		}
+		if err := f.Truncate(int64(off + n + 4096)); err != nil {
+			return nil, errors.Join(err, os.Remove(f.Name()), f.Close())
+		}
+		s := fileSpace(f, off, n)
+		s.Free = func() error { return errors.Join(os.Remove(f.Name()), f.Close()) }
+		return s, nil
+	}
+}
+
+// DeviceMemory makes memory that is ranges of one block device of that size, each aligned as
+// FileMemory has it. What was freed is used again only when none of it is in use.
+func DeviceMemory(path string, size, off uint64) Allocator {
+	const unit = 64 << 10
+	var mu sync.Mutex
+	var used, next uint64
+	return func(n uint64) (*Space, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if used == 0 {
+			next = 0
+		}
+		at, whole := next+off, (off+n+unit-1)&^(unit-1)
+		if next+whole > size {
+			return nil, fmt.Errorf("%s: %d bytes at %d do not fit in %d", path, whole, next, size)
+		}
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			return nil, err
+		}
+		next, used = next+whole, used+1
+		s := fileSpace(f, at, n)
+		s.Bytes = deviceBytes{s.Bytes.(fileBytes)}
+		s.Free = func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			used--
+			return f.Close()
+		}
+		return s, nil
+	}
+}
+
+func fileSpace(f *os.File, off, n uint64) *Space {
+	return &Space{
+		Segment: driver.Segment{Kind: driver.File, Len: n, FD: int(f.Fd()), FileOff: off},
+		Bytes:   fileBytes{f, off, n},
+	}
+}
+
+// fileBytes is Bytes over a range of a file.
+type fileBytes struct {
+	f     *os.File
+	at, n uint64
+}
+
+var errPastEnd = errors.New("drivertest: past the end of the memory")
+
+func (b fileBytes) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 || uint64(off)+uint64(len(p)) > b.n {
+		return 0, errPastEnd
+	}
+	return b.f.ReadAt(p, int64(b.at)+off)
+}
+
+func (b fileBytes) WriteAt(p []byte, off int64) (int, error) {
+	if off < 0 || uint64(off)+uint64(len(p)) > b.n {
+		return 0, errPastEnd
+	}
+	return b.f.WriteAt(p, int64(b.at)+off)
+}
+
+// deviceBytes is fileBytes of a block device. Where ReadAt meets bytes that io_uring is just
+// writing past the page cache, the kernel keeps the old ones in the cache for good: it drops them
+// as a write begins, and as one ends that a system call waited for, but not as one of io_uring
+// ends. So ReadAt drops them first.
+type deviceBytes struct{ fileBytes }
+
+func (b deviceBytes) ReadAt(p []byte, off int64) (int, error) {
+	if err := unix.Fadvise(int(b.f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		return 0, fmt.Errorf("drop what is cached of the device: %w", err)
+	}
+	return b.fileBytes.ReadAt(p, off)
+}
+
+// Card is the test's own way to memory of a device, which is not the backend's.
+type Card interface {
+	Alloc(n uint64) (at uint64, err error)
+	Free(at uint64) error
+	Read(to []byte, from uint64) error
+	Write(to uint64, from []byte) error
+}
+
+// HBM makes memory of the device with that number.
+func HBM(c Card, ordinal int, n uint64) (*Space, error) {
+	at, err := c.Alloc(n)
+	if err != nil {
+		return nil, err
+	}
+	seg := driver.Segment{Kind: driver.HBM, Len: n, Addr: at, Device: ordinal}
+	return &Space{seg, CardBytes{c, at, n}, func() error { return c.Free(at) }}, nil
+}
+
+// CardBytes is Bytes over memory of a device.
+type CardBytes struct {
+	Card    Card
+	At, Len uint64
+}
+
+// ReadAt implements io.ReaderAt.
+func (b CardBytes) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 || uint64(off)+uint64(len(p)) > b.Len {
+		return 0, errPastEnd
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	return len(p), b.Card.Read(p, b.At+uint64(off))
+}
+
+// WriteAt implements io.WriterAt.
+func (b CardBytes) WriteAt(p []byte, off int64) (int, error) {
+	if off < 0 || uint64(off)+uint64(len(p)) > b.Len {
+		return 0, errPastEnd
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	return len(p), b.Card.Write(b.At+uint64(off), p)
+}
+
+// get returns bytes of the memory, a copy where they are not mapped: mapped ones may change.
+func (s *Space) get(off, n uint64) ([]byte, error) {
+	if s.Bytes == nil {
+		return s.Segment.Mem[off:][:n], nil
+	}
+	p := make([]byte, n)
+	_, err := s.Bytes.ReadAt(p, int64(off))
+	return p, err
+}
+
+// set writes bytes as the owner of the memory does.
+func (s *Space) set(off uint64, p []byte) error {
+	if s.Bytes == nil {
+		copy(s.Segment.Mem[off:][:len(p)], p)
+		return nil
+	}
+	_, err := s.Bytes.WriteAt(p, int64(off))
+	return err
+}
+
+// pattern fills p with bytes that depend on seed and position, so that a range that landed
+// elsewhere, twice, or half differs from what was expected.
+//
+//go:norace
+func pattern(p []byte, seed uint64) []byte {
+	whole, x := p, seed*0x9e3779b97f4a7c15+1
+	for ; len(p) >= 8; p = p[8:] {
+		x ^= x << 13 // a step of Marsaglia's xorshift
+		x ^= x >> 7
+		x ^= x << 17
+		binary.LittleEndian.PutUint64(p, x)
+	}
+	for i := range p {
+		p[i] = byte(x >> (8*i + 3))
+	}
+	return whole
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// sum is a CRC-32C: processors have an instruction for it, and no backend forges bytes.
+func sum(p []byte) uint32 { return crc32.Checksum(p, castagnoli) }
+
+// difference says where got departs from want.
+func difference(got, want []byte) string {
+	first, last, count := -1, 0, 0
+	for i := range want {
+		if i >= len(got) || got[i] != want[i] {
+			if first < 0 {
+				first = i
+			}
+			last = i
+			count++
+		}
+	}
+	if first < 0 {
+		return "no difference now: the bytes changed while they were compared"
+	}
+	return fmt.Sprintf("%d bytes differ between %d and %d (got %x.., want %x..)", count, first,
+		last,
+		head(got[min(first, len(got)):]), head(want[first:]))
+}
+
+func head(p []byte) []byte { return p[:min(8, len(p))] }

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// The ways in which a program spoils memory that is registered.
+const (
+	unmapped  = "unmapped"
+	protected = "protected" // neither to be read nor to be written
+	unwritten = "read-only"
+	cut       = "cut" // the file under it
+)
+
+// spoilAddress is far below the addresses that the kernel gives away: no other mapping of the
+// process comes to lie where memory was unmapped.
+const spoilAddress, spoilStride = 1 << 44, 1 << 30
+
+var spoilNext atomic.Uintptr
+
+// spoilable makes host memory of n bytes, whole pages, of which spoil takes the second half.
+func spoilable(n uint64, how string) (s *Space, spoil func() error, err error) {
+	fd, err := unix.MemfdCreate("drivertest", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, nil, fmt.Errorf("create memory: %w", err)
+	}
+	at := unsafe.Add(nil, spoilAddress+spoilStride*spoilNext.Add(1))
+	err = unix.Ftruncate(fd, int64(n))
+	if err == nil {
+		at, err = unix.MmapPtr(fd, 0, at, uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_SHARED|unix.MAP_FIXED_NOREPLACE)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, nil, fmt.Errorf("map %d bytes: %w", n, err)
+	}
+	mem := unsafe.Slice((*byte)(at), n)
+	half := mem[n/2:]
+	spoil = map[string]func() error{
+		unmapped:  func() error { return unix.MunmapPtr(unsafe.Pointer(&half[0]), uintptr(n/2)) },
+		protected: func() error { return unix.Mprotect(half, unix.PROT_NONE) },
+		unwritten: func() error { return unix.Mprotect(half, unix.PROT_READ) },
+		cut:       func() error { return unix.Ftruncate(fd, int64(n/2)) },
+	}[how]
+	free := func() error {
+		_ = unix.Close(fd)
+		return unix.MunmapPtr(at, uintptr(n))
+	}
+	return &Space{Segment: driver.Segment{Kind: driver.DRAM, Len: n, Mem: mem}, Free: free}, spoil,
+		nil
+}

@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
+)
+
+const big = 4 << 20 // bytes of a write that is under way for a while
+
+// checkRevoke revokes a part of memory again and again, and registers it anew: what came with the
+// old tokens is of no use, the new one is, and the whole and a part that overlaps keep theirs.
+func checkRevoke(t *test) {
+	const n = 100 << 10
+	l, whole := t.local(4*n), t.remote(4*n)
+	r, overlap := whole.part(n, n), whole.part(n+n/2, n)
+	t.imports(r)
+	t.imports(overlap)
+	var old [][]byte
+	for round := range 5 {
+		t.move(batch(driver.Write, t.cut(desc(l, 0, r, 0, n))...))
+		if round%2 == 0 {
+			t.ok(r.revoke(), "revoke")
+			r.expect("after a revoke, which makes finished writes visible")
+		} else if err := r.revokeAtOnce(); err != nil {
+			t.wants(err, "revoke with a context that is over", context.Canceled)
+		}
+		old = append(old, r.token)
+		dead := *r
+		for _, when := range []string{"when it was revoked", "when the key may be another's"} {
+			for _, op := range bothOps {
+				for _, size := range []uint64{64, n} {
+					b := batch(op, t.cut(desc(l, n, &dead, 0, size))...)
+					t.wants(t.outcomeOf(b), fmt.Sprintf("%v of %d bytes %s", op, size, when),
+						driver.ErrRevoked)
+				}
+			}
+			for _, token := range old {
+				_, _, err := t.peer.Import(token)
+				t.wants(err, "import a token of memory "+when, driver.ErrRevoked)
+			}
+			if when[5] == 'i' {
+				t.ok(r.revoke(), "revoke once more")
+				r.again()
+			}
+		}
+		l.refill()
+		t.move(batch(driver.Write, t.cut(desc(l, 0, whole, 0, 2*n))...))
+		t.move(batch(driver.Write, t.cut(desc(l, 2*n, overlap, 0, n))...))
+		t.peer.Drop(dead.as)
+		delete(t.remotes, dead.as)
+		t.imports(r)
+		t.move(batch(driver.Write, desc(l, 77, r, 99, 1000)))
+		t.move(batch(driver.Read, desc(l, n, r, 0, 1000)))
+		t.compare("after a revoke of a part")
+	}
+	for range 300 { // a backend that waits its grace each time would not be done in time
+		t.ok(r.revoke(), "revoke idle memory")
+		r.again()
+	}
+}
+
+// attack has the far side write to new memory of the near side, or read it, until it is revoked. It
+// returns when bytes arrive.
+func (t *test) attack(op driver.Op, back int, l, r *memory) {
+	t.Helper()
+	key := t.far.must(request{Do: "import", Peer: back, Data: r.token}).Key
+	d := t.cut(driver.Desc{Len: min(l.size, r.size), LocalKey: l.key, RemoteKey: key})
+	target := r
+	if op == driver.Read {
+		target = l
+	}
+	t.far.must(request{Do: "flood", Peer: back, Batch: batch(op, d...)})
+	t.until("bytes of the far side", func() bool { return !target.same() })
+}
+
+// attackEnds waits until the far side was told that its token is of no use, and all its batches
+// have ended.
+func (t *test) attackEnds() {
+	t.Helper()
+	_, err := t.far.try(request{Do: "end"})
+	t.wants(err, "batches with a token of a past epoch", driver.ErrRevoked)
+}
+
+// checkRevokeUnderWrites revokes memory that is written to, and memory that is read.
+func checkRevokeUnderWrites(t *test) {
+	back := t.back()
+	l := t.far.local(big)
+	for round := range 8 {
+		r := t.near.shared(big)
+		if round%4 == 3 {
+			t.attack(driver.Read, back, l, r)
+			t.ok(r.revoke(), "revoke memory that is read")
+			copyBefore := bytes.Clone(r.model())
+			r.refill()
+			t.attackEnds()
+			copy(l.model(), copyBefore) // what was read was there before, or was not read
+			got := t.far.must(request{Do: "get", ID: l.id, Off: l.off, Len: big}).Data
+			if !bytes.Equal(got, copyBefore) && bytes.Contains(got, r.model()[big/2:][:64]) {
+				promise.Broken(t, "bytes were read that came behind the revoke")
+			}
+			l.refill()
+			continue
+		}
+		t.attack(driver.Write, back, l, r)
+		t.ok(r.revoke(), "revoke memory under writes")
+		r.refill()
+		r.stays("behind a revoke under writes")
+		t.attackEnds()
+		r.expect("behind a revoke, when the writes had ended")
+	}
+}
+
+// checkRevokeFrozen stops the writer in the midst of writes, revokes, gives the memory another use
+// and lets the writer go on: nothing lands. Half of the memory is ranges, between which the owner's
+// program goes on writing.
+func checkRevokeFrozen(t *test) {
+	back := t.back()
+	l := t.far.local(big)
+	for round := range 8 {
+		sp, beside := t.near.allocate("shared", big), t.near.shared(4096)
+		r := &memory{space: sp, off: guard, size: big, how: request{Do: "register", ID: sp.id,
+			Off: guard, Len: big}}
+		if round%2 == 1 {
+			r.how.Only = driver.Ranges{{Off: 0, Len: big / 4}, {Off: big / 2, Len: big / 4}}
+		}
+		reg, err := t.near.try(r.how)
+		if err == nil {
+			r.reg, r.key, r.token = reg.ID, reg.Key, reg.Data
+			_, err = t.far.try(request{Do: "import", Peer: back, Data: r.token})
+		}
+		if r.how.Only != nil && errors.Is(err, driver.ErrNotSupported) {
+			continue // such memory is not for another process
+		}
+		t.ok(err, "register and import")
+		whole := r.size
+		if r.how.Only != nil {
+			r.size = big / 4 // is what the writer names
+		}
+		t.attack(driver.Write, back, l, r)
+		r.size = whole
+		t.ok(t.proc.freeze(), "freeze")
+		if round%4 < 2 {
+			if err := r.revokeAtOnce(); err != nil {
+				t.wants(err, "revoke with a context that is over", context.Canceled)
+			}
+		}
+		stop := func() {}
+		if r.how.Only != nil {
+			stop = t.writesBeside(sp, guard+big/4, big/4)
+		}
+		t.ok(r.revoke(), "revoke while the writer stands still")
+		stop()
+		r.refill()
+		t.ok(t.proc.thaw(), "thaw")
+		r.stays("when the writer went on")
+		t.attackEnds()
+		r.expect("behind a revoke, when the writes had ended")
+		beside.expect("beside memory that was revoked")
+		r.again()
+		key := t.far.must(request{Do: "import", Peer: back, Data: r.token}).Key
+		b := batch(driver.Write, driver.Desc{Len: 4096, LocalKey: l.key, RemoteKey: key})
+		t.far.must(request{Do: "await", Tag: t.far.must(request{Do: "submit", Peer: back,
+			Batch: b}).Tag})
+		t.ok(r.revoke(), "revoke")
+		copy(r.model(), l.model()[:4096])
+		r.expect("after a write with the new token")
+	}
+}
+
+// writesBeside has the owner's program write a range, and look at what it wrote, until the function
+// that it returns is called.
+func (t *test) writesBeside(sp *space, off, n uint64) (stop func()) {
+	mem, quit, result := t.host.space(sp.id), make(chan struct{}), make(chan error, 1)
+	go func() {
+		for seed := uint64(1); !closed(quit); seed++ {
+			want := pattern(make([]byte, n), seed)
+			err := mem.set(off, want)
+			got, err2 := mem.get(off, n)
+			if err = errors.Join(err, err2); err == nil && !bytes.Equal(got, want) {
+				err = errors.New(promise.Mark + "what the program wrote beside a revoke is lost")
+			}
+			if err != nil {
+				result <- err
+				return
+			}
+		}
+		result <- nil
+	}()
+	return func() {
+		t.Helper()
+		close(quit)
+		t.ok(<-result, "writes of the program beside ranges that are revoked")
+		sp.fill(off, n)
+	}
+}
+
+// checkRevokeKilled kills the writer in the midst of writes: a dead peer holds nothing up.
+func checkRevokeKilled(t *test) {
+	back := t.back()
+	l, r := t.far.local(big), t.near.shared(big)
+	t.attack(driver.Write, back, l, r)
+	t.ok(t.proc.kill(), "kill")
+	t.ok(r.revoke(), "revoke when the writer is dead")
+	r.refill()
+	r.stays("when the writer was killed")
+}
+
+// checkRevokeParked has a goroutine stand between a check and the act that relies on it while the
+// owner revokes, gives the memory another use and another batch of the same writer comes with the
+// new token. When the one that stood goes on, nothing of it may land.
+func checkRevokeParked(t *test) {
+	if t.h.Park == nil {
+		t.Log("not run: the harness has no spots")
+		return
+	}
+	const n = 64 << 10
+	back := t.back()
+	l := t.far.local(n)
+	for i, spot := range slices.Concat(t.h.Spots, t.h.OwnerSpots) {
+		on, owners := t.far, i >= len(t.h.Spots)
+		if owners {
+			on = t.near
+		}
+		for _, again := range []bool{false, true} {
+			l.refill()
+			r := t.near.shared(n)
+			on.must(request{Do: "park", Spot: spot})
+			key := t.far.must(request{Do: "import", Peer: back, Data: r.token}).Key
+			d := t.cut(driver.Desc{Len: n / 2, LocalKey: l.key, RemoteKey: key})
+			t.far.must(request{Do: "flood", Peer: back, Batch: batch(driver.Write, d...)})
+			on.must(request{Do: "parked"})
+			var proved error
+			if owners { // with a piece in hand there is no proof before that has landed
+				proved = r.revokeAtOnce()
+			} else {
+				proved = r.revoke()
+				t.ok(proved, "revoke while a goroutine stands at %q of the writer", spot)
+			}
+			if proved != nil {
+				on.must(request{Do: "proceed"})
+				t.ok(r.revoke(), "revoke when what stood at %q went on", spot)
+			}
+			if again { // other memory comes in its place
+				t.near.must(request{Do: "free", ID: r.id})
+				t.spaces = slices.DeleteFunc(t.spaces,
+					func(sp *space) bool { return sp == r.space })
+				r = t.near.shared(n)
+			} else {
+				r.refill()
+				r.again()
+			}
+			key = t.far.must(request{Do: "import", Peer: back, Data: r.token}).Key
+			b := batch(driver.Write, driver.Desc{Local: n / 2, Remote: n / 2, Len: 64,
+				LocalKey: l.key, RemoteKey: key})
+			tag := t.far.must(request{Do: "submit", Peer: back, Batch: b}).Tag
+			if proved == nil {
+				on.must(request{Do: "proceed"})
+			}
+			t.attackEnds()
+			t.far.must(request{Do: "await", Tag: tag})
+			t.ok(r.revoke(), "revoke") // makes that write visible
+			copy(r.model()[n/2:][:64], l.model()[n/2:])
+			r.expect("when what stood at %q went on (memory given back: %v)", spot, again)
+		}
+	}
+}
+
+// checkRenew has fresh pages put under memory that reads land in and a peer writes to: no byte is
+// lost, and neither keeps a Renew from its turn.
+func checkRenew(t *test) {
+	l, r := t.local(big), t.near.shared(big)
+	far := t.remote(big)
+	back := -1
+	if t.caps.Pairs.Serves(t.host.space(l.id).Segment.Kind, t.host.space(r.id).Segment.Kind) {
+		back = t.back()
+	}
+	for round := range 12 {
+		m, write := l, round%2 == 1 && back >= 0
+		if write {
+			m = r
+		}
+		seg := t.host.space(m.id).Segment
+		if seg.Shared == nil {
+			continue
+		}
+		begun, renewed := make(chan struct{}), make(chan error, 1)
+		go func() {
+			close(begun)
+			renewed <- seg.Shared.Renew(context.Background(), seg.SharedOff+m.off, m.size)
+		}()
+		<-begun
+		if write {
+			from := t.far.local(big)
+			key := t.far.must(request{Do: "import", Peer: back, Data: m.token}).Key
+			d := t.cut(driver.Desc{Len: big, LocalKey: from.key, RemoteKey: key})
+			t.far.must(request{Do: "await", Tag: t.far.must(request{Do: "submit", Peer: back,
+				Batch: batch(driver.Write, d...)}).Tag})
+			copy(m.model(), from.model())
+		} else {
+			t.move(t.whole(driver.Read, l, far))
+		}
+		if err := <-renewed; err != nil && !errors.Is(err, driver.ErrBusy) {
+			t.Errorf("Renew: %v", err)
+		}
+		if write {
+			t.ok(m.revoke(), "revoke") // makes the write visible
+			m.again()
+		}
+		m.expect("beside a Renew, round %d", round)
+		far.refill()
+	}
+}
+
+// checkTokens looks at the form of tokens, and shows the far side such as are cut, altered, longer
+// or another backend's.
+func checkTokens(t *test) {
+	const n = 5000
+	l, r := t.local(n), t.remote(n)
+	m := t.host.region(l.reg)
+	prefixed, err := m.mem.AppendToken([]byte("prefix"))
+	if err != nil || !bytes.HasPrefix(prefixed, append([]byte("prefix"), m.seg.Secret[:]...)) ||
+		len(prefixed) > 6+driver.TokenMax || bytes.Contains(t.host.b.Addr(), m.seg.Secret[:]) {
+		t.Errorf("a token has at most %d bytes and begins with the secret, which Addr lacks: "+
+			"%x (%v)", driver.TokenMax, prefixed, err)
+	}
+	keys := map[uint32]bool{}
+	for range 20 {
+		part := r.part(7, 100)
+		if keys[part.key] || bytes.Equal(part.token, r.token) {
+			t.Errorf("key %d or token %x is of two memories", part.key, part.token)
+		}
+		keys[part.key] = true
+	}
+	bad := func(what string, token []byte, want ...error) {
+		t.Helper()
+		key, _, err := t.peer.Import(token)
+		t.wants(err, "import a token "+what, want...)
+		if err == nil {
+			t.peer.Drop(key)
+		}
+	}
+	for i := range r.token {
+		bad(fmt.Sprintf("cut to %d of %d bytes", i, len(r.token)), r.token[:i:i],
+			driver.ErrBadToken)
+	}
+	for i := range 8 * len(r.token) {
+		forged := bytes.Clone(r.token)
+		forged[i/8] ^= 1 << (i % 8)
+		bad(fmt.Sprintf("with bit %d of byte %d turned", i%8, i/8), forged, driver.ErrBadToken,
+			driver.ErrRevoked)
+	}
+	for _, more := range [][]byte{{0}, make([]byte, 1000), make([]byte, 1<<16)} {
+		bad("with more behind it", append(bytes.Clone(r.token), more...), driver.ErrBadToken)
+		bad("of nonsense", more, driver.ErrBadToken)
+	}
+	gone := t.near.local(100)
+	t.ok(gone.revoke(), "revoke")
+	_, err = t.host.region(gone.reg).mem.AppendToken(nil)
+	t.wants(err, "a token of memory that was revoked", driver.ErrClosed)
+	stranger := &side{t, "other", t.open("other")}
+	for range 3 {
+		bad("of another backend", stranger.shared(n).token, driver.ErrBadToken)
+		t.far.shared(n)
+	}
+	t.move(t.whole(driver.Write, l, r))
+	t.compare("after bad tokens")
+}
+
+// storm has goroutines write to many leases, short writes above all, until each is refused.
+func (h *host) storm(q *request) error {
+	p, local := h.peer(q.Peer), h.region(q.ID).mem.Key()
+	var keys []uint32
+	for _, token := range q.Tokens {
+		key, _, err := p.Import(token)
+		if err != nil {
+			return fmt.Errorf("import: %w", err)
+		}
+		keys = append(keys, key)
+	}
+	h.begin(func(task *task) {
+		// A thread for each: one that loses its processor between a check and its act is the point.
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(len(keys) + 2))
+		var all sync.WaitGroup
+		errs := make([]error, len(keys))
+		for i, key := range keys {
+			all.Go(func() { errs[i] = h.rain(task, p, i, key, local, q.Len) })
+		}
+		all.Wait()
+		task.err = errors.Join(errs...)
+	})
+	return nil
+}
+
+// rain writes to one lease of n bytes until that fails.
+func (h *host) rain(task *task, p driver.Peer, number int, key, local uint32, n uint64) error {
+	var flying []uint64
+	var err error
+	for seq := uint64(number); err == nil && !task.stopped(); seq++ {
+		size := []uint64{8, 64, 64, 64, 656, n}[seq%6]
+		at := seq * 977 % (n - size + 1)
+		b := batch(bothOps[min(1, seq%16/15)], driver.Desc{Local: at, Remote: at, Len: size,
+			LocalKey: local, RemoteKey: key})
+		if b.Op == driver.Read {
+			b.Descs[0].Local += n
+		}
+		var tag uint64
+		if tag, err = h.submit(p, b); err == nil {
+			flying = append(flying, tag)
+		}
+		if len(flying) == 4 {
+			err, flying = errors.Join(err, h.await(flying[0])), flying[1:]
+		}
+	}
+	for _, tag := range flying {
+		if err2 := h.await(tag); err == nil || errors.Is(err2, errLate) {
+			err = err2
+		}
+	}
+	p.Drop(key)
+	if errors.Is(err, driver.ErrRevoked) {
+		return nil
+	}
+	return fmt.Errorf("writer %d: %w", number, err)
+}

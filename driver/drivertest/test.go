@@ -1,0 +1,501 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/promise"
+)
+
+// guard is how many bytes lie before and behind each piece of memory: nothing may change them.
+const guard = 16 << 10
+
+// test is what a check works with: a near side, in this process, connected to a far side.
+type test struct {
+	testing.TB
+	h      *Harness
+	wiring Wiring
+	caps   driver.Caps
+
+	host      *host // of the near side
+	near, far *side
+	proc      *process // nil unless the far side is one
+
+	peer   driver.Peer // from near to far
+	peerID int
+	addr   []byte // of the far side
+
+	spaces  []*space
+	locals  map[uint32]*memory // by the near side's key
+	remotes map[uint32]*memory // by the key of an import into peer
+	seeds   uint64
+	done    [1]driver.Completion // of roundTrip, which must not allocate
+	wait    wait
+}
+
+// side gives requests to the host of one side.
+type side struct {
+	*test
+	name string
+	to   interface{ do(request) reply }
+}
+
+// space is memory of one side, with a model of what it must hold, guards included.
+type space struct {
+	on   *side
+	id   int
+	want []byte
+}
+
+// memory is a registration of a part of a space.
+type memory struct {
+	*space
+	reg   int
+	off   uint64 // in the space
+	size  uint64
+	key   uint32 // what its own side calls it
+	as    uint32 // what the other side calls it, once imported
+	token []byte
+	how   request // how it was registered
+}
+
+// newTest opens both sides and connects them. They are closed, and what they noted is reported,
+// when the test ends.
+func newTest(tb testing.TB, h Harness, w Wiring) *test {
+	tb.Helper()
+	checkLeaks(tb, &h)
+	t := &test{TB: tb, h: &h, wiring: w, locals: map[uint32]*memory{},
+		remotes: map[uint32]*memory{}}
+	t.host = t.open("near")
+	t.near = &side{t, "near", t.host}
+	t.caps = t.host.b.Caps()
+	switch w {
+	case Self:
+		t.far = &side{t, "far", t.host}
+	case Pair:
+		t.far = &side{t, "far", t.open("far")}
+	case Processes:
+		t.startFar()
+	}
+	t.addr = t.far.must(request{Do: "addr"}).Data
+	t.connect()
+	return t
+}
+
+func (t *test) open(name string) *host {
+	t.Helper()
+	host, err := newHost(t.h)
+	if err != nil {
+		SkipIfUnavailable(t.TB, err)
+	}
+	t.Cleanup(func() {
+		for _, fault := range host.close() {
+			t.Errorf("%s side: %s", name, fault)
+		}
+	})
+	return host
+}
+
+// startFar starts a process as the far side.
+func (t *test) startFar() {
+	t.Helper()
+	proc := startProcess(t.TB, t.h)
+	far := &side{t, "far", proc}
+	t.proc, t.far = proc, far
+	far.must(request{Do: "open"})
+	t.Cleanup(func() {
+		_ = proc.thaw() // a check that failed may have left it frozen
+		r, err := far.try(request{Do: "close"})
+		if err != nil && !errors.Is(err, errGone) {
+			t.Errorf("far side: close: %v", err)
+		}
+		for _, fault := range r.Faults {
+			t.Errorf("far side: %s", fault)
+		}
+	})
+}
+
+func (t *test) connect() {
+	t.Helper()
+	id, err := t.host.connect(t.addr, t.h.limit)
+	t.ok(err, "connect to the far side")
+	t.peerID, t.peer = id, t.host.peer(id)
+}
+
+// back is the far side's way to the near one.
+func (t *test) back() int {
+	t.Helper()
+	return t.far.must(request{Do: "connect", Data: t.host.b.Addr()}).ID
+}
+
+func (t *test) can(bits driver.Can) bool { return t.peer.Can()&bits == bits }
+
+// must obeys a request that has no reason to fail.
+func (s *side) must(q request) reply {
+	s.Helper()
+	r := s.to.do(q)
+	if r.Err != nil {
+		s.Fatalf("%s side: %s: %v", s.name, q.Do, r.Err)
+	}
+	return r
+}
+
+// try obeys a request that may fail.
+func (s *side) try(q request) (reply, error) {
+	r := s.to.do(q)
+	return r, r.Err.orNil()
+}
+
+// ok ends the check where there is an error.
+func (t *test) ok(err error, what string, args ...any) {
+	if err != nil {
+		t.Helper()
+		t.Fatalf(what+": %v", append(args, err)...)
+	}
+}
+
+// wants fails the check unless err is one of those wanted; nil is one, too.
+func (t *test) wants(err error, what string, want ...error) {
+	t.Helper()
+	for _, w := range want {
+		if err == nil && w == nil || w != nil && errors.Is(err, w) {
+			return
+		}
+	}
+	t.Errorf("%s: %v, want %v", what, err, want)
+}
+
+// inTime runs f, which must return within the limit.
+func (t *test) inTime(what string, f func() error) error {
+	t.Helper()
+	err := within(t.h.limit, f)
+	if errors.Is(err, errLate) {
+		t.host.stuck = true
+		t.Fatalf("%s: it has not returned within %v\n%s", what, t.h.limit, stacks())
+	}
+	return err
+}
+
+// until looks again and again until the condition holds.
+func (t *test) until(what string, condition func() bool) {
+	t.Helper()
+	for w := newWait(t.h.limit); !condition(); {
+		if !w.more() {
+			t.Fatalf("%s: nothing happened within %v\n%s", what, t.h.limit, stacks())
+		}
+	}
+}
+
+func (t *test) seed() uint64 {
+	t.seeds++
+	return t.seeds
+}
+
+// allocate makes memory of a kind between guards, all filled.
+func (s *side) allocate(kind string, n uint64) *space {
+	s.Helper()
+	sp := &space{s, s.must(request{Do: "allocate", Kind: kind, Len: n + 2*guard}).ID,
+		make([]byte, n+2*guard)}
+	sp.fill(0, n+2*guard)
+	s.spaces = append(s.spaces, sp)
+	return sp
+}
+
+// register makes a part of a space known. q may say more.
+func (sp *space) register(off, n uint64, q request) *memory {
+	sp.on.Helper()
+	q.Do, q.ID, q.Off, q.Len = "register", sp.id, off, n
+	m := &memory{space: sp, off: off, size: n, how: q}
+	m.again()
+	return m
+}
+
+// again registers m once more, when it was revoked.
+func (m *memory) again() {
+	m.on.Helper()
+	r := m.on.must(m.how)
+	m.reg, m.key, m.token = r.ID, r.Key, r.Data
+}
+
+// local is memory for a side's own transfers, shared is memory that the other side reaches.
+func (s *side) local(n uint64) *memory {
+	s.Helper()
+	m := s.allocate("local", n).register(guard, n, request{})
+	if s == s.near {
+		s.locals[m.key] = m
+	}
+	return m
+}
+
+func (s *side) shared(n uint64) *memory {
+	s.Helper()
+	return s.allocate("shared", n).register(guard, n, request{})
+}
+
+// local is memory of the near side; remote is memory of the far side, imported.
+func (t *test) local(n uint64) *memory { t.Helper(); return t.near.local(n) }
+
+func (t *test) remote(n uint64) *memory {
+	t.Helper()
+	m := t.far.shared(n)
+	t.imports(m)
+	return m
+}
+
+// imports makes m known to the near side's peer.
+func (t *test) imports(m *memory) {
+	t.Helper()
+	key, size, err := t.peer.Import(m.token)
+	t.ok(err, "import a fresh token of %d bytes", len(m.token))
+	if size != m.size {
+		t.Fatalf("import: size %d, want %d", size, m.size)
+	}
+	m.as = key
+	t.remotes[key] = m
+}
+
+// part registers a part of m once more. The bytes are those of m.
+func (m *memory) part(off, n uint64) *memory {
+	m.on.Helper()
+	return m.register(m.off+off, n, request{})
+}
+
+// model is what m must hold.
+func (m *memory) model() []byte { return m.want[m.off:][:m.size] }
+
+// fill gives a range other bytes, as its owner would.
+func (sp *space) fill(off, n uint64) {
+	sp.on.Helper()
+	seed := sp.on.seed()
+	sp.on.must(request{Do: "fill", ID: sp.id, Off: off, Len: n, Seed: seed})
+	pattern(sp.want[off:][:n], seed)
+}
+
+func (m *memory) refill() { m.on.Helper(); m.fill(m.off, m.size) }
+
+// same reports whether all bytes are as in the model, guards included.
+func (sp *space) same() bool {
+	sp.on.Helper()
+	n := uint64(len(sp.want))
+	return sp.on.must(request{Do: "sum", ID: sp.id, Len: n}).Sum == sum(sp.want)
+}
+
+// expect fails the check unless all bytes are as in the model.
+func (sp *space) expect(when string, args ...any) {
+	sp.on.Helper()
+	if !sp.same() {
+		got := sp.on.must(request{Do: "get", ID: sp.id, Len: uint64(len(sp.want))}).Data
+		promise.Broken(sp.on, "%s: memory of the %s side, which lies at %d: %s",
+			fmt.Sprintf(when, args...), sp.on.name, guard, difference(got, sp.want))
+	}
+}
+
+// stays looks at the bytes for a while: nothing may land in them.
+func (sp *space) stays(when string, args ...any) {
+	sp.on.Helper()
+	end := time.Now().Add(20 * time.Millisecond)
+	for first := true; first || time.Now().Before(end); first = false {
+		sp.expect(when, args...)
+	}
+	if sp.on.h.late != nil {
+		sp.on.h.late()
+		sp.expect(when, args...)
+	}
+}
+
+// revoke ends m; nil is the proof that nothing lands any more.
+func (m *memory) revoke() error {
+	_, err := m.on.try(request{Do: "revoke", ID: m.reg})
+	return err
+}
+
+// revokeAtOnce does it with a context that is over.
+func (m *memory) revokeAtOnce() error {
+	_, err := m.on.try(request{Do: "revoke", ID: m.reg, Over: true})
+	return err
+}
+
+// desc is one descriptor between near and far memory.
+func desc(l *memory, lOff uint64, r *memory, rOff, n uint64) driver.Desc {
+	return driver.Desc{Local: lOff, Remote: rOff, Len: n, LocalKey: l.key, RemoteKey: r.as}
+}
+
+// cut makes descriptors of at most LenMax bytes, and no more than one batch takes.
+func (t *test) cut(d driver.Desc) (list []driver.Desc) {
+	for d.Len > 0 && len(list) < t.caps.DescsMax {
+		piece := d
+		if t.caps.LenMax > 0 {
+			piece.Len = min(d.Len, t.caps.LenMax)
+		}
+		list = append(list, piece)
+		d.Local, d.Remote, d.Len = d.Local+piece.Len, d.Remote+piece.Len, d.Len-piece.Len
+	}
+	return list
+}
+
+// batch is one of descriptors, whole one of all bytes from the start of two memories on.
+func batch(op driver.Op, descs ...driver.Desc) *driver.Batch {
+	return &driver.Batch{Op: op, Descs: descs}
+}
+
+func (t *test) whole(op driver.Op, l, r *memory) *driver.Batch {
+	return batch(op, t.cut(desc(l, 0, r, 0, min(l.size, r.size)))...)
+}
+
+// withMessage is the batch with a message behind it.
+func withMessage(b *driver.Batch, msg []byte) *driver.Batch {
+	c := *b
+	c.Tail, c.Notify = driver.NotifyTail, msg
+	return &c
+}
+
+func messageAlone(msg []byte) *driver.Batch { return withMessage(batch(driver.Write), msg) }
+
+var bothOps = []driver.Op{driver.Write, driver.Read}
+
+// submit starts a batch, which must be accepted.
+func (t *test) submit(b *driver.Batch) (tag uint64) {
+	t.Helper()
+	tag, err := t.host.submit(t.peer, b)
+	t.ok(err, "submit %v of %d descriptors", b.Op, len(b.Descs))
+	return tag
+}
+
+// await returns the outcome of a tag.
+func (t *test) await(tag uint64) error {
+	t.Helper()
+	err := t.host.await(tag)
+	if errors.Is(err, errLate) {
+		promise.Broken(t, "%v\n%s", err, stacks())
+	}
+	return err
+}
+
+// move runs a batch, which must succeed, and has the models follow.
+func (t *test) move(b *driver.Batch) {
+	t.Helper()
+	t.ok(t.await(t.submit(b)), "%v of %d descriptors", b.Op, len(b.Descs))
+	t.apply(b)
+}
+
+// apply has the models follow a batch.
+func (t *test) apply(b *driver.Batch) {
+	descs := b.Descs
+	if b.Pattern != nil {
+		for i := range b.Pattern.Count {
+			descs = b.Pattern.AppendDescs(descs, i)
+		}
+	}
+	for _, d := range descs {
+		l, r := t.locals[d.LocalKey].model()[d.Local:][:d.Len],
+			t.remotes[d.RemoteKey].model()[d.Remote:][:d.Len]
+		if b.Op == driver.Read {
+			l, r = r, l
+		}
+		copy(r, l)
+	}
+}
+
+// outcomeOf submits a batch one time, and returns what became of it.
+func (t *test) outcomeOf(b *driver.Batch) error {
+	t.Helper()
+	tag, err := t.host.once(t.peer, b)
+	if err == nil {
+		err = t.await(tag)
+	}
+	return err
+}
+
+// refused submits what must not begin. ErrFull would ask for another try for ever.
+func (t *test) refused(what string, want error, b *driver.Batch) {
+	t.Helper()
+	tag, err := t.host.once(t.peer, b)
+	if err == nil {
+		t.Errorf("%s: Submit accepted it; it completed with %v", what, t.await(tag))
+	} else if errors.Is(err, driver.ErrFull) || want != nil && !errors.Is(err, want) {
+		t.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
+
+// visible makes all writes that have completed visible to the far side's program. It finds messages
+// that should not have arrived.
+func (t *test) visible() {
+	t.Helper()
+	if t.can(driver.CanNotify) {
+		t.tell([]byte("all is visible"))
+		return
+	}
+	for _, key := range slices.Sorted(maps.Keys(t.remotes)) {
+		m := t.remotes[key]
+		t.ok(m.revoke(), "revoke, for all to be visible")
+		t.peer.Drop(key)
+		delete(t.remotes, key)
+		m.again()
+		t.imports(m)
+	}
+}
+
+// tell sends a message, which must be the next to arrive.
+func (t *test) tell(msg []byte) (conn uint64) {
+	t.Helper()
+	t.ok(t.await(t.submit(messageAlone(msg))), "send a message")
+	return t.hears(t.far, msg)
+}
+
+// hears receives messages on a side: those, in order, by one connection.
+func (t *test) hears(on *side, want ...[]byte) (conn uint64) {
+	t.Helper()
+	got := on.must(request{Do: "receive", Count: len(want)}).Messages
+	for i, m := range got {
+		if m.Err != nil || string(m.Data) != string(want[i]) || m.Conn != got[0].Conn {
+			promise.Broken(t,
+				"message %d of %d is %x (%v) by connection %d, the first by %d, want %x",
+				i, len(want), head(m.Data), m.Err.orNil(), m.Conn, got[0].Conn, head(want[i]))
+		}
+		conn = m.Conn
+	}
+	return conn
+}
+
+// hearsNoMore fails the check if another message comes.
+func (t *test) hearsNoMore(on *side) {
+	t.Helper()
+	r, _ := on.try(request{Do: "receive", Count: 1, Limit: 20 * time.Millisecond})
+	if len(r.Messages) > 0 {
+		promise.Broken(t, "after the last message came another: %+v", r.Messages[0])
+	}
+}
+
+// hearsLast receives the last message of a connection.
+func (t *test) hearsLast(on *side) (conn uint64) {
+	t.Helper()
+	m := on.must(request{Do: "receive", Count: 1}).Messages[0]
+	if m.Err == nil {
+		promise.Broken(t, "%x came by connection %d, want its last message", head(m.Data), m.Conn)
+	}
+	return m.Conn
+}
+
+// compare looks at all memory of both sides.
+func (t *test) compare(when string, args ...any) {
+	t.Helper()
+	t.visible()
+	for _, sp := range t.spaces {
+		sp.expect(when, args...)
+	}
+}
+
+// ended returns a context that is over.
+func ended() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
