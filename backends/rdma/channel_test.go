@@ -20,6 +20,19 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/manualclock"
 )
 
+// patience bounds what must happen but not when.
+const patience = 30 * time.Second
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not in %v", what, patience)
+		}
+	}
+}
+
 // channels are the two ends of a control connection.
 func channels(t *testing.T, by clock.Clock) (a, b *channel) {
 	t.Helper()

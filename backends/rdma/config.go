@@ -92,12 +92,11 @@ type Config struct {
 	// hosts. What a completion promises stays true.
 	RelaxedOrdering bool
 
-	hello     time.Duration                               // that a connection may take to say hello
-	addresses uint64                                      // of grants, in a round
-	sysfs     *sysfs                                      // nil: this machine's
-	devices   func(wants func(name string) bool) []Device // nil: those of sysfs
-	clock     clock.Clock                                 // nil: the host's
-	kernel    func(syscall.RawConn) silence.Outbound      // nil: silence.Query
+	hello     time.Duration                          // that a connection may take to say hello
+	addresses uint64                                 // of grants, in a round
+	sysfs     *sysfs                                 // nil: this machine's
+	clock     clock.Clock                            // nil: the host's
+	kernel    func(syscall.RawConn) silence.Outbound // nil: silence.Query
 }
 
 const (
@@ -132,9 +131,6 @@ func (c *Config) EnsureDefaults() {
 	}
 	if c.sysfs == nil {
 		c.sysfs = thisMachine
-	}
-	if c.devices == nil {
-		c.devices = c.sysfs.devices
 	}
 	if c.kernel == nil {
 		c.kernel = silence.Query

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build cgo
+
 package rdma
 
 import (
@@ -27,7 +29,8 @@ func TestConfig(t *testing.T) {
 		"listen":  {Listen: "nowhere"},
 		"devices": {Devices: "a:b"}, "twice": {Devices: "a,a"}, "empty": {Devices: "a,"},
 	} {
-		if b, err := newConfigured(c); !errors.Is(err, driver.ErrBounds) {
+		b, err := open(c, func(*Config) error { return nil }, nil)
+		if !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%s: %v, %v", name, b, err)
 		}
 	}
@@ -36,12 +39,6 @@ func TestConfig(t *testing.T) {
 			t.Errorf("MTU %d is %d, %v", mtu, got, err)
 		}
 	}
-}
-
-// newConfigured opens with fake devices, which the configuration may name.
-func newConfigured(c Config) (*Backend, error) {
-	c.devices = fakeDevices
-	return open(c, func(*Config) error { return nil }, openFake)
 }
 
 func TestFailureTime(t *testing.T) {
@@ -88,6 +85,7 @@ func TestSplitDevices(t *testing.T) {
 }
 
 func TestChosenDevices(t *testing.T) {
+	_, open := standIn(t, 2)
 	var u *driver.UnavailableError
 	for _, c := range []struct {
 		cfg  Config
@@ -99,8 +97,7 @@ func TestChosenDevices(t *testing.T) {
 		{Config{Devices: "fake2"}, nil}, {Config{Devices: "fake0:2"}, nil},
 		{Config{Devices: "fake0:1#5"}, nil},
 	} {
-		c.cfg.Listen = "127.0.0.1:0"
-		b, err := newConfigured(c.cfg)
+		b, err := open(c.cfg)
 		if c.want == nil {
 			if !errors.As(err, &u) || u.Fix == "" {
 				t.Errorf("%q: %v", c.cfg.Devices, err)

@@ -3,11 +3,17 @@
 package rdma
 
 import (
+	"cmp"
 	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/topology"
 )
 
 // wanted is an entry of Config.Devices.
@@ -78,4 +84,433 @@ func (w wanted) String() string {
 		s += "#" + strconv.Itoa(w.gid)
 	}
 	return s
+}
+
+// Device is what the kernel tells of an RDMA device.
+type Device struct {
+	Name  string
+	Node  int      // of NUMA; -1: not known, or the same for all
+	Path  []string // of PCI addresses, from the root to the device; empty: not on a bus
+	Ports []Port
+}
+
+// Port is one port of a Device.
+type Port struct {
+	Number    int
+	State     string  // "ACTIVE", "DOWN", "INIT", "ARMED"
+	Physical  string  // "LinkUp", "Disabled", "Polling"
+	LinkLayer string  // "Ethernet", "InfiniBand"
+	RateText  string  // "100 Gb/sec (4X EDR)"
+	Rate      float64 // bytes a second; 0: not known
+	LID       uint16
+	GIDs      []GID // those that are set
+}
+
+// GID is one address of a Port.
+type GID struct {
+	Index   int
+	Address netip.Addr   // IPv6 form, IPv4 within it for RoCE over IPv4
+	Type    string       // "RoCE v2", "IB/RoCE v1"
+	NetDev  string       // of RoCE; empty: none
+	Subnet  netip.Prefix // of that address on NetDev; not valid: NetDev has no such address
+}
+
+// Active reports whether bytes can pass.
+func (p *Port) Active() bool { return p.State == "ACTIVE" }
+
+// Ethernet reports whether it is RoCE.
+func (p *Port) Ethernet() bool { return p.LinkLayer == "Ethernet" }
+
+// sysfs is where the kernel tells of devices.
+type sysfs struct {
+	root string // "/sys"
+	// addresses of a network device, with their subnets
+	prefixes func(netdev string) []netip.Prefix
+	state    func(netdev string) (up bool, mtu int) // its state
+}
+
+var thisMachine = &sysfs{root: "/sys", prefixes: prefixesOf, state: stateOf}
+
+func prefixesOf(netdev string) (list []netip.Prefix) {
+	i, err := net.InterfaceByName(netdev)
+	if err != nil {
+		return nil
+	}
+	addresses, err := i.Addrs()
+	if err != nil {
+		return nil
+	}
+	for _, a := range addresses {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+func stateOf(netdev string) (up bool, mtu int) {
+	i, err := net.InterfaceByName(netdev)
+	if err != nil {
+		return false, 0
+	}
+	return i.Flags&net.FlagUp != 0, i.MTU
+}
+
+func (s *sysfs) text(path ...string) string   { return topology.Sysfs(s.root).Text(path...) }
+func (s *sysfs) there(path ...string) bool    { return topology.Sysfs(s.root).There(path...) }
+func (s *sysfs) list(path ...string) []string { return topology.Sysfs(s.root).List(path...) }
+
+const class = "class/infiniband"
+
+// gidGap is how many GIDs in a row are not set before the rest is not looked at: a port may
+// have a thousand, each of them three files, and the kernel hands out the first that is free.
+const gidGap = 64
+
+// devices lists those that are wanted; nil wants all.
+func (s *sysfs) devices(wants func(name string) bool) (all []Device) {
+	for _, name := range s.list(class) {
+		if wants != nil && !wants(name) {
+			continue
+		}
+		kernel := topology.Sysfs(s.root)
+		d := Device{Name: name, Node: kernel.Node(class, name, "device"),
+			Path: kernel.Path(class, name, "device")}
+		for _, port := range s.list(class, name, "ports") {
+			if number, err := strconv.Atoi(port); err == nil {
+				d.Ports = append(d.Ports, s.port(name, number))
+			}
+		}
+		s.borrow(&d)
+		all = append(all, d)
+	}
+	slices.SortFunc(all, func(a, b Device) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
+// borrow takes the place of a device without one, as soft-RoCE is, from the network
+// device that it sits on.
+func (s *sysfs) borrow(d *Device) {
+	if d.Node >= 0 || len(d.Path) > 0 {
+		return
+	}
+	netdev := s.text(class, d.Name, "parent")
+	if netdev == "" {
+		return
+	}
+	kernel := topology.Sysfs(s.root)
+	d.Node, d.Path = kernel.Node("class/net", netdev, "device"), kernel.Path("class/net", netdev,
+		"device")
+}
+
+func (s *sysfs) port(device string, number int) Port {
+	at := filepath.Join(class, device, "ports", strconv.Itoa(number))
+	p := Port{
+		Number: number, State: afterColon(s.text(at, "state")),
+		Physical:  afterColon(s.text(at, "phys_state")),
+		LinkLayer: s.text(at, "link_layer"), RateText: s.text(at, "rate"),
+	}
+	p.Rate = rateOf(p.RateText)
+	if lid, err := strconv.ParseUint(s.text(at, "lid"), 0, 16); err == nil {
+		p.LID = uint16(lid)
+	}
+	p.GIDs = s.gids(at)
+	return p
+}
+
+// gids lists those of a port that are set.
+func (s *sysfs) gids(at string) (list []GID) {
+	gap := 0
+	for _, name := range s.list(at, "gids") {
+		index, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if gap++; gap > gidGap {
+			break
+		}
+		address, err := netip.ParseAddr(s.text(at, "gids", name))
+		if err != nil || address == netip.IPv6Unspecified() {
+			continue
+		}
+		gap = 0
+		g := GID{Index: index, Address: address, Type: s.text(at, "gid_attrs/types", name),
+			NetDev: s.text(at, "gid_attrs/ndevs", name)}
+		g.Subnet = s.subnet(&g)
+		list = append(list, g)
+	}
+	return list
+}
+
+// subnet finds which network the address of a GID belongs to.
+func (s *sysfs) subnet(g *GID) netip.Prefix {
+	if g.NetDev == "" {
+		return netip.Prefix{}
+	}
+	for _, p := range s.prefixes(g.NetDev) {
+		if p.Addr().Unmap() == g.Address.Unmap() {
+			return netip.PrefixFrom(p.Addr().Unmap(), p.Bits())
+		}
+	}
+	return netip.Prefix{}
+}
+
+// afterColon takes the word out of "4: ACTIVE".
+func afterColon(s string) string {
+	if _, word, ok := strings.Cut(s, ":"); ok {
+		return strings.TrimSpace(word)
+	}
+	return s
+}
+
+// rateOf reads "100 Gb/sec (4X EDR)" or "2.5 Gb/sec (1X SDR)".
+func rateOf(text string) float64 {
+	number, unit, _ := strings.Cut(text, " ")
+	gigabits, err := strconv.ParseFloat(number, 64)
+	if err != nil || !strings.HasPrefix(unit, "Gb/sec") || gigabits < 0 {
+		return 0
+	}
+	return gigabits * 1e9 / 8
+}
+
+// GIDChoice is what the rule says of one GID.
+type GIDChoice struct {
+	GID
+	Chosen bool
+	Why    string // why it is, or is not, the one
+}
+
+// The rule of GIDs. InfiniBand has one that is always right: index 0. With RoCE each port
+// has several, of which most do not reach a peer: v1 stays in its Ethernet segment, and
+// a link-local address is on every network and on none. So: v2 with an address that its
+// network device has; then v2 with any other global address; what is left only when
+// there is nothing else. IPv4 goes before IPv6, then the lowest index.
+const (
+	gidRouted = iota
+	gidGlobal
+	gidLinkLocal
+	gidSegment
+	gidNone
+)
+
+var gidReasons = [...]string{
+	gidRouted:    "RoCE v2, on the network of its device",
+	gidGlobal:    "RoCE v2, but its network device has no such address",
+	gidLinkLocal: "link-local: on every network, so it does not say which host is reached",
+	gidSegment:   "RoCE v1: does not leave its Ethernet segment",
+	gidNone:      "no RoCE address",
+}
+
+// rankGID tells how good a GID of RoCE is; less is better.
+func rankGID(g *GID) int {
+	v1 := g.Type == "IB/RoCE v1"
+	switch {
+	case !v1 && g.Type != "RoCE v2":
+		return gidNone
+	case v1:
+		return gidSegment
+	case g.Address.Unmap().IsLinkLocalUnicast():
+		return gidLinkLocal
+	case g.Subnet.IsValid():
+		return gidRouted
+	}
+	return gidGlobal
+}
+
+// chooseGID applies the rule to a port; override names an index, unless it is negative. An
+// error says that there is none.
+func chooseGID(p *Port, override int) (GID, []GIDChoice, error) {
+	choices := make([]GIDChoice, len(p.GIDs))
+	order := make([]int, len(p.GIDs))
+	for i := range p.GIDs {
+		choices[i], order[i] = GIDChoice{GID: p.GIDs[i]}, i
+	}
+	if len(choices) == 0 {
+		return GID{}, nil, fmt.Errorf("port %d has no GID: give its network device an address: %w",
+			p.Number, driver.ErrNoRoute)
+	}
+	if override >= 0 {
+		return overrideGID(p, override, choices)
+	}
+	if !p.Ethernet() {
+		return infinibandGID(p, choices)
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		x, y := &p.GIDs[a], &p.GIDs[b]
+		return cmp.Or(cmp.Compare(rankGID(x), rankGID(y)), cmp.Compare(family(x.Address),
+			family(y.Address)), cmp.Compare(x.Index, y.Index))
+	})
+	best := order[0]
+	if rankGID(&p.GIDs[best]) == gidNone {
+		return GID{}, choices, fmt.Errorf("port %d has no GID of RoCE: %w", p.Number,
+			driver.ErrNoRoute)
+	}
+	for i := range choices {
+		choices[i].Why = rejection(&p.GIDs[i], &p.GIDs[best])
+	}
+	choices[best].Chosen = true
+	return p.GIDs[best], choices, nil
+}
+
+// rejection says why one GID was not taken, or why it was.
+func rejection(g, best *GID) string {
+	why := gidReasons[rankGID(g)]
+	switch {
+	case g.Index == best.Index && rankGID(g) >= gidLinkLocal:
+		return why + "; taken because the port has nothing better"
+	case g.Index == best.Index || rankGID(g) != rankGID(best):
+		return why
+	case family(g.Address) != family(best.Address):
+		return why + fmt.Sprintf("; as good as index %d, but IPv4 goes first", best.Index)
+	}
+	return why + fmt.Sprintf("; as good as index %d, which comes first", best.Index)
+}
+
+func overrideGID(p *Port, index int, choices []GIDChoice) (GID, []GIDChoice, error) {
+	at := slices.IndexFunc(p.GIDs, func(g GID) bool { return g.Index == index })
+	for i := range choices {
+		choices[i].Why = fmt.Sprintf("Config.Devices names index %d", index)
+	}
+	if at < 0 {
+		return GID{}, choices, fmt.Errorf("port %d has no GID of index %d, which "+
+			"Config.Devices names: %w", p.Number, index, driver.ErrNoRoute)
+	}
+	choices[at].Chosen = true
+	return p.GIDs[at], choices, nil
+}
+
+func infinibandGID(p *Port, choices []GIDChoice) (GID, []GIDChoice, error) {
+	for i := range choices {
+		choices[i].Why = "InfiniBand: index 0 is the port's own"
+	}
+	if p.GIDs[0].Index != 0 {
+		return GID{}, choices, fmt.Errorf("port %d has no GID of index 0: is a subnet manager "+
+			"running?: %w", p.Number, driver.ErrNoRoute)
+	}
+	choices[0].Chosen = true
+	return p.GIDs[0], choices, nil
+}
+
+// family is 4 or 6.
+func family(a netip.Addr) int {
+	if a.Unmap().Is4() {
+		return 4
+	}
+	return 6
+}
+
+// pairing is a queue pair to be: a rail of ours with one of the owner's.
+type pairing struct{ ours, theirs int }
+
+// match chooses the queue pairs to an owner: each rail of ours that shares a subnet with one
+// of the owner's, once, and the owner's rails in turn. Where no subnet is shared, those
+// that a router may connect.
+func match(ours, theirs []railAddress) ([]pairing, error) {
+	for _, reaches := range []func(a, b *railAddress) bool{neighbours, routable} {
+		if pairs := matchBy(ours, theirs, reaches); len(pairs) > 0 {
+			return pairs, nil
+		}
+	}
+	return nil, fmt.Errorf("no rail of ours (%s) reaches one of the peer's (%s): choose "+
+		"Config.Devices and their GIDs in a common network: %w",
+		listRails(ours), listRails(theirs), driver.ErrNoRoute)
+}
+
+func matchBy(ours, theirs []railAddress, reaches func(a, b *railAddress) bool) (pairs []pairing) {
+	used := make([]int, len(theirs))
+	for i := range ours {
+		best := -1
+		for j := range theirs {
+			if reaches(&ours[i], &theirs[j]) &&
+				(best < 0 || better(&ours[i], &theirs[j], used[j], &theirs[best], used[best])) {
+				best = j
+			}
+		}
+		if best >= 0 {
+			used[best]++
+			pairs = append(pairs, pairing{i, best})
+		}
+	}
+	return pairs
+}
+
+// better prefers the rail that has fewer queue pairs, then our own, then one as fast as ours.
+func better(our, a *railAddress, usedA int, b *railAddress, usedB int) bool {
+	if usedA != usedB {
+		return usedA < usedB
+	}
+	if own := a.gid == our.gid; own != (b.gid == our.gid) {
+		return own
+	}
+	return a.rate == our.rate && b.rate != our.rate
+}
+
+// neighbours reports whether two rails share a subnet.
+func neighbours(a, b *railAddress) bool {
+	switch {
+	case a.ethernet != b.ethernet:
+		return false
+	case !a.ethernet:
+		return a.prefix() == b.prefix()
+	case a.gid == b.gid:
+		return true
+	}
+	return a.subnet().IsValid() && a.subnet() == b.subnet()
+}
+
+// routable reports whether a router may connect two rails: both have global addresses of
+// RoCE v2, or both have addresses that stay on their segment, which may be the same one.
+func routable(a, b *railAddress) bool {
+	return a.ethernet && b.ethernet && family(a.ip()) == family(b.ip()) &&
+		a.ip().IsLinkLocalUnicast() == b.ip().IsLinkLocalUnicast()
+}
+
+func listRails(rails []railAddress) string {
+	var names []string
+	for i := range rails {
+		r := &rails[i]
+		name := r.ip().String()
+		if r.bits > 0 && r.ethernet {
+			name += fmt.Sprintf("/%d", r.bits)
+		}
+		names = append(names, name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// numa is how far nodes are from each other; empty: there is one node.
+type numa topology.Nodes
+
+// nodes reads them.
+func (s *sysfs) nodes() numa { return numa(topology.Sysfs(s.root).Nodes()) }
+
+// between returns the distance of two nodes; 0: not known.
+func (n numa) between(a, b int) int { return topology.Nodes(n).Between(a, b) }
+
+// nearest returns a bit for each rail that is as near to a node as any. Rails whose place
+// is not known, and all where there is one node, are as good as the nearest.
+func (n numa) nearest(rails []*rail, node int) (bits uint32) {
+	least := 0
+	far := make([]int, len(rails))
+	for i, r := range rails {
+		far[i] = n.between(node, r.device.Node)
+		if far[i] > 0 && (least == 0 || far[i] < least) {
+			least = far[i]
+		}
+	}
+	for i := range rails {
+		if far[i] <= least {
+			bits |= 1 << i
+		}
+	}
+	return bits
+}
+
+// prefers returns a bit for each rail that suits memory.
+func (b *Backend) prefers(s *span) uint32 {
+	if len(b.numa) > 0 && len(b.rails) > 1 && s.device == onHost {
+		if node, ok := nodeOf(s.bytes); ok {
+			return b.numa.nearest(b.rails, node)
+		}
+	}
+	return b.numa.nearest(b.rails, -1)
 }

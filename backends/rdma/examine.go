@@ -100,7 +100,7 @@ func examine(cfg Config, load func(*Config) error) (f Findings, err error) {
 	}
 	f.Nodes = len(cfg.sysfs.nodes())
 	f.Memlock = examineMemlock()
-	all := cfg.devices(nil)
+	all := cfg.sysfs.devices(nil)
 	chosen := 0
 	for i := range all {
 		f.Devices = append(f.Devices, cfg.examineDevice(&all[i], list, &chosen))

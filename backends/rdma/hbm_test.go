@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/lentmem"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
@@ -403,56 +402,5 @@ func TestHBMThatIsWrong(t *testing.T) {
 	if len(b.pinnings.list) != 0 || f.Device(0).Get(fakeverbs.Regions) != 1 {
 		t.Errorf("%d ranges, %d regions are left", len(b.pinnings.list),
 			f.Device(0).Get(fakeverbs.Regions))
-	}
-}
-
-// TestHBMByTheEngine is what a program does: regions of cards, a transfer between them, a lease.
-func TestHBMByTheEngine(t *testing.T) {
-	f, open := standIn(t, 2)
-	leak.Check(t, f.InUse)
-	cards := []*card{newCard(t, 1<<45, 1<<20), newCard(t, 1<<46, 1<<20)}
-	var ends [2]*engine.Engine
-	var regions [2]*engine.Region
-	for i, c := range cards {
-		b, err := open(Config{Devices: fmt.Sprintf("fake%d", i)})
-		require.NoError(t, err)
-		ends[i], err = engine.Open(engine.Config{Backends: []driver.Backend{b}})
-		require.NoError(t, err)
-		defer ends[i].Close()
-		seg := c.segment(0, 1<<20)
-		seg.Secret = [16]byte{}
-		regions[i], err = ends[i].Register("hbm", seg)
-		require.NoError(t, err)
-		c.close(t)
-	}
-	about, err := ends[1].Describe()
-	require.NoError(t, err)
-	peer, err := ends[0].Connect(t.Context(), about)
-	require.NoError(t, err)
-	remote, err := peer.Remote("hbm")
-	require.NoError(t, err)
-	lease, err := regions[1].Lease(8192, 4096, engine.LeaseOptions{})
-	require.NoError(t, err)
-	leased, err := peer.Import(lease.Token())
-	require.NoError(t, err)
-	tr, err := ends[0].NewTransfer(peer, engine.Write, engine.Route{Only: "rdma"})
-	require.NoError(t, err)
-	scribble(cards[0].file, 9)
-	want := bytes.Clone(cards[1].file)
-	copy(want[100:], cards[0].file[7:][:5000])
-	copy(want[8192+10:], cards[0].file[:4000])
-	require.NoError(t,
-		errors.Join(tr.Add(regions[0], 7, remote, 100, 5000), tr.Add(regions[0], 0, leased,
-			10, 4000), tr.Post(), tr.Wait(t.Context()), tr.Close()))
-	if !bytes.Equal(cards[1].file, want) {
-		t.Error("other bytes, or elsewhere")
-	}
-	for _, e := range ends {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-	if got := cardsOpen(t); got != 0 {
-		t.Errorf("%d descriptors are left", got)
 	}
 }

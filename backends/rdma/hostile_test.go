@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build cgo
+
 package rdma
 
 import (
@@ -8,10 +10,12 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
@@ -129,6 +133,33 @@ func TestHostileRail(t *testing.T) {
 	}
 }
 
+// TestRemake asks an owner for a queue pair anew. When it answers, the old one is gone, also where
+// the peer has no new one; and what came over it until then counts as seen. Otherwise the peer
+// would write again what the owner's program was told of, and may have used for something else.
+func TestRemake(t *testing.T) {
+	near, far := openFakeBackend(t, Config{}), openFakeBackend(t, Config{})
+	s := newStranger(t, far)
+	s.say(helloTo(near, far, 1).encode())
+	w, ok := s.hear().(*welcome)
+	if !ok || len(w.pairs) != 1 || !w.pairs[0].there {
+		t.Fatalf("welcome: %+v", w)
+	}
+	pair, owner := w.pairs[0].end.QueuePair, fakeOf(far).only()
+	owner.mu.Lock()
+	owner.last = 1
+	owner.mu.Unlock()
+	for i, there := range []bool{true, false, true} {
+		s.say((&pairRequest{attempt: uint32(i + 1), there: there, end: someEnd(1)}).encode())
+		a, ok := s.hear().(*pairReply)
+		if !ok || a.attempt != uint32(i+1) || a.there != there {
+			t.Fatalf("request %d: answered with %+v", i, a)
+		}
+		require.False(t, pairIsThere(pair), "the owner has answered, and its queue pair is there")
+		require.Equal(t, uint64(min(i+1, 2)), a.seen, "request %d: what came last, too", i)
+		pair = a.end.QueuePair
+	}
+}
+
 // TestConnsMax refuses one peer of a host too many, says so, and takes it when another has left.
 func TestConnsMax(t *testing.T) {
 	leak.Check(t)
@@ -203,4 +234,59 @@ func answerAll(t *testing.T, l net.Listener, answers [][]byte) {
 		s.say(a)
 	}
 	_, _ = io.Copy(io.Discard, conn)
+}
+
+// TestTooManyAnswers is of an owner that does not keep to the bound: it is lost.
+func TestTooManyAnswers(t *testing.T) {
+	p := openPair(t, Config{})
+	var owner *inbound
+	p.far.mu.Lock()
+	for c := range p.far.accepted {
+		owner = c
+	}
+	p.far.mu.Unlock()
+	for range answersMax + 1 {
+		owner.ch.send((&answer{data: []byte("!")}).encode())
+	}
+	<-p.peer.Lost()
+}
+
+// silentAddress is one whose kernel answers no connection: the queue of its listener is full.
+func silentAddress(t *testing.T) netip.AddrPort {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, unix.Close(fd)) })
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	require.NoError(t, unix.Listen(fd, 0))
+	name, err := unix.Getsockname(fd)
+	require.NoError(t, err)
+	at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}),
+		uint16(name.(*unix.SockaddrInet4).Port))
+	first, err := net.Dial("tcp", at.String())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, first.Close()) })
+	return at
+}
+
+// TestAddressThatIsSilent has the first of two addresses of an owner not answer: the other is tried
+// a little later, and an error says of both why they did not serve.
+func TestAddressThatIsSilent(t *testing.T) {
+	c, p := openClocked(t, Config{})
+	silent, refused := silentAddress(t), netip.MustParseAddrPort("127.0.0.1:1")
+	for _, other := range []netip.AddrPort{p.far.address.control[0], refused} {
+		var conn net.Conn
+		err := c.during(t, func() (err error) {
+			both := &address{control: []netip.AddrPort{silent, other}}
+			conn, err = p.near.reach(t.Context(), both)
+			return err
+		})
+		if other != refused {
+			require.NoError(t, err)
+			require.NoError(t, conn.Close())
+			continue
+		}
+		require.ErrorIs(t, err, driver.ErrTimeout)
+		require.ErrorIs(t, err, unix.ECONNREFUSED)
+	}
 }

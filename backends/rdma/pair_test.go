@@ -1,23 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build cgo
+
 package rdma
 
 import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
+	"github.com/sluicehq/sluice/internal/silence"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/manualclock"
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
-// pair is two backends over the fake fabric, one connected to the other.
+// pair is two backends, one connected to the other. Their rails are devices of the stand-in: 0 and
+// 2 of near, 1 and 3 of far.
 type pair struct {
+	fabric    *fakeverbs.Fabric
 	near, far *Backend
 	peer      *peer
 	tag       uint64
@@ -27,18 +38,65 @@ type pair struct {
 // brisk has queue pairs fail soon. The clock of the test says how long a second is.
 func brisk() Config { return Config{Timeout: ackUnit << 8, Retries: 1} }
 
-func openPair(t *testing.T, cfg Config) *pair {
+// newPair connects two backends, which run by c where that is not nil. It runs while they close.
+func newPair(t *testing.T, c *testClock, near, far Config) *pair {
 	t.Helper()
-	leak.Check(t)
-	p := &pair{near: openFakeBackend(t, cfg), far: openFakeBackend(t, cfg),
-		outcomes: map[uint64]error{}}
-	p.peer = p.connect(t)
+	f, _ := standIn(t, 4)
+	leak.Check(t, f.InUse)
+	p := &pair{fabric: f, outcomes: map[uint64]error{}}
+	for i, end := range []struct {
+		cfg Config
+		b   **Backend
+	}{{near, &p.near}, {far, &p.far}} {
+		if end.cfg.Devices == "" {
+			end.cfg.Devices = []string{"fake0,fake2", "fake1,fake3"}[i]
+		}
+		if c == nil {
+			*end.b = openFakeBackend(t, end.cfg)
+			continue
+		}
+		end.cfg.clock, end.cfg.kernel = c, c.kernel
+		b, err := newFake(t, end.cfg)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, c.during(t, b.Close)) })
+		*end.b = b
+	}
+	p.use(t, p.connect(t))
 	return p
+}
+
+// use has tests write to a peer, once its queue pairs are live: the next request is theirs then.
+func (p *pair) use(t *testing.T, to *peer) {
+	t.Helper()
+	p.peer = to
+	eventually(t, "live queue pairs", func() bool { return p.live() == len(p.near.rails) })
+}
+
+func openPair(t *testing.T, cfg Config) *pair { t.Helper(); return newPair(t, nil, cfg, cfg) }
+
+// openClocked is openPair for two backends with a clock of their own.
+func openClocked(t *testing.T, cfg Config) (*testClock, *pair) {
+	t.Helper()
+	c := newTestClock()
+	return c, newPair(t, c, cfg, cfg)
+}
+
+// openOneRail connects two backends over one rail each, with memory at both.
+func openOneRail(t *testing.T) (f *fakeverbs.Fabric, c *testClock, p *pair, l, r *memory,
+	remote uint32) {
+	t.Helper()
+	near, c := brisk(), newTestClock()
+	near.Grace = graceMin
+	far := near
+	near.Devices, far.Devices = "fake0", "fake1"
+	p = newPair(t, c, near, far)
+	l, r = register(t, p.near, 1<<20), register(t, p.far, 1<<20)
+	return p.fabric, c, p, l, r, p.imports(t, r)
 }
 
 func openFakeBackend(t *testing.T, cfg Config) *Backend {
 	t.Helper()
-	b, err := newFake(cfg)
+	b, err := newFake(t, cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
@@ -47,6 +105,18 @@ func openFakeBackend(t *testing.T, cfg Config) *Backend {
 	})
 	return b
 }
+
+// cut has nothing pass over a rail, or everything again.
+func (p *pair) cut(rail int, cut bool) {
+	frozen := uint32(0)
+	if cut {
+		frozen = 1
+	}
+	p.fabric.Device(2*rail+1).Set(fakeverbs.Frozen, frozen)
+}
+
+// port takes the near port of a rail down, or up again.
+func (p *pair) port(rail int, up bool) { p.fabric.Device(2 * rail).SetLink(up) }
 
 func (p *pair) connect(t *testing.T) *peer {
 	t.Helper()
@@ -114,16 +184,6 @@ func (p *pair) await(t *testing.T, tag uint64) error {
 	}
 }
 
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not in %v", what, patience)
-		}
-	}
-}
-
 // received takes what a backend has.
 func received(t *testing.T, b *Backend) []driver.Message {
 	t.Helper()
@@ -149,7 +209,6 @@ func TestPairFails(t *testing.T) {
 	p := openPair(t, brisk())
 	l, r := register(t, p.near, 4<<20), register(t, p.far, 4<<20)
 	remote := p.imports(t, r)
-	eventually(t, "two live queue pairs", func() bool { return p.live() == 2 })
 	for round := range 6 {
 		for i := range l.bytes {
 			l.bytes[i] = byte(i>>8 + i + round)
@@ -158,7 +217,7 @@ func TestPairFails(t *testing.T) {
 		for range 4 {
 			tags = append(tags, p.write(t, l, remote, []byte{byte(round)}))
 		}
-		fakeOf(p.near).cut(round%2, true)
+		p.cut(round%2, true)
 		for _, tag := range tags {
 			if err := p.await(t, tag); err != nil {
 				t.Fatalf("round %d: %v", round, err)
@@ -167,7 +226,7 @@ func TestPairFails(t *testing.T) {
 		if !bytes.Equal(l.bytes, r.bytes) {
 			promise.Broken(t, "round %d: other bytes arrived", round)
 		}
-		fakeOf(p.near).cut(round%2, false)
+		p.cut(round%2, false)
 		eventually(t, "a queue pair that comes back", func() bool { return p.live() == 2 })
 	}
 	got := 0
@@ -182,38 +241,13 @@ func TestPairFails(t *testing.T) {
 	})
 }
 
-// TestAnswerIsLost has pieces and messages arrive whose acknowledgement does not: all is
-// there, and each message once.
-func TestAnswerIsLost(t *testing.T) {
-	p := openPair(t, brisk())
-	l, r := register(t, p.near, 1000), register(t, p.far, 1000)
-	remote := p.imports(t, r)
-	link := p.peer.link.(*fakeLink)
-	for i := range 20 {
-		l.bytes[0] = byte(i)
-		link.mu.Lock()
-		link.echo = 1 + i%2 // the piece, or the message
-		link.mu.Unlock()
-		require.NoError(t, p.await(t, p.write(t, l, remote, []byte{byte(i)})))
-		var msgs []driver.Message
-		eventually(t, "a message", func() bool {
-			msgs = append(msgs, received(t, p.far)...)
-			return len(msgs) > 0
-		})
-		if len(msgs) != 1 || len(msgs[0].Data) != 1 || msgs[0].Data[0] != byte(i) ||
-			r.bytes[0] != byte(i) {
-			t.Fatalf("message %d: %v, byte %d", i, msgs, r.bytes[0])
-		}
-	}
-}
-
 // TestAllPairsFail has what is under way end with the peer's loss, in bounded time.
 func TestAllPairsFail(t *testing.T) {
 	c, p := openClocked(t, brisk())
 	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
 	remote := p.imports(t, r)
 	for rail := range 2 {
-		fakeOf(p.near).cut(rail, true)
+		p.cut(rail, true)
 	}
 	begin := c.Now()
 	tag := p.write(t, l, remote, nil)
@@ -244,13 +278,13 @@ func TestOutage(t *testing.T) {
 	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
 	remote := p.imports(t, r)
 	for rail := range 2 {
-		fakeOf(p.near).cut(rail, true)
+		p.cut(rail, true)
 	}
 	tag := p.write(t, l, remote, nil)
 	eventually(t, "no live queue pair", func() bool { return p.live() == 0 })
 	c.runFor(t, p.near.cfg.Failure/2)
 	for rail := range 2 {
-		fakeOf(p.near).cut(rail, false)
+		p.cut(rail, false)
 	}
 	if err := c.await(t, p, tag); err != nil {
 		t.Errorf("a write over an outage: %v", err)
@@ -259,24 +293,26 @@ func TestOutage(t *testing.T) {
 
 // TestDeviceGone takes one device away for good, then the other.
 func TestDeviceGone(t *testing.T) {
-	p := openPair(t, brisk())
-	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
-	remote := p.imports(t, r)
-	fake := fakeOf(p.near)
-	for rail := range 2 {
-		fake.remove(rail)
-		p.tag++
-		err := p.peer.Submit(p.tag, writeOf(driver.Desc{Len: 1 << 20, LocalKey: l.key,
-			RemoteKey: remote}))
-		if err == nil {
-			err = p.await(t, p.tag)
-		}
-		if rail == 0 && err != nil || rail == 1 && !errors.Is(err, driver.ErrPeerLost) {
-			t.Errorf("without %d devices: %v", rail+1, err)
-		}
-		if up := p.near.Rails()[rail].Up; up {
-			t.Errorf("rail %d is up without a device", rail)
-		}
+	// It says what becomes of its requests, or it does not.
+	for _, how := range []uint32{1, 2} {
+		t.Run(fmt.Sprint(how), func(t *testing.T) {
+			p := openPair(t, brisk())
+			l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
+			remote := p.imports(t, r)
+			for rail := range 2 {
+				p.fabric.Device(2*rail).Set(fakeverbs.Fatal, how)
+				p.tag++
+				err := p.peer.Submit(p.tag, writeOf(driver.Desc{Len: 1 << 20, LocalKey: l.key,
+					RemoteKey: remote}))
+				if err == nil {
+					err = p.await(t, p.tag)
+				}
+				if rail == 0 && err != nil || rail == 1 && !errors.Is(err, driver.ErrPeerLost) {
+					t.Errorf("without %d devices: %v", rail+1, err)
+				}
+				eventually(t, "the rail is down", func() bool { return !p.near.Rails()[rail].Up })
+			}
+		})
 	}
 }
 
@@ -286,16 +322,14 @@ func TestPortsDown(t *testing.T) {
 	p := openPair(t, brisk())
 	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
 	remote := p.imports(t, r)
-	fake := fakeOf(p.near)
-	eventually(t, "two live queue pairs", func() bool { return p.live() == 2 })
 	for round := range 4 {
 		tag := p.write(t, l, remote, nil)
-		fake.port(round%2, false)
+		p.port(round%2, false)
 		require.NoError(t, p.await(t, tag), "with one port")
 		eventually(t, "a failed queue pair", func() bool {
 			return p.live() == 1 && !p.near.Rails()[round%2].Up
 		})
-		fake.port(round%2, true)
+		p.port(round%2, true)
 		eventually(t, "two live queue pairs", func() bool { return p.live() == 2 })
 	}
 }
@@ -304,9 +338,9 @@ func TestPortsDown(t *testing.T) {
 func TestBothPortsDown(t *testing.T) {
 	c, p := openClocked(t, brisk())
 	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
-	remote, fake := p.imports(t, r), fakeOf(p.near)
-	fake.port(0, false)
-	fake.port(1, false)
+	remote := p.imports(t, r)
+	p.port(0, false)
+	p.port(1, false)
 	eventually(t, "both ports down", func() bool {
 		return !p.near.Rails()[0].Up && !p.near.Rails()[1].Up
 	})
@@ -365,3 +399,70 @@ func TestConnectHangsUp(t *testing.T) {
 		t.Errorf("the owner was told %+v", msgs)
 	}
 }
+
+// testClock is a clock that stands until a test moves it.
+type testClock struct {
+	*manualclock.Clock
+	gone atomic.Int64 // when all hosts stopped to acknowledge anything; 0: they did not
+}
+
+func newTestClock() *testClock { return &testClock{Clock: manualclock.New()} }
+
+// partition has no host acknowledge anything any more.
+func (c *testClock) partition() { c.gone.Store(c.Now()) }
+
+// kernel implements Config.kernel.
+func (c *testClock) kernel(conn syscall.RawConn) silence.Outbound {
+	if at := c.gone.Load(); at != 0 {
+		return silence.Outbound{Unacked: true, Pending: true, SinceAck: time.Duration(c.Now() - at)}
+	}
+	return silence.Query(conn)
+}
+
+// run moves the clock from timer to timer, as it moves for a process that runs, until a condition
+// holds. A goroutine that is too slow to keep up sees a process that stood still.
+func (c *testClock) run(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	eventually(t, what, func() bool {
+		if ok() {
+			return true
+		}
+		next := c.Next(clock.BeatMax)
+		if next == clock.BeatMax { // no timer may be set
+			next = clock.BeatMin
+		}
+		c.Jump(next)
+		return false
+	})
+}
+
+// during runs the clock until f returns.
+func (c *testClock) during(t *testing.T, f func() error) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	c.run(t, "a call returns", func() bool { return len(done) > 0 })
+	return <-done
+}
+
+// await runs the clock until a batch ends.
+func (c *testClock) await(t *testing.T, p *pair, tag uint64) error {
+	t.Helper()
+	return c.during(t, func() error { return p.await(t, tag) })
+}
+
+// awaitLost runs the clock until the peer is lost.
+func (c *testClock) awaitLost(t *testing.T, p *pair) {
+	t.Helper()
+	c.run(t, "the peer is lost", func() bool { return p.peer.gone.Load() })
+}
+
+// runFor is run for some time.
+func (c *testClock) runFor(t *testing.T, d time.Duration) {
+	t.Helper()
+	end := c.Now() + int64(d)
+	c.run(t, "time passes", func() bool { return c.Now() >= end })
+}
+
+// since is how far the clock has moved.
+func (c *testClock) since(begin int64) time.Duration { return time.Duration(c.Now() - begin) }

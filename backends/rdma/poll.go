@@ -4,11 +4,14 @@ package rdma
 
 import (
 	"encoding/binary"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
+	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // Poll implements driver.Backend. It looks at memory that C shares with us. A caller that finds
@@ -67,3 +70,157 @@ func (b *Backend) wake() {
 
 // one is what a signal adds, in the byte order of this machine.
 var one = binary.NativeEndian.AppendUint64(nil, 1)
+
+// Receive implements driver.Backend. A connection's last message waits until the ring
+// was seen empty after its end was known: then all messages before it are out.
+func (b *Backend) Receive(msgs []driver.Message) (int, error) {
+	if !b.gate.Enter() {
+		return 0, driver.ErrClosed
+	}
+	defer b.gate.Exit()
+	n := b.gather(msgs)
+	if n == 0 && b.quiet {
+		b.net.Drive()
+		n = b.gather(msgs)
+	}
+	b.quiet = n == 0
+	return n, nil
+}
+
+// gather takes messages, then answers, then last words.
+func (b *Backend) gather(msgs []driver.Message) (n int) {
+	b.leaving = b.words.Pending(b.leaving[:0])
+	n = b.take(msgs)
+	n += b.answers.take(msgs[n:])
+	told := b.leaving[:min(len(b.leaving), len(msgs)-n)]
+	for _, c := range told {
+		msgs[n] = driver.Message{Conn: c.link.ID(), Err: driver.ErrPeerLost}
+		n++
+		b.remove(c.link.ID())
+	}
+	if len(told) > 0 {
+		b.words.Drop(len(told))
+	}
+	clear(b.leaving) // keep no connection alive
+	return n
+}
+
+// take fills msgs unless the ring is empty.
+func (b *Backend) take(msgs []driver.Message) (n int) {
+	for n < len(msgs) {
+		notif, ok := b.net.Receive()
+		if !ok {
+			break
+		}
+		if _, known := b.end(notif.Conn).(*inbound); known {
+			msgs[n] = driver.Message{Conn: notif.Conn, Data: notif.Data}
+			n++
+		}
+	}
+	return n
+}
+
+// attend takes the news of C until Close needs none any more.
+func (b *Backend) attend() {
+	for b.control.Wait() == nil && !b.deaf.Load() {
+		for {
+			n, ok := b.net.News()
+			if !ok {
+				break
+			}
+			b.heard(n)
+		}
+	}
+}
+
+// heard passes news on to the connections that they concern.
+func (b *Backend) heard(n verbs.News) {
+	if n.Conn != 0 {
+		if e := b.end(n.Conn); e != nil {
+			e.news(n)
+		}
+		return
+	}
+	if n.Rail < 0 || n.Rail >= len(b.rails) {
+		return
+	}
+	r := b.rails[n.Rail]
+	switch n.Kind {
+	case verbs.PortUp:
+		r.up.Store(true)
+		b.net.RailUp(r.index, true)
+		b.hurry()
+	case verbs.PortDown:
+		r.up.Store(false)
+		b.net.RailUp(r.index, false)
+		b.hurry()
+	case verbs.DeviceGone:
+		r.gone.Store(true)
+		b.net.RailUp(r.index, false)
+		b.hurry()
+	}
+}
+
+// hurry has all peers look at their queue pairs now.
+func (b *Backend) hurry() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for p := range b.peers {
+		p.mender.post(event{kind: eventHurry})
+	}
+}
+
+// quiet is for how long a peer's host has acknowledged nothing while something waits for the peer.
+// The host of a process that is stopped, or kept off its processors, acknowledges for it.
+type quiet struct {
+	ch    *channel
+	host  silence.Watch
+	asked time.Time // for a sign of life
+}
+
+// lasts sees to it that there is something to acknowledge, and returns for how long nothing was.
+// now is by a Stopwatch.
+func (q *quiet) lasts(now time.Time) time.Duration {
+	out := q.ch.outbound()
+	if !out.Pending && now.Sub(q.asked) >= q.ch.cfg.Failure/2 {
+		q.asked = now
+		q.ch.send(pingBytes)
+	}
+	return q.host.Look(out, now.UnixNano(), false)
+}
+
+// pulse ends connections to hosts that acknowledge nothing of what they were sent, whether
+// something waits for them or not, until the backend closes.
+func (b *Backend) pulse() {
+	for last := b.cfg.clock.Now(); ; {
+		over, timer := clock.After(b.cfg.clock, b.cfg.Failure)
+		select {
+		case <-over:
+		case <-b.closing:
+			timer.Stop()
+			return
+		}
+		now := b.cfg.clock.Now()
+		stood := now-last > int64(b.cfg.Failure)*3/2
+		last = now
+		for _, c := range b.channels() {
+			silent := c.idle.Look(c.outbound(), now, stood)
+			if silent >= silence.IdleFailures*b.cfg.Failure {
+				c.close(silence.HostLost(silent))
+			}
+		}
+	}
+}
+
+// channels lists the control connections of peers, and of those that have connected to us.
+func (b *Backend) channels() (list []*channel) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for p := range b.peers {
+		list = append(list, p.ch)
+	}
+	for c := range b.accepted {
+		list = append(list, c.ch)
+	}
+	return list
+}

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build cgo
+
 package rdma
 
 import (
@@ -18,7 +20,6 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/silence"
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
@@ -95,7 +96,7 @@ func (p *pair) muffle(t *testing.T) *muffler {
 	defer cancel()
 	c, err := p.near.Connect(ctx, addr)
 	require.NoError(t, err)
-	p.peer = c.(*peer)
+	p.use(t, c.(*peer))
 	return m
 }
 
@@ -118,7 +119,9 @@ func TestOwnerThatDoesNotAnswer(t *testing.T) {
 		for _, life := range []time.Duration{0, 3 * time.Second} {
 			t.Run(fmt.Sprint(name, life), func(t *testing.T) {
 				c, p := openClocked(t, Config{PacketLife: life})
-				write, read := p.underWay(t, p.muffle(t))
+				owner := p.muffle(t)
+				p.peer.link.(*meddledLink).noteTimes(c)
+				write, read := p.underWay(t, owner)
 				want := end(t, c, p)
 				err := c.await(t, p, write)
 				require.ErrorIs(t, err, want)
@@ -128,9 +131,9 @@ func TestOwnerThatDoesNotAnswer(t *testing.T) {
 				err = c.await(t, p, read)
 				require.ErrorIs(t, err, want)
 				require.NotErrorIs(t, err, driver.ErrUnproven)
-				link := p.peer.link.(*fakeLink)
+				link := p.peer.link.(*meddledLink)
 				link.mu.Lock()
-				waited := link.over.Sub(link.pairOver)
+				waited := time.Duration(link.over - link.pairOver)
 				link.mu.Unlock()
 				if least := p.near.cfg.Grace + life; waited < least {
 					promise.Breaks(t, "they ended %v after the queue pairs, want %v at least",
@@ -146,10 +149,9 @@ func (p *pair) underWay(t *testing.T, owner *muffler) (write, read uint64) {
 	t.Helper()
 	l, r := register(t, p.near, 100), register(t, p.far, 100)
 	remote := p.imports(t, r)
-	eventually(t, "two live queue pairs", func() bool { return p.live() == 2 })
 	owner.deaf.Store(true)
 	for rail := range 2 {
-		fakeOf(p.near).cut(rail, true)
+		p.cut(rail, true)
 	}
 	write = p.write(t, l, remote, nil)
 	p.tag++
@@ -166,11 +168,9 @@ func silent(t *testing.T, cfg Config) (c *testClock, p *pair, write func() (tag 
 	owner := p.muffle(t)
 	l, r := register(t, p.near, 100), register(t, p.far, 100)
 	remote := p.imports(t, r)
-	fake := fakeOf(p.near)
-	eventually(t, "two live queue pairs", func() bool { return p.live() == 2 })
 	owner.deaf.Store(true)
 	for rail := range 2 {
-		fake.port(rail, false) // the queue pairs fail by themselves
+		p.port(rail, false) // the queue pairs fail by themselves
 	}
 	c.run(t, "no live queue pair", func() bool { return p.live() == 0 })
 	return c, p, func() uint64 { return p.write(t, l, remote, nil) }
@@ -181,19 +181,21 @@ func silent(t *testing.T, cfg Config) (c *testClock, p *pair, write func() (tag 
 // Config.Failure, and no sooner.
 func TestSilenceIsNotDeath(t *testing.T) {
 	for _, unseen := range []time.Duration{clock.BeatMax - time.Millisecond, time.Hour} {
-		c, p, write := silent(t, Config{})
-		c.runFor(t, 4*p.near.cfg.Failure)
-		require.NoError(t, p.peer.whyLost(), "lost, although nothing waits")
-		c.Jump(unseen)
-		tag := write()
-		c.runFor(t, 4*p.near.cfg.Failure)
-		require.NoError(t, p.peer.whyLost(), "lost, although its host answers")
-		begin := c.Now()
-		c.partition()
-		c.runFor(t, p.near.cfg.Failure)
-		require.NoError(t, p.peer.whyLost(), "lost before its time")
-		require.ErrorIs(t, c.await(t, p, tag), driver.ErrPeerLost)
-		require.Greater(t, c.since(begin), p.near.cfg.Failure)
+		t.Run(unseen.String(), func(t *testing.T) {
+			c, p, write := silent(t, Config{})
+			c.runFor(t, 4*p.near.cfg.Failure)
+			require.NoError(t, p.peer.whyLost(), "lost, although nothing waits")
+			c.Jump(unseen)
+			tag := write()
+			c.runFor(t, 4*p.near.cfg.Failure)
+			require.NoError(t, p.peer.whyLost(), "lost, although its host answers")
+			begin := c.Now()
+			c.partition()
+			c.runFor(t, p.near.cfg.Failure)
+			require.NoError(t, p.peer.whyLost(), "lost before its time")
+			require.ErrorIs(t, c.await(t, p, tag), driver.ErrPeerLost)
+			require.Greater(t, c.since(begin), p.near.cfg.Failure)
+		})
 	}
 }
 
@@ -265,32 +267,6 @@ func TestImportThatIsNeverAnswered(t *testing.T) {
 	})
 	require.ErrorIs(t, <-imported, driver.ErrTimeout)
 	require.NoError(t, c.during(t, p.peer.Close))
-}
-
-// TestStandstillOfHello stops our own process while a peer has not said hello. One that says it
-// afterwards is heard; one that never does is hung up on in its time.
-func TestStandstillOfHello(t *testing.T) {
-	c, p := openClocked(t, Config{})
-	late, never := newStranger(t, p.far), newStranger(t, p.far)
-	begin := c.Now()
-	c.run(t, "two connections that wait", func() bool {
-		p.far.mu.Lock()
-		defer p.far.mu.Unlock()
-		return len(p.far.accepted) == 3
-	})
-	c.runFor(t, p.far.cfg.hello/2)
-	c.Jump(time.Hour)
-	c.runFor(t, p.far.cfg.hello/4)
-	late.say(helloTo(p.near, p.far, 1).encode())
-	w, ok := late.hear().(*welcome)
-	require.True(t, ok && w.status == session.StatusOK, "%+v", w)
-	require.NoError(t, c.during(t, func() error {
-		if m := never.hear(); m != nil {
-			return fmt.Errorf("answered with %+v", m)
-		}
-		return nil
-	}))
-	require.Greater(t, c.since(begin), time.Hour+p.far.cfg.hello/2)
 }
 
 // TestHostOfNoTransfer is gone, and given up by both ends although nothing waits for it.

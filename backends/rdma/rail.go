@@ -5,6 +5,7 @@ package rdma
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -87,7 +88,7 @@ func (b *Backend) pairsByRail() []int {
 // openRails opens what Config.Devices names, or every active port. One that was named and
 // does not open is an error; of the others it only takes one that does.
 func (b *Backend) openRails(list []wanted) error {
-	all := b.cfg.devices(wanting(list))
+	all := b.cfg.sysfs.devices(wanting(list))
 	if len(list) == 0 {
 		list = everyPort(all)
 	}
@@ -163,7 +164,7 @@ func (b *Backend) openWanted(all []Device, w *wanted) (opened int, err error) {
 	switch {
 	case !known:
 		return 0, unavailable(fmt.Sprintf("there is no %v; there are %s", w,
-			portsOf(b.cfg.devices(nil))), "choose Config.Devices among these")
+			portsOf(b.cfg.sysfs.devices(nil))), "choose Config.Devices among these")
 	case opened > 0:
 		return opened, nil // a device with a second port that is down
 	}
@@ -230,4 +231,49 @@ func noRail(all []Device, refused []error) error {
 
 func unavailable(reason, fix string) error {
 	return &driver.UnavailableError{Backend: "rdma", Reason: reason, Fix: fix}
+}
+
+// Explain implements driver.Peer.
+func (p *peer) Explain(localKey, remoteKey uint32) string {
+	if p.enter() != nil {
+		if why := p.whyLost(); why != nil {
+			return fmt.Sprintf("rdma: the peer is lost: %v", why)
+		}
+		return "rdma: the peer is gone"
+	}
+	defer p.gate.Exit()
+	p.mu.Lock()
+	i, known := p.imports[remoteKey]
+	p.mu.Unlock()
+	m := p.b.table.At(localKey)
+	if !known || m == nil {
+		return "rdma: unknown key"
+	}
+	states := p.mender.look()
+	preferred := p.b.prefers(&m.span)
+	var pairs []string
+	for index, pair := range p.pairs {
+		r := p.b.rails[pair.ours]
+		text := fmt.Sprintf("%v %v -> %v %v", r, netip.AddrFrom16(r.info.GID).Unmap(),
+			p.owner.rails[pair.theirs].ip(), states[index])
+		if counted, err := p.b.net.Counters(pair.ours); err == nil && counted.Rate > 0 {
+			text += fmt.Sprintf(" %.1f GB/s", float64(counted.Rate)/1e9)
+		}
+		if i.pairs&(1<<index) == 0 {
+			text += ", not for this memory of the peer's"
+		}
+		if why := m.pinned.leftOut(pair.ours); why != "" {
+			text += ", not for this memory: " + why
+		}
+		if preferred&(1<<pair.ours) == 0 {
+			text += ", far from this memory"
+		}
+		pairs = append(pairs, text)
+	}
+	where := "another host"
+	if p.owner.host == p.b.address.host {
+		where = "this host"
+	}
+	return fmt.Sprintf("%s, RC over %d queue pairs: %s; at most %d bytes in a work request, more "+
+		"than that is spread", where, len(pairs), strings.Join(pairs, ", "), p.b.cfg.Slice)
 }

@@ -6,10 +6,9 @@
 // A rail is a port that we opened, a pair a reliable queue pair of a connection over one
 // rail of ours and one of the peer's. A batch goes over one queue pair or is spread over all.
 // The data path is package csrc's; here is what is said beforehand and when something
-// fails: which ports and GIDs (sysfs.go, gid.go, rail.go), addresses (address.go), how
-// connections begin, and end (connect.go, peer.go for the initiator's end; accept.go,
-// inbound.go for the owner's), what a token opens (memory.go, addresses.go, imports.go), and how a
-// queue pair that failed comes back (repair.go, mend.go).
+// fails: which ports and GIDs (devices.go, rail.go), messages and addresses (wire.go), how
+// connections begin, and end (initiator.go; accept.go, inbound.go for the owner's end), what a
+// token opens (memory.go, addresses.go), and how a queue pair that failed comes back (mend.go).
 //
 // All that is said goes over a TCP connection for each connection, and is answered by
 // goroutines: the program takes no part. Its end is the notice of death.
@@ -97,13 +96,15 @@ type end interface{ news(n verbs.News) }
 // kernel's support, a device or an active port is missing the error is a
 // *driver.UnavailableError, which says what would mend it.
 func New(cfg Config) (*Backend, error) {
-	return open(cfg, func(c *Config) error {
-		if err := verbs.Load(c.Library); err != nil {
-			return err
-		}
-		_, err := verbs.Devices()
+	return open(cfg, loadVerbs, openVerbs)
+}
+
+func loadVerbs(c *Config) error {
+	if err := verbs.Load(c.Library); err != nil {
 		return err
-	}, openVerbs)
+	}
+	_, err := verbs.Devices()
+	return err
 }
 
 func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build cgo
+
 package rdma
 
 import (
@@ -29,6 +31,8 @@ var realHarness = drivertest.Harness{
 	Park:    parkAt,
 	Spots:   []string{"submit"},
 }
+
+func TestMain(m *testing.M) { drivertest.Main(m, realHarness) }
 
 // soakHarness runs all that depends on a kernel, a NIC and a second process.
 func soakHarness() drivertest.Harness {

@@ -4,11 +4,8 @@ package rdma
 
 import (
 	"slices"
-	"strings"
 	"testing"
 	"time"
-
-	"github.com/stretchr/testify/require"
 )
 
 // plan is a repair at the time that a test says it is.
@@ -45,24 +42,6 @@ func (c *plan) answer(t *testing.T, pair int, there bool) {
 	if !c.answered(pair, c.pairs[pair].attempt, there, c.now) {
 		t.Errorf("queue pair %d: the answer was not waited for", pair)
 	}
-}
-
-func TestRepairAtOnce(t *testing.T) {
-	c := newPlan(2)
-	c.live(0, c.now)
-	c.live(1, c.now)
-	c.want(t, "all live")
-	if !c.next().IsZero() {
-		t.Error("there is something to wait for when all queue pairs are live")
-	}
-	c.failed(1, false, c.now)
-	c.want(t, "the first failure", 1)
-	c.want(t, "while the owner answers")
-	c.answer(t, 1, true)
-	c.want(t, "while it is probed")
-	c.live(1, c.now)
-	c.failed(1, false, c.now)
-	c.want(t, "a failure after it was live", 1)
 }
 
 func TestRepairPauses(t *testing.T) {
@@ -117,78 +96,6 @@ func TestRepairStaleNews(t *testing.T) {
 	}
 }
 
-func TestRepairGivesUp(t *testing.T) {
-	for name, c := range map[string]struct {
-		do   func(c *plan)
-		want string
-	}{
-		"never live": {func(c *plan) {
-			c.after(time.Second + time.Millisecond)
-		}, "no queue pair came to life"},
-		"no queue pair live": {func(c *plan) {
-			c.live(0, c.now)
-			c.after(time.Hour)
-			c.failed(0, false, c.now)
-			c.asks(c.now)
-			c.answered(0, 1, false, c.now)
-			c.after(time.Second + time.Millisecond)
-		}, "no queue pair came to life"},
-		"over and over": {func(c *plan) {
-			for range 1000 {
-				c.live(0, c.now)
-				c.after(11 * time.Millisecond)
-				c.failed(0, false, c.now)
-				c.asks(c.now)
-				c.answered(0, c.pairs[0].attempt, true, c.now)
-			}
-		}, "over and over"},
-	} {
-		k := newPlan(2)
-		c.do(k)
-		if got := k.lost(k.now); !strings.Contains(got, c.want) {
-			t.Errorf("%s: lost because %q, want %q", name, got, c.want)
-		}
-	}
-}
-
-func TestRepairGone(t *testing.T) {
-	c := newPlan(2)
-	c.out(0, c.now)
-	if c.gone() {
-		t.Error("gone with a queue pair that may come to life")
-	}
-	if c.out(1, c.now); !c.gone() {
-		t.Error("not gone without devices")
-	}
-}
-
-// TestRepairBearsSilence has an owner that does not answer for long, whether something waits or
-// not: that time is not its queue pairs'. Theirs goes on behind the answer.
-func TestRepairBearsSilence(t *testing.T) {
-	c := newPlan(1)
-	c.live(0, c.now)
-	require.False(t, c.troubled())
-	c.failed(0, false, c.now)
-	c.want(t, "the failure", 0)
-	for range 100 {
-		require.True(t, c.troubled())
-		c.after(c.failure / 2)
-		c.bear(c.now)
-		require.True(t, c.next().After(c.now))
-	}
-	for range 100 {
-		c.after(c.failure / 2)
-		require.Empty(t, c.lost(c.now))
-		require.True(t, c.next().After(c.now))
-	}
-	c.after(c.failure)
-	c.answer(t, 0, true)
-	c.after(c.failure)
-	require.Empty(t, c.lost(c.now))
-	c.after(time.Millisecond)
-	require.NotEmpty(t, c.lost(c.now))
-}
-
 // TestRepairBearsFlaps has the only queue pair fail for ever, but move bytes each time.
 func TestRepairBearsFlaps(t *testing.T) {
 	c := newPlan(1)
@@ -222,36 +129,5 @@ func TestRepairBears(t *testing.T) {
 	}
 	if c.out(1, c.now); c.lost(c.now) != "" {
 		t.Error("lost with a queue pair that is live")
-	}
-}
-
-func TestRepairOfPorts(t *testing.T) {
-	c := newPlan(2)
-	c.live(0, c.now)
-	c.live(1, c.now)
-	c.port(0, false, c.now)
-	c.after(c.dark - time.Millisecond)
-	c.port(0, false, c.now) // said again
-	if got := c.darkened(c.now); len(got) > 0 {
-		t.Errorf("queue pairs %v have failed before their time", got)
-	}
-	if at := c.next(); at.Before(c.now) || at.After(c.now.Add(3*time.Millisecond)) {
-		t.Errorf("to look again in %v", at.Sub(c.now))
-	}
-	c.after(time.Millisecond)
-	if got := c.darkened(c.now); !slices.Equal(got, []int{0}) {
-		t.Errorf("queue pairs %v have failed, want that of the port that is down", got)
-	}
-	c.failed(0, false, c.now)
-	if got := c.darkened(c.now); len(got) > 0 {
-		t.Errorf("queue pairs %v have failed again", got)
-	}
-	c.port(0, true, c.now)
-	c.want(t, "the port is up", 0)
-	c.answer(t, 0, true)
-	c.live(0, c.now)
-	c.after(time.Hour)
-	if got := c.darkened(c.now); len(got) > 0 {
-		t.Errorf("queue pairs %v have failed with all ports up", got)
 	}
 }

@@ -18,7 +18,6 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
-	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
@@ -52,23 +51,12 @@ type soak struct {
 	finished, cancelled, revoked int
 }
 
-func openSoak(t *testing.T, open func(Config) (*Backend, error), seed uint64) *soak {
+func openSoak(t *testing.T, seed uint64) *soak {
 	t.Helper()
-	s := &soak{pair: &pair{outcomes: map[uint64]error{}}, r: rand.New(rand.NewPCG(seed, 4)),
+	cfg := brisk()
+	cfg.Slice = 32 << 10
+	s := &soak{pair: openPair(t, cfg), r: rand.New(rand.NewPCG(seed, 4)),
 		came: map[uint64]bool{}, owed: map[uint64]bool{}}
-	for i, b := range []**Backend{&s.near, &s.far} {
-		var err error
-		cfg := brisk()
-		cfg.Devices, cfg.Slice = fmt.Sprintf("fake%d,fake%d", i, i+2), 32<<10
-		*b, err = open(cfg)
-		require.NoError(t, err)
-		t.Cleanup(func() {
-			if err := (*b).Close(); err != nil {
-				t.Errorf("close backend: %v", err)
-			}
-		})
-	}
-	s.peer = s.connect(t)
 	for range soakPlaces {
 		p := &soakPlace{local: register(t, s.near, soakBytes), remote: register(t, s.far,
 			soakBytes)}
@@ -249,13 +237,16 @@ func (s *soak) run(t *testing.T, chance *fakeverbs.Chance) {
 func TestFaultsByChance(t *testing.T) {
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			f, open := standIn(t, 4)
-			leak.Check(t, f.InUse)
-			s := openSoak(t, open, seed)
+			s := openSoak(t, seed)
+			f := s.fabric
 			s.run(t, fakeverbs.NewChance(f, seed, []int{0, 2}, []int{1, 3}))
 			var again, failures uint64
 			for _, r := range s.near.Rails() {
 				again, failures = again+r.Counted.Again, failures+r.Counted.Failures
+			}
+			for i := range 4 { // these are so by construction
+				require.Zero(t, f.Device(i).Get(fakeverbs.Overruns), "completions without a place")
+				require.Zero(t, f.Device(i).Get(fakeverbs.Unready), "messages without a receive")
 			}
 			t.Logf("%d batches, %d cancelled, %d revoked, %d messages; "+
 				"%d failures of queue pairs, %d requests done again",

@@ -20,7 +20,7 @@ func TestBye(t *testing.T) {
 	const grace = graceMax
 	leak.Check(t)
 	open := func() *Backend {
-		return openBackend(t, Config{Grace: grace})
+		return openBackend(t, onLoopback(Config{Grace: grace}))
 	}
 	far, near := open(), open()
 	connect := func() driver.Peer {
@@ -81,9 +81,9 @@ func parted(t *testing.T, b *Backend, of string) {
 // takes nothing of it any more. The peer must not go on and believe that it does.
 func TestLossIsToldToThePeer(t *testing.T) {
 	leak.Check(t)
-	far := openBackend(t, Config{NotifyMax: 16})
+	far := openBackend(t, onLoopback(Config{NotifyMax: 16}))
 	defer far.Close()
-	near := openBackend(t, Config{NotifyMax: 8 << 10})
+	near := openBackend(t, onLoopback(Config{NotifyMax: 8 << 10}))
 	defer near.Close()
 	p, err := near.Connect(t.Context(), far.Addr())
 	require.NoError(t, err)

@@ -33,8 +33,10 @@ func TestTCP(t *testing.T) {
 	drivertest.Run(t, h)
 }
 
+// TestWithinAProcess has backends of several workers.
 func TestWithinAProcess(t *testing.T) {
 	h := harness
+	h.New = func() (driver.Backend, error) { return New(Config{Workers: 2}) }
 	h.Wirings = drivertest.Pair
 	h.Only = []string{"Tokens", "Churn", "Revoke", "Bounds", "Patterns", "NotKept", "CancelNothing",
 		"Connect", "Together", "Renew"}

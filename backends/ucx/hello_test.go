@@ -165,24 +165,6 @@ func TestLost(t *testing.T) {
 	require.NoError(t, p.peer.Close())
 }
 
-// TestQuit closes the backend that others are connected to.
-func TestQuit(t *testing.T) {
-	p := openPair(t, Config{Grace: graceMax}) // which nobody waits for
-	require.NoError(t, p.far.Close())
-	select {
-	case <-p.peer.Lost():
-	case <-time.After(patience):
-		t.Fatal("nobody was told that the backend closed")
-	}
-	begin := time.Now()
-	if err := p.peer.Close(); err != nil || time.Since(begin) >= graceMax {
-		t.Errorf("close after the owner has closed: %v, after %v", err, time.Since(begin))
-	}
-	if _, err := p.near.Connect(t.Context(), p.far.Addr()); !errors.Is(err, driver.ErrPeerLost) {
-		t.Errorf("connect to a closed backend: %v", err)
-	}
-}
-
 // TestImportUnanswered asks an owner that stands still.
 func TestImportUnanswered(t *testing.T) {
 	p := openPair(t, Config{})
@@ -265,4 +247,11 @@ func TestHelloThatIsDropped(t *testing.T) {
 		c.withdraw()
 	}
 	require.NoError(t, <-connected)
+}
+
+// TestNoRangesOpenNothing: a set of no ranges, which is not nil, opens nothing to peers.
+func TestNoRangesOpenNothing(t *testing.T) {
+	_, err := openMeddled(t, Config{}).Register(driver.Segment{Kind: driver.DRAM, Len: 4096,
+		Mem: make([]byte, 4096), Only: driver.Ranges{}})
+	require.ErrorIs(t, err, driver.ErrBounds)
 }

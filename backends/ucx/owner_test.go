@@ -4,8 +4,10 @@ package ucx
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -17,20 +19,21 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/freeze"
 	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
-// ownerVariable makes the test binary the owner of memory, with this Grace. It says "address
-// token", and for each line of its input how many bytes of its memory are not zero.
+// ownerVariable makes the test binary the owner of memory, with a Config in JSON. It says "address
+// token", and obeys each line of its input with a line of output: see serveOwner.
 const ownerVariable = "SLUICE_UCX_TEST_OWNER"
 
 const ownerBytes = 1 << 20
 
 func serveOwner(spec string) int {
-	grace, err := time.ParseDuration(spec)
-	must(err)
-	b, err := New(Config{Transports: "tcp", Devices: "lo", Grace: grace})
+	var cfg Config
+	must(json.Unmarshal([]byte(spec), &cfg))
+	b, err := New(cfg)
 	must(err)
 	defer b.Close()
 	mem := make([]byte, ownerBytes)
@@ -41,19 +44,25 @@ func serveOwner(spec string) int {
 	must(err)
 	fmt.Printf("%x %x\n", b.Addr(), tok)
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-		if lines.Text() == "revoke" {
+		switch lines.Text() {
+		case "fence": // its memory
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			fmt.Println(m.Revoke(ctx))
 			cancel()
-			continue
-		}
-		n := 0
-		for _, c := range mem {
-			if c != 0 {
-				n++
+		case "landed": // how many bytes of its memory are not zero
+			fmt.Println(ownerBytes - bytes.Count(mem, []byte{0}))
+		case "clear":
+			clear(mem)
+			fmt.Println(nil)
+		case "lost": // waits for the last word of a connection
+			var msgs [1]driver.Message
+			for msgs[0].Err == nil {
+				_, err := b.Receive(msgs[:])
+				must(err)
+				time.Sleep(time.Millisecond)
 			}
+			fmt.Println(msgs[0].Err)
 		}
-		fmt.Println(n)
 	}
 	return 0
 }
@@ -79,17 +88,39 @@ type owner struct {
 	tag  uint64
 }
 
-func startOwner(t *testing.T, cfg Config, grace time.Duration) *owner {
+// onLoopback has a backend reach peers over TCP and the loopback device.
+func onLoopback(cfg Config) Config {
+	cfg.Transports, cfg.Devices = "tcp", "lo"
+	return cfg
+}
+
+// openBackend opens a backend. The test closes it.
+func openBackend(t *testing.T, cfg Config) *Backend {
 	t.Helper()
-	o := &owner{t: t, b: openBackend(t, cfg), from: make([]byte, ownerBytes)}
-	o.cmd = exec.Command(os.Args[0])
-	o.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%v", ownerVariable, grace))
+	b, err := New(cfg)
+	if err != nil {
+		drivertest.SkipIfUnavailable(t, err)
+		t.Fatal(err)
+	}
+	return b
+}
+
+// startOwner starts an owner with a Config of its own, and opens our backend.
+func startOwner(t *testing.T, ours, owners Config, start func(*exec.Cmd) error) *owner {
+	t.Helper()
+	o := &owner{t: t, b: openBackend(t, ours), from: make([]byte, ownerBytes)}
+	spec, err := json.Marshal(owners)
+	require.NoError(t, err)
+	exe, err := os.Executable() // a name that other processes find as well
+	require.NoError(t, err)
+	o.cmd = exec.Command(exe)
+	o.cmd.Env = append(os.Environ(), ownerVariable+"="+string(spec))
 	o.cmd.Stderr = os.Stderr
 	in, err := o.cmd.StdinPipe()
 	require.NoError(t, err)
 	out, err := o.cmd.StdoutPipe()
 	require.NoError(t, err)
-	require.NoError(t, o.cmd.Start())
+	require.NoError(t, start(o.cmd))
 	o.in, o.out = in, bufio.NewScanner(out)
 	t.Cleanup(func() {
 		_ = o.cmd.Process.Kill()
@@ -131,12 +162,14 @@ func (o *owner) keeps(n int, what string) {
 	}
 }
 
-// revoke has the owner revoke its memory.
-func (o *owner) revoke() {
+// does has the owner obey, and expects an answer.
+func (o *owner) does(order, want string) {
 	o.t.Helper()
-	_, _ = fmt.Fprintln(o.in, "revoke")
-	require.Equal(o.t, "<nil>", o.line())
+	_, _ = fmt.Fprintln(o.in, order)
+	require.Equal(o.t, want, o.line())
 }
+
+func (o *owner) fence() { o.t.Helper(); o.does("fence", "<nil>") }
 
 func (o *owner) connect() (driver.Peer, uint32) {
 	o.t.Helper()

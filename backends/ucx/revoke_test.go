@@ -5,7 +5,6 @@ package ucx
 import (
 	"bytes"
 	"context"
-	"errors"
 	"runtime"
 	"sync"
 	"testing"
@@ -17,7 +16,6 @@ import (
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 	"github.com/sluicehq/sluice/internal/testing/withhold"
 )
@@ -197,30 +195,4 @@ func TestRevokeWhileAPageDoesNotCome(t *testing.T) {
 	require.ErrorIs(t, outcomes[2], driver.ErrRevoked)
 	require.Equal(t, make([]byte, 4096), landed)
 	require.Equal(t, landed, other.bytes)
-}
-
-// TestReusedKey shows the token of memory that is gone for that which has its key.
-func TestReusedKey(t *testing.T) {
-	p := openPair(t, Config{KeysMax: 1})
-	m, _ := p.share(t)
-	old, err := m.AppendToken(nil)
-	require.NoError(t, err)
-	require.NoError(t, m.Revoke(context.Background()))
-	next, _ := p.share(t)
-	if next.Key() != m.Key() {
-		t.Fatalf("key %d, want %d again", next.Key(), m.Key())
-	}
-	if _, _, err := p.peer.Import(old); !errors.Is(err, driver.ErrRevoked) {
-		t.Errorf("import of the old token: %v", err)
-	}
-	forged := session.Token{Secret: [16]byte{9}, Key: next.key, Epoch: next.epoch, Size: 4096}
-	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err,
-		driver.ErrBadToken) {
-		t.Errorf("import with another secret: %v", err)
-	}
-	forged.Epoch++
-	if _, _, err := p.peer.Import(forged.Append(nil, &p.far.address.owner)); !errors.Is(err,
-		driver.ErrBadToken) {
-		t.Errorf("import of an epoch to come: %v", err)
-	}
 }

@@ -11,10 +11,9 @@
 // network still holds: Revoke ends the ticket, and waits for no peer.
 //
 // The data path, its threads and the messages with data are package csrc/ucx's. This package has
-// the control messages: addresses (address.go), how connections begin and end (connect.go and
-// peer.go for the initiator's end, accept.go and inbound.go for the owner's), and what a token
-// opens (memory.go, imports.go). One goroutine handles the control messages of a backend
-// (attend.go); it starts a task for what may take time.
+// the control messages: they and addresses (wire.go), how connections begin and end (initiator.go;
+// accept.go and inbound.go for the owner's end), and what a token opens (memory.go). One goroutine
+// handles the control messages of a backend (poll.go); it starts a task for what may take time.
 //
 // A peer whose host acknowledges nothing for Config.Failure while something waits for it is given
 // up. A write to it ends once the owner would ask before it lands the bytes (Config.Grace of both

@@ -23,23 +23,12 @@
 typedef enum {
 	UCS_OK = 0,
 	UCS_INPROGRESS = 1,
-	UCS_ERR_NO_RESOURCE = -2,
 	UCS_ERR_IO_ERROR = -3,
 	UCS_ERR_NO_MEMORY = -4,
 	UCS_ERR_INVALID_PARAM = -5,
-	UCS_ERR_UNREACHABLE = -6,
 	UCS_ERR_INVALID_ADDR = -7,
-	UCS_ERR_NOT_IMPLEMENTED = -8,
-	UCS_ERR_NO_ELEM = -12,
-	UCS_ERR_NO_DEVICE = -14,
 	UCS_ERR_BUSY = -15,
 	UCS_ERR_CANCELED = -16,
-	UCS_ERR_TIMED_OUT = -20,
-	UCS_ERR_UNSUPPORTED = -22,
-	UCS_ERR_REJECTED = -23,
-	UCS_ERR_NOT_CONNECTED = -24,
-	UCS_ERR_CONNECTION_RESET = -25,
-	UCS_ERR_ENDPOINT_TIMEOUT = -80,
 	UCS_ERR_LAST = -100
 } __attribute__((packed)) ucs_status_t;
 
@@ -49,13 +38,9 @@ typedef void *ucs_status_ptr_t;
 #define UCS_PTR_IS_ERR(p) (((uintptr_t)(p)) >= ((uintptr_t)UCS_ERR_LAST))
 #define UCS_PTR_RAW_STATUS(p) ((ucs_status_t)(intptr_t)(p))
 
-typedef enum {
-	UCS_THREAD_MODE_SINGLE,
-	UCS_THREAD_MODE_SERIALIZED,
-	UCS_THREAD_MODE_MULTI
-} ucs_thread_mode_t;
-typedef enum { UCS_MEMORY_TYPE_HOST, UCS_MEMORY_TYPE_CUDA } ucs_memory_type_t;
-typedef enum { UCP_ERR_HANDLING_MODE_NONE, UCP_ERR_HANDLING_MODE_PEER } ucp_err_handling_mode_t;
+typedef enum { UCS_THREAD_MODE_SERIALIZED = 1 } ucs_thread_mode_t;
+typedef enum { UCS_MEMORY_TYPE_HOST } ucs_memory_type_t;
+typedef enum { UCP_ERR_HANDLING_MODE_PEER = 1 } ucp_err_handling_mode_t;
 
 typedef struct {
 	unsigned long ucs_bits[1024 / (8 * sizeof(unsigned long))];

@@ -42,7 +42,7 @@ func TestDeclarationsAreThoseOfUCX(t *testing.T) {
 	minor := skipWithoutHeaders(t)
 	ours := standin.Facts(t, "testdata/facts.c", "-std=c11", "-Werror")
 	theirs := standin.Facts(t, "testdata/facts.c", "-std=gnu11", "-DREAL")
-	if len(ours) < 100 || len(ours) != len(theirs) {
+	if len(ours) < 90 || len(ours) != len(theirs) {
 		t.Fatalf("%d facts of ours, %d of UCX's headers", len(ours), len(theirs))
 	}
 	for name, value := range ours {
@@ -83,7 +83,7 @@ func TestEveryDeclarationIsProved(t *testing.T) {
 			mention(f[1] + f[2])
 		}
 	}
-	if checked < 100 {
+	if checked < 90 {
 		t.Errorf("only %d names found in abi.h: has its style changed?", checked)
 	}
 }

@@ -123,7 +123,7 @@ static void await(struct sl_ucx_conn *n, int why)
 	if (why == -EAGAIN)
 		n->stalled = n->worker->stalled = 1;
 	else
-		sl_ucx_doubt(n); /* last: a peer that is ourselves answers at once */
+		sl_ucx_doubt(n);
 }
 
 static struct sl_ucx_held *take_held(struct sl_ucx_conn *n)

@@ -10,13 +10,6 @@
 /* Bytes that Submit moves in the caller. */
 #define INLINE (64u << 10)
 
-static struct sl_ucx_import *import_of(const struct sl_ucx_conn *n, uint32_t slot)
-{
-	struct sl_ucx_import *im = slot < n->imports_len ? n->imports[slot] : NULL;
-
-	return im && im->used ? im : NULL;
-}
-
 void sl_ucx_fail(struct sl_ucx_batch *b, int32_t status, int32_t piece)
 {
 	if (b->status == 0) {
@@ -71,10 +64,8 @@ void sl_ucx_give_up(struct sl_ucx_batch *b, int32_t status)
 	if (!b->write)
 		sl_ucx_detach(b);
 	sl_ucx_fail(b, status, -1);
-	b->outstanding++; /* a peer that is ourselves answers at once */
-	if (b->outstanding > 1)
+	if (b->outstanding)
 		sl_ucx_ask(b->conn); /* its last message, which would have, is not sent */
-	b->outstanding--;
 	sl_ucx_settle(b);
 }
 
@@ -85,8 +76,7 @@ static void issued(struct sl_ucx_batch *b)
 
 	b->issued = 1;
 	n->head = b->next;
-	b->outstanding++; /* a peer that is ourselves answers at once */
-	if (b->status != 0 && b->outstanding > 1 && b->write)
+	if (b->status != 0 && b->outstanding && b->write)
 		sl_ucx_ask(n);
 	if (b->tail && b->status == 0 && !sl_ucx_speaks(n))
 		sl_ucx_fail(b, SL_UCX_LOST, -1);
@@ -99,7 +89,6 @@ static void issued(struct sl_ucx_batch *b)
 		if (!sl_ucx_speaks(n)) /* it may not have gone */
 			sl_ucx_fail(b, SL_UCX_LOST, -1);
 	}
-	b->outstanding--;
 	sl_ucx_settle(b);
 }
 
@@ -122,10 +111,8 @@ int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
 		uint64_t before = bytes;
 		int rc = 0;
 
-		b->outstanding++; /* it must not end meanwhile */
 		if (b->status == 0)
 			rc = sl_ucx_move_served(b, &bytes);
-		b->outstanding--;
 		moved |= bytes != before;
 		if (rc != 0)
 			break;
@@ -149,7 +136,7 @@ static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b)
 		if (!m || d.local_key != local)
 			m = sl_ucx_find(n->worker->context, local = d.local_key);
 		if (!im || d.remote_key != slot)
-			im = import_of(n, slot = d.remote_key);
+			im = sl_ucx_import_of(n, slot = d.remote_key);
 		if (!m || !im || im->dropped || d.len == 0 || !sl_within(d.local, d.len, m->len) ||
 		    !sl_within(d.remote, d.len, im->size))
 			wrong = ERANGE;

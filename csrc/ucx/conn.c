@@ -80,7 +80,6 @@ static struct sl_ucx_conn *make(struct sl_ucx_worker *w)
 	}
 	n->worker = w;
 	n->live.prev = n->live.next = n->head = &n->live;
-	n->sending.prev = n->sending.next = &n->sending;
 	n->credit = w->context->config.notifs;
 	n->first_seq = n->next_seq = EARLY_WRAP;
 	n->heard = n->last_out = n->calm = sl_ucx_now();

@@ -7,7 +7,7 @@ package ucx
 import (
 	"bytes"
 	"errors"
-	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,72 +16,6 @@ import (
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 )
-
-// outcomes collects completions until each tag of [from, to) has one, and sees that none has two.
-func (l *lane) outcomes(t *testing.T, from, to uint64) map[uint64]error {
-	t.Helper()
-	got := make(map[uint64]error)
-	var done [4]ring.Done
-	end := time.Now().Add(testLimit)
-	for len(got) < int(to-from) {
-		if time.Now().After(end) {
-			t.Fatalf("%d of %d batches complete", len(got), to-from)
-		}
-		for _, d := range done[:l.near.Poll(done[:])] {
-			if _, twice := got[d.Tag]; twice || d.Tag < from || d.Tag >= to {
-				t.Fatalf("tag %d completes twice, or was not submitted", d.Tag)
-			}
-			got[d.Tag] = Error(d)
-		}
-	}
-	time.Sleep(time.Millisecond)
-	if n := l.near.Poll(done[:]); n != 0 {
-		t.Fatalf("tag %d completes twice", done[0].Tag)
-	}
-	return got
-}
-
-func (l *lane) desc(local, remote, n uint64) driver.Desc {
-	return driver.Desc{Local: local, Remote: remote, Len: n, LocalKey: testKey, RemoteKey: l.slot}
-}
-
-// works sees that the connection is as good as new.
-func (l *lane) works(t *testing.T) {
-	t.Helper()
-	fill(l.local[:1000], l.tag)
-	require.NoError(t, l.move(t, driver.Write, driver.Desc{Local: 1, Remote: 2, Len: 999}))
-	if !bytes.Equal(l.local[1:1000], l.remote[2:1001]) {
-		t.Fatal("other bytes")
-	}
-}
-
-func TestDoesNotKeepTheCallersArrays(t *testing.T) {
-	l := openLane(t, overTCP)
-	fill(l.remote[:4096], 3)
-	for i := range 200 {
-		clear(l.local[:4096])
-		d := []driver.Desc{l.desc(100, 0, 300), l.desc(1000, 700, 300)}
-		p := &driver.Pattern{Count: 2, Run: 100, Local: driver.Side{Base: 2000, Stride: 100},
-			Remote: driver.Side{Stride: 100, List: []uint32{7, 3}}, LocalKey: testKey,
-			RemoteKey: l.slot}
-		tag := uint64(2 * i)
-		require.NoError(t, errors.Join(submit(l.conn, driver.Read, tag, d, nil),
-			submitPattern(l.conn, driver.Read, tag+1, p, nil)))
-		d[0], d[1] = l.desc(3000, 2000, 300), l.desc(3500, 2500, 300)
-		p.Remote.List[0], p.Remote.List[1] = 20, 21
-		for tag, err := range l.outcomes(t, tag, tag+2) {
-			if err != nil {
-				t.Fatalf("tag %d: %v", tag, err)
-			}
-		}
-		if !bytes.Equal(l.local[100:400], l.remote[:300]) ||
-			!bytes.Equal(l.local[1000:1300], l.remote[700:1000]) ||
-			!bytes.Equal(l.local[2000:2100], l.remote[700:800]) ||
-			!bytes.Equal(l.local[2100:2200], l.remote[300:400]) {
-			t.Fatal("the bytes are not where Submit said")
-		}
-	}
-}
 
 func TestRefusesUnknownKeys(t *testing.T) {
 	l := openLane(t, overTCP)
@@ -105,108 +39,187 @@ func TestRefusesUnknownKeys(t *testing.T) {
 	}
 	p := &driver.Pattern{Count: 2, Run: 1, Local: driver.Side{Stride: 1 << 40},
 		Remote: driver.Side{Stride: 1}, LocalKey: testKey, RemoteKey: l.slot}
-	if err := submitPattern(l.conn, driver.Read, 1, p, nil); !errors.Is(err,
-		driver.ErrBounds) {
-		t.Errorf("pages that overflow: %v", err)
-	}
+	require.ErrorIs(t, submitNest(l.conn, 1, p), driver.ErrBounds, "pages that overflow")
 	l.works(t)
 }
 
-func TestMovesManyUnalignedPieces(t *testing.T) {
-	l := openLane(t, overTCP)
-	fill(l.local, 5)
-	fill(l.remote, 6)
-	r := rand.New(rand.NewPCG(7, 7))
-	var descs []driver.Desc
-	for i, at := range r.Perm(4096) {
-		descs = append(descs, l.desc(uint64(i)*1001+3, uint64(at)*997+5, uint64(1+r.IntN(990))))
-	}
-	pages := &driver.Pattern{Count: 65536, Run: 17, Local: driver.Side{Base: 7, Stride: 33},
-		Remote:   driver.Side{Base: 11, Stride: 29},
-		LocalKey: testKey, RemoteKey: l.slot}
-	for _, at := range r.Perm(65536) {
-		pages.Remote.List = append(pages.Remote.List, uint32(at))
-	}
-	for _, op := range []driver.Op{driver.Write, driver.Read} {
-		require.NoError(t, l.move(t, op, descs...))
-		for _, d := range descs {
-			if !bytes.Equal(l.local[d.Local:d.Local+d.Len], l.remote[d.Remote:d.Remote+d.Len]) {
-				t.Fatalf("%v: other bytes at %+v", op, d)
-			}
-		}
-		fill(l.local, 8)
-		l.tag++
-		require.NoError(t, errors.Join(submitPattern(l.conn, op, l.tag, pages, nil),
-			l.outcome(t, l.tag)))
-		for i := range pages.Count {
-			if at, to := pages.Local.At(i), pages.Remote.At(i); !bytes.Equal(l.local[at:at+17],
-				l.remote[to:to+17]) {
-				t.Fatalf("%v: other bytes in page %d", op, i)
-			}
-		}
-	}
-	// One range of 65,536 neighbours: its pieces must not be put together for each message.
-	pages = &driver.Pattern{Count: 65536, Run: 64, Local: driver.Side{Stride: 64},
-		Remote: driver.Side{Stride: 64}, LocalKey: testKey, RemoteKey: l.slot}
-	l.tag++
-	require.NoError(t, errors.Join(submitPattern(l.conn, driver.Read, l.tag, pages, nil),
-		l.outcome(t, l.tag)))
-	if !bytes.Equal(l.local, l.remote) {
-		t.Fatal("other bytes in neighbours")
-	}
-}
-
-// insist submits a write with a message, as soon as the credit for it is back.
-func (l *lane) insist(t *testing.T, tag uint64, d []driver.Desc, msg []byte) {
-	t.Helper()
-	err := driver.ErrFull
-	for end := time.Now().Add(testLimit); errors.Is(err, driver.ErrFull) &&
-		time.Now().Before(end); {
-		err = submit(l.conn, driver.Write, tag, d, msg)
-	}
-	if err != nil {
-		t.Fatalf("batch %d: %v", tag, err)
-	}
-}
-
-func TestCreditComesBack(t *testing.T) {
-	l := openLane(t, overTCP)
-	msg := make([]byte, NotifMax)
-	fill(msg, 1)
-	for round := range 20 {
-		for i := range uint64(4) {
-			l.insist(t, i, nil, msg[:NotifMax*(i%2)])
-		}
-		l.outcomes(t, 0, 4)
-		if err := submit(l.conn, driver.Write, 5, nil, msg); !errors.Is(err,
-			driver.ErrFull) {
-			t.Fatalf("one message too many: %v", err)
-		}
-		l.wake.Drain()
-		_ = l.near.Arm()
-		for i := range 4 {
-			notif := l.notif(t)
-			if !bytes.Equal(notif.Data, msg[:NotifMax*(i%2)]) || notif.Conn != l.back.ID() {
-				t.Fatalf("round %d, message %d: %d bytes", round, i, len(notif.Data))
-			}
-		}
-		_ = l.wake.SetDeadline(time.Now().Add(testLimit))
-		require.NoError(t, l.wake.Wait(), "no wake-up when there is credit again")
-	}
-}
-
+// TestRefusedBatchesKeepCredit: what a batch took for its message comes back where the message is
+// not sent, since the batch was cancelled, and where it is not delivered, since the owner has
+// refused a piece.
 func TestRefusedBatchesKeepCredit(t *testing.T) {
 	l := openLane(t, overTCP)
-	require.NoError(t, l.far.Revoke(testKey, testLimit))
-	msg := []byte("not delivered")
+	begin := func(op driver.Op, tag, n uint64) {
+		t.Helper()
+		d := []driver.Desc{l.desc(0, 0, n)}
+		require.Eventually(t, func() bool {
+			err := submit(l.conn, op, tag, d, []byte("not delivered"))
+			return !errors.Is(err, driver.ErrFull)
+		}, testLimit, time.Millisecond, "the credit does not come back")
+	}
 	for i := range uint64(20) {
-		d := []driver.Desc{l.desc(0, 0, 100000)}
-		l.insist(t, i, d, msg)
-		if err := l.outcome(t, i); !errors.Is(err, driver.ErrRevoked) {
-			t.Fatalf("batch %d: %v", i, err)
+		begin(driver.Read, i, testBytes)
+		l.conn.Cancel(i)
+		if l.outcome(t, i) == nil { // it was done before
+			require.Eventually(t, func() bool { _, ok := l.far.Receive(); return ok }, testLimit,
+				time.Millisecond)
 		}
 	}
-	if _, ok := l.far.Receive(); ok {
-		t.Fatal("the message of a batch that failed arrived")
+	require.NoError(t, l.far.Revoke(testKey, testLimit))
+	for i := range uint64(20) {
+		begin(driver.Write, i, 100000)
+		require.ErrorIs(t, l.outcome(t, i), driver.ErrRevoked)
+	}
+	_, delivered := l.far.Receive()
+	require.False(t, delivered, "the message of a batch that failed arrived")
+}
+
+// What ends in the hands of a helper wakes nobody, since he looks for it: so he must be told that
+// something did.
+func TestHelpSaysThatSomethingEnded(t *testing.T) {
+	l := openLane(t, overTCP)
+	armed := l.near.rings[0].Armed
+	alone := 0
+	for range 3000 {
+		l.tag++
+		for l.near.Arm() {
+			l.near.Poll(make([]ring.Done, 1))
+		}
+		require.NoError(t, submit(l.conn, driver.Read, l.tag, []driver.Desc{l.desc(8, 16, 8)},
+			nil))
+		// Submit's caller polls
+		inline := l.near.rings[0].Head.Load() != l.near.rings[0].Tail.Load()
+		if !l.conn.Help(l.tag, nil) && !inline {
+			for end := time.Now().Add(testLimit); armed.Load() != 0; time.Sleep(
+				time.Microsecond) {
+				if l.near.rings[0].Head.Load() != l.near.rings[0].Tail.Load() &&
+					time.Now().After(end) {
+					t.Fatal("a batch has ended, nobody was woken, and Help says that it " +
+						"did nothing")
+				}
+			}
+			alone++
+		}
+		require.NoError(t, l.outcome(t, l.tag))
+	}
+	t.Logf("%d of 3000 reads ended without help", alone)
+}
+
+func TestContextThatHasEnded(t *testing.T) {
+	l := openLane(t, overTCP)
+	l.close(t)
+	l.close(t)
+	_ = l.far.Revoke(testKey, testLimit)
+	l.far.Drive()
+	require.ErrorIs(t, l.far.Map(testKey, Memory{Mem: l.remote, Ticket: 1}), driver.ErrClosed)
+	_, err := l.far.Connect(0, nil)
+	require.ErrorIs(t, err, driver.ErrClosed)
+	_, received := l.far.Receive()
+	_, told := l.far.Control()
+	require.False(t, received || told, "a context that has ended goes on")
+}
+
+func TestRevokesOfSeveralAtOnce(t *testing.T) {
+	l := openLane(t, overTCP)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 30 {
+				if err := l.far.Revoke(testKey, testLimit); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.NoError(t, l.far.Revoke(KeysMax, testLimit), "no memory")
+}
+
+func TestManyMemories(t *testing.T) {
+	l := openLane(t, overTCP)
+	const n = 10000
+	for key := uint32(100); key < 100+n; key++ {
+		require.NoError(t, l.far.Map(key, Memory{Mem: l.remote[key*8:][:8],
+			Ticket: uint64(key)}))
+	}
+	if err := l.far.Map(100, Memory{Mem: l.remote[:8], Ticket: 1}); err == nil {
+		t.Error("a key twice")
+	}
+	if err := l.far.Map(KeysMax, Memory{Mem: l.remote[:8], Ticket: 1}); err == nil {
+		t.Error("a key beyond the table")
+	}
+	var d []driver.Desc
+	for key := uint32(100); key < 100+n; key += 997 {
+		slot, err := l.conn.Import(Import{Key: key, Size: 8, Ticket: uint64(key)})
+		require.NoError(t, err)
+		d = append(d, driver.Desc{Local: uint64(key), Len: 8, LocalKey: testKey,
+			RemoteKey: slot})
+	}
+	fill(l.local[:n+200], 3)
+	require.NoError(t, errors.Join(submit(l.conn, driver.Write, 1, d, nil),
+		l.outcome(t, 1)))
+	for _, d := range d {
+		if !bytes.Equal(l.local[d.Local:d.Local+8], l.remote[d.Local*8:d.Local*8+8]) {
+			t.Fatalf("key %d: other bytes", d.Local)
+		}
+	}
+	for key := uint32(100); key < 100+n; key++ {
+		_ = l.far.Revoke(key, testLimit)
+	}
+	if err := errors.Join(submit(l.conn, driver.Write, 2, d, nil),
+		l.outcome(t, 2)); !errors.Is(err, driver.ErrRevoked) {
+		t.Fatalf("write to what is not there any more: %v", err)
+	}
+}
+
+// TestIdle leaves a connection alone for 500 times the Grace of its ends: they keep it alive, and
+// it works as before.
+func TestIdle(t *testing.T) {
+	l := openLane(t, overTCP)
+	for range 500 {
+		for _, c := range []*Context{l.near, l.far} {
+			c.Elapse(testGrace)
+			for m, ok := c.Control(); ok; m, ok = c.Control() {
+				require.False(t, m.Lost, "an idle peer was given up")
+			}
+		}
+	}
+	require.Eventually(t, func() bool { return max(l.conn.Sends(), l.back.Sends()) <= 2 },
+		testLimit, time.Millisecond, "messages that UCX keeps")
+	l.works(t)
+}
+
+// burn writes over the stack that calls before it used.
+//
+//go:noinline
+func burn(v byte) (sum byte) {
+	var stack [32 << 10]byte
+	for i := range stack {
+		stack[i] = v
+	}
+	for _, x := range stack {
+		sum += x
+	}
+	return sum
+}
+
+//go:noinline
+func submitNest(c *Conn, tag uint64, p *driver.Pattern) error {
+	return c.Submit(tag, &driver.Batch{Op: driver.Write, Pattern: p})
+}
+
+// TestRefusedNest has an owner refuse nested writes that were issued as a whole by the time Submit
+// returned: what is told of them is not read from the caller's stack.
+func TestRefusedNest(t *testing.T) {
+	l := openLane(t, overTCP)
+	p := &driver.Pattern{Count: 4, Run: 16, Local: driver.Side{Stride: 4096},
+		Remote: driver.Side{Stride: 4096}, LocalKey: testKey, RemoteKey: l.slot,
+		Loops: []driver.Loop{{N: 3, Local: 64, Remote: 64}}}
+	require.NoError(t, l.far.Revoke(testKey, testLimit))
+	for i := range 50 {
+		burn(byte(i))
+		require.NoError(t, submitNest(l.conn, uint64(i), p))
+		burn(0)
+		err := l.outcome(t, uint64(i))
+		require.ErrorIs(t, err, driver.ErrRevoked)
 	}
 }

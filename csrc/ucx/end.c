@@ -5,28 +5,13 @@
 #include <errno.h>
 #include <stdlib.h>
 
-static const enum sl_ucx_state after[SL_UCX_STATES][SL_UCX_EVENTS] = {
-    [SL_UCX_OPEN] = {[SL_UCX_DRAIN] = SL_UCX_DRAINING,
-		     [SL_UCX_LOSE] = SL_UCX_BROKEN,
-		     [SL_UCX_END] = SL_UCX_ENDED},
-    [SL_UCX_DRAINING] = {[SL_UCX_DRAIN] = SL_UCX_DRAINING,
-			 [SL_UCX_LOSE] = SL_UCX_BROKEN,
-			 [SL_UCX_END] = SL_UCX_ENDED},
-    [SL_UCX_BROKEN] = {[SL_UCX_DRAIN] = SL_UCX_BROKEN,
-		       [SL_UCX_LOSE] = SL_UCX_BROKEN,
-		       [SL_UCX_END] = SL_UCX_ENDED},
-    [SL_UCX_ENDED] = {[SL_UCX_DRAIN] = SL_UCX_ENDED,
-		      [SL_UCX_LOSE] = SL_UCX_ENDED,
-		      [SL_UCX_END] = SL_UCX_ENDED},
-};
-
-/* Whether that changed anything. */
-static int happens(struct sl_ucx_conn *n, enum sl_ucx_event event)
+/* A state that has been passed does not come back. Whether that changed anything. */
+static int advance(struct sl_ucx_conn *n, enum sl_ucx_state to)
 {
-	enum sl_ucx_state before = n->state;
-
-	n->state = after[before][event];
-	return n->state != before;
+	if (n->state >= to)
+		return 0;
+	n->state = to;
+	return 1;
 }
 
 int sl_ucx_speaks(const struct sl_ucx_conn *n)
@@ -51,8 +36,8 @@ static void reset(struct sl_ucx_conn *n)
 /* Go gives it up when it hears of that, and ends its batches. */
 void sl_ucx_lose(struct sl_ucx_conn *n)
 {
-	if (happens(n, SL_UCX_LOSE)) {
-		reset(n); /* a peer that is ourselves answers at once */
+	if (advance(n, SL_UCX_BROKEN)) {
+		reset(n);
 		sl_ucx_put_loss(n);
 	}
 	pthread_cond_broadcast(&n->worker->news);
@@ -87,7 +72,7 @@ int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns)
 	int rc = 0;
 
 	sl_ucx_lock(w);
-	happens(n, SL_UCX_DRAIN);
+	advance(n, SL_UCX_DRAINING);
 	for (b = n->head; b != &n->live; b = next) {
 		next = b->next;
 		sl_ucx_give_up(b, SL_UCX_CLOSED);
@@ -130,7 +115,7 @@ static void end(struct sl_ucx_conn *n, int32_t status, int proven)
 	n->proven |= proven;
 	if (!n->proven && sl_ucx_speaks(n))
 		reset(n);
-	if (happens(n, SL_UCX_END)) {
+	if (advance(n, SL_UCX_ENDED)) {
 		n->why = status;
 		for (struct sl_ucx_batch *b = n->live.next; b != &n->live; b = b->next) {
 			b->cancelled = 1;
@@ -250,6 +235,12 @@ static int at_rest(const struct sl_ucx_conn *n)
 	return !n->handle && !n->closing && n->sends == 0 && n->live.next == &n->live;
 }
 
+static void give_back(struct sl_ucx_conn *n)
+{
+	sl_ucx_leave_table(n);
+	sl_ucx_free_conn(n);
+}
+
 void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns)
 {
 	struct sl_ucx_worker *w = n->worker;
@@ -264,26 +255,12 @@ void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns)
 	sl_ucx_rouse(w);
 	close_endpoint(n, grace_ns);
 	if (at_rest(n)) {
-		sl_ucx_leave_table(n);
-		sl_ucx_free_conn(n);
+		give_back(n);
 	} else {
 		n->next = w->closing_conns;
 		w->closing_conns = n;
 	}
 	sl_ucx_unlock(w);
-}
-
-static void abandon(struct sl_ucx_conn *n)
-{
-	while (n->sending.next != &n->sending) {
-		struct sl_ucx_message *p = n->sending.next;
-
-		n->sending.next = p->next;
-		p->next->prev = &n->sending;
-		sl_ucx_free_message(n->worker, p);
-	}
-	sl_ucx_leave_table(n);
-	sl_ucx_free_conn(n);
 }
 
 /* The lock was let go of meanwhile: others may have come to stand in front of it. */
@@ -314,7 +291,7 @@ int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t deadline, int last)
 			continue;
 		}
 		unlink_closing(w, n);
-		abandon(n);
+		give_back(n);
 	}
 	return left;
 }

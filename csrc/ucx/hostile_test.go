@@ -14,6 +14,8 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 func TestForgedMessagesChangeNothing(t *testing.T) {
@@ -307,4 +309,159 @@ func FuzzMessage(f *testing.F) {
 			t.Fatal("memory was changed that the message does not name")
 		}
 	})
+}
+
+// awaitLoss returns the news that a connection is lost.
+func awaitLoss(t *testing.T, c *Context) (news Control) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		m, ok := c.Control()
+		if ok && m.Lost {
+			news = m
+		}
+		return ok && m.Lost
+	}, testLimit, time.Millisecond)
+	return news
+}
+
+// TestAcknowledgementsOfWhatIsNotRead: a peer that acknowledges messages which it has not taken
+// does not have a whole transfer copied into messages.
+func TestAcknowledgementsOfWhatIsNotRead(t *testing.T) {
+	const size = 256 << 20
+	buf, err := hostmem.Alloc(size, hostmem.Options{Purpose: "test"})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, buf.Close()) })
+	v := openVictim(t)
+	require.NoError(t, v.Map(30, Memory{Mem: buf.Bytes(), Ticket: 1}))
+	slot, err := v.conn.Import(Import{Key: 1, Size: size, Ticket: 1})
+	require.NoError(t, err)
+	require.True(t, v.answers())
+	v.f.tell("quiet")
+	require.NoError(t, submit(v.conn, driver.Write, 77, []driver.Desc{{LocalKey: 30,
+		RemoteKey: slot, Len: size}}, nil))
+	for range 300 {
+		v.f.send(forged{kind: msgAck, conn: v.conn.ID(), seq: 0x3fffffff}, nil)
+		time.Sleep(time.Millisecond)
+		require.LessOrEqual(t, int(v.conn.Sends()), 1000, "messages that UCX keeps")
+	}
+}
+
+// TestCreditForWhatIsNotRead: a peer that gives credit for messages which it has not taken, and for
+// those of batches that are cancelled, does not have them pile up here.
+func TestCreditForWhatIsNotRead(t *testing.T) {
+	v := openVictim(t)
+	slot, err := v.conn.Import(Import{Key: 1, Size: 1 << 20, Ticket: 1})
+	require.NoError(t, err)
+	require.True(t, v.answers())
+	v.f.tell("quiet")
+	descs := make([]driver.Desc, 600)
+	for i := range descs {
+		descs[i] = driver.Desc{LocalKey: 7, RemoteKey: slot, Len: victimTo - victimFrom}
+	}
+	for tag := range uint64(4) { // the window is full, and the last ones wait
+		require.NoError(t, submit(v.conn, driver.Write, tag, descs, []byte("x")))
+	}
+	v.gives(t, 4)
+	for tag := range uint64(4) {
+		v.conn.Cancel(tag)
+	}
+	v.gives(t, 1<<31)
+	for err == nil {
+		err = v.conn.Notify(make([]byte, NotifMax))
+		require.LessOrEqual(t, int(v.conn.Sends()), 5000, "messages that UCX keeps")
+	}
+	require.ErrorIs(t, err, driver.ErrFull)
+}
+
+// gives has the forger give credit, and sees that it has come.
+func (v *victim) gives(t *testing.T, credit uint64) {
+	t.Helper()
+	v.f.send(forged{kind: msgCredit, conn: v.conn.ID(), off: credit}, nil)
+	v.f.send(forged{kind: msgNotif, conn: v.conn.ID()}, nil)
+	require.Eventually(t, func() bool {
+		_, came := v.Receive()
+		return came
+	}, testLimit, time.Millisecond)
+}
+
+// TestAnswersThatAreNotTaken: a peer that asks for bytes and takes none is given up, and what UCX
+// keeps for it until then is bounded by bytes.
+func TestAnswersThatAreNotTaken(t *testing.T) {
+	const answer, kept = 64 << 10, 8 << 20
+	buf, err := hostmem.Alloc(answer, hostmem.Options{Purpose: "test"})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, buf.Close()) })
+	v := openVictim(t)
+	require.NoError(t, v.Map(30, Memory{Mem: buf.Bytes(), Ticket: 1}))
+	require.True(t, v.answers())
+	v.f.tell("quiet")
+	most := 0
+	for seq := range uint32(1000) {
+		v.f.send(forged{kind: msgRead, conn: v.conn.ID(), ticket: 1, key: 30, size: answer,
+			seq: seq}, nil)
+		most = max(most, v.conn.Sends())
+	}
+	awaitLoss(t, v.Context)
+	require.LessOrEqual(t, most, kept/answer+8, "answers that UCX keeps")
+}
+
+// TestControlIsNotTaken: control messages to a peer that takes none are refused, and not kept
+// without an end.
+func TestControlIsNotTaken(t *testing.T) {
+	const most = 20000
+	v := openVictim(t)
+	require.True(t, v.answers())
+	v.f.tell("quiet")
+	var err error
+	sent := 0
+	for ; err == nil && sent < most; sent++ {
+		err = v.conn.Control(make([]byte, ControlMax))
+	}
+	require.ErrorIs(t, err, driver.ErrFull, "%d were kept", sent)
+}
+
+// TestAnswersAreOfTheirEpoch revokes memory that a peer reads who does not take the answers, and
+// changes it: what is sent later is what was there before.
+func TestAnswersAreOfTheirEpoch(t *testing.T) {
+	v := openVictim(t)
+	region := v.mem[victimFrom:victimTo]
+	for i := range region {
+		region[i] = 0x11
+	}
+	const asked = 300
+	for seq := range uint32(asked) {
+		v.f.send(forged{kind: msgRead, conn: v.conn.ID(), seq: seq, ticket: victimTicket,
+			key: 7, size: victimTo - victimFrom}, nil)
+	}
+	require.NoError(t, v.Revoke(7, testLimit))
+	for i := range region {
+		region[i] = 0xee
+	}
+	v.f.send(forged{kind: msgRead, conn: v.conn.ID(), seq: asked, ticket: victimTicket, key: 7,
+		size: 8}, nil)
+	for range asked + 1 {
+		if v.f.await(msgData).seq == asked {
+			break
+		}
+	}
+	if v.f.late > 0 {
+		promise.Broken(t, "bytes that were written after the revoke were sent")
+	}
+}
+
+// TestNoBatchWaitsForTheTick submits while the thread goes to sleep, which it does for minutes
+// here.
+func TestNoBatchWaitsForTheTick(t *testing.T) {
+	c := overTCP
+	c.GraceNanos = uint64(time.Hour)
+	l := openLane(t, c)
+	for range 2000 {
+		l.tag++
+		require.NoError(t, submit(l.conn, driver.Write, l.tag,
+			[]driver.Desc{l.desc(0, 0, 256<<10)}, nil))
+		require.NoError(t, l.outcome(t, l.tag))
+		// Somewhat longer and shorter than the thread looks before it sleeps.
+		for begin := time.Now(); time.Since(begin) < time.Duration(l.tag%40)*time.Microsecond; {
+		}
+	}
 }

@@ -5,12 +5,19 @@
 #include <errno.h>
 #include <stdlib.h>
 
+struct sl_ucx_import *sl_ucx_import_of(const struct sl_ucx_conn *n, uint32_t slot)
+{
+	struct sl_ucx_import *im = slot < n->imports_len ? n->imports[slot] : NULL;
+
+	return im && im->used ? im : NULL;
+}
+
 static int take_slot(struct sl_ucx_conn *n, uint32_t *slot)
 {
 	void *grown;
 	uint32_t i = 0;
 
-	while (i < n->imports_len && n->imports[i] && n->imports[i]->used)
+	while (sl_ucx_import_of(n, i))
 		i++;
 	if (i == n->imports_len) {
 		grown = sl_ucx_grow(n->imports, &n->imports_len, sizeof(*n->imports));
@@ -59,11 +66,13 @@ void sl_ucx_reap(struct sl_ucx_conn *n)
 
 void sl_ucx_drop(struct sl_ucx_conn *n, uint32_t slot)
 {
+	struct sl_ucx_import *im;
+
 	sl_ucx_lock(n->worker);
-	if (slot < n->imports_len && n->imports[slot] && n->imports[slot]->used &&
-	    !n->imports[slot]->dropped) {
-		n->imports[slot]->dropped = 1;
-		n->imports[slot]->dropped_at = n->order;
+	im = sl_ucx_import_of(n, slot);
+	if (im && !im->dropped) {
+		im->dropped = 1;
+		im->dropped_at = n->order;
 		n->dropped_imports++;
 		sl_ucx_reap(n);
 	}

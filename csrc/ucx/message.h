@@ -66,7 +66,7 @@ struct sl_ucx_place {
 
 /* A message until UCX lets go of it. */
 struct sl_ucx_message {
-	struct sl_ucx_message *prev, *next; /* those under way of a connection; or the free ones */
+	struct sl_ucx_message *next; /* of the free ones */
 	struct sl_ucx_conn *conn;
 	struct sl_ucx_head head;
 	uint32_t len; /* of body in use */

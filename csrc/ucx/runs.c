@@ -5,7 +5,7 @@
 int sl_ucx_run_at(struct sl_ucx_batch *b, uint32_t piece, struct sl_ucx_run *run)
 {
 	struct sl_ucx_conn *n = b->conn;
-	const struct sl_ucx_import *im;
+	struct sl_ucx_import *im;
 	struct sl_ucx_memory *m;
 	struct sl_desc d, e;
 	uint32_t count = 1;
@@ -22,15 +22,16 @@ int sl_ucx_run_at(struct sl_ucx_batch *b, uint32_t piece, struct sl_ucx_run *run
 	}
 	/* there until the batch ends: the engine's promise */
 	m = sl_ucx_find(n->worker->context, d.local_key);
-	im = n->imports[d.remote_key];
+	im = sl_ucx_import_of(n, d.remote_key);
 	/* A list may have changed since it was checked. */
-	if (!m || !sl_within(d.local, d.len, m->len) || !sl_within(d.remote, d.len, im->size))
+	if (!m || !im || !sl_within(d.local, d.len, m->len) ||
+	    !sl_within(d.remote, d.len, im->size))
 		return 0;
 	*run = (struct sl_ucx_run){
 		.local = m->base + d.local,
 		.remote = d.remote,
 		.len = d.len,
-		.import = n->imports[d.remote_key],
+		.import = im,
 		.memory = m,
 		.first = piece,
 		.count = count,

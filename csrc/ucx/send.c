@@ -57,8 +57,6 @@ static void over(struct sl_ucx_message *p, ucs_status_t status)
 {
 	struct sl_ucx_conn *n = p->conn;
 
-	p->prev->next = p->next;
-	p->next->prev = p->prev;
 	n->sends--;
 	n->carried -= p->counted;
 	n->pings -= p->head.type == SL_UCX_MSG_PING;
@@ -93,9 +91,6 @@ void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p)
 	p->head.conn = n->peer;
 	p->head.stamp = sl_ucx_now();
 	p->head.echo = n->stamp;
-	p->prev = n->sending.prev;
-	p->next = &n->sending;
-	p->prev->next = p->next->prev = p;
 	n->sends++;
 	n->carried += p->counted;
 	n->pings += p->head.type == SL_UCX_MSG_PING;

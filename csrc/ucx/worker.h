@@ -54,13 +54,11 @@ struct sl_ucx_record {
 };
 
 /*
- * What becomes of a connection, and what leads there. Only an end that is OPEN takes batches. One
- * that is OPEN or DRAINING sends, and believes what it receives. Once ENDED no byte lands at our
- * end for it; batches whose bytes may still land at the other end stay until that is proved to be
- * over.
+ * What becomes of a connection, in this order. Only an end that is OPEN takes batches. One that is
+ * OPEN or DRAINING sends, and believes what it receives. Once ENDED no byte lands at our end for
+ * it; batches whose bytes may still land at the other end stay until that is proved to be over.
  */
-enum sl_ucx_state { SL_UCX_OPEN, SL_UCX_DRAINING, SL_UCX_BROKEN, SL_UCX_ENDED, SL_UCX_STATES };
-enum sl_ucx_event { SL_UCX_DRAIN, SL_UCX_LOSE, SL_UCX_END, SL_UCX_EVENTS };
+enum sl_ucx_state { SL_UCX_OPEN, SL_UCX_DRAINING, SL_UCX_BROKEN, SL_UCX_ENDED };
 
 /* A message that arrived and waits: see arrive.c. */
 struct sl_ucx_held {
@@ -96,8 +94,8 @@ struct sl_ucx_conn {
 	uint64_t held_bytes;
 	int stalled; /* held is tried again in a moment */
 	ucs_status_ptr_t closing;   /* request of the end of handle, which is NULL then */
-	struct sl_ucx_message sending; /* ring of messages that UCX has not let go of */
-	uint32_t sends, pings, carried; /* how many; pings; those of records */
+	/* Messages that UCX has not let go of; pings; those of records. */
+	uint32_t sends, pings, carried;
 	uint64_t answers;	    /* bytes of them that peers have asked for */
 	/* As the initiator: */
 	struct sl_ucx_batch live; /* ring, in order; those not issued come last */
@@ -227,6 +225,7 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge);
 int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t deadline, int last);
 
 /* import.c; under the lock */
+struct sl_ucx_import *sl_ucx_import_of(const struct sl_ucx_conn *n, uint32_t slot); /* or NULL */
 void sl_ucx_reap(struct sl_ucx_conn *n); /* imports that no batch uses */
 
 /* send.c, arrive.c; under the lock */

@@ -22,24 +22,15 @@ struct ibv_mw_bind;
 enum ibv_wc_status {
 	IBV_WC_SUCCESS,
 	IBV_WC_LOC_LEN_ERR,
-	IBV_WC_LOC_QP_OP_ERR,
-	IBV_WC_LOC_EEC_OP_ERR,
-	IBV_WC_LOC_PROT_ERR,
+	IBV_WC_LOC_PROT_ERR = 4,
 	IBV_WC_WR_FLUSH_ERR,
-	IBV_WC_MW_BIND_ERR,
-	IBV_WC_BAD_RESP_ERR,
-	IBV_WC_LOC_ACCESS_ERR,
-	IBV_WC_REM_INV_REQ_ERR,
+	IBV_WC_BAD_RESP_ERR = 7,
+	IBV_WC_REM_INV_REQ_ERR = 9,
 	IBV_WC_REM_ACCESS_ERR,
 	IBV_WC_REM_OP_ERR,
 	IBV_WC_RETRY_EXC_ERR,
 	IBV_WC_RNR_RETRY_EXC_ERR,
-	IBV_WC_LOC_RDD_VIOL_ERR,
-	IBV_WC_REM_INV_RD_REQ_ERR,
-	IBV_WC_REM_ABORT_ERR,
-	IBV_WC_INV_EECN_ERR,
-	IBV_WC_INV_EEC_STATE_ERR,
-	IBV_WC_FATAL_ERR,
+	IBV_WC_FATAL_ERR = 19,
 	IBV_WC_RESP_TIMEOUT_ERR,
 	IBV_WC_GENERAL_ERR
 };
@@ -52,7 +43,7 @@ enum ibv_wc_opcode {
 	IBV_WC_RECV_RDMA_WITH_IMM
 };
 
-enum { IBV_WC_GRH = 1 << 0, IBV_WC_WITH_IMM = 1 << 1 };
+enum { IBV_WC_WITH_IMM = 1 << 1 };
 
 /* A completion. Unless status is success, only wr_id, status, qp_num and vendor_err are set. */
 struct ibv_wc {
@@ -78,9 +69,6 @@ enum {
 	IBV_ACCESS_LOCAL_WRITE = 1,
 	IBV_ACCESS_REMOTE_WRITE = 1 << 1,
 	IBV_ACCESS_REMOTE_READ = 1 << 2,
-	IBV_ACCESS_REMOTE_ATOMIC = 1 << 3,
-	IBV_ACCESS_MW_BIND = 1 << 4,
-	IBV_ACCESS_ON_DEMAND = 1 << 6,
 	IBV_ACCESS_RELAXED_ORDERING = 1 << 20 /* for ibv_reg_mr_iova2 and ibv_reg_dmabuf_mr */
 };
 
@@ -99,7 +87,7 @@ struct ibv_mr {
 	uint32_t rkey;
 };
 
-enum ibv_mw_type { IBV_MW_TYPE_1 = 1, IBV_MW_TYPE_2 = 2 };
+enum ibv_mw_type { IBV_MW_TYPE_1 = 1 };
 
 struct ibv_global_route {
 	union ibv_gid dgid;
@@ -130,7 +118,7 @@ struct ibv_srq_init_attr {
 	struct ibv_srq_attr attr;
 };
 
-enum ibv_qp_type { IBV_QPT_RC = 2, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_DRIVER = 0xff };
+enum ibv_qp_type { IBV_QPT_RC = 2 };
 
 struct ibv_qp_cap {
 	uint32_t max_send_wr;
@@ -152,7 +140,6 @@ struct ibv_qp_init_attr {
 
 enum {
 	IBV_QP_STATE = 1 << 0,
-	IBV_QP_CUR_STATE = 1 << 1,
 	IBV_QP_ACCESS_FLAGS = 1 << 3,
 	IBV_QP_PKEY_INDEX = 1 << 4,
 	IBV_QP_PORT = 1 << 5,
@@ -166,7 +153,6 @@ enum {
 	IBV_QP_MIN_RNR_TIMER = 1 << 15,
 	IBV_QP_SQ_PSN = 1 << 16,
 	IBV_QP_MAX_DEST_RD_ATOMIC = 1 << 17,
-	IBV_QP_CAP = 1 << 19,
 	IBV_QP_DEST_QPN = 1 << 20
 };
 
@@ -175,13 +161,10 @@ enum ibv_qp_state {
 	IBV_QPS_INIT,
 	IBV_QPS_RTR,
 	IBV_QPS_RTS,
-	IBV_QPS_SQD,
-	IBV_QPS_SQE,
-	IBV_QPS_ERR,
-	IBV_QPS_UNKNOWN
+	IBV_QPS_ERR = 6
 };
 
-enum ibv_mig_state { IBV_MIG_MIGRATED, IBV_MIG_REARM, IBV_MIG_ARMED };
+enum ibv_mig_state { IBV_MIG_MIGRATED };
 
 struct ibv_qp_attr {
 	enum ibv_qp_state qp_state;
@@ -217,14 +200,11 @@ enum ibv_wr_opcode {
 	IBV_WR_RDMA_WRITE_WITH_IMM,
 	IBV_WR_SEND,
 	IBV_WR_SEND_WITH_IMM,
-	IBV_WR_RDMA_READ,
-	IBV_WR_DRIVER1 = 11
+	IBV_WR_RDMA_READ
 };
 
 enum {
-	IBV_SEND_FENCE = 1 << 0,
 	IBV_SEND_SIGNALED = 1 << 1,
-	IBV_SEND_SOLICITED = 1 << 2,
 	IBV_SEND_INLINE = 1 << 3
 };
 

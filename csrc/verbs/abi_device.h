@@ -14,8 +14,8 @@ union ibv_gid {
 	} global;
 };
 
-enum ibv_node_type { IBV_NODE_UNKNOWN = -1, IBV_NODE_CA = 1, IBV_NODE_RNIC = 4 };
-enum ibv_transport_type { IBV_TRANSPORT_UNKNOWN = -1, IBV_TRANSPORT_IB = 0, IBV_TRANSPORT_IWARP };
+enum ibv_node_type { IBV_NODE_CA = 1 };
+enum ibv_transport_type { IBV_TRANSPORT_IB = 0 };
 
 struct ibv_context;
 struct ibv_device;
@@ -36,13 +36,7 @@ struct ibv_device {
 	char ibdev_path[IBV_SYSFS_PATH_MAX];
 };
 
-enum {
-	IBV_DEVICE_MEM_WINDOW = 1 << 17,
-	IBV_DEVICE_MEM_WINDOW_TYPE_2A = 1 << 23,
-	IBV_DEVICE_MEM_WINDOW_TYPE_2B = 1 << 24
-};
-
-enum ibv_atomic_cap { IBV_ATOMIC_NONE, IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB };
+enum ibv_atomic_cap { IBV_ATOMIC_NONE };
 
 struct ibv_device_attr {
 	char fw_ver[64];
@@ -89,22 +83,16 @@ struct ibv_device_attr {
 
 enum ibv_mtu {
 	IBV_MTU_256 = 1,
-	IBV_MTU_512 = 2,
 	IBV_MTU_1024 = 3,
-	IBV_MTU_2048 = 4,
 	IBV_MTU_4096 = 5
 };
 
 enum ibv_port_state {
-	IBV_PORT_NOP = 0,
 	IBV_PORT_DOWN = 1,
-	IBV_PORT_INIT = 2,
-	IBV_PORT_ARMED = 3,
-	IBV_PORT_ACTIVE = 4,
-	IBV_PORT_ACTIVE_DEFER = 5
+	IBV_PORT_ACTIVE = 4
 };
 
-enum { IBV_LINK_LAYER_UNSPECIFIED, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET };
+enum { IBV_LINK_LAYER_ETHERNET = 2 };
 
 /*
  * The function ibv_query_port knows an older struct and sets nothing after flags, if that:
@@ -141,22 +129,11 @@ enum ibv_event_type {
 	IBV_EVENT_QP_FATAL,
 	IBV_EVENT_QP_REQ_ERR,
 	IBV_EVENT_QP_ACCESS_ERR,
-	IBV_EVENT_COMM_EST,
-	IBV_EVENT_SQ_DRAINED,
-	IBV_EVENT_PATH_MIG,
-	IBV_EVENT_PATH_MIG_ERR,
-	IBV_EVENT_DEVICE_FATAL,
+	IBV_EVENT_DEVICE_FATAL = 8,
 	IBV_EVENT_PORT_ACTIVE,
 	IBV_EVENT_PORT_ERR,
-	IBV_EVENT_LID_CHANGE,
-	IBV_EVENT_PKEY_CHANGE,
-	IBV_EVENT_SM_CHANGE,
-	IBV_EVENT_SRQ_ERR,
-	IBV_EVENT_SRQ_LIMIT_REACHED,
-	IBV_EVENT_QP_LAST_WQE_REACHED,
-	IBV_EVENT_CLIENT_REREGISTER,
-	IBV_EVENT_GID_CHANGE,
-	IBV_EVENT_WQ_FATAL
+	IBV_EVENT_SRQ_ERR = 14,
+	IBV_EVENT_QP_LAST_WQE_REACHED = 16
 };
 
 struct ibv_async_event {

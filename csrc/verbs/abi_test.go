@@ -32,7 +32,7 @@ func TestDeclarationsAreThoseOfVerbs(t *testing.T) {
 	skipWithoutVerbsHeaders(t)
 	ours := standin.Facts(t, "testdata/facts.c", "-std=c11", "-Werror")
 	theirs := standin.Facts(t, "testdata/facts.c", "-std=gnu11", "-DREAL")
-	if len(ours) < 400 || len(ours) != len(theirs) {
+	if len(ours) < 300 || len(ours) != len(theirs) {
 		t.Fatalf("%d facts of ours, %d of libibverbs' headers", len(ours), len(theirs))
 	}
 	for name, value := range ours {
@@ -73,7 +73,7 @@ func TestEveryDeclarationOfVerbsIsProved(t *testing.T) {
 			checked++
 		}
 	}
-	if checked < 400 {
+	if checked < 300 {
 		t.Errorf("only %d names found: has the style of the headers changed?", checked)
 	}
 }

@@ -183,9 +183,7 @@ func (c *Context) Rail(rail int) (Rail, error) {
 		DepthMax: int(r.depth_max), SGEMax: int(r.sge_max), InlineMax: int(r.inline_max),
 		Reads: int(r.reads),
 		MTU:   int(r.mtu), State: int(r.state), LinkLayer: int(r.link_layer),
-		Windows: r.windows != 0, DMABuf: r.dmabuf != 0,
-		LID: uint16(r.lid), RegistrationMax: uint64(r.registration_max),
-		DriverName: C.GoString(&r.driver_name[0]),
+		DMABuf: r.dmabuf != 0, LID: uint16(r.lid),
 	}
 	for i, b := range r.gid {
 		out.GID[i] = byte(b)

@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/promise"
 )
 
 // outcomes takes so many completions.
@@ -29,124 +31,10 @@ func (l *testLink) outcomes(t *testing.T, n int) map[uint64]error {
 	return all
 }
 
-// cancelBatches checks that a batch ends once, that what it had posted is waited for, and that the
-// queue pair is as good as before.
-func cancelBatches(t *testing.T, d hosts) {
-	d.slow()
-	l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10,
-		SliceMax: 32 << 10}})
-	fill(l.local, 1)
-	const n = 1 << 20
-	var tags []uint64
-	for i := range 4 {
-		at := uint64(i) * n
-		tags = append(tags, l.submit(t, driver.Write, nil, driver.Desc{Local: at, Remote: at,
-			Len: n}))
-	}
-	msg := l.submit(t, driver.Write, []byte("never"), driver.Desc{Len: n})
-	for _, tag := range []uint64{tags[1], tags[3], msg, 12345} {
-		l.conn.Cancel(tag)
-		l.conn.Cancel(tag)
-	}
-	all := l.outcomes(t, 5)
-	for i, tag := range append(tags, msg) {
-		err, aborted := all[tag], i == 1 || i == 3 || i == 4
-		if aborted && !errors.Is(err, driver.ErrAborted) || !aborted && err != nil {
-			t.Errorf("batch %d: %v", i, err)
-		}
-	}
-	if !bytes.Equal(l.local[:n], l.remote[:n]) ||
-		!bytes.Equal(l.local[2*n:3*n], l.remote[2*n:3*n]) {
-		t.Error("other bytes in what was not cancelled")
-	}
-	if c := l.counters(t); c.InFlight != 0 {
-		t.Errorf("%d bytes under way after the completions", c.InFlight)
-	}
-	require.NoError(t, l.outcome(t, l.submit(t, driver.Write, []byte("first"))))
-	if n := l.notif(t); string(n.Data) != "first" {
-		t.Errorf("message %q of a batch that was cancelled, or none", n.Data)
-	}
-}
-
-// revokeGrants checks that an epoch which is over fails batches, and only those of that import.
-func revokeGrants(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{})
-	require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 100}))
-	before := append([]byte(nil), l.remote[:5000]...)
-	require.NoError(t, l.far.Revoke(testKey))
-	l.epoch++
-	fresh := l.imported(t) // with the key of before, as the NIC gives it
-	fill(l.local, 2)
-	stale := l.submit(t, driver.Write, []byte("stale"), driver.Desc{Len: 5000})
-	l.tag++
-	good := l.tag
-	require.NoError(t, l.conn.Submit(good,
-		batchOf(driver.Write, []driver.Desc{{Remote: 9000, Len: 4000, LocalKey: testKey,
-			RemoteKey: fresh}}, []byte("good"))))
-	if n := l.awaitNews(t, PairFailed); n.Pair != 0 {
-		t.Errorf("news %+v", n)
-	}
-	l.make(t, 0)
-	l.awaitNews(t, PairLive)
-	all := l.outcomes(t, 2)
-	if !errors.Is(all[stale], driver.ErrRevoked) {
-		t.Errorf("write with an old key: %v", all[stale])
-	}
-	if all[good] != nil {
-		t.Errorf("write with a new key: %v", all[good])
-	}
-	if !bytes.Equal(before, l.remote[:5000]) {
-		t.Error("bytes landed with an old key")
-	}
-	if n := l.notif(t); string(n.Data) != "good" {
-		t.Errorf("message %q", n.Data)
-	}
-	if err := l.conn.Submit(1, batchOf(driver.Read, l.descs(driver.Desc{Len: 1}), nil)); !errors.Is(
-		err, driver.ErrRevoked) {
-		t.Errorf("read with an old key: %v", err)
-	}
-}
-
-// endConnections checks that all batches end, once, and nothing is accepted afterwards.
-func endConnections(t *testing.T, d hosts) {
-	d.slow()
-	for status, want := range map[int32]error{Closed: driver.ErrClosed, Lost: driver.ErrPeerLost} {
-		l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10,
-			SliceMax: 32 << 10}})
-		for range 5 {
-			l.submit(t, driver.Write, []byte{1}, driver.Desc{Len: 1 << 20})
-		}
-		l.conn.End(status, true)
-		l.conn.End(Aborted, false)
-		ended := 0
-		for _, err := range l.outcomes(t, 5) {
-			if errors.Is(err, want) {
-				ended++
-			} else if err != nil {
-				t.Errorf("%v, want %v", err, want)
-			}
-		}
-		if ended == 0 {
-			t.Error("all batches went through")
-		}
-		if err := l.conn.Submit(1, batchOf(driver.Write, l.descs(driver.Desc{Len: 1}),
-			nil)); !errors.Is(err, want) {
-			t.Errorf("submit to what has ended: %v, want %v", err, want)
-		}
-		if _, err := l.conn.Import(Import{Size: 10, RemoteKeys: []uint32{1}}); !errors.Is(err,
-			want) {
-			t.Errorf("import from what has ended: %v, want %v", err, want)
-		}
-		if _, err := l.conn.PairMake(0, 0); !errors.Is(err, driver.ErrClosed) {
-			t.Errorf("a queue pair of what has ended: %v", err)
-		}
-		l.close(t)
-	}
-}
-
-// drainConnections checks that what is posted goes through and the rest ends.
-func drainConnections(t *testing.T, d hosts) {
-	d.slow()
+// TestDrain: what is posted goes through, and the rest ends.
+func TestDrain(t *testing.T) {
+	d := fakeDevices(t, 1)
+	d.fake.Device(0).Set(fakeverbs.Rate, 50)
 	l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10,
 		SliceMax: 32 << 10}})
 	fill(l.local, 3)
@@ -166,29 +54,29 @@ func drainConnections(t *testing.T, d hosts) {
 	}
 }
 
-// remakePairs ends queue pairs with work under way, from either side, and makes them anew: each
-// byte gets there and each message once, in order.
-func remakePairs(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{pairs: len(d.near), config: Config{SliceMax: 32 << 10,
+// TestPairsAreRemade ends queue pairs with work under way, from either side, and makes them anew:
+// each byte gets there and each message once, in order.
+func TestPairsAreRemade(t *testing.T) {
+	l := openLink(t, fakeDevices(t, 2), testShape{pairs: 2, config: Config{SliceMax: 32 << 10,
 		NotifyMax: 32}})
 	fill(l.local, 4)
 	const n = 200 << 10
 	var tags []uint64
 	for round := range 8 {
-		for i := range 3 {
+		for range 3 {
 			at := uint64(len(tags)%16) * n
-			_ = i
 			tags = append(tags, l.submit(t, driver.Write, numbered(len(tags)),
 				driver.Desc{Local: at, Remote: at, Len: n}))
 		}
-		pair := round % len(d.near)
+		pair := round % 2
 		if round%2 == 0 {
 			require.NoError(t, l.conn.PairEnd(pair))
 		} else { // the initiator finds out by itself, or not yet
 			require.NoError(t, l.back.PairEnd(pair))
 			require.NoError(t, l.conn.PairEnd(pair))
 		}
-		l.drainNews()
+		for _, ok := l.near.News(); ok; _, ok = l.near.News() { // of queue pairs that we ended
+		}
 		l.make(t, pair)
 		for i := range 3 {
 			if notif := l.notif(t); !bytes.Equal(notif.Data, numbered(3*round+i)) {
@@ -209,15 +97,9 @@ func remakePairs(t *testing.T, d hosts) {
 	}
 }
 
-// drainNews takes what news there is: of queue pairs that failed while a test ended them.
-func (l *testLink) drainNews() {
-	for _, ok := l.near.News(); ok; _, ok = l.near.News() {
-	}
-}
-
-// waitForPairs checks that batches wait while no queue pair is live, and can be cancelled then.
-func waitForPairs(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{})
+// TestBatchesWaitForPairs: batches wait while no queue pair is live, and can be cancelled then.
+func TestBatchesWaitForPairs(t *testing.T) {
+	l := openLink(t, fakeDevices(t, 1), testShape{})
 	require.NoError(t, l.conn.PairEnd(0))
 	keep := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 1000})
 	gone := l.submit(t, driver.Write, numbered(2), driver.Desc{Len: 1000})
@@ -234,5 +116,144 @@ func waitForPairs(t *testing.T, d hosts) {
 	require.NoError(t, l.outcome(t, keep))
 	if n := l.notif(t); !bytes.Equal(n.Data, numbered(1)) {
 		t.Errorf("message %x", n.Data)
+	}
+}
+
+// unread opens a link whose owner has not looked yet at all of n messages that the initiator was
+// told are done. The owner looks at them once one of its queue pairs ends.
+func unread(t *testing.T, d hosts, n int) *testLink {
+	t.Helper()
+	cfg := Config{BatchesMax: 4096, NotifyMax: n, ConnsMax: 2}
+	l := openLink(t, d, testShape{spin: true, pairs: len(d.near), config: cfg})
+	for i := range d.far {
+		d.fake.Device(2*i+1).Set(fakeverbs.Blind, 1)
+	}
+	for range n {
+		l.tag++
+		b := &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail}
+		require.NoError(t, l.conn.Submit(l.tag, b))
+	}
+	for range n {
+		require.NoError(t, Error(l.take(t)))
+	}
+	require.Less(t, l.far.ring.Notifs.Load(), uint32(n))
+	return l
+}
+
+// unreadMany is more than the owner takes in one look at its completions.
+const unreadMany = 3000
+
+// TestEndedPairIsDrained ends an owner's queue pair over which more has arrived than it has looked
+// at: what the initiator was told is done has arrived.
+func TestEndedPairIsDrained(t *testing.T) {
+	for name, of := range map[string]struct{ blind, purge uint32 }{
+		"kept": {1, 0}, "purged": {1, 1}, "found behind its end": {3, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := fakeDevices(t, 1)
+			far := d.fake.Device(1)
+			far.Set(fakeverbs.Purge, of.purge)
+			l := unread(t, d, unreadMany)
+			far.Set(fakeverbs.Blind, of.blind)
+			require.NoError(t, l.back.PairEnd(0))
+			require.EqualValues(t, unreadMany, l.far.ring.Notifs.Load())
+			require.EqualValues(t, unreadMany, l.back.Seen())
+		})
+	}
+}
+
+// TestGivenUpPairIsDrained ends an owner's queue pair whose NIC does nothing any more, so that the
+// queue pair is given up: what has arrived before is taken off the queue before the queue pair is
+// destroyed.
+func TestGivenUpPairIsDrained(t *testing.T) {
+	const n = 100 // one look takes all of them
+	d := fakeDevices(t, 1)
+	far := d.fake.Device(1)
+	far.Set(fakeverbs.Purge, 1)
+	l := unread(t, d, n)
+	far.Set(fakeverbs.Frozen, 2)
+	far.Set(fakeverbs.Blind, 2)
+	require.NoError(t, l.back.PairEnd(0))
+	require.EqualValues(t, n, l.far.ring.Notifs.Load())
+	require.EqualValues(t, n, l.back.Seen())
+}
+
+// TestSeenLooksAtAll has the owner's other queue pair end: what it says it has seen includes all
+// that has arrived over the first.
+func TestSeenLooksAtAll(t *testing.T) {
+	d := fakeDevices(t, 2)
+	l := unread(t, d, unreadMany)
+	require.NoError(t, l.back.PairEnd(1))
+	d.fake.Device(1).Set(fakeverbs.Blind, 0)
+	require.EqualValues(t, unreadMany, l.back.Seen())
+}
+
+// keep has the NIC neither stop nor destroy the next queue pair, as often as said.
+func keep(d fakeverbs.Device, times uint32) {
+	d.Set(fakeverbs.ModifyBusy, times)
+	d.Set(fakeverbs.DestroyBusy, times)
+}
+
+// TestKeptQueuePairDies has the NIC destroy a queue pair only when it is asked once more, which
+// nothing but the thread does: the queue pair is news then, and what it had under way is done over
+// a new one.
+func TestKeptQueuePairDies(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{})
+	fill(l.local, 3)
+	near := d.fake.Device(0)
+	near.Set(fakeverbs.Frozen, 1)
+	tag := l.submit(t, driver.Write, nil, driver.Desc{Len: 4096})
+	keep(near, 1)
+	require.ErrorIs(t, l.conn.PairEnd(0), driver.ErrUnproven)
+	require.ErrorIs(t, l.conn.PairSettle(0, 0), driver.ErrBusy, "what was posted is not over")
+	l.awaitNews(t, PairFailed)
+	near.Set(fakeverbs.Frozen, 0)
+	l.make(t, 0)
+	l.awaitNews(t, PairLive)
+	require.NoError(t, l.outcome(t, tag))
+	require.True(t, bytes.Equal(l.remote[:4096], l.local[:4096]))
+}
+
+// TestCloseWithKeptQueuePair closes a context whose NIC keeps a queue pair: the end is bounded, and
+// says that nothing is proved.
+func TestCloseWithKeptQueuePair(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{})
+	near := d.fake.Device(0)
+	near.Set(fakeverbs.Frozen, 1)
+	l.submit(t, driver.Read, nil, driver.Desc{Len: 4096})
+	keep(near, 1)
+	require.ErrorIs(t, l.conn.Close(), driver.ErrUnproven)
+	require.NoError(t, l.conn.Close())
+	l.conn = nil
+}
+
+// TestEndWithoutAProof ends a connection with requests under way. Where the peer has not said that
+// its queue pairs are gone too, what is on its way to it may land: those batches say so, also one
+// that was cancelled. What reads does not: our queue pair is gone.
+func TestEndWithoutAProof(t *testing.T) {
+	for _, proved := range []bool{false, true} {
+		d := fakeDevices(t, 1)
+		l := openLink(t, d, testShape{})
+		d.fake.Device(0).Set(fakeverbs.Frozen, 1)
+		unproven := map[uint64]bool{
+			l.submit(t, driver.Write, nil, driver.Desc{Len: 4096}): !proved,
+			l.submit(t, driver.Read, nil, driver.Desc{Len: 4096}):  false,
+			l.submit(t, driver.Write, []byte("sent")):              !proved,
+		}
+		cancelled := l.submit(t, driver.Write, nil, driver.Desc{Len: 4096})
+		unproven[cancelled] = !proved
+		l.conn.Cancel(cancelled)
+		require.NoError(t, l.conn.End(Closed, proved))
+		for tag, err := range l.outcomes(t, len(unproven)) {
+			if tag != cancelled || !proved {
+				require.ErrorIs(t, err, driver.ErrClosed)
+			}
+			if errors.Is(err, driver.ErrUnproven) != unproven[tag] {
+				promise.Breaks(t, "batch %d, proved %v: %v", tag, proved, err)
+			}
+		}
+		l.close(t)
 	}
 }

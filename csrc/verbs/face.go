@@ -45,11 +45,9 @@ type Rail struct {
 	DepthMax, SGEMax, InlineMax int
 	Reads                       int // under way at a time
 	MTU, State, LinkLayer       int // enums of verbs
-	Windows, DMABuf             bool
+	DMABuf                      bool
 	LID                         uint16
 	GID                         [16]byte
-	RegistrationMax             uint64
-	DriverName                  string // of the device in the kernel, as "uverbs0"
 }
 
 // Counters are counted since a rail was opened.

@@ -6,21 +6,20 @@ package verbs
 
 import (
 	"errors"
+	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
-	"github.com/sluicehq/sluice/internal/testing/guest"
 	"github.com/sluicehq/sluice/internal/testing/leak"
 )
 
-// patience is what a test waits for anything: the guest's machine is emulated.
+// patience is what a test waits for anything.
 const patience = time.Minute
 
 // testShape says what a link is to be like; zero values are filled in.
@@ -52,7 +51,7 @@ type testLink struct {
 // hosts are the devices of the two ends: queue pair i goes from near[i] to far[i].
 type hosts struct {
 	near, far []string
-	fake      *fakeverbs.Fabric // nil: they are real
+	fake      *fakeverbs.Fabric
 }
 
 // fakeDevices are of the stand-in.
@@ -63,41 +62,6 @@ func fakeDevices(t testing.TB, pairs int) hosts {
 	d := hosts{fake: f}
 	for i := range pairs {
 		d.near, d.far = append(d.near, f.Device(2*i).Name()), append(d.far, f.Device(2*i+1).Name())
-	}
-	return d
-}
-
-// slow has the stand-in move bytes about as fast as the guest, so that a test gets in between.
-func (d hosts) slow() {
-	for i := range len(d.near) {
-		if d.fake != nil {
-			d.fake.Device(2*i).Set(fakeverbs.Rate, 50)
-		}
-	}
-}
-
-// freeze has the stand-in of the near end do nothing (1), or go on (0).
-func (d hosts) freeze(frozen uint32) {
-	for i := range len(d.near) {
-		d.fake.Device(2*i).Set(fakeverbs.Frozen, frozen)
-	}
-}
-
-// realDevices are of this machine.
-func realDevices(t testing.TB, pairs int) hosts {
-	t.Helper()
-	names, err := guest.Devices(2 * pairs)
-	if err == nil {
-		err = Load("")
-	}
-	if err != nil {
-		drivertest.SkipIfUnavailable(t, err)
-		t.Fatal(err)
-	}
-	leak.Check(t, hostmem.InUse)
-	d := hosts{}
-	for i := range pairs {
-		d.near, d.far = append(d.near, names[2*i]), append(d.far, names[2*i+1])
 	}
 	return d
 }
@@ -141,9 +105,7 @@ func (s testShape) mapped(t testing.TB, c *Context) []byte {
 	return mem
 }
 
-// fillShape has queue pairs over real devices bear seconds without an acknowledgement: the guest's
-// processors wait for the host's, one without the other.
-func fillShape(s testShape, real bool) testShape {
+func fillShape(s testShape) testShape {
 	or := func(v *int, d int) {
 		if *v == 0 {
 			*v = d
@@ -151,10 +113,6 @@ func fillShape(s testShape, real bool) testShape {
 	}
 	or(&s.pairs, 1)
 	or(&s.bytes, testBytes)
-	if real {
-		or(&s.timeout, 18)
-		or(&s.retries, 6)
-	}
 	or(&s.timeout, 14)
 	or(&s.retries, 3)
 	or(&s.config.BatchesMax, 64)
@@ -176,7 +134,7 @@ func fillShape(s testShape, real bool) testShape {
 // openLink connects both ends, with all queue pairs live.
 func openLink(t testing.TB, d hosts, s testShape) *testLink {
 	t.Helper()
-	s = fillShape(s, d.fake == nil)
+	s = fillShape(s)
 	l := &testLink{shape: s, wake: newEvent(t), news: newEvent(t), farWake: newEvent(t)}
 	l.near = openEnd(t, s, d.near, l.wake, l.news)
 	l.far = openEnd(t, s, d.far, l.farWake, newEvent(t))
@@ -354,4 +312,17 @@ func (l *testLink) notif(t testing.TB) Notif {
 	}
 	t.Fatal("no message comes")
 	return Notif{}
+}
+
+const (
+	testBytes = 4 << 20
+	testKey   = 7
+)
+
+// fill writes bytes that depend on a seed.
+func fill(b []byte, seed uint64) {
+	r := rand.New(rand.NewPCG(seed, 1))
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
 }

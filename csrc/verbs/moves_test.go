@@ -5,147 +5,27 @@
 package verbs
 
 import (
-	"bytes"
 	"errors"
-	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
 // baseOf is the address that the peer's requests name.
 func baseOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }
 
-// tests run over the stand-in and over real devices alike.
-var tests = []struct {
-	name  string
-	pairs int
-	run   func(t *testing.T, d hosts)
-	core  bool // it depends on the driver, and an emulated machine runs it in seconds
-}{
-	{"moves bytes", 1, moveBytes, true},
-	{"moves scattered bytes", 1, moveScattered, false},
-	{"moves pages", 1, movePages, false},
-	{"gathers entries into few requests", 1, gatherEntries, false},
-	{"refuses what is wrong", 1, refuseWrong, true},
-	{"many batches in few places", 1, manyBatches, false},
-	{"messages follow their data", 1, followData, true},
-	{"credit bounds messages", 1, creditBounds, false},
-	{"messages outlive their connection", 1, notifsOutlive, false},
-	{"sleepers are woken", 1, wakeSleepers, false},
-	{"batches are cancelled", 1, cancelBatches, true},
-	{"grants are revoked", 1, revokeGrants, true},
-	{"connections end", 1, endConnections, true},
-	{"connections drain", 1, drainConnections, false},
-	{"a queue pair is made anew", 1, remakePairs, true},
-	{"two queue pairs are made anew", 2, remakePairs, false},
-	{"batches wait for queue pairs", 1, waitForPairs, false},
-	{"many goroutines", 1, hammerLink, false},
-	{"many goroutines over two queue pairs", 2, hammerLink, false},
-}
-
-func TestVerbs(t *testing.T) {
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) { test.run(t, fakeDevices(t, test.pairs)) })
-	}
-}
-
-func TestRealVerbs(t *testing.T) {
-	for _, test := range tests {
-		if test.core {
-			t.Run(test.name, func(t *testing.T) { test.run(t, realDevices(t, test.pairs)) })
-		}
-	}
-}
-
-func TestSoakRealVerbs(t *testing.T) {
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) { test.run(t, realDevices(t, test.pairs)) })
-	}
-}
-
-// TestSoakHammer is what TestVerbs does with many goroutines, for longer.
-func TestSoakHammer(t *testing.T) {
-	for pairs := range 3 {
-		hammerFor(t, fakeDevices(t, 1+pairs), 2000)
-	}
-}
-
-func moveBytes(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{})
-	fill(l.local, 1)
-	for _, n := range []uint64{1, 8, 656, 4095, 70000, 256 << 10, 1<<20 + 1, testBytes - 3} {
-		if err := l.move(t, driver.Write, driver.Desc{Local: 1, Remote: 3, Len: n}); err != nil {
-			t.Fatalf("write %d: %v", n, err)
-		}
-		if !bytes.Equal(l.remote[3:3+n], l.local[1:1+n]) {
-			t.Fatalf("write %d: other bytes", n)
-		}
-		clear(l.local)
-		if err := l.move(t, driver.Read, driver.Desc{Local: 2, Remote: 3, Len: n}); err != nil {
-			t.Fatalf("read %d: %v", n, err)
-		}
-		if !bytes.Equal(l.remote[3:3+n], l.local[2:2+n]) {
-			t.Fatalf("read %d: other bytes", n)
-		}
-		fill(l.local[:min(n+8, testBytes)], n)
-	}
-}
-
-func moveScattered(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{})
-	fill(l.local, 1)
-	r := rand.New(rand.NewPCG(2, 2))
-	for _, entry := range []uint64{1, 656, 40000} {
-		count := int(min(512, testBytes/entry/2))
-		from, to := r.Perm(count), r.Perm(count)
-		var descs []driver.Desc
-		for i := range count {
-			descs = append(descs, driver.Desc{Local: uint64(from[i]) * entry,
-				Remote: uint64(to[i]) * entry * 2, Len: entry})
-		}
-		for _, op := range []driver.Op{driver.Write, driver.Read} {
-			require.NoError(t, l.move(t, op, descs...))
-			for _, d := range descs {
-				if !bytes.Equal(l.local[d.Local:d.Local+entry], l.remote[d.Remote:d.Remote+entry]) {
-					t.Fatalf("%v of entries of %d: other bytes at %+v", op, entry, d)
-				}
-			}
-			clear(l.local)
-		}
-		fill(l.local, entry)
-	}
-}
-
-func movePages(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{})
-	fill(l.local, 1)
-	r := rand.New(rand.NewPCG(3, 3))
-	p := l.pattern(512, 656, 700, 656)
-	p.Local.Base, p.Remote.Base = 5, 100
-	for _, i := range r.Perm(1024)[:512] {
-		p.Local.List = append(p.Local.List, uint32(i))
-	}
-	for _, op := range []driver.Op{driver.Write, driver.Read} {
-		l.tag++
-		require.NoError(t, l.conn.Submit(l.tag, &driver.Batch{Op: op, Pattern: p}))
-		require.NoError(t, l.outcome(t, l.tag))
-		for i := range p.Count {
-			at, to := p.Local.At(i), p.Remote.At(i)
-			if !bytes.Equal(l.local[at:at+656], l.remote[to:to+656]) {
-				t.Fatalf("%v: other bytes in entry %d", op, i)
-			}
-		}
-		clear(l.local)
-	}
-}
-
-// gatherEntries counts: as many entries go into a request as the device takes.
-func gatherEntries(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{})
+// TestGathersEntries counts requests: as many entries go into one as the device takes.
+func TestGathersEntries(t *testing.T) {
+	l := openLink(t, fakeDevices(t, 1), testShape{})
 	rail, err := l.near.Rail(0)
 	require.NoError(t, err)
 	p := l.pattern(2048, 656, 1312, 656)
@@ -176,8 +56,8 @@ func (l *testLink) counters(t testing.TB) Counters {
 	return c
 }
 
-func refuseWrong(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{})
+func TestRefusesWrong(t *testing.T) {
+	l := openLink(t, fakeDevices(t, 1), testShape{})
 	good := driver.Desc{Len: 1, LocalKey: testKey, RemoteKey: l.slot}
 	wrong := []struct {
 		d    driver.Desc
@@ -198,6 +78,12 @@ func refuseWrong(t *testing.T, d hosts) {
 		if !errors.Is(err, w.want) || !errors.As(err, &piece) || piece.Piece != 1 {
 			t.Errorf("%+v: %v, want piece 1: %v", w.d, err, w.want)
 		}
+	}
+	for name, b := range map[string]*driver.Batch{
+		"a message too long":      batchOf(driver.Write, nil, make([]byte, NotifMax+1)),
+		"a message behind a read": batchOf(driver.Read, nil, []byte{1}),
+	} {
+		require.ErrorIs(t, l.conn.Submit(1, b), driver.ErrBounds, name)
 	}
 	if err := l.back.Submit(1, batchOf(driver.Write, []driver.Desc{good}, nil)); !errors.Is(err,
 		driver.ErrClosed) {
@@ -231,37 +117,113 @@ func refuseWrong(t *testing.T, d hosts) {
 	}
 }
 
-// manyBatches has far more to do than places in the queue, and than bytes may be under way.
-func manyBatches(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{config: Config{Depth: 4, FlightMax: 20000, SliceMax: 4096}})
-	fill(l.local, 1)
-	const count, n = 300, 9000
-	under := map[uint64]bool{}
-	for i := 0; i < count || len(under) > 0; {
-		at := uint64(i%200) * n
-		if i < count {
-			tag := uint64(1000 + i)
-			err := l.conn.Submit(tag,
-				batchOf(driver.Write, l.descs(driver.Desc{Local: at, Remote: at, Len: n}), nil))
-			if err == nil {
-				under[tag] = true
-				i++
-				continue
-			}
-			if !errors.Is(err, driver.ErrFull) {
-				t.Fatal(err)
-			}
+// TestNearRailsGoFirst checks that a rail which does not suit memory moves nothing of it while one
+// that does is live.
+func TestNearRailsGoFirst(t *testing.T) {
+	const n = 4 << 20
+	l := openLink(t, fakeDevices(t, 2), testShape{pairs: 2, bytes: n, prefer: 1 << 1})
+	moved := func(rail int) uint64 {
+		c, err := l.near.Counters(rail)
+		require.NoError(t, err)
+		return c.BytesOut + c.BytesIn
+	}
+	for _, op := range []driver.Op{driver.Write, driver.Read} {
+		require.NoError(t, l.move(t, op, driver.Desc{Len: n}))
+	}
+	if far, near := moved(0), moved(1); far != 0 || near != 2*n {
+		t.Errorf("%d bytes over the rail that is far, %d over that which is near, want all there",
+			far, near)
+	}
+	require.NoError(t, l.conn.PairEnd(1))
+	if err := l.move(t, driver.Write, driver.Desc{Len: n}); err != nil || moved(0) != n {
+		t.Errorf("without the near rail: %v, %d bytes over the other", err, moved(0))
+	}
+}
+
+// TestFlightBoundsPairs checks what a cancel may have to wait for.
+func TestFlightBoundsPairs(t *testing.T) {
+	const n, flight = 4 << 20, 256 << 10
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{bytes: n, timeout: 20, config: Config{SliceMax: 64 << 10,
+		FlightMax: flight, Depth: 32}})
+	near := d.fake.Device(0)
+	near.Set(fakeverbs.Frozen, 1)
+	tag := l.submit(t, driver.Write, nil, driver.Desc{Len: n})
+	if c := l.counters(t); c.InFlight != flight {
+		t.Errorf("%d bytes under way on a queue pair, want %d", c.InFlight, flight)
+	}
+	near.Set(fakeverbs.Frozen, 0)
+	if err := l.outcome(t, tag); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSmallBatchesTakeTurns has two rails that are idle.
+func TestSmallBatchesTakeTurns(t *testing.T) {
+	l := openLink(t, fakeDevices(t, 2), testShape{pairs: 2})
+	for i := range 20 {
+		require.NoError(t, l.move(t, driver.Write, driver.Desc{Remote: uint64(i) * 100, Len: 100}))
+	}
+	for rail := range 2 {
+		c, err := l.near.Counters(rail)
+		require.NoError(t, err)
+		require.EqualValues(t, 1000, c.BytesOut)
+	}
+}
+
+// TestVerbsIdle checks that the threads sleep while there is nothing to do: for as long as nobody
+// wakes them, and not in turns.
+func TestVerbsIdle(t *testing.T) {
+	l := openLink(t, fakeDevices(t, 2), testShape{pairs: 2})
+	require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 1000}))
+	best := ^uint64(0)
+	for range 5 { // the last completion may still be in a queue
+		before := switches(t)
+		time.Sleep(100 * time.Millisecond)
+		best = min(best, switches(t)-before)
+	}
+	if best != 0 {
+		t.Errorf("idle threads wake %d times in 100 ms", best)
+	}
+}
+
+// switches counts how often the threads of contexts went to sleep.
+func switches(t *testing.T) uint64 {
+	t.Helper()
+	files, err := filepath.Glob("/proc/self/task/*/status")
+	require.NoError(t, err)
+	var sum uint64
+	threads := 0
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil || !strings.HasPrefix(string(text), "Name:\tsluice-verbs\n") {
+			continue
 		}
-		d := l.take(t)
-		if !under[d.Tag] || d.Status != 0 {
-			t.Fatalf("completion %+v", d)
-		}
-		delete(under, d.Tag)
+		threads++
+		_, rest, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:\t")
+		line, _, _ := strings.Cut(rest, "\n")
+		n, err := strconv.ParseUint(line, 10, 64)
+		require.NoError(t, err)
+		sum += n
 	}
-	if !bytes.Equal(l.local[:200*n], l.remote[:200*n]) {
-		t.Fatal("other bytes")
+	if threads != 2 {
+		t.Fatalf("%d threads, want those of two contexts", threads)
 	}
-	if c := l.counters(t); c.InFlight != 0 {
-		t.Errorf("%d bytes under way in the end", c.InFlight)
-	}
+	return sum
+}
+
+// TestNestMerges counts requests: runs that lie together at the peer go in one, whatever
+// lies between them here.
+func TestNestMerges(t *testing.T) {
+	l := openLink(t, fakeDevices(t, 1), testShape{spin: true})
+	rail, err := l.near.Rail(0)
+	require.NoError(t, err)
+	p := l.pattern(8, 64, 64<<10, 64*4*8)
+	p.Loops = []driver.Loop{{N: 4, Local: 8192, Remote: 64 * 8}, {N: 8, Local: 256, Remote: 64}}
+	before := l.counters(t)
+	l.tag++
+	require.NoError(t, l.conn.Submit(l.tag, &driver.Batch{Op: driver.Write, Pattern: p}))
+	require.NoError(t, l.outcome(t, l.tag))
+	most := uint64((p.Count*p.Runs() + rail.SGEMax - 1) / rail.SGEMax)
+	require.LessOrEqual(t, l.counters(t).Requests-before.Requests, most)
 }

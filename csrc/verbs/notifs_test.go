@@ -14,141 +14,97 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
-// followData checks that each message comes after its data, in order, and whole.
-func followData(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{})
-	for i := range 12 {
-		n := uint64(i) * 50000 // from a message alone to many slices
-		var descs []driver.Desc
-		if n > 0 {
-			fill(l.local[:n], uint64(i))
-			descs = append(descs, driver.Desc{Len: n})
-		}
-		msg := make([]byte, i*372)
-		fill(msg, uint64(i))
-		tag := l.submit(t, driver.Write, msg, descs...)
-		notif := l.notif(t)
-		if !bytes.Equal(notif.Data, msg) || notif.Conn != l.back.ID() {
-			t.Fatalf("message %d: %d bytes from %d", i, len(notif.Data), notif.Conn)
-		}
-		if !bytes.Equal(l.local[:n], l.remote[:n]) {
-			t.Fatalf("message %d came before its data", i)
-		}
+// awaitMessage checks which comes next.
+func (l *testLink) awaitMessage(t *testing.T, want int) {
+	t.Helper()
+	if n := l.notif(t); !bytes.Equal(n.Data, numbered(want)) {
+		t.Fatalf("message %x, want %d", n.Data, want)
+	}
+}
+
+// A message that the owner has seen proves the writes before it: they are not done again, since
+// the owner's program was told, and may use the memory for something else by now.
+func TestSeenProvesWrites(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{bytes: 64 << 10})
+	fill(l.local, 1)
+	d.fake.Device(0).MuteNext(3)
+	d.fake.Device(0).Set(fakeverbs.Frozen, 1) // until both are posted: else the wire is given up
+	before := l.submit(t, driver.Write, nil, driver.Desc{Local: 10_000, Remote: 10_000, Len: 5000})
+	tag := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 5000})
+	d.fake.Device(0).Set(fakeverbs.Frozen, 0)
+	l.awaitMessage(t, 1)
+	l.awaitNews(t, PairFailed)
+	if !bytes.Equal(l.remote[:5000], l.local[:5000]) || !bytes.Equal(l.remote[10_000:15_000],
+		l.local[10_000:15_000]) {
+		t.Fatal("other bytes")
+	}
+	fill(l.remote[:20_000], 2)
+	want := bytes.Clone(l.remote)
+	l.make(t, 0)
+	l.awaitNews(t, PairLive)
+	for _, tag := range []uint64{before, tag} {
 		require.NoError(t, l.outcome(t, tag))
 	}
-	long := batchOf(driver.Write, nil, make([]byte, NotifMax+1))
-	if err := l.conn.Submit(1, long); !errors.Is(err,
-		driver.ErrBounds) {
-		t.Errorf("a message too long: %v", err)
+	require.NoError(t, l.move(t, driver.Write, driver.Desc{Local: 50_000, Remote: 50_000,
+		Len: 1}))
+	if !bytes.Equal(l.remote[:20_000], want[:20_000]) {
+		t.Error("what the owner was told of was written once more")
 	}
-	if err := l.conn.Submit(1, batchOf(driver.Read, nil, []byte{1})); !errors.Is(err,
-		driver.ErrBounds) {
-		t.Errorf("a message behind a read: %v", err)
+}
+
+// It does not prove that the answer of a read before it came back.
+func TestSeenDoesNotProveReads(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{bytes: 64 << 10})
+	fill(l.remote, 3)
+	d.fake.Device(0).MuteNext(3)
+	d.fake.Device(0).Set(fakeverbs.Frozen, 1) // as above
+	read := l.submit(t, driver.Read, nil, driver.Desc{Len: 5000})
+	l.submit(t, driver.Write, numbered(1), driver.Desc{Local: 10_000, Remote: 10_000, Len: 5000})
+	d.fake.Device(0).Set(fakeverbs.Frozen, 0)
+	l.awaitMessage(t, 1)
+	l.awaitNews(t, PairFailed)
+	l.make(t, 0)
+	l.awaitNews(t, PairLive)
+	for tag, err := range l.outcomes(t, 2) {
+		if err != nil {
+			t.Errorf("batch %d (the read is %d): %v", tag, read, err)
+		}
+	}
+	if !bytes.Equal(l.local[:5000], l.remote[:5000]) {
+		t.Error("a read is over, and its bytes have not come")
+	}
+}
+
+// An owner says what its thread has seen, which may be less than its NICs have acknowledged, over
+// another rail. Messages keep their numbers all the same: none is lost, and what comes twice is
+// dropped.
+func TestSeenIsLessThanArrived(t *testing.T) {
+	d := fakeDevices(t, 1)
+	l := openLink(t, d, testShape{bytes: 64 << 10})
+	for i := range 3 {
+		require.NoError(t, l.outcome(t, l.submit(t, driver.Write, numbered(i))))
+		l.awaitMessage(t, i)
+	}
+	d.fake.Device(0).MuteNext(1)
+	tag := l.submit(t, driver.Write, numbered(3))
+	l.awaitNews(t, PairFailed)
+	l.makeHaving(t, 0, func() uint64 { return 2 })
+	l.awaitNews(t, PairLive)
+	require.NoError(t, l.outcome(t, tag))
+	l.awaitMessage(t, 3)
+	require.NoError(t, l.outcome(t, l.submit(t, driver.Write, numbered(4))))
+	l.awaitMessage(t, 4)
+	if n, ok := l.far.Receive(); ok {
+		t.Errorf("message %x comes again", n.Data)
 	}
 }
 
 func numbered(i int) []byte { return binary.LittleEndian.AppendUint64(nil, uint64(i)) }
-
-// creditBounds checks that messages which are not received push back, and that the sender is woken
-// when there is room again.
-func creditBounds(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{})
-	sent, got := 0, 0
-	for {
-		l.tag++
-		err := l.conn.Submit(l.tag, batchOf(driver.Write, nil, numbered(sent)))
-		if errors.Is(err, driver.ErrFull) {
-			break
-		}
-		if err != nil || sent > l.shape.config.NotifyMax {
-			t.Fatalf("message %d: %v", sent, err)
-		}
-		sent++
-		l.outcome(t, l.tag)
-	}
-	if sent != l.shape.config.NotifyMax {
-		t.Errorf("%d messages are not received, want %d", sent, l.shape.config.NotifyMax)
-	}
-	woken := make(chan error, 1)
-	l.near.Arm()
-	go func() { woken <- l.wake.Wait() }()
-	take := func() {
-		if n := l.notif(t); binary.LittleEndian.Uint64(n.Data) != uint64(got) {
-			t.Fatalf("message %d: %x", got, n.Data)
-		}
-		got++
-	}
-	take()
-	select {
-	case err := <-woken:
-		require.NoError(t, err)
-	case <-time.After(patience):
-		t.Fatal("the sender is not woken")
-	}
-	for end := time.Now().Add(patience); sent < 200 && time.Now().Before(end); {
-		l.tag++
-		switch err := l.conn.Submit(l.tag, batchOf(driver.Write, nil, numbered(sent))); {
-		case err == nil:
-			sent++
-			l.outcome(t, l.tag)
-		case errors.Is(err, driver.ErrFull) && got < sent:
-			take()
-		case errors.Is(err, driver.ErrFull): // credit is under way
-			time.Sleep(20 * time.Microsecond)
-		default:
-			t.Fatal(err)
-		}
-	}
-	if sent != 200 {
-		t.Errorf("no credit comes after %d messages", sent)
-	}
-	for got < sent {
-		take()
-	}
-}
-
-// notesOutlive checks that messages are there when the connection they came over is gone.
-func notifsOutlive(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{})
-	id := l.back.ID()
-	for i := range 3 {
-		require.NoError(t, l.outcome(t, l.submit(t, driver.Write, numbered(i))))
-	}
-	l.conn.Close()
-	l.back.Close()
-	l.conn, l.back = nil, nil
-	for i := range 3 {
-		n, ok := l.far.Receive()
-		if !ok || n.Conn != id || !bytes.Equal(n.Data, numbered(i)) {
-			t.Fatalf("message %d: %v %+v", i, ok, n)
-		}
-	}
-}
-
-// wakeSleepers checks that a thread which sleeps is woken by what comes, at both ends.
-func wakeSleepers(t *testing.T, d hosts) {
-	l := openLink(t, d, testShape{})
-	for i := range 5 {
-		time.Sleep(10 * time.Millisecond) // longer than threads look
-		woken := make(chan string, 2)
-		l.near.Arm()
-		l.far.Arm()
-		go func() { _ = l.wake.Wait(); woken <- "near" }()
-		go func() { _ = l.farWake.Wait(); woken <- "far" }()
-		tag := l.submit(t, driver.Write, numbered(i), driver.Desc{Len: 100})
-		for range 2 {
-			select {
-			case <-woken:
-			case <-time.After(patience):
-				t.Fatal("somebody is not woken")
-			}
-		}
-		require.NoError(t, l.outcome(t, tag))
-		l.notif(t)
-	}
-}
 
 // TestMalformedMessages changes messages as a peer that means harm would: the owner ends that
 // queue pair, and takes nothing of it.

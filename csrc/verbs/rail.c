@@ -109,13 +109,8 @@ static int learn(struct sl_verbs_port *p, char *why, size_t size, const char *na
 	p->info.state = (uint8_t)attr.state;
 	p->info.link_layer = attr.link_layer;
 	p->info.lid = attr.lid;
-	p->info.registration_max = p->limits.max_mr_size;
-	p->info.windows = (p->limits.device_cap_flags &
-			   (IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B)) != 0;
 	p->info.reads =
 	    at_most(at_most(READS_MAX, p->limits.max_qp_rd_atom), p->limits.max_qp_init_rd_atom);
-	memcpy(p->info.driver_name, p->device->device->dev_name, sizeof(p->info.driver_name));
-	p->info.driver_name[sizeof(p->info.driver_name) - 1] = 0;
 	return 0;
 }
 

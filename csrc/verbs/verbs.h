@@ -73,11 +73,9 @@ struct sl_verbs_rail_config {
 struct sl_verbs_rail {
 	/* reads: under way at a time, as initiator and target */
 	uint32_t depth_max, sge_max, inline_max, reads;
-	uint8_t mtu, state, link_layer, windows, dmabuf;
+	uint8_t mtu, state, link_layer, dmabuf;
 	uint16_t lid;
 	uint8_t gid[16];
-	uint64_t registration_max;
-	char driver_name[64]; /* of the device in the kernel, as uverbs0 */
 };
 
 /* Counted since the rail was opened. */

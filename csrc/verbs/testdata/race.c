@@ -128,8 +128,10 @@ static void *submit(void *arg)
 		for (int i = 0; i < 3; i++) {
 			uint64_t n = 1 + (uint64_t)rand_r(&seed) % 50000;
 
-			d[i] = (struct sl_desc){(uint64_t)rand_r(&seed) % (BYTES - n),
-						(uint64_t)rand_r(&seed) % (BYTES - n), n, 1, slot};
+			/* Reads land where no write takes its bytes from. */
+			uint64_t at = (write ? 0 : BYTES / 2) + (uint64_t)rand_r(&seed) % (BYTES / 2 - n);
+
+			d[i] = (struct sl_desc){at, (uint64_t)rand_r(&seed) % (BYTES - n), n, 1, slot};
 		}
 		atomic_fetch_add(&under_way, 1);
 		if (sl_verbs_submit(conn, write, tag, d, 3, what == 2 ? (uint8_t *)&tag : NULL,

@@ -129,7 +129,7 @@ func (f *Fabric) reset() {
 		for w := After; w < Contexts; w++ {
 			d.Set(w, 0)
 		}
-		for w := Posts; w < words; w++ {
+		for w := Inlined; w < words; w++ {
 			if w != KiBLocked { // what there is, and not what was
 				d.Set(w, 0)
 			}

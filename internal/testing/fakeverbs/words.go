@@ -12,7 +12,6 @@ const (
 	Fatal
 	Frozen
 	After
-	Only
 	Fail
 	FailStatus
 	Lose
@@ -21,7 +20,6 @@ const (
 	Mute
 	DelayMicros
 	Rate
-	PatienceMicros
 	RegisterErrno
 	RegisterMicros
 	RegisterWalks
@@ -42,7 +40,6 @@ const (
 	MaxRequests
 	MaxReceives
 	MaxCQE
-	MTU
 	Contexts
 	Domains
 	Regions
@@ -50,14 +47,8 @@ const (
 	CompletionQueues
 	ReceiveQueues
 	QueuePairs
-	Posts
-	Requests
-	Entries
 	Inlined
-	Signaled
-	Sends
 	Completions
-	Receives
 	KiBLanded
 	KiBLocked
 	DMABufs
@@ -71,14 +62,13 @@ const (
 
 // names are those of struct fake_panel.
 var names = [words]string{
-	"link", "fatal", "frozen", "after", "only", "fail", "fail_status", "lose", "late", "late_us",
+	"link", "fatal", "frozen", "after", "fail", "fail_status", "lose", "late", "late_us",
 	"mute", "delay_us", "rate",
-	"patience_us", "register_errno", "register_us", "register_walks", "deregister_busy",
+	"register_errno", "register_us", "register_walks", "deregister_busy",
 	"deregister_eio", "deregister_us", "receive_busy", "locked_kib", "garble", "garble_at",
 	"dmabuf_errno", "blind", "purge", "modify_busy", "destroy_busy",
-	"max_sge", "max_inline", "max_wr", "max_srq_wr", "max_cqe", "mtu",
+	"max_sge", "max_inline", "max_wr", "max_srq_wr", "max_cqe",
 	"contexts", "pds", "mrs", "channels", "cqs", "srqs", "qps",
-	"posts", "requests", "entries", "inlined", "signaled", "sends", "completions", "receives",
-	"kib_landed", "kib_locked",
+	"inlined", "completions", "kib_landed", "kib_locked",
 	"dmabufs", "faults", "overruns", "unready", "landed_late", "dropped_late",
 }

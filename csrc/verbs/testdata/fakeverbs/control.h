@@ -25,8 +25,6 @@ struct fake_panel {
 	_Atomic uint32_t frozen; /* 1: nothing is done, as if infinitely slow; 2: nor flushed */
 	/* so many requests go before those of fail, lose, late and mute */
 	_Atomic uint32_t after;
-	/* those are for requests with a bit here, 1 << enum ibv_wr_opcode; 0: for all */
-	_Atomic uint32_t only;
 	_Atomic uint32_t fail;	      /* so many requests end with fail_status, and move nothing */
 	_Atomic uint32_t fail_status; /* enum ibv_wc_status */
 	_Atomic uint32_t lose;	      /* so many land, and are not acknowledged: retry exceeded */
@@ -42,8 +40,6 @@ struct fake_panel {
 	_Atomic uint32_t mute;
 	_Atomic uint32_t delay_us;    /* of each request */
 	_Atomic uint32_t rate;	      /* bytes in a microsecond; 0: as fast as it goes */
-	/* until retries are exceeded; 0: by the attributes of the queue pair */
-	_Atomic uint32_t patience_us;
 	_Atomic uint32_t register_errno;
 	_Atomic uint32_t register_us; /* how long a registration takes */
 	/* 1: it finds the pages, with the rights that it needs, as a kernel does that pins them */
@@ -73,11 +69,10 @@ struct fake_panel {
 	_Atomic uint32_t modify_busy;  /* so many moves to the error state are refused: EBUSY */
 	_Atomic uint32_t destroy_busy; /* so many queue pairs are not destroyed: EBUSY */
 	/* Limits, 0: the usual ones. */
-	_Atomic uint32_t max_sge, max_inline, max_wr, max_srq_wr, max_cqe, mtu;
+	_Atomic uint32_t max_sge, max_inline, max_wr, max_srq_wr, max_cqe;
 	/* What there is, and was. */
 	_Atomic uint32_t contexts, pds, mrs, channels, cqs, srqs, qps;
-	_Atomic uint32_t posts, requests, entries, inlined, signaled, sends, completions, receives,
-	    kib_landed, kib_locked;
+	_Atomic uint32_t inlined, completions, kib_landed, kib_locked;
 	_Atomic uint32_t dmabufs;  /* registrations of one */
 	_Atomic uint32_t faults;   /* requests that ended in an error that was not a flush */
 	_Atomic uint32_t overruns; /* completions for which there was no place */

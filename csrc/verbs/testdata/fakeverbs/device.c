@@ -338,7 +338,7 @@ EXPORT int ibv_query_port(struct ibv_context *context, uint8_t port,
 	memset(attr, 0, offsetof(struct ibv_port_attr, port_cap_flags2));
 	attr->state = p->link ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
 	attr->max_mtu = IBV_MTU_4096;
-	attr->active_mtu = (enum ibv_mtu)limit(p->mtu, MTU);
+	attr->active_mtu = MTU;
 	attr->gid_tbl_len = GIDS;
 	attr->max_msg_sz = 1u << 30;
 	attr->pkey_tbl_len = 1;

@@ -152,9 +152,7 @@ void fail_pair(struct pair *p)
 
 static int to_ready(struct pair *p, const struct ibv_qp_attr *a)
 {
-	uint32_t mtu = p->device->panel->mtu;
-
-	if (a->path_mtu < IBV_MTU_256 || a->path_mtu > (mtu ? mtu : MTU))
+	if (a->path_mtu < IBV_MTU_256 || a->path_mtu > MTU)
 		return EINVAL;
 	if (!a->ah_attr.is_global || a->ah_attr.port_num != 1 || a->ah_attr.grh.sgid_index >= GIDS)
 		return EINVAL;
@@ -279,11 +277,7 @@ static int accept_request(struct pair *p, const struct ibv_send_wr *wr)
 		memcpy(r->inlined + at, (const void *)(uintptr_t)wr->sg_list[i].addr,
 		       wr->sg_list[i].length);
 	p->posted++;
-	panel->requests++;
-	panel->entries += (uint32_t)wr->num_sge;
 	panel->inlined += (wr->send_flags & IBV_SEND_INLINE) != 0;
-	panel->signaled += (r->flags & IBV_SEND_SIGNALED) != 0;
-	panel->sends += wr->opcode == IBV_WR_SEND || wr->opcode == IBV_WR_SEND_WITH_IMM;
 	return 0;
 }
 
@@ -293,7 +287,6 @@ int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **ba
 	int rc = 0;
 
 	lock();
-	p->device->panel->posts++;
 	for (; wr && rc == 0; wr = wr->next) {
 		*bad = wr;
 		rc = accept_request(p, wr);

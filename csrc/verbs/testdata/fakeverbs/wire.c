@@ -7,10 +7,8 @@
 #include <string.h>
 
 /* What becomes of a request that begins. */
-static enum fault draw(struct fake_panel *p, const struct request *r)
+static enum fault draw(struct fake_panel *p)
 {
-	if (p->only && !(p->only & 1u << r->opcode))
-		return FAULT_NONE;
 	if (!p->fail && !p->lose && !p->late && !p->mute)
 		return FAULT_NONE;
 	if (take_one(&p->after))
@@ -52,7 +50,7 @@ static void begin(struct pair *p, const struct request *r)
 	p->moved = 0;
 	p->give_up = 0;
 	p->unready = 0;
-	p->fault = draw(p->device->panel, r);
+	p->fault = draw(p->device->panel);
 	schedule(p, r, r->posted + (uint64_t)p->device->panel->delay_us * 1000);
 }
 
@@ -200,7 +198,6 @@ static int deliver(struct pair *o, enum ibv_wr_opcode opcode, uint32_t from, uin
 		wc.status = IBV_WC_LOC_PROT_ERR;
 		*status = refuse(o, IBV_WC_REM_OP_ERR);
 	}
-	o->device->panel->receives++;
 	complete(o->base.recv_cq, &wc, o->base.qp_num, NONE);
 	return 1;
 }
@@ -295,10 +292,8 @@ static int land_stragglers(struct device *d, uint64_t t, uint64_t *wake)
 /* Waits for t, or the reason not to wait any more. 1: time is up. */
 static int patience(struct pair *p, uint64_t t, uint64_t *wake)
 {
-	uint64_t us = p->device->panel->patience_us, ns = us * 1000;
+	uint64_t ns = (p->attr.retry_cnt + UINT64_C(1)) * (UINT64_C(4096) << p->attr.timeout);
 
-	if (!us)
-		ns = (p->attr.retry_cnt + UINT64_C(1)) * (UINT64_C(4096) << p->attr.timeout);
 	if (!p->give_up)
 		p->give_up = t + ns;
 	if (t >= p->give_up)

@@ -3,6 +3,7 @@
 package ucx
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -254,4 +255,196 @@ func (p *peer) giveBack() {
 	p.b.mu.Lock()
 	delete(p.b.peers, p)
 	p.b.mu.Unlock()
+}
+
+// Connect implements driver.Backend. The hello goes to the peer's control
+// goroutine, which connects back; nothing of it needs the peer's program.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
+	if !b.gate.Enter() {
+		return nil, fmt.Errorf("connect peer: %w", driver.ErrClosed)
+	}
+	defer b.gate.Exit()
+	p, err := b.dial(ctx, addr)
+	if err != nil {
+		return nil, fmt.Errorf("connect peer: %w", err)
+	}
+	return p, nil
+}
+
+func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
+	if ctx.Err() != nil {
+		return nil, driver.ContextError(ctx)
+	}
+	owner, err := decodeAddress(addr)
+	if err != nil {
+		return nil, err
+	}
+	p := newPeer(b, owner)
+	if err := p.begin(); err != nil {
+		return nil, err
+	}
+	if err := p.awaitWelcome(ctx); err != nil {
+		p.abandon() // the peer must forget us, which may take it long
+		return nil, err
+	}
+	return p, nil
+}
+
+// begin makes our end and says hello.
+func (p *peer) begin() error {
+	workers := p.owner.workers
+	turn := int(p.b.turn.Add(1) - 1)
+	worker := turn % p.b.cfg.Workers
+	link, err := p.b.net.connect(worker, workers[turn%len(workers)])
+	if err != nil {
+		return err
+	}
+	p.link = link
+	p.hold.Reopen()
+	p.b.mu.Lock()
+	p.b.peers[p] = struct{}{}
+	p.b.mu.Unlock()
+	p.b.add(link.ID(), p)
+	h := hello{conn: link.ID(), worker: uint8(worker), to: p.owner.owner,
+		grace: uint64(p.b.cfg.Grace), from: p.b.addr}
+	p.hello = h.encode()
+	if err := link.Control(p.hello); err != nil {
+		p.abandon()
+		return err
+	}
+	return nil
+}
+
+// Between hellos there is a pause, which grows.
+const pauseMin, pauseMax = time.Second, 8 * time.Second
+
+// awaitWelcome returns when the peer has answered, or there is no point in waiting. It says hello
+// again now and then: an owner that has too many connections, or no room to answer one, drops it.
+func (p *peer) awaitWelcome(ctx context.Context) error {
+	for pause := pauseMin; ; pause = min(2*pause, pauseMax) {
+		again := time.NewTimer(pause)
+		err := p.awaitAnswer(ctx, again.C)
+		again.Stop()
+		if err != errAgain {
+			if p.gone.Load() && pause > pauseMin { // it refused one hello, and may take the next
+				m := bye{conn: p.link.ID(), from: p.b.address.owner, abandoned: true}
+				_ = p.link.Control(m.encode())
+			}
+			return err
+		}
+		_ = p.link.Control(p.hello) // where the peer is lost lostCh says so
+	}
+}
+
+var errAgain = errors.New("no answer yet")
+
+func (p *peer) awaitAnswer(ctx context.Context, again <-chan time.Time) error {
+	select {
+	case <-again:
+		return errAgain
+	case err := <-p.welcomed:
+		return err
+	case <-p.lostCh:
+		return driver.ErrPeerLost
+	case <-p.b.closing:
+		return driver.ErrClosed
+	case <-ctx.Done():
+		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, driver.ContextError(ctx))
+	}
+}
+
+// Import implements driver.Peer. It asks the owner, whose control goroutine
+// answers; imports at the same time do not wait for each other.
+func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
+	if err := p.enter(); err != nil {
+		return 0, 0, err
+	}
+	defer p.gate.Exit()
+	t, err := session.DecodeToken(tok, &p.owner.owner)
+	if err != nil {
+		return 0, 0, fmt.Errorf("import memory: %w", err)
+	}
+	a, err := p.ask(&t)
+	if err == nil {
+		key, err = p.take(&t, a)
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("import memory: %w", err)
+	}
+	return key, t.Size, nil
+}
+
+// ask sends the question and waits for the answer.
+func (p *peer) ask(t *session.Token) (*importAnswer, error) {
+	done := make(chan *importAnswer, 1)
+	p.mu.Lock()
+	p.askID++
+	id := p.askID
+	p.asks[id] = done
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		delete(p.asks, id)
+		p.mu.Unlock()
+	}()
+	q := importRequest{id: id, key: t.Key, epoch: t.Epoch, secret: t.Secret}
+	if err := p.link.Control(q.encode()); err != nil {
+		return nil, err
+	}
+	timer := time.NewTimer(p.b.cfg.importMax)
+	defer timer.Stop()
+	select {
+	case a := <-done:
+		return a, a.status.Err()
+	case <-p.lostCh:
+		return nil, driver.ErrPeerLost
+	case <-p.closing:
+		return nil, driver.ErrClosed
+	case <-timer.C:
+		return nil, fmt.Errorf("no answer within %v, the peer may be frozen: %w",
+			p.b.cfg.importMax, driver.ErrTimeout)
+	}
+}
+
+// answered hands an answer to its asker; one that comes late is dropped.
+func (p *peer) answered(a *importAnswer) {
+	p.mu.Lock()
+	done := p.asks[a.id]
+	delete(p.asks, a.id)
+	p.mu.Unlock()
+	if done != nil {
+		done <- a
+	}
+}
+
+// take makes what the owner told known to C.
+func (p *peer) take(t *session.Token, a *importAnswer) (uint32, error) {
+	if a.size != t.Size {
+		return 0, fmt.Errorf("the owner tells of %d bytes, the token of %d: %w", a.size, t.Size,
+			driver.ErrBadToken)
+	}
+	key, err := p.link.Import(ucp.Import{Key: t.Key, Size: t.Size, Ticket: a.ticket,
+		ReadOnly: a.readOnly})
+	if err != nil {
+		return 0, err
+	}
+	p.mu.Lock()
+	p.imports[key] = struct{}{}
+	p.mu.Unlock()
+	return key, nil
+}
+
+// Drop implements driver.Peer.
+func (p *peer) Drop(key uint32) {
+	if !p.gate.Enter() {
+		return
+	}
+	defer p.gate.Exit()
+	p.mu.Lock()
+	_, known := p.imports[key]
+	delete(p.imports, key)
+	p.mu.Unlock()
+	if known {
+		p.link.Drop(key)
+	}
 }

@@ -12,9 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 // Go's race detector does not see into C: the thread sanitizer of the C compiler does.
@@ -47,4 +50,36 @@ func TestVerbsHasNoRaces(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	t.Logf("%s", out)
+}
+
+// runOverStandIn builds a program of testdata with the data plane, and runs it over the stand-in.
+func runOverStandIn(t *testing.T, name string, flags ...string) {
+	t.Helper()
+	dir := t.TempDir()
+	exe := filepath.Join(dir, name)
+	args := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I.",
+		"-Itestdata/fakeverbs", "-o", exe, "testdata/" + name + ".c"}, flags...)
+	standin.Compile(t, append(append(args, sourceFiles(t)...), "-ldl", "-lpthread")...)
+	library, control := fakeverbs.Compile(t, dir)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, exe, library, control).CombinedOutput()
+	require.NoErrorf(t, err, "%s", out)
+}
+
+// TestRoomForMarkAndProbe has queue pairs fail and begin while the list of built requests is full.
+func TestRoomForMarkAndProbe(t *testing.T) { runOverStandIn(t, "room") }
+
+// TestTime moves the clock of the data plane: rails share by what they were measured to move, and a
+// standstill of our own process is no silence of a device.
+func TestTime(t *testing.T) { runOverStandIn(t, "time", "-Wl,--wrap=sl_verbs_now") }
+
+// sourceFiles are the files of the data plane for verbs.
+func sourceFiles(t testing.TB) []string {
+	t.Helper()
+	sources, err := filepath.Glob("*.c")
+	if err != nil || len(sources) == 0 {
+		t.Fatalf("no sources: %v", err)
+	}
+	return sources
 }
