@@ -143,18 +143,6 @@ func (p *fakePosting) Post(context.Context) error {
 
 func (p *fakePosting) Close() error { return nil }
 
-func (e *fakeEnd) Regions(count int, size uint64) (Answer, error) {
-	card, _ := json.Marshal(fakeCard{os.Getpid(), 0, 0})
-	if e.mode != "good" {
-		return Answer{}, fmt.Errorf("it registers nothing: %w", ErrUnsupported)
-	}
-	a, err := e.Open(&Request{Bytes: uint64(count) * size})
-	if err == nil {
-		card = []byte(a.Card)
-	}
-	return Answer{PrepareNS: 5, NS: 7, Bytes: uint64(len(card)), Card: string(card)}, err
-}
-
 func (e *fakeEnd) Notify([]byte) error {
 	e.other[len(e.other)-1]++
 	return nil

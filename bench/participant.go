@@ -42,7 +42,6 @@ const (
 type Pair struct {
 	Participant
 	Version, Settings string
-	Contact           time.Duration // from the target's card to the first bytes there
 
 	target, initiator *Driver // target is nil where it is Alone
 	greedy            bool    // it takes processors while nothing is asked of it
@@ -104,16 +103,14 @@ func OpenPair(ctx context.Context, p Participant, local, remote uint64, threads 
 	if err := pair.serve(ctx, true); err != nil {
 		return nil, err
 	}
-	connected, err := pair.initiator.Ask(ctx, Request{Do: DoConnect, Card: kept.Card}, askLimit)
-	if err != nil {
+	if _, err := pair.initiator.Ask(ctx, Request{Do: DoConnect, Card: kept.Card},
+		askLimit); err != nil {
 		return nil, err
 	}
 	if !p.Blind {
-		first, err := pair.first(ctx)
-		if err != nil {
+		if err := pair.first(ctx); err != nil {
 			return nil, err
 		}
-		pair.Contact = time.Duration(connected.NS + first.NS)
 	}
 	if _, err := pair.target.Ask(ctx, Request{Do: DoConnect, Card: a.Card}, askLimit); err != nil {
 		return nil, err
@@ -122,12 +119,13 @@ func OpenPair(ctx context.Context, p Participant, local, remote uint64, threads 
 }
 
 // first moves one piece.
-func (p *Pair) first(ctx context.Context) (Answer, error) {
+func (p *Pair) first(ctx context.Context) error {
 	if _, err := p.ask(ctx, Request{Do: DoPrepare, Op: "write", Size: sizes[0],
 		Local: [][]int32{{0}}, Remote: [][]int32{{0}}}); err != nil {
-		return Answer{}, err
+		return err
 	}
-	return p.ask(ctx, Request{Do: DoOnce})
+	_, err := p.ask(ctx, Request{Do: DoOnce})
+	return err
 }
 
 // probe reports whether a pair that has failed can still move something.
@@ -138,8 +136,7 @@ func (p *Pair) probe(ctx context.Context) error {
 	if err := p.serve(ctx, true); err != nil {
 		return err
 	}
-	_, err := p.first(ctx)
-	return errors.Join(err, p.serve(ctx, false))
+	return errors.Join(p.first(ctx), p.serve(ctx, false))
 }
 
 // ask asks the initiator.

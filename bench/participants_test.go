@@ -3,7 +3,6 @@
 package bench
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -87,18 +86,4 @@ func TestLaneOfABackend(t *testing.T) {
 		!strings.Contains(err.Error(), "mem, shm, tcp, ucx, rdma, posix") {
 		t.Error(err)
 	}
-}
-
-func TestWithoutAnRDMADeviceIsARow(t *testing.T) {
-	dir := t.TempDir()
-	p := fake(t, "theirs", "good", RDMA)
-	p.Needs = func() error { return needsDevice(dir) }
-	if _, err := OpenPair(context.Background(), p, 1<<20, 1<<20, 1); !errors.Is(err,
-		ErrUnsupported) || !strings.Contains(err.Error(), "make bench-rdma") {
-		t.Errorf("without a device: %v", err)
-	}
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "mlx5_0"), nil, 0o600))
-	pair, err := OpenPair(context.Background(), p, 1<<20, 1<<20, 1)
-	require.NoError(t, err, "with a device")
-	pair.Close()
 }

@@ -25,14 +25,8 @@ const (
 	DoDigest = "digest" // Size, Slots, Far -> CRC of their content
 	// On: all of the file into the page cache; else written back, and nothing of it there
 	DoCache = "cache"
-	// Op, Size, Local, Remote: from lists to the last byte, nothing prepared -> PrepareNS, NS
-	DoHandover = "handover"
-	// Count, Size: register one by one, describe -> PrepareNS, NS, Bytes, Card
-	DoRegions = "regions"
-	DoPing    = "ping"  // Count, Size: round trips -> Samples
-	DoPong    = "pong"  // Count, Size: answer them
-	DoNull    = "null"  // the cheapest call into the library -> Samples
-	DoWatch   = "watch" // NS: post in turn until an error -> Noticed, At, Text, Ops, Pending
+	DoPing  = "ping" // Count, Size: round trips -> Samples
+	DoPong  = "pong" // Count, Size: answer them
 )
 
 // Request is one line to a driver.
@@ -83,17 +77,12 @@ type Answer struct {
 	Settings    string `json:"settings,omitempty"`
 	Card        string `json:"card,omitempty"` // what the other end needs; opaque to the harness
 	NS          int64  `json:"ns,omitempty"`
-	PrepareNS   int64  `json:"prepare_ns,omitempty"`
 	// of one operation each; at most samplesMax of them
 	Samples []int64 `json:"samples,omitempty"`
 	Ops     int     `json:"ops,omitempty"`
 	CRC     uint32  `json:"crc,omitempty"`
 	Bytes   uint64  `json:"bytes,omitempty"`
-	Noticed bool    `json:"noticed,omitempty"`
-	Pending bool    `json:"pending,omitempty"` // an operation was under way when the time was over
-	// CLOCK_MONOTONIC: of the error, or of the last operation that was done
-	At   int64  `json:"at,omitempty"`
-	Text string `json:"text,omitempty"` // of that error; of messages, what is to be known of them
+	Text    string  `json:"text,omitempty"` // what is to be known of messages
 }
 
 // samplesMax bounds an answer: of more samples every second, third, ... is kept.

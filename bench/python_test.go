@@ -5,7 +5,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -89,35 +88,6 @@ func TestScriptsAreWellFormed(t *testing.T) {
 	}
 }
 
-// TestDriverWithoutItsLibraryIsARow runs the drivers where nothing but Python is.
-func TestDriverWithoutItsLibraryIsARow(t *testing.T) {
-	interpreter := python(t, "import numpy")
-	for _, script := range []string{"nixl_agent.py", "mooncake_engine.py", "sluice_engine.py"} {
-		p := Participant{Name: script, Lane: TCP, Command: []string{interpreter, "-S",
-			filepath.Join("drivers", script)},
-			Env: []string{"PYTHONPATH=" + numpyAlone(t, interpreter)}}
-		_, err := OpenPair(context.Background(), p, 1<<20, 1<<20, 1)
-		if err == nil || !strings.Contains(err.Error(), "cannot be imported") {
-			t.Errorf("%s: %v", script, err)
-		}
-	}
-}
-
-// numpyAlone is a folder with that and nothing else of the interpreter's packages.
-func numpyAlone(t *testing.T, interpreter string) string {
-	t.Helper()
-	out, err := exec.Command(interpreter, "-c", "import numpy, os; "+
-		"print(os.path.dirname(numpy.__file__))").Output()
-	require.NoError(t, err)
-	numpy := strings.TrimSpace(string(out))
-	dir := t.TempDir()
-	for _, name := range []string{"numpy", "numpy.libs"} {
-		require.NoError(t, os.Symlink(filepath.Join(filepath.Dir(numpy), name),
-			filepath.Join(dir, name)))
-	}
-	return dir
-}
-
 func TestPythonLoopMovesBytesAndCountsTime(t *testing.T) {
 	interpreter := python(t, "import numpy")
 	p := Participant{Name: "fake", Lane: Host, Command: []string{interpreter,
@@ -134,15 +104,9 @@ func TestPythonLoopMovesBytesAndCountsTime(t *testing.T) {
 			t.Errorf("%+v", row)
 		}
 	}
-	for kind, reason := range map[string]string{KindPing: "no notifications",
-		KindRegions: "no regions"} {
-		if rows := rowsOf(report, "fake", kind); len(rows) != 1 ||
-			!strings.Contains(rows[0].Reason, reason) {
-			t.Errorf("%s: %+v", kind, rows)
-		}
-	}
-	if rows := rowsOf(report, "fake", KindCall); len(rows) != 1 || rows[0].P50us <= 0 {
-		t.Errorf("call: %+v", rows)
+	if rows := rowsOf(report, "fake", KindPing); len(rows) != 1 ||
+		!strings.Contains(rows[0].Reason, "no notifications") {
+		t.Errorf("%+v", rows)
 	}
 	p.Lane = TCP
 	if _, err := OpenPair(context.Background(), p, 1<<20, 1<<20, 1); err == nil ||

@@ -29,8 +29,6 @@ type Report struct {
 	SliceMS  float64   `json:"slice_ms"`
 
 	LimitMinutes float64 `json:"limit_minutes,omitempty"`
-	// for which a caller was watched; negative: it was not
-	NoticeSeconds float64 `json:"fate_seconds,omitempty"`
 
 	Memory uint64  `json:"memory"` // that default shapes are drawn from at each end; else 0
 	Peers  []Known `json:"peers"`
@@ -69,7 +67,7 @@ func newReport(o Options) *Report {
 	return &Report{Machine: thisMachine(), Begun: time.Now().UTC().Truncate(time.Second),
 		Quick: o.Quick, Rounds: o.Rounds,
 		SliceMS: o.Slice.Seconds() * 1e3, LimitMinutes: o.Limit.Minutes(),
-		NoticeSeconds: o.Notice.Seconds(), Memory: o.Memory, Revision: o.Revision,
+		Memory: o.Memory, Revision: o.Revision,
 		before: figures.ReadProcessors()}
 }
 

@@ -14,16 +14,8 @@ import (
 // The kinds of rows.
 const (
 	KindTransfer = "transfer"
-	KindHandover = "handover" // a list of 100,000 pieces, used once: prepared, posted, done
-	KindRegions  = "regions"  // registered one by one and described; PrepareUS is registering
-	KindLearn    = "learn"    // a description of so many regions at the other end
-	KindContact  = "contact"  // from the other end's description to the first bytes there
-	KindPing     = "ping"     // round trip of a notification
-	KindIdle     = "idle"     // shares of a processor, of both ends
-	// the cheapest call into the library, where the driver is in another language
-	KindCall   = "call"
-	KindKilled = "killed" // from the death of the target to the initiator's knowledge
-	KindFrozen = "frozen" // from SIGSTOP of the target to the same
+	KindPing     = "ping" // round trip of a notification
+	KindIdle     = "idle" // shares of a processor, of both ends
 )
 
 // Row is one line of the table. The JSON keys are an interface: keys may be added, never
@@ -39,10 +31,8 @@ type Row struct {
 	P50us     float64 `json:"p50_us,omitempty"`      // of one operation: post to done
 	P99us     float64 `json:"p99_us,omitempty"`
 	CPUPerGB  float64 `json:"cpu_s_per_gb,omitempty"` // processor seconds of both ends
-	PrepareUS float64 `json:"prepare_us,omitempty"`
-	Bytes     uint64  `json:"bytes,omitempty"` // of a description, or of an operation
-	Share     float64 `json:"share,omitempty"` // of a processor
-	Seconds   float64 `json:"seconds,omitempty"`
+	Bytes     uint64  `json:"bytes,omitempty"`        // of an operation, where the driver says it
+	Share     float64 `json:"share,omitempty"`        // of a processor
 	Rounds    int     `json:"rounds,omitempty"`
 	Ops       int     `json:"ops,omitempty"`
 
@@ -52,7 +42,6 @@ type Row struct {
 	Ours      bool   `json:"ours,omitempty"`
 	Yardstick bool   `json:"yardstick,omitempty"`
 	Timed     bool   `json:"timed,omitempty"`  // a program that measures itself
-	Said      string `json:"said,omitempty"`   // the error that told the caller
 	Note      string `json:"note,omitempty"`   // what is to be known of the figure
 	Reason    string `json:"reason,omitempty"` // why there are no figures
 	Wrong     bool   `json:"wrong,omitempty"`  // other bytes arrived, or nonsense was answered

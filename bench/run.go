@@ -19,12 +19,7 @@ type Options struct {
 	Rounds int           // of each shape; default 5, quick 3
 	Slice  time.Duration // of one participant in one round; default 100 ms
 	Memory uint64        // that default shapes are drawn from at each end; default 512 MiB
-	// Pings has round trips of messages measured, Specials these and what else is compared beside
-	// transfers: idle ends, first contact, many regions, long lists, dead and frozen peers.
-	Pings, Specials bool
-	// how long a caller has to notice a dead or frozen peer; default 20 s, quick 16 s; negative:
-	// not measured
-	Notice time.Duration
+	Idles  bool          // what all pairs take of processors while nothing is asked of them
 	// of the whole run: rounds are cut, then what is left is left out and said; default 20 min,
 	// quick 8 min
 	Limit time.Duration
@@ -52,7 +47,6 @@ func (o Options) withDefaults() Options {
 		}
 	}
 	def(&o.Slice, 100*time.Millisecond, 100*time.Millisecond)
-	def(&o.Notice, 20*time.Second, 16*time.Second)
 	def(&o.Idle, 2*time.Second, time.Second)
 	def(&o.Limit, 20*time.Minute, 8*time.Minute)
 	if o.Memory == 0 {
@@ -118,15 +112,11 @@ var (
 	laneWeights = map[Lane]float64{File: 1, Weights: 1}
 )
 
-// laneWeight of most lanes; frozenWeight is that of peers that are frozen.
-const (
-	laneWeight   = 4
-	frozenWeight = 1.5
-)
+// laneWeight of most lanes.
+const laneWeight = 4
 
-// Run measures the participants, lane by lane, and at last what takes long while it sleeps. A
-// participant that fails is no reason to end: the only errors are those of ctx, and what was
-// measured until then is in the report all the same.
+// Run measures the participants, lane by lane. A participant that fails is no reason to end: the
+// only errors are those of ctx, and what was measured until then is in the report all the same.
 func Run(ctx context.Context, list []Participant, o Options) (*Report, error) {
 	o = o.withDefaults()
 	ctx, cancel, end := bounds(ctx, o.now(), o.Limit)
@@ -134,7 +124,6 @@ func Run(ctx context.Context, list []Participant, o Options) (*Report, error) {
 	report := newReport(o)
 	defer report.end()
 	var parts []part
-	all := &runner{o: o, report: report}
 	for _, lane := range runOrder {
 		r := &runner{o: o, report: report}
 		for _, p := range list {
@@ -150,14 +139,6 @@ func Run(ctx context.Context, list []Participant, o Options) (*Report, error) {
 			weight = laneWeight
 		}
 		parts = append(parts, part{weight, r.run})
-		for _, e := range r.entrants {
-			if lane != File && !e.Alone && !e.Yardstick {
-				all.entrants = append(all.entrants, e)
-			}
-		}
-	}
-	if o.Specials && len(all.entrants) > 0 && o.Notice >= 0 {
-		parts = append(parts, all.step(frozenWeight, all.frozen))
 	}
 	return report, inTurn(ctx, o.now, end, parts)
 }
@@ -191,12 +172,8 @@ func (r *runner) run(ctx context.Context, until time.Time) error {
 	r.end = until
 	lane := r.entrants[0].Lane
 	parts := []part{r.step(7, r.open), r.step(65, r.shapes)}
-	if lane != File && (r.o.Pings || r.o.Specials) {
+	if lane != File { // it has no peer
 		parts = append(parts, r.step(7, r.pings))
-	}
-	if lane != File && r.o.Specials { // it has no peer
-		parts = append(parts, r.step(1, r.calls), r.step(8, r.handovers),
-			r.step(1, r.leave), r.step(6, r.contacts), r.step(3, r.regions), r.step(4, r.killed))
 	}
 	return inTurn(ctx, r.o.now, until, parts)
 }
@@ -221,11 +198,6 @@ func (r *runner) close() {
 	all.Wait()
 }
 
-func (r *runner) leave(context.Context) error {
-	r.close()
-	return nil
-}
-
 // leave ends the pair.
 func (e *entrant) leave() {
 	if e.pair != nil {
@@ -244,7 +216,7 @@ func (e *entrant) turn(do func() error) {
 }
 
 // open opens all pairs and measures what each takes of processors while nothing is asked of it.
-// Without Specials that is done for those alone that may disturb.
+// Without Idles that is done for those alone that may disturb.
 func (r *runner) open(ctx context.Context) error {
 	for _, e := range r.entrants {
 		r.o.Progress(fmt.Sprintf("%s: open %s", e.Lane, e.Name))
@@ -256,7 +228,7 @@ func (r *runner) open(ctx context.Context) error {
 		if err := r.enter(ctx, e); err != nil {
 			return err
 		}
-		if e.pair == nil || e.Yardstick || !r.o.Specials && e.Ours {
+		if e.pair == nil || e.Yardstick || !r.o.Idles && e.Ours {
 			continue
 		}
 		row := e.row(KindIdle)
@@ -457,4 +429,77 @@ func (r *runner) replace(ctx context.Context, e *entrant) error {
 	}
 	e.pair.Rest()
 	return nil
+}
+
+// The messages of pings.
+const (
+	pingSize  = 64
+	pingCount = 500 // round trips at a time at most
+	pingProbe = 20  // the first ones, which say how many fit pingTime
+	pingTime  = 2 * time.Second
+	pingTurns = 3
+)
+
+// pings measures round trips of messages between the pairs that have two processes.
+func (r *runner) pings(ctx context.Context) error {
+	shape := Shape{Size: pingSize, Batch: 1}
+	for _, e := range r.present() {
+		if e.Alone || e.Timed {
+			continue
+		}
+		if r.late() {
+			r.report.add(e.failed(KindPing, shape, errLate))
+			continue
+		}
+		r.o.Progress(fmt.Sprintf("%s: %s, %s", e.Lane, KindPing, e.Name))
+		e.reason = nil
+		e.turn(func() error {
+			var t tally
+			var note string
+			count := pingProbe
+			for i := range pingTurns + 1 {
+				a, took, err := e.pair.ping(ctx, count)
+				if err != nil {
+					return err
+				}
+				if i > 0 { // the first ones warm up
+					t.add(&a, pingSize, 0)
+				}
+				note = a.Text
+				count = min(max(int(pingTime*time.Duration(count)/max(took, 1)), pingProbe),
+					pingCount)
+			}
+			row := e.row(KindPing)
+			row.Shape = shape
+			t.fill(&row)
+			row.GBps, row.DescsPerS, row.CPUPerGB, row.Note = 0, 0, 0, note
+			r.report.add(row)
+			return nil
+		})
+		if err := ended(ctx); err != nil {
+			return err
+		}
+		if e.reason != nil {
+			r.report.add(e.failed(KindPing, shape, e.reason))
+			if err := r.replace(ctx, e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ping has the ends send so many messages to and fro.
+func (p *Pair) ping(ctx context.Context, count int) (a Answer, took time.Duration, err error) {
+	begin := time.Now()
+	if err := p.target.Send(Request{Do: DoPong, Count: count, Size: pingSize},
+		askLimit); err != nil {
+		return a, 0, err
+	}
+	if a, err = p.ask(ctx, Request{Do: DoPing, Count: count, Size: pingSize}); err != nil {
+		p.target.Kill() // it waits for what does not come
+		return a, 0, err
+	}
+	_, err = p.target.Await(ctx, DoPong, askLimit)
+	return a, time.Since(begin), err
 }

@@ -4,7 +4,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -28,26 +27,6 @@ func TestTimeThatIsLeftIsShared(t *testing.T) {
 		if untils[i] != want {
 			t.Errorf("part %d ends after %v, want %v", i, untils[i], want)
 		}
-	}
-}
-
-func TestPartsAfterTheEndRunToSaySo(t *testing.T) {
-	ran := 0
-	late := part{1, func(_ context.Context, until time.Time) error {
-		if time.Now().After(until) {
-			ran++
-		}
-		return nil
-	}}
-	if err := inTurn(context.Background(), time.Now, time.Now().Add(-time.Hour),
-		[]part{late, late}); err != nil || ran != 2 {
-		t.Errorf("%d parts, %v", ran, err)
-	}
-	bad := errors.New("ended")
-	failing := part{1, func(context.Context, time.Time) error { return bad }}
-	if err := inTurn(context.Background(), time.Now, time.Now(),
-		[]part{failing, late}); err != bad || ran != 2 {
-		t.Errorf("%d parts, %v", ran, err)
 	}
 }
 

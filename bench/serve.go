@@ -16,8 +16,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // End is one end of a peer that is driven in Go.
@@ -30,8 +28,6 @@ type End interface {
 	Connect(card string) error
 	// Prepare makes a request that can be posted again and again.
 	Prepare(op string, size uint64, local, remote []int32) (Posting, error)
-	// Regions registers so many regions of the memory one by one and describes them.
-	Regions(count int, size uint64) (Answer, error)
 	// Notify sends a message; Receive says whether one has arrived.
 	Notify(message []byte) error
 	Receive() (bool, error)
@@ -39,7 +35,7 @@ type End interface {
 
 // Posting is a prepared request.
 type Posting interface {
-	// Post posts it and returns when it is done, or with context.DeadlineExceeded when ctx is.
+	// Post posts it and returns when it is done.
 	Post(ctx context.Context) error
 	Close() error
 }
@@ -126,16 +122,10 @@ func (s *server) answer(r *Request) (Answer, error) {
 		return s.digest(r)
 	case DoCache:
 		return Answer{}, s.cache(r.On)
-	case DoHandover:
-		return s.handover(r)
-	case DoRegions:
-		return s.end.Regions(r.Count, r.Size)
 	case DoPing:
 		return s.ping(r)
 	case DoPong:
 		return Answer{}, s.pong(r)
-	case DoWatch:
-		return s.watch(r), nil
 	}
 	return Answer{}, fmt.Errorf("%s: %w", r.Do, ErrUnsupported)
 }
@@ -304,18 +294,6 @@ func (s *server) cache(all bool) error {
 	return keeper.Cache(all)
 }
 
-func (s *server) handover(r *Request) (Answer, error) {
-	begin := time.Now()
-	p, err := s.end.Prepare(r.Op, r.Size, r.Local[0], r.Remote[0])
-	if err != nil {
-		return Answer{}, err
-	}
-	defer p.Close()
-	ready := time.Since(begin)
-	err = p.Post(context.Background())
-	return Answer{PrepareNS: int64(ready), NS: int64(time.Since(begin))}, err
-}
-
 func (s *server) ping(r *Request) (Answer, error) {
 	message := make([]byte, r.Size)
 	samples := make([]int64, 0, r.Count)
@@ -351,34 +329,4 @@ func (s *server) await() error {
 			return err
 		}
 	}
-}
-
-// watch posts until it is told that something is wrong.
-func (s *server) watch(r *Request) Answer {
-	limit := time.Duration(r.NS)
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	var a Answer
-	for begin := time.Now(); time.Since(begin) < limit; a.Ops++ {
-		err := s.postings[a.Ops%len(s.postings)].Post(ctx)
-		switch {
-		case err != nil && ctx.Err() != nil:
-			a.Pending = true
-			return a
-		case err != nil:
-			a.Noticed, a.At, a.Text = true, monotonic(), err.Error()
-			return a
-		}
-		a.At = monotonic()
-	}
-	return a
-}
-
-// monotonic is the clock that all processes of a machine share.
-func monotonic() int64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0
-	}
-	return ts.Nano()
 }

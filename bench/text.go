@@ -144,33 +144,11 @@ func (r *Report) of(kind string, lane Lane) []*Row {
 	return list
 }
 
-// special is a kind of rows beside transfers, and how its figures are said.
-type special struct {
+// specials are the kinds of rows beside transfers, and how their figures are said.
+var specials = []struct {
 	kind, title string
 	say         func(*Row) string
-}
-
-var specials = []special{
-	{KindHandover, "100,000 pieces of 656 B, scattered, in one list that is used once",
-		func(r *Row) string {
-			return fmt.Sprintf("%.1f ms, of which %.1f ms from the list to a request; %s GB/s; "+
-				"%s CPU s/GB", r.P50us/1e3, r.PrepareUS/1e3, figure(r.GBps), figure(r.CPUPerGB))
-		}},
-	{KindRegions, "2,048 regions registered one by one, and described", func(r *Row) string {
-		if r.Bytes == 0 {
-			return fmt.Sprintf("registered in %.2f ms; no description to hand over",
-				r.PrepareUS/1e3)
-		}
-		return fmt.Sprintf("registered in %.2f ms; described in %.2f ms, %d bytes", r.PrepareUS/1e3,
-			r.P50us/1e3, r.Bytes)
-	}},
-	{KindLearn, "The other end learns of those regions", func(r *Row) string {
-		return fmt.Sprintf("%.2f ms", r.P50us/1e3)
-	}},
-	{KindContact, "First contact: from the other end's description to the first bytes there",
-		func(r *Row) string {
-			return fmt.Sprintf("%.2f ms", r.P50us/1e3)
-		}},
+}{
 	{KindPing, "Round trip of a notification, each end waiting as its makers advise",
 		func(r *Row) string {
 			text := fmt.Sprintf("p50 %.1f µs, p99 %.1f µs", r.P50us, r.P99us)
@@ -179,19 +157,10 @@ var specials = []special{
 			}
 			return text
 		}},
-	{KindCall, "The cheapest call into the library from the driver's language",
-		func(r *Row) string {
-			return fmt.Sprintf("%.2f µs", r.P50us)
-		}},
 	{KindIdle, "Processors taken by both ends while nothing is asked of them", func(r *Row) string {
 		return fmt.Sprintf("%.1f %% of one", 100*r.Share)
 	}},
-	{KindKilled, "The peer is killed under writes: until the caller knows", said},
-	{KindFrozen, "The peer is frozen under writes, some pairs at a time: until the caller knows",
-		said},
 }
-
-func said(r *Row) string { return fmt.Sprintf("%.3f s (%s)", r.Seconds, clip(r.Said, 120)) }
 
 func clip(s string, n int) string {
 	s = strings.Join(strings.Fields(s), " ")

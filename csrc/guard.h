@@ -12,7 +12,7 @@
  *	sl_guard_disarm();
  *
  * What is between arm and disarm takes no lock, and keeps nothing but in these ranges. Guards do
- * not nest. Package internal/memfault does the same for Go. A package that includes this has
+ * not nest. CatchFault of internal/hostmem does the same for Go. A package that includes this has
  * guard_c.h in a file of its own.
  */
 #ifndef SLUICE_GUARD_H

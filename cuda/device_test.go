@@ -21,14 +21,14 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+	"github.com/sluicehq/sluice/internal/testing/standin"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // standIn is where the software stand-in of libcuda is built, once: a process opens one driver.
 var standIn struct {
 	once    sync.Once
-	library *fakecuda.Library
+	library *standin.Library
 	err     error
 }
 
@@ -59,7 +59,7 @@ func libraryOf(t testing.TB) string {
 		return os.Getenv("SLUICE_LIBCUDA")
 	}
 	standIn.once.Do(func() {
-		if standIn.library, standIn.err = fakecuda.Build(); standIn.err == nil {
+		if standIn.library, standIn.err = standin.BuildCUDA(); standIn.err == nil {
 			standIn.err = os.Setenv("STANDIN_PANEL", standIn.library.Panel)
 		}
 	})
@@ -205,7 +205,7 @@ func TestDeviceCountsAfresh(t *testing.T) {
 func TestDeviceRunDoesNotAllocate(t *testing.T) {
 	d := device(t, "90")
 	m := onDevice(t, d, draw(rand.New(rand.NewPCG(1, 1)), []int{656}, 0, 10, 0, 1), false)
-	if n := allocs.PerRun(500, func() { _, _, _ = d.Run(m, Budget{SMs: 1}, "") }); n != 0 {
+	if n := testkit.AllocsPerRun(500, func() { _, _, _ = d.Run(m, Budget{SMs: 1}, "") }); n != 0 {
 		t.Errorf("%v allocations, want 0", n)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // obvious is what every Move must come to.
@@ -293,7 +293,7 @@ func TestWidth(t *testing.T) {
 
 func TestRunDoesNotAllocate(t *testing.T) {
 	m := draw(rand.New(rand.NewPCG(5, 6)), []int{656, 132}, 0, 1000, 0, 1)
-	if n := allocs.PerRun(50, func() {
+	if n := testkit.AllocsPerRun(50, func() {
 		_, _ = Run(m)
 		_, _ = Gather(m.Parts[0].Dst, m.Parts[0].Src, 656, m.Src)
 	}); n != 0 {

@@ -15,7 +15,7 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/csrc/digest"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // summer opens one beside a Device, whose memory it digests.
@@ -199,7 +199,7 @@ func TestSummerOnDeviceRefuses(t *testing.T) {
 		got, err := s.Sum(one)
 		require.NoError(t, err)
 		require.Equal(t, want, got)
-		require.Zero(t, allocs.PerRun(5, func() { _, _ = s.Sum(one) }))
+		require.Zero(t, testkit.AllocsPerRun(5, func() { _, _ = s.Sum(one) }))
 	}
 }
 

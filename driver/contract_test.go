@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 // TestDescLayout holds Desc to what crosses into C: 32 bytes without a pointer.
@@ -199,7 +197,7 @@ func TestBatchCheck(t *testing.T) {
 		}
 	}
 	b := Batch{Op: Write, Pattern: nest}
-	if n := allocs.PerRun(100, func() { _ = b.Check(CanPattern) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { _ = b.Check(CanPattern) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 func alloc(t testing.TB, e *Engine, n uint64, o AllocOptions) *Memory {
@@ -23,7 +23,7 @@ func alloc(t testing.TB, e *Engine, n uint64, o AllocOptions) *Memory {
 }
 
 func TestAllocIsCounted(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	e := open(t, "plain")
 	m := alloc(t, e, 1<<20, AllocOptions{Purpose: "pool", NoHuge: true, Populate: true})
 	if m.Segment().Shared == nil || len(m.Bytes()) != 1<<20 {
@@ -45,7 +45,7 @@ func TestAllocIsCounted(t *testing.T) {
 }
 
 func TestMemoryOutlivesTheEngine(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	e := open(t, "tenant")
 	m := alloc(t, e, 4096, AllocOptions{})
 	_, err := e.Register("r", m.Segment())

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // twoPeers opens an engine over a fake and another one that it connects to twice.
@@ -26,7 +26,7 @@ func twoPeers(t *testing.T, f *fake) (a, b *Peer, local *Region) {
 
 // TestOnePeerHoldsUpNoOther has a peer that never has room: a transfer to another
 // one overtakes those that wait for it.
-func TestOnePeerHoldsUpNoOther(t *testing.T) { virtual.Time(t, onePeerHoldsUpNoOther) }
+func TestOnePeerHoldsUpNoOther(t *testing.T) { testkit.InVirtualTime(t, onePeerHoldsUpNoOther) }
 
 func onePeerHoldsUpNoOther(t *testing.T) {
 	f := &fake{}
@@ -95,7 +95,7 @@ func TestRoomIsShared(t *testing.T) {
 
 // TestLostPeerEndsWhoWaits has transfers wait for room at a peer that dies
 // meanwhile.
-func TestLostPeerEndsWhoWaits(t *testing.T) { virtual.Time(t, lostPeerEndsWhoWaits) }
+func TestLostPeerEndsWhoWaits(t *testing.T) { testkit.InVirtualTime(t, lostPeerEndsWhoWaits) }
 
 func lostPeerEndsWhoWaits(t *testing.T) {
 	dead := make(chan struct{})
@@ -185,7 +185,7 @@ func TestAbortOutOfTheBacklog(t *testing.T) {
 // TestFailureEndsWhatWaitsElsewhere has a batch fail at one connection while the rest of its post
 // waits for room at another one, which never has any: the post ends at once.
 func TestFailureEndsWhatWaitsElsewhere(t *testing.T) {
-	virtual.Time(t, failureEndsWhatWaitsElsewhere)
+	testkit.InVirtualTime(t, failureEndsWhatWaitsElsewhere)
 }
 
 func failureEndsWhatWaitsElsewhere(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/testing/allocs"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // pair returns two connected engines over mem with a region each.
@@ -62,7 +62,7 @@ func TestNoAllocations(t *testing.T) {
 			}
 		}
 		post()
-		if n := allocs.PerRun(100, post); n != 0 || failed != nil {
+		if n := testkit.AllocsPerRun(100, post); n != 0 || failed != nil {
 			t.Errorf("%s: %v allocations from Post to the end of Wait, %v", name, n, failed)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // hung is a device whose operations end with the connection alone, like those on a file of a
@@ -44,7 +44,9 @@ func (d *hungDisk) Caps() driver.Caps {
 
 // TestLocalConnectionIsRenewed loses the owner's connection to its own device once, by an
 // operation that had to be ended by force: other peers, and the owner, go on.
-func TestLocalConnectionIsRenewed(t *testing.T) { virtual.Time(t, localConnectionIsRenewed) }
+func TestLocalConnectionIsRenewed(t *testing.T) {
+	testkit.InVirtualTime(t, localConnectionIsRenewed)
+}
 
 func localConnectionIsRenewed(t *testing.T) {
 	wire, err := mem.New(mem.Config{})
@@ -82,7 +84,7 @@ func localConnectionIsRenewed(t *testing.T) {
 // TestLocalConnectionIsLostInAChain has a chain of the engine's own lose the connection of its
 // hops: its transfers end, new ones go on, and Close returns.
 func TestLocalConnectionIsLostInAChain(t *testing.T) {
-	virtual.Time(t, localConnectionIsLostInAChain)
+	testkit.InVirtualTime(t, localConnectionIsLostInAChain)
 }
 
 func localConnectionIsLostInAChain(t *testing.T) {
@@ -179,7 +181,7 @@ func TestAnswersNeedNoWayBack(t *testing.T) {
 }
 
 // TestWindowsAreGivenBack has peers come, take staging memory and go, with a hop under way.
-func TestWindowsAreGivenBack(t *testing.T) { virtual.Time(t, windowsAreGivenBack) }
+func TestWindowsAreGivenBack(t *testing.T) { testkit.InVirtualTime(t, windowsAreGivenBack) }
 
 func windowsAreGivenBack(t *testing.T) {
 	b := newHost(t, "b")

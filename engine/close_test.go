@@ -14,8 +14,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // eventually fails the test when f does not return within limit.
@@ -33,7 +32,7 @@ func eventually(t *testing.T, what string, f func()) {
 // TestCloseBesideConnect closes the engine, and looks at its counters, while a
 // backend connects.
 func TestCloseBesideConnect(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	connecting, closed := make(chan struct{}), make(chan struct{})
 	f := &fake{onConnect: func(int) error { close(connecting); <-closed; return nil }}
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
@@ -56,7 +55,7 @@ func TestCloseBesideConnect(t *testing.T) {
 
 // TestCloseOfABrokenBackend has transfers that no backend ever ends: who waits is
 // released all the same.
-func TestCloseOfABrokenBackend(t *testing.T) { virtual.Time(t, closeOfABrokenBackend) }
+func TestCloseOfABrokenBackend(t *testing.T) { testkit.InVirtualTime(t, closeOfABrokenBackend) }
 
 func closeOfABrokenBackend(t *testing.T) {
 	p, r, m := overFake(t, &fake{manual: true, brokenClose: true}, limit)
@@ -165,7 +164,7 @@ func TestEveryCloseWaits(t *testing.T) {
 
 // TestAfterClose does what a program does when it ends in the wrong order.
 func TestAfterClose(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	a, b := open(t, "a"), open(t, "b")
 	src, dst := register(t, a, "src", 1<<16), register(t, b, "dst", 1<<16)
 	p := connect(t, a, b)

@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // way is a backend whose Connect takes a while, and may not be in time the first times.
@@ -58,7 +57,7 @@ func TestConnectByWhatAnswers(t *testing.T) {
 		"a limit of its own": {[]*way{{late: 3}}, time.Second, []int{4}},
 		"none":               {[]*way{{takes: never}}, 30 * time.Second, []int{1}},
 	} {
-		virtual.Run(t, name, func(t *testing.T) {
+		testkit.RunInVirtualTime(t, name, func(t *testing.T) {
 			var list []driver.Backend
 			for i, w := range c.ways {
 				w.fake = &fake{name: fmt.Sprint("way", i)}
@@ -112,7 +111,7 @@ func (l *late) Accept() (net.Conn, error) {
 
 // TestDialComesAgain: a server that hung up, and one that had not started, are dialled again.
 func TestDialComesAgain(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	e, far := open(t, "e"), open(t, "far")
 	socket := filepath.Join(t.TempDir(), "socket")
 	dialled := make(chan error, 1)
@@ -133,7 +132,7 @@ func TestDialComesAgain(t *testing.T) {
 // TestServeByWhatAnswers: backends that do not answer an engine that serves leave time of the
 // exchange to the others.
 func TestServeByWhatAnswers(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	near := open(t, "near", func(c *Config) {
 		c.Backends = []driver.Backend{&fake{name: "way0"}, &fake{name: "way1"},
 			&fake{name: "way2"}}
@@ -150,7 +149,7 @@ func TestServeByWhatAnswers(t *testing.T) {
 
 // TestDialWaitsForAFullQueue: a Unix socket whose queue is full refuses with EAGAIN for now.
 func TestDialWaitsForAFullQueue(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	e, far := open(t, "e"), open(t, "far")
 	socket := filepath.Join(t.TempDir(), "socket")
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -185,7 +184,7 @@ func TestDialWaitsForAFullQueue(t *testing.T) {
 // TestDialComesAgainToACrowd: a server at which as many wait of a host as may hangs up on the next
 // at once.
 func TestDialComesAgainToACrowd(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	plain := func(c *Config) { c.Plaintext, c.HandshakesMax, c.HandshakeTimeout = true, 1, limit }
 	e, far := open(t, "e", plain), open(t, "far", plain)
 	l := listen(t, "tcp", "127.0.0.1:0")

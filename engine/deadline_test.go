@@ -13,8 +13,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/promise"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/stretchr/testify/require"
 )
 
@@ -42,7 +41,7 @@ func scattered(t *testing.T, tr *Transfer, r *Region, m *Remote, n int) {
 	}
 }
 
-func TestTimeoutDisconnects(t *testing.T) { virtual.Time(t, timeoutDisconnects) }
+func TestTimeoutDisconnects(t *testing.T) { testkit.InVirtualTime(t, timeoutDisconnects) }
 
 func timeoutDisconnects(t *testing.T) {
 	p, r, m := overFake(t, &fake{manual: true}, 50*time.Millisecond)
@@ -84,7 +83,7 @@ func (k *keptOff) Poll(done []driver.Completion) (int, error) {
 // TestACompletionInHandIsNotGivenUp has the sweeper find a transfer late whose last completion
 // another goroutine has just taken.
 func TestACompletionInHandIsNotGivenUp(t *testing.T) {
-	virtual.Time(t, aCompletionInHandIsNotGivenUp)
+	testkit.InVirtualTime(t, aCompletionInHandIsNotGivenUp)
 }
 
 func aCompletionInHandIsNotGivenUp(t *testing.T) {
@@ -133,7 +132,7 @@ func TestAbortBesideItsTimeout(t *testing.T) {
 
 // TestProgressIsGivenTime: the time of a transfer begins anew with each batch that ends well,
 // but not once it is being ended.
-func TestProgressIsGivenTime(t *testing.T) { virtual.Time(t, progressIsGivenTime) }
+func TestProgressIsGivenTime(t *testing.T) { testkit.InVirtualTime(t, progressIsGivenTime) }
 
 func progressIsGivenTime(t *testing.T) {
 	f := &fake{manual: true}
@@ -183,7 +182,7 @@ func TestLongTransfersAreCut(t *testing.T) {
 }
 
 // TestHelloThatDoesNotEnd: the connection is closed while the Peer is being made.
-func TestHelloThatDoesNotEnd(t *testing.T) { virtual.Time(t, helloThatDoesNotEnd) }
+func TestHelloThatDoesNotEnd(t *testing.T) { testkit.InVirtualTime(t, helloThatDoesNotEnd) }
 
 func helloThatDoesNotEnd(t *testing.T) {
 	b := open(t, "b", func(c *Config) { c.Backends = []driver.Backend{&fake{}} })
@@ -202,7 +201,7 @@ func helloThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-func TestTimeoutWithoutProof(t *testing.T) { virtual.Time(t, timeoutWithoutProof) }
+func TestTimeoutWithoutProof(t *testing.T) { testkit.InVirtualTime(t, timeoutWithoutProof) }
 
 func timeoutWithoutProof(t *testing.T) {
 	p, r, m := overFake(t, &fake{manual: true, brokenClose: true}, 50*time.Millisecond)
@@ -224,7 +223,9 @@ func timeoutWithoutProof(t *testing.T) {
 	}
 }
 
-func TestWaitEndsWithoutTheTransfer(t *testing.T) { virtual.Time(t, waitEndsWithoutTheTransfer) }
+func TestWaitEndsWithoutTheTransfer(t *testing.T) {
+	testkit.InVirtualTime(t, waitEndsWithoutTheTransfer)
+}
 
 func waitEndsWithoutTheTransfer(t *testing.T) {
 	f := &fake{manual: true}
@@ -336,7 +337,7 @@ func TestNothingLandsAfterAbort(t *testing.T) {
 		}
 		time.Sleep(500 * time.Microsecond)
 		if !bytes.Equal(dst.Bytes(), poison) {
-			promise.Broken(t, "round %d: bytes landed after Abort", i)
+			testkit.FatalBroken(t, "round %d: bytes landed after Abort", i)
 		}
 	}
 }

@@ -16,9 +16,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -48,7 +46,7 @@ func describes(t *testing.T, e *Engine, want ...string) {
 
 // TestDescribeFollowsWhatIsRegistered: what was described before is of no consequence.
 func TestDescribeFollowsWhatIsRegistered(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	e := open(t, "owner")
 	describes(t, e)
 	b := register(t, e, "b", 4096)
@@ -121,7 +119,7 @@ func TestDescribeAllocations(t *testing.T) {
 		_, err = e.Register(fmt.Sprint("part ", i), part)
 		check(t, err)
 	}
-	if n := allocs.PerRun(10, func() {
+	if n := testkit.AllocsPerRun(10, func() {
 		if _, err := e.Describe(); err != nil {
 			t.Error(err)
 		}
@@ -293,7 +291,7 @@ func TestImportOverALostConnection(t *testing.T) {
 }
 
 // TestSelfIsRenewed has the connection to itself break.
-func TestSelfIsRenewed(t *testing.T) { virtual.Time(t, selfIsRenewed) }
+func TestSelfIsRenewed(t *testing.T) { testkit.InVirtualTime(t, selfIsRenewed) }
 
 func selfIsRenewed(t *testing.T) {
 	f := &fake{manual: true}

@@ -13,7 +13,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // disk is a device of files that says when their bytes would survive a loss of power.
@@ -83,7 +83,7 @@ func durable(t testing.TB, p *Peer) *Transfer {
 // TestDurable writes to a file of the own engine, of descriptors and of patterns, and with a
 // message behind.
 func TestDurable(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	d, hbm := newDisk(t), newDevice(t, "device", driver.HBM)
 	wire, err := mem.New(mem.Config{})
 	check(t, err)
@@ -134,7 +134,7 @@ func TestDurable(t *testing.T) {
 // TestDurableFar writes to a file of a peer: the peer's engine makes the last hop, and makes it
 // durable.
 func TestDurableFar(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	d := newDisk(t)
 	wires := [2]driver.Backend{}
 	for i := range wires {
@@ -170,7 +170,7 @@ func TestDurableFar(t *testing.T) {
 
 // TestDurableRefused: nobody is told that bytes are safe by what cannot know.
 func TestDurableRefused(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	plain := newDevice(t, "disk", driver.File) // a peer's, that does not say when
 	wires := [2]driver.Backend{}
 	for i := range wires {

@@ -16,8 +16,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // limit bounds every wait of these tests.
@@ -34,7 +33,7 @@ func within(t testing.TB) context.Context {
 // say otherwise, what has to end within AbortGrace has as long as the test itself.
 func open(t testing.TB, name string, change ...func(*Config)) *Engine {
 	t.Helper()
-	cfg := Config{Name: name, AbortGrace: limit, Spin: virtual.Spin()}
+	cfg := Config{Name: name, AbortGrace: limit, Spin: testkit.Spin()}
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -155,7 +154,7 @@ func fill(b []byte, seed byte) {
 }
 
 func TestWriteThenRead(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	prefill, decode := open(t, "prefill"), open(t, "decode")
 	src, dst := register(t, prefill, "src", 1<<20), register(t, decode, "dst", 1<<20)
 	back := register(t, prefill, "back", 1<<20)

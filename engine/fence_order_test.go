@@ -10,7 +10,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // keeping is a backend whose memories have no proof while kept is set.
@@ -36,7 +36,7 @@ func (k *keeping) Register(seg driver.Segment) (driver.Memory, error) {
 // TestLeaseThatIsRefusedLeavesNothing, though a backend keeps its part of the memory at first: the
 // engine asks again, and the region is not closed before.
 func TestLeaseThatIsRefusedLeavesNothing(t *testing.T) {
-	virtual.Time(t, func(t *testing.T) {
+	testkit.InVirtualTime(t, func(t *testing.T) {
 		inner, err := mem.New(mem.Config{})
 		require.NoError(t, err)
 		b := &keeping{named: named{inner, "one", 1e9}}

@@ -23,8 +23,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/freeze"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestTimedFenceStress has another process write over leases, and this one write there. The other
@@ -221,7 +220,7 @@ func (s *stressOwner) freeze(rng *rand.Rand, stop <-chan struct{}) {
 		}
 		nap(10_000)
 		s.still.Lock()
-		if err := freeze.Process(s.process); err != nil {
+		if err := testkit.Freeze(s.process); err != nil {
 			s.t.Errorf("stop the other process: %v", err)
 		}
 		if most := 20_000; rng.IntN(16) > 0 {
@@ -229,7 +228,7 @@ func (s *stressOwner) freeze(rng *rand.Rand, stop <-chan struct{}) {
 		} else {
 			nap(20 * most) // longer than any Grace
 		}
-		if err := freeze.Thaw(s.process); err != nil {
+		if err := testkit.Thaw(s.process); err != nil {
 			s.t.Errorf("let it go on: %v", err)
 		}
 		s.still.Unlock()
@@ -260,7 +259,7 @@ func (s *stressOwner) revokeOne(slot int, rng *rand.Rand) (done bool) {
 	paint(s.part(slot), value)
 	s.answer(slot) // it was running, and writes no more
 	if n := strays(s.part(slot), value); n > 0 {
-		promise.Breaks(s.t, "slot %d: %d bytes landed after Revoke", slot, n)
+		testkit.ErrorBroken(s.t, "slot %d: %d bytes landed after Revoke", slot, n)
 	}
 	s.mu.Lock()
 	s.count.revoked++
@@ -289,7 +288,7 @@ func (s *stressOwner) abortOne(slot int, rng *rand.Rand) (done bool) {
 	s.ask("paint", slot, value, "")
 	time.Sleep(time.Duration(rng.IntN(3_000)) * time.Microsecond)
 	if n := s.ask("look", slot, value, ""); n > 0 {
-		promise.Breaks(s.t, "slot %d: %d bytes landed after Abort", slot, n)
+		testkit.ErrorBroken(s.t, "slot %d: %d bytes landed after Abort", slot, n)
 	}
 	s.mu.Lock()
 	s.count.aborted++

@@ -21,8 +21,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/freeze"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // decodeAt makes the test binary a process that serves this socket.
@@ -108,7 +107,7 @@ func startDecode(t *testing.T) (process *os.Process, socket string) {
 // TestTimedFrozenPeer stops the process at the other end. What needs its hand ends in
 // time and provably, what does not goes on, and so does all that concerns others.
 func TestTimedFrozenPeer(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	process, socket := startDecode(t)
@@ -126,7 +125,7 @@ func TestTimedFrozenPeer(t *testing.T) {
 	kv, err := p.Remote("kv")
 	require.NoError(t, err)
 	require.NoError(t, put(ctx, e, p, src, kv, 4))
-	require.NoError(t, freeze.Process(process))
+	require.NoError(t, testkit.Freeze(process))
 	if err := put(ctx, e, p, src, kv, 6); err != nil {
 		t.Errorf("a write that needs no hand of the peer: %v", err)
 	}

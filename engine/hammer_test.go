@@ -12,13 +12,13 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestHammer does everything at once, for the race detector: transfers that are
 // posted, aborted and reset, leases that come and go, regions and peers too.
 func TestHammer(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	a, b := open(t, "a"), open(t, "b")
 	src, dst := register(t, a, "src", 1<<20), register(t, b, "dst", 1<<20)
 	p := connect(t, a, b)

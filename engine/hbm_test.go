@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/dmabuf"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // hbmFake notes the dma-bufs that it is given, and how long the file behind each is.
@@ -48,7 +47,7 @@ func memoryFile(t *testing.T, n int64) int {
 
 // TestDMABufOfARegion closes the program's descriptor as soon as it may, and leases later.
 func TestDMABufOfARegion(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	f := &hbmFake{}
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	fd := memoryFile(t, 1<<20)
@@ -70,7 +69,7 @@ func TestDMABufOfARegion(t *testing.T) {
 	check(t, l.Revoke(within(t)))
 	own := r.Segment().DMABuf
 	check(t, r.Close())
-	if _, err := dmabuf.Dup(own); !errors.Is(err, unix.EBADF) {
+	if _, err := hostmem.DupDMABuf(own); !errors.Is(err, unix.EBADF) {
 		t.Errorf("the region is closed, its descriptor is not: %v", err)
 	}
 	if _, err := r.registerPart(r.Segment()); !errors.Is(err, ErrClosed) {
@@ -80,7 +79,7 @@ func TestDMABufOfARegion(t *testing.T) {
 
 // TestDMABufOfNoRegion leaves no descriptor behind where nothing was registered.
 func TestDMABufOfNoRegion(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	f := &hbmFake{refuse: driver.ErrNotSupported}
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	fd := memoryFile(t, 1<<20)
@@ -89,7 +88,7 @@ func TestDMABufOfNoRegion(t *testing.T) {
 	if _, err := e.Register("hbm", seg); !errors.Is(err, ErrNotSupported) || len(f.bufs) != 1 {
 		t.Errorf("%v, %d registrations", err, len(f.bufs))
 	}
-	if _, err := dmabuf.Dup(&f.bufs[0]); !errors.Is(err, unix.EBADF) {
+	if _, err := hostmem.DupDMABuf(&f.bufs[0]); !errors.Is(err, unix.EBADF) {
 		t.Errorf("the engine keeps a descriptor: %v", err)
 	}
 	check(t, unix.Close(fd))

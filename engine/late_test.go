@@ -13,8 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/promise"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // until waits for what another goroutine brings about.
@@ -172,7 +171,7 @@ func TestChainAbortedOnTheWay(t *testing.T) {
 		require.ErrorIs(t, tr.Err(), ErrAborted)
 		require.Zero(t, b.dev.kept())
 		if !bytes.Equal(before, b.mem) {
-			promise.Broken(t, "bytes landed though the chain was aborted")
+			testkit.FatalBroken(t, "bytes landed though the chain was aborted")
 		}
 	}
 }
@@ -271,7 +270,7 @@ func (p *lateClosing) Close() error {
 
 // TestAbortWaitsForClose gives a transfer up only when the backend's Close has returned and
 // has not ended it: until then the proof may come.
-func TestAbortWaitsForClose(t *testing.T) { virtual.Time(t, abortWaitsForClose) }
+func TestAbortWaitsForClose(t *testing.T) { testkit.InVirtualTime(t, abortWaitsForClose) }
 
 func abortWaitsForClose(t *testing.T) {
 	b := &lateCloser{&fake{manual: true}, make(chan struct{}, 1), make(chan struct{})}

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // leaseWithoutProof is a lease of which Revoke has failed. Revokes fail until proof is set.
@@ -39,7 +39,7 @@ func leaseWithoutProof(t *testing.T) (e *Engine, r *Region, l *Lease, asked *ato
 // TestLeaseGoesOnceTheProofIsThere: the program has called Revoke once and let go of the lease. The
 // engine looks for the proof, ever more seldom, and ends the lease when it has it.
 func TestLeaseGoesOnceTheProofIsThere(t *testing.T) {
-	virtual.Time(t, func(t *testing.T) {
+	testkit.InVirtualTime(t, func(t *testing.T) {
 		e, r, l, asked, proof := leaseWithoutProof(t)
 		began := asked.Load()
 		time.Sleep(10 * time.Minute)
@@ -60,7 +60,7 @@ func TestLeaseGoesOnceTheProofIsThere(t *testing.T) {
 
 // TestRegionCloseLooksForTheProof of leases that were revoked without one, at once.
 func TestRegionCloseLooksForTheProof(t *testing.T) {
-	virtual.Time(t, func(t *testing.T) {
+	testkit.InVirtualTime(t, func(t *testing.T) {
 		_, r, l, _, proof := leaseWithoutProof(t)
 		err := r.Close()
 		if !errors.Is(err, ErrBusy) || !errors.Is(err, ErrUnproven) {

@@ -16,9 +16,7 @@ import (
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/promise"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 func TestLease(t *testing.T) {
@@ -66,7 +64,7 @@ func TestLease(t *testing.T) {
 		t.Errorf("write after Revoke: %v", err)
 	}
 	if bytes.ContainsFunc(pool.Bytes(), func(r rune) bool { return r != 0 }) {
-		promise.Breaks(t, "bytes landed after Revoke")
+		testkit.ErrorBroken(t, "bytes landed after Revoke")
 	}
 	if _, err := p.Import(l.Token()); !errors.Is(err, ErrRevoked) &&
 		!errors.Is(err, driver.ErrBadToken) {
@@ -77,7 +75,7 @@ func TestLease(t *testing.T) {
 	check(t, pool.Close())
 }
 
-func TestLeaseExpires(t *testing.T) { virtual.Time(t, leaseExpires) }
+func TestLeaseExpires(t *testing.T) { testkit.InVirtualTime(t, leaseExpires) }
 
 func leaseExpires(t *testing.T) {
 	owner, holder := open(t, "owner"), open(t, "holder")
@@ -153,7 +151,7 @@ func TestForeignAndBrokenTokens(t *testing.T) {
 // TestRevokeWaitsNoLongerThanItsContext has a Revoke of a backend that takes its time, on behalf
 // of somebody else.
 func TestRevokeWaitsNoLongerThanItsContext(t *testing.T) {
-	virtual.Time(t, revokeWaitsNoLongerThanItsContext)
+	testkit.InVirtualTime(t, revokeWaitsNoLongerThanItsContext)
 }
 
 func revokeWaitsNoLongerThanItsContext(t *testing.T) {
@@ -269,7 +267,7 @@ func poolOf(t *testing.T, make func() (driver.Backend, error)) (p *Peer, src, po
 func TestLeaseRanges(t *testing.T) {
 	for name, makeBackend := range wires {
 		t.Run(name, func(t *testing.T) {
-			leak.Check(t, hostmem.InUse)
+			testkit.CheckLeaks(t, hostmem.InUse)
 			p, src, pool := poolOf(t, makeBackend)
 			l, err := pool.LeaseRanges([]Range{{Off: 9 * 4096, Len: 4096},
 				{Off: 3 * 4096, Len: 4096}, {Off: 4096, Len: 4096}, {Off: 4 * 4096, Len: 4096}},
@@ -315,7 +313,7 @@ func TestLeaseRanges(t *testing.T) {
 			require.NoError(t, tr.Post())
 			require.ErrorIs(t, tr.Wait(within(t)), ErrRevoked)
 			if !bytes.Equal(want, pool.Bytes()) {
-				promise.Broken(t, "bytes landed after Revoke")
+				testkit.FatalBroken(t, "bytes landed after Revoke")
 			}
 			require.NoError(t, tr.Reset())
 			require.NoError(t, m.Close())
@@ -325,7 +323,7 @@ func TestLeaseRanges(t *testing.T) {
 
 // TestLeaseRangesOfNone are leases that cannot be.
 func TestLeaseRangesOfNone(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	pool := register(t, open(t, "owner"), "pool", 1<<16)
 	for name, ranges := range map[string][]Range{
 		"none": nil, "empty": {{Off: 5}}, "past the end": {{Len: 1}, {Off: 1 << 16, Len: 1}},
@@ -349,7 +347,7 @@ func TestLeaseRangesOfNone(t *testing.T) {
 func TestLeaseRangesOfALiar(t *testing.T) {
 	for _, name := range []string{"mem", "tcp"} {
 		t.Run(name, func(t *testing.T) {
-			leak.Check(t, hostmem.InUse)
+			testkit.CheckLeaks(t, hostmem.InUse)
 			p, src, pool := poolOf(t, wires[name])
 			l, err := pool.LeaseRanges([]Range{{Off: 4096, Len: 4096}}, LeaseOptions{})
 			require.NoError(t, err)
@@ -375,7 +373,7 @@ func TestLeaseRangesOfALiar(t *testing.T) {
 
 // TestLeaseRangesStaged is that for memory of a kind which chains reach.
 func TestLeaseRangesStaged(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	a, b := newHost(t, "a"), newHost(t, "b")
 	p := connect(t, a.e, b.e)
 	fill(a.mem, 3)

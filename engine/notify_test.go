@@ -16,7 +16,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -92,7 +92,7 @@ func TestNotifyWithoutWaiting(t *testing.T) {
 
 // TestNobodyReads fills the channel and the backend behind it: senders wait,
 // nothing is lost, and all flows when the program reads.
-func TestNobodyReads(t *testing.T) { virtual.Time(t, nobodyReads) }
+func TestNobodyReads(t *testing.T) { testkit.InVirtualTime(t, nobodyReads) }
 
 func nobodyReads(t *testing.T) {
 	small, err := mem.New(mem.Config{BatchesMax: 8})
@@ -174,7 +174,7 @@ func TestTwoConnectionsOfOneSender(t *testing.T) {
 
 // TestNext: a goroutine that waits for messages one by one gets them in order, at once or asleep;
 // one that is there comes before the end of the context, and the engine's Close ends the wait.
-func TestNext(t *testing.T) { virtual.Time(t, takeNext) }
+func TestNext(t *testing.T) { testkit.InVirtualTime(t, takeNext) }
 
 func takeNext(t *testing.T) {
 	a, b := open(t, "a"), open(t, "b")
@@ -271,7 +271,7 @@ func TestPace(t *testing.T) {
 
 // TestNotifyGivesUp has a peer without room. The error says why, and nothing of
 // the attempt stays behind.
-func TestNotifyGivesUp(t *testing.T) { virtual.Time(t, notifyGivesUp) }
+func TestNotifyGivesUp(t *testing.T) { testkit.InVirtualTime(t, notifyGivesUp) }
 
 func notifyGivesUp(t *testing.T) {
 	f := &fake{manual: true}
@@ -297,7 +297,7 @@ func notifyGivesUp(t *testing.T) {
 }
 
 // TestNotifyWithoutProof gives each transfer back, although it was given up.
-func TestNotifyWithoutProof(t *testing.T) { virtual.Time(t, notifyWithoutProof) }
+func TestNotifyWithoutProof(t *testing.T) { testkit.InVirtualTime(t, notifyWithoutProof) }
 
 func notifyWithoutProof(t *testing.T) {
 	p, _, _ := overFake(t, &fake{manual: true, brokenClose: true}, 10*time.Millisecond)
@@ -314,7 +314,9 @@ func notifyWithoutProof(t *testing.T) {
 
 // TestReceiveLeavesNothingBehind has the end of a full channel meet a spinner: the
 // messages that the spinner has no room for reach the channel all the same.
-func TestReceiveLeavesNothingBehind(t *testing.T) { virtual.Time(t, receiveLeavesNothingBehind) }
+func TestReceiveLeavesNothingBehind(t *testing.T) {
+	testkit.InVirtualTime(t, receiveLeavesNothingBehind)
+}
 
 func receiveLeavesNothingBehind(t *testing.T) {
 	received, spinning, goOn := 0, make(chan struct{}), make(chan struct{})
@@ -381,7 +383,7 @@ func TestNotifyOverALostConnection(t *testing.T) {
 
 // TestInboxHoldsItsBytes: of large notifications, that the program does not read, the channel takes
 // what the budget allows, and their senders wait. All arrive, in order, once it reads.
-func TestInboxHoldsItsBytes(t *testing.T) { virtual.Time(t, inboxHoldsItsBytes) }
+func TestInboxHoldsItsBytes(t *testing.T) { testkit.InVirtualTime(t, inboxHoldsItsBytes) }
 
 func inboxHoldsItsBytes(t *testing.T) {
 	const size, budget = 256 << 10, 1 << 20
@@ -409,7 +411,9 @@ func inboxHoldsItsBytes(t *testing.T) {
 }
 
 // TestInboxTakesOneOverItsBytes, and closes with one that waits.
-func TestInboxTakesOneOverItsBytes(t *testing.T) { virtual.Time(t, inboxTakesOneOverItsBytes) }
+func TestInboxTakesOneOverItsBytes(t *testing.T) {
+	testkit.InVirtualTime(t, inboxTakesOneOverItsBytes)
+}
 
 func inboxTakesOneOverItsBytes(t *testing.T) {
 	a := open(t, "a")

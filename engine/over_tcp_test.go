@@ -21,7 +21,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // chainEnd is an engine with DRAM and a file, which reaches others by tcp alone.
@@ -117,7 +117,7 @@ func TestChainsOverTCP(t *testing.T) {
 		},
 	} {
 		t.Run(line, func(t *testing.T) {
-			leak.Check(t, hostmem.InUse)
+			testkit.CheckLeaks(t, hostmem.InUse)
 			near, far := newChainEnd(t, "near", rules...), newChainEnd(t, "farther")
 			for i, way := range []struct {
 				op    engine.Op

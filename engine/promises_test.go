@@ -26,9 +26,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/promise"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // runLength is how long a run of promises under faults is.
@@ -41,7 +39,7 @@ type runLength struct {
 // backends that lose, delay, fail and flap, and holds the engine to what it promises.
 func TestPromisesUnderFaults(t *testing.T) {
 	for _, seed := range []uint64{1, 2, 3} {
-		virtual.Run(t, fmt.Sprint("mem ", seed), func(t *testing.T) {
+		testkit.RunInVirtualTime(t, fmt.Sprint("mem ", seed), func(t *testing.T) {
 			promisesUnderFaults(t, promisesBackends["mem"], seed, runLength{actions: 300})
 		})
 	}
@@ -57,7 +55,7 @@ func promisesUnderFaults(t *testing.T, open func() (driver.Backend, error), seed
 	t.Helper()
 	p := keepPromises(t, open, rulesOf(seed), seed, long)
 	for _, what := range p.broken {
-		promise.Breaks(t, "%s", what)
+		testkit.ErrorBroken(t, "%s", what)
 	}
 	t.Logf("seed %d: %d actions: %d succeeded, %d failed, %d aborted, %d revoked, %d "+
 		"connections, %d messages; faults %v", seed, p.actions, p.succeeded, p.failed,
@@ -82,7 +80,7 @@ func TestBrokenPromisesAreFound(t *testing.T) {
 		"early":     {{On: fault.Write, Chance: 0.3, Do: fault.BreakEarly(3 * time.Millisecond)}},
 		"duplicate": {{On: fault.Message, Chance: 0.3, Do: fault.BreakDuplicate()}},
 	} {
-		virtual.Run(t, name, func(t *testing.T) {
+		testkit.RunInVirtualTime(t, name, func(t *testing.T) {
 			p := keepPromises(t, promisesBackends["mem"], rules, 1, runLength{actions: 300})
 			if len(p.broken) == 0 {
 				t.Error("nothing was noticed")
@@ -148,7 +146,7 @@ type promises struct {
 func keepPromises(t *testing.T, open func() (driver.Backend, error), rules []fault.Rule,
 	seed uint64, long runLength) *promises {
 	t.Helper()
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	p := &promises{t: t, rules: rules, seed: seed, long: long, heard: map[uint64]int{},
 		sent: map[uint64]bool{}}
 	var wrapped driver.Backend
@@ -190,7 +188,7 @@ func (p *promises) open(name string, open func() (driver.Backend, error)) (*engi
 	require.NoError(p.t, err)
 	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b},
 		TransferTimeout: 100 * time.Millisecond, AbortGrace: 10 * time.Second,
-		Spin: virtual.Spin()})
+		Spin: testkit.Spin()})
 	require.NoError(p.t, err)
 	p.t.Cleanup(func() {
 		if err := e.Close(); err != nil {

@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/dmabuf"
+	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -67,12 +67,12 @@ func (e *Engine) register(name string, seg driver.Segment, private bool) (*Regio
 		return nil, &OpError{Op: "register " + name, Err: err}
 	}
 	var err error
-	if seg.DMABuf, err = dmabuf.Dup(seg.DMABuf); err != nil {
+	if seg.DMABuf, err = hostmem.DupDMABuf(seg.DMABuf); err != nil {
 		return nil, &OpError{Op: "register " + name, Err: err}
 	}
 	r := &Region{e: e, name: name, seg: seg, private: private}
 	if err := r.begin(); err != nil {
-		_ = dmabuf.Close(seg.DMABuf)
+		_ = hostmem.CloseDMABuf(seg.DMABuf)
 		return nil, err
 	}
 	return r, nil
@@ -112,7 +112,7 @@ func (r *Region) closeDMABuf() error {
 	r.parts.Lock()
 	defer r.parts.Unlock()
 	r.released = true
-	return dmabuf.Close(r.seg.DMABuf)
+	return hostmem.CloseDMABuf(r.seg.DMABuf)
 }
 
 // complete gives a reserved region its memories; from here on peers may be told of

@@ -22,20 +22,19 @@ import (
 	"github.com/sluicehq/sluice/engine/internal/rendezvous"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/authority"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // club is an authority with its file, of which tests make members.
 type club struct {
 	t  *testing.T
-	a  *authority.Authority
+	a  *testkit.Authority
 	ca string
 }
 
 func newClub(t *testing.T, name string) *club {
 	t.Helper()
-	a, pair, err := authority.New(name, time.Hour)
+	a, pair, err := testkit.NewAuthority(name, time.Hour)
 	check(t, err)
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	check(t, os.WriteFile(ca, pair.Cert, 0o600))
@@ -45,7 +44,7 @@ func newClub(t *testing.T, name string) *club {
 // files makes those of a member, once more where they are there.
 func (c *club) files(dir, name string) (cert, key string) {
 	c.t.Helper()
-	pair, _, err := c.a.Issue(authority.Member{Name: name, Valid: time.Hour})
+	pair, _, err := c.a.Issue(testkit.Member{Name: name, Valid: time.Hour})
 	check(c.t, err)
 	cert, key, err = pair.Store(dir, name)
 	check(c.t, err)
@@ -100,7 +99,7 @@ func TestPlainTextIsAskedFor(t *testing.T) {
 
 // Who is no member learns why, and nothing else; the server learns nothing of it.
 func TestDiallersThatAreNoMembers(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	ours, theirs := newClub(t, "ours"), newClub(t, "theirs")
 	e, l := secured(t, ours)
 	for name, c := range map[string]struct {
@@ -196,7 +195,7 @@ func relay(t *testing.T, l net.Listener, to string, heard io.Writer) <-chan stru
 
 // What a member has said once opens nothing when somebody else says it again.
 func TestReplayedExchange(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	ours := newClub(t, "ours")
 	e, l := secured(t, ours)
 	between := listen(t, "tcp", "127.0.0.1:0")
@@ -229,7 +228,7 @@ func TestReplayedExchange(t *testing.T) {
 // Strangers who take all places make room for members; none of them is given a byte of a
 // description, whatever it says.
 func TestStrangersTakeNoPlaces(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	ours := newClub(t, "ours")
 	e, l := secured(t, ours, func(c *Config) { c.HandshakesMax, c.HandshakeTimeout = 4, limit })
 	say := [][]byte{

@@ -19,7 +19,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/engine/internal/rendezvous"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // serveUnix serves an engine at a socket and returns its path.
@@ -251,7 +251,7 @@ func TestHostileMessages(t *testing.T) {
 // TestConnectToAnEngineThatIsNotRead connects while the other program reads no notifications and
 // all room is taken: bytes move, and what is sent later comes with its sender's name.
 func TestConnectToAnEngineThatIsNotRead(t *testing.T) {
-	virtual.Time(t, connectToAnEngineThatIsNotRead)
+	testkit.InVirtualTime(t, connectToAnEngineThatIsNotRead)
 }
 
 func connectToAnEngineThatIsNotRead(t *testing.T) {

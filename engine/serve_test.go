@@ -29,7 +29,7 @@ import (
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -121,7 +121,7 @@ func TestServeAndDial(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			leak.Check(t, hostmem.InUse)
+			testkit.CheckLeaks(t, hostmem.InUse)
 			came := make(chan *Peer, 1)
 			decode := open(t, "decode", link.change, func(c *Config) {
 				c.OnPeer = func(p *Peer) { came <- p }
@@ -245,7 +245,7 @@ func TestDialRefused(t *testing.T) {
 // TestServeForgetsWhoIsLost has peers come and go that no OnPeer was told of: they
 // take no place for ever.
 func TestServeForgetsWhoIsLost(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	e := open(t, "server", func(c *Config) { c.PeersMax, c.Plaintext = 2, true })
 	l := listen(t, "tcp", "127.0.0.1:0")
 	serve(t, e, l)

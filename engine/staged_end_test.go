@@ -17,14 +17,13 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestStagedRefusals are what the peer does not allow, or has no memory for.
 func TestStagedRefusals(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
-	virtual.Run(t, "read-only", func(t *testing.T) {
+	testkit.CheckLeaks(t, hostmem.InUse)
+	testkit.RunInVirtualTime(t, "read-only", func(t *testing.T) {
 		a, b := newHost(t, "a"), newHost(t, "b")
 		seg, _ := b.dev.alloc(t, 4096)
 		seg.ReadOnly = true
@@ -50,7 +49,7 @@ func TestStagedRefusals(t *testing.T) {
 			t.Error("a write past the end of the memory")
 		}
 	})
-	virtual.Run(t, "no memory here", func(t *testing.T) {
+	testkit.RunInVirtualTime(t, "no memory here", func(t *testing.T) {
 		a, b := newHost(t, "a", func(c *Config) { c.StagingBytes = -1 }), newHost(t, "b")
 		p := connect(t, a.e, b.e)
 		if err := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1); !errors.Is(err,
@@ -58,7 +57,7 @@ func TestStagedRefusals(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	virtual.Run(t, "none at the peer", func(t *testing.T) {
+	testkit.RunInVirtualTime(t, "none at the peer", func(t *testing.T) {
 		a, b := newHost(t, "a"), newHost(t, "b", func(c *Config) { c.StagingBytes = -1 })
 		p := connect(t, a.e, b.e)
 		if err := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1); !errors.Is(err,
@@ -66,7 +65,7 @@ func TestStagedRefusals(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	virtual.Run(t, "too little at the peer", func(t *testing.T) {
+	testkit.RunInVirtualTime(t, "too little at the peer", func(t *testing.T) {
 		b := newHost(t, "b", func(c *Config) { c.StagingBytes = slotBytes })
 		one, two := newHost(t, "one"), newHost(t, "two")
 		p := connect(t, one.e, b.e)
@@ -120,10 +119,10 @@ func TestStagedCrowd(t *testing.T) {
 }
 
 // TestStagedPeerCloses ends the peer in the middle: the transfer ends soon.
-func TestStagedPeerCloses(t *testing.T) { virtual.Time(t, stagedPeerCloses) }
+func TestStagedPeerCloses(t *testing.T) { testkit.InVirtualTime(t, stagedPeerCloses) }
 
 func stagedPeerCloses(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	a, b := newHost(t, "a"), newHost(t, "b")
 	p := connect(t, a.e, b.e)
 	m := remote(t, p, "hbm")
@@ -146,7 +145,7 @@ func stagedPeerCloses(t *testing.T) {
 
 // TestStagedClose closes this side in the middle.
 func TestStagedClose(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	for _, op := range []Op{Write, Read} {
 		a, b := newHost(t, "a"), newHost(t, "b")
 		p := connect(t, a.e, b.e)
@@ -180,10 +179,12 @@ func (s *stubborn) Register(seg driver.Segment) (driver.Memory, error) {
 
 // TestStagedWindowWithoutProof keeps staging memory that a peer may still write into, and gives it
 // back once that is proved to be over.
-func TestStagedWindowWithoutProof(t *testing.T) { virtual.Time(t, stagedWindowWithoutProof) }
+func TestStagedWindowWithoutProof(t *testing.T) {
+	testkit.InVirtualTime(t, stagedWindowWithoutProof)
+}
 
 func stagedWindowWithoutProof(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	inner, err := mem.New(mem.Config{})
 	check(t, err)
 	wire := &stubborn{Backend: inner}
@@ -225,7 +226,9 @@ func (l *listener) Answer(_ uint64, b []byte) error {
 
 // TestStagedWithdrawnWhileClosing has an engine that closes say of no hop that it has ended
 // while it is under way: the peer's Abort would return too early.
-func TestStagedWithdrawnWhileClosing(t *testing.T) { virtual.Time(t, stagedWithdrawnWhileClosing) }
+func TestStagedWithdrawnWhileClosing(t *testing.T) {
+	testkit.InVirtualTime(t, stagedWithdrawnWhileClosing)
+}
 
 func stagedWithdrawnWhileClosing(t *testing.T) {
 	s := newHost(t, "b").e.stager

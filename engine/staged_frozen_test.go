@@ -9,9 +9,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/freeze"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestTimedStagedFrozenPeer stops the other process with pieces in its hand. An abort ends in time
@@ -19,7 +17,7 @@ import (
 func TestTimedStagedFrozenPeer(t *testing.T) {
 	for _, op := range []Op{Write, Read} {
 		t.Run(op.String(), func(t *testing.T) {
-			leak.Check(t, hostmem.InUse)
+			testkit.CheckLeaks(t, hostmem.InUse)
 			e, hbm, b := near(t, Config{AbortGrace: 500 * time.Millisecond})
 			f := startFar(t, e)
 			tr := transfer(t, f.peer, op)
@@ -28,7 +26,7 @@ func TestTimedStagedFrozenPeer(t *testing.T) {
 			f.hold(t)
 			check(t, tr.Post())
 			f.expect(t, "has one in hand")
-			check(t, freeze.Process(f.process))
+			check(t, testkit.Freeze(f.process))
 			err := tr.Abort(within(t))
 			switch {
 			case op == Write && !errors.Is(err, ErrUnproven):
@@ -40,10 +38,10 @@ func TestTimedStagedFrozenPeer(t *testing.T) {
 				t.Errorf("outcome %v", tr.Err())
 			}
 			before := bytes.Clone(b)
-			check(t, freeze.Thaw(f.process))
+			check(t, testkit.Thaw(f.process))
 			time.Sleep(50 * time.Millisecond)
 			if !bytes.Equal(b, before) {
-				promise.Breaks(t, "bytes have come here after the abort")
+				testkit.ErrorBroken(t, "bytes have come here after the abort")
 			}
 			check(t, tr.Close())
 			check(t, hbm.Close())

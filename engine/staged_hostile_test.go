@@ -11,16 +11,15 @@ import (
 
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestStagedForgeries sends the peer's engine requests that it must not obey: nothing of its
 // memory changes, and honest ones go on.
-func TestStagedForgeries(t *testing.T) { virtual.Time(t, stagedForgeries) }
+func TestStagedForgeries(t *testing.T) { testkit.InVirtualTime(t, stagedForgeries) }
 
 func stagedForgeries(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	b := newHost(t, "b")
 	honest, liar := newHost(t, "honest"), newHost(t, "liar")
 	p, q := connect(t, honest.e, b.e), connect(t, liar.e, b.e)
@@ -124,7 +123,9 @@ func TestStagedRateIsMeasured(t *testing.T) {
 }
 
 // TestStagedRevokeWaitsForHops waits for the hops through a memory, and lets none begin any more.
-func TestStagedRevokeWaitsForHops(t *testing.T) { virtual.Time(t, stagedRevokeWaitsForHops) }
+func TestStagedRevokeWaitsForHops(t *testing.T) {
+	testkit.InVirtualTime(t, stagedRevokeWaitsForHops)
+}
 
 func stagedRevokeWaitsForHops(t *testing.T) {
 	h := newHost(t, "h")

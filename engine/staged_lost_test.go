@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // stuck is a device whose operations do not end with the connection either.
@@ -33,7 +33,9 @@ func (p *stuckPeer) Close() error { return nil }
 
 // TestAHopThatWasGivenUpIsNotOver when the peer is lost, or the chain closed: a local backend has
 // it still.
-func TestAHopThatWasGivenUpIsNotOver(t *testing.T) { virtual.Time(t, aHopThatWasGivenUpIsNotOver) }
+func TestAHopThatWasGivenUpIsNotOver(t *testing.T) {
+	testkit.InVirtualTime(t, aHopThatWasGivenUpIsNotOver)
+}
 
 func aHopThatWasGivenUpIsNotOver(t *testing.T) {
 	wire, err := mem.New(mem.Config{})
@@ -145,12 +147,12 @@ func TestAChainFillsNoReadOnlyRegion(t *testing.T) {
 
 // TestCloseWithoutProofSaysSo: a copy into memory of ours is in a backend's hands, which no revoke
 // asks for. Once it has ended after all, nothing is left to say.
-func TestCloseWithoutProofSaysSo(t *testing.T) { virtual.Time(t, closeWithoutProofSaysSo) }
+func TestCloseWithoutProofSaysSo(t *testing.T) { testkit.InVirtualTime(t, closeWithoutProofSaysSo) }
 
 func closeWithoutProofSaysSo(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		d := &stuck{&hung{newDevice(t, "device", driver.HBM)}}
-		a, err := Open(Config{Name: "a", Spin: virtual.Spin(), Backends: []driver.Backend{d},
+		a, err := Open(Config{Name: "a", Spin: testkit.Spin(), Backends: []driver.Backend{d},
 			AbortGrace: 50 * time.Millisecond})
 		require.NoError(t, err)
 		seg, _ := d.alloc(t, 1<<20)
@@ -180,7 +182,7 @@ func closeWithoutProofSaysSo(t *testing.T) {
 
 // TestGuestsThatComeAndGoStopNoChain, though neither program reads notifications.
 func TestGuestsThatComeAndGoStopNoChain(t *testing.T) {
-	virtual.Time(t, guestsThatComeAndGoStopNoChain)
+	testkit.InVirtualTime(t, guestsThatComeAndGoStopNoChain)
 }
 
 func guestsThatComeAndGoStopNoChain(t *testing.T) {
@@ -219,7 +221,7 @@ func connections(e *Engine) (n int) {
 
 // TestAChainIsAbortedWithoutATransferLeft: the program has all that there may be.
 func TestAChainIsAbortedWithoutATransferLeft(t *testing.T) {
-	virtual.Time(t, aChainIsAbortedWithoutATransferLeft)
+	testkit.InVirtualTime(t, aChainIsAbortedWithoutATransferLeft)
 }
 
 func aChainIsAbortedWithoutATransferLeft(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // DeviceAt makes the test binary a process that serves memory of a device at this socket.
@@ -144,7 +144,7 @@ func near(t *testing.T, cfg Config) (*Engine, *Region, []byte) {
 // TestStagedBetweenProcesses writes memory of a device to that of another process, and reads
 // it back.
 func TestStagedBetweenProcesses(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	e, hbm, b := near(t, Config{})
 	f := startFar(t, e)
 	fill(b, 3)
@@ -170,7 +170,7 @@ func TestStagedBetweenProcesses(t *testing.T) {
 
 // TestStagedKilledPeer kills the other process with pieces in its hand.
 func TestStagedKilledPeer(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	e, hbm, _ := near(t, Config{AbortGrace: 200 * time.Millisecond})
 	f := startFar(t, e)
 	tr := transfer(t, f.peer, Write)
@@ -189,7 +189,7 @@ func TestStagedKilledPeer(t *testing.T) {
 // TestStagedLateHop kills the other process while this side has not heard yet that the hop to
 // it has ended: the loss of the connection is heard first.
 func TestStagedLateHop(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	e, hbm, _ := near(t, Config{AbortGrace: 200 * time.Millisecond})
 	f := startFar(t, e)
 	tr := transfer(t, f.peer, Write)

@@ -16,9 +16,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/promise"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // host is an engine with DRAM, memory of a device, and a way between hosts that moves DRAM
@@ -72,7 +70,7 @@ func run(t testing.TB, tr *Transfer) {
 // TestStaged moves every pair of kinds for which no single backend serves, both ways, as
 // large pieces, small ones and patterns, and looks at every byte of the far memory.
 func TestStaged(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	a, b := newHost(t, "a"), newHost(t, "b")
 	p := connect(t, a.e, b.e)
 	for _, kinds := range [][2]driver.Kind{{driver.HBM, driver.HBM}, {driver.DRAM, driver.HBM},
@@ -168,7 +166,7 @@ func (l *list) apply(op Op, to, from []byte) {
 
 // TestStagedWithinAnEngine goes from one device to another of the same process.
 func TestStagedWithinAnEngine(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	hbm, disk := newDevice(t, "device", driver.HBM), newDevice(t, "disk", driver.File)
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{hbm, disk} })
 	seg, src := hbm.alloc(t, 3<<20)
@@ -206,7 +204,7 @@ func (s *straight) Caps() driver.Caps {
 // TestStagedByName: a backend that serves the pair goes before the chain, unless the route names
 // that.
 func TestStagedByName(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	direct, hbm, disk := &straight{fake{name: "straight"}}, newDevice(t, "device", driver.HBM),
 		newDevice(t, "disk", driver.File)
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{direct, hbm, disk} })
@@ -294,9 +292,9 @@ func TestStagedNotification(t *testing.T) {
 
 // TestStagedAbort ends a write whose last hop the peer holds up: nothing lands afterwards.
 func TestStagedAbort(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	for _, at := range []string{"the peer's hop", "the own hop"} {
-		virtual.Run(t, at, func(t *testing.T) {
+		testkit.RunInVirtualTime(t, at, func(t *testing.T) {
 			a, b := newHost(t, "a"), newHost(t, "b")
 			p := connect(t, a.e, b.e)
 			m := remote(t, p, "hbm")
@@ -325,7 +323,7 @@ func TestStagedAbort(t *testing.T) {
 			held.release()
 			time.Sleep(20 * time.Millisecond)
 			if !bytes.Equal(b.mem, before) {
-				promise.Breaks(t, "bytes have landed after the abort")
+				testkit.ErrorBroken(t, "bytes have landed after the abort")
 			}
 			run(t, warm) // the way is as good as before
 			run(t, tr)
@@ -338,10 +336,10 @@ func TestStagedAbort(t *testing.T) {
 
 // TestStagedRevoke ends a lease on memory of the device while hops for its holder are held
 // up.
-func TestStagedRevoke(t *testing.T) { virtual.Time(t, stagedRevoke) }
+func TestStagedRevoke(t *testing.T) { testkit.InVirtualTime(t, stagedRevoke) }
 
 func stagedRevoke(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	a, b := newHost(t, "a"), newHost(t, "b")
 	p := connect(t, a.e, b.e)
 	l, err := b.hbm.Lease(1<<20, 1<<20, LeaseOptions{})
@@ -375,6 +373,6 @@ func stagedRevoke(t *testing.T) {
 		t.Errorf("after the end of the lease: %v", err)
 	}
 	if !bytes.Equal(b.mem, before) {
-		promise.Breaks(t, "bytes have landed after the lease ended")
+		testkit.ErrorBroken(t, "bytes have landed after the lease ended")
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestAbortOfWhatIsJustSubmitted aborts while Submit runs: the backend does not
@@ -84,7 +84,7 @@ func TestAbortRacesTheNextPost(t *testing.T) {
 
 // TestAbortGraceBeginsAtAbort looks at the stage: the next step of the sweeper is
 // to close the connection, not to cancel once more.
-func TestAbortGraceBeginsAtAbort(t *testing.T) { virtual.Time(t, abortGraceBeginsAtAbort) }
+func TestAbortGraceBeginsAtAbort(t *testing.T) { testkit.InVirtualTime(t, abortGraceBeginsAtAbort) }
 
 func abortGraceBeginsAtAbort(t *testing.T) {
 	f := &fake{manual: true}

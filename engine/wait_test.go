@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestEveryWaiterWakes has several goroutines wait for each of many posts, with
@@ -168,7 +168,7 @@ func TestOnDone(t *testing.T) {
 	if len(told) != 0 {
 		t.Error("told once more than posted")
 	}
-	if n := allocs.PerRun(10, func() { _ = tr.OnDone(nil) }); n != 0 {
+	if n := testkit.AllocsPerRun(10, func() { _ = tr.OnDone(nil) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // rawConn is a connection to an engine by a program that has no engine of its own.
@@ -61,7 +61,7 @@ func (c *rawConn) askWindow(t testing.TB) error {
 // TestWindowsOfAnotherName has connections claim to be an engine and take windows: that engine
 // has its own all the same.
 func TestWindowsOfAnotherName(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	a, b := newHost(t, "a"), newHost(t, "b")
 	for range windowsMax + 1 {
 		require.NoError(t, dialRaw(t, b.e, a.e, exchange.Secret{}).askWindow(t))
@@ -92,7 +92,7 @@ func TestWindowsAreBounded(t *testing.T) {
 			"what shows no ticket has 5 windows already"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			leak.Check(t, hostmem.InUse)
+			testkit.CheckLeaks(t, hostmem.InUse)
 			a := newHost(t, "a")
 			b := newHost(t, "b", func(c *Config) {
 				c.StagingBytes = 2 * ofHost * slotsMax * slotBytes

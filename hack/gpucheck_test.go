@@ -18,8 +18,7 @@ import (
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
-	"github.com/sluicehq/sluice/internal/testing/fakecufile"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 func have(t *testing.T, name, fix string) {
@@ -90,10 +89,10 @@ func gpuCheck(t *testing.T, skipped []string) string {
 	have(t, "gcc", "apt-get install gcc libc6-dev")
 	have(t, "timeout", "apt-get install coreutils")
 	dir, out := filepath.Join(t.TempDir(), "built"), filepath.Join(t.TempDir(), "out")
-	library, err := fakecuda.Build()
+	library, err := standin.BuildCUDA()
 	require.NoError(t, err)
 	t.Cleanup(library.Remove)
-	cufile, err := fakecufile.Build()
+	cufile, err := standin.BuildCuFile()
 	require.NoError(t, err)
 	t.Cleanup(cufile.Remove)
 	script(t, 0, nil, "./gpu-check", "build", dir)

@@ -12,14 +12,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/testing/authority"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // Whatever a tls.Config brings along, a caller must show a certificate over TLS 1.3: also
 // where GetConfigForClient gives another config, as one does for certificates that are renewed.
 func TestConfigsCannotWeakenAnswer(t *testing.T) {
 	a, pair := newAuthority(t, "ours")
-	f := member(t, t.TempDir(), a, authority.Member{Name: "one", Hosts: []string{"127.0.0.1"}},
+	f := member(t, t.TempDir(), a, testkit.Member{Name: "one", Hosts: []string{"127.0.0.1"}},
 		pair)
 	cert := must(tls.LoadX509KeyPair(f[0], f[1]))(t)
 	pool := x509.NewCertPool()

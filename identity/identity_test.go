@@ -16,7 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/testing/authority"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 const limit = 30 * time.Second
@@ -29,17 +29,17 @@ func must[T any](v T, err error) func(testing.TB) T {
 	}
 }
 
-func newAuthority(t testing.TB, name string) (*authority.Authority, authority.Pair) {
+func newAuthority(t testing.TB, name string) (*testkit.Authority, testkit.CertificatePair) {
 	t.Helper()
-	a, pair, err := authority.New(name, time.Hour)
+	a, pair, err := testkit.NewAuthority(name, time.Hour)
 	require.NoError(t, err)
 	return a, pair
 }
 
 // member writes files of a member of a, who trusts the authorities of trusted, and returns
 // cert, key and ca.
-func member(t testing.TB, dir string, a *authority.Authority, m authority.Member,
-	trusted ...authority.Pair) [3]string {
+func member(t testing.TB, dir string, a *testkit.Authority, m testkit.Member,
+	trusted ...testkit.CertificatePair) [3]string {
 	t.Helper()
 	if m.Valid == 0 {
 		m.Valid = time.Hour
@@ -98,8 +98,8 @@ func meet(t testing.TB, caller, called *Identity, host string) (callerErr, calle
 
 func TestMembersMeet(t *testing.T) {
 	a, ca := newAuthority(t, "ours")
-	one := fromFiles(t, member(t, t.TempDir(), a, authority.Member{Name: "one"}, ca))
-	two := fromFiles(t, member(t, t.TempDir(), a, authority.Member{Name: "two",
+	one := fromFiles(t, member(t, t.TempDir(), a, testkit.Member{Name: "one"}, ca))
+	two := fromFiles(t, member(t, t.TempDir(), a, testkit.Member{Name: "two",
 		Hosts: []string{"two.test", "127.0.0.1"}}, ca))
 	if x, y := meet(t, one, two, "anything"); x != nil || y != nil {
 		t.Errorf("members of one authority: %v, %v", x, y)
@@ -125,11 +125,11 @@ func TestMembersMeet(t *testing.T) {
 func TestStrangersAreNamed(t *testing.T) {
 	a, ca := newAuthority(t, "ours")
 	b, foreignCA := newAuthority(t, "theirs")
-	good := fromFiles(t, member(t, t.TempDir(), a, authority.Member{Name: "good"}, ca))
-	foreign := fromFiles(t, member(t, t.TempDir(), b, authority.Member{Name: "foreign"}, foreignCA,
+	good := fromFiles(t, member(t, t.TempDir(), a, testkit.Member{Name: "good"}, ca))
+	foreign := fromFiles(t, member(t, t.TempDir(), b, testkit.Member{Name: "foreign"}, foreignCA,
 		ca))
-	naive := fromFiles(t, member(t, t.TempDir(), b, authority.Member{Name: "naive"}, foreignCA))
-	pair, _, err := a.Issue(authority.Member{Name: "late", From: time.Now().Add(-2 * time.Hour),
+	naive := fromFiles(t, member(t, t.TempDir(), b, testkit.Member{Name: "naive"}, foreignCA))
+	pair, _, err := a.Issue(testkit.Member{Name: "late", From: time.Now().Add(-2 * time.Hour),
 		Valid: time.Hour})
 	require.NoError(t, err)
 	base := good.source.current().called.Clone()
@@ -187,7 +187,7 @@ func wire(t *testing.T) (near, far net.Conn) {
 // Old versions of TLS are refused, and so is who speaks something else.
 func TestOthersAreNamed(t *testing.T) {
 	a, ca := newAuthority(t, "ours")
-	good := fromFiles(t, member(t, t.TempDir(), a, authority.Member{Name: "good"}, ca))
+	good := fromFiles(t, member(t, t.TempDir(), a, testkit.Member{Name: "good"}, ca))
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	near, far := wire(t)
@@ -218,14 +218,14 @@ func TestFilesAreFollowed(t *testing.T) {
 	a, ca := newAuthority(t, "first")
 	b, otherCA := newAuthority(t, "second")
 	dir := t.TempDir()
-	files := member(t, dir, a, authority.Member{Name: "node"}, ca)
+	files := member(t, dir, a, testkit.Member{Name: "node"}, ca)
 	node := fromFiles(t, files)
-	old := fromFiles(t, member(t, t.TempDir(), a, authority.Member{Name: "old"}, ca))
-	other := fromFiles(t, member(t, t.TempDir(), b, authority.Member{Name: "new"}, otherCA))
+	old := fromFiles(t, member(t, t.TempDir(), a, testkit.Member{Name: "old"}, ca))
+	other := fromFiles(t, member(t, t.TempDir(), b, testkit.Member{Name: "new"}, otherCA))
 	if x, y := meet(t, old, node, ""); x != nil || y != nil {
 		t.Fatalf("before: %v, %v", x, y)
 	}
-	pair, _, err := b.Issue(authority.Member{Name: "node", Valid: time.Hour})
+	pair, _, err := b.Issue(testkit.Member{Name: "node", Valid: time.Hour})
 	require.NoError(t, err)
 	if err := os.WriteFile(files[0], pair.Cert, 0o600); err != nil { // its key is still the old one
 		t.Fatal(err)
@@ -236,7 +236,7 @@ func TestFilesAreFollowed(t *testing.T) {
 	if node.Facts().RenewError == nil {
 		t.Error("a certificate without its key is not reported")
 	}
-	member(t, dir, b, authority.Member{Name: "node"}, otherCA)
+	member(t, dir, b, testkit.Member{Name: "node"}, otherCA)
 	if x, y := meet(t, other, node, ""); x != nil || y != nil {
 		t.Errorf("after: %v, %v", x, y)
 	}
@@ -259,9 +259,9 @@ func TestFilesThatDoNotFit(t *testing.T) {
 	a, ca := newAuthority(t, "ours")
 	_, other := newAuthority(t, "theirs")
 	dir := t.TempDir()
-	good := member(t, dir, a, authority.Member{Name: "good"}, ca)
-	two := member(t, dir, a, authority.Member{Name: "two"}, ca)
-	late := member(t, dir, a, authority.Member{Name: "late", From: time.Now().Add(-2 * time.Hour),
+	good := member(t, dir, a, testkit.Member{Name: "good"}, ca)
+	two := member(t, dir, a, testkit.Member{Name: "two"}, ca)
+	late := member(t, dir, a, testkit.Member{Name: "late", From: time.Now().Add(-2 * time.Hour),
 		Valid: time.Hour}, ca)
 	wrong := filepath.Join(dir, "wrong.pem")
 	require.NoError(t, os.WriteFile(wrong, other.Cert, 0o600))

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/authority"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestListsOfPartOfIt: a list of what has changed since another, or of some certificates alone,
@@ -42,7 +42,7 @@ func TestBadFilesAreNotReadForEachStranger(t *testing.T) {
 	path := filepath.Join(dir, "revoked.pem")
 	good := must(a.Revoke(nil, nil))(t)
 	require.NoError(t, os.WriteFile(path, good, 0o600))
-	names := member(t, dir, a, authority.Member{Name: "keeper"}, ca)
+	names := member(t, dir, a, testkit.Member{Name: "keeper"}, ca)
 	s := must(FromFiles(names[0], names[1], names[2], path))(t).source.(*files)
 	reads, calls := 0, 1000
 	s.lists[0].read = func(paths []string) ([]list, error) {

@@ -20,7 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/testing/authority"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestRevoked: a list that changes is followed, on both sides of a connection, and concerns the
@@ -37,10 +37,10 @@ func TestRevoked(t *testing.T) {
 		require.NoError(t, os.Rename(list+".new", list))
 	}
 	write(a.Revoke(nil, nil))
-	files := member(t, dir, a, authority.Member{Name: "keeper"}, ca, otherCA)
+	files := member(t, dir, a, testkit.Member{Name: "keeper"}, ca, otherCA)
 	keeper := must(FromFiles(files[0], files[1], files[2], list))(t)
-	bad := member(t, dir, a, authority.Member{Name: "bad"}, ca, otherCA)
-	cousin := fromFiles(t, member(t, dir, b, authority.Member{Name: "cousin"}, ca, otherCA))
+	bad := member(t, dir, a, testkit.Member{Name: "bad"}, ca, otherCA)
+	cousin := fromFiles(t, member(t, dir, b, testkit.Member{Name: "cousin"}, ca, otherCA))
 	outcast := fromFiles(t, bad)
 	meets := func(id *Identity) {
 		t.Helper()
@@ -52,7 +52,7 @@ func TestRevoked(t *testing.T) {
 	meets(outcast)
 	meets(cousin)
 
-	serial := must(authority.Serial(bad[0]))(t)
+	serial := must(testkit.CertificateSerial(bad[0]))(t)
 	text, err := a.Revoke(must(os.ReadFile(list))(t), serial)
 	write(text, err)
 	x, y := meet(t, outcast, keeper, "")
@@ -269,10 +269,10 @@ func TestListOfOneNumber(t *testing.T) {
 		require.NoError(t, os.WriteFile(list+".new", text, 0o600))
 		require.NoError(t, os.Rename(list+".new", list))
 	}
-	files := member(t, dir, a, authority.Member{Name: "keeper"}, ca)
-	bad := member(t, dir, a, authority.Member{Name: "bad"}, ca)
+	files := member(t, dir, a, testkit.Member{Name: "keeper"}, ca)
+	bad := member(t, dir, a, testkit.Member{Name: "bad"}, ca)
 	outcast := fromFiles(t, bad)
-	write(a.Revoke(nil, must(authority.Serial(bad[0]))(t)))
+	write(a.Revoke(nil, must(testkit.CertificateSerial(bad[0]))(t)))
 	keeper := must(FromFiles(files[0], files[1], files[2], list))(t)
 	write(a.Revoke(nil, big.NewInt(999)))
 	for range 2 {
@@ -303,9 +303,9 @@ func TestEachFileIsTaken(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			files := member(t, dir, a, authority.Member{Name: "keeper"}, ca, otherCA)
-			bad := member(t, dir, a, authority.Member{Name: "bad"}, ca)
-			cousin := fromFiles(t, member(t, dir, b, authority.Member{Name: "cousin"}, otherCA, ca))
+			files := member(t, dir, a, testkit.Member{Name: "keeper"}, ca, otherCA)
+			bad := member(t, dir, a, testkit.Member{Name: "bad"}, ca)
+			cousin := fromFiles(t, member(t, dir, b, testkit.Member{Name: "cousin"}, otherCA, ca))
 			first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
 			require.NoError(t, os.WriteFile(first, must(b.Revoke(nil, nil))(t), 0o600))
 			latest := must(a.Revoke(nil, nil))(t)
@@ -316,7 +316,7 @@ func TestEachFileIsTaken(t *testing.T) {
 			require.NoError(t, errors.Join(x, y))
 
 			require.NoError(t, damage(files, bad[1]))
-			latest = must(a.Revoke(latest, must(authority.Serial(bad[0]))(t)))(t)
+			latest = must(a.Revoke(latest, must(testkit.CertificateSerial(bad[0]))(t)))(t)
 			require.NoError(t, os.WriteFile(second, latest, 0o600))
 			_, y = meet(t, outcast, keeper, "")
 			require.ErrorContains(t, y, "is revoked")
@@ -334,8 +334,8 @@ func TestEachFileIsTaken(t *testing.T) {
 func TestAuthoritiesOfOneName(t *testing.T) {
 	a, ca := newAuthority(t, "sluice")
 	b, otherCA := newAuthority(t, "sluice")
-	ours := fromFiles(t, member(t, t.TempDir(), a, authority.Member{Name: "one"}, ca))
-	theirs := fromFiles(t, member(t, t.TempDir(), b, authority.Member{Name: "two"}, otherCA, ca))
+	ours := fromFiles(t, member(t, t.TempDir(), a, testkit.Member{Name: "one"}, ca))
+	theirs := fromFiles(t, member(t, t.TempDir(), b, testkit.Member{Name: "two"}, otherCA, ca))
 	_, err := meet(t, theirs, ours, "")
 	require.ErrorContains(t, err, `signed by another authority: "sluice" (key `+
 		KeyName(b.Cert().SubjectKeyId)+
@@ -348,7 +348,7 @@ func TestRevokedListsAreReadWhole(t *testing.T) {
 	a, ca := newAuthority(t, "sluice")
 	b, otherCA := newAuthority(t, "another")
 	dir := t.TempDir()
-	files := member(t, dir, a, authority.Member{Name: "keeper"}, ca, otherCA)
+	files := member(t, dir, a, testkit.Member{Name: "keeper"}, ca, otherCA)
 	both := append(must(a.Revoke(nil, nil))(t), must(b.Revoke(nil, nil))(t)...)
 	list := filepath.Join(dir, "revoked.pem")
 	for name, text := range map[string][]byte{

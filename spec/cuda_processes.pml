@@ -20,7 +20,7 @@
 //
 // Which code each step is:
 //
-//   announced, good: proof.go: enter; the spots of that file have these names
+//   announced, good: proof.go: enter; tests park it at points of these names
 //   shown, launched: initiator.go: start
 //   ended, judged, told, out: initiator.go: finish; proof.go: overtaken, leave
 //   over, in: memory.go: end; proof.go: untilQuiet; after Config.RevokeGrace a process is silent

@@ -12,7 +12,7 @@
 // Which code each step is:
 //
 //   announce: move.go: move
-//   spotGate, look, passing: foreign.go: flushWrite; the spots of hook.go have these names
+//   spotGate, look, passing: foreign.go: flushWrite; tests park it at points of these names
 //   bump, scan: memory.go: Revoke
 //   renew: gate.go: renew: the new gate is told of, then the old one is shut
 //   threads: internal/proc/threads.go: each thread was seen outside the call since

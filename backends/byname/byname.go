@@ -16,7 +16,6 @@ import (
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/options"
 )
 
 // Backend is one that Open knows.
@@ -45,7 +44,7 @@ func of[C any, B driver.Backend](name string, reach driver.Reach, cgo bool,
 	make func(C) (B, error)) Backend {
 	return Backend{name, reach, cgo, func(words []string) (driver.Backend, error) {
 		var cfg C
-		if err := options.Set(&cfg, words); err != nil {
+		if err := SetOptions(&cfg, words); err != nil {
 			return nil, err
 		}
 		b, err := make(cfg)
@@ -60,9 +59,9 @@ func of[C any, B driver.Backend](name string, reach driver.Reach, cgo bool,
 func All() []Backend { return slices.Clone(all) }
 
 // Check finds what is wrong with NAME:OPTION=VALUE,... without opening anything. Its errors are
-// *options.Error.
+// *Error.
 func Check(spec string) error {
-	name, words, err := options.Split(spec)
+	name, words, err := Split(spec)
 	if err != nil {
 		return err
 	}
@@ -70,11 +69,11 @@ func Check(spec string) error {
 	if err != nil {
 		return err
 	}
-	return options.Set(reflect.New(b.config).Interface(), words)
+	return SetOptions(reflect.New(b.config).Interface(), words)
 }
 
 // Open opens a backend with options such as "ring_bytes=65536". A name or an option that does not
-// exist, or a value that cannot be read, is an *options.Error, which lists those that there are.
+// exist, or a value that cannot be read, is an *Error, which lists those that there are.
 // What is not in this build, or needs what this machine lacks, is a *driver.UnavailableError,
 // which says how to get it. Other errors are those of the backend's New.
 func Open(name string, words []string) (driver.Backend, error) {
@@ -94,7 +93,7 @@ func find(name string) (Backend, error) {
 		names[i] = b.Name
 	}
 	slices.Sort(names)
-	return Backend{}, options.Errorf("backend %q does not exist: there are %s", name,
+	return Backend{}, Errorf("backend %q does not exist: there are %s", name,
 		strings.Join(names, ", "))
 }
 
@@ -103,7 +102,7 @@ func Fields() map[string]string {
 	names := map[string]string{}
 	for _, b := range all {
 		for _, f := range reflect.VisibleFields(b.config) {
-			names[f.Name] = options.Name(f.Name)
+			names[f.Name] = OptionName(f.Name)
 		}
 	}
 	return names

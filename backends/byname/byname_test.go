@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/options"
 )
 
 // TestOpen opens each backend, with an option that all have or none; one that is not here says why.
@@ -40,7 +39,7 @@ func TestWrongWords(t *testing.T) {
 		"go together": {"tcp", "certificate=x"},
 	} {
 		_, err := Open(line[0], line[1:])
-		require.ErrorAs(t, err, new(*options.Error), line)
+		require.ErrorAs(t, err, new(*Error), line)
 		require.ErrorContains(t, err, want)
 	}
 	gone := filepath.Join(t.TempDir(), "gone")
@@ -49,6 +48,6 @@ func TestWrongWords(t *testing.T) {
 	require.Equal(t, "ring_bytes", Fields()["RingBytes"])
 	require.NoError(t, Check("rdma:devices=rxe0,rxe2,entries=1"))
 	for _, spec := range []string{"shm:speed=9", "shm:", "tcp:conns=many", "smoke"} {
-		require.ErrorAs(t, Check(spec), new(*options.Error), spec)
+		require.ErrorAs(t, Check(spec), new(*Error), spec)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/sluicehq/sluice/backends/tcp"
 	gather "github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/identity"
-	"github.com/sluicehq/sluice/internal/options"
 )
 
 // What a Config cannot say by options alone: its exported fields are options, too.
@@ -31,9 +30,9 @@ func newTCP(s TCP) (*tcp.Backend, error) {
 	secure := s.Certificate != "" || s.Key != "" || s.Authority != "" || s.ServerName != ""
 	switch {
 	case secure && s.Plaintext:
-		return nil, options.Errorf("options plaintext and certificate: want one of them")
+		return nil, Errorf("options plaintext and certificate: want one of them")
 	case secure && (s.Certificate == "" || s.Key == "" || s.Authority == ""):
-		return nil, options.Errorf("options certificate, key and authority go together: TLS is " +
+		return nil, Errorf("options certificate, key and authority go together: TLS is " +
 			"spoken by both sides")
 	case !secure:
 		return tcp.New(s.Config)
@@ -71,7 +70,7 @@ func newPosix(s posixSettings) (*posix.Backend, error) {
 		"threads": posix.PathThreads}
 	path, ok := paths[s.Path]
 	if !ok {
-		return nil, options.Errorf("option path=%s: there are ring and threads", s.Path)
+		return nil, Errorf("option path=%s: there are ring and threads", s.Path)
 	}
 	s.Config.Path = path
 	return posix.New(s.Config)

@@ -16,7 +16,7 @@ import (
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/lentmem"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // ownBlock is memory of AllocDevice.
@@ -87,7 +87,7 @@ func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
 	}
 	o := &ownBlock{block: block, fd: -1, peers: peers, ordinal: ordinal, id: blockIDs.Add(1)}
 	if peers {
-		lentmem.Add(block.At, block.Len)
+		hostmem.AddLent(block.At, block.Len)
 	}
 	t := &blocks
 	t.mu.Lock()
@@ -106,7 +106,7 @@ func (o *ownBlock) Close() (err error) {
 		blocks.mu.Unlock()
 		o.moving.Store(true) // for good: who found it before does not enter
 		_ = await(func() bool { return o.users.Load() == 0 }, always)
-		lentmem.Remove(o.block.At)
+		hostmem.RemoveLent(o.block.At)
 		err = o.block.Close()
 		if o.fd >= 0 {
 			err = errors.Join(err, os.NewSyscallError("close", unix.Close(o.fd)))

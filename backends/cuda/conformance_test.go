@@ -20,12 +20,13 @@ import (
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+	"github.com/sluicehq/sluice/internal/testing/standin"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // driver is the stand-in of libcuda, nil on a machine with a card: SLUICE_LIBCUDA names its
 // library.
-var libcuda *fakecuda.Library
+var libcuda *standin.Library
 
 func libraryPath() string {
 	if libcuda != nil {
@@ -90,10 +91,10 @@ const builtVariable = "SLUICE_STANDIN_BUILT"
 func openDriver() (err error) {
 	_, other := os.LookupEnv(flagsVariable)
 	if path := os.Getenv(builtVariable); path != "" && !other {
-		libcuda = &fakecuda.Library{Path: path}
+		libcuda = &standin.Library{Path: path}
 		return errors.Join(os.Unsetenv("STANDIN_PANEL"), gpu.Load(path))
 	}
-	if libcuda, err = fakecuda.Build(strings.Fields(os.Getenv(flagsVariable))...); err != nil {
+	if libcuda, err = standin.BuildCUDA(strings.Fields(os.Getenv(flagsVariable))...); err != nil {
 		return err
 	}
 	defer libcuda.Remove()
@@ -149,7 +150,8 @@ func between(name string, local drivertest.Allocator, w drivertest.Wiring,
 	only ...string) drivertest.Harness {
 	h := harness(name, local, sharedHBM, w)
 	h.Only = only
-	h.Park, h.Spots = parkAt, []string{"announced", "good", "shown", "launched", "ended", "judged"}
+	h.Park = func(name string, f func()) { testpoint.First("cuda: "+name, f) }
+	h.Spots = []string{"announced", "good", "shown", "launched", "ended", "judged"}
 	h.New = func() (driver.Backend, error) {
 		b, err := New(peersConfig())
 		if err != nil {
@@ -239,10 +241,4 @@ func sharedHBM(n uint64) (*drivertest.Space, error) {
 	return s, err
 }
 
-// spots are where the suite parks batches.
-var spots = map[string]spot{
-	"announced": spotAnnounced, "good": spotGood, "shown": spotShown, "launched": spotLaunched,
-	"ended": spotEnded, "judged": spotJudged,
-}
-
-func parkAt(name string, f func()) { parked.First(spots[name], f) }
+func parkAt(name string, f func()) { testpoint.First("cuda: "+name, f) }

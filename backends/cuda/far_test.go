@@ -19,8 +19,8 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/sealed"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // newFarRig connects a backend to itself as to one of another process: over the socket, by
@@ -171,7 +171,7 @@ func TestEndIsJudged(t *testing.T) {
 	r, far := newFarRig(t, testConfig())
 	d, _ := r.shared(far, 4096)
 	l := r.local(drivertest.HostMemory, 4096)
-	defer parked.First(spotEnded, nil)
+	defer testpoint.First("cuda: ended", nil)
 	for state, want := range []error{importGood: nil, importRevoked: driver.ErrRevoked,
 		importMoving: nil, importMoved: driver.ErrRevoked} {
 		turn := func(to int) {
@@ -181,7 +181,7 @@ func TestEndIsJudged(t *testing.T) {
 				})
 			}
 		}
-		parked.First(spotEnded, func() { turn(state) })
+		testpoint.First("cuda: ended", func() { turn(state) })
 		require.ErrorIs(t, r.end(r.submit(driver.Write, l, d, driver.Desc{Len: 4096})), want)
 		turn(importGood)
 	}
@@ -197,10 +197,10 @@ func TestMemoryThatStays(t *testing.T) {
 	stuck := silent.remote(d.key)
 	require.True(t, stuck.enter())
 	defer stuck.leave()
-	libcuda.Set(t, fakecuda.RefuseResult, 2)
+	libcuda.Set(t, "refuse_result", 2)
 	var said *gpu.Error
 	for range 2 {
-		libcuda.Put(fakecuda.RefuseAfter, 1)
+		libcuda.Put("refuse_after", 1)
 		require.ErrorAs(t, d.m.Revoke(t.Context()), &said)
 		require.Equal(t, before, block.id)
 	}
@@ -265,9 +265,9 @@ func TestNonsense(t *testing.T) {
 	cfg.DialTimeout = limit
 	r, far := newFarRig(t, cfg)
 	d, _ := r.shared(far, 1<<20)
-	page, mem, err := sealed.New("test", pageBytes, false)
+	page, mem, err := hostmem.NewSealed("test", pageBytes, false)
 	require.NoError(t, err)
-	small, less, err := sealed.New("test", 4096, false)
+	small, less, err := hostmem.NewSealed("test", 4096, false)
 	require.NoError(t, err)
 	defer func() {
 		_, _, _, _ = unix.Close(page), unix.Close(small), unix.Munmap(mem), unix.Munmap(less)

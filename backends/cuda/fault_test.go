@@ -14,7 +14,6 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // TestRefusedInMidBatch has the driver refuse one call of a batch: it ends with that piece, once
@@ -32,8 +31,8 @@ func TestRefusedInMidBatch(t *testing.T) {
 	for _, i := range []int{0, 1, 2, 3, 4, 5} {
 		copy(want[i*8192:][:4096], r.content(l)[i*8192:])
 	}
-	libcuda.Set(t, fakecuda.RefuseResult, 2)
-	libcuda.Put(fakecuda.RefuseAfter, 7)
+	libcuda.Set(t, "refuse_result", 2)
+	libcuda.Put("refuse_after", 7)
 	require.NoError(t, r.p.Submit(1, &driver.Batch{Op: driver.Write, Descs: descs}))
 	err := r.end(1)
 	var piece *driver.PieceError
@@ -53,7 +52,7 @@ func (r *rig) refusedLaunch(l, d *place) {
 	p := driver.Pattern{Count: 64, Run: 656, Local: driver.Side{Stride: 656},
 		Remote: driver.Side{Stride: 656}, LocalKey: l.m.key, RemoteKey: d.key}
 	for i := range uint64(2 * placesCount) {
-		libcuda.Put(fakecuda.RefuseAfter, 2)
+		libcuda.Put("refuse_after", 2)
 		require.NoError(r.t, r.p.Submit(100+i, &driver.Batch{Op: driver.Write, Pattern: &p}))
 		var said *gpu.Error
 		if err := r.end(100 + i); !errors.As(err, &said) || said.Call != "gather by kernel" {
@@ -80,9 +79,9 @@ func TestFault(t *testing.T) {
 	m := r.register(seg)
 	d := &place{m: m, key: r.imported(m)}
 	r.move(driver.Write, l, d, driver.Desc{Len: 1 << 20})
-	libcuda.Set(t, fakecuda.DelayMicros, 500)
-	libcuda.Put(fakecuda.FaultResult, 700)
-	libcuda.Put(fakecuda.FaultAfter, 30)
+	libcuda.Set(t, "delay_us", 500)
+	libcuda.Put("fault_result", 700)
+	libcuda.Put("fault_after", 30)
 	outcomes, tags := map[uint64]error{}, 0
 	for tag := uint64(1); tag <= 100; tag++ {
 		if err := r.p.Submit(tag, &driver.Batch{Op: driver.Write,
@@ -122,7 +121,7 @@ func TestFault(t *testing.T) {
 		t.Logf("close: %v", err) // unpinning fails as all does
 	}
 	_ = owner.Close()
-	if n := libcuda.Get(fakecuda.Streams) + libcuda.Get(fakecuda.Events); n != 0 {
+	if n := libcuda.Get("streams") + libcuda.Get("events"); n != 0 {
 		t.Errorf("%d streams and events are left", n)
 	}
 }

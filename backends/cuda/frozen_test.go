@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/freeze"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestTimedOwnerOfAnotherProcess writes to it, freezes it, and kills it.
@@ -42,7 +42,7 @@ func TestTimedOwnerOfAnotherProcess(t *testing.T) {
 	r.move(driver.Read, back, there, driver.Desc{Len: 1 << 20})
 	r.same("what went to another process and came back", r.content(back), r.content(l))
 
-	require.NoError(t, freeze.Process(owner))
+	require.NoError(t, testkit.Freeze(owner))
 	r.fill(l)
 	r.move(driver.Write, l, there, driver.Desc{Len: 1 << 20}) // without its help
 	r.b.cfg.DialTimeout = 300 * time.Millisecond              // nobody dials us

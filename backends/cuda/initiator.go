@@ -10,6 +10,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // job is a batch. Jobs are made at the start and reused; their number is what C knows them by.
@@ -351,7 +352,7 @@ func (j *job) start(pieces []gpu.Piece) (err error) {
 	j.live = true
 	serial := j.serial.Add(1)
 	b.mu.Unlock()
-	parked.At(spotShown)
+	testpoint.At("cuda: shown") // cancels find the batch
 
 	// Once C has begun the batch, the job may be another one.
 	number, events := j.number, j.events
@@ -370,7 +371,7 @@ func (j *job) start(pieces []gpu.Piece) (err error) {
 		j.live = false
 		b.mu.Unlock()
 	}
-	parked.At(spotLaunched)
+	testpoint.At("cuda: launched") // copies are on a stream, or will be
 	return err
 }
 
@@ -454,11 +455,11 @@ func (b *Backend) finish(d *ring.Done) {
 	default:
 		err = gpu.Status(j.call, d.Status)
 	}
-	parked.At(spotEnded)
+	testpoint.At("cuda: ended") // the copies have ended
 	if err == nil && j.overtaken() {
 		err = driver.ErrRevoked
 	}
-	parked.At(spotJudged)
+	testpoint.At("cuda: judged") // the import was still good after that
 	if j.attended() {
 		b.ends.Heed(-1)
 	}

@@ -18,7 +18,7 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // parked is a batch that Submit would start next: checked, and on no stream.
@@ -37,7 +37,7 @@ func (r *rig) large() (b *driver.Batch, chunks uint32, d *place) {
 	r.t.Helper()
 	const n = 200 << 20
 	l, d := r.memory(sparse, n), r.memory(hbmUntouched, n)
-	libcuda.Set(r.t, fakecuda.DelayMicros, 1000)
+	libcuda.Set(r.t, "delay_us", 1000)
 	return &driver.Batch{Op: driver.Write, Descs: []driver.Desc{
 		{Len: n, LocalKey: l.m.key, RemoteKey: d.key},
 	}}, n / (8 << 20), d
@@ -50,12 +50,12 @@ func TestCancelBeforeBegin(t *testing.T) {
 	r := newRig(t, testConfig())
 	b, chunks, _ := r.large()
 	j := r.b.free[len(r.b.free)-1] // the next one
-	parked.First(spotShown, func() { r.p.Cancel(1) })
-	defer parked.First(spotShown, nil)
-	before := libcuda.Get(fakecuda.Copies)
+	testpoint.First("cuda: shown", func() { r.p.Cancel(1) })
+	defer testpoint.First("cuda: shown", nil)
+	before := libcuda.Get("copies")
 	require.NoError(t, r.p.Submit(1, b))
 	require.ErrorIs(t, r.end(1), driver.ErrAborted)
-	require.Less(t, libcuda.Get(fakecuda.Copies)-before, chunks)
+	require.Less(t, libcuda.Get("copies")-before, chunks)
 	r.p.Cancel(1)
 	j.dev.mover.Cancel(j.number, j.serial.Load()) // the end has overtaken it
 	r.tag = 1
@@ -77,10 +77,10 @@ func TestRevokeBeforeStart(t *testing.T) {
 	j, pieces := r.parked(b)
 	d.m.end() // what Revoke does before it waits
 	require.False(t, d.m.theirs.quiet())
-	before := libcuda.Get(fakecuda.Copies)
+	before := libcuda.Get("copies")
 	require.ErrorIs(t, j.start(pieces), driver.ErrRevoked)
 	j.undo()
-	require.Equal(t, before, libcuda.Get(fakecuda.Copies))
+	require.Equal(t, before, libcuda.Get("copies"))
 	require.True(t, d.m.theirs.quiet())
 }
 
@@ -139,7 +139,7 @@ func TestPollBesideClose(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
-	libcuda.Set(t, fakecuda.Hold, 1)
+	libcuda.Set(t, "hold", 1)
 	tag := r.submit(driver.Write, l, d, driver.Desc{Len: 13})
 	closed := make(chan error, 1)
 	go func() { closed <- r.b.Close() }()
@@ -192,7 +192,7 @@ func TestRevokeOver(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
-	libcuda.Set(t, fakecuda.Hold, 1)
+	libcuda.Set(t, "hold", 1)
 	tag := r.submit(driver.Write, l, d, driver.Desc{Len: 13})
 	over, cancel := context.WithCancel(context.Background())
 	cancel()

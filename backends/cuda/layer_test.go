@@ -13,7 +13,6 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // TestLayer is what a program does for a layer of a KV cache: it goes to host memory when the
@@ -44,7 +43,7 @@ func TestLayer(t *testing.T) {
 	p.must(r.b.StartAfter(layer, p.event))
 	post, wait := r.layer(e, seg, pool, 2*n, n)
 	if libcuda != nil {
-		libcuda.Set(t, fakecuda.Hold, 1)
+		libcuda.Set(t, "hold", 1)
 	}
 
 	p.must(p.Copy(first.m.base, first.m.base, 13)) // what a kernel takes: the stand-in holds it

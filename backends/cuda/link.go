@@ -16,8 +16,8 @@ import (
 
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/proc"
-	"github.com/sluicehq/sluice/internal/sealed"
 	"github.com/sluicehq/sluice/internal/session"
 )
 
@@ -122,7 +122,7 @@ func (l *link) greet(ctx context.Context) (err error) {
 	if l.owner, err = proc.Identify(l.wire.conn); err != nil {
 		return err
 	}
-	page, users, err := sealed.New("sluice-cuda-batches", pageBytes, true)
+	page, users, err := hostmem.NewSealed("sluice-cuda-batches", pageBytes, true)
 	if err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func (l *link) greet(ctx context.Context) (err error) {
 	if h.Kind != sayWelcome || theirs < 0 {
 		return fmt.Errorf("welcome of kind %d: %w", h.Kind, driver.ErrCorrupt)
 	}
-	if l.states, err = sealed.Map(theirs, pageBytes, unix.PROT_READ); err != nil {
+	if l.states, err = hostmem.MapSealed(theirs, pageBytes, unix.PROT_READ); err != nil {
 		return err
 	}
 	if !stop() {
@@ -281,8 +281,9 @@ func (l *link) open(token []byte) (*remote, error) {
 		_ = l.say(&head{Kind: sayDrop, Slot: a.Slot}, nil)
 		return nil, err
 	}
-	shared := &words{users: sealed.Word(l.users, int(8*a.Slot)), state: sealed.Word(l.states,
-		int(8*a.Slot))}
+	shared := &words{users: hostmem.SharedWord(l.users, int(8*a.Slot)),
+		state: hostmem.SharedWord(l.states,
+			int(8*a.Slot))}
 	return &remote{m: m, grant: &grant{far: shared},
 		far: &farMemory{l: l, token: slices.Clone(token), slot: a.Slot, on: on}}, nil
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // TestRegisterRefuses gives addresses that are no memory of the device: each is an error that names
@@ -104,24 +103,24 @@ func TestPins(t *testing.T) {
 	s, err := drivertest.HostMemory(1 << 20)
 	require.NoError(t, err)
 	defer s.Free()
-	before := libcuda.Get(fakecuda.Pins)
+	before := libcuda.Get("pins")
 	whole := r.register(s.Segment)
 	part, err := s.Segment.Slice(4096, 8192, [16]byte{})
 	require.NoError(t, err)
 	inner := r.register(part)
-	if n := libcuda.Get(fakecuda.Pins) - before; n != 1 || pins.bytes() != 1<<20 {
+	if n := libcuda.Get("pins") - before; n != 1 || pins.bytes() != 1<<20 {
 		t.Errorf("%d ranges and %d bytes are pinned for a range and a part of it", n, pins.bytes())
 	}
 	if err := whole.Revoke(context.Background()); err != nil {
 		t.Error(err)
 	}
-	if n := libcuda.Get(fakecuda.Pins) - before; n != 1 || !inner.pin.pinned() {
+	if n := libcuda.Get("pins") - before; n != 1 || !inner.pin.pinned() {
 		t.Errorf("%d ranges are pinned for the part that is left", n)
 	}
 	if err := inner.Revoke(context.Background()); err != nil {
 		t.Error(err)
 	}
-	if n := libcuda.Get(fakecuda.Pins) - before; n != 0 || pins.bytes() != 0 {
+	if n := libcuda.Get("pins") - before; n != 0 || pins.bytes() != 0 {
 		t.Errorf("%d ranges are pinned for nothing", n)
 	}
 }
@@ -149,7 +148,7 @@ func TestNotPinned(t *testing.T) {
 		"a limit":  {drivertest.HostMemory, 2, "STANDIN_ERROR (2)"},
 		"overlaps": {overlapping, 0, "register the largest range first"},
 	} {
-		libcuda.Set(t, fakecuda.PinResult, c.pin)
+		libcuda.Set(t, "pin_result", c.pin)
 		l := r.memory(c.alloc, 4<<20)
 		if text := r.p.Explain(l.m.key, d.key); !strings.Contains(text, "not pinned") ||
 			!strings.Contains(text, c.why) {
@@ -171,15 +170,15 @@ func TestNotPinned(t *testing.T) {
 func TestNotUnpinned(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	before := libcuda.Get(fakecuda.Pins)
+	before := libcuda.Get("pins")
 	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
-	libcuda.Set(t, fakecuda.UnpinResult, 304) // of the system
+	libcuda.Set(t, "unpin_result", 304) // of the system
 	require.Error(t, l.m.Revoke(context.Background()))
 	require.NotEqual(t, l.m.key, r.memory(hbm, 1<<20).m.key)
 	require.Error(t, l.m.Revoke(context.Background()))
-	libcuda.Put(fakecuda.UnpinResult, 0)
+	libcuda.Put("unpin_result", 0)
 	require.NoError(t, l.m.Revoke(context.Background()))
-	require.Equal(t, before, libcuda.Get(fakecuda.Pins))
+	require.Equal(t, before, libcuda.Get("pins"))
 	r.register(d.space.Segment)
 }
 

@@ -17,7 +17,6 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // producer is a stream of the program that fills memory, with an event.
@@ -55,7 +54,7 @@ func TestStartAfter(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	const layers, n = 3, 64 << 10
-	libcuda.Set(t, fakecuda.DelayMicros, 2000)
+	libcuda.Set(t, "delay_us", 2000)
 	source, kv, host := r.memory(hbm, layers*n), r.memory(hbm, layers*n),
 		r.memory(drivertest.HostMemory, layers*n)
 	scratch := r.memory(hbm, n)
@@ -145,27 +144,27 @@ func TestGatesHoldNothingElseUp(t *testing.T) {
 // hold puts so much on a stream that it takes until release; its event is behind it.
 func (r *rig) hold(p *producer) {
 	r.t.Helper()
-	libcuda.Set(r.t, fakecuda.Hold, 1)
+	libcuda.Set(r.t, "hold", 1)
 	m := r.local(hbm, 64)
 	p.must(p.Copy(m.m.base, m.m.base+32, 13)) // the length that the stand-in holds
 	p.must(p.Record(p.event))
 }
 
-func (r *rig) release() { libcuda.Put(fakecuda.Hold, 0) }
+func (r *rig) release() { libcuda.Put("hold", 0) }
 
 // TestStreamWait has a stream read what a transfer brings, without waiting in between: short
 // ones, and such as are longer than what goes on a stream at once.
 func TestStreamWait(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	libcuda.Set(t, fakecuda.DelayMicros, 1500)
+	libcuda.Set(t, "delay_us", 1500)
 	const most, held = 40 << 20, 13 // the length that the stand-in holds
 	kv, copyOf, host := r.memory(hbm, most+32), r.memory(hbm, most),
 		r.memory(drivertest.HostMemory, most+32)
 	p := newProducer(t)
 	for _, n := range []uint64{4096, 3 << 20, most} {
 		r.fill(host)
-		libcuda.Set(t, fakecuda.Hold, 1)
+		libcuda.Set(t, "hold", 1)
 		r.tag++
 		tag := r.tag
 		p.must(r.p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{
@@ -193,7 +192,7 @@ func TestStreamWait(t *testing.T) {
 func TestOrderRefuses(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	libcuda.Set(t, fakecuda.PinResult, 2)
+	libcuda.Set(t, "pin_result", 2)
 	kv, host := r.memory(hbm, 1<<20), r.memory(drivertest.HostMemory, 1<<20)
 	p := newProducer(t)
 	sameError(t, "an event before host memory", r.b.StartAfter(host.space.Segment, p.event),
@@ -205,7 +204,7 @@ func TestOrderRefuses(t *testing.T) {
 		Descs: []driver.Desc{{Len: 1, LocalKey: host.m.key, RemoteKey: kv.key}}})
 	sameError(t, "memory that is not pinned, behind an event", err, driver.ErrNotSupported)
 	p.must(r.b.StartAfter(kv.space.Segment, 0))
-	libcuda.Set(t, fakecuda.Hold, 1)
+	libcuda.Set(t, "hold", 1)
 	tag := r.submit(driver.Write, host, kv, driver.Desc{Len: 13}) // which the stand-in holds
 	_, err = r.b.StreamWait(p.Handle(), kv.space.Segment)
 	sameError(t, "a stream behind memory that is not pinned", err, driver.ErrNotSupported)
@@ -275,17 +274,17 @@ func TestCancelDropsTheRest(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%d µs", name, delay), func(t *testing.T) {
 				r := newRig(t, testConfig())
 				l, d := r.memory(sparse, n), r.memory(hbmUntouched, n)
-				libcuda.Set(t, fakecuda.DelayMicros, delay)
-				before := libcuda.Get(fakecuda.Copies)
+				libcuda.Set(t, "delay_us", delay)
+				before := libcuda.Get("copies")
 				tag := r.submit(driver.Write, l, d, driver.Desc{Len: n})
 				require.NoError(t, c.end(r, d))
-				libcuda.Put(fakecuda.DelayMicros, 0)
+				libcuda.Put("delay_us", 0)
 				err := r.end(tag)
 				if over = err == nil && i < len(delays)-1; over {
 					return // before it was ended
 				}
 				sameError(t, "a batch that was ended early", err, c.want)
-				if copies := libcuda.Get(fakecuda.Copies) - before; copies >= n/(8<<20) {
+				if copies := libcuda.Get("copies") - before; copies >= n/(8<<20) {
 					t.Errorf("%d copies: nothing was dropped", copies)
 				}
 			})
@@ -306,15 +305,15 @@ func TestSmallOvertakesLarge(t *testing.T) {
 	const n = 160 << 20 // 20 chunks
 	l, d := r.memory(sparse, n), r.memory(hbmUntouched, n)
 	host, kv := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
-	libcuda.Set(t, fakecuda.DelayMicros, 0)
+	libcuda.Set(t, "delay_us", 0)
 	for i, delay := range delays {
-		libcuda.Put(fakecuda.DelayMicros, delay)
+		libcuda.Put("delay_us", delay)
 		ends := []uint64{r.submit(driver.Write, l, d, driver.Desc{Len: n})}
 		for range 3 {
 			ends = append(ends, r.submit(driver.Write, host, kv, driver.Desc{Len: 4096}))
 			ends = r.until(ends, ends[len(ends)-1])
 		}
-		libcuda.Put(fakecuda.DelayMicros, 0)
+		libcuda.Put("delay_us", 0)
 		if len(ends) == 1 {
 			r.endAll(ends)
 			return

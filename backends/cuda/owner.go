@@ -16,8 +16,8 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
+	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/proc"
-	"github.com/sluicehq/sluice/internal/sealed"
 	"github.com/sluicehq/sluice/internal/session"
 )
 
@@ -67,8 +67,12 @@ type export struct {
 	lost bool // what the client still does lands in memory that nothing uses
 }
 
-func (g *client) usersOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.users, int(8*slot)) }
-func (g *client) stateOf(slot uint32) *atomic.Uint64 { return sealed.Word(g.states, int(8*slot)) }
+func (g *client) usersOf(slot uint32) *atomic.Uint64 {
+	return hostmem.SharedWord(g.users, int(8*slot))
+}
+func (g *client) stateOf(slot uint32) *atomic.Uint64 {
+	return hostmem.SharedWord(g.states, int(8*slot))
+}
 
 // serve opens the socket where the Config asks for it, and serves other processes until it is
 // closed.
@@ -130,10 +134,10 @@ func (b *Backend) greet(conn *net.UnixConn) (_ *client, err error) {
 	if h.Kind != sayHello || theirs < 0 {
 		return nil, fmt.Errorf("hello of kind %d: %w", h.Kind, driver.ErrCorrupt)
 	}
-	if g.users, err = sealed.Map(theirs, pageBytes, unix.PROT_READ); err != nil {
+	if g.users, err = hostmem.MapSealed(theirs, pageBytes, unix.PROT_READ); err != nil {
 		return nil, err
 	}
-	page, states, err := sealed.New("sluice-cuda-slots", pageBytes, true)
+	page, states, err := hostmem.NewSealed("sluice-cuda-slots", pageBytes, true)
 	if err != nil {
 		return nil, err
 	}

@@ -24,8 +24,8 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/sealed"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // ownerVariable makes the test binary an owner of memory, which prints its address and a token and
@@ -72,7 +72,7 @@ func knock(address string) error {
 	if err != nil {
 		return err
 	}
-	page, users, err := sealed.New("test", pageBytes, false)
+	page, users, err := hostmem.NewSealed("test", pageBytes, false)
 	if err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func knock(address string) error {
 		if opens, err = hex.DecodeString(text); err == nil {
 			var slot uint32
 			slot, err = w.ask(opens)
-			sealed.Word(users, int(8*slot)).Add(1) // a batch that never ends
+			hostmem.SharedWord(users, int(8*slot)).Add(1) // a batch that never ends
 		}
 	}
 	fmt.Println(err == nil)
@@ -188,7 +188,7 @@ func TestProcessThatDiesInABatch(t *testing.T) {
 	_ = in.Close()
 	require.NoError(t, d.m.Revoke(t.Context()))
 	if memory() == before {
-		promise.Breaks(t, "the memory that a dead process may write to is in use")
+		testkit.ErrorBroken(t, "the memory that a dead process may write to is in use")
 	}
 	r.same("the memory that came", r.content(d), want)
 	require.Eventually(t, func() bool {

@@ -16,7 +16,6 @@ import (
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
 )
 
 // pages moves a pattern and compares every byte of both sides with a loop of copies.
@@ -92,10 +91,10 @@ func pagesByEachWay(t *testing.T, budget cuda.Budget) {
 			p.Remote.List = shuffled(count, 2)
 		}
 		for _, op := range []driver.Op{driver.Write, driver.Read} {
-			launches, copies := libcuda.Get(fakecuda.Launches), libcuda.Get(fakecuda.Copies)
+			launches, copies := libcuda.Get("launches"), libcuda.Get("copies")
 			r.pages(op, &p, l, d)
-			launches, copies = libcuda.Get(fakecuda.Launches)-launches,
-				libcuda.Get(fakecuda.Copies)-copies
+			launches, copies = libcuda.Get("launches")-launches,
+				libcuda.Get("copies")-copies
 			what := fmt.Sprintf("%+v: %v of %s entries: %d launches, %d copies", budget, op, c.name,
 				launches, copies)
 			switch kernel := c.kernel && budget != (cuda.Budget{}); {
@@ -171,12 +170,12 @@ func TestNestsByEachWay(t *testing.T) {
 		}
 		var before uint32
 		if libcuda != nil {
-			before = libcuda.Get(fakecuda.Launches)
+			before = libcuda.Get("launches")
 		}
 		r.pages([]driver.Op{driver.Read, driver.Write}[random.IntN(2)], p, l, d)
 		moved++
 		if libcuda != nil && unit > 1 {
-			require.Equal(t, before+1, libcuda.Get(fakecuda.Launches), "a nest of whole words")
+			require.Equal(t, before+1, libcuda.Get("launches"), "a nest of whole words")
 		}
 	}
 }
@@ -207,7 +206,7 @@ func TestListThatChanges(t *testing.T) {
 func TestPlaces(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
-	libcuda.Set(t, fakecuda.DelayMicros, 3000)
+	libcuda.Set(t, "delay_us", 3000)
 	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
 	p := driver.Pattern{Count: 64, Run: 656, Local: driver.Side{Stride: 656},
 		Remote: driver.Side{Stride: 656, List: shuffled(64, 1)}, LocalKey: l.m.key,

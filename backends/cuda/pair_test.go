@@ -19,7 +19,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // limit bounds every wait, on the slowest of machines.
@@ -43,7 +43,7 @@ func newRig(t *testing.T, cfg Config) *rig {
 		if _, err := openCard(1); err != nil {
 			t.Fatal(err)
 		}
-		leak.Check(t, libcuda.InUse)
+		testkit.CheckLeaks(t, libcuda.InUse)
 	}
 	b, err := New(cfg)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/hook"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // grant is permission to use a memory until it is revoked, and the batches that use it.
@@ -33,25 +33,6 @@ const (
 	importMoved   // it came while a batch was under way, whose bytes are lost
 )
 
-// spot is a place where a batch or a sum is between a check and the act that relies on it, or
-// between the act and its outcome. A test parks its goroutine there while the owner revokes. The
-// spots of batches have the names of the steps in spec/cuda_processes.pml.
-type spot int
-
-const (
-	spotAnnounced spot = iota // the batch is counted in the owner's sight
-	spotGood                  // the import was good after that
-	spotShown                 // cancels find the batch
-	spotLaunched              // its copies are on a stream, or will be
-	spotEnded                 // they have ended
-	spotJudged                // and the import was still good after that
-	spotBehind                // a sum has a stream wait for events
-	spotHeld                  // the memory of a sum is there, and stays
-)
-
-// parked is what tests have a batch do at a spot.
-var parked hook.Of[spot]
-
 // enter reports whether the caller is in; then it must leave.
 func (g *grant) enter() bool {
 	g.users.Add(1) // pairs with the store in end
@@ -62,13 +43,14 @@ func (g *grant) enter() bool {
 	if g.far == nil {
 		return true
 	}
-	g.far.users.Add(1) // pairs with the store of the owner, which looks at the users afterwards
-	parked.At(spotAnnounced)
+	// pairs with the store of the owner, which looks at the users afterwards
+	g.far.users.Add(1)
+	testpoint.At("cuda: announced") // the batch is counted in the owner's sight
 	if g.far.state.Load() != importGood {
 		g.leave()
 		return false
 	}
-	parked.At(spotGood)
+	testpoint.At("cuda: good") // the import was good after that
 	return true
 }
 

@@ -16,8 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/sealed"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // TestWhileTheProgramCapturesAGraph: the driver then refuses calls that wait to threads that have
@@ -29,9 +28,9 @@ func TestWhileTheProgramCapturesAGraph(t *testing.T) {
 	for _, kind := range []drivertest.Allocator{drivertest.HostMemory, drivertest.ForeignMemory} {
 		l := r.memory(kind, 1<<20)
 		for _, op := range []driver.Op{driver.Write, driver.Read} {
-			libcuda.Set(t, fakecuda.Capture, 1)
+			libcuda.Set(t, "capture", 1)
 			r.move(op, l, d, driver.Desc{Len: 1 << 20})
-			libcuda.Put(fakecuda.Capture, 0)
+			libcuda.Put("capture", 0)
 			r.same("beside a capture", r.content(d), r.content(l))
 		}
 	}
@@ -45,7 +44,7 @@ func TestAnEventOfACapturedStream(t *testing.T) {
 	l, d, other := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096), r.memory(hbm, 4096)
 	p := newProducer(t)
 	defer p.close()
-	libcuda.Set(t, fakecuda.Capture, 3)
+	libcuda.Set(t, "capture", 3)
 	require.NoError(t, r.b.StartAfter(d.space.Segment, p.event))
 	b := driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 4096, LocalKey: l.key,
 		RemoteKey: d.key}}}
@@ -55,7 +54,7 @@ func TestAnEventOfACapturedStream(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	require.NoError(t, d.m.Revoke(ctx), "nothing is under way")
-	libcuda.Put(fakecuda.Capture, 0)
+	libcuda.Put("capture", 0)
 	r.move(driver.Write, l, other, driver.Desc{Len: 4096})
 	r.same("behind the capture", r.content(other), r.content(l))
 }
@@ -65,14 +64,14 @@ func TestAWaitThatFailsEndsNoBatch(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
-	libcuda.Set(t, fakecuda.Hold, 1)
-	libcuda.Set(t, fakecuda.Capture, 2)
+	libcuda.Set(t, "hold", 1)
+	libcuda.Set(t, "capture", 2)
 	tag := r.submit(driver.Write, l, d, driver.Desc{Len: 13})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, d.m.Revoke(ctx), driver.ErrTimeout)
-	libcuda.Put(fakecuda.Hold, 0)
-	libcuda.Put(fakecuda.Capture, 0)
+	libcuda.Put("hold", 0)
+	libcuda.Put("capture", 0)
 	require.NoError(t, r.end(tag))
 	require.NoError(t, d.m.Revoke(context.Background()))
 	r.same("after a wait that failed", r.content(d)[:13], r.content(l)[:13])
@@ -84,7 +83,7 @@ func TestPagesStayUnderCopies(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	for _, result := range []uint32{0, 2} {
-		libcuda.Set(t, fakecuda.PinResult, result)
+		libcuda.Set(t, "pin_result", result)
 		l := r.memory(drivertest.HostMemory, 1<<20)
 		require.Equal(t, result == 0, l.m.pin.pinned())
 		seg := l.space.Segment
@@ -99,7 +98,7 @@ func TestASecondCloseWaitsForTheFirst(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, testConfig())
 	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
-	libcuda.Set(t, fakecuda.Hold, 1)
+	libcuda.Set(t, "hold", 1)
 	r.submit(driver.Read, l, d, driver.Desc{Len: 13})
 	closed := make(chan error, 2)
 	for range 2 {
@@ -111,7 +110,7 @@ func TestASecondCloseWaitsForTheFirst(t *testing.T) {
 		closed <- err
 	case <-time.After(50 * time.Millisecond):
 	}
-	libcuda.Put(fakecuda.Hold, 0)
+	libcuda.Put("hold", 0)
 	require.NoError(t, <-closed)
 	require.NoError(t, <-closed)
 	r.same("after Close", l.space.Segment.Mem[:13], r.content(d)[:13])
@@ -132,8 +131,8 @@ func TestAClosedBackendFindsNoProof(t *testing.T) {
 	d, _ := r.shared(silent, 1<<20)
 	stuck := silent.remote(d.key)
 	require.True(t, stuck.enter())
-	libcuda.Set(t, fakecuda.RefuseResult, 2)
-	libcuda.Put(fakecuda.RefuseAfter, 1)
+	libcuda.Set(t, "refuse_result", 2)
+	libcuda.Put("refuse_after", 1)
 	require.ErrorIs(t, r.b.Close(), driver.ErrUnproven)
 	for range 2 {
 		require.ErrorIs(t, d.m.Revoke(t.Context()), driver.ErrUnproven)
@@ -189,7 +188,7 @@ func TestLostConnectionsKeepNoPlace(t *testing.T) {
 	require.NoError(t, err)
 	// connect may be given memory, under its first slot; count is what it says of that.
 	connect := func(asks bool) (w *wire, count *atomic.Uint64, err error) {
-		page, users, err := sealed.New("lost", pageBytes, true)
+		page, users, err := hostmem.NewSealed("lost", pageBytes, true)
 		require.NoError(t, err)
 		defer closeDescriptor(page)
 		t.Cleanup(func() { require.NoError(t, unix.Munmap(users)) })
@@ -198,7 +197,7 @@ func TestLostConnectionsKeepNoPlace(t *testing.T) {
 			_, err = w.ask(token)
 			require.NoError(t, err)
 		}
-		return w, sealed.Word(users, 0), err
+		return w, hostmem.SharedWord(users, 0), err
 	}
 	again := func(asks bool) (w *wire, count *atomic.Uint64) {
 		require.Eventually(t, func() bool {
@@ -266,7 +265,7 @@ func closeBesideASubmit(t *testing.T) {
 		require.NoError(t, err)
 		return p.(*peer)
 	}
-	libcuda.Set(t, fakecuda.Hold, 1)
+	libcuda.Set(t, "hold", 1)
 	require.NoError(t, submit(other, dial(other), 13)) // Close waits for it
 	busy := newProducer(t)
 	defer busy.close()
@@ -289,7 +288,7 @@ func closeBesideASubmit(t *testing.T) {
 	}
 	near.b.gates.mu.Unlock()
 	require.ErrorIs(t, <-submitted, driver.ErrPeerLost)
-	libcuda.Put(fakecuda.Hold, 0)
+	libcuda.Put("hold", 0)
 	require.NoError(t, <-closed)
 	require.NoError(t, near.b.StartAfter(gate.space.Segment, 0))
 }

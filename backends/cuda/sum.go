@@ -10,6 +10,7 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/csrc/digest"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // SumCells digests cells in memory of devices, as package csrc/digest does in DRAM, with a kernel
@@ -88,7 +89,7 @@ func (b *Backend) sumOn(ordinal int, list []digest.DeviceCells,
 			}
 		}
 	}
-	parked.At(spotHeld)
+	testpoint.At("cuda: held") // the memory of a sum is there, and stays
 	return d.sums.Sum(list)
 }
 
@@ -151,7 +152,7 @@ func (d *device) untilReached(events []uint64, stop func() error) (err error) {
 	if s == nil {
 		return nil
 	}
-	parked.At(spotBehind)
+	testpoint.At("cuda: behind") // the stream waits for events
 	over := func() (over bool) {
 		over, err = s.Over()
 		return over || err != nil

@@ -16,7 +16,7 @@ import (
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // cellsOf are all bytes of a memory but the last, as cells of 130, one behind the other.
@@ -57,9 +57,9 @@ func TestHBMSums(t *testing.T) {
 		got, err := r.b.SumCells(list)
 		require.NoError(t, err)
 		require.Equal(t, want, got)
-		libcuda.Set(t, fakecuda.Capture, 1)
+		libcuda.Set(t, "capture", 1)
 	}
-	libcuda.Put(fakecuda.Capture, 0)
+	libcuda.Put("capture", 0)
 }
 
 // TestHBMSumsRefuse names what it cannot digest.
@@ -115,11 +115,11 @@ func (r *rig) sums(c ...digest.DeviceCells) chan summed {
 }
 
 // sumsAt begins a sum and returns when it has come to a spot.
-func (r *rig) sumsAt(where spot, c ...digest.DeviceCells) chan summed {
+func (r *rig) sumsAt(where string, c ...digest.DeviceCells) chan summed {
 	r.t.Helper()
 	there := make(chan struct{})
-	parked.First(where, func() { close(there) })
-	defer parked.First(where, nil)
+	testpoint.First(where, func() { close(there) })
+	defer testpoint.First(where, nil)
 	out := r.sums(c...)
 	select {
 	case <-there:
@@ -160,7 +160,7 @@ func TestHBMSumsWaitForEvents(t *testing.T) {
 	r.hold(blocked)
 	require.NoError(t, blocked.Copy(layers.m.base+4096, source.m.base, 4096))
 	require.NoError(t, blocked.Record(blocked.event))
-	late := r.sumsAt(spotBehind, list[1])
+	late := r.sumsAt("cuda: behind", list[1])
 	select {
 	case a := <-r.sums(list[0]):
 		require.NoError(t, a.err)
@@ -189,15 +189,15 @@ func TestHBMSumsWaitForOneStep(t *testing.T) {
 	r.gated(p, d.space.Segment)
 	defer r.release()
 	r.hold(p)
-	parked.First(spotBehind, func() {
+	testpoint.First("cuda: behind", func() {
 		r.release()
 		require.NoError(t, p.Sync())
 		r.hold(p) // the next step
 	})
-	defer parked.First(spotBehind, nil)
+	defer testpoint.First("cuda: behind", nil)
 	sum, err := r.b.SumCells([]digest.DeviceCells{cellsOf(t, d)})
 	require.NoError(t, err)
-	require.Equal(t, uint32(1), libcuda.Get(fakecuda.Hold))
+	require.Equal(t, uint32(1), libcuda.Get("hold"))
 	r.release()
 	require.Equal(t, r.sumOf(cellsOf(t, d), r.content(d)), sum)
 }
@@ -248,7 +248,7 @@ func TestHBMSumsEndWithTheBackend(t *testing.T) {
 	r.gated(p, d.space.Segment)
 	defer r.release()
 	r.hold(p)
-	late := r.sumsAt(spotBehind, cellsOf(t, d))
+	late := r.sumsAt("cuda: behind", cellsOf(t, d))
 	closed := make(chan error, 1)
 	go func() { closed <- r.b.Close() }()
 	require.ErrorIs(t, (<-late).err, driver.ErrClosed)
@@ -268,14 +268,14 @@ func TestHBMSumsOfCapturedStreams(t *testing.T) {
 	c := []digest.DeviceCells{cellsOf(t, d)}
 	_, err := r.b.SumCells(c)
 	require.NoError(t, err)
-	launches := libcuda.Get(fakecuda.Launches)
-	libcuda.Set(t, fakecuda.Capture, 3)
+	launches := libcuda.Get("launches")
+	libcuda.Set(t, "capture", 3)
 	_, err = r.b.SumCells(c)
 	var said *gpu.Error
 	require.ErrorAs(t, err, &said)
 	require.Equal(t, 907, said.Result)
-	require.Equal(t, launches, libcuda.Get(fakecuda.Launches))
-	libcuda.Put(fakecuda.Capture, 0)
+	require.Equal(t, launches, libcuda.Get("launches"))
+	libcuda.Put("capture", 0)
 	got, err := r.b.SumCells(c)
 	require.NoError(t, err)
 	require.Equal(t, r.sumOf(c[0], r.content(d)), got)
@@ -293,11 +293,11 @@ func TestHBMSumsAndRevokes(t *testing.T) {
 	r.gated(p, d.space.Segment)
 	defer r.release()
 	r.hold(p)
-	ended := r.sumsAt(spotBehind, cellsOf(t, d))
+	ended := r.sumsAt("cuda: behind", cellsOf(t, d))
 	require.Zero(t, o.users.Load())
 	users := make(chan int64, 1)
-	parked.First(spotHeld, func() { users <- o.users.Load() })
-	defer parked.First(spotHeld, nil)
+	testpoint.First("cuda: held", func() { users <- o.users.Load() })
+	defer testpoint.First("cuda: held", nil)
 	r.release()
 	require.NoError(t, (<-ended).err)
 	require.Equal(t, int64(1), <-users)
@@ -325,7 +325,7 @@ func TestHBMSumsAndFree(t *testing.T) {
 	c := []digest.DeviceCells{cellsOf(t, p)}
 	want := r.sumOf(c[0], r.content(p))
 	freed := make(chan error, 1)
-	parked.First(spotHeld, func() {
+	testpoint.First("cuda: held", func() {
 		go func() { freed <- space.Free() }()
 		for end := time.Now().Add(limit); blocks.find(c[0].Memory.Addr, 1) != nil; {
 			require.True(t, time.Now().Before(end), "nobody frees")
@@ -338,7 +338,7 @@ func TestHBMSumsAndFree(t *testing.T) {
 		case <-time.After(50 * time.Millisecond):
 		}
 	})
-	defer parked.First(spotHeld, nil)
+	defer testpoint.First("cuda: held", nil)
 	got, err := r.b.SumCells(c)
 	require.NoError(t, err)
 	require.Equal(t, want, got)
@@ -372,8 +372,8 @@ func TestHBMSumsAllocateNothing(t *testing.T) {
 	r := newRig(t, testConfig())
 	c := []digest.DeviceCells{cellsOf(t, r.memory(hbm, 4096))}
 	has := func() (n [4]uint32) {
-		for i, w := range []fakecuda.Word{fakecuda.Allocations, fakecuda.HostAllocations,
-			fakecuda.Pins, fakecuda.Contexts} {
+		for i, w := range []string{"allocations", "host_allocations",
+			"pins", "contexts"} {
 			n[i] = libcuda.Get(w)
 		}
 		return n
@@ -387,9 +387,9 @@ func TestHBMSumsAllocateNothing(t *testing.T) {
 // TestHBMSumsWithoutRoom: New opens the backend all the same, and SumCells says what is missing.
 func TestHBMSumsWithoutRoom(t *testing.T) {
 	onStandIn(t)
-	libcuda.Set(t, fakecuda.PinResult, 2)
+	libcuda.Set(t, "pin_result", 2)
 	r := newRig(t, testConfig())
-	libcuda.Put(fakecuda.PinResult, 0)
+	libcuda.Put("pin_result", 0)
 	_, err := r.b.SumCells([]digest.DeviceCells{cellsOf(t, r.memory(hbm, 4096))})
 	var said *gpu.Error
 	require.ErrorAs(t, err, &said)

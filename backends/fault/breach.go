@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/memfault"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // breach does to a batch what the contract forbids. f has what is left for later.
@@ -125,7 +125,7 @@ func (f *flight) aftermath(err error) {
 		defer known.RUnlock()
 		for _, at := range places {
 			if isRegistered(at.to) && isRegistered(at.from) {
-				_, _ = memfault.Copy(at.to, at.from) // its program may have unmapped it
+				_, _ = hostmem.CopyCatchingFault(at.to, at.from) // its program may have unmapped it
 			}
 		}
 	}}, time.Now().Add(f.breach.after))

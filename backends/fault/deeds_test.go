@@ -10,13 +10,11 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
-	"github.com/sluicehq/sluice/internal/testing/promise"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 func TestDelayHoldsTheCompletionAndNotTheBytes(t *testing.T) {
-	virtual.Time(t, delayHoldsTheCompletionAndNotTheBytes)
+	testkit.InVirtualTime(t, delayHoldsTheCompletionAndNotTheBytes)
 }
 
 func delayHoldsTheCompletionAndNotTheBytes(t *testing.T) {
@@ -33,7 +31,7 @@ func delayHoldsTheCompletionAndNotTheBytes(t *testing.T) {
 	r.once()
 }
 
-func TestLateHoldsTheBytes(t *testing.T) { virtual.Time(t, lateHoldsTheBytes) }
+func TestLateHoldsTheBytes(t *testing.T) { testkit.InVirtualTime(t, lateHoldsTheBytes) }
 
 func lateHoldsTheBytes(t *testing.T) {
 	const late = 30 * time.Millisecond
@@ -54,12 +52,14 @@ func lateHoldsTheBytes(t *testing.T) {
 	}
 	time.Sleep(late + 10*time.Millisecond)
 	if r.landed(1000, 1000) {
-		promise.Breaks(t, "it landed although it was cancelled")
+		testkit.ErrorBroken(t, "it landed although it was cancelled")
 	}
 	r.once()
 }
 
-func TestLateMessagesKeepTheirOrder(t *testing.T) { virtual.Time(t, lateMessagesKeepTheirOrder) }
+func TestLateMessagesKeepTheirOrder(t *testing.T) {
+	testkit.InVirtualTime(t, lateMessagesKeepTheirOrder)
+}
 
 func lateMessagesKeepTheirOrder(t *testing.T) {
 	r := newRig(t, Rule{On: Message, Chance: 0.5, Do: Late(3*ms, 3*ms)})
@@ -94,7 +94,7 @@ func lateMessagesKeepTheirOrder(t *testing.T) {
 }
 
 func TestDroppedCompletionsComeAtTheEnd(t *testing.T) {
-	virtual.Time(t, droppedCompletionsComeAtTheEnd)
+	testkit.InVirtualTime(t, droppedCompletionsComeAtTheEnd)
 }
 
 func droppedCompletionsComeAtTheEnd(t *testing.T) {
@@ -111,7 +111,9 @@ func droppedCompletionsComeAtTheEnd(t *testing.T) {
 	r.once()
 }
 
-func TestSwallowedBatchesEndAtTheEnd(t *testing.T) { virtual.Time(t, swallowedBatchesEndAtTheEnd) }
+func TestSwallowedBatchesEndAtTheEnd(t *testing.T) {
+	testkit.InVirtualTime(t, swallowedBatchesEndAtTheEnd)
+}
 
 func swallowedBatchesEndAtTheEnd(t *testing.T) {
 	r := newRig(t, Rule{On: Write, Do: Swallow()})
@@ -129,7 +131,7 @@ func swallowedBatchesEndAtTheEnd(t *testing.T) {
 }
 
 func TestTheDeathOfAPeerEndsWhatWaits(t *testing.T) {
-	virtual.Time(t, theDeathOfAPeerEndsWhatWaits)
+	testkit.InVirtualTime(t, theDeathOfAPeerEndsWhatWaits)
 }
 
 func theDeathOfAPeerEndsWhatWaits(t *testing.T) {
@@ -156,7 +158,7 @@ func (s stuck) Cancel(uint64)                      { s.cancelled() }
 
 // TestTheReasonOfAnEndIsTold ends a batch while it is being handed on: it can only be cancelled
 // once the wrapped backend has it, and ends for the reason that came first all the same.
-func TestTheReasonOfAnEndIsTold(t *testing.T) { virtual.Time(t, theReasonOfAnEndIsTold) }
+func TestTheReasonOfAnEndIsTold(t *testing.T) { testkit.InVirtualTime(t, theReasonOfAnEndIsTold) }
 
 func theReasonOfAnEndIsTold(t *testing.T) {
 	for _, why := range []error{driver.ErrClosed, driver.ErrPeerLost, driver.ErrAborted} {
@@ -222,7 +224,7 @@ func TestFailAndRefuse(t *testing.T) {
 	r.once()
 }
 
-func TestStallIsFullForAWhile(t *testing.T) { virtual.Time(t, stallIsFullForAWhile) }
+func TestStallIsFullForAWhile(t *testing.T) { testkit.InVirtualTime(t, stallIsFullForAWhile) }
 
 func stallIsFullForAWhile(t *testing.T) {
 	r := newRig(t, Rule{On: Write, Most: 1, Do: Stall(30 * ms)})
@@ -248,7 +250,7 @@ func stallIsFullForAWhile(t *testing.T) {
 	}
 }
 
-func TestFlapLosesTheConnection(t *testing.T) { virtual.Time(t, flapLosesTheConnection) }
+func TestFlapLosesTheConnection(t *testing.T) { testkit.InVirtualTime(t, flapLosesTheConnection) }
 
 func flapLosesTheConnection(t *testing.T) {
 	r := newRig(t, Rule{On: Write, Every: 3, Most: 1, Do: Flap(50 * ms)},
@@ -296,7 +298,7 @@ func TestLimitAndModelTakeTheirTime(t *testing.T) {
 		"burst": {Limit(10e6, 1<<20), 0},
 		"model": {Model(20*ms, ms, 1e9), 21 * ms},
 	} {
-		virtual.Run(t, name, func(t *testing.T) {
+		testkit.RunInVirtualTime(t, name, func(t *testing.T) {
 			r := newRig(t, Rule{On: Write, Do: c.do})
 			begin := time.Now()
 			for range 4 {
@@ -314,7 +316,7 @@ func TestLimitAndModelTakeTheirTime(t *testing.T) {
 }
 
 // TestTheSeedDecides has the same calls meet the same faults, and others with another seed.
-func TestTheSeedDecides(t *testing.T) { virtual.Time(t, theSeedDecides) }
+func TestTheSeedDecides(t *testing.T) { testkit.InVirtualTime(t, theSeedDecides) }
 
 func theSeedDecides(t *testing.T) {
 	pattern := func(seed uint64) (list []bool) {
@@ -386,7 +388,7 @@ func TestNothingIsAllocated(t *testing.T) {
 		Rule{On: Write, Do: Late(us, 0)})
 	b := driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}
 	var done [1]driver.Completion
-	allocs := allocs.PerRun(500, func() {
+	allocs := testkit.AllocsPerRun(500, func() {
 		r.tags++
 		if err := r.peer.Submit(r.tags, &b); err != nil {
 			t.Error(err)

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // patience bounds every wait of these tests.
@@ -50,7 +50,7 @@ func newRig(t testing.TB, rules ...Rule) *rig { t.Helper(); return newRigOf(t, 0
 
 func newRigOf(t testing.TB, seed uint64, rules ...Rule) *rig {
 	t.Helper()
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	inner, err := openMem()
 	check(t, err)
 	near, err := Wrap(inner, seed, rules...)

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // before runs f once before the wrapped backend is polled.
@@ -29,7 +29,7 @@ func (b *before) Poll(done []driver.Completion) (int, error) {
 }
 
 // TestPollBesideSubmit has the first flight begin after Poll has looked for one.
-func TestPollBesideSubmit(t *testing.T) { virtual.Time(t, pollBesideSubmit) }
+func TestPollBesideSubmit(t *testing.T) { testkit.InVirtualTime(t, pollBesideSubmit) }
 
 func pollBesideSubmit(t *testing.T) {
 	r := newRig(t, Rule{On: Write, Do: Drop()})
@@ -48,7 +48,7 @@ func pollBesideSubmit(t *testing.T) {
 }
 
 // TestNothingIsHeldOfTheDead has the peer die after a batch was found sound, before it is held.
-func TestNothingIsHeldOfTheDead(t *testing.T) { virtual.Time(t, nothingIsHeldOfTheDead) }
+func TestNothingIsHeldOfTheDead(t *testing.T) { testkit.InVirtualTime(t, nothingIsHeldOfTheDead) }
 
 func nothingIsHeldOfTheDead(t *testing.T) {
 	r := newRig(t, Rule{On: Write, Do: Swallow()})
@@ -71,7 +71,7 @@ func nothingIsHeldOfTheDead(t *testing.T) {
 
 // TestPollIsNotClosedBeforeTheLastCompletion ends the wrapped backend while a flight is in hand.
 func TestPollIsNotClosedBeforeTheLastCompletion(t *testing.T) {
-	virtual.Time(t, pollIsNotClosedBeforeTheLastCompletion)
+	testkit.InVirtualTime(t, pollIsNotClosedBeforeTheLastCompletion)
 }
 
 func pollIsNotClosedBeforeTheLastCompletion(t *testing.T) {
@@ -140,7 +140,7 @@ func (r *rig) strange() (p driver.Peer, keys [2]uint32) {
 }
 
 // TestABatchIsTheCallersAgain changes one as soon as its completion was polled.
-func TestABatchIsTheCallersAgain(t *testing.T) { virtual.Time(t, aBatchIsTheCallersAgain) }
+func TestABatchIsTheCallersAgain(t *testing.T) { testkit.InVirtualTime(t, aBatchIsTheCallersAgain) }
 
 func aBatchIsTheCallersAgain(t *testing.T) {
 	r := newRig(t, Rule{On: Write, Do: Late(us, 0)})
@@ -156,7 +156,7 @@ func aBatchIsTheCallersAgain(t *testing.T) {
 }
 
 // TestReadOnlyIsRefused: it is never an outcome, whatever a write waits for.
-func TestReadOnlyIsRefused(t *testing.T) { virtual.Time(t, readOnlyIsRefused) }
+func TestReadOnlyIsRefused(t *testing.T) { testkit.InVirtualTime(t, readOnlyIsRefused) }
 
 func readOnlyIsRefused(t *testing.T) {
 	for _, rules := range [][]Rule{

@@ -17,15 +17,14 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
-	"github.com/sluicehq/sluice/internal/testing/fakecufile"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 // The stand-ins of libcuda and libcufile; nil on a machine with a card, where SLUICE_LIBCUDA and
 // SLUICE_LIBCUFILE name the libraries.
 var (
-	libcuda *fakecuda.Library
-	library *fakecufile.Library
+	libcuda *standin.Library
+	library *standin.Library
 )
 
 // flagsVariable names flags for the build of libcufile's stand-in, to a test that runs alone;
@@ -67,11 +66,11 @@ func holdCard() *drivertest.Space {
 
 func openLibraries() (err error) {
 	if path := os.Getenv(builtVariable); path != "" {
-		libcuda = &fakecuda.Library{Path: path}
+		libcuda = &standin.Library{Path: path}
 	} else if libcuda, err = buildDriver(); err != nil {
 		return err
 	}
-	if library, err = fakecufile.Build(strings.Fields(os.Getenv(flagsVariable))...); err != nil {
+	if library, err = standin.BuildCuFile(strings.Fields(os.Getenv(flagsVariable))...); err != nil {
 		return err
 	}
 	err = errors.Join(os.Setenv("STANDIN_DEVICES", "2"),
@@ -87,8 +86,8 @@ func openLibraries() (err error) {
 }
 
 // buildDriver keeps what it built open, for other processes, as long as this one lives.
-func buildDriver() (*fakecuda.Library, error) {
-	d, err := fakecuda.Build()
+func buildDriver() (*standin.Library, error) {
+	d, err := standin.BuildCUDA()
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +178,7 @@ func nothingInUse(t *testing.T) {
 	if n := library.InUse(); len(n) > 0 {
 		t.Errorf("left in the library: %v", n)
 	}
-	if n := library.Get(fakecufile.ChangedBlocks); n > 0 {
+	if n := library.Get("changed_blocks"); n > 0 {
 		t.Errorf("%d writes of other than whole blocks were left to cuFile", n)
 	}
 }

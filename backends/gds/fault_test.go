@@ -19,9 +19,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/files"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
-	"github.com/sluicehq/sluice/internal/testing/fakecufile"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // wantFileError wants an error to say which piece failed, how, and where.
@@ -41,10 +39,10 @@ func wantFileError(t *testing.T, err error, piece int, op string, off int64, cau
 func TestShort(t *testing.T) {
 	onStandIn(t)
 	eachWay(t, func(t *testing.T, cfg Config) {
-		leak.Check(t)
+		testkit.CheckLeaks(t)
 		const size = 1 << 20
 		r := newRig(t, cfg, size)
-		library.Set(t, fakecufile.ShortMax, 100<<10)
+		library.Set(t, "short_max", 100<<10)
 		require.NoError(t, r.move(driver.Read, driver.Desc{Len: size}))
 		r.same("read in parts", r.memory(), r.content())
 		mine := pattern(size, 77)
@@ -64,7 +62,7 @@ func TestEndOfFile(t *testing.T) {
 	eachWay(t, func(t *testing.T, cfg Config) {
 		const size, end = 1 << 20, 300<<10 + 123
 		r := newRig(t, cfg, size)
-		library.Set(t, fakecufile.EndAt, end)
+		library.Set(t, "end_at", end)
 		pieces := []driver.Desc{{Len: 64 << 10}, {Local: 64 << 10, Remote: 64 << 10,
 			Len: 100 << 10},
 			{Local: 164 << 10, Remote: 164 << 10, Len: 200 << 10},
@@ -72,9 +70,9 @@ func TestEndOfFile(t *testing.T) {
 		wantFileError(t, r.move(driver.Read, pieces...), 2, "read", end, io.ErrUnexpectedEOF)
 		require.NoError(t, r.move(driver.Write, pieces[:3]...))
 		r.same("behind the end", r.content()[:364<<10], r.memory()[:364<<10])
-		library.Put(fakecufile.EndAt, 300<<10)
+		library.Put("end_at", 300<<10)
 		wantFileError(t, r.move(driver.Write, pieces...), 2, "write", 300<<10, io.ErrShortWrite)
-		library.Put(fakecufile.EndAt, end)
+		library.Put("end_at", end)
 		if err := r.move(driver.Read, driver.Desc{Len: end}); err != nil {
 			t.Errorf("of what is there: %v", err)
 		}
@@ -98,8 +96,8 @@ func TestOneFails(t *testing.T) {
 			cause error
 		}{{uint32(syscall.EIO), syscall.EIO}, {uint32(syscall.ENOSPC), syscall.ENOSPC},
 			{5008, nil}} {
-			library.Set(t, fakecufile.FailCode, c.code)
-			library.Put(fakecufile.FailAfter, 6)
+			library.Set(t, "fail_code", c.code)
+			library.Put("fail_after", 6)
 			err := r.move(driver.Write, append([]driver.Desc{}, pieces...)...)
 			if c.cause != nil {
 				wantFileError(t, err, pieceOf(err), "write", -1, c.cause)
@@ -130,29 +128,29 @@ func TestStatuses(t *testing.T) {
 	r := newRig(t, Config{Way: WayBatch, Threads: 1}, 1<<20)
 	for status, cause := range map[uint32]error{0x04: syscall.EINVAL, 0x20: syscall.ETIMEDOUT,
 		0x40: syscall.EIO} {
-		library.Set(t, fakecufile.FailCode, uint32(map[bool]syscall.Errno{true: syscall.EINVAL,
+		library.Set(t, "fail_code", uint32(map[bool]syscall.Errno{true: syscall.EINVAL,
 			false: syscall.EIO}[status == 0x04]))
-		library.Set(t, fakecufile.FailStatus, status)
-		library.Put(fakecufile.FailAfter, 1)
+		library.Set(t, "fail_status", status)
+		library.Put("fail_after", 1)
 		err := r.move(driver.Write, driver.Desc{Len: 4096}, driver.Desc{Local: 64 << 10,
 			Remote: 64 << 10, Len: 4096},
 			driver.Desc{Local: 256 << 10, Remote: 256 << 10, Len: 4096})
 		if !errors.Is(err, cause) {
 			t.Errorf("status %#x: %v, want %v", status, err, cause)
 		}
-		if n := library.Get(fakecufile.UnderWay); n != 0 {
+		if n := library.Get("under_way"); n != 0 {
 			t.Errorf("status %#x: told while %d requests are under way", status, n)
 		}
 		if err := r.move(driver.Read, driver.Desc{Len: 1 << 20}); err != nil {
 			t.Errorf("after status %#x: %v", status, err)
 		}
 	}
-	library.Put(fakecufile.StatusResult, 5030)
+	library.Put("status_result", 5030)
 	if err := r.move(driver.Read, driver.Desc{Len: 4096}, driver.Desc{Local: 64 << 10,
 		Remote: 64 << 10, Len: 4096}); !errors.Is(err, syscall.EIO) {
 		t.Errorf("a batch that the library does not tell of: %v", err)
 	}
-	if n := library.Get(fakecufile.UnderWay); n != 0 {
+	if n := library.Get("under_way"); n != 0 {
 		t.Errorf("%d requests are under way", n)
 	}
 }
@@ -164,26 +162,26 @@ func TestCancelThatIsRefused(t *testing.T) {
 	pieces := []driver.Desc{{Len: 4096}, {Local: 64 << 10, Remote: 64 << 10, Len: 4096}}
 	for _, late := range []bool{false, true} {
 		r := newRig(t, Config{Way: WayBatch, Threads: 1}, 1<<20)
-		library.Set(t, fakecufile.CancelRefused, 1<<30)
+		library.Set(t, "cancel_refused", 1<<30)
 		want := error(nil)
 		if late {
-			library.Set(t, fakecufile.FailStatus, 0x20)
-			library.Put(fakecufile.FailAfter, 1)
+			library.Set(t, "fail_status", 0x20)
+			library.Put("fail_after", 1)
 			want = syscall.ETIMEDOUT
 		} else {
-			library.Set(t, fakecufile.Hold, 1)
-			library.Put(fakecufile.StatusResult, 5030)
+			library.Set(t, "hold", 1)
+			library.Put("status_result", 5030)
 		}
 		r.submit(driver.Write, 1, pieces...)
-		r.until("a cancel", func() bool { return library.Get(fakecufile.CancelRefused) < 1<<30 })
+		r.until("a cancel", func() bool { return library.Get("cancel_refused") < 1<<30 })
 		r.none()
-		library.Put(fakecufile.Hold, 0)
+		library.Put("hold", 0)
 		if late {
-			library.Put(fakecufile.CancelRefused, 1)
+			library.Put("cancel_refused", 1)
 		}
 		require.ErrorIs(t, r.outcome(1), want)
-		require.Zero(t, library.Get(fakecufile.UnderWay), "requests are under way")
-		library.Put(fakecufile.CancelRefused, 0)
+		require.Zero(t, library.Get("under_way"), "requests are under way")
+		library.Put("cancel_refused", 0)
 		require.NoError(t, r.move(driver.Read, pieces...))
 	}
 }
@@ -202,13 +200,13 @@ func TestBatchLimit(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		cfg   Config
-		word  fakecufile.Word
+		word  string
 		value uint32
-	}{{"three entries", Config{Way: WayBatch}, fakecufile.BatchLimit, 3},
-		{"one entry", Config{Way: WayBatch, Depth: 100}, fakecufile.BatchLimit, 1},
-		{"no batch", Config{Way: WayBatch}, fakecufile.BatchResult, 5036}} {
+	}{{"three entries", Config{Way: WayBatch}, "batch_limit", 3},
+		{"one entry", Config{Way: WayBatch, Depth: 100}, "batch_limit", 1},
+		{"no batch", Config{Way: WayBatch}, "batch_result", 5036}} {
 		t.Run(c.name, func(t *testing.T) {
-			leak.Check(t)
+			testkit.CheckLeaks(t)
 			r := newRig(t, c.cfg, size)
 			library.Set(t, c.word, c.value)
 			require.NoError(t, r.move(driver.Read, scattered()...))
@@ -229,21 +227,21 @@ func TestBatchLimit(t *testing.T) {
 func TestNotDeregistered(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, Config{}, 1<<20)
-	library.Set(t, fakecufile.DeregisterResult, 5030)
+	library.Set(t, "deregister_result", 5030)
 	require.Error(t, r.l.Revoke(t.Context()))
 	require.Error(t, r.l.Revoke(t.Context()))
 	_, err := r.b.Register(r.dev.Segment)
 	require.ErrorContains(t, err, "closed here")
-	library.Put(fakecufile.DeregisterResult, 0)
+	library.Put("deregister_result", 0)
 	again, err := r.b.Register(r.dev.Segment)
 	require.NoError(t, err)
 	require.True(t, again.(*files.Memory).Own.(*buffer).registered())
-	known, bytes := library.Get(fakecufile.Buffers), buffers.bytes
+	known, bytes := library.Get("buffers"), buffers.bytes
 	require.NoError(t, r.l.Revoke(t.Context()))
-	require.Equal(t, known, library.Get(fakecufile.Buffers))
+	require.Equal(t, known, library.Get("buffers"))
 	require.Equal(t, bytes, buffers.bytes)
 	require.NoError(t, again.Revoke(t.Context()))
-	require.Zero(t, library.Get(fakecufile.Buffers))
+	require.Zero(t, library.Get("buffers"))
 }
 
 // TestNotRegistered has the library refuse to register memory, or there be no room for it: it is
@@ -257,7 +255,7 @@ func TestNotRegistered(t *testing.T) {
 	}{"refused": {Config{}, 5036, "no room to pin memory"}, "limited": {Config{BufferMax: 64 << 10},
 		0, "BufferMax"}} {
 		t.Run(name, func(t *testing.T) {
-			library.Set(t, fakecufile.RegisterResult, c.result)
+			library.Set(t, "register_result", c.result)
 			r := newRig(t, c.cfg, 1<<20)
 			require.NoError(t, r.move(driver.Read, driver.Desc{Len: 1 << 20}))
 			r.same("read without registration", r.memory(), r.content())
@@ -270,7 +268,7 @@ func TestNotRegistered(t *testing.T) {
 	t.Run("file", func(t *testing.T) {
 		r := newRig(t, Config{}, 4096)
 		f := newRig(t, Config{}, 8192)
-		library.Set(t, fakecufile.HandleResult, 5008)
+		library.Set(t, "handle_result", 5008)
 		_, err := r.b.Register(driver.Segment{Kind: driver.File, Len: 4096, FD: int(f.f.Fd())})
 		var said *cufile.Error
 		if !errors.As(err, &said) || said.Code != 5008 {
@@ -283,7 +281,7 @@ func TestNotRegistered(t *testing.T) {
 func TestPartsAreOneBuffer(t *testing.T) {
 	onStandIn(t)
 	r := newRig(t, Config{}, 1<<20)
-	before := library.Get(fakecufile.Buffers)
+	before := library.Get("buffers")
 	var parts []driver.Memory
 	for _, n := range []uint64{4096, 1 << 20} {
 		seg, err := r.dev.Segment.Slice(1<<20-n, n, [16]byte{1})
@@ -292,7 +290,7 @@ func TestPartsAreOneBuffer(t *testing.T) {
 		require.NoError(t, err)
 		parts = append(parts, m)
 	}
-	if now := library.Get(fakecufile.Buffers); now != before {
+	if now := library.Get("buffers"); now != before {
 		t.Errorf("%d buffers, and %d with parts", before, now)
 	}
 	r.local = parts[0].Key()
@@ -303,7 +301,7 @@ func TestPartsAreOneBuffer(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if now := library.Get(fakecufile.Buffers); now != before-1 {
+	if now := library.Get("buffers"); now != before-1 {
 		t.Errorf("%d buffers after all are closed, want %d", now, before-1)
 	}
 }
@@ -319,7 +317,7 @@ func TestNeighboursInABlock(t *testing.T) {
 		if _, err := r.dev.Bytes.WriteAt(want, 0); err != nil {
 			t.Fatal(err)
 		}
-		library.Set(t, fakecufile.DelayMicros, 300)
+		library.Set(t, "delay_us", 300)
 		var pieces []driver.Desc
 		for i := uint64(0); i < 64; i += 2 { // odd ones apart, so that none touch
 			pieces = append(pieces, driver.Desc{Local: i * 700, Remote: i * 700, Len: 700})
@@ -353,12 +351,12 @@ func TestNeighboursInABlock(t *testing.T) {
 func TestRevokeOfWhatHangs(t *testing.T) {
 	onStandIn(t)
 	eachWay(t, func(t *testing.T, cfg Config) {
-		leak.Check(t)
+		testkit.CheckLeaks(t)
 		cfg.Depth, cfg.PieceMax, cfg.Threads = 8, 64<<10, 1
 		r := newRig(t, cfg, 4<<20)
-		library.Set(t, fakecufile.Hold, 1)
+		library.Set(t, "hold", 1)
 		r.submit(driver.Read, 1, driver.Desc{Len: 4 << 20})
-		r.until("the first request", func() bool { return library.Get(fakecufile.UnderWay) > 0 })
+		r.until("the first request", func() bool { return library.Get("under_way") > 0 })
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 		defer cancel()
 		if err := r.m.Revoke(ctx); !errors.Is(err, driver.ErrTimeout) ||
@@ -366,12 +364,12 @@ func TestRevokeOfWhatHangs(t *testing.T) {
 			t.Errorf("revoke of what hangs: %v", err)
 		}
 		r.none()
-		before := library.Get(fakecufile.Reads) + library.Get(fakecufile.Submits)
-		library.Put(fakecufile.Hold, 0)
+		before := library.Get("reads") + library.Get("submits")
+		library.Put("hold", 0)
 		if err := r.outcome(1); !errors.Is(err, driver.ErrRevoked) {
 			t.Errorf("the outcome of a revoked batch: %v", err)
 		}
-		if n := library.Get(fakecufile.UnderWay); n != 0 {
+		if n := library.Get("under_way"); n != 0 {
 			t.Errorf("%d requests are under way", n)
 		}
 		mem := r.memory()
@@ -380,7 +378,7 @@ func TestRevokeOfWhatHangs(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		r.same("after the outcome", r.memory(), mem)
-		if after := library.Get(fakecufile.Reads) + library.Get(fakecufile.Submits); after >
+		if after := library.Get("reads") + library.Get("submits"); after >
 			before+8 {
 			t.Errorf("%d calls after the revoke", after-before)
 		}
@@ -420,7 +418,7 @@ func TestNoAllocation(t *testing.T) {
 		for range 20 {
 			run()
 		}
-		if n := allocs.PerRun(100, run); n >= 1 {
+		if n := testkit.AllocsPerRun(100, run); n >= 1 {
 			t.Errorf("%v allocations a batch", n)
 		}
 	})

@@ -16,7 +16,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/files"
-	"github.com/sluicehq/sluice/internal/lentmem"
+	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/proc"
 )
 
@@ -191,7 +191,7 @@ func (m *mover) DropFile(f *files.File) error {
 
 // AddMemory implements files.Mover. The range must be allocated, all of it on the device.
 func (m *mover) AddMemory(mem *files.Memory, seg *driver.Segment) error {
-	if err := lentmem.Check(seg.Addr, seg.Len); err != nil {
+	if err := hostmem.CheckNotLent(seg.Addr, seg.Len); err != nil {
 		return err
 	}
 	if seg.Device < 0 || seg.Device >= cufile.Devices {

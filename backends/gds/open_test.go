@@ -17,9 +17,8 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/cufile"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/lentmem"
-	"github.com/sluicehq/sluice/internal/testing/fakecufile"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // alone reports whether this is the process that a test wants for itself, in a folder of its own;
@@ -73,7 +72,7 @@ func TestFacts(t *testing.T) {
 			t.Errorf("explained as %q, without %q", text, part)
 		}
 	}
-	library.Set(t, fakecufile.Direct, 1)
+	library.Set(t, "direct", 1)
 	if f, err = Examine(cfg); err != nil || f.Compat ||
 		!strings.Contains(f.Mode, "nvidia-fs 2.24: direct") {
 		t.Errorf("with nvidia-fs: %+v, %v", f, err)
@@ -135,18 +134,18 @@ func TestUnavailable(t *testing.T) {
 			t.Errorf("%s: %v, want %q", what, err, reason)
 		}
 	}
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	none := filepath.Join(t.TempDir(), "none.so")
 	cfg := testConfig()
 	want("no driver", Config{CUDA: none, Library: cfg.Library}, "cuFile is not opened "+
 		"without a device: "+none)
-	if n := library.Get(fakecufile.Opens); n != 0 {
+	if n := library.Get("opens"); n != 0 {
 		t.Errorf("without a device cuFile was opened %d times", n)
 	}
 	want("no library", Config{CUDA: cfg.CUDA, Library: none}, none+": cannot open")
-	library.Put(fakecufile.OpenResult, 5033)
+	library.Put("open_result", 5033)
 	want("no nvidia-fs", cfg, "cuFileDriverOpen answers 5033")
-	library.Put(fakecufile.OpenResult, 0)
+	library.Put("open_result", 0)
 	b, err := New(cfg)
 	require.NoError(t, err)
 	if err := b.Close(); err != nil {
@@ -261,13 +260,13 @@ func TestTwoDevices(t *testing.T) {
 // TestMemoryThatMayBeReplacedIsRefused: what other processes map.
 func TestMemoryThatMayBeReplacedIsRefused(t *testing.T) {
 	onStandIn(t)
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	r := newRig(t, Config{}, 1<<20)
 	part, err := r.dev.Segment.Slice(4096, 8192, [16]byte{})
 	require.NoError(t, err)
-	lentmem.Add(r.dev.Segment.Addr, r.dev.Segment.Len)
+	hostmem.AddLent(r.dev.Segment.Addr, r.dev.Segment.Len)
 	_, err = r.b.Register(part)
-	lentmem.Remove(r.dev.Segment.Addr)
+	hostmem.RemoveLent(r.dev.Segment.Addr)
 	require.ErrorIs(t, err, driver.ErrNotSupported)
 	require.ErrorContains(t, err, "Config.Peers of the cuda backend")
 	m, err := r.b.Register(part)

@@ -8,7 +8,7 @@ import (
 
 	hostcopy "github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/memfault"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // view is a pair of memories. Neighbouring descriptors mostly name the same, so
@@ -147,7 +147,7 @@ func (v *view) copyPiece(op driver.Op, c *cursor) (err error) {
 		s.Enter()
 		defer s.Leave()
 	}
-	defer memfault.Catch(&err, memfault.Begin())
+	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
 	switch {
 	case c.pattern.Count == 0:
 		v.copyDescs(op, c)

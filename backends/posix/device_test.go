@@ -9,7 +9,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/disk"
+	"github.com/sluicehq/sluice/internal/testing/machine"
 )
 
 // needs skips a test for what the machine, or the user, lacks.
@@ -21,7 +21,7 @@ func needs(t testing.TB, reason string) {
 
 func TestBlockDevice(t *testing.T) {
 	const size = 192 << 20
-	device, _ := disk.Loop(t, disk.File(t, size))
+	device, _ := machine.LoopDevice(t, machine.DiskFile(t, size))
 	for _, v := range []struct {
 		name string
 		cfg  Config

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/disk"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/machine"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // bothPaths runs a test over each of them.
@@ -25,7 +25,7 @@ func bothPaths(t *testing.T, run func(t *testing.T, cfg Config)) {
 	for name, cfg := range map[string]Config{"ring": {Path: PathRing},
 		"threads": {Path: PathThreads, Threads: 3}} {
 		t.Run(name, func(t *testing.T) {
-			leak.Check(t)
+			testkit.CheckLeaks(t)
 			run(t, cfg)
 		})
 	}
@@ -136,9 +136,9 @@ func TestDescriptorClosed(t *testing.T) {
 }
 
 func TestDiskFull(t *testing.T) {
-	device, _ := disk.Loop(t, disk.File(t, 24<<20))
-	disk.Format(t, device)
-	dir, _ := disk.Mount(t, device)
+	device, _ := machine.LoopDevice(t, machine.DiskFile(t, 24<<20))
+	machine.FormatDisk(t, device)
+	dir, _ := machine.MountDisk(t, device)
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		for _, buffered := range []bool{false, true} {
 			cfg.Buffered = buffered
@@ -161,8 +161,8 @@ func TestDiskFull(t *testing.T) {
 
 // TestDeviceFails cuts the file under a loop device: what is past its end is EIO.
 func TestDeviceFails(t *testing.T) {
-	file := disk.File(t, 8<<20)
-	device, _ := disk.Loop(t, file)
+	file := machine.DiskFile(t, 8<<20)
+	device, _ := machine.LoopDevice(t, file)
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		require.NoError(t, os.Truncate(file, 8<<20))
 		f, err := Open(device, OpenOptions{})

@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/testing/disk"
+	"github.com/sluicehq/sluice/internal/testing/machine"
 )
 
 // TestRealDurableOnAFlakyDisk has a disk refuse writes now and then. Whatever was reported durable
@@ -29,11 +29,11 @@ func TestSoakRealDurableOnAFlakyDisk(t *testing.T) {
 
 func durableOnAFlakyDisk(t *testing.T, seed uint64, rounds int) {
 	const size = 1 << 20
-	file := disk.File(t, size)
-	device, _ := disk.Loop(t, file)
-	good := fmt.Sprintf("0 %d linear %s 0", size/disk.Sector, device)
-	bad := fmt.Sprintf("0 %d flakey %s 0 0 3600 1 error_writes", size/disk.Sector, device)
-	flaky := disk.Map(t, bad) // the kernel has both
+	file := machine.DiskFile(t, size)
+	device, _ := machine.LoopDevice(t, file)
+	good := fmt.Sprintf("0 %d linear %s 0", size/machine.Sector, device)
+	bad := fmt.Sprintf("0 %d flakey %s 0 0 3600 1 error_writes", size/machine.Sector, device)
+	flaky := machine.MapDisk(t, bad) // the kernel has both
 	bothPaths(t, func(t *testing.T, cfg Config) {
 		for _, cfg.Buffered = range []bool{true, false} {
 			t.Run(fmt.Sprintf("buffered %t", cfg.Buffered), func(t *testing.T) {

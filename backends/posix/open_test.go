@@ -14,7 +14,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/files"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestCreateKeepsTheName: a new file's entry in its folder is synced, and a disk that fails then
@@ -38,7 +38,7 @@ func TestCreateKeepsTheName(t *testing.T) {
 }
 
 func TestOpen(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	path := filepath.Join(t.TempDir(), "pool")
 	if _, err := Open(path, OpenOptions{}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("open what is not there: %v", err)

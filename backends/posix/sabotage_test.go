@@ -17,7 +17,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/files"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // saboteur changes what the kernel has answered, before the backend hears of it. All is guarded by
@@ -196,7 +196,7 @@ func testDurable(t *testing.T, cfg Config) {
 
 // TestRegistersBuffers counts what is registered with the kernel, and uses it.
 func TestRegistersBuffers(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const size = 4 << 20
 	f := newFile(t, t.TempDir(), size)
 	r := newRig(t, Config{Path: PathRing, PinMax: size + size/2}, fileSegment(f, size), size)

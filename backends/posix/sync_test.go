@@ -16,7 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/files"
-	"github.com/sluicehq/sluice/internal/testing/disk"
+	"github.com/sluicehq/sluice/internal/testing/machine"
 )
 
 // lossyDisk stands in for a disk that loses bytes: the first sync ends only when it is let, and
@@ -150,7 +150,7 @@ func fullDisk(t *testing.T) string {
 	}
 	require.ErrorIs(t, err, syscall.ENOSPC)
 	require.NoError(t, full.Close())
-	device, _ := disk.Loop(t, file)
+	device, _ := machine.LoopDevice(t, file)
 	return device
 }
 

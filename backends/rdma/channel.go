@@ -19,7 +19,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/silence"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // channel is the control connection of a peer: frames over TCP, each a length of four
@@ -48,8 +48,8 @@ type channel struct {
 
 	cfg   *Config
 	raw   syscall.RawConn
-	idle  silence.Watch // of pulse
-	heard atomic.Uint64 // messages that came
+	idle  session.SilenceWatch // of pulse
+	heard atomic.Uint64        // messages that came
 }
 
 // unsentMax bounds what a peer that does not read may leave with us.
@@ -77,7 +77,7 @@ func newChannel(conn net.Conn, cfg *Config) *channel {
 
 // tuneTCP has the kernel give a dead host up, and try again soon after an outage.
 func tuneTCP(tcp *net.TCPConn, failure time.Duration) syscall.RawConn {
-	silence.KeepAlive(tcp, failure)
+	session.KeepAlive(tcp, failure)
 	raw, err := tcp.SyscallConn()
 	if err != nil {
 		return nil
@@ -89,9 +89,9 @@ func tuneTCP(tcp *net.TCPConn, failure time.Duration) syscall.RawConn {
 }
 
 // outbound is what our kernel knows of what we have sent.
-func (c *channel) outbound() silence.Outbound {
+func (c *channel) outbound() session.Outbound {
 	if c.raw == nil {
-		return silence.None
+		return session.NoOutbound
 	}
 	return c.cfg.kernel(c.raw)
 }

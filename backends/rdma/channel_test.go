@@ -15,9 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/silence"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/session"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // patience bounds what must happen but not when.
@@ -36,7 +35,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 // channels are the two ends of a control connection.
 func channels(t *testing.T, by clock.Clock) (a, b *channel) {
 	t.Helper()
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
@@ -87,7 +86,7 @@ func TestChannel(t *testing.T) {
 // TestQuiet has a program that reads nothing: its host acknowledges what asks for a sign of life,
 // and questions do not pile up.
 func TestQuiet(t *testing.T) {
-	c := manualclock.New()
+	c := testkit.NewClock()
 	a, _ := channels(t, c)
 	a.start()
 	q := quiet{ch: a}
@@ -96,8 +95,8 @@ func TestQuiet(t *testing.T) {
 		require.Zero(t, q.lasts(time.Unix(0, c.Now())))
 		c.Advance(patience)
 	}
-	a.cfg.kernel = func(syscall.RawConn) silence.Outbound {
-		return silence.Outbound{Unacked: true, Pending: true, SinceAck: time.Hour}
+	a.cfg.kernel = func(syscall.RawConn) session.Outbound {
+		return session.Outbound{Unacked: true, Pending: true, SinceAck: time.Hour}
 	}
 	a.mu.Lock()
 	a.out = nil
@@ -148,7 +147,7 @@ func TestDeadlineKeepsOpen(t *testing.T) {
 // TestFarewellReads has a side that closes say so to one that still sends: the deadline by which it
 // stopped to receive does not keep it from reading the rest.
 func TestFarewellReads(t *testing.T) {
-	a, b := channels(t, manualclock.New())
+	a, b := channels(t, testkit.NewClock())
 	a.start()
 	_ = a.conn.SetReadDeadline(aLongTimeAgo) // as inbound.leave does
 	a.send(quit{}.encode())

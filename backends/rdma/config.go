@@ -15,7 +15,6 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // Config says which devices to use and bounds what a Backend uses. The zero value is
@@ -96,7 +95,7 @@ type Config struct {
 	addresses uint64                                 // of grants, in a round
 	sysfs     *sysfs                                 // nil: this machine's
 	clock     clock.Clock                            // nil: the host's
-	kernel    func(syscall.RawConn) silence.Outbound // nil: silence.Query
+	kernel    func(syscall.RawConn) session.Outbound // nil: session.QueryOutbound
 }
 
 const (
@@ -133,7 +132,7 @@ func (c *Config) EnsureDefaults() {
 		c.sysfs = thisMachine
 	}
 	if c.kernel == nil {
-		c.kernel = silence.Query
+		c.kernel = session.QueryOutbound
 	}
 	if c.clock == nil {
 		c.clock = clock.Host()

@@ -15,18 +15,18 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/standin"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // standIn is how to open backends over the stand-in for libibverbs: all of the host code, C
 // included, and no device.
-func standIn(t testing.TB, devices int) (*fakeverbs.Fabric, func(Config) (*Backend, error)) {
+func standIn(t testing.TB, devices int) (*standin.VerbsFabric, func(Config) (*Backend, error)) {
 	t.Helper()
-	f := fakeverbs.Open(t, devices, verbs.Load)
+	f := standin.OpenVerbs(t, devices, verbs.Load)
 	kernel := standInSysfs(t, devices)
 	return f, func(cfg Config) (*Backend, error) {
-		cfg.Library = fakeverbs.Path()
+		cfg.Library = standin.VerbsPath()
 		if cfg.sysfs == nil {
 			cfg.sysfs = kernel
 		}
@@ -40,7 +40,7 @@ func standIn(t testing.TB, devices int) (*fakeverbs.Fabric, func(Config) (*Backe
 // standInSysfs is what the kernel tells of the stand-in's devices.
 func standInSysfs(t testing.TB, devices int) *sysfs {
 	t.Helper()
-	return &sysfs{root: fakeverbs.Sysfs(t, devices), state: stateOf,
+	return &sysfs{root: standin.VerbsSysfs(t, devices), state: stateOf,
 		prefixes: func(string) (list []netip.Prefix) {
 			for i := range devices {
 				list = append(list,
@@ -53,7 +53,7 @@ func standInSysfs(t testing.TB, devices int) *sysfs {
 // TestStandIn runs the suite over the stand-in.
 func TestStandIn(t *testing.T) {
 	f, openStandIn := standIn(t, 2)
-	leak.Check(t, f.InUse)
+	testkit.CheckLeaks(t, f.InUse)
 	drivertest.Run(t, drivertest.Harness{
 		Name:    "rdma-stand-in",
 		New:     func() (driver.Backend, error) { return openStandIn(Config{}) },

@@ -10,7 +10,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/dmabuf"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // peermemModules have the kernel take device addresses like its own; the second is what the
@@ -51,7 +51,7 @@ func (f *refusal) failed(way string, err error) {
 // pinDevice pins device memory on each rail that can. The others are left out, and the
 // range knows why.
 func (b *Backend) pinDevice(p *pinned, d *driver.DMABuf) (err error) {
-	if p.dmabuf, err = dmabuf.Dup(d); err != nil {
+	if p.dmabuf, err = hostmem.DupDMABuf(d); err != nil {
 		return err
 	}
 	p.pins, p.refusals = make([]pin, len(b.rails)), make([]*refusal, len(b.rails))
@@ -62,7 +62,7 @@ func (b *Backend) pinDevice(p *pinned, d *driver.DMABuf) (err error) {
 	if slices.ContainsFunc(p.pins, func(on pin) bool { return on != nil }) {
 		return nil
 	}
-	return errors.Join(b.refused(p), dmabuf.Close(p.dmabuf))
+	return errors.Join(b.refused(p), hostmem.CloseDMABuf(p.dmabuf))
 }
 
 // pinDeviceOn tries the dma-buf first, for which the kernel needs no further module.

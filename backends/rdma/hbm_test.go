@@ -19,9 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/lentmem"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // card stands for device memory that was exported: a file that the stand-in takes for its
@@ -121,7 +120,7 @@ func (p *pair) move(t *testing.T, op driver.Op, d driver.Desc) error {
 // closed its descriptors, and revokes.
 func TestHBM(t *testing.T) {
 	f, open := standIn(t, 4)
-	leak.Check(t, f.InUse)
+	testkit.CheckLeaks(t, f.InUse)
 	p := openHBM(t, open, Config{Timeout: 1 << 20})
 	if pairs := p.near.Caps().Pairs; pairs[driver.HBM] != driver.KindsOf(driver.DRAM, driver.HBM) ||
 		pairs[driver.DRAM] != pairs[driver.HBM] {
@@ -157,9 +156,9 @@ func TestHBM(t *testing.T) {
 		}
 	}
 	for i := range 4 {
-		if d := f.Device(i); d.Get(fakeverbs.DMABufs) == 0 || d.Get(fakeverbs.Inlined) != 0 {
-			t.Errorf("%s: %d dma-bufs, %d inline", d.Name(), d.Get(fakeverbs.DMABufs),
-				d.Get(fakeverbs.Inlined))
+		if d := f.Device(i); d.Get("dmabufs") == 0 || d.Get("inlined") != 0 {
+			t.Errorf("%s: %d dma-bufs, %d inline", d.Name(), d.Get("dmabufs"),
+				d.Get("inlined"))
 		}
 	}
 	for i := range 2 {
@@ -197,7 +196,7 @@ func (p *pair) revokeHBM(t *testing.T, l, r *memory, key uint32, near, far []byt
 // peer imports, and then begin at their own offset.
 func TestHBMLeases(t *testing.T) {
 	f, open := standIn(t, 4)
-	leak.Check(t, f.InUse)
+	testkit.CheckLeaks(t, f.InUse)
 	p := openHBM(t, open, Config{})
 	far := newCard(t, 1<<46, 1<<20)
 	whole := far.segment(4096, 512<<10)
@@ -209,11 +208,11 @@ func TestHBMLeases(t *testing.T) {
 	} else {
 		defer unix.Close(other)
 	}
-	pinned := f.Device(2).Get(fakeverbs.DMABufs)
+	pinned := f.Device(2).Get("dmabufs")
 	part, err := whole.Slice(10_001, 20_000, [16]byte{2})
 	require.NoError(t, err)
 	lease := registerHBM(t, p.far, part)
-	if got := f.Device(2).Get(fakeverbs.DMABufs); got != pinned || cardsOpen(t) != 1 {
+	if got := f.Device(2).Get("dmabufs"); got != pinned || cardsOpen(t) != 1 {
 		t.Errorf("%d registrations for a part, %d descriptors", got-pinned, cardsOpen(t))
 	}
 	l := register(t, p.near, 20_000)
@@ -246,8 +245,8 @@ func TestHBMLeases(t *testing.T) {
 // what is left, and Explain says why.
 func TestHBMLeavesRailsOut(t *testing.T) {
 	f, open := standIn(t, 4)
-	leak.Check(t, f.InUse)
-	f.Device(1).Set(fakeverbs.DMABufErrno, uint32(syscall.EOPNOTSUPP))
+	testkit.CheckLeaks(t, f.InUse)
+	f.Device(1).Set("dmabuf_errno", uint32(syscall.EOPNOTSUPP))
 	p := openHBM(t, open, Config{})
 	near, far := newCard(t, 1<<45, 4<<20), newCard(t, 1<<46, 4<<20)
 	scribble(near.file, 7)
@@ -279,9 +278,9 @@ func TestHBMLeavesRailsOut(t *testing.T) {
 // TestHBMWithoutMeans has no rail that could: the error says what would mend it.
 func TestHBMWithoutMeans(t *testing.T) {
 	f, open := standIn(t, 2)
-	leak.Check(t, f.InUse)
+	testkit.CheckLeaks(t, f.InUse)
 	for i := range 2 {
-		f.Device(i).Set(fakeverbs.DMABufErrno, uint32(syscall.EOPNOTSUPP))
+		f.Device(i).Set("dmabuf_errno", uint32(syscall.EOPNOTSUPP))
 	}
 	b, err := open(Config{})
 	require.NoError(t, err)
@@ -325,9 +324,9 @@ func TestHBMWithoutMeans(t *testing.T) {
 // for a card's: nothing else would have pages at an address.
 func TestHBMByPeermem(t *testing.T) {
 	f, open := standIn(t, 4)
-	leak.Check(t, f.InUse)
+	testkit.CheckLeaks(t, f.InUse)
 	for i := range 4 {
-		f.Device(i).Set(fakeverbs.DMABufErrno, uint32(syscall.EOPNOTSUPP))
+		f.Device(i).Set("dmabuf_errno", uint32(syscall.EOPNOTSUPP))
 	}
 	kernel := standInSysfs(t, 4)
 	require.NoError(t, os.MkdirAll(filepath.Join(kernel.root, "module", "nvidia_peermem"),
@@ -347,7 +346,7 @@ func TestHBMByPeermem(t *testing.T) {
 		nil)); err != nil || !bytes.Equal(mapped.file[:100], r.bytes) {
 		t.Errorf("%v, the right bytes: %v", err, bytes.Equal(mapped.file[:100], r.bytes))
 	}
-	if n := f.Device(0).Get(fakeverbs.Inlined) + f.Device(1).Get(fakeverbs.Inlined); n != 0 {
+	if n := f.Device(0).Get("inlined") + f.Device(1).Get("inlined"); n != 0 {
 		t.Errorf("the processor copied the bytes of a card, %d times", n)
 	}
 	both := registerHBM(t, p.far, mapped.segment(0, 64<<10)) // its dma-buf is refused
@@ -365,7 +364,7 @@ func TestHBMByPeermem(t *testing.T) {
 // TestHBMThatIsWrong has descriptors that are none, or of something else.
 func TestHBMThatIsWrong(t *testing.T) {
 	f, open := standIn(t, 2)
-	leak.Check(t, f.InUse)
+	testkit.CheckLeaks(t, f.InUse)
 	b, err := open(Config{})
 	require.NoError(t, err)
 	defer b.Close()
@@ -385,11 +384,11 @@ func TestHBMThatIsWrong(t *testing.T) {
 	if got := cardsOpen(t); got != 1 {
 		t.Errorf("%d descriptors, want the test's", got)
 	}
-	lentmem.Add(1<<45, 8192)
+	hostmem.AddLent(1<<45, 8192)
 	if _, err := b.Register(c.segment(0, 100)); !errors.Is(err, driver.ErrNotSupported) {
 		t.Errorf("memory that may be replaced: %v", err)
 	}
-	lentmem.Remove(1 << 45)
+	hostmem.RemoveLent(1 << 45)
 	c.close(t)
 	if _, err := b.Register(c.segment(0, 8192)); !errors.Is(err, driver.ErrBounds) ||
 		!errors.Is(err, syscall.EBADF) {
@@ -399,8 +398,8 @@ func TestHBMThatIsWrong(t *testing.T) {
 		driver.ErrBounds) {
 		t.Errorf("no address: %v", err)
 	}
-	if len(b.pinnings.list) != 0 || f.Device(0).Get(fakeverbs.Regions) != 1 {
+	if len(b.pinnings.list) != 0 || f.Device(0).Get("mrs") != 1 {
 		t.Errorf("%d ranges, %d regions are left", len(b.pinnings.list),
-			f.Device(0).Get(fakeverbs.Regions))
+			f.Device(0).Get("mrs"))
 	}
 }

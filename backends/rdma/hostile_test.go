@@ -19,7 +19,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // stranger speaks to a backend's control as it likes.
@@ -162,7 +162,7 @@ func TestRemake(t *testing.T) {
 
 // TestConnsMax refuses one peer of a host too many, says so, and takes it when another has left.
 func TestConnsMax(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	near, far := openFakeBackend(t, Config{}), openFakeBackend(t, Config{ConnsMax: 5})
 	p := &pair{near: near, far: far}
 	first, second := p.connect(t), p.connect(t)
@@ -182,7 +182,7 @@ func TestConnsMax(t *testing.T) {
 
 // TestHostileOwner answers a peer of ours with what makes no sense: the peer is lost.
 func TestHostileOwner(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	b := openFakeBackend(t, Config{})
 	m := register(t, b, 100)
 	good := &welcome{pairs: []pairAnswer{{true, someEnd(1)}, {true, someEnd(1)}}}

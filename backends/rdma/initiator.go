@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/silence"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // peer is our end of a connection that we began: over it we reach the owner's memory and
@@ -105,7 +105,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if b.Pattern != nil && !fits(b.Pattern) {
 		return driver.ErrBounds
 	}
-	parked.At(spotSubmit)
+	testpoint.At("rdma: submit")
 	return p.link.Submit(tag, b)
 }
 
@@ -445,7 +445,7 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 	return key, t.Size, nil
 }
 
-// importsMax is how many times silence.ImportMax an owner may take that says something meanwhile.
+// importsMax is how many times session.ImportMax an owner may take that says something meanwhile.
 const importsMax = 10
 
 // ask sends the question and waits for the answer: for as long as the owner says something now and
@@ -464,7 +464,7 @@ func (p *peer) ask(t *session.Token) (uint32, error) {
 		p.ch.heard.Load()
 	begin := watch.Look()
 	for since := begin; ; {
-		tick, timer := watch.Tick(since.Add(silence.ImportMax))
+		tick, timer := watch.Tick(since.Add(session.ImportMax))
 		select {
 		case r := <-a.done:
 			timer.Stop()
@@ -481,15 +481,15 @@ func (p *peer) ask(t *session.Token) (uint32, error) {
 				heard, since = n, now
 			}
 			if silent := host.lasts(now); silent >= p.b.cfg.Failure {
-				return 0, silence.HostLost(silent)
+				return 0, session.HostLost(silent)
 			}
-			if now.Sub(begin) >= importsMax*silence.ImportMax {
+			if now.Sub(begin) >= importsMax*session.ImportMax {
 				return 0, fmt.Errorf("the peer has not answered within %v: %w",
-					importsMax*silence.ImportMax, driver.ErrTimeout)
+					importsMax*session.ImportMax, driver.ErrTimeout)
 			}
-			if now.Sub(since) >= silence.ImportMax {
+			if now.Sub(since) >= session.ImportMax {
 				return 0, fmt.Errorf("the peer says nothing for %v, it may be frozen: %w",
-					silence.ImportMax, driver.ErrTimeout)
+					session.ImportMax, driver.ErrTimeout)
 			}
 		}
 	}

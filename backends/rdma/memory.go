@@ -11,7 +11,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/lentmem"
+	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/session"
 )
 
@@ -51,7 +51,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
 	if seg.Kind == driver.HBM {
-		if err := lentmem.Check(seg.Addr, seg.Len); err != nil {
+		if err := hostmem.CheckNotLent(seg.Addr, seg.Len); err != nil {
 			return nil, err
 		}
 	}

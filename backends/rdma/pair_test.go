@@ -18,17 +18,15 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/silence"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/session"
+	"github.com/sluicehq/sluice/internal/testing/standin"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // pair is two backends, one connected to the other. Their rails are devices of the stand-in: 0 and
 // 2 of near, 1 and 3 of far.
 type pair struct {
-	fabric    *fakeverbs.Fabric
+	fabric    *standin.VerbsFabric
 	near, far *Backend
 	peer      *peer
 	tag       uint64
@@ -42,7 +40,7 @@ func brisk() Config { return Config{Timeout: ackUnit << 8, Retries: 1} }
 func newPair(t *testing.T, c *testClock, near, far Config) *pair {
 	t.Helper()
 	f, _ := standIn(t, 4)
-	leak.Check(t, f.InUse)
+	testkit.CheckLeaks(t, f.InUse)
 	p := &pair{fabric: f, outcomes: map[uint64]error{}}
 	for i, end := range []struct {
 		cfg Config
@@ -82,7 +80,7 @@ func openClocked(t *testing.T, cfg Config) (*testClock, *pair) {
 }
 
 // openOneRail connects two backends over one rail each, with memory at both.
-func openOneRail(t *testing.T) (f *fakeverbs.Fabric, c *testClock, p *pair, l, r *memory,
+func openOneRail(t *testing.T) (f *standin.VerbsFabric, c *testClock, p *pair, l, r *memory,
 	remote uint32) {
 	t.Helper()
 	near, c := brisk(), newTestClock()
@@ -112,7 +110,7 @@ func (p *pair) cut(rail int, cut bool) {
 	if cut {
 		frozen = 1
 	}
-	p.fabric.Device(2*rail+1).Set(fakeverbs.Frozen, frozen)
+	p.fabric.Device(2*rail+1).Set("frozen", frozen)
 }
 
 // port takes the near port of a rail down, or up again.
@@ -171,7 +169,7 @@ func (p *pair) await(t *testing.T, tag uint64) error {
 		require.NoError(t, err, "poll")
 		for _, c := range done[:n] {
 			if _, twice := p.outcomes[c.Tag]; twice {
-				promise.Breaks(t, "tag %d completed twice", c.Tag)
+				testkit.ErrorBroken(t, "tag %d completed twice", c.Tag)
 			}
 			p.outcomes[c.Tag] = c.Err
 		}
@@ -224,7 +222,7 @@ func TestPairFails(t *testing.T) {
 			}
 		}
 		if !bytes.Equal(l.bytes, r.bytes) {
-			promise.Broken(t, "round %d: other bytes arrived", round)
+			testkit.FatalBroken(t, "round %d: other bytes arrived", round)
 		}
 		p.cut(round%2, false)
 		eventually(t, "a queue pair that comes back", func() bool { return p.live() == 2 })
@@ -300,7 +298,7 @@ func TestDeviceGone(t *testing.T) {
 			l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
 			remote := p.imports(t, r)
 			for rail := range 2 {
-				p.fabric.Device(2*rail).Set(fakeverbs.Fatal, how)
+				p.fabric.Device(2*rail).Set("fatal", how)
 				p.tag++
 				err := p.peer.Submit(p.tag, writeOf(driver.Desc{Len: 1 << 20, LocalKey: l.key,
 					RemoteKey: remote}))
@@ -402,21 +400,21 @@ func TestConnectHangsUp(t *testing.T) {
 
 // testClock is a clock that stands until a test moves it.
 type testClock struct {
-	*manualclock.Clock
+	*testkit.Clock
 	gone atomic.Int64 // when all hosts stopped to acknowledge anything; 0: they did not
 }
 
-func newTestClock() *testClock { return &testClock{Clock: manualclock.New()} }
+func newTestClock() *testClock { return &testClock{Clock: testkit.NewClock()} }
 
 // partition has no host acknowledge anything any more.
 func (c *testClock) partition() { c.gone.Store(c.Now()) }
 
 // kernel implements Config.kernel.
-func (c *testClock) kernel(conn syscall.RawConn) silence.Outbound {
+func (c *testClock) kernel(conn syscall.RawConn) session.Outbound {
 	if at := c.gone.Load(); at != 0 {
-		return silence.Outbound{Unacked: true, Pending: true, SinceAck: time.Duration(c.Now() - at)}
+		return session.Outbound{Unacked: true, Pending: true, SinceAck: time.Duration(c.Now() - at)}
 	}
-	return silence.Query(conn)
+	return session.QueryOutbound(conn)
 }
 
 // run moves the clock from timer to timer, as it moves for a process that runs, until a condition

@@ -17,7 +17,6 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/dmabuf"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
@@ -131,7 +130,7 @@ func (t *pinnings) unuse(p *pinned) error {
 	if err := closePins(p.pins); err != nil {
 		return err
 	}
-	return dmabuf.Close(p.dmabuf)
+	return hostmem.CloseDMABuf(p.dmabuf)
 }
 
 func closePins(pins []pin) error {

@@ -18,19 +18,19 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/standin"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // registered counts registrations of the devices of newFake.
-func registered(f *fakeverbs.Fabric) int {
-	return int(f.Device(0).Get(fakeverbs.Regions) + f.Device(1).Get(fakeverbs.Regions))
+func registered(f *standin.VerbsFabric) int {
+	return int(f.Device(0).Get("mrs") + f.Device(1).Get("mrs"))
 }
 
 // TestPinsAreShared registers parts of memory that is pinned: the NICs are not asked again.
 func TestPinsAreShared(t *testing.T) {
 	f, _ := standIn(t, 2)
-	leak.Check(t, f.InUse)
+	testkit.CheckLeaks(t, f.InUse)
 	b := openFakeBackend(t, Config{})
 	before := registered(f)
 	mem := make([]byte, 100_000)
@@ -116,7 +116,7 @@ func TestMemlockOfRegister(t *testing.T) {
 // TestRegisterHolds has pages stay where they are for as long as NICs may know them, and no longer:
 // a NIC would go on with the old ones.
 func TestRegisterHolds(t *testing.T) {
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	buf, err := hostmem.Alloc(64<<10, hostmem.Options{Purpose: "test"})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = buf.Close() }) // after the backends
@@ -176,7 +176,7 @@ func registerMemory(t testing.TB, b *Backend, mem []byte, readOnly bool) *memory
 // were found by us. Nothing is written to, so 64 MiB cost their pages alone.
 func TestLargeMemoryIsFaultedIn(t *testing.T) {
 	f, open := standIn(t, 2)
-	leak.Check(t, f.InUse)
+	testkit.CheckLeaks(t, f.InUse)
 	b, err := open(Config{})
 	require.NoError(t, err)
 	defer b.Close()
@@ -207,9 +207,9 @@ func TestLargeMemoryIsFaultedIn(t *testing.T) {
 // stand-in that looks: it is pinned for reading alone, and peers read it.
 func TestLargeMemoryThatIsReadOnly(t *testing.T) {
 	f, open := standIn(t, 2)
-	leak.Check(t, f.InUse)
+	testkit.CheckLeaks(t, f.InUse)
 	for i := range 2 {
-		f.Device(i).Set(fakeverbs.RegisterWalks, 1)
+		f.Device(i).Set("register_walks", 1)
 	}
 	p := &pair{outcomes: map[uint64]error{}}
 	for i, b := range []**Backend{&p.near, &p.far} {

@@ -11,7 +11,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/silence"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Poll implements driver.Backend. It looks at memory that C shares with us. A caller that finds
@@ -174,7 +174,7 @@ func (b *Backend) hurry() {
 // The host of a process that is stopped, or kept off its processors, acknowledges for it.
 type quiet struct {
 	ch    *channel
-	host  silence.Watch
+	host  session.SilenceWatch
 	asked time.Time // for a sign of life
 }
 
@@ -205,8 +205,8 @@ func (b *Backend) pulse() {
 		last = now
 		for _, c := range b.channels() {
 			silent := c.idle.Look(c.outbound(), now, stood)
-			if silent >= silence.IdleFailures*b.cfg.Failure {
-				c.close(silence.HostLost(silent))
+			if silent >= session.IdleFailures*b.cfg.Failure {
+				c.close(session.HostLost(silent))
 			}
 		}
 	}

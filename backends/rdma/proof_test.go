@@ -16,12 +16,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/standin"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // openThree connects two backends to a third, each over a device of its own of the stand-in.
-func openThree(t *testing.T, cfg Config) (f *fakeverbs.Fabric, p *pair, second *peer) {
+func openThree(t *testing.T, cfg Config) (f *standin.VerbsFabric, p *pair, second *peer) {
 	t.Helper()
 	near, far := cfg, cfg
 	near.Devices, far.Devices, cfg.Devices = "fake0", "fake1", "fake2"
@@ -43,7 +44,7 @@ func TestKeyThatComesBack(t *testing.T) {
 			for i := range l.bytes {
 				l.bytes[i] = 0xee
 			}
-			f.Device(0).Set(fakeverbs.Frozen, 1)
+			f.Device(0).Set("frozen", 1)
 			b := writeOf(driver.Desc{Len: 4096, LocalKey: l.key, RemoteKey: old})
 			b.Op = op
 			require.NoError(t, p.peer.Submit(77, b))
@@ -58,11 +59,11 @@ func TestKeyThatComesBack(t *testing.T) {
 			require.Equal(t, first, next, "the stand-in gives no key out again")
 			near, far := bytes.Clone(l.bytes), bytes.Clone(r.bytes)
 			beside := bytes.Clone(other.bytes)
-			f.Device(0).Set(fakeverbs.Frozen, 0)
+			f.Device(0).Set("frozen", 0)
 			require.ErrorIs(t, p.await(t, 77), driver.ErrRevoked)
 			if !bytes.Equal(near, l.bytes) || !bytes.Equal(far, r.bytes) ||
 				!bytes.Equal(beside, other.bytes) {
-				promise.Breaks(t, "%v: bytes of memory that was revoked have moved", op)
+				testkit.ErrorBroken(t, "%v: bytes of memory that was revoked have moved", op)
 			}
 		})
 	}
@@ -98,13 +99,13 @@ func TestAddressesWithoutAProof(t *testing.T) {
 }
 
 // keep has a device neither stop nor destroy queue pairs, or do so again.
-func keep(d fakeverbs.Device, kept bool) {
+func keep(d standin.VerbsDevice, kept bool) {
 	times := uint32(0)
 	if kept {
 		times = math.MaxUint32
 	}
-	d.Set(fakeverbs.ModifyBusy, times)
-	d.Set(fakeverbs.DestroyBusy, times)
+	d.Set("modify_busy", times)
+	d.Set("destroy_busy", times)
 }
 
 // TestKeptQueuePair closes a peer whose NIC keeps the queue pair of a read that is under way:
@@ -116,7 +117,7 @@ func TestKeptQueuePair(t *testing.T) {
 	for i := range r.bytes {
 		r.bytes[i] = byte(i) | 1
 	}
-	device.Set(fakeverbs.Frozen, 1)
+	device.Set("frozen", 1)
 	d := driver.Desc{Len: l.size, LocalKey: l.key, RemoteKey: remote}
 	require.NoError(t, p.peer.Submit(1, &driver.Batch{Op: driver.Read, Descs: []driver.Desc{d}}))
 	keep(device, true)
@@ -131,7 +132,7 @@ func TestKeptQueuePair(t *testing.T) {
 	require.NoError(t, c.during(t, p.peer.Close))
 	require.Error(t, p.await(t, 1))
 	want := bytes.Clone(l.bytes)
-	device.Set(fakeverbs.Frozen, 0)
+	device.Set("frozen", 0)
 	require.NoError(t, l.Revoke(t.Context()))
 	require.True(t, bytes.Equal(want, l.bytes), "bytes land after the batch")
 }
@@ -172,7 +173,7 @@ func TestStraggler(t *testing.T) {
 	near.LandParked(t, 1)
 	require.False(t, bytes.Equal(before, r.bytes), "the write was lost")
 	if !errors.Is(err, driver.ErrUnproven) {
-		promise.Breaks(t, "a write landed after its end: %v", err)
+		testkit.ErrorBroken(t, "a write landed after its end: %v", err)
 	}
 }
 
@@ -181,13 +182,13 @@ func TestStraggler(t *testing.T) {
 func TestRevokeAgainAfterARefusal(t *testing.T) {
 	f, _, p, _, _, _ := openOneRail(t)
 	d := f.Device(0)
-	before := d.Get(fakeverbs.Regions)
+	before := d.Get("mrs")
 	m := register(t, p.near, 1<<20)
-	d.Set(fakeverbs.DeregisterBusy, 1)
+	d.Set("deregister_busy", 1)
 	require.Error(t, m.Revoke(t.Context()))
-	require.Greater(t, d.Get(fakeverbs.Regions), before)
+	require.Greater(t, d.Get("mrs"), before)
 	require.NoError(t, m.Revoke(t.Context()))
-	require.Equal(t, before, d.Get(fakeverbs.Regions))
+	require.Equal(t, before, d.Get("mrs"))
 	require.NoError(t, m.Revoke(t.Context()))
 }
 
@@ -202,11 +203,12 @@ func TestAddressesComeRound(t *testing.T) {
 		r := register(t, p.far, 100)
 		key := p.imports(t, r)
 		if r.at/areaUnit == lasting.at/areaUnit {
-			promise.Breaks(t, "two grants have the addresses from %#x on", r.at)
+			testkit.ErrorBroken(t, "two grants have the addresses from %#x on", r.at)
 		}
 		if slices.ContainsFunc(told[r.at/areaUnit], pairIsThere) {
-			promise.Breaks(t, "addresses from %#x on are given out again while a queue pair is "+
-				"there whose peer was told of them", r.at)
+			testkit.ErrorBroken(t,
+				"addresses from %#x on are given out again while a queue pair is "+
+					"there whose peer was told of them", r.at)
 		}
 		again += len(told[r.at/areaUnit])
 		told[r.at/areaUnit] = fakeOf(p.far).pairs()
@@ -250,7 +252,7 @@ func TestAddressesOfGrants(t *testing.T) {
 }
 
 // parkAt has the first batch that comes to the one spot that there is call f there.
-func parkAt(_ string, f func()) { parked.First(spotSubmit, f) }
+func parkAt(_ string, f func()) { testpoint.First("rdma: submit", f) }
 
 // TestRevokeParked has a batch stand between its check and its post while the owner revokes, gives
 // the memory another use, and another goroutine imports it anew and writes.
@@ -261,7 +263,7 @@ func TestRevokeParked(t *testing.T) {
 	for i := range l.bytes {
 		l.bytes[i] = 0xee
 	}
-	batch := parked.Stand(t, spotSubmit)[0]
+	batch := testpoint.Stand(t, "rdma: submit")[0]
 	p.tag += 2
 	stale, tag := p.tag-1, p.tag
 	submitted := make(chan error, 1)

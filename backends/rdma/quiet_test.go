@@ -20,8 +20,8 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/silence"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/session"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // muffler stands between a backend and an owner's control. When it is deaf it passes nothing
@@ -126,7 +126,7 @@ func TestOwnerThatDoesNotAnswer(t *testing.T) {
 				err := c.await(t, p, write)
 				require.ErrorIs(t, err, want)
 				if errors.Is(err, driver.ErrUnproven) != (life == 0) {
-					promise.Breaks(t, "a write ends with %v", err)
+					testkit.ErrorBroken(t, "a write ends with %v", err)
 				}
 				err = c.await(t, p, read)
 				require.ErrorIs(t, err, want)
@@ -136,7 +136,7 @@ func TestOwnerThatDoesNotAnswer(t *testing.T) {
 				waited := time.Duration(link.over - link.pairOver)
 				link.mu.Unlock()
 				if least := p.near.cfg.Grace + life; waited < least {
-					promise.Breaks(t, "they ended %v after the queue pairs, want %v at least",
+					testkit.ErrorBroken(t, "they ended %v after the queue pairs, want %v at least",
 						waited, least)
 				}
 			})
@@ -223,7 +223,7 @@ func TestStandstillOfImport(t *testing.T) {
 	require.NoError(t, err)
 	owner.deaf.Store(true)
 	for _, want := range []error{driver.ErrTimeout, driver.ErrPeerLost} {
-		limit := silence.ImportMax
+		limit := session.ImportMax
 		if want == driver.ErrPeerLost {
 			c.partition()
 			limit = p.near.cfg.Failure
@@ -256,8 +256,8 @@ func TestImportThatIsNeverAnswered(t *testing.T) {
 		_, _, err := p.peer.Import(token)
 		imported <- err
 	}()
-	for c.since(begin) < (importsMax-1)*silence.ImportMax {
-		c.runFor(t, silence.ImportMax/2)
+	for c.since(begin) < (importsMax-1)*session.ImportMax {
+		c.runFor(t, session.ImportMax/2)
 		p.peer.ch.heard.Add(1)
 		require.Empty(t, imported)
 	}
@@ -272,10 +272,10 @@ func TestImportThatIsNeverAnswered(t *testing.T) {
 // TestHostOfNoTransfer is gone, and given up by both ends although nothing waits for it.
 func TestHostOfNoTransfer(t *testing.T) {
 	c, p := openClocked(t, Config{Failure: 100 * time.Millisecond})
-	c.runFor(t, 2*silence.IdleFailures*p.near.cfg.Failure)
+	c.runFor(t, 2*session.IdleFailures*p.near.cfg.Failure)
 	require.NoError(t, p.peer.whyLost())
 	c.partition()
-	c.runFor(t, silence.IdleFailures*p.near.cfg.Failure)
+	c.runFor(t, session.IdleFailures*p.near.cfg.Failure)
 	require.NoError(t, p.peer.whyLost(), "lost before its time")
 	c.awaitLost(t, p)
 	eventually(t, "the owner's end is gone", func() bool {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/guest"
+	"github.com/sluicehq/sluice/internal/testing/machine"
 )
 
 // deviceVariable tells the second process which device is its own.
@@ -54,7 +54,7 @@ var besideStandIn = []string{
 // inGuest is a list of checks where the machine is emulated: all together they move more bytes than
 // such a one does in minutes. On others it is all.
 func inGuest(checks []string) []string {
-	if !guest.Inside() {
+	if !machine.InGuest() {
 		return nil
 	}
 	return checks
@@ -65,7 +65,7 @@ func realConfig() Config {
 	if os.Getenv(deviceVariable) != "" {
 		at = 1
 	}
-	devices, err := guest.Devices(at + 1)
+	devices, err := machine.VerbsDevices(at + 1)
 	if err != nil {
 		return Config{} // New says what is missing
 	}
@@ -73,7 +73,7 @@ func realConfig() Config {
 }
 
 func startOnSecond(c *exec.Cmd) error {
-	if _, err := guest.Devices(2); err == nil {
+	if _, err := machine.VerbsDevices(2); err == nil {
 		c.Env = append(c.Env, deviceVariable+"=1")
 	}
 	return c.Start()

@@ -17,14 +17,14 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/guest"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/machine"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // wired is a pair over real verbs, with as many rails as wires of the guest between.
 type wired struct {
 	pair
-	wires []guest.Wire
+	wires []machine.Wire
 	l, r  *memory
 	key   uint32
 	round byte
@@ -34,15 +34,15 @@ type wired struct {
 // openWired connects the near ends of wires with the far ones.
 func openWired(t *testing.T, rails int, cfg Config) *wired {
 	t.Helper()
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	w := &wired{pair: pair{outcomes: map[uint64]error{}}}
-	devices, err := guest.Devices(2 * rails)
+	devices, err := machine.VerbsDevices(2 * rails)
 	if err != nil {
 		drivertest.SkipIfUnavailable(t, err)
 	}
 	var near, far []string
 	for i := range rails {
-		wire, err := guest.NewWire(i)
+		wire, err := machine.NewWire(i)
 		if err != nil {
 			drivertest.SkipIfUnavailable(t, err)
 		}
@@ -195,14 +195,14 @@ func TestRealWireDown(t *testing.T) {
 // TestSoakRealWireCut is for good: what is under way ends with the peer's loss, within the times
 // that the Config says, and both sides are told.
 func TestSoakRealWireCut(t *testing.T) {
-	for name, fault := range map[string]func(guest.Wire) error{
-		"silent": func(w guest.Wire) error { return w.Loss("100%") }, "down": guest.Wire.Down,
+	for name, fault := range map[string]func(machine.Wire) error{
+		"silent": func(w machine.Wire) error { return w.Loss("100%") }, "down": machine.Wire.Down,
 	} {
 		t.Run(name, func(t *testing.T) { wireCut(t, fault) })
 	}
 }
 
-func wireCut(t *testing.T, fault func(guest.Wire) error) {
+func wireCut(t *testing.T, fault func(machine.Wire) error) {
 	// The guest must not stand still for Failure before the wire is cut. The far end, which waits
 	// for nothing, gives the near one up after ten of them.
 	cfg := Config{Timeout: 30 * time.Millisecond, Retries: 3, Grace: time.Second,

@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestRevokeOfUntold costs nothing where no peer could know of the memory.
@@ -127,7 +127,7 @@ func TestUnmapStuck(t *testing.T) {
 // TestCloseBehindARevokeThatFailed: the backend's Close looks for the proof that the memory's had
 // not, and says so where there is none.
 func TestCloseBehindARevokeThatFailed(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	for stuck, want := range map[int]error{1: nil, 2: errStuck} {
 		far, err := newFake(t, Config{})
 		require.NoError(t, err)

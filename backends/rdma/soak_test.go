@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/standin"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 const (
@@ -75,7 +75,7 @@ func (s *soak) scramble(b []byte) {
 
 func (s *soak) submit(t *testing.T, p *soakPlace) {
 	if p.still != nil && !bytes.Equal(p.remote.bytes, p.still) {
-		promise.Broken(t, "memory has changed after its batch had ended")
+		testkit.FatalBroken(t, "memory has changed after its batch had ended")
 	}
 	if p.revoked {
 		s.peer.Drop(p.key)
@@ -195,7 +195,7 @@ func (s *soak) busy() int {
 }
 
 // run goes on until all is over.
-func (s *soak) run(t *testing.T, chance *fakeverbs.Chance) {
+func (s *soak) run(t *testing.T, chance *standin.VerbsChance) {
 	end := time.Now().Add(patience)
 	for s.finished < soakBatches || s.busy() > 0 {
 		p := s.places[s.r.IntN(len(s.places))]
@@ -226,7 +226,7 @@ func (s *soak) run(t *testing.T, chance *fakeverbs.Chance) {
 	}
 	for _, p := range s.places {
 		if !bytes.Equal(p.remote.bytes, p.still) {
-			promise.Breaks(t, "memory has changed after its batch had ended")
+			testkit.ErrorBroken(t, "memory has changed after its batch had ended")
 		}
 	}
 }
@@ -239,14 +239,14 @@ func TestFaultsByChance(t *testing.T) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			s := openSoak(t, seed)
 			f := s.fabric
-			s.run(t, fakeverbs.NewChance(f, seed, []int{0, 2}, []int{1, 3}))
+			s.run(t, standin.NewVerbsChance(f, seed, []int{0, 2}, []int{1, 3}))
 			var again, failures uint64
 			for _, r := range s.near.Rails() {
 				again, failures = again+r.Counted.Again, failures+r.Counted.Failures
 			}
 			for i := range 4 { // these are so by construction
-				require.Zero(t, f.Device(i).Get(fakeverbs.Overruns), "completions without a place")
-				require.Zero(t, f.Device(i).Get(fakeverbs.Unready), "messages without a receive")
+				require.Zero(t, f.Device(i).Get("overruns"), "completions without a place")
+				require.Zero(t, f.Device(i).Get("unready"), "messages without a receive")
 			}
 			t.Logf("%d batches, %d cancelled, %d revoked, %d messages; "+
 				"%d failures of queue pairs, %d requests done again",

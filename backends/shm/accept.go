@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/proc"
-	"github.com/sluicehq/sluice/internal/sealed"
 	"github.com/sluicehq/sluice/internal/session"
 )
 
@@ -111,7 +111,7 @@ func (c *inbound) hello(body []byte, fds []int) (err error) {
 	if err := checkEventFD(fds[1]); err != nil {
 		return err
 	}
-	page, err := sealed.Map(fds[0], connectionBytes(ring), unix.PROT_READ|unix.PROT_WRITE)
+	page, err := hostmem.MapSealed(fds[0], connectionBytes(ring), unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		return err
 	}

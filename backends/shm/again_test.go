@@ -11,8 +11,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/promise"
-	"github.com/sluicehq/sluice/internal/testing/withhold"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 const heldBytes = 64 << 10
@@ -20,11 +19,11 @@ const heldBytes = 64 << 10
 // heldUp has a write of heldBytes zeros stand in the kernel, behind the gate: the pages of its
 // source do not come until they are supplied. ended waits for the write and returns its outcome.
 func heldUp(t *testing.T, b *Backend, addr, token []byte) (
-	source *withhold.Memory, ended func() error,
+	source *testkit.WithheldMemory, ended func() error,
 ) {
 	t.Helper()
 	near, here := share(t, b, drivertest.ForeignMemory, heldBytes)
-	source, err := withhold.Pages(here)
+	source, err := testkit.WithholdPages(here)
 	if err != nil {
 		drivertest.SkipIfUnavailable(t, err)
 	}
@@ -61,7 +60,7 @@ func TestRevokeAgainInTheKernel(t *testing.T) {
 	after := bytes.Clone(there)
 	require.NoError(t, ended())
 	if !bytes.Equal(after, there) {
-		promise.Broken(t, "bytes landed after Revoke")
+		testkit.FatalBroken(t, "bytes landed after Revoke")
 	}
 }
 
@@ -97,7 +96,7 @@ func TestRevokeAgainMapped(t *testing.T) {
 	near, src := share(t, b, drivertest.ForeignMemory, 4096)
 	fill(src, late)
 	p := dial(t, b, owner.Addr())
-	release := parkedMover(t, b, p, spotMapped, driver.Desc{Len: 64, Remote: 8,
+	release := parkedMover(t, b, p, "shm: mapped", driver.Desc{Len: 64, Remote: 8,
 		LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
 	for range 3 {
 		require.ErrorIs(t, far.Revoke(t.Context()), driver.ErrBusy)

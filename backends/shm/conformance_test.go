@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 var sharedHarness = drivertest.Harness{
@@ -19,14 +20,7 @@ var sharedHarness = drivertest.Harness{
 	Spots: []string{"announced", "generation", "epoch", "mapped", "copied", "left"},
 }
 
-// spots are where the suite parks movers.
-var spots = map[string]spot{
-	"announced": spotAnnounced, "generation": spotGeneration, "epoch": spotEpoch,
-	"mapped": spotMapped, "copied": spotCopied, "left": spotLeft,
-	"gate": spotGate, "passing": spotPassing,
-}
-
-func parkAt(name string, f func()) { parked.First(spots[name], f) }
+func parkAt(name string, f func()) { testpoint.First("shm: "+name, f) }
 
 // breakSockets ends the control sockets of all peers. The writers have the memory still.
 func breakSockets(b driver.Backend, _ *rand.Rand) (mend func()) {

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/proc"
-	"github.com/sluicehq/sluice/internal/sealed"
 )
 
 // Connect implements driver.Backend.
@@ -111,7 +111,7 @@ func (p *peer) handshake(ctx context.Context) (err error) {
 		return err
 	}
 	ring := uint64(p.b.cfg.RingBytes)
-	fd, page, err := sealed.New("sluice-connection", connectionBytes(ring), false)
+	fd, page, err := hostmem.NewSealed("sluice-connection", connectionBytes(ring), false)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // mute is a Shared that lends nothing more once its memory is registered, until it is freed.
@@ -32,7 +32,7 @@ func (m *mute) Lend(f func([]driver.Extent) error) error {
 // An owner that answers a part at a time, and never ends, stretches no import: its limit
 // counts for the whole answer.
 func TestImportEndsThoughTheOwnerAlwaysAddsAPart(t *testing.T) {
-	clock := manualclock.New()
+	clock := testkit.NewClock()
 	owner, b := open(t, Config{}), openBy(t, clock, Config{})
 	buf, _ := shared(t, owner, 4096, 1)
 	seg := buf.Segment()

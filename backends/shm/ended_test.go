@@ -21,7 +21,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/sealed"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // soon waits for an event of another goroutine or process.
@@ -35,7 +35,7 @@ func soon(t *testing.T, what string, came func() bool) {
 func TestResetConnectionsAreForgotten(t *testing.T) {
 	b := open(t, Config{})
 	for range 20 {
-		fd, page, err := sealed.New("test", connectionBytes(ringBytesMin), false)
+		fd, page, err := hostmem.NewSealed("test", connectionBytes(ringBytesMin), false)
 		require.NoError(t, err)
 		word(page, pageRingAt).Store(ringBytesMin)
 		word(page, pageMagicAt).Store(pageMagic)
@@ -94,7 +94,7 @@ func TestCloseBesideAnswersLeavesNothing(t *testing.T) {
 // firstPart is the first of two parts of an answer, with a descriptor.
 func firstPart(t *testing.T, id uint32) (body []byte, fds []int) {
 	t.Helper()
-	fd, mem, err := sealed.New("test", pageBytes, false)
+	fd, mem, err := hostmem.NewSealed("test", pageBytes, false)
 	require.NoError(t, err)
 	require.NoError(t, unix.Munmap(mem))
 	body = answerHead(id, statusOK)[1:]

@@ -11,7 +11,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // A peer that stands in the middle of a copy as the owner's backend closes writes nothing into
@@ -22,7 +22,7 @@ func TestNothingLandsAfterBackendClose(t *testing.T) {
 	src, near := shared(t, b, 1<<20, 2)
 	fill(src.Bytes(), late)
 	p := dial(t, b, owner.Addr())
-	release := parkedMover(t, b, p, spotMapped,
+	release := parkedMover(t, b, p, "shm: mapped",
 		driver.Desc{Len: 4096, Remote: 8192, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
 	require.NoError(t, owner.Close())
 	require.NoError(t, far.Revoke(t.Context()))
@@ -66,12 +66,12 @@ func (p *pauses) Done() <-chan struct{} {
 
 // While the owner stands still it learns nothing of its peers: none is shut out for that time.
 func TestGraceDoesNotCountWhileTheOwnerStandsStill(t *testing.T) {
-	clock := manualclock.New()
+	clock := testkit.NewClock()
 	owner, b := openBy(t, clock, Config{}), open(t, Config{})
 	_, far := shared(t, owner, 1<<20, 1)
 	_, near := shared(t, b, 1<<20, 2)
 	p := dial(t, b, owner.Addr())
-	release := parkedMover(t, b, p, spotMapped,
+	release := parkedMover(t, b, p, "shm: mapped",
 		driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
 	generation := owner.table.generation(far.arena.index)
 	alike(t, far) // so that the arena stays

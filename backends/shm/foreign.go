@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // vectorsMax is what process_vm_readv and process_vm_writev take in one call (UIO_MAXIOV).
@@ -109,12 +110,12 @@ func (p *peer) flushWrite(v *vectors, granted uint64, epoch *atomic.Uint64) (n i
 	v.local[0].SetLen(1)
 	for range gatesMax {
 		gate := p.table.gate().Load()
-		parked.At(spotGate)
+		testpoint.At("shm: gate") // the place of the gate is taken
 		if epoch.Load() != granted {
 			return 0, driver.ErrRevoked
 		}
 		v.remote[0] = unix.RemoteIovec{Base: uintptr(gate), Len: 1}
-		parked.At(spotPassing)
+		testpoint.At("shm: passing") // the epoch was good after that
 		n, err = unix.ProcessVMWritev(p.pid.PID, v.local[:v.n], v.remote[:v.n], 0)
 		if err != unix.EFAULT || p.table.gate().Load() == gate {
 			return n - 1, err

@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // Neither kind of memory needs the hand of an owner that is frozen.
@@ -36,7 +36,8 @@ func TestTimedFrozenOwnerTakesWrites(t *testing.T) {
 		if err := await(t, b, 2); err != nil {
 			t.Errorf("%s: read of a frozen owner: %v", kind, err)
 		} else if bytes.Count(mem, []byte{0xEE}) != len(mem) {
-			promise.Breaks(t, "%s: read of a frozen owner: other bytes than were written", kind)
+			testkit.ErrorBroken(t,
+				"%s: read of a frozen owner: other bytes than were written", kind)
 		}
 		o.thaw(t)
 	}

@@ -19,8 +19,8 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/freeze"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // writeAndFreeze is a writer that stands between its last look at the epoch and its
@@ -62,7 +62,7 @@ func parkedWrite(addr, token string) error {
 		return err
 	}
 	in := bufio.NewReader(os.Stdin)
-	parked.First(spotPassing, func() {
+	testpoint.First("shm: passing", func() {
 		fmt.Println("passing")
 		_, _ = in.ReadString('\n') // until the owner has revoked
 	})
@@ -135,18 +135,18 @@ func keepOut(t *testing.T, shut func(context.Context, *Backend, *memory) error) 
 	fmt.Fprintf(in, "%x %x\n", b.Addr(), token)
 	line, _ := out.ReadString('\n')
 	require.Equal(t, "passing\n", line)
-	require.NoError(t, freeze.Process(cmd.Process))
+	require.NoError(t, testkit.Freeze(cmd.Process))
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	require.NoError(t, shut(ctx, b, m), "against a frozen writer")
-	require.NoError(t, freeze.Thaw(cmd.Process))
+	require.NoError(t, testkit.Thaw(cmd.Process))
 	fmt.Fprintln(in)
 	line, _ = out.ReadString('\n')
 	if want := fmt.Sprintln(true, driver.ErrRevoked); line != want {
 		t.Errorf("the writer says %q, want %q", line, want)
 	}
 	if bytes.IndexByte(mem, 0xEE) >= 0 {
-		promise.Breaks(t, "bytes of a frozen writer landed after the revoke")
+		testkit.ErrorBroken(t, "bytes of a frozen writer landed after the revoke")
 	}
 	if len(b.gate.old) == 0 {
 		t.Error("the writer was not frozen in the middle: nothing was tried")

@@ -15,7 +15,8 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // TestGate writes through a gate, through one that another replaced, and through one
@@ -123,12 +124,12 @@ func TestGatesAreGivenBack(t *testing.T) {
 
 // atPassing has every mover call f between its last look at the epoch and its call.
 func atPassing(t *testing.T, f func()) {
-	parked.Set(func(s spot) {
-		if s == spotPassing {
+	testpoint.Set(func(s string) {
+		if s == "shm: passing" {
 			f()
 		}
 	})
-	t.Cleanup(func() { parked.Set(nil) })
+	t.Cleanup(func() { testpoint.Set(nil) })
 }
 
 // TestWritesGoOnThroughOtherGates has gates be replaced under writes into memory that
@@ -210,7 +211,7 @@ func TestRevokeWaitsForACopyInTheKernel(t *testing.T) {
 	after := append([]byte(nil), there...)
 	require.NoError(t, ended())
 	if !bytes.Equal(there, after) {
-		promise.Broken(t, "bytes landed after the revoke")
+		testkit.FatalBroken(t, "bytes landed after the revoke")
 	}
 	require.Zero(t, there[0], "no bytes landed before it")
 }

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/sealed"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 func rawDial(t *testing.T, b *Backend) *net.UnixConn {
@@ -37,9 +37,9 @@ func hello(b *Backend, ring uint64) []byte {
 // served all the same.
 func TestGarbageInsteadOfAHelloIsHungUpOn(t *testing.T) {
 	b := open(t, Config{DialTimeout: 2 * time.Second})
-	page, _, err := sealed.New("test", connectionBytes(ringBytesMin), false)
+	page, _, err := hostmem.NewSealed("test", connectionBytes(ringBytesMin), false)
 	require.NoError(t, err)
-	small, _, err := sealed.New("test", pageBytes, false)
+	small, _, err := hostmem.NewSealed("test", pageBytes, false)
 	require.NoError(t, err)
 	soft, err := unix.MemfdCreate("test", unix.MFD_ALLOW_SEALING) // right size, may shrink
 	require.NoError(t, err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // TestHelpStopsAfterAPiece has the only worker held up in another batch, so that
@@ -29,7 +30,7 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 	}
 	fill(src, 0x5A)
 
-	worker := parked.Stand(t, spotAnnounced)[0] // the only one
+	worker := testpoint.Stand(t, "shm: announced")[0] // the only one
 	first := []driver.Desc{{Len: piece, LocalKey: held.Key(), RemoteKey: key(from)}}
 	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Read, Descs: first}))
 	<-worker.Came

@@ -16,7 +16,8 @@ import (
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/proc"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 const late = 0xEE // what a mover writes that comes late
@@ -25,7 +26,7 @@ const late = 0xEE // what a mover writes that comes late
 func nothingLate(t *testing.T, mem []byte, where string) {
 	t.Helper()
 	if at := bytes.IndexByte(mem, late); at >= 0 {
-		promise.Broken(t, "a byte landed %s, at %d", where, at)
+		testkit.FatalBroken(t, "a byte landed %s, at %d", where, at)
 	}
 }
 
@@ -54,10 +55,10 @@ func importOf(t *testing.T, p *peer, m *memory) uint32 {
 // parkedMover submits a write of which the mover stands at a spot. release lets it go on
 // and returns its outcome.
 func parkedMover(
-	t *testing.T, b *Backend, p *peer, where spot, d driver.Desc,
+	t *testing.T, b *Backend, p *peer, where string, d driver.Desc,
 ) (release func() error) {
 	t.Helper()
-	mover := parked.Stand(t, where)[0]
+	mover := testpoint.Stand(t, where)[0]
 	submitted := make(chan error, 1)
 	go func() {
 		submitted <- p.Submit(1, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{d}})
@@ -66,7 +67,7 @@ func parkedMover(
 	return func() error {
 		mover.GoOn()
 		require.NoError(t, <-submitted)
-		parked.Set(nil)
+		testpoint.Set(nil)
 		return await(t, b, 1)
 	}
 }
@@ -76,17 +77,18 @@ func parkedMover(
 // number serves another arena, and another goroutine of the writer's process maps that.
 // No byte lands there, nor in the memory that was revoked.
 func TestLateMoverOfMappedMemory(t *testing.T) {
-	spots := []spot{spotAnnounced, spotGeneration, spotEpoch, spotMapped, spotCopied, spotLeft}
+	spots := []string{"shm: announced", "shm: generation", "shm: epoch", "shm: mapped",
+		"shm: copied", "shm: left"}
 	for _, where := range spots {
 		for _, size := range []uint64{4 << 10, 1 << 20, 2 << 20} {
-			t.Run(fmt.Sprintf("spot %d/%d bytes", where, size), func(t *testing.T) {
+			t.Run(fmt.Sprintf("spot %s/%d bytes", where, size), func(t *testing.T) {
 				lateMapped(t, where, size)
 			})
 		}
 	}
 }
 
-func lateMapped(t *testing.T, where spot, size uint64) {
+func lateMapped(t *testing.T, where string, size uint64) {
 	owner, b := hasty(t), open(t, Config{})
 	old, far := shared(t, owner, 1<<20, 1)
 	src, near := shared(t, b, 1<<20, 2)
@@ -117,7 +119,7 @@ func lateMapped(t *testing.T, where spot, size uint64) {
 	_ = importOf(t, p, next)
 
 	err := release()
-	if where < spotLeft {
+	if where != "shm: left" {
 		require.ErrorIs(t, err, driver.ErrRevoked)
 	}
 	nothingLate(t, old.Bytes(), "in memory that was revoked")
@@ -127,7 +129,7 @@ func lateMapped(t *testing.T, where spot, size uint64) {
 // TestLateMoverWithinOneBackend: both ends are this backend, so there are no old pages, and
 // Revoke waits for its own goroutine.
 func TestLateMoverWithinOneBackend(t *testing.T) {
-	for _, where := range []spot{spotAnnounced, spotEpoch} {
+	for _, where := range []string{"shm: announced", "shm: epoch"} {
 		b := hasty(t)
 		mem, far := shared(t, b, 1<<20, 1)
 		src, near := shared(t, b, 1<<20, 2)
@@ -139,7 +141,7 @@ func TestLateMoverWithinOneBackend(t *testing.T) {
 		defer cancel()
 		require.ErrorIs(t, far.Revoke(ctx), context.DeadlineExceeded)
 		err := release()
-		if where == spotAnnounced {
+		if where == "shm: announced" {
 			require.ErrorIs(t, err, driver.ErrRevoked)
 		}
 		require.NoError(t, far.Revoke(context.Background()))
@@ -150,7 +152,7 @@ func TestLateMoverWithinOneBackend(t *testing.T) {
 // TestLateMoverOfForeignMemory has a process's mover stand before its call. (One in the
 // call is what TestRevokeWaitsForACopyInTheKernel has.)
 func TestLateMoverOfForeignMemory(t *testing.T) {
-	for _, where := range []spot{spotAnnounced, spotEpoch, spotGate, spotPassing} {
+	for _, where := range []string{"shm: announced", "shm: epoch", "shm: gate", "shm: passing"} {
 		owner, b := hasty(t), open(t, Config{})
 		far, mem := share(t, owner, drivertest.ForeignMemory, 1<<20)
 		near, src := share(t, b, drivertest.ForeignMemory, 1<<20)
@@ -160,8 +162,8 @@ func TestLateMoverOfForeignMemory(t *testing.T) {
 			driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
 		require.NoError(t, far.Revoke(context.Background()))
 		clear(mem)
-		require.ErrorIs(t, release(), driver.ErrRevoked, "spot %d", where)
-		nothingLate(t, mem, fmt.Sprintf("after a revoke at spot %d", where))
+		require.ErrorIs(t, release(), driver.ErrRevoked, "spot %s", where)
+		nothingLate(t, mem, fmt.Sprintf("after a revoke at spot %s", where))
 	}
 }
 
@@ -180,7 +182,7 @@ func TestRevokeOfAWriterWithoutANumber(t *testing.T) {
 	p := dial(t, b, owner.Addr())
 	for patience := 50 * time.Millisecond; ; patience *= 2 {
 		far, mem := share(t, owner, drivertest.ForeignMemory, 64<<10)
-		release := parkedMover(t, b, p, spotPassing,
+		release := parkedMover(t, b, p, "shm: passing",
 			driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		err := far.Revoke(ctx)
@@ -205,7 +207,7 @@ func TestReadsLandBetweenEnterAndLeave(t *testing.T) {
 	dst, near := shared(t, b, 1<<20, 2)
 	p := dial(t, b, owner.Addr())
 	key := importOf(t, p, far)
-	mover := parked.Stand(t, spotMapped)[0]
+	mover := testpoint.Stand(t, "shm: mapped")[0]
 	submitted, renewed := make(chan error, 1), make(chan error, 1)
 	go func() {
 		submitted <- p.Submit(1, &driver.Batch{Op: driver.Read,

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/sealed"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // peerArena is an arena of the peer as we see it.
@@ -124,7 +124,7 @@ func placeExtent(mem []byte, e driver.Extent, fds []int, at *uint64) error {
 		return fmt.Errorf("extent at %d: %w", e.Off, driver.ErrCorrupt)
 	}
 	n := min(e.Len, size-e.Off)
-	if err := sealed.Check(fds[e.FD], e.FDOff+n); err != nil {
+	if err := hostmem.CheckSealed(fds[e.FD], e.FDOff+n); err != nil {
 		return err
 	}
 	if err := placeShared(mem[e.Off:e.Off+n], fds[e.FD], e.FDOff); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // announceWorkers is the first announcement line of workers; callers of Submit
@@ -94,7 +95,7 @@ func (p *peer) move(pc *piece, hint int) error {
 	if line == nil {
 		return driver.ErrPeerLost
 	}
-	parked.At(spotAnnounced)
+	testpoint.At("shm: announced") // the owner may see the mover
 	if m.arena != nil {
 		return p.moveMapped(pc, line)
 	}
@@ -103,14 +104,14 @@ func (p *peer) move(pc *piece, hint int) error {
 		line.Store(0)
 		return driver.ErrRevoked
 	}
-	parked.At(spotEpoch)
+	testpoint.At("shm: epoch") // the epoch was good
 	var err error
 	if m.self != nil {
 		err = pc.copySelf()
 	} else {
 		err = p.moveForeign(pc, epoch)
 	}
-	parked.At(spotCopied)
+	testpoint.At("shm: copied") // the bytes are placed, the announcement stands
 	line.Store(0)
 	if pc.op == driver.Read && epoch.Load() != m.epoch {
 		return driver.ErrRevoked // an owner that did not wait for us may have changed the bytes
@@ -122,13 +123,13 @@ func (p *peer) move(pc *piece, hint int) error {
 func (p *peer) moveMapped(pc *piece, line *atomic.Uint64) error {
 	m := pc.remote
 	generation, epoch := p.table.generation(m.arena.index), p.table.epoch(m.key)
-	taken := generation.Load() // before the epoch
-	parked.At(spotGeneration)
+	taken := generation.Load()      // before the epoch
+	testpoint.At("shm: generation") // the generation is taken
 	if epoch.Load() != m.epoch {
 		line.Store(0)
 		return driver.ErrRevoked
 	}
-	parked.At(spotEpoch)
+	testpoint.At("shm: epoch") // the epoch was good
 	mapped := m.arena.acquire()
 	if mapped == nil || mapped.generation != taken || m.off+m.size > uint64(len(mapped.mem)) {
 		line.Store(0)
@@ -137,12 +138,12 @@ func (p *peer) moveMapped(pc *piece, line *atomic.Uint64) error {
 		}
 		return m.whyBroken(p.b.clock.Now())
 	}
-	parked.At(spotMapped)
+	testpoint.At("shm: mapped") // the mapping is of that generation
 	err := pc.copy(mapped.mem[m.off : m.off+m.size])
-	parked.At(spotCopied)
-	line.Swap(0) // the copied bytes are out before the words below are read
+	testpoint.At("shm: copied") // the bytes are placed, the announcement stands
+	line.Swap(0)                // the copied bytes are out before the words below are read
 	mapped.release()
-	parked.At(spotLeft)
+	testpoint.At("shm: left") // the generation is not looked at again yet
 	if generation.Load() != taken {
 		return errStale // the pages may have been old ones
 	}

@@ -21,8 +21,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/testing/freeze"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // ownerVariable makes the test binary an owner of memory: it prints its address
@@ -135,12 +134,12 @@ func (o *owner) renew(t *testing.T) {
 // freeze stops the owner and returns when all its threads stand.
 func (o *owner) freeze(t *testing.T) {
 	t.Helper()
-	require.NoError(t, freeze.Process(o.cmd.Process))
+	require.NoError(t, testkit.Freeze(o.cmd.Process))
 }
 
 func (o *owner) thaw(t *testing.T) {
 	t.Helper()
-	require.NoError(t, freeze.Thaw(o.cmd.Process))
+	require.NoError(t, testkit.Thaw(o.cmd.Process))
 }
 
 // limit is for a machine that is very busy.
@@ -166,7 +165,7 @@ func openBy(t testing.TB, c clock.Clock, cfg Config) *Backend {
 	b, err := newBackend(cfg, c)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		if manual, ok := c.(*manualclock.Clock); ok {
+		if manual, ok := c.(*testkit.Clock); ok {
 			defer manual.Run(time.Second)()
 		}
 		if err := b.Close(); err != nil {

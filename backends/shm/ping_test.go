@@ -10,14 +10,14 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestFullRingOfASilentOwner: an owner takes bytes for ever, but once notifications fill its ring
 // it is lost if it gives no sign of life within Failure. An owner that lives, and whose program
 // does not take them, keeps its peers waiting for room.
 func TestFullRingOfASilentOwner(t *testing.T) {
-	clock := manualclock.New()
+	clock := testkit.NewClock()
 	owner, b := open(t, Config{}), openBy(t, clock, Config{RingBytes: ringBytesMin})
 	far, _ := share(t, owner, drivertest.HostMemory, 4096)
 	m, _ := share(t, b, drivertest.HostMemory, 4096)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // silent puts the announcement of a peer that never leaves into a page.
@@ -22,7 +22,7 @@ func silent(p *peer, key uint32, op driver.Op) {
 }
 
 func TestRevokePutsFreshPagesUnderASilentWriterOnce(t *testing.T) {
-	clock := manualclock.New()
+	clock := testkit.NewClock()
 	b := openBy(t, clock, Config{})
 	m, mem := share(t, b, drivertest.HostMemory, 1<<20)
 	other, _ := share(t, b, drivertest.HostMemory, 1<<20)

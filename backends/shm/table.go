@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/sealed"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // table is the key table, seen by its owner or by a peer.
@@ -34,7 +34,7 @@ const (
 )
 
 func newTable(keys uint32) (fd int, t table, err error) {
-	fd, mem, err := sealed.New("sluice-keys", tableBytes(keys), true)
+	fd, mem, err := hostmem.NewSealed("sluice-keys", tableBytes(keys), true)
 	if err != nil {
 		return -1, table{}, err
 	}
@@ -48,7 +48,7 @@ func openTable(fd int, keys uint32) (table, error) {
 	if keys == 0 || keys > 1<<20 {
 		return table{}, fmt.Errorf("peer's key table has %d keys: %w", keys, driver.ErrCorrupt)
 	}
-	mem, err := sealed.Map(fd, tableBytes(keys), unix.PROT_READ)
+	mem, err := hostmem.MapSealed(fd, tableBytes(keys), unix.PROT_READ)
 	if err != nil {
 		return table{}, err
 	}

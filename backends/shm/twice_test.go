@@ -5,7 +5,6 @@ package shm
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,14 +17,14 @@ import (
 // the second wrote lands all the same, whether its write began before or after that: each
 // write that ended well is in the memory.
 func TestFreshPagesOfAnotherBackend(t *testing.T) {
-	for _, where := range []spot{spotMapped, spotCopied, spotLeft} {
-		t.Run(fmt.Sprintf("write at spot %d", where), func(t *testing.T) {
+	for _, where := range []string{"shm: mapped", "shm: copied", "shm: left"} {
+		t.Run(where, func(t *testing.T) {
 			freshOfAnother(t, where)
 		})
 	}
 }
 
-func freshOfAnother(t *testing.T, where spot) {
+func freshOfAnother(t *testing.T, where string) {
 	const size = 1 << 20
 	one, two := hasty(t), open(t, Config{SocketDir: t.TempDir()})
 	buf, far := shared(t, one, size, 1)

@@ -6,12 +6,12 @@ import (
 	"testing"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/atonce"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestShowBesideArm sends while the receiver falls asleep.
 func TestShowBesideArm(t *testing.T) {
-	page := atonce.Memory(t, int(connectionBytes(1<<12)))
+	page := testkit.MemoryOutsideGo(t, int(connectionBytes(1<<12)))
 	out, in := sender{ring: ringOf(page, 0)}, receiver{ring: ringOf(page, 0)}
 	msgs := make([]driver.Message, 2)
 	reserve := func() entry {
@@ -22,7 +22,7 @@ func TestShowBesideArm(t *testing.T) {
 		return e
 	}
 	next := reserve()
-	atonce.OneSees(t, in.arm, func() bool { return out.show(next, true) }, func() {
+	testkit.OneSideSees(t, in.arm, func() bool { return out.show(next, true) }, func() {
 		out.armed.Store(0)
 		if n, _ := in.receive(1, msgs); n != 1 {
 			t.Fatalf("%d messages, want 1", n)
@@ -33,7 +33,7 @@ func TestShowBesideArm(t *testing.T) {
 
 // TestReserveBesideReceive asks for room while the receiver makes some.
 func TestReserveBesideReceive(t *testing.T) {
-	page := atonce.Memory(t, int(connectionBytes(1<<12)))
+	page := testkit.MemoryOutsideGo(t, int(connectionBytes(1<<12)))
 	out, in := sender{ring: ringOf(page, 0)}, receiver{ring: ringOf(page, 0)}
 	msg := make([]byte, 1<<11)
 	msgs := make([]driver.Message, 2)
@@ -51,7 +51,7 @@ func TestReserveBesideReceive(t *testing.T) {
 		_, wakes = in.receive(1, msgs)
 		return wakes
 	}
-	atonce.OneSees(t, send, took, func() {
+	testkit.OneSideSees(t, send, took, func() {
 		for send() {
 		}
 		out.waiting.Store(0)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // receive waits for the next message of a backend.
@@ -48,7 +48,7 @@ func notify(tb testing.TB, p *peer, text string) {
 // Answers come back by the connection of the question, in order. Where the initiator does not
 // receive them the owner finds no room, and is woken once there is some.
 func TestAnswersHaveCredit(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const room = 8
 	owner, near := open(t, Config{}), open(t, Config{NotifyMax: room})
 	p, other := dial(t, near, owner.Addr()), dial(t, near, owner.Addr())

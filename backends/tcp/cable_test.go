@@ -15,15 +15,15 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/netns"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/machine"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // betweenHosts runs the test once more on a host of its own. There it returns the host at the
 // other end of the cable; here it returns nil, when that is over.
-func betweenHosts(t *testing.T, setUp ...func(*netns.Pair) error) *netns.Host {
+func betweenHosts(t *testing.T, setUp ...func(*machine.Pair) error) *machine.Host {
 	t.Helper()
-	far, err := netns.BetweenHosts(t, setUp...)
+	far, err := machine.BetweenHosts(t, setUp...)
 	if err != nil {
 		drivertest.SkipIfUnavailable(t, err)
 	}
@@ -39,7 +39,7 @@ type cable struct {
 	m           *memory // away
 }
 
-func layCable(t *testing.T, far *netns.Host, cfg Config) *cable {
+func layCable(t *testing.T, far *machine.Host, cfg Config) *cable {
 	t.Helper()
 	const n = 32 << 20
 	var owner *Backend
@@ -90,7 +90,8 @@ func TestTimedCableOutForAMoment(t *testing.T) {
 			t.Errorf("%v over a cable that was out for a moment: %v", op, err)
 		}
 		if !bytes.Equal(x.local, x.away) {
-			promise.Breaks(t, "%v over a cable that was out for a moment: the bytes differ", op)
+			testkit.ErrorBroken(t,
+				"%v over a cable that was out for a moment: the bytes differ", op)
 		}
 	}
 }
@@ -126,7 +127,7 @@ func TestTimedCableOutForGood(t *testing.T) {
 // A bad line, where the kernel can make one: 20 ms away, and one packet of a hundred is lost.
 // Transfers both ways are whole, one that is ended leaves nothing behind, and nobody is lost.
 func TestSoakRealBadLine(t *testing.T) {
-	far := betweenHosts(t, func(pair *netns.Pair) error {
+	far := betweenHosts(t, func(pair *machine.Pair) error {
 		var out []byte
 		err := pair.Near.Do(func() (err error) {
 			c := exec.Command("tc", "qdisc", "add", "dev", cableDevice, "root", "netem", "delay",

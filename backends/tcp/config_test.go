@@ -16,11 +16,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 func TestConfigBounds(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	for _, c := range []struct {
 		cfg  Config
 		want string // in the error
@@ -74,7 +74,7 @@ func TestPortRange(t *testing.T) {
 
 // Peers are told names as they are, and resolve them.
 func TestNames(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	owner := open(t, Config{Advertise: []string{"localhost"}})
 	places, _, err := Places(owner.Addr())
 	if err != nil || len(places) != 1 || !strings.HasPrefix(places[0], "localhost:") {
@@ -91,7 +91,7 @@ func TestNames(t *testing.T) {
 // TestIdleConnections holds what a connection costs on which nothing happens, at both ends, to
 // 16 KiB: a goroutine and no buffer.
 func TestIdleConnections(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const peers, conns = 150, 15
 	owner := open(t, Config{Conns: conns - 1, Handshakes: 1 << 10})
 	near := open(t, Config{Conns: conns - 1})
@@ -129,7 +129,7 @@ func TestIdleConnections(t *testing.T) {
 // An owner takes as many peers as it was told, says so to the next, and takes that one when
 // there is room: the program has received the last word of one.
 func TestPeersMax(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	owner, near := open(t, Config{PeersMax: 1}), open(t, Config{})
 	first := dial(t, near, owner.Addr())
 	ctx, cancel := context.WithTimeout(context.Background(), limit)

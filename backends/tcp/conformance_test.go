@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 var plainHarness = drivertest.Harness{
@@ -28,8 +29,6 @@ var plainHarness = drivertest.Harness{
 // The spots at which the suite parks an owner.
 var (
 	ownerSpots = []string{"aimed", "received", "ticket", "checked", "landed"}
-	spots      = map[string]spot{"aimed": spotAimed, "received": spotReceived, "ticket": spotTicket,
-		"checked": spotChecked, "landed": spotLanded}
 )
 
 // breakConns ends some connections of each peer, or all, and resets some of those.
@@ -54,7 +53,7 @@ func breakConns(b driver.Backend, random *rand.Rand) (mend func()) {
 }
 
 // parkAt has the first reading goroutine that comes to a spot call f there.
-func parkAt(name string, f func()) { parked.First(spots[name], f) }
+func parkAt(name string, f func()) { testpoint.First("tcp: "+name, f) }
 
 // secureHarness is the same backend with TLS, by IPv6.
 var secureHarness = drivertest.Harness{

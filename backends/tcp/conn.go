@@ -12,7 +12,7 @@ import (
 	"syscall"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/silence"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // conn is one connection of a peer, at either end. A goroutine reads it, parked in the
@@ -51,8 +51,8 @@ type conn struct {
 	read, writeOut, writeNow func(fd uintptr) bool // made once: closures would be allocated
 	after                    verdict               // of read
 
-	host silence.Watch // of pulse
-	left bool          // some was not acknowledged at the last pulse; of pulse
+	host session.SilenceWatch // of pulse
+	left bool                 // some was not acknowledged at the last pulse; of pulse
 }
 
 // The connections of a peer, by index. Small batches and notifications go over express, so that

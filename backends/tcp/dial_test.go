@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // ways are the three of a connection, as far as Config sets them.
@@ -31,7 +30,7 @@ var ways = map[string]func() Config{
 func TestAnotherOwnerAtTheFirstPlace(t *testing.T) {
 	for name, config := range ways {
 		t.Run(name, func(t *testing.T) {
-			leak.Check(t)
+			testkit.CheckLeaks(t)
 			owner, near := openWith(t, config()), openWith(t, config())
 			places := openWith(t, config()).address.places
 			require.NoError(t, dial(t, near, before(t, owner, places...)).Close())
@@ -43,7 +42,7 @@ func TestAnotherOwnerAtTheFirstPlace(t *testing.T) {
 func TestASilentFirstPlace(t *testing.T) {
 	for name, config := range ways {
 		t.Run(name, func(t *testing.T) {
-			leak.Check(t)
+			testkit.CheckLeaks(t)
 			owner, near := openWith(t, config()), openWith(t, config())
 			require.NoError(t, dial(t, near, before(t, owner, silent(t))).Close())
 		})
@@ -52,7 +51,7 @@ func TestASilentFirstPlace(t *testing.T) {
 
 // TestPlacesAreNamedInTheError of a Connect that none of them welcomes.
 func TestPlacesAreNamedInTheError(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	owner, other := openWith(t, Config{Plaintext: true}), openWith(t, Config{Plaintext: true})
 	mute, wrong := silent(t), other.address.places[0]
 	both := before(t, owner, mute, wrong)
@@ -202,9 +201,9 @@ func door(t *testing.T, owner *Backend, before func(n int) bool) (addr []byte) {
 // TestConnectComesAgain: an owner that hung up before it said why, or that gave a peer up before
 // all of its connections had come, is asked again, until the caller's context ends.
 func TestConnectComesAgain(t *testing.T) {
-	for name, before := range map[string]func(clock *manualclock.Clock, n int) bool{
-		"it hangs up": func(_ *manualclock.Clock, n int) bool { return n >= 2 },
-		"it was too late for the others": func(clock *manualclock.Clock, n int) bool {
+	for name, before := range map[string]func(clock *testkit.Clock, n int) bool{
+		"it hangs up": func(_ *testkit.Clock, n int) bool { return n >= 2 },
+		"it was too late for the others": func(clock *testkit.Clock, n int) bool {
 			if n == 1 { // a hello came first
 				clock.Advance(2 * limit) // openBy sets Handshake to limit
 			}
@@ -212,8 +211,8 @@ func TestConnectComesAgain(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			leak.Check(t)
-			clock := manualclock.New()
+			testkit.CheckLeaks(t)
+			clock := testkit.NewClock()
 			owner, near := openBy(t, clock, Config{}), open(t, Config{Conns: 1})
 			addr := door(t, owner, func(n int) bool { return before(clock, n) })
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -224,7 +223,7 @@ func TestConnectComesAgain(t *testing.T) {
 		})
 	}
 	t.Run("it never welcomes", func(t *testing.T) {
-		leak.Check(t)
+		testkit.CheckLeaks(t)
 		owner, near := open(t, Config{}), open(t, Config{Conns: 1})
 		ctx, cancel := context.WithCancel(t.Context())
 		addr := door(t, owner, func(n int) bool {

@@ -10,17 +10,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestDriftOfTwoClocks: the owner's clock loses 1,000 ppm against the initiator's for as long as
 // that goes by one answer. Bytes that the owner has read, and that wait for the memory's gate, do
 // not land once the initiator has given them up.
 func TestDriftOfTwoClocks(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const n = 4096
-	here, there := manualclock.New(), manualclock.New()
+	here, there := testkit.NewClock(), testkit.NewClock()
 	there.Advance(17 * time.Hour) // each host has its own
 	pass := func(d time.Duration) {
 		here.Advance(d)

@@ -13,17 +13,14 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/silence"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // What is older than Grace when it would land, as after a freeze of ours, is asked about: it
 // lands once who sent it says that it is still wanted, and never if nothing is said.
 func TestStaleBytesAreAskedAbout(t *testing.T) {
-	leak.Check(t)
-	clock := manualclock.New()
+	testkit.CheckLeaks(t)
+	clock := testkit.NewClock()
 	b := openBy(t, clock, Config{})
 	m, mem := share(t, b, 64<<10)
 	for _, size := range []int{16, 64 << 10} { // through a chunk, and into place
@@ -37,7 +34,7 @@ func TestStaleBytesAreAskedAbout(t *testing.T) {
 		nothing := func(when string) {
 			t.Helper()
 			if mem[0] != 0 || mem[size-1] != 0 {
-				promise.Broken(t, "stale bytes landed %s", when)
+				testkit.FatalBroken(t, "stale bytes landed %s", when)
 			}
 		}
 		_, err := conns[express].Write(say)
@@ -83,7 +80,7 @@ func confirmed(t *testing.T, conns [2]net.Conn, question header) {
 
 // A stale message is not delivered before it was asked about.
 func TestStaleNotifsAreAskedAbout(t *testing.T) {
-	clock := manualclock.New()
+	clock := testkit.NewClock()
 	b := openBy(t, clock, Config{})
 	_, _, conns := welcomed(t, b)
 	notif := header{kind: kindNotif, batch: 1, ticket: 1,
@@ -98,7 +95,7 @@ func TestStaleNotifsAreAskedAbout(t *testing.T) {
 	require.NoError(t, err)
 	for _, m := range msgs[:n] {
 		if m.Data != nil {
-			promise.Broken(t, "a stale message arrived: %s", m.Data)
+			testkit.FatalBroken(t, "a stale message arrived: %s", m.Data)
 		}
 	}
 }
@@ -160,10 +157,10 @@ func welcomeOnly(c net.Conn, grace time.Duration, size uint64) {
 }
 
 // gone has the kernel of a backend say that the hosts of its peers acknowledge nothing more.
-func gone(b *Backend, c *manualclock.Clock) {
+func gone(b *Backend, c *testkit.Clock) {
 	since := c.Now()
-	b.kernel = func(*conn) silence.Outbound {
-		return silence.Outbound{Unacked: true, Pending: true,
+	b.kernel = func(*conn) session.Outbound {
+		return session.Outbound{Unacked: true, Pending: true,
 			SinceAck: time.Duration(c.Now() - since)}
 	}
 }
@@ -171,10 +168,10 @@ func gone(b *Backend, c *manualclock.Clock) {
 // An owner whose host is gone is lost after Failure, and what was sent to it ends when nothing of
 // it can land any more.
 func TestGoneOwnerIsLost(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const failure, grace = 6 * time.Second, graceMax
 	addr, token := silentOwner(t, grace)
-	clock := manualclock.New()
+	clock := testkit.NewClock()
 	b := openBy(t, clock, Config{Failure: failure})
 	m, _ := share(t, b, 8<<20)
 	p := dial(t, b, addr)
@@ -195,7 +192,8 @@ func TestGoneOwnerIsLost(t *testing.T) {
 	last := p.lastSent
 	p.mu.Unlock()
 	if past := clock.Now() - last; past < int64(grace) {
-		promise.Breaks(t, "a write ended %v after its last bytes were sent, which may land for %v",
+		testkit.ErrorBroken(t,
+			"a write ended %v after its last bytes were sent, which may land for %v",
 			time.Duration(past), grace)
 	}
 	require.ErrorIs(t, p.Submit(2, &driver.Batch{Op: driver.Write, Descs: d}), driver.ErrPeerLost)
@@ -215,10 +213,10 @@ func lost(p *peer) bool {
 // acknowledges what it is sent, also where the process has read nothing for so long that its socket
 // is full.
 func TestSilenceIsNoLoss(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const failure = 6 * time.Second
 	addr, token := silentOwner(t, 0)
-	clock := manualclock.New()
+	clock := testkit.NewClock()
 	b := openBy(t, clock, Config{Failure: failure})
 	m, _ := share(t, b, 8<<20)
 	p := dial(t, b, addr)
@@ -238,9 +236,9 @@ func TestSilenceIsNoLoss(t *testing.T) {
 // A host that is gone is given up after six times Failure where no transfer waits for it, by either
 // side.
 func TestGoneHostOfNoTransfer(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const failure = 6 * time.Second
-	clock := manualclock.New()
+	clock := testkit.NewClock()
 	cfg := Config{Failure: failure}
 	owner, b := openBy(t, clock, cfg), openBy(t, clock, cfg)
 	m, _ := share(t, b, 1<<20)
@@ -251,7 +249,7 @@ func TestGoneHostOfNoTransfer(t *testing.T) {
 	require.NoError(t, p.Submit(1, write))
 	require.NoError(t, await(t, b, 1))
 	gone(b, clock)
-	for range silence.IdleFailures * pulses { // idle ones are looked at once in a Failure
+	for range session.IdleFailures * pulses { // idle ones are looked at once in a Failure
 		clock.Advance(failure / pulses)
 	}
 	require.False(t, lost(p), "nothing waits for this peer")
@@ -265,7 +263,7 @@ func TestGoneHostOfNoTransfer(t *testing.T) {
 	other := openBy(t, clock, cfg)
 	q := dial(t, openBy(t, clock, cfg), other.Addr())
 	gone(other, clock)
-	for range (silence.IdleFailures + 2) * pulses {
+	for range (session.IdleFailures + 2) * pulses {
 		clock.Advance(failure / pulses)
 	}
 	require.Eventually(t, func() bool { return lost(q) && len(acceptedBy(other)) == 0 }, limit,
@@ -274,9 +272,9 @@ func TestGoneHostOfNoTransfer(t *testing.T) {
 
 // A host that is gone is given up after Failure also where an Import alone waits for it.
 func TestGoneHostOfAnImport(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const failure = 6 * time.Second
-	clock := manualclock.New()
+	clock := testkit.NewClock()
 	b := openBy(t, clock, Config{Failure: failure})
 	p := dial(t, b, openBy(t, clock, Config{}).Addr())
 	gone(b, clock)
@@ -291,7 +289,7 @@ func TestGoneHostOfAnImport(t *testing.T) {
 
 // Close waits for a silent owner no longer than CloseMax, and what it ends does not land.
 func TestSilentOwnerDoesNotHoldUpClose(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	addr, token := silentOwner(t, 0)
 	clock := running(t, 5*time.Millisecond)
 	b := openBy(t, clock, Config{})
@@ -320,7 +318,7 @@ func TestSilentOwnerDoesNotHoldUpClose(t *testing.T) {
 
 // Connect to a host that takes connections and says nothing is over with its context.
 func TestConnectToSilence(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()

@@ -10,15 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // Over a network whose round trip is longer than Grace, transfers both ways go on, and the
 // proof of Close waits for the longer limit.
 func TestRoundTripLongerThanGrace(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const n, delay = 1 << 20, 200 * time.Millisecond
 	clock := running(t, 5*time.Millisecond)
 	owner, near := openBy(t, clock, Config{}), openBy(t, clock, Config{})
@@ -54,9 +52,9 @@ func TestRoundTripBeyondAnyLimit(t *testing.T) {
 // A round trip that grows once the connection stands makes the limit grow, since confirmations
 // come too late for the first one.
 func TestRoundTripGrows(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const n = 1 << 20
-	clock := manualclock.New()
+	clock := testkit.NewClock()
 	owner, near := openBy(t, clock, Config{}), openBy(t, clock, Config{})
 	m, away := share(t, owner, n)
 	l, local := share(t, near, n)
@@ -81,8 +79,8 @@ func TestRoundTripGrows(t *testing.T) {
 
 // Of two Graces the larger counts, at both ends.
 func TestLargerGraceCounts(t *testing.T) {
-	leak.Check(t)
-	clock, larger := manualclock.New(), 4*time.Second
+	testkit.CheckLeaks(t)
+	clock, larger := testkit.NewClock(), 4*time.Second
 	short := openBy(t, clock, Config{Grace: larger / 2})
 	long := openBy(t, clock, Config{Grace: larger})
 	for _, x := range [][2]*Backend{{short, long}, {long, short}} {
@@ -116,14 +114,14 @@ func endless(p *peer) {
 func unchanged(t *testing.T, mem []byte, landed int, when string) {
 	t.Helper()
 	if n := bytes.Count(mem, []byte{0xEE}); n != landed {
-		promise.Broken(t, "%d bytes landed %s", n-landed, when)
+		testkit.FatalBroken(t, "%d bytes landed %s", n-landed, when)
 	}
 }
 
 // Close over a slow link with much on its way ends within CloseMax and a round trip of the
 // link, by the word of the owner that it has stopped, and nothing lands afterwards.
 func TestCloseOverSlowLink(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const n = 16 << 20
 	clock := running(t, time.Millisecond)
 	owner, near := openBy(t, clock, Config{}), openBy(t, clock, Config{})
@@ -154,7 +152,7 @@ func TestCloseOverSlowLink(t *testing.T) {
 
 // One connection for data is reset: the transfer ends by the owner's word that it has stopped.
 func TestLossOfOneConnectionIsProved(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const n = 16 << 20
 	clock := running(t, time.Millisecond)
 	owner, near := openBy(t, clock, Config{}), openBy(t, clock, Config{})

@@ -18,8 +18,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 func rawDial(t *testing.T, b *Backend) net.Conn {
@@ -92,7 +91,7 @@ func tryFrom(t *testing.T, near, b *Backend) error {
 
 // Strangers send anything: they are hung up on without a word, and who behaves is served.
 func TestStrangersAreHungUpOn(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	b := open(t, Config{})
 	oversize := header{length: bodyMax + 1, kind: kindHello, count: 4}
 	other := helloFrame(b, 4)
@@ -134,7 +133,7 @@ func TestStrangersAreHungUpOn(t *testing.T) {
 // Whoever says nothing, or a byte now and then, has until Handshake, and takes none of the
 // places of others for longer.
 func TestSlowStrangersAreHungUpOn(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	b := open(t, Config{Handshake: 2 * time.Second, Handshakes: 8})
 	var slow []net.Conn
 	for range 8 {
@@ -167,7 +166,7 @@ func TestSlowStrangersAreHungUpOn(t *testing.T) {
 // Strangers who take all places and say nothing make room for who comes after them; many who come
 // at once wait for each other.
 func TestStrangersAreFew(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	b := openBy(t, running(t, 10*time.Millisecond), Config{Handshakes: 4, Handshake: 10 * limit})
 	var silent []net.Conn
 	for range 4 {
@@ -250,8 +249,8 @@ func TestReplayedJoinIsRefused(t *testing.T) {
 // A peer that was welcomed has no more rights than its tokens: what no peer of ours would say
 // ends its connections, and touches nothing.
 func TestPeersThatCheat(t *testing.T) {
-	leak.Check(t)
-	clock := manualclock.New() // nothing they say grows old: they would not answer
+	testkit.CheckLeaks(t)
+	clock := testkit.NewClock() // nothing they say grows old: they would not answer
 	b := openBy(t, clock, Config{})
 	m, mem := share(t, b, 4096)
 	seg := m.seg
@@ -310,7 +309,7 @@ func TestPeersThatCheat(t *testing.T) {
 
 // With TLS nobody gets as far as a hello whose certificate is not of the authority.
 func TestStrangersWithoutCertificate(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	ours := newAuthority()
 	b := open(t, Config{TLS: ours.config()})
 	foreign := newAuthority().config()

@@ -13,7 +13,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // limit is for a machine that is very busy.
@@ -41,7 +41,7 @@ func openBy(tb testing.TB, c clock.Clock, cfg Config) *Backend {
 	b, err := newBackend(cfg, c)
 	require.NoError(tb, err)
 	tb.Cleanup(func() {
-		if manual, ok := c.(*manualclock.Clock); ok {
+		if manual, ok := c.(*testkit.Clock); ok {
 			defer manual.Run(time.Second)()
 		}
 		if err := b.Close(); err != nil {
@@ -52,8 +52,8 @@ func openBy(tb testing.TB, c clock.Clock, cfg Config) *Backend {
 }
 
 // running is a clock that moves by step in each millisecond in which the test is not stopped.
-func running(tb testing.TB, step time.Duration) *manualclock.Clock {
-	c := manualclock.New()
+func running(tb testing.TB, step time.Duration) *testkit.Clock {
+	c := testkit.NewClock()
 	tb.Cleanup(c.Run(step))
 	return c
 }

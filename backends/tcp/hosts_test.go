@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/netns"
+	"github.com/sluicehq/sluice/internal/testing/machine"
 )
 
 // Of two hosts, each has addresses that the other finds.
@@ -97,7 +97,7 @@ func TestSoakRealStressOverBadLines(t *testing.T) {
 }
 
 // netem makes sure that the kernel can make bad lines.
-func netem(pair *netns.Pair) error {
+func netem(pair *machine.Pair) error {
 	return pair.Near.Do(func() error {
 		for _, line := range lines {
 			for _, do := range []string{"add", "del"} {

@@ -11,6 +11,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/session"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // inbound is the owner's end of a peer: over it the peer reaches our memory and sends
@@ -266,7 +267,7 @@ func (g *inbound) aim(c *conn, h *header) verdict {
 		l.status = session.StatusRevoked
 		return more
 	}
-	parked.At(spotAimed)
+	testpoint.At("tcp: aimed") // the ticket of a write's head was good
 	if m.seg.ReadOnly {
 		return finished // no peer of ours asks for that
 	}

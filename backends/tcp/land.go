@@ -6,8 +6,9 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/memfault"
+	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/session"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // landing is where a payload goes.
@@ -29,14 +30,14 @@ func (l *landing) enter() verdict {
 		return finished
 	}
 	if l.m != nil {
-		parked.At(spotReceived)
+		testpoint.At("tcp: received") // nothing is checked for these bytes
 		l.m.gate.RLock()
 		if !l.m.opens(l.ticket) {
 			l.m.leave()
 			l.mem, l.status = nil, session.StatusRevoked
 			return finished
 		}
-		parked.At(spotTicket)
+		testpoint.At("tcp: ticket") // the gate is held, the age not checked
 	}
 	if l.shared != nil {
 		l.shared.Enter()
@@ -46,14 +47,14 @@ func (l *landing) enter() verdict {
 			l.leave()
 			return paused
 		}
-		parked.At(spotChecked)
+		testpoint.At("tcp: checked") // the piece is about to land
 	}
 	return more
 }
 
 func (l *landing) leave() {
 	if l.m != nil {
-		parked.At(spotLanded)
+		testpoint.At("tcp: landed") // the gate is still held
 	}
 	if l.shared != nil {
 		l.shared.Leave()
@@ -91,7 +92,7 @@ func (l *landing) fill(b []byte) (int, verdict) {
 // place copies bytes to where they go.
 // Preconditions: enter has said more.
 func (l *landing) place(rest []byte) (err error) {
-	defer memfault.Catch(&err, memfault.Begin())
+	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
 	ahead := prefetcher{l.ranges, l.mem}
 	ahead.look(prefetchAhead)
 	for len(rest) > 0 {

@@ -20,7 +20,6 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // listen opens our port and fills in where peers find it.
@@ -108,9 +107,9 @@ func ownHosts(bound netip.Addr) (list []string) {
 // come round, which is worth a third. For other peers the kernel finds a size as it goes.
 const nearBuffer = 384 << 10
 
-// tune has the kernel see to what pulse cannot: see silence.KeepAlive.
+// tune has the kernel see to what pulse cannot: see session.KeepAlive.
 func (b *Backend) tune(tcp *net.TCPConn) {
-	silence.KeepAlive(tcp, b.cfg.Failure)
+	session.KeepAlive(tcp, b.cfg.Failure)
 	near, _ := tcp.LocalAddr().(*net.TCPAddr)
 	far, _ := tcp.RemoteAddr().(*net.TCPAddr)
 	if near != nil && far != nil && near.IP.Equal(far.IP) {

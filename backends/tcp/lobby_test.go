@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // dialFrom connects from another address of this machine, which is another host to the owner.
@@ -28,7 +28,7 @@ func dialFrom(t *testing.T, address string, b *Backend) net.Conn {
 // One host that opens connections and says nothing keeps no other out: it has half of the
 // places, and its further connections wait or are closed.
 func TestOneHostLeavesPlacesForOthers(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const places = 4
 	b := open(t, Config{Handshakes: places, Handshake: limit})
 	for range 128 { // until some of them are closed
@@ -42,7 +42,7 @@ func TestOneHostLeavesPlacesForOthers(t *testing.T) {
 
 // One host has at most half of the peers, and is told so; another finds room.
 func TestOneHostHasHalfOfThePeers(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	b := open(t, Config{PeersMax: 4})
 	for range 2 {
 		c := dialFrom(t, "127.0.0.2", b)
@@ -68,7 +68,7 @@ func TestOneHostHasHalfOfThePeers(t *testing.T) {
 // TestConnectComesAgainToACrowd: an owner at whose door as many wait of a host as may hangs up on
 // the next at once. That is no refusal.
 func TestConnectComesAgainToACrowd(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	b, near := open(t, Config{Handshakes: 1}), open(t, Config{})
 	var crowd []net.Conn
 	for range 128 { // of which one has the place, and 64 wait

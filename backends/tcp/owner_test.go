@@ -19,9 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/freeze"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // ownerVariable makes the test binary a process that owns memory.
@@ -90,7 +88,7 @@ func startOwner(t testing.TB) *owner {
 	require.NoError(t, o.cmd.Start())
 	t.Cleanup(func() {
 		_ = orders.Close()
-		_ = freeze.Thaw(o.cmd.Process)
+		_ = testkit.Thaw(o.cmd.Process)
 		_ = o.cmd.Wait()
 		_ = unix.Munmap(o.mem)
 	})
@@ -123,7 +121,7 @@ func TestTimedFrozenOwnerLandsNothingOfWhoHasGivenUp(t *testing.T) {
 			require.NoError(t, p.Submit(tag, &driver.Batch{Op: driver.Write, Descs: d}))
 		}
 		time.Sleep(time.Duration(round) * 700 * time.Microsecond)
-		require.NoError(t, freeze.Process(o.cmd.Process))
+		require.NoError(t, testkit.Freeze(o.cmd.Process))
 		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
@@ -139,11 +137,12 @@ func TestTimedFrozenOwnerLandsNothingOfWhoHasGivenUp(t *testing.T) {
 			}
 		}
 		clear(o.mem)
-		require.NoError(t, freeze.Thaw(o.cmd.Process))
+		require.NoError(t, testkit.Thaw(o.cmd.Process))
 		time.Sleep(100 * time.Millisecond)
 		if n := bytes.Count(o.mem, []byte{0xEE}); n > inHand {
-			promise.Broken(t, "round %d: %d bytes landed after Close had returned, at most %d "+
-				"were in hand", round, n, inHand)
+			testkit.FatalBroken(t,
+				"round %d: %d bytes landed after Close had returned, at most %d "+
+					"were in hand", round, n, inHand)
 		}
 	}
 	if failed == 0 {
@@ -156,7 +155,7 @@ func TestTimedFrozenOwnerLandsNothingOfWhoHasGivenUp(t *testing.T) {
 // nothing is said over it here. A busy machine may close the others so much earlier that even our
 // last word comes before the end of control.
 func TestTimedKilledOwnerEndsWrites(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	for range 8 {
 		if killedUnderWrites(t) {
 			return

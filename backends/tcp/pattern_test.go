@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // randomSide makes a side of entries of a given extent within a memory of so many bytes.
@@ -59,7 +59,7 @@ func randomPattern(r *rand.Rand, size uint64) driver.Pattern {
 
 // Patterns of all forms move as their runs do one by one, both ways, in parts of any cut.
 func TestPatternsMoveAsTheirRuns(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const size = 1 << 20
 	owner, near := open(t, Config{}), open(t, Config{})
 	far, away := share(t, owner, size)
@@ -130,7 +130,7 @@ func TestFragment(t *testing.T) {
 // An index list that the program changes while its batch is under way fails the batch. The peer
 // stays, nothing lands outside, and no notification follows.
 func TestIndexListThatChanges(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const n, entry = 32 << 10, 1024
 	for name, change := range map[string]struct {
 		op   driver.Op

@@ -11,7 +11,6 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // peer is our end of connections that we began: over them we reach the owner's memory.
@@ -86,7 +85,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	}
 	answer, id := p.ask(&t)
 	defer p.forget(id)
-	limit, timer := clock.After(p.b.clock, silence.ImportMax)
+	limit, timer := clock.After(p.b.clock, session.ImportMax)
 	defer timer.Stop()
 	select {
 	case a := <-answer:
@@ -105,7 +104,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 		return 0, 0, driver.ErrClosed
 	case <-limit:
 		return 0, 0, fmt.Errorf("import: the peer does not answer for %v: %w",
-			silence.ImportMax, driver.ErrTimeout)
+			session.ImportMax, driver.ErrTimeout)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // openPinned opens a backend of which nothing was said but where it listens.
@@ -36,7 +36,7 @@ func altered(t *testing.T, addr []byte, change func(*address)) []byte {
 // TestKeyInTheAddress: two backends to which no identity was given know each other by the address
 // alone, and what passes is encrypted.
 func TestKeyInTheAddress(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	owner, near := openPinned(t), openPinned(t)
 	p := dial(t, near, owner.Addr())
 	for _, c := range p.conns {
@@ -53,7 +53,7 @@ func TestKeyInTheAddress(t *testing.T) {
 // TestAnotherKey: a program that answers at the owner's address has not its key, and hears not even
 // a hello.
 func TestAnotherKey(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	owner, other, near := openPinned(t), openPinned(t), openPinned(t)
 	theirs := altered(t, owner.Addr(), func(a *address) { a.places = other.address.places })
 	_, err := near.Connect(t.Context(), theirs)
@@ -63,7 +63,7 @@ func TestAnotherKey(t *testing.T) {
 
 // TestSecretOfTheAddress: who knows where an owner listens and has not its address is told nothing.
 func TestSecretOfTheAddress(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	owner, near := openPinned(t), openPinned(t)
 	guessed := altered(t, owner.Addr(), func(a *address) { a.pin.secret[0]++ })
 	_, err := near.Connect(t.Context(), guessed)

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // natForgets is after how many seconds a NAT may have forgotten a connection on which it saw no
@@ -21,7 +21,7 @@ const natForgets = 60
 // The kernel probes connections on which nothing happens, at both ends, often enough that a NAT
 // between them does not forget them.
 func TestIdleConnectionsAreProbed(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	owner, near := open(t, Config{}), open(t, Config{})
 	defer dial(t, near, owner.Addr()).Close()
 	port := owner.listener.Addr().(*net.TCPAddr).Port

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/silence"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // pulses is how many there are in a Failure. What a pulse sees began up to one before it, and a
@@ -20,7 +20,7 @@ const pulses = 12
 // gone: its kernel acknowledges what it does not read, and the program that began a transfer says
 // how long it may take. So that there is something to acknowledge, a peer that owes us an answer is
 // asked whether it is there. A connection for which no transfer waits outlasts a network that is
-// out for silence.IdleFailures times Failure.
+// out for session.IdleFailures times Failure.
 func (b *Backend) pulse() {
 	if !b.entry.Enter() {
 		return
@@ -84,9 +84,9 @@ func (p *peer) check(now int64, slept bool) {
 	}
 	// A host that has no room for what one connection brings may drop it without a word, and answer
 	// on the others.
-	if silent >= silence.IdleFailures*failure ||
+	if silent >= session.IdleFailures*failure ||
 		min(silent, heard, time.Duration(now-p.owesSince)) > failure {
-		p.lose(silence.HostLost(silent))
+		p.lose(session.HostLost(silent))
 		return
 	}
 	if owes && time.Duration(now-p.askedAt) >= failure/2 && !p.conns[ctl].left {
@@ -104,8 +104,8 @@ func (g *inbound) check(now int64, slept bool) {
 		if c == nil {
 			continue
 		}
-		if silent, _ := c.silence(now, slept); silent >= silence.IdleFailures*g.b.cfg.Failure {
-			g.broken(c, silence.HostLost(silent))
+		if silent, _ := c.silence(now, slept); silent >= session.IdleFailures*g.b.cfg.Failure {
+			g.broken(c, session.HostLost(silent))
 		}
 	}
 }

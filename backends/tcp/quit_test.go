@@ -13,16 +13,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // A proxy hangs up while the owner is well, and may still be reading: that ends nothing before
 // Grace.
 func TestProxyThatHangsUpProvesNothing(t *testing.T) {
-	leak.Check(t)
-	clock := manualclock.New()
+	testkit.CheckLeaks(t)
+	clock := testkit.NewClock()
 	owner := openBy(t, clock, Config{Grace: 2 * time.Second})
 	far, _ := share(t, owner, 8<<20)
 	x := startProxy(t, owner)
@@ -45,7 +43,7 @@ func TestProxyThatHangsUpProvesNothing(t *testing.T) {
 	last := p.lastSent
 	p.mu.Unlock()
 	if past := clock.Now() - last; past < p.grace {
-		promise.Breaks(t, "it ended %v after its last bytes were sent, which may land for %v",
+		testkit.ErrorBroken(t, "it ended %v after its last bytes were sent, which may land for %v",
 			time.Duration(past), time.Duration(p.grace))
 	}
 }

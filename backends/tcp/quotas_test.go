@@ -10,13 +10,13 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestPeersThatLeaveMessages hold their places until these are received: otherwise one that comes
 // again and again would have the program keep any number.
 func TestPeersThatLeaveMessages(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	owner, near := open(t, Config{PeersMax: 4}), open(t, Config{})
 	leave := func() error {
 		p, err := near.Connect(t.Context(), owner.Addr())
@@ -39,7 +39,7 @@ func TestPeersThatLeaveMessages(t *testing.T) {
 // TestConnectionsOfAllPeersAreBounded: peers that ask for more than we open ourselves share what
 // is left.
 func TestConnectionsOfAllPeersAreBounded(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	b := open(t, Config{PeersMax: 128})
 	status := func() error {
 		c := rawDial(t, b)

@@ -14,8 +14,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // A Revoke that finds a piece in hand ends the epoch at once, has no proof until the piece has
@@ -130,7 +129,7 @@ func TestNothingLandsDuringRenew(t *testing.T) {
 // A piece that waited for a revoke, or for a renewal of pages, is as old then as it is: what its
 // sender has given up meanwhile does not land.
 func TestPieceThatWaitedIsLookedAtAgain(t *testing.T) {
-	clock := manualclock.New()
+	clock := testkit.NewClock()
 	owner, near := openBy(t, clock, Config{}), openBy(t, clock, Config{})
 	far, away := share(t, owner, 4096)
 	m, local := share(t, near, 4096)
@@ -165,7 +164,7 @@ func TestPieceThatWaitedIsLookedAtAgain(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if away[0] != 0 {
-			promise.Broken(t, "bytes landed after their end")
+			testkit.FatalBroken(t, "bytes landed after their end")
 		}
 	}
 }

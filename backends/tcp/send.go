@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/memfault"
+	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/session"
 )
 
@@ -251,7 +251,7 @@ func (c *conn) gather() bool {
 
 // copyPieces copies small pieces into the chunk until it is full or a large one comes.
 func (o *sender) copyPieces(all bool) (err error) {
-	defer memfault.Catch(&err, memfault.Begin())
+	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
 	s := &o.src
 	ahead := prefetcher{s.ranges, s.mem}
 	ahead.look(prefetchAhead)

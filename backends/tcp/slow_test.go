@@ -14,7 +14,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // network relays connections to an owner. Each way brings what it was given a while later, at no
@@ -138,7 +138,7 @@ func (x *network) relay(to, from net.Conn, lost *atomic.Int64) {
 
 // A line on which bytes are older than Grace most of the time costs time, and nothing else.
 func TestSlowNetwork(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	const n = 8 << 20
 	clock, cfg := running(t, 40*time.Millisecond), Config{Grace: 2 * time.Second}
 	owner, near := openBy(t, clock, cfg), openBy(t, clock, cfg)

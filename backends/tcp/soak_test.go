@@ -21,7 +21,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/testing/freeze"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // stressFor is how long each stress runs; they say their seed.
@@ -83,7 +83,7 @@ func startMovers(t *testing.T) *moverProcess {
 	require.NoError(t, err)
 	require.NoError(t, c.cmd.Start())
 	t.Cleanup(func() {
-		_ = freeze.Thaw(c.cmd.Process)
+		_ = testkit.Thaw(c.cmd.Process)
 		_ = c.in.Close()
 		_ = c.cmd.Wait()
 	})
@@ -98,10 +98,10 @@ func (c *moverProcess) order(i int, addr, token []byte) {
 
 func (c *moverProcess) stopAtRandom(r *rand.Rand, over chan struct{}) {
 	for {
-		for _, f := range []func(*os.Process) error{freeze.Process, freeze.Thaw} {
+		for _, f := range []func(*os.Process) error{testkit.Freeze, testkit.Thaw} {
 			select {
 			case <-over:
-				_ = freeze.Thaw(c.cmd.Process)
+				_ = testkit.Thaw(c.cmd.Process)
 				return
 			case <-time.After(upTo(r, 60*time.Millisecond)):
 				_ = f(c.cmd.Process)

@@ -16,7 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 const (
@@ -197,7 +197,7 @@ func (s *stress) endsOnce(t *testing.T, r *rand.Rand, near *Backend, x *network,
 	copy(to, blank) // at once: what lands late must not be covered
 	s.pause(r, 120*time.Millisecond)
 	if n := late(to); n > 0 {
-		promise.Breaks(t, "%d bytes of a %v landed after its end", n, op)
+		testkit.ErrorBroken(t, "%d bytes of a %v landed after its end", n, op)
 	}
 	_ = p.Close()
 }
@@ -278,7 +278,7 @@ func (s *stress) revokeOnce(t *testing.T, r *rand.Rand, owner *Backend, wait tim
 	copy(mem, blank) // at once: what lands late must not be covered
 	s.pause(r, 20*time.Millisecond)
 	if n := late(mem); n > 0 {
-		promise.Breaks(t, "%d bytes landed after a revoke", n)
+		testkit.ErrorBroken(t, "%d bytes landed after a revoke", n)
 	}
 	return landed
 }

@@ -29,7 +29,6 @@ import (
 	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // Backend implements driver.Backend.
@@ -49,7 +48,7 @@ type Backend struct {
 	closed   atomic.Bool
 	armed    atomic.Bool // a goroutine sleeps on event
 	news     atomic.Bool // something for the sleeper that is in no queue
-	kernel   func(*conn) silence.Outbound
+	kernel   func(*conn) session.Outbound
 
 	memories   session.KeyTable[memory]
 	done       session.Completions
@@ -90,7 +89,7 @@ func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 	}
 	b := &Backend{
 		cfg: cfg, clock: clock, secure: secure,
-		kernel:   func(c *conn) silence.Outbound { return silence.Query(c.raw) },
+		kernel:   func(c *conn) session.Outbound { return session.QueryOutbound(c.raw) },
 		memories: session.KeyTable[memory]{Most: cfg.KeysMax},
 		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{},
 		byConn: map[uint64]*inbound{}, byHost: session.HostCount{Most: cfg.PeersMax},

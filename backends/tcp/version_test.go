@@ -14,14 +14,13 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // Each side that meets another version names both: from the address, from the hello, and from
 // the answer to ours.
 func TestVersionsAreNamed(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	b := open(t, Config{})
 	old := append([]byte("tcp1"), b.addr[4:]...)
 	_, err := b.Connect(context.Background(), old)
@@ -65,8 +64,8 @@ func TestVersionsAreNamed(t *testing.T) {
 // A hello whose other connections never come gives its place back after Handshake, whatever
 // it says meanwhile.
 func TestHelloAloneHoldsNoPlace(t *testing.T) {
-	leak.Check(t)
-	clock := manualclock.New()
+	testkit.CheckLeaks(t)
+	clock := testkit.NewClock()
 	b, near := openBy(t, clock, Config{PeersMax: 1}), openBy(t, clock, Config{})
 	c := rawDial(t, b)
 	_, err := c.Write(append(helloFrame(b, 4), frame(header{kind: kindReady}, nil)...))

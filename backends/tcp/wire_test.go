@@ -11,7 +11,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 func TestHeader(t *testing.T) {
@@ -88,7 +88,7 @@ func FuzzFrames(f *testing.F) {
 	f.Add(frame(header{kind: kindAck, id: 1 << 32}, nil))
 	f.Add(frame(header{kind: kindData, id: 1 << 32}, make([]byte, 8)))
 	f.Fuzz(func(t *testing.T, said []byte) {
-		b := &Backend{memories: session.KeyTable[memory]{Most: 4}, clock: manualclock.New()}
+		b := &Backend{memories: session.KeyTable[memory]{Most: 4}, clock: testkit.NewClock()}
 		b.cfg.EnsureDefaults()
 		b.done.Init(8)
 		mem := bytes.Repeat([]byte{0xAA}, 96)

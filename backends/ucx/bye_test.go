@@ -11,14 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestBye closes connections with a Grace that the test does not wait for: what ends them in
 // time is what the two sides tell each other, and not the lease that covers for it.
 func TestBye(t *testing.T) {
 	const grace = graceMax
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	open := func() *Backend {
 		return openBackend(t, onLoopback(Config{Grace: grace}))
 	}
@@ -80,7 +80,7 @@ func parted(t *testing.T, b *Backend, of string) {
 // TestLossIsToldToThePeer: an owner that gives a peer up, since that sends more than it keeps,
 // takes nothing of it any more. The peer must not go on and believe that it does.
 func TestLossIsToldToThePeer(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	far := openBackend(t, onLoopback(Config{NotifyMax: 16}))
 	defer far.Close()
 	near := openBackend(t, onLoopback(Config{NotifyMax: 8 << 10}))

@@ -13,17 +13,17 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/silence"
-	"github.com/sluicehq/sluice/internal/testing/netns"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/session"
+	"github.com/sluicehq/sluice/internal/testing/machine"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // betweenHosts runs the test once more on a host of its own, where the backend of
 // this process finds what that host has and no more. There it returns the host at
 // the other end of the cable; here it returns nil, when that is over.
-func betweenHosts(t *testing.T) *netns.Host {
+func betweenHosts(t *testing.T) *machine.Host {
 	t.Helper()
-	far, err := netns.BetweenHosts(t, func(*netns.Pair) error { // skips where there is no UCX
+	far, err := machine.BetweenHosts(t, func(*machine.Pair) error { // skips where there is no UCX
 		b, err := New(Config{})
 		if err != nil {
 			return err
@@ -55,13 +55,13 @@ func overCable(t *testing.T, only ...string) {
 
 // TestTimedCable interrupts what is between two hosts while bytes move both ways.
 func TestTimedCable(t *testing.T) {
-	interrupted(t, func(far *netns.Host, on bool) error { return far.Plug(!on) })
+	interrupted(t, func(far *machine.Host, on bool) error { return far.Plug(!on) })
 }
 
 // TestSoakPacketsAstray sends what the far host sends to a station that is none, so that only its
 // own packets are lost: it goes on to hear the near one.
 func TestSoakPacketsAstray(t *testing.T) {
-	interrupted(t, func(far *netns.Host, on bool) error {
+	interrupted(t, func(far *machine.Host, on bool) error {
 		args := []string{"neigh", "del", "192.0.2.1", "dev", "cable0"}
 		if on {
 			args = []string{"neigh", "replace", "192.0.2.1", "lladdr", "02:00:00:00:00:99", "nud",
@@ -82,7 +82,7 @@ const (
 // interrupted cuts the way three times: until both sides have found out, until ours has, and until
 // we have closed the connection. What has ended by then lands on neither side when the way is open
 // again, and then all goes on.
-func interrupted(t *testing.T, cut func(far *netns.Host, on bool) error) {
+func interrupted(t *testing.T, cut func(far *machine.Host, on bool) error) {
 	t.Helper()
 	far := betweenHosts(t)
 	if far == nil {
@@ -122,7 +122,7 @@ func interrupted(t *testing.T, cut func(far *netns.Host, on bool) error) {
 		soon("the batches ended", begin, 3*cableGrace)
 		if round == "both find out" {
 			lost()
-			soon("the owner had the last word", begin, (silence.IdleFailures+1)*cableGrace)
+			soon("the owner had the last word", begin, (session.IdleFailures+1)*cableGrace)
 		}
 		o.does("clear", "<nil>")
 		for i := range o.from {
@@ -133,10 +133,10 @@ func interrupted(t *testing.T, cut func(far *netns.Host, on bool) error) {
 		for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); {
 			// An owner that was in the middle of a copy ends it.
 			if n := o.landed(); n > 60<<10 {
-				promise.Broken(t, "%d bytes of writes that had ended landed", n)
+				testkit.FatalBroken(t, "%d bytes of writes that had ended landed", n)
 			}
 			if !bytes.Equal(want, o.from) {
-				promise.Broken(t, "bytes of reads that had ended landed")
+				testkit.FatalBroken(t, "bytes of reads that had ended landed")
 			}
 		}
 		require.NoError(t, p.Close())

@@ -10,7 +10,6 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // Config says which UCX to use and bounds what a Backend uses. The zero value is
@@ -61,7 +60,7 @@ type Config struct {
 	// CloseMax is how long an endpoint of UCX may take to be given back. Default Grace.
 	CloseMax time.Duration
 
-	importMax time.Duration // zero: silence.ImportMax
+	importMax time.Duration // zero: session.ImportMax
 }
 
 const (
@@ -85,7 +84,7 @@ func (c *Config) EnsureDefaults() {
 	session.SetDefault(&c.Grace, 1500*time.Millisecond)
 	session.SetDefault(&c.Failure, max(10*time.Second, c.Grace))
 	session.SetDefault(&c.CloseMax, c.Grace)
-	session.SetDefault(&c.importMax, silence.ImportMax)
+	session.SetDefault(&c.importMax, session.ImportMax)
 }
 
 func (c *Config) check() error {

@@ -17,9 +17,8 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/netns"
-	"github.com/sluicehq/sluice/internal/testing/withhold"
+	"github.com/sluicehq/sluice/internal/testing/machine"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 const lateBytes = 4096
@@ -124,7 +123,7 @@ func slowLoopback(do string) error {
 // TestTimedNothingLandsAfterACloseOverASlowLink closes a connection while most of a write is
 // still in the sockets: what has not landed by then does not land.
 func TestTimedNothingLandsAfterACloseOverASlowLink(t *testing.T) {
-	far, err := netns.BetweenHosts(t, func(p *netns.Pair) error {
+	far, err := machine.BetweenHosts(t, func(p *machine.Pair) error {
 		b, err := New(Config{Transports: "tcp", Devices: "lo"})
 		if err != nil {
 			return err
@@ -168,7 +167,7 @@ func TestTimedNothingLandsAfterACloseOverASlowLink(t *testing.T) {
 // that is gone: that holds up the writer, and neither the owner nor its fence. What comes later
 // does not land.
 func TestPagesThatDoNotCome(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	o := startOwner(t, onLoopback(Config{}), onLoopback(Config{Grace: graceMax}), (*exec.Cmd).Start)
 	p, key := o.connect()
 	o.write(p, key, 0, ownerBytes)
@@ -179,7 +178,7 @@ func TestPagesThatDoNotCome(t *testing.T) {
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	require.NoError(t, err)
 	defer unix.Munmap(mem)
-	late, err := withhold.Pages(mem)
+	late, err := testkit.WithholdPages(mem)
 	if err != nil {
 		drivertest.SkipIfUnavailable(t, err)
 		t.Fatal(err)

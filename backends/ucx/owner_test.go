@@ -20,8 +20,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/freeze"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // ownerVariable makes the test binary the owner of memory, with a Config in JSON. It says "address
@@ -158,7 +157,7 @@ func (o *owner) landed() (n int) {
 func (o *owner) keeps(n int, what string) {
 	o.t.Helper()
 	if landed := o.landed(); landed != n {
-		promise.Broken(o.t, "%s: %d bytes are there, want %d", what, landed, n)
+		testkit.FatalBroken(o.t, "%s: %d bytes are there, want %d", what, landed, n)
 	}
 }
 
@@ -209,8 +208,8 @@ func (o *owner) outcome() error {
 	}
 }
 
-func (o *owner) freeze() { o.t.Helper(); require.NoError(o.t, freeze.Process(o.cmd.Process)) }
-func (o *owner) thaw()   { o.t.Helper(); require.NoError(o.t, freeze.Thaw(o.cmd.Process)) }
+func (o *owner) freeze() { o.t.Helper(); require.NoError(o.t, testkit.Freeze(o.cmd.Process)) }
+func (o *owner) thaw()   { o.t.Helper(); require.NoError(o.t, testkit.Thaw(o.cmd.Process)) }
 
 // settle returns when the owner has handled what came before it was thawed: another connection
 // works.

@@ -13,7 +13,7 @@ import (
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/silence"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // Poll implements driver.Backend. It looks at memory that the workers share with
@@ -267,7 +267,7 @@ const pulses = 12
 func (b *Backend) pulse() {
 	ticker, now := time.NewTicker(b.cfg.Failure/pulses), clock.Host().Now
 	defer ticker.Stop()
-	watches := map[uint64]*silence.Watch{}
+	watches := map[uint64]*session.SilenceWatch{}
 	for last := now(); ; {
 		select {
 		case <-ticker.C:
@@ -285,11 +285,11 @@ func (b *Backend) pulse() {
 // times as long, and so it is where there is no connection of TCP that could tell: UCX's other
 // transports see for themselves that a host is gone. watches are those of the look before, by end;
 // stood: this process stood still since.
-func (b *Backend) giveUpGone(watches map[uint64]*silence.Watch, now int64, stood bool) (
-	kept map[uint64]*silence.Watch) {
+func (b *Backend) giveUpGone(watches map[uint64]*session.SilenceWatch, now int64, stood bool) (
+	kept map[uint64]*session.SilenceWatch) {
 	failure := b.cfg.Failure
-	kept = make(map[uint64]*silence.Watch)
-	var hosts map[netip.Addr]silence.Outbound
+	kept = make(map[uint64]*session.SilenceWatch)
+	var hosts map[netip.Addr]session.Outbound
 	for id, e := range b.allEnds() {
 		var heard, waited time.Duration
 		e.over(func(l link) { heard, waited = l.Silence() })
@@ -300,7 +300,7 @@ func (b *Backend) giveUpGone(watches map[uint64]*silence.Watch, now int64, stood
 		if hosts == nil {
 			hosts = b.kernel()
 		}
-		out := silence.None
+		out := session.NoOutbound
 		for _, a := range there.hosts {
 			if o, known := hosts[a]; known {
 				out = out.Join(o)
@@ -308,14 +308,15 @@ func (b *Backend) giveUpGone(watches map[uint64]*silence.Watch, now int64, stood
 		}
 		w := watches[id]
 		if w == nil {
-			w = &silence.Watch{}
+			w = &session.SilenceWatch{}
 		}
 		kept[id] = w
 		silent := w.Look(out, now, stood)
-		if out == silence.None && !stood { // after a standstill nothing that came has been read yet
+		// After a standstill nothing that came has been read yet.
+		if out == session.NoOutbound && !stood {
 			silent, waited = min(heard, waited), 0
 		}
-		if silent >= silence.IdleFailures*failure || min(silent, waited) > failure {
+		if silent >= session.IdleFailures*failure || min(silent, waited) > failure {
 			e.over(link.GiveUp)
 		}
 	}

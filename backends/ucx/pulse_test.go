@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/silence"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // silentLink is one over which nothing comes.
@@ -26,26 +26,26 @@ func (l *silentLink) GiveUp()                                { l.givenUp = true 
 func TestLook(t *testing.T) {
 	const failure = 12 * time.Second
 	at := netip.MustParseAddr("192.0.2.1")
-	gone := map[netip.Addr]silence.Outbound{at: {Unacked: true, SinceAck: time.Hour}}
+	gone := map[netip.Addr]session.Outbound{at: {Unacked: true, SinceAck: time.Hour}}
 	for name, c := range map[string]struct {
-		hosts  map[netip.Addr]silence.Outbound
+		hosts  map[netip.Addr]session.Outbound
 		waits  bool // something waits for the peer
 		near   bool // it is on this host
 		pulses int  // after which it is given up; 0: never
 	}{
 		"gone":      {hosts: gone, waits: true, pulses: 15},
-		"not there": {hosts: gone, pulses: 12*silence.IdleFailures + 2},
-		"unread": {hosts: map[netip.Addr]silence.Outbound{at: {Pending: true, SinceAck: time.Hour}},
+		"not there": {hosts: gone, pulses: 12*session.IdleFailures + 2},
+		"unread": {hosts: map[netip.Addr]session.Outbound{at: {Pending: true, SinceAck: time.Hour}},
 			waits: true},
-		"answers": {hosts: map[netip.Addr]silence.Outbound{at: {Unacked: true}}, waits: true},
-		"not by TCP": {hosts: map[netip.Addr]silence.Outbound{netip.IPv6Loopback(): {Unacked: true,
-			SinceAck: time.Hour}}, waits: true, pulses: 12 * silence.IdleFailures},
+		"answers": {hosts: map[netip.Addr]session.Outbound{at: {Unacked: true}}, waits: true},
+		"not by TCP": {hosts: map[netip.Addr]session.Outbound{netip.IPv6Loopback(): {Unacked: true,
+			SinceAck: time.Hour}}, waits: true, pulses: 12 * session.IdleFailures},
 		"here": {hosts: gone, waits: true, near: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := &Backend{cfg: Config{Failure: failure}, ends: map[uint64]end{}}
 			b.address.host = [8]byte{1}
-			b.kernel = func() map[netip.Addr]silence.Outbound { return c.hosts }
+			b.kernel = func() map[netip.Addr]session.Outbound { return c.hosts }
 			l := &silentLink{}
 			p := newPeer(b, address{hosts: []netip.Addr{at}})
 			if c.near {
@@ -54,7 +54,7 @@ func TestLook(t *testing.T) {
 			p.link = l
 			p.hold.Reopen()
 			b.add(7, p)
-			watches, now := map[uint64]*silence.Watch{}, int64(time.Hour)
+			watches, now := map[uint64]*session.SilenceWatch{}, int64(time.Hour)
 			for i := 1; i < 100*pulses; i++ {
 				l.heard += failure / pulses
 				if c.waits {
@@ -69,9 +69,9 @@ func TestLook(t *testing.T) {
 			}
 			require.Zero(t, c.pulses, "never given up")
 			if !c.near {
-				b.kernel = func() map[netip.Addr]silence.Outbound { return nil }
+				b.kernel = func() map[netip.Addr]session.Outbound { return nil }
 				l.heard, l.waited = 7*failure, 7*failure
-				b.giveUpGone(map[uint64]*silence.Watch{}, now, true)
+				b.giveUpGone(map[uint64]*session.SilenceWatch{}, now, true)
 				require.False(t, l.givenUp, "after this process stood still")
 			}
 			l.heard, l.waited = 0, 0

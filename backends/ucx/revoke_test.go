@@ -16,8 +16,7 @@ import (
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/withhold"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // pair is two backends, one connected to the other.
@@ -28,7 +27,7 @@ type pair struct {
 
 func openPair(t *testing.T, cfg Config) pair {
 	t.Helper()
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	p := pair{openMeddled(t, cfg), openMeddled(t, cfg), nil}
 	p.peer = p.connect(t)
 	return p
@@ -147,7 +146,7 @@ func TestRevokeWhileAPageDoesNotCome(t *testing.T) {
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.far.Close(); _ = unix.Munmap(mem) })
-	late, err := withhold.Pages(mem)
+	late, err := testkit.WithholdPages(mem)
 	if err != nil {
 		drivertest.SkipIfUnavailable(t, err)
 	}

@@ -37,7 +37,6 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/session"
-	"github.com/sluicehq/sluice/internal/silence"
 )
 
 // Backend implements driver.Backend.
@@ -63,7 +62,7 @@ type Backend struct {
 	used      atomic.Int64   // ends
 	tasks     session.Tasks  // what takes too long for the control goroutine
 	attending sync.WaitGroup // that goroutine, and pulse
-	kernel    func() map[netip.Addr]silence.Outbound
+	kernel    func() map[netip.Addr]session.Outbound
 
 	mu    sync.Mutex
 	peers map[*peer]struct{}
@@ -100,7 +99,7 @@ func open(cfg Config, with opener) (*Backend, error) {
 		closing: make(chan struct{}), peers: make(map[*peer]struct{}),
 		ends: make(map[uint64]end), inbounds: make(map[inboundID]*inbound),
 		accepted: make(map[uint64]*inbound)}
-	b.table.Most, b.kernel = cfg.KeysMax, silence.ByHost
+	b.table.Most, b.kernel = cfg.KeysMax, session.OutboundByHost
 	if err := b.open(transports, with); err != nil {
 		return nil, errors.Join(fmt.Errorf("ucx: %w", err), b.release())
 	}

@@ -98,9 +98,8 @@ func (base) Prepare(string, uint64, []int32, []int32) (bench.Posting, error) {
 	return nil, noPeer()
 }
 
-func (base) Regions(int, uint64) (bench.Answer, error) { return bench.Answer{}, noPeer() }
-func (base) Notify([]byte) error                       { return noPeer() }
-func (base) Receive() (bool, error)                    { return false, noPeer() }
+func (base) Notify([]byte) error    { return noPeer() }
+func (base) Receive() (bool, error) { return false, noPeer() }
 
 func noPeer() error { return fmt.Errorf("it has no peer: %w", bench.ErrUnsupported) }
 

@@ -22,7 +22,6 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/options"
 )
 
 // engineEnd is our own engine. Between two processes each end has one region. On the other lanes
@@ -41,7 +40,6 @@ type engineEnd struct {
 	whole     driver.Segment // of near
 	route
 	pieces *route // of lane file: for pieces that are no whole blocks
-	more   []*engine.Region
 	card   *gpu.Device
 	owned  []func() error // to be closed from the last on
 }
@@ -153,7 +151,7 @@ func copying(spec string, threads int) string {
 
 func (r *route) open(name string, specs []string) (err error) {
 	for _, spec := range specs {
-		name, words, err := options.Split(spec)
+		name, words, err := byname.Split(spec)
 		var b driver.Backend
 		if err == nil {
 			b, err = byname.Open(name, words)
@@ -303,26 +301,6 @@ func (e *engineEnd) Connect(card string) error {
 	}
 	e.remote, err = e.peer.Remote(nearName)
 	return err
-}
-
-// Regions implements bench.End.
-func (e *engineEnd) Regions(count int, size uint64) (bench.Answer, error) {
-	begin := time.Now()
-	for i := range count {
-		part, err := e.whole.Slice(uint64(i)*size, size, [16]byte{})
-		if err != nil {
-			return bench.Answer{}, err
-		}
-		region, err := e.eng.Register(fmt.Sprintf("kv.%05d", i), part)
-		if err != nil {
-			return bench.Answer{}, err
-		}
-		e.more = append(e.more, region)
-	}
-	took := time.Since(begin)
-	a, err := e.described()
-	a.PrepareNS = int64(took)
-	return a, err
 }
 
 // Notify implements bench.End.

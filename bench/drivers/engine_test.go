@@ -163,25 +163,3 @@ func TestSocketsMoveAsManyBytes(t *testing.T) {
 	_, err = e.Open(&bench.Request{Lane: "host", Threads: 2})
 	require.ErrorIs(t, err, bench.ErrUnsupported)
 }
-
-func TestWordsThatAreNone(t *testing.T) {
-	for _, c := range [][]string{{"dance"}, {"engine"}, {"memcpy", "gigantic"},
-		{"sockets", "none"}, {"fio", "now"}, {"file"}} {
-		if err := Run(t.Context(), c[0], c[1:]); err == nil {
-			t.Errorf("%v ran", c)
-		}
-	}
-	for _, spec := range []string{"smoke", "shm:smoke=1", "shm:workers=many"} {
-		e, err := newEngine([]string{spec})
-		require.NoError(t, err)
-		_, err = e.Open(&bench.Request{Lane: "host", Bytes: 4096})
-		require.Error(t, err, spec)
-	}
-	for name, lane := range map[string]string{"fio": "tcp", "pread": "host", "process-vm": "tcp",
-		"sockets": "file"} {
-		e, err := byName[name](nil)
-		require.NoError(t, err)
-		_, err = e.Open(&bench.Request{Lane: lane, Bytes: 4096})
-		require.ErrorIs(t, err, bench.ErrUnsupported, name)
-	}
-}

@@ -96,13 +96,3 @@ func TestPageCacheIsAsAsked(t *testing.T) {
 		t.Errorf("%d of %d bytes are in the page cache after all was dropped", got, n)
 	}
 }
-
-func TestFolderThatIsNotThere(t *testing.T) {
-	e := &fileKeeper{folder: "/no/such/folder"}
-	if _, err := e.Open(&bench.Request{Bytes: 4096}); err == nil {
-		t.Error("it opened")
-	}
-	if _, err := newFile(nil); err == nil {
-		t.Error("it ran without a folder")
-	}
-}

@@ -9,10 +9,10 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/bench"
 	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/options"
 )
 
 // newGather takes cpu, or cuda with options, as --backend takes them: library=PATH is libcuda,
@@ -25,13 +25,13 @@ func newGather(args []string) (end, error) {
 	if args[0] == "cpu" {
 		return &twinEnd{}, nil
 	}
-	name, words, err := options.Split(args[0])
+	name, words, err := byname.Split(args[0])
 	if err == nil && name != "cuda" {
 		err = fmt.Errorf("no device %q to gather by: there are cpu and cuda", name)
 	}
 	e := &gatherEnd{gatherOptions: gatherOptions{SMs: 4}}
 	if err == nil {
-		err = options.Set(&e.gatherOptions, words)
+		err = byname.SetOptions(&e.gatherOptions, words)
 	}
 	if _, known := kernels[e.Variant]; err == nil && !known {
 		err = fmt.Errorf("no variant %q: there are async, rows and copy", e.Variant)

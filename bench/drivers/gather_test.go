@@ -13,18 +13,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/bench"
-	"github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
-	"github.com/sluicehq/sluice/internal/testing/fakecufile"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 // entries are scattered at the host, and in one run on the card.
 var entries = [2][]int32{{4, 5, 6, 7}, {9, 2, 17, 11}}
 
 // standIn is one of libcuda, of which a process opens one.
-var standIn = sync.OnceValues(func() (*fakecuda.Library, error) {
-	library, err := fakecuda.Build()
+var standIn = sync.OnceValues(func() (*standin.Library, error) {
+	library, err := standin.BuildCUDA()
 	if err == nil {
 		atExit = append(atExit, library.Remove)
 	}
@@ -92,22 +90,11 @@ func TestGatherEqualsALoopOfCopies(t *testing.T) {
 	require.Equal(t, left, hostmem.InUse()["bench"])
 }
 
-func TestGatherRefuses(t *testing.T) {
-	for _, word := range []string{"tpu", "cuda:sms=many", "cuda:dance=1", "cuda:variant=dma"} {
-		_, err := newGather([]string{word})
-		require.Error(t, err, word)
-	}
-	m := meet(t, bench.GPU, 1300, "gather", "cpu")
-	_, err := m.Prepare(bench.OpRead, 130, []int32{0}, []int32{1})
-	var layout *cuda.LayoutError
-	require.ErrorAs(t, err, &layout)
-}
-
 // TestCardAndFile: cuFile and the engine's own chain leave in a file, and on a card, what was sent.
 func TestCardAndFile(t *testing.T) {
 	library, err := standIn()
 	require.NoError(t, err)
-	cufile, err := fakecufile.Build()
+	cufile, err := standin.BuildCuFile()
 	require.NoError(t, err)
 	t.Cleanup(cufile.Remove)
 	t.Setenv("STANDIN_LIBCUDA", library.Path)

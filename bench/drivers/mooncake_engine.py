@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mooncake's transfer engine, by the API of its wheel: batches in one call, no metadata server."""
 
-import time
 from importlib import metadata
 
 import wire
@@ -61,15 +60,6 @@ class Engine(wire.Peer):
             self.ok("batch_transfer_sync", self.engine.batch_transfer_sync(
                 self.card["session"], ours[part], theirs[part], sizes[part], op))
 
-    def regions(self, memory, count, size):
-        self.ok("unregister_memory", self.engine.unregister_memory(memory.ctypes.data))
-        begin = time.perf_counter()
-        for i in range(count):
-            self.ok("register_memory", self.engine.register_memory(memory.ctypes.data + i * size,
-                size))
-        end = time.perf_counter()
-        return end - begin, 0.0, {"session": self.session, "base": memory.ctypes.data}, 0
-
     def notify(self, message):
         """A notification goes with a transfer: here a small one."""
         self.ok("transfer_sync", self.engine.transfer_sync(
@@ -79,10 +69,6 @@ class Engine(wire.Peer):
 
     def receive(self):
         return self.engine.get_notifies()
-
-    def null_call(self, request):
-        self.engine.get_rpc_port()
-
 
 if __name__ == "__main__":
     wire.serve(Engine())

@@ -6,7 +6,6 @@ Run by sluice.nixl.shim it drives our face of that API, which is what a program 
 
 import os
 import sys
-import time
 from importlib import metadata
 
 import numpy as np
@@ -90,12 +89,8 @@ class Agent(wire.Peer):
 
     def post(self, request):
         state = self.agent.transfer(request)
-        polls = 0
         while state == "PROC":
             state = self.agent.check_xfer_state(request)
-            polls += 1
-            if polls % wire.POLLS_BETWEEN_CLOCKS == 0:
-                self.check()
         if state != "DONE":
             raise RuntimeError(f"the transfer's state is {state}")
 
@@ -108,17 +103,6 @@ class Agent(wire.Peer):
             self.agent.release_dlist_handle(handle)
         self.lists = {}
 
-    def regions(self, memory, count, size):
-        begin = time.perf_counter()
-        for i in range(count):
-            self.agent.register_memory([(memory.ctypes.data + i * size, size, 0, "")], "DRAM")
-        registered = time.perf_counter()
-        described = self.agent.get_agent_metadata()
-        end = time.perf_counter()
-        card = {"name": self.name, "base": memory.ctypes.data, "bytes": memory.nbytes,
-                "metadata": described}
-        return registered - begin, end - registered, card, len(described)
-
     def notify(self, message):
         self.agent.send_notif(self.remote, message)
 
@@ -127,10 +111,6 @@ class Agent(wire.Peer):
 
     def progress(self):
         self.agent.get_new_notifs()
-
-    def null_call(self, request):
-        self.agent.check_xfer_state(request)
-
 
 class Files(Agent):
     """The same with backend POSIX and a file, which is no other agent's: it is its own peer."""
@@ -162,7 +142,7 @@ class Files(Agent):
     def none(self, *_):
         raise wire.Unsupported("a file is no peer")
 
-    notify = receive = regions = none
+    notify = receive = none
 
 
 def main(settings):

@@ -91,30 +91,3 @@ func TestReshapeComparesEveryByte(t *testing.T) {
 	require.Equal(t, kvlayout.MismatchError{FromRank: 3, ToRank: 1, Layer: 2, Part: "v",
 		Units: [2]int{3, 4}, Tokens: kvlayout.Span{From: 57, To: 58}}, *wrong)
 }
-
-func TestReshapeWords(t *testing.T) {
-	e, err := newReshapeLoop([]string{"llama3.1-70b/20", "tp=8", "tp=4,layout=hnd", "8192"})
-	require.NoError(t, err)
-	require.Len(t, e.(*reshapeEnd).spec.Tensors[0].Layers, 20)
-	for _, words := range [][]string{{}, {"shm"}, {"shm", "gpt-5", "tp=1", "tp=1", "9"},
-		{"shm", "llama3.1-8b/none", "tp=1", "tp=1", "9"},
-		{"shm", "llama3.1-8b", "dance", "tp=1", "9"},
-		{"shm", "llama3.1-8b", "tp=1", "dance", "9"}, {"shm", "llama3.1-8b", "tp=1", "tp=1", "0"}} {
-		_, err := newReshape(words)
-		require.Error(t, err, words)
-	}
-	for _, c := range []struct {
-		to, tokens string
-		want       error
-	}{{"tp=3", "9", kvlayout.ErrGeometry}, {"tp=2", "16777216", nil}} {
-		e, err := newReshape([]string{"shm", "llama3.1-70b", "tp=2", c.to, c.tokens})
-		require.NoError(t, err)
-		_, err = e.Open(&bench.Request{Lane: "reshape"})
-		require.Error(t, err)
-		if c.want != nil {
-			require.ErrorIs(t, err, c.want)
-		} else {
-			require.ErrorContains(t, err, "MODEL/LAYERS")
-		}
-	}
-}

@@ -3,7 +3,6 @@
 already.
 """
 
-import time
 from importlib import metadata
 
 import numpy as np
@@ -51,24 +50,10 @@ class Engine(wire.Peer):
         return t
 
     def post(self, request):
-        if self.deadline == float("inf"):
-            request.run()
-            return
-        try:
-            request.run(max(self.deadline - time.monotonic(), 0))
-        except sluice.WaitTimeout:
-            raise wire.TimedOut() from None
+        request.run()
 
     def release(self, request):
         request.close()
-
-    def regions(self, memory, count, size):
-        begin = time.perf_counter()
-        for i in range(count):
-            self.engine.register(f"kv.{i:05d}", memory[i * size:(i + 1) * size])
-        registered = time.perf_counter()
-        card = self.card()
-        return registered - begin, time.perf_counter() - registered, card, len(card["description"])
 
     def notify(self, message):
         self.peer.notify(message)
@@ -78,10 +63,6 @@ class Engine(wire.Peer):
             return [self.engine.receive(0)]
         except sluice.TimeoutError:
             return []
-
-    def null_call(self, request):
-        request.test()
-
 
 def adjacent(slots):
     return bool((np.diff(slots) == 1).all())

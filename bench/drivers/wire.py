@@ -17,15 +17,10 @@ import zlib
 import numpy as np
 
 SAMPLES_MAX = 4096
-POLLS_BETWEEN_CLOCKS = 1024  # while a transfer is waited for
 
 
 class Unsupported(Exception):
     """The peer has nothing of the kind: a row with the reason, no failure."""
-
-
-class TimedOut(Exception):
-    """The caller has not been told anything within the limit."""
 
 
 class Peer:
@@ -33,9 +28,6 @@ class Peer:
 
     # What is to be known of its messages.
     message_note = ""
-
-    # Seconds since the epoch of time.monotonic after which a wait gives up.
-    deadline = float("inf")
 
     def open(self, lane, role, name, memory):
         """Opens this end over memory (a numpy array of bytes); returns version, settings and card.
@@ -61,12 +53,6 @@ class Peer:
     def finish(self):
         """Gives back what prepare made for all requests of a shape."""
 
-    def regions(self, memory, count, size):
-        """Registers so many regions one by one; returns the seconds of that, those of describing
-        them, and the card.
-        """
-        raise Unsupported("registers no regions one by one")
-
     def notify(self, message):
         raise Unsupported("has no notifications")
 
@@ -76,15 +62,6 @@ class Peer:
 
     def progress(self):
         """Called again and again at the target while the other end works."""
-
-    def null_call(self, request):
-        """The cheapest call into the library: what a call from Python costs at least."""
-        raise Unsupported("nothing to call")
-
-    # What a wait calls now and then.
-    def check(self):
-        if time.monotonic() > self.deadline:
-            raise TimedOut()
 
 
 def serve(peer, progresses=False):
@@ -192,22 +169,6 @@ class Server:
             crc = zlib.crc32(self.memory[slot * size:(slot + 1) * size], crc)
         return {"crc": crc}
 
-    def do_handover(self, r):
-        local, remote = np.array(r["local"][0], np.int32), np.array(r["remote"][0], np.int32)
-        begin = time.perf_counter_ns()
-        request = self.peer.prepare(r["op"], r["size"], local, remote)
-        ready = time.perf_counter_ns()
-        self.peer.post(request)
-        done = time.perf_counter_ns()
-        self.peer.release(request)
-        self.peer.finish()
-        return {"prepare_ns": ready - begin, "ns": done - begin}
-
-    def do_regions(self, r):
-        register, describe, card, weight = self.peer.regions(self.memory, r["count"], r["size"])
-        return {"prepare_ns": int(register * 1e9), "ns": int(describe * 1e9), "card": pack(card),
-                "bytes": weight}
-
     def do_ping(self, r):
         message, samples = b"p" * r["size"], []
         for _ in range(r["count"]):
@@ -224,37 +185,8 @@ class Server:
             self.peer.notify(message)
 
     def await_message(self):
-        polls = 0
         while not self.peer.receive():
-            polls += 1
-            if polls % POLLS_BETWEEN_CLOCKS == 0:
-                self.peer.check()
-
-    def do_null(self, r):
-        self.peer.post(self.requests[0])
-        samples = []
-        for _ in range(1000):
-            begin = time.perf_counter_ns()
-            self.peer.null_call(self.requests[0])
-            samples.append(time.perf_counter_ns() - begin)
-        return {"samples": samples, "ops": 1000}
-
-    def do_watch(self, r):
-        end = time.monotonic() + r["ns"] / 1e9
-        self.peer.deadline, ops = end, 0
-        answer = {"noticed": False}
-        try:
-            while time.monotonic() < end:
-                self.peer.post(self.requests[ops % len(self.requests)])
-                ops += 1
-                answer["at"] = time.monotonic_ns()  # of the last that was said to be done
-        except TimedOut:
-            answer["pending"] = True
-        except Exception as e:
-            answer.update(noticed=True, at=time.monotonic_ns(), text=f"{type(e).__name__}: {e}")
-        self.peer.deadline = float("inf")
-        answer["ops"] = ops
-        return answer
+            pass
 
 
 def aligned(count):

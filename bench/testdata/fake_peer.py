@@ -41,10 +41,6 @@ class Fake(wire.Peer):
             else:
                 ours[:] = theirs
 
-    def null_call(self, request):
-        pass
-
-
 class Server(wire.Server):
     """The memory that peers reach is the one that was opened."""
 

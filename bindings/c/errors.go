@@ -10,9 +10,9 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/options"
 )
 
 // errArgument is a call that makes no sense, whatever the state of things.
@@ -58,7 +58,7 @@ func codeOf(err error) C.int {
 	if _, ok := errors.AsType[*staleError](err); ok {
 		return C.SLUICE_ERR_HANDLE
 	}
-	if _, ok := errors.AsType[*options.Error](err); ok {
+	if _, ok := errors.AsType[*byname.Error](err); ok {
 		return C.SLUICE_ERR_ARGUMENT
 	}
 	for _, c := range codes {

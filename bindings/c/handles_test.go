@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 func TestTable(t *testing.T) {
@@ -43,7 +43,7 @@ func TestTable(t *testing.T) {
 	if n := len(tab.dropAll(func(v *int) bool { return *v%2 == 1 })); n != 3*chunkSlots/2-1 {
 		t.Errorf("dropped %d", n)
 	}
-	if n := allocs.PerRun(100, func() { _, _ = tab.get(handles[6]) }); n != 0 {
+	if n := testkit.AllocsPerRun(100, func() { _, _ = tab.get(handles[6]) }); n != 0 {
 		t.Errorf("%v allocations in a look-up", n)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // The shape of testdata/cost.c.
@@ -131,7 +131,7 @@ func noAllocations(t *testing.T, backend string) {
 			}
 		}
 		once()
-		if n := allocs.PerRun(100, once); n != 0 || failed != nil {
+		if n := testkit.AllocsPerRun(100, once); n != 0 || failed != nil {
 			t.Errorf("transfer %d: %v allocations from post to completion, %v", i, n, failed)
 		}
 		transfers.drop(h)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 // sanitizers watch the program and what it hands over; the library itself is not built with them.
@@ -92,7 +92,7 @@ func TestNIXLPorts(t *testing.T) {
 func TestDevice(t *testing.T) {
 	library := os.Getenv("SLUICE_LIBCUDA")
 	if library == "" {
-		libcuda, err := fakecuda.Build()
+		libcuda, err := standin.BuildCUDA()
 		require.NoError(t, err)
 		defer libcuda.Remove()
 		t.Setenv("STANDIN_PANEL", libcuda.Panel)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/options"
 )
 
 // plainText is the text of an error for programs in C and Python, which know neither the names
@@ -100,7 +99,7 @@ var (
 func configFields() map[string]string {
 	names := byname.Fields()
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[engine.Config]()) {
-		names[f.Name] = options.Name(f.Name)
+		names[f.Name] = byname.OptionName(f.Name)
 	}
 	return names
 }

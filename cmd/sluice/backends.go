@@ -16,7 +16,6 @@ import (
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/options"
 )
 
 // auto is the name that leaves the choice to the engine.
@@ -51,16 +50,16 @@ func (s *backendSpec) Type() string { return specForm }
 
 // Set implements pflag.Value.
 func (s *backendSpec) Set(text string) error {
-	name, words, err := options.Split(text)
+	name, words, err := byname.Split(text)
 	switch {
 	case err != nil:
 		return err
 	case s.given:
-		return options.Errorf("%s stands before it: want one", s.text)
+		return byname.Errorf("%s stands before it: want one", s.text)
 	case name == auto && words != nil:
-		return options.Errorf("%s takes no options: name the backend that has them", auto)
+		return byname.Errorf("%s takes no options: name the backend that has them", auto)
 	case name != auto && !slices.Contains(backendNames(driver.InProcess), name):
-		return options.Errorf("backend %q does not exist: there are %s", name,
+		return byname.Errorf("backend %q does not exist: there are %s", name,
 			strings.Join(backendNames(driver.InProcess), ", "))
 	case name != auto:
 		if err := byname.Check(text); err != nil {
@@ -174,7 +173,7 @@ func (s *backendSpec) openOne(threads int) (driver.Backend, error) {
 		return b, nil
 	}
 	var missing *driver.UnavailableError
-	var wrong *options.Error
+	var wrong *byname.Error
 	if errors.Is(err, syscall.EADDRINUSE) {
 		err = fmt.Errorf("%w: take another port, or a range for the processes of this host, as in "+
 			"listen=HOST:PORT-PORT (ss -ltnp names who has it)", err)
@@ -248,7 +247,7 @@ func (s *backendSpec) try() error {
 // know beside one that it does.
 func (s *backendSpec) checkUCX() error {
 	var cfg ucx.Config
-	if s.name != "ucx" || len(s.words) == 0 || options.Set(&cfg, s.words) != nil {
+	if s.name != "ucx" || len(s.words) == 0 || byname.SetOptions(&cfg, s.words) != nil {
 		return nil
 	}
 	found, err := ucx.Examine(cfg)

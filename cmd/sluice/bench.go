@@ -9,9 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -57,9 +55,9 @@ A lane is what lies between the two memories:
   gpufile   a card's memory and a file of --dir by cuFile, beside the engine's own chain
 
 Without --op, --size and the like a lane has a few shapes of its own. --workload all has
-all by which engines are compared, and what else is: messages, first contact, many regions,
-dead and frozen peers (up to 20 minutes; quick: 8). For lane reshape it is MODEL or
-MODEL/LAYERS, the first of its layers, the groups of prefill and decode, and a number of tokens.
+all by which engines are compared, and what idle ends take (up to 20 minutes; quick: 8). For
+lane reshape it is MODEL or MODEL/LAYERS, the first of its layers, the groups of prefill and
+decode, and a number of tokens.
 
 Other names of --workload are `
 
@@ -129,14 +127,14 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	if err != nil {
 		return err
 	}
-	o := bench.Options{Pings: true, Idle: 200 * time.Millisecond,
+	o := bench.Options{Idle: 200 * time.Millisecond,
 		Shapes: map[bench.Lane][]bench.Shape{}, Revision: readVersion().Version}
 	var list []bench.Participant
 	var about time.Duration
 	if err := f.times(&o); err != nil {
 		return err
 	}
-	if err := f.refused(c, lanes, o.Specials); err != nil {
+	if err := f.refused(c, lanes, o.Idles); err != nil {
 		return err
 	}
 	for _, lane := range lanes {
@@ -144,7 +142,7 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 		if err != nil {
 			return err
 		}
-		if o.Specials {
+		if o.Idles {
 			list = append(list, entrants...)
 			continue
 		}
@@ -161,7 +159,7 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 		about += time.Duration(len(shapes)*len(entrants))*each + time.Second
 	}
 	takes := "about"
-	if !o.Specials {
+	if !o.Idles {
 		o.Limit = 10*about + 5*time.Minute // operations may be slow
 	} else {
 		takes, o.Limit = "up to", 20*time.Minute
@@ -173,10 +171,6 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	if about >= saidFrom {
 		fmt.Fprintf(c.ErrOrStderr(), "bench takes %s %v; Ctrl-C prints what was measured until "+
 			"then\n", takes, about.Round(time.Second))
-		load, _ := os.ReadFile("/proc/loadavg") // a kernel that does not tell: no note
-		if note := busyNote(string(load), runtime.NumCPU()); note != "" {
-			fmt.Fprintln(c.ErrOrStderr(), note)
-		}
 	}
 	begun := time.Now()
 	bar := newProgress(c.ErrOrStderr(), about.Milliseconds(), "bench")
@@ -324,7 +318,7 @@ func (f *benchFlags) laneList() (list []bench.Lane, err error) {
 // times says for how long each shape is measured, and whether all there is is compared.
 func (f *benchFlags) times(o *bench.Options) error {
 	o.Quick = f.workload == "quick"
-	o.Specials = o.Quick || f.workload == "all"
+	o.Idles = o.Quick || f.workload == "all"
 	o.Rounds = 5
 	seconds := 1.0
 	switch {
@@ -334,10 +328,10 @@ func (f *benchFlags) times(o *bench.Options) error {
 		seconds = f.seconds
 	case o.Quick:
 		o.Rounds, seconds = 3, 0.3
-	case o.Specials:
+	case o.Idles:
 		seconds = 0.5
 	}
-	if o.Specials {
+	if o.Idles {
 		o.Idle = 0
 	}
 	o.Slice = time.Duration(seconds / float64(o.Rounds) * float64(time.Second))
@@ -498,14 +492,4 @@ func (f *benchFlags) fits(lane bench.Lane, list []bench.Participant, shapes []be
 			"a smaller --spread", f.dir, figures.RoundSize(free), figures.RoundSize(disk))
 	}
 	return nil
-}
-
-// busyNote warns of figures that others disturb, by the content of /proc/loadavg.
-func busyNote(load string, cpus int) string {
-	first, _, _ := strings.Cut(load, " ")
-	if n, err := strconv.ParseFloat(first, 64); err == nil && n > float64(cpus)/2 {
-		return fmt.Sprintf("others use this machine (load %s on %d CPUs), and caches with it: "+
-			"measure again when it is idle", first, cpus)
-	}
-	return ""
 }

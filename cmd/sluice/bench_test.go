@@ -96,40 +96,21 @@ func TestBenchUsage(t *testing.T) {
 	for line, want := range map[string]string{
 		"--lane sea":                            `unknown lane "sea": there are process, host, tcp, `,
 		"--backend shm:wheels=4":                `option "wheels" does not exist`,
-		"--backend posix:threads=many":          "threads=many",
 		"--backend smoke":                       `unknown backend "smoke": there are mem, shm, tcp`,
 		"--backend shm --backend tcp":           "say which by --lane",
 		"--beside fio":                          "on lane host there are sluice-foreign, memcpy",
 		"--op move":                             `operation "move", want write, read or durable`,
 		"--size apples":                         `--size: size "apples" is not a number`,
-		"--size 0":                              "too small",
-		"--size 99TiB":                          "want 1B to 1GiB",
-		"--batch 0":                             "batch 0, want 1 to",
-		"--threads 99":                          "99 threads",
-		"--pages --spread 99TiB":                "spread",
 		"--spread 2GiB":                         "--spread is the memory of --pages",
-		"--pages --hot":                         "want one of them",
-		"--size 1GiB --batch 5":                 "in all",
+		"--pages --spread 1KiB":                 "at least the 16MiB",
 		"--seconds nan":                         "--seconds",
-		"--workload gpt-5":                      `workload "gpt-5": there are nixlbench`,
 		"--workload all --size 4KiB":            "--workload all has shapes of its own",
 		"--lane tcp --backend shm":              "lane tcp takes tcp or ucx",
-		"--lane host --backend posix":           "lane host takes shm",
-		"--backend auto":                        "leave --backend out",
 		"--dir /tmp":                            "--dir is of lanes file, weights and gpufile",
-		"--threads 0":                           "--threads 0: want 1 to 64",
-		"--op durable":                          "--op durable is of lane file",
-		"--pages --spread 1KiB":                 "at least the 16MiB",
-		"--peers /no/where":                     "make it by bench/setup.sh /no/where",
-		"rdma":                                  "lanes go by --lane rdma",
-		"--json x.json":                         "say --json=x.json",
-		"--lane weights --backend posix":        "lane weights",
-		"--workload nixlbench --size 4KiB":      "it takes no --size",
 		"--lane weights --batch 3":              "takes no --batch",
 		"--lane reshape --workload qwen3-8b":    "want a model, a group of prefill",
-		"--json= --size 4KiB":                   "--json is empty",
 		"--lane file --dir /no/where --size 64": "",
-		"now":                                   `"now"`,
+		"rdma":                                  "lanes go by --lane rdma",
 	} {
 		o := sluice(t, append([]string{"bench"}, strings.Fields(line)...)...)
 		status := statusUsage
@@ -140,13 +121,6 @@ func TestBenchUsage(t *testing.T) {
 			t.Errorf("%s: %+v", line, o)
 		}
 	}
-}
-
-func TestBusyNote(t *testing.T) {
-	require.Equal(t, "others use this machine (load 1.50 on 2 CPUs), and caches with it: measure "+
-		"again when it is idle", busyNote("1.50 0.10 0.10 1/100 7\n", 2))
-	require.Empty(t, busyNote("1.50 0.10 0.10 1/100 7\n", 4))
-	require.Empty(t, busyNote("", 4))
 }
 
 // TestBenchFailsForWrongBytes: also where other shapes have figures.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/options"
+	"github.com/sluicehq/sluice/backends/byname"
 )
 
 // pages are the documents whose commands TestDocumentedCommands runs.
@@ -88,7 +88,7 @@ func runBlock(t *testing.T, lines []string, change func(string) string) {
 	dir := t.TempDir()
 	require.NoError(t, os.Symlink(binary, filepath.Join(dir, "sluice")))
 	spec, _ := certificates(t, 999*time.Hour)
-	_, words, err := options.Split(spec)
+	_, words, err := byname.Split(spec)
 	require.NoError(t, err)
 	for i, name := range []string{"decode-0.pem", "decode-0-key.pem", "ca.pem"} {
 		_, file, _ := strings.Cut(words[i], "=")

@@ -15,9 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluicehq/sluice/backends/byname"
-	"github.com/sluicehq/sluice/cmd/sluice/internal/devicetree"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
-	"github.com/sluicehq/sluice/cmd/sluice/internal/nvml"
+	"github.com/sluicehq/sluice/csrc/nvml"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/topology"
@@ -66,17 +65,17 @@ their links are slower than they could be, and which NIC and drive are near to w
 				s.Known = slices.Concat(s.Known, ucxChecks(specs.of("ucx"), os.Environ()),
 					rdmaChecks(specs.of("rdma")), gdsChecks(specs.of("gds")))
 			}
-			tree := devicetree.Examine(topology.Sysfs("/sys"), func() (nvml.Findings, error) {
-				return nvml.Examine("")
+			devices := machine.ExamineDevices("/sys", func() (nvml.Findings, error) {
+				return nvml.Examine(nvml.Library)
 			})
 			s.Known = slices.Concat(s.Known, cgoChecks(), experimentalChecks(),
-				deviceChecks(&tree))
+				deviceChecks(&devices))
 			r := machine.Examine(s)
 			var err error
 			if asJSON {
-				err = printJSON(c.OutOrStdout(), diagnosis{r, tree})
+				err = printJSON(c.OutOrStdout(), diagnosis{r, devices})
 			} else {
-				err = printReport(c.OutOrStdout(), &r, &tree)
+				err = printReport(c.OutOrStdout(), &r, &devices)
 			}
 			return errors.Join(err, specs.missing(&r))
 		},
@@ -148,10 +147,10 @@ func machineLine(m *machine.Machine) string {
 // diagnosis is what doctor prints as JSON.
 type diagnosis struct {
 	machine.Report
-	Devices devicetree.Report `json:"devices"`
+	Devices machine.Devices `json:"devices"`
 }
 
-func printReport(w io.Writer, r *machine.Report, devices *devicetree.Report) error {
+func printReport(w io.Writer, r *machine.Report, devices *machine.Devices) error {
 	var text bytes.Buffer
 	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "%s\n\n", machineLine(&r.Machine))
@@ -206,26 +205,20 @@ var deviceUsers = map[topology.Kind][]string{
 }
 
 // deviceChecks says of each slow link what mends it.
-func deviceChecks(r *devicetree.Report) (checks []machine.Check) {
-	for _, d := range append(append([]*devicetree.Device{}, r.GPUs...), r.Rest...) {
+func deviceChecks(r *machine.Devices) (checks []machine.Check) {
+	for _, d := range slices.Concat(r.GPUs, r.Others) {
 		for _, w := range d.Warnings {
-			checks = append(checks, deviceCheck("pcie "+d.Name, w, deviceUsers[d.Kind]))
-		}
-	}
-	for _, b := range r.Slow {
-		for _, w := range b.Warnings {
-			checks = append(checks, deviceCheck("pcie "+b.Name, w, []string{"ucx", "rdma",
-				"gds", "cuda"}))
+			c := machine.Check{Name: "pcie " + w.Of, State: machine.Limited, Found: w.Text,
+				Why: "no transfer is faster than the link that it crosses", Fix: w.Fix,
+				Backends: deviceUsers[d.Kind]}
+			if w.Of != d.Name { // a switch, which may have any device below it
+				c.Backends = []string{"ucx", "rdma", "gds", "cuda"}
+			}
+			if w.Idle {
+				c.State = machine.Note
+			}
+			checks = append(checks, c)
 		}
 	}
 	return checks
-}
-
-func deviceCheck(name string, w devicetree.Warning, users []string) machine.Check {
-	c := machine.Check{Name: name, State: machine.Limited, Found: w.Text,
-		Why: "no transfer is faster than the link that it crosses", Fix: w.Fix, Backends: users}
-	if w.Idle {
-		c.State = machine.Note
-	}
-	return c
 }

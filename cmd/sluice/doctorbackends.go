@@ -17,7 +17,6 @@ import (
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
-	"github.com/sluicehq/sluice/internal/options"
 )
 
 // What each backend says of itself on this machine. ucx stands in a file of its own.
@@ -54,7 +53,7 @@ func experimentalChecks() []machine.Check {
 // the check names.
 func gdsChecks(spec backendSpec) []machine.Check {
 	var cfg gds.Config
-	if options.Set(&cfg, spec.words) != nil {
+	if byname.SetOptions(&cfg, spec.words) != nil {
 		return nil // to open the backend says it, too
 	}
 	c := machine.Check{Name: "cufile", State: machine.OK, Backends: []string{"gds"},
@@ -82,7 +81,7 @@ func gdsChecks(spec backendSpec) []machine.Check {
 // opening the backend.
 func rdmaChecks(spec backendSpec) []machine.Check {
 	var cfg rdma.Config
-	if options.Set(&cfg, spec.words) != nil {
+	if byname.SetOptions(&cfg, spec.words) != nil {
 		return nil // to open the backend says it, too
 	}
 	found, _ := rdma.Examine(cfg) // the findings are good in any case
@@ -169,7 +168,7 @@ func tcpChecks(spec backendSpec) []machine.Check {
 		return nil // of an address of its own it cannot be
 	}
 	var s byname.TCP
-	if err := options.Set(&s, spec.words); err != nil {
+	if err := byname.SetOptions(&s, spec.words); err != nil {
 		return nil // it has been opened with them
 	}
 	at := strings.Join(places, ", ")

@@ -8,17 +8,17 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/cmd/sluice/internal/machine"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/options"
 )
 
 // ucxChecks says what UCX has on this machine, by trying it: which files are there
 // says little.
 func ucxChecks(spec backendSpec, environment []string) []machine.Check {
 	var cfg ucx.Config
-	if options.Set(&cfg, spec.words) != nil {
+	if byname.SetOptions(&cfg, spec.words) != nil {
 		return nil // to open the backend says it, too
 	}
 	found, err := ucx.Examine(cfg)

@@ -18,7 +18,6 @@ import (
 	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/options"
 )
 
 // explainFlags are the words of the command line.
@@ -194,7 +193,7 @@ func (q *question) open(name string) (driver.Backend, error) {
 		return one.openOne(1)
 	}
 	var cfg ucx.Config
-	if err := options.Set(&cfg, one.words); err != nil {
+	if err := byname.SetOptions(&cfg, one.words); err != nil {
 		return nil, &usageError{err}
 	}
 	cfg, err := cfg.Elsewhere()

@@ -23,14 +23,14 @@ import (
 
 // loadFlags are the words of the command line.
 type loadFlags struct {
-	files         []string
-	backend       backendSpec
-	memory, piece string
-	readers, rank int
-	cold, asJSON  bool
+	files        []string
+	backend      backendSpec
+	memory       string
+	rank         int
+	cold, asJSON bool
 
-	isSet             bool // --rank was given: the file is the root of a set
-	memoryMax, pieces uint64
+	isSet     bool // --rank was given: the file is the root of a set
+	memoryMax uint64
 }
 
 func newLoad() *cobra.Command {
@@ -61,8 +61,6 @@ unless --memory is less: then each makes way for the next as soon as it is there
 		strings.Join(backendNames(driver.InProcess), ", "))
 	s.StringVar(&f.memory, "memory", "", "`SIZE` of the memory to read into (default: room for "+
 		"all tensors)")
-	s.StringVar(&f.piece, "piece", "8MiB", "`SIZE` of one read at most")
-	s.IntVar(&f.readers, "readers", 4, "reads at a time")
 	s.BoolVar(&f.cold, "cold", false, "drop the files from the page cache first")
 	s.BoolVar(&f.asJSON, "json", false, "print JSON")
 	return c
@@ -78,14 +76,6 @@ func (f *loadFlags) check(given func(flag string) bool) (err error) {
 		return usagef("--rank: want one file, the root of the set, not %d", len(f.files))
 	case f.rank < 0:
 		return usagef("--rank %d: want 0 or more", f.rank)
-	case f.readers < 1 || f.readers > 256:
-		return usagef("--readers %d: want 1 to 256", f.readers)
-	}
-	if f.pieces, err = figures.ParseSize(f.piece); err != nil {
-		return &usageError{fmt.Errorf("--piece: %w", err)}
-	}
-	if f.pieces < 1 || f.pieces > 1<<30 {
-		return usagef("--piece %s: want at most 1GiB", f.piece)
 	}
 	if f.memory == "" {
 		return nil
@@ -119,7 +109,7 @@ func runLoad(c *cobra.Command, f *loadFlags) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	bar := newBytesProgress(c.ErrOrStderr(), l.res.Bytes, "load")
+	bar := newProgress(c.ErrOrStderr(), l.res.Bytes, "load")
 	err = l.read(c.Context(), memory, bar)
 	bar.clear()
 	if err != nil {
@@ -211,8 +201,7 @@ func (l *loading) register() (_ *engine.Memory, release func() error, err error)
 // read reads all tensors.
 func (l *loading) read(ctx context.Context, memory *engine.Memory, bar *progress) (err error) {
 	start := time.Now()
-	load, err := l.model.Load(ctx, weights.Config{Memory: memory.Bytes(),
-		Piece: int(l.flags.pieces), Readers: l.flags.readers, Straight: true})
+	load, err := l.model.Load(ctx, weights.Config{Memory: memory.Bytes(), Straight: true})
 	if err != nil {
 		return fmt.Errorf("%w: give more --memory", err)
 	}

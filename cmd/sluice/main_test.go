@@ -19,8 +19,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/testing/guest"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/machine"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // binary is the command under test, built once.
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 }
 
 func buildAndRun(m *testing.M) int {
-	if guest.Inside() { // where there is no compiler
+	if machine.InGuest() { // where there is no compiler
 		binary = os.Args[0]
 		os.Setenv(asCommand, "1")
 		return m.Run()
@@ -194,11 +194,23 @@ func awaitChildren(t *testing.T, pid, n int) []int {
 	return nil
 }
 
+// readProc returns a file of a process, "" when it is gone.
+func readProc(pid int, name string) string {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
+	return string(b)
+}
+
+// running reports whether a process is there and no zombie.
+func running(pid int) bool {
+	_, state, ok := strings.Cut(readProc(pid, "stat"), ") ")
+	return ok && !strings.HasPrefix(state, "Z")
+}
+
 func wantGone(t *testing.T, pids []int) {
 	t.Helper()
 	for _, pid := range pids {
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
-			promise.Breaks(t, "child %d is left behind: %v", pid, err)
+			testkit.ErrorBroken(t, "child %d is left behind: %v", pid, err)
 		}
 	}
 }

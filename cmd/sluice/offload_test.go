@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 var offloadKeys = []string{"path", "route", "file_blocks", "file_bytes", "blocks_attached",
@@ -146,10 +146,6 @@ func TestReplayOffloadErrors(t *testing.T) {
 		{"ssd:size=1024TiB", []string{"no space left on device", "/blocks needs",
 			"give a smaller size"}},
 		{"ssd:size=1MiB", []string{"a block takes", "size of --offload is 1MiB"}},
-		{"ssd:dir=" + filepath.Join(dir, "absent"),
-			[]string{filepath.Join(dir, "absent"), "no such file", "make the directory"}},
-		{"ssd:file=" + filepath.Join(dir, "absent", "blocks"),
-			[]string{filepath.Join(dir, "absent"), "no such file", "make the directory"}},
 		{"ssd:file=" + dir, []string{dir, "is a directory"}},
 		{"ssd:file=" + other, []string{other, "no store", "choose another file"}},
 	} {
@@ -180,7 +176,7 @@ func TestTimedReplayOffloadLeavesNoFile(t *testing.T) {
 		for start := time.Now(); running(pids[0]) ||
 			running(pids[1]); time.Sleep(10 * time.Millisecond) {
 			if time.Since(start) > time.Minute {
-				promise.Broken(t, "children %v outlive their parent", pids)
+				testkit.FatalBroken(t, "children %v outlive their parent", pids)
 			}
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,52 +33,37 @@ func isTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-// progress is a bar on a terminal, and elsewhere a line every sayEvery.
+// progress is one line on a terminal, which is written anew, and elsewhere a line every sayEvery.
 type progress struct {
-	bar   *progressbar.ProgressBar
-	w     io.Writer
-	what  string
-	total int64
-	began time.Time
-	said  time.Time
+	w        io.Writer
+	terminal bool
+	what     string
+	total    int64
+	began    time.Time
+	said     time.Time
 }
 
-const sayEvery = 10 * time.Second
+const (
+	sayEvery  = 10 * time.Second
+	drawEvery = 100 * time.Millisecond
+)
 
 func newProgress(w io.Writer, total int64, what string) *progress {
-	return drawProgress(w, total, what, progressbar.OptionShowCount())
-}
-
-// newBytesProgress is a bar that counts bytes, and says how many come in a second.
-func newBytesProgress(w io.Writer, total int64, what string) *progress {
-	return drawProgress(w, total, what, progressbar.OptionShowBytes(true),
-		progressbar.OptionUseIECUnits(true))
-}
-
-func drawProgress(w io.Writer, total int64, what string, counts ...progressbar.Option) *progress {
-	if !isTerminal(w) {
-		return &progress{w: w, what: what, total: total, began: time.Now(),
-			said: time.Now()}
+	p := &progress{w: w, terminal: isTerminal(w), what: what, total: total, began: time.Now()}
+	if !p.terminal {
+		p.said = p.began
 	}
-	bar := progressbar.NewOptions64(total, append(counts,
-		progressbar.OptionSetWriter(w),
-		progressbar.OptionSetDescription(what),
-		progressbar.OptionSetPredictTime(true),
-		progressbar.OptionThrottle(100*time.Millisecond),
-		progressbar.OptionClearOnFinish(),
-	)...)
-	_ = bar.RenderBlank() // work of a moment shows as well
-	return &progress{bar: bar}
+	return p
 }
 
-// set moves the bar to n of the total.
+// set says that n of the total are done.
 func (p *progress) set(n int64) {
-	if p.bar != nil {
-		_ = p.bar.Set64(n) // a bar that cannot be drawn must not end the work
-		return
+	form, every := "%s: %d %% done%s\n", sayEvery
+	if p.terminal {
+		form, every = "\r%s: %d %% done%s\x1b[K", drawEvery
 	}
-	if p.total > 0 && time.Since(p.said) >= sayEvery {
-		fmt.Fprintf(p.w, "%s: %d %% done%s\n", p.what, 100*n/p.total, p.left(n))
+	if p.total > 0 && time.Since(p.said) >= every {
+		fmt.Fprintf(p.w, form, p.what, 100*n/p.total, p.left(n))
 		p.said = time.Now()
 	}
 }
@@ -93,10 +77,9 @@ func (p *progress) left(n int64) string {
 	return fmt.Sprintf(", some %v to go", rest.Round(time.Second))
 }
 
-// clear takes the bar off the terminal, so that what follows begins on a clean
-// line.
+// clear takes the line off the terminal, so that what follows begins on a clean one.
 func (p *progress) clear() {
-	if p.bar != nil {
-		_ = p.bar.Clear()
+	if p.terminal {
+		fmt.Fprint(p.w, "\r\x1b[K")
 	}
 }

@@ -16,14 +16,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/guest"
+	"github.com/sluicehq/sluice/internal/testing/machine"
 )
 
 // needPair skips where there are no two RDMA devices. It returns the flags that put a
 // process at each.
 func needPair(t *testing.T) []string {
 	t.Helper()
-	devices, err := guest.Devices(2)
+	devices, err := machine.VerbsDevices(2)
 	if err != nil {
 		drivertest.SkipIfUnavailable(t, err)
 	}
@@ -42,7 +42,7 @@ func TestMachineWithoutVerbs(t *testing.T) {
 		return outcome{status(t, err), stdout.String(), stderr.String()}
 	}
 	runs := map[string]func(...string) outcome{"no library": without}
-	if _, err := guest.Devices(1); err != nil {
+	if _, err := machine.VerbsDevices(1); err != nil {
 		runs["no device"] = func(args ...string) outcome { return sluice(t, args...) }
 	}
 	for name, run := range runs {
@@ -102,7 +102,7 @@ func TestRealReplay(t *testing.T) {
 // ended before the test came to cut the wire is not one of these.
 func TestSoakRealReplayOverACutWire(t *testing.T) {
 	way := needPair(t)
-	w, err := guest.NewWire(0)
+	w, err := machine.NewWire(0)
 	if err != nil {
 		drivertest.SkipIfUnavailable(t, err)
 	}
@@ -116,7 +116,7 @@ func TestSoakRealReplayOverACutWire(t *testing.T) {
 }
 
 // replayOverACutWire returns how often the wire was cut.
-func replayOverACutWire(t *testing.T, w guest.Wire, way []string) int {
+func replayOverACutWire(t *testing.T, w machine.Wire, way []string) int {
 	t.Helper()
 	args := slices.Concat([]string{"replay", "--model", smallModel, "--trace", smallTrace(t, 16),
 		"--requests", "16"}, way)
@@ -147,7 +147,7 @@ func replayOverACutWire(t *testing.T, w guest.Wire, way []string) int {
 // in stderr.
 func awaitTraffic(t *testing.T, stderr fmt.Stringer) {
 	t.Helper()
-	if !guest.Inside() {
+	if !machine.InGuest() {
 		time.Sleep(2 * time.Second)
 		return
 	}

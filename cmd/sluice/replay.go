@@ -16,9 +16,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/figures"
-	"github.com/sluicehq/sluice/internal/options"
 	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/replay"
@@ -150,12 +150,12 @@ func (f *replayFlags) offloadOptions() (*replay.Offload, error) {
 		Size      uint64
 		Durable   bool
 	}{Dir: os.TempDir()}
-	name, words, err := options.Split(f.offload)
+	name, words, err := byname.Split(f.offload)
 	if err == nil && name != "ssd" {
 		err = fmt.Errorf("there is ssd")
 	}
 	if err == nil {
-		err = options.Set(&o, words)
+		err = byname.SetOptions(&o, words)
 	}
 	if err != nil {
 		return nil, usagef("--offload %s: %w", f.offload, err)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -68,7 +68,7 @@ func wantNumbers(t *testing.T, r map[string]any, want map[string]float64) {
 			continue
 		}
 		if key == "mismatches" || key == "leaked" {
-			promise.Breaks(t, "%s: %v, want %v", key, r[key], n)
+			testkit.ErrorBroken(t, "%s: %v, want %v", key, r[key], n)
 		} else {
 			t.Errorf("%s is %v, want %v", key, r[key], n)
 		}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/testing/authority"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // certificates makes an authority and a member, whose certificate is valid for that long. It
@@ -18,11 +18,11 @@ import (
 func certificates(t *testing.T, valid time.Duration) (backend, key string) {
 	t.Helper()
 	dir := t.TempDir()
-	a, ours, err := authority.New("ours", 1000*time.Hour)
+	a, ours, err := testkit.NewAuthority("ours", 1000*time.Hour)
 	require.NoError(t, err)
 	ca, _, err := ours.Store(dir, "ca")
 	require.NoError(t, err)
-	pair, _, err := a.Issue(authority.Member{Name: "node", Hosts: []string{"127.0.0.1"},
+	pair, _, err := a.Issue(testkit.Member{Name: "node", Hosts: []string{"127.0.0.1"},
 		Valid: valid})
 	require.NoError(t, err)
 	cert, key, err := pair.Store(dir, "node")
@@ -76,13 +76,5 @@ func TestDoctorSaysWhoCanReadTCP(t *testing.T) {
 			!strings.Contains(o.stdout, want) {
 			t.Errorf("%s: no %q in %+v", backend, want, o)
 		}
-	}
-}
-
-func TestExplainTCP(t *testing.T) {
-	o := sluice(t, "explain", "--backend", "tcp")
-	if o.status != 0 || !strings.Contains(o.stdout, "* tcp") ||
-		!strings.Contains(o.stdout, "in plain text to 127.0.0.1:") {
-		t.Errorf("%+v", o)
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"unsafe"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/memfault"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // What C reads as it is: equal sizes in both directions, equal offsets.
@@ -97,7 +97,7 @@ const streams = true
 func stream(dst, src []byte) {
 	n := min(len(dst), len(src))
 	if n > 0 && C.sl_guarded_stream(bytePtr(dst), bytePtr(src), C.uint64_t(n)) != 0 {
-		memfault.Panic()
+		hostmem.RaiseFault()
 	}
 }
 

@@ -6,7 +6,7 @@ package copy
 
 import (
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/memfault"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc, _ Way) (err error) {
@@ -15,7 +15,7 @@ func copyDescs(op driver.Op, local, remote []byte, descs []driver.Desc, _ Way) (
 			return driver.ErrBounds
 		}
 	}
-	defer memfault.Catch(&err, memfault.Begin())
+	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
 	for i := range descs {
 		copyOne(op, local, remote, &descs[i])
 	}
@@ -29,7 +29,7 @@ func copyPlain(op driver.Op, local, remote []byte, p *driver.Pattern, first, n i
 
 func copyNest(op driver.Op, local, remote []byte, p *driver.Pattern, first, n int,
 	_ Way) (err error) {
-	defer memfault.Catch(&err, memfault.Begin())
+	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
 	for i := first; i < first+n; i++ {
 		d := Run(p, i)
 		if !fits(&d, local, remote) {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 const pattern = 0xA5
@@ -205,7 +205,7 @@ func TestCopyDoesNotAllocate(t *testing.T) {
 		Remote: driver.Side{Stride: 128}}
 	nest := p
 	nest.Loops = []driver.Loop{{N: 2, Local: 1000, Remote: 1000}}
-	if n := allocs.PerRun(100, func() {
+	if n := testkit.AllocsPerRun(100, func() {
 		_ = Descs(driver.Write, local, remote, descs, Plain)
 		_ = Runs(driver.Read, local, remote, &p, 0, 2, Plain)
 		_ = Runs(driver.Read, local, remote, &nest, 0, 4, Plain)

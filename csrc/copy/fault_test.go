@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/memfault"
+	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
@@ -43,7 +43,7 @@ func TestFaults(t *testing.T) {
 			require.NoError(t, Descs(op, bad, good, all[:1], w))
 		}
 		one := func(dst, src []byte) (err error) {
-			defer memfault.Catch(&err, memfault.Begin())
+			defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
 			w.Copy(dst, src)
 			return nil
 		}

@@ -60,7 +60,7 @@ func For(batch uint64) Way {
 }
 
 // Copy copies one run within this process. The ranges do not overlap. A fault panics, as in Go: see
-// package memfault.
+// hostmem.CatchFault.
 func (w Way) Copy(dst, src []byte) {
 	if uint64(len(src)) < uint64(w) {
 		copy(dst, src) // without a crossing into C

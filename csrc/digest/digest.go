@@ -17,6 +17,8 @@
 // seeds, so that both lanes miss a changed cell once in 2^64. As the coordinate goes through
 // mix64 together with the bytes, cells that changed places, and changes that are alike in two
 // cells, do not cancel. It is no proof against a peer that knows the seed.
+//
+// Beside it stands CRC32C, at the speed of memory.
 package digest
 
 import (
@@ -24,7 +26,7 @@ import (
 	"math/bits"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/memfault"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // Digest is the sum of a set of cells. Equal sets have equal digests, in whatever order and
@@ -91,7 +93,7 @@ func Reference(mem []byte, c *Cells, k *Key) (_ Digest, err error) {
 	if !c.Sound(uint64(len(mem)), k) {
 		return Digest{}, driver.ErrBounds
 	}
-	defer memfault.Catch(&err, memfault.Begin())
+	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
 	var d Digest
 	extent, ok := reach(uint64(k.cell), c.Outer.N-1, c.Outer.By, true)
 	extent, ok = reach(extent, c.Axis.N-1, c.Axis.By, ok)

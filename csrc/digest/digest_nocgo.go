@@ -5,3 +5,5 @@
 package digest
 
 func sum(mem []byte, c *Cells, k *Key) (Digest, error) { return Reference(mem, c, k) }
+
+func crcWays() []crcWay { return nil }

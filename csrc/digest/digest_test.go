@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -313,7 +313,7 @@ func TestGolden(t *testing.T) {
 func TestSumDoesNotAllocate(t *testing.T) {
 	mem, k := make([]byte, 4096), key(t, 100)
 	list := []uint32{3, 1}
-	require.Zero(t, allocs.PerRun(100, func() {
+	require.Zero(t, testkit.AllocsPerRun(100, func() {
 		c := Cells{At: driver.Side{Stride: 1000, List: list}, Count: 2, Outer: Axis{N: 2, By: 200},
 			Axis: Axis{N: 2, By: 100}}
 		_, _ = Sum(mem, &c, k)

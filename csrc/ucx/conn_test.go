@@ -18,7 +18,7 @@ import (
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/proc"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 const (
@@ -72,7 +72,7 @@ func openContext(t testing.TB, c Config, wake *proc.Event) *Context {
 // openLane connects both ends, which the end of the test closes.
 func openLane(t testing.TB, c Config) *lane {
 	t.Helper()
-	leak.Check(t, hostmem.InUse)
+	testkit.CheckLeaks(t, hostmem.InUse)
 	wake, err := proc.NewEvent()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = wake.Close() })

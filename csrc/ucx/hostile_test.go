@@ -15,7 +15,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 func TestForgedMessagesChangeNothing(t *testing.T) {
@@ -445,7 +445,7 @@ func TestAnswersAreOfTheirEpoch(t *testing.T) {
 		}
 	}
 	if v.f.late > 0 {
-		promise.Broken(t, "bytes that were written after the revoke were sent")
+		testkit.FatalBroken(t, "bytes that were written after the revoke were sent")
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/standin"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // outcomes takes so many completions.
@@ -34,7 +34,7 @@ func (l *testLink) outcomes(t *testing.T, n int) map[uint64]error {
 // TestDrain: what is posted goes through, and the rest ends.
 func TestDrain(t *testing.T) {
 	d := fakeDevices(t, 1)
-	d.fake.Device(0).Set(fakeverbs.Rate, 50)
+	d.fake.Device(0).Set("rate", 50)
 	l := openLink(t, d, testShape{config: Config{Depth: 2, FlightMax: 64 << 10,
 		SliceMax: 32 << 10}})
 	fill(l.local, 3)
@@ -126,7 +126,7 @@ func unread(t *testing.T, d hosts, n int) *testLink {
 	cfg := Config{BatchesMax: 4096, NotifyMax: n, ConnsMax: 2}
 	l := openLink(t, d, testShape{spin: true, pairs: len(d.near), config: cfg})
 	for i := range d.far {
-		d.fake.Device(2*i+1).Set(fakeverbs.Blind, 1)
+		d.fake.Device(2*i+1).Set("blind", 1)
 	}
 	for range n {
 		l.tag++
@@ -152,9 +152,9 @@ func TestEndedPairIsDrained(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := fakeDevices(t, 1)
 			far := d.fake.Device(1)
-			far.Set(fakeverbs.Purge, of.purge)
+			far.Set("purge", of.purge)
 			l := unread(t, d, unreadMany)
-			far.Set(fakeverbs.Blind, of.blind)
+			far.Set("blind", of.blind)
 			require.NoError(t, l.back.PairEnd(0))
 			require.EqualValues(t, unreadMany, l.far.ring.Notifs.Load())
 			require.EqualValues(t, unreadMany, l.back.Seen())
@@ -169,10 +169,10 @@ func TestGivenUpPairIsDrained(t *testing.T) {
 	const n = 100 // one look takes all of them
 	d := fakeDevices(t, 1)
 	far := d.fake.Device(1)
-	far.Set(fakeverbs.Purge, 1)
+	far.Set("purge", 1)
 	l := unread(t, d, n)
-	far.Set(fakeverbs.Frozen, 2)
-	far.Set(fakeverbs.Blind, 2)
+	far.Set("frozen", 2)
+	far.Set("blind", 2)
 	require.NoError(t, l.back.PairEnd(0))
 	require.EqualValues(t, n, l.far.ring.Notifs.Load())
 	require.EqualValues(t, n, l.back.Seen())
@@ -184,14 +184,14 @@ func TestSeenLooksAtAll(t *testing.T) {
 	d := fakeDevices(t, 2)
 	l := unread(t, d, unreadMany)
 	require.NoError(t, l.back.PairEnd(1))
-	d.fake.Device(1).Set(fakeverbs.Blind, 0)
+	d.fake.Device(1).Set("blind", 0)
 	require.EqualValues(t, unreadMany, l.back.Seen())
 }
 
 // keep has the NIC neither stop nor destroy the next queue pair, as often as said.
-func keep(d fakeverbs.Device, times uint32) {
-	d.Set(fakeverbs.ModifyBusy, times)
-	d.Set(fakeverbs.DestroyBusy, times)
+func keep(d standin.VerbsDevice, times uint32) {
+	d.Set("modify_busy", times)
+	d.Set("destroy_busy", times)
 }
 
 // TestKeptQueuePairDies has the NIC destroy a queue pair only when it is asked once more, which
@@ -202,13 +202,13 @@ func TestKeptQueuePairDies(t *testing.T) {
 	l := openLink(t, d, testShape{})
 	fill(l.local, 3)
 	near := d.fake.Device(0)
-	near.Set(fakeverbs.Frozen, 1)
+	near.Set("frozen", 1)
 	tag := l.submit(t, driver.Write, nil, driver.Desc{Len: 4096})
 	keep(near, 1)
 	require.ErrorIs(t, l.conn.PairEnd(0), driver.ErrUnproven)
 	require.ErrorIs(t, l.conn.PairSettle(0, 0), driver.ErrBusy, "what was posted is not over")
 	l.awaitNews(t, PairFailed)
-	near.Set(fakeverbs.Frozen, 0)
+	near.Set("frozen", 0)
 	l.make(t, 0)
 	l.awaitNews(t, PairLive)
 	require.NoError(t, l.outcome(t, tag))
@@ -221,7 +221,7 @@ func TestCloseWithKeptQueuePair(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{})
 	near := d.fake.Device(0)
-	near.Set(fakeverbs.Frozen, 1)
+	near.Set("frozen", 1)
 	l.submit(t, driver.Read, nil, driver.Desc{Len: 4096})
 	keep(near, 1)
 	require.ErrorIs(t, l.conn.Close(), driver.ErrUnproven)
@@ -236,7 +236,7 @@ func TestEndWithoutAProof(t *testing.T) {
 	for _, proved := range []bool{false, true} {
 		d := fakeDevices(t, 1)
 		l := openLink(t, d, testShape{})
-		d.fake.Device(0).Set(fakeverbs.Frozen, 1)
+		d.fake.Device(0).Set("frozen", 1)
 		unproven := map[uint64]bool{
 			l.submit(t, driver.Write, nil, driver.Desc{Len: 4096}): !proved,
 			l.submit(t, driver.Read, nil, driver.Desc{Len: 4096}):  false,
@@ -251,7 +251,7 @@ func TestEndWithoutAProof(t *testing.T) {
 				require.ErrorIs(t, err, driver.ErrClosed)
 			}
 			if errors.Is(err, driver.ErrUnproven) != unproven[tag] {
-				promise.Breaks(t, "batch %d, proved %v: %v", tag, proved, err)
+				testkit.ErrorBroken(t, "batch %d, proved %v: %v", tag, proved, err)
 			}
 		}
 		l.close(t)

@@ -17,8 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // Statuses of completions, as enum ibv_wc_status has them.
@@ -121,7 +120,7 @@ func TestLostAcknowledgements(t *testing.T) {
 	near := d.fake.Device(0)
 	for i := range 20 {
 		fill(l.local, uint64(i))
-		near.Set(fakeverbs.After, uint32(i%3))
+		near.Set("after", uint32(i%3))
 		near.LoseNext(1)
 		n := uint64(300_000)
 		tag := l.submit(t, driver.Write, numbered(i), driver.Desc{Local: 5, Remote: 9, Len: n})
@@ -139,7 +138,7 @@ func TestLostAcknowledgements(t *testing.T) {
 		t.Errorf("message %x came twice", n.Data)
 	}
 	m.stop()
-	if near.Set(fakeverbs.Lose, 0); m.fails < 10 {
+	if near.Set("lose", 0); m.fails < 10 {
 		t.Errorf("%d failures of 20", m.fails)
 	}
 }
@@ -159,7 +158,7 @@ func TestNothingLandsLate(t *testing.T) {
 		require.NoError(t, l.move(t, driver.Write, driver.Desc{Len: 4096}))
 		near.LandParked(t, i+1)
 		if !bytes.Equal(l.remote[:4096], l.local[:4096]) {
-			promise.Broken(t, "what was given up has landed on what was written later")
+			testkit.FatalBroken(t, "what was given up has landed on what was written later")
 		}
 	}
 }
@@ -173,11 +172,11 @@ func TestNothingLandsAfterCancel(t *testing.T) {
 	near := d.fake.Device(0)
 	for i := range 10 {
 		near.ParkNext(1)
-		faults := near.Get(fakeverbs.Faults)
+		faults := near.Get("faults")
 		fill(l.local, uint64(i))
 		tag := l.submit(t, driver.Write, nil, driver.Desc{Len: 4096})
 		if i%2 == 1 {
-			near.Await(t, fakeverbs.Faults, faults+1)
+			near.Await(t, "faults", faults+1)
 		}
 		l.conn.Cancel(tag)
 		if err := l.outcome(t, tag); err != nil && !errors.Is(err, driver.ErrAborted) {
@@ -187,7 +186,7 @@ func TestNothingLandsAfterCancel(t *testing.T) {
 		want := bytes.Clone(l.remote[:4096])
 		near.LandParked(t, i+1)
 		if !bytes.Equal(l.remote[:4096], want) {
-			promise.Broken(t, "round %d: bytes landed after the completion", i)
+			testkit.FatalBroken(t, "round %d: bytes landed after the completion", i)
 		}
 	}
 }
@@ -200,7 +199,7 @@ func TestFailuresByKind(t *testing.T) {
 			l := openLink(t, d, testShape{})
 			l.mend(t, 0)
 			fill(l.local, 7)
-			d.fake.Device(0).Set(fakeverbs.After, 2)
+			d.fake.Device(0).Set("after", 2)
 			d.fake.Device(0).FailNext(1, uint32(status))
 			var wrong int
 			outcomes := map[uint64]error{}
@@ -271,7 +270,7 @@ func TestLossBehindARevokedKey(t *testing.T) {
 		l := openLink(t, d, testShape{pairs: pairs})
 		const n = 6
 		for i := range pairs {
-			d.fake.Device(2*i).Set(fakeverbs.Frozen, 1)
+			d.fake.Device(2*i).Set("frozen", 1)
 		}
 		require.NoError(t, l.far.Revoke(testKey))
 		write := batchOf(driver.Write, l.descs(driver.Desc{Len: 300_000}), nil)
@@ -279,7 +278,7 @@ func TestLossBehindARevokedKey(t *testing.T) {
 			require.NoError(t, l.conn.Submit(tag, write))
 		}
 		for i := range pairs {
-			d.fake.Device(2*i).Set(fakeverbs.Frozen, 0)
+			d.fake.Device(2*i).Set("frozen", 0)
 		}
 		l.awaitNews(t, PairFailed)
 		for i := range pairs {
@@ -305,20 +304,20 @@ func TestNothingLandsAfterRevoke(t *testing.T) {
 		l := openLink(t, d, testShape{})
 		m := l.mend(t, 0)
 		near := d.fake.Device(0)
-		near.Set(fakeverbs.Rate, 50)
+		near.Set("rate", 50)
 		fill(l.local, 11)
 		tag := l.submit(t, driver.Write, nil, driver.Desc{Len: testBytes})
-		near.Await(t, fakeverbs.KiBLanded, 300)
-		near.Set(fakeverbs.Frozen, frozen)
+		near.Await(t, "kib_landed", 300)
+		near.Set("frozen", frozen)
 		require.NoError(t, l.far.Revoke(testKey))
 		want := bytes.Clone(l.remote)
-		near.Set(fakeverbs.Rate, 0)
-		near.Set(fakeverbs.Frozen, 0)
+		near.Set("rate", 0)
+		near.Set("frozen", 0)
 		if err := l.outcome(t, tag); !errors.Is(err, driver.ErrRevoked) {
 			t.Errorf("the write ended with %v", err)
 		}
 		if !bytes.Equal(l.remote, want) {
-			promise.Breaks(t, "bytes landed after Revoke had returned")
+			testkit.ErrorBroken(t, "bytes landed after Revoke had returned")
 		}
 		if bytes.Equal(want, l.local) {
 			t.Error("all had landed before: the test is of no use")
@@ -360,7 +359,7 @@ func TestStalledPairFails(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{config: Config{StallNanos: uint64(stallTime)}})
 	near := d.fake.Device(0)
-	near.Set(fakeverbs.Frozen, 1)
+	near.Set("frozen", 1)
 	fill(l.local, 3)
 	begin := time.Now()
 	tag := l.submit(t, driver.Write, numbered(0), driver.Desc{Len: 4096})
@@ -370,7 +369,7 @@ func TestStalledPairFails(t *testing.T) {
 	if took := time.Since(begin); took < stallTime {
 		t.Errorf("it failed after %v, before its time of %v", took, stallTime)
 	}
-	near.Set(fakeverbs.Frozen, 0)
+	near.Set("frozen", 0)
 	l.make(t, 0)
 	if err := l.outcome(t, tag); err != nil {
 		t.Error(err)
@@ -387,7 +386,7 @@ func TestSlowPairsDoNotStall(t *testing.T) {
 	l := openLink(t, d, testShape{config: Config{StallNanos: uint64(5 * stallTime), SliceMax: 4096,
 		Depth: 8}})
 	near := d.fake.Device(0)
-	near.Set(fakeverbs.DelayMicros, uint32((stallTime / 2).Microseconds()))
+	near.Set("delay_us", uint32((stallTime / 2).Microseconds()))
 	for range 2 {
 		if err := l.move(t, driver.Write, driver.Desc{Len: 16 * 4096}); err != nil {
 			// 8 times the delay in all
@@ -416,7 +415,7 @@ func TestUnmapWaitsForEachMemory(t *testing.T) {
 			Remote: uint64(i) * 8192, Len: 4096})
 	}
 	near := d.fake.Device(0)
-	near.Set(fakeverbs.Frozen, 1)
+	near.Set("frozen", 1)
 	l.tag++
 	require.NoError(t, l.conn.Submit(l.tag, batchOf(driver.Read, descs, nil)))
 	unmapped := make(chan error, 1)
@@ -426,7 +425,7 @@ func TestUnmapWaitsForEachMemory(t *testing.T) {
 		t.Errorf("unmapped while it is read into: %v", err)
 	case <-time.After(50 * time.Millisecond):
 	}
-	near.Set(fakeverbs.Frozen, 0)
+	near.Set("frozen", 0)
 	require.NoError(t, l.outcome(t, l.tag))
 	require.NoError(t, <-unmapped)
 	require.Equal(t, l.remote[8*8192:8*8192+4096], mem[8*4096:9*4096])
@@ -438,17 +437,17 @@ func TestTroubleIsNoProof(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{})
 	far := d.fake.Device(1)
-	regions := far.Get(fakeverbs.Regions)
-	far.Set(fakeverbs.ModifyBusy, math.MaxUint32)
-	far.Set(fakeverbs.DeregisterEIO, 1)
+	regions := far.Get("mrs")
+	far.Set("modify_busy", math.MaxUint32)
+	far.Set("deregister_eio", 1)
 	for range 20 {
 		require.Error(t, l.far.Revoke(testKey))
 		time.Sleep(time.Millisecond) // the event is looked at meanwhile
 	}
-	far.Set(fakeverbs.ModifyBusy, 0)
-	far.Set(fakeverbs.DeregisterEIO, 0)
+	far.Set("modify_busy", 0)
+	far.Set("deregister_eio", 0)
 	require.NoError(t, l.far.Revoke(testKey))
-	require.Less(t, far.Get(fakeverbs.Regions), regions)
+	require.Less(t, far.Get("mrs"), regions)
 }
 
 // TestReceivesComeBack has a device take no receive for a while: those are posted later, so that
@@ -457,15 +456,15 @@ func TestReceivesComeBack(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{})
 	far := d.fake.Device(1)
-	far.Set(fakeverbs.ReceiveBusy, math.MaxUint32)
+	far.Set("receive_busy", math.MaxUint32)
 	for i := range 20 {
 		require.NoError(t, l.outcome(t, l.submit(t, driver.Write, numbered(i))))
 		require.Equal(t, numbered(i), l.notif(t).Data)
 	}
-	far.Set(fakeverbs.ReceiveBusy, 0)
+	far.Set("receive_busy", 0)
 	for i := range 500 { // more than all places
 		require.NoError(t, l.outcome(t, l.submit(t, driver.Write, numbered(i))))
 		require.Equal(t, numbered(i), l.notif(t).Data)
 	}
-	require.Zero(t, far.Get(fakeverbs.Unready))
+	require.Zero(t, far.Get("unready"))
 }

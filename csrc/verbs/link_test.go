@@ -15,8 +15,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/proc"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/standin"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // patience is what a test waits for anything.
@@ -51,14 +51,14 @@ type testLink struct {
 // hosts are the devices of the two ends: queue pair i goes from near[i] to far[i].
 type hosts struct {
 	near, far []string
-	fake      *fakeverbs.Fabric
+	fake      *standin.VerbsFabric
 }
 
 // fakeDevices are of the stand-in.
 func fakeDevices(t testing.TB, pairs int) hosts {
 	t.Helper()
-	f := fakeverbs.Open(t, 2*pairs, Load)
-	leak.Check(t, f.InUse)
+	f := standin.OpenVerbs(t, 2*pairs, Load)
+	testkit.CheckLeaks(t, f.InUse)
 	d := hosts{fake: f}
 	for i := range pairs {
 		d.near, d.far = append(d.near, f.Device(2*i).Name()), append(d.far, f.Device(2*i+1).Name())

@@ -14,7 +14,6 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
@@ -25,7 +24,7 @@ func fake(t *testing.T, text string) string {
 }
 
 func TestLoadVerbs(t *testing.T) {
-	f := fakeverbs.Open(t, 2, Load)
+	f := standin.OpenVerbs(t, 2, Load)
 	missing := filepath.Join(t.TempDir(), "libibverbs.so.1")
 	for _, c := range []struct{ name, path, reason string }{
 		{"missing", missing, "cannot open shared object file"},
@@ -56,7 +55,7 @@ func TestLoadVerbs(t *testing.T) {
 }
 
 func TestDevicesSayWhatIsMissing(t *testing.T) {
-	fakeverbs.Open(t, 0, Load)
+	standin.OpenVerbs(t, 0, Load)
 	var u *driver.UnavailableError
 	if _, err := Devices(); !errors.As(err, &u) || !strings.Contains(u.Fix, "ibverbs-providers") {
 		t.Errorf("an empty list: %v, want an UnavailableError with a cure", err)
@@ -65,9 +64,9 @@ func TestDevicesSayWhatIsMissing(t *testing.T) {
 
 // The library of the system can be opened, and says so where the kernel knows no RDMA.
 func TestLibraryOfTheSystem(t *testing.T) {
-	fakeverbs.Open(t, 1, Load)
+	standin.OpenVerbs(t, 1, Load)
 	t.Cleanup(func() {
-		if err := Load(fakeverbs.Path()); err != nil {
+		if err := Load(standin.VerbsPath()); err != nil {
 			t.Error(err)
 		}
 	})

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
 // pages returns memory outside of the Go heap.
@@ -86,7 +85,7 @@ func TestPinsAndMaps(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if n := f.Device(1).Get(fakeverbs.Regions); n != 1 {
+	if n := f.Device(1).Get("mrs"); n != 1 {
 		t.Errorf("%d regions of a device where only the receives should be left", n)
 	}
 }
@@ -110,14 +109,14 @@ func TestGrantsLastForAnEpoch(t *testing.T) {
 	if _, err := c.Grant(6, 0, 0, 0); err == nil {
 		t.Error("granted memory that is not known")
 	}
-	f.Device(0).Set(fakeverbs.Frozen, 1) // it is nobody else's business
+	f.Device(0).Set("frozen", 1) // it is nobody else's business
 	if err := c.Revoke(5); err != nil {
 		t.Error(err)
 	}
 	if err := c.Revoke(5); err != nil {
 		t.Errorf("nothing is granted: %v", err)
 	}
-	if n := f.Device(0).Get(fakeverbs.Regions); n != 2 {
+	if n := f.Device(0).Get("mrs"); n != 2 {
 		t.Errorf("%d regions, want the receives and the pin", n)
 	}
 	second, err := c.Grant(5, 0, 0, 0)
@@ -152,11 +151,11 @@ func TestRevokeThatFails(t *testing.T) {
 		keys[i], err = c.Grant(1, i, 0, 0)
 		require.NoError(t, err)
 	}
-	f.Device(1).Set(fakeverbs.DeregisterBusy, 1)
+	f.Device(1).Set("deregister_busy", 1)
 	if err := c.Revoke(1); !errors.Is(err, driver.ErrBusy) {
 		t.Errorf("revoked: %v", err)
 	}
-	if a, b := f.Device(0).Get(fakeverbs.Regions), f.Device(1).Get(fakeverbs.Regions); a != 2 ||
+	if a, b := f.Device(0).Get("mrs"), f.Device(1).Get("mrs"); a != 2 ||
 		b != 3 {
 		t.Errorf("%d and %d regions, want only the second grant left", a, b)
 	}
@@ -166,7 +165,7 @@ func TestRevokeThatFails(t *testing.T) {
 	if err := c.Revoke(1); err != nil {
 		t.Error(err)
 	}
-	f.Device(1).Set(fakeverbs.DeregisterBusy, 1)
+	f.Device(1).Set("deregister_busy", 1)
 	p := pin(t, c, 1, mem, 0)
 	if err := p.Close(); !errors.Is(err, driver.ErrBusy) {
 		t.Errorf("a pin that the NIC keeps was closed: %v", err)
@@ -186,7 +185,7 @@ func TestUnmapThatFails(t *testing.T) {
 	require.NoError(t, c.Map(1, mem, []*Pin{p}, 1))
 	key, err := c.Grant(1, 0, 0, 0)
 	require.NoError(t, err)
-	f.Device(0).Set(fakeverbs.DeregisterBusy, 1)
+	f.Device(0).Set("deregister_busy", 1)
 	require.ErrorIs(t, c.Unmap(1), driver.ErrBusy)
 	require.ErrorIs(t, p.Close(), driver.ErrBusy, "the memory is still known")
 	again, err := c.Grant(1, 0, 0, 0)
@@ -195,7 +194,7 @@ func TestUnmapThatFails(t *testing.T) {
 	require.NoError(t, c.Unmap(1))
 	require.NoError(t, c.Unmap(1), "of an unknown key")
 	require.NoError(t, p.Close())
-	require.EqualValues(t, 1, f.Device(0).Get(fakeverbs.Regions), "that of the receives")
+	require.EqualValues(t, 1, f.Device(0).Get("mrs"), "that of the receives")
 }
 
 // A device that was pulled out knows no keys, although it does not say so.
@@ -210,7 +209,7 @@ func TestRevokeOfADeviceThatIsGone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f.Device(0).Set(fakeverbs.Fatal, 2)
+	f.Device(0).Set("fatal", 2)
 	for end := time.Now().Add(patience); c.Revoke(1) != nil; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("revoke still waits for a device that is gone")
@@ -220,7 +219,7 @@ func TestRevokeOfADeviceThatIsGone(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Error(err)
 	}
-	if n := f.Device(1).Get(fakeverbs.Regions); n != 2 {
+	if n := f.Device(1).Get("mrs"); n != 2 {
 		t.Errorf("%d regions of the device that is there, want the receives and the pin", n)
 	}
 }
@@ -229,7 +228,7 @@ func TestRegistrationThatFails(t *testing.T) {
 	f, c := fixture(t, 1)
 	openRails(t, c, f, 1)
 	mem := pages(t, 1<<20)
-	f.Device(0).Set(fakeverbs.LockedKiB, f.Device(0).Get(fakeverbs.KiBLocked)+1500)
+	f.Device(0).Set("locked_kib", f.Device(0).Get("kib_locked")+1500)
 	p := pin(t, c, 0, mem, 0)
 	if _, err := c.Pin(0, mem, 0); !errors.Is(err, syscall.ENOMEM) ||
 		!strings.Contains(err.Error(), "ulimit -l") {
@@ -239,13 +238,13 @@ func TestRegistrationThatFails(t *testing.T) {
 	if _, err := c.Grant(1, 0, 0, 0); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("granted beyond the limit of locked memory: %v", err)
 	}
-	f.Device(0).Set(fakeverbs.LockedKiB, 0)
+	f.Device(0).Set("locked_kib", 0)
 	if _, err := c.Grant(1, 0, 0, 0); err != nil {
 		t.Errorf("granted after a failure: %v", err)
 	}
 	gone := pages(t, 8192)
 	require.NoError(t, syscall.Mprotect(gone, syscall.PROT_NONE))
-	f.Device(0).Set(fakeverbs.RegisterErrno, uint32(syscall.EFAULT))
+	f.Device(0).Set("register_errno", uint32(syscall.EFAULT))
 	if _, err := c.Pin(0, gone, 0); !errors.Is(err, syscall.EFAULT) {
 		t.Errorf("memory that is not there: %v", err)
 	}
@@ -257,8 +256,8 @@ func TestGrantsOfManyAtOnce(t *testing.T) {
 	openRails(t, c, f, 1)
 	mem := pages(t, 4096)
 	p := pin(t, c, 0, mem, 0)
-	f.Device(0).Set(fakeverbs.RegisterMicros, 300)
-	f.Device(0).Set(fakeverbs.DeregisterMicros, 300)
+	f.Device(0).Set("register_us", 300)
+	f.Device(0).Set("deregister_us", 300)
 	for round := range 5 {
 		require.NoError(t, c.Map(1, mem, []*Pin{p}, 1))
 		keys := make([]uint32, 8)
@@ -282,7 +281,7 @@ func TestGrantsOfManyAtOnce(t *testing.T) {
 		}
 		all.Wait()
 		c.Unmap(1)
-		if n := f.Device(0).Get(fakeverbs.Regions); n != 2 {
+		if n := f.Device(0).Get("mrs"); n != 2 {
 			t.Fatalf("round %d: %d regions, want the receives and the pin", round, n)
 		}
 	}
@@ -295,7 +294,7 @@ func TestCloseWhileMemoryIsRegistered(t *testing.T) {
 	mem := pages(t, 4096)
 	kept := pin(t, c, 0, mem, 0)
 	require.NoError(t, c.Map(1, mem, []*Pin{kept}, 1))
-	f.Device(0).Set(fakeverbs.RegisterMicros, 20000)
+	f.Device(0).Set("register_us", 20000)
 	var all sync.WaitGroup
 	pins := make([]*Pin, 4)
 	for i := range pins {
@@ -348,7 +347,7 @@ func pinDevice(t testing.TB, c *Context, d Device) *Pin {
 // TestDeviceMemoryThatIsRefused has what drivers and the kernel say no to.
 func TestDeviceMemoryThatIsRefused(t *testing.T) {
 	f, c := fixture(t, 2)
-	f.Device(1).Set(fakeverbs.DMABufErrno, uint32(syscall.EOPNOTSUPP))
+	f.Device(1).Set("dmabuf_errno", uint32(syscall.EOPNOTSUPP))
 	openRails(t, c, f, 2)
 	for rail, want := range []bool{true, false} {
 		if r, err := c.Rail(rail); err != nil || r.DMABuf != want {
@@ -374,7 +373,7 @@ func TestDeviceMemoryThatIsRefused(t *testing.T) {
 		syscall.EFAULT) {
 		t.Errorf("an address that the kernel does not know: %v", err)
 	}
-	if n := f.Device(0).Get(fakeverbs.Regions); n != 1 {
+	if n := f.Device(0).Get("mrs"); n != 1 {
 		t.Errorf("%d regions, want the receives", n)
 	}
 }
@@ -387,16 +386,16 @@ func TestGoneInline(t *testing.T) {
 	fill(l.local, 5)
 	dev := d.fake.Device(0)
 	for _, gone := range []bool{true, false} {
-		dev.Set(fakeverbs.Frozen, 1)
-		inlined := dev.Get(fakeverbs.Inlined)
+		dev.Set("frozen", 1)
+		inlined := dev.Get("inlined")
 		if gone {
 			require.NoError(t, unix.Mprotect(l.local, unix.PROT_NONE))
 		}
 		tag := l.submit(t, driver.Write, nil, driver.Desc{Local: 4000, Remote: 70, Len: 10},
 			driver.Desc{Local: 5000, Remote: 80, Len: 54})
 		require.NoError(t, unix.Mprotect(l.local, unix.PROT_READ|unix.PROT_WRITE))
-		require.Equal(t, gone, dev.Get(fakeverbs.Inlined) == inlined)
-		dev.Set(fakeverbs.Frozen, 0)
+		require.Equal(t, gone, dev.Get("inlined") == inlined)
+		dev.Set("frozen", 0)
 		require.NoError(t, l.outcome(t, tag))
 		require.Equal(t, l.local[4000:4010], l.remote[70:80])
 		require.Equal(t, l.local[5000:5054], l.remote[80:134])

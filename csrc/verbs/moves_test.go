@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
 // baseOf is the address that the peer's requests name.
@@ -147,12 +146,12 @@ func TestFlightBoundsPairs(t *testing.T) {
 	l := openLink(t, d, testShape{bytes: n, timeout: 20, config: Config{SliceMax: 64 << 10,
 		FlightMax: flight, Depth: 32}})
 	near := d.fake.Device(0)
-	near.Set(fakeverbs.Frozen, 1)
+	near.Set("frozen", 1)
 	tag := l.submit(t, driver.Write, nil, driver.Desc{Len: n})
 	if c := l.counters(t); c.InFlight != flight {
 		t.Errorf("%d bytes under way on a queue pair, want %d", c.InFlight, flight)
 	}
-	near.Set(fakeverbs.Frozen, 0)
+	near.Set("frozen", 0)
 	if err := l.outcome(t, tag); err != nil {
 		t.Error(err)
 	}

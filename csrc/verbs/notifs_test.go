@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 )
 
 // awaitMessage checks which comes next.
@@ -32,10 +31,10 @@ func TestSeenProvesWrites(t *testing.T) {
 	l := openLink(t, d, testShape{bytes: 64 << 10})
 	fill(l.local, 1)
 	d.fake.Device(0).MuteNext(3)
-	d.fake.Device(0).Set(fakeverbs.Frozen, 1) // until both are posted: else the wire is given up
+	d.fake.Device(0).Set("frozen", 1) // until both are posted: else the wire is given up
 	before := l.submit(t, driver.Write, nil, driver.Desc{Local: 10_000, Remote: 10_000, Len: 5000})
 	tag := l.submit(t, driver.Write, numbered(1), driver.Desc{Len: 5000})
-	d.fake.Device(0).Set(fakeverbs.Frozen, 0)
+	d.fake.Device(0).Set("frozen", 0)
 	l.awaitMessage(t, 1)
 	l.awaitNews(t, PairFailed)
 	if !bytes.Equal(l.remote[:5000], l.local[:5000]) || !bytes.Equal(l.remote[10_000:15_000],
@@ -62,10 +61,10 @@ func TestSeenDoesNotProveReads(t *testing.T) {
 	l := openLink(t, d, testShape{bytes: 64 << 10})
 	fill(l.remote, 3)
 	d.fake.Device(0).MuteNext(3)
-	d.fake.Device(0).Set(fakeverbs.Frozen, 1) // as above
+	d.fake.Device(0).Set("frozen", 1) // as above
 	read := l.submit(t, driver.Read, nil, driver.Desc{Len: 5000})
 	l.submit(t, driver.Write, numbered(1), driver.Desc{Local: 10_000, Remote: 10_000, Len: 5000})
-	d.fake.Device(0).Set(fakeverbs.Frozen, 0)
+	d.fake.Device(0).Set("frozen", 0)
 	l.awaitMessage(t, 1)
 	l.awaitNews(t, PairFailed)
 	l.make(t, 0)

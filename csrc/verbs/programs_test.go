@@ -16,7 +16,6 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
 	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
@@ -37,7 +36,7 @@ func TestVerbsHasNoRaces(t *testing.T) {
 		}
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
-	library, control := fakeverbs.Compile(t, dir, "-fsanitize=thread")
+	library, control := standin.CompileVerbs(t, dir, "-fsanitize=thread")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, exe, library, control).CombinedOutput()
@@ -60,7 +59,7 @@ func runOverStandIn(t *testing.T, name string, flags ...string) {
 	args := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I.",
 		"-Itestdata/fakeverbs", "-o", exe, "testdata/" + name + ".c"}, flags...)
 	standin.Compile(t, append(append(args, sourceFiles(t)...), "-ldl", "-lpthread")...)
-	library, control := fakeverbs.Compile(t, dir)
+	library, control := standin.CompileVerbs(t, dir)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, exe, library, control).CombinedOutput()

@@ -15,8 +15,8 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/proc"
-	"github.com/sluicehq/sluice/internal/testing/fakeverbs"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/standin"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // testConfig is small.
@@ -36,10 +36,10 @@ func testConfig(t testing.TB) Config {
 
 // fixture opens a context in the stand-in with n devices, and sees to it that all of it is given
 // back in the end.
-func fixture(t testing.TB, n int) (*fakeverbs.Fabric, *Context) {
+func fixture(t testing.TB, n int) (*standin.VerbsFabric, *Context) {
 	t.Helper()
-	f := fakeverbs.Open(t, n, Load)
-	leak.Check(t, f.InUse)
+	f := standin.OpenVerbs(t, n, Load)
+	testkit.CheckLeaks(t, f.InUse)
 	c, err := Open(testConfig(t))
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -50,12 +50,12 @@ func fixture(t testing.TB, n int) (*fakeverbs.Fabric, *Context) {
 	return f, c
 }
 
-func railConfig(d fakeverbs.Device) RailConfig {
+func railConfig(d standin.VerbsDevice) RailConfig {
 	return RailConfig{Device: d.Name(), Port: 1, GID: 1, Timeout: 10, Retries: 1}
 }
 
 // openRails opens a rail for each device.
-func openRails(t testing.TB, c *Context, f *fakeverbs.Fabric, n int) {
+func openRails(t testing.TB, c *Context, f *standin.VerbsFabric, n int) {
 	t.Helper()
 	for i := range n {
 		rail, err := c.OpenRail(railConfig(f.Device(i)))
@@ -68,8 +68,8 @@ func openRails(t testing.TB, c *Context, f *fakeverbs.Fabric, n int) {
 func TestRailSaysWhatItCanDo(t *testing.T) {
 	f, c := fixture(t, 2)
 	d := f.Device(1)
-	d.Set(fakeverbs.MaxSGE, 13)
-	d.Set(fakeverbs.MaxInline, 100)
+	d.Set("max_sge", 13)
+	d.Set("max_inline", 100)
 	cfg := railConfig(d)
 	cfg.MTU = 2
 	rail, err := c.OpenRail(cfg)
@@ -99,14 +99,14 @@ func TestRailSaysWhatItCanDo(t *testing.T) {
 func TestRailTakesWhatThereIs(t *testing.T) {
 	f, c := fixture(t, 1)
 	d := f.Device(0)
-	d.Set(fakeverbs.MaxRequests, 20)
-	d.Set(fakeverbs.MaxReceives, 5)
-	d.Set(fakeverbs.MaxCQE, 40)
+	d.Set("max_wr", 20)
+	d.Set("max_srq_wr", 5)
+	d.Set("max_cqe", 40)
 	openRails(t, c, f, 1)
 	if r, err := c.Rail(0); err != nil || r.DepthMax != 4 {
 		t.Errorf("depth %d of a device with 20 requests, %v", r.DepthMax, err)
 	}
-	if n := d.Get(fakeverbs.QueuePairs); n != 0 {
+	if n := d.Get("qps"); n != 0 {
 		t.Errorf("%d queue pairs are left of the trial", n)
 	}
 	cfg := railConfig(d)
@@ -124,8 +124,8 @@ func TestRailTakesWhatThereIs(t *testing.T) {
 
 // Receives are made when connections need them, and not before.
 func TestReceivesGrowWithConnections(t *testing.T) {
-	f := fakeverbs.Open(t, 1, Load)
-	leak.Check(t, f.InUse)
+	f := standin.OpenVerbs(t, 1, Load)
+	testkit.CheckLeaks(t, f.InUse)
 	cfg := testConfig(t)
 	cfg.NotifyMax, cfg.ConnsMax = 200, 100
 	c, err := Open(cfg)
@@ -133,22 +133,22 @@ func TestReceivesGrowWithConnections(t *testing.T) {
 	defer c.Close()
 	openRails(t, c, f, 1)
 	d := f.Device(0)
-	before := d.Get(fakeverbs.KiBLocked)
+	before := d.Get("kib_locked")
 	if before > 300 {
 		t.Errorf("%d KiB are locked by a rail without connections", before)
 	}
-	d.Set(fakeverbs.LockedKiB, before+300)
+	d.Set("locked_kib", before+300)
 	conn, err := c.Connect(false, 0)
 	require.NoError(t, err)
 	defer conn.Close()
 	if _, err := conn.PairMake(0, 0); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("a queue pair whose receives have no room: %v", err)
 	}
-	d.Set(fakeverbs.LockedKiB, 0)
+	d.Set("locked_kib", 0)
 	if _, err := conn.PairMake(0, 0); err != nil {
 		t.Errorf("once there is room: %v", err)
 	}
-	if n := d.Get(fakeverbs.KiBLocked); n < 201*4 || n > 1500 {
+	if n := d.Get("kib_locked"); n < 201*4 || n > 1500 {
 		t.Errorf("%d KiB are locked for a connection of 200 messages", n)
 	}
 }
@@ -159,19 +159,19 @@ func TestRailRefusals(t *testing.T) {
 	for _, x := range []struct {
 		name, reason string
 		change       func(*RailConfig)
-		word         fakeverbs.Word
+		word         string
 		value        uint32
 	}{
 		{"no such device", "there is no device nope", func(r *RailConfig) {
 			r.Device = "nope"
-		}, 0, 1},
-		{"no name", "there is no device", func(r *RailConfig) { r.Device = "" }, 0, 1},
-		{"no such port", "no port 2: it has 1", func(r *RailConfig) { r.Port = 2 }, 0, 1},
-		{"port 0", "no port 0", func(r *RailConfig) { r.Port = 0 }, 0, 1},
-		{"no such GID", "no GID at index 9", func(r *RailConfig) { r.GID = 9 }, 0, 1},
-		{"device gone", "open the device: ", nil, fakeverbs.Fatal, 1},
-		{"locked memory", "ulimit -l", nil, fakeverbs.LockedKiB, 1},
-		{"no queue pairs", "make a queue pair", nil, fakeverbs.MaxRequests, 1},
+		}, "link", 1},
+		{"no name", "there is no device", func(r *RailConfig) { r.Device = "" }, "link", 1},
+		{"no such port", "no port 2: it has 1", func(r *RailConfig) { r.Port = 2 }, "link", 1},
+		{"port 0", "no port 0", func(r *RailConfig) { r.Port = 0 }, "link", 1},
+		{"no such GID", "no GID at index 9", func(r *RailConfig) { r.GID = 9 }, "link", 1},
+		{"device gone", "open the device: ", nil, "fatal", 1},
+		{"locked memory", "ulimit -l", nil, "locked_kib", 1},
+		{"no queue pairs", "make a queue pair", nil, "max_wr", 1},
 	} {
 		cfg := good
 		if x.change != nil {
@@ -220,7 +220,7 @@ func TestNothingAfterClose(t *testing.T) {
 }
 
 func TestContextRefusals(t *testing.T) {
-	fakeverbs.Open(t, 1, Load)
+	standin.OpenVerbs(t, 1, Load)
 	good := testConfig(t)
 	for name, change := range map[string]func(*Config){
 		"batches not a power of two": func(c *Config) { c.BatchesMax = 3 },

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Words by which a test tells the stand-in what to do, and sees what there is: in a file that
- * STANDIN_PANEL names when the library is opened, which both map. internal/testing/fakecuda has the
- * same.
+ * STANDIN_PANEL names when the library is opened, which both map.
  */
 #ifndef STANDIN_PANEL_H
 #define STANDIN_PANEL_H

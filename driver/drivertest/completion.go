@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // burst starts writes side by side, one to each of count parts of two memories, until there is no
@@ -322,7 +322,7 @@ func checkPeerClose(t *test) {
 		for i, tag := range tags {
 			done, err := t.host.outcome(tag)
 			if !done {
-				promise.Broken(t, "a tag was in flight behind Peer.Close")
+				testkit.FatalBroken(t, "a tag was in flight behind Peer.Close")
 			}
 			t.wants(err, "a tag in flight at Peer.Close", nil, driver.ErrClosed)
 			if err == nil {
@@ -443,7 +443,8 @@ func checkTogether(t *test) {
 			}
 			p, err := t.host.space(l.id).get(guard, n)
 			if err == nil && !bytes.Equal(p[:n/2], p[n/2:]) && len(write.Descs) == 1 {
-				err = errors.New(promise.Mark + "read back: " + difference(p[n/2:], p[:n/2]))
+				err = errors.New(testkit.BrokenPromise + "read back: " +
+					difference(p[n/2:], p[:n/2]))
 			}
 			return err
 		}
@@ -573,7 +574,8 @@ func checkDurable(t *test) {
 			d.mu.Lock()
 			got, want := d.stable[i*slot:][:slot], r.model()[i*slot:][:slot]
 			if !bytes.Equal(got, want) {
-				promise.Breaks(t, "round %d, write %d: a loss of power would leave other bytes: %s",
+				testkit.ErrorBroken(t,
+					"round %d, write %d: a loss of power would leave other bytes: %s",
 					round, i, difference(got, want))
 			}
 			d.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // firstTag has high and low bits set: a backend that keeps a part of a tag, or takes one for a
@@ -87,7 +87,7 @@ func newHost(h *Harness) (*host, error) {
 // fault notes a broken promise. The caller holds mu.
 func (h *host) fault(format string, args ...any) {
 	if len(h.faults) < 20 {
-		h.faults = append(h.faults, promise.Mark+fmt.Sprintf(format, args...))
+		h.faults = append(h.faults, testkit.BrokenPromise+fmt.Sprintf(format, args...))
 	}
 }
 

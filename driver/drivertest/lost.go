@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // checkPeerKilled kills the far side with work in flight in both directions: all tags complete,
@@ -32,7 +32,7 @@ func checkPeerKilled(t *test) {
 	if conn != 0 {
 		got, err := t.host.receive(1, t.h.limit, true)
 		if err != nil || got[0].Conn != conn || got[0].Err == nil {
-			promise.Broken(t, "asleep for the last message of a killed peer: %v, %v", got, err)
+			testkit.FatalBroken(t, "asleep for the last message of a killed peer: %v, %v", got, err)
 		}
 		for err = nil; err == nil || err == driver.ErrFull; err = t.host.b.Answer(conn, nil) {
 		}
@@ -79,7 +79,7 @@ func checkPeerFrozen(t *test) {
 	for i, tag := range tags {
 		done, err := t.host.outcome(tag)
 		if !done {
-			promise.Broken(t, "a tag was in flight behind Close of a frozen peer")
+			testkit.FatalBroken(t, "a tag was in flight behind Close of a frozen peer")
 		}
 		if err == nil {
 			t.apply(batches[i])

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // received is what a request in another goroutine has brought.
@@ -66,7 +66,8 @@ func checkMessageBehindItsBytes(t *test) {
 		t.ok(all.err, "receive")
 		for i, m := range all.msgs {
 			if m.Err != nil || m.Sum != sums[i] {
-				promise.Broken(t, "message %d of round %d (%q, %v) came before its bytes", i, round,
+				testkit.FatalBroken(t,
+					"message %d of round %d (%q, %v) came before its bytes", i, round,
 					m.Data, m.Err.orNil())
 			}
 		}
@@ -106,7 +107,7 @@ func checkMessageOrder(t *test) {
 	t.ok(all.err, "receive")
 	for i, m := range all.msgs {
 		if m.Err != nil || string(m.Data) != string(sent[i]) || m.Conn != all.msgs[0].Conn {
-			promise.Broken(t,
+			testkit.FatalBroken(t,
 				"message %d arrived as %d bytes %x (%v) by connection %d, want %d bytes "+
 					"%x by %d", i, len(m.Data), head(m.Data), m.Err.orNil(), m.Conn, len(sent[i]),
 				head(sent[i]), all.msgs[0].Conn)
@@ -151,7 +152,7 @@ func checkMessageBackPressure(t *test) {
 		for _, m := range all.msgs {
 			if want := pattern(make([]byte, len(msg)),
 				uint64(heard)); string(m.Data) != string(want) {
-				promise.Broken(t, "message %d of %d is another, or damaged (%v)", heard, sent,
+				testkit.FatalBroken(t, "message %d of %d is another, or damaged (%v)", heard, sent,
 					m.Err.orNil())
 			}
 			heard++
@@ -172,7 +173,8 @@ func checkMessageBackPressure(t *test) {
 				go func() { got <- <-t.receiving(t.far, ready, false) }()
 			}
 			if err := t.host.sleep(t.h.limit); err != nil {
-				promise.Broken(t, "wait for room: %v; a wake-up was lost: room is there: %v", err,
+				testkit.FatalBroken(t,
+					"wait for room: %v; a wake-up was lost: room is there: %v", err,
 					send())
 			}
 		}
@@ -237,7 +239,7 @@ func checkLastMessage(t *test) {
 		for {
 			m := t.far.must(request{Do: "receive", Count: 1}).Messages[0]
 			if m.Conn != conn || m.Err == nil && int(m.Data[0]) <= last {
-				promise.Broken(t, "message %x (%v) by connection %d behind %d by %d", m.Data,
+				testkit.FatalBroken(t, "message %x (%v) by connection %d behind %d by %d", m.Data,
 					m.Err.orNil(), m.Conn, last, conn)
 			}
 			if m.Err != nil {
@@ -248,8 +250,9 @@ func checkLastMessage(t *test) {
 			}
 		}
 		if len(owed) > 0 {
-			promise.Broken(t, "the last message came, and those of %d have not, whose batches "+
-				"succeeded", owed)
+			testkit.FatalBroken(t,
+				"the last message came, and those of %d have not, whose batches "+
+					"succeeded", owed)
 		}
 		t.hearsNoMore(t.far)
 		if round < 3 {
@@ -279,7 +282,7 @@ func checkAnswers(t *test) {
 		msg := pattern(make([]byte, n), uint64(i))
 		t.far.must(request{Do: "answer", Conn: conn, Data: msg})
 		if got := t.hears(t.near, msg); got != p.Conn() {
-			promise.Broken(t, "an answer came by connection %d, want %d", got, p.Conn())
+			testkit.FatalBroken(t, "an answer came by connection %d, want %d", got, p.Conn())
 		}
 	}
 	_, err := t.far.try(request{Do: "answer", Conn: first, Data: make([]byte, most+1)})
@@ -317,12 +320,13 @@ func checkAnswers(t *test) {
 	t.ok(all.err, "receive answers")
 	for i, m := range all.msgs {
 		if m.Err != nil || string(m.Data) != string(pattern(msg, uint64(i))) {
-			promise.Broken(t, "answer %d of %d is another, or damaged (%v)", i, sent, m.Err.orNil())
+			testkit.FatalBroken(t,
+				"answer %d of %d is another, or damaged (%v)", i, sent, m.Err.orNil())
 		}
 	}
 	t.ok(t.inTime("close peer", firstPeer.Close), "close peer")
 	if last := t.hearsLast(t.far); last != first {
-		promise.Broken(t, "connection %d closed, and %d has a last message", first, last)
+		testkit.FatalBroken(t, "connection %d closed, and %d has a last message", first, last)
 	}
 	_, err = t.far.try(request{Do: "answer", Conn: first, Data: []byte("late")})
 	t.wants(err, "answer a connection that has closed", driver.ErrPeerLost)

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/freeze"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // request is one order to a host. Which fields count depends on Do.
@@ -343,10 +343,10 @@ func (p *process) do(q request) reply {
 }
 
 // freeze stops every thread of the process, and returns when they all stand.
-func (p *process) freeze() error { return freeze.Process(p.cmd.Process) }
+func (p *process) freeze() error { return testkit.Freeze(p.cmd.Process) }
 
 // thaw lets a frozen process go on.
-func (p *process) thaw() error { return freeze.Thaw(p.cmd.Process) }
+func (p *process) thaw() error { return testkit.Thaw(p.cmd.Process) }
 
 // kill ends the process without a word, and returns when it is gone.
 func (p *process) kill() error {

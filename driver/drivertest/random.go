@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 const (
@@ -279,18 +279,20 @@ func (r *random) hear(w *way, ended bool) {
 			w.unheard = w.unheard[1:]
 		}
 		if len(w.unheard) == 0 || !bytes.Equal(w.unheard[0].batch.Notify, m.Data) {
-			promise.Broken(r, "%q (%v) came to the %s side, not the next of %d messages", m.Data,
+			testkit.FatalBroken(r,
+				"%q (%v) came to the %s side, not the next of %d messages", m.Data,
 				m.Err.orNil(), w.to.name, len(w.unheard))
 		}
 		f := w.unheard[0]
 		w.unheard = w.unheard[1:]
 		if f.err == nil && !f.revoked && m.Sum != sum(f.want) {
-			promise.Broken(r, "message %q came to the %s side before its bytes", m.Data, w.to.name)
+			testkit.FatalBroken(r,
+				"message %q came to the %s side before its bytes", m.Data, w.to.name)
 		}
 	}
 	for _, f := range w.unheard {
 		if f.err == nil {
-			promise.Broken(r, "the message of a batch that succeeded has not come")
+			testkit.FatalBroken(r, "the message of a batch that succeeded has not come")
 		}
 	}
 	w.unheard = nil

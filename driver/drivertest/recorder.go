@@ -10,13 +10,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // checkLeaks finds what a test leaves behind.
 func checkLeaks(tb testing.TB, h *Harness) {
 	tb.Helper()
-	leak.CheckWithin(tb, min(h.limit, 20*time.Second))
+	testkit.CheckLeaksWithin(tb, min(h.limit, 20*time.Second))
 }
 
 // recorder is a testing.TB that keeps failures instead of reporting them: for the second process,

@@ -12,7 +12,7 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 const big = 4 << 20 // bytes of a write that is under way for a while
@@ -106,7 +106,7 @@ func checkRevokeUnderWrites(t *test) {
 			copy(l.model(), copyBefore) // what was read was there before, or was not read
 			got := t.far.must(request{Do: "get", ID: l.id, Off: l.off, Len: big}).Data
 			if !bytes.Equal(got, copyBefore) && bytes.Contains(got, r.model()[big/2:][:64]) {
-				promise.Broken(t, "bytes were read that came behind the revoke")
+				testkit.FatalBroken(t, "bytes were read that came behind the revoke")
 			}
 			l.refill()
 			continue
@@ -187,7 +187,8 @@ func (t *test) writesBeside(sp *space, off, n uint64) (stop func()) {
 			err := mem.set(off, want)
 			got, err2 := mem.get(off, n)
 			if err = errors.Join(err, err2); err == nil && !bytes.Equal(got, want) {
-				err = errors.New(promise.Mark + "what the program wrote beside a revoke is lost")
+				err = errors.New(testkit.BrokenPromise +
+					"what the program wrote beside a revoke is lost")
 			}
 			if err != nil {
 				result <- err

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // checkLengths moves ranges of lengths and places at which code takes another way.
@@ -479,7 +479,7 @@ func checkNoAllocation(t *test) {
 			for range 25 {
 				once() // what a backend makes on first use
 			}
-			count := allocs.PerRun(50, once)
+			count := testkit.AllocsPerRun(50, once)
 			t.ok(failure, "%v of %s", b.Op, what)
 			if count > 0 && !raceEnabled { // under which sync.Pool forgets
 				t.Errorf("%v of %s: %v allocations from Submit to Poll, want 0", b.Op, what, count)

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // guard is how many bytes lie before and behind each piece of memory: nothing may change them.
@@ -293,7 +293,7 @@ func (sp *space) expect(when string, args ...any) {
 	sp.on.Helper()
 	if !sp.same() {
 		got := sp.on.must(request{Do: "get", ID: sp.id, Len: uint64(len(sp.want))}).Data
-		promise.Broken(sp.on, "%s: memory of the %s side, which lies at %d: %s",
+		testkit.FatalBroken(sp.on, "%s: memory of the %s side, which lies at %d: %s",
 			fmt.Sprintf(when, args...), sp.on.name, guard, difference(got, sp.want))
 	}
 }
@@ -374,7 +374,7 @@ func (t *test) await(tag uint64) error {
 	t.Helper()
 	err := t.host.await(tag)
 	if errors.Is(err, errLate) {
-		promise.Broken(t, "%v\n%s", err, stacks())
+		testkit.FatalBroken(t, "%v\n%s", err, stacks())
 	}
 	return err
 }
@@ -456,7 +456,7 @@ func (t *test) hears(on *side, want ...[]byte) (conn uint64) {
 	got := on.must(request{Do: "receive", Count: len(want)}).Messages
 	for i, m := range got {
 		if m.Err != nil || string(m.Data) != string(want[i]) || m.Conn != got[0].Conn {
-			promise.Broken(t,
+			testkit.FatalBroken(t,
 				"message %d of %d is %x (%v) by connection %d, the first by %d, want %x",
 				i, len(want), head(m.Data), m.Err.orNil(), m.Conn, got[0].Conn, head(want[i]))
 		}
@@ -470,7 +470,7 @@ func (t *test) hearsNoMore(on *side) {
 	t.Helper()
 	r, _ := on.try(request{Do: "receive", Count: 1, Limit: 20 * time.Millisecond})
 	if len(r.Messages) > 0 {
-		promise.Broken(t, "after the last message came another: %+v", r.Messages[0])
+		testkit.FatalBroken(t, "after the last message came another: %+v", r.Messages[0])
 	}
 }
 
@@ -479,7 +479,8 @@ func (t *test) hearsLast(on *side) (conn uint64) {
 	t.Helper()
 	m := on.must(request{Do: "receive", Count: 1}).Messages[0]
 	if m.Err == nil {
-		promise.Broken(t, "%x came by connection %d, want its last message", head(m.Data), m.Conn)
+		testkit.FatalBroken(t,
+			"%x came by connection %d, want its last message", head(m.Data), m.Conn)
 	}
 	return m.Conn
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // sleepUntil sleeps on the backend's descriptor as the engine does until the condition holds.
@@ -22,8 +22,9 @@ func (t *test) sleepUntil(what string, condition func() bool) {
 		}
 		if err := t.host.sleep(t.h.limit / 2); errors.Is(err, errLate) {
 			if n, _ := t.host.poll(); n > 0 || condition() {
-				promise.Broken(t, "%s: a wake-up was lost: it was there, and nothing woke the "+
-					"sleeper for %v", what, t.h.limit/2)
+				testkit.FatalBroken(t,
+					"%s: a wake-up was lost: it was there, and nothing woke the "+
+						"sleeper for %v", what, t.h.limit/2)
 			}
 			t.Fatalf("%s: nothing came within %v\n%s", what, t.h.limit/2, stacks())
 		} else if err != nil {
@@ -79,7 +80,7 @@ func checkWakeCompletion(t *test) {
 			helped := t.peer.Help(tags[0], nil)
 			if done, _ := t.host.outcome(tags[0]); !ready && polled == 0 && !helped && !done {
 				if err := t.host.sleepArmed(t.h.limit / 2); err != nil {
-					promise.Broken(t, "beside a helper that did nothing: %v", err)
+					testkit.FatalBroken(t, "beside a helper that did nothing: %v", err)
 				}
 			}
 		}
@@ -115,7 +116,7 @@ func checkWakeMessage(t *test) {
 			_, _ = t.host.poll()
 		}
 		if err := t.host.sleepArmed(t.h.limit / 2); err != nil {
-			promise.Broken(t, "peer %d connected and sent a message while this side slept: %v",
+			testkit.FatalBroken(t, "peer %d connected and sent a message while this side slept: %v",
 				round,
 				err)
 		}
@@ -133,7 +134,7 @@ func checkWakeMessage(t *test) {
 		}
 		send()
 		if err := t.host.sleepArmed(t.h.limit / 2); err != nil {
-			promise.Broken(t, "message behind others: %v, and the backend was armed", err)
+			testkit.FatalBroken(t, "message behind others: %v, and the backend was armed", err)
 		}
 		t.hears(t.near, []byte{byte(round)})
 		t.far.must(request{Do: "close peer", Peer: back})
@@ -159,7 +160,8 @@ func checkPingPong(t *test) {
 			return len(got) > 0
 		})
 		if string(got[0].Data) != string(msg) || got[0].Conn != t.peer.Conn() {
-			promise.Broken(t, "echo %d is %x by connection %d", i, head(got[0].Data), got[0].Conn)
+			testkit.FatalBroken(t,
+				"echo %d is %x by connection %d", i, head(got[0].Data), got[0].Conn)
 		}
 		t.sleepUntil("the completion of a message", t.isDone(tag))
 	}

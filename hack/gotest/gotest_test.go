@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // framed is text as package testing prints it: with a marker before each line of its own, and parts
@@ -49,7 +49,7 @@ const (
 	passes = "=== RUN   TestTimedA\n--- PASS: TestTimedA (0.1s)\n"
 	fails  = "=== RUN   TestTimedA\n    a_test.go:7: late\n--- FAIL: TestTimedA (0.1s)\nFAIL\n"
 	two    = fails + "=== RUN   TestTimedB\n--- FAIL: TestTimedB (0.1s)\nFAIL\n"
-	broken = "=== RUN   TestTimedA\n    a_test.go:7: " + promise.Mark +
+	broken = "=== RUN   TestTimedA\n    a_test.go:7: " + testkit.BrokenPromise +
 		"bytes landed\n--- FAIL: TestTimedA (0.1s)\nFAIL\n"
 	dies    = fails + "=== RUN   TestTimedB\nSIGSEGV: FAIL\n"
 	exits   = passes + "=== RUN   TestTimedB\n    b_test.go:7: about to call exit(0)\n"

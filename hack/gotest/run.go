@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // notGate are the names of tests that are not the gate's.
@@ -183,7 +183,8 @@ func readOutput(out io.Reader) reading {
 
 // take looks at a line, which package testing has printed or something else.
 func (r *reading) take(line string, framed bool) {
-	r.broken = r.broken || strings.Contains(line, promise.Mark) || strings.Contains(line, race)
+	r.broken = r.broken || strings.Contains(line, testkit.BrokenPromise) ||
+		strings.Contains(line, race)
 	if m := seed.FindStringSubmatch(line); m != nil && !slices.Contains(r.seeds, m[1]) {
 		r.seeds = append(r.seeds, m[1])
 	}

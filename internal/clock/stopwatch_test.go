@@ -9,13 +9,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/internal/clock"
-	"github.com/sluicehq/sluice/internal/testing/manualclock"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestStopwatch counts what a process that runs sees, and nothing of the time in which it stood
 // still, nor of the beat after that.
 func TestStopwatch(t *testing.T) {
-	c := manualclock.New()
+	c := testkit.NewClock()
 	s := clock.NewStopwatch(c, 32*time.Second)
 	begin := s.Look()
 	counts := func(want time.Duration) {
@@ -44,7 +44,7 @@ func TestStopwatch(t *testing.T) {
 
 // TestStopwatchTicks has it look once a beat, and when the time has come.
 func TestStopwatchTicks(t *testing.T) {
-	c := manualclock.New()
+	c := testkit.NewClock()
 	s := clock.NewStopwatch(c, 32*clock.BeatMin)
 	at := s.Look()
 	rings := func(until, want time.Duration) {
@@ -64,7 +64,7 @@ func TestStopwatchTicks(t *testing.T) {
 // same, but no sooner than it would where none was.
 func TestStopwatchOnABusyMachine(t *testing.T) {
 	for _, often := range []int{1, 2} {
-		c := manualclock.New()
+		c := testkit.NewClock()
 		const beat = time.Second / 32
 		s := clock.NewStopwatch(c, time.Second)
 		begin, started := s.Look(), c.Now()
@@ -83,7 +83,7 @@ func TestStopwatchOnABusyMachine(t *testing.T) {
 
 // TestPass has a process stop in a wait: that counts as one beat of 32, and the wait goes on.
 func TestPass(t *testing.T) {
-	c := manualclock.New()
+	c := testkit.NewClock()
 	begin, passed, stop := c.Now(), make(chan bool, 1), make(chan struct{})
 	go func() { passed <- clock.Pass(c, time.Second, nil, nil) }()
 	set := func() {

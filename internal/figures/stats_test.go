@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/testing/allocs"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 func TestPercentileIsNearestRank(t *testing.T) {
@@ -40,7 +40,7 @@ func TestSamplesKeepTheNewest(t *testing.T) {
 
 func TestSamplesDoNotAllocate(t *testing.T) {
 	s := NewSamples(16)
-	if n := allocs.PerRun(100, func() { s.Add(1) }); n != 0 {
+	if n := testkit.AllocsPerRun(100, func() { s.Add(1) }); n != 0 {
 		t.Errorf("Add allocates %v times", n)
 	}
 	var zero Samples

@@ -4,7 +4,7 @@ package files
 
 import (
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/memfault"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // place is where a job stands: the rest of a piece, in memory and in its file.
@@ -211,7 +211,7 @@ func (c *Core) mayEnter(s driver.Shared) bool {
 
 // scatter copies what came into the buffer to where it belongs.
 func (r *Request) scatter() (err error) {
-	defer memfault.Catch(&err, memfault.Begin())
+	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
 	j := r.job
 	for c := r.first; c != r.last; c = (cursor{item: c.item + 1}) {
 		p := j.place(c)

@@ -7,6 +7,10 @@
 // The garbage collector neither sees nor moves it, and the program must Close
 // it. There is no finalizer as a net, on purpose: slices of Bytes do not keep a
 // Buffer alive, so a net would unmap memory that is still in use.
+//
+// Beside it stands what backends need for memory that is not theirs alone: pages of another
+// process, which may be hostile (MapSealed), registered memory that is gone (CatchFault),
+// descriptors of device memory (DupDMABuf), and which device memory other processes map (AddLent).
 package hostmem
 
 import (

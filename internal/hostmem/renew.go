@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/memfault"
 )
 
 // layersMax bounds the descriptors of a Buffer: one message over a Unix socket
@@ -235,7 +234,7 @@ func (b *Buffer) copyTo(l *layer, off uint64, from []byte) (err error) {
 	if _, err := populate(to, l, off, false); err != nil {
 		return err
 	}
-	_, err = memfault.Copy(to, from)
+	_, err = CopyCatchingFault(to, from)
 	return err
 }
 

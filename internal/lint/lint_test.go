@@ -77,13 +77,12 @@ var cases = []struct {
 	{"kv knows engine", "kv/pool/a.go", local("engine"), ""},
 	{"kv knows csrc", "kv/handoff/a.go", local("csrc/copy"), "by package engine"},
 	{"kv makes digests", "kv/layout/a.go", local("csrc/digest"), ""},
-	{"kv makes checksums", "kv/store/a.go", local("csrc/crc"), ""},
 	{"csrc knows engine", "csrc/a.go", local("engine"), "serves backends"},
 	{"internal knows engine", "internal/proc/a.go", local("engine"), "below everything"},
-	{"internal knows internal", "internal/testing/leak/a.go", local("internal/hostmem"), ""},
+	{"internal knows internal", "internal/testing/testkit/a.go", local("internal/hostmem"), ""},
 	{"bench knows cmd", "bench/a.go", local("cmd/sluice"), "not the reverse"},
-	{"library knows leak", "kv/pool/a.go", local("internal/testing/leak"), "for tests"},
-	{"suite knows leak", "driver/drivertest/a.go", local("internal/testing/leak"), ""},
+	{"library knows testkit", "kv/pool/a.go", local("internal/testing/testkit"), "for tests"},
+	{"suite knows testkit", "driver/drivertest/a.go", local("internal/testing/testkit"), ""},
 	{"suite knows engine", "driver/drivertest/a.go", local("engine"), "knows nothing of it"},
 	{"contract imports a module", "driver/a.go", imports("golang.org/x/sys/unix"),
 		"standard library alone"},
@@ -93,8 +92,6 @@ var cases = []struct {
 	{"similar name", "engine/a.go", imports("example.com/sluice/csrc"), ""},
 
 	{"cobra in a library", "kv/pool/a.go", imports("github.com/spf13/cobra"), "business of cmd"},
-	{"progressbar in a library", "engine/a.go", imports("github.com/schollz/progressbar/v3"),
-		"business of cmd"},
 	{"cobra in cmd", "cmd/sluice/a.go", imports("github.com/spf13/cobra"), ""},
 	{"testify in a backend", "backends/shm/a_test.go",
 		imports("github.com/stretchr/testify/require"), ""},
@@ -110,10 +107,10 @@ var cases = []struct {
 		"SkipIfUnavailable() { t.Skip(err) }\n", "make the test run"},
 	{"another Skip", "engine/a.go", body(`scanner.Skip()`), ""},
 
-	{"stopped process in the gate", "engine/a_test.go", local("internal/testing/freeze") +
-		"func TestA() {}\n", "call it TestTimed"},
-	{"stopped process", "engine/a_test.go", local("internal/testing/freeze") +
-		"func TestTimedA() {}\nfunc TestSoakA() {}\nfunc TestMain() {}\n", ""},
+	{"stopped process in the gate", "engine/a_test.go", good +
+		"func TestA() { testkit.Freeze(p) }\n", "call it TestTimed"},
+	{"stopped process", "engine/a_test.go", good +
+		"func TestTimedA() { testkit.Freeze(p) }\nfunc TestSoakA() {}\nfunc TestMain() {}\n", ""},
 }
 
 func TestRules(t *testing.T) {

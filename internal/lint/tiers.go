@@ -19,8 +19,9 @@ var (
 // tiers keeps tests beside a stopped process out of the gate. That a short limit does no harm to a
 // test is beyond a look at its text: make stall shows it.
 func tiers(f *File) []Finding {
-	stops := slices.ContainsFunc(f.imports(), func(i imported) bool {
-		return i.local == "internal/testing/freeze"
+	stops := false
+	selectors(f.tree, func(x *ast.Ident, sel *ast.SelectorExpr) {
+		stops = stops || x.Name == "testkit" && sel.Sel.Name == "Freeze"
 	})
 	if !f.isTest() || !stops || f.under("internal/testing", suite) {
 		return nil

@@ -15,7 +15,7 @@ var virtual atomic.Pointer[channels]
 
 // Virtual has NewEvent make events that live in channels, until end is called: in a bubble of
 // testing/synctest a goroutine that waits for one is durably blocked. FD of such an event is a
-// number that the kernel does not know and EventFromFD does. Only internal/testing/virtual calls
+// number that the kernel does not know and EventFromFD does. Only testkit.InVirtualTime calls
 // it.
 func Virtual() (end func()) {
 	virtual.Store(&channels{last: 1 << 30, signals: map[int]chan struct{}{}})

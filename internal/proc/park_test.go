@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
 )
 
 // patience bounds what must happen but not when.
@@ -228,7 +227,7 @@ func TestEventFromFDRefusesOthers(t *testing.T) {
 func TestNothingAllocates(t *testing.T) {
 	overBoth(t, func(t *testing.T) {
 		e := mustEvent(t)
-		if n := allocs.PerRun(100, func() {
+		if n := testing.AllocsPerRun(100, func() {
 			if e.Signal() != nil || e.Wait() != nil || e.Drain() {
 				t.Fatal("lost a signal")
 			}
@@ -243,7 +242,7 @@ func TestWaiterDoesNotAllocate(t *testing.T) {
 	w, err := NewWaiter(e.FD())
 	require.NoError(t, err)
 	defer w.Close()
-	if n := allocs.PerRun(100, func() {
+	if n := testing.AllocsPerRun(100, func() {
 		if e.Signal() != nil || w.Wait() != nil || !e.Drain() || w.Ready() {
 			t.Fatal("lost a signal")
 		}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/proc"
-	"github.com/sluicehq/sluice/internal/testing/freeze"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestTimedThreadsFrozenByACgroup freezes a process that makes one call after the other. It is out
@@ -96,7 +96,7 @@ func TestTimedThreads(t *testing.T) {
 	}, time.Minute, time.Millisecond, "it does not sleep")
 	if inside := list(unix.SYS_CLOCK_NANOSLEEP); out(inside, 50*time.Millisecond) {
 		t.Error("a process is said to be out of the call that it sleeps in")
-	} else if err := freeze.Process(c.Process); err != nil {
+	} else if err := testkit.Freeze(c.Process); err != nil {
 		t.Fatal(err)
 	} else if !inside.Out() {
 		t.Error("a stopped process is said to be in a call")

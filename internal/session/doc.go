@@ -17,6 +17,9 @@
 //     that it belongs to.
 //   - Completions holds the completions of a backend until Poll takes them; LastWords, which
 //     connections have ended that the program has yet to hear of.
+//   - Outbound and SilenceWatch tell a host that is gone from a process that is late. The kernel of
+//     a live host acknowledges also what its process does not read because it is stopped or kept
+//     off its processors; a host that acknowledges nothing for a while is down, or out of reach.
 //   - Gate keeps what is about to be closed until no call uses it any more.
 //   - SetDefault and CheckWithin fill in and check what a Config bounds.
 package session

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // wired is a sender between two inboxes, and how often each has been woken.
@@ -81,7 +81,7 @@ func TestFull(t *testing.T) {
 		_, err := w.Reserve(notifying("c"))
 		require.ErrorIs(t, err, driver.ErrFull)
 	}
-	refused := allocs.PerRun(100, func() { _, _ = w.Reserve(notifying("c")) })
+	refused := testkit.AllocsPerRun(100, func() { _, _ = w.Reserve(notifying("c")) })
 	require.LessOrEqual(t, refused, 2.0, "the message of this test, and no copy of it")
 	w.Post(list[0], nil)
 	w.Post(list[1], nil)

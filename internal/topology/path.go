@@ -3,8 +3,6 @@
 package topology
 
 import (
-	"fmt"
-	"strconv"
 	"strings"
 )
 
@@ -54,20 +52,3 @@ func IsAddress(name string) bool {
 }
 
 func hex(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
-
-// Address spells a PCI address as the kernel does. NVML has eight digits of a domain and
-// capitals, as 00000000:3B:00.0. Empty: it is none.
-func Address(spelled string) string {
-	domain, rest, ok := strings.Cut(strings.ToLower(strings.TrimSpace(spelled)), ":")
-	if !ok {
-		return ""
-	}
-	n, err := strconv.ParseUint(domain, 16, 32)
-	if err != nil {
-		return ""
-	}
-	if a := fmt.Sprintf("%04x:%s", n, rest); IsAddress(a) {
-		return a
-	}
-	return ""
-}

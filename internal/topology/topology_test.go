@@ -8,12 +8,12 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/sluicehq/sluice/internal/testing/fakesysfs"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 func server(t *testing.T) (Sysfs, map[string]*Device) {
 	t.Helper()
-	s := Sysfs(fakesysfs.Server(t).Root)
+	s := Sysfs(standin.ServerSysfs(t).Root)
 	return s, byAddress(s.Devices())
 }
 
@@ -139,24 +139,6 @@ func TestNearer(t *testing.T) {
 	}
 }
 
-func TestAddress(t *testing.T) {
-	for spelled, want := range map[string]string{
-		"00000000:3B:00.0": "0000:3b:00.0", "0000:3b:00.0": "0000:3b:00.0",
-		"00010000:E1:00.1": "10000:e1:00.1",
-		"":                 "", "3b:00.0": "", "0000:3b:00": "", "0000:3b:00.8": "",
-		"0000:3b:0g.0": "", "pci0000:3a": "", "virtio2": "", "0000:3b-00.0": "",
-		"0x00:3b:00.0": "", "999999999:3b:00.0": "",
-	} {
-		if got := Address(spelled); got != want {
-			t.Errorf("%q is %q, want %q", spelled, got, want)
-		}
-	}
-	if IsAddress("0000:3B:00.0") || IsAddress("000:3b:00.0") || IsRoot("pci0000:3a:00.0") ||
-		IsRoot("0000:3a") || !IsRoot("pci10000:00") {
-		t.Error("names of the kernel are told apart wrongly")
-	}
-}
-
 func TestLink(t *testing.T) {
 	for text, want := range map[string]int{
 		"2.5 GT/s PCIe": 1, "5.0 GT/s PCIe": 2, "8.0 GT/s PCIe": 3, "16.0 GT/s PCIe": 4,
@@ -199,18 +181,18 @@ func TestLink(t *testing.T) {
 
 // TestOddDevices has those that share, hide or lack a place.
 func TestOddDevices(t *testing.T) {
-	f := fakesysfs.New(t)
+	f := standin.NewSysfs(t)
 	const card, port = "pci0000:3a/0000:3a:00.0/0000:3b:00.0", "pci0000:3a/0000:3a:00.0"
-	f.Add(fakesysfs.Function{Path: port})
-	f.Add(fakesysfs.Function{Path: card, Class: "0x020000", Node: -1, Speed: "Unknown",
+	f.Add(standin.SysfsFunction{Path: port})
+	f.Add(standin.SysfsFunction{Path: card, Class: "0x020000", Node: -1, Speed: "Unknown",
 		Most: "Unknown", Width: 0, Wide: 255})
 	f.Link("class/net/eth0/device", "devices/"+card)
 	for _, vf := range []string{"0000:3b:00.2", "0000:3b:00.3"} {
-		f.Add(fakesysfs.Function{Path: port + "/" + vf, Class: "0x020000"})
+		f.Add(standin.SysfsFunction{Path: port + "/" + vf, Class: "0x020000"})
 		f.Link("devices/"+port+"/"+vf+"/physfn", "devices/"+card)
 		f.Link("class/net/vf"+vf[11:]+"/device", "devices/"+port+"/"+vf)
 	}
-	f.Add(fakesysfs.Function{Path: "pci0000:00/0000:00:03.0", Class: "0x020000"})
+	f.Add(standin.SysfsFunction{Path: "pci0000:00/0000:00:03.0", Class: "0x020000"})
 	f.File("devices/pci0000:00/0000:00:03.0/virtio2/status", "0x7")
 	f.Link("class/net/eth1/device", "devices/pci0000:00/0000:00:03.0/virtio2")
 	f.File("class/infiniband/rxe0/parent", "eth1")
@@ -229,5 +211,17 @@ func TestOddDevices(t *testing.T) {
 	if d := all["0000:00:03.0"]; !slices.Equal(d.RDMA, []string{"rxe0"}) ||
 		!slices.Equal(d.NetDevs, []string{"eth1"}) || d.Path.Parent() != "" {
 		t.Errorf("the NIC of a virtual machine, with soft-RoCE on it, is %+v", d)
+	}
+}
+
+func TestNamesOfTheKernel(t *testing.T) {
+	for name, want := range map[string]bool{"0000:3b:00.0": true, "10000:e1:00.1": true,
+		"3b:00.0": false, "0000:3b:00.8": false, "0000:3B:00.0": false, "000:3b:00.0": false} {
+		if IsAddress(name) != want {
+			t.Errorf("%q is an address: %v", name, !want)
+		}
+	}
+	if IsRoot("pci0000:3a:00.0") || IsRoot("0000:3a") || !IsRoot("pci10000:00") {
+		t.Error("roots are told apart wrongly")
 	}
 }

@@ -16,8 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/promise"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/kv/pool"
 )
 
@@ -41,7 +40,7 @@ func (p *pair) fence(t *testing.T, want ...uint32) (check func()) {
 		t.Helper()
 		for _, block := range g.Blocks {
 			if !bytes.Equal(p.decode.block(block), mark) {
-				promise.Breaks(t, "something landed in block %d after the end", block)
+				testkit.ErrorBroken(t, "something landed in block %d after the end", block)
 			}
 		}
 		g.Release()
@@ -59,7 +58,9 @@ func (s *side) block(block uint32) []byte {
 func TestAbortAtAnyMoment(t *testing.T) {
 	for _, who := range []string{"sender", "receiver"} {
 		t.Run(who, func(t *testing.T) {
-			virtual.Run(t, "mem", func(t *testing.T) { abortAtAnyMoment(t, newSlowMem, who) })
+			testkit.RunInVirtualTime(t, "mem", func(t *testing.T) {
+				abortAtAnyMoment(t, newSlowMem, who)
+			})
 			t.Run("shm", func(t *testing.T) { abortAtAnyMoment(t, newShm, who) })
 		})
 	}
@@ -142,7 +143,9 @@ func (p *pair) checkEnd(t *testing.T, who string, push *Push, q *Request) {
 	}
 }
 
-func TestAbortWhileWaitingForRoom(t *testing.T) { virtual.Time(t, abortWhileWaitingForRoom) }
+func TestAbortWhileWaitingForRoom(t *testing.T) {
+	testkit.InVirtualTime(t, abortWhileWaitingForRoom)
+}
 
 func abortWhileWaitingForRoom(t *testing.T) {
 	p := newPair(t, setup{blocks: 4})

@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // atOnce is how long a test waits for what must not happen.
@@ -20,7 +20,7 @@ const atOnce = 100 * time.Millisecond
 
 // TestLayerBesideTheEnd: a Push has not ended while a call of Layer is under way, which would
 // import anew what was closed.
-func TestLayerBesideTheEnd(t *testing.T) { virtual.Time(t, layerBesideTheEnd) }
+func TestLayerBesideTheEnd(t *testing.T) { testkit.InVirtualTime(t, layerBesideTheEnd) }
 
 func layerBesideTheEnd(t *testing.T) {
 	var imports atomic.Int64

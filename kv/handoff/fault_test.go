@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
 )
@@ -44,7 +44,7 @@ func fullPoolHoldsRequestsBack(t *testing.T, open func(testing.TB) driver.Backen
 	q.Release()
 }
 
-func TestWaitForRoomIsBounded(t *testing.T) { virtual.Time(t, waitForRoomIsBounded) }
+func TestWaitForRoomIsBounded(t *testing.T) { testkit.InVirtualTime(t, waitForRoomIsBounded) }
 
 func waitForRoomIsBounded(t *testing.T) {
 	p := newPair(t, setup{blocks: 2, receiver: func(c *ReceiverConfig) {

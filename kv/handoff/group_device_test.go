@@ -18,13 +18,13 @@ import (
 	kernel "github.com/sluicehq/sluice/cuda"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/fakecuda"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
 // standIn opens the software stand-in of libcuda, once: a process has one driver.
 var standIn = sync.OnceValues(func() (path string, err error) {
-	library, err := fakecuda.Build()
+	library, err := standin.BuildCUDA()
 	if err != nil {
 		return "", err
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -142,7 +142,7 @@ func TestGroupWithoutAProof(t *testing.T) {
 			}
 			return j.requests[0].Cancel(within(t))
 		}
-		virtual.Run(t, name+", ended", func(t *testing.T) {
+		testkit.RunInVirtualTime(t, name+", ended", func(t *testing.T) {
 			c, fails := newStubbornCrowd(t, pull, rank)
 			j := c.newJob(t, layout.Span{To: 40})
 			j.begin(t)
@@ -157,7 +157,7 @@ func TestGroupWithoutAProof(t *testing.T) {
 			c.unproven(t, rank)
 			<-stand.Leases[0].Revoked() // the engine has looked again
 		})
-		virtual.Run(t, name+", late", func(t *testing.T) {
+		testkit.RunInVirtualTime(t, name+", late", func(t *testing.T) {
 			c, fails := newStubbornCrowd(t, pull, rank)
 			c.to[0].receive.cfg.RevokeTimeout, c.from[0].sender.cfg.RevokeTimeout = limit, limit
 			j := c.newJob(t, layout.Span{To: 40})
@@ -166,7 +166,7 @@ func TestGroupWithoutAProof(t *testing.T) {
 			require.NoError(t, outcome(t, j))
 			j.awaitEnd(t)
 		})
-		virtual.Run(t, name+", all came", func(t *testing.T) {
+		testkit.RunInVirtualTime(t, name+", all came", func(t *testing.T) {
 			c, fails := newStubbornCrowd(t, pull, rank)
 			j := c.newJob(t, layout.Span{To: 40})
 			j.begin(t)

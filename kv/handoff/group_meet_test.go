@@ -15,13 +15,12 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/promise"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
 // TestGroupMeet: ranks begin and open a request in any order.
-func TestGroupMeet(t *testing.T) { virtual.Time(t, groupMeet) }
+func TestGroupMeet(t *testing.T) { testkit.InVirtualTime(t, groupMeet) }
 
 func groupMeet(t *testing.T) {
 	c := newCrowd(t, fourToTwo(t, newMem, false))
@@ -80,7 +79,8 @@ func TestGroupMeetingIsBounded(t *testing.T) {
 		}
 		return s
 	}
-	virtual.Run(t, "the receivers do not open it, the senders give up", func(t *testing.T) {
+	const late = "the receivers do not open it, the senders give up"
+	testkit.RunInVirtualTime(t, late, func(t *testing.T) {
 		c := newCrowd(t, impatient(true))
 		j := c.newJob(t, layout.Span{To: 40})
 		_, err := c.from[2].sender.Begin(within(t), j.number, j.from[2], j.span)
@@ -93,7 +93,7 @@ func TestGroupMeetingIsBounded(t *testing.T) {
 		_, err = c.from[3].sender.Begin(within(t), j.number, j.from[3], j.span)
 		require.ErrorIs(t, err, engine.ErrTimeout)
 	})
-	virtual.Run(t, "the receivers do not open it, they give up", func(t *testing.T) {
+	testkit.RunInVirtualTime(t, "the receivers do not open it, they give up", func(t *testing.T) {
 		c := newCrowd(t, impatient(false))
 		j := c.newJob(t, layout.Span{To: 40})
 		_, err := c.from[2].sender.Begin(within(t), j.number, j.from[2], j.span)
@@ -101,7 +101,7 @@ func TestGroupMeetingIsBounded(t *testing.T) {
 		require.ErrorAs(t, err, &end)
 		require.True(t, end.Reason == TimedOut && end.Remote, "%v", err)
 	})
-	virtual.Run(t, "a sender does not begin it", func(t *testing.T) {
+	testkit.RunInVirtualTime(t, "a sender does not begin it", func(t *testing.T) {
 		c := newCrowd(t, impatient(false))
 		j := c.newJob(t, layout.Span{To: 40})
 		var err error
@@ -117,7 +117,7 @@ func TestGroupMeetingIsBounded(t *testing.T) {
 // no bytes that others wait for.
 func TestGroupIdle(t *testing.T) {
 	for name, lazy := range map[string]int{"of bytes": 3, "of none": 0} {
-		virtual.Run(t, name, func(t *testing.T) {
+		testkit.RunInVirtualTime(t, name, func(t *testing.T) {
 			s := fourToTwo(t, newMem, false)
 			s.config = func(sends bool, g *GroupConfig) {
 				if !sends && g.Index == 1 {
@@ -280,7 +280,9 @@ func TestGroupClose(t *testing.T) {
 // lands in their blocks any more.
 func TestGroupManyRequests(t *testing.T) {
 	for name, pull := range map[string]bool{"push": false, "pull": true} {
-		virtual.Run(t, name, func(t *testing.T) { groupManyRequests(t, newSlowMem, pull) })
+		testkit.RunInVirtualTime(t, name, func(t *testing.T) {
+			groupManyRequests(t, newSlowMem, pull)
+		})
 	}
 }
 
@@ -348,7 +350,7 @@ func (j *job) settle(t *testing.T) (ended int) {
 		}
 		j.c.to[i].each(j.to[i], j.span, func(v *layout.View, unit int, token uint64, cell []byte) {
 			if whole && string(cell) != string(cellOf(j.number, v, unit, token)) {
-				promise.Broken(t, "a request that is done is not whole")
+				testkit.FatalBroken(t, "a request that is done is not whole")
 			}
 			clear(cell)
 		})
@@ -356,7 +358,7 @@ func (j *job) settle(t *testing.T) (ended int) {
 	for i := range j.requests {
 		j.c.to[i].each(j.to[i], j.span, func(_ *layout.View, _ int, _ uint64, cell []byte) {
 			if !bytes.Equal(cell, make([]byte, len(cell))) {
-				promise.Broken(t, "something landed after the end")
+				testkit.FatalBroken(t, "something landed after the end")
 			}
 		})
 	}

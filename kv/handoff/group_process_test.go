@@ -21,9 +21,7 @@ import (
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/freeze"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -129,7 +127,7 @@ func groupPrefillProcess(socket string) error {
 // so with its first bytes.
 func withProcess(t *testing.T, patience time.Duration, stands bool) (*crowd, *child) {
 	t.Helper()
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	plan, err := processPlan()
 	require.NoError(t, err)
 	met := make(chan *engine.Peer, 1)
@@ -235,7 +233,7 @@ func TestTimedGroupStoppedRank(t *testing.T) {
 		} else {
 			time.Sleep(time.Duration(r.IntN(1500)) * time.Microsecond)
 		}
-		require.NoError(t, freeze.Process(process.Process))
+		require.NoError(t, testkit.Freeze(process.Process))
 		j.pushes[0], err = c.from[0].sender.Begin(within(t), j.number, j.from[0], j.span)
 		if err == nil {
 			j.pushUntilError(t)
@@ -252,14 +250,14 @@ func TestTimedGroupStoppedRank(t *testing.T) {
 		c.to[0].each(j.to[0], j.span, func(_ *layout.View, _ int, _ uint64, cell []byte) {
 			whole = append(whole, slices.Clone(cell))
 		})
-		require.NoError(t, freeze.Thaw(process.Process))
+		require.NoError(t, testkit.Thaw(process.Process))
 		if stands {
 			process.letGo(t)
 		}
 		time.Sleep(20 * time.Millisecond)
 		c.to[0].each(j.to[0], j.span, func(_ *layout.View, _ int, _ uint64, cell []byte) {
 			if !bytes.Equal(whole[0], cell) {
-				promise.Broken(t, "something landed after the end")
+				testkit.FatalBroken(t, "something landed after the end")
 			}
 			whole = whole[1:]
 		})

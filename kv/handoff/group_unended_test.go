@@ -13,7 +13,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -114,7 +114,7 @@ func withReluctant(t *testing.T, pull bool) (*crowd, []*reluctant) {
 
 // TestGroupReadsThatDoNotEnd: a receiver whose backend cannot end a read has no proof, and must not
 // say that nothing lands in its blocks any more.
-func TestGroupReadsThatDoNotEnd(t *testing.T) { virtual.Time(t, groupReadsThatDoNotEnd) }
+func TestGroupReadsThatDoNotEnd(t *testing.T) { testkit.InVirtualTime(t, groupReadsThatDoNotEnd) }
 
 func groupReadsThatDoNotEnd(t *testing.T) {
 	c, backends := withReluctant(t, true)
@@ -133,7 +133,7 @@ func groupReadsThatDoNotEnd(t *testing.T) {
 }
 
 // TestGroupWritesThatDoNotEnd is that for a sender: its blocks are still read.
-func TestGroupWritesThatDoNotEnd(t *testing.T) { virtual.Time(t, groupWritesThatDoNotEnd) }
+func TestGroupWritesThatDoNotEnd(t *testing.T) { testkit.InVirtualTime(t, groupWritesThatDoNotEnd) }
 
 func groupWritesThatDoNotEnd(t *testing.T) {
 	c, backends := withReluctant(t, false)

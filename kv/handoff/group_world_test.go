@@ -19,8 +19,7 @@ import (
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -73,7 +72,7 @@ func overAll(t *testing.T, test func(t *testing.T, open func(testing.TB) driver.
 
 func newCrowd(t testing.TB, s crowdSetup) *crowd {
 	t.Helper()
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	if s.backend == nil {
 		s.backend = newMem
 	}
@@ -142,7 +141,7 @@ func (c *crowd) close(t testing.TB) {
 func newMember(t testing.TB, name string, side *layout.Side, s crowdSetup) *member {
 	t.Helper()
 	backend := s.backend(t)
-	cfg := engine.Config{Name: name, Backends: []driver.Backend{backend}, Spin: virtual.Spin()}
+	cfg := engine.Config{Name: name, Backends: []driver.Backend{backend}, Spin: testkit.Spin()}
 	if s.engine != nil {
 		s.engine(&cfg)
 	}

@@ -12,12 +12,12 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // over runs a test with each backend that the two sides may have in common, mem in virtual time.
 func over(t *testing.T, test func(t *testing.T, open func(testing.TB) driver.Backend)) {
-	virtual.Run(t, "mem", func(t *testing.T) { test(t, newMem) })
+	testkit.RunInVirtualTime(t, "mem", func(t *testing.T) { test(t, newMem) })
 	t.Run("shm", func(t *testing.T) { test(t, newShm) })
 }
 

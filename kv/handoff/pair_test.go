@@ -14,8 +14,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
 )
@@ -78,7 +77,7 @@ const prefillBlocks = 32
 
 func newPair(t testing.TB, s setup) *pair {
 	t.Helper()
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	if s.model.Layers == 0 {
 		s.model = small
 	}
@@ -135,7 +134,7 @@ func newSide(t testing.TB, name string, s setup, o layout.Options) side {
 	t.Helper()
 	g, err := layout.New(s.model, o)
 	require.NoError(t, err)
-	cfg := engine.Config{Name: name, Backends: []driver.Backend{s.backend(t)}, Spin: virtual.Spin()}
+	cfg := engine.Config{Name: name, Backends: []driver.Backend{s.backend(t)}, Spin: testkit.Spin()}
 	if s.engine != nil {
 		s.engine(&cfg)
 	}

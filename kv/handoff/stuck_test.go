@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // stubborn is a backend that cannot prove anything for a while.
@@ -51,7 +51,7 @@ func newStubborn(t *testing.T) (p *pair, fails *atomic.Int64) {
 // TestBlocksThatCannotBeRevokedAreLost: without a proof, a block is not used
 // again, and the pool says so; it has the block back once the engine has found the proof.
 func TestBlocksThatCannotBeRevokedAreLost(t *testing.T) {
-	virtual.Time(t, blocksThatCannotBeRevokedAreLost)
+	testkit.InVirtualTime(t, blocksThatCannotBeRevokedAreLost)
 }
 
 func blocksThatCannotBeRevokedAreLost(t *testing.T) {
@@ -75,7 +75,7 @@ func blocksThatCannotBeRevokedAreLost(t *testing.T) {
 // TestQuarantinedLeasesAreGivenBack: the proof comes after the Receiver has given it up. The pool
 // has its blocks back, and the leases go, so that the program may close the region.
 func TestQuarantinedLeasesAreGivenBack(t *testing.T) {
-	virtual.Time(t, quarantinedLeasesAreGivenBack)
+	testkit.InVirtualTime(t, quarantinedLeasesAreGivenBack)
 }
 
 func quarantinedLeasesAreGivenBack(t *testing.T) {

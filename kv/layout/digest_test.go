@@ -10,7 +10,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/digest"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/stretchr/testify/require"
 )
 
@@ -394,7 +394,7 @@ func TestDigestDoesNotAllocate(t *testing.T) {
 	e := &h.plan.Edges(0)[1]
 	held := &Held{Receiver: true, Memory: h.to.memory[0], Tables: h.to.tables[0],
 		Span: h.s}
-	require.Zero(t, allocs.PerRun(20, func() {
+	require.Zero(t, testkit.AllocsPerRun(20, func() {
 		_, err := h.d.Layer(e, 1, held, Scope{})
 		_, err2 := h.d.Layer(e, 1, held, Scope{Part: "v", Tokens: Span{5, 7}, Once: true})
 		if err != nil || err2 != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/allocs"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/stretchr/testify/require"
 )
 
@@ -200,7 +200,7 @@ func TestLayerIsConstant(t *testing.T) {
 		dst, err = e.Layer(dst[:0], 7, tables, tables, s)
 		require.NoError(t, err)
 		lengths = append(lengths, len(dst))
-		require.Zero(t, allocs.PerRun(100, func() {
+		require.Zero(t, testkit.AllocsPerRun(100, func() {
 			dst, err = e.Layer(dst[:0], 7, tables, tables, s)
 			dst, err = plan.Tail(dst, 3, 7, tables, s)
 		}))

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // limit bounds every wait of these tests.
@@ -49,7 +49,7 @@ func next(t *testing.T, out <-chan outcome) outcome {
 	return outcome{}
 }
 
-func TestWaitersAreServedInOrder(t *testing.T) { virtual.Time(t, waitersAreServedInOrder) }
+func TestWaitersAreServedInOrder(t *testing.T) { testkit.InVirtualTime(t, waitersAreServedInOrder) }
 
 func waitersAreServedInOrder(t *testing.T) {
 	p := newPool(t, 4)

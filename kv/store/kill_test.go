@@ -19,7 +19,7 @@ import (
 	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/promise"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // writerVariable makes the test binary a writer of the store that it names; writerPath
@@ -220,10 +220,10 @@ func verified(t *testing.T, path string) map[uint32]Block {
 		_, err := s.f.ReadAt(got, int64(s.Segment().FileOff+uint64(i)*killShape.Stride()))
 		noError(t, err)
 		if err := b.Verify(got); err != nil {
-			promise.Broken(t, "block %d: %v", i, err)
+			testkit.FatalBroken(t, "block %d: %v", i, err)
 		}
 		if contentOf(b.Name, want); !bytes.Equal(want, got) {
-			promise.Broken(t, "block %d has another content", i)
+			testkit.FatalBroken(t, "block %d has another content", i)
 		}
 	}
 	return found

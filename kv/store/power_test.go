@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/backends/posix"
-	"github.com/sluicehq/sluice/internal/testing/disk"
+	"github.com/sluicehq/sluice/internal/testing/machine"
 )
 
 // TestRealPowerLoss has a disk log its writes and flushes, and puts it back to what it had each
@@ -38,13 +38,14 @@ const powerBytes, powerLog = 32 << 20, 256 << 20
 // powerLoss writes so many blocks, which the seed chooses, and compares after each of their steps.
 func powerLoss(t *testing.T, cfg posix.Config, blocks int, seed uint64) {
 	t.Logf("seed %d", seed)
-	log := disk.File(t, powerLog)
-	device, _ := disk.Loop(t, disk.File(t, powerBytes))
-	logDevice, detach := disk.Loop(t, log)
-	logged := disk.Map(t, fmt.Sprintf("0 %d log-writes %s %s", powerBytes/disk.Sector, device,
+	log := machine.DiskFile(t, powerLog)
+	device, _ := machine.LoopDevice(t, machine.DiskFile(t, powerBytes))
+	logDevice, detach := machine.LoopDevice(t, log)
+	logged := machine.MapDisk(t, fmt.Sprintf("0 %d log-writes %s %s",
+		powerBytes/machine.Sector, device,
 		logDevice))
-	disk.Format(t, logged.Path)
-	dir, unmount := disk.Mount(t, logged.Path)
+	machine.FormatDisk(t, logged.Path)
+	dir, unmount := machine.MountDisk(t, logged.Path)
 	said := writeAndMark(t, dir, cfg, written(blocks, seed), func(n int) {
 		logged.Message("mark " + strconv.Itoa(n))
 	})
@@ -52,11 +53,11 @@ func powerLoss(t *testing.T, cfg posix.Config, blocks int, seed uint64) {
 	logged.Remove()
 	detach()
 
-	image, err := os.OpenFile(disk.File(t, powerBytes), os.O_RDWR, 0)
+	image, err := os.OpenFile(machine.DiskFile(t, powerBytes), os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer image.Close()
 	seen := 0
-	require.NoError(t, disk.Replay(log, image, func(mark string) error {
+	require.NoError(t, machine.ReplayLog(log, image, func(mark string) error {
 		n, err := strconv.Atoi(mark)
 		if err != nil {
 			return nil // the kernel's own, at the end
@@ -110,12 +111,12 @@ func writeAndMark(t *testing.T, dir string, cfg posix.Config, blocks []uint32,
 func hasAfterPowerLoss(t *testing.T, image string, said map[uint32]Block) error {
 	content, err := os.ReadFile(image)
 	require.NoError(t, err)
-	copied := disk.File(t, powerBytes)
+	copied := machine.DiskFile(t, powerBytes)
 	require.NoError(t, os.WriteFile(copied, content, 0o600))
 	defer os.Remove(copied)
-	device, detach := disk.Loop(t, copied)
+	device, detach := machine.LoopDevice(t, copied)
 	defer detach()
-	dir, unmount := disk.Mount(t, device)
+	dir, unmount := machine.MountDisk(t, device)
 	defer unmount()
 	path := filepath.Join(dir, "store")
 	if _, err := os.Stat(path); err != nil {

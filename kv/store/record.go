@@ -10,7 +10,7 @@ import (
 	"io"
 	"os"
 
-	"github.com/sluicehq/sluice/csrc/crc"
+	"github.com/sluicehq/sluice/csrc/digest"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -63,7 +63,7 @@ func (h *header) encode() []byte {
 	p = binary.LittleEndian.AppendUint64(p, h.geo.Blocks)
 	p = append(p, h.geo.Tag[:]...)
 	p = append(p, h.id[:]...)
-	p = binary.LittleEndian.AppendUint32(p, crc.Checksum(p))
+	p = binary.LittleEndian.AppendUint32(p, digest.CRC32C(p))
 	return p[:headerBytes]
 }
 
@@ -82,7 +82,7 @@ func readHeader(f *os.File) (h header, err error) {
 		return h, fmt.Errorf("the store has version %d, this program knows %d: %w", v, version,
 			engine.ErrVersion)
 	}
-	if crc.Checksum(p[:headerUsed]) != binary.LittleEndian.Uint32(p[headerUsed:]) {
+	if digest.CRC32C(p[:headerUsed]) != binary.LittleEndian.Uint32(p[headerUsed:]) {
 		return h, fmt.Errorf("the store's header is damaged: %w", engine.ErrCorrupt)
 	}
 	h.geo.BlockBytes, h.geo.Blocks = binary.LittleEndian.Uint64(p[16:]),
@@ -114,7 +114,7 @@ func recordSum(p []byte, id [16]byte, i uint32) uint32 {
 	var place [20]byte
 	copy(place[:], id[:])
 	binary.LittleEndian.PutUint32(place[16:], i)
-	return crc.Update(crc.Checksum(place[:]), p)
+	return digest.UpdateCRC32C(digest.CRC32C(place[:]), p)
 }
 
 // decode reads a record; one that is damaged is zeros.

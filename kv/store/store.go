@@ -34,7 +34,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/csrc/crc"
+	"github.com/sluicehq/sluice/csrc/digest"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/files"
@@ -282,7 +282,7 @@ func (s *Store) Each(visit func(i uint32, b Block) bool) {
 }
 
 // Sum is what Commit takes and Verify compares: the CRC-32C of the bytes.
-func Sum(p []byte) uint32 { return crc.Checksum(p) }
+func Sum(p []byte) uint32 { return digest.CRC32C(p) }
 
 // Verify reports whether bytes that were read are what Commit was told of. The error wraps
 // engine.ErrCorrupt.

@@ -12,14 +12,14 @@ import (
 	"testing"
 
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 var shape = Geometry{BlockBytes: 10_000, Blocks: 70, Tag: [32]byte{1, 2, 3}}
 
 func create(t *testing.T) (*Store, string) {
 	t.Helper()
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	path := filepath.Join(t.TempDir(), "store")
 	s, err := Create(path, shape, Options{})
 	noError(t, err)
@@ -29,7 +29,7 @@ func create(t *testing.T) (*Store, string) {
 
 // TestNoRoom: a store that cannot fit takes nothing from what is left, and says what would mend it.
 func TestNoRoom(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	path := filepath.Join(t.TempDir(), "store")
 	_, err := Create(path, Geometry{BlockBytes: 4 << 30, Blocks: 1 << 18}, Options{}) // a petabyte
 	errorIs(t, err, syscall.ENOSPC)

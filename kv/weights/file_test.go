@@ -16,7 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
-	"github.com/sluicehq/sluice/internal/testing/leak"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // opened puts a shard on the disk and opens it.
@@ -42,7 +42,7 @@ func pages(t *testing.T, n int64) []byte {
 // TestFiles reads from the disk, past the page cache where the filesystem lets it, and from the
 // cache once the bytes are there.
 func TestFiles(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	a, b := opened(t, "a", 9, 40_001, 0, 77, 300_000), opened(t, "b", 100, 4096, 4096)
 	m, err := Open(a.Source(), b.Source())
 	require.NoError(t, err)
@@ -120,7 +120,7 @@ func TestFileAnywhere(t *testing.T) {
 
 // TestFileCut: the file is made shorter behind our back.
 func TestFileCut(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	f := opened(t, "a", 100_000, 400_000)
 	m, err := Open(f.Source())
 	require.NoError(t, err)
@@ -138,7 +138,7 @@ func TestFileCut(t *testing.T) {
 }
 
 func TestOpenFileRefuses(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	dir := t.TempDir()
 	if _, err := OpenFile(dir); !errors.Is(err, engine.ErrCorrupt) ||
 		!strings.Contains(err.Error(), dir) {

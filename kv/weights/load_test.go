@@ -20,8 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/leak"
-	"github.com/sluicehq/sluice/internal/testing/virtual"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // content is what byte i of a tensor is.
@@ -91,7 +90,7 @@ func same(t testing.TB, x Loaded) {
 // TestLoad reads into memory of several sizes, and checks every byte when it arrives. Where all
 // fits, also at the end.
 func TestLoad(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	m := model(t)
 	for _, c := range []struct{ memory, piece, readers int }{
 		{20000, 512, 3}, {20000, 1 << 20, 1}, {20001, 7, 2}, {26000, 4096, 4}, {1 << 20, 4096, 8},
@@ -212,7 +211,7 @@ func TestOrder(t *testing.T) {
 
 // TestWait has several wait for tensors by name, and release them at once.
 func TestWait(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	m := model(t)
 	l := load(t, m, Config{Memory: make([]byte, 22000), Piece: 300})
 	var group sync.WaitGroup
@@ -260,7 +259,7 @@ func TestNextLeavesOutWhatWasReleased(t *testing.T) {
 }
 
 // TestFull wants reading to stop when memory is full, to say so, and to go on.
-func TestFull(t *testing.T) { virtual.Time(t, full) }
+func TestFull(t *testing.T) { testkit.InVirtualTime(t, full) }
 
 func full(t *testing.T) {
 	m, err := Open(shard(t, "a", 1000, 1000, 1000))
@@ -297,10 +296,10 @@ func full(t *testing.T) {
 }
 
 // TestEnds wants Close and a context that ends to stop the reading for good.
-func TestEnds(t *testing.T) { virtual.Time(t, ends) }
+func TestEnds(t *testing.T) { testkit.InVirtualTime(t, ends) }
 
 func ends(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	src := shard(t, "a", 1000, 1000)
 	count := &counting{ReaderAt: src.ReaderAt, gate: make(chan struct{})}
 	m, err := Open(src)
@@ -360,7 +359,7 @@ func (c cut) ReadAt(b []byte, at int64) (int, error) {
 
 // TestFaults names file and tensor of what cannot be read, and hands out what could.
 func TestFaults(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	broken := errors.New("the disk is broken")
 	for _, fault := range []error{broken, io.EOF, nil} {
 		for _, piece := range []int{100, 1 << 20} {
@@ -420,7 +419,7 @@ func TestMisuse(t *testing.T) {
 
 // TestHammer reads models of any shape with memory of any size, released in any order by several.
 func TestHammer(t *testing.T) {
-	leak.Check(t)
+	testkit.CheckLeaks(t)
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		var files []Source

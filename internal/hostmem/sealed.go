@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostmem
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
+)
+
+// NewSealed makes a memfd that can neither shrink nor grow, and maps it: no page can be taken away
+// under a process that has mapped it. With ownerOnly no process that receives the descriptor can
+// write, while our own mapping stays writable.
+func NewSealed(name string, size uint64, ownerOnly bool) (fd int, mem []byte, err error) {
+	fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return -1, nil, fmt.Errorf("create %s: %w", name, os.NewSyscallError("memfd_create", err))
+	}
+	if err = unix.Ftruncate(fd, int64(size)); err == nil {
+		mem, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err != nil {
+		return -1, nil, errors.Join(fmt.Errorf("map %s: %w", name, err), unix.Close(fd))
+	}
+	seals := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	if ownerOnly {
+		seals |= unix.F_SEAL_FUTURE_WRITE
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		return -1, nil, errors.Join(fmt.Errorf("seal %s: %w", name, err), unix.Munmap(mem),
+			unix.Close(fd))
+	}
+	return fd, mem, nil
+}
+
+// CheckSealed makes sure that [0, need) of a received descriptor is there and
+// stays there: a mapping past the end, or one that is cut later, would kill us
+// with SIGBUS.
+func CheckSealed(fd int, need uint64) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("examine peer's descriptor: %w", err)
+	}
+	if st.Size < 0 || uint64(st.Size) < need {
+		return fmt.Errorf("peer's descriptor has %d of %d bytes: %w", st.Size, need,
+			driver.ErrCorrupt)
+	}
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil || seals&unix.F_SEAL_SHRINK == 0 {
+		return fmt.Errorf("peer's descriptor can shrink (seals %#x): seal memory that is shared "+
+			"with F_SEAL_SHRINK: %w", seals, driver.ErrCorrupt)
+	}
+	return nil
+}
+
+// MapSealed maps a whole descriptor of a peer, which may be hostile, once it is known to be safe.
+func MapSealed(fd int, size uint64, prot int) ([]byte, error) {
+	if err := CheckSealed(fd, size); err != nil {
+		return nil, err
+	}
+	// Of huge pages the peer may punch holes, and take the free ones itself.
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil || fs.Type == unix.HUGETLBFS_MAGIC {
+		return nil, fmt.Errorf("peer's descriptor is of huge pages (%v): %w", err,
+			driver.ErrCorrupt)
+	}
+	mem, err := unix.Mmap(fd, 0, int(size), prot, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map peer's page: %w", os.NewSyscallError("mmap", err))
+	}
+	return mem, nil
+}
