@@ -320,7 +320,7 @@ var sabotages = []struct {
 	checks string
 	how    sabotage
 }{
-	{"a write lands behind a revoke", "RevokeUnderWrites NoPoll",
+	{"a write lands behind a revoke", "RevokeUnderWrites",
 		onError(func(b *bad, c *driver.Completion) {
 			if s, ok := b.recall(c.Tag); ok && errors.Is(c.Err, driver.ErrRevoked) {
 				b.later(s.land)
