@@ -32,7 +32,7 @@ int main(int argc, char **argv)
 	char driver_of_gds[4096];
 	snprintf(driver_of_gds, sizeof driver_of_gds, "cuda=%s", argv[1]);
 	const char *const no_cufile[] = {driver_of_gds, "library=/nowhere/libcufile.so",
-					 "threads=2", "host=true", NULL};
+					 "threads=2", NULL};
 	list[1] = (struct sluice_backend){.name = "gds", .options = no_cufile};
 	WANT(SLUICE_ERR_UNAVAILABLE, sluice_open(&config, &e.engine));
 	TEXT("/nowhere/libcufile.so");
