@@ -355,13 +355,12 @@ func (j *job) start(pieces []gpu.Piece) (err error) {
 	testpoint.At("cuda: shown") // cancels find the batch
 
 	// Once C has begun the batch, the job may be another one.
-	number, events := j.number, j.events
+	number, events, gather, placed := j.number, j.events, j.gather, j.place != nil
 	j.serial.Store(serial) // as it is: finish loads it, and is ordered behind this
 	switch {
-	case j.gather.Count > 0:
-		g := j.gather
-		err = m.SubmitEntries(number, serial, &g)
-	case j.place != nil:
+	case gather.Count > 0:
+		err = m.SubmitEntries(number, serial, &gather)
+	case placed:
 		err = m.SubmitRun(worker, number, serial, &j.run, events)
 	default:
 		err = m.Submit(worker, number, serial, pieces, events)
