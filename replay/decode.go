@@ -33,7 +33,7 @@ type decode struct {
 
 	handlers sync.WaitGroup
 	checker  checker
-	late     lateWrites
+	watch    watch
 	tier     *tier // nil: no offload
 
 	mu  sync.Mutex
@@ -47,9 +47,13 @@ func Decode(c *proc.Control, open OpenFunc) error {
 	if err := c.Expect(kindPlan, &d.plan); err != nil {
 		return err
 	}
-	var err error
-	d.eng, d.backends, err = openEngine(open, string(DecodeSide), d.plan.Backend, d.plan.Threads,
-		d.plan.patience(), d.plan.Faults[DecodeSide])
+	list, err := openFaulty(open, d.plan.Backend, d.plan.Threads, d.plan.Faults[DecodeSide])
+	if err != nil {
+		return err
+	}
+	d.backends = list
+	d.eng, err = engine.Open(engine.Config{Name: string(DecodeSide), Backends: list,
+		TransferTimeout: d.plan.patience(), HandshakeTimeout: d.plan.patience()})
 	if err != nil {
 		return err
 	}
@@ -82,7 +86,7 @@ func (d *decode) prepare() (err error) {
 		return err
 	}
 	d.checker = checker{geometry: d.geometry, memory: d.memory.Bytes()}
-	d.late = lateWrites{checker: &d.checker, blocks: d.blocks, poisoned: map[uint32]int{}}
+	d.watch = watch{checker: &d.checker, blocks: d.blocks, poisoned: map[uint32]uint64{}}
 	if d.plan.Offload == nil {
 		return nil
 	}
@@ -93,7 +97,7 @@ func (d *decode) prepare() (err error) {
 }
 
 // serve receives requests until the parent says that there are no more.
-func (d *decode) serve() (err error) {
+func (d *decode) serve() error {
 	region, err := d.eng.Register(regionName, d.memory.Segment())
 	if err != nil {
 		return err
@@ -103,13 +107,12 @@ func (d *decode) serve() (err error) {
 	limit := d.plan.patience()
 	d.receiver, err = handoff.NewReceiver(mux, handoff.ReceiverConfig{
 		Region: region, Geometry: d.geometry, Pool: d.blocks,
-		Limits: handoff.Limits{MeetTimeout: limit, IdleTimeout: limit, RevokeTimeout: limit,
-			NotifyTimeout: limit},
+		RoomTimeout: limit, IdleTimeout: limit, RevokeTimeout: limit, NotifyTimeout: limit,
 	})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, d.receiver.Close()) }()
+	defer d.receiver.Close()
 	l, err := d.listener()
 	if err != nil {
 		return err
@@ -126,9 +129,6 @@ func (d *decode) serve() (err error) {
 	ctx, cancel := context.WithCancel(d.c.Context())
 	defer cancel()
 	go d.eng.Serve(ctx, l) // ends with ctx; what fails there fails the prefill's dialling
-	if err := d.c.Send(kindConnected, nil); err != nil {
-		return err
-	}
 	if err := d.acceptAll(); err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (d *decode) serve() (err error) {
 		if r.Offload, err = d.tier.finish(d.c.Context()); err != nil {
 			return err
 		}
-		r.Mismatches, r.First, r.Check = d.checker.mismatches, d.checker.first, d.checker.took
+		r.Mismatches, r.First, r.Digest = d.checker.mismatches, d.checker.first, d.checker.took
 	}
 	return d.c.Send(kindResult, r)
 }
@@ -163,7 +163,7 @@ func (d *decode) acceptAll() error {
 	for ctx.Err() == nil {
 		q, err := d.receiver.Accept(ctx)
 		if err == nil {
-			d.late.forget(q)
+			d.watch.forget(q)
 			d.handlers.Go(func() { d.handle(q) })
 		} else if ctx.Err() == nil {
 			return err
@@ -197,12 +197,12 @@ func (d *decode) fail(err error) {
 // handle follows one request to its end, cancels it as planned, and checks it.
 func (d *decode) handle(q *handoff.Request) {
 	defer q.Release()
-	abort, planned := d.plan.Aborts[requestOf(q)]
+	abort, planned := d.plan.Aborts[int(q.ID)]
 	arrived := 0
-	for range q.Ready() {
+	for range q.Layers() {
 		if planned && abort.By == DecodeSide && arrived == abort.Layer {
 			if err := q.Cancel(d.c.Context()); err != nil {
-				d.fail(fmt.Errorf("cancel request %d: %w", requestOf(q)+1, err))
+				d.fail(fmt.Errorf("cancel request %d: %w", q.ID+1, err))
 			}
 		}
 		arrived++
@@ -221,29 +221,26 @@ func (d *decode) handle(q *handoff.Request) {
 	case planned && (errors.Is(err, engine.ErrAborted) || errors.Is(err, handoff.ErrCancelled)),
 		d.plan.faulty():
 		d.through(q) // the next request may have the blocks, if it is faster
-		d.late.freed(q)
+		d.watch.freed(q)
 	default:
 		d.fail(err)
 	}
 }
 
-// requestOf is the index in Plan.Requests of what is handed over: see prefill.handOver.
-func requestOf(q *handoff.Request) int { return int(uint32(q.ID)) }
-
 // through lets the prefill go on.
 func (d *decode) through(q *handoff.Request) {
-	_ = d.c.Send(kindChecked, requestOf(q)) // the end of the pipe ends the context
+	_ = d.c.Send(kindChecked, q.ID) // the end of the pipe ends the context
 }
 
 // sum reports, after a last look at the blocks that were not used since.
 func (d *decode) sum() DecodeResult {
-	time.Sleep(lateWait)
-	d.late.last()
+	time.Sleep(lateWrite)
+	d.watch.last()
 	s := d.blocks.Stats()
 	c := &d.checker
 	return DecodeResult{
-		Memory: "host", Checked: c.checked, Watched: d.late.count,
-		Mismatches: c.mismatches, First: c.first, Check: c.took,
+		Memory: "host", Checked: c.checked, Watched: d.watch.count,
+		Mismatches: c.mismatches, First: c.first, Digest: c.took,
 		Leaked: uint64(s.Used) + d.receiver.Stats().Quarantined, Faults: faultsFired(d.backends),
 	}
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/handoff"
 )
@@ -108,26 +107,6 @@ func openFaulty(open OpenFunc, backend string, threads int, faults string) ([]dr
 	return list, nil
 }
 
-// openEngine opens the engine of a process over its backends, with the faults that were asked for.
-func openEngine(open OpenFunc, name, backend string, threads int, limit time.Duration,
-	faults string) (*engine.Engine, []driver.Backend, error) {
-	list, err := openFaulty(open, backend, threads, faults)
-	if err != nil {
-		return nil, nil, err
-	}
-	eng, err := engine.Open(engine.Config{Name: name, Backends: list, TransferTimeout: limit,
-		ConnectTimeout: limit, HandshakeTimeout: limit})
-	return eng, list, err
-}
-
-// routeOf is the route that the command line asked for.
-func routeOf(backend string) engine.Route {
-	if backend == "auto" {
-		return engine.Route{}
-	}
-	return engine.Route{Only: backend}
-}
-
 // wrap returns the backend itself with an error, so that it can be closed.
 func wrap(b driver.Backend, rules []fault.Rule) (driver.Backend, error) {
 	w, err := fault.Wrap(b, faultSeed, rules...)
@@ -197,7 +176,7 @@ func (p *prefill) dial() error {
 // connection of its own: the other one may be dead, or known as dead on the other side.
 func (p *prefill) handOver(i int, blocks []handoff.Block) (push *handoff.Push, err error) {
 	for try := 1; ; try++ {
-		push, err = p.sender.Begin(p.ctx, p.peer, uint64(try-1)<<32|uint64(i), blocks)
+		push, err = p.sender.Begin(p.ctx, p.peer, uint64(i), blocks)
 		if err == nil {
 			err = p.push(push, &p.plan.Requests[i], i)
 		}
@@ -223,7 +202,7 @@ func (p *prefill) tidyUp(push *handoff.Push) error {
 		}
 	}
 	for len(p.landed) > 0 {
-		p.count(push, <-p.landed)
+		p.count(<-p.landed)
 	}
 	_ = p.peer.Close()
 	return p.dial()

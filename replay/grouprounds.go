@@ -232,7 +232,7 @@ func (r *groupRank) check() uint64 {
 
 // finish looks for what is left. Precondition: no rank sends anything any more.
 func (r *groupRank) finish() {
-	r.res.Leaked = uint64(r.pools.rest() + r.eng.Stats().Leases)
+	r.res.Leaked = r.pools.rest() + r.eng.Stats().Leases
 	r.res.Checked, r.res.Wrong, r.res.First = r.pools.checked, r.pools.wrong, r.pools.first
 	r.res.Reused, r.res.Faults = r.pools.reused, faultsFired(r.backends)
 }

@@ -105,11 +105,11 @@ func TestGroupsFindWhatIsCorrupt(t *testing.T) {
 		o.Digest = digest
 		r, err := RunGroups(t.Context(), o)
 		require.NoError(t, err)
-		require.Positive(t, r.Mismatches)
-		require.Equal(t, digest, len(r.FirstMismatches) == 0)
+		require.Equal(t, digest, r.Mismatches > 0)
+		require.Equal(t, !digest, r.MismatchedBytes > 0)
 		require.Equal(t, digest, r.Failed > 0)
 		require.Zero(t, r.Leaked)
-		require.ErrorContains(t, r.Err(), "mismatches")
+		require.ErrorContains(t, r.Err(), "differ")
 	}
 }
 
@@ -139,8 +139,8 @@ func TestGroupReportText(t *testing.T) {
 		}
 		return list
 	}
-	r := Report{GroupReport: &GroupReport{PrefillRanks: 8, DecodeRanks: 1, groups: [2]int{2, 1},
-		Edges: edges("pull", "pull")}}
+	r := GroupReport{PrefillRanks: 8, DecodeRanks: 1, groups: [2]int{2, 1},
+		Edges: edges("pull", "pull")}
 	text := func() string {
 		var out bytes.Buffer
 		require.NoError(t, r.Text(&out))
@@ -151,7 +151,7 @@ func TestGroupReportText(t *testing.T) {
 	for _, line := range []string{"prefixes", "killed", "failed  ", "faults"} {
 		require.NotContains(t, text(), "\n"+line)
 	}
-	r.faulty = true
+	r.ruled = true
 	const none = "faults      0: no rule met an event; "
 	require.Contains(t, text(), none+"all edges pull (read)\n")
 	r.Edges = edges("push")
@@ -208,7 +208,7 @@ func TestGroupsWithAborts(t *testing.T) {
 		require.NoError(t, r.Err())
 		require.Equal(t, 6, r.Finished+r.Aborted+r.Failed)
 		require.GreaterOrEqual(t, r.Aborted, 2)
-		require.Positive(t, r.UsedAgain)
+		require.Positive(t, r.Reused)
 		require.Equal(t, kill != "", r.Failed == groupAtOnce)
 		require.Equal(t, kill != "", r.SlowestEndMs > 0)
 		require.Contains(t, r.Killed, string(kill))

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package replay hands the requests of a trace over between processes, and proves that every byte
-// is right.
+// Package replay hands the requests of a trace over from a prefill process to a
+// decode process, and proves on the decode side that every byte is right.
 //
-// A parent makes a plan, starts the processes, leads them step by step, and adds their figures up
-// to a Report. Run has a pair: the prefill process (Prefill) makes the content of the blocks in a
-// small ring of layers and pushes it; the decode process (Decode) owns the pool, compares every
-// layer of every block once nothing can land any more, and watches blocks that were given back by
-// aborted requests. RunGroups has two groups of ranks with layouts of their own, each rank a
-// process (GroupRank) that compares every byte of its blocks.
+// A parent (Run) makes the Plan, starts both processes, supervises them and adds
+// their figures up. The prefill process (Prefill) makes the content of the blocks
+// in a small ring of layers and pushes it; the decode process (Decode) owns the
+// pool, checks a digest of every block of every layer once nothing can land any
+// more, and watches blocks that were given back by aborted requests.
 package replay
 
 import (

@@ -3,7 +3,6 @@
 package replay
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,7 +22,7 @@ type OpenFunc func(name string, threads int) ([]driver.Backend, error)
 const (
 	kindPlan     = "plan"     // Plan, to both
 	kindReady    = "ready"    // from both
-	kindStart    = "start"    // to both, when both are ready: connect; the answer is kindConnected
+	kindStart    = "start"    // to both, when both are ready: connect
 	kindProgress = "progress" // from the prefill: layers of blocks that are through
 	// from the decode, passed on to the prefill: a request is checked, or was aborted
 	kindChecked = "checked"
@@ -58,9 +57,14 @@ func Prefill(c *proc.Control, open OpenFunc) error {
 	if err := c.Expect(kindPlan, &p.plan); err != nil {
 		return err
 	}
-	var err error
-	p.eng, p.backends, err = openEngine(open, string(PrefillSide), p.plan.Backend, p.plan.Threads,
-		p.plan.patience(), p.plan.Faults[PrefillSide])
+	list, err := openFaulty(open, p.plan.Backend, p.plan.Threads, p.plan.Faults[PrefillSide])
+	if err != nil {
+		return err
+	}
+	p.backends = list
+	limit := p.plan.patience()
+	p.eng, err = engine.Open(engine.Config{Name: string(PrefillSide), Backends: list,
+		TransferTimeout: limit, HandshakeTimeout: limit})
 	if err != nil {
 		return err
 	}
@@ -93,13 +97,7 @@ func (p *prefill) prepare() (err error) {
 	if err := p.c.Expect(kindStart, nil); err != nil {
 		return err
 	}
-	if err := p.dial(); err != nil {
-		return err
-	}
-	if err := p.c.Send(kindConnected, nil); err != nil {
-		return err
-	}
-	return p.c.Expect(kindRun, nil)
+	return p.dial()
 }
 
 func (p *prefill) close() error {
@@ -120,9 +118,8 @@ func (p *prefill) work() (err error) {
 	mux := handoff.NewMux(p.eng)
 	defer mux.Close()
 	p.sender, err = handoff.NewSender(mux, handoff.SenderConfig{
-		Region: p.local, Geometry: p.staging.geometry, Route: routeOf(p.plan.Backend),
-		Limits: handoff.Limits{Window: 1, MeetTimeout: limit, LayerTimeout: limit,
-			TakenTimeout: limit, RevokeTimeout: limit, NotifyTimeout: limit},
+		Region: p.local, Geometry: p.staging.geometry, Route: p.route(), Window: 1,
+		AnswerTimeout: limit, LayerTimeout: limit, TakenTimeout: limit, AbortTimeout: limit,
 		OnLayer: func(r handoff.LayerReport) { p.landed <- r }, // one in flight: has room
 	})
 	if err != nil {
@@ -150,6 +147,14 @@ func (p *prefill) work() (err error) {
 	return p.c.Send(kindResult, p.res)
 }
 
+// route is what the command line asked for.
+func (p *prefill) route() engine.Route {
+	if p.plan.Backend == "auto" {
+		return engine.Route{}
+	}
+	return engine.Route{Only: p.plan.Backend}
+}
+
 // explain notes which way the bytes go.
 func (p *prefill) explain() error {
 	remote, err := p.peer.Remote(regionName)
@@ -160,7 +165,9 @@ func (p *prefill) explain() error {
 	if err != nil {
 		return err
 	}
-	p.res.Route = cmp.Or(routeOf(p.plan.Backend).Only, x.Chosen)
+	if p.res.Route = x.Chosen; p.route().Only != "" {
+		p.res.Route = p.route().Only
+	}
 	return nil
 }
 
@@ -193,7 +200,7 @@ func (p *prefill) progress(more int) {
 }
 
 // awaitCheck waits until the decode side is through with a request, so that its
-// checks take no time from the transfers that are measured. The parent watches
+// digests take no time from the transfers that are measured. The parent watches
 // over the wait.
 func (p *prefill) awaitCheck(i int) error {
 	for checked := -1; !p.plan.Overlap && checked != i; {

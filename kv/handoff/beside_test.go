@@ -4,6 +4,7 @@ package handoff
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,6 +18,38 @@ import (
 
 // atOnce is how long a test waits for what must not happen.
 const atOnce = 100 * time.Millisecond
+
+// TestCloseWaitsForWhatIsLeft closes a Sender while a Push gives back what it holds.
+func TestCloseWaitsForWhatIsLeft(t *testing.T) { testkit.InVirtualTime(t, closeWaitsForWhatIsLeft) }
+
+func closeWaitsForWhatIsLeft(t *testing.T) {
+	dropping, goOn := make(chan struct{}), make(chan struct{})
+	var first sync.Once
+	p := newPair(t, setup{backend: func(t testing.TB) driver.Backend {
+		return counted{newMem(t), func() {}, func() {
+			first.Do(func() {
+				close(dropping)
+				<-goOn
+			})
+		}}
+	}})
+	push, q := p.begin(t, 1, 1, 2)
+	go push.Abort(within(t))
+	<-dropping
+	closed := make(chan error, 1)
+	go func() { closed <- p.sender.Close() }()
+	select {
+	case err := <-closed:
+		t.Errorf("Close has not waited for a Push: %v", err)
+	case <-time.After(atOnce):
+	}
+	close(goOn)
+	<-push.Ended()
+	if !t.Failed() {
+		require.NoError(t, <-closed)
+	}
+	<-q.Done()
+}
 
 // TestLayerBesideTheEnd: a Push has not ended while a call of Layer is under way, which would
 // import anew what was closed.
@@ -37,8 +70,9 @@ func layerBesideTheEnd(t *testing.T) {
 		t.Error("a Push has ended beside a call of Layer")
 	case <-time.After(atOnce):
 	}
-	require.ErrorIs(t, push.post(&groupFlight{}, nil), engine.ErrAborted)
+	require.ErrorIs(t, push.post(0), engine.ErrAborted)
+	<-push.window
 	<-push.Ended()
 	<-q.Done()
-	require.EqualValues(t, 1, imports.Load(), "the one that is kept")
+	require.EqualValues(t, 1, imports.Load(), "the one that is moored")
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -30,11 +31,16 @@ type GroupConfig struct {
 	Edge  func(*layout.Edge)
 	Route engine.Route // of the transfers of this rank
 
-	Limits
+	Window      int // layers in flight of one request; default 4
+	RequestsMax int // at once; default 256. A peer may have twice as many begun here
+	MessageMax  int // bytes of a fragment of a long message; default 64 KiB, at least MessageMin
 
-	// OnLayer, if set, is called for each layer that a sender has handed over, in order, by a
-	// goroutine of the push. It must not wait.
-	OnLayer func(LayerReport)
+	MeetTimeout   time.Duration // for all ranks to begin and open a request; default 30 s
+	IdleTimeout   time.Duration // between two signs of life of the senders; default 60 s
+	LayerTimeout  time.Duration // for one layer to be written or read; default 10 s
+	TakenTimeout  time.Duration // from Finish on, for the last rank to be done; default 60 s
+	RevokeTimeout time.Duration // to prove that leases have ended; default 15 s
+	NotifyTimeout time.Duration // for a message to leave; default 5 s
 
 	// Digest, if set, has a sender send digests of a layer along, which the receivers compare with
 	// what has come (layout.Digester). Layers that differ never become ready: the request ends
@@ -45,15 +51,18 @@ type GroupConfig struct {
 	// Summer sums cells of regions in HBM, as a Backend of backends/cuda does: such a layer has a
 	// digest only with one. Layer, and the end of a request, wait for it.
 	Summer layout.Summer
-
-	count *counters // of several groups together; nil: of this one
 }
 
-// LayerReport is one layer of one request.
-type LayerReport struct {
-	Request uint64
-	Layer   int
-	Took    time.Duration // from Post to completion
+func (c *GroupConfig) ensureDefaults() {
+	session.SetDefault(&c.Window, 4)
+	session.SetDefault(&c.RequestsMax, 256)
+	session.SetDefault(&c.MessageMax, 64<<10)
+	session.SetDefault(&c.MeetTimeout, 30*time.Second)
+	session.SetDefault(&c.IdleTimeout, 60*time.Second)
+	session.SetDefault(&c.LayerTimeout, 10*time.Second)
+	session.SetDefault(&c.TakenTimeout, 60*time.Second)
+	session.SetDefault(&c.RevokeTimeout, 15*time.Second)
+	session.SetDefault(&c.NotifyTimeout, 5*time.Second)
 }
 
 // check compares the configuration with the sides of this rank's group and of the other one.
@@ -67,6 +76,9 @@ func (c *GroupConfig) check(own, other []*layout.Side) error {
 	case len(c.Regions) != len(own[c.Index].Regions):
 		return fmt.Errorf("group: %d regions, the side of rank %d has %d: %w", len(c.Regions),
 			c.Index, len(own[c.Index].Regions), engine.ErrBounds)
+	case min(c.MeetTimeout, c.IdleTimeout, c.LayerTimeout, c.TakenTimeout, c.RevokeTimeout,
+		c.NotifyTimeout) < 0:
+		return fmt.Errorf("group: a negative timeout: %w", engine.ErrBounds)
 	}
 	for i, p := range c.Peers {
 		same := func(q *engine.Peer) bool { return q.ID() == p.ID() }
@@ -95,7 +107,9 @@ func (c *GroupConfig) check(own, other []*layout.Side) error {
 			return fmt.Errorf("group: %w", err)
 		}
 	}
-	return c.Limits.check("group")
+	return errors.Join(session.CheckWithin("Window", c.Window, 1, layout.LayersMax),
+		session.CheckWithin("RequestsMax", c.RequestsMax, 1, requestsMax),
+		session.CheckWithin("MessageMax", c.MessageMax, MessageMin, messageMost))
 }
 
 // rank is what GroupSender and GroupReceiver have in common.
@@ -111,7 +125,7 @@ type rank struct {
 	lines   []*groupLine          // by rank of the other group
 	memory  [][]byte              // by region; nil: not DRAM
 	device  []layout.DeviceMemory // by region; zero: not HBM
-	count   *counters
+	count   counters
 
 	rangesMax int // of a lease
 
@@ -134,10 +148,7 @@ func newRank(m *Mux, cfg GroupConfig, sends bool) (*rank, error) {
 	}
 	r := &rank{cfg: cfg, mux: m, first: first, side: own[cfg.Index], others: other,
 		edges: make([]*layout.Edge, len(other)), closing: make(chan struct{}),
-		rangesMax: driver.RangesMax, count: cfg.count}
-	if r.count == nil {
-		r.count = &counters{}
-	}
+		rangesMax: driver.RangesMax}
 	var err error
 	if r.plan, err = cfg.Plan.Fingerprint(); err != nil {
 		return nil, fmt.Errorf("group: %w", err)
@@ -163,7 +174,7 @@ func newRank(m *Mux, cfg GroupConfig, sends bool) (*rank, error) {
 	}
 	for _, p := range cfg.Peers {
 		r.lines = append(r.lines, &groupLine{eng: m.eng, peer: p, op: op, route: cfg.Route,
-			cachedImports: map[int]*engine.Remote{}})
+			anchors: map[int]*engine.Remote{}})
 	}
 	for _, region := range cfg.Regions {
 		var b []byte

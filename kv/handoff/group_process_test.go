@@ -7,10 +7,8 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"math/rand/v2"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -29,17 +27,6 @@ import (
 // serves this socket.
 var groupPrefillAt = flag.String("group-prefill-at", "",
 	"socket of the decode rank; for the tests' own use")
-
-func TestMain(m *testing.M) {
-	flag.Parse()
-	if *groupPrefillAt == "" {
-		os.Exit(m.Run())
-	}
-	if err := groupPrefillProcess(*groupPrefillAt); err != nil {
-		fmt.Fprintln(os.Stderr, "prefill process:", err)
-		os.Exit(1)
-	}
-}
 
 // processSpan is what every request of the prefill process has, in its first blocks.
 var processSpan = layout.Span{From: 0, To: 60}

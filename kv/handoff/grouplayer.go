@@ -132,85 +132,19 @@ func (p *GroupPush) post(f *groupFlight, err error) error {
 // blocks of this rank are free then. ctx and TakenTimeout bound the wait, and where ctx ends it
 // the push goes on, to be finished or aborted. ErrBusy means that a layer is missing.
 func (p *GroupPush) Finish(ctx context.Context) error {
-	if err := p.drain(ctx); err != nil {
-		return err
-	}
-	limit, cancel := context.WithTimeoutCause(ctx, p.s.cfg.TakenTimeout, engine.ErrTimeout)
-	defer cancel()
-	var all sync.WaitGroup
-	for _, l := range p.links {
-		all.Go(func() {
-			msg := appendHeader(nil, toGroupReceiver, kindDone, 0, l.session)
-			err := p.s.cfg.Peers[l.to].Notify(limit, msg)
-			if err != nil && ctx.Err() == nil {
-				p.fail(p.s.endOf(limit, p.request, l.to, err), nil)
-			}
-		})
-	}
-	all.Wait()
-	select {
-	case <-p.over:
-	case <-limit.Done():
-	}
-	if !isClosed(p.over) {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+	return p.finish(ctx, p.s.cfg.TakenTimeout, func(limit context.Context) {
+		var all sync.WaitGroup
+		for _, l := range p.links {
+			all.Go(func() {
+				msg := appendHeader(nil, toGroupReceiver, kindDone, 0, l.session)
+				err := p.s.cfg.Peers[l.to].Notify(limit, msg)
+				if err != nil && ctx.Err() == nil {
+					p.fail(p.s.endOf(limit, p.request, l.to, err), nil)
+				}
+			})
 		}
-		p.fail(endOf(limit, p.request, fmt.Errorf("wait for the other side to take it over: %w",
-			context.Cause(limit))), nil)
-	}
-	<-p.ended
-	return p.Err()
-}
-
-// drain waits until all layers are written.
-func (p *GroupPush) drain(ctx context.Context) error {
-	for {
-		p.mu.Lock()
-		ready, err := p.beginFinish()
-		p.mu.Unlock()
-		if err != nil || ready {
-			return err
-		}
-		select {
-		case <-p.drained:
-		case <-p.over:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// beginFinish reports whether the last word may be sent. Precondition: p.mu is held.
-func (p *GroupPush) beginFinish() (ready bool, err error) {
-	switch {
-	case isClosed(p.over):
-		return false, p.outcome()
-	case p.unposted > 0:
-		return false, fmt.Errorf("finish request %d: %d layers have not been handed over: %w",
-			p.request, p.unposted, engine.ErrBusy)
-	}
-	p.finishing = p.inFlight == 0
-	return p.finishing, nil
-}
-
-// landed notes that a layer is in flight no more.
-func (p *GroupPush) landed() {
-	p.mu.Lock()
-	p.inFlight--
-	drained := p.inFlight == 0
-	p.mu.Unlock()
-	<-p.window
-	if drained {
-		poke(p.drained)
-	}
-}
-
-// addUnproven keeps an answer that there is no proof for a transfer.
-func (p *GroupPush) addUnproven(err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.unproven = errors.Join(p.unproven, err)
+		all.Wait()
+	}, func(limit context.Context, err error) { p.fail(endOf(limit, p.request, err), nil) })
 }
 
 // Abort ends the request on all ranks. When it returns nil, no byte that this rank sends lands any
@@ -220,14 +154,7 @@ func (p *GroupPush) addUnproven(err error) {
 // Ended. It is idempotent, and does nothing to a push that has ended.
 func (p *GroupPush) Abort(ctx context.Context) error {
 	p.fail(&EndError{Reason: Aborted}, nil)
-	select {
-	case <-p.ended:
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return p.unproven
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return p.awaitEnded(ctx)
 }
 
 // run follows the layers in flight, and cleans up when the push is over.
@@ -262,7 +189,6 @@ func (p *GroupPush) reap(f *groupFlight, timer *time.Timer) {
 	for _, s := range f.sent {
 		p.awaitLayer(s, timer)
 	}
-	took, failed := time.Since(f.posted), false
 	var all sync.WaitGroup
 	for _, s := range f.sent {
 		if s.t.t.Done() && s.t.t.Err() == nil {
@@ -274,7 +200,6 @@ func (p *GroupPush) reap(f *groupFlight, timer *time.Timer) {
 	all.Wait()
 	for _, s := range f.sent {
 		err := s.t.t.Err()
-		failed = failed || err != nil
 		p.s.lines[s.to.to].give(s.t, err)
 		if errors.Is(err, engine.ErrRevoked) {
 			p.awaitEnd(s.to, err, timer)
@@ -282,25 +207,16 @@ func (p *GroupPush) reap(f *groupFlight, timer *time.Timer) {
 			p.fail(p.s.endOf(context.Background(), p.request, s.to.to, err), nil)
 		}
 	}
-	if !failed {
-		p.s.count.layers.Add(1)
-		if p.s.cfg.OnLayer != nil {
-			p.s.cfg.OnLayer(LayerReport{Request: p.request, Layer: f.layer, Took: took})
-		}
-	}
+	p.s.count.layers.Add(1)
 	p.landed()
 }
 
 // awaitLayer waits for a transfer, for its time to be over, or for the end of the push. It answers
 // questions meanwhile.
 func (p *GroupPush) awaitLayer(s sentLayer, timer *time.Timer) {
-	for {
+	for !s.t.t.Done() {
 		select {
-		case <-s.t.t.Completed():
-			// Done is asked only now: asked in vain, it has the engine leave the polling to us.
-			if s.t.t.Done() {
-				return
-			} // it was the signal of an earlier post
+		case <-s.t.t.Completed(): // or it was the signal of an earlier post
 		case a := <-p.asked:
 			p.answer(a)
 		case <-timer.C:
@@ -351,7 +267,7 @@ func (p *GroupPush) cleanUp() {
 	}
 	p.mu.Unlock()
 	for _, l := range p.links {
-		p.s.lines[l.to].keepLastImport(l.imports)
+		p.s.lines[l.to].moor(l.imports)
 	}
 	p.s.forget(p)
 }

@@ -10,22 +10,21 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
 // groupLine keeps what one request to a peer leaves for the next: idle transfers, and the last
-// imports of each region.
+// imports of each region (see Push.moor).
 type groupLine struct {
 	eng   *engine.Engine
 	peer  *engine.Peer
 	op    engine.Op
 	route engine.Route
 
-	mu            sync.Mutex
-	idle          []*layerTransfer
-	cachedImports map[int]*engine.Remote // by region of the peer
+	mu      sync.Mutex
+	idle    []*layerTransfer
+	anchors map[int]*engine.Remote // by region of the peer
 }
 
 // layerTransfer is one layer on its way along one edge, with what the transfer refers to until
@@ -33,7 +32,6 @@ type groupLine struct {
 type layerTransfer struct {
 	t        *engine.Transfer
 	patterns []engine.Pattern
-	descs    []driver.Desc
 	msg      []byte
 }
 
@@ -61,14 +59,12 @@ func (l *groupLine) give(t *layerTransfer, err error) {
 	l.idle = append(l.idle, t)
 }
 
-// keepLastImport keeps one import of each region until the next request has ended, and closes the
-// others. A backend that maps the peer's memory may unmap it with the last import, and then each
-// request pays for all its pages anew: a quarter of the speed.
-func (l *groupLine) keepLastImport(list []groupImport) {
+// moor keeps one import of each region until the next request has ended, and closes the others.
+func (l *groupLine) moor(list []groupImport) {
 	for _, m := range list {
 		l.mu.Lock()
-		before := l.cachedImports[m.region]
-		l.cachedImports[m.region] = m.remote
+		before := l.anchors[m.region]
+		l.anchors[m.region] = m.remote
 		l.mu.Unlock()
 		if before != nil {
 			_ = before.Close() // its lease has ended
@@ -83,10 +79,10 @@ func (l *groupLine) close() error {
 	for _, t := range l.idle {
 		errs = append(errs, t.t.Close())
 	}
-	for _, r := range l.cachedImports {
+	for _, r := range l.anchors {
 		errs = append(errs, r.Close())
 	}
-	l.idle, l.cachedImports = nil, nil
+	l.idle, l.anchors = nil, nil
 	return errors.Join(errs...)
 }
 
@@ -96,39 +92,17 @@ func (t *layerTransfer) fill(e *layout.Edge, layer int, from, to layout.Tables, 
 	if t.patterns, err = e.Layer(t.patterns[:0], layer, from, to, s); err != nil {
 		return err
 	}
-	runs := 0
-	for i := range t.patterns {
-		runs += t.patterns[i].Count * t.patterns[i].Runs()
-	}
-	asList := len(t.patterns) > 1 && runs <= listMax
-	for i := range t.patterns {
-		p := &t.patterns[i]
+	for _, p := range t.patterns {
 		remote := find(imports, int(p.RemoteKey), layer)
 		if remote == nil {
 			return garbled("no lease of layer %d in region %d", layer, p.RemoteKey)
 		}
-		if !asList {
-			if err := t.t.AddPattern(local[p.LocalKey], remote, *p); err != nil {
-				return err
-			}
-			continue
-		}
-		for n := range p.Count {
-			t.descs = p.AppendDescs(t.descs[:0], n)
-			for i := range t.descs {
-				d := &t.descs[i]
-				if err := t.t.Add(local[p.LocalKey], d.Local, remote, d.Remote, d.Len); err != nil {
-					return err
-				}
-			}
+		if err := t.t.AddPattern(local[p.LocalKey], remote, p); err != nil {
+			return err
 		}
 	}
 	return nil
 }
-
-// listMax is how many runs of several patterns go as a list: a list is one batch, and the message
-// behind several batches waits until the others have ended.
-const listMax = 512
 
 // groupLease is the lease of what one request has in one region and some layers of this rank.
 type groupLease struct {

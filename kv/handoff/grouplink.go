@@ -176,7 +176,7 @@ func (l *inLink) run() {
 		l.q.stop(l.r.endOf(l.q.ctx, l.q.ID, l.from, err), nil)
 		l.r.mu.Unlock()
 	}
-	l.r.lines[l.from].keepLastImport(l.imports)
+	l.r.lines[l.from].moor(l.imports)
 }
 
 // drop forgets a link. Precondition: r.mu is held.

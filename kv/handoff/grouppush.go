@@ -18,8 +18,8 @@ import (
 // Finish has succeeded or Abort was called. Layer may be called by several goroutines, Abort and
 // the others by any; Finish by one.
 type GroupPush struct {
+	outgoing
 	s       *GroupSender
-	request uint64
 	tables  layout.Tables
 	span    layout.Span
 	links   []*outLink // by receiver
@@ -29,20 +29,10 @@ type GroupPush struct {
 
 	flights chan *groupFlight // posted, in order; never full
 	asked   chan asking       // one entry a link: see question
-	window  chan struct{}     // one entry for each layer in flight
-	drained chan struct{}     // one entry: no layer is in flight
-	ready   chan struct{}     // closed when Begin has done all it does
-	over    chan struct{}     // closed when the outcome is known
-	ended   chan struct{}     // closed when nothing is left of it
 
-	mu        sync.Mutex
-	err       error        // the outcome, once over is closed; nil: handed over
-	unproven  error        // a transfer was ended without a proof
-	claimed   map[int]bool // by layer that an edge carries
-	unposted  int          // layers
-	inFlight  int          // layers
-	finishing bool
-	untaken   int // links
+	// Guarded by mu.
+	claimed map[int]bool // by layer that an edge carries
+	untaken int          // links
 }
 
 // outLink is the way to one receiving rank, with or without bytes. GroupPush.mu guards what
@@ -82,11 +72,9 @@ type asking struct {
 
 func newGroupPush(s *GroupSender, request uint64, t layout.Tables, in layout.Span) (*GroupPush,
 	error) {
-	p := &GroupPush{s: s, request: request, tables: t, span: in, untaken: len(s.edges),
-		flights: make(chan *groupFlight, s.cfg.Window), asked: make(chan asking, len(s.edges)),
-		window: make(chan struct{}, s.cfg.Window), drained: make(chan struct{}, 1),
-		ready: make(chan struct{}), over: make(chan struct{}), ended: make(chan struct{}),
-		claimed: map[int]bool{}}
+	p := &GroupPush{outgoing: newOutgoing(request, s.cfg.Window), s: s, tables: t, span: in,
+		untaken: len(s.edges), flights: make(chan *groupFlight, s.cfg.Window),
+		asked: make(chan asking, len(s.edges)), claimed: map[int]bool{}}
 	for to, e := range s.edges {
 		p.links = append(p.links, &outLink{push: p, to: to, edge: e, session: newSession(),
 			sent: make(chan struct{}), granted: make(chan struct{})})
@@ -185,29 +173,6 @@ func (p *GroupPush) meet(ctx context.Context, l *outLink, mine places) error {
 	return err
 }
 
-// Request returns the number that Begin was given.
-func (p *GroupPush) Request() uint64 { return p.request }
-
-// Err returns why the push ended, nil while it has not and when it succeeded.
-func (p *GroupPush) Err() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.err
-}
-
-// Ended is closed when nothing is left of the push: no transfer, lease or import. The blocks of
-// this side may then change, unless Err or Abort returns a *LeasesError, whose leases are to end
-// before, or ErrInUse: then never.
-func (p *GroupPush) Ended() <-chan struct{} { return p.ended }
-
-// outcome is what a call on a push that is over returns. Precondition: p.mu is held.
-func (p *GroupPush) outcome() error {
-	if p.err != nil {
-		return p.err
-	}
-	return fmt.Errorf("request %d is handed over already: %w", p.request, engine.ErrClosed)
-}
-
 // RequestBytes returns the bytes of the messages by which the request began with the receiver of
 // that index: what this rank told it, and its grant.
 func (p *GroupPush) RequestBytes(to int) int {
@@ -287,21 +252,5 @@ func (p *GroupPush) receive(l *outLink, m *message) {
 	p.mu.Unlock()
 	if !ok {
 		p.fail(&EndError{Reason: Garbled, Peer: p.s.cfg.Peers[l.to].Name()}, nil)
-	}
-}
-
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
-func isClosed(c chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
 	}
 }

@@ -63,13 +63,6 @@ func NewGroupReceiver(m *Mux, cfg GroupConfig) (*GroupReceiver, error) {
 // ended on another rank already.
 func (r *GroupReceiver) Open(ctx context.Context, request uint64, t layout.Tables,
 	in layout.Span) (*GroupRequest, error) {
-	return r.open(ctx, request, t, in, func(bool, error) {})
-}
-
-// open is Open for an owner of the blocks that wants to know whether the request is complete, and
-// what stands of it without a proof, before any rank does.
-func (r *GroupReceiver) open(ctx context.Context, request uint64, t layout.Tables,
-	in layout.Span, settle func(complete bool, unproven error)) (*GroupRequest, error) {
 	if err := r.side.CheckTarget(t, in); err != nil {
 		return nil, fmt.Errorf("open request %d: %w", request, err)
 	}
@@ -77,7 +70,7 @@ func (r *GroupReceiver) open(ctx context.Context, request uint64, t layout.Table
 	if err != nil {
 		return nil, err
 	}
-	q.tables, q.span, q.owner = t, in, settle
+	q.tables, q.span = t, in
 	err = r.zeroTails(ctx, t, in)
 	if err == nil && r.anyWrite() {
 		q.leases, err = r.lease(t, in, engine.LeaseOptions{})

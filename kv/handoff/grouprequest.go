@@ -22,7 +22,6 @@ type GroupRequest struct {
 	tables   layout.Tables
 	span     layout.Span
 	leases   []groupLease
-	owner    func(complete bool, unproven error) // of the blocks, see open; nil: not taken
 	ready    chan int
 	ctx      context.Context // is over when the request has failed
 	cancel   context.CancelCauseFunc
@@ -81,7 +80,9 @@ func (q *GroupRequest) Err() error {
 // lands in the blocks of this rank any more; driver.ErrUnproven where that could not be proved.
 // ctx bounds the wait; the end goes on without it.
 func (q *GroupRequest) Cancel(ctx context.Context) error {
-	q.fail(&EndError{Reason: Cancelled})
+	q.r.mu.Lock()
+	q.stop(&EndError{Reason: Cancelled}, nil)
+	q.r.mu.Unlock()
 	select {
 	case <-q.closed:
 		if err := q.Err(); errors.Is(err, engine.ErrUnproven) {
@@ -91,13 +92,6 @@ func (q *GroupRequest) Cancel(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-}
-
-// fail is stop, for callers that do not hold r.mu.
-func (q *GroupRequest) fail(end *EndError) {
-	q.r.mu.Lock()
-	defer q.r.mu.Unlock()
-	q.stop(end, nil)
 }
 
 // stop ends the request before it is complete, and tells the senders at once; not the one that
@@ -197,19 +191,14 @@ func (q *GroupRequest) settle(unproven error) {
 	if unproven != nil && q.end == nil {
 		q.end = &EndError{Request: q.ID, Reason: Failed}
 	}
-	end, complete := q.end, isClosed(q.complete) // neither changes from here on
-	q.r.mu.Unlock()
-	if q.owner != nil {
-		q.owner(end == nil, unproven)
-	}
-	q.r.mu.Lock()
 	what, reason := kindTaken, Reason(0)
-	if end != nil {
-		end.Err = errors.Join(end.Err, unproven)
-		q.err, what, reason = end, kindEnd, end.Reason
+	if q.end != nil {
+		q.end.Err = errors.Join(q.end.Err, unproven)
+		q.err, what, reason = q.end, kindEnd, q.end.Reason
 	} else {
 		q.r.count.finished.Add(1)
 	}
+	complete := isClosed(q.complete)
 	if q.r.requests[q.ID] == q { // else another one begins there
 		delete(q.r.requests, q.ID)
 	}

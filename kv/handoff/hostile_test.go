@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestGarbageDoesNotDisturbOthers sends both sides what no honest peer sends,
@@ -69,21 +70,67 @@ func (p *pair) handOverAmong(t *testing.T, number uint64) {
 	}
 }
 
-// TestBrokenProtocolEndsTheRequest has a sender that offers once more what is open.
+// TestBrokenProtocolEndsTheRequest has a sender that does what it must not.
 func TestBrokenProtocolEndsTheRequest(t *testing.T) {
-	p := newPair(t, setup{})
-	push, q := p.begin(t, 1, 1, 2)
-	require.NoError(t, push.Layer(within(t), 0))
-	<-q.Ready()
-	again := append(appendHeader(nil, toReceiver, kindBegin, 0, q.session), 1, 0, 0, 0, 0, 0, 0, 0,
-		'x')
-	require.NoError(t, p.prefill.peer.Notify(within(t), again))
-	<-q.Done()
-	<-push.Ended()
-	if !errors.Is(q.Err(), engine.ErrCorrupt) || !errors.Is(push.Err(), engine.ErrCorrupt) {
-		t.Errorf("receiver: %v, sender: %v", q.Err(), push.Err())
+	for what, send := range map[string]func(session uint64) []byte{
+		"a layer that is not there": func(s uint64) []byte {
+			return appendLayer(nil, s, small.Layers)
+		},
+		"a layer number too large": func(s uint64) []byte { return appendLayer(nil, s, 1<<31) },
+		"a layer twice":            func(s uint64) []byte { return appendLayer(nil, s, 0) },
+		"a begin once more": func(s uint64) []byte {
+			return append(appendHeader(nil, toReceiver, kindBegin, 0, s), 1, 0, 0, 0, 0, 0, 0, 0,
+				'x')
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			p := newPair(t, setup{})
+			push, q := p.begin(t, 1, 1, 2)
+			require.NoError(t, push.Layer(within(t), 0))
+			<-q.Layers()
+			require.NoError(t, p.prefill.peer.Notify(within(t), send(push.session)))
+			<-q.Done()
+			<-push.Ended()
+			if !errors.Is(q.Err(), engine.ErrCorrupt) || !errors.Is(push.Err(), engine.ErrCorrupt) {
+				t.Errorf("receiver: %v, sender: %v", q.Err(), push.Err())
+			}
+			q.Release()
+		})
 	}
-	q.Release()
+}
+
+// TestDoneWithoutLayersIsNoEnd: the last word alone completes nothing.
+func TestDoneWithoutLayersIsNoEnd(t *testing.T) {
+	testkit.InVirtualTime(t, doneWithoutLayersIsNoEnd)
+}
+
+func doneWithoutLayersIsNoEnd(t *testing.T) {
+	p := newPair(t, setup{receiver: func(c *ReceiverConfig) {
+		c.IdleTimeout = 50 * time.Millisecond
+	}})
+	push, q := p.beginSoon(t, 1, 2)
+	require.NoError(t, p.prefill.peer.Notify(within(t), appendHeader(nil, toReceiver, kindDone, 0,
+		push.session)))
+	<-q.Done()
+	if !errors.Is(q.Err(), engine.ErrTimeout) {
+		t.Errorf("receiver: %v", q.Err())
+	}
+	<-push.Ended()
+}
+
+// TestDoneIsASignOfLifeOnce: said again and again it would hold the blocks for ever.
+func TestDoneIsASignOfLifeOnce(t *testing.T) {
+	p := newPair(t, setup{})
+	q := newRequest(p.receiver, p.prefill.peer, 1)
+	for _, want := range []int{1, 0, 0} {
+		q.receive(&message{kind: kindDone})
+		if n := len(q.alive); n != want {
+			t.Errorf("%d signs of life, want %d", n, want)
+		}
+		for len(q.alive) > 0 {
+			<-q.alive
+		}
+	}
 }
 
 func TestMuxDealsOut(t *testing.T) {

@@ -3,7 +3,6 @@
 package handoff
 
 import (
-	"crypto/rand"
 	"encoding/binary"
 	"fmt"
 
@@ -24,13 +23,13 @@ const version = 1
 type kind uint8
 
 const (
-	kindBegin kind = 1 // to a receiver: fragment of an offer, or of a begin of a group
-	kindLayer kind = 2 // to the receiver of a group: a layer is there
-	kindDone  kind = 3 // to the receiver of a group: all of it is there
-	kindAbort kind = 4 // to a receiver: the sender has ended it, with a Reason
-	kindGrant kind = 5 // to a sender: fragment of an answer, or of a grant of a group
-	kindTaken kind = 6 // to the sender of a group: all of it is the receiver's
-	kindEnd   kind = 7 // to a sender: the receiver has ended it, with a Reason
+	kindBegin kind = 1 // to the receiver: fragment of a begin
+	kindLayer kind = 2 // to the receiver: a layer is there
+	kindDone  kind = 3 // to the receiver: all of it is there
+	kindAbort kind = 4 // to the receiver: the sender has ended it, with a Reason
+	kindGrant kind = 5 // to the sender: fragment of a grant
+	kindTaken kind = 6 // to the sender: all of it is the receiver's
+	kindEnd   kind = 7 // to the sender: the receiver has ended it, with a Reason
 	kindAsk   kind = 8 // to the sender of a group: what is the digest of this?
 	kindSum   kind = 9 // to the receiver of a group: the answer
 )
@@ -39,6 +38,7 @@ const (
 // and the body. All numbers are little-endian.
 const (
 	headerLen   = 12
+	layerLen    = headerLen + 4
 	fragmentLen = headerLen + 8 // total and offset, then bytes
 )
 
@@ -79,7 +79,6 @@ func decode(b []byte) (m message, err error) {
 func (m *message) decodeBody(to byte, body []byte) error {
 	receiver := to == toReceiver || to == toGroupReceiver
 	sender := to == toSender || to == toGroupSender
-	group := to == toGroupReceiver || to == toGroupSender
 	switch {
 	case receiver && m.kind == kindBegin, sender && m.kind == kindGrant:
 		if len(body) <= fragmentLen-headerLen {
@@ -91,14 +90,14 @@ func (m *message) decodeBody(to byte, body []byte) error {
 			return garbled("%d bytes at %d of %d", len(m.bytes), m.offset, m.total)
 		}
 		return nil
-	case to == toGroupReceiver && m.kind == kindLayer:
-		if len(body) != 4 && len(body) != 4+digestLen {
+	case receiver && m.kind == kindLayer:
+		if len(body) != 4 && (to != toGroupReceiver || len(body) != 4+digestLen) {
 			return garbled("a layer number of %d bytes", len(body))
 		}
 		m.layer, m.bytes = binary.LittleEndian.Uint32(body), body[4:]
 		return nil
-	case receiver && (m.kind == kindAbort || group && m.kind == kindDone),
-		sender && (m.kind == kindEnd || group && m.kind == kindTaken):
+	case receiver && (m.kind == kindDone || m.kind == kindAbort),
+		sender && (m.kind == kindTaken || m.kind == kindEnd):
 		if len(body) != 0 {
 			return garbled("%d bytes too much", len(body))
 		}
@@ -114,6 +113,11 @@ func appendHeader(dst []byte, to byte, k kind, r Reason, session uint64) []byte 
 	return binary.LittleEndian.AppendUint64(append(dst, to, version, byte(k), byte(r)), session)
 }
 
+func appendLayer(dst []byte, session uint64, layer int) []byte {
+	return binary.LittleEndian.AppendUint32(appendHeader(dst, toReceiver, kindLayer, 0, session),
+		uint32(layer))
+}
+
 func appendGroupLayer(dst []byte, session uint64, layer int) []byte {
 	return binary.LittleEndian.AppendUint32(appendHeader(dst, toGroupReceiver, kindLayer, 0,
 		session), uint32(layer))
@@ -123,12 +127,4 @@ func appendGroupLayer(dst []byte, session uint64, layer int) []byte {
 func appendSum(dst []byte, session uint64, number uint32) []byte {
 	return binary.LittleEndian.AppendUint32(appendHeader(dst, toGroupReceiver, kindSum, 0,
 		session), number)
-}
-
-// newSession draws a number that only the two sides know: it is what entitles a
-// message to be heard, and it tells attempts at the same request apart.
-func newSession() uint64 {
-	var b [8]byte
-	rand.Read(b[:])
-	return binary.LittleEndian.Uint64(b[:])
 }

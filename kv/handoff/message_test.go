@@ -8,11 +8,9 @@ import (
 	"errors"
 	"math"
 	"reflect"
-	"slices"
 	"testing"
 
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
 )
 
@@ -23,8 +21,10 @@ func messages() map[string][]byte {
 	}
 	return map[string][]byte{
 		"begin": fragment(toReceiver, kindBegin), "grant": fragment(toSender, kindGrant),
+		"layer": appendLayer(nil, 7, 60), "done": appendHeader(nil, toReceiver, kindDone, 0, 7),
 		"abort": appendHeader(nil, toReceiver, kindAbort, Aborted, 7),
-		"end":   appendHeader(nil, toSender, kindEnd, Failed, 7),
+		"taken": appendHeader(nil, toSender, kindTaken, 0, 7), "end": appendHeader(nil, toSender,
+			kindEnd, Failed, 7),
 	}
 }
 
@@ -38,6 +38,10 @@ func TestDecodesItsOwnMessages(t *testing.T) {
 		case "begin", "grant":
 			if m.total != 9 || m.offset != 2 || string(m.bytes) != "abc" {
 				t.Errorf("%s: %+v", name, m)
+			}
+		case "layer":
+			if m.layer != 60 {
+				t.Errorf("layer: %+v", m)
 			}
 		}
 	}
@@ -74,22 +78,27 @@ func TestRefusesBrokenMessages(t *testing.T) {
 	}
 }
 
-func TestOffersReadBack(t *testing.T) {
-	ask := offer{request: 5, fingerprint: math.MaxUint64, shape: shape{layout.LayerMajor, 1, 9},
-		hashes: []pool.Hash{{1}, {}, pool.HashOf(3)}}
-	got, err := decodeOffer(ask.append(nil))
+func TestPayloadsReadBack(t *testing.T) {
+	ask := begin{request: 5, fingerprint: math.MaxUint64, hashes: []pool.Hash{{1}, {},
+		pool.HashOf(3)}}
+	got, err := decodeBegin(ask.append(nil))
 	if err != nil || !reflect.DeepEqual(got, ask) {
-		t.Errorf("offer %+v, %v", got, err)
+		t.Errorf("begin %+v, %v", got, err)
 	}
-	s, missing, err := decodeAnswer(appendAnswer(nil, ask.shape, []int{0, 4}), 5)
-	if err != nil || s != ask.shape || !slices.Equal(missing, []int{0, 4}) {
-		t.Errorf("answer: %v", err)
+	places := []place{{0, []byte("token")}, {4, bytes.Repeat([]byte{9}, tokenMax)}}
+	back, err := decodeGrant(appendGrant(nil, places), 5)
+	if err != nil || !reflect.DeepEqual(back, places) {
+		t.Errorf("grant: %v", err)
 	}
-	for what, bad := range map[string][]int{
-		"a block twice": {1, 1}, "blocks backwards": {2, 1}, "a block too far": {5},
+	for what, bad := range map[string][]place{
+		"a block twice":    {{1, []byte("x")}, {1, []byte("y")}},
+		"blocks backwards": {{2, []byte("x")}, {1, []byte("y")}},
+		"a block too far":  {{5, []byte("x")}},
+		"an empty token":   {{1, nil}},
+		"a token too long": {{1, make([]byte, tokenMax+1)}},
+		"too many places":  make([]place, 6),
 	} {
-		if _, _, err := decodeAnswer(appendAnswer(nil, ask.shape, bad), 5); !errors.Is(err,
-			engine.ErrCorrupt) {
+		if _, err := decodeGrant(appendGrant(nil, bad), 5); !errors.Is(err, engine.ErrCorrupt) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -148,16 +157,16 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-func FuzzOffers(f *testing.F) {
-	f.Add((&offer{hashes: make([]pool.Hash, 2)}).append(nil))
-	f.Add(appendAnswer(nil, shape{}, []int{0, 3}))
+func FuzzPayloads(f *testing.F) {
+	f.Add((&begin{hashes: make([]pool.Hash, 2)}).append(nil))
+	f.Add(appendGrant(nil, []place{{0, []byte("a")}, {3, []byte("bc")}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if ask, err := decodeOffer(b); err == nil && !bytes.Equal(ask.append(nil), b) {
-			t.Errorf("offer %x was read as %+v", b, ask)
+		if ask, err := decodeBegin(b); err == nil && !bytes.Equal(ask.append(nil), b) {
+			t.Errorf("begin %x was read as %+v", b, ask)
 		}
-		if s, missing, err := decodeAnswer(b, 8); err == nil && !bytes.Equal(appendAnswer(nil, s,
-			missing), b) {
-			t.Errorf("answer %x was read as %+v", b, missing)
+		if places, err := decodeGrant(b, 8); err == nil && !bytes.Equal(appendGrant(nil, places),
+			b) {
+			t.Errorf("grant %x was read as %+v", b, places)
 		}
 	})
 }

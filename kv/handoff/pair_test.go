@@ -62,6 +62,7 @@ type pair struct {
 type setup struct {
 	model    layout.Model
 	order    layout.Arrangement // of the prefill side
+	align    [2]uint64          // of the blocks of the prefill and the decode side
 	blocks   int                // of the decode side
 	backend  func(testing.TB) driver.Backend
 	engine   func(*engine.Config)
@@ -89,8 +90,9 @@ func newPair(t testing.TB, s setup) *pair {
 	}
 	p := &pair{
 		prefill: newSide(t, "prefill", s, layout.Options{Blocks: prefillBlocks,
-			Arrangement: s.order}),
-		decode: newSide(t, "decode", s, layout.Options{Blocks: uint64(s.blocks)}),
+			Arrangement: s.order, BlockAlign: s.align[0]}),
+		decode: newSide(t, "decode", s, layout.Options{Blocks: uint64(s.blocks),
+			BlockAlign: s.align[1]}),
 		filled: map[uint32]uint64{},
 	}
 	copy(p.decode.region.Bytes(), bytes.Repeat([]byte{poison}, int(p.decode.region.Size())))
@@ -239,6 +241,29 @@ func (p *pair) begin(t testing.TB, number uint64, ids ...uint64) (*Push, *Reques
 	return push, q
 }
 
+// beginSoon is begin where the receiver ends what shows no sign of life so soon that a sender may
+// be too late: then it begins anew.
+func (p *pair) beginSoon(t testing.TB, ids ...uint64) (*Push, *Request) {
+	t.Helper()
+	blocks := p.request(t, ids...)
+	for number, start := uint64(1), time.Now(); time.Since(start) < limit; number++ {
+		push, err := p.sender.Begin(within(t), p.prefill.peer, number, blocks)
+		if err != nil {
+			continue
+		}
+		for {
+			q, err := p.receiver.Accept(within(t))
+			require.NoError(t, err)
+			if q.ID == number {
+				return push, q
+			}
+			q.Release() // it was begun, and its sender does not know
+		}
+	}
+	t.Fatal("no request begins")
+	return nil, nil
+}
+
 // handOver takes a request all the way and checks every byte.
 func (p *pair) handOver(t testing.TB, number uint64, ids ...uint64) *Request {
 	t.Helper()
@@ -256,7 +281,7 @@ func (p *pair) handOver(t testing.TB, number uint64, ids ...uint64) *Request {
 		}
 	}()
 	layers := 0
-	for layer := range q.Ready() {
+	for layer := range q.Layers() {
 		p.checkLayer(t, q, layer, ids)
 		layers++
 	}

@@ -57,6 +57,30 @@ func (b *doubtful) Poll(done []driver.Completion) (int, error) {
 	return b.Backend.Poll(done)
 }
 
+// TestAbortAsksForTheProofOfWhatHasEnded: a layer that ended by itself may have done so without.
+func TestAbortAsksForTheProofOfWhatHasEnded(t *testing.T) {
+	var prefill *doubtful
+	p := newPair(t, setup{backend: func(testing.TB) driver.Backend {
+		b, err := mem.New(mem.Config{})
+		require.NoError(t, err)
+		d := &doubtful{Backend: b}
+		if prefill == nil {
+			prefill = d
+		}
+		return d
+	}})
+	push, q := p.begin(t, 1, 1)
+	prefill.mu.Lock()
+	prefill.doubt = true
+	prefill.mu.Unlock()
+	require.NoError(t, push.Layer(within(t), 0))
+	<-push.Ended()
+	require.ErrorIs(t, push.Err(), driver.ErrUnproven)
+	require.ErrorIs(t, push.Abort(within(t)), driver.ErrUnproven)
+	require.NotErrorIs(t, push.Abort(within(t)), ErrInUse, "a peer that does not answer is not us")
+	q.Release()
+}
+
 // TestWhatWasNotAcceptedCounts: a peer that begins and ends requests leaves places to others.
 func TestWhatWasNotAcceptedCounts(t *testing.T) {
 	s := setup{blocks: 8, receiver: func(c *ReceiverConfig) { c.RequestsMax = 4 }}

@@ -2,23 +2,19 @@
 
 package handoff
 
-import (
-	"sync/atomic"
-
-	"github.com/sluicehq/sluice/kv/layout"
-)
+import "sync/atomic"
 
 // Stats are running totals of one side.
 type Stats struct {
 	Begun        uint64            // requests
 	Finished     uint64            // of them, handed over
 	Ended        map[Reason]uint64 // of them, by why they were not
-	BlocksMoved  uint64            // of finished requests; not of groups
-	BlocksReused uint64            // of those, that the receiver had already
-	Bytes        uint64            // of BlocksMoved
-	Layers       uint64            // handed over, by edge on the receiving side
+	BlocksMoved  uint64            // of finished requests
+	BlocksReused uint64            // that the receiver had already
+	Bytes        uint64            // written (Sender), or taken over (Receiver)
+	Layers       uint64            // written (Sender), or announced (Receiver)
 	Strays       uint64            // messages that no request wanted, late ones for example
-	// leases that could not be revoked in time: their blocks are lost, at least for a while
+	// blocks lost to the pool, at least for a while: their lease could not be revoked (Receiver)
 	Quarantined uint64
 }
 
@@ -32,13 +28,6 @@ func (c *counters) ended(r Reason) {
 	if r.valid() {
 		c.ends[r].Add(1)
 	}
-}
-
-// handed counts the blocks of a request that was handed over.
-func (c *counters) handed(g *layout.Geometry, missing, blocks int) {
-	c.moved.Add(uint64(missing))
-	c.reused.Add(uint64(blocks - missing))
-	c.bytes.Add(uint64(missing) * g.BlockBytes())
 }
 
 func (c *counters) stats() Stats {
@@ -55,3 +44,6 @@ func (c *counters) stats() Stats {
 	}
 	return s
 }
+
+// Stats returns the totals.
+func (s *Sender) Stats() Stats { return s.count.stats() }

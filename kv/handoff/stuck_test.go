@@ -60,7 +60,7 @@ func blocksThatCannotBeRevokedAreLost(t *testing.T) {
 	fails.Store(1 << 40)
 	require.ErrorIs(t, q.Cancel(within(t)), engine.ErrUnproven)
 	<-push.Ended()
-	if s := p.pool.Stats(); s.Retired != 3 || s.Used != 0 || p.receiver.Stats().Quarantined != 1 {
+	if s := p.pool.Stats(); s.Retired != 3 || s.Used != 0 || p.receiver.Stats().Quarantined != 3 {
 		t.Errorf("pool %+v, receiver %+v", s, p.receiver.Stats())
 	}
 	if !errors.Is(q.Err(), ErrCancelled) || !errors.Is(push.Err(), ErrCancelled) {
@@ -70,6 +70,40 @@ func blocksThatCannotBeRevokedAreLost(t *testing.T) {
 	p.handOver(t, 2, 4, 5).Release() // the others serve on
 	time.Sleep(time.Minute)
 	require.Zero(t, p.pool.Stats().Retired)
+}
+
+// TestNoSuccessWithoutProof: all bytes came, but more might.
+func TestNoSuccessWithoutProof(t *testing.T) { testkit.InVirtualTime(t, noSuccessWithoutProof) }
+
+func noSuccessWithoutProof(t *testing.T) {
+	p, fails := newStubborn(t)
+	push, q := p.begin(t, 1, 1)
+	fails.Store(1 << 40)
+	for layer := range small.Layers {
+		require.NoError(t, push.Layer(within(t), layer))
+	}
+	err := push.Finish(within(t))
+	fails.Store(0)
+	<-q.Done()
+	time.Sleep(time.Minute) // until the engine has looked again
+	var end *EndError
+	if !errors.As(err, &end) || end.Reason != Failed || !errors.Is(q.Err(), errStuck) {
+		t.Errorf("sender: %v, receiver: %v", err, q.Err())
+	}
+}
+
+// TestRevokeTriesAgain: a proof that comes late is a proof.
+func TestRevokeTriesAgain(t *testing.T) { testkit.InVirtualTime(t, revokeTriesAgain) }
+
+func revokeTriesAgain(t *testing.T) {
+	p, fails := newStubborn(t)
+	_, q := p.begin(t, 1, 1)
+	fails.Store(revokeTries - 1)
+	require.NoError(t, q.Cancel(within(t)))
+	p.fence(t, q.Blocks...)()
+	if !errors.Is(q.Err(), ErrCancelled) || errors.Is(q.Err(), engine.ErrTimeout) {
+		t.Errorf("receiver: %v", q.Err())
+	}
 }
 
 // TestQuarantinedLeasesAreGivenBack: the proof comes after the Receiver has given it up. The pool

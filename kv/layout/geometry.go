@@ -141,39 +141,3 @@ func (g *Geometry) Fingerprint() uint64 {
 	}
 	return h.Sum64()
 }
-
-// Side describes the pool as that of a group's only rank, for NewPlan: a token is a cell in each
-// part of each layer. region is the name of the memory that holds the pool.
-func (g *Geometry) Side(region string) *Side {
-	s := &Side{Version: SideVersion, Model: g.model.Name,
-		Regions: []Area{{Name: region, Bytes: g.PoolBytes()}},
-		Groups:  []Group{{Blocks: uint32(g.blocks)}}}
-	for l := range g.model.Layers {
-		for i, p := range g.model.Parts {
-			v := View{Layer: l, Part: p.Name, DType: "bytes", Cell: p.TokenBytes, Units: 1,
-				Count: 1, Tokens: int(g.tokens), Token: p.TokenBytes,
-				Base: uint64(l)*g.layer + g.within[i], Block: g.stride}
-			if g.order == LayerMajor {
-				v.Base, v.Block = g.blocks*v.Base, g.PartBytes(i)
-			}
-			if g.blocks == 1 { // parts may adjoin: no stride is below an entry
-				v.Block = g.PoolBytes()
-			}
-			s.Views = append(s.Views, v)
-		}
-	}
-	return s
-}
-
-// Pool returns a pool of the same blocks that another process keeps in its own way. Errors are
-// ErrGeometry.
-func (g *Geometry) Pool(order Arrangement, blocks, stride uint64) (*Geometry, error) {
-	if order > LayerMajor || blocks < 1 || blocks > BlocksMax || stride < g.BlockBytes() ||
-		order == LayerMajor && stride != g.BlockBytes() || blocks > poolBytesMax/stride {
-		return nil, fmt.Errorf("model %q: a %v pool of %d blocks, %d bytes each of %d: %w",
-			g.model.Name, order, blocks, g.BlockBytes(), stride, ErrGeometry)
-	}
-	p := *g
-	p.order, p.blocks, p.stride = order, blocks, stride
-	return &p, nil
-}

@@ -9,8 +9,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/sluicehq/sluice/driver"
 )
 
 // TestPiecesTile checks, for every preset and arrangement, that the pieces of a
@@ -178,67 +176,5 @@ func TestFingerprint(t *testing.T) {
 		if g.Fingerprint() == base {
 			t.Errorf("%s does not change the fingerprint", what)
 		}
-	}
-}
-
-// TestSideHoldsThePieces: the side of a pool names the bytes of its pieces, and what a plan moves
-// between any two pools is within them.
-func TestSideHoldsThePieces(t *testing.T) {
-	for _, name := range Names() {
-		m, err := Lookup(name)
-		require.NoError(t, err)
-		for _, blocks := range []uint64{1, 3} {
-			pool := func(a Arrangement) (*Geometry, *Side) {
-				g, err := New(m, Options{Blocks: blocks, Arrangement: a})
-				require.NoError(t, err)
-				s := g.Side("kv")
-				require.NoError(t, s.Check())
-				for i, v := range s.Views {
-					last := blocks - 1
-					want, err := g.Piece(last, v.Layer, i%len(g.Parts()))
-					require.NoError(t, err)
-					off := v.Base + last*v.Block
-					require.Equal(t, want, Range{Off: off, Len: v.Cell * uint64(v.Tokens)})
-				}
-				return g, s
-			}
-			for _, arrangement := range []Arrangement{BlockMajor, LayerMajor} {
-				g, from := pool(arrangement)
-				_, to := pool(BlockMajor)
-				plan, err := NewPlan([]*Side{from}, []*Side{to})
-				require.NoError(t, err)
-				edge := plan.Edges(0)[0]
-				edge.Op = driver.Write
-				table := Tables{{0}}
-				patterns, err := edge.Layer(nil, g.Layers()-1, table, table,
-					Span{To: uint64(g.Tokens())})
-				require.NoError(t, err)
-				bytes := uint64(0)
-				for _, p := range patterns {
-					require.NoError(t, p.Check(from.Regions[0].Bytes, to.Regions[0].Bytes), name)
-					bytes += p.Bytes()
-				}
-				require.Equal(t, g.LayerBytes(), bytes)
-			}
-		}
-	}
-}
-
-func TestPoolOfOtherBlocks(t *testing.T) {
-	m, err := Lookup(Names()[0])
-	require.NoError(t, err)
-	g, err := New(m, Options{Blocks: 4})
-	require.NoError(t, err)
-	p, err := g.Pool(LayerMajor, 9, g.BlockBytes())
-	require.NoError(t, err)
-	require.EqualValues(t, 9, p.Blocks())
-	require.Equal(t, g.Fingerprint(), p.Fingerprint())
-	for _, bad := range []struct {
-		order          Arrangement
-		blocks, stride uint64
-	}{{9, 1, g.Stride()}, {0, 0, g.Stride()}, {0, 1, g.BlockBytes() - 1}, {0, 1 << 40, g.Stride()},
-		{LayerMajor, 1, g.BlockBytes() + 1}, {0, 1 << 31, 1 << 60}} {
-		_, err := g.Pool(bad.order, bad.blocks, bad.stride)
-		require.ErrorIs(t, err, ErrGeometry)
 	}
 }

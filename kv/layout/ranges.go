@@ -21,29 +21,13 @@ func (s *Side) Ranges(region, first, end int, t Tables, in Span) ([]Range, error
 	}
 	var list []Range
 	cuts := make(map[[2]int][]cut) // by group and tokens of a block
-	boxes := s.boxes(region, first, end)
-	for i := range boxes {
-		b := &boxes[i]
+	for _, b := range s.boxes(region, first, end) {
 		id := [2]int{b.group, int(b.tokens)}
 		if cuts[id] == nil {
 			cuts[id] = s.Groups[b.group].cuts(t[b.group], b.tokens, in)
 		}
-	}
-	of := func(b *box) []cut { return cuts[[2]int{b.group, int(b.tokens)}] }
-	last := len(boxes) - 1
-	if last >= 0 && len(cuts) == 1 && boxes[last].base-boxes[0].base < boxes[0].block {
-		// The boxes share each block: in the order of the blocks they merge at once, and the list
-		// stays short.
-		for _, c := range of(&boxes[0]) {
-			for i := range boxes {
-				list = boxes[i].append(list, c)
-			}
-		}
-	} else {
-		for i := range boxes {
-			for _, c := range of(&boxes[i]) {
-				list = boxes[i].append(list, c)
-			}
+		for _, c := range cuts[id] {
+			list = b.append(list, c)
 		}
 	}
 	slices.SortFunc(list, func(a, b Range) int { return cmp.Compare(a.Off, b.Off) })

@@ -38,7 +38,7 @@ OPTIONS = {
     "rdma": "library devices rails listen queue_depth slice entries flight batches_max notify_max "
             "keys_max conns_max timeout retries level"
     " traffic_class mtu spin grace packet_life failure relaxed_ordering",
-    "cuda": "sms in_flight library devices streams gated batches_max message_max keys_max peers "
+    "cuda": "sms library devices streams gated batches_max message_max keys_max peers "
             "peers_max revoke_grace sum_timeout dial_timeout",
 }
 
