@@ -134,9 +134,12 @@ func copyAll(op driver.Op, c *cursor, views []view, cancel *atomic.Pointer[error
 // copyPiece copies up to pieceMax bytes under the gate of the remote memory.
 func (v *view) copyPiece(op driver.Op, c *cursor) (err error) {
 	m := v.remote
+	if m.revoked.Load() { // leave the gate to Revoke
+		return driver.ErrRevoked
+	}
 	m.gate.RLock()
 	defer m.gate.RUnlock()
-	if m.revoked {
+	if m.revoked.Load() {
 		return driver.ErrRevoked
 	}
 	into := v.local

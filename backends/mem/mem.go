@@ -8,7 +8,7 @@
 //
 // Proof that nothing lands later: a copy holds the gate of the memory that the
 // peer owns, for at most pieceMax bytes at a time, and looks under it whether the memory is
-// revoked. Revoke says so and takes the gate for itself. Nothing else copies.
+// revoked. Revoke says so and then takes the gate once. Nothing else copies.
 package mem
 
 import (

@@ -7,6 +7,8 @@ import (
 	"crypto/subtle"
 	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
@@ -19,7 +21,9 @@ type memory struct {
 	seg   driver.Segment
 
 	gate    sync.RWMutex // held for reading by each copy through a token
-	revoked bool         // guarded by gate
+	revoked atomic.Bool  // looked at by each copy behind the gate
+	turn    session.Turn // of Revoke
+	gone    bool         // guarded by turn: the key may be another memory's
 }
 
 // Register implements driver.Backend.
@@ -39,7 +43,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register with mem: %w", err)
 	}
-	m := &memory{b: b, key: key, epoch: epoch, seg: seg}
+	m := &memory{b: b, key: key, epoch: epoch, seg: seg, turn: session.NewTurn()}
 	b.memories.Put(key, m)
 	return m, nil
 }
@@ -49,7 +53,7 @@ func (m *memory) Key() uint32 { return m.key }
 
 // AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
-	if m.isRevoked() {
+	if m.revoked.Load() {
 		return dst, driver.ErrClosed
 	}
 	t := session.Token{Secret: m.seg.Secret, Key: m.key, Epoch: m.epoch, Size: m.seg.Len}
@@ -59,7 +63,7 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 // opens says what a token of the memory's key is good for.
 func (m *memory) opens(t *session.Token) error {
 	switch {
-	case m == nil || t.Epoch < m.epoch || m.isRevoked():
+	case m == nil || t.Epoch < m.epoch || m.revoked.Load():
 		return driver.ErrRevoked
 	case t.Epoch > m.epoch || t.Size != m.seg.Len ||
 		subtle.ConstantTimeCompare(m.seg.Secret[:], t.Secret[:]) == 0:
@@ -68,21 +72,29 @@ func (m *memory) opens(t *session.Token) error {
 	return nil
 }
 
-func (m *memory) isRevoked() bool {
-	m.gate.RLock()
-	defer m.gate.RUnlock()
-	return m.revoked
-}
-
-// Revoke implements driver.Memory. The gate is free within one piece, since a peer in this
-// process cannot be frozen apart from us: so the proof is there whatever ctx says.
-func (m *memory) Revoke(context.Context) error {
-	m.gate.Lock() // no copy is in hand, and each that follows looks at revoked
-	was := m.revoked
-	m.revoked = true
-	m.gate.Unlock()
-	if !was {
-		m.b.memories.Free(m.key)
+// Revoke implements driver.Memory. A copy in hand, of one piece at most, holds the gate; each that
+// follows finds revoked, so nobody but a copy in a page that does not come holds it for long.
+func (m *memory) Revoke(ctx context.Context) error {
+	m.revoked.Store(true)
+	if err := m.turn.Take(ctx); err != nil {
+		return fmt.Errorf("revoke memory: %w", err)
 	}
+	defer m.turn.Give()
+	if m.gone {
+		return nil
+	}
+	for !m.gate.TryLock() {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("revoke memory: a copy is in hand: %w", driver.ContextError(ctx))
+		case <-time.After(gatePause):
+		}
+	}
+	m.gate.Unlock()
+	m.gone = true
+	m.b.memories.Free(m.key)
 	return nil
 }
+
+// gatePause is between two looks at the gate.
+const gatePause = 20 * time.Microsecond

@@ -162,14 +162,20 @@ func checkMessageBackPressure(t *test) {
 		fill()
 		ready := sent - heard
 		got := make(chan received, 1)
-		for first := true; ; first = false {
+		for asked := false; ; {
 			if send() {
-				break
+				if asked {
+					break
+				}
+				fill() // room that was told of late: nothing is to wake us yet
+				ready = sent - heard
+				continue
 			}
 			if _, err := t.host.poll(); err != nil {
 				t.Fatalf("poll: %v", err)
 			}
-			if first { // the next message that the far side takes has to wake us
+			if !asked { // the next message that the far side takes has to wake us
+				asked = true
 				go func() { got <- <-t.receiving(t.far, ready, false) }()
 			}
 			if err := t.host.sleep(t.h.limit); err != nil {

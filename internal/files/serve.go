@@ -129,6 +129,7 @@ func (c *Core) pump() {
 		if j.err != nil || j.at.item == len(j.items) {
 			j.queued = false
 			c.settle(j)
+			idle = 0 // it may have had the turn that another waits for
 			continue
 		}
 		c.queue.push(j)

@@ -9,9 +9,10 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// lent is the device memory of this process that other processes map: address to length. A fence
-// against one that is frozen puts other memory under the addresses (backends/cuda, Config.Peers),
-// which a device that was told of the memory before would not see: it would go on with the old.
+// lent is the device memory of this process that other processes map: address to length. A
+// revoke against one that is frozen puts other memory under the addresses (backends/cuda,
+// Config.Peers), which a device that was told of the memory before would not see: it would go on
+// with the old.
 var (
 	lentMu sync.RWMutex
 	lent   = map[uint64]uint64{}
@@ -39,7 +40,7 @@ func CheckNotLent(at, n uint64) error {
 	for from, size := range lent {
 		if at < from+size && from < at+n {
 			return fmt.Errorf("register device memory at %#x that other processes map "+
-				"(Config.Peers of the cuda backend): a fence may put other memory there, which "+
+				"(Config.Peers of the cuda backend): a revoke may put other memory there, which "+
 				"would not be noticed here: %w", at, driver.ErrNotSupported)
 		}
 	}

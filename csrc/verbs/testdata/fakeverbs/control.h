@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The file by which a test moves the stand-in for libibverbs, and sees what it did. It is mapped
- * by the library, and written at fixed places by package internal/testing/fakeverbs, which knows
+ * by the library, and written at fixed places by package internal/testing/standin, which knows
  * the words of a panel by their names.
  */
 #ifndef FAKEVERBS_CONTROL_H
