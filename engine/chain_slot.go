@@ -444,7 +444,7 @@ func (s *slot) withdraw() {
 
 // noticeSent is called when a withdrawal is on its way. One for another piece may have to follow.
 func (s *slot) noticeSent() {
-	if s.again && s.job != nil && s.step == atHand {
+	if s.again && s.job != nil && s.job.err != nil && s.step == atHand {
 		s.withdraw()
 	}
 }

@@ -50,7 +50,7 @@ type client struct {
 	users   []byte        // theirs, which we only read
 	states  []byte        // ours, which they can only read
 	sending sync.Mutex    // held to send
-	hintDue atomic.Bool   // a hint waits for the packet that is being sent
+	hintDue atomic.Bool   // a hint is to be sent, behind the packet that is being sent
 	gone    chan struct{} // closed by dismiss
 	going   sync.Once
 
@@ -273,20 +273,25 @@ func (g *client) say(h *head, tail []byte, fds ...int) error {
 	g.sending.Lock()
 	err := g.wire.send(h, tail, g.b.cfg.DialTimeout, fds...)
 	g.sending.Unlock()
-	if g.hintDue.Swap(false) {
-		g.hint()
-	}
+	g.sendHint()
 	return err
 }
 
 // hint says that a slot has ended. It does not wait: a frozen process needs no hint.
 func (g *client) hint() {
-	if !g.sending.TryLock() {
-		g.hintDue.Store(true)
-		return
+	g.hintDue.Store(true)
+	g.sendHint()
+}
+
+// sendHint sends the hint that is due, unless another goroutine sends something: that one comes
+// here behind its packet.
+func (g *client) sendHint() {
+	for g.hintDue.Load() && g.sending.TryLock() {
+		if g.hintDue.Swap(false) {
+			_ = g.wire.send(&head{Kind: sayEnded}, nil, hintMax)
+		}
+		g.sending.Unlock()
 	}
-	defer g.sending.Unlock()
-	_ = g.wire.send(&head{Kind: sayEnded}, nil, hintMax)
 }
 
 // answer gives what a token opens, for a slot, or says why not. Only an error of the connection is

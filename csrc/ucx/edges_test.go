@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 func TestRefusesUnknownKeys(t *testing.T) {
@@ -221,5 +223,44 @@ func TestRefusedNest(t *testing.T) {
 		burn(0)
 		err := l.outcome(t, uint64(i))
 		require.ErrorIs(t, err, driver.ErrRevoked)
+	}
+}
+
+// TestListThatChanges has a program change an index list while it submits: the bytes beyond what
+// was imported stay as they are.
+func TestListThatChanges(t *testing.T) {
+	const entry, count = 4096, 64
+	l := openLane(t, overTCP)
+	slot, err := l.conn.Import(Import{Key: testKey, Size: testBytes / 2, Ticket: 1})
+	require.NoError(t, err)
+	list := make([]uint32, count)
+	for i := range list {
+		list[i] = uint32(i)
+	}
+	for i := range l.local[:count*entry] {
+		l.local[i] = 0x5a
+	}
+	beyond := l.remote[testBytes/2:]
+	var stop atomic.Bool
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for !stop.Load() { // the program's mistake
+			atomic.StoreUint32(&list[count-1], testBytes/entry/2)
+			atomic.StoreUint32(&list[count-1], count-1)
+		}
+	}()
+	p := driver.Pattern{Count: count, Run: entry, Local: driver.Side{Stride: entry},
+		Remote: driver.Side{Stride: entry, List: list}, LocalKey: testKey, RemoteKey: slot}
+	for range 20000 {
+		l.tag++
+		if submitNest(l.conn, l.tag, &p) == nil {
+			_ = l.outcome(t, l.tag)
+		}
+	}
+	stop.Store(true)
+	<-over
+	if beyond[0] == 0x5a {
+		testkit.FatalBroken(t, "bytes beyond what was imported were written")
 	}
 }

@@ -34,7 +34,9 @@ func checkPeerKilled(t *test) {
 		if err != nil || got[0].Conn != conn || got[0].Err == nil {
 			testkit.FatalBroken(t, "asleep for the last message of a killed peer: %v, %v", got, err)
 		}
-		for err = nil; err == nil || err == driver.ErrFull; err = t.host.b.Answer(conn, nil) {
+		w := newWait(t.h.limit)
+		for err = nil; (err == nil || err == driver.ErrFull) && w.more(); {
+			err = t.host.b.Answer(conn, nil)
 		}
 		t.wants(err, "answer a killed peer", driver.ErrPeerLost)
 	}

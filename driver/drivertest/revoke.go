@@ -117,7 +117,7 @@ func checkRevokeUnderWrites(t *test) {
 			continue
 		}
 		t.attack(driver.Write, back, l, r)
-		t.ok(r.revoke(), "revoke memory under writes")
+		t.ok(r.revokeByThree(), "revoke memory under writes")
 		r.refill()
 		r.stays("behind a revoke under writes")
 		t.attackEnds()
@@ -163,7 +163,7 @@ func checkRevokeFrozen(t *test) {
 		if r.how.Only != nil {
 			stop = t.writesBeside(sp, guard+big/4, big/4)
 		}
-		t.ok(r.revoke(), "revoke while the writer stands still")
+		t.ok(r.revokeByThree(), "revoke while the writer stands still")
 		stop()
 		r.refill()
 		t.ok(t.proc.thaw(), "thaw")
@@ -299,6 +299,14 @@ func checkRenew(t *test) {
 		if seg.Shared == nil {
 			continue
 		}
+		var ask request
+		if write {
+			from := t.far.local(big)
+			key := t.far.must(request{Do: "import", Peer: back, Data: m.token}).Key
+			d := t.cut(driver.Desc{Len: big, LocalKey: from.key, RemoteKey: key})
+			ask = request{Do: "submit", Peer: back, Batch: batch(driver.Write, d...)}
+			copy(m.model(), from.model())
+		}
 		begun, renewed := make(chan struct{}), make(chan error, 1)
 		go func() {
 			close(begun)
@@ -306,12 +314,7 @@ func checkRenew(t *test) {
 		}()
 		<-begun
 		if write {
-			from := t.far.local(big)
-			key := t.far.must(request{Do: "import", Peer: back, Data: m.token}).Key
-			d := t.cut(driver.Desc{Len: big, LocalKey: from.key, RemoteKey: key})
-			t.far.must(request{Do: "await", Tag: t.far.must(request{Do: "submit", Peer: back,
-				Batch: batch(driver.Write, d...)}).Tag})
-			copy(m.model(), from.model())
+			t.far.must(request{Do: "await", Tag: t.far.must(ask).Tag})
 		} else {
 			t.move(t.whole(driver.Read, l, far))
 		}

@@ -113,6 +113,10 @@ func (p *Peer) Cancel(tag uint64) {
 // Explain implements driver.Peer.
 func (p *Peer) Explain(localKey, remoteKey uint32) string {
 	c := p.core
+	if !c.gate.Enter() {
+		return "closed"
+	}
+	defer c.gate.Exit()
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
 	return c.Mover.Explain(c.table.At(localKey), p.imports.At(remoteKey))
