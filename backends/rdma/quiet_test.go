@@ -275,7 +275,7 @@ func TestHostOfNoTransfer(t *testing.T) {
 	c.runFor(t, 2*session.IdleFailures*p.near.cfg.Failure)
 	require.NoError(t, p.peer.whyLost())
 	c.partition()
-	c.runFor(t, session.IdleFailures*p.near.cfg.Failure)
+	c.runFor(t, (session.IdleFailures-2)*p.near.cfg.Failure)
 	require.NoError(t, p.peer.whyLost(), "lost before its time")
 	c.awaitLost(t, p)
 	eventually(t, "the owner's end is gone", func() bool {
