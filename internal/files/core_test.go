@@ -344,3 +344,38 @@ func TestRegisterBesideClose(t *testing.T) {
 	require.True(t, slices.ContainsFunc(r.m.dropped, func(m *Memory) bool { return m.Size == 1 }))
 	require.ErrorIs(t, r.begin(), driver.ErrClosed)
 }
+
+// TestTurnOfAJobThatFails has a write wait until another job, which wants the other kind of write
+// to the same file, has had its turn, and that job fails: the write begins at once.
+func TestTurnOfAJobThatFails(t *testing.T) {
+	r := newRig(t)
+	c := r.c
+	inode := r.file.(*Memory).File.inode
+	c.Mu.Lock()
+	inode.writing[direct]++ // a write past the page cache is under way: both jobs stay queued
+	c.Mu.Unlock()
+	for _, tag := range []uint64{1, 2} {
+		require.NoError(t, r.p.Submit(tag, &driver.Batch{Op: driver.Write,
+			Descs: []driver.Desc{{Len: 10, LocalKey: r.mem.Key(), RemoteKey: r.key}}}))
+	}
+	c.Mu.Lock()
+	require.Equal(t, 2, c.queue.n)
+	inode.writing[direct]--
+	inode.turn, inode.turnTo = c.queue.last, direct
+	c.fail(c.queue.last, syscall.EIO)
+	c.pump()
+	begun := len(r.m.with)
+	c.Leave()
+	require.Equal(t, 1, begun, "the write that waited has not begun")
+	r.letGo()
+	ends := map[uint64]error{}
+	for done := make([]driver.Completion, 2); len(ends) < 2; {
+		n, err := r.Poll(done)
+		require.NoError(t, err)
+		for _, d := range done[:n] {
+			ends[d.Tag] = d.Err
+		}
+	}
+	require.NoError(t, ends[1])
+	require.ErrorIs(t, ends[2], syscall.EIO)
+}
