@@ -12,8 +12,8 @@ import (
 )
 
 // TestRevokeWhileACopyStands has a copy hold the gate of a memory, as in a page that does not come:
-// Revoke ends the epoch, waits no longer than its context, keeps the key, and has its proof when the
-// copy has gone on.
+// Revoke ends the epoch, waits no longer than its context, keeps the key, and has its proof when
+// the copy has gone on.
 func TestRevokeWhileACopyStands(t *testing.T) {
 	b := testBackend(t)
 	registered, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: 8, Mem: make([]byte, 8)})
