@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/files"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // ring is io_uring. Any goroutine submits, so the ring is not bound to one thread
@@ -41,7 +42,8 @@ type ring struct {
 	// Whether a caller sleeps, and by whom it is woken. Guarded by Core.Mu where it is not atomic.
 	armed atomic.Bool // it is to be woken, by Wake
 	bells bool        // the kernel writes the eventfd at each landing
-	rung  bool        // since the last Arm Wake was left out for a landing that the kernel tells of
+	told  uint32      // tail of the completion queue at the last Arm
+	rung  bool        // since then Wake was left out for a landing that the kernel tells of
 	owed  atomic.Bool // Kick is to signal: the kernel may not have, before the bells changed
 
 	// Guarded by Core.Mu.
@@ -255,8 +257,8 @@ func (g *ring) Pending() bool {
 	return g.cq.tail.Load() != g.cq.head.Load() || g.written.Load() > 0
 }
 
-// Reap implements files.Mover. Where the kernel tells the sleeper of all that was reaped, or is
-// about to, Wake need not.
+// Reap implements files.Mover. Where the kernel has told the sleeper of what was reaped since it
+// armed, or is about to, Wake need not.
 func (g *ring) Reap(out []files.Landing) int {
 	n := g.reapWritten(out)
 	silent := n > 0
@@ -274,19 +276,22 @@ func (g *ring) Reap(out []files.Landing) int {
 		n++
 	}
 	g.cq.head.Store(head)
-	if n > 0 && g.bells && !silent && g.armed.Load() {
+	if n > 0 && g.bells && !silent && int32(head-g.told) > 0 && g.armed.Load() {
 		g.armed.Store(false)
 		g.rung = true
 	}
 	return n
 }
 
-// Arm implements files.Mover. The flag goes up before the look.
+// Arm implements files.Mover. The flag goes up before the look. What has landed by now the kernel may
+// have told of before the caller last woke.
 func (g *ring) Arm() (pending bool) {
 	g.core.Mu.Lock()
 	g.armed.Store(true)
+	g.told = g.cq.tail.Load()
 	g.rung = false
 	g.core.Leave()
+	testpoint.At("posix: armed")
 	return g.Pending()
 }
 

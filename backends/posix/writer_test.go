@@ -5,6 +5,7 @@ package posix
 import (
 	"bytes"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // TestWriter writes through the page cache, more pieces than the table holds: short ones do not go
@@ -78,4 +80,46 @@ func (r *rig) write(t *testing.T, descs []driver.Desc) {
 			t.Fatal("no completion")
 		}
 	}
+}
+
+// TestSleeperOfAWrite: a caller arms, and before it looks another one takes a landing of which the
+// kernel has told already. What a writer does next wakes it all the same.
+func TestSleeperOfAWrite(t *testing.T) {
+	const size = 8192
+	f := newFile(t, t.TempDir(), size)
+	r := newRig(t, Config{Path: PathRing}, fileSegment(f, size), size)
+	g := r.b.ring
+	var told [8]byte
+	for ready := true; ready; {
+		var err error
+		ready, err = r.b.Arm()
+		require.NoError(t, err)
+	}
+	require.NoError(t, r.p.Submit(1, &driver.Batch{Op: driver.Read, Descs: []driver.Desc{{Len: size,
+		LocalKey: r.local, RemoteKey: r.remote}}}))
+	for g.cq.tail.Load() == g.cq.head.Load() {
+		runtime.Gosched()
+	}
+	poll := [1]unix.PollFd{{Fd: int32(r.b.FD()), Events: unix.POLLIN}}
+	_, err := unix.Poll(poll[:], 20_000)
+	require.NoError(t, err)
+	_, err = unix.Read(r.b.FD(), told[:])
+	require.NoError(t, err)
+
+	testpoint.First("posix: armed", func() {
+		n, err := r.b.Poll(r.done[:])
+		if n != 1 || err != nil {
+			t.Error(n, err)
+		}
+	})
+	defer testpoint.First("posix: armed", nil)
+	for ready := true; ready; {
+		ready, err = r.b.Arm()
+		require.NoError(t, err)
+	}
+	require.NoError(t, r.p.Submit(2, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 700,
+		LocalKey: r.local, RemoteKey: r.remote}}}))
+	n, err := unix.Poll(poll[:], 20_000)
+	require.NoError(t, err)
+	require.Equal(t, 1, n, "nobody was woken")
 }
