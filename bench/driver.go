@@ -117,7 +117,8 @@ func (d *Driver) Send(r Request, limit time.Duration) error {
 	_ = d.to.SetWriteDeadline(time.Now().Add(limit)) // a pipe takes one
 	if _, err := d.to.Write(append(line, '\n')); err != nil {
 		d.Kill()
-		return fmt.Errorf("%s: ask for %s: %w%s", d.name, r.Do, errors.Join(ErrDied, err), d.said())
+		return fmt.Errorf("%s: ask for %s: %w%s", d.name, r.Do, errors.Join(ErrDied, err),
+			d.lastLine())
 	}
 	return nil
 }
@@ -157,11 +158,11 @@ func (d *Driver) death(do string) error {
 	if d.exit != nil {
 		how = d.exit.Error()
 	}
-	return fmt.Errorf("%s: %s: %w: %s%s", d.name, do, ErrDied, how, d.said())
+	return fmt.Errorf("%s: %s: %w: %s%s", d.name, do, ErrDied, how, d.lastLine())
 }
 
-// said is the last line that the driver printed.
-func (d *Driver) said() string {
+// lastLine is the last line that the driver printed, in brackets.
+func (d *Driver) lastLine() string {
 	lines := strings.Split(strings.TrimSpace(string(d.output.Bytes())), "\n")
 	if last := lines[len(lines)-1]; last != "" {
 		return fmt.Sprintf(" (it said %.200q)", last)

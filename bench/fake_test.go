@@ -122,9 +122,6 @@ func (p *fakePosting) Post(context.Context) error {
 	if p.e.mode == "crashes" && len(p.local) > 1 {
 		panic("a bug of the library")
 	}
-	if p.e.mode == "loses" && len(p.local) > 1 {
-		p.e.pid = 1 << 30 // no such process
-	}
 	if unix.Kill(p.e.pid, 0) != nil {
 		return errGone
 	}

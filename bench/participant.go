@@ -128,17 +128,6 @@ func (p *Pair) first(ctx context.Context) error {
 	return err
 }
 
-// probe reports whether a pair that has failed can still move something.
-func (p *Pair) probe(ctx context.Context) error {
-	if p.Blind {
-		return nil
-	}
-	if err := p.serve(ctx, true); err != nil {
-		return err
-	}
-	return errors.Join(p.first(ctx), p.serve(ctx, false))
-}
-
 // ask asks the initiator.
 func (p *Pair) ask(ctx context.Context, r Request) (Answer, error) {
 	return p.initiator.Ask(ctx, r, askLimit+time.Duration(r.NS))

@@ -21,18 +21,17 @@ const (
 	RDMA    Lane = "rdma"    // verbs, from a device of this host to itself
 	File    Lane = "file"    // a process and a regular file
 	Weights Lane = "weights" // safetensors files into memory
-	Reshape Lane = "reshape" // a KV cache from one group of ranks to one of another layout
 	GPU     Lane = "gpu"     // a card's memory and the host's
 	GPUFile Lane = "gpufile" // a card's memory and a file
 )
 
 // Lanes are all of them, in the order of tables.
-var Lanes = []Lane{Process, Host, TCP, RDMA, File, Weights, Reshape, GPU, GPUFile}
+var Lanes = []Lane{Process, Host, TCP, RDMA, File, Weights, GPU, GPUFile}
 
 // laneBackends are those of ours that serve a lane; the first is measured unless told otherwise.
 var laneBackends = map[Lane][]string{
 	Process: {"mem"}, Host: {"shm"}, TCP: {"tcp", "ucx"}, RDMA: {"rdma"}, File: {"posix"},
-	Weights: {"posix"}, Reshape: {"shm", "mem"}, GPU: {"cpu", "cuda"}, GPUFile: {"gds"},
+	Weights: {"posix"}, GPU: {"cpu", "cuda"}, GPUFile: {"gds"},
 }
 
 // bare are the options of a backend of a lane that was named without any: what it is measured
@@ -66,7 +65,6 @@ type Setup struct {
 	Sluice   string   // the command, which has the drivers in Go
 	Backends []string // ours, with options; nil: the lane's first
 	Folder   string   // on the disk that is measured
-	Words    []string // of lane reshape: model, group of prefill, group of decode, tokens
 	// other engines, and ours from Python: their scripts, and the interpreter of each one's
 	// environment; nil: they are left out
 	Scripts string
@@ -147,8 +145,6 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 			alone(ours(b, "gather", b))
 		case Weights:
 			blind(ours("weights", "weights", s.Folder))
-		case Reshape:
-			blind(ours(b, append([]string{"reshape", b}, s.Words...)...))
 		case GPUFile:
 			alone(ours(b, "engine", b, card(b), "dir="+s.Folder, "only=gds"))
 		default:
@@ -171,7 +167,6 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 		script("mooncake", "mooncake", "mooncake_engine.py", nil)
 		alone(yardstick("memcpy", "memcpy"))
 		alone(yardstick("memcpy-huge", "memcpy", "huge"))
-		yardstick("process_vm", "process-vm")
 		yardstick("sockets", "sockets").Blind = true
 		timed(yardstick("ucx_perftest", "perftest"))
 	case TCP:
@@ -198,8 +193,6 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 	case Weights:
 		blind(yardstick("mmap", "weights-mmap", s.Folder))
 		timed(yardstick("fio", "weights-fio", s.Folder))
-	case Reshape:
-		blind(yardstick("loop", append([]string{"reshape-loop"}, s.Words...)...))
 	case GPU:
 		if name, options, _ := strings.Cut(backends[0], ":"); name == "cuda" {
 			with := func(variant string) string {

@@ -15,20 +15,19 @@ import (
 
 func TestParticipantsOfEachLane(t *testing.T) {
 	all := Setup{Sluice: "sluice", Folder: "disk", Scripts: "scripts",
-		Words: []string{"qwen3-8b", "tp=2", "tp=1", "64"}, Python: func(peer string) string {
+		Python: func(peer string) string {
 			return peer + "/python"
 		}}
 	for lane, want := range map[Lane][]string{
 		Process: {"sluice-mem", "memcpy", "memcpy-huge"},
 		Host: {"sluice-shm", "sluice-foreign", "sluice-python", "sluice-nixl", "nixl",
-			"nixl-polled", "mooncake", "memcpy", "memcpy-huge", "process_vm", "sockets",
+			"nixl-polled", "mooncake", "memcpy", "memcpy-huge", "sockets",
 			"ucx_perftest"},
 		TCP: {"sluice-tcp", "sluice-ucx-tcp", "nixl", "nixl-polled", "mooncake", "sockets",
 			"ucx_perftest"},
 		RDMA:    {"sluice-rdma", "nixl", "nixl-polled", "perftest"},
 		File:    {"sluice-posix", "nixl", "nixl-uring", "sluice-nixl", "fio", "pread"},
 		Weights: {"sluice-weights", "mmap", "fio"},
-		Reshape: {"sluice-shm", "loop"},
 		GPU:     {"sluice-cpu", "memcpy", "memcpy-huge"},
 		GPUFile: {"sluice-gds", "staged"},
 	} {

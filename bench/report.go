@@ -3,7 +3,6 @@
 package bench
 
 import (
-	"cmp"
 	"encoding/json"
 	"io"
 	"os"
@@ -61,7 +60,7 @@ type Known struct {
 }
 
 func newReport(o Options) *Report {
-	if o.Shapes != nil {
+	if len(o.Shapes) > 0 {
 		o.Memory = 0 // each shape says its own
 	}
 	return &Report{Machine: thisMachine(), Begun: time.Now().UTC().Truncate(time.Second),
@@ -97,13 +96,7 @@ func (r *Report) compare(rows []Row) {
 
 func (r *Report) add(row Row) { r.Rows = append(r.Rows, row) }
 
-// order sorts the rows from one on by their shapes, as a list has them; rows of no shape come last.
-func (r *Report) order(from int, list []Shape) {
-	at := func(row *Row) uint { return uint(slices.Index(list, row.Shape)) } // -1 is the largest
-	slices.SortStableFunc(r.Rows[from:], func(a, b Row) int { return cmp.Compare(at(&a), at(&b)) })
-}
-
-func (r *Report) know(p *Pair) {
+func (r *Report) addPeer(p *Pair) {
 	k := Known{p.Lane, p.Name, p.Version, p.Settings}
 	if !slices.Contains(r.Peers, k) {
 		r.Peers = append(r.Peers, k)

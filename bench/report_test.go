@@ -17,3 +17,15 @@ func TestRatiosOfOurs(t *testing.T) {
 		t.Errorf("%q", text)
 	}
 }
+
+// TestMemoryOfDefaultShapes: a report names it, unless the shapes are the command line's.
+func TestMemoryOfDefaultShapes(t *testing.T) {
+	o := Options{Memory: 7, Shapes: map[Lane][]Shape{}}
+	if got := newReport(o).Memory; got != 7 {
+		t.Errorf("default shapes: %d", got)
+	}
+	o.Shapes[Host] = []Shape{{Size: 1}}
+	if got := newReport(o).Memory; got != 0 {
+		t.Errorf("shapes of the command line: %d", got)
+	}
+}

@@ -22,9 +22,6 @@ type Shape struct {
 	// both ends, of Pages at the target, of Gathered at the initiator.
 	Spread  uint64 `json:"spread,omitempty"`
 	Threads int    `json:"threads,omitempty"` // goroutines that post; 0: 1
-	// of a workload: the step's name, and how many such operations its prompt takes
-	Step  string  `json:"step,omitempty"`
-	Times float64 `json:"times,omitempty"`
 }
 
 // The places of pieces.
@@ -45,7 +42,7 @@ func (s *Shape) String() string {
 	return fmt.Sprintf("%s %s %d x %d", s.Op, s.Where, s.Batch, s.Size)
 }
 
-// ErrShape is what every error about a shape or a workload is.
+// ErrShape is what every error about a shape is.
 var ErrShape = errors.New("bad shape")
 
 // What a shape may be at most. What all threads move at once must fit into memory several times.
@@ -227,17 +224,6 @@ func (s *Shape) isQuick() bool {
 	return s.Size == 1<<20 && s.Batch == 1
 }
 
-// quickFirst puts the shapes of a quick run before the others.
-func quickFirst(a, b Shape) int {
-	switch {
-	case a.isQuick() == b.isQuick():
-		return 0
-	case a.isQuick():
-		return -1
-	}
-	return 1
-}
-
 // LaneShapes are the few of a lane that are measured unless told otherwise.
 func LaneShapes(lane Lane) []Shape {
 	const (
@@ -279,8 +265,6 @@ func LaneShapes(lane Lane) []Shape {
 		return list
 	case Weights:
 		return []Shape{{Op: OpRead, Size: 1 << 20, Batch: 1 << 10, Where: Adjacent}}
-	case Reshape: // its drivers know the size
-		return []Shape{runs(leastMemory, 1)}
 	case GPU:
 		return both(scattered)
 	case GPUFile:

@@ -96,66 +96,6 @@ func TestPlacesOfEachKind(t *testing.T) {
 	}
 }
 
-// TestTellingShapesComeFirst: of each size before all of one.
-func TestTellingShapesComeFirst(t *testing.T) {
-	list := Shapes(512<<20, false)
-	want := slices.Clone(list)
-	slices.SortStableFunc(list, quickFirst)
-	quick := Shapes(512<<20, true)
-	if !slices.Equal(list[:len(quick)], quick) {
-		t.Errorf("the first are %v", list[:len(quick)])
-	}
-	r := &Report{Rows: []Row{{Peer: "before"}}}
-	for _, s := range list {
-		r.Rows = append(r.Rows, Row{Peer: "a", Shape: s}, Row{Peer: "b", Shape: s})
-	}
-	r.Rows = slices.Insert(r.Rows, 3, Row{Peer: "out"})
-	r.order(1, want)
-	if last := r.Rows[len(r.Rows)-1]; r.Rows[0].Peer != "before" || last.Peer != "out" {
-		t.Errorf("the first row is %+v, the last %+v", r.Rows[0], last)
-	}
-	for i, s := range want {
-		if a, b := r.Rows[1+2*i], r.Rows[2+2*i]; a.Shape != s || b.Shape != s || a.Peer != "a" ||
-			b.Peer != "b" {
-			t.Errorf("%s: %+v, %+v", &s, a, b)
-		}
-	}
-}
-
-func TestWorkloadsOfTheField(t *testing.T) {
-	base := Shape{Op: OpRead, Spread: 1 << 30, Threads: 2}
-	sweep, err := Workload(SizeSweep, base)
-	require.NoError(t, err)
-	if len(sweep) != 15 || sweep[0].Size != 4<<10 || sweep[14].Size != 64<<20 ||
-		sweep[3].Where != Shuffled {
-		t.Errorf("%+v", sweep)
-	}
-	batches, err := Workload(BatchSweep, base)
-	require.NoError(t, err)
-	if batches[1].Batch != 8 || batches[1].Where != Pages || batches[1].Threads != 2 {
-		t.Errorf("%+v", batches)
-	}
-	// llama3.1-70b: 80 layers, 8 heads of 128 in two bytes, keys and values
-	model, err := Workload("llama3.1-70b/layer/tp8/tokens=8192", base)
-	require.NoError(t, err)
-	if len(model) != 1 || model[0].Size != 16*128*2 || model[0].Batch != 2*8192/16 ||
-		model[0].Times != 80 || model[0].Op != OpRead {
-		t.Errorf("%+v", model)
-	}
-	whole, err := Workload("llama3.1-70b", base)
-	require.NoError(t, err)
-	if len(whole) != 2 || whole[0].Bytes() > operationMax || whole[0].Times <= 1 {
-		t.Errorf("what is cut: %+v", whole)
-	}
-	for _, bad := range []string{"gpt-5", "qwen3-8b/tp5x", "qwen3-8b/tp0", "qwen3-8b/all",
-		"qwen3-8b/tp5", "nixlbench/tp2"} {
-		if _, err := Workload(bad, base); !errors.Is(err, ErrShape) ||
-			!strings.Contains(err.Error(), bad) {
-			t.Errorf("%s: %v", bad, err)
-		}
-	}
-}
-
 func TestShapesThatCannotBe(t *testing.T) {
 	good := Shape{Op: OpWrite, Size: 656, Batch: 64, Where: Pages}
 	require.NoError(t, good.Check())

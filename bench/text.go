@@ -115,17 +115,11 @@ func (r *Report) transfers(b *strings.Builder, lane Lane) {
 	t.Flush()
 }
 
-// beside says how a row stands to the yardsticks, and what it is of a workload.
+// beside says how a row stands to the yardsticks.
 func beside(row *Row) string {
 	var words []string
 	for _, name := range slices.Sorted(maps.Keys(row.Ratios)) {
 		words = append(words, fmt.Sprintf("%.2f of %s", row.Ratios[name], name))
-	}
-	if row.Step != "" && row.Ours {
-		words = append(words, row.Step)
-		if row.Times > 1 {
-			words = append(words, fmt.Sprintf("the prompt in %.1f ms", row.P50us*row.Times/1e3))
-		}
 	}
 	if len(words) == 0 {
 		return ""

@@ -7,10 +7,11 @@
 //
 // A peer is known by the authority that signed its certificate: each program with a certificate of
 // it is a member, by whatever name and address, so the authority should be the project's
-// own. CheckHost asks for the name as well.
+// own. CheckHost and CheckName ask for the name as well.
 package identity
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -26,7 +27,8 @@ import (
 // engines and backends. FromFiles and FromTLS make one.
 type Identity struct {
 	source source
-	host   bool
+	host   bool   // a dialled peer's certificate is for the host that was dialled
+	name   string // it is for this name instead
 }
 
 // source gives what the next handshake takes.
@@ -61,7 +63,13 @@ func FromTLS(base *tls.Config) (*Identity, error) {
 
 // CheckHost returns an Identity that requires of a dialled peer, besides, that its certificate is
 // for the host that was dialled. It keeps one member from answering in another's place.
-func (i *Identity) CheckHost() *Identity { return &Identity{i.source, true} }
+func (i *Identity) CheckHost() *Identity { return &Identity{source: i.source, host: true} }
+
+// CheckName returns an Identity that requires of a dialled peer, besides, that its certificate is
+// for this name, whatever was dialled.
+func (i *Identity) CheckName(name string) *Identity {
+	return &Identity{source: i.source, host: true, name: name}
+}
 
 // fixed is a source that never changes.
 type fixed struct{ f *faces }
@@ -165,6 +173,7 @@ func memberOf(base *tls.Config) func(tls.ConnectionState) error {
 func (i *Identity) Call(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
 	cfg := i.source.current().caller
 	if i.host {
+		host = cmp.Or(i.name, host)
 		if host == "" {
 			host = hostOf(conn)
 		}

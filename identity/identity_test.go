@@ -115,6 +115,13 @@ func TestMembersMeet(t *testing.T) {
 		!strings.Contains(x.Error(), `is for two.test, 127.0.0.1, not for "three.test"`) {
 		t.Errorf("another host: %v", x)
 	}
+	if x, y := meet(t, one.CheckName("two.test"), two, "10.0.0.9"); x != nil || y != nil {
+		t.Errorf("by its name: %v, %v", x, y)
+	}
+	x, _ = meet(t, one.CheckName("three.test"), two, "two.test")
+	if x == nil || !strings.Contains(x.Error(), `not for "three.test"`) {
+		t.Errorf("another name: %v", x)
+	}
 	if f := two.Facts(); f.Name != "two" || f.Issuer != "ours" || len(f.Hosts) != 2 ||
 		f.NotAfter.Before(time.Now()) {
 		t.Errorf("facts: %+v", f)

@@ -5,10 +5,12 @@ package byname
 import (
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestOpen opens each backend, with an option that all have or none; one that is not here says why.
@@ -50,4 +52,38 @@ func TestWrongWords(t *testing.T) {
 	for _, spec := range []string{"shm:speed=9", "shm:", "tcp:conns=many", "smoke"} {
 		require.ErrorAs(t, Check(spec), new(*Error), spec)
 	}
+}
+
+// TestServerName: an owner's certificate must be for it, and a new one is in use once its files are
+// there.
+func TestServerName(t *testing.T) {
+	a, ca, err := testkit.NewAuthority("ours", time.Hour)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	authority, _, err := ca.Store(dir, "ca")
+	require.NoError(t, err)
+	var words []string
+	member := func(host string) {
+		pair, _, err := a.Issue(testkit.Member{Name: "node", Hosts: []string{host},
+			Valid: time.Hour})
+		require.NoError(t, err)
+		certificate, key, err := pair.Store(dir, "node")
+		require.NoError(t, err)
+		words = []string{"certificate=" + certificate, "key=" + key, "authority=" + authority,
+			"listen=127.0.0.1:0"}
+	}
+	member("other.test")
+	owner, err := Open("tcp", words)
+	require.NoError(t, err)
+	defer owner.Close()
+	dialler, err := Open("tcp", append(words, "server_name=owner.test"))
+	require.NoError(t, err)
+	defer dialler.Close()
+	_, err = dialler.Connect(t.Context(), owner.Addr())
+	require.ErrorContains(t, err, `not for "owner.test"`)
+	member("owner.test")
+	require.Eventually(t, func() bool {
+		_, err = dialler.Connect(t.Context(), owner.Addr())
+		return err == nil
+	}, time.Minute, 10*time.Millisecond, "%v", err)
 }

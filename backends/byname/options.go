@@ -24,8 +24,9 @@ func (e *Error) Error() string { return e.text }
 func Errorf(format string, args ...any) error { return &Error{fmt.Sprintf(format, args...)} }
 
 // Split reads NAME or NAME:OPTION=VALUE,OPTION=VALUE. A piece without "=" behind a comma belongs to
-// the value before it, as in devices=rxe0,rxe2. An option without a value is an *Error: it would
-// say nothing, as where a variable of a script is not set.
+// the value before it, as in devices=rxe0,rxe2. A comma behind a backslash is part of a value, as
+// of a path that has "=" behind a comma. An option without a value is an *Error: it would say
+// nothing, as where a variable of a script is not set.
 func Split(spec string) (name string, words []string, err error) {
 	name, rest, found := strings.Cut(spec, ":")
 	if name == "" || found && rest == "" {
@@ -34,17 +35,19 @@ func Split(spec string) (name string, words []string, err error) {
 	if !found {
 		return name, nil, nil
 	}
-	for _, piece := range strings.Split(rest, ",") {
+	const comma = "\x00" // which no argument of a command and no path has
+	for _, piece := range strings.Split(strings.ReplaceAll(rest, `\,`, comma), ",") {
 		if strings.Contains(piece, "=") || len(words) == 0 {
 			words = append(words, piece)
 		} else {
 			words[len(words)-1] += "," + piece
 		}
 	}
-	for _, w := range words {
+	for i, w := range words {
 		if option, found := strings.CutSuffix(w, "="); found {
 			return "", nil, Errorf("option %s is empty: give it a value, or leave it out", option)
 		}
+		words[i] = strings.ReplaceAll(w, comma, ",")
 	}
 	return name, words, nil
 }
@@ -113,20 +116,15 @@ var setters = map[reflect.Type]func(field reflect.Value, value string) error{
 	reflect.TypeFor[bool]():          parsed("true or false", strconv.ParseBool),
 	reflect.TypeFor[int](): parsed("a whole number, or a size such as 64KiB", func(v string) (int,
 		error) {
-		n, err := strconv.Atoi(v)
-		if size, sizeErr := figures.ParseSize(v); err != nil && sizeErr == nil &&
-			size <= math.MaxInt {
-			return int(size), nil
+		n, err := sizeOrCount(v)
+		if err != nil || n > math.MaxInt {
+			return strconv.Atoi(v) // which may be negative
 		}
-		return n, err
+		return int(n), nil
 	}),
 	reflect.TypeFor[uint64](): parsed("a number from 0, or a size such as 64KiB", func(v string) (
 		uint64, error) {
-		n, err := strconv.ParseUint(v, 10, 64)
-		if size, sizeErr := figures.ParseSize(v); err != nil && sizeErr == nil {
-			return size, nil
-		}
-		return n, err
+		return sizeOrCount(v)
 	}),
 	reflect.TypeFor[[]int](): func(f reflect.Value, v string) error {
 		for _, one := range strings.Split(v, ",") {
@@ -138,6 +136,14 @@ var setters = map[reflect.Type]func(field reflect.Value, value string) error{
 		}
 		return nil
 	},
+}
+
+// sizeOrCount reads a whole number, or a size with its unit: half a connection is none.
+func sizeOrCount(v string) (uint64, error) {
+	if strings.TrimRight(v, "0123456789") == v { // a unit stands at the end
+		return figures.ParseSize(v)
+	}
+	return strconv.ParseUint(v, 10, 64)
 }
 
 // parsed sets a field to what parse makes of a value; want is what it takes.

@@ -17,6 +17,7 @@ func TestSplit(t *testing.T) {
 		"ucx:transports=tcp,self":    {"ucx", "transports=tcp,self"},
 		"tcp:listen=[::1]:0":         {"tcp", "listen=[::1]:0"},
 		"tcp:a,b":                    {"tcp", "a,b"}, // SetOptions names it
+		`tcp:key=/a\,b=c/k,conns=2`:  {"tcp", "key=/a,b=c/k", "conns=2"},
 	} {
 		name, words, err := Split(spec)
 		require.NoError(t, err, spec)
@@ -63,6 +64,8 @@ func TestSetOptions(t *testing.T) {
 		"buffered=maybe":           "option buffered=maybe: want true or false",
 		"devices=0,x":              "option devices=0,x: want whole numbers with commas between",
 		"pin_max=-1":               "option pin_max=-1: want a number from 0",
+		"pin_max=1.5":              "option pin_max=1.5: want a number from 0",
+		"mtu=1.5":                  "option mtu=1.5: want a whole number",
 	} {
 		err := SetOptions(&c, []string{word})
 		require.ErrorAs(t, err, new(*Error), word)

@@ -3,10 +3,7 @@
 package byname
 
 import (
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
-	"os"
 
 	"github.com/sluicehq/sluice/backends/cuda"
 	"github.com/sluicehq/sluice/backends/posix"
@@ -41,22 +38,10 @@ func newTCP(s TCP) (*tcp.Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("options certificate, key and authority: %w", err)
 	}
-	if s.ServerName == "" {
-		s.Identity = id
-		return tcp.New(s.Config)
+	if s.ServerName != "" {
+		id = id.CheckName(s.ServerName)
 	}
-	pair, err := tls.LoadX509KeyPair(s.Certificate, s.Key)
-	if err != nil {
-		return nil, fmt.Errorf("options certificate and key: %w", err)
-	}
-	text, err := os.ReadFile(s.Authority)
-	if err != nil {
-		return nil, fmt.Errorf("option authority: %w", err)
-	}
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(text) // identity has found one in it
-	s.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: pool, ClientCAs: pool,
-		ServerName: s.ServerName}
+	s.Identity = id
 	return tcp.New(s.Config)
 }
 

@@ -24,8 +24,6 @@ type Findings struct {
 	Transports, Devices []string
 	// names in Config.Transports and Config.Devices that this machine has not
 	Absent []string
-	// settings that the backend makes: a variable UCX_<name> of the user has no effect
-	Sets []string
 }
 
 // known are the transports that may be there unasked.
@@ -53,7 +51,6 @@ func Examine(cfg Config) (f Findings, err error) {
 	}
 	f.Library = loadedFile()
 	f.try(&cfg, list)
-	f.Sets = cfg.sets(list)
 	return f, nil
 }
 
@@ -143,20 +140,6 @@ func loadedFile() string {
 		}
 	}
 	return ""
-}
-
-// sets names the settings of UCX that the context is opened with.
-func (c *Config) sets(transports string) []string {
-	names := []string{"TLS"}
-	if c.Devices != "" {
-		names = append(names, "NET_DEVICES")
-	}
-	for _, s := range c.context(transports).Settings {
-		name, _, _ := strings.Cut(s, "=")
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
 }
 
 // Elsewhere is the Config as a peer on another host sees it: without the loopback device.

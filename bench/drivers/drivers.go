@@ -4,16 +4,13 @@
 // what an engine is measured beside, driven by the requests of package bench. "sluice bench driver
 // NAME ARGS" runs one; the harness starts it.
 //
-//	engine BACKEND... [foreign] [only=BACKEND] [dir=DIR]  ours, but for lanes weights and reshape
+//	engine BACKEND... [foreign] [only=BACKEND] [dir=DIR]  ours, but for lane weights
 //	memcpy [huge]                                         lanes process, host and gpu
-//	process-vm                                            lane host
 //	sockets [CONNECTIONS]                                 lanes host and tcp
 //	perftest                                              ucx_perftest on host and tcp; rdma
 //	file DIR                                              keeps the file of lane file
 //	fio, pread                                            lane file
 //	weights DIR, weights-mmap DIR, weights-fio DIR        lane weights
-//	reshape BACKEND MODEL[/LAYERS] PREFILL DECODE TOKENS  lane reshape
-//	reshape-loop MODEL[/LAYERS] PREFILL DECODE TOKENS     the same
 //	gather cpu|cuda[:OPTION=VALUE,...]                    lane gpu
 //
 // A new one is a file with a bench.End, and a line in byName.
@@ -44,9 +41,6 @@ var byName = map[string]func(args []string) (end, error){
 	"memcpy":       newMemcpy,
 	"perftest":     newPerftest,
 	"pread":        newPread,
-	"process-vm":   newProcessVM,
-	"reshape":      newReshape,
-	"reshape-loop": newReshapeLoop,
 	"sockets":      newSockets,
 	"weights":      newWeights("ours"),
 	"weights-fio":  newWeights("fio"),

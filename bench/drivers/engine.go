@@ -157,19 +157,12 @@ func (r *route) open(name string, specs []string) (err error) {
 			b, err = byname.Open(name, words)
 		}
 		if err != nil {
-			return errors.Join(err, closeAll(r.backends))
+			return err // which ends the process, and the backends with it
 		}
 		r.backends = append(r.backends, b)
 	}
 	r.eng, err = engine.Open(engine.Config{Name: name, Backends: r.backends,
 		ConnectTimeout: patience})
-	return err
-}
-
-func closeAll(list []driver.Backend) (err error) {
-	for _, b := range list {
-		err = errors.Join(err, b.Close())
-	}
 	return err
 }
 

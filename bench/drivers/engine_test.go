@@ -77,7 +77,6 @@ func TestPiecesComeToTheirSlots(t *testing.T) {
 	}{
 		{bench.Host, "memcpy", nil},
 		{bench.Host, "memcpy", []string{"huge"}},
-		{bench.Host, "process-vm", nil},
 		{bench.Process, "engine", []string{"mem"}},
 		{bench.Host, "engine", []string{"shm:workers=2"}},
 		{bench.Host, "engine", []string{"shm", "foreign"}},

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -65,9 +64,6 @@ func pretendPerftest(how string) int {
 	_ = os.WriteFile(filepath.Join(os.Getenv(pretend+"_PIDS"), fmt.Sprint(os.Getpid())),
 		[]byte(role+" "+strings.Join(os.Args[1:], " ")+"\n"+os.Getenv("UCX_TLS")), 0o600)
 	switch how {
-	case role + " hangs":
-		_ = exec.Command("sleep", "3600").Start() // which outlives this unless the group is killed
-		time.Sleep(time.Hour)
 	case role + " fails":
 		fmt.Println("[1.2] [host:1 :0] perftest.c:405  UCX  ERROR no usable transports/devices")
 		return 255
@@ -121,33 +117,6 @@ func measure(ctx context.Context, e end, size uint64, batch int) (time.Duration,
 	return p.(bench.Measurer).Measure(ctx)
 }
 
-// wantNoProcess waits for the groups to be gone: a killed group has no member but zombies.
-func wantNoProcess(t *testing.T, seen map[string]string) {
-	t.Helper()
-	require.NotEmpty(t, seen)
-	alive := func(group int) bool {
-		stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-		for _, p := range stats {
-			b, _ := os.ReadFile(p)
-			_, rest, _ := strings.Cut(string(b), ") ")
-			var state string
-			var parent, of int
-			if n, _ := fmt.Sscan(rest, &state, &parent, &of); n == 3 && of == group &&
-				state != "Z" {
-				return true
-			}
-		}
-		return false
-	}
-	for name, about := range seen {
-		var pid int
-		_, err := fmt.Sscan(name, &pid)
-		require.NoError(t, err)
-		require.Eventually(t, func() bool { return syscall.Kill(-pid, 0) != nil || !alive(pid) },
-			time.Minute, time.Millisecond, about)
-	}
-}
-
 func TestPerftestRuns(t *testing.T) {
 	e, seen := pretending(t, "well")
 	took, err := measure(t.Context(), e, 1<<20, 16)
@@ -159,7 +128,6 @@ func TestPerftestRuns(t *testing.T) {
 		"-n 16 ", "-n 1600 ", "-n 3668 "} {
 		require.Contains(t, all, want)
 	}
-	wantNoProcess(t, seen())
 }
 
 func TestPerftestThatFails(t *testing.T) {
@@ -168,14 +136,13 @@ func TestPerftestThatFails(t *testing.T) {
 		"client prints garbage": "no line of results", "server leaves": "ended",
 	} {
 		t.Run(how, func(t *testing.T) {
-			e, seen := pretending(t, how)
+			e, _ := pretending(t, how)
 			if how == "server leaves" { // its client never ends
 				defer func(d time.Duration) { perfLimit = d }(perfLimit)
 				perfLimit = time.Second
 			}
 			_, err := measure(t.Context(), e, 8, 1)
 			require.ErrorContains(t, err, want)
-			wantNoProcess(t, seen())
 		})
 	}
 	e := &perftestEnd{perfTool: verbsTool(port{"none", 1, 0})}
@@ -183,27 +150,6 @@ func TestPerftestThatFails(t *testing.T) {
 	_, err := measure(t.Context(), e, 8, 1)
 	require.ErrorIs(t, err, bench.ErrUnsupported)
 	require.ErrorContains(t, err, "apt-get install perftest")
-}
-
-func TestPerftestThatHangs(t *testing.T) {
-	for _, who := range []string{"server", "client"} {
-		t.Run(who, func(t *testing.T) {
-			e, seen := pretending(t, who+" hangs")
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			ended := make(chan error, 1)
-			go func() {
-				_, err := measure(ctx, e, 8, 1)
-				ended <- err
-			}()
-			require.Eventually(t, func() bool {
-				return strings.Contains(fmt.Sprint(seen()), who+" ")
-			}, time.Minute, time.Millisecond)
-			cancel()
-			require.ErrorIs(t, <-ended, context.Canceled)
-			wantNoProcess(t, seen())
-		})
-	}
 }
 
 func TestPerftestOutput(t *testing.T) {

@@ -85,40 +85,30 @@ func (c *tool) last(server *tool) error {
 	return nil
 }
 
-// serveTool starts a server on a free port. Another program may take the port in between: then on
-// another one. The server listens on all addresses until its client has come.
+// serveTool starts a server on a port that is free now, and returns when it listens. It listens on
+// all addresses until its client has come.
 func serveTool(ctx context.Context, env []string, path string, args []string) (*tool, int, error) {
-	var last error
-	for range 3 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, 0, fmt.Errorf("find a free port: %w", err)
-		}
-		number := l.Addr().(*net.TCPAddr).Port
-		l.Close()
-		server, err := startTool(ctx, env, path, append([]string{"-p", fmt.Sprint(number)},
-			args...))
-		if err != nil {
-			return nil, 0, err
-		}
-		tick := time.NewTicker(2 * time.Millisecond)
-		defer tick.Stop()
-		for waiting := true; waiting; {
-			if listens(server.cmd.Process.Pid, number) {
-				return server, number, nil
-			}
-			select {
-			case <-server.ended:
-				waiting = false
-			case <-tick.C:
-			}
-		}
-		if last = fmt.Errorf("%s: the server ended early: %w: %s", filepath.Base(path), server.err,
-			complaint(server.out.Bytes())); ctx.Err() != nil {
-			break
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, 0, fmt.Errorf("find a free port: %w", err)
+	}
+	number := l.Addr().(*net.TCPAddr).Port
+	l.Close()
+	server, err := startTool(ctx, env, path, append([]string{"-p", fmt.Sprint(number)}, args...))
+	if err != nil {
+		return nil, 0, err
+	}
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !listens(server.cmd.Process.Pid, number) {
+		select {
+		case <-server.ended:
+			return nil, 0, fmt.Errorf("%s: the server ended early: %w: %s", filepath.Base(path),
+				server.err, complaint(server.out.Bytes()))
+		case <-tick.C:
 		}
 	}
-	return nil, 0, last
+	return server, number, nil
 }
 
 // listens reports whether a program listens on a TCP port of the network namespace of the process:

@@ -26,10 +26,6 @@ import (
 var built string
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == costProgram {
-		costInGo(os.Args[2:])
-		return
-	}
 	var err error
 	if built, err = os.MkdirTemp("", "sluice-c-"); err != nil {
 		fmt.Fprintln(os.Stderr, err)

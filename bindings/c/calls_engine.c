@@ -26,7 +26,7 @@ int sluice_open(const struct sluice_config *config, sluice_engine *engine)
 {
 	static pthread_once_t watched = PTHREAD_ONCE_INIT;
 	struct sluice_config known = {0};
-	int code = slgo_take(&known, sizeof known, CONFIG_LEAST, config, "sluice_config");
+	int code = slgo_copy(&known, sizeof known, CONFIG_LEAST, config, "sluice_config");
 	if (code)
 		return code;
 	SLGO_NEED(engine);
@@ -51,7 +51,7 @@ int sluice_alloc(sluice_engine engine, const struct sluice_alloc_options *option
 	struct sluice_alloc_options known = {0};
 	uint64_t at = 0;
 	int code =
-	    options ? slgo_take(&known, sizeof known, ALLOC_LEAST, options, "sluice_alloc_options")
+	    options ? slgo_copy(&known, sizeof known, ALLOC_LEAST, options, "sluice_alloc_options")
 		    : slgo_check_fork();
 	if (code)
 		return code;
@@ -69,7 +69,7 @@ int sluice_register(sluice_engine engine, const char *name, const struct sluice_
 		    sluice_region *region)
 {
 	struct sluice_segment known = {0};
-	int code = slgo_take(&known, sizeof known, SEGMENT_LEAST, segment, "sluice_segment");
+	int code = slgo_copy(&known, sizeof known, SEGMENT_LEAST, segment, "sluice_segment");
 	if (code)
 		return code;
 	SLGO_NEED(name);
@@ -92,7 +92,7 @@ int sluice_register_many(sluice_engine engine, const char *const *names,
 		return slgo_refuse(SLUICE_ERR_SYSTEM, "no memory for that many segments");
 	for (size_t i = 0; i < count && !code; i++) {
 		const void *given = (const char *)segments + i * segments->size;
-		code = slgo_take(known + i, sizeof *known, SEGMENT_LEAST, given, "sluice_segment");
+		code = slgo_copy(known + i, sizeof *known, SEGMENT_LEAST, given, "sluice_segment");
 		if (!code && ((const struct sluice_segment *)given)->size != segments->size)
 			code = slgo_refuse(SLUICE_ERR_ARGUMENT,
 					   "segments differ in size: they are one array");
@@ -116,7 +116,7 @@ int sluice_lease_grant(sluice_region region, uint64_t offset, uint64_t length,
 {
 	struct sluice_lease_options known = {0};
 	int code =
-	    options ? slgo_take(&known, sizeof known, LEASE_LEAST, options, "sluice_lease_options")
+	    options ? slgo_copy(&known, sizeof known, LEASE_LEAST, options, "sluice_lease_options")
 		    : slgo_check_fork();
 	if (code)
 		return code;

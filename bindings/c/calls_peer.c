@@ -107,7 +107,7 @@ int sluice_receive(sluice_engine engine, struct sluice_notification *notificatio
 		   size_t capacity, int64_t timeout_ns)
 {
 	struct sluice_notification known = {0};
-	int code = slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_notification, length),
+	int code = slgo_copy(&known, sizeof known, SLGO_THROUGH(struct sluice_notification, length),
 			     notification, "sluice_notification");
 	// what a newer program has room for is nothing that it sets
 	if (code && code != SLUICE_ERR_VERSION)

@@ -14,7 +14,7 @@ int sluice_transfer_new_route(sluice_peer peer, uint32_t op, const struct sluice
 			      sluice_transfer *transfer)
 {
 	struct sluice_route known = {0};
-	int code = route ? slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_route, only),
+	int code = route ? slgo_copy(&known, sizeof known, SLGO_THROUGH(struct sluice_route, only),
 				     route, "sluice_route")
 			 : slgo_check_fork();
 	if (code)
@@ -39,7 +39,7 @@ int sluice_transfer_add_pages(sluice_transfer transfer, sluice_region region, sl
 			      const struct sluice_pages *pages)
 {
 	struct sluice_pages known = {0};
-	int code = slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_pages, remote), pages,
+	int code = slgo_copy(&known, sizeof known, SLGO_THROUGH(struct sluice_pages, remote), pages,
 			     "sluice_pages");
 	if (code)
 		return code;
@@ -50,7 +50,7 @@ int sluice_transfer_add_pattern(sluice_transfer transfer, sluice_region region,
 				sluice_remote remote, const struct sluice_pattern *pattern)
 {
 	struct sluice_pattern known = {0};
-	int code = slgo_take(&known, sizeof known, SLGO_THROUGH(struct sluice_pattern, remote),
+	int code = slgo_copy(&known, sizeof known, SLGO_THROUGH(struct sluice_pattern, remote),
 			     pattern, "sluice_pattern");
 	if (code)
 		return code;

@@ -59,8 +59,8 @@ func (q *endings) descriptor() (int, error) {
 	return q.wake.FD(), nil
 }
 
-// take moves the first of them into dst. The descriptor stays readable while some are left.
-func (q *endings) take(dst []C.struct_sluice_completion) (n int) {
+// moveTo moves the first of them into dst. The descriptor stays readable while some are left.
+func (q *endings) moveTo(dst []C.struct_sluice_completion) (n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n = min(len(dst), len(q.list))
@@ -117,7 +117,7 @@ func slgoTransferWatch(h, word C.uint64_t, f *C.struct_slgo_fault) C.int {
 	if err != nil {
 		return answer(f, err)
 	}
-	defer t.letGo()
+	defer t.release()
 	if err := t.t.OnDone(func() { t.of.ended.add(t) }); err != nil {
 		return answer(f, err)
 	}
@@ -150,6 +150,6 @@ func slgoCompletions(h C.uint64_t, list *C.struct_sluice_completion, most C.size
 	if err != nil {
 		return answer(f, err)
 	}
-	*count = C.size_t(e.ended.take(dst))
+	*count = C.size_t(e.ended.moveTo(dst))
 	return C.SLUICE_OK
 }

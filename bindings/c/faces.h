@@ -23,7 +23,7 @@ int slgo_check_fork(void);
  * Copies a struct that begins with its size into one of ours, which was zeroed. What
  * is missing stays 0; what we do not know must be 0.
  */
-int slgo_take(void *known, size_t known_size, size_t least, const void *given, const char *name);
+int slgo_copy(void *known, size_t known_size, size_t least, const void *given, const char *name);
 
 /* The size of a struct that ends with a field. */
 #define SLGO_THROUGH(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))

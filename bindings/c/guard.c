@@ -52,7 +52,7 @@ int slgo_missing(const char *name)
 	return SLUICE_ERR_ARGUMENT;
 }
 
-int slgo_take(void *known, size_t known_size, size_t least, const void *given, const char *name)
+int slgo_copy(void *known, size_t known_size, size_t least, const void *given, const char *name)
 {
 	uint32_t size;
 	int code = slgo_check_fork();

@@ -24,12 +24,12 @@ func (e *openEngine) register(name *C.char, s *C.struct_sluice_segment) (uint64,
 		register = e.RegisterPrivate
 	}
 	if r.r, err = register(C.GoString(name), seg); err != nil {
-		r.letGo()
+		r.release()
 		return 0, err
 	}
 	handle, err := adopt(e, &regions, r)
 	if err != nil && r.r.Close() == nil { // otherwise the engine's Close does it, without proof
-		r.letGo()
+		r.release()
 	}
 	return handle, err
 }
@@ -70,7 +70,7 @@ func closeRegion(h uint64) error {
 	}
 	if err == nil {
 		regions.drop(h)
-		r.letGo()
+		r.release()
 	}
 	return err
 }
@@ -119,7 +119,7 @@ func slgoTransferAddMany(h C.uint64_t, list *C.struct_sluice_copy, count C.size_
 	if err != nil {
 		return answer(f, err)
 	}
-	defer t.letGo()
+	defer t.release()
 	copies, err := inPlace[C.struct_sluice_copy](list, uint64(count), "copies")
 	if err != nil {
 		return answer(f, err)

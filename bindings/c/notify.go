@@ -34,10 +34,10 @@ const queueLength = 64
 
 func (in *inbox) init() { in.turn = make(chan struct{}, 1) }
 
-// settle makes the descriptor readable if and only if there is something, but for
+// updateDescriptor makes the descriptor readable if and only if there is something, but for
 // what comes meanwhile.
 // Preconditions: the turn is ours.
-func (in *inbox) settle() {
+func (in *inbox) updateDescriptor() {
 	if in.wake == nil {
 		return
 	}
@@ -51,8 +51,8 @@ func (in *inbox) settle() {
 
 func (in *inbox) more() bool { return len(in.ahead) > 0 || len(in.queue) > 0 }
 
-// move brings messages from the engine's channel into the queue.
-func (in *inbox) move(e *openEngine) {
+// fillQueue brings messages from the engine's channel into the queue.
+func (in *inbox) fillQueue(e *openEngine) {
 	defer close(in.moved)
 	for {
 		select {
@@ -107,7 +107,7 @@ func (in *inbox) descriptor(e *openEngine) (int, error) {
 		if err := in.open(e); err != nil {
 			return -1, err
 		}
-		in.settle()
+		in.updateDescriptor()
 	}
 	if fd := in.wake.FD(); fd >= 0 {
 		return fd, nil
@@ -128,7 +128,7 @@ func (in *inbox) open(e *openEngine) error {
 	}
 	in.wake, in.queue, in.moved = wake, make(chan engine.Notification, queueLength),
 		make(chan struct{})
-	go in.move(e)
+	go in.fillQueue(e)
 	return nil
 }
 
@@ -154,10 +154,10 @@ func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint
 		}
 	}
 	defer func() { <-in.turn }()
-	defer in.settle()
+	defer in.updateDescriptor()
 	if timeout == 0 {
-		in.look(e)
-	} else if err := in.next(ctx, e); err != nil {
+		in.receiveNow(e)
+	} else if err := in.await(ctx, e); err != nil {
 		return answer(f, err)
 	}
 	if len(in.ahead) == 0 {
@@ -166,9 +166,9 @@ func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint
 	return e.deliver(out, buffer, capacity, f)
 }
 
-// look has the engine give the inbox the messages that have come by now.
+// receiveNow has the engine give the inbox the messages that have come by now.
 // Preconditions: the turn is ours.
-func (in *inbox) look(e *openEngine) {
+func (in *inbox) receiveNow(e *openEngine) {
 	if len(in.ahead) > 0 {
 		return
 	}
@@ -187,14 +187,14 @@ func (in *inbox) look(e *openEngine) {
 	}
 }
 
-// next waits until the engine has given a message; none ahead: it gave none in time. A message that
-// has come goes before a time that is over.
+// await waits until the engine has given a message; none ahead: it gave none in time. A message
+// that has come goes before a time that is over.
 // Preconditions: the turn is ours.
-func (in *inbox) next(ctx context.Context, e *openEngine) error {
+func (in *inbox) await(ctx context.Context, e *openEngine) error {
 	if len(in.ahead) > 0 {
 		return nil
 	}
-	n, err := in.take(ctx, e)
+	n, err := in.nextMessage(ctx, e)
 	switch {
 	case err == nil:
 		in.found[0] = n
@@ -205,9 +205,9 @@ func (in *inbox) next(ctx context.Context, e *openEngine) error {
 	return nil
 }
 
-// take is Engine.Next or, where a descriptor was asked for, takes from the queue.
+// nextMessage is Engine.Next or, where a descriptor was asked for, takes from the queue.
 // Preconditions: the turn is ours.
-func (in *inbox) take(ctx context.Context, e *openEngine) (engine.Notification, error) {
+func (in *inbox) nextMessage(ctx context.Context, e *openEngine) (engine.Notification, error) {
 	if in.queue == nil {
 		return e.Next(ctx)
 	}

@@ -189,7 +189,7 @@ func (e *openEngine) close() error {
 	peers.dropAll(func(p *peer) bool { return p.of == e })
 	for _, r := range regions.dropAll(func(r *region) bool { return r.of == e }) {
 		if !errors.Is(err, engine.ErrUnproven) { // else bytes may land there still
-			r.letGo()
+			r.release()
 		}
 	}
 	engines.drop(e.handle)

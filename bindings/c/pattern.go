@@ -18,7 +18,7 @@ func slgoTransferAddPattern(h, local, other C.uint64_t, p *C.struct_sluice_patte
 	if err != nil {
 		return answer(f, err)
 	}
-	defer t.letGo()
+	defer t.release()
 	r, m, err := pair(local, other)
 	if err != nil {
 		return answer(f, err)

@@ -19,19 +19,18 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
-// The shape of testdata/cost.c.
 const (
 	pagesCount  = 2048
 	entryBytes  = 656
 	strideBytes = 1024
 )
 
-// checker ends what it is in the middle of when something fails: a test, or a program.
-type checker func(error)
-
 // threeTransfers between two engines over a backend: 2,048 pages, as many of 8 bytes, and 64 bytes.
-func threeTransfers(need checker, backend string) (list [3]*engine.Transfer, end func()) {
-	var ends []func()
+func threeTransfers(t *testing.T, backend string) (list [3]*engine.Transfer) {
+	need := func(err error) {
+		t.Helper()
+		require.NoError(t, err)
+	}
 	open := func(name string) (*engine.Engine, *engine.Region) {
 		b, err := byname.Open(backend, nil)
 		need(err)
@@ -41,7 +40,7 @@ func threeTransfers(need checker, backend string) (list [3]*engine.Transfer, end
 		need(err)
 		r, err := e.Register("data", m.Segment())
 		need(err)
-		ends = append(ends, func() {
+		t.Cleanup(func() {
 			need(e.Close())
 			need(m.Close())
 		})
@@ -69,11 +68,7 @@ func threeTransfers(need checker, backend string) (list [3]*engine.Transfer, end
 	pages.EntryLen = 8
 	need(list[1].AddPages(local, m, pages))
 	need(list[2].Add(local, 0, m, 0, 64))
-	return list, func() {
-		for _, end := range ends {
-			end()
-		}
-	}
+	return list
 }
 
 // postAndWait calls exported functions, whose C types a test cannot name.
@@ -94,10 +89,10 @@ func postAndWait[H ~uint64, D ~int64, F any, R ~int32](post, test func(H, *F) R,
 	return nil
 }
 
-// takeInto takes completions into room that it keeps.
-func takeInto[T any](take func([]T) int) func() int {
+// movedTo has completions moved into room that it keeps, and returns how many.
+func movedTo[T any](move func([]T) int) func() int {
 	room := make([]T, 4)
-	return func() int { return take(room) }
+	return func() int { return move(room) }
 }
 
 // TestNoAllocations: posting, waiting with a limit, testing, and taking completions.
@@ -109,24 +104,20 @@ func TestNoAllocations(t *testing.T) {
 
 func noAllocations(t *testing.T, backend string) {
 	owner := &openEngine{}
-	list, end := threeTransfers(func(err error) {
-		require.NoError(t, err)
-	}, backend)
-	defer end()
-	for i, et := range list {
+	for i, et := range threeTransfers(t, backend) {
 		tr := &transfer{of: owner, t: et}
 		h, err := transfers.put(tr)
 		require.NoError(t, err)
 		tr.handle = h
 		require.NoError(t, et.OnDone(func() { owner.ended.add(tr) }))
-		take := takeInto(owner.ended.take)
+		completions := movedTo(owner.ended.moveTo)
 		var failed error
 		once := func() {
 			if err := postAndWait(slgoPost, slgoTest, slgoWait, slgoPostAndWait, h,
 				nil); err != nil {
 				failed = err
 			}
-			if take() != 1 {
+			if completions() != 1 {
 				failed = errors.New("not told of exactly one")
 			}
 		}
@@ -147,7 +138,7 @@ func TestLimit(t *testing.T) {
 	if l.Err() != nil {
 		t.Error("over at once")
 	}
-	l.giveBack()
+	l.putBack()
 	if again := borrowLimit(time.Millisecond); again != l {
 		t.Fatal("a limit that had not come was not used again")
 	}
@@ -155,7 +146,7 @@ func TestLimit(t *testing.T) {
 	if l.Err() != errOver {
 		t.Errorf("a limit that has come says %v", l.Err())
 	}
-	l.giveBack()
+	l.putBack()
 	if next := borrowLimit(time.Hour); next == l || next.Err() != nil {
 		t.Error("used a limit again that had come")
 	}

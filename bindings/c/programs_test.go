@@ -5,24 +5,21 @@
 package main
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 // sanitizers watch the program and what it hands over; the library itself is not built with them.
 var sanitizers = []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}
 
-// TestPrograms runs the programs in C and C++, one for each behaviour.
+// TestPrograms runs the programs in C and C++, one for each behaviour that the tests of the Python
+// package, which calls the same functions, cannot show.
 func TestPrograms(t *testing.T) {
 	for _, source := range []string{
-		"hello.c", "many.c", "processes.c", "misuse.c", "pages.c", "pattern.c", "about.c",
-		"fds.c", "leases.c", "endings.c", "threads.c", "forks.c", "cycles.c", "raii.cpp",
+		"hello.c", "misuse.c", "fds.c", "endings.c", "threads.c", "forks.c", "raii.cpp",
 		"unproven.cpp", "exits.c",
 	} {
 		t.Run(source, func(t *testing.T) { run(t, compile(t, source, sanitizers...)) })
@@ -45,16 +42,6 @@ func TestArchive(t *testing.T) {
 			"testdata/hello.c", archive,
 			"-lpthread", "-ldl"))
 	run(t, program)
-}
-
-// TestTCP goes over sockets, in plain text and by TLS.
-func TestTCP(t *testing.T) {
-	run(t, compile(t, "tcp.c", sanitizers...), certificates(t)...)
-}
-
-// TestFiles has its files where a disk is, so that O_DIRECT is tried.
-func TestFiles(t *testing.T) {
-	run(t, compile(t, "files.c", sanitizers...), t.TempDir())
 }
 
 // TestNIXL compiles a program for NIXL with our header, as C++17 and as C++20, which has more
@@ -86,17 +73,4 @@ func TestNIXLPorts(t *testing.T) {
 	for _, plugin := range []string{"UCX", "TCP"} {
 		t.Run(plugin, func(t *testing.T) { run(t, program, plugin) })
 	}
-}
-
-// TestDevice goes over the stand-in of the driver, or the libcuda that SLUICE_LIBCUDA names.
-func TestDevice(t *testing.T) {
-	library := os.Getenv("SLUICE_LIBCUDA")
-	if library == "" {
-		libcuda, err := standin.BuildCUDA()
-		require.NoError(t, err)
-		defer libcuda.Remove()
-		t.Setenv("STANDIN_PANEL", libcuda.Panel)
-		library = libcuda.Path
-	}
-	run(t, compile(t, "device.c", "-Wno-strict-prototypes"), library)
 }

@@ -162,8 +162,8 @@ func slgoRegionClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	return answer(f, closeRegion(uint64(h)))
 }
 
-// letGo gives the memory back, once, whatever closes the region.
-func (r *region) letGo() {
+// release gives the memory back, once, whatever closes the region.
+func (r *region) release() {
 	r.once.Do(func() {
 		if r.mem != nil {
 			r.mem.unuse()

@@ -38,8 +38,6 @@
  * before the first sluice_open, and the destructors of objects that are older: transfers end before
  * the memory that they use. _exit closes nothing.
  *
- * What of the Go API is not here, and why, is in README.md beside.
- *
  * Fork. After fork without exec every call in the child returns SLUICE_ERR_FORK:
  * the threads that do the work are not there. Fork before the library is loaded (dlopen),
  * or exec. Descriptors are closed on exec.

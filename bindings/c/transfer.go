@@ -31,7 +31,7 @@ var errHeld = fmt.Errorf("another thread changes or posts this transfer just now
 	engine.ErrBusy)
 
 // hold looks a transfer up for a call that one thread at a time may make. The caller
-// calls letGo afterwards.
+// calls release afterwards.
 func hold(h C.uint64_t) (*transfer, error) {
 	t, err := transfers.get(uint64(h))
 	if err != nil {
@@ -43,7 +43,7 @@ func hold(h C.uint64_t) (*transfer, error) {
 	return t, nil
 }
 
-func (t *transfer) letGo() { t.held.Store(false) }
+func (t *transfer) release() { t.held.Store(false) }
 
 //export slgoTransferNew
 func slgoTransferNew(h C.uint64_t, op C.uint32_t, route *C.struct_sluice_route, out *C.uint64_t,
@@ -88,7 +88,7 @@ func slgoTransferAdd(h, local, other C.uint64_t, list *C.struct_sluice_desc, cou
 	if err != nil {
 		return answer(f, err)
 	}
-	defer t.letGo()
+	defer t.release()
 	r, m, err := pair(local, other)
 	if err != nil {
 		return answer(f, err)
@@ -114,7 +114,7 @@ func slgoTransferAddPages(h, local, other C.uint64_t, p *C.struct_sluice_pages,
 	if err != nil {
 		return answer(f, err)
 	}
-	defer t.letGo()
+	defer t.release()
 	r, m, err := pair(local, other)
 	if err != nil {
 		return answer(f, err)
@@ -154,7 +154,7 @@ func slgoTransferMessage(h C.uint64_t, message *C.uint8_t, length C.size_t,
 	if err != nil {
 		return answer(f, err)
 	}
-	defer t.letGo()
+	defer t.release()
 	b, err := inPlace[byte](message, uint64(length), "message")
 	if err != nil {
 		return answer(f, err)
@@ -169,7 +169,7 @@ func slgoPost(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 		return answer(f, err)
 	}
 	err = t.t.Post()
-	t.letGo()
+	t.release()
 	return answer(f, err)
 }
 
@@ -194,7 +194,7 @@ func slgoReset(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	if err != nil {
 		return answer(f, err)
 	}
-	defer t.letGo()
+	defer t.release()
 	return answer(f, t.t.Reset())
 }
 
@@ -204,7 +204,7 @@ func slgoTransferClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	if err != nil {
 		return answer(f, err)
 	}
-	defer t.letGo()
+	defer t.release()
 	if err = t.t.Close(); err == nil {
 		transfers.drop(uint64(h))
 		t.of.ended.forget(t)

@@ -59,7 +59,7 @@ func slgoPostAndWait(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.
 		return answer(f, err)
 	}
 	err = t.t.Post()
-	t.letGo()
+	t.release()
 	if err != nil {
 		return answer(f, err)
 	}
@@ -75,7 +75,7 @@ func (t *transfer) wait(timeout C.int64_t, f *C.struct_slgo_fault) C.int {
 	}
 	d := borrowLimit(time.Duration(timeout))
 	err := t.t.Wait(d)
-	d.giveBack()
+	d.putBack()
 	if err == errOver {
 		return C.SLUICE_PENDING
 	}
@@ -111,8 +111,8 @@ func borrowLimit(d time.Duration) *limit {
 	return l
 }
 
-// giveBack keeps it for the next waiter, unless its time has come.
-func (l *limit) giveBack() {
+// putBack keeps it for the next waiter, unless its time has come.
+func (l *limit) putBack() {
 	if !l.timer.Stop() {
 		return
 	}

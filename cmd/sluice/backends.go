@@ -5,16 +5,12 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/sluicehq/sluice/backends/byname"
-	"github.com/sluicehq/sluice/backends/tcp"
-	"github.com/sluicehq/sluice/backends/ucx"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -24,8 +20,8 @@ const auto = "auto"
 // specHelp says what a backend may be on the command line.
 const specHelp = `A backend is NAME or NAME:OPTION=VALUE,..., such as rdma:devices=mlx5_0,rails=1. An option is a
 field of the backend's Config: RingBytes is ring_bytes. A piece without = behind a comma belongs to
-the value before it; an option that is a list may be given again, as in
-advertise=HOST,advertise=HOST. tcp:certificate=FILE,key=FILE,authority=FILE speaks
+the value before it, and so does \, with what follows; an option that is a list may be given
+again, as in advertise=HOST,advertise=HOST. tcp:certificate=FILE,key=FILE,authority=FILE speaks
 TLS 1.3; without listen, plaintext and certificate tcp listens on the loopback, in plain text.`
 
 // specForm is the form of a backendSpec, for help texts.
@@ -164,11 +160,6 @@ func (s *backendSpec) openOne(threads int) (driver.Backend, error) {
 		words = tcpWords(words)
 	}
 	b, err := byname.Open(s.name, words)
-	if t, ok := b.(*tcp.Backend); ok {
-		if err = reached(t); err != nil {
-			return nil, errors.Join(err, b.Close())
-		}
-	}
 	if err == nil {
 		return b, nil
 	}
@@ -209,61 +200,17 @@ func says(words []string, options ...string) bool {
 	})
 }
 
-// reached refuses a backend that this host itself does not reach: in a network namespace whose
-// loopback is down a port can be opened all the same.
-func reached(b *tcp.Backend) error {
-	places, _, err := tcp.Places(b.Addr())
-	if err != nil || len(places) == 0 {
-		return err
-	}
-	conn, err := net.DialTimeout("tcp", places[0], time.Second)
-	if err == nil {
-		return conn.Close()
-	}
-	if !errors.Is(err, syscall.ENETUNREACH) && !errors.Is(err, syscall.EADDRNOTAVAIL) {
-		return nil // it is slow, or full
-	}
-	return &driver.UnavailableError{Backend: "tcp", Reason: "this host does not reach its own " +
-		"port: " + err.Error(), Fix: "ip link set lo up"}
-}
-
 // try opens a backend as a child process will, and finds before anything is started what would fail
 // in it, or be ignored. With auto there is nothing to find.
 func (s *backendSpec) try() error {
 	if s.name == auto {
 		return nil
 	}
-	if err := s.checkUCX(); err != nil {
-		return err
-	}
 	b, err := s.openOne(1)
 	if err != nil {
 		return err
 	}
 	return b.Close()
-}
-
-// checkUCX names transports and devices that this machine has not: UCX ignores one that it does not
-// know beside one that it does.
-func (s *backendSpec) checkUCX() error {
-	var cfg ucx.Config
-	if s.name != "ucx" || len(s.words) == 0 || byname.SetOptions(&cfg, s.words) != nil {
-		return nil
-	}
-	found, err := ucx.Examine(cfg)
-	if err != nil || len(found.Absent) == 0 {
-		return nil // to open it says what is wrong
-	}
-	all, err := ucx.Examine(ucx.Config{Library: cfg.Library})
-	if err != nil {
-		return err
-	}
-	return &driver.UnavailableError{Backend: "ucx",
-		Reason: fmt.Sprintf("this machine has no %s: there are transports %s, network devices %s",
-			strings.Join(found.Absent, ", "),
-			strings.Join(all.Transports, ", "), strings.Join(all.Devices, ", ")),
-		Fix: "choose of these: `ucx_info -d` describes them",
-	}
 }
 
 func closeAll(list []driver.Backend) error {

@@ -18,7 +18,6 @@ import (
 
 	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/bench"
-	"github.com/sluicehq/sluice/bench/drivers"
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
@@ -50,31 +49,24 @@ A lane is what lies between the two memories:
   rdma      a NIC to itself (rdma), beside perftest
   file      a file of --dir (posix), beside fio
   weights   safetensors files of --dir into memory, beside a program that maps and copies
-  reshape   a KV cache from one group of ranks to one of another layout, beside a loop
   gpu       gather of scattered entries, by the CPU or a card, beside memcpy
   gpufile   a card's memory and a file of --dir by cuFile, beside the engine's own chain
 
 Without --op, --size and the like a lane has a few shapes of its own. --workload all has
-all by which engines are compared, and what idle ends take (up to 20 minutes; quick: 8). For
-lane reshape it is MODEL or MODEL/LAYERS, the first of its layers, the groups of prefill and
-decode, and a number of tokens.
-
-Other names of --workload are `
+all by which engines are compared, and what idle ends take (up to 20 minutes; quick: 8).`
 
 func newBench() *cobra.Command {
 	var f benchFlags
 	c := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure transfers beside a baseline of the same shape",
-		Long:  benchLong + bench.WorkloadHelp() + ".",
+		Long:  benchLong,
 		Example: `  sluice bench
   sluice bench --size 656 --batch 2048 --pages --op read --json
   sluice bench --backend shm --size 1MiB --batch 16 --threads 2 --beside memcpy,memcpy-huge
   sluice bench --backend tcp --backend ucx --beside sockets,ucx_perftest
-  sluice bench --lane file --dir /mnt/nvme
-  sluice bench --workload llama3.1-70b/layer/tp8
-  sluice bench --lane reshape --workload 'gpt-oss-120b tp=8 tp=4,layout=hnd 8192'`,
-		Args: benchArgs,
+  sluice bench --lane file --dir /mnt/nvme`,
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, &f) },
 	}
 	s := c.Flags()
@@ -89,14 +81,14 @@ func newBench() *cobra.Command {
 	s.BoolVar(&f.pages, "pages", false, "the peer's pieces lie at random places of --spread")
 	s.BoolVar(&f.gather, "gather", false, "this side's pieces do, and the peer's are one run")
 	s.BoolVar(&f.hot, "hot", false, "all pieces lie at one place, which stays in the caches")
-	s.StringVar(&f.spread, "spread", "1GiB", "`SIZE` of the memory or file that --pages, --gather "+
-		"and --workload draw places from")
+	s.StringVar(&f.spread, "spread", "1GiB", "`SIZE` of the memory or file that --pages and "+
+		"--gather draw places from")
 	s.IntVar(&f.threads, "threads", 1, "goroutines that post, and workers that copy")
 	s.Float64Var(&f.seconds, "seconds", 0, "`SECONDS` to measure each shape by each participant; "+
 		"0: 1, and 0.5 of --workload all, 0.3 of quick")
 	s.StringSliceVar(&f.beside, "beside", nil, "`NAME,...` of participants to measure beside; "+
 		"none: ours alone; without it the lane's baseline")
-	s.StringVar(&f.workload, "workload", "", "shapes by `NAME`: all, quick, or as above")
+	s.StringVar(&f.workload, "workload", "", "shapes by `NAME`: all or quick")
 	s.StringVar(&f.dir, "dir", os.TempDir(), "`DIR` on the disk that lanes file, weights and "+
 		"gpufile measure: files there have no names, or end with the run")
 	s.StringVar(&f.json, "json", "", "print JSON; --json=`FILE`: write it there, and print text")
@@ -107,20 +99,6 @@ func newBench() *cobra.Command {
 	return c
 }
 
-// benchArgs refuses words that are no flag, and says which flag they go by.
-func benchArgs(c *cobra.Command, args []string) error {
-	err := noArgs(c, args)
-	switch {
-	case err == nil:
-		return nil
-	case slices.Contains(bench.Lanes, bench.Lane(args[0])):
-		return usagef("%w: lanes go by --lane %s", err, args[0])
-	case given(c, "json"):
-		return usagef("%w: to write JSON there, say --json=%s", err, args[0])
-	}
-	return err
-}
-
 // runBench finds what is wrong with the command line before anything is started.
 func runBench(c *cobra.Command, f *benchFlags) error {
 	lanes, err := f.laneList()
@@ -128,7 +106,7 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 		return err
 	}
 	o := bench.Options{Idle: 200 * time.Millisecond,
-		Shapes: map[bench.Lane][]bench.Shape{}, Revision: readVersion().Version}
+		Shapes: map[bench.Lane][]bench.Shape{}, Revision: readVersion()}
 	var list []bench.Participant
 	var about time.Duration
 	if err := f.times(&o); err != nil {
@@ -319,6 +297,9 @@ func (f *benchFlags) laneList() (list []bench.Lane, err error) {
 func (f *benchFlags) times(o *bench.Options) error {
 	o.Quick = f.workload == "quick"
 	o.Idles = o.Quick || f.workload == "all"
+	if f.workload != "" && !o.Idles {
+		return usagef("--workload %q: there are all and quick", f.workload)
+	}
 	o.Rounds = 5
 	seconds := 1.0
 	switch {
@@ -338,9 +319,6 @@ func (f *benchFlags) times(o *bench.Options) error {
 	return nil
 }
 
-// reshapeDefault is what lane reshape hands over unless told otherwise.
-const reshapeDefault = "llama3.1-70b tp=8,layout=nhd tp=4,layout=hnd,block=64 2048"
-
 // participants are ours, and what was asked for beside them.
 func (f *benchFlags) participants(lane bench.Lane) ([]bench.Participant, error) {
 	self, err := os.Executable()
@@ -348,22 +326,6 @@ func (f *benchFlags) participants(lane bench.Lane) ([]bench.Participant, error) 
 		return nil, err
 	}
 	setup := bench.Setup{Sluice: self, Backends: f.backends, Folder: f.dir}
-	if lane == bench.Reshape {
-		setup.Words = strings.Fields(reshapeDefault)
-		if f.workload != "" {
-			setup.Words = strings.Fields(f.workload)
-		}
-		if len(setup.Words) == 3 {
-			setup.Words = append(setup.Words, "2048")
-		}
-		if len(setup.Words) != 4 {
-			return nil, usagef("--workload %q: want a model, a group of prefill, a group of "+
-				"decode and tokens, as in %q", f.workload, reshapeDefault)
-		}
-		if err := drivers.CheckReshape(setup.Words); err != nil {
-			return nil, usagef("--workload %q: %w", f.workload, err)
-		}
-	}
 	if f.peers != "" {
 		setup.Scripts = filepath.Join(f.peers, "scripts")
 		setup.Python = func(peer string) string {
@@ -398,7 +360,7 @@ func (f *benchFlags) participants(lane bench.Lane) ([]bench.Participant, error) 
 	return list, nil
 }
 
-// shapes are those of the command line, of a workload, or the lane's own.
+// shapes are those of the command line, or the lane's own.
 func (f *benchFlags) shapes(c *cobra.Command, lane bench.Lane) ([]bench.Shape, error) {
 	base := bench.Shape{Op: f.op, Batch: f.batch, Where: bench.Shuffled, Threads: f.threads}
 	var err error
@@ -418,9 +380,9 @@ func (f *benchFlags) shapes(c *cobra.Command, lane bench.Lane) ([]bench.Shape, e
 	case f.hot:
 		base.Where = bench.Hot
 	}
-	if base.Where == bench.Shuffled && f.workload == "" {
-		if err := refuse(c, "--%s is the memory of --pages, --gather and --workload: say one of "+
-			"them", "spread"); err != nil {
+	if base.Where == bench.Shuffled {
+		if err := refuse(c, "--%s is the memory of --pages and --gather: say one of them",
+			"spread"); err != nil {
 			return nil, err
 		}
 	}
@@ -428,47 +390,21 @@ func (f *benchFlags) shapes(c *cobra.Command, lane bench.Lane) ([]bench.Shape, e
 		return nil, &usageError{err}
 	}
 	own := []string{"size", "batch", "pages", "gather", "hot"}
-	if lane == bench.Reshape || lane == bench.Weights {
+	if lane == bench.Weights {
 		if err := refuse(c, "lane "+string(lane)+" takes no --%s", append(own, "op", "spread",
 			"threads")...); err != nil {
 			return nil, err
 		}
 	}
-	if f.workload != "" && lane != bench.Reshape {
-		err := refuse(c, "--workload has shapes of its own: it takes no --%s", own...)
-		if err != nil {
-			return nil, err
-		}
-		list, err := bench.Workload(f.workload, base)
-		if err != nil {
-			return nil, &usageError{err}
-		}
-		return list, f.checkSpread(c, list)
-	}
 	own = append(own, "op", "spread")
 	if slices.ContainsFunc(own, func(name string) bool { return given(c, name) }) {
-		list := []bench.Shape{base}
-		return list, f.checkSpread(c, list)
+		return []bench.Shape{base}, nil
 	}
 	list := bench.LaneShapes(lane)
 	for i := range list {
 		list[i].Threads = f.threads
 	}
 	return list, nil
-}
-
-// checkSpread refuses a memory that has no room for what is moved: a larger one would be measured.
-func (f *benchFlags) checkSpread(c *cobra.Command, shapes []bench.Shape) error {
-	for i := range shapes {
-		s := &shapes[i]
-		drawn := s.Where == bench.Pages || s.Where == bench.Gathered
-		moved := s.Bytes() * uint64(s.Threads)
-		if drawn && given(c, "spread") && s.Spread < moved {
-			return usagef("--spread %s: want at least the %s that are moved at once", f.spread,
-				figures.FormatSize(moved))
-		}
-	}
-	return nil
 }
 
 // fits refuses what the machine cannot hold, before the kernel ends a process for it, or a disk is

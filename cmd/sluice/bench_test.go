@@ -102,15 +102,13 @@ func TestBenchUsage(t *testing.T) {
 		"--op move":                             `operation "move", want write, read or durable`,
 		"--size apples":                         `--size: size "apples" is not a number`,
 		"--spread 2GiB":                         "--spread is the memory of --pages",
-		"--pages --spread 1KiB":                 "at least the 16MiB",
 		"--seconds nan":                         "--seconds",
 		"--workload all --size 4KiB":            "--workload all has shapes of its own",
+		"--workload some":                       "there are all and quick",
 		"--lane tcp --backend shm":              "lane tcp takes tcp or ucx",
 		"--dir /tmp":                            "--dir is of lanes file, weights and gpufile",
 		"--lane weights --batch 3":              "takes no --batch",
-		"--lane reshape --workload qwen3-8b":    "want a model, a group of prefill",
 		"--lane file --dir /no/where --size 64": "",
-		"rdma":                                  "lanes go by --lane rdma",
 	} {
 		o := sluice(t, append([]string{"bench"}, strings.Fields(line)...)...)
 		status := statusUsage

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -19,7 +18,6 @@ import (
 	"github.com/sluicehq/sluice/csrc/nvml"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/figures"
-	"github.com/sluicehq/sluice/internal/topology"
 )
 
 func newDoctor() *cobra.Command {
@@ -41,10 +39,9 @@ their links are slower than they could be, and which NIC and drive are near to w
 				return err
 			}
 			var s machine.Source
-			_, few := openFilesLimit()
 			for _, b := range byname.All() {
 				one := machine.Backend{Name: b.Name, Built: isBuilt(b)}
-				if spec := specs.of(b.Name); one.Built && !few {
+				if spec := specs.of(b.Name); one.Built {
 					one.Open = func() error {
 						opened, err := spec.openOne(1)
 						switch {
@@ -58,18 +55,15 @@ their links are slower than they could be, and which NIC and drive are near to w
 				}
 				s.Backends = append(s.Backends, one)
 			}
-			if !few {
-				s.Known = slices.Concat(tcpChecks(specs.of("tcp")), posixChecks())
-			}
-			if !few && withCgo {
-				s.Known = slices.Concat(s.Known, ucxChecks(specs.of("ucx"), os.Environ()),
+			s.Known = slices.Concat(tcpChecks(specs.of("tcp")), posixChecks())
+			if withCgo {
+				s.Known = slices.Concat(s.Known, ucxChecks(specs.of("ucx")),
 					rdmaChecks(specs.of("rdma")), gdsChecks(specs.of("gds")))
 			}
 			devices := machine.ExamineDevices("/sys", func() (nvml.Findings, error) {
 				return nvml.Examine(nvml.Library)
 			})
-			s.Known = slices.Concat(s.Known, cgoChecks(), experimentalChecks(),
-				deviceChecks(&devices))
+			s.Known = slices.Concat(s.Known, cgoChecks())
 			r := machine.Examine(s)
 			var err error
 			if asJSON {
@@ -196,29 +190,4 @@ func printFixes(w io.Writer, checks []machine.Check) {
 		fmt.Fprintf(w, "  %s (%s): %s\n      %s\n", c.Name, strings.Join(c.Backends, ", "), c.Why,
 			c.Fix)
 	}
-}
-
-// deviceUsers are the backends that a slow link slows down.
-var deviceUsers = map[topology.Kind][]string{
-	topology.GPU: {"rdma", "gds", "cuda"}, topology.NIC: {"tcp", "ucx", "rdma"},
-	topology.Drive: {"posix", "gds"},
-}
-
-// deviceChecks says of each slow link what mends it.
-func deviceChecks(r *machine.Devices) (checks []machine.Check) {
-	for _, d := range slices.Concat(r.GPUs, r.Others) {
-		for _, w := range d.Warnings {
-			c := machine.Check{Name: "pcie " + w.Of, State: machine.Limited, Found: w.Text,
-				Why: "no transfer is faster than the link that it crosses", Fix: w.Fix,
-				Backends: deviceUsers[d.Kind]}
-			if w.Of != d.Name { // a switch, which may have any device below it
-				c.Backends = []string{"ucx", "rdma", "gds", "cuda"}
-			}
-			if w.Idle {
-				c.State = machine.Note
-			}
-			checks = append(checks, c)
-		}
-	}
-	return checks
 }

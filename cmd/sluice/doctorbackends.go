@@ -39,15 +39,6 @@ func posixChecks() []machine.Check {
 	return []machine.Check{c}
 }
 
-// experimentalChecks names the backends that real devices have hardly met.
-func experimentalChecks() []machine.Check {
-	return []machine.Check{{
-		Name: "experimental", State: machine.Note, Backends: []string{"cuda", "gds"},
-		Found: "cuda has met one H100, gds there compat mode alone",
-		Why:   "all else has run over software stand-ins: check what they move",
-	}}
-}
-
 // gdsChecks says what cuFile says of itself: its version, its limits, and whether bytes bounce
 // through the host. Which of cuFile and the engine's own chain is faster takes a measurement, which
 // the check names.

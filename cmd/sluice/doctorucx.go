@@ -16,7 +16,7 @@ import (
 
 // ucxChecks says what UCX has on this machine, by trying it: which files are there
 // says little.
-func ucxChecks(spec backendSpec, environment []string) []machine.Check {
+func ucxChecks(spec backendSpec) []machine.Check {
 	var cfg ucx.Config
 	if byname.SetOptions(&cfg, spec.words) != nil {
 		return nil // to open the backend says it, too
@@ -32,7 +32,7 @@ func ucxChecks(spec backendSpec, environment []string) []machine.Check {
 	}
 	checks := []machine.Check{ucxCheck("libucp", machine.OK, "UCX "+found.Version+", "+
 		found.Library, "opened at run time", ""),
-		ucxTransports(&cfg, &found), ucxEnvironment(&found, environment)}
+		ucxTransports(&cfg, &found)}
 	if len(found.Absent) > 0 {
 		checks = append(checks, ucxCheck("ucx-names", machine.Missing, "not on this machine: "+
 			strings.Join(found.Absent, ", "),
@@ -59,35 +59,4 @@ func ucxTransports(cfg *ucx.Config, f *ucx.Findings) machine.Check {
 	}
 	return ucxCheck(name, machine.OK, fmt.Sprintf("%s over %s", strings.Join(f.Transports, ", "),
 		strings.Join(f.Devices, ", ")), why, "")
-}
-
-// ucxEnvironment names what of the user's UCX reads. The values are the user's affair.
-func ucxEnvironment(f *ucx.Findings, environment []string) machine.Check {
-	var read, idle []string
-	for _, entry := range environment {
-		name, _, _ := strings.Cut(entry, "=")
-		setting, ok := strings.CutPrefix(name, "UCX_")
-		switch {
-		case !ok:
-		case slices.Contains(f.Sets, setting):
-			idle = append(idle, name)
-		default:
-			read = append(read, name)
-		}
-	}
-	slices.Sort(read)
-	slices.Sort(idle)
-	var words []string
-	if len(read) > 0 {
-		words = append(words, "UCX reads "+strings.Join(read, ", "))
-	}
-	if len(idle) > 0 {
-		words = append(words, "without effect, because the backend sets these itself: "+
-			strings.Join(idle, ", "))
-	}
-	if len(words) == 0 {
-		words = []string{"no UCX_* variable is set"}
-	}
-	return ucxCheck("ucx-environment", machine.Note, strings.Join(words, "; "),
-		"variables change what UCX does in every program; options and Config win", "")
 }

@@ -183,9 +183,6 @@ func (q *question) open(name string) (driver.Backend, error) {
 	if q.backend.name == name {
 		one = q.backend
 	}
-	if err := one.checkUCX(); err != nil {
-		return nil, err
-	}
 	if name == "tcp" && !q.sameHost && !says(one.words, "listen") {
 		one.words = append([]string{"listen=:0"}, one.words...)
 	}

@@ -40,30 +40,6 @@ func TestExplainPlan(t *testing.T) {
 	require.Contains(t, o.stdout, ": 1 rank\n")
 }
 
-func TestExplainPlanJSON(t *testing.T) {
-	o := ok(t, sluice(t, explainGroups("tp=64,layout=hnd", "block=64", "deepseek-v3.2",
-		"--json")...))
-	p := decode(t, o.stdout).(map[string]any)
-	wantKeys(t, "plan", p, "model", "prefill", "decode", "prefill_ranks", "decode_ranks", "tokens",
-		"edges", "idle_ranks", "bytes", "patterns", "descriptors_equivalent", "plan_us", "build_us")
-	require.Positive(t, p["plan_us"])
-	require.Positive(t, p["build_us"])
-	require.Equal(t, []any{61.0, 62.0, 63.0}, p["idle_ranks"]) // of 61 layers each has a rank
-	edges := p["edges"].([]any)
-	require.Len(t, edges, 61)
-	e := edges[60].(map[string]any)
-	wantKeys(t, "edge", e, "from", "to", "op", "layers", "patterns_per_layer", "patterns", "bytes",
-		"descriptors_equivalent", "sender_runs", "receiver_runs")
-	require.Equal(t, map[string]any{"from": 60.0, "to": 0.0, "op": "push", "layers": 1.0,
-		"patterns_per_layer": 3.0, "patterns": 3.0, "bytes": 8192 * 788.0,
-		"descriptors_equivalent": 3 * 512.0, "sender_runs": 3 * 512.0, "receiver_runs": 3 * 512.0},
-		e)
-	require.Equal(t, 61*8192*788.0, p["bytes"])
-	require.Equal(t, 61*3.0, p["patterns"])
-	o = ok(t, sluice(t, explainGroups("tp=1", "tp=1", "llama3.1-8b", "--json")...))
-	require.Equal(t, []any{}, decode(t, o.stdout).(map[string]any)["idle_ranks"])
-}
-
 // TestExplainPlanRefuses: what NewPlan says of groups that are unlike is printed as it is.
 func TestExplainPlanRefuses(t *testing.T) {
 	o := sluice(t, explainGroups("tp=8,window=ring", "tp=4,window=all", "gpt-oss-120b")...)

@@ -14,218 +14,178 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/kv/weights"
 )
 
-// loadFlags are the words of the command line.
-type loadFlags struct {
-	files        []string
-	backend      backendSpec
-	memory       string
-	rank         int
-	cold, asJSON bool
-
-	isSet     bool // --rank was given: the file is the root of a set
-	memoryMax uint64
-}
-
 func newLoad() *cobra.Command {
-	f := loadFlags{backend: autoSpec()}
+	var cold, asJSON bool
 	c := &cobra.Command{
 		Use:   "load FILE...",
-		Short: "Read safetensors files into registered memory, and say how fast",
-		Long: `Read the tensors of a model's safetensors files into memory that is registered with
-the backends of an engine: in large pieces, several at a time. With --rank the one FILE
-is the root of a set that was cut for its ranks beforehand, and the files of that rank
-are read. A FILE that ends in .index.json is the index of a sharded model: the files that it
-names are read, once each.
+		Short: "Read safetensors files into memory, and say how fast",
+		Long: `Read the tensors of a model's safetensors files into memory: in large pieces, several at a
+time. A FILE that ends in .index.json is the index of a sharded model: the files that it names
+are read, once each.
 
-Bytes go past the page cache where the filesystem lets them, unless half of a file is in
-it; --cold drops the files from it first. All tensors have their place in memory at once,
-unless --memory is less: then each makes way for the next as soon as it is there.
-
-` + specHelp,
+Bytes go past the page cache where the filesystem lets them, unless half of a file is in it; --cold
+drops the files from it first.`,
 		Example: `  sluice load model-00001-of-00002.safetensors model-00002-of-00002.safetensors
   sluice load --cold --json model/*.safetensors
-  sluice load model/model.safetensors.index.json
-  sluice load --rank 3 model-tp8/root.json`,
-		RunE: func(c *cobra.Command, args []string) error { f.files = args; return runLoad(c, &f) },
+  sluice load model/model.safetensors.index.json`,
+		RunE: func(c *cobra.Command, files []string) (err error) {
+			if len(files) == 0 {
+				return usagef("want at least one file")
+			}
+			l := &loading{res: loadReport{Cold: cold}}
+			defer func() {
+				for _, f := range l.files {
+					err = errors.Join(err, f.Close())
+				}
+			}()
+			if err := l.load(c.Context(), files, c.ErrOrStderr()); err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(c.OutOrStdout(), &l.res)
+			}
+			return l.res.text(c.OutOrStdout())
+		},
 	}
 	s := c.Flags()
-	s.IntVar(&f.rank, "rank", 0, "of a set: FILE is its root")
-	s.Var(&f.backend, "backend", "what the memory is registered with: "+
-		strings.Join(backendNames(driver.InProcess), ", "))
-	s.StringVar(&f.memory, "memory", "", "`SIZE` of the memory to read into (default: room for "+
-		"all tensors)")
-	s.BoolVar(&f.cold, "cold", false, "drop the files from the page cache first")
-	s.BoolVar(&f.asJSON, "json", false, "print JSON")
+	s.BoolVar(&cold, "cold", false, "drop the files from the page cache first")
+	s.BoolVar(&asJSON, "json", false, "print JSON")
 	return c
-}
-
-// check reads the flags; what is wrong with them is a usage error.
-func (f *loadFlags) check(given func(flag string) bool) (err error) {
-	f.isSet = given("rank")
-	switch {
-	case len(f.files) == 0:
-		return usagef("want at least one file")
-	case f.isSet && len(f.files) > 1:
-		return usagef("--rank: want one file, the root of the set, not %d", len(f.files))
-	case f.rank < 0:
-		return usagef("--rank %d: want 0 or more", f.rank)
-	}
-	if f.memory == "" {
-		return nil
-	}
-	if f.memoryMax, err = figures.ParseSize(f.memory); err != nil {
-		return &usageError{fmt.Errorf("--memory: %w", err)}
-	}
-	return nil
 }
 
 // loading is one run of the command.
 type loading struct {
-	flags *loadFlags
-	opened
-	model *weights.Model
-	all   bool // every tensor has its place at once
+	files []*weights.File // open
 	res   loadReport
 }
 
-func runLoad(c *cobra.Command, f *loadFlags) (err error) {
-	if err := f.check(c.Flags().Changed); err != nil {
-		return err
-	}
-	l := &loading{flags: f}
-	defer func() { err = errors.Join(err, l.close()) }()
-	if err := l.open(c.Context()); err != nil {
-		return err
-	}
-	memory, release, err := l.register()
+// load opens the files, drops them from the page cache where that was asked for, and reads all
+// tensors.
+func (l *loading) load(ctx context.Context, paths []string, stderr io.Writer) error {
+	began := time.Now()
+	model, err := l.open(paths)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, release()) }()
-	bar := newProgress(c.ErrOrStderr(), l.res.Bytes, "load")
-	err = l.read(c.Context(), memory, bar)
-	bar.clear()
-	if err != nil {
-		return err
-	}
-	if f.asJSON {
-		return printJSON(c.OutOrStdout(), &l.res)
-	}
-	return l.res.text(c.OutOrStdout())
-}
-
-// open opens the files, drops them from the page cache where that was asked for, and reads
-// their headers.
-func (l *loading) open(ctx context.Context) (err error) {
-	start := time.Now()
-	if l.flags.isSet {
-		root := l.flags.files[0]
-		dir := filepath.Dir(root)
-		l.model, err = weights.OpenRank(func(name string) (weights.Source, error) {
-			return l.file(filepath.Join(dir, filepath.FromSlash(name)), name)
-		}, filepath.Base(root), l.flags.rank)
-	} else {
-		l.model, err = l.openFiles(l.flags.files)
-	}
-	if err != nil {
-		return err
-	}
-	l.res.HeaderSeconds = time.Since(start).Seconds()
+	l.res.HeaderSeconds = time.Since(began).Seconds()
 	l.res.Files = len(l.files)
-	if l.flags.isSet {
-		l.res.Files -= 2 // root and meta
-	}
-	for _, t := range l.model.Tensors() {
+	for _, t := range model.Tensors() {
 		l.res.Tensors++
 		l.res.Bytes += t.Len
 	}
-	l.res.Cold = l.flags.cold
-	if l.flags.cold {
-		if err := l.drop(); err != nil {
-			return err
-		}
-	}
-	l.res.CachedBytes = l.cached()
-	return context.Cause(ctx)
-}
-
-// register makes the memory, and makes it known to the backends.
-func (l *loading) register() (_ *engine.Memory, release func() error, err error) {
-	need, err := l.model.MemoryFor(nil)
-	if err != nil {
-		return nil, nil, err
-	}
-	l.all = l.flags.memoryMax == 0 || int64(min(l.flags.memoryMax, 1<<62)) >= need
-	if !l.all {
-		need = int64(l.flags.memoryMax)
-	}
-	need = max(need, 1)
-	if have := hostmem.Limits().Available; have > 0 && uint64(need) > have {
-		return nil, nil, fmt.Errorf("the tensors take %s of memory, %s are available: give "+
-			"--memory, or fewer files",
-			figures.RoundSize(uint64(need)), figures.RoundSize(have))
-	}
-	list, err := l.flags.backend.open(1, driver.InProcess)
-	if err != nil {
-		return nil, nil, err
-	}
-	eng, err := engine.Open(engine.Config{Name: "load", Backends: list})
-	if err != nil {
-		return nil, nil, err
-	}
-	memory, err := eng.Alloc(uint64(need), engine.AllocOptions{Purpose: "weights", Populate: true})
-	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("allocate memory for the tensors: %w", err),
-			eng.Close())
-	}
-	release = func() error { return errors.Join(eng.Close(), memory.Close()) }
-	if _, err := eng.Register("weights", memory.Segment()); err != nil {
-		return nil, nil, errors.Join(err, release())
-	}
-	for _, b := range list {
-		if b.Caps().Pairs.Local().Has(driver.DRAM) {
-			l.res.Registered = append(l.res.Registered, b.Caps().Name)
-		}
-	}
-	l.res.MemoryBytes = need
-	return memory, release, nil
-}
-
-// read reads all tensors.
-func (l *loading) read(ctx context.Context, memory *engine.Memory, bar *progress) (err error) {
-	start := time.Now()
-	load, err := l.model.Load(ctx, weights.Config{Memory: memory.Bytes(), Straight: true})
-	if err != nil {
-		return fmt.Errorf("%w: give more --memory", err)
-	}
-	defer func() { err = errors.Join(err, load.Close()) }()
-	read := int64(0)
-	for t, err := range load.All(ctx) {
-		if err != nil {
-			return err
-		}
-		if read == 0 {
-			l.res.FirstMs = float64(time.Since(start)) / float64(time.Millisecond)
-		}
-		read += t.Len
-		bar.set(read)
-		if !l.all {
-			if err := load.Release(t.Name); err != nil {
+	for _, f := range l.files {
+		if l.res.Cold {
+			if err := f.Drop(); err != nil {
 				return err
 			}
 		}
+		n, known := f.Cached()
+		if !known {
+			l.res.CachedBytes = -1
+			break
+		}
+		l.res.CachedBytes += n
 	}
-	took := time.Since(start)
+	need, err := model.MemoryFor(nil)
+	if err != nil {
+		return err
+	}
+	need = max(need, 1)
+	if have := hostmem.Limits().Available; have > 0 && uint64(need) > have {
+		return fmt.Errorf("the tensors take %s of memory, %s are available: give fewer files",
+			figures.RoundSize(uint64(need)), figures.RoundSize(have))
+	}
+	memory, err := hostmem.Alloc(uint64(need), hostmem.Options{Purpose: "weights", Populate: true})
+	if err != nil {
+		return fmt.Errorf("allocate memory for the tensors: %w", err)
+	}
+	defer memory.Close()
+	l.res.MemoryBytes = need
+
+	began = time.Now()
+	load, err := model.Load(ctx, weights.Config{Memory: memory.Bytes(), Straight: true})
+	if err != nil {
+		return err
+	}
+	bar := newProgress(stderr, l.res.Bytes, "load")
+	defer bar.clear()
+	read := int64(0)
+	for t, failed := range load.All(ctx) {
+		if failed != nil {
+			err = failed
+			break
+		}
+		if read == 0 {
+			l.res.FirstMs = float64(time.Since(began)) / float64(time.Millisecond)
+		}
+		read += t.Len
+		bar.set(read)
+	}
+	took := time.Since(began)
 	l.res.Seconds, l.res.GBps = took.Seconds(), figures.GBps(uint64(read), took)
-	l.res.StraightBytes = l.passed()
-	return nil
+	for _, f := range l.files {
+		l.res.StraightBytes += f.Passed()
+	}
+	return errors.Join(err, load.Close())
+}
+
+// open opens files and those that indexes name, each once.
+func (l *loading) open(paths []string) (*weights.Model, error) {
+	var sources []weights.Source
+	add := func(path string) error {
+		if slices.ContainsFunc(sources, func(s weights.Source) bool { return s.Name == path }) {
+			return nil
+		}
+		f, err := weights.OpenFile(path)
+		if err != nil {
+			return err
+		}
+		l.files = append(l.files, f)
+		src := f.Source()
+		src.Name = path // as errors call it
+		sources = append(sources, src)
+		return nil
+	}
+	indexes := map[string]weights.Index{} // by path
+	for _, path := range paths {
+		path = filepath.Clean(path)
+		if !strings.HasSuffix(path, ".index.json") {
+			if err := add(path); err != nil {
+				return nil, fmt.Errorf("weights: %w", err)
+			}
+			continue
+		}
+		f, err := weights.OpenFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("weights: %w", err)
+		}
+		x, err := weights.ReadIndex(f.Source())
+		if err = errors.Join(err, f.Close()); err != nil {
+			return nil, fmt.Errorf("weights: %w", err)
+		}
+		indexes[path] = x
+		dir := filepath.Dir(path)
+		for _, name := range x.Files {
+			if err := add(filepath.Join(dir, filepath.FromSlash(name))); err != nil {
+				return nil, fmt.Errorf("weights: %w", err)
+			}
+		}
+	}
+	model, err := weights.Open(sources...)
+	for path, x := range indexes {
+		if err == nil {
+			err = x.Check(model, func(src weights.Source) string {
+				name, _ := filepath.Rel(filepath.Dir(path), src.Name)
+				return filepath.ToSlash(name)
+			})
+		}
+	}
+	return model, err
 }
 
 // loadReport is the outcome. The JSON keys are an interface: keys may be added, never renamed.
@@ -239,10 +199,9 @@ type loadReport struct {
 	FirstMs       float64 `json:"first_tensor_ms"` // until there was one
 	Cold          bool    `json:"cold"`            // --cold
 	// of the files, in the page cache before; -1: the kernel does not say
-	CachedBytes   int64    `json:"cached_bytes"`
-	StraightBytes int64    `json:"straight_bytes"` // that went past the page cache
-	MemoryBytes   int64    `json:"memory_bytes"`
-	Registered    []string `json:"registered"` // backends that know the memory
+	CachedBytes   int64 `json:"cached_bytes"`
+	StraightBytes int64 `json:"straight_bytes"` // that went past the page cache
+	MemoryBytes   int64 `json:"memory_bytes"`
 }
 
 func (r *loadReport) text(w io.Writer) error {
@@ -261,12 +220,11 @@ func (r *loadReport) text(w io.Writer) error {
 tensors     %d, %s
 loaded      in %.3f s: %.2f GB/s, the first after %.1f ms
 cache       %s; %s went past it
-memory      %s, registered with %s
+memory      %s
 `,
 		r.Files, r.HeaderSeconds, r.Tensors, figures.RoundSize(uint64(r.Bytes)), r.Seconds, r.GBps,
-		r.FirstMs,
-		cache, figures.RoundSize(uint64(r.StraightBytes)), figures.RoundSize(uint64(r.MemoryBytes)),
-		strings.Join(slices.Sorted(slices.Values(r.Registered)), ", "))
+		r.FirstMs, cache, figures.RoundSize(uint64(r.StraightBytes)),
+		figures.RoundSize(uint64(r.MemoryBytes)))
 	if err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}

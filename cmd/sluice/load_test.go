@@ -9,9 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -46,7 +44,7 @@ func loadReportOf(t *testing.T, args ...string) map[string]any {
 	r := decode(t, o.stdout)
 	wantKeys(t, "report", r, "files", "tensors", "bytes", "seconds", "gbps", "header_seconds",
 		"first_tensor_ms", "cold", "cached_bytes",
-		"straight_bytes", "memory_bytes", "registered")
+		"straight_bytes", "memory_bytes")
 	return r.(map[string]any)
 }
 
@@ -85,11 +83,10 @@ func TestLoad(t *testing.T) {
 	dir := t.TempDir()
 	a, b := shardFile(t, dir, "a", 5<<20, 0, 77, 1<<20), shardFile(t, dir, "b", 100_000)
 	const all = 5<<20 + 77 + 1<<20 + 100_000
-	for _, more := range [][]string{{}, {"--cold"}, {"--backend", "mem"}} {
+	for _, more := range [][]string{{}, {"--cold"}} {
 		r := loadReportOf(t, append(more, a, b)...)
 		wantNumbers(t, r, map[string]float64{"files": 2, "tensors": 5, "bytes": all})
-		if r["gbps"].(float64) <= 0 || r["memory_bytes"].(float64) < all ||
-			len(r["registered"].([]any)) == 0 {
+		if r["gbps"].(float64) <= 0 || r["memory_bytes"].(float64) < all {
 			t.Errorf("%v: %v", more, r)
 		}
 		if cold := len(more) > 0 && more[0] == "--cold"; r["cold"] != cold || cold &&
@@ -97,71 +94,17 @@ func TestLoad(t *testing.T) {
 			t.Errorf("%v: cold %v, %v bytes cached", more, r["cold"], r["cached_bytes"])
 		}
 	}
-	r := loadReportOf(t, "--memory", "5MiB", a, b) // less than all
-	wantNumbers(t, r, map[string]float64{"tensors": 5, "bytes": all, "memory_bytes": 5 << 20})
 	o := sluice(t, "load", a, b)
-	for _, want := range []string{"tensors     5, ", "GB/s", "cache       warm",
-		"registered with "} {
+	for _, want := range []string{"tensors     5, ", "GB/s", "cache       warm"} {
 		if o.status != 0 || o.stderr != "" || !strings.Contains(o.stdout, want) {
 			t.Errorf("no %q in %+v", want, o)
 		}
 	}
 }
 
-// cutSet makes a set of two ranks, and returns its root.
-func cutSet(t *testing.T) (root, dir string) {
-	t.Helper()
-	dir = t.TempDir()
-	var ranks [][]weights.Source
-	for rank, sizes := range [][]int{{1000, 200_000}, {70_000}} {
-		name := fmt.Sprintf("rank-%d/weights", rank)
-		f, err := weights.OpenFile(shardFile(t, dir, name, sizes...))
-		require.NoError(t, err)
-		t.Cleanup(func() { f.Close() })
-		src := f.Source()
-		src.Name = name
-		ranks = append(ranks, []weights.Source{src})
-	}
-	set, err := weights.Describe(ranks, func(rank int) string {
-		return fmt.Sprintf("rank-%d/meta.json", rank)
-	})
-	require.NoError(t, err)
-	files := map[string][]byte{"root.json": set.Root}
-	for name, text := range set.Metas {
-		files[name] = text
-	}
-	for name, text := range files {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
-	}
-	return filepath.Join(dir, "root.json"), dir
-}
-
-func TestLoadOfARank(t *testing.T) {
-	t.Parallel()
-	root, dir := cutSet(t)
-	wantNumbers(t, loadReportOf(t, "--rank", "0", root), map[string]float64{"files": 1,
-		"tensors": 2, "bytes": 201_000})
-	wantNumbers(t, loadReportOf(t, "--rank", "1", "--cold", root), map[string]float64{"files": 1,
-		"tensors": 1, "bytes": 70_000})
-	if o := sluice(t, "load", "--rank", "2", root); o.status != statusFailed ||
-		!strings.Contains(o.stderr, "ranks 0 to 1") {
-		t.Errorf("%+v", o)
-	}
-	shardFile(t, dir, "rank-1/weights", 69_999)
-	if o := sluice(t, "load", "--rank", "1", root); o.status != statusFailed ||
-		!strings.Contains(o.stderr, "rank-1/weights") {
-		t.Errorf("a file of another set: %+v", o)
-	}
-}
-
 func TestLoadErrors(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{}, {"--memory", "much", "x"}, {"--rank", "-1", "x"},
-		{"--rank", "0", "x", "y"}, {"--backend", "smoke", "x"}} {
-		if o := sluice(t, append([]string{"load"}, args...)...); o.status != statusUsage {
-			t.Errorf("%v: %+v", args, o)
-		}
-	}
+	require.Equal(t, statusUsage, sluice(t, "load").status)
 	dir := t.TempDir()
 	good := shardFile(t, dir, "good", 1<<20, 5)
 	text, err := os.ReadFile(good)
@@ -180,8 +123,6 @@ func TestLoadErrors(t *testing.T) {
 		"a directory": {[]string{dir}, []string{dir, "is a directory: name the files in it\n"}},
 		"truncated shard": {[]string{write("short", text[:len(text)-6])},
 			[]string{filepath.Join(dir, "short"), `tensor "good.0"`, "the file is cut"}},
-		"too little room": {[]string{"--memory", "1000", good}, []string{`tensor "good.0"`,
-			"give more --memory"}},
 	} {
 		o := sluice(t, append([]string{"load"}, c.args...)...)
 		for _, want := range c.wants {
@@ -190,60 +131,4 @@ func TestLoadErrors(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestLoadInterrupted: a load that would take minutes ends at once.
-func TestLoadInterrupted(t *testing.T) {
-	t.Parallel()
-	const tensors, size = 4096, 64 << 20
-	var list []weights.Tensor
-	for i := range tensors {
-		list = append(list, weights.Tensor{Name: fmt.Sprint(i), Type: "U8", Shape: []uint64{size}})
-	}
-	path := filepath.Join(t.TempDir(), "large")
-	file, err := os.Create(path)
-	require.NoError(t, err)
-	defer file.Close()
-	sparse := &holes{file: file}
-	if err := weights.Write(sparse, list, nil, func(x weights.Tensor) (io.Reader, error) {
-		return strings.NewReader(""), nil
-	}); err == nil {
-		t.Fatal("tensors without bytes")
-	}
-	require.NoError(t, file.Truncate(sparse.n+tensors*size))
-	c, stdout, stderr := command(t, "load", "--memory", "256MiB", path)
-	require.NoError(t, c.Start())
-	for start := time.Now(); resident(c.Process.Pid) < 64<<20; time.Sleep(time.Millisecond) {
-		if time.Since(start) > time.Minute { // it has no memory for tensors yet
-			t.Fatalf("it does not begin: %s", readProc(c.Process.Pid, "status"))
-		}
-	}
-	require.NoError(t, c.Process.Signal(syscall.SIGINT))
-	start := time.Now()
-	if got := status(t, c.Wait()); got != statusInterrupted || stdout.Len() > 0 ||
-		!strings.Contains(stderr.String(), "interrupted") {
-		t.Errorf("status %d, stdout %q, stderr %q", got, stdout, stderr)
-	}
-	if took := time.Since(start); took > noticed {
-		t.Errorf("took %v to end", took)
-	}
-}
-
-// resident is how many bytes of memory a process has.
-func resident(pid int) int {
-	var all, pages int
-	_, _ = fmt.Sscan(readProc(pid, "statm"), &all, &pages)
-	return pages * os.Getpagesize()
-}
-
-// holes counts what is written before the bytes of tensors.
-type holes struct {
-	file *os.File
-	n    int64
-}
-
-func (h *holes) Write(p []byte) (int, error) {
-	n, err := h.file.Write(p)
-	h.n += int64(n)
-	return n, err
 }

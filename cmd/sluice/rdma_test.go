@@ -3,13 +3,10 @@
 package main
 
 import (
-	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -29,41 +26,6 @@ func needPair(t *testing.T) []string {
 	}
 	return []string{"--backend", "rdma:devices=" + devices[0], "--peer-backend",
 		"rdma:devices=" + devices[1]}
-}
-
-// TestMachineWithoutVerbs: no library, and no device on a machine without RDMA.
-func TestMachineWithoutVerbs(t *testing.T) {
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "libibverbs.so.1"), nil, 0o644))
-	without := func(args ...string) outcome {
-		c, stdout, stderr := command(t, args...)
-		c.Env = append(c.Env, "LD_LIBRARY_PATH="+dir)
-		err := c.Run()
-		return outcome{status(t, err), stdout.String(), stderr.String()}
-	}
-	runs := map[string]func(...string) outcome{"no library": without}
-	if _, err := machine.VerbsDevices(1); err != nil {
-		runs["no device"] = func(args ...string) outcome { return sluice(t, args...) }
-	}
-	for name, run := range runs {
-		o := run("replay", "--backend", "rdma")
-		if o.status != statusFailed || o.stdout != "" ||
-			!strings.HasPrefix(o.stderr, "sluice replay: rdma backend unavailable: ") ||
-			!strings.Contains(o.stderr, "(to mend: ") || strings.Count(o.stderr, "\n") != 1 {
-			t.Errorf("%s: %+v", name, o)
-		}
-		if o := run("explain", "--backend", "rdma"); o.status != statusFailed ||
-			!strings.Contains(o.stdout, "no: rdma backend unavailable") {
-			t.Errorf("%s: %+v", name, o)
-		}
-		r := decode(t, run("doctor", "--json").stdout).(map[string]any)
-		for _, b := range r["backends"].([]any) {
-			if b := b.(map[string]any); b["name"] == "rdma" && b["state"] != "missing" &&
-				b["state"] != "not built" {
-				t.Errorf("%s: %v", name, b)
-			}
-		}
-	}
 }
 
 // TestAutoOpensNoRDMA: for a peer of this host nobody asked for its ports.
@@ -143,22 +105,6 @@ func replayOverACutWire(t *testing.T, w machine.Wire, way []string) int {
 	}
 }
 
-// awaitTraffic returns when a process that was just started moves bytes. What it says instead is
-// in stderr.
-func awaitTraffic(t *testing.T, stderr fmt.Stringer) {
-	t.Helper()
-	if !machine.InGuest() {
-		time.Sleep(2 * time.Second)
-		return
-	}
-	for begun, before := time.Now(), sent(t); sent(t) < before+
-		1e6; time.Sleep(50 * time.Millisecond) {
-		if time.Since(begun) > 90*time.Second {
-			t.Fatalf("nothing goes over the wire, stderr %q", stderr)
-		}
-	}
-}
-
 // sent is how many bytes have gone over the guest's first wire.
 func sent(t *testing.T) int {
 	t.Helper()
@@ -167,48 +113,6 @@ func sent(t *testing.T) int {
 	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
 	require.NoError(t, err)
 	return n
-}
-
-// busy is a replay of so many requests, with bytes under way most of the time.
-func busy(t *testing.T, requests int) []string {
-	return []string{"replay", "--model", smallModel, "--requests", fmt.Sprint(requests), "--trace",
-		smallTrace(t, requests), "--timeout", answerLimit.String(), "--overlap"}
-}
-
-func TestRealSignalsEndCleanly(t *testing.T) {
-	way := needPair(t)
-	c, stdout, stderr := command(t, append(busy(t, 500), way...)...)
-	require.NoError(t, c.Start())
-	pids := awaitChildren(t, c.Process.Pid, 2)
-	awaitTraffic(t, stderr)
-	require.NoError(t, c.Process.Signal(syscall.SIGINT))
-	start := time.Now()
-	got := status(t, c.Wait())
-	if took := time.Since(start); got != statusInterrupted || took > noticed ||
-		stdout.String() != "" || !strings.Contains(stderr.String(), "interrupted") {
-		t.Errorf("status %d after %v, stdout %q, stderr %q", got, took, stdout, stderr)
-	}
-	wantGone(t, pids)
-}
-
-// TestRealDeadProcessIsNamed: killed while bytes are under way.
-func TestRealDeadProcessIsNamed(t *testing.T) {
-	way := needPair(t)
-	c, stdout, stderr := command(t, append(busy(t, 500), way...)...)
-	require.NoError(t, c.Start())
-	pids := awaitChildren(t, c.Process.Pid, 2)
-	awaitTraffic(t, stderr)
-	victim := awaitRole(t, pids, "replay-decode")
-	require.NoError(t, syscall.Kill(victim, syscall.SIGKILL))
-	start := time.Now()
-	got := status(t, c.Wait())
-	if took := time.Since(start); got != statusFailed || took > noticed ||
-		stdout.String() != "" ||
-		!strings.Contains(stderr.String(), fmt.Sprintf("sluice replay: decode process (pid %d)",
-			victim)) {
-		t.Errorf("status %d after %v, stdout %q, stderr %q", got, took, stdout, stderr)
-	}
-	wantGone(t, pids)
 }
 
 // TestRealBench measures beside perftest, which a busy machine may not end in time.

@@ -274,7 +274,7 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 	if err != nil {
 		return err
 	}
-	requests, err := f.load(c.Context())
+	requests, err := f.load()
 	if err != nil {
 		return err
 	}

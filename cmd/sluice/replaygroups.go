@@ -135,12 +135,12 @@ func (f *replayFlags) checkGroups(c *cobra.Command) (*replay.GroupOptions, error
 }
 
 // lengths are those of --tokens, or of a trace.
-func (f *replayFlags) lengths(ctx context.Context, o *replay.GroupOptions) error {
+func (f *replayFlags) lengths(o *replay.GroupOptions) error {
 	if n := uint64(f.groups.tokens); n > 0 {
 		o.Tokens, o.TokensMax = slices.Repeat([]uint64{n}, f.requests), n
 		return nil
 	}
-	requests, err := f.load(ctx)
+	requests, err := f.load()
 	for i := range requests {
 		o.Tokens = append(o.Tokens, uint64(requests[i].InputLength))
 	}
@@ -153,7 +153,7 @@ func runReplayGroups(c *cobra.Command, f *replayFlags) error {
 	if err != nil {
 		return err
 	}
-	if err := f.lengths(c.Context(), o); err != nil {
+	if err := f.lengths(o); err != nil {
 		return err
 	}
 	r, err := f.replayGroups(c.Context(), c.ErrOrStderr(), o)

@@ -3,10 +3,10 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/sluicehq/sluice/kv/trace"
 )
@@ -21,19 +21,17 @@ const (
 const traceLine = `{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[1]}`
 
 // load reads or makes the requests.
-func (f *replayFlags) load(ctx context.Context) ([]trace.Request, error) {
+func (f *replayFlags) load() ([]trace.Request, error) {
 	if f.trace == "" {
 		g := trace.NewGenerator(f.seed)
 		return collect(f.requests, func() (trace.Request, error) { return g.Next(), nil })
 	}
-	file, err := openInput(ctx, f.trace)
+	file, err := os.Open(f.trace)
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}
 	defer file.Close()
-	list, err := interruptible(ctx, func() ([]trace.Request, error) {
-		return collect(f.requests, trace.NewReader(file).Next)
-	})
+	list, err := collect(f.requests, trace.NewReader(file).Next)
 	var wrong *trace.LineError
 	switch {
 	case errors.As(err, &wrong):

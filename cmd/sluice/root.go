@@ -51,7 +51,7 @@ func refuse(c *cobra.Command, text string, names ...string) error {
 
 // checkEmpty refuses an empty value, as of a variable of a script that is not set: it would say
 // nothing.
-func checkEmpty(c *cobra.Command) (err error) {
+func checkEmpty(c *cobra.Command, _ []string) (err error) {
 	c.Flags().Visit(func(f *pflag.Flag) {
 		empty := f.Value.Type() == "string" && f.Value.String() == ""
 		if list, ok := f.Value.(pflag.SliceValue); ok {
@@ -111,26 +111,17 @@ func newRoot() *cobra.Command {
 		Short:             "Move KV caches between memories, and measure it",
 		Args:              noArgs,
 		RunE:              func(c *cobra.Command, _ []string) error { return c.Help() },
-		PersistentPreRunE: prepare,
+		PersistentPreRunE: checkEmpty,
 
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Version:       readVersion().Version,
+		Version:       readVersion(),
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.SetHelpCommand(newHelp())
-	root.AddCommand(newReplay(), newLoad(), newBench(), newDoctor(), newExplain(),
-		newVersion(), newPeer())
+	root.AddCommand(newReplay(), newLoad(), newBench(), newDoctor(), newExplain(), newPeer())
 	return root
-}
-
-// prepare finds what would fail half-way, before any command begins.
-func prepare(c *cobra.Command, args []string) error {
-	if err := checkEmpty(c); err != nil {
-		return err
-	}
-	return checkOpenFiles(c, args)
 }
 
 // newHelp is cobra's help command, but one that fails for a command that does not

@@ -18,7 +18,7 @@ func TestUsageErrors(t *testing.T) {
 		want []string // in the message
 	}{
 		{"unknown command", []string{"transfer"}, []string{"transfer", "bench", "doctor", "explain",
-			"replay", "version"}},
+			"replay"}},
 		{"unknown flag", []string{"bench", "--bach", "3"}, []string{"--bach"}},
 		{"superfluous word", []string{"doctor", "now"}, []string{`"now"`}},
 		{"unknown model", []string{"replay", "--model", "gpt-5"}, []string{"gpt-5", "llama3.1-8b",
@@ -115,7 +115,7 @@ func TestFilesThatAreNoTrace(t *testing.T) {
 func TestOutputThatCannotBeWritten(t *testing.T) {
 	small := []string{"replay", "--model", smallModel, "--requests", "1", "--trace",
 		smallTrace(t, 1)}
-	for _, args := range [][]string{{"version"}, {"doctor"}, {"doctor", "--json"}, {"explain"},
+	for _, args := range [][]string{{"doctor"}, {"doctor", "--json"}, {"explain"},
 		small, append(small, "--json"),
 		{"bench", "--backend", "mem", "--seconds", "0.01", "--size", "64"}} {
 		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)

@@ -172,7 +172,7 @@ func readOutput(out io.Reader) reading {
 		text, err := lines.ReadString('\n')
 		for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), marker) {
 			if line != "" {
-				r.take(line, i > 0)
+				r.addLine(line, i > 0)
 			}
 		}
 		if err != nil {
@@ -181,8 +181,8 @@ func readOutput(out io.Reader) reading {
 	}
 }
 
-// take looks at a line, which package testing has printed or something else.
-func (r *reading) take(line string, framed bool) {
+// addLine looks at a line, which package testing has printed or something else.
+func (r *reading) addLine(line string, framed bool) {
 	r.broken = r.broken || strings.Contains(line, testkit.BrokenPromise) ||
 		strings.Contains(line, race)
 	if m := seed.FindStringSubmatch(line); m != nil && !slices.Contains(r.seeds, m[1]) {

@@ -5,8 +5,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -26,7 +24,6 @@ func (o *options) timed(ctx context.Context, list []*testPackage) (end summary) 
 	for range max(o.count, 1) {
 		o.round(ctx, m, list, &end)
 	}
-	keep(end.again)
 	return end
 }
 
@@ -80,23 +77,6 @@ func (o *options) match(tests ...string) string {
 		parts = "/" + parts
 	}
 	return "^(" + strings.Join(tests, "|") + ")$" + parts
-}
-
-// keep appends to a file what was tried again, so that the same test is seen to need it twice.
-func keep(again []string) {
-	if len(again) == 0 {
-		return
-	}
-	f, err := os.OpenFile(filepath.Join("build", "flaky.txt"),
-		os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "gotest: note what was tried again:", err)
-		return
-	}
-	defer f.Close()
-	for _, line := range again {
-		fmt.Fprintln(f, time.Now().Format(time.DateOnly), line)
-	}
 }
 
 // soak runs each test by itself, one after the other, until its time is over, and tells hack/soak

@@ -57,7 +57,7 @@ func powerLoss(t *testing.T, cfg posix.Config, blocks int, seed uint64) {
 	require.NoError(t, err)
 	defer image.Close()
 	seen := 0
-	require.NoError(t, machine.ReplayLog(log, image, func(mark string) error {
+	require.NoError(t, replayLog(log, image, func(mark string) error {
 		n, err := strconv.Atoi(mark)
 		if err != nil {
 			return nil // the kernel's own, at the end

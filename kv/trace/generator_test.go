@@ -110,14 +110,10 @@ func TestGeneratedRequestsCanBeRead(t *testing.T) {
 	for range 50 {
 		require.NoError(t, lines.Encode(g.Next()))
 	}
-	n := 0
-	for q, err := range NewReader(strings.NewReader(text.String())).All() {
-		if err != nil || !reflect.DeepEqual(q, again.Next()) {
+	r := NewReader(strings.NewReader(text.String()))
+	for range 50 {
+		if q, err := r.Next(); err != nil || !reflect.DeepEqual(q, again.Next()) {
 			t.Fatalf("read %+v, %v", q, err)
 		}
-		n++
-	}
-	if n != 50 {
-		t.Errorf("read %d requests of 50", n)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 )
 
 // LineMax bounds a line: 1 MiB holds the ids of 40 million tokens.
@@ -61,18 +60,6 @@ func (r *Reader) Next() (Request, error) {
 		r.err = r.end()
 	}
 	return Request{}, r.err
-}
-
-// All returns the requests up to the end or the first error, which comes last.
-func (r *Reader) All() iter.Seq2[Request, error] {
-	return func(yield func(Request, error) bool) {
-		for {
-			q, err := r.Next()
-			if errors.Is(err, io.EOF) || !yield(q, err) || err != nil {
-				return
-			}
-		}
-	}
 }
 
 func (r *Reader) end() error {

@@ -75,13 +75,43 @@ static void arguments(struct end *a, sluice_peer peer, sluice_remote there)
 	WANT(SLUICE_ERR_ARGUMENT, sluice_transfer_add(t, a->region, there, NULL, 1));
 	WANT(SLUICE_ERR_ARGUMENT, sluice_transfer_add(t, a->region, there, &outside, SIZE_MAX));
 	TEXT("do not fit into the address space");
+	struct sluice_pages pages = {.size = sizeof pages, .entry_length = 8};
+	WANT(SLUICE_ERR_ARGUMENT, sluice_transfer_add_pages(t, a->region, there, &pages));
+	pages.count = UINT64_MAX;
+	WANT(SLUICE_ERR_ARGUMENT, sluice_transfer_add_pages(t, a->region, there, &pages));
+	struct sluice_pattern pattern = {.size = sizeof pattern, .count = 1, .run = 8};
+	OK(sluice_transfer_add_pattern(t, a->region, there, &pattern));
+	pattern.loops_count = 1, pattern.loops[0].n = 1, pattern.loops[0].reserved = 1;
+	WANT(SLUICE_ERR_ARGUMENT, sluice_transfer_add_pattern(t, a->region, there, &pattern));
+	WANT(SLUICE_ERR_ARGUMENT, sluice_transfer_add_pattern(t, a->region, there, NULL));
+	struct sluice_copy copy = {0, there, {0, 0, 8}};
+	WANT(SLUICE_ERR_HANDLE, sluice_transfer_add_many(t, &copy, 1));
 	OK(sluice_transfer_close(t));
+
+	char token[1024], text[4096];
+	OK(sluice_lease_grant(a->region, 0, 8, NULL, &h));
+	WANT(SLUICE_ERR_SPACE, sluice_lease_token(h, token, 1, &n));
+	OK(sluice_lease_token(h, token, n, &n));
+	OK(sluice_lease_revoke(h, LIMIT));
+	WANT(SLUICE_ERR_HANDLE, sluice_lease_revoke(h, LIMIT));
+	WANT(SLUICE_ERR_ARGUMENT, sluice_peer_about(peer, NULL, 1, &n));
+	WANT(SLUICE_ERR_SPACE, sluice_peer_about(peer, text, 1, &n));
+	OK(sluice_peer_about(peer, text, sizeof text, &n));
+	TRUE(strlen(text) + 1 == n);
+	WANT(SLUICE_ERR_ARGUMENT, sluice_register_many(a->engine, NULL, NULL, 1, &h));
+	WANT(SLUICE_ERR_ARGUMENT, sluice_region_close_many(NULL, 1));
+	WANT(SLUICE_ERR_ARGUMENT, sluice_remote_find_many(peer, NULL, 1, &h, NULL));
 }
 
 static void sizes(struct end *a, sluice_peer peer)
 {
 	struct sluice_segment segment = {.size = sizeof segment, .kind = SLUICE_HOST, .length = 8};
+	struct sluice_route route = {.size = sizeof route, .flags = 6};
 	uint64_t h;
+	WANT(SLUICE_ERR_ARGUMENT, sluice_transfer_new_route(peer, SLUICE_WRITE, &route, &h));
+	route.size = 8;
+	WANT(SLUICE_ERR_ARGUMENT, sluice_transfer_new_route(peer, SLUICE_WRITE, &route, &h));
+	TEXT("sizeof(struct sluice_route)");
 	WANT(SLUICE_ERR_ARGUMENT, sluice_register(a->engine, "x", &segment, &h)); // NULL with bytes
 	segment.host = &segment;
 	segment.length = UINT64_MAX;

@@ -26,9 +26,8 @@ func InGuest() bool {
 // VerbsDevices names n RDMA devices whose first port is active, in the order of their names. In
 // the guest these are rxe0 and rxe1, at the ends of wire 0, rxe2 and rxe3, at the ends of
 // wire 1. With fewer than n the error is a *driver.UnavailableError.
-func VerbsDevices(n int) ([]string, error) { return active("/sys/class/infiniband", n) }
-
-func active(root string, n int) ([]string, error) {
+func VerbsDevices(n int) ([]string, error) {
+	const root = "/sys/class/infiniband"
 	states, err := filepath.Glob(filepath.Join(root, "*", "ports", "1", "state"))
 	if err != nil {
 		return nil, fmt.Errorf("list RDMA devices: %w", err)

@@ -3,56 +3,15 @@
 package machine
 
 import (
-	"errors"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
-
-// sysfsOf is a /sys/class/infiniband with ports in these states.
-func sysfsOf(t *testing.T, states map[string]string) string {
-	t.Helper()
-	root := t.TempDir()
-	for device, state := range states {
-		dir := filepath.Join(root, device, "ports", "1")
-		require.NoError(t, os.MkdirAll(dir, 0o755))
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "state"), []byte(state+"\n"), 0o644))
-	}
-	return root
-}
-
-func TestActive(t *testing.T) {
-	root := sysfsOf(t, map[string]string{"mlx5_1": "4: ACTIVE", "mlx5_0": "4: ACTIVE",
-		"mlx5_2": "1: DOWN", "mlx5_3": "5: ACTIVE_DEFER"})
-	if got, err := active(root, 2); err != nil || !slices.Equal(got, []string{"mlx5_0", "mlx5_1"}) {
-		t.Errorf("%v, %v", got, err)
-	}
-	if got, err := active(root, 1); err != nil || !slices.Equal(got, []string{"mlx5_0"}) {
-		t.Errorf("%v, %v", got, err)
-	}
-	for _, root := range []string{root, filepath.Join(root, "nothing")} {
-		_, err := active(root, 3)
-		var missing *driver.UnavailableError
-		if !errors.As(err, &missing) || missing.Fix != "make guest" {
-			t.Errorf("%v is no reason to skip a test", err)
-		}
-	}
-}
-
-func TestFaultsAreForTheGuest(t *testing.T) {
-	if _, err := NewWire(0); InGuest() != (err == nil) || err != nil &&
-		!errors.Is(err, driver.ErrUnavailable) {
-		t.Errorf("inside: %v, and %v", InGuest(), err)
-	}
-}
 
 // TestRealWires tries what other tests rely on.
 func TestRealWires(t *testing.T) {

@@ -41,10 +41,10 @@ func NewHost() (*Host, error) {
 		return nil, err
 	}
 	h := &Host{}
-	err := away(func() error {
+	err := onAnotherThread(func() error {
 		return refused(unix.Unshare(unix.CLONE_NEWNET))
 	}, func() (err error) {
-		h.net, err = ofThread()
+		h.net, err = threadNamespace()
 		return err
 	})
 	if err != nil {
@@ -92,8 +92,8 @@ func refused(err error) error {
 	return fmt.Errorf("make a network namespace: %w", err)
 }
 
-// ofThread opens the network namespace of this thread.
-func ofThread() (*os.File, error) {
+// threadNamespace opens the network namespace of this thread.
+func threadNamespace() (*os.File, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
 	if err != nil {
 		return nil, fmt.Errorf("open the thread's network namespace: %w", err)
@@ -104,7 +104,7 @@ func ofThread() (*os.File, error) {
 // Do runs f on a thread that is in the host: sockets that it makes belong there, also
 // afterwards. Goroutines that it starts are elsewhere.
 func (h *Host) Do(f func() error) error {
-	return away(func() error {
+	return onAnotherThread(func() error {
 		if err := unix.Setns(int(h.net.Fd()), unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter a network namespace: %w", err)
 		}
@@ -112,14 +112,14 @@ func (h *Host) Do(f func() error) error {
 	}, f)
 }
 
-// away runs f on a thread that leave has taken elsewhere, and brings the thread back.
-func away(leave, f func() error) error {
+// onAnotherThread runs f on a thread that enter has taken to another namespace, and brings it back.
+func onAnotherThread(enter, f func() error) error {
 	result := make(chan error)
 	go func() {
 		err := errEnded
 		defer func() { result <- err }()
 		runtime.LockOSThread()
-		home, e := ofThread()
+		home, e := threadNamespace()
 		if e != nil {
 			runtime.UnlockOSThread()
 			err = e
@@ -134,7 +134,7 @@ func away(leave, f func() error) error {
 			} // still locked: the thread ends with us, and serves no other goroutine
 			err = errors.Join(err, fmt.Errorf("leave a network namespace: %w", back))
 		}()
-		if e = leave(); e == nil {
+		if e = enter(); e == nil {
 			e = f()
 		}
 		err = e

@@ -10,85 +10,20 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
-// roleVariable makes the test binary another process of these tests.
-const roleVariable = "SLUICE_NETNS_TEST"
-
-func TestMain(m *testing.M) {
-	switch os.Getenv(roleVariable) {
-	case "":
-		os.Exit(m.Run())
-	case "where":
-		where()
-	case "maker":
-		makeAndWait()
-	case "inherited":
-		inherited()
-	}
-}
-
-// where prints what the process finds around it.
-func where() {
-	list, err := net.Interfaces()
-	if err != nil {
-		fmt.Println(err)
-	}
-	var names []string
-	for _, i := range list {
-		names = append(names, i.Name)
-	}
-	slices.Sort(names)
-	if seen, err := os.ReadDir("/sys/class/net"); err != nil || len(seen) != len(names) {
-		fmt.Printf("/sys shows %v, %v\n", seen, err)
-	}
-	fmt.Println(link("net"), link("ipc"), link("uts"), strings.Join(names, ","))
-}
-
-// makeAndWait makes a pair and waits to be killed.
-func makeAndWait() {
-	p, err := NewPair()
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println(inode(p.Near), inode(p.Far))
-	time.Sleep(time.Hour)
-}
-
-// inherited uses a host that its parent has made.
-func inherited() {
-	h := HostFromFile(os.NewFile(3, "host"))
-	c := exec.Command(os.Args[0])
-	c.Env = append(os.Environ(), roleVariable+"=where")
-	c.Stdout = os.Stdout
-	if err := errors.Join(h.Start(c), c.Wait()); err != nil {
-		fmt.Println(err)
-	}
-}
-
 func link(kind string) string {
 	s, _ := os.Readlink("/proc/self/ns/" + kind)
-	return s
-}
-
-// inode names a host as /proc does.
-func inode(h *Host) string {
-	s, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", h.net.Fd()))
 	return s
 }
 
@@ -207,7 +142,7 @@ func TestBetweenHosts(t *testing.T) {
 		return
 	}
 	p := &Pair{Near: &Host{}, Far: far}
-	p.Near.net, err = ofThread()
+	p.Near.net, err = threadNamespace()
 	require.NoError(t, err)
 	p.Far.Addr = netip.MustParseAddr(farIP)
 	reaches(t, p)
@@ -239,36 +174,6 @@ type recorder struct {
 func (r *recorder) Errorf(format string, args ...any) { fmt.Fprintf(&r.text, format+"\n", args...) }
 func (r *recorder) Log(args ...any)                   { fmt.Fprintln(&r.text, args...) }
 
-func output(t *testing.T, start func(*exec.Cmd) error, role string, files ...*os.File) []string {
-	t.Helper()
-	c := exec.Command(os.Args[0])
-	c.Env = append(os.Environ(), roleVariable+"="+role)
-	c.ExtraFiles = files
-	var out strings.Builder
-	c.Stdout, c.Stderr = &out, &out
-	if err := errors.Join(start(c), c.Wait()); err != nil {
-		t.Fatalf("%v: %s", err, out.String())
-	}
-	return strings.Fields(out.String())
-}
-
-func TestStartInAHost(t *testing.T) {
-	p := pair(t)
-	got := output(t, p.Far.Start, "where")
-	if len(got) != 4 || got[0] != inode(p.Far) || got[1] == link("ipc") || got[2] == link("uts") ||
-		got[3] != device+",lo" {
-		t.Errorf("the process is in %q, want %s and namespaces other than %s, %s", got,
-			inode(p.Far), link("ipc"), link("uts"))
-	}
-	if got := output(t, p.Near.Start, "inherited", p.Far.File()); len(got) != 4 ||
-		got[0] != inode(p.Far) {
-		t.Errorf("a child of a process in the near host is in %q, want %s", got, inode(p.Far))
-	}
-	if got := output(t, (*exec.Cmd).Start, "where"); len(got) != 4 || got[0] != link("net") {
-		t.Errorf("a process that was started plainly is in %q", got)
-	}
-}
-
 // TestDoOfWhatEndsItsGoroutine: a failed require does so, of which the caller must hear.
 func TestDoOfWhatEndsItsGoroutine(t *testing.T) {
 	testkit.CheckLeaks(t)
@@ -282,65 +187,4 @@ func TestDoOfWhatEndsItsGoroutine(t *testing.T) {
 		return nil
 	}), errEnded)
 	require.NoError(t, h.Do(func() error { return nil }))
-}
-
-// TestTimedHostsEndWithTheirProcess: with SIGKILL there is no cleanup.
-func TestTimedHostsEndWithTheirProcess(t *testing.T) {
-	pair(t) // skips where there are no namespaces
-	c := exec.Command(os.Args[0])
-	c.Env = append(os.Environ(), roleVariable+"=maker")
-	out, err := c.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, c.Start())
-	line, err := bufio.NewReader(out).ReadString('\n')
-	names := strings.Fields(line)
-	if err != nil || len(names) != 2 || !strings.HasPrefix(names[0], "net:[") {
-		t.Fatalf("%q, %v", line, err)
-	}
-	if held(names) == "" {
-		t.Error("the hosts are not held while their process lives")
-	}
-	require.NoError(t, c.Process.Kill())
-	_ = c.Wait() // killed
-	if where := held(names); where != "" {
-		t.Errorf("a namespace outlives its process: %s", where)
-	}
-}
-
-// held finds who has one of these namespaces.
-func held(names []string) string {
-	for _, pattern := range []string{"/proc/[0-9]*/fd/*", "/proc/[0-9]*/task/*/ns/net"} {
-		paths, _ := filepath.Glob(pattern)
-		for _, p := range paths {
-			if s, err := os.Readlink(p); err == nil && slices.Contains(names, s) {
-				return p
-			}
-		}
-	}
-	return ""
-}
-
-func TestWhatIsMissingIsSaid(t *testing.T) {
-	found := func(string) (string, error) { return "/sbin/ip", nil }
-	for want, err := range map[string]error{
-		"run the test as root": missing(1000, found),
-		"apt-get install iproute2": missing(0, func(string) (string, error) {
-			return "", exec.ErrNotFound
-		}),
-		"run outside of the container, or give it CAP_SYS_ADMIN": refused(unix.EPERM),
-	} {
-		var u *driver.UnavailableError
-		if !errors.As(err, &u) || u.Fix != want {
-			t.Errorf("%v, want the advice %q", err, want)
-		}
-	}
-	if err := missing(0, found); err != nil {
-		t.Error(err)
-	}
-	if err := refused(nil); err != nil {
-		t.Error(err)
-	}
-	if err := refused(unix.ENOMEM); errors.Is(err, driver.ErrUnavailable) {
-		t.Errorf("%v is no reason to skip a test", err)
-	}
 }

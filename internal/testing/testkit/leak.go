@@ -43,7 +43,7 @@ func checkLeaks(t testing.TB, within time.Duration, also []func() map[string]uin
 	t.Helper()
 	warmUp()
 	_, inner := checked.LoadOrStore(t, true)
-	before := take(also, !inner)
+	before := newSnapshot(also, !inner)
 	t.Cleanup(func() {
 		t.Helper()
 		if !inner {
@@ -61,7 +61,7 @@ func settle(before snapshot, also []func() map[string]uint64, whole bool,
 	within time.Duration) []string {
 	end := time.Now().Add(within)
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		grown := take(also, whole).since(before)
+		grown := newSnapshot(also, whole).since(before)
 		if len(grown) == 0 || time.Now().After(end) {
 			return grown
 		}
@@ -81,8 +81,8 @@ type snapshot struct {
 	counts      map[string]uint64
 }
 
-// take looks at the whole process, or at the further counts alone.
-func take(also []func() map[string]uint64, whole bool) snapshot {
+// newSnapshot looks at the whole process, or at the further counts alone.
+func newSnapshot(also []func() map[string]uint64, whole bool) snapshot {
 	s := snapshot{counts: map[string]uint64{}}
 	if whole {
 		s.descriptors = descriptors()

@@ -75,7 +75,7 @@ func TestCheckLeaksNamesWhatIsLeft(t *testing.T) {
 		also := []func() map[string]uint64{func() map[string]uint64 {
 			return map[string]uint64{"widgets": live}
 		}}
-		before := take(also, true)
+		before := newSnapshot(also, true)
 		undo := c.leak()
 		grown := strings.Join(settle(before, also, true, 20*time.Millisecond), "\n")
 		if !strings.Contains(grown, c.names) {
@@ -92,9 +92,9 @@ func TestCheckLeaksKnowsAFileThatWasRemoved(t *testing.T) {
 	f, err := os.CreateTemp(t.TempDir(), "")
 	require.NoError(t, err)
 	defer f.Close()
-	before := take(nil, true)
+	before := newSnapshot(nil, true)
 	require.NoError(t, os.Remove(f.Name()))
-	require.Empty(t, take(nil, true).since(before))
+	require.Empty(t, newSnapshot(nil, true).since(before))
 }
 
 // TestASecondCheckOfATestLeavesGoroutinesToTheFirst: what the test has started by then may start
@@ -125,40 +125,6 @@ func waitForever(started chan<- struct{}, release <-chan struct{}) {
 	<-release
 }
 
-func TestCheckLeaksFailsTheTest(t *testing.T) {
-	r := &recorder{TB: t}
-	CheckLeaksWithin(r, patienceOfTests)
-	f, err := os.Open("/dev/zero")
-	if err != nil {
-		t.Fatal(err)
-	}
-	failure := r.end()
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(failure, "/dev/zero") ||
-		!strings.Contains(failure, "close what you opened") {
-		t.Errorf("failure: %q", failure)
-	}
-}
-
-func TestCheckLeaksForgivesWhatEndsSoon(t *testing.T) {
-	r := &recorder{TB: t}
-	CheckLeaks(r)
-	rd, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		time.Sleep(30 * time.Millisecond)
-		_ = rd.Close()
-		_ = w.Close()
-	}()
-	if failure := r.end(); failure != "" {
-		t.Error(failure)
-	}
-}
-
 func TestCheckLeaksPassesAQuietTest(t *testing.T) {
 	old, err := os.Open("/dev/zero")
 	if err != nil {
@@ -182,13 +148,4 @@ func TestCheckLeaksPassesAQuietTest(t *testing.T) {
 	if failure != "" {
 		t.Error(failure)
 	}
-}
-
-func TestParallelSubtestsAreNotLeaks(t *testing.T) {
-	CheckLeaks(t)
-	t.Run("group", func(t *testing.T) {
-		for range 3 {
-			t.Run("member", func(t *testing.T) { t.Parallel() })
-		}
-	})
 }

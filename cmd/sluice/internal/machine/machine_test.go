@@ -114,8 +114,6 @@ func TestFindings(t *testing.T) {
 			"memlock", Limited, "8 MiB", "ulimit -l unlimited", "ucx"},
 		{"few files", map[string]string{"proc/self/limits": limits("unlimited", "1024")},
 			"open-files", Limited, "1024", "ulimit -n", "tcp"},
-		{"too few files", map[string]string{"proc/self/limits": limits("unlimited", "63")},
-			"open-files", Missing, "63, and 64 are the least", "ulimit -n", "tcp"},
 		{"no huge pages", map[string]string{hugeDir + "nr_hugepages": "0",
 			hugeDir + "free_hugepages": "0"},
 			"huge-pages", Limited, "0 of 2 MiB reserved", "vm.nr_hugepages", "shm"},

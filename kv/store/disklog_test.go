@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package machine
+package store
 
 import (
 	"bytes"
@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/sluicehq/sluice/internal/testing/machine"
 )
 
 // What the kernel's dm-log-writes puts on its second disk: a head of one sector, and then each
@@ -22,9 +24,9 @@ const (
 	logHead    = 32 // bytes of an entry before a mark's text
 )
 
-// ReplayLog applies the log in file to a disk that held zeros, and calls at with each mark's text
+// replayLog applies the log in file to a disk that held zeros, and calls at with each mark's text
 // as it comes to it.
-func ReplayLog(file string, to io.WriterAt, at func(mark string) error) error {
+func replayLog(file string, to io.WriterAt, at func(mark string) error) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
@@ -36,7 +38,7 @@ func ReplayLog(file string, to io.WriterAt, at func(mark string) error) error {
 	}
 	entries, sector := binary.LittleEndian.Uint64(head[16:]),
 		int64(binary.LittleEndian.Uint32(head[24:]))
-	if binary.LittleEndian.Uint64(head[:]) != logMagic || sector < Sector {
+	if binary.LittleEndian.Uint64(head[:]) != logMagic || sector < machine.Sector {
 		return errors.New("no log of dm-log-writes")
 	}
 	pos := sector
