@@ -9,8 +9,8 @@
 // of its own, as backends/cuda is; Device launches on a stream of its own and waits. Which variant
 // serves a Move within a Budget is planned from its entries (plan.go).
 //
-// The twin does the same on the CPU: Gather, Scatter and Run take the same Move, leave out what the
-// kernel leaves out and count it as the kernel does. Tests run the kernels' source on the CPU under
+// The twin does the same on the CPU: Run takes the same Move, leaves out what the kernel leaves out
+// and counts it as the kernel does. Tests run the kernels' source on the CPU under
 // sanitizers, launch it through a software stand-in of the driver, and assemble the PTX where there
 // is a ptxas; hack/gpu-check runs them on a card (bench/results has what came out).
 //

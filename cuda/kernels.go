@@ -67,8 +67,21 @@ const TallyBytes = int(tallyBytes)
 func TallyStart(at []byte) { copy(at, clean.bytes()) }
 
 // Takes reports whether a kernel can move entries of that length that lie so: everything must be
-// a multiple of Align.
+// a multiple of Align. It allocates nothing, unless there are more runs than a kernel counts.
 func (p *Pattern) Takes() bool {
+	all := p.Entry | p.Dst.At | p.Src.At | p.Dst.Stride | p.Src.Stride
+	if p.nests() {
+		all |= p.Dst.Step | p.Src.Step
+		for i := range p.Loops {
+			all |= p.Loops[i].Dst | p.Loops[i].Src
+		}
+	} else if p.Dst.Stride > 0 && p.Dst.Stride < p.Entry || p.Src.Stride > 0 &&
+		p.Src.Stride < p.Entry {
+		return false
+	}
+	if all%Align != 0 || p.Entry < Align || p.Entry > EntryMax || p.Count < 0 {
+		return false
+	}
 	var n nested
 	return p.fill(&n) == nil && n.aligned() == nil
 }

@@ -199,19 +199,6 @@ func TestScatterPastTheCaches(t *testing.T) {
 	}
 }
 
-func TestGatherAndScatter(t *testing.T) {
-	src := []byte("aaaabbbbccccdddd")
-	dst := make([]byte, 8)
-	got, err := Gather(dst, src, 4, Index{U32: []uint32{3, 1}})
-	if err != nil || string(dst) != "ddddbbbb" || got != (Tally{Moved: 2}) {
-		t.Errorf("gather: %q, %+v, %v", dst, got, err)
-	}
-	got, err = Scatter(src, dst, 4, Index{U64: []uint64{Skip64, 0}})
-	if err != nil || string(src) != "bbbbbbbbccccdddd" || got != (Tally{Moved: 1, Skipped: 1}) {
-		t.Errorf("scatter: %q, %+v, %v", src, got, err)
-	}
-}
-
 func TestBadIndicesAreCounted(t *testing.T) {
 	for name, bad := range map[string]uint64{"the next": 4, "far": 1 << 40,
 		"wraps": math.MaxUint64 / 4, "almost a skip": math.MaxUint64 - 1} {
@@ -295,7 +282,6 @@ func TestRunDoesNotAllocate(t *testing.T) {
 	m := draw(rand.New(rand.NewPCG(5, 6)), []int{656, 132}, 0, 1000, 0, 1)
 	if n := testkit.AllocsPerRun(50, func() {
 		_, _ = Run(m)
-		_, _ = Gather(m.Parts[0].Dst, m.Parts[0].Src, 656, m.Src)
 	}); n != 0 {
 		t.Errorf("%v allocations, want 0", n)
 	}

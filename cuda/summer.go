@@ -119,7 +119,7 @@ func (s *Summer) Sum(list []digest.DeviceCells) (digest.Digest, error) {
 	var sum digest.Digest
 	s.begin()
 	for i := range list {
-		if err := s.take(&list[i], &sum); err != nil {
+		if err := s.add(&list[i], &sum); err != nil {
 			return digest.Digest{}, err
 		}
 	}
@@ -132,8 +132,8 @@ func (s *Summer) Sum(list []digest.DeviceCells) (digest.Digest, error) {
 // begin empties the room.
 func (s *Summer) begin() { s.used, s.n, s.work, s.key = roomHead, 0, 0, nil }
 
-// take puts cells into the room. When it is full, what is there is summed.
-func (s *Summer) take(d *digest.DeviceCells, sum *digest.Digest) error {
+// add puts cells into the room. When it is full, what is there is summed.
+func (s *Summer) add(d *digest.DeviceCells, sum *digest.Digest) error {
 	if d.Memory.Device != s.ordinal {
 		return fmt.Errorf("digest cells of device %d by a summer of device %d: %w",
 			d.Memory.Device, s.ordinal, driver.ErrNotSupported)

@@ -14,23 +14,6 @@ type tally struct{ skipped, bad, firstBad uint64 }
 // clean is a tally before a Move.
 var clean = tally{firstBad: math.MaxUint64}
 
-// Gather copies the entry at place from[i] of src to place i of dst, for every index of the
-// list, one entry behind the other on both sides. It is Run for the plainest Move.
-func Gather(dst, src []byte, entry uint64, from Index) (Tally, error) {
-	parts := [1]Part{{Dst: dst, Src: src, Entry: entry}}
-	m := Move{Parts: parts[:], Count: from.len(), Src: from}
-	return Run(&m)
-}
-
-// Scatter copies the entry at place i of src to place to[i] of dst, as Gather does.
-func Scatter(dst, src []byte, entry uint64, to Index) (Tally, error) {
-	parts := [1]Part{{Dst: dst, Src: src, Entry: entry}}
-	m := Move{Parts: parts[:], Count: to.len(), Dst: to}
-	return Run(&m)
-}
-
-func (x *Index) len() int { return max(len(x.U32), len(x.U64)) }
-
 // Run moves entries on the CPU, on the calling thread, as the kernels do on a card. Entries
 // with a bad index are left out and counted, all others moved: then the error is
 // driver.ErrBounds. A *LayoutError says that nothing was moved. Memory may lie at any address. Run

@@ -23,11 +23,9 @@ type Config struct {
 	// come from or go to dense memory of a device, else copied one by one; Explain says so.
 	Budget cuda.Budget
 
-	Streams int // that batches of a device share; default 4, at most 32
-	Gated   int // batches of a device that wait for events at a time; default 32, at most 256
-	// outstanding batches, and messages that wait in a receiver; a power of two, default 1,024
-	BatchesMax int
-	MessageMax int // bytes of a notification; default 64 KiB
+	Streams    int // that batches of a device share; default 4, at most 32
+	Gated      int // batches of a device that wait for events at a time; default 32, at most 256
+	BatchesMax int // outstanding ones; a power of two, default 1,024
 	KeysMax    int // registrations; default and at most 1,048,576
 
 	// Peers has backends of other processes of this host and user reach memory of AllocDevice, and
@@ -59,7 +57,6 @@ func (c Config) withDefaults() (Config, error) {
 		{"Streams", &c.Streams, 4, 32},
 		{"Gated", &c.Gated, 32, 256},
 		{"BatchesMax", &c.BatchesMax, 1024, 1 << 16},
-		{"MessageMax", &c.MessageMax, 64 << 10, 1 << 30},
 		{"KeysMax", &c.KeysMax, session.KeyLimit, session.KeyLimit},
 		{"PeersMax", &c.PeersMax, 256, 4096},
 	} {

@@ -21,6 +21,7 @@ import (
 // Backend moves bytes between memory of devices and of the host. All methods may be called by any
 // goroutine; Poll and Receive as package backends says.
 type Backend struct {
+	driver.BackendBase
 	cfg      Config
 	addr     string
 	owner    session.Owner
@@ -57,7 +58,7 @@ type Backend struct {
 
 	server server // for other processes
 
-	box session.Inbox
+	room atomic.Bool // what was told to wait may be tried again: Arm says so once
 }
 
 // registry finds the backends of this process by Addr.
@@ -91,7 +92,6 @@ func New(cfg Config) (*Backend, error) {
 		peers:   map[*peer]struct{}{}, senders: map[*peer]struct{}{},
 	}
 	b.done.Init(cfg.BatchesMax)
-	b.box.Open(cfg.BatchesMax, b.signal)
 	for i := range cfg.BatchesMax {
 		b.jobs = append(b.jobs, &job{b: b, number: i})
 	}
@@ -156,7 +156,7 @@ func (b *Backend) Caps() driver.Caps {
 			driver.DRAM: driver.KindsOf(driver.HBM),
 			driver.HBM:  driver.KindsOf(driver.HBM, driver.DRAM),
 		},
-		DescsMax: descsMax, RunsMax: runsMax, MessageMax: b.cfg.MessageMax,
+		DescsMax: descsMax, RunsMax: runsMax,
 		Cost: driver.Cost{Setup: 8000, PerPiece: 800, Rate: 25e9},
 	}
 }
@@ -178,11 +178,12 @@ func (b *Backend) Arm() (bool, error) {
 	if b.down {
 		return false, driver.ErrClosed
 	}
-	return b.ends.Arm() || b.done.Ready() > 0 || b.box.Ready(), nil
+	return b.ends.Arm() || b.done.Ready() > 0 || b.room.Swap(false), nil
 }
 
-// signal wakes the program that sleeps on FD.
-func (b *Backend) signal() {
+// hasRoom wakes the program, which sleeps on FD, for what it was told to try again.
+func (b *Backend) hasRoom() {
+	b.room.Store(true)
 	b.waking.Lock()
 	defer b.waking.Unlock()
 	if !b.down && b.ends.Disarm() {
@@ -200,31 +201,6 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 		return 0, driver.ErrClosed
 	}
 	return n, nil
-}
-
-// Receive implements driver.Backend.
-func (b *Backend) Receive(msgs []driver.Message) (int, error) {
-	n := b.box.Receive(msgs)
-	if n == 0 && b.closed.Load() {
-		return 0, driver.ErrClosed
-	}
-	return n, nil
-}
-
-// Answer implements driver.Backend.
-func (b *Backend) Answer(conn uint64, msg []byte) error {
-	if len(msg) > b.cfg.MessageMax {
-		return fmt.Errorf("answer of %d bytes, at most %d: %w",
-			len(msg), b.cfg.MessageMax, driver.ErrBounds)
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock() // so that none is sent once the connection has ended
-	for p := range b.senders {
-		if p.sender.Conn == conn {
-			return p.answers.Send(msg)
-		}
-	}
-	return driver.ErrPeerLost
 }
 
 // Close implements driver.Backend. A second call waits for the first, and answers the same.
@@ -248,7 +224,7 @@ func (b *Backend) end() error {
 	}
 	for _, p := range theirs {
 		p.lose()
-		p.settle() // its batches may use our memory
+		p.waitForBatches() // its batches may use our memory
 	}
 	var errs []error
 	for _, m := range b.memories.All() {

@@ -18,7 +18,7 @@
 //	Poll <------------ finish: leave memories
 //
 // Submit and finish are in initiator.go, patterns in pattern.go. The first of these takes ends off
-// the ring: Poll, a revoke, or, where a message or another process waits for them, a goroutine. A
+// the ring: Poll, a revoke, or, where another process waits for them, a goroutine. A
 // device (device.go) has its streams; streams of the program can be ordered with transfers
 // (order.go), and cells in its memory are summed (sum.go). Memory is registered (memory.go), pinned
 // (pins.go), or made by AllocDevice (block.go).

@@ -9,7 +9,6 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
@@ -33,9 +32,8 @@ type job struct {
 	dev    *device
 	pairs  []pair
 	events []uint64 // that it waits for
-	notify *session.Notification
-	shared int // stream that it counts on, -1: none
-	gate   int // worker of its own, -1: none
+	shared int      // stream that it counts on, -1: none
+	gate   int      // worker of its own, -1: none
 	place  *gpu.Place
 	slow   bool // it names memory that is not pinned
 	call   string
@@ -61,18 +59,12 @@ type scratch struct {
 // scratchMax is how many are kept: as many as submit at once, mostly.
 const scratchMax = 8
 
-// Can implements driver.Peer. Messages to other processes take another backend.
-func (p *peer) Can() driver.Can {
-	if p.far != nil {
-		return driver.CanPattern
-	}
-	return driver.CanPattern | driver.CanNotify
-}
+// Can implements driver.Peer. Messages take another backend.
+func (p *peer) Can() driver.Can { return driver.CanPattern }
 
 // Submit implements driver.Peer. It checks the whole batch, so that one that cannot work starts
-// nothing, enters the memories, reserves the receiver's place for the notification, and puts the
-// first copies on a stream. What remains of the batch is the stream's thread's (csrc/cuda/feed.c);
-// finish ends it.
+// nothing, enters the memories, and puts the first copies on a stream. What remains of the batch is
+// the stream's thread's (csrc/cuda/feed.c); finish ends it.
 func (p *peer) Submit(tag uint64, batch *driver.Batch) error {
 	if err := batch.Check(p.Can()); err != nil {
 		return err
@@ -85,11 +77,8 @@ func (p *peer) Submit(tag uint64, batch *driver.Batch) error {
 		return driver.ErrClosed
 	case p.gone():
 		return driver.ErrPeerLost
-	case batch.Tail == driver.NotifyTail && len(batch.Notify) > b.cfg.MessageMax:
-		return fmt.Errorf("notification of %d bytes, at most %d: %w", len(batch.Notify),
-			b.cfg.MessageMax, driver.ErrBounds)
 	}
-	j := b.take(p, tag)
+	j := b.newJob(p, tag)
 	if j == nil {
 		return driver.ErrFull
 	}
@@ -111,24 +100,11 @@ func (p *peer) Submit(tag uint64, batch *driver.Batch) error {
 		}
 	}()
 	err := j.check(batch, s)
-	var n *session.Notification
-	if err == nil {
-		n, err = p.sender.Reserve(batch)
-	}
 	if err != nil {
 		j.undo()
 		return err
 	}
-	if len(batch.Descs) == 0 && batch.Pattern == nil {
-		j.give() // and it may be another batch by now
-		p.sender.Post(n, nil)
-		b.done.Push(tag, nil)
-		b.signal()
-		return nil
-	}
-	j.notify = n
-	attended := j.attended()
-	if attended {
+	if p.far != nil { // the other process waits for the end, and the program may not poll
 		b.ends.Heed(1)
 	}
 	// Counted first: an owner that closes waits for the batch, or is seen to be gone.
@@ -139,16 +115,15 @@ func (p *peer) Submit(tag uint64, batch *driver.Batch) error {
 		return nil // and j may be another batch by now
 	}
 	p.unfinished.Add(-1)
-	if attended {
+	if p.far != nil {
 		b.ends.Heed(-1)
 	}
-	p.sender.Post(n, err)
 	j.undo()
 	return err
 }
 
-// take returns a job for a tag, nil if there is none.
-func (b *Backend) take(p *peer, tag uint64) *job {
+// newJob returns a job for a tag, nil if there is none.
+func (b *Backend) newJob(p *peer, tag uint64) *job {
 	if !b.done.Take() {
 		return nil
 	}
@@ -156,15 +131,15 @@ func (b *Backend) take(p *peer, tag uint64) *job {
 	j := b.free[len(b.free)-1]
 	b.free = b.free[:len(b.free)-1]
 	b.mu.Unlock()
-	j.p, j.tag, j.dev, j.notify, j.place = p, tag, nil, nil, nil
+	j.p, j.tag, j.dev, j.place = p, tag, nil, nil
 	j.shared, j.gate, j.slow, j.call = -1, -1, false, "copy"
 	j.events = j.events[:0]
 	j.why.Store(nil)
 	return j
 }
 
-// give makes a job free that is under way no more; its tag stays taken until it is polled.
-func (j *job) give() {
+// release makes a job free that is under way no more; its tag stays taken until it is polled.
+func (j *job) release() {
 	for i := range j.pairs {
 		v := &j.pairs[i]
 		v.local.block.leave()
@@ -190,9 +165,9 @@ func (j *job) give() {
 	j.b.free = append(j.b.free, j)
 }
 
-// undo is give for a job that was never started.
+// undo is release for a job that was never started.
 func (j *job) undo() {
-	j.give()
+	j.release()
 	j.b.done.GiveBack()
 }
 
@@ -430,8 +405,7 @@ func (b *Backend) help() {
 	b.reap()
 }
 
-// attend takes ends off the ring where the program may not poll: the notifications behind them
-// wait.
+// attend takes ends off the ring that another process waits for, where the program may not poll.
 func (b *Backend) attend() {
 	defer close(b.attended)
 	for b.heed.Wait() == nil && !b.closing.Load() {
@@ -459,15 +433,10 @@ func (b *Backend) finish(d *ring.Done) {
 		err = driver.ErrRevoked
 	}
 	testpoint.At("cuda: judged") // the import was still good after that
-	if j.attended() {
+	if p.far != nil {
 		b.ends.Heed(-1)
 	}
-	p.sender.Post(j.notify, err)
-	j.give()
+	j.release()
 	b.done.Push(tag, err)
 	p.unfinished.Add(-1)
 }
-
-// attended reports whether something that does not poll awaits the end: a notification, or another
-// process.
-func (j *job) attended() bool { return j.notify != nil || j.p.far != nil }

@@ -5,11 +5,6 @@
 package cuda
 
 import (
-	"context"
-	"errors"
-	"runtime"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,7 +20,7 @@ import (
 func (r *rig) parked(b *driver.Batch) (*job, []gpu.Piece) {
 	r.t.Helper()
 	r.tag++
-	j := r.b.take(r.p, r.tag)
+	j := r.b.newJob(r.p, r.tag)
 	require.NotNil(r.t, j)
 	var s scratch
 	require.NoError(r.t, j.check(b, &s))
@@ -184,76 +179,4 @@ func TestNeighboursOfTwoRegistrations(t *testing.T) {
 	require.Len(t, pieces, 2, "within a registration they are one")
 	require.NoError(t, r.b.Close())
 	require.NoError(t, space.Free())
-}
-
-// TestRevokeOver: where its context is over, Revoke ends the memory all the same, and the next one
-// finds the proof.
-func TestRevokeOver(t *testing.T) {
-	onStandIn(t)
-	r := newRig(t, testConfig())
-	l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
-	libcuda.Set(t, "hold", 1)
-	tag := r.submit(driver.Write, l, d, driver.Desc{Len: 13})
-	over, cancel := context.WithCancel(context.Background())
-	cancel()
-	require.ErrorIs(t, d.m.Revoke(over), context.Canceled)
-	require.ErrorIs(t, r.p.Submit(99, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{
-		{Len: 1, LocalKey: l.m.key, RemoteKey: d.key},
-	}}), driver.ErrRevoked)
-	r.release()
-	require.NoError(t, r.end(tag))
-	require.NoError(t, d.m.Revoke(context.Background()))
-}
-
-// TestNotificationsBesideCopies has goroutines that notify without bytes beside others that copy:
-// each batch completes once, the copies not before their time.
-func TestNotificationsBesideCopies(t *testing.T) {
-	const each = 6000
-	onStandIn(t)
-	r := newRig(t, testConfig())
-	l, d := r.memory(drivertest.HostMemory, 1<<20), r.memory(hbm, 1<<20)
-	var all sync.WaitGroup
-	var next atomic.Uint64
-	submit := func(b *driver.Batch) {
-		for range each {
-			tag := next.Add(1)
-			for {
-				err := r.p.Submit(tag, b)
-				if err == nil {
-					break
-				}
-				if !errors.Is(err, driver.ErrFull) {
-					t.Errorf("submit: %v", err)
-					return
-				}
-				runtime.Gosched()
-			}
-		}
-	}
-	for range 2 {
-		all.Go(func() {
-			submit(&driver.Batch{Op: driver.Write, Tail: driver.NotifyTail, Notify: []byte("x")})
-		})
-		all.Go(func() {
-			submit(&driver.Batch{Op: driver.Write, Descs: []driver.Desc{{Len: 4096,
-				LocalKey: l.m.key, RemoteKey: d.key}}})
-		})
-	}
-	seen := make([]int, 4*each+1)
-	var done [64]driver.Completion
-	var messages [64]driver.Message
-	for n := 0; n < 4*each; {
-		got, err := r.b.Poll(done[:])
-		require.NoError(t, err)
-		for _, c := range done[:got] {
-			require.NoError(t, c.Err)
-			seen[c.Tag]++
-			require.Equal(t, 1, seen[c.Tag], "tag %d", c.Tag)
-		}
-		n += got
-		_, err = r.b.Receive(messages[:])
-		require.NoError(t, err)
-		runtime.Gosched()
-	}
-	all.Wait()
 }

@@ -178,7 +178,7 @@ func (l *link) listen() {
 			delete(l.asks, a.ID)
 			l.mu.Unlock()
 			if ask == nil {
-				l.giveBack(&a)
+				l.refuseAnswer(&a)
 				continue
 			}
 			ask <- a // it has room
@@ -229,14 +229,14 @@ func (l *link) ask(token []byte) (a answer, err error) {
 	l.mu.Unlock()
 	select {
 	case a = <-reply: // meanwhile
-		l.giveBack(&a)
+		l.refuseAnswer(&a)
 	default:
 	}
 	return answer{fd: -1}, err // 0 would be a descriptor
 }
 
-// giveBack frees the slot of an answer that came too late.
-func (l *link) giveBack(a *answer) {
+// refuseAnswer frees the slot of an answer that came too late.
+func (l *link) refuseAnswer(a *answer) {
 	closeDescriptor(a.fd)
 	if a.err == nil {
 		_ = l.say(&head{Kind: sayDrop, Slot: a.Slot}, nil)
@@ -338,7 +338,7 @@ func (p *peer) refused(key uint32, r *remote) error {
 // reopen shows the token again, for as long as the owner is replacing the memory, and has the key
 // name what it opens now, unless it was dropped meanwhile.
 func (p *peer) reopen(key uint32, r *remote) {
-	defer p.from.box.Alarm() // what was told to wait
+	defer p.from.hasRoom()
 	late := time.Now().Add(p.from.cfg.DialTimeout)
 	fresh, err := p.far.open(r.far.token)
 	for pause := time.Millisecond; errors.Is(err, driver.ErrFull) &&
@@ -372,12 +372,12 @@ func (r *remote) forget() {
 		return
 	}
 	r.grant.end()
-	r.far.letGo(r.grant)
+	r.far.releaseIfUnused(r.grant)
 }
 
-// letGo gives the import back if it was forgotten and no batch is in. Unmapping may wait for the
-// device, so that the goroutine that ends a batch does not do it.
-func (f *farMemory) letGo(g *grant) {
+// releaseIfUnused gives the import back if it was forgotten and no batch is in. Unmapping may wait
+// for the device, so that the goroutine that ends a batch does not do it.
+func (f *farMemory) releaseIfUnused(g *grant) {
 	if f == nil || !g.ended.Load() || !g.quiet() {
 		return
 	}

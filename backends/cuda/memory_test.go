@@ -321,8 +321,7 @@ func TestFaultOfAGather(t *testing.T) {
 func TestConfig(t *testing.T) {
 	for name, c := range map[string]Config{
 		"streams": {Streams: 33}, "negative": {Gated: -1}, "no power of two": {BatchesMax: 1000},
-		"negative budget": {Budget: cuda.Budget{SMs: -1}},
-		"message":         {MessageMax: -5}, "keys": {KeysMax: 1 << 30},
+		"negative budget": {Budget: cuda.Budget{SMs: -1}}, "keys": {KeysMax: 1 << 30},
 		"peers": {PeersMax: 1 << 20}, "grace": {RevokeGrace: -1}, "dial": {DialTimeout: -1},
 	} {
 		if _, err := New(c); !errors.Is(err, driver.ErrBounds) ||

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -243,30 +242,5 @@ func (r *rig) drain(done map[uint64]bool) {
 			r.t.Fatalf("tag %d: %v, or once more", c.Tag, c.Err)
 		}
 		done[c.Tag] = true
-	}
-}
-
-// TestExplain reads what a user would.
-func TestExplain(t *testing.T) {
-	for _, c := range []struct {
-		budget cuda.Budget
-		want   []string
-	}{
-		{cuda.Budget{SMs: 3}, []string{"has met one card", "device 0", "host memory pinned",
-			"by kernel", "within 3 multiprocessors"}},
-		{cuda.Budget{}, []string{"gathered by a processor", "Config.Budget is zero"}},
-	} {
-		t.Run(fmt.Sprintf("%+v", c.budget), func(t *testing.T) {
-			cfg := testConfig()
-			cfg.Budget = c.budget
-			r := newRig(t, cfg)
-			l, d := r.memory(drivertest.HostMemory, 4096), r.memory(hbm, 4096)
-			text := r.p.Explain(l.m.key, d.key)
-			for _, want := range c.want {
-				if !strings.Contains(text, want) {
-					t.Errorf("%q does not say %q", text, want)
-				}
-			}
-		})
 	}
 }

@@ -26,10 +26,6 @@ type peer struct {
 
 	mu      sync.RWMutex // guards what follows
 	imports session.Imports[remote]
-
-	conn    uint64         // our number; 0 where far is not nil
-	sender  session.Sender // its Conn is to's number
-	answers session.Sender // the way back
 }
 
 // remote is a token that was accepted.
@@ -43,7 +39,7 @@ func (r *remote) enter() bool {
 	if r.grant.enter() {
 		return true
 	}
-	r.far.letGo(r.grant)
+	r.far.releaseIfUnused(r.grant)
 	return false
 }
 
@@ -57,7 +53,7 @@ func (r *remote) revoked() bool {
 
 func (r *remote) leave() {
 	r.grant.leave()
-	r.far.letGo(r.grant)
+	r.far.releaseIfUnused(r.grant)
 }
 
 // Connect implements driver.Backend.
@@ -78,10 +74,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		}
 		return p, nil
 	}
-	p := &peer{from: b, to: to, conn: b.box.NewConn(), lost: make(chan struct{}),
-		sender:  session.Sender{From: &b.box, To: &to.box, Conn: to.box.NewConn()},
-		answers: session.Sender{From: &to.box, To: &b.box}}
-	p.answers.Conn = p.conn
+	p := &peer{from: b, to: to, lost: make(chan struct{})}
 	if err := b.admit(b.peers, p); err != nil {
 		return nil, err
 	}
@@ -182,9 +175,6 @@ func (p *peer) gone() bool {
 	}
 }
 
-// Conn implements driver.Peer.
-func (p *peer) Conn() uint64 { return p.conn }
-
 // Lost implements driver.Peer.
 func (p *peer) Lost() <-chan struct{} { return p.lost }
 
@@ -196,17 +186,13 @@ func (p *peer) lose() {
 			return
 		}
 		p.to.mu.Lock()
-		_, known := p.to.senders[p]
+		defer p.to.mu.Unlock()
 		delete(p.to.senders, p)
-		p.to.mu.Unlock()
-		if known {
-			p.to.box.Lost(p.sender.Conn)
-		}
 	})
 }
 
-// settle waits for what is under way.
-func (p *peer) settle() {
+// waitForBatches waits for what is under way.
+func (p *peer) waitForBatches() {
 	_ = await(func() bool {
 		p.from.help()
 		return p.unfinished.Load() == 0
@@ -224,7 +210,7 @@ func (p *peer) Close() error {
 	p.closed = true
 	p.entry.Unlock()
 	p.from.cancel(func(j *job) bool { return j.p == p }, &driver.ErrClosed)
-	p.settle()
+	p.waitForBatches()
 	p.far.end()
 	p.mu.Lock()
 	p.imports = session.Imports[remote]{}

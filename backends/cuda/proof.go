@@ -155,7 +155,7 @@ func (o *ownBlock) renew(m *memory, stop func() error) error {
 		return o.users.Load() == 0 &&
 			(!slices.ContainsFunc(clients(), well) || time.Now().After(deadline))
 	}, stop); err != nil {
-		o.settle()
+		o.endRenew()
 		return err
 	}
 	// moved: what ends from here on is lost.
@@ -169,7 +169,7 @@ func (o *ownBlock) renew(m *memory, stop func() error) error {
 				g.eachExport(over, func(_ uint32, e *export) { e.lost = true })
 			}
 		}
-		o.settle()
+		o.endRenew()
 		ended <- err
 	}()
 	var err error
@@ -196,12 +196,12 @@ func (o *ownBlock) replace() error {
 	return nil
 }
 
-// settle ends a renew: batches may begin again, and what was told to wait is woken.
-func (o *ownBlock) settle() {
+// endRenew ends a renew: batches may begin again, and what was told to wait is woken.
+func (o *ownBlock) endRenew() {
 	o.moving.Store(false)
 	o.renewing.Unlock()
 	for _, b := range openBackends() {
-		b.box.Alarm()
+		b.hasRoom()
 	}
 }
 

@@ -54,12 +54,6 @@ type Config struct {
 	// Direct refuses compat mode, in which cuFile reads and writes by way of host memory: New then
 	// answers a *driver.UnavailableError.
 	Direct bool
-
-	// LogFile is where the library writes its messages; "" is sluice/cufile.log in this user's
-	// cache (os.UserCacheDir), or without one in a new temporary folder. It is not the working
-	// directory, where the library would put it. What the user has set by CUFILE_LOGFILE_PATH, or
-	// as logging.dir of the configuration, stays. It counts for the first backend of a process.
-	LogFile string
 }
 
 const (

@@ -150,7 +150,7 @@ func TestBackend(t *testing.T) {
 			cfg := v.cfg
 			cfg.CUDA, cfg.Library = testConfig().CUDA, testConfig().Library
 			h := drivertest.Harness{
-				Name: v.name, Local: hbm, Remote: drivertest.NamedFileMemory(onDisk(v.dir), v.off),
+				Name: v.name, Local: hbm, Remote: drivertest.FileMemory(onDisk(v.dir), v.off),
 				SelfOnly: true,
 				New: func() (driver.Backend, error) {
 					b, err := New(cfg)

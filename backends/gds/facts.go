@@ -60,11 +60,7 @@ func Examine(cfg Config) (Facts, error) {
 	if _, err := gpu.Devices(); err != nil {
 		return Facts{}, withoutDevice(err)
 	}
-	log, err := logPlace(&cfg)
-	if err != nil {
-		return Facts{}, err
-	}
-	if err := cufile.Load(cfg.Library, log); err != nil {
+	if err := cufile.Load(cfg.Library); err != nil {
 		return Facts{}, err
 	}
 	said, err := cufile.Look()

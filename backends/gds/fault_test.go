@@ -35,26 +35,6 @@ func wantFileError(t *testing.T, err error, piece int, op string, off int64, cau
 	}
 }
 
-// TestShort has each call move less than it was asked for: transfers go on until they are whole.
-func TestShort(t *testing.T) {
-	onStandIn(t)
-	eachWay(t, func(t *testing.T, cfg Config) {
-		testkit.CheckLeaks(t)
-		const size = 1 << 20
-		r := newRig(t, cfg, size)
-		library.Set(t, "short_max", 100<<10)
-		require.NoError(t, r.move(driver.Read, driver.Desc{Len: size}))
-		r.same("read in parts", r.memory(), r.content())
-		mine := pattern(size, 77)
-		if _, err := r.dev.Bytes.WriteAt(mine, 0); err != nil {
-			t.Fatal(err)
-		}
-		require.NoError(t, r.move(driver.Write, driver.Desc{Local: 5, Remote: 5,
-			Len: size - 10}))
-		r.same("written in parts", r.content()[5:size-5], mine[5:size-5])
-	})
-}
-
 // TestEndOfFile has the file end in the middle of a batch: the error names piece and byte. A write
 // that cuFile ends within a block goes on through the page cache.
 func TestEndOfFile(t *testing.T) {
@@ -306,45 +286,6 @@ func TestPartsAreOneBuffer(t *testing.T) {
 	}
 }
 
-// TestNeighboursInABlock has many writes share blocks, each slow between the look at a block and
-// the write of it.
-func TestNeighboursInABlock(t *testing.T) {
-	onStandIn(t)
-	eachWay(t, func(t *testing.T, cfg Config) {
-		cfg.Threads = 8
-		r := newRig(t, cfg, 64<<10)
-		want := pattern(64<<10, 200)
-		if _, err := r.dev.Bytes.WriteAt(want, 0); err != nil {
-			t.Fatal(err)
-		}
-		library.Set(t, "delay_us", 300)
-		var pieces []driver.Desc
-		for i := uint64(0); i < 64; i += 2 { // odd ones apart, so that none touch
-			pieces = append(pieces, driver.Desc{Local: i * 700, Remote: i * 700, Len: 700})
-		}
-		for tag, first := range []uint64{0, 700} {
-			list := append([]driver.Desc{}, pieces...)
-			for i := range list {
-				list[i].Local, list[i].Remote = list[i].Local+first, list[i].Remote+first
-			}
-			r.submit(driver.Write, uint64(tag), list...)
-		}
-		ended := map[uint64]bool{}
-		r.until("both batches", func() bool {
-			var done [4]driver.Completion
-			n, _ := r.b.Poll(done[:])
-			for _, d := range done[:n] {
-				if d.Err != nil || ended[d.Tag] {
-					t.Fatalf("%+v", d)
-				}
-				ended[d.Tag] = true
-			}
-			return len(ended) == 2
-		})
-		r.same("neighbours", r.content()[:64*700], want[:64*700])
-	})
-}
-
 // TestRevokeOfWhatHangs has the library not answer: a revoke gives up when its context ends and
 // says so, a cancel takes away what has not begun, and nothing completes before it is known to be
 // over.
@@ -389,37 +330,5 @@ func TestRevokeOfWhatHangs(t *testing.T) {
 		require.NoError(t, err)
 		r.far = r.imported()
 		require.NoError(t, r.move(driver.Read, driver.Desc{Len: 4 << 20}))
-	})
-}
-
-// TestNoAllocation posts and polls a batch of many descriptors.
-func TestNoAllocation(t *testing.T) {
-	onStandIn(t)
-	eachWay(t, func(t *testing.T, cfg Config) {
-		r := newRig(t, cfg, 1<<20)
-		descs := make([]driver.Desc, 0, 64)
-		for i := range uint64(64) {
-			descs = append(descs, driver.Desc{Local: i * 8192, Remote: i * 8192, Len: 4096,
-				LocalKey: r.local, RemoteKey: r.far})
-		}
-		var done [4]driver.Completion
-		batch := &driver.Batch{Op: driver.Read, Descs: descs}
-		run := func() {
-			require.NoError(t, r.p.Submit(1, batch))
-			for end := time.Now().Add(limit); ; time.Sleep(10 * time.Microsecond) {
-				if n, _ := r.b.Poll(done[:]); n == 1 {
-					return
-				}
-				if time.Now().After(end) {
-					t.Fatal("no completion")
-				}
-			}
-		}
-		for range 20 {
-			run()
-		}
-		if n := testkit.AllocsPerRun(100, run); n >= 1 {
-			t.Errorf("%v allocations a batch", n)
-		}
 	})
 }

@@ -154,34 +154,6 @@ func TestUnavailable(t *testing.T) {
 	want("another library", Config{CUDA: cfg.CUDA, Library: none}, "is open already")
 }
 
-// TestLogPlace wants cuFile's log in the user's cache, unless the program, the environment or a
-// configuration names a place.
-func TestLogPlace(t *testing.T) {
-	dir := t.TempDir()
-	config := filepath.Join(dir, "cufile.json")
-	t.Setenv("XDG_CACHE_HOME", dir)
-	t.Setenv("CUFILE_ENV_PATH_JSON", config)
-	cache := filepath.Join(dir, "sluice", "cufile.log")
-	for _, c := range []struct{ field, environment, config, want string }{
-		{"", "", "{}", cache},
-		{"/tmp/mine.log", "/tmp/of-the-user.log", "", "/tmp/mine.log"},
-		{"", "/tmp/of-the-user.log", "", ""},
-		{"", "", `{"logging": {"dir": "/var/log"}}`, ""},
-		{"", "", "{ // mine\n\"logging\": {\"dir\": \"/x\", // here\n \"level\": \"E\"}}", ""},
-		{"", "", `{"logging": {"dir": ""}}`, cache},
-		{"", "", "{\n\"logging\": { // directory\n //\"dir\": \"/x\"\n}}", cache},
-	} {
-		t.Setenv("CUFILE_LOGFILE_PATH", c.environment)
-		require.NoError(t, os.WriteFile(config, []byte(c.config), 0o600))
-		place, err := logPlace(&Config{LogFile: c.field})
-		require.NoError(t, err)
-		require.Equal(t, c.want, place, "%+v", c)
-	}
-	info, err := os.Stat(filepath.Dir(cache))
-	require.NoError(t, err)
-	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
-}
-
 func TestConfigRefuses(t *testing.T) {
 	for _, cfg := range []Config{{Way: 9}, {Threads: -1}, {Threads: 5000}, {Depth: -1},
 		{Depth: 1 << 20}, {PieceMax: 5000}, {JobsMax: -1},

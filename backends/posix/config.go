@@ -32,8 +32,6 @@ type Config struct {
 	GapMax  int
 	JobsMax int // tags accepted and not yet polled; default 1,024
 	KeysMax int // memories registered at a time; default 64 Ki, at most 1 Mi
-	// bytes of host memory registered with io_uring, in order of Register; default none
-	PinMax uint64
 
 	// Buffered has all bytes go through the page cache, also where O_DIRECT would do.
 	Buffered bool

@@ -69,9 +69,9 @@ var variants = []struct {
 }{
 	{"ring", Config{Path: PathRing}, os.TempDir(), 0, gate},
 	{"ring-odd", Config{Path: PathRing}, os.TempDir(), 777, never},
-	{"ring-sector", Config{Path: PathRing, PinMax: 1 << 30}, os.TempDir(), 512, never},
-	{"ring-small", Config{Path: PathRing, Depth: 3, PieceMax: 64 << 10, JobsMax: 9,
-		PinMax: 1 << 30}, os.TempDir(), 0, soak},
+	{"ring-sector", Config{Path: PathRing}, os.TempDir(), 512, never},
+	{"ring-small", Config{Path: PathRing, Depth: 3, PieceMax: 64 << 10, JobsMax: 9}, os.TempDir(),
+		0, soak},
 	{"ring-tmpfs", Config{Path: PathRing}, tmpfs, 0, never},
 	{"ring-durable", Config{Path: PathRing, Durable: true}, tmpfs, 5, never},
 	{"threads", Config{Path: PathThreads}, os.TempDir(), 0, never},
@@ -97,9 +97,6 @@ func eachVariant(t *testing.T, in tier) {
 			h := harness(v.name, v.cfg, drivertest.FileMemory(v.dir, v.off))
 			if in < v.all {
 				h.Only = append(slices.Clone(drivertest.Moving), "Faults")
-			}
-			if v.cfg.PinMax > 0 { // then the kernel holds the pages
-				h.Without = []string{"Faults"}
 			}
 			drivertest.Run(t, h)
 		})

@@ -4,7 +4,6 @@ package posix
 
 import (
 	"bytes"
-	"context"
 	"os"
 	"sync/atomic"
 	"syscall"
@@ -38,38 +37,6 @@ func TestRequestsStayWithinPieceMax(t *testing.T) {
 			require.LessOrEqual(t, most.Load(), uint64(piece), "%d bytes, a gap of %d", first, gap)
 		}
 	}
-}
-
-// TestNeighbouringPins moves pieces that follow each other in the file and in memory, but lie in
-// two registrations, each with a buffer of its own in the kernel.
-func TestNeighbouringPins(t *testing.T) {
-	const half, part = 1 << 20, 64 << 10
-	f := newFile(t, t.TempDir(), 2*half)
-	r := newRig(t, Config{PinMax: 64 << 20, Path: PathRing}, fileSegment(f, 2*half), 2*half)
-	mem := r.mem
-	low, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: half, Mem: mem[:half]})
-	require.NoError(t, err)
-	high, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: half, Mem: mem[half:]})
-	require.NoError(t, err)
-	if r.b.Pinned() < 2*half {
-		needs(t, "memory cannot be pinned")
-	}
-	for i := range mem {
-		mem[i] = byte(i*7 + i>>11)
-	}
-	want := bytes.Clone(mem[half-part : half+part])
-	descs := []driver.Desc{
-		{LocalKey: low.Key(), RemoteKey: r.remote, Local: half - part, Len: part},
-		{LocalKey: high.Key(), RemoteKey: r.remote, Remote: part, Len: part},
-	}
-	require.NoError(t, r.p.Submit(1, &driver.Batch{Op: driver.Write, Descs: descs}))
-	require.NoError(t, r.outcome(t, 1))
-	clear(mem)
-	require.NoError(t, r.p.Submit(2, &driver.Batch{Op: driver.Read, Descs: descs}))
-	require.NoError(t, r.outcome(t, 2))
-	require.Equal(t, want, mem[half-part:half+part])
-	require.NoError(t, low.Revoke(context.Background()))
-	require.NoError(t, high.Revoke(context.Background()))
 }
 
 // TestMixedWrites has neighbours in the same pages written by two descriptors of one file, opened
@@ -144,6 +111,7 @@ func TestRelaunchKeepsKindsApart(t *testing.T) {
 		}
 		require.NoError(t, r.move(t, driver.Write, descs...))
 		require.Equal(t, 1, refused)
+		require.Contains(t, r.p.Explain(r.local, r.remote), "refuses O_DIRECT")
 		require.NotZero(t, s.kinds[cached])
 		require.Zero(t, s.mixed, "a write through the page cache began beside one past it")
 		got, err := os.ReadFile(f.Name())

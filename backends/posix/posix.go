@@ -66,17 +66,6 @@ func (b *Backend) Choice() string {
 	return b.core.Mover.(*pool).choice
 }
 
-// Pinned returns the bytes of memory that are registered with io_uring: those of
-// Config.PinMax that are taken.
-func (b *Backend) Pinned() uint64 {
-	if b.ring == nil {
-		return 0
-	}
-	b.core.Mu.Lock()
-	defer b.core.Mu.Unlock()
-	return b.ring.pinned
-}
-
 // Examine opens a backend and says by what its requests reach the kernel, and why.
 func Examine(cfg Config) (choice string, err error) {
 	b, err := New(cfg)

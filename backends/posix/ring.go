@@ -48,10 +48,7 @@ type ring struct {
 
 	// Guarded by Core.Mu.
 	files     []int32 // places of the table of files that are free
-	buffers   []bool  // those of buffers, but the first, which is the requests'
-	hasBounce bool
-	pins      map[*pin]struct{} // that hold buffers
-	pinned    uint64            // bytes of them, of Config.PinMax
+	hasBounce bool    // io_uring knows the requests' buffers
 
 	// What writers do. Guarded by Core.Mu where it is not atomic.
 	flying  int             // requests with the kernel
@@ -73,10 +70,7 @@ type queueMap struct {
 }
 
 const (
-	filesMax   = 1 << 14 // places in the table of files, two for each
-	buffersMax = 1024    // registered
-	bufferMax  = 1 << 30
-
+	filesMax  = 1 << 14 // places in the table of files, two for each
 	cancelTag = 1 << 32 // in user_data: the end of what asked for a cancel
 )
 
@@ -88,8 +82,7 @@ type ringFile struct {
 }
 
 func openRing(core *files.Core, cfg *Config) (_ *ring, err error) {
-	g := &ring{core: core, cfg: cfg, fd: -1, landed: make([]files.Landing, 0, cfg.Depth),
-		pins: map[*pin]struct{}{}}
+	g := &ring{core: core, cfg: cfg, fd: -1, landed: make([]files.Landing, 0, cfg.Depth)}
 	defer func() {
 		if err != nil {
 			_ = g.Close()
@@ -112,7 +105,8 @@ func openRing(core *files.Core, cfg *Config) (_ *ring, err error) {
 			g.files = append(g.files, int32(at))
 		}
 	}
-	g.registerBounce()
+	// Without the right to pin memory, and with older kernels, there is no table.
+	g.hasBounce = g.registerBufferTable(1) == nil && g.updateBuffer(0, g.core.Bounce()) == nil
 	g.cq.ring(false)
 	g.token = make(chan struct{}, 1)
 	g.keeper.Go(g.keep)
@@ -126,16 +120,6 @@ func descriptorsMax() int {
 		return 0
 	}
 	return int(min(limit.Cur, filesMax))
-}
-
-// registerBounce makes the requests' buffers known, and room for Config.PinMax. Without the
-// right to pin memory, and with older kernels, there is none.
-func (g *ring) registerBounce() {
-	if g.registerBufferTable(buffersMax) == nil {
-		g.hasBounce = g.updateBuffer(0, g.core.Bounce()) == nil
-		g.buffers = make([]bool, buffersMax)
-		g.buffers[0] = true
-	}
 }
 
 // keep serves what cannot wait for Poll. While it is wanted something is with the kernel, whose
@@ -181,13 +165,12 @@ func (g *ring) Put(r *files.Request) {
 		e.flags |= flagAsync // a thread of the kernel copies, not the submitter
 	}
 	e.off = r.Off + r.Done
-	fixed := g.fixed(r)
 	switch {
 	case len(r.Places) > 1:
 		e.opcode = [...]uint8{opReadv, opWritev}[r.Kind]
 		e.addr, e.len = uint64(files.Pointer(r.Places)), uint32(len(r.Places))
-	case fixed >= 0:
-		e.opcode, e.bufIndex = [...]uint8{opReadFixed, opWriteFixed}[r.Kind], uint16(fixed)
+	case r.Bounce && g.hasBounce: // a read
+		e.opcode = opReadFixed
 		e.addr, e.len = r.Places[0].At, uint32(r.Places[0].Len)
 	default:
 		e.opcode = [...]uint8{opRead, opWrite}[r.Kind]
@@ -196,18 +179,11 @@ func (g *ring) Put(r *files.Request) {
 	g.publish()
 }
 
-// fixed returns the registered buffer that all of a request's memory lies in, or -1.
-func (g *ring) fixed(r *files.Request) int32 {
-	switch {
-	case !r.Past || len(r.Places) > 1:
-		return -1
-	case !r.Bounce:
-		return r.Memory.Own.(*pin).holds(r.Places[0])
-	case g.hasBounce:
-		return 0
-	}
-	return -1
-}
+// AddMemory implements files.Mover.
+func (g *ring) AddMemory(*files.Memory, *driver.Segment) error { return nil }
+
+// DropMemory implements files.Mover.
+func (g *ring) DropMemory(*files.Memory) error { return nil }
 
 // Cancel implements files.Mover. Those that the kernel has not taken yet may outlive their
 // requests, so they fill no more of the queue than the requests of the table leave; without room
@@ -409,9 +385,6 @@ func (g *ring) Close() error {
 	}
 	if g.fd >= 0 {
 		errs = append(errs, g.unmap(), unix.Close(g.fd))
-	}
-	for p := range g.pins {
-		p.release()
 	}
 	return errors.Join(errs...)
 }

@@ -89,68 +89,23 @@ func TestWithoutAPlaceForIt(t *testing.T) {
 	require.ErrorIs(t, err, driver.ErrFull)
 }
 
-// held stands in for memory that others map.
-type held struct {
-	driver.Shared
-	n int
-}
-
-func (h *held) Hold() (release func(), err error) {
-	h.n++
-	return func() { h.n-- }, nil
-}
-
-// TestHoldsEndWithTheRing also where the kernel did not give pinned memory up before.
-func TestHoldsEndWithTheRing(t *testing.T) {
-	const size = 8192
-	b, err := New(Config{Path: PathRing, PinMax: size})
-	require.NoError(t, err)
-	h := &held{}
-	m, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: size, Mem: make([]byte, size),
-		Shared: h})
-	require.NoError(t, err)
-	if h.n == 0 {
-		require.NoError(t, b.Close())
-		needs(t, "memory cannot be pinned")
-	}
-	b.core.Mover = &keeping{b.core.Mover}
-	require.ErrorIs(t, m.Revoke(t.Context()), unix.EBUSY)
-	require.Equal(t, 1, h.n)
-	require.ErrorIs(t, b.Close(), unix.EBUSY)
-	require.Zero(t, h.n)
-}
-
-// keeping is a kernel that gives no memory up.
-type keeping struct{ files.Mover }
-
-func (k *keeping) DropMemory(*files.Memory) error { return unix.EBUSY }
-
 // TestWhatTheRingDoesNotGiveUp stays taken, and Close says so, until the kernel has given it up:
-// the file with the lock of its program, and the pages of memory.
+// the file with the lock of its program.
 func TestWhatTheRingDoesNotGiveUp(t *testing.T) {
 	const size = 8192
 	f := newFile(t, t.TempDir(), size)
-	r := newRig(t, Config{Path: PathRing, PinMax: 2 * size}, fileSegment(f, size), size)
+	r := newRig(t, Config{Path: PathRing}, fileSegment(f, size), size)
 	at := newFile(t, t.TempDir(), size)
 	require.NoError(t, unix.Flock(int(at.Fd()), unix.LOCK_EX|unix.LOCK_NB))
 	file, err := r.b.Register(fileSegment(at, size))
 	require.NoError(t, err)
-	mem, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: size,
-		Mem: make([]byte, size)})
-	require.NoError(t, err)
-	g, pinned, places := r.b.ring, r.b.Pinned(), len(r.b.ring.files)
+	g, places := r.b.ring, len(r.b.ring.files)
 	ring := g.fd
 	g.fd = -1
-	fileErr, memErr := file.Revoke(t.Context()), mem.Revoke(t.Context())
+	fileErr := file.Revoke(t.Context())
 	g.fd = ring
 	require.Error(t, fileErr)
-	if pinned == 2*size { // without the right to pin there is nothing to end
-		require.Error(t, memErr)
-	}
-	require.Equal(t, pinned, r.b.Pinned())
 	require.NoError(t, file.Revoke(t.Context()))
-	require.NoError(t, mem.Revoke(t.Context()))
-	require.Equal(t, min(pinned, size), r.b.Pinned())
 	require.Equal(t, places+2, len(g.files))
 	other, err := os.OpenFile(at.Name(), os.O_RDWR, 0)
 	require.NoError(t, err)

@@ -20,7 +20,6 @@ const (
 	opWritev      = 2
 	opFsync       = 3
 	opReadFixed   = 4
-	opWriteFixed  = 5
 	opAsyncCancel = 14
 	opRead        = 22
 	opWrite       = 23
@@ -182,7 +181,7 @@ func (g *ring) probe() error {
 	if err := g.register(registerProbe, unsafe.Pointer(&p), probeOps); err != nil {
 		return err
 	}
-	for _, op := range []int{opReadv, opWritev, opFsync, opReadFixed, opWriteFixed, opAsyncCancel,
+	for _, op := range []int{opReadv, opWritev, opFsync, opReadFixed, opAsyncCancel,
 		opRead, opWrite} {
 		if p.ops[op].flags&opSupported == 0 {
 			return fmt.Errorf("the kernel's io_uring has no operation %d", op)

@@ -4,20 +4,16 @@ package posix
 
 import (
 	"bytes"
-	"fmt"
 	"math/rand/v2"
 	"os"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/files"
-	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // saboteur changes what the kernel has answered, before the backend hears of it. All is guarded by
@@ -141,28 +137,6 @@ func TestNeverReady(t *testing.T) {
 	})
 }
 
-// TestDirectRefused has a filesystem that grants O_DIRECT at open alone.
-func TestDirectRefused(t *testing.T) {
-	bothPaths(t, func(t *testing.T, cfg Config) {
-		const size = 1 << 20
-		r := newRig(t, cfg, fileSegment(newFile(t, t.TempDir(), size), size), size)
-		refused := 0
-		sabotage(r, func(l *files.Landing) {
-			if l.R.Past {
-				l.Err = syscall.EINVAL
-				refused++
-			}
-		})
-		for range 3 {
-			require.NoError(t, r.move(t, driver.Read, driver.Desc{Len: size}))
-		}
-		if why := r.p.Explain(r.local, r.remote); refused == 0 ||
-			!strings.Contains(why, "refuses O_DIRECT") {
-			t.Errorf("refused %d times, and explains: %s", refused, why)
-		}
-	})
-}
-
 // TestDurable asks for one durable write among others: it alone waits for a sync. With
 // Config.Durable each write does.
 func TestDurable(t *testing.T) {
@@ -191,45 +165,5 @@ func testDurable(t *testing.T, cfg Config) {
 		if got > 0 != (durable || cfg.Durable) || r.done[0].Err != nil {
 			t.Errorf("durable %v: %d syncs, %v", durable, got, r.done[0].Err)
 		}
-	}
-}
-
-// TestRegistersBuffers counts what is registered with the kernel, and uses it.
-func TestRegistersBuffers(t *testing.T) {
-	testkit.CheckLeaks(t)
-	const size = 4 << 20
-	f := newFile(t, t.TempDir(), size)
-	r := newRig(t, Config{Path: PathRing, PinMax: size + size/2}, fileSegment(f, size), size)
-	var limit unix.Rlimit
-	require.NoError(t, unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit))
-	switch n := r.b.Pinned(); {
-	case n == 0 && os.Geteuid() != 0 && limit.Cur < 16<<20: // the requests' buffers are 8 MiB
-		needs(t, fmt.Sprintf("RLIMIT_MEMLOCK is %d bytes", limit.Cur))
-	case n != size:
-		t.Fatalf("%d bytes pinned, want %d", n, size)
-	}
-	fixed := 0
-	sabotage(r, func(l *files.Landing) {
-		if len(l.R.Places) > 0 && r.b.ring.fixed(l.R) > 0 {
-			fixed++
-		}
-	})
-	for _, op := range []driver.Op{driver.Write, driver.Read} {
-		require.NoError(t, r.move(t, op, driver.Desc{Len: size}))
-	}
-	if fixed != 2*size>>20 {
-		t.Errorf("%d requests used the registered buffer, want %d", fixed, 2*size>>20)
-	}
-	second, err := r.b.Register(driver.Segment{Kind: driver.DRAM, Len: size,
-		Mem: make([]byte, size)})
-	require.NoError(t, err, "memory past PinMax")
-	if n := r.b.Pinned(); n != size {
-		t.Errorf("%d bytes pinned, want %d still", n, size)
-	}
-	for _, m := range []driver.Memory{r.l, second} {
-		require.NoError(t, m.Revoke(t.Context()))
-	}
-	if n := r.b.Pinned(); n != 0 {
-		t.Errorf("%d bytes pinned when all memory is closed", n)
 	}
 }

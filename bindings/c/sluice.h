@@ -124,9 +124,9 @@ enum { SLUICE_OPTIONAL = 1 }; /* sluice_backend.flags: leave it out where it is 
  *   shm:   workers inline_max piece_max keys_max jobs_max conns_max ring_bytes grace socket_dir
  *   tcp:   certificate key authority (files, PEM) server_name; or plaintext; listen
  *          advertise (a list) conns flight grace failure
- *   posix: path (ring, threads) threads depth piece_max gap_max pin_max buffered durable
+ *   posix: path (ring, threads) threads depth piece_max gap_max buffered durable
  *   cuda:  library devices (a list of ordinals) sms in_flight streams peers
- *   gds:   library cuda threads depth piece_max buffer_max host direct log_file
+ *   gds:   library cuda threads depth piece_max buffer_max direct
  *   ucx:   library transports devices workers grace failure
  *   rdma:  library devices rails listen queue_depth slice flight timeout retries
  * tcp encrypts: by certificates of both sides or, without options, by a key of its own that its

@@ -20,9 +20,8 @@ var loaded struct {
 // Load opens libcufile and its driver, once in the life of the process: neither is closed again, as
 // other parts of the program may use the same. LoadCUDA must have succeeded, which is to say that
 // cuInit did: without a device the library is not touched. path names the library, "" the one of
-// the system; log is the file that it writes its messages to unless CUFILE_LOGFILE_PATH is set, ""
-// leaves that alone. An error is a *driver.UnavailableError; then a later call may try again.
-func Load(path, log string) error {
+// the system. An error is a *driver.UnavailableError; then a later call may try again.
+func Load(path string) error {
 	if path == "" {
 		path = cufileLibrary
 	}
@@ -41,7 +40,7 @@ func Load(path, log string) error {
 				path),
 			"give the same path everywhere")
 	}
-	if reason, fix := loadLibrary(path, log); reason != "" {
+	if reason, fix := loadLibrary(path); reason != "" {
 		return unavailable(reason, fix)
 	}
 	loaded.path = path

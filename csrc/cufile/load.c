@@ -17,14 +17,12 @@ static bool find(void *lib, const char *name, void *slot)
 	return (*(void **)slot = dlsym(lib, name)) != NULL;
 }
 
-int sl_cufile_load(const char *path, const char *log, char *why, size_t size)
+int sl_cufile_load(const char *path, char *why, size_t size)
 {
 	struct sl_cufile_api api;
 	CUfileError_t rc;
 	void *lib;
 
-	if (log[0]) /* it would write cufile.log into the working directory */
-		setenv("CUFILE_LOGFILE_PATH", log, 0);
 	lib = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
 	if (!lib) {
 		snprintf(why, size, "%s", dlerror());

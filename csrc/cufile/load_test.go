@@ -61,7 +61,7 @@ func TestLoadCuFileThatFails(t *testing.T) {
 		{"no device", fakeCuFile(t, "", "5011, 100"), "cuFileDriverOpen answers 5011 (CUDA 100)",
 			"nvidia-fs"},
 	} {
-		reason, fix := loadLibrary(c.path, "")
+		reason, fix := loadLibrary(c.path)
 		if !strings.Contains(reason, c.reason) || !strings.Contains(reason, c.path) ||
 			!strings.Contains(fix, c.fix) {
 			t.Errorf("%s: %q, %q: want %q and the path", c.name, reason, fix, c.reason)
@@ -72,7 +72,7 @@ func TestLoadCuFileThatFails(t *testing.T) {
 // TestCuFileBehindCUDA wants libcufile left alone until libcuda is open.
 func TestCuFileBehindCUDA(t *testing.T) {
 	var u *driver.UnavailableError
-	if err := Load(fakeCuFile(t, "", "0, 0"), ""); !errors.As(err, &u) ||
+	if err := Load(fakeCuFile(t, "", "0, 0")); !errors.As(err, &u) ||
 		!strings.Contains(u.Reason, "libcuda is not open") {
 		t.Errorf("cuFile without CUDA: %v", err)
 	}

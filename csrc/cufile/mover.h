@@ -23,12 +23,11 @@ struct sl_cufile_api {
 extern struct sl_cufile_api sl_cufile;
 
 /*
- * Opens the library and its driver: all of it or nothing. log, if not empty, is where it writes
- * what it has to say, unless the environment says otherwise. After sl_cuda_load, since it
- * looks for devices at once. -ENOENT: dlopen failed; -ENOSYS: a function is missing; -ENODEV:
+ * Opens the library and its driver: all of it or nothing. After sl_cuda_load, since it looks for
+ * devices at once. -ENOENT: dlopen failed; -ENOSYS: a function is missing; -ENODEV:
  * cuFileDriverOpen failed. why is then the reason in words.
  */
-int sl_cufile_load(const char *path, const char *log, char *why, size_t size);
+int sl_cufile_load(const char *path, char *why, size_t size);
 
 /* What the library says of itself. -1: it does not say. */
 struct sl_cufile_facts {

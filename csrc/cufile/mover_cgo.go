@@ -46,13 +46,12 @@ const (
 func before() error { return cuda.Loaded() }
 
 // loadLibrary opens the library and returns "", or why not and what to do.
-// Implements: int sl_cufile_load(const char *path, const char *log, char *why, size_t size)
-func loadLibrary(path, log string) (reason, fix string) {
-	name, place := C.CString(path), C.CString(log)
+// Implements: int sl_cufile_load(const char *path, char *why, size_t size)
+func loadLibrary(path string) (reason, fix string) {
+	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
-	defer C.free(unsafe.Pointer(place))
 	var why [512]C.char
-	switch C.sl_cufile_load(name, place, &why[0], C.size_t(len(why))) {
+	switch C.sl_cufile_load(name, &why[0], C.size_t(len(why))) {
 	case 0:
 		return "", ""
 	case -C.ENODEV:
@@ -60,19 +59,6 @@ func loadLibrary(path, log string) (reason, fix string) {
 			"(properties.allow_compat_mode)"
 	}
 	return C.GoString(&why[0]), "install libcufile of the CUDA toolkit, or name its path"
-}
-
-// Environment returns what the user has told the library by its own variables: the file that it
-// writes its messages to, and its configuration. "": nothing.
-func Environment() (log, config string) {
-	return variable("CUFILE_LOGFILE_PATH"), variable("CUFILE_ENV_PATH_JSON")
-}
-
-// variable reads the environment as the library does.
-func variable(name string) string {
-	c := C.CString(name)
-	defer C.free(unsafe.Pointer(c))
-	return C.GoString(C.getenv(c))
 }
 
 func result(call string, rc C.CUfileError_t) error {

@@ -11,15 +11,12 @@ import (
 
 func before() error { return nil }
 
-func loadLibrary(string, string) (reason, fix string) {
+func loadLibrary(string) (reason, fix string) {
 	return "this program was built without cgo", "build it with CGO_ENABLED=1 and gcc"
 }
 
-// Environment returns nothing: there is no library to be told.
-func Environment() (log, config string) { return "", "" }
-
 // Look answers a *driver.UnavailableError.
-func Look() (Facts, error) { return Facts{}, Load("", "") }
+func Look() (Facts, error) { return Facts{}, Load("") }
 
 // Mover is a way to cuFile. Without cgo there is none, and its methods are never called.
 type Mover struct{ mover }
@@ -36,13 +33,13 @@ type mover interface {
 }
 
 // OpenMover answers a *driver.UnavailableError.
-func OpenMover(*cuda.Ends, int, int, int) (*Mover, error) { return nil, Load("", "") }
+func OpenMover(*cuda.Ends, int, int, int) (*Mover, error) { return nil, Load("") }
 
 // Open answers a *driver.UnavailableError.
-func Open(int) (uint64, error) { return 0, Load("", "") }
+func Open(int) (uint64, error) { return 0, Load("") }
 
 // Close is never called.
 func Close(uint64) {}
 
 // Status is never called.
-func Status(string, *ring.Done) error { return Load("", "") }
+func Status(string, *ring.Done) error { return Load("") }

@@ -147,7 +147,7 @@ func checkNoPoll(t *test) {
 		tags, _ = t.burst(driver.Write, l, r, count, false)
 		t.ok(t.inTime("revoke memory whose writer does not poll", r.revoke), "revoke")
 		r.refill()
-		r.stays("round %d, revoked from a writer that does not poll", round)
+		r.staysSame("round %d, revoked from a writer that does not poll", round)
 		for _, tag := range tags {
 			t.wants(t.await(tag), "a write to memory that was revoked", nil, driver.ErrRevoked)
 		}
@@ -199,7 +199,7 @@ func checkCancel(t *test) {
 		stop()
 		t.hears(t.far, sent...)
 		t.visible()
-		target.stays("behind the completion of a %v that was cancelled", op)
+		target.staysSame("behind the completion of a %v that was cancelled", op)
 	}
 	t.Logf("%d of %d batches were aborted", aborted, 8*count)
 	t.compare("after all that was cancelled")
@@ -316,21 +316,9 @@ func checkPeerClose(t *test) {
 		}
 		t.ok(t.inTime("close peer", t.peer.Close), "close peer")
 		stop()
-		for n := 1; n > 0; { // what has completed is there without waiting
-			n, _ = t.host.poll()
-		}
-		for i, tag := range tags {
-			done, err := t.host.outcome(tag)
-			if !done {
-				testkit.FatalBroken(t, "a tag was in flight behind Peer.Close")
-			}
-			t.wants(err, "a tag in flight at Peer.Close", nil, driver.ErrClosed)
-			if err == nil {
-				t.apply(batches[i])
-			}
-		}
+		t.over(tags, batches, nil, driver.ErrClosed)
 		r.refill()
-		r.stays("behind Peer.Close, round %d", round)
+		r.staysSame("behind Peer.Close, round %d", round)
 		t.closedPeer("Peer.Close", l, r)
 		if lost := t.peer.Lost(); lost != nil {
 			select {
@@ -343,6 +331,28 @@ func checkPeerClose(t *test) {
 		t.connect()
 		t.imports(r)
 	}
+}
+
+// over has the models follow batches that were in flight at Peer.Close: they have completed, which
+// is there without waiting, with one of the outcomes wanted. It returns how many of them failed.
+func (t *test) over(tags []uint64, batches []*driver.Batch, want ...error) (failed int) {
+	t.Helper()
+	for n := 1; n > 0; {
+		n, _ = t.host.poll()
+	}
+	for i, tag := range tags {
+		done, err := t.host.outcome(tag)
+		if !done {
+			testkit.FatalBroken(t, "a tag was in flight behind Peer.Close")
+		}
+		t.wants(err, "a tag in flight at Peer.Close", want...)
+		if err == nil {
+			t.apply(batches[i])
+		} else {
+			failed++
+		}
+	}
+	return failed
 }
 
 // closedPeer tries what a peer must refuse once it, or its backend, was closed.
@@ -387,7 +397,7 @@ func checkBackendClose(t *test) {
 		}
 	}
 	r.refill()
-	r.stays("behind Backend.Close")
+	r.staysSame("behind Backend.Close")
 	for range 3 {
 		n, err := t.host.poll()
 		if n != 0 || !errors.Is(err, driver.ErrClosed) {
@@ -471,7 +481,7 @@ func checkTogether(t *test) {
 				err = t.host.peer(id).Close()
 			}
 			if far, ok := t.far.to.(*host); ok { // which is told, and must listen
-				_, _ = far.look(make([]driver.Message, 8))
+				_, _ = far.receiveOnce(make([]driver.Message, 8))
 			} else {
 				_, _ = t.far.try(request{Do: "receive", Count: 8, Limit: 1})
 			}
@@ -495,16 +505,17 @@ func checkTogether(t *test) {
 	for name, job := range jobs {
 		rounds.Add(1)
 		all.Go(func() {
-			for i := 0; ; i++ {
-				err := job()
-				if i == 12 || err != nil && i < 12 {
-					rounds.Done()
+			someDone := sync.OnceFunc(rounds.Done)
+			defer someDone()
+			for i := 0; !closed(end); i++ {
+				if i == 12 {
+					someDone()
 				}
-				if err != nil && (!closed(over) || !errors.Is(err, driver.ErrClosed) &&
-					!errors.Is(err, driver.ErrPeerLost) && !errors.Is(err, driver.ErrBounds)) {
-					t.Errorf("%s: %v", name, err)
-				}
-				if err != nil || closed(end) {
+				if err := job(); err != nil {
+					if !closed(over) || !errors.Is(err, driver.ErrClosed) &&
+						!errors.Is(err, driver.ErrPeerLost) && !errors.Is(err, driver.ErrBounds) {
+						t.Errorf("%s: %v", name, err)
+					}
 					return
 				}
 			}
@@ -592,7 +603,7 @@ func checkChurn(t *test) {
 	l, whole := t.local(n), t.far.shared(4*n)
 	open := t.descriptors()
 	for range 40 {
-		part := whole.part(n, n)
+		part := whole.registerPart(n, n)
 		other, err := t.host.connect(t.addr, t.h.limit)
 		t.ok(err, "connect")
 		p := t.host.peer(other)

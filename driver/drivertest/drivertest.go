@@ -12,15 +12,41 @@
 //	func TestMain(m *testing.M) { drivertest.Main(m, harness) }
 //	func TestBackend(t *testing.T) { drivertest.Run(t, harness) }
 //
-// The checks run over up to three wirings: a backend connected to itself, two backends in one
-// process, and, where Caps.Reach goes that far, two processes. The second process is the test
-// binary once more, led over its standard input and output; it is stopped, continued and killed
-// where the contract speaks of frozen and dead peers.
+// # Sides and wirings
 //
-// Each check is one function that can be read from top to bottom. Memory of both sides lies between
-// guards, and a model knows every byte of it: what landed outside the ranges named is found as
-// surely as a wrong byte inside. The check Random calls everything in an order that a seed decides;
-// the seed is printed, and -drivertest.seed gives it.
+// A check has a near side, whose peer submits, and a far side, whose memory it reaches. The checks
+// run over up to three wirings: a backend connected to itself, two backends in one process, and,
+// where Caps.Reach goes that far, two processes. The second process is the test binary once more.
+// It is stopped, continued and killed where the contract speaks of frozen and dead peers.
+//
+// Behind each side is a host (host.go): the backend with its memory and peers. It polls for all,
+// and notes whatever breaks "each accepted tag completes exactly once" and "one last message of
+// each connection". A check gives it requests (process.go), the same ones in this process and in
+// the other, to which they go as lines of JSON over standard input.
+//
+// # What a check does
+//
+// checks.go has the table. Each check is one function that can be read from top to bottom:
+//
+//   - It makes memory on either side, with guards around it, and fills it (test.go, memory.go). A
+//     model in this process knows every byte of it.
+//   - It submits batches, and has the models follow those that succeeded (test.move, test.apply).
+//   - It compares all memory with the models: what landed outside the ranges named is found as
+//     surely as a wrong byte inside. Where nothing may land any more (after a cancel, a revoke, a
+//     close) the memory gets other bytes first, and is looked at for a while (space.staysSame).
+//   - When it ends, both sides close, and what is left of descriptors, goroutines and registered
+//     bytes is a failure.
+//
+// submit.go has the checks of single batches, completion.go those of many and of their ends,
+// message.go and wake.go notifications and sleepers, revoke.go tokens and revokes, lost.go
+// connections. The check Random (random.go) calls everything in an order that a seed decides; the
+// seed is printed, and -drivertest.seed gives it. Its storms have many writers in many leases, of
+// which most are revoked at any moment.
+//
+// # Proof of the suite
+//
+// sabotage_test.go breaks each promise of a good backend in turn, and wants the checks that are
+// named for it to fail. No check is left out.
 package drivertest
 
 import (

@@ -313,8 +313,8 @@ func (h *host) sleepArmed(limit time.Duration) error {
 	}
 }
 
-// look calls Receive once.
-func (h *host) look(msgs []driver.Message) (int, error) {
+// receiveOnce calls Receive once.
+func (h *host) receiveOnce(msgs []driver.Message) (int, error) {
 	h.receiving.Lock()
 	defer h.receiving.Unlock()
 	n, err := h.b.Receive(msgs)
@@ -346,7 +346,7 @@ func (h *host) look(msgs []driver.Message) (int, error) {
 func (h *host) receive(count int, limit time.Duration, asleep bool) (got []message, err error) {
 	var msgs [16]driver.Message
 	for wait := newWait(limit); len(got) < count; {
-		n, err := h.look(msgs[:min(len(msgs), count-len(got))])
+		n, err := h.receiveOnce(msgs[:min(len(msgs), count-len(got))])
 		for _, m := range msgs[:n] {
 			got = append(got, h.received(m))
 		}
@@ -363,7 +363,7 @@ func (h *host) receive(count int, limit time.Duration, asleep bool) (got []messa
 			err = errLate
 		}
 		if errors.Is(err, errLate) {
-			if n, _ := h.look(msgs[:1]); n > 0 && asleep {
+			if n, _ := h.receiveOnce(msgs[:1]); n > 0 && asleep {
 				return got,
 					errors.New("a wake-up was lost: a message came, and the sleeper slept on")
 			}
@@ -424,15 +424,6 @@ func (h *host) finish(stop bool) (count int, err error) {
 	}
 }
 
-func (t *task) stopped() bool {
-	select {
-	case <-t.stop:
-		return true
-	default:
-		return false
-	}
-}
-
 // flood submits one batch over and over, with a few in flight, from several goroutines of which
 // some help, until all have met an error.
 func (h *host) flood(p driver.Peer, b *driver.Batch) {
@@ -442,7 +433,7 @@ func (h *host) flood(p driver.Peer, b *driver.Batch) {
 		for g := range errs {
 			all.Go(func() {
 				var flying []uint64
-				for err := error(nil); err == nil && !t.stopped(); errs[g] = err {
+				for err := error(nil); err == nil && !closed(t.stop); errs[g] = err {
 					var tag uint64
 					if tag, err = h.submit(p, b); err == nil {
 						flying = append(flying, tag)
@@ -473,7 +464,7 @@ func (h *host) flood(p driver.Peer, b *driver.Batch) {
 // echo sends each message back by the connection that it came by, asleep until one comes.
 func (h *host) echo() {
 	h.begin(func(t *task) {
-		for ; !t.stopped(); t.count++ {
+		for ; !closed(t.stop); t.count++ {
 			got, err := h.receive(1, h.h.limit, true)
 			if err != nil || got[0].Err != nil {
 				t.err = err

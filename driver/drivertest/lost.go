@@ -13,17 +13,16 @@ import (
 
 // checkPeerKilled kills the far side with work in flight in both directions: all tags complete,
 // Lost is closed, the connection that it opened has a last message, which wakes a sleeper, and
-// later batches and answers fail.
+// later batches fail. So do answers, for which it had no room left.
 func checkPeerKilled(t *test) {
 	const count, size = 16, 16 << 20
 	l, r := t.local(size), t.remote(size)
 	conn := uint64(0)
 	if t.can(driver.CanNotify) {
-		back := t.back()
 		b := messageAlone([]byte("before the end"))
-		t.far.must(request{Do: "await", Tag: t.far.must(request{Do: "submit", Peer: back,
-			Batch: b}).Tag})
+		t.far.run(t.back(), b)
 		conn = t.hears(t.near, b.Notify)
+		t.fillAnswers(conn)
 	}
 	tags, _ := t.burst(driver.Write, l, r, count, false)
 	t.peer.Cancel(tags[0]) // must not keep it from completing
@@ -34,11 +33,8 @@ func checkPeerKilled(t *test) {
 		if err != nil || got[0].Conn != conn || got[0].Err == nil {
 			testkit.FatalBroken(t, "asleep for the last message of a killed peer: %v, %v", got, err)
 		}
-		w := newWait(t.h.limit)
-		for err = nil; (err == nil || err == driver.ErrFull) && w.more(); {
-			err = t.host.b.Answer(conn, nil)
-		}
-		t.wants(err, "answer a killed peer", driver.ErrPeerLost)
+		t.wants(t.host.answer(conn, nil), "answer a killed peer, which had no room",
+			driver.ErrPeerLost)
 	}
 	t.ok(<-killed, "kill")
 	for _, tag := range tags {
@@ -54,15 +50,8 @@ func checkPeerKilled(t *test) {
 		driver.ErrPeerLost)
 	t.hearsNoMore(t.near)
 	t.ok(t.inTime("close a killed peer", t.peer.Close), "close a killed peer")
-	for range 3 {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		if t.inTime("connect to a killed process", func() error {
-			_, err := t.host.b.Connect(ctx, t.addr)
-			return err
-		}) == nil {
-			t.Error("connect to a killed process: no error")
-		}
-		cancel()
+	if t.tries("a killed process", t.addr, time.Second) == nil {
+		t.Error("connect to a killed process: no error")
 	}
 }
 
@@ -74,34 +63,13 @@ func checkPeerFrozen(t *test) {
 	t.ok(t.proc.freeze(), "freeze")
 	tags, batches := t.burst(driver.Write, l, r, count, false)
 	t.ok(t.inTime("close a frozen peer", t.peer.Close), "close a frozen peer")
-	for n := 1; n > 0; {
-		n, _ = t.host.poll()
-	}
-	failed := 0
-	for i, tag := range tags {
-		done, err := t.host.outcome(tag)
-		if !done {
-			testkit.FatalBroken(t, "a tag was in flight behind Close of a frozen peer")
-		}
-		if err == nil {
-			t.apply(batches[i])
-		} else {
-			failed++
-		}
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-	defer cancel()
-	_ = t.inTime("connect to a frozen process", func() error {
-		p, err := t.host.b.Connect(ctx, t.addr)
-		if err == nil {
-			_ = p.Close() // in time is all that is asked for
-		}
-		return nil
-	})
+	failed := t.over(tags, batches, nil, driver.ErrClosed, driver.ErrAborted, driver.ErrPeerLost,
+		driver.ErrUnproven, driver.ErrTimeout)
+	_ = t.tries("a frozen process", t.addr, 100*time.Millisecond) // in time is all
 	t.ok(t.inTime("close the backend of a frozen peer", t.host.b.Close), "close")
 	t.ok(t.proc.thaw(), "thaw")
 	r.refill() // a request, which is obeyed only now
-	r.stays("when the peer went on after a Close that failed %d of %d writes", failed, count)
+	r.staysSame("when the peer went on after a Close that failed %d of %d writes", failed, count)
 }
 
 // checkPeerSilent freezes a peer for which nothing waits, for longer than the backend's grace: it
@@ -135,17 +103,9 @@ func checkConnect(t *test) {
 		t.ok(gone.b.Close(), "close")
 	}
 	for what, addr := range addrs {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		if t.inTime("connect to "+what, func() error {
-			p, err := t.host.b.Connect(ctx, addr)
-			if err == nil {
-				_ = p.Close()
-			}
-			return err
-		}) == nil {
+		if t.tries(what, addr, time.Second) == nil {
 			t.Errorf("connect to %s: no error", what)
 		}
-		cancel()
 	}
 	const n = 1 << 20
 	l, r := t.local(n), t.remote(n)

@@ -9,10 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
-	"sync"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -54,73 +51,27 @@ func ForeignMemory(n uint64) (*Space, error) {
 		Free: func() error { return syscall.Munmap(mem) }}, nil
 }
 
-// FileMemory makes memory that is a range of a new file in a directory, which has no name. off says
-// how the range is aligned.
+// FileMemory makes memory that is a range of a new file in a directory. The file has its name until
+// the memory is freed: NVIDIA's libcufile opens it anew. off says how the range is aligned.
 func FileMemory(dir string, off uint64) Allocator {
-	return func(n uint64) (*Space, error) {
-		s, err := NamedFileMemory(dir, off)(n)
-		if err == nil {
-			f := s.Bytes.(fileBytes).f
-			s.Free, err = f.Close, os.Remove(f.Name())
-		}
-		return s, err
-	}
-}
-
-// NamedFileMemory is FileMemory whose files keep their names until they are freed: NVIDIA's
-// libcufile opens a file anew by its name.
-func NamedFileMemory(dir string, off uint64) Allocator {
 	return func(n uint64) (*Space, error) {
 		f, err := os.CreateTemp(dir, "drivertest")
 		if err != nil {
 			return nil, err
 		}
+		free := func() error { return errors.Join(os.Remove(f.Name()), f.Close()) }
 		if err := f.Truncate(int64(off + n + 4096)); err != nil {
-			return nil, errors.Join(err, os.Remove(f.Name()), f.Close())
+			return nil, errors.Join(err, free())
 		}
-		s := fileSpace(f, off, n)
-		s.Free = func() error { return errors.Join(os.Remove(f.Name()), f.Close()) }
-		return s, nil
+		return FileSpace(f, off, n, free), nil
 	}
 }
 
-// DeviceMemory makes memory that is ranges of one block device of that size, each aligned as
-// FileMemory has it. What was freed is used again only when none of it is in use.
-func DeviceMemory(path string, size, off uint64) Allocator {
-	const unit = 64 << 10
-	var mu sync.Mutex
-	var used, next uint64
-	return func(n uint64) (*Space, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		if used == 0 {
-			next = 0
-		}
-		at, whole := next+off, (off+n+unit-1)&^(unit-1)
-		if next+whole > size {
-			return nil, fmt.Errorf("%s: %d bytes at %d do not fit in %d", path, whole, next, size)
-		}
-		f, err := os.OpenFile(path, os.O_RDWR, 0)
-		if err != nil {
-			return nil, err
-		}
-		next, used = next+whole, used+1
-		s := fileSpace(f, at, n)
-		s.Bytes = deviceBytes{s.Bytes.(fileBytes)}
-		s.Free = func() error {
-			mu.Lock()
-			defer mu.Unlock()
-			used--
-			return f.Close()
-		}
-		return s, nil
-	}
-}
-
-func fileSpace(f *os.File, off, n uint64) *Space {
+// FileSpace is memory that is a range of a file.
+func FileSpace(f *os.File, off, n uint64, free func() error) *Space {
 	return &Space{
 		Segment: driver.Segment{Kind: driver.File, Len: n, FD: int(f.Fd()), FileOff: off},
-		Bytes:   fileBytes{f, off, n},
+		Bytes:   fileBytes{f, off, n}, Free: free,
 	}
 }
 
@@ -144,19 +95,6 @@ func (b fileBytes) WriteAt(p []byte, off int64) (int, error) {
 		return 0, errPastEnd
 	}
 	return b.f.WriteAt(p, int64(b.at)+off)
-}
-
-// deviceBytes is fileBytes of a block device. Where ReadAt meets bytes that io_uring is just
-// writing past the page cache, the kernel keeps the old ones in the cache for good: it drops them
-// as a write begins, and as one ends that a system call waited for, but not as one of io_uring
-// ends. So ReadAt drops them first.
-type deviceBytes struct{ fileBytes }
-
-func (b deviceBytes) ReadAt(p []byte, off int64) (int, error) {
-	if err := unix.Fadvise(int(b.f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
-		return 0, fmt.Errorf("drop what is cached of the device: %w", err)
-	}
-	return b.fileBytes.ReadAt(p, off)
 }
 
 // Card is the test's own way to memory of a device, which is not the backend's.

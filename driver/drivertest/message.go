@@ -13,6 +13,9 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
+// unreceivedMax is how many bytes of messages a backend takes at most that nobody receives.
+const unreceivedMax = 64 << 20
+
 // received is what a request in another goroutine has brought.
 type received struct {
 	msgs []message
@@ -105,14 +108,7 @@ func checkMessageOrder(t *test) {
 	}
 	all := <-got
 	t.ok(all.err, "receive")
-	for i, m := range all.msgs {
-		if m.Err != nil || string(m.Data) != string(sent[i]) || m.Conn != all.msgs[0].Conn {
-			testkit.FatalBroken(t,
-				"message %d arrived as %d bytes %x (%v) by connection %d, want %d bytes "+
-					"%x by %d", i, len(m.Data), head(m.Data), m.Err.orNil(), m.Conn, len(sent[i]),
-				head(sent[i]), all.msgs[0].Conn)
-		}
-	}
+	t.heard(all.msgs, sent...)
 	t.refused("a message longer than MessageMax", nil, messageAlone(make([]byte, most+1)))
 	t.compare("after all messages")
 }
@@ -120,7 +116,6 @@ func checkMessageOrder(t *test) {
 // checkMessageBackPressure sends to a program that does not receive until the backend is full, and
 // sleeps then: room wakes it.
 func checkMessageBackPressure(t *test) {
-	const enough = 64 << 20 // bytes: who takes more has no back-pressure to speak of
 	msg := make([]byte, min(4096, t.caps.MessageMax))
 	sent := 0
 	send := func() bool {
@@ -141,8 +136,8 @@ func checkMessageBackPressure(t *test) {
 				refusals++
 				time.Sleep(100 * time.Microsecond)
 			}
-			if sent > enough/len(msg) {
-				t.Fatalf("%d MiB of messages were taken that are not received", enough>>20)
+			if sent > unreceivedMax/len(msg) {
+				t.Fatalf("%d MiB of messages were taken that are not received", unreceivedMax>>20)
 			}
 		}
 	}
@@ -268,10 +263,25 @@ func checkLastMessage(t *test) {
 	}
 }
 
+// fillAnswers answers until there is no room, and returns how many answers went out, and memory for
+// one.
+func (t *test) fillAnswers(conn uint64) (sent int, msg []byte) {
+	t.Helper()
+	msg = make([]byte, min(4096, t.caps.MessageMax))
+	for ; sent <= unreceivedMax/len(msg); sent++ {
+		err := t.host.b.Answer(conn, pattern(msg, uint64(sent)))
+		if errors.Is(err, driver.ErrFull) {
+			return sent, msg
+		}
+		t.ok(err, "answer")
+	}
+	t.Fatalf("%d MiB of answers were taken that are not received", unreceivedMax>>20)
+	return 0, nil
+}
+
 // checkAnswers answers two connections: in order, of all sizes, by the one that they are for, up to
 // where there is no room, and no longer once it has ended.
 func checkAnswers(t *test) {
-	const enough = 64 << 20
 	most := t.caps.MessageMax
 	first, firstPeer := t.tell([]byte("answer me")), t.peer
 	t.connect()
@@ -305,19 +315,9 @@ func checkAnswers(t *test) {
 	// The near side answers the far one, which does not receive, until it is full, and then sleeps.
 	back := t.back()
 	b := messageAlone([]byte("a lot, please"))
-	tag := t.far.must(request{Do: "submit", Peer: back, Batch: b}).Tag
-	t.far.must(request{Do: "await", Tag: tag})
+	t.far.run(back, b)
 	conn := t.hears(t.near, b.Notify)
-	msg := make([]byte, min(4096, most))
-	sent := 0
-	for ; ; sent++ {
-		if err := t.host.b.Answer(conn, pattern(msg, uint64(sent))); errors.Is(err,
-			driver.ErrFull) {
-			break
-		} else if t.ok(err, "answer"); sent > enough/len(msg) {
-			t.Fatalf("%d MiB of answers were taken that are not received", enough>>20)
-		}
-	}
+	sent, msg := t.fillAnswers(conn)
 	got := t.receiving(t.far, sent+10, false)
 	for i := range 10 {
 		t.ok(t.host.answer(conn, pattern(msg, uint64(sent+i))), "answer where there was no room")

@@ -23,7 +23,7 @@ const big = 4 << 20 // bytes of a write that is under way for a while
 func checkRevoke(t *test) {
 	const n = 100 << 10
 	l, whole := t.local(4*n), t.remote(4*n)
-	r, overlap := whole.part(n, n), whole.part(n+n/2, n)
+	r, overlap := whole.registerPart(n, n), whole.registerPart(n+n/2, n)
 	t.imports(r)
 	t.imports(overlap)
 	var old [][]byte
@@ -78,7 +78,7 @@ func checkRevoke(t *test) {
 // returns when bytes arrive.
 func (t *test) attack(op driver.Op, back int, l, r *memory) {
 	t.Helper()
-	key := t.far.must(request{Do: "import", Peer: back, Data: r.token}).Key
+	key := t.far.imports(back, r.token)
 	d := t.cut(driver.Desc{Len: min(l.size, r.size), LocalKey: l.key, RemoteKey: key})
 	target := r
 	if op == driver.Read {
@@ -119,7 +119,7 @@ func checkRevokeUnderWrites(t *test) {
 		t.attack(driver.Write, back, l, r)
 		t.ok(r.revokeByThree(), "revoke memory under writes")
 		r.refill()
-		r.stays("behind a revoke under writes")
+		r.staysSame("behind a revoke under writes")
 		t.attackEnds()
 		r.expect("behind a revoke, when the writes had ended")
 	}
@@ -167,15 +167,14 @@ func checkRevokeFrozen(t *test) {
 		stop()
 		r.refill()
 		t.ok(t.proc.thaw(), "thaw")
-		r.stays("when the writer went on")
+		r.staysSame("when the writer went on")
 		t.attackEnds()
 		r.expect("behind a revoke, when the writes had ended")
 		beside.expect("beside memory that was revoked")
 		r.again()
-		key := t.far.must(request{Do: "import", Peer: back, Data: r.token}).Key
+		key := t.far.imports(back, r.token)
 		b := batch(driver.Write, driver.Desc{Len: 4096, LocalKey: l.key, RemoteKey: key})
-		t.far.must(request{Do: "await", Tag: t.far.must(request{Do: "submit", Peer: back,
-			Batch: b}).Tag})
+		t.far.run(back, b)
 		t.ok(r.revoke(), "revoke")
 		copy(r.model(), l.model()[:4096])
 		r.expect("after a write with the new token")
@@ -218,7 +217,7 @@ func checkRevokeKilled(t *test) {
 	t.ok(t.proc.kill(), "kill")
 	t.ok(r.revoke(), "revoke when the writer is dead")
 	r.refill()
-	r.stays("when the writer was killed")
+	r.staysSame("when the writer was killed")
 }
 
 // checkRevokeParked has a goroutine stand between a check and the act that relies on it while the
@@ -241,7 +240,7 @@ func checkRevokeParked(t *test) {
 			l.refill()
 			r := t.near.shared(n)
 			on.must(request{Do: "park", Spot: spot})
-			key := t.far.must(request{Do: "import", Peer: back, Data: r.token}).Key
+			key := t.far.imports(back, r.token)
 			d := t.cut(driver.Desc{Len: n / 2, LocalKey: l.key, RemoteKey: key})
 			t.far.must(request{Do: "flood", Peer: back, Batch: batch(driver.Write, d...)})
 			on.must(request{Do: "parked"})
@@ -257,15 +256,13 @@ func checkRevokeParked(t *test) {
 				t.ok(r.revoke(), "revoke when what stood at %q went on", spot)
 			}
 			if again { // other memory comes in its place
-				t.near.must(request{Do: "free", ID: r.id})
-				t.spaces = slices.DeleteFunc(t.spaces,
-					func(sp *space) bool { return sp == r.space })
+				r.free()
 				r = t.near.shared(n)
 			} else {
 				r.refill()
 				r.again()
 			}
-			key = t.far.must(request{Do: "import", Peer: back, Data: r.token}).Key
+			key = t.far.imports(back, r.token)
 			b := batch(driver.Write, driver.Desc{Local: n / 2, Remote: n / 2, Len: 64,
 				LocalKey: l.key, RemoteKey: key})
 			tag := t.far.must(request{Do: "submit", Peer: back, Batch: b}).Tag
@@ -281,11 +278,12 @@ func checkRevokeParked(t *test) {
 	}
 }
 
-// checkRenew has fresh pages put under memory that reads land in and a peer writes to: no byte is
-// lost, and neither keeps a Renew from its turn.
+// checkRenew has fresh pages put under memory, over and over, that reads land in and a peer writes
+// to: no byte is lost, and neither keeps a Renew from its turn.
 func checkRenew(t *test) {
-	l, r := t.local(big), t.near.shared(big)
-	far := t.remote(big)
+	const n = 1 << 20
+	l, r := t.local(n), t.near.shared(n)
+	far := t.remote(n)
 	back := -1
 	if t.caps.Pairs.Serves(t.host.space(l.id).Segment.Kind, t.host.space(r.id).Segment.Kind) {
 		back = t.back()
@@ -299,25 +297,28 @@ func checkRenew(t *test) {
 		if seg.Shared == nil {
 			continue
 		}
-		var ask request
+		var b *driver.Batch
 		if write {
-			from := t.far.local(big)
-			key := t.far.must(request{Do: "import", Peer: back, Data: m.token}).Key
-			d := t.cut(driver.Desc{Len: big, LocalKey: from.key, RemoteKey: key})
-			ask = request{Do: "submit", Peer: back, Batch: batch(driver.Write, d...)}
+			from := t.far.local(n)
+			key := t.far.imports(back, m.token)
+			d := t.cut(driver.Desc{Len: n, LocalKey: from.key, RemoteKey: key})
+			b = batch(driver.Write, d...)
 			copy(m.model(), from.model())
 		}
-		begun, renewed := make(chan struct{}), make(chan error, 1)
+		quit, renewed := make(chan struct{}), make(chan error, 1)
 		go func() {
-			close(begun)
-			renewed <- seg.Shared.Renew(context.Background(), seg.SharedOff+m.off, m.size)
+			err := seg.Shared.Renew(context.Background(), seg.SharedOff+m.off, m.size)
+			for !closed(quit) && err == nil {
+				err = seg.Shared.Renew(context.Background(), seg.SharedOff+m.off, m.size)
+			}
+			renewed <- err
 		}()
-		<-begun
 		if write {
-			t.far.must(request{Do: "await", Tag: t.far.must(ask).Tag})
+			t.far.run(back, b)
 		} else {
 			t.move(t.whole(driver.Read, l, far))
 		}
+		close(quit)
 		if err := <-renewed; err != nil && !errors.Is(err, driver.ErrBusy) {
 			t.Errorf("Renew: %v", err)
 		}
@@ -344,7 +345,7 @@ func checkTokens(t *test) {
 	}
 	keys := map[uint32]bool{}
 	for range 20 {
-		part := r.part(7, 100)
+		part := r.registerPart(7, 100)
 		if keys[part.key] || bytes.Equal(part.token, r.token) {
 			t.Errorf("key %d or token %x is of two memories", part.key, part.token)
 		}
@@ -399,22 +400,32 @@ func (h *host) storm(q *request) error {
 	h.begin(func(task *task) {
 		// A thread for each: one that loses its processor between a check and its act is the point.
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(len(keys) + 2))
-		var all sync.WaitGroup
+		var refused, lasting sync.WaitGroup
+		over := make(chan struct{}) // the writers were refused whose leases do not last
 		errs := make([]error, len(keys))
 		for i, key := range keys {
-			all.Go(func() { errs[i] = h.rain(task, p, i, key, local, q.Len) })
+			all, end := &refused, task.stop
+			if leaseLasts(i) {
+				all, end = &lasting, over
+			}
+			all.Go(func() { errs[i] = h.writeToLease(end, p, i, key, local, q.Len) })
 		}
-		all.Wait()
+		refused.Wait()
+		close(over)
+		lasting.Wait()
 		task.err = errors.Join(errs...)
 	})
 	return nil
 }
 
-// rain writes to one lease of n bytes until that fails.
-func (h *host) rain(task *task, p driver.Peer, number int, key, local uint32, n uint64) error {
+// writeToLease writes to one lease of n bytes until that fails or end is closed. A lease that lasts
+// takes a write of all its bytes then: whatever was under way while the process stood still, it
+// goes on.
+func (h *host) writeToLease(end <-chan struct{}, p driver.Peer, number int, key, local uint32,
+	n uint64) error {
 	var flying []uint64
 	var err error
-	for seq := uint64(number); err == nil && !task.stopped(); seq++ {
+	for seq := uint64(number); err == nil && !closed(end); seq++ {
 		size := []uint64{8, 64, 64, 64, 656, n}[seq%6]
 		at := seq * 977 % (n - size + 1)
 		b := batch(bothOps[min(1, seq%16/15)], driver.Desc{Local: at, Remote: at, Len: size,
@@ -429,14 +440,25 @@ func (h *host) rain(task *task, p driver.Peer, number int, key, local uint32, n 
 		if len(flying) == 4 {
 			err, flying = errors.Join(err, h.await(flying[0])), flying[1:]
 		}
+		if leaseLasts(number) && errors.Is(err, driver.ErrRevoked) {
+			err = nil // cuda takes a whole block away from a process that stands still
+		}
 	}
 	for _, tag := range flying {
 		if err2 := h.await(tag); err == nil || errors.Is(err2, errLate) {
 			err = err2
 		}
 	}
+	if leaseLasts(number) && (err == nil || errors.Is(err, driver.ErrRevoked)) {
+		var tag uint64
+		whole := batch(driver.Write, driver.Desc{Len: n, LocalKey: local, RemoteKey: key})
+		if tag, err = h.submit(p, whole); err == nil {
+			err = h.await(tag)
+		}
+	}
 	p.Drop(key)
-	if errors.Is(err, driver.ErrRevoked) {
+	if leaseLasts(number) && err == nil || !leaseLasts(number) && errors.Is(err,
+		driver.ErrRevoked) {
 		return nil
 	}
 	return fmt.Errorf("writer %d: %w", number, err)

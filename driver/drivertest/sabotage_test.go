@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
@@ -50,6 +52,8 @@ type bad struct {
 	locals  map[uint32]driver.Segment
 	missing bool
 	late    sync.WaitGroup
+	kept    []int // descriptors
+	leases  map[driver.Shared][]driver.Memory
 }
 
 type sent struct {
@@ -191,6 +195,13 @@ func (b *bad) Answer(conn uint64, msg []byte) error {
 	return b.Backend.Answer(conn, msg)
 }
 
+// unentered is memory whose Renew does not know what lands in it.
+type unentered struct{ driver.Shared }
+
+func (unentered) Enter()         {}
+func (unentered) TryEnter() bool { return true }
+func (unentered) Leave()         {}
+
 // badMemory is revoked otherwise.
 type badMemory struct {
 	driver.Memory
@@ -202,6 +213,10 @@ func (m *badMemory) Revoke(ctx context.Context) error { return m.how(m.Memory, c
 func (b *bad) Close() error {
 	err := b.Backend.Close()
 	b.late.Wait()
+	for _, fd := range b.kept {
+		_ = unix.Close(fd)
+	}
+	b.kept = nil
 	return err
 }
 
@@ -380,8 +395,29 @@ var sabotages = []struct {
 		}}},
 	{"a byte beside the range", "Lengths ManyDescriptors Patterns Random",
 		changing(func(d *driver.Desc) { d.Len++ }, func(p *driver.Pattern) { p.Run++ })},
-	{"other bytes", "Lengths Load Help CancelNothing Drop Connect Churn WakeCompletion Renew",
+	{"other bytes", "Lengths Load Help CancelNothing Drop WakeCompletion",
 		changing(func(d *driver.Desc) { d.Len = max(1, d.Len-1) }, func(*driver.Pattern) {})},
+	{"pieces that touch on one side are taken for one", "ManyDescriptors", sabotage{
+		submit: func(p *badPeer, tag uint64, b *driver.Batch) error {
+			c := *b
+			c.Descs = nil
+			for _, d := range b.Descs {
+				if n := len(c.Descs) - 1; n >= 0 && c.Descs[n].RemoteKey == d.RemoteKey &&
+					c.Descs[n].Local+c.Descs[n].Len == d.Local {
+					c.Descs[n].Len += d.Len
+				} else {
+					c.Descs = append(c.Descs, d)
+				}
+			}
+			return p.Peer.Submit(tag, &c)
+		}}},
+	{"lands beside a Renew", "Renew", sabotage{
+		register: func(b *bad, seg driver.Segment) (driver.Memory, error) {
+			if seg.Shared != nil {
+				seg.Shared = unentered{seg.Shared}
+			}
+			return b.Backend.Register(seg)
+		}}},
 	{"bounds are the memory's that it is a part of", "Bounds", sabotage{
 		submit: func(p *badPeer, tag uint64, b *driver.Batch) error {
 			err := p.Peer.Submit(tag, b)
@@ -463,7 +499,7 @@ var sabotages = []struct {
 			}
 			return n, err
 		}}},
-	{"no last message", "LastMessage Answers Churn", sabotage{
+	{"no last message", "LastMessage Answers", sabotage{
 		receive: func(b *bad, msgs []driver.Message) (int, error) {
 			n, err := b.Backend.Receive(msgs)
 			if n > 0 && msgs[n-1].Err != nil {
@@ -552,11 +588,26 @@ var sabotages = []struct {
 			}
 			return p, err
 		}}},
+	{"a connection ends others", "Connect", sabotage{lose: func(p *badPeer) error {
+		p.b.mu.Lock()
+		defer p.b.mu.Unlock()
+		for _, s := range p.b.sent {
+			_ = s.p.Peer.Close()
+		}
+		return p.Peer.Close()
+	}}},
+	{"keeps a descriptor of each connection", "Churn", sabotage{
+		connect: func(b *bad, ctx context.Context, addr []byte) (driver.Peer, error) {
+			fd, _ := unix.Eventfd(0, unix.EFD_CLOEXEC)
+			b.kept = append(b.kept, fd) // until Close, which no other check waits for
+			return b.dial(ctx, addr)
+		}}},
 	{"has two names", "Churn", sabotage{caps: func(c *driver.Caps) { c.Name = "Mem" }}},
 }
 
 func sabotaged(b driver.Backend, how sabotage) *bad {
-	return &bad{Backend: b, how: how, sent: map[uint64]sent{}, locals: map[uint32]driver.Segment{}}
+	return &bad{Backend: b, how: how, sent: map[uint64]sent{}, locals: map[uint32]driver.Segment{},
+		leases: map[driver.Shared][]driver.Memory{}}
 }
 
 // settled waits for what a sabotage does late.
@@ -630,6 +681,33 @@ var between = []struct {
 		}}},
 	{"a dead peer is never lost", "PeerKilled", sabotage{
 		lost: func(*badPeer) <-chan struct{} { return nil }}},
+	{"an answer waits for room with a dead peer", "PeerKilled", sabotage{
+		answer: func(b *bad, conn uint64, msg []byte) error {
+			err := b.Backend.Answer(conn, msg)
+			if errors.Is(err, driver.ErrPeerLost) {
+				return driver.ErrFull
+			}
+			return err
+		}}},
+	{"a lease ends with others of its memory", "Random", sabotage{
+		register: func(b *bad, seg driver.Segment) (driver.Memory, error) {
+			m, err := b.Backend.Register(seg)
+			if err != nil {
+				return nil, err
+			}
+			b.mu.Lock()
+			b.leases[seg.Shared] = append(b.leases[seg.Shared], m)
+			b.mu.Unlock()
+			return &badMemory{m, func(_ driver.Memory, ctx context.Context) (err error) {
+				b.mu.Lock()
+				others := slices.Clone(b.leases[seg.Shared])
+				b.mu.Unlock()
+				for _, m := range others {
+					err = errors.Join(err, m.Revoke(ctx))
+				}
+				return err
+			}}, nil
+		}}},
 	{"a frozen peer holds up Close", "PeerFrozen", sabotage{lose: func(p *badPeer) error {
 		for w := newWait(3 * time.Second); w.more(); {
 		}

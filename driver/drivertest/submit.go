@@ -37,8 +37,8 @@ func checkLengths(t *test) {
 	t.compare("after a write of the last bytes")
 }
 
-// checkManyDescriptors fills batches of DescsMax with pieces that lie a byte apart, in any
-// order, in several memories.
+// checkManyDescriptors fills batches of DescsMax with pieces, in any order and in several memories:
+// at first a byte lies between one and the next, and then they touch, on one side or on both.
 func checkManyDescriptors(t *test) {
 	const far = 3
 	count := uint64(t.caps.DescsMax)
@@ -48,12 +48,20 @@ func checkManyDescriptors(t *test) {
 		r[i] = t.remote(count * 100)
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	for round := range 6 {
+	for round := range 10 {
 		b := batch(bothOps[round%2])
-		for _, i := range random.Perm(int(count)) {
-			i := uint64(i)
-			n := 1 + random.Uint64N(99) // a byte stays between one and the next
-			b.Descs = append(b.Descs, desc(l, i*100, r[random.IntN(far)], (count-1-i)*100, n))
+		for at, i := range random.Perm(int(count)) {
+			i, n, to := uint64(i), 1+random.Uint64N(99), random.IntN(far)
+			rOff := (count - 1 - i) * 100
+			if round >= 6 { // in the order of the near side
+				i, n, to = uint64(at), 100, 0
+				if rOff = i * 100; round >= 8 {
+					rOff = (i ^ 1) * 100 // here, neighbours change places
+				}
+			}
+			if rOff < count*100 {
+				b.Descs = append(b.Descs, desc(l, i*100, r[to], rOff, n))
+			}
 		}
 		t.move(b)
 		t.compare("after %v of %d pieces", b.Op, count)
@@ -136,7 +144,7 @@ func (t *test) eachWay(what string, want error, op driver.Op, good, bad driver.D
 func checkBounds(t *test) {
 	const n = 10000
 	lAll, rAll := t.local(3*n), t.remote(3*n)
-	l, r := lAll.part(n, n), rAll.part(n, n)
+	l, r := lAll.registerPart(n, n), rAll.registerPart(n, n)
 	t.locals[l.key] = l
 	t.imports(r)
 	for _, op := range bothOps {
@@ -228,7 +236,7 @@ func checkCan(t *test) {
 		}
 	}
 	if !t.can(driver.CanNotify) {
-		n, err := t.host.look(make([]driver.Message, 4))
+		n, err := t.host.receiveOnce(make([]driver.Message, 4))
 		if n != 0 || err != nil || t.host.b.Answer(1, nil) == nil {
 			t.Errorf("a backend without notifications received %d (%v), or takes answers", n, err)
 		}
@@ -451,14 +459,21 @@ func checkNoAllocation(t *test) {
 	ways := map[string]*driver.Batch{"a short piece": batch(driver.Write, desc(l, 0, r, 0, 1)),
 		"scattered pieces": scattered, "a long piece": t.whole(driver.Write, l, r)}
 	if t.can(driver.CanPattern) {
-		p := &driver.Pattern{Run: 512, Count: 32, LocalKey: l.key, RemoteKey: r.as,
+		p := driver.Pattern{Run: 512, Count: 31, LocalKey: l.key, RemoteKey: r.as,
 			Loops: []driver.Loop{{N: 2, Local: 16 << 10, Remote: 1 << 10},
 				{N: 8, Local: 1 << 10, Remote: 2 << 10}},
 			Local: driver.Side{Stride: 32 << 10}, Remote: driver.Side{Stride: 32 << 10}}
-		for i := range uint32(32) {
-			p.Remote.List = append(p.Remote.List, 31-i)
+		for i := range uint32(p.Count) {
+			p.Remote.List = append(p.Remote.List, 30-i)
 		}
-		ways["a pattern"] = &driver.Batch{Op: driver.Write, Pattern: p}
+		odd, plain := p, p
+		odd.Remote.List, plain.Remote.List = nil, nil
+		odd.Count, odd.Loops = 3, []driver.Loop{{N: 2, Local: 600, Remote: 700}}
+		odd.Local.Stride, odd.Remote.Stride, odd.Remote.Base = 32<<10+1, 30<<10+3, 5
+		plain.Count, plain.Loops, plain.Remote.Stride = 5, nil, 30<<10+1
+		ways["a pattern"] = &driver.Batch{Op: driver.Write, Pattern: &p}
+		ways["a pattern at odd places"] = &driver.Batch{Op: driver.Write, Pattern: &odd}
+		ways["a plain pattern at odd places"] = &driver.Batch{Op: driver.Write, Pattern: &plain}
 	}
 	if t.can(driver.CanDurable) {
 		ways["a durable piece"] = &driver.Batch{Op: driver.Write, Durable: true,

@@ -136,6 +136,27 @@ func (t *test) back() int {
 	return t.far.must(request{Do: "connect", Data: t.host.b.Addr()}).ID
 }
 
+// tries connects to an address, within some time, and closes the peer again.
+func (t *test) tries(what string, addr []byte, limit time.Duration) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	return t.inTime("connect to "+what, func() error {
+		p, err := t.host.b.Connect(ctx, addr)
+		if err == nil {
+			_ = p.Close()
+		}
+		return err
+	})
+}
+
+// free gives memory back, which no model needs any more.
+func (m *memory) free() {
+	t := m.on.test
+	m.on.must(request{Do: "free", ID: m.id})
+	t.spaces = slices.DeleteFunc(t.spaces, func(sp *space) bool { return sp == m.space })
+}
+
 func (t *test) can(bits driver.Can) bool { return t.peer.Can()&bits == bits }
 
 // must obeys a request that has no reason to fail.
@@ -146,6 +167,19 @@ func (s *side) must(q request) reply {
 		s.Fatalf("%s side: %s: %v", s.name, q.Do, r.Err)
 	}
 	return r
+}
+
+// run has a side move a batch by one of its peers.
+func (s *side) run(peer int, b *driver.Batch) {
+	s.Helper()
+	tag := s.must(request{Do: "submit", Peer: peer, Batch: b}).Tag
+	s.must(request{Do: "await", Tag: tag})
+}
+
+// imports has a side import a token by one of its peers.
+func (s *side) imports(peer int, token []byte) (key uint32) {
+	s.Helper()
+	return s.must(request{Do: "import", Peer: peer, Data: token}).Key
 }
 
 // try obeys a request that may fail.
@@ -262,8 +296,8 @@ func (t *test) imports(m *memory) {
 	t.remotes[key] = m
 }
 
-// part registers a part of m once more. The bytes are those of m.
-func (m *memory) part(off, n uint64) *memory {
+// registerPart registers a part of m once more. The bytes are those of m.
+func (m *memory) registerPart(off, n uint64) *memory {
 	m.on.Helper()
 	return m.register(m.off+off, n, request{})
 }
@@ -298,8 +332,8 @@ func (sp *space) expect(when string, args ...any) {
 	}
 }
 
-// stays looks at the bytes for a while: nothing may land in them.
-func (sp *space) stays(when string, args ...any) {
+// staysSame looks at the bytes for a while: nothing may land in them.
+func (sp *space) staysSame(when string, args ...any) {
 	sp.on.Helper()
 	end := time.Now().Add(20 * time.Millisecond)
 	for first := true; first || time.Now().Before(end); first = false {
@@ -466,12 +500,17 @@ func (t *test) tell(msg []byte) (conn uint64) {
 // hears receives messages on a side: those, in order, by one connection.
 func (t *test) hears(on *side, want ...[]byte) (conn uint64) {
 	t.Helper()
-	got := on.must(request{Do: "receive", Count: len(want)}).Messages
+	return t.heard(on.must(request{Do: "receive", Count: len(want)}).Messages, want...)
+}
+
+// heard compares messages that were received.
+func (t *test) heard(got []message, want ...[]byte) (conn uint64) {
+	t.Helper()
 	for i, m := range got {
 		if m.Err != nil || string(m.Data) != string(want[i]) || m.Conn != got[0].Conn {
-			testkit.FatalBroken(t,
-				"message %d of %d is %x (%v) by connection %d, the first by %d, want %x",
-				i, len(want), head(m.Data), m.Err.orNil(), m.Conn, got[0].Conn, head(want[i]))
+			testkit.FatalBroken(t, "message %d of %d is %d bytes %x (%v) by connection %d, the "+
+				"first by %d, want %d bytes %x", i, len(want), len(m.Data), head(m.Data),
+				m.Err.orNil(), m.Conn, got[0].Conn, len(want[i]), head(want[i]))
 		}
 		conn = m.Conn
 	}

@@ -48,7 +48,7 @@ func (t *test) idle() {
 	t.until("sleep of an idle backend", func() bool {
 		err := t.host.sleep(5 * time.Millisecond)
 		_, _ = t.host.poll()
-		_, _ = t.host.look(make([]driver.Message, 1))
+		_, _ = t.host.receiveOnce(make([]driver.Message, 1))
 		return errors.Is(err, errLate)
 	})
 }
@@ -108,8 +108,7 @@ func checkWakeMessage(t *test) {
 		back := t.back()
 		send := func() {
 			b := messageAlone([]byte{byte(round)})
-			t.far.must(request{Do: "await",
-				Tag: t.far.must(request{Do: "submit", Peer: back, Batch: b}).Tag})
+			t.far.run(back, b)
 		}
 		send()
 		if t.wiring == Self {
@@ -154,7 +153,7 @@ func checkPingPong(t *test) {
 		var got []message
 		t.sleepUntil("an echo", func() bool {
 			var msgs [1]driver.Message
-			if n, _ := t.host.look(msgs[:]); n == 1 {
+			if n, _ := t.host.receiveOnce(msgs[:]); n == 1 {
 				got = append(got, t.host.received(msgs[0]))
 			}
 			return len(got) > 0

@@ -345,6 +345,36 @@ func TestRegisterBesideClose(t *testing.T) {
 	require.ErrorIs(t, r.begin(), driver.ErrClosed)
 }
 
+// TestKindsOfWriteTakeTurns: what may begin to be written to an inode, by what is under way, what
+// is to be tried again, and which job waits.
+func TestKindsOfWriteTakeTurns(t *testing.T) {
+	mine, other := &job{}, &job{}
+	for i, c := range []struct {
+		writing, waiting [2]int
+		turn             *job
+		turnTo, kind     int
+		may              bool
+		after            *job // who has the turn
+	}{
+		{kind: cached, may: true},
+		{writing: [2]int{cached: 3}, kind: cached, may: true},
+		{writing: [2]int{cached: 3}, kind: direct, after: mine},
+		{writing: [2]int{direct: 1}, kind: cached, after: mine},
+		{writing: [2]int{direct: 1}, turn: other, turnTo: cached, kind: direct, after: other},
+		{writing: [2]int{direct: 1}, turn: other, turnTo: cached, kind: cached, after: other},
+		{turn: other, turnTo: cached, kind: cached, may: true, after: other},
+		{turn: mine, turnTo: cached, kind: cached, may: true},
+		{writing: [2]int{direct: 1}, waiting: [2]int{cached: 1}, kind: direct},
+		{writing: [2]int{direct: 1}, waiting: [2]int{direct: 1}, kind: direct, may: true},
+		{waiting: [2]int{cached: 1}, kind: cached, may: true},
+	} {
+		n := &inode{writing: c.writing, waiting: c.waiting, turn: c.turn, turnTo: c.turnTo}
+		may := mine.mayWrite(&place{f: &File{inode: n}}, c.kind == direct)
+		require.Equal(t, c.may, may, "case %d", i)
+		require.Same(t, c.after, n.turn, "case %d", i)
+	}
+}
+
 // TestTurnOfAJobThatFails has a write wait until another job, which wants the other kind of write
 // to the same file, has had its turn, and that job fails: the write begins at once.
 func TestTurnOfAJobThatFails(t *testing.T) {

@@ -23,7 +23,6 @@ type job struct {
 	queued  bool   // there
 	at      cursor // what the next request begins with
 	flying  int    // requests
-	high    uint64 // end of what was begun in the file of the view
 	durable bool   // it ends once the disk has what it wrote
 	synced  bool   // it has asked for that
 	syncs   int    // files whose sync it waits for
@@ -61,16 +60,16 @@ func (j *job) clear() {
 	}
 }
 
-// take checks a batch and lists what it moves, so that nothing of it is read later. Entries of a
+// list checks a batch and lists what it moves, so that nothing of it is read later. Entries of a
 // pattern are checked as they are listed: the index lists may change at any time.
-func (j *job) take(p *Peer, b *driver.Batch) error {
+func (j *job) list(p *Peer, b *driver.Batch) error {
 	c := p.core
 	if b.Pattern == nil {
 		if len(b.Descs) > c.Caps.DescsMax {
 			return driver.ErrBounds
 		}
 		for i := range b.Descs {
-			if err := j.takeOne(p, &b.Descs[i], i); err != nil {
+			if err := j.listOne(p, &b.Descs[i], i); err != nil {
 				return err
 			}
 		}
@@ -88,7 +87,7 @@ func (j *job) take(p *Peer, b *driver.Batch) error {
 		for i := range g.Count {
 			j.runs = g.AppendDescs(j.runs[:0], i)
 			for k := range j.runs {
-				if err := j.takeOne(p, &j.runs[k], i); err != nil {
+				if err := j.listOne(p, &j.runs[k], i); err != nil {
 					return err
 				}
 			}
@@ -111,17 +110,11 @@ func (j *job) take(p *Peer, b *driver.Batch) error {
 }
 
 func compare(a, b item) int {
-	switch {
-	case a.view != b.view:
-		return cmp.Compare(a.view, b.view)
-	case a.remote != b.remote:
-		return cmp.Compare(a.remote, b.remote)
-	}
-	return cmp.Compare(a.index, b.index)
+	return cmp.Or(cmp.Compare(a.view, b.view), cmp.Compare(a.remote, b.remote))
 }
 
-// takeOne lists one copy, and the memories of each stretch of copies that has the same.
-func (j *job) takeOne(p *Peer, d *driver.Desc, index int) error {
+// listOne lists one copy, and the memories of each stretch of copies that has the same.
+func (j *job) listOne(p *Peer, d *driver.Desc, index int) error {
 	at := len(j.views) - 1
 	if at < 0 || j.views[at].localKey != d.LocalKey || j.views[at].remoteKey != d.RemoteKey {
 		if err := j.view(p, d.LocalKey, d.RemoteKey); err != nil {

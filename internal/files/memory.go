@@ -33,9 +33,9 @@ type Memory struct {
 	epoch    uint64 // the generation of the key
 	secret   [16]byte
 
-	giving  sync.Mutex // held by Revoke while it gives back; before Core.Mu
-	gone    bool       // guarded by giving: nothing is left to give back
-	revoked bool       // guarded by Core.Mu
+	dropping sync.Mutex // held by Revoke while it gives back; before Core.Mu
+	gone     bool       // guarded by dropping: nothing is left to give back
+	revoked  bool       // guarded by Core.Mu
 }
 
 // Register implements driver.Backend. A file is opened once more, so the caller's descriptor may be
@@ -121,8 +121,8 @@ func (m *Memory) revoke(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("revoke key %d: %s has not answered: %w", m.key, c.Disk, err)
 	}
-	m.giving.Lock()
-	defer m.giving.Unlock()
+	m.dropping.Lock()
+	defer m.dropping.Unlock()
 	if m.gone {
 		return nil
 	}

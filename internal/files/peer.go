@@ -79,9 +79,9 @@ func (p *Peer) Submit(tag uint64, batch *driver.Batch) error {
 		return driver.ErrFull
 	}
 	j := c.freeJobs[len(c.freeJobs)-1]
-	j.op, j.tag, j.at, j.flying, j.high, j.syncs, j.synced = batch.Op, tag, cursor{}, 0, 0, 0, false
+	j.op, j.tag, j.at, j.flying, j.syncs, j.synced = batch.Op, tag, cursor{}, 0, 0, false
 	j.durable = batch.Durable || c.Durable && batch.Op == driver.Write
-	if err := j.take(p, batch); err != nil {
+	if err := j.list(p, batch); err != nil {
 		j.clear()
 		c.done.GiveBack()
 		c.Mu.Unlock()

@@ -78,7 +78,7 @@ func (c *Core) cut(j *job) bool {
 			if n == 0 || !r.enter(p.local) || !r.add(p.at, n, c.PlacesMax) {
 				break
 			}
-			j.took(&p, n)
+			j.advance(&p, n)
 			if p, ok = c.following(j, r); ok {
 				skip, n = c.whole(j, &p)
 				ok = skip == 0 && n > 0 && p.off == r.Off+r.N
@@ -95,7 +95,7 @@ func (c *Core) cut(j *job) bool {
 			if n == 0 || !r.add(p.at, n, c.PlacesMax) {
 				break
 			}
-			j.took(&p, n)
+			j.advance(&p, n)
 			if p, ok = c.following(j, r); !ok {
 				break
 			}
@@ -121,7 +121,7 @@ func (c *Core) cut(j *job) bool {
 		limit, end := r.Off+BounceBytes, p.off
 		for n := skip; ; {
 			n = min(n, limit-p.off)
-			j.took(&p, n)
+			j.advance(&p, n)
 			end = max(end, p.off+n)
 			after, ok := c.following(j, r)
 			if !ok || n == 0 || after.off < r.Off || after.off >= limit ||
@@ -145,9 +145,8 @@ func (c *Core) cut(j *job) bool {
 // gapMax is copied in less time than a call takes.
 const gapMax = 4 << 10
 
-// took moves the cursor behind n bytes of a place that a request has taken.
-func (j *job) took(p *place, n uint64) {
-	j.high = max(j.high, p.off+n)
+// advance moves the cursor behind n bytes of a place that a request has taken.
+func (j *job) advance(p *place, n uint64) {
 	if j.at.off += n; n == p.n {
 		j.at = cursor{item: j.at.item + 1}
 	}
@@ -163,12 +162,10 @@ func (c *Core) following(j *job, r *Request) (place, bool) {
 	return p, p.f == r.File && (c.PlacesMax > 1 || p.local == r.Memory)
 }
 
-// mayWrite keeps the kinds of write to an inode apart in time, and pieces of one batch that lie
-// over each other.
+// mayWrite keeps the kinds of write to an inode apart in time. A job that has to wait for the end
+// of the other kind takes the turn: no more of that kind begins, so the wait has an end. The same
+// holds for a request that waits to be tried again.
 func (j *job) mayWrite(p *place, straight bool) bool {
-	if j.at.off == 0 && j.flying > 0 && j.at.item > 0 && p.off < j.high {
-		return false
-	}
 	n, mine := p.f.inode, cached
 	if straight {
 		mine = direct

@@ -142,6 +142,9 @@ func newMember(t testing.TB, name string, side *layout.Side, s crowdSetup) *memb
 	t.Helper()
 	backend := s.backend(t)
 	cfg := engine.Config{Name: name, Backends: []driver.Backend{backend}, Spin: testkit.Spin()}
+	if backend.Caps().MessageMax == 0 { // then another one carries them
+		cfg.Backends = append(cfg.Backends, newMem(t))
+	}
 	if s.engine != nil {
 		s.engine(&cfg)
 	}

@@ -14,7 +14,7 @@ import (
 //	names: length u8, bytes; the model's first, the others by first use
 //	regions: name u16, bytes u64
 //	groups: blocks u32, state u8, window u32, ring u32, shards u32, shard u32, interleave u32
-//	views: layer, part, dtype, region, group u16, cell, split, units, first, count, tokens u32,
+//	views: layer, part, dtype, region, group u16, cell, units, first, count, tokens u32,
 //	       base, block, unit, token u64
 //
 // A side has one encoding only, and bytes that differ from it are refused.
@@ -23,7 +23,7 @@ const (
 	headBytes  = 4 + 2 + 4 + 4 + 2 + 2 + 2 + 4
 	areaBytes  = 2 + 8
 	groupBytes = 4 + 1 + 5*4
-	viewBytes  = 5*2 + 6*4 + 4*8
+	viewBytes  = 5*2 + 5*4 + 4*8
 )
 
 // Marshal returns the bytes that ParseSide takes: about 70 for each view. The error is that
@@ -65,7 +65,7 @@ func (s *Side) Marshal() ([]byte, error) {
 		v := &s.Views[i]
 		body = u16(u16(u16(body, uint16(v.Layer)), name(v.Part)), name(v.DType))
 		body = u16(u16(body, uint16(v.Region)), uint16(v.Group))
-		for _, n := range []int{int(v.Cell), v.Split, v.Units, v.First, v.Count, v.Tokens} {
+		for _, n := range []int{int(v.Cell), v.Units, v.First, v.Count, v.Tokens} {
 			body = u32(body, uint32(n))
 		}
 		body = u64(u64(u64(u64(body, v.Base), v.Block), v.Unit), v.Token)
@@ -188,7 +188,7 @@ func (r *reader) rest(s *Side, regions, groups, views int) {
 		v.Layer, v.Part, v.DType = int(r.u16()), r.name(), r.name()
 		v.Region, v.Group = int(r.u16()), int(r.u16())
 		v.Cell = uint64(r.u32())
-		for _, n := range []*int{&v.Split, &v.Units, &v.First, &v.Count, &v.Tokens} {
+		for _, n := range []*int{&v.Units, &v.First, &v.Count, &v.Tokens} {
 			*n = int(r.u32())
 		}
 		v.Base, v.Block, v.Unit, v.Token = r.u64(), r.u64(), r.u64(), r.u64()

@@ -56,8 +56,8 @@ func TestPresetsWeighWhatIsPublished(t *testing.T) {
 			{"a token", m.TokenBytes(), f.token},
 			{"a layer of 16 tokens", g16.LayerBytes(), f.block16},
 			{"a layer of 64 tokens", g64.LayerBytes(), f.block64},
-			{"a token in a layer at TP4", tp4.TokenLayerBytes(), f.tp4},
-			{"a token in a layer at TP8", tp8.TokenLayerBytes(), f.tp8},
+			{"a token in a layer at TP4", tp4.LayerBytes() / 16, f.tp4},
+			{"a token in a layer at TP8", tp8.LayerBytes() / 16, f.tp8},
 			{"a block of 16 tokens", g16.BlockBytes(), 16 * f.token},
 			{"MiB of 8,192 tokens", mib, f.promptMiB},
 		} {

@@ -1,23 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package layout says what the KV cache of a model weighs and where each piece
-// of it lies in a pool of blocks.
-//
-// A Model is the shape of a cache: so many layers, each with the same parts (K
-// and V, or a latent entry and an indexer key). A Geometry is a model cut into
-// blocks of tokens, for one tensor-parallel rank, laid out in a pool. Both are
-// plain values without state, and every method may be called by any goroutine.
-//
-// A Side describes where an engine keeps the cache of one rank, whatever its
-// layout; NewSide makes one from a Spec, or a program fills in the strides. A
-// Plan, made once for two groups of sides, says which rank sends which cells to
-// which other, and Edge.Layer turns the block tables of one request into patterns
-// for engine.Transfer.AddPattern. A cell is the bytes of one token, or one position
-// of a state, in one layer, part, and head or state unit.
-//
-// A Digester sums the cells that an edge moves in the memory of either end. Both sums are equal
-// if both ends hold the same bytes, however they lay them out; Edge.Locate finds the layer, part,
-// heads and tokens of those that differ.
 package layout
 
 import (
@@ -115,4 +97,15 @@ func (p Part) split(tp int) (Part, error) {
 			p.Heads, tp, ErrGeometry)
 	}
 	return p, nil
+}
+
+// Stage returns what the fullest of pp pipeline stages holds of the model: its layers, divided as
+// evenly as they can be, rounded up.
+func (m Model) Stage(pp int) (Model, error) {
+	if pp < 1 || pp > m.Layers {
+		return Model{}, fmt.Errorf("model %q: %d pipeline stages, want 1 to its %d layers: %w",
+			m.Name, pp, m.Layers, ErrGeometry)
+	}
+	m.Layers = (m.Layers + pp - 1) / pp
+	return m, nil
 }

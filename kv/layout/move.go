@@ -31,7 +31,6 @@ type move struct {
 	units, parts        axis   // heads or state units; parts of the same shape
 	first               uint64 // global number of the first unit
 	part                int    // index in Edge.parts of the first part
-	primary             bool   // no receiver before this one holds these cells
 	window              uint64 // 0: all tokens
 	state               bool
 }
@@ -47,9 +46,6 @@ func unlike(k key, from, to *holder) error {
 	case f.DType != t.DType:
 		return mismatch("dtype", f.DType, t.DType,
 			"start both engines with the same KV cache dtype")
-	case f.Split != 0 || t.Split != 0:
-		return mismatch("cells split in groups of bytes", f.Split, t.Split,
-			"start both engines with an attention backend that keeps a head of a token contiguous")
 	case f.Cell != t.Cell:
 		return mismatch("cell size", bytes(f.Cell), bytes(t.Cell),
 			"describe both sides with the same cells: one head or state unit of one token")
@@ -97,13 +93,11 @@ func shardsOf(holders []holder) (string, bool) {
 
 // newMove returns the move of units begin to end, and false where the two shards have no
 // token in common.
-func newMove(k key, from, to *holder, begin, stop int, primary bool) (move, bool, error) {
+func newMove(k key, from, to *holder, begin, stop int) (move, bool, error) {
 	f, t := from.view, to.view
 	m := move{cell: f.Cell, state: from.group.State, period: 1, first: uint64(begin),
-		primary: primary,
-		window:  uint64(to.group.Window),
-		units:   axis{uint64(stop - begin), f.Unit, t.Unit}, parts: axis{n: 1},
-		from: newEnd(from, begin), to: newEnd(to, begin)}
+		window: uint64(to.group.Window), units: axis{uint64(stop - begin), f.Unit, t.Unit},
+		parts: axis{n: 1}, from: newEnd(from, begin), to: newEnd(to, begin)}
 	if m.state {
 		m.unit, m.from.per, m.to.per = uint64(f.Tokens), 1, 1
 		return m, true, nil
@@ -189,18 +183,14 @@ func (m *move) join(n *move) bool {
 
 // runs returns how many contiguous runs an entry has on each side by itself.
 func (m *move) runs() (from, to uint64) {
-	axes := [3]axis{m.parts, m.units, {m.unit, m.from.token, m.to.token}}
-	for i := range axes {
-		axes[i].to = axes[i].from
+	one := [3]axis{m.parts, m.units, {m.unit, m.from.token, m.to.token}}
+	other := one
+	for i := range one {
+		one[i].to, other[i].from = one[i].from, other[i].to
 	}
-	run, _ := coalesce(m.cell, &axes)
-	from = m.entry() / run
-	axes = [3]axis{m.parts, m.units, {m.unit, m.from.token, m.to.token}}
-	for i := range axes {
-		axes[i].from = axes[i].to
-	}
-	run, _ = coalesce(m.cell, &axes)
-	return from, m.entry() / run
+	run, _ := coalesce(m.cell, &one)
+	run2, _ := coalesce(m.cell, &other)
+	return m.entry() / run, m.entry() / run2
 }
 
 // entry returns the bytes of an entry.

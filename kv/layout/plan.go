@@ -202,37 +202,34 @@ func (b *builder) feed(k key, turn int, to *holder, senders, readers []holder) e
 	for shard := range senders[0].group.shards() {
 		begin := to.view.First
 		var last *holder
-		var lastPrimary bool
 		for u := begin; u < to.view.First+to.view.Count; {
-			chosen, primary, next := choose(turn, u, shard, to, senders, readers)
+			chosen, next := choose(turn, u, shard, to, senders, readers)
 			if chosen == nil {
 				return &UnlikeError{k.layer, k.part, fmt.Sprintf("head or unit %d", u),
 					"it on none of " + ranks(b.plan.from),
 					fmt.Sprintf("it on rank %d", b.plan.to[to.side].Rank),
 					"pass the sides of all ranks of the sending group"}
 			}
-			if last != nil && (last != chosen || lastPrimary != primary) {
-				if err := b.add(k, last, to, begin, u, lastPrimary); err != nil {
+			if last != nil && last != chosen {
+				if err := b.add(k, last, to, begin, u); err != nil {
 					return err
 				}
 				begin = u
 			}
-			last, lastPrimary, u = chosen, primary, next
+			last, u = chosen, next
 		}
-		if err := b.add(k, last, to, begin, to.view.First+to.view.Count,
-			lastPrimary); err != nil {
+		if err := b.add(k, last, to, begin, to.view.First+to.view.Count); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// choose picks the sender of a unit for one reader, and returns whether that reader is the
-// first to hold it, and the unit at which the choice must be made anew. Among R senders and n
-// readers of the same cells, reader j takes sender j mod R if R divides n; otherwise layers take
-// turns, by their number in the series and not in the model: every fourth layer of a model is a
-// series, too.
-func choose(turn, unit, shard int, to *holder, senders, readers []holder) (*holder, bool, int) {
+// choose picks the sender of a unit for one reader, and returns the unit at which the choice must
+// be made anew. Among R senders and n readers of the same cells, reader j takes sender j mod R if R
+// divides n; otherwise layers take turns, by their number in the series and not in the model: every
+// fourth layer of a model is a series, too.
+func choose(turn, unit, shard int, to *holder, senders, readers []holder) (*holder, int) {
 	next := to.view.First + to.view.Count
 	var copies [64]*holder // of more replicas than that, the others stay idle
 	n, j, same := 0, 0, 0
@@ -251,7 +248,7 @@ func choose(turn, unit, shard int, to *holder, senders, readers []holder) (*hold
 		}
 	}
 	if n == 0 {
-		return nil, false, next
+		return nil, next
 	}
 	for i := range readers {
 		r := &readers[i]
@@ -269,11 +266,11 @@ func choose(turn, unit, shard int, to *holder, senders, readers []holder) (*hold
 	}
 	switch {
 	case same%n == 0:
-		return copies[j%n], j == 0, next
+		return copies[j%n], next
 	case n%same == 0:
-		return copies[j+same*(turn%(n/same))], j == 0, next
+		return copies[j+same*(turn%(n/same))], next
 	}
-	return copies[(j+turn)%n], j == 0, next
+	return copies[(j+turn)%n], next
 }
 
 func (h *holder) holds(unit int) bool {
@@ -281,8 +278,8 @@ func (h *holder) holds(unit int) bool {
 }
 
 // add puts the move of some units on its edge, unless the shards have no token in common.
-func (b *builder) add(k key, from, to *holder, begin, end int, primary bool) error {
-	m, ok, err := newMove(k, from, to, begin, end, primary)
+func (b *builder) add(k key, from, to *holder, begin, end int) error {
+	m, ok, err := newMove(k, from, to, begin, end)
 	if err != nil || !ok {
 		return err
 	}

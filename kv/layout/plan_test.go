@@ -17,16 +17,6 @@ func random(t *testing.T, seed int) *rand.Rand {
 	return rand.New(rand.NewPCG(uint64(seed), 1))
 }
 
-func TestThinPath(t *testing.T) {
-	r := random(t, 1)
-	spec := gqa(2, 4, 8)
-	from := group(t, spec, Placement{TP: 2, BlockTokens: 4, Blocks: 12, Order: VLLMNHD})
-	to := group(t, spec, Placement{TP: 1, BlockTokens: 6, Blocks: 10, Order: VLLMHND})
-	for _, s := range []Span{{0, 24}, {0, 23}, {5, 23}, {7, 8}, {12, 24}, {0, 0}, {3, 3}} {
-		hand(t, r, from, to, s)
-	}
-}
-
 // orders returns all 120 orders of the axes.
 func orders() []Order {
 	var all []Order

@@ -26,9 +26,6 @@ func TestRefusals(t *testing.T) {
 	}{
 		"dtype": {views(func(v *View) { v.DType = "fp8" }), `layer 2, part "v": dtype: sender has ` +
 			`fp8, receiver has bf16: start both engines with the same KV cache dtype`},
-		"split": {views(func(v *View) { v.Split = 16 }), `layer 2, part "v": cells split in groups ` +
-			`of bytes: sender has 16, receiver has 0: start both engines with an attention ` +
-			`backend that keeps a head of a token contiguous`},
 		"cell": {views(func(v *View) { v.Cell = 7 }), `layer 2, part "v": cell size: sender has 7 ` +
 			`bytes, receiver has 8 bytes: describe both sides with the same cells: one head or ` +
 			`state unit of one token`},

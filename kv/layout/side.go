@@ -3,6 +3,7 @@
 package layout
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/bits"
@@ -64,7 +65,6 @@ type View struct {
 	Part  string // "k", "v", "latent", "key", "scale", ...
 	DType string // as the engine calls it; sides must agree to the letter
 	Cell  uint64 // bytes of one token in one unit
-	Split int    // bytes of the groups that a cell is split in; 0: it is contiguous
 
 	Units, First, Count int // heads or state units: of the model, first here, held here
 	Tokens              int // tokens of a block; positions of a state
@@ -150,8 +150,8 @@ func (s *Side) checkView(v *View) error {
 		return fmt.Errorf("want a layer below %d: %w", LayersMax, ErrGeometry)
 	case v.Part == "" || len(v.Part) > nameMax || v.DType == "" || len(v.DType) > nameMax:
 		return fmt.Errorf("names of %d and %d bytes: %w", len(v.Part), len(v.DType), ErrGeometry)
-	case v.Cell < 1 || v.Cell > TokenBytesMax || v.Split < 0 || v.Split > TokenBytesMax:
-		return fmt.Errorf("cells of %d bytes in groups of %d: %w", v.Cell, v.Split, ErrGeometry)
+	case v.Cell < 1 || v.Cell > TokenBytesMax:
+		return fmt.Errorf("cells of %d bytes: %w", v.Cell, ErrGeometry)
 	case v.Tokens < 1 || v.Tokens > TokensMax:
 		return fmt.Errorf("%d tokens a block: %w", v.Tokens, ErrGeometry)
 	case v.Units < 1 || v.Units > UnitsMax || v.First < 0 || v.Count < 1 ||
@@ -170,10 +170,7 @@ func (s *Side) checkView(v *View) error {
 	axes := [3]axis{{uint64(g.Blocks), v.Block, v.Block}, {uint64(v.Count), v.Unit, v.Unit},
 		{uint64(v.Tokens), v.Token, v.Token}}
 	slices.SortFunc(axes[:], func(a, b axis) int {
-		if a.from != b.from {
-			return cmpUint(a.from, b.from)
-		}
-		return cmpUint(a.n, b.n)
+		return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.n, b.n))
 	})
 	extent := v.Cell
 	for _, a := range axes {
@@ -196,16 +193,6 @@ func (s *Side) checkView(v *View) error {
 			s.Regions[v.Region].Name, ErrGeometry)
 	}
 	return nil
-}
-
-func cmpUint(a, b uint64) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
 
 // key is what a view holds.

@@ -47,8 +47,12 @@ func onDisk(b *testing.B, files, tensors, n int) (list []Source, total int64) {
 // plainly reads the tensors of all files one after the other, in reads of a piece each.
 func plainly(b *testing.B, m *Model, memory []byte) {
 	b.Helper()
+	begins := make([]int64, len(m.sources))
+	for _, t := range slices.Backward(m.tensors) {
+		begins[t.file] = t.offset
+	}
 	for i, src := range m.sources {
-		for at := m.Header(i).Tensors[0].offset; at < src.Size; at += pieceDefault {
+		for at := begins[i]; at < src.Size; at += pieceDefault {
 			n := min(pieceDefault, src.Size-at)
 			if _, err := src.ReadAt(memory[:n], at); err != nil && err != io.EOF {
 				b.Fatal(err)

@@ -23,7 +23,10 @@ import (
 func opened(t *testing.T, name string, sizes ...int) *File {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	require.NoError(t, os.WriteFile(path, bytesOf(t, shard(t, name, sizes...)), 0o600))
+	src := shard(t, name, sizes...)
+	text := make([]byte, src.Size)
+	require.NoError(t, readFull(src, text, 0))
+	require.NoError(t, os.WriteFile(path, text, 0o600))
 	f, err := OpenFile(path)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = f.Close() })

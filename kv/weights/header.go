@@ -43,46 +43,40 @@ type Tensor struct {
 	offset int64 // in the file
 }
 
-// Header is what a file says of itself.
-type Header struct {
+// header is what a file says of itself.
+type header struct {
 	Tensors  []Tensor // in the order of their bytes
 	Metadata map[string]string
 }
 
-// ReadHeader reads and checks the header of a file.
-func ReadHeader(src Source) (Header, error) {
-	h, _, err := readHeader(src)
-	return h, err
-}
-
-// readHeader returns the header's bytes, too.
-func readHeader(src Source) (h Header, text []byte, err error) {
+// readHeader reads and checks the header of a file.
+func readHeader(src Source) (h header, err error) {
 	var length [prefix]byte
 	if src.Size < prefix {
-		return h, nil, cmp.Or(otherKind(src), faulty(src.Name, "", "%d bytes are too few for a "+
+		return h, cmp.Or(otherKind(src), faulty(src.Name, "", "%d bytes are too few for a "+
 			"safetensors file: it is cut", src.Size))
 	}
 	if err := readFull(src, length[:], 0); err != nil {
-		return h, nil, err
+		return h, err
 	}
 	n := binary.LittleEndian.Uint64(length[:])
 	switch {
 	case n > HeaderMax:
-		return h, nil, cmp.Or(otherKind(src), faulty(src.Name, "", "the header would have %d "+
+		return h, cmp.Or(otherKind(src), faulty(src.Name, "", "the header would have %d "+
 			"bytes, of at most %d: is this a safetensors file?", n, HeaderMax))
 	case int64(n) > src.Size-prefix:
-		return h, nil, cmp.Or(otherKind(src), faulty(src.Name, "", "the header has %d bytes, the "+
+		return h, cmp.Or(otherKind(src), faulty(src.Name, "", "the header has %d bytes, the "+
 			"file ends %d bytes before its end: it is cut, download it again", n,
 			int64(n)-(src.Size-prefix)))
 	}
-	text = make([]byte, n)
+	text := make([]byte, n)
 	if err := readFull(src, text, prefix); err != nil {
-		return h, nil, err
+		return h, err
 	}
 	if h, err = parse(src.Name, text); err != nil {
-		return h, nil, err
+		return h, err
 	}
-	return h, text, h.place(src, prefix+int64(n))
+	return h, h.place(src, prefix+int64(n))
 }
 
 // readFull reads all of b.
@@ -100,7 +94,7 @@ func readFull(src Source, b []byte, at int64) error {
 
 // place puts the tensors in order and finds overlaps, holes and what is missing: the bytes of
 // the file belong to one tensor each. Until then offset counts from the end of the header.
-func (h *Header) place(src Source, data int64) error {
+func (h *header) place(src Source, data int64) error {
 	slices.SortStableFunc(h.Tensors, func(a, b Tensor) int {
 		switch {
 		case a.offset != b.offset:
@@ -148,7 +142,7 @@ type parser struct {
 
 // parse takes what safetensors itself takes: the last of a name that is given twice, and keys of a
 // tensor that it does not know.
-func parse(file string, text []byte) (h Header, err error) {
+func parse(file string, text []byte) (h header, err error) {
 	if !utf8.Valid(text) {
 		return h, faulty(file, "", "the header is not a JSON object in UTF-8")
 	}
@@ -171,16 +165,16 @@ func parse(file string, text []byte) (h Header, err error) {
 		return err
 	})
 	if err != nil {
-		return Header{}, err
+		return header{}, err
 	}
 	if _, err := p.Token(); !errors.Is(err, io.EOF) {
-		return Header{}, p.fault("something follows the header's object")
+		return header{}, p.fault("something follows the header's object")
 	}
 	for i := range h.Tensors {
 		t := &h.Tensors[i]
 		p.tensor = t.Name
 		if err := p.check(t); err != nil {
-			return Header{}, err
+			return header{}, err
 		}
 	}
 	if h.Metadata == nil {
@@ -190,7 +184,7 @@ func parse(file string, text []byte) (h Header, err error) {
 }
 
 // metadata takes the words that go with a file; null is none.
-func (p *parser) metadata(h *Header) error {
+func (p *parser) metadata(h *header) error {
 	if h.Metadata != nil {
 		return p.fault(`"__metadata__" is there twice`)
 	}

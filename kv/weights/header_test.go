@@ -34,7 +34,7 @@ func entry(name, dtype, shape, offsets string) string {
 }
 
 func TestHeader(t *testing.T) {
-	h, err := ReadHeader(file(`{"__metadata__":{"format":"pt","":""},`+entry("b", "F32", "2, 3",
+	h, err := readHeader(file(`{"__metadata__":{"format":"pt","":""},`+entry("b", "F32", "2, 3",
 		"8,32")+`,`+
 		`"a":{"data_offsets":[0,8],"shape":[],"dtype":"I64"},`+entry("none", "BF16", "4,0", "8,8")+
 		`,`+entry("half", "F4", "3,2", "32,35")+"}   ", 35))
@@ -50,7 +50,7 @@ func TestHeader(t *testing.T) {
 	if len(h.Metadata) != 2 || h.Metadata["format"] != "pt" {
 		t.Errorf("metadata %v", h.Metadata)
 	}
-	if h, err := ReadHeader(file("{}", 0)); err != nil || len(h.Tensors) != 0 {
+	if h, err := readHeader(file("{}", 0)); err != nil || len(h.Tensors) != 0 {
 		t.Errorf("a file without tensors: %+v, %v", h, err)
 	}
 }
@@ -107,7 +107,7 @@ var spoilt = []struct {
 
 func TestSpoiltHeaders(t *testing.T) {
 	for _, c := range spoilt {
-		_, err := ReadHeader(file(c.header, c.data))
+		_, err := readHeader(file(c.header, c.data))
 		var fault *FileError
 		if !errors.As(err, &fault) || fault.File != "made.safetensors" ||
 			fault.Tensor != c.tensor || !errors.Is(err, engine.ErrCorrupt) ||
@@ -135,7 +135,7 @@ func TestNoSafetensorsFile(t *testing.T) {
 		{"something else", "is this a safetensors file?"},
 	} {
 		text, want := c[0], c[1]
-		_, err := ReadHeader(source("named", []byte(text)))
+		_, err := readHeader(source("named", []byte(text)))
 		if !errors.Is(err, engine.ErrCorrupt) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
@@ -155,20 +155,20 @@ func TestHeaderLength(t *testing.T) {
 	} {
 		b := append(binary.LittleEndian.AppendUint64(nil, c.length),
 			make([]byte, max(c.have, 0))...)
-		_, err := ReadHeader(source("made.safetensors", b[:8+c.have]))
+		_, err := readHeader(source("made.safetensors", b[:8+c.have]))
 		if !errors.Is(err, engine.ErrCorrupt) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
 	short := file("{}", 0)
 	short.Size += 100
-	if _, err := ReadHeader(Source{short.Name, bytes.NewReader(nil), 100}); !errors.Is(err,
+	if _, err := readHeader(Source{short.Name, bytes.NewReader(nil), 100}); !errors.Is(err,
 		engine.ErrCorrupt) || !strings.Contains(err.Error(), "was said to be 100") {
 		t.Errorf("a file that is shorter than was said: %v", err)
 	}
 	broken := errors.New("the disk is broken")
 	var fault *FileError
-	if _, err := ReadHeader(Source{"a", failing{broken}, 100}); !errors.Is(err, broken) ||
+	if _, err := readHeader(Source{"a", failing{broken}, 100}); !errors.Is(err, broken) ||
 		errors.Is(err, engine.ErrCorrupt) || !errors.As(err, &fault) {
 		t.Errorf("a read that fails: %v", err)
 	}
@@ -180,7 +180,7 @@ func (f failing) ReadAt([]byte, int64) (int, error) { return 0, f.err }
 
 // TestLongNames cuts names in errors.
 func TestLongNames(t *testing.T) {
-	_, err := ReadHeader(file("{"+entry(strings.Repeat("x", 1<<16), "F23", "1", "0,4")+"}", 4))
+	_, err := readHeader(file("{"+entry(strings.Repeat("x", 1<<16), "F23", "1", "0,4")+"}", 4))
 	if err == nil || len(err.Error()) > 1000 {
 		t.Errorf("an error of %d bytes", len(err.Error()))
 	}
@@ -195,7 +195,7 @@ func FuzzHeader(f *testing.F) {
 		"4,5")+`,`+entry("", "U8", "0", "5,5")+`}`, uint16(5))
 	f.Fuzz(func(t *testing.T, header string, data uint16) {
 		src := file(header, int(data))
-		h, err := ReadHeader(src)
+		h, err := readHeader(src)
 		if err != nil {
 			var fault *FileError
 			if !errors.As(err, &fault) || !errors.Is(err, engine.ErrCorrupt) {
@@ -217,7 +217,7 @@ func FuzzHeader(f *testing.F) {
 		require.NoError(t, Write(&out, h.Tensors, h.Metadata, func(x Tensor) (io.Reader, error) {
 			return io.NewSectionReader(src, x.offset, x.Len), nil
 		}))
-		again, err := ReadHeader(source("again", out.Bytes()))
+		again, err := readHeader(source("again", out.Bytes()))
 		if err != nil || len(again.Tensors) != len(h.Tensors) ||
 			fmt.Sprint(again.Metadata) != fmt.Sprint(h.Metadata) {
 			t.Fatalf("written again: %+v, %v, was %+v", again, err, h)

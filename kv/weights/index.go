@@ -19,6 +19,8 @@ type Index struct {
 	Tensors map[string]string // the file of each
 }
 
+const filesMax = 1 << 16 // of an index
+
 // ReadIndex reads an index.
 func ReadIndex(src Source) (x Index, err error) {
 	if src.Size < 0 || src.Size > HeaderMax {
@@ -91,7 +93,7 @@ func otherKind(src Source) error {
 		return faulty(src.Name, "", "it is a web page: download it again, signed in where need be")
 	case strings.HasPrefix(text, "{"):
 		return faulty(src.Name, "", "it is JSON: an index of a model is read as "+
-			"NAME.index.json, the root of a set with --rank; else name the .safetensors files")
+			"NAME.index.json; else name the .safetensors files")
 	}
 	return nil
 }

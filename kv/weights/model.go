@@ -14,26 +14,16 @@ type Model struct {
 	sources []Source
 	tensors []Tensor
 	byName  map[string]int
-	headers []Header
 }
 
 // Open reads and checks the headers of a model's files. A name that two of them have is a fault.
 func Open(files ...Source) (*Model, error) {
-	return open(files, func(int, []byte) error { return nil })
-}
-
-// open has the text of each header checked, too.
-func open(files []Source, check func(i int, header []byte) error) (*Model, error) {
 	m := &Model{sources: files, byName: map[string]int{}}
 	for i, src := range files {
-		h, text, err := readHeader(src)
-		if err == nil {
-			err = check(i, text)
-		}
+		h, err := readHeader(src)
 		if err != nil {
 			return nil, err
 		}
-		m.headers = append(m.headers, h)
 		for _, t := range h.Tensors {
 			if other, twice := m.byName[t.Name]; twice {
 				return nil, faulty(src.Name, t.Name, "%s has it, too",
@@ -49,9 +39,6 @@ func open(files []Source, check func(i int, header []byte) error) (*Model, error
 
 // Tensors lists all, in the order of files and bytes. The list is the Model's.
 func (m *Model) Tensors() []Tensor { return m.tensors }
-
-// Header returns what file i says of itself.
-func (m *Model) Header(i int) Header { return m.headers[i] }
 
 // Tensor finds one by its name.
 func (m *Model) Tensor(name string) (Tensor, bool) {

@@ -134,7 +134,7 @@ func headers() map[string]int {
 	return all
 }
 
-func (h *Header) said() (s read) {
+func (h *header) said() (s read) {
 	s = read{Tensors: map[string][2]json.RawMessage{}, Metadata: h.Metadata}
 	for _, t := range h.Tensors {
 		dtype, _ := json.Marshal(t.Type)
@@ -176,7 +176,7 @@ func TestAsSafetensorsReads(t *testing.T) {
 		require.True(t, lines.Scan())
 		var theirs read
 		require.NoError(t, json.Unmarshal(lines.Bytes(), &theirs))
-		h, err := ReadHeader(file(text, all[text]))
+		h, err := readHeader(file(text, all[text]))
 		if slices.Contains(lookalikes, text) {
 			if (err == nil) == (theirs.Error == "") {
 				t.Errorf("%.300q: %v, and they %q: it is no difference any more", text, err,

@@ -29,7 +29,7 @@ _DRAM, _VRAM, _FILE, _BLOCK = "DRAM_SEG", "VRAM_SEG", "FILE_SEG", "BLK_SEG"
 
 # What backends take, as the library lists it. "path" is what NIXL's POSIX asks for by three words.
 OPTIONS = {
-    "posix": "path threads depth piece_max gap_max jobs_max keys_max pin_max buffered durable",
+    "posix": "path threads depth piece_max gap_max jobs_max keys_max buffered durable",
     "shm": "workers inline_max piece_max keys_max jobs_max conns_max ring_bytes grace dial_timeout "
            "failure socket_dir",
     "tcp": "certificate key authority server_name plaintext listen advertise conns flight "
