@@ -11,9 +11,9 @@
 //
 // Which code each step is:
 //
-//   announce: move.go: move
+//   announce: initiator.go: move
 //   spotGate, look, passing: foreign.go: flushWrite; tests park it at points of these names
-//   bump, scan: memory.go: Revoke
+//   bump, scan: proof.go: Revoke
 //   renew: gate.go: renew: the new gate is told of, then the old one is shut
 //   threads: internal/proc/threads.go: each thread was seen outside the call since
 //   other: a revoke of other memory moves the gate, too

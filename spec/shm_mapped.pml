@@ -17,15 +17,14 @@
 //
 // Which code each step is:
 //
-//   announce, take, check, acquire, copy, leave: move.go: announce in move; then moveMapped in
-//     this order
-//   bump, scan: memory.go: Revoke; revoke.go: copies; a mover that stays for Config.Grace is silent
-//   renew: revoke.go: shutOut; Buffer.Renew in internal/hostmem: the generation moves on and the
-//     writers that stand are listed (OnRenew in arena.go, oldWriters in silence.go), then fresh
-//     pages come under the range (reclaim in layer.go: old ones). What Revoke gave up
+//   announce, take, check, acquire, copy, leave: initiator.go: move, in this order
+//   bump, scan: proof.go: Revoke; a mover that stays for Config.Grace is silent
+//   renew: proof.go: shutOut; Buffer.Renew in internal/hostmem: the generation moves on and the
+//     writers that stand are listed (OnRenew in memory.go, oldWriters in proof.go), then fresh
+//     pages come under the range (reclaim in layer.go: old ones). What Revoke made harmless
 //     (abandoned) has pages from before, and is not listed again
-//   the last choice of Owner: arena.go: releaseArena; the number serves another arena
-//   answer, place: extents.go, fetch.go: the owner describes an arena, another goroutine maps it
+//   the last choice of Owner: memory.go: releaseArena; the number serves another arena
+//   answer, place: owner.go, fetch.go: the owner describes an arena, another goroutine maps it
 
 #ifndef MOVERS
 #define MOVERS 2

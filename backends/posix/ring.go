@@ -266,6 +266,7 @@ func (g *ring) Arm() (pending bool) {
 	g.armed.Store(true)
 	g.told = g.cq.tail.Load()
 	g.rung = false
+	pending = g.Pending()
 	g.core.Leave()
 	testpoint.At("posix: armed")
 	return g.Pending()

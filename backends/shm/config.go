@@ -22,7 +22,7 @@ type Config struct {
 	PieceMax    int
 	KeysMax     int           // memories registered at a time; default 64 Ki, at most 1 Mi
 	JobsMax     int           // tags accepted and not yet polled; default 1,024
-	ConnsMax    int           // peers connected to us, half of them of one process; default 1,024
+	ConnsMax    int           // peers connected to us; default 1,024
 	RingBytes   int           // notifications under way to one peer; power of two, default 256 KiB
 	Grace       time.Duration // for silent peers in Revoke, before the strong means; default 50 ms
 	DialTimeout time.Duration // for a handshake, and an answer on the control socket; default 5 s

@@ -4,47 +4,21 @@ package shm
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
-// fetch is a question for the extents of an arena. One that is in peer.fetches may be ended
-// by any goroutine that takes it out; one that is not belongs to the goroutine that did.
+// fetch is a question for the extents of an arena. While it is in peer.fetches the goroutine that
+// reads the socket adds to it under peer.mu; one that is out belongs to the goroutine that asked.
 type fetch struct {
-	m          *imported
 	size       uint64
 	generation uint64
 	extents    []driver.Extent // FD is an index in fds
 	fds        []int
-	done       chan error // nil for a parked job, else of one place
-	deadline   int64      // of the whole answer
-	timer      clock.Timer
-}
-
-// fetchError is why a parked job ends without its pages. A later job asks again after until.
-type fetchError struct {
-	err   error
-	until int64 // 0: never
-}
-
-// fetchPause is for how long jobs end with the error of the one before.
-const fetchPause = time.Second
-
-// whyBroken is why there is no way to fresh pages of a memory; errStale: ask for them.
-func (m *imported) whyBroken(now int64) error {
-	b := m.broken.Load()
-	switch {
-	case b == nil:
-		return errStale
-	case b.until != 0 && now > b.until:
-		m.broken.CompareAndSwap(b, nil)
-		return errStale
-	}
-	return b.err
+	done       chan error // of one place: it is out, whole without an error
 }
 
 // What bounds an answer: a mapping is limited to what a process can map.
@@ -53,46 +27,74 @@ const (
 	extentsMax   = 32 << 10 // hostmem's memory has half of that
 	extentsPart  = 512      // in one datagram: 14 KiB
 	extentBytes  = 28
-	arenaSizeMax = mappedBytesMax
+	arenaSizeMax = 1 << 45 // a process has 128 TiB of addresses
 )
 
-// refresh asks for the extents and waits for the answer.
+// refresh asks the owner for the extents of the arena that a memory lies in, and maps them. It
+// returns after Config.DialTimeout at the latest, however many parts of the answer have come.
 func (p *peer) refresh(m *imported) error {
-	done := make(chan error, 1)
-	p.ask(m, done)
-	return <-done
-}
-
-// ask sends the question. The answer goes to done, or wakes parked jobs; it is an error
-// after Config.DialTimeout.
-func (p *peer) ask(m *imported, done chan error) {
-	f := &fetch{m: m, done: done}
+	f := &fetch{done: make(chan error, 1)}
 	p.mu.Lock()
+	if err := p.gone(); err != nil {
+		p.mu.Unlock()
+		return err
+	}
 	id := p.fetchID
 	p.fetchID++
-	gone := p.gone()
-	if gone == nil {
-		p.fetches[id] = f
-		f.deadline = p.b.clock.Now() + int64(p.b.cfg.DialTimeout)
-		f.timer = p.b.clock.AfterFunc(p.b.cfg.DialTimeout, func() {
-			if f := p.takeFetch(id); f != nil {
-				p.end(f, p.lateAnswer())
-			}
-		})
-	}
+	p.fetches[id] = f
 	p.mu.Unlock()
-	if gone != nil {
-		p.end(f, gone)
-		return
+	late, timer := clock.After(p.b.clock, p.b.cfg.DialTimeout)
+	defer timer.Stop()
+	p.say(append(binary.LittleEndian.AppendUint32([]byte{msgFetch}, id), m.token...))
+
+	var err error
+	select {
+	case err = <-f.done:
+	case <-late:
+		p.mu.Lock()
+		p.endFetch(id, fmt.Errorf("ask for the memory's pages: no whole answer within %v, the "+
+			"peer may be frozen: %w", p.b.cfg.DialTimeout, driver.ErrTimeout))
+		p.mu.Unlock()
+		err = <-f.done
 	}
-	msg := binary.LittleEndian.AppendUint32([]byte{msgFetch}, id)
-	p.say(append(msg, m.token...))
+	defer func() { closeAll(f.fds) }() // mappings keep what they need
+	if err != nil {
+		return err
+	}
+	if m.off+m.size > f.size {
+		return fmt.Errorf("memory of %d bytes at %d ends past its arena of %d: %w",
+			m.size, m.off, f.size, driver.ErrCorrupt)
+	}
+	next, err := p.b.mapExtents(f)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	have := m.arena.mapping.Load()
+	if m.arena.imports == 0 || have != nil && have.generation > next.generation {
+		next.release()
+		return nil
+	}
+	m.arena.replace(next)
+	return nil
 }
 
-func (p *peer) lateAnswer() error {
-	return fmt.Errorf("ask for the memory's pages: no whole answer within %v, the peer may "+
-		"be frozen: %w",
-		p.b.cfg.DialTimeout, driver.ErrTimeout)
+// endFetch takes a question out, unless it is out. Preconditions: p.mu is held.
+func (p *peer) endFetch(id uint32, err error) {
+	if f := p.fetches[id]; f != nil {
+		delete(p.fetches, id)
+		f.done <- err
+	}
+}
+
+// failFetches ends every question.
+func (p *peer) failFetches(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id := range p.fetches {
+		p.endFetch(id, err)
+	}
 }
 
 // gone is why no answer comes any more.
@@ -106,59 +108,30 @@ func (p *peer) gone() error {
 	return nil
 }
 
-func (p *peer) takeFetch(id uint32) *fetch {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	f := p.fetches[id]
-	delete(p.fetches, id)
-	return f
-}
-
-// answered takes one part of an answer: id, status, generation, size, total,
-// count, then extents. It owns fds.
+// answered takes one part of an answer, whose descriptors become the question's.
 func (p *peer) answered(body []byte, fds []int) error {
-	if len(body) < 32 {
+	if len(body) < answerHeadBytes-1 {
 		closeAll(fds)
 		return fmt.Errorf("answer of %d bytes: %w", len(body), driver.ErrCorrupt)
 	}
 	id := binary.LittleEndian.Uint32(body)
-	f := p.takeFetch(id)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := p.fetches[id]
 	if f == nil {
 		closeAll(fds)
 		return nil // the question has ended without this answer
 	}
 	f.fds = append(f.fds, fds...)
-	more, err := f.take(body[4:])
-	if more && err == nil {
-		if err = p.awaitMore(id, f); err == nil {
-			return nil
-		}
+	if more, err := f.add(body[4:]); !more || err != nil {
+		p.endFetch(id, err)
 	}
-	if err == nil {
-		err = p.install(f)
-	}
-	p.end(f, err)
 	return nil
 }
 
-// awaitMore puts a question back for the next part. The timer may have come while the
-// question was out, and found nothing: then the deadline is over.
-func (p *peer) awaitMore(id uint32, f *fetch) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.gone(); err != nil {
-		return err
-	}
-	if p.b.clock.Now() >= f.deadline {
-		return p.lateAnswer()
-	}
-	p.fetches[id] = f
-	return nil
-}
-
-// take reads one part and reports whether more must come.
-func (f *fetch) take(b []byte) (more bool, err error) {
-	if err := statusError(status(b[0])); err != nil {
+// add reads one part and reports whether more must come.
+func (f *fetch) add(b []byte) (more bool, err error) {
+	if err := session.Status(b[0]).Err(); err != nil {
 		return false, err
 	}
 	f.generation, f.size = binary.LittleEndian.Uint64(b[4:]), binary.LittleEndian.Uint64(b[12:])
@@ -178,80 +151,32 @@ func (f *fetch) take(b []byte) (more bool, err error) {
 	return len(f.extents) < int(total), nil
 }
 
-// install maps the answer in place of older pages.
-func (p *peer) install(f *fetch) error {
-	if f.m.off+f.m.size > f.size {
-		return fmt.Errorf("memory of %d bytes at %d ends past its arena of %d: %w",
-			f.m.size, f.m.off, f.size, driver.ErrCorrupt)
-	}
-	m, err := p.b.mapExtents(f)
-	if err != nil {
-		return err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	have := f.m.arena.mapping.Load()
-	if f.m.arena.imports == 0 || have != nil && have.generation > m.generation {
-		m.release()
-		return nil
-	}
-	f.m.arena.retire(m)
-	return nil
-}
-
-// end tells the caller of refresh, or parked jobs.
-func (p *peer) end(f *fetch, err error) {
-	if f.timer != nil {
-		f.timer.Stop()
-	}
-	closeAll(f.fds)
-	if f.done != nil {
-		f.done <- err
-		return
-	}
-	if err != nil {
-		broken := &fetchError{err: err}
-		if !final(err) {
-			broken.until = p.b.clock.Now() + int64(fetchPause)
-		}
-		f.m.broken.Store(broken)
-	}
-	p.mu.Lock()
-	f.m.arena.fetches = false
-	p.mu.Unlock()
-	p.unpark()
-}
-
-// final reports whether the pages will never come. Anything else, a lack of descriptors or of
-// memory on either side, may pass.
-func final(err error) bool {
-	return errors.Is(err, driver.ErrRevoked) || errors.Is(err, driver.ErrBadToken) ||
-		errors.Is(err, driver.ErrCorrupt)
-}
-
-// failFetches ends every question.
-func (p *peer) failFetches(err error) {
-	p.mu.Lock()
-	all := p.fetches
-	p.fetches = make(map[uint32]*fetch)
-	p.mu.Unlock()
-	for _, f := range all {
-		p.end(f, err)
-	}
-}
-
-// park sets a job aside until fresh pages are mapped.
+// park sets a job aside until the pages of the memory that it waits for are mapped anew. A job
+// whose memory could not be asked for ends with the error.
 func (p *peer) park(j *job) {
 	m := j.waits
 	p.mu.Lock()
 	p.parked = append(p.parked, j)
-	ask := !m.arena.fetches
-	m.arena.fetches = true
+	ask := !m.arena.asked
+	m.arena.asked = true
 	p.mu.Unlock()
 	if ask {
-		p.ask(m, nil)
+		p.readerWG.Go(func() {
+			err := p.refresh(m)
+			p.mu.Lock()
+			m.arena.asked = false
+			jobs := p.parked
+			p.parked = nil
+			p.mu.Unlock()
+			for _, j := range jobs {
+				if err != nil && j.waits == m {
+					j.fail(err)
+				}
+				p.b.queue.push(j)
+			}
+		})
 	}
-	if p.lost.Load() || p.closing.Load() || j.wanted() {
+	if p.gone() != nil || j.isCancelled() {
 		p.unpark()
 	}
 }

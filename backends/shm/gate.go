@@ -15,20 +15,20 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// writeGate is a page through which every write into foreign memory passes: a writer's
-// process_vm_writev begins with one byte that goes there, and the kernel copies in
-// order and ends at the first address that it cannot write to. So when the page is
-// shut, a writer that froze before its call writes nothing when it goes on, whatever
-// it had looked at before.
+// writeGate lets the owner stop late writes into foreign memory.
 //
-// The place of a gate is drawn, and no child has it after a fork: a process that got
-// the owner's number after its end has nothing there, so a late write ends at once
-// there, too. The place of a gate that was shut stays empty until all peers that may be
-// about to pass it are out: something else mapped there would open it again.
+// The owner maps one writable page, the gate, and tells its place in the key table. A writer starts
+// every process_vm_writev with one byte for that page. The kernel copies the segments in order and
+// stops at the first address that is not writable. When the owner makes the gate unwritable, a
+// writer that was stopped before its call therefore writes nothing when it resumes, whatever it had
+// looked at before. A writer that is inside the call is not stopped: see shutGate.
 //
-// A gate is given up only for a peer that stays silent in the middle of a write, and once for
-// each such write (silence.go, bar). Its place is given back when the writers that may have
-// taken it have left.
+// The place of a gate is random, and no child has the page after a fork: a process that got the
+// owner's number after its end has nothing there, so a late write ends at once there, too. The
+// place of a gate that was shut stays empty until all writers that may be about to pass it have
+// left: something else mapped there would open it again.
+//
+// A gate is given up only for a writer that stays silent, and once for each such write.
 type writeGate struct {
 	mu   sync.Mutex
 	page uintptr   // 0: none
@@ -39,15 +39,15 @@ type writeGate struct {
 // oldGate is a page that peers are not told of any more.
 type oldGate struct {
 	page    uintptr
-	shut    bool      // mprotect has succeeded: no write passes any more
-	writers []silence // that may have taken it
+	shut    bool           // mprotect has succeeded: no write passes any more
+	writers []announcement // that may have taken it
 }
 
 // renew tells peers of a new gate, and shuts the one of before, if any. A writer that was
 // past that by then is in the middle of its call. After an error some older gate may be open;
 // then no later renew tells of a new one before it has shut that. writers lists those that may
 // have taken a gate by the time of its call.
-func (g *writeGate) renew(t *table, writers func() []silence) error {
+func (g *writeGate) renew(t *table, writers func() []announcement) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.over {
@@ -69,7 +69,7 @@ func (g *writeGate) renew(t *table, writers func() []silence) error {
 }
 
 // close shuts the gate for good. After an error a gate is open.
-func (g *writeGate) close(t *table, writers func() []silence) error {
+func (g *writeGate) close(t *table, writers func() []announcement) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	t.gate().Store(0)
@@ -79,7 +79,7 @@ func (g *writeGate) close(t *table, writers func() []silence) error {
 }
 
 // retire puts a page in place of the present one, which is still open.
-func (g *writeGate) retire(page uintptr, writers func() []silence) {
+func (g *writeGate) retire(page uintptr, writers func() []announcement) {
 	if g.page != 0 {
 		g.old = append(g.old, oldGate{page: g.page, writers: writers()})
 	}
@@ -103,7 +103,7 @@ func (g *writeGate) shutOld() error {
 // giveBack unmaps the old pages whose writers have left.
 func (g *writeGate) giveBack() error {
 	return g.unmap(func(o *oldGate) bool {
-		o.writers = slices.DeleteFunc(o.writers, func(s silence) bool { return !s.lasts() })
+		o.writers = slices.DeleteFunc(o.writers, func(a announcement) bool { return !a.stands() })
 		return o.shut && len(o.writers) == 0
 	})
 }
@@ -112,7 +112,7 @@ func (g *writeGate) giveBack() error {
 func (g *writeGate) release() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.retire(0, func() []silence { return nil })
+	g.retire(0, func() []announcement { return nil })
 	return g.unmap(func(*oldGate) bool { return true })
 }
 

@@ -25,7 +25,7 @@ func TestGate(t *testing.T) {
 	_, table, err := newTable(1)
 	require.NoError(t, err)
 	var g writeGate
-	none := func() []silence { return nil }
+	none := func() []announcement { return nil }
 	pass := func(at uint64) error {
 		b := []byte{1}
 		local := []unix.Iovec{{Base: &b[0], Len: 1}}

@@ -6,7 +6,11 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/session"
 )
 
 // imported is a peer's memory that we hold a token of.
@@ -14,12 +18,35 @@ type imported struct {
 	key   uint32 // at the owner
 	epoch uint64
 	grant
-	self   *memory    // the owner is this backend: no mapping is needed
-	arena  *peerArena // nil: foreign, or self
-	token  []byte
-	refs   atomic.Int32 // one for the key, one for each run of a queued job
-	broken atomic.Pointer[fetchError]
+	self  *memory    // the owner is this backend: no mapping is needed
+	arena *peerArena // nil: foreign, or self
+	token []byte
+	refs  atomic.Int32 // one for the key, one for each run of a queued job
 }
+
+// peerArena is an arena of the peer as we see it.
+type peerArena struct {
+	index   uint32
+	imports int // peer.mu
+	mapping atomic.Pointer[mapping]
+	asked   bool // peer.mu: parked jobs wait for fresh pages, and the owner has been asked
+}
+
+// mapping is one generation of an arena, mapped. It is unmapped when the arena
+// has let go of it and no copy is inside.
+type mapping struct {
+	b          *Backend
+	mem        []byte
+	extents    int64
+	generation uint64
+	refs       atomic.Int32 // one of the arena, one of each copy inside
+}
+
+// mappedMax bounds the mappings of peers' memory: a process has 65,530 by vm.max_map_count, and
+// the rest is the program's, whatever its peers say that they share.
+const mappedMax = 32 << 10
+
+const hugeBytes = 2 << 20 // mappings begin at multiples of it, so that huge pages fit
 
 // Import implements driver.Peer. The first import of an arena, and the first
 // after its pages moved, asks the owner for descriptors; others make no system call.
@@ -28,78 +55,77 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 		return 0, 0, err
 	}
 	defer p.exit()
-	t, err := decodeToken(tok, &p.owner.id)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("import memory: %w", err)
+		}
+	}()
+	t, err := session.DecodeToken(tok, &p.owner.id)
 	if err != nil {
-		return 0, 0, fmt.Errorf("import memory: %w", err)
+		return 0, 0, err
 	}
-	g, err := t.open(&p.table)
+	g, err := p.table.open(&t)
 	if err != nil {
-		return 0, 0, fmt.Errorf("import memory: %w", err)
+		return 0, 0, err
 	}
-	if g.size == 0 || g.off+g.size < g.off {
-		return 0, 0, fmt.Errorf("import memory: %d bytes at %d: %w", g.size, g.off,
-			driver.ErrCorrupt)
+	if g.off+g.size < g.off {
+		return 0, 0, fmt.Errorf("%d bytes at %d: %w", g.size, g.off, driver.ErrCorrupt)
 	}
-	m := &imported{key: t.key, epoch: t.epoch, grant: g, token: append([]byte(nil), tok...)}
+	m := &imported{key: t.Key, epoch: t.Epoch, grant: g, token: append([]byte(nil), tok...)}
 	m.refs.Store(1)
-	if err := p.reach(m); err != nil {
-		return 0, 0, fmt.Errorf("import memory: %w", err)
+	switch {
+	case p.self:
+		if m.self = p.b.memory(m.key); m.self == nil {
+			err = driver.ErrRevoked
+		}
+	case m.flags&flagForeign != 0:
+		err = probe(p.pid, m.base)
+	default:
+		err = p.attach(m)
 	}
-	key, err = p.addImport(m)
+	if err == nil {
+		key, err = p.addImport(m)
+	}
 	if err != nil {
 		p.detach(m)
-		return 0, 0, fmt.Errorf("import memory: %w", err)
+		return 0, 0, err
 	}
 	return key, g.size, nil
 }
 
-// reach finds the way to a memory.
-func (p *peer) reach(m *imported) error {
-	switch {
-	case p.self:
-		m.self = p.b.memory(m.key)
-		if m.self == nil {
-			return driver.ErrRevoked
-		}
-		return nil
-	case m.flags&flagForeign != 0:
-		return probe(p.pid, m.base)
-	}
-	return p.attach(m)
-}
-
-func (p *peer) addImport(m *imported) (uint32, error) {
+// addImport gives memory a key. Where the list is full another one of twice the size takes its
+// place. Readers keep the old one, whose entries are the same: nothing is removed from a list that
+// was replaced but by Drop, under mu.
+func (p *peer) addImport(m *imported) (key uint32, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.freeKeys) == 0 {
-		if err := p.growImports(); err != nil {
-			return 0, err
+		old := *p.imports.Load()
+		if len(old) >= p.b.cfg.KeysMax {
+			return 0, fmt.Errorf("%d imports, raise Config.KeysMax: %w", len(old), driver.ErrFull)
 		}
+		list := make([]atomic.Pointer[imported], max(64, 2*len(old)))
+		for i := range old {
+			list[i].Store(old[i].Load())
+		}
+		for key := len(list) - 1; key >= len(old); key-- {
+			p.freeKeys = append(p.freeKeys, uint32(key))
+		}
+		p.imports.Store(&list)
 	}
 	n := len(p.freeKeys) - 1
-	key := p.freeKeys[n]
-	p.freeKeys = p.freeKeys[:n]
+	key, p.freeKeys = p.freeKeys[n], p.freeKeys[:n]
 	(*p.imports.Load())[key].Store(m)
 	return key, nil
 }
 
-// growImports doubles the list. Readers keep the old one, whose entries are the
-// same: nothing is removed from a list that was replaced but by Drop, under mu.
-func (p *peer) growImports() error {
-	old := *p.imports.Load()
-	size := max(64, 2*len(old))
-	if len(old) >= p.b.cfg.KeysMax {
-		return fmt.Errorf("%d imports, raise Config.KeysMax: %w", len(old), driver.ErrFull)
+// imported returns what a key names, nil for nothing.
+func (p *peer) imported(key uint32) *imported {
+	list := *p.imports.Load()
+	if key >= uint32(len(list)) {
+		return nil
 	}
-	list := make([]atomic.Pointer[imported], size)
-	for i := range old {
-		list[i].Store(old[i].Load())
-	}
-	for key := size - 1; key >= len(old); key-- {
-		p.freeKeys = append(p.freeKeys, uint32(key))
-	}
-	p.imports.Store(&list)
-	return nil
+	return list[key].Load()
 }
 
 // Drop implements driver.Peer.
@@ -140,4 +166,105 @@ func (p *peer) unuse(m *imported) {
 	if m != nil && m.refs.Add(-1) == 0 {
 		p.detach(m)
 	}
+}
+
+// attach finds or makes the mapping that a memory lies in. detach undoes it, also after an error.
+func (p *peer) attach(m *imported) error {
+	p.mu.Lock()
+	a := p.arenas[m.grant.arena]
+	if a == nil {
+		a = &peerArena{index: m.grant.arena}
+		p.arenas[a.index] = a
+	}
+	a.imports++
+	m.arena = a
+	p.mu.Unlock()
+	if have := a.acquire(); have != nil {
+		defer have.release()
+		if have.generation == p.table.generation(a.index).Load() &&
+			m.off+m.size <= uint64(len(have.mem)) {
+			return nil
+		}
+	}
+	return p.refresh(m)
+}
+
+// detach gives an arena back when its last memory goes.
+func (p *peer) detach(m *imported) {
+	if m.arena == nil {
+		return
+	}
+	p.mu.Lock()
+	m.arena.imports--
+	if m.arena.imports == 0 {
+		delete(p.arenas, m.arena.index)
+		m.arena.replace(nil)
+	}
+	p.mu.Unlock()
+}
+
+// replace puts another mapping in place of the present one.
+func (a *peerArena) replace(next *mapping) {
+	if old := a.mapping.Swap(next); old != nil {
+		old.release()
+	}
+}
+
+// acquire returns the mapping for one copy, nil without one.
+func (a *peerArena) acquire() *mapping {
+	for {
+		m := a.mapping.Load()
+		if m == nil {
+			return nil
+		}
+		if n := m.refs.Load(); n > 0 && m.refs.CompareAndSwap(n, n+1) {
+			return m
+		}
+	}
+}
+
+func (m *mapping) release() {
+	if m.refs.Add(-1) == 0 {
+		_ = hostmem.Unmap(m.mem) // our own, whole: cannot fail
+		m.b.mapped.Add(-m.extents)
+	}
+}
+
+// mapExtents maps an arena as the owner described it, which may lie.
+func (b *Backend) mapExtents(f *fetch) (_ *mapping, err error) {
+	m := &mapping{b: b, extents: int64(len(f.extents)), generation: f.generation}
+	if all := b.mapped.Add(m.extents); all > mappedMax {
+		b.mapped.Add(-m.extents)
+		return nil, fmt.Errorf("peers share memory in %d mappings, at most %d: close peers, or "+
+			"share less: %w", all, mappedMax, driver.ErrFull)
+	}
+	size := (f.size + pageBytes - 1) &^ (pageBytes - 1)
+	if m.mem, err = hostmem.Reserve(size, hugeBytes); err != nil {
+		b.mapped.Add(-m.extents)
+		return nil, err
+	}
+	m.refs.Store(1)
+	var at uint64
+	for _, e := range f.extents {
+		n := min(e.Len, f.size-min(f.size, e.Off))
+		if e.Off != at || e.Off%pageBytes != 0 || e.FDOff%pageBytes != 0 || e.FD >= len(f.fds) ||
+			n == 0 || e.FDOff+e.Len < e.FDOff {
+			err = fmt.Errorf("extent at %d: %w", e.Off, driver.ErrCorrupt)
+		} else if err = hostmem.CheckSealed(f.fds[e.FD], e.FDOff+n); err == nil {
+			err = hostmem.Place(m.mem[e.Off:e.Off+n], f.fds[e.FD], e.FDOff)
+		}
+		if err != nil {
+			break
+		}
+		at = e.Off + n
+	}
+	if err == nil && at < f.size {
+		err = fmt.Errorf("%d of %d bytes: %w", at, f.size, driver.ErrCorrupt)
+	}
+	if err != nil {
+		m.release()
+		return nil, fmt.Errorf("map peer memory: %w", err)
+	}
+	_ = unix.Madvise(m.mem, unix.MADV_HUGEPAGE) // only a wish
+	return m, nil
 }

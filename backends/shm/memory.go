@@ -3,8 +3,9 @@
 package shm
 
 import (
-	"context"
+	"errors"
 	"fmt"
+	"reflect"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
@@ -112,56 +113,9 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	if m.revoked {
 		return dst, driver.ErrClosed
 	}
-	t := token{secret: m.secret, key: m.key, epoch: m.b.table.epoch(m.key).Load()}
-	return t.append(dst, &m.b.address.id), nil
-}
-
-// Revoke implements driver.Memory. It ends the epoch, so that no copy begins any more, and waits
-// until none is announced. A peer that is in the memory for longer than Config.Grace is frozen, and
-// is shut out, see shutOut. A copy of this backend's own goroutines has no pages but ours, and is
-// always awaited: the goroutine is not frozen, or we were, too.
-func (m *memory) Revoke(ctx context.Context) error {
-	b := m.b
-	b.revokes.RLock() // the table and the peers' pages stay
-	defer b.revokes.RUnlock()
-	m.endEpoch()
-	if err := m.turn.Take(ctx); err != nil {
-		return fmt.Errorf("revoke memory: another call looks for the proof: %w", err)
-	}
-	defer m.turn.Give()
-	if m.gone {
-		return m.late
-	}
-	if err := b.keepOut(ctx, m); err != nil {
-		return err
-	}
-	m.forget()
-	return nil
-}
-
-// endEpoch has all tokens refused from now on.
-func (m *memory) endEpoch() {
-	m.b.mu.Lock()
-	defer m.b.mu.Unlock()
-	if !m.revoked {
-		m.revoked = true
-		m.b.table.retract(m.key)
-	}
-}
-
-// forget gives back the key and what else the memory has. Preconditions: m.turn is held.
-func (m *memory) forget() {
-	m.gone = true
-	m.b.mu.Lock()
-	defer m.b.mu.Unlock()
-	m.b.memories[m.key].Store(nil)
-	m.b.freeKeys = append(m.b.freeKeys, m.key)
-	if m.release != nil {
-		m.release()
-	}
-	if m.arena != nil {
-		m.b.releaseArena(m.arena)
-	}
+	t := session.Token{Secret: m.secret, Key: m.key, Epoch: m.b.table.epoch(m.key).Load(),
+		Size: uint64(len(m.bytes))}
+	return t.Append(dst, &m.b.address.id), nil
 }
 
 // memory returns the registration of a key, nil without one.
@@ -170,4 +124,88 @@ func (b *Backend) memory(key uint32) *memory {
 		return nil
 	}
 	return b.memories[key].Load()
+}
+
+// arena is one Shared, however many ranges of it are registered. Its generation, in the
+// table, moves on before pages of it do, also where another user of the Shared renews
+// them: a peer that looks at it after its copy does that copy again, so that no write which
+// still hit the old pages counts as done.
+type arena struct {
+	index  uint32
+	shared driver.Shared
+	size   uint64
+	refs   int    // Backend.mu
+	stop   func() // no renewal moves the generation on any more
+}
+
+// arenaOf returns the arena of a Shared with one more reference; nil: its owner lends nothing.
+// Preconditions: Backend.mu is held.
+func (b *Backend) arenaOf(s driver.Shared) (*arena, error) {
+	if !reflect.TypeOf(s).Comparable() {
+		return nil, fmt.Errorf("shared memory of type %T cannot be told apart: use a pointer: %w",
+			s, driver.ErrNotSupported)
+	}
+	if a := b.arenas[s]; a != nil {
+		a.refs++
+		return a, nil
+	}
+	size, err := sharedSize(s)
+	if errors.Is(err, driver.ErrNotSupported) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	n := len(b.freeArenas)
+	a := &arena{index: b.freeArenas[n-1], shared: s, size: size, refs: 1}
+	generation := b.table.generation(a.index)
+	a.stop = s.OnRenew(func() func() bool {
+		generation.Add(1) // pairs with the announcement in move, before it takes the generation
+		return b.oldWriters()
+	})
+	b.freeArenas = b.freeArenas[:n-1]
+	b.arenas[s] = a
+	return a, nil
+}
+
+func sharedSize(s driver.Shared) (size uint64, err error) {
+	err = s.Lend(func(extents []driver.Extent) error {
+		for _, e := range extents {
+			if e.Off != size || e.FDOff%pageBytes != 0 || e.Off%pageBytes != 0 {
+				return fmt.Errorf("extent at %d has a gap before it or is not page-aligned: %w",
+					e.Off, driver.ErrBounds)
+			}
+			size += e.Len
+		}
+		return nil
+	})
+	return size, err
+}
+
+// releaseArena gives one reference back. The generation moves on, so that what a
+// peer still has mapped is never taken for the next arena of this index.
+// Preconditions: Backend.mu is held.
+func (b *Backend) releaseArena(a *arena) {
+	a.refs--
+	if a.refs > 0 {
+		return
+	}
+	a.stop()
+	b.table.generation(a.index).Add(1)
+	delete(b.arenas, a.shared)
+	b.freeArenas = append(b.freeArenas, a.index)
+}
+
+// enter keeps the pages where they are during a copy of our own into this memory; leave
+// ends that.
+func (m *memory) enter() {
+	if m.arena != nil {
+		m.arena.shared.Enter()
+	}
+}
+
+func (m *memory) leave() {
+	if m.arena != nil {
+		m.arena.shared.Leave()
+	}
 }

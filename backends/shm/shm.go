@@ -1,21 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package shm moves bytes between processes of one user on one host.
-//
-// Memory that can be shared (hostmem's) is mapped by the peer, and one copy
-// moves the bytes. The peer announces each piece in a page that both see, so the
-// owner can prove that no copy is under way in its memory (Revoke), and puts fresh pages
-// under the range when a frozen peer does not leave. Foreign memory, which only
-// its process has, is read with process_vm_readv and written with process_vm_writev,
-// one copy as well; there a frozen writer is kept out by a gate, a page that each of
-// its calls passes first.
-//
-// A peer maps an arena as a whole and writable. Bounds, ReadOnly and epochs keep
-// programs apart that use this package; against a hostile process of the same
-// user, which could as well attach a debugger, nothing here protects.
-//
-// Control runs over a Unix socket between processes of the same uid. Data,
-// notifications, answers and announcements never touch it.
 package shm
 
 import (
@@ -58,20 +42,20 @@ type Backend struct {
 	arenas     map[driver.Shared]*arena
 	freeArenas []uint32
 
-	gate     writeGate
-	done     session.Completions
-	jobs     jobPool
-	queue    queue
-	entry    session.Gate // Connect is in it
-	life     context.Context
-	end      context.CancelFunc
-	mapped   budget         // memory of peers
-	lobby    *session.Lobby // handshakes under way
-	tasks    sync.WaitGroup
-	turn     int // where Receive begins; Receive only
-	closing  sync.Once
-	closeErr error
-	revokes  sync.RWMutex // held for reading by each Revoke; Close waits for them
+	gate       writeGate
+	done       session.Completions
+	jobs       jobPool
+	queue      queue
+	connecting session.Gate // Connect is in it
+	life       context.Context
+	end        context.CancelFunc
+	mapped     atomic.Int64   // extents of peers, of mappedMax
+	lobby      *session.Lobby // handshakes under way
+	tasks      sync.WaitGroup
+	turn       int // where Receive begins; Receive only
+	closing    sync.Once
+	closeErr   error
+	revokes    sync.RWMutex // held for reading by each Revoke; Close waits for them
 }
 
 var _ driver.Backend = (*Backend)(nil)
@@ -152,6 +136,45 @@ func (b *Backend) Caps() driver.Caps { return b.caps }
 // Addr implements driver.Backend.
 func (b *Backend) Addr() []byte { return b.addr }
 
+// Poll implements driver.Backend.
+func (b *Backend) Poll(done []driver.Completion) (int, error) {
+	n := b.done.Pop(done)
+	if n == 0 && b.closed.Load() && b.done.Taken() == 0 {
+		return 0, driver.ErrClosed
+	}
+	return n, nil
+}
+
+// FD implements driver.Backend.
+func (b *Backend) FD() int { return b.event }
+
+// wake signals the event if it was armed.
+func (b *Backend) wake() {
+	if b.armed.Load() && b.armed.CompareAndSwap(true, false) {
+		signal(b.event)
+	}
+}
+
+// Arm implements driver.Backend.
+func (b *Backend) Arm() (ready bool, err error) {
+	if b.closed.Load() {
+		return false, driver.ErrClosed
+	}
+	b.armed.Store(true) // pairs with the load in wake: the work there is pushed before
+	ready = b.done.Ready() > 0
+	for _, c := range *b.inbound.Load() {
+		if c.arm() {
+			ready = true
+		}
+	}
+	for _, p := range *b.peers.Load() {
+		if p.arm() {
+			ready = true
+		}
+	}
+	return ready, nil
+}
+
 // Close implements driver.Backend. It ends every epoch and gives peers that
 // are in the middle of a copy Config.Grace to leave; one that may still write into memory that is
 // not shareable is driver.ErrTimeout.
@@ -166,24 +189,16 @@ func (b *Backend) close() error {
 	b.mu.Unlock()
 	b.lobby.Close()
 	err := b.listener.Close()
-	b.entry.Shut()
+	b.connecting.Shut()
 	b.end()
-	b.entry.Wait()
+	b.connecting.Wait()
 	open := *b.peers.Load()
 	var wg sync.WaitGroup
 	for _, p := range open {
 		wg.Go(func() { _ = p.Close() }) // a peer's Close has nothing to report
 	}
 	wg.Wait()
-	all := b.endEpochs()
-	err = errors.Join(err, b.closeGate(all))
-	for _, m := range all {
-		if m.arena != nil {
-			m.late = b.freshFor(m)
-			err = errors.Join(err, m.late)
-		}
-		m.turn.Give()
-	}
+	err = errors.Join(err, b.closeMemories())
 	for _, c := range *b.inbound.Load() {
 		c.drop()
 	}
@@ -196,28 +211,6 @@ func (b *Backend) close() error {
 	}
 	b.inbound.Store(new([]*inbound))
 	return errors.Join(err, b.release())
-}
-
-// endEpochs ends all memories and waits for the copies in them. It returns them by their keys,
-// each with its turn held.
-func (b *Backend) endEpochs() map[uint32]*memory {
-	all := map[uint32]*memory{}
-	for i := range b.memories {
-		m := b.memories[i].Load()
-		if m == nil {
-			continue
-		}
-		m.endEpoch()
-		_ = m.turn.Take(context.Background()) // never fails
-		if m.gone {                           // its own Revoke came first
-			m.turn.Give()
-			continue
-		}
-		all[m.key] = m
-		m.forget()
-	}
-	b.awaitQuiet()
-	return all
 }
 
 // release gives back what open made.

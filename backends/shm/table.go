@@ -3,6 +3,8 @@
 package shm
 
 import (
+	"crypto/sha256"
+	"crypto/subtle"
 	"encoding/binary"
 	"fmt"
 	"sync/atomic"
@@ -11,7 +13,65 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/session"
 )
+
+// Two kinds of pages are shared. The key table belongs to the owner of memory: it alone
+// writes, every peer maps it read-only. The connection page belongs to one connection: both
+// write, so neither believes what it reads there.
+const (
+	version    = 6
+	tableMagic = 0x31656c6261547331 // "1sTable1"
+	pageMagic  = 0x3165676150737331 // "1ssPage1"
+	pageBytes  = 4096
+	lineBytes  = 64 // a cache line: words of different writers lie that far apart
+)
+
+// The key table: a header page, a slot for each key, a generation for each arena.
+const (
+	tableMagicAt = 0
+	tableKeysAt  = 8
+	tableGateAt  = 16 // where the owner's gate is, see gate; 0: shut for good
+
+	slotBytes   = 64
+	slotEpochAt = 0
+	slotTagAt   = 8  // 16 bytes; zero: no memory has this key
+	slotArenaAt = 24 // low half the arena, high half flags
+	slotOffAt   = 32
+	slotSizeAt  = 40
+	slotBaseAt  = 48
+)
+
+func tableBytes(keys uint32) uint64 {
+	return (pageBytes + uint64(keys)*(slotBytes+8) + pageBytes - 1) &^ (pageBytes - 1)
+}
+
+// The connection page: a header, announcements, two rings of one size. The first carries
+// notifications to the owner, the second its answers.
+const (
+	pageMagicAt = 0
+	pageRingAt  = 8  // bytes of a ring
+	pageLeftAt  = 16 // the initiator is out of the owner's memory for good
+
+	// The words of the first ring; those of the second lie ringWords behind them.
+	pageArmedAt   = 1 * lineBytes // the receiver sleeps: wake it
+	pageWaitingAt = 2 * lineBytes // the sender found no room: wake it
+	pageHeadAt    = 3 * lineBytes // what the receiver has read of the ring
+	ringWords     = 3 * lineBytes
+
+	announceAt  = pageBytes
+	announceMax = 64 // copies at a time of one initiator, one line each
+
+	ringAt       = announceAt + announceMax*lineBytes
+	ringBytesMin = 4 * messageMax // 128 KiB: two of the longest messages fit however they lie
+	ringBytesMax = 64 << 20
+)
+
+func connectionBytes(ring uint64) uint64 { return ringAt + 2*ring }
+
+func ringSizeFits(n uint64) bool {
+	return n >= ringBytesMin && n <= ringBytesMax && n&(n-1) == 0
+}
 
 // table is the key table, seen by its owner or by a peer.
 type table struct {
@@ -107,4 +167,44 @@ func (t *table) read(key uint32) (epoch uint64, tag [16]byte, g grant, ok bool) 
 	binary.LittleEndian.PutUint64(tag[:], word(s, slotTagAt).Load())
 	binary.LittleEndian.PutUint64(tag[8:], word(s, slotTagAt+8).Load())
 	return epoch, tag, g, word(s, slotEpochAt).Load() == epoch
+}
+
+// tagOf is what the table holds about a key: it proves a token without telling
+// the secret, and binds it to the grant.
+func tagOf(secret *[16]byte, key uint32, g *grant) (tag [16]byte) {
+	var b [64]byte
+	copy(b[:], secret[:])
+	binary.LittleEndian.PutUint32(b[16:], key)
+	binary.LittleEndian.PutUint32(b[20:], g.arena)
+	binary.LittleEndian.PutUint32(b[24:], g.flags)
+	binary.LittleEndian.PutUint64(b[32:], g.off)
+	binary.LittleEndian.PutUint64(b[40:], g.size)
+	binary.LittleEndian.PutUint64(b[48:], g.base)
+	digest := sha256.Sum256(b[:])
+	copy(tag[:], digest[:])
+	return tag
+}
+
+// open checks a token and returns what it grants. The bounds are not of the token's: an epoch of a
+// key has one set of them, and the tag is a digest over secret and bounds, so neither can be had
+// without the other.
+func (t *table) open(tok *session.Token) (grant, error) {
+	if tok.Key >= t.keys {
+		return grant{}, fmt.Errorf("token of key %d: %w", tok.Key, driver.ErrBadToken)
+	}
+	epoch, tag, g, ok := t.read(tok.Key)
+	if !ok || tok.Epoch < epoch {
+		return grant{}, fmt.Errorf("token of epoch %d, the memory is at %d: %w",
+			tok.Epoch, epoch, driver.ErrRevoked)
+	}
+	want := tagOf(&tok.Secret, tok.Key, &g)
+	if tok.Epoch > epoch || tok.Size != g.size ||
+		subtle.ConstantTimeCompare(tag[:], want[:]) != 1 {
+		return grant{}, fmt.Errorf("token of key %d does not fit: %w", tok.Key, driver.ErrBadToken)
+	}
+	if g.flags&flagForeign == 0 && g.arena >= t.keys {
+		return grant{}, fmt.Errorf("key %d lies in arena %d of %d: %w", tok.Key, g.arena, t.keys,
+			driver.ErrCorrupt)
+	}
+	return g, nil
 }

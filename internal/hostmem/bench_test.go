@@ -5,7 +5,6 @@ package hostmem
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 )
 
@@ -38,31 +37,6 @@ func BenchmarkRenew(b *testing.B) {
 				if err := buffer.Renew(context.Background(), 0, n); err != nil {
 					b.Fatal(err)
 				}
-			}
-		})
-	}
-}
-
-// BenchmarkGather copies 2,048 scattered entries of 656 bytes, which is bound by
-// misses of the TLB unless the pages are huge.
-func BenchmarkGather(b *testing.B) {
-	const entry, stride, entries, pool = 656, 1024, 2048, 512 << 20
-	for name, huge := range map[string]HugePolicy{"base": HugeNone, "huge": HugeAuto} {
-		b.Run(name, func(b *testing.B) {
-			from := mustAlloc(b, pool, Options{Populate: true, Huge: huge}).Bytes()
-			to := mustAlloc(b, entries*entry, Options{Populate: true, Huge: huge}).Bytes()
-			rng := rand.New(rand.NewPCG(1, 2))
-			index := make([]uint32, 64*entries)
-			for i := range index {
-				index[i] = rng.Uint32N(pool / stride)
-			}
-			b.SetBytes(entries * entry)
-			round := 0
-			for b.Loop() {
-				for i, at := range index[round%64*entries:][:entries] {
-					copy(to[i*entry:][:entry], from[uint64(at)*stride:])
-				}
-				round++
 			}
 		})
 	}

@@ -16,6 +16,8 @@ package hostmem
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"os"
 	"sync"
 
 	"github.com/sluicehq/sluice/driver"
@@ -27,16 +29,9 @@ type HugePolicy uint8
 // The policies.
 const (
 	// reserved huge pages when all of it fits and little is wasted, else transparent ones
-	HugeAuto    HugePolicy = iota
-	HugeNone               // base pages
-	HugeRequire            // reserved huge pages or a *driver.UnavailableError
+	HugeAuto HugePolicy = iota
+	HugeNone            // base pages
 )
-
-// AnyNode leaves the placement to the kernel.
-const AnyNode = 0
-
-// OnNode returns the Options.Node that binds to a NUMA node, counted from 0.
-func OnNode(node int) int { return node + 1 }
 
 // wasteMax is the part of an allocation, as 1/wasteMax of it, that HugeAuto may
 // lose by rounding up: reserved pages are scarce, and no other program can use them.
@@ -45,44 +40,37 @@ const wasteMax = 8
 // Options describe an allocation; the zero value is useful.
 type Options struct {
 	Purpose  string     // counted by InUse under this name; "" is "unnamed"
-	Node     int        // AnyNode, or OnNode(n): then no other node is ever used
+	Node     int        // number of a NUMA node plus one, of no other then; 0: any
 	Huge     HugePolicy // which pages
 	Populate bool       // fault everything in now, and gather it in huge pages where the kernel can
 }
 
 // Alloc returns n zeroed bytes at an address that is a multiple of 2 MiB. The
 // memory is rounded up to whole pages; Bytes is not. A size that this machine
-// cannot serve is answered with a *SizeError, pages or a node that it does not
-// have with a *driver.UnavailableError. Without Populate the kernel finds the
+// cannot serve is driver.ErrBounds, a node that it does not have a
+// *driver.UnavailableError. Without Populate the kernel finds the
 // pages at first touch, and a lack of memory ends in its OOM killer; with it, a
-// lack of memory is a *SizeError here.
+// lack of memory is driver.ErrBounds here.
 func Alloc(n uint64, o Options) (*Buffer, error) {
-	if err := checkSize(n); err != nil {
-		return nil, err
-	}
-	if o.Huge == HugeNone {
-		return alloc(n, o, false)
+	// What cannot end well is refused before anything is touched: the kernel would promise it and
+	// end some process later.
+	switch total, _ := memory("/"); {
+	case n == 0:
+		return nil, sizeError(n, 0, "nothing was asked for: ask for at least 1 byte")
+	case n > addressMax:
+		return nil, sizeError(n, addressMax, "it does not fit in the address space: check the "+
+			"computation of the size")
+	case total != 0 && n > total:
+		return nil, sizeError(n, total, "it is more than the machine or its cgroup has: ask for "+
+			"less, or raise memory.max")
 	}
 	need := roundUp(n, hugeSize) / hugeSize
-	free := freeHugePages("/")
-	if free >= need && (o.Huge == HugeRequire || need*hugeSize-n <= n/wasteMax) {
-		b, err := alloc(n, o, true)
-		if err == nil || o.Huge == HugeRequire {
-			return b, err
-		}
-		// The pages were taken meanwhile, or MFD_HUGETLB is not for us: go on without.
-	} else if o.Huge == HugeRequire {
-		return nil, noHugePages(need, free)
+	if o.Huge == HugeAuto && freeHugePages("/") >= need && need*hugeSize-n <= n/wasteMax {
+		if b, err := alloc(n, o, true); err == nil {
+			return b, nil
+		} // The pages were taken meanwhile, or MFD_HUGETLB is not for us: go on without.
 	}
 	return alloc(n, o, false)
-}
-
-func noHugePages(need, free uint64) error {
-	return &driver.UnavailableError{
-		Backend: "hugetlb",
-		Reason:  fmt.Sprintf("%d of %d pages of 2 MiB are free", free, need),
-		Fix:     fmt.Sprintf("sysctl -w vm.nr_hugepages=<now + %d>, or use HugeAuto", need-free),
-	}
 }
 
 // alloc makes the first layer and maps it over a reserved range.
@@ -93,22 +81,22 @@ func alloc(n uint64, o Options, huge bool) (_ *Buffer, err error) {
 	}
 	size := roundUp(n, b.page)
 	if o.Populate && !huge {
-		if err := checkFree(size); err != nil {
-			return nil, err
+		if _, available := memory("/"); available != 0 && size > available {
+			return nil, tooLittle(size, available)
 		}
 	}
 	l, err := newLayer(o.Purpose, size, huge)
 	if err != nil {
 		return nil, err
 	}
-	if b.mem, err = reserve(size, hugeSize); err != nil {
+	if b.mem, err = Reserve(size, hugeSize); err != nil {
 		return nil, errors.Join(err, l.close())
 	}
 	l.used.add(0, size)
 	b.layers = []*layer{l}
 	b.pieces = []piece{{off: 0, len: size, layer: l}}
 	if err := b.furnish(l); err != nil {
-		return nil, errors.Join(err, unmap(b.mem), l.close())
+		return nil, errors.Join(err, Unmap(b.mem), l.close())
 	}
 	count(o.Purpose, int64(size))
 	return b, nil
@@ -116,8 +104,8 @@ func alloc(n uint64, o Options, huge bool) (_ *Buffer, err error) {
 
 // furnish puts the first layer under the reserved range.
 func (b *Buffer) furnish(l *layer) error {
-	if err := place(b.mem, l.fd, 0); err != nil {
-		return err
+	if err := Place(b.mem, l.fd, 0); err != nil {
+		return mapError(err, uint64(len(b.mem)))
 	}
 	if err := bind(b.mem, b.opts.Node); err != nil {
 		return err
@@ -134,12 +122,13 @@ func (b *Buffer) furnish(l *layer) error {
 // Buffer is one allocation. All methods may be called by any goroutine; the
 // bytes follow the rules of any Go memory.
 type Buffer struct {
+	landings
+	renewals
+
 	opts      Options
-	len       uint64 // bytes asked for
-	page      uint64 // what layers change hands in: base pages, or 2 MiB if hugetlb
-	collapsed bool   // all whole 2 MiB runs were gathered in huge pages at Alloc
-	landings  landings
-	renewals  renewals
+	len       uint64        // bytes asked for
+	page      uint64        // what layers change hands in: base pages, or 2 MiB if hugetlb
+	collapsed bool          // all whole 2 MiB runs were gathered in huge pages at Alloc
 	renewing  chan struct{} // has one place: one Renew at a time; before mu
 
 	mu     sync.RWMutex // guards what follows; before renewals.mu
@@ -185,7 +174,7 @@ func (b *Buffer) Close() error {
 	if b.mem == nil {
 		return nil
 	}
-	if err := unmap(b.mem); err != nil {
+	if err := Unmap(b.mem); err != nil {
 		return fmt.Errorf("close memory: %w", err)
 	}
 	count(b.opts.Purpose, -int64(len(b.mem)))
@@ -195,4 +184,56 @@ func (b *Buffer) Close() error {
 	}
 	b.mem, b.layers, b.pieces = nil, nil, nil
 	return err
+}
+
+// hugeSize is what the page tables of amd64 and of arm64 with 4 KiB pages map in
+// one entry; every Buffer is aligned to it.
+const hugeSize = 2 << 20
+
+// addressMax leaves room in 47 bits of address space for the reservation.
+const addressMax = 1 << 46
+
+var basePage = uint64(os.Getpagesize())
+
+// sizeError is driver.ErrBounds; have is 0 where it is not known.
+func sizeError(want, have uint64, reason string) error {
+	return fmt.Errorf("allocate %d bytes (have %d): %s: %w", want, have, reason, driver.ErrBounds)
+}
+
+func tooLittle(want, have uint64) error {
+	return sizeError(want, have, "too little memory is free: ask for less, or end what uses it")
+}
+
+func roundUp(n, unit uint64) uint64 { return (n + unit - 1) / unit * unit }
+
+func roundDown(n, unit uint64) uint64 { return n / unit * unit }
+
+var usage = struct {
+	sync.Mutex
+	bytes map[string]uint64
+}{bytes: map[string]uint64{}}
+
+// InUse returns the bytes that are allocated now, in whole pages, by purpose. The map is the
+// caller's.
+func InUse() map[string]uint64 {
+	usage.Lock()
+	defer usage.Unlock()
+	return maps.Clone(usage.bytes)
+}
+
+func count(purpose string, delta int64) {
+	usage.Lock()
+	defer usage.Unlock()
+	name := purposeName(purpose)
+	usage.bytes[name] += uint64(delta)
+	if usage.bytes[name] == 0 {
+		delete(usage.bytes, name)
+	}
+}
+
+func purposeName(purpose string) string {
+	if purpose == "" {
+		return "unnamed"
+	}
+	return purpose
 }

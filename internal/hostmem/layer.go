@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sort"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
 // layer is one memfd as long as the Buffer. A piece of the Buffer that lies in
@@ -92,3 +95,119 @@ func (l *layer) discard(off, n uint64) {
 }
 
 func (l *layer) close() error { return os.NewSyscallError("close", unix.Close(l.fd)) }
+
+// piece is a run of a Buffer that lies in one layer, at the same offset there.
+type piece struct {
+	off, len uint64
+	layer    *layer
+}
+
+func (p piece) end() uint64 { return p.off + p.len }
+
+// Lend implements driver.Shared. It keeps Close out, too, while f runs.
+func (b *Buffer) Lend(f func(extents []driver.Extent) error) error {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	if b.mem == nil {
+		return driver.ErrClosed
+	}
+	extents := make([]driver.Extent, len(b.pieces))
+	for i, p := range b.pieces {
+		extents[i] = driver.Extent{Off: p.off, Len: p.len, FD: p.layer.fd, FDOff: p.off}
+	}
+	return f(extents)
+}
+
+// splice puts a piece over others and joins it with neighbours in its layer.
+func splice(pieces []piece, p piece) []piece {
+	first, last, p := around(pieces, p)
+	var put []piece
+	if q := pieces[first]; q.off < p.off {
+		put = append(put, piece{q.off, p.off - q.off, q.layer})
+	}
+	put = append(put, p)
+	if q := pieces[last]; p.end() < q.end() {
+		put = append(put, piece{p.end(), q.end() - p.end(), q.layer})
+	}
+	return slices.Replace(pieces, first, last+1, put...)
+}
+
+// spliced is how many pieces there would be.
+func spliced(pieces []piece, p piece) int {
+	first, last, p := around(pieces, p)
+	n := len(pieces) - (last - first)
+	if pieces[first].off < p.off {
+		n++
+	}
+	if p.end() < pieces[last].end() {
+		n++
+	}
+	return n
+}
+
+// around widens a piece by its neighbours in the same layer, and returns the first and last that
+// it then lies over.
+func around(pieces []piece, p piece) (first, last int, wide piece) {
+	first = sort.Search(len(pieces), func(i int) bool { return pieces[i].end() > p.off })
+	last = first + sort.Search(len(pieces)-first, func(i int) bool {
+		return pieces[first+i].end() >= p.end()
+	})
+	from, to := p.off, p.end()
+	if first > 0 && pieces[first].off == from && pieces[first-1].layer == p.layer {
+		first--
+	}
+	if last+1 < len(pieces) && pieces[last].end() == to && pieces[last+1].layer == p.layer {
+		last++
+	}
+	if q := pieces[first]; q.layer == p.layer {
+		from = min(from, q.off)
+	}
+	if q := pieces[last]; q.layer == p.layer {
+		to = max(to, q.end())
+	}
+	return first, last, piece{from, to - from, p.layer}
+}
+
+// spans is a set of bytes: ordered ranges that neither touch nor overlap.
+type spans []span
+
+type span struct{ from, to uint64 }
+
+// at returns the index of the first range that ends at or after off.
+func (s spans) at(off uint64) int {
+	return sort.Search(len(s), func(i int) bool { return s[i].to >= off })
+}
+
+// overlaps reports whether any byte of [off, off+n) is in the set.
+func (s spans) overlaps(off, n uint64) bool {
+	i := s.at(off + 1)
+	return i < len(s) && s[i].from < off+n
+}
+
+// remove takes [off, off+n) out of the set.
+func (s *spans) remove(off, n uint64) {
+	from, to := off, off+n
+	var out spans
+	for _, r := range *s {
+		if r.from < min(r.to, from) {
+			out = append(out, span{r.from, min(r.to, from)})
+		}
+		if max(r.from, to) < r.to {
+			out = append(out, span{max(r.from, to), r.to})
+		}
+	}
+	*s = out
+}
+
+// add puts [off, off+n) into the set.
+func (s *spans) add(off, n uint64) {
+	from, to := off, off+n
+	first := s.at(from)
+	last := first
+	for last < len(*s) && (*s)[last].from <= to {
+		from, to = min(from, (*s)[last].from), max(to, (*s)[last].to)
+		last++
+	}
+	tail := append(spans{{from, to}}, (*s)[last:]...)
+	*s = append((*s)[:first], tail...)
+}

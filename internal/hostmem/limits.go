@@ -4,6 +4,7 @@ package hostmem
 
 import (
 	"math"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -12,22 +13,14 @@ import (
 // Machine is what bounds host memory here. A number is 0 and a string empty
 // where the kernel does not say.
 type Machine struct {
-	Total, Available   uint64 // bytes, also within the cgroup of this process
-	BasePage, HugePage uint64 // bytes
-	HugeReserved       uint64 // pages of HugePage bytes set aside
-	HugeFree           uint64 // of these, not promised yet
-	TransparentHuge    string // "always", "madvise" or "never"
-	ShmemHuge          string // the same for memfds: also "advise", "within_size", "force", "deny"
-	Nodes              []Node // ordered by number; empty without NUMA in the kernel
-	Memlock            uint64 // bytes that may be locked; math.MaxUint64: any
-	MapsMax            uint64 // mappings of one process
-}
-
-// Node is one NUMA node with memory.
-type Node struct {
-	ID          int
-	Total, Free uint64 // bytes
-	HugeFree    uint64 // pages
+	Total, Available uint64 // bytes, also within the cgroup of this process
+	HugeReserved     uint64 // pages of 2 MiB set aside
+	HugeFree         uint64 // of these, not promised yet
+	TransparentHuge  string // "always", "madvise" or "never"
+	ShmemHuge        string // the same for memfds: also "advise", "within_size", "force", "deny"
+	Nodes            []int  // NUMA nodes with memory, in order; empty without NUMA in the kernel
+	Memlock          uint64 // bytes that may be locked; math.MaxUint64: any
+	MapsMax          uint64 // mappings of one process
 }
 
 // Limits reads what bounds host memory on this machine.
@@ -36,13 +29,13 @@ func Limits() Machine { return LimitsAt("/") }
 // LimitsAt is Limits with another root in place of "/", under which proc and sys
 // are looked for.
 func LimitsAt(root string) Machine {
-	m := Machine{BasePage: basePage, HugePage: hugeSize}
+	var m Machine
 	m.Total, m.Available = memory(root)
 	m.HugeReserved = readUint(root, hugeDir, "nr_hugepages")
 	m.HugeFree = freeHugePages(root)
 	m.TransparentHuge = chosen(readText(root, transparentDir, "enabled"))
 	m.ShmemHuge = chosen(readText(root, transparentDir, "shmem_enabled"))
-	m.Nodes = nodes(root)
+	m.Nodes = parseList(readText(root, "sys/devices/system/node/has_memory"))
 	m.Memlock = memlock(root)
 	m.MapsMax = readUint(root, "proc/sys/vm/max_map_count")
 	return m
@@ -51,7 +44,6 @@ func LimitsAt(root string) Machine {
 const (
 	hugeDir        = "sys/kernel/mm/hugepages/hugepages-2048kB"
 	transparentDir = "sys/kernel/mm/transparent_hugepage"
-	nodeDir        = "sys/devices/system/node"
 	cgroupDir      = "sys/fs/cgroup"
 )
 
@@ -121,17 +113,68 @@ func memlock(root string) uint64 {
 	return 0
 }
 
-func nodes(root string) []Node {
-	var list []Node
-	for _, id := range parseList(readText(root, nodeDir, "has_memory")) {
-		dir := filepath.Join(nodeDir, "node"+strconv.Itoa(id))
-		info := readText(root, dir, "meminfo")
-		list = append(list, Node{
-			ID:       id,
-			Total:    kibibytes(info, "MemTotal:"),
-			Free:     kibibytes(info, "MemFree:"),
-			HugeFree: readUint(root, dir, "hugepages/hugepages-2048kB/free_hugepages"),
-		})
+// readText returns a small file, or "" where it cannot be read: what a kernel
+// lacks is not known.
+func readText(path ...string) string {
+	text, err := os.ReadFile(filepath.Join(path...))
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}
+
+func readUint(path ...string) uint64 { return parseUint(strings.TrimSpace(readText(path...))) }
+
+func parseUint(text string) uint64 {
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// field returns the first number after a name, wherever that stands in a line.
+func field(text, name string) uint64 {
+	_, rest, ok := strings.Cut(text, name)
+	if !ok {
+		return 0
+	}
+	words := strings.Fields(rest)
+	if len(words) == 0 {
+		return 0
+	}
+	return parseUint(words[0])
+}
+
+func kibibytes(text, name string) uint64 { return field(text, name) << 10 }
+
+// chosen returns the word in brackets.
+func chosen(text string) string {
+	_, rest, _ := strings.Cut(text, "[")
+	word, _, ok := strings.Cut(rest, "]")
+	if !ok {
+		return ""
+	}
+	return word
+}
+
+// parseList reads "0-2,5" as 0 1 2 5. Nonsense ends it, and so does a list that
+// is longer than the kernel can have nodes.
+func parseList(text string) []int {
+	var list []int
+	for part := range strings.SplitSeq(strings.TrimSpace(text), ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
+		}
+		from, err1 := strconv.Atoi(first)
+		to, err2 := strconv.Atoi(last)
+		if err1 != nil || err2 != nil || from < 0 || to >= nodesMax {
+			break
+		}
+		for n := from; n <= to; n++ {
+			list = append(list, n)
+		}
 	}
 	return list
 }

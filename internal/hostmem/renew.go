@@ -6,8 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -37,25 +40,22 @@ func (b *Buffer) Renew(ctx context.Context, off, n uint64) error {
 		return fmt.Errorf("renew memory: %w", driver.ContextError(ctx))
 	}
 	defer func() { <-b.renewing }()
-	if err := b.mayRenew(off, n); err != nil {
+	b.mu.RLock()
+	err := b.mayMove(off, n)
+	b.mu.RUnlock()
+	if err != nil {
 		return err
 	}
-	if err := b.landings.Stop(ctx); err != nil {
+	if err := b.stop(ctx); err != nil {
 		return fmt.Errorf("renew memory: %w", err)
 	}
-	defer b.landings.Resume()
+	defer b.resume()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.mayMove(off, n); err != nil { // closed or held meanwhile
 		return err
 	}
 	return b.renew(roundDown(off, b.page), roundUp(off+n, b.page))
-}
-
-func (b *Buffer) mayRenew(off, n uint64) error {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	return b.mayMove(off, n)
 }
 
 // mayMove is an error where the pages of a range cannot move. Preconditions: b.mu is held.
@@ -84,7 +84,7 @@ func (b *Buffer) renew(from, to uint64) error {
 	if err != nil {
 		return fmt.Errorf("renew memory: %w", err)
 	}
-	over := b.renewals.Tell()
+	over := b.tell()
 	defer b.retire()
 	for at := from; at < to; {
 		next := min(to, roundDown(at+renewStep, renewStep))
@@ -114,9 +114,6 @@ type renewals struct {
 }
 
 // OnRenew implements driver.Shared.
-func (b *Buffer) OnRenew(f func() func() bool) (stop func()) { return b.renewals.OnRenew(f) }
-
-// OnRenew has f called by Tell until stop.
 func (r *renewals) OnRenew(f func() func() bool) (stop func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -131,9 +128,9 @@ func (r *renewals) OnRenew(f func() func() bool) (stop func()) {
 	}
 }
 
-// Tell calls them. It stands before the first page moves. over reports whether nothing is written
+// tell calls them. It stands before the first page moves. over reports whether nothing is written
 // to the old pages any more; where none was there to be told, that is never known.
-func (r *renewals) Tell() (over func() bool) {
+func (r *renewals) tell() (over func() bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var writing []func() bool
@@ -204,8 +201,8 @@ func (b *Buffer) moveTo(l *layer, off, n uint64, over func() bool) error {
 	if err := b.copyTo(l, off, window); err != nil {
 		return err
 	}
-	if err := place(window, l.fd, off); err != nil {
-		return err
+	if err := Place(window, l.fd, off); err != nil {
+		return mapError(err, n)
 	}
 	b.advise(window)
 	if b.opts.Populate && b.collapses(l) {
@@ -227,7 +224,7 @@ func (b *Buffer) copyTo(l *layer, off uint64, from []byte) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, unmap(to)) }()
+	defer func() { err = errors.Join(err, Unmap(to)) }()
 	if err := bind(to, b.opts.Node); err != nil {
 		return err
 	}
@@ -254,4 +251,125 @@ func (b *Buffer) retire() {
 	}
 	clear(b.layers[len(kept):])
 	b.layers = kept
+}
+
+// landings counts the writes of this process that are under way in a memory, so that no
+// Renew moves pages under one. It costs a write two additions to a cache line that
+// nothing else touches while no Renew runs.
+//
+// A Renew that waits holds up what comes, but not for ever: what has entered may be
+// unable to leave before another has entered, as in a ring of requests that one goroutine
+// both submits and completes. After patience a waiting write goes first. A Renew that has
+// begun to move pages depends on no write, so each waits for that.
+type landings struct {
+	_      [64]byte
+	inside atomic.Int64
+	phase  atomic.Int32 // of the Renew
+	_      [64]byte
+	over   atomic.Pointer[chan struct{}] // closed when the Renew has ended
+}
+
+// The phases of a Renew. What lands from C knows renewMoves by its value.
+const (
+	renewNone = iota
+	renewWaits
+	renewMoves
+)
+
+const patience = 10 * time.Millisecond // of a write, with a Renew that waits
+
+var enteredMax = 5 * time.Second // of a Renew, with what has entered; tests have less
+
+// Landings returns the two words behind Enter and Leave, for what lands from C: it adds one to
+// inside, and takes it back and tries again while phase is 2.
+func (b *Buffer) Landings() (inside *atomic.Int64, phase *atomic.Int32) {
+	return &b.inside, &b.phase
+}
+
+// Enter implements driver.Shared: it waits for a Renew that runs, and holds off the next until
+// Leave.
+func (l *landings) Enter() {
+	l.inside.Add(1) // pairs with the store of the phase in stop
+	if l.phase.Load() == renewNone {
+		return
+	}
+	for {
+		l.inside.Add(-1)
+		if over := l.over.Load(); over != nil {
+			l.await(*over)
+		}
+		l.inside.Add(1)
+		if l.phase.Load() != renewMoves {
+			return
+		}
+	}
+}
+
+// TryEnter implements driver.Shared: it is Enter where no Renew waits or runs; else it reports
+// false.
+func (l *landings) TryEnter() bool {
+	l.inside.Add(1)
+	if l.phase.Load() == renewNone {
+		return true
+	}
+	l.inside.Add(-1)
+	return false
+}
+
+// Leave implements driver.Shared: it ends what Enter began.
+func (l *landings) Leave() { l.inside.Add(-1) }
+
+// await waits until a Renew is over or, if it only waits itself, for patience.
+func (l *landings) await(over chan struct{}) {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-over:
+		return
+	case <-timer.C:
+	}
+	if l.phase.Load() == renewMoves {
+		<-over
+	}
+}
+
+// stop returns when no write is inside, and none enters until resume. After an error, that of ctx
+// or driver.ErrBusy, nothing is stopped. It must not run twice at once.
+func (l *landings) stop(ctx context.Context) error {
+	over := make(chan struct{})
+	l.over.Store(&over)
+	l.phase.Store(renewWaits)
+	end := time.Now().Add(enteredMax)
+	for pause := time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		if l.inside.Load() == 0 {
+			l.phase.Store(renewMoves)
+			if l.inside.Load() == 0 {
+				return nil
+			}
+			l.phase.Store(renewWaits) // one came between the two looks
+		}
+		var err error
+		switch {
+		case ctx.Err() != nil:
+			err = driver.ContextError(ctx)
+		case time.Now().After(end):
+			err = fmt.Errorf("a write into it has not ended within %v: %w", enteredMax,
+				driver.ErrBusy)
+		}
+		if err != nil {
+			l.resume()
+			return err
+		}
+		if pause < 50*time.Microsecond {
+			runtime.Gosched()
+		} else {
+			time.Sleep(pause)
+		}
+	}
+}
+
+// resume ends the Renew for all that wait.
+func (l *landings) resume() {
+	l.phase.Store(renewNone)
+	close(*l.over.Load())
 }

@@ -3,10 +3,13 @@
 package proc
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +25,7 @@ type Remote struct {
 	FD  int // a pidfd, readable when the process has ended, until Release; -1: none
 
 	start uint64 // without a pidfd: when the process began
-	end   *Waiter
+	end   *polled
 }
 
 // soPeerPIDFD is SO_PEERPIDFD of <asm-generic/socket.h>, since Linux 6.5.
@@ -95,14 +98,13 @@ func (r *Remote) watch(pidfd int) (err error) {
 				"kernel has no SO_PEERPIDFD (Linux 6.5): share the namespace: %w",
 				driver.ErrNotSupported)
 		}
-		r.start, err = StartOf(r.PID)
+		r.start, err = startOf(r.PID)
 		return err
 	}
-	defer closeFD(pidfd)
-	if r.end, err = NewWaiter(pidfd); err != nil {
+	if r.end, err = newPolled(pidfd, "pidfd", readable); err != nil {
 		return fmt.Errorf("watch peer: %w", err)
 	}
-	r.FD = r.end.FD()
+	r.FD = pidfd
 	return nil
 }
 
@@ -118,12 +120,12 @@ func (r Remote) Known() bool { return r.end != nil }
 // Dead reports whether the process is known to have ended: its memory is gone by then.
 func (r Remote) Dead() bool {
 	if r.end != nil {
-		return r.end.Ready()
+		return r.end.try()
 	}
 	if r.start == 0 {
 		return false
 	}
-	start, err := StartOf(r.PID)
+	start, err := startOf(r.PID)
 	return errors.Is(err, os.ErrNotExist) || err == nil && start != r.start
 }
 
@@ -133,19 +135,73 @@ func (r Remote) Wait() error {
 	if r.end == nil {
 		return driver.ErrNotSupported
 	}
-	return r.end.Wait()
+	return r.end.wait()
 }
 
 // StopWaits ends each Wait, now and later. Dead goes on.
 func (r Remote) StopWaits() {
 	if r.end != nil {
-		_ = r.end.SetDeadline(time.Unix(1, 0)) // fails after Release only
+		_ = r.end.setDeadline(time.Unix(1, 0)) // fails after Release only
 	}
 }
 
 // Release closes the descriptor. It is idempotent. Dead answers false from then on.
 func (r Remote) Release() {
 	if r.end != nil {
-		_ = r.end.Close() // a pidfd has nothing to flush
+		_ = r.end.close() // a pidfd has nothing to flush
 	}
+}
+
+// readable asks the kernel: the poller tells changes, and the one that matters
+// may have come before the descriptor was watched.
+func readable(fd int, _ []byte) bool {
+	fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	for {
+		n, err := unix.Poll(fds[:], 0)
+		if err != unix.EINTR {
+			return n > 0
+		}
+	}
+}
+
+// startOf says when a process began, in ticks since the host did: with its number it names the
+// process for good. It is field 22 of /proc/<pid>/stat. The second one, in brackets, is the
+// program's name, which may hold anything.
+func startOf(pid int) (uint64, error) {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0, fmt.Errorf("identify process %d: %w", pid, err)
+	}
+	_, after, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" "))
+	fields := bytes.Fields(after)
+	const at = 22 - 3 // the state is field 3
+	if len(fields) <= at {
+		return 0, fmt.Errorf("identify process %d: /proc tells %d fields: %w", pid, len(fields),
+			driver.ErrCorrupt)
+	}
+	start, err := strconv.ParseUint(string(fields[at]), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("identify process %d: %w", pid, err)
+	}
+	return start, nil
+}
+
+// Host digests what two processes must have in common to share memory and to
+// see each other's end: the boot, the namespaces, and the user.
+func Host() (id [8]byte, err error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return id, fmt.Errorf("identify host: %w", err)
+	}
+	for _, space := range []string{"ipc", "pid", "user", "mnt"} {
+		name, err := os.Readlink("/proc/self/ns/" + space)
+		if err != nil {
+			return id, fmt.Errorf("identify host: %w", err)
+		}
+		boot = append(boot, name...)
+	}
+	boot = strconv.AppendInt(boot, int64(os.Getuid()), 10)
+	sum := sha256.Sum256(boot)
+	copy(id[:], sum[:])
+	return id, nil
 }

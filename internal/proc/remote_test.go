@@ -107,3 +107,12 @@ func TestALackOfDescriptorsIsNoProof(t *testing.T) {
 	r := Remote{FD: -1}
 	require.ErrorIs(t, r.watch(-1), driver.ErrNotSupported)
 }
+
+func TestHost(t *testing.T) {
+	a, err := Host()
+	require.NoError(t, err)
+	b, err := Host()
+	require.NoError(t, err)
+	require.Equal(t, a, b)
+	require.NotZero(t, a)
+}
