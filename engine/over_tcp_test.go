@@ -150,8 +150,8 @@ func TestChainsOverTCP(t *testing.T) {
 			}
 			if f, ok := near.tcp.(*fault.Backend); ok {
 				fired := uint64(0)
-				for _, h := range f.Hits() {
-					fired += h.Fired
+				for _, n := range f.Fired() {
+					fired += n
 				}
 				if fired < 20 {
 					t.Errorf("%d faults: the line was not bad", fired)

@@ -105,16 +105,14 @@ func rulesOf(seed uint64) []fault.Rule {
 	return []fault.Rule{
 		{On: fault.Batch, Chance: p(0.5), Do: fault.Delay(us(500), us(500))},
 		{On: fault.Write, Chance: p(0.5), Do: fault.Late(us(300), us(300))},
-		{On: fault.Read, Chance: p(0.5), Do: fault.Reorder(us(1000))},
+		{On: fault.Read, Chance: p(0.5), Do: fault.Delay(us(500), us(500))},
 		{On: fault.Write, Chance: p(0.01), Do: fault.Drop()},
 		{On: fault.Batch, Chance: p(0.01), Do: fault.Swallow()},
 		{On: fault.Batch, Chance: p(0.02), Do: fault.Fail(driver.ErrPeerLost)},
 		{On: fault.Batch, Chance: p(0.01), Do: fault.Refuse(driver.ErrRevoked)},
 		{On: fault.Batch, Every: 100 + uint64(r.IntN(400)), Do: fault.Stall(us(3000))},
 		{On: fault.Batch, Every: 500 + uint64(r.IntN(500)), Do: fault.Flap(us(5000))},
-		{On: fault.Batch, Do: fault.Limit(2e9+uint64(r.IntN(1e9)), 1<<20)},
-		{On: fault.Receive, Chance: p(0.5), Do: fault.Delay(us(500), us(500))},
-		{On: fault.Revoke, Chance: p(0.1), Do: fault.Delay(us(500), 0)},
+		{On: fault.Message, Chance: p(0.5), Do: fault.Late(us(500), us(500))},
 	}
 }
 
@@ -138,7 +136,7 @@ type promises struct {
 	mu                                                        sync.Mutex
 	broken                                                    []string
 	actions, succeeded, failed, aborted, revoked, connections int
-	hits                                                      []fault.Hit
+	hits                                                      []uint64
 	heard                                                     map[uint64]int // messages by number
 	sent                                                      map[uint64]bool
 }
@@ -164,7 +162,7 @@ func keepPromises(t *testing.T, open func() (driver.Backend, error), rules []fau
 		})
 	}
 	workers.Wait()
-	p.hits = wrapped.(*fault.Backend).Hits()
+	p.hits = wrapped.(*fault.Backend).Fired()
 	if s := p.a.Stats(); s.Posted != 0 || s.Peers != 0 {
 		p.breaks("at the end %d transfers are posted to %d peers", s.Posted, s.Peers)
 	} else if s.Stray != 0 {

@@ -120,8 +120,8 @@ func wrap(b driver.Backend, rules []fault.Rule) (driver.Backend, error) {
 func faultsFired(list []driver.Backend) (n uint64) {
 	for _, b := range list {
 		if f, ok := b.(*fault.Backend); ok {
-			for _, h := range f.Hits() {
-				n += h.Fired
+			for _, fired := range f.Fired() {
+				n += fired
 			}
 		}
 	}

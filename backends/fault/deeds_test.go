@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
@@ -135,8 +137,8 @@ func TestTheDeathOfAPeerEndsWhatWaits(t *testing.T) {
 }
 
 func theDeathOfAPeerEndsWhatWaits(t *testing.T) {
-	r := newRig(t, Rule{On: Write, Size: AtLeast(2), Do: Swallow()},
-		Rule{On: Write, Size: Exactly(1), Do: Drop()})
+	r := newRig(t, Rule{On: Write, AtLeast: 2, Do: Swallow()},
+		Rule{On: Write, Do: Drop()})
 	swallowed, dropped := r.write(0, 1000), r.write(0, 1)
 	r.silent(swallowed)
 	check(t, r.far.Close())
@@ -150,11 +152,11 @@ func theDeathOfAPeerEndsWhatWaits(t *testing.T) {
 // stuck has each batch in flight until it is cancelled.
 type stuck struct {
 	driver.Peer
-	submitted, cancelled func()
+	submitted, cancelled func(tag uint64)
 }
 
-func (s stuck) Submit(uint64, *driver.Batch) error { s.submitted(); return nil }
-func (s stuck) Cancel(uint64)                      { s.cancelled() }
+func (s stuck) Submit(tag uint64, _ *driver.Batch) error { s.submitted(tag); return nil }
+func (s stuck) Cancel(tag uint64)                        { s.cancelled(tag) }
 
 // TestTheReasonOfAnEndIsTold ends a batch while it is being handed on: it can only be cancelled
 // once the wrapped backend has it, and ends for the reason that came first all the same.
@@ -164,24 +166,16 @@ func theReasonOfAnEndIsTold(t *testing.T) {
 	for _, why := range []error{driver.ErrClosed, driver.ErrPeerLost, driver.ErrAborted} {
 		r := newRig(t, Rule{On: Write, Do: Late(us, 0)})
 		b, p := r.near.(*Backend), r.peer.(*peer)
-		release := func() {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			for _, f := range b.flightsOf(p) {
-				f.release(why)
-				f.release(driver.ErrClosed)
+		with := func(f func(*flight)) func(uint64) {
+			return func(tag uint64) {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				f(b.flights[tag])
 			}
 		}
-		abort := func() {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			for _, f := range b.flightsOf(p) {
-				if f.observe(driver.ErrAborted) {
-					f.finish(f.err)
-				}
-			}
-		}
-		p.Peer = stuck{p.Peer, release, abort}
+		p.Peer = stuck{p.Peer,
+			with(func(f *flight) { f.release(why); f.release(driver.ErrClosed) }),
+			with(func(f *flight) { f.landed(driver.ErrAborted) })}
 		if err := r.await(r.write(0, 8)); !errors.Is(err, why) {
 			t.Errorf("ended with %v, want %v", err, why)
 		}
@@ -189,39 +183,96 @@ func theReasonOfAnEndIsTold(t *testing.T) {
 	}
 }
 
+// TestCloseWaitsForWhatIsHandedOn closes a connection, and the backend, in the middle of that: the
+// batch has completed when Close returns, and Poll does not say ErrClosed before that was polled.
+func TestCloseWaitsForWhatIsHandedOn(t *testing.T) {
+	testkit.InVirtualTime(t, closeWaitsForWhatIsHandedOn)
+}
+
+func closeWaitsForWhatIsHandedOn(t *testing.T) {
+	for _, closes := range []func(r *rig) error{
+		func(r *rig) error { return r.peer.Close() },
+		func(r *rig) error { return r.near.Close() },
+	} {
+		r := newRig(t, Rule{On: Write, Do: Late(us, 0)})
+		p := r.peer.(*peer)
+		came, leave, closed := make(chan bool), make(chan bool), make(chan error, 1)
+		inner := p.Peer
+		p.Peer = stuck{inner, func(uint64) { came <- true; <-leave }, func(tag uint64) {
+			r.near.(*Backend).mu.Lock()
+			defer r.near.(*Backend).mu.Unlock()
+			r.near.(*Backend).flights[tag].landed(driver.ErrAborted)
+		}}
+		tag := r.write(0, 8)
+		<-came
+		go func() { closed <- closes(r) }()
+		r.silent(tag)
+		require.Empty(t, closed)
+		leave <- true
+		check(t, <-closed)
+		require.ErrorIs(t, r.await(tag), driver.ErrClosed)
+	}
+}
+
 func TestFailAndRefuse(t *testing.T) {
-	r := newRig(t, Rule{On: Write, Size: Exactly(1), Do: Fail(driver.ErrRevoked)},
-		Rule{On: Write, Size: Exactly(2), Do: Refuse(driver.ErrCorrupt)},
-		Rule{On: Connect, Peer: Exactly(1), Do: Refuse(driver.ErrUnavailable)},
-		Rule{On: Import, Skip: 1, Most: 1, Do: Refuse(driver.ErrBadToken)},
-		Rule{On: Revoke, Most: 1, Do: Refuse(driver.ErrTimeout)},
-		Rule{On: Register, Skip: 1, Do: Refuse(driver.ErrBusy)})
-	if err := r.await(r.write(0, 1)); !errors.Is(err, driver.ErrRevoked) || r.landed(0, 1) &&
-		r.from[0] != 0 {
-		t.Errorf("fail: %v", err)
-	}
-	if err := r.peer.Submit(100, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 2)}); !errors.Is(
-		err, driver.ErrCorrupt) {
-		t.Errorf("refuse: %v", err)
-	}
-	if _, err := r.near.Connect(context.Background(), r.far.Addr()); !errors.Is(err,
-		driver.ErrUnavailable) {
-		t.Errorf("connect: %v", err)
-	}
-	token, err := r.remote.AppendToken(nil)
-	check(t, err)
-	if _, _, err := r.peer.Import(token); !errors.Is(err, driver.ErrBadToken) {
-		t.Errorf("import: %v", err)
-	}
-	r.imports()
-	if err := r.local.Revoke(context.Background()); !errors.Is(err, driver.ErrTimeout) {
-		t.Errorf("revoke: %v", err)
-	}
-	if _, err := r.near.Register(driver.Segment{Kind: driver.DRAM, Len: 1,
-		Mem: r.from[:1]}); !errors.Is(err, driver.ErrBusy) {
-		t.Errorf("register: %v", err)
-	}
+	r := newRig(t, Rule{On: Write, AtLeast: 3, Do: Fail(driver.ErrRevoked)},
+		Rule{On: Write, AtLeast: 2, Do: Refuse(driver.ErrCorrupt)})
+	err := r.await(r.write(0, 3))
+	require.ErrorIs(t, err, driver.ErrRevoked)
+	require.Equal(t, make([]byte, 3), r.to[:3])
+	require.ErrorIs(t, r.submit(0, 2), driver.ErrCorrupt)
+	check(t, r.await(r.write(0, 1)))
 	r.once()
+}
+
+// later lets time pass. It takes the backend's lock before and after, as whatever moves bytes
+// meanwhile does.
+func (r *rig) later(d time.Duration) {
+	r.poll()
+	time.Sleep(d)
+	r.poll()
+}
+
+// TestBreaches has what breaks the contract do so.
+func TestBreaches(t *testing.T) { testkit.InVirtualTime(t, breaches) }
+
+func breaches(t *testing.T) {
+	r := newRig(t, Rule{On: Write, Do: BreakCorrupt()})
+	check(t, r.await(r.write(0, 1000)))
+	require.True(t, r.landed(0, 500))
+	require.Equal(t, make([]byte, 500), r.to[500:1000])
+
+	r = newRig(t, Rule{On: Write, Do: BreakEarly(ms)})
+	check(t, r.await(r.write(0, 1000)))
+	require.False(t, r.landed(0, 1000))
+	r.later(2 * ms)
+	require.True(t, r.landed(0, 1000))
+
+	r = newRig(t, Rule{On: Write, Do: Swallow()}, Rule{On: Write, Do: BreakLateWrite(ms)})
+	tag := r.write(0, 1000)
+	r.peer.Cancel(tag)
+	require.ErrorIs(t, r.await(tag), driver.ErrAborted)
+	require.False(t, r.landed(0, 1000))
+	r.later(2 * ms)
+	require.True(t, r.landed(0, 1000))
+	r.once()
+
+	r = newRig(t, Rule{On: Write, Do: BreakDuplicate()})
+	tag = r.write(0, 8)
+	check(t, r.await(tag))
+	r.poll()
+	require.Len(t, r.done[tag], 2)
+}
+
+// TestDropBehindLateBatches drops a key that a batch needs which has not begun.
+func TestDropBehindLateBatches(t *testing.T) { testkit.InVirtualTime(t, dropBehindLateBatches) }
+
+func dropBehindLateBatches(t *testing.T) {
+	r := newRig(t, Rule{On: Write, Do: Late(ms, 0)})
+	tag := r.write(0, 8)
+	r.peer.Drop(r.key)
+	check(t, r.await(tag))
+	require.ErrorIs(t, r.await(r.write(0, 8)), driver.ErrBounds)
 }
 
 func TestStallIsFullForAWhile(t *testing.T) { testkit.InVirtualTime(t, stallIsFullForAWhile) }
@@ -229,10 +280,7 @@ func TestStallIsFullForAWhile(t *testing.T) { testkit.InVirtualTime(t, stallIsFu
 func stallIsFullForAWhile(t *testing.T) {
 	r := newRig(t, Rule{On: Write, Most: 1, Do: Stall(30 * ms)})
 	begin := time.Now()
-	if err := r.peer.Submit(100, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}); !errors.Is(
-		err, driver.ErrFull) {
-		t.Fatalf("stalled: %v", err)
-	}
+	require.ErrorIs(t, r.submit(0, 8), driver.ErrFull)
 	ready := func() bool {
 		ok, err := r.near.Arm()
 		check(t, err)
@@ -254,14 +302,11 @@ func TestFlapLosesTheConnection(t *testing.T) { testkit.InVirtualTime(t, flapLos
 
 func flapLosesTheConnection(t *testing.T) {
 	r := newRig(t, Rule{On: Write, Every: 3, Most: 1, Do: Flap(50 * ms)},
-		Rule{On: Write, Size: Exactly(7), Do: Swallow()})
-	held := r.write(0, 7)
-	check(t, r.await(r.write(8, 8)))
+		Rule{On: Write, AtLeast: 9, Do: Swallow()})
+	held := r.write(0, 9)
+	check(t, r.await(r.write(16, 8)))
 	begin := time.Now()
-	if err := r.peer.Submit(100, &driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}); !errors.Is(
-		err, driver.ErrPeerLost) {
-		t.Errorf("submit: %v", err)
-	}
+	require.ErrorIs(t, r.submit(0, 8), driver.ErrPeerLost)
 	if err := r.await(held); !errors.Is(err, driver.ErrPeerLost) {
 		t.Errorf("what was in flight: %v", err)
 	}
@@ -289,44 +334,18 @@ func flapLosesTheConnection(t *testing.T) {
 	r.once()
 }
 
-func TestLimitAndModelTakeTheirTime(t *testing.T) {
-	for name, c := range map[string]struct {
-		do    Deed
-		least time.Duration
-	}{
-		"limit": {Limit(10e6, 0), 40 * ms}, // 4 x 100 kB
-		"burst": {Limit(10e6, 1<<20), 0},
-		"model": {Model(20*ms, ms, 1e9), 21 * ms},
-	} {
-		testkit.RunInVirtualTime(t, name, func(t *testing.T) {
-			r := newRig(t, Rule{On: Write, Do: c.do})
-			begin := time.Now()
-			for range 4 {
-				r.write(0, 100_000)
-			}
-			for tag := range r.tags {
-				check(t, r.await(tag+1))
-			}
-			if took := time.Since(begin); took < c.least {
-				t.Errorf("took %v, want at least %v", took, c.least)
-			}
-			r.once()
-		})
-	}
-}
-
 // TestTheSeedDecides has the same calls meet the same faults, and others with another seed.
 func TestTheSeedDecides(t *testing.T) { testkit.InVirtualTime(t, theSeedDecides) }
 
 func theSeedDecides(t *testing.T) {
 	pattern := func(seed uint64) (list []bool) {
 		r := newRigOf(t, seed, Rule{On: Write, Chance: 0.3, Do: Fail(driver.ErrPeerLost)},
-			Rule{On: Write, Size: AtLeast(16), Chance: 0.5, Do: Delay(100*us, 50*us)})
+			Rule{On: Write, AtLeast: 16, Chance: 0.5, Do: Delay(100*us, 50*us)})
 		for i := range uint64(200) {
 			list = append(list, r.await(r.write(0, 8+i%16)) != nil)
 		}
-		if h := r.hits(); h[0].Matched != 200 || h[0].Fired < 30 || h[0].Fired > 90 {
-			t.Errorf("hits %+v", h)
+		if n := r.near.(*Backend).Fired()[0]; n < 30 || n > 90 {
+			t.Errorf("%d of 200 hit", n)
 		}
 		return list
 	}
@@ -341,8 +360,7 @@ func theSeedDecides(t *testing.T) {
 
 func TestConditions(t *testing.T) {
 	r := newRig(t, Rule{On: Write, Skip: 2, Every: 3, Most: 2, Do: Fail(driver.ErrPeerLost)},
-		Rule{On: Read, Do: Drop()},
-		Rule{On: Write, Peer: Exactly(1), Do: Fail(driver.ErrRevoked)})
+		Rule{On: Read, Do: Drop()})
 	var failed []int
 	for i := range 20 {
 		if r.await(r.write(0, 8)) != nil {
@@ -352,12 +370,13 @@ func TestConditions(t *testing.T) {
 	if !slices.Equal(failed, []int{5, 8}) {
 		t.Errorf("failed %v, want the third and the sixth after two", failed)
 	}
-	r.dial()
-	if err := r.await(r.write(0, 8)); !errors.Is(err, driver.ErrRevoked) {
-		t.Errorf("the second connection: %v", err)
-	}
-	if h := r.hits(); h[1] != (Hit{}) {
-		t.Errorf("hits %+v", h)
+	require.Equal(t, []uint64{2, 0}, r.near.(*Backend).Fired())
+	for _, bad := range []Rule{{}, {On: Write}, {Do: Drop()}, {On: Write | Read, Do: Drop()},
+		{On: 2 * Message, Do: Drop()}, {On: Write, Do: Drop(), Chance: 2},
+		{On: Write, Do: Fail(nil)}, {On: Write, Do: Delay(-1, 0)},
+		{On: Write, Do: Stall(TimeMax + 1)}} {
+		_, err := Wrap(r.far, 0, bad)
+		require.ErrorIs(t, err, driver.ErrBounds, "%+v", bad)
 	}
 }
 
@@ -367,8 +386,7 @@ func TestPlacesAreBounded(t *testing.T) {
 	full := 0
 	for range flightsMax + 50 {
 		r.tags++
-		if err := r.peer.Submit(r.tags, &driver.Batch{Op: driver.Write,
-			Descs: r.desc(0, 8)}); errors.Is(err, driver.ErrFull) {
+		if err := r.submit(0, 8); errors.Is(err, driver.ErrFull) {
 			full++
 			r.tags--
 		} else {
@@ -380,24 +398,4 @@ func TestPlacesAreBounded(t *testing.T) {
 	}
 	check(t, r.near.Close())
 	r.once()
-}
-
-// TestNothingIsAllocated submits what rules delay, over and over.
-func TestNothingIsAllocated(t *testing.T) {
-	r := newRig(t, Rule{On: Write, Do: Delay(us, 0)},
-		Rule{On: Write, Do: Late(us, 0)})
-	b := driver.Batch{Op: driver.Write, Descs: r.desc(0, 8)}
-	var done [1]driver.Completion
-	allocs := testkit.AllocsPerRun(500, func() {
-		r.tags++
-		if err := r.peer.Submit(r.tags, &b); err != nil {
-			t.Error(err)
-		}
-		for n := 0; n == 0; n, _ = r.near.Poll(done[:]) {
-			time.Sleep(10 * time.Microsecond) // AllocsPerRun leaves one processor to all
-		}
-	})
-	if allocs > 0 && !raceEnabled {
-		t.Errorf("%v allocations for a batch that is late", allocs)
-	}
 }

@@ -18,9 +18,8 @@ import (
 func Example() {
 	rules := []fault.Rule{
 		// the fifth write, and the tenth
-		{On: fault.Write, Size: fault.AtLeast(4096), Every: 5, Do: fault.Fail(driver.ErrPeerLost)},
+		{On: fault.Write, AtLeast: 4096, Every: 5, Do: fault.Fail(driver.ErrPeerLost)},
 		{On: fault.Batch, Do: fault.Delay(100*time.Microsecond, 50*time.Microsecond)},
-		{On: fault.Batch, Peer: fault.Exactly(2), Do: fault.Limit(12.5e9, 1<<20)},
 	}
 	inner, err := mem.New(mem.Config{})
 	if err != nil {
@@ -36,7 +35,7 @@ func Example() {
 	}
 	defer e.Close()
 	fmt.Println(writes(e, 10), "writes failed")
-	fmt.Println("the first rule fired", b.Hits()[0].Fired, "times")
+	fmt.Println("the first rule fired", b.Fired()[0], "times")
 
 	// Output:
 	// 2 writes failed

@@ -1,35 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fault wraps a backend and has it misbehave by rules, so that a program can be
-// tested without the hardware that misbehaves, and the tests of this project against a
-// backend that is slow, deaf or wrong.
+// Package fault wraps a backend and has it misbehave by rules, so that a program can be tested
+// without the hardware that misbehaves, and the tests of this project against a backend that is
+// slow, deaf or wrong.
 //
-//	b, err := fault.Wrap(inner, 7,
+//	b, err := fault.Wrap(inner, 7, // the seed
 //		fault.Rule{On: fault.Write, Chance: 0.01, Do: fault.Drop()},
 //		fault.Rule{On: fault.Batch, Do: fault.Delay(5*time.Millisecond, time.Millisecond)})
 //
-// Most deeds are within the contract: completions that are late, out of order or do not
-// come until the connection is closed, batches that fail or are refused, connections that
-// flap, rates and latencies. Those that break it (Break…) are for the tests of what
-// should notice.
+// Most deeds are within the contract: completions that are late, out of order, or do not come until
+// the connection is closed; batches that begin late, fail or are refused; connections that flap.
+// Those that break it (Break…) are for the tests of what should notice. A batch that begins late
+// and that the wrapped backend then refuses, as for its bounds, ends with that error.
 //
-// What is left to chance follows from the seed, the rule and how many events have matched
-// that rule, and from nothing else: the same sequence of calls meets the same faults.
-// The order of concurrent calls is of course the clock's.
+// What is left to chance follows from the seed, the rule and how many batches have matched that
+// rule, and from nothing else: the same sequence of calls meets the same faults. The order of
+// concurrent calls is of course the clock's.
 //
 // # How it works
 //
-// A batch that no rule hits goes straight to the wrapped backend. One that is hit is a
-// flight: it takes one of flightsMax places, none free is ErrFull. A flight may wait
-// before it is handed on, or be held back when it is done; one goroutine for each backend,
-// with a heap of moments, does what is due. It wakes the sleeper through the wrapped
-// backend's own eventfd. Nothing is allocated for a flight once its place has been used.
-//
-// A wrapped Peer takes what the one inside takes (Peer.Can).
+// Rules concern batches; without one the wrapped backend is used as it is. Else each batch is a
+// flight from Submit until its completion was polled, of which there are at most flightsMax. Submit
+// (peer.go) asks the rules for a verdict (rules.go) and hands the batch to the wrapped backend now,
+// later or never. Poll takes every completion of the wrapped backend and holds back those that the
+// verdict says so of (flight.go). Timers do what is due; they wake the sleeper through the wrapped
+// backend's own eventfd.
 package fault
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,100 +41,154 @@ import (
 	"github.com/sluicehq/sluice/internal/proc"
 )
 
-// flightsMax is how many batches of a backend may be held up at once. Messages that have
-// come in and are held back have as many places again.
+// flightsMax is how many batches of a backend may be under way or not polled.
 const flightsMax = 1024
-
-// Hit counts the events of one rule.
-type Hit struct {
-	Matched uint64 // whether it fired or not
-	Fired   uint64
-}
 
 // Backend is a wrapped backend. What rules do not concern goes to the one inside as it is.
 type Backend struct {
 	driver.Backend // the one inside
-	caps           driver.Caps
 	seed           uint64
 	rules          []Rule
-	odds           []odds // one for each rule
-	about          Event  // what any rule is about
-	landsLate      bool   // some rule does, also in memory that is revoked by then
-	flaps          bool   // some rule does, so the end of any batch may have to be explained
 
 	wake    *proc.Event // a duplicate of the wrapped backend's
 	armed   atomic.Bool
-	news    atomic.Bool  // there may be room again
-	starved atomic.Bool  // a Submit found no place
-	held    atomic.Int64 // flights and extra completions: Poll has something of ours to look after
-	closed  atomic.Bool
-	ended   atomic.Bool // and no flight is in hand any more
+	news    atomic.Bool // there may be room again
+	ended   atomic.Bool // no completion will come any more
 	closing sync.Once
-	tasks   sync.WaitGroup // the scheduler, watchers and flaps
-
-	clock  clock
-	inbox  inbox
-	pollMu sync.Mutex // before mu: held while the wrapped backend is polled
+	tasks   sync.WaitGroup // watchers and flaps
 
 	mu      sync.Mutex // guards what follows, flights, and what peers say it guards
-	handed  *sync.Cond // a flight is no longer handed on
+	handed  *sync.Cond // a flight is no longer being handed on
+	counts  []count    // one for each rule
 	flights map[uint64]*flight
-	free    []*flight // the last used on top
-	places  int       // flights, and completions in ready
+	places  int  // flights that a program knows, and completions in ready
+	starved bool // a Submit found no place
 	ready   []driver.Completion
 	hidden  uint64 // tags of our own
+	closed  bool
 	peers   map[*peer]struct{}
-	numbers uint64            // of connections
-	locals  map[uint32]extent // by key
-	refused map[string]time.Time
+	flapped map[string]time.Time // until when no connection is made to an address
+	scratch [64]driver.Completion
 }
 
 // Wrap has b misbehave by the rules, with the seed of all that they leave to chance. The result
 // owns b: closing it closes b, and b is not to be used beside it. Both ends of a connection may be
-// wrapped or only one. The name in Caps is that of b, so that routes and descriptions fit.
+// wrapped or only one. The name in Caps is that of b, so that routes and descriptions fit. The
+// error is driver.ErrBounds for a rule that makes no sense.
 func Wrap(b driver.Backend, seed uint64, rules ...Rule) (*Backend, error) {
 	if b == nil {
 		return nil, fmt.Errorf("wrap a backend: there is none: %w", driver.ErrBounds)
 	}
-	if err := checkRules(rules); err != nil {
-		return nil, fmt.Errorf("wrap backend %s: %w", b.Caps().Name, err)
-	}
-	w := &Backend{
-		Backend: b, caps: b.Caps(),
-		seed: seed, rules: append([]Rule(nil), rules...), odds: make([]odds, len(rules)),
-		flights: map[uint64]*flight{}, peers: map[*peer]struct{}{},
-		locals: map[uint32]extent{}, refused: map[string]time.Time{},
-	}
-	w.handed = sync.NewCond(&w.mu)
-	w.clock.init()
-	w.inbox.wake.come = w.wakeUp
 	for i := range rules {
-		r := &rules[i]
-		w.about |= r.On
-		w.flaps = w.flaps || r.Do.kind == flap
-		w.landsLate = w.landsLate || r.Do.kind == lateWrite
-	}
-	if w.about&Batch != 0 || w.flaps {
-		w.about |= batches
+		if flaw := rules[i].flaw(); flaw != "" {
+			return nil, fmt.Errorf("wrap backend %s: rule %d: %s: %w", b.Caps().Name, i+1, flaw,
+				driver.ErrBounds)
+		}
 	}
 	wake, err := proc.EventFromFD(b.FD())
 	if err != nil {
-		return nil, fmt.Errorf("wrap backend %s: %w", w.caps.Name, err)
+		return nil, fmt.Errorf("wrap backend %s: %w", b.Caps().Name, err)
 	}
-	w.wake = wake
-	if len(rules) > 0 {
-		w.tasks.Go(w.schedule)
+	w := &Backend{
+		Backend: b, seed: seed, rules: slices.Clone(rules), wake: wake,
+		counts: make([]count, len(rules)), flights: map[uint64]*flight{},
+		peers: map[*peer]struct{}{}, flapped: map[string]time.Time{},
 	}
+	w.handed = sync.NewCond(&w.mu)
 	return w, nil
 }
 
-// Hits returns how often each rule has fired, in their order.
-func (b *Backend) Hits() []Hit {
-	list := make([]Hit, len(b.odds))
-	for i := range b.odds {
-		list[i] = Hit{b.odds[i].matched.Load(), b.odds[i].fired.Load()}
+// Fired returns how many batches each rule has hit, in the order of the rules.
+func (b *Backend) Fired() []uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := make([]uint64, len(b.counts))
+	for i := range b.counts {
+		list[i] = b.counts[i].fired
 	}
 	return list
+}
+
+// Connect implements driver.Backend. No connection is made to an address that flaps.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
+	b.mu.Lock()
+	flaps := b.flapped[string(addr)].After(time.Now())
+	b.mu.Unlock()
+	if flaps {
+		return nil, fmt.Errorf("connect: the connection flaps, by a fault rule: %w",
+			driver.ErrPeerLost)
+	}
+	inner, err := b.Backend.Connect(ctx, addr)
+	if err != nil || len(b.rules) == 0 {
+		return inner, err
+	}
+	p := &peer{Peer: inner, b: b, addr: string(addr), over: make(chan struct{})}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil, errors.Join(driver.ErrClosed, inner.Close())
+	}
+	b.peers[p] = struct{}{}
+	b.tasks.Go(func() { p.watch(inner.Lost()) })
+	return p, nil
+}
+
+// Poll implements driver.Backend.
+func (b *Backend) Poll(done []driver.Completion) (int, error) {
+	if len(b.rules) == 0 {
+		return b.Backend.Poll(done)
+	}
+	for {
+		ended := b.ended.Load() // before the look: what is found missing then is missing for good
+		m, err := b.Backend.Poll(b.scratch[:min(len(done), len(b.scratch))])
+		b.mu.Lock()
+		for _, c := range b.scratch[:m] {
+			if f := b.flights[c.Tag]; f != nil {
+				f.landed(c.Err)
+			}
+		}
+		n := b.takeReady(done)
+		b.mu.Unlock()
+		switch {
+		case n > 0 || m == 0 && (err == nil || errors.Is(err, driver.ErrClosed) && !ended):
+			return n, nil
+		case m == 0:
+			return 0, err
+		}
+	}
+}
+
+// takeReady moves completions that are ready. Preconditions: b.mu is held.
+func (b *Backend) takeReady(done []driver.Completion) int {
+	n := copy(done, b.ready)
+	b.ready = slices.Delete(b.ready, 0, n)
+	b.vacate(n)
+	return n
+}
+
+// vacate gives so many places back. Preconditions: b.mu is held.
+func (b *Backend) vacate(n int) {
+	if b.places -= n; n > 0 && b.starved {
+		b.starved = false
+		b.wakeUp()
+	}
+}
+
+// deliver has a batch complete: Poll finds it. Preconditions: b.mu is held.
+func (b *Backend) deliver(tag uint64, err error) {
+	b.ready = append(b.ready, driver.Completion{Tag: tag, Err: err})
+	b.signal()
+}
+
+// Arm implements driver.Backend. The flag goes up before the look; whatever brings something
+// does it the other way round.
+func (b *Backend) Arm() (bool, error) {
+	b.armed.Store(true)
+	ready, err := b.Backend.Arm()
+	b.mu.Lock()
+	waits := len(b.ready) > 0
+	b.mu.Unlock()
+	return ready || waits || b.news.Swap(false), err
 }
 
 // signal wakes the sleeper on the descriptor.
@@ -147,29 +204,24 @@ func (b *Backend) wakeUp() {
 	b.signal()
 }
 
-// Close implements driver.Backend. What is held up ends first, so that the wrapped
-// backend has its peers' work alone to end.
+// Close implements driver.Backend. What is held up ends first, so that the wrapped backend has its
+// peers' work alone to end.
 func (b *Backend) Close() (err error) {
 	b.closing.Do(func() {
 		b.mu.Lock()
-		b.closed.Store(true)
-		peers := make([]*peer, 0, len(b.peers))
-		for p := range b.peers {
-			peers = append(peers, p)
-		}
-		b.mu.Unlock()
+		b.closed = true
+		peers := slices.Collect(maps.Keys(b.peers))
 		for _, p := range peers {
 			p.shut(driver.ErrClosed)
 		}
+		b.mu.Unlock()
 		err = b.Backend.Close()
 		for _, p := range peers {
 			p.awaitHanded()
 		}
+		b.tasks.Wait()
 		b.ended.Store(true)
 		b.signal()
-		b.clock.stop()
-		b.forgetLocals()
-		b.tasks.Wait()
 		_ = b.wake.Close()
 	})
 	return err

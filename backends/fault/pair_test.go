@@ -55,9 +55,7 @@ func newRigOf(t testing.TB, seed uint64, rules ...Rule) *rig {
 	check(t, err)
 	near, err := Wrap(inner, seed, rules...)
 	check(t, err)
-	other, err := openMem()
-	check(t, err)
-	far, err := Wrap(other, 0)
+	far, err := openMem()
 	check(t, err)
 	r := &rig{TB: t, near: near, far: far, done: map[uint64][]error{}}
 	t.Cleanup(func() {
@@ -104,8 +102,13 @@ func (r *rig) desc(off, n uint64) []driver.Desc {
 func (r *rig) write(off, n uint64) uint64 {
 	r.Helper()
 	r.tags++
-	check(r, r.peer.Submit(r.tags, &driver.Batch{Op: driver.Write, Descs: r.desc(off, n)}))
+	check(r, r.submit(off, n))
 	return r.tags
+}
+
+// submit submits a write under the last tag.
+func (r *rig) submit(off, n uint64) error {
+	return r.peer.Submit(r.tags, &driver.Batch{Op: driver.Write, Descs: r.desc(off, n)})
 }
 
 // poll notes what is complete.
@@ -158,5 +161,3 @@ func (r *rig) once() {
 }
 
 func (r *rig) landed(off, n uint64) bool { return bytes.Equal(r.to[off:off+n], r.from[off:off+n]) }
-
-func (r *rig) hits() []Hit { return r.near.(*Backend).Hits() }

@@ -6,8 +6,12 @@ import (
 	"cmp"
 	"fmt"
 	"runtime"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
+	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
 )
@@ -27,8 +31,9 @@ type Config struct {
 	// Devices are network devices as in UCX_NET_DEVICES. Empty: UCX's own choice.
 	Devices string
 
-	// Settings are further settings of UCX, NAME=VALUE without the prefix UCX_. They
-	// come last, so they win over ours.
+	// Settings are further settings of UCX, NAME=VALUE without the prefix UCX_, which win over
+	// those that only tune. What the backend relies on is refused: TLS and NET_DEVICES, for which
+	// Transports and Devices are there, and RNDV_THRESH.
 	Settings []string
 
 	Workers    int // threads that move bytes; default 1
@@ -57,9 +62,6 @@ type Config struct {
 	// for it, and the limit of the program that began the transfer ends the wait. Default 10 s.
 	Failure time.Duration
 
-	// CloseMax is how long an endpoint of UCX may take to be given back. Default Grace.
-	CloseMax time.Duration
-
 	importMax time.Duration // zero: session.ImportMax
 }
 
@@ -83,7 +85,6 @@ func (c *Config) EnsureDefaults() {
 	session.SetDefault(&c.Spin, defaultSpin())
 	session.SetDefault(&c.Grace, 1500*time.Millisecond)
 	session.SetDefault(&c.Failure, max(10*time.Second, c.Grace))
-	session.SetDefault(&c.CloseMax, c.Grace)
 	session.SetDefault(&c.importMax, session.ImportMax)
 }
 
@@ -101,7 +102,7 @@ func (c *Config) check() error {
 	case c.BatchesMax&(c.BatchesMax-1) != 0:
 		return fmt.Errorf("config: BatchesMax %d is no power of two: %w", c.BatchesMax,
 			driver.ErrBounds)
-	case c.Spin < 0 || c.CloseMax < 0:
+	case c.Spin < 0:
 		return fmt.Errorf("config: a negative duration: %w", driver.ErrBounds)
 	case c.Grace < graceMin:
 		return fmt.Errorf("config: Grace %v is below %v: peers would be lost in the pauses of a "+
@@ -111,6 +112,29 @@ func (c *Config) check() error {
 	case c.Failure < c.Grace:
 		return fmt.Errorf("config: Failure %v is below Grace %v: %w", c.Failure, c.Grace,
 			driver.ErrBounds)
+	}
+	return c.checkSettings()
+}
+
+// checkSettings refuses what would undo a decision of the backend: UCX would take its transport
+// within a process for a peer that is ourselves, or send by rendezvous, which no end of ours reads.
+func (c *Config) checkSettings() error {
+	for _, s := range c.Settings {
+		name, _, ok := strings.Cut(s, "=")
+		fault := ""
+		switch {
+		case !ok || strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "" || name == "":
+			fault = "want NAME=VALUE, with a name that `ucx_info -cf` lists, without UCX_"
+		case name == "TLS":
+			fault = "use Transports, from which those that share memory are left out"
+		case name == "NET_DEVICES":
+			fault = "use Devices"
+		case name == "RNDV_THRESH":
+			fault = "leave it out: messages are eager, so that their age is known when they land"
+		}
+		if fault != "" {
+			return fmt.Errorf("config: Settings %q: %s: %w", s, fault, driver.ErrBounds)
+		}
 	}
 	return nil
 }
@@ -131,4 +155,63 @@ func defaultSpin() time.Duration {
 		return 20 * time.Microsecond
 	}
 	return 3 * time.Microsecond
+}
+
+// What was tried out for one message of csrc/ucx, which is eager.
+const (
+	tcpSendBytes    = 64 << 10
+	tcpReceiveBytes = 128 << 10
+)
+
+// sharing are UCX's names of transports within one host, aliases at the end.
+var sharing = []string{"posix", "sysv", "cma", "self", "xpmem", "knem", "sm", "shm", "mm"}
+
+// networkTransports is Config.Transports without those that share memory, as UCX_TLS takes it. A
+// leading ^ negates a whole list, as in UCX.
+func networkTransports(list string) (string, error) {
+	rest, negated := strings.CutPrefix(strings.TrimSpace(list), "^")
+	var names []string
+	for name := range strings.SplitSeq(rest, ",") {
+		name = strings.TrimSpace(name)
+		if name == "" || strings.ContainsAny(name, "^ =") {
+			return "", fmt.Errorf("config: Transports %q: %q is no name of a transport: %w", list,
+				name, driver.ErrBounds)
+		}
+		if !slices.Contains(sharing, name) {
+			names = append(names, name)
+		}
+	}
+	switch {
+	case negated:
+		return "^" + strings.Join(append(slices.Clone(sharing[:6]), names...), ","), nil
+	case slices.Contains(names, "all"):
+		return "^" + strings.Join(sharing[:6], ","), nil
+	case len(names) == 0:
+		return "", fmt.Errorf("config: Transports %q shares memory, which is the shm backend's "+
+			"work: use that, or add tcp: %w", list, driver.ErrBounds)
+	}
+	return strings.Join(names, ","), nil
+}
+
+// listed reports whether a transport may be chosen from a list of UCX_TLS.
+func listed(list, name string) bool {
+	rest, negated := strings.CutPrefix(list, "^")
+	return slices.Contains(strings.Split(rest, ","), name) != negated
+}
+
+// context is what the context is opened with. Nothing goes by rendezvous: UCX would make the
+// copy later than we look at how old a message is, and from memory of the program.
+func (c *Config) context(transports string) ucp.Config {
+	u := ucp.Config{
+		Transports: transports, Devices: c.Devices,
+		Workers: c.Workers, BatchesMax: c.BatchesMax, NotifyMax: c.NotifyMax,
+		SpinNanos: uint64(c.Spin), GraceNanos: uint64(c.Grace),
+		Settings: []string{"RNDV_THRESH=inf"},
+	}
+	if listed(transports, "tcp") {
+		u.Settings = append(u.Settings, "TCP_TX_SEG_SIZE="+strconv.Itoa(tcpSendBytes),
+			"TCP_RX_SEG_SIZE="+strconv.Itoa(tcpReceiveBytes))
+	}
+	u.Settings = append(u.Settings, c.Settings...)
+	return u
 }

@@ -12,7 +12,7 @@ import (
 
 // harness reaches peers of this host by UCX's TCP, as those of other hosts, by whatever device UCX
 // chooses. An owner's thread of C that stands holds up the proof of all memory, so the suite parks
-// none: see TestRevokeWhileALandingStands of csrc/ucx.
+// none: see TestRevokeWhileAPageDoesNotCome.
 var harness = drivertest.Harness{
 	Name:   "ucx",
 	New:    func() (driver.Backend, error) { return New(Config{}) },

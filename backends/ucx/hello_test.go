@@ -129,40 +129,11 @@ func TestNonsense(t *testing.T) {
 			if _, isBye := m.(*bye); !isBye || conn == 0 {
 				contextOf(p.far).push(ucp.Control{Conn: conn, Data: m.encode()})
 			}
-			if _, isQuit := m.(quit); !isQuit {
-				contextOf(p.near).push(ucp.Control{Conn: conn, Data: m.encode()})
-			}
+			contextOf(p.near).push(ucp.Control{Conn: conn, Data: m.encode()})
 		}
 	}
 	p.share(t)
 	p.connect(t)
-}
-
-// TestLost has UCX give up connections of both sides.
-func TestLost(t *testing.T) {
-	p := openPair(t, Config{})
-	m, _ := p.share(t)
-	contextOf(p.far).lose(p.far)
-	var msgs []driver.Message
-	eventually(t, "the last word", func() bool {
-		msgs = append(msgs, received(t, p.far)...)
-		return len(msgs) > 0
-	})
-	if len(msgs) != 1 || !errors.Is(msgs[0].Err, driver.ErrPeerLost) || msgs[0].Conn == 0 {
-		t.Errorf("%+v", msgs)
-	}
-	eventually(t, "the end of the link", func() bool { return ends(p.far) == 0 })
-	contextOf(p.near).lose(p.near)
-	<-p.peer.Lost()
-	token, _ := m.AppendToken(nil)
-	if _, _, err := p.peer.Import(token); !errors.Is(err, driver.ErrPeerLost) {
-		t.Errorf("import over a lost connection: %v", err)
-	}
-	if err := p.peer.Submit(1, &driver.Batch{Op: driver.Write,
-		Tail: driver.NotifyTail}); !errors.Is(err, driver.ErrPeerLost) {
-		t.Errorf("submit over a lost connection: %v", err)
-	}
-	require.NoError(t, p.peer.Close())
 }
 
 // TestImportUnanswered asks an owner that stands still.
@@ -247,11 +218,4 @@ func TestHelloThatIsDropped(t *testing.T) {
 		c.withdraw()
 	}
 	require.NoError(t, <-connected)
-}
-
-// TestNoRangesOpenNothing: a set of no ranges, which is not nil, opens nothing to peers.
-func TestNoRangesOpenNothing(t *testing.T) {
-	_, err := openMeddled(t, Config{}).Register(driver.Segment{Kind: driver.DRAM, Len: 4096,
-		Mem: make([]byte, 4096), Only: driver.Ranges{}})
-	require.ErrorIs(t, err, driver.ErrBounds)
 }

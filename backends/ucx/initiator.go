@@ -15,28 +15,25 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// peer is our end of a connection that we began: over it we reach the owner's
-// memory and send notifications. It implements driver.Peer.
+// peer is our end of a connection that we began: over it we reach the owner's memory and send
+// notifications. It implements driver.Peer.
 type peer struct {
 	driver.PeerBase
 	b     *Backend
 	owner address
 	link  link
 	conn  uint64 // of answers
-	hello []byte
 
-	gate     session.Gate  // held by every call of the program; Close shuts it first
-	hold     session.Gate  // held by every use of link; Close shuts it last
+	calls    session.Gate  // held by every call of the program; Close shuts it first
+	linkUses session.Gate  // held by every use of link; Close shuts it last
 	closing  chan struct{} // closed when Close begins
 	ending   sync.Once
 	unwanted atomic.Bool // the program never had this connection
 	gone     atomic.Bool
 	lostCh   chan struct{}
 	lostOnce sync.Once
-	bound    bool          // a welcome came; of the control goroutine only
-	welcomed chan error    // has one place
-	farewell chan struct{} // closed when the owner has answered our bye
-	parting  sync.Once
+	bound    bool       // a welcome came; of the control goroutine only
+	welcomed chan error // has one place
 
 	lanes   sync.Once // guards overTCP
 	overTCP bool
@@ -52,21 +49,155 @@ var _ driver.Peer = (*peer)(nil)
 func newPeer(b *Backend, owner address) *peer {
 	p := &peer{
 		b: b, owner: owner, conn: b.conns.Add(1),
-		closing: make(chan struct{}), lostCh: make(chan struct{}), farewell: make(chan struct{}),
+		closing: make(chan struct{}), lostCh: make(chan struct{}),
 		welcomed: make(chan error, 1), asks: make(map[uint32]chan *importAnswer),
 		imports: make(map[uint32]struct{}),
 	}
-	p.hold.Shut() // there is no link yet
+	p.linkUses.Shut() // there is no link yet
 	return p
 }
 
-// enter begins a call of the program; exit ends it.
+// Connect implements driver.Backend. The hello goes to the peer's control goroutine, which connects
+// back; nothing of it needs the peer's program.
+func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
+	if !b.gate.Enter() {
+		return nil, fmt.Errorf("connect peer: %w", driver.ErrClosed)
+	}
+	defer b.gate.Exit()
+	p, err := b.connect(ctx, addr)
+	if err != nil {
+		return nil, fmt.Errorf("connect peer: %w", err)
+	}
+	return p, nil
+}
+
+// Between hellos there is a pause, which grows.
+const pauseMin, pauseMax = time.Second, 8 * time.Second
+
+func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
+	if ctx.Err() != nil {
+		return nil, driver.ContextError(ctx)
+	}
+	owner, err := decodeAddress(addr)
+	if err != nil {
+		return nil, err
+	}
+	// Our end, on one of our workers, to one of the owner's.
+	p := newPeer(b, owner)
+	turn := int(b.turn.Add(1) - 1)
+	worker := turn % b.cfg.Workers
+	if p.link, err = b.net.connect(worker, owner.workers[turn%len(owner.workers)]); err != nil {
+		return nil, err
+	}
+	p.linkUses.Reopen()
+	b.mu.Lock()
+	b.peers[p] = struct{}{}
+	b.mu.Unlock()
+	b.add(p.link.ID(), p)
+	// The hello, again and again: an owner that has too many connections, or no room to answer one,
+	// drops it.
+	h := hello{conn: p.link.ID(), worker: uint8(worker), to: owner.owner,
+		grace: uint64(b.cfg.Grace), from: b.addr}
+	hello := h.encode()
+	err = p.link.Control(hello)
+	for pause := pauseMin; err == nil; pause = min(2*pause, pauseMax) {
+		again := time.NewTimer(pause)
+		select {
+		case <-again.C:
+			_ = p.link.Control(hello) // where the peer is lost lostCh says so
+			continue
+		case err = <-p.welcomed:
+			again.Stop()
+			if err == nil {
+				return p, nil
+			}
+			if pause > pauseMin { // it refused one hello, and may take the next
+				m := bye{conn: p.link.ID(), from: b.address.owner, abandoned: true}
+				_ = p.link.Control(m.encode())
+			}
+		case <-p.lostCh:
+			err = driver.ErrPeerLost
+		case <-b.closing:
+			err = driver.ErrClosed
+		case <-ctx.Done():
+			err = fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, driver.ContextError(ctx))
+		}
+		again.Stop()
+	}
+	// The owner must forget us, which may take it long. When the backend closes it does so itself.
+	p.unwanted.Store(true)
+	b.tasks.Start(func() { _ = p.Close() })
+	return nil, err
+}
+
+// onMessage implements end.
+func (p *peer) onMessage(message any) {
+	switch m := message.(type) {
+	case *welcome:
+		p.onWelcome(m)
+	case *importAnswer: // one that comes late is dropped
+		p.mu.Lock()
+		asker := p.asks[m.id]
+		delete(p.asks, m.id)
+		p.mu.Unlock()
+		if asker != nil {
+			asker <- m
+		}
+	}
+}
+
+// onWelcome binds our end to the owner's. Only the first welcome counts.
+func (p *peer) onWelcome(m *welcome) {
+	if p.bound || !p.linkUses.Enter() {
+		return
+	}
+	defer p.linkUses.Exit()
+	p.bound = true
+	err := m.status.Err()
+	if err != nil {
+		p.gone.Store(true) // it knows nothing of us: no goodbye
+		err = fmt.Errorf("%v refused: %w", &p.owner, err)
+	} else {
+		p.link.Bind(m.conn, m.grace)
+	}
+	p.welcomed <- err
+}
+
+// onLost implements end. It ends what is under way, and says so. What may land still ends later,
+// unless the owner's end is over.
+func (p *peer) onLost(over bool) {
+	why := ucp.Lost
+	select {
+	case <-p.closing: // the owner's end is over, since we have said bye
+		why = ucp.Closed
+	default:
+	}
+	p.gone.Store(true)
+	p.withLink(func(l link) { l.End(why, over) })
+	p.lostOnce.Do(func() { close(p.lostCh) })
+}
+
+// number implements end.
+func (p *peer) number() uint64 { return p.conn }
+
+// remote implements end.
+func (p *peer) remote() *address { return &p.owner }
+
+// withLink implements end.
+func (p *peer) withLink(f func(link)) {
+	if p.linkUses.Enter() {
+		f(p.link)
+		p.linkUses.Exit()
+	}
+}
+
+// enter begins a call of the program, which ends by calls.Exit.
 func (p *peer) enter() error {
-	if !p.gate.Enter() {
+	if !p.calls.Enter() {
 		return driver.ErrClosed
 	}
 	if p.gone.Load() {
-		p.gate.Exit()
+		p.calls.Exit()
 		return driver.ErrPeerLost
 	}
 	return nil
@@ -81,7 +212,7 @@ func (p *peer) Can() driver.Can {
 	p.lanes.Do(func() {
 		if p.enter() == nil {
 			p.overTCP = overTCP(p.link.Lanes())
-			p.gate.Exit()
+			p.calls.Exit()
 		}
 	})
 	if p.overTCP {
@@ -92,6 +223,88 @@ func (p *peer) Can() driver.Can {
 
 // Conn implements driver.Peer.
 func (p *peer) Conn() uint64 { return p.conn }
+
+// Lost implements driver.Peer.
+func (p *peer) Lost() <-chan struct{} { return p.lostCh }
+
+// Import implements driver.Peer. The owner's control goroutine answers; imports at the same time do
+// not wait for each other.
+func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
+	if err := p.enter(); err != nil {
+		return 0, 0, err
+	}
+	defer p.calls.Exit()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("import memory: %w", err)
+		}
+	}()
+	t, err := session.DecodeToken(tok, &p.owner.owner)
+	if err != nil {
+		return 0, 0, err
+	}
+	// Ask the owner.
+	answer := make(chan *importAnswer, 1)
+	p.mu.Lock()
+	p.askID++
+	id := p.askID
+	p.asks[id] = answer
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		delete(p.asks, id)
+		p.mu.Unlock()
+	}()
+	q := importRequest{id: id, key: t.Key, epoch: t.Epoch, secret: t.Secret}
+	if err := p.link.Control(q.encode()); err != nil {
+		return 0, 0, err
+	}
+	timer := time.NewTimer(p.b.cfg.importMax)
+	defer timer.Stop()
+	var a *importAnswer
+	select {
+	case a = <-answer:
+	case <-p.lostCh:
+		return 0, 0, driver.ErrPeerLost
+	case <-p.closing:
+		return 0, 0, driver.ErrClosed
+	case <-timer.C:
+		return 0, 0, fmt.Errorf("no answer within %v, the peer may be frozen: %w",
+			p.b.cfg.importMax, driver.ErrTimeout)
+	}
+	// Tell C what it may send.
+	if err := a.status.Err(); err != nil {
+		return 0, 0, err
+	}
+	if a.size != t.Size {
+		return 0, 0, fmt.Errorf("the owner tells of %d bytes, the token of %d: %w", a.size, t.Size,
+			driver.ErrBadToken)
+	}
+	key, err = p.link.Import(ucp.Import{Key: t.Key, Size: t.Size, Ticket: a.ticket,
+		ReadOnly: a.readOnly})
+	if err != nil {
+		return 0, 0, err
+	}
+	p.mu.Lock()
+	p.imports[key] = struct{}{}
+	p.mu.Unlock()
+	return key, t.Size, nil
+}
+
+// Drop implements driver.Peer.
+func (p *peer) Drop(key uint32) {
+	if !p.calls.Enter() {
+		return
+	}
+	defer p.calls.Exit()
+	p.mu.Lock()
+	_, known := p.imports[key]
+	delete(p.imports, key)
+	p.mu.Unlock()
+	if known {
+		p.link.Drop(key)
+	}
+}
 
 // Submit implements driver.Peer.
 func (p *peer) Submit(tag uint64, b *driver.Batch) error {
@@ -105,7 +318,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if err := p.enter(); err != nil {
 		return err
 	}
-	defer p.gate.Exit()
+	defer p.calls.Exit()
 	return p.link.Submit(tag, b)
 }
 
@@ -123,9 +336,9 @@ func tooMany(p *driver.Pattern) bool {
 
 // Cancel implements driver.Peer.
 func (p *peer) Cancel(tag uint64) {
-	if p.gate.Enter() {
+	if p.calls.Enter() {
 		p.link.Cancel(tag)
-		p.gate.Exit()
+		p.calls.Exit()
 	}
 }
 
@@ -134,317 +347,43 @@ func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
 	if p.enter() != nil {
 		return false
 	}
-	defer p.gate.Exit()
+	defer p.calls.Exit()
 	return p.link.Help(tag, stop)
 }
 
-// Lost implements driver.Peer.
-func (p *peer) Lost() <-chan struct{} { return p.lostCh }
-
-// heard implements end.
-func (p *peer) heard(message any) {
-	switch m := message.(type) {
-	case *welcome:
-		p.greeted(m)
-	case *importAnswer:
-		p.answered(m)
-	case farewell:
-		p.parting.Do(func() { close(p.farewell) })
-	case quit: // all memory of the owner is closed
-		p.markLost(true)
-	}
-}
-
-// greeted binds our end to the owner's. Only the first welcome counts.
-func (p *peer) greeted(m *welcome) {
-	if p.bound || !p.hold.Enter() {
-		return
-	}
-	defer p.hold.Exit()
-	p.bound = true
-	err := m.status.Err()
-	if err != nil {
-		p.gone.Store(true) // it knows nothing of us: no goodbye
-		err = fmt.Errorf("%v refused: %w", &p.owner, err)
-	} else {
-		p.link.Bind(m.conn, m.grace)
-	}
-	p.welcomed <- err
-}
-
-// lost implements end.
-func (p *peer) lost(over bool) { p.markLost(over) }
-
-// there implements end.
-func (p *peer) there() *address { return &p.owner }
-
-// over implements end.
-func (p *peer) over(f func(link)) {
-	if p.hold.Enter() {
-		f(p.link)
-		p.hold.Exit()
-	}
-}
-
-// markLost ends what is under way, and says so. What may land still ends later, unless the
-// owner's end is over.
-func (p *peer) markLost(over bool) {
-	p.gone.Store(true)
-	if p.hold.Enter() {
-		p.link.End(ucp.Lost, over)
-		p.hold.Exit()
-	}
-	p.lostOnce.Do(func() { close(p.lostCh) })
-}
-
-// Close implements driver.Peer. What has not begun ends at once, the rest within
-// Config.Grace. Then the owner is told, and its answer is the proof that nothing
-// of ours lands any more. An owner that does not answer within Config.Grace, since it is
+// Close implements driver.Peer. An owner that does not answer within Config.Grace, since it is
 // frozen or the way there is slow, asks us before it lands what it has not found by then.
 func (p *peer) Close() error {
-	p.ending.Do(p.end)
-	return nil
-}
-
-// abandon is Close of a connection that the program does not get, beside. When the
-// backend closes it does so itself.
-func (p *peer) abandon() {
-	p.unwanted.Store(true)
-	p.b.tasks.Start(func() { _ = p.Close() })
-}
-
-func (p *peer) end() {
-	p.gate.Shut()
-	close(p.closing)
-	over := false
-	if !p.gone.Load() {
-		// What is under way still ends below; a peer that is silent as long is not waited for.
-		if err := p.link.Drain(p.b.cfg.Grace); !errors.Is(err, driver.ErrPeerLost) {
-			over = p.part()
-		}
-	}
-	p.link.End(ucp.Closed, over)
-	p.gate.Wait()
-	p.lostOnce.Do(func() { close(p.lostCh) })
-	p.giveBack()
-}
-
-// part says goodbye and reports whether the owner has answered.
-func (p *peer) part() bool {
-	m := bye{conn: p.link.ID(), from: p.b.address.owner, abandoned: p.unwanted.Load()}
-	if p.link.Control(m.encode()) != nil {
-		return false // lost by now
-	}
-	timer := time.NewTimer(p.b.cfg.Grace)
-	defer timer.Stop()
-	select {
-	case <-p.farewell:
-		return true
-	case <-p.lostCh:
-	case <-timer.C:
-	}
-	return false
-}
-
-// giveBack ends the use of the link.
-func (p *peer) giveBack() {
-	p.b.remove(p.link.ID())
-	p.hold.Shut()
-	p.hold.Wait()
-	_ = p.link.Close(p.b.cfg.CloseMax) // by force, where time was too short
-	p.b.mu.Lock()
-	delete(p.b.peers, p)
-	p.b.mu.Unlock()
-}
-
-// Connect implements driver.Backend. The hello goes to the peer's control
-// goroutine, which connects back; nothing of it needs the peer's program.
-func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
-	if !b.gate.Enter() {
-		return nil, fmt.Errorf("connect peer: %w", driver.ErrClosed)
-	}
-	defer b.gate.Exit()
-	p, err := b.dial(ctx, addr)
-	if err != nil {
-		return nil, fmt.Errorf("connect peer: %w", err)
-	}
-	return p, nil
-}
-
-func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
-	if ctx.Err() != nil {
-		return nil, driver.ContextError(ctx)
-	}
-	owner, err := decodeAddress(addr)
-	if err != nil {
-		return nil, err
-	}
-	p := newPeer(b, owner)
-	if err := p.begin(); err != nil {
-		return nil, err
-	}
-	if err := p.awaitWelcome(ctx); err != nil {
-		p.abandon() // the peer must forget us, which may take it long
-		return nil, err
-	}
-	return p, nil
-}
-
-// begin makes our end and says hello.
-func (p *peer) begin() error {
-	workers := p.owner.workers
-	turn := int(p.b.turn.Add(1) - 1)
-	worker := turn % p.b.cfg.Workers
-	link, err := p.b.net.connect(worker, workers[turn%len(workers)])
-	if err != nil {
-		return err
-	}
-	p.link = link
-	p.hold.Reopen()
-	p.b.mu.Lock()
-	p.b.peers[p] = struct{}{}
-	p.b.mu.Unlock()
-	p.b.add(link.ID(), p)
-	h := hello{conn: link.ID(), worker: uint8(worker), to: p.owner.owner,
-		grace: uint64(p.b.cfg.Grace), from: p.b.addr}
-	p.hello = h.encode()
-	if err := link.Control(p.hello); err != nil {
-		p.abandon()
-		return err
-	}
-	return nil
-}
-
-// Between hellos there is a pause, which grows.
-const pauseMin, pauseMax = time.Second, 8 * time.Second
-
-// awaitWelcome returns when the peer has answered, or there is no point in waiting. It says hello
-// again now and then: an owner that has too many connections, or no room to answer one, drops it.
-func (p *peer) awaitWelcome(ctx context.Context) error {
-	for pause := pauseMin; ; pause = min(2*pause, pauseMax) {
-		again := time.NewTimer(pause)
-		err := p.awaitAnswer(ctx, again.C)
-		again.Stop()
-		if err != errAgain {
-			if p.gone.Load() && pause > pauseMin { // it refused one hello, and may take the next
-				m := bye{conn: p.link.ID(), from: p.b.address.owner, abandoned: true}
-				_ = p.link.Control(m.encode())
+	p.ending.Do(func() {
+		grace := p.b.cfg.Grace
+		p.calls.Shut()
+		close(p.closing)
+		// What has not begun ends at once, the rest within Grace. A peer that is silent as long is
+		// not waited for: what is under way still ends below.
+		if !p.gone.Load() && !errors.Is(p.link.Drain(grace), driver.ErrPeerLost) {
+			// The owner ends its end, and C hears of that. It is the proof that nothing of ours
+			// lands any more.
+			m := bye{conn: p.link.ID(), from: p.b.address.owner, abandoned: p.unwanted.Load()}
+			if p.link.Control(m.encode()) == nil {
+				timer := time.NewTimer(grace)
+				select {
+				case <-p.lostCh:
+				case <-timer.C:
+				}
+				timer.Stop()
 			}
-			return err
 		}
-		_ = p.link.Control(p.hello) // where the peer is lost lostCh says so
-	}
-}
-
-var errAgain = errors.New("no answer yet")
-
-func (p *peer) awaitAnswer(ctx context.Context, again <-chan time.Time) error {
-	select {
-	case <-again:
-		return errAgain
-	case err := <-p.welcomed:
-		return err
-	case <-p.lostCh:
-		return driver.ErrPeerLost
-	case <-p.b.closing:
-		return driver.ErrClosed
-	case <-ctx.Done():
-		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, driver.ContextError(ctx))
-	}
-}
-
-// Import implements driver.Peer. It asks the owner, whose control goroutine
-// answers; imports at the same time do not wait for each other.
-func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
-	if err := p.enter(); err != nil {
-		return 0, 0, err
-	}
-	defer p.gate.Exit()
-	t, err := session.DecodeToken(tok, &p.owner.owner)
-	if err != nil {
-		return 0, 0, fmt.Errorf("import memory: %w", err)
-	}
-	a, err := p.ask(&t)
-	if err == nil {
-		key, err = p.take(&t, a)
-	}
-	if err != nil {
-		return 0, 0, fmt.Errorf("import memory: %w", err)
-	}
-	return key, t.Size, nil
-}
-
-// ask sends the question and waits for the answer.
-func (p *peer) ask(t *session.Token) (*importAnswer, error) {
-	done := make(chan *importAnswer, 1)
-	p.mu.Lock()
-	p.askID++
-	id := p.askID
-	p.asks[id] = done
-	p.mu.Unlock()
-	defer func() {
-		p.mu.Lock()
-		delete(p.asks, id)
-		p.mu.Unlock()
-	}()
-	q := importRequest{id: id, key: t.Key, epoch: t.Epoch, secret: t.Secret}
-	if err := p.link.Control(q.encode()); err != nil {
-		return nil, err
-	}
-	timer := time.NewTimer(p.b.cfg.importMax)
-	defer timer.Stop()
-	select {
-	case a := <-done:
-		return a, a.status.Err()
-	case <-p.lostCh:
-		return nil, driver.ErrPeerLost
-	case <-p.closing:
-		return nil, driver.ErrClosed
-	case <-timer.C:
-		return nil, fmt.Errorf("no answer within %v, the peer may be frozen: %w",
-			p.b.cfg.importMax, driver.ErrTimeout)
-	}
-}
-
-// answered hands an answer to its asker; one that comes late is dropped.
-func (p *peer) answered(a *importAnswer) {
-	p.mu.Lock()
-	done := p.asks[a.id]
-	delete(p.asks, a.id)
-	p.mu.Unlock()
-	if done != nil {
-		done <- a
-	}
-}
-
-// take makes what the owner told known to C.
-func (p *peer) take(t *session.Token, a *importAnswer) (uint32, error) {
-	if a.size != t.Size {
-		return 0, fmt.Errorf("the owner tells of %d bytes, the token of %d: %w", a.size, t.Size,
-			driver.ErrBadToken)
-	}
-	key, err := p.link.Import(ucp.Import{Key: t.Key, Size: t.Size, Ticket: a.ticket,
-		ReadOnly: a.readOnly})
-	if err != nil {
-		return 0, err
-	}
-	p.mu.Lock()
-	p.imports[key] = struct{}{}
-	p.mu.Unlock()
-	return key, nil
-}
-
-// Drop implements driver.Peer.
-func (p *peer) Drop(key uint32) {
-	if !p.gate.Enter() {
-		return
-	}
-	defer p.gate.Exit()
-	p.mu.Lock()
-	_, known := p.imports[key]
-	delete(p.imports, key)
-	p.mu.Unlock()
-	if known {
-		p.link.Drop(key)
-	}
+		p.link.End(ucp.Closed, false)
+		p.calls.Wait()
+		p.lostOnce.Do(func() { close(p.lostCh) })
+		// No message finds the link any more, and it is given back.
+		p.b.remove(p.link.ID())
+		p.linkUses.Shut()
+		p.linkUses.Wait()
+		_ = p.link.Close(grace) // by force, where time was too short
+		p.b.mu.Lock()
+		delete(p.b.peers, p)
+		p.b.mu.Unlock()
+	})
+	return nil
 }

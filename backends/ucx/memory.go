@@ -3,7 +3,6 @@
 package ucx
 
 import (
-	"context"
 	"crypto/rand"
 	"crypto/subtle"
 	"encoding/binary"
@@ -11,7 +10,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
@@ -131,55 +129,4 @@ func (m *memory) answer(q *importRequest) importAnswer {
 		a.readOnly, a.size, a.ticket = m.readOnly, uint64(len(m.bytes)), m.ticket
 	}
 	return a
-}
-
-// A crossing that looks for the proof takes so long at most: where ctx is over, and else.
-const (
-	revokeQuick = 100 * time.Microsecond // twice what a thread copies under one hold of a lock
-	revokeTurn  = 5 * time.Millisecond
-)
-
-// Revoke implements driver.Memory. No message is admitted to the memory from now on; when each
-// thread of ours that had admitted one has let go of its worker, those have landed. So it waits for
-// no peer, but for a thread that stands in a page which does not come.
-func (m *memory) Revoke(ctx context.Context) error {
-	if !m.b.gate.Enter() {
-		return m.b.Close() // which revokes every memory
-	}
-	defer m.b.gate.Exit()
-	return m.revoke(ctx)
-}
-
-// revoke is Revoke within the gate.
-func (m *memory) revoke(ctx context.Context) error {
-	m.mu.Lock()
-	if !m.revoked {
-		m.revoked = true
-		_ = m.b.net.Revoke(m.key, 0) // the proof is looked for below
-	}
-	m.mu.Unlock()
-	if err := m.turn.Take(ctx); err != nil {
-		return fmt.Errorf("revoke memory: another call looks for the proof: %w", err)
-	}
-	defer m.turn.Give()
-	if m.gone {
-		return nil
-	}
-	for {
-		limit := revokeTurn
-		if ctx.Err() != nil {
-			limit = revokeQuick
-		}
-		err := m.b.net.Revoke(m.key, limit)
-		if err == nil {
-			break
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("revoke memory: %w: %w", err, driver.ContextError(ctx))
-		}
-	}
-	m.gone = true
-	m.pinner.Unpin()
-	m.b.table.Free(m.key)
-	return nil
 }

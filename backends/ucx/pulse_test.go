@@ -52,7 +52,7 @@ func TestLook(t *testing.T) {
 				p.owner.host = b.address.host
 			}
 			p.link = l
-			p.hold.Reopen()
+			p.linkUses.Reopen()
 			b.add(7, p)
 			watches, now := map[uint64]*session.SilenceWatch{}, int64(time.Hour)
 			for i := 1; i < 100*pulses; i++ {

@@ -5,6 +5,7 @@ package ucx
 import (
 	"bytes"
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 	"testing"
@@ -72,13 +73,6 @@ func (f *meddled) freeze(frozen bool) {
 	_, _ = unix.Write(f.control, one)
 }
 
-// lose has every connection of a backend be given up, as UCX does when the other side is gone.
-func (f *meddled) lose(b *Backend) {
-	for id := range b.allEnds() {
-		f.push(ucp.Control{Conn: id, Lost: true})
-	}
-}
-
 // openMeddled opens a backend over it. Where a test says no Grace, nothing waits for one.
 func openMeddled(t *testing.T, cfg Config) *Backend {
 	t.Helper()
@@ -136,36 +130,53 @@ func (p *pair) imports(t *testing.T, m driver.Memory) uint32 {
 	return key
 }
 
-// TestRevokeWhileAPageDoesNotCome has a worker of the owner stand in a page that does not come,
-// of memory that a peer writes to. No Revoke has a proof then, of that memory or of other, and each
-// returns when its context is over; nothing lands any more all the same, and the proofs are there
-// once the page has come.
-func TestRevokeWhileAPageDoesNotCome(t *testing.T) {
-	p := openPair(t, Config{})
+// standing is a pair whose owner has a worker that stands in a page which does not come, of memory
+// that the peer writes to or reads: behind the look at ticket and age, with the copy in hand.
+type standing struct {
+	pair
+	pages        *testkit.WithheldMemory
+	stuck, other *memory // the page is of stuck
+	otherKey     uint32
+	near         *memory // the peer's own
+}
+
+func openStanding(t *testing.T, op driver.Op) *standing {
+	t.Helper()
+	s := &standing{pair: openPair(t, Config{})}
 	mem, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.far.Close(); _ = unix.Munmap(mem) })
-	late, err := testkit.WithholdPages(mem)
-	if err != nil {
+	t.Cleanup(func() { _ = s.far.Close(); _ = unix.Munmap(mem) })
+	if s.pages, err = testkit.WithholdPages(mem); err != nil {
 		drivertest.SkipIfUnavailable(t, err)
 	}
-	defer late.Supply(t)
-	stuck, err := p.far.Register(driver.Segment{Kind: driver.DRAM, Len: 4096, Mem: mem,
+	t.Cleanup(func() { s.pages.Supply(t) })
+	stuck, err := s.far.Register(driver.Segment{Kind: driver.DRAM, Len: 4096, Mem: mem,
 		Secret: [16]byte{2}})
 	require.NoError(t, err)
-	key := p.imports(t, stuck)
-	other, otherKey := p.share(t)
-	from, err := p.near.Register(driver.Segment{Kind: driver.DRAM, Len: 4096,
+	s.stuck = stuck.(*memory)
+	key := s.imports(t, stuck)
+	s.other, s.otherKey = s.share(t)
+	local, err := s.pair.near.Register(driver.Segment{Kind: driver.DRAM, Len: 4096,
 		Mem: bytes.Repeat([]byte{7}, 4096)})
 	require.NoError(t, err)
-	write := func(tag uint64, key uint32) {
-		require.NoError(t, p.peer.Submit(tag, &driver.Batch{Op: driver.Write,
-			Descs: []driver.Desc{{Len: 4096, LocalKey: from.Key(), RemoteKey: key}}}))
-	}
-	write(1, key)
-	late.Await(t)
-	for _, m := range []driver.Memory{stuck, other} {
+	s.near = local.(*memory)
+	s.submit(t, 1, op, key)
+	s.pages.Await(t)
+	return s
+}
+
+func (s *standing) submit(t *testing.T, tag uint64, op driver.Op, key uint32) {
+	t.Helper()
+	require.NoError(t, s.peer.Submit(tag, &driver.Batch{Op: op,
+		Descs: []driver.Desc{{Len: 4096, LocalKey: s.near.Key(), RemoteKey: key}}}))
+}
+
+// unproven fails the test unless a Revoke of either memory returns when its context is over,
+// without a proof, and no token is given any more.
+func (s *standing) unproven(t *testing.T) {
+	t.Helper()
+	for _, m := range []driver.Memory{s.stuck, s.other} {
 		for _, limit := range []time.Duration{0, time.Millisecond} {
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			require.ErrorIs(t, m.Revoke(ctx), driver.ErrTimeout)
@@ -174,15 +185,31 @@ func TestRevokeWhileAPageDoesNotCome(t *testing.T) {
 		_, err := m.AppendToken(nil)
 		require.ErrorIs(t, err, driver.ErrClosed)
 	}
-	write(2, otherKey) // admitted by nothing any more
-	late.Supply(t)
-	require.NoError(t, stuck.Revoke(t.Context()))
-	require.NoError(t, other.Revoke(t.Context()))
-	landed := bytes.Clone(other.bytes)
+}
+
+// TestRevokeWhileAPageDoesNotCome: no Revoke has a proof then, of that memory or of other. Nothing
+// lands any more all the same, and the proofs are there once the page has come.
+func TestRevokeWhileAPageDoesNotCome(t *testing.T) {
+	for _, op := range []driver.Op{driver.Write, driver.Read} {
+		t.Run(op.String(), func(t *testing.T) { revokeWhileAPageDoesNotCome(t, op) })
+	}
+}
+
+func revokeWhileAPageDoesNotCome(t *testing.T, op driver.Op) {
+	p := openStanding(t, op)
+	p.unproven(t)
+	p.submit(t, 2, driver.Write, p.otherKey) // admitted by nothing any more
+	p.pages.Supply(t)
+	require.NoError(t, p.stuck.Revoke(t.Context()))
+	landed := bytes.Clone(p.stuck.bytes)
+	if op == driver.Read { // its program writes to it again
+		copy(p.stuck.bytes, bytes.Repeat([]byte{9}, 4096))
+	}
+	require.NoError(t, p.other.Revoke(t.Context()))
 	outcomes := map[uint64]error{}
 	var done [2]driver.Completion
 	for end := time.Now().Add(patience); len(outcomes) < 2; {
-		n, err := p.near.Poll(done[:])
+		n, err := p.pair.near.Poll(done[:])
 		require.NoError(t, err)
 		for _, c := range done[:n] {
 			outcomes[c.Tag] = c.Err
@@ -192,6 +219,32 @@ func TestRevokeWhileAPageDoesNotCome(t *testing.T) {
 	}
 	require.NoError(t, outcomes[1], "its bytes were in hand")
 	require.ErrorIs(t, outcomes[2], driver.ErrRevoked)
-	require.Equal(t, make([]byte, 4096), landed)
-	require.Equal(t, landed, other.bytes)
+	require.Equal(t, make([]byte, 4096), p.other.bytes, "bytes landed behind the revoke")
+	if op == driver.Write {
+		require.Equal(t, landed, p.stuck.bytes, "bytes landed behind the revoke")
+	}
+	require.Equal(t, landed, p.near.bytes, "bytes that were written behind the revoke were read")
+}
+
+// TestCloseWhileAPageDoesNotCome has Backend.Close wait for the page: it has ended the epoch of
+// every memory before, a Revoke beside it waits no longer than its context, and one after it gives
+// nil.
+func TestCloseWhileAPageDoesNotCome(t *testing.T) {
+	p := openStanding(t, driver.Write)
+	closed := make(chan error, 1)
+	go func() { closed <- p.far.Close() }()
+	for _, m := range []*memory{p.stuck, p.other} {
+		eventually(t, "Close ends the epoch", func() bool {
+			_, err := m.AppendToken(nil)
+			return errors.Is(err, driver.ErrClosed)
+		})
+	}
+	p.unproven(t)
+	require.Empty(t, closed)
+	p.pages.Supply(t)
+	require.NoError(t, <-closed)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, p.stuck.Revoke(over))
+	require.NoError(t, p.other.Revoke(over))
 }

@@ -58,6 +58,12 @@ func TestConfigCheck(t *testing.T) {
 		"Failure below Grace": {Failure: time.Second},
 		"negative Spin":       {Spin: -1},
 		"Transports":          {Transports: "self"},
+		"TLS":                 {Settings: []string{"TLS=all"}},
+		"NET_DEVICES":         {Settings: []string{"NET_DEVICES=lo"}},
+		"RNDV_THRESH":         {Settings: []string{"A=b", "RNDV_THRESH=1"}},
+		"no name":             {Settings: []string{"=b"}},
+		"no value":            {Settings: []string{"A"}},
+		"other names of TLS":  {Settings: []string{"T*S=all"}},
 	} {
 		if b, err := New(c); !errors.Is(err, driver.ErrBounds) {
 			t.Errorf("%s: %v, %v", what, b, err)

@@ -1,34 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ucx moves bytes between hosts over the network transports that UCX finds: RDMA, TCP.
-//
-// It reaches a peer of the same host as any other, over the network. It uses none of UCX's
-// transports that share memory: on one host the shm backend copies once and costs less.
-//
-// Bytes are copied into messages: UCX never reads or writes memory of the program. The owner's
-// own thread lands what is written, after it has compared the ticket that each message shows, and
-// how old the message is. So the proof that nothing lands later is local to the owner, whatever a
-// network still holds: Revoke ends the ticket, and waits for no peer.
-//
-// The data path, its threads and the messages with data are package csrc/ucx's. This package has
-// the control messages: they and addresses (wire.go), how connections begin and end (initiator.go;
-// accept.go and inbound.go for the owner's end), and what a token opens (memory.go). One goroutine
-// handles the control messages of a backend (poll.go); it starts a task for what may take time.
-//
-// A peer whose host acknowledges nothing for Config.Failure while something waits for it is given
-// up. A write to it ends once the owner would ask before it lands the bytes (Config.Grace of both
-// sides, the larger). Against a hostile peer only tokens protect: it can claim to be another
-// backend.
 package ucx
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -80,13 +65,46 @@ type Backend struct {
 
 var _ driver.Backend = (*Backend)(nil)
 
-// New opens UCX and starts a backend: Config.Workers threads and two goroutines. Where UCX, or
-// what it needs, is missing the error is a *driver.UnavailableError.
-func New(cfg Config) (*Backend, error) {
-	return open(cfg, openUCX)
+// fabric is what this package needs of a ucp.Context, where each method is described. Tests put
+// another one in its place.
+type fabric interface {
+	Close() error
+	Address(worker int) []byte
+	Poll(done []ring.Done) int
+	Drive()
+	Arm() bool
+	Receive() (ucp.Notif, bool)
+	Control() (ucp.Control, bool)
+	Map(key uint32, m ucp.Memory) error
+	Revoke(key uint32, limit time.Duration) error
+	connect(worker int, address []byte) (link, error)
 }
 
-func open(cfg Config, with opener) (*Backend, error) {
+// link is a ucp.Conn.
+type link interface {
+	ID() uint64
+	Bind(peer, grace uint64)
+	Control(msg []byte) error
+	Lanes() string
+	Import(m ucp.Import) (slot uint32, err error)
+	Drop(slot uint32)
+	Submit(tag uint64, b *driver.Batch) error
+	Notify(msg []byte) error
+	Cancel(tag uint64)
+	Help(tag uint64, stop <-chan struct{}) bool
+	Drain(grace time.Duration) error
+	End(status int32, proven bool)
+	Silence() (heard, waited time.Duration)
+	GiveUp()
+	Close(grace time.Duration) error
+}
+
+// New opens UCX and starts a backend: Config.Workers threads and two goroutines. Where UCX, or
+// what it needs, is missing the error is a *driver.UnavailableError.
+func New(cfg Config) (*Backend, error) { return open(cfg, openUCX) }
+
+// open makes a backend over what with opens.
+func open(cfg Config, with func(ucp.Config) (fabric, error)) (b *Backend, err error) {
 	cfg.EnsureDefaults()
 	transports, err := networkTransports(cfg.Transports)
 	if err := cmp.Or(cfg.check(), err); err != nil {
@@ -95,42 +113,41 @@ func open(cfg Config, with opener) (*Backend, error) {
 	if err := ucp.Load(cfg.Library); err != nil {
 		return nil, err // it names the backend and the cure
 	}
-	b := &Backend{cfg: cfg, caps: cfg.caps(), event: -1,
+	b = &Backend{cfg: cfg, caps: cfg.caps(), event: -1,
 		closing: make(chan struct{}), peers: make(map[*peer]struct{}),
 		ends: make(map[uint64]end), inbounds: make(map[inboundID]*inbound),
-		accepted: make(map[uint64]*inbound)}
-	b.table.Most, b.kernel = cfg.KeysMax, session.OutboundByHost
-	if err := b.open(transports, with); err != nil {
-		return nil, errors.Join(fmt.Errorf("ucx: %w", err), b.release())
+		accepted: make(map[uint64]*inbound), kernel: session.OutboundByHost}
+	b.table.Most = cfg.KeysMax
+	defer func() {
+		if err != nil {
+			b, err = nil, errors.Join(fmt.Errorf("ucx: %w", err), b.release())
+		}
+	}()
+	b.address.owner, b.address.pid = session.NewOwner(), uint32(os.Getpid())
+	b.address.hosts = ownHosts()
+	if b.address.host, err = proc.Host(); err != nil {
+		return b, err
+	}
+	if b.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return b, fmt.Errorf("create event: %w", os.NewSyscallError("eventfd", err))
+	}
+	if b.control, err = proc.NewEvent(); err != nil {
+		return b, err
+	}
+	u := cfg.context(transports)
+	u.WakeFD, u.ControlFD = b.event, b.control.FD()
+	if b.net, err = with(u); err != nil {
+		return b, err
+	}
+	for w := range cfg.Workers {
+		b.address.workers = append(b.address.workers, b.net.Address(w))
+	}
+	if b.addr, err = b.address.encode(); err != nil {
+		return b, err
 	}
 	b.attending.Go(b.attend)
 	b.attending.Go(b.pulse)
 	return b, nil
-}
-
-// open makes the events, the context and the address.
-func (b *Backend) open(transports string, with opener) (err error) {
-	b.address.owner, b.address.pid = session.NewOwner(), uint32(os.Getpid())
-	if b.address.host, err = proc.Host(); err != nil {
-		return err
-	}
-	b.address.hosts = ownHosts()
-	if b.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		return fmt.Errorf("create event: %w", os.NewSyscallError("eventfd", err))
-	}
-	if b.control, err = proc.NewEvent(); err != nil {
-		return err
-	}
-	u := b.cfg.context(transports)
-	u.WakeFD, u.ControlFD = b.event, b.control.FD()
-	if b.net, err = with(u); err != nil {
-		return err
-	}
-	for w := range b.cfg.Workers {
-		b.address.workers = append(b.address.workers, b.net.Address(w))
-	}
-	b.addr, err = b.address.encode()
-	return err
 }
 
 // Caps implements driver.Backend.
@@ -138,3 +155,58 @@ func (b *Backend) Caps() driver.Caps { return b.caps }
 
 // Addr implements driver.Backend.
 func (b *Backend) Addr() []byte { return b.addr }
+
+// Close implements driver.Backend.
+func (b *Backend) Close() error {
+	b.closeOnce.Do(func() { b.closeErr = b.close() })
+	return b.closeErr
+}
+
+func (b *Backend) close() error {
+	// No call begins, and those that wait for a peer end.
+	b.gate.Shut()
+	close(b.closing)
+	b.gate.Wait()
+	// Our peers, all at once, as Peer.Close does it.
+	var wg sync.WaitGroup
+	b.mu.Lock()
+	open := slices.Collect(maps.Keys(b.peers))
+	b.mu.Unlock()
+	for _, p := range open {
+		wg.Go(func() { _ = p.Close() }) // a peer's Close has nothing to report
+	}
+	wg.Wait()
+	// Memories, so that no peer reaches them: first the epochs of all, then the proofs.
+	memories := b.table.All()
+	for _, m := range memories {
+		m.endEpoch()
+	}
+	for _, m := range memories {
+		_ = m.Revoke(context.Background()) // never fails
+	}
+	// What others have to us.
+	b.tasks.Wait()
+	for _, c := range b.inbound() {
+		wg.Go(c.closeLink)
+	}
+	wg.Wait()
+	err := b.release()
+	b.attending.Wait()
+	b.ended.Store(true)
+	return err
+}
+
+// release gives back what open made.
+func (b *Backend) release() error {
+	var errs []error
+	if b.net != nil {
+		errs = append(errs, b.net.Close())
+	}
+	if b.control != nil {
+		errs = append(errs, b.control.Close()) // attend ends by it
+	}
+	if b.event >= 0 {
+		errs = append(errs, unix.Close(b.event))
+	}
+	return errors.Join(errs...)
+}

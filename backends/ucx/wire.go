@@ -22,16 +22,14 @@ import (
 // messages of one end to the other arrive in the order of sending, data and
 // notifications among them.
 const (
-	controlVersion = 4
+	controlVersion = 5
 	controlHead    = 2
 )
 
 const (
 	kindHello    = 1 + iota // initiator: its identity, and which end of it this is
 	kindWelcome             // owner: which end of mine it leads to
-	kindBye                 // initiator: nothing comes after this
-	kindFarewell            // owner: nothing that came before this can land any more
-	kindQuit                // owner: I close
+	kindBye                 // initiator: nothing comes after this; the owner ends its end
 	kindImport              // initiator: what is behind this token?
 	kindImported            // owner: this
 )
@@ -56,11 +54,6 @@ type bye struct {
 	from      session.Owner
 	abandoned bool // the program never had this connection
 }
-
-type (
-	farewell struct{}
-	quit     struct{}
-)
 
 type importRequest struct {
 	id     uint32
@@ -96,9 +89,6 @@ func (m *bye) encode() []byte {
 	b = append(b, m.from[:]...)
 	return append(b, session.FlagByte(m.abandoned))
 }
-
-func (farewell) encode() []byte { return begin(kindFarewell) }
-func (quit) encode() []byte     { return begin(kindQuit) }
 
 func (m *importRequest) encode() []byte {
 	b := binary.LittleEndian.AppendUint32(begin(kindImport), m.id)
@@ -151,10 +141,6 @@ func decodeBody(kind byte, r *session.MessageReader) any {
 		copy(m.from[:], r.Bytes(8))
 		m.abandoned = r.Flag()
 		return m
-	case kindFarewell:
-		return farewell{}
-	case kindQuit:
-		return quit{}
 	case kindImport:
 		m := &importRequest{id: r.Uint32(), key: r.Uint32(), epoch: r.Uint64()}
 		copy(m.secret[:], r.Bytes(16))
@@ -180,7 +166,7 @@ type address struct {
 }
 
 const (
-	addressMark  = "ucx6" // with the version of everything that passes between backends
+	addressMark  = "ucx7" // with the version of everything that passes between backends
 	addressHead  = len(addressMark) + 8 + 8 + 4
 	addressCheck = 8
 )
@@ -228,28 +214,35 @@ func decodeAddress(b []byte) (a address, err error) {
 	r := session.ReadMessage(body[len(addressMark):])
 	copy(a.owner[:], r.Bytes(8))
 	copy(a.host[:], r.Bytes(8))
-	a.pid, a.workers, a.hosts = r.Uint32(), readWorkers(&r), readHosts(&r)
+	a.pid = r.Uint32()
+	a.workers = readList(&r, workersMax, func() ([]byte, bool) {
+		w := bytes.Clone(r.Bytes(int(r.Uint16())))
+		return w, len(w) > 0
+	})
+	a.hosts = readList(&r, hostsMax, func() (netip.Addr, bool) {
+		return netip.AddrFromSlice(r.Bytes(int(r.Uint8())))
+	})
 	if !r.Done() || len(a.workers) == 0 {
 		return a, fmt.Errorf("ucx address: %w", driver.ErrCorrupt)
 	}
 	return a, nil
 }
 
-// readWorkers reads a list of worker addresses, none of which may be empty.
-func readWorkers(r *session.MessageReader) (list [][]byte) {
+// readList reads a list of at most so many, each by one, which says whether it can be.
+func readList[T any](r *session.MessageReader, most int, one func() (T, bool)) (list []T) {
 	n := int(r.Uint8())
-	if n > workersMax {
+	if n > most {
 		r.Fail()
 	}
 	for range n {
-		w := r.Bytes(int(r.Uint16()))
-		if len(w) == 0 {
+		x, ok := one()
+		if !ok {
 			r.Fail()
 		}
 		if r.Failed() {
 			return nil
 		}
-		list = append(list, bytes.Clone(w))
+		list = append(list, x)
 	}
 	return list
 }
@@ -267,25 +260,6 @@ func ownHosts() (list []netip.Addr) {
 	}
 	slices.SortStableFunc(list, func(x, y netip.Addr) int { return x.BitLen() - y.BitLen() })
 	return list[:min(len(list), hostsMax)]
-}
-
-// readHosts reads a list of addresses.
-func readHosts(r *session.MessageReader) (list []netip.Addr) {
-	n := int(r.Uint8())
-	if n > hostsMax {
-		r.Fail()
-	}
-	for range n {
-		h, ok := netip.AddrFromSlice(r.Bytes(int(r.Uint8())))
-		if !ok {
-			r.Fail()
-		}
-		if r.Failed() {
-			return nil
-		}
-		list = append(list, h)
-	}
-	return list
 }
 
 // String names the backend in messages.

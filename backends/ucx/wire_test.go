@@ -93,7 +93,6 @@ func someControl() []encoder {
 		&welcome{conn: 4, grace: 6},
 		&welcome{conn: 4, status: session.StatusFull},
 		&bye{conn: 5, from: session.NewOwner(), abandoned: true}, &bye{conn: 6},
-		farewell{}, quit{},
 		&importRequest{id: 1, key: 2, epoch: 3, secret: [16]byte{4}},
 		&importAnswer{id: 1001, readOnly: true, size: 2, ticket: 3},
 		&importAnswer{id: 1002, status: session.StatusRevoked},
@@ -122,7 +121,7 @@ func TestControl(t *testing.T) {
 			t.Errorf("%T and a byte: %v", want, err)
 		}
 	}
-	if _, err := decodeControl([]byte{controlVersion + 1, kindQuit}); !errors.Is(err,
+	if _, err := decodeControl([]byte{controlVersion + 1, kindBye}); !errors.Is(err,
 		driver.ErrVersion) {
 		t.Errorf("another version: %v", err)
 	}

@@ -17,7 +17,7 @@ import (
 // needUCX skips where there is none.
 func needUCX(t *testing.T) {
 	t.Helper()
-	if _, err := ucx.Version(""); err != nil {
+	if _, err := ucx.Examine(ucx.Config{}); err != nil {
 		drivertest.SkipIfUnavailable(t, err)
 	}
 }

@@ -41,7 +41,7 @@ void sl_ucx_doubt(struct sl_ucx_conn *n)
 	if (n->asking)
 		return;
 	n->asking = 1;
-	sl_ucx_signal(n, SL_UCX_MSG_CONFIRM, n->proposed > n->limit ? n->proposed : n->limit);
+	sl_ucx_send_value(n, SL_UCX_MSG_CONFIRM, n->proposed > n->limit ? n->proposed : n->limit);
 }
 
 /* The step vouch: the lease is longer before the owner hears of it. */
@@ -51,7 +51,7 @@ void sl_ucx_vouch(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
 
 	if (n->lease < longer)
 		n->lease = longer;
-	sl_ucx_signal(n, SL_UCX_MSG_CONFIRMED, n->lease);
+	sl_ucx_send_value(n, SL_UCX_MSG_CONFIRMED, n->lease);
 }
 
 /* The step vouched. What the peer sent before this is as young as this. */

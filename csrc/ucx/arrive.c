@@ -21,7 +21,7 @@ static void on_credit(struct sl_ucx_conn *n, uint64_t value)
 	if (n->starved) {
 		n->starved = 0;
 		__atomic_store_n(&n->worker->ring->due, 1, __ATOMIC_SEQ_CST);
-		sl_ucx_wake(n->worker);
+		sl_ucx_wake_poller(n->worker);
 	}
 }
 
@@ -31,7 +31,7 @@ static void handle(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const voi
 	switch (h->type) {
 	case SL_UCX_MSG_NOTIFY:
 		if (h->flags & SL_UCX_CHECKED && n->rx_failed)
-			sl_ucx_owe(n);
+			sl_ucx_count_received(n);
 		else
 			sl_ucx_put_notification(n, data, len);
 		return;
@@ -49,7 +49,7 @@ static void handle(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const voi
 		return;
 	case SL_UCX_MSG_STARVED:
 		n->impatient = n->worker->context->config.notifs;
-		sl_ucx_repay(n);
+		sl_ucx_return_credit(n);
 		return;
 	case SL_UCX_MSG_RESET:
 		n->proven = 1;
@@ -95,7 +95,7 @@ static uint64_t held_max(const struct sl_ucx_conn *n)
 {
 	const struct sl_ucx_config *c = &n->worker->context->config;
 
-	return 4ull * SL_UCX_WINDOW * (c->segment + sizeof(struct sl_ucx_held)) +
+	return 4ull * SL_UCX_WINDOW * (SL_UCX_BODY_MAX + sizeof(struct sl_ucx_held)) +
 	       c->notifs * (SL_UCX_NOTIF_MAX + sizeof(struct sl_ucx_held));
 }
 
@@ -118,7 +118,7 @@ static int hold(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *
 }
 
 /* Has the first held message tried again: when the peer has confirmed it, or in a moment. */
-static void await(struct sl_ucx_conn *n, int why)
+static void retry_later(struct sl_ucx_conn *n, int why)
 {
 	if (why == -EAGAIN)
 		n->stalled = n->worker->stalled = 1;
@@ -126,7 +126,7 @@ static void await(struct sl_ucx_conn *n, int why)
 		sl_ucx_doubt(n);
 }
 
-static struct sl_ucx_held *take_held(struct sl_ucx_conn *n)
+static struct sl_ucx_held *pop_held(struct sl_ucx_conn *n)
 {
 	struct sl_ucx_held *k = n->held;
 
@@ -137,7 +137,7 @@ static struct sl_ucx_held *take_held(struct sl_ucx_conn *n)
 	return k;
 }
 
-static void put_back(struct sl_ucx_conn *n, struct sl_ucx_held *k)
+static void push_front_held(struct sl_ucx_conn *n, struct sl_ucx_held *k)
 {
 	k->next = n->held;
 	if (!n->held)
@@ -150,7 +150,7 @@ void sl_ucx_forget_held(struct sl_ucx_conn *n)
 {
 	struct sl_ucx_held *k;
 
-	while ((k = take_held(n)) != NULL)
+	while ((k = pop_held(n)) != NULL)
 		free(k);
 }
 
@@ -160,12 +160,12 @@ static void resume(struct sl_ucx_conn *n)
 	struct sl_ucx_held *k;
 
 	n->stalled = 0;
-	while (sl_ucx_speaks(n) && (k = take_held(n)) != NULL) {
+	while (sl_ucx_is_up(n) && (k = pop_held(n)) != NULL) {
 		int why = dispatch(n, &k->head, k->body, k->len, sl_ucx_now());
 
 		if (why != 0) {
-			put_back(n, k);
-			await(n, why);
+			push_front_held(n, k);
+			retry_later(n, why);
 			return;
 		}
 		free(k);
@@ -189,10 +189,10 @@ static void heard(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void
 {
 	int why;
 
-	if (!sl_ucx_speaks(n)) {
+	if (!sl_ucx_is_up(n)) {
 		n->silent = 0;
 		if (h->type == SL_UCX_MSG_RESET && !n->proven)
-			sl_ucx_over_there(n);
+			sl_ucx_note_proof(n);
 		return;
 	}
 	n->heard = sl_ucx_now();
@@ -209,7 +209,7 @@ static void heard(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void
 	}
 	why = dispatch(n, h, data, len, n->heard);
 	if (why != 0 && hold(n, h, data, len))
-		await(n, why);
+		retry_later(n, why);
 	else if (h->type == SL_UCX_MSG_WRITE && sl_ucx_age(n, h, n->heard) > n->limit / 2)
 		sl_ucx_doubt(n); /* early, so that a slow network need not wait */
 }

@@ -45,11 +45,11 @@ static void end(struct sl_ucx_batch *b)
 	w->free = b;
 	w->live--;
 	if (n->dropped_imports)
-		sl_ucx_reap(n);
+		sl_ucx_free_dropped_imports(n);
 	if (n->state != SL_UCX_OPEN)
 		pthread_cond_broadcast(&w->news);
 	if (!w->polled)
-		sl_ucx_wake(w);
+		sl_ucx_wake_poller(w);
 }
 
 void sl_ucx_settle(struct sl_ucx_batch *b)
@@ -58,14 +58,14 @@ void sl_ucx_settle(struct sl_ucx_batch *b)
 		end(b);
 }
 
-void sl_ucx_give_up(struct sl_ucx_batch *b, int32_t status)
+void sl_ucx_cancel_batch(struct sl_ucx_batch *b, int32_t status)
 {
 	b->cancelled = 1;
 	if (!b->write)
 		sl_ucx_detach(b);
 	sl_ucx_fail(b, status, -1);
 	if (b->outstanding)
-		sl_ucx_ask(b->conn); /* its last message, which would have, is not sent */
+		sl_ucx_request_ack(b->conn); /* its last message, which would have, is not sent */
 	sl_ucx_settle(b);
 }
 
@@ -77,8 +77,8 @@ static void issued(struct sl_ucx_batch *b)
 	b->issued = 1;
 	n->head = b->next;
 	if (b->status != 0 && b->outstanding && b->write)
-		sl_ucx_ask(n);
-	if (b->tail && b->status == 0 && !sl_ucx_speaks(n))
+		sl_ucx_request_ack(n);
+	if (b->tail && b->status == 0 && !sl_ucx_is_up(n))
 		sl_ucx_fail(b, SL_UCX_LOST, -1);
 	if (b->tail && b->status == 0) {
 		struct sl_ucx_message *p = b->tail;
@@ -86,7 +86,7 @@ static void issued(struct sl_ucx_batch *b)
 		b->tail = NULL;
 		p->head.flags = b->write && b->pieces.count ? SL_UCX_CHECKED : 0;
 		sl_ucx_send(n, p);
-		if (!sl_ucx_speaks(n)) /* it may not have gone */
+		if (!sl_ucx_is_up(n)) /* it may not have gone */
 			sl_ucx_fail(b, SL_UCX_LOST, -1);
 	}
 	sl_ucx_settle(b);
@@ -106,13 +106,13 @@ int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
 {
 	int moved = 0;
 
-	while (sl_ucx_speaks(n) && n->head != &n->live && bytes > 0) {
+	while (sl_ucx_is_up(n) && n->head != &n->live && bytes > 0) {
 		struct sl_ucx_batch *b = n->head;
 		uint64_t before = bytes;
 		int rc = 0;
 
 		if (b->status == 0)
-			rc = sl_ucx_move_served(b, &bytes);
+			rc = sl_ucx_move_batch(b, &bytes);
 		moved |= bytes != before;
 		if (rc != 0)
 			break;
@@ -169,7 +169,7 @@ static struct sl_ucx_message *make_tail(struct sl_ucx_conn *n, const struct tail
 	return p;
 }
 
-int sl_ucx_over(const struct sl_ucx_conn *n)
+int sl_ucx_refusal(const struct sl_ucx_conn *n)
 {
 	switch (n->state) {
 	case SL_UCX_OPEN:
@@ -183,12 +183,12 @@ int sl_ucx_over(const struct sl_ucx_conn *n)
 	}
 }
 
-static int starve(struct sl_ucx_conn *n)
+static int check_credit(struct sl_ucx_conn *n)
 {
 	if (n->credit)
 		return 0;
 	if (!n->starved)
-		sl_ucx_signal(n, SL_UCX_MSG_STARVED, 0);
+		sl_ucx_send_value(n, SL_UCX_MSG_STARVED, 0);
 	n->starved = 1;
 	return EAGAIN;
 }
@@ -196,7 +196,7 @@ static int starve(struct sl_ucx_conn *n)
 static int64_t refuse(struct sl_ucx_conn *n, const struct tail *t)
 {
 	struct sl_ucx_worker *w = n->worker;
-	int rc = sl_ucx_over(n);
+	int rc = sl_ucx_refusal(n);
 
 	if (rc != 0)
 		return rc;
@@ -204,7 +204,7 @@ static int64_t refuse(struct sl_ucx_conn *n, const struct tail *t)
 	if (w->live + (w->ring->head - __atomic_load_n(&w->ring->tail, __ATOMIC_ACQUIRE)) >
 	    w->ring->mask)
 		return EAGAIN;
-	return t->notif ? starve(n) : 0;
+	return t->notif ? check_credit(n) : 0;
 }
 
 int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len)
@@ -216,15 +216,15 @@ int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len)
 	if (len > SL_UCX_NOTIF_MAX)
 		return -ERANGE;
 	sl_ucx_lock(n->worker);
-	rc = sl_ucx_over(n);
+	rc = sl_ucx_refusal(n);
 	if (rc == 0)
-		rc = starve(n);
+		rc = check_credit(n);
 	p = rc == 0 ? make_tail(n, &t) : NULL;
 	if (rc == 0 && !p)
 		rc = ENOMEM;
 	if (p)
 		sl_ucx_send(n, p);
-	sl_ucx_rouse(n->worker);
+	sl_ucx_wake_thread(n->worker);
 	sl_ucx_unlock(n->worker);
 	return -rc;
 }
@@ -284,7 +284,7 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form,
 	if (b->conn && !(b->issued && b->write))
 		sl_pieces_keep(&b->pieces);
 	if (w->live)
-		sl_ucx_rouse(w);
+		sl_ucx_wake_thread(w);
 	return 0;
 }
 
@@ -329,4 +329,71 @@ int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 	rc = submit(n, &form, &tail);
 	sl_ucx_unlock(n->worker);
 	return rc;
+}
+
+/* How long a caller waits for the owner of memory before it sleeps. */
+#define PATIENCE_NS 50000u
+
+static struct sl_ucx_batch *find(struct sl_ucx_conn *n, uint64_t tag)
+{
+	for (struct sl_ucx_batch *b = n->live.prev; b != &n->live; b = b->prev) {
+		if (b->tag == tag)
+			return b;
+	}
+	return NULL;
+}
+
+void sl_ucx_cancel(struct sl_ucx_conn *n, uint64_t tag)
+{
+	struct sl_ucx_batch *b;
+
+	sl_ucx_lock(n->worker);
+	b = find(n, tag);
+	if (b && !b->cancelled && !(b->issued && b->write)) {
+		sl_ucx_cancel_batch(b, SL_UCX_ABORTED);
+		sl_ucx_wake_thread(n->worker);
+	}
+	sl_ucx_unlock(n->worker);
+}
+
+/* A batch needs the answers of its owner, which come within microseconds or not soon. */
+static int wait_for_owner(struct sl_ucx_conn *n, uint64_t tag)
+{
+	struct sl_ucx_worker *w = n->worker;
+	uint64_t until = sl_ucx_now() + PATIENCE_NS, now = 0;
+	struct sl_ucx_batch *b;
+	int moved = 0;
+
+	/* Found anew each time: while the lock is let go of it may end. */
+	while ((b = find(n, tag)) != NULL && b->status == 0 && now < until) {
+		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
+		w->polled = 1;
+		moved |= sl_ucx_step(w) != 0;
+		w->polled = 0;
+		now = sl_ucx_now();
+		if (atomic_load(&w->waiting)) {
+			sl_ucx_unlock(w);
+			sl_ucx_yield_lock(w);
+			sl_ucx_lock(w);
+		}
+	}
+	return moved ? SL_UCX_HELPED | (find(n, tag) ? SL_UCX_AGAIN : 0) : 0;
+}
+
+int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag)
+{
+	struct sl_ucx_worker *w = n->worker;
+	uint64_t ended;
+	int done = 0;
+
+	sl_ucx_lock(w);
+	ended = w->ring->head;
+	if (n->state != SL_UCX_ENDED)
+		done = wait_for_owner(n, tag);
+	if (w->ring->head != ended) /* whatever batch that was, and whatever UCX says of it */
+		done |= SL_UCX_HELPED;
+	sl_ucx_unlock(w);
+	if (done)
+		sl_ucx_yield_lock(w);
+	return done;
 }

@@ -16,7 +16,7 @@ uint64_t sl_ucx_now(void)
 	       atomic_load_explicit(&ahead, memory_order_relaxed);
 }
 
-uint64_t sl_ucx_kernels(uint64_t at)
+uint64_t sl_ucx_monotonic(uint64_t at)
 {
 	return at - atomic_load_explicit(&ahead, memory_order_relaxed);
 }
@@ -32,7 +32,17 @@ void sl_ucx_elapse(struct sl_ucx_context *c, uint64_t ns)
 
 		sl_ucx_tick(w, sl_ucx_now(), 1);
 		pthread_cond_broadcast(&w->news); /* to what waits for a time that has come */
-		sl_ucx_rouse(w);
+		sl_ucx_wake_thread(w);
 		sl_ucx_unlock(w);
 	}
+}
+
+uint32_t sl_ucx_sends(struct sl_ucx_conn *n)
+{
+	uint32_t sends;
+
+	sl_ucx_lock(n->worker);
+	sends = n->sends;
+	sl_ucx_unlock(n->worker);
+	return sends;
 }

@@ -138,7 +138,7 @@ int sl_ucx_connect(struct sl_ucx_context *c, uint32_t worker, const void *addres
 			sl_ucx_leave_table(n);
 		w->conns_live += rc == 0;
 	}
-	sl_ucx_rouse(w);
+	sl_ucx_wake_thread(w);
 	sl_ucx_unlock(w);
 	if (rc != 0) {
 		sl_ucx_free_conn(n);
@@ -171,8 +171,8 @@ int sl_ucx_control(struct sl_ucx_conn *n, const uint8_t *data, size_t len)
 	if (len > SL_UCX_CONTROL_MAX)
 		return -EMSGSIZE;
 	sl_ucx_lock(w);
-	rc = n->state == SL_UCX_DRAINING ? 0 : -sl_ucx_over(n);
-	if (rc == 0 && sl_ucx_crowded(n))
+	rc = n->state == SL_UCX_DRAINING ? 0 : -sl_ucx_refusal(n);
+	if (rc == 0 && sl_ucx_has_backlog(n))
 		rc = -EAGAIN;
 	p = rc ? NULL : sl_ucx_new_message(w, len);
 	if (p) {
@@ -180,7 +180,7 @@ int sl_ucx_control(struct sl_ucx_conn *n, const uint8_t *data, size_t len)
 		p->len = (uint32_t)len;
 		memcpy(p->body, data, len);
 		sl_ucx_send(n, p);
-		sl_ucx_rouse(w);
+		sl_ucx_wake_thread(w);
 	} else if (rc == 0) {
 		rc = -ENOMEM;
 	}

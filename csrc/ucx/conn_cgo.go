@@ -94,26 +94,26 @@ func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 		msg, size = bytesAt(b.Notify), len(b.Notify)
 	}
 	var rc C.int64_t
+	write := C.int(0)
+	if b.Op == driver.Write {
+		write = 1
+	}
 	if p := b.Pattern; p != nil {
 		form, ok := patternForm(p)
 		if !ok {
 			return driver.ErrBounds
 		}
-		local, remote := (*C.uint32_t)(unsafe.SliceData(p.Local.List)),
-			(*C.uint32_t)(unsafe.SliceData(p.Remote.List))
-		if p.Plain() {
-			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, nil, local,
-				remote,
-				(*C.uint8_t)(msg), C.size_t(size))
-		} else {
-			nest := nestForm(p)
-			rc = C.sl_ucx_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, &nest, local,
-				remote,
-				(*C.uint8_t)(msg), C.size_t(size))
+		var nest *C.struct_sl_nest
+		if !p.Plain() {
+			n := nestForm(p)
+			nest = &n
 		}
+		rc = C.sl_ucx_submit_pages(n.c, write, C.uint64_t(tag), &form, nest,
+			(*C.uint32_t)(unsafe.SliceData(p.Local.List)),
+			(*C.uint32_t)(unsafe.SliceData(p.Remote.List)), (*C.uint8_t)(msg), C.size_t(size))
 	} else {
 		// Bytes are typed: cgo would look through all that lies around them for pointers.
-		rc = C.sl_ucx_submit(n.c, toRemote(b.Op), C.uint64_t(tag),
+		rc = C.sl_ucx_submit(n.c, write, C.uint64_t(tag),
 			(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.Descs))), C.size_t(len(b.Descs)),
 			(*C.uint8_t)(msg), C.size_t(size))
 	}
@@ -237,7 +237,8 @@ func (n *Conn) End(status int32, proven bool) {
 }
 
 // Silence is how long ago the peer said anything, and for how long something has waited for it.
-// Both are 0 where it is lost, or not bound yet.
+// Both are 0 where it is lost, or not bound yet, and the first also where nothing waits and the
+// next ping of the peer is not late.
 func (n *Conn) Silence() (heard, waited time.Duration) {
 	var h, w C.uint64_t
 	C.sl_ucx_silence(n.c, &h, &w)
@@ -245,7 +246,7 @@ func (n *Conn) Silence() (heard, waited time.Duration) {
 }
 
 // GiveUp has the peer lost for its silence.
-func (n *Conn) GiveUp() { C.sl_ucx_give_up_silent(n.c) }
+func (n *Conn) GiveUp() { C.sl_ucx_give_up(n.c) }
 
 // Close ends the connection, waits for its batches, and gives it back, by force after grace where
 // UCX can. No other call may run or follow.

@@ -29,7 +29,7 @@ const (
 )
 
 // overTCP is how both ends open their contexts.
-var overTCP = Config{Transports: "tcp", Devices: "lo", SegmentMax: 60 << 10,
+var overTCP = Config{Transports: "tcp", Devices: "lo",
 	Settings: []string{"TCP_TX_SEG_SIZE=64k", "TCP_RX_SEG_SIZE=128k", "RNDV_THRESH=inf"}}
 
 // lane is a connection from near to far, and the memory at its ends.

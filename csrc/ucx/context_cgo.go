@@ -5,10 +5,13 @@
 package ucx
 
 /*
+#cgo CFLAGS: -O2 -std=c11 -Wall -Wextra
+#cgo LDFLAGS: -ldl
 #include <stdlib.h>
 #include "ucx.h"
 #include "load.h"
 
+static const char *sl_ucx_version(void) { return sl_ucx.ucp_get_version_string(); }
 static const char *sl_ucx_say(int status) { return sl_ucx.ucs_status_string((ucs_status_t)status); }
 */
 import "C"
@@ -16,7 +19,9 @@ import "C"
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -34,6 +39,8 @@ type Context struct {
 	grace uint64
 	next  int // Receive's: which worker it asks first
 
+	control [ControlMax]byte // of Control
+
 	closed bool        // by Close
 	driven atomic.Bool // since the last Arm
 }
@@ -41,7 +48,7 @@ type Context struct {
 // Open opens a context in the library that Load has opened. What UCX cannot
 // do on this machine is a *driver.UnavailableError.
 func Open(cfg Config) (*Context, error) {
-	Kept()
+	endKept()
 	conf := (*C.struct_sl_ucx_config)(C.calloc(1, C.sizeof_struct_sl_ucx_config))
 	defer C.free(unsafe.Pointer(conf))
 	var texts cTexts
@@ -53,20 +60,13 @@ func Open(cfg Config) (*Context, error) {
 	if cfg.Devices != "" {
 		conf.devices = text(cfg.Devices)
 	}
-	settings, err := settingsArray(cfg.Settings, text)
-	if err != nil {
-		return nil, err
-	}
-	defer C.free(unsafe.Pointer(settings))
-	conf.settings = settings
+	conf.settings = settingsArray(cfg.Settings, text)
+	defer C.free(unsafe.Pointer(conf.settings))
 	conf.workers, conf.batches = C.uint32_t(cfg.Workers), C.uint32_t(cfg.BatchesMax)
-	conf.notifs, conf.segment = C.uint32_t(cfg.NotifyMax), C.uint32_t(cfg.SegmentMax)
+	conf.notifs = C.uint32_t(cfg.NotifyMax)
 	conf.spin_ns, conf.grace_ns = C.uint64_t(cfg.SpinNanos), C.uint64_t(cfg.GraceNanos)
 	conf.wake_fd, conf.control_fd = C.int(cfg.WakeFD), C.int(cfg.ControlFD)
 	c := &Context{grace: cfg.GraceNanos}
-	if cfg.Spots != nil {
-		conf.spots = cfg.Spots.c
-	}
 	var why [256]C.char
 	if rc := C.sl_ucx_open(conf, &c.c, &why[0], C.size_t(len(why))); rc != 0 {
 		return nil, unavailable(C.GoString(&why[0]), "choose transports and devices that "+
@@ -100,19 +100,15 @@ func (t *cTexts) free() {
 }
 
 // settingsArray makes the list of names and values that C reads.
-func settingsArray(settings []string, text func(string) *C.char) (**C.char, error) {
+func settingsArray(settings []string, text func(string) *C.char) **C.char {
 	list := (**C.char)(C.calloc(C.size_t(2*len(settings)+1),
 		C.size_t(unsafe.Sizeof((*C.char)(nil)))))
 	slots := unsafe.Slice(list, 2*len(settings)+1)
 	for i, s := range settings {
-		name, value, ok := strings.Cut(s, "=")
-		if !ok || name == "" {
-			C.free(unsafe.Pointer(list))
-			return nil, fmt.Errorf("ucx setting %q: want NAME=VALUE: %w", s, driver.ErrBounds)
-		}
+		name, value, _ := strings.Cut(s, "=")
 		slots[2*i], slots[2*i+1] = text(name), text(value)
 	}
-	return list, nil
+	return list
 }
 
 // Poll moves completions into done. It does not cross into C, and must not run
@@ -158,10 +154,34 @@ func (c *Context) Close() error {
 		return nil
 	}
 	c.closed = true
-	if !c.end(c.grace / 2) {
-		return c.keep()
+	if c.end(c.grace / 2) {
+		return nil
 	}
-	return nil
+	kept.Lock()
+	defer kept.Unlock()
+	kept.contexts = append(kept.contexts, c)
+	return ErrKept
+}
+
+func (c *Context) end(grace uint64) bool {
+	if C.sl_ucx_close(c.c, C.uint64_t(grace)) != 0 {
+		return false
+	}
+	runtime.AddCleanup(c, func(p *C.struct_sl_ucx_context) { C.sl_ucx_free(p) }, c.c)
+	return true
+}
+
+// kept are the contexts whose Close answered ErrKept.
+var kept struct {
+	sync.Mutex
+	contexts []*Context
+}
+
+// endKept tries once more to end them.
+func endKept() {
+	kept.Lock()
+	defer kept.Unlock()
+	kept.contexts = slices.DeleteFunc(kept.contexts, func(c *Context) bool { return c.end(0) })
 }
 
 // Address is what a peer's Connect needs to reach a worker.
@@ -195,15 +215,13 @@ func (c *Context) Receive() (Notif, bool) {
 func (c *Context) Control() (Control, bool) {
 	defer runtime.KeepAlive(c)
 	var l C.struct_sl_ucx_arrived_control
-	if C.sl_ucx_next_control(c.c, &l) == 0 {
+	if C.sl_ucx_take_control(c.c, &l, (*C.uint8_t)(&c.control[0])) == 0 {
 		return Control{}, false
 	}
-	m := Control{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost != 0,
-		Over: l.lost == 2}
-	if l.lost == 0 {
-		m.Data = make([]byte, l.len)
+	m := Control{Worker: int(l.worker), Conn: uint64(l.conn), Lost: l.lost != 0, Over: l.lost == 2}
+	if !m.Lost {
+		m.Data = slices.Clone(c.control[:l.len])
 	}
-	C.sl_ucx_take_control(c.c, l.worker, (*C.uint8_t)(unsafe.SliceData(m.Data)))
 	return m, true
 }
 
@@ -233,8 +251,8 @@ func (c *Context) Map(key uint32, m Memory) error {
 
 // Revoke ends a memory: no message is admitted to it from now on, whatever Revoke returns. Nil:
 // our threads have let go of it, and the key is free. driver.ErrTimeout: one of them has not within
-// the limit, as where the pages of some memory do not come; call it again. The Context must stay
-// open meanwhile.
+// the limit, as where the pages of some memory do not come; call it again. It may run beside Close,
+// and after it.
 func (c *Context) Revoke(key uint32, limit time.Duration) error {
 	defer runtime.KeepAlive(c)
 	if C.sl_ucx_revoke(c.c, C.uint32_t(key), C.uint64_t(limit)) != 0 {
@@ -266,3 +284,35 @@ func errnoError(what string, errno int64) error {
 }
 
 func statusText(status int32) string { return C.GoString(C.sl_ucx_say(C.int(status))) }
+
+// load opens the library and returns "", or why not and what to do.
+// Implements: int sl_ucx_load(const char *path, char *why, size_t size)
+func load(path string) (reason, fix string) {
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	var why [512]C.char
+	if rc := C.sl_ucx_load(name, &why[0], C.size_t(len(why))); rc != 0 {
+		return C.GoString(&why[0]), "apt-get install libucx0"
+	}
+	return "", ""
+}
+
+// Version names the library that Load has opened, as in "1.13.1".
+func Version() string {
+	loaded.Lock()
+	defer loaded.Unlock()
+	if loaded.path == "" {
+		return ""
+	}
+	return C.GoString(C.sl_ucx_version())
+}
+
+// Sends is how many messages UCX has not yet put into the peer's queue. For tests.
+func (n *Conn) Sends() int { return int(C.sl_ucx_sends(n.c)) }
+
+// Elapse moves the clock of all contexts of this process on, and has this one look at once for what
+// is late by it. The others take the time for a standstill of their own. For tests.
+func (c *Context) Elapse(d time.Duration) { C.sl_ucx_elapse(c.c, C.uint64_t(d)) }
+
+// clock is that clock, in ns.
+func clock() uint64 { return uint64(C.sl_ucx_now()) }

@@ -3,17 +3,36 @@
 // Package ucx is the C data plane of UCX behind a Go face that does not show it.
 //
 // A Context and its Conns move bytes between processes over libucp, which Load opens at run
-// time; with CGO_ENABLED=0 there is none, and Load says so. Bytes travel in messages, which the
-// owner of the memory lands and answers. A batch is one crossing; polling is none. A context has
-// workers, each with a lock and a thread that drives it when no other thread does:
+// time; with CGO_ENABLED=0 there is none, and Load says so. A context has workers, each with a lock
+// and a thread that drives it when no other thread does. A batch is one crossing into C, with
+// descriptors or entries of a pattern as csrc/pieces.h has them; polling is none.
 //
-//   - load.c, abi.h: libucp, in our own words;
-//   - open.c, progress.c: contexts, workers, their threads and locks;
-//   - memory.c: our memory, and taking it back from peers;
-//   - conn.c, end.c, import.c: connections, their ends, and the memory of peers that they know;
-//   - batch.c, runs.c, served.c, window.c, help.c: what we ask for;
-//   - message.h, send.c, arrive.c, serve.c, ages.c, inbox.c: messages, and what becomes of those
-//     that arrive. Nothing in one is believed.
+// # What leaves
 //
-// It knows a batch as csrc/pieces.h has it: descriptors, or entries of a pattern.
+//   - batch.c: Submit checks every piece against our memory and the peer's, takes a place in the
+//     ring and credit for the notification, and puts the batch behind those before it.
+//   - move.c: a batch is cut into messages, of one run of bytes or of a table of many. Each message
+//     with data has a record in the window of the connection until the owner has answered it.
+//     A write is acknowledged by the owner; the answer to a read is landed here.
+//   - send.c: bytes are copied into a message of ours; UCX holds no memory of the program.
+//
+// # What arrives
+//
+//   - arrive.c: a message is for a connection by an id that cannot be guessed. One that cannot be
+//     handled now is held, with all behind it: it is too old, or pages are being moved.
+//   - serve.c: what a peer asks of our memory. A write lands, and a read is answered, if the ticket
+//     is the memory's, the range is what the peer may reach, and the message is young enough.
+//   - inbox.c: notifications and control messages, until Go takes them. Each is bounded.
+//
+// # What is proved
+//
+//   - memory.c: sl_ucx_revoke ends a ticket, and then has each worker's lock once. A message is
+//     landed under that lock, so nothing that was admitted before is in hand any more.
+//   - ages.c: how old a message may be that lands unasked, and when a batch may end whose owner
+//     does not answer. The model is spec/ucx_ages.pml.
+//   - end.c: how a connection is lost, drained, ended and given back, and which batches end when.
+//
+// open.c, progress.c and clock.c have the contexts, the workers' threads and locks, and the clock;
+// conn.c the beginning of a connection; load.c and abi.h libucp in our own words. Nothing in a
+// message is believed.
 package ucx

@@ -7,8 +7,6 @@ package ucx
 import (
 	"bytes"
 	"errors"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,34 +14,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
-
-func TestRefusesUnknownKeys(t *testing.T) {
-	l := openLane(t, overTCP)
-	good := l.desc(0, 0, 10)
-	for name, bad := range map[string]driver.Desc{
-		"local key":      {Len: 10, LocalKey: 99, RemoteKey: l.slot},
-		"far local key":  {Len: 10, LocalKey: KeysMax + 5, RemoteKey: l.slot},
-		"slot":           {Len: 10, LocalKey: testKey, RemoteKey: l.slot + 1},
-		"far slot":       {Len: 10, LocalKey: testKey, RemoteKey: 1 << 31},
-		"nothing":        l.desc(0, 0, 0),
-		"local end":      l.desc(testBytes-9, 0, 10),
-		"remote end":     l.desc(0, testBytes-9, 10),
-		"round the end":  l.desc(1<<63, 1<<63, 1<<63),
-		"beyond the end": l.desc(^uint64(0)-4, 0, 10),
-	} {
-		err := submit(l.conn, driver.Write, 1, []driver.Desc{good, good, bad}, nil)
-		var piece *driver.PieceError
-		if !errors.Is(err, driver.ErrBounds) || !errors.As(err, &piece) || piece.Piece != 2 {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	p := &driver.Pattern{Count: 2, Run: 1, Local: driver.Side{Stride: 1 << 40},
-		Remote: driver.Side{Stride: 1}, LocalKey: testKey, RemoteKey: l.slot}
-	require.ErrorIs(t, submitNest(l.conn, 1, p), driver.ErrBounds, "pages that overflow")
-	l.works(t)
-}
 
 // TestRefusedBatchesKeepCredit: what a batch took for its message comes back where the message is
 // not sent, since the batch was cancelled, and where it is not delivered, since the owner has
@@ -120,22 +91,6 @@ func TestContextThatHasEnded(t *testing.T) {
 	require.False(t, received || told, "a context that has ended goes on")
 }
 
-func TestRevokesOfSeveralAtOnce(t *testing.T) {
-	l := openLane(t, overTCP)
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for range 30 {
-				if err := l.far.Revoke(testKey, testLimit); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	require.NoError(t, l.far.Revoke(KeysMax, testLimit), "no memory")
-}
-
 func TestManyMemories(t *testing.T) {
 	l := openLane(t, overTCP)
 	const n = 10000
@@ -146,8 +101,9 @@ func TestManyMemories(t *testing.T) {
 	if err := l.far.Map(100, Memory{Mem: l.remote[:8], Ticket: 1}); err == nil {
 		t.Error("a key twice")
 	}
-	if err := l.far.Map(KeysMax, Memory{Mem: l.remote[:8], Ticket: 1}); err == nil {
-		t.Error("a key beyond the table")
+	for _, key := range []uint32{4 << 20, 1 << 31} {
+		require.Error(t, l.far.Map(key, Memory{Mem: l.remote[:8], Ticket: 1}), "beyond the table")
+		require.NoError(t, l.far.Revoke(key, testLimit))
 	}
 	var d []driver.Desc
 	for key := uint32(100); key < 100+n; key += 997 {
@@ -190,6 +146,28 @@ func TestIdle(t *testing.T) {
 	l.works(t)
 }
 
+// TestSilence: a peer that has not pinged is silent at once where something waits for it, else when
+// a ping of either Grace would be late.
+func TestSilence(t *testing.T) {
+	v := openVictim(t)
+	require.True(t, v.answers())
+	silent := func(want bool) {
+		t.Helper()
+		heard, _ := v.conn.Silence()
+		require.Equal(t, want, heard > 0, "silent for %v", heard)
+	}
+	v.conn.Bind(0x4242, uint64(time.Hour)) // its next ping may take 23 minutes
+	v.Elapse(20 * time.Minute)
+	silent(false)
+	v.read(t, 1, driver.Desc{Len: 8})
+	silent(true)
+	v.conn.Cancel(1)
+	require.ErrorIs(t, v.outcome(t, 1), driver.ErrAborted)
+	silent(false)
+	v.Elapse(10 * time.Minute)
+	silent(true)
+}
+
 // burn writes over the stack that calls before it used.
 //
 //go:noinline
@@ -223,44 +201,5 @@ func TestRefusedNest(t *testing.T) {
 		burn(0)
 		err := l.outcome(t, uint64(i))
 		require.ErrorIs(t, err, driver.ErrRevoked)
-	}
-}
-
-// TestListThatChanges has a program change an index list while it submits: the bytes beyond what
-// was imported stay as they are.
-func TestListThatChanges(t *testing.T) {
-	const entry, count = 4096, 64
-	l := openLane(t, overTCP)
-	slot, err := l.conn.Import(Import{Key: testKey, Size: testBytes / 2, Ticket: 1})
-	require.NoError(t, err)
-	list := make([]uint32, count)
-	for i := range list {
-		list[i] = uint32(i)
-	}
-	for i := range l.local[:count*entry] {
-		l.local[i] = 0x5a
-	}
-	beyond := l.remote[testBytes/2:]
-	var stop atomic.Bool
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		for !stop.Load() { // the program's mistake
-			atomic.StoreUint32(&list[count-1], testBytes/entry/2)
-			atomic.StoreUint32(&list[count-1], count-1)
-		}
-	}()
-	p := driver.Pattern{Count: count, Run: entry, Local: driver.Side{Stride: entry},
-		Remote: driver.Side{Stride: entry, List: list}, LocalKey: testKey, RemoteKey: slot}
-	for range 20000 {
-		l.tag++
-		if submitNest(l.conn, l.tag, &p) == nil {
-			_ = l.outcome(t, l.tag)
-		}
-	}
-	stop.Store(true)
-	<-over
-	if beyond[0] == 0x5a {
-		testkit.FatalBroken(t, "bytes beyond what was imported were written")
 	}
 }

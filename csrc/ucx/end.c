@@ -14,7 +14,7 @@ static int advance(struct sl_ucx_conn *n, enum sl_ucx_state to)
 	return 1;
 }
 
-int sl_ucx_speaks(const struct sl_ucx_conn *n)
+int sl_ucx_is_up(const struct sl_ucx_conn *n)
 {
 	return n->state == SL_UCX_OPEN || n->state == SL_UCX_DRAINING;
 }
@@ -43,7 +43,7 @@ void sl_ucx_lose(struct sl_ucx_conn *n)
 	pthread_cond_broadcast(&n->worker->news);
 }
 
-void sl_ucx_over_there(struct sl_ucx_conn *n)
+void sl_ucx_note_proof(struct sl_ucx_conn *n)
 {
 	n->proven = 1;
 	if (n->state == SL_UCX_BROKEN && !n->loss) {
@@ -75,10 +75,10 @@ int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns)
 	advance(n, SL_UCX_DRAINING);
 	for (b = n->head; b != &n->live; b = next) {
 		next = b->next;
-		sl_ucx_give_up(b, SL_UCX_CLOSED);
+		sl_ucx_cancel_batch(b, SL_UCX_CLOSED);
 	}
-	sl_ucx_rouse(w);
-	while (n->live.next != &n->live && sl_ucx_speaks(n) && rc == 0) {
+	sl_ucx_wake_thread(w);
+	while (n->live.next != &n->live && sl_ucx_is_up(n) && rc == 0) {
 		uint64_t silent_at = proof_at(n); /* later, if anything comes until then */
 
 		rc = sl_ucx_wait(w, silent_at < deadline ? silent_at : deadline);
@@ -113,7 +113,7 @@ static void end_batches(struct sl_ucx_conn *n)
 static void end(struct sl_ucx_conn *n, int32_t status, int proven)
 {
 	n->proven |= proven;
-	if (!n->proven && sl_ucx_speaks(n))
+	if (!n->proven && sl_ucx_is_up(n))
 		reset(n);
 	if (advance(n, SL_UCX_ENDED)) {
 		n->why = status;
@@ -133,7 +133,7 @@ void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven)
 
 	sl_ucx_lock(w);
 	end(n, status, proven);
-	sl_ucx_rouse(w); /* UCX may have something to give up */
+	sl_ucx_wake_thread(w); /* UCX may have something to give up */
 	sl_ucx_unlock(w);
 }
 
@@ -150,17 +150,20 @@ void sl_ucx_silence(struct sl_ucx_conn *n, uint64_t *heard_ns, uint64_t *waited_
 	*heard_ns = *waited_ns = 0;
 	sl_ucx_lock(n->worker);
 	now = sl_ucx_now();
-	if (n->peer && sl_ucx_speaks(n)) {
+	if (n->peer && sl_ucx_is_up(n)) {
 		*heard_ns = now - n->heard;
 		*waited_ns = now - n->calm;
 	}
+	/* Both ends ping, three eighths of the larger Grace apart at most. */
+	if (!waits(n) && *heard_ns < n->lease / 2)
+		*heard_ns = 0;
 	sl_ucx_unlock(n->worker);
 }
 
-void sl_ucx_give_up_silent(struct sl_ucx_conn *n)
+void sl_ucx_give_up(struct sl_ucx_conn *n)
 {
 	sl_ucx_lock(n->worker);
-	if (sl_ucx_speaks(n)) {
+	if (sl_ucx_is_up(n)) {
 		n->silent = 1;
 		sl_ucx_lose(n);
 	}
@@ -182,7 +185,7 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 			continue;
 		if (n->state == SL_UCX_ENDED)
 			end_batches(n);
-		if (!sl_ucx_speaks(n))
+		if (!sl_ucx_is_up(n))
 			continue;
 		if (!judge || !waits(n))
 			n->calm = now;
@@ -252,7 +255,7 @@ void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns)
 		end_batches(n);
 	}
 	w->conns_live--;
-	sl_ucx_rouse(w);
+	sl_ucx_wake_thread(w);
 	close_endpoint(n, grace_ns);
 	if (at_rest(n)) {
 		give_back(n);

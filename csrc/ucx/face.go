@@ -18,13 +18,11 @@ type Config struct {
 	Workers    int      // each with a thread; at least 1
 	BatchesMax int      // of one worker, submitted and not polled; a power of two
 	NotifyMax  int      // of one connection, on their way or not received
-	SegmentMax int      // bytes of one eager message
 	SpinNanos  uint64   // how long a thread looks before it sleeps
 	// how old a message may be that lands unasked; a quarter of it drives the pings
 	GraceNanos uint64
-	WakeFD     int    // an eventfd for completions and messages, when armed
-	ControlFD  int    // an eventfd for control messages
-	Spots      *Spots // of tests
+	WakeFD     int // an eventfd for completions and messages, when armed
+	ControlFD  int // an eventfd for control messages
 }
 
 // Memory is what Context.Map makes known.
@@ -72,9 +70,6 @@ const (
 	NotifMax   = 4096
 )
 
-// KeysMax is above all keys of Context.Map.
-const KeysMax = 4 << 20
-
 // The outcomes of ring.Done.Status beside those of UCX itself.
 const (
 	OK       int32 = 0
@@ -88,7 +83,7 @@ const (
 )
 
 // ErrKept is what Context.Close answers where UCX did not give an endpoint back in time. The
-// context stays, at rest, with its descriptors, until Open or Kept finds that UCX has.
+// context stays, at rest, with its descriptors, until a later Open finds that UCX has.
 var ErrKept = fmt.Errorf("UCX keeps a context with its descriptors: all is proven and at rest, "+
 	"and it is given back at a later Open: %w", driver.ErrTimeout)
 

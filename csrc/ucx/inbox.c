@@ -37,7 +37,7 @@ static struct sl_ucx_post *make(uint64_t conn, const void *data, size_t len)
 	return p;
 }
 
-static void put(struct sl_ucx_inbox *box, struct sl_ucx_post *p)
+static void push(struct sl_ucx_inbox *box, struct sl_ucx_post *p)
 {
 	*box->end = p;
 	box->end = &p->next;
@@ -48,7 +48,7 @@ static void put_control(struct sl_ucx_worker *w, struct sl_ucx_post *p)
 {
 	uint64_t one = 1;
 
-	put(&w->controls, p);
+	push(&w->controls, p);
 	(void)!write(w->context->config.control_fd, &one, sizeof(one));
 }
 
@@ -110,12 +110,12 @@ void sl_ucx_put_notification(struct sl_ucx_conn *n, const void *data, size_t len
 	if (!w->notifs.first)
 		w->ring->first_len = (uint32_t)len;
 	n->unread++;
-	put(&w->notifs, p);
+	push(&w->notifs, p);
 	__atomic_fetch_add(&w->ring->notifs, 1, __ATOMIC_SEQ_CST);
-	sl_ucx_wake(w);
+	sl_ucx_wake_poller(w);
 }
 
-static struct sl_ucx_post *take(struct sl_ucx_inbox *box)
+static struct sl_ucx_post *pop(struct sl_ucx_inbox *box)
 {
 	struct sl_ucx_post *p = box->first;
 
@@ -128,65 +128,52 @@ static struct sl_ucx_post *take(struct sl_ucx_inbox *box)
 	return p;
 }
 
-int sl_ucx_next_control(struct sl_ucx_context *c, struct sl_ucx_arrived_control *out)
+int sl_ucx_take_control(struct sl_ucx_context *c, struct sl_ucx_arrived_control *out, uint8_t *data)
 {
-	int found = 0;
+	struct sl_ucx_post *p = NULL;
 
-	for (uint32_t i = 0; i < c->config.workers && !found; i++) {
+	for (uint32_t i = 0; i < c->config.workers && !p; i++) {
 		struct sl_ucx_worker *w = &c->workers[i];
-		const struct sl_ucx_post *p;
+		struct sl_ucx_conn *n;
 
 		sl_ucx_lock(w);
-		p = w->controls.first;
-		if (p) {
+		p = pop(&w->controls);
+		n = p && p->conn ? sl_ucx_conn_of(w, p->conn) : NULL;
+		if (p && !p->conn && !p->lost)
+			w->hellos--;
+		else if (n && !p->lost)
+			n->controls--;
+		sl_ucx_unlock(w);
+		if (p)
 			*out = (struct sl_ucx_arrived_control){.conn = p->conn,
 							       .worker = i,
 							       .len = (uint32_t)p->len,
 							       .lost = p->lost};
-			found = 1;
-		}
-		sl_ucx_unlock(w);
 	}
-	return found;
-}
-
-void sl_ucx_take_control(struct sl_ucx_context *c, uint32_t worker, uint8_t *data)
-{
-	struct sl_ucx_worker *w = &c->workers[worker];
-	struct sl_ucx_post *p;
-	struct sl_ucx_conn *n;
-
-	sl_ucx_lock(w);
-	p = take(&w->controls);
-	n = p && p->conn ? sl_ucx_conn_of(w, p->conn) : NULL;
-	if (p && !p->conn && !p->lost)
-		w->hellos--;
-	else if (n && !p->lost)
-		n->controls--;
-	sl_ucx_unlock(w);
 	if (!p)
-		return;
+		return 0;
 	if (p->len)
 		memcpy(data, p->body, p->len);
 	free(p);
+	return 1;
 }
 
-void sl_ucx_repay(struct sl_ucx_conn *n)
+void sl_ucx_return_credit(struct sl_ucx_conn *n)
 {
 	if (!n->owed)
 		return;
-	sl_ucx_signal(n, SL_UCX_MSG_CREDIT, n->owed);
+	sl_ucx_send_value(n, SL_UCX_MSG_CREDIT, n->owed);
 	n->owed = 0;
 }
 
 /* Not for each message, unless the sender waits. */
-void sl_ucx_owe(struct sl_ucx_conn *n)
+void sl_ucx_count_received(struct sl_ucx_conn *n)
 {
 	n->owed++;
 	if (n->impatient)
 		n->impatient--;
 	if (n->impatient || n->owed > n->worker->context->config.notifs / 4)
-		sl_ucx_repay(n);
+		sl_ucx_return_credit(n);
 }
 
 uint64_t sl_ucx_take_notification(struct sl_ucx_context *c, uint32_t worker, uint8_t *data)
@@ -197,7 +184,7 @@ uint64_t sl_ucx_take_notification(struct sl_ucx_context *c, uint32_t worker, uin
 	uint64_t conn = 0;
 
 	sl_ucx_lock(w);
-	p = take(&w->notifs);
+	p = pop(&w->notifs);
 	if (p) {
 		conn = p->conn;
 		if (p->len)
@@ -208,7 +195,7 @@ uint64_t sl_ucx_take_notification(struct sl_ucx_context *c, uint32_t worker, uin
 		n = sl_ucx_conn_of(w, p->conn);
 		if (n) {
 			n->unread--;
-			sl_ucx_owe(n);
+			sl_ucx_count_received(n);
 		}
 	}
 	sl_ucx_unlock(w);
@@ -227,13 +214,13 @@ static void free_messages(struct sl_ucx_message *p)
 }
 
 /* Before the worker goes. */
-void sl_ucx_empty(struct sl_ucx_worker *w)
+void sl_ucx_free_inboxes(struct sl_ucx_worker *w)
 {
 	struct sl_ucx_post *p;
 
-	while ((p = take(&w->controls)) != NULL)
+	while ((p = pop(&w->controls)) != NULL)
 		free(p);
-	while ((p = take(&w->notifs)) != NULL)
+	while ((p = pop(&w->notifs)) != NULL)
 		free(p);
 	if (w->ring)
 		__atomic_store_n(&w->ring->notifs, 0, __ATOMIC_SEQ_CST);

@@ -7,7 +7,11 @@
 
 #define SL_UCX_AM 21	  /* the id of all of them */
 #define SL_UCX_VERSION 4 /* of this file; ends that differ do not talk */
-#define SL_UCX_ANSWER_MAX (64u << 10) /* bytes that one message may ask for */
+/*
+ * What one message carries, or asks for. It is eager: TCP's segments, of 64 KiB, have room for the
+ * headers of UCX and ours beside it.
+ */
+#define SL_UCX_BODY_MAX (60u << 10)
 
 enum {
 	SL_UCX_MSG_CONTROL = 1, /* data is Go's */
@@ -70,7 +74,7 @@ struct sl_ucx_message {
 	struct sl_ucx_conn *conn;
 	struct sl_ucx_head head;
 	uint32_t len; /* of body in use */
-	uint8_t large, odd;
+	uint8_t large;
 	uint8_t counted; /* of a record */
 	_Alignas(16) uint8_t body[]; /* a table stands at its front */
 };

@@ -9,9 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An eager message has room for some rows and some bytes. */
-#define SEGMENT_MIN 1024
-
 static int say(char *why, size_t size, const char *what, ucs_status_t status)
 {
 	snprintf(why, size, "%s: %s", what, sl_ucx.ucs_status_string(status));
@@ -132,7 +129,7 @@ static void stop_threads(struct sl_ucx_context *c)
 
 static void release_worker(struct sl_ucx_worker *w)
 {
-	sl_ucx_empty(w);
+	sl_ucx_free_inboxes(w);
 	for (uint32_t i = 0; w->batches && i < w->context->config.batches; i++)
 		sl_pieces_free(&w->batches[i].pieces);
 	if (w->address)
@@ -209,8 +206,6 @@ int sl_ucx_open(const struct sl_ucx_config *config, struct sl_ucx_context **out,
 	if (!c)
 		return -ENOMEM;
 	c->config = *config;
-	if (c->config.segment < SEGMENT_MIN)
-		c->config.segment = SEGMENT_MIN;
 	pthread_mutex_init(&c->lock, NULL);
 	c->workers = calloc(config->workers, sizeof(*c->workers));
 	if (!c->workers)

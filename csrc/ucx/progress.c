@@ -62,7 +62,7 @@ int sl_ucx_lock_by(struct sl_ucx_worker *w, uint64_t deadline)
  * A mutex is not fair: a thread that lets go of it and comes back at once, for the next piece,
  * finds it free before those that it woke, again and again. So one of them goes first.
  */
-void sl_ucx_let_in(struct sl_ucx_worker *w)
+void sl_ucx_yield_lock(struct sl_ucx_worker *w)
 {
 	unsigned turn = atomic_load_explicit(&w->turns, memory_order_relaxed);
 
@@ -80,7 +80,7 @@ void sl_ucx_unlock(struct sl_ucx_worker *w)
 	pthread_mutex_unlock(&w->lock);
 }
 
-void sl_ucx_rouse(struct sl_ucx_worker *w)
+void sl_ucx_wake_thread(struct sl_ucx_worker *w)
 {
 	w->pending = 1;
 	if (!w->asleep)
@@ -89,7 +89,7 @@ void sl_ucx_rouse(struct sl_ucx_worker *w)
 	sl_ucx.ucp_worker_signal(w->handle);
 }
 
-void sl_ucx_wake(struct sl_ucx_worker *w)
+void sl_ucx_wake_poller(struct sl_ucx_worker *w)
 {
 	uint64_t one = 1;
 
@@ -99,7 +99,7 @@ void sl_ucx_wake(struct sl_ucx_worker *w)
 
 int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline)
 {
-	uint64_t at = sl_ucx_kernels(deadline);
+	uint64_t at = sl_ucx_monotonic(deadline);
 	struct timespec t = {.tv_sec = (time_t)(at / 1000000000u),
 			     .tv_nsec = (long)(at % 1000000000u)};
 
@@ -122,7 +122,7 @@ int sl_ucx_await(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns)
 		pthread_mutex_lock(&w->lock);
 		late = sl_ucx_now() > deadline;
 	}
-	sl_ucx_rouse(w); /* what was moved here may have left work to the thread */
+	sl_ucx_wake_thread(w); /* what was moved here may have left work to the thread */
 	if (sl_ucx.ucp_request_check_status(request) == UCS_INPROGRESS)
 		return -ETIMEDOUT;
 	sl_ucx.ucp_request_free(request);
@@ -220,7 +220,7 @@ void sl_ucx_drive(struct sl_ucx_context *c)
 			sl_ucx_step(w);
 			w->polled = 0;
 			if (w->ring->head != ended) /* one that looks for messages alone does not */
-				sl_ucx_wake(w);
+				sl_ucx_wake_poller(w);
 		}
 		pthread_mutex_unlock(&w->lock);
 	}
@@ -301,7 +301,7 @@ void *sl_ucx_progress(void *worker)
 		if (move(w)) {
 			last = sl_ucx_now();
 			tick(w, last);
-			sl_ucx_let_in(w);
+			sl_ucx_yield_lock(w);
 			continue;
 		}
 		now = sl_ucx_now();
@@ -310,7 +310,7 @@ void *sl_ucx_progress(void *worker)
 			sleep_until_something(w);
 			last = sl_ucx_now();
 		}
-		sl_ucx_let_in(w);
+		sl_ucx_yield_lock(w);
 	}
 	return NULL;
 }

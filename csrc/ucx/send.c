@@ -11,29 +11,20 @@
  * leaves there.
  */
 #define REPLIES_MAX 4096
-#define ANSWERS_MAX (2ull * SL_UCX_WINDOW * SL_UCX_ANSWER_MAX)
-
-static size_t large(const struct sl_ucx_worker *w)
-{
-	size_t most = w->context->config.segment;
-
-	return most > SL_UCX_CONTROL_MAX ? most : SL_UCX_CONTROL_MAX;
-}
+#define ANSWERS_MAX (2ull * SL_UCX_WINDOW * SL_UCX_BODY_MAX)
 
 struct sl_ucx_message *sl_ucx_new_message(struct sl_ucx_worker *w, size_t body)
 {
 	int big = body > SMALL;
-	int odd = body > large(w); /* for a peer whose segments are larger than ours */
-	struct sl_ucx_message **pool = big ? &w->large : &w->small, *p = odd ? NULL : *pool;
+	struct sl_ucx_message **pool = big ? &w->large : &w->small, *p = *pool;
 
 	if (p)
 		*pool = p->next;
 	else
-		p = malloc(sizeof(*p) + (odd ? body : big ? large(w) : SMALL));
+		p = malloc(sizeof(*p) + (big ? SL_UCX_BODY_MAX : SMALL));
 	if (p) {
 		p->len = 0;
 		p->large = (uint8_t)big;
-		p->odd = (uint8_t)odd;
 		p->counted = 0;
 		p->head = (struct sl_ucx_head){.version = SL_UCX_VERSION};
 	}
@@ -44,10 +35,6 @@ void sl_ucx_free_message(struct sl_ucx_worker *w, struct sl_ucx_message *p)
 {
 	struct sl_ucx_message **pool = p->large ? &w->large : &w->small;
 
-	if (p->odd) {
-		free(p);
-		return;
-	}
 	p->next = *pool;
 	*pool = p;
 }
@@ -106,25 +93,25 @@ void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p)
 		over(p, UCS_PTR_RAW_STATUS(request));
 }
 
-int sl_ucx_crowded(const struct sl_ucx_conn *n)
+int sl_ucx_has_backlog(const struct sl_ucx_conn *n)
 {
 	return n->sends - n->pings > REPLIES_MAX + 2 * n->worker->context->config.notifs ||
 	       n->answers > ANSWERS_MAX;
 }
 
-int sl_ucx_flooded(struct sl_ucx_conn *n)
+int sl_ucx_lose_backlogged(struct sl_ucx_conn *n)
 {
-	if (!sl_ucx_crowded(n))
+	if (!sl_ucx_has_backlog(n))
 		return 0;
 	sl_ucx_lose(n);
 	return 1;
 }
 
-struct sl_ucx_message *sl_ucx_notice(struct sl_ucx_conn *n, uint8_t type)
+struct sl_ucx_message *sl_ucx_new_notice(struct sl_ucx_conn *n, uint8_t type)
 {
 	struct sl_ucx_message *p;
 
-	if (!sl_ucx_speaks(n) || sl_ucx_flooded(n))
+	if (!sl_ucx_is_up(n) || sl_ucx_lose_backlogged(n))
 		return NULL;
 	p = sl_ucx_new_message(n->worker, 0);
 	if (p)
@@ -134,9 +121,9 @@ struct sl_ucx_message *sl_ucx_notice(struct sl_ucx_conn *n, uint8_t type)
 	return p;
 }
 
-void sl_ucx_signal(struct sl_ucx_conn *n, uint8_t type, uint64_t value)
+void sl_ucx_send_value(struct sl_ucx_conn *n, uint8_t type, uint64_t value)
 {
-	struct sl_ucx_message *p = sl_ucx_notice(n, type);
+	struct sl_ucx_message *p = sl_ucx_new_notice(n, type);
 
 	if (!p)
 		return;
@@ -148,5 +135,5 @@ void sl_ucx_signal(struct sl_ucx_conn *n, uint8_t type, uint64_t value)
 void sl_ucx_ping(struct sl_ucx_conn *n)
 {
 	if (!n->pings)
-		sl_ucx_signal(n, SL_UCX_MSG_PING, 0);
+		sl_ucx_send_value(n, SL_UCX_MSG_PING, 0);
 }

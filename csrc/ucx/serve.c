@@ -51,7 +51,7 @@ static int table_fits(const struct sl_ucx_head *h, size_t len)
 
 void sl_ucx_acknowledge(struct sl_ucx_conn *n, uint32_t seq, int32_t status)
 {
-	struct sl_ucx_message *p = sl_ucx_notice(n, SL_UCX_MSG_ACK);
+	struct sl_ucx_message *p = sl_ucx_new_notice(n, SL_UCX_MSG_ACK);
 
 	if (!p)
 		return;
@@ -126,7 +126,6 @@ int sl_ucx_serve_write(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const
 	if (h->flags & SL_UCX_FIRST)
 		n->rx_failed = 0;
 	if (status == 0) {
-		sl_ucx_at(n->worker, SL_UCX_AT_COPY);
 		status = place(h, m, data, len);
 		sl_ucx_leave(m);
 	}
@@ -145,7 +144,7 @@ static int32_t admit_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, si
 
 	if (status != 0)
 		return status;
-	if (h->len > SL_UCX_ANSWER_MAX ||
+	if (h->len > SL_UCX_BODY_MAX ||
 	    (h->count ? !table_fits(h, len) : !sl_ucx_reaches(*m, h->off, h->len)))
 		return SL_UCX_RANGE;
 	return 0;
@@ -159,14 +158,13 @@ void sl_ucx_serve_read(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const
 	int32_t status = admit_read(n, h, len, &m);
 	struct sl_ucx_message *p;
 
-	if (sl_ucx_flooded(n))
+	if (sl_ucx_lose_backlogged(n))
 		return;
 	p = sl_ucx_new_message(n->worker, status == 0 ? h->len : 0);
 	if (!p) {
 		sl_ucx_lose(n);
 		return;
 	}
-	sl_ucx_at(n->worker, SL_UCX_AT_ANSWER);
 	if (status == 0 && h->count)
 		status = move_rows(h, m, data, p->body, 0);
 	else if (status == 0 && sl_guard_copy(p->body, m->base + h->off, h->len) != 0)

@@ -28,33 +28,15 @@ enum {
 	SL_UCX_FAULT = -1007 /* memory that its own process cannot read, or cannot write to */
 };
 
-/* Places between a check of a thread and the act that relies on it, where tests have it stand. */
-enum {
-	SL_UCX_AT_NONE,
-	SL_UCX_AT_COPY,	  /* ticket and age of a write were good; the copy follows */
-	SL_UCX_AT_ANSWER  /* the ticket of a read was good; the answer is copied */
-};
-
-/*
- * The first thread that comes to spot writes a byte to came, and stands until it can read one from
- * leave.
- */
-struct sl_ucx_spots {
-	int32_t spot;
-	int came, leave;
-};
-
 struct sl_ucx_config {
 	const char *transports, *devices; /* UCX_TLS, UCX_NET_DEVICES; NULL: UCX's own choice */
 	const char *const *settings;	  /* name, value, name, value, NULL; or NULL */
 	uint32_t workers;
 	uint32_t batches; /* of a worker, a power of two */
 	uint32_t notifs;	  /* messages to one peer that it has not received */
-	uint32_t segment; /* bytes of an eager message */
 	uint64_t spin_ns;    /* how long a thread looks before it sleeps */
 	uint64_t grace_ns;   /* how old a message may be that lands unasked */
 	int wake_fd, control_fd; /* eventfds of the caller's */
-	struct sl_ucx_spots *spots;  /* of tests; NULL: threads stand nowhere */
 };
 
 struct sl_ucx_context;
@@ -104,7 +86,7 @@ int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len,
  * Ends the memory of a key: no message is admitted to it from now on, whatever it returns. 0:
  * nothing of ours works on the memory any more, and the key may be mapped again. -ETIMEDOUT: within
  * so many ns a thread of ours that works on some memory has not let go of it, as where its pages do
- * not come; call it again. The caller keeps the context open meanwhile.
+ * not come; call it again. It may run beside sl_ucx_close, and until sl_ucx_free.
  */
 int sl_ucx_revoke(struct sl_ucx_context *c, uint32_t key, uint64_t ns);
 
@@ -187,11 +169,14 @@ int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns);
  */
 void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven);
 
-/* How long ago the peer said anything, and for how long something waits for it; 0: it is lost. */
+/*
+ * How long ago the peer said anything, and for how long something waits for it. Both are 0 where it
+ * is lost or not bound yet, and the first where nothing waits and its next ping is not late.
+ */
 void sl_ucx_silence(struct sl_ucx_conn *n, uint64_t *heard_ns, uint64_t *waited_ns);
 
 /* The peer is lost, and UCX must not take its endpoint's end for one that it knows of. */
-void sl_ucx_give_up_silent(struct sl_ucx_conn *n);
+void sl_ucx_give_up(struct sl_ucx_conn *n);
 
 /* Ends it, waits for its batches, and gives it back; n is gone. */
 void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns);
@@ -203,9 +188,9 @@ struct sl_ucx_arrived_control {
 	int lost; /* the peer was given up; no data. 2: and its end is over */
 };
 
-/* 1: there is one, taken by the second; only one thread at a time. */
-int sl_ucx_next_control(struct sl_ucx_context *c, struct sl_ucx_arrived_control *out);
-void sl_ucx_take_control(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
+/* Takes one, with at most SL_UCX_CONTROL_MAX bytes. 0: there is none. Only one thread at a time. */
+int sl_ucx_take_control(struct sl_ucx_context *c, struct sl_ucx_arrived_control *out,
+			uint8_t *data);
 
 /*
  * Takes the first message with data of a worker, of first_len bytes: the ring says whether there is

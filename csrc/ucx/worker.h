@@ -3,10 +3,10 @@
 #ifndef SLUICE_UCX_WORKER_H
 #define SLUICE_UCX_WORKER_H
 
+#include "../guard.h"
 #include "../pieces.h"
 #include "ucx.h"
 #include "load.h"
-#include "memory.h"
 #include "message.h"
 
 #include <pthread.h>
@@ -16,6 +16,30 @@
 #define SL_UCX_CHUNKS 4096	 /* pieces */
 #define SL_UCX_WINDOW 64	 /* messages with data under way on a connection */
 #define SL_UCX_QUANTUM (256u << 10) /* bytes moved by one hold of the lock */
+
+/*
+ * A key. Read under the lock of any worker; changed by a thread that then takes each of
+ * them once, so that no thread still works with what was before.
+ */
+struct sl_ucx_memory {
+	_Atomic uint64_t ticket; /* 0: the key is free */
+	uint8_t *base;
+	uint64_t len;
+	uint32_t flags;
+	struct sl_ucx_only only;
+	struct sl_ucx_landings landings;
+};
+
+/* Whether a message may write or read there. */
+int sl_ucx_reaches(const struct sl_ucx_memory *m, uint64_t off, uint64_t len);
+
+/* A peer's memory. */
+struct sl_ucx_import {
+	uint64_t size, ticket;
+	uint32_t key, flags;
+	int used, dropped;
+	uint64_t dropped_at; /* order of the first batch that cannot use it */
+};
 
 /* A contiguous copy of a batch: neighbours are one. */
 struct sl_ucx_run {
@@ -167,16 +191,16 @@ struct sl_ucx_context {
 };
 
 /* clock.c */
-uint64_t sl_ucx_kernels(uint64_t at); /* when it is that by CLOCK_MONOTONIC */
+uint64_t sl_ucx_monotonic(uint64_t at); /* when it is that by CLOCK_MONOTONIC */
 /* progress.c */
 void sl_ucx_lock(struct sl_ucx_worker *w);
 int sl_ucx_lock_by(struct sl_ucx_worker *w, uint64_t deadline); /* -ETIMEDOUT: it is not had */
 void sl_ucx_unlock(struct sl_ucx_worker *w);
-void sl_ucx_let_in(struct sl_ucx_worker *w); /* without the lock, before it is taken again */
+void sl_ucx_yield_lock(struct sl_ucx_worker *w); /* without the lock, before it is taken again */
 void *sl_ucx_progress(void *worker);
 /* Under the lock, each: */
-void sl_ucx_rouse(struct sl_ucx_worker *w);
-void sl_ucx_wake(struct sl_ucx_worker *w); /* the poller, if it is armed */
+void sl_ucx_wake_thread(struct sl_ucx_worker *w);
+void sl_ucx_wake_poller(struct sl_ucx_worker *w); /* the poller, if it is armed */
 /*
  * Moves the worker until a request is over, letting go of the lock meanwhile, and gives it back.
  * -ETIMEDOUT: it is not over; finish gives it back all the same.
@@ -188,15 +212,6 @@ unsigned sl_ucx_step(struct sl_ucx_worker *w);
 /* Waits for news. -ETIMEDOUT. */
 int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline);
 
-/* spots.c; of tests alone */
-void sl_ucx_stand(struct sl_ucx_spots *s, int32_t spot);
-
-static inline void sl_ucx_at(const struct sl_ucx_worker *w, int32_t spot)
-{
-	if (w->context->config.spots)
-		sl_ucx_stand(w->context->config.spots, spot);
-}
-
 /* memory.c */
 struct sl_ucx_memory *sl_ucx_find(struct sl_ucx_context *c, uint32_t key); /* NULL: unknown */
 void *sl_ucx_grow(void *table, uint32_t *len, size_t entry);
@@ -207,6 +222,10 @@ void *sl_ucx_grow(void *table, uint32_t *len, size_t entry);
 int sl_ucx_enter(struct sl_ucx_memory *m);
 void sl_ucx_leave(struct sl_ucx_memory *m);
 
+/* under the lock of the connection's worker */
+struct sl_ucx_import *sl_ucx_import_of(const struct sl_ucx_conn *n, uint32_t slot); /* or NULL */
+void sl_ucx_free_dropped_imports(struct sl_ucx_conn *n); /* imports that no batch uses */
+
 /* conn.c; under the lock */
 struct sl_ucx_conn *sl_ucx_conn_of(struct sl_ucx_worker *w, uint64_t id);
 void sl_ucx_leave_table(struct sl_ucx_conn *n);
@@ -215,18 +234,14 @@ void sl_ucx_free_conn(struct sl_ucx_conn *n);
 /* end.c; under the lock */
 void sl_ucx_lose(struct sl_ucx_conn *n); /* tells Go, once */
 /* the other end is over, too */
-void sl_ucx_over_there(struct sl_ucx_conn *n);
-int sl_ucx_over(const struct sl_ucx_conn *n); /* why it takes no batches: EBADF, EPIPE, or 0 */
+void sl_ucx_note_proof(struct sl_ucx_conn *n);
+int sl_ucx_refusal(const struct sl_ucx_conn *n); /* why it takes no batches: EBADF, EPIPE, or 0 */
 /* whether it sends, and believes what it receives */
-int sl_ucx_speaks(const struct sl_ucx_conn *n);
+int sl_ucx_is_up(const struct sl_ucx_conn *n);
 /* judge: silence is the peers' */
 void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge);
 /* Ends those that UCX did not let go of before, as far as it does now. How many stay. */
 int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t deadline, int last);
-
-/* import.c; under the lock */
-struct sl_ucx_import *sl_ucx_import_of(const struct sl_ucx_conn *n, uint32_t slot); /* or NULL */
-void sl_ucx_reap(struct sl_ucx_conn *n); /* imports that no batch uses */
 
 /* send.c, arrive.c; under the lock */
 /* NULL: no memory */
@@ -235,12 +250,14 @@ void sl_ucx_free_message(struct sl_ucx_worker *w, struct sl_ucx_message *p);
 /* Sends its head and len bytes of its body. Takes the message over, whatever comes of it. */
 void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p);
 /* One without data. NULL: the connection is over, or now lost, since the peer waits for it. */
-struct sl_ucx_message *sl_ucx_notice(struct sl_ucx_conn *n, uint8_t type);
-int sl_ucx_flooded(struct sl_ucx_conn *n); /* 1: it asks for more than it takes, and is lost now */
+struct sl_ucx_message *sl_ucx_new_notice(struct sl_ucx_conn *n, uint8_t type);
+/* 1: the peer asks for more than it takes, and is lost now */
+int sl_ucx_lose_backlogged(struct sl_ucx_conn *n);
 /* UCX keeps more messages than a peer that takes them leaves there */
-int sl_ucx_crowded(const struct sl_ucx_conn *n);
+int sl_ucx_has_backlog(const struct sl_ucx_conn *n);
 void sl_ucx_forget_held(struct sl_ucx_conn *n);
-void sl_ucx_signal(struct sl_ucx_conn *n, uint8_t type, uint64_t value); /* makes and sends one */
+/* sends a notice with a value */
+void sl_ucx_send_value(struct sl_ucx_conn *n, uint8_t type, uint64_t value);
 void sl_ucx_ping(struct sl_ucx_conn *n);
 void sl_ucx_resume(struct sl_ucx_worker *w); /* what is stalled */
 ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, void *data, size_t len,
@@ -262,36 +279,25 @@ void sl_ucx_put_hello(struct sl_ucx_worker *w, const void *data, size_t len);
 struct sl_ucx_post *sl_ucx_make_loss(void);
 void sl_ucx_put_loss(struct sl_ucx_conn *n); /* once */
 void sl_ucx_put_notification(struct sl_ucx_conn *n, const void *data, size_t len);
-void sl_ucx_empty(struct sl_ucx_worker *w);
-void sl_ucx_owe(struct sl_ucx_conn *n);   /* a message of it was received */
-void sl_ucx_repay(struct sl_ucx_conn *n); /* gives the credit back */
+void sl_ucx_free_inboxes(struct sl_ucx_worker *w);
+void sl_ucx_count_received(struct sl_ucx_conn *n); /* a message of it was received */
+void sl_ucx_return_credit(struct sl_ucx_conn *n); /* gives the credit back */
 
 /* batch.c; under the lock */
-int sl_ucx_next_run(struct sl_ucx_batch *b); /* 0: there is none */
-int sl_ucx_run_at(struct sl_ucx_batch *b, uint32_t piece, struct sl_ucx_run *run);
 void sl_ucx_end_batches(struct sl_ucx_conn *n); /* all of them, with the status that they have */
 void sl_ucx_fail(struct sl_ucx_batch *b, int32_t status, int32_t piece);
 void sl_ucx_settle(struct sl_ucx_batch *b); /* ends it when all of it is over */
-void sl_ucx_give_up(struct sl_ucx_batch *b, int32_t status); /* what has not begun does not begin */
+/* what of it has not begun does not begin */
+void sl_ucx_cancel_batch(struct sl_ucx_batch *b, int32_t status);
 /* of the batches in order; whether anything moved */
 int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes);
 
-/* window.c; under the lock */
-int sl_ucx_window_full(const struct sl_ucx_conn *n);
-/* of what begins at its run */
-struct sl_ucx_record *sl_ucx_new_record(struct sl_ucx_batch *b, uint8_t kind);
-struct sl_ucx_record *sl_ucx_record_of(struct sl_ucx_conn *n, uint32_t seq);
-void sl_ucx_record_over(struct sl_ucx_conn *n, struct sl_ucx_record *r);
-void sl_ucx_address_to(struct sl_ucx_message *p, uint8_t type, const struct sl_ucx_record *r,
-		       const struct sl_ucx_import *im);
-uint64_t sl_ucx_bite(const struct sl_ucx_run *run, uint64_t room);
-int sl_ucx_all_taken(const struct sl_ucx_batch *b);
+/* move.c; under the lock */
 void sl_ucx_acknowledged(struct sl_ucx_conn *n, const struct sl_ucx_head *h);
 void sl_ucx_detach(struct sl_ucx_batch *b);
-void sl_ucx_ask(struct sl_ucx_conn *n);
-
-/* served.c; under the lock. 1: more is left; 0: all was sent; -EAGAIN: the window is full */
-int sl_ucx_move_served(struct sl_ucx_batch *b, uint64_t *bytes);
+void sl_ucx_request_ack(struct sl_ucx_conn *n);
+/* 1: more is left; 0: all was sent; -EAGAIN: the window is full */
+int sl_ucx_move_batch(struct sl_ucx_batch *b, uint64_t *bytes);
 /* -EAGAIN: later, the pages of our memory are being moved. */
 int sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
 		    size_t len);

@@ -104,7 +104,7 @@ func TestGroupDigestOfSampledLayers(t *testing.T) {
 				to:   sidesOf(t, spec, layout.Placement{BlockTokens: 6}),
 				backend: func(t testing.TB) driver.Backend {
 					b, err := fault.Wrap(newMem(t), 0, fault.Rule{On: fault.Write,
-						Size: fault.AtLeast(100), Do: fault.BreakCorrupt()})
+						AtLeast: 100, Do: fault.BreakCorrupt()})
 					require.NoError(t, err)
 					return b
 				},

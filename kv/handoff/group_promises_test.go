@@ -160,7 +160,7 @@ func TestGroupEndReachesAll(t *testing.T) {
 // TestGroupEndsWhatStands: writes and reads that stand are over when the rank that makes them has
 // ended.
 func TestGroupEndsWhatStands(t *testing.T) {
-	rules := []fault.Rule{{On: fault.Write, Size: fault.AtLeast(100), Do: fault.Swallow()},
+	rules := []fault.Rule{{On: fault.Write, AtLeast: 100, Do: fault.Swallow()},
 		{On: fault.Read, Do: fault.Swallow()}}
 	for name, pull := range map[string]bool{"write": false, "read": true} {
 		t.Run(name, func(t *testing.T) {
