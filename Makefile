@@ -25,7 +25,7 @@ CGO = ./csrc/... ./cuda/... ./bindings/... ./cmd/... ./backends/ucx/... ./backen
 RACE = ./driver/... ./engine/... ./backends/... ./identity/... ./internal/... ./kv/handoff/... ./kv/pool/... ./kv/store/... ./kv/weights/...
 # Of what is C, under the race detector run the tests in which goroutines meet.
 RACE_C = ./csrc/ucx ./csrc/verbs ./csrc/ring ./cuda ./bindings/c
-RACE_C_RUN = ^(TestGrantsOfManyAtOnce|TestCloseWhileMemoryIsRegistered|TestUnmapWaitsForEachMemory|TestNothingLandsAfterRevoke|TestRoomIsToldToWhoArmsLater|TestArmBesideAnEnd|TestSummerOnDeviceEnds|TestHelpSaysThatSomethingEnded|TestPagesThatMoveHoldUpTheirOwn|TestRace.*|TestTable.*)$$
+RACE_C_RUN = ^(TestGrantsOfManyAtOnce|TestCloseWhileMemoryIsRegistered|TestNothingLandsAfterRevoke|TestRoomIsToldToWhoArmsLater|TestArmBesideAnEnd|TestSummerOnDeviceEnds|TestHelpSaysThatSomethingEnded|TestPagesThatMoveHoldUpTheirOwn|TestRace.*|TestTable.*)$$
 
 .PHONY: all build demo replay replay-rdma replay-groups bench-rdma test test-all cross soak stall race cgo timed asan nocgo guest lint fuzz bench bench-peers setup clean
 

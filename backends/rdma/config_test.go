@@ -106,8 +106,8 @@ func TestChosenDevices(t *testing.T) {
 		}
 		require.NoError(t, err)
 		var got []string
-		for _, r := range b.Rails() {
-			got = append(got, r.Name)
+		for _, r := range b.rails {
+			got = append(got, r.String())
 		}
 		if err := b.Close(); err != nil || !slices.Equal(got, c.want) {
 			t.Errorf("%q of %d: rails %v, want %v (%v)", c.cfg.Devices, c.cfg.Rails, got, c.want,

@@ -166,12 +166,9 @@ const class = "class/infiniband"
 // have a thousand, each of them three files, and the kernel hands out the first that is free.
 const gidGap = 64
 
-// devices lists those that are wanted; nil wants all.
-func (s *sysfs) devices(wants func(name string) bool) (all []Device) {
+// devices lists them by name.
+func (s *sysfs) devices() (all []Device) {
 	for _, name := range s.list(class) {
-		if wants != nil && !wants(name) {
-			continue
-		}
 		kernel := topology.Sysfs(s.root)
 		d := Device{Name: name, Node: kernel.Node(class, name, "device"),
 			Path: kernel.Path(class, name, "device")}
@@ -316,38 +313,48 @@ func rankGID(g *GID) int {
 	return gidGlobal
 }
 
-// chooseGID applies the rule to a port; override names an index, unless it is negative. An
-// error says that there is none.
+// chooseGID applies the rule to a port; override names an index, unless it is negative. An error
+// says that there is none.
 func chooseGID(p *Port, override int) (GID, []GIDChoice, error) {
-	choices := make([]GIDChoice, len(p.GIDs))
-	order := make([]int, len(p.GIDs))
-	for i := range p.GIDs {
-		choices[i], order[i] = GIDChoice{GID: p.GIDs[i]}, i
-	}
-	if len(choices) == 0 {
-		return GID{}, nil, fmt.Errorf("port %d has no GID: give its network device an address: %w",
-			p.Number, driver.ErrNoRoute)
-	}
-	if override >= 0 {
-		return overrideGID(p, override, choices)
-	}
-	if !p.Ethernet() {
-		return infinibandGID(p, choices)
-	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		x, y := &p.GIDs[a], &p.GIDs[b]
-		return cmp.Or(cmp.Compare(rankGID(x), rankGID(y)), cmp.Compare(family(x.Address),
-			family(y.Address)), cmp.Compare(x.Index, y.Index))
-	})
-	best := order[0]
-	if rankGID(&p.GIDs[best]) == gidNone {
-		return GID{}, choices, fmt.Errorf("port %d has no GID of RoCE: %w", p.Number,
+	none := func(format string, args ...any) error {
+		return fmt.Errorf("port %d has no GID%s: %w", p.Number, fmt.Sprintf(format, args...),
 			driver.ErrNoRoute)
 	}
-	for i := range choices {
-		choices[i].Why = rejection(&p.GIDs[i], &p.GIDs[best])
+	if len(p.GIDs) == 0 {
+		return GID{}, nil, none(": give its network device an address")
 	}
-	choices[best].Chosen = true
+	index := func(n int) int {
+		return slices.IndexFunc(p.GIDs, func(g GID) bool { return g.Index == n })
+	}
+	best, missing, why := 0, none(" of RoCE"), func(*GID) string { return "" }
+	switch {
+	case override >= 0:
+		best, missing = index(override), none(" of index %d, which Config.Devices names", override)
+		why = func(*GID) string { return fmt.Sprintf("Config.Devices names index %d", override) }
+	case !p.Ethernet():
+		best, missing = index(0), none(" of index 0: is a subnet manager running?")
+		why = func(*GID) string { return "InfiniBand: index 0 is the port's own" }
+	default:
+		for i := range p.GIDs {
+			x, y := &p.GIDs[i], &p.GIDs[best]
+			if cmp.Or(cmp.Compare(rankGID(x), rankGID(y)), cmp.Compare(family(x.Address),
+				family(y.Address)), cmp.Compare(x.Index, y.Index)) < 0 {
+				best = i
+			}
+		}
+		chosen := &p.GIDs[best]
+		why = func(g *GID) string { return rejection(g, chosen) }
+		if rankGID(chosen) == gidNone {
+			best = -1
+		}
+	}
+	choices := make([]GIDChoice, len(p.GIDs))
+	for i := range p.GIDs {
+		choices[i] = GIDChoice{GID: p.GIDs[i], Chosen: i == best, Why: why(&p.GIDs[i])}
+	}
+	if best < 0 {
+		return GID{}, choices, missing
+	}
 	return p.GIDs[best], choices, nil
 }
 
@@ -363,31 +370,6 @@ func rejection(g, best *GID) string {
 		return why + fmt.Sprintf("; as good as index %d, but IPv4 goes first", best.Index)
 	}
 	return why + fmt.Sprintf("; as good as index %d, which comes first", best.Index)
-}
-
-func overrideGID(p *Port, index int, choices []GIDChoice) (GID, []GIDChoice, error) {
-	at := slices.IndexFunc(p.GIDs, func(g GID) bool { return g.Index == index })
-	for i := range choices {
-		choices[i].Why = fmt.Sprintf("Config.Devices names index %d", index)
-	}
-	if at < 0 {
-		return GID{}, choices, fmt.Errorf("port %d has no GID of index %d, which "+
-			"Config.Devices names: %w", p.Number, index, driver.ErrNoRoute)
-	}
-	choices[at].Chosen = true
-	return p.GIDs[at], choices, nil
-}
-
-func infinibandGID(p *Port, choices []GIDChoice) (GID, []GIDChoice, error) {
-	for i := range choices {
-		choices[i].Why = "InfiniBand: index 0 is the port's own"
-	}
-	if p.GIDs[0].Index != 0 {
-		return GID{}, choices, fmt.Errorf("port %d has no GID of index 0: is a subnet manager "+
-			"running?: %w", p.Number, driver.ErrNoRoute)
-	}
-	choices[0].Chosen = true
-	return p.GIDs[0], choices, nil
 }
 
 // family is 4 or 6.
@@ -477,22 +459,13 @@ func listRails(rails []railAddress) string {
 	return strings.Join(names, ", ")
 }
 
-// numa is how far nodes are from each other; empty: there is one node.
-type numa topology.Nodes
-
-// nodes reads them.
-func (s *sysfs) nodes() numa { return numa(topology.Sysfs(s.root).Nodes()) }
-
-// between returns the distance of two nodes; 0: not known.
-func (n numa) between(a, b int) int { return topology.Nodes(n).Between(a, b) }
-
 // nearest returns a bit for each rail that is as near to a node as any. Rails whose place
 // is not known, and all where there is one node, are as good as the nearest.
-func (n numa) nearest(rails []*rail, node int) (bits uint32) {
+func nearest(nodes topology.Nodes, rails []*rail, node int) (bits uint32) {
 	least := 0
 	far := make([]int, len(rails))
 	for i, r := range rails {
-		far[i] = n.between(node, r.device.Node)
+		far[i] = nodes.Between(node, r.device.Node)
 		if far[i] > 0 && (least == 0 || far[i] < least) {
 			least = far[i]
 		}
@@ -507,10 +480,11 @@ func (n numa) nearest(rails []*rail, node int) (bits uint32) {
 
 // prefers returns a bit for each rail that suits memory.
 func (b *Backend) prefers(s *span) uint32 {
-	if len(b.numa) > 0 && len(b.rails) > 1 && s.device == onHost {
-		if node, ok := nodeOf(s.bytes); ok {
-			return b.numa.nearest(b.rails, node)
+	node := -1
+	if len(b.nodes) > 0 && len(b.rails) > 1 && s.device == onHost {
+		if n, ok := nodeOf(s.bytes); ok {
+			node = n
 		}
 	}
-	return b.numa.nearest(b.rails, -1)
+	return nearest(b.nodes, b.rails, node)
 }

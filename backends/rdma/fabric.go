@@ -21,7 +21,6 @@ type fabric interface {
 	OpenRail(verbs.RailConfig) (int, error)
 	Rail(rail int) (verbs.Rail, error)
 	Counters(rail int) (verbs.Counters, error)
-	RailUp(rail int, up bool)
 	Unmap(key uint32) error
 	Grant(key uint32, rail int, at uint64, flags uint32) (remoteKey uint32, err error)
 	Revoke(key uint32) error

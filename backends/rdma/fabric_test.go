@@ -76,13 +76,11 @@ func newFake(t testing.TB, cfg Config) (*Backend, error) {
 // that when a test wants it to.
 type meddled struct {
 	fabric
-	mu        sync.Mutex
-	known     map[uint32]bool // keys of memory
-	links     []*meddledLink
-	revokes   int
-	stuck     int      // how many times Revoke fails
-	stuckMaps int      // how many times Unmap fails
-	inUse     []uint32 // queue pairs: Revoke fails while one of them is there
+	mu       sync.Mutex
+	links    []*meddledLink
+	revokes  int
+	stuckKey *uint32  // Unmap fails for it
+	inUse    []uint32 // queue pairs: Revoke fails while one of them is there
 }
 
 var errStuck = errors.New("the key is in use")
@@ -92,7 +90,7 @@ func openMeddled(c verbs.Config) (fabric, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &meddled{fabric: f, known: map[uint32]bool{}}, nil
+	return &meddled{fabric: f}, nil
 }
 
 // fakeOf is the context of a backend.
@@ -102,10 +100,6 @@ func (f *meddled) Revoke(key uint32) error {
 	f.mu.Lock()
 	f.revokes++
 	stuck := slices.ContainsFunc(f.inUse, pairIsThere)
-	if !stuck && f.stuck > 0 {
-		f.stuck--
-		stuck = true
-	}
 	f.mu.Unlock()
 	if stuck {
 		return errStuck
@@ -113,34 +107,11 @@ func (f *meddled) Revoke(key uint32) error {
 	return f.fabric.Revoke(key)
 }
 
-func (f *meddled) show(key uint32, mem []byte, pins []pin, prefer uint32) error {
-	err := f.fabric.show(key, mem, pins, prefer)
-	f.mu.Lock()
-	f.known[key] = err == nil
-	f.mu.Unlock()
-	return err
-}
-
-// memory reports what is known of a key; nil: nothing.
-func (f *meddled) memory(key uint32) any {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.known[key] {
-		return key
-	}
-	return nil
-}
-
 func (f *meddled) Unmap(key uint32) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.stuckMaps > 0 {
-		f.stuckMaps--
+	if f.stuckKey != nil && key == *f.stuckKey {
 		return errStuck
 	}
-	err := f.fabric.Unmap(key)
-	f.known[key] = f.known[key] && err != nil
-	return err
+	return f.fabric.Unmap(key)
 }
 
 func (f *meddled) connect(initiator bool, credit int) (link, error) {

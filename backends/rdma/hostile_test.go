@@ -75,16 +75,16 @@ func helloTo(from, to *Backend, pairs int) *hello {
 // TestHostileInitiator hangs up on what makes no sense, and goes on with others.
 func TestHostileInitiator(t *testing.T) {
 	p := openPair(t, Config{})
-	greeting := helloTo(p.near, p.far, 1).encode()
+	greeting := encoded(helloTo(p.near, p.far, 1))
 	for name, msgs := range map[string][][]byte{
 		"nothing that is read": {{}}, "nonsense": {[]byte("GET / HTTP/1.1\r\n")},
 		"another version":                {{9, kindHello}},
-		"no hello":                       {(&bye{}).encode()},
-		"no queue pairs":                 {helloTo(p.near, p.far, 0).encode()},
-		"an answer":                      {greeting, (&importAnswer{}).encode()},
+		"no hello":                       {encoded(&bye{})},
+		"no queue pairs":                 {encoded(helloTo(p.near, p.far, 0))},
+		"an answer":                      {greeting, encoded(&importAnswer{})},
 		"two hellos":                     {greeting, greeting},
-		"a queue pair that is not there": {greeting, (&pairRequest{pair: 1}).encode()},
-		"a queue pair far out":           {greeting, (&pairRequest{pair: 255}).encode()},
+		"a queue pair that is not there": {greeting, encoded(&pairRequest{pair: 1})},
+		"a queue pair far out":           {greeting, encoded(&pairRequest{pair: 255})},
 		"too long":                       {greeting, make([]byte, controlMax+1)},
 	} {
 		s := newStranger(t, p.far)
@@ -102,7 +102,7 @@ func TestHostileInitiator(t *testing.T) {
 			pairs: helloTo(p.near, p.far, 1).pairs},
 	} {
 		s := newStranger(t, p.far)
-		s.say(h.encode())
+		s.say(encoded(h))
 		if w, ok := s.hear().(*welcome); !ok || w.status == session.StatusOK {
 			t.Errorf("%s: not refused", name)
 		}
@@ -120,8 +120,8 @@ func TestHostileRail(t *testing.T) {
 	s := newStranger(t, p.far)
 	h := helloTo(p.near, p.far, 2)
 	h.pairs[1].rail = 200
-	s.say(h.encode(), (&importRequest{id: 1, key: 1 << 31}).encode(),
-		(&importRequest{id: 2}).encode())
+	s.say(encoded(h), encoded(&importRequest{id: 1, key: 1 << 31}),
+		encoded(&importRequest{id: 2}))
 	if w, ok := s.hear().(*welcome); !ok || len(w.pairs) != 2 {
 		t.Errorf("no welcome: %+v", w)
 	}
@@ -139,7 +139,7 @@ func TestHostileRail(t *testing.T) {
 func TestRemake(t *testing.T) {
 	near, far := openFakeBackend(t, Config{}), openFakeBackend(t, Config{})
 	s := newStranger(t, far)
-	s.say(helloTo(near, far, 1).encode())
+	s.say(encoded(helloTo(near, far, 1)))
 	w, ok := s.hear().(*welcome)
 	if !ok || len(w.pairs) != 1 || !w.pairs[0].there {
 		t.Fatalf("welcome: %+v", w)
@@ -149,7 +149,8 @@ func TestRemake(t *testing.T) {
 	owner.last = 1
 	owner.mu.Unlock()
 	for i, there := range []bool{true, false, true} {
-		s.say((&pairRequest{attempt: uint32(i + 1), there: there, end: someEnd(1)}).encode())
+		s.say(encoded(&pairRequest{attempt: uint32(i + 1),
+			pairAnswer: pairAnswer{there, someEnd(1)}}))
 		a, ok := s.hear().(*pairReply)
 		if !ok || a.attempt != uint32(i+1) || a.there != there {
 			t.Fatalf("request %d: answered with %+v", i, a)
@@ -162,7 +163,8 @@ func TestRemake(t *testing.T) {
 
 // TestConnsMax refuses one peer of a host too many, says so, and takes it when another has left.
 func TestConnsMax(t *testing.T) {
-	testkit.CheckLeaks(t)
+	f, _ := standIn(t, 4)
+	testkit.CheckLeaks(t, f.InUse)
 	near, far := openFakeBackend(t, Config{}), openFakeBackend(t, Config{ConnsMax: 5})
 	p := &pair{near: near, far: far}
 	first, second := p.connect(t), p.connect(t)
@@ -182,21 +184,22 @@ func TestConnsMax(t *testing.T) {
 
 // TestHostileOwner answers a peer of ours with what makes no sense: the peer is lost.
 func TestHostileOwner(t *testing.T) {
-	testkit.CheckLeaks(t)
-	b := openFakeBackend(t, Config{})
+	f, _ := standIn(t, 4)
+	testkit.CheckLeaks(t, f.InUse)
+	b := openFakeBackend(t, Config{Grace: graceMin})
 	m := register(t, b, 100)
 	good := &welcome{pairs: []pairAnswer{{true, someEnd(1)}, {true, someEnd(1)}}}
 	for name, answers := range map[string][][]byte{
 		"nothing": {}, "a hang-up": {nil}, "nonsense": {[]byte("SSH-2.0")},
-		"no welcome":                    {(&bye{}).encode()},
-		"too few queue pairs":           {(&welcome{pairs: good.pairs[:1]}).encode()},
-		"two welcomes":                  {good.encode(), good.encode()},
-		"queue pairs that lead nowhere": {good.encode()},
-		"a refusal":                     {(&welcome{status: session.StatusFull}).encode()},
-		"queue pairs it makes up": {good.encode(), (&broken{99}).encode(),
-			(&pairReply{pair: 77}).encode(), (&pairReply{pair: 0, seen: 1 << 60}).encode()},
-		"answers to nothing": {good.encode(), (&importAnswer{id: 9, size: 5}).encode(),
-			(&expired{key: 9, epoch: 9}).encode(), farewell{}.encode(), farewell{}.encode()},
+		"no welcome":                    {encoded(&bye{})},
+		"too few queue pairs":           {encoded(&welcome{pairs: good.pairs[:1]})},
+		"two welcomes":                  {encoded(good), encoded(good)},
+		"queue pairs that lead nowhere": {encoded(good)},
+		"a refusal":                     {encoded(&welcome{status: session.StatusFull})},
+		"queue pairs it makes up": {encoded(good), encoded(&broken{99}),
+			encoded(&pairReply{pair: 77}), encoded(&pairReply{pair: 0, seen: 1 << 60})},
+		"answers to nothing": {encoded(good), encoded(&importAnswer{id: 9, size: 5}),
+			encoded(&expired{key: 9, epoch: 9}), encoded(farewell{}), encoded(farewell{})},
 	} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
@@ -246,7 +249,7 @@ func TestTooManyAnswers(t *testing.T) {
 	}
 	p.far.mu.Unlock()
 	for range answersMax + 1 {
-		owner.ch.send((&answer{data: []byte("!")}).encode())
+		owner.ch.send(&answer{data: []byte("!")})
 	}
 	<-p.peer.Lost()
 }

@@ -43,13 +43,13 @@ type peer struct {
 	running  sync.WaitGroup // the listener, and the mender
 	lostDone sync.WaitGroup // the end of a lost connection
 
-	ready    chan struct{} // closed when the first queue pair is live
-	refused  chan error    // has one place
-	greeted  bool          // of listen
-	farewell chan struct{} // closed when the owner has answered our bye
+	ready     chan struct{} // closed when the first queue pair is live
+	refused   chan error    // has one place
+	greeted   bool          // of listen
+	byeAnswer chan struct{} // closed when the owner has answered our bye
 
 	mu      sync.Mutex
-	asks    map[uint32]*asking
+	asks    map[uint32]*importAsk
 	askID   uint32
 	imports map[uint32]imported // by key
 
@@ -64,9 +64,9 @@ const canDo = driver.CanPattern | driver.CanNotify
 func newPeer(b *Backend, owner address) *peer {
 	p := &peer{
 		b: b, owner: owner,
-		closing: make(chan struct{}), lostCh: make(chan struct{}), farewell: make(chan struct{}),
+		closing: make(chan struct{}), lostCh: make(chan struct{}), byeAnswer: make(chan struct{}),
 		ready: make(chan struct{}), refused: make(chan error, 1),
-		asks: make(map[uint32]*asking), imports: make(map[uint32]imported),
+		asks: make(map[uint32]*importAsk), imports: make(map[uint32]imported),
 	}
 	p.hold.Shut() // there is no link yet
 	return p
@@ -131,28 +131,28 @@ func (p *peer) Cancel(tag uint64) {
 // Lost implements driver.Peer.
 func (p *peer) Lost() <-chan struct{} { return p.lostCh }
 
-// news implements end.
-func (p *peer) news(n verbs.News) {
+// onNews implements end.
+func (p *peer) onNews(n verbs.News) {
 	switch n.Kind {
 	case verbs.PairLive:
 		p.mender.post(event{kind: eventLive, pair: n.Pair})
 	case verbs.PairFailed:
-		p.mender.post(event{kind: eventFailed, pair: n.Pair, status: n.Status})
+		p.mender.post(event{kind: eventFailed, pair: n.Pair})
 	}
 }
 
-// listen handles what the owner says, until the connection ends.
-func (p *peer) listen() {
+// readControl handles what the owner says, until the connection ends.
+func (p *peer) readControl() {
 	for {
 		m, err := p.ch.receive()
-		if err != nil && p.parted() {
+		if err != nil && p.byeAnswered() {
 			return
 		}
 		if err != nil {
 			p.lose(fmt.Errorf("its control connection ended: %w", err), false)
 			return
 		}
-		if !p.heard(m) {
+		if !p.handle(m) {
 			p.lose(p.ch.failed(fmt.Errorf("a control message that does not fit: %w",
 				driver.ErrCorrupt)), false)
 			return
@@ -160,13 +160,13 @@ func (p *peer) listen() {
 	}
 }
 
-// heard handles one message, and reports whether it made sense.
-func (p *peer) heard(message any) bool {
+// handle handles one message, and reports whether it made sense.
+func (p *peer) handle(message any) bool {
 	switch m := message.(type) {
 	case *welcome:
-		return p.greet(m)
+		return p.handleWelcome(m)
 	case *importAnswer:
-		p.answered(m)
+		p.handleImported(m)
 	case *expired:
 		p.expire(m)
 	case *answer:
@@ -176,10 +176,10 @@ func (p *peer) heard(message any) bool {
 	case *broken:
 		p.mender.post(event{kind: eventBroken, pair: int(m.pair)})
 	case farewell:
-		if p.parted() {
+		if p.byeAnswered() {
 			return false
 		}
-		close(p.farewell)
+		close(p.byeAnswer)
 	case quit:
 		p.lose(errors.New("it has closed"), true)
 	default:
@@ -188,18 +188,18 @@ func (p *peer) heard(message any) bool {
 	return true
 }
 
-// parted reports whether the owner has answered our bye.
-func (p *peer) parted() bool {
+// byeAnswered reports whether the owner has answered our bye.
+func (p *peer) byeAnswered() bool {
 	select {
-	case <-p.farewell:
+	case <-p.byeAnswer:
 		return true
 	default:
 		return false
 	}
 }
 
-// greet connects our queue pairs to the owner's ends.
-func (p *peer) greet(m *welcome) bool {
+// handleWelcome connects our queue pairs to the owner's ends.
+func (p *peer) handleWelcome(m *welcome) bool {
 	if p.greeted || m.status == 0 && len(m.pairs) != len(p.pairs) {
 		return false
 	}
@@ -213,8 +213,8 @@ func (p *peer) greet(m *welcome) bool {
 	return true
 }
 
-// awaited reports whether anything waits for the peer: a connect, an import or a batch.
-func (p *peer) awaited() bool {
+// hasWaiters reports whether anything waits for the peer: a connect, an import or a batch.
+func (p *peer) hasWaiters() bool {
 	select {
 	case <-p.ready:
 	default:
@@ -242,9 +242,9 @@ func (p *peer) lose(err error, proved bool) {
 func (p *peer) endLost(proved bool) {
 	p.mender.stop()
 	ended := p.endPairs()
-	proved = proved || p.part(p.ch.over) || p.proves(ended)
+	proved = proved || p.sayBye(p.ch.over) || p.packetsAreGone(ended)
 	_ = p.link.End(verbs.Lost, proved) // Close tries again
-	p.ch.finish(p.b.cfg.Grace)
+	p.ch.closeWhenSent(p.b.cfg.Grace)
 }
 
 func (p *peer) whyLost() error {
@@ -279,6 +279,8 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	return p, nil
 }
 
+// dial connects, and comes again where the owner hangs up: one that is kept off its processors does
+// so on those that it heard too late, and one at which too many wait on the last of them.
 func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	if ctx.Err() != nil {
 		return nil, driver.ContextError(ctx)
@@ -291,8 +293,6 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	// An owner that is kept off its processors hangs up on those that it heard too late, and one at
-	// which too many wait on the last of them: we come again, for as long as our caller waits.
 	for pause := session.AcceptPauseMin; ; pause = min(2*pause, session.AcceptPauseMax) {
 		p, err := b.dialOnce(ctx, owner, pairs)
 		if err == nil {
@@ -310,104 +310,88 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	}
 }
 
+// dialOnce is the initiator's part in the beginning of a connection.
 func (b *Backend) dialOnce(ctx context.Context, owner address, pairs []pairing) (*peer, error) {
-	dialing, stop := b.until(ctx)
-	defer stop()
-	conn, err := b.reach(dialing, &owner)
-	if err != nil {
-		return nil, b.unreached(ctx, &owner, err)
-	}
-	p := newPeer(b, owner)
-	p.ch = newChannel(conn, &b.cfg)
-	if err := p.begin(pairs); err != nil {
-		p.ch.close(err)
-		return nil, err
-	}
-	if err := p.awaitLive(ctx); err != nil {
-		p.abandon() // the peer must forget us, which may take it long
-		return nil, err
-	}
-	return p, nil
-}
-
-// until ends with ctx, or when the backend closes.
-func (b *Backend) until(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	stop := make(chan struct{})
+	// The control connection, until ctx ends or we close.
+	dialing, cancel := context.WithCancel(ctx)
 	go func() {
 		select {
 		case <-b.closing:
 			cancel()
-		case <-stop:
+		case <-dialing.Done():
 		}
 	}()
-	return ctx, func() { close(stop); cancel() }
-}
-
-// unreached says why there is no control connection.
-func (b *Backend) unreached(ctx context.Context, owner *address, err error) error {
+	conn, err := b.reach(dialing, &owner)
+	cancel()
 	select {
 	case <-b.closing:
-		return driver.ErrClosed
+		if err != nil {
+			return nil, driver.ErrClosed
+		}
 	default:
 	}
 	switch {
+	case err == nil:
 	case ctx.Err() != nil:
-		return fmt.Errorf("reach the control of %v: %w", owner, driver.ContextError(ctx))
+		return nil, fmt.Errorf("reach the control of %v: %w", &owner, driver.ContextError(ctx))
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%v is gone: %w (%w)", owner, driver.ErrPeerLost, err)
+		return nil, fmt.Errorf("%v is gone: %w (%w)", &owner, driver.ErrPeerLost, err)
+	default:
+		return nil, fmt.Errorf("reach the control of %v: %w (%w)", &owner, driver.ErrNoRoute, err)
 	}
-	return fmt.Errorf("reach the control of %v: %w (%w)", owner, driver.ErrNoRoute, err)
-}
 
-// begin makes our end and its queue pairs, and says hello.
-func (p *peer) begin(pairs []pairing) error {
-	link, err := p.b.net.connect(true, int(p.owner.notifs))
+	// Our ends of the queue pairs go into the hello. A device that is gone keeps no other from
+	// work.
+	p := newPeer(b, owner)
+	p.ch = newChannel(conn, &b.cfg)
+	link, err := b.net.connect(true, int(owner.notifs))
 	if err != nil {
-		return err
+		p.ch.close(err)
+		return nil, err
 	}
-	h := hello{to: p.owner.owner, from: p.b.addr}
-	var refused error
+	h := hello{to: owner.owner, from: b.addr}
 	for _, pair := range pairs {
-		end, err := link.PairMake(len(p.pairs), pair.ours)
-		if err != nil {
-			refused = errors.Join(refused, fmt.Errorf("make a queue pair over %v: %w",
-				p.b.rails[pair.ours], err))
-			continue // a device that is gone keeps no other from work
+		end, e := link.PairMake(len(p.pairs), pair.ours)
+		if e != nil {
+			err = errors.Join(err, fmt.Errorf("make a queue pair over %v: %w",
+				b.rails[pair.ours], e))
+			continue
 		}
 		p.pairs = append(p.pairs, pair)
 		h.pairs = append(h.pairs, pairOffer{rail: uint8(pair.theirs), end: end})
 	}
 	if len(h.pairs) == 0 {
-		return errors.Join(refused, link.Close())
+		err = errors.Join(err, link.Close())
+		p.ch.close(err)
+		return nil, err
 	}
+
+	// From here on Close knows the peer, and news of its queue pairs find it.
 	p.link, p.mender = link, newMender(p)
 	p.hold.Reopen()
-	p.b.mu.Lock()
-	p.b.peers[p] = struct{}{}
-	p.b.mu.Unlock()
-	p.b.add(link.ID(), p)
-	p.ch.send(h.encode())
+	b.mu.Lock()
+	b.peers[p] = struct{}{}
+	b.mu.Unlock()
+	b.add(link.ID(), p)
+	p.ch.send(&h)
 	p.ch.start()
-	p.running.Go(p.listen)
+	p.running.Go(p.readControl)
 	p.running.Go(p.mender.run)
-	return nil
-}
 
-// awaitLive returns when a queue pair is live, or there is no point in waiting.
-func (p *peer) awaitLive(ctx context.Context) error {
+	// The mender begins the queue pairs once the owner has welcomed us. One that is live is enough.
 	select {
 	case <-p.ready:
-		return nil
-	case err := <-p.refused:
-		return err
+		return p, nil
+	case err = <-p.refused:
 	case <-p.lostCh:
-		return fmt.Errorf("%w: %w", p.whyLost(), driver.ErrPeerLost)
-	case <-p.b.closing:
-		return driver.ErrClosed
+		err = fmt.Errorf("%w: %w", p.whyLost(), driver.ErrPeerLost)
+	case <-b.closing:
+		err = driver.ErrClosed
 	case <-ctx.Done():
-		return fmt.Errorf("no answer, %v may be frozen: %w", &p.owner, driver.ContextError(ctx))
+		err = fmt.Errorf("no answer, %v may be frozen: %w", &owner, driver.ContextError(ctx))
 	}
+	p.abandon() // the peer must forget us, which may take it long
+	return nil, err
 }
 
 // imported is memory of the owner's that C knows.
@@ -417,8 +401,8 @@ type imported struct {
 	pairs uint32 // a bit for each that reaches it
 }
 
-// asking is an import that waits for its answer.
-type asking struct {
+// importAsk is an import that waits for its answer.
+type importAsk struct {
 	token session.Token
 	done  chan importResult // has one place
 }
@@ -451,16 +435,16 @@ const importsMax = 10
 // ask sends the question and waits for the answer: for as long as the owner says something now and
 // then, since large memory takes its NICs long, but not for ever.
 func (p *peer) ask(t *session.Token) (uint32, error) {
-	a := &asking{token: *t, done: make(chan importResult, 1)}
+	a := &importAsk{token: *t, done: make(chan importResult, 1)}
 	p.mu.Lock()
 	p.askID++
 	id := p.askID
 	p.asks[id] = a
 	p.mu.Unlock()
-	defer p.forgetAsking(id, a)
+	defer p.removeAsk(id, a)
 	q := importRequest{id: id, key: t.Key, epoch: t.Epoch, secret: t.Secret}
-	p.ch.send(q.encode())
-	watch, host, heard := clock.NewStopwatch(p.b.cfg.clock, p.b.cfg.Failure), quiet{ch: p.ch},
+	p.ch.send(&q)
+	watch, host, heard := clock.NewStopwatch(p.b.cfg.clock, p.b.cfg.Failure), hostWatch{ch: p.ch},
 		p.ch.heard.Load()
 	begin := watch.Look()
 	for since := begin; ; {
@@ -480,7 +464,7 @@ func (p *peer) ask(t *session.Token) (uint32, error) {
 			if n := p.ch.heard.Load(); n != heard {
 				heard, since = n, now
 			}
-			if silent := host.lasts(now); silent >= p.b.cfg.Failure {
+			if silent := host.silentFor(now); silent >= p.b.cfg.Failure {
 				return 0, session.HostLost(silent)
 			}
 			if now.Sub(begin) >= importsMax*session.ImportMax {
@@ -495,8 +479,8 @@ func (p *peer) ask(t *session.Token) (uint32, error) {
 	}
 }
 
-// forgetAsking takes an import off the list, with what came for it too late.
-func (p *peer) forgetAsking(id uint32, a *asking) {
+// removeAsk takes an import off the list, with what came for it too late.
+func (p *peer) removeAsk(id uint32, a *importAsk) {
 	p.mu.Lock()
 	delete(p.asks, id)
 	p.mu.Unlock()
@@ -509,9 +493,9 @@ func (p *peer) forgetAsking(id uint32, a *asking) {
 	}
 }
 
-// answered makes what the owner told known to C, before the next message is looked at: that
+// handleImported makes what the owner told known to C, before the next message is looked at: that
 // may be the news that the epoch has ended. An answer that comes late is dropped.
-func (p *peer) answered(m *importAnswer) {
+func (p *peer) handleImported(m *importAnswer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	a := p.asks[m.id]
@@ -520,12 +504,12 @@ func (p *peer) answered(m *importAnswer) {
 	}
 	delete(p.asks, m.id)
 	var r importResult
-	r.slot, r.err = p.take(&a.token, m)
+	r.slot, r.err = p.importMemory(&a.token, m)
 	a.done <- r
 }
 
-// take checks an answer and has C know the memory. Preconditions: p.mu is held.
-func (p *peer) take(t *session.Token, m *importAnswer) (uint32, error) {
+// importMemory checks an answer and has C know the memory. Preconditions: p.mu is held.
+func (p *peer) importMemory(t *session.Token, m *importAnswer) (uint32, error) {
 	if err := m.status.Err(); err != nil {
 		return 0, err
 	}
@@ -585,7 +569,7 @@ func (p *peer) Drop(key uint32) {
 // Close implements driver.Peer. What has not begun ends at once, the rest is given
 // Config.Grace. Then our queue pairs end, and the owner is told; its answer is the proof
 // that its own have ended too, so that nothing of ours lands any more. For an owner that is
-// silent for Config.Grace see proves.
+// silent for Config.Grace see packetsAreGone.
 //
 // driver.ErrUnproven: a NIC keeps a queue pair of ours. The batches have not ended then, and
 // Close may be called again.
@@ -596,7 +580,7 @@ func (p *peer) Close() error {
 		p.ended = true
 		p.end()
 	}
-	return p.giveBack()
+	return p.closeLink()
 }
 
 // abandon is Close of a connection that the program does not get, beside. When the
@@ -606,47 +590,59 @@ func (p *peer) abandon() {
 	p.b.tasks.Start(func() { _ = p.Close() })
 }
 
+// end is the initiator's part in the end of a connection that it closes.
 func (p *peer) end() {
+	// No call of the program runs any more, and none comes.
 	p.gate.Shut()
 	close(p.closing)
 	p.gate.Wait()
-	clean := true
+
+	// What has not begun ends; what is under way has its time.
+	drained := true
 	if !p.gone.Load() {
-		clean = p.link.Drain(p.b.cfg.Grace) == nil
+		drained = p.link.Drain(p.b.cfg.Grace) == nil
 	}
 	p.mender.stop()
-	proved := clean
+
+	// Our queue pairs end, then the owner's: its answer to our bye is the proof for what is still
+	// under way.
+	proved := drained
 	if !p.gone.Load() {
 		ended := p.endPairs()
-		proved = p.part(p.lostCh) || clean || p.proves(ended)
+		proved = p.sayBye(p.lostCh) || drained || p.packetsAreGone(ended)
 	}
+
+	// The outcomes follow. A loss at the same time has told its own.
 	p.losing.Do(func() { p.gone.Store(true); close(p.lostCh) })
 	p.lostDone.Wait()
-	_ = p.link.End(verbs.Closed, proved) // giveBack tries again
-	p.ch.finish(p.b.cfg.Grace)
+	_ = p.link.End(verbs.Closed, proved) // closeLink tries again
+	p.ch.closeWhenSent(p.b.cfg.Grace)
 	p.ch.wait()
 	p.running.Wait()
 }
 
-// part says goodbye and reports whether the owner has answered, in its time.
-func (p *peer) part(stop <-chan struct{}) bool {
-	p.ch.send((&bye{abandoned: p.unwanted.Load()}).encode())
-	clock.Pass(p.b.cfg.clock, p.b.cfg.Grace, p.farewell, stop)
-	return p.parted()
+// sayBye says goodbye and reports whether the owner has answered, in its time.
+func (p *peer) sayBye(stop <-chan struct{}) bool {
+	p.ch.send(&bye{abandoned: p.unwanted.Load()})
+	clock.Pass(p.b.cfg.clock, p.b.cfg.Grace, p.byeAnswer, stop)
+	return p.byeAnswered()
 }
 
-// proves reports whether nothing of ours lands at an owner that does not say so. The end of its
-// control connection is no proof: its process may be there, and the kernel ends the queue pairs of
-// one that was killed in its own time. ended says that our queue pairs are gone: then what was sent
-// has landed or is lost once the fabric has had its time, if that is known.
-func (p *peer) proves(ended bool) bool {
+// packetsAreGone reports whether nothing of ours lands at an owner that does not say so. The end of
+// its control connection is no proof: its process may be there, and the kernel ends the queue pairs
+// of one that was killed in its own time. ended says that our queue pairs are gone: then what was
+// sent has landed or is lost once the fabric has had its time, if that is known.
+func (p *peer) packetsAreGone(ended bool) bool {
 	life := p.b.cfg.PacketLife
-	return ended && life > 0 && (clock.Pass(p.b.cfg.clock, life, p.farewell, nil) || p.parted())
+	if !ended || life == 0 {
+		return false
+	}
+	return clock.Pass(p.b.cfg.clock, life, p.byeAnswer, nil) || p.byeAnswered()
 }
 
-// giveBack ends the use of the link, once no queue pair of it is left. Preconditions: p.ending is
+// closeLink ends the use of the link, once no queue pair of it is left. Preconditions: p.ending is
 // held.
-func (p *peer) giveBack() error {
+func (p *peer) closeLink() error {
 	if p.over {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
@@ -30,7 +31,7 @@ type memory struct {
 	granted bool         // the NICs were asked to take requests, and may still
 	at      uint64       // the addresses by which they know what is granted
 	shown   bool         // C knows the memory
-	gone    bool         // and the pins were given back: the key may be another memory's
+	gone    atomic.Bool  // the proof is there, and the key may be another memory's
 
 	mu           sync.Mutex // no longer than it takes to write a few fields
 	revoked      bool
@@ -158,24 +159,16 @@ func (m *memory) answer(c *inbound, q *importRequest) {
 		a.status = m.opens(q)
 	}
 	if a.status == session.StatusOK {
-		m.tell(c)
+		m.peersWithKey[c] = struct{}{}
+		c.hasKeys.Store(true)
 		a.readOnly, a.size = m.readOnly, m.size
 		a.keys = c.keysOf(granted)
 	}
-	c.ch.send(a.encode()) // under the lock: the news that it is revoked comes after
+	c.ch.send(&a) // under the lock: the news that it is revoked comes after
 }
 
-// tell notes which peer knows the keys. Preconditions: m.mu is held.
-func (m *memory) tell(c *inbound) {
-	m.peersWithKey[c] = struct{}{}
-	c.knowing.Lock()
-	c.told = true
-	c.knows[m] = struct{}{}
-	c.knowing.Unlock()
-}
-
-// forget notes that a peer has no queue pair to us any more.
-func (m *memory) forget(c *inbound) {
+// removePeer notes that a peer has no queue pair to us any more.
+func (m *memory) removePeer(c *inbound) {
 	m.mu.Lock()
 	delete(m.peersWithKey, c)
 	m.mu.Unlock()
@@ -218,4 +211,27 @@ func (m *memory) isRevoked() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.revoked
+}
+
+// span is a range that the NICs are to know: of host memory, or of a device's.
+type span struct {
+	bytes      []byte // host memory; nil: a device's, which has an address alone
+	base, size uint64
+	device     int // ordinal; onHost: host memory
+}
+
+const onHost = -1
+
+func spanOf(seg *driver.Segment) span {
+	if seg.Kind == driver.HBM {
+		return span{base: seg.Addr, size: seg.Len, device: seg.Device}
+	}
+	return span{bytes: seg.Mem, base: addressOf(seg.Mem), size: seg.Len, device: onHost}
+}
+
+func (s *span) end() uint64 { return s.base + s.size }
+
+// holds reports whether all of another range lies within.
+func (s *span) holds(other *span) bool {
+	return s.device == other.device && s.base <= other.base && s.end() >= other.end()
 }

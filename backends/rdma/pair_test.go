@@ -193,7 +193,7 @@ func received(t *testing.T, b *Backend) []driver.Message {
 
 func (p *pair) live() int {
 	n := 0
-	for _, s := range p.peer.mender.look() {
+	for _, s := range p.peer.mender.pairStates() {
 		if s == pairLive {
 			n++
 		}
@@ -308,7 +308,9 @@ func TestDeviceGone(t *testing.T) {
 				if rail == 0 && err != nil || rail == 1 && !errors.Is(err, driver.ErrPeerLost) {
 					t.Errorf("without %d devices: %v", rail+1, err)
 				}
-				eventually(t, "the rail is down", func() bool { return !p.near.Rails()[rail].Up })
+				eventually(t, "the rail is down", func() bool {
+					return !p.near.rails[rail].usable()
+				})
 			}
 		})
 	}
@@ -325,26 +327,10 @@ func TestPortsDown(t *testing.T) {
 		p.port(round%2, false)
 		require.NoError(t, p.await(t, tag), "with one port")
 		eventually(t, "a failed queue pair", func() bool {
-			return p.live() == 1 && !p.near.Rails()[round%2].Up
+			return p.live() == 1 && !p.near.rails[round%2].usable()
 		})
 		p.port(round%2, true)
 		eventually(t, "two live queue pairs", func() bool { return p.live() == 2 })
-	}
-}
-
-// TestBothPortsDown ends what waits with the peer's loss.
-func TestBothPortsDown(t *testing.T) {
-	c, p := openClocked(t, brisk())
-	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
-	remote := p.imports(t, r)
-	p.port(0, false)
-	p.port(1, false)
-	eventually(t, "both ports down", func() bool {
-		return !p.near.Rails()[0].Up && !p.near.Rails()[1].Up
-	})
-	tag := p.write(t, l, remote, nil)
-	if err := c.await(t, p, tag); !errors.Is(err, driver.ErrPeerLost) {
-		t.Errorf("without a port: %v", err)
 	}
 }
 

@@ -3,13 +3,11 @@
 package rdma
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sort"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 
@@ -27,7 +25,7 @@ type pinned struct {
 	dmabuf   *driver.DMABuf // ours, as long as it is pinned: grants register it again; nil: none
 	readOnly bool           // the NICs must not write to it
 	pins     []pin          // by rail; nil: its device is gone, or refusals says why
-	refusals []*refusal     // by rail, of device memory
+	refusals []error        // by rail, of device memory
 	users    int            // pinnings.mu
 }
 
@@ -75,13 +73,10 @@ const (
 
 // pinHost pins host memory on all rails.
 func (b *Backend) pinHost(p *pinned, readOnly bool) error {
-	err := b.locked.check(p.size, len(b.rails))
-	if err != nil {
-		return err
-	}
 	if p.size >= faultInMin && b.finders > 1 {
 		hostmem.FaultIn(p.bytes, !readOnly, b.finders)
 	}
+	var err error
 	p.pins, err = b.pinAll(p.bytes, 0)
 	if errors.Is(err, syscall.EFAULT) || errors.Is(err, syscall.EPERM) ||
 		errors.Is(err, syscall.EACCES) {
@@ -91,10 +86,7 @@ func (b *Backend) pinHost(p *pinned, readOnly bool) error {
 		p.readOnly = true // pages that the program itself may not write
 		p.pins, err = b.pinAll(p.bytes, verbs.ReadOnly)
 	}
-	if err != nil {
-		return b.locked.explain(err, p.size, len(b.rails))
-	}
-	return nil
+	return b.explainPin(err, p.size)
 }
 
 // after returns the index of the first range that begins past an address.
@@ -184,72 +176,111 @@ func (b *Backend) onRails(do func(r *rail) error) error {
 	return errors.Join(errs...)
 }
 
-// memlock knows how much memory this process may pin. The kernel counts a range once for
-// each registration of it: on each rail, and again while peers may reach it.
-type memlock struct {
-	exempt bool                                 // CAP_IPC_LOCK
-	limits func() (limit, used uint64, ok bool) // in bytes
-}
+const memlockFix = "ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit; --ulimit " +
+	"memlock=-1 for a container"
 
-const (
-	capIPCLock = 14
-	memlockFix = "ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit; --ulimit " +
-		"memlock=-1 for a container"
-)
-
-func thisMemlock() memlock {
-	mask, err := strconv.ParseUint(statusField("CapEff"), 16, 64)
-	return memlock{exempt: err == nil && mask&(1<<capIPCLock) != 0, limits: memlockNow}
-}
-
-func memlockNow() (limit, used uint64, ok bool) {
-	var r unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r) != nil || r.Cur == unix.RLIM_INFINITY {
-		return 0, 0, false
-	}
-	for _, name := range []string{"VmPin", "VmLck"} {
-		kilobytes, _, _ := strings.Cut(statusField(name), " ")
-		n, _ := strconv.ParseUint(kilobytes, 10, 64) // absent is none
-		used += n << 10
-	}
-	return r.Cur, used, true
-}
-
-// statusField reads a line of /proc/self/status.
-func statusField(name string) string {
-	text, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, name+":"); ok {
-			return strings.TrimSpace(value)
-		}
-	}
-	return ""
-}
-
-// check says ahead that a range cannot be pinned on so many rails.
-func (m *memlock) check(n uint64, rails int) error {
-	if m.exempt {
-		return nil
-	}
-	limit, used, ok := m.limits()
-	if !ok || n <= (limit-min(used, limit))/uint64(rails) {
-		return nil
-	}
-	return memlockError(fmt.Sprintf("%d bytes on %d rails cannot be pinned: RLIMIT_MEMLOCK is %d "+
-		"bytes, of which %d are used", n, rails, limit, used))
-}
-
-// explain says what a refusal of the kernel may come from.
-func (m *memlock) explain(err error, n uint64, rails int) error {
+// explainPin says what a refusal of the kernel to pin host memory may come from. The kernel counts
+// a range once for each registration of it: on each rail, and again while peers may reach it.
+func (b *Backend) explainPin(err error, n uint64) error {
 	if !errors.Is(err, syscall.ENOMEM) && !errors.Is(err, syscall.EAGAIN) {
 		return err
 	}
-	return memlockError(fmt.Sprintf("%d bytes on %d rails cannot be pinned: %v", n, rails, err))
+	var r unix.Rlimit
+	_ = unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r) // never fails
+	return unavailable(fmt.Sprintf("%d bytes on %d rails cannot be pinned: %v; RLIMIT_MEMLOCK is "+
+		"%d bytes", n, len(b.rails), err, r.Cur), memlockFix)
 }
 
-func memlockError(reason string) error {
-	return unavailable(reason, memlockFix)
+// peermemModules have the kernel take device addresses like its own; the second is what the
+// first was called before it came with the driver.
+var peermemModules = []string{"nvidia_peermem", "nv_peer_mem"}
+
+func (s *sysfs) peermem() bool {
+	return slices.ContainsFunc(peermemModules, func(name string) bool {
+		return s.there("module", name)
+	})
+}
+
+// takesDevices reports whether device memory can be registered on any rail.
+func (b *Backend) takesDevices() bool {
+	return b.peermem || slices.ContainsFunc(b.rails, func(r *rail) bool { return r.info.DMABuf })
+}
+
+// pinDevice pins device memory on each rail that can. The others are left out, and the
+// range knows why.
+func (b *Backend) pinDevice(p *pinned, d *driver.DMABuf) (err error) {
+	if p.dmabuf, err = hostmem.DupDMABuf(d); err != nil {
+		return err
+	}
+	p.pins, p.refusals = make([]pin, len(b.rails)), make([]error, len(b.rails))
+	_ = b.onRails(func(r *rail) error { // there is none: each rail has its own answer
+		p.pins[r.index], p.refusals[r.index] = b.pinDeviceOn(r, p)
+		return nil
+	})
+	if slices.ContainsFunc(p.pins, func(on pin) bool { return on != nil }) {
+		return nil
+	}
+	return errors.Join(b.refused(p), hostmem.CloseDMABuf(p.dmabuf))
+}
+
+// pinDeviceOn tries the dma-buf first, for which the kernel needs no further module.
+func (b *Backend) pinDeviceOn(r *rail, p *pinned) (on pin, err error) {
+	memory := verbs.Device{Addr: p.base, Len: p.size, FD: -1}
+	switch {
+	case p.dmabuf == nil:
+		err = errors.New("the Segment has no dma-buf")
+	case !r.info.DMABuf:
+		err = errors.New("its driver, or libibverbs, takes no dma-buf")
+	default:
+		memory.FD, memory.Offset = p.dmabuf.FD, p.dmabuf.Offset
+		if on, err = b.net.pinDevice(r.index, memory, b.pinFlags()); err == nil {
+			return on, nil
+		}
+		err = fmt.Errorf("dma-buf: %w", err)
+	}
+	if !b.peermem {
+		return nil, fmt.Errorf("%w, and nvidia_peermem is not loaded", err)
+	}
+	memory.FD, memory.Offset = -1, 0
+	on, e := b.net.pinDevice(r.index, memory, b.pinFlags())
+	if e != nil {
+		return nil, fmt.Errorf("%w, and nvidia_peermem: %w", err, e)
+	}
+	return on, nil
+}
+
+const (
+	peermemFix = "modprobe nvidia_peermem and open the backend again"
+	handleFix  = "set Segment.DMABuf (cuMemGetHandleForAddressRange, CUDA 11.7 or later), or " +
+		peermemFix
+	dmabufFix = peermemFix + ", or take Linux 5.12 or later with a driver that registers " +
+		"dma-bufs, and libibverbs 1.12 (rdma-core 34) or later"
+)
+
+// refused says why no rail knows the memory: what this machine lacks, if nothing could be tried, or
+// how what was tried has failed.
+func (b *Backend) refused(p *pinned) error {
+	err := fmt.Errorf("no rail takes %d bytes of device memory at %#x", p.size, p.base)
+	tried := b.peermem
+	for i, r := range b.rails {
+		tried = tried || p.dmabuf != nil && r.info.DMABuf
+		err = fmt.Errorf("%w; %v: %w", err, r, cmp.Or(p.refusals[i], errRailGone))
+	}
+	switch {
+	case tried:
+		return fmt.Errorf("%w (is the memory allocated, and all of it in the dma-buf?)", err)
+	case p.dmabuf == nil:
+		return unavailable(err.Error(), handleFix)
+	}
+	return unavailable(err.Error(), dmabufFix)
+}
+
+var errRailGone = errors.New("its device is gone")
+
+// leftOut says why a rail does not know device memory; empty: it does, or it is host memory.
+func (p *pinned) leftOut(rail int) string {
+	if p.refusals == nil || p.pins[rail] != nil {
+		return ""
+	}
+	return cmp.Or(p.refusals[rail], errRailGone).Error()
 }

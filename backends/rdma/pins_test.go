@@ -63,56 +63,6 @@ func TestPinsAreShared(t *testing.T) {
 	}
 }
 
-func TestMemlock(t *testing.T) {
-	limited := func(limit, used uint64) memlock {
-		return memlock{limits: func() (uint64, uint64, bool) { return limit, used, true }}
-	}
-	for _, c := range []struct {
-		m     memlock
-		n     uint64
-		rails int
-		fits  bool
-	}{
-		{limited(64<<10, 0), 64 << 10, 1, true}, {limited(64<<10, 0), 64<<10 + 1, 1, false},
-		{limited(64<<10, 0), 64 << 10, 2, false},
-		{limited(64<<10, 60<<10), 4 << 10, 1, true}, {limited(64<<10, 60<<10), 8 << 10, 1, false},
-		{limited(64<<10, 70<<10), 1, 1, false},
-		{limited(64<<10, 0), ^uint64(0), 16, false},
-		{memlock{exempt: true}, 1 << 40, 8, true},
-		{memlock{limits: func() (uint64, uint64, bool) { return 0, 0, false }}, 1 << 40, 8, true},
-	} {
-		err := c.m.check(c.n, c.rails)
-		if (err == nil) != c.fits {
-			t.Errorf("%d bytes on %d rails: %v", c.n, c.rails, err)
-		}
-		var u *driver.UnavailableError
-		if err != nil && (!errors.As(err, &u) || !strings.Contains(u.Fix, "ulimit -l unlimited")) {
-			t.Errorf("%v does not say what mends it", err)
-		}
-	}
-	m := thisMemlock()
-	if limit, _, ok := m.limits(); ok && limit == 0 {
-		t.Error("a limit of nothing")
-	}
-	if err := m.explain(syscall.ENOMEM, 1, 1); !errors.Is(err, driver.ErrUnavailable) {
-		t.Errorf("ENOMEM of the kernel: %v", err)
-	}
-	if err := m.explain(syscall.EFAULT, 1, 1); err != syscall.EFAULT {
-		t.Errorf("another error: %v", err)
-	}
-}
-
-// TestMemlockOfRegister says so before the NICs are asked.
-func TestMemlockOfRegister(t *testing.T) {
-	f, _ := standIn(t, 2)
-	b := openFakeBackend(t, Config{})
-	before := registered(f)
-	b.locked = memlock{limits: func() (uint64, uint64, bool) { return 4096, 0, true }}
-	_, err := b.Register(driver.Segment{Kind: driver.DRAM, Len: 4096, Mem: make([]byte, 4096)})
-	require.ErrorIs(t, err, driver.ErrUnavailable)
-	require.Equal(t, before, registered(f))
-}
-
 // TestRegisterHolds has pages stay where they are for as long as NICs may know them, and no longer:
 // a NIC would go on with the old ones.
 func TestRegisterHolds(t *testing.T) {
@@ -132,11 +82,8 @@ func TestRegisterHolds(t *testing.T) {
 	m := registered.(*memory)
 	renews("while it is registered", driver.ErrBusy)
 	p.imports(t, m)
-	fake := fakeOf(p.far)
-	fake.mu.Lock()
-	fake.stuck = 2
-	fake.mu.Unlock()
-	if err := m.Revoke(t.Context()); !errors.Is(err, errStuck) {
+	p.fabric.Device(1).Set("deregister_busy", 2)
+	if err := m.Revoke(t.Context()); !errors.Is(err, driver.ErrBusy) {
 		t.Fatalf("close memory whose key the NIC keeps: %v", err)
 	}
 	renews("while a NIC keeps its key", driver.ErrBusy)
@@ -148,8 +95,10 @@ func TestRegisterHolds(t *testing.T) {
 	}
 	renews("after it was refused a key", nil)
 	require.NoError(t, other.Revoke(t.Context()))
-	p.far.locked = memlock{limits: func() (uint64, uint64, bool) { return 4096, 0, true }}
-	if _, err := p.far.Register(buf.Segment()); !errors.Is(err, driver.ErrUnavailable) {
+	p.fabric.Device(1).Set("register_errno", uint32(syscall.ENOMEM))
+	var u *driver.UnavailableError
+	if _, err := p.far.Register(buf.Segment()); !errors.As(err, &u) ||
+		!strings.Contains(u.Fix, "ulimit -l unlimited") {
 		t.Errorf("more than may be pinned: %v", err)
 	}
 	renews("after it was not pinned", nil)

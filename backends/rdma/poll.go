@@ -4,6 +4,9 @@ package rdma
 
 import (
 	"encoding/binary"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -90,23 +93,23 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 // gather takes messages, then answers, then last words.
 func (b *Backend) gather(msgs []driver.Message) (n int) {
 	b.leaving = b.words.Pending(b.leaving[:0])
-	n = b.take(msgs)
-	n += b.answers.take(msgs[n:])
-	told := b.leaving[:min(len(b.leaving), len(msgs)-n)]
-	for _, c := range told {
+	n = b.receiveNotifs(msgs)
+	n += b.answers.receive(msgs[n:])
+	ended := b.leaving[:min(len(b.leaving), len(msgs)-n)]
+	for _, c := range ended {
 		msgs[n] = driver.Message{Conn: c.link.ID(), Err: driver.ErrPeerLost}
 		n++
 		b.remove(c.link.ID())
 	}
-	if len(told) > 0 {
-		b.words.Drop(len(told))
+	if len(ended) > 0 {
+		b.words.Drop(len(ended))
 	}
 	clear(b.leaving) // keep no connection alive
 	return n
 }
 
-// take fills msgs unless the ring is empty.
-func (b *Backend) take(msgs []driver.Message) (n int) {
+// receiveNotifs fills msgs unless the ring is empty.
+func (b *Backend) receiveNotifs(msgs []driver.Message) (n int) {
 	for n < len(msgs) {
 		notif, ok := b.net.Receive()
 		if !ok {
@@ -122,22 +125,22 @@ func (b *Backend) take(msgs []driver.Message) (n int) {
 
 // attend takes the news of C until Close needs none any more.
 func (b *Backend) attend() {
-	for b.control.Wait() == nil && !b.deaf.Load() {
+	for b.control.Wait() == nil && !b.stopNews.Load() {
 		for {
 			n, ok := b.net.News()
 			if !ok {
 				break
 			}
-			b.heard(n)
+			b.handleNews(n)
 		}
 	}
 }
 
-// heard passes news on to the connections that they concern.
-func (b *Backend) heard(n verbs.News) {
+// handleNews passes news on to the connections that they concern.
+func (b *Backend) handleNews(n verbs.News) {
 	if n.Conn != 0 {
 		if e := b.end(n.Conn); e != nil {
-			e.news(n)
+			e.onNews(n)
 		}
 		return
 	}
@@ -148,43 +151,38 @@ func (b *Backend) heard(n verbs.News) {
 	switch n.Kind {
 	case verbs.PortUp:
 		r.up.Store(true)
-		b.net.RailUp(r.index, true)
-		b.hurry()
 	case verbs.PortDown:
 		r.up.Store(false)
-		b.net.RailUp(r.index, false)
-		b.hurry()
 	case verbs.DeviceGone:
 		r.gone.Store(true)
-		b.net.RailUp(r.index, false)
-		b.hurry()
 	}
+	b.checkPorts()
 }
 
-// hurry has all peers look at their queue pairs now.
-func (b *Backend) hurry() {
+// checkPorts has all peers look at the ports of their queue pairs.
+func (b *Backend) checkPorts() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for p := range b.peers {
-		p.mender.post(event{kind: eventHurry})
+		p.mender.post(event{kind: eventPort})
 	}
 }
 
-// quiet is for how long a peer's host has acknowledged nothing while something waits for the peer.
-// The host of a process that is stopped, or kept off its processors, acknowledges for it.
-type quiet struct {
+// hostWatch says for how long a peer's host has acknowledged nothing while something waits for the
+// peer. The host of a process that is stopped, or kept off its processors, acknowledges for it.
+type hostWatch struct {
 	ch    *channel
 	host  session.SilenceWatch
 	asked time.Time // for a sign of life
 }
 
-// lasts sees to it that there is something to acknowledge, and returns for how long nothing was.
-// now is by a Stopwatch.
-func (q *quiet) lasts(now time.Time) time.Duration {
+// silentFor sees to it that there is something to acknowledge, and returns for how long nothing
+// was. now is by a Stopwatch.
+func (q *hostWatch) silentFor(now time.Time) time.Duration {
 	out := q.ch.outbound()
 	if !out.Pending && now.Sub(q.asked) >= q.ch.cfg.Failure/2 {
 		q.asked = now
-		q.ch.send(pingBytes)
+		q.ch.send(ping{})
 	}
 	return q.host.Look(out, now.UnixNano(), false)
 }
@@ -223,4 +221,74 @@ func (b *Backend) channels() (list []*channel) {
 		list = append(list, c.ch)
 	}
 	return list
+}
+
+// roomForAnswers wakes a program whose Answer found no room.
+func (b *Backend) roomForAnswers() {
+	b.answers.room.Store(true)
+	b.wake()
+}
+
+// answers holds what owners have answered over connections of ours, until Receive.
+type answers struct {
+	room atomic.Bool // an Answer of ours that found no room may find some now
+
+	waiting atomic.Int64 // of list: looked at before the lock
+	mu      sync.Mutex
+	list    []answered
+}
+
+type answered struct {
+	p    *peer
+	data []byte
+}
+
+// add puts an answer into the list, and reports whether the owner kept to its bound.
+func (a *answers) add(p *peer, data []byte) bool {
+	a.mu.Lock()
+	p.answersIn++
+	fits := p.answersIn-p.answersOut <= answersMax
+	if fits {
+		a.list = append(a.list, answered{p, data})
+		a.waiting.Add(1)
+	}
+	a.mu.Unlock()
+	if fits {
+		p.b.wake()
+	}
+	return fits
+}
+
+// ready reports whether there is an answer, or, once, that there is room again.
+func (a *answers) ready() bool {
+	return a.room.Load() && a.room.Swap(false) || a.waiting.Load() > 0
+}
+
+// receive fills msgs with answers, and tells their owners.
+func (a *answers) receive(msgs []driver.Message) int {
+	if a.waiting.Load() == 0 {
+		return 0
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := min(len(msgs), len(a.list))
+	for i, x := range a.list[:n] {
+		msgs[i] = driver.Message{Conn: x.p.Conn(), Data: x.data}
+		x.p.answersOut++
+		if x.p.answersOut%(answersMax/4) == 0 {
+			x.p.ch.send(&answersTaken{count: x.p.answersOut})
+		}
+	}
+	a.list = slices.Delete(a.list, 0, n)
+	a.waiting.Add(int64(-n))
+	return n
+}
+
+// forget drops what came over a connection that the program has closed.
+func (a *answers) forget(p *peer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := len(a.list)
+	a.list = slices.DeleteFunc(a.list, func(x answered) bool { return x.p == p })
+	a.waiting.Add(int64(len(a.list) - n))
 }

@@ -123,7 +123,7 @@ func TestKeptQueuePair(t *testing.T) {
 	keep(device, true)
 	require.ErrorIs(t, c.during(t, p.peer.Close), driver.ErrUnproven)
 	require.ErrorIs(t, c.during(t, p.peer.Close), driver.ErrUnproven)
-	require.ErrorIs(t, l.Revoke(t.Context()), driver.ErrBusy)
+	require.ErrorIs(t, l.Revoke(over(t)), driver.ErrBusy)
 	var done [1]driver.Completion
 	n, err := p.near.Poll(done[:])
 	require.NoError(t, err)
@@ -151,7 +151,7 @@ func TestKeptQueuePairOfOwner(t *testing.T) {
 	require.ErrorIs(t, err, driver.ErrPeerLost)
 	require.ErrorIs(t, err, driver.ErrUnproven, "the owner has answered for a queue pair")
 	<-p.peer.Lost()
-	require.False(t, p.peer.parted(), "the owner says that its queue pairs are gone")
+	require.False(t, p.peer.byeAnswered(), "the owner says that its queue pairs are gone")
 	keep(far, false)
 }
 
@@ -185,7 +185,7 @@ func TestRevokeAgainAfterARefusal(t *testing.T) {
 	before := d.Get("mrs")
 	m := register(t, p.near, 1<<20)
 	d.Set("deregister_busy", 1)
-	require.Error(t, m.Revoke(t.Context()))
+	require.ErrorIs(t, m.Revoke(over(t)), driver.ErrBusy)
 	require.Greater(t, d.Get("mrs"), before)
 	require.NoError(t, m.Revoke(t.Context()))
 	require.Equal(t, before, d.Get("mrs"))
@@ -227,7 +227,7 @@ func TestAddressesOfGrants(t *testing.T) {
 	a := addresses{end: 8 * areaUnit, granted: map[*memory]area{}}
 	take := func(m *memory, want uint64) {
 		t.Helper()
-		at, ok := a.take(m)
+		at, ok := a.reserve(m)
 		require.True(t, ok)
 		require.Equal(t, want, at)
 	}
@@ -236,18 +236,18 @@ func TestAddressesOfGrants(t *testing.T) {
 	take(lasting, 2*areaUnit+5)
 	take(across, 4*areaUnit-1)
 	take(memoryOf(0, 3*areaUnit), 5*areaUnit)
-	_, ok := a.take(memoryOf(0, 1))
+	_, ok := a.reserve(memoryOf(0, 1))
 	require.False(t, ok)
 	for m := range a.granted {
 		if m != lasting {
-			a.giveBack(m)
+			a.release(m)
 		}
 	}
-	a.begin(a.all())
-	a.giveBack(lasting) // all the same, this round leaves its addresses out
+	a.startRound(a.reserved())
+	a.release(lasting) // all the same, this round leaves its addresses out
 	take(memoryOf(0, 2*areaUnit), 0)
 	take(memoryOf(0, areaUnit), 3*areaUnit)
-	_, ok = a.take(memoryOf(0, 5*areaUnit))
+	_, ok = a.reserve(memoryOf(0, 5*areaUnit))
 	require.False(t, ok)
 }
 

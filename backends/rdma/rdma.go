@@ -1,31 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rdma moves bytes over RDMA verbs: InfiniBand and RoCE, one-sided, over as many
-// ports of as many NICs as there are.
+// Package rdma moves bytes over RDMA verbs: InfiniBand and RoCE, one-sided, over as many ports of
+// as many NICs as there are.
 //
-// A rail is a port that we opened, a pair a reliable queue pair of a connection over one
-// rail of ours and one of the peer's. A batch goes over one queue pair or is spread over all.
-// The data path is package csrc's; here is what is said beforehand and when something
-// fails: which ports and GIDs (devices.go, rail.go), messages and addresses (wire.go), how
-// connections begin, and end (initiator.go; accept.go, inbound.go for the owner's end), what a
-// token opens (memory.go, addresses.go), and how a queue pair that failed comes back (mend.go).
+// A rail is a port that we opened. A queue pair is one of a connection, over one rail of ours and
+// one of the peer's. A batch goes over one queue pair or is spread over all. The package csrc/verbs
+// is the data path: from batches to work requests, and what becomes of each. This package has what
+// goes over the control connection, a TCP connection beside each connection, and answers it without
+// the program of either side. Its messages are in wire.go.
 //
-// All that is said goes over a TCP connection for each connection, and is answered by
-// goroutines: the program takes no part. Its end is the notice of death.
+// # A connection
 //
-// A queue pair that fails is ended on both sides before anything of it is sent again, so that
-// no late packet of the first try lands after the second was reported done. A revoke is
-// a key that the NIC forgets; the owner's kernel does it alone. The NIC may give that key out
-// again, but not with the same addresses. Against a hostile peer only tokens protect, and the keys
-// of the NIC, which 32 bits make hard to guess and no more.
+// The initiator (initiator.go) chooses the queue pairs by the owner's Addr (match), makes its ends
+// and sends hello. The owner (owner.go) admits it, makes its own ends and sends welcome. A queue
+// pair is live when a request without bytes has come back over it.
+//
+// # A write
+//
+// Register pins the memory on all rails (memory.go, pins.go). Import shows the token to the owner;
+// it has its NICs grant the memory, which is a registration of its own with a key and addresses of
+// its own, and answers with them. Submit hands a batch to csrc/verbs. Its completion means that the
+// owner's NIC has acknowledged each request, or that a later message of the same queue pair was
+// seen by the owner.
+//
+// # A queue pair that fails
+//
+// The initiator's mender (repair.go) asks the owner to end its end too, and to make a new one. Only
+// the answer allows what was under way to be sent again over any queue pair: a packet of the first
+// try cannot land after the second was reported done.
+//
+// # What is proved
+//
+//   - Revoke (proof.go): the epoch ends, and peers are told. Then the owner's kernel deregisters
+//     the grant: when that call returns, nothing that was begun with the key lands. Where a NIC
+//     does not let go of a key, the queue pairs of the peers that know it end first. A NIC may give
+//     the key out again, but not with the same addresses (addresses).
+//   - The end of a connection (peer.end, peer.endLost): our queue pairs end, then the owner's. Its
+//     answer to a bye is the proof that nothing of ours lands any more, or Config.PacketLife. Where
+//     there is neither, writes under way end with driver.ErrUnproven.
+//   - A host that acknowledges nothing of what it was sent is lost (poll.go), a process that is
+//     late is not.
+//
+// Against a hostile peer only tokens protect, and the keys of the NIC, which 32 bits make hard to
+// guess and no more.
 package rdma
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -35,6 +63,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/session"
+	"github.com/sluicehq/sluice/internal/topology"
 )
 
 // Backend implements driver.Backend.
@@ -48,10 +77,9 @@ type Backend struct {
 
 	net       fabric
 	rails     []*rail
-	numa      numa
-	locked    memlock
-	peermem   bool // the kernel takes addresses of devices
-	finders   int  // threads that find pages; 1: the driver does
+	nodes     topology.Nodes // of NUMA; empty: there is one
+	peermem   bool           // the kernel takes addresses of devices
+	finders   int            // threads that find pages; 1: the driver does
 	listeners []net.Listener
 	event     int         // an eventfd: completions, messages, room
 	control   *proc.Event // news of C
@@ -59,9 +87,10 @@ type Backend struct {
 	gate      session.Gate  // held by every call that uses the context
 	closing   chan struct{} // closed when Close begins
 	closeOnce sync.Once
-	closeErr  error
-	deaf      atomic.Bool // attend is to end
-	ended     atomic.Bool // no completion will come any more
+	closed    chan struct{} // closed when Close has ended
+	closeErr  error         // before closed is closed
+	stopNews  atomic.Bool   // attend is to end
+	ended     atomic.Bool   // no completion will come any more
 	table     session.KeyTable[memory]
 	pinnings  pinnings
 	addresses addresses
@@ -71,11 +100,11 @@ type Backend struct {
 	tasks     session.Tasks  // connections, and what takes too long for its callers
 	attending sync.WaitGroup // listeners, and the goroutine that takes news
 
-	mu       sync.Mutex
-	peers    map[*peer]struct{}
-	accepted map[*inbound]struct{} // nil once closed
-	admitted session.HostCount     // peers that have an end here
-	kept     []link                // ended, but for a queue pair that a NIC keeps
+	mu        sync.Mutex
+	peers     map[*peer]struct{}
+	accepted  map[*inbound]struct{} // nil once closed
+	admitted  session.HostCount     // peers that have an end here
+	keptLinks []link                // ended, but for a queue pair that a NIC keeps
 
 	endsMu sync.RWMutex
 	ends   map[uint64]end // by what C calls them
@@ -90,7 +119,7 @@ var _ driver.Backend = (*Backend)(nil)
 
 // end is our end of a connection. Its method is called by one goroutine, and must not
 // block.
-type end interface{ news(n verbs.News) }
+type end interface{ onNews(n verbs.News) }
 
 // New opens libibverbs and the rails, and listens for peers. Where the library, the
 // kernel's support, a device or an active port is missing the error is a
@@ -120,8 +149,9 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 		return nil, err // it names the backend and the cure
 	}
 	b := &Backend{
-		cfg: cfg, event: -1, peermem: cfg.sysfs.peermem(), finders: min(runtime.GOMAXPROCS(0),
-			findersMax), closing: make(chan struct{}), locked: thisMemlock(),
+		cfg: cfg, event: -1, peermem: cfg.sysfs.peermem(),
+		finders: min(runtime.GOMAXPROCS(0), findersMax),
+		closing: make(chan struct{}), closed: make(chan struct{}),
 		peers: make(map[*peer]struct{}), accepted: make(map[*inbound]struct{}),
 		ends: make(map[uint64]end), admitted: session.HostCount{Most: cfg.ConnsMax},
 		lobby: session.NewLobby(handshakesMax, cfg.clock),
@@ -169,7 +199,7 @@ func (b *Backend) open(list []wanted, with opener) (err error) {
 	if err := b.openRails(list); err != nil {
 		return err
 	}
-	b.numa = b.cfg.sysfs.nodes()
+	b.nodes = topology.Sysfs(b.cfg.sysfs.root).Nodes()
 	if err := b.listen(); err != nil {
 		return err
 	}
@@ -213,4 +243,89 @@ func (b *Backend) end(id uint64) end {
 	b.endsMu.RLock()
 	defer b.endsMu.RUnlock()
 	return b.ends[id]
+}
+
+// Close implements driver.Backend. Peers are closed first, as Peer.Close does it, all at
+// once; then memories, so that no peer reaches them; then what others have to us.
+func (b *Backend) Close() error {
+	b.closeOnce.Do(func() {
+		b.closeErr = b.close()
+		close(b.closed)
+	})
+	return b.closeErr
+}
+
+func (b *Backend) close() error {
+	// No call is within from here on, but Poll.
+	b.gate.Shut()
+	close(b.closing)
+	b.gate.Wait()
+
+	// The connections that we began, all at once.
+	b.mu.Lock()
+	peers := slices.Collect(maps.Keys(b.peers))
+	b.mu.Unlock()
+	var wg sync.WaitGroup
+	errs := make([]error, len(peers))
+	for i, p := range peers {
+		wg.Go(func() { errs[i] = p.Close() })
+	}
+	wg.Wait()
+
+	// Our memory: all epochs end before the first proof is waited for.
+	memories := b.table.All()
+	for _, m := range memories {
+		m.end()
+	}
+	for _, m := range memories {
+		_ = m.turn.Take(context.Background()) // never fails
+		err := m.prove(context.Background())
+		if err == nil {
+			err = m.free()
+		}
+		m.turn.Give()
+		errs = append(errs, err)
+	}
+
+	// The connections that peers began, and all that may still begin one.
+	b.mu.Lock()
+	accepted := b.accepted
+	b.accepted = nil
+	b.mu.Unlock()
+	for c := range accepted {
+		c.quit()
+	}
+	b.lobby.Close()
+	for _, l := range b.listeners {
+		errs = append(errs, l.Close())
+	}
+	b.tasks.Wait()
+
+	// Then nothing has news, and the rest is given back.
+	b.stopNews.Store(true)
+	_ = b.control.Signal() // attend ends by it
+	b.attending.Wait()
+	errs = append(errs, b.release())
+	b.ended.Store(true)
+	return errors.Join(errs...)
+}
+
+// release gives back what open made.
+func (b *Backend) release() error {
+	var errs []error
+	if !b.gate.IsShut() { // open has failed
+		for _, l := range b.listeners {
+			errs = append(errs, l.Close())
+		}
+	}
+	if b.net != nil {
+		errs = append(errs, b.net.Close())
+	}
+	if b.control != nil {
+		errs = append(errs, b.control.Close()) // nothing writes to it any more
+	}
+	if b.event >= 0 {
+		errs = append(errs, unix.Close(b.event))
+	}
+	return errors.Join(errs...)
 }

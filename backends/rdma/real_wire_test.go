@@ -186,7 +186,8 @@ func TestRealWireDown(t *testing.T) {
 			eventually(t, "a live queue pair", func() bool { return w.live() == 1 })
 		}
 	}
-	counted := w.near.Rails()[0].Counted
+	counted, err := w.near.net.Counters(0)
+	require.NoError(t, err)
 	if counted.Failures == 0 {
 		t.Errorf("no queue pair has failed: %+v", counted)
 	}
@@ -261,9 +262,10 @@ func TestSoakRealRailDown(t *testing.T) {
 		must(t, w.wires[i].Mend())
 		eventually(t, "the queue pair comes back", func() bool { return w.live() == 2 })
 	}
-	for _, r := range w.near.Rails() {
-		if r.Counted.BytesOut == 0 || r.Counted.Failures == 0 || !r.Up {
-			t.Errorf("rail %s: %+v", r.Name, r.Counted)
+	for i, r := range w.near.rails {
+		counted, err := w.near.net.Counters(i)
+		if err != nil || counted.BytesOut == 0 || counted.Failures == 0 || !r.usable() {
+			t.Errorf("rail %v: %+v, %v", r, counted, err)
 		}
 	}
 }

@@ -68,7 +68,7 @@ func TestRepairPauses(t *testing.T) {
 			c.answer(t, 1, false)
 		}
 	}
-	c.hurry(c.now)
+	c.endPauses(c.now)
 	c.want(t, "when a port came up", 1)
 	c.answer(t, 1, true)
 	c.live(1, c.now)
@@ -127,7 +127,7 @@ func TestRepairBears(t *testing.T) {
 		c.answered(1, c.pairs[1].attempt, true, c.now)
 		c.live(1, c.now)
 	}
-	if c.out(1, c.now); c.lost(c.now) != "" {
+	if c.remove(1, c.now); c.lost(c.now) != "" {
 		t.Error("lost with a queue pair that is live")
 	}
 }

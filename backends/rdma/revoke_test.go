@@ -29,26 +29,6 @@ func TestRevokeOfUntold(t *testing.T) {
 	}
 }
 
-// TestConnectionsForgetMemory has a peer import memory after memory, as leases of requests do: the
-// connection keeps no memory that the owner has revoked.
-func TestConnectionsForgetMemory(t *testing.T) {
-	p := openPair(t, Config{})
-	for range 20 {
-		m := register(t, p.far, 4096)
-		key := p.imports(t, m)
-		p.peer.Drop(key)
-		require.NoError(t, m.Revoke(context.Background()))
-	}
-	p.far.mu.Lock()
-	defer p.far.mu.Unlock()
-	require.Len(t, p.far.accepted, 1)
-	for c := range p.far.accepted {
-		c.knowing.Lock()
-		require.Empty(t, c.knows)
-		c.knowing.Unlock()
-	}
-}
-
 // TestRevokeTells has a peer that knows the key stop by itself: no queue pair fails.
 func TestRevokeTells(t *testing.T) {
 	p := openPair(t, Config{})
@@ -90,11 +70,9 @@ func TestRevokeStuck(t *testing.T) {
 	if err := p.await(t, p.write(t, l, p.imports(t, r), nil)); err != nil {
 		t.Errorf("a write after queue pairs were ended for a revoke: %v", err)
 	}
-	fake.mu.Lock()
-	fake.stuck = 4
-	fake.mu.Unlock()
+	p.fabric.Device(1).Set("deregister_busy", 4) // two for each call
 	for range 2 {
-		if err := r.Revoke(t.Context()); !errors.Is(err, errStuck) {
+		if err := r.Revoke(t.Context()); !errors.Is(err, driver.ErrBusy) {
 			t.Errorf("revoke without proof: %v", err)
 		}
 	}
@@ -104,41 +82,33 @@ func TestRevokeStuck(t *testing.T) {
 	if err := r.Revoke(context.Background()); err != nil {
 		t.Errorf("revoke again: %v", err)
 	}
-	if fake.memory(r.Key()) != nil {
-		t.Error("the memory is still known")
-	}
-}
-
-// TestUnmapStuck has a NIC keep memory that it was told to forget: revoking it again does it,
-// and its key is not used for other memory until then.
-func TestUnmapStuck(t *testing.T) {
-	p := openPair(t, Config{KeysMax: 1})
-	m, fake := register(t, p.far, 4096), fakeOf(p.far)
-	fake.mu.Lock()
-	fake.stuckMaps = 1
-	fake.mu.Unlock()
-	require.ErrorIs(t, m.Revoke(context.Background()), errStuck)
-	_, err := p.far.Register(driver.Segment{Kind: driver.DRAM, Len: 1, Mem: make([]byte, 1)})
-	require.ErrorIs(t, err, driver.ErrFull)
-	require.NoError(t, m.Revoke(context.Background()))
-	register(t, p.far, 4096)
 }
 
 // TestCloseBehindARevokeThatFailed: the backend's Close looks for the proof that the memory's had
-// not, and says so where there is none.
+// not, and says so where there is none. The key is used for no other memory until then.
 func TestCloseBehindARevokeThatFailed(t *testing.T) {
-	testkit.CheckLeaks(t)
-	for stuck, want := range map[int]error{1: nil, 2: errStuck} {
-		far, err := newFake(t, Config{})
+	f, _ := standIn(t, 2)
+	testkit.CheckLeaks(t, f.InUse)
+	for busy, want := range map[uint32]error{0: nil, 1: driver.ErrBusy} {
+		far, err := newFake(t, Config{KeysMax: 1})
 		require.NoError(t, err)
-		m, fake := register(t, far, 4096), fakeOf(far)
-		fake.mu.Lock()
-		fake.stuckMaps = stuck
-		fake.mu.Unlock()
-		require.ErrorIs(t, m.Revoke(context.Background()), errStuck)
+		m := register(t, far, 4096)
+		f.Device(0).Set("deregister_busy", 1)
+		require.ErrorIs(t, m.Revoke(over(t)), driver.ErrBusy)
+		_, err = far.Register(driver.Segment{Kind: driver.DRAM, Len: 1, Mem: make([]byte, 1)})
+		require.ErrorIs(t, err, driver.ErrFull)
+		f.Device(0).Set("deregister_busy", busy)
 		require.ErrorIs(t, far.Close(), want)
 		require.ErrorIs(t, m.Revoke(context.Background()), want)
 	}
+}
+
+// over is a context that is over.
+func over(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
 }
 
 // TestRevokeWithoutTime has a context that is over: the epoch ends all the same, and the next
@@ -149,13 +119,9 @@ func TestRevokeWithoutTime(t *testing.T) {
 	key := p.imports(t, r)
 	old, err := r.AppendToken(nil)
 	require.NoError(t, err)
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
 	fake := fakeOf(p.far)
-	fake.mu.Lock()
-	fake.stuck = 1
-	fake.mu.Unlock()
-	require.ErrorIs(t, r.Revoke(over), context.Canceled)
+	p.fabric.Device(1).Set("deregister_busy", 1)
+	require.ErrorIs(t, r.Revoke(over(t)), context.Canceled)
 	_, _, err = p.peer.Import(old)
 	require.ErrorIs(t, err, driver.ErrRevoked)
 	eventually(t, "the news that it is revoked", func() bool {
@@ -163,7 +129,7 @@ func TestRevokeWithoutTime(t *testing.T) {
 		return errors.Is(err, driver.ErrRevoked)
 	})
 	require.Equal(t, 1, fake.revokes, "no queue pair ends")
-	require.NoError(t, r.Revoke(over), "the proof needs no time")
+	require.NoError(t, r.Revoke(over(t)), "the proof needs no time")
 	require.Equal(t, 2, fake.revokes)
 }
 
@@ -173,10 +139,8 @@ func TestRevokeGivenUp(t *testing.T) {
 	p := openPair(t, Config{})
 	r := register(t, p.far, 100)
 	p.imports(t, r)
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
 	require.NoError(t, r.turn.Take(t.Context())) // as a grant does
-	require.ErrorIs(t, r.Revoke(over), context.Canceled)
+	require.ErrorIs(t, r.Revoke(over(t)), context.Canceled)
 	require.Zero(t, fakeOf(p.far).revokes)
 	r.turn.Give()
 	eventually(t, "the end of the keys", func() bool {
@@ -188,4 +152,93 @@ func TestRevokeGivenUp(t *testing.T) {
 	require.Equal(t, 1, fakeOf(p.far).revokes)
 	_, _, status := r.grant()
 	require.Equal(t, session.StatusRevoked, status)
+}
+
+// TestRevokeOfMemoryInUse has a batch of ours read into ten memories from a peer that stands still.
+// A Revoke of one of them ends its epoch, and has no proof before the batch is over; one of other
+// memory has its proof at once.
+func TestRevokeOfMemoryInUse(t *testing.T) {
+	f, c, p, _, _, remote := openOneRail(t)
+	var mine []*memory
+	b := &driver.Batch{Op: driver.Read}
+	for range 10 {
+		m := register(t, p.near, 4096)
+		mine = append(mine, m)
+		b.Descs = append(b.Descs, driver.Desc{Len: 4096, LocalKey: m.key, RemoteKey: remote})
+	}
+	other := register(t, p.near, 4096)
+	f.Device(0).Set("frozen", 1)
+	require.NoError(t, p.peer.Submit(1, b))
+	require.NoError(t, other.Revoke(over(t)))
+	for _, m := range mine {
+		err := m.Revoke(over(t))
+		require.ErrorIs(t, err, driver.ErrBusy)
+		require.ErrorIs(t, err, context.Canceled)
+		_, err = m.AppendToken(nil)
+		require.ErrorIs(t, err, driver.ErrClosed)
+	}
+	revoked := make(chan error, 1)
+	go func() { revoked <- mine[9].Revoke(context.Background()) }()
+	f.Device(0).Set("frozen", 0)
+	require.NoError(t, c.await(t, p, 1))
+	require.NoError(t, <-revoked)
+	for _, m := range mine {
+		require.NoError(t, m.Revoke(over(t)))
+	}
+}
+
+// TestRevokeBesideClose: a Close that waits holds up no Revoke beyond its context, ends a Revoke
+// that waits for a batch, and fails that of one memory alone where the NIC keeps one.
+func TestRevokeBesideClose(t *testing.T) {
+	f, _ := standIn(t, 2)
+	testkit.CheckLeaks(t, f.InUse)
+	cfg := brisk()
+	cfg.Devices, cfg.Grace = "fake0", graceMin
+	near, err := newFake(t, cfg)
+	require.NoError(t, err)
+	cfg.Devices = "fake1"
+	p := &pair{near: near, far: openFakeBackend(t, cfg), outcomes: map[uint64]error{}}
+	p.use(t, p.connect(t))
+	l, remote := register(t, near, 1<<20), p.imports(t, register(t, p.far, 1<<20))
+	first, stuck, early := register(t, p.near, 4096), register(t, p.near, 4096),
+		register(t, p.near, 4096)
+	require.NoError(t, early.Revoke(over(t)))
+	fakeOf(near).stuckKey = &stuck.key
+	f.Device(0).Set("frozen", 1)
+	p.write(t, l, remote, nil)
+	inUse := make(chan error, 1)
+	go func() { inUse <- l.Revoke(context.Background()) }()
+	closed := make(chan error, 1)
+	go func() { closed <- p.near.Close() }()
+	eventually(t, "Close begins", p.near.gate.IsShut)
+	require.NoError(t, early.Revoke(over(t)))
+	require.ErrorIs(t, first.Revoke(over(t)), context.Canceled)
+	_, err = first.AppendToken(nil)
+	require.ErrorIs(t, err, driver.ErrClosed)
+	require.ErrorIs(t, <-closed, errStuck)
+	require.NoError(t, <-inUse)
+	for _, m := range []*memory{l, first, early} {
+		require.NoError(t, m.Revoke(over(t)))
+	}
+	require.ErrorIs(t, stuck.Revoke(t.Context()), errStuck)
+}
+
+// TestCloseEndsAllEpochsFirst: the proof of one memory holds up the epoch of no other.
+func TestCloseEndsAllEpochsFirst(t *testing.T) {
+	p := openPair(t, Config{})
+	first, second := register(t, p.far, 100), register(t, p.far, 100)
+	p.imports(t, second)
+	require.NoError(t, first.turn.Take(t.Context()))
+	require.NoError(t, second.turn.Take(t.Context()))
+	closed := make(chan error, 1)
+	go func() { closed <- p.far.Close() }()
+	for _, m := range []*memory{first, second} {
+		eventually(t, "the end of an epoch", func() bool {
+			_, err := m.AppendToken(nil)
+			return errors.Is(err, driver.ErrClosed)
+		})
+	}
+	first.turn.Give()
+	second.turn.Give()
+	require.NoError(t, <-closed)
 }

@@ -241,8 +241,10 @@ func TestFaultsByChance(t *testing.T) {
 			f := s.fabric
 			s.run(t, standin.NewVerbsChance(f, seed, []int{0, 2}, []int{1, 3}))
 			var again, failures uint64
-			for _, r := range s.near.Rails() {
-				again, failures = again+r.Counted.Again, failures+r.Counted.Failures
+			for i := range s.near.rails {
+				counted, err := s.near.net.Counters(i)
+				require.NoError(t, err)
+				again, failures = again+counted.Again, failures+counted.Failures
 			}
 			for i := range 4 { // these are so by construction
 				require.Zero(t, f.Device(i).Get("overruns"), "completions without a place")

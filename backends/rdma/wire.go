@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
@@ -31,7 +32,7 @@ const (
 	kindImported                // owner: this
 	kindExpired                 // owner: that memory's epoch has ended
 	kindPair                    // initiator: a queue pair is gone here; my new end
-	kindLaned                   // owner: it is gone here too, what I saw, my new end
+	kindPairReply               // owner: it is gone here too, what I saw, my new end
 	kindBroken                  // owner: a queue pair is gone here
 	kindBye                     // initiator: my ends of all queue pairs are gone
 	kindFarewell                // owner: mine too
@@ -59,7 +60,7 @@ type welcome struct {
 	pairs  []pairAnswer
 }
 
-// pairAnswer is the owner's end; not there: it could not make one.
+// pairAnswer is one side's end of a queue pair; not there: it could not make one.
 type pairAnswer struct {
 	there bool
 	end   verbs.End
@@ -86,10 +87,9 @@ type expired struct {
 }
 
 type pairRequest struct {
-	pair    uint8
-	attempt uint32
-	there   bool // there is a new end
-	end     verbs.End
+	pair       uint8
+	attempt    uint32
+	pairAnswer // the new end, if there is one
 }
 
 type pairReply struct {
@@ -118,100 +118,195 @@ type (
 	pong     struct{}
 )
 
-func begin(kind byte) []byte { return append(make([]byte, 0, 64), controlVersion, kind) }
+func (*hello) kind() byte         { return kindHello }
+func (*welcome) kind() byte       { return kindWelcome }
+func (*importRequest) kind() byte { return kindImport }
+func (*importAnswer) kind() byte  { return kindImported }
+func (*expired) kind() byte       { return kindExpired }
+func (*pairRequest) kind() byte   { return kindPair }
+func (*pairReply) kind() byte     { return kindPairReply }
+func (*broken) kind() byte        { return kindBroken }
+func (*answer) kind() byte        { return kindAnswer }
+func (*answersTaken) kind() byte  { return kindAnswersTaken }
+func (*bye) kind() byte           { return kindBye }
+func (farewell) kind() byte       { return kindFarewell }
+func (quit) kind() byte           { return kindQuit }
+func (ping) kind() byte           { return kindPing }
+func (pong) kind() byte           { return kindPong }
 
-func (m *hello) encode() []byte {
-	b := append(begin(kindHello), m.to[:]...)
-	b = binary.LittleEndian.AppendUint16(b, uint16(len(m.from)))
-	b = append(b, m.from...)
-	b = append(b, byte(len(m.pairs)))
-	for i := range m.pairs {
-		b = appendEnd(append(b, m.pairs[i].rail), &m.pairs[i].end)
+func (m *hello) fields(c *codec) {
+	c.raw(m.to[:])
+	c.data(&m.from)
+	list(c, &m.pairs, verbs.PairsMax, func(o *pairOffer) {
+		c.uint8(&o.rail)
+		c.end(&o.end)
+	})
+}
+
+func (m *welcome) fields(c *codec) {
+	c.uint8((*uint8)(&m.status))
+	list(c, &m.pairs, verbs.PairsMax, c.answer)
+}
+
+func (m *importRequest) fields(c *codec) {
+	c.uint32(&m.id)
+	c.uint32(&m.key)
+	c.uint64(&m.epoch)
+	c.raw(m.secret[:])
+}
+
+func (m *importAnswer) fields(c *codec) {
+	c.uint32(&m.id)
+	c.uint8((*uint8)(&m.status))
+	c.flag(&m.readOnly)
+	c.uint64(&m.base)
+	c.uint64(&m.size)
+	list(c, &m.keys, verbs.PairsMax, c.uint32)
+}
+
+func (m *expired) fields(c *codec) {
+	c.uint32(&m.key)
+	c.uint64(&m.epoch)
+}
+
+func (m *pairRequest) fields(c *codec) {
+	c.uint8(&m.pair)
+	c.uint32(&m.attempt)
+	c.answer(&m.pairAnswer)
+}
+
+func (m *pairReply) fields(c *codec) {
+	c.uint8(&m.pair)
+	c.uint32(&m.attempt)
+	c.uint64(&m.seen)
+	c.answer(&m.pairAnswer)
+}
+
+func (m *broken) fields(c *codec)       { c.uint8(&m.pair) }
+func (m *answer) fields(c *codec)       { c.data(&m.data) }
+func (m *answersTaken) fields(c *codec) { c.uint64(&m.count) }
+func (m *bye) fields(c *codec)          { c.flag(&m.abandoned) }
+func (farewell) fields(*codec)          {}
+func (quit) fields(*codec)              {}
+func (ping) fields(*codec)              {}
+func (pong) fields(*codec)              {}
+
+// message is one that goes over the control connection. fields names its fields in their order, for
+// both directions.
+type message interface {
+	kind() byte
+	fields(c *codec)
+}
+
+// codec writes the fields of what goes between backends, or reads them: numbers with the low byte
+// first, what is of no fixed length behind its length.
+type codec struct {
+	in  *session.MessageReader // nil: it writes
+	out []byte
+}
+
+func (c *codec) raw(b []byte) {
+	if c.in == nil {
+		c.out = append(c.out, b...)
+	} else {
+		copy(b, c.in.Bytes(len(b)))
 	}
-	return b
 }
 
-func (m *welcome) encode() []byte {
-	b := append(begin(kindWelcome), byte(m.status), byte(len(m.pairs)))
-	for i := range m.pairs {
-		b = m.pairs[i].append(b)
+func (c *codec) uint8(v *uint8) {
+	if c.in == nil {
+		c.out = append(c.out, *v)
+	} else {
+		*v = c.in.Uint8()
 	}
-	return b
 }
 
-func (m *importRequest) encode() []byte {
-	b := binary.LittleEndian.AppendUint32(begin(kindImport), m.id)
-	b = binary.LittleEndian.AppendUint32(b, m.key)
-	b = binary.LittleEndian.AppendUint64(b, m.epoch)
-	return append(b, m.secret[:]...)
-}
-
-func (m *importAnswer) encode() []byte {
-	b := binary.LittleEndian.AppendUint32(begin(kindImported), m.id)
-	b = append(b, byte(m.status), session.FlagByte(m.readOnly))
-	b = binary.LittleEndian.AppendUint64(b, m.base)
-	b = binary.LittleEndian.AppendUint64(b, m.size)
-	b = append(b, byte(len(m.keys)))
-	for _, k := range m.keys {
-		b = binary.LittleEndian.AppendUint32(b, k)
+func (c *codec) uint16(v *uint16) {
+	if c.in == nil {
+		c.out = binary.LittleEndian.AppendUint16(c.out, *v)
+	} else {
+		*v = c.in.Uint16()
 	}
-	return b
 }
 
-func (m *expired) encode() []byte {
-	b := binary.LittleEndian.AppendUint32(begin(kindExpired), m.key)
-	return binary.LittleEndian.AppendUint64(b, m.epoch)
-}
-
-func (m *pairRequest) encode() []byte {
-	b := append(begin(kindPair), m.pair)
-	b = binary.LittleEndian.AppendUint32(b, m.attempt)
-	return (&pairAnswer{m.there, m.end}).append(b)
-}
-
-func (m *pairReply) encode() []byte {
-	b := append(begin(kindLaned), m.pair)
-	b = binary.LittleEndian.AppendUint32(b, m.attempt)
-	b = binary.LittleEndian.AppendUint64(b, m.seen)
-	return m.append(b)
-}
-
-func (m *broken) encode() []byte { return append(begin(kindBroken), m.pair) }
-func (m *bye) encode() []byte    { return append(begin(kindBye), session.FlagByte(m.abandoned)) }
-
-func (m *answer) encode() []byte {
-	b := append(make([]byte, 0, answerHead+len(m.data)), controlVersion, kindAnswer)
-	b = binary.LittleEndian.AppendUint16(b, uint16(len(m.data)))
-	return append(b, m.data...)
-}
-
-func (m *answersTaken) encode() []byte {
-	return binary.LittleEndian.AppendUint64(begin(kindAnswersTaken), m.count)
-}
-
-func (farewell) encode() []byte { return begin(kindFarewell) }
-func (quit) encode() []byte     { return begin(kindQuit) }
-func (ping) encode() []byte     { return begin(kindPing) }
-func (pong) encode() []byte     { return begin(kindPong) }
-
-func (m *pairAnswer) append(b []byte) []byte {
-	b = append(b, session.FlagByte(m.there))
-	if m.there {
-		b = appendEnd(b, &m.end)
+func (c *codec) uint32(v *uint32) {
+	if c.in == nil {
+		c.out = binary.LittleEndian.AppendUint32(c.out, *v)
+	} else {
+		*v = c.in.Uint32()
 	}
-	return b
 }
 
-func appendEnd(b []byte, e *verbs.End) []byte {
-	b = binary.LittleEndian.AppendUint32(b, e.QueuePair)
-	b = binary.LittleEndian.AppendUint32(b, e.Packet)
-	b = binary.LittleEndian.AppendUint16(b, e.LID)
-	b = append(b, e.MTU, e.Reads, e.LinkLayer)
-	return append(b, e.GID[:]...)
+func (c *codec) uint64(v *uint64) {
+	if c.in == nil {
+		c.out = binary.LittleEndian.AppendUint64(c.out, *v)
+	} else {
+		*v = c.in.Uint64()
+	}
+}
+
+func (c *codec) flag(v *bool) {
+	if c.in == nil {
+		c.out = append(c.out, session.FlagByte(*v))
+	} else {
+		*v = c.in.Flag()
+	}
+}
+
+func (c *codec) data(v *[]byte) {
+	n := uint16(len(*v))
+	c.uint16(&n)
+	if c.in != nil {
+		*v = make([]byte, min(int(n), c.in.Rest()))
+		if len(*v) < int(n) {
+			c.in.Fail()
+		}
+	}
+	c.raw(*v)
+}
+
+// list is a list of at most so many.
+func list[T any](c *codec, v *[]T, most int, each func(*T)) {
+	n := uint8(len(*v))
+	c.uint8(&n)
+	if c.in != nil && int(n) > most {
+		c.in.Fail()
+		return
+	}
+	if c.in != nil && n > 0 {
+		*v = make([]T, n)
+	}
+	for i := range *v {
+		each(&(*v)[i])
+	}
+}
+
+func (c *codec) end(e *verbs.End) {
+	c.uint32(&e.QueuePair)
+	c.uint32(&e.Packet)
+	c.uint16(&e.LID)
+	c.uint8(&e.MTU)
+	c.uint8(&e.Reads)
+	c.uint8(&e.LinkLayer)
+	c.raw(e.GID[:])
+}
+
+func (c *codec) answer(a *pairAnswer) {
+	c.flag(&a.there)
+	if a.there {
+		c.end(&a.end)
+	}
+}
+
+// appendMessage appends a message as decodeControl reads it.
+func appendMessage(b []byte, m message) []byte {
+	c := codec{out: append(b, controlVersion, m.kind())}
+	m.fields(&c)
+	return c.out
 }
 
 // decodeControl reads what a peer sent, which may be anything. Nothing of b is kept.
-func decodeControl(b []byte) (any, error) {
+func decodeControl(b []byte) (message, error) {
 	if len(b) < controlHead || len(b) > controlMax {
 		return nil, fmt.Errorf("control message of %d bytes: %w", len(b), driver.ErrCorrupt)
 	}
@@ -220,8 +315,12 @@ func decodeControl(b []byte) (any, error) {
 			"on both sides: %w",
 			b[0], controlVersion, driver.ErrVersion)
 	}
+	var m message
 	r := session.ReadMessage(b[controlHead:])
-	m := decodeBody(b[1], &r)
+	if int(b[1]) < len(messages) && messages[b[1]] != nil {
+		m = messages[b[1]]()
+		m.fields(&codec{in: &r})
+	}
 	if m == nil || !r.Done() {
 		return nil, fmt.Errorf("control message of kind %d, %d bytes: %w", b[1], len(b),
 			driver.ErrCorrupt)
@@ -229,109 +328,23 @@ func decodeControl(b []byte) (any, error) {
 	return m, nil
 }
 
-// decodeBody reads the body of a kind; nil: there is no such kind.
-func decodeBody(kind byte, r *session.MessageReader) any {
-	switch kind {
-	case kindHello:
-		return readHello(r)
-	case kindWelcome:
-		return readWelcome(r)
-	case kindImport:
-		m := &importRequest{id: r.Uint32(), key: r.Uint32(), epoch: r.Uint64()}
-		copy(m.secret[:], r.Bytes(16))
-		return m
-	case kindImported:
-		return readImported(r)
-	case kindExpired:
-		return &expired{key: r.Uint32(), epoch: r.Uint64()}
-	case kindPair:
-		m := &pairRequest{pair: r.Uint8(), attempt: r.Uint32()}
-		m.there, m.end = readAnswer(r)
-		return m
-	case kindLaned:
-		m := &pairReply{pair: r.Uint8(), attempt: r.Uint32(), seen: r.Uint64()}
-		m.there, m.end = readAnswer(r)
-		return m
-	case kindBroken:
-		return &broken{pair: r.Uint8()}
-	case kindBye:
-		return &bye{abandoned: r.Flag()}
-	case kindAnswer:
-		return &answer{data: append([]byte{}, r.Bytes(int(r.Uint16()))...)}
-	case kindAnswersTaken:
-		return &answersTaken{count: r.Uint64()}
-	}
-	return decodeWord(kind)
-}
-
-// decodeWord reads the kinds without a body.
-func decodeWord(kind byte) any {
-	switch kind {
-	case kindFarewell:
-		return farewell{}
-	case kindQuit:
-		return quit{}
-	case kindPing:
-		return ping{}
-	case kindPong:
-		return pong{}
-	}
-	return nil
-}
-
-func readHello(r *session.MessageReader) *hello {
-	m := &hello{}
-	copy(m.to[:], r.Bytes(8))
-	m.from = append([]byte(nil), r.Bytes(int(r.Uint16()))...)
-	for range readCount(r) {
-		o := pairOffer{rail: r.Uint8()}
-		o.end = readEnd(r)
-		m.pairs = append(m.pairs, o)
-	}
-	return m
-}
-
-func readWelcome(r *session.MessageReader) *welcome {
-	m := &welcome{status: session.Status(r.Uint8())}
-	for range readCount(r) {
-		var a pairAnswer
-		a.there, a.end = readAnswer(r)
-		m.pairs = append(m.pairs, a)
-	}
-	return m
-}
-
-func readImported(r *session.MessageReader) *importAnswer {
-	m := &importAnswer{id: r.Uint32(), status: session.Status(r.Uint8()), readOnly: r.Flag(),
-		base: r.Uint64(), size: r.Uint64()}
-	for range readCount(r) {
-		m.keys = append(m.keys, r.Uint32())
-	}
-	return m
-}
-
-// readCount reads how many queue pairs follow.
-func readCount(r *session.MessageReader) int {
-	n := int(r.Uint8())
-	if n > verbs.PairsMax {
-		r.Fail()
-		return 0
-	}
-	return n
-}
-
-func readAnswer(r *session.MessageReader) (there bool, e verbs.End) {
-	if there = r.Flag(); there {
-		e = readEnd(r)
-	}
-	return there, e
-}
-
-func readEnd(r *session.MessageReader) (e verbs.End) {
-	e.QueuePair, e.Packet, e.LID = r.Uint32(), r.Uint32(), r.Uint16()
-	e.MTU, e.Reads, e.LinkLayer = r.Uint8(), r.Uint8(), r.Uint8()
-	copy(e.GID[:], r.Bytes(16))
-	return e
+// messages makes an empty message of each kind.
+var messages = [...]func() message{
+	kindHello:        func() message { return &hello{} },
+	kindWelcome:      func() message { return &welcome{} },
+	kindImport:       func() message { return &importRequest{} },
+	kindImported:     func() message { return &importAnswer{} },
+	kindExpired:      func() message { return &expired{} },
+	kindPair:         func() message { return &pairRequest{} },
+	kindPairReply:    func() message { return &pairReply{} },
+	kindBroken:       func() message { return &broken{} },
+	kindBye:          func() message { return &bye{} },
+	kindFarewell:     func() message { return farewell{} },
+	kindQuit:         func() message { return quit{} },
+	kindPing:         func() message { return ping{} },
+	kindPong:         func() message { return pong{} },
+	kindAnswer:       func() message { return &answer{} },
+	kindAnswersTaken: func() message { return &answersTaken{} },
 }
 
 // address is what Addr says: which backend this is, where its control listens, and what its
@@ -361,27 +374,39 @@ const (
 	notifsLimit  = 1 << 15
 )
 
+// fields are those between the mark and the digest.
+func (a *address) fields(c *codec) {
+	c.raw(a.owner[:])
+	c.raw(a.host[:])
+	c.uint32(&a.process)
+	c.uint32(&a.notifs)
+	list(c, &a.control, controlsMax, func(at *netip.AddrPort) {
+		ip, port := at.Addr().As16(), at.Port()
+		c.raw(ip[:])
+		c.uint16(&port)
+		*at = netip.AddrPortFrom(netip.AddrFrom16(ip).Unmap(), port)
+	})
+	list(c, &a.rails, railsMax, func(r *railAddress) {
+		c.raw(r.gid[:])
+		c.uint8(&r.bits)
+		c.flag(&r.ethernet)
+		c.uint32(&r.rate)
+	})
+}
+
+// sound reports whether an address can be used.
+func (a *address) sound() bool {
+	return len(a.control) > 0 && len(a.rails) > 0 && a.notifs > 0 && a.notifs <= notifsLimit &&
+		!slices.ContainsFunc(a.control, func(at netip.AddrPort) bool { return at.Port() == 0 }) &&
+		!slices.ContainsFunc(a.rails, func(r railAddress) bool { return r.bits > 128 })
+}
+
 // encode refuses what does not fit in driver.AddrMax, which no machine comes near to.
 func (a *address) encode() ([]byte, error) {
-	b := append([]byte(addressMark), a.owner[:]...)
-	b = append(b, a.host[:]...)
-	b = binary.LittleEndian.AppendUint32(b, a.process)
-	b = binary.LittleEndian.AppendUint32(b, a.notifs)
-	b = append(b, byte(len(a.control)))
-	for _, c := range a.control {
-		ip := c.Addr().As16()
-		b = append(b, ip[:]...)
-		b = binary.LittleEndian.AppendUint16(b, c.Port())
-	}
-	b = append(b, byte(len(a.rails)))
-	for i := range a.rails {
-		r := &a.rails[i]
-		b = append(b, r.gid[:]...)
-		b = append(b, r.bits, session.FlagByte(r.ethernet))
-		b = binary.LittleEndian.AppendUint32(b, r.rate)
-	}
-	sum := sha256.Sum256(b)
-	b = append(b, sum[:addressCheck]...)
+	c := codec{out: []byte(addressMark)}
+	a.fields(&c)
+	sum := sha256.Sum256(c.out)
+	b := append(c.out, sum[:addressCheck]...)
 	if len(b) > driver.AddrMax || len(a.control) > controlsMax || len(a.rails) > railsMax {
 		return nil, fmt.Errorf("address of %d bytes, at most %d: name fewer of Config.Devices: %w",
 			len(b), driver.AddrMax, driver.ErrBounds)
@@ -405,51 +430,11 @@ func decodeAddress(b []byte) (a address, err error) {
 		return a, fmt.Errorf("rdma address is damaged: %w", driver.ErrCorrupt)
 	}
 	r := session.ReadMessage(body[len(addressMark):])
-	copy(a.owner[:], r.Bytes(8))
-	copy(a.host[:], r.Bytes(8))
-	a.process, a.notifs = r.Uint32(), r.Uint32()
-	a.readControl(&r)
-	a.readRails(&r)
-	if !r.Done() || len(a.control) == 0 || len(a.rails) == 0 || a.notifs == 0 ||
-		a.notifs > notifsLimit {
+	a.fields(&codec{in: &r})
+	if !r.Done() || !a.sound() {
 		return address{}, fmt.Errorf("rdma address: %w", driver.ErrCorrupt)
 	}
 	return a, nil
-}
-
-func (a *address) readControl(r *session.MessageReader) {
-	n := int(r.Uint8())
-	if n > controlsMax {
-		r.Fail()
-	}
-	for range n {
-		var ip [16]byte
-		copy(ip[:], r.Bytes(16))
-		at := netip.AddrPortFrom(netip.AddrFrom16(ip).Unmap(), r.Uint16())
-		if r.Failed() || at.Port() == 0 {
-			r.Fail()
-			return
-		}
-		a.control = append(a.control, at)
-	}
-}
-
-func (a *address) readRails(r *session.MessageReader) {
-	n := int(r.Uint8())
-	if n > railsMax {
-		r.Fail()
-	}
-	for range n {
-		var rail railAddress
-		copy(rail.gid[:], r.Bytes(16))
-		rail.bits, rail.ethernet = r.Uint8(), r.Flag()
-		rail.rate = r.Uint32()
-		if r.Failed() || rail.bits > 128 {
-			r.Fail()
-			return
-		}
-		a.rails = append(a.rails, rail)
-	}
 }
 
 // String names the backend in messages.

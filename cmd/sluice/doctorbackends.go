@@ -75,7 +75,10 @@ func rdmaChecks(spec backendSpec) []machine.Check {
 	if byname.SetOptions(&cfg, spec.words) != nil {
 		return nil // to open the backend says it, too
 	}
-	found, _ := rdma.Examine(cfg) // the findings are good in any case
+	found, err := rdma.Examine(cfg)
+	if err != nil {
+		return nil // to open the backend says it, too
+	}
 	var checks []machine.Check
 	for i := range found.Devices {
 		d := &found.Devices[i]
@@ -125,7 +128,7 @@ func rdmaGIDs(p *rdma.PortFinding) string {
 	var taken, others []string
 	for i := range p.GIDs {
 		g := &p.GIDs[i]
-		text := fmt.Sprintf("%d %s", g.Index, g.Address)
+		text := fmt.Sprintf("%d %s", g.Index, g.Address.Unmap())
 		if g.NetDev != "" {
 			text += " on " + g.NetDev
 		}

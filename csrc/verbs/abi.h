@@ -39,11 +39,8 @@ enum ibv_wc_opcode {
 	IBV_WC_SEND,
 	IBV_WC_RDMA_WRITE,
 	IBV_WC_RDMA_READ,
-	IBV_WC_RECV = 1 << 7,
-	IBV_WC_RECV_RDMA_WITH_IMM
+	IBV_WC_RECV = 1 << 7
 };
-
-enum { IBV_WC_WITH_IMM = 1 << 1 };
 
 /* A completion. Unless status is success, only wr_id, status, qp_num and vendor_err are set. */
 struct ibv_wc {
@@ -197,10 +194,8 @@ struct ibv_qp_attr {
 
 enum ibv_wr_opcode {
 	IBV_WR_RDMA_WRITE,
-	IBV_WR_RDMA_WRITE_WITH_IMM,
-	IBV_WR_SEND,
-	IBV_WR_SEND_WITH_IMM,
-	IBV_WR_RDMA_READ
+	IBV_WR_SEND = 2,
+	IBV_WR_RDMA_READ = 4
 };
 
 enum {

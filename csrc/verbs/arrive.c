@@ -27,7 +27,7 @@ static void admit(struct sl_verbs_conn *n, struct sl_verbs_post *p)
 {
 	n->seen = p->number;
 	deliver(n, p);
-	sl_verbs_wake(n->context); /* also a submitter, which looks for completions only */
+	sl_verbs_wake_poller(n->context); /* also a submitter, which looks for completions only */
 }
 
 /*
@@ -69,7 +69,7 @@ static int put_credit(struct sl_verbs_conn *n, uint64_t taken)
 	if (taken <= n->credited)
 		return 0;
 	n->credited = taken;
-	sl_verbs_relieve(n);
+	sl_verbs_wake_sender(n);
 	return 0;
 }
 
@@ -102,7 +102,8 @@ void sl_verbs_arrived(struct sl_verbs_port *p, const struct ibv_wc *wc)
 	if (wc->status == IBV_WC_SUCCESS && l && !l->conn->ended &&
 	    take_in(l->conn, sl_verbs_slot(p, slot), wc->byte_len) != 0)
 		sl_verbs_fail_pair(l, IBV_WC_BAD_RESP_ERR);
-	(void)sl_verbs_post_slot(p, slot); /* what the device does not take is posted later */
+	/* Only a device that is going takes none. Its queue pairs fail. */
+	(void)sl_verbs_post_slot(p, slot);
 }
 
 uint64_t sl_verbs_notif_take(struct sl_verbs_context *c, uint8_t *data)
@@ -131,7 +132,7 @@ uint64_t sl_verbs_notif_take(struct sl_verbs_context *c, uint8_t *data)
 		if (box->conn) {
 			box->conn->taken++;
 			if (!box->conn->ended)
-				sl_verbs_repay(box->conn);
+				sl_verbs_send_credit(box->conn);
 		} else if (box->unread == 0) {
 			sl_verbs_free_inbox(box);
 		}

@@ -3,11 +3,6 @@
 #define _GNU_SOURCE
 #include "pair.h"
 
-#include <endian.h>
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 void sl_verbs_fail(struct sl_verbs_batch *b, int32_t status, int32_t piece)
 {
 	if (b->status == 0) {
@@ -16,32 +11,42 @@ void sl_verbs_fail(struct sl_verbs_batch *b, int32_t status, int32_t piece)
 	}
 }
 
-/*
- * The engine keeps local memory known until the batch is over; for those that do not, unmap waits.
- */
-void sl_verbs_hold_for(struct sl_verbs_batch *b, struct sl_verbs_memory *m)
+static int lists(const struct sl_verbs_batch *b, const struct sl_verbs_memory *m)
 {
 	for (uint32_t i = 0; i < b->memories_len; i++)
 		if (b->memories[i] == m)
-			return;
-	if (b->memories_len == SL_VERBS_HELD) {
-		b->conn->context->traffic->crammed += !b->crammed; /* each unmap waits for it */
-		b->crammed = 1;
-		return;
-	}
-	b->memories[b->memories_len++] = m;
-	sl_verbs_hold_memory(m);
+			return 1;
+	return 0;
 }
 
-void sl_verbs_release_all(struct sl_verbs_context *c, struct sl_verbs_batch *b)
+void sl_verbs_hold_memory(struct sl_verbs_batch *b, struct sl_verbs_memory *m)
 {
-	while (b->memories_len)
-		sl_verbs_release_memory(c, b->memories[--b->memories_len]);
-	if (b->crammed) {
-		c->traffic->crammed--;
-		b->crammed = 0;
-		pthread_cond_broadcast(&c->news);
+	if (lists(b, m))
+		return;
+	m->users++;
+	if (b->memories_len < SL_VERBS_LISTED)
+		b->memories[b->memories_len++] = m;
+	else
+		b->runs_held++;
+}
+
+void sl_verbs_release_memories(struct sl_verbs_context *c, struct sl_verbs_batch *b)
+{
+	uint32_t key = 0;
+
+	for (uint32_t i = 0; b->runs_held; i++) { /* in the order in which submit held them */
+		uint32_t before = key;
+		struct sl_verbs_memory *m;
+
+		key = sl_piece(&b->pieces, i).local_key;
+		m = i == 0 || key != before ? sl_verbs_find(c, key) : NULL;
+		if (m && !lists(b, m)) {
+			m->users--;
+			b->runs_held--;
+		}
 	}
+	while (b->memories_len)
+		b->memories[--b->memories_len]->users--;
 }
 
 /* It is not to be done any more. r is in no list. */
@@ -101,7 +106,7 @@ static void end(struct sl_verbs_batch *b)
 	struct sl_verbs_traffic *t = c->traffic;
 
 	sl_verbs_unqueue_notif(b);
-	sl_verbs_release_all(c, b);
+	sl_verbs_release_memories(c, b);
 	sl_ring_put(c->ring,
 		    (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
 	if (n->head == b)
@@ -118,7 +123,7 @@ static void end(struct sl_verbs_batch *b)
 	if (n->closed)
 		pthread_cond_broadcast(&c->news);
 	if (!t->polled)
-		sl_verbs_wake(c);
+		sl_verbs_wake_poller(c);
 }
 
 void sl_verbs_settle_batch(struct sl_verbs_batch *b)
@@ -127,7 +132,7 @@ void sl_verbs_settle_batch(struct sl_verbs_batch *b)
 		end(b);
 }
 
-void sl_verbs_give_up(struct sl_verbs_batch *b, int32_t status, int32_t piece)
+void sl_verbs_give_up_batch(struct sl_verbs_batch *b, int32_t status, int32_t piece)
 {
 	sl_verbs_fail(b, status, piece);
 	sl_verbs_unqueue_notif(b);
@@ -146,7 +151,7 @@ void sl_verbs_key_over(struct sl_verbs_batch *b, struct sl_verbs_pair *doubt, in
 		b->doubt = doubt;
 		b->open++;
 	}
-	sl_verbs_give_up(b, SL_VERBS_REVOKED, piece);
+	sl_verbs_give_up_batch(b, SL_VERBS_REVOKED, piece);
 }
 
 void sl_verbs_clear_doubt(struct sl_verbs_conn *n, const struct sl_verbs_pair *l)
@@ -176,11 +181,11 @@ static int waits_in(const struct sl_verbs_list *l, const struct sl_verbs_batch *
 	return 0;
 }
 
-void sl_verbs_call_off(struct sl_verbs_batch *b, int32_t status)
+void sl_verbs_cancel_batch(struct sl_verbs_batch *b, int32_t status)
 {
 	struct sl_verbs_conn *n = b->conn;
 
 	b->cancelled = 1;
 	if (!sl_verbs_begun(b) || b->notif || waits_in(&n->again, b) || waits_in(&n->resend, b))
-		sl_verbs_give_up(b, status, -1);
+		sl_verbs_give_up_batch(b, status, -1);
 }

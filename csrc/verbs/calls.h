@@ -42,10 +42,7 @@
 	X("IBVERBS_1.1", struct ibv_qp *, ibv_create_qp,                                           \
 	  (struct ibv_pd *, struct ibv_qp_init_attr *))                                            \
 	X("IBVERBS_1.1", int, ibv_modify_qp, (struct ibv_qp *, struct ibv_qp_attr *, int))         \
-	X("IBVERBS_1.1", int, ibv_query_qp,                                                        \
-	  (struct ibv_qp *, struct ibv_qp_attr *, int, struct ibv_qp_init_attr *))                 \
-	X("IBVERBS_1.1", int, ibv_destroy_qp, (struct ibv_qp *))                                   \
-	X("IBVERBS_1.1", const char *, ibv_wc_status_str, (enum ibv_wc_status))
+	X("IBVERBS_1.1", int, ibv_destroy_qp, (struct ibv_qp *))
 
 /* NULL where the library is older. */
 #define SL_VERBS_OPTIONAL_CALLS(X)                                                                 \

@@ -7,12 +7,6 @@
 /* Completions taken from a queue at a time, and under one hold of the lock. */
 #define HANDFUL 32
 #define ENOUGH 256
-/* The rate is measured over so many bytes and ns at least. */
-#define MEASURE_BYTES (256u << 10)
-#define MEASURE_NS 100000u
-/* Measurements of a rail after which another that is not used has mostly forgotten its own. */
-#define FORGET 512
-
 /* It was done. r is in no list. */
 void sl_verbs_done(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 {
@@ -25,7 +19,6 @@ void sl_verbs_done(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 			l->port->counters.bytes_out += r->len;
 		else
 			l->port->counters.bytes_in += r->len;
-		l->port->pairs->window_bytes += r->len;
 		break;
 	case SL_VERBS_NOTIF:
 		n->notifs_out--;
@@ -36,7 +29,7 @@ void sl_verbs_done(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 		n->telling = 0;
 		sl_verbs_drop_frame(n, r);
 		if (!n->ended)
-			sl_verbs_repay(n);
+			sl_verbs_send_credit(n);
 		break;
 	case SL_VERBS_PROBE:
 		sl_verbs_pair_lives(l);
@@ -85,7 +78,8 @@ static void blame(struct sl_verbs_pair *l, struct sl_verbs_record *r, enum ibv_w
 		sl_verbs_key_over(b, im->doubt, (int32_t)r->piece);
 		return;
 	}
-	sl_verbs_give_up(b, fault, (int32_t)r->piece); /* it ends later: r is still to be settled */
+	/* It ends later: r is still to be settled. */
+	sl_verbs_give_up_batch(b, fault, (int32_t)r->piece);
 }
 
 static void take_send(const struct ibv_wc *wc)
@@ -95,65 +89,25 @@ static void take_send(const struct ibv_wc *wc)
 
 	if (!l || l->number != wc->qp_num) /* of a queue pair that was given up */
 		return;
-	l->port->counters.completions++;
 	while (l->posted.first != r) /* those before it are done, be they signalled or not */
-		sl_verbs_done(l, sl_verbs_leave(l));
-	sl_verbs_leave(l);
+		sl_verbs_done(l, sl_verbs_pop_posted(l));
+	sl_verbs_pop_posted(l);
 	if (wc->status == IBV_WC_SUCCESS) {
 		sl_verbs_done(l, r);
 	} else {
 		if (l->state != SL_VERBS_DRAINING)
 			blame(l, r, wc->status);
-		sl_verbs_hold(l, r); /* before those that were not even posted */
+		sl_verbs_hold_record(l, r); /* before those that were not even posted */
 		sl_verbs_fail_pair(l, (int32_t)wc->status);
 	}
 	if (l->state == SL_VERBS_DRAINING && !l->posted.first)
-		sl_verbs_drained(l);
-}
-
-/*
- * What was measured of a rail over which nothing goes may be long past: the slower ones come closer
- * to one that works, until they are given something and measured again.
- */
-static void forget_slowness(const struct sl_verbs_port *p)
-{
-	const struct sl_verbs_context *c = p->context;
-
-	for (uint32_t i = 0; i < c->ports_len; i++) {
-		struct sl_verbs_counters *other = &c->ports[i]->counters;
-
-		if (other->in_flight == 0 && other->rate && other->rate < p->counters.rate)
-			other->rate += (p->counters.rate - other->rate) / FORGET + 1;
-	}
-}
-
-/* Bytes a second while there were any under way. */
-static void measure(struct sl_verbs_port *p)
-{
-	struct sl_verbs_pairs *w = p->pairs;
-	uint64_t now, rate;
-
-	if (w->window_bytes < MEASURE_BYTES)
-		return; /* the clock costs something */
-	now = sl_verbs_now();
-	if (w->window_at == 0) {
-		w->window_at = now;
-		w->window_bytes = 0;
-		return;
-	}
-	if (now - w->window_at < MEASURE_NS)
-		return;
-	rate = (uint64_t)((double)w->window_bytes * 1e9 / (double)(now - w->window_at));
-	p->counters.rate = p->counters.rate ? (3 * p->counters.rate + rate) / 4 : rate;
-	w->window_at = now;
-	w->window_bytes = 0;
-	forget_slowness(p);
+		sl_verbs_pair_drained(l);
 }
 
 unsigned sl_verbs_take_completions(struct sl_verbs_port *p)
 {
 	struct ibv_wc wc[HANDFUL];
-	unsigned all = 0, sends;
+	unsigned all = 0;
 	int n;
 
 	do {
@@ -162,15 +116,12 @@ unsigned sl_verbs_take_completions(struct sl_verbs_port *p)
 			take_send(&wc[i]);
 		all += n > 0 ? (unsigned)n : 0;
 	} while (n == HANDFUL && all < ENOUGH);
-	sends = all;
 	do {
 		n = sl_verbs_poll_cq(p->receives, HANDFUL, wc);
 		for (int i = 0; i < n; i++)
 			sl_verbs_arrived(p, &wc[i]);
 		all += n > 0 ? (unsigned)n : 0;
 	} while (n == HANDFUL && all < 2 * ENOUGH);
-	if (sends)
-		measure(p);
 	return all;
 }
 

@@ -143,7 +143,7 @@ int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns)
 	n->closed = 1;
 	for (struct sl_verbs_batch *b = n->live.next, *next; b != &n->live; b = next) {
 		next = b->next;
-		sl_verbs_call_off(b, SL_VERBS_CLOSED);
+		sl_verbs_cancel_batch(b, SL_VERBS_CLOSED);
 	}
 	/* It looks once more when the time is up: this process may have stood still meanwhile. */
 	for (sl_verbs_step(c); n->live.next != &n->live && rc == 0; sl_verbs_step(c))
@@ -179,9 +179,9 @@ static void end_batches(struct sl_verbs_conn *n, int32_t status)
 	sl_verbs_clear_doubt(n, NULL);
 	for (struct sl_verbs_batch *b = n->live.next, *next; b != &n->live; b = next) {
 		next = b->next;
-		sl_verbs_give_up(b, status, -1);
+		sl_verbs_give_up_batch(b, status, -1);
 	}
-	sl_verbs_feed_no_more(n);
+	sl_verbs_unqueue_pump(n);
 	pthread_cond_broadcast(&n->context->news);
 }
 

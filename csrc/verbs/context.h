@@ -53,12 +53,11 @@ struct sl_verbs_port {
 	pthread_mutex_t growing; /* of trays; before the context's lock */
 	struct sl_verbs_tray *trays; /* each is written once, before its receives are posted */
 	uint32_t trays_len, trays_max;
-	uint32_t owed; /* the first slot to be posted again, plus one; under the lock */
 	/* Under the lock: */
 	uint32_t slots_promised;  /* to connections, as messages that they may send us */
 	uint32_t sends_promised;  /* places of the queue of sends, to queue pairs; of sends->cqe */
 	uint32_t sends_events, receives_events; /* got and not acknowledged */
-	int down;		  /* by sl_verbs_rail_up, or the port says so */
+	int down;		  /* the port says so: its queue pairs are given nothing new */
 	int gone;		  /* the device, for all that is to begin */
 	int pulled;		  /* taken away: the kernel has ended all of it */
 	struct sl_verbs_counters counters;
@@ -84,9 +83,7 @@ struct sl_verbs_memory {
 	uint32_t key, flags; /* flags: READ_ONLY when a pin is */
 	uint32_t prefer; /* a bit for each rail that suits it */
 	uint32_t rails;	 /* a bit for each rail that it is pinned on */
-	/* batches that work on it, grants being made: sl_verbs_release_memory gives back */
-	uint32_t users;
-	int leaving;	 /* unmapped, and out of the table; it ends with the last user */
+	uint32_t users; /* batches that work on it, grants being made or ended */
 	struct sl_verbs_pin *pins[SL_VERBS_RAILS];
 	struct ibv_mr *grants[SL_VERBS_RAILS];
 	uint32_t changing; /* a bit for each rail whose grant is being made or ended */
@@ -95,7 +92,7 @@ struct sl_verbs_memory {
 struct sl_verbs_context {
 	struct sl_verbs_config config;
 	pthread_mutex_t lock;
-	/* CLOCK_MONOTONIC: a batch ended, memory is free, a queue pair was drained */
+	/* CLOCK_MONOTONIC: a batch ended, a grant was made or ended, a queue pair was drained */
 	pthread_cond_t news;
 	int closed;
 	/* under the lock; never removed before close */
@@ -121,11 +118,6 @@ static inline struct sl_verbs_port *sl_verbs_port_of(struct sl_verbs_context *c,
 {
 	return rail < c->ports_len ? c->ports[rail] : NULL;
 }
-/*
- * The state of the port now, enum ibv_port_state; 0 where the device does not answer. May take
- * long.
- */
-uint8_t sl_verbs_port_state(struct sl_verbs_port *p);
 /* At the end: nothing of pair.h is left on it. */
 void sl_verbs_port_close(struct sl_verbs_port *p);
 
@@ -137,9 +129,7 @@ static inline uint8_t *sl_verbs_slot(const struct sl_verbs_port *p, uint32_t slo
 {
 	return p->trays[slot / SL_VERBS_TRAY].at + (size_t)(slot % SL_VERBS_TRAY) * SL_VERBS_SLOT;
 }
-/* Once more, with those that the device did not take before. Under the lock. 0 or errno */
-int sl_verbs_post_slot(struct sl_verbs_port *p, uint32_t slot);
-int sl_verbs_post_owed(struct sl_verbs_port *p); /* those alone */
+int sl_verbs_post_slot(struct sl_verbs_port *p, uint32_t slot); /* once more; 0 or errno */
 /* At the end, without its queue. */
 void sl_verbs_forget_receives(struct sl_verbs_port *p);
 
@@ -161,8 +151,6 @@ int sl_verbs_ended(const struct sl_verbs_port *p, int error);
 
 /* memory.c; under the lock */
 struct sl_verbs_memory *sl_verbs_find(struct sl_verbs_context *c, uint32_t key); /* NULL: unknown */
-static inline void sl_verbs_hold_memory(struct sl_verbs_memory *m) { m->users++; }
-void sl_verbs_release_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m);
 /* What a request over that rail names it by. The memory must have a pin there. */
 static inline uint32_t sl_verbs_lkey(const struct sl_verbs_memory *m, uint32_t rail)
 {
@@ -187,9 +175,5 @@ void sl_verbs_traffic_free(struct sl_verbs_context *c);
  */
 int sl_verbs_pairs_open(struct sl_verbs_port *p);
 void sl_verbs_pairs_close(struct sl_verbs_port *p); /* the reverse */
-/* By batches. Stuck: by one whose queue pair was to end, and is kept by its device. */
-enum sl_verbs_use { SL_VERBS_UNUSED, SL_VERBS_IN_USE, SL_VERBS_STUCK };
-enum sl_verbs_use sl_verbs_use_of(const struct sl_verbs_context *c,
-				  const struct sl_verbs_memory *m); /* under the lock */
 
 #endif

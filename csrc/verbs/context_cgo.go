@@ -15,7 +15,7 @@ static int pin_device(struct sl_verbs_context *c, uint32_t rail, uint64_t base, 
 {
 	struct sl_verbs_dmabuf d = {.fd = fd, .offset = offset};
 
-	return sl_verbs_pin(c, rail, (void *)(uintptr_t)base, len, flags | SL_VERBS_DEVICE, &d, out);
+	return sl_verbs_pin(c, rail, (void *)(uintptr_t)base, len, flags, &d, out);
 }
 
 static int map_device(struct sl_verbs_context *c, uint32_t key, uint64_t base, uint64_t len,
@@ -172,7 +172,7 @@ func (c *Context) OpenRail(cfg RailConfig) (int, error) {
 	return int(rail), nil
 }
 
-// Rail says what a rail can do, and its state now.
+// Rail says what a rail can do.
 func (c *Context) Rail(rail int) (Rail, error) {
 	defer runtime.KeepAlive(c)
 	var r C.struct_sl_verbs_rail
@@ -181,9 +181,7 @@ func (c *Context) Rail(rail int) (Rail, error) {
 	}
 	out := Rail{
 		DepthMax: int(r.depth_max), SGEMax: int(r.sge_max), InlineMax: int(r.inline_max),
-		Reads: int(r.reads),
-		MTU:   int(r.mtu), State: int(r.state), LinkLayer: int(r.link_layer),
-		DMABuf: r.dmabuf != 0, LID: uint16(r.lid),
+		MTU: int(r.mtu), DMABuf: r.dmabuf != 0,
 	}
 	for i, b := range r.gid {
 		out.GID[i] = byte(b)
@@ -200,16 +198,9 @@ func (c *Context) Counters(rail int) (Counters, error) {
 	}
 	return Counters{
 		BytesOut: uint64(n.bytes_out), BytesIn: uint64(n.bytes_in), Requests: uint64(n.requests),
-		Posts:       uint64(n.posts),
-		Completions: uint64(n.completions), Again: uint64(n.again), Failures: uint64(n.failures),
-		InFlight: uint64(n.in_flight), Rate: uint64(n.rate),
+		Again: uint64(n.again), Failures: uint64(n.failures),
+		InFlight: uint64(n.in_flight),
 	}, nil
-}
-
-// RailUp says whether queue pairs over a rail are given anything new.
-func (c *Context) RailUp(rail int, up bool) {
-	C.sl_verbs_rail_up(c.c, C.uint32_t(rail), cBool(up))
-	runtime.KeepAlive(c)
 }
 
 // Pin is a range that a NIC knows for local use.
@@ -299,9 +290,9 @@ func pinList(pins []*Pin) **C.struct_sl_verbs_pin {
 	return list
 }
 
-// Unmap ends a key: nothing of ours works on the memory any more when it returns.
-// Unknown keys are ignored. After an error a NIC keeps a grant, and the key stays: then it may
-// be called again.
+// Unmap ends a key, with its grants. Unknown keys are ignored. ErrBusy: a batch of ours works on
+// the memory. After an error, also where a NIC keeps a grant, the key stays, and Unmap may be
+// called again.
 func (c *Context) Unmap(key uint32) error {
 	defer runtime.KeepAlive(c)
 	return errnoError("unmap memory", -int64(C.sl_verbs_unmap(c.c, C.uint32_t(key))))

@@ -14,15 +14,9 @@
 /* What destroying the device's queue pair has come to, which ours has no more. Under the lock. */
 static int destroyed(struct sl_verbs_pair *l, struct ibv_qp *qp, int error)
 {
-	struct sl_verbs_traffic *t = l->conn->context->traffic;
-	int kept = qp ? sl_verbs_ended(l->port, error) : 0;
-
-	t->kept += (kept != 0) - (l->kept != 0);
-	l->kept = kept;
-	l->qp = kept ? qp : NULL;
-	if (kept)
-		pthread_cond_broadcast(&l->conn->context->news);
-	return -kept;
+	l->kept = qp ? sl_verbs_ended(l->port, error) : 0;
+	l->qp = l->kept ? qp : NULL;
+	return -l->kept;
 }
 
 /*
@@ -38,8 +32,8 @@ static void give_up_queue_pair(struct sl_verbs_pair *l)
 		l->deadline = sl_verbs_now() + AGAIN_NS;
 		return;
 	}
-	sl_verbs_abandon(l);
-	sl_verbs_drained(l);
+	sl_verbs_hold_posted(l);
+	sl_verbs_pair_drained(l);
 }
 
 void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now)
@@ -150,7 +144,7 @@ int sl_verbs_finish_pair(struct sl_verbs_pair *l)
 	if (rc == 0 || l->state == SL_VERBS_FAILED)
 		rc = destroy(l);
 	l->quiet = 0;
-	sl_verbs_feed(c); /* what was to go over it may go over others */
+	sl_verbs_pump_queued(c); /* what was to go over it may go over others */
 	sl_verbs_unlock(c);
 	return rc;
 }

@@ -10,7 +10,7 @@ static void tell(struct sl_verbs_port *p, uint32_t news)
 	p->context->traffic->news += !p->pairs->news;
 	if (p->pairs->news != SL_VERBS_DEVICE_GONE)
 		p->pairs->news = news;
-	sl_verbs_tell(p->context);
+	sl_verbs_signal_news(p->context);
 }
 
 static void fail_pairs(struct sl_verbs_port *p)
@@ -34,7 +34,7 @@ static void lose(struct sl_verbs_port *p)
 static void pump_all(struct sl_verbs_context *c)
 {
 	for (struct sl_verbs_conn *n = c->traffic->conns.next; n != &c->traffic->conns; n = n->next)
-		sl_verbs_starve(n);
+		sl_verbs_queue_pump(n);
 }
 
 static void fail_one(struct sl_verbs_port *p, uint32_t number)
@@ -61,13 +61,13 @@ static void heed(struct sl_verbs_port *p, const struct ibv_async_event *e, uint3
 	case IBV_EVENT_PORT_ERR:
 		if (e->element.port_num != p->config.port)
 			break;
-		p->down |= SL_VERBS_DOWN_PORT;
+		p->down = 1;
 		tell(p, SL_VERBS_PORT_DOWN);
 		break;
 	case IBV_EVENT_PORT_ACTIVE:
 		if (e->element.port_num != p->config.port)
 			break;
-		p->down &= ~SL_VERBS_DOWN_PORT;
+		p->down = 0;
 		tell(p, SL_VERBS_PORT_UP);
 		pump_all(p->context);
 		break;
@@ -89,7 +89,7 @@ static uint32_t number_of(const struct ibv_async_event *e)
 	}
 }
 
-void sl_verbs_heed(struct sl_verbs_port *p)
+void sl_verbs_handle_events(struct sl_verbs_port *p)
 {
 	struct ibv_async_event e;
 
@@ -116,23 +116,6 @@ void sl_verbs_heed(struct sl_verbs_port *p)
 		sl_verbs.ibv_ack_async_event(&e);
 		heed(p, &e, number);
 	}
-}
-
-void sl_verbs_rail_up(struct sl_verbs_context *c, uint32_t rail, int up)
-{
-	struct sl_verbs_port *p;
-
-	sl_verbs_enter(c);
-	p = sl_verbs_port_of(c, rail);
-	if (p && up)
-		p->down &= ~(SL_VERBS_DOWN_RAIL | SL_VERBS_DOWN_PORT);
-	else if (p)
-		p->down |= SL_VERBS_DOWN_RAIL;
-	if (p && up) {
-		pump_all(c);
-		sl_verbs_feed(c);
-	}
-	sl_verbs_unlock(c);
 }
 
 static int news_of_pair(struct sl_verbs_conn *n, struct sl_verbs_news *out)

@@ -43,21 +43,18 @@ type RailConfig struct {
 // Rail is what a rail can do.
 type Rail struct {
 	DepthMax, SGEMax, InlineMax int
-	Reads                       int // under way at a time
-	MTU, State, LinkLayer       int // enums of verbs
+	MTU                         int // enum ibv_mtu
 	DMABuf                      bool
-	LID                         uint16
 	GID                         [16]byte
 }
 
 // Counters are counted since a rail was opened.
 type Counters struct {
-	BytesOut, BytesIn            uint64 // by writes, by reads; those that were acknowledged
-	Requests, Posts, Completions uint64
-	Again                        uint64 // requests posted once more after they failed on this rail
-	Failures                     uint64 // of its queue pairs
-	InFlight                     uint64 // bytes, now
-	Rate                         uint64 // bytes a second over busy time; 0: not measured yet
+	BytesOut, BytesIn uint64 // by writes, by reads; those that were acknowledged
+	Requests          uint64
+	Again             uint64 // requests posted once more after they failed on this rail
+	Failures          uint64 // of its queue pairs
+	InFlight          uint64 // bytes, now
 }
 
 // End is one end of a queue pair, as the other end needs it.

@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -399,35 +400,40 @@ func TestSlowPairsDoNotStall(t *testing.T) {
 	}
 }
 
-// TestUnmapWaitsForEachMemory unmaps the ninth memory of a batch that reads into nine: a batch
-// holds eight.
-func TestUnmapWaitsForEachMemory(t *testing.T) {
+// TestUnmapOfWhatIsUsed unmaps the memories of a batch that reads into nine, where it lists eight,
+// and one that it does not name: only that one is let go of while the batch is under way.
+func TestUnmapOfWhatIsUsed(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{})
 	fill(l.remote, 2)
 	mem := pages(t, 10*4096)
 	whole := pin(t, l.near, 0, mem, 0)
 	var descs []driver.Desc
-	for i := range 9 {
+	for i := range 10 {
 		key := uint32(100 + i)
 		require.NoError(t, l.near.Map(key, mem[i*4096:(i+1)*4096], []*Pin{whole}, 0))
-		descs = append(descs, driver.Desc{LocalKey: key, RemoteKey: l.slot,
-			Remote: uint64(i) * 8192, Len: 4096})
+		for range 2 {
+			descs = append(descs, driver.Desc{LocalKey: key, RemoteKey: l.slot,
+				Remote: uint64(i) * 8192, Len: 4096})
+		}
 	}
+	descs = slices.Repeat(descs[:18], 2) // without the tenth, and each a second time
 	near := d.fake.Device(0)
 	near.Set("frozen", 1)
+	bad := append(descs[:len(descs):len(descs)], driver.Desc{LocalKey: 99, RemoteKey: l.slot,
+		Len: 1})
 	l.tag++
+	require.Error(t, l.conn.Submit(l.tag, batchOf(driver.Read, bad, nil)), "an unknown memory")
 	require.NoError(t, l.conn.Submit(l.tag, batchOf(driver.Read, descs, nil)))
-	unmapped := make(chan error, 1)
-	go func() { unmapped <- l.near.Unmap(108) }()
-	select {
-	case err := <-unmapped:
-		t.Errorf("unmapped while it is read into: %v", err)
-	case <-time.After(50 * time.Millisecond):
+	require.NoError(t, l.near.Unmap(109))
+	for key := uint32(100); key < 109; key++ {
+		require.ErrorIs(t, l.near.Unmap(key), driver.ErrBusy, "memory %d", key)
 	}
 	near.Set("frozen", 0)
 	require.NoError(t, l.outcome(t, l.tag))
-	require.NoError(t, <-unmapped)
+	for key := uint32(100); key < 109; key++ {
+		require.NoError(t, l.near.Unmap(key), "memory %d", key)
+	}
 	require.Equal(t, l.remote[8*8192:8*8192+4096], mem[8*4096:9*4096])
 }
 
@@ -448,23 +454,4 @@ func TestTroubleIsNoProof(t *testing.T) {
 	far.Set("deregister_eio", 0)
 	require.NoError(t, l.far.Revoke(testKey))
 	require.Less(t, far.Get("mrs"), regions)
-}
-
-// TestReceivesComeBack has a device take no receive for a while: those are posted later, so that
-// messages have places again.
-func TestReceivesComeBack(t *testing.T) {
-	d := fakeDevices(t, 1)
-	l := openLink(t, d, testShape{})
-	far := d.fake.Device(1)
-	far.Set("receive_busy", math.MaxUint32)
-	for i := range 20 {
-		require.NoError(t, l.outcome(t, l.submit(t, driver.Write, numbered(i))))
-		require.Equal(t, numbered(i), l.notif(t).Data)
-	}
-	far.Set("receive_busy", 0)
-	for i := range 500 { // more than all places
-		require.NoError(t, l.outcome(t, l.submit(t, driver.Write, numbered(i))))
-		require.Equal(t, numbered(i), l.notif(t).Data)
-	}
-	require.Zero(t, far.Get("unready"))
 }

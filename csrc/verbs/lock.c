@@ -49,7 +49,7 @@ void sl_verbs_enter(struct sl_verbs_context *c)
 }
 
 /* A mutex is not fair: a thread that spins on it keeps the others out. */
-void sl_verbs_let_in(struct sl_verbs_traffic *t)
+void sl_verbs_yield_lock(struct sl_verbs_traffic *t)
 {
 	for (int i = 0; atomic_load(&t->waiting) && i < SPINS; i++) {
 		sl_relax();
@@ -65,18 +65,18 @@ static void signal_fd(int fd)
 	(void)!write(fd, &one, sizeof(one));
 }
 
-void sl_verbs_rouse(struct sl_verbs_context *c)
+void sl_verbs_wake_thread(struct sl_verbs_context *c)
 {
 	signal_fd(c->traffic->event_fd);
 }
 
-void sl_verbs_wake(struct sl_verbs_context *c)
+void sl_verbs_wake_poller(struct sl_verbs_context *c)
 {
 	if (__atomic_exchange_n(&c->ring->armed, 0, __ATOMIC_SEQ_CST))
 		signal_fd(c->config.wake_fd);
 }
 
-void sl_verbs_tell(struct sl_verbs_context *c)
+void sl_verbs_signal_news(struct sl_verbs_context *c)
 {
 	signal_fd(c->config.control_fd);
 }
@@ -89,25 +89,25 @@ int sl_verbs_wait(struct sl_verbs_context *c, uint64_t deadline)
 	return pthread_cond_timedwait(&c->news, &c->lock, &t) == ETIMEDOUT ? -ETIMEDOUT : 0;
 }
 
-void sl_verbs_starve(struct sl_verbs_conn *n)
+void sl_verbs_queue_pump(struct sl_verbs_conn *n)
 {
 	struct sl_verbs_traffic *t = n->context->traffic;
 
-	if (n->hungry)
+	if (n->in_pump_queue)
 		return;
-	n->hungry = 1;
-	n->next_hungry = t->hungry;
-	t->hungry = n;
+	n->in_pump_queue = 1;
+	n->next_queued = t->pump_queue;
+	t->pump_queue = n;
 }
 
-void sl_verbs_feed_no_more(struct sl_verbs_conn *n)
+void sl_verbs_unqueue_pump(struct sl_verbs_conn *n)
 {
-	struct sl_verbs_conn **at = &n->context->traffic->hungry;
+	struct sl_verbs_conn **at = &n->context->traffic->pump_queue;
 
-	if (!n->hungry)
+	if (!n->in_pump_queue)
 		return;
 	while (*at != n)
-		at = &(*at)->next_hungry;
-	*at = n->next_hungry;
-	n->hungry = 0;
+		at = &(*at)->next_queued;
+	*at = n->next_queued;
+	n->in_pump_queue = 0;
 }

@@ -259,7 +259,7 @@ static int probe(struct sl_verbs_pair *l)
 	wr->opcode = IBV_WR_RDMA_WRITE;
 	wr->wr.rdma.remote_addr = 0;
 	wr->wr.rdma.rkey = 0;
-	sl_verbs_ring_bells(l->conn);
+	sl_verbs_post_built(l->conn);
 	return 0;
 }
 

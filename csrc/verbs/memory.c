@@ -27,12 +27,6 @@ struct sl_verbs_memory *sl_verbs_find(struct sl_verbs_context *c, uint32_t key)
 	return at ? *at : NULL;
 }
 
-void sl_verbs_release_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m)
-{
-	if (--m->users == 0 && m->leaving)
-		pthread_cond_broadcast(&c->news);
-}
-
 /* The pins of a map. -EINVAL: one is not of its rail, or does not hold the memory. */
 static int take_pins(struct sl_verbs_context *c, struct sl_verbs_memory *m,
 		     struct sl_verbs_pin *const *pins)
@@ -129,59 +123,44 @@ static int end_grants(struct sl_verbs_context *c, struct sl_verbs_memory *m, uin
 	return rc;
 }
 
-/* Waits until no grant is being made or ended. Which there are. */
-static uint32_t settled_grants(struct sl_verbs_context *c, struct sl_verbs_memory *m)
+/* A bit for each rail that there is a grant for. */
+static uint32_t granted(const struct sl_verbs_memory *m)
 {
 	uint32_t rails = 0;
 
-	while (m->changing)
-		pthread_cond_wait(&c->news, &c->lock);
 	for (uint32_t i = 0; i < SL_VERBS_RAILS; i++)
 		if (m->grants[i])
 			rails |= 1u << i;
 	return rails;
 }
 
-/*
- * Out of the table: no new batch and no new grant begins. Ends the grants, or puts it back. Under
- * the lock, of which it lets go.
- */
-static int withdraw(struct sl_verbs_context *c, struct sl_verbs_memory *m)
+/* Gives back a memory that nothing uses, and its pins. Under the lock. */
+static void free_memory(struct sl_verbs_memory *m)
 {
-	uint32_t rails;
-	int rc;
-
-	*place(c, m->key) = NULL;
-	m->leaving = 1;
-	rails = settled_grants(c, m);
-	rc = rails ? end_grants(c, m, rails) : 0;
-	if (rc != 0) {
-		m->leaving = 0;
-		*place(c, m->key) = m;
-	}
-	return rc;
-}
-
-/*
- * Gives back what withdraw took out, when no batch uses it. -EBUSY, and it is put back: the device
- * keeps a queue pair that may still work on it. Under the lock, of which it lets go.
- */
-static int free_memory(struct sl_verbs_context *c, struct sl_verbs_memory *m)
-{
-	enum sl_verbs_use use;
-
-	while ((use = sl_verbs_use_of(c, m)) == SL_VERBS_IN_USE)
-		pthread_cond_wait(&c->news, &c->lock);
-	if (use == SL_VERBS_STUCK) {
-		m->leaving = 0;
-		*place(c, m->key) = m;
-		return -EBUSY;
-	}
 	for (uint32_t i = 0; i < SL_VERBS_RAILS; i++)
 		if (m->pins[i])
 			m->pins[i]->users--;
 	free(m);
-	return 0;
+}
+
+/*
+ * Out of the table first, so that no batch and no grant begins while the lock is let go. Under the
+ * lock.
+ */
+static int unmap(struct sl_verbs_context *c, struct sl_verbs_memory *m)
+{
+	uint32_t rails = granted(m);
+	int rc;
+
+	if (m->users)
+		return -EBUSY;
+	*place(c, m->key) = NULL;
+	rc = rails ? end_grants(c, m, rails) : 0;
+	if (rc != 0)
+		*place(c, m->key) = m;
+	else
+		free_memory(m);
+	return rc;
 }
 
 int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key)
@@ -192,9 +171,7 @@ int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key)
 	sl_verbs_lock(c);
 	m = sl_verbs_find(c, key);
 	if (m && sl_verbs_keep_rails(c) == 0) { /* close does it otherwise */
-		rc = withdraw(c, m);
-		if (rc == 0)
-			rc = free_memory(c, m);
+		rc = unmap(c, m);
 		sl_verbs_free_rails(c);
 	}
 	sl_verbs_unlock(c);
@@ -250,13 +227,11 @@ int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint
 		m->users++;
 		while (m->changing & 1u << rail)
 			pthread_cond_wait(&c->news, &c->lock);
-		if (m->leaving)
-			rc = -EINVAL;
-		else if (!m->grants[rail])
+		if (!m->grants[rail])
 			rc = make_grant(c, m, rail, at, flags);
 		if (rc == 0)
 			*remote_key = m->grants[rail]->rkey;
-		sl_verbs_release_memory(c, m);
+		m->users--;
 		sl_verbs_free_rails(c);
 	}
 	sl_verbs_unlock(c);
@@ -274,10 +249,12 @@ int sl_verbs_revoke(struct sl_verbs_context *c, uint32_t key)
 	rc = !m ? -EINVAL : sl_verbs_keep_rails(c);
 	if (rc == 0) {
 		m->users++;
-		rails = settled_grants(c, m);
+		while (m->changing)
+			pthread_cond_wait(&c->news, &c->lock);
+		rails = granted(m);
 		if (rails)
 			rc = end_grants(c, m, rails);
-		sl_verbs_release_memory(c, m);
+		m->users--;
 		sl_verbs_free_rails(c);
 	}
 	sl_verbs_unlock(c);
@@ -291,6 +268,7 @@ int sl_verbs_revoke(struct sl_verbs_context *c, uint32_t key)
 void sl_verbs_forget_memory(struct sl_verbs_context *c)
 {
 	struct sl_verbs_memory *m;
+	uint32_t rails;
 
 	sl_verbs_lock(c);
 	for (uint32_t key = 0; key / SL_VERBS_CHUNK < SL_VERBS_CHUNKS; key++) {
@@ -301,10 +279,13 @@ void sl_verbs_forget_memory(struct sl_verbs_context *c)
 		m = sl_verbs_find(c, key);
 		if (!m)
 			continue;
-		/* no queue pair is left by which a peer could use what the NIC keeps */
-		(void)withdraw(c, m);
+		rails = granted(m);
+		if (rails) /* no queue pair is left by which a peer could use what the NIC keeps */
+			(void)end_grants(c, m, rails);
+		if (m->users) /* of a batch over a queue pair that its device keeps */
+			continue;
 		*place(c, key) = NULL;
-		(void)free_memory(c, m); /* or sl_verbs_free does */
+		free_memory(m);
 	}
 	for (struct sl_verbs_pin *p = c->pins; p; p = p->next) {
 		if (p->mr)

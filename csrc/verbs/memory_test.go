@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -316,89 +315,5 @@ func TestCloseWhileMemoryIsRegistered(t *testing.T) {
 		if err := p.Close(); err != nil {
 			t.Errorf("a pin that the context has outlived: %v", err)
 		}
-	}
-}
-
-// deviceAddr is where nothing of this process is.
-const deviceAddr = 1 << 46
-
-// deviceFile stands for a dma-buf: a descriptor, and the bytes behind it.
-func deviceFile(t testing.TB, n int) (fd int, mem []byte) {
-	t.Helper()
-	fd, err := unix.MemfdCreate("dma-buf", unix.MFD_CLOEXEC)
-	require.NoError(t, err)
-	require.NoError(t, unix.Ftruncate(fd, int64(n)))
-	mem, err = unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		_ = unix.Munmap(mem)
-		_ = unix.Close(fd)
-	})
-	return fd, mem
-}
-
-func pinDevice(t testing.TB, c *Context, d Device) *Pin {
-	t.Helper()
-	p, err := c.PinDevice(0, d, 0)
-	require.NoError(t, err)
-	return p
-}
-
-// TestDeviceMemoryThatIsRefused has what drivers and the kernel say no to.
-func TestDeviceMemoryThatIsRefused(t *testing.T) {
-	f, c := fixture(t, 2)
-	f.Device(1).Set("dmabuf_errno", uint32(syscall.EOPNOTSUPP))
-	openRails(t, c, f, 2)
-	for rail, want := range []bool{true, false} {
-		if r, err := c.Rail(rail); err != nil || r.DMABuf != want {
-			t.Errorf("rail %d takes a dma-buf: %v, %v", rail, r.DMABuf, err)
-		}
-	}
-	fd, _ := deviceFile(t, 8192)
-	good := Device{Addr: deviceAddr, Len: 8192, FD: fd}
-	if _, err := c.PinDevice(1, good, 0); !errors.Is(err, syscall.EOPNOTSUPP) {
-		t.Errorf("a driver without: %v", err)
-	}
-	for name, bad := range map[string]Device{
-		"past the end":           {Addr: deviceAddr, Len: 8193, FD: fd},
-		"elsewhere in the page":  {Addr: deviceAddr + 1, Len: 100, FD: fd},
-		"no bytes":               {Addr: deviceAddr, FD: fd},
-		"an end beyond the last": {Addr: deviceAddr, Len: 8192, FD: fd, Offset: 1<<64 - 4096},
-	} {
-		if _, err := c.PinDevice(0, bad, 0); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	if _, err := c.PinDevice(0, Device{Addr: deviceAddr, Len: 8192, FD: -1}, 0); !errors.Is(err,
-		syscall.EFAULT) {
-		t.Errorf("an address that the kernel does not know: %v", err)
-	}
-	if n := f.Device(0).Get("mrs"); n != 1 {
-		t.Errorf("%d regions, want the receives", n)
-	}
-}
-
-// TestGoneInline writes a few bytes of memory that cannot be read any more, while the device holds
-// its pages. The library of a device would copy them by itself, and fault: the device fetches them.
-func TestGoneInline(t *testing.T) {
-	d := fakeDevices(t, 1)
-	l := openLink(t, d, testShape{})
-	fill(l.local, 5)
-	dev := d.fake.Device(0)
-	for _, gone := range []bool{true, false} {
-		dev.Set("frozen", 1)
-		inlined := dev.Get("inlined")
-		if gone {
-			require.NoError(t, unix.Mprotect(l.local, unix.PROT_NONE))
-		}
-		tag := l.submit(t, driver.Write, nil, driver.Desc{Local: 4000, Remote: 70, Len: 10},
-			driver.Desc{Local: 5000, Remote: 80, Len: 54})
-		require.NoError(t, unix.Mprotect(l.local, unix.PROT_READ|unix.PROT_WRITE))
-		require.Equal(t, gone, dev.Get("inlined") == inlined)
-		dev.Set("frozen", 0)
-		require.NoError(t, l.outcome(t, tag))
-		require.Equal(t, l.local[4000:4010], l.remote[70:80])
-		require.Equal(t, l.local[5000:5054], l.remote[80:134])
-		fill(l.local, 6)
 	}
 }

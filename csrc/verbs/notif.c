@@ -68,17 +68,17 @@ void sl_verbs_free_frame(struct sl_verbs_conn *n, struct sl_verbs_frame *s)
 {
 	s->next = n->free_frames;
 	n->free_frames = s;
-	sl_verbs_relieve(n);
+	sl_verbs_wake_sender(n);
 }
 
 /* A sender that was refused for want of credit learns of it, also if it has not armed yet. */
-void sl_verbs_relieve(struct sl_verbs_conn *n)
+void sl_verbs_wake_sender(struct sl_verbs_conn *n)
 {
-	if (!n->starved)
+	if (!n->was_refused)
 		return;
-	n->starved = 0;
+	n->was_refused = 0;
 	__atomic_store_n(&n->context->ring->due, 1, __ATOMIC_SEQ_CST);
-	sl_verbs_wake(n->context);
+	sl_verbs_wake_poller(n->context);
 }
 
 void sl_verbs_unqueue_notif(struct sl_verbs_batch *b)

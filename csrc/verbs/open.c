@@ -8,13 +8,6 @@
 #include <string.h>
 #include <time.h>
 
-static int valid(const struct sl_verbs_config *c)
-{
-	return c->batches && !(c->batches & (c->batches - 1)) && c->notifs && c->conns &&
-	       c->depth &&
-	       c->slice && c->slice <= UINT32_MAX && c->flight;
-}
-
 /* What Go reads. */
 static int make_ring(struct sl_verbs_context *c)
 {
@@ -35,8 +28,6 @@ int sl_verbs_open(const struct sl_verbs_config *config, struct sl_verbs_context 
 	pthread_condattr_t clock;
 	int rc;
 
-	if (!valid(config))
-		return -EINVAL;
 	c = calloc(1, sizeof(*c));
 	if (!c)
 		return -ENOMEM;

@@ -7,8 +7,6 @@
 
 /* Every so many requests one asks for a completion, and the last of a list does. */
 #define SIGNAL_EVERY 16
-/* A request of so many bytes tells how fast a rail is. */
-#define TELLING (64u << 10)
 /* How long a queue pair in the error state may take to give back its requests. */
 #define DRAIN_NS 1000000000u
 /*
@@ -65,7 +63,7 @@ static void tell(struct sl_verbs_pair *l, uint32_t news)
 		return;
 	c->traffic->news += !l->news;
 	l->news = news;
-	sl_verbs_tell(c);
+	sl_verbs_signal_news(c);
 }
 
 void sl_verbs_pair_lives(struct sl_verbs_pair *l)
@@ -75,11 +73,11 @@ void sl_verbs_pair_lives(struct sl_verbs_pair *l)
 	l->state = SL_VERBS_LIVE;
 	if (l->conn->initiator)
 		tell(l, SL_VERBS_PAIR_LIVE);
-	sl_verbs_starve(l->conn);
+	sl_verbs_queue_pump(l->conn);
 }
 
 /* The next that was posted leaves the queue pair. */
-struct sl_verbs_record *sl_verbs_leave(struct sl_verbs_pair *l)
+struct sl_verbs_record *sl_verbs_pop_posted(struct sl_verbs_pair *l)
 {
 	struct sl_verbs_record *r = sl_verbs_pop(&l->posted);
 
@@ -92,7 +90,7 @@ struct sl_verbs_record *sl_verbs_leave(struct sl_verbs_pair *l)
 	return r;
 }
 
-void sl_verbs_hold(struct sl_verbs_pair *l, struct sl_verbs_record *r)
+void sl_verbs_hold_record(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 {
 	struct sl_verbs_conn *n = l->conn;
 
@@ -110,10 +108,10 @@ void sl_verbs_hold(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 	sl_verbs_recycle(n->context, r);
 }
 
-void sl_verbs_abandon(struct sl_verbs_pair *l)
+void sl_verbs_hold_posted(struct sl_verbs_pair *l)
 {
 	while (l->posted.first)
-		sl_verbs_hold(l, sl_verbs_leave(l));
+		sl_verbs_hold_record(l, sl_verbs_pop_posted(l));
 }
 
 int sl_verbs_has_room(const struct sl_verbs_pair *l)
@@ -128,15 +126,8 @@ struct ibv_sge *sl_verbs_entries(struct sl_verbs_conn *n)
 
 	if (t->built == SL_VERBS_CHAIN ||
 	    t->entries + SL_VERBS_ENTRIES > SL_VERBS_CHAIN * SL_VERBS_ENTRIES)
-		sl_verbs_ring_bells(n);
+		sl_verbs_post_built(n);
 	return &t->sges[t->entries];
-}
-
-/* The rate is that of busy times; what is small says nothing about it. */
-static void open_window(struct sl_verbs_port *p, uint64_t len)
-{
-	p->pairs->window_at = len >= TELLING ? sl_verbs_now() : 0;
-	p->pairs->window_bytes = 0;
 }
 
 struct ibv_send_wr *sl_verbs_build(struct sl_verbs_pair *l, struct sl_verbs_record *r,
@@ -163,8 +154,6 @@ struct ibv_send_wr *sl_verbs_build(struct sl_verbs_pair *l, struct sl_verbs_reco
 	r->pair = l;
 	l->again += r->again;
 	l->flight += r->len;
-	if (l->port->counters.in_flight == 0)
-		open_window(l->port, r->len);
 	l->port->counters.in_flight += r->len;
 	l->port->counters.requests++;
 	l->port->sends_promised++;
@@ -200,7 +189,6 @@ static void ring_bell(struct sl_verbs_pair *l)
 	l->wr_last->send_flags |= IBV_SEND_SIGNALED;
 	l->unsignalled = 0;
 	l->wr_first = l->wr_last = NULL;
-	l->port->counters.posts++;
 	rc = sl_verbs_post_send(l->qp, first, &bad);
 	if (rc == 0)
 		return;
@@ -208,7 +196,7 @@ static void ring_bell(struct sl_verbs_pair *l)
 	sl_verbs_fail_pair(l, IBV_WC_GENERAL_ERR);
 }
 
-void sl_verbs_ring_bells(struct sl_verbs_conn *n)
+void sl_verbs_post_built(struct sl_verbs_conn *n)
 {
 	struct sl_verbs_traffic *t = n->context->traffic;
 
@@ -227,7 +215,7 @@ static void mark(struct sl_verbs_pair *l)
 		return;
 	r->kind = SL_VERBS_MARK;
 	sl_verbs_build(l, r, sl_verbs_entries(l->conn), 0)->opcode = IBV_WR_SEND;
-	sl_verbs_ring_bells(l->conn);
+	sl_verbs_post_built(l->conn);
 }
 
 void sl_verbs_fail_pair(struct sl_verbs_pair *l, int32_t status)
@@ -247,12 +235,12 @@ void sl_verbs_fail_pair(struct sl_verbs_pair *l, int32_t status)
 	if (begun && stopped && !l->conn->initiator)
 		mark(l);
 	if (!l->posted.first)
-		sl_verbs_drained(l);
+		sl_verbs_pair_drained(l);
 	else
-		sl_verbs_rouse(l->conn->context); /* the thread watches the time */
+		sl_verbs_wake_thread(l->conn->context); /* the thread watches the time */
 }
 
-void sl_verbs_drained(struct sl_verbs_pair *l)
+void sl_verbs_pair_drained(struct sl_verbs_pair *l)
 {
 	struct sl_verbs_record *r;
 
@@ -261,10 +249,10 @@ void sl_verbs_drained(struct sl_verbs_pair *l)
 	l->state = SL_VERBS_FAILED;
 	l->conn->context->traffic->draining--;
 	while ((r = sl_verbs_pop(&l->unposted)) != NULL)
-		sl_verbs_hold(l, r);
+		sl_verbs_hold_record(l, r);
 	if (!l->quiet)
 		tell(l, SL_VERBS_PAIR_FAILED);
 	if (!l->conn->ended && l->conn->initiator)
-		sl_verbs_starve(l->conn); /* what was to go over it may go over others */
+		sl_verbs_queue_pump(l->conn); /* what was to go over it may go over others */
 	pthread_cond_broadcast(&l->conn->context->news);
 }

@@ -9,7 +9,7 @@
 #include "../pieces.h"
 #include "context.h"
 
-#define SL_VERBS_HELD 8		/* local memories that a batch holds */
+#define SL_VERBS_LISTED 8	/* local memories that a batch lists */
 #define SL_VERBS_CHAIN 64	/* requests that are built before they are posted */
 #define SL_VERBS_ENTRIES 32	/* local entries of a request */
 #define SL_VERBS_BUCKETS 256	/* of a rail's table of queue pairs */
@@ -105,7 +105,6 @@ struct sl_verbs_pairs {
 	uint32_t len;
 	int silent; /* the device has no more events */
 	int armed; /* the channel speaks at the next completion of either queue, or has spoken */
-	uint64_t window_at, window_bytes; /* of what measures the rate */
 	uint32_t news; /* SL_VERBS_PORT_* or DEVICE_GONE, not told yet; 0: none */
 };
 
@@ -139,9 +138,9 @@ struct sl_verbs_batch {
 	struct sl_verbs_frame *notif; /* not posted yet */
 	struct sl_verbs_place place;
 	struct sl_pieces pieces;
-	uint32_t memories_len;
-	int crammed; /* there are more memories than it holds */
-	struct sl_verbs_memory *memories[SL_VERBS_HELD];
+	/* Its local memories: each that is listed is held once, others once a run of pieces. */
+	struct sl_verbs_memory *memories[SL_VERBS_LISTED];
+	uint32_t memories_len, runs_held;
 };
 
 /* A message that arrived. */
@@ -166,8 +165,8 @@ struct sl_verbs_inbox {
 
 struct sl_verbs_conn {
 	struct sl_verbs_conn *prev, *next; /* of the context */
-	struct sl_verbs_conn *next_hungry;
-	int hungry; /* has what could not be posted */
+	struct sl_verbs_conn *next_queued;
+	int in_pump_queue; /* has what could not be posted */
 	struct sl_verbs_context *context;
 	uint64_t id;
 	int initiator, closed, ending, ended;
@@ -198,7 +197,7 @@ struct sl_verbs_conn {
 	/* messages: all of submit, numbered, acknowledged, taken by the peer's program */
 	uint64_t accepted, sent, arrived, credited;
 	uint32_t window;
-	int starved; /* a submission was refused for want of credit */
+	int was_refused; /* a submission was refused for want of credit */
 	/* As the owner: */
 	struct sl_verbs_inbox *inbox;
 	/* messages that arrived, that the program took, that the peer knows of */
@@ -208,7 +207,7 @@ struct sl_verbs_conn {
 
 struct sl_verbs_traffic {
 	struct sl_verbs_conn conns; /* ring */
-	struct sl_verbs_conn *hungry;
+	struct sl_verbs_conn *pump_queue;
 	uint64_t last_id;
 	struct sl_verbs_batch *batches, *free;
 	uint64_t live; /* batches under way */
@@ -218,8 +217,6 @@ struct sl_verbs_traffic {
 	struct sl_verbs_post *first, **end; /* what arrived */
 	uint32_t news; /* queue pairs and rails that have some */
 	uint32_t draining; /* queue pairs */
-	uint32_t kept;	   /* of those, queue pairs that the device keeps */
-	uint32_t crammed;  /* batches */
 	uint64_t watched; /* when sl_verbs_watch looked */
 	uint32_t late;	  /* looks of it */
 	/* the holder of the lock looks for completions afterwards: no need to wake the poller */
@@ -235,11 +232,7 @@ struct sl_verbs_traffic {
 	uint32_t built, entries; /* and not yet posted */
 	struct ibv_send_wr wrs[SL_VERBS_CHAIN];
 	struct ibv_sge sges[SL_VERBS_CHAIN * SL_VERBS_ENTRIES];
-	uint8_t inlined[SL_VERBS_CHAIN][SL_VERBS_INLINE];
 };
-
-/* Why a rail is given nothing new: sl_verbs_port.down. */
-enum { SL_VERBS_DOWN_RAIL = 1, SL_VERBS_DOWN_PORT = 2 };
 
 /* Lists of records. */
 static inline void sl_verbs_append(struct sl_verbs_list *l, struct sl_verbs_record *r)
@@ -278,14 +271,15 @@ static inline int sl_verbs_usable(const struct sl_verbs_pair *l)
  */
 
 /* lock.c */
-void sl_verbs_enter(struct sl_verbs_context *c); /* the lock, for a caller that is in a hurry */
-void sl_verbs_let_in(struct sl_verbs_traffic *t); /* callers that wait for the lock; without it */
-void sl_verbs_rouse(struct sl_verbs_context *c); /* the thread; without or under the lock */
-void sl_verbs_wake(struct sl_verbs_context *c);	 /* the poller, if it is armed */
-void sl_verbs_tell(struct sl_verbs_context *c);	 /* that there is news */
+void sl_verbs_enter(struct sl_verbs_context *c); /* takes the lock, for a caller that waits */
+/* Without the lock: lets callers have it that wait for it. */
+void sl_verbs_yield_lock(struct sl_verbs_traffic *t);
+void sl_verbs_wake_thread(struct sl_verbs_context *c); /* with or without the lock */
+void sl_verbs_wake_poller(struct sl_verbs_context *c); /* if it is armed */
+void sl_verbs_signal_news(struct sl_verbs_context *c);
 int sl_verbs_wait(struct sl_verbs_context *c, uint64_t deadline); /* for c->news: -ETIMEDOUT */
-void sl_verbs_starve(struct sl_verbs_conn *n); /* it is to be pumped when there is room */
-void sl_verbs_feed_no_more(struct sl_verbs_conn *n); /* the reverse */
+void sl_verbs_queue_pump(struct sl_verbs_conn *n); /* it is pumped when there is room */
+void sl_verbs_unqueue_pump(struct sl_verbs_conn *n);
 
 /* record.c */
 struct sl_verbs_record *sl_verbs_record(struct sl_verbs_context *c); /* NULL: no memory */
@@ -300,7 +294,7 @@ void sl_verbs_free_inbox(struct sl_verbs_inbox *box);
 void sl_verbs_empty(struct sl_verbs_context *c);
 void sl_verbs_free_frame(struct sl_verbs_conn *n, struct sl_verbs_frame *s);
 void sl_verbs_drop_frame(struct sl_verbs_conn *n, struct sl_verbs_record *r);
-void sl_verbs_relieve(struct sl_verbs_conn *n);
+void sl_verbs_wake_sender(struct sl_verbs_conn *n);
 void sl_verbs_unqueue_notif(struct sl_verbs_batch *b); /* its message is not sent */
 
 /* import.c */
@@ -313,7 +307,7 @@ struct sl_verbs_pair *sl_verbs_pair_of(struct sl_verbs_port *p, uint32_t number)
 void sl_verbs_enlist(struct sl_verbs_pair *l); /* completions find it by its number */
 void sl_verbs_delist(struct sl_verbs_pair *l); /* the reverse */
 void sl_verbs_fail_pair(struct sl_verbs_pair *l, int32_t status); /* to the error state, once */
-void sl_verbs_drained(struct sl_verbs_pair *l); /* nothing is posted on it any more */
+void sl_verbs_pair_drained(struct sl_verbs_pair *l); /* nothing is posted on it any more */
 void sl_verbs_pair_lives(struct sl_verbs_pair *l);
 int sl_verbs_has_room(const struct sl_verbs_pair *l);
 /*
@@ -324,12 +318,12 @@ struct ibv_sge *sl_verbs_entries(struct sl_verbs_conn *n);
 /* Adds a request to what is built for a queue pair, with so many of sl_verbs_entries. */
 struct ibv_send_wr *sl_verbs_build(struct sl_verbs_pair *l, struct sl_verbs_record *r,
 				   struct ibv_sge *entries, uint32_t len);
-void sl_verbs_ring_bells(struct sl_verbs_conn *n); /* posts what is built */
+void sl_verbs_post_built(struct sl_verbs_conn *n); /* posts what is built */
 /* the next that was posted leaves the queue pair */
-struct sl_verbs_record *sl_verbs_leave(struct sl_verbs_pair *l);
+struct sl_verbs_record *sl_verbs_pop_posted(struct sl_verbs_pair *l);
 /* it left the queue pair without a proof */
-void sl_verbs_hold(struct sl_verbs_pair *l, struct sl_verbs_record *r);
-void sl_verbs_abandon(struct sl_verbs_pair *l); /* all that is posted did */
+void sl_verbs_hold_record(struct sl_verbs_pair *l, struct sl_verbs_record *r);
+void sl_verbs_hold_posted(struct sl_verbs_pair *l); /* all that is posted did */
 
 /* batch.c */
 /* Whether all of its data is posted, or was. */
@@ -339,14 +333,15 @@ static inline int sl_verbs_begun(const struct sl_verbs_batch *b)
 }
 void sl_verbs_fail(struct sl_verbs_batch *b, int32_t status, int32_t piece);
 /* Nothing of it begins any more that has not begun; it ends when the rest is over. */
-void sl_verbs_give_up(struct sl_verbs_batch *b, int32_t status, int32_t piece);
-void sl_verbs_call_off(struct sl_verbs_batch *b, int32_t status); /* but for what is posted */
+void sl_verbs_give_up_batch(struct sl_verbs_batch *b, int32_t status, int32_t piece);
+/* What is posted of it goes on. */
+void sl_verbs_cancel_batch(struct sl_verbs_batch *b, int32_t status);
 void sl_verbs_key_over(struct sl_verbs_batch *b, struct sl_verbs_pair *doubt, int32_t piece);
 void sl_verbs_clear_doubt(struct sl_verbs_conn *n, const struct sl_verbs_pair *l); /* NULL: all */
 void sl_verbs_settle_batch(struct sl_verbs_batch *b); /* ends it when all of it is over */
-void sl_verbs_hold_for(struct sl_verbs_batch *b, struct sl_verbs_memory *m);
-/* what hold_for held */
-void sl_verbs_release_all(struct sl_verbs_context *c, struct sl_verbs_batch *b);
+/* The memory of a piece stays mapped. Called once for each run of pieces of one local key. */
+void sl_verbs_hold_memory(struct sl_verbs_batch *b, struct sl_verbs_memory *m);
+void sl_verbs_release_memories(struct sl_verbs_context *c, struct sl_verbs_batch *b);
 void sl_verbs_drop_record(struct sl_verbs_conn *n, struct sl_verbs_record *r);
 void sl_verbs_drop_records(struct sl_verbs_batch *b); /* those of it that wait to be posted again */
 void sl_verbs_forget_records(struct sl_verbs_conn *n); /* at its end: none is posted */
@@ -354,7 +349,8 @@ void sl_verbs_forget_records(struct sl_verbs_conn *n); /* at its end: none is po
 /* send.c */
 struct sl_verbs_pair *sl_verbs_notif_pair(struct sl_verbs_conn *n); /* NULL: none at the moment */
 void sl_verbs_post_notifs(struct sl_verbs_conn *n);
-void sl_verbs_repay(struct sl_verbs_conn *n); /* tells the peer what was taken, where that is due */
+/* Tells the peer what was taken, where that is due. */
+void sl_verbs_send_credit(struct sl_verbs_conn *n);
 
 /* arrive.c */
 void sl_verbs_arrived(struct sl_verbs_port *p, const struct ibv_wc *wc);
@@ -374,7 +370,7 @@ void sl_verbs_pump(struct sl_verbs_conn *n); /* posts what has room */
 /* step.c */
 /* Takes what completions there are and posts what has room now. How many completions. */
 unsigned sl_verbs_step(struct sl_verbs_context *c);
-void sl_verbs_feed(struct sl_verbs_context *c); /* pumps those that wait for room */
+void sl_verbs_pump_queued(struct sl_verbs_context *c); /* pumps those that wait for room */
 
 /* end.c */
 void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now); /* gives up what does not drain */
@@ -387,7 +383,7 @@ void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now);
 int sl_verbs_finish_pair(struct sl_verbs_pair *l);
 
 /* events.c: what devices say without being asked */
-void sl_verbs_heed(struct sl_verbs_port *p);
+void sl_verbs_handle_events(struct sl_verbs_port *p);
 
 /* conn.c */
 void sl_verbs_free_conns(struct sl_verbs_context *c);

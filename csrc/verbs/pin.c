@@ -61,8 +61,6 @@ int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t
 	pin->len = len;
 	pin->flags = flags;
 	pin->dmabuf = d ? *d : (struct sl_verbs_dmabuf){.fd = -1};
-	if (pin->dmabuf.fd >= 0)
-		pin->flags |= SL_VERBS_DEVICE;
 	pin->mr =
 	    sl_verbs_enroll(pin->port, base, len, (uintptr_t)base,
 			    flags & SL_VERBS_READ_ONLY ? 0 : IBV_ACCESS_LOCAL_WRITE, flags, d);

@@ -3,10 +3,8 @@
  * From pieces to work requests: which queue pair, how many entries, one linked list a queue pair.
  */
 #include "pair.h"
-#include "../guard.h"
 
 #include <errno.h>
-#include <string.h>
 
 /* What a request costs a rail beside its bytes, in bytes. */
 #define REQUEST_COST 1024u
@@ -31,45 +29,27 @@ static uint32_t candidates(const struct sl_verbs_conn *n, const struct sl_verbs_
 	return preferred ? preferred : all;
 }
 
-/* Bytes a second; what is not measured yet counts as the fastest of all. */
-static double fastest(const struct sl_verbs_conn *n, uint32_t pairs)
-{
-	uint64_t rate = 1;
-
-	for (uint32_t i = 0; pairs >> i; i++)
-		if (pairs >> i & 1 && n->pairs[i]->port->counters.rate > rate)
-			rate = n->pairs[i]->port->counters.rate;
-	return (double)rate;
-}
-
 /*
- * The queue pair that would be done first: all that its rail has to do, and len. Among equals, from
- * first on.
+ * The queue pair whose rail has the least to do: a rail that is slow has more under way, and is
+ * given less. Among equals, from first on.
  */
 static struct sl_verbs_pair *least_loaded(const struct sl_verbs_conn *n, uint32_t pairs,
-					  uint32_t first, uint64_t len)
+					  uint32_t first)
 {
 	struct sl_verbs_pair *best = NULL;
-	double least = 0, top;
+	uint64_t least = 0;
 
-	if (pairs == 0)
-		return NULL;
-	if ((pairs & (pairs - 1)) == 0)
-		return n->pairs[__builtin_ctz(pairs)];
-	top = fastest(n, pairs);
-	for (uint32_t k = 0; k < SL_VERBS_PAIRS; k++) {
+	for (uint32_t k = 0; pairs && k < SL_VERBS_PAIRS; k++) {
 		uint32_t i = (first + k) % SL_VERBS_PAIRS;
-		struct sl_verbs_pair *l = n->pairs[i];
-		double load, rate;
+		const struct sl_verbs_port *p;
+		uint64_t load;
 
 		if (!(pairs >> i & 1))
 			continue;
-		rate = l->port->counters.rate ? (double)l->port->counters.rate : top;
-		load = (double)(l->port->counters.in_flight +
-				(uint64_t)l->port->sends_promised * REQUEST_COST + len) /
-		       rate;
+		p = n->pairs[i]->port;
+		load = p->counters.in_flight + (uint64_t)p->sends_promised * REQUEST_COST;
 		if (!best || load < least) {
-			best = l;
+			best = n->pairs[i];
 			least = load;
 		}
 	}
@@ -89,21 +69,21 @@ static struct sl_verbs_pair *choose_first(struct sl_verbs_conn *n, const struct 
 		l = NULL;
 	if (l && b->bytes <= FOLLOWED)
 		return l;
-	return least_loaded(n, pairs, l ? l->index : n->turn, b->bytes);
+	return least_loaded(n, pairs, l ? l->index : n->turn);
 }
 
 /*
- * NULL: it waits. The one that would be done first, and not another only because that one is full.
+ * NULL: it waits. The least loaded, and not another only because that one is full.
  */
 static struct sl_verbs_pair *choose(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
 				    const struct sl_verbs_memory *m,
-				    const struct sl_verbs_import *im, uint64_t len)
+				    const struct sl_verbs_import *im)
 {
 	uint32_t pairs = candidates(n, m, im);
 	struct sl_verbs_pair *l;
 
 	if (!b->whole)
-		l = least_loaded(n, pairs, n->turn, len);
+		l = least_loaded(n, pairs, n->turn);
 	else if (b->pair >= 0 && pairs >> b->pair & 1)
 		l = n->pairs[b->pair];
 	else
@@ -155,47 +135,6 @@ static uint64_t gather(const struct sl_verbs_batch *b, struct sl_verbs_place *at
 	return total;
 }
 
-static __attribute__((noinline)) void copy_entries(uint8_t *to, const struct ibv_sge *sge,
-						   uint32_t n)
-{
-	for (uint32_t i = 0; i < n; to += sge[i++].length)
-		memcpy(to, (const void *)(uintptr_t)sge[i].addr, sge[i].length);
-}
-
-/* By our own hand: what faults in the library of a device would end the process. */
-static int readable(uint8_t *to, const struct sl_verbs_memory *m, const struct ibv_sge *sge,
-		    uint32_t n)
-{
-	struct sl_guard g;
-
-	sl_guard_over(&g, m->base, m->len, NULL, 0);
-	if (setjmp(g.back))
-		return 0;
-	sl_guard_arm(&g);
-	copy_entries(to, sge, n);
-	sl_guard_disarm();
-	return 1;
-}
-
-/*
- * Whether the next request takes its bytes along: one entry then. The processor does not reach the
- * memory of other devices, and no page that is gone, which the device still has.
- */
-static int takes_along(const struct sl_verbs_batch *b, const struct sl_verbs_pair *l,
-		       const struct sl_verbs_memory *m, uint64_t len, struct ibv_sge *entries,
-		       uint32_t *n)
-{
-	struct sl_verbs_traffic *t = l->conn->context->traffic;
-	uint8_t *to = t->inlined[t->built];
-
-	if (!b->write || len > l->port->info.inline_max ||
-	    m->pins[l->port->index]->flags & SL_VERBS_DEVICE || !readable(to, m, entries, *n))
-		return 0;
-	*entries = (struct ibv_sge){.addr = (uintptr_t)to, .length = (uint32_t)len};
-	*n = 1;
-	return 1;
-}
-
 static void shape(struct ibv_send_wr *wr, const struct sl_verbs_batch *b,
 		  const struct sl_verbs_pair *l, const struct sl_verbs_import *im, uint64_t remote)
 {
@@ -219,20 +158,14 @@ static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
 	struct sl_verbs_record *r;
 	struct sl_verbs_pair *l;
 	struct ibv_sge *entries;
-	struct ibv_send_wr *wr;
 	uint32_t len;
-	int along;
 
-	if (!m) {
-		sl_verbs_give_up(b, IBV_WC_LOC_PROT_ERR, (int32_t)at->piece);
-		return -ECANCELED;
-	}
 	if (im->expired) {
 		sl_verbs_key_over(b, im->doubt, (int32_t)at->piece);
 		return -ECANCELED;
 	}
 	entries = sl_verbs_entries(n);
-	l = choose(n, b, m, im, most);
+	l = choose(n, b, m, im);
 	r = l ? sl_verbs_record(c) : NULL;
 	if (!r)
 		return -EAGAIN;
@@ -244,11 +177,7 @@ static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
 	r->len = gather(b, at, most, m->base, sl_verbs_lkey(m, l->port->index), entries, &len,
 			l->port->info.sge_max);
 	b->open++;
-	along = takes_along(b, l, m, r->len, entries, &len);
-	wr = sl_verbs_build(l, r, entries, len);
-	shape(wr, b, l, im, d.remote + from.off);
-	if (along)
-		wr->send_flags |= IBV_SEND_INLINE;
+	shape(sl_verbs_build(l, r, entries, len), b, l, im, d.remote + from.off);
 	return (int64_t)r->len;
 }
 
@@ -300,13 +229,13 @@ void sl_verbs_pump(struct sl_verbs_conn *n)
 	if (n->ending)
 		return;
 	if (!n->initiator) {
-		sl_verbs_repay(n);
+		sl_verbs_send_credit(n);
 		return;
 	}
 	if (post_again(n) == 0)
 		post_fresh(n);
 	sl_verbs_post_notifs(n);
-	sl_verbs_ring_bells(n);
+	sl_verbs_post_built(n);
 	if (n->again.first || n->resend.first || n->notif_first || n->head != &n->live)
-		sl_verbs_starve(n);
+		sl_verbs_queue_pump(n);
 }

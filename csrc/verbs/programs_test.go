@@ -69,8 +69,8 @@ func runOverStandIn(t *testing.T, name string, flags ...string) {
 // TestRoomForMarkAndProbe has queue pairs fail and begin while the list of built requests is full.
 func TestRoomForMarkAndProbe(t *testing.T) { runOverStandIn(t, "room") }
 
-// TestTime moves the clock of the data plane: rails share by what they were measured to move, and a
-// standstill of our own process is no silence of a device.
+// TestTime moves the clock of the data plane: a standstill of our own process is no silence of a
+// device.
 func TestTime(t *testing.T) { runOverStandIn(t, "time", "-Wl,--wrap=sl_verbs_now") }
 
 // sourceFiles are the files of the data plane for verbs.

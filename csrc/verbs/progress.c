@@ -18,7 +18,7 @@
 #define TICK_NS 1000000u
 #define DRAIN_TICK_MS 10
 /* What waits for room is posted when completions come; for want of memory, none may be due. */
-#define HUNGRY_TICK_MS 100
+#define QUEUED_TICK_MS 100
 /*
  * A post does not wake it: so often it looks whether nothing comes back of what is posted.
  */
@@ -33,7 +33,7 @@
 #define PAUSE_MAX 2000000
 
 /* The channel says once that there is something; what it has said is over. */
-static void hear(struct sl_verbs_port *p)
+static void take_channel_events(struct sl_verbs_port *p)
 {
 	struct ibv_cq *cq;
 	void *arg;
@@ -50,7 +50,7 @@ static void hear(struct sl_verbs_port *p)
 }
 
 /* What the descriptors say. Under the lock. */
-static void attend(struct sl_verbs_context *c)
+static void check_descriptors(struct sl_verbs_context *c)
 {
 	for (uint32_t i = 0; i < c->ports_len; i++) {
 		struct sl_verbs_port *p = c->ports[i];
@@ -58,8 +58,8 @@ static void attend(struct sl_verbs_context *c)
 		if (!p->pairs)
 			continue;
 		if (p->pairs->armed)
-			hear(p);
-		sl_verbs_heed(p);
+			take_channel_events(p);
+		sl_verbs_handle_events(p);
 	}
 }
 
@@ -79,31 +79,22 @@ static int arm(struct sl_verbs_context *c)
 	return sl_verbs_step(c) == 0;
 }
 
-/* Receives that a device did not take. */
-static int owes(const struct sl_verbs_context *c)
-{
-	for (uint32_t i = 0; i < c->ports_len; i++)
-		if (c->ports[i]->owed && !c->ports[i]->gone)
-			return 1;
-	return 0;
-}
-
 /* How long it may sleep in ms, unless something comes; -1: as long as it likes. */
-static int nap(const struct sl_verbs_context *c)
+static int sleep_max_ms(const struct sl_verbs_context *c)
 {
 	uint64_t watch;
 
 	if (c->traffic->draining)
 		return DRAIN_TICK_MS;
-	if (c->traffic->hungry || owes(c))
-		return HUNGRY_TICK_MS;
+	if (c->traffic->pump_queue)
+		return QUEUED_TICK_MS;
 	if (!c->config.stall_ns || c->traffic->conns.next == &c->traffic->conns)
 		return -1;
 	watch = c->config.stall_ns / SL_VERBS_WATCHES / 1000000u + 1;
 	return watch < WATCH_TICK_MS ? (int)watch : WATCH_TICK_MS;
 }
 
-static void drink(struct sl_verbs_traffic *t)
+static void clear_event(struct sl_verbs_traffic *t)
 {
 	uint64_t n;
 
@@ -118,18 +109,18 @@ static void sleep_until_something(struct sl_verbs_context *c)
 
 	sl_verbs_enter(c);
 	quiet = arm(c);
-	timeout = nap(c);
+	timeout = sleep_max_ms(c);
 	sl_verbs_unlock(c);
 	if (!quiet)
 		return;
 	do
 		n = epoll_wait(t->epoll_fd, &e, 1, timeout);
 	while (n < 0 && errno == EINTR);
-	drink(t);
+	clear_event(t);
 }
 
 /* A poller sleeps, or is about to: it is for the thread to find what wakes it. */
-static int awaited(struct sl_verbs_context *c)
+static int poller_sleeps(struct sl_verbs_context *c)
 {
 	return __atomic_load_n(&c->ring->armed, __ATOMIC_SEQ_CST) != 0;
 }
@@ -145,8 +136,8 @@ static void stand_back(struct sl_verbs_context *c, long ns)
 	struct pollfd p = {.fd = t->event_fd, .events = POLLIN};
 
 	atomic_store(&t->standing_back, 1);
-	if (!awaited(c) && ppoll(&p, 1, &pause, NULL) > 0)
-		drink(t);
+	if (!poller_sleeps(c) && ppoll(&p, 1, &pause, NULL) > 0)
+		clear_event(t);
 	atomic_store(&t->standing_back, 0);
 }
 
@@ -157,13 +148,11 @@ static void tick(struct sl_verbs_context *c, uint64_t now, uint64_t *ticked)
 		return;
 	*ticked = now;
 	sl_verbs_enter(c);
-	attend(c);
+	check_descriptors(c);
 	sl_verbs_tick(c, now);
 	sl_verbs_watch(c, now);
-	if (c->traffic->hungry)
-		sl_verbs_feed(c);
-	for (uint32_t i = 0; i < c->ports_len; i++)
-		(void)sl_verbs_post_owed(c->ports[i]);
+	if (c->traffic->pump_queue)
+		sl_verbs_pump_queued(c);
 	sl_verbs_unlock(c);
 }
 
@@ -191,7 +180,7 @@ void *sl_verbs_progress(void *context)
 		now = sl_verbs_now();
 		tick(c, now, &ticked);
 		if (drives != seen &&
-		    !awaited(c)) { /* a caller was here since we looked, and goes on */
+		    !poller_sleeps(c)) { /* a caller was here since we looked, and goes on */
 			seen = drives;
 			stand_back(c, pause);
 			pause = pause < PAUSE_MAX ? pause * 2 : PAUSE_MAX;
@@ -207,7 +196,7 @@ void *sl_verbs_progress(void *context)
 			last = sl_verbs_now();
 			ticked = 0; /* whatever woke it */
 		}
-		sl_verbs_let_in(t);
+		sl_verbs_yield_lock(t);
 	}
 	return NULL;
 }

@@ -322,32 +322,16 @@ int sl_verbs_rail_open(struct sl_verbs_context *c, const struct sl_verbs_rail_co
 	return rc;
 }
 
-uint8_t sl_verbs_port_state(struct sl_verbs_port *p)
-{
-	struct ibv_port_attr attr;
-
-	return query_port(p, &attr) == 0 ? (uint8_t)attr.state : 0;
-}
-
 int sl_verbs_rail_info(struct sl_verbs_context *c, uint32_t rail, struct sl_verbs_rail *out)
 {
 	struct sl_verbs_port *p;
 
 	sl_verbs_lock(c);
 	p = c->closed ? NULL : sl_verbs_port_of(c, rail);
-	c->registering += p != NULL;
+	if (p)
+		*out = p->info;
 	sl_verbs_unlock(c);
-	if (!p)
-		return -EBADF;
-	*out = p->info;
-	out->state = sl_verbs_port_state(p);
-	sl_verbs_lock(c);
-	if (p->gone)
-		out->state = 0;
-	c->registering--;
-	pthread_cond_broadcast(&c->news);
-	sl_verbs_unlock(c);
-	return 0;
+	return p ? 0 : -EBADF;
 }
 
 int sl_verbs_rail_counters(struct sl_verbs_context *c, uint32_t rail, struct sl_verbs_counters *out)

@@ -27,7 +27,7 @@ static struct ibv_sge place_of(const struct sl_verbs_port *p, uint32_t slot)
 				.lkey = p->trays[slot / SL_VERBS_TRAY].mr->lkey};
 }
 
-static int post(struct sl_verbs_port *p, uint32_t slot)
+int sl_verbs_post_slot(struct sl_verbs_port *p, uint32_t slot)
 {
 	struct ibv_sge at = place_of(p, slot);
 	struct ibv_recv_wr wr = {.wr_id = slot, .sg_list = &at, .num_sge = 1}, *bad;
@@ -35,40 +35,11 @@ static int post(struct sl_verbs_port *p, uint32_t slot)
 	return sl_verbs_post_srq_recv(p->srq, &wr, &bad);
 }
 
-/* Slots that are owed lie in a chain: the next one is in the bytes of each. */
-static void owe(struct sl_verbs_port *p, uint32_t slot)
-{
-	memcpy(sl_verbs_slot(p, slot), &p->owed, sizeof(p->owed));
-	p->owed = slot + 1;
-}
-
-int sl_verbs_post_owed(struct sl_verbs_port *p)
-{
-	int rc = 0;
-
-	while (p->owed && rc == 0) {
-		uint32_t slot = p->owed - 1;
-
-		memcpy(&p->owed, sl_verbs_slot(p, slot), sizeof(p->owed));
-		rc = post(p, slot);
-		if (rc != 0)
-			owe(p, slot);
-	}
-	return rc;
-}
-
-int sl_verbs_post_slot(struct sl_verbs_port *p, uint32_t slot)
-{
-	owe(p, slot);
-	return sl_verbs_post_owed(p);
-}
-
 static int post_tray(struct sl_verbs_port *p, uint32_t tray)
 {
 	struct ibv_recv_wr wrs[SL_VERBS_TRAY], *bad = NULL;
 	struct ibv_sge at[SL_VERBS_TRAY];
 	uint32_t n = slots_of(p, tray);
-	int rc;
 
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t slot = tray * SL_VERBS_TRAY + i;
@@ -79,12 +50,7 @@ static int post_tray(struct sl_verbs_port *p, uint32_t tray)
 					      .sg_list = &at[i],
 					      .num_sge = 1};
 	}
-	rc = sl_verbs_post_srq_recv(p->srq, wrs, &bad);
-	sl_verbs_lock(p->context);
-	for (; rc != 0 && bad; bad = bad->next)
-		owe(p, (uint32_t)bad->wr_id);
-	sl_verbs_unlock(p->context);
-	return rc;
+	return sl_verbs_post_srq_recv(p->srq, wrs, &bad);
 }
 
 static int add_tray(struct sl_verbs_port *p)
@@ -104,7 +70,7 @@ static int add_tray(struct sl_verbs_port *p)
 		return rc;
 	}
 	t->at = at;
-	/* Where it fails, the tray stays: some are posted, and the others are owed. */
+	/* Where it fails the tray stays, since some of it may be posted. */
 	return -post_tray(p, p->trays_len++);
 }
 
@@ -128,9 +94,6 @@ int sl_verbs_grow_receives(struct sl_verbs_port *p)
 	int rc = 0;
 
 	pthread_mutex_lock(&p->growing);
-	sl_verbs_lock(p->context);
-	rc = -sl_verbs_post_owed(p);
-	sl_verbs_unlock(p->context);
 	while (rc == 0 && !enough(p))
 		rc = add_tray(p);
 	pthread_mutex_unlock(&p->growing);

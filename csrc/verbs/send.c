@@ -103,7 +103,7 @@ void sl_verbs_post_notifs(struct sl_verbs_conn *n)
  * Not for each message, but before the peer has to wait: it may have used up its credit when
  * so many have arrived since it was told.
  */
-void sl_verbs_repay(struct sl_verbs_conn *n)
+void sl_verbs_send_credit(struct sl_verbs_conn *n)
 {
 	uint32_t notifs = n->context->config.notifs;
 	struct sl_verbs_record *r;
@@ -127,5 +127,5 @@ void sl_verbs_repay(struct sl_verbs_conn *n)
 	n->telling = 1;
 	n->told = n->taken;
 	build(l, r, SL_VERBS_IS_CREDIT, n->taken);
-	sl_verbs_ring_bells(n);
+	sl_verbs_post_built(n);
 }

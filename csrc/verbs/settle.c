@@ -31,7 +31,7 @@ static void do_again(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 
 	if (b->cancelled || b->status != 0) {
 		sl_verbs_drop_record(n, r);
-		sl_verbs_give_up(b, n->closed ? SL_VERBS_CLOSED : SL_VERBS_ABORTED, -1);
+		sl_verbs_give_up_batch(b, n->closed ? SL_VERBS_CLOSED : SL_VERBS_ABORTED, -1);
 		return;
 	}
 	l->port->counters.again++;

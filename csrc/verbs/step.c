@@ -2,14 +2,14 @@
 /* One look at what came back, and what has room then. */
 #include "pair.h"
 
-void sl_verbs_feed(struct sl_verbs_context *c)
+void sl_verbs_pump_queued(struct sl_verbs_context *c)
 {
-	struct sl_verbs_conn *n = c->traffic->hungry, *next;
+	struct sl_verbs_conn *n = c->traffic->pump_queue, *next;
 
-	c->traffic->hungry = NULL;
+	c->traffic->pump_queue = NULL;
 	for (; n; n = next) {
-		next = n->next_hungry;
-		n->hungry = 0;
+		next = n->next_queued;
+		n->in_pump_queue = 0;
 		sl_verbs_pump(n); /* it comes back into the list when there is no room */
 	}
 }
@@ -21,8 +21,8 @@ unsigned sl_verbs_step(struct sl_verbs_context *c)
 	for (uint32_t i = 0; i < c->ports_len; i++)
 		if (c->ports[i]->pairs)
 			n += sl_verbs_take_completions(c->ports[i]);
-	if (n && c->traffic->hungry)
-		sl_verbs_feed(c);
+	if (n && c->traffic->pump_queue)
+		sl_verbs_pump_queued(c);
 	return n;
 }
 
@@ -40,5 +40,5 @@ void sl_verbs_drive(struct sl_verbs_context *c)
 void sl_verbs_undrive(struct sl_verbs_context *c)
 {
 	if (atomic_exchange(&c->traffic->standing_back, 0))
-		sl_verbs_rouse(c);
+		sl_verbs_wake_thread(c);
 }

@@ -39,14 +39,14 @@ static int64_t check(const struct sl_verbs_conn *n, struct sl_verbs_batch *b)
 
 	for (uint32_t i = 0; i < b->pieces.count; i++) {
 		struct sl_desc d = sl_piece(&b->pieces, i);
-		int wrong = 0;
+		int wrong = 0, run = i == 0 || d.local_key != local;
 
-		if (!m || !im || d.local_key != local || d.remote_key != slot) {
+		if (run || d.remote_key != slot) {
 			m = sl_verbs_find(n->context, local = d.local_key);
 			im = sl_verbs_import_of(n, slot = d.remote_key);
 			wrong = wrong_with(n, b->write, m, im);
-			if (!wrong)
-				sl_verbs_hold_for(b, m);
+			if (run && !wrong)
+				sl_verbs_hold_memory(b, m);
 		}
 		if (!wrong && (d.len == 0 || !sl_within(d.local, d.len, m->len) ||
 			       !sl_within(d.remote, d.len, im->size)))
@@ -73,7 +73,7 @@ static int64_t refuse(struct sl_verbs_conn *n, int notif)
 	if (t->live + (r->head - __atomic_load_n(&r->tail, __ATOMIC_ACQUIRE)) > r->mask)
 		return EAGAIN;
 	if (notif && (n->accepted - n->credited >= n->window || !n->free_frames)) {
-		n->starved = 1;
+		n->was_refused = 1;
 		return EAGAIN;
 	}
 	return 0;
@@ -151,7 +151,7 @@ static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form,
 	fill(b, form, n);
 	rc = check(n, b);
 	if (rc != 0) {
-		sl_verbs_release_all(n->context, b);
+		sl_verbs_release_memories(n->context, b);
 		b->conn = NULL;
 		b->next = next;
 		return rc;
@@ -164,7 +164,7 @@ static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form,
 	t->polled = 1; /* what ends now, the caller finds without being woken */
 	sl_verbs_pump(n);
 	t->polled = 0;
-	if (!t->hungry) /* its completion can wait until a caller looks for it */
+	if (!t->pump_queue) /* its completion can wait until a caller looks for it */
 		atomic_fetch_add_explicit(&t->drives, 1, memory_order_relaxed);
 	return 0;
 }
@@ -227,7 +227,7 @@ void sl_verbs_cancel(struct sl_verbs_conn *n, uint64_t tag)
 	sl_verbs_enter(n->context);
 	b = find(n, tag);
 	if (b && !b->cancelled) {
-		sl_verbs_call_off(b, SL_VERBS_ABORTED);
+		sl_verbs_cancel_batch(b, SL_VERBS_ABORTED);
 		if (!n->ended)
 			sl_verbs_pump(n);
 	}

@@ -78,39 +78,6 @@ static void close_fd(int *fd)
 		close(gone);
 }
 
-static int keeps(const struct sl_verbs_conn *n)
-{
-	for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++)
-		if (n->pairs[i] && n->pairs[i]->kept)
-			return 1;
-	return 0;
-}
-
-/* A batch that is crammed may use any memory. */
-static int uses(const struct sl_verbs_conn *n, const struct sl_verbs_memory *m)
-{
-	for (const struct sl_verbs_batch *b = n->live.next; b != &n->live; b = b->next) {
-		if (b->crammed)
-			return 1;
-		for (uint32_t i = 0; i < b->memories_len; i++)
-			if (b->memories[i] == m)
-				return 1;
-	}
-	return 0;
-}
-
-enum sl_verbs_use sl_verbs_use_of(const struct sl_verbs_context *c, const struct sl_verbs_memory *m)
-{
-	const struct sl_verbs_conn *head = &c->traffic->conns;
-
-	if (!m->users && !c->traffic->crammed)
-		return SL_VERBS_UNUSED;
-	for (const struct sl_verbs_conn *n = head->next; c->traffic->kept && n != head; n = n->next)
-		if (keeps(n) && uses(n, m))
-			return SL_VERBS_STUCK;
-	return SL_VERBS_IN_USE;
-}
-
 /* Those that are there stay, ended, until they are disconnected, or the context is freed. */
 static int end_all(struct sl_verbs_context *c)
 {
@@ -136,7 +103,7 @@ int sl_verbs_traffic_stop(struct sl_verbs_context *c)
 	int rc = end_all(c);
 
 	atomic_store(&t->stop, 1);
-	sl_verbs_rouse(c);
+	sl_verbs_wake_thread(c);
 	if (t->has_thread)
 		pthread_join(t->thread, NULL);
 	t->has_thread = 0;
@@ -181,7 +148,7 @@ int sl_verbs_pairs_open(struct sl_verbs_port *p)
 		free(p->pairs);
 		p->pairs = NULL;
 	}
-	sl_verbs_rouse(p->context); /* there is more to look at */
+	sl_verbs_wake_thread(p->context); /* there is more to look at */
 	return rc;
 }
 

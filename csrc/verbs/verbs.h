@@ -22,12 +22,7 @@
 
 enum {
 	SL_VERBS_READ_ONLY = 1,
-	SL_VERBS_RELAXED = 2, /* PCIe may reorder writes of the NIC, where it can */
-	/*
-	 * of a pin: memory of a device, which the processor does not reach; so is all with a
-	 * dma-buf
-	 */
-	SL_VERBS_DEVICE = 4
+	SL_VERBS_RELAXED = 2 /* PCIe may reorder writes of the NIC, where it can */
 };
 
 /* Outcomes beside those of completions (enum ibv_wc_status, above 0). */
@@ -81,14 +76,13 @@ struct sl_verbs_rail {
 /* Counted since the rail was opened. */
 struct sl_verbs_counters {
 	uint64_t bytes_out, bytes_in; /* by writes, by reads; those that were acknowledged */
-	uint64_t requests, posts, completions;
+	uint64_t requests;
 	/*
 	 * requests that were posted once more, on this rail or on others, after they failed on this
 	 */
 	uint64_t again;
 	uint64_t failures; /* of its queue pairs */
 	uint64_t in_flight; /* bytes, now */
-	uint64_t rate;	    /* bytes a second, measured over busy time; 0: not yet */
 };
 
 /* One end of a queue pair, as the other end needs it. */
@@ -118,7 +112,6 @@ struct sl_ring *sl_verbs_ring(struct sl_verbs_context *c);
 /* Opens a port of a device. why is the reason of a failure in words, cut at size. */
 int sl_verbs_rail_open(struct sl_verbs_context *c, const struct sl_verbs_rail_config *r,
 		       uint32_t *rail, char *why, size_t size);
-/* state as it is now */
 int sl_verbs_rail_info(struct sl_verbs_context *c, uint32_t rail, struct sl_verbs_rail *out);
 int sl_verbs_rail_counters(struct sl_verbs_context *c, uint32_t rail,
 			   struct sl_verbs_counters *out);
@@ -138,9 +131,8 @@ int sl_verbs_unpin(struct sl_verbs_pin *p); /* -EBUSY: a map or a grant still us
 int sl_verbs_map(struct sl_verbs_context *c, uint32_t key, void *base, uint64_t len,
 		 struct sl_verbs_pin *const *pins, uint32_t prefer);
 /*
- * Waits until nothing of ours works on the memory any more, and ends its grants. After an error the
- * NIC keeps one of them, or a queue pair that may work on the memory (-EBUSY), and the memory stays
- * mapped: then it may be called again.
+ * Ends the grants of the memory, and forgets it. -EBUSY: a batch of ours works on it. After an
+ * error, also where the NIC keeps a grant, it stays mapped, and the call may be made again.
  */
 int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key);
 
@@ -189,8 +181,6 @@ uint64_t sl_verbs_seen(struct sl_verbs_conn *n);
  * live, now or later. Until then it waits.
  */
 int sl_verbs_pair_settle(struct sl_verbs_conn *n, uint32_t pair, uint64_t seen);
-/* Queue pairs over it are given nothing new while it is down. */
-void sl_verbs_rail_up(struct sl_verbs_context *c, uint32_t rail, int up);
 
 /* What the caller must know of. */
 enum {

@@ -45,7 +45,7 @@ static struct sl_verbs_context *open_end(struct sl_verbs_config config, const ch
 	return c;
 }
 
-static void connect_pair(struct sl_verbs_conn *conn, struct sl_verbs_conn *back, uint32_t pair)
+static inline void connect_pair(struct sl_verbs_conn *conn, struct sl_verbs_conn *back, uint32_t pair)
 {
 	struct sl_verbs_end mine, theirs;
 

@@ -6,30 +6,13 @@
  *	verbs_race LIBRARY CONTROL
  */
 #define _GNU_SOURCE
-#include "control.h"
-#include "verbs.h"
-#include "load.h"
+#include "ends.h"
 
-#include <fcntl.h>
-#include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #define PAIRS 2
 #define BYTES (1u << 20)
 #define ROUND_US 400000
-
-#define MUST(x) \
-	do { \
-		if (!(x)) { \
-			fprintf(stderr, "line %d: %s\n", __LINE__, #x); \
-			exit(1); \
-		} \
-	} while (0)
 
 static struct fake_control *control;
 static struct sl_verbs_context *near, *far;
@@ -39,35 +22,6 @@ static atomic_int stop;
 static atomic_ulong tags;
 static atomic_long under_way;
 static unsigned long finished;
-
-static struct sl_verbs_context *open_end(int first)
-{
-	struct sl_verbs_config config = {.batches = 64,
-					 .notifs = 8,
-					 .conns = 4,
-					 .depth = 32,
-					 .slice = 64 << 10,
-					 .flight = 1 << 20,
-					 .spin_ns = 20000,
-					 .wake_fd = eventfd(0, EFD_NONBLOCK),
-					 .control_fd = eventfd(0, EFD_NONBLOCK)};
-	struct sl_verbs_context *c;
-
-	MUST(sl_verbs_open(&config, &c) == 0);
-	for (int i = 0; i < PAIRS; i++) {
-		char name[16], why[256];
-		struct sl_verbs_rail_config rail = {.device = name,
-						    .port = 1,
-						    .gid = 1,
-						    .timeout = 6,
-						    .retries = 1};
-		uint32_t number;
-
-		snprintf(name, sizeof(name), "fake%d", first + 2 * i);
-		MUST(sl_verbs_rail_open(c, &rail, &number, why, sizeof(why)) == 0);
-	}
-	return c;
-}
 
 static void *map(struct sl_verbs_context *c, uint32_t key, size_t bytes, struct sl_verbs_pin **pins)
 {
@@ -201,7 +155,7 @@ static void *register_memory(void *arg)
 		uint32_t key;
 
 		MUST(sl_verbs_grant(near, 7, 0, 0, 0, &key) == 0 && sl_verbs_revoke(near, 7) == 0);
-		sl_verbs_unmap(near, 7);
+		MUST(sl_verbs_unmap(near, 7) == 0);
 		for (int i = 0; i < PAIRS; i++)
 			MUST(sl_verbs_unpin(pins[i]) == 0);
 		munmap(mem, 65536);
@@ -214,14 +168,16 @@ static void run(int round)
 {
 	static void *(*const work[])(void *) = {mend, submit,	       submit,
 						harm, register_memory, poll_both};
+	const struct sl_verbs_config config = {
+	    .slice = 64 << 10, .flight = 1 << 20, .spin_ns = 20000};
 	struct sl_verbs_pin *pins[SL_VERBS_RAILS] = {NULL}, *others[SL_VERBS_RAILS] = {NULL};
 	uint32_t keys[PAIRS];
 	pthread_t threads[6];
 	void *local, *remote;
 
 	atomic_store(&stop, 0);
-	near = open_end(0);
-	far = open_end(1);
+	near = open_end(config, "fake0", "fake2");
+	far = open_end(config, "fake1", "fake3");
 	local = map(near, 1, BYTES, pins);
 	remote = map(far, 1, BYTES, others);
 	MUST(sl_verbs_connect(near, 1, 8, &conn) == 0 && sl_verbs_connect(far, 0, 0, &back) == 0);
@@ -253,14 +209,9 @@ static void run(int round)
 int main(int argc, char **argv)
 {
 	char why[256];
-	int fd = argc == 3 ? open(argv[2], O_RDWR) : -1;
 
-	MUST(fd >= 0);
-	control = mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	MUST(control != MAP_FAILED);
-	control->devices = 2 * PAIRS;
-	for (int i = 0; i < 2 * PAIRS; i++)
-		control->device[i].panel.link = 1;
+	MUST(argc == 3);
+	control = set_up_devices(argv[2]);
 	MUST(sl_verbs_load(argv[1], why, sizeof(why)) == 0);
 	for (int round = 0; round < 3; round++)
 		run(round);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What depends on time, by a clock that this program moves: rails share by what they were measured
- * to move, one that was slow is tried again, and a standstill of this process is not taken for
- * silence of a device. Link it with -Wl,--wrap=sl_verbs_now.
+ * What depends on time, by a clock that this program moves: a standstill of this process is not
+ * taken for silence of a device. Link it with -Wl,--wrap=sl_verbs_now.
  *
  *	time LIBRARY CONTROL
  */
@@ -73,30 +72,6 @@ static void freeze(uint32_t frozen)
 	control->device[0].panel.frozen = control->device[2].panel.frozen = frozen;
 }
 
-static uint64_t in_flight(uint32_t rail)
-{
-	struct sl_verbs_counters counters;
-
-	MUST(sl_verbs_rail_counters(near, rail, &counters) == 0);
-	return counters.in_flight;
-}
-
-static uint64_t rate_of(uint32_t rail)
-{
-	struct sl_verbs_counters counters;
-
-	MUST(sl_verbs_rail_counters(near, rail, &counters) == 0);
-	return counters.rate;
-}
-
-static void set_rates(uint64_t first, uint64_t second)
-{
-	sl_verbs_enter(near);
-	near->ports[0]->counters.rate = first;
-	near->ports[1]->counters.rate = second;
-	sl_verbs_unlock(near);
-}
-
 /* Posts a write that the devices do not begin. */
 static void post(uint64_t len)
 {
@@ -106,67 +81,12 @@ static void post(uint64_t len)
 	MUST(sl_verbs_submit(conn, 1, 1, &d, 1, NULL, 0) == 0);
 }
 
-/* It takes so long, and is done. */
-static void finish(uint64_t ns)
-{
-	struct sl_ring *ring = sl_verbs_ring(near);
-
-	clock_ns += ns;
-	freeze(0);
-	while (__atomic_load_n(&ring->head, __ATOMIC_ACQUIRE) == ring->tail)
-		usleep(100);
-	MUST(ring->done[ring->tail & ring->mask].status == 0);
-	__atomic_store_n(&ring->tail, ring->tail + 1, __ATOMIC_RELEASE);
-}
-
-static void measure_rates(void)
-{
-	uint32_t rail;
-
-	post(SLICE);
-	rail = in_flight(0) == 0;
-	finish(10 * MS);
-	MUST(rate_of(rail) == UINT64_C(100) * SLICE && rate_of(!rail) == 0);
-	set_rates(400 * SLICE, 0);
-	post(SLICE); /* nothing is known of the other: it is taken for as fast */
-	rail = in_flight(0) == 0;
-	finish(1000 * MS);
-	MUST(rate_of(rail) == (rail ? 1 : 301) * (uint64_t)SLICE);
-}
-
-static void share_by_rates(void)
-{
-	set_rates(300 * SLICE, 100 * SLICE);
-	post(BYTES);
-	MUST(in_flight(0) + in_flight(1) == BYTES);
-	MUST(in_flight(0) >= 11 * SLICE && in_flight(0) <= 13 * SLICE);
-	finish(40 * MS);
-}
-
-static void try_slow_again(void)
-{
-	int i;
-
-	set_rates(100 * SLICE, SLICE);
-	for (i = 0; i < 512; i++) {
-		int tried;
-
-		post(8 * SLICE);
-		tried = in_flight(1) > 0;
-		finish(80 * MS);
-		if (tried)
-			break;
-	}
-	MUST(i > 0 && i < 512);
-}
-
 /* What came back meanwhile is looked at before a queue pair is given up. */
 static void stand_still_in_drain(void)
 {
 	struct sl_verbs_pair *l;
 	uint32_t before;
 
-	set_rates(100 * SLICE, SLICE);
 	post(SLICE);
 	before = control->device[0].panel.completions;
 	sl_verbs_enter(near);
@@ -235,9 +155,6 @@ int main(int argc, char **argv)
 	MUST(argc == 3);
 	control = set_up_devices(argv[2]);
 	set_up(argv[1]);
-	measure_rates();
-	share_by_rates();
-	try_slow_again();
 	stand_still_in_drain();
 	stand_still_in_silence();
 	stand_still_at_each_look();

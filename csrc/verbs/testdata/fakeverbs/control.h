@@ -51,7 +51,6 @@ struct fake_panel {
 	 */
 	_Atomic uint32_t deregister_eio;
 	_Atomic uint32_t deregister_us;
-	_Atomic uint32_t receive_busy; /* so many receives are not taken: ENOMEM */
 	_Atomic uint32_t locked_kib; /* that may be registered in all; 0: no limit */
 	_Atomic uint32_t garble;     /* so many messages leave with another byte at garble_at */
 	_Atomic uint32_t garble_at;

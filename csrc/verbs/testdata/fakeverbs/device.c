@@ -358,11 +358,3 @@ EXPORT int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, u
 	*gid = device_of(context)->gids[index];
 	return 0;
 }
-
-EXPORT const char *ibv_wc_status_str(enum ibv_wc_status status)
-{
-	static __thread char text[32];
-
-	snprintf(text, sizeof(text), "status %d", (int)status);
-	return text;
-}

@@ -37,7 +37,7 @@ struct mailbox {
 struct straggler {
 	struct straggler *next;
 	uint64_t due;
-	uint32_t from, to, key, imm;
+	uint32_t from, to, key;
 	uint64_t remote, len;
 	enum ibv_wr_opcode opcode;
 	uint8_t data[];
@@ -123,7 +123,7 @@ struct request {
 	uint64_t wr_id, remote, len, posted;
 	enum ibv_wr_opcode opcode;
 	unsigned flags;
-	uint32_t key, imm;
+	uint32_t key;
 	int sges;
 	struct ibv_sge *sge;
 	uint8_t *inlined;

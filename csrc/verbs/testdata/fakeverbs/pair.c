@@ -221,21 +221,6 @@ EXPORT int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 	return rc;
 }
 
-EXPORT int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
-			struct ibv_qp_init_attr *init)
-{
-	struct pair *p = (struct pair *)qp;
-
-	(void)mask;
-	lock();
-	*attr = p->attr;
-	attr->qp_state = attr->cur_qp_state = p->base.state;
-	attr->cap = p->init.cap;
-	*init = p->init;
-	unlock();
-	return 0;
-}
-
 int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
 	(void)qp;
@@ -266,7 +251,6 @@ static int accept_request(struct pair *p, const struct ibv_send_wr *wr)
 	r->wr_id = wr->wr_id;
 	r->opcode = wr->opcode;
 	r->flags = wr->send_flags | (p->init.sq_sig_all ? IBV_SEND_SIGNALED : 0);
-	r->imm = wr->imm_data;
 	r->remote = wr->wr.rdma.remote_addr;
 	r->key = wr->wr.rdma.rkey;
 	r->sges = wr->num_sge;

@@ -349,8 +349,7 @@ int post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_w
 		*bad = wr;
 		if (wr->num_sge < 0 || wr->num_sge > 4) {
 			rc = EINVAL;
-		} else if (s->head - s->tail == s->size ||
-			   take_one(&device_of(srq->context)->panel->receive_busy)) {
+		} else if (s->head - s->tail == s->size) {
 			rc = ENOMEM;
 		} else {
 			r->wr_id = wr->wr_id;

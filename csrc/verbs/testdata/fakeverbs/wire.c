@@ -75,7 +75,7 @@ static void finish(struct pair *p, struct request *r, enum ibv_wc_status status)
 	p->begun = 0;
 	if (status == IBV_WC_SUCCESS) {
 		wc.opcode = r->opcode == IBV_WR_RDMA_READ	      ? IBV_WC_RDMA_READ
-			    : r->opcode <= IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RDMA_WRITE
+			    : r->opcode == IBV_WR_RDMA_WRITE	      ? IBV_WC_RDMA_WRITE
 								      : IBV_WC_SEND;
 		wc.byte_len = (uint32_t)r->len;
 	} else {
@@ -165,8 +165,8 @@ static enum ibv_wc_status refuse(struct pair *o, enum ibv_wc_status status)
 }
 
 /* A message, whose bytes are in data, takes a receive of the other end. 0: there is none. */
-static int deliver(struct pair *o, enum ibv_wr_opcode opcode, uint32_t from, uint32_t imm,
-		   uint8_t *data, uint64_t len, enum ibv_wc_status *status)
+static int deliver(struct pair *o, uint32_t from, uint8_t *data, uint64_t len,
+		   enum ibv_wc_status *status)
 {
 	struct srq *s = (struct srq *)o->base.srq;
 	struct ibv_wc wc = {.qp_num = o->base.qp_num,
@@ -182,16 +182,10 @@ static int deliver(struct pair *o, enum ibv_wr_opcode opcode, uint32_t from, uin
 	}
 	r = &s->ring[s->tail++ % s->size];
 	wc.wr_id = r->wr_id;
-	if (opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
-		wc.wc_flags = IBV_WC_WITH_IMM;
-		wc.imm_data = imm;
-	}
 	for (int i = 0; i < r->sges; i++)
 		room += r->sge[i].length;
 	*status = IBV_WC_SUCCESS;
-	if (opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
-		wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
-	} else if (len > room) {
+	if (len > room) {
 		wc.status = IBV_WC_LOC_LEN_ERR;
 		*status = refuse(o, IBV_WC_REM_INV_REQ_ERR);
 	} else if (!move_list(r->sge, r->sges, s->base.pd, 0, len, data, 1)) {
@@ -202,14 +196,9 @@ static int deliver(struct pair *o, enum ibv_wr_opcode opcode, uint32_t from, uin
 	return 1;
 }
 
-static int is_message(enum ibv_wr_opcode opcode)
-{
-	return opcode != IBV_WR_RDMA_WRITE && opcode != IBV_WR_RDMA_READ;
-}
-
 static int is_send(enum ibv_wr_opcode opcode)
 {
-	return opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM;
+	return opcode == IBV_WR_SEND;
 }
 
 /* Whether the peer lets it, where its bytes are. */
@@ -235,7 +224,6 @@ static void straggle(struct pair *p, struct request *r)
 	s->from = p->base.qp_num;
 	s->to = p->attr.dest_qp_num;
 	s->key = r->key;
-	s->imm = r->imm;
 	s->remote = r->remote;
 	s->len = r->len;
 	s->opcode = r->opcode;
@@ -262,8 +250,8 @@ static void land_late(struct device *d, struct straggler *s)
 		if (at)
 			memcpy(at, s->data, s->len);
 		taken = at || s->len == 0 || is_send(s->opcode);
-		if (taken && is_message(s->opcode))
-			taken = deliver(o, s->opcode, s->from, s->imm, s->data, s->len, &status);
+		if (taken && is_send(s->opcode))
+			taken = deliver(o, s->from, s->data, s->len, &status);
 	}
 	if (taken)
 		d->panel->landed_late++;
@@ -322,7 +310,7 @@ static int send_message(struct pair *p, struct pair *o, struct request *r, uint6
 		abort();
 	if (!is_send(r->opcode) || move(p, r, 0, r->len, data)) {
 		garble(p->device->panel, data, r->len);
-		if (!deliver(o, r->opcode, p->base.qp_num, r->imm, data, r->len, &status)) {
+		if (!deliver(o, p->base.qp_num, data, r->len, &status)) {
 			free(data);
 			if (p->attr.rnr_retry != 7 && p->unready++ >= p->attr.rnr_retry) {
 				finish(p, r, IBV_WC_RNR_RETRY_EXC_ERR);
@@ -378,7 +366,7 @@ static int proceed(struct pair *p, struct request *r, uint64_t t, uint64_t *wake
 			return 1;
 		}
 	}
-	if (is_message(r->opcode))
+	if (is_send(r->opcode))
 		return send_message(p, o, r, t, wake);
 	if (p->fault == FAULT_MUTE)
 		hush(p, r);

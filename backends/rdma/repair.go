@@ -14,30 +14,28 @@ import (
 // mender carries out what repair decides, in a goroutine of its own. It alone makes,
 // begins and settles pairs.
 type mender struct {
-	p      *peer
-	repair *repair
-	time   *clock.Stopwatch // all times of repair
-	waits  bool             // something has waited for the peer since the last look
-	quiet  quiet            // since something waits
-	ends   []pairRequest    // of each queue pair, the last that the owner was asked
-	before []uint64         // of each queue pair, what its rail had moved when it was live
+	p           *peer
+	repair      *repair
+	time        *clock.Stopwatch // all times of repair
+	hadWaiters  bool             // something has waited for the peer since the last look
+	host        hostWatch        // since something waits
+	ends        []pairRequest    // of each queue pair, the last that the owner was asked
+	movedBefore []uint64         // of each queue pair, what its rail had moved when it was live
 
-	mu      sync.Mutex
-	events  []event
-	stopped bool
-	stir    chan struct{} // has one place
-	over    chan struct{} // closed by stop
-	done    chan struct{} // closed when run has returned
-	begun   bool
+	wake     chan struct{} // has one place
+	over     chan struct{} // closed by stop
+	done     chan struct{} // closed when run has returned
+	stopping sync.Once
 
-	states []pairState // of repair, for Explain; mu
+	mu     sync.Mutex
+	events []event
+	states []pairState // of repair, for Explain
 }
 
 // event is what a mender must know of.
 type event struct {
 	kind    eventKind
 	pair    int
-	status  int32
 	reply   *pairReply
 	welcome *welcome
 }
@@ -50,7 +48,7 @@ const (
 	eventFailed                   // our queue pair has failed and is no more
 	eventBroken                   // the owner's is no more
 	eventReply                    // the owner has ended its own
-	eventHurry                    // a port or a device has changed
+	eventPort                     // a port or a device has changed
 )
 
 // eventsMax bounds what an owner can have us remember.
@@ -59,9 +57,9 @@ const eventsMax = 4096
 func newMender(p *peer) *mender {
 	return &mender{
 		p: p, repair: newRepair(len(p.pairs), &p.b.cfg), ends: make([]pairRequest, len(p.pairs)),
-		time:   clock.NewStopwatch(p.b.cfg.clock, p.b.cfg.Failure),
-		before: make([]uint64, len(p.pairs)),
-		stir:   make(chan struct{}, 1), over: make(chan struct{}), done: make(chan struct{}),
+		time:        clock.NewStopwatch(p.b.cfg.clock, p.b.cfg.Failure),
+		movedBefore: make([]uint64, len(p.pairs)),
+		wake:        make(chan struct{}, 1), over: make(chan struct{}), done: make(chan struct{}),
 		states: make([]pairState, len(p.pairs)),
 	}
 }
@@ -74,58 +72,36 @@ func (m *mender) post(e event) {
 	}
 	m.mu.Unlock()
 	select {
-	case m.stir <- struct{}{}:
+	case m.wake <- struct{}{}:
 	default:
 	}
 }
 
-// stop ends run, and returns when it has ended.
+// stop ends run, and returns when it has ended. dialOnce starts run in any case.
 func (m *mender) stop() {
-	m.mu.Lock()
-	if !m.stopped {
-		m.stopped = true
-		close(m.over)
-	}
-	begun := m.begun
-	m.mu.Unlock()
-	if begun {
-		<-m.done
-	}
+	m.stopping.Do(func() { close(m.over) })
+	<-m.done
 }
 
-// enter reports whether run may begin.
-func (m *mender) enter() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.begun = !m.stopped
-	return m.begun
-}
-
+// run is what the initiator does about its queue pairs, from the welcome to the end.
 func (m *mender) run() {
-	if !m.enter() {
-		return
-	}
 	defer close(m.done)
-	m.ports(m.time.Look())
-	for {
+	for m.await() {
+		// What has happened.
 		now := m.time.Look()
-		for _, e := range m.take() {
+		for _, e := range m.takeEvents() {
 			m.handle(e, now)
 		}
-		for _, i := range m.repair.darkened(now) {
-			m.cut(i, now)
-		}
+		// The owner is asked for queue pairs that have failed, once their pause is over.
 		for _, i := range m.repair.asks(now) {
-			m.ask(i)
+			m.askOwner(i)
 		}
+		// A peer that something waits for is given up in its time.
 		if why := m.lost(now); why != "" {
 			m.p.lose(errors.New(why), false)
 			return
 		}
-		m.show()
-		if !m.await() {
-			return
-		}
+		m.publish()
 	}
 }
 
@@ -140,7 +116,7 @@ func (m *mender) await() bool {
 		defer timer.Stop()
 	}
 	select {
-	case <-m.stir:
+	case <-m.wake:
 	case <-tick:
 	case <-m.over:
 		return false
@@ -154,21 +130,21 @@ func (m *mender) lost(now time.Time) string {
 	if m.repair.gone() {
 		return "the devices of all queue pairs are gone"
 	}
-	waited := m.waits
-	m.waits = m.repair.troubled() && m.p.awaited()
-	if !waited || !m.waits {
-		m.quiet = quiet{ch: m.p.ch}
-		m.repair.bear(now)
+	waited := m.hadWaiters
+	m.hadWaiters = m.repair.isTiming() && m.p.hasWaiters()
+	if !waited || !m.hadWaiters {
+		m.host = hostWatch{ch: m.p.ch}
+		m.repair.restartTimes(now)
 		return ""
 	}
-	if silent := m.quiet.lasts(now); silent > m.p.b.cfg.Failure {
+	if silent := m.host.silentFor(now); silent > m.p.b.cfg.Failure {
 		return fmt.Sprintf("its host has acknowledged nothing for %v: it is down, or out of reach",
 			silent.Round(time.Millisecond))
 	}
 	return m.repair.lost(now)
 }
 
-func (m *mender) take() []event {
+func (m *mender) takeEvents() []event {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	list := m.events
@@ -176,8 +152,8 @@ func (m *mender) take() []event {
 	return list
 }
 
-// show notes the states for Explain.
-func (m *mender) show() {
+// publish notes the states for Explain.
+func (m *mender) publish() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range m.states {
@@ -185,8 +161,8 @@ func (m *mender) show() {
 	}
 }
 
-// look returns them.
-func (m *mender) look() []pairState {
+// pairStates returns them.
+func (m *mender) pairStates() []pairState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return append([]pairState(nil), m.states...)
@@ -199,43 +175,41 @@ func (m *mender) handle(e event, now time.Time) {
 	switch e.kind {
 	case eventWelcome:
 		for i, a := range e.welcome.pairs {
-			m.begin(i, &a, now)
+			m.beginPair(i, &a, now)
 		}
 		m.repair.begun(m.time.Look())
 	case eventLive:
 		m.repair.live(e.pair, now)
-		m.before[e.pair] = m.moved(e.pair)
+		m.movedBefore[e.pair] = m.moved(e.pair)
 		select {
 		case <-m.p.ready:
 		default:
 			close(m.p.ready)
 		}
 	case eventFailed:
-		m.repair.failed(e.pair, m.moved(e.pair) > m.before[e.pair], now)
+		m.repair.failed(e.pair, m.moved(e.pair) > m.movedBefore[e.pair], now)
 	case eventBroken:
-		if m.repair.pairs[e.pair].carries() {
-			m.cut(e.pair, now)
+		if m.repair.pairs[e.pair].mayWork() {
+			m.endPair(e.pair, now)
 		}
 	case eventReply:
-		m.replied(e.reply, now)
-	case eventHurry:
-		m.ports(now)
-		m.repair.hurry(now)
+		m.handleReply(e.reply, now)
+	case eventPort:
+		// A queue pair is given nothing while its port is down, so that it may not fail by itself.
+		for i, pair := range m.p.pairs {
+			if !m.p.b.rails[pair.ours].usable() && m.repair.pairs[i].mayWork() {
+				m.endPair(i, now)
+			}
+		}
+		m.repair.endPauses(now)
 	}
 }
 
-// cut ends a queue pair of ours that does not fail by itself. One that the NIC keeps carries no
+// endPair ends a queue pair of ours that does not fail by itself. One that the NIC keeps carries no
 // more.
-func (m *mender) cut(i int, now time.Time) {
+func (m *mender) endPair(i int, now time.Time) {
 	_ = m.p.link.PairEnd(i) // PairMake tries again
-	m.repair.failed(i, m.moved(i) > m.before[i], now)
-}
-
-// ports looks at which of our ports are up.
-func (m *mender) ports(now time.Time) {
-	for i, pair := range m.p.pairs {
-		m.repair.port(i, m.p.b.rails[pair.ours].usable(), now)
-	}
+	m.repair.failed(i, m.moved(i) > m.movedBefore[i], now)
 }
 
 // moved is how many bytes the rail of a queue pair has moved.
@@ -244,8 +218,8 @@ func (m *mender) moved(i int) uint64 {
 	return c.BytesOut + c.BytesIn
 }
 
-// begin connects a queue pair to the owner's end of it.
-func (m *mender) begin(i int, a *pairAnswer, now time.Time) {
+// beginPair connects a queue pair to the owner's end of it.
+func (m *mender) beginPair(i int, a *pairAnswer, now time.Time) {
 	if a.there && m.p.link.PairBegin(i, a.end) == nil {
 		return
 	}
@@ -253,22 +227,22 @@ func (m *mender) begin(i int, a *pairAnswer, now time.Time) {
 	m.repair.failed(i, false, now)
 }
 
-// ask makes a new queue pair, and asks the owner for its own, after it has ended the one
+// askOwner makes a new queue pair, and asks the owner for its own, after it has ended the one
 // before. Without a new one of ours, as while the port is down, it must end that all the
 // same: what the queue pair held goes over others then.
-func (m *mender) ask(i int) {
+func (m *mender) askOwner(i int) {
 	q := pairRequest{pair: uint8(i), attempt: m.repair.pairs[i].attempt}
 	if m.p.b.rails[m.p.pairs[i].ours].usable() {
 		end, err := m.p.link.PairMake(i, m.p.pairs[i].ours)
 		q.there, q.end = err == nil, end
 	}
 	m.ends[i] = q
-	m.p.ch.send(q.encode())
+	m.p.ch.send(&q)
 }
 
-// replied goes on after the owner has ended its queue pair: nothing of the first try lands
+// handleReply goes on after the owner has ended its queue pair: nothing of the first try lands
 // any more, so what it did not do may be sent again.
-func (m *mender) replied(r *pairReply, now time.Time) {
+func (m *mender) handleReply(r *pairReply, now time.Time) {
 	i := int(r.pair)
 	both := r.there && m.ends[i].there
 	if !m.repair.answered(i, r.attempt, both, now) {
@@ -280,16 +254,16 @@ func (m *mender) replied(r *pairReply, now time.Time) {
 	}
 	switch {
 	case both:
-		m.begin(i, &r.pairAnswer, now)
+		m.beginPair(i, &r.pairAnswer, now)
 	case m.p.b.rails[m.p.pairs[i].ours].gone.Load():
-		m.repair.out(i, now)
+		m.repair.remove(i, now)
 	default:
 		_ = m.p.link.PairEnd(i) // ours, if it was made
 	}
 }
 
 // repair is what becomes of the queue pairs of a connection that we began. It decides, and does
-// nothing itself: peer.mend carries it out.
+// nothing itself: mender carries it out.
 //
 //	probing -> live            a request without bytes came back
 //	probing, live -> waiting   the queue pair failed: C has ended our end of it
@@ -301,21 +275,19 @@ func (m *mender) replied(r *pairReply, now time.Time) {
 // The pause before the owner is asked is none at first, then grows from pauseMin to
 // pauseMax until the queue pair is live again.
 type repair struct {
-	pairs   []pairRepair
-	failure time.Duration // how long no queue pair may be live
-	steady  time.Duration // a queue pair that stays live for so long is sound
-	dark    time.Duration // a queue pair whose port is down for so long has failed
-	none    time.Time     // since when none is live; zero: one is
-	owed    time.Time     // since when the owner owes an answer; zero: it does not
-	shaky   time.Time     // since when none was sound; zero: one is, or has not failed
+	pairs      []pairRepair
+	failure    time.Duration // how long no queue pair may be live
+	soundAfter time.Duration // a queue pair that stays live for so long is sound
+	noneLive   time.Time     // since when none is live; zero: one is
+	asked      time.Time     // since when the owner owes an answer; zero: it does not
+	unsound    time.Time     // since when none was sound; zero: one is, or has not failed
 }
 
 type pairRepair struct {
 	state   pairState
 	attempt uint32
 	pause   time.Duration
-	due     time.Time // waiting: when to ask; live: when it is sound
-	down    time.Time // since when our port is down; zero: it is up
+	at      time.Time // waiting: when to ask; live: when it is sound
 }
 
 type pairState uint8
@@ -333,22 +305,22 @@ var pairStates = [...]string{"probing", "live", "failed", "asked for", "out"}
 func (s pairState) String() string { return pairStates[s] }
 
 const (
-	pauseMin = 50 * time.Millisecond
-	pauseMax = time.Second
-	shakyMax = 10 // times failure
+	pauseMin   = 50 * time.Millisecond
+	pauseMax   = time.Second
+	unsoundMax = 10 // times failure
 )
 
 func newRepair(pairs int, cfg *Config) *repair {
 	least, _ := cfg.FailureTime()
 	return &repair{
 		pairs:   make([]pairRepair, pairs),
-		failure: cfg.Failure, steady: 2 * least, dark: least,
+		failure: cfg.Failure, soundAfter: 2 * least,
 	}
 }
 
 // begun notes that the owner has made its ends: from now on a queue pair must come to life. What it
 // takes until then is for the context of Connect to bound.
-func (r *repair) begun(now time.Time) { r.none = now }
+func (r *repair) begun(now time.Time) { r.noneLive = now }
 
 // live notes that a probe came back.
 func (r *repair) live(i int, now time.Time) {
@@ -356,8 +328,8 @@ func (r *repair) live(i int, now time.Time) {
 	if l.state != pairProbing {
 		return
 	}
-	l.state, l.pause, l.due = pairLive, 0, now.Add(r.steady)
-	r.none = time.Time{}
+	l.state, l.pause, l.at = pairLive, 0, now.Add(r.soundAfter)
+	r.noneLive = time.Time{}
 }
 
 // failed notes the end of our queue pair. moved says that bytes have passed since it was
@@ -365,44 +337,44 @@ func (r *repair) live(i int, now time.Time) {
 func (r *repair) failed(i int, moved bool, now time.Time) {
 	l := &r.pairs[i]
 	if moved {
-		r.shaky = time.Time{}
+		r.unsound = time.Time{}
 	}
 	switch l.state {
 	case pairLive:
-		l.due = now
+		l.at = now
 	case pairProbing:
-		r.later(l, now)
+		r.setPause(l, now)
 	default:
 		return
 	}
 	l.state = pairWaiting
-	r.count(now)
+	r.noteLive(now)
 }
 
-// later sets a pause, longer than the one before.
-func (r *repair) later(l *pairRepair, now time.Time) {
+// setPause sets a pause, longer than the one before.
+func (r *repair) setPause(l *pairRepair, now time.Time) {
 	l.pause = min(max(pauseMin, 2*l.pause), pauseMax)
-	l.due = now.Add(l.pause)
+	l.at = now.Add(l.pause)
 }
 
-// out takes a queue pair out for good. What it held must have been settled.
-func (r *repair) out(i int, now time.Time) {
+// remove takes a queue pair out for good. What it held must have been settled.
+func (r *repair) remove(i int, now time.Time) {
 	r.pairs[i].state = pairOut
-	r.count(now)
+	r.noteLive(now)
 }
 
-// count notes how many queue pairs are live, and since when none is.
-func (r *repair) count(now time.Time) {
-	if r.shaky.IsZero() {
-		r.shaky = now
+// noteLive notes how many queue pairs are live, and since when none is.
+func (r *repair) noteLive(now time.Time) {
+	if r.unsound.IsZero() {
+		r.unsound = now
 	}
 	for i := range r.pairs {
 		if r.pairs[i].state == pairLive {
 			return
 		}
 	}
-	if r.none.IsZero() {
-		r.none = now
+	if r.noneLive.IsZero() {
+		r.noneLive = now
 	}
 }
 
@@ -410,30 +382,30 @@ func (r *repair) count(now time.Time) {
 func (r *repair) asks(now time.Time) (list []int) {
 	for i := range r.pairs {
 		l := &r.pairs[i]
-		if l.state == pairWaiting && !now.Before(l.due) {
+		if l.state == pairWaiting && !now.Before(l.at) {
 			l.state = pairAsked
 			l.attempt++
 			list = append(list, i)
 		}
 	}
-	r.excuse(now)
+	r.discountAnswers(now)
 	return list
 }
 
-// excuse leaves out the time that the owner takes to answer, as far as it has passed: its process
-// may be stopped, or kept off its processors. The caller knows whether its host is there.
-func (r *repair) excuse(now time.Time) {
-	if !r.owed.IsZero() {
-		for _, since := range []*time.Time{&r.none, &r.shaky} {
+// discountAnswers leaves out the time that the owner takes to answer, as far as it has passed: its
+// process may be stopped, or kept off its processors. The caller knows whether its host is there.
+func (r *repair) discountAnswers(now time.Time) {
+	if !r.asked.IsZero() {
+		for _, since := range []*time.Time{&r.noneLive, &r.unsound} {
 			if !since.IsZero() {
-				*since = since.Add(min(now.Sub(r.owed), now.Sub(*since)))
+				*since = since.Add(min(now.Sub(r.asked), now.Sub(*since)))
 			}
 		}
 	}
-	r.owed = time.Time{}
+	r.asked = time.Time{}
 	for i := range r.pairs {
 		if r.pairs[i].state == pairAsked {
-			r.owed = now
+			r.asked = now
 		}
 	}
 }
@@ -449,46 +421,23 @@ func (r *repair) answered(i int, attempt uint32, there bool, now time.Time) bool
 		l.state = pairProbing
 	} else {
 		l.state = pairWaiting
-		r.later(l, now)
+		r.setPause(l, now)
 	}
-	r.excuse(now)
+	r.discountAnswers(now)
 	return true
 }
 
-// hurry ends the pauses: a port is up again.
-func (r *repair) hurry(now time.Time) {
+// endPauses ends the pauses: a port is up again.
+func (r *repair) endPauses(now time.Time) {
 	for i := range r.pairs {
 		if l := &r.pairs[i]; l.state == pairWaiting {
-			l.pause, l.due = 0, now
+			l.pause, l.at = 0, now
 		}
 	}
 }
 
-// port notes whether our port of a queue pair is up. While it is down the queue pair is given
-// nothing new, so nothing of it fails by itself: see darkened.
-func (r *repair) port(i int, up bool, now time.Time) {
-	l := &r.pairs[i]
-	switch {
-	case up:
-		l.down = time.Time{}
-	case l.down.IsZero():
-		l.down = now
-	}
-}
-
-// darkened returns the queue pairs that have failed because their port was down for as long as a
-// NIC would have tried. A shorter outage the queue pairs bear by themselves.
-func (r *repair) darkened(now time.Time) (list []int) {
-	for i := range r.pairs {
-		if l := &r.pairs[i]; l.carries() && !l.down.IsZero() && now.Sub(l.down) >= r.dark {
-			list = append(list, i)
-		}
-	}
-	return list
-}
-
-// carries reports whether there is a queue pair that may work.
-func (l *pairRepair) carries() bool { return l.state == pairLive || l.state == pairProbing }
+// mayWork reports whether there is a queue pair that may work.
+func (l *pairRepair) mayWork() bool { return l.state == pairLive || l.state == pairProbing }
 
 // gone reports whether the devices of all queue pairs are gone: there will be none.
 func (r *repair) gone() bool {
@@ -502,45 +451,45 @@ func (r *repair) gone() bool {
 
 // lost says why the peer is to be given up, for which something waits; empty: it is not.
 func (r *repair) lost(now time.Time) string {
-	r.settle(now)
-	r.excuse(now)
+	r.noteSound(now)
+	r.discountAnswers(now)
 	switch {
-	case !r.none.IsZero() && now.Sub(r.none) > r.failure:
+	case !r.noneLive.IsZero() && now.Sub(r.noneLive) > r.failure:
 		return "no queue pair came to life in Config.Failure"
-	case !r.shaky.IsZero() && now.Sub(r.shaky) > shakyMax*r.failure:
+	case !r.unsound.IsZero() && now.Sub(r.unsound) > unsoundMax*r.failure:
 		return "its queue pairs fail over and over"
 	}
 	return ""
 }
 
-// settle notes whether a queue pair has been live for long enough to be sound.
-func (r *repair) settle(now time.Time) {
+// noteSound notes whether a queue pair has been live for long enough to be sound.
+func (r *repair) noteSound(now time.Time) {
 	for i := range r.pairs {
-		if l := &r.pairs[i]; l.state == pairLive && !now.Before(l.due) {
-			r.shaky = time.Time{}
+		if l := &r.pairs[i]; l.state == pairLive && !now.Before(l.at) {
+			r.unsound = time.Time{}
 		}
 	}
 }
 
-// troubled reports whether time runs that lost looks at.
-func (r *repair) troubled() bool {
+// isTiming reports whether time runs that lost looks at.
+func (r *repair) isTiming() bool {
 	for i := range r.pairs {
 		if r.pairs[i].state == pairAsked {
 			return true
 		}
 	}
-	return !r.none.IsZero() || !r.shaky.IsZero()
+	return !r.noneLive.IsZero() || !r.unsound.IsZero()
 }
 
-// bear gives a peer all of its time once more: nothing waits for it yet.
-func (r *repair) bear(now time.Time) {
-	r.settle(now)
-	r.excuse(now)
-	if !r.none.IsZero() {
-		r.none = now
+// restartTimes gives a peer all of its time once more: nothing waits for it yet.
+func (r *repair) restartTimes(now time.Time) {
+	r.noteSound(now)
+	r.discountAnswers(now)
+	if !r.noneLive.IsZero() {
+		r.noneLive = now
 	}
-	if !r.shaky.IsZero() {
-		r.shaky = now
+	if !r.unsound.IsZero() {
+		r.unsound = now
 	}
 }
 
@@ -553,18 +502,15 @@ func (r *repair) next() (at time.Time) {
 	}
 	for i := range r.pairs {
 		l := &r.pairs[i]
-		if l.state == pairWaiting || l.state == pairLive && !r.shaky.IsZero() {
-			sooner(l.due)
-		}
-		if l.carries() && !l.down.IsZero() {
-			sooner(l.down.Add(r.dark))
+		if l.state == pairWaiting || l.state == pairLive && !r.unsound.IsZero() {
+			sooner(l.at)
 		}
 	}
-	if !r.none.IsZero() {
-		sooner(r.none.Add(r.failure))
+	if !r.noneLive.IsZero() {
+		sooner(r.noneLive.Add(r.failure))
 	}
-	if !r.owed.IsZero() {
-		sooner(r.owed.Add(r.failure))
+	if !r.asked.IsZero() {
+		sooner(r.asked.Add(r.failure))
 	}
 	if at.IsZero() {
 		return at

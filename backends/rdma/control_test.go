@@ -3,11 +3,9 @@
 package rdma
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net"
-	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -61,12 +59,12 @@ func TestChannel(t *testing.T) {
 	b.start()
 	go func() {
 		for i := range 300 {
-			b.send((&broken{pair: uint8(i)}).encode())
+			b.send(&broken{pair: uint8(i)})
 			if i%30 == 0 {
-				b.send(pingBytes)
+				b.send(ping{})
 			}
 		}
-		b.farewell(patience)
+		b.closeWhenRead(patience)
 	}()
 	for i := range 300 {
 		m, err := a.receive()
@@ -80,7 +78,7 @@ func TestChannel(t *testing.T) {
 	if _, err := a.receive(); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
 	}
-	a.send(pingBytes) // ignored
+	a.send(ping{}) // ignored
 }
 
 // TestQuiet has a program that reads nothing: its host acknowledges what asks for a sign of life,
@@ -89,10 +87,10 @@ func TestQuiet(t *testing.T) {
 	c := testkit.NewClock()
 	a, _ := channels(t, c)
 	a.start()
-	q := quiet{ch: a}
+	q := hostWatch{ch: a}
 	for range 100 {
 		eventually(t, "an acknowledgement", func() bool { return !a.outbound().Pending })
-		require.Zero(t, q.lasts(time.Unix(0, c.Now())))
+		require.Zero(t, q.silentFor(time.Unix(0, c.Now())))
 		c.Advance(patience)
 	}
 	a.cfg.kernel = func(syscall.RawConn) session.Outbound {
@@ -102,7 +100,7 @@ func TestQuiet(t *testing.T) {
 	a.out = nil
 	a.mu.Unlock()
 	for i := range time.Duration(3) {
-		require.Equal(t, i*patience, q.lasts(time.Unix(0, c.Now())))
+		require.Equal(t, i*patience, q.silentFor(time.Unix(0, c.Now())))
 		c.Advance(patience)
 	}
 	a.mu.Lock()
@@ -114,7 +112,7 @@ func TestQuiet(t *testing.T) {
 func TestUnread(t *testing.T) {
 	a, _ := channels(t, clock.Host())
 	a.start()
-	big := bytes.Repeat([]byte{1}, controlMax)
+	big := &answer{data: make([]byte, messageMax)}
 	eventually(t, "the end", func() bool {
 		a.send(big)
 		select {
@@ -129,29 +127,14 @@ func TestUnread(t *testing.T) {
 	}
 }
 
-// TestDeadlineKeepsOpen: whoever sets one wants to say something yet.
-func TestDeadlineKeepsOpen(t *testing.T) {
-	a, b := channels(t, clock.Host())
-	a.start()
-	_ = a.conn.SetReadDeadline(aLongTimeAgo)
-	if _, err := a.receive(); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("past a deadline: %v", err)
-	}
-	a.send(quit{}.encode())
-	a.finish(patience)
-	if m, err := b.receive(); err != nil || m != (quit{}) {
-		t.Errorf("%+v, %v", m, err)
-	}
-}
-
 // TestFarewellReads has a side that closes say so to one that still sends: the deadline by which it
 // stopped to receive does not keep it from reading the rest.
 func TestFarewellReads(t *testing.T) {
 	a, b := channels(t, testkit.NewClock())
 	a.start()
-	_ = a.conn.SetReadDeadline(aLongTimeAgo) // as inbound.leave does
-	a.send(quit{}.encode())
-	a.farewell(patience)
+	_ = a.conn.SetReadDeadline(aLongTimeAgo) // as inbound.quit does
+	a.send(quit{})
+	a.closeWhenRead(patience)
 	m, err := b.receive()
 	require.NoError(t, err)
 	require.Equal(t, quit{}, m)

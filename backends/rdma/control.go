@@ -4,12 +4,15 @@ package rdma
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -25,7 +28,7 @@ import (
 // channel is the control connection of a peer: frames over TCP, each a length of four
 // bytes and a message. Sending never waits.
 //
-// A peer that is silent is not lost, but one whose host acknowledges nothing: see quiet, and
+// A peer that is silent is not lost, but one whose host acknowledges nothing: see hostWatch, and
 // Backend.pulse.
 type channel struct {
 	conn net.Conn
@@ -52,14 +55,11 @@ type channel struct {
 	heard atomic.Uint64        // messages that came
 }
 
+// aLongTimeAgo is a deadline that has passed.
+var aLongTimeAgo = time.Unix(1, 0)
+
 // unsentMax bounds what a peer that does not read may leave with us.
 const unsentMax = 1 << 20
-
-// What goes all the time costs no memory.
-var (
-	pingBytes = ping{}.encode()
-	pongBytes = pong{}.encode()
-)
 
 var errUnread = errors.New("the peer leaves its control messages unread")
 
@@ -101,12 +101,13 @@ func (c *channel) start() { c.writing.Go(c.write) }
 
 // send puts a message on its way, and reports whether the connection was open. The end of
 // the connection is told of by receive.
-func (c *channel) send(msg []byte) bool {
+func (c *channel) send(m message) bool {
 	c.mu.Lock()
 	open := !c.ended && !c.ending
 	if open {
-		c.out = binary.LittleEndian.AppendUint32(c.out, uint32(len(msg)))
-		c.out = append(c.out, msg...)
+		at := len(c.out)
+		c.out = appendMessage(append(c.out, 0, 0, 0, 0), m)
+		binary.LittleEndian.PutUint32(c.out[at:], uint32(len(c.out)-at-4))
 	}
 	full := len(c.out) > unsentMax
 	c.mu.Unlock()
@@ -114,11 +115,11 @@ func (c *channel) send(msg []byte) bool {
 		c.close(errUnread)
 		return false
 	}
-	c.stir()
+	c.wakeWriter()
 	return open
 }
 
-func (c *channel) stir() {
+func (c *channel) wakeWriter() {
 	select {
 	case c.ready <- struct{}{}:
 	default:
@@ -134,7 +135,7 @@ func (c *channel) write() {
 			return
 		}
 		for {
-			out, last := c.take()
+			out, last := c.nextOutput()
 			if len(out) == 0 && !last {
 				break
 			}
@@ -151,8 +152,8 @@ func (c *channel) write() {
 	}
 }
 
-// take returns what is to be written, and whether nothing follows.
-func (c *channel) take() (out []byte, last bool) {
+// nextOutput returns what is to be written, and whether nothing follows.
+func (c *channel) nextOutput() (out []byte, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	out, c.out = c.out, c.spare[:0]
@@ -182,7 +183,7 @@ func (c *channel) receive() (any, error) {
 		c.heard.Add(1)
 		switch m.(type) {
 		case ping:
-			c.send(pongBytes)
+			c.send(pong{})
 		case pong:
 		default:
 			return m, nil
@@ -200,20 +201,20 @@ func (c *channel) failed(err error) error {
 	return c.closeErr
 }
 
-// finish closes the connection once all that was sent is written, within a time.
-func (c *channel) finish(limit time.Duration) { c.end(limit, false) }
+// closeWhenSent closes the connection once all that was sent is written, within a time.
+func (c *channel) closeWhenSent(limit time.Duration) { c.closeSoon(limit, false) }
 
-// farewell is finish for a side that wants its last message read: what the other side still sends
-// is dropped, since to close with that unread would take back what it has not read yet. No
-// goroutine may receive any more.
-func (c *channel) farewell(limit time.Duration) { c.end(limit, true) }
+// closeWhenRead is closeWhenSent for a side that wants its last message read: what the other side
+// still sends is dropped, since to close with that unread would take back what it has not read yet.
+// No goroutine may receive any more.
+func (c *channel) closeWhenRead(limit time.Duration) { c.closeSoon(limit, true) }
 
-func (c *channel) end(limit time.Duration, drains bool) {
+func (c *channel) closeSoon(limit time.Duration, drains bool) {
 	c.mu.Lock()
 	c.ending, c.drains = true, drains
 	c.mu.Unlock()
 	_ = c.conn.SetReadDeadline(time.Time{}) // one that ended receive would end drain, too
-	c.stir()
+	c.wakeWriter()
 	c.writing.Go(func() {
 		if clock.Pass(c.cfg.clock, limit, c.over, nil) {
 			_ = c.conn.SetDeadline(aLongTimeAgo) // fails only where it is closed
@@ -245,3 +246,126 @@ func (c *channel) close(err error) {
 
 // wait returns when nothing of the channel runs but its receiver.
 func (c *channel) wait() { c.writing.Wait() }
+
+// listen opens the ports of the control.
+func (b *Backend) listen() error {
+	if b.cfg.Listen != "" {
+		return b.listenAt(b.cfg.Listen, nil)
+	}
+	var errs []error
+	for _, a := range b.railHosts() {
+		if len(b.address.control) == controlsMax {
+			break
+		}
+		if err := b.listenAt(netip.AddrPortFrom(a, 0).String(), nil); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if len(b.listeners) > 0 {
+		return nil
+	}
+	// InfiniBand without an address of IP: whatever this host has.
+	if err := b.listenAt(":0", hostAddresses()); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	return nil
+}
+
+// railHosts lists the addresses of the network devices of our rails.
+func (b *Backend) railHosts() (list []netip.Addr) {
+	for _, r := range b.rails {
+		for _, p := range b.cfg.sysfs.prefixes(r.gid.NetDev) {
+			a := p.Addr().Unmap()
+			if !a.IsLinkLocalUnicast() && !slices.Contains(list, a) {
+				list = append(list, a)
+			}
+		}
+	}
+	return list
+}
+
+// hostAddresses lists where this host may be reached: the loopback only where there is
+// nothing else.
+func hostAddresses() (list []netip.Addr) {
+	addresses, _ := net.InterfaceAddrs() // none is an answer
+	for _, a := range addresses {
+		p, err := netip.ParsePrefix(a.String())
+		if err == nil && p.Addr().IsGlobalUnicast() {
+			list = append(list, p.Addr().Unmap())
+		}
+	}
+	if len(list) == 0 {
+		list = append(list, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+	}
+	return list
+}
+
+// listenAt opens one port. Where it is on all addresses, peers are told these.
+func (b *Backend) listenAt(at string, known []netip.Addr) error {
+	l, err := net.Listen("tcp", at)
+	if err != nil {
+		return fmt.Errorf("listen for peers, see Config.Listen: %w", err)
+	}
+	b.listeners = append(b.listeners, l)
+	bound, ok := l.Addr().(*net.TCPAddr)
+	if !ok {
+		return fmt.Errorf("listen for peers at %v: no address of TCP", l.Addr())
+	}
+	own, _ := netip.AddrFromSlice(bound.IP)
+	switch {
+	case !own.IsUnspecified():
+		known = []netip.Addr{own.Unmap()}
+	case known == nil:
+		if known = b.railHosts(); len(known) == 0 {
+			known = hostAddresses()
+		}
+	}
+	for _, a := range known[:min(len(known), controlsMax-len(b.address.control))] {
+		b.address.control = append(b.address.control, netip.AddrPortFrom(a, uint16(bound.Port)))
+	}
+	return nil
+}
+
+// reachMax is how long one address of several may keep us from the others.
+const reachMax = time.Second
+
+// reach connects to the control of an owner, at the first of its addresses that answers; those in a
+// network of our rails go first.
+func (b *Backend) reach(ctx context.Context, a *address) (net.Conn, error) {
+	strange := func(at netip.AddrPort) int {
+		for _, r := range b.rails {
+			if r.gid.Subnet.IsValid() && r.gid.Subnet.Contains(at.Addr()) {
+				return 0
+			}
+		}
+		return 1
+	}
+	list := slices.Clone(a.control)
+	slices.SortStableFunc(list, func(x, y netip.AddrPort) int { return strange(x) - strange(y) })
+	var errs []error
+	for i, at := range list {
+		dialing, cancel := context.WithCancelCause(ctx)
+		late := fmt.Errorf("%v has not answered in %v: open the firewall for that port, or have "+
+			"the owner name other addresses in Config.Listen: %w", at, reachMax, driver.ErrTimeout)
+		if i < len(list)-1 {
+			go func() {
+				if clock.Pass(b.cfg.clock, reachMax, dialing.Done(), nil) {
+					cancel(late)
+				}
+			}()
+		}
+		conn, err := (&net.Dialer{}).DialContext(dialing, "tcp", at.String())
+		if err != nil && context.Cause(dialing) == late {
+			err = late
+		}
+		cancel(nil)
+		if err == nil {
+			return conn, nil
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, errors.Join(errs...)
+}
