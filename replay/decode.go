@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -33,7 +34,7 @@ type decode struct {
 
 	handlers sync.WaitGroup
 	checker  checker
-	watch    watch
+	late     lateWrites
 	tier     *tier // nil: no offload
 
 	mu  sync.Mutex
@@ -41,19 +42,15 @@ type decode struct {
 	bad chan struct{}
 }
 
-// Decode is the decode process: it serves over the first inherited file.
+// Decode is the decode process: it serves over the socket that the plan names.
 func Decode(c *proc.Control, open OpenFunc) error {
 	d := &decode{c: c, bad: make(chan struct{})}
 	if err := c.Expect(kindPlan, &d.plan); err != nil {
 		return err
 	}
-	list, err := openFaulty(open, d.plan.Backend, d.plan.Threads, d.plan.Faults[DecodeSide])
-	if err != nil {
-		return err
-	}
-	d.backends = list
-	d.eng, err = engine.Open(engine.Config{Name: string(DecodeSide), Backends: list,
-		TransferTimeout: d.plan.patience(), HandshakeTimeout: d.plan.patience()})
+	var err error
+	d.eng, d.backends, err = openEngine(open, string(DecodeSide), d.plan.Backend, d.plan.Threads,
+		d.plan.patience(), d.plan.Faults[DecodeSide])
 	if err != nil {
 		return err
 	}
@@ -86,7 +83,7 @@ func (d *decode) prepare() (err error) {
 		return err
 	}
 	d.checker = checker{geometry: d.geometry, memory: d.memory.Bytes()}
-	d.watch = watch{checker: &d.checker, blocks: d.blocks, poisoned: map[uint32]uint64{}}
+	d.late = lateWrites{checker: &d.checker, blocks: d.blocks, poisoned: map[uint32]int{}}
 	if d.plan.Offload == nil {
 		return nil
 	}
@@ -97,7 +94,7 @@ func (d *decode) prepare() (err error) {
 }
 
 // serve receives requests until the parent says that there are no more.
-func (d *decode) serve() error {
+func (d *decode) serve() (err error) {
 	region, err := d.eng.Register(regionName, d.memory.Segment())
 	if err != nil {
 		return err
@@ -107,15 +104,16 @@ func (d *decode) serve() error {
 	limit := d.plan.patience()
 	d.receiver, err = handoff.NewReceiver(mux, handoff.ReceiverConfig{
 		Region: region, Geometry: d.geometry, Pool: d.blocks,
-		RoomTimeout: limit, IdleTimeout: limit, RevokeTimeout: limit, NotifyTimeout: limit,
+		Limits: handoff.Limits{MeetTimeout: limit, IdleTimeout: limit, RevokeTimeout: limit,
+			NotifyTimeout: limit},
 	})
 	if err != nil {
 		return err
 	}
-	defer d.receiver.Close()
-	l, err := d.listener()
+	defer func() { err = errors.Join(err, d.receiver.Close()) }()
+	l, err := net.Listen("unix", d.plan.Meeting)
 	if err != nil {
-		return err
+		return fmt.Errorf("wait for the prefill process: %w", err)
 	}
 	defer l.Close()
 	if err := d.c.Send(kindReady, nil); err != nil {
@@ -129,6 +127,9 @@ func (d *decode) serve() error {
 	ctx, cancel := context.WithCancel(d.c.Context())
 	defer cancel()
 	go d.eng.Serve(ctx, l) // ends with ctx; what fails there fails the prefill's dialling
+	if err := d.c.Send(kindConnected, nil); err != nil {
+		return err
+	}
 	if err := d.acceptAll(); err != nil {
 		return err
 	}
@@ -137,7 +138,7 @@ func (d *decode) serve() error {
 		if r.Offload, err = d.tier.finish(d.c.Context()); err != nil {
 			return err
 		}
-		r.Mismatches, r.First, r.Digest = d.checker.mismatches, d.checker.first, d.checker.took
+		r.Mismatches, r.First, r.Check = d.checker.mismatches, d.checker.first, d.checker.took
 	}
 	return d.c.Send(kindResult, r)
 }
@@ -163,7 +164,7 @@ func (d *decode) acceptAll() error {
 	for ctx.Err() == nil {
 		q, err := d.receiver.Accept(ctx)
 		if err == nil {
-			d.watch.forget(q)
+			d.late.forget(q)
 			d.handlers.Go(func() { d.handle(q) })
 		} else if ctx.Err() == nil {
 			return err
@@ -197,12 +198,12 @@ func (d *decode) fail(err error) {
 // handle follows one request to its end, cancels it as planned, and checks it.
 func (d *decode) handle(q *handoff.Request) {
 	defer q.Release()
-	abort, planned := d.plan.Aborts[int(q.ID)]
+	abort, planned := d.plan.Aborts[requestOf(q)]
 	arrived := 0
-	for range q.Layers() {
+	for range q.Ready() {
 		if planned && abort.By == DecodeSide && arrived == abort.Layer {
 			if err := q.Cancel(d.c.Context()); err != nil {
-				d.fail(fmt.Errorf("cancel request %d: %w", q.ID+1, err))
+				d.fail(fmt.Errorf("cancel request %d: %w", requestOf(q)+1, err))
 			}
 		}
 		arrived++
@@ -221,26 +222,29 @@ func (d *decode) handle(q *handoff.Request) {
 	case planned && (errors.Is(err, engine.ErrAborted) || errors.Is(err, handoff.ErrCancelled)),
 		d.plan.faulty():
 		d.through(q) // the next request may have the blocks, if it is faster
-		d.watch.freed(q)
+		d.late.freed(q)
 	default:
 		d.fail(err)
 	}
 }
 
+// requestOf is the index in Plan.Requests of what is handed over: see prefill.handOver.
+func requestOf(q *handoff.Request) int { return int(uint32(q.ID)) }
+
 // through lets the prefill go on.
 func (d *decode) through(q *handoff.Request) {
-	_ = d.c.Send(kindChecked, q.ID) // the end of the pipe ends the context
+	_ = d.c.Send(kindChecked, requestOf(q)) // the end of the pipe ends the context
 }
 
 // sum reports, after a last look at the blocks that were not used since.
 func (d *decode) sum() DecodeResult {
-	time.Sleep(lateWrite)
-	d.watch.last()
+	time.Sleep(lateWait)
+	d.late.last()
 	s := d.blocks.Stats()
 	c := &d.checker
 	return DecodeResult{
-		Memory: "host", Checked: c.checked, Watched: d.watch.count,
-		Mismatches: c.mismatches, First: c.first, Digest: c.took,
+		Memory: "host", Checked: c.checked, Watched: d.late.count,
+		Mismatches: c.mismatches, First: c.first, Check: c.took,
 		Leaked: uint64(s.Used) + d.receiver.Stats().Quarantined, Faults: faultsFired(d.backends),
 	}
 }

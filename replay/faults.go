@@ -4,18 +4,16 @@ package replay
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/proc"
+	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/handoff"
 )
 
@@ -70,10 +68,6 @@ const triesMax = 30
 // faulty reports whether faults were asked for, on either side.
 func (p *Plan) faulty() bool { return len(p.Faults) > 0 }
 
-// meetingPlace is where the prefill process finds the decode process, as often as it
-// must: a socket of the abstract namespace, of which only the two know the name.
-func meetingPlace() string { return "@sluice-replay-" + rand.Text() }
-
 // patience is how long a side waits for one step of the other. Where completions may not
 // come at all, a few such waits fit into the limit.
 func patience(limit time.Duration, faults map[Side]string) time.Duration {
@@ -107,6 +101,26 @@ func openFaulty(open OpenFunc, backend string, threads int, faults string) ([]dr
 	return list, nil
 }
 
+// openEngine opens the engine of a process over its backends, with the faults that were asked for.
+func openEngine(open OpenFunc, name, backend string, threads int, limit time.Duration,
+	faults string) (*engine.Engine, []driver.Backend, error) {
+	list, err := openFaulty(open, backend, threads, faults)
+	if err != nil {
+		return nil, nil, err
+	}
+	eng, err := engine.Open(engine.Config{Name: name, Backends: list, TransferTimeout: limit,
+		ConnectTimeout: limit, HandshakeTimeout: limit})
+	return eng, list, err
+}
+
+// routeOf is the route that the command line asked for.
+func routeOf(backend string) engine.Route {
+	if backend == "auto" {
+		return engine.Route{}
+	}
+	return engine.Route{Only: backend}
+}
+
 // wrap returns the backend itself with an error, so that it can be closed.
 func wrap(b driver.Backend, rules []fault.Rule) (driver.Backend, error) {
 	w, err := fault.Wrap(b, faultSeed, rules...)
@@ -128,41 +142,13 @@ func faultsFired(list []driver.Backend) (n uint64) {
 	return n
 }
 
-// listener is where the decode process is met: once over the socket that it has inherited,
-// or again and again.
-func (d *decode) listener() (net.Listener, error) {
-	if d.plan.faulty() {
-		l, err := net.Listen("unix", d.plan.Meeting)
-		if err != nil {
-			return nil, fmt.Errorf("wait for the prefill process: %w", err)
-		}
-		return l, nil
-	}
-	conn, err := proc.Conn(d.c.Extra(0))
-	if err != nil {
-		return nil, err
-	}
-	return proc.NewSingle(conn), nil
-}
-
 // dial connects to the decode process. With faults it may take several tries.
-func (p *prefill) dial() error {
-	if !p.plan.faulty() {
-		conn, err := proc.Conn(p.c.Extra(0))
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		p.peer, err = p.eng.DialConn(p.ctx, conn)
-		return err
-	}
+func (p *prefill) dial() (err error) {
 	ctx, cancel := context.WithTimeout(p.ctx, p.plan.limit())
 	defer cancel()
 	for {
-		peer, err := p.eng.Dial(ctx, "unix", p.plan.Meeting)
-		if err == nil {
-			p.peer = peer
-			return nil
+		if p.peer, err = p.eng.Dial(ctx, "unix", p.plan.Meeting); err == nil || !p.plan.faulty() {
+			return err
 		}
 		select {
 		case <-ctx.Done():
@@ -176,7 +162,7 @@ func (p *prefill) dial() error {
 // connection of its own: the other one may be dead, or known as dead on the other side.
 func (p *prefill) handOver(i int, blocks []handoff.Block) (push *handoff.Push, err error) {
 	for try := 1; ; try++ {
-		push, err = p.sender.Begin(p.ctx, p.peer, uint64(i), blocks)
+		push, err = p.sender.Begin(p.ctx, p.peer, uint64(try-1)<<32|uint64(i), blocks)
 		if err == nil {
 			err = p.push(push, &p.plan.Requests[i], i)
 		}
@@ -202,7 +188,7 @@ func (p *prefill) tidyUp(push *handoff.Push) error {
 		}
 	}
 	for len(p.landed) > 0 {
-		p.count(<-p.landed)
+		p.count(push, <-p.landed)
 	}
 	_ = p.peer.Close()
 	return p.dial()

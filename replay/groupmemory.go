@@ -33,7 +33,7 @@ type groupMemory struct {
 
 	checked uint64 // bytes that were compared
 	landed  uint64 // of them, those of requests that have come
-	wrong   uint64 // of them
+	wrong   uint64 // cells
 	first   []string
 }
 
@@ -70,8 +70,11 @@ func newGroupMemory(eng *engine.Engine, side *layout.Side, poison byte, seed uin
 }
 
 func fill(b []byte, with byte) {
-	for i := range b {
-		b[i] = with
+	if len(b) > 0 {
+		b[0] = with
+	}
+	for n := 1; n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
 	}
 }
 
@@ -245,7 +248,7 @@ func (m *groupMemory) compare(q *groupRequest, c *content.Cell, v *layout.View, 
 	}
 	m.checked += uint64(len(cell))
 	if n > 0 {
-		m.mismatch(n, "request %d, layer %d, part %s, unit %d, token %d: %d of %d bytes",
+		m.mismatch("request %d, layer %d, part %s, unit %d, token %d: %d of %d bytes",
 			q.Number, v.Layer, v.Part, c.Unit, holds, n, len(cell))
 	}
 }
@@ -262,7 +265,7 @@ func (m *groupMemory) untouched(t layout.Tables, when string) {
 	m.each(t, 0, func(c *content.Cell, v *layout.View, _ int64, cell []byte) {
 		m.checked += uint64(len(cell))
 		if n := content.CountWrong(cell, m.poison); n > 0 {
-			m.mismatch(n, "%s: %d of %d bytes of a free block were written: layer %d, part %s, "+
+			m.mismatch("%s: %d of %d bytes of a free block were written: layer %d, part %s, "+
 				"unit %d", when, n, len(cell), v.Layer, v.Part, c.Unit)
 		}
 	})
@@ -277,8 +280,8 @@ func (m *groupMemory) close() error {
 	return errors.Join(errs...)
 }
 
-func (m *groupMemory) mismatch(bytes uint64, format string, args ...any) {
-	if m.wrong += bytes; len(m.first) < firstMax {
+func (m *groupMemory) mismatch(format string, args ...any) {
+	if m.wrong++; len(m.first) < firstMax {
 		m.first = append(m.first, fmt.Sprintf("rank %d: "+format,
 			append([]any{m.side.Rank}, args...)...))
 	}

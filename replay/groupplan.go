@@ -65,7 +65,6 @@ type groupPlan struct {
 	cut             int              // requests that were
 	memory          uint64           // of all pools
 	words           [2]string        // the groups as they were asked for
-	whole           *Planning        // of the whole model
 }
 
 // groupRequest is one hand-over.
@@ -114,7 +113,7 @@ func (o *GroupOptions) plan() (*groupPlan, error) {
 		Faults: o.Faults, LimitMs: o.Limit.Milliseconds(),
 		words: [2]string{o.Prefill.String(), o.Decode.String()}}
 	var err error
-	if p.whole, err = PlanGroups(o.Spec, o.Prefill, o.Decode); err != nil {
+	if _, err = PlanGroups(o.Spec, o.Prefill, o.Decode); err != nil {
 		return nil, err
 	}
 	most := o.TokensMax

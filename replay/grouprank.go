@@ -58,7 +58,6 @@ type groupOutcome struct {
 	Planned  bool   `json:"planned"`
 	Damaged  bool   `json:"damaged"`  // digests differ
 	Unproven bool   `json:"unproven"` // bytes may land still
-	Begin    []int  `json:"begin"`    // bytes of messages to begin it, by receiver
 }
 
 // groupRankResult is what a rank says at its end.
@@ -68,7 +67,7 @@ type groupRankResult struct {
 	First   []string `json:"first"`
 	Reused  uint64   `json:"reused"`
 	Faults  uint64   `json:"faults"` // that rules have made
-	Leaked  int      `json:"leaked"` // blocks, leases and requests
+	Leaked  uint64   `json:"leaked"` // blocks, leases and requests
 	Route   string   `json:"route"`
 }
 
@@ -100,14 +99,8 @@ func GroupRank(c *proc.Control, open OpenFunc) (err error) {
 		return err
 	}
 	p := &r.told.Plan
-	r.backends, err = openFaulty(open, p.Backend, p.Threads, p.Faults[r.told.Side])
-	if err != nil {
-		return err
-	}
-	limit := p.limit()
-	r.eng, err = engine.Open(engine.Config{Backends: r.backends, TransferTimeout: limit,
-		Name:           fmt.Sprintf("%s-%d", r.told.Side, r.told.Index),
-		ConnectTimeout: limit, HandshakeTimeout: limit})
+	r.eng, r.backends, err = openEngine(open, fmt.Sprintf("%s-%d", r.told.Side, r.told.Index),
+		p.Backend, p.Threads, p.limit(), p.Faults[r.told.Side])
 	if err != nil {
 		return err
 	}
@@ -237,8 +230,10 @@ func sidesIn(list []groupMeeting, dp int) (sides []*layout.Side, at [2]int, err 
 func (r *groupRank) openGroup(plan *layout.Plan, peers []*engine.Peer) error {
 	limit := patience(r.told.Plan.limit(), r.told.Plan.Faults)
 	cfg := handoff.GroupConfig{Plan: plan, Index: r.side.Rank, Regions: r.pools.regions,
-		Peers: peers, Route: r.route(), MeetTimeout: limit, IdleTimeout: limit, LayerTimeout: limit,
-		TakenTimeout: limit, NotifyTimeout: limit, RevokeTimeout: min(limit, 15*time.Second)}
+		Peers: peers, Route: routeOf(r.told.Plan.Backend), Limits: handoff.Limits{
+			MeetTimeout: limit, IdleTimeout: limit, LayerTimeout: limit, TakenTimeout: limit,
+			NotifyTimeout: limit,
+			RevokeTimeout: min(limit, 15*time.Second)}}
 	if r.told.Plan.Digest {
 		cfg.Digest = func(int) bool { return true }
 	}
@@ -256,16 +251,9 @@ func (r *groupRank) openGroup(plan *layout.Plan, peers []*engine.Peer) error {
 	return err
 }
 
-func (r *groupRank) route() (route engine.Route) {
-	if r.told.Plan.Backend != "auto" {
-		route.Only = r.told.Plan.Backend
-	}
-	return route
-}
-
 // explain notes which way bytes go between this rank and the first of the other group.
 func (r *groupRank) explain() error {
-	if r.res.Route = r.route().Only; r.res.Route != "" {
+	if r.res.Route = routeOf(r.told.Plan.Backend).Only; r.res.Route != "" {
 		return nil
 	}
 	for _, region := range r.pools.regions {

@@ -152,9 +152,6 @@ func (r *groupRank) push(f *groupFlight, poised bool) error {
 	if err != nil {
 		return err
 	}
-	for to := range len(r.peers) / len(r.senders) {
-		f.outcome.Begin = append(f.outcome.Begin, p.RequestBytes(to))
-	}
 	layers := layersOn(r.pools.side)
 	for i, l := range layers {
 		if poised && i == len(layers)/2 {
@@ -232,7 +229,7 @@ func (r *groupRank) check() uint64 {
 
 // finish looks for what is left. Precondition: no rank sends anything any more.
 func (r *groupRank) finish() {
-	r.res.Leaked = r.pools.rest() + r.eng.Stats().Leases
+	r.res.Leaked = uint64(r.pools.rest() + r.eng.Stats().Leases)
 	r.res.Checked, r.res.Wrong, r.res.First = r.pools.checked, r.pools.wrong, r.pools.first
 	r.res.Reused, r.res.Faults = r.pools.reused, faultsFired(r.backends)
 }

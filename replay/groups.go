@@ -14,16 +14,15 @@ import (
 
 // groupSupervisor leads all ranks, step by step: each step begins when all have done the last.
 type groupSupervisor struct {
-	crew
+	processes
 	options *GroupOptions
 	plan    *groupPlan
-	tick    *time.Ticker
 	killed  time.Time // when a rank was
-	report  *GroupReport
+	report  *Report
 }
 
 // RunGroups replays between two groups of ranks. When it returns, all processes are gone.
-func RunGroups(ctx context.Context, o GroupOptions) (*GroupReport, error) {
+func RunGroups(ctx context.Context, o GroupOptions) (*Report, error) {
 	plan, err := o.plan()
 	if err != nil {
 		return nil, err
@@ -33,7 +32,7 @@ func RunGroups(ctx context.Context, o GroupOptions) (*GroupReport, error) {
 	}
 	o.Say(fmt.Sprintf("starting %d processes, which prepare %s of memory for %d of %d layers",
 		len(plan.prefill)+len(plan.decode), figures.RoundSize(plan.memory), plan.layers, plan.of))
-	s := &groupSupervisor{crew: newCrew(o.Limit), options: &o, plan: plan,
+	s := &groupSupervisor{processes: newProcesses(o.Limit), options: &o, plan: plan,
 		report: newGroupReport(plan)}
 	defer s.stop()
 	for _, g := range []struct {
@@ -48,8 +47,8 @@ func RunGroups(ctx context.Context, o GroupOptions) (*GroupReport, error) {
 			s.children = append(s.children, &child{Child: c})
 		}
 	}
-	s.tick = s.listen()
-	defer s.tick.Stop()
+	s.aside = s.poised
+	s.listen()
 	if err := s.supervise(ctx); err != nil {
 		return nil, err
 	}
@@ -104,7 +103,7 @@ func (s *groupSupervisor) supervise(ctx context.Context) error {
 // meet has all ranks connect.
 func (s *groupSupervisor) meet(ctx context.Context) error {
 	meetings := make([]groupMeeting, len(s.children))
-	err := s.each(ctx, kindPlan, func(i int) any {
+	err := s.each(ctx, s.children, kindPlan, func(i int) any {
 		side, rank := s.sideOf(i)
 		return groupTold{*s.plan, side, rank}
 	}, kindMeet, func(i int, m *proc.Message) error { return m.Decode(&meetings[i]) })
@@ -116,7 +115,9 @@ func (s *groupSupervisor) meet(ctx context.Context) error {
 	if err := s.all(ctx, kindPeers, peers, kindConnected, nil); err != nil {
 		return err
 	}
-	return s.all(ctx, kindOpen, nil, kindReady, nil)
+	err = s.all(ctx, kindOpen, nil, kindReady, nil)
+	s.ready = true
+	return err
 }
 
 // round hands some requests over.
@@ -152,59 +153,11 @@ func (s *groupSupervisor) round(ctx context.Context, n int) error {
 	return err
 }
 
-// all is each, with the same for all ranks.
-func (s *groupSupervisor) all(ctx context.Context, kind string, body any, want string,
-	take func(i int, m *proc.Message) error) error {
-	return s.each(ctx, kind, func(int) any { return body }, want, take)
-}
-
-// each tells every rank that lives something, and returns when all have answered with a message
-// of that kind.
-func (s *groupSupervisor) each(ctx context.Context, kind string, body func(i int) any,
-	want string, take func(i int, m *proc.Message) error) error {
-	index := map[*child]int{} // of those that have not answered
-	for i, c := range s.children {
-		if !c.doomed {
-			index[c] = i
-			s.instruct(c, kind, body(i))
-		}
+// poised kills the rank that was chosen for it, once another one says that it may be done.
+func (s *groupSupervisor) poised(from *child, m *proc.Message) error {
+	if m.Kind != kindPoised || s.plan.Victim == nil {
+		return fmt.Errorf("%s process sent %q", from.Name, m.Kind)
 	}
-	s.moved = time.Now()
-	for len(index) > 0 {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-s.tick.C:
-			if err := s.overdue(index); err != nil {
-				return err
-			}
-		case e := <-s.events:
-			if err := s.note(e); err != nil {
-				return s.blameLater(err)
-			}
-			i, waits := index[e.from]
-			switch {
-			case e.end || e.from.doomed:
-				continue
-			case e.msg.Kind == kindPoised && s.plan.Victim != nil:
-				delete(index, s.kill())
-				continue
-			case !waits || e.msg.Kind != want:
-				return fmt.Errorf("%s process sent %q", e.from.Name, e.msg.Kind)
-			}
-			delete(index, e.from)
-			if take != nil {
-				if err := take(i, &e.msg); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// kill kills the rank that was chosen for it.
-func (s *groupSupervisor) kill() *child {
 	i := s.plan.Victim.Rank
 	if s.plan.Victim.Side == DecodeSide {
 		i += len(s.plan.prefill)
@@ -214,27 +167,5 @@ func (s *groupSupervisor) kill() *child {
 	s.options.Say(fmt.Sprintf("killing %s (pid %d)", c.Name, c.PID))
 	s.report.Killed = c.Name
 	_ = syscall.Kill(c.PID, syscall.SIGKILL) // not reaped before it ends
-	return c
-}
-
-// overdue names a process that does not answer, or does not move on.
-func (s *groupSupervisor) overdue(waits map[*child]int) error {
-	if s.wasAway() {
-		return nil
-	}
-	if err := s.silent(); err != nil {
-		return err
-	}
-	// Each process has the limit for its own waits: this is the net below.
-	limit := 2 * s.limit
-	if s.report.Seconds.Setup == 0 {
-		limit = max(limit, setupLimit)
-	}
-	if idle := time.Since(s.moved); idle > limit {
-		for c := range waits {
-			return fmt.Errorf("%s process has made no progress for %v", c.Name,
-				idle.Round(100*time.Millisecond))
-		}
-	}
 	return nil
 }

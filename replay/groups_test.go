@@ -105,11 +105,11 @@ func TestGroupsFindWhatIsCorrupt(t *testing.T) {
 		o.Digest = digest
 		r, err := RunGroups(t.Context(), o)
 		require.NoError(t, err)
-		require.Equal(t, digest, r.Mismatches > 0)
-		require.Equal(t, !digest, r.MismatchedBytes > 0)
+		require.Positive(t, r.Mismatches)
+		require.Equal(t, digest, len(r.FirstMismatches) == 0)
 		require.Equal(t, digest, r.Failed > 0)
 		require.Zero(t, r.Leaked)
-		require.ErrorContains(t, r.Err(), "differ")
+		require.ErrorContains(t, r.Err(), "mismatches")
 	}
 }
 
@@ -133,14 +133,7 @@ func TestGroupsUnderFaults(t *testing.T) {
 
 // TestGroupReportText: of what was not asked for it has no line; rules that met nothing have one.
 func TestGroupReportText(t *testing.T) {
-	edges := func(ops ...string) (list []GroupEdge) {
-		for _, op := range ops {
-			list = append(list, GroupEdge{PlanEdge: PlanEdge{Op: op}})
-		}
-		return list
-	}
-	r := GroupReport{PrefillRanks: 8, DecodeRanks: 1, groups: [2]int{2, 1},
-		Edges: edges("pull", "pull")}
+	r := Report{GroupReport: &GroupReport{PrefillRanks: 8, DecodeRanks: 1, groups: [2]int{2, 1}}}
 	text := func() string {
 		var out bytes.Buffer
 		require.NoError(t, r.Text(&out))
@@ -151,13 +144,8 @@ func TestGroupReportText(t *testing.T) {
 	for _, line := range []string{"prefixes", "killed", "failed  ", "faults"} {
 		require.NotContains(t, text(), "\n"+line)
 	}
-	r.ruled = true
-	const none = "faults      0: no rule met an event; "
-	require.Contains(t, text(), none+"all edges pull (read)\n")
-	r.Edges = edges("push")
-	require.Contains(t, text(), none+"all edges push (write)\n")
-	r.Edges = edges("push", "pull")
-	require.Contains(t, text(), none+"some edges push (write), others pull (read)\n")
+	r.faulty = true
+	require.Contains(t, text(), "faults      0: no rule met an event\n")
 }
 
 // TestGroupExcuses: what nothing can have brought about is a defect, also while rules are at work.
@@ -208,7 +196,7 @@ func TestGroupsWithAborts(t *testing.T) {
 		require.NoError(t, r.Err())
 		require.Equal(t, 6, r.Finished+r.Aborted+r.Failed)
 		require.GreaterOrEqual(t, r.Aborted, 2)
-		require.Positive(t, r.Reused)
+		require.Positive(t, r.UsedAgain)
 		require.Equal(t, kill != "", r.Failed == groupAtOnce)
 		require.Equal(t, kill != "", r.SlowestEndMs > 0)
 		require.Contains(t, r.Killed, string(kill))

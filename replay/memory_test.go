@@ -29,7 +29,7 @@ func TestStagingIsARing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		content.Fill(write, 1, 0, 0)
+		fill(write, 1)
 		for layer, same := range map[int]bool{1: false, 2: true, 3: false, 4: true} {
 			read, err := s.piece(2, layer, last)
 			if err != nil {
@@ -51,7 +51,7 @@ func pieces(n, size int) [][]byte {
 	list := make([][]byte, n)
 	for i := range list {
 		list[i] = make([]byte, size)
-		content.Fill(list[i], uint64(i), 0, 0)
+		fill(list[i], byte(i+1))
 	}
 	return list
 }
@@ -94,10 +94,14 @@ func poolOf(t *testing.T) (*checker, *handoff.Request) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		content.Fill(b, 7, layer, 0)
+		for part := range g.Parts() {
+			cell := content.Cell{Request: 7, Part: uint64(part), Layer: layer}
+			cell.Fill(b[:g.PartBytes(part)])
+			b = b[g.PartBytes(part):]
+		}
 	}
-	return c, &handoff.Request{ID: 4, Hashes: []pool.Hash{pool.HashOf(7)}, Blocks: []uint32{0},
-		Missing: []int{0}}
+	return c, &handoff.Request{GroupRequest: &handoff.GroupRequest{ID: 4},
+		Hashes: []pool.Hash{pool.HashOf(7)}, Blocks: []uint32{0}, Missing: []int{0}}
 }
 
 func TestCheckerFindsEveryWrongLayer(t *testing.T) {
@@ -121,13 +125,13 @@ func TestCheckerFindsEveryWrongLayer(t *testing.T) {
 	}
 }
 
-func TestWatchFindsALateWrite(t *testing.T) {
+func TestLateWritesAreFound(t *testing.T) {
 	c, q := poolOf(t)
 	blocks, err := pool.New(3)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &watch{checker: c, blocks: blocks, poisoned: map[uint32]uint64{}}
+	w := &lateWrites{checker: c, blocks: blocks, poisoned: map[uint32]int{}}
 	w.freed(q)
 	if w.count != 1 || c.mismatches != 0 || blocks.Stats().Used != 0 {
 		t.Fatalf("%d blocks watched, %d mismatches, %+v", w.count, c.mismatches, blocks.Stats())

@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package replay hands the requests of a trace over from a prefill process to a
-// decode process, and proves on the decode side that every byte is right.
-//
-// A parent (Run) makes the Plan, starts both processes, supervises them and adds
-// their figures up. The prefill process (Prefill) makes the content of the blocks
-// in a small ring of layers and pushes it; the decode process (Decode) owns the
-// pool, checks a digest of every block of every layer once nothing can land any
-// more, and watches blocks that were given back by aborted requests.
 package replay
 
 import (
@@ -49,7 +41,7 @@ type Plan struct {
 	LimitMs    int64           `json:"limit_ms"` // for everything that waits for the other process
 	// rules of package fault; a side without any is absent
 	Faults  map[Side]string `json:"faults"`
-	Meeting string          `json:"meeting"` // with faults: the Unix socket that decode listens on
+	Meeting string          `json:"meeting"` // the abstract Unix socket that decode listens on
 	Offload *Offload        `json:"offload"` // nil: none
 
 	memory uint64 // of both processes

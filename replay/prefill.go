@@ -3,6 +3,7 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +23,7 @@ type OpenFunc func(name string, threads int) ([]driver.Backend, error)
 const (
 	kindPlan     = "plan"     // Plan, to both
 	kindReady    = "ready"    // from both
-	kindStart    = "start"    // to both, when both are ready: connect
+	kindStart    = "start"    // to both, when both are ready: connect; the answer is kindConnected
 	kindProgress = "progress" // from the prefill: layers of blocks that are through
 	// from the decode, passed on to the prefill: a request is checked, or was aborted
 	kindChecked = "checked"
@@ -51,20 +52,15 @@ type prefill struct {
 	told   time.Time
 }
 
-// Prefill is the prefill process: it connects over the first inherited file.
+// Prefill is the prefill process: it connects to the socket that the plan names.
 func Prefill(c *proc.Control, open OpenFunc) error {
 	p := &prefill{c: c, ctx: c.Context(), layers: figures.NewSamples(1 << 17)}
 	if err := c.Expect(kindPlan, &p.plan); err != nil {
 		return err
 	}
-	list, err := openFaulty(open, p.plan.Backend, p.plan.Threads, p.plan.Faults[PrefillSide])
-	if err != nil {
-		return err
-	}
-	p.backends = list
-	limit := p.plan.patience()
-	p.eng, err = engine.Open(engine.Config{Name: string(PrefillSide), Backends: list,
-		TransferTimeout: limit, HandshakeTimeout: limit})
+	var err error
+	p.eng, p.backends, err = openEngine(open, string(PrefillSide), p.plan.Backend, p.plan.Threads,
+		p.plan.patience(), p.plan.Faults[PrefillSide])
 	if err != nil {
 		return err
 	}
@@ -97,7 +93,13 @@ func (p *prefill) prepare() (err error) {
 	if err := p.c.Expect(kindStart, nil); err != nil {
 		return err
 	}
-	return p.dial()
+	if err := p.dial(); err != nil {
+		return err
+	}
+	if err := p.c.Send(kindConnected, nil); err != nil {
+		return err
+	}
+	return p.c.Expect(kindRun, nil)
 }
 
 func (p *prefill) close() error {
@@ -118,8 +120,9 @@ func (p *prefill) work() (err error) {
 	mux := handoff.NewMux(p.eng)
 	defer mux.Close()
 	p.sender, err = handoff.NewSender(mux, handoff.SenderConfig{
-		Region: p.local, Geometry: p.staging.geometry, Route: p.route(), Window: 1,
-		AnswerTimeout: limit, LayerTimeout: limit, TakenTimeout: limit, AbortTimeout: limit,
+		Region: p.local, Geometry: p.staging.geometry, Route: routeOf(p.plan.Backend),
+		Limits: handoff.Limits{Window: 1, MeetTimeout: limit, LayerTimeout: limit,
+			TakenTimeout: limit, RevokeTimeout: limit, NotifyTimeout: limit},
 		OnLayer: func(r handoff.LayerReport) { p.landed <- r }, // one in flight: has room
 	})
 	if err != nil {
@@ -147,14 +150,6 @@ func (p *prefill) work() (err error) {
 	return p.c.Send(kindResult, p.res)
 }
 
-// route is what the command line asked for.
-func (p *prefill) route() engine.Route {
-	if p.plan.Backend == "auto" {
-		return engine.Route{}
-	}
-	return engine.Route{Only: p.plan.Backend}
-}
-
 // explain notes which way the bytes go.
 func (p *prefill) explain() error {
 	remote, err := p.peer.Remote(regionName)
@@ -165,9 +160,7 @@ func (p *prefill) explain() error {
 	if err != nil {
 		return err
 	}
-	if p.res.Route = x.Chosen; p.route().Only != "" {
-		p.res.Route = p.route().Only
-	}
+	p.res.Route = cmp.Or(routeOf(p.plan.Backend).Only, x.Chosen)
 	return nil
 }
 
@@ -200,7 +193,7 @@ func (p *prefill) progress(more int) {
 }
 
 // awaitCheck waits until the decode side is through with a request, so that its
-// digests take no time from the transfers that are measured. The parent watches
+// checks take no time from the transfers that are measured. The parent watches
 // over the wait.
 func (p *prefill) awaitCheck(i int) error {
 	for checked := -1; !p.plan.Overlap && checked != i; {

@@ -28,8 +28,8 @@ func (p *prefill) request(i int) error {
 	switch {
 	case err == nil:
 		p.res.Requests = append(p.res.Requests, time.Since(begin)-(p.res.Fill+p.base.took-idle))
-		p.res.BlocksMoved += uint64(push.Missing())
-		p.res.BlocksReused += uint64(len(blocks) - push.Missing())
+		p.res.BlocksMoved += uint64(len(push.MissingBlocks()))
+		p.res.BlocksReused += uint64(len(blocks) - len(push.MissingBlocks()))
 		return nil
 	case p.asPlanned(i, err):
 		p.res.Aborted++
@@ -88,7 +88,7 @@ func (p *prefill) abort(push *handoff.Push, q *trace.Request, layer int) error {
 	// Nothing lands any more: what is in the slots may change at once.
 	select {
 	case r := <-p.landed: // was through before the abort
-		p.count(r)
+		p.count(push, r)
 	default:
 	}
 	return push.Err()
@@ -107,12 +107,9 @@ func (p *prefill) layer(push *handoff.Push, q *trace.Request, layer int) error {
 	if err := push.Layer(p.ctx, layer); err != nil {
 		return err
 	}
-	if len(pieces) == 0 {
-		return nil // the other side has all of it
-	}
 	select {
 	case r := <-p.landed:
-		p.count(r)
+		p.count(push, r)
 	case <-push.Ended():
 		return push.Err()
 	}
@@ -123,8 +120,11 @@ func (p *prefill) layer(push *handoff.Push, q *trace.Request, layer int) error {
 	return nil
 }
 
-func (p *prefill) count(r handoff.LayerReport) {
-	p.res.Bytes += r.Bytes
+func (p *prefill) count(push *handoff.Push, r handoff.LayerReport) {
+	if len(push.MissingBlocks()) == 0 {
+		return // the other side has all of it
+	}
+	p.res.Bytes += uint64(len(push.MissingBlocks())) * p.staging.geometry.LayerBytes()
 	p.res.Transfer += r.Took
 	p.layers.Add(r.Took)
 }
@@ -136,14 +136,13 @@ func (p *prefill) fill(q *trace.Request, layer int, missing []int) ([][]byte, er
 	g := p.staging.geometry
 	pieces := make([][]byte, 0, len(missing)*len(g.Parts()))
 	for _, j := range missing {
-		var off uint64
 		for part := range g.Parts() {
 			b, err := p.staging.piece(uint64(j), layer, part)
 			if err != nil {
 				return nil, err
 			}
-			content.Fill(b, q.HashIDs[j], layer, off)
-			off += uint64(len(b))
+			cell := content.Cell{Request: q.HashIDs[j], Part: uint64(part), Layer: layer}
+			cell.Fill(b)
 			pieces = append(pieces, b)
 		}
 	}

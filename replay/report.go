@@ -24,50 +24,59 @@ func quantiles(s *figures.Samples, unit time.Duration) Quantiles {
 }
 
 // Report is the outcome of a replay. The JSON keys are an interface: keys may be
-// added, never renamed.
+// added, never renamed. Those of a pair with a pool or of groups of ranks stand beside the others.
 type Report struct {
-	Requests     int    `json:"requests"`      // of the trace, aborted ones included
-	BlocksMoved  uint64 `json:"blocks_moved"`  // of requests that were handed over
-	BlocksReused uint64 `json:"blocks_reused"` // that decode had already
-	Bytes        uint64 `json:"bytes"`         // written by layers that arrived
-	// layers of blocks with a wrong digest, and late writes
-	Mismatches uint64  `json:"mismatches"`
-	Aborted    int     `json:"aborted"`
-	GBps       float64 `json:"gbps"`        // bytes over the time in which a layer was in flight
-	MemcpyGBps float64 `json:"memcpy_gbps"` // the same pieces by as many threads, in alternation
-	// offer to confirmation, filling and memcpy not counted
-	RequestMs Quantiles `json:"request_ms"`
-	LayerUs   Quantiles `json:"layer_us"` // post to completion
-	Route     string    `json:"route"`
-
-	Model           string   `json:"model"`
-	Ratio           float64  `json:"ratio"` // gbps / memcpy_gbps
-	Threads         int      `json:"threads"`
-	PoolBytes       uint64   `json:"pool_bytes"`
-	Memory          string   `json:"memory"`           // of the pool: "host"
-	BlocksChecked   uint64   `json:"blocks_checked"`   // digests of all layers of as many blocks
-	BlocksWatched   uint64   `json:"blocks_watched"`   // poisoned after an abort
-	BlocksLeaked    uint64   `json:"blocks_leaked"`    // in use by no request at the end
+	Model    string `json:"model"`
+	Route    string `json:"route"`
+	Requests int    `json:"requests"` // of the trace, aborted ones included
+	Aborted  int    `json:"aborted"`
+	Bytes    uint64 `json:"bytes"` // that have come
+	// Pair: bytes over the time in which a layer was in flight. Groups: the bytes of rounds without
+	// an end before time, over the time from the word to hand over to the last rank's word that it
+	// has.
+	GBps      float64 `json:"gbps"`
+	PoolBytes uint64  `json:"pool_bytes"` // of all ranks that receive; of groups, those that send, too
+	// Layers of blocks, or cells of ranks, that are not what they must be, late writes among them,
+	// and layers of which ranks have found other digests.
+	Mismatches      uint64   `json:"mismatches"`
 	FirstMismatches []string `json:"first_mismatches"` // the first few, in words
-	// that rules have brought about, in both processes
-	Faults  uint64 `json:"faults"`
-	Retried int    `json:"retried"` // hand-overs that failed and were begun again
-	Seconds Times  `json:"seconds"`
+	Leaked          uint64   `json:"leaked"`           // blocks in use by no request at the end, leases
+	Faults          uint64   `json:"faults"`           // that rules have brought about, in all processes
+	Seconds         Times    `json:"seconds"`
 
-	Offload *OffloadReport `json:"offload,omitempty"` // with --offload alone
+	*PairReport
+	*GroupReport
 
 	faulty bool // rules were given: the report says what came of them, be it nothing
 }
 
-// Times say where the time went. The two processes work side by side, so that
+// PairReport is what is reported of a pair alone.
+type PairReport struct {
+	Threads       int     `json:"threads"`
+	Memory        string  `json:"memory"`        // of the pool: "host"
+	BlocksMoved   uint64  `json:"blocks_moved"`  // of requests that were handed over
+	BlocksReused  uint64  `json:"blocks_reused"` // that decode had already
+	BlocksChecked uint64  `json:"blocks_checked"`
+	BlocksWatched uint64  `json:"blocks_watched"` // poisoned after an abort
+	MemcpyGBps    float64 `json:"memcpy_gbps"`    // the same pieces by as many threads, in alternation
+	Ratio         float64 `json:"ratio"`          // gbps / memcpy_gbps
+	// offer to confirmation, filling and memcpy not counted
+	RequestMs Quantiles `json:"request_ms"`
+	LayerUs   Quantiles `json:"layer_us"` // post to completion
+	Retried   int       `json:"retried"`  // hand-overs that failed and were begun again
+
+	Offload *OffloadReport `json:"offload,omitempty"` // with --offload alone
+}
+
+// Times say where the time went. The processes work side by side, so that
 // the parts are more than the whole.
 type Times struct {
-	Setup    float64 `json:"setup"`    // until both processes were connected, memory faulted in
-	Replay   float64 `json:"replay"`   // all requests
-	Fill     float64 `json:"fill"`     // prefill: making the content
-	Transfer float64 `json:"transfer"` // prefill: layers in flight
-	Memcpy   float64 `json:"memcpy"`   // prefill: the baseline
-	Digest   float64 `json:"digest"`   // decode: checking
+	Setup    float64 `json:"setup"`            // until all were connected, memory faulted in
+	Replay   float64 `json:"replay"`           // all requests
+	Transfer float64 `json:"transfer"`         // layers in flight; of groups, requests
+	Fill     float64 `json:"fill,omitempty"`   // of a pair: making the content
+	Memcpy   float64 `json:"memcpy,omitempty"` // of a pair: the baseline
+	Check    float64 `json:"check,omitempty"`  // of a pair: comparing
 }
 
 // PrefillResult and DecodeResult are what the processes report.
@@ -96,7 +105,7 @@ type DecodeResult struct {
 	Leaked     uint64        `json:"leaked"`
 	Mismatches uint64        `json:"mismatches"`
 	First      []string      `json:"first"`
-	Digest     time.Duration `json:"digest_ns"`
+	Check      time.Duration `json:"check_ns"`
 	Faults     uint64        `json:"faults"`
 
 	Offload *OffloadResult `json:"offload"`
@@ -107,42 +116,55 @@ func merge(plan *Plan, pre *PrefillResult, dec *DecodeResult, setup time.Duratio
 	for _, d := range pre.Requests {
 		requests.Add(d)
 	}
-	r := &Report{
-		Requests: len(plan.Requests), BlocksMoved: pre.BlocksMoved, BlocksReused: pre.BlocksReused,
-		Bytes: pre.Bytes, Mismatches: dec.Mismatches, Aborted: pre.Aborted,
-		GBps: figures.GBps(pre.Bytes, pre.Transfer), MemcpyGBps: figures.GBps(pre.MemcpyBytes,
-			pre.Memcpy),
-		RequestMs: quantiles(requests, time.Millisecond), LayerUs: pre.LayerUs, Route: pre.Route,
-		Model: plan.Model, Memory: dec.Memory, Threads: plan.Threads, BlocksChecked: dec.Checked,
-		BlocksWatched: dec.Watched,
-		BlocksLeaked:  dec.Leaked, Faults: pre.Faults + dec.Faults, Retried: pre.Retried,
-		FirstMismatches: append([]string{}, dec.First...),
+	r := &Report{Model: plan.Model, Route: pre.Route, Requests: len(plan.Requests),
+		Aborted: pre.Aborted, Bytes: pre.Bytes, GBps: figures.GBps(pre.Bytes, pre.Transfer),
+		Mismatches: dec.Mismatches, FirstMismatches: append([]string{}, dec.First...),
+		Leaked: dec.Leaked, Faults: pre.Faults + dec.Faults, faulty: plan.faulty(),
 		Seconds: Times{Setup: setup.Seconds(), Replay: pre.Replay.Seconds(),
-			Fill:     pre.Fill.Seconds(),
-			Transfer: pre.Transfer.Seconds(), Memcpy: pre.Memcpy.Seconds(),
-			Digest: dec.Digest.Seconds()},
+			Transfer: pre.Transfer.Seconds(), Fill: pre.Fill.Seconds(),
+			Memcpy: pre.Memcpy.Seconds(), Check: dec.Check.Seconds()},
+		PairReport: &PairReport{Threads: plan.Threads, Memory: dec.Memory,
+			BlocksMoved: pre.BlocksMoved, BlocksReused: pre.BlocksReused,
+			BlocksChecked: dec.Checked, BlocksWatched: dec.Watched,
+			MemcpyGBps: figures.GBps(pre.MemcpyBytes, pre.Memcpy),
+			RequestMs:  quantiles(requests, time.Millisecond), LayerUs: pre.LayerUs,
+			Retried: pre.Retried, Offload: dec.Offload.report()},
 	}
-	r.faulty = plan.faulty()
 	if r.MemcpyGBps > 0 {
 		r.Ratio = r.GBps / r.MemcpyGBps
 	}
-	r.Offload = dec.Offload.report()
 	return r
 }
 
 // Err is what is wrong with a replay that came to its end.
 func (r *Report) Err() error {
 	switch {
-	case r.Mismatches > 0:
+	case r.Mismatches > 0 && len(r.FirstMismatches) > 0:
 		return fmt.Errorf("%d mismatches, the first: %s", r.Mismatches, r.FirstMismatches[0])
-	case r.BlocksLeaked > 0:
-		return fmt.Errorf("%d blocks of the pool were not given back", r.BlocksLeaked)
+	case r.Mismatches > 0:
+		return fmt.Errorf("%d mismatches: digests differ", r.Mismatches)
+	case r.Leaked > 0:
+		return fmt.Errorf("%d blocks or leases were not given back", r.Leaked)
+	case r.GroupReport != nil:
+		return r.GroupReport.err()
 	}
 	return nil
 }
 
 // Text prints the report for people.
 func (r *Report) Text(w io.Writer) error {
+	text := r.pairText
+	if r.GroupReport != nil {
+		text = r.groupText
+	}
+	if err := text(w); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	return nil
+}
+
+// pairText is Text of a pair.
+func (r *Report) pairText(w io.Writer) error {
 	t := r.Seconds
 	_, err := fmt.Fprintf(w, `model       %s, pool %s of %s memory, %d thread(s)
 requests    %d, %d of them aborted
@@ -152,14 +174,14 @@ route       %s
 transfer    %s in %.2f s, %.2f GB/s, memcpy %.2f GB/s, ratio %.3f
 request     p50 %.2f ms, p99 %.2f ms (without filling and memcpy)
 layer       p50 %.1f µs, p99 %.1f µs
-time        setup %.2f s, replay %.2f s; prefill: filling %.2f s, memcpy %.2f s; decode: digests %.2f s
+time        setup %.2f s, replay %.2f s; prefill: filling %.2f s, memcpy %.2f s; decode: checks %.2f s
 `,
 		r.Model, figures.RoundSize(r.PoolBytes), r.Memory, r.Threads, r.Requests, r.Aborted,
-		r.BlocksMoved, r.BlocksReused, r.BlocksChecked, r.BlocksWatched, r.BlocksLeaked,
+		r.BlocksMoved, r.BlocksReused, r.BlocksChecked, r.BlocksWatched, r.Leaked,
 		r.Mismatches, r.Route,
 		figures.RoundSize(r.Bytes), t.Transfer, r.GBps, r.MemcpyGBps, r.Ratio,
 		r.RequestMs.P50, r.RequestMs.P99, r.LayerUs.P50, r.LayerUs.P99,
-		t.Setup, t.Replay, t.Fill, t.Memcpy, t.Digest)
+		t.Setup, t.Replay, t.Fill, t.Memcpy, t.Check)
 	if err == nil && r.faulty {
 		_, err = fmt.Fprintf(w, "faults      %d brought about, %d hand-overs begun again\n",
 			r.Faults, r.Retried)
@@ -167,8 +189,5 @@ time        setup %.2f s, replay %.2f s; prefill: filling %.2f s, memcpy %.2f s;
 	if err == nil && r.Offload != nil {
 		err = r.Offload.text(w)
 	}
-	if err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	return nil
+	return err
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/pool"
 	"github.com/sluicehq/sluice/kv/store"
-	"github.com/sluicehq/sluice/replay/internal/content"
 )
 
 // spill writes blocks of a request to the file, at most a batch. The plain writes of the same
@@ -131,7 +130,7 @@ func (t *tier) readBatch(ctx context.Context, places []uint32) error {
 			return err
 		}
 		pieces[k] = t.memory.Bytes()[off : off+g.BlockBytes : off+g.BlockBytes]
-		content.Poison(pieces[k]) // what does not come must show
+		fill(pieces[k], decodePoison) // what does not come must show
 	}
 	if err := t.beside(ctx, &t.res.Recalled, move, func() (uint64, error) {
 		return t.base.read(places)
@@ -163,9 +162,9 @@ func (t *tier) check(i uint32, bytes []byte) {
 	id, layer := idOf(pool.Hash(b.Name)), c.geometry.LayerBytes()
 	for l := range c.geometry.Layers() {
 		part := bytes[uint64(l)*layer:][:layer]
-		if got, want := content.Digest(0, part), c.content.Want(id, l, layer); got != want {
-			c.mismatch("%s: block %d (hash %d), layer %d at byte %d: digest %08x, want %08x",
-				t.path, i, id, l, t.at(i)+uint64(l)*layer, got, want)
+		if n := c.wrong(part, id, l); n > 0 {
+			c.mismatch("%s: block %d (hash %d), layer %d at byte %d: %d of %d bytes differ",
+				t.path, i, id, l, t.at(i)+uint64(l)*layer, n, len(part))
 		}
 	}
 }

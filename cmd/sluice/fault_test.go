@@ -19,19 +19,19 @@ func replayUnderFaults(t *testing.T, limit string, sides ...string) {
 			"--timeout", limit,
 			"--abort-rate", "0.2", "--fault", "slow,failing,lossy,flapping", "--fault-side", side)
 		wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 1, "mismatches": 0,
-			"blocks_leaked": 0})
+			"leaked": 0})
 		if r["faults"].(float64) < 10 || r["retried"].(float64) < 1 {
 			t.Errorf("%s: %v faults, %v tried again", side, r["faults"], r["retried"])
 		}
 	}
 }
 
-// TestReplayFindsWhatBreaksTheContract proves that its digests can fail.
+// TestReplayFindsWhatBreaksTheContract proves that its comparison can fail.
 func TestReplayFindsWhatBreaksTheContract(t *testing.T) {
 	o := sluice(t, "replay", "--model", smallModel, "--trace", smallTrace(t, 4), "--requests", "4",
 		"--backend", "shm", "--fault", "corrupt", "--fault-side", "prefill")
 	if o.status == 0 || !strings.Contains(o.stderr, "mismatches") ||
-		!strings.Contains(o.stderr, "digest") {
+		!strings.Contains(o.stderr, "bytes differ") {
 		t.Errorf("%+v", o)
 	}
 }

@@ -31,7 +31,7 @@ func offloadReport(t *testing.T, to string, args ...string) (report, offload map
 	report = decode(t, o.stdout).(map[string]any)
 	wantKeys(t, "report", report, append([]string{"offload"}, replayKeys...)...)
 	wantKeys(t, "offload", report["offload"], offloadKeys...)
-	wantNumbers(t, report, map[string]float64{"mismatches": 0, "blocks_leaked": 0})
+	wantNumbers(t, report, map[string]float64{"mismatches": 0, "leaked": 0})
 	return report, report["offload"].(map[string]any)
 }
 

@@ -52,7 +52,7 @@ func TestRealReplay(t *testing.T) {
 	r := replayReport(t, append([]string{"--trace", smallTrace(t, 6), "--requests", "6"},
 		way...)...)
 	wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 0, "mismatches": 0,
-		"blocks_leaked": 0})
+		"leaked": 0})
 	if r["route"] != "rdma" {
 		t.Errorf("route %v", r["route"])
 	}

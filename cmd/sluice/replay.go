@@ -45,13 +45,13 @@ func newReplay() *cobra.Command {
 		Use:   "replay",
 		Short: "Hand the KV caches of a trace over between two processes, and check every byte",
 		Long: `Hand the KV caches of a trace's requests over from a prefill process to a decode
-process, layer by layer, and check on the decode side a digest of every block of
-every layer. A trace has one JSON object a line: timestamp in ms, input_length,
+process, layer by layer, and check on the decode side every byte of every block.
+A trace has one JSON object a line: timestamp in ms, input_length,
 output_length, hash_ids of blocks of 512 tokens. Without --trace a generator makes
 requests of the same statistics as a public conversation trace.
 
 gbps counts the time in which a layer was in flight, memcpy_gbps the same pieces
-copied by memcpy by as many threads, in alternation; filling and digests are
+copied by memcpy by as many threads, in alternation; filling and checks are
 reported apart, and happen while no layer is in flight unless --overlap or --speed
 says otherwise. request_ms runs from the offer to the confirmation, without the
 time of filling and memcpy.
@@ -291,10 +291,7 @@ func runReplay(c *cobra.Command, f *replayFlags) error {
 }
 
 // show prints a report, and returns what it says went wrong.
-func (f *replayFlags) show(w io.Writer, r interface {
-	Text(io.Writer) error
-	Err() error
-}) error {
+func (f *replayFlags) show(w io.Writer, r *replay.Report) error {
 	if f.asJSON {
 		return errors.Join(printJSON(w, r), r.Err())
 	}
@@ -304,46 +301,36 @@ func (f *replayFlags) show(w io.Writer, r interface {
 // replay runs it, and says on stderr what is being done.
 func (f *replayFlags) replay(ctx context.Context, stderr io.Writer, o replay.Options) (
 	*replay.Report, error) {
-	prefillEnd, decodeEnd, err := proc.Pair()
-	if err != nil {
-		return nil, err
-	}
-	defer prefillEnd.Close()
-	defer decodeEnd.Close()
-	ends := map[replay.Side]*os.File{replay.PrefillSide: prefillEnd, replay.DecodeSide: decodeEnd}
 	o.Start = func(s replay.Side) (*proc.Child, error) {
-		// The child's copy is the last one: its death closes the connection.
-		defer ends[s].Close()
-		role := []string{"peer", "replay-" + string(s), f.spec(s)}
-		return proc.StartChild(string(s), role, ends[s])
+		return proc.StartChild(string(s), []string{"peer", "replay-" + string(s), f.spec(s)})
 	}
-	story := &story{w: stderr, title: "replay " + f.model}
-	defer story.end()
-	o.Say, o.Progress = story.say, story.progress
+	r := &reporter{w: stderr, title: "replay " + f.model}
+	defer r.end()
+	o.Say, o.Progress = r.say, r.progress
 	return replay.Run(ctx, o)
 }
 
-// story says what a replay does.
-type story struct {
+// reporter says what a replay does.
+type reporter struct {
 	w     io.Writer
 	title string
 	bar   *progress
 }
 
-func (s *story) say(what string) {
-	s.end() // a bar makes way for the line
-	fmt.Fprintf(s.w, "%s: %s\n", s.title, what)
+func (r *reporter) say(what string) {
+	r.end() // a bar makes way for the line
+	fmt.Fprintf(r.w, "%s: %s\n", r.title, what)
 }
 
-func (s *story) progress(done, total int64) {
-	if s.bar == nil {
-		s.bar = newProgress(s.w, total, s.title)
+func (r *reporter) progress(done, total int64) {
+	if r.bar == nil {
+		r.bar = newProgress(r.w, total, r.title)
 	}
-	s.bar.set(done)
+	r.bar.set(done)
 }
 
-func (s *story) end() {
-	if s.bar != nil {
-		s.bar.clear()
+func (r *reporter) end() {
+	if r.bar != nil {
+		r.bar.clear()
 	}
 }

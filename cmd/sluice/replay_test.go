@@ -41,7 +41,7 @@ var replayKeys = []string{"requests", "blocks_moved", "blocks_reused", "bytes", 
 	"aborted", "gbps", "memcpy_gbps",
 	"request_ms", "layer_us", "route", "model", "ratio", "threads", "pool_bytes", "memory",
 	"blocks_checked", "blocks_watched",
-	"blocks_leaked", "first_mismatches", "faults", "retried", "seconds"}
+	"leaked", "first_mismatches", "faults", "retried", "seconds"}
 
 func replayReport(t *testing.T, args ...string) map[string]any {
 	t.Helper()
@@ -67,7 +67,7 @@ func wantNumbers(t *testing.T, r map[string]any, want map[string]float64) {
 		if r[key] == n {
 			continue
 		}
-		if key == "mismatches" || key == "blocks_leaked" {
+		if key == "mismatches" || key == "leaked" {
 			testkit.ErrorBroken(t, "%s: %v, want %v", key, r[key], n)
 		} else {
 			t.Errorf("%s is %v, want %v", key, r[key], n)
@@ -81,12 +81,12 @@ func TestReplay(t *testing.T) {
 	// before, and one more.
 	const moved, reused = 9, 11
 	wantNumbers(t, r, map[string]float64{"requests": 8, "aborted": 0, "mismatches": 0,
-		"blocks_leaked":  0,
+		"leaked":         0,
 		"blocks_checked": 20, "blocks_moved": moved, "blocks_reused": reused,
 		"bytes": moved * 61 * 132 * 512})
 	wantKeys(t, "request_ms", r["request_ms"], "p50", "p99")
 	wantKeys(t, "layer_us", r["layer_us"], "p50", "p99")
-	wantKeys(t, "seconds", r["seconds"], "setup", "replay", "fill", "transfer", "memcpy", "digest")
+	wantKeys(t, "seconds", r["seconds"], "setup", "replay", "fill", "transfer", "memcpy", "check")
 	if r["memory"] != "host" {
 		t.Errorf("the pool is of %v memory, and shm has none of its own", r["memory"])
 	}
@@ -116,7 +116,7 @@ func TestReplayWithAborts(t *testing.T) {
 func checkAborts(t *testing.T, r map[string]any) {
 	t.Helper()
 	wantNumbers(t, r, map[string]float64{"requests": 16, "aborted": 8, "mismatches": 0,
-		"blocks_leaked": 0})
+		"leaked": 0})
 	if r["blocks_watched"].(float64) < 1 {
 		t.Errorf("no block of an aborted request was watched: %v", r)
 	}
@@ -124,11 +124,11 @@ func checkAborts(t *testing.T, r map[string]any) {
 
 func TestReplayInATightPool(t *testing.T) {
 	r := replayReport(t, "--requests", "6", "--pool", "260MiB", "--trace", smallTrace(t, 6))
-	wantNumbers(t, r, map[string]float64{"mismatches": 0, "blocks_leaked": 0})
+	wantNumbers(t, r, map[string]float64{"mismatches": 0, "leaked": 0})
 	// The smallest pool that the largest request fits in: every block is evicted
 	// for the next one.
 	r = replayReport(t, "--requests", "12", "--pool", "16MiB", "--trace", smallTrace(t, 12))
-	wantNumbers(t, r, map[string]float64{"requests": 12, "mismatches": 0, "blocks_leaked": 0})
+	wantNumbers(t, r, map[string]float64{"requests": 12, "mismatches": 0, "leaked": 0})
 }
 
 func TestReplayAtThePaceOfTheTrace(t *testing.T) {
@@ -147,7 +147,7 @@ func TestReplayOfEveryModel(t *testing.T) {
 		m, err := layout.Lookup(name)
 		require.NoError(t, err)
 		r := replayReport(t, "--model", name, "--trace", file, "--requests", "2")
-		wantNumbers(t, r, map[string]float64{"requests": 2, "mismatches": 0, "blocks_leaked": 0,
+		wantNumbers(t, r, map[string]float64{"requests": 2, "mismatches": 0, "leaked": 0,
 			"blocks_checked": 2,
 			"blocks_moved":   1, "blocks_reused": 1, "bytes": float64(512 * m.TokenBytes())})
 		if r["model"] != name {
@@ -165,7 +165,7 @@ func TestReplayOfGeneratedRequests(t *testing.T) {
 func TestReplayAsText(t *testing.T) {
 	o := sluice(t, "replay", "--model", smallModel, "--requests", "2", "--trace", smallTrace(t, 2))
 	wantStory(t, o)
-	for _, want := range []string{"mismatches  0", "memcpy", "filling", "digests",
+	for _, want := range []string{"mismatches  0", "memcpy", "filling", "checks",
 		"route       shm"} {
 		if !strings.Contains(o.stdout, want) {
 			t.Errorf("no %q in:\n%s", want, o.stdout)

@@ -167,13 +167,13 @@ func runReplayGroups(c *cobra.Command, f *replayFlags) error {
 }
 
 func (f *replayFlags) replayGroups(ctx context.Context, stderr io.Writer,
-	o *replay.GroupOptions) (*replay.GroupReport, error) {
+	o *replay.GroupOptions) (*replay.Report, error) {
 	o.Start = func(s replay.Side, rank int) (*proc.Child, error) {
 		return proc.StartChild(fmt.Sprintf("%s rank %d", s, rank),
 			[]string{"peer", "replay-rank", f.spec(s)})
 	}
-	story := &story{w: stderr, title: "replay " + f.model}
-	defer story.end()
-	o.Say, o.Progress = story.say, story.progress
+	r := &reporter{w: stderr, title: "replay " + f.model}
+	defer r.end()
+	o.Say, o.Progress = r.say, r.progress
 	return replay.RunGroups(ctx, *o)
 }

@@ -55,7 +55,7 @@ func TestReplayOverTCP(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := replayReport(t, append([]string{"--trace", smallTrace(t, 10), "--backend"},
 				args...)...)
-			if r["route"] != "tcp" || r["mismatches"] != 0.0 || r["blocks_leaked"] != 0.0 ||
+			if r["route"] != "tcp" || r["mismatches"] != 0.0 || r["leaked"] != 0.0 ||
 				r["bytes"].(float64) == 0 {
 				t.Errorf("%v", r)
 			}

@@ -101,7 +101,7 @@ func TestReplayOverUCX(t *testing.T) {
 	r := replayReport(t, append([]string{"--trace", smallTrace(t, 6), "--requests", "6"},
 		overUCX...)...)
 	wantNumbers(t, r, map[string]float64{"requests": 6, "aborted": 0, "mismatches": 0,
-		"blocks_leaked": 0})
+		"leaked": 0})
 	require.Equal(t, "ucx", r["route"])
 	checkAborts(t, replayReport(t, append([]string{"--trace", smallTrace(t, 16), "--requests", "16",
 		"--abort-rate", "0.5"}, overUCX...)...))

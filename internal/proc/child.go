@@ -19,11 +19,10 @@ import (
 // AliveEvery is how often a child says that it is alive.
 const AliveEvery = 500 * time.Millisecond
 
-// The descriptors of a child; further files follow from fdExtra on.
+// The descriptors of a child.
 const (
-	fdIn    = 3
-	fdOut   = 4
-	fdExtra = 5
+	fdIn  = 3
+	fdOut = 4
 )
 
 // Control is the child's end of the way to its parent.
@@ -54,9 +53,6 @@ func Attach() (*Control, error) {
 	go c.beat()
 	return c, nil
 }
-
-// Extra returns the i-th file that the parent passed on.
-func (c *Control) Extra(i int) *os.File { return os.NewFile(uintptr(fdExtra+i), "inherited") }
 
 // Context ends when the parent wants this process to end, or is gone.
 func (c *Control) Context() context.Context { return c.ctx }

@@ -37,9 +37,8 @@ type Child struct {
 	exit   error       // set before exited is closed
 }
 
-// StartChild runs this executable with args; files become the child's Extra files
-// and stay the caller's to close.
-func StartChild(name string, args []string, files ...*os.File) (*Child, error) {
+// StartChild runs this executable with args.
+func StartChild(name string, args []string) (*Child, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("start %s process: %w", name, err)
@@ -57,7 +56,7 @@ func StartChild(name string, args []string, files ...*os.File) (*Child, error) {
 	defer theirOut.Close()
 	cmd := exec.Command(exe, args...)
 	cmd.Stderr = os.Stderr
-	cmd.ExtraFiles = append([]*os.File{theirIn, theirOut}, files...)
+	cmd.ExtraFiles = []*os.File{theirIn, theirOut}
 	// The kernel ends the child with the thread that started it; threads of a Go
 	// program end with the program, unless a locked goroutine ends. A process
 	// group of its own keeps the terminal's Ctrl-C for the parent, which then

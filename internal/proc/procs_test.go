@@ -34,9 +34,6 @@ func child(role string) int {
 			c.Send(m.Kind, m.Body)
 		}
 		return 0
-	case "child-file":
-		fmt.Fprint(c.Extra(0), "written by the child")
-		return 0
 	case "child-fails":
 		c.Send(KindError, "no luck")
 		return 1
@@ -63,9 +60,9 @@ func sleep() {
 	}
 }
 
-func start(t *testing.T, role string, files ...*os.File) *Child {
+func start(t *testing.T, role string) *Child {
 	t.Helper()
-	c, err := StartChild("test", []string{role}, files...)
+	c, err := StartChild("test", []string{role})
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		c.Stop(0)
@@ -103,20 +100,6 @@ func TestMessagesGoBothWays(t *testing.T) {
 	c.Stop(5 * time.Second)
 	if err := c.ExitError(); err != nil {
 		t.Errorf("a child that was asked to end: %v", err)
-	}
-}
-
-func TestFilesAreInherited(t *testing.T) {
-	r, w, err := os.Pipe()
-	require.NoError(t, err)
-	defer r.Close()
-	c := start(t, "child-file", w)
-	w.Close()
-	<-c.Exited()
-	b := make([]byte, 64)
-	n, _ := r.Read(b)
-	if string(b[:n]) != "written by the child" {
-		t.Errorf("read %q", b[:n])
 	}
 }
 

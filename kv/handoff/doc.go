@@ -1,38 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package handoff hands the KV blocks of a request over from a prefill process
-// to a decode process, layer by layer, while the prefill still computes.
-//
-// The prefill side is a Sender, the decode side a Receiver. Both talk through
-// engine notifications, which a Mux deals out, and the bytes go as one-sided
-// writes:
-//
-//	sender                                receiver
-//	Begin: request, hashes of its blocks
-//	                                      finds the blocks that it has already,
-//	                                      waits for room for the others, and
-//	                                      leases each of those out
-//	                                      Grant: a lease for each missing block
-//	Layer, behind the bytes of a layer    Request.Layers
-//	Done
-//	                                      revokes the leases, publishes the blocks
-//	                                      Taken; Request.Done
-//
-// Either side may end it at any moment. What holds then, always:
-//
-//   - The sender first aborts its transfers, and tells the receiver when that
-//     has returned.
-//   - The receiver first revokes the leases, and gives the blocks back to the
-//     pool when that has returned. A block whose lease cannot be revoked is lost
-//     to the pool (Stats.Quarantined) until the engine has found the proof.
-//   - Each side learns why, as an *EndError, and every wait is bounded by a
-//     limit of its configuration.
-//
-// # Groups of ranks
+// Package handoff hands the KV blocks of a request over from prefill to decode, layer by layer,
+// while the prefill still computes.
 //
 // GroupSender and GroupReceiver hand a request over from several prefill ranks to several decode
-// ranks, whose layouts may differ, by a layout.Plan. Each rank has a connection to each rank of
-// the other group, also where no bytes go between them:
+// ranks, whose layouts may differ, by a layout.Plan. Both talk through engine notifications, which
+// a Mux deals out, and the bytes go as one-sided writes or reads. Each rank has a connection to
+// each rank of the other group, also where no bytes go between them. The way of a request:
 //
 //	each sending rank                      each receiving rank
 //	                                       Open: leases the blocks of the request
@@ -52,4 +26,46 @@
 // learns it from the first that tells, and has a proof of its own that nothing lands in its blocks
 // any more. A receiver that is done stays done, also when others fail. The lists of blocks go
 // along with Begin and Grant, since the rank that moves the bytes names both ends.
+//
+// # A pool that grants blocks
+//
+// A Sender and a Receiver are for one rank on each side, with the same blocks. The Receiver
+// chooses the blocks of a request from a pool.Pool, and accepts any peer that connects. They agree
+// on what is missing, and then hand that over as two groups of one rank:
+//
+//	Sender.Begin                           Receiver
+//	an offer: request, hashes of its
+//	blocks
+//	                                       finds the blocks that it has already, waits
+//	                                       for room for the others, and opens them
+//	                                       an answer: the missing blocks; Accept
+//	as GroupPush, with these blocks        as GroupRequest
+//	                                       publishes the blocks before Taken
+//
+// Each missing block has a lease of its own, engine.Region.Lease: the senders of a pool may know
+// nothing of each other, and must not reach each other's blocks over any backend. A request of a
+// group has one lease a region, engine.Region.LeaseRanges, which says what a peer that lies can
+// reach.
+//
+// # What proves that blocks are free again
+//
+// Either side may end a request at any moment. What holds then, always:
+//
+//   - A receiver revokes the leases: when engine.Lease.Revoke has returned nil, nothing lands
+//     through them any more. Only then is the request done, and has the pool of a Receiver its
+//     blocks back. A block whose lease could not be revoked is retired (Stats.Quarantined): the
+//     pool waits for the engine to find the proof after all.
+//   - A sender aborts its transfers before its blocks are free, and revokes the leases of what
+//     receivers read.
+//   - Each side learns why, as an *EndError, and every wait is bounded by Limits.
+//
+// # Files
+//
+// group.go has the configuration and what ranks have in common. Of a sending rank: groupsender.go
+// meets requests and messages, grouppush.go is one request from Begin on, grouplayer.go its layers
+// and its end. Of a receiving rank: groupreceiver.go, grouprequest.go, and grouplink.go for what
+// one sender brings of a request. groupline.go has leases, their proof, imports and transfers;
+// grouptail.go fills what lies behind a request with zeros, groupdigest.go compares digests.
+// sender.go, receiver.go, offer.go and peers.go are the pair. message.go and
+// grouppayload.go are the bytes of the messages, and mux.go deals them out.
 package handoff

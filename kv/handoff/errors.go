@@ -91,6 +91,8 @@ type EndError struct {
 	Remote  bool   // the other side ended it
 	Reason  Reason
 	Err     error // what happened here; may be nil
+
+	counted bool // in Stats
 }
 
 // Error names the request, the peer, the side and the reason.
@@ -121,12 +123,13 @@ func (e *EndError) Unwrap() []error {
 	return list
 }
 
-// endOf makes the outcome that a local error stands for. Where a context of ours
-// ended the call, its cause says more than the error.
+// endOf makes the outcome that a local error stands for, which is the caller's to change. Where a
+// context of ours ended the call, its cause says more than the error.
 func endOf(ctx context.Context, request uint64, err error) *EndError {
 	var end *EndError
 	if errors.As(err, &end) {
-		return end
+		own := *end
+		return &own
 	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) &&
 		errors.Is(err, ctx.Err()) {

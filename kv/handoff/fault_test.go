@@ -4,7 +4,6 @@ package handoff
 
 import (
 	"errors"
-	"math"
 	"slices"
 	"testing"
 	"time"
@@ -49,7 +48,7 @@ func TestWaitForRoomIsBounded(t *testing.T) { testkit.InVirtualTime(t, waitForRo
 
 func waitForRoomIsBounded(t *testing.T) {
 	p := newPair(t, setup{blocks: 2, receiver: func(c *ReceiverConfig) {
-		c.RoomTimeout = 20 * time.Millisecond
+		c.MeetTimeout = 20 * time.Millisecond
 	}})
 	held := p.handOver(t, 1, 1, 2)
 	defer held.Release()
@@ -107,39 +106,10 @@ func TestMisuse(t *testing.T) {
 	if _, err := p.sender.Begin(within(t), nil, 1, nil); !errors.Is(err, engine.ErrBounds) {
 		t.Errorf("no peer: %v", err)
 	}
-	push, q := p.begin(t, 1, 1)
-	for layer, want := range map[int]error{-1: engine.ErrBounds, small.Layers: engine.ErrBounds} {
-		if err := push.Layer(within(t), layer); !errors.Is(err, want) {
-			t.Errorf("layer %d: %v", layer, err)
-		}
-	}
-	if err := push.Layer(within(t), 2); err != nil {
-		t.Error(err)
-	}
-	if err := push.Layer(within(t), 2); !errors.Is(err, engine.ErrBusy) {
-		t.Errorf("layer 2 twice: %v", err)
-	}
-	if err := push.Finish(within(t)); !errors.Is(err, engine.ErrBusy) {
-		t.Errorf("finish with layers to come: %v", err)
-	}
-	for _, layer := range []int{0, 1, 3, 4} {
-		if err := push.Layer(within(t), layer); err != nil {
-			t.Error(err)
-		}
-	}
-	if err := push.Finish(within(t)); err != nil {
-		t.Error(err)
-	}
-	if err := push.Finish(within(t)); !errors.Is(err, engine.ErrClosed) {
-		t.Errorf("finish twice: %v", err)
-	}
-	<-q.Done()
-	q.Release()
 }
 
 func TestBadConfigs(t *testing.T) {
 	p := newPair(t, setup{})
-	layers, _ := layout.New(small, layout.Options{Blocks: 16, Arrangement: layout.LayerMajor})
 	huge, _ := layout.New(small, layout.Options{Blocks: 1 << 20})
 	sender := SenderConfig{Region: p.prefill.region, Geometry: p.prefill.geometry}
 	receiver := ReceiverConfig{Region: p.decode.region, Geometry: p.decode.geometry, Pool: p.pool}
@@ -153,20 +123,8 @@ func TestBadConfigs(t *testing.T) {
 		"a region too small": func(s *SenderConfig, r *ReceiverConfig) {
 			s.Geometry, r.Geometry = huge, huge
 		},
-		"short messages": func(s *SenderConfig, r *ReceiverConfig) {
-			s.MessageMax, r.MessageMax = 10, 10
-		},
 		"a negative timeout": func(s *SenderConfig, r *ReceiverConfig) {
 			s.LayerTimeout, r.IdleTimeout = -1, -1
-		},
-		"a negative number": func(s *SenderConfig, r *ReceiverConfig) {
-			s.Window, r.RequestsMax = -1, -1
-		},
-		"too large a number": func(s *SenderConfig, r *ReceiverConfig) {
-			s.Window, r.RequestsMax = math.MaxInt, math.MaxInt
-		},
-		"too long messages": func(s *SenderConfig, r *ReceiverConfig) {
-			s.MessageMax, r.MessageMax = math.MaxInt, math.MaxInt
 		},
 		"one of its own kind": func(*SenderConfig, *ReceiverConfig) {},
 	} {
@@ -178,10 +136,6 @@ func TestBadConfigs(t *testing.T) {
 		if _, err := NewReceiver(p.decode.mux, r); err == nil {
 			t.Errorf("a receiver with %s", what)
 		}
-	}
-	receiver.Geometry = layers
-	if _, err := NewReceiver(p.decode.mux, receiver); !errors.Is(err, engine.ErrNotSupported) {
-		t.Errorf("a layer-major receiver: %v", err)
 	}
 }
 
@@ -196,100 +150,6 @@ func TestGeometriesMustAgree(t *testing.T) {
 		ErrGeometry) {
 		t.Errorf("begin with another geometry: %v", err)
 	}
-}
-
-// TestSilentSenderLosesItsBlocks: a prefill process that hangs must not keep the
-// blocks of the other side.
-func TestSilentSenderLosesItsBlocks(t *testing.T) { over(t, silentSenderLosesItsBlocks) }
-
-func silentSenderLosesItsBlocks(t *testing.T, open func(testing.TB) driver.Backend) {
-	p := newPair(t, setup{backend: open, receiver: func(c *ReceiverConfig) {
-		c.IdleTimeout = 50 * time.Millisecond
-	}})
-	push, q := p.beginSoon(t, 1, 2, 3)
-	if err := push.Layer(within(t), 0); err != nil && !errors.Is(err, engine.ErrTimeout) &&
-		!errors.Is(err, engine.ErrRevoked) { // it may come too late
-		t.Fatal(err)
-	}
-	<-q.Done()
-	p.fence(t, q.Blocks...)()
-	<-push.Ended()
-	var end *EndError
-	if !errors.Is(q.Err(), engine.ErrTimeout) || !errors.As(push.Err(), &end) ||
-		end.Reason != TimedOut || !end.Remote {
-		t.Errorf("receiver: %v, sender: %v", q.Err(), push.Err())
-	}
-}
-
-// TestDecodeStopsReading: the sender gets its error in time at every stage.
-func TestDecodeStopsReading(t *testing.T) { over(t, decodeStopsReading) }
-
-func decodeStopsReading(t *testing.T, open func(testing.TB) driver.Backend) {
-	p := newPair(t, setup{backend: open, sender: func(c *SenderConfig) {
-		c.AbortTimeout = 50 * time.Millisecond
-	}, receiver: func(c *ReceiverConfig) { c.IdleTimeout = time.Second }})
-	push, q := p.beginSoon(t, 1, 2)
-	p.decode.mux.Close()
-	// from here on nothing is wanted but errors
-	p.sender.cfg.AnswerTimeout, p.sender.cfg.TakenTimeout = 50*time.Millisecond, 50*time.Millisecond
-	var err error
-	for layer := 0; err == nil && layer < small.Layers; layer++ {
-		err = push.Layer(within(t), layer)
-	}
-	if err == nil {
-		err = push.Finish(within(t))
-	} // else the receiver's own limit came first
-	if !errors.Is(err, engine.ErrTimeout) && !errors.Is(err, engine.ErrRevoked) {
-		t.Errorf("finish: %v", err)
-	}
-	if _, err := p.sender.Begin(within(t), p.prefill.peer, 2, p.request(t, 7)); !errors.Is(err,
-		engine.ErrTimeout) {
-		t.Errorf("begin: %v", err)
-	}
-	<-q.Done() // by its own limit
-	p.fence(t, q.Blocks...)()
-}
-
-func TestLostSender(t *testing.T) { over(t, lostSender) }
-
-func lostSender(t *testing.T, open func(testing.TB) driver.Backend) {
-	p := newPair(t, setup{backend: open, model: large})
-	push, q := p.begin(t, 1, 1, 2, 3)
-	require.NoError(t, push.Layer(within(t), 0))
-	if err := p.prefill.eng.Close(); err != nil {
-		t.Error(err)
-	}
-	<-q.Done()
-	if !errors.Is(q.Err(), engine.ErrPeerLost) {
-		t.Errorf("receiver: %v", q.Err())
-	}
-	p.fence(t, q.Blocks...)()
-	<-push.Ended()
-	if push.Err() == nil {
-		t.Error("the push of a closed engine succeeded")
-	}
-}
-
-func TestLostReceiver(t *testing.T) { over(t, lostReceiver) }
-
-func lostReceiver(t *testing.T, open func(testing.TB) driver.Backend) {
-	p := newPair(t, setup{backend: open, model: large})
-	push, q := p.begin(t, 1, 1, 2, 3)
-	require.NoError(t, push.Layer(within(t), 0))
-	if err := p.decode.eng.Close(); err != nil {
-		t.Error(err)
-	}
-	_ = push.Layer(within(t), 1) // may be in time
-	<-push.Ended()
-	if err := push.Err(); !errors.Is(err, engine.ErrPeerLost) {
-		t.Errorf("sender: %v", err)
-	}
-	if _, err := p.sender.Begin(within(t), p.prefill.peer, 2, p.request(t, 7)); !errors.Is(err,
-		engine.ErrPeerLost) {
-		t.Errorf("begin with a lost peer: %v", err)
-	}
-	<-q.Done()
-	q.Release()
 }
 
 func TestReasonsHaveWords(t *testing.T) {

@@ -5,6 +5,7 @@ package handoff
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,7 +14,6 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -31,16 +31,11 @@ type GroupConfig struct {
 	Edge  func(*layout.Edge)
 	Route engine.Route // of the transfers of this rank
 
-	Window      int // layers in flight of one request; default 4
-	RequestsMax int // at once; default 256. A peer may have twice as many begun here
-	MessageMax  int // bytes of a fragment of a long message; default 64 KiB, at least MessageMin
+	Limits
 
-	MeetTimeout   time.Duration // for all ranks to begin and open a request; default 30 s
-	IdleTimeout   time.Duration // between two signs of life of the senders; default 60 s
-	LayerTimeout  time.Duration // for one layer to be written or read; default 10 s
-	TakenTimeout  time.Duration // from Finish on, for the last rank to be done; default 60 s
-	RevokeTimeout time.Duration // to prove that leases have ended; default 15 s
-	NotifyTimeout time.Duration // for a message to leave; default 5 s
+	// OnLayer, if set, is called for each layer that a sender has handed over, in order, by a
+	// goroutine of the push. It must not wait.
+	OnLayer func(LayerReport)
 
 	// Digest, if set, has a sender send digests of a layer along, which the receivers compare with
 	// what has come (layout.Digester). Layers that differ never become ready: the request ends
@@ -51,18 +46,16 @@ type GroupConfig struct {
 	// Summer sums cells of regions in HBM, as a Backend of backends/cuda does: such a layer has a
 	// digest only with one. Layer, and the end of a request, wait for it.
 	Summer layout.Summer
+
+	count  *counters        // of several groups together; nil: of this one
+	blocks *layout.Geometry // of a pair, see pairConfig; nil: of a group
 }
 
-func (c *GroupConfig) ensureDefaults() {
-	session.SetDefault(&c.Window, 4)
-	session.SetDefault(&c.RequestsMax, 256)
-	session.SetDefault(&c.MessageMax, 64<<10)
-	session.SetDefault(&c.MeetTimeout, 30*time.Second)
-	session.SetDefault(&c.IdleTimeout, 60*time.Second)
-	session.SetDefault(&c.LayerTimeout, 10*time.Second)
-	session.SetDefault(&c.TakenTimeout, 60*time.Second)
-	session.SetDefault(&c.RevokeTimeout, 15*time.Second)
-	session.SetDefault(&c.NotifyTimeout, 5*time.Second)
+// LayerReport is one layer of one request.
+type LayerReport struct {
+	Request uint64
+	Layer   int
+	Took    time.Duration // from Post to completion
 }
 
 // check compares the configuration with the sides of this rank's group and of the other one.
@@ -76,9 +69,6 @@ func (c *GroupConfig) check(own, other []*layout.Side) error {
 	case len(c.Regions) != len(own[c.Index].Regions):
 		return fmt.Errorf("group: %d regions, the side of rank %d has %d: %w", len(c.Regions),
 			c.Index, len(own[c.Index].Regions), engine.ErrBounds)
-	case min(c.MeetTimeout, c.IdleTimeout, c.LayerTimeout, c.TakenTimeout, c.RevokeTimeout,
-		c.NotifyTimeout) < 0:
-		return fmt.Errorf("group: a negative timeout: %w", engine.ErrBounds)
 	}
 	for i, p := range c.Peers {
 		same := func(q *engine.Peer) bool { return q.ID() == p.ID() }
@@ -107,25 +97,23 @@ func (c *GroupConfig) check(own, other []*layout.Side) error {
 			return fmt.Errorf("group: %w", err)
 		}
 	}
-	return errors.Join(session.CheckWithin("Window", c.Window, 1, layout.LayersMax),
-		session.CheckWithin("RequestsMax", c.RequestsMax, 1, requestsMax),
-		session.CheckWithin("MessageMax", c.MessageMax, MessageMin, messageMost))
+	return c.Limits.check("group")
 }
 
 // rank is what GroupSender and GroupReceiver have in common.
 type rank struct {
-	cfg     GroupConfig
-	mux     *Mux
-	handler *handler
-	first   byte // of the messages to the other group
-	side    *layout.Side
-	others  []*layout.Side
-	plan    [sha256.Size]byte     // fingerprint
-	edges   []*layout.Edge        // by rank of the other group; nil: no bytes go between
-	lines   []*groupLine          // by rank of the other group
-	memory  [][]byte              // by region; nil: not DRAM
-	device  []layout.DeviceMemory // by region; zero: not HBM
-	count   counters
+	cfg      GroupConfig
+	mux      *Mux
+	unhandle func() // ends the handler of the Mux
+	first    byte   // of the messages to the other group
+	side     *layout.Side
+	others   []*layout.Side
+	plan     [sha256.Size]byte     // fingerprint
+	edges    []*layout.Edge        // by rank of the other group; nil: no bytes go between
+	lines    []*groupLine          // by rank of the other group
+	memory   [][]byte              // by region; nil: not DRAM
+	device   []layout.DeviceMemory // by region; zero: not HBM
+	count    *counters
 
 	rangesMax int // of a lease
 
@@ -148,10 +136,17 @@ func newRank(m *Mux, cfg GroupConfig, sends bool) (*rank, error) {
 	}
 	r := &rank{cfg: cfg, mux: m, first: first, side: own[cfg.Index], others: other,
 		edges: make([]*layout.Edge, len(other)), closing: make(chan struct{}),
-		rangesMax: driver.RangesMax}
+		rangesMax: driver.RangesMax, count: cfg.count}
+	if r.count == nil {
+		r.count = &counters{}
+	}
 	var err error
 	if r.plan, err = cfg.Plan.Fingerprint(); err != nil {
 		return nil, fmt.Errorf("group: %w", err)
+	}
+	if cfg.blocks != nil {
+		r.plan = [sha256.Size]byte{}
+		binary.LittleEndian.PutUint64(r.plan[:], cfg.blocks.Fingerprint())
 	}
 	for to := range cfg.Plan.Receivers() {
 		for _, e := range cfg.Plan.Edges(to) {
@@ -174,7 +169,7 @@ func newRank(m *Mux, cfg GroupConfig, sends bool) (*rank, error) {
 	}
 	for _, p := range cfg.Peers {
 		r.lines = append(r.lines, &groupLine{eng: m.eng, peer: p, op: op, route: cfg.Route,
-			anchors: map[int]*engine.Remote{}})
+			cachedImports: map[int]*engine.Remote{}})
 	}
 	for _, region := range cfg.Regions {
 		var b []byte
@@ -218,12 +213,9 @@ func (r *rank) watch(lost func(other int)) {
 	}
 }
 
-// tell sends a message without a body. Where it cannot be sent, the limits of that rank end the
-// request there.
+// tell is the function of that name for a rank of the other group.
 func (r *rank) tell(other int, session uint64, what kind, reason Reason) {
-	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.NotifyTimeout)
-	defer cancel()
-	_ = r.cfg.Peers[other].Notify(ctx, appendHeader(nil, r.first, what, reason, session))
+	tell(r.cfg.Peers[other], r.cfg.NotifyTimeout, r.first, what, reason, session)
 }
 
 // whereLost returns the first rank of the other group that is lost.
@@ -238,15 +230,15 @@ func (r *rank) whereLost() (other int, lost bool) {
 
 // endOf is the function of that name for a rank of the other group.
 func (r *rank) endOf(ctx context.Context, request uint64, other int, err error) *EndError {
-	end := *endOf(ctx, request, err)
+	end := endOf(ctx, request, err)
 	end.Request, end.Peer = request, r.cfg.Peers[other].Name()
 	if end.Reason == Failed && isLost(r.cfg.Peers[other]) {
 		end.Reason = PeerLost
 	}
-	return &end
+	return end
 }
 
-// Stats returns the totals. Blocks and bytes are not counted.
+// Stats returns the totals.
 func (r *rank) Stats() Stats { return r.count.stats() }
 
 func (r *rank) closeLines() error {

@@ -200,9 +200,10 @@ func TestGroupRequestBytesOfLlama70B(t *testing.T) {
 			j.begin(t)
 			most := 0
 			for _, p := range j.pushes {
-				for d, l := range p.links {
+				mine := p.s.placesOf(p.tables, p.leases)
+				for _, l := range p.links {
 					if l.edge != nil {
-						most = max(most, p.RequestBytes(d))
+						most = max(most, len(mine.append(nil)), len(l.grant.bytes))
 					}
 				}
 			}

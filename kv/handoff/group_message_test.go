@@ -65,7 +65,7 @@ func TestGroupMessagesReadBack(t *testing.T) {
 }
 
 var somePlaces = places{layout.Tables{{1, 2, 1 << 31}, {}, {7}}, []token{
-	{part{0, 0, 4096}, []byte("a")}, {part{3, 2, 7}, []byte("bc")}}}
+	{layerRange{0, 0, 4096}, []byte("a")}, {layerRange{3, 2, 7}, []byte("bc")}}}
 
 func TestGroupPayloadsReadBack(t *testing.T) {
 	for _, p := range []places{somePlaces, {}} {
@@ -283,39 +283,18 @@ func TestGroupDisagreement(t *testing.T) {
 	}
 }
 
-// TestGroupRequestBytes counts the messages that begin a request, in however many fragments.
-func TestGroupRequestBytes(t *testing.T) {
-	for most, fragments := range map[int]func(n int) int{
-		0:          func(int) int { return 1 },
-		MessageMin: func(n int) int { return (n + 43) / 44 }, // of 64 bytes, 20 of them a header
-	} {
-		s := fourToTwo(t, newMem, false)
-		s.config = func(_ bool, g *GroupConfig) { g.MessageMax = most }
-		c := newCrowd(t, s)
-		j := c.newJob(t, layout.Span{To: 40})
-		j.begin(t)
-		for _, p := range j.pushes {
-			for to, l := range p.links {
-				begin, grant := groupBeginLen+4, len(l.grant.bytes)
-				require.Equal(t, begin+grant+20*(fragments(begin)+fragments(grant)),
-					p.RequestBytes(to))
-			}
-		}
-		j.push(t)
-	}
-}
-
 // TestLeasesOfOneLayerAreFew: a peer may name each layer of a region once, in order.
 func TestLeasesOfOneLayerAreFew(t *testing.T) {
 	side := &layout.Side{Views: []layout.View{{Layer: 2, Region: 0}, {Layer: 3, Region: 0},
 		{Layer: 2, Region: 1}}}
-	good := []token{{part{0, 0, 3}, nil}, {part{0, 3, 9}, nil}, {part{1, 2, 3}, nil}}
-	require.NoError(t, checkParts(nil, side))
-	require.NoError(t, checkParts(good, side))
-	for name, p := range map[string]part{"once more": {1, 2, 3}, "in part": {1, 1, 4},
+	good := []token{{layerRange{0, 0, 3}, nil}, {layerRange{0, 3, 9}, nil},
+		{layerRange{1, 2, 3}, nil}}
+	require.NoError(t, checkLeases(nil, side))
+	require.NoError(t, checkLeases(good, side))
+	for name, p := range map[string]layerRange{"once more": {1, 2, 3}, "in part": {1, 1, 4},
 		"region before": {0, 9, 10}, "no layer there": {1, 3, 9}, "none": {1, 3, 3},
 		"no such region": {2, 2, 3}} {
 		bad := append(slices.Clone(good), token{p, nil})
-		require.ErrorContains(t, checkParts(bad, side), "a lease of layers", name)
+		require.ErrorContains(t, checkLeases(bad, side), "a lease of layers", name)
 	}
 }

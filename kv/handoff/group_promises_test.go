@@ -207,7 +207,7 @@ func (j *job) nothingIsOpen(t *testing.T) {
 	try := func(m *member, op engine.Op, lines []*groupLine, others []*member,
 		tables []layout.Tables) {
 		for k, line := range lines {
-			for region, remote := range line.anchors {
+			for region, remote := range line.cachedImports {
 				tried++
 				leased, err := others[k].side.Ranges(region, 0, 99, tables[k], j.span)
 				require.NoError(t, err)

@@ -32,13 +32,26 @@ func (p *GroupPush) Layer(ctx context.Context, layer int) error {
 		p.mu.Unlock()
 		return context.Cause(ctx)
 	}
-	f := &groupFlight{layer: layer}
+	f := p.newFlight(layer)
 	err = p.fill(f)
 	if err = p.post(f, err); err != nil {
 		p.fail(endOf(ctx, p.request, err), nil)
 		err = p.Err()
 	}
 	return err
+}
+
+// newFlight returns one that has landed, or a new one: there are as many as the window has.
+func (p *GroupPush) newFlight(layer int) *groupFlight {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.spare); n > 0 {
+		f := p.spare[n-1]
+		p.spare = p.spare[:n-1]
+		f.layer, f.sent = layer, f.sent[:0]
+		return f
+	}
+	return &groupFlight{layer: layer}
 }
 
 func (p *GroupPush) claim(layer int) (carried bool, err error) {
@@ -65,25 +78,30 @@ func (p *GroupPush) claim(layer int) (carried bool, err error) {
 
 // fill makes a transfer for each edge that carries the layer.
 func (p *GroupPush) fill(f *groupFlight) error {
-	held := p.s.held(false, p.tables, p.span)
-	digest := p.digests != nil && p.s.cfg.Digest(f.layer)
+	var held *layout.Held // nil: no digests
+	if p.digests != nil && p.s.cfg.Digest(f.layer) {
+		held = p.s.held(false, p.tables, p.span)
+	}
 	for _, l := range p.links {
 		if l.edge == nil || !l.edge.Carries(f.layer) {
 			continue
 		}
-		t, err := p.s.lines[l.to].take()
+		t, err := p.s.lines[l.to].transfer()
 		if err != nil {
 			return err
 		}
 		f.sent = append(f.sent, sentLayer{l, t})
-		if l.edge.Op == engine.Write {
-			if err := t.fill(l.edge, f.layer, p.tables, l.there.tables, p.span, p.s.cfg.Regions,
-				l.imports); err != nil {
-				return err
-			}
+		if g := p.s.cfg.blocks; g != nil {
+			err = t.fillBlocks(g, f.layer, p.tables[0], p.s.cfg.Regions[0], l.imports)
+		} else if l.edge.Op == engine.Write {
+			err = t.fill(l.edge, f.layer, p.tables, l.there.tables, p.span, p.s.cfg.Regions,
+				l.imports)
+		}
+		if err != nil {
+			return err
 		}
 		t.msg = appendGroupLayer(t.msg[:0], l.session, f.layer)
-		if digest {
+		if held != nil {
 			d, err := p.digests.Layer(l.edge, f.layer, held, layout.Scope{})
 			if err != nil {
 				return err
@@ -112,7 +130,7 @@ func (p *GroupPush) post(f *groupFlight, err error) error {
 		}
 	}
 	for _, s := range f.sent[posted:] {
-		p.s.lines[s.to.to].give(s.t, err)
+		p.s.lines[s.to.to].putBack(s.t, err)
 	}
 	f.sent = f.sent[:posted]
 	if posted > 0 {
@@ -132,19 +150,86 @@ func (p *GroupPush) post(f *groupFlight, err error) error {
 // blocks of this rank are free then. ctx and TakenTimeout bound the wait, and where ctx ends it
 // the push goes on, to be finished or aborted. ErrBusy means that a layer is missing.
 func (p *GroupPush) Finish(ctx context.Context) error {
-	return p.finish(ctx, p.s.cfg.TakenTimeout, func(limit context.Context) {
-		var all sync.WaitGroup
-		for _, l := range p.links {
-			all.Go(func() {
-				msg := appendHeader(nil, toGroupReceiver, kindDone, 0, l.session)
-				err := p.s.cfg.Peers[l.to].Notify(limit, msg)
-				if err != nil && ctx.Err() == nil {
-					p.fail(p.s.endOf(limit, p.request, l.to, err), nil)
-				}
-			})
+	if err := p.drain(ctx); err != nil {
+		return err
+	}
+	limit, cancel := context.WithTimeoutCause(ctx, p.s.cfg.TakenTimeout, engine.ErrTimeout)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, l := range p.links {
+		all.Go(func() {
+			msg := appendHeader(nil, toGroupReceiver, kindDone, 0, l.session)
+			err := p.s.cfg.Peers[l.to].Notify(limit, msg)
+			if err != nil && ctx.Err() == nil {
+				p.fail(p.s.endOf(limit, p.request, l.to, err), nil)
+			}
+		})
+	}
+	all.Wait()
+	select {
+	case <-p.over:
+	case <-limit.Done():
+	}
+	if !isClosed(p.over) {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
-		all.Wait()
-	}, func(limit context.Context, err error) { p.fail(endOf(limit, p.request, err), nil) })
+		p.fail(endOf(limit, p.request, fmt.Errorf("wait for the other side to take it over: %w",
+			context.Cause(limit))), nil)
+	}
+	<-p.ended
+	return p.Err()
+}
+
+// drain waits until all layers are written.
+func (p *GroupPush) drain(ctx context.Context) error {
+	for {
+		p.mu.Lock()
+		ready, err := p.beginFinish()
+		p.mu.Unlock()
+		if err != nil || ready {
+			return err
+		}
+		select {
+		case <-p.drained:
+		case <-p.over:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// beginFinish reports whether the last word may be sent. Precondition: p.mu is held.
+func (p *GroupPush) beginFinish() (ready bool, err error) {
+	switch {
+	case isClosed(p.over):
+		return false, p.outcome()
+	case p.unposted > 0:
+		return false, fmt.Errorf("finish request %d: %d layers have not been handed over: %w",
+			p.request, p.unposted, engine.ErrBusy)
+	}
+	p.finishing = p.inFlight == 0
+	return p.finishing, nil
+}
+
+// landed notes that a layer is in flight no more.
+func (p *GroupPush) landed(f *groupFlight) {
+	p.mu.Lock()
+	p.inFlight--
+	p.spare = append(p.spare, f)
+	drained := p.inFlight == 0
+	p.mu.Unlock()
+	<-p.window
+	if drained {
+		poke(p.drained)
+	}
+}
+
+// addUnproven keeps an answer that there is no proof for a transfer.
+func (p *GroupPush) addUnproven(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.unproven = errors.Join(p.unproven, err)
 }
 
 // Abort ends the request on all ranks. When it returns nil, no byte that this rank sends lands any
@@ -154,7 +239,14 @@ func (p *GroupPush) Finish(ctx context.Context) error {
 // Ended. It is idempotent, and does nothing to a push that has ended.
 func (p *GroupPush) Abort(ctx context.Context) error {
 	p.fail(&EndError{Reason: Aborted}, nil)
-	return p.awaitEnded(ctx)
+	select {
+	case <-p.ended:
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.unproven
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // run follows the layers in flight, and cleans up when the push is over.
@@ -189,34 +281,50 @@ func (p *GroupPush) reap(f *groupFlight, timer *time.Timer) {
 	for _, s := range f.sent {
 		p.awaitLayer(s, timer)
 	}
-	var all sync.WaitGroup
+	took, failed := time.Since(f.posted), false
 	for _, s := range f.sent {
-		if s.t.t.Done() && s.t.t.Err() == nil {
-			continue
-		}
-		// also what has ended with an error may have done so without proof
-		all.Go(func() { p.addUnproven(s.t.abort()) })
+		failed = failed || !s.t.t.Done() || s.t.t.Err() != nil
 	}
-	all.Wait()
+	if failed {
+		p.abortLayer(f)
+	}
 	for _, s := range f.sent {
 		err := s.t.t.Err()
-		p.s.lines[s.to.to].give(s.t, err)
+		p.s.lines[s.to.to].putBack(s.t, err)
 		if errors.Is(err, engine.ErrRevoked) {
 			p.awaitEnd(s.to, err, timer)
 		} else if err != nil {
 			p.fail(p.s.endOf(context.Background(), p.request, s.to.to, err), nil)
 		}
 	}
-	p.s.count.layers.Add(1)
-	p.landed()
+	if !failed && p.s.cfg.OnLayer != nil {
+		p.s.cfg.OnLayer(LayerReport{Request: p.request, Layer: f.layer, Took: took})
+	}
+	p.landed(f)
+}
+
+// abortLayer ends what has not succeeded: what has ended with an error may have done so without
+// proof, too.
+func (p *GroupPush) abortLayer(f *groupFlight) {
+	var all sync.WaitGroup
+	for _, s := range f.sent {
+		if !s.t.t.Done() || s.t.t.Err() != nil {
+			all.Go(func() { p.addUnproven(s.t.abort()) })
+		}
+	}
+	all.Wait()
 }
 
 // awaitLayer waits for a transfer, for its time to be over, or for the end of the push. It answers
 // questions meanwhile.
 func (p *GroupPush) awaitLayer(s sentLayer, timer *time.Timer) {
-	for !s.t.t.Done() {
+	for {
 		select {
-		case <-s.t.t.Completed(): // or it was the signal of an earlier post
+		case <-s.t.t.Completed():
+			// Done is asked only now: asked in vain, it has the engine leave the polling to us.
+			if s.t.t.Done() {
+				return
+			} // it was the signal of an earlier post
 		case a := <-p.asked:
 			p.answer(a)
 		case <-timer.C:
@@ -267,7 +375,7 @@ func (p *GroupPush) cleanUp() {
 	}
 	p.mu.Unlock()
 	for _, l := range p.links {
-		p.s.lines[l.to].moor(l.imports)
+		p.s.lines[l.to].keepLastImport(l.imports)
 	}
 	p.s.forget(p)
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
@@ -15,16 +16,16 @@ import (
 )
 
 // groupLine keeps what one request to a peer leaves for the next: idle transfers, and the last
-// imports of each region (see Push.moor).
+// imports of each region.
 type groupLine struct {
 	eng   *engine.Engine
 	peer  *engine.Peer
 	op    engine.Op
 	route engine.Route
 
-	mu      sync.Mutex
-	idle    []*layerTransfer
-	anchors map[int]*engine.Remote // by region of the peer
+	mu            sync.Mutex
+	idle          []*layerTransfer
+	cachedImports map[int]*engine.Remote // by region of the peer
 }
 
 // layerTransfer is one layer on its way along one edge, with what the transfer refers to until
@@ -35,7 +36,8 @@ type layerTransfer struct {
 	msg      []byte
 }
 
-func (l *groupLine) take() (*layerTransfer, error) {
+// transfer returns an idle transfer, or makes one.
+func (l *groupLine) transfer() (*layerTransfer, error) {
 	l.mu.Lock()
 	if n := len(l.idle); n > 0 {
 		t := l.idle[n-1]
@@ -48,8 +50,9 @@ func (l *groupLine) take() (*layerTransfer, error) {
 	return &layerTransfer{t: t}, err
 }
 
-// give takes a transfer back. One that failed is closed instead: the engine may have given it up.
-func (l *groupLine) give(t *layerTransfer, err error) {
+// putBack keeps a transfer for the next layer. One that failed is closed instead: the engine may
+// have given it up.
+func (l *groupLine) putBack(t *layerTransfer, err error) {
 	if err != nil || t.t.Reset() != nil {
 		_ = t.t.Close() // the outcome was reported already
 		return
@@ -59,12 +62,14 @@ func (l *groupLine) give(t *layerTransfer, err error) {
 	l.idle = append(l.idle, t)
 }
 
-// moor keeps one import of each region until the next request has ended, and closes the others.
-func (l *groupLine) moor(list []groupImport) {
+// keepLastImport keeps one import of each region until the next request has ended, and closes the
+// others. A backend that maps the peer's memory may unmap it with the last import, and then each
+// request pays for all its pages anew: a quarter of the speed.
+func (l *groupLine) keepLastImport(list []groupImport) {
 	for _, m := range list {
 		l.mu.Lock()
-		before := l.anchors[m.region]
-		l.anchors[m.region] = m.remote
+		before := l.cachedImports[m.region]
+		l.cachedImports[m.region] = m.remote
 		l.mu.Unlock()
 		if before != nil {
 			_ = before.Close() // its lease has ended
@@ -79,10 +84,10 @@ func (l *groupLine) close() error {
 	for _, t := range l.idle {
 		errs = append(errs, t.t.Close())
 	}
-	for _, r := range l.anchors {
+	for _, r := range l.cachedImports {
 		errs = append(errs, r.Close())
 	}
-	l.idle, l.anchors = nil, nil
+	l.idle, l.cachedImports = nil, nil
 	return errors.Join(errs...)
 }
 
@@ -104,22 +109,54 @@ func (t *layerTransfer) fill(e *layout.Edge, layer int, from, to layout.Tables, 
 	return nil
 }
 
+// fillBlocks lists one layer of the blocks of a pair, each of which has a lease of its own. What
+// adjoins on both sides the engine merges.
+func (t *layerTransfer) fillBlocks(g *layout.Geometry, layer int, table []uint32,
+	local *engine.Region, imports []groupImport) error {
+	for i, block := range table {
+		at := uint64(layer) * g.LayerBytes() // in the receiver's block
+		for part := range g.Parts() {
+			piece, err := g.Piece(uint64(block), layer, part)
+			if err != nil {
+				return err
+			}
+			if err := t.t.Add(local, piece.Off, imports[i].remote, at, piece.Len); err != nil {
+				return err
+			}
+			at += piece.Len
+		}
+	}
+	return nil
+}
+
 // groupLease is the lease of what one request has in one region and some layers of this rank.
 type groupLease struct {
-	part
+	layerRange
 	lease *engine.Lease
 }
 
-// part is what a lease is of.
-type part struct{ region, first, end int } // layers from first on, end excluded
+// layerRange is what a lease of a group is of; of a pair, nothing: each has a block.
+type layerRange struct{ region, first, end int } // layers from first on, end excluded
 
 // lease leases the blocks of a request out: with one token for each region, or where that has too
-// many ranges, with one for some layers each.
+// many ranges, with one for some layers each. Those of a pair have a token each: peers that a pool
+// serves may know nothing of each other, and a lease of ranges is, to the cards of rdma, one of the
+// whole region.
 func (r *rank) lease(t layout.Tables, s layout.Span, o engine.LeaseOptions) (list []groupLease,
 	err error) {
+	if g := r.cfg.blocks; g != nil {
+		for _, block := range t[0] {
+			l, err := r.cfg.Regions[0].Lease(uint64(block)*g.Stride(), g.BlockBytes(), o)
+			if err != nil {
+				return list, fmt.Errorf("lease block %d out: %w", block, err)
+			}
+			list = append(list, groupLease{lease: l})
+		}
+		return list, nil
+	}
 	end := slices.Max(r.layers()) + 1
 	for i := range r.cfg.Regions {
-		if list, err = r.leasePart(list, part{i, 0, end}, t, s, o); err != nil {
+		if list, err = r.leaseLayers(list, layerRange{i, 0, end}, t, s, o); err != nil {
 			return list, fmt.Errorf("lease region %d out: %w", i, err)
 		}
 	}
@@ -135,18 +172,18 @@ func (r *rank) lease(t layout.Tables, s layout.Span, o engine.LeaseOptions) (lis
 	return list, nil
 }
 
-func (r *rank) leasePart(list []groupLease, p part, t layout.Tables, s layout.Span,
+func (r *rank) leaseLayers(list []groupLease, p layerRange, t layout.Tables, s layout.Span,
 	o engine.LeaseOptions) ([]groupLease, error) {
 	ranges, err := r.side.Ranges(p.region, p.first, p.end, t, s)
 	if err != nil || len(ranges) == 0 {
 		return list, err
 	}
 	if half := p.first + (p.end-p.first)/2; len(ranges) > r.rangesMax && half > p.first {
-		list, err = r.leasePart(list, part{p.region, p.first, half}, t, s, o)
+		list, err = r.leaseLayers(list, layerRange{p.region, p.first, half}, t, s, o)
 		if err != nil {
 			return list, err
 		}
-		return r.leasePart(list, part{p.region, half, p.end}, t, s, o)
+		return r.leaseLayers(list, layerRange{p.region, half, p.end}, t, s, o)
 	}
 	l, err := r.cfg.Regions[p.region].LeaseRanges(ranges, o)
 	if err != nil {
@@ -185,61 +222,73 @@ func revokeWithin(ctx context.Context, l *engine.Lease) error {
 	}
 }
 
+// revokeAtOnce is how many leases of a request are revoked at once: a peer that stands still costs
+// the backend's grace for each of them.
+const revokeAtOnce = 8
+
 // revoke ends leases, and returns nil once it is proven that nothing goes through any of them.
 func (r *rank) revoke(leases []groupLease) error {
 	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.RevokeTimeout)
 	defer cancel()
-	var mu sync.Mutex
-	var stand LeasesError
+	errs := make([]error, len(leases))
 	var all sync.WaitGroup
-	for i := range leases {
+	var next atomic.Int64
+	for range min(revokeAtOnce, len(leases)) {
 		all.Go(func() {
-			if err := revokeWithin(ctx, leases[i].lease); err != nil {
-				r.count.quarantined.Add(1)
-				mu.Lock()
-				defer mu.Unlock()
-				stand.Leases = append(stand.Leases, leases[i].lease)
-				stand.Err = errors.Join(stand.Err, err)
+			for i := next.Add(1) - 1; int(i) < len(leases); i = next.Add(1) - 1 {
+				errs[i] = revokeWithin(ctx, leases[i].lease)
 			}
 		})
 	}
 	all.Wait()
-	if stand.Leases == nil {
+	var standing LeasesError
+	for i, err := range errs {
+		if err != nil {
+			standing.Leases = append(standing.Leases, leases[i].lease)
+			standing.Err = err // they have one cause
+		}
+	}
+	if standing.Leases == nil {
 		return nil
 	}
-	return &stand
+	r.count.quarantined.Add(uint64(len(standing.Leases)))
+	return &standing
 }
 
 // groupImport is a lease of a peer.
 type groupImport struct {
-	part
+	layerRange
 	remote *engine.Remote
 }
 
-// importAll imports the leases of a peer. It looks between two imports whether the request goes
-// on: each may wait for an answer.
-func importAll(ctx context.Context, p *engine.Peer, tokens []token, side *layout.Side) (
+// importAll imports the leases of a rank of the other group. It looks between two imports whether
+// the request goes on: each may wait for an answer.
+func (r *rank) importAll(ctx context.Context, other int, there places, own layout.Tables) (
 	list []groupImport, err error) {
-	if err := checkParts(tokens, side); err != nil {
+	if r.cfg.blocks != nil {
+		if len(there.tokens) != len(own[0]) {
+			return nil, garbled("%d leases of %d blocks", len(there.tokens), len(own[0]))
+		}
+	} else if err := checkLeases(there.tokens, r.others[other]); err != nil {
 		return nil, err
 	}
-	for _, t := range tokens {
+	for _, t := range there.tokens {
 		if ctx.Err() != nil {
 			return list, context.Cause(ctx)
 		}
-		remote, err := p.Import(t.lease)
+		remote, err := r.cfg.Peers[other].Import(t.lease)
 		if err != nil {
 			return list, fmt.Errorf("import the lease of region %d: %w", t.region, err)
 		}
-		list = append(list, groupImport{t.part, remote})
+		list = append(list, groupImport{t.layerRange, remote})
 	}
 	return list, nil
 }
 
-// checkParts refuses leases that rank.lease does not make: each has layers of its region that no
+// checkLeases refuses leases that rank.lease does not make: each has layers of its region that no
 // other has. A few bytes name megabytes of ranges, so that their number must be bounded.
-func checkParts(tokens []token, side *layout.Side) error {
-	last := part{}
+func checkLeases(tokens []token, side *layout.Side) error {
+	last := layerRange{}
 	for _, t := range tokens {
 		in := func(v layout.View) bool {
 			return v.Region == t.region && v.Layer >= t.first && v.Layer < t.end
@@ -249,7 +298,7 @@ func checkParts(tokens []token, side *layout.Side) error {
 			return garbled("a lease of layers %d to %d of region %d, behind one up to %d of %d",
 				t.first, t.end, t.region, last.end, last.region)
 		}
-		last = t.part
+		last = t.layerRange
 	}
 	return nil
 }

@@ -23,15 +23,15 @@ type inLink struct {
 	sums    chan layout.Digest
 
 	// Guarded by GroupReceiver.mu.
-	asked    assembly
-	begin    groupBegin
-	q        *GroupRequest // that it belongs to
-	reason   Reason        // why it belongs to none
-	granted  bool
-	done     bool         // the sender has said its last word
-	told     map[int]bool // layers that the sender has told of
-	left     int          // layers that are not here
-	question uint32       // number of the last one; 0: it has its answer
+	asked     assembly
+	begin     groupBegin
+	q         *GroupRequest // that it belongs to
+	reason    Reason        // why it belongs to none
+	granted   bool
+	done      bool         // the sender has said its last word
+	announced map[int]bool // layers
+	left      int          // layers that are not here
+	question  uint32       // number of the last one; 0: it has its answer
 
 	// Of the goroutine of run.
 	imports []groupImport
@@ -39,7 +39,7 @@ type inLink struct {
 	asks    uint32 // questions so far
 }
 
-// arrival is a layer that the sender has told of.
+// arrival is a layer that the sender has announced.
 type arrival struct {
 	layer  int
 	digest []byte // empty: none
@@ -47,7 +47,7 @@ type arrival struct {
 
 func newInLink(r *GroupReceiver, from int, session uint64) *inLink {
 	l := &inLink{r: r, from: from, edge: r.edges[from], session: session,
-		settled: make(chan struct{}), sums: make(chan layout.Digest, 1), told: map[int]bool{}}
+		settled: make(chan struct{}), sums: make(chan layout.Digest, 1), announced: map[int]bool{}}
 	if l.edge != nil {
 		l.left = len(l.edge.Layers)
 	}
@@ -77,8 +77,8 @@ func (l *inLink) receive(m *message) {
 		whole := false
 		if m.kind == kindBegin {
 			var err error
-			whole, err = l.asked.add(m, uint64(groupBeginLen)+placesMax(l.r.others[l.from],
-				l.r.op(l.from) != engine.Read))
+			whole, err = l.asked.add(m, uint64(groupBeginLen)+l.r.placesMax(l.from, engine.Read,
+				nil))
 			ok = err == nil
 		}
 		if !ok {
@@ -92,11 +92,16 @@ func (l *inLink) receive(m *message) {
 		return
 	case m.kind == kindLayer:
 		layer := int(m.layer)
-		ok = l.granted && l.edge != nil && l.edge.Carries(layer) && !l.told[layer] &&
+		ok = l.granted && l.edge != nil && l.edge.Carries(layer) && !l.announced[layer] &&
 			(len(m.bytes) == 0 || l.begin.digests)
-		if ok {
-			l.told[layer] = true
+		if !ok {
+			break
+		}
+		l.announced[layer] = true
+		if l.follows() {
 			l.layers <- arrival{layer, m.bytes}
+		} else {
+			l.q.arrivedLocked(l, layer)
 		}
 	case m.kind == kindDone:
 		if l.done {
@@ -119,6 +124,9 @@ func (l *inLink) receive(m *message) {
 	}
 	poke(l.q.alive)
 }
+
+// follows reports whether layers that the sender has announced are still to be read, or compared.
+func (l *inLink) follows() bool { return l.edge.Op == engine.Read || l.begin.digests }
 
 // attach finds the request that the sender has begun. Precondition: r.mu is held.
 func (l *inLink) attach() {
@@ -149,7 +157,7 @@ func (l *inLink) attach() {
 	}
 }
 
-// run leads the link from its first message to its end.
+// run serves the link from its first message to its end.
 func (l *inLink) run() {
 	limit := time.NewTimer(l.r.cfg.MeetTimeout)
 	defer limit.Stop()
@@ -171,12 +179,12 @@ func (l *inLink) run() {
 		return
 	}
 	defer l.q.work.Done()
-	if err := l.lead(); err != nil {
+	if err := l.receiveAll(); err != nil {
 		l.r.mu.Lock()
 		l.q.stop(l.r.endOf(l.q.ctx, l.q.ID, l.from, err), nil)
 		l.r.mu.Unlock()
 	}
-	l.r.lines[l.from].moor(l.imports)
+	l.r.lines[l.from].keepLastImport(l.imports)
 }
 
 // drop forgets a link. Precondition: r.mu is held.
@@ -185,9 +193,9 @@ func (r *GroupReceiver) drop(l *inLink) {
 	r.begun[l.from]--
 }
 
-// lead returns nil when all that the sender has for this rank is here, or when the request has
-// ended.
-func (l *inLink) lead() (err error) {
+// receiveAll returns nil when all that the sender has for this rank is here, or when the request
+// has ended.
+func (l *inLink) receiveAll() (err error) {
 	q, peer, side := l.q, l.r.cfg.Peers[l.from], l.r.others[l.from]
 	select {
 	case <-q.opened:
@@ -202,7 +210,7 @@ func (l *inLink) lead() (err error) {
 		if err := side.CheckTables(l.begin.tables, q.span); err != nil {
 			return garbled("a begin of rank %d: %v", side.Rank, err)
 		}
-		l.imports, err = importAll(q.ctx, peer, l.begin.tokens, side)
+		l.imports, err = l.r.importAll(q.ctx, l.from, l.begin.places, q.tables)
 		if err != nil {
 			return l.whyRevoked(err)
 		}
@@ -214,7 +222,7 @@ func (l *inLink) lead() (err error) {
 	}
 	var mine places
 	if l.begin.op == engine.Write {
-		mine = placesOf(q.tables, q.leases)
+		mine = l.r.placesOf(q.tables, q.leases)
 	}
 	l.r.mu.Lock()
 	ended := q.end != nil
@@ -241,7 +249,7 @@ type pull struct {
 // followLayers reads the layers of an edge whose operation is that, compares digests, and returns
 // when all layers are here or the request has ended.
 func (l *inLink) followLayers() (err error) {
-	if l.edge == nil {
+	if l.edge == nil || !l.follows() {
 		return nil
 	}
 	var flying []pull // in the order in which they were posted
@@ -281,7 +289,7 @@ func (l *inLink) followLayers() (err error) {
 			if err = p.t.t.Err(); err != nil {
 				return l.whyRevoked(fmt.Errorf("read a layer: %w", err))
 			}
-			l.r.lines[l.from].give(p.t, nil)
+			l.r.lines[l.from].putBack(p.t, nil)
 			flying = flying[1:]
 			timer.Reset(l.r.cfg.LayerTimeout)
 			left--
@@ -302,7 +310,7 @@ func (l *inLink) followLayers() (err error) {
 
 // read starts to read a layer. One of no bytes needs no transfer.
 func (l *inLink) read(a arrival) (pull, error) {
-	t, err := l.r.lines[l.from].take()
+	t, err := l.r.lines[l.from].transfer()
 	if err != nil {
 		return pull{}, err
 	}
@@ -312,7 +320,7 @@ func (l *inLink) read(a arrival) (pull, error) {
 			return pull{a, t}, nil
 		}
 	}
-	l.r.lines[l.from].give(t, err)
+	l.r.lines[l.from].putBack(t, err)
 	return pull{}, err
 }
 
@@ -341,7 +349,7 @@ func (l *inLink) abort(flying []pull) error {
 			l.r.mu.Unlock()
 		}
 		err = p.t.t.Err()
-		l.r.lines[l.from].give(p.t, err)
+		l.r.lines[l.from].putBack(p.t, err)
 	}
 	return errors.Join(errs...)
 }

@@ -30,7 +30,7 @@ type places struct {
 
 // token opens what a request has in one region and some layers.
 type token struct {
-	part
+	layerRange
 	lease []byte
 }
 
@@ -40,14 +40,19 @@ const (
 	groupBeginLen = 8 + sha256.Size + 1 + 1 + seedLen + 2*8 // and places
 
 	groupTokensMax = 32 << 20 // bytes of all leases of a request on a rank
+	tokenMax       = 8 << 10  // of the lease of a block: a token of each of many backends
 )
 
-// placesMax bounds the length of places of a rank; none is that of those without a table.
-func placesMax(s *layout.Side, none bool) uint64 {
-	if none {
-		return 4
+// placesMax bounds the length of places of another rank, which has some where the operation of
+// the edge is op. own are the tables of this rank.
+func (r *rank) placesMax(other int, op engine.Op, own layout.Tables) uint64 {
+	switch {
+	case r.op(other) != op:
+		return 2 + 4
+	case r.cfg.blocks != nil:
+		return 2 + 4 + uint64(len(own[0]))*(3*2+4+tokenMax)
 	}
-	return 4 + 4*uint64(len(s.Groups)) + 4*RequestBlocksMax + groupTokensMax
+	return 2 + 4 + 4*uint64(len(r.others[other].Groups)) + 4*RequestBlocksMax + groupTokensMax
 }
 
 func (p *places) append(dst []byte) []byte {
@@ -58,7 +63,7 @@ func (p *places) append(dst []byte) []byte {
 			dst = binary.LittleEndian.AppendUint32(dst, block)
 		}
 	}
-	dst = binary.LittleEndian.AppendUint16(dst, uint16(len(p.tokens)))
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(p.tokens)))
 	for _, t := range p.tokens {
 		for _, n := range []int{t.region, t.first, t.end} {
 			dst = binary.LittleEndian.AppendUint16(dst, uint16(n))
@@ -87,7 +92,7 @@ func decodePlaces(b []byte) (p places, err error) {
 	if !ok {
 		return p, garbled("places cut short")
 	}
-	n, b, ok = cut16(b)
+	n, b, ok = cut32(b, true)
 	for range n {
 		var t token
 		var length int

@@ -18,8 +18,8 @@ import (
 // Finish has succeeded or Abort was called. Layer may be called by several goroutines, Abort and
 // the others by any; Finish by one.
 type GroupPush struct {
-	outgoing
 	s       *GroupSender
+	request uint64
 	tables  layout.Tables
 	span    layout.Span
 	links   []*outLink // by receiver
@@ -29,25 +29,35 @@ type GroupPush struct {
 
 	flights chan *groupFlight // posted, in order; never full
 	asked   chan asking       // one entry a link: see question
+	window  chan struct{}     // one entry for each layer in flight
+	drained chan struct{}     // one entry: no layer is in flight
+	ready   chan struct{}     // closed when Begin has done all it does
+	over    chan struct{}     // closed when the outcome is known
+	ended   chan struct{}     // closed when nothing is left of it
 
-	// Guarded by mu.
-	claimed map[int]bool // by layer that an edge carries
-	untaken int          // links
+	mu          sync.Mutex
+	err         error // the outcome, once over is closed; nil: handed over
+	unproven    error // a transfer was ended without a proof
+	spare       []*groupFlight
+	claimed     map[int]bool // by layer that an edge carries
+	unposted    int          // layers
+	inFlight    int          // layers
+	finishing   bool
+	unconfirmed int // links
 }
 
 // outLink is the way to one receiving rank, with or without bytes. GroupPush.mu guards what
 // messages change.
 type outLink struct {
-	push    *GroupPush
-	to      int
-	edge    *layout.Edge // nil: there are no bytes for it
-	session uint64
-	sent    chan struct{} // closed when no more of the begin is sent
-	granted chan struct{} // closed when all of the grant is there
-	grant   assembly
-	met     int // bytes of the messages of begin and grant
-	taken   bool
-	asking  bool // a question of that rank has no answer yet
+	push      *GroupPush
+	to        int
+	edge      *layout.Edge // nil: there are no bytes for it
+	session   uint64
+	sent      chan struct{} // closed when no more of the begin is sent
+	granted   chan struct{} // closed when all of the grant is there
+	grant     assembly
+	confirmed bool // it has taken over all that it gets
+	asking    bool // a question of that rank has no answer yet
 
 	there   places // where that rank has the request; set before ready is closed
 	imports []groupImport
@@ -72,9 +82,11 @@ type asking struct {
 
 func newGroupPush(s *GroupSender, request uint64, t layout.Tables, in layout.Span) (*GroupPush,
 	error) {
-	p := &GroupPush{outgoing: newOutgoing(request, s.cfg.Window), s: s, tables: t, span: in,
-		untaken: len(s.edges), flights: make(chan *groupFlight, s.cfg.Window),
-		asked: make(chan asking, len(s.edges)), claimed: map[int]bool{}}
+	p := &GroupPush{s: s, request: request, tables: t, span: in, unconfirmed: len(s.edges),
+		flights: make(chan *groupFlight, s.cfg.Window), asked: make(chan asking, len(s.edges)),
+		window: make(chan struct{}, s.cfg.Window), drained: make(chan struct{}, 1),
+		ready: make(chan struct{}), over: make(chan struct{}), ended: make(chan struct{}),
+		claimed: map[int]bool{}}
 	for to, e := range s.edges {
 		p.links = append(p.links, &outLink{push: p, to: to, edge: e, session: newSession(),
 			sent: make(chan struct{}), granted: make(chan struct{})})
@@ -110,7 +122,7 @@ func (p *GroupPush) begin(ctx context.Context) {
 		if p.s.op(to) == engine.Read && p.leases == nil {
 			var err error
 			p.leases, err = p.s.lease(p.tables, p.span, engine.LeaseOptions{ReadOnly: true})
-			mine = placesOf(p.tables, p.leases)
+			mine = p.s.placesOf(p.tables, p.leases)
 			if err != nil {
 				p.fail(endOf(ctx, p.request, err), nil)
 				break
@@ -128,10 +140,15 @@ func (p *GroupPush) begin(ctx context.Context) {
 	all.Wait()
 }
 
-func placesOf(t layout.Tables, leases []groupLease) places {
+// placesOf is what the other group is told. The leases of a pair say which blocks they are of by
+// their order alone.
+func (r *rank) placesOf(t layout.Tables, leases []groupLease) places {
 	p := places{tables: t}
+	if r.cfg.blocks != nil {
+		p.tables = nil
+	}
 	for _, l := range leases {
-		p.tokens = append(p.tokens, token{l.part, l.lease.Token()})
+		p.tokens = append(p.tokens, token{l.layerRange, l.lease.Token()})
 	}
 	return p
 }
@@ -143,12 +160,8 @@ func (p *GroupPush) meet(ctx context.Context, l *outLink, mine places) error {
 	if ask.op == engine.Read {
 		ask.places = mine
 	}
-	whole := ask.append(nil)
-	p.mu.Lock()
-	l.met += messageBytes(len(whole), p.s.cfg.MessageMax)
-	p.mu.Unlock()
-	err := sendFragments(ctx, p.s.cfg.Peers[l.to], toGroupReceiver, kindBegin, l.session, whole,
-		p.s.cfg.MessageMax)
+	err := sendFragments(ctx, p.s.cfg.Peers[l.to], toGroupReceiver, kindBegin, l.session,
+		ask.append(nil), p.s.cfg.MessageMax)
 	close(l.sent)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
@@ -162,23 +175,39 @@ func (p *GroupPush) meet(ctx context.Context, l *outLink, mine places) error {
 	if l.there, err = decodePlaces(l.grant.bytes); err != nil || ask.op != engine.Write {
 		return err
 	}
-	side := p.s.others[l.to]
-	if err := side.CheckTables(l.there.tables, p.span); err != nil {
-		return garbled("a grant of rank %d: %v", side.Rank, err)
+	if side := p.s.others[l.to]; p.s.cfg.blocks == nil {
+		if err := side.CheckTables(l.there.tables, p.span); err != nil {
+			return garbled("a grant of rank %d: %v", side.Rank, err)
+		}
 	}
-	l.imports, err = importAll(ctx, p.s.cfg.Peers[l.to], l.there.tokens, side)
+	l.imports, err = p.s.importAll(ctx, l.to, l.there, p.tables)
 	if errors.Is(err, engine.ErrRevoked) {
 		p.awaitEnd(l, err, time.NewTimer(0))
 	}
 	return err
 }
 
-// RequestBytes returns the bytes of the messages by which the request began with the receiver of
-// that index: what this rank told it, and its grant.
-func (p *GroupPush) RequestBytes(to int) int {
+// Request returns the number that Begin was given.
+func (p *GroupPush) Request() uint64 { return p.request }
+
+// Err returns why the push ended, nil while it has not and when it succeeded.
+func (p *GroupPush) Err() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.links[to].met
+	return p.err
+}
+
+// Ended is closed when nothing is left of the push: no transfer, lease or import. The blocks of
+// this side may then change, unless Err or Abort returns a *LeasesError, whose leases are to end
+// before, or ErrInUse: then never.
+func (p *GroupPush) Ended() <-chan struct{} { return p.ended }
+
+// outcome is what a call on a push that is over returns. Precondition: p.mu is held.
+func (p *GroupPush) outcome() error {
+	if p.err != nil {
+		return p.err
+	}
+	return fmt.Errorf("request %d is handed over already: %w", p.request, engine.ErrClosed)
 }
 
 // fail gives the push its outcome, unless it has one, and tells all receivers at once; not the
@@ -193,11 +222,11 @@ func (p *GroupPush) fail(end *EndError, from *outLink) {
 	if from != nil {
 		end.Peer = p.s.cfg.Peers[from.to].Name()
 	}
-	p.err = end
+	p.err, end.counted = end, true
 	p.s.count.ended(end.Reason)
 	close(p.over)
 	for _, l := range p.links {
-		if l == from || l.taken {
+		if l == from || l.confirmed {
 			continue
 		}
 		p.s.running.Go(func() {
@@ -210,9 +239,9 @@ func (p *GroupPush) fail(end *EndError, from *outLink) {
 // lost ends the push, unless the rank that was lost has taken over what is its own.
 func (p *GroupPush) lost(l *outLink) {
 	p.mu.Lock()
-	taken := l.taken
+	confirmed := l.confirmed
 	p.mu.Unlock()
-	if !taken {
+	if !confirmed {
 		p.fail(&EndError{Reason: PeerLost}, l)
 	}
 }
@@ -227,16 +256,15 @@ func (p *GroupPush) receive(l *outLink, m *message) {
 	ok := false
 	switch m.kind {
 	case kindTaken:
-		if ok = p.finishing && !l.taken; ok {
-			l.taken = true
-			if p.untaken--; p.untaken == 0 && !isClosed(p.over) {
+		if ok = p.finishing && !l.confirmed; ok {
+			l.confirmed = true
+			if p.unconfirmed--; p.unconfirmed == 0 && !isClosed(p.over) {
 				p.s.count.finished.Add(1)
 				close(p.over)
 			}
 		}
 	case kindGrant:
-		l.met += fragmentLen + len(m.bytes)
-		whole, err := l.grant.add(m, placesMax(p.s.others[l.to], p.s.op(l.to) != engine.Write))
+		whole, err := l.grant.add(m, p.s.placesMax(l.to, engine.Write, p.tables))
 		if ok = err == nil && !isClosed(l.granted); ok && whole {
 			close(l.granted)
 		}
@@ -252,5 +280,21 @@ func (p *GroupPush) receive(l *outLink, m *message) {
 	p.mu.Unlock()
 	if !ok {
 		p.fail(&EndError{Reason: Garbled, Peer: p.s.cfg.Peers[l.to].Name()}, nil)
+	}
+}
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+func isClosed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }

@@ -16,7 +16,7 @@ import (
 // GroupReceiver is one decode rank. All methods may be called by any goroutine.
 type GroupReceiver struct {
 	*rank
-	refuse chan groupRefusal
+	refuse refusals
 	zeros  zeros
 
 	mu       sync.Mutex
@@ -29,30 +29,24 @@ type GroupReceiver struct {
 	pastList []uint64                 // the oldest first
 }
 
-// groupRefusal is a request that is turned away.
-type groupRefusal struct {
-	from    int
-	session uint64
-	reason  Reason
-}
-
 // NewGroupReceiver makes the GroupReceiver of a Mux for one group of peers, as NewGroupSender.
 func NewGroupReceiver(m *Mux, cfg GroupConfig) (*GroupReceiver, error) {
 	base, err := newRank(m, cfg, false)
 	if err != nil {
 		return nil, err
 	}
-	r := &GroupReceiver{rank: base, refuse: make(chan groupRefusal, base.cfg.RequestsMax),
+	r := &GroupReceiver{rank: base, refuse: refusals{toGroupSender, base.cfg.NotifyTimeout,
+		make(chan refusal, base.cfg.RequestsMax), base.count},
 		requests: map[uint64]*GroupRequest{}, links: map[uint64]*inLink{},
 		begun: make([]int, len(base.others)), past: map[uint64]Reason{}}
 	if err := r.prepareZeros(); err != nil {
 		return nil, err
 	}
-	if r.handler, err = m.handle(toGroupReceiver, r.cfg.Peers, r.receive); err != nil {
+	if r.unhandle, err = m.handle(toGroupReceiver, r.cfg.Peers, r.receive); err != nil {
 		return nil, errors.Join(err, r.zeros.close())
 	}
 	r.watch(r.lost)
-	r.running.Go(r.refuseAll)
+	r.running.Go(func() { r.refuse.run(r.closing) })
 	return r, nil
 }
 
@@ -63,14 +57,23 @@ func NewGroupReceiver(m *Mux, cfg GroupConfig) (*GroupReceiver, error) {
 // ended on another rank already.
 func (r *GroupReceiver) Open(ctx context.Context, request uint64, t layout.Tables,
 	in layout.Span) (*GroupRequest, error) {
+	return r.open(ctx, request, t, in, nil)
+}
+
+// open is Open for a pool. It calls settle, if set, with the outcome before any rank learns it: the
+// leases are of the blocks, in their order, and one that is not revoked by then has no proof yet.
+// met says whether the sender has begun the request.
+func (r *GroupReceiver) open(ctx context.Context, request uint64, t layout.Tables,
+	in layout.Span, settle func(end *EndError, leases []groupLease, met bool)) (*GroupRequest,
+	error) {
 	if err := r.side.CheckTarget(t, in); err != nil {
 		return nil, fmt.Errorf("open request %d: %w", request, err)
 	}
-	q, err := r.take(request)
+	q, err := r.claim(request)
 	if err != nil {
 		return nil, err
 	}
-	q.tables, q.span = t, in
+	q.tables, q.span, q.onSettle = t, in, settle
 	err = r.zeroTails(ctx, t, in)
 	if err == nil && r.anyWrite() {
 		q.leases, err = r.lease(t, in, engine.LeaseOptions{})
@@ -98,8 +101,8 @@ func (r *GroupReceiver) Open(ctx context.Context, request uint64, t layout.Table
 	return q, nil
 }
 
-// take returns the request of a number, for the one call of Open that it has.
-func (r *GroupReceiver) take(request uint64) (*GroupRequest, error) {
+// claim returns the request of a number, for the one call of Open that it has.
+func (r *GroupReceiver) claim(request uint64) (*GroupRequest, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	other, lost := r.whereLost()
@@ -110,7 +113,7 @@ func (r *GroupReceiver) take(request uint64) (*GroupRequest, error) {
 		err = engine.ErrClosed
 	case r.past[request] != 0:
 		return nil, &EndError{Request: request, Remote: true, Reason: r.past[request]}
-	case q != nil && q.taken:
+	case q != nil && q.claimed:
 		err = fmt.Errorf("it is open: %w", engine.ErrBusy)
 	case r.opened >= r.cfg.RequestsMax:
 		err = fmt.Errorf("%d requests are open: wait for some or raise RequestsMax: %w", r.opened,
@@ -124,7 +127,7 @@ func (r *GroupReceiver) take(request uint64) (*GroupRequest, error) {
 	if q == nil {
 		q = r.add(request)
 	}
-	q.taken = true
+	q.claimed = true
 	r.opened++
 	return q, nil
 }
@@ -176,9 +179,6 @@ func (r *GroupReceiver) lost(other int) {
 
 // receive handles a message to a receiving rank. It does not wait.
 func (r *GroupReceiver) receive(n engine.Notification) {
-	if n.Err != nil {
-		return // watch sees it
-	}
 	from := slices.IndexFunc(r.cfg.Peers, func(p *engine.Peer) bool {
 		return n.Peer != nil && p.ID() == n.Peer.ID()
 	})
@@ -196,36 +196,15 @@ func (r *GroupReceiver) receive(n engine.Notification) {
 	case l != nil || m.kind != kindBegin || m.offset != 0:
 		r.count.strays.Add(1) // late, or of another rank
 	case r.closed:
-		r.refuseLater(from, m.session, Closed)
+		r.refuse.add(r.cfg.Peers[from], m.session, Closed)
 	case r.begun[from] >= 2*r.cfg.RequestsMax:
-		r.refuseLater(from, m.session, Refused)
+		r.refuse.add(r.cfg.Peers[from], m.session, Refused)
 	default:
 		l = newInLink(r, from, m.session)
 		r.links[m.session] = l
 		r.begun[from]++
 		r.running.Go(l.run)
 		l.receive(&m)
-	}
-}
-
-// refuseLater has another goroutine refuse. Where too many are to be refused, the sender's own
-// limit ends its wait.
-func (r *GroupReceiver) refuseLater(from int, session uint64, reason Reason) {
-	r.count.ended(reason)
-	select {
-	case r.refuse <- groupRefusal{from, session, reason}:
-	default:
-	}
-}
-
-func (r *GroupReceiver) refuseAll() {
-	for {
-		select {
-		case f := <-r.refuse:
-			r.tell(f.from, f.session, kindEnd, f.reason)
-		case <-r.closing:
-			return
-		}
 	}
 }
 
@@ -247,6 +226,7 @@ func (r *GroupReceiver) Close() error {
 	}
 	r.mu.Unlock()
 	r.running.Wait()
-	r.mux.forget(r.handler)
+	r.unhandle()
+	r.refuse.drain()
 	return errors.Join(r.closeLines(), r.zeros.close())
 }

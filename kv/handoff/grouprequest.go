@@ -22,6 +22,7 @@ type GroupRequest struct {
 	tables   layout.Tables
 	span     layout.Span
 	leases   []groupLease
+	onSettle func(end *EndError, leases []groupLease, met bool) // see open; nil: none
 	ready    chan int
 	ctx      context.Context // is over when the request has failed
 	cancel   context.CancelCauseFunc
@@ -33,11 +34,11 @@ type GroupRequest struct {
 	work     sync.WaitGroup // of links
 
 	// Guarded by GroupReceiver.mu.
-	taken bool        // by Open
-	links []*inLink   // by sender; nil: it has not begun
-	edges map[int]int // by layer: edges that have not brought it
-	end   *EndError
-	err   error // the outcome, once closed is closed
+	claimed bool        // by Open
+	links   []*inLink   // by sender; nil: it has not begun
+	edges   map[int]int // by layer: edges that have not brought it
+	end     *EndError
+	err     error // the outcome, once closed is closed
 
 	unproven error // a read was ended without a proof
 }
@@ -80,9 +81,7 @@ func (q *GroupRequest) Err() error {
 // lands in the blocks of this rank any more; driver.ErrUnproven where that could not be proved.
 // ctx bounds the wait; the end goes on without it.
 func (q *GroupRequest) Cancel(ctx context.Context) error {
-	q.r.mu.Lock()
-	q.stop(&EndError{Reason: Cancelled}, nil)
-	q.r.mu.Unlock()
+	q.fail(&EndError{Reason: Cancelled})
 	select {
 	case <-q.closed:
 		if err := q.Err(); errors.Is(err, engine.ErrUnproven) {
@@ -92,6 +91,13 @@ func (q *GroupRequest) Cancel(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// fail is stop, for callers that do not hold r.mu.
+func (q *GroupRequest) fail(end *EndError) {
+	q.r.mu.Lock()
+	defer q.r.mu.Unlock()
+	q.stop(end, nil)
 }
 
 // stop ends the request before it is complete, and tells the senders at once; not the one that
@@ -104,7 +110,7 @@ func (q *GroupRequest) stop(end *EndError, from *inLink) {
 	if from != nil {
 		end.Peer = q.r.cfg.Peers[from.from].Name()
 	}
-	q.end = end
+	q.end, end.counted = end, true
 	q.r.remember(q)
 	q.cancel(end)
 	for _, l := range q.links {
@@ -118,9 +124,9 @@ func (q *GroupRequest) stop(end *EndError, from *inLink) {
 func (q *GroupRequest) run() {
 	q.await()
 	q.r.mu.Lock()
-	taken := q.taken // it stays so: Open finds no request that has ended
+	claimed := q.claimed // it stays so: Open finds no request that has ended
 	q.r.mu.Unlock()
-	if taken {
+	if claimed {
 		<-q.prepared
 	}
 	err := q.r.revoke(q.leases)
@@ -191,18 +197,24 @@ func (q *GroupRequest) settle(unproven error) {
 	if unproven != nil && q.end == nil {
 		q.end = &EndError{Request: q.ID, Reason: Failed}
 	}
+	end, complete, met := q.end, isClosed(q.complete), q.missing() == nil
+	q.r.mu.Unlock()
+	if q.onSettle != nil {
+		q.onSettle(end, q.leases, met)
+	}
+	q.r.mu.Lock()
 	what, reason := kindTaken, Reason(0)
-	if q.end != nil {
-		q.end.Err = errors.Join(q.end.Err, unproven)
-		q.err, what, reason = q.end, kindEnd, q.end.Reason
+	if end != nil {
+		last := *end // others may be reading it
+		last.Err = errors.Join(last.Err, unproven)
+		q.err, what, reason = &last, kindEnd, last.Reason
 	} else {
 		q.r.count.finished.Add(1)
 	}
-	complete := isClosed(q.complete)
 	if q.r.requests[q.ID] == q { // else another one begins there
 		delete(q.r.requests, q.ID)
 	}
-	if q.taken {
+	if q.claimed {
 		q.r.opened--
 	}
 	for _, l := range q.links {
@@ -222,12 +234,16 @@ func (q *GroupRequest) settle(unproven error) {
 func (q *GroupRequest) arrived(l *inLink, layer int) {
 	q.r.mu.Lock()
 	defer q.r.mu.Unlock()
+	q.arrivedLocked(l, layer)
+}
+
+// arrivedLocked is arrived for callers that hold r.mu.
+func (q *GroupRequest) arrivedLocked(l *inLink, layer int) {
 	if q.end != nil {
 		return
 	}
 	l.left--
 	poke(q.alive) // what is read, or compared, takes time, too
-	q.r.count.layers.Add(1)
 	if q.edges[layer]--; q.edges[layer] == 0 {
 		q.ready <- layer // has room for all of them
 	}

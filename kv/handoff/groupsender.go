@@ -29,7 +29,7 @@ func NewGroupSender(m *Mux, cfg GroupConfig) (*GroupSender, error) {
 		return nil, err
 	}
 	s := &GroupSender{rank: r, pushes: map[uint64]*GroupPush{}, links: map[uint64]*outLink{}}
-	if s.handler, err = m.handle(toGroupSender, s.cfg.Peers, s.receive); err != nil {
+	if s.unhandle, err = m.handle(toGroupSender, s.cfg.Peers, s.receive); err != nil {
 		return nil, err
 	}
 	s.watch(s.lost)
@@ -121,9 +121,6 @@ func (s *GroupSender) lost(other int) {
 
 // receive handles a message to a sending rank. It does not wait.
 func (s *GroupSender) receive(n engine.Notification) {
-	if n.Err != nil {
-		return // watch sees it
-	}
 	m, err := decode(n.Data)
 	s.mu.Lock()
 	l := s.links[m.session]
@@ -149,6 +146,6 @@ func (s *GroupSender) Close() error {
 		close(s.closing)
 	}
 	s.running.Wait()
-	s.mux.forget(s.handler)
+	s.unhandle()
 	return s.closeLines()
 }

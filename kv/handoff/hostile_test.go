@@ -12,7 +12,6 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // TestGarbageDoesNotDisturbOthers sends both sides what no honest peer sends,
@@ -70,99 +69,32 @@ func (p *pair) handOverAmong(t *testing.T, number uint64) {
 	}
 }
 
-// TestBrokenProtocolEndsTheRequest has a sender that does what it must not.
+// TestBrokenProtocolEndsTheRequest has a sender that offers once more what is open.
 func TestBrokenProtocolEndsTheRequest(t *testing.T) {
-	for what, send := range map[string]func(session uint64) []byte{
-		"a layer that is not there": func(s uint64) []byte {
-			return appendLayer(nil, s, small.Layers)
-		},
-		"a layer number too large": func(s uint64) []byte { return appendLayer(nil, s, 1<<31) },
-		"a layer twice":            func(s uint64) []byte { return appendLayer(nil, s, 0) },
-		"a begin once more": func(s uint64) []byte {
-			return append(appendHeader(nil, toReceiver, kindBegin, 0, s), 1, 0, 0, 0, 0, 0, 0, 0,
-				'x')
-		},
-	} {
-		t.Run(what, func(t *testing.T) {
-			p := newPair(t, setup{})
-			push, q := p.begin(t, 1, 1, 2)
-			require.NoError(t, push.Layer(within(t), 0))
-			<-q.Layers()
-			require.NoError(t, p.prefill.peer.Notify(within(t), send(push.session)))
-			<-q.Done()
-			<-push.Ended()
-			if !errors.Is(q.Err(), engine.ErrCorrupt) || !errors.Is(push.Err(), engine.ErrCorrupt) {
-				t.Errorf("receiver: %v, sender: %v", q.Err(), push.Err())
-			}
-			q.Release()
-		})
-	}
-}
-
-// TestDoneWithoutLayersIsNoEnd: the last word alone completes nothing.
-func TestDoneWithoutLayersIsNoEnd(t *testing.T) {
-	testkit.InVirtualTime(t, doneWithoutLayersIsNoEnd)
-}
-
-func doneWithoutLayersIsNoEnd(t *testing.T) {
-	p := newPair(t, setup{receiver: func(c *ReceiverConfig) {
-		c.IdleTimeout = 50 * time.Millisecond
-	}})
-	push, q := p.beginSoon(t, 1, 2)
-	require.NoError(t, p.prefill.peer.Notify(within(t), appendHeader(nil, toReceiver, kindDone, 0,
-		push.session)))
-	<-q.Done()
-	if !errors.Is(q.Err(), engine.ErrTimeout) {
-		t.Errorf("receiver: %v", q.Err())
-	}
-	<-push.Ended()
-}
-
-// TestDoneIsASignOfLifeOnce: said again and again it would hold the blocks for ever.
-func TestDoneIsASignOfLifeOnce(t *testing.T) {
 	p := newPair(t, setup{})
-	q := newRequest(p.receiver, p.prefill.peer, 1)
-	for _, want := range []int{1, 0, 0} {
-		q.receive(&message{kind: kindDone})
-		if n := len(q.alive); n != want {
-			t.Errorf("%d signs of life, want %d", n, want)
-		}
-		for len(q.alive) > 0 {
-			<-q.alive
-		}
+	push, q := p.begin(t, 1, 1, 2)
+	require.NoError(t, push.Layer(within(t), 0))
+	<-q.Ready()
+	again := append(appendHeader(nil, toReceiver, kindBegin, 0, q.session), 1, 0, 0, 0, 0, 0, 0, 0,
+		'x')
+	require.NoError(t, p.prefill.peer.Notify(within(t), again))
+	<-q.Done()
+	<-push.Ended()
+	if !errors.Is(q.Err(), engine.ErrCorrupt) || !errors.Is(push.Err(), engine.ErrCorrupt) {
+		t.Errorf("receiver: %v, sender: %v", q.Err(), push.Err())
 	}
+	q.Release()
 }
 
+// TestMuxDealsOut: what is not of this package goes to the program, if that wants it.
 func TestMuxDealsOut(t *testing.T) {
 	p := newPair(t, setup{})
 	got := make(chan string, 8)
-	note := func(name string) func(engine.Notification) {
-		return func(n engine.Notification) { got <- name + string(n.Data) }
-	}
-	require.NoError(t, p.decode.mux.Handle('a', note("a:")))
-	if err := p.decode.mux.Handle('a', note("b:")); !errors.Is(err, engine.ErrBusy) {
-		t.Errorf("a second handler: %v", err)
-	}
-	p.send(t, "x") // nobody wants it
-	p.send(t, "a1")
-	p.decode.mux.HandleRest(note("rest:"))
+	p.send(t, "x1") // no handler yet
+	p.decode.mux.HandleRest(func(n engine.Notification) { got <- string(n.Data) })
 	p.send(t, "x2")
-	p.decode.mux.Forget('a')
-	p.send(t, "a3")
-	for _, want := range []string{"a:a1", "rest:x2", "rest:a3"} {
-		select {
-		case s := <-got:
-			if s != want {
-				t.Errorf("got %q, want %q", s, want)
-			}
-		case <-time.After(limit):
-			t.Fatalf("%q did not arrive", want)
-		}
-	}
-	if n := p.decode.mux.Dropped(); n != 1 {
-		t.Errorf("%d messages dropped, want 1", n)
-	}
-	p.handOver(t, 1, 1).Release() // goes on beside
+	require.Equal(t, "x2", <-got)
+	require.Empty(t, got)
 }
 
 // send sends a message and waits until the Mux has dealt with it.

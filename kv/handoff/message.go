@@ -3,6 +3,8 @@
 package handoff
 
 import (
+	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"fmt"
 
@@ -23,13 +25,13 @@ const version = 1
 type kind uint8
 
 const (
-	kindBegin kind = 1 // to the receiver: fragment of a begin
-	kindLayer kind = 2 // to the receiver: a layer is there
-	kindDone  kind = 3 // to the receiver: all of it is there
-	kindAbort kind = 4 // to the receiver: the sender has ended it, with a Reason
-	kindGrant kind = 5 // to the sender: fragment of a grant
-	kindTaken kind = 6 // to the sender: all of it is the receiver's
-	kindEnd   kind = 7 // to the sender: the receiver has ended it, with a Reason
+	kindBegin kind = 1 // to a receiver: fragment of an offer, or of a begin of a group
+	kindLayer kind = 2 // to the receiver of a group: a layer is there
+	kindDone  kind = 3 // to the receiver of a group: all of it is there
+	kindAbort kind = 4 // to a receiver: the sender has ended it, with a Reason
+	kindGrant kind = 5 // to a sender: fragment of an answer, or of a grant of a group
+	kindTaken kind = 6 // to the sender of a group: all of it is the receiver's
+	kindEnd   kind = 7 // to a sender: the receiver has ended it, with a Reason
 	kindAsk   kind = 8 // to the sender of a group: what is the digest of this?
 	kindSum   kind = 9 // to the receiver of a group: the answer
 )
@@ -38,7 +40,6 @@ const (
 // and the body. All numbers are little-endian.
 const (
 	headerLen   = 12
-	layerLen    = headerLen + 4
 	fragmentLen = headerLen + 8 // total and offset, then bytes
 )
 
@@ -79,6 +80,7 @@ func decode(b []byte) (m message, err error) {
 func (m *message) decodeBody(to byte, body []byte) error {
 	receiver := to == toReceiver || to == toGroupReceiver
 	sender := to == toSender || to == toGroupSender
+	group := to == toGroupReceiver || to == toGroupSender
 	switch {
 	case receiver && m.kind == kindBegin, sender && m.kind == kindGrant:
 		if len(body) <= fragmentLen-headerLen {
@@ -90,14 +92,14 @@ func (m *message) decodeBody(to byte, body []byte) error {
 			return garbled("%d bytes at %d of %d", len(m.bytes), m.offset, m.total)
 		}
 		return nil
-	case receiver && m.kind == kindLayer:
-		if len(body) != 4 && (to != toGroupReceiver || len(body) != 4+digestLen) {
+	case to == toGroupReceiver && m.kind == kindLayer:
+		if len(body) != 4 && len(body) != 4+digestLen {
 			return garbled("a layer number of %d bytes", len(body))
 		}
 		m.layer, m.bytes = binary.LittleEndian.Uint32(body), body[4:]
 		return nil
-	case receiver && (m.kind == kindDone || m.kind == kindAbort),
-		sender && (m.kind == kindTaken || m.kind == kindEnd):
+	case receiver && (m.kind == kindAbort || group && m.kind == kindDone),
+		sender && (m.kind == kindEnd || group && m.kind == kindTaken):
 		if len(body) != 0 {
 			return garbled("%d bytes too much", len(body))
 		}
@@ -113,11 +115,6 @@ func appendHeader(dst []byte, to byte, k kind, r Reason, session uint64) []byte 
 	return binary.LittleEndian.AppendUint64(append(dst, to, version, byte(k), byte(r)), session)
 }
 
-func appendLayer(dst []byte, session uint64, layer int) []byte {
-	return binary.LittleEndian.AppendUint32(appendHeader(dst, toReceiver, kindLayer, 0, session),
-		uint32(layer))
-}
-
 func appendGroupLayer(dst []byte, session uint64, layer int) []byte {
 	return binary.LittleEndian.AppendUint32(appendHeader(dst, toGroupReceiver, kindLayer, 0,
 		session), uint32(layer))
@@ -127,4 +124,53 @@ func appendGroupLayer(dst []byte, session uint64, layer int) []byte {
 func appendSum(dst []byte, session uint64, number uint32) []byte {
 	return binary.LittleEndian.AppendUint32(appendHeader(dst, toGroupReceiver, kindSum, 0,
 		session), number)
+}
+
+// newSession draws a number that only the two sides know: it is what entitles a
+// message to be heard, and it tells attempts at the same request apart.
+func newSession() uint64 {
+	var b [8]byte
+	rand.Read(b[:])
+	return binary.LittleEndian.Uint64(b[:])
+}
+
+// assembly puts fragments together. They come in order, as messages of a peer
+// do, and are refused where they do not.
+type assembly struct {
+	bytes []byte
+	total uint32
+	begun bool
+}
+
+// add takes a fragment, and reports whether it was the last one.
+func (a *assembly) add(m *message, totalMax uint64) (bool, error) {
+	switch {
+	case !a.begun && uint64(m.total) > totalMax:
+		return false, garbled("%d bytes announced, at most %d fit the request", m.total, totalMax)
+	case a.begun && (m.total != a.total || len(a.bytes) == int(a.total)):
+		return false, garbled("a fragment of another whole")
+	case int(m.offset) != len(a.bytes):
+		return false, garbled("a fragment at %d, want %d", m.offset, len(a.bytes))
+	}
+	a.begun, a.total = true, m.total
+	a.bytes = append(a.bytes, m.bytes...)
+	return len(a.bytes) == int(a.total), nil
+}
+
+// sendFragments sends a whole in messages of at most max bytes.
+func sendFragments(ctx context.Context, p *engine.Peer, to byte, k kind, session uint64,
+	whole []byte, max int) error {
+	msg := make([]byte, 0, min(max, fragmentLen+len(whole)))
+	for off := 0; off < len(whole); {
+		n := min(max-fragmentLen, len(whole)-off)
+		msg = appendHeader(msg[:0], to, k, 0, session)
+		msg = binary.LittleEndian.AppendUint32(msg, uint32(len(whole)))
+		msg = binary.LittleEndian.AppendUint32(msg, uint32(off))
+		msg = append(msg, whole[off:off+n]...)
+		if err := p.Notify(ctx, msg); err != nil {
+			return err
+		}
+		off += n
+	}
+	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"math"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/sluicehq/sluice/engine"
@@ -21,10 +22,8 @@ func messages() map[string][]byte {
 	}
 	return map[string][]byte{
 		"begin": fragment(toReceiver, kindBegin), "grant": fragment(toSender, kindGrant),
-		"layer": appendLayer(nil, 7, 60), "done": appendHeader(nil, toReceiver, kindDone, 0, 7),
 		"abort": appendHeader(nil, toReceiver, kindAbort, Aborted, 7),
-		"taken": appendHeader(nil, toSender, kindTaken, 0, 7), "end": appendHeader(nil, toSender,
-			kindEnd, Failed, 7),
+		"end":   appendHeader(nil, toSender, kindEnd, Failed, 7),
 	}
 }
 
@@ -38,10 +37,6 @@ func TestDecodesItsOwnMessages(t *testing.T) {
 		case "begin", "grant":
 			if m.total != 9 || m.offset != 2 || string(m.bytes) != "abc" {
 				t.Errorf("%s: %+v", name, m)
-			}
-		case "layer":
-			if m.layer != 60 {
-				t.Errorf("layer: %+v", m)
 			}
 		}
 	}
@@ -78,27 +73,22 @@ func TestRefusesBrokenMessages(t *testing.T) {
 	}
 }
 
-func TestPayloadsReadBack(t *testing.T) {
-	ask := begin{request: 5, fingerprint: math.MaxUint64, hashes: []pool.Hash{{1}, {},
-		pool.HashOf(3)}}
-	got, err := decodeBegin(ask.append(nil))
+func TestOffersReadBack(t *testing.T) {
+	ask := offer{request: 5, fingerprint: math.MaxUint64,
+		hashes: []pool.Hash{{1}, {}, pool.HashOf(3)}}
+	got, err := decodeOffer(ask.append(nil))
 	if err != nil || !reflect.DeepEqual(got, ask) {
-		t.Errorf("begin %+v, %v", got, err)
+		t.Errorf("offer %+v, %v", got, err)
 	}
-	places := []place{{0, []byte("token")}, {4, bytes.Repeat([]byte{9}, tokenMax)}}
-	back, err := decodeGrant(appendGrant(nil, places), 5)
-	if err != nil || !reflect.DeepEqual(back, places) {
-		t.Errorf("grant: %v", err)
+	missing, err := decodeAnswer(appendAnswer(nil, []int{0, 4}), 5)
+	if err != nil || !slices.Equal(missing, []int{0, 4}) {
+		t.Errorf("answer: %v", err)
 	}
-	for what, bad := range map[string][]place{
-		"a block twice":    {{1, []byte("x")}, {1, []byte("y")}},
-		"blocks backwards": {{2, []byte("x")}, {1, []byte("y")}},
-		"a block too far":  {{5, []byte("x")}},
-		"an empty token":   {{1, nil}},
-		"a token too long": {{1, make([]byte, tokenMax+1)}},
-		"too many places":  make([]place, 6),
+	for what, bad := range map[string][]int{
+		"a block twice": {1, 1}, "blocks backwards": {2, 1}, "a block too far": {5},
 	} {
-		if _, err := decodeGrant(appendGrant(nil, bad), 5); !errors.Is(err, engine.ErrCorrupt) {
+		if _, err := decodeAnswer(appendAnswer(nil, bad), 5); !errors.Is(err,
+			engine.ErrCorrupt) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -157,16 +147,16 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-func FuzzPayloads(f *testing.F) {
-	f.Add((&begin{hashes: make([]pool.Hash, 2)}).append(nil))
-	f.Add(appendGrant(nil, []place{{0, []byte("a")}, {3, []byte("bc")}}))
+func FuzzOffers(f *testing.F) {
+	f.Add((&offer{hashes: make([]pool.Hash, 2)}).append(nil))
+	f.Add(appendAnswer(nil, []int{0, 3}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if ask, err := decodeBegin(b); err == nil && !bytes.Equal(ask.append(nil), b) {
-			t.Errorf("begin %x was read as %+v", b, ask)
+		if ask, err := decodeOffer(b); err == nil && !bytes.Equal(ask.append(nil), b) {
+			t.Errorf("offer %x was read as %+v", b, ask)
 		}
-		if places, err := decodeGrant(b, 8); err == nil && !bytes.Equal(appendGrant(nil, places),
-			b) {
-			t.Errorf("grant %x was read as %+v", b, places)
+		if missing, err := decodeAnswer(b, 8); err == nil && !bytes.Equal(appendAnswer(nil,
+			missing), b) {
+			t.Errorf("answer %x was read as %+v", b, missing)
 		}
 	})
 }

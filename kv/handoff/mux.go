@@ -4,25 +4,22 @@ package handoff
 
 import (
 	"fmt"
-	"maps"
 	"sync"
-	"sync/atomic"
 
 	"github.com/sluicehq/sluice/engine"
 )
 
-// Mux deals the notifications of an engine out to the handlers that want them, by the
-// first byte of the message, so that hand-over and other users share an engine.
-// It is the only reader of Engine.Notifications.
+// Mux deals the notifications of an engine out to Senders, Receivers and ranks of groups, by the
+// first byte of the message, so that hand-over and other users share an engine. It is the only
+// reader of Engine.Notifications.
 type Mux struct {
-	eng     *engine.Engine
-	dropped atomic.Uint64
-	stop    chan struct{}
-	ended   chan struct{}
-	once    sync.Once
+	eng   *engine.Engine
+	stop  chan struct{}
+	ended chan struct{}
+	once  sync.Once
 
 	mu       sync.RWMutex
-	handlers map[origin]*handler
+	handlers map[origin]handler
 	rest     func(engine.Notification)
 }
 
@@ -32,32 +29,21 @@ type origin struct {
 	id    [16]byte // of an engine; zero: of any
 }
 
-type handler struct {
-	f   func(engine.Notification)
-	all bool // it wants to know of all peers that are lost
-}
+// handler is called for each message, in order. All share one goroutine: none may wait.
+type handler func(engine.Notification)
 
 // NewMux starts to read the notifications of an engine.
 func NewMux(eng *engine.Engine) *Mux {
 	m := &Mux{eng: eng, stop: make(chan struct{}), ended: make(chan struct{}),
-		handlers: map[origin]*handler{}}
+		handlers: map[origin]handler{}}
 	go m.run()
 	return m
 }
 
-// Handle has f called for each message that begins with that byte, in order, and
-// once with the Err of each peer that was lost. All handlers share one
-// goroutine: f must not wait for anything. ErrBusy means that the byte is taken.
-// The bytes 0xB1 to 0xB4 are this package's.
-func (m *Mux) Handle(first byte, f func(engine.Notification)) error {
-	_, err := m.handle(first, nil, f)
-	return err
-}
-
-// handle is Handle for the messages of some peers; nil: of all.
-func (m *Mux) handle(first byte, peers []*engine.Peer, f func(engine.Notification)) (*handler,
-	error) {
-	h, of := &handler{f, peers == nil}, []origin{{first: first}}
+// handle has h called for the messages of some peers that begin with that byte; peers nil: of all.
+// forget ends it, and waits for a call that is under way.
+func (m *Mux) handle(first byte, peers []*engine.Peer, h handler) (forget func(), err error) {
+	of := []origin{{first: first}}
 	if peers != nil {
 		of = of[:0]
 	}
@@ -75,33 +61,23 @@ func (m *Mux) handle(first byte, peers []*engine.Peer, f func(engine.Notificatio
 	for _, o := range of {
 		m.handlers[o] = h
 	}
-	return h, nil
+	return sync.OnceFunc(func() { // and nothing that comes after it
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for _, o := range of {
+			delete(m.handlers, o)
+		}
+	}), nil
 }
 
-// HandleRest is Handle for every message that no other handler wants. Without it they
-// are dropped.
+// HandleRest has f called for every other message, in order, and once with the Err of each peer
+// that was lost. It must not wait. Without it such messages are dropped. The first bytes 0xB1 to
+// 0xB4 are this package's.
 func (m *Mux) HandleRest(f func(engine.Notification)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.rest = f
 }
-
-// Forget ends Handle. A call of the handler may still be under way.
-func (m *Mux) Forget(first byte) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.handlers, origin{first: first})
-}
-
-// forget ends handle, and nothing that came after it.
-func (m *Mux) forget(h *handler) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	maps.DeleteFunc(m.handlers, func(_ origin, other *handler) bool { return other == h })
-}
-
-// Dropped counts the messages that no handler wanted.
-func (m *Mux) Dropped() uint64 { return m.dropped.Load() }
 
 // Close stops reading. It must not be called by a handler. It is idempotent.
 func (m *Mux) Close() {
@@ -127,27 +103,18 @@ func (m *Mux) run() {
 func (m *Mux) deal(n engine.Notification) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if n.Err != nil {
-		for _, h := range m.handlers {
-			if h.all {
-				h.f(n)
-			}
+	h := handler(m.rest)
+	if n.Err == nil && len(n.Data) > 0 {
+		if of := m.handlers[origin{first: n.Data[0]}]; of != nil {
+			h = of
 		}
-	} else if len(n.Data) > 0 {
-		h := m.handlers[origin{first: n.Data[0]}]
 		if n.Peer != nil { // the one that connected last: groups know the engine
 			if of := m.handlers[origin{n.Data[0], n.Peer.ID()}]; of != nil {
 				h = of
 			}
 		}
-		if h != nil {
-			h.f(n)
-			return
-		}
 	}
-	if m.rest != nil {
-		m.rest(n)
-	} else if n.Err == nil {
-		m.dropped.Add(1)
+	if h != nil {
+		h(n)
 	}
 }

@@ -12,6 +12,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/backends/fault"
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
@@ -62,7 +65,6 @@ type pair struct {
 type setup struct {
 	model    layout.Model
 	order    layout.Arrangement // of the prefill side
-	align    [2]uint64          // of the blocks of the prefill and the decode side
 	blocks   int                // of the decode side
 	backend  func(testing.TB) driver.Backend
 	engine   func(*engine.Config)
@@ -90,9 +92,8 @@ func newPair(t testing.TB, s setup) *pair {
 	}
 	p := &pair{
 		prefill: newSide(t, "prefill", s, layout.Options{Blocks: prefillBlocks,
-			Arrangement: s.order, BlockAlign: s.align[0]}),
-		decode: newSide(t, "decode", s, layout.Options{Blocks: uint64(s.blocks),
-			BlockAlign: s.align[1]}),
+			Arrangement: s.order}),
+		decode: newSide(t, "decode", s, layout.Options{Blocks: uint64(s.blocks)}),
 		filled: map[uint32]uint64{},
 	}
 	copy(p.decode.region.Bytes(), bytes.Repeat([]byte{poison}, int(p.decode.region.Size())))
@@ -241,29 +242,6 @@ func (p *pair) begin(t testing.TB, number uint64, ids ...uint64) (*Push, *Reques
 	return push, q
 }
 
-// beginSoon is begin where the receiver ends what shows no sign of life so soon that a sender may
-// be too late: then it begins anew.
-func (p *pair) beginSoon(t testing.TB, ids ...uint64) (*Push, *Request) {
-	t.Helper()
-	blocks := p.request(t, ids...)
-	for number, start := uint64(1), time.Now(); time.Since(start) < limit; number++ {
-		push, err := p.sender.Begin(within(t), p.prefill.peer, number, blocks)
-		if err != nil {
-			continue
-		}
-		for {
-			q, err := p.receiver.Accept(within(t))
-			require.NoError(t, err)
-			if q.ID == number {
-				return push, q
-			}
-			q.Release() // it was begun, and its sender does not know
-		}
-	}
-	t.Fatal("no request begins")
-	return nil, nil
-}
-
 // handOver takes a request all the way and checks every byte.
 func (p *pair) handOver(t testing.TB, number uint64, ids ...uint64) *Request {
 	t.Helper()
@@ -281,7 +259,7 @@ func (p *pair) handOver(t testing.TB, number uint64, ids ...uint64) *Request {
 		}
 	}()
 	layers := 0
-	for layer := range q.Layers() {
+	for layer := range q.Ready() {
 		p.checkLayer(t, q, layer, ids)
 		layers++
 	}
@@ -293,4 +271,35 @@ func (p *pair) handOver(t testing.TB, number uint64, ids ...uint64) *Request {
 		p.checkLayer(t, q, layer, ids)
 	}
 	return q
+}
+
+// over runs a test with each backend that the two sides may have in common, mem in virtual time.
+func over(t *testing.T, test func(t *testing.T, open func(testing.TB) driver.Backend)) {
+	testkit.RunInVirtualTime(t, "mem", func(t *testing.T) { test(t, newMem) })
+	t.Run("shm", func(t *testing.T) { test(t, newShm) })
+}
+
+func newMem(t testing.TB) driver.Backend {
+	t.Helper()
+	b, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	return b
+}
+
+// newSlowMem is mem whose transfers take up to a millisecond, so that in virtual time some are met
+// in flight.
+func newSlowMem(t testing.TB) driver.Backend {
+	t.Helper()
+	late := fault.Late(500*time.Microsecond, 500*time.Microsecond)
+	b, err := fault.Wrap(newMem(t), 0, fault.Rule{On: fault.Write, Chance: 0.7, Do: late},
+		fault.Rule{On: fault.Read, Chance: 0.7, Do: late})
+	require.NoError(t, err)
+	return b
+}
+
+func newShm(t testing.TB) driver.Backend {
+	t.Helper()
+	b, err := shm.New(shm.Config{})
+	require.NoError(t, err)
+	return b
 }

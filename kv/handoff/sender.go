@@ -4,94 +4,63 @@ package handoff
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/pool"
 )
-
-// RequestBlocksMax bounds the blocks of one request.
-const RequestBlocksMax = 1 << 20
 
 // SenderConfig is what NewSender needs. Region and Geometry have no default.
 type SenderConfig struct {
 	Region   *engine.Region   // the blocks of this side
 	Geometry *layout.Geometry // of Region; any arrangement
 	Route    engine.Route     // of the writes
-
-	Window    int // layers in flight of one Push; default 4
-	PushesMax int // at once; default 256
-
-	AnswerTimeout time.Duration // for Begin, the wait for room included; default 30 s
-	LayerTimeout  time.Duration // for one layer to be written; default 10 s
-	TakenTimeout  time.Duration // for the receiver to take it over in the end; default 10 s
-	AbortTimeout  time.Duration // for the news of an end to leave, and to come; default 5 s
-	MessageMax    int           // bytes of a notification; default 4 KiB, at least MessageMin
+	Limits                    // RequestsMax: with one peer
 
 	// OnLayer, if set, is called for each layer that was written, in order, by a
 	// goroutine of the Push. It must not wait.
 	OnLayer func(LayerReport)
 }
 
-// LayerReport is one layer of one request.
-type LayerReport struct {
-	Request uint64
-	Layer   int
-	Bytes   uint64
-	Took    time.Duration // from Post to completion
-}
-
-func (c *SenderConfig) ensureDefaults() {
-	session.SetDefault(&c.Window, 4)
-	session.SetDefault(&c.PushesMax, 256)
-	session.SetDefault(&c.AnswerTimeout, 30*time.Second)
-	session.SetDefault(&c.LayerTimeout, 10*time.Second)
-	session.SetDefault(&c.TakenTimeout, 10*time.Second)
-	session.SetDefault(&c.AbortTimeout, 5*time.Second)
-	session.SetDefault(&c.MessageMax, messageDefault)
-}
-
-// messageDefault holds the leases of some twenty blocks.
-const messageDefault = 4 << 10 // 4 KiB
-
 func (c *SenderConfig) check() error {
-	switch {
-	case c.Region == nil || c.Geometry == nil:
-		return fmt.Errorf("sender: Region and Geometry are needed: %w", engine.ErrBounds)
-	case c.Region.Size() < c.Geometry.PoolBytes():
-		return fmt.Errorf("sender: region %s has %d bytes, its %d blocks need %d: %w",
-			c.Region.Name(), c.Region.Size(), c.Geometry.Blocks(), c.Geometry.PoolBytes(),
-			engine.ErrBounds)
-	case min(c.AnswerTimeout, c.LayerTimeout, c.TakenTimeout, c.AbortTimeout) < 0:
-		return fmt.Errorf("sender: a negative timeout: %w", engine.ErrBounds)
+	if err := checkPool("sender", c.Region, c.Geometry); err != nil {
+		return err
 	}
-	return errors.Join(session.CheckWithin("Window", c.Window, 1, layout.LayersMax),
-		session.CheckWithin("PushesMax", c.PushesMax, 1, requestsMax),
-		session.CheckWithin("MessageMax", c.MessageMax, MessageMin, messageMost))
+	return c.Limits.check("sender")
 }
 
-// requestsMax and messageMost are the most that a Config may ask for.
-const (
-	requestsMax = 1 << 20
-	messageMost = 1 << 30
-)
+func checkPool(who string, r *engine.Region, g *layout.Geometry) error {
+	switch {
+	case r == nil || g == nil:
+		return fmt.Errorf("%s: Region and Geometry are needed: %w", who, engine.ErrBounds)
+	case r.Size() < g.PoolBytes():
+		return fmt.Errorf("%s: region %s has %d bytes, its %d blocks need %d: %w", who, r.Name(),
+			r.Size(), g.Blocks(), g.PoolBytes(), engine.ErrBounds)
+	}
+	return nil
+}
 
 // Sender is the prefill side. All methods may be called by any goroutine.
 type Sender struct {
-	cfg     SenderConfig
-	mux     *Mux
-	handler *handler
-	count   counters
+	cfg      SenderConfig
+	mux      *Mux
+	unhandle func() // ends the handler of the Mux
+	count    counters
+	peers    peers[*GroupSender]
+	closing  chan struct{}
 
 	mu     sync.Mutex
 	closed bool
-	pushes map[uint64]*Push
-	lines  map[*engine.Peer]*line
+	offers map[uint64]*outOffer // by session
+}
+
+// outOffer is an offer whose request has not begun yet.
+type outOffer struct {
+	answered chan struct{} // closed with answer
+	answer   assembly
+	end      context.CancelCauseFunc // of Begin
 }
 
 // NewSender makes the one Sender of a Mux.
@@ -100,13 +69,21 @@ func NewSender(m *Mux, cfg SenderConfig) (*Sender, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	s := &Sender{cfg: cfg, mux: m, pushes: map[uint64]*Push{}, lines: map[*engine.Peer]*line{}}
+	s := &Sender{cfg: cfg, mux: m, closing: make(chan struct{}), offers: map[uint64]*outOffer{}}
+	s.peers.make = s.meet
 	var err error
-	s.handler, err = m.handle(toSender, nil, s.receive)
+	s.unhandle, err = m.handle(toSender, nil, s.receive)
+	return s, err
+}
+
+// meet makes the group of one peer.
+func (s *Sender) meet(peer *engine.Peer) (*GroupSender, error) {
+	cfg, err := pairConfig(peer, s.cfg.Region, s.cfg.Geometry, s.cfg.Limits)
 	if err != nil {
 		return nil, err
 	}
-	return s, nil
+	cfg.Route, cfg.OnLayer, cfg.count = s.cfg.Route, s.cfg.OnLayer, &s.count
+	return NewGroupSender(s.mux, cfg)
 }
 
 // Block is one block of a request on this side.
@@ -115,38 +92,105 @@ type Block struct {
 	Local uint32    // its number in this side's pool
 }
 
+// Push is one request on its way to a Receiver. Its layers are those of the geometry. It holds
+// resources of both sides until Finish has succeeded or Abort was called.
+type Push struct {
+	*GroupPush
+	missing []int
+}
+
 // Begin offers the blocks of a request to a peer's Receiver, and returns when
 // that has found room for those that it lacks: Push.MissingBlocks, whose content
 // must be there layer by layer as Push.Layer is called, and stay until the Push
-// has ended. ctx and AnswerTimeout bound the wait. Errors are *EndError, but for
-// what is wrong with the call.
+// has ended. ctx and MeetTimeout bound the wait. The number names one hand-over to that peer for
+// ever: another attempt needs another one. Errors are *EndError, but for what is wrong with the
+// call.
 func (s *Sender) Begin(ctx context.Context, peer *engine.Peer, request uint64, blocks []Block) (
 	*Push, error) {
-	if peer == nil {
-		return nil, fmt.Errorf("begin request %d: no peer: %w", request, engine.ErrBounds)
-	}
-	if err := s.checkBlocks(blocks); err != nil {
+	if err := s.check(peer, blocks); err != nil {
 		return nil, fmt.Errorf("begin request %d: %w", request, err)
 	}
-	p, err := s.open(peer, request, blocks)
-	if err != nil {
-		return nil, fmt.Errorf("begin request %d: %w", request, err)
-	}
-	go p.run()
-	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.AnswerTimeout, engine.ErrTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.MeetTimeout, engine.ErrTimeout)
 	defer cancel()
-	err = p.begin(ctx)
-	close(p.ready)
-	if err != nil {
-		p.failHere(ctx, err)
-		<-p.ended
-		return nil, p.Err()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	o, session := &outOffer{answered: make(chan struct{}), end: stop}, newSession()
+	s.mu.Lock()
+	closed := s.closed
+	s.offers[session] = o
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.offers, session)
+		s.mu.Unlock()
+	}()
+	if closed {
+		return nil, fmt.Errorf("begin request %d: %w", request, engine.ErrClosed)
 	}
-	return p, nil
+	p, err := s.begin(ctx, peer, request, blocks, o, session)
+	if err == nil {
+		return p, nil
+	}
+	end := endOf(ctx, request, err)
+	end.Request, end.Peer = request, peer.Name()
+	if end.Reason == Failed && isLost(peer) {
+		end.Reason = PeerLost
+	}
+	if !end.counted {
+		s.count.ended(end.Reason)
+	}
+	if !end.Remote && !isLost(peer) {
+		tell(peer, s.cfg.NotifyTimeout, toReceiver, kindAbort, end.Reason, session)
+	}
+	return nil, end
 }
 
-func (s *Sender) checkBlocks(blocks []Block) error {
-	if len(blocks) > RequestBlocksMax {
+// begin asks what is missing, and hands that over as a group does.
+func (s *Sender) begin(ctx context.Context, peer *engine.Peer, request uint64, blocks []Block,
+	o *outOffer, session uint64) (*Push, error) {
+	ask := offer{request: request, fingerprint: s.cfg.Geometry.Fingerprint(),
+		hashes: make([]pool.Hash, len(blocks))}
+	for i, b := range blocks {
+		ask.hashes[i] = b.Hash
+	}
+	if err := sendFragments(ctx, peer, toReceiver, kindBegin, session, ask.append(nil),
+		s.cfg.MessageMax); err != nil {
+		return nil, fmt.Errorf("ask for room: %w", err)
+	}
+	select {
+	case <-o.answered:
+	case <-peer.Lost():
+		return nil, engine.ErrPeerLost
+	case <-s.closing:
+		return nil, engine.ErrClosed
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for room: %w", context.Cause(ctx))
+	}
+	missing, err := decodeAnswer(o.answer.bytes, len(blocks))
+	if err != nil {
+		return nil, err
+	}
+	table := make([]uint32, len(missing))
+	for i, at := range missing {
+		table[i] = blocks[at].Local
+	}
+	group, err := s.peers.get(ctx, peer)
+	if err != nil {
+		return nil, err
+	}
+	push, err := group.Begin(ctx, request, layout.Tables{table},
+		layout.Span{To: uint64(len(table)) * uint64(s.cfg.Geometry.Tokens())})
+	if err != nil {
+		return nil, err
+	}
+	return &Push{push, missing}, nil
+}
+
+func (s *Sender) check(peer *engine.Peer, blocks []Block) error {
+	switch {
+	case peer == nil:
+		return fmt.Errorf("no peer: %w", engine.ErrBounds)
+	case len(blocks) > RequestBlocksMax:
 		return fmt.Errorf("%d blocks, at most %d: %w", len(blocks), RequestBlocksMax,
 			engine.ErrBounds)
 	}
@@ -159,22 +203,45 @@ func (s *Sender) checkBlocks(blocks []Block) error {
 	return nil
 }
 
+// MissingBlocks returns which blocks the receiver lacks: those that are written, as ascending
+// indices into what Begin was given. The others are not read, and need no content. The slice must
+// not be changed.
+func (p *Push) MissingBlocks() []int { return p.missing }
+
+// receive handles a message to the sender. It does not wait.
+func (s *Sender) receive(n engine.Notification) {
+	m, err := decode(n.Data)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := s.offers[m.session]
+	switch {
+	case err != nil || o == nil:
+		s.count.strays.Add(1)
+	case m.kind == kindEnd:
+		o.end(&EndError{Remote: true, Reason: m.reason})
+	default:
+		whole, err := o.answer.add(&m, answerMax(RequestBlocksMax))
+		if err != nil {
+			o.end(err)
+		} else if whole {
+			close(o.answered)
+		}
+	}
+}
+
+// Stats returns the totals.
+func (s *Sender) Stats() Stats { return s.count.stats() }
+
 // Close aborts every Push, waits for that, and closes the transfers. The engine,
 // the Mux and the region stay open. It is idempotent.
 func (s *Sender) Close() error {
 	s.mu.Lock()
-	s.closed = true
-	pushes := make([]*Push, 0, len(s.pushes))
-	for _, p := range s.pushes {
-		pushes = append(pushes, p)
+	if !s.closed {
+		s.closed = true
+		close(s.closing)
 	}
 	s.mu.Unlock()
-	for _, p := range pushes {
-		p.fail(&EndError{Request: p.request, Reason: Closed})
-	}
-	for _, p := range pushes {
-		<-p.ended
-	}
-	s.mux.forget(s.handler)
-	return s.closeLines()
+	err := s.peers.close()
+	s.unhandle()
+	return err
 }

@@ -5,7 +5,6 @@ package pool
 import (
 	"fmt"
 	"slices"
-	"sync"
 )
 
 // Grant holds the blocks of one request.
@@ -59,26 +58,37 @@ func (g *Grant) Publish(index int) {
 	p.blocks[i].hash, p.blocks[i].published = h, true
 }
 
-// Retire says that the block at an index of Missing must not be used again,
-// since no proof says that no peer writes to it. It is private from then on
-// and lost to the pool on Release, until restore says that there is a proof. It does nothing to a
-// published block.
-func (g *Grant) Retire(index int) (restore func()) {
+// Retire says that the block at an index of Missing must not be used again until proof is closed:
+// a peer may still write to it. It is private from then on, and lost to the pool on Release until
+// then; the pool waits for the proof itself, until Close. It does nothing to a published block, nor
+// where the proof is there already.
+func (g *Grant) Retire(index int, proof <-chan struct{}) {
+	select {
+	case <-proof:
+		return
+	default:
+	}
 	p := g.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if g.released || !slices.Contains(g.Missing, index) {
-		return func() {}
+		return
 	}
 	i := g.Blocks[index]
 	b := &p.blocks[i]
 	if b.published || b.retired {
-		return func() {}
+		return
 	}
 	b.retired = true
 	p.retiring++
 	p.serve() // some may ask for more than is left now
-	return sync.OnceFunc(func() { p.restore(i) })
+	go func() {
+		select {
+		case <-proof:
+			p.restore(i)
+		case <-p.closing:
+		}
+	}()
 }
 
 // restore has a retired block used again.

@@ -64,7 +64,8 @@ type Pool struct {
 	retiring int        // marked, and still held
 	waiting  *list.List // of *waiter, in order of arrival
 	closed   bool
-	count    Stats // the running totals only
+	closing  chan struct{} // closed with it
+	count    Stats         // the running totals only
 }
 
 // block is in the chain free, in the chain cached, held refs times, or gone.
@@ -81,7 +82,8 @@ func New(blocks int) (*Pool, error) {
 	if blocks < 1 || blocks > 1<<31 {
 		return nil, fmt.Errorf("%w, not %d", errCount, blocks)
 	}
-	p := &Pool{blocks: make([]block, blocks), known: make(map[Hash]uint32), waiting: list.New()}
+	p := &Pool{blocks: make([]block, blocks), known: make(map[Hash]uint32), waiting: list.New(),
+		closing: make(chan struct{})}
 	p.free.init()
 	p.cached.init()
 	for i := blocks - 1; i >= 0; i-- {
@@ -107,12 +109,16 @@ func (p *Pool) Stats() Stats {
 	return s
 }
 
-// Close ends every Acquire, those that wait included, with ErrClosed. Grants
-// may still be released. It is idempotent.
+// Close ends every Acquire, those that wait included, with ErrClosed, and the waits for proofs of
+// retired blocks. Grants may still be released. It is idempotent.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
 	p.closed = true
+	close(p.closing)
 	for e := p.waiting.Front(); e != nil; e = e.Next() {
 		e.Value.(*waiter).end(nil, ErrClosed)
 	}

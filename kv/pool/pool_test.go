@@ -202,15 +202,15 @@ func TestRetiredBlocksDoNotComeBack(t *testing.T) {
 	p := newPool(t, 4)
 	fill(take(t, p, 1))
 	g := take(t, p, 1, 2, 3)
-	g.Retire(0) // others may hold it: it is not this request's to retire
-	g.Retire(1)
-	g.Retire(1)
+	g.Retire(0, nil) // others may hold it: it is not this request's to retire
+	g.Retire(1, nil)
+	g.Retire(1, nil)
 	g.Publish(1)
 	if _, err := p.TryAcquire(hashes(5, 6, 7, 8)); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("4 blocks where 3 are left: %v", err)
 	}
 	g.Release()
-	g.Retire(2) // too late
+	g.Retire(2, nil) // too late
 	want(t, p, 2, 0, 1)
 	if s := p.Stats(); s.Retired != 1 {
 		t.Errorf("%d blocks retired", s.Retired)

@@ -28,22 +28,30 @@ func TestRetiredBlocksEndWaiters(t *testing.T) {
 		return done
 	}
 	large, small := wait(2), wait(1)
-	restore := g.Retire(0)
+	proof := make(chan struct{})
+	g.Retire(0, proof)
 	require.ErrorIs(t, <-large, ErrTooLarge)
 	g.Release()
 	require.NoError(t, <-small)
 	want(t, p, 0, 1, 0)
 	again := wait(1)
-	restore()
-	restore()
+	close(proof)
 	require.NoError(t, <-again, "the block is not used again")
 }
 
 // TestRetiredBlockIsRestoredBeforeItsRelease: the proof comes while the grant has its blocks.
 func TestRetiredBlockIsRestoredBeforeItsRelease(t *testing.T) {
-	p := newPool(t, 1)
-	g := take(t, p, 1)
-	g.Retire(0)()
+	p := newPool(t, 2)
+	g := take(t, p, 1, 2)
+	proof := make(chan struct{})
+	g.Retire(0, proof)
+	close(proof)
+	g.Retire(1, proof) // not needed
+	for retiring := 1; retiring > 0; runtime.Gosched() {
+		p.mu.Lock()
+		retiring = p.retiring
+		p.mu.Unlock()
+	}
 	g.Release()
-	want(t, p, 1, 0, 0)
+	want(t, p, 2, 0, 0)
 }

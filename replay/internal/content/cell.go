@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package content makes the bytes of KV caches out of what a cell is known by, and tells whether
+// bytes are the ones of a given cell.
+//
+// Every eight bytes of a cell differ from every other eight, so bytes that lie in the wrong place,
+// at the wrong offset, or only in part show up, and so do those of another cell. The maker and the
+// checker share nothing but the definition: word i of a cell is first + i x step modulo 2^64,
+// little-endian.
 package content
 
 import "encoding/binary"
 
-// Cell is what a cell of a KV cache is known by.
+// Cell is what a cell of a KV cache is known by, or the part of a layer in a whole block.
 type Cell struct {
-	Request     uint64
+	Request     uint64 // or the hash of a block
 	Part        uint64 // see PartOf
 	Layer, Unit int
 	Token       uint64
@@ -21,6 +28,16 @@ func PartOf(name string) uint64 {
 	return h
 }
 
+// mix is the finaliser of splitmix64: every bit of the result depends on every
+// bit of x.
+func mix(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
 // words returns the first of its words and the step from each to the next.
 func (c *Cell) words() (first, step uint64) {
 	first = mix(c.Request*0x9e3779b97f4a7c15 ^ c.Part)
@@ -31,6 +48,15 @@ func (c *Cell) words() (first, step uint64) {
 // Fill writes the bytes of a cell.
 func (c *Cell) Fill(dst []byte) {
 	v, step := c.words()
+	for len(dst) >= 32 {
+		d := (*[32]byte)(dst)
+		binary.LittleEndian.PutUint64(d[0:], v)
+		binary.LittleEndian.PutUint64(d[8:], v+step)
+		binary.LittleEndian.PutUint64(d[16:], v+2*step)
+		binary.LittleEndian.PutUint64(d[24:], v+3*step)
+		v += 4 * step
+		dst = dst[32:]
+	}
 	for len(dst) >= 8 {
 		binary.LittleEndian.PutUint64(dst, v)
 		v += step

@@ -3,7 +3,10 @@
 package replay
 
 import (
+	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -11,20 +14,23 @@ import (
 	"github.com/sluicehq/sluice/internal/proc"
 )
 
-// crew is the processes of a replay as their parent sees them.
-type crew struct {
+// processes are those of a replay as their parent sees them.
+type processes struct {
 	children []*child
 	limit    time.Duration // without a sign of life
 	moved    time.Time     // when there was progress last
 	looked   time.Time     // for what is overdue
 	events   chan event
 	quit     chan struct{} // closed when the parent listens no more
+	tick     *time.Ticker  // for what is overdue
+	ready    bool          // all have their memory
+	// aside takes what a process says of itself; nil: nothing.
+	aside func(c *child, m *proc.Message) error
 }
 
 // child is one of them.
 type child struct {
 	*proc.Child
-	ready  bool
 	said   error // what it reported as its error
 	done   bool  // its result is here
 	doomed bool  // the parent kills it
@@ -39,21 +45,21 @@ type event struct {
 	err  error
 }
 
-func newCrew(limit time.Duration) crew {
-	return crew{limit: limit, moved: time.Now(), events: make(chan event),
+func newProcesses(limit time.Duration) processes {
+	return processes{limit: limit, moved: time.Now(), events: make(chan event),
 		quit: make(chan struct{})}
 }
 
-// listen has all children heard, and returns what says when to look for what is overdue.
-func (w *crew) listen() *time.Ticker {
+// listen has all children heard.
+func (w *processes) listen() {
 	for _, c := range w.children {
 		go w.forward(c)
 	}
 	w.looked = time.Now()
-	return time.NewTicker(min(w.limit/4, 250*time.Millisecond))
+	w.tick = time.NewTicker(min(w.limit/4, 250*time.Millisecond))
 }
 
-func (w *crew) forward(c *child) {
+func (w *processes) forward(c *child) {
 	for {
 		m, ok := <-c.Messages()
 		w.tell(event{from: c, msg: m, end: !ok})
@@ -63,7 +69,7 @@ func (w *crew) forward(c *child) {
 	}
 }
 
-func (w *crew) tell(e event) {
+func (w *processes) tell(e event) {
 	select {
 	case w.events <- e:
 	case <-w.quit:
@@ -72,7 +78,7 @@ func (w *crew) tell(e event) {
 
 // instruct sends something that may be more than a pipe holds: a child that does not read it
 // must not stop its parent, too.
-func (w *crew) instruct(c *child, kind string, body any) {
+func (w *processes) instruct(c *child, kind string, body any) {
 	go func() {
 		if err := c.Send(kind, body); err != nil {
 			w.tell(event{from: c, err: err})
@@ -81,7 +87,7 @@ func (w *crew) instruct(c *child, kind string, body any) {
 }
 
 // note takes what any child may say: that it fails, or ends.
-func (w *crew) note(e event) error {
+func (w *processes) note(e event) error {
 	c := e.from
 	if c.doomed {
 		c.ended = c.ended || e.end
@@ -110,7 +116,7 @@ func (w *crew) note(e event) error {
 }
 
 // silent names a process that does not answer.
-func (w *crew) silent() error {
+func (w *processes) silent() error {
 	for _, c := range w.children {
 		if silent := c.Silent(); !c.done && !c.doomed && silent > w.limit {
 			return fmt.Errorf("%s process (pid %d) has not answered for %v: it is stopped or "+
@@ -123,7 +129,7 @@ func (w *crew) silent() error {
 
 // wasAway reports whether this process itself was stopped, as by Ctrl-Z, or
 // starved: it has heard no process then, and must not blame the others.
-func (w *crew) wasAway() bool {
+func (w *processes) wasAway() bool {
 	now := time.Now()
 	away := now.Sub(w.looked) > w.limit/2
 	w.looked = now
@@ -134,6 +140,82 @@ func (w *crew) wasAway() bool {
 		}
 	}
 	return away
+}
+
+// all is each, with the same for all children.
+func (w *processes) all(ctx context.Context, kind string, body any, want string,
+	take func(i int, m *proc.Message) error) error {
+	return w.each(ctx, w.children, kind, func(int) any { return body }, want, take)
+}
+
+// each tells those of some children that live something, and returns when all of them have
+// answered with a message of that kind. take gets the answers, by the index in children.
+func (w *processes) each(ctx context.Context, some []*child, kind string, body func(i int) any,
+	want string, take func(i int, m *proc.Message) error) error {
+	index := map[*child]int{} // of those that have not answered
+	for i, c := range w.children {
+		if !c.doomed && slices.Contains(some, c) {
+			index[c] = i
+			w.instruct(c, kind, body(i))
+		}
+	}
+	w.moved = time.Now()
+	for len(index) > 0 {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-w.tick.C:
+			if err := w.overdue(index); err != nil {
+				return err
+			}
+		case e := <-w.events:
+			err := w.note(e)
+			i, waits := index[e.from]
+			switch {
+			case err != nil || e.end || e.from.doomed:
+			case waits && e.msg.Kind == want:
+				delete(index, e.from)
+				if take != nil {
+					err = take(i, &e.msg)
+				}
+			case w.aside != nil:
+				err = w.aside(e.from, &e.msg)
+				maps.DeleteFunc(index, func(c *child, _ int) bool { return c.doomed })
+			default:
+				err = fmt.Errorf("%s process sent %q", e.from.Name, e.msg.Kind)
+			}
+			if err != nil {
+				return w.blameLater(err)
+			}
+		}
+	}
+	return nil
+}
+
+// setupLimit is for faulting in the pool: terabytes take their time.
+const setupLimit = 10 * time.Minute
+
+// overdue names a process that does not answer, or does not move on.
+func (w *processes) overdue(waits map[*child]int) error {
+	if w.wasAway() {
+		return nil
+	}
+	if err := w.silent(); err != nil {
+		return err
+	}
+	// Each process has the limit for its own waits, and says itself what ended
+	// them: this is the net below.
+	limit := 2 * w.limit
+	if !w.ready {
+		limit = max(limit, setupLimit)
+	}
+	if idle := time.Since(w.moved); idle > limit {
+		for c := range waits {
+			return fmt.Errorf("%s process has made no progress for %v", c.Name,
+				idle.Round(100*time.Millisecond))
+		}
+	}
+	return nil
 }
 
 // death is the error of a child that ended without its result.
@@ -152,7 +234,7 @@ func (c *child) death() error {
 const blameWait = time.Second
 
 // blameLater returns the cause of a failure, which may not be known yet.
-func (w *crew) blameLater(err error) error {
+func (w *processes) blameLater(err error) error {
 	late := time.After(blameWait)
 	tick := time.NewTicker(blameWait / 20)
 	defer tick.Stop()
@@ -172,7 +254,7 @@ func (w *crew) blameLater(err error) error {
 
 // blame finds a process that died without a word, is stopped or silent: that says
 // more than what others say about it. It returns nil if all are well.
-func (w *crew) blame(err error) error {
+func (w *processes) blame(err error) error {
 	for _, c := range w.children {
 		if c.doomed {
 			continue
@@ -194,10 +276,16 @@ func (w *crew) blame(err error) error {
 	return nil
 }
 
+// stopGrace is how long a process may take to give back what it holds.
+const stopGrace = 5 * time.Second
+
 // stop ends all processes at once and waits for them; one that does not answer
 // has had its time.
-func (w *crew) stop() {
+func (w *processes) stop() {
 	close(w.quit)
+	if w.tick != nil {
+		w.tick.Stop()
+	}
 	var all sync.WaitGroup
 	for _, c := range w.children {
 		grace := stopGrace

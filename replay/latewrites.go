@@ -12,24 +12,24 @@ import (
 	"github.com/sluicehq/sluice/replay/internal/content"
 )
 
-// lateWrite is how long a block is watched before it may be used again: many
+// lateWait is how long a block is watched before it may be used again: many
 // times what a copy takes that was in hand when its request was aborted.
-const lateWrite = 50 * time.Millisecond
+const lateWait = 50 * time.Millisecond
 
-// watch reuses the blocks of aborted requests at once: it takes them from the
+// lateWrites reuses the blocks of aborted requests at once: it takes them from the
 // pool, writes poison into them, and looks whether anybody writes there. Blocks
-// that a new request was faster to take are checked by its digests.
-type watch struct {
+// that a new request was faster to take are checked as its own.
+type lateWrites struct {
 	checker *checker
 	blocks  *pool.Pool
 
 	mu       sync.Mutex
-	poisoned map[uint32]uint64 // by which aborted request; not taken by another one since
-	count    uint64            // blocks of aborted requests that were watched
+	poisoned map[uint32]int // by which aborted request; not taken by another one since
+	count    uint64         // blocks of aborted requests that were watched
 }
 
 // freed is told of a request that was aborted, right after its end.
-func (w *watch) freed(q *handoff.Request) {
+func (w *lateWrites) freed(q *handoff.Request) {
 	freed := make([]uint32, 0, len(q.Missing))
 	for _, at := range q.Missing {
 		freed = append(freed, q.Blocks[at])
@@ -40,21 +40,21 @@ func (w *watch) freed(q *handoff.Request) {
 	}
 	defer grant.Release()
 	for _, block := range grant.Blocks {
-		w.each(block, func(b []byte) { content.Poison(b) })
+		w.each(block, func(b []byte) { fill(b, decodePoison) })
 	}
-	time.Sleep(lateWrite)
+	time.Sleep(lateWait)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, block := range grant.Blocks {
-		w.look(block, q.ID)
-		w.poisoned[block] = q.ID
+		w.look(block, requestOf(q))
+		w.poisoned[block] = requestOf(q)
 		if slices.Contains(freed, block) {
 			w.count++
 		}
 	}
 }
 
-func (w *watch) each(block uint32, f func(b []byte)) {
+func (w *lateWrites) each(block uint32, f func(b []byte)) {
 	for layer := range w.checker.geometry.Layers() {
 		b, err := w.checker.layer(block, layer)
 		if err == nil { // a block of the pool has a place
@@ -64,10 +64,10 @@ func (w *watch) each(block uint32, f func(b []byte)) {
 }
 
 // look compares a block with the poison.
-func (w *watch) look(block uint32, request uint64) {
+func (w *lateWrites) look(block uint32, request int) {
 	layer := 0
 	w.each(block, func(b []byte) {
-		if !content.Poisoned(b) {
+		if content.CountWrong(b, decodePoison) > 0 {
 			w.checker.mu.Lock()
 			w.checker.mismatch("block %d, layer %d was written after the abort of request %d",
 				block, layer, request+1)
@@ -78,7 +78,7 @@ func (w *watch) look(block uint32, request uint64) {
 }
 
 // forget is told of each request that was granted blocks to write to.
-func (w *watch) forget(q *handoff.Request) {
+func (w *lateWrites) forget(q *handoff.Request) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, at := range q.Missing {
@@ -87,7 +87,7 @@ func (w *watch) forget(q *handoff.Request) {
 }
 
 // last looks once more at what was not used since, when nothing runs.
-func (w *watch) last() {
+func (w *lateWrites) last() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for block, request := range w.poisoned {
