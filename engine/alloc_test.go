@@ -22,28 +22,6 @@ func alloc(t testing.TB, e *Engine, n uint64, o AllocOptions) *Memory {
 	return m
 }
 
-func TestAllocIsCounted(t *testing.T) {
-	testkit.CheckLeaks(t)
-	e := open(t, "plain")
-	m := alloc(t, e, 1<<20, AllocOptions{Purpose: "pool", NoHuge: true, Populate: true})
-	if m.Segment().Shared == nil || len(m.Bytes()) != 1<<20 {
-		t.Errorf("segment %+v", m.Segment())
-	}
-	if got := MemoryInUse()["pool"]; got != 1<<20 {
-		t.Errorf("%d bytes in use", got)
-	}
-	for range 2 {
-		check(t, m.Close())
-	}
-	if got, ok := MemoryInUse()["pool"]; ok {
-		t.Errorf("%d bytes in use after Close", got)
-	}
-	seg := m.Segment()
-	if m.Bytes() != nil || seg.Check() == nil {
-		t.Error("closed memory still shows bytes")
-	}
-}
-
 func TestMemoryOutlivesTheEngine(t *testing.T) {
 	testkit.CheckLeaks(t)
 	e := open(t, "tenant")
@@ -59,5 +37,10 @@ func TestMemoryOutlivesTheEngine(t *testing.T) {
 	}
 	if _, err := e.Alloc(1, AllocOptions{}); !errors.Is(err, ErrClosed) {
 		t.Errorf("Alloc of a closed engine: %v", err)
+	}
+	check(t, m.Close())
+	seg := m.Segment()
+	if m.Bytes() != nil || seg.Check() == nil {
+		t.Error("closed memory still shows bytes")
 	}
 }

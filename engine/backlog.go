@@ -26,9 +26,9 @@ func (t *Transfer) resume(c *conn) {
 	}
 }
 
-// takeOut makes the caller the submitter of a post that waits.
+// claim makes the caller the submitter of a post that waits.
 // Preconditions: the post is pinned.
-func (t *Transfer) takeOut() bool {
+func (t *Transfer) claim() bool {
 	if t.waitingForRoom.CompareAndSwap(true, false) {
 		return true
 	}
@@ -40,10 +40,10 @@ func (t *Transfer) takeOut() bool {
 	return false
 }
 
-// lookAgain makes sure that a batch which was submitted out of the backlog of head is polled for:
+// pollAgain makes sure that a batch which was submitted out of the backlog of head is polled for:
 // it may be done already, and no wake-up comes for that. The lane of head looks again, any other is
 // woken.
-func (c *conn) lookAgain(head *conn) {
+func (c *conn) pollAgain(head *conn) {
 	if c == head {
 		c.served.Store(true)
 		c.lane.wanted.Add(1)

@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
@@ -104,4 +107,58 @@ func benchmarkDescs(b *testing.B, p *Peer, src *Region, m *Remote, dst *Region, 
 		copies += time.Since(middle)
 	}
 	b.ReportMetric(float64(batches-copies)/float64(b.N)/float64(n), "added-ns/desc")
+}
+
+// BenchmarkPostShm alternates a batch of 64 x 656 bytes over shm with the same
+// copies in a loop, and reports what a request adds.
+func BenchmarkPostShm(b *testing.B) {
+	owner, from := open(b, "owner", overShm(b)), open(b, "from", overShm(b))
+	dst, src := register(b, owner, "dst", 1<<20), register(b, from, "src", 1<<20)
+	p := connect(b, from, owner)
+	t := transfer(b, p, Write)
+	for i := range uint64(64) {
+		check(b, t.Add(src, i*1312, remote(b, p, "dst"), i*1312, 656))
+	}
+	var requests, copies time.Duration
+	for b.Loop() {
+		start := time.Now()
+		check(b, postAndSpin(t))
+		middle := time.Now()
+		for i := range 64 {
+			copy(dst.Bytes()[i*1312:][:656], src.Bytes()[i*1312:][:656])
+		}
+		requests += middle.Sub(start)
+		copies += time.Since(middle)
+	}
+	b.ReportMetric(float64(requests-copies)/float64(b.N), "added-ns/op")
+	b.ReportMetric(float64(copies)/float64(b.N), "copy-ns/op")
+}
+
+// overShm has an engine use shm.
+func overShm(b testing.TB) func(*Config) {
+	s, err := shm.New(shm.Config{})
+	check(b, err)
+	return over(s)
+}
+
+// BenchmarkIdle reports the share of one core that an engine with eight peers
+// takes while nothing happens.
+func BenchmarkIdle(b *testing.B) {
+	cpuTime := func() time.Duration { // of this process so far
+		var u unix.Rusage
+		check(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	e := open(b, "idle", overShm(b))
+	for i := range 8 {
+		other := open(b, fmt.Sprint("peer ", i), overShm(b))
+		connect(b, e, other)
+		connect(b, other, e)
+	}
+	time.Sleep(100 * time.Millisecond) // what connecting left to do
+	for b.Loop() {
+		start, before := time.Now(), cpuTime()
+		time.Sleep(2 * time.Second)
+		b.ReportMetric(100*float64(cpuTime()-before)/float64(time.Since(start)), "%core")
+	}
 }

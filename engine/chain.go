@@ -37,7 +37,7 @@ const (
 	stagedDescs = 1024
 	stagedPages = 64 << 10
 	stagedJobs  = 256 // batches of one peer before ErrFull
-	windowsMax  = 4   // of one ticket; each connection has one at most
+	windowsMin  = 4   // that one host may have, however little staging memory there is
 )
 
 // stager is that lane's backend. The hops are Transfers of this engine; each Peer that is
@@ -55,50 +55,19 @@ type stager struct {
 	memories map[uint32]*stagedMemory
 	lastKey  uint32
 	windows  map[*window]struct{}
-	holders  map[*ticket]int // windows by the ticket that their connections have shown
-	origins  map[string]int  // and by the origin of the ticket
-	draining bool            // no more goroutines
+	origins  map[string]int // windows by the origin of the ticket that their connections have shown
+	draining bool           // no more goroutines
 
 	serving sync.WaitGroup // goroutines for windows and local peers
-	opening chan struct{}  // places for windows that are being opened
-}
-
-func newStager(e *Engine) *stager {
-	return &stager{e: e, memories: map[uint32]*stagedMemory{},
-		windows: map[*window]struct{}{}, holders: map[*ticket]int{},
-		origins: map[string]int{},
-		opening: make(chan struct{}, e.cfg.HandshakesMax)}
 }
 
 // addStager gives the engine its last lane, which needs no goroutine of a lane's.
 func (e *Engine) addStager() {
-	s := newStager(e)
+	s := &stager{e: e, memories: map[uint32]*stagedMemory{},
+		windows: map[*window]struct{}{}, origins: map[string]int{}}
 	s.lane = &lane{e: e, index: len(e.lanes), b: s, caps: s.Caps(), kick: make(chan struct{}, 1)}
 	e.stager, e.lanes = s, append(e.lanes, s.lane)
 }
-
-// take gives n bytes of the budget, or says why not.
-func (s *stager) take(n int64) error {
-	if s.used.Add(n) > s.e.cfg.StagingBytes {
-		s.used.Add(-n)
-		return fmt.Errorf("%d of %d bytes of staging memory are in use: close peers or raise "+
-			"Config.StagingBytes: %w",
-			s.used.Load(), s.e.cfg.StagingBytes, ErrFull)
-	}
-	return nil
-}
-
-// takeSlots gives memory for as many slots as the budget has, at most slotsMax.
-func (s *stager) takeSlots() (n int, err error) {
-	for n = slotsMax; n > 0; n /= 2 {
-		if err = s.take(int64(n) * slotBytes); err == nil {
-			return n, nil
-		}
-	}
-	return 0, err
-}
-
-func (s *stager) giveSlots(n int) { s.used.Add(-int64(n) * slotBytes) }
 
 // pool is staging memory with its region.
 type pool struct {
@@ -107,21 +76,25 @@ type pool struct {
 	region *Region
 }
 
-// newPool makes staging memory.
+// newPool makes staging memory of as many slots as the budget has, at most slotsMax.
 func (s *stager) newPool() (*pool, error) {
-	n, err := s.takeSlots()
-	if err != nil {
-		return nil, err
+	n := slotsMax
+	for s.used.Add(int64(n)*slotBytes) > s.e.cfg.StagingBytes {
+		used := s.used.Add(-int64(n) * slotBytes)
+		if n /= 2; n == 0 {
+			return nil, fmt.Errorf("%d of %d bytes of staging memory are in use: close peers or "+
+				"raise Config.StagingBytes: %w", used, s.e.cfg.StagingBytes, ErrFull)
+		}
 	}
 	m, err := Alloc(uint64(n)*slotBytes, AllocOptions{Purpose: "staging"})
 	if err != nil {
-		s.giveSlots(n)
+		s.used.Add(-int64(n) * slotBytes)
 		return nil, err
 	}
 	r, err := s.e.registerHidden(m.Segment())
 	if err != nil {
 		if m.Close() == nil { // else its bytes are in use still
-			s.giveSlots(n)
+			s.used.Add(-int64(n) * slotBytes)
 		}
 		return nil, err
 	}
@@ -133,7 +106,7 @@ func (p *pool) close(s *stager, stuck bool) {
 	if stuck || p.region.Close() != nil || p.memory.Close() != nil {
 		return
 	}
-	s.giveSlots(p.slots)
+	s.used.Add(-int64(p.slots) * slotBytes)
 }
 
 // Caps implements driver.Backend.
@@ -229,117 +202,91 @@ func (sp *stagedPeer) chain(local *Region, remote *Remote, durable bool) (c chai
 			remote.kind)
 	}
 	if local.Kind() != driver.DRAM {
-		if c.near = s.nearest(local.Kind(), local.mems, func(*lane) bool {
-			return true
-		}); c.near == nil {
+		if c.near = s.nearest(local, func(*lane) bool { return true }); c.near == nil {
 			return c, fmt.Sprintf("no backend moves %v of this engine to and from DRAM",
 				local.Kind())
 		}
 	}
-	if c.by = p.direct(remote, durable); c.by != nil && c.near != nil {
+
+	// The best way goes from DRAM here to the peer's memory by one backend.
+	c.by = s.cheapest(p, func(l *lane) bool {
+		if !p.alive(l.index) || durable && p.conns[l.index].can&driver.CanDurable == 0 ||
+			!l.caps.Pairs.Serves(driver.DRAM, remote.kind) || remote.tokens[l.index] == nil {
+			return false
+		}
+		_, err := remote.key(l.index)
+		return err == nil
+	})
+	switch {
+	case c.by != nil && c.near != nil:
 		return c, ""
-	}
-	if c.by != nil && (c.self || remote.kind == driver.DRAM) {
+	case c.by != nil && (c.self || remote.kind == driver.DRAM):
 		return c, fmt.Sprintf("%s moves %v to and from %v alone", c.by.caps.Name, local.Kind(),
 			remote.kind)
-	}
-	if c.self {
-		if durable {
-			return c, fmt.Sprintf("no backend moves DRAM to %v and says when it would survive a "+
-				"loss of power", remote.kind)
-		}
+	case c.self && durable:
+		return c, fmt.Sprintf("no backend moves DRAM to %v and says when it would survive a "+
+			"loss of power", remote.kind)
+	case c.self:
 		return c, fmt.Sprintf("no backend moves %v to and from DRAM", remote.kind)
 	}
-	c.far = true // whether its engine can make its hop a durable one is seen when it is asked to
-	c.by, obstacle = sp.carrier(remote)
-	return c, obstacle
+
+	// Otherwise the peer's engine makes the last hop. Whether it can make that a durable one is
+	// seen when it is asked to.
+	c.far = true
+	switch {
+	case sp.farKinds == 0:
+		return c, "the peer gives no staging memory"
+	case remote.tokens[s.lane.index] == nil || !sp.farKinds.Has(remote.kind):
+		return c, fmt.Sprintf("the peer has no backend that moves %v to and from DRAM",
+			remote.kind)
+	}
+	if c.by = s.cheapest(p, func(l *lane) bool {
+		return p.alive(l.index) && p.conns[l.index].notifies() &&
+			l.caps.Pairs.Serves(driver.DRAM, driver.DRAM)
+	}); c.by == nil {
+		return c, "no backend that connects us moves DRAM to DRAM and carries messages"
+	}
+	return c, ""
 }
 
 // nearest returns the cheapest lane that will do, by which the engine reaches memory of its own
 // from DRAM.
-func (s *stager) nearest(kind driver.Kind, mems []driver.Memory, will func(*lane) bool) (
-	best *lane) {
-	for i, l := range s.e.lanes {
-		if l != s.lane && will(l) && mems[i] != nil && l.caps.Pairs.Serves(driver.DRAM, kind) &&
-			(best == nil || cheaper(l, best)) {
+func (s *stager) nearest(r *Region, will func(*lane) bool) *lane {
+	return s.cheapest(nil, func(l *lane) bool {
+		return will(l) && r.mems[l.index] != nil && l.caps.Pairs.Serves(driver.DRAM, r.seg.Kind)
+	})
+}
+
+// cheapest returns the cheapest lane that will do. A last resort to a peer comes behind all others.
+func (s *stager) cheapest(p *Peer, will func(*lane) bool) (best *lane) {
+	last := func(l *lane) bool { return p != nil && p.conns[l.index].lastResort() }
+	cost := func(l *lane) time.Duration { return l.caps.Cost.Estimate(1, nominalBytes) }
+	for _, l := range s.e.lanes {
+		if l != s.lane && will(l) && (best == nil || last(best) && !last(l) ||
+			last(best) == last(l) && cost(l) < cost(best)) {
 			best = l
 		}
 	}
 	return best
-}
-
-// direct returns the cheapest lane that reaches memory of the peer from DRAM.
-func (p *Peer) direct(remote *Remote, durable bool) (best *lane) {
-	for i, l := range p.e.lanes {
-		if durable && !p.persists(l) || l == p.e.stager.lane || !p.alive(i) ||
-			!l.caps.Pairs.Serves(driver.DRAM, remote.kind) || remote.tokens[i] == nil {
-			continue
-		}
-		if _, err := remote.key(i); err == nil && (best == nil || cheaper(l, best)) {
-			best = l
-		}
-	}
-	return best
-}
-
-// carrier returns the lane to staging memory of the peer, or why there is none.
-func (sp *stagedPeer) carrier(remote *Remote) (best *lane, obstacle string) {
-	switch {
-	case sp.farKinds == 0:
-		return nil, "the peer gives no staging memory"
-	case remote.tokens[sp.s.lane.index] == nil || !sp.farKinds.Has(remote.kind):
-		return nil, fmt.Sprintf("the peer has no backend that moves %v to and from DRAM",
-			remote.kind)
-	}
-	for i, l := range sp.s.e.lanes {
-		if l == sp.s.lane || !sp.p.alive(i) || !sp.p.conns[i].notifies() ||
-			!l.caps.Pairs.Serves(driver.DRAM, driver.DRAM) {
-			continue
-		}
-		last, bestLast := sp.p.conns[i].lastResort(), best != nil &&
-			sp.p.conns[best.index].lastResort()
-		if best == nil || bestLast && !last || bestLast == last && cheaper(l, best) {
-			best = l
-		}
-	}
-	if best == nil {
-		return nil, "no backend that connects us moves DRAM to DRAM and carries messages"
-	}
-	return best, ""
-}
-
-// persists reports whether a lane to the peer says when written bytes would survive a loss of
-// power.
-func (p *Peer) persists(l *lane) bool {
-	return p.conns[l.index] != nil && p.conns[l.index].can&driver.CanDurable != 0
 }
 
 func (p *Peer) alive(lane int) bool { return p.conns[lane] != nil && !p.conns[lane].isLost() }
 
-func cheaper(a, b *lane) bool {
-	return a.caps.Cost.Estimate(1, nominalBytes) < b.caps.Cost.Estimate(1, nominalBytes)
-}
-
 // cost is that of all hops: one after the other for the first piece, and then as fast as the
 // slowest. The cost of the peer's last hop is not known; it is taken for one like ours.
-func (c *chain) cost() (sum driver.Cost) {
-	sum.Rate = c.by.caps.Cost.Rate
-	for _, l := range c.lanes() {
-		sum.Setup += l.caps.Cost.Setup + handOver
-		sum.PerPiece += l.caps.Cost.PerPiece
-		sum.Rate = min(sum.Rate, l.caps.Cost.Rate)
+func (c *chain) cost() driver.Cost {
+	sum := c.by.caps.Cost
+	sum.Setup += handOver
+	if c.near != nil {
+		hop := c.near.caps.Cost
+		sum.Setup += hop.Setup + handOver
+		sum.PerPiece += hop.PerPiece
+		sum.Rate = min(sum.Rate, hop.Rate)
 	}
 	if c.far {
 		sum.Setup += c.by.caps.Cost.Setup + 2*handOver
 	}
 	return sum
-}
-
-func (c *chain) lanes() []*lane {
-	if c.near == nil {
-		return []*lane{c.by}
-	}
-	return []*lane{c.near, c.by}
 }
 
 // describe draws the chain.

@@ -101,53 +101,40 @@ func (l *loop) close() {
 // localPeer gives a loop the engine's own Peer for local hops. It connects anew in another
 // goroutine where a connection was lost. Its methods belong to the loop.
 type localPeer struct {
-	s       *stager
-	loop    *loop
-	peer    *Peer
-	asking  bool
-	waiting []localWait
+	s          *stager
+	loop       *loop
+	peer       *Peer
+	connecting bool
+	waiting    []func(*Peer, error)
 }
 
-type localWait struct {
-	by   *lane
-	then func(*Peer, error)
-}
-
-// get calls then with a Peer that is connected by a lane, now or in a later task.
-func (l *localPeer) get(by *lane, then func(*Peer, error)) {
+// with calls then with a Peer that was connected by a lane just now, at once or in a later task.
+func (l *localPeer) with(by *lane, then func(*Peer, error)) {
 	if l.peer != nil && l.peer.alive(by.index) {
 		then(l.peer, nil)
 		return
 	}
-	l.waiting = append(l.waiting, localWait{by, then})
-	if l.asking {
+	l.waiting = append(l.waiting, then)
+	if l.connecting {
 		return
 	}
-	l.asking = true
+	l.connecting = true
 	if !l.s.serve(func() {
 		p, err := l.s.e.local()
-		l.loop.push(func() { l.given(p, err) })
+		l.loop.push(func() { l.connected(p, err) })
 	}) {
-		l.given(nil, ErrClosed)
+		l.connected(nil, ErrClosed)
 	}
 }
 
-func (l *localPeer) given(p *Peer, err error) {
-	l.asking = false
+func (l *localPeer) connected(p *Peer, err error) {
+	l.connecting = false
 	if err == nil {
 		l.peer = p
 	}
 	waiting := l.waiting
 	l.waiting = nil
-	for _, w := range waiting {
-		switch {
-		case err != nil:
-			w.then(nil, err)
-		case !p.alive(w.by.index):
-			w.then(nil, &OpError{Op: "connect to itself", Backend: w.by.caps.Name,
-				Err: ErrPeerLost})
-		default:
-			w.then(p, nil)
-		}
+	for _, then := range waiting {
+		then(p, err)
 	}
 }

@@ -3,7 +3,6 @@
 package engine
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -15,33 +14,6 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
-// hung is a device whose operations end with the connection alone, like those on a file of a
-// server that is gone.
-type hung struct{ *device }
-
-type hungPeer struct{ *devicePeer }
-
-func (d *hung) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
-	p, err := d.device.Connect(ctx, addr)
-	if err != nil {
-		return nil, err
-	}
-	return &hungPeer{p.(*devicePeer)}, nil
-}
-
-func (p *hungPeer) Cancel(uint64) {}
-
-func (p *hungPeer) Submit(tag uint64, b *driver.Batch) error { return p.devicePeer.Submit(tag, b) }
-
-// hungDisk moves bytes to and from DRAM alone, as posix does.
-type hungDisk struct{ *hung }
-
-func (d *hungDisk) Caps() driver.Caps {
-	c := d.device.Caps()
-	c.Pairs[d.kind] = driver.KindsOf(driver.DRAM)
-	return c
-}
-
 // TestLocalConnectionIsRenewed loses the owner's connection to its own device once, by an
 // operation that had to be ended by force: other peers, and the owner, go on.
 func TestLocalConnectionIsRenewed(t *testing.T) {
@@ -51,7 +23,8 @@ func TestLocalConnectionIsRenewed(t *testing.T) {
 func localConnectionIsRenewed(t *testing.T) {
 	wire, err := mem.New(mem.Config{})
 	require.NoError(t, err)
-	d := &hung{newDevice(t, "device", driver.HBM)}
+	d := newDevice(t, "device", driver.HBM)
+	d.hung = true
 	b := open(t, "b", func(c *Config) {
 		c.Backends, c.AbortGrace = []driver.Backend{wire, d}, 50*time.Millisecond
 	})
@@ -88,7 +61,8 @@ func TestLocalConnectionIsLostInAChain(t *testing.T) {
 }
 
 func localConnectionIsLostInAChain(t *testing.T) {
-	d := &hungDisk{&hung{newDevice(t, "disk", driver.File)}}
+	d := newDevice(t, "disk", driver.File)
+	d.alone, d.hung = true, true
 	e := open(t, "e", func(c *Config) {
 		c.Backends = []driver.Backend{d}
 	})
@@ -185,7 +159,7 @@ func TestWindowsAreGivenBack(t *testing.T) { testkit.InVirtualTime(t, windowsAre
 
 func windowsAreGivenBack(t *testing.T) {
 	b := newHost(t, "b")
-	for range 2 * windowsMax {
+	for range 2 * windowsMin {
 		a := newHost(t, "a")
 		p := connect(t, a.e, b.e)
 		tr := transfer(t, p, Write)
@@ -201,7 +175,6 @@ func windowsAreGivenBack(t *testing.T) {
 	require.Zero(t, slotsInUse(b.e))
 	b.e.stager.mu.Lock()
 	defer b.e.stager.mu.Unlock()
-	require.Empty(t, b.e.stager.holders)
 	require.Empty(t, b.e.stager.origins)
 	require.Empty(t, b.e.stager.windows)
 }

@@ -22,9 +22,9 @@ type stagedPeer struct {
 	s        *stager
 	p        *Peer
 	loop     *loop
-	farKinds driver.Kinds  // that the peer's engine reaches from its staging memory
-	lost     chan struct{} // closed with the peer
-	heard    chan heard    // answers to requests for a window
+	farKinds driver.Kinds      // that the peer's engine reaches from its staging memory
+	lost     chan struct{}     // closed with the peer
+	answers  chan windowAnswer // answers to requests for a window
 	life     context.Context
 	endLife  context.CancelFunc
 
@@ -42,14 +42,14 @@ type stagedPeer struct {
 	closed  bool
 
 	// Touched by the loop alone.
-	local   localPeer
-	slots   []*slot
-	there   map[*lane]*farWindow
-	turn    []*stagedJob // with pieces that have no slot yet
-	jobs    map[uint64]*stagedJob
-	closing bool
-	idle    chan struct{} // closed once closing is set and no hop is under way; nil then
-	forced  bool          // no piece waits for an answer of the peer any more
+	local      localPeer
+	slots      []*slot
+	farWindows map[*lane]*farWindow
+	queue      []*stagedJob // with pieces that have no slot yet
+	jobs       map[uint64]*stagedJob
+	closing    bool
+	idle       chan struct{} // closed once closing is set and no hop is under way; nil then
+	forced     bool          // no piece waits for an answer of the peer any more
 }
 
 // stagedRemote is a memory of the peer and the ways to it that were prepared, by shape.
@@ -61,9 +61,9 @@ type stagedRemote struct {
 // connect makes the staged way to a peer that is connected by other lanes.
 func (s *stager) connect(p *Peer, addr []byte) *stagedPeer {
 	sp := &stagedPeer{s: s, p: p, loop: newLoop(), lost: make(chan struct{}),
-		heard:   make(chan heard, 1),
+		answers: make(chan windowAnswer, 1),
 		remotes: map[uint32]*stagedRemote{}, keys: map[*Remote]uint32{},
-		windows: map[*lane]*farWindow{}, there: map[*lane]*farWindow{},
+		windows: map[*lane]*farWindow{}, farWindows: map[*lane]*farWindow{},
 		jobs: map[uint64]*stagedJob{}}
 	sp.life, sp.endLife = context.WithCancel(s.e.life)
 	sp.local = localPeer{s: s, loop: sp.loop}
@@ -73,7 +73,9 @@ func (s *stager) connect(p *Peer, addr []byte) *stagedPeer {
 	return sp
 }
 
-// route prepares the way between two memories and describes it, or says why there is none.
+// route plans the way between two memories, makes the pool, the local Peer and the window that it
+// needs, as far as they are missing, keeps it for the batches to come, and describes it; or it says
+// why there is none.
 func (sp *stagedPeer) route(local *Region, remote *Remote, durable bool) (cost driver.Cost, text,
 	obstacle string) {
 	c, obstacle := sp.chain(local, remote, durable)
@@ -81,12 +83,18 @@ func (sp *stagedPeer) route(local *Region, remote *Remote, durable bool) (cost d
 		return cost, "", obstacle
 	}
 	slots, err := sp.prepare(&c)
-	if err == nil {
-		err = sp.keepChain(local, remote, durable, c)
-	}
 	if err != nil {
 		return cost, "", fmt.Sprintf("staging memory: %v", err)
 	}
+	key, err := sp.key(remote)
+	if err != nil {
+		return cost, "", err.Error()
+	}
+	sp.mu.Lock()
+	if m := sp.remotes[key]; m != nil {
+		m.chains[shape(local, durable)] = c
+	}
+	sp.mu.Unlock()
 	text = c.describe(local.Kind(), remote.kind, slots)
 	if local.seg.ReadOnly && c.near != nil {
 		text += ", and writes alone: the region here is ReadOnly"
@@ -94,12 +102,11 @@ func (sp *stagedPeer) route(local *Region, remote *Remote, durable bool) (cost d
 	return c.cost(), text, ""
 }
 
-// prepare makes the pool, the local Peer and the window of a chain, as far as they are missing. It
-// returns how many pieces the chain may have under way.
+// prepare returns how many pieces the chain may have under way.
 func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
 	sp.opening.Lock()
 	defer sp.opening.Unlock()
-	if sp.isClosed() {
+	if sp.life.Err() != nil {
 		return 0, ErrClosed
 	}
 	if sp.near == nil {
@@ -119,7 +126,7 @@ func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
 			return 0, err
 		}
 		sp.given = true
-		sp.loop.push(func() { sp.local.given(self, nil) })
+		sp.loop.push(func() { sp.local.connected(self, nil) })
 	}
 	slots = sp.near.slots
 	if !c.far {
@@ -130,26 +137,12 @@ func (sp *stagedPeer) prepare(c *chain) (slots int, err error) {
 		ctx, cancel := context.WithTimeout(sp.life, sp.s.e.cfg.ConnectTimeout)
 		defer cancel()
 		if w, err = sp.openWindow(ctx, c.by); err != nil {
-			return 0, err
+			return 0, fmt.Errorf("ask the peer for staging memory: %w", err)
 		}
 		sp.windows[c.by] = w
-		sp.loop.push(func() { sp.there[w.carrier] = w })
+		sp.loop.push(func() { sp.farWindows[w.carrier] = w })
 	}
 	return min(slots, w.slots), nil
-}
-
-// keepChain keeps a way for the batches to come.
-func (sp *stagedPeer) keepChain(local *Region, remote *Remote, durable bool, c chain) error {
-	key, err := sp.key(remote)
-	if err != nil {
-		return err
-	}
-	sp.mu.Lock()
-	defer sp.mu.Unlock()
-	if m := sp.remotes[key]; m != nil {
-		m.chains[shape(local, durable)] = c
-	}
-	return nil
 }
 
 // hasChain reports whether a way is remembered.
@@ -171,12 +164,6 @@ func (sp *stagedPeer) forgetChains(l *lane) {
 	for _, m := range sp.remotes {
 		maps.DeleteFunc(m.chains, func(_ uint64, c chain) bool { return c.by == l })
 	}
-}
-
-func (sp *stagedPeer) isClosed() bool {
-	sp.mu.Lock()
-	defer sp.mu.Unlock()
-	return sp.closed
 }
 
 // key names a peer's memory in descriptors.
@@ -206,15 +193,8 @@ func (sp *stagedPeer) forget(m *Remote) {
 // Import implements driver.Peer; the engine has key, which knows the Remote.
 func (sp *stagedPeer) Import([]byte) (uint32, uint64, error) { return 0, 0, ErrNotSupported }
 
-// Drop implements driver.Peer.
-func (sp *stagedPeer) Drop(key uint32) {
-	sp.mu.Lock()
-	defer sp.mu.Unlock()
-	if m := sp.remotes[key]; m != nil {
-		delete(sp.keys, m.Remote)
-		delete(sp.remotes, key)
-	}
-}
+// Drop implements driver.Peer; the engine has forget.
+func (sp *stagedPeer) Drop(uint32) {}
 
 // Can implements driver.Peer. Messages go by other lanes.
 func (sp *stagedPeer) Can() driver.Can { return driver.CanPattern | driver.CanDurable }
@@ -225,8 +205,7 @@ func (sp *stagedPeer) Explain(_, _ uint32) string { return "" }
 // Lost implements driver.Peer.
 func (sp *stagedPeer) Lost() <-chan struct{} { return sp.lost }
 
-// Submit implements driver.Peer. The last hop of each piece of a durable batch is a
-// durable one.
+// Submit implements driver.Peer. The last hop of each piece of a durable batch is a durable one.
 func (sp *stagedPeer) Submit(tag uint64, b *driver.Batch) error {
 	if err := b.Check(sp.Can()); err != nil {
 		return err
@@ -240,10 +219,6 @@ func (sp *stagedPeer) Submit(tag uint64, b *driver.Batch) error {
 	default:
 		j.pages, j.paged = *b.Pattern, true
 	}
-	return sp.submit(j)
-}
-
-func (sp *stagedPeer) submit(j *stagedJob) error {
 	if err := j.check(); err != nil {
 		return err
 	}
@@ -294,7 +269,7 @@ func (sp *stagedPeer) Close() error {
 		for _, j := range sp.jobs {
 			sp.end(j, ErrClosed)
 		}
-		sp.feed()
+		sp.schedule()
 	}) {
 		return nil
 	}
@@ -304,7 +279,7 @@ func (sp *stagedPeer) Close() error {
 			for _, s := range sp.slots {
 				s.giveUp(false)
 			}
-			sp.feed()
+			sp.schedule()
 		})
 		waitFor(idle, closeMax)
 	}
@@ -333,7 +308,7 @@ func (sp *stagedPeer) end(j *stagedJob, why error) {
 			s.stop()
 		}
 	}
-	sp.feed()
+	sp.schedule()
 }
 
 // carrierLost ends the pieces that wait for an answer by a lane whose connection is lost.
@@ -344,7 +319,7 @@ func (sp *stagedPeer) carrierLost(by *lane) {
 			s.giveUp(true)
 		}
 	}
-	sp.feed()
+	sp.schedule()
 }
 
 // release gives the slots back, and closes done then.
@@ -375,8 +350,8 @@ type farWindow struct {
 	remote  *Remote
 }
 
-// heard is the answer to a request for a window.
-type heard struct {
+// windowAnswer is the answer to a request for a window.
+type windowAnswer struct {
 	by   *lane
 	body []byte // not nil
 }
@@ -385,25 +360,16 @@ type heard struct {
 // again, the peer gives the same window.
 func (sp *stagedPeer) openWindow(ctx context.Context, carrier *lane) (*farWindow, error) {
 	select {
-	case <-sp.heard: // the answer to an earlier request
+	case <-sp.answers: // the answer to an earlier request
 	default:
 	}
-	w, err := (*farWindow)(nil), sp.p.sendOne(ctx, carrier, []byte{exchange.IsWindowAsk})
-	if err == nil {
-		w, err = sp.accept(ctx, carrier)
+	if err := sp.p.sendOne(ctx, carrier, []byte{exchange.IsWindowAsk}); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("ask the peer for staging memory: %w", err)
-	}
-	return w, nil
-}
-
-// accept takes the answer.
-func (sp *stagedPeer) accept(ctx context.Context, carrier *lane) (*farWindow, error) {
 	var body []byte
 	for body == nil {
 		select {
-		case h := <-sp.heard:
+		case h := <-sp.answers:
 			if h.by == carrier { // else it is late, and of a request by another
 				body = h.body
 			}
@@ -444,7 +410,7 @@ func (sp *stagedPeer) answered(by *conn, what byte, body []byte) {
 		return
 	}
 	select {
-	case sp.heard <- heard{by.lane, body}:
+	case sp.answers <- windowAnswer{by.lane, body}:
 	default: // a second one
 	}
 }

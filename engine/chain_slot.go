@@ -46,13 +46,18 @@ type slot struct {
 // step is the hop or answer that a piece waits for.
 type step uint8
 
-// A write goes near, by, hand; a read ask, hand, by, near: each where the chain has it.
 const (
 	atRest step = iota
 	atNear      // local memory and staging memory
 	atAsk       // the list is on its way to the peer
 	atHand      // the peer has it in hand
 	atBy        // staging memory, or local DRAM, and the peer
+)
+
+// The steps of a piece, in order, each where the chain has it.
+var (
+	writeSteps = []step{atNear, atBy, atHand}
+	readSteps  = []step{atAsk, atHand, atBy, atNear}
 )
 
 func newSlot(sp *stagedPeer, pool *pool, i int) *slot {
@@ -65,8 +70,8 @@ func newSlot(sp *stagedPeer, pool *pool, i int) *slot {
 // isMoving reports whether the end of a piece is still to come.
 func (s *slot) isMoving() bool { return s.job != nil && !s.lost }
 
-// take cuts the next piece off a batch.
-func (s *slot) take(j *stagedJob, c chain) {
+// begin cuts the next piece off a batch and makes its first hop.
+func (s *slot) begin(j *stagedJob, c chain) {
 	local, to := j.ends()
 	s.local, s.to = local, to.Remote
 	s.job, s.c, s.paged, s.bytes = j, c, j.paged, 0
@@ -74,7 +79,14 @@ func (s *slot) take(j *stagedJob, c chain) {
 	s.number++
 	j.flying++
 	if j.paged {
-		s.takePages(j)
+		n := min(j.pages.Count, int(pieceBytes/j.pages.Run), exchange.IndicesMax)
+		if s.pages = j.pages; n < j.pages.Count {
+			s.pages = cutPattern(&j.pages, n)
+		} else {
+			j.pages.Count = 0
+		}
+		s.bytes = s.pages.Bytes()
+		s.proceed()
 		return
 	}
 	first, n := &j.descs[0], 0
@@ -88,28 +100,7 @@ func (s *slot) take(j *stagedJob, c chain) {
 		n++
 	}
 	s.descs, j.descs = j.descs[:n:n], j.descs[n:]
-}
-
-func (s *slot) takePages(j *stagedJob) {
-	n := min(j.pages.Count, int(pieceBytes/j.pages.Run), exchange.IndicesMax)
-	if s.pages = j.pages; n < j.pages.Count {
-		s.pages = cutPattern(&j.pages, n)
-	} else {
-		j.pages.Count = 0
-	}
-	s.bytes = s.pages.Bytes()
-}
-
-// begin makes the first hop.
-func (s *slot) begin() {
-	switch {
-	case s.job.op == Write && s.c.near != nil:
-		s.hop(atNear)
-	case s.job.op == Read && s.c.far:
-		s.hop(atAsk)
-	default:
-		s.hop(atBy)
-	}
+	s.proceed()
 }
 
 // hopEnded goes on after a hop.
@@ -125,7 +116,7 @@ func (s *slot) hopEnded() {
 		// Its bytes are no longer ours to give, nor is the batch ours to complete: the
 		// engine gives that up, too.
 		s.lost, s.current = true, nil
-		s.sp.feed()
+		s.sp.schedule()
 		return
 	}
 	s.current = nil
@@ -150,36 +141,26 @@ func (s *slot) failed(err error) {
 	s.await()
 }
 
-// proceed makes the next hop, or ends the piece.
+// proceed makes the next hop of the piece, or waits for the peer's, or ends the piece.
 func (s *slot) proceed() {
-	write := s.job.op == Write
-	switch s.step {
-	case atNear:
-		if write {
-			s.hop(atBy)
-			return
-		}
-	case atAsk:
-		s.await()
+	if s.step == atHand && s.answer != nil {
+		s.finish(fmt.Errorf("the peer's hop, dram to %v: %w", s.to.kind, s.answer))
 		return
-	case atHand:
-		if s.answer != nil {
-			s.finish(fmt.Errorf("the peer's hop, dram to %v: %w", s.to.kind, s.answer))
-			return
-		}
-		if !write {
-			s.hop(atBy)
-			return
-		}
-	case atBy:
-		if write && s.c.far {
+	}
+	steps := readSteps
+	if s.job.op == Write {
+		steps = writeSteps
+	}
+	for _, to := range steps[slices.Index(steps, s.step)+1:] { // from the first where it is at rest
+		switch {
+		case to == atNear && s.c.near == nil, (to == atAsk || to == atHand) && !s.c.far:
+			continue
+		case to == atHand:
 			s.await()
-			return
+		default:
+			s.hop(to)
 		}
-		if !write && s.c.near != nil {
-			s.hop(atNear)
-			return
-		}
+		return
 	}
 	s.finish(nil)
 }
@@ -207,7 +188,7 @@ func (s *slot) hop(to step) {
 		s.finish(nil)
 	case to == atNear:
 		number := s.number
-		s.sp.local.get(s.c.near, func(self *Peer, err error) {
+		s.sp.local.with(s.c.near, func(self *Peer, err error) {
 			switch {
 			case s.job == nil || s.number != number: // given up meanwhile
 			case s.job.err != nil:
@@ -250,7 +231,7 @@ func (s *slot) finish(err error) {
 	if !j.more() {
 		s.sp.settle(j)
 	}
-	s.sp.feed()
+	s.sp.schedule()
 }
 
 // stop ends the hop that is under way: hopEnded follows.
@@ -350,7 +331,7 @@ func (s *slot) prepareNear(self *Peer) (*Transfer, error) {
 }
 
 // window is the peer's staging memory, as the lane of the piece reaches it.
-func (s *slot) window() *farWindow { return s.sp.there[s.c.by] }
+func (s *slot) window() *farWindow { return s.sp.farWindows[s.c.by] }
 
 // place is where a side of a hop has the bytes of the piece: one after the other in the slot, or as
 // the batch lists its local or its remote side.
@@ -539,17 +520,17 @@ func (sp *stagedPeer) begin(j *stagedJob) {
 		j.fail(ErrClosed)
 	}
 	sp.jobs[j.tag] = j
-	sp.turn = append(sp.turn, j)
-	sp.feed()
+	sp.queue = append(sp.queue, j)
+	sp.schedule()
 }
 
-// feed gives free slots to batches, a piece each in turn, and completes the batches that have
+// schedule gives free slots to batches, a piece each in turn, and completes the batches that have
 // ended.
-func (sp *stagedPeer) feed() {
-	for i := 0; i < len(sp.turn); {
-		j := sp.turn[0]
+func (sp *stagedPeer) schedule() {
+	for i := 0; i < len(sp.queue); {
+		j := sp.queue[0]
 		if !j.more() {
-			sp.turn = sp.turn[1:]
+			sp.queue = sp.queue[1:]
 			sp.settle(j)
 			continue
 		}
@@ -558,15 +539,14 @@ func (sp *stagedPeer) feed() {
 			j.fail(err)
 			continue
 		}
-		sp.turn = append(sp.turn[1:], j)
+		sp.queue = append(sp.queue[1:], j)
 		s := sp.freeSlot(&c)
 		if s == nil {
 			i++ // the others may go by another chain
 			continue
 		}
 		i = 0
-		s.take(j, c)
-		s.begin()
+		s.begin(j, c)
 	}
 	if sp.idle != nil && !slices.ContainsFunc(sp.slots, (*slot).isMoving) {
 		close(sp.idle)
@@ -598,7 +578,7 @@ func (j *stagedJob) ends() (*stagedMemory, *stagedRemote) {
 
 func (sp *stagedPeer) freeSlot(c *chain) *slot {
 	for _, s := range sp.slots {
-		if s.job == nil && !s.stuck && !s.lost && (!c.far || s.index < sp.there[c.by].slots) {
+		if s.job == nil && !s.stuck && !s.lost && (!c.far || s.index < sp.farWindows[c.by].slots) {
 			return s
 		}
 	}

@@ -34,8 +34,8 @@ type window struct {
 	ending chan struct{} // closed when busy is 0; nil then, and before the end
 }
 
-// asked takes a request about staging memory that a peer has sent.
-func (s *stager) asked(from *sender, what byte, body []byte) {
+// request takes a request about staging memory that a peer has sent.
+func (s *stager) request(from *sender, what byte, body []byte) {
 	s.mu.Lock()
 	w := from.window
 	s.mu.Unlock()
@@ -46,7 +46,7 @@ func (s *stager) asked(from *sender, what byte, body []byte) {
 		s.openWindow(from)
 	case w == nil:
 		refuseHop(from, body, ErrRevoked)
-	case !w.loop.pushForeign(func() { w.hopAsked(what, body) }) && what != exchange.IsWithdrawn:
+	case !w.loop.pushForeign(func() { w.hopRequested(what, body) }) && what != exchange.IsWithdrawn:
 		refuseHop(from, body, ErrFull)
 	}
 }
@@ -63,106 +63,76 @@ func appendHopEnd(b []byte, req *exchange.Hop, err error) []byte {
 	return exchange.AppendOutcome(req.AppendName(append(b, exchange.IsHopEnd)), err)
 }
 
-// openWindow makes a window in a goroutine of its own, which ends it, too.
+// openWindow makes a window in a goroutine of its own, which ends it, too. A connection has one at
+// most.
 func (s *stager) openWindow(from *sender) {
 	s.mu.Lock()
-	asking := from.asking
-	from.asking = true
+	opening := from.opening
+	from.opening = true
 	s.mu.Unlock()
-	if asking {
+	if opening {
 		return // the answer to the first request is on its way
 	}
-	select {
-	case s.opening <- struct{}{}:
-	default:
-		err := fmt.Errorf("this engine opens %d windows at once: %w", cap(s.opening), ErrFull)
-		s.refuseWindow(from, err)
-		return
+	refuse := func(why error) {
+		s.mu.Lock()
+		from.opening = false
+		s.mu.Unlock()
+		from.answer(exchange.AppendOutcome([]byte{exchange.IsWindow, 0, 0}, why))
 	}
-	if !s.serve(func() { s.serveWindow(from) }) {
-		<-s.opening
-		s.refuseWindow(from, ErrClosed)
+	if !s.serve(func() {
+		w := &window{s: s, from: from, by: from.lane, loop: newLoop()}
+		err := s.admitWindow(from)
+		if err == nil {
+			defer s.forgetWindow(from)
+			err = w.open()
+		}
+		if err != nil {
+			w.release()
+			refuse(err)
+			return
+		}
+		s.mu.Lock()
+		from.window, from.opening = w, false
+		s.windows[w] = struct{}{}
+		s.mu.Unlock()
+		w.offer()
+		select {
+		case <-from.gone:
+		case <-s.e.life.Done():
+		}
+		w.end()
+	}) {
+		refuse(ErrClosed)
 	}
-}
-
-// refuseWindow says why not; the peer may ask again.
-func (s *stager) refuseWindow(from *sender, why error) {
-	s.mu.Lock()
-	from.asking = false
-	s.mu.Unlock()
-	from.answer(exchange.AppendOutcome([]byte{exchange.IsWindow, 0, 0}, why))
-}
-
-func (s *stager) serveWindow(from *sender) {
-	w := &window{s: s, from: from, by: from.lane, loop: newLoop()}
-	err := s.admitWindow(from.ticket)
-	if err == nil {
-		defer s.forgetWindow(from.ticket)
-		err = w.open()
-	}
-	<-s.opening
-	if err != nil {
-		w.release()
-		s.refuseWindow(from, err)
-		return
-	}
-	s.mu.Lock()
-	from.window, from.asking = w, false
-	s.windows[w] = struct{}{}
-	s.mu.Unlock()
-	w.offer()
-	select {
-	case <-from.gone:
-	case <-s.e.life.Done():
-	}
-	w.end()
 }
 
 // noTicket is the origin of connections that have shown no ticket: they count together.
 const noTicket = "what shows no ticket"
 
-// admitWindow counts a window of an engine that is known by a ticket, and of the host that it is
-// on. A connection that has shown no ticket has one window at most, whatever engine it claims to
-// belong to. All windows of such connections are bounded only where others are to show tickets, to
-// which they leave half.
-func (s *stager) admitWindow(of *ticket) error {
+// admitWindow counts a window by the host, or the process of this host, from which its connection
+// comes. Each connection has one at most. One host has as many as half of the staging memory
+// makes, so that a peer that dials again and again leaves the others theirs. Connections that have
+// shown no ticket count together, and are bounded only where others are to show tickets.
+func (s *stager) admitWindow(from *sender) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if of != nil && s.holders[of] >= windowsMax {
-		return fmt.Errorf("this engine has %d windows already: close connections: %w", windowsMax,
-			ErrFull)
+	origin, bounded := from.origin(), s.exchanged.Load()
+	if from.ticket != nil {
+		bounded = origin != ""
 	}
-	origin, bounded := noTicket, s.exchanged.Load()
-	if of != nil {
-		origin, bounded = of.origin, of.origin != ""
-	}
-	if most := s.windowsOf(); bounded && s.origins[origin] >= most {
+	most := max(windowsMin, int(s.e.cfg.StagingBytes/(2*slotsMax*slotBytes)))
+	if bounded && s.origins[origin] >= most {
 		return fmt.Errorf("%s has %d windows already, half of Config.StagingBytes: close "+
 			"connections or raise it: %w", origin, most, ErrFull)
-	}
-	if of != nil {
-		s.holders[of]++
 	}
 	s.origins[origin]++
 	return nil
 }
 
-// windowsOf is how many windows one host, or one process of this host, may have: as many as half of
-// the staging memory makes, so that a peer that dials again and again leaves the others theirs.
-func (s *stager) windowsOf() int {
-	return max(windowsMax, int(s.e.cfg.StagingBytes/(2*slotsMax*slotBytes)))
-}
-
-func (s *stager) forgetWindow(of *ticket) {
+func (s *stager) forgetWindow(from *sender) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	origin := noTicket
-	if of != nil {
-		origin = of.origin
-		if s.holders[of]--; s.holders[of] == 0 {
-			delete(s.holders, of)
-		}
-	}
+	origin := from.origin()
 	if s.origins[origin]--; s.origins[origin] == 0 {
 		delete(s.origins, origin)
 	}
@@ -227,16 +197,17 @@ func (w *window) end() {
 	w.release()
 }
 
-// release closes the hops' transfers, the lease and the memory. It keeps the memory where a
-// backend may still use it.
+// release closes the hops' transfers, the lease and the memory. Where the lease has no proof, as of
+// a frozen writer into pages that a device holds, it waits until the engine has found one, or
+// closes. It keeps the memory where a backend may still use it.
 func (w *window) release() {
-	stuck := false
+	stuck, grace := false, w.s.e.cfg.AbortGrace
 	for i := range w.hops {
 		h := &w.hops[i]
 		over := true
 		for _, t := range h.ts {
 			if t != nil {
-				over = t.stopAndClose(w.s.e.cfg.AbortGrace) == nil && over
+				over = t.stopAndClose(grace) == nil && over
 			}
 		}
 		if h.memory != nil && over { // its hook came too late for the loop
@@ -244,24 +215,16 @@ func (w *window) release() {
 		}
 		stuck = stuck || !over
 	}
-	stuck = !w.revoke() || stuck
+	if w.lease != nil && w.lease.end(grace) != nil {
+		select {
+		case <-w.lease.Revoked():
+		case <-w.s.e.life.Done():
+			stuck = w.lease.end(grace) != nil || stuck
+		}
+	}
 	if w.pool != nil {
 		w.pool.close(w.s, stuck)
 	}
-}
-
-// revoke ends the lease. Where there is no proof, as of a frozen writer into pages that a device
-// holds, it tries again until there is, or until the engine closes.
-func (w *window) revoke() bool {
-	grace := w.s.e.cfg.AbortGrace
-	for w.lease != nil && w.lease.end(grace) != nil {
-		select {
-		case <-time.After(grace):
-		case <-w.s.e.life.Done():
-			return w.lease.end(grace) == nil
-		}
-	}
-	return true
 }
 
 // stopHops has the hops of a memory end soon, or all where m is nil.
@@ -296,8 +259,8 @@ type hop struct {
 	hook    func()
 }
 
-// hopAsked takes a request of the peer.
-func (w *window) hopAsked(what byte, body []byte) {
+// hopRequested takes a request of the peer.
+func (w *window) hopRequested(what byte, body []byte) {
 	var req exchange.Hop
 	rest, ok := req.ParseName(body)
 	if !ok || int(req.Slot) >= len(w.hops) || w.over && what != exchange.IsWithdrawn {
@@ -337,7 +300,7 @@ func (h *hop) start(req *exchange.Hop, what byte, body []byte) {
 		h.finish(err)
 		return
 	}
-	h.w.local.get(by, func(self *Peer, err error) {
+	h.w.local.with(by, func(self *Peer, err error) {
 		if err == nil {
 			err = h.post(self, by)
 		}
@@ -362,15 +325,15 @@ func (h *hop) begin() (by *lane, err error) {
 	if h.descs, h.indices, err = h.req.ReadList(list, h.descs[:0], h.indices[:0]); err != nil {
 		return nil, err
 	}
-	r := h.memory.region
-	by = s.nearest(r.seg.Kind, r.mems, func(l *lane) bool {
-		return !h.req.Durable || h.w.local.peer.persists(l)
+	r, self := h.memory.region, h.w.local.peer
+	by = s.nearest(r, func(l *lane) bool {
+		return !h.req.Durable || self.conns[l.index] != nil &&
+			self.conns[l.index].can&driver.CanDurable != 0
 	})
 	switch {
 	case by == nil && h.req.Durable:
 		return nil, fmt.Errorf("no backend there says when bytes of its %v would survive a loss "+
-			"of power: %w",
-			r.Kind(), ErrNoRoute)
+			"of power: %w", r.Kind(), ErrNoRoute)
 	case by == nil:
 		return nil, ErrNoRoute
 	}
@@ -386,35 +349,29 @@ func (h *hop) post(self *Peer, by *lane) error {
 	if err != nil {
 		return err
 	}
-	t, err := renewTransfer(&h.ts, self, h.op, Route{Only: by.caps.Name, Durable: h.req.Durable})
+	r, at := &h.req, uint64(h.index)*slotBytes
+	t, err := renewTransfer(&h.ts, self, h.op, Route{Only: by.caps.Name, Durable: r.Durable})
 	if err != nil {
 		return err
 	}
 	h.t = t
-	if err := h.fill(own); err != nil {
-		return err
-	}
-	t.extra().hook = h.hook
-	return t.Post()
-}
-
-func (h *hop) fill(own *Remote) error {
-	at := uint64(h.index) * slotBytes
-	if r := &h.req; r.Paged {
+	if r.Paged {
 		p := Pages{Count: r.Count, EntryLen: r.EntryLen, LocalBase: at, LocalStride: r.EntryLen,
 			RemoteBase: r.Base, RemoteStride: r.Stride}
 		if r.Listed {
 			p.Remote = h.indices
 		}
-		return h.t.AddPages(h.w.pool.region, own, p)
+		err = t.AddPages(h.w.pool.region, own, p)
 	}
-	for i := range h.descs {
+	for i := 0; i < len(h.descs) && err == nil; i++ {
 		d := &h.descs[i]
-		if err := h.t.Add(h.w.pool.region, at+d.Local, own, d.Remote, d.Len); err != nil {
-			return err
-		}
+		err = t.Add(h.w.pool.region, at+d.Local, own, d.Remote, d.Len)
 	}
-	return nil
+	if err != nil {
+		return err
+	}
+	t.extra().hook = h.hook
+	return t.Post()
 }
 
 // stop ends the hop soon: ended follows.

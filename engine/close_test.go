@@ -115,7 +115,7 @@ func (m *notGiven) Close() error {
 // TestStagingMemoryCountsUntilItIsGone: Config.StagingBytes bounds what is mapped.
 func TestStagingMemoryCountsUntilItIsGone(t *testing.T) {
 	e := open(t, "e")
-	check(t, e.stager.take(slotBytes))
+	e.stager.used.Add(slotBytes)
 	p := &pool{slots: 1, memory: &notGiven{}, region: register(t, e, "staging", 64)}
 	p.close(e.stager, false)
 	require.EqualValues(t, slotBytes, e.stager.used.Load())
@@ -159,6 +159,32 @@ func TestEveryCloseWaits(t *testing.T) {
 	eventually(t, "Close", all.Wait)
 	if n := len(begun); n != 0 {
 		t.Errorf("the memory was revoked %d more times", n)
+	}
+}
+
+// TestEachCloseSaysThatNothingIsProved has a second Close beside the first, and a third after it: a
+// program that heard nil would use memory in which bytes may land still.
+func TestEachCloseSaysThatNothingIsProved(t *testing.T) {
+	entered := make(chan struct{})
+	once := sync.OnceFunc(func() { close(entered) })
+	e := open(t, "e", func(c *Config) {
+		c.AbortGrace = 200 * time.Millisecond
+		c.Backends = []driver.Backend{&fake{brokenClose: true, onRevoke: func(
+			ctx context.Context) error {
+			once()
+			<-ctx.Done()
+			return driver.ContextError(ctx)
+		}}}
+	})
+	register(t, e, "data", 4096)
+	var all sync.WaitGroup
+	var errs [3]error
+	all.Go(func() { errs[0] = e.Close() })
+	all.Go(func() { <-entered; errs[1] = e.Close() })
+	all.Wait()
+	errs[2] = e.Close()
+	for i, err := range errs {
+		require.ErrorIs(t, err, ErrUnproven, "Close %d", i)
 	}
 }
 

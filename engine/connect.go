@@ -37,58 +37,53 @@ func (e *Engine) Connect(ctx context.Context, description []byte) (*Peer, error)
 	return e.connect(ctx, d, exchange.Secret{}, nil)
 }
 
-// connect connects, and says hello by each connection. show is the secret of the ticket that
-// the peer has issued, ours is the ticket that the peer shows. It ends early when the engine
-// closes.
+// connect makes a Peer: it reserves a place, connects by every backend that both have, says hello
+// by each connection, and makes the Peer known. show is the secret of the ticket that the peer has
+// issued, ours is the ticket that the peer shows. It ends early when the engine closes.
+//
+// The backends connect one after the other. While none has connected, those that were not answered
+// in time are tried again, with twice the patience each time, until ctx ends; the last of them has
+// all of it.
 func (e *Engine) connect(ctx context.Context, d *wire.Directory, show exchange.Secret,
 	ours *ticket) (*Peer, error) {
-	private := ours != nil && ours.private
-	if err := e.takePlace(private); err != nil {
-		return nil, &OpError{Op: "connect", Peer: d.Name, Err: err}
+	fails := func(backend string, err error) error {
+		return &OpError{Op: "connect", Backend: backend, Peer: d.Name, Err: err}
 	}
-	defer e.givePlace(private)
+	private := ours != nil && ours.private // the engine's private Peers take no place
+	e.mu.Lock()
+	switch {
+	case e.closed:
+		e.mu.Unlock()
+		return nil, fails("", ErrClosed)
+	case private:
+	case len(e.peers)-e.private+e.places >= e.cfg.PeersMax:
+		e.mu.Unlock()
+		return nil, fails("", fullError("peers", e.cfg.PeersMax, "PeersMax"))
+	default:
+		e.places++
+		defer func() {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.places--
+		}()
+	}
+	e.mu.Unlock()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(e.life, cancel)()
-	p := e.newPeer(&d.Description)
-	stager := e.stager.lane // the first: a connection that is lost in its hello tells it so
-	p.known, p.remotes = d, map[string]*Remote{}
+
+	n, stager := len(e.lanes), e.stager.lane
+	p := &Peer{e: e, name: d.Name, id: d.Engine, host: d.Host, known: d,
+		remotes: map[string]*Remote{}, conns: make([]*conn, n), reasons: make([]string, n),
+		notifyMax: min(e.cfg.NotifyMax, d.NotifyMax), lost: make(chan struct{})}
+	// The first: a connection that is lost in its hello tells it so.
 	p.conns[stager.index] = newConn(p, stager, e.stager.connect(p, d.Addr(stager.caps.Name)))
 	patience := e.cfg.HandshakeTimeout
 	if ours != nil && ours.guest != nil { // an exchange of Serve has no more: two rounds of it
-		patience /= time.Duration(2 * len(e.lanes))
+		patience /= time.Duration(2 * n)
 	}
-	if err := p.connectLanes(ctx, &d.Description, show, patience); err != nil {
-		return nil, errors.Join(err, p.Close())
-	}
-	if err := e.addPeer(p, ours); err != nil {
-		return nil, &OpError{Op: "connect", Peer: d.Name, Err: errors.Join(err, p.Close())}
-	}
-	defer e.running.Done()
-	p.watch()
-	return p, nil
-}
-
-func (e *Engine) newPeer(d *wire.Description) *Peer {
-	n := len(e.lanes)
-	p := &Peer{
-		e: e, name: d.Name, id: d.Engine, host: d.Host,
-		conns: make([]*conn, n), reasons: make([]string, n), notifyMax: min(e.cfg.NotifyMax,
-			d.NotifyMax),
-		lost: make(chan struct{}),
-	}
-	return p
-}
-
-// connectLanes connects by every backend that both have, one after the other. While none has
-// connected, those that were not answered in time are tried again, with twice the patience each
-// time, until ctx ends; the last of them has all of it.
-func (p *Peer) connectLanes(ctx context.Context, d *wire.Description, show exchange.Secret,
-	patience time.Duration) error {
-	connected, errs := false, make([]error, len(p.e.lanes))
-	left := slices.DeleteFunc(slices.Clone(p.e.lanes), func(l *lane) bool {
-		return l == p.e.stager.lane
-	})
+	connected, errs := false, make([]error, n)
+	left := slices.DeleteFunc(slices.Clone(e.lanes), func(l *lane) bool { return l == stager })
 	for ; len(left) > 0 && !connected; patience *= 2 {
 		var late []*lane
 		for _, l := range left {
@@ -96,16 +91,11 @@ func (p *Peer) connectLanes(ctx context.Context, d *wire.Description, show excha
 			if len(left) > 1 || connected {
 				once, cancel = context.WithTimeout(ctx, patience)
 			}
-			err := p.connectLane(once, l.index, l, d)
-			if err == nil {
-				err = p.sayHello(once, p.conns[l.index], show)
-			}
+			err := p.connectLane(once, l, &d.Description, show)
 			cancel()
 			connected = connected || err == nil
 			if p.reasons[l.index], errs[l.index] = "", nil; err != nil {
-				p.reasons[l.index] = err.Error()
-				errs[l.index] = &OpError{Op: "connect", Backend: l.caps.Name, Peer: d.Name,
-					Err: err}
+				p.reasons[l.index], errs[l.index] = err.Error(), fails(l.caps.Name, err)
 			}
 			if errors.Is(err, ErrTimeout) && ctx.Err() == nil {
 				late = append(late, l)
@@ -115,13 +105,44 @@ func (p *Peer) connectLanes(ctx context.Context, d *wire.Description, show excha
 			sleep(ctx, retryPause) // a backend may have a limit of its own, a short one
 		}
 	}
-	if connected {
-		return nil
+	if !connected {
+		return nil, errors.Join(append(errs, fails("", ErrNoRoute), p.Close())...)
 	}
-	return errors.Join(append(errs, &OpError{Op: "connect", Peer: d.Name, Err: ErrNoRoute})...)
+
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil, fails("", errors.Join(ErrClosed, p.Close()))
+	}
+	e.lastPeer++
+	p.number = e.lastPeer
+	if ours != nil {
+		p.ticket = ours
+		ours.peer.Store(p)
+		if ours.guest != nil {
+			ours.guest.bound = true
+		}
+	}
+	if e.peers[p] = struct{}{}; private {
+		e.private++
+	}
+	e.peersVersion.Add(1)
+	e.running.Add(1) // Close waits until its connections are watched
+	e.mu.Unlock()
+	defer e.running.Done()
+	for _, c := range p.conns { // all are there by now
+		if c != nil {
+			e.running.Go(c.watch)
+		}
+	}
+	return p, nil
 }
 
-func (p *Peer) connectLane(ctx context.Context, i int, l *lane, d *wire.Description) error {
+// connectLane connects by one backend, and sends the first message if it carries any. Where the
+// peer takes none for now, since its program does not read its notifications, the hello goes before
+// the first message that does. A connection by which it fails is closed.
+func (p *Peer) connectLane(ctx context.Context, l *lane, d *wire.Description,
+	show exchange.Secret) error {
 	addr := d.Addr(l.caps.Name)
 	if addr == nil {
 		return fmt.Errorf("the peer has no backend of this name: %w", ErrNotSupported)
@@ -134,31 +155,24 @@ func (p *Peer) connectLane(ctx context.Context, i int, l *lane, d *wire.Descript
 	if err != nil {
 		return err
 	}
-	p.conns[i] = newConn(p, l, bp)
-	return nil
-}
-
-// sayHello sends the first message of a connection, if it carries any. Where the peer takes
-// none for now, since its program does not read its notifications, the hello goes before the
-// first message that does. A connection by which it fails is closed.
-func (p *Peer) sayHello(ctx context.Context, c *conn, show exchange.Secret) error {
+	c := newConn(p, l, bp)
+	p.conns[l.index] = c
 	if !c.notifies() {
 		return nil
 	}
-	c.lane.enlist(c)
+	l.own.Store(bp.Conn(), c) // before the peer can answer by it
 	c.hello = p.e.hello(show)
 	soon, cancel := context.WithTimeout(ctx, p.e.cfg.AbortGrace)
 	defer cancel()
-	err := p.sendOne(soon, c.lane, c.hello)
-	if err == nil {
+	err = p.sendOne(soon, l, c.hello)
+	switch {
+	case err == nil:
 		c.greeted.Store(true)
-	}
-	if err != nil && soon.Err() != nil && ctx.Err() == nil && !errors.Is(err, ErrPeerLost) {
-		return nil
-	}
-	if err != nil {
-		p.conns[c.lane.index] = nil
-		c.lane.unlist(c)
+	case soon.Err() != nil && ctx.Err() == nil && !errors.Is(err, ErrPeerLost):
+		err = nil
+	default:
+		p.conns[l.index] = nil
+		l.own.CompareAndDelete(bp.Conn(), c)
 		_ = c.p.Close()
 	}
 	return err
@@ -181,54 +195,7 @@ func (p *Peer) sendOne(ctx context.Context, by *lane, msg []byte) error {
 	return postOnce(ctx, t)
 }
 
-// takePlace reserves a place among the peers until givePlace. The engine's private Peers
-// need none.
-func (e *Engine) takePlace(private bool) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return ErrClosed
-	}
-	if private {
-		return nil
-	}
-	if len(e.peers)-e.private+e.places >= e.cfg.PeersMax {
-		return fullError("peers", e.cfg.PeersMax, "PeersMax")
-	}
-	e.places++
-	return nil
-}
-
-func (e *Engine) givePlace(private bool) {
-	if private {
-		return
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.places--
-}
-
-// addPeer makes a peer that is connected known. Unless it fails, Close waits until
-// the caller has called running.Done.
-func (e *Engine) addPeer(p *Peer, ours *ticket) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return ErrClosed
-	}
-	e.lastPeer++
-	p.number = e.lastPeer
-	if ours != nil {
-		ours.bind(p)
-	}
-	if e.peers[p] = struct{}{}; p.isPrivate() {
-		e.private++
-	}
-	e.peersVersion.Add(1)
-	e.running.Add(1)
-	return nil
-}
-
+// removePeer forgets a peer that is closed, and frees its place.
 func (e *Engine) removePeer(p *Peer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

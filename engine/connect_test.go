@@ -5,8 +5,8 @@ package engine
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -147,65 +147,22 @@ func TestServeByWhatAnswers(t *testing.T) {
 	require.NoError(t, p.Close())
 }
 
-// TestDialWaitsForAFullQueue: a Unix socket whose queue is full refuses with EAGAIN for now.
-func TestDialWaitsForAFullQueue(t *testing.T) {
-	testkit.CheckLeaks(t)
-	e, far := open(t, "e"), open(t, "far")
-	socket := filepath.Join(t.TempDir(), "socket")
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	require.NoError(t, err)
-	file := os.NewFile(uintptr(fd), socket)
-	defer file.Close()
-	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: socket}))
-	require.NoError(t, unix.Listen(fd, 0))
-	for {
-		c, err := net.Dial("unix", socket)
-		if err != nil {
-			require.ErrorIs(t, err, unix.EAGAIN)
-			break
-		}
-		defer c.Close()
+// TestWhatIsDialledAgain: what may pass, and an end of the stream only where the server had time to
+// want it.
+func TestWhatIsDialledAgain(t *testing.T) {
+	for _, c := range []struct {
+		err           error
+		hungUp, again bool
+	}{
+		{unix.ECONNREFUSED, false, true}, // no process listens
+		{unix.ENOENT, false, true},       // nor has ever
+		{unix.EAGAIN, false, true},       // the queue of a Unix socket is full
+		{io.EOF, true, true},
+		{io.EOF, false, false},
+		{unix.EACCES, true, false},
+		{ErrCorrupt, true, false},
+	} {
+		err := &OpError{Op: "dial", Err: c.err}
+		require.Equal(t, c.again, isRetryable(err, c.hungUp), "%v, %v", c.err, c.hungUp)
 	}
-	dialled := make(chan error, 1)
-	go func() {
-		p, err := e.Dial(t.Context(), "unix", socket)
-		if err == nil {
-			err = p.Close()
-		}
-		dialled <- err
-	}()
-	time.Sleep(50 * time.Millisecond) // so that it finds the queue full, most often
-	l, err := net.FileListener(file)
-	require.NoError(t, err)
-	serve(t, far, l)
-	require.NoError(t, <-dialled)
-}
-
-// TestDialComesAgainToACrowd: a server at which as many wait of a host as may hangs up on the next
-// at once.
-func TestDialComesAgainToACrowd(t *testing.T) {
-	testkit.CheckLeaks(t)
-	plain := func(c *Config) { c.Plaintext, c.HandshakesMax, c.HandshakeTimeout = true, 1, limit }
-	e, far := open(t, "e", plain), open(t, "far", plain)
-	l := listen(t, "tcp", "127.0.0.1:0")
-	serve(t, far, l)
-	var crowd []net.Conn
-	for range 128 { // of which one has the place, and 64 wait
-		c, err := net.Dial("tcp", l.Addr().String())
-		require.NoError(t, err)
-		crowd = append(crowd, c)
-	}
-	dialled := make(chan error, 1)
-	go func() {
-		p, err := e.Dial(t.Context(), "tcp", l.Addr().String())
-		if err == nil {
-			err = p.Close()
-		}
-		dialled <- err
-	}()
-	time.Sleep(50 * time.Millisecond) // so that it is hung up on, most often
-	for _, c := range crowd {
-		require.NoError(t, c.Close())
-	}
-	require.NoError(t, <-dialled)
 }

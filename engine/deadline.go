@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/bits"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -64,16 +63,13 @@ func (s *sweeper) stop() {
 	defer s.sweeping.Unlock()
 }
 
-func (s *sweeper) hasEnded() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ended
-}
-
 func (s *sweeper) sweep() {
 	s.sweeping.Lock()
 	defer s.sweeping.Unlock()
-	if s.hasEnded() {
+	s.mu.Lock()
+	ended := s.ended
+	s.mu.Unlock()
+	if ended {
 		return
 	}
 	now := s.e.now()
@@ -112,22 +108,30 @@ func (s *sweeper) expire(t *Transfer, generation uint64, now time.Duration) {
 		}
 		t.interrupt(generation, ErrTimeout) // keeps ErrAborted if that came first
 	case t.advance(generation, severed):
+		// The time after which the transfer is given up begins when all connections have been
+		// closed: a backend's Close is bounded, but not by AbortGrace.
 		t.deadline.Store(int64(now + closeMax))
-		t.severAll(generation)
-	case t.isReaped() || now > time.Duration(t.deadline.Load())+closeMax:
+		left := new(atomic.Int64)
+		left.Store(int64(len(t.via())))
+		for _, c := range t.via() {
+			c.sever(func() {
+				if left.Add(-1) > 0 {
+					return
+				}
+				if now, ok := t.pin(); ok {
+					if now == generation {
+						t.deadline.Store(int64(t.e.now() + t.e.cfg.AbortGrace))
+					}
+					t.unpin()
+				}
+			})
+		}
+	case slices.ContainsFunc(t.via(), func(c *conn) bool { return !c.lane.reaped() }) &&
+		now <= time.Duration(t.deadline.Load())+closeMax:
+		// Another goroutine has completions in hand: the scheduler may keep it off.
+	default:
 		t.abandon(generation)
 	}
-}
-
-// isReaped takes the completions that the connections' backends have left, and reports whether it
-// has them all: not where another goroutine has some in hand, which the scheduler may keep off.
-func (t *Transfer) isReaped() bool {
-	for _, c := range t.via() {
-		if !c.lane.reaped() {
-			return false
-		}
-	}
-	return true
 }
 
 // cancel sets when the connection is closed, if no other goroutine has, and then says that the
@@ -151,37 +155,27 @@ func (t *Transfer) cancel(generation uint64, until time.Duration) bool {
 	return true
 }
 
+// extendDeadline has the time of a post begin anew: one of its batches has ended well, and others
+// have not. A post that is being ended is not given more.
+func (t *Transfer) extendDeadline(generation uint64) {
+	was := t.deadline.Load()
+	w := t.state()
+	if w.phase() != posted || w.generation() != generation || w.has(cancelled) {
+		return
+	}
+	// Where cancelled was set since, its deadline stands, or is about to be stored.
+	t.deadline.CompareAndSwap(was, int64(t.e.now()+t.e.cfg.TransferTimeout))
+}
+
 // closeMax is the time after which a backend's Close is taken for one that never returns.
 const closeMax = time.Minute
 
-// severAll closes the connections of a post. The time after which the transfer is given up
-// begins when all have been closed: a backend's Close is bounded, but not by AbortGrace.
-func (t *Transfer) severAll(generation uint64) {
-	list := t.via()
-	left := new(atomic.Int64)
-	left.Store(int64(len(list)))
-	for _, c := range list {
-		c.sever(func() {
-			if left.Add(-1) > 0 {
-				return
-			}
-			if now, ok := t.pin(); ok {
-				if now == generation {
-					t.deadline.Store(int64(t.e.now() + t.e.cfg.AbortGrace))
-				}
-				t.unpin()
-			}
-		})
-	}
-}
-
-// abandon ends a transfer without proof. Its regions stay busy for ever, and
-// Abort says so.
+// abandon ends a transfer without proof. Its regions stay busy for ever, and Abort says so. Its
+// slot comes free once its backends have ended their batches after all.
 func (t *Transfer) abandon(generation uint64) {
 	if !t.isPost(generation) {
-		return // isReaped has found its end
+		return // a completion that was reaped just now has ended it
 	}
-	t.e.givenUp.list(t, generation)
 	t.fail(generation, ErrTimeout)
 	t.settle(generation, unproven|short)
 }
@@ -256,7 +250,7 @@ func (t *Transfer) interrupt(generation uint64, why error) {
 			}
 		}
 	}
-	if t.takeOut() {
+	if t.claim() {
 		t.submit(nil) // leaves out the batches that were not submitted
 	}
 	t.poll()
@@ -283,55 +277,4 @@ func (p *Peer) reason(c *conn, err error) error {
 		return ErrPeerLost
 	}
 	return err
-}
-
-// givenUp lists the batches that backends still have of transfers that were given up: their bytes
-// may land until the batch ends after all.
-type givenUp struct {
-	count atomic.Int64 // of tags; 0 lets a completion pass without the lock
-
-	mu   sync.Mutex // guards the fields below
-	tags map[uint64]struct{}
-}
-
-// list adds the outstanding batches of a post. A batch that ends beside it is listed, and forgotten
-// by the goroutine that clears its bit, or here. Those of a chain are left out: its hops are posts
-// themselves.
-func (g *givenUp) list(t *Transfer, generation uint64) {
-	if !slices.ContainsFunc(t.via(), func(c *conn) bool { return c.lane != t.e.stager.lane }) {
-		return
-	}
-	listed := t.outstanding.Load()
-	g.mu.Lock()
-	if g.tags == nil {
-		g.tags = map[uint64]struct{}{}
-	}
-	for left := listed; left != 0; left &= left - 1 {
-		g.tags[tag(t.slot, generation, bits.TrailingZeros64(left))] = struct{}{}
-	}
-	g.count.Store(int64(len(g.tags)))
-	g.mu.Unlock()
-	for ended := listed &^ t.outstanding.Load(); ended != 0; ended &= ended - 1 {
-		g.ended(tag(t.slot, generation, bits.TrailingZeros64(ended)))
-	}
-}
-
-// ended forgets a batch. It must be called after its bit was cleared.
-func (g *givenUp) ended(tag uint64) {
-	if g.count.Load() == 0 {
-		return
-	}
-	g.mu.Lock()
-	delete(g.tags, tag)
-	g.count.Store(int64(len(g.tags)))
-	g.mu.Unlock()
-}
-
-// proof is an error as long as there are any.
-func (g *givenUp) proof() error {
-	if n := g.count.Load(); n > 0 {
-		return fmt.Errorf("backends have %d batches in hand that were given up: do not reuse "+
-			"their memory: %w", n, driver.ErrUnproven)
-	}
-	return nil
 }

@@ -314,6 +314,14 @@ func TestDoubleCompletionsAreCountedAndDropped(t *testing.T) {
 	// The last of them may be in the hands of the progress goroutine still.
 	until(t, "the second ones are counted", func() bool { return p.e.Stats().Stray >= 50 })
 	require.EqualValues(t, 50, p.e.Stats().Stray)
+	f.manual = true
+	check(t, tr.Post())
+	f.finishOne(nil)
+	until(t, "the second one is counted", func() bool { return p.e.Stats().Stray == 51 })
+	require.EqualValues(t, 4, tr.remaining.Load(), "one batch has ended two")
+	for f.finishOne(nil) {
+	}
+	check(t, tr.Wait(within(t)))
 }
 
 // TestNothingLandsAfterAbort posts large writes, aborts them at any moment, some of them in flight,

@@ -27,13 +27,13 @@ func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
 // encode adds the tokens of regions to their description. Those that were closed since may be left
 // out.
 func (e *Engine) encode(d *wire.Description, regions []*Region, leaveOut bool) ([]byte, error) {
-	kept, room := d.Regions[:0], newTokenRoom(len(regions), len(e.lanes))
+	kept := d.Regions[:0]
 	for i, r := range regions {
 		if r.e != e {
 			return nil, &OpError{Op: "describe region " + r.name,
 				Err: fmt.Errorf("it is of another engine: %w", ErrBounds)}
 		}
-		tokens, err := room.tokens(r.mems)
+		tokens, err := e.tokens(r.mems)
 		if errors.Is(err, ErrClosed) && leaveOut {
 			continue
 		}
@@ -78,43 +78,24 @@ func (e *Engine) describe(regions []*Region) *wire.Description {
 	return d
 }
 
-// tokenRoom is where the tokens of many regions lie together, so that a description of
-// thousands takes two allocations and not as many thousands.
-type tokenRoom struct {
-	lists [][]byte // of all regions, by lane
-	bytes []byte
-	lanes int
-}
-
 // tokenGuess is the size of most backends' tokens; a longer one costs an allocation.
 const tokenGuess = 32
 
-func newTokenRoom(regions, lanes int) *tokenRoom {
-	return &tokenRoom{lists: make([][]byte, regions*lanes),
-		bytes: make([]byte, 0, regions*lanes*tokenGuess), lanes: lanes}
-}
-
-// tokens returns those of a region, by lane.
-func (room *tokenRoom) tokens(mems []driver.Memory) ([][]byte, error) {
-	list := room.lists[:room.lanes:room.lanes]
-	room.lists = room.lists[room.lanes:]
+// tokens returns those of one region, by lane.
+func (e *Engine) tokens(mems []driver.Memory) ([][]byte, error) {
+	list, all := make([][]byte, len(mems)), make([]byte, 0, len(mems)*tokenGuess)
 	for i, m := range mems {
 		if m == nil {
 			continue
 		}
-		start := len(room.bytes)
-		all, err := m.AppendToken(room.bytes)
-		if err != nil {
+		start := len(all)
+		var err error
+		if all, err = m.AppendToken(all); err != nil {
 			return nil, err
 		}
-		if room.bytes = all; len(all) > start { // otherwise no peer reaches it by that lane
+		if len(all) > start { // otherwise no peer reaches it by that lane
 			list[i] = all[start:len(all):len(all)]
 		}
 	}
 	return list, nil
-}
-
-// tokens returns those of one region, by lane.
-func (e *Engine) tokens(mems []driver.Memory) ([][]byte, error) {
-	return newTokenRoom(1, len(e.lanes)).tokens(mems)
 }

@@ -109,25 +109,6 @@ func readOnce(t *testing.T, p *Peer, src *Region) error {
 	return tr.Wait(context.Background())
 }
 
-// TestDescribeAllocations: some for all, and none for each region.
-func TestDescribeAllocations(t *testing.T) {
-	e := open(t, "owner")
-	whole := register(t, e, "whole", 512*64)
-	for i := range 512 {
-		part, err := whole.Segment().Slice(uint64(i)*64, 64, [16]byte{})
-		check(t, err)
-		_, err = e.Register(fmt.Sprint("part ", i), part)
-		check(t, err)
-	}
-	if n := testkit.AllocsPerRun(10, func() {
-		if _, err := e.Describe(); err != nil {
-			t.Error(err)
-		}
-	}); n > 20 {
-		t.Errorf("%v allocations for 513 regions", n)
-	}
-}
-
 // TestConnectKeepsNothingOfTheDescription uses the buffer of a description again: a write goes to
 // the region that was described under its name.
 func TestConnectKeepsNothingOfTheDescription(t *testing.T) {

@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/sluicehq/sluice/backends/mem"
@@ -20,6 +21,14 @@ type device struct {
 	*mem.Backend
 	name string
 	kind driver.Kind
+
+	alone bool // it moves to and from DRAM alone, as posix does
+	hung  bool // operations end with the connection alone, as on a file of a server that is gone
+	stuck bool // nor with that
+	says  bool // it says when bytes would survive a loss of power
+
+	durable atomic.Int64 // bytes written so
+	plain   atomic.Int64 // batches of other writes
 
 	mu     sync.Mutex // guards what follows
 	memory map[uint64][]byte
@@ -49,7 +58,9 @@ func openDevice(name string, kind driver.Kind) (*device, error) {
 func (d *device) Caps() driver.Caps {
 	c := d.Backend.Caps()
 	c.Name, c.Pairs, c.MessageMax = d.name, driver.Pairs{driver.DRAM: driver.KindsOf(d.kind)}, 0
-	c.Pairs[d.kind] = driver.KindsOf(driver.DRAM, d.kind)
+	if c.Pairs[d.kind] = driver.KindsOf(driver.DRAM, d.kind); d.alone {
+		c.Pairs[d.kind] = driver.KindsOf(driver.DRAM)
+	}
 	c.RunsMax = 1 << 16
 	return c
 }
@@ -145,7 +156,7 @@ func (d *device) release() {
 			d.end(h.tag, err)
 		}
 	}
-	d.stir()
+	d.wakeEngine()
 }
 
 // drop ends what is held back, and moves none of it.
@@ -163,11 +174,11 @@ func (d *device) end(tag uint64, err error) {
 	d.mu.Lock()
 	d.ended = append(d.ended, driver.Completion{Tag: tag, Err: err})
 	d.mu.Unlock()
-	d.stir()
+	d.wakeEngine()
 }
 
-// stir wakes the engine.
-func (d *device) stir() {
+// wakeEngine wakes the engine.
+func (d *device) wakeEngine() {
 	if wake, err := proc.EventFromFD(d.FD()); err == nil { // else it is closed
 		_ = wake.Signal()
 		_ = wake.Close()
@@ -180,41 +191,54 @@ type devicePeer struct {
 	d *device
 }
 
-func (p *devicePeer) Can() driver.Can { return driver.CanPattern }
+func (p *devicePeer) Can() driver.Can {
+	if p.d.says {
+		return driver.CanPattern | driver.CanDurable
+	}
+	return driver.CanPattern
+}
 
 func (p *devicePeer) Submit(tag uint64, b *driver.Batch) error {
 	if err := b.Check(p.Can()); err != nil {
 		return err
 	}
-	return p.copy(tag, b)
-}
-
-func (p *devicePeer) copy(tag uint64, b *driver.Batch) error {
 	own := driver.Batch{Op: b.Op, Descs: append([]driver.Desc(nil), b.Descs...)}
+	n := uint64(0)
 	if b.Pattern != nil {
 		pattern := *b.Pattern
-		own.Pattern = &pattern
+		own.Pattern, n = &pattern, pattern.Bytes()
 	}
-	return p.submit(tag, func() error { return p.Peer.Submit(tag, &own) })
-}
-
-func (p *devicePeer) submit(tag uint64, f func() error) error {
+	for i := range b.Descs {
+		n += b.Descs[i].Len
+	}
+	switch {
+	case b.Durable:
+		p.d.durable.Add(int64(n))
+	case b.Op == driver.Write:
+		p.d.plain.Add(1)
+	}
+	move := func() error { return p.Peer.Submit(tag, &own) }
 	p.d.mu.Lock()
 	if p.d.hold {
-		p.d.held = append(p.d.held, heldCopy{p, tag, f})
+		p.d.held = append(p.d.held, heldCopy{p, tag, move})
 		p.d.mu.Unlock()
 		return nil
 	}
 	p.d.mu.Unlock()
-	return f()
+	return move()
 }
 
 // Cancel ends what is held back.
 func (p *devicePeer) Cancel(tag uint64) {
-	p.drop(func(h *heldCopy) bool { return h.tag == tag }, driver.ErrAborted)
+	if !p.d.hung {
+		p.drop(func(h *heldCopy) bool { return h.tag == tag }, driver.ErrAborted)
+	}
 }
 
 func (p *devicePeer) Close() error {
+	if p.d.stuck {
+		return nil
+	}
 	p.drop(func(h *heldCopy) bool { return h.p == p }, driver.ErrClosed)
 	return p.Peer.Close()
 }

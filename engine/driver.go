@@ -15,16 +15,10 @@ type (
 	Op = driver.Op
 	// Kind is where bytes live.
 	Kind = driver.Kind
-	// Kinds is a set of kinds.
-	Kinds = driver.Kinds
-	// Reach is how far a peer may be.
-	Reach = driver.Reach
 	// Backend moves bytes; Config.Backends takes them.
 	Backend = driver.Backend
 	// Segment is a range to register.
 	Segment = driver.Segment
-	// Shared is memory that other processes can map, for a Segment.
-	Shared = driver.Shared
 	// DMABuf is what other devices know device memory by, for a Segment.
 	DMABuf = driver.DMABuf
 	// Pattern is scattered entries, by lists of slots and nests of loops.
@@ -53,16 +47,6 @@ const (
 	HBM  = driver.HBM
 	File = driver.File
 )
-
-// How far a peer may be.
-const (
-	InProcess = driver.InProcess
-	SameHost  = driver.SameHost
-	Network   = driver.Network
-)
-
-// LoopsMax is how many loops one entry of a Pattern may have.
-const LoopsMax = driver.LoopsMax
 
 // The errors of the engine are those of package driver, so that a program
 // needs to import only one of the two.

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/sluicehq/sluice/backends/mem"
@@ -16,52 +15,15 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
-// disk is a device of files that says when their bytes would survive a loss of power.
-type disk struct {
-	*device
-	durable atomic.Int64 // bytes written so
-	plain   atomic.Int64 // batches of other writes
-}
-
-type diskPeer struct {
-	*devicePeer
-	d *disk
-}
-
-func newDisk(t testing.TB) *disk { return &disk{device: newDevice(t, "disk", driver.File)} }
-
-func (d *disk) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
-	p, err := d.device.Connect(ctx, addr)
-	if err != nil {
-		return nil, err
-	}
-	return &diskPeer{p.(*devicePeer), d}, nil
-}
-
-func (p *diskPeer) Can() driver.Can { return p.devicePeer.Can() | driver.CanDurable }
-
-func (p *diskPeer) Submit(tag uint64, b *driver.Batch) error {
-	if err := b.Check(p.Can()); err != nil {
-		return err
-	}
-	n := uint64(0)
-	if b.Pattern != nil {
-		n = b.Pattern.Bytes()
-	}
-	for i := range b.Descs {
-		n += b.Descs[i].Len
-	}
-	switch {
-	case b.Durable:
-		p.d.durable.Add(int64(n))
-	case b.Op == driver.Write:
-		p.d.plain.Add(1)
-	}
-	return p.copy(tag, b)
+// newDisk makes a device of files that says when their bytes would survive a loss of power.
+func newDisk(t testing.TB) *device {
+	d := newDevice(t, "disk", driver.File)
+	d.says = true
+	return d
 }
 
 // wrote fails the test unless so many bytes were written durably, and none otherwise.
-func (d *disk) wrote(t testing.TB, what string, n int64) {
+func (d *device) wrote(t testing.TB, what string, n int64) {
 	t.Helper()
 	if got, plain := d.durable.Swap(0), d.plain.Swap(0); got != n || plain != 0 {
 		t.Errorf("%s: %d bytes were written durably, want %d, and %d batches otherwise", what, got,

@@ -1,14 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package engine is the public API of sluice. A program opens one Engine, names
-// the memory that it registers, exchanges descriptions with its peers, and posts
-// one-sided reads and writes as Transfers. Which backend moves the bytes is a
-// Route, chosen by the kinds of memory, by where the peer is and by cost, and
-// explained by Explain.
-//
-// Package engine is pure Go and knows the contract of package driver, no
-// backend. Except where a type says otherwise, all methods may be called from any
-// goroutine.
 package engine
 
 import (
@@ -17,7 +8,9 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +18,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/engine/internal/rendezvous"
+	"github.com/sluicehq/sluice/internal/proc"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -55,14 +50,13 @@ type Engine struct {
 	lastPeer     uint64 // guarded by mu
 	peersVersion atomic.Uint64
 
-	slots   slots
-	sweeper sweeper
-	inbox   chan Notification
-	inboxed inboxBytes
-	joining joining
-	pace    pace
-	dropped atomic.Uint64 // completions that no transfer waited for
-	givenUp givenUp
+	slots      slots
+	sweeper    sweeper
+	inbox      chan Notification
+	inboxed    inboxBytes
+	reassembly reassembly
+	pace       pace
+	dropped    atomic.Uint64 // completions that no transfer waited for
 
 	life      context.Context // ends as Close begins
 	endLife   context.CancelFunc
@@ -83,9 +77,11 @@ func Open(cfg Config) (*Engine, error) {
 		host: hostID(), born: time.Now(),
 		regions: map[string]*Region{}, peers: map[*Peer]struct{}{},
 		leases:  map[*Lease]struct{}{},
-		tickets: map[exchange.Secret]*ticket{}, guests: newGuests(&cfg),
-		joining: joining{most: cfg.NotificationBytes},
-		inbox:   make(chan Notification, cfg.NotificationsMax), closing: make(chan struct{}),
+		tickets: map[exchange.Secret]*ticket{}, guests: guests{
+			peers: session.HostCount{Most: cfg.PeersMax},
+			bytes: session.HostCount{Most: descriptionsMax * cfg.DescriptionMax}},
+		reassembly: reassembly{most: cfg.NotificationBytes},
+		inbox:      make(chan Notification, cfg.NotificationsMax), closing: make(chan struct{}),
 	}
 	rand.Read(e.id[:])
 	e.peersVersion.Store(1)
@@ -93,20 +89,28 @@ func Open(cfg Config) (*Engine, error) {
 	e.slots.init(cfg.TransfersMax)
 	e.sweeper.init(e)
 	for i, b := range cfg.Backends {
-		l, err := newLane(e, i, b)
+		l := &lane{e: e, index: i, b: b, caps: b.Caps(), kick: make(chan struct{}, 1)}
+		switch {
+		case l.caps.DescsMax < 1:
+			err = errors.New("its Caps.DescsMax is below 1")
+		case l.notifies() && l.caps.MessageMax < messageMin:
+			err = fmt.Errorf("its Caps.MessageMax of %d is below %d", l.caps.MessageMax, messageMin)
+		default:
+			l.wake, err = proc.EventFromFD(b.FD())
+		}
 		if err != nil {
 			for _, opened := range e.lanes {
 				opened.close()
 			}
 			e.endLife()
-			return nil, errors.Join(&OpError{Op: "open", Backend: b.Caps().Name, Err: err},
+			return nil, errors.Join(&OpError{Op: "open", Backend: l.caps.Name, Err: err},
 				closeBackends(cfg.Backends))
 		}
 		e.lanes = append(e.lanes, l)
 	}
 	e.addStager()
 	for _, l := range e.lanes[:len(cfg.Backends)] {
-		l.start()
+		e.running.Go(l.serve)
 	}
 	return e, nil
 }
@@ -143,28 +147,25 @@ var hostID = sync.OnceValue(func() (id wire.ID) {
 // is bounded by AbortGrace and by what the backends promise. Each call returns what the first did:
 // ErrUnproven when bytes may land still in a region.
 func (e *Engine) Close() error {
-	e.closeOnce.Do(func() { e.closeErr = e.shut() })
+	e.closeOnce.Do(func() { e.closeErr = e.close() })
 	return e.closeErr
 }
 
-func (e *Engine) shut() error {
+func (e *Engine) close() error {
 	e.mu.Lock()
 	e.closed = true // nothing is added to the sets from here on
-	peers, leases := keys(e.peers), keys(e.leases)
-	var regions []*Region
-	for _, r := range e.regions {
-		if r.mems != nil { // otherwise Register sees that we close
-			regions = append(regions, r)
-		}
-	}
+	peers, leases := slices.Collect(maps.Keys(e.peers)), slices.Collect(maps.Keys(e.leases))
+	regions := slices.DeleteFunc(slices.Collect(maps.Values(e.regions)), func(r *Region) bool {
+		return r.mems == nil // Register sees that we close
+	})
 	e.mu.Unlock()
 	e.endLife()
 	e.stager.drain()
 
 	errs := []error{
-		atOnce(peers, (*Peer).Close),
-		atOnce(leases, func(l *Lease) error { return unrevoked(l.end(e.cfg.AbortGrace)) }),
-		atOnce(regions, func(r *Region) error { return unrevoked(r.release(true)) }),
+		inParallel(peers, (*Peer).Close),
+		inParallel(leases, func(l *Lease) error { return unrevoked(l.end(e.cfg.AbortGrace)) }),
+		inParallel(regions, func(r *Region) error { return unrevoked(r.release(true)) }),
 	}
 	close(e.closing)
 	for _, l := range e.lanes {
@@ -172,30 +173,14 @@ func (e *Engine) shut() error {
 	}
 	errs = append(errs, e.stager.Close(), closeBackends(e.cfg.Backends))
 	e.sweeper.stop()
-	e.reapLast()
-	e.running.Wait()
-	return errors.Join(append(errs, e.givenUp.proof())...)
-}
 
-// unrevoked says of a Revoke that failed, also by its time, that bytes may land still.
-func unrevoked(err error) error {
-	if err == nil || errors.Is(err, ErrUnproven) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", ErrUnproven, err)
-}
-
-// reapLast takes the completions that the backends had left. A transfer without
-// one by then, against all promises, is given up: its waiters must not outlive us.
-func (e *Engine) reapLast() {
+	// The completions that the backends had left. A transfer without one by then, against all
+	// promises, is given up: its waiters must not outlive the engine.
 	for end := e.now() + e.cfg.AbortGrace; ; time.Sleep(time.Millisecond) {
 		for _, l := range e.lanes {
 			l.poll()
 		}
-		if e.slots.posted() == 0 {
-			return
-		}
-		if e.now() > end {
+		if e.slots.posted() == 0 || e.now() > end {
 			break
 		}
 	}
@@ -210,13 +195,23 @@ func (e *Engine) reapLast() {
 			t.unpin()
 		}
 	}
+	e.running.Wait()
+	return errors.Join(append(errs, e.slots.proof())...)
+}
+
+// unrevoked says of a Revoke that failed, also by its time, that bytes may land still.
+func unrevoked(err error) error {
+	if err == nil || errors.Is(err, ErrUnproven) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrUnproven, err)
 }
 
 // closersMax is how many peers, leases or regions Close ends at once, so that a
 // frozen peer here and there does not add up.
 const closersMax = 64
 
-func atOnce[T any](list []T, end func(T) error) error {
+func inParallel[T any](list []T, end func(T) error) error {
 	errs := make([]error, len(list))
 	places := make(chan struct{}, closersMax)
 	var all sync.WaitGroup
@@ -237,12 +232,4 @@ func closeBackends(list []driver.Backend) error {
 		errs = append(errs, b.Close())
 	}
 	return errors.Join(errs...)
-}
-
-func keys[K comparable](set map[K]struct{}) []K {
-	list := make([]K, 0, len(set))
-	for k := range set {
-		list = append(list, k)
-	}
-	return list
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
@@ -58,16 +57,4 @@ func Example() {
 	note := <-decode.Notifications() // the bytes are visible when it arrives
 	fmt.Printf("%s: %s\n", note.Data, arrived.Bytes()[4096:4096+15])
 	// Output: layer 0: keys and values
-}
-
-func alone(name string) *engine.Engine {
-	b, err := mem.New(mem.Config{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
-	if err != nil {
-		log.Fatal(err)
-	}
-	return e
 }

@@ -67,8 +67,8 @@ func (f *fake) FD() int {
 
 func (f *fake) Arm() (bool, error) { return false, nil }
 
-// stir wakes the engine.
-func (f *fake) stir() {
+// wakeEngine wakes the engine.
+func (f *fake) wakeEngine() {
 	f.FD()
 	_ = f.wake.Signal()
 }
@@ -126,7 +126,7 @@ func (f *fake) finish(err error) {
 	}
 	f.tags = f.tags[1:]
 	if f.manual {
-		f.stir()
+		f.wakeEngine()
 	}
 }
 
@@ -157,23 +157,6 @@ func (m fakeMemory) Revoke(ctx context.Context) error {
 		return m.f.onRevoke(ctx)
 	}
 	return nil
-}
-
-// revoker is a memory whose Revoke a test answers.
-type revoker struct {
-	driver.Memory
-	revoke func(ctx context.Context, m driver.Memory) error
-}
-
-func (r revoker) Revoke(ctx context.Context) error { return r.revoke(ctx, r.Memory) }
-
-// revokedBy has a test answer for the memory that a backend has registered.
-func revokedBy(m driver.Memory, err error, revoke func(context.Context, driver.Memory) error) (
-	driver.Memory, error) {
-	if err != nil {
-		return nil, err
-	}
-	return revoker{m, revoke}, nil
 }
 
 type fakePeer struct {
@@ -245,7 +228,7 @@ func (f *fake) drop(tag uint64, err error) {
 		if other == tag {
 			f.tags = append(f.tags[:i:i], f.tags[i+1:]...)
 			f.ready = append(f.ready, driver.Completion{Tag: tag, Err: err})
-			f.stir()
+			f.wakeEngine()
 			return
 		}
 	}

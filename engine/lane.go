@@ -3,8 +3,6 @@
 package engine
 
 import (
-	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,30 +39,11 @@ type lane struct {
 	backlogs
 }
 
-func newLane(e *Engine, index int, b driver.Backend) (*lane, error) {
-	l := &lane{e: e, index: index, b: b, caps: b.Caps(), kick: make(chan struct{}, 1)}
-	switch {
-	case l.caps.DescsMax < 1:
-		return nil, errors.New("its Caps.DescsMax is below 1")
-	case l.notifies() && l.caps.MessageMax < messageMin:
-		return nil, fmt.Errorf("its Caps.MessageMax of %d is below %d", l.caps.MessageMax,
-			messageMin)
-	}
-	wake, err := proc.EventFromFD(b.FD())
-	if err != nil {
-		return nil, err
-	}
-	l.wake = wake
-	return l, nil
-}
-
 // messageMin is the longest hello: a backend that carries messages must have room for it.
 const messageMin = 512
 
 // notifies reports whether peers of this backend send notifications.
 func (l *lane) notifies() bool { return l.caps.MessageMax > 0 }
-
-func (l *lane) start() { l.e.running.Go(l.serve) }
 
 // close wakes the progress goroutine for the last time; it ends with
 // Engine.closing.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -26,15 +27,14 @@ type Lease struct {
 	e      *Engine
 	region *Region
 	off, n uint64
-	mems   []driver.Memory
 	left   []driver.Memory // guarded by ending: those that are not revoked
 	token  []byte
 
-	ending   chan struct{} // a lock, full while the proof is sought
+	ending   session.Turn  // held while the proof is sought
 	ended    bool          // guarded by ending, as are the next two
 	timer    *time.Timer   // of its time, or of the next look for the proof; nil: neither
 	pause    time.Duration // before that look
-	looks    atomic.Bool   // the timer is of the next look
+	retrying atomic.Bool   // the timer is of the next look
 	unproven atomic.Bool   // Revoke has failed
 	revoked  chan struct{}
 }
@@ -42,8 +42,8 @@ type Lease struct {
 // The pause before the engine looks again for a proof, which doubles each time: a look may cost the
 // backend as long as it waits for a holder that does not answer.
 const (
-	lookAgainMin = 100 * time.Millisecond
-	lookAgainMax = time.Minute
+	revokeAgainMin = 100 * time.Millisecond
+	revokeAgainMax = time.Minute
 )
 
 // Lease grants the range [off, off+n). Its token's offsets begin at 0. Have it begin and end at
@@ -86,7 +86,7 @@ func (r *Region) lease(seg driver.Segment, off uint64, o LeaseOptions) (*Lease, 
 	if err := r.use(); err != nil {
 		return nil, &OpError{Op: "lease", Err: err}
 	}
-	l := &Lease{e: r.e, region: r, off: off, n: seg.Len, ending: make(chan struct{}, 1),
+	l := &Lease{e: r.e, region: r, off: off, n: seg.Len, ending: session.NewTurn(),
 		revoked: make(chan struct{})}
 	if err := l.register(seg); err != nil {
 		if l.left == nil {
@@ -95,11 +95,11 @@ func (r *Region) lease(seg driver.Segment, off uint64, o LeaseOptions) (*Lease, 
 		return nil, err
 	}
 	if o.TTL > 0 {
-		l.ending <- struct{}{}
+		_ = l.ending.Take(context.Background())
 		if !l.ended { // by Close, as it was made
 			l.timer = time.AfterFunc(o.TTL, l.expire)
 		}
-		<-l.ending
+		l.ending.Give()
 	}
 	return l, nil
 }
@@ -109,7 +109,7 @@ func (l *Lease) register(seg driver.Segment) error {
 	if err != nil {
 		return err
 	}
-	l.mems, l.left = mems, slices.Clone(mems)
+	l.left = slices.Clone(mems) // the stager's memory looks at the first
 	d := wire.Description{Engine: l.e.id, Host: l.e.host}
 	for _, lane := range l.e.lanes {
 		d.Backends = append(d.Backends, wire.Backend{Name: lane.caps.Name})
@@ -121,29 +121,20 @@ func (l *Lease) register(seg driver.Segment) error {
 		d.Regions[0].Pack(tokens)
 		l.token, err = wire.Encode(nil, &d)
 	}
-	if err == nil {
-		err = l.e.addLease(l)
+	l.e.mu.Lock()
+	switch {
+	case err != nil:
+	case l.e.closed:
+		err = ErrClosed
+	case len(l.e.leases) >= l.e.cfg.LeasesMax:
+		err = fullError("leases", l.e.cfg.LeasesMax, "LeasesMax")
 	}
+	l.e.leases[l] = struct{}{} // on an error perhaps one too many, for as long as Revoke fails
+	l.e.mu.Unlock()
 	if err != nil {
-		l.e.mu.Lock()
-		l.e.leases[l] = struct{}{} // perhaps one too many, for as long as Revoke fails
-		l.e.mu.Unlock()
-		_ = l.end(l.e.cfg.AbortGrace) // lookAgain, if a backend keeps a part
+		_ = l.end(l.e.cfg.AbortGrace) // revokeLater, if a backend keeps a part
 		return &OpError{Op: "lease " + l.region.name, Err: err}
 	}
-	return nil
-}
-
-func (e *Engine) addLease(l *Lease) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return ErrClosed
-	}
-	if len(e.leases) >= e.cfg.LeasesMax {
-		return fullError("leases", e.cfg.LeasesMax, "LeasesMax")
-	}
-	e.leases[l] = struct{}{}
 	return nil
 }
 
@@ -163,22 +154,16 @@ func (l *Lease) Revoked() <-chan struct{} { return l.revoked }
 // be: the engine looks for the proof from time to time until it has it, and closes Revoked then. It
 // is idempotent.
 func (l *Lease) Revoke(ctx context.Context) error {
-	select {
-	case l.ending <- struct{}{}: // the epoch ends also where ctx is over
-	default:
-		select {
-		case l.ending <- struct{}{}:
-		case <-ctx.Done():
-			return &OpError{Op: "revoke lease on " + l.region.name,
-				Err: fmt.Errorf("another call revokes it and has no proof yet: %w", ctx.Err())}
-		}
+	if err := l.ending.Take(ctx); err != nil {
+		return &OpError{Op: "revoke lease on " + l.region.name,
+			Err: fmt.Errorf("another call revokes it and has no proof yet: %w", err)}
 	}
-	defer func() { <-l.ending }()
+	defer l.ending.Give()
 	if l.ended {
 		return nil
 	}
 	if err := l.e.revoke(ctx, l.left); err != nil {
-		l.lookAgain()
+		l.revokeLater()
 		return err
 	}
 	l.ended = true
@@ -199,25 +184,25 @@ func (l *Lease) end(limit time.Duration) error {
 	return l.Revoke(ctx)
 }
 
-// lookAgain has the engine look for the proof later. Preconditions: l.ending is held.
-func (l *Lease) lookAgain() {
+// revokeLater has the engine look for the proof later. Preconditions: l.ending is held.
+func (l *Lease) revokeLater() {
 	l.unproven.Store(true)
-	if l.looks.Load() || l.e.isClosing() {
+	if l.retrying.Load() || l.e.isClosing() {
 		return
 	}
 	if l.timer != nil {
 		l.timer.Stop()
 	}
-	l.looks.Store(true)
-	l.pause = min(max(2*l.pause, lookAgainMin), lookAgainMax)
+	l.retrying.Store(true)
+	l.pause = min(max(2*l.pause, revokeAgainMin), revokeAgainMax)
 	l.timer = time.AfterFunc(l.pause, l.expire)
 }
 
 // expire is called when the time of the lease is over, or that of the next look for its proof.
 func (l *Lease) expire() {
-	l.looks.Store(false)
+	l.retrying.Store(false)
 	if !l.e.isClosing() { // Close looks itself
-		_ = l.end(l.e.cfg.AbortGrace) // lookAgain, if there is none
+		_ = l.end(l.e.cfg.AbortGrace) // revokeLater, if there is none
 	}
 }
 
@@ -231,5 +216,5 @@ func (r *Region) endRevoked(ctx context.Context) error {
 		}
 	}
 	r.e.mu.Unlock()
-	return atOnce(leases, func(l *Lease) error { return l.Revoke(ctx) })
+	return inParallel(leases, func(l *Lease) error { return l.Revoke(ctx) })
 }

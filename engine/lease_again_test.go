@@ -47,7 +47,7 @@ func TestLeaseGoesOnceTheProofIsThere(t *testing.T) {
 			t.Errorf("%d looks in ten minutes", n)
 		}
 		proof.Store(true)
-		time.Sleep(lookAgainMax)
+		time.Sleep(revokeAgainMax)
 		select {
 		case <-l.Revoked():
 		default:

@@ -12,8 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/backends/mem"
-	"github.com/sluicehq/sluice/backends/shm"
-	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
@@ -240,24 +238,10 @@ func TestLeaseWithinAPage(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-// wires are the backends by which two engines of one process meet here.
-var wires = map[string]func() (driver.Backend, error){
-	"mem": func() (driver.Backend, error) { return mem.New(mem.Config{}) },
-	"shm": func() (driver.Backend, error) { return shm.New(shm.Config{}) },
-	"tcp": func() (driver.Backend, error) {
-		return tcp.New(tcp.Config{Plaintext: true, Listen: "127.0.0.1:0"})
-	},
-}
-
-// poolOf returns two engines over a backend, the source of the one and the pool of the other.
-func poolOf(t *testing.T, make func() (driver.Backend, error)) (p *Peer, src, pool *Region) {
+// poolOf returns two engines over mem, the source of the one and the pool of the other.
+func poolOf(t *testing.T) (p *Peer, src, pool *Region) {
 	t.Helper()
-	use := func(c *Config) {
-		b, err := make()
-		require.NoError(t, err)
-		c.Backends = []driver.Backend{b}
-	}
-	owner, holder := open(t, "owner", use), open(t, "holder", use)
+	owner, holder := open(t, "owner"), open(t, "holder")
 	src, pool = register(t, holder, "src", 1<<16), register(t, owner, "pool", 1<<16)
 	fill(src.Bytes(), 9)
 	return connect(t, holder, owner), src, pool
@@ -265,60 +249,56 @@ func poolOf(t *testing.T, make func() (driver.Backend, error)) (p *Peer, src, po
 
 // TestLeaseRanges leases blocks 1, 3, 4 and 9 of 4 KiB, of which two join.
 func TestLeaseRanges(t *testing.T) {
-	for name, makeBackend := range wires {
-		t.Run(name, func(t *testing.T) {
-			testkit.CheckLeaks(t, hostmem.InUse)
-			p, src, pool := poolOf(t, makeBackend)
-			l, err := pool.LeaseRanges([]Range{{Off: 9 * 4096, Len: 4096},
-				{Off: 3 * 4096, Len: 4096}, {Off: 4096, Len: 4096}, {Off: 4 * 4096, Len: 4096}},
-				LeaseOptions{})
-			require.NoError(t, err)
-			m, err := p.Import(l.Token())
-			require.NoError(t, err)
-			require.Equal(t, pool.Size(), m.Size())
-			require.Len(t, m.only, 3)
+	testkit.CheckLeaks(t, hostmem.InUse)
+	p, src, pool := poolOf(t)
+	l, err := pool.LeaseRanges([]Range{{Off: 9 * 4096, Len: 4096},
+		{Off: 3 * 4096, Len: 4096}, {Off: 4096, Len: 4096}, {Off: 4 * 4096, Len: 4096}},
+		LeaseOptions{})
+	require.NoError(t, err)
+	m, err := p.Import(l.Token())
+	require.NoError(t, err)
+	require.Equal(t, pool.Size(), m.Size())
+	require.Len(t, m.only, 3)
 
-			tr := transfer(t, p, Write)
-			require.NoError(t, tr.Add(src, 4096, m, 4096, 4096))
-			require.NoError(t, tr.Add(src, 3*4096, m, 3*4096, 2*4096))
-			list := []uint32{9}
-			require.NoError(t, tr.AddPages(src, m, Pages{Count: 1, EntryLen: 4096,
-				LocalBase: 9 * 4096, LocalStride: 4096, RemoteStride: 4096, Remote: list}))
-			list[0] = 8 // the program's own list may not lead it elsewhere
-			require.NoError(t, tr.Post())
-			require.NoError(t, tr.Wait(within(t)))
-			want := make([]byte, pool.Size())
-			for _, block := range []int{1, 3, 4, 9} {
-				copy(want[block*4096:], src.Bytes()[block*4096:][:4096])
-			}
-			require.True(t, bytes.Equal(want, pool.Bytes()))
-
-			for _, at := range []Range{{Off: 0, Len: 1}, {Off: 4095, Len: 2},
-				{Off: 2 * 4096, Len: 4096}, {Off: 0, Len: 1 << 16}, {Off: 4096, Len: 4097}} {
-				require.ErrorIs(t, tr.Add(src, 0, m, at.Off, at.Len), ErrBounds)
-			}
-			for _, beside := range []Pattern{
-				{Count: 2, Run: 64, Remote: Side{Stride: 4096, List: []uint32{9, 8}}},
-				{Count: 1, Run: 64, Loops: []Loop{{N: 2, Local: 64, Remote: 4096}},
-					Remote: Side{Base: 4096}},
-			} {
-				beside.Local.Stride = 4096
-				require.ErrorIs(t, tr.AddPattern(src, m, beside), ErrBounds)
-			}
-			nest := Pattern{Count: 1, Run: 64, Loops: []Loop{{N: 2, Local: 64, Remote: 2 * 4096}},
-				Remote: Side{Base: 4096}}
-			require.NoError(t, tr.AddPattern(src, m, nest))
-
-			require.NoError(t, l.Revoke(within(t)))
-			require.NoError(t, tr.Post())
-			require.ErrorIs(t, tr.Wait(within(t)), ErrRevoked)
-			if !bytes.Equal(want, pool.Bytes()) {
-				testkit.FatalBroken(t, "bytes landed after Revoke")
-			}
-			require.NoError(t, tr.Reset())
-			require.NoError(t, m.Close())
-		})
+	tr := transfer(t, p, Write)
+	require.NoError(t, tr.Add(src, 4096, m, 4096, 4096))
+	require.NoError(t, tr.Add(src, 3*4096, m, 3*4096, 2*4096))
+	list := []uint32{9}
+	require.NoError(t, tr.AddPages(src, m, Pages{Count: 1, EntryLen: 4096,
+		LocalBase: 9 * 4096, LocalStride: 4096, RemoteStride: 4096, Remote: list}))
+	list[0] = 8 // the program's own list may not lead it elsewhere
+	require.NoError(t, tr.Post())
+	require.NoError(t, tr.Wait(within(t)))
+	want := make([]byte, pool.Size())
+	for _, block := range []int{1, 3, 4, 9} {
+		copy(want[block*4096:], src.Bytes()[block*4096:][:4096])
 	}
+	require.True(t, bytes.Equal(want, pool.Bytes()))
+
+	for _, at := range []Range{{Off: 0, Len: 1}, {Off: 4095, Len: 2},
+		{Off: 2 * 4096, Len: 4096}, {Off: 0, Len: 1 << 16}, {Off: 4096, Len: 4097}} {
+		require.ErrorIs(t, tr.Add(src, 0, m, at.Off, at.Len), ErrBounds)
+	}
+	for _, beside := range []Pattern{
+		{Count: 2, Run: 64, Remote: Side{Stride: 4096, List: []uint32{9, 8}}},
+		{Count: 1, Run: 64, Loops: []Loop{{N: 2, Local: 64, Remote: 4096}},
+			Remote: Side{Base: 4096}},
+	} {
+		beside.Local.Stride = 4096
+		require.ErrorIs(t, tr.AddPattern(src, m, beside), ErrBounds)
+	}
+	nest := Pattern{Count: 1, Run: 64, Loops: []Loop{{N: 2, Local: 64, Remote: 2 * 4096}},
+		Remote: Side{Base: 4096}}
+	require.NoError(t, tr.AddPattern(src, m, nest))
+
+	require.NoError(t, l.Revoke(within(t)))
+	require.NoError(t, tr.Post())
+	require.ErrorIs(t, tr.Wait(within(t)), ErrRevoked)
+	if !bytes.Equal(want, pool.Bytes()) {
+		testkit.FatalBroken(t, "bytes landed after Revoke")
+	}
+	require.NoError(t, tr.Reset())
+	require.NoError(t, m.Close())
 }
 
 // TestLeaseRangesOfNone are leases that cannot be.
@@ -345,30 +325,26 @@ func TestLeaseRangesOfNone(t *testing.T) {
 // TestLeaseRangesOfALiar has an engine that does not look ask for what is beside the ranges: where
 // the owner's side places the bytes, none lands there.
 func TestLeaseRangesOfALiar(t *testing.T) {
-	for _, name := range []string{"mem", "tcp"} {
-		t.Run(name, func(t *testing.T) {
-			testkit.CheckLeaks(t, hostmem.InUse)
-			p, src, pool := poolOf(t, wires[name])
-			l, err := pool.LeaseRanges([]Range{{Off: 4096, Len: 4096}}, LeaseOptions{})
-			require.NoError(t, err)
-			m, err := p.Import(l.Token())
-			require.NoError(t, err)
-			m.only = nil
-			for _, op := range []Op{Write, Read} {
-				before := bytes.Clone(src.Bytes())
-				tr := transfer(t, p, op)
-				require.NoError(t, tr.Add(src, 0, m, 8192, 4096))
-				require.NoError(t, tr.Post())
-				require.ErrorIs(t, tr.Wait(within(t)), ErrBounds)
-				require.Equal(t, before, src.Bytes())
-				require.NoError(t, tr.Close())
-			}
-			require.Equal(t, make([]byte, pool.Size()), pool.Bytes())
-
-			require.NoError(t, m.Close())
-			require.NoError(t, l.Revoke(within(t)))
-		})
+	testkit.CheckLeaks(t, hostmem.InUse)
+	p, src, pool := poolOf(t)
+	l, err := pool.LeaseRanges([]Range{{Off: 4096, Len: 4096}}, LeaseOptions{})
+	require.NoError(t, err)
+	m, err := p.Import(l.Token())
+	require.NoError(t, err)
+	m.only = nil
+	for _, op := range []Op{Write, Read} {
+		before := bytes.Clone(src.Bytes())
+		tr := transfer(t, p, op)
+		require.NoError(t, tr.Add(src, 0, m, 8192, 4096))
+		require.NoError(t, tr.Post())
+		require.ErrorIs(t, tr.Wait(within(t)), ErrBounds)
+		require.Equal(t, before, src.Bytes())
+		require.NoError(t, tr.Close())
 	}
+	require.Equal(t, make([]byte, pool.Size()), pool.Bytes())
+
+	require.NoError(t, m.Close())
+	require.NoError(t, l.Revoke(within(t)))
 }
 
 // TestLeaseRangesStaged is that for memory of a kind which chains reach.

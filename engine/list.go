@@ -91,23 +91,35 @@ func (t *Transfer) attachFrame(b []byte) {
 	t.message, t.text, t.notify, t.dirty = b, nil, true, true
 }
 
-// join finds or makes the group of the connection that serves a pair of
-// memories.
+// join finds or makes the group of the connection that serves a pair of memories, and keeps both
+// from being closed, and the imported key from being given to other memory.
 func (t *Transfer) join(local *Region, remote *Remote) (g *group, localKey, remoteKey uint32,
 	err error) {
-	if !t.state().atRest() {
+	switch {
+	case !t.state().atRest():
 		return nil, 0, 0, t.misuse("change")
+	case local.e != t.e || remote.p != t.p: // and nothing of another peer's is ever in the list
+		return nil, 0, 0, fmt.Errorf("add: region, remote and transfer belong to different "+
+			"engines or peers: %w", ErrNoRoute)
+	case t.op == Write && remote.readOnly:
+		return nil, 0, 0, fmt.Errorf("add: region %s of peer %s may only be read: %w", remote.name,
+			t.p.name, ErrReadOnly)
 	}
-	if err := t.p.owns(local, remote); err != nil {
-		return nil, 0, 0, err // and nothing of another peer's is ever in the list
+	if !isListed(t.remotes, remote) {
+		remote.mu.Lock()
+		remote.users++
+		remote.mu.Unlock()
+		t.remotes = append(t.remotes, remote)
 	}
-	t.addRemote(remote) // before its key is asked for
-	c, remoteKey, err := t.p.choose(local, remote, t.op, t.route, len(t.groups) == 0)
+	c, remoteKey, err := t.p.choose(local, remote, t.route, len(t.groups) == 0)
 	if err != nil {
 		return nil, 0, 0, err
 	}
-	if err := t.addRegion(local); err != nil {
-		return nil, 0, 0, err
+	if !isListed(t.regions, local) {
+		if err := local.use(); err != nil {
+			return nil, 0, 0, err
+		}
+		t.regions = append(t.regions, local)
 	}
 	localKey = local.mems[c.lane.index].Key()
 	for i := range t.groups {
@@ -125,84 +137,98 @@ func (t *Transfer) join(local *Region, remote *Remote) (g *group, localKey, remo
 	return g, localKey, remoteKey, nil
 }
 
-func (t *Transfer) addRegion(r *Region) error {
-	for i := len(t.regions) - 1; i >= 0; i-- {
-		if t.regions[i] == r {
-			return nil
+// isListed looks from the end: neighbours in a list mostly have the same memories.
+func isListed[T comparable](list []T, v T) bool {
+	for i := len(list) - 1; i >= 0; i-- {
+		if list[i] == v {
+			return true
 		}
 	}
-	if err := r.use(); err != nil {
-		return err
-	}
-	t.regions = append(t.regions, r)
-	return nil
+	return false
 }
 
-// addRemote keeps the imported key from being given to other memory.
-func (t *Transfer) addRemote(m *Remote) {
-	for i := len(t.remotes) - 1; i >= 0; i-- {
-		if t.remotes[i] == m {
-			return
-		}
-	}
-	m.mu.Lock()
-	m.users++
-	m.mu.Unlock()
-	t.remotes = append(t.remotes, m)
-}
-
-// prepare cuts the list into batches. It does nothing when the list is as it was.
+// prepare cuts the list into batches, and gives the notification to the last. Where the list is as
+// it was, it only copies the program's message again, which may have changed since the last post.
 func (t *Transfer) prepare() error {
-	t.refresh()
-	if !t.dirty {
-		if len(t.batches) == 0 {
-			return fmt.Errorf("post transfer: nothing is listed: Add first: %w", ErrBounds)
+	if len(t.text) > 0 {
+		copy(t.message[1:], t.text)
+		for i, rest := 0, t.text; !t.dirty && len(t.parts) > 0 && i < len(t.batches); i++ {
+			if b := &t.batches[i]; b.part {
+				rest = rest[copy(b.Notify[exchange.PartHead:], rest):]
+			}
 		}
+	}
+	if !t.dirty && len(t.batches) > 0 {
 		return nil
 	}
+
 	clear(t.batches)
 	t.batches, t.bytes = t.batches[:0], 0
 	if t.extras != nil {
 		t.extras.greets, t.extras.fragments = nil, nil
+	}
+	list := func(c *conn, b driver.Batch) {
+		t.batches = append(t.batches, batch{Batch: b, conn: c})
 	}
 	for i := range t.groups {
 		g := &t.groups[i]
 		t.bytes += g.bytes
 		for rest := g.descs; len(rest) > 0; {
 			n := g.conn.nextBatch(rest)
-			t.list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable, Descs: rest[:n:n]})
+			list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable, Descs: rest[:n:n]})
 			rest = rest[n:]
 		}
 		for j := range g.patterns {
-			t.list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable,
-				Pattern: &g.patterns[j]})
+			list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable, Pattern: &g.patterns[j]})
 		}
 	}
-	if err := t.attach(); err != nil {
-		return err
+
+	// The notification goes with the last batch, or with one of its own where that cannot carry it:
+	// a read's, a durable one, or one of a backend without notifications.
+	if n := len(t.batches); t.notify {
+		if n == 0 || t.op != Write || t.route.Durable || !t.batches[n-1].conn.notifies() {
+			c := t.p.messenger(t.route)
+			if c == nil {
+				return t.noMessenger()
+			}
+			list(c, driver.Batch{Op: Write})
+			n++
+		}
+		// The hello of its connection goes before, where it could not when that was opened. A
+		// second one changes nothing.
+		last := t.batches[n-1]
+		c := last.conn
+		if t.message[0] != exchange.IsHello && !c.greeted.Load() && len(c.hello) > 0 {
+			t.batches = t.batches[:n-1]
+			list(c, driver.Batch{Op: Write, Tail: driver.NotifyTail, Notify: c.hello})
+			t.batches = append(t.batches, last)
+			t.extra().greets = c
+			n++
+		}
+		b := &t.batches[n-1]
+		b.last = n > 1
+		b.Tail, b.Notify = driver.NotifyTail, t.message
+		if len(t.message) > c.lane.caps.MessageMax {
+			if err := t.split(b); err != nil {
+				return err
+			}
+		}
 	}
 	if len(t.batches) == 0 {
 		return fmt.Errorf("post transfer: nothing is listed: Add first: %w", ErrBounds)
 	}
-	t.listConns()
-	t.dirty = false
-	return nil
-}
 
-func (t *Transfer) list(c *conn, b driver.Batch) {
-	t.batches = append(t.batches, batch{Batch: b, conn: c})
-}
-
-func (t *Transfer) listConns() {
-	var list []*conn
+	var conns []*conn
 	for i := range t.batches {
-		if c := t.batches[i].conn; !slices.Contains(list, c) {
-			list = append(list, c)
+		if c := t.batches[i].conn; !slices.Contains(conns, c) {
+			conns = append(conns, c)
 		}
 	}
-	if !slices.Equal(list, t.via()) {
-		t.conns.Store(&list)
+	if !slices.Equal(conns, t.via()) {
+		t.conns.Store(&conns)
 	}
+	t.dirty = false
+	return nil
 }
 
 // Pages is the plain form of a Pattern: Count scattered entries of one length, each one
@@ -223,9 +249,6 @@ func (p *Pages) Pattern() Pattern {
 		Remote: Side{Base: p.RemoteBase, Stride: p.RemoteStride, List: p.Remote}}
 }
 
-// Bytes returns the sum of all entries.
-func (p *Pages) Bytes() uint64 { return uint64(p.Count) * p.EntryLen }
-
 // AddPages is AddPattern for entries of one run each.
 func (t *Transfer) AddPages(local *Region, remote *Remote, p Pages) error {
 	return t.AddPattern(local, remote, p.Pattern())
@@ -244,13 +267,13 @@ func (t *Transfer) AddPattern(local *Region, remote *Remote, p Pattern) error {
 		return &OpError{Op: "add " + remote.name + " to " + local.name, Err: err}
 	}
 	if remote.only != nil {
-		t.keep(&p)
+		t.copyFarLists(&p)
 		if !remote.only.HasRemote(&p) {
 			return &OpError{Op: "add " + remote.name + " to " + local.name, Err: errBeside}
 		}
 	}
 	t.dirty = true
-	if !g.conn.takes(&p) {
+	if !g.conn.acceptsPattern(&p) {
 		g.expand(&p)
 		return nil
 	}
@@ -266,9 +289,9 @@ func (t *Transfer) AddPattern(local *Region, remote *Remote, p Pattern) error {
 var errBeside = fmt.Errorf("the lease is for other ranges, ask its owner for one of these: %w",
 	ErrBounds)
 
-// keep gives the pattern a list of the far side, and loops, that the program cannot change: where
-// peers write by themselves, no later look keeps it within the ranges of its lease.
-func (t *Transfer) keep(p *Pattern) {
+// copyFarLists gives the pattern a list of the far side, and loops, that the program cannot change:
+// where peers write by themselves, no later look keeps it within the ranges of its lease.
+func (t *Transfer) copyFarLists(p *Pattern) {
 	n := len(t.lists)
 	t.lists = append(t.lists, p.Remote.List...)
 	if p.Remote.List != nil {
@@ -279,9 +302,9 @@ func (t *Transfer) keep(p *Pattern) {
 	p.Loops = t.loops[n:len(t.loops):len(t.loops)]
 }
 
-// takes reports whether the connection takes the pattern as one, or cut between entries. A chain
-// takes none with loops: a slot's list has no room for them.
-func (c *conn) takes(p *Pattern) bool {
+// acceptsPattern reports whether the connection takes the pattern as one, or cut between entries. A
+// chain takes none with loops: a slot's list has no room for them.
+func (c *conn) acceptsPattern(p *Pattern) bool {
 	caps := &c.lane.caps
 	if p.Runs() > caps.RunsMax || caps.LenMax > 0 && p.Run > caps.LenMax {
 		return false
@@ -325,64 +348,6 @@ func cutSide(head, rest *Side, n int) {
 	rest.First = uint32(in)
 }
 
-// attach gives the notification to the last batch, or to one of its own where that cannot
-// carry it: a read's, a durable one, or one of a backend without notifications.
-func (t *Transfer) attach() error {
-	if !t.notify {
-		return nil
-	}
-	n := len(t.batches)
-	if n == 0 || t.op != Write || t.route.Durable ||
-		!t.batches[n-1].conn.notifies() {
-		c := t.p.messenger(t.route)
-		if c == nil {
-			return t.noMessenger()
-		}
-		t.list(c, driver.Batch{Op: Write})
-		n++
-	}
-	if t.message[0] != exchange.IsHello {
-		last := t.batches[n-1]
-		t.batches = t.batches[:n-1]
-		t.addHello(last.conn)
-		t.batches = append(t.batches, last)
-		n = len(t.batches)
-	}
-	b := &t.batches[n-1]
-	b.last = n > 1
-	b.Tail, b.Notify = driver.NotifyTail, t.message
-	if len(t.message) <= b.conn.lane.caps.MessageMax {
-		return nil
-	}
-	return t.split(b)
-}
-
-// addHello has the hello of a connection go first that could not when it was opened. A second
-// one changes nothing.
-func (t *Transfer) addHello(c *conn) {
-	if !c.greeted.Load() && len(c.hello) > 0 {
-		t.list(c, driver.Batch{Op: Write, Tail: driver.NotifyTail, Notify: c.hello})
-		t.extra().greets = c
-	}
-}
-
-// refresh copies the program's message again, which it may have changed since the last post.
-func (t *Transfer) refresh() {
-	if len(t.text) == 0 {
-		return
-	}
-	copy(t.message[1:], t.text)
-	if t.dirty || len(t.parts) == 0 {
-		return
-	}
-	rest := t.text
-	for i := range t.batches {
-		if b := &t.batches[i]; b.part {
-			rest = rest[copy(b.Notify[exchange.PartHead:], rest):]
-		}
-	}
-}
-
 // split sends a notification in parts: the first where it would go, the others behind it.
 func (t *Transfer) split(first *batch) error {
 	c, rest := first.conn, t.message[1:]
@@ -411,8 +376,8 @@ func (t *Transfer) split(first *batch) error {
 			first.Notify, first.part, t.extra().fragments = part, true, c
 			continue
 		}
-		t.list(c, driver.Batch{Op: Write, Tail: driver.NotifyTail, Notify: part})
-		t.batches[len(t.batches)-1].part = true
+		t.batches = append(t.batches, batch{conn: c, part: true,
+			Batch: driver.Batch{Op: Write, Tail: driver.NotifyTail, Notify: part}})
 	}
 	return nil
 }
@@ -454,16 +419,4 @@ func (c *conn) nextBatch(list []driver.Desc) int {
 		}
 	}
 	return most
-}
-
-// extendDeadline has the time of a post begin anew: one of its batches has ended well, and others
-// have not. A post that is being ended is not given more.
-func (t *Transfer) extendDeadline(generation uint64) {
-	was := t.deadline.Load()
-	w := t.state()
-	if w.phase() != posted || w.generation() != generation || w.has(cancelled) {
-		return
-	}
-	// Where cancelled was set since, its deadline stands, or is about to be stored.
-	t.deadline.CompareAndSwap(was, int64(t.e.now()+t.e.cfg.TransferTimeout))
 }

@@ -29,13 +29,9 @@ func HostSegment(b []byte) driver.Segment {
 	return driver.Segment{Kind: driver.DRAM, Mem: b, Len: uint64(len(b))}
 }
 
-// MemoryInUse returns the bytes of all Memory of this process by purpose, whichever engine
-// made it.
-func MemoryInUse() map[string]uint64 { return hostmem.InUse() }
-
 // AllocOptions say which memory. The zero value is useful.
 type AllocOptions struct {
-	Purpose  string // counted by MemoryInUse under this name
+	Purpose  string // what it is for, in errors of tests that look for leaks
 	Node     int    // NUMA node plus one; 0: any
 	NoHuge   bool   // ordinary pages only
 	Populate bool   // find all pages now, huge ones where there are: no page fault later

@@ -51,36 +51,20 @@ func (l *lane) receive() (found bool) {
 		return false
 	}
 	l.received.Add(1)
-	for l.receiveMu.TryLock() {
-		asked := l.received.Load()
-		found = l.deliver() || found
+	for asked := uint64(0); l.received.Load() != asked && l.receiveMu.TryLock(); {
+		asked = l.received.Load()
+		for n := len(l.messages); n > 0 && !l.delivering; {
+			n, _ = l.b.Receive(l.messages[:])
+			found = found || n > 0
+			for i := range n {
+				first, ok := l.dispatch(&l.messages[i])
+				if ok && !l.e.offer(first) {
+					l.deliverLater(first, l.messages[i+1:n])
+					break
+				}
+			}
+		}
 		l.receiveMu.Unlock()
-		if l.received.Load() == asked {
-			break
-		}
-	}
-	return found
-}
-
-// deliver is receive's part under the lock.
-// Preconditions: l.receiveMu is held.
-func (l *lane) deliver() (found bool) {
-	for !l.delivering {
-		n, _ := l.b.Receive(l.messages[:])
-		for i := range n {
-			first, ok := l.dispatch(&l.messages[i])
-			if !ok {
-				continue
-			}
-			if !l.e.offer(first) {
-				l.deliverLater(first, l.messages[i+1:n])
-				return true
-			}
-		}
-		if n == 0 {
-			return found
-		}
-		found = true
 	}
 	return found
 }
@@ -95,19 +79,31 @@ func (l *lane) deliverLater(first Notification, rest []driver.Message) {
 			notes = append(notes, n)
 		}
 	}
-	l.e.running.Add(1)
-	go func() {
-		defer l.e.running.Done()
+	e := l.e
+	e.running.Go(func() {
 		for _, n := range notes {
-			if !l.e.put(n) {
-				return
+			large := e.isLarge(&n) // of these only offer counts the bytes
+			for sent := large && e.offer(n); !sent; {
+				room, pause := e.inbox, (<-chan time.Time)(nil)
+				if large {
+					room, pause = nil, time.After(inboxPause)
+				}
+				select {
+				case room <- n:
+					e.inboxed.went.Add(1)
+					sent = true
+				case <-pause:
+					sent = e.offer(n)
+				case <-e.closing:
+					return
+				}
 			}
 		}
 		l.receiveMu.Lock()
 		l.delivering = false
 		l.receiveMu.Unlock()
 		l.receive()
-	}()
+	})
 }
 
 // MessageMax returns how many bytes a notification to the peer may have at most: the
@@ -122,7 +118,8 @@ func (p *Peer) MessageMax() int {
 }
 
 // Notify sends a message without data and returns when it is on its way. It is
-// ErrBounds when the message is longer than MessageMax. When ctx ends first the message is taken
+// ErrBounds when the message is longer than MessageMax. Each call takes one of Config.TransfersMax
+// until it returns: ErrFull when all are in use. When ctx ends first the message is taken
 // back as by Transfer.Abort, which may cost the connection to a peer that does not answer: where
 // only the wait is to end, post a Transfer that has a message alone.
 func (p *Peer) Notify(ctx context.Context, msg []byte) error {
@@ -133,7 +130,7 @@ func (p *Peer) Notify(ctx context.Context, msg []byte) error {
 	if err = t.Notify(msg); err == nil {
 		err = postOnce(ctx, t)
 	}
-	_ = t.Close() // of one that was given up its slot alone comes back
+	_ = t.Close()
 	return err
 }
 
@@ -214,26 +211,22 @@ func (e *Engine) drain(dst []Notification) (n int) {
 // from the same stream as Notifications. Any goroutine may call it.
 func (e *Engine) Next(ctx context.Context) (Notification, error) {
 	var one [1]Notification
-	if e.Receive(one[:]) > 0 {
+	if e.Receive(one[:]) > 0 || e.drain(one[:]) > 0 { // the second: by another goroutine, just now
 		return one[0], nil
-	}
-	select {
-	case n := <-e.inbox: // which another goroutine has filled just now
-		return n, nil
-	default:
 	}
 	if ctx.Err() != nil {
 		return Notification{}, ctx.Err()
 	}
 	begin := e.now()
 	defer func() { e.pace.add(e.now() - begin) }()
-	if e.spinForMessage(one[:]) {
-		return one[0], nil
+	if most := nextSpins * e.cfg.Spin; e.pace.wait() <= most && slices.ContainsFunc(e.lanes,
+		func(l *lane) bool { return l.notifies() && !l.caps.Sleep }) {
+		for end := begin + most; e.now() < end; runtime.Gosched() {
+			if e.Receive(one[:]) > 0 {
+				return one[0], nil
+			}
+		}
 	}
-	return e.sleepForMessage(ctx)
-}
-
-func (e *Engine) sleepForMessage(ctx context.Context) (Notification, error) {
 	for _, l := range e.lanes {
 		l.park()
 		defer l.unpark()
@@ -253,24 +246,6 @@ var errNextClosed = fmt.Errorf("await a notification: the engine is closed: %w",
 // nextSpins is how many times as long as Wait a goroutine looks for a message: while both sides
 // sleep an answer takes two wake-ups, and a shorter look would never meet one.
 const nextSpins = 5
-
-// spinForMessage looks for a message, unless waits have been too long of late, or all backends ask
-// not to.
-func (e *Engine) spinForMessage(one []Notification) bool {
-	most := nextSpins * e.cfg.Spin
-	if most <= 0 || e.pace.wait() > most || !slices.ContainsFunc(e.lanes, func(l *lane) bool {
-		return l.notifies() && !l.caps.Sleep
-	}) {
-		return false
-	}
-	for end := e.now() + most; e.now() < end; {
-		if e.Receive(one) > 0 {
-			return true
-		}
-		runtime.Gosched()
-	}
-	return false
-}
 
 // pace is how long waits for messages last: a mean of which the last has a quarter.
 type pace struct{ mean atomic.Int64 }
@@ -346,33 +321,12 @@ func (e *Engine) offerLarge(n Notification) bool {
 	}
 }
 
-// put is offer that waits for room. It reports false where the engine closes.
-func (e *Engine) put(n Notification) bool {
-	if !e.isLarge(&n) {
-		select {
-		case e.inbox <- n:
-			e.inboxed.went.Add(1)
-			return true
-		case <-e.closing:
-			return false
-		}
-	}
-	for !e.offerLarge(n) {
-		select {
-		case <-time.After(inboxPause):
-		case <-e.closing:
-			return false
-		}
-	}
-	return true
-}
-
-// joining keeps the parts of long notifications until the last has come. A connection has one at a
-// time, of NotifyMax bytes, and those of all connections take most. Where a part has no room, the
+// reassembly keeps the parts of long notifications until the last has come. A connection has one at
+// a time, of NotifyMax bytes, and those of all connections take most. Where a part has no room, the
 // origin that holds most loses a notification: the one that has had no part for longest. Since its
 // sender would wait in vain, the connection is lost with it. One notification alone always has
 // room.
-type joining struct {
+type reassembly struct {
 	most int
 
 	mu    sync.Mutex // guards the fields below
@@ -384,12 +338,12 @@ type joining struct {
 // partial is the beginning of a notification.
 type partial struct {
 	data []byte
-	last uint64 // of joining.count, when its last part came
+	last uint64 // of reassembly.count, when its last part came
 	lost bool
 }
 
 // add adds a part. whole is the notification, once that was the last; an error ends the sender.
-func (j *joining) add(s *sender, part []byte, limit int) (whole []byte, ok bool, err error) {
+func (j *reassembly) add(s *sender, part []byte, limit int) (whole []byte, ok bool, err error) {
 	if len(part) == 0 {
 		return nil, false, nil
 	}
@@ -423,7 +377,7 @@ func (j *joining) add(s *sender, part []byte, limit int) (whole []byte, ok bool,
 		return whole, true, nil
 	}
 	for j.bytes > j.most && j.holders() > 1 {
-		v := j.of[j.loser()]
+		v := j.of[j.victim()]
 		j.bytes -= cap(v.data)
 		v.data, v.lost = nil, true
 	}
@@ -431,7 +385,7 @@ func (j *joining) add(s *sender, part []byte, limit int) (whole []byte, ok bool,
 }
 
 // holders counts those that hold anything.
-func (j *joining) holders() (n int) {
+func (j *reassembly) holders() (n int) {
 	for _, p := range j.of {
 		if !p.lost {
 			n++
@@ -440,8 +394,8 @@ func (j *joining) holders() (n int) {
 	return n
 }
 
-// loser is the sender that loses its notification.
-func (j *joining) loser() (loser *sender) {
+// victim is the sender that loses its notification.
+func (j *reassembly) victim() (victim *sender) {
 	bytes := map[string]int{}
 	for s, p := range j.of {
 		bytes[s.origin()] += cap(p.data)
@@ -450,20 +404,20 @@ func (j *joining) loser() (loser *sender) {
 		if p.lost {
 			continue
 		}
-		if loser != nil {
-			a, b := bytes[s.origin()], bytes[loser.origin()]
-			if a < b || a == b && p.last > j.of[loser].last {
+		if victim != nil {
+			a, b := bytes[s.origin()], bytes[victim.origin()]
+			if a < b || a == b && p.last > j.of[victim].last {
 				continue
 			}
 		}
-		loser = s
+		victim = s
 	}
-	return loser
+	return victim
 }
 
 // drop forgets the parts of a notification that have come.
 // Preconditions: j.mu is held.
-func (j *joining) drop(s *sender) {
+func (j *reassembly) drop(s *sender) {
 	if p := j.of[s]; p != nil {
 		j.bytes -= cap(p.data)
 		delete(j.of, s)
@@ -471,7 +425,7 @@ func (j *joining) drop(s *sender) {
 }
 
 // forget is drop for a sender that has ended.
-func (j *joining) forget(s *sender) {
+func (j *reassembly) forget(s *sender) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.drop(s)

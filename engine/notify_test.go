@@ -296,20 +296,24 @@ func notifyGivesUp(t *testing.T) {
 	}
 }
 
-// TestNotifyWithoutProof gives each transfer back, although it was given up.
+// TestNotifyWithoutProof keeps the slot of the one message that was given up until its batch has
+// ended after all, and no other.
 func TestNotifyWithoutProof(t *testing.T) { testkit.InVirtualTime(t, notifyWithoutProof) }
 
 func notifyWithoutProof(t *testing.T) {
-	p, _, _ := overFake(t, &fake{manual: true, brokenClose: true}, 10*time.Millisecond)
+	f := &fake{manual: true, brokenClose: true}
+	p, _, _ := overFake(t, f, 10*time.Millisecond)
 	for range 8 {
 		if err := p.Notify(within(t), nil); !errors.Is(err, ErrTimeout) &&
 			!errors.Is(err, ErrPeerLost) && !errors.Is(err, ErrNoRoute) {
 			t.Errorf("got %v", err)
 		}
 	}
-	if n := slotsInUse(p.e); n != 0 {
-		t.Errorf("%d transfers are in use", n)
-	}
+	require.Equal(t, 1, slotsInUse(p.e))
+	require.ErrorIs(t, p.e.slots.proof(), ErrUnproven)
+	f.finishOne(nil)
+	until(t, "the batch has ended", func() bool { return slotsInUse(p.e) == 0 })
+	require.NoError(t, p.e.slots.proof())
 }
 
 // TestReceiveLeavesNothingBehind has the end of a full channel meet a spinner: the
@@ -367,7 +371,7 @@ func receiveLeavesNothingBehind(t *testing.T) {
 func slotsInUse(e *Engine) int {
 	e.slots.mu.Lock()
 	defer e.slots.mu.Unlock()
-	return e.slots.used - len(e.slots.free)
+	return e.slots.used - len(e.slots.unused)
 }
 
 // TestNotifyOverALostConnection attaches a message before the connection is lost, and posts
@@ -436,7 +440,7 @@ func part(flags byte, n int) []byte { return append([]byte{flags}, make([]byte, 
 // that holds most gives up what has waited longest. One alone always has room.
 func TestPartsOfAll(t *testing.T) {
 	const most, limit = 100 << 10, 300 << 10
-	j := joining{most: most}
+	j := reassembly{most: most}
 	from := func(origin string) *sender { return &sender{ticket: &ticket{origin: origin}} }
 	adds := func(s *sender, flags byte, n int) []byte {
 		t.Helper()
@@ -513,13 +517,13 @@ func TestPartsThatNeverEnd(t *testing.T) {
 		}
 	}
 	until(t, "all have come", func() bool {
-		e.joining.mu.Lock()
-		defer e.joining.mu.Unlock()
-		return len(e.joining.of) == conns
+		e.reassembly.mu.Lock()
+		defer e.reassembly.mu.Unlock()
+		return len(e.reassembly.of) == conns
 	})
-	e.joining.mu.Lock()
-	require.LessOrEqual(t, e.joining.bytes, room)
-	e.joining.mu.Unlock()
+	e.reassembly.mu.Lock()
+	require.LessOrEqual(t, e.reassembly.bytes, room)
+	e.reassembly.mu.Unlock()
 
 	a := open(t, "a", shortWords(t), func(c *Config) { c.NotifyMax = room })
 	p, err := a.Dial(within(t), "unix", serveUnix(t, e))

@@ -33,11 +33,10 @@ type Peer struct {
 	origin  string     // the address that dialled this engine through Serve
 	known   *wire.Directory
 	remotes map[string]*Remote // that were asked for
-	closed  bool
-	ending  atomic.Bool // closed, to be read without mu
-	served  atomic.Bool // it dialled us through Serve
-	ticket  *ticket     // that it shows; nil: made by plain Connect
-	number  uint64      // counts Peers
+	ending  atomic.Bool        // Close was called
+	served  atomic.Bool        // it dialled us through Serve
+	ticket  *ticket            // that it shows; nil: made by plain Connect
+	number  uint64             // counts Peers
 
 	transfers atomic.Int64 // that are not closed
 	retired   atomic.Bool  // to be closed with the last of them
@@ -72,19 +71,8 @@ func newConn(peer *Peer, l *lane, p driver.Peer) *conn {
 	return &conn{peer: peer, lane: l, p: p, can: p.Can(), gone: make(chan struct{})}
 }
 
-// watch begins to look for the peer's death. All connections are there by now.
-func (p *Peer) watch() {
-	for _, c := range p.conns {
-		if c == nil {
-			continue
-		}
-		p.e.running.Add(1)
-		go c.watch()
-	}
-}
-
+// watch waits for the loss or the end of the connection.
 func (c *conn) watch() {
-	defer c.peer.e.running.Done()
 	select {
 	case <-c.p.Lost():
 		c.markLost()
@@ -303,13 +291,9 @@ func (p *Peer) remoteOf(d *wire.Description, r *wire.Region) *Remote {
 func (p *Peer) Close() error {
 	p.closing.Lock()
 	defer p.closing.Unlock()
-	p.mu.Lock()
-	if !p.closed {
-		p.closed = true
-		p.ending.Store(true)
+	if !p.ending.Swap(true) {
 		p.left = slices.Clone(p.conns)
 	}
-	p.mu.Unlock()
 
 	var errs []error
 	for i, c := range slices.Backward(p.left) { // chains before what they are made of
@@ -324,7 +308,7 @@ func (p *Peer) Close() error {
 		}
 		c.markLost()
 		c.lane.poll()
-		c.lane.unlist(c)
+		c.lane.own.CompareAndDelete(c.p.Conn(), c)
 	}
 	p.e.removePeer(p)
 	return errors.Join(errs...)

@@ -130,15 +130,14 @@ func (t *Transfer) submit(head *conn) (room bool) {
 					c.p.Cancel(tag) // interrupt's came before the backend knew the tag
 				}
 				if head != nil {
-					c.lookAgain(head)
+					c.pollAgain(head)
 				}
 				if last {
 					return true
 				}
 				continue
 			}
-			t.outstanding.And(^uint64(1 << bit))
-			t.e.givenUp.ended(tag)
+			t.batchEnded(bit)
 			t.submitted.Store(int64(next))
 			if !errors.Is(err, driver.ErrFull) {
 				t.fail(generation, t.backendError(c, err))
@@ -166,17 +165,12 @@ func (e *Engine) finish(l *lane, c *driver.Completion) {
 	if t != nil {
 		w = t.state()
 	}
-	if w.phase() != posted || w.generation()&(1<<generationBits-1) != generation {
+	if t == nil || w.generation()&(1<<generationBits-1) != generation || !t.batchEnded(bit) ||
+		w.phase() != posted {
 		e.dropped.Add(1)
-		e.givenUp.ended(c.Tag)
 		return
 	}
 	generation = w.generation()
-	if t.outstanding.And(^uint64(1<<bit))&(1<<bit) == 0 {
-		e.dropped.Add(1)
-		return
-	}
-	e.givenUp.ended(c.Tag)
 	// The post stays under way until end: this batch is one of those that remain.
 	if c.Err != nil {
 		if errors.Is(c.Err, driver.ErrUnproven) {
@@ -184,7 +178,7 @@ func (e *Engine) finish(l *lane, c *driver.Completion) {
 		}
 		t.fail(generation, t.completionError(l, c.Err))
 		t.mark(generation, short|stopped)
-		if t.takeOut() { // it may wait for room at a connection that never has any
+		if t.claim() { // it may wait for room at a connection that never has any
 			t.submit(nil) // leaves out the batches that were not submitted
 		}
 	}
@@ -197,6 +191,15 @@ func (e *Engine) finish(l *lane, c *driver.Completion) {
 		}
 	}
 	t.end(generation, 1)
+}
+
+// batchEnded clears the bit of a batch that a backend has no more. It reports whether it was set.
+func (t *Transfer) batchEnded(bit int) bool {
+	was := t.outstanding.And(^uint64(1 << bit))
+	if was == 1<<bit && t.state().phase() == closed {
+		t.e.slots.free(t) // given up and closed: Close has left this to the last batch
+	}
+	return was&(1<<bit) != 0
 }
 
 // end counts n batches as ended and settles the post with the last.
@@ -225,8 +228,16 @@ func (t *Transfer) settle(generation uint64, flags state) {
 	}
 	var hook func()
 	if x := t.extras; x != nil {
-		x.settle(t, w)
 		hook = x.hook
+		if c := x.fragments; c != nil { // another transfer may send a fragmented notification
+			if next := c.fragments.unlock(t); next != nil {
+				next.resume(c)
+				c.lane.wakeProgress()
+			}
+		}
+		if x.greets != nil && !w.has(short) {
+			x.greets.greeted.Store(true)
+		}
 	}
 	t.stateWord.Store(uint64(w&^phaseMask | done))
 	t.sleepers.wake()
@@ -248,17 +259,4 @@ func (t *Transfer) extra() *extras {
 		t.extras = &extras{}
 	}
 	return t.extras
-}
-
-// settle lets other transfers send fragmented notifications, and notes that a hello has gone.
-func (x *extras) settle(t *Transfer, w state) {
-	if c := x.fragments; c != nil {
-		if next := c.fragments.unlock(t); next != nil {
-			next.resume(c)
-			c.lane.wakeProgress()
-		}
-	}
-	if x.greets != nil && !w.has(short) {
-		x.greets.greeted.Store(true)
-	}
 }

@@ -55,46 +55,46 @@ func (e *Engine) registerHidden(seg driver.Segment) (*Region, error) {
 	return e.register("(hidden) "+rand.Text(), seg, true)
 }
 
+// register makes a region known to the engine and to the backends: to all that must know it, or to
+// none.
 func (e *Engine) register(name string, seg driver.Segment, private bool) (*Region, error) {
-	if name == "" {
-		return nil, &OpError{Op: "register", Err: fmt.Errorf("region without a name: %w",
-			ErrBounds)}
+	err := wire.CheckName(name)
+	if err == nil && name == "" {
+		err = fmt.Errorf("region without a name: %w", ErrBounds)
 	}
-	if err := wire.CheckName(name); err != nil {
-		return nil, &OpError{Op: "register", Err: err}
+	if err == nil {
+		err = seg.Check()
 	}
-	if err := seg.Check(); err != nil {
-		return nil, &OpError{Op: "register " + name, Err: err}
+	if err == nil {
+		seg.DMABuf, err = hostmem.DupDMABuf(seg.DMABuf)
 	}
-	var err error
-	if seg.DMABuf, err = hostmem.DupDMABuf(seg.DMABuf); err != nil {
+	if err != nil {
 		return nil, &OpError{Op: "register " + name, Err: err}
 	}
 	r := &Region{e: e, name: name, seg: seg, private: private}
-	if err := r.begin(); err != nil {
+	if err := e.reserve(r); err != nil {
+		_ = hostmem.CloseDMABuf(seg.DMABuf)
+		return nil, &OpError{Op: "register " + name, Err: err}
+	}
+	mems, err := e.registerSegment(seg)
+	if err == nil {
+		e.mu.Lock()
+		if e.closed {
+			err = &OpError{Op: "register " + name, Err: ErrClosed}
+		} else {
+			r.mems = mems // from here on peers may be told of it
+		}
+		e.mu.Unlock()
+		if err != nil {
+			err = errors.Join(err, e.revoke(context.Background(), slices.Clone(mems)))
+		}
+	}
+	if err != nil {
+		e.forget(r)
 		_ = hostmem.CloseDMABuf(seg.DMABuf)
 		return nil, err
 	}
 	return r, nil
-}
-
-// begin makes it known to the engine and to the backends: to all that must know it, or
-// to none.
-func (r *Region) begin() error {
-	if err := r.e.reserve(r); err != nil {
-		return &OpError{Op: "register " + r.name, Err: err}
-	}
-	mems, err := r.e.registerSegment(r.seg)
-	if err != nil {
-		r.e.forget(r)
-		return err
-	}
-	if !r.e.complete(r, mems) {
-		r.e.forget(r)
-		return &OpError{Op: "register " + r.name, Err: errors.Join(ErrClosed,
-			r.e.revoke(context.Background(), slices.Clone(mems)))}
-	}
-	return nil
 }
 
 // registerPart registers a slice of its segment once more.
@@ -105,26 +105,6 @@ func (r *Region) registerPart(seg driver.Segment) ([]driver.Memory, error) {
 		return nil, &OpError{Op: "register a part of " + r.name, Err: ErrClosed}
 	}
 	return r.e.registerSegment(seg)
-}
-
-// closeDMABuf closes the dma-buf once no lease registers a part.
-func (r *Region) closeDMABuf() error {
-	r.parts.Lock()
-	defer r.parts.Unlock()
-	r.released = true
-	return hostmem.CloseDMABuf(r.seg.DMABuf)
-}
-
-// complete gives a reserved region its memories; from here on peers may be told of
-// it. It fails when the engine has begun to close.
-func (e *Engine) complete(r *Region, mems []driver.Memory) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return false
-	}
-	r.mems = mems
-	return true
 }
 
 func (e *Engine) reserve(r *Region) error {
@@ -298,7 +278,10 @@ func (r *Region) release(thoughUsed bool) error {
 	r.ended = true
 	r.e.forget(r)
 	r.e.forgetOwn(r)
-	if err := r.closeDMABuf(); err != nil {
+	r.parts.Lock() // no lease registers a part
+	defer r.parts.Unlock()
+	r.released = true
+	if err := hostmem.CloseDMABuf(r.seg.DMABuf); err != nil {
 		return &OpError{Op: "close region " + r.name, Err: err}
 	}
 	return nil

@@ -97,29 +97,6 @@ func (m *Remote) importError() error {
 	return nil
 }
 
-// cachedRoute saves the search on the way of Add: neighbours in a list mostly
-// have the same pair of memories. The first of a list searches anew from time to time, since what
-// was measured changes.
-func (m *Remote) cachedRoute(local *Region, route Route, first bool) (*conn, uint32, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.chosen == nil || m.routeFor != local || m.route != route || m.chosen.isLost() ||
-		first && m.p.e.now() >= m.until {
-		return nil, 0, false
-	}
-	if sp, ok := m.chosen.p.(*stagedPeer); ok && !sp.hasChain(local, m, route.Durable) {
-		return nil, 0, false // it went by a connection that was lost
-	}
-	return m.chosen, m.chosenAt, true
-}
-
-func (m *Remote) cacheRoute(local *Region, route Route, c *Candidate) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.routeFor, m.route, m.chosen, m.chosenAt = local, route, c.conn, c.key
-	m.until = m.p.e.now() + rateHalfLife
-}
-
 // Close drops the imported keys; the next Add imports them anew. It is ErrBusy
 // while a Transfer lists it (Reset or Close that first): the key may be given to
 // other memory at once.

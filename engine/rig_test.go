@@ -17,6 +17,7 @@ type rig struct {
 	can        func(driver.Can) driver.Can // of its Peers
 	onConnect  func(addr []byte) error
 	onRegister func(driver.Segment)
+	onRevoke   func(context.Context) error // before that of mem
 	onAnswer   func(b []byte) error
 	onArm      func()
 }
@@ -60,7 +61,23 @@ func (r *rig) Register(s driver.Segment) (driver.Memory, error) {
 	if r.onRegister != nil {
 		r.onRegister(s)
 	}
-	return r.Backend.Register(s)
+	m, err := r.Backend.Register(s)
+	if err == nil && r.onRevoke != nil {
+		m = rigMemory{m, r.onRevoke}
+	}
+	return m, err
+}
+
+type rigMemory struct {
+	driver.Memory
+	onRevoke func(context.Context) error
+}
+
+func (m rigMemory) Revoke(ctx context.Context) error {
+	if err := m.onRevoke(ctx); err != nil {
+		return err
+	}
+	return m.Memory.Revoke(ctx)
 }
 
 func (r *rig) Answer(conn uint64, b []byte) error {

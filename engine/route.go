@@ -148,127 +148,95 @@ func cheapest(list []Candidate) (best *Candidate) {
 // nominalBytes is the size for which routes are compared.
 const nominalBytes = 1 << 20 // 1 MiB
 
+// candidates asks each backend about a pair of memories. The chain answers where it is named, and
+// where it may be needed: of two memories of which one at least is no DRAM, and which no single
+// backend serves.
 func (p *Peer) candidates(local *Region, remote *Remote, route Route) []Candidate {
 	list := make([]Candidate, 0, len(p.e.lanes))
 	for i, l := range p.e.lanes {
-		c := Candidate{Backend: l.caps.Name}
-		if l == p.e.stager.lane {
-			if staged := p.stagedCandidate(local, remote, route, list); staged != nil {
-				list = append(list, *staged)
-			}
+		staged := l == p.e.stager.lane
+		if staged && route.Only != Staged && (usable(list) > 0 ||
+			local.Kind() == driver.DRAM && remote.kind == driver.DRAM) {
 			continue
 		}
-		if c.Reason = p.obstacle(l, i, local, remote, route); c.Reason == "" {
-			c.conn = p.conns[i]
+		c := Candidate{Backend: l.caps.Name, conn: p.conns[i]}
+		switch cost := l.caps.Cost; {
+		case route.Only != "" && route.Only != l.caps.Name:
+			c.Reason = "the route names only " + route.Only
+		case !l.caps.Pairs.Serves(local.Kind(), remote.kind):
+			c.Reason = fmt.Sprintf("does not move %v to or from %v", local.Kind(), remote.kind)
+			if l.caps.Reach == driver.InProcess {
+				c.Reason += " of a peer: it serves memory of its own process"
+			}
+		case c.conn == nil:
+			c.Reason = p.reasons[i]
+		case c.conn.isLost():
+			c.Reason = "the connection is lost: connect anew"
+		case staged:
+			var text string
+			cost, text, c.Reason = p.chains().route(local, remote, route.Durable)
+			if c.Reason != "" {
+				break
+			}
+			key, err := remote.key(i)
+			if err != nil {
+				c.Reason = err.Error()
+				break
+			}
+			c.key = key
+			c.accept(cost, text)
+		case route.Durable && c.conn.can&driver.CanDurable == 0:
+			c.Reason = notDurable
+		case local.mems[i] == nil:
+			c.Reason = "the local region is not registered with it"
+		case remote.tokens[i] == nil:
+			c.Reason = "the peer gave no token for it"
+		default:
 			key, err := remote.key(i)
 			if err != nil {
 				c.Reason = fmt.Sprintf("import: %v", err)
-			} else {
-				c.accept(local, key)
+				break
 			}
+			c.key, c.LastResort = key, c.conn.lastResort()
+			c.accept(cost, c.conn.p.Explain(local.mems[i].Key(), key))
 		}
 		list = append(list, c)
 	}
 	return list
 }
 
-// stagedCandidate is the chain's answer; nil where none is asked for, as both memories are
-// DRAM or as one backend serves.
-func (p *Peer) stagedCandidate(local *Region, remote *Remote, route Route,
-	others []Candidate) *Candidate {
-	named := route.Only == Staged
-	if !named && (local.Kind() == driver.DRAM && remote.kind == driver.DRAM || usable(others) > 0) {
-		return nil
-	}
-	c := &Candidate{Backend: Staged, conn: p.staged()}
-	if route.Only != "" && !named {
-		c.Reason = "the route names only " + route.Only
-		return c
-	}
-	if c.conn.isLost() {
-		c.Reason = "the connection is lost: connect anew"
-		return c
-	}
-	sp := c.conn.p.(*stagedPeer)
-	cost, text, obstacle := sp.route(local, remote, route.Durable)
-	if c.Reason = obstacle; obstacle != "" {
-		return c
-	}
-	key, err := sp.key(remote)
-	if err != nil {
-		c.Reason = err.Error()
-		return c
-	}
-	c.Usable, c.key, c.Reason = true, key, text
-	cost.Rate, c.Measured = c.conn.counters.estimate(p.e.now(), cost.Rate)
-	c.Rate = cost.Rate
-	c.Estimate = cost.Estimate(1, nominalBytes)
-	return c
-}
-
-func (c *Candidate) accept(local *Region, key uint32) {
-	c.Usable, c.key, c.LastResort = true, key, c.conn.lastResort()
-	cost := c.conn.lane.caps.Cost
+// accept makes the candidate a usable one, at a cost of which the rate may have been measured.
+func (c *Candidate) accept(cost driver.Cost, how string) {
 	cost.Rate, c.Measured = c.conn.counters.estimate(c.conn.peer.e.now(), cost.Rate)
-	c.Rate, c.Estimate = cost.Rate, cost.Estimate(1, nominalBytes)
-	c.Reason = c.conn.p.Explain(local.mems[c.conn.lane.index].Key(), key)
-}
-
-// obstacle returns why a lane cannot serve a pair, or "".
-func (p *Peer) obstacle(l *lane, i int, local *Region, remote *Remote, route Route) string {
-	switch {
-	case route.Only != "" && route.Only != l.caps.Name:
-		return "the route names only " + route.Only
-	case !l.caps.Pairs.Serves(local.Kind(), remote.kind):
-		text := fmt.Sprintf("does not move %v to or from %v", local.Kind(), remote.kind)
-		if l.caps.Reach == driver.InProcess {
-			text += " of a peer: it serves memory of its own process"
-		}
-		return text
-	case p.conns[i] == nil:
-		return p.reasons[i]
-	case p.conns[i].isLost():
-		return "the connection is lost: connect anew"
-	case route.Durable && p.conns[i].can&driver.CanDurable == 0:
-		return notDurable
-	case local.mems[i] == nil:
-		return "the local region is not registered with it"
-	case remote.tokens[i] == nil:
-		return "the peer gave no token for it"
-	}
-	return ""
+	c.Usable, c.Reason, c.Rate, c.Estimate = true, how, cost.Rate, cost.Estimate(1, nominalBytes)
 }
 
 const notDurable = "it does not say when written bytes would survive a loss of power, as " +
 	"Route.Durable asks"
 
-// choose picks the connection for a pair of memories and imports the peer's.
-// The region is of the peer's engine and the remote of the peer: see owns. first: of a list.
-func (p *Peer) choose(local *Region, remote *Remote, op Op, route Route, first bool) (*conn, uint32,
+// choose picks the connection for a pair of memories and imports the peer's. The Remote remembers
+// the choice: neighbours in a list mostly have the same pair. The first of a list searches anew
+// from time to time, since what was measured changes.
+func (p *Peer) choose(local *Region, remote *Remote, route Route, first bool) (*conn, uint32,
 	error) {
-	if op == Write && remote.readOnly {
-		return nil, 0, fmt.Errorf("add: region %s of peer %s may only be read: %w", remote.name,
-			p.name, driver.ErrReadOnly)
-	}
-	if c, key, ok := remote.cachedRoute(local, route, first); ok {
-		return c, key, nil
+	remote.mu.Lock()
+	c, key := remote.chosen, remote.chosenAt
+	stands := c != nil && remote.routeFor == local && remote.route == route && !c.isLost() &&
+		!(first && p.e.now() >= remote.until)
+	remote.mu.Unlock()
+	if stands && (c != p.staged() || p.chains().hasChain(local, remote, route.Durable)) {
+		return c, key, nil // otherwise the chain went by a connection that was lost
 	}
 	list := p.candidates(local, remote, route)
 	best := cheapest(list)
 	if best == nil {
 		return nil, 0, p.noRoute(local, remote, list)
 	}
-	remote.cacheRoute(local, route, best)
+	remote.mu.Lock()
+	defer remote.mu.Unlock()
+	remote.routeFor, remote.route, remote.until = local, route, p.e.now()+rateHalfLife
+	remote.chosen, remote.chosenAt = best.conn, best.key
 	return best.conn, best.key, nil
-}
-
-// owns wants a region of the engine and a remote of the peer.
-func (p *Peer) owns(local *Region, remote *Remote) error {
-	if local.e != p.e || remote.p != p {
-		return fmt.Errorf("add: region, remote and transfer belong to different engines or "+
-			"peers: %w", ErrNoRoute)
-	}
-	return nil
 }
 
 func (p *Peer) noRoute(local *Region, remote *Remote, list []Candidate) error {

@@ -15,23 +15,12 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// named is a backend under another name and cost.
-type named struct {
-	*mem.Backend
-	name string
-	rate float64
-}
-
-func (n named) Caps() driver.Caps {
-	c := n.Backend.Caps()
-	c.Name, c.Cost.Rate = n.name, n.rate
-	return c
-}
-
 func twoLanes(c *Config) {
-	for _, n := range []named{{name: "slow", rate: 1e9}, {name: "fast", rate: 50e9}} {
-		n.Backend, _ = mem.New(mem.Config{})
-		c.Backends = append(c.Backends, n)
+	for i, name := range []string{"slow", "fast"} {
+		b, _ := mem.New(mem.Config{})
+		c.Backends = append(c.Backends, &rig{Backend: b, caps: func(c *driver.Caps) {
+			c.Name, c.Cost.Rate = name, []float64{1e9, 50e9}[i]
+		}})
 	}
 }
 
@@ -215,9 +204,13 @@ func TestLimits(t *testing.T) {
 		!strings.Contains(err.Error(), "TransfersMax") {
 		t.Errorf("one transfer too many: %v", err)
 	}
+	if err := p.Notify(within(t), nil); !errors.Is(err, ErrFull) {
+		t.Errorf("a notification beside it: %v", err)
+	}
 	d, err := open(t, "other").Describe()
 	check(t, err)
-	if _, err := e.Connect(within(t), d); !errors.Is(err, ErrFull) {
+	if _, err := e.Connect(within(t), d); !errors.Is(err, ErrFull) ||
+		!strings.Contains(err.Error(), "PeersMax") {
 		t.Errorf("one peer too many: %v", err)
 	}
 }

@@ -4,7 +4,6 @@ package engine
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -16,8 +15,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/engine/internal/rendezvous"
 	"github.com/sluicehq/sluice/identity"
@@ -193,38 +190,6 @@ func relay(t *testing.T, l net.Listener, to string, heard io.Writer) <-chan stru
 	return done
 }
 
-// What a member has said once opens nothing when somebody else says it again.
-func TestReplayedExchange(t *testing.T) {
-	testkit.CheckLeaks(t, hostmem.InUse)
-	ours := newClub(t, "ours")
-	e, l := secured(t, ours)
-	between := listen(t, "tcp", "127.0.0.1:0")
-	var heard bytes.Buffer
-	done := relay(t, between, l.Addr().String(), &heard)
-	p, err := open(t, "friend", as(ours.member("friend"))).Dial(within(t), "tcp",
-		between.Addr().String())
-	check(t, err)
-	check(t, p.Close())
-	<-done
-	for end := time.Now().Add(limit); e.Stats().Peers > 0 && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
-	conn, err := net.Dial("tcp", l.Addr().String())
-	check(t, err)
-	defer conn.Close()
-	_, err = conn.Write(heard.Bytes())
-	check(t, err)
-	_ = conn.SetReadDeadline(time.Now().Add(limit))
-	answer, err := io.ReadAll(conn)
-	if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
-		t.Error("the server did not hang up")
-	}
-	if bytes.Contains(answer, []byte("secret-region")) {
-		t.Error("a replayed exchange was answered with a description")
-	}
-	nobodyCame(t, e)
-}
-
 // Strangers who take all places make room for members; none of them is given a byte of a
 // description, whatever it says.
 func TestStrangersTakeNoPlaces(t *testing.T) {
@@ -270,91 +235,4 @@ func TestStrangersTakeNoPlaces(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	nobodyCame(t, e)
-}
-
-// A member is bounded like everybody: by time, by the size of what it describes, and by sense.
-func TestMembersAreBounded(t *testing.T) {
-	ours := newClub(t, "ours")
-	patient, l := secured(t, ours, func(c *Config) {
-		c.DescriptionMax, c.HandshakeTimeout = 1000, time.Hour
-	})
-	strict, soon := secured(t, ours, func(c *Config) {
-		c.HandshakeTimeout = 300 * time.Millisecond
-	})
-	id := ours.member("member")
-	for name, c := range map[string]struct {
-		say  []byte
-		want string
-	}{
-		"oversize": {[]byte{rendezvous.Description, 0xf9, 3, 0, 0}, "at most 1016"},
-		"garbage":  {[]byte("GET / HTTP/1.1\r\n\r\n"), "does not speak this protocol"},
-		"nonsense": {[]byte{rendezvous.Description, 4, 0, 0, 0, 'S', 'L', 'U', 'X'}, ""},
-		"half":     {[]byte{rendezvous.Description, 200, 0}, ""},
-	} {
-		at := l
-		if name == "half" { // the time alone ends it
-			at = soon
-		}
-		var conn, secure net.Conn
-		until(t, "a member is heard", func() (ok bool) {
-			var err error
-			conn, err = net.Dial("tcp", at.Addr().String())
-			check(t, err)
-			if secure, err = id.Call(within(t), conn, ""); err == nil {
-				_, err = secure.Write(c.say)
-			}
-			if err != nil {
-				_ = conn.Close()
-				require.Equal(t, "half", name, err) // it was too slow for so little time
-			}
-			return err == nil
-		})
-		_ = conn.SetReadDeadline(time.Now().Add(limit))
-		answer, err := io.ReadAll(secure)
-		if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
-			t.Errorf("%s: not hung up on", name)
-		}
-		if len(answer) > 0 && answer[0] != rendezvous.Refusal ||
-			!bytes.Contains(answer, []byte(c.want)) {
-			t.Errorf("%s: answered %q, want a refusal with %q in it", name, answer, c.want)
-		}
-		_ = conn.Close()
-	}
-	nobodyCame(t, patient)
-	nobodyCame(t, strict)
-}
-
-// Certificates that are replaced while an engine serves are in use for who comes next.
-func TestRotation(t *testing.T) {
-	first, second := newClub(t, "first"), newClub(t, "second")
-	dir := t.TempDir()
-	cert, key := first.files(dir, "node")
-	ca := filepath.Join(dir, "ca.pem")
-	trust := func(c *club) {
-		text, err := os.ReadFile(c.ca)
-		check(t, err)
-		check(t, os.WriteFile(ca+".new", text, 0o600))
-		check(t, os.Rename(ca+".new", ca))
-	}
-	trust(first)
-	id, err := identity.FromFiles(cert, key, ca)
-	check(t, err)
-	e := open(t, "server", as(id))
-	l := listen(t, "tcp", "127.0.0.1:0")
-	serve(t, e, l)
-	old, young := open(t, "old", as(first.member("old"))),
-		open(t, "young", as(second.member("young")))
-	_, err = old.Dial(within(t), "tcp", l.Addr().String())
-	check(t, err)
-	if _, err = young.Dial(within(t), "tcp", l.Addr().String()); !errors.Is(err, os.ErrPermission) {
-		t.Errorf("before: %v", err)
-	}
-	second.files(dir, "node")
-	trust(second)
-	_, err = young.Dial(within(t), "tcp", l.Addr().String())
-	check(t, err)
-	if _, err = old.Dial(context.Background(), "tcp", l.Addr().String()); !errors.Is(err,
-		os.ErrPermission) {
-		t.Errorf("after: %v", err)
-	}
 }

@@ -25,45 +25,20 @@ type sender struct {
 	gone   chan struct{} // closed by the last word
 
 	// Touched under lane.receiveMu alone.
-	peer    *Peer // as of version
-	version uint64
-	given   string // the name that the engine gave with its description
-	heard   bool   // the program was told something of it
+	peer     *Peer // as of version
+	version  uint64
+	given    string // the name that the engine gave with its description
+	notified bool   // the program was told something of it
 
 	waiting [][]byte // answers; guarded by lane.answers.mu
 	window  *window  // guarded by stager.mu
-	asking  bool     // guarded by stager.mu: a goroutine opens the window
+	opening bool     // guarded by stager.mu: a goroutine opens the window
 }
 
 // ends are the connections of a lane, by the backend's numbers.
 type ends struct {
 	senders map[uint64]*sender // guarded by lane.receiveMu
-	ownMu   sync.Mutex
-	own     map[uint64]*conn // guarded by ownMu; connections that we opened
-}
-
-// enlist makes a connection of ours known, before the peer can answer by it.
-func (l *lane) enlist(c *conn) {
-	l.ownMu.Lock()
-	defer l.ownMu.Unlock()
-	if l.own == nil {
-		l.own = map[uint64]*conn{}
-	}
-	l.own[c.p.Conn()] = c
-}
-
-func (l *lane) unlist(c *conn) {
-	l.ownMu.Lock()
-	defer l.ownMu.Unlock()
-	if n := c.p.Conn(); l.own[n] == c {
-		delete(l.own, n)
-	}
-}
-
-func (l *lane) ownConn(number uint64) *conn {
-	l.ownMu.Lock()
-	defer l.ownMu.Unlock()
-	return l.own[number]
+	own     sync.Map           // of *conn: those that we opened
 }
 
 // dispatch deals with one message. It returns true with a notification for the program. A message
@@ -80,8 +55,8 @@ func (l *lane) dispatch(m *driver.Message) (n Notification, forProgram bool) {
 		return n, false
 	case s == nil:
 		// By a connection of ours come answers alone: it has no last word that ends a sender.
-		if c := l.ownConn(m.Conn); c != nil {
-			c.answered(data)
+		if c, ok := l.own.Load(m.Conn); ok {
+			c.(*conn).answered(data)
 		} else if data[0] == exchange.IsHello {
 			l.addSender(m.Conn, data)
 		}
@@ -89,19 +64,19 @@ func (l *lane) dispatch(m *driver.Message) (n Notification, forProgram bool) {
 	}
 	switch data[0] {
 	case exchange.IsNotification:
-		s.heard = true
+		s.notified = true
 		return s.notification(data[1:]), true
 	case exchange.IsPart:
-		whole, ok, err := l.e.joining.add(s, data[1:], l.e.cfg.NotifyMax)
+		whole, ok, err := l.e.reassembly.add(s, data[1:], l.e.cfg.NotifyMax)
 		if err != nil {
 			return l.connectionEnded(m.Conn, s, err)
 		}
 		if ok {
-			s.heard = true
+			s.notified = true
 			return s.notification(whole), true
 		}
 	case exchange.IsWindowAsk, exchange.IsPut, exchange.IsGet, exchange.IsWithdrawn:
-		l.e.stager.asked(s, data[0], data[1:])
+		l.e.stager.request(s, data[0], data[1:])
 	}
 	return n, false
 }
@@ -114,13 +89,9 @@ func (l *lane) addSender(conn uint64, hello []byte) {
 		return
 	}
 	s := &sender{lane: l, conn: conn, id: h.ID, name: h.Name, gone: make(chan struct{})}
-	if h.Show != (exchange.Secret{}) {
-		l.e.mu.Lock()
-		if t := l.e.tickets[h.Show]; t != nil {
-			s.ticket = t
-		}
-		l.e.mu.Unlock()
-	}
+	l.e.mu.Lock()
+	s.ticket = l.e.tickets[h.Show] // of a zero secret there is none
+	l.e.mu.Unlock()
 	if l.senders == nil {
 		l.senders = map[uint64]*sender{}
 	}
@@ -138,7 +109,7 @@ func (l *lane) connectionEnded(conn uint64, s *sender, err error) (n Notificatio
 	n = s.notification(nil)
 	n.Err = err
 	delete(l.senders, conn)
-	l.e.joining.forget(s)
+	l.e.reassembly.forget(s)
 	close(s.gone)
 	if s.ticket != nil && n.Peer != nil && n.Peer.served.Load() {
 		if c := n.Peer.conns[l.index]; c != nil {
@@ -147,7 +118,7 @@ func (l *lane) connectionEnded(conn uint64, s *sender, err error) (n Notificatio
 	}
 	// Connections without a message leave half of the inbox to others: where it is full
 	// chains wait, too.
-	return n, s.heard || len(l.e.inbox) < (cap(l.e.inbox)+1)/2
+	return n, s.notified || len(l.e.inbox) < (cap(l.e.inbox)+1)/2
 }
 
 // notification makes a notification of the sender's for the program.

@@ -46,66 +46,97 @@ func (e *Engine) Serve(ctx context.Context, l net.Listener) error {
 			return &OpError{Op: "serve " + l.Addr().String(), Err: err}
 		}
 	}
-	s := &server{e: e, in: session.NewLobby(e.cfg.HandshakesMax, clock.Host())}
-	defer context.AfterFunc(ctx, func() { _ = l.Close(); s.in.Close() })()
+	in := session.NewLobby(e.cfg.HandshakesMax, clock.Host())
+	defer context.AfterFunc(ctx, func() { _ = l.Close(); in.Close() })()
 	defer context.AfterFunc(e.life, cancel)()
-	defer s.exchanges.Wait()
-	err := s.in.Serve(l, func(conn net.Conn, v *session.Visit) bool {
-		s.exchanges.Go(func() { s.hear(ctx, conn, v) })
+	var exchanges sync.WaitGroup
+	defer exchanges.Wait()
+	err := in.Serve(l, func(conn net.Conn, v *session.Visit) bool {
+		exchanges.Go(func() { e.handshake(ctx, conn, v) })
 		return true
 	})
-	if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-		return e.serveEnd(ctx)
+	switch {
+	case e.life.Err() != nil:
+		return ErrClosed
+	case ctx.Err() != nil || errors.Is(err, net.ErrClosed):
+		return ctx.Err()
 	}
 	return &OpError{Op: "serve " + l.Addr().String(), Err: err}
 }
 
-// server is one call of Serve.
-type server struct {
-	e         *Engine
-	in        *session.Lobby
-	exchanges sync.WaitGroup
-}
-
-// hear is one exchange: it waits for a place, for the other side to prove its identity and to
+// handshake is one exchange: it waits for a place, for the other side to prove its identity and to
 // describe itself, answers, and connects back. The dialer is told of an error, once there is
 // a stream to tell it over.
-func (s *server) hear(ctx context.Context, conn net.Conn, v *session.Visit) {
+func (e *Engine) handshake(ctx context.Context, conn net.Conn, v *session.Visit) {
 	defer conn.Close()
 	defer v.Leave()
 	if !v.Wait() {
 		return
 	}
-	g := &guest{e: s.e, host: v.Host}
+	g := &guest{e: e, host: v.Host}
 	defer g.leave()
 	// Time in which this process is kept off its processors is not the other side's.
 	within, cancel := context.WithCancelCause(ctx)
-	limit := clock.AfterRunning(clock.Host(), s.e.cfg.HandshakeTimeout, func() {
+	limit := clock.AfterRunning(clock.Host(), e.cfg.HandshakeTimeout, func() {
 		_ = conn.SetDeadline(time.Unix(1, 0)) // fails only where it is closed
 		cancel(context.DeadlineExceeded)      // last: a refusal waits for it, and sets a deadline
 	})
 	defer limit.Stop()
 	defer cancel(nil)
 
-	secure, member, err := s.e.meets.Answer(within, conn)
+	secure, member, err := e.meets.Answer(within, conn)
 	if err == nil && member && !v.Show(session.ShownIdentity) {
 		err = errHungUp
 	}
 	var theirs *introduction
 	if err == nil {
-		theirs, err = s.e.readIntroduction(g.reader(secure))
+		g.from = secure
+		theirs, err = e.readIntroduction(g)
 	}
 	if err == nil && !v.Show(session.ShownAll) {
 		err = errHungUp
 	}
 	if err == nil {
-		err = s.greet(within, secure, theirs, g)
+		err = g.reservePlace()
+	}
+	var t *ticket
+	if err == nil {
+		t, err = e.introduceItself(secure, g)
+	}
+	var p *Peer
+	switch {
+	case err != nil:
+	case theirs.Engine == e.id: // its own program has dialled, or its description came back
+		e.revokeTicket(t)
+		err = rendezvous.WriteFrame(secure, rendezvous.Description, nil)
+	default:
+		g.dialled = true
+		if p, err = e.connectTo(within, theirs, t); err != nil {
+			break
+		}
+		p.mu.Lock()
+		p.origin = rendezvous.From(secure)
+		p.mu.Unlock()
+		p.served.Store(true)
+		if err = rendezvous.WriteFrame(secure, rendezvous.Description, nil); err != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}
+	switch {
+	case err == nil && p != nil && e.cfg.OnPeer != nil:
+		go e.cfg.OnPeer(p)
+	case err == nil && p != nil:
+		go func() { // the program does not have it
+			<-p.lost
+			_ = p.Close()
+		}()
 	}
 	if err == nil {
 		return
 	}
-	if s.e.cfg.OnRefused != nil {
-		s.e.cfg.OnRefused(conn.RemoteAddr(), err)
+
+	if e.cfg.OnRefused != nil {
+		e.cfg.OnRefused(conn.RemoteAddr(), err)
 	}
 	if secure == nil {
 		return
@@ -129,47 +160,6 @@ const refusalTime = time.Second
 
 var errHungUp = errors.New("too many silent connections")
 
-func (e *Engine) serveEnd(ctx context.Context) error {
-	if e.life.Err() != nil {
-		return ErrClosed
-	}
-	return ctx.Err()
-}
-
-// greet answers a description, and connects back.
-func (s *server) greet(ctx context.Context, conn net.Conn, theirs *introduction, g *guest) error {
-	if err := g.takePlace(); err != nil {
-		return err
-	}
-	t, err := s.e.introduceItself(conn, g)
-	if err != nil {
-		return err
-	}
-	if theirs.Engine == s.e.id { // its own program has dialled, or its description came back
-		s.e.revokeTicket(t)
-		return rendezvous.WriteFrame(conn, rendezvous.Description, nil)
-	}
-	g.dialled = true
-	p, err := s.e.connectTo(ctx, theirs, t)
-	if err != nil {
-		return err
-	}
-	p.setOrigin(rendezvous.From(conn))
-	p.served.Store(true)
-	if err := rendezvous.WriteFrame(conn, rendezvous.Description, nil); err != nil {
-		return errors.Join(err, p.Close())
-	}
-	if s.e.cfg.OnPeer != nil {
-		go s.e.cfg.OnPeer(p)
-		return nil
-	}
-	go func() { // the program does not have it
-		<-p.lost
-		_ = p.Close()
-	}()
-	return nil
-}
-
 // Listen is net.Listen for Serve. The socket file that a killed program has left does not stop it:
 // a file at which the kernel refuses connections is replaced.
 func Listen(network, address string) (net.Listener, error) {
@@ -182,20 +172,6 @@ func (p *Peer) Origin() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.origin
-}
-
-func (p *Peer) setOrigin(text string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.origin = text
-}
-
-// closeUnlessSelf closes a peer that one exchange has made; Self is everybody's.
-func (p *Peer) closeUnlessSelf() error {
-	if p.isSelf() {
-		return nil
-	}
-	return p.Close()
 }
 
 // introduction is the description of one side of an exchange.
@@ -330,45 +306,43 @@ func (e *Engine) DialConn(ctx context.Context, conn net.Conn) (*Peer, error) {
 	return e.dial(ctx, conn, "")
 }
 
-func (e *Engine) dial(ctx context.Context, conn net.Conn, host string) (*Peer, error) {
+func (e *Engine) dial(ctx context.Context, conn net.Conn, host string) (p *Peer, err error) {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
-	defer stop()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })()
 	secure, err := e.meets.Call(ctx, conn, host)
-	var p *Peer
+	var t *ticket
 	if err == nil {
-		p, err = e.introduce(ctx, secure)
-	}
-	if err != nil {
-		if ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded) {
-			err = fmt.Errorf("the other side had not answered: %w", ctx.Err())
+		if t, err = e.introduceItself(secure, nil); err != nil {
+			err = e.meets.Explain(err, secure)
 		}
-		return nil, &OpError{Op: "dial", Err: err}
 	}
-	return p, nil
-}
-
-func (e *Engine) introduce(ctx context.Context, conn net.Conn) (*Peer, error) {
-	t, err := e.introduceItself(conn, nil)
-	if err != nil {
-		return nil, e.meets.Explain(err, conn)
+	var theirs *introduction
+	if err == nil {
+		if theirs, err = e.readIntroduction(secure); err != nil {
+			e.revokeTicket(t)
+			err = e.meets.Explain(err, secure)
+		}
 	}
-	theirs, err := e.readIntroduction(conn)
-	if err != nil {
-		e.revokeTicket(t)
-		return nil, e.meets.Explain(err, conn)
+	if err == nil {
+		p, err = e.connectTo(ctx, theirs, t)
 	}
-	p, err := e.connectTo(ctx, theirs, t)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		if _, err = rendezvous.ReadFrame(secure, 0); err != nil {
+			err = fmt.Errorf("peer %s did not connect back: %w", p.name, err)
+			if !p.isSelf() { // which others have, too
+				err = errors.Join(err, p.Close())
+			}
+		}
 	}
-	if _, err := rendezvous.ReadFrame(conn, 0); err != nil {
-		return nil, errors.Join(fmt.Errorf("peer %s did not connect back: %w", p.name, err),
-			p.closeUnlessSelf())
+	if err == nil {
+		return p, nil
 	}
-	return p, nil
+	if ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("the other side had not answered: %w", ctx.Err())
+	}
+	return nil, &OpError{Op: "dial", Err: err}
 }
 
 // descriptionsMax is how many times Config.DescriptionMax the descriptions take that came through
@@ -382,16 +356,12 @@ type guests struct {
 	bytes session.HostCount // of descriptions
 }
 
-func newGuests(c *Config) guests {
-	return guests{session.HostCount{Most: c.PeersMax}, session.HostCount{Most: descriptionsMax *
-		c.DescriptionMax}}
-}
-
 // guest is an engine that has come through Serve, from its first byte until its Peer is closed.
 type guest struct {
 	e       *Engine
 	host    session.Host
-	dialled bool // this engine has begun to connect back
+	from    io.Reader // its description
+	dialled bool      // this engine has begun to connect back
 
 	// Engine.mu guards what follows.
 	bytes int
@@ -399,32 +369,24 @@ type guest struct {
 	bound bool // a Peer stands for it, which ends it
 }
 
-// reader counts the bytes that are read of a description, and reads no more than there is room for.
-func (g *guest) reader(from io.Reader) io.Reader { return guestReader{g, from} }
-
-type guestReader struct {
-	g    *guest
-	from io.Reader
-}
-
-// Read implements io.Reader.
-func (r guestReader) Read(b []byte) (int, error) {
-	n, err := r.from.Read(b)
-	e := r.g.e
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	c := &e.guests.bytes
-	if fits, _ := c.Fits(r.g.host, n); !fits {
+// Read implements io.Reader. It counts the bytes of the guest's description, and gives no more than
+// there is room for.
+func (g *guest) Read(b []byte) (int, error) {
+	n, err := g.from.Read(b)
+	g.e.mu.Lock()
+	defer g.e.mu.Unlock()
+	c := &g.e.guests.bytes
+	if fits, _ := c.Fits(g.host, n); !fits {
 		return 0, fmt.Errorf("the descriptions of all peers take %d bytes at most, of one host "+
 			"half as many, raise Config.DescriptionMax: %w", c.Most, ErrFull)
 	}
-	c.Add(r.g.host, n)
-	r.g.bytes += n
+	c.Add(g.host, n)
+	g.bytes += n
 	return n, err
 }
 
-// takePlace reserves a place among the peers.
-func (g *guest) takePlace() error {
+// reservePlace reserves a place among the peers.
+func (g *guest) reservePlace() error {
 	g.e.mu.Lock()
 	defer g.e.mu.Unlock()
 	err := g.e.guests.peers.Take(g.host, "peers", "PeersMax")
@@ -482,16 +444,6 @@ func (e *Engine) revokeTicket(t *ticket) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.tickets, t.secret)
-}
-
-// bind makes the ticket stand for a Peer.
-// Preconditions: e.mu is held.
-func (t *ticket) bind(p *Peer) {
-	p.ticket = t
-	t.peer.Store(p)
-	if t.guest != nil {
-		t.guest.bound = true
-	}
 }
 
 // hello is the first message of each connection.

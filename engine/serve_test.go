@@ -403,8 +403,8 @@ func TestDescriptionsOfOneHost(t *testing.T) {
 	})
 	here, there := session.Host{}, session.HostOf(comesFrom{ip: "10.0.0.1"})
 	read := func(host session.Host, n int) (*guest, error) {
-		g := &guest{e: e, host: host}
-		_, err := io.ReadAll(g.reader(strings.NewReader(strings.Repeat("x", n))))
+		g := &guest{e: e, host: host, from: strings.NewReader(strings.Repeat("x", n))}
+		_, err := io.ReadAll(g)
 		return g, err
 	}
 	first, err := read(there, 8<<10)

@@ -160,23 +160,6 @@ func TestStagedClose(t *testing.T) {
 	}
 }
 
-// stubborn is a way between hosts whose revokes have no proof until it is told so.
-type stubborn struct {
-	*mem.Backend
-	refuses atomic.Bool
-	asked   atomic.Int32
-}
-
-func (s *stubborn) Register(seg driver.Segment) (driver.Memory, error) {
-	m, err := s.Backend.Register(seg)
-	return revokedBy(m, err, func(ctx context.Context, m driver.Memory) error {
-		if s.asked.Add(1); s.refuses.Load() {
-			return ErrTimeout
-		}
-		return m.Revoke(ctx)
-	})
-}
-
 // TestStagedWindowWithoutProof keeps staging memory that a peer may still write into, and gives it
 // back once that is proved to be over.
 func TestStagedWindowWithoutProof(t *testing.T) {
@@ -185,9 +168,14 @@ func TestStagedWindowWithoutProof(t *testing.T) {
 
 func stagedWindowWithoutProof(t *testing.T) {
 	testkit.CheckLeaks(t, hostmem.InUse)
-	inner, err := mem.New(mem.Config{})
-	check(t, err)
-	wire := &stubborn{Backend: inner}
+	var refuses atomic.Bool
+	var asked atomic.Int32
+	wire := rigged(t, mem.Config{}, rig{onRevoke: func(context.Context) error {
+		if asked.Add(1); refuses.Load() {
+			return ErrTimeout
+		}
+		return nil
+	}})
 	a := newHost(t, "a")
 	b := newHostOver(t, wire, "b", func(c *Config) { c.AbortGrace = 20 * time.Millisecond })
 	p := connect(t, a.e, b.e)
@@ -195,17 +183,17 @@ func stagedWindowWithoutProof(t *testing.T) {
 	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1))
 	run(t, tr)
 	check(t, tr.Close())
-	wire.refuses.Store(true)
+	refuses.Store(true)
 	check(t, p.Close())
 	eventually(t, "the revoke is asked more than once", func() {
-		for wire.asked.Load() < 3 {
+		for asked.Load() < 3 {
 			time.Sleep(time.Millisecond)
 		}
 	})
 	if b.e.stager.used.Load() == 0 {
 		t.Error("staging memory was given back without proof")
 	}
-	wire.refuses.Store(false)
+	refuses.Store(false)
 	eventually(t, "it is given back", func() {
 		for b.e.stager.used.Load() > 0 {
 			time.Sleep(time.Millisecond)
@@ -250,7 +238,7 @@ func stagedWithdrawnWhileClosing(t *testing.T) {
 			over = <-asked
 		}
 	})
-	s.asked(from, exchange.IsWithdrawn, h.req.AppendName(nil))
+	s.request(from, exchange.IsWithdrawn, h.req.AppendName(nil))
 	done := make(chan struct{})
 	w.loop.push(func() { close(done) })
 	<-done

@@ -104,24 +104,6 @@ func stagedForgeries(t *testing.T) {
 	}
 }
 
-// TestStagedRateIsMeasured replaces the chain's estimate like a backend's.
-func TestStagedRateIsMeasured(t *testing.T) {
-	a, b := newHost(t, "a"), newHost(t, "b")
-	p := connect(t, a.e, b.e)
-	m := remote(t, p, "hbm")
-	tr := transfer(t, p, Write)
-	check(t, tr.Add(a.hbm, 0, m, 0, hostBytes))
-	for range rateSamplesMin {
-		run(t, tr)
-	}
-	x, err := a.e.Explain(p, a.hbm, m)
-	check(t, err)
-	if c := x.Candidates[len(x.Candidates)-1]; c.Backend != Staged || !c.Measured || c.Rate <= 0 ||
-		c.Estimate <= 0 {
-		t.Errorf("explained %+v", c)
-	}
-}
-
 // TestStagedRevokeWaitsForHops waits for the hops through a memory, and lets none begin any more.
 func TestStagedRevokeWaitsForHops(t *testing.T) {
 	testkit.InVirtualTime(t, stagedRevokeWaitsForHops)

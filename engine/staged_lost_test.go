@@ -4,7 +4,6 @@ package engine
 
 import (
 	"bytes"
-	"context"
 	"slices"
 	"testing"
 	"time"
@@ -16,21 +15,6 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
-// stuck is a device whose operations do not end with the connection either.
-type stuck struct{ *hung }
-
-type stuckPeer struct{ *hungPeer }
-
-func (d *stuck) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
-	p, err := d.hung.Connect(ctx, addr)
-	if err != nil {
-		return nil, err
-	}
-	return &stuckPeer{p.(*hungPeer)}, nil
-}
-
-func (p *stuckPeer) Close() error { return nil }
-
 // TestAHopThatWasGivenUpIsNotOver when the peer is lost, or the chain closed: a local backend has
 // it still.
 func TestAHopThatWasGivenUpIsNotOver(t *testing.T) {
@@ -40,7 +24,8 @@ func TestAHopThatWasGivenUpIsNotOver(t *testing.T) {
 func aHopThatWasGivenUpIsNotOver(t *testing.T) {
 	wire, err := mem.New(mem.Config{})
 	require.NoError(t, err)
-	d := &stuck{&hung{newDevice(t, "device", driver.HBM)}}
+	d := newDevice(t, "device", driver.HBM)
+	d.hung, d.stuck = true, true
 	a := open(t, "a", func(c *Config) {
 		c.Backends, c.AbortGrace = []driver.Backend{wire, d}, 200*time.Millisecond
 	})
@@ -82,7 +67,43 @@ func aHopThatWasGivenUpIsNotOver(t *testing.T) {
 	require.True(t, tr.isUnproven())
 	require.Equal(t, before, local)
 	d.release()
-	until(t, "the hop has ended after all", func() bool { return a.givenUp.proof() == nil })
+	until(t, "the hop has ended after all", func() bool { return a.slots.proof() == nil })
+}
+
+// TestAChainHearsOfTheLossFirst: the connection is lost while the peer has a piece in hand, and
+// this side has not heard yet that its own hop of that piece has ended.
+func TestAChainHearsOfTheLossFirst(t *testing.T) {
+	a, b := newHost(t, "a"), newHost(t, "b")
+	p := connect(t, a.e, b.e)
+	tr := transfer(t, p, Write)
+	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1<<20))
+	run(t, tr)
+	b.dev.keep()
+	t.Cleanup(b.dev.drop)
+	check(t, tr.Post())
+	sp := p.chains()
+	tell := func(do func()) {
+		done := make(chan struct{})
+		require.True(t, sp.loop.push(func() { do(); close(done) }))
+		<-done
+	}
+	var late *slot
+	until(t, "the peer has it in hand", func() bool {
+		tell(func() {
+			for _, s := range sp.slots {
+				if s.step == atHand {
+					s.step, late = atBy, s
+				}
+			}
+		})
+		return late != nil
+	})
+	check(t, p.conns[0].p.Close())
+	<-p.Lost()
+	tell(func() { late.proceed() })
+	err := tr.Wait(within(t))
+	require.ErrorIs(t, err, ErrPeerLost)
+	require.ErrorIs(t, err, ErrUnproven)
 }
 
 // TestAChainGoesByAnotherConnection when that is lost by which it had the peer's staging memory.
@@ -151,7 +172,8 @@ func TestCloseWithoutProofSaysSo(t *testing.T) { testkit.InVirtualTime(t, closeW
 
 func closeWithoutProofSaysSo(t *testing.T) {
 	for _, ends := range []bool{false, true} {
-		d := &stuck{&hung{newDevice(t, "device", driver.HBM)}}
+		d := newDevice(t, "device", driver.HBM)
+		d.hung, d.stuck = true, true
 		a, err := Open(Config{Name: "a", Spin: testkit.Spin(), Backends: []driver.Backend{d},
 			AbortGrace: 50 * time.Millisecond})
 		require.NoError(t, err)
@@ -175,7 +197,7 @@ func closeWithoutProofSaysSo(t *testing.T) {
 			continue
 		}
 		d.release()
-		until(t, "the batch has ended", func() bool { return a.givenUp.proof() == nil })
+		until(t, "the batch has ended", func() bool { return a.slots.proof() == nil })
 		require.NoError(t, a.Close())
 	}
 }

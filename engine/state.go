@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 )
@@ -136,9 +137,9 @@ type slots struct {
 	live       []atomic.Pointer[Transfer]
 	generation []uint64 // the last one given out; touched by the holder alone
 
-	mu   sync.Mutex // guards the fields below
-	used int        // slots that were ever taken
-	free []int
+	mu     sync.Mutex // guards the fields below
+	used   int        // slots that were ever taken
+	unused []int
 }
 
 func (s *slots) init(n int) {
@@ -146,12 +147,12 @@ func (s *slots) init(n int) {
 	s.generation = make([]uint64, n)
 }
 
-func (s *slots) take(t *Transfer) bool {
+func (s *slots) acquire(t *Transfer) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch n := len(s.free); {
+	switch n := len(s.unused); {
 	case n > 0:
-		t.slot, s.free = s.free[n-1], s.free[:n-1]
+		t.slot, s.unused = s.unused[n-1], s.unused[:n-1]
 	case s.used == len(s.live):
 		return false
 	default:
@@ -162,11 +163,14 @@ func (s *slots) take(t *Transfer) bool {
 	return true
 }
 
-func (s *slots) give(t *Transfer) {
-	s.live[t.slot].Store(nil)
+// free frees the slot, unless that has been done.
+func (s *slots) free(t *Transfer) {
+	if !s.live[t.slot].CompareAndSwap(t, nil) {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.free = append(s.free, t.slot)
+	s.unused = append(s.unused, t.slot)
 }
 
 // renew returns the generation of a new post of t.
@@ -186,6 +190,21 @@ func (s *slots) posted() (n int) {
 		}
 	}
 	return n
+}
+
+// proof is an error as long as backends have batches of transfers that were given up.
+func (s *slots) proof() error {
+	n := 0
+	for i := range s.live {
+		if t := s.live[i].Load(); t != nil {
+			n += t.unended()
+		}
+	}
+	if n > 0 {
+		return fmt.Errorf("backends have %d batches in hand that were given up: do not reuse "+
+			"their memory: %w", n, ErrUnproven)
+	}
+	return nil
 }
 
 func (s *slots) get(slot int) *Transfer {

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // Stats is a copy of the counters. They only grow, and never block a transfer.
@@ -55,35 +53,21 @@ type counters struct {
 	meter
 }
 
-func (c *counters) success(bytes uint64, took time.Duration) {
-	if bytes > 0 {
-		c.bytes.Add(bytes)
+// count counts a transfer that has ended.
+func (c *counters) count(bytes uint64, took time.Duration, err error) {
+	if err == nil {
+		if bytes > 0 {
+			c.bytes.Add(bytes)
+		}
+		c.latency[bucketOf(took)].Add(1)
+		return
 	}
-	c.latency[bucketOf(took)].Add(1)
-}
-
-func (c *counters) failure(err error) {
 	for i, k := range errorKinds {
 		if k.err == nil || errors.Is(err, k.err) {
 			c.errors[i].Add(1)
 			return
 		}
 	}
-}
-
-func (c *counters) snapshot(p *Peer, backend string) RouteStats {
-	s := RouteStats{Peer: p.name, Backend: backend, Engine: engineOf(p.id), Bytes: c.bytes.Load(),
-		Errors: map[string]uint64{}, Rate: c.measured()}
-	for i, k := range errorKinds {
-		if n := c.errors[i].Load(); n > 0 {
-			s.Errors[k.name] = n
-		}
-	}
-	for i := range c.latency {
-		s.Latency.Buckets[i] = c.latency[i].Load()
-		s.Transfers += s.Latency.Buckets[i]
-	}
-	return s
 }
 
 // record counts a transfer that ended on the connections that it used.
@@ -93,23 +77,15 @@ func (t *Transfer) record(err error) {
 	}
 	took := t.e.now() - t.postedAt
 	if len(t.groups) == 0 && len(t.batches) > 0 { // a message alone
-		t.batches[0].conn.count(0, took, err)
+		t.batches[0].conn.counters.count(0, took, err)
 	}
 	for i := range t.groups {
 		g := &t.groups[i]
-		g.conn.count(g.bytes, took, err)
+		g.conn.counters.count(g.bytes, took, err)
 		if g.bytes >= rateBytesMin {
 			g.conn.counters.leave(t.e.now(), g.bytes, err == nil)
 		}
 	}
-}
-
-func (c *conn) count(bytes uint64, took time.Duration, err error) {
-	if err != nil {
-		c.counters.failure(err)
-		return
-	}
-	c.counters.success(bytes, took)
 }
 
 // Stats returns the counters as they are.
@@ -122,16 +98,26 @@ func (e *Engine) Stats() Stats {
 	}
 	for p := range e.peers {
 		for _, c := range p.conns {
-			if c != nil && !p.isPrivate() {
-				s.Routes = append(s.Routes, c.counters.snapshot(p, c.lane.caps.Name))
+			if c == nil || p.isPrivate() {
+				continue
 			}
+			r := RouteStats{Peer: p.name, Backend: c.lane.caps.Name,
+				Engine: hex.EncodeToString(p.id[:8]), Bytes: c.counters.bytes.Load(),
+				Errors: map[string]uint64{}, Rate: c.counters.measured()}
+			for i, k := range errorKinds {
+				if n := c.counters.errors[i].Load(); n > 0 {
+					r.Errors[k.name] = n
+				}
+			}
+			for i := range r.Latency.Buckets {
+				r.Latency.Buckets[i] = c.counters.latency[i].Load()
+				r.Transfers += r.Latency.Buckets[i]
+			}
+			s.Routes = append(s.Routes, r)
 		}
 	}
 	return s
 }
-
-// engineOf names an engine where its name may be another's, too.
-func engineOf(id wire.ID) string { return hex.EncodeToString(id[:8]) }
 
 // A Histogram has eight buckets for each power of two, from histogramMin on.
 const (

@@ -4,6 +4,8 @@ package engine
 
 import (
 	"fmt"
+	"math/bits"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -31,7 +33,7 @@ type Transfer struct {
 // that the transfer belongs to changes it, and only at rest.
 type transferList struct {
 	groups  []group       // by connection
-	lists   []uint32      // of patterns over leases of ranges: see keep
+	lists   []uint32      // of patterns over leases of ranges: see copyFarLists
 	loops   []driver.Loop // the same
 	regions []*Region
 	remotes []*Remote
@@ -93,7 +95,7 @@ func (t *Transfer) admit() error {
 		return err
 	case t.e.isClosing():
 		return ErrClosed
-	case !t.e.slots.take(t):
+	case !t.e.slots.acquire(t):
 		return fullError("transfers", t.e.cfg.TransfersMax, "TransfersMax")
 	}
 	return nil
@@ -159,7 +161,9 @@ func (t *Transfer) Close() error {
 		}
 	}
 	t.release()
-	t.e.slots.give(t)
+	if t.unended() == 0 {
+		t.e.slots.free(t)
+	}
 	t.p.transfers.Add(-1)
 	t.p.closeIfUnused()
 	return nil
@@ -167,6 +171,18 @@ func (t *Transfer) Close() error {
 
 // isUnproven reports whether the transfer was given up: a backend may still use its memory.
 func (t *Transfer) isUnproven() bool { return t.state().has(unproven) }
+
+// unended counts the batches of a transfer that was given up which its backends still have: their
+// bytes may land until they end after all. Those of chains alone do not count, as their hops are
+// transfers themselves.
+func (t *Transfer) unended() int {
+	if !t.isUnproven() || !slices.ContainsFunc(t.via(), func(c *conn) bool {
+		return c.lane != t.e.stager.lane
+	}) {
+		return 0
+	}
+	return bits.OnesCount64(t.outstanding.Load())
+}
 
 func (t *Transfer) misuse(verb string) error {
 	if t.isUnproven() {

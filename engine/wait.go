@@ -57,14 +57,7 @@ func (t *Transfer) Wait(ctx context.Context) error {
 	case idle, closed:
 		return t.misuse("wait for")
 	}
-	if t.help(ctx) || t.spin() {
-		return t.Err()
-	}
-	return t.park(ctx, anyPost)
-}
-
-// help copies the batches that no other goroutine copies yet.
-func (t *Transfer) help(ctx context.Context) bool {
+	// The batches that no other goroutine copies yet are copied here.
 	for _, c := range t.via() {
 		generation := t.state().generation()
 		for left := t.outstanding.Load(); left != 0; left &= left - 1 {
@@ -73,41 +66,36 @@ func (t *Transfer) help(ctx context.Context) bool {
 			}
 		}
 	}
-	return t.state().phase() == done
+	if t.spin() {
+		return t.Err()
+	}
+	return t.park(ctx, anyPost)
 }
 
 // spin polls for Config.Spin, unless a backend asks not to: most transfers of a few pieces end
 // within.
 func (t *Transfer) spin() bool {
-	for _, c := range t.via() {
-		if c.lane.caps.Sleep {
-			return false
-		}
-	}
-	end := t.e.now() + t.e.cfg.Spin
-	for t.e.cfg.Spin > 0 && t.e.now() < end {
-		t.poll()
+	sleeps := slices.ContainsFunc(t.via(), func(c *conn) bool { return c.lane.caps.Sleep })
+	for end := t.e.now() + t.e.cfg.Spin; !sleeps && t.e.now() < end; runtime.Gosched() {
 		if t.state().phase() == done {
 			return true
 		}
-		runtime.Gosched()
+		t.poll()
 	}
 	return t.state().phase() == done
 }
 
+// park sleeps until the post of a generation has ended.
 func (t *Transfer) park(ctx context.Context, generation uint64) error {
 	conns := t.via()
 	for _, c := range conns {
 		c.lane.park()
 	}
-	err := t.sleep(ctx, generation)
-	for _, c := range conns {
-		c.lane.unpark()
-	}
-	return err
-}
-
-func (t *Transfer) sleep(ctx context.Context, generation uint64) error {
+	defer func() {
+		for _, c := range conns {
+			c.lane.unpark()
+		}
+	}()
 	awake := t.sleepers.enter()
 	defer t.sleepers.leave(awake)
 	for t.isPost(generation) {

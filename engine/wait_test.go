@@ -71,19 +71,20 @@ func TestWaitSpinsUnlessTheBackendAsks(t *testing.T) {
 type parkedContext struct {
 	context.Context
 	came, goOn chan struct{}
+	first      sync.Once
 }
 
 func (c *parkedContext) Done() <-chan struct{} {
-	select {
-	case c.came <- struct{}{}:
+	c.first.Do(func() {
+		c.came <- struct{}{}
 		<-c.goOn
-	default:
-	}
+	})
 	return c.Context.Done()
 }
 
 func newParkedContext() *parkedContext {
-	return &parkedContext{context.Background(), make(chan struct{}), make(chan struct{})}
+	return &parkedContext{Context: context.Background(), came: make(chan struct{}),
+		goOn: make(chan struct{})}
 }
 
 // awake fails the test if a goroutine that was woken sleeps on.
@@ -231,7 +232,7 @@ func TestSlots(t *testing.T) {
 	s.init(transfersLimit)
 	live := make([]Transfer, transfersLimit)
 	for i := range live {
-		if !s.take(&live[i]) {
+		if !s.acquire(&live[i]) {
 			t.Fatalf("no slot after %d of %d", i, len(live))
 		}
 		slot, generation, bit := untag(tag(live[i].slot, s.renew(&live[i]), batchesInFlight-1))
@@ -242,10 +243,10 @@ func TestSlots(t *testing.T) {
 			t.Fatalf("slot %d has another transfer", slot)
 		}
 	}
-	require.False(t, s.take(new(Transfer)), "one more than there are slots")
-	s.give(&live[5])
+	require.False(t, s.acquire(new(Transfer)), "one more than there are slots")
+	s.free(&live[5])
 	require.Nil(t, s.get(live[5].slot))
-	require.True(t, s.take(&live[0]))
+	require.True(t, s.acquire(&live[0]))
 	require.Equal(t, live[5].slot, live[0].slot)
 	require.EqualValues(t, 2, s.renew(&live[0]), "the generation of a slot only grows")
 }

@@ -26,7 +26,7 @@
 //   submit, stop: post.go: submit
 //   rest, look, wake: backlog.go: parkUntilProgress, resume
 //   queue, recheck, take, again: backlog.go: enqueue, drain
-//   Poster, Aborter: post.go: Post; deadline.go: interrupt; backlog.go: takeOut
+//   Poster, Aborter: post.go: Post; deadline.go: interrupt; backlog.go: claim
 //   Progress, Poller: lane.go: serve, poll; post.go: finish, where a failure does what
 //     Aborter does
 

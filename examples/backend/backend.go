@@ -12,6 +12,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -116,7 +118,7 @@ func (b *Backend) Close() error {
 		_ = p.Close()
 	}
 	for _, m := range memories {
-		_ = m.Revoke(context.Background()) // never fails
+		_ = m.Revoke(context.Background()) // waits for copies, so never fails
 	}
 	return unix.Close(b.fd)
 }
@@ -133,7 +135,7 @@ type memory struct {
 	key     uint32
 	seg     driver.Segment
 	gate    sync.RWMutex
-	revoked bool // guarded by gate
+	revoked atomic.Bool // looked at by each copy behind the gate
 }
 
 // Register implements driver.Backend.
@@ -168,7 +170,7 @@ func (m *memory) Key() uint32 { return m.key }
 
 // AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
-	if m.isRevoked() {
+	if m.revoked.Load() {
 		return dst, driver.ErrClosed
 	}
 	dst = append(dst, m.seg.Secret[:]...)
@@ -176,17 +178,20 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	return binary.LittleEndian.AppendUint64(dst, m.seg.Len), nil
 }
 
-func (m *memory) isRevoked() bool {
-	m.gate.RLock()
-	defer m.gate.RUnlock()
-	return m.revoked
-}
-
-// Revoke implements driver.Memory. A copy is never under way for long, so the proof is there
-// whatever ctx says.
-func (m *memory) Revoke(context.Context) error {
-	m.gate.Lock()
-	defer m.gate.Unlock()
-	m.revoked = true
+// Revoke implements driver.Memory. The epoch ends first, whatever ctx says. Then it takes the gate
+// once: a copy in hand holds that, and each that follows finds revoked.
+func (m *memory) Revoke(ctx context.Context) error {
+	m.revoked.Store(true)
+	for !m.gate.TryLock() {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("revoke memory: a copy is in hand: %w", driver.ContextError(ctx))
+		case <-time.After(gatePause):
+		}
+	}
+	m.gate.Unlock()
 	return nil
 }
+
+// gatePause is between two looks at the gate.
+const gatePause = 20 * time.Microsecond

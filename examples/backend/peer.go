@@ -61,7 +61,7 @@ func (p *peer) Import(token []byte) (key uint32, size uint64, err error) {
 		size != m.seg.Len {
 		return 0, 0, driver.ErrBadToken
 	}
-	if m.isRevoked() {
+	if m.revoked.Load() {
 		return 0, 0, driver.ErrRevoked
 	}
 	p.imports = append(p.imports, m)
@@ -109,7 +109,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 // check refuses what must not begin.
 func (p *peer) check(op driver.Op, d *driver.Desc) error {
 	local := p.from.memory(d.LocalKey)
-	if local == nil || local.isRevoked() || int64(d.RemoteKey) >= int64(len(p.imports)) {
+	if local == nil || local.revoked.Load() || int64(d.RemoteKey) >= int64(len(p.imports)) {
 		return driver.ErrBounds
 	}
 	remote := p.imports[d.RemoteKey]
@@ -130,7 +130,7 @@ func (p *peer) copy(op driver.Op, d *driver.Desc) error {
 	remote := p.imports[d.RemoteKey]
 	remote.gate.RLock()
 	defer remote.gate.RUnlock()
-	if remote.revoked {
+	if remote.revoked.Load() {
 		return driver.ErrRevoked
 	}
 	local := p.from.memory(d.LocalKey)
