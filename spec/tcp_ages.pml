@@ -19,13 +19,13 @@
 //
 // Which code each step is:
 //
-//   send: send.go: frames carry a time by the owner's clock that is past (stamp.go: stamp)
-//   learn: stamp.go: learn
-//   fresh, copy: receive.go: enter, fill; grace.go: fresh
-//   ask, vouch, vouched: grace.go: challenge, confirm, vouched
-//   the last two choices of Initiator: close.go: part, outlive
+//   send: initiator.go: next; frames carry a time by the owner's clock (proof.go: stamp)
+//   learn: proof.go: learn
+//   fresh, copy: landing.go: enter, place; proof.go: fresh
+//   ask, vouch, vouched: proof.go: challenge, confirm, onConfirm
+//   the last two choices of Initiator: peer.go: shutDown; proof.go: outlive
 //   stop: the owner lands nothing any more, and says so
-//   Revoke: memory.go: the epoch ends under the lock that a piece in hand holds
+//   Revoke: proof.go: the epoch ends under the lock that a piece in hand holds
 
 #ifndef FRAMES
 #define FRAMES 1

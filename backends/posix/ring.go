@@ -259,8 +259,8 @@ func (g *ring) Reap(out []files.Landing) int {
 	return n
 }
 
-// Arm implements files.Mover. The flag goes up before the look. What has landed by now the kernel may
-// have told of before the caller last woke.
+// Arm implements files.Mover. The flag goes up before the look. What has landed by now the kernel
+// may have told of before the caller last woke.
 func (g *ring) Arm() (pending bool) {
 	g.core.Mu.Lock()
 	g.armed.Store(true)

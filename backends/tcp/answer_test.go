@@ -101,23 +101,3 @@ func TestAnswersHaveCredit(t *testing.T) {
 	notify(t, other, "still here")
 	require.NotEqual(t, question.Conn, receive(t, owner).Conn)
 }
-
-// Two connections of one backend have two numbers, whatever the peers claim: the end of one
-// says nothing about the other.
-func TestConnectionsHaveNumbersOfTheOwner(t *testing.T) {
-	owner, near, liar := open(t, Config{}), open(t, Config{}), open(t, Config{})
-	honest := dial(t, near, owner.Addr())
-	notify(t, honest, "honest")
-	from := receive(t, owner).Conn
-	liar.addr, liar.address = near.addr, near.address // what it would claim to be
-	q := dial(t, liar, owner.Addr())
-	notify(t, q, "so am I")
-	lie := receive(t, owner)
-	require.NotEqual(t, from, lie.Conn)
-	require.NoError(t, q.Close())
-	last := receive(t, owner)
-	require.ErrorIs(t, last.Err, driver.ErrPeerLost)
-	require.Equal(t, lie.Conn, last.Conn)
-	notify(t, honest, "still here")
-	require.Equal(t, from, receive(t, owner).Conn)
-}

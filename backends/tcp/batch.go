@@ -13,12 +13,11 @@ import (
 type batch struct {
 	op      driver.Op
 	tag     uint64
-	id      uint64 // of this connection, never used again
 	descs   []driver.Desc
-	pattern driver.Pattern               // of which the index lists are the caller's
+	pattern driver.Pattern
 	loops   [driver.LoopsMax]driver.Loop // of pattern
+	slots   []uint32                     // its index lists, which the program may change meanwhile
 	entry   uint64                       // bytes of an entry; 0: descs
-	room    uint64                       // slots of its local side
 	count   int                          // of descs, or of entries
 	views   []view
 	bytes   uint64
@@ -27,7 +26,7 @@ type batch struct {
 	msg    []byte
 	number uint64 // of the message
 
-	// What is to be cut off next: piece i from off on, which is of view v.
+	// What is to be cut off next: piece i from off on, which is of view v. All is where i is count.
 	i   int
 	off uint64
 	v   int
@@ -61,24 +60,10 @@ type remote struct {
 	readOnly bool
 }
 
-// whole reports whether all pieces are cut off.
-func (x *batch) whole() bool { return x.i == x.count }
-
 // reset forgets what the last use left; the slices are kept.
 func (x *batch) reset() {
 	clear(x.views)
-	descs, views, msg := x.descs[:0], x.views[:0], x.msg[:0]
-	dropped := x.dropped.Load()
-	if dropped {
-		x.dropped.Store(false)
-	}
-	x.pattern = driver.Pattern{}
-	x.descs, x.views, x.msg = descs, views, msg
-	x.bytes, x.entry, x.count = 0, 0, 0
-	x.tail, x.number = driver.NoTail, 0
-	x.i, x.off, x.v = 0, 0, 0
-	x.queue, x.prev, x.next = nil, nil, nil
-	x.sent, x.unread, x.flying, x.err = 0, 0, 0, nil
+	*x = batch{descs: x.descs[:0], slots: x.slots[:0], views: x.views[:0], msg: x.msg[:0]}
 }
 
 // queue is batches that wait, in order.
@@ -108,52 +93,56 @@ func (q *queue) remove(x *batch) {
 	x.queue, x.prev, x.next = nil, nil, nil
 }
 
-// take fills in and checks a whole batch, so that what cannot work starts nothing.
-func (x *batch) take(p *peer, b *driver.Batch) error {
-	x.op, x.tail = b.Op, b.Tail
+// prepare copies a batch and checks the whole of it, so that what cannot work starts nothing.
+func (x *batch) prepare(p *peer, tag uint64, b *driver.Batch) error {
+	x.tag, x.op, x.tail = tag, b.Op, b.Tail
 	if b.Tail == driver.NotifyTail {
 		x.msg = append(x.msg, b.Notify...)
 	}
-	if b.Pattern != nil {
-		return x.takePattern(p, b.Pattern)
-	}
-	for i := range b.Descs {
-		d := &b.Descs[i]
-		if n := len(x.views); n == 0 || !x.views[n-1].shows(d) {
-			if err := x.look(p, d.LocalKey, d.RemoteKey); err != nil {
+	if b.Pattern == nil {
+		for i := range b.Descs {
+			d := &b.Descs[i]
+			if n := len(x.views); n == 0 || !x.views[n-1].shows(d) {
+				if err := x.addView(p, d.LocalKey, d.RemoteKey); err != nil {
+					return &driver.PieceError{Piece: i, Err: err}
+				}
+			}
+			v := &x.views[len(x.views)-1]
+			if err := d.Check(v.local.seg.Len, v.remote.size); err != nil {
 				return &driver.PieceError{Piece: i, Err: err}
 			}
+			x.bytes += d.Len
 		}
-		v := &x.views[len(x.views)-1]
-		if err := d.Check(v.local.seg.Len, v.remote.size); err != nil {
-			return &driver.PieceError{Piece: i, Err: err}
-		}
-		x.bytes += d.Len
+		x.descs, x.count = append(x.descs, b.Descs...), len(b.Descs)
+		return nil
 	}
-	x.descs, x.count = append(x.descs, b.Descs...), len(b.Descs)
-	return nil
-}
-
-func (x *batch) takePattern(p *peer, t *driver.Pattern) error {
-	if err := x.look(p, t.LocalKey, t.RemoteKey); err != nil {
+	if err := x.addView(p, b.Pattern.LocalKey, b.Pattern.RemoteKey); err != nil {
 		return err
 	}
-	if err := t.Check(x.views[0].local.seg.Len, x.views[0].remote.size); err != nil {
-		return err
+	x.pattern = *b.Pattern
+	g := &x.pattern
+	g.Loops = x.loops[:copy(x.loops[:], g.Loops)]
+	near := len(g.Local.List)
+	x.slots = append(append(x.slots, g.Local.List...), g.Remote.List...)
+	if g.Local.List != nil {
+		g.Local.List = x.slots[:near]
 	}
-	x.pattern, x.entry, x.count, x.bytes = *t, t.EntryLen(), t.Count, t.Bytes()
-	x.room = roomOf(t, x.views[0].local.seg.Len)
-	x.pattern.Loops = x.loops[:copy(x.loops[:], t.Loops)]
-	return nil
+	if g.Remote.List != nil {
+		g.Remote.List = x.slots[near:]
+	}
+	x.entry, x.count, x.bytes = g.EntryLen(), g.Count, g.Bytes()
+	return g.Check(x.views[0].local.seg.Len, x.views[0].remote.size)
 }
 
-// look appends the view of a pair of keys.
-func (x *batch) look(p *peer, localKey, remoteKey uint32) error {
+// addView looks up a pair of keys.
+func (x *batch) addView(p *peer, localKey, remoteKey uint32) error {
 	local := p.b.memories.At(localKey)
 	if local == nil {
 		return fmt.Errorf("local key %d: %w", localKey, driver.ErrBounds)
 	}
-	r := p.imported(remoteKey)
+	p.importMu.RLock()
+	r := p.imports.At(remoteKey)
+	p.importMu.RUnlock()
 	if r == nil {
 		return fmt.Errorf("remote key %d: %w", remoteKey, driver.ErrBounds)
 	}

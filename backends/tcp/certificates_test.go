@@ -3,89 +3,57 @@
 package tcp
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/hex"
-	"math/big"
 	"os"
 	"time"
-)
 
-// authorityVariable hands the authority on to the second process, which has to be of it.
-const authorityVariable = "SLUICE_TCP_TEST_AUTHORITY"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
+)
 
 // authority signs certificates for tests.
 type authority struct {
-	key  *ecdsa.PrivateKey
-	cert *x509.Certificate
+	*testkit.Authority
+	ca []byte
 }
 
-// sharedAuthority is that of this process and of those that it starts.
-var sharedAuthority = inheritAuthority()
-
-func inheritAuthority() *authority {
-	if text, ok := os.LookupEnv(authorityVariable); ok {
-		raw, err := hex.DecodeString(text)
-		must(err)
-		n := int(raw[0])<<8 | int(raw[1])
-		key, err := x509.ParseECPrivateKey(raw[2 : 2+n])
-		must(err)
-		cert, err := x509.ParseCertificate(raw[2+n:])
-		must(err)
-		return &authority{key, cert}
-	}
-	a := newAuthority()
-	key, err := x509.MarshalECPrivateKey(a.key)
+func newAuthority() authority {
+	a, pair, err := testkit.NewAuthority("test", 48*time.Hour)
 	must(err)
-	raw := append([]byte{byte(len(key) >> 8), byte(len(key))}, key...)
-	must(os.Setenv(authorityVariable, hex.EncodeToString(append(raw, a.cert.Raw...))))
-	return a
+	return authority{a, pair.Cert}
 }
 
-func newAuthority() *authority {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+// config is that of a member whose certificate is valid for so long from an hour ago on.
+func (a authority) config(valid time.Duration) *tls.Config {
+	pair, _, err := a.Issue(testkit.Member{Name: "owner.test", From: time.Now().Add(-time.Hour),
+		Valid: valid})
 	must(err)
-	t := template(1)
-	t.IsCA, t.BasicConstraintsValid, t.KeyUsage = true, true, x509.KeyUsageCertSign
-	return &authority{key, sign(t, t, &key.PublicKey, key)}
+	return memberConfig(a.ca, pair)
 }
 
-func template(serial int64) *x509.Certificate {
-	return &x509.Certificate{
-		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "test"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		DNSNames:    []string{"owner.test"},
-	}
-}
-
-func sign(t, parent *x509.Certificate, public any, by *ecdsa.PrivateKey) *x509.Certificate {
-	raw, err := x509.CreateCertificate(rand.Reader, t, parent, public, by)
+func memberConfig(ca []byte, pair testkit.CertificatePair) *tls.Config {
+	cert, err := tls.X509KeyPair(pair.Cert, pair.Key)
 	must(err)
-	cert, err := x509.ParseCertificate(raw)
-	must(err)
-	return cert
-}
-
-// config is that of a member; change alters its certificate.
-func (a *authority) config(change ...func(*x509.Certificate)) *tls.Config {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(err)
-	t := template(2)
-	for _, f := range change {
-		f(t)
-	}
-	cert := sign(t, a.cert, &key.PublicKey, a.key)
 	pool := x509.NewCertPool()
-	pool.AddCert(a.cert)
-	return &tls.Config{
-		Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw}, PrivateKey: key}},
-		RootCAs:      pool, ClientCAs: pool,
+	pool.AppendCertsFromPEM(ca)
+	return &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: pool, ClientCAs: pool}
+}
+
+// sharedTLS is of one member, for this process and those that it starts.
+var sharedTLS = inheritTLS()
+
+func inheritTLS() *tls.Config {
+	const ca, cert, key = "SLUICE_TCP_TEST_CA", "SLUICE_TCP_TEST_CERT", "SLUICE_TCP_TEST_KEY"
+	if os.Getenv(ca) == "" {
+		a := newAuthority()
+		pair, _, err := a.Issue(testkit.Member{Name: "owner.test", Valid: 24 * time.Hour})
+		must(err)
+		must(os.Setenv(ca, string(a.ca)))
+		must(os.Setenv(cert, string(pair.Cert)))
+		must(os.Setenv(key, string(pair.Key)))
 	}
+	return memberConfig([]byte(os.Getenv(ca)), testkit.CertificatePair{
+		Cert: []byte(os.Getenv(cert)), Key: []byte(os.Getenv(key))})
 }
 
 func must(err error) {

@@ -16,32 +16,35 @@ const (
 type chunk struct {
 	mem   [chunkBytes + chunkSlack]byte
 	n     int
-	table [entriesMax * entryBytes]byte // of the frame that is read
+	table [entriesMax * entryBytes]byte // of the frame that is read or served
+	frag  fragment                      // what it says, where it has a pattern
 	slots [slotsMax]uint32              // its list, where it has one
 }
 
-// chunks are those that are not in use.
-type chunks struct {
+// freeList holds what is not in use, at most so many.
+type freeList[T any] struct {
+	most int // set before use
+
 	mu   sync.Mutex
-	free []*chunk
+	free []*T
 }
 
-func (s *chunks) take() *chunk {
+func (s *freeList[T]) get() *T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if n := len(s.free); n > 0 {
-		c := s.free[n-1]
-		s.free = s.free[:n-1]
-		return c
+	n := len(s.free)
+	if n == 0 {
+		return new(T)
 	}
-	return &chunk{}
+	x := s.free[n-1]
+	s.free = s.free[:n-1]
+	return x
 }
 
-func (s *chunks) give(c *chunk) {
-	c.n = 0
+func (s *freeList[T]) put(x *T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.free) < chunksKept {
-		s.free = append(s.free, c)
+	if len(s.free) < s.most {
+		s.free = append(s.free, x)
 	}
 }

@@ -23,7 +23,7 @@ func TestAnswersThatFillAChunk(t *testing.T) {
 		remote[i] = byte(i * i >> 7)
 	}
 	p := dial(t, near, owner.Addr())
-	key := take(t, p, far)
+	key := importKey(t, p, far)
 	for n := most - 2*headBytes; n <= most+headBytes; n += step {
 		var descs []driver.Desc
 		var want []byte

@@ -49,7 +49,8 @@ type Config struct {
 	MessageMax int // bytes of a notification; default 32 KiB, at most 64 KiB
 	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
 	// peers connected to us at a time, of one host half as many, also those that have left and of
-	// which messages are not received; default 1,024
+	// which messages are not received; one with several times as many connections as we open to a
+	// peer counts as so many; default 1,024
 	PeersMax int
 	// connections heard before they have said what they are for, of one host half; default 64
 	Handshakes int
@@ -87,25 +88,18 @@ const (
 
 // EnsureDefaults fills in the zero fields.
 func (c *Config) EnsureDefaults() {
-	setDefault(&c.Conns, ConnsDefault)
-	setDefault(&c.Flight, 8<<20)
-	setDefault(&c.BatchesMax, 1024)
-	setDefault(&c.NotifyMax, 256)
-	setDefault(&c.MessageMax, 32<<10)
-	setDefault(&c.KeysMax, 64<<10)
-	setDefault(&c.PeersMax, 1024)
-	setDefault(&c.Handshakes, 64)
-	setDefault(&c.Grace, 300*time.Millisecond)
-	setDefault(&c.CloseMax, 500*time.Millisecond)
-	setDefault(&c.Failure, 10*time.Second)
-	setDefault(&c.Handshake, 5*time.Second)
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
+	session.SetDefault(&c.Conns, ConnsDefault)
+	session.SetDefault(&c.Flight, 8<<20)
+	session.SetDefault(&c.BatchesMax, 1024)
+	session.SetDefault(&c.NotifyMax, 256)
+	session.SetDefault(&c.MessageMax, 32<<10)
+	session.SetDefault(&c.KeysMax, 64<<10)
+	session.SetDefault(&c.PeersMax, 1024)
+	session.SetDefault(&c.Handshakes, 64)
+	session.SetDefault(&c.Grace, 300*time.Millisecond)
+	session.SetDefault(&c.CloseMax, 500*time.Millisecond)
+	session.SetDefault(&c.Failure, 10*time.Second)
+	session.SetDefault(&c.Handshake, 5*time.Second)
 }
 
 func (c *Config) check() error {
@@ -127,9 +121,8 @@ func (c *Config) check() error {
 		{"Failure in ms", int(c.Failure.Milliseconds()), 100, 1 << 30},
 		{"Handshake in ms", int(c.Handshake.Milliseconds()), 10, 1 << 30},
 	} {
-		if f.value < f.low || f.value > f.top {
-			return fmt.Errorf("config: %s is %d, want %d to %d: %w",
-				f.name, f.value, f.low, f.top, driver.ErrBounds)
+		if err := session.CheckWithin(f.name, f.value, f.low, f.top); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -137,22 +130,16 @@ func (c *Config) check() error {
 
 // secure is the identity that was given, if any, and how peers know us.
 func (c *Config) secure() (*identity.Identity, security, error) {
-	given := 0
-	for _, is := range []bool{c.TLS != nil, c.Identity != nil, c.Plaintext} {
-		if is {
-			given++
-		}
-	}
 	switch {
-	case given == 0:
-		return nil, pinned, nil
-	case given > 1:
+	case c.TLS != nil && (c.Identity != nil || c.Plaintext), c.Identity != nil && c.Plaintext:
 		return nil, plain, fmt.Errorf("config: both TLS and Plaintext, or Identity and one of "+
 			"them: %w", driver.ErrBounds)
 	case c.Plaintext:
 		return nil, plain, nil
-	case c.TLS == nil:
+	case c.Identity != nil:
 		return c.Identity, certified, nil
+	case c.TLS == nil:
+		return nil, pinned, nil
 	}
 	id, err := identity.FromTLS(c.TLS)
 	if err != nil {

@@ -3,9 +3,7 @@
 package tcp
 
 import (
-	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -25,7 +23,7 @@ func TestConfigBounds(t *testing.T) {
 		cfg  Config
 		want string // in the error
 	}{
-		{Config{Plaintext: true, TLS: newAuthority().config()}, "both"},
+		{Config{Plaintext: true, TLS: sharedTLS}, "both"},
 		{Config{TLS: &tls.Config{}}, "Certificates"},
 		{Config{TLS: &tls.Config{Certificates: make([]tls.Certificate, 1)}}, "RootCAs"},
 		{Config{Plaintext: true, Conns: -1}, "Conns"},
@@ -105,7 +103,7 @@ func TestIdleConnections(t *testing.T) {
 	before := used()
 	for range peers {
 		p := dial(t, near, owner.Addr())
-		d := []driver.Desc{{Len: 1 << 20, LocalKey: l.key, RemoteKey: take(t, p, m)}}
+		d := []driver.Desc{{Len: 1 << 20, LocalKey: l.key, RemoteKey: importKey(t, p, m)}}
 		if err := p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}); err != nil {
 			// over each connection
 			t.Fatal(err)
@@ -124,24 +122,4 @@ func TestIdleConnections(t *testing.T) {
 		t.Errorf("%d descriptors are open (%v), want those of %d connections", len(fds), err,
 			peers*conns)
 	}
-}
-
-// An owner takes as many peers as it was told, says so to the next, and takes that one when
-// there is room: the program has received the last word of one.
-func TestPeersMax(t *testing.T) {
-	testkit.CheckLeaks(t)
-	owner, near := open(t, Config{PeersMax: 1}), open(t, Config{})
-	first := dial(t, near, owner.Addr())
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	if _, err := near.Connect(ctx, owner.Addr()); !errors.Is(err, driver.ErrFull) ||
-		!strings.Contains(err.Error(), "PeersMax") {
-		t.Errorf("one peer too many: %v", err)
-	}
-	_ = first.Close()
-	require.Eventually(t, func() bool {
-		drain(t, owner)
-		p, err := near.Connect(ctx, owner.Addr())
-		return err == nil && p.Close() == nil
-	}, limit, time.Millisecond)
 }

@@ -59,7 +59,7 @@ func parkAt(name string, f func()) { testpoint.First("tcp: "+name, f) }
 var secureHarness = drivertest.Harness{
 	Name: "tcp-tls",
 	New: func() (driver.Backend, error) {
-		return New(Config{TLS: sharedAuthority.config(), Listen: "[::1]:0"})
+		return New(Config{TLS: sharedTLS, Listen: "[::1]:0"})
 	},
 	Wirings: drivertest.Processes,
 	Guards:  true,

@@ -4,7 +4,6 @@ package tcp
 
 import (
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -21,35 +20,34 @@ import (
 type conn struct {
 	b     *Backend
 	end   end
-	index int          // ctl, express or bulk
+	index int          // control, express or bulk
 	tcp   *net.TCPConn // what is closed
 	net   net.Conn     // tcp, or TLS over it
 	raw   syscall.RawConn
 	tls   bool
 	below *records // of TLS, where net is that
 
-	rmu    sync.Mutex // held while something lands
-	in     receiver
-	resume chan struct{} // one place: a reader that was held may go on
+	in     receiver      // of the reading goroutine
+	rmu    sync.Mutex    // held while a piece lands
+	resume chan struct{} // one place: a reader that waits may go on
 
-	wmu   sync.Mutex // held while something is written
-	out   sender
-	kicks atomic.Int64  // over 0: a goroutine writes, or will
-	work  chan struct{} // one place: the writing is the goroutine's
-	start sync.Once     // of that goroutine
+	wmu      sync.Mutex // held while something is written
+	out      sender
+	kicks    atomic.Int64  // over 0: a goroutine writes, or will
+	work     chan struct{} // one place: the writing is the goroutine's
+	start    sync.Once     // of that goroutine
+	writeOut func(fd uintptr) bool
+	writeNow func(fd uintptr) bool
 
-	ctlMu sync.Mutex // the innermost lock
-	ctl   []byte     // whole frames that go before any other
+	queueMu sync.Mutex // the innermost lock
+	queue   []byte     // whole frames that go before any other
 
 	over    atomic.Bool // nothing is read or written any more
-	choked  atomic.Bool // the reader waits until acknowledgements are written
-	crowded atomic.Bool // the program waits until answers are
+	choked  atomic.Bool // the reader waits until the queue is written
+	crowded atomic.Bool // the program waits until the queue is written, to Answer
 	serves  atomic.Bool // there are Reads to answer
 	gone    chan struct{}
 	ended   sync.Once
-
-	read, writeOut, writeNow func(fd uintptr) bool // made once: closures would be allocated
-	after                    verdict               // of read
 
 	host session.SilenceWatch // of pulse
 	left bool                 // some was not acknowledged at the last pulse; of pulse
@@ -58,40 +56,24 @@ type conn struct {
 // The connections of a peer, by index. Small batches and notifications go over express, so that
 // they never wait behind a large one; with a single connection for data that is bulk as well.
 const (
-	ctl = iota
+	control = iota
 	express
 	bulk
 )
 
 // end is what a connection belongs to: a peer of ours, or an inbound.
 type end interface {
-	// accept looks at a frame whose head, and what must be there as a whole, has come. It
-	// says with in.land where the payload goes. It may be asked again for the same frame
-	// after it has said paused. in is the caller's.
-	accept(c *conn) verdict
-	// finish ends a frame whose payload has come.
-	finish(c *conn)
-	// next puts the next frame into the chunk, and says with out.src what follows it. It
+	// serve reads frames until the connection ends, and returns why. Its reading goroutine calls
+	// it.
+	serve(c *conn) error
+	// broken tells that serve has returned although the connection was not over.
+	broken(c *conn, err error)
+	// next puts the next frame of data into the chunk, and says with out.src what follows it. It
 	// reports whether there was one. out is the caller's.
 	next(c *conn) bool
-	// eased tells that queued frames are written, where c.crowded was set.
-	eased()
-	// sent ends what out.src was.
+	// sent ends what out.src was. out is the caller's.
 	sent(c *conn)
-	// broken tells of the end of a connection, from a goroutine of it.
-	broken(c *conn, err error)
 }
-
-// verdict is how a step ended.
-type verdict uint8
-
-const (
-	more    verdict = iota // go on
-	idle                   // nothing to read, or to write
-	blocked                // the socket takes no more
-	paused                 // wait until told to resume
-	finished
-)
 
 func newConn(b *Backend, e end, at int, tcp *net.TCPConn, secure net.Conn) (*conn, error) {
 	c := &conn{
@@ -105,10 +87,10 @@ func newConn(b *Backend, e end, at int, tcp *net.TCPConn, secure net.Conn) (*con
 	if c.raw, err = tcp.SyscallConn(); err != nil {
 		return nil, fmt.Errorf("connection of tcp: %w", err)
 	}
-	c.read = c.readable
-	c.writeOut = func(fd uintptr) bool { return c.drain(int(fd)) != blocked }
+	c.in.read = c.readOnce
+	c.writeOut = func(fd uintptr) bool { return c.drain(int(fd)) != errBlocked }
 	c.writeNow = func(fd uintptr) bool {
-		if c.drain(int(fd)) == blocked {
+		if c.drain(int(fd)) == errBlocked {
 			c.handOver()
 		}
 		return true
@@ -117,32 +99,15 @@ func newConn(b *Backend, e end, at int, tcp *net.TCPConn, secure net.Conn) (*con
 }
 
 // run begins to read. It does nothing once the backend closes, which closes c as well.
-func (c *conn) run() {
-	c.b.tasks.Start(func() {
-		var err error
-		if c.tls {
-			err = c.readSecure()
-		} else {
-			err = c.readPlain()
-		}
-		if !c.over.Load() {
-			c.end.broken(c, err)
-		}
-	})
-}
+func (c *conn) run() { c.b.tasks.Start(c.receive) }
 
 var errEnded = fmt.Errorf("the other side has closed the connection: %w", driver.ErrPeerLost)
 
 // stop has nothing land any more: when it returns, no piece is in hand. The other
 // side notices nothing yet.
 func (c *conn) stop() {
-	c.over.Store(true)
 	c.rmu.Lock()
-	if c.in.chunk != nil && !c.tls { // with TLS the reader may still read into it
-		c.b.chunks.give(c.in.chunk)
-	}
-	c.in.chunk = nil
-	c.in.vector.drop()
+	c.over.Store(true)
 	c.rmu.Unlock()
 }
 
@@ -163,7 +128,7 @@ func (c *conn) close(hard bool) {
 	c.wmu.Unlock()
 }
 
-// proceed lets a held reader go on.
+// proceed lets a reader go on that waits in awaitResume.
 func (c *conn) proceed() {
 	select {
 	case c.resume <- struct{}{}:
@@ -171,14 +136,15 @@ func (c *conn) proceed() {
 	}
 }
 
-// awaitResume reports false when the connection is over instead.
-func (c *conn) awaitResume() bool {
+// awaitResume has the reading goroutine wait for proceed. What its caller waits for is looked at
+// again. The error says that the connection is over instead.
+func (c *conn) awaitResume() error {
 	select {
 	case <-c.resume:
-		return !c.over.Load()
+		if !c.over.Load() {
+			return nil
+		}
 	case <-c.gone:
-		return false
 	}
+	return errOver
 }
-
-func wouldBlock(err error) bool { return errors.Is(err, syscall.EAGAIN) }

@@ -3,7 +3,6 @@
 package tcp
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -44,7 +43,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		switch {
 		case b.closed.Load():
 			return nil, fmt.Errorf("connect: %w", driver.ErrClosed)
-		case errors.Is(err, errHungUp) && b.rests(ctx, pause):
+		case errors.Is(err, errHungUp) && b.pauseBeforeRetry(ctx, pause):
 			before = err
 		case errors.Is(err, errHungUp): // and our caller has no more time
 			return nil, fmt.Errorf("connect: %w: %w", driver.ContextError(ctx), err)
@@ -56,8 +55,8 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	}
 }
 
-// rests waits, and reports whether another try is worth it.
-func (b *Backend) rests(ctx context.Context, pause time.Duration) bool {
+// pauseBeforeRetry waits, and reports whether another try is worth it.
+func (b *Backend) pauseBeforeRetry(ctx context.Context, pause time.Duration) bool {
 	over, timer := clock.After(b.clock, pause)
 	defer timer.Stop()
 	select {
@@ -72,7 +71,7 @@ func newPeer(b *Backend, to address, conns int) *peer {
 	return &peer{
 		b: b, to: to, conn: b.lastConn.Add(1),
 		conns: make([]*conn, conns), flight: make([]inFlight, conns),
-		closing: make(chan struct{}), lost: make(chan struct{}), quit: make(chan struct{}),
+		closing: make(chan struct{}), lost: make(chan struct{}), stopped: make(chan struct{}, 1),
 		byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{},
 	}
 }
@@ -83,17 +82,13 @@ func (p *peer) open(ctx context.Context) error {
 		kind: kindHello, count: uint32(len(p.conns)), key: uint32(p.b.cfg.MessageMax),
 		id: uint64(p.b.cfg.NotifyMax), ticket: uint64(p.b.cfg.Grace),
 	}
-	welcome, secret, err := p.greet(ctx, ctl, hello, p.to.proof())
+	welcome, secret, err := p.greet(ctx, control, hello, p.to.proof())
 	if err != nil {
 		return err
 	}
-	if len(secret) < 16 {
+	if len(secret) != 16 {
 		return fmt.Errorf("a welcome with a secret of %d bytes: %w", len(secret), driver.ErrCorrupt)
 	}
-	secret, view := secret[:16], secret[16:]
-	control := p.conns[ctl]
-	ours := appendView(nil, control.tcp.LocalAddr(), control.tcp.RemoteAddr())
-	p.direct = !control.tls && bytes.Equal(view, ours)
 	p.credit = int(min(welcome.count, creditMax))
 	p.notifMax = min(p.b.cfg.MessageMax, int(welcome.key))
 	p.learn(welcome.stamp)
@@ -184,19 +179,13 @@ var errSilent = errors.New("no answer")
 // waited there. It may take the next.
 var errHungUp = errors.New("the other side hung up")
 
-// isHangUp reports whether that is what err says.
-func isHangUp(err error) bool {
-	var why *identity.Error
-	return session.HungUp(err) && !errors.As(err, &why)
-}
-
 // greet opens connection i with a frame, and returns what the owner says. Of its places some may
 // lead elsewhere, as an address of a network that both hosts have does: to a silent host, or to
 // another owner at the same port. So the first place that welcomes us is taken, and the further
 // connections go where the first one went.
 func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header, []byte, error) {
 	left := p.to.places
-	if i != ctl {
+	if i != control {
 		left = []string{p.place}
 	}
 	var errs []error
@@ -211,7 +200,7 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 			cancel()
 			switch {
 			case err == nil:
-				if i == ctl {
+				if i == control {
 					p.place = at
 				}
 				return answer, rest, nil
@@ -246,16 +235,15 @@ func (p *peer) greetAt(ctx context.Context, i int, at string, h header, body []b
 		if op := (*net.OpError)(nil); errors.As(err, &op) {
 			err = op.Err // without the place, which greet names
 		}
-		return h, nil, unanswered(ctx, fmt.Errorf("%w: %w", err, driver.ErrPeerLost))
+		if ctx.Err() != nil {
+			return h, nil, errSilent
+		}
+		return h, nil, fmt.Errorf("%w: %w", err, driver.ErrPeerLost)
 	}
-	tcp, ok := conn.(*net.TCPConn)
-	if !ok {
-		return h, nil, errors.Join(fmt.Errorf("no connection of TCP: %w",
-			driver.ErrNotSupported), conn.Close())
-	}
+	tcp := conn.(*net.TCPConn) // as the package net says
 	stop := context.AfterFunc(ctx, func() { _ = tcp.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	p.b.tune(tcp)
+	p.b.setSocketOptions(tcp)
 	secure, err := p.b.call(ctx, tcp, &p.to, at)
 	if err == nil {
 		answer, rest, err = p.hello(tcp, secure, h, body)
@@ -271,20 +259,16 @@ func (p *peer) greetAt(ctx context.Context, i int, at string, h header, body []b
 	}
 	if err != nil {
 		_ = tcp.Close() // nothing is to be saved
-		if isHangUp(err) {
+		var why *identity.Error
+		switch {
+		case ctx.Err() != nil:
+			err = errSilent
+		case session.HungUp(err) && !errors.As(err, &why):
 			err = fmt.Errorf("%w: %w", errHungUp, err)
 		}
-		return h, nil, unanswered(ctx, err)
+		return h, nil, err
 	}
 	return answer, rest, nil
-}
-
-// unanswered is err, or where the time is over that it was this.
-func unanswered(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return errSilent
-	}
-	return err
 }
 
 // hello says the first words over a connection, and measures how long the welcome takes.

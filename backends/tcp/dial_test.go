@@ -12,41 +12,28 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
-// ways are the three of a connection, as far as Config sets them.
-var ways = map[string]func() Config{
-	"plain":     func() Config { return Config{Plaintext: true} },
-	"pinned":    func() Config { return Config{} },
-	"certified": func() Config { return Config{TLS: sharedAuthority.config()} },
-}
-
 // TestAnotherOwnerAtTheFirstPlace: the same address and port on two hosts, as of a bridge that
 // both have.
 func TestAnotherOwnerAtTheFirstPlace(t *testing.T) {
-	for name, config := range ways {
-		t.Run(name, func(t *testing.T) {
-			testkit.CheckLeaks(t)
-			owner, near := openWith(t, config()), openWith(t, config())
-			places := openWith(t, config()).address.places
-			require.NoError(t, dial(t, near, before(t, owner, places...)).Close())
-		})
+	testkit.CheckLeaks(t)
+	for _, plaintext := range []bool{true, false} {
+		cfg := Config{Plaintext: plaintext}
+		owner, near := openWith(t, cfg), openWith(t, cfg)
+		places := openWith(t, cfg).address.places
+		require.NoError(t, dial(t, near, before(t, owner, places...)).Close())
 	}
 }
 
 // TestASilentFirstPlace accepts, and says nothing: a sink, or a process that was stopped.
 func TestASilentFirstPlace(t *testing.T) {
-	for name, config := range ways {
-		t.Run(name, func(t *testing.T) {
-			testkit.CheckLeaks(t)
-			owner, near := openWith(t, config()), openWith(t, config())
-			require.NoError(t, dial(t, near, before(t, owner, silent(t))).Close())
-		})
-	}
+	testkit.CheckLeaks(t)
+	owner, near := openWith(t, Config{}), openWith(t, Config{})
+	require.NoError(t, dial(t, near, before(t, owner, silent(t))).Close())
 }
 
 // TestPlacesAreNamedInTheError of a Connect that none of them welcomes.
@@ -120,49 +107,6 @@ func silent(t *testing.T) string {
 		}
 	})
 	return l.Addr().String()
-}
-
-// sendBuffer returns what SetWriteBuffer was given, which the kernel doubles for what it adds.
-func sendBuffer(t *testing.T, tcp *net.TCPConn) (n int) {
-	t.Helper()
-	raw, err := tcp.SyscallConn()
-	require.NoError(t, err)
-	require.NoError(t, raw.Control(func(fd uintptr) {
-		n, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF)
-	}))
-	require.NoError(t, err)
-	return n / 2
-}
-
-// nearest is the send buffer that a connection within a host has.
-func nearest(t *testing.T, l net.Listener) int {
-	t.Helper()
-	near, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	defer near.Close()
-	require.NoError(t, near.(*net.TCPConn).SetWriteBuffer(nearBuffer))
-	return sendBuffer(t, near.(*net.TCPConn))
-}
-
-func TestSendBufferWithinAHost(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	owner, b := open(t, Config{}), open(t, Config{})
-	dialled := dial(t, b, owner.Addr()).conns
-	var accepted []*conn
-	owner.mu.Lock()
-	for _, g := range owner.accepted {
-		g.mu.Lock()
-		accepted = append(accepted, g.conns...)
-		g.mu.Unlock()
-	}
-	owner.mu.Unlock()
-	require.Len(t, accepted, len(dialled))
-	want := nearest(t, l)
-	for _, c := range append(accepted, dialled...) {
-		require.Equal(t, want, sendBuffer(t, c.tcp))
-	}
 }
 
 // door is a place that hands each connection on to an owner, or hangs up on it a little later, as

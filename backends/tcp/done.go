@@ -28,6 +28,13 @@ func (b *Backend) wake() {
 	}
 }
 
+// wakeForDone is wake where there is a completion.
+func (b *Backend) wakeForDone() {
+	if b.done.Ready() > 0 {
+		b.wake()
+	}
+}
+
 // alarm is wake for news that no queue holds: room after ErrFull.
 func (b *Backend) alarm() {
 	b.news.Store(true)
@@ -79,30 +86,24 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 		}
 		return 0, nil
 	}
+	x := &b.inbox
 	for i := range msgs {
-		l, ok := b.inbox.pop()
-		if !ok {
+		x.mu.Lock()
+		if len(x.list) == 0 {
+			x.mu.Unlock()
 			return i, nil
 		}
+		l := x.list[0]
+		x.list[0] = message{} // keep nothing alive
+		if x.list = x.list[1:]; len(x.list) == 0 {
+			x.list = nil
+		}
+		x.ready.Add(-1)
+		x.mu.Unlock()
 		msgs[i] = driver.Message{Conn: l.conn, Data: l.data, Err: l.err}
 		if l.from != nil {
 			l.from.received()
 		}
 	}
 	return len(msgs), nil
-}
-
-func (x *inbox) pop() (message, bool) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if len(x.list) == 0 {
-		return message{}, false
-	}
-	l := x.list[0]
-	x.list[0] = message{} // keep nothing alive
-	if x.list = x.list[1:]; len(x.list) == 0 {
-		x.list = nil
-	}
-	x.ready.Add(-1)
-	return l, true
 }

@@ -31,7 +31,7 @@ func TestDriftOfTwoClocks(t *testing.T) {
 	for _, quiet := range []time.Duration{0, time.Second, 59 * time.Second, 2 * time.Minute} {
 		fill(local, 1)
 		p := dial(t, near, owner.Addr())
-		key := take(t, p, m)
+		key := importKey(t, p, m)
 		d := []driver.Desc{{Len: n, LocalKey: l.key, RemoteKey: key}}
 		require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}))
 		require.NoError(t, await(t, near, 1)) // the initiator knows the owner's clock

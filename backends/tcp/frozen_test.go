@@ -3,7 +3,6 @@
 package tcp
 
 import (
-	"context"
 	"io"
 	"net"
 	"testing"
@@ -39,7 +38,7 @@ func TestStaleBytesAreAskedAbout(t *testing.T) {
 		}
 		_, err := conns[express].Write(say)
 		require.NoError(t, err)
-		question := asked(t, conns[ctl], clock.Now())
+		question := asked(t, conns[control], clock.Now())
 		time.Sleep(20 * time.Millisecond)
 		nothing("before the question was answered")
 		confirmed(t, conns, question)
@@ -50,8 +49,8 @@ func TestStaleBytesAreAskedAbout(t *testing.T) {
 		clock.Advance(b.cfg.Grace + 1) // so that the confirmation is too old as well
 		_, err = conns[express].Write(say)
 		require.NoError(t, err)
-		asked(t, conns[ctl], clock.Now())
-		_ = conns[ctl].Close() // who has given up
+		asked(t, conns[control], clock.Now())
+		_ = conns[control].Close() // who has given up
 		hungUp(t, "a session without control", conns[express], 0)
 		nothing("that nobody wants any more")
 	}
@@ -70,7 +69,7 @@ func asked(t *testing.T, control net.Conn, when int64) (question header) {
 // confirmed answers a question, and reads that the bytes are in place.
 func confirmed(t *testing.T, conns [2]net.Conn, question header) {
 	t.Helper()
-	_, err := conns[ctl].Write(frame(header{kind: kindConfirm, id: question.id}, nil))
+	_, err := conns[control].Write(frame(header{kind: kindConfirm, id: question.id}, nil))
 	require.NoError(t, err)
 	ack, _, err := readWord(conns[express])
 	require.NoError(t, err)
@@ -83,12 +82,12 @@ func TestStaleNotifsAreAskedAbout(t *testing.T) {
 	clock := testkit.NewClock()
 	b := openBy(t, clock, Config{})
 	_, _, conns := welcomed(t, b)
-	notif := header{kind: kindNotif, batch: 1, ticket: 1,
+	notif := header{kind: kindNotif, message: 1,
 		stamp: clock.Now() - int64(time.Second)}
 	_, err := conns[express].Write(frame(notif, []byte("stale")))
 	require.NoError(t, err)
-	asked(t, conns[ctl], clock.Now())
-	_ = conns[ctl].Close()
+	asked(t, conns[control], clock.Now())
+	_ = conns[control].Close()
 	hungUp(t, "a session without control", conns[express], 0)
 	msgs := make([]driver.Message, 2)
 	n, err := b.Receive(msgs)
@@ -151,7 +150,7 @@ func welcomeOnly(c net.Conn, grace time.Duration, size uint64) {
 			return // the rest stays in the socket
 		}
 		if h.kind == kindImport {
-			_ = writeFrame(c, header{kind: kindImported, id: h.id, batch: size}, nil)
+			_ = writeFrame(c, header{kind: kindImported, id: h.id, message: size}, nil)
 		}
 	}
 }
@@ -228,9 +227,9 @@ func TestSilenceIsNoLoss(t *testing.T) {
 		clock.Advance(failure / pulses)
 	}
 	require.False(t, lost(p), "its host answers")
-	p.conns[ctl].ctlMu.Lock()
-	defer p.conns[ctl].ctlMu.Unlock()
-	require.Less(t, len(p.conns[ctl].ctl), 10*headBytes, "questions pile up")
+	p.conns[control].queueMu.Lock()
+	defer p.conns[control].queueMu.Unlock()
+	require.Less(t, len(p.conns[control].queue), 10*headBytes, "questions pile up")
 }
 
 // A host that is gone is given up after six times Failure where no transfer waits for it, by either
@@ -245,7 +244,7 @@ func TestGoneHostOfNoTransfer(t *testing.T) {
 	far, _ := share(t, owner, 1<<20)
 	p := dial(t, b, owner.Addr())
 	write := &driver.Batch{Op: driver.Write,
-		Descs: []driver.Desc{{Len: 1 << 20, LocalKey: m.key, RemoteKey: take(t, p, far)}}}
+		Descs: []driver.Desc{{Len: 1 << 20, LocalKey: m.key, RemoteKey: importKey(t, p, far)}}}
 	require.NoError(t, p.Submit(1, write))
 	require.NoError(t, await(t, b, 1))
 	gone(b, clock)
@@ -314,20 +313,4 @@ func TestSilentOwnerDoesNotHoldUpClose(t *testing.T) {
 	for _, c := range done[:n] {
 		wantError(t, "what was in flight at Close", c.Err, driver.ErrClosed)
 	}
-}
-
-// Connect to a host that takes connections and says nothing is over with its context.
-func TestConnectToSilence(t *testing.T) {
-	testkit.CheckLeaks(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	a := address{owner: session.NewOwner(), places: []string{l.Addr().String()}}
-	addr, err := a.encode()
-	require.NoError(t, err)
-	b := open(t, Config{})
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	_, err = b.Connect(ctx, addr)
-	wantError(t, "connect to silence", err, driver.ErrTimeout)
 }

@@ -13,31 +13,6 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
-// Over a network whose round trip is longer than Grace, transfers both ways go on, and the
-// proof of Close waits for the longer limit.
-func TestRoundTripLongerThanGrace(t *testing.T) {
-	testkit.CheckLeaks(t)
-	const n, delay = 1 << 20, 200 * time.Millisecond
-	clock := running(t, 5*time.Millisecond)
-	owner, near := openBy(t, clock, Config{}), openBy(t, clock, Config{})
-	m, away := share(t, owner, n)
-	l, local := share(t, near, n)
-	p := dial(t, near, slowNetwork(t, owner, delay, 0))
-	require.GreaterOrEqual(t, p.grace, int64(near.cfg.Grace+2*delay))
-	key := take(t, p, m)
-	fill(local, 7)
-	d := []driver.Desc{{Len: n, LocalKey: l.key, RemoteKey: key}}
-	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d,
-		Tail: driver.NotifyTail}))
-	require.NoError(t, await(t, near, 1))
-	require.True(t, bytes.Equal(local, away), "written bytes")
-	require.Empty(t, receive(t, owner).Data)
-	fill(away, 9)
-	require.NoError(t, p.Submit(2, &driver.Batch{Op: driver.Read, Descs: d}))
-	require.NoError(t, await(t, near, 2))
-	require.True(t, bytes.Equal(local, away), "read bytes")
-}
-
 // setGrace refuses a round trip that makes every byte too old, and its error names Grace.
 func TestRoundTripBeyondAnyLimit(t *testing.T) {
 	p := &peer{b: open(t, Config{})}
@@ -60,7 +35,7 @@ func TestRoundTripGrows(t *testing.T) {
 	l, local := share(t, near, n)
 	link := newNetwork(t, owner)
 	p := dial(t, near, link.addr)
-	key := take(t, p, m)
+	key := importKey(t, p, m)
 	grace := int64(near.cfg.Grace)
 	require.Equal(t, grace, p.grace)
 	link.delay.Store(grace * 4 / 3)
@@ -130,7 +105,7 @@ func TestCloseOverSlowLink(t *testing.T) {
 	link := newNetwork(t, owner)
 	p := dial(t, near, link.addr)
 	endless(p)
-	key := take(t, p, m)
+	key := importKey(t, p, m)
 	link.rate.Store(1 << 20)
 	fill(local, 0xEE)
 	d := []driver.Desc{{Len: n, LocalKey: l.key, RemoteKey: key}}
@@ -161,7 +136,7 @@ func TestLossOfOneConnectionIsProved(t *testing.T) {
 	link := newNetwork(t, owner)
 	p := dial(t, near, link.addr)
 	endless(p)
-	key := take(t, p, m)
+	key := importKey(t, p, m)
 	link.rate.Store(1 << 20)
 	fill(local, 0xEE)
 	d := []driver.Desc{{Len: n, LocalKey: l.key, RemoteKey: key}}
@@ -179,4 +154,20 @@ func TestLossOfOneConnectionIsProved(t *testing.T) {
 	link.rate.Store(0)
 	time.Sleep(200 * time.Millisecond)
 	unchanged(t, away, landed, "after the transfer had ended")
+}
+
+// TestNoPieceOnceStopped: stop waits for the piece in hand, and lets none begin behind it. What an
+// owner says of itself rests on that.
+func TestNoPieceOnceStopped(t *testing.T) {
+	c, l := &conn{}, &landing{mem: make([]byte, 8)}
+	require.NoError(t, c.enter(l))
+	stopped := make(chan struct{})
+	go func() {
+		c.stop()
+		close(stopped)
+	}()
+	require.False(t, c.over.Load() || c.rmu.TryLock(), "a piece in hand holds nothing up")
+	c.leave(l)
+	<-stopped
+	require.ErrorIs(t, c.enter(l), errOver)
 }

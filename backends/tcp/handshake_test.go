@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -192,11 +191,11 @@ func TestStrangersAreFew(t *testing.T) {
 // welcomed says hello as a peer of ours would, and returns the connections.
 func welcomed(t *testing.T, b *Backend) (id uint64, secret []byte, conns [2]net.Conn) {
 	t.Helper()
-	conns[ctl] = rawDial(t, b)
-	if _, err := conns[ctl].Write(helloFrame(b, 2)); err != nil {
+	conns[control] = rawDial(t, b)
+	if _, err := conns[control].Write(helloFrame(b, 2)); err != nil {
 		t.Fatal(err)
 	}
-	h, secret, err := readFrame(conns[ctl], kindWelcome)
+	h, secret, err := readFrame(conns[control], kindWelcome)
 	if err != nil || h.status != uint8(session.StatusOK) {
 		t.Fatalf("welcome: status %d, %v", h.status, err)
 	}
@@ -228,7 +227,7 @@ func TestReplayedJoinIsRefused(t *testing.T) {
 		t.Errorf("a join with a wrong secret: status %d, %v, want %d", h.status, err,
 			session.StatusBadToken)
 	}
-	_ = conns[ctl].Close()
+	_ = conns[control].Close()
 	hungUp(t, "a connection whose control has ended", conns[express], headBytes)
 	require.Eventually(t, func() bool { // until then a join is hung up on
 		b.mu.Lock()
@@ -287,7 +286,7 @@ func TestPeersThatCheat(t *testing.T) {
 	_, _, hoarder := welcomed(t, b)
 	go func() { // messages that wait for one that never comes
 		for i := range uint64(b.cfg.NotifyMax + 1) {
-			_, _ = hoarder[express].Write(frame(header{kind: kindNotif, batch: i, ticket: i + 2,
+			_, _ = hoarder[express].Write(frame(header{kind: kindNotif, message: i + 2,
 				stamp: clock.Now()}, make([]byte, 100)))
 		}
 	}()
@@ -311,13 +310,13 @@ func TestPeersThatCheat(t *testing.T) {
 func TestStrangersWithoutCertificate(t *testing.T) {
 	testkit.CheckLeaks(t)
 	ours := newAuthority()
-	b := open(t, Config{TLS: ours.config()})
-	foreign := newAuthority().config()
-	foreign.RootCAs = ours.config().RootCAs
+	b := open(t, Config{TLS: ours.config(24 * time.Hour)})
+	foreign := newAuthority().config(24 * time.Hour)
+	foreign.RootCAs = ours.config(24 * time.Hour).RootCAs
 	none := &tls.Config{InsecureSkipVerify: true}
-	old := ours.config()
+	old := ours.config(24 * time.Hour)
 	old.InsecureSkipVerify, old.MaxVersion = true, tls.VersionTLS12
-	late := ours.config(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })
+	late := ours.config(30 * time.Minute)
 	for name, cfg := range map[string]*tls.Config{"foreign": foreign, "none": none, "old": old,
 		"expired": late} {
 		cfg.InsecureSkipVerify = true
@@ -344,24 +343,22 @@ func TestStrangersWithoutCertificate(t *testing.T) {
 // An owner is known by its certificate as well.
 func TestOwnersWithoutCertificate(t *testing.T) {
 	ours := newAuthority()
-	near := open(t, Config{TLS: ours.config()})
+	near := open(t, Config{TLS: ours.config(24 * time.Hour)})
 	for name, cfg := range map[string]Config{
-		"foreign": {TLS: newAuthority().config()},
+		"foreign": {TLS: newAuthority().config(24 * time.Hour)},
 		"plain":   {},
-		"expired": {TLS: ours.config(func(c *x509.Certificate) {
-			c.NotAfter = time.Now().Add(-time.Minute)
-		})},
+		"expired": {TLS: ours.config(30 * time.Minute)},
 	} {
 		owner := open(t, cfg)
 		if _, err := near.Connect(context.Background(), owner.Addr()); err == nil {
 			t.Errorf("connected to an owner that is %s", name)
 		}
 	}
-	named := ours.config()
+	named := ours.config(24 * time.Hour)
 	named.ServerName = "owner.test"
 	strict := open(t, Config{TLS: named})
 	_ = dial(t, strict, near.Addr()).Close()
-	named = ours.config()
+	named = ours.config(24 * time.Hour)
 	named.ServerName = "other.test"
 	if _, err := open(t, Config{TLS: named}).Connect(context.Background(),
 		near.Addr()); err == nil {
@@ -369,19 +366,43 @@ func TestOwnersWithoutCertificate(t *testing.T) {
 	}
 }
 
-// A peer cannot have us remember batches without end of which no notification ever comes, or not
-// all parts.
-func TestBatchesRememberedAreBounded(t *testing.T) {
-	g := newInbound(open(t, Config{}), 2)
-	for i := range uint64(arrivalsMin + 1) {
-		g.notifs.arrivals[i] = nil
+// A peer has NotifyMax notifications on their way or not received, and announces each once: so
+// that is all that it has us remember of its batches.
+func TestPlacesOfNotificationsAreBounded(t *testing.T) {
+	const most = 8
+	b := open(t, Config{NotifyMax: most})
+	m, _ := share(t, b, 64)
+	g := newInbound(b, 2)
+	g.ages.begin(b.cfg.Grace, 0)
+	c := &conn{b: b, end: g, index: express, tls: true}
+	c.in.chunk = b.chunks.get()
+	write := func(number uint64) error {
+		c.in.from, c.in.to = 0, 8 // the payload
+		return g.landWrite(c, &header{kind: kindWrite, count: 1, length: entryBytes + 8,
+			key: m.key, ticket: m.ticket.Load(), message: number, stamp: b.clock.Now()},
+			appendEntry(nil, 0, 8))
 	}
-	h := &header{kind: kindWrite, flags: flagNotified, key: 1 << 20, batch: 1 << 40}
-	if v := g.aim(&conn{}, h); v != finished {
-		t.Errorf("bytes of one batch too many: %v", v)
+	notif := func(kind uint8, number uint64) error {
+		h := &header{kind: kind, message: number, stamp: b.clock.Now(), count: 1}
+		if kind == kindVoid {
+			return g.onVoid(h)
+		}
+		return g.onNotification(c, h, nil)
 	}
-	h = &header{kind: kindVoid, batch: 1 << 40, count: 1}
-	if v := g.voided(nil, h); v != finished {
-		t.Errorf("no notification for one batch too many: %v", v)
-	}
+	require.NoError(t, write(most))
+	require.Error(t, write(most+1))
+	require.Error(t, notif(kindVoid, most+1))
+	require.Error(t, notif(kindNotif, 0))
+	require.NoError(t, notif(kindNotif, 1))
+	require.Error(t, notif(kindNotif, 1), "announced twice")
+	require.Error(t, notif(kindVoid, 1), "and taken back")
+	require.NoError(t, write(1)) // it is delivered, and not received: its place is taken
+	require.Error(t, notif(kindVoid, 1), "a number that was delivered")
+	require.NoError(t, write(most))
+	require.Error(t, write(most+1))
+	g.received()
+	require.NoError(t, write(most+1))
+	require.NoError(t, notif(kindVoid, 2))
+	require.NoError(t, write(2)) // a place that was taken back comes free at once
+	require.NoError(t, write(most+2))
 }

@@ -80,8 +80,8 @@ func dial(tb testing.TB, b *Backend, addr []byte) *peer {
 	return p.(*peer)
 }
 
-// take imports memory of a peer.
-func take(tb testing.TB, p *peer, m *memory) uint32 {
+// importKey imports memory of a peer.
+func importKey(tb testing.TB, p *peer, m *memory) uint32 {
 	tb.Helper()
 	token, err := m.AppendToken(nil)
 	require.NoError(tb, err)

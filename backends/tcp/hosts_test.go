@@ -28,7 +28,7 @@ var (
 	secureHostHarness = drivertest.Harness{
 		Name: "tcp-tls-host",
 		New: func() (driver.Backend, error) {
-			return New(Config{TLS: sharedAuthority.config(), Listen: ":0"})
+			return New(Config{TLS: sharedTLS, Listen: ":0"})
 		},
 		Wirings: drivertest.Processes,
 		Guards:  true,

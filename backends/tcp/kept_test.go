@@ -34,7 +34,7 @@ func TestAnswersToAPeerThatDoesNotRead(t *testing.T) {
 	answer := make([]byte, b.cfg.MessageMax)
 	for ready := true; ready; { // until the kernel takes no more, now and then a little later
 		for err == nil {
-			require.Less(t, g.conns[ctl].posted(), postedMax+bodyMax)
+			require.Less(t, g.conns[control].posted(), postedMax+bodyMax)
 			err = b.Answer(g.conn, answer)
 		}
 		require.ErrorIs(t, err, driver.ErrFull)
@@ -54,7 +54,7 @@ func TestAnswersToAPeerThatDoesNotRead(t *testing.T) {
 func TestConfirmationsToAnOwnerThatDoesNotRead(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{})
 	p := dial(t, b, owner.Addr())
-	c := p.conns[ctl]
+	c := p.conns[control]
 	c.wmu.Lock() // nothing is written
 	for range postedMax {
 		p.confirm(c, &header{id: 1})
@@ -63,33 +63,41 @@ func TestConfirmationsToAnOwnerThatDoesNotRead(t *testing.T) {
 	c.wmu.Unlock()
 }
 
-// TestTablesOfReadsAreBounded by bytes, those that wait and those that the places keep.
-func TestTablesOfReadsAreBounded(t *testing.T) {
+// TestReadsThatWaitAreBounded by bytes, and come out as they went in.
+func TestReadsThatWaitAreBounded(t *testing.T) {
 	var s reads
-	large := read{table: make([]byte, 12<<10)}
-	for range 3 {
-		for range readsMax {
-			require.True(t, s.push(read{table: make([]byte, 8)}))
+	body := make([]byte, entriesMax*entryBytes)
+	var next, due uint64
+	push := func(n int) bool {
+		h := header{kind: kindRead, count: uint32(n / entryBytes), length: uint32(n), id: next}
+		body[0] = byte(next)
+		if !s.push(&h, body[:n]) {
+			return false
 		}
-		for s.pop() {
-		}
-		n := 0
-		for ; s.push(large); n++ {
-		}
-		require.Equal(t, tablesMax/len(large.table), n)
-		for range 2 * readsMax { // through all places
-			require.True(t, s.pop())
-			require.True(t, s.push(large))
-			require.LessOrEqual(t, s.kept, 2*tablesMax)
-		}
-		for s.pop() {
-		}
-		require.Zero(t, s.wait)
+		next++
+		return true
 	}
-	kept := 0
-	for i := range s.ring {
-		kept += s.ring[i].room()
+	pop := func() {
+		var h header
+		var table [entriesMax * entryBytes]byte
+		got, ok := s.pop(&h, table[:])
+		require.True(t, ok)
+		require.Equal(t, due, h.id)
+		require.Equal(t, byte(due), got[0])
+		require.Len(t, got, int(h.length))
+		due++
 	}
-	require.Equal(t, kept, s.kept)
-	require.True(t, s.push(read{table: make([]byte, 2*tablesMax)}), "one alone always goes")
+	for _, n := range []int{entryBytes, len(body), 7 * entryBytes} {
+		for push(n) {
+		}
+		require.Equal(t, readsMax/(headBytes+n), int(next-due))
+		for range 10_000 {
+			pop()
+			require.True(t, push(n))
+			require.LessOrEqual(t, cap(s.frames), 2*readsMax)
+		}
+		for due < next {
+			pop()
+		}
+	}
 }

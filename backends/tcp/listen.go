@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -28,23 +27,16 @@ func (b *Backend) listen() error {
 	if err != nil {
 		return fmt.Errorf("config: Listen %q: %w", b.cfg.Listen, err)
 	}
-	var l net.Listener
 	for port := low; ; port++ {
-		l, err = net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
-		if err == nil || port == high || !errors.Is(err, syscall.EADDRINUSE) {
-			break
+		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		if err == nil {
+			b.listener = l.(*net.TCPListener) // as the package net says
+			return b.advertise(l.Addr())
+		}
+		if port == high || !errors.Is(err, syscall.EADDRINUSE) {
+			return fmt.Errorf("listen for peers, see Config.Listen: %w", err)
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("listen for peers, see Config.Listen: %w", err)
-	}
-	tcp, ok := l.(*net.TCPListener)
-	if !ok {
-		return errors.Join(fmt.Errorf("listen at %v: no socket of TCP: %w",
-			l.Addr(), driver.ErrNotSupported), l.Close())
-	}
-	b.listener = tcp
-	return b.advertise(tcp.Addr())
 }
 
 // parseListen reads "host", "host:port", ":port" and "host:low-high".
@@ -107,8 +99,8 @@ func ownHosts(bound netip.Addr) (list []string) {
 // come round, which is worth a third. For other peers the kernel finds a size as it goes.
 const nearBuffer = 384 << 10
 
-// tune has the kernel see to what pulse cannot: see session.KeepAlive.
-func (b *Backend) tune(tcp *net.TCPConn) {
+// setSocketOptions has the kernel see to what pulse cannot: see session.KeepAlive.
+func (b *Backend) setSocketOptions(tcp *net.TCPConn) {
 	session.KeepAlive(tcp, b.cfg.Failure)
 	near, _ := tcp.LocalAddr().(*net.TCPAddr)
 	far, _ := tcp.RemoteAddr().(*net.TCPAddr)
@@ -119,12 +111,12 @@ func (b *Backend) tune(tcp *net.TCPConn) {
 
 // welcome begins to hear a connection.
 func (b *Backend) welcome(conn net.Conn, v *session.Visit) bool {
-	return b.tasks.Start(func() { b.hear(conn.(*net.TCPConn), v) })
+	return b.tasks.Start(func() { b.handshake(conn.(*net.TCPConn), v) })
 }
 
-// hear has a connection open, for as long as Config.Handshake, from when it has a place. One that
+// handshake opens a connection, for as long as Config.Handshake, from when it has a place. One that
 // says anything but what a peer says is told nothing.
-func (b *Backend) hear(tcp *net.TCPConn, v *session.Visit) {
+func (b *Backend) handshake(tcp *net.TCPConn, v *session.Visit) {
 	if !v.Wait() {
 		return
 	}
@@ -134,10 +126,10 @@ func (b *Backend) hear(tcp *net.TCPConn, v *session.Visit) {
 		_ = tcp.SetDeadline(time.Unix(1, 0)) // fails only where it is closed
 	})
 	defer limit.Stop()
-	b.tune(tcp)
+	b.setSocketOptions(tcp)
 	secure, err := b.answer(context.Background(), tcp)
 	if err == nil {
-		err = b.introduce(tcp, v, secure, limit)
+		err = b.firstFrame(tcp, v, secure, limit)
 	}
 	if errors.Is(err, driver.ErrVersion) {
 		refuse(tcp, secure)
@@ -157,33 +149,33 @@ func refuse(tcp *net.TCPConn, secure net.Conn) {
 	}
 }
 
-func (b *Backend) introduce(tcp *net.TCPConn, v *session.Visit, secure net.Conn,
+func (b *Backend) firstFrame(tcp *net.TCPConn, v *session.Visit, secure net.Conn,
 	limit clock.Timer) error {
 	h, body, err := readFrame(secure, kindHello, kindJoin)
 	if err != nil {
 		return err // without a word, but to a peer of another version
 	}
 	var g *inbound
-	index := ctl
+	index := control
 	if h.kind == kindHello {
-		g, err = b.meet(&h, v.Host, body)
+		g, err = b.onHello(&h, v.Host, body)
 	} else {
 		index = int(h.count)
-		g, err = b.join(&h, body)
+		g, err = b.onJoin(&h, body)
 	}
 	answer := header{kind: kindWelcome, status: uint8(session.StatusOf(err)), stamp: b.clock.Now()}
 	if err != nil {
 		return errors.Join(err, writeFrame(secure, answer, nil))
 	}
-	in := v.Leave() // that it is closed says now that nothing of this peer lands any more
+	in := v.Leave()
 	var secret []byte
 	if h.kind == kindHello {
 		answer.id, answer.ticket = g.session, uint64(g.ages.limit.Load())
 		answer.count, answer.key = uint32(b.cfg.NotifyMax), uint32(b.cfg.MessageMax)
-		secret = appendView(g.secret[:], tcp.RemoteAddr(), tcp.LocalAddr())
+		secret = g.secret[:]
 	}
 	c, err := newConn(b, g, index, tcp, secure)
-	if err != nil || !in || !g.place(c) {
+	if err != nil || !in || !g.addConn(c) {
 		g.end(true)
 		return errors.Join(err, driver.ErrPeerLost)
 	}
@@ -199,8 +191,9 @@ func (b *Backend) introduce(tcp *net.TCPConn, v *session.Visit, secure net.Conn,
 	return nil
 }
 
-// meet makes the owner's end of a new peer.
-func (b *Backend) meet(h *header, from session.Host, body []byte) (*inbound, error) {
+// onHello makes the owner's end of a new peer. One that asks for several times as many connections
+// as we open ourselves takes as many places of Config.PeersMax.
+func (b *Backend) onHello(h *header, from session.Host, body []byte) (*inbound, error) {
 	if len(body) > 64 || h.count < bulk || h.count > 1+connsMax {
 		return nil, fmt.Errorf("a hello of %d bytes for %d connections: %w",
 			len(body), h.count, driver.ErrCorrupt)
@@ -218,15 +211,12 @@ func (b *Backend) meet(h *header, from session.Host, body []byte) (*inbound, err
 	if b.closed.Load() {
 		return nil, driver.ErrPeerLost
 	}
-	if err := b.byHost.Take(from, "peers", "PeersMax"); err != nil {
-		return nil, err
+	ours := max(b.cfg.Conns, ConnsDefault)
+	g.places = min((len(g.conns)-1+ours-1)/ours, b.byHost.Share(from))
+	if fits, _ := b.byHost.Fits(from, g.places); !fits {
+		return nil, driver.ErrFull
 	}
-	if g.further = max(0, len(g.conns)-1-max(b.cfg.Conns, ConnsDefault)); !b.quotas.add(
-		&b.quotas.conns, from, g.further) {
-		b.quotas.add(&b.quotas.conns, from, -g.further)
-		b.byHost.Add(from, -1)
-		return nil, fmt.Errorf("too many connections, raise Config.PeersMax: %w", driver.ErrFull)
-	}
+	b.byHost.Add(from, g.places)
 	for g.session = newTicket(); b.accepted[g.session] != nil; {
 		g.session = newTicket()
 	}
@@ -235,9 +225,9 @@ func (b *Backend) meet(h *header, from session.Host, body []byte) (*inbound, err
 	return g, nil
 }
 
-// join finds the peer that one more connection belongs to, which shows that it knows the
+// onJoin finds the peer that one more connection belongs to, which shows that it knows the
 // secret of the first.
-func (b *Backend) join(h *header, secret []byte) (*inbound, error) {
+func (b *Backend) onJoin(h *header, secret []byte) (*inbound, error) {
 	b.mu.Lock()
 	g := b.accepted[h.id]
 	b.mu.Unlock()
@@ -250,39 +240,20 @@ func (b *Backend) join(h *header, secret []byte) (*inbound, error) {
 	return g, nil
 }
 
-// dismiss forgets an inbound that has ended. left: nothing that it sent is to be received.
-func (b *Backend) dismiss(g *inbound, left bool) {
-	b.quotas.add(&b.quotas.conns, g.host, -g.further)
+// forget forgets an inbound that has ended. left: nothing that it sent is to be received.
+func (b *Backend) forget(g *inbound, left bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.accepted, g.session)
 	delete(b.byConn, g.conn)
 	if left {
-		b.byHost.Add(g.host, -1)
+		b.byHost.Add(g.host, -g.places)
 	}
 }
 
-// depart makes the place of an inbound free that has ended, once all that it sent is received.
-func (b *Backend) depart(g *inbound) {
+// freePlaces makes the place of an inbound free that has ended, once all that it sent is received.
+func (b *Backend) freePlaces(g *inbound) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.byHost.Add(g.host, -1)
-}
-
-// appendView appends the two ends of a connection as one side sees them: the initiator's, then the
-// owner's. With a welcome the owner says what it sees. If the initiator sees the same, then
-// no proxy on the way ended the connection and began another: its end is a word
-// of the owner's kernel, which says it once the owner has stopped all its readers, or is dead.
-// One that was reset proves nothing: kernels do that by themselves, and give the reader what
-// had come before. Nor does one under TLS, whose end can be made up on the way.
-func appendView(b []byte, initiator, owner net.Addr) []byte {
-	for _, a := range []net.Addr{initiator, owner} {
-		at, ok := a.(*net.TCPAddr)
-		if !ok {
-			return b
-		}
-		ip := at.AddrPort().Addr().As16()
-		b = binary.LittleEndian.AppendUint16(append(b, ip[:]...), uint16(at.Port))
-	}
-	return b
+	b.byHost.Add(g.host, -g.places)
 }

@@ -3,7 +3,6 @@
 package tcp
 
 import (
-	"context"
 	"crypto/rand"
 	"crypto/subtle"
 	"encoding/binary"
@@ -77,57 +76,6 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	return t.Append(dst, &m.b.address.owner), nil
 }
 
-// Revoke implements driver.Memory: the ticket that peers know opens nothing any more, and then it
-// waits for the pieces in hand, which are of bounded size. No peer takes part.
-func (m *memory) Revoke(ctx context.Context) error {
-	m.mu.Lock()
-	m.revoked = true
-	m.ticket.Store(newTicket()) // no peer learns it
-	m.mu.Unlock()
-	if err := m.awaitPieces(ctx); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.proved {
-		m.proved = true
-		m.b.memories.Free(m.key)
-	}
-	return nil
-}
-
-// awaitPieces returns once no piece is in hand that looked at an earlier ticket. It begins no
-// goroutine unless there is one, and none beside one that waits already: that one clears landed
-// while it keeps pieces out, so a Revoke that finds it there has changed the ticket before.
-func (m *memory) awaitPieces(ctx context.Context) error {
-	if m.gate.TryLock() {
-		m.gate.Unlock()
-		return nil
-	}
-	m.mu.Lock()
-	landed := m.landed
-	if landed == nil {
-		landed = make(chan struct{})
-		m.landed = landed
-		go func() {
-			m.gate.Lock()
-			m.mu.Lock()
-			m.landed = nil
-			m.mu.Unlock()
-			m.gate.Unlock()
-			close(landed)
-		}()
-	}
-	m.mu.Unlock()
-	select {
-	case <-landed:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("revoke key %d: a piece is being copied: %w",
-			m.key, driver.ContextError(ctx))
-	}
-}
-
 // show returns the ticket for a token.
 func (b *Backend) show(key uint32, epoch uint64, secret []byte) (m *memory, ticket uint64,
 	err error) {
@@ -146,23 +94,3 @@ func (b *Backend) show(key uint32, epoch uint64, secret []byte) (m *memory, tick
 	}
 	return m, m.ticket.Load(), nil
 }
-
-// opens reports whether a ticket is that of the memory. Where gate is held, it stays so
-// for every Revoke that returns before gate is given back. Tickets are compared in constant time.
-func (m *memory) opens(ticket uint64) bool {
-	diff := m.ticket.Load() ^ ticket
-	return subtle.ConstantTimeEq(int32(diff), 0)&subtle.ConstantTimeEq(int32(diff>>32), 0) == 1
-}
-
-// enter begins a piece. It reports false, and leave must not follow, where the ticket opens
-// nothing any more.
-func (m *memory) enter(ticket uint64) bool {
-	m.gate.RLock()
-	if !m.opens(ticket) {
-		m.gate.RUnlock()
-		return false
-	}
-	return true
-}
-
-func (m *memory) leave() { m.gate.RUnlock() }

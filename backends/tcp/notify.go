@@ -8,171 +8,121 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// notifs are what follows batches of one peer. A notification is due when all parts of its batch
-// are in place, over whichever connections they came; messages are delivered by their numbers,
-// which leave none out. mu of the inbound guards them.
-type notifs struct {
-	arrivals map[uint64]*arrival // by batch
-	spare    []*arrival
-	waiting  map[uint64]message // by number: due, and one before it is not
-	next     uint64
-	held     int  // messages that came and are not delivered
-	kept     int  // messages that are delivered and not received, and the last word
-	excess   int  // batches that are remembered beyond batchesPerPeer
-	hoards   bool // they do not fit
+// notifications are those that follow batches of one peer. One is due when all parts of its batch
+// are in place, over whichever connections they came; they are delivered by their numbers, which
+// leave none out. Each number takes one of NotifyMax places from the first frame that names it
+// until the program has received the message, or the peer has taken it back. The peer knows how
+// many places are free, so a number beyond them is none that a peer of ours sends. mu of the
+// inbound guards all.
+type notifications struct {
+	ring []arrival // by number; made when the first comes
+	next uint64    // the number that is delivered next
+	kept int       // messages that are delivered and not received, and the last word
 }
 
-// arrival is a batch of which something has come.
+// arrival is what has come of a batch that a notification follows.
 type arrival struct {
-	landed uint32 // parts
-	need   uint32 // of them, once told
-	told   bool
-	failed bool
-	number uint64 // of the message
-	msg    []byte
+	landed   uint32 // parts
+	parts    uint32 // of the batch, once announced
+	complete bool   // the notification has come, or word that there is none
+	failed   bool   // there is none, or its bytes are not in place
+	msg      []byte
 }
 
-// Bounds on what a peer has us remember; one of ours stays far below.
-const (
-	arrivalsMin = 1 << 16 // or four times Config.BatchesMax
-	waitingMax  = 1 << 17
-	spareMax    = 64
-)
-
-func (n *notifs) of(batch uint64) *arrival {
-	a := n.arrivals[batch]
-	if a != nil {
-		return a
+// arrival returns the place of a number, nil for one beyond the places that the peer has.
+// Preconditions: mu is held.
+func (g *inbound) arrival(number uint64) *arrival {
+	n, most := &g.notifs, g.b.cfg.NotifyMax
+	if number < n.next || number-n.next >= uint64(max(0, most-n.kept)) {
+		return nil
 	}
-	if k := len(n.spare); k > 0 {
-		a = n.spare[k-1]
-		n.spare = n.spare[:k-1]
-	} else {
-		a = &arrival{}
+	if n.ring == nil {
+		n.ring = make([]arrival, most)
 	}
-	n.arrivals[batch] = a
-	return a
+	return &n.ring[number%uint64(most)]
 }
 
-// crowded reports whether the peer has us remember too many batches.
-func (g *inbound) crowded() bool {
+// expects reports whether the peer has a place for a number.
+func (g *inbound) expects(number uint64) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.overrun()
+	return g.arrival(number) != nil
 }
 
-// overrun is crowded. Preconditions: mu is held.
-func (g *inbound) overrun() bool {
-	return g.notifs.hoards || len(g.notifs.arrivals) > max(arrivalsMin, 4*g.b.cfg.BatchesMax)
-}
-
-// remember counts what is remembered of batches. Preconditions: mu of the inbound is held.
-func (n *notifs) remember(g *inbound) {
-	excess := max(0, len(n.arrivals)+len(n.waiting)-batchesPerPeer)
-	if excess != n.excess && !g.ended {
-		n.hoards = !g.b.quotas.add(&g.b.quotas.batches, g.host, excess-n.excess)
-		n.excess = excess
-	}
-}
-
-// releaseQuota takes off the shared quota what an inbound counted there that has ended.
-// Preconditions: mu of the inbound is held.
-func (n *notifs) releaseQuota(g *inbound) {
-	g.b.quotas.add(&g.b.quotas.batches, g.host, -n.excess)
-	n.held, n.excess = 0, 0
-}
-
-// landed counts a part of a batch that a notification follows.
-func (g *inbound) landed(batch uint64, ok bool) {
+// onPart counts a part of a batch that a notification follows.
+func (g *inbound) onPart(number uint64, ok bool) {
 	g.mu.Lock()
-	a := g.notifs.of(batch)
-	a.landed++
-	a.failed = a.failed || !ok
-	credit := g.settle(batch, a)
-	g.notifs.remember(g)
+	if a := g.arrival(number); a != nil {
+		a.landed++
+		a.failed = a.failed || !ok
+	}
+	credit := g.deliverDue()
 	g.mu.Unlock()
-	g.repay(credit)
+	g.sendCredit(credit)
 }
 
-// noted takes a message.
-func (g *inbound) noted(c *conn, h *header) verdict {
-	if !g.fresh(h.stamp) {
-		return paused
-	}
-	if len(c.in.body) > g.b.cfg.MessageMax {
-		return finished
+// onNotification keeps a message until the parts of its batch are in place.
+func (g *inbound) onNotification(c *conn, h *header, msg []byte) error {
+	for !g.fresh(h.stamp) {
+		c.kickAnswers()
+		if err := c.awaitResume(); err != nil {
+			return err
+		}
 	}
 	g.mu.Lock()
-	if g.overrun() || len(g.notifs.waiting) > waitingMax ||
-		g.notifs.held+g.notifs.kept >= g.b.cfg.NotifyMax {
+	a := g.arrival(h.message)
+	if a == nil || a.complete || len(msg) > g.b.cfg.MessageMax {
 		g.mu.Unlock()
-		return finished
+		return errMisplaced
 	}
-	a := g.notifs.of(h.batch)
-	a.told, a.need, a.number = true, h.count, h.ticket
-	a.msg = append(make([]byte, 0, len(c.in.body)), c.in.body...) // not nil: a message
-	g.notifs.held++
-	credit := g.settle(h.batch, a)
-	g.notifs.remember(g)
+	a.complete, a.parts = true, h.count
+	a.msg = append(make([]byte, 0, len(msg)), msg...) // not nil: a message
+	credit := g.deliverDue()
 	g.mu.Unlock()
 	c.post(&header{kind: kindAck, id: h.id, stamp: g.b.clock.Now()}, nil)
-	g.repay(credit)
-	return more
+	g.sendCredit(credit)
+	return nil
 }
 
-// voided takes word that no notification follows.
-func (g *inbound) voided(_ *conn, h *header) verdict {
+// onVoid takes word that no notification follows a batch.
+func (g *inbound) onVoid(h *header) error {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.overrun() || len(g.notifs.waiting) > waitingMax {
-		return finished
+	a := g.arrival(h.message)
+	if a == nil || a.complete {
+		g.mu.Unlock()
+		return errMisplaced
 	}
-	a := g.notifs.of(h.batch)
-	a.told, a.need, a.number, a.failed, a.msg = true, h.count, h.ticket, true, nil
-	g.returned-- // the peer has taken this one's place back itself
-	g.settle(h.batch, a)
-	g.notifs.remember(g)
-	return more
+	a.complete, a.parts, a.failed = true, h.count, true
+	credit := g.deliverDue()
+	g.mu.Unlock()
+	g.sendCredit(credit)
+	return nil
 }
 
-// settle ends a batch of which all has come, and delivers what is due. It returns how many
-// places for messages the peer is to be told of; mu is held.
-func (g *inbound) settle(batch uint64, a *arrival) (credit int) {
+// deliverDue delivers the messages whose turn has come. It returns how many places the peer is to
+// be told of. Preconditions: mu is held.
+func (g *inbound) deliverDue() (credit int) {
 	n := &g.notifs
-	if !a.told || a.landed < a.need {
-		return 0
-	}
-	delete(n.arrivals, batch)
-	if a.failed {
-		if a.msg != nil {
-			n.held--
+	for n.ring != nil && !g.ended {
+		a := &n.ring[n.next%uint64(len(n.ring))]
+		if !a.complete || a.landed < a.parts {
+			break
 		}
-		n.waiting[a.number] = message{}
-		credit = g.returns()
-	} else {
-		n.waiting[a.number] = message{conn: g.conn, from: g, data: a.msg}
-	}
-	*a = arrival{}
-	if len(n.spare) < spareMax {
-		n.spare = append(n.spare, a)
-	}
-	for {
-		l, ok := n.waiting[n.next]
-		if !ok {
-			return credit
-		}
-		delete(n.waiting, n.next)
-		n.next++
-		if l.from != nil && !g.ended {
-			n.held--
+		if a.failed {
+			credit += g.freePlace()
+		} else {
 			n.kept++
-			g.b.deliver(l)
+			g.b.deliver(message{conn: g.conn, from: g, data: a.msg})
 		}
+		*a = arrival{}
+		n.next++
 	}
+	return credit
 }
 
-// returns counts a place for a message that came free, and says when the peer is to be told.
-func (g *inbound) returns() int {
+// freePlace counts a place for a message that came free, and says of how many the peer is to be
+// told: of several at once.
+func (g *inbound) freePlace() int {
 	g.returned++
 	if g.returned < max(1, g.b.cfg.NotifyMax/4) {
 		return 0
@@ -187,21 +137,21 @@ func (g *inbound) received() {
 	g.mu.Lock()
 	g.notifs.kept--
 	left := g.left && g.notifs.kept == 0
-	credit := g.returns()
+	credit := g.freePlace()
 	g.mu.Unlock()
 	if left {
-		g.b.depart(g)
+		g.b.freePlaces(g)
 	}
-	g.repay(credit)
+	g.sendCredit(credit)
 }
 
-// repay tells the peer of places for messages.
-func (g *inbound) repay(n int) {
+// sendCredit tells the peer of places for messages.
+func (g *inbound) sendCredit(n int) {
 	if n == 0 {
 		return
 	}
 	g.mu.Lock()
-	c := g.conns[ctl]
+	c := g.conns[control]
 	if g.ended {
 		c = nil
 	}
@@ -228,48 +178,40 @@ func (b *Backend) Answer(conn uint64, data []byte) error {
 		return fmt.Errorf("answer of %d bytes, at most %d: %w", len(data), most, driver.ErrBounds)
 	}
 	g.mu.Lock()
-	c := g.conns[ctl]
+	c := g.conns[control]
 	if g.ended || c == nil {
 		g.mu.Unlock()
 		return driver.ErrPeerLost
 	}
-	if !g.takeRoom(c) {
+	if !g.canAnswer(c) {
 		g.mu.Unlock()
 		return driver.ErrFull
 	}
+	g.room--
 	c.post(&header{kind: kindAnswer}, data) // under mu: in order
 	g.mu.Unlock()
 	c.kick(false)
 	return nil
 }
 
-// takeRoom reports whether an answer may go: there is room at the peer, and it reads what we wrote.
-// Otherwise the program is told when that has changed. Preconditions: mu is held.
-func (g *inbound) takeRoom(c *conn) bool {
-	crowded := false
+// canAnswer reports whether an answer may go: there is room at the peer, and it reads what we
+// wrote. Otherwise the program is told when that has changed. Preconditions: mu is held.
+func (g *inbound) canAnswer(c *conn) bool {
 	if c.posted() > postedMax {
-		c.crowded.Store(true) // pairs with the exchange in takePosted
-		crowded = c.posted() > postedMax
+		c.crowded.Store(true) // pairs with the exchange in loadQueued
+		if c.posted() > postedMax {
+			return false
+		}
 	}
-	if crowded || g.room == 0 {
-		g.starved = true
-		return false
-	}
-	g.room--
-	return true
+	g.starved = g.room == 0
+	return !g.starved
 }
 
-// credited takes word that the peer's program has received answers.
-func (g *inbound) credited(n int) {
+// onCredit takes word that the peer's program has received answers. A program that waits to answer
+// is told that it may.
+func (g *inbound) onCredit(n int) {
 	g.mu.Lock()
 	g.room = min(g.room+n, creditMax)
-	g.mu.Unlock()
-	g.eased()
-}
-
-// eased implements end: it tells a program that waits to answer that it may.
-func (g *inbound) eased() {
-	g.mu.Lock()
 	starved := g.starved
 	g.starved = false
 	g.mu.Unlock()
@@ -278,8 +220,8 @@ func (g *inbound) eased() {
 	}
 }
 
-// took delivers an answer. It reports false where the owner sends more than there is room for.
-func (p *peer) took(data []byte) bool {
+// onAnswer delivers an answer. It reports false where the owner sends more than there is room for.
+func (p *peer) onAnswer(data []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.kept >= p.b.cfg.NotifyMax || len(data) > p.b.cfg.MessageMax {
@@ -305,5 +247,5 @@ func (p *peer) received() {
 	}
 	p.returned = 0
 	p.mu.Unlock()
-	p.conns[ctl].send(header{kind: kindCredit, count: uint32(n)})
+	p.conns[control].send(header{kind: kindCredit, count: uint32(n)})
 }

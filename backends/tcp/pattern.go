@@ -97,39 +97,21 @@ func (f *fragment) check(size uint64) bool {
 }
 
 // cutPattern puts the next part of a pattern into the chunk, of which the head of the frame is
-// there already. It returns the bytes of the part, and how many slots are listed. Of a Write it
-// copies the local list, which the program may change meanwhile, and reports false if that
-// leads out of the memory. Of a Read the list is looked at when the bytes land; that of the
-// other side the owner checks.
-func (x *batch) cutPattern(o *sender) (bytes uint64, slots uint32, ok bool) {
+// there already. It returns the bytes of the part, and how many slots are listed.
+func (x *batch) cutPattern(o *sender) (bytes uint64, slots uint32) {
 	p := &x.pattern
 	bytes = min(partBytes, uint64(p.Count-x.i)*x.entry-x.off)
 	end := x.i + int((x.off+bytes+x.entry-1)/x.entry)
 	end = min(end, lastEntry(&p.Remote, x.i))
-	if x.op == driver.Write {
-		end = min(end, lastEntry(&p.Local, x.i))
-	}
 	bytes = min(bytes, uint64(end-x.i)*x.entry-x.off)
 	f := fragment{skip: x.off, bytes: bytes}
 	f.pattern = driver.Pattern{Run: p.Run, Loops: p.Loops, Count: end - x.i}
 	f.pattern.Remote = cutSide(p.Remote, x.i, end)
-	if x.op == driver.Write {
-		o.local = f.pattern
-		s := &o.local.Local
-		if *s = cutSide(p.Local, x.i, end); s.List != nil {
-			s.List = o.chunk.slots[:copy(o.chunk.slots[:], s.List)]
-			for _, slot := range s.List {
-				if uint64(slot) >= x.room {
-					return 0, 0, false
-				}
-			}
-		}
-	}
 	o.chunk.n = len(f.append(o.chunk.mem[:o.chunk.n]))
 	x.off += bytes
 	x.i += int(x.off / x.entry)
 	x.off %= x.entry
-	return bytes, uint32(len(f.pattern.Remote.List)), true
+	return bytes, uint32(len(f.pattern.Remote.List))
 }
 
 // lastEntry returns the end of the entries from i on that one frame can name of a side.
@@ -152,20 +134,4 @@ func cutSide(s driver.Side, i, end int) driver.Side {
 		s.Base += uint64(from) * s.Stride
 	}
 	return s
-}
-
-// roomOf returns how many slots of a local side lie within a memory. The pattern has passed
-// Pattern.Check, so nothing overflows.
-func roomOf(p *driver.Pattern, size uint64) uint64 {
-	s, extent := &p.Local, p.Run
-	for _, l := range p.Loops {
-		extent += uint64(l.N-1) * l.Local
-	}
-	if s.Per > 1 {
-		extent += (min(uint64(s.First)+uint64(p.Count), uint64(s.Per)) - 1) * s.Step
-	}
-	if s.Stride == 0 {
-		return math.MaxUint64
-	}
-	return (size-s.Base-extent)/s.Stride + 1
 }

@@ -3,10 +3,10 @@
 package tcp
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
@@ -22,16 +22,13 @@ type peer struct {
 	conns []*conn
 	place string // of the owner's, where conns go
 
-	direct bool          // no proxy is between us and the owner's kernel
-	quit   chan struct{} // closed when the owner says that nothing of ours lands any more
-	quits  sync.Once     // closes quit
+	stopped chan struct{} // one place: the owner says that nothing of ours lands any more
 
 	entry   session.Gate  // every call of the program is in it
 	closing chan struct{} // closed when Close begins
 	dead    atomic.Bool   // nothing new begins
-	why     error         // of dead; written before it
 	lost    chan struct{}
-	losing  sync.Once
+	dying   sync.Once
 	ending  sync.Once
 
 	offset    atomic.Int64 // the owner's clock, less steady of ours
@@ -40,13 +37,12 @@ type peer struct {
 	askedAt   int64        // when pulse has asked whether the peer is there; of pulse
 	owesSince int64        // when it last saw that nothing is owed; of pulse
 
-	mu       sync.Mutex // after wmu of a connection, before ctlMu
+	mu       sync.Mutex // after wmu of a connection, before queueMu
 	small    queue
 	large    queue
 	flight   []inFlight // by connection
 	byTag    map[uint64]*batch
 	failed   bool
-	lastID   uint64
 	messages uint64 // numbers of messages given out
 	notifMax int    // bytes of a notification that the owner takes
 	credit   int    // messages that the owner has room for
@@ -58,8 +54,7 @@ type peer struct {
 	lastSent int64  // when we last said something that lets bytes land
 
 	importMu sync.RWMutex
-	imports  []*remote // by key; nil: free
-	freeKeys []uint32
+	imports  session.Imports[remote]
 	asked    map[uint64]chan imported
 	lastAsk  uint64
 }
@@ -83,8 +78,20 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	if err != nil {
 		return 0, 0, fmt.Errorf("import: %w", err)
 	}
-	answer, id := p.ask(&t)
-	defer p.forget(id)
+	answer := make(chan imported, 1)
+	p.importMu.Lock()
+	p.lastAsk++
+	id := p.lastAsk
+	p.asked[id] = answer
+	p.importMu.Unlock()
+	defer func() {
+		p.importMu.Lock()
+		delete(p.asked, id)
+		p.importMu.Unlock()
+	}()
+	p.conns[control].post(&header{kind: kindImport, id: id, key: t.Key, ticket: t.Epoch},
+		t.Secret[:])
+	p.conns[control].kick(false)
 	limit, timer := clock.After(p.b.clock, session.ImportMax)
 	defer timer.Stop()
 	select {
@@ -97,7 +104,10 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 				t.Size, a.r.size, driver.ErrBadToken)
 		}
 		a.r.key = t.Key
-		return p.keep(a.r), t.Size, nil
+		p.importMu.Lock()
+		defer p.importMu.Unlock()
+		key, err := p.imports.Add(a.r)
+		return key, t.Size, err
 	case <-p.lost:
 		return 0, 0, fmt.Errorf("import: %w", driver.ErrPeerLost)
 	case <-p.closing:
@@ -108,56 +118,11 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	}
 }
 
-func (p *peer) ask(t *session.Token) (chan imported, uint64) {
-	answer := make(chan imported, 1)
-	p.importMu.Lock()
-	p.lastAsk++
-	id := p.lastAsk
-	p.asked[id] = answer
-	p.importMu.Unlock()
-	h := header{kind: kindImport, id: id, key: t.Key, ticket: t.Epoch}
-	p.conns[ctl].post(&h, t.Secret[:])
-	p.conns[ctl].kick(false)
-	return answer, id
-}
-
-func (p *peer) forget(id uint64) {
-	p.importMu.Lock()
-	delete(p.asked, id)
-	p.importMu.Unlock()
-}
-
-// keep gives an import a key of its own.
-func (p *peer) keep(r *remote) uint32 {
-	p.importMu.Lock()
-	defer p.importMu.Unlock()
-	if n := len(p.freeKeys); n > 0 {
-		key := p.freeKeys[n-1]
-		p.freeKeys = p.freeKeys[:n-1]
-		p.imports[key] = r
-		return key
-	}
-	p.imports = append(p.imports, r)
-	return uint32(len(p.imports) - 1)
-}
-
-func (p *peer) imported(key uint32) *remote {
-	p.importMu.RLock()
-	defer p.importMu.RUnlock()
-	if uint64(key) >= uint64(len(p.imports)) {
-		return nil
-	}
-	return p.imports[key]
-}
-
 // Drop implements driver.Peer. A batch in flight has what it needs of the import.
 func (p *peer) Drop(key uint32) {
 	p.importMu.Lock()
 	defer p.importMu.Unlock()
-	if uint64(key) < uint64(len(p.imports)) && p.imports[key] != nil {
-		p.imports[key] = nil
-		p.freeKeys = append(p.freeKeys, key)
-	}
+	p.imports.Drop(key)
 }
 
 // Lost implements driver.Peer.
@@ -166,63 +131,67 @@ func (p *peer) Lost() <-chan struct{} { return p.lost }
 // Explain implements driver.Peer.
 func (p *peer) Explain(_, _ uint32) string {
 	how := "in plain text"
-	if p.conns[ctl].tls {
+	if p.conns[control].tls {
 		how = "by TLS 1.3, which knows the peer " + p.to.security.String()
 	}
 	return fmt.Sprintf("%s to %s, %d connections for data",
-		how, p.conns[ctl].tcp.RemoteAddr(), len(p.conns)-1)
+		how, p.conns[control].tcp.RemoteAddr(), len(p.conns)-1)
 }
 
-// accept implements end: what an owner may say.
-func (p *peer) accept(c *conn) verdict {
-	h := &c.in.h
-	ok := false
-	if c.index == ctl {
-		ok = p.told(c, h)
-	} else {
-		switch h.kind {
-		case kindData:
-			ok = p.aim(c, h)
-		case kindAck:
+// serve implements end: what an owner may say.
+func (p *peer) serve(c *conn) error {
+	for {
+		h, body, err := c.nextFrame()
+		if err != nil {
+			return err
+		}
+		ok := false
+		switch {
+		case c.index == control:
+			ok = p.onControl(c, h, body)
+		case h.kind == kindData:
+			var l *landing
+			if l, ok = p.target(c, h); ok {
+				if err := c.land(l); err != nil {
+					return err
+				}
+				p.landed(c, h.id, l.status)
+			}
+		case h.kind == kindAck:
 			p.learn(h.stamp)
-			ok = p.acked(c, h)
+			ok = p.onAck(c, h)
+		}
+		if !ok {
+			return fmt.Errorf("frame of kind %d out of place: %w", h.kind, driver.ErrCorrupt)
 		}
 	}
-	if !ok {
-		c.in.err = fmt.Errorf("frame of kind %d out of place: %w", h.kind, driver.ErrCorrupt)
-		return finished
-	}
-	return more
 }
 
-// eased implements end: nothing of ours waits for that.
-func (p *peer) eased() {}
-
-// told takes what comes over the control connection.
-func (p *peer) told(c *conn, h *header) bool {
+// onControl takes what comes over the control connection. It reports false for what no owner says.
+func (p *peer) onControl(c *conn, h *header, body []byte) bool {
 	switch h.kind {
 	case kindImported:
-		p.answered(h)
+		p.onImported(h)
 	case kindPong:
 		p.learn(h.stamp)
 	case kindChallenge:
 		p.confirm(c, h)
 	case kindCredit:
-		p.credited(int(h.count))
+		p.onCredit(int(h.count))
 	case kindStopped:
-		p.stopped()
+		p.onStopped()
 	case kindAnswer:
-		return p.took(c.in.body)
+		return p.onAnswer(body)
 	default:
 		return false
 	}
 	return true
 }
 
-func (p *peer) answered(h *header) {
+func (p *peer) onImported(h *header) {
 	a := imported{err: session.Status(h.status).Err()}
 	if a.err == nil {
-		a.r = &remote{ticket: h.ticket, size: h.batch, readOnly: h.flags&flagReadOnly != 0}
+		a.r = &remote{ticket: h.ticket, size: h.message, readOnly: h.flags&flagReadOnly != 0}
 	}
 	p.importMu.Lock()
 	defer p.importMu.Unlock()
@@ -232,7 +201,7 @@ func (p *peer) answered(h *header) {
 	}
 }
 
-func (p *peer) credited(n int) {
+func (p *peer) onCredit(n int) {
 	p.mu.Lock()
 	p.credit += min(n, 1<<16)
 	starved := p.starved
@@ -243,64 +212,146 @@ func (p *peer) credited(n int) {
 	}
 }
 
-// aim says where the bytes of a Read go.
-func (p *peer) aim(c *conn, h *header) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	q := p.flight[c.index].at(h.id)
-	if q == nil || q.notif || q.batch.op != driver.Read || q.n != uint64(h.length) {
-		return false
-	}
-	x := q.batch
-	seg := &x.views[q.v].local.seg
-	c.in.land = landing{mem: seg.Mem, shared: seg.Shared, cancel: &x.dropped, ranges: x.locals(q)}
-	return true
-}
-
-// finish implements end: a Read is over when its acknowledgement comes. It fails if an index
-// list of the program has changed.
-func (p *peer) finish(c *conn) {
-	if c.in.land.status == session.StatusOK {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if q := p.flight[c.index].at(c.in.h.id); q != nil {
-		p.drop(q.batch, c.in.land.status.Err())
-	}
-}
-
-// stopped takes word that nothing of ours lands any more, which we have asked for, or the owner
+// onStopped takes word that nothing of ours lands any more, which we have asked for, or the owner
 // has lost a connection.
-func (p *peer) stopped() {
-	p.quits.Do(func() { close(p.quit) })
+func (p *peer) onStopped() {
+	select {
+	case p.stopped <- struct{}{}:
+	default:
+	}
 	p.mu.Lock()
 	asked := p.failed
 	p.mu.Unlock()
-	if asked {
-		return
+	if !asked {
+		p.lose()
 	}
-	p.lose(fmt.Errorf("the owner has lost a connection: %w", driver.ErrPeerLost))
 }
 
 // broken implements end.
-func (p *peer) broken(c *conn, err error) {
-	if c.index == ctl && p.direct && errors.Is(err, errEnded) {
-		p.quits.Do(func() { close(p.quit) })
-	}
-	p.lose(err)
-}
+func (p *peer) broken(*conn, error) { p.lose() }
 
 // lose ends the connections because the peer is gone. What is in flight completes once it is
 // certain that nothing of it lands.
-func (p *peer) lose(err error) {
-	p.losing.Do(func() {
-		if !errors.Is(err, driver.ErrPeerLost) {
-			err = errors.Join(err, driver.ErrPeerLost)
-		}
-		p.why = err
+func (p *peer) lose() {
+	if p.die() {
+		p.b.tasks.Start(func() { p.shutDown(driver.ErrPeerLost) })
+	}
+}
+
+// die has nothing new begin, and tells the program, before anything completes for that reason. It
+// reports whether it was the first to do so.
+func (p *peer) die() (first bool) {
+	p.dying.Do(func() {
+		first = true
 		p.dead.Store(true)
-		close(p.lost) // before anything completes for that reason
-		p.b.tasks.Start(func() { p.part(driver.ErrPeerLost) })
+		close(p.lost)
 	})
+	return first
+}
+
+// Close implements driver.Peer. It waits a while for what is on its way, at most for
+// Config.CloseMax, and then asks the owner to land nothing any more: that is proved when the
+// owner says so, or when all that we sent is too old to land. So it takes at most CloseMax
+// and 9/8 of the age limit of the connection; where the network's round trip makes that limit
+// longer than Grace, the first wait is shorter by as much.
+func (p *peer) Close() error {
+	if p.entry.Shut() {
+		close(p.closing)
+	}
+	p.entry.Wait()
+	p.shutDown(driver.ErrClosed)
+	return nil
+}
+
+// shutDown ends the connections and completes all batches with why. It returns when that is done,
+// by whichever goroutine.
+func (p *peer) shutDown(why error) {
+	p.ending.Do(func() {
+		if p.dead.Load() {
+			why = driver.ErrPeerLost // also where the program closes first
+		} else {
+			p.dropAll(why)
+			p.awaitQuiet()
+		}
+		p.mu.Lock()
+		p.failed = true
+		busy := len(p.byTag) > 0
+		last := p.lastSent
+		if busy && last != 0 {
+			last += p.grace + p.grace/8 // more than the clocks drift apart: see driftPart
+		}
+		p.mu.Unlock()
+		for _, c := range p.conns[express:] {
+			c.stop()
+		}
+		for _, c := range p.conns[express:] {
+			c.close(busy)
+		}
+		if busy {
+			p.conns[control].send(header{kind: kindStop})
+			p.outlive(last)
+		}
+		p.conns[control].close(busy)
+		p.completeAll(why)
+		p.b.mu.Lock()
+		delete(p.b.peers, p)
+		p.b.mu.Unlock()
+		p.die()
+	})
+}
+
+// dropAll takes what waits out of the queues.
+func (p *peer) dropAll(why error) {
+	p.mu.Lock()
+	for _, x := range p.byTag {
+		if x.queue != nil { // else all of it is on its way, and a message may be
+			p.drop(x, why)
+			p.settle(x)
+		}
+	}
+	p.mu.Unlock()
+	p.b.wakeForDone()
+	p.conns[express].kickAnswers()
+}
+
+// awaitQuiet waits for what is on its way.
+func (p *peer) awaitQuiet() {
+	p.mu.Lock()
+	longer := p.grace - int64(p.b.cfg.Grace)
+	p.mu.Unlock()
+	end := p.b.clock.Now() + int64(p.b.cfg.CloseMax) - longer - longer/8
+	for pause := 10 * time.Microsecond; !p.dead.Load(); pause = min(2*pause, time.Millisecond) {
+		p.mu.Lock()
+		n := len(p.byTag)
+		p.mu.Unlock()
+		if n == 0 && p.written() || p.b.clock.Now() > end {
+			return
+		}
+		p.b.clock.Sleep(pause)
+	}
+}
+
+// written reports whether nothing waits to be written.
+func (p *peer) written() bool {
+	for _, c := range p.conns {
+		if c.kicks.Load() > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// completeAll ends what is left.
+func (p *peer) completeAll(why error) {
+	p.mu.Lock()
+	for tag, x := range p.byTag {
+		delete(p.byTag, tag)
+		if x.err == nil {
+			x.err = why
+		}
+		p.complete(x)
+	}
+	p.small, p.large, p.flight = queue{}, queue{}, make([]inFlight, len(p.conns))
+	p.mu.Unlock()
+	p.b.wakeForDone()
 }

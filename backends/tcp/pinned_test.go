@@ -82,7 +82,7 @@ func TestSecretOfTheAddress(t *testing.T) {
 // TestWaysThatDiffer names both, and the cure.
 func TestWaysThatDiffer(t *testing.T) {
 	ways := map[security]*Backend{plain: open(t, Config{}), pinned: openPinned(t),
-		certified: open(t, Config{TLS: newAuthority().config()})}
+		certified: open(t, Config{TLS: newAuthority().config(24 * time.Hour)})}
 	for ours, near := range ways {
 		for theirs, owner := range ways {
 			if ours == theirs {

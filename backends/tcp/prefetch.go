@@ -14,13 +14,10 @@ const (
 	prefetchBytes = 2 << 10 // of each: the processor sees by itself how a longer one goes on
 )
 
-// look has the next n pieces fetched.
-func (s *prefetcher) look(n int) {
+// fetch has the next n pieces fetched.
+func (s *prefetcher) fetch(n int) {
 	for ; n > 0 && s.left > 0; n-- {
-		off, k, ok := s.next()
-		if !ok {
-			return
-		}
+		off, k := s.next()
 		prefetch(s.mem[off : off+min(k, prefetchBytes)])
 		s.advance(k)
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
 )
 
@@ -29,11 +30,14 @@ func (b *Backend) pulse() {
 	now := b.clock.Now()
 	slept := now-b.beat > int64(b.cfg.Failure)/2 // we stood still
 	b.beats++
-	for _, p := range b.allPeers() {
+	b.mu.Lock()
+	peers, accepted := slices.Collect(maps.Keys(b.peers)), slices.Collect(maps.Values(b.accepted))
+	b.mu.Unlock()
+	for _, p := range peers {
 		p.check(now, slept)
 	}
 	if b.beats%pulses == 0 {
-		for _, g := range b.allAccepted() {
+		for _, g := range accepted {
 			g.check(now, slept)
 		}
 	}
@@ -48,18 +52,6 @@ func (b *Backend) awaitPulse(now int64) {
 		b.beat = now
 		b.pulsing = b.clock.AfterFunc(b.cfg.Failure/pulses, b.pulse)
 	}
-}
-
-func (b *Backend) allPeers() []*peer {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.Collect(maps.Keys(b.peers))
-}
-
-func (b *Backend) allAccepted() []*inbound {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.Collect(maps.Values(b.accepted))
 }
 
 // check is pulse's look at a peer.
@@ -86,12 +78,12 @@ func (p *peer) check(now int64, slept bool) {
 	// on the others.
 	if silent >= session.IdleFailures*failure ||
 		min(silent, heard, time.Duration(now-p.owesSince)) > failure {
-		p.lose(session.HostLost(silent))
+		p.lose()
 		return
 	}
-	if owes && time.Duration(now-p.askedAt) >= failure/2 && !p.conns[ctl].left {
+	if owes && time.Duration(now-p.askedAt) >= failure/2 && !p.conns[control].left {
 		p.askedAt = now
-		p.conns[ctl].send(header{kind: kindPing})
+		p.conns[control].send(header{kind: kindPing})
 	}
 }
 
@@ -105,7 +97,7 @@ func (g *inbound) check(now int64, slept bool) {
 			continue
 		}
 		if silent, _ := c.silence(now, slept); silent >= session.IdleFailures*g.b.cfg.Failure {
-			g.broken(c, session.HostLost(silent))
+			g.broken(c, driver.ErrPeerLost)
 		}
 	}
 }
@@ -116,36 +108,4 @@ func (c *conn) silence(now int64, slept bool) (silent, acked time.Duration) {
 	s := c.b.kernel(c)
 	c.left = s.Pending
 	return c.host.Look(s, now, slept), s.SinceAck
-}
-
-// What a peer sends carries a time by the owner's clock that is past. The peer works it out by its
-// own clock from the last that the owner told, and the two clocks do not run alike. The kernel
-// corrects CLOCK_MONOTONIC, which this is, by at most 500 ppm for NTP (MAXFREQ of linux/timex.h:
-// more is a step, or a slew that a daemon was configured for), so two hosts drift apart by at
-// most 1,000 ppm: one part in driftPart. The peer takes the owner's clock for so much slower.
-// CLOCK_MONOTONIC_RAW, which nothing corrects, would cost Go a system call for each look.
-const driftPart = 1000
-
-// stampMax is how old what a peer knows of the owner's clock may be. Its time lags by 60 ms then.
-const stampMax = int64(time.Minute)
-
-// steady is how far the owner's clock has come at least when ours shows that.
-func steady(now int64) int64 { return now - now/driftPart }
-
-// learn takes what the owner's clock showed when it sent this.
-func (p *peer) learn(stamp int64) {
-	if stamp > 0 {
-		now := p.b.clock.Now()
-		p.offset.Store(stamp - steady(now)) // it was later there than that when this arrived
-		p.learned.Store(now)
-	}
-}
-
-// stamp is a time by the owner's clock that is past: 0 if we do not know, and the owner asks.
-func (p *peer) stamp() int64 {
-	now := p.b.clock.Now()
-	if now-p.learned.Load() > stampMax {
-		return 0
-	}
-	return steady(now) + p.offset.Load()
 }

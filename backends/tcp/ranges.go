@@ -5,13 +5,12 @@ package tcp
 import "github.com/sluicehq/sluice/driver"
 
 // ranges walks the pieces of one part in one memory: as a frame names them, or as the local
-// side of a batch does. It is copied to look ahead.
+// side of a batch does. All of them were checked to lie within the memory. It is copied to look
+// ahead.
 type ranges struct {
 	left uint64 // bytes of the part that are not passed
-	size uint64 // of the memory
 	off  uint64 // where the piece at the cursor goes on, for
 	n    uint64 // bytes; 0: the next piece is to be looked up
-	bad  bool   // that piece is not within the memory
 
 	table   []byte          // the pieces are entries of a frame, or
 	descs   []driver.Desc   // the local side of descriptors, or
@@ -45,13 +44,12 @@ func (r *ranges) stride(loop int) uint64 {
 	return r.pattern.Loops[loop].Local
 }
 
-// next returns the contiguous range at the cursor; left is over 0. It reports false if that is
-// not within the memory, as in an index list that has changed.
-func (r *ranges) next() (off, n uint64, ok bool) {
+// next returns the contiguous range at the cursor; left is over 0.
+func (r *ranges) next() (off, n uint64) {
 	if r.n == 0 {
 		r.look()
 	}
-	return r.off, min(r.n, r.left), !r.bad
+	return r.off, min(r.n, r.left)
 }
 
 // look finds the next piece.
@@ -67,7 +65,6 @@ func (r *ranges) look() {
 		r.off, r.n = entryAt(r.table, r.i)
 		r.i++
 	}
-	r.bad = r.off > r.size || min(r.n, r.left) > r.size-r.off
 }
 
 // lookRun takes runs of a pattern that adjoin as one piece.
@@ -124,7 +121,7 @@ func (r *ranges) advance(n uint64) {
 // skipOver moves on by n bytes of any number of pieces.
 func (r *ranges) skipOver(n uint64) {
 	for n > 0 {
-		_, k, _ := r.next()
+		_, k := r.next()
 		k = min(k, n)
 		r.advance(k)
 		n -= k

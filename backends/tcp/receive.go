@@ -3,6 +3,8 @@
 package tcp
 
 import (
+	"errors"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/internal/session"
@@ -12,277 +14,210 @@ import (
 // goes through a chunk, which is read with one call for many frames and pieces.
 const directMin = 8 << 10
 
-// receiver is what a connection has read so far. rmu guards it.
+// receiver is the reading half of a connection, which its reading goroutine alone uses. Bytes come
+// through a chunk, but for those of large payloads in plain text, which the kernel puts in place.
 type receiver struct {
-	head  [headBytes]byte
-	got   int // of head, and then
-	phase phase
-	h     header
-	body  []byte // what of a frame is needed as a whole; in chunk, unless it is large
-	land  landing
-	frag  fragment // of an owner: what land walks
-	err   error
-
-	chunk    *chunk
-	from, to int // read and not looked at, in chunk
+	chunk    *chunk          // nil while the connection waits for a frame
+	from, to int             // read and not used yet, in chunk
+	head     [headBytes]byte // of TLS, before there is a chunk
+	h        header
+	land     landing
 	vector   vector
-	aimed    int // bytes of vector that lie in place
-	large    bool
+	large    bool // the last payload was: the next one is to go in place as well
+	short    bool // the last read brought less than was asked, so the next one may wait
+
+	// readOnce, which readMore has the poller call; made once, since a closure would be allocated.
+	read func(fd uintptr) bool
+
+	into *landing // what readOnce reads, and how it ended
+	room int
+	idle bool
+	err  error
 }
 
-type phase uint8
+// errOver is the end of a connection by our own side.
+var errOver = errors.New("the connection is over")
 
-const (
-	atHead phase = iota
-	atBody
-	atPayload
-)
+// receive is the reading goroutine of a connection.
+func (c *conn) receive() {
+	err := c.end.serve(c)
+	if c.in.chunk != nil {
+		c.b.chunks.put(c.in.chunk)
+	}
+	if !c.over.Load() {
+		c.end.broken(c, err)
+	}
+}
 
-// consume takes what was read off the chunk.
-func (c *conn) consume() verdict {
+// nextFrame returns the head of the next frame, and what must be there of it as a whole. Both stay
+// until it is called again.
+func (c *conn) nextFrame() (h *header, body []byte, err error) {
 	in := &c.in
-	for {
-		b := in.chunk.mem[in.from:in.to]
-		switch in.phase {
-		case atHead:
-			n := copy(in.head[in.got:], b)
-			in.got, in.from = in.got+n, in.from+n
-			if in.got < headBytes {
-				return more
-			}
-			if in.err = in.h.decode(&in.head); in.err != nil {
-				return finished
-			}
-			in.phase, in.body = atBody, in.chunk.table[:0]
-		case atBody:
-			n := min(in.h.buffered()-len(in.body), len(b))
-			in.body, in.from = append(in.body, b[:n]...), in.from+n
-			if len(in.body) < in.h.buffered() {
-				return more
-			}
-			in.land = landing{}
-			if v := c.end.accept(c); v != more {
-				return v
-			}
-			in.phase = atPayload
-		case atPayload:
-			n, v := in.land.fill(b)
-			in.from += n
-			if v != more {
-				return v
-			}
-			if in.land.left > 0 && in.from < in.to {
-				continue
-			}
-			if in.land.left > 0 {
-				return more
-			}
-			if n := in.h.payload(); n > 0 {
-				in.large = n >= directMin
-			}
-			c.end.finish(c)
-			in.phase, in.got, in.land = atHead, 0, landing{}
-		}
+	if err := c.buffer(headBytes); err != nil {
+		return nil, nil, err
 	}
+	h = &in.h
+	if err := h.decode((*[headBytes]byte)(in.chunk.mem[in.from:])); err != nil {
+		return nil, nil, err
+	}
+	in.from += headBytes
+	n := h.buffered()
+	if err := c.buffer(n); err != nil {
+		return nil, nil, err
+	}
+	body = in.chunk.mem[in.from : in.from+n]
+	in.from += n
+	if payload := int(h.length) - n; payload > 0 {
+		in.large = payload >= directMin
+		body = in.chunk.table[:copy(in.chunk.table[:], body)] // the payload comes over it
+	}
+	return h, body, nil
 }
 
-// aim lists where the next bytes go: those of a large payload into place, what follows into
-// the chunk. Behind a large frame there is probably another, of which only the head and the
-// table may be taken: its payload has a place of its own.
-func (c *conn) aim() {
+// buffer has at least n bytes in the chunk. Behind a large frame there is probably another, of
+// which only the head and one entry are taken: its payload has a place of its own.
+func (c *conn) buffer(n int) error {
 	in := &c.in
-	in.vector.drop()
-	in.aimed, in.from, in.to = 0, 0, 0
-	room := chunkBytes
-	if in.phase == atPayload && in.land.mem != nil {
-		ahead := in.land.ranges
-		for in.vector.n < vectorMax-1 && ahead.left > 0 {
-			off, n, ok := ahead.next()
-			if !ok || n < directMin && ahead.left > directMin {
-				break
-			}
-			in.vector.add(in.land.mem[off : off+n])
-			ahead.advance(n)
+	for in.to-in.from < n {
+		if in.from > 0 {
+			in.to = copy(in.chunk.mem[:], in.chunk.mem[in.from:in.to])
+			in.from = 0
 		}
-		in.aimed = in.vector.sum
-		if in.aimed > 0 {
-			room = headBytes + entryBytes
+		whole := max(n, chunkBytes)
+		if in.large {
+			whole = max(n, headBytes+entryBytes)
 		}
-	}
-	if in.aimed == 0 && in.large && in.phase == atHead {
-		room = headBytes + entryBytes - in.got
-	}
-	in.vector.add(in.chunk.mem[:room])
-}
-
-// fetch reads once and takes what came.
-func (c *conn) fetch(fd int) (n int, err error, v verdict) {
-	in := &c.in
-	c.aim()
-	if in.aimed > 0 {
-		switch in.land.enter() {
-		case paused:
-			return 0, nil, paused
-		case finished: // what is not wanted goes into the chunk
-			in.vector.drop()
-			in.aimed = 0
-			in.vector.add(in.chunk.mem[:chunkBytes])
-		}
-	}
-	n, err = in.vector.read(fd)
-	if in.aimed > 0 {
-		in.land.leave()
-		if err == unix.EFAULT {
-			in.land.mem, in.land.status = nil, session.StatusFault
-			return c.fetch(fd) // into the chunk: the kernel has kept what it could not place
-		}
-	}
-	if n <= 0 || err != nil {
-		return n, err, more
-	}
-	placed := min(n, in.aimed)
-	in.land.skipOver(uint64(placed))
-	in.to = n - placed
-	return n, nil, c.consume()
-}
-
-// readable is what the poller calls: it reads until there is nothing left.
-func (c *conn) readable(fd uintptr) bool {
-	c.after = c.readAll(int(fd))
-	return c.after != idle
-}
-
-func (c *conn) readAll(fd int) verdict {
-	c.rmu.Lock()
-	defer c.rmu.Unlock()
-	in := &c.in
-	if c.over.Load() {
-		return finished
-	}
-	if in.chunk == nil {
-		in.chunk = c.b.chunks.take()
-	} else if v := c.consume(); v != more { // what was left, if we were held
-		return v
-	}
-	for {
-		n, err, v := c.fetch(int(fd))
-		switch {
-		case wouldBlock(err):
-			if in.phase == atHead {
-				c.rest()
-			}
-			c.kickAnswers()
-			return idle
-		case err != nil:
-			in.err = err
-			return finished
-		case v != more:
-			return v
-		case n == 0:
-			in.err = errEnded
-			return finished
-		case n < in.vector.sum:
-			c.kickAnswers() // before we look in vain
-		}
-		if c.over.Load() {
-			return finished
-		}
-	}
-}
-
-// rest gives back what an idle connection does not need.
-func (c *conn) rest() {
-	in := &c.in
-	in.vector.drop()
-	in.body = nil
-	c.b.chunks.give(in.chunk)
-	in.chunk = nil
-}
-
-// readPlain is the reading goroutine.
-func (c *conn) readPlain() error {
-	for {
-		if err := c.raw.Read(c.read); err != nil {
+		in.room = whole - in.to
+		if err := c.readMore(nil, in.to == 0 && n == headBytes); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// land brings the payload of a frame to where it goes, piece by piece.
+func (c *conn) land(l *landing) error {
+	in := &c.in
+	for l.left > 0 {
+		var err error
+		if in.from == in.to {
+			in.from, in.to, in.room = 0, 0, chunkBytes
+			err = c.readMore(l, false)
+		} else {
+			b := in.chunk.mem[in.from:in.to]
+			b = b[:min(uint64(len(b)), l.left, handMax)]
+			if err = c.copyPiece(l, b); err == nil {
+				in.from += len(b)
+			}
+		}
+		if err == errStale {
+			c.kickAnswers()
+			err = c.awaitResume()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyPiece copies bytes that have come, at most handMax.
+func (c *conn) copyPiece(l *landing, b []byte) error {
+	left := l.left - uint64(len(b))
+	switch err := c.enter(l); err {
+	case nil:
+		if err := l.place(b); err != nil {
+			l.mem, l.status = nil, session.StatusOf(err)
+		}
+		c.leave(l)
+	case errUnwanted:
+	default:
+		return err
+	}
+	l.left = left
+	return nil
+}
+
+// readMore reads once, up to in.room bytes into the chunk, and waits for the other side where
+// nothing has come: between frames, idle, without a chunk. In plain text the bytes of l that may go
+// in place go there first.
+func (c *conn) readMore(l *landing, idle bool) (err error) {
+	in := &c.in
+	if in.short || c.tls && l == nil {
+		c.kickAnswers() // before we wait
+	}
+	if !c.tls {
+		in.into, in.idle = l, idle
+		if err := c.raw.Read(in.read); err != nil {
+			return err
+		}
+		return in.err
+	}
+	n := 0
+	if idle {
+		if in.chunk != nil {
+			c.b.chunks.put(in.chunk)
+			in.chunk = nil
+		}
+		n, err = c.net.Read(in.head[:])
+		in.chunk = c.b.chunks.get()
+		copy(in.chunk.mem[:], in.head[:n])
+	} else {
+		n, err = c.net.Read(in.chunk.mem[in.to:][:in.room])
+	}
+	if in.to += n; n > 0 {
+		return nil // an error comes again
+	}
+	return err
+}
+
+// readOnce is readMore in plain text, as the poller calls it until it reports true.
+func (c *conn) readOnce(fd uintptr) bool {
+	in := &c.in
+	if in.chunk == nil {
+		in.chunk = c.b.chunks.get()
+	}
+	aimed, room := 0, in.room
+	if l := in.into; l != nil && l.aim(&in.vector) {
+		switch err := c.enter(l); err {
+		case nil:
+			aimed, room = in.vector.sum, headBytes+entryBytes
+		case errUnwanted: // it goes into the chunk
+			in.vector.drop()
+		default:
+			in.vector.drop()
+			in.err = err
+			return true
+		}
+	}
+	in.vector.add(in.chunk.mem[in.to:][:room])
+	asked := in.vector.sum
+	n, err := in.vector.call(unix.SYS_READV, int(fd))
+	if aimed > 0 {
+		c.leave(in.into)
+	}
+	in.vector.drop()
+	switch {
+	case aimed > 0 && err == unix.EFAULT: // the kernel has kept what it could not place
+		in.into.mem, in.into.status = nil, session.StatusFault
+		return c.readOnce(fd)
+	case err == unix.EAGAIN:
+		if in.idle {
+			c.b.chunks.put(in.chunk)
+			in.chunk = nil
 		}
 		c.kickAnswers()
-		if c.after == paused && c.awaitResume() {
-			continue
+		return false
+	case err == nil && n == 0:
+		err = errEnded
+	case err == nil:
+		in.short = n < asked
+		if placed := min(n, aimed); placed > 0 {
+			in.into.skipOver(uint64(placed))
+			n -= placed
 		}
-		return c.in.err
+		in.to += n
 	}
-}
-
-// readSecure is readPlain over TLS, which has records and blocks: the head of a frame is
-// awaited without a chunk.
-func (c *conn) readSecure() error {
-	var head [headBytes]byte
-	for {
-		n, err := c.net.Read(head[:headBytes-c.in.got])
-		if err != nil {
-			return err
-		}
-		c.rmu.Lock()
-		if c.over.Load() {
-			c.rmu.Unlock()
-			return nil
-		}
-		if c.in.chunk == nil {
-			c.in.chunk = c.b.chunks.take()
-		}
-		c.in.from, c.in.to = 0, copy(c.in.chunk.mem[:], head[:n])
-		c.rmu.Unlock()
-		if err := c.readFrame(); err != nil || c.over.Load() {
-			return err
-		}
-	}
-}
-
-// readFrame takes what is in the chunk, and reads on until a frame has ended.
-func (c *conn) readFrame() error {
-	for {
-		c.rmu.Lock()
-		if c.over.Load() {
-			c.rmu.Unlock()
-			return nil
-		}
-		switch v := c.consume(); {
-		case v == finished:
-			defer c.rmu.Unlock()
-			return c.in.err
-		case v == paused:
-			c.rmu.Unlock()
-			c.kickAnswers()
-			if !c.awaitResume() {
-				return nil
-			}
-			continue
-		case c.in.phase == atHead:
-			c.rest()
-			c.rmu.Unlock()
-			c.kickAnswers()
-			return nil
-		}
-		want := c.wanted()
-		mem := c.in.chunk
-		c.rmu.Unlock()
-		// The chunk is ours until the lock is held again, unless we are stopped: then
-		// what it holds is dropped.
-		n, err := c.net.Read(mem.mem[:want])
-		if err != nil {
-			return err
-		}
-		c.rmu.Lock()
-		c.in.from, c.in.to = 0, n
-		c.rmu.Unlock()
-	}
-}
-
-// wanted is how much of the present frame a read may bring.
-func (c *conn) wanted() int {
-	in := &c.in
-	if in.phase == atPayload {
-		return int(min(in.land.left, chunkBytes))
-	}
-	return min(in.h.buffered()-len(in.body), chunkBytes)
+	in.err = err
+	return true
 }

@@ -26,7 +26,7 @@ func TestRevokeWaitsForThePieceInHand(t *testing.T) {
 	p := dial(t, near, owner.Addr())
 	token, err := m.AppendToken(nil)
 	require.NoError(t, err)
-	key := take(t, p, m)
+	key := importKey(t, p, m)
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
 
@@ -52,25 +52,6 @@ func TestRevokeWaitsForThePieceInHand(t *testing.T) {
 	require.NoError(t, <-proved)
 	require.NoError(t, m.Revoke(over), "the proof is there at once")
 	require.Zero(t, mem[0])
-}
-
-// A second Revoke answers no sooner than the first: the piece in hand has landed.
-func TestSecondRevokeWaitsForThePieceInHand(t *testing.T) {
-	owner := open(t, Config{})
-	m, _ := share(t, owner, 4096)
-	require.True(t, m.enter(m.ticket.Load()))
-	closed := make(chan error, 2)
-	for range 2 {
-		go func() { closed <- m.Revoke(context.Background()) }()
-	}
-	select {
-	case err := <-closed:
-		require.Fail(t, "a Revoke returned with a piece in hand", "%v", err)
-	case <-time.After(100 * time.Millisecond):
-	}
-	m.leave()
-	require.NoError(t, <-closed)
-	require.NoError(t, <-closed)
 }
 
 // renewing is memory of which the pages can be exchanged.
@@ -102,7 +83,7 @@ func TestNothingLandsDuringRenew(t *testing.T) {
 	}
 	far, away, farRenew := shared(owner)
 	m, local, nearRenew := shared(near)
-	key := take(t, p, far)
+	key := importKey(t, p, far)
 	for _, op := range []driver.Op{driver.Write, driver.Read} {
 		from, to, x := local, away, farRenew
 		if op == driver.Read {
@@ -145,7 +126,7 @@ func TestPieceThatWaitedIsLookedAtAgain(t *testing.T) {
 	}{{far, &far.gate}, {shared, &x.landing}} {
 		fill(local, 0xEE)
 		p := dial(t, near, owner.Addr())
-		key := take(t, p, wait.in)
+		key := importKey(t, p, wait.in)
 		wait.lock.Lock()
 		d := []driver.Desc{{Len: 4096, LocalKey: m.key, RemoteKey: key}}
 		require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}))
@@ -189,7 +170,7 @@ func TestTokenOfTheNextEpoch(t *testing.T) {
 		_, _, err = p.Import(forged.Append(nil, &owner.address.owner))
 		require.ErrorIs(t, err, want)
 	}
-	take(t, p, next.(*memory))
+	importKey(t, p, next.(*memory))
 }
 
 // TestRevokesOfAStuckPiece wait by one goroutine, however often the engine looks for the proof: a
@@ -209,9 +190,14 @@ func TestRevokesOfAStuckPiece(t *testing.T) {
 		require.Error(t, m.Revoke(over))
 	}
 	require.Less(t, runtime.NumGoroutine(), before+50)
-	revoked := make(chan error, 1)
-	go func() { revoked <- m.Revoke(t.Context()) }()
+	revoked := make(chan error, 2)
+	for range 2 {
+		go func() { revoked <- m.Revoke(t.Context()) }()
+	}
+	runtime.Gosched()
+	require.Empty(t, revoked, "a Revoke returned with a piece in hand")
 	leave()
+	require.NoError(t, <-revoked)
 	require.NoError(t, <-revoked)
 	require.NoError(t, m.Revoke(over))
 	require.NoError(t, m.Revoke(context.Background()))

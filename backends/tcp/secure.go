@@ -195,7 +195,8 @@ func (r *records) Write(p []byte) (int, error) {
 		return r.TCPConn.Write(p)
 	}
 	if r.chunk == nil {
-		r.chunk = r.b.chunks.take()
+		r.chunk = r.b.chunks.get()
+		r.chunk.n = 0
 	}
 	r.chunk.n += copy(r.chunk.mem[r.chunk.n:], p) // a record is smaller than a chunk
 	return len(p), nil
@@ -208,6 +209,6 @@ func (r *records) empty() {
 	if _, err := r.TCPConn.Write(r.chunk.mem[:r.chunk.n]); r.failed == nil {
 		r.failed = err
 	}
-	r.b.chunks.give(r.chunk)
+	r.b.chunks.put(r.chunk)
 	r.chunk = nil
 }

@@ -3,9 +3,10 @@
 package tcp
 
 import (
+	"errors"
+
 	"golang.org/x/sys/unix"
 
-	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/session"
 )
@@ -25,7 +26,6 @@ type sender struct {
 	first  int // of direct that is not written
 	count  int
 	src    source
-	local  driver.Pattern // what src walks, where it is a pattern of ours
 	vector vector
 	err    error
 }
@@ -41,18 +41,13 @@ type source struct {
 	open   bool           // sent is to be called
 }
 
-func (o *sender) pending() bool {
-	return o.chunk != nil && o.from < o.chunk.n || o.first < o.count
-}
-
 func (o *sender) release(b *Backend) {
 	if o.chunk != nil {
-		b.chunks.give(o.chunk)
+		b.chunks.put(o.chunk)
 		o.chunk = nil
 	}
 	o.vector.drop()
 	clear(o.direct[:o.count])
-	o.local = driver.Pattern{}
 	o.from, o.first, o.count = 0, 0, 0
 }
 
@@ -65,16 +60,16 @@ func (o *sender) put(h *header) { o.chunk.n = len(h.append(o.chunk.mem[:o.chunk.
 // post queues a frame that goes before data; kick must follow.
 func (c *conn) post(h *header, body []byte) {
 	h.length = uint32(len(body))
-	c.ctlMu.Lock()
-	c.ctl = append(h.append(c.ctl), body...)
-	c.ctlMu.Unlock()
+	c.queueMu.Lock()
+	c.queue = append(h.append(c.queue), body...)
+	c.queueMu.Unlock()
 }
 
-// posted is how many bytes wait.
+// posted is how many bytes are queued.
 func (c *conn) posted() int {
-	c.ctlMu.Lock()
-	defer c.ctlMu.Unlock()
-	return len(c.ctl)
+	c.queueMu.Lock()
+	defer c.queueMu.Unlock()
+	return len(c.queue)
 }
 
 // send is post and kick.
@@ -83,6 +78,7 @@ func (c *conn) send(h header) {
 	c.kick(false)
 }
 
+// kickAnswers has written what answers the other side, if anything does.
 func (c *conn) kickAnswers() {
 	if c.posted() > 0 || c.serves.Load() {
 		c.kick(false)
@@ -106,6 +102,7 @@ func (c *conn) handOver() {
 	c.work <- struct{}{} // one goroutine has the writing, and there is one place
 }
 
+// write is the writing goroutine.
 func (c *conn) write() {
 	for {
 		select {
@@ -114,47 +111,50 @@ func (c *conn) write() {
 			return
 		}
 		if c.tls {
-			c.drain(-1)
+			_ = c.drain(-1) // the reader finds the same, and tells of it
 		} else if c.raw.Write(c.writeOut) != nil {
 			return // it is closed
 		}
 	}
 }
 
-// drain writes what there is, and gives the writing up unless the socket is full.
-func (c *conn) drain(fd int) verdict {
+// errBlocked: the socket takes no more.
+var errBlocked = errors.New("the socket is full")
+
+// drain writes what there is, and gives the writing up unless there is an error.
+func (c *conn) drain(fd int) error {
 	for {
 		before := c.kicks.Load()
-		switch v := c.flush(fd); v {
-		case blocked, finished:
-			return v
+		if err := c.flush(fd); err != nil {
+			return err
 		}
 		if c.kicks.CompareAndSwap(before, 0) {
-			return idle
+			return nil
 		}
 	}
 }
 
-// flush writes until there is nothing left, or the socket takes no more.
-func (c *conn) flush(fd int) verdict {
+// flush writes until there is nothing left. The error of a connection that has ended is told by its
+// reader, which finds it as well.
+func (c *conn) flush(fd int) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	o := &c.out
 	for {
 		if c.over.Load() {
-			return finished
+			return errOver
 		}
-		if !o.pending() && !c.load() {
+		pending := o.chunk != nil && o.from < o.chunk.n || o.first < o.count
+		if !pending && !c.load() {
 			o.release(c.b)
-			return idle
+			return nil
 		}
 		n, err := c.push(fd)
-		if wouldBlock(err) {
-			return blocked
+		if err == unix.EAGAIN {
+			return errBlocked
 		}
 		if err != nil {
-			// The reader finds the same, and tells of it.
-			return finished
+			return err
 		}
 		o.wrote(n)
 	}
@@ -165,7 +165,7 @@ func (c *conn) flush(fd int) verdict {
 func (c *conn) load() bool {
 	o := &c.out
 	if o.chunk == nil {
-		o.chunk = c.b.chunks.take()
+		o.chunk = c.b.chunks.get()
 	}
 	o.chunk.n, o.from, o.first, o.count = 0, 0, 0, 0
 	for {
@@ -183,36 +183,36 @@ func (c *conn) load() bool {
 			o.src = source{}
 		case o.room() < chunkSlack:
 			return true
-		case c.takePosted():
-			if c.crowded.Load() && c.crowded.Swap(false) {
-				c.end.eased()
-			}
+		case c.loadQueued():
 		case !c.end.next(c):
 			return o.chunk.n > 0
 		}
 	}
 }
 
-// takePosted moves queued frames into the chunk. Those that do not fit go as they are.
-func (c *conn) takePosted() bool {
+// loadQueued moves queued frames into the chunk. Those that do not fit go as they are.
+func (c *conn) loadQueued() bool {
 	o := &c.out
-	c.ctlMu.Lock()
-	defer c.ctlMu.Unlock()
-	if len(c.ctl) == 0 {
+	c.queueMu.Lock()
+	defer c.queueMu.Unlock()
+	if len(c.queue) == 0 {
 		return false
 	}
 	if c.choked.Swap(false) {
 		c.proceed()
 	}
-	if len(c.ctl) <= o.room() {
-		o.chunk.n += copy(o.chunk.mem[o.chunk.n:], c.ctl)
-		if c.ctl = c.ctl[:0]; cap(c.ctl) > bodyMax {
-			c.ctl = nil
+	if c.crowded.Swap(false) {
+		c.b.alarm() // there is room to Answer
+	}
+	if len(c.queue) <= o.room() {
+		o.chunk.n += copy(o.chunk.mem[o.chunk.n:], c.queue)
+		if c.queue = c.queue[:0]; cap(c.queue) > bodyMax {
+			c.queue = nil
 		}
 		return true
 	}
-	o.direct[0], o.count = c.ctl, 1
-	c.ctl = nil
+	o.direct[0], o.count = c.queue, 1
+	c.queue = nil
 	return true
 }
 
@@ -223,7 +223,7 @@ func (c *conn) gather() bool {
 	if s.status != session.StatusOK {
 		return o.zeros()
 	}
-	off, n, _ := s.next() // its lists were checked
+	off, n := s.next()
 	if !c.tls && n >= gatherMin {
 		if o.count == len(o.direct) {
 			return false
@@ -254,10 +254,10 @@ func (o *sender) copyPieces(all bool) (err error) {
 	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
 	s := &o.src
 	ahead := prefetcher{s.ranges, s.mem}
-	ahead.look(prefetchAhead)
+	ahead.fetch(prefetchAhead)
 	for s.left > 0 && o.room() > 0 {
-		ahead.look(1)
-		off, n, _ := s.next()
+		ahead.fetch(1)
+		off, n := s.next()
 		if !all && n >= gatherMin {
 			return nil
 		}
@@ -297,15 +297,14 @@ func (c *conn) push(fd int) (int, error) {
 			o.takeBack(session.StatusRevoked)
 		}
 	}
-	o.vector.reset()
 	o.vector.add(head)
 	for _, b := range o.direct[o.first:o.count] {
 		o.vector.add(b)
 	}
-	if o.vector.sum == 0 {
+	if o.vector.n == 0 {
 		return 0, nil
 	}
-	n, err := o.vector.write(fd)
+	n, err := o.vector.call(unix.SYS_WRITEV, fd)
 	o.vector.drop()
 	if err == unix.EFAULT { // before any byte: what the kernel has read it counts
 		o.takeBack(session.StatusFault)

@@ -145,7 +145,8 @@ func TestSlowNetwork(t *testing.T) {
 	m, away := share(t, owner, n)
 	l, local := share(t, near, n)
 	p := dial(t, near, slowNetwork(t, owner, 400*time.Millisecond, 2400*time.Millisecond))
-	key := take(t, p, m)
+	require.GreaterOrEqual(t, p.grace, int64(cfg.Grace+800*time.Millisecond), "and a round trip")
+	key := importKey(t, p, m)
 	for round, op := range []driver.Op{driver.Write, driver.Read, driver.Write} {
 		fill(local, byte(10+round))
 		want := byte(10 + round)

@@ -2,16 +2,49 @@
 
 // Package tcp moves bytes between any two hosts, with no library and no privilege.
 //
-// A peer has one connection for control and several for data. A Write is frames that say
-// where their bytes go, a Read is frames that ask for some, and the owner's goroutines serve
-// both without its program. So a revoke is local: a new ticket, which is compared
-// before each piece. What has lain in sockets for too long, such as those of an owner that was
-// frozen, lands only if the initiator confirms that it still wants it. Close and the loss of a
-// connection end with the word of the owner that it has stopped, or when all that was sent is
-// too old to land. A connection that breaks ends its peer; a program connects anew.
+// A peer has one connection for control and several for data, which carry frames (wire.go). The
+// side that connects is the initiator, the other one the owner of the memory. Every connection
+// speaks TLS 1.3, with certificates of both sides or with the key that the owner's address names,
+// or plain text where the Config says so (secure.go). A connection that breaks ends its peer; a
+// program connects anew.
 //
-// Every connection speaks TLS 1.3, with certificates of both sides or with the key that the owner's
-// address names, or plain text where the Config says so.
+// # A write
+//
+//   - Submit checks the batch against both memories, copies it and puts it into a queue
+//     (initiator.go, batch.go). Of a small one it also writes the frames.
+//   - The writing half of each connection (send.go) asks its end for the next frame: next cuts a
+//     part of at most 512 KiB off the batch, a table of places or a fragment of a pattern
+//     (pattern.go), and the bytes follow from where they lie (ranges.go). Several connections carry
+//     the parts of a large batch.
+//   - The owner's reading goroutine (owner.go, serve) takes the frame (receive.go). landWrite
+//     checks its ticket and its bounds, has the bytes land piece by piece behind the gate of the
+//     memory (landing.go), and answers. Its program takes no part.
+//   - The initiator's reading goroutine (peer.go, serve) takes the answer: onAck. The batch is over
+//     with its last part, and Poll finds its completion (done.go).
+//   - A notification follows when all parts are read. The owner delivers it when all of them are in
+//     place, over whichever connections they came (notify.go).
+//
+// A read is a frame that asks: the owner queues it, and its writing half answers with the bytes and
+// an acknowledgement.
+//
+// # What is proved
+//
+// A revoke is the owner's alone (proof.go): memory has a ticket, 64 bits that a peer learns for the
+// token, which is compared before each piece, behind a gate. Revoke draws another ticket and then
+// waits for the gate: what held it has landed, what comes later is refused.
+//
+// The end of a batch is the owner's word, an acknowledgement. Where that does not come, nothing
+// proves that the owner has not read the bytes yet and will not put them in place: it may be
+// frozen. So all that the initiator sends carries a time, and the owner lands nothing that is older
+// than an age limit, unless it has asked and the initiator still wants it. Close, and the loss of a
+// connection, end with the owner's word that it has stopped, or when all that was sent is older
+// than the limit (shutDown in peer.go).
+//
+// # Beside these
+//
+// connect.go and listen.go open connections; session.Lobby bounds those that have not said what
+// they are for, Config.PeersMax the others. pulse.go gives up hosts that are gone. address.go says
+// where an owner is found.
 package tcp
 
 import (
@@ -53,17 +86,16 @@ type Backend struct {
 	memories   session.KeyTable[memory]
 	done       session.Completions
 	inbox      inbox
-	chunks     chunks
-	batches    batches
+	chunks     freeList[chunk]
+	batches    freeList[batch]
 	handshakes *session.Lobby
-	quotas     quotas
 	lastConn   atomic.Uint64 // numbers of connections given out
 
 	mu       sync.Mutex // guards what follows
 	peers    map[*peer]struct{}
 	accepted map[uint64]*inbound // by session
 	byConn   map[uint64]*inbound
-	byHost   session.HostCount // how many of them
+	byHost   session.HostCount // places of PeersMax that are taken
 	pulsing  clock.Timer       // until the next pulse
 	beat     int64             // when the last one was
 	beats    uint              // how many there were; of pulse
@@ -103,7 +135,7 @@ func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 		b.address.pin = b.own.pin
 	}
 	b.done.Init(cfg.BatchesMax)
-	b.quotas.init(&cfg)
+	b.chunks.most, b.batches.most = chunksKept, cfg.BatchesMax
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("tcp: %w", err), b.release())
 	}
@@ -152,11 +184,7 @@ func (b *Backend) close() error {
 	b.mu.Lock()
 	b.closed.Store(true)
 	b.pulsing.Stop()
-	peers := make([]*peer, 0, len(b.peers))
-	for p := range b.peers {
-		peers = append(peers, p)
-	}
-	accepted := slices.Collect(maps.Values(b.accepted))
+	peers, accepted := slices.Collect(maps.Keys(b.peers)), slices.Collect(maps.Values(b.accepted))
 	b.mu.Unlock()
 	b.handshakes.Close()
 	var wg sync.WaitGroup
@@ -174,35 +202,4 @@ func (b *Backend) close() error {
 	err := b.release()
 	b.tasks.Wait()
 	return err
-}
-
-// leave forgets a peer that has ended.
-func (b *Backend) leave(p *peer) {
-	b.mu.Lock()
-	delete(b.peers, p)
-	b.mu.Unlock()
-}
-
-// batches are those that are not in use. There are never more than BatchesMax in use.
-type batches struct {
-	mu   sync.Mutex
-	free []*batch
-}
-
-func (s *batches) take() *batch {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if n := len(s.free); n > 0 {
-		x := s.free[n-1]
-		s.free = s.free[:n-1]
-		return x
-	}
-	return &batch{}
-}
-
-func (s *batches) give(x *batch) {
-	x.reset()
-	s.mu.Lock()
-	s.free = append(s.free, x)
-	s.mu.Unlock()
 }

@@ -19,8 +19,6 @@ type vector struct {
 	sum  int
 }
 
-func (v *vector) reset() { v.n, v.sum = 0, 0 }
-
 // add appends a range. The memory of others stays registered while it is in a vector.
 func (v *vector) add(b []byte) {
 	if len(b) == 0 {
@@ -35,12 +33,10 @@ func (v *vector) add(b []byte) {
 // drop forgets the pointers: memory may be unmapped, and its addresses another's.
 func (v *vector) drop() {
 	clear(v.list[:v.n])
-	v.reset()
+	v.n, v.sum = 0, 0
 }
 
-func (v *vector) read(fd int) (int, error)  { return v.call(unix.SYS_READV, fd) }
-func (v *vector) write(fd int) (int, error) { return v.call(unix.SYS_WRITEV, fd) }
-
+// call is readv or writev, by its number.
 func (v *vector) call(number uintptr, fd int) (int, error) {
 	for {
 		n, _, errno := unix.Syscall(number, uintptr(fd), uintptr(unsafe.Pointer(&v.list[0])),

@@ -25,7 +25,7 @@ func TestVersionsAreNamed(t *testing.T) {
 	old := append([]byte("tcp1"), b.addr[4:]...)
 	_, err := b.Connect(context.Background(), old)
 	require.ErrorIs(t, err, driver.ErrVersion)
-	require.ErrorContains(t, err, "version 1, ours is 4")
+	require.ErrorContains(t, err, "version 1, ours is 5")
 
 	c := rawDial(t, b)
 	hello := append(helloFrame(b, 4), "more than this version reads"...)
@@ -57,7 +57,7 @@ func TestVersionsAreNamed(t *testing.T) {
 	require.NoError(t, err)
 	_, err = b.Connect(context.Background(), newer)
 	require.ErrorIs(t, err, driver.ErrVersion)
-	require.ErrorContains(t, err, "version 9, ours is 4")
+	require.ErrorContains(t, err, "version 9, ours is 5")
 	require.False(t, errors.Is(err, driver.ErrPeerLost))
 }
 

@@ -12,7 +12,7 @@ import (
 // All that passes over a connection is frames: a head of one size, then what the head says
 // the length of. Numbers have the low byte first.
 const (
-	wireVersion = 4
+	wireVersion = 5
 	headBytes   = 48
 	entryBytes  = 12 // of a table: offset, 8 bytes; length, 4
 
@@ -51,8 +51,7 @@ const (
 
 // Flags of a head.
 const (
-	flagNotified = 1 << iota // kindWrite: a notification follows for its batch
-	flagReadOnly             // kindImported
+	flagReadOnly = 1 << iota // kindImported
 	flagPattern              // kindWrite, kindRead: a fragment of a pattern in place of a table
 )
 
@@ -65,10 +64,12 @@ type header struct {
 	// entries of the table, or slots of the list; kindNotif, kindVoid: parts of the batch
 	count  uint32
 	key    uint32 // of memory of the owner
-	ticket uint64 // what opens that memory in this epoch; kindNotif: the number of the message
+	ticket uint64 // what opens that memory in this epoch
 	id     uint64 // names a part or a request; comes back with the answer
-	batch  uint64
-	stamp  int64 // nanoseconds of the owner's clock: by the initiator, not later than it was sent
+	// number of the notification, or of that which follows a part's batch, from 1 on; 0: none
+	// follows. kindImported: bytes of the memory
+	message uint64
+	stamp   int64 // nanoseconds of the owner's clock: by the initiator, not later than it was sent
 }
 
 func (h *header) append(b []byte) []byte {
@@ -78,7 +79,7 @@ func (h *header) append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, h.key)
 	b = binary.LittleEndian.AppendUint64(b, h.ticket)
 	b = binary.LittleEndian.AppendUint64(b, h.id)
-	b = binary.LittleEndian.AppendUint64(b, h.batch)
+	b = binary.LittleEndian.AppendUint64(b, h.message)
 	return binary.LittleEndian.AppendUint64(b, uint64(h.stamp))
 }
 
@@ -95,7 +96,7 @@ func (h *header) decode(b *[headBytes]byte) error {
 	h.key = binary.LittleEndian.Uint32(b[12:])
 	h.ticket = binary.LittleEndian.Uint64(b[16:])
 	h.id = binary.LittleEndian.Uint64(b[24:])
-	h.batch = binary.LittleEndian.Uint64(b[32:])
+	h.message = binary.LittleEndian.Uint64(b[32:])
 	h.stamp = int64(binary.LittleEndian.Uint64(b[40:]))
 	if !h.sound() {
 		return fmt.Errorf("frame of kind %d with %d entries and %d bytes: %w",
@@ -146,8 +147,6 @@ func (h *header) buffered() int {
 	}
 	return int(h.length)
 }
-
-func (h *header) payload() uint64 { return uint64(h.length) - uint64(h.buffered()) }
 
 func appendEntry(b []byte, off, n uint64) []byte {
 	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint64(b, off), uint32(n))

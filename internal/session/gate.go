@@ -3,9 +3,12 @@
 package session
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Gate counts the calls that use something, so that it is given back only when
@@ -72,4 +75,22 @@ func (t *Tasks) Wait() {
 	t.closed = true
 	t.mu.Unlock()
 	t.group.Wait()
+}
+
+// SetDefault sets a field that is zero.
+func SetDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// CheckWithin returns an error where the value of a field is below low or above high: it names the
+// field, and wraps driver.ErrBounds.
+func CheckWithin(field string, value, low, high int) error {
+	if value < low || value > high {
+		return fmt.Errorf("config: %s %d is not within %d to %d: %w", field, value, low, high,
+			driver.ErrBounds)
+	}
+	return nil
 }

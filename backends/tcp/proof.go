@@ -3,12 +3,89 @@
 package tcp
 
 import (
+	"context"
+	"crypto/subtle"
 	"fmt"
 	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/clock"
 )
+
+// What nothing lands behind, and why: a Revoke ends the ticket, by the owner alone; the end of a
+// batch or of a connection goes by ages, of which both sides keep account.
+
+// Revoke implements driver.Memory: the ticket that peers know opens nothing any more, and then it
+// waits for the pieces in hand, which are of bounded size. No peer takes part.
+func (m *memory) Revoke(ctx context.Context) error {
+	m.mu.Lock()
+	m.revoked = true
+	m.ticket.Store(newTicket()) // no peer learns it
+	m.mu.Unlock()
+	if err := m.awaitPieces(ctx); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.proved {
+		m.proved = true
+		m.b.memories.Free(m.key)
+	}
+	return nil
+}
+
+// awaitPieces returns once no piece is in hand that looked at an earlier ticket. It begins no
+// goroutine unless there is one, and none beside one that waits already: that one clears landed
+// while it keeps pieces out, so a Revoke that finds it there has changed the ticket before.
+func (m *memory) awaitPieces(ctx context.Context) error {
+	if m.gate.TryLock() {
+		m.gate.Unlock()
+		return nil
+	}
+	m.mu.Lock()
+	landed := m.landed
+	if landed == nil {
+		landed = make(chan struct{})
+		m.landed = landed
+		go func() {
+			m.gate.Lock()
+			m.mu.Lock()
+			m.landed = nil
+			m.mu.Unlock()
+			m.gate.Unlock()
+			close(landed)
+		}()
+	}
+	m.mu.Unlock()
+	select {
+	case <-landed:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("revoke key %d: a piece is being copied: %w",
+			m.key, driver.ContextError(ctx))
+	}
+}
+
+// opens reports whether a ticket is that of the memory. Where gate is held, it stays so
+// for every Revoke that returns before gate is given back. Tickets are compared in constant time.
+func (m *memory) opens(ticket uint64) bool {
+	diff := m.ticket.Load() ^ ticket
+	return subtle.ConstantTimeEq(int32(diff), 0)&subtle.ConstantTimeEq(int32(diff>>32), 0) == 1
+}
+
+// enter begins a piece. It reports false, and leave must not follow, where the ticket opens
+// nothing any more.
+func (m *memory) enter(ticket uint64) bool {
+	m.gate.RLock()
+	if !m.opens(ticket) {
+		m.gate.RUnlock()
+		return false
+	}
+	return true
+}
+
+func (m *memory) leave() { m.gate.RUnlock() }
 
 // The owner lands no bytes that are older than the age limit of their connection, which both
 // sides know: the larger Grace of the two, and the time that the network takes for a round
@@ -104,23 +181,23 @@ func (g *inbound) challenge(now, limit int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	a := &g.ages
-	if a.asked != 0 && now-a.asked < limit/2 || g.conns[ctl] == nil || g.ended {
+	if a.asked != 0 && now-a.asked < limit/2 || g.conns[control] == nil || g.ended {
 		return
 	}
 	a.asked = now
-	c := g.conns[ctl]
+	c := g.conns[control]
 	c.post(&header{kind: kindChallenge, id: uint64(now), ticket: uint64(max(limit, a.proposed))},
 		nil)
 	g.b.tasks.Start(func() { c.kick(false) }) // our caller holds locks of other connections
 }
 
-// vouched takes a confirmation. It reports false for one that answers nothing.
-func (g *inbound) vouched(h *header) bool {
+// onConfirm takes a confirmation.
+func (g *inbound) onConfirm(h *header) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	a, now, asked := &g.ages, g.b.clock.Now(), int64(h.id)
 	if asked > now || asked <= 0 {
-		return false
+		return errMisplaced // it answers nothing
 	}
 	a.extend(h.ticket)
 	if limit := a.limit.Load(); now-asked > limit*3/4 {
@@ -135,5 +212,51 @@ func (g *inbound) vouched(h *header) bool {
 			c.proceed()
 		}
 	}
-	return true
+	return nil
+}
+
+// outlive waits until nothing that we said can let bytes land: the owner says that it has
+// stopped, or the time has come at which all we said is too old.
+func (p *peer) outlive(until int64) {
+	if until == 0 {
+		return
+	}
+	old, timer := clock.After(p.b.clock, time.Duration(until-p.b.clock.Now()))
+	defer timer.Stop()
+	select {
+	case <-old:
+	case <-p.stopped:
+	}
+}
+
+// What a peer sends carries a time by the owner's clock that is past. The peer works it out by its
+// own clock from the last that the owner told, and the two clocks do not run alike. The kernel
+// corrects CLOCK_MONOTONIC, which this is, by at most 500 ppm for NTP (MAXFREQ of linux/timex.h:
+// more is a step, or a slew that a daemon was configured for), so two hosts drift apart by at
+// most 1,000 ppm: one part in driftPart. The peer takes the owner's clock for so much slower.
+// CLOCK_MONOTONIC_RAW, which nothing corrects, would cost Go a system call for each look.
+const driftPart = 1000
+
+// stampMax is how old what a peer knows of the owner's clock may be. Its time lags by 60 ms then.
+const stampMax = int64(time.Minute)
+
+// steady is how far the owner's clock has come at least when ours shows that.
+func steady(now int64) int64 { return now - now/driftPart }
+
+// learn takes what the owner's clock showed when it sent this.
+func (p *peer) learn(stamp int64) {
+	if stamp > 0 {
+		now := p.b.clock.Now()
+		p.offset.Store(stamp - steady(now)) // it was later there than that when this arrived
+		p.learned.Store(now)
+	}
+}
+
+// stamp is a time by the owner's clock that is past: 0 if we do not know, and the owner asks.
+func (p *peer) stamp() int64 {
+	now := p.b.clock.Now()
+	if now-p.learned.Load() > stampMax {
+		return 0
+	}
+	return steady(now) + p.offset.Load()
 }

@@ -65,28 +65,46 @@ func TestOneHostHasHalfOfThePeers(t *testing.T) {
 	require.ErrorIs(t, err, driver.ErrFull)
 }
 
-// TestConnectComesAgainToACrowd: an owner at whose door as many wait of a host as may hangs up on
-// the next at once. That is no refusal.
-func TestConnectComesAgainToACrowd(t *testing.T) {
+// TestPeersThatLeaveMessages hold their places until these are received: otherwise one that comes
+// again and again would have the program keep any number.
+func TestPeersThatLeaveMessages(t *testing.T) {
 	testkit.CheckLeaks(t)
-	b, near := open(t, Config{Handshakes: 1}), open(t, Config{})
-	var crowd []net.Conn
-	for range 128 { // of which one has the place, and 64 wait
-		crowd = append(crowd, rawDial(t, b))
-	}
-	connected := make(chan error, 1)
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		defer cancel()
-		p, err := near.Connect(ctx, b.Addr())
-		if err == nil {
-			err = p.Close()
+	owner, near := open(t, Config{PeersMax: 4}), open(t, Config{})
+	leave := func() error {
+		p, err := near.Connect(t.Context(), owner.Addr())
+		if err != nil {
+			return err
 		}
-		connected <- err
-	}()
-	time.Sleep(50 * time.Millisecond) // so that it is hung up on, most often
-	for _, c := range crowd {
-		require.NoError(t, c.Close())
+		notify(t, p.(*peer), "left behind")
+		return p.Close()
 	}
-	require.NoError(t, <-connected)
+	require.NoError(t, leave())
+	require.NoError(t, leave())
+	require.ErrorIs(t, leave(), driver.ErrFull)
+	require.Equal(t, "left behind", string(receive(t, owner).Data))
+	require.Eventually(t, func() bool {
+		drain(t, owner)
+		return leave() == nil
+	}, limit, time.Millisecond)
+}
+
+// TestConnectionsOfAllPeersAreBounded: a peer that asks for several times as many as we open
+// ourselves takes as many places, and none is shut out for it where there is room.
+func TestConnectionsOfAllPeersAreBounded(t *testing.T) {
+	testkit.CheckLeaks(t)
+	b := open(t, Config{PeersMax: 84})
+	status := func() error {
+		c := rawDial(t, b)
+		_, err := c.Write(helloFrame(b, 1+connsMax)) // 22 places
+		require.NoError(t, err)
+		h, _, err := readFrame(c, kindWelcome)
+		require.NoError(t, err)
+		return refusal(session.Status(h.status))
+	}
+	require.NoError(t, status())
+	require.ErrorIs(t, status(), driver.ErrFull)
+	p := dial(t, open(t, Config{}), b.Addr())
+	require.NoError(t, p.Close())
+	few := open(t, Config{PeersMax: 1})
+	require.NoError(t, dial(t, open(t, Config{Conns: connsMax}), few.Addr()).Close())
 }

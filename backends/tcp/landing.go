@@ -3,6 +3,7 @@
 package tcp
 
 import (
+	"errors"
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
@@ -24,18 +25,35 @@ type landing struct {
 	cancel *atomic.Bool // of a Read of ours
 }
 
-// enter asks whether the next piece may land. more: it may, and leave must follow.
-func (l *landing) enter() verdict {
+// Why a piece does not land now.
+var (
+	errStale    = errors.New("the peer has yet to confirm that it still wants these bytes")
+	errUnwanted = errors.New("these bytes go nowhere")
+)
+
+// handMax is how many bytes are copied behind one look: a process that is stopped right after
+// it copies them when it goes on.
+const handMax = 16 << 10
+
+// enter begins a piece, which lands before leave, unless there is an error. What it looks at stays
+// so meanwhile: the connection is not over (stop waits), the memory has this ticket (Revoke waits),
+// and its pages are not replaced. The age comes last, since for the others it may wait.
+func (c *conn) enter(l *landing) error {
+	c.rmu.Lock()
+	if c.over.Load() {
+		c.rmu.Unlock()
+		return errOver
+	}
 	if l.mem == nil || l.cancel != nil && l.cancel.Load() {
-		return finished
+		c.rmu.Unlock()
+		return errUnwanted
 	}
 	if l.m != nil {
 		testpoint.At("tcp: received") // nothing is checked for these bytes
-		l.m.gate.RLock()
-		if !l.m.opens(l.ticket) {
-			l.m.leave()
+		if !l.m.enter(l.ticket) {
 			l.mem, l.status = nil, session.StatusRevoked
-			return finished
+			c.rmu.Unlock()
+			return errUnwanted
 		}
 		testpoint.At("tcp: ticket") // the gate is held, the age not checked
 	}
@@ -43,16 +61,16 @@ func (l *landing) enter() verdict {
 		l.shared.Enter()
 	}
 	if l.m != nil {
-		if !l.owner.fresh(l.stamp) { // last: the others may have to wait
-			l.leave()
-			return paused
+		if !l.owner.fresh(l.stamp) {
+			c.leave(l)
+			return errStale
 		}
 		testpoint.At("tcp: checked") // the piece is about to land
 	}
-	return more
+	return nil
 }
 
-func (l *landing) leave() {
+func (c *conn) leave(l *landing) {
 	if l.m != nil {
 		testpoint.At("tcp: landed") // the gate is still held
 	}
@@ -62,45 +80,32 @@ func (l *landing) leave() {
 	if l.m != nil {
 		l.m.leave()
 	}
+	c.rmu.Unlock()
 }
 
-// handMax is how many bytes are copied behind one look: a process that is stopped right after
-// it copies them when it goes on.
-const handMax = 16 << 10
-
-// fill copies bytes into place, at most handMax. It returns how many were used.
-func (l *landing) fill(b []byte) (int, verdict) {
-	b = b[:min(uint64(len(b)), l.left, handMax)]
-	if len(b) == 0 {
-		return 0, more
+// aim lists the next bytes that the kernel may put in place. It reports false where there are none.
+func (l *landing) aim(v *vector) bool {
+	ahead := l.ranges
+	for l.mem != nil && v.n < vectorMax-1 && ahead.left > 0 {
+		off, n := ahead.next()
+		if n < directMin && ahead.left > directMin {
+			break
+		}
+		v.add(l.mem[off : off+n])
+		ahead.advance(n)
 	}
-	switch l.enter() {
-	case paused:
-		return 0, paused
-	case finished:
-		l.left -= uint64(len(b))
-		return len(b), more
-	}
-	defer l.leave()
-	left := l.left - uint64(len(b))
-	if err := l.place(b); err != nil {
-		l.mem, l.left, l.status = nil, left, session.StatusOf(err)
-	}
-	return len(b), more
+	return v.sum > 0
 }
 
 // place copies bytes to where they go.
-// Preconditions: enter has said more.
+// Preconditions: enter has succeeded.
 func (l *landing) place(rest []byte) (err error) {
 	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
 	ahead := prefetcher{l.ranges, l.mem}
-	ahead.look(prefetchAhead)
+	ahead.fetch(prefetchAhead)
 	for len(rest) > 0 {
-		ahead.look(1)
-		off, n, ok := l.next()
-		if !ok {
-			return driver.ErrBounds
-		}
+		ahead.fetch(1)
+		off, n := l.next()
 		n = min(n, uint64(len(rest)))
 		copy(l.mem[off:off+n], rest)
 		rest = rest[n:]

@@ -3,11 +3,17 @@
 package session
 
 import (
+	"errors"
+	"fmt"
+	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
 )
 
@@ -220,4 +226,144 @@ func (v *Visit) Leave() bool {
 	v.lobby.remove(v)
 	v.lobby.admit()
 	return true
+}
+
+// Host is what one machine on a network can be told apart by: an IPv4 address, or the network of
+// an IPv6 address, in which a machine may have as many addresses as it likes. The zero Host is
+// that of connections without an address, as over Unix sockets.
+type Host netip.Prefix
+
+// String implements fmt.Stringer.
+func (h Host) String() string {
+	p := netip.Prefix(h)
+	switch {
+	case !p.IsValid():
+		return "unknown"
+	case p.IsSingleIP():
+		return p.Addr().String()
+	}
+	return p.String()
+}
+
+// HostOf returns where a connection comes from.
+func HostOf(conn net.Conn) Host {
+	at := conn.RemoteAddr()
+	if at == nil {
+		return Host{}
+	}
+	from, err := netip.ParseAddrPort(at.String())
+	if err != nil {
+		return Host{}
+	}
+	ip := from.Addr().Unmap().WithZone("")
+	bits := 64
+	if ip.Is4() {
+		bits = 32
+	}
+	p, _ := ip.Prefix(bits) // fails for more bits than an address has
+	return Host(p)
+}
+
+// HostCount counts what hosts hold of a bound: one host at most half of it, but for the zero Host.
+// Its methods may be called by one goroutine at a time.
+type HostCount struct {
+	Most int // set before use
+
+	sum int
+	of  map[Host]int
+}
+
+// Sum is what all hosts hold.
+func (c *HostCount) Sum() int { return c.sum }
+
+// Share is what a host may hold.
+func (c *HostCount) Share(host Host) int {
+	if host == (Host{}) {
+		return c.Most
+	}
+	return max(1, c.Most/2)
+}
+
+// Fits reports whether a host may hold n more. share: it would have more than its share.
+func (c *HostCount) Fits(host Host, n int) (fits, share bool) {
+	share = n > c.Share(host)-c.of[host]
+	return n <= c.Most-c.sum && !share, share
+}
+
+// Take has a host hold one more, or says that it may not: one of what, of which that field of a
+// Config allows only so many.
+func (c *HostCount) Take(host Host, what, field string) error {
+	fits, share := c.Fits(host, 1)
+	switch {
+	case fits:
+		c.Add(host, 1)
+		return nil
+	case share:
+		return fmt.Errorf("%d %s of one host, raise Config.%s: %w", c.of[host], what, field,
+			driver.ErrFull)
+	}
+	return fmt.Errorf("%d %s, raise Config.%s: %w", c.sum, what, field, driver.ErrFull)
+}
+
+// Add has a host hold n more, whether they fit or not; n may be negative.
+func (c *HostCount) Add(host Host, n int) {
+	if c.of == nil {
+		c.of = map[Host]int{}
+	}
+	c.sum += n
+	if c.of[host] += n; c.of[host] == 0 {
+		delete(c.of, host)
+	}
+}
+
+// breath is how long Serve waits for room, or where the kernel has no more descriptors.
+const breath = 5 * time.Millisecond
+
+// Serve accepts connections until the listener ends, and says how it ended. start begins a
+// goroutine for each, which waits for its place first; it reports false where it may not.
+func (l *Lobby) Serve(from net.Listener, start func(net.Conn, *Visit) bool) error {
+	for {
+		conn, err := from.Accept()
+		if err != nil && passes(err) {
+			time.Sleep(breath)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		v := l.Arrive(conn)
+		for v == nil && HostOf(conn) == (Host{}) && !l.isClosed() {
+			time.Sleep(breath) // the next ones wait in the kernel: all are of one host
+			v = l.Arrive(conn)
+		}
+		if v == nil {
+			_ = conn.Close()
+		} else if !start(conn, v) {
+			_ = conn.Close()
+			v.Leave()
+		}
+	}
+}
+
+func (l *Lobby) isClosed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.closed
+}
+
+// passes reports whether Accept may do better later: others may hold all descriptors.
+func passes(err error) bool {
+	var errno syscall.Errno
+	return errors.As(err, &errno) &&
+		!slices.Contains([]syscall.Errno{syscall.EBADF, syscall.EINVAL, syscall.ENOTSOCK}, errno)
+}
+
+// Between tries to connect to a listener that hung up there is a pause, which grows.
+const AcceptPauseMin, AcceptPauseMax = 20 * time.Millisecond, time.Second
+
+// HungUp reports whether a handshake failed because the other side ended the connection without a
+// word: it was late, or too many waited there. A later try may do better.
+func HungUp(err error) bool {
+	return slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET,
+		syscall.EPIPE}, func(is error) bool { return errors.Is(err, is) })
 }

@@ -5,6 +5,7 @@ package session
 import (
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 
@@ -94,5 +95,26 @@ func TestCompletionsTogether(t *testing.T) {
 		if n != 1 {
 			t.Fatalf("tag %d has arrived %d times", tag, n)
 		}
+	}
+}
+
+func TestLastWords(t *testing.T) {
+	var l LastWords[int]
+	if l.Disarm() || l.Arm() {
+		t.Error("an empty list is armed, or has somebody")
+	}
+	l.Add(1)
+	l.Add(2)
+	if !l.Disarm() || l.Disarm() || !l.Arm() {
+		t.Error("one wake-up for each Arm, and none is missed")
+	}
+	pending := l.Pending([]int{0})
+	if !slices.Equal(pending, []int{0, 1, 2}) {
+		t.Errorf("pending %v", pending)
+	}
+	l.Add(3)
+	l.Drop(2)
+	if got := l.Pending(nil); !slices.Equal(got, []int{3}) {
+		t.Errorf("after two were told %v", got)
 	}
 }
