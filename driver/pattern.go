@@ -160,7 +160,7 @@ func (p *Pattern) checkSide(side string, s *Side, extent, size uint64) error {
 				ErrBounds)
 		}
 	}
-	if s.Stride < extent && s.Stride != 0 && s.Per <= 1 && len(p.Loops) == 0 {
+	if s.Stride < extent && s.Stride != 0 && s.List == nil && s.Per <= 1 && len(p.Loops) == 0 {
 		return fmt.Errorf("pattern: %s stride %d is below the entry length %d: %w", side, s.Stride,
 			extent, ErrBounds)
 	}

@@ -98,7 +98,7 @@ func (r *Remote) watch(pidfd int) (err error) {
 				"kernel has no SO_PEERPIDFD (Linux 6.5): share the namespace: %w",
 				driver.ErrNotSupported)
 		}
-		r.start, err = startOf(r.PID)
+		r.start, err = StartOf(r.PID)
 		return err
 	}
 	if r.end, err = newPolled(pidfd, "pidfd", readable); err != nil {
@@ -125,7 +125,7 @@ func (r Remote) Dead() bool {
 	if r.start == 0 {
 		return false
 	}
-	start, err := startOf(r.PID)
+	start, err := StartOf(r.PID)
 	return errors.Is(err, os.ErrNotExist) || err == nil && start != r.start
 }
 
@@ -164,26 +164,34 @@ func readable(fd int, _ []byte) bool {
 	}
 }
 
-// startOf says when a process began, in ticks since the host did: with its number it names the
-// process for good. It is field 22 of /proc/<pid>/stat. The second one, in brackets, is the
-// program's name, which may hold anything.
-func startOf(pid int) (uint64, error) {
+// StartOf says when a process began, in ticks since the host did: with its number it names the
+// process for good.
+func StartOf(pid int) (uint64, error) {
+	start, _, err := StateOf(pid)
+	return start, err
+}
+
+// StateOf is StartOf, and reports whether the process has ended with all of its threads and only
+// waits to be reaped: then all of its descriptors are closed. They are fields 22, 3 and 20 of
+// /proc/<pid>/stat. The second one, in brackets, is the program's name, which may hold anything.
+func StateOf(pid int) (start uint64, ended bool, err error) {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
-		return 0, fmt.Errorf("identify process %d: %w", pid, err)
+		return 0, false, fmt.Errorf("identify process %d: %w", pid, err)
 	}
-	_, after, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" "))
-	fields := bytes.Fields(after)
-	const at = 22 - 3 // the state is field 3
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	const at = 22 - 3
 	if len(fields) <= at {
-		return 0, fmt.Errorf("identify process %d: /proc tells %d fields: %w", pid, len(fields),
-			driver.ErrCorrupt)
+		return 0, false, fmt.Errorf("identify process %d: /proc tells %d fields: %w", pid,
+			len(fields), driver.ErrCorrupt)
 	}
-	start, err := strconv.ParseUint(string(fields[at]), 10, 64)
+	start, err = strconv.ParseUint(string(fields[at]), 10, 64)
 	if err != nil {
-		return 0, fmt.Errorf("identify process %d: %w", pid, err)
+		return 0, false, fmt.Errorf("identify process %d: %w", pid, err)
 	}
-	return start, nil
+	// the first thread may be a zombie while others still close what the process has
+	const threads = 20 - 3
+	return start, bytes.ContainsAny(fields[0], "ZX") && string(fields[threads]) == "1", nil
 }
 
 // Host digests what two processes must have in common to share memory and to

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -115,4 +116,24 @@ func TestHost(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, a, b)
 	require.NotZero(t, a)
+}
+
+// TestStateOf: a process that was killed has ended for as long as nobody reaps it.
+func TestStateOf(t *testing.T) {
+	child := exec.Command("sleep", "1000")
+	require.NoError(t, child.Start())
+	before, ended, err := StateOf(child.Process.Pid)
+	require.NoError(t, err)
+	require.False(t, ended)
+	require.NoError(t, child.Process.Kill())
+	for !ended {
+		var start uint64
+		start, ended, err = StateOf(child.Process.Pid)
+		require.NoError(t, err)
+		require.Equal(t, before, start)
+		runtime.Gosched()
+	}
+	require.Error(t, child.Wait())
+	_, _, err = StateOf(child.Process.Pid)
+	require.ErrorIs(t, err, os.ErrNotExist)
 }

@@ -46,7 +46,7 @@ func TestBrokenLineIsNamed(t *testing.T) {
 		"a negative output":     `{"timestamp": 1, "input_length": 1, "output_length": -1, "hash_ids": [1]}`,
 		"a negative id":         `{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [-1]}`,
 		"a fraction":            `{"timestamp": 1.5, "input_length": 1, "output_length": 1, "hash_ids": [1]}`,
-		"too few ids":           `{"timestamp": 1, "input_length": 513, "output_length": 1, "hash_ids": [1]}`,
+		"too few ids":           `{"timestamp": 1, "input_length": 1025, "output_length": 1, "hash_ids": [1]}`,
 		"too many ids":          `{"timestamp": 1, "input_length": 512, "output_length": 1, "hash_ids": [1, 2]}`,
 		"no timestamp":          `{"input_length": 1, "output_length": 1, "hash_ids": [1]}`,
 		"no input_length":       `{"timestamp": 1, "output_length": 1, "hash_ids": []}`,
@@ -94,4 +94,14 @@ func FuzzReader(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestTraceOfFullBlocks: some traces have no id of a last block that is not full.
+func TestTraceOfFullBlocks(t *testing.T) {
+	r := NewReader(strings.NewReader(
+		`{"timestamp": 1, "input_length": 1025, "output_length": 1, "hash_ids": [1, 2]}`))
+	q, err := r.Next()
+	if err != nil || len(q.HashIDs) != 2 {
+		t.Errorf("%v, %v", q, err)
+	}
 }

@@ -31,7 +31,7 @@ type Request struct {
 	Timestamp    int64 `json:"timestamp"`     // of arrival, in ms from the start of the trace
 	InputLength  int   `json:"input_length"`  // tokens
 	OutputLength int   `json:"output_length"` // tokens
-	// one for each block of the input, the last one cut short
+	// one for each block of the input; the last one is cut short, or left out where it is not full
 	HashIDs []uint64 `json:"hash_ids"`
 }
 
@@ -50,9 +50,10 @@ func (r *Request) Check() error {
 		return fmt.Errorf("output_length %d, want 0 to %d: %w", r.OutputLength, TokensMax,
 			ErrRequest)
 	}
-	if want := blocksFor(r.InputLength); len(r.HashIDs) != want {
-		return fmt.Errorf("%d hash_ids, want %d for %d tokens: %w", len(r.HashIDs), want,
-			r.InputLength, ErrRequest)
+	want := blocksFor(r.InputLength)
+	if n := len(r.HashIDs); n != want && n != r.InputLength/BlockTokens {
+		return fmt.Errorf("%d hash_ids, want %d for %d tokens, or one less where the last block "+
+			"is not full: %w", n, want, r.InputLength, ErrRequest)
 	}
 	return nil
 }

@@ -1,0 +1,505 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
+)
+
+// Tier is where a block lies.
+type Tier uint8
+
+// The tiers.
+const (
+	Memory Tier = iota
+	Disk
+	tiers
+)
+
+// String returns "memory" or "disk".
+func (t Tier) String() string { return [...]string{"memory", "disk"}[min(t, Disk)] }
+
+// Config is what Open needs.
+type Config struct {
+	// Engine moves the bytes. It stays the caller's: close the cache before it.
+	Engine *engine.Engine
+
+	// Memory is the tier in memory.
+	Memory MemoryConfig
+
+	// Disks are the tier behind it, where there is one: what is stored goes there as well, and what
+	// had to leave the memory is read from there.
+	Disks []DiskConfig
+
+	// Blocks is how many blocks the cache can know: 64 bytes of the memory file each. Default: the
+	// bytes of all tiers by 64 KiB.
+	Blocks uint64
+
+	// Policy says which block goes first. Default S3FIFO.
+	Policy Policy
+
+	// VerifyFirst has the CRC-32C of a block in memory verified by its first load only after it was
+	// stored by another process or came from a disk. Default: by each load.
+	VerifyFirst bool
+
+	// OpsMax bounds the loads and stores that run at a time; what is more is refused with
+	// engine.ErrBusy. Default 1,024.
+	OpsMax int
+}
+
+// MemoryConfig is the tier in memory.
+type MemoryConfig struct {
+	// Path of the file that holds the blocks, on /dev/shm or a hugetlbfs: a program that was killed
+	// finds them there when it starts again.
+	Path string
+	// Bytes for blocks.
+	Bytes uint64
+	// Extent is the unit in which Bytes are cut for blocks of one length, and as long as a block
+	// may be. Default: a 256th of Bytes, from 2 MiB to 256 MiB.
+	Extent uint64
+}
+
+// Cache is an open cache. All methods may be called by any goroutine.
+type Cache struct {
+	cfg    Config
+	memory *memory
+	region *engine.Region
+	index  *index
+	places *slots // of memory
+	spaces *spaces
+	hand   atomic.Uint32 // shard from which the next block goes
+	stats  counters
+
+	disks   []*disk
+	self    *engine.Peer
+	remotes []*engine.Remote // the files of the disks
+	writes  chan diskWrite
+	written chan struct{} // closed when the writer has ended
+	offered atomic.Int64  // blocks on their way to the disks
+
+	ops      sync.WaitGroup
+	room     chan struct{} // one for each operation that may run
+	mu       sync.Mutex
+	closed   bool
+	stop     context.CancelFunc
+	life     context.Context // ends with Close
+	attached Attached
+	news     chan struct{} // closed and made anew when blocks came from a disk, or all are on one
+}
+
+// Attached says what Open found.
+type Attached struct {
+	Blocks int           // in memory
+	Bytes  uint64        // of those
+	Took   time.Duration // to know them
+	Fresh  string        // why the file that was there was not used; "": it was, or there was none
+}
+
+// Open opens a cache, with what a process before left in the memory file. While that process still
+// ends, Open waits until ctx ends; the error is engine.ErrBusy then.
+func Open(ctx context.Context, cfg Config) (*Cache, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, fmt.Errorf("open cache: %w", err)
+	}
+	begin := time.Now()
+	entries, shards := tableOf(cfg.Blocks)
+	m, err := openMemory(ctx, cfg.Memory.Path, shape{entries: entries, extent: cfg.Memory.Extent,
+		bytes: cfg.Memory.Bytes})
+	if err != nil {
+		return nil, fmt.Errorf("open cache: %w", err)
+	}
+	c := &Cache{cfg: cfg, memory: m, places: newSlots(cfg.Memory.Bytes, cfg.Memory.Extent),
+		room: make(chan struct{}, cfg.OpsMax), writes: make(chan diskWrite, writesMax),
+		written: make(chan struct{}), news: make(chan struct{})}
+	c.life, c.stop = context.WithCancel(context.Background())
+	c.index = newIndex(m, shards)
+	c.spaces = openSpaces(m)
+	c.attached.Fresh = m.found
+	c.attached.Blocks = c.index.attach(c.places, c.spaces.valid, func(s *shard, i uint32) {
+		e := c.index.entry(i)
+		c.enqueue(s, i)
+		c.spaces.count(e.space, Memory, 1, int64(e.size))
+	})
+	c.places.claimed()
+	c.attached.Bytes = c.places.bytesInUse()
+	c.region, err = cfg.Engine.RegisterPrivate("cache "+fmt.Sprintf("%x", m.id[:8]), driver.Segment{
+		Kind: driver.DRAM, Len: uint64(len(m.data)), Mem: m.data})
+	if err == nil {
+		err = c.openDisks(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open cache: %w", err), c.closeFiles())
+	}
+	c.attached.Took = time.Since(begin)
+	go c.writer()
+	return c, nil
+}
+
+func (cfg *Config) complete() error {
+	m := &cfg.Memory
+	if cfg.Engine == nil {
+		return errors.New("no engine")
+	}
+	if m.Path == "" {
+		return errors.New("no path of the memory file")
+	}
+	if m.Extent == 0 {
+		m.Extent = min(max(m.Bytes>>8, 2<<20), 256<<20)
+	}
+	m.Extent = (m.Extent + granule - 1) &^ (granule - 1)
+	m.Bytes -= m.Bytes % m.Extent
+	if m.Bytes == 0 || m.Bytes>>12 >= none-2 {
+		return fmt.Errorf("%d bytes of memory in extents of %d: one at least, and 16 TiB at most",
+			m.Bytes, m.Extent)
+	}
+	all := m.Bytes
+	for k := range cfg.Disks {
+		d := &cfg.Disks[k]
+		if d.Path == "" {
+			return fmt.Errorf("disk %d has no path", k)
+		}
+		if d.Extent == 0 {
+			d.Extent = m.Extent
+		}
+		d.Extent = (d.Extent + granule - 1) &^ (granule - 1)
+		d.Bytes -= d.Bytes % d.Extent
+		if d.Bytes == 0 || d.Bytes>>12 >= none-2 {
+			return fmt.Errorf("disk %s: %d bytes in extents of %d: one at least, and 16 TiB at "+
+				"most", d.Path, d.Bytes, d.Extent)
+		}
+		if d.Blocks == 0 {
+			d.Blocks = max(d.Bytes>>16, 16)
+		}
+		if d.Blocks > entriesMax {
+			return fmt.Errorf("disk %s: %d blocks: at most %d", d.Path, d.Blocks,
+				uint64(entriesMax))
+		}
+		all += d.Bytes
+	}
+	if cfg.Blocks == 0 {
+		cfg.Blocks = max(all>>16, 16)
+	}
+	if cfg.Blocks > entriesMax {
+		return fmt.Errorf("%d blocks: at most %d", cfg.Blocks, uint64(entriesMax))
+	}
+	if cfg.Policy == "" {
+		cfg.Policy = S3FIFO
+	}
+	if cfg.OpsMax == 0 {
+		cfg.OpsMax = 1024
+	}
+	return cfg.Policy.check()
+}
+
+// Attached says what Open found.
+func (c *Cache) Attached() Attached { return c.attached }
+
+// Close ends all operations, and closes the memory file, which keeps its blocks. An error that is
+// engine.ErrUnproven says that a transfer may still reach the memory: it stays mapped then, and
+// Close may be called again.
+func (c *Cache) Close() error {
+	c.mu.Lock()
+	first := !c.closed
+	c.closed = true
+	c.mu.Unlock()
+	if first {
+		c.stop()
+		c.ops.Wait()
+		close(c.writes)
+	}
+	<-c.written
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.closeFiles(); err != nil {
+		return fmt.Errorf("close cache: %w", err)
+	}
+	return nil
+}
+
+// Drain waits until all blocks that were stored are on the disks, or will not be.
+func (c *Cache) Drain(ctx context.Context) error {
+	for {
+		news := c.coming()
+		n := c.offered.Load()
+		if n == 0 {
+			return nil
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return fmt.Errorf("drain: %d blocks are not on a disk yet: %w", n, context.Cause(ctx))
+		}
+	}
+}
+
+// closeFiles closes what Open has opened, and may be called again where it fails.
+func (c *Cache) closeFiles() error {
+	for len(c.disks) > 0 {
+		if err := c.disks[len(c.disks)-1].close(); err != nil {
+			return err
+		}
+		c.disks = c.disks[:len(c.disks)-1]
+	}
+	if c.region != nil {
+		if err := c.region.Close(); err != nil {
+			return err
+		}
+		c.region = nil
+	}
+	if c.memory == nil {
+		return nil
+	}
+	m := c.memory
+	c.memory = nil
+	return m.close()
+}
+
+// start counts an operation in; end counts it out.
+func (c *Cache) start() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return fmt.Errorf("cache: %w", engine.ErrClosed)
+	}
+	select {
+	case c.room <- struct{}{}:
+		c.ops.Add(1)
+		return nil
+	default:
+		return fmt.Errorf("cache: %d operations run: %w", cap(c.room), engine.ErrBusy)
+	}
+}
+
+func (c *Cache) end() {
+	<-c.room
+	c.ops.Done()
+}
+
+// queues are the order of a lane's blocks in a shard. The caller holds the shard's lock.
+func (c *Cache) queues(s *shard, lane int, t Tier) queues {
+	for len(s.lanes) <= lane {
+		s.lanes = append(s.lanes, [tiers]queues{})
+	}
+	q := &s.lanes[lane][t]
+	if *q == nil {
+		*q = c.cfg.Policy.make(links{c.index.memory.entries, t})
+	}
+	return *q
+}
+
+// enqueue gives a block its place in the order of its lane. The caller holds the shard's lock.
+func (c *Cache) enqueue(s *shard, i uint32) {
+	e := c.index.entry(i)
+	c.queues(s, c.spaces.lane(e.space), Memory).insert(i, c.index.print(i))
+	e.flags |= queued
+}
+
+// touch counts a use of a block in each tier that has it. One that is on no disk is offered again.
+// The caller holds the shard's lock.
+func (c *Cache) touch(s *shard, i uint32) {
+	e := c.index.entry(i)
+	lane := c.spaces.lane(e.space)
+	if e.record != none {
+		c.queues(s, lane, Disk).touch(i)
+	}
+	if e.flags&queued != 0 {
+		c.queues(s, lane, Memory).touch(i)
+		c.offer(i, nil)
+	}
+}
+
+// makeRoom reserves places in memory for blocks of a length, and lets others go for them. It
+// returns how many it found.
+func (c *Cache) makeRoom(length uint32, dst []uint32) (found int) {
+	for {
+		found += c.places.reserve(length, dst[found:])
+		if found == len(dst) {
+			return found
+		}
+		place, was, ok := c.evict()
+		if !ok {
+			return found
+		}
+		if was != length {
+			c.emptyExtent(nil, place, was)
+		}
+	}
+}
+
+// evict lets the block go whose turn it is: of a namespace that is over its quota, else of the
+// lowest priority.
+func (c *Cache) evict() (place, length uint32, ok bool) {
+	first := c.hand.Add(1)
+	for _, lane := range c.spaces.order(Memory) {
+		for k := range c.index.shards {
+			s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
+			if place, length, ok = c.evictFrom(s, lane); ok {
+				return place, length, true
+			}
+		}
+	}
+	return 0, 0, false
+}
+
+func (c *Cache) evictFrom(s *shard, lane int) (place, length uint32, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return c.evictLocked(s, lane)
+}
+
+// evictLocked lets a block of a lane and shard go. The caller holds the shard's lock.
+func (c *Cache) evictLocked(s *shard, lane int) (place, length uint32, ok bool) {
+	if lane >= len(s.lanes) || s.lanes[lane][Memory] == nil {
+		return 0, 0, false
+	}
+	x := c.index
+	i := s.lanes[lane][Memory].victim(func(i uint32) bool { return x.entry(i).pins > 0 }, x.print)
+	if i == none {
+		return 0, 0, false
+	}
+	e := x.entry(i)
+	place, length = e.slot, granules(uint64(e.size))
+	e.flags &^= queued
+	c.stats.evicted.Add(1)
+	c.leaveMemory(s, i)
+	return place, length, true
+}
+
+// leaveMemory ends a block's place in memory; its queue has let it go already, and nothing holds
+// it. The caller holds the shard's lock.
+func (c *Cache) leaveMemory(s *shard, i uint32) {
+	e := c.index.entry(i)
+	c.index.withdraw(i)
+	testpoint.At("cache: withdrawn")
+	c.spaces.count(e.space, Memory, -1, -int64(e.size))
+	c.places.giveBack(e.slot)
+	e.slot = none
+	if e.record == none {
+		c.index.drop(s, i)
+	}
+	testpoint.At("cache: left")
+}
+
+// emptyExtent lets all blocks of an extent of a disk go, or of memory where that is nil, so that it
+// may be cut anew, for blocks of another length.
+func (c *Cache) emptyExtent(d *disk, place, length uint32) {
+	places, tier := c.places, Memory
+	if d != nil {
+		places, tier = d.places, Disk
+	}
+	owners, ok := places.empties(place, length)
+	if !ok {
+		return
+	}
+	for _, i := range owners {
+		s := c.index.shardFor(i)
+		s.mu.Lock()
+		e := c.index.entry(i)
+		var g gone
+		switch {
+		case d == nil && e.flags&queued != 0 && e.pins == 0 &&
+			e.slot/places.each == place/places.each:
+			c.queues(s, c.spaces.lane(e.space), tier).remove(i)
+			e.flags &^= queued
+			c.stats.evicted.Add(1)
+			c.leaveMemory(s, i)
+		case d != nil && e.state == present && e.record != none && c.disks[e.disk] == d &&
+			!e.onlyHere() && d.placeOf(e.record)/places.each == place/places.each:
+			c.queues(s, c.spaces.lane(e.space), tier).remove(i)
+			c.stats.evictedDisk.Add(1)
+			g = c.leaveDisk(s, i)
+		}
+		s.mu.Unlock()
+		g.clear()
+	}
+	places.emptied(place)
+}
+
+// unpin ends the use of an entry's slot.
+func (c *Cache) unpin(i uint32) {
+	s := c.index.shardFor(i)
+	s.mu.Lock()
+	g := c.unpinLocked(s, i)
+	s.mu.Unlock()
+	g.clear()
+}
+
+// unpinLocked is unpin for who holds the shard's lock, and clears the record behind it.
+func (c *Cache) unpinLocked(s *shard, i uint32) gone {
+	e := c.index.entry(i)
+	e.pins--
+	if e.pins == 0 && e.state == leaving {
+		return c.leave(s, i)
+	}
+	return gone{}
+}
+
+// leave ends all places of a block that no queue has and nothing holds. The caller holds the
+// shard's lock, and clears the record behind it.
+func (c *Cache) leave(s *shard, i uint32) (g gone) {
+	e := c.index.entry(i)
+	slot := e.slot
+	if e.record != none {
+		g = c.leaveDisk(s, i) // forgets the entry where it has no slot
+	}
+	if slot != none {
+		c.leaveMemory(s, i)
+	}
+	return g
+}
+
+// Remove forgets blocks. One that is loaded at this moment goes as soon as nothing reads it.
+func (n *Namespace) Remove(keys []Key) {
+	c := n.c
+	var records []gone
+	c.index.each(n.id, keys, false, func(s *shard, _ int, i uint32, _ uint64) {
+		if i == none {
+			return
+		}
+		switch e := c.index.entry(i); e.state {
+		case present:
+			if g := c.discard(s, i); g.d != nil {
+				records = append(records, g)
+			}
+		case filling:
+			e.flags |= unwanted
+		}
+	})
+	for _, g := range records {
+		g.clear()
+	}
+}
+
+// discard has a block that is present go now, or with its last pin. The caller holds the shard's
+// lock, and clears the record behind it.
+func (c *Cache) discard(s *shard, i uint32) gone {
+	e := c.index.entry(i)
+	c.index.withdraw(i)
+	if e.flags&queued != 0 {
+		c.queues(s, c.spaces.lane(e.space), Memory).remove(i)
+		e.flags &^= queued
+	}
+	if e.record != none {
+		c.queues(s, c.spaces.lane(e.space), Disk).remove(i)
+	}
+	if e.pins > 0 {
+		e.state = leaving
+		return gone{}
+	}
+	return c.leave(s, i)
+}
+
+func newID() (id [16]byte) {
+	_, _ = rand.Read(id[:]) // never fails: it ends the program instead
+	return id
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/backends/posix"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+)
+
+// node is an engine with a cache and the memory of a program that is served by it.
+type node struct {
+	*Cache
+	ns     *Namespace
+	engine *engine.Engine
+	mem    []byte
+	place  Place // slots of blockBytes
+}
+
+const blockBytes = 12 << 10
+
+// memoryFile is a path on /dev/shm that goes with the test.
+func memoryFile(tb testing.TB) string { return filepath.Join(tb.TempDir(), "memory") }
+
+func openNode(tb testing.TB, path string, blocks int, change func(*Config)) *node {
+	tb.Helper()
+	b, err := mem.New(mem.Config{})
+	require.NoError(tb, err)
+	f, err := posix.New(posix.Config{Threads: 4})
+	require.NoError(tb, err)
+	e, err := engine.Open(engine.Config{Name: "node", Backends: []driver.Backend{b, f}})
+	require.NoError(tb, err)
+	n := &node{engine: e, mem: make([]byte, 256*blockBytes)}
+	cfg := Config{Engine: e, Memory: MemoryConfig{Path: path, Bytes: uint64(blocks) * blockBytes,
+		Extent: 8 * blockBytes}, Blocks: uint64(2 * blocks)}
+	if change != nil {
+		change(&cfg)
+	}
+	n.Cache, err = Open(tb.Context(), cfg)
+	require.NoError(tb, err)
+	_, err = e.Register("kv", driver.Segment{Kind: driver.DRAM, Len: uint64(len(n.mem)),
+		Mem: n.mem})
+	require.NoError(tb, err)
+	self, err := e.Self()
+	require.NoError(tb, err)
+	remote, err := self.Remote("kv")
+	require.NoError(tb, err)
+	n.place = Place{Peer: self, Remote: remote, Stride: blockBytes, Run: blockBytes}
+	n.ns, err = n.Namespace("model", NamespaceOptions{})
+	require.NoError(tb, err)
+	tb.Cleanup(func() { n.close(tb) })
+	return n
+}
+
+// close is called by the end of the test, too.
+func (n *node) close(tb testing.TB) {
+	require.NoError(tb, n.Cache.Close())
+	require.NoError(tb, n.engine.Close())
+}
+
+// keysOf are the keys of some numbers.
+func keysOf(ids ...uint64) []Key {
+	keys := make([]Key, len(ids))
+	for k, id := range ids {
+		binary.BigEndian.PutUint64(keys[k][8:], id)
+		keys[k][0] = 1
+	}
+	return keys
+}
+
+// content fills a block as its key says.
+func content(key Key, p []byte) {
+	r := rand.New(rand.NewPCG(binary.BigEndian.Uint64(key[:]), binary.BigEndian.Uint64(key[8:])))
+	for k := 0; k+8 <= len(p); k += 8 {
+		binary.NativeEndian.PutUint64(p[k:], r.Uint64())
+	}
+}
+
+// at is the place of a call whose block k lies in slot from+k.
+func (n *node) at(from, count int) Place {
+	p := n.place
+	for k := range count {
+		p.Slots = append(p.Slots, uint32(from+k))
+	}
+	return p
+}
+
+// put stores blocks, from the first slots of the program's memory.
+func (n *node) put(tb testing.TB, keys []Key) []Outcome {
+	tb.Helper()
+	for k, key := range keys {
+		content(key, n.mem[k*blockBytes:][:blockBytes])
+	}
+	op := n.ns.Store(tb.Context(), keys, n.at(0, len(keys)))
+	require.NoError(tb, op.Wait(tb.Context()))
+	<-op.Durable()
+	return op.Outcomes()
+}
+
+// get loads blocks to the slots from 128 on, and checks the bytes of those that are Done.
+func (n *node) get(tb testing.TB, keys []Key) []Outcome {
+	tb.Helper()
+	clear(n.mem[128*blockBytes:])
+	op := n.ns.Load(tb.Context(), keys, n.at(128, len(keys)))
+	require.NoError(tb, op.Wait(tb.Context()))
+	want := make([]byte, blockBytes)
+	for k, key := range keys {
+		if op.Outcomes()[k] == Done {
+			content(key, want)
+			if !bytes.Equal(want, n.mem[(128+k)*blockBytes:][:blockBytes]) {
+				tb.Fatalf("block %d of %x has other bytes", k, key)
+			}
+		}
+	}
+	return op.Outcomes()
+}
+
+func all(as Outcome, n int) []Outcome {
+	list := make([]Outcome, n)
+	for k := range list {
+		list[k] = as
+	}
+	return list
+}
+
+func TestStoreAndLoad(t *testing.T) {
+	n := openNode(t, memoryFile(t), 32, nil)
+	keys := keysOf(1, 2, 3, 4, 5)
+	require.Equal(t, 0, n.ns.Match(keys).Prefix)
+	require.Equal(t, all(Missing, 5), n.get(t, keys))
+	require.Equal(t, all(Done, 4), n.put(t, keys[:4]))
+	require.Equal(t, 4, n.ns.Match(keys).Prefix)
+	require.Equal(t, []Outcome{Done, Done, Done, Done, Missing}, n.get(t, keys))
+	require.Equal(t, []Outcome{Known, Known, Known, Known, Done}, n.put(t, keys))
+	n.ns.Remove(keys[1:2])
+	require.Equal(t, 1, n.ns.Match(keys).Prefix)
+	require.Equal(t, []Outcome{Done, Missing, Done, Done, Done}, n.get(t, keys))
+	other, err := n.Namespace("other", NamespaceOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 0, other.Match(keys).Prefix)
+}
+
+// TestRestart: what was committed is there when the file is opened again.
+func TestRestart(t *testing.T) {
+	path := memoryFile(t)
+	keys := keysOf(1, 2, 3, 4, 5, 6, 7, 8, 9)
+	n := openNode(t, path, 32, nil)
+	require.Equal(t, all(Done, 9), n.put(t, keys))
+	n.close(t)
+	n = openNode(t, path, 32, nil)
+	require.Equal(t, 9, n.Attached().Blocks, n.Attached())
+	require.Equal(t, all(Done, 9), n.get(t, keys))
+}

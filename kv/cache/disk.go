@@ -1,0 +1,510 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
+)
+
+// DiskConfig is one file of the tier on disks.
+type DiskConfig struct {
+	// Path of the file; the engine needs a backend for files, such as posix.
+	Path string
+	// Bytes for blocks: the file has them from its making on.
+	Bytes uint64
+	// Extent is as MemoryConfig.Extent. Default: that of the memory.
+	Extent uint64
+	// Blocks is how many blocks it may hold. Default: Bytes by 64 KiB.
+	Blocks uint64
+	// BytesADay bounds what is written in any 24 hours, restarts included; 0: nothing does. When
+	// more than half of it is used up, only blocks that were used again are written.
+	BytesADay uint64
+	// Durable has a block count as stored on the disk only once it would survive a loss of power.
+	Durable bool
+}
+
+// The file of a disk, in little-endian:
+//
+//	0        header: magic, version, shape, id, CRC-32C
+//	2 KiB    what is left of the day's bytes, and when that was
+//	4 KiB    records of 64 bytes
+//	data     extents, at a multiple of 2 MiB: the page cache keeps records, and not blocks
+//
+// A record is written behind the bytes of its block, and is empty before they change. It has a CRC
+// with the file's id and its own number, so that it is of use in its place alone.
+const (
+	diskMagic   = "sluiceKD"
+	diskVersion = 1
+	atBudget    = 2 << 10
+	recordBytes = 64
+
+	diskUsed   = 56 // of the header, before the CRC
+	recordUsed = recordBytes - 4
+)
+
+// record is what a disk knows of one block.
+type record struct {
+	key   Key
+	space [16]byte // digest of the namespace
+	crc   uint32
+	size  uint32
+	place uint32
+}
+
+// disk is an open file.
+type disk struct {
+	number uint16
+	cfg    DiskConfig
+	f      *os.File
+	id     [16]byte
+	region *engine.Region
+	places *slots
+	fresh  string // why the content of the file was not used
+
+	mu     sync.Mutex
+	where  []uint32 // by number of the record: the place of its block; none: it is free
+	free   []uint32 // numbers of free records, the last one first
+	budget budget
+	health health
+}
+
+// budget is a bucket of bytes that may be written. A day's bytes are an eighth that may go at once,
+// and the rest as time goes by.
+type budget struct {
+	day  float64 // bytes; 0: no bound
+	left float64
+	at   time.Time
+}
+
+func (b *budget) refill(now time.Time) {
+	passed := min(max(now.Sub(b.at), 0), 24*time.Hour) // the clock may jump
+	b.left = min(b.left+b.day*7/8*passed.Hours()/24, b.day/8)
+	b.at = now
+}
+
+// take reports whether so many bytes may be written now, and counts them.
+func (b *budget) take(now time.Time, bytes uint64, again bool) bool {
+	if b.day == 0 {
+		return true
+	}
+	b.refill(now)
+	if b.left < float64(bytes) || !again && b.left <= b.day/16 {
+		return false
+	}
+	b.left -= float64(bytes)
+	return true
+}
+
+// health is what the errors of a disk lead to: after some in a row the tier does without it for a
+// while, and tries it again then.
+type health struct {
+	failed  int // in a row
+	last    error
+	without time.Time // until when it is not used
+}
+
+const (
+	failuresMax = 3
+	restOfADisk = 10 * time.Second
+	// diskLimit is how long a write may take; a read may as long as its Load.
+	diskLimit = 30 * time.Second
+)
+
+func openDisk(ctx context.Context, number int, cfg DiskConfig) (_ *disk, err error) {
+	f, err := os.OpenFile(cfg.Path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the file of a disk: %w", err)
+	}
+	d := &disk{number: uint16(number), cfg: cfg, f: f, places: newSlots(cfg.Bytes, cfg.Extent),
+		where: make([]uint32, cfg.Blocks)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("disk %s: %w", cfg.Path, err), f.Close())
+		}
+	}()
+	// requests of a process that was killed hold the lock until the kernel has ended them
+	if err := lock(ctx, f, func() bool { return false }); err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > 0 {
+		if d.fresh, err = d.check(uint64(info.Size())); err != nil {
+			return nil, err
+		}
+	}
+	if info.Size() == 0 || d.fresh != "" {
+		return d, d.create()
+	}
+	var p [16]byte
+	if _, err := f.ReadAt(p[:], atBudget); err != nil {
+		return nil, err
+	}
+	d.budget = budget{day: float64(cfg.BytesADay),
+		left: math.Float64frombits(binary.LittleEndian.Uint64(p[:])),
+		at:   time.Unix(0, int64(binary.LittleEndian.Uint64(p[8:])))}
+	if !(d.budget.left >= 0) { // also no number
+		d.budget.left = 0
+	}
+	return d, nil
+}
+
+func (c *DiskConfig) dataOff() uint64 {
+	return (headerBytes + c.Blocks*recordBytes + dataAlign - 1) &^ (dataAlign - 1)
+}
+
+func (d *disk) header(id [16]byte) []byte {
+	p := append(make([]byte, 0, headerBytes), diskMagic...)
+	for _, v := range []uint64{diskVersion, d.cfg.Blocks, d.cfg.Extent, d.cfg.Bytes} {
+		p = binary.LittleEndian.AppendUint64(p, v)
+	}
+	p = append(p, id[:]...)
+	return binary.LittleEndian.AppendUint32(p, crc32.Checksum(p, castagnoli))
+}
+
+// check reports why the content of a file is of no use: empty if it is.
+func (d *disk) check(size uint64) (why string, err error) {
+	p := make([]byte, diskUsed+4)
+	if _, err := d.f.ReadAt(p, 0); err != nil && err != io.EOF {
+		return "", err
+	}
+	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(p[at:]) }
+	copy(d.id[:], p[40:])
+	switch {
+	case u64(0) == 0:
+		return "the process that made it did not finish", nil
+	case string(p[:8]) != diskMagic:
+		return "", fmt.Errorf("it is no file of a cache; name another path, or remove it: %w",
+			engine.ErrCorrupt)
+	case u64(8) != diskVersion:
+		return fmt.Sprintf("it has version %d, this program knows %d", u64(8), diskVersion), nil
+	case crc32.Checksum(p[:diskUsed], castagnoli) != binary.LittleEndian.Uint32(p[diskUsed:]):
+		return "its header is damaged", nil
+	case string(p[:diskUsed]) != string(d.header(d.id)[:diskUsed]):
+		return fmt.Sprintf("it has %d records and %d bytes in extents of %d, asked for are now "+
+			"%d, %d and %d", u64(16), u64(32), u64(24), d.cfg.Blocks, d.cfg.Bytes,
+			d.cfg.Extent), nil
+	case size < d.cfg.dataOff()+d.cfg.Bytes:
+		return "it was cut", nil
+	}
+	return "", nil
+}
+
+// create makes the file anew; its header is written last.
+func (d *disk) create() error {
+	if err := d.f.Truncate(0); err != nil {
+		return err
+	}
+	n := d.cfg.dataOff() + d.cfg.Bytes
+	for {
+		err := unix.Fallocate(int(d.f.Fd()), 0, 0, int64(n))
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			err = d.f.Truncate(int64(n))
+		}
+		if err != nil {
+			return fmt.Errorf("find %d bytes; make the tier smaller or the disk larger: %w", n,
+				errors.Join(err, d.f.Truncate(0)))
+		}
+		break
+	}
+	d.id = newID()
+	d.budget = budget{day: float64(d.cfg.BytesADay), left: float64(d.cfg.BytesADay) / 8,
+		at: time.Now()}
+	if err := d.saveBudget(); err != nil {
+		return err
+	}
+	if _, err := d.f.WriteAt(d.header(d.id), 0); err != nil {
+		return err
+	}
+	return d.f.Sync()
+}
+
+// saveBudget has the file know what is left of the day's bytes. The caller holds the lock, or
+// opens.
+func (d *disk) saveBudget() error {
+	if d.budget.day == 0 {
+		return nil
+	}
+	var p [16]byte
+	binary.LittleEndian.PutUint64(p[:], math.Float64bits(d.budget.left))
+	binary.LittleEndian.PutUint64(p[8:], uint64(d.budget.at.UnixNano()))
+	_, err := d.f.WriteAt(p[:], atBudget)
+	return err
+}
+
+func (d *disk) sumOf(p []byte, n uint32) uint32 {
+	var place [20]byte
+	copy(place[:], d.id[:])
+	binary.LittleEndian.PutUint32(place[16:], n)
+	return crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, p[:recordUsed])
+}
+
+// attach calls visit with each record of the file, which says whether it takes the block.
+func (d *disk) attach(visit func(n uint32, r *record) bool) error {
+	p := make([]byte, 1<<20)
+	for n := uint32(0); uint64(n) < d.cfg.Blocks; {
+		part := p[:min(uint64(len(p)), (d.cfg.Blocks-uint64(n))*recordBytes)]
+		if _, err := d.f.ReadAt(part, headerBytes+int64(n)*recordBytes); err != nil {
+			return err
+		}
+		for ; len(part) > 0; part, n = part[recordBytes:], n+1 {
+			d.where[n] = none
+			if binary.LittleEndian.Uint32(part[recordUsed:]) != d.sumOf(part, n) {
+				continue
+			}
+			r := record{key: Key(part[:16]), space: [16]byte(part[16:32]),
+				crc:   binary.LittleEndian.Uint32(part[32:]),
+				size:  binary.LittleEndian.Uint32(part[36:]),
+				place: binary.LittleEndian.Uint32(part[40:])}
+			if r.size == 0 || !d.places.claim(r.place, granules(uint64(r.size)), 0) {
+				continue
+			}
+			if d.where[n] = r.place; !visit(n, &r) {
+				if err := d.clear(n); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	d.places.claimed()
+	for n := len(d.where) - 1; n >= 0; n-- {
+		if d.where[n] == none {
+			d.free = append(d.free, uint32(n))
+		}
+	}
+	return nil
+}
+
+// clear empties a record, and gives its place back. A record that cannot be emptied keeps it.
+func (d *disk) clear(n uint32) error {
+	var empty [recordBytes]byte
+	if _, err := d.f.WriteAt(empty[:], headerBytes+int64(n)*recordBytes); err != nil {
+		d.failed(err)
+		return err
+	}
+	d.mu.Lock()
+	place := d.where[n]
+	d.where[n] = none
+	d.free = append(d.free, n)
+	d.mu.Unlock()
+	testpoint.At("cache: cleared")
+	d.places.giveBack(place)
+	return nil
+}
+
+// take gives a free record to a place.
+func (d *disk) take(place uint32) (n uint32, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.free) == 0 {
+		return 0, false
+	}
+	n = d.free[len(d.free)-1]
+	d.free = d.free[:len(d.free)-1]
+	d.where[n] = place
+	return n, true
+}
+
+// untake gives back what no record was written for.
+func (d *disk) untake(n uint32) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.where[n] = none
+	d.free = append(d.free, n)
+}
+
+func (d *disk) placeOf(n uint32) uint32 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.where[n]
+}
+
+func (d *disk) write(n uint32, r *record) error {
+	var p [recordBytes]byte
+	copy(p[:], r.key[:])
+	copy(p[16:], r.space[:])
+	binary.LittleEndian.PutUint32(p[32:], r.crc)
+	binary.LittleEndian.PutUint32(p[36:], r.size)
+	binary.LittleEndian.PutUint32(p[40:], r.place)
+	binary.LittleEndian.PutUint32(p[recordUsed:], d.sumOf(p[:], n))
+	_, err := d.f.WriteAt(p[:], headerBytes+int64(n)*recordBytes)
+	return err
+}
+
+// usable reports whether the tier uses the disk now.
+func (d *disk) usable() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return time.Now().After(d.health.without)
+}
+
+func (d *disk) failed(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.health.failed++
+	d.health.last = err
+	if d.health.failed >= failuresMax {
+		d.health.without = time.Now().Add(restOfADisk)
+	}
+}
+
+func (d *disk) worked() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.health.failed = 0
+}
+
+func (d *disk) close() error {
+	var err error
+	if d.region != nil {
+		err = d.region.Close()
+	}
+	if err != nil {
+		return err
+	}
+	return d.f.Close()
+}
+
+// openDisks opens the disks and takes their records in, behind those of the memory.
+func (c *Cache) openDisks(ctx context.Context) error {
+	self, err := c.cfg.Engine.Self()
+	if err != nil {
+		return err
+	}
+	c.self = self
+	for k, cfg := range c.cfg.Disks {
+		d, err := openDisk(ctx, k, cfg)
+		if err != nil {
+			return err
+		}
+		c.disks = append(c.disks, d)
+		if err := d.attach(func(n uint32, r *record) bool { return c.adopt(d, n, r) }); err != nil {
+			return fmt.Errorf("disk %s: %w", cfg.Path, err)
+		}
+		name := fmt.Sprintf("cache disk %x", d.id[:8])
+		d.region, err = c.cfg.Engine.Register(name, driver.Segment{Kind: driver.File,
+			Len: cfg.Bytes, FD: int(d.f.Fd()), FileOff: cfg.dataOff()})
+		if err != nil {
+			return fmt.Errorf("disk %s: %w", cfg.Path, err)
+		}
+		remote, err := self.Remote(name)
+		if err != nil {
+			return fmt.Errorf("disk %s: %w", cfg.Path, err)
+		}
+		c.remotes = append(c.remotes, remote)
+	}
+	return nil
+}
+
+// adopt takes a block on a disk in, if no other disk has it, and memory none with other bytes.
+func (c *Cache) adopt(d *disk, n uint32, r *record) bool {
+	id, ok := c.spaces.adopt(r.space)
+	if !ok {
+		return false
+	}
+	x := c.index
+	hash := x.hash(&r.key, id)
+	s := x.shardOf(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := x.find(s, hash, &r.key, id)
+	if i == none {
+		if i = x.add(s, hash, &r.key, id); i == none {
+			return false
+		}
+		e := x.entry(i)
+		e.crc, e.size, e.state = r.crc, r.size, present
+	}
+	e := x.entry(i)
+	if e.record != none || e.crc != r.crc || e.size != r.size {
+		return false
+	}
+	c.onDisk(s, i, d, n)
+	return true
+}
+
+// onDisk notes where on a disk a block is. The caller holds the shard's lock.
+func (c *Cache) onDisk(s *shard, i uint32, d *disk, n uint32) {
+	e := c.index.entry(i)
+	e.disk, e.record = d.number, n
+	d.places.own(d.placeOf(n), i)
+	c.queues(s, c.spaces.lane(e.space), Disk).insert(i, c.index.print(i))
+	c.spaces.count(e.space, Disk, 1, int64(e.size))
+}
+
+// gone is a record whose block the cache has forgotten; clear empties it, without a lock.
+type gone struct {
+	d *disk
+	n uint32
+}
+
+func (g gone) clear() {
+	if g.d != nil {
+		testpoint.At("cache: leaves its disk")
+		// where that fails the place is lost until the next start, and the disk's health knows
+		_ = g.d.clear(g.n)
+	}
+}
+
+// leaveDisk ends a block's place on a disk; its queue has let it go already. The caller holds the
+// shard's lock, and clears the record behind it.
+func (c *Cache) leaveDisk(s *shard, i uint32) gone {
+	e := c.index.entry(i)
+	g := gone{c.disks[e.disk], e.record}
+	c.spaces.count(e.space, Disk, -1, -int64(e.size))
+	e.record = none
+	if e.slot == none {
+		c.index.drop(s, i)
+	}
+	return g
+}
+
+// diskWrite is a block that is to go to a disk; it is pinned.
+type diskWrite struct {
+	i  uint32
+	op *Op // that waits for it; nil: none
+}
+
+// offer has a block in memory written to a disk. The caller holds the shard's lock. Where too many
+// wait already it is not: a later use offers it again.
+func (c *Cache) offer(i uint32, op *Op) {
+	e := c.index.entry(i)
+	if len(c.disks) == 0 || e.flags&writing != 0 || e.record != none || e.state != present {
+		return
+	}
+	e.pins++
+	e.flags |= writing
+	if op != nil {
+		op.left.Add(1)
+	}
+	c.offered.Add(1)
+	select {
+	case c.writes <- diskWrite{i, op}:
+	default:
+		c.offered.Add(-1)
+		c.stats.unwritten.Add(1)
+		e.pins--
+		e.flags &^= writing
+		op.written()
+	}
+}

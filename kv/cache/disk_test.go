@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// withDisk adds a disk of so many blocks.
+func withDisk(path string, blocks int) func(*Config) {
+	return func(c *Config) {
+		c.Disks = []DiskConfig{{Path: path, Bytes: uint64(blocks) * blockBytes,
+			Extent: 8 * blockBytes, Blocks: uint64(blocks) + 8}}
+		c.Blocks = uint64(4 * blocks)
+	}
+}
+
+func ids(from, n uint64) []Key {
+	list := make([]uint64, n)
+	for k := range list {
+		list[k] = from + uint64(k)
+	}
+	return keysOf(list...)
+}
+
+// TestDisk stores more than the memory has room for: what left it comes from the disk, also after
+// the memory file is gone, as a boot of the host leaves it.
+func TestDisk(t *testing.T) {
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	n := openNode(t, path, 16, withDisk(file, 64))
+	for from := uint64(0); from < 48; from += 8 {
+		require.Equal(t, all(Done, 8), n.put(t, ids(from, 8)))
+	}
+	n.drained(t)
+	require.Equal(t, 48, n.ns.Match(ids(0, 48)).Prefix)
+	require.Contains(t, n.ns.Match(ids(0, 48)).Blocks, OnDisk)
+	require.Equal(t, all(Done, 12), n.get(t, ids(0, 12)))
+	require.Equal(t, all(Done, 12), n.get(t, ids(36, 12)))
+	n.drained(t)
+	for range 2 {
+		n.close(t)
+		require.NoError(t, os.Remove(path))
+		n = openNode(t, path, 16, withDisk(file, 64))
+		n.drained(t)
+		require.Equal(t, 48, n.ns.Match(ids(0, 48)).Prefix)
+		for from := uint64(0); from < 48; from += 12 {
+			require.Equal(t, all(Done, 12), n.get(t, ids(from, 12)))
+		}
+	}
+	n.ns.Remove(ids(0, 48))
+	n.drained(t)
+	n.close(t)
+	n = openNode(t, path, 16, withDisk(file, 64))
+	require.Equal(t, all(Missing, 48), n.get(t, ids(0, 48)))
+	n.drained(t)
+}
+
+// TestDiskIsBounded: a disk that is full lets the oldest go.
+func TestDiskIsBounded(t *testing.T) {
+	n := openNode(t, memoryFile(t), 8, withDisk(filepath.Join(t.TempDir(), "disk"), 24))
+	for from := uint64(0); from < 160; from += 4 {
+		require.Equal(t, all(Done, 4), n.put(t, ids(from, 4)))
+		n.drained(t)
+	}
+	found := 0
+	for _, f := range n.ns.Match(ids(0, 160)).Blocks {
+		if f != Nowhere {
+			found++
+		}
+	}
+	require.GreaterOrEqual(t, found, 20)
+	require.LessOrEqual(t, found, 32)
+}
+
+// TestDamagedDisk: bytes that the disk gives and nobody stored are a miss, and forgotten.
+func TestDamagedDisk(t *testing.T) {
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	n := openNode(t, path, 16, withDisk(file, 64))
+	require.Equal(t, all(Done, 8), n.put(t, ids(0, 8)))
+	n.close(t)
+	require.NoError(t, os.Remove(path))
+	cfg := n.cfg.Disks[0]
+	p, err := os.ReadFile(file)
+	require.NoError(t, err)
+	p[cfg.dataOff()+2*blockBytes+77] ^= 4
+	require.NoError(t, os.WriteFile(file, p, 0o600))
+	n = openNode(t, path, 16, withDisk(file, 64))
+	outcomes := n.get(t, ids(0, 8))
+	damaged := 0
+	for k, o := range outcomes {
+		if o == Damaged {
+			damaged++
+			require.Equal(t, Nowhere, n.ns.Match(ids(uint64(k), 1)).Blocks[0])
+		} else {
+			require.Equal(t, Done, o)
+		}
+	}
+	require.Equal(t, 1, damaged)
+	n.drained(t)
+}
+
+// TestBudget: a day's bytes are never passed, over half of what may go at once only what was used
+// again is written, and a restart gives nothing back.
+func TestBudget(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	b := budget{day: 8000, left: 1000, at: now}
+	require.True(t, b.take(now, 500, false))
+	require.False(t, b.take(now, 1, false), "half is used up")
+	require.True(t, b.take(now, 500, true))
+	require.False(t, b.take(now, 1, true))
+	total := 1000.0
+	for range 24 * 60 {
+		now = now.Add(time.Minute)
+		for b.take(now, 1, true) {
+			total++
+		}
+	}
+	require.InDelta(t, 8000, total, 2)
+	b.refill(now.Add(1000 * time.Hour))
+	require.Equal(t, 1000.0, b.left)
+	b.refill(now.Add(-1000 * time.Hour))
+	require.Equal(t, 1000.0, b.left)
+
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	bounded := func(c *Config) {
+		withDisk(file, 64)(c)
+		c.Disks[0].BytesADay = 8 * 5 * blockBytes // five at once
+	}
+	n := openNode(t, path, 16, bounded)
+	require.Equal(t, all(Done, 8), n.put(t, ids(0, 8)))
+	require.EqualValues(t, 3, n.stats.swappedOut.Load())
+	n.close(t)
+	n = openNode(t, path, 16, bounded)
+	require.Equal(t, all(Done, 8), n.get(t, ids(0, 8))) // each was used again now
+	require.NoError(t, n.Drain(t.Context()))
+	n.close(t)
+	require.EqualValues(t, 2, n.stats.swappedOut.Load())
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/sluicehq/sluice/csrc/digest"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/testpoint"
+)
+
+// batchBytes is how much one transfer moves. While one runs the sums of the next are computed, and
+// what was verified is in the processor's cache as it is copied.
+const batchBytes = 8 << 20
+
+// Match says which blocks of a chain the cache has.
+type Match struct {
+	Prefix int     // of the keys, from the first one on, without a gap
+	Blocks []Found // of each key
+}
+
+// Found is where a block is.
+type Found uint8
+
+// Where a block may be.
+const (
+	Nowhere  Found = iota
+	InMemory       // a Load copies it at once
+	OnDisk         // a Load reads it first
+	Coming         // a Store of it runs
+)
+
+// Match looks for blocks. It moves nothing, does not count as a use, and never waits for a
+// transfer.
+func (n *Namespace) Match(keys []Key) Match {
+	m := Match{Blocks: make([]Found, len(keys))}
+	x := n.c.index
+	x.each(n.id, keys, false, func(_ *shard, k int, i uint32, _ uint64) {
+		if i == none {
+			return
+		}
+		switch e := x.entry(i); {
+		case e.state == filling:
+			m.Blocks[k] = Coming
+		case e.state != present:
+		case e.slot != none:
+			m.Blocks[k] = InMemory
+		default:
+			m.Blocks[k] = OnDisk
+		}
+	})
+	for m.Prefix < len(keys) && (m.Blocks[m.Prefix] == InMemory || m.Blocks[m.Prefix] == OnDisk) {
+		m.Prefix++
+	}
+	return m
+}
+
+// Load copies blocks to a place. Each is verified before its bytes leave, so that a block that is
+// Done is the one that was stored; the others are told by their outcomes, and what lies in their
+// slots afterwards is undefined. ctx bounds all of it: what is not there by then is Late. keys and
+// to.Slots must not change before the end.
+func (n *Namespace) Load(ctx context.Context, keys []Key, to Place) *Op {
+	op, c := newOp(len(keys)), n.c
+	if err := to.check(len(keys), c.cfg.Memory.Extent); err != nil {
+		return op.refused(Failed, fmt.Errorf("load: %w", err))
+	}
+	if err := c.start(); err != nil {
+		return op.refused(Failed, fmt.Errorf("load: %w", err))
+	}
+	go func() {
+		defer c.end()
+		n.load(ctx, op, keys, &to)
+		close(op.copied)
+		close(op.done)
+	}()
+	return op
+}
+
+// load is the story of a Load. What it has found stays where it is, by a pin, until the transfer
+// that reads it has ended.
+func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
+	c, x := n.c, n.c.index
+	size := uint32(to.bytes())
+
+	// A chain counts as used from its end on, so that its head goes last.
+	x.each(n.id, keys, true, func(s *shard, _ int, i uint32, _ uint64) {
+		if i != none && x.entry(i).state == present {
+			c.touch(s, i)
+		}
+	})
+
+	// Pin, bring, verify and copy, a batch while the one before is copied. The lists of a batch are
+	// parts of these.
+	held := make([]uint32, len(keys)) // entries; none: not, or no more
+	var (
+		which  = make([]uint32, 0, len(keys)) // numbers of the keys
+		slots  = make([]uint32, 0, len(keys))
+		theirs = make([]uint32, 0, len(keys))
+		before batch
+	)
+	for k := 0; k < len(keys); {
+		end := min(k+c.batchOf(size), len(keys))
+		n.pin(op, keys, held, k, end, size)
+		c.swapIn(ctx, op, held, k, end, size)
+		begin := len(which)
+		for ; k < end; k++ {
+			i := held[k]
+			switch {
+			case i == none:
+			case ctx.Err() != nil:
+				op.outcomes[k] = Late
+				c.unpin(i)
+			case !c.verify(i):
+				op.outcomes[k] = Damaged
+				c.stats.damaged.Add(1)
+				c.forget(i)
+			default:
+				which = append(which, uint32(k))
+				slots = append(slots, x.entry(i).slot)
+				theirs = append(theirs, to.Slots[k])
+			}
+		}
+		testpoint.At("cache: verified")
+		now := batch{which: which[begin:]}
+		if len(now.which) > 0 {
+			var err error
+			now.transfer, err = c.move(engine.Write, slots[begin:], theirs[begin:], to,
+				engine.Route{})
+			if err != nil {
+				op.fail(ctx, fmt.Errorf("load: %w", err), now.which)
+				c.release(held, now.which)
+			}
+		}
+		c.loaded(ctx, op, before, held)
+		before = now
+	}
+	c.loaded(ctx, op, before, held)
+	for _, o := range op.outcomes {
+		if o == Done {
+			c.stats.hits.Add(1)
+		} else {
+			c.stats.misses.Add(1)
+		}
+	}
+}
+
+// pin finds the blocks of a part of a Load, and has them stay where they are.
+func (n *Namespace) pin(op *Op, keys []Key, held []uint32, begin, end int, size uint32) {
+	n.c.index.each(n.id, keys[begin:end], false, func(_ *shard, k int, i uint32, _ uint64) {
+		k += begin
+		held[k] = none
+		if i == none {
+			op.outcomes[k] = Missing
+			return
+		}
+		switch e := n.c.index.entry(i); {
+		case e.state == filling:
+			op.outcomes[k] = Pending
+		case e.state != present:
+			op.outcomes[k] = Missing
+		case e.size != size:
+			op.outcomes[k] = Unlike
+		default:
+			e.pins++
+			held[k] = i
+		}
+	})
+}
+
+// batchOf is how many blocks one transfer moves. Two are under way at a time, of which neither may
+// take more than a part of the memory for what comes from a disk.
+func (c *Cache) batchOf(size uint32) int {
+	return int(max(1, min(batchBytes, c.cfg.Memory.Bytes/8)/uint64(size)))
+}
+
+// batch is what one transfer of an operation moves.
+type batch struct {
+	transfer *engine.Transfer // nil: there is none
+	which    []uint32         // numbers of the keys
+}
+
+// loaded waits for a batch of a Load.
+func (c *Cache) loaded(ctx context.Context, op *Op, b batch, held []uint32) {
+	if b.transfer == nil {
+		return
+	}
+	err, proved := c.finish(ctx, b.transfer)
+	if err != nil {
+		op.fail(ctx, fmt.Errorf("load: %w", err), b.which)
+	} else {
+		for _, k := range b.which {
+			op.outcomes[k] = Done
+			c.stats.loadedBytes.Add(uint64(c.index.entry(held[k]).size))
+		}
+	}
+	if !proved {
+		go c.prove(b.transfer, func() { c.release(held, b.which) })
+		return
+	}
+	c.release(held, b.which)
+}
+
+func (c *Cache) release(held, which []uint32) {
+	for _, k := range which {
+		c.unpin(held[k])
+	}
+}
+
+// verify reports whether the bytes of a pinned entry are those that were stored.
+func (c *Cache) verify(i uint32) bool {
+	e := c.index.entry(i)
+	if c.cfg.VerifyFirst {
+		s := c.index.shardFor(i)
+		s.mu.Lock()
+		done := e.flags&verified != 0
+		s.mu.Unlock()
+		if done {
+			return true
+		}
+	}
+	sum, err := c.sum(e.slot, e.size)
+	if err != nil || sum != e.crc {
+		return false
+	}
+	if c.cfg.VerifyFirst {
+		s := c.index.shardFor(i)
+		s.mu.Lock()
+		e.flags |= verified
+		s.mu.Unlock()
+	}
+	return true
+}
+
+// sum is the CRC-32C of a slot. Memory that is gone, as somebody cut the file, is an error.
+func (c *Cache) sum(slot, size uint32) (sum uint32, err error) {
+	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
+	return digest.CRC32C(c.memory.bytesOf(slot, size)), nil
+}
+
+// forget discards a block of which the caller has a pin, and ends that.
+func (c *Cache) forget(i uint32) {
+	s := c.index.shardFor(i)
+	s.mu.Lock()
+	if c.index.entry(i).state == present {
+		c.discard(s, i) // it has a pin: nothing goes yet
+	}
+	g := c.unpinLocked(s, i)
+	s.mu.Unlock()
+	g.clear()
+}

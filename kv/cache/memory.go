@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/proc"
+)
+
+// The memory file, in the byte order of the machine:
+//
+//	0        header: magic, version, shape, id, boot, the process that has it, CRC-32C
+//	4 KiB    names of namespaces, spaceBytes each
+//	table    an entry for each block that the cache can know
+//	data     extents
+//
+// The file is mapped and lives as long as the host runs, so what a store of the processor has put
+// there a process finds after any kill. A loss of power ends it: the boot is not the same then.
+const (
+	memoryMagic   = "sluiceKC"
+	memoryVersion = 1
+	headerBytes   = 4 << 10
+	spacesMax     = 1 << 10
+	spaceBytes    = 256
+	tableOff      = headerBytes + spacesMax*spaceBytes
+	dataAlign     = 2 << 20
+	orderMark     = 0x0102030405060708
+)
+
+// shape is what must be the same for a file to be attached to.
+type shape struct {
+	entries uint64 // of the table
+	extent  uint64 // bytes
+	bytes   uint64 // of data
+}
+
+func (s *shape) dataOff() uint64 {
+	return (tableOff + s.entries*entryBytes + dataAlign - 1) &^ (dataAlign - 1)
+}
+
+func (s *shape) fileBytes() uint64 { return s.dataOff() + s.bytes }
+
+// memory is the mapped file.
+type memory struct {
+	f       *os.File
+	mapped  []byte
+	id      [16]byte
+	shape   shape
+	entries []entry
+	data    []byte
+	found   string // why the content of the file was not used; empty: it was, or there was none
+	old     bool   // the content is of a process before
+}
+
+// header fields, by offset
+const (
+	atVersion = 8
+	atOrder   = 16
+	atPage    = 24
+	atEntries = 32
+	atExtent  = 40
+	atBytes   = 48
+	atID      = 56
+	atBoot    = 72 // 40 bytes
+	atSum     = 112
+	atPID     = 120 // written at each open, behind the CRC
+	atStart   = 128
+)
+
+// openMemory attaches to the file at a path, or makes it. It waits until ctx ends for a process
+// that has it and is about to end. A file whose content is of no use here is made anew, and found
+// says why: it is a cache.
+func openMemory(ctx context.Context, path string, s shape) (_ *memory, err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the memory file: %w", err)
+	}
+	m := &memory{f: f, shape: s}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("memory file %s: %w", path, err), m.close())
+		}
+	}()
+	if err := lock(ctx, f, m.ownerLives); err != nil {
+		return nil, err
+	}
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > 0 {
+		m.found, err = m.check(uint64(info.Size()), boot)
+		if err != nil {
+			return nil, err
+		}
+		m.old = m.found == ""
+	}
+	if !m.old {
+		// also where it is large enough: what lies there is not to be taken for anything
+		if err := f.Truncate(0); err != nil {
+			return nil, err
+		}
+	}
+	if err := m.reserve(); err != nil {
+		return nil, err
+	}
+	m.mapped, err = unix.Mmap(int(f.Fd()), 0, int(s.fileBytes()), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
+	if err != nil {
+		return nil, os.NewSyscallError("mmap", err)
+	}
+	// what the kernel does with shared memory is the administrator's to say
+	_ = unix.Madvise(m.mapped, unix.MADV_HUGEPAGE)
+	m.entries = asEntries(m.mapped[tableOff:][:s.entries*entryBytes])
+	m.data = m.mapped[s.dataOff():]
+	if m.old {
+		copy(m.id[:], m.mapped[atID:])
+	} else {
+		m.begin(boot)
+	}
+	start, err := proc.StartOf(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	binary.NativeEndian.PutUint64(m.mapped[atPID:], uint64(os.Getpid()))
+	binary.NativeEndian.PutUint64(m.mapped[atStart:], start)
+	return m, nil
+}
+
+// lock takes a file for this process, and waits until ctx ends for one that has it and may be about
+// to end. held says what else must be over.
+func lock(ctx context.Context, f *os.File, held func() bool) error {
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
+			return os.NewSyscallError("flock", err)
+		}
+		if err == nil && !held() {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("another process has it: %w", errors.Join(engine.ErrBusy,
+				context.Cause(ctx)))
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// ownerLives reports whether the process that the header names is not this one and has not ended as
+// a whole. The kernel gives the lock back as it ends, and may have requests of it under way still,
+// which write to the memory.
+func (m *memory) ownerLives() bool {
+	var p [16]byte
+	if _, err := m.f.ReadAt(p[:], atPID); err != nil {
+		return false // a new file
+	}
+	pid, start := binary.NativeEndian.Uint64(p[:]), binary.NativeEndian.Uint64(p[8:])
+	if pid == 0 || pid > math.MaxInt32 || int(pid) == os.Getpid() {
+		return false
+	}
+	now, ended, err := proc.StateOf(int(pid))
+	return err == nil && now == start && !ended
+}
+
+// check reports why the content of a file is of no use: empty if it is.
+func (m *memory) check(size uint64, boot string) (why string, err error) {
+	h := make([]byte, headerBytes)
+	if size < headerBytes {
+		return "it is shorter than a header", nil
+	}
+	if _, err := m.f.ReadAt(h, 0); err != nil {
+		return "", err
+	}
+	s := shape{entries: binary.NativeEndian.Uint64(h[atEntries:]),
+		extent: binary.NativeEndian.Uint64(h[atExtent:]),
+		bytes:  binary.NativeEndian.Uint64(h[atBytes:])}
+	u64 := func(at int) uint64 { return binary.NativeEndian.Uint64(h[at:]) }
+	switch {
+	case u64(0) == 0:
+		return "the process that made it did not finish", nil
+	case string(h[:8]) != memoryMagic:
+		return "",
+			fmt.Errorf("it is no memory file of a cache; name another path, or remove it: %w",
+				engine.ErrCorrupt)
+	case u64(atOrder) != orderMark:
+		return "a machine of another byte order wrote it", nil
+	case u64(atVersion) != memoryVersion:
+		return fmt.Sprintf("it has version %d, this program knows %d", u64(atVersion),
+			memoryVersion), nil
+	case crc32.Checksum(h[:atSum], castagnoli) != binary.NativeEndian.Uint32(h[atSum:]):
+		return "its header is damaged", nil
+	case u64(atPage) != uint64(os.Getpagesize()):
+		return fmt.Sprintf("it is for pages of %d bytes", u64(atPage)), nil
+	case strings.TrimRight(string(h[atBoot:atSum]), "\x00") != boot:
+		return "it is from before the host was booted", nil
+	case s != m.shape:
+		return fmt.Sprintf("it has %d entries and %d bytes in extents of %d, asked for are now "+
+			"%d, %d and %d", s.entries, s.bytes, s.extent, m.shape.entries, m.shape.bytes,
+			m.shape.extent), nil
+	case size < s.fileBytes():
+		return "it was cut", nil
+	}
+	return "", nil
+}
+
+// reserve has the file as long as it must be, with memory for all of it: without, a store into a
+// page that the kernel cannot find would end the process.
+func (m *memory) reserve() error {
+	n := int64(m.shape.fileBytes())
+	if err := m.f.Truncate(n); err != nil {
+		return err
+	}
+	if m.old {
+		return nil
+	}
+	for {
+		err := unix.Fallocate(int(m.f.Fd()), 0, 0, n)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			var free unix.Statfs_t
+			_ = unix.Fstatfs(int(m.f.Fd()), &free)
+			return fmt.Errorf("find %d bytes, of which its filesystem has %d free; make the tier "+
+				"smaller or the filesystem larger: %w", n, free.Bavail*uint64(free.Bsize),
+				errors.Join(os.NewSyscallError("fallocate", err), m.f.Truncate(0)))
+		}
+		return nil
+	}
+}
+
+// begin writes the header of an empty file.
+func (m *memory) begin(boot string) {
+	h := m.mapped[:headerBytes]
+	copy(h, memoryMagic)
+	put := func(at int, v uint64) { binary.NativeEndian.PutUint64(h[at:], v) }
+	put(atVersion, memoryVersion)
+	put(atOrder, orderMark)
+	put(atPage, uint64(os.Getpagesize()))
+	put(atEntries, m.shape.entries)
+	put(atExtent, m.shape.extent)
+	put(atBytes, m.shape.bytes)
+	m.id = newID()
+	copy(h[atID:], m.id[:])
+	copy(h[atBoot:atSum], boot)
+	binary.NativeEndian.PutUint32(h[atSum:], crc32.Checksum(h[:atSum], castagnoli))
+}
+
+// sumOf is the CRC of a record: of the fields that outlive a process, its place in the table, and
+// the file. It is never 0.
+func (m *memory) sumOf(i uint32, e *entry) uint32 {
+	var p [16 + 4 + 16 + 16]byte
+	copy(p[:], m.id[:])
+	binary.NativeEndian.PutUint32(p[16:], i)
+	copy(p[20:], e.key[:])
+	binary.NativeEndian.PutUint32(p[36:], e.crc)
+	binary.NativeEndian.PutUint32(p[40:], e.size)
+	binary.NativeEndian.PutUint32(p[44:], e.slot)
+	binary.NativeEndian.PutUint32(p[48:], uint32(e.space))
+	return max(1, crc32.Checksum(p[:], castagnoli))
+}
+
+func (m *memory) close() error {
+	var err error
+	if m.mapped != nil {
+		err = os.NewSyscallError("munmap", unix.Munmap(m.mapped))
+		m.mapped = nil
+	}
+	return errors.Join(err, m.f.Close())
+}
+
+// bytesOf returns the bytes of a slot.
+func (m *memory) bytesOf(slot, size uint32) []byte {
+	return m.data[uint64(slot)*granule:][:size:size]
+}
+
+func bootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(b)), err
+}

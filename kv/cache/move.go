@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+)
+
+// Place says where blocks lie in the memory of a process that serves a model: block k of a call in
+// slot Slots[k], which begins at Base + Slots[k]*Stride. A block is the runs of a nest of loops in
+// their order: in the cache one lies behind the other.
+type Place struct {
+	Peer   *engine.Peer   // engine.Self for memory of this process
+	Remote *engine.Remote // of that peer
+	Base   uint64         // bytes
+	Stride uint64         // bytes
+	Slots  []uint32       // of each key; not changed before the operation is done
+	Run    uint64         // contiguous bytes
+	Loops  []Axis         // outermost first, at most driver.LoopsMax; none: a block is one run
+}
+
+// Axis is N of what is inside it, By bytes apart.
+type Axis struct {
+	N  uint32
+	By uint64
+}
+
+// bytes returns the length of a block.
+func (p *Place) bytes() uint64 {
+	n := p.Run
+	for _, a := range p.Loops {
+		n *= uint64(a.N)
+	}
+	return n
+}
+
+func (p *Place) check(keys int, largest uint64) error {
+	if p.Peer == nil || p.Remote == nil {
+		return errors.New("a place has a peer and a region of it")
+	}
+	if len(p.Slots) != keys {
+		return fmt.Errorf("%d slots for %d keys: %w", len(p.Slots), keys, engine.ErrBounds)
+	}
+	if len(p.Loops) > driver.LoopsMax {
+		return fmt.Errorf("%d loops, at most %d: %w", len(p.Loops), driver.LoopsMax,
+			engine.ErrBounds)
+	}
+	n := p.Run
+	for _, a := range p.Loops {
+		if a.N == 0 || n > math.MaxUint32/uint64(a.N) {
+			n = 0
+			break
+		}
+		n *= uint64(a.N)
+	}
+	if n == 0 || n > largest {
+		return fmt.Errorf("blocks of %d bytes: from 1 to %d, the extent of the cache: %w",
+			p.bytes(),
+			largest, engine.ErrBounds)
+	}
+	return nil
+}
+
+// move starts to copy blocks between slots of the cache and those of a place. The cache is the one
+// that begins every transfer, so that what it knows of its end is all that keeps a slot from its
+// next use: no peer has a key to the cache's memory. The lists are the transfer's until it has
+// ended.
+func (c *Cache) move(op engine.Op, slots, theirs []uint32, p *Place,
+	route engine.Route) (*engine.Transfer, error) {
+	t, err := c.cfg.Engine.NewTransfer(p.Peer, op, route)
+	if err != nil {
+		return nil, err
+	}
+	pattern := engine.Pattern{Run: p.Run, Count: len(slots),
+		Local:  engine.Side{Stride: granule, List: slots},
+		Remote: engine.Side{Base: p.Base, Stride: p.Stride, List: theirs}}
+	inner := p.Run
+	for k := len(p.Loops) - 1; k >= 0; k-- {
+		a := p.Loops[k]
+		pattern.Loops = append([]driver.Loop{{N: a.N, Local: inner, Remote: a.By}},
+			pattern.Loops...)
+		inner *= uint64(a.N)
+	}
+	if err = t.AddPattern(c.region, p.Remote, pattern); err == nil {
+		err = t.Post()
+	}
+	if err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return t, nil
+}
+
+// finish waits for a transfer. When ctx ends first it takes the transfer back. proved reports
+// whether nothing of it can move any more; where it cannot, the caller has prove find out.
+func (c *Cache) finish(ctx context.Context, t *engine.Transfer) (err error, proved bool) {
+	err = t.Wait(ctx)
+	if !t.Done() || errors.Is(err, engine.ErrUnproven) {
+		why := err
+		soon, cancel := context.WithTimeout(context.Background(), abortLimit)
+		defer cancel()
+		if ended := t.Abort(soon); ended != nil {
+			return errors.Join(why, ended), false
+		}
+		if err = t.Err(); err != nil {
+			err = errors.Join(why, err)
+		}
+	}
+	return errors.Join(err, t.Close()), true
+}
+
+// abortLimit is how long an operation waits for the proof that a transfer which it has taken back
+// has ended. Backends have theirs within engine.Config.AbortGrace, or not soon.
+const abortLimit = 5 * time.Second
+
+// proveEvery is how often the cache asks whether a transfer without a proof has ended meanwhile.
+const proveEvery = 100 * time.Millisecond
+
+// prove asks for a proof until there is one, and calls after then, or until the cache is closed:
+// what the transfer held is not used again in this process then.
+func (c *Cache) prove(t *engine.Transfer, after func()) {
+	c.stats.unproven.Add(1)
+	for {
+		select {
+		case <-c.life.Done():
+			return
+		case <-time.After(proveEvery):
+		}
+		if t.Abort(c.life) == nil {
+			_ = t.Close()
+			c.stats.unproven.Add(-1)
+			after()
+			return
+		}
+	}
+}
+
+// Outcome is what became of one block of an operation.
+type Outcome uint8
+
+// The outcomes.
+const (
+	Undone   Outcome = iota // the operation still runs
+	Done                    // the bytes are there
+	Known                   // Store: the cache had the block already; nothing was copied
+	Missing                 // Load: the cache does not have it
+	Pending                 // another operation stores it at this moment
+	Damaged                 // Load: its bytes were not what was stored; the cache has forgotten it
+	Unlike                  // Load: it has another length
+	Conflict                // Store: the cache has the key with other bytes
+	NoRoom                  // Store: the tier has no room that may be taken
+	Late                    // ctx ended first
+	Failed                  // the transfer did: see Err
+)
+
+var outcomes = [...]string{"undone", "done", "known", "missing", "pending", "damaged", "unlike",
+	"conflict", "no room", "late", "failed"}
+
+// String returns a word.
+func (o Outcome) String() string { return outcomes[min(int(o), len(outcomes)-1)] }
+
+// ErrNoRoom is the error of a call for which the cache has no place.
+var ErrNoRoom = errors.New("no room in the cache")
+
+// Op is a load or a store that runs.
+type Op struct {
+	copied, done, durable chan struct{}
+	outcomes              []Outcome
+	err                   error
+	// what Durable waits for: itself, and blocks on their way to disks
+	left atomic.Int32
+}
+
+func newOp(n int) *Op {
+	o := &Op{copied: make(chan struct{}), done: make(chan struct{}), durable: make(chan struct{}),
+		outcomes: make([]Outcome, n)}
+	o.left.Store(1)
+	return o
+}
+
+// written counts a block out that was on its way to a disk, or the operation itself.
+func (o *Op) written() {
+	if o != nil && o.left.Add(-1) == 0 {
+		close(o.durable)
+	}
+}
+
+// Durable is closed when no block of a Store is on its way to a disk any more: what the disks took
+// is there, as DiskConfig.Durable says; Match tells which those are.
+func (o *Op) Durable() <-chan struct{} { return o.durable }
+
+// Done is closed when the operation has ended.
+func (o *Op) Done() <-chan struct{} { return o.done }
+
+// Copied is closed when a Store no longer reads its source. A transfer that ended without a proof
+// may still: Err is engine.ErrUnproven then, and the source is for its owner to revoke.
+func (o *Op) Copied() <-chan struct{} { return o.copied }
+
+// Wait waits for the end and returns Err. ctx ends the wait, not the operation.
+func (o *Op) Wait(ctx context.Context) error {
+	select {
+	case <-o.done:
+		return o.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Outcomes says what became of each block. Call it after the end.
+func (o *Op) Outcomes() []Outcome { return o.outcomes }
+
+// Err is the first error of a transfer. A block that is missing is none. Call it after the end.
+func (o *Op) Err() error { return o.err }
+
+// refused ends an operation that does not begin.
+func (o *Op) refused(as Outcome, err error) *Op {
+	for k := range o.outcomes {
+		o.outcomes[k] = as
+	}
+	o.err = err
+	close(o.copied)
+	close(o.done)
+	o.written()
+	return o
+}
+
+// fail notes an error of blocks that were under way.
+func (o *Op) fail(ctx context.Context, err error, which []uint32) {
+	as := Failed
+	if ctx.Err() != nil {
+		as = Late
+	}
+	for _, k := range which {
+		o.outcomes[k] = as
+	}
+	if o.err == nil {
+		o.err = err
+	}
+}
+
+// counters are what Stats tells.
+type counters struct {
+	hits, misses, stored, evicted, damaged, refused, conflicts atomic.Uint64
+	loadedBytes, storedBytes                                   atomic.Uint64
+	evictedDisk, unwritten, swappedIn, swappedOut              atomic.Uint64
+	unproven                                                   atomic.Int64
+}

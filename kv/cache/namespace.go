@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/engine"
+)
+
+// Key names the content of a block within its namespace: the tokens in it and all before them. It
+// is the hash that the serving engine has, or KeyOf of it where that is no 16 bytes.
+type Key [16]byte
+
+// KeyOf makes a Key of a hash, or of any bytes that name a block.
+func KeyOf(name []byte) Key {
+	sum := sha256.Sum256(name)
+	return Key(sum[:16])
+}
+
+// NamespaceOptions say what a namespace is and may have.
+type NamespaceOptions struct {
+	// Geometry is the digest of what two processes must agree on to share a block: the model, its
+	// layout, the salt of a tenant. Namespaces of one name and different geometries share nothing.
+	Geometry [32]byte
+	// Priority: blocks of a lower one go first. From 0 to 7.
+	Priority int
+	// Quota bounds the bytes in a tier; 0: the tier does.
+	Quota [2]uint64
+}
+
+// Namespace is a set of blocks that only those find who name it.
+type Namespace struct {
+	c    *Cache
+	id   uint16
+	name string
+}
+
+// space is a namespace as all of the cache knows it.
+type space struct {
+	name   string
+	digest [16]byte
+	lane   int
+	known  bool
+	blocks [tiers]atomic.Int64
+	bytes  [tiers]atomic.Int64
+}
+
+// lane is whose blocks leave in one order: a namespace that has a quota has its own, the others of
+// one priority share one.
+type lane struct {
+	priority int // changes with all shards locked, as the quota
+	quota    [tiers]uint64
+	bytes    [tiers]atomic.Int64
+}
+
+// spaces are all namespaces and lanes.
+type spaces struct {
+	memory *memory
+	mu     sync.Mutex
+	list   [spacesMax]space
+	lanes  atomic.Pointer[[]*lane] // it only grows
+}
+
+const priorities = 8
+
+// openSpaces reads the names in the memory file. Each belongs to the shared lane of priority 0
+// until the program opens it.
+func openSpaces(m *memory) *spaces {
+	sp := &spaces{memory: m}
+	var shared []*lane
+	for p := range priorities {
+		shared = append(shared, &lane{priority: p})
+	}
+	sp.lanes.Store(&shared)
+	for id := range sp.list {
+		p := sp.record(id)
+		n := binary.LittleEndian.Uint32(p[32:])
+		if n == 0 || n > spaceNameMax || binary.LittleEndian.Uint32(p[36:]) != sp.sumOf(p, n) {
+			continue
+		}
+		s := &sp.list[id]
+		copy(s.digest[:], p)
+		s.name, s.known = string(p[40:40+n]), true
+	}
+	return sp
+}
+
+const spaceNameMax = spaceBytes - 40
+
+// record is the place of a namespace in the file: digest, length of the name, CRC, name.
+func (sp *spaces) record(id int) []byte {
+	return sp.memory.mapped[headerBytes+id*spaceBytes:][:spaceBytes]
+}
+
+// sumOf is the CRC of a record whose name has n bytes.
+func (sp *spaces) sumOf(p []byte, n uint32) uint32 {
+	sum := crc32.Checksum(sp.memory.id[:], castagnoli)
+	sum = crc32.Update(sum, castagnoli, p[:36])
+	return crc32.Update(sum, castagnoli, p[40:40+n])
+}
+
+func (sp *spaces) valid(id uint16) bool { return int(id) < spacesMax && sp.list[id].known }
+
+// digest is what a disk knows a namespace by.
+func (sp *spaces) digest(id uint16) [16]byte { return sp.list[id].digest }
+
+// adopt returns the namespace of a digest that a disk has, which may have no name yet.
+func (sp *spaces) adopt(digest [16]byte) (id uint16, ok bool) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	unused := -1
+	for k := range sp.list {
+		s := &sp.list[k]
+		switch {
+		case s.known && s.digest == digest:
+			return uint16(k), true
+		case !s.known && unused < 0:
+			unused = k
+		}
+	}
+	if unused < 0 {
+		return 0, false
+	}
+	sp.list[unused].digest, sp.list[unused].known = digest, true
+	return uint16(unused), true
+}
+
+func (sp *spaces) lane(id uint16) int { return sp.list[id].lane }
+
+// count adds to what a namespace has in a tier.
+func (sp *spaces) count(id uint16, t Tier, blocks, bytes int64) {
+	s := &sp.list[id]
+	s.blocks[t].Add(blocks)
+	s.bytes[t].Add(bytes)
+	(*sp.lanes.Load())[s.lane].bytes[t].Add(bytes)
+}
+
+// order lists the lanes that have blocks in a tier, by whose turn it is to let one go.
+func (sp *spaces) order(t Tier) []int {
+	lanes := *sp.lanes.Load()
+	var buf [priorities]int
+	list := buf[:0]
+	for k, l := range lanes {
+		if l.bytes[t].Load() > 0 {
+			list = append(list, k)
+		}
+	}
+	slices.SortFunc(list, func(a, b int) int {
+		x, y := lanes[a], lanes[b]
+		return cmp.Or(-cmp.Compare(x.over(t), y.over(t)), cmp.Compare(x.priority, y.priority),
+			-cmp.Compare(x.bytes[t].Load(), y.bytes[t].Load()))
+	})
+	return list
+}
+
+// over is by how many bytes a lane is over its quota.
+func (l *lane) over(t Tier) int64 {
+	if l.quota[t] == 0 {
+		return 0
+	}
+	return max(0, l.bytes[t].Load()-int64(l.quota[t]))
+}
+
+// Namespace opens a namespace, which may have blocks already.
+func (c *Cache) Namespace(name string, o NamespaceOptions) (*Namespace, error) {
+	switch {
+	case name == "" || len(name) > spaceNameMax:
+		return nil, fmt.Errorf("namespace %q: a name has from 1 to %d bytes: %w", name,
+			spaceNameMax,
+			engine.ErrBounds)
+	case o.Priority < 0 || o.Priority >= priorities:
+		return nil, fmt.Errorf("namespace %q: priority %d, from 0 to %d: %w", name, o.Priority,
+			priorities-1, engine.ErrBounds)
+	}
+	h := sha256.New()
+	h.Write(o.Geometry[:])
+	h.Write([]byte(name))
+	digest := [16]byte(h.Sum(nil))
+
+	sp := c.spaces
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	id, unused := -1, -1
+	for k := range sp.list {
+		s := &sp.list[k]
+		if s.known && s.digest == digest {
+			id = k
+			break
+		}
+		if unused < 0 && !s.known {
+			unused = k
+		}
+	}
+	if id < 0 {
+		if unused < 0 {
+			return nil, fmt.Errorf("namespace %q: the cache has %d already: %w", name, spacesMax,
+				ErrNoRoom)
+		}
+		id = unused
+	}
+	if sp.list[id].name == "" {
+		sp.write(id, name, digest)
+	}
+	c.assign(id, o)
+	return &Namespace{c: c, id: uint16(id), name: name}, nil
+}
+
+// write makes a namespace one that outlives the process.
+func (sp *spaces) write(id int, name string, digest [16]byte) {
+	p := sp.record(id)
+	clear(p)
+	copy(p, digest[:])
+	binary.LittleEndian.PutUint32(p[32:], uint32(len(name)))
+	copy(p[40:], name)
+	binary.LittleEndian.PutUint32(p[36:], sp.sumOf(p, uint32(len(name))))
+	s := &sp.list[id]
+	s.name, s.digest, s.known = name, digest, true
+}
+
+// assign gives a namespace the lane that its options ask for; its blocks move over. The caller
+// holds the lock of the spaces.
+func (c *Cache) assign(id int, o NamespaceOptions) {
+	sp, s := c.spaces, &c.spaces.list[id]
+	x := c.index
+	for k := range x.shards {
+		x.shards[k].mu.Lock()
+		defer x.shards[k].mu.Unlock()
+	}
+	lanes := *sp.lanes.Load()
+	from, to := s.lane, o.Priority
+	switch {
+	case o.Quota == [2]uint64{}:
+	case from >= priorities: // its own already
+		to = from
+		lanes[to].priority = o.Priority
+		lanes[to].quota = o.Quota
+	default:
+		lanes = append(slices.Clone(lanes), &lane{priority: o.Priority, quota: o.Quota})
+		to = len(lanes) - 1
+		sp.lanes.Store(&lanes)
+	}
+	if from == to {
+		return
+	}
+	s.lane = to
+	for t := range tiers {
+		n := s.bytes[t].Load()
+		lanes[from].bytes[t].Add(-n)
+		lanes[to].bytes[t].Add(n)
+	}
+	if s.blocks[Memory].Load() == 0 {
+		return
+	}
+	for k := range x.shards {
+		sh := &x.shards[k]
+		for i := sh.first; i < sh.first+sh.n; i++ {
+			e := x.entry(i)
+			if e.space == uint16(id) && e.flags&queued != 0 {
+				c.queues(sh, from, Memory).remove(i)
+				c.queues(sh, to, Memory).insert(i, x.print(i))
+			}
+		}
+	}
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
+)
+
+// Store copies blocks from a place into the cache. A block is found by others once its bytes are
+// there and its CRC-32C is known; the first Store of a key wins. A block that is Known is not
+// copied. ctx bounds all of it. keys and from.Slots must not change before the end.
+func (n *Namespace) Store(ctx context.Context, keys []Key, from Place) *Op {
+	op, c := newOp(len(keys)), n.c
+	if err := from.check(len(keys), c.cfg.Memory.Extent); err != nil {
+		return op.refused(Failed, fmt.Errorf("store: %w", err))
+	}
+	if err := c.start(); err != nil {
+		return op.refused(Failed, fmt.Errorf("store: %w", err))
+	}
+	go func() {
+		defer c.end()
+		n.store(ctx, op, keys, &from)
+		close(op.done)
+		op.written()
+	}()
+	return op
+}
+
+// store is the story of a Store.
+func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) {
+	c, x := n.c, n.c.index
+	size := uint32(from.bytes())
+	length := granules(uint64(size))
+
+	// Which blocks does the cache not have? The others count as used.
+	wanted := 0
+	x.each(n.id, keys, true, func(s *shard, k int, i uint32, _ uint64) {
+		switch op.outcomes[k] = c.standing(i, size); op.outcomes[k] {
+		case Undone:
+			wanted++
+		case Known:
+			c.touch(s, i)
+		}
+	})
+
+	// Find room, by letting others go; where there is too little, for the head of the chain.
+	room := make([]uint32, wanted)
+	room = room[:c.makeRoom(length, room[:c.withinQuota(n, wanted, size)])]
+	slots := make([]uint32, len(keys))
+	next := 0
+	for k := range keys {
+		slots[k] = none
+		switch {
+		case op.outcomes[k] != Undone:
+		case next < len(room):
+			slots[k] = room[next]
+			next++
+		default:
+			op.outcomes[k] = NoRoom
+			c.stats.refused.Add(1)
+		}
+	}
+
+	testpoint.At("cache: reserved")
+
+	// Take an entry for each: from here on another Store of the key finds it Pending.
+	held := make([]uint32, len(keys))
+	x.each(n.id, keys, false, func(s *shard, k int, i uint32, hash uint64) {
+		held[k] = none
+		if op.outcomes[k] != Undone {
+			return
+		}
+		op.outcomes[k] = c.standing(i, size)
+		if op.outcomes[k] == Undone {
+			if held[k] = c.newEntry(s, hash, &keys[k], n.id); held[k] == none {
+				op.outcomes[k] = NoRoom
+			}
+		}
+		if held[k] == none {
+			c.places.giveBack(slots[k])
+			return
+		}
+		e := x.entry(held[k])
+		e.state, e.pins, e.size, e.slot = filling, 1, size, slots[k]
+		c.places.own(e.slot, held[k])
+		c.spaces.count(n.id, Memory, 1, int64(size))
+	})
+
+	testpoint.At("cache: entered")
+
+	// Copy, a batch while the sums of the one before are computed, and commit each batch as a
+	// whole.
+	var (
+		which  = make([]uint32, 0, len(keys)) // numbers of the keys
+		ours   = make([]uint32, 0, len(keys))
+		theirs = make([]uint32, 0, len(keys))
+		before batch
+	)
+	for k := 0; k < len(keys); {
+		begin := len(which)
+		for end := min(k+c.batchOf(size), len(keys)); k < end; k++ {
+			if held[k] != none {
+				which = append(which, uint32(k))
+				ours = append(ours, slots[k])
+				theirs = append(theirs, from.Slots[k])
+			}
+		}
+		now := batch{which: which[begin:]}
+		if len(now.which) > 0 {
+			err := context.Cause(ctx)
+			if err == nil {
+				now.transfer, err = c.move(engine.Read, ours[begin:], theirs[begin:], from,
+					engine.Route{})
+			}
+			if err != nil {
+				op.fail(ctx, fmt.Errorf("store: %w", err), now.which)
+				c.abandon(held, now.which, true)
+			}
+		}
+		c.stored(ctx, op, before, held)
+		before = now
+	}
+	c.stored(ctx, op, before, held)
+	close(op.copied)
+
+	// Give the new blocks their place in the order, the tail of the chain first, and offer them to
+	// the disks. One that was removed meanwhile goes.
+	x.each(n.id, keys, true, func(s *shard, k int, i uint32, _ uint64) {
+		if op.outcomes[k] != Done {
+			return
+		}
+		e := x.entry(held[k])
+		if e.state == present {
+			c.enqueue(s, held[k])
+			c.offer(held[k], op)
+		}
+		c.unpinLocked(s, held[k]) // no disk has it yet
+	})
+}
+
+// standing says what becomes of a Store of a block whose entry is i: Undone, if there is none.
+func (c *Cache) standing(i, size uint32) Outcome {
+	if i == none {
+		return Undone
+	}
+	switch e := c.index.entry(i); {
+	case e.state != present:
+		return Pending
+	case e.size != size:
+		c.stats.conflicts.Add(1)
+		return Conflict
+	}
+	return Known
+}
+
+// withinQuota is how many of so many blocks a namespace may add: its own oldest go for them.
+func (c *Cache) withinQuota(n *Namespace, blocks int, size uint32) int {
+	id := c.spaces.lane(n.id)
+	l := (*c.spaces.lanes.Load())[id]
+	quota := l.quota[Memory]
+	if quota == 0 {
+		return blocks
+	}
+	blocks = min(blocks, int(quota/uint64(size)))
+	added := uint64(blocks) * uint64(size)
+	for first := c.hand.Add(1); uint64(l.bytes[Memory].Load())+added > quota; {
+		gone := false
+		for k := range c.index.shards {
+			s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
+			if _, _, gone = c.evictFrom(s, id); gone {
+				break
+			}
+		}
+		if !gone {
+			return max(0, int((int64(quota)-l.bytes[Memory].Load())/int64(size)))
+		}
+	}
+	return blocks
+}
+
+// newEntry takes an entry for a key, and lets a block of the shard go where there is none. The
+// caller holds the shard's lock.
+func (c *Cache) newEntry(s *shard, hash uint64, key *Key, id uint16) uint32 {
+	if s.free == none {
+		for _, lane := range c.spaces.order(Memory) {
+			if _, _, ok := c.evictLocked(s, lane); ok {
+				break
+			}
+		}
+	}
+	return c.index.add(s, hash, key, id)
+}
+
+// stored waits for a batch of a Store and makes its blocks known.
+func (c *Cache) stored(ctx context.Context, op *Op, b batch, held []uint32) {
+	if b.transfer == nil {
+		return
+	}
+	err, proved := c.finish(ctx, b.transfer)
+	if err != nil {
+		op.fail(ctx, fmt.Errorf("store: %w", err), b.which)
+		c.abandon(held, b.which, proved)
+		if !proved {
+			go c.prove(b.transfer, func() { c.giveBack(held, b.which) })
+		}
+		return
+	}
+	testpoint.At("cache: landed")
+	for _, k := range b.which {
+		i := held[k]
+		e := c.index.entry(i)
+		sum, err := c.sum(e.slot, e.size)
+		if err != nil {
+			op.fail(ctx, fmt.Errorf("store: %w", err), []uint32{k})
+			c.abandon(held, []uint32{k}, true)
+			continue
+		}
+		s := c.index.shardFor(i)
+		s.mu.Lock()
+		e.crc = sum
+		testpoint.At("cache: summed")
+		e.state = leaving
+		if e.flags&unwanted == 0 {
+			c.index.commit(i)
+			e.state = present
+			testpoint.At("cache: committed")
+		}
+		s.mu.Unlock()
+		op.outcomes[k] = Done
+		c.stats.stored.Add(1)
+		c.stats.storedBytes.Add(uint64(e.size))
+	}
+}
+
+// abandon forgets entries that no bytes came for. Without a proof that none will, their slots are
+// kept.
+func (c *Cache) abandon(held, which []uint32, proved bool) {
+	for _, k := range which {
+		i := held[k]
+		s := c.index.shardFor(i)
+		s.mu.Lock()
+		e := c.index.entry(i)
+		c.spaces.count(e.space, Memory, -1, -int64(e.size))
+		if proved {
+			c.places.giveBack(e.slot)
+		} else {
+			c.places.own(e.slot, reservedSlot)
+			held[k] = e.slot // for giveBack
+		}
+		c.index.drop(s, i)
+		s.mu.Unlock()
+	}
+}
+
+// giveBack is what abandon left undone.
+func (c *Cache) giveBack(held, which []uint32) {
+	for _, k := range which {
+		c.places.giveBack(held[k])
+	}
+}

@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
+)
+
+// writesMax is how many blocks may wait for a disk.
+const writesMax = 4 << 10
+
+// writer writes what was offered, until the cache is closed.
+func (c *Cache) writer() {
+	defer close(c.written)
+	var batch []diskWrite
+	for w := range c.writes {
+		batch = append(batch[:0], w)
+		size := c.index.entry(w.i).size
+		for bytes, more := size, true; more && bytes < batchBytes; {
+			select {
+			case w, more = <-c.writes:
+				if more {
+					batch = append(batch, w)
+					bytes += c.index.entry(w.i).size
+				}
+			default:
+				more = false
+			}
+		}
+		for len(batch) > 0 { // blocks of one length, for one disk, at a time
+			batch = c.swapOut(batch)
+		}
+	}
+}
+
+// swapOut is the story of a write to a disk: of the first blocks of a list that have one length and
+// find room on one disk. It returns the others.
+func (c *Cache) swapOut(list []diskWrite) (rest []diskWrite) {
+	x := c.index
+	size := x.entry(list[0].i).size
+	var (
+		to            *disk
+		blocks        []diskWrite
+		slots, places []uint32
+		records       []uint32
+	)
+	for _, w := range list {
+		e := x.entry(w.i)
+		if e.size != size {
+			rest = append(rest, w)
+			continue
+		}
+		d, place, record, ok := c.diskRoom(w.i, to)
+		switch {
+		case !ok:
+			c.endWrite(w, nil, 0)
+		default:
+			to = d
+			blocks, records = append(blocks, w), append(records, record)
+			slots, places = append(slots, e.slot), append(places, place)
+		}
+	}
+	if len(blocks) == 0 {
+		return rest
+	}
+
+	// The bytes first.
+	ctx, cancel := context.WithTimeout(c.life, diskLimit)
+	defer cancel()
+	t, err := c.move(engine.Write, slots, places, &Place{Peer: c.self, Remote: c.remotes[to.number],
+		Stride: granule, Run: uint64(size)}, engine.Route{Durable: to.cfg.Durable})
+	proved := true
+	if err == nil {
+		err, proved = c.finish(ctx, t)
+	}
+	if !proved {
+		// what is left of the write reads the slots and lands in the places
+		go c.prove(t, func() {
+			for k, w := range blocks {
+				c.giveUp(to, records[k], places[k])
+				c.endWrite(w, nil, 0)
+			}
+		})
+		to.failed(err)
+		return rest
+	}
+
+	testpoint.At("cache: on disk")
+
+	// Then the records, and what says where the blocks are.
+	for k, w := range blocks {
+		e := x.entry(w.i)
+		if err == nil {
+			err = to.write(records[k], &record{key: e.key, space: c.spaces.digest(e.space),
+				crc: e.crc, size: size, place: places[k]})
+		}
+	}
+	if err == nil && to.cfg.Durable {
+		err = os.NewSyscallError("fdatasync", unix.Fdatasync(int(to.f.Fd())))
+	}
+	testpoint.At("cache: recorded")
+	for k, w := range blocks {
+		if err != nil {
+			c.giveUp(to, records[k], places[k])
+			c.endWrite(w, nil, 0)
+			continue
+		}
+		c.stats.swappedOut.Add(1)
+		c.endWrite(w, to, records[k])
+	}
+	if err != nil && c.life.Err() == nil {
+		to.failed(fmt.Errorf("write: %w", err))
+	} else if err == nil {
+		to.worked()
+	}
+	return rest
+}
+
+// giveUp gives back a record and its place, which no block took.
+func (c *Cache) giveUp(d *disk, record, place uint32) {
+	_ = d.clear(record) // it may have been written
+}
+
+// endWrite ends the pin of a block that was offered: it is on a disk now, or d is nil.
+func (c *Cache) endWrite(w diskWrite, d *disk, record uint32) {
+	s := c.index.shardFor(w.i)
+	s.mu.Lock()
+	e := c.index.entry(w.i)
+	e.flags &^= writing
+	var unused gone
+	switch {
+	case d == nil:
+	case e.state == present:
+		c.onDisk(s, w.i, d, record)
+	default: // removed meanwhile
+		unused = gone{d, record}
+	}
+	g := c.unpinLocked(s, w.i)
+	s.mu.Unlock()
+	g.clear()
+	unused.clear()
+	w.op.written()
+	if c.offered.Add(-1) == 0 {
+		c.arrived()
+	}
+}
+
+// diskRoom finds a place for a block on a disk: on one, if that is not nil. It lets others go for
+// it.
+func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok bool) {
+	e := c.index.entry(i)
+	length := granules(uint64(e.size))
+	again := e.marks[Memory] != 0 // a hint: it may change meanwhile
+	var one [1]uint32
+	for range 4 * len(c.disks) {
+		for k := range c.disks {
+			d := c.disks[(int(c.hand.Load())+k)%len(c.disks)]
+			if on != nil && d != on || !d.usable() || d.places.reserve(length, one[:]) == 0 {
+				continue
+			}
+			record, ok := d.take(one[0])
+			if ok && d.spend(uint64(e.size), again) {
+				return d, one[0], record, true
+			}
+			if ok {
+				d.untake(record)
+			}
+			d.places.giveBack(one[0])
+			if ok {
+				return nil, 0, 0, false // over the day's bytes
+			}
+		}
+		g, was, place, found := c.evictFromDisk()
+		if !found {
+			return nil, 0, 0, false
+		}
+		g.clear()
+		if was != length {
+			c.emptyExtent(g.d, place, was)
+		}
+	}
+	return nil, 0, 0, false
+}
+
+// swapIn is the story of a read from the disks: of those blocks of a part of a Load that are on
+// them alone. What it brings has a slot afterwards, and keeps its pin; the others' pins end, and
+// held is none.
+func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end int, size uint32) {
+	x := c.index
+	var mine, others []uint32 // numbers of keys: to read here, and read by other loads
+	for k := begin; k < end; k++ {
+		if held[k] == none {
+			continue
+		}
+		s := x.shardFor(held[k])
+		s.mu.Lock()
+		var g gone
+		switch e := x.entry(held[k]); {
+		case e.slot != none:
+		case e.state != present: // removed since it was found
+			g = c.unpinLocked(s, held[k])
+			held[k], op.outcomes[k] = none, Missing
+		case e.flags&reading != 0:
+			others = append(others, uint32(k))
+		default:
+			e.flags |= reading
+			mine = append(mine, uint32(k))
+		}
+		s.mu.Unlock()
+		g.clear()
+	}
+	for len(mine) > 0 {
+		// those on one disk
+		d := c.disks[x.entry(held[mine[0]]).disk]
+		var batch, places, rest []uint32
+		for _, k := range mine {
+			if e := x.entry(held[k]); c.disks[e.disk] == d {
+				batch, places = append(batch, k), append(places, d.placeOf(e.record))
+			} else {
+				rest = append(rest, k)
+			}
+		}
+		mine = rest
+		slots := make([]uint32, len(batch))
+		n := c.makeRoom(granules(uint64(size)), slots)
+		c.notRead(op, held, batch[n:], NoRoom, false)
+		batch, slots, places = batch[:n], slots[:n], places[:n]
+		if n == 0 {
+			c.arrived()
+			continue
+		}
+		err := context.Cause(ctx)
+		if err == nil && !d.usable() {
+			err = fmt.Errorf("disk %s is not used for a while, after: %w", d.cfg.Path,
+				d.lastError())
+		}
+		var t *engine.Transfer
+		if err == nil {
+			t, err = c.move(engine.Read, slots, places, &Place{Peer: c.self,
+				Remote: c.remotes[d.number], Stride: granule, Run: uint64(size)}, engine.Route{})
+		}
+		proved := true
+		if t != nil {
+			if err, proved = c.finish(ctx, t); err == nil {
+				d.worked()
+			} else if ctx.Err() == nil || !proved {
+				d.failed(err)
+			}
+		}
+		if err != nil {
+			op.fail(ctx, fmt.Errorf("load: %w", err), batch)
+			if proved {
+				c.notRead(op, held, batch, Undone, false)
+				c.places.giveBackAll(slots)
+			} else {
+				go c.prove(t, func() {
+					c.notRead(op, held, batch, Undone, false)
+					c.places.giveBackAll(slots)
+					c.arrived()
+				})
+			}
+			c.arrived()
+			continue
+		}
+		for j, k := range batch {
+			i := held[k]
+			e := x.entry(i)
+			sum, err := c.sum(slots[j], size)
+			if err != nil || sum != e.crc {
+				op.outcomes[k] = Damaged
+				c.stats.damaged.Add(1)
+				c.notRead(op, held, batch[j:j+1], Undone, true)
+				c.places.giveBack(slots[j])
+				continue
+			}
+			s := x.shardFor(i)
+			s.mu.Lock()
+			e.slot = slots[j]
+			e.flags = e.flags&^reading | verified
+			c.places.own(e.slot, i)
+			c.spaces.count(e.space, Memory, 1, int64(size))
+			if e.state == present {
+				x.commit(i)
+				c.enqueue(s, i)
+			}
+			s.mu.Unlock()
+			c.stats.swappedIn.Add(1)
+		}
+		c.arrived()
+	}
+	c.await(ctx, op, held, others)
+}
+
+// notRead ends the pins of blocks that were not read from their disk, with an outcome where that is
+// not Undone. Those that are damaged are forgotten.
+func (c *Cache) notRead(op *Op, held, which []uint32, as Outcome, damaged bool) {
+	for _, k := range which {
+		i := held[k]
+		s := c.index.shardFor(i)
+		s.mu.Lock()
+		e := c.index.entry(i)
+		e.flags &^= reading
+		if damaged && e.state == present {
+			c.discard(s, i) // it has a pin: nothing goes yet
+		}
+		g := c.unpinLocked(s, i)
+		s.mu.Unlock()
+		g.clear()
+		held[k] = none
+		if as != Undone {
+			op.outcomes[k] = as
+		}
+	}
+}
+
+// await waits until other loads have brought blocks from their disks.
+func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32) {
+	for len(which) > 0 {
+		news := c.coming()
+		var rest []uint32
+		for _, k := range which {
+			s := c.index.shardFor(held[k])
+			s.mu.Lock()
+			e := c.index.entry(held[k])
+			there, still := e.slot != none, e.flags&reading != 0
+			s.mu.Unlock()
+			switch {
+			case there:
+			case still && ctx.Err() == nil:
+				rest = append(rest, k)
+			case still:
+				op.outcomes[k] = Late
+				c.unpin(held[k])
+				held[k] = none
+			default:
+				op.outcomes[k] = Failed // for the other one, which has told why
+				c.unpin(held[k])
+				held[k] = none
+			}
+		}
+		if which = rest; len(which) > 0 {
+			select {
+			case <-news:
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+// arrived wakes the loads that wait for blocks which others read, and Drain.
+func (c *Cache) arrived() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.news)
+	c.news = make(chan struct{})
+}
+
+// coming returns what is closed at the next arrival.
+func (c *Cache) coming() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.news
+}
+
+// onlyHere reports whether a Load has found the block where it is on its disk alone.
+func (e *entry) onlyHere() bool { return e.slot == none && e.pins > 0 }
+
+// evictFromDisk lets the block go whose turn it is on the disks. The caller clears its record.
+func (c *Cache) evictFromDisk() (g gone, length, place uint32, ok bool) {
+	x := c.index
+	first := c.hand.Add(1)
+	for _, lane := range c.spaces.order(Disk) {
+		for k := range x.shards {
+			s := &x.shards[(int(first)+k)%len(x.shards)]
+			s.mu.Lock()
+			if lane < len(s.lanes) && s.lanes[lane][Disk] != nil {
+				i := s.lanes[lane][Disk].victim(func(i uint32) bool {
+					return x.entry(i).onlyHere()
+				}, x.print)
+				if i != none {
+					e := x.entry(i)
+					length, place = granules(uint64(e.size)), c.disks[e.disk].placeOf(e.record)
+					g = c.leaveDisk(s, i)
+					s.mu.Unlock()
+					c.stats.evictedDisk.Add(1)
+					return g, length, place, true
+				}
+			}
+			s.mu.Unlock()
+		}
+	}
+	return gone{}, 0, 0, false
+}
+
+// spend counts bytes against the budget of the day.
+func (d *disk) spend(bytes uint64, again bool) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.budget.take(time.Now(), bytes, again) && d.saveBudget() == nil
+}
+
+func (d *disk) lastError() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.health.last
+}
