@@ -1,4 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cache keeps KV blocks by their content, in memory that outlives the process.
+// Package cache keeps KV blocks by their content, in memory that outlives the process and on disks
+// behind it. docs/cache.md has the promises.
+//
+// A block is some bytes under a Key, in a Namespace: immutable, of any length up to an extent.
+// Where it lies in the memory of who serves the model a Place says; where it lies here is the
+// cache's business. The cache begins each transfer itself, so that what it knows of its own end is
+// all that keeps a slot from its next use.
+//
+// The way of a Store (store.go, one function): find which keys are not known; reserve slots, for
+// which others go; take an entry for each, by which another Store of the key learns that it comes;
+// read the bytes in batches; take their CRC-32C; commit the record, from which moment on the block
+// is found, also by a process that opens the file after a kill; give the chain its place in the
+// order in which blocks go; offer it to the disks.
+//
+// The way of a Load (load.go, one function): count the chain as used, from its end on; then, batch
+// by batch, pin what is there, read from the disks what is only there (swap.go), verify, and write
+// to the place while the next batch is verified.
+//
+// Files by what they keep:
+//
+//	index.go    entries by key, in shards with a lock each; what a process before has left
+//	entry_unsafe.go  the entry, 64 bytes of the memory file
+//	memory.go   the memory file: header, names, table, data
+//	slots.go    places of one tier, cut from extents
+//	policy.go   which block goes first: S3-FIFO, LRU, ARC
+//	namespace.go  namespaces, quotas and priorities
+//	disk.go     the file of a disk, its records, its budget and its health
+//	move.go     places of others, transfers and their proof, outcomes
+//
+// Locks are taken in this order: spaces, shards by number, disk, slots. None is held across a
+// transfer, or a call of the kernel but the write of 16 bytes that keep a disk's budget.
 package cache
