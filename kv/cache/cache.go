@@ -370,7 +370,7 @@ func (c *Cache) evictLocked(s *shard, lane int) (place, length uint32, ok bool) 
 	e := x.entry(i)
 	place, length = e.slot, granules(uint64(e.size))
 	e.flags &^= queued
-	c.stats.evicted.Add(1)
+	c.stats.evicted[Memory].Add(1)
 	c.leaveMemory(s, i)
 	return place, length, true
 }
@@ -411,12 +411,12 @@ func (c *Cache) emptyExtent(d *disk, place, length uint32) {
 			e.slot/places.each == place/places.each:
 			c.queues(s, c.spaces.lane(e.space), tier).remove(i)
 			e.flags &^= queued
-			c.stats.evicted.Add(1)
+			c.stats.evicted[Memory].Add(1)
 			c.leaveMemory(s, i)
 		case d != nil && e.state == present && e.record != none && c.disks[e.disk] == d &&
 			!e.onlyHere() && d.placeOf(e.record)/places.each == place/places.each:
 			c.queues(s, c.spaces.lane(e.space), tier).remove(i)
-			c.stats.evictedDisk.Add(1)
+			c.stats.evicted[Disk].Add(1)
 			g = c.leaveDisk(s, i)
 		}
 		s.mu.Unlock()

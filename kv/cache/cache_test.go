@@ -160,3 +160,46 @@ func TestRestart(t *testing.T) {
 	require.Equal(t, 9, n.Attached().Blocks, n.Attached())
 	require.Equal(t, all(Done, 9), n.get(t, keys))
 }
+
+// TestMatchGroups has a model of three groups: one that needs all blocks, one with a window of two,
+// and one of states.
+func TestMatchGroups(t *testing.T) {
+	n := openNode(t, memoryFile(t), 64, nil)
+	full, window, state := ids(0, 8), ids(100, 8), ids(200, 8)
+	groups := []Group{{Keys: full}, {Keys: window, Last: 2}, {Keys: state, Last: 1}}
+	require.Equal(t, 0, n.ns.MatchGroups(groups...))
+	n.put(t, full[:7])
+	require.Equal(t, 7, n.ns.MatchGroups(groups[0]))
+	require.Equal(t, 0, n.ns.MatchGroups(groups...))
+	n.put(t, window[3:6])
+	require.Equal(t, 6, n.ns.MatchGroups(groups[:2]...))
+	n.put(t, state[4:5])
+	require.Equal(t, 5, n.ns.MatchGroups(groups...))
+	n.ns.Remove(full[2:3])
+	require.Equal(t, 0, n.ns.MatchGroups(groups...))
+	require.Equal(t, 5, n.ns.MatchGroups(groups[1:]...))
+}
+
+// TestStatsAndExplain: the counts and the words are those of what was done.
+func TestStatsAndExplain(t *testing.T) {
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	n := openNode(t, path, 16, withDisk(file, 64))
+	keys := ids(0, 8)
+	require.Contains(t, n.ns.Explain(keys[0]), "does not know")
+	n.put(t, keys)
+	n.put(t, keys[:2])
+	n.get(t, ids(4, 8))
+	s := n.Stats()
+	require.Equal(t, map[Outcome]uint64{Done: 8, Known: 2}, s.Stores)
+	require.Equal(t, map[Outcome]uint64{Done: 4, Missing: 4}, s.Loads)
+	require.EqualValues(t, 8*blockBytes, s.StoredBytes)
+	require.EqualValues(t, 4*blockBytes, s.LoadedBytes)
+	require.EqualValues(t, 8, s.SwappedOut)
+	require.Equal(t, TierStats{Blocks: 8, Bytes: 8 * blockBytes, Room: 16 * blockBytes},
+		s.Tiers[Memory])
+	require.Equal(t, 8, s.Disks[0].Blocks)
+	require.Equal(t, map[string]NamespaceStats{"model": {Blocks: [2]int64{8, 8},
+		Bytes: [2]int64{8 * blockBytes, 8 * blockBytes}}}, s.Namespaces)
+	require.Contains(t, n.ns.Explain(keys[0]), "in memory at ")
+	require.Contains(t, n.ns.Explain(keys[0]), "on disk "+file)
+}

@@ -58,6 +58,46 @@ func (n *Namespace) Match(keys []Key) Match {
 	return m
 }
 
+// Group is the keys of a chain in one group of a model's layers, one at each position.
+type Group struct {
+	Keys []Key
+	// Last is how many blocks before a position the group needs: those of its window of attention,
+	// or 1 where a block is a state. 0: all.
+	Last int
+}
+
+// MatchGroups returns how long a prefix may be that all groups have what they need for, in blocks.
+func (n *Namespace) MatchGroups(groups ...Group) int {
+	longest := 0
+	runs := make([][]int, len(groups)) // by position: blocks that are there without a gap up to it
+	for g := range groups {
+		blocks := n.Match(groups[g].Keys).Blocks
+		runs[g] = make([]int, len(blocks)+1)
+		for k, f := range blocks {
+			if f == InMemory || f == OnDisk {
+				runs[g][k+1] = runs[g][k] + 1
+			}
+		}
+		if g == 0 || len(blocks) < longest {
+			longest = len(blocks)
+		}
+	}
+	for ; longest > 0; longest-- {
+		enough := true
+		for g := range groups {
+			need := longest
+			if last := groups[g].Last; last > 0 {
+				need = min(need, last)
+			}
+			enough = enough && runs[g][longest] >= need
+		}
+		if enough {
+			break
+		}
+	}
+	return longest
+}
+
 // Load copies blocks to a place. Each is verified before its bytes leave, so that a block that is
 // Done is the one that was stored; the others are told by their outcomes, and what lies in their
 // slots afterwards is undefined. ctx bounds all of it: what is not there by then is Late. keys and
@@ -115,7 +155,6 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
 				c.unpin(i)
 			case !c.verify(i):
 				op.outcomes[k] = Damaged
-				c.stats.damaged.Add(1)
 				c.forget(i)
 			default:
 				which = append(which, uint32(k))
@@ -139,11 +178,7 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
 	}
 	c.loaded(ctx, op, before, held)
 	for _, o := range op.outcomes {
-		if o == Done {
-			c.stats.hits.Add(1)
-		} else {
-			c.stats.misses.Add(1)
-		}
+		c.stats.loads[o].Add(1)
 	}
 }
 

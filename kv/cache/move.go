@@ -158,10 +158,11 @@ const (
 	NoRoom                  // Store: the tier has no room that may be taken
 	Late                    // ctx ended first
 	Failed                  // the transfer did: see Err
+	outcomesMax
 )
 
-var outcomes = [...]string{"undone", "done", "known", "missing", "pending", "damaged", "unlike",
-	"conflict", "no room", "late", "failed"}
+var outcomes = [outcomesMax]string{"undone", "done", "known", "missing", "pending", "damaged",
+	"unlike", "conflict", "no room", "late", "failed"}
 
 // String returns a word.
 func (o Outcome) String() string { return outcomes[min(int(o), len(outcomes)-1)] }
@@ -243,12 +244,4 @@ func (o *Op) fail(ctx context.Context, err error, which []uint32) {
 	if o.err == nil {
 		o.err = err
 	}
-}
-
-// counters are what Stats tells.
-type counters struct {
-	hits, misses, stored, evicted, damaged, refused, conflicts atomic.Uint64
-	loadedBytes, storedBytes                                   atomic.Uint64
-	evictedDisk, unwritten, swappedIn, swappedOut              atomic.Uint64
-	unproven                                                   atomic.Int64
 }

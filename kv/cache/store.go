@@ -61,7 +61,6 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 			next++
 		default:
 			op.outcomes[k] = NoRoom
-			c.stats.refused.Add(1)
 		}
 	}
 
@@ -140,6 +139,9 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 		}
 		c.unpinLocked(s, held[k]) // no disk has it yet
 	})
+	for _, o := range op.outcomes {
+		c.stats.stores[o].Add(1)
+	}
 }
 
 // standing says what becomes of a Store of a block whose entry is i: Undone, if there is none.
@@ -151,7 +153,6 @@ func (c *Cache) standing(i, size uint32) Outcome {
 	case e.state != present:
 		return Pending
 	case e.size != size:
-		c.stats.conflicts.Add(1)
 		return Conflict
 	}
 	return Known
@@ -231,7 +232,6 @@ func (c *Cache) stored(ctx context.Context, op *Op, b batch, held []uint32) {
 		}
 		s.mu.Unlock()
 		op.outcomes[k] = Done
-		c.stats.stored.Add(1)
 		c.stats.storedBytes.Add(uint64(e.size))
 	}
 }

@@ -276,7 +276,6 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			sum, err := c.sum(slots[j], size)
 			if err != nil || sum != e.crc {
 				op.outcomes[k] = Damaged
-				c.stats.damaged.Add(1)
 				c.notRead(op, held, batch[j:j+1], Undone, true)
 				c.places.giveBack(slots[j])
 				continue
@@ -390,7 +389,7 @@ func (c *Cache) evictFromDisk() (g gone, length, place uint32, ok bool) {
 					length, place = granules(uint64(e.size)), c.disks[e.disk].placeOf(e.record)
 					g = c.leaveDisk(s, i)
 					s.mu.Unlock()
-					c.stats.evictedDisk.Add(1)
+					c.stats.evicted[Disk].Add(1)
 					return g, length, place, true
 				}
 			}

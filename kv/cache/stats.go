@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// counters are what Stats tells of all operations.
+type counters struct {
+	loads, stores            [outcomesMax]atomic.Uint64
+	loadedBytes, storedBytes atomic.Uint64
+	evicted                  [tiers]atomic.Uint64
+	swappedIn, swappedOut    atomic.Uint64
+	unwritten                atomic.Uint64
+	unproven                 atomic.Int64
+}
+
+// Stats are the counts of a cache. Those of operations and of blocks that moved only grow.
+type Stats struct {
+	Tiers      [2]TierStats
+	Namespaces map[string]NamespaceStats // those without a name by "digest " and its bytes in hex
+	Disks      []DiskStats
+
+	Loads, Stores            map[Outcome]uint64 // blocks: hits are Done, the others say why not
+	LoadedBytes, StoredBytes uint64
+	SwappedIn, SwappedOut    uint64 // blocks from and to disks
+	Unwritten                uint64 // blocks that found too many others on their way to a disk
+	Unproven                 int    // transfers without a proof that they have ended, now
+}
+
+// TierStats are the counts of one tier.
+type TierStats struct {
+	Blocks  int
+	Bytes   uint64 // of their slots
+	Room    uint64 // bytes
+	Evicted uint64 // blocks that had to go
+}
+
+// NamespaceStats are the counts of one namespace, by tier.
+type NamespaceStats struct{ Blocks, Bytes [2]int64 }
+
+// DiskStats are the counts of one disk.
+type DiskStats struct {
+	Path   string
+	Blocks int
+	Bytes  uint64
+	Room   uint64
+	Left   uint64 // bytes that may be written at once; 0 where no budget bounds them
+	Fresh  string // why the file that was there was not used
+	Error  string // of the last write or read that failed
+	Unused bool   // it is left alone for a while, after errors
+}
+
+// Stats returns the counts as they are.
+func (c *Cache) Stats() Stats {
+	s := Stats{Namespaces: map[string]NamespaceStats{}, Loads: map[Outcome]uint64{},
+		Stores: map[Outcome]uint64{}, LoadedBytes: c.stats.loadedBytes.Load(),
+		StoredBytes: c.stats.storedBytes.Load(), SwappedIn: c.stats.swappedIn.Load(),
+		SwappedOut: c.stats.swappedOut.Load(), Unwritten: c.stats.unwritten.Load(),
+		Unproven: int(c.stats.unproven.Load())}
+	for o := range outcomesMax {
+		if n := c.stats.loads[o].Load(); n > 0 {
+			s.Loads[o] = n
+		}
+		if n := c.stats.stores[o].Load(); n > 0 {
+			s.Stores[o] = n
+		}
+	}
+	s.Tiers[Memory] = c.places.stats()
+	for _, d := range c.disks {
+		t := d.places.stats()
+		s.Tiers[Disk].Blocks += t.Blocks
+		s.Tiers[Disk].Bytes += t.Bytes
+		s.Tiers[Disk].Room += t.Room
+		s.Disks = append(s.Disks, d.stats(t))
+	}
+	for t := range tiers {
+		s.Tiers[t].Evicted = c.stats.evicted[t].Load()
+	}
+	c.spaces.mu.Lock()
+	defer c.spaces.mu.Unlock()
+	for k := range c.spaces.list {
+		sp := &c.spaces.list[k]
+		if !sp.known {
+			continue
+		}
+		name := sp.name
+		if name == "" {
+			name = fmt.Sprintf("digest %x", sp.digest)
+		}
+		n := s.Namespaces[name] // of several geometries: their sum
+		for t := range tiers {
+			n.Blocks[t] += sp.blocks[t].Load()
+			n.Bytes[t] += sp.bytes[t].Load()
+		}
+		s.Namespaces[name] = n
+	}
+	return s
+}
+
+func (s *slots) stats() TierStats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return TierStats{Blocks: s.used, Bytes: s.inUse * granule,
+		Room: uint64(len(s.extents)) * uint64(s.each) * granule}
+}
+
+func (d *disk) stats(t TierStats) DiskStats {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := DiskStats{Path: d.cfg.Path, Blocks: t.Blocks, Bytes: t.Bytes, Room: t.Room, Fresh: d.fresh,
+		Unused: time.Now().Before(d.health.without)}
+	if d.budget.day > 0 {
+		d.budget.refill(time.Now())
+		s.Left = uint64(d.budget.left)
+	}
+	if d.health.last != nil {
+		s.Error = d.health.last.Error()
+	}
+	return s
+}
+
+// Explain says in words where a block is and what keeps it there.
+func (n *Namespace) Explain(key Key) string {
+	text := fmt.Sprintf("%x in %s: the cache does not know it", key, n.name)
+	c := n.c
+	c.index.each(n.id, []Key{key}, false, func(_ *shard, _ int, i uint32, _ uint64) {
+		if i == none {
+			return
+		}
+		e := c.index.entry(i)
+		var where []string
+		if e.slot != none {
+			where = append(where, fmt.Sprintf("in memory at %d", uint64(e.slot)*granule))
+		}
+		if e.record != none {
+			d := c.disks[e.disk]
+			where = append(where, fmt.Sprintf("on disk %s at %d", d.cfg.Path,
+				uint64(d.placeOf(e.record))*granule))
+		}
+		is := [...]string{"", "its bytes come", "", "it goes with its last use"}[e.state]
+		if is != "" {
+			where = append(where, is)
+		}
+		text = fmt.Sprintf("%x in %s: %d bytes, CRC-32C %08x, %s; %d uses under way", key, n.name,
+			e.size, e.crc, strings.Join(where, ", "), e.pins)
+	})
+	return text
+}
