@@ -87,8 +87,11 @@ type Cache struct {
 	written chan struct{} // closed when the writer has ended
 	offered atomic.Int64  // blocks on their way to the disks
 
-	ops      sync.WaitGroup
-	room     chan struct{} // one for each operation that may run
+	gate     sync.RWMutex       // read: the files are open
+	shut     bool               // they are not; guarded by gate
+	stuck    []*engine.Transfer // without a proof when the cache was closed; guarded by mu
+	ops      sync.WaitGroup     // operations, and searches for a proof
+	room     chan struct{}      // one for each operation that may run
 	mu       sync.Mutex
 	closed   bool
 	stop     context.CancelFunc
@@ -145,6 +148,9 @@ func Open(ctx context.Context, cfg Config) (*Cache, error) {
 	return c, nil
 }
 
+// extentMax bounds an extent, and so a block.
+const extentMax = 2 << 30
+
 func (cfg *Config) complete() error {
 	m := &cfg.Memory
 	if cfg.Engine == nil {
@@ -157,6 +163,9 @@ func (cfg *Config) complete() error {
 		m.Extent = min(max(m.Bytes>>8, 2<<20), 256<<20)
 	}
 	m.Extent = (m.Extent + granule - 1) &^ (granule - 1)
+	if m.Extent > extentMax {
+		return fmt.Errorf("extents of %d bytes: at most %d", m.Extent, uint64(extentMax))
+	}
 	m.Bytes -= m.Bytes % m.Extent
 	if m.Bytes == 0 || m.Bytes>>12 >= none-2 {
 		return fmt.Errorf("%d bytes of memory in extents of %d: one at least, and 16 TiB at most",
@@ -172,6 +181,10 @@ func (cfg *Config) complete() error {
 			d.Extent = m.Extent
 		}
 		d.Extent = (d.Extent + granule - 1) &^ (granule - 1)
+		if d.Extent < m.Extent {
+			return fmt.Errorf("disk %s: extents of %d bytes, below the %d of the memory, of which "+
+				"a block may be as long", d.Path, d.Extent, m.Extent)
+		}
 		d.Bytes -= d.Bytes % d.Extent
 		if d.Bytes == 0 || d.Bytes>>12 >= none-2 {
 			return fmt.Errorf("disk %s: %d bytes in extents of %d: one at least, and 16 TiB at "+
@@ -204,9 +217,9 @@ func (cfg *Config) complete() error {
 // Attached says what Open found.
 func (c *Cache) Attached() Attached { return c.attached }
 
-// Close ends all operations, and closes the memory file, which keeps its blocks. An error that is
-// engine.ErrUnproven says that a transfer may still reach the memory: it stays mapped then, and
-// Close may be called again.
+// Close ends all operations, and closes the files, which keep their blocks. What is called
+// afterwards finds nothing. An error says that a transfer may still reach the memory: it stays
+// mapped then, and Close may be called again.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	first := !c.closed
@@ -218,6 +231,9 @@ func (c *Cache) Close() error {
 		close(c.writes)
 	}
 	<-c.written
+	c.gate.Lock()
+	defer c.gate.Unlock()
+	c.shut = true
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.closeFiles(); err != nil {
@@ -244,6 +260,17 @@ func (c *Cache) Drain(ctx context.Context) error {
 
 // closeFiles closes what Open has opened, and may be called again where it fails.
 func (c *Cache) closeFiles() error {
+	for len(c.stuck) > 0 {
+		t := c.stuck[len(c.stuck)-1]
+		soon, cancel := context.WithTimeout(context.Background(), abortLimit)
+		err := t.Abort(soon)
+		cancel()
+		if err != nil {
+			return err
+		}
+		_ = t.Close()
+		c.stuck = c.stuck[:len(c.stuck)-1]
+	}
 	for len(c.disks) > 0 {
 		if err := c.disks[len(c.disks)-1].close(); err != nil {
 			return err
@@ -263,6 +290,18 @@ func (c *Cache) closeFiles() error {
 	c.memory = nil
 	return m.close()
 }
+
+// enter has the files stay open until exit; false: they are closed.
+func (c *Cache) enter() bool {
+	c.gate.RLock()
+	if c.shut {
+		c.gate.RUnlock()
+		return false
+	}
+	return true
+}
+
+func (c *Cache) exit() { c.gate.RUnlock() }
 
 // start counts an operation in; end counts it out.
 func (c *Cache) start() error {
@@ -461,6 +500,10 @@ func (c *Cache) leave(s *shard, i uint32) (g gone) {
 // Remove forgets blocks. One that is loaded at this moment goes as soon as nothing reads it.
 func (n *Namespace) Remove(keys []Key) {
 	c := n.c
+	if !c.enter() {
+		return
+	}
+	defer c.exit()
 	var records []gone
 	c.index.each(n.id, keys, false, func(s *shard, _ int, i uint32, _ uint64) {
 		if i == none {

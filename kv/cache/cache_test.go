@@ -4,9 +4,12 @@ package cache
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"math/rand/v2"
 	"path/filepath"
+	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,6 +18,7 @@ import (
 	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // node is an engine with a cache and the memory of a program that is served by it.
@@ -202,4 +206,141 @@ func TestStatsAndExplain(t *testing.T) {
 		Bytes: [2]int64{8 * blockBytes, 8 * blockBytes}}}, s.Namespaces)
 	require.Contains(t, n.ns.Explain(keys[0]), "in memory at ")
 	require.Contains(t, n.ns.Explain(keys[0]), "on disk "+file)
+}
+
+// TestQuota: a namespace never has more than its quota, by tier, whoever stores at once; what goes
+// for it are blocks of its own.
+func TestQuota(t *testing.T) {
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	n := openNode(t, path, 32, withDisk(file, 64))
+	require.Equal(t, all(Done, 6), n.put(t, ids(1000, 6)))
+	small, err := n.Namespace("small", NamespaceOptions{Quota: [2]uint64{8 * blockBytes,
+		16 * blockBytes}})
+	require.NoError(t, err)
+	var workers sync.WaitGroup
+	for w := range uint64(4) {
+		workers.Go(func() {
+			for from := range uint64(10) {
+				op := small.Store(t.Context(), ids(100*w+5*from, 5), n.at(int(16*w), 5))
+				if err := op.Wait(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	workers.Wait()
+	n.drained(t)
+	s := n.Stats().Namespaces["small"]
+	require.LessOrEqual(t, s.Bytes[Disk], int64(16*blockBytes))
+	require.LessOrEqual(t, s.Bytes[Memory], int64(8*blockBytes))
+	for from := uint64(2000); from < 2100; from += 5 {
+		op := small.Store(t.Context(), ids(from, 5), n.at(0, 5))
+		require.NoError(t, op.Wait(t.Context()))
+		<-op.Durable()
+		require.Equal(t, all(Done, 5), op.Outcomes())
+	}
+	n.drained(t)
+	s = n.Stats().Namespaces["small"]
+	require.Equal(t, [2]int64{8 * blockBytes, 16 * blockBytes}, s.Bytes)
+	require.Equal(t, 6, n.ns.Match(ids(1000, 6)).Prefix)
+
+	// opened again, it has another one, and its blocks are where they were
+	small, err = n.Namespace("small", NamespaceOptions{Priority: 3})
+	require.NoError(t, err)
+	op := small.Store(t.Context(), ids(5000, 12), n.at(0, 12))
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, all(Done, 12), op.Outcomes())
+}
+
+// TestPriority: blocks of a lower priority go first.
+func TestPriority(t *testing.T) {
+	n := openNode(t, memoryFile(t), 32, nil)
+	high, err := n.Namespace("high", NamespaceOptions{Priority: 5})
+	require.NoError(t, err)
+	op := high.Store(t.Context(), ids(0, 16), n.at(0, 16))
+	require.NoError(t, op.Wait(t.Context()))
+	for from := uint64(0); from < 80; from += 8 {
+		n.put(t, ids(from, 8))
+	}
+	require.Equal(t, 16, high.Match(ids(0, 16)).Prefix)
+	n.check(t)
+}
+
+// TestTableIsFull: where the table has no entry left, blocks that are on the disk alone go, too.
+func TestTableIsFull(t *testing.T) {
+	n := openNode(t, memoryFile(t), 8, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+		c.Blocks = 24
+	})
+	for from := uint64(0); from < 80; from += 4 {
+		require.Equal(t, all(Done, 4), n.put(t, ids(from, 4)))
+	}
+	n.drained(t)
+}
+
+// TestClosed: what is called after Close, or runs meanwhile, ends and touches nothing.
+func TestClosed(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, nil)
+	n.put(t, ids(0, 4))
+	standing := testpoint.Stand(t, "cache: landed")[0]
+	op := n.ns.Store(t.Context(), ids(10, 4), n.at(0, 4))
+	<-standing.Came
+	closed := make(chan error)
+	go func() { closed <- n.Cache.Close() }()
+	for n.life.Err() == nil {
+		runtime.Gosched()
+	}
+	require.ErrorIs(t, n.ns.Load(t.Context(), ids(0, 4), n.at(0, 4)).Wait(t.Context()),
+		engine.ErrClosed)
+	standing.GoOn()
+	require.NoError(t, <-closed)
+	<-op.Done()
+	require.NoError(t, n.Cache.Close())
+	require.Equal(t, 0, n.ns.Match(ids(0, 4)).Prefix)
+	n.ns.Remove(ids(0, 4))
+	require.Empty(t, n.Stats().Namespaces)
+	require.Contains(t, n.ns.Explain(ids(0, 1)[0]), "closed")
+	_, err := n.Namespace("another", NamespaceOptions{})
+	require.ErrorIs(t, err, engine.ErrClosed)
+	require.ErrorIs(t, n.ns.Store(t.Context(), ids(0, 4), n.at(0, 4)).Wait(t.Context()),
+		engine.ErrClosed)
+}
+
+// TestBadCalls: what cannot be is an error that says why, and changes nothing.
+func TestBadCalls(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, nil)
+	good := n.at(0, 2)
+	for what, change := range map[string]func(p *Place){
+		"a peer and a region": func(p *Place) { p.Peer = nil },
+		"1 slots for 2 keys":  func(p *Place) { p.Slots = p.Slots[:1] },
+		"blocks of 0 bytes":   func(p *Place) { p.Run = 0 },
+		"the extent":          func(p *Place) { p.Run = 9 * blockBytes },
+		"4 loops":             func(p *Place) { p.Loops = make([]Axis, 4) },
+		"blocks of":           func(p *Place) { p.Loops = []Axis{{N: 1 << 31}, {N: 1 << 31}} },
+		"out of bounds":       func(p *Place) { p.Slots = []uint32{0, 1 << 30} },
+	} {
+		p := good
+		change(&p)
+		for _, op := range []*Op{n.ns.Store(t.Context(), ids(0, 2), p),
+			n.ns.Load(t.Context(), ids(0, 2), p)} {
+			err := op.Wait(t.Context())
+			if err != nil { // a Load of what is not there has nothing to copy
+				require.ErrorContains(t, err, what)
+			}
+			require.NotContains(t, op.Outcomes(), Done)
+		}
+	}
+	require.Equal(t, 0, n.ns.Match(ids(0, 2)).Prefix)
+	require.Empty(t, n.ns.Match(nil).Blocks)
+	require.NoError(t, n.ns.Store(t.Context(), nil, n.at(0, 0)).Wait(t.Context()))
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	op := n.ns.Store(over, ids(0, 2), good)
+	require.ErrorIs(t, op.Wait(t.Context()), context.Canceled)
+	require.Equal(t, all(Late, 2), op.Outcomes())
+	n.put(t, ids(0, 2))
+	op = n.ns.Load(over, ids(0, 2), good)
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, all(Late, 2), op.Outcomes())
+	n.check(t)
 }

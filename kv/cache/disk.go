@@ -99,15 +99,21 @@ func (b *budget) refill(now time.Time) {
 
 // take reports whether so many bytes may be written now, and counts them.
 func (b *budget) take(now time.Time, bytes uint64, again bool) bool {
+	if !b.affords(now, bytes, again) {
+		return false
+	}
+	if b.day > 0 {
+		b.left -= float64(bytes)
+	}
+	return true
+}
+
+func (b *budget) affords(now time.Time, bytes uint64, again bool) bool {
 	if b.day == 0 {
 		return true
 	}
 	b.refill(now)
-	if b.left < float64(bytes) || !again && b.left <= b.day/16 {
-		return false
-	}
-	b.left -= float64(bytes)
-	return true
+	return b.left >= float64(bytes) && (again || b.left > b.day/16)
 }
 
 // health is what the errors of a disk lead to: after some in a row the tier does without it for a
@@ -126,7 +132,7 @@ const (
 )
 
 func openDisk(ctx context.Context, number int, cfg DiskConfig) (_ *disk, err error) {
-	f, err := os.OpenFile(cfg.Path, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := openOwn(cfg.Path)
 	if err != nil {
 		return nil, fmt.Errorf("open the file of a disk: %w", err)
 	}
@@ -481,8 +487,10 @@ func (c *Cache) leaveDisk(s *shard, i uint32) gone {
 
 // diskWrite is a block that is to go to a disk; it is pinned.
 type diskWrite struct {
-	i  uint32
-	op *Op // that waits for it; nil: none
+	i     uint32
+	op    *Op   // that waits for it; nil: none
+	lane  *lane // that has let it in, where one has
+	claim int64
 }
 
 // offer has a block in memory written to a disk. The caller holds the shard's lock. Where too many
@@ -499,7 +507,7 @@ func (c *Cache) offer(i uint32, op *Op) {
 	}
 	c.offered.Add(1)
 	select {
-	case c.writes <- diskWrite{i, op}:
+	case c.writes <- diskWrite{i: i, op: op}:
 	default:
 		c.offered.Add(-1)
 		c.stats.unwritten.Add(1)

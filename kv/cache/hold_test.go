@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/proc"
@@ -190,9 +191,16 @@ func TestFileOfOthers(t *testing.T) {
 			n.check(t)
 		})
 	}
+	link := memoryFile(t)
+	require.NoError(t, os.Symlink(path, link))
+	_, err := openMemory(t.Context(), link, n.index.memory.shape)
+	require.ErrorIs(t, err, unix.ELOOP)
+	require.NoError(t, os.Chmod(path, 0o666))
+	_, err = openMemory(t.Context(), path, n.index.memory.shape)
+	require.ErrorContains(t, err, "nobody else may write to")
 	foreign := memoryFile(t)
 	require.NoError(t, os.WriteFile(foreign, bytes.Repeat([]byte("letter "), 10000), 0o600))
-	_, err := openMemory(t.Context(), foreign, n.index.memory.shape)
+	_, err = openMemory(t.Context(), foreign, n.index.memory.shape)
 	require.ErrorContains(t, err, "no memory file of a cache; name another path, or remove it")
 	p, err := os.ReadFile(foreign)
 	require.NoError(t, err)

@@ -117,7 +117,7 @@ const inShard = 1<<24 - 1
 // find returns the entry of a key, none if there is none. The caller holds the shard's lock.
 func (x *index) find(s *shard, hash uint64, key *Key, space uint16) uint32 {
 	mask := uint32(len(s.table) - 1)
-	tag := uint32(hash>>32) &^ inShard
+	tag := uint32(hash>>16) &^ inShard
 	for at := uint32(hash); ; at++ {
 		w := s.table[at&mask]
 		if w == 0 {
@@ -152,7 +152,7 @@ func (x *index) put(s *shard, hash uint64, i uint32) {
 	for s.table[at&mask] != 0 {
 		at++
 	}
-	s.table[at&mask] = uint32(hash>>32)&^inShard | (i - s.first + 1)
+	s.table[at&mask] = uint32(hash>>16)&^inShard | (i - s.first + 1)
 }
 
 // drop forgets an entry. What stood behind it in the table moves up, so that find passes no hole.

@@ -37,6 +37,10 @@ const (
 // transfer.
 func (n *Namespace) Match(keys []Key) Match {
 	m := Match{Blocks: make([]Found, len(keys))}
+	if !n.c.enter() {
+		return m
+	}
+	defer n.c.exit()
 	x := n.c.index
 	x.each(n.id, keys, false, func(_ *shard, k int, i uint32, _ uint64) {
 		if i == none {
@@ -112,6 +116,8 @@ func (n *Namespace) Load(ctx context.Context, keys []Key, to Place) *Op {
 	}
 	go func() {
 		defer c.end()
+		ctx, cancel := c.within(ctx)
+		defer cancel()
 		n.load(ctx, op, keys, &to)
 		close(op.copied)
 		close(op.done)
@@ -232,7 +238,7 @@ func (c *Cache) loaded(ctx context.Context, op *Op, b batch, held []uint32) {
 		}
 	}
 	if !proved {
-		go c.prove(b.transfer, func() { c.release(held, b.which) })
+		c.prove(b.transfer, func() { c.release(held, b.which) })
 		return
 	}
 	c.release(held, b.which)

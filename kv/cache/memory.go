@@ -83,7 +83,7 @@ const (
 // that has it and is about to end. A file whose content is of no use here is made anew, and found
 // says why: it is a cache.
 func openMemory(ctx context.Context, path string, s shape) (_ *memory, err error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := openOwn(path)
 	if err != nil {
 		return nil, fmt.Errorf("open the memory file: %w", err)
 	}
@@ -141,6 +141,24 @@ func openMemory(ctx context.Context, path string, s shape) (_ *memory, err error
 	binary.NativeEndian.PutUint64(m.mapped[atPID:], uint64(os.Getpid()))
 	binary.NativeEndian.PutUint64(m.mapped[atStart:], start)
 	return m, nil
+}
+
+// openOwn opens or makes a file that nobody else may write to: a folder such as /dev/shm is
+// everybody's.
+func openOwn(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Mode&0o022 != 0 || int(st.Uid) != os.Geteuid() {
+		return nil, errors.Join(fmt.Errorf("%s is no regular file of this user that nobody else "+
+			"may write to: remove it, or name another path", path), f.Close())
+	}
+	return f, nil
 }
 
 // lock takes a file for this process, and waits until ctx ends for one that has it and may be about

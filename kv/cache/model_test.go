@@ -97,7 +97,10 @@ func (c *Cache) check(t testing.TB) {
 	}
 	for _, l := range *c.spaces.lanes.Load() {
 		lanes += l.bytes[Memory].Load()
-		require.LessOrEqual(t, l.over(Memory), int64(0))
+		for t2 := range tiers {
+			require.LessOrEqual(t, l.over(t2), int64(0))
+			require.Zero(t, l.claimed[t2].Load())
+		}
 	}
 	require.Equal(t, bytes, lanes)
 }

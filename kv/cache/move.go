@@ -123,23 +123,36 @@ const abortLimit = 5 * time.Second
 // proveEvery is how often the cache asks whether a transfer without a proof has ended meanwhile.
 const proveEvery = 100 * time.Millisecond
 
-// prove asks for a proof until there is one, and calls after then, or until the cache is closed:
-// what the transfer held is not used again in this process then.
+// prove asks for a proof from now and then until there is one, and calls after then. When the cache
+// is closed before, Close asks once more, and what the transfer held is not used again in this
+// process. The caller is an operation.
 func (c *Cache) prove(t *engine.Transfer, after func()) {
 	c.stats.unproven.Add(1)
-	for {
-		select {
-		case <-c.life.Done():
-			return
-		case <-time.After(proveEvery):
+	c.ops.Go(func() {
+		for {
+			select {
+			case <-c.life.Done():
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.stuck = append(c.stuck, t)
+				return
+			case <-time.After(proveEvery):
+			}
+			if t.Abort(c.life) == nil {
+				_ = t.Close()
+				c.stats.unproven.Add(-1)
+				after()
+				return
+			}
 		}
-		if t.Abort(c.life) == nil {
-			_ = t.Close()
-			c.stats.unproven.Add(-1)
-			after()
-			return
-		}
-	}
+	})
+}
+
+// within ends a context with the cache, too.
+func (c *Cache) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(c.life, func() { cancel(engine.ErrClosed) })
+	return ctx, func() { stop(); cancel(nil) }
 }
 
 // Outcome is what became of one block of an operation.

@@ -56,9 +56,11 @@ type space struct {
 // lane is whose blocks leave in one order: a namespace that has a quota has its own, the others of
 // one priority share one.
 type lane struct {
-	priority int // changes with all shards locked, as the quota
-	quota    [tiers]uint64
+	priority atomic.Int32
+	quota    [tiers]atomic.Uint64 // 0: none
 	bytes    [tiers]atomic.Int64
+	claiming [tiers]sync.Mutex
+	claimed  [tiers]atomic.Int64 // bytes that were let in, and are not in bytes yet
 }
 
 // spaces are all namespaces and lanes.
@@ -71,13 +73,26 @@ type spaces struct {
 
 const priorities = 8
 
+func newLane(priority int, quota [2]uint64) *lane {
+	l := &lane{}
+	l.set(priority, quota)
+	return l
+}
+
+func (l *lane) set(priority int, quota [2]uint64) {
+	l.priority.Store(int32(priority))
+	for t := range tiers {
+		l.quota[t].Store(quota[t])
+	}
+}
+
 // openSpaces reads the names in the memory file. Each belongs to the shared lane of priority 0
 // until the program opens it.
 func openSpaces(m *memory) *spaces {
 	sp := &spaces{memory: m}
 	var shared []*lane
 	for p := range priorities {
-		shared = append(shared, &lane{priority: p})
+		shared = append(shared, newLane(p, [2]uint64{}))
 	}
 	sp.lanes.Store(&shared)
 	for id := range sp.list {
@@ -133,6 +148,9 @@ func (sp *spaces) adopt(digest [16]byte) (id uint16, ok bool) {
 	return uint16(unused), true
 }
 
+// at is a lane by its number.
+func (sp *spaces) at(lane int) *lane { return (*sp.lanes.Load())[lane] }
+
 func (sp *spaces) lane(id uint16) int { return sp.list[id].lane }
 
 // count adds to what a namespace has in a tier.
@@ -155,7 +173,8 @@ func (sp *spaces) order(t Tier) []int {
 	}
 	slices.SortFunc(list, func(a, b int) int {
 		x, y := lanes[a], lanes[b]
-		return cmp.Or(-cmp.Compare(x.over(t), y.over(t)), cmp.Compare(x.priority, y.priority),
+		return cmp.Or(-cmp.Compare(x.over(t), y.over(t)),
+			cmp.Compare(x.priority.Load(), y.priority.Load()),
 			-cmp.Compare(x.bytes[t].Load(), y.bytes[t].Load()))
 	})
 	return list
@@ -163,14 +182,20 @@ func (sp *spaces) order(t Tier) []int {
 
 // over is by how many bytes a lane is over its quota.
 func (l *lane) over(t Tier) int64 {
-	if l.quota[t] == 0 {
+	quota := l.quota[t].Load()
+	if quota == 0 {
 		return 0
 	}
-	return max(0, l.bytes[t].Load()-int64(l.quota[t]))
+	return max(0, l.bytes[t].Load()-int64(quota))
 }
 
-// Namespace opens a namespace, which may have blocks already.
+// Namespace opens a namespace, which may have blocks already. Opening it again changes its priority
+// and quota.
 func (c *Cache) Namespace(name string, o NamespaceOptions) (*Namespace, error) {
+	if !c.enter() {
+		return nil, fmt.Errorf("namespace %q: cache: %w", name, engine.ErrClosed)
+	}
+	defer c.exit()
 	switch {
 	case name == "" || len(name) > spaceNameMax:
 		return nil, fmt.Errorf("namespace %q: a name has from 1 to %d bytes: %w", name,
@@ -240,10 +265,9 @@ func (c *Cache) assign(id int, o NamespaceOptions) {
 	case o.Quota == [2]uint64{}:
 	case from >= priorities: // its own already
 		to = from
-		lanes[to].priority = o.Priority
-		lanes[to].quota = o.Quota
+		lanes[to].set(o.Priority, o.Quota)
 	default:
-		lanes = append(slices.Clone(lanes), &lane{priority: o.Priority, quota: o.Quota})
+		lanes = append(slices.Clone(lanes), newLane(o.Priority, o.Quota))
 		to = len(lanes) - 1
 		sp.lanes.Store(&lanes)
 	}
@@ -256,17 +280,49 @@ func (c *Cache) assign(id int, o NamespaceOptions) {
 		lanes[from].bytes[t].Add(-n)
 		lanes[to].bytes[t].Add(n)
 	}
-	if s.blocks[Memory].Load() == 0 {
+	if s.blocks[Memory].Load()+s.blocks[Disk].Load() == 0 {
 		return
 	}
 	for k := range x.shards {
 		sh := &x.shards[k]
 		for i := sh.first; i < sh.first+sh.n; i++ {
 			e := x.entry(i)
-			if e.space == uint16(id) && e.flags&queued != 0 {
+			if e.space != uint16(id) {
+				continue
+			}
+			if e.flags&queued != 0 {
 				c.queues(sh, from, Memory).remove(i)
 				c.queues(sh, to, Memory).insert(i, x.print(i))
 			}
+			if e.state == present && e.record != none {
+				c.queues(sh, from, Disk).remove(i)
+				c.queues(sh, to, Disk).insert(i, x.print(i))
+			}
 		}
 	}
+}
+
+// let reports how many of so many blocks a lane may add to a tier. Where a quota bounds it their
+// bytes are claimed, which the caller ends once they count: with another call of Add. evict lets
+// one of the lane's own blocks go.
+func (l *lane) let(t Tier, blocks int, size uint64, evict func() bool) (int, int64) {
+	l.claiming[t].Lock()
+	defer l.claiming[t].Unlock()
+	quota := l.quota[t].Load()
+	if quota == 0 {
+		return blocks, 0
+	}
+	blocks = int(min(uint64(blocks), quota/size))
+	for blocks > 0 {
+		has := uint64(l.bytes[t].Load() + l.claimed[t].Load())
+		if has+uint64(blocks)*size <= quota {
+			break
+		}
+		if !evict() {
+			blocks = int((quota - min(quota, has)) / size)
+		}
+	}
+	claimed := int64(blocks) * int64(size)
+	l.claimed[t].Add(claimed)
+	return blocks, claimed
 }

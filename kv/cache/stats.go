@@ -70,6 +70,10 @@ func (c *Cache) Stats() Stats {
 			s.Stores[o] = n
 		}
 	}
+	if !c.enter() {
+		return s
+	}
+	defer c.exit()
 	s.Tiers[Memory] = c.places.stats()
 	for _, d := range c.disks {
 		t := d.places.stats()
@@ -128,6 +132,10 @@ func (d *disk) stats(t TierStats) DiskStats {
 func (n *Namespace) Explain(key Key) string {
 	text := fmt.Sprintf("%x in %s: the cache does not know it", key, n.name)
 	c := n.c
+	if !c.enter() {
+		return "the cache is closed"
+	}
+	defer c.exit()
 	c.index.each(n.id, []Key{key}, false, func(_ *shard, _ int, i uint32, _ uint64) {
 		if i == none {
 			return

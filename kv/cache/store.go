@@ -23,6 +23,8 @@ func (n *Namespace) Store(ctx context.Context, keys []Key, from Place) *Op {
 	}
 	go func() {
 		defer c.end()
+		ctx, cancel := c.within(ctx)
+		defer cancel()
 		n.store(ctx, op, keys, &from)
 		close(op.done)
 		op.written()
@@ -48,8 +50,12 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 	})
 
 	// Find room, by letting others go; where there is too little, for the head of the chain.
+	lane := c.spaces.lane(n.id)
+	wanted, claimed := c.spaces.at(lane).let(Memory, wanted, uint64(size), func() bool {
+		return c.evictOwn(Memory, lane)
+	})
 	room := make([]uint32, wanted)
-	room = room[:c.makeRoom(length, room[:c.withinQuota(n, wanted, size)])]
+	room = room[:c.makeRoom(length, room)]
 	slots := make([]uint32, len(keys))
 	next := 0
 	for k := range keys {
@@ -68,6 +74,7 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 
 	// Take an entry for each: from here on another Store of the key finds it Pending.
 	held := make([]uint32, len(keys))
+	var records []gone
 	x.each(n.id, keys, false, func(s *shard, k int, i uint32, hash uint64) {
 		held[k] = none
 		if op.outcomes[k] != Undone {
@@ -75,9 +82,11 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 		}
 		op.outcomes[k] = c.standing(i, size)
 		if op.outcomes[k] == Undone {
-			if held[k] = c.newEntry(s, hash, &keys[k], n.id); held[k] == none {
+			var g gone
+			if held[k], g = c.newEntry(s, hash, &keys[k], n.id); held[k] == none {
 				op.outcomes[k] = NoRoom
 			}
+			records = append(records, g)
 		}
 		if held[k] == none {
 			c.places.giveBack(slots[k])
@@ -89,6 +98,10 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 		c.spaces.count(n.id, Memory, 1, int64(size))
 	})
 
+	c.spaces.at(lane).claimed[Memory].Add(-claimed)
+	for _, g := range records {
+		g.clear()
+	}
 	testpoint.At("cache: entered")
 
 	// Copy, a batch while the sums of the one before are computed, and commit each batch as a
@@ -158,42 +171,22 @@ func (c *Cache) standing(i, size uint32) Outcome {
 	return Known
 }
 
-// withinQuota is how many of so many blocks a namespace may add: its own oldest go for them.
-func (c *Cache) withinQuota(n *Namespace, blocks int, size uint32) int {
-	id := c.spaces.lane(n.id)
-	l := (*c.spaces.lanes.Load())[id]
-	quota := l.quota[Memory]
-	if quota == 0 {
-		return blocks
-	}
-	blocks = min(blocks, int(quota/uint64(size)))
-	added := uint64(blocks) * uint64(size)
-	for first := c.hand.Add(1); uint64(l.bytes[Memory].Load())+added > quota; {
-		gone := false
-		for k := range c.index.shards {
-			s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
-			if _, _, gone = c.evictFrom(s, id); gone {
-				break
-			}
-		}
-		if !gone {
-			return max(0, int((int64(quota)-l.bytes[Memory].Load())/int64(size)))
-		}
-	}
-	return blocks
-}
-
 // newEntry takes an entry for a key, and lets a block of the shard go where there is none. The
-// caller holds the shard's lock.
-func (c *Cache) newEntry(s *shard, hash uint64, key *Key, id uint16) uint32 {
-	if s.free == none {
-		for _, lane := range c.spaces.order(Memory) {
-			if _, _, ok := c.evictLocked(s, lane); ok {
+// caller holds the shard's lock, and clears the record behind it.
+func (c *Cache) newEntry(s *shard, hash uint64, key *Key, id uint16) (i uint32, g gone) {
+	for _, t := range []Tier{Memory, Disk} { // one that was in memory may be on a disk still
+		for _, lane := range c.spaces.order(t) {
+			if s.free != none {
 				break
+			}
+			if t == Memory {
+				c.evictLocked(s, lane)
+			} else {
+				g, _, _, _ = c.evictFromDiskLocked(s, lane)
 			}
 		}
 	}
-	return c.index.add(s, hash, key, id)
+	return c.index.add(s, hash, key, id), g
 }
 
 // stored waits for a batch of a Store and makes its blocks known.
@@ -206,7 +199,7 @@ func (c *Cache) stored(ctx context.Context, op *Op, b batch, held []uint32) {
 		op.fail(ctx, fmt.Errorf("store: %w", err), b.which)
 		c.abandon(held, b.which, proved)
 		if !proved {
-			go c.prove(b.transfer, func() { c.giveBack(held, b.which) })
+			c.prove(b.transfer, func() { c.giveBack(held, b.which) })
 		}
 		return
 	}

@@ -58,12 +58,24 @@ func (c *Cache) swapOut(list []diskWrite) (rest []diskWrite) {
 			rest = append(rest, w)
 			continue
 		}
-		d, place, record, ok := c.diskRoom(w.i, to)
+		id := c.spaces.lane(e.space)
+		lane := c.spaces.at(id)
+		let, claim := lane.let(Disk, 1, uint64(size), func() bool { return c.evictOwn(Disk, id) })
+		var (
+			d             *disk
+			place, record uint32
+			ok            bool
+		)
+		if let > 0 {
+			d, place, record, ok = c.diskRoom(w.i, to)
+		}
 		switch {
 		case !ok:
+			lane.claimed[Disk].Add(-claim)
 			c.endWrite(w, nil, 0)
 		default:
 			to = d
+			w.lane, w.claim = lane, claim
 			blocks, records = append(blocks, w), append(records, record)
 			slots, places = append(slots, e.slot), append(places, place)
 		}
@@ -83,7 +95,7 @@ func (c *Cache) swapOut(list []diskWrite) (rest []diskWrite) {
 	}
 	if !proved {
 		// what is left of the write reads the slots and lands in the places
-		go c.prove(t, func() {
+		c.prove(t, func() {
 			for k, w := range blocks {
 				c.giveUp(to, records[k], places[k])
 				c.endWrite(w, nil, 0)
@@ -143,6 +155,9 @@ func (c *Cache) endWrite(w diskWrite, d *disk, record uint32) {
 	default: // removed meanwhile
 		unused = gone{d, record}
 	}
+	if w.lane != nil {
+		w.lane.claimed[Disk].Add(-w.claim)
+	}
 	g := c.unpinLocked(s, w.i)
 	s.mu.Unlock()
 	g.clear()
@@ -157,26 +172,30 @@ func (c *Cache) endWrite(w diskWrite, d *disk, record uint32) {
 // it.
 func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok bool) {
 	e := c.index.entry(i)
-	length := granules(uint64(e.size))
+	size := uint64(e.size)
+	length := granules(size)
 	again := e.marks[Memory] != 0 // a hint: it may change meanwhile
 	var one [1]uint32
 	for range 4 * len(c.disks) {
+		able := false
 		for k := range c.disks {
 			d := c.disks[(int(c.hand.Load())+k)%len(c.disks)]
-			if on != nil && d != on || !d.usable() || d.places.reserve(length, one[:]) == 0 {
+			if on != nil && d != on || !d.usable() || !d.affords(size, again) {
 				continue
 			}
-			record, ok := d.take(one[0])
-			if ok && d.spend(uint64(e.size), again) {
-				return d, one[0], record, true
+			able = true
+			if d.places.reserve(length, one[:]) == 0 {
+				continue
 			}
-			if ok {
+			if record, ok := d.take(one[0]); ok && d.spend(size, again) {
+				return d, one[0], record, true
+			} else if ok {
 				d.untake(record)
 			}
 			d.places.giveBack(one[0])
-			if ok {
-				return nil, 0, 0, false // over the day's bytes
-			}
+		}
+		if !able {
+			return nil, 0, 0, false
 		}
 		g, was, place, found := c.evictFromDisk()
 		if !found {
@@ -261,7 +280,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 				c.notRead(op, held, batch, Undone, false)
 				c.places.giveBackAll(slots)
 			} else {
-				go c.prove(t, func() {
+				c.prove(t, func() {
 					c.notRead(op, held, batch, Undone, false)
 					c.places.giveBackAll(slots)
 					c.arrived()
@@ -374,29 +393,66 @@ func (e *entry) onlyHere() bool { return e.slot == none && e.pins > 0 }
 
 // evictFromDisk lets the block go whose turn it is on the disks. The caller clears its record.
 func (c *Cache) evictFromDisk() (g gone, length, place uint32, ok bool) {
-	x := c.index
 	first := c.hand.Add(1)
 	for _, lane := range c.spaces.order(Disk) {
-		for k := range x.shards {
-			s := &x.shards[(int(first)+k)%len(x.shards)]
+		for k := range c.index.shards {
+			s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
 			s.mu.Lock()
-			if lane < len(s.lanes) && s.lanes[lane][Disk] != nil {
-				i := s.lanes[lane][Disk].victim(func(i uint32) bool {
-					return x.entry(i).onlyHere()
-				}, x.print)
-				if i != none {
-					e := x.entry(i)
-					length, place = granules(uint64(e.size)), c.disks[e.disk].placeOf(e.record)
-					g = c.leaveDisk(s, i)
-					s.mu.Unlock()
-					c.stats.evicted[Disk].Add(1)
-					return g, length, place, true
-				}
-			}
+			g, length, place, ok = c.evictFromDiskLocked(s, lane)
 			s.mu.Unlock()
+			if ok {
+				return g, length, place, true
+			}
 		}
 	}
 	return gone{}, 0, 0, false
+}
+
+// evictFromDiskLocked lets a block of a lane and shard go from its disk. The caller holds the
+// shard's lock, and clears the record behind it.
+func (c *Cache) evictFromDiskLocked(s *shard, lane int) (g gone, length, place uint32, ok bool) {
+	x := c.index
+	if lane >= len(s.lanes) || s.lanes[lane][Disk] == nil {
+		return gone{}, 0, 0, false
+	}
+	i := s.lanes[lane][Disk].victim(func(i uint32) bool { return x.entry(i).onlyHere() }, x.print)
+	if i == none {
+		return gone{}, 0, 0, false
+	}
+	e := x.entry(i)
+	length, place = granules(uint64(e.size)), c.disks[e.disk].placeOf(e.record)
+	g = c.leaveDisk(s, i)
+	c.stats.evicted[Disk].Add(1)
+	return g, length, place, true
+}
+
+// evictOwn lets a block of a lane go from a tier.
+func (c *Cache) evictOwn(t Tier, lane int) bool {
+	first := c.hand.Add(1)
+	for k := range c.index.shards {
+		s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
+		s.mu.Lock()
+		var g gone
+		var ok bool
+		if t == Memory {
+			_, _, ok = c.evictLocked(s, lane)
+		} else {
+			g, _, _, ok = c.evictFromDiskLocked(s, lane)
+		}
+		s.mu.Unlock()
+		g.clear()
+		if ok {
+			return true
+		}
+	}
+	return false
+}
+
+// affords reports whether the budget of the day has room for so many bytes.
+func (d *disk) affords(bytes uint64, again bool) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.budget.affords(time.Now(), bytes, again)
 }
 
 // spend counts bytes against the budget of the day.
