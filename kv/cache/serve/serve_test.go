@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package serve
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/backends/shm"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
+	"github.com/sluicehq/sluice/kv/cache"
+)
+
+const blockBytes, blocks = 8 << 10, 64
+
+func openEngine(name string) (*engine.Engine, error) {
+	b, err := shm.New(shm.Config{})
+	if err != nil {
+		return nil, err
+	}
+	return engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
+}
+
+// openServer serves a cache at a path, until the test ends.
+func openServer(t *testing.T) (*cache.Cache, string) {
+	e, err := openEngine("node")
+	require.NoError(t, err)
+	c, err := cache.Open(t.Context(), cache.Config{Engine: e, Memory: cache.MemoryConfig{
+		Path: filepath.Join(t.TempDir(), "memory"), Bytes: 32 * blockBytes,
+		Extent: 8 * blockBytes}})
+	require.NoError(t, err)
+	s, err := New(Config{Cache: c, Engine: e})
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	served, ran := make(chan error), make(chan error)
+	go func() { served <- e.Serve(ctx, l) }()
+	go func() { ran <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		<-served
+		require.NoError(t, <-ran)
+		require.NoError(t, c.Close())
+		require.NoError(t, e.Close())
+	})
+	return c, path
+}
+
+// user is a client with memory of blocks.
+type user struct {
+	*Client
+	*Space
+	mem    []byte
+	region *engine.Region
+}
+
+func openUser(ctx context.Context, path string) (*user, error) {
+	e, err := openEngine("user")
+	if err != nil {
+		return nil, err
+	}
+	m, err := e.Alloc(blocks*blockBytes, engine.AllocOptions{})
+	if err != nil {
+		return nil, err
+	}
+	u := &user{mem: m.Bytes()}
+	if u.region, err = e.RegisterPrivate("kv", m.Segment()); err != nil {
+		return nil, err
+	}
+	if u.Client, err = Dial(ctx, e, "unix", path); err != nil {
+		return nil, err
+	}
+	if err = u.Attach(ctx, u.region); err != nil {
+		return nil, err
+	}
+	u.Space, err = u.Client.Namespace(ctx, "model", [32]byte{1})
+	return u, err
+}
+
+func keysOf(from, n uint64) []cache.Key {
+	keys := make([]cache.Key, n)
+	for k := range keys {
+		binary.BigEndian.PutUint64(keys[k][8:], from+uint64(k))
+	}
+	return keys
+}
+
+func (u *user) place(from, n int) Place {
+	p := Place{Region: u.region, Stride: blockBytes, Run: blockBytes}
+	for k := range n {
+		p.Slots = append(p.Slots, uint32(from+k))
+	}
+	return p
+}
+
+// fill has each block of a call be what its key says.
+func (u *user) fill(keys []cache.Key) {
+	for k, key := range keys {
+		copy(u.mem[k*blockBytes:][:blockBytes], bytes.Repeat(key[:], blockBytes/16))
+	}
+}
+
+func all(o cache.Outcome, n int) []cache.Outcome {
+	list := make([]cache.Outcome, n)
+	for k := range list {
+		list[k] = o
+	}
+	return list
+}
+
+func TestClient(t *testing.T) {
+	ctx := t.Context()
+	c, path := openServer(t)
+	u, err := openUser(ctx, path)
+	require.NoError(t, err)
+	keys := keysOf(1, 8)
+	u.fill(keys)
+	outcomes, err := u.Store(ctx, keys, u.place(0, 8))
+	require.NoError(t, err)
+	require.Equal(t, all(cache.Done, 8), outcomes)
+
+	other, err := openUser(ctx, path) // another process of the same model, but for the process
+	require.NoError(t, err)
+	found, err := other.Match(ctx, keysOf(1, 10))
+	require.NoError(t, err)
+	require.Equal(t, 8, found.Prefix)
+	outcomes, err = other.Load(ctx, keysOf(1, 10), other.place(20, 10))
+	require.NoError(t, err)
+	require.Equal(t, append(all(cache.Done, 8), cache.Missing, cache.Missing), outcomes)
+	require.Equal(t, u.mem[:8*blockBytes], other.mem[20*blockBytes:][:8*blockBytes])
+	require.NoError(t, other.Remove(ctx, keys[3:4]))
+	found, err = u.Match(ctx, keys)
+	require.NoError(t, err)
+	require.Equal(t, 3, found.Prefix)
+
+	apart, err := u.Client.Namespace(ctx, "model", [32]byte{2})
+	require.NoError(t, err)
+	found, err = apart.Match(ctx, keys)
+	require.NoError(t, err)
+	require.Equal(t, 0, found.Prefix)
+
+	// what cannot be is told
+	_, err = u.Load(ctx, keys, u.place(blocks-2, 8))
+	require.ErrorIs(t, err, engine.ErrBounds)
+	_, err = u.Client.Namespace(ctx, "", [32]byte{})
+	require.ErrorIs(t, err, engine.ErrBounds)
+	_, err = u.Store(ctx, make([]cache.Key, keysMax+1), u.place(0, keysMax+1))
+	require.ErrorIs(t, err, engine.ErrBounds)
+	require.NoError(t, u.Detach(ctx, u.region))
+	_, err = u.Load(ctx, keys, u.place(0, 8))
+	require.ErrorIs(t, err, engine.ErrBounds)
+
+	require.NoError(t, u.Client.Close(ctx))
+	require.NoError(t, other.Client.Close(ctx))
+	require.EqualValues(t, 8*blockBytes, c.Stats().LoadedBytes)
+}
+
+// TestCancel: a context that ends takes a request back, and the client learns that nothing moves.
+func TestCancel(t *testing.T) {
+	c, path := openServer(t)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	u.fill(keysOf(1, 4))
+	ctx, cancel := context.WithCancel(t.Context())
+	standing := testpoint.Stand(t, "cache: entered")[0]
+	ended := make(chan error)
+	go func() {
+		_, err := u.Store(ctx, keysOf(1, 4), u.place(0, 4))
+		ended <- err
+	}()
+	<-standing.Came
+	cancel()
+	select {
+	case err := <-ended:
+		t.Fatal("before the cache is done:", err)
+	default:
+	}
+	standing.GoOn()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	require.EqualValues(t, 4, c.Stats().Stores[cache.Late]+c.Stats().Stores[cache.Done])
+	require.NoError(t, u.Client.Close(t.Context()))
+}
+
+// TestGarbage: no message makes the server fail.
+func TestGarbage(t *testing.T) {
+	_, path := openServer(t)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		p := make([]byte, r.IntN(80))
+		for k := range p {
+			p[k] = byte(r.Uint32())
+		}
+		if len(p) > 0 {
+			p[0] = byte(r.IntN(int(kindAnswered) + 2))
+		}
+		if len(p) > headBytes+2 && r.IntN(2) == 0 {
+			p[headBytes], p[headBytes+1] = 0, 0
+		}
+		require.NoError(t, u.peer.Notify(t.Context(), p))
+	}
+	for { // the server may be busy with them
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		_, err = u.Match(ctx, keysOf(1, 4))
+		cancel()
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, engine.ErrBusy) {
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		}
+	}
+	require.NoError(t, u.Client.Close(t.Context()))
+}
+
+const childVariable = "SLUICE_TEST_CLIENT"
+
+func TestMain(m *testing.M) {
+	if path, ok := os.LookupEnv(childVariable); ok {
+		fmt.Fprintln(os.Stderr, useForEver(path))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func useForEver(path string) error {
+	u, err := openUser(context.Background(), path)
+	if err != nil {
+		return err
+	}
+	for from := uint64(0); ; from = (from + 8) % 64 {
+		keys := keysOf(from, 8)
+		u.fill(keys)
+		if _, err := u.Store(context.Background(), keys, u.place(0, 8)); err != nil {
+			return err
+		}
+		if _, err := u.Load(context.Background(), keys, u.place(8, 8)); err != nil {
+			return err
+		}
+		fmt.Println(from)
+	}
+}
+
+// TestKilledClient: clients are killed while they store and load; the server goes on, serves no
+// byte that was not stored, and keeps nothing of them.
+func TestKilledClient(t *testing.T) {
+	c, path := openServer(t)
+	for range 6 {
+		child := exec.Command(os.Args[0])
+		child.Env = append(os.Environ(), childVariable+"="+path)
+		out, err := child.StdoutPipe()
+		require.NoError(t, err)
+		child.Stderr = os.Stderr
+		require.NoError(t, child.Start())
+		lines := bufio.NewScanner(out)
+		for range 5 {
+			require.True(t, lines.Scan())
+		}
+		require.NoError(t, child.Process.Kill())
+		require.Error(t, child.Wait())
+	}
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	keys := keysOf(0, 32)
+	outcomes, err := u.Load(t.Context(), keys, u.place(0, 32))
+	require.NoError(t, err)
+	for k, o := range outcomes {
+		require.Contains(t, []cache.Outcome{cache.Done, cache.Missing}, o)
+		if o == cache.Done {
+			require.Equal(t, bytes.Repeat(keys[k][:], blockBytes/16),
+				u.mem[k*blockBytes:][:blockBytes])
+		}
+	}
+	require.NoError(t, u.Client.Close(t.Context()))
+	require.Zero(t, c.Stats().Unproven)
+}

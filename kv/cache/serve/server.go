@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package serve lets other processes use a cache of this one: of this host, or of another.
+//
+// A client registers the memory that its model is served from, and leases it out to the server. A
+// request names keys and slots in that memory; the server's cache writes to them, or reads from
+// them, one-sided, and answers with an outcome for each block. So no byte of a block passes a
+// message, and the client's own proof that nothing lands any more is the revoke of its lease.
+//
+// Messages go by the notifications of the two engines, each of which is for this alone: the
+// server's Run and the Client read them.
+package serve
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/cache"
+)
+
+// Config is what New needs.
+type Config struct {
+	Cache  *cache.Cache
+	Engine *engine.Engine // of the cache; its notifications are the server's
+
+	// Options are what a namespace that a client names may have; nil: no quota, priority 0.
+	Options func(name string) cache.NamespaceOptions
+
+	RequestsMax int // of one client at a time; default 64
+	RegionsMax  int // of one client; default 64
+	SpacesMax   int // of one client; default 64
+
+	// AnswerTimeout bounds how long an answer may take to leave. Default 10 s.
+	AnswerTimeout time.Duration
+}
+
+// Server serves a cache. Engine.Serve brings its clients.
+type Server struct {
+	cfg     Config
+	mu      sync.Mutex
+	clients map[*engine.Peer]*client
+	running sync.WaitGroup
+}
+
+// client is a peer that has said hello.
+type client struct {
+	peer    *engine.Peer
+	ctx     context.Context // ends with the peer, or the server
+	cancel  context.CancelFunc
+	spaces  []*cache.Namespace
+	regions []*engine.Remote
+	ends    map[uint64]context.CancelFunc // of loads and stores
+	count   int                           // requests that run
+	refuses bool                          // a request that was too many is being answered
+	running sync.WaitGroup                // those, and that answer
+}
+
+// New makes a server.
+func New(cfg Config) (*Server, error) {
+	if cfg.Cache == nil || cfg.Engine == nil {
+		return nil, errors.New("serve: no cache or no engine")
+	}
+	for _, f := range []*int{&cfg.RequestsMax, &cfg.RegionsMax, &cfg.SpacesMax} {
+		if *f == 0 {
+			*f = 64
+		}
+		if *f < 1 || *f > 1<<16-1 {
+			return nil, fmt.Errorf("serve: a bound of %d: %w", *f, engine.ErrBounds)
+		}
+	}
+	if cfg.AnswerTimeout == 0 {
+		cfg.AnswerTimeout = 10 * time.Second
+	}
+	return &Server{cfg: cfg, clients: map[*engine.Peer]*client{}}, nil
+}
+
+// Run serves until ctx ends, and returns when no request runs any more.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.running.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for {
+		n, err := s.cfg.Engine.Next(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("serve: %w", err)
+		}
+		switch {
+		case n.Peer == nil: // of nobody that has dialled
+		case n.Err != nil:
+			s.forget(n.Peer)
+		default:
+			s.handle(ctx, n.Peer, n.Data)
+		}
+	}
+}
+
+// forget ends what runs for a peer that is gone.
+func (s *Server) forget(p *engine.Peer) {
+	s.mu.Lock()
+	c := s.clients[p]
+	delete(s.clients, p)
+	s.mu.Unlock()
+	if c != nil {
+		c.cancel()
+	}
+}
+
+// handle is the story of a message. It does not wait: what may runs in a goroutine, of which a
+// client has RequestsMax.
+func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
+	r := &reader{p: data}
+	what, id := kind(r.u8()), r.u64()
+	s.mu.Lock()
+	c := s.clients[p]
+	if c == nil {
+		if what != kindHello || r.bad {
+			s.mu.Unlock()
+			return
+		}
+		c = &client{peer: p, ends: map[uint64]context.CancelFunc{}}
+		c.ctx, c.cancel = context.WithCancel(ctx)
+		s.clients[p] = c
+		s.running.Go(func() { // the last word of a connection may be left out
+			select {
+			case <-p.Lost():
+				s.forget(p)
+			case <-c.ctx.Done():
+			}
+			s.close(c)
+		})
+	}
+	if what == kindCancel {
+		if end := c.ends[id]; end != nil {
+			end()
+		}
+		s.mu.Unlock()
+		return
+	}
+	if n := c.count; n >= s.cfg.RequestsMax {
+		if !c.refuses { // others that are too many by then are left to the client's own limits
+			c.refuses = true
+			c.running.Go(func() {
+				s.send(c, answer(id, fmt.Errorf("%d requests run: %w", n, engine.ErrBusy), nil))
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				c.refuses = false
+			})
+		}
+		s.mu.Unlock()
+		return
+	}
+	c.count++
+	reqCtx, end := context.WithCancel(c.ctx)
+	if what == kindLoad || what == kindStore {
+		c.ends[id] = end
+	}
+	c.running.Go(func() {
+		defer end()
+		body, err := s.serve(reqCtx, c, what, r)
+		s.mu.Lock()
+		delete(c.ends, id)
+		s.mu.Unlock()
+		s.send(c, answer(id, err, body))
+		s.mu.Lock()
+		c.count--
+		s.mu.Unlock()
+	})
+	s.mu.Unlock()
+}
+
+func (s *Server) send(c *client, msg []byte) {
+	ctx, cancel := context.WithTimeout(c.ctx, s.cfg.AnswerTimeout)
+	defer cancel()
+	_ = c.peer.Notify(ctx, msg) // the client's own limit ends its wait
+}
+
+// close gives back what a client that is gone had, once nothing runs for it.
+func (s *Server) close(c *client) {
+	c.running.Wait()
+	for _, m := range c.regions {
+		_ = m.Close() // a transfer without a proof may list it still
+	}
+}
+
+// serve does what a request asks for.
+func (s *Server) serve(ctx context.Context, c *client, what kind, r *reader) ([]byte, error) {
+	switch what {
+	case kindHello:
+		if v := r.u32(); r.bad || v != version {
+			return nil, fmt.Errorf("the client speaks version %d, this server %d: %w", v, version,
+				engine.ErrVersion)
+		}
+		return binary.LittleEndian.AppendUint16(nil, uint16(s.cfg.RequestsMax)), nil
+	case kindSpace:
+		return s.openSpace(c, r)
+	case kindRegion:
+		return s.openRegion(c, r)
+	}
+
+	space := int(r.u16())
+	s.mu.Lock()
+	var n *cache.Namespace
+	if space < len(c.spaces) {
+		n = c.spaces[space]
+	}
+	s.mu.Unlock()
+	if n == nil {
+		return nil, fmt.Errorf("namespace %d is none: %w", space, engine.ErrBounds)
+	}
+	switch what {
+	case kindMatch:
+		keys := r.keys(0)
+		if r.bad {
+			return nil, errGarbled
+		}
+		found := n.Match(keys).Blocks
+		body := make([]byte, len(found))
+		for k, f := range found {
+			body[k] = byte(f)
+		}
+		return body, nil
+	case kindRemove:
+		keys := r.keys(0)
+		if r.bad {
+			return nil, errGarbled
+		}
+		n.Remove(keys)
+		return nil, nil
+	case kindLoad, kindStore:
+		region, at := r.place()
+		keys := r.keys(4)
+		at.Slots = r.slots(len(keys))
+		s.mu.Lock()
+		if int(region) < len(c.regions) {
+			at.Remote = c.regions[region]
+		}
+		s.mu.Unlock()
+		if r.bad {
+			return nil, errGarbled
+		}
+		if at.Remote == nil {
+			return nil, fmt.Errorf("region %d is none: %w", region, engine.ErrBounds)
+		}
+		at.Peer = c.peer
+		var op *cache.Op
+		if what == kindLoad {
+			op = n.Load(ctx, keys, at)
+		} else {
+			op = n.Store(ctx, keys, at)
+		}
+		<-op.Done() // ctx ends it
+		body := make([]byte, len(keys))
+		for k, o := range op.Outcomes() {
+			body[k] = byte(o)
+		}
+		return body, op.Err()
+	}
+	return nil, fmt.Errorf("no request of kind %d: %w", what, engine.ErrNotSupported)
+}
+
+func (s *Server) openSpace(c *client, r *reader) ([]byte, error) {
+	var o cache.NamespaceOptions
+	geometry := [32]byte(r.take(32))
+	name := string(r.p)
+	if r.bad {
+		return nil, errGarbled
+	}
+	if s.cfg.Options != nil {
+		o = s.cfg.Options(name)
+	}
+	o.Geometry = geometry
+	n, err := s.cfg.Cache.Namespace(name, o)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(c.spaces) >= s.cfg.SpacesMax {
+		return nil, fmt.Errorf("%d namespaces of one client: %w", len(c.spaces), engine.ErrBusy)
+	}
+	c.spaces = append(c.spaces, n)
+	return binary.LittleEndian.AppendUint16(nil, uint16(len(c.spaces)-1)), nil
+}
+
+func (s *Server) openRegion(c *client, r *reader) ([]byte, error) {
+	m, err := c.peer.Import(r.p)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	if n := len(c.regions); n < s.cfg.RegionsMax {
+		c.regions = append(c.regions, m)
+		s.mu.Unlock()
+		return binary.LittleEndian.AppendUint16(nil, uint16(n)), nil
+	}
+	s.mu.Unlock()
+	return nil, errors.Join(fmt.Errorf("%d regions of one client: %w", s.cfg.RegionsMax,
+		engine.ErrBusy), m.Close())
+}
