@@ -67,6 +67,8 @@ func TestPatternCheck(t *testing.T) {
 		"empty runs":       {func(p *Pattern) { p.Run = 0 }, 30, 90, false},
 		"list too short":   {func(p *Pattern) { p.Count = 4 }, 40, 90, false},
 		"stride too small": {func(p *Pattern) { p.Local.Stride = 9 }, 30, 90, false},
+		"units of a list":  {func(p *Pattern) { p.Remote.Stride = 2 }, 30, 20, true},
+		"units are past":   {func(p *Pattern) { p.Remote.Stride = 2 }, 30, 19, false},
 		"one entry":        {func(p *Pattern) { p.Local.Stride = 0 }, 10, 90, true},
 		"base past":        {func(p *Pattern) { p.Local.Base = 31 }, 30, 90, false},
 		"base overflows":   {func(p *Pattern) { p.Remote.Base = max - 5 }, 30, 90, false},

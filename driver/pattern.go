@@ -31,7 +31,8 @@ type Loop struct {
 
 // Side says where the entries lie in one of the two memories: entry i at
 // Base + List[(First+i)/Per]*Stride + ((First+i)%Per)*Step. It is a list of slots, such
-// as blocks of a KV cache, of Stride bytes each, with Per entries in each slot.
+// as blocks of a KV cache, of Stride bytes each, with Per entries in each slot. With a List a
+// Stride may be less than an entry: its numbers are units then, such as pages of memory.
 type Side struct {
 	Base, Stride, Step uint64   // bytes
 	First              uint32   // entries of the first slot that are left out; below Per

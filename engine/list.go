@@ -238,7 +238,7 @@ type Pages struct {
 	Count                     int    // entries; the length of each list that is not nil
 	EntryLen                  uint64 // bytes
 	LocalBase, RemoteBase     uint64 // bytes
-	LocalStride, RemoteStride uint64 // bytes; at least EntryLen, unless all entries are one
+	LocalStride, RemoteStride uint64 // bytes; without a list at least EntryLen, or 0: one entry
 	Local, Remote             []uint32
 }
 

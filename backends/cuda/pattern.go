@@ -90,7 +90,7 @@ func (v *pair) kernelWhy(b *Backend, p *driver.Pattern) string {
 	shape := shapeOf(p, driver.Write,
 		reachOf(&p.Local, l.base, l.seg.Len, 0), reachOf(&p.Remote, r.base, r.seg.Len, 0))
 	if !shape.Takes() {
-		return "lengths, strides and addresses must be multiples of 4"
+		return "lengths, strides and addresses must be multiples of 4, and no stride below an entry"
 	}
 	return ""
 }
