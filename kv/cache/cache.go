@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,8 +82,6 @@ type Cache struct {
 	stats  counters
 
 	disks   []*disk
-	self    *engine.Peer
-	remotes []*engine.Remote // the files of the disks
 	writes  chan diskWrite
 	written chan struct{} // closed when the writer has ended
 	offered atomic.Int64  // blocks on their way to the disks
@@ -162,10 +161,10 @@ func (cfg *Config) complete() error {
 	if m.Extent == 0 {
 		m.Extent = min(max(m.Bytes>>8, 2<<20), 256<<20)
 	}
-	m.Extent = (m.Extent + granule - 1) &^ (granule - 1)
 	if m.Extent > extentMax {
 		return fmt.Errorf("extents of %d bytes: at most %d", m.Extent, uint64(extentMax))
 	}
+	m.Extent = (m.Extent + granule - 1) &^ (granule - 1)
 	m.Bytes -= m.Bytes % m.Extent
 	if m.Bytes == 0 || m.Bytes>>12 >= none-2 {
 		return fmt.Errorf("%d bytes of memory in extents of %d: one at least, and 16 TiB at most",
@@ -177,8 +176,15 @@ func (cfg *Config) complete() error {
 		if d.Path == "" {
 			return fmt.Errorf("disk %d has no path", k)
 		}
+		if slices.ContainsFunc(cfg.Disks[:k], func(o DiskConfig) bool { return o.Path == d.Path }) {
+			return fmt.Errorf("disk %s is there twice", d.Path)
+		}
 		if d.Extent == 0 {
 			d.Extent = m.Extent
+		}
+		if d.Extent > extentMax {
+			return fmt.Errorf("disk %s: extents of %d bytes: at most %d", d.Path, d.Extent,
+				uint64(extentMax))
 		}
 		d.Extent = (d.Extent + granule - 1) &^ (granule - 1)
 		if d.Extent < m.Extent {
@@ -211,6 +217,9 @@ func (cfg *Config) complete() error {
 	if cfg.OpsMax == 0 {
 		cfg.OpsMax = 1024
 	}
+	if cfg.OpsMax < 1 || cfg.OpsMax > 1<<20 {
+		return fmt.Errorf("OpsMax %d: from 1 to %d", cfg.OpsMax, 1<<20)
+	}
 	return cfg.Policy.check()
 }
 
@@ -218,8 +227,8 @@ func (cfg *Config) complete() error {
 func (c *Cache) Attached() Attached { return c.attached }
 
 // Close ends all operations, and closes the files, which keep their blocks. What is called
-// afterwards finds nothing. An error says that a transfer may still reach the memory: it stays
-// mapped then, and Close may be called again.
+// afterwards finds nothing. An error that is engine.ErrUnproven says that the engine has given up a
+// transfer which may still reach the memory: it stays mapped and locked until the process ends.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	first := !c.closed
@@ -260,16 +269,15 @@ func (c *Cache) Drain(ctx context.Context) error {
 
 // closeFiles closes what Open has opened, and may be called again where it fails.
 func (c *Cache) closeFiles() error {
-	for len(c.stuck) > 0 {
-		t := c.stuck[len(c.stuck)-1]
+	for _, t := range c.stuck {
 		soon, cancel := context.WithTimeout(context.Background(), abortLimit)
 		err := t.Abort(soon)
 		cancel()
-		if err != nil {
-			return err
+		if err != nil && !errors.Is(err, engine.ErrUnproven) {
+			return fmt.Errorf("%w: %w", engine.ErrUnproven, err)
 		}
 		_ = t.Close()
-		c.stuck = c.stuck[:len(c.stuck)-1]
+		c.stuck = c.stuck[1:]
 	}
 	for len(c.disks) > 0 {
 		if err := c.disks[len(c.disks)-1].close(); err != nil {
@@ -464,40 +472,35 @@ func (c *Cache) emptyExtent(d *disk, place, length uint32) {
 	places.emptied(place)
 }
 
-// unpin ends the use of an entry's slot.
+// unpin ends the use of an entry.
 func (c *Cache) unpin(i uint32) {
 	s := c.index.shardFor(i)
 	s.mu.Lock()
-	g := c.unpinLocked(s, i)
+	c.unpinLocked(s, i)
 	s.mu.Unlock()
-	g.clear()
 }
 
-// unpinLocked is unpin for who holds the shard's lock, and clears the record behind it.
-func (c *Cache) unpinLocked(s *shard, i uint32) gone {
+// unpinLocked is unpin for who holds the shard's lock.
+func (c *Cache) unpinLocked(s *shard, i uint32) {
 	e := c.index.entry(i)
 	e.pins--
 	if e.pins == 0 && e.state == leaving {
-		return c.leave(s, i)
+		c.leaveAll(s, i)
 	}
-	return gone{}
 }
 
-// leave ends all places of a block that no queue has and nothing holds. The caller holds the
-// shard's lock, and clears the record behind it.
-func (c *Cache) leave(s *shard, i uint32) (g gone) {
-	e := c.index.entry(i)
-	slot := e.slot
-	if e.record != none {
-		g = c.leaveDisk(s, i) // forgets the entry where it has no slot
-	}
-	if slot != none {
+// leaveAll forgets a block that no queue has and nothing holds, and whose disk knows it no more.
+// The caller holds the shard's lock.
+func (c *Cache) leaveAll(s *shard, i uint32) {
+	if c.index.entry(i).slot != none {
 		c.leaveMemory(s, i)
+	} else {
+		c.index.drop(s, i)
 	}
-	return g
 }
 
-// Remove forgets blocks. One that is loaded at this moment goes as soon as nothing reads it.
+// Remove forgets blocks: from its return on no restart finds them. One that is loaded at this
+// moment keeps its slot until nothing reads it.
 func (n *Namespace) Remove(keys []Key) {
 	c := n.c
 	if !c.enter() {
@@ -505,15 +508,18 @@ func (n *Namespace) Remove(keys []Key) {
 	}
 	defer c.exit()
 	var records []gone
+	var recorded []uint32
 	c.index.each(n.id, keys, false, func(s *shard, _ int, i uint32, _ uint64) {
 		if i == none {
 			return
 		}
 		switch e := c.index.entry(i); e.state {
 		case present:
-			if g := c.discard(s, i); g.d != nil {
-				records = append(records, g)
+			if e.flags&recording != 0 {
+				recorded = append(recorded, i)
+				e.pins++ // so that the entry stays what it is
 			}
+			records = append(records, c.discard(s, i))
 		case filling:
 			e.flags |= unwanted
 		}
@@ -521,25 +527,40 @@ func (n *Namespace) Remove(keys []Key) {
 	for _, g := range records {
 		g.clear()
 	}
+	for _, i := range recorded { // the record on the disk goes as soon as it is written
+		s := c.index.shardFor(i)
+		for still := true; still; {
+			news := c.coming()
+			s.mu.Lock()
+			if still = c.index.entry(i).flags&recording != 0; !still {
+				c.unpinLocked(s, i)
+			}
+			s.mu.Unlock()
+			if still {
+				<-news
+			}
+		}
+	}
 }
 
-// discard has a block that is present go now, or with its last pin. The caller holds the shard's
-// lock, and clears the record behind it.
-func (c *Cache) discard(s *shard, i uint32) gone {
+// discard has a block that is present go: from its disk at once, and from memory now or with its
+// last pin. The caller holds the shard's lock, and clears the record behind it.
+func (c *Cache) discard(s *shard, i uint32) (g gone) {
 	e := c.index.entry(i)
 	c.index.withdraw(i)
+	e.state = leaving
 	if e.flags&queued != 0 {
 		c.queues(s, c.spaces.lane(e.space), Memory).remove(i)
 		e.flags &^= queued
 	}
 	if e.record != none {
 		c.queues(s, c.spaces.lane(e.space), Disk).remove(i)
+		g = c.leaveDisk(s, i)
 	}
-	if e.pins > 0 {
-		e.state = leaving
-		return gone{}
+	if e.pins == 0 {
+		c.leaveAll(s, i)
 	}
-	return c.leave(s, i)
+	return g
 }
 
 func newID() (id [16]byte) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/binary"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -28,6 +29,7 @@ type node struct {
 	engine *engine.Engine
 	mem    []byte
 	place  Place // slots of blockBytes
+	hung   bool  // a transfer was given up: Close says so
 }
 
 const blockBytes = 12 << 10
@@ -41,7 +43,14 @@ func openNode(tb testing.TB, path string, blocks int, change func(*Config)) *nod
 	require.NoError(tb, err)
 	f, err := posix.New(posix.Config{Threads: 4})
 	require.NoError(tb, err)
-	e, err := engine.Open(engine.Config{Name: "node", Backends: []driver.Backend{b, f}})
+	return openOver(tb, path, blocks, engine.Config{Backends: []driver.Backend{b, f}}, change)
+}
+
+func openOver(tb testing.TB, path string, blocks int, ec engine.Config,
+	change func(*Config)) *node {
+	tb.Helper()
+	ec.Name = "node"
+	e, err := engine.Open(ec)
 	require.NoError(tb, err)
 	n := &node{engine: e, mem: make([]byte, 256*blockBytes)}
 	cfg := Config{Engine: e, Memory: MemoryConfig{Path: path, Bytes: uint64(blocks) * blockBytes,
@@ -67,6 +76,11 @@ func openNode(tb testing.TB, path string, blocks int, change func(*Config)) *nod
 
 // close is called by the end of the test, too.
 func (n *node) close(tb testing.TB) {
+	if n.hung {
+		require.ErrorIs(tb, n.Cache.Close(), engine.ErrUnproven)
+		_ = n.engine.Close() // as well
+		return
+	}
 	require.NoError(tb, n.Cache.Close())
 	require.NoError(tb, n.engine.Close())
 }
@@ -252,9 +266,10 @@ func TestQuota(t *testing.T) {
 	require.Equal(t, all(Done, 12), op.Outcomes())
 }
 
-// TestPriority: blocks of a lower priority go first.
+// TestPriority: blocks of a lower priority go first, in both tiers, also after a restart.
 func TestPriority(t *testing.T) {
-	n := openNode(t, memoryFile(t), 32, nil)
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	n := openNode(t, path, 32, withDisk(file, 64))
 	high, err := n.Namespace("high", NamespaceOptions{Priority: 5})
 	require.NoError(t, err)
 	op := high.Store(t.Context(), ids(0, 16), n.at(0, 16))
@@ -263,7 +278,17 @@ func TestPriority(t *testing.T) {
 		n.put(t, ids(from, 8))
 	}
 	require.Equal(t, 16, high.Match(ids(0, 16)).Prefix)
-	n.check(t)
+	n.drained(t)
+	n.close(t)
+	require.NoError(t, os.Remove(path))
+	n = openNode(t, path, 32, withDisk(file, 64))
+	high, err = n.Namespace("high", NamespaceOptions{Priority: 5})
+	require.NoError(t, err)
+	for from := uint64(1000); from < 1200; from += 8 {
+		n.put(t, ids(from, 8))
+	}
+	require.Equal(t, 16, high.Match(ids(0, 16)).Prefix)
+	n.drained(t)
 }
 
 // TestTableIsFull: where the table has no entry left, blocks that are on the disk alone go, too.

@@ -293,6 +293,7 @@ func (d *disk) attach(visit func(n uint32, r *record) bool) error {
 		}
 	}
 	d.places.claimed()
+	d.free = d.free[:0] // those that were cleared above are in it
 	for n := len(d.where) - 1; n >= 0; n-- {
 		if d.where[n] == none {
 			d.free = append(d.free, uint32(n))
@@ -393,11 +394,6 @@ func (d *disk) close() error {
 
 // openDisks opens the disks and takes their records in, behind those of the memory.
 func (c *Cache) openDisks(ctx context.Context) error {
-	self, err := c.cfg.Engine.Self()
-	if err != nil {
-		return err
-	}
-	c.self = self
 	for k, cfg := range c.cfg.Disks {
 		d, err := openDisk(ctx, k, cfg)
 		if err != nil {
@@ -408,18 +404,27 @@ func (c *Cache) openDisks(ctx context.Context) error {
 			return fmt.Errorf("disk %s: %w", cfg.Path, err)
 		}
 		name := fmt.Sprintf("cache disk %x", d.id[:8])
-		d.region, err = c.cfg.Engine.Register(name, driver.Segment{Kind: driver.File,
+		d.region, err = c.cfg.Engine.RegisterPrivate(name, driver.Segment{Kind: driver.File,
 			Len: cfg.Bytes, FD: int(d.f.Fd()), FileOff: cfg.dataOff()})
 		if err != nil {
 			return fmt.Errorf("disk %s: %w", cfg.Path, err)
 		}
-		remote, err := self.Remote(name)
-		if err != nil {
+		if _, err := c.placeOn(d, granule); err != nil {
 			return fmt.Errorf("disk %s: %w", cfg.Path, err)
 		}
-		c.remotes = append(c.remotes, remote)
 	}
 	return nil
+}
+
+// placeOn is where blocks of a length lie on a disk, for a transfer. An engine whose connection to
+// the file was lost, since it had given a transfer up, makes another one.
+func (c *Cache) placeOn(d *disk, size uint32) (Place, error) {
+	self, err := c.cfg.Engine.Self()
+	if err != nil {
+		return Place{}, err
+	}
+	remote, err := self.Remote(d.region.Name())
+	return Place{Peer: self, Remote: remote, Stride: granule, Run: uint64(size)}, err
 }
 
 // adopt takes a block on a disk in, if no other disk has it, and memory none with other bytes.
@@ -479,7 +484,7 @@ func (c *Cache) leaveDisk(s *shard, i uint32) gone {
 	g := gone{c.disks[e.disk], e.record}
 	c.spaces.count(e.space, Disk, -1, -int64(e.size))
 	e.record = none
-	if e.slot == none {
+	if e.slot == none && e.state == present {
 		c.index.drop(s, i)
 	}
 	return g
@@ -509,7 +514,9 @@ func (c *Cache) offer(i uint32, op *Op) {
 	select {
 	case c.writes <- diskWrite{i: i, op: op}:
 	default:
-		c.offered.Add(-1)
+		if c.offered.Add(-1) == 0 {
+			c.arrived()
+		}
 		c.stats.unwritten.Add(1)
 		e.pins--
 		e.flags &^= writing

@@ -129,7 +129,7 @@ func TestBudget(t *testing.T) {
 	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
 	bounded := func(c *Config) {
 		withDisk(file, 64)(c)
-		c.Disks[0].BytesADay = 8 * 5 * blockBytes // five at once
+		c.Disks[0].BytesADay = 8 * 5 * costOf(blockBytes) // five at once
 	}
 	n := openNode(t, path, 16, bounded)
 	require.Equal(t, all(Done, 8), n.put(t, ids(0, 8)))

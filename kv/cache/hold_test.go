@@ -223,10 +223,15 @@ func TestOwnerThatEnds(t *testing.T) {
 	require.NoError(t, child.Start())
 	start, err := proc.StartOf(child.Process.Pid)
 	require.NoError(t, err)
-	binary.NativeEndian.PutUint64(n.memory.mapped[atPID:], uint64(child.Process.Pid))
-	binary.NativeEndian.PutUint64(n.memory.mapped[atStart:], start)
+	shape := n.memory.shape
+	require.EqualValues(t, os.Getpid(), binary.NativeEndian.Uint64(n.memory.mapped[atPID:]))
 	n.close(t)
-	shape := n.index.memory.shape
+	p, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Zero(t, binary.NativeEndian.Uint64(p[atPID:]), "one that closed it keeps nobody out")
+	binary.NativeEndian.PutUint64(p[atPID:], uint64(child.Process.Pid))
+	binary.NativeEndian.PutUint64(p[atStart:], start)
+	require.NoError(t, os.WriteFile(path, p, 0o600))
 
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()

@@ -25,11 +25,12 @@ const (
 
 // flags of an entry.
 const (
-	verified = 1 << iota // its CRC was found right since the cache was opened
-	queued               // it has a place in the order of its lane
-	unwanted             // it was removed while its bytes came
-	reading              // a Load brings it from its disk
-	writing              // it was offered to the disks
+	verified  = 1 << iota // its CRC was found right since the cache was opened
+	queued                // it has a place in the order of its lane
+	unwanted              // it was removed while its bytes came
+	reading               // a Load brings it from its disk
+	writing               // it was offered to the disks
+	recording             // its record is being written to a disk
 )
 
 // index finds the entry of a key. It is cut into shards, each with a lock, a part of the entries
@@ -55,10 +56,9 @@ type shard struct {
 }
 
 const (
-	shardsMax      = 64
-	shardEntries   = 32 << 10    // so many at least, that the order of one is about that of all
-	shardEntresMax = 1<<24 - 2   // see shard.table
-	entriesMax     = 1<<31 - 256 // see slots
+	shardsMax    = 64
+	shardEntries = 32 << 10  // so many at least, that the order of one is about that of all
+	entriesMax   = 900 << 20 // an eighth more are less than 1<<24 a shard: see shard.table
 )
 
 // tableOf is how many entries a file has for so many blocks: shards are not filled evenly.

@@ -25,13 +25,16 @@ type Match struct {
 // Found is where a block is.
 type Found uint8
 
-// Where a block may be.
+// Where a block may be; it may be in memory and on a disk.
 const (
-	Nowhere  Found = iota
-	InMemory       // a Load copies it at once
-	OnDisk         // a Load reads it first
-	Coming         // a Store of it runs
+	InMemory Found = 1 << iota // a Load copies it at once
+	OnDisk                     // a Load reads it from there, if it is not in memory
+	Coming                     // a Store of it runs
+	Nowhere  Found = 0
 )
+
+// There reports whether a Load finds the block.
+func (f Found) There() bool { return f&(InMemory|OnDisk) != 0 }
 
 // Match looks for blocks. It moves nothing, does not count as a use, and never waits for a
 // transfer.
@@ -49,14 +52,16 @@ func (n *Namespace) Match(keys []Key) Match {
 		switch e := x.entry(i); {
 		case e.state == filling:
 			m.Blocks[k] = Coming
-		case e.state != present:
-		case e.slot != none:
-			m.Blocks[k] = InMemory
-		default:
-			m.Blocks[k] = OnDisk
+		case e.state == present:
+			if e.slot != none {
+				m.Blocks[k] |= InMemory
+			}
+			if e.record != none {
+				m.Blocks[k] |= OnDisk
+			}
 		}
 	})
-	for m.Prefix < len(keys) && (m.Blocks[m.Prefix] == InMemory || m.Blocks[m.Prefix] == OnDisk) {
+	for m.Prefix < len(keys) && m.Blocks[m.Prefix].There() {
 		m.Prefix++
 	}
 	return m
@@ -78,7 +83,7 @@ func (n *Namespace) MatchGroups(groups ...Group) int {
 		blocks := n.Match(groups[g].Keys).Blocks
 		runs[g] = make([]int, len(blocks)+1)
 		for k, f := range blocks {
-			if f == InMemory || f == OnDisk {
+			if f.There() {
 				runs[g][k+1] = runs[g][k] + 1
 			}
 		}
@@ -238,7 +243,7 @@ func (c *Cache) loaded(ctx context.Context, op *Op, b batch, held []uint32) {
 		}
 	}
 	if !proved {
-		c.prove(b.transfer, func() { c.release(held, b.which) })
+		c.keep(b.transfer, func() { c.release(held, b.which) })
 		return
 	}
 	c.release(held, b.which)
@@ -285,10 +290,11 @@ func (c *Cache) sum(slot, size uint32) (sum uint32, err error) {
 func (c *Cache) forget(i uint32) {
 	s := c.index.shardFor(i)
 	s.mu.Lock()
+	var g gone
 	if c.index.entry(i).state == present {
-		c.discard(s, i) // it has a pin: nothing goes yet
+		g = c.discard(s, i)
 	}
-	g := c.unpinLocked(s, i)
+	c.unpinLocked(s, i)
 	s.mu.Unlock()
 	g.clear()
 }

@@ -298,6 +298,7 @@ func (m *memory) sumOf(i uint32, e *entry) uint32 {
 func (m *memory) close() error {
 	var err error
 	if m.mapped != nil {
+		binary.NativeEndian.PutUint64(m.mapped[atPID:], 0) // it has nothing under way
 		err = os.NewSyscallError("munmap", unix.Munmap(m.mapped))
 		m.mapped = nil
 	}

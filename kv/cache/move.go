@@ -98,50 +98,48 @@ func (c *Cache) move(op engine.Op, slots, theirs []uint32, p *Place,
 	return t, nil
 }
 
-// finish waits for a transfer. When ctx ends first it takes the transfer back. proved reports
-// whether nothing of it can move any more; where it cannot, the caller has prove find out.
+// finish waits for a transfer, and takes it back when ctx ends first. proved reports whether
+// nothing of it moves in memory of this process any more: that is so where Abort says it, and where
+// it is the other side that has not answered (engine.ErrUnproven). Where it is not, the caller
+// keeps the transfer.
 func (c *Cache) finish(ctx context.Context, t *engine.Transfer) (err error, proved bool) {
-	err = t.Wait(ctx)
-	if !t.Done() || errors.Is(err, engine.ErrUnproven) {
-		why := err
-		soon, cancel := context.WithTimeout(context.Background(), abortLimit)
-		defer cancel()
-		if ended := t.Abort(soon); ended != nil {
-			return errors.Join(why, ended), false
-		}
-		if err = t.Err(); err != nil {
-			err = errors.Join(why, err)
-		}
+	if err = t.Wait(ctx); err == nil {
+		return t.Close(), true
 	}
-	return errors.Join(err, t.Close()), true
+	soon, cancel := context.WithTimeout(context.Background(), abortLimit)
+	defer cancel()
+	ended := t.Abort(soon)
+	if ended != nil && !errors.Is(ended, engine.ErrUnproven) {
+		return errors.Join(err, ended), false
+	}
+	if outcome := t.Err(); ended == nil && outcome == nil {
+		return t.Close(), true // it was done at that moment
+	}
+	return errors.Join(err, ended, t.Close()), true
 }
 
 // abortLimit is how long an operation waits for the proof that a transfer which it has taken back
 // has ended. Backends have theirs within engine.Config.AbortGrace, or not soon.
 const abortLimit = 5 * time.Second
 
-// proveEvery is how often the cache asks whether a transfer without a proof has ended meanwhile.
-const proveEvery = 100 * time.Millisecond
-
-// prove asks for a proof from now and then until there is one, and calls after then. When the cache
-// is closed before, Close asks once more, and what the transfer held is not used again in this
-// process. The caller is an operation.
-func (c *Cache) prove(t *engine.Transfer, after func()) {
+// keep looks for the proof that finish has not found, and calls after once there is one. Where the
+// engine has given the transfer up there will be none: what it may still reach is not used again in
+// this process, and Close says so. The caller is an operation, or the writer.
+func (c *Cache) keep(t *engine.Transfer, after func()) {
 	c.stats.unproven.Add(1)
 	c.ops.Go(func() {
 		for {
-			select {
-			case <-c.life.Done():
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				c.stuck = append(c.stuck, t)
-				return
-			case <-time.After(proveEvery):
-			}
-			if t.Abort(c.life) == nil {
+			err := t.Abort(c.life)
+			switch {
+			case err == nil, errors.Is(err, engine.ErrUnproven):
 				_ = t.Close()
 				c.stats.unproven.Add(-1)
 				after()
+				return
+			case t.Done(), c.life.Err() != nil:
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.stuck = append(c.stuck, t)
 				return
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -48,6 +49,7 @@ type space struct {
 	name   string
 	digest [16]byte
 	lane   int
+	own    int // the lane that it has, or had, for its quota; 0: none
 	known  bool
 	blocks [tiers]atomic.Int64
 	bytes  [tiers]atomic.Int64
@@ -182,7 +184,7 @@ func (sp *spaces) order(t Tier) []int {
 
 // over is by how many bytes a lane is over its quota.
 func (l *lane) over(t Tier) int64 {
-	quota := l.quota[t].Load()
+	quota := min(l.quota[t].Load(), math.MaxInt64)
 	if quota == 0 {
 		return 0
 	}
@@ -263,12 +265,13 @@ func (c *Cache) assign(id int, o NamespaceOptions) {
 	from, to := s.lane, o.Priority
 	switch {
 	case o.Quota == [2]uint64{}:
-	case from >= priorities: // its own already
-		to = from
+	case s.own > 0:
+		to = s.own
 		lanes[to].set(o.Priority, o.Quota)
 	default:
 		lanes = append(slices.Clone(lanes), newLane(o.Priority, o.Quota))
 		to = len(lanes) - 1
+		s.own = to
 		sp.lanes.Store(&lanes)
 	}
 	if from == to {
@@ -312,6 +315,7 @@ func (l *lane) let(t Tier, blocks int, size uint64, evict func() bool) (int, int
 	if quota == 0 {
 		return blocks, 0
 	}
+	quota = min(quota, math.MaxInt64)
 	blocks = int(min(uint64(blocks), quota/size))
 	for blocks > 0 {
 		has := uint64(l.bytes[t].Load() + l.claimed[t].Load())
@@ -319,7 +323,8 @@ func (l *lane) let(t Tier, blocks int, size uint64, evict func() bool) (int, int
 			break
 		}
 		if !evict() {
-			blocks = int((quota - min(quota, has)) / size)
+			blocks = int(min(uint64(blocks), (quota-min(quota, has))/size))
+			break
 		}
 	}
 	claimed := int64(blocks) * int64(size)

@@ -105,7 +105,11 @@ type lru struct {
 func (p *lru) len() int           { return p.all.n }
 func (p *lru) insert(i, _ uint32) { p.all.push(p.links, i) }
 func (p *lru) remove(i uint32)    { p.all.remove(p.links, i) }
-func (p *lru) touch(i uint32)     { p.remove(i); p.insert(i, 0) }
+func (p *lru) touch(i uint32) {
+	p.remove(i)
+	p.all.push(p.links, i)
+	*p.mark(i) = 1
+}
 func (p *lru) victim(keep func(uint32) bool, _ func(uint32) uint32) uint32 {
 	for range p.all.n {
 		i := p.all.tail
@@ -158,21 +162,35 @@ func (p *s3fifo) remove(i uint32) {
 }
 
 // victim ends: a turn takes a use from a block, or moves one on that does not come back, or passes
-// one that is held, of which there are no more in a row than blocks.
+// one that is held, of which there are no more in a row than blocks. Where all of the list whose
+// turn it is are held, it is the other one's.
 func (p *s3fifo) victim(keep func(uint32) bool, print func(uint32) uint32) uint32 {
-	for held := 0; held < p.len(); {
-		from := &p.main
+	heldSmall, heldMain := 0, 0 // in a row
+	for {
+		from, held := &p.main, &heldMain
 		if p.main.n == 0 || p.small.n >= p.main.n {
-			from = &p.small
+			from, held = &p.small, &heldSmall
+		}
+		if *held >= from.n {
+			if from == &p.small {
+				from, held = &p.main, &heldMain
+			} else {
+				from, held = &p.small, &heldSmall
+			}
+			if *held >= from.n {
+				return none
+			}
 		}
 		i := from.tail
 		m := p.mark(i)
 		from.remove(p.links, i)
-		switch {
-		case keep(i):
+		if keep(i) {
 			from.push(p.links, i)
-			held++
+			*held++
 			continue
+		}
+		*held = 0
+		switch {
 		case *m&^inMain == 0:
 			if from == &p.small {
 				p.ghost.add(print(i), (p.len()*2)+1)
@@ -185,9 +203,7 @@ func (p *s3fifo) victim(keep func(uint32) bool, print func(uint32) uint32) uint3
 			p.main.push(p.links, i)
 			*m--
 		}
-		held = 0
 	}
-	return none
 }
 
 // arc is the adaptive replacement cache (Megiddo and Modha, FAST 2003). Its ghosts are as many
@@ -232,19 +248,22 @@ func (p *arc) remove(i uint32) {
 }
 
 func (p *arc) victim(keep func(uint32) bool, print func(uint32) uint32) uint32 {
-	for range p.len() {
+	first := p.once.n > 0 && (p.once.n > p.target || p.often.n == 0)
+	for _, once := range []bool{first, !first} {
 		from, gone := &p.often, &p.goneOften
-		if p.once.n > 0 && (p.once.n > p.target || p.often.n == 0) {
+		if once {
 			from, gone = &p.once, &p.goneOnce
 		}
-		i := from.tail
-		from.remove(p.links, i)
-		if keep(i) {
-			from.push(p.links, i)
-			continue
+		for range from.n {
+			i := from.tail
+			from.remove(p.links, i)
+			if keep(i) {
+				from.push(p.links, i)
+				continue
+			}
+			gone.add(print(i), p.len()+1)
+			return i
 		}
-		gone.add(print(i), p.len()+1)
-		return i
 	}
 	return none
 }

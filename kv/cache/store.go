@@ -35,6 +35,15 @@ func (n *Namespace) Store(ctx context.Context, keys []Key, from Place) *Op {
 // store is the story of a Store.
 func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) {
 	c, x := n.c, n.c.index
+	if ctx.Err() != nil {
+		for k := range op.outcomes {
+			op.outcomes[k] = Late
+			c.stats.stores[Late].Add(1)
+		}
+		op.err = fmt.Errorf("store: %w", context.Cause(ctx))
+		close(op.copied)
+		return
+	}
 	size := uint32(from.bytes())
 	length := granules(uint64(size))
 
@@ -199,7 +208,7 @@ func (c *Cache) stored(ctx context.Context, op *Op, b batch, held []uint32) {
 		op.fail(ctx, fmt.Errorf("store: %w", err), b.which)
 		c.abandon(held, b.which, proved)
 		if !proved {
-			c.prove(b.transfer, func() { c.giveBack(held, b.which) })
+			c.keep(b.transfer, func() { c.giveBack(held, b.which) })
 		}
 		return
 	}

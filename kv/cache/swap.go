@@ -70,6 +70,9 @@ func (c *Cache) swapOut(list []diskWrite) (rest []diskWrite) {
 			d, place, record, ok = c.diskRoom(w.i, to)
 		}
 		switch {
+		case !ok && let > 0 && to != nil: // another disk may have room
+			lane.claimed[Disk].Add(-claim)
+			rest = append(rest, w)
 		case !ok:
 			lane.claimed[Disk].Add(-claim)
 			c.endWrite(w, nil, 0)
@@ -87,30 +90,34 @@ func (c *Cache) swapOut(list []diskWrite) (rest []diskWrite) {
 	// The bytes first.
 	ctx, cancel := context.WithTimeout(c.life, diskLimit)
 	defer cancel()
-	t, err := c.move(engine.Write, slots, places, &Place{Peer: c.self, Remote: c.remotes[to.number],
-		Stride: granule, Run: uint64(size)}, engine.Route{Durable: to.cfg.Durable})
+	file, err := c.placeOn(to, size)
+	var t *engine.Transfer
+	if err == nil {
+		t, err = c.move(engine.Write, slots, places, &file, engine.Route{Durable: to.cfg.Durable})
+	}
 	proved := true
 	if err == nil {
 		err, proved = c.finish(ctx, t)
 	}
 	if !proved {
-		// what is left of the write reads the slots and lands in the places
-		c.prove(t, func() {
-			for k, w := range blocks {
+		// It may still land in the places. What it takes from the slots by then nobody reads.
+		c.keep(t, func() {
+			for k := range blocks {
 				c.giveUp(to, records[k], places[k])
-				c.endWrite(w, nil, 0)
 			}
 		})
+		for _, w := range blocks {
+			c.endWrite(w, nil, 0)
+		}
 		to.failed(err)
 		return rest
 	}
-
 	testpoint.At("cache: on disk")
 
 	// Then the records, and what says where the blocks are.
 	for k, w := range blocks {
 		e := x.entry(w.i)
-		if err == nil {
+		if err == nil && c.beginRecord(w.i) {
 			err = to.write(records[k], &record{key: e.key, space: c.spaces.digest(e.space),
 				crc: e.crc, size: size, place: places[k]})
 		}
@@ -136,6 +143,20 @@ func (c *Cache) swapOut(list []diskWrite) (rest []diskWrite) {
 	return rest
 }
 
+// beginRecord reports whether a block is still to be on its disk. Who removes it from now on waits
+// for endWrite.
+func (c *Cache) beginRecord(i uint32) bool {
+	s := c.index.shardFor(i)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := c.index.entry(i)
+	if e.state != present {
+		return false
+	}
+	e.flags |= recording
+	return true
+}
+
 // giveUp gives back a record and its place, which no block took.
 func (c *Cache) giveUp(d *disk, record, place uint32) {
 	_ = d.clear(record) // it may have been written
@@ -146,30 +167,29 @@ func (c *Cache) endWrite(w diskWrite, d *disk, record uint32) {
 	s := c.index.shardFor(w.i)
 	s.mu.Lock()
 	e := c.index.entry(w.i)
-	e.flags &^= writing
-	var unused gone
-	switch {
-	case d == nil:
-	case e.state == present:
+	removed := e.state != present
+	if d != nil && !removed {
 		c.onDisk(s, w.i, d, record)
-	default: // removed meanwhile
-		unused = gone{d, record}
 	}
 	if w.lane != nil {
 		w.lane.claimed[Disk].Add(-w.claim)
 	}
-	g := c.unpinLocked(s, w.i)
+	if removed && d != nil { // Remove returns once the record is gone
+		s.mu.Unlock()
+		gone{d, record}.clear()
+		s.mu.Lock()
+	}
+	e.flags &^= writing | recording
+	c.unpinLocked(s, w.i)
 	s.mu.Unlock()
-	g.clear()
-	unused.clear()
 	w.op.written()
-	if c.offered.Add(-1) == 0 {
+	if c.offered.Add(-1) == 0 || removed {
 		c.arrived()
 	}
 }
 
 // diskRoom finds a place for a block on a disk: on one, if that is not nil. It lets others go for
-// it.
+// it, from disks that may be written to now, unless there is another disk to ask.
 func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok bool) {
 	e := c.index.entry(i)
 	size := uint64(e.size)
@@ -194,7 +214,7 @@ func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok 
 			}
 			d.places.giveBack(one[0])
 		}
-		if !able {
+		if !able || on != nil && len(c.disks) > 1 {
 			return nil, 0, 0, false
 		}
 		g, was, place, found := c.evictFromDisk()
@@ -221,11 +241,10 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		}
 		s := x.shardFor(held[k])
 		s.mu.Lock()
-		var g gone
 		switch e := x.entry(held[k]); {
 		case e.slot != none:
 		case e.state != present: // removed since it was found
-			g = c.unpinLocked(s, held[k])
+			c.unpinLocked(s, held[k])
 			held[k], op.outcomes[k] = none, Missing
 		case e.flags&reading != 0:
 			others = append(others, uint32(k))
@@ -234,25 +253,37 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			mine = append(mine, uint32(k))
 		}
 		s.mu.Unlock()
-		g.clear()
 	}
 	for len(mine) > 0 {
 		// those on one disk
 		d := c.disks[x.entry(held[mine[0]]).disk]
 		var batch, places, rest []uint32
 		for _, k := range mine {
-			if e := x.entry(held[k]); c.disks[e.disk] == d {
-				batch, places = append(batch, k), append(places, d.placeOf(e.record))
-			} else {
+			switch at, ok := c.placeOnDisk(held[k], d); {
+			case ok:
+				batch, places = append(batch, k), append(places, at)
+			case c.disks[x.entry(held[k]).disk] == d: // removed since
+				c.notRead(op, held, []uint32{k}, Missing, false)
+			default:
 				rest = append(rest, k)
 			}
 		}
+		if len(batch) == 0 {
+			mine = rest
+			c.arrived()
+			continue
+		}
 		mine = rest
-		slots := make([]uint32, len(batch))
+		lane := c.spaces.lane(x.entry(held[batch[0]]).space)
+		let, claimed := c.spaces.at(lane).let(Memory, len(batch), uint64(size), func() bool {
+			return c.evictOwn(Memory, lane)
+		})
+		slots := make([]uint32, let)
 		n := c.makeRoom(granules(uint64(size)), slots)
 		c.notRead(op, held, batch[n:], NoRoom, false)
 		batch, slots, places = batch[:n], slots[:n], places[:n]
 		if n == 0 {
+			c.spaces.at(lane).claimed[Memory].Add(-claimed)
 			c.arrived()
 			continue
 		}
@@ -263,8 +294,10 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		}
 		var t *engine.Transfer
 		if err == nil {
-			t, err = c.move(engine.Read, slots, places, &Place{Peer: c.self,
-				Remote: c.remotes[d.number], Stride: granule, Run: uint64(size)}, engine.Route{})
+			var file Place
+			if file, err = c.placeOn(d, size); err == nil {
+				t, err = c.move(engine.Read, slots, places, &file, engine.Route{})
+			}
 		}
 		proved := true
 		if t != nil {
@@ -276,15 +309,12 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		}
 		if err != nil {
 			op.fail(ctx, fmt.Errorf("load: %w", err), batch)
+			c.notRead(op, held, batch, Undone, false)
+			c.spaces.at(lane).claimed[Memory].Add(-claimed)
 			if proved {
-				c.notRead(op, held, batch, Undone, false)
 				c.places.giveBackAll(slots)
 			} else {
-				c.prove(t, func() {
-					c.notRead(op, held, batch, Undone, false)
-					c.places.giveBackAll(slots)
-					c.arrived()
-				})
+				c.keep(t, func() { c.places.giveBackAll(slots) })
 			}
 			c.arrived()
 			continue
@@ -312,9 +342,22 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			s.mu.Unlock()
 			c.stats.swappedIn.Add(1)
 		}
+		c.spaces.at(lane).claimed[Memory].Add(-claimed)
 		c.arrived()
 	}
 	c.await(ctx, op, held, others)
+}
+
+// placeOnDisk is where on a disk a block is, if it is.
+func (c *Cache) placeOnDisk(i uint32, d *disk) (place uint32, ok bool) {
+	s := c.index.shardFor(i)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := c.index.entry(i)
+	if e.record == none || c.disks[e.disk] != d {
+		return 0, false
+	}
+	return d.placeOf(e.record), true
 }
 
 // notRead ends the pins of blocks that were not read from their disk, with an outcome where that is
@@ -326,10 +369,11 @@ func (c *Cache) notRead(op *Op, held, which []uint32, as Outcome, damaged bool) 
 		s.mu.Lock()
 		e := c.index.entry(i)
 		e.flags &^= reading
+		var g gone
 		if damaged && e.state == present {
-			c.discard(s, i) // it has a pin: nothing goes yet
+			g = c.discard(s, i)
 		}
-		g := c.unpinLocked(s, i)
+		c.unpinLocked(s, i)
 		s.mu.Unlock()
 		g.clear()
 		held[k] = none
@@ -415,7 +459,10 @@ func (c *Cache) evictFromDiskLocked(s *shard, lane int) (g gone, length, place u
 	if lane >= len(s.lanes) || s.lanes[lane][Disk] == nil {
 		return gone{}, 0, 0, false
 	}
-	i := s.lanes[lane][Disk].victim(func(i uint32) bool { return x.entry(i).onlyHere() }, x.print)
+	i := s.lanes[lane][Disk].victim(func(i uint32) bool {
+		e := x.entry(i)
+		return e.onlyHere() || !c.disks[e.disk].usable()
+	}, x.print)
 	if i == none {
 		return gone{}, 0, 0, false
 	}
@@ -452,14 +499,17 @@ func (c *Cache) evictOwn(t Tier, lane int) bool {
 func (d *disk) affords(bytes uint64, again bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.budget.affords(time.Now(), bytes, again)
+	return d.budget.affords(time.Now(), costOf(bytes), again)
 }
+
+// costOf is what a block takes of a budget: whole pages, and its record.
+func costOf(bytes uint64) uint64 { return uint64(granules(bytes))*granule + recordBytes }
 
 // spend counts bytes against the budget of the day.
 func (d *disk) spend(bytes uint64, again bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.budget.take(time.Now(), bytes, again) && d.saveBudget() == nil
+	return d.budget.take(time.Now(), costOf(bytes), again) && d.saveBudget() == nil
 }
 
 func (d *disk) lastError() error {

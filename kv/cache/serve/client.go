@@ -244,8 +244,7 @@ func (s *Space) Match(ctx context.Context, keys []cache.Key) (m cache.Match, err
 	for k := range m.Blocks {
 		m.Blocks[k] = cache.Found(body[k])
 	}
-	for m.Prefix < len(keys) && (m.Blocks[m.Prefix] == cache.InMemory ||
-		m.Blocks[m.Prefix] == cache.OnDisk) {
+	for m.Prefix < len(keys) && m.Blocks[m.Prefix].There() {
 		m.Prefix++
 	}
 	return m, nil

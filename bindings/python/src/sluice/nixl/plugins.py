@@ -38,8 +38,8 @@ OPTIONS = {
     "rdma": "library devices rails listen queue_depth slice entries flight batches_max notify_max "
             "keys_max conns_max timeout retries level"
     " traffic_class mtu spin grace packet_life failure relaxed_ordering",
-    "cuda": "sms library devices streams gated batches_max message_max keys_max peers "
-            "peers_max revoke_grace sum_timeout dial_timeout",
+    "cuda": "sms library devices streams gated batches_max keys_max peers peers_max "
+            "revoke_grace sum_timeout dial_timeout",
 }
 
 # The names in capitals beyond NIXL's are sluice's own; their parameters are the options of the

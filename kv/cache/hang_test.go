@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/backends/fault"
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/backends/posix"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
+)
+
+// hungDisk is posix over a disk that does not answer from hang to answer, and then does what it was
+// asked for.
+type hungDisk struct {
+	driver.Backend
+	mu    sync.Mutex
+	hangs bool
+	held  []func()
+}
+
+type hungPeer struct {
+	driver.Peer
+	b *hungDisk
+}
+
+func (h *hungDisk) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
+	p, err := h.Backend.Connect(ctx, addr)
+	return &hungPeer{p, h}, err
+}
+
+func (p *hungPeer) Submit(tag uint64, b *driver.Batch) error {
+	p.b.mu.Lock()
+	defer p.b.mu.Unlock()
+	if !p.b.hangs {
+		return p.Peer.Submit(tag, b)
+	}
+	kept := *b
+	kept.Descs = slices.Clone(b.Descs)
+	if b.Pattern != nil {
+		g := *b.Pattern
+		kept.Pattern = &g
+	}
+	p.b.held = append(p.b.held, func() { _ = p.Peer.Submit(tag, &kept) })
+	return nil
+}
+
+func (p *hungPeer) Cancel(tag uint64) {
+	p.b.mu.Lock()
+	defer p.b.mu.Unlock()
+	if !p.b.hangs {
+		p.Peer.Cancel(tag)
+	}
+}
+
+// Close breaks what it promises while the disk hangs: it would wait for that, and the engine for
+// it, a minute.
+func (p *hungPeer) Close() error {
+	p.b.mu.Lock()
+	defer p.b.mu.Unlock()
+	if p.b.hangs {
+		return nil
+	}
+	return p.Peer.Close()
+}
+
+func (h *hungDisk) hang() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.hangs = true
+}
+
+func (h *hungDisk) answer() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.hangs = false
+	for _, f := range h.held {
+		f()
+	}
+	h.held = nil
+}
+
+// openHung opens a node whose engine soon gives transfers up, over a disk that may hang. 24 blocks
+// are stored, of which keys are on the disk alone.
+func openHung(t *testing.T) (n *node, h *hungDisk, keys []Key) {
+	m, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	p, err := posix.New(posix.Config{Threads: 4})
+	require.NoError(t, err)
+	h = &hungDisk{Backend: p}
+	n = openOver(t, memoryFile(t), 8, engine.Config{Backends: []driver.Backend{m, h},
+		AbortGrace: 50 * time.Millisecond, TransferTimeout: 200 * time.Millisecond},
+		func(c *Config) {
+			withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+			c.Policy = LRU
+		})
+	for from := uint64(0); from < 24; from += 4 {
+		n.put(t, ids(from, 4))
+	}
+	n.drained(t)
+	for k, f := range n.ns.Match(ids(0, 24)).Blocks {
+		if f == OnDisk {
+			keys = append(keys, ids(uint64(k), 1)...)
+		}
+	}
+	require.GreaterOrEqual(t, len(keys), 8)
+	return n, h, keys
+}
+
+// TestDiskThatHangs: a read of a disk is given up, and lands later. It lands where nothing else is
+// by then; its block is not lost; Close ends once the disk has answered, and not before.
+func TestDiskThatHangs(t *testing.T) {
+	for _, within := range []time.Duration{50 * time.Millisecond, time.Hour} {
+		n, h, keys := openHung(t)
+		h.hang()
+		n.hung = true
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		op := n.ns.Load(ctx, keys[:2], n.at(128, 2))
+		require.Error(t, op.Wait(t.Context()))
+		cancel()
+		require.NotContains(t, op.Outcomes(), Done)
+		require.Positive(t, n.Stats().Unproven)
+		n.index.each(n.ns.id, keys[:2], false, func(_ *shard, _ int, i uint32, _ uint64) {
+			require.Zero(t, n.index.entry(i).pins)
+			require.Zero(t, n.index.entry(i).flags&reading)
+		})
+		// others use what room there is, and none of what the disk may still write to
+		fresh := ids(7000, 6)
+		for k, key := range fresh {
+			content(key, n.mem[k*blockBytes:][:blockBytes])
+		}
+		store := n.ns.Store(t.Context(), fresh, n.at(0, 6))
+		require.NoError(t, store.Wait(t.Context()))
+		require.Equal(t, all(Done, 6), store.Outcomes())
+		h.answer()
+		require.Equal(t, all(Done, 6), n.get(t, fresh))
+		require.NoError(t, n.Drain(t.Context()))
+		n.disks[0].mu.Lock()
+		n.disks[0].health = health{}
+		n.disks[0].mu.Unlock()
+		require.Equal(t, all(Done, 2), n.get(t, keys[:2]))
+	}
+}
+
+// TestCloseBesideADiskThatHangs: loads that wait for each other's read end with the cache.
+func TestCloseBesideADiskThatHangs(t *testing.T) {
+	n, h, keys := openHung(t)
+	h.hang()
+	n.hung = true
+	first := n.ns.Load(t.Context(), keys[:1], n.at(128, 1))
+	second := n.ns.Load(t.Context(), keys[:1], n.at(130, 1))
+	time.AfterFunc(20*time.Millisecond, func() { _ = n.Cache.Close() })
+	<-first.Done()
+	<-second.Done()
+	require.NotContains(t, append(first.Outcomes(), second.Outcomes()...), Done)
+	h.answer()
+}
+
+// TestPeerThatDoesNotAnswer: over rdma a transfer may end without a proof on the other side. Memory
+// here is free then, and is used again.
+func TestPeerThatDoesNotAnswer(t *testing.T) {
+	m, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	b, err := fault.Wrap(m, 1, fault.Rule{On: fault.Write, Do: fault.Fail(driver.ErrUnproven)})
+	require.NoError(t, err)
+	n := openOver(t, memoryFile(t), 16, engine.Config{Backends: []driver.Backend{b}}, nil)
+	require.Equal(t, all(Done, 16), n.put(t, ids(0, 16)))
+	op := n.ns.Load(t.Context(), ids(0, 16), n.at(128, 16))
+	require.ErrorIs(t, op.Wait(t.Context()), engine.ErrUnproven)
+	require.Equal(t, all(Failed, 16), op.Outcomes())
+	require.Zero(t, n.Stats().Unproven)
+	require.Equal(t, all(Done, 4), n.put(t, ids(100, 4)))
+	n.check(t)
+}
+
+// TestRemovedIsRemoved: what was removed no restart finds, also where its record was about to be
+// written to the disk, or a Load held it.
+func TestRemovedIsRemoved(t *testing.T) {
+	for _, point := range []string{"cache: on disk", "cache: recorded", "cache: verified"} {
+		t.Run(point, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "disk")
+			n := openNode(t, memoryFile(t), 16, withDisk(file, 64))
+			if point == "cache: verified" {
+				n.put(t, ids(1, 1))
+			}
+			standing := testpoint.Stand(t, point)[0]
+			content(ids(1, 1)[0], n.mem)
+			var op *Op
+			if point == "cache: verified" {
+				op = n.ns.Load(t.Context(), ids(1, 1), n.at(128, 1))
+			} else {
+				op = n.ns.Store(t.Context(), ids(1, 1), n.at(0, 1))
+			}
+			<-standing.Came
+			removed := make(chan struct{})
+			go func() {
+				n.ns.Remove(ids(1, 1))
+				close(removed)
+			}()
+			if point == "cache: recorded" { // Remove waits for who writes the record
+				for n.ns.Match(ids(1, 1)).Blocks[0] != Nowhere {
+					time.Sleep(time.Millisecond)
+				}
+				standing.GoOn()
+			}
+			<-removed
+			p, err := os.ReadFile(file) // what a kill at this moment leaves
+			require.NoError(t, err)
+			standing.GoOn()
+			require.NoError(t, op.Wait(t.Context()))
+			n.drained(t)
+			later, err := os.ReadFile(file)
+			require.NoError(t, err)
+			for _, p := range [][]byte{p, later} {
+				other := filepath.Join(t.TempDir(), "disk")
+				require.NoError(t, os.WriteFile(other, p, 0o600))
+				require.Equal(t, Nowhere, openNode(t, memoryFile(t), 16,
+					withDisk(other, 64)).ns.Match(ids(1, 1)).Blocks[0])
+			}
+		})
+	}
+}
+
+// TestDiskAtRest: while a disk is left alone none of its blocks has to go.
+func TestDiskAtRest(t *testing.T) {
+	n := openNode(t, memoryFile(t), 8, withDisk(filepath.Join(t.TempDir(), "disk"), 64))
+	for from := uint64(0); from < 60; from += 4 {
+		n.put(t, ids(from, 4))
+	}
+	d := n.disks[0]
+	d.mu.Lock()
+	d.health.without = time.Now().Add(time.Hour)
+	d.mu.Unlock()
+	before := n.Stats().Disks[0]
+	require.True(t, before.Unused)
+	n.put(t, ids(1000, 8))
+	n.drained(t)
+	require.Equal(t, before.Blocks, n.Stats().Disks[0].Blocks)
+	d.mu.Lock()
+	d.health = health{}
+	d.mu.Unlock()
+	n.put(t, ids(2000, 4))
+	require.Equal(t, before.Blocks+4, n.Stats().Disks[0].Blocks)
+}
+
+// TestRecordsThatAreRefused: a smaller table does not take all records of a disk. Each that it
+// refuses is free once.
+func TestRecordsThatAreRefused(t *testing.T) {
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	n := openNode(t, path, 16, withDisk(file, 64))
+	for from := uint64(0); from < 48; from += 8 {
+		n.put(t, ids(from, 8))
+	}
+	n.close(t)
+	n = openNode(t, path, 16, func(c *Config) { withDisk(file, 64)(c); c.Blocks = 24 })
+	require.NotEmpty(t, n.Attached().Fresh)
+	n.drained(t)
+	free := slices.Sorted(slices.Values(n.disks[0].free))
+	require.Equal(t, free, slices.Compact(slices.Clone(free)))
+	for from := uint64(1000); from < 1200; from += 4 {
+		n.put(t, ids(from, 4))
+		require.NotContains(t, n.get(t, ids(from-8, 8)), Damaged)
+	}
+	n.drained(t)
+}
+
+// TestVictims: where all of the list whose turn it is are held, one of the other goes.
+func TestVictims(t *testing.T) {
+	for _, p := range []Policy{S3FIFO, LRU, ARC} {
+		entries := make([]entry, 64)
+		q := p.make(links{entries, Memory})
+		print := func(i uint32) uint32 { return i }
+		for i := range uint32(8) {
+			q.insert(i, i)
+			q.touch(i)
+		}
+		for i := uint32(8); i < 40; i++ {
+			q.insert(i, i)
+		}
+		gone := map[uint32]bool{}
+		for range 8 {
+			v := q.victim(func(i uint32) bool { return i >= 8 }, print)
+			require.Less(t, v, uint32(8), p)
+			gone[v] = true
+		}
+		require.Len(t, gone, 8)
+		require.Equal(t, uint32(none), q.victim(func(uint32) bool { return true }, print))
+		require.Equal(t, 32, q.len())
+	}
+}
+
+// TestDiskIsPrivate: no peer finds the blocks of a disk.
+func TestDiskIsPrivate(t *testing.T) {
+	n := openNode(t, memoryFile(t), 8, withDisk(filepath.Join(t.TempDir(), "disk"), 16))
+	description, err := n.engine.Describe()
+	require.NoError(t, err)
+	require.False(t, bytes.Contains(description, []byte("cache disk")))
+	require.True(t, bytes.Contains(description, []byte("kv")))
+}
