@@ -19,10 +19,14 @@ type Config struct {
 	// bytes of a batch that Submit copies itself; default 64 KiB, negative: none
 	InlineMax int
 	// bytes copied between two looks at cancel and revocation; default 1 MiB
-	PieceMax    int
-	KeysMax     int           // memories registered at a time; default 64 Ki, at most 1 Mi
-	JobsMax     int           // tags accepted and not yet polled; default 1,024
-	ConnsMax    int           // peers connected to us; default 1,024
+	PieceMax int
+	KeysMax  int // memories registered at a time; default 64 Ki, at most 1 Mi
+	JobsMax  int // tags accepted and not yet polled; default 1,024
+
+	// ConnsMax bounds the peers connected to us, and those that hung up without Close, which stay
+	// until their process ends; default 1,024. One process has half of them at most.
+	ConnsMax int
+
 	RingBytes   int           // notifications under way to one peer; power of two, default 256 KiB
 	Grace       time.Duration // for silent peers in Revoke, before the strong means; default 50 ms
 	DialTimeout time.Duration // for a handshake, and an answer on the control socket; default 5 s

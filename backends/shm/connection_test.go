@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
@@ -351,6 +353,51 @@ func TestFilledAnnouncements(t *testing.T) {
 	require.NoError(t, p.Close())
 }
 
+// TestAPeerThatBlocksItsEvent: a peer shows an event that does not block, then makes it one that
+// does, and fills it. The owner takes messages, answers and revokes all the same.
+func TestAPeerThatBlocksItsEvent(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{RingBytes: ringBytesMin})
+	far, _ := share(t, owner, drivertest.HostMemory, 4096)
+	p := dial(t, b, owner.Addr())
+	_, err := b.Arm() // an answer is to wake it
+	require.NoError(t, err)
+	for err == nil { // until the ring is full: the owner is to tell when there is room
+		err = p.Submit(1, &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail,
+			Notify: make([]byte, 20<<10)})
+	}
+	require.ErrorIs(t, err, driver.ErrFull)
+	b.armed.Store(false) // its own goroutines write nothing
+	for what, call := range map[string]func() error{
+		"Receive": func() error {
+			n, err := owner.Receive(make([]driver.Message, 4))
+			if err == nil && n == 0 {
+				err = errors.New("no message")
+			}
+			return err
+		},
+		"Answer": func() error {
+			return owner.Answer((*owner.inbound.Load())[0].conn, []byte("an answer"))
+		},
+	} {
+		_, _ = unix.Read(b.event, make([]byte, 8))
+		_, err = unix.Write(b.event, binary.LittleEndian.AppendUint64(nil, 1<<64-2))
+		require.NoError(t, err)
+		require.NoError(t, unix.SetNonblock(b.event, false))
+		ended := make(chan error, 1)
+		go func() { ended <- call() }()
+		select {
+		case err := <-ended:
+			require.NoError(t, err, what)
+		case <-time.After(limit):
+			t.Error(what + " waits for the peer to read its event")
+			_, _ = unix.Read(b.event, make([]byte, 8)) // which lets it go on
+			require.NoError(t, <-ended)
+		}
+		require.NoError(t, far.Revoke(t.Context()))
+		require.NoError(t, unix.SetNonblock(b.event, true))
+	}
+}
+
 // TestArenaOutOfTable has a lying owner name an arena that its table has no generation of.
 func TestArenaOutOfTable(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{})
@@ -373,14 +420,55 @@ func TestMappingsAreBounded(t *testing.T) {
 	p := dial(t, b, owner.Addr())
 	token, err := far.AppendToken(nil)
 	require.NoError(t, err)
-	b.mapped.Store(mappedMax)
-	_, _, err = p.Import(token)
-	require.ErrorIs(t, err, driver.ErrFull)
-	b.mapped.Store(0)
+	for _, taken := range []struct {
+		bytes   uint64
+		extents int
+	}{{mappedBytesMax, 0}, {0, mappedExtentsMax}} {
+		require.NoError(t, b.mapped.take(taken.bytes, taken.extents))
+		_, _, err = p.Import(token)
+		require.ErrorIs(t, err, driver.ErrFull)
+		b.mapped.give(taken.bytes, taken.extents)
+	}
 	importOf(t, p, far)
-	require.EqualValues(t, 1, b.mapped.Load())
+	require.Equal(t, 1, b.mapped.extents)
+	require.NotZero(t, b.mapped.bytes)
 	require.NoError(t, p.Close())
-	require.Zero(t, b.mapped.Load())
+	require.Zero(t, b.mapped.extents)
+	require.Zero(t, b.mapped.bytes)
+}
+
+// TestOneProcessTakesHalfOfThePlaces also where its connections have ended without the word that it
+// is out of our memory: the others are for peers of other processes.
+func TestOneProcessTakesHalfOfThePlaces(t *testing.T) {
+	var foreign atomic.Bool // the next peer is another process
+	identify = func(c *net.UnixConn) (proc.Remote, error) {
+		id, err := proc.Identify(c)
+		if foreign.Load() {
+			id.PID = 0
+		}
+		return id, err
+	}
+	t.Cleanup(func() { identify = proc.Identify }) // after the owner has closed
+	owner, b := open(t, Config{ConnsMax: 4}), open(t, Config{})
+	p := dial(t, b, owner.Addr())
+	require.NoError(t, p.sock.Close()) // a program that connects again and again without Close
+	require.ErrorIs(t, receive(t, owner, 1)[0].Err, driver.ErrPeerLost)
+	dial(t, b, owner.Addr())
+	_, err := b.Connect(t.Context(), owner.Addr())
+	require.ErrorIs(t, err, driver.ErrFull)
+	self := dial(t, owner, owner.Addr())
+	foreign.Store(true)
+	dial(t, b, owner.Addr())
+	foreign.Store(false)
+
+	require.NoError(t, p.Close())
+	require.NoError(t, self.Close())
+	soon(t, "places are free once their peers say that they are out", func() bool {
+		_, err := owner.Receive(make([]driver.Message, 1))
+		require.NoError(t, err)
+		return len(*owner.inbound.Load()) == 2
+	})
+	dial(t, b, owner.Addr())
 }
 
 // TestConnectBesideClose: Close waits for a handshake under way, which it ends: our event goes to
@@ -409,6 +497,36 @@ func TestConnectBesideClose(t *testing.T) {
 	}
 	_, err = b.Connect(t.Context(), silentOwner.encode())
 	require.ErrorIs(t, err, driver.ErrClosed)
+}
+
+// A question that does not go out, because the owner's socket takes nothing, stretches no import.
+func TestImportEndsThoughTheQuestionWaits(t *testing.T) {
+	clock := testkit.NewClock()
+	owner, b := open(t, Config{}), openBy(t, clock, Config{})
+	_, far := shared(t, owner, 4096, 1)
+	token, err := far.AppendToken(nil)
+	require.NoError(t, err)
+	p := dial(t, b, owner.Addr())
+	p.saying.Lock() // another message waits for room
+	ended := make(chan error, 1)
+	go func() {
+		_, _, err := p.Import(token)
+		ended <- err
+	}()
+	for end := time.Now().Add(limit); ; clock.Advance(b.cfg.DialTimeout) {
+		select {
+		case err = <-ended:
+		case <-time.After(10 * time.Millisecond):
+			if time.Now().Before(end) {
+				continue
+			}
+			t.Error("the import waits for its question to go out")
+		}
+		break
+	}
+	p.saying.Unlock()
+	require.ErrorIs(t, err, driver.ErrTimeout)
+	importOf(t, p, far)
 }
 
 // mute is a Shared that lends nothing more once its memory is registered, until it is freed.

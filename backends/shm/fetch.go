@@ -27,11 +27,12 @@ const (
 	extentsMax   = 32 << 10 // hostmem's memory has half of that
 	extentsPart  = 512      // in one datagram: 14 KiB
 	extentBytes  = 28
-	arenaSizeMax = 1 << 45 // a process has 128 TiB of addresses
+	arenaSizeMax = mappedBytesMax
 )
 
 // refresh asks the owner for the extents of the arena that a memory lies in, and maps them. It
-// returns after Config.DialTimeout at the latest, however many parts of the answer have come.
+// waits for Config.DialTimeout at most, also for the question to go out, and however many parts of
+// the answer have come. Preconditions: entered.
 func (p *peer) refresh(m *imported) error {
 	f := &fetch{done: make(chan error, 1)}
 	p.mu.Lock()
@@ -45,7 +46,8 @@ func (p *peer) refresh(m *imported) error {
 	p.mu.Unlock()
 	late, timer := clock.After(p.b.clock, p.b.cfg.DialTimeout)
 	defer timer.Stop()
-	p.say(append(binary.LittleEndian.AppendUint32([]byte{msgFetch}, id), m.token...))
+	question := append(binary.LittleEndian.AppendUint32([]byte{msgFetch}, id), m.token...)
+	p.readerWG.Go(func() { p.say(question) })
 
 	var err error
 	select {

@@ -4,6 +4,7 @@ package shm
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -37,14 +38,41 @@ type peerArena struct {
 type mapping struct {
 	b          *Backend
 	mem        []byte
-	extents    int64
+	extents    int
 	generation uint64
 	refs       atomic.Int32 // one of the arena, one of each copy inside
 }
 
-// mappedMax bounds the mappings of peers' memory: a process has 65,530 by vm.max_map_count, and
-// the rest is the program's, whatever its peers say that they share.
-const mappedMax = 32 << 10
+// What all mappings of peers' memory may take: a process has 128 TiB of addresses, and 65,530
+// mappings by vm.max_map_count. The rest is the program's, whatever its peers say that they share.
+const (
+	mappedBytesMax   = 1 << 45
+	mappedExtentsMax = 32 << 10
+)
+
+// budget counts what is mapped.
+type budget struct {
+	mu      sync.Mutex
+	bytes   uint64
+	extents int
+}
+
+func (u *budget) take(bytes uint64, extents int) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if bytes > mappedBytesMax-u.bytes || extents > mappedExtentsMax-u.extents {
+		return fmt.Errorf("peers share %d bytes in %d mappings, and %d in %d more are too many: "+
+			"close peers, or share less: %w", u.bytes, u.extents, bytes, extents, driver.ErrFull)
+	}
+	u.bytes, u.extents = u.bytes+bytes, u.extents+extents
+	return nil
+}
+
+func (u *budget) give(bytes uint64, extents int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.bytes, u.extents = u.bytes-bytes, u.extents-extents
+}
 
 const hugeBytes = 2 << 20 // mappings begin at multiples of it, so that huge pages fit
 
@@ -226,21 +254,19 @@ func (a *peerArena) acquire() *mapping {
 func (m *mapping) release() {
 	if m.refs.Add(-1) == 0 {
 		_ = hostmem.Unmap(m.mem) // our own, whole: cannot fail
-		m.b.mapped.Add(-m.extents)
+		m.b.mapped.give(uint64(len(m.mem)), m.extents)
 	}
 }
 
 // mapExtents maps an arena as the owner described it, which may lie.
 func (b *Backend) mapExtents(f *fetch) (_ *mapping, err error) {
-	m := &mapping{b: b, extents: int64(len(f.extents)), generation: f.generation}
-	if all := b.mapped.Add(m.extents); all > mappedMax {
-		b.mapped.Add(-m.extents)
-		return nil, fmt.Errorf("peers share memory in %d mappings, at most %d: close peers, or "+
-			"share less: %w", all, mappedMax, driver.ErrFull)
-	}
+	m := &mapping{b: b, extents: len(f.extents), generation: f.generation}
 	size := (f.size + pageBytes - 1) &^ (pageBytes - 1)
+	if err := b.mapped.take(size, m.extents); err != nil {
+		return nil, err
+	}
 	if m.mem, err = hostmem.Reserve(size, hugeBytes); err != nil {
-		b.mapped.Add(-m.extents)
+		b.mapped.give(size, m.extents)
 		return nil, err
 	}
 	m.refs.Store(1)

@@ -147,6 +147,18 @@ func (c *inbound) hello(body []byte, fds []int) (err error) {
 	return nil
 }
 
+// ofProcess counts the connections of one process. Those that ended without the word that their
+// peer is out stay for as long as it lives, so one process has half of the places at most. Those of
+// other PID namespaces, which have no number here, are counted as one.
+func ofProcess(list []*inbound, pid int) (n int) {
+	for _, c := range list {
+		if c.pid.PID == pid {
+			n++
+		}
+	}
+	return n
+}
+
 // enlist puts a connection where Revoke and Receive see it. It happens before the
 // welcome, so that no peer is ever in our memory unseen.
 func (b *Backend) enlist(c *inbound) error {
@@ -158,6 +170,10 @@ func (b *Backend) enlist(c *inbound) error {
 	}
 	if len(list) >= b.cfg.ConnsMax {
 		return fmt.Errorf("%d peers, raise Config.ConnsMax: %w", len(list), driver.ErrFull)
+	}
+	if n := ofProcess(list, c.pid.PID); n >= max(1, b.cfg.ConnsMax/2) && !c.self {
+		return fmt.Errorf("%d connections of process %d, raise Config.ConnsMax: %w", n, c.pid.PID,
+			driver.ErrFull)
 	}
 	c.conn = b.conns.Add(1)
 	list = append(slices.Clone(list), c)

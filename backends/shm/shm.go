@@ -49,7 +49,7 @@ type Backend struct {
 	connecting session.Gate // Connect is in it
 	life       context.Context
 	end        context.CancelFunc
-	mapped     atomic.Int64   // extents of peers, of mappedMax
+	mapped     budget         // peers' memory
 	lobby      *session.Lobby // handshakes under way
 	tasks      sync.WaitGroup
 	turn       int // where Receive begins; Receive only
