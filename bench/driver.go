@@ -20,7 +20,7 @@ import (
 	"github.com/sluicehq/sluice/internal/figures"
 )
 
-// The ways in which a driver fails.
+// The errors of drivers.
 var (
 	ErrHung        = errors.New("no answer in time")
 	ErrNonsense    = errors.New("the answer is none")
@@ -28,7 +28,8 @@ var (
 	ErrUnsupported = errors.New("not supported")
 )
 
-// Driver is a running end of a participant. Its methods are for one goroutine, but Kill.
+// Driver is the running process of one end of a participant. Only one goroutine may call its
+// methods at a time, except Kill.
 type Driver struct {
 	name    string
 	cmd     *exec.Cmd
@@ -43,8 +44,8 @@ type Driver struct {
 	stopped bool
 }
 
-// StartDriver starts a program as a driver, in a process group of its own that ends with this
-// process, with env beside the environment.
+// StartDriver starts a program as a driver, with env added to the environment. The driver has its
+// own process group and is killed when this process ends.
 func StartDriver(name string, command, env []string) (*Driver, error) {
 	theirIn, to, err := os.Pipe()
 	if err != nil {
@@ -70,7 +71,8 @@ func StartDriver(name string, command, env []string) (*Driver, error) {
 	return d, nil
 }
 
-// read takes answers until the driver closes its end or writes nonsense, then reaps it.
+// read reads answers until the driver closes its end or writes a malformed line. Then it reaps the
+// process.
 func (d *Driver) read(from *os.File) {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, answerMax)
@@ -94,11 +96,11 @@ func (d *Driver) read(from *os.File) {
 	close(d.answers)
 }
 
-// PID is the driver's process.
+// PID returns the driver's process ID.
 func (d *Driver) PID() int { return d.cmd.Process.Pid }
 
-// Ask sends a request and returns the answer. limit bounds both; a driver that exceeds it
-// hangs and is killed.
+// Ask sends a request and returns the answer. A driver that takes longer than limit counts as hung
+// and is killed.
 func (d *Driver) Ask(ctx context.Context, r Request, limit time.Duration) (Answer, error) {
 	if err := d.Send(r, limit); err != nil {
 		return Answer{}, err
@@ -161,7 +163,7 @@ func (d *Driver) death(do string) error {
 	return fmt.Errorf("%s: %s: %w: %s%s", d.name, do, ErrDied, how, d.lastLine())
 }
 
-// lastLine is the last line that the driver printed, in brackets.
+// lastLine returns the last line that the driver printed, in brackets.
 func (d *Driver) lastLine() string {
 	lines := strings.Split(strings.TrimSpace(string(d.output.Bytes())), "\n")
 	if last := lines[len(lines)-1]; last != "" {
@@ -170,12 +172,12 @@ func (d *Driver) lastLine() string {
 	return ""
 }
 
-// Kill ends the driver and returns when it is gone. Any goroutine may, more than once.
+// Kill kills the driver and returns when it is gone. Any goroutine may call it, more than once.
 func (d *Driver) Kill() {
 	d.kill.Do(func() {
 		d.signal(unix.SIGKILL)
 		go func() {
-			for range d.answers { // which are not needed
+			for range d.answers { // discard them, so that read can end
 			}
 		}()
 	})
@@ -183,7 +185,7 @@ func (d *Driver) Kill() {
 	d.to.Close()
 }
 
-// Close asks the driver to end, by the end of its requests, and kills it after grace.
+// Close closes the pipe of requests, which asks the driver to end, and kills it after grace.
 func (d *Driver) Close(grace time.Duration) {
 	d.Resume()
 	d.to.Close()
@@ -194,7 +196,7 @@ func (d *Driver) Close(grace time.Duration) {
 	d.Kill()
 }
 
-// Stop freezes the driver as a debugger would.
+// Stop suspends the driver's processes.
 func (d *Driver) Stop() {
 	if !d.stopped {
 		d.signal(unix.SIGSTOP)
@@ -202,7 +204,7 @@ func (d *Driver) Stop() {
 	}
 }
 
-// Resume continues it.
+// Resume continues them.
 func (d *Driver) Resume() {
 	if d.stopped {
 		d.signal(unix.SIGCONT)
@@ -210,7 +212,7 @@ func (d *Driver) Resume() {
 	}
 }
 
-// signal reaches the whole group, which is the driver's own until it has been reaped.
+// signal signals the driver's process group, unless the driver has been reaped.
 func (d *Driver) signal(s syscall.Signal) {
 	select {
 	case <-d.exited:
@@ -219,8 +221,8 @@ func (d *Driver) signal(s syscall.Signal) {
 	}
 }
 
-// CPU is the time that the process has taken of processors so far; 0 for one that has
-// ended. What programs that it started take is not in it.
+// CPU returns the CPU time that the process has used so far; 0 if it has ended. It does not count
+// the programs that the process has started.
 func (d *Driver) CPU() time.Duration {
 	var ts unix.Timespec
 	clock := int32(^d.PID())<<3 | 2 // as clock_getcpuclockid makes it: CPUCLOCK_SCHED of a process

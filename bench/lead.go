@@ -11,15 +11,16 @@ import (
 	"github.com/sluicehq/sluice/internal/figures"
 )
 
-// Lead is each of ours beside the best of theirs in one shape.
+// Lead compares each variant of sluice with the fastest other engine in one shape.
 type Lead struct {
 	Shape
-	Theirs *Row
-	Ours   map[string]*Row // by participant
+	Theirs *Row            // the fastest other engine
+	Ours   map[string]*Row // variants of sluice, by name of the participant
 }
 
-// Ratio is how many times as fast ours is as theirs, by the medians of one operation, which other
-// work on a machine disturbs least: above 1 we lead. It is 0 where one has no figure.
+// Ratio returns how many times as fast a variant of sluice is as the fastest other engine: above 1,
+// sluice is faster. It compares median times of one operation, which other work on the machine
+// disturbs least. It is 0 if one of the two has no figure.
 func (l *Lead) Ratio(peer string) float64 {
 	if l.Ours[peer] == nil {
 		return 0
@@ -27,7 +28,7 @@ func (l *Lead) Ratio(peer string) float64 {
 	return l.Theirs.P50us / l.Ours[peer].P50us
 }
 
-// Best is the largest ratio.
+// Best returns the largest ratio.
 func (l *Lead) Best() float64 {
 	best := 0.0
 	for peer := range l.Ours {
@@ -36,7 +37,8 @@ func (l *Lead) Best() float64 {
 	return best
 }
 
-// Leads compare where both sides have a figure, in the order of the run. Yardsticks are no side.
+// Leads returns the shapes in which both sides have a figure, in the order of the run. It leaves
+// out yardsticks.
 func (r *Report) Leads(lane Lane) []Lead {
 	var list []Lead
 	at := map[Shape]int{}
@@ -99,7 +101,7 @@ func (r *Report) summary(b *strings.Builder, lane Lane) {
 	}
 }
 
-// ours are those of ours that have rows on a lane.
+// ours returns the variants of sluice that have rows on a lane.
 func (r *Report) ours(lane Lane) []string {
 	var list []string
 	for _, row := range r.of(KindTransfer, lane) {
@@ -110,14 +112,14 @@ func (r *Report) ours(lane Lane) []string {
 	return list
 }
 
-// evenFrom and evenTo are ratios between which no side is ahead.
+// Between the ratios evenFrom and evenTo, neither side counts as ahead.
 const evenFrom, evenTo = 0.95, 1.05
 
-// score is in how many shapes one of ours is ahead of the best of the others, about even, or
-// behind.
+// score counts the shapes in which a variant of sluice is ahead of the fastest other engine, about
+// even with it, or behind.
 type score struct{ ahead, even, behind int }
 
-// scoreOf counts over a lane's leads; no shape in which one side has no figure.
+// scoreOf counts over the leads of a lane. It skips shapes in which one side has no figure.
 func scoreOf(leads []Lead, peer string) (s score) {
 	for i := range leads {
 		switch ratio := leads[i].Ratio(peer); {
@@ -133,7 +135,7 @@ func scoreOf(leads []Lead, peer string) (s score) {
 	return s
 }
 
-// standing says first what the tables say at length.
+// standing writes the summary that comes before the tables.
 func (r *Report) standing(b *strings.Builder) {
 	begun := false
 	for _, lane := range Lanes {

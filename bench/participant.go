@@ -11,43 +11,45 @@ import (
 	"time"
 )
 
-// Participant is a program on one lane: an engine with settings, or what engines are measured
-// beside.
+// Participant is a program that is measured on one lane: an engine with its settings, or a baseline
+// for engines.
 type Participant struct {
-	Name    string // as tables have it
+	Name    string // in tables
 	Lane    Lane
-	Command []string // the driver
-	Target  []string // the driver of the target, where it is another: of a file, what keeps it
-	Env     []string // NAME=VALUE, beside the environment
+	Command []string // starts the driver
+	Target  []string // starts the target's driver if it is another, as for a file; nil: Command
+	Env     []string // NAME=VALUE, added to the environment
 
 	Ours      bool // it is sluice
-	Scripted  bool // its driver is no compiled program: calls into the library cost something
-	Yardstick bool // a baseline that ratios are over: no engine, which leads nobody
-	Alone     bool // one process that holds both memories: no target
-	Blind     bool // its content cannot be checked: the driver checks it itself, or nobody does
-	Timed     bool // it measures itself, once a shape
+	Scripted  bool // its driver is a script, so its calls into the library take longer
+	Yardstick bool // a baseline for ratios, not an engine: Report.Leads leaves it out
+	Alone     bool // one process holds both memories, so there is no target
+	Blind     bool // the harness cannot check that its bytes arrive; the driver may do so itself
+	Timed     bool // a program that measures itself, once for each shape
 
-	// Needs says why the participant cannot run on this machine, and what to do; nil: it can.
+	// Needs returns an error that says why the participant cannot run on this machine, and what to
+	// do; nil: it always can.
 	Needs func() error
 }
 
-// The limits of one request: a driver that exceeds them hangs.
+// Time limits. A driver that exceeds the limit of a request counts as hung and is killed.
 const (
-	openLimit = 60 * time.Second // its memory faulted in, on a machine that is busy
-	askLimit  = 30 * time.Second
-	endGrace  = 3 * time.Second
+	openLimit = 60 * time.Second // DoOpen faults in the memory, perhaps on a busy machine
+	askLimit  = 30 * time.Second // any other request
+	endGrace  = 3 * time.Second  // from the end of the requests to the end of the driver
 )
 
-// Pair are the two ends of a participant.
+// Pair is a running participant: the drivers of its two ends.
 type Pair struct {
 	Participant
 	Version, Settings string
 
-	target, initiator *Driver // target is nil where it is Alone
-	greedy            bool    // it takes processors while nothing is asked of it
+	target, initiator *Driver // target is nil if it is Alone
+	greedy            bool    // it uses CPU time while idle, so Rest stops it
 }
 
-// OpenPair starts both ends with so many bytes of memory, connects them, and moves a first piece.
+// OpenPair starts both ends, which register local and remote bytes of memory, connects them, and
+// moves a first piece.
 func OpenPair(ctx context.Context, p Participant, local, remote uint64, threads int) (_ *Pair,
 	err error) {
 	if p.Needs != nil {
@@ -74,7 +76,7 @@ func OpenPair(ctx context.Context, p Participant, local, remote uint64, threads 
 		r.Role, r.Name, r.Bytes, r.FarBytes = role, role, bytes, far
 		return (*driver).Ask(ctx, r, openLimit)
 	}
-	var kept Answer
+	var opened Answer // the target's
 	far := remote
 	if !p.Alone {
 		far = 0
@@ -82,7 +84,7 @@ func OpenPair(ctx context.Context, p Participant, local, remote uint64, threads 
 		if p.Target != nil {
 			command = p.Target
 		}
-		if kept, err = start(RoleTarget, command, remote, 0, &pair.target); err != nil {
+		if opened, err = start(RoleTarget, command, remote, 0, &pair.target); err != nil {
 			return nil, err
 		}
 	}
@@ -92,23 +94,23 @@ func OpenPair(ctx context.Context, p Participant, local, remote uint64, threads 
 	}
 	pair.Version, pair.Settings = a.Version, a.Settings
 	if p.Target != nil {
-		pair.Settings += "; " + kept.Settings
+		pair.Settings += "; " + opened.Settings
 	}
 	if p.Alone {
 		return pair, nil
 	}
 
-	// The target learns of the initiator behind the first contact: it needs that only to answer
-	// messages.
+	// The target connects to the initiator only after the first piece has moved: it needs that
+	// connection only to answer messages.
 	if err := pair.serve(ctx, true); err != nil {
 		return nil, err
 	}
-	if _, err := pair.initiator.Ask(ctx, Request{Do: DoConnect, Card: kept.Card},
+	if _, err := pair.initiator.Ask(ctx, Request{Do: DoConnect, Card: opened.Card},
 		askLimit); err != nil {
 		return nil, err
 	}
 	if !p.Blind {
-		if err := pair.first(ctx); err != nil {
+		if err := pair.moveFirst(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -118,8 +120,8 @@ func OpenPair(ctx context.Context, p Participant, local, remote uint64, threads 
 	return pair, pair.serve(ctx, false)
 }
 
-// first moves one piece.
-func (p *Pair) first(ctx context.Context) error {
+// moveFirst writes one piece.
+func (p *Pair) moveFirst(ctx context.Context) error {
 	if _, err := p.ask(ctx, Request{Do: DoPrepare, Op: "write", Size: sizes[0],
 		Local: [][]int32{{0}}, Remote: [][]int32{{0}}}); err != nil {
 		return err
@@ -128,12 +130,13 @@ func (p *Pair) first(ctx context.Context) error {
 	return err
 }
 
-// ask asks the initiator.
+// ask sends a request to the initiator and returns the answer.
 func (p *Pair) ask(ctx context.Context, r Request) (Answer, error) {
 	return p.initiator.Ask(ctx, r, askLimit+time.Duration(r.NS))
 }
 
-// serve tells the target that the initiator works now, or no longer.
+// serve tells the target that the initiator starts to post operations, or has stopped: a target may
+// have to make progress meanwhile.
 func (p *Pair) serve(ctx context.Context, on bool) error {
 	if p.target == nil {
 		return nil
@@ -142,14 +145,14 @@ func (p *Pair) serve(ctx context.Context, on bool) error {
 	return err
 }
 
-// ends are the drivers that there are.
+// ends returns the drivers that run: one or two.
 func (p *Pair) ends() []*Driver {
 	return slices.DeleteFunc([]*Driver{p.initiator, p.target}, func(d *Driver) bool {
 		return d == nil
 	})
 }
 
-// CPU is what both ends have taken of processors so far.
+// CPU returns the CPU time that both ends have used so far.
 func (p *Pair) CPU() (sum time.Duration) {
 	for _, d := range p.ends() {
 		sum += d.CPU()
@@ -157,7 +160,7 @@ func (p *Pair) CPU() (sum time.Duration) {
 	return sum
 }
 
-// Rest stops a pair that would cost the others; Wake continues it.
+// Rest stops the processes of a greedy pair, so that it does not slow down the others.
 func (p *Pair) Rest() {
 	for _, d := range p.ends() {
 		if p.greedy {
@@ -166,7 +169,7 @@ func (p *Pair) Rest() {
 	}
 }
 
-// Wake continues a pair that Rest has stopped.
+// Wake continues the processes that Rest has stopped.
 func (p *Pair) Wake() {
 	for _, d := range p.ends() {
 		d.Resume()
@@ -180,8 +183,8 @@ func (p *Pair) Close() {
 	}
 }
 
-// whole reports whether both processes live.
-func (p *Pair) whole() bool {
+// alive reports whether all processes of the pair run.
+func (p *Pair) alive() bool {
 	return !slices.ContainsFunc(p.ends(), func(d *Driver) bool {
 		select {
 		case <-d.exited:
@@ -192,10 +195,10 @@ func (p *Pair) whole() bool {
 	})
 }
 
-// greedyFrom is the share of one processor from which on a pair is stopped outside its turns.
+// greedyFrom: a pair that uses a larger share of one CPU while idle is greedy.
 const greedyFrom = 0.02
 
-// Idle measures what the pair takes of processors while nothing is asked of it, in shares of one.
+// Idle measures the CPU time that the pair uses while it is idle, as a share of one CPU.
 func (p *Pair) Idle(ctx context.Context, span time.Duration) (float64, error) {
 	before, begin := p.CPU(), time.Now()
 	select {
@@ -204,13 +207,13 @@ func (p *Pair) Idle(ctx context.Context, span time.Duration) (float64, error) {
 	case <-time.After(span):
 	}
 	share := float64(p.CPU()-before) / float64(time.Since(begin))
-	// ours takes none, and takes a peer that is stopped for lost
+	// Never stop sluice: it uses no CPU time while idle, and declares a stopped peer lost.
 	p.greedy = share > greedyFrom && !p.Ours
 	return share, nil
 }
 
-// cache has the page cache of a file be in the same state for all: past whole blocks there is
-// nothing in it, and pieces that are none find all of the file there.
+// cache puts the page cache into the same state for all participants. Shapes of whole blocks bypass
+// the page cache and find nothing of the file in it. Other shapes find the whole file in it.
 func (p *Pair) cache(ctx context.Context, s *Shape) error {
 	if p.Lane != File || p.target == nil {
 		return nil
@@ -219,7 +222,8 @@ func (p *Pair) cache(ctx context.Context, s *Shape) error {
 	return err
 }
 
-// check has one operation move bytes that were not there before and compares both ends.
+// check writes new stamps at the source, lets the pair do one operation, and compares digests of
+// both ends.
 func (p *Pair) check(ctx context.Context, s *Shape, local, remote []int32, seed uint64) error {
 	if s.Size < stampBytes {
 		return nil

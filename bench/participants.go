@@ -10,14 +10,14 @@ import (
 	"strings"
 )
 
-// Lane is what lies between the two memories.
+// Lane is the way by which bytes move between the two memories.
 type Lane string
 
 // The lanes.
 const (
 	Process Lane = "process" // two memories of one process
-	Host    Lane = "host"    // two processes of one host, whatever an engine does best there
-	TCP     Lane = "tcp"     // sockets, here over the loopback
+	Host    Lane = "host"    // two processes of one host, by the means that an engine chooses
+	TCP     Lane = "tcp"     // sockets over the loopback interface
 	RDMA    Lane = "rdma"    // verbs, from a device of this host to itself
 	File    Lane = "file"    // a process and a regular file
 	Weights Lane = "weights" // safetensors files into memory
@@ -28,21 +28,21 @@ const (
 // Lanes are all of them, in the order of tables.
 var Lanes = []Lane{Process, Host, TCP, RDMA, File, Weights, GPU, GPUFile}
 
-// laneBackends are those of ours that serve a lane; the first is measured unless told otherwise.
+// laneBackends lists sluice's backends for each lane. The first is measured by default.
 var laneBackends = map[Lane][]string{
 	Process: {"mem"}, Host: {"shm"}, TCP: {"tcp", "ucx"}, RDMA: {"rdma"}, File: {"posix"},
 	Weights: {"posix"}, GPU: {"cpu", "cuda"}, GPUFile: {"gds"},
 }
 
-// bare are the options of a backend of a lane that was named without any: what it is measured
-// beside does not encrypt, and keeps to the loopback.
+// bare has the backend options of a lane for a backend that the user named without options: without
+// encryption and over the loopback interface, as the other participants.
 var bare = map[Lane]map[string]string{TCP: {"tcp": "tcp:listen=127.0.0.1:0,plaintext=true",
 	"ucx": "ucx:transports=tcp,devices=lo"}}
 
-// BackendsOf are those of ours that serve a lane, the first by default.
+// BackendsOf returns sluice's backends for a lane. The first is the default.
 func BackendsOf(lane Lane) []string { return slices.Clone(laneBackends[lane]) }
 
-// LaneOf is the lane that a backend, as "tcp:listen=…", is measured on unless told otherwise.
+// LaneOf returns the default lane of a backend, which may have options, as "tcp:listen=…".
 func LaneOf(backend string) (Lane, error) {
 	name, _, _ := strings.Cut(backend, ":")
 	var known []string
@@ -60,18 +60,19 @@ func LaneOf(backend string) (Lane, error) {
 		ErrShape)
 }
 
-// Setup says where the participants are and what they are told.
+// Setup says where the programs of the participants are, and with what settings they run.
 type Setup struct {
-	Sluice   string   // the command, which has the drivers in Go
-	Backends []string // ours, with options; nil: the lane's first
-	Folder   string   // on the disk that is measured
-	// other engines, and ours from Python: their scripts, and the interpreter of each one's
-	// environment; nil: they are left out
+	Sluice   string   // path of the sluice command, which has the drivers in Go
+	Backends []string // sluice's backends, with options; nil: the lane's first
+	Folder   string   // on the disk to measure
+	// the folder of the drivers in Python, and the interpreter of each one's environment; nil: they
+	// are left out
 	Scripts string
 	Python  func(peer string) string
 }
 
-// Participants are all that there are on a lane, ours first. What cannot run says so itself.
+// Participants returns all participants of a lane, sluice first. Some may be unable to run on this
+// machine: see Participant.Needs and ErrUnsupported.
 func Participants(lane Lane, s Setup) (list []Participant) {
 	add := func(name string, words ...string) *Participant {
 		list = append(list, Participant{Name: name, Lane: lane,
@@ -79,7 +80,7 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 		return &list[len(list)-1]
 	}
 	ours := func(name string, words ...string) *Participant {
-		short, _, _ := strings.Cut(name, ":") // enough, where there are no two of it
+		short, _, _ := strings.Cut(name, ":") // without options, if that is unique
 		if !slices.ContainsFunc(list, func(p Participant) bool {
 			return p.Name == "sluice-"+short
 		}) {
@@ -89,7 +90,7 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 		p.Ours = true
 		return p
 	}
-	// alone is a participant of one process; yardstick what ours is measured beside.
+	// alone marks a participant of one process; yardstick adds a baseline.
 	alone := func(p *Participant) *Participant {
 		p.Alone = true
 		return p
@@ -116,8 +117,8 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 		script("nixl", "nixl", "nixl_agent.py", env, args...)
 		script("nixl-polled", "nixl", "nixl_agent.py", env, append(args, "polled")...)
 	}
-	// faced is the program that drives NIXL, over our face of its API: what a user who switches
-	// gets.
+	// faced is the driver for NIXL, run over sluice's implementation of NIXL's API: it shows what
+	// users get when they switch.
 	faced := func(args ...string) {
 		if p := script("sluice-nixl", "sluice", "nixl_agent.py", nil, args...); s.Python != nil {
 			p.Command = append([]string{p.Command[0], "-m", "sluice.nixl.shim"}, p.Command[1:]...)
@@ -127,7 +128,7 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 	if backends == nil {
 		backends = laneBackends[lane][:1]
 	}
-	// card is backend cuda with the library of a backend gds.
+	// card returns backend cuda with the same libcuda as a backend gds.
 	card := func(gds string) string {
 		_, options, _ := strings.Cut(gds, ":")
 		for option := range strings.SplitSeq(options, ",") {
@@ -202,7 +203,7 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 			for _, variant := range []string{"async", "rows"} {
 				alone(ours(variant, "gather", with(variant)))
 			}
-			alone(ours("engine", "engine", backends[0])) // the same by backend cuda
+			alone(ours("engine", "engine", backends[0])) // the same through the engine
 			break
 		}
 		alone(yardstick("memcpy", "memcpy"))
@@ -214,10 +215,10 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 	return list
 }
 
-// verbsDevices is where the kernel lists devices for RDMA.
+// verbsDevices is the folder in which the kernel lists RDMA devices.
 const verbsDevices = "/sys/class/infiniband"
 
-// needsDevice is nil where there is a device for RDMA.
+// needsDevice returns nil if there is an RDMA device.
 func needsDevice(folder string) error {
 	if list, err := os.ReadDir(folder); err == nil && len(list) > 0 {
 		return nil

@@ -2,28 +2,29 @@
 
 package bench
 
-// The descriptors of a driver.
+// The file descriptors from which a driver reads requests, and to which it writes answers.
 const (
 	requestsFD = 3
 	answersFD  = 4
 )
 
-// What a Request asks for, by Request.Do. All of it concerns the end that is asked.
+// The values of Request.Do, with the fields of the request and, after the arrow, of the answer. All
+// concern only the end that receives the request.
 const (
 	// Lane, Role, Name, Bytes, FarBytes, Threads -> Version, Settings, Card
 	DoOpen    = "open"
 	DoConnect = "connect" // Card of the other end -> NS
-	DoServe   = "serve"   // On: the other end works now; make progress if that is needed
-	// Op, Size, Local, Remote: requests that will be posted in turn -> Bytes, of one operation,
-	// where that is not what the request says
+	DoServe   = "serve"   // On: the other end posts operations now; make progress if needed
+	// Op, Size, Local, Remote: operations to post in turn -> Bytes of one operation, if they
+	// differ from what the request says
 	DoPrepare = "prepare"
-	DoOnce    = "once" // the first request, once -> NS
-	// NS, Least, Threads: so many goroutines post requests in turn for so long -> Samples, Ops, NS
+	DoOnce    = "once" // post the first operation, once -> NS
+	// NS, Least, Threads: so many goroutines post the operations in turn for NS -> Samples, Ops, NS
 	DoGo     = "go"
-	DoDrop   = "drop"   // give the requests back
-	DoStamp  = "stamp"  // Size, Slots, Seed, Far: eight bytes at the front of each slot
+	DoDrop   = "drop"   // forget the prepared operations
+	DoStamp  = "stamp"  // Size, Slots, Seed, Far: write eight bytes at the start of each slot
 	DoDigest = "digest" // Size, Slots, Far -> CRC of their content
-	// On: all of the file into the page cache; else written back, and nothing of it there
+	// On: read the whole file into the page cache; else write it back and drop it from there
 	DoCache = "cache"
 	DoPing  = "ping" // Count, Size: round trips -> Samples
 	DoPong  = "pong" // Count, Size: answer them
@@ -37,14 +38,14 @@ type Request struct {
 	Role  string `json:"role,omitempty"` // RoleInitiator or RoleTarget
 	Name  string `json:"name,omitempty"`
 	Bytes uint64 `json:"bytes,omitempty"` // of memory to register
-	// of the target's memory, where the initiator holds both; Far asks about that memory
+	// size of the target's memory, if the initiator holds both; Far: the request is about that one
 	FarBytes uint64 `json:"far_bytes,omitempty"`
 	Far      bool   `json:"far,omitempty"`
 	Card     string `json:"card,omitempty"`
 	On       bool   `json:"on,omitempty"`
 	Op       string `json:"op,omitempty"` // OpWrite, OpRead or OpDurable
 	Size     uint64 `json:"size,omitempty"`
-	// of each request the slots of its pieces, slots being Size bytes
+	// for each operation the slots of its pieces; a slot has Size bytes
 	Local   [][]int32 `json:"local,omitempty"`
 	Remote  [][]int32 `json:"remote,omitempty"`
 	Slots   []int32   `json:"slots,omitempty"`
@@ -59,7 +60,7 @@ type Request struct {
 const (
 	OpWrite   = "write"
 	OpRead    = "read"
-	OpDurable = "durable" // a write that is done once the disk has it; of files alone
+	OpDurable = "durable" // a write that completes once it is durable; only for files
 )
 
 // The roles of an end.
@@ -72,21 +73,22 @@ const (
 type Answer struct {
 	ID          int    `json:"id"`
 	Error       string `json:"error,omitempty"`
-	Unsupported string `json:"unsupported,omitempty"` // the peer has nothing of the kind, and why
+	Unsupported string `json:"unsupported,omitempty"` // why the participant cannot do this
 	Version     string `json:"version,omitempty"`
 	Settings    string `json:"settings,omitempty"`
 	Card        string `json:"card,omitempty"` // what the other end needs; opaque to the harness
 	NS          int64  `json:"ns,omitempty"`
-	// of one operation each; at most samplesMax of them
+	// times of single operations; at most samplesMax
 	Samples []int64 `json:"samples,omitempty"`
 	Ops     int     `json:"ops,omitempty"`
 	CRC     uint32  `json:"crc,omitempty"`
 	Bytes   uint64  `json:"bytes,omitempty"`
-	Text    string  `json:"text,omitempty"` // what is to be known of messages
+	Text    string  `json:"text,omitempty"` // remark on how messages are sent
 }
 
-// samplesMax bounds an answer: of more samples every second, third, ... is kept.
+// samplesMax bounds the samples of an answer: of more, a driver keeps every second, third, and so
+// on.
 const samplesMax = 4096
 
-// answerMax is how long a line from a driver may be; requests are ours.
+// answerMax is how long a line from a driver may be.
 const answerMax = 4 << 20

@@ -17,7 +17,8 @@ import (
 	"github.com/sluicehq/sluice/internal/figures"
 )
 
-// Report is one run: where, with what, and its rows. The JSON keys are an interface.
+// Report is the result of one run: the machine, the participants and the rows. The JSON keys are a
+// public interface.
 type Report struct {
 	Machine  Machine   `json:"machine"`
 	Begun    time.Time `json:"begun"`
@@ -29,29 +30,30 @@ type Report struct {
 
 	LimitMinutes float64 `json:"limit_minutes,omitempty"`
 
-	Memory uint64  `json:"memory"` // that default shapes are drawn from at each end; else 0
+	Memory uint64  `json:"memory"` // at each end, for default shapes; 0: other shapes
 	Peers  []Known `json:"peers"`
 	Rows   []Row   `json:"rows"`
 
 	before figures.Processors
 }
 
-// Machine is where the run was.
+// Machine is the machine of the run.
 type Machine struct {
 	Processor  string  `json:"processor"`
 	Processors int     `json:"processors"`
 	MemoryGiB  float64 `json:"memory_gib"`
 	Kernel     string  `json:"kernel"`
-	LoadBefore float64 `json:"load_before"` // of one minute
+	LoadBefore float64 `json:"load_before"` // load average of one minute
 	LoadAfter  float64 `json:"load_after"`
 
-	// Indicative says that others used the machine meanwhile: the load average does not, since it
-	// remembers what built the programs. Note says how much.
+	// Indicative says that other programs used the machine during the run, so that figures are only
+	// indicative. Note says how much. The load average cannot tell: it includes earlier work, such
+	// as building the programs.
 	Indicative bool   `json:"indicative,omitempty"`
 	Note       string `json:"note,omitempty"`
 }
 
-// Known is what a participant says of itself.
+// Known is what a participant reports about itself.
 type Known struct {
 	Lane     Lane   `json:"lane"`
 	Name     string `json:"name"`
@@ -61,7 +63,7 @@ type Known struct {
 
 func newReport(o Options) *Report {
 	if len(o.Shapes) > 0 {
-		o.Memory = 0 // each shape says its own
+		o.Memory = 0 // each shape has its own
 	}
 	return &Report{Machine: thisMachine(), Begun: time.Now().UTC().Truncate(time.Second),
 		Quick: o.Quick, Rounds: o.Rounds,
@@ -70,7 +72,7 @@ func newReport(o Options) *Report {
 		before: figures.ReadProcessors()}
 }
 
-// end looks at the machine once more, when all processes are gone.
+// end reads the state of the machine again, when all processes are gone.
 func (r *Report) end() {
 	r.Minutes = time.Since(r.Begun).Minutes()
 	r.Machine.LoadAfter = load()
@@ -78,7 +80,7 @@ func (r *Report) end() {
 	r.Machine.Indicative = r.Machine.Note != ""
 }
 
-// compare fills the ratios of ours in the rows of one shape.
+// compare sets the ratios in sluice's rows of one shape.
 func (r *Report) compare(rows []Row) {
 	for i := range rows {
 		ours := &rows[i]
@@ -103,7 +105,7 @@ func (r *Report) addPeer(p *Pair) {
 	}
 }
 
-// Write writes JSON.
+// Write writes the report as JSON.
 func (r *Report) Write(w io.Writer) error {
 	out := json.NewEncoder(w)
 	out.SetIndent("", " ")
@@ -128,7 +130,7 @@ func thisMachine() Machine {
 	return m
 }
 
-// load is that of the last minute; 0 where the kernel does not say.
+// load returns the load average of the last minute; 0 if it is not known.
 func load() float64 {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 const (
 	KindTransfer = "transfer"
 	KindPing     = "ping" // round trip of a notification
-	KindIdle     = "idle" // shares of a processor, of both ends
+	KindIdle     = "idle" // CPU time of both ends while idle
 )
 
-// Row is one line of the table. The JSON keys are an interface: keys may be added, never
-// renamed. A row with a Reason has no figures, but for what it says.
+// Row is one line of the table. The JSON keys are a public interface: keys may be added, never
+// renamed. A row with a Reason has no figures.
 type Row struct {
 	Kind string `json:"kind"`
 	Lane Lane   `json:"lane"`
@@ -28,32 +28,32 @@ type Row struct {
 
 	GBps      float64 `json:"gbps,omitempty"`        // median of the rounds, 1e9 bytes a second
 	DescsPerS float64 `json:"descs_per_s,omitempty"` // pieces a second, by the same median
-	P50us     float64 `json:"p50_us,omitempty"`      // of one operation: post to done
+	P50us     float64 `json:"p50_us,omitempty"`      // of one operation, from post to completion
 	P99us     float64 `json:"p99_us,omitempty"`
-	CPUPerGB  float64 `json:"cpu_s_per_gb,omitempty"` // processor seconds of both ends
-	Bytes     uint64  `json:"bytes,omitempty"`        // of an operation, where the driver says it
-	Share     float64 `json:"share,omitempty"`        // of a processor
+	CPUPerGB  float64 `json:"cpu_s_per_gb,omitempty"` // CPU seconds of both ends
+	Bytes     uint64  `json:"bytes,omitempty"`        // of one operation, if the driver says it
+	Share     float64 `json:"share,omitempty"`        // of one CPU, while idle
 	Rounds    int     `json:"rounds,omitempty"`
 	Ops       int     `json:"ops,omitempty"`
 
-	// our rate over that of each yardstick
+	// rate of sluice divided by that of each yardstick
 	Ratios map[string]float64 `json:"ratios,omitempty"`
 
 	Ours      bool   `json:"ours,omitempty"`
 	Yardstick bool   `json:"yardstick,omitempty"`
 	Timed     bool   `json:"timed,omitempty"`  // a program that measures itself
-	Note      string `json:"note,omitempty"`   // what is to be known of the figure
+	Note      string `json:"note,omitempty"`   // remark on the figures
 	Reason    string `json:"reason,omitempty"` // why there are no figures
-	Wrong     bool   `json:"wrong,omitempty"`  // other bytes arrived, or nonsense was answered
+	Wrong     bool   `json:"wrong,omitempty"`  // wrong bytes arrived, or a malformed answer
 }
 
-// row begins one of a participant.
+// row returns a row of the participant without figures.
 func (p *Participant) row(kind string) Row {
 	return Row{Kind: kind, Lane: p.Lane, Peer: p.Name, Ours: p.Ours, Yardstick: p.Yardstick,
 		Timed: p.Timed}
 }
 
-// failed is a row with a reason.
+// failed returns a row that says why there are no figures.
 func (p *Participant) failed(kind string, s Shape, err error) Row {
 	r := p.row(kind)
 	r.Shape, r.Reason, r.Wrong = s, err.Error(), errors.Is(err, ErrNonsense)

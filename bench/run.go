@@ -11,26 +11,26 @@ import (
 	"time"
 )
 
-// Options say what is measured and for how long. The zero value of a field means its default.
+// Options say what Run measures and for how long. The zero value of a field means its default.
 type Options struct {
-	// Shapes are what is measured on each lane; nil of a lane: what Shapes or FileShapes have
+	// Shapes to measure on each lane; nil for a lane: those of the functions Shapes or FileShapes
 	Shapes map[Lane][]Shape
-	Quick  bool          // of the default shapes those that tell most, and fewer repeats
-	Rounds int           // of each shape; default 5, quick 3
-	Slice  time.Duration // of one participant in one round; default 100 ms
-	Memory uint64        // that default shapes are drawn from at each end; default 512 MiB
-	Idles  bool          // what all pairs take of processors while nothing is asked of them
-	// of the whole run: rounds are cut, then what is left is left out and said; default 20 min,
-	// quick 8 min
+	Quick  bool          // only the most important default shapes, and fewer rounds
+	Rounds int           // for each shape; default 5, quick 3
+	Slice  time.Duration // time of one participant in one round; default 100 ms
+	Memory uint64        // bytes at each end that default shapes use; default 512 MiB
+	Idles  bool          // measure the CPU time of all idle pairs, not only of possibly greedy ones
+	// time limit of the run; default 20 min, quick 8 min. Run first does fewer rounds, and then
+	// leaves out shapes, with a row that says so.
 	Limit time.Duration
-	// for which a pair is watched while nothing is asked of it; default 2 s, quick 1 s
+	// how long Run measures an idle pair; default 2 s, quick 1 s
 	Idle time.Duration
-	// Revision of sluice, for the report.
+	// Revision is sluice's revision, for the report.
 	Revision string
-	// Progress is told what begins.
+	// Progress is called with a line of text at each step.
 	Progress func(string)
 
-	now func() time.Time // tests have a clock of their own
+	now func() time.Time // tests set their own clock
 }
 
 func (o Options) withDefaults() Options {
@@ -61,11 +61,10 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// fileMemory bounds the file of the default shapes: each participant has one of its own, which is
-// written anew.
+// fileMemory bounds the file of the default shapes. Each participant writes a file of its own.
 const fileMemory = 256 << 20
 
-// shapes are those of a lane.
+// shapes returns the shapes to measure on a lane.
 func (o *Options) shapes(l Lane) []Shape {
 	switch list := o.Shapes[l]; {
 	case list != nil:
@@ -76,10 +75,10 @@ func (o *Options) shapes(l Lane) []Shape {
 	return Shapes(o.Memory, o.Quick)
 }
 
-// leastMemory has room for the first piece and for messages.
+// leastMemory is enough for the first piece and for messages.
 const leastMemory = 64 << 10
 
-// ends is the memory that is registered at each end for all shapes, and how many goroutines post.
+// ends returns how much memory each end must register for all shapes, and how many goroutines post.
 func ends(shapes []Shape) (local, remote uint64, threads int) {
 	local, remote, threads = leastMemory, leastMemory, 1
 	for i := range shapes {
@@ -90,7 +89,7 @@ func ends(shapes []Shape) (local, remote uint64, threads int) {
 	return local, remote, threads
 }
 
-// Needs is how much memory participants take together for shapes, and how much room on the disk.
+// Needs returns how much memory and disk space all participants together need for the shapes.
 func Needs(list []Participant, shapes []Shape) (memory, disk uint64) {
 	local, remote, _ := ends(shapes)
 	for i := range list {
@@ -105,20 +104,20 @@ func Needs(list []Participant, shapes []Shape) (memory, disk uint64) {
 	return memory, disk
 }
 
-// runOrder are the lanes in the order of a run. Where there is no device for verbs, that lane takes
-// no time: it is the first, so that the others have its share.
+// runOrder is the order of the lanes in a run. RDMA is the first: without a device it takes no
+// time, and the other lanes get its share.
 var runOrder = []Lane{RDMA, Process, Host, TCP, File, Weights, GPU, GPUFile}
 
-// errLate is the reason of what there was no time for.
+// errLate is the reason in the rows of shapes for which no time was left.
 var errLate = errors.New("left out: the time of the run was over")
 
-// reserve is the part of the limit that is left for what begins in time and ends after it, and for
-// the ends of processes.
+// reserve: Run begins nothing new in the last 1/reserve of the limit. That time is for measurements
+// in progress and for ending the processes.
 const reserve = 20
 
-// Run measures the participants, lane by lane. A participant that fails is no reason to end: the
-// only errors are those of ctx, and what was measured until then is in the report all the same. At
-// the limit, whatever hangs ends.
+// Run measures the participants, lane by lane. If a participant fails, the run goes on without it.
+// The only errors are those of ctx; the report then has what was measured before. At the limit, Run
+// kills drivers that hang.
 func Run(ctx context.Context, list []Participant, o Options) (*Report, error) {
 	o = o.withDefaults()
 	ctx, cancel := context.WithTimeoutCause(ctx, o.Limit, errLate)
@@ -138,7 +137,7 @@ func Run(ctx context.Context, list []Participant, o Options) (*Report, error) {
 			lanes = append(lanes, r)
 		}
 	}
-	for i, r := range lanes { // what one does not need is the others'
+	for i, r := range lanes { // time that a lane does not need goes to the next ones
 		now := o.now()
 		r.end = now.Add(end.Sub(now) / time.Duration(len(lanes)-i))
 		if err := r.run(ctx); err != nil {
@@ -148,8 +147,8 @@ func Run(ctx context.Context, list []Participant, o Options) (*Report, error) {
 	return report, nil
 }
 
-// ended is the error of a run that was ended. One whose time is over goes on, to say so of what it
-// did not measure.
+// ended returns the error of ctx, but nil if only the time limit has passed: the run then goes on,
+// to add rows for what it has not measured.
 func ended(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil && !errors.Is(err, errLate) {
 		return err
@@ -162,41 +161,41 @@ type runner struct {
 	o        Options
 	report   *Report
 	entrants []*entrant
-	until    time.Time // for shapes, or for messages
-	end      time.Time // of the lane
+	until    time.Time // end of the time for shapes, and then for pings
+	end      time.Time // end of the time of the lane
 }
 
-// entrant is a participant of a run and its pair.
+// entrant is a participant in a run, with its pair.
 type entrant struct {
 	Participant
-	pair     *Pair // nil: it is out, or has not begun
+	pair     *Pair // nil: not opened yet, or out of the run
 	failures int
 	tally    tally
-	bytes    uint64 // that one operation moves, where its driver knows it better
-	reason   error  // of this shape
+	bytes    uint64 // bytes of one operation, if the driver says it; 0: those of the shape
+	reason   error  // why it has no figures for the current shape
 }
 
 // failuresMax is how often a participant may lose a process on a lane before it is out.
 const failuresMax = 3
 
-// run measures a lane: shapes have nine tenths of the time behind the opening, messages the rest.
+// run measures a lane. Once the pairs are open, shapes get nine tenths of the time, pings the rest.
 func (r *runner) run(ctx context.Context) error {
 	defer r.close()
 	if err := r.open(ctx); err != nil {
 		return err
 	}
 	r.until = r.end.Add(-r.end.Sub(r.o.now()) / 10)
-	if err := r.shapes(ctx); err != nil || r.entrants[0].Lane == File { // a file is no peer
+	if err := r.shapes(ctx); err != nil || r.entrants[0].Lane == File { // no notifications there
 		return err
 	}
 	r.until = r.end
 	return r.pings(ctx)
 }
 
-// late reports whether the time of what is measured is over.
+// late reports whether the time for the current measurements is over.
 func (r *runner) late() bool { return r.o.now().After(r.until) }
 
-// close ends all pairs at once, since each may take a while.
+// close ends all pairs concurrently, since each may take a while.
 func (r *runner) close() {
 	var all sync.WaitGroup
 	for _, e := range r.entrants {
@@ -213,7 +212,7 @@ func (e *entrant) leave() {
 	}
 }
 
-// turn has a participant do something while those rest that would disturb.
+// turn runs do while the pair is awake. The other greedy pairs rest.
 func (e *entrant) turn(do func() error) {
 	e.pair.Wake()
 	if err := do(); err != nil {
@@ -222,12 +221,12 @@ func (e *entrant) turn(do func() error) {
 	e.pair.Rest()
 }
 
-// open opens all pairs and measures what each takes of processors while nothing is asked of it.
-// Without Idles that is done for those alone that may disturb.
+// open opens all pairs and measures the CPU time of each while it is idle. Without Options.Idles it
+// measures only those that may be greedy.
 func (r *runner) open(ctx context.Context) error {
 	for _, e := range r.entrants {
 		r.o.Progress(fmt.Sprintf("%s: open %s", e.Lane, e.Name))
-		if r.o.now().After(r.end) { // an unopened side is out, so the others' time goes first
+		if r.o.now().After(r.end) { // leave it out, so that the opened pairs are measured
 			e.failures = failuresMax
 			r.report.add(e.failed(KindTransfer, Shape{}, errLate))
 			continue
@@ -254,7 +253,7 @@ func (r *runner) open(ctx context.Context) error {
 	return nil
 }
 
-// enter opens a pair. One that cannot be opened is out, and a row.
+// enter opens a pair. If that fails, the participant is out of the run, with a row that says why.
 func (r *runner) enter(ctx context.Context, e *entrant) error {
 	local, remote, threads := ends(r.o.shapes(e.Lane))
 	pair, err := OpenPair(ctx, e.Participant, local, remote, threads)
@@ -271,15 +270,15 @@ func (r *runner) enter(ctx context.Context, e *entrant) error {
 	return nil
 }
 
-// present are those that have a pair.
+// present returns the entrants that have an open pair.
 func (r *runner) present() []*entrant {
 	return slices.DeleteFunc(slices.Clone(r.entrants), func(e *entrant) bool {
 		return e.pair == nil
 	})
 }
 
-// shapes measures each shape with all participants in alternation: what is behind its time gets
-// one round, and what comes after its end none.
+// shapes measures each shape with all participants in alternation. If the run is behind its
+// schedule, a shape gets one round only; after the end of the time it gets none.
 func (r *runner) shapes(ctx context.Context) error {
 	list := r.o.shapes(r.entrants[0].Lane)
 	begun := r.o.now()
@@ -364,7 +363,7 @@ func (e *entrant) begin(ctx context.Context, shape *Shape, local, remote [][]int
 	return err
 }
 
-// work lets the initiator work for so long.
+// work lets the initiator post operations for the duration of a slice.
 func (e *entrant) work(ctx context.Context, shape *Shape, slice time.Duration) (Answer, error) {
 	if err := e.pair.serve(ctx, true); err != nil {
 		return Answer{}, err
@@ -386,7 +385,7 @@ func (e *entrant) round(ctx context.Context, shape *Shape, slice time.Duration) 
 	return nil
 }
 
-// addRow reports the row of a shape, and replaces a pair that has lost a process.
+// addRow adds the row of a shape to the report, and replaces a pair that has lost a process.
 func (r *runner) addRow(ctx context.Context, e *entrant, shape *Shape) error {
 	if e.reason == nil {
 		e.turn(func() error {
@@ -412,10 +411,10 @@ func (r *runner) addRow(ctx context.Context, e *entrant, shape *Shape) error {
 	return nil
 }
 
-// replace opens a new pair for one of which a process is gone, a few times.
+// replace opens a new pair if the old one has lost a process, failuresMax times at most.
 func (r *runner) replace(ctx context.Context, e *entrant) error {
 	e.pair.Wake()
-	if e.pair.whole() {
+	if e.pair.alive() {
 		e.pair.Rest()
 		return nil
 	}
@@ -438,8 +437,8 @@ func (r *runner) replace(ctx context.Context, e *entrant) error {
 // The messages of pings.
 const (
 	pingSize  = 64
-	pingCount = 500 // round trips at a time at most
-	pingProbe = 20  // the first ones, which say how many fit pingTime
+	pingCount = 500 // most round trips of one turn
+	pingProbe = 20  // round trips of the first turn, which tells how many fit into pingTime
 	pingTime  = 2 * time.Second
 	pingTurns = 3
 )
@@ -466,7 +465,7 @@ func (r *runner) pings(ctx context.Context) error {
 				if err != nil {
 					return err
 				}
-				if i > 0 { // the first ones warm up
+				if i > 0 { // the first turn is the warm-up
 					t.add(&a, pingSize, 0)
 				}
 				note = a.Text
@@ -493,7 +492,7 @@ func (r *runner) pings(ctx context.Context) error {
 	return nil
 }
 
-// ping has the ends send so many messages to and fro.
+// ping lets the two ends exchange messages for count round trips.
 func (p *Pair) ping(ctx context.Context, count int) (a Answer, took time.Duration, err error) {
 	begin := time.Now()
 	if err := p.target.Send(Request{Do: DoPong, Count: count, Size: pingSize},
@@ -501,7 +500,7 @@ func (p *Pair) ping(ctx context.Context, count int) (a Answer, took time.Duratio
 		return a, 0, err
 	}
 	if a, err = p.ask(ctx, Request{Do: DoPing, Count: count, Size: pingSize}); err != nil {
-		p.target.Kill() // it waits for what does not come
+		p.target.Kill() // it waits for messages that never arrive
 		return a, 0, err
 	}
 	_, err = p.target.Await(ctx, DoPong, askLimit)

@@ -18,48 +18,48 @@ import (
 	"time"
 )
 
-// End is one end of a peer that is driven in Go.
+// End is one end of a participant whose driver is written in Go.
 type End interface {
 	// Open opens this end; the answer holds Version, Settings and Card.
 	Open(r *Request) (Answer, error)
-	// Memory is what Open registered: slots are counted from its begin.
+	// Memory is the memory that Open registered. Slot 0 is at its start.
 	Memory() []byte
 	// Connect makes the other end reachable by its card.
 	Connect(card string) error
-	// Prepare makes a request that can be posted again and again.
+	// Prepare makes an operation that can be posted repeatedly.
 	Prepare(op string, size uint64, local, remote []int32) (Posting, error)
 	// Notify sends a message; Receive says whether one has arrived.
 	Notify(message []byte) error
 	Receive() (bool, error)
 }
 
-// Posting is a prepared request.
+// Posting is a prepared operation.
 type Posting interface {
-	// Post posts it and returns when it is done.
+	// Post posts the operation and returns when it is complete.
 	Post(ctx context.Context) error
 	Close() error
 }
 
-// Measurer is a Posting of a program that measures itself: DoGo has it run once.
+// Measurer is a Posting of a program that measures itself: DoGo runs it once.
 type Measurer interface {
 	Measure(ctx context.Context) (perOperation time.Duration, err error)
 }
 
-// Keeper is an End whose bytes are those of a file rather than its Memory.
+// Keeper is an End whose bytes are in a file instead of its Memory.
 type Keeper interface {
 	io.ReaderAt
 	io.WriterAt
-	// Cache brings all of it into the page cache, or writes it back and leaves nothing there.
+	// Cache reads the whole file into the page cache, or writes it back and drops it from there.
 	Cache(all bool) error
 }
 
-// Alone is an End that holds both memories, so that there is no target: Open finds the size of the
-// other in FarBytes, and Far returns it. Slots of Remote are places there.
+// Alone is an End that holds both memories, so that there is no target. Request.FarBytes tells Open
+// the size of the second one, Far returns it, and the slots of Request.Remote lie in it.
 type Alone interface {
 	Far() []byte
 }
 
-// Sizer is a Posting that knows what it moves, where the request does not say it.
+// Sizer is a Posting that moves another number of bytes than the request says.
 type Sizer interface{ Bytes() uint64 }
 
 // Serve answers requests on the driver's descriptors until the harness closes its end.
@@ -85,7 +85,7 @@ func (s *server) run(in io.Reader, out io.Writer) error {
 		a, err := s.answer(&r)
 		switch {
 		case errors.Is(err, ErrUnsupported):
-			class := ": " + ErrUnsupported.Error() // which the reader adds
+			class := ": " + ErrUnsupported.Error() // the harness adds it again
 			a = Answer{Unsupported: strings.TrimSuffix(err.Error(), class)}
 		case err != nil:
 			a = Answer{Error: err.Error()}
@@ -106,7 +106,7 @@ func (s *server) answer(r *Request) (Answer, error) {
 		return s.open(r)
 	case DoConnect:
 		return timed(func() error { return s.end.Connect(r.Card) })
-	case DoServe: // nothing here needs to be called by the program
+	case DoServe: // drivers in Go make progress without calls
 		return Answer{}, nil
 	case DoPrepare:
 		return s.prepare(r)
@@ -136,7 +136,8 @@ func timed(f func() error) (Answer, error) {
 	return Answer{NS: int64(time.Since(begin))}, err
 }
 
-// open fills the memory with bytes of its own, so that a transfer that moves nothing shows.
+// open opens the end and fills its memory with bytes that differ from the other end's, so that
+// check notices a transfer that moves nothing.
 func (s *server) open(r *Request) (Answer, error) {
 	a, err := s.end.Open(r)
 	if err != nil {
@@ -182,7 +183,7 @@ func (s *server) drop() error {
 	return errors.Join(errs...)
 }
 
-// loop has each thread post every so many of the requests, until the time is over.
+// loop posts the operations in turn until the time is over. Each thread has its own share of them.
 func (s *server) loop(r *Request) (Answer, error) {
 	threads := max(r.Threads, 1)
 	if m, ok := s.postings[0].(Measurer); ok {
@@ -228,7 +229,7 @@ func (s *server) loop(r *Request) (Answer, error) {
 	return Answer{Samples: thin(all), Ops: len(all), NS: int64(took)}, nil
 }
 
-// thin keeps every so many.
+// thin keeps every second, third and so on of too many samples.
 func thin(samples []int64) []int64 {
 	step := max((len(samples)+samplesMax-1)/samplesMax, 1)
 	kept := samples[:0]
@@ -238,7 +239,7 @@ func thin(samples []int64) []int64 {
 	return kept
 }
 
-// slot is where a piece lies in memory; of a file it is a copy.
+// slot returns the bytes of a slot: a part of the memory, or a copy of a part of the file.
 func (s *server) slot(r *Request, slot int32) ([]byte, error) {
 	at := uint64(slot) * r.Size
 	if r.Far {
@@ -253,7 +254,7 @@ func (s *server) slot(r *Request, slot int32) ([]byte, error) {
 	return b, err
 }
 
-// stampBytes is how long a stamp is: pieces that are shorter are not checked.
+// stampBytes is the length of a stamp. Shorter pieces are not checked.
 const stampBytes = 8
 
 func (s *server) stamp(r *Request) error {

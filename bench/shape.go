@@ -11,15 +11,15 @@ import (
 	"github.com/sluicehq/sluice/internal/figures"
 )
 
-// Shape is what one operation moves, Batch pieces of Size bytes, and where they lie.
+// Shape describes an operation: it moves Batch pieces of Size bytes. Where says how they lie.
 type Shape struct {
 	Op    string `json:"op"` // OpWrite, OpRead or OpDurable, by the initiator
 	Size  uint64 `json:"size"`
 	Batch int    `json:"batch"`
 	Where string `json:"where"` // Adjacent, Scattered, Shuffled, Pages, Gathered or Hot
 
-	// Spread is the size of the memory that places are drawn from: of Scattered and Adjacent at
-	// both ends, of Pages at the target, of Gathered at the initiator.
+	// Spread is the size of the memory from which places are drawn: for Scattered and Adjacent at
+	// both ends, for Pages at the target, for Gathered at the initiator.
 	Spread  uint64 `json:"spread,omitempty"`
 	Threads int    `json:"threads,omitempty"` // goroutines that post; 0: 1
 }
@@ -31,30 +31,31 @@ const (
 	Shuffled  = "shuffled"  // one run at each end, in another order
 	Pages     = "pages"     // one run at the initiator, random places at the target
 	Gathered  = "gathered"  // random places at the initiator, one run at the target
-	Hot       = "hot"       // all at one place at each end, which stays in the caches
+	Hot       = "hot"       // all at the same place at each end, which stays in the CPU caches
 )
 
-// Bytes is what one operation moves.
+// Bytes returns how many bytes one operation moves.
 func (s *Shape) Bytes() uint64 { return s.Size * uint64(s.Batch) }
 
-// String names the shape as tables do.
+// String returns the name of the shape in tables.
 func (s *Shape) String() string {
 	return fmt.Sprintf("%s %s %d x %d", s.Op, s.Where, s.Batch, s.Size)
 }
 
-// ErrShape is what every error about a shape is.
+// ErrShape is wrapped by every error about a shape.
 var ErrShape = errors.New("bad shape")
 
-// What a shape may be at most. What all threads move at once must fit into memory several times.
+// The limits of a shape. The bytes that all threads move at once must fit into memory several
+// times.
 const (
 	sizeMax    = 1 << 30
 	batchMax   = 1 << 18
 	threadsMax = 64
 	bytesMax   = 4 << 30
-	slotsMax   = 1 << 23 // that places are drawn from
+	slotsMax   = 1 << 23 // slots from which places are drawn
 )
 
-// Check refuses what cannot be measured.
+// Check returns an error if the shape cannot be measured.
 func (s *Shape) Check() error {
 	limit := func(n uint64) string { return figures.FormatSize(n) }
 	switch {
@@ -78,7 +79,7 @@ func (s *Shape) Check() error {
 
 func (s *Shape) threads() int { return max(s.Threads, 1) }
 
-// slots are how many pieces each end has room for.
+// slots returns how many slots each end needs.
 func (s *Shape) slots() (local, remote int) {
 	one := s.threads() * s.Batch // a run for each thread
 	switch drawn := max(min(int(s.Spread/s.Size), slotsMax), one); s.Where {
@@ -95,21 +96,21 @@ func (s *Shape) slots() (local, remote int) {
 	}
 }
 
-// memory is what has to be registered at each end.
+// memory returns how many bytes each end must register.
 func (s *Shape) memory() (local, remote uint64) {
 	here, there := s.slots()
 	return uint64(here) * s.Size, uint64(there) * s.Size
 }
 
-// How many lists of places are used in turn, so that none stays in a cache where it is small:
-// together at most placesMax pieces, unless threads need more.
+// How many lists of places are used in turn, so that small pieces do not stay in a CPU cache. All
+// lists together have at most placesMax pieces, unless threads need more.
 const (
 	listsMax  = 64
 	placesMax = 1 << 17
 )
 
-// places draws the slots of each list at both ends, the same ones for each participant. Threads
-// take lists in turn, and meet at no slot.
+// places draws the slots of each list at both ends, the same ones for all participants. Threads
+// take lists in turn, and no two threads use the same slot.
 func (s *Shape) places() (local, remote [][]int32) {
 	here, there := s.slots()
 	n := s.threads()
@@ -132,7 +133,7 @@ func (s *Shape) places() (local, remote [][]int32) {
 			switch {
 			case s.Where == Hot:
 				side[l] = slices.Repeat([]int32{int32(l % n)}, s.Batch)
-			case slots < lists*s.Batch: // one run a thread
+			case slots < lists*s.Batch: // one run for each thread
 				side[l] = order[l%n*s.Batch:][:s.Batch]
 			default:
 				side[l] = order[l*s.Batch:][:s.Batch]
@@ -159,10 +160,10 @@ var (
 	batches = []int{1, 64, 2048}
 )
 
-// Shapes are those by which engines are compared, drawn from so much memory: writes and reads,
-// scattered and adjacent, each of at most half of it. A batch is cut to that; what is then measured
-// already is left out, as is the second arrangement of a single piece. quick keeps the ones that
-// tell most.
+// Shapes returns the shapes by which engines are compared: writes and reads, scattered and
+// adjacent, in so much memory. An operation moves at most half of the memory; Shapes shortens
+// longer batches. It leaves out duplicates, also the second arrangement of a single piece. With
+// quick it returns only the most important ones.
 func Shapes(memory uint64, quick bool) []Shape {
 	var list []Shape
 	for _, size := range sizes {
@@ -187,12 +188,12 @@ func Shapes(memory uint64, quick bool) []Shape {
 	return list
 }
 
-// wholeBlock is what offsets and lengths of a file are multiples of where bytes go past the page
-// cache. Pieces that are not go through it: no engine has another way.
+// wholeBlock is the alignment of offsets and lengths in a file that O_DIRECT needs. All engines
+// move other pieces through the page cache.
 const wholeBlock = 4 << 10
 
-// FileShapes are those of a file of that size: many requests at once, large ones, and pieces that
-// are no blocks. quick leaves out those between.
+// FileShapes returns the shapes for a file of that size: many requests at once, large ones, and
+// pieces that are not whole blocks. quick leaves out medium sizes.
 func FileShapes(memory uint64, quick bool) []Shape {
 	var list []Shape
 	for _, s := range []Shape{{Size: 4 << 10, Batch: 64}, {Size: 4 << 10, Batch: 2048},
@@ -209,7 +210,7 @@ func FileShapes(memory uint64, quick bool) []Shape {
 	return list
 }
 
-// isQuick reports whether a quick run has the shape: small and many, large and few.
+// isQuick reports whether a quick run includes the shape: many small pieces, or few large ones.
 func (s *Shape) isQuick() bool {
 	switch {
 	case s.Where == Adjacent:
@@ -224,7 +225,7 @@ func (s *Shape) isQuick() bool {
 	return s.Size == 1<<20 && s.Batch == 1
 }
 
-// LaneShapes are the few of a lane that are measured unless told otherwise.
+// LaneShapes returns the few shapes that are measured on a lane by default.
 func LaneShapes(lane Lane) []Shape {
 	const (
 		entries = 2048

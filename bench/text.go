@@ -15,7 +15,7 @@ import (
 	"github.com/sluicehq/sluice/internal/figures"
 )
 
-// Text prints a report for people: where and with what, which leads where, and all rows.
+// Text prints the report as text: the machine and the settings, the comparison, and all rows.
 func (r *Report) Text(w io.Writer) error {
 	var b strings.Builder
 	r.head(&b)
@@ -70,7 +70,7 @@ func table(w io.Writer, flags uint) *tabwriter.Writer {
 	return tabwriter.NewWriter(w, 0, 0, 2, ' ', flags)
 }
 
-// figure has three digits that count, and more before the point.
+// figure formats a number with three significant digits, or more before the point.
 func figure(v float64) string {
 	switch {
 	case v >= 100:
@@ -94,7 +94,7 @@ func (r *Report) transfers(b *strings.Builder, lane Lane) {
 	fmt.Fprintln(t, "op\twhere\tsize\tbatch\tpeer\tGB/s\tpieces/s\tp50 µs\tp99 µs\tCPU s/GB\tops\t")
 	for _, row := range rows {
 		size, batch, where := figures.FormatSize(row.Size), strconv.Itoa(row.Batch), row.Where
-		if row.Bytes > 0 { // which the driver knows better than the shape
+		if row.Bytes > 0 { // the driver has said it
 			size, batch, where = figures.RoundSize(row.Bytes), "1", "-"
 		}
 		if row.Threads > 1 {
@@ -115,7 +115,7 @@ func (r *Report) transfers(b *strings.Builder, lane Lane) {
 	t.Flush()
 }
 
-// beside says how a row stands to the yardsticks.
+// beside formats the ratios of a row to the yardsticks.
 func beside(row *Row) string {
 	var words []string
 	for _, name := range slices.Sorted(maps.Keys(row.Ratios)) {
@@ -127,7 +127,7 @@ func beside(row *Row) string {
 	return "  " + strings.Join(words, ", ")
 }
 
-// of are the rows of a kind on a lane, in the order of the run.
+// of returns the rows of a kind on a lane, in the order of the run.
 func (r *Report) of(kind string, lane Lane) []*Row {
 	var list []*Row
 	for i := range r.Rows {
@@ -138,7 +138,7 @@ func (r *Report) of(kind string, lane Lane) []*Row {
 	return list
 }
 
-// specials are the kinds of rows beside transfers, and how their figures are said.
+// specials lists the other kinds of rows, with the format of their figures.
 var specials = []struct {
 	kind, title string
 	say         func(*Row) string

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package driver is the contract between the engine and what moves bytes: shared
-// memory, a socket, a NIC, a disk, a copy engine.
+// Package driver is the contract between the engine and its backends. A backend moves bytes, by
+// shared memory, sockets, a NIC, a disk or a copy engine.
 //
 // Comments here speak to the implementer. "Guaranteed" is what the engine
 // promises before it calls, "must" is what the implementation promises in
 // return, "may" is left to it. Package drivertest checks the musts.
 //
-// A backend has three types to write: a Backend, its Memory and its Peer, all of their
-// methods. What a Peer can do beyond copying descriptors is bits (Peer.Can), and what it
-// need not do has a neutral answer to embed (BackendBase, PeerBase). Start with package
-// backends/mem, the reference.
+// A backend implements three interfaces: Backend, Memory and Peer. The bits of Peer.Can say what a
+// Peer can do beyond copying descriptors. BackendBase and PeerBase implement the optional methods,
+// for a backend to embed. Start with package backends/mem, the reference.
 //
 // # What a completion means
 //
-// This is the one place that says it:
+// Other comments refer to this list:
 //
 //   - A Read that completed without error: the bytes are in local memory and
 //     visible to every goroutine that learns of the completion.
@@ -28,8 +27,8 @@
 //     complete yet.
 //   - Every tag that Submit accepted completes exactly once, whatever happens
 //     to the peer, to the connection or to the backend.
-//   - The peer's program takes no part: it need not Poll, and neither need ours
-//     for a transfer to go on. Only the completion waits for Poll.
+//   - The peer's program takes no part and need not call Poll. Nor does a transfer need Poll on
+//     this side to make progress. Only its completion waits for Poll.
 package driver
 
 import (
@@ -66,10 +65,9 @@ type Backend interface {
 
 	// Poll moves finished work into done and returns how many entries it
 	// filled; 0 with a nil error means that nothing is ready. It must not block.
-	// After Close it must deliver what completions are left and then return
-	// ErrClosed. A completion that came to be while Submit ran must be there when
-	// Submit has returned: the engine is guaranteed to poll then, so such a
-	// completion needs no wake-up.
+	// After Close it must deliver the completions that are left and then return ErrClosed.
+	// If a batch completes during its Submit, Poll must return the completion once Submit has
+	// returned: the engine is guaranteed to poll then, so such a completion needs no wake-up.
 	Poll(done []Completion) (n int, err error)
 
 	// FD is readable after a completion or a message arrived while armed, or when
@@ -77,35 +75,34 @@ type Backend interface {
 	// owns it; it is an eventfd, and the engine is guaranteed to drain it.
 	FD() int
 
-	// Arm asks for one wake-up, which stays asked for whatever it returns. Ready
-	// means that there may be something already: poll before you sleep.
+	// Arm asks for one wake-up by FD, and the request stays in force whatever Arm returns. Ready
+	// means that there may be a completion or a message already: poll before you sleep.
 	Arm() (ready bool, err error)
 
-	// Receive moves arrived messages into msgs and returns how many. Message.Data
-	// must be the caller's to keep. It must not block. What is not received stays with
-	// the sender as back-pressure: its Submit returns ErrFull.
+	// Receive moves arrived messages into msgs and returns how many. The caller may keep
+	// Message.Data. Receive must not block. Messages that are not received cause back-pressure:
+	// the sender's Submit returns ErrFull.
 	Receive(msgs []Message) (n int, err error)
 
-	// Answer sends b, at most Caps.MessageMax bytes, back by the connection of a message
-	// that came, to the backend that opened it; it arrives there as a Message whose Conn
-	// is its Peer's. It must not block, and b may change once it has returned. Answers
-	// of one connection arrive in order, each at most once, and all of them unless the
-	// connection ends. ErrFull means that there is no room now: FD tells when there may be.
-	// ErrPeerLost: the connection has ended, or never was.
+	// Answer sends b, at most Caps.MessageMax bytes, over a connection that a peer opened, back to
+	// that peer. conn is the Message.Conn of a message that arrived by it. The answer arrives as a
+	// Message whose Conn is the Conn of the peer's Peer. Answer must not block, and the caller may
+	// change b once it has returned. Answers of one connection arrive in order, each at most once,
+	// and all of them unless the connection ends. ErrFull means that there is no room now: FD
+	// becomes readable when there may be. ErrPeerLost: the connection has ended or is unknown.
 	Answer(conn uint64, b []byte) error
 
-	// Close ends every Peer (see Peer.Close) and every Memory and gives back all
-	// that the backend holds: descriptors, goroutines, mappings. It must be
-	// idempotent, and bounded in time also when a peer is frozen. Afterwards
-	// Register, Connect, Import and Submit must answer ErrClosed; the other
-	// methods of it and of what came from it must merely return.
+	// Close ends every Peer (see Peer.Close) and every Memory, and releases all descriptors,
+	// goroutines and mappings. It must be idempotent, and bounded in time even if a peer is
+	// frozen. Afterwards Register, Connect, Import and Submit must return ErrClosed. The other
+	// methods of the backend, its memories and its peers need only return.
 	Close() error
 }
 
 // Memory is one registration.
 type Memory interface {
-	// Key names the memory in Desc.LocalKey. Keys are small. A key may be another memory's
-	// once Revoke has returned nil, and must not be before.
+	// Key names the memory in Desc.LocalKey. Keys are small numbers. A key may be reused for
+	// another memory only after Revoke has returned nil.
 	Key() uint32
 
 	// AppendToken appends what a peer's Import needs to reach this memory. A
@@ -133,9 +130,9 @@ type Memory interface {
 	Revoke(ctx context.Context) error
 }
 
-// Peer is the way to another backend of the same make.
+// Peer is a connection to another backend of the same type.
 type Peer interface {
-	// Can says what Submit takes. It must be constant.
+	// Can says what Submit accepts. It must be constant.
 	Can() Can
 
 	// Conn is the number that Message.Conn has for answers that come by this connection;
@@ -185,21 +182,20 @@ type Peer interface {
 	// An unknown or finished tag is ignored.
 	Cancel(tag uint64)
 
-	// Help copies the batch of a tag, or reads its end, in the calling goroutine, which
-	// waits for it anyway, unless another has it in hand: that saves a wake-up, and the bytes
-	// stay in the caller's cache. It returns when there is no more to do for the batch or,
-	// one piece or a few milliseconds later at most, when stop is closed, and reports
-	// whether it did anything.
-	// The engine is guaranteed to poll then, so a completion that came of it needs no
-	// wake-up. It may be called for any tag, by any number of goroutines.
+	// Help lets a goroutine that waits for a tag do the work of the batch itself: it copies the
+	// bytes, or reads the completion, unless another goroutine already does. That saves a wake-up
+	// and keeps the bytes in the cache of the caller's CPU. Help returns when it can do no more
+	// for the batch, or at most one piece or a few milliseconds after stop was closed. It reports
+	// whether it did anything. The engine is guaranteed to poll then, so a completion that Help
+	// caused needs no wake-up. It may be called for any tag, by any number of goroutines.
 	Help(tag uint64, stop <-chan struct{}) bool
 
-	// Explain says in one line how bytes would move between a pair of keys: by which rail,
-	// which copy, which detour, and why.
+	// Explain says in one line how bytes would move between the memories of two keys, and why:
+	// for instance over which NIC, and through which staging memory.
 	Explain(localKey, remoteKey uint32) string
 
-	// Lost is closed once the connection is known to be dead, or is closed. A peer that is silent
-	// while nothing is outstanding is neither.
+	// Lost returns a channel that is closed once the connection is closed or known to be dead. A
+	// peer is not lost because it is silent while nothing is outstanding.
 	Lost() <-chan struct{}
 
 	// Close ends the connection: every outstanding tag must complete (with

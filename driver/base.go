@@ -2,25 +2,24 @@
 
 package driver
 
-// BackendBase is for a Backend to embed: the answers of one whose Peers carry no
-// notifications. Only answers that are true of such a backend stand here.
+// BackendBase is for a Backend to embed whose Peers carry no notifications. It implements the
+// methods that only notifications need.
 type BackendBase struct{}
 
-// Receive has nothing.
+// Receive returns no messages.
 func (BackendBase) Receive([]Message) (int, error) { return 0, nil }
 
-// Answer is ErrNotSupported.
+// Answer returns ErrNotSupported.
 func (BackendBase) Answer(uint64, []byte) error { return ErrNotSupported }
 
-// PeerBase is for a Peer to embed: the answers of one without notifications that needs no
-// help and cannot be lost.
+// PeerBase is for a Peer to embed that carries no notifications, needs no Help and cannot be lost.
 type PeerBase struct{}
 
-// Conn is 0: no message comes by it.
+// Conn returns 0: no message arrives by this connection.
 func (PeerBase) Conn() uint64 { return 0 }
 
-// Help has done nothing.
+// Help does nothing.
 func (PeerBase) Help(uint64, <-chan struct{}) bool { return false }
 
-// Lost is never closed.
+// Lost returns a channel that is never closed.
 func (PeerBase) Lost() <-chan struct{} { return nil }

@@ -54,10 +54,10 @@ func within(off, n, size uint64) bool { return off <= size && n <= size-off }
 
 // Batch is what one Submit takes: bytes to move and, with a Write, what follows them.
 //
-// It belongs to the caller. Once a completion of the batch can be polled a Peer must not
-// touch it, and once Submit has returned it must keep nothing of it but the index lists of
-// Pattern, which are guaranteed to be there, and meant to stay unchanged, until the tag
-// completes. A list that changes all the same must not move a byte outside the memories.
+// It belongs to the caller. Once a completion of the batch can be polled, a Peer must not touch it.
+// Once Submit has returned, the Peer must keep nothing of it except the index lists of Pattern: the
+// engine guarantees that they exist until the tag completes, and the program is asked not to change
+// them. If a list changes all the same, the Peer must not touch a byte outside the memories.
 type Batch struct {
 	Op      Op
 	Tail    Tail     // Write only
@@ -76,12 +76,13 @@ const (
 	CanNotify                  // NotifyTail, and answers to it
 	CanDurable                 // Batch.Durable
 
-	// Any other backend that serves a pair of memories, or carries messages, goes before this Peer,
-	// whatever either costs: it lacks what a program must not lose unasked, such as encryption.
+	// LastResort makes the engine prefer any other backend that serves the pair of memories, or
+	// carries notifications, whatever the costs. A Peer sets it if it lacks a property that a
+	// program must not lose unasked, such as encryption.
 	LastResort
 )
 
-// Errors of Check, made once: an engine may ask for what a Peer cannot on its hot path.
+// Errors of Check, allocated once: the engine may offer a Peer what it cannot do on its hot path.
 var (
 	errOp   = fmt.Errorf("neither a read nor a write: %w", ErrNotSupported)
 	errTail = fmt.Errorf("a read has no tail: submit a write of the tail alone behind it: %w",
@@ -95,8 +96,8 @@ var (
 	errNoNotify = fmt.Errorf("this peer carries no notifications: %w", ErrNotSupported)
 )
 
-// Check is the one place that knows which combinations of fields are legal, and which of
-// them need a bit of can. It does not look at bounds. It does not allocate.
+// Check reports whether the combination of fields is legal and can has the bits that it needs. It
+// does not check bounds. It does not allocate.
 func (b *Batch) Check(can Can) error {
 	switch {
 	case b.Op != Read && b.Op != Write:
@@ -137,13 +138,13 @@ func (b *Batch) checkTail(can Can) error {
 // Completion is the end of one tag.
 type Completion struct {
 	Tag uint64
-	// Err is nil, or why; *PieceError names the piece where that is known. An error that is
-	// ErrUnproven, too, says that the tag is over here, but may still land at a peer that does not
+	// Err is nil or the cause; a *PieceError names the piece where it is known. If it also is
+	// ErrUnproven, the tag has ended here, but its bytes may still land at a peer that does not
 	// answer.
 	Err error
 }
 
-// Message is what came by a connection, or the news that nothing more will.
+// Message is a message that arrived by a connection, or the report that the connection has ended.
 type Message struct {
 	// Conn is the receiving backend's own number for the connection, which no sender can
 	// choose: never 0, and never used again by that backend. Answer takes it. A message

@@ -77,7 +77,7 @@ func (p Pairs) Local() Kinds {
 // Reach is how far a peer may be.
 type Reach uint8
 
-// From near to far: a backend that reaches far also reaches near.
+// From near to far. A backend that reaches a network also reaches the own host and process.
 const (
 	InProcess Reach = iota
 	SameHost
@@ -104,8 +104,8 @@ type Caps struct {
 	LenMax     uint64 // bytes in one descriptor, or one run of a pattern; 0: any
 	MessageMax int    // bytes of a notification or an answer; 0 where no Peer carries any
 
-	// Sleep: a goroutine that waits should park at once. If it spins, it keeps from running
-	// a thread that the kernel wakes for completions.
+	// Sleep: a goroutine that waits should park at once. Spinning would take the CPU from a
+	// thread that the kernel wakes for completions.
 	Sleep bool
 
 	Cost Cost

@@ -7,8 +7,8 @@ import (
 	"os"
 )
 
-// DMABuf names device memory to the drivers of other devices: a dma-buf of the kernel, as
-// cuMemGetHandleForAddressRange makes one.
+// DMABuf names device memory to the drivers of other devices. It is a dma-buf of the kernel, such
+// as cuMemGetHandleForAddressRange returns.
 type DMABuf struct {
 	// FD belongs to the program, which must keep it open until Register has returned, and
 	// may close it then: a backend that needs the memory for longer must duplicate it.
@@ -19,7 +19,7 @@ type DMABuf struct {
 	Offset uint64
 }
 
-// check looks at what can be told without asking the kernel: addr and n are the Segment's.
+// check checks what needs no call of the kernel. addr and n are the Segment's.
 func (d *DMABuf) check(addr, n uint64) error {
 	page := uint64(os.Getpagesize())
 	switch {

@@ -33,7 +33,7 @@ var (
 	ErrTimeout error = &sentinel{"deadline exceeded", os.ErrDeadlineExceeded}
 )
 
-// sentinel is an error of ours that is also one of the standard library's.
+// sentinel is an error of this package that is also one of the standard library.
 type sentinel struct {
 	text string
 	is   error
@@ -42,15 +42,15 @@ type sentinel struct {
 func (e *sentinel) Error() string        { return e.text }
 func (e *sentinel) Is(target error) bool { return target == e.is }
 
-// UnavailableError says that a backend cannot work on this machine and what
-// would mend it. It is the one error that a test may skip on.
+// UnavailableError says why a backend cannot work on this machine and how to fix that. It is the
+// only error for which a test may skip.
 type UnavailableError struct {
 	Backend string // "ucx"
 	Reason  string // "libucp.so.0: cannot open shared object file"
 	Fix     string // "apt-get install libucx0"; may be empty
 }
 
-// Error names the backend, the reason and the mending command.
+// Error names the backend, the reason and the fix.
 func (e *UnavailableError) Error() string {
 	if e.Fix == "" {
 		return fmt.Sprintf("%s backend unavailable: %s", e.Backend, e.Reason)
@@ -61,8 +61,8 @@ func (e *UnavailableError) Error() string {
 // Is makes errors.Is(err, ErrUnavailable) true.
 func (e *UnavailableError) Is(target error) bool { return target == ErrUnavailable }
 
-// ContextError says why a context has ended: the cause, which is ErrTimeout, too, where a
-// deadline has passed.
+// ContextError returns why a context has ended: its cause. If a deadline has passed, the error is
+// ErrTimeout as well.
 func ContextError(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	if errors.Is(cause, context.DeadlineExceeded) {

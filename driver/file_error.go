@@ -9,18 +9,18 @@ import (
 	"syscall"
 )
 
-// FileError is why a transfer failed at a file. A *PieceError around it names the piece of the
-// batch, unless Op is "sync".
+// FileError is the error of a transfer that failed at a file. A *PieceError wraps it and names the
+// piece of the batch, unless Op is "sync".
 type FileError struct {
 	Op   string // "read", "write", "sync" or "reserve"
-	Name string // of the file, as the system knows it now
-	Off  int64  // where in the file it ended, in bytes; -1 of a sync
+	Name string // the file's name, as the kernel knows it now
+	Off  int64  // offset in the file at which it failed, in bytes; -1 of a sync
 	// a syscall.Errno, io.ErrUnexpectedEOF where the file has become shorter, ErrFault, or the
 	// error of the library that moves the bytes
 	Err error
 }
 
-// Error names the file, the offset and what mends it where that is known.
+// Error names the file, the offset, the cause and, where it is known, the fix.
 func (e *FileError) Error() string {
 	where := ""
 	if e.Off >= 0 {

@@ -8,36 +8,40 @@ import (
 	"math/bits"
 )
 
-// LoopsMax is how many loops one entry of a Pattern may have.
+// LoopsMax is how many loops a Pattern may have.
 const LoopsMax = 3
 
-// Pattern is Count scattered entries of one shape between one pair of memories. An entry
-// is a contiguous run of Run bytes or, with Loops, a nest of such runs. In memory that is
-// written to, a byte that is named twice holds one of the values afterwards.
+// Pattern describes Count scattered entries of the same shape, to copy between two memories. An
+// entry is one contiguous run of Run bytes or, with Loops, several runs at regular distances. If
+// two entries write the same byte, it holds one of the two values afterwards.
 type Pattern struct {
 	Run   uint64 // contiguous bytes
-	Loops []Loop // outermost first, at most LoopsMax; none: an entry is one run
+	Loops []Loop // nested, outermost first, at most LoopsMax; none: an entry is one run
 	Count int    // entries
 
 	Local, Remote       Side
 	LocalKey, RemoteKey uint32
 }
 
-// Loop repeats what is inside it N times, each Local and Remote bytes behind the one before.
+// Loop repeats the loops inside it, or the run, N times. Each repetition lies Local bytes further
+// in the local memory than the one before, and Remote bytes further in the remote one.
 type Loop struct {
 	N             uint32
-	Local, Remote uint64 // bytes
+	Local, Remote uint64 // distance of two repetitions, in bytes
 }
 
-// Side says where the entries lie in one of the two memories: entry i at
-// Base + List[(First+i)/Per]*Stride + ((First+i)%Per)*Step. It is a list of slots, such
-// as blocks of a KV cache, of Stride bytes each, with Per entries in each slot. With a List a
-// Stride may be less than an entry: its numbers are units then, such as pages of memory.
+// Side says where the entries lie in one of the two memories. The memory is divided into slots of
+// Stride bytes, such as the blocks of a KV cache, and each slot holds Per entries. List names the
+// slots to use. Entry i lies at
+//
+//	Base + List[(First+i)/Per]*Stride + ((First+i)%Per)*Step
+//
+// With a List, Stride may be less than an entry: the numbers are units then, such as pages.
 type Side struct {
-	Base, Stride, Step uint64   // bytes
-	First              uint32   // entries of the first slot that are left out; below Per
-	Per                uint32   // entries a slot; 0 is 1
-	List               []uint32 // numbers of the slots; nil counts up from 0
+	Base, Stride, Step uint64   // bytes: of slot 0, between slots, between entries of a slot
+	First              uint32   // entries to skip in the first slot of List; less than Per
+	Per                uint32   // entries per slot; 0 means 1
+	List               []uint32 // slot numbers; nil means 0, 1, 2, …
 }
 
 // At returns the offset of entry i.
@@ -52,7 +56,7 @@ func (s *Side) At(i int) uint64 {
 	return s.Base + slot*s.Stride + in*s.Step
 }
 
-// slots returns how many slots count entries need.
+// slots returns how many slots count entries occupy, with the First skipped ones.
 func (s *Side) slots(count int) int {
 	if s.Per <= 1 {
 		return count
@@ -60,7 +64,7 @@ func (s *Side) slots(count int) int {
 	return int((uint64(s.First) + uint64(count) + uint64(s.Per) - 1) / uint64(s.Per))
 }
 
-// Plain reports whether the pattern has neither loops nor slots of several entries.
+// Plain reports whether each entry is one run and has a slot of its own.
 func (p *Pattern) Plain() bool {
 	return len(p.Loops) == 0 && p.Local.Per <= 1 && p.Remote.Per <= 1
 }
@@ -77,10 +81,10 @@ func (p *Pattern) Runs() int {
 	return n
 }
 
-// Bytes returns the sum of all entries.
+// Bytes returns the bytes of all entries together.
 func (p *Pattern) Bytes() uint64 { return uint64(p.Count) * p.EntryLen() }
 
-// Desc returns entry i of a plain pattern as a descriptor, or the first run of that of another.
+// Desc returns the first run of entry i as a descriptor. Without loops that is the whole entry.
 func (p *Pattern) Desc(i int) Desc {
 	return Desc{Local: p.Local.At(i), Remote: p.Remote.At(i), Len: p.Run, LocalKey: p.LocalKey,
 		RemoteKey: p.RemoteKey}
@@ -112,7 +116,7 @@ func (p *Pattern) Check(localSize, remoteSize uint64) error {
 		return fmt.Errorf("pattern: %d loops, at most %d: %w", len(p.Loops), LoopsMax, ErrBounds)
 	}
 	runs := uint64(1)
-	local, remote, ok := p.Run, p.Run, true // bytes from the first to the last of an entry
+	local, remote, ok := p.Run, p.Run, true // extent of an entry: from its first to its last byte
 	for i := range p.Loops {
 		l := &p.Loops[i]
 		if l.N == 0 {
@@ -135,14 +139,14 @@ func (p *Pattern) Check(localSize, remoteSize uint64) error {
 	return p.checkSide("remote", &p.Remote, remote, remoteSize)
 }
 
-// reach returns extent + n*step, and whether nothing has overflowed.
+// reach returns extent + n*step, and ok unless that overflows.
 func reach(extent, n, step uint64, ok bool) (uint64, bool) {
 	over, product := bits.Mul64(n, step)
 	sum, carry := bits.Add64(extent, product, 0)
 	return sum, ok && over == 0 && carry == 0
 }
 
-// checkSide compares all entries, of extent bytes from first to last, with the memory's size.
+// checkSide checks that all entries, each of that extent, lie within size bytes of memory.
 func (p *Pattern) checkSide(side string, s *Side, extent, size uint64) error {
 	if s.Per > 1 && s.First >= s.Per || s.Per <= 1 && s.First != 0 {
 		return fmt.Errorf("pattern: %s side begins with entry %d of slots of %d: %w", side, s.First,
@@ -154,7 +158,8 @@ func (p *Pattern) checkSide(side string, s *Side, extent, size uint64) error {
 			ErrBounds)
 	}
 	if s.Per > 1 {
-		in := min(uint64(s.First)+uint64(p.Count), uint64(s.Per)) - 1 // the last entry in any slot
+		// the highest index within a slot that an entry has
+		in := min(uint64(s.First)+uint64(p.Count), uint64(s.Per)) - 1
 		var ok bool
 		if extent, ok = reach(extent, in, s.Step, true); !ok {
 			return fmt.Errorf("pattern: %s slots of %d entries are too large: %w", side, s.Per,
@@ -180,14 +185,14 @@ func (p *Pattern) checkSide(side string, s *Side, extent, size uint64) error {
 	return nil
 }
 
-// slotsWithin returns how many slots fit, so that one comparison per index checks bounds
-// and overflow alike.
+// slotsWithin returns how many slots fit into the memory. A slot number below it cannot lead out of
+// bounds or overflow, so that checkSide needs only one comparison for each number.
 func slotsWithin(size, base, extent, stride uint64) uint64 {
 	if base > size || extent > size-base {
 		return 0
 	}
 	if stride == 0 {
-		return 1 << 32 // every number names the same slot
+		return 1 << 32 // all slots are at the same place
 	}
 	return (size-base-extent)/stride + 1
 }

@@ -11,7 +11,7 @@ import (
 // RangesMax is how many ranges a Segment.Only may have.
 const RangesMax = 1 << 17 // 2 MiB of them
 
-// Range is Len bytes from Off on.
+// Range is the Len bytes that begin at Off.
 type Range struct{ Off, Len uint64 }
 
 // Ranges is a set of bytes of a memory, in order; no range touches the next.
@@ -47,7 +47,7 @@ func NewRanges(list []Range, size uint64) (Ranges, error) {
 	return Ranges(slices.Clip(set)), nil
 }
 
-// Check reports whether it is such a set, within a memory of that size, or nil.
+// Check returns an error unless r is nil or a valid set within a memory of that size.
 func (r Ranges) Check(size uint64) error {
 	if r != nil && len(r) == 0 || len(r) > RangesMax {
 		return fmt.Errorf("ranges: %d, want 1 to %d: %w", len(r), RangesMax, ErrBounds)
@@ -62,8 +62,8 @@ func (r Ranges) Check(size uint64) error {
 	return nil
 }
 
-// Has reports whether n bytes from off on are in the set: within one range. A nil set has all. at
-// is where the last call has found its range, which is looked at first.
+// Has reports whether the n bytes at off lie within one range of the set. A nil set contains all
+// bytes. at holds the index of the range that the last call found, with which the search begins.
 func (r Ranges) Has(off, n uint64, at *int) bool {
 	if r == nil {
 		return true
@@ -82,7 +82,7 @@ func (r Ranges) Has(off, n uint64, at *int) bool {
 	return in <= r[i].Len && n <= r[i].Len-in
 }
 
-// find returns the last range that begins at off or before; -1: there is none.
+// find returns the index of the last range that begins at off or before; -1: there is none.
 func (r Ranges) find(off uint64) int {
 	low, high := 0, len(r) // those below low begin at off or before, those from high on behind it
 	for low < high {
@@ -96,7 +96,7 @@ func (r Ranges) find(off uint64) int {
 }
 
 // HasRemote reports whether all bytes of the pattern's remote side are in the set. The pattern has
-// passed Check. An entry that lies in one range as a whole is looked at once.
+// passed Check. HasRemote looks at single runs only for an entry that does not lie in one range.
 func (r Ranges) HasRemote(p *Pattern) bool {
 	if r == nil {
 		return true

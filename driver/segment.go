@@ -13,9 +13,9 @@ type Segment struct {
 	Kind Kind
 	Len  uint64 // bytes; with DRAM it is len(Mem)
 
-	// DRAM: the bytes. They must stay mapped and must not move until the Memory
-	// is closed, which rules out a Go slice that the program lets go of. Batches that meet
-	// memory which is gone fail with ErrFault.
+	// DRAM: the bytes. They must stay mapped and must not move until the Memory is revoked, so a
+	// program must keep a reference to a Go slice. A batch that touches memory which is no longer
+	// mapped fails with ErrFault.
 	Mem []byte
 
 	// DRAM that other processes can map: Mem is [SharedOff, SharedOff+Len) of it.
@@ -23,17 +23,17 @@ type Segment struct {
 	Shared    Shared
 	SharedOff uint64
 
-	// HBM: the device ordinal and the device address. The memory must stay allocated
-	// until the Memory is closed. DMABuf is what other devices know it by, such as NICs;
-	// nil: a backend does without, or answers with what would mend that.
+	// HBM: the device ordinal and the device address. The memory must stay allocated until the
+	// Memory is revoked. DMABuf names the memory to other devices, such as NICs. If it is nil, a
+	// backend does without it, or returns an error that says what is missing.
 	Device int
 	Addr   uint64
 	DMABuf *DMABuf
 
 	// File: an open descriptor, kept by the caller, and the offset in it. With Extends the
-	// range may lie past the end of a regular file: a write makes it longer, and a read of
-	// what was not written fails. Otherwise such a range is ErrBounds. Buffered asks for all
-	// bytes to go through the page cache: a backend that would go past it should heed it.
+	// range may lie past the end of a regular file: a write makes the file longer, and a read of
+	// bytes that were not written fails. Otherwise such a range is ErrBounds. Buffered asks a
+	// backend that bypasses the page cache to move all bytes through it.
 	FD       int
 	FileOff  uint64
 	Extends  bool
@@ -42,12 +42,13 @@ type Segment struct {
 	// ReadOnly refuses writes by peers (and, to a File, all writes).
 	ReadOnly bool
 
-	// Only is what peers may reach of the bytes; nil: all. What peers send beyond it must be
-	// ErrBounds where this side places it, or reads it for them. Where peers reach the memory
-	// themselves, their engines are guaranteed to look, and nothing keeps out one that lies. Means
-	// by which Revoke shuts out a frozen peer must leave the bytes beside it alone; an error is due
-	// where they cannot. A backend without such means must answer ErrNotSupported, to Register or
-	// to Import.
+	// Only lists the bytes that peers may access; nil: all. If the backend on this side copies the
+	// bytes for a peer, it must refuse an access outside Only with ErrBounds. If peers access the
+	// memory directly, their engines are guaranteed to check, but nothing stops a peer that lies.
+	//
+	// When Revoke shuts out a frozen peer, it must not change bytes outside Only, or must return an
+	// error if that is impossible. A backend that cannot shut out a frozen peer
+	// so must return ErrNotSupported from Register or Import.
 	Only Ranges
 
 	// Secret is the 128 bits that a token begins with. The engine is guaranteed
@@ -57,51 +58,51 @@ type Segment struct {
 
 // Shared is memory that other processes can map, such as hostmem's.
 type Shared interface {
-	// Lend calls f with the descriptors that hold the memory now, in order of offset and
+	// Lend calls f with the file descriptors that hold the memory now, in order of offset and
 	// without gaps. No Renew runs before f has returned; afterwards the descriptors may be
 	// closed. f must not call Renew, nor keep the slice.
 	Lend(f func(extents []Extent) error) error
 
-	// OnRenew has f called in each Renew before the first page moves, also when another
-	// backend or the program renews: a peer that still has the old pages must learn of it
-	// before what it writes there is lost. f must neither block nor call the Shared. Once
-	// stop, which is idempotent, has returned, f runs no more.
+	// OnRenew registers f. Each Renew calls f before it replaces the first page, also when another
+	// backend or the program renews: a peer that still maps the old pages must learn of it before
+	// its writes are lost. f must neither block nor call the Shared. stop is idempotent; once it
+	// has returned, f is not called any more.
 	//
-	// What f returns reports, from then on, whether each write through a mapping of the old
-	// pages has ended, those included that a Revoke has given up: a later Renew takes old pages
-	// again when each backend that was told says so. nil: there is none. A backend that
-	// can never know returns a function that says false: no Renew uses the old pages again.
+	// f returns a function, over, that reports whether all writes through mappings of the old
+	// pages have ended, also those for which a Revoke no longer waits. A later Renew reuses the
+	// old pages when over of each backend returns true. f returns nil if no peer maps the pages. A
+	// backend that can never know returns a function that is always false: then no Renew reuses
+	// them.
 	OnRenew(f func() (over func() bool)) (stop func())
 
-	// Renew puts fresh pages under [off, off+n), widened to whole pages, with the
-	// content of the old ones. What another process still writes through an
-	// older mapping is lost, and so may be what this program itself writes into those
-	// pages at that moment: a range that is leased should be whole pages. It waits for
-	// all that have entered, for a bounded time and until ctx is over.
+	// Renew puts fresh pages under [off, off+n), widened to whole pages, with the content of the
+	// old ones. Writes of another process through an older mapping are lost, and so may be what
+	// this program itself writes to those pages at that moment: leased ranges should therefore be
+	// whole pages. Renew waits for all calls between Enter and Leave, for a bounded time and at
+	// most until ctx ends.
 	Renew(ctx context.Context, off, n uint64) error
 
-	// Enter and Leave stand around every write into the memory that a backend makes from
-	// this process: a copy, a read from a socket, a request of which the kernel or a device
-	// is to write the answer there. No Renew runs in between, so no such byte is lost.
-	// Enter waits for a Renew that runs. What is between them must be bounded in time,
-	// and must not wait for a peer. TryEnter is for a caller that may not wait, since what has
-	// entered could not leave meanwhile: it reports false where Enter would wait, and has not
-	// entered.
+	// A backend calls Enter before, and Leave after, every write that it makes into the memory
+	// from this process: a copy, a read from a socket, a request for which the kernel or a device
+	// writes the answer there. No Renew runs in between, so no such byte is lost. Enter waits for
+	// a Renew that runs. The time between the two must be bounded, and must not depend on a peer.
+	// TryEnter is for a caller that must not block, because it would keep others from calling
+	// Leave: where Enter would wait, it returns false and has not entered.
 	Enter()
 	TryEnter() bool
 	Leave()
 }
 
-// Holder is implemented by a Shared whose pages can be held where they are. A backend
-// whose device knows the pages themselves, as a NIC does that has pinned them, must
-// hold them for as long: the device would go on with the old ones.
+// Holder is implemented by a Shared that can be kept from replacing its pages. A backend whose
+// device uses physical pages, such as a NIC that has pinned them, must hold them for as long: after
+// a Renew the device would go on with the old pages.
 type Holder interface {
-	// Hold has Renew answer ErrBusy until release was called, which must be
-	// idempotent. It waits for a Renew that runs. Several may hold at once.
+	// Hold makes Renew return ErrBusy until release is called, which must be idempotent. Hold
+	// waits for a Renew that runs. Several callers may hold at once.
 	Hold() (release func(), err error)
 }
 
-// Extent is a run of a Shared that lies in one descriptor.
+// Extent is a contiguous part of a Shared that lies in one file descriptor.
 type Extent struct {
 	Off, Len uint64 // bytes within the Shared
 	FD       int

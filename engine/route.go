@@ -12,14 +12,14 @@ import (
 
 // Route says which backend may serve a transfer.
 type Route struct {
-	// Only names one backend: it serves the transfer or Add fails. Empty: the
-	// engine takes the cheapest that serves the pair of memories.
+	// Only names the backend that must serve the transfer; if it cannot, Add fails. Empty: the
+	// engine chooses the cheapest backend that serves the pair of memories.
 	Only string
 
-	// Durable has a Write end without error only once its bytes would survive a loss of power,
-	// as those of a file do after a sync. What serves the transfer then is a backend that can
-	// say so, or a chain whose last hop is one; where none can, Add fails with ErrNoRoute. A
-	// message follows the bytes as ever. Reads have no such thing: ErrNotSupported.
+	// Durable makes a Write complete without error only once its bytes would survive a loss of
+	// power, as those of a file do after fdatasync. The engine then chooses only backends that can
+	// guarantee this, or a chain whose last hop can; if there is none, Add fails with ErrNoRoute.
+	// A notification still arrives after the bytes. A durable Read is ErrNotSupported.
 	Durable bool
 }
 
@@ -42,30 +42,30 @@ func (r Route) check(e *Engine) error {
 type Candidate struct {
 	Backend  string        `json:"backend"`
 	Usable   bool          `json:"usable"`
-	Reason   string        `json:"reason"`      // why not, or how it would move the bytes
-	Estimate time.Duration `json:"estimate_ns"` // for 1 MiB in one piece; 0 unless usable
-	Rate     float64       `json:"rate"`        // bytes a second that the estimate uses
-	Measured bool          `json:"measured"`    // the rate was measured here, not declared
-	// any other that is usable goes before it: driver.LastResort
+	Reason   string        `json:"reason"`      // why it is not usable, or how it moves the bytes
+	Estimate time.Duration `json:"estimate_ns"` // time for 1 MiB in one piece; 0 unless usable
+	Rate     float64       `json:"rate"`        // of the estimate, in bytes a second
+	Measured bool          `json:"measured"`    // Rate was measured in this engine, not declared
+	// the engine prefers any other usable candidate: see driver.LastResort
 	LastResort bool `json:"last_resort"`
 
 	conn *conn
 	key  uint32
 }
 
-// Explanation is the answer of Explain: all candidates in the order of the engine's
-// backends, and the choice.
+// Explanation is the result of Explain: all candidates, in the order of the engine's backends, and
+// the choice.
 type Explanation struct {
 	Peer       string      `json:"peer"`
 	Local      string      `json:"local"`  // kind of the local memory
-	Remote     string      `json:"remote"` // kind of the peer's
+	Remote     string      `json:"remote"` // kind of the peer's memory
 	SameHost   bool        `json:"same_host"`
-	Chosen     string      `json:"chosen"` // empty: none
+	Chosen     string      `json:"chosen"` // backend; empty: none is usable
 	Why        string      `json:"why"`
 	Candidates []Candidate `json:"candidates"`
 }
 
-// String is the explanation as text, a line a candidate.
+// String returns the explanation as text, with one line for each candidate.
 func (x *Explanation) String() string {
 	var b strings.Builder
 	where := "another host"
@@ -99,8 +99,8 @@ func (c *Candidate) describe() string {
 		source, c.Rate/1e9, c.Reason)
 }
 
-// Explain lists which backends could move bytes between a region and a peer's,
-// what the engine would choose without Route.Only, and why.
+// Explain lists which backends could move bytes between a region and a region of a peer, which one
+// the engine would choose without Route.Only, and why.
 func (e *Engine) Explain(p *Peer, local *Region, remote *Remote) (Explanation, error) {
 	if p.e != e || local.e != e || remote.p != p {
 		return Explanation{}, &OpError{Op: "explain", Peer: p.name,
@@ -133,7 +133,8 @@ func usable(list []Candidate) (n int) {
 	return n
 }
 
-// cheapest returns the candidate with the least estimate; a last resort comes behind all others.
+// cheapest returns the usable candidate with the smallest estimate, and a last resort only if there
+// is no other.
 func cheapest(list []Candidate) (best *Candidate) {
 	for i := range list {
 		c := &list[i]
@@ -148,9 +149,9 @@ func cheapest(list []Candidate) (best *Candidate) {
 // nominalBytes is the size for which routes are compared.
 const nominalBytes = 1 << 20 // 1 MiB
 
-// candidates asks each backend about a pair of memories. The chain answers where it is named, and
-// where it may be needed: of two memories of which one at least is no DRAM, and which no single
-// backend serves.
+// candidates asks each backend whether it can move bytes between two memories. The chain through
+// staging memory is a candidate if the route names it. It also is one if no single backend serves
+// the pair and at least one of the memories is not DRAM.
 func (p *Peer) candidates(local *Region, remote *Remote, route Route) []Candidate {
 	list := make([]Candidate, 0, len(p.e.lanes))
 	for i, l := range p.e.lanes {
@@ -205,7 +206,8 @@ func (p *Peer) candidates(local *Region, remote *Remote, route Route) []Candidat
 	return list
 }
 
-// accept makes the candidate a usable one, at a cost of which the rate may have been measured.
+// accept marks the candidate as usable. Its estimate uses the measured rate, if there is one,
+// instead of the declared one in cost.
 func (c *Candidate) accept(cost driver.Cost, how string) {
 	cost.Rate, c.Measured = c.conn.counters.estimate(c.conn.peer.e.now(), cost.Rate)
 	c.Usable, c.Reason, c.Rate, c.Estimate = true, how, cost.Rate, cost.Estimate(1, nominalBytes)
@@ -214,18 +216,18 @@ func (c *Candidate) accept(cost driver.Cost, how string) {
 const notDurable = "it does not say when written bytes would survive a loss of power, as " +
 	"Route.Durable asks"
 
-// choose picks the connection for a pair of memories and imports the peer's. The Remote remembers
-// the choice: neighbours in a list mostly have the same pair. The first of a list searches anew
-// from time to time, since what was measured changes.
+// choose picks the connection for a pair of memories, and returns the key of the remote one. The
+// Remote caches the choice, since most entries of a list have the same pair. For the first entry of
+// a list, choose repeats the search from time to time (rateHalfLife), since measured rates change.
 func (p *Peer) choose(local *Region, remote *Remote, route Route, first bool) (*conn, uint32,
 	error) {
 	remote.mu.Lock()
 	c, key := remote.chosen, remote.chosenAt
-	stands := c != nil && remote.routeFor == local && remote.route == route && !c.isLost() &&
+	cached := c != nil && remote.routeFor == local && remote.route == route && !c.isLost() &&
 		!(first && p.e.now() >= remote.until)
 	remote.mu.Unlock()
-	if stands && (c != p.staged() || p.chains().hasChain(local, remote, route.Durable)) {
-		return c, key, nil // otherwise the chain went by a connection that was lost
+	if cached && (c != p.staged() || p.chains().hasChain(local, remote, route.Durable)) {
+		return c, key, nil // a cached chain is no longer there once it has lost a connection
 	}
 	list := p.candidates(local, remote, route)
 	best := cheapest(list)
@@ -239,6 +241,7 @@ func (p *Peer) choose(local *Region, remote *Remote, route Route, first bool) (*
 	return best.conn, best.key, nil
 }
 
+// noRoute returns the error for a pair that no backend serves, with the reason of each candidate.
 func (p *Peer) noRoute(local *Region, remote *Remote, list []Candidate) error {
 	var why []string
 	lost, known := 0, 0
@@ -262,8 +265,8 @@ func (p *Peer) noRoute(local *Region, remote *Remote, list []Candidate) error {
 		local.Kind(), remote.kind, remote.name, strings.Join(why, "; "), cause)}
 }
 
-// messenger returns the nearest live connection that carries messages, and a last resort only where
-// there is no other.
+// messenger returns the live connection that carries notifications at the lowest setup cost, and a
+// last resort only if there is no other.
 func (p *Peer) messenger(route Route) (best *conn) {
 	for _, c := range p.conns {
 		if c == nil || !c.notifies() || c.isLost() ||
@@ -279,7 +282,7 @@ func (p *Peer) messenger(route Route) (best *conn) {
 	return best
 }
 
-// notifies reports whether the connection carries messages.
+// notifies reports whether the connection carries notifications.
 func (c *conn) notifies() bool { return c.can&driver.CanNotify != 0 }
 
 func (c *conn) lastResort() bool { return c.can&driver.LastResort != 0 }

@@ -10,13 +10,12 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// scratchMax is over how much memory the baseline writes in turn: several times
-// the largest caches, as the pool of the decode side is.
+// scratchMax is the size of the memory that the baseline writes in turn: several times the largest
+// CPU caches, as the decode process's pool is.
 const scratchMax = 1 << 30 // 1 GiB
 
-// baseline copies the pieces of layers as the transfer does, by memcpy within
-// this process: from the same staging memory, into host memory, whatever the pool
-// lies in.
+// baseline copies the same pieces as the transfer by memcpy within this process: from the same
+// staging memory to host memory, whatever kind of memory the pool is.
 type baseline struct {
 	memory  *hostmem.Buffer
 	at      uint64 // where the next piece goes
@@ -39,7 +38,7 @@ func newBaseline(layerBytes, poolBytes uint64, threads int) (*baseline, error) {
 	return &baseline{memory: m, threads: threads}, nil
 }
 
-// run copies the pieces, which are at most one layer, and counts.
+// run copies the pieces, at most one layer, and adds up time and bytes.
 func (b *baseline) run(pieces [][]byte) {
 	var total uint64
 	for _, p := range pieces {
@@ -61,7 +60,7 @@ func (b *baseline) run(pieces [][]byte) {
 	b.bytes += total
 }
 
-// spread gives each thread a run of pieces.
+// spread copies the pieces with several threads, each a contiguous part of the list.
 func (b *baseline) spread(dst []byte, pieces [][]byte) {
 	var all sync.WaitGroup
 	for t := range b.threads {

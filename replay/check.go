@@ -14,8 +14,7 @@ import (
 	"github.com/sluicehq/sluice/replay/internal/content"
 )
 
-// checker compares blocks as they lie in memory with what they must be. One
-// request is checked at a time.
+// checker compares the content of blocks with what it must be. It checks one request at a time.
 type checker struct {
 	geometry *layout.Geometry
 	memory   []byte
@@ -23,14 +22,14 @@ type checker struct {
 	mu         sync.Mutex
 	checked    uint64 // blocks
 	mismatches uint64
-	first      []string
-	took       time.Duration
+	first      []string      // texts of the first mismatches
+	took       time.Duration // time that the checks took
 }
 
-// firstMax is how many mismatches are put in words.
+// firstMax is how many mismatches the report describes.
 const firstMax = 8
 
-// idOf is the number that a pool.HashOf was made of.
+// idOf returns the number from which pool.HashOf made a hash.
 func idOf(h pool.Hash) uint64 { return binary.BigEndian.Uint64(h[8:]) }
 
 // layer returns the bytes of a layer of a block.
@@ -43,8 +42,8 @@ func (c *checker) layer(block uint32, layer int) ([]byte, error) {
 	return c.memory[r.Off : r.Off+n : r.Off+n], nil
 }
 
-// request checks every layer of every block of a request that is complete, those
-// that were there before as well.
+// request checks every layer of every block of a completed request, including the blocks that the
+// pool had already cached.
 func (c *checker) request(q *handoff.Request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,7 +76,7 @@ func (c *checker) wrong(b []byte, id uint64, layer int) (n uint64) {
 	return n
 }
 
-// mismatch notes one. Preconditions: c.mu is held.
+// mismatch counts a mismatch and keeps its text. Preconditions: c.mu is held.
 func (c *checker) mismatch(format string, args ...any) {
 	c.mismatches++
 	if len(c.first) < firstMax {

@@ -18,7 +18,7 @@ import (
 	"github.com/sluicehq/sluice/kv/pool"
 )
 
-// regionName is that of the pool.
+// regionName is the name of the pool's region.
 const regionName = "kv"
 
 // decode is the process that owns the pool.
@@ -88,7 +88,7 @@ func (d *decode) prepare() (err error) {
 		return nil
 	}
 	d.tier, err = newTier(d.c.Context(), &d.plan, &d.checker, d.memory, func(blocks int) {
-		_ = d.c.Send(kindOffload, blocks) // the end of the pipe ends the context
+		_ = d.c.Send(kindOffload, blocks) // if the pipe has ended, so has the context
 	})
 	return err
 }
@@ -119,14 +119,14 @@ func (d *decode) serve() (err error) {
 	if err := d.c.Send(kindReady, nil); err != nil {
 		return err
 	}
-	// The handshake has a limit, which must not run while the other side is still
-	// busy with its memory.
+	// The handshake has a time limit, which must not run while the prefill process still faults in
+	// its memory.
 	if err := d.c.Expect(kindStart, nil); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(d.c.Context())
 	defer cancel()
-	go d.eng.Serve(ctx, l) // ends with ctx; what fails there fails the prefill's dialling
+	go d.eng.Serve(ctx, l) // ends with ctx; if it fails, the prefill's dial fails
 	if err := d.c.Send(kindConnected, nil); err != nil {
 		return err
 	}
@@ -143,8 +143,8 @@ func (d *decode) serve() (err error) {
 	return d.c.Send(kindResult, r)
 }
 
-// acceptAll handles each request in a goroutine of its own, until the parent says
-// that all have begun, and then until all have ended.
+// acceptAll handles each request in a goroutine of its own. It returns when the parent has reported
+// that all requests have begun, and all have ended.
 func (d *decode) acceptAll() error {
 	ctx, cancel := context.WithCancelCause(d.c.Context())
 	defer cancel(nil)
@@ -221,22 +221,22 @@ func (d *decode) handle(q *handoff.Request) {
 		d.through(q)
 	case planned && (errors.Is(err, engine.ErrAborted) || errors.Is(err, handoff.ErrCancelled)),
 		d.plan.faulty():
-		d.through(q) // the next request may have the blocks, if it is faster
+		d.through(q) // the next request may take the blocks before late.freed does
 		d.late.freed(q)
 	default:
 		d.fail(err)
 	}
 }
 
-// requestOf is the index in Plan.Requests of what is handed over: see prefill.handOver.
+// requestOf returns a request's index in Plan.Requests: see prefill.handOver.
 func requestOf(q *handoff.Request) int { return int(uint32(q.ID)) }
 
 // through lets the prefill go on.
 func (d *decode) through(q *handoff.Request) {
-	_ = d.c.Send(kindChecked, requestOf(q)) // the end of the pipe ends the context
+	_ = d.c.Send(kindChecked, requestOf(q)) // if the pipe has ended, so has the context
 }
 
-// sum reports, after a last look at the blocks that were not used since.
+// sum makes the report, after the last check for late writes.
 func (d *decode) sum() DecodeResult {
 	time.Sleep(lateWait)
 	d.late.last()

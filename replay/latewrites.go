@@ -12,23 +12,23 @@ import (
 	"github.com/sluicehq/sluice/replay/internal/content"
 )
 
-// lateWait is how long a block is watched before it may be used again: many
-// times what a copy takes that was in hand when its request was aborted.
+// lateWait is how long freed watches a block before other requests may use it: many times as long
+// as a copy takes that was in flight when its request was aborted.
 const lateWait = 50 * time.Millisecond
 
-// lateWrites reuses the blocks of aborted requests at once: it takes them from the
-// pool, writes poison into them, and looks whether anybody writes there. Blocks
-// that a new request was faster to take are checked as its own.
+// lateWrites checks that no write lands in the blocks of an aborted request. It takes the blocks
+// from the pool as soon as they are free, fills them with poison, and looks later whether the
+// poison has changed. If a new request takes a block first, the checks of that request cover it.
 type lateWrites struct {
 	checker *checker
 	blocks  *pool.Pool
 
 	mu       sync.Mutex
-	poisoned map[uint32]int // by which aborted request; not taken by another one since
+	poisoned map[uint32]int // blocks that hold poison, with the number of the aborted request
 	count    uint64         // blocks of aborted requests that were watched
 }
 
-// freed is told of a request that was aborted, right after its end.
+// freed watches the blocks of an aborted request. The caller calls it right after the request ends.
 func (w *lateWrites) freed(q *handoff.Request) {
 	freed := make([]uint32, 0, len(q.Missing))
 	for _, at := range q.Missing {
@@ -36,7 +36,7 @@ func (w *lateWrites) freed(q *handoff.Request) {
 	}
 	grant, err := w.blocks.TryAcquire(make([]pool.Hash, len(freed)))
 	if err != nil {
-		return // the next request has them
+		return // a new request was faster
 	}
 	defer grant.Release()
 	for _, block := range grant.Blocks {
@@ -54,16 +54,17 @@ func (w *lateWrites) freed(q *handoff.Request) {
 	}
 }
 
+// each calls f with the bytes of each layer of a block.
 func (w *lateWrites) each(block uint32, f func(b []byte)) {
 	for layer := range w.checker.geometry.Layers() {
 		b, err := w.checker.layer(block, layer)
-		if err == nil { // a block of the pool has a place
+		if err == nil { // always, for a block of the pool
 			f(b)
 		}
 	}
 }
 
-// look compares a block with the poison.
+// look reports a mismatch if a block does not hold the poison.
 func (w *lateWrites) look(block uint32, request int) {
 	layer := 0
 	w.each(block, func(b []byte) {
@@ -77,7 +78,7 @@ func (w *lateWrites) look(block uint32, request int) {
 	})
 }
 
-// forget is told of each request that was granted blocks to write to.
+// forget stops watching the blocks that a new request may write to.
 func (w *lateWrites) forget(q *handoff.Request) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -86,7 +87,7 @@ func (w *lateWrites) forget(q *handoff.Request) {
 	}
 }
 
-// last looks once more at what was not used since, when nothing runs.
+// last checks all blocks that still hold poison once more, when no request runs any more.
 func (w *lateWrites) last() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -24,15 +24,15 @@ const (
 	kindPlan     = "plan"     // Plan, to both
 	kindReady    = "ready"    // from both
 	kindStart    = "start"    // to both, when both are ready: connect; the answer is kindConnected
-	kindProgress = "progress" // from the prefill: layers of blocks that are through
-	// from the decode, passed on to the prefill: a request is checked, or was aborted
+	kindProgress = "progress" // from the prefill: how many layers of blocks it has moved
+	// from the decode, passed on to the prefill: it has checked a request, or seen its abort
 	kindChecked = "checked"
 	kindOffload = "offload" // from the decode: it has spilled blocks, or read some back
 	kindFinish  = "finish"  // to the decode, when the prefill is done
 	kindResult  = "result"  // from both: PrefillResult, DecodeResult
 )
 
-// prefill is the process that makes content and pushes it.
+// prefill is the process that makes the content of blocks and pushes it.
 type prefill struct {
 	c        *proc.Control
 	plan     Plan
@@ -123,7 +123,7 @@ func (p *prefill) work() (err error) {
 		Region: p.local, Geometry: p.staging.geometry, Route: routeOf(p.plan.Backend),
 		Limits: handoff.Limits{Window: 1, MeetTimeout: limit, LayerTimeout: limit,
 			TakenTimeout: limit, RevokeTimeout: limit, NotifyTimeout: limit},
-		OnLayer: func(r handoff.LayerReport) { p.landed <- r }, // one in flight: has room
+		OnLayer: func(r handoff.LayerReport) { p.landed <- r }, // never blocks: one in flight
 	})
 	if err != nil {
 		return err
@@ -150,7 +150,7 @@ func (p *prefill) work() (err error) {
 	return p.c.Send(kindResult, p.res)
 }
 
-// explain notes which way the bytes go.
+// explain records how the bytes move.
 func (p *prefill) explain() error {
 	remote, err := p.peer.Remote(regionName)
 	if err != nil {
@@ -164,8 +164,8 @@ func (p *prefill) explain() error {
 	return nil
 }
 
-// arrive waits until a request would have come, and says meanwhile that waiting
-// is all that there is to do.
+// arrive waits until the arrival time of a request. Meanwhile it reports progress, so that the
+// parent does not take the process for stuck.
 func (p *prefill) arrive(begin time.Time, i int) error {
 	if p.plan.Speed <= 0 {
 		return nil
@@ -183,18 +183,17 @@ func (p *prefill) arrive(begin time.Time, i int) error {
 	return nil
 }
 
-// progress tells the parent, not too often.
+// progress reports to the parent, at a limited rate.
 func (p *prefill) progress(more int) {
 	p.done += int64(more)
 	if time.Since(p.told) > 100*time.Millisecond {
 		p.told = time.Now()
-		_ = p.c.Send(kindProgress, p.done) // the end of the pipe ends the context
+		_ = p.c.Send(kindProgress, p.done) // if the pipe has ended, so has the context
 	}
 }
 
-// awaitCheck waits until the decode side is through with a request, so that its
-// checks take no time from the transfers that are measured. The parent watches
-// over the wait.
+// awaitCheck waits until the decode process has checked a request, so that checks do not slow down
+// the transfers that are measured. The parent limits the wait.
 func (p *prefill) awaitCheck(i int) error {
 	for checked := -1; !p.plan.Overlap && checked != i; {
 		if err := p.c.Expect(kindChecked, &checked); err != nil {

@@ -14,30 +14,30 @@ import (
 	"github.com/sluicehq/sluice/internal/proc"
 )
 
-// processes are those of a replay as their parent sees them.
+// processes is the parent's view of the processes of a replay.
 type processes struct {
 	children []*child
-	limit    time.Duration // without a sign of life
-	moved    time.Time     // when there was progress last
-	looked   time.Time     // for what is overdue
+	limit    time.Duration // longest time without a message or progress
+	moved    time.Time     // time of the last progress
+	looked   time.Time     // time of the last check for overdue processes
 	events   chan event
 	quit     chan struct{} // closed when the parent listens no more
-	tick     *time.Ticker  // for what is overdue
+	tick     *time.Ticker  // starts the checks for overdue processes
 	ready    bool          // all have their memory
-	// aside takes what a process says of itself; nil: nothing.
+	// aside handles messages that are no answers; nil: there are none.
 	aside func(c *child, m *proc.Message) error
 }
 
 // child is one of them.
 type child struct {
 	*proc.Child
-	said   error // what it reported as its error
-	done   bool  // its result is here
-	doomed bool  // the parent kills it
-	ended  bool  // it has been reaped, and all that it said was heard
+	said   error // the error that it reported
+	done   bool  // its result has arrived
+	doomed bool  // the parent is killing it
+	ended  bool  // it has been reaped, and all its messages were read
 }
 
-// event is a message of a child, its end, or that it cannot be told something.
+// event is a message of a child, its end, or a failure to send to it.
 type event struct {
 	from *child
 	msg  proc.Message
@@ -50,7 +50,7 @@ func newProcesses(limit time.Duration) processes {
 		quit: make(chan struct{})}
 }
 
-// listen has all children heard.
+// listen starts to read the messages of all children.
 func (w *processes) listen() {
 	for _, c := range w.children {
 		go w.forward(c)
@@ -76,8 +76,8 @@ func (w *processes) tell(e event) {
 	}
 }
 
-// instruct sends something that may be more than a pipe holds: a child that does not read it
-// must not stop its parent, too.
+// instruct sends a message that may be larger than the buffer of a pipe. It sends in a goroutine,
+// so that a child that does not read does not block the parent.
 func (w *processes) instruct(c *child, kind string, body any) {
 	go func() {
 		if err := c.Send(kind, body); err != nil {
@@ -86,7 +86,7 @@ func (w *processes) instruct(c *child, kind string, body any) {
 	}()
 }
 
-// note takes what any child may say: that it fails, or ends.
+// note handles the events that any child may cause: an error, or its end.
 func (w *processes) note(e event) error {
 	c := e.from
 	if c.doomed {
@@ -127,8 +127,8 @@ func (w *processes) silent() error {
 	return nil
 }
 
-// wasAway reports whether this process itself was stopped, as by Ctrl-Z, or
-// starved: it has heard no process then, and must not blame the others.
+// wasAway reports whether this process itself was stopped, as by Ctrl-Z, or got no CPU time. It has
+// then read no messages, and must not count the children as silent.
 func (w *processes) wasAway() bool {
 	now := time.Now()
 	away := now.Sub(w.looked) > w.limit/2
@@ -142,14 +142,14 @@ func (w *processes) wasAway() bool {
 	return away
 }
 
-// all is each, with the same for all children.
+// all is each for all children, with the same message.
 func (w *processes) all(ctx context.Context, kind string, body any, want string,
 	take func(i int, m *proc.Message) error) error {
 	return w.each(ctx, w.children, kind, func(int) any { return body }, want, take)
 }
 
-// each tells those of some children that live something, and returns when all of them have
-// answered with a message of that kind. take gets the answers, by the index in children.
+// each sends a message to those of some children that live, and returns when all of them have
+// answered with a message of that kind. It passes the answers to take, by the index in children.
 func (w *processes) each(ctx context.Context, some []*child, kind string, body func(i int) any,
 	want string, take func(i int, m *proc.Message) error) error {
 	index := map[*child]int{} // of those that have not answered
@@ -192,10 +192,10 @@ func (w *processes) each(ctx context.Context, some []*child, kind string, body f
 	return nil
 }
 
-// setupLimit is for faulting in the pool: terabytes take their time.
+// setupLimit is the limit for faulting in the pool, which takes long for terabytes.
 const setupLimit = 10 * time.Minute
 
-// overdue names a process that does not answer, or does not move on.
+// overdue returns an error that names a process that does not answer or makes no progress.
 func (w *processes) overdue(waits map[*child]int) error {
 	if w.wasAway() {
 		return nil
@@ -203,8 +203,8 @@ func (w *processes) overdue(waits map[*child]int) error {
 	if err := w.silent(); err != nil {
 		return err
 	}
-	// Each process has the limit for its own waits, and says itself what ended
-	// them: this is the net below.
+	// Each process applies the limit to its own waits, and reports what has expired. The parent
+	// acts only if a process does not.
 	limit := 2 * w.limit
 	if !w.ready {
 		limit = max(limit, setupLimit)
@@ -218,7 +218,7 @@ func (w *processes) overdue(waits map[*child]int) error {
 	return nil
 }
 
-// death is the error of a child that ended without its result.
+// death returns the error for a child that ended without a result.
 func (c *child) death() error {
 	if c.said != nil {
 		return c.said
@@ -229,8 +229,8 @@ func (c *child) death() error {
 	return fmt.Errorf("%s process (pid %d) ended early", c.Name, c.PID)
 }
 
-// blameWait is how long the parent looks for the cause of a failure: when a
-// process dies, the others complain first.
+// blameWait is how long the parent looks for the cause of a failure: when a process dies, the
+// others may report errors before the parent sees the death.
 const blameWait = time.Second
 
 // blameLater returns the cause of a failure, which may not be known yet.
@@ -244,7 +244,7 @@ func (w *processes) blameLater(err error) error {
 		}
 		select {
 		case e := <-w.events:
-			_ = w.note(e) // noted in the child
+			_ = w.note(e) // sets the fields of the child
 		case <-tick.C:
 		case <-late:
 			return err
@@ -252,8 +252,8 @@ func (w *processes) blameLater(err error) error {
 	}
 }
 
-// blame finds a process that died without a word, is stopped or silent: that says
-// more than what others say about it. It returns nil if all are well.
+// blame finds a process that died without an error, is stopped or silent: that explains more than
+// the errors of the others. It returns nil if there is none.
 func (w *processes) blame(err error) error {
 	for _, c := range w.children {
 		if c.doomed {
@@ -276,11 +276,11 @@ func (w *processes) blame(err error) error {
 	return nil
 }
 
-// stopGrace is how long a process may take to give back what it holds.
+// stopGrace is how long a process may take to release its resources.
 const stopGrace = 5 * time.Second
 
-// stop ends all processes at once and waits for them; one that does not answer
-// has had its time.
+// stop ends all processes concurrently and waits for them. A process that has been silent for the
+// limit gets no grace.
 func (w *processes) stop() {
 	close(w.quit)
 	if w.tick != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/replay/internal/content"
 )
 
-// request hands one request over, or aborts it as planned.
+// request pushes one request to the decode process, or aborts it as planned.
 func (p *prefill) request(i int) error {
 	q := &p.plan.Requests[i]
 	blocks := make([]handoff.Block, len(q.HashIDs))
@@ -38,7 +38,7 @@ func (p *prefill) request(i int) error {
 	return err
 }
 
-// asPlanned reports whether a request was aborted as it should be.
+// asPlanned reports whether a request ended with the abort that the plan asks for.
 func (p *prefill) asPlanned(i int, err error) bool {
 	abort, planned := p.plan.Aborts[i]
 	return planned && (abort.By == PrefillSide && errors.Is(err, engine.ErrAborted) ||
@@ -62,8 +62,8 @@ func (p *prefill) push(push *handoff.Push, q *trace.Request, i int) error {
 	return push.Finish(p.ctx)
 }
 
-// awaitCancel holds the last layer back until the decode side has cancelled: its
-// word comes in the midst of the layers before, but may take its time.
+// awaitCancel holds back the last layer until the decode side has cancelled. The cancel usually
+// arrives during the layers before, but may be late.
 func (p *prefill) awaitCancel(push *handoff.Push) error {
 	select {
 	case <-push.Ended():
@@ -74,7 +74,7 @@ func (p *prefill) awaitCancel(push *handoff.Push) error {
 	}
 }
 
-// abort ends a push right behind the start of a layer.
+// abort aborts a push right after the start of a layer.
 func (p *prefill) abort(push *handoff.Push, q *trace.Request, layer int) error {
 	if _, err := p.fill(q, layer, push.MissingBlocks()); err != nil {
 		return err
@@ -85,17 +85,17 @@ func (p *prefill) abort(push *handoff.Push, q *trace.Request, layer int) error {
 	if err := push.Abort(p.ctx); err != nil {
 		return err
 	}
-	// Nothing lands any more: what is in the slots may change at once.
+	// No copy is in flight any more, so the slots may be filled again at once.
 	select {
-	case r := <-p.landed: // was through before the abort
+	case r := <-p.landed: // the layer was complete before the abort
 		p.count(push, r)
 	default:
 	}
 	return push.Err()
 }
 
-// layer makes the content of a layer and pushes it, and copies the same pieces by
-// memcpy: before the push and behind it in turn.
+// layer fills and pushes a layer. As a baseline it also copies the same pieces by memcpy: before
+// the push in odd layers, after it in even ones.
 func (p *prefill) layer(push *handoff.Push, q *trace.Request, layer int) error {
 	pieces, err := p.fill(q, layer, push.MissingBlocks())
 	if err != nil {
@@ -122,15 +122,15 @@ func (p *prefill) layer(push *handoff.Push, q *trace.Request, layer int) error {
 
 func (p *prefill) count(push *handoff.Push, r handoff.LayerReport) {
 	if len(push.MissingBlocks()) == 0 {
-		return // the other side has all of it
+		return // the decode side has all blocks already
 	}
 	p.res.Bytes += uint64(len(push.MissingBlocks())) * p.staging.geometry.LayerBytes()
 	p.res.Transfer += r.Took
 	p.layers.Add(r.Took)
 }
 
-// fill makes the content of a layer of the missing blocks, and returns the pieces:
-// what will be written.
+// fill writes the content of a layer of the missing blocks to the slots, and returns the pieces to
+// push.
 func (p *prefill) fill(q *trace.Request, layer int, missing []int) ([][]byte, error) {
 	start := time.Now()
 	g := p.staging.geometry

@@ -12,11 +12,10 @@ import (
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
-// staging is the prefill's pool of blocks, of which only the layers being worked
-// on exist: layer l of all blocks lies in slot l modulo the number of slots. The
-// sender sees a whole layer-major pool, since the slots are mapped again and
-// again behind each other. A slot may be filled again once the layer that was in
-// it has been written to the peer.
+// staging is the block pool of the prefill process. It has memory only for a few layers, the slots:
+// layer l of all blocks lies in slot l modulo their number. The slots are mapped repeatedly, one
+// after the other, so that the sender sees a whole pool in layer-major order. A slot may be filled
+// again once its layer has been written to the peer.
 type staging struct {
 	geometry *layout.Geometry
 	slots    int
@@ -26,7 +25,7 @@ type staging struct {
 // stagingSlots: one layer is pushed while the next one is filled.
 const stagingSlots = 2
 
-// newStaging makes room for requests of up to that many blocks.
+// newStaging allocates a pool for requests of up to so many blocks.
 func newStaging(p *Plan, blocks uint64) (*staging, error) {
 	g, err := stagingGeometry(p, blocks)
 	if err != nil {
@@ -67,14 +66,13 @@ func stagingGeometry(p *Plan, blocks uint64) (*layout.Geometry, error) {
 	return g, err
 }
 
-// segment describes all of it for registration: memory that peers do not map,
-// since the mapping is peculiar. It comes from no engine: only the initiator
-// reaches it, and that has it at hand, whatever the backend.
+// segment returns the whole pool as a segment to register. Peers cannot map this memory, since the
+// same pages appear several times in it. They need not: only the initiator accesses it.
 func (s *staging) segment() driver.Segment {
 	return driver.Segment{Kind: driver.DRAM, Len: uint64(len(s.mem)), Mem: s.mem}
 }
 
-// piece returns the bytes of a part of a layer of a block.
+// piece returns the bytes of one part of a layer of a block.
 func (s *staging) piece(block uint64, layer, part int) ([]byte, error) {
 	r, err := s.geometry.Piece(block, layer, part)
 	if err != nil {

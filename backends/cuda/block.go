@@ -19,21 +19,21 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// ownBlock is memory of AllocDevice.
+// ownBlock is one allocation of AllocDevice.
 type ownBlock struct {
 	once    sync.Once
 	block   *gpu.Block
 	fd      int  // of its dma-buf; -1: none
-	peers   bool // processes beside this one may map it
+	peers   bool // other processes may map it
 	ordinal int
 
 	users  atomic.Int64 // batches and sums of this process
-	moving atomic.Bool  // other memory goes under the addresses, or none: nothing may begin
+	moving atomic.Bool  // renew or Close is at work: no batch or sum may begin
 
-	renewing sync.Mutex // held while other memory is put there
+	renewing sync.Mutex // held while renew replaces the memory
 
-	mu sync.Mutex // guards what follows, and the block while it is shared
-	id uint64     // of the memory that is there now, of all that this process ever had
+	mu sync.Mutex // guards id, and block against share and replace at once
+	id uint64     // of the memory now under the addresses; unique in this process
 }
 
 // blockIDs numbers memory.
@@ -45,7 +45,7 @@ type blockTable struct {
 	list []*ownBlock // by address
 }
 
-// blocks is one for the process, as the driver is.
+// blocks holds the blocks of the whole process, since libcuda is loaded once.
 var blocks blockTable
 
 // after returns the index of the first block that begins past an address.
@@ -54,7 +54,7 @@ func (t *blockTable) after(at uint64) int {
 	return sort.Search(len(t.list), func(i int) bool { return t.list[i].block.At > at })
 }
 
-// find returns the block that has all of a range, nil: none has.
+// find returns the block that contains the whole range, or nil.
 func (t *blockTable) find(at, n uint64) *ownBlock {
 	list := t.under(at, n)
 	if len(list) != 1 || at < list[0].block.At || n > list[0].block.Len-(at-list[0].block.At) {
@@ -63,7 +63,7 @@ func (t *blockTable) find(at, n uint64) *ownBlock {
 	return list[0]
 }
 
-// under returns the blocks that have a byte of a range.
+// under returns the blocks that overlap the range.
 func (t *blockTable) under(at, n uint64) []*ownBlock {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -78,8 +78,8 @@ func (t *blockTable) under(at, n uint64) []*ownBlock {
 	return slices.Clone(t.list[first:last])
 }
 
-// newOwnBlock allocates. Only what no NIC knows may be mapped by other processes: a NIC holds on to
-// the memory that a revoke against a frozen process replaces.
+// newOwnBlock allocates a block. Other processes may map it only if no NIC registers it: when
+// Revoke replaces the memory because a process is frozen, a NIC would go on with the old memory.
 func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
 	block, err := gpu.NewBlock(ordinal, n)
 	if err != nil {
@@ -99,13 +99,13 @@ func newOwnBlock(ordinal int, n uint64, peers bool) (*ownBlock, error) {
 // Close implements io.Closer. It waits for the batches and sums that have entered.
 func (o *ownBlock) Close() (err error) {
 	o.once.Do(func() {
-		o.renewing.Lock() // a renew may have outlived the Revoke that asked for it
+		o.renewing.Lock() // renew may still run after its Revoke has returned
 		defer o.renewing.Unlock()
 		blocks.mu.Lock()
 		blocks.list = slices.DeleteFunc(blocks.list, func(p *ownBlock) bool { return p == o })
 		blocks.mu.Unlock()
-		o.moving.Store(true) // for good: who found it before does not enter
-		_ = await(func() bool { return o.users.Load() == 0 }, always)
+		o.moving.Store(true) // for good: enter fails for callers that found the block before
+		_ = await(func() bool { return o.users.Load() == 0 }, neverStop)
 		hostmem.RemoveLent(o.block.At)
 		err = o.block.Close()
 		if o.fd >= 0 {
@@ -115,8 +115,8 @@ func (o *ownBlock) Close() (err error) {
 	return err
 }
 
-// enter reports whether a batch or a sum may begin; then it must leave. A block of nil is memory
-// from elsewhere.
+// enter counts a batch or a sum, which must leave. It returns false while it may not begin. For a
+// nil block, that is for memory not from AllocDevice, it always returns true.
 func (o *ownBlock) enter() bool {
 	if o == nil {
 		return true
@@ -135,21 +135,21 @@ func (o *ownBlock) leave() {
 	}
 }
 
-// AllocDevice returns n bytes of a device's memory, not zeroed, as a segment that each backend can
-// register which takes HBM. Where the driver exports it (CUDA 11.7, and a device that can),
+// AllocDevice returns n bytes of a device's memory, not zeroed, as a segment that every backend for
+// HBM can register. Where the driver exports it (CUDA 11.7, and a device that can),
 // Segment.DMABuf is set, so that NICs may register it too, without nvidia_peermem. The memory comes
 // from the driver's virtual memory management where there is one, in whole pieces of mostly 2 MiB,
 // and from its plain allocator elsewhere.
 //
-// With Config.Peers backends of other processes reach it; no dma-buf is exported, and the backends
-// rdma and gds, whose devices would go on with the old memory, do not take it. A revoke against a
-// process that is frozen, or was killed in a batch, then puts other memory under the addresses: it
-// waits for what the program has begun on the device, and while it runs (for longer than
-// Config.RevokeGrace, that is) the program must begin no kernel or copy of its own over any byte of
-// the allocation.
+// With Config.Peers, backends of other processes can import the memory. If such a process freezes,
+// or is killed during a batch, Revoke replaces the physical memory under the addresses. Revoke then
+// takes longer than Config.RevokeGrace and waits for all work of the program on the device. While
+// it runs, the program must begin no kernel or copy of its own that uses the allocation. The memory
+// has no dma-buf, and the backends rdma and gds refuse it, since their devices would go on with the
+// old memory.
 //
-// The Closer frees it. It must be closed after every registration of the memory was, at any time,
-// also after the backend; closing it again does nothing.
+// The Closer frees the memory. Close it after all registrations of the memory; the backend may be
+// closed before. Closing it again does nothing.
 func (b *Backend) AllocDevice(ordinal int, n uint64) (driver.Segment, io.Closer, error) {
 	if n == 0 || n > 1<<60 {
 		return driver.Segment{}, nil, fmt.Errorf("allocate %d bytes of device memory: %w", n,
@@ -173,7 +173,7 @@ func (b *Backend) AllocDevice(ordinal int, n uint64) (driver.Segment, io.Closer,
 		return seg, own, nil
 	}
 	fd, off, err := own.block.Export()
-	if err == nil && fd >= 0 { // what cannot be exported is memory all the same
+	if err == nil && fd >= 0 { // without a dma-buf, the memory is usable all the same
 		own.fd = fd
 		seg.DMABuf = &driver.DMABuf{FD: fd, Offset: off}
 	}

@@ -17,33 +17,35 @@ type Config struct {
 	Library string // a path of libcuda; "" is the system's libcuda.so.1
 	Devices []int  // ordinals, as CUDA counts; nil: all
 
-	// Budget is what a kernel may take of a card for one pattern, or one SumCells, which has 4 MiB
-	// of each card, and as much pinned memory, from New on.
-	// Zero: no kernel runs, nothing is digested, and entries are gathered by a processor where they
-	// come from or go to dense memory of a device, else copied one by one; Explain says so.
+	// Budget limits what a kernel may use of a card for one pattern or one SumCells. SumCells also
+	// takes 4 MiB of each card, and as much pinned memory, from New on.
+	//
+	// Zero: no kernel runs, and SumCells is not supported. A CPU core gathers the entries of a
+	// pattern between host memory and one contiguous range of device memory. Other entries are
+	// copied one by one. Explain says which.
 	Budget cuda.Budget
 
-	Streams    int // that batches of a device share; default 4, at most 32
+	Streams    int // streams that the batches of a device share; default 4, at most 32
 	Gated      int // batches of a device that wait for events at a time; default 32, at most 256
-	BatchesMax int // outstanding ones; a power of two, default 1,024
+	BatchesMax int // outstanding batches; a power of two, default 1,024
 	KeysMax    int // registrations; default and at most 1,048,576
 
-	// Peers has backends of other processes of this host and user reach memory of AllocDevice, and
-	// ours reach theirs, as far as both have it. False: the backend reaches those of its own
-	// process alone, and has no socket.
+	// Peers lets backends of two processes of the same host and user reach each other's memory of
+	// AllocDevice, if both set it. False: the backend reaches only backends of its own process, and
+	// opens no socket.
 	Peers    bool
-	PeersMax int // processes that reach us at a time; default 256, at most 4,096
-	// how long Revoke waits for a silent process before it takes the memory away; default 200 ms
+	PeersMax int // processes that are connected to this one at a time; default 256, at most 4,096
+	// how long Revoke waits for a silent process before it replaces the memory; default 200 ms
 	RevokeGrace time.Duration
-	SumTimeout  time.Duration // SumCells waits no longer for events and revokes; default 10 s
+	SumTimeout  time.Duration // limit of SumCells for events and revokes; default 10 s
 	DialTimeout time.Duration // for a handshake, and for an answer of another process; default 5 s
 }
 
 const (
 	descsMax    = 4096
 	runsMax     = 32 << 10
-	placesCount = 8 // launches of a device under way
-	// bytes of an entry, from where on the copy engine does better than the kernel
+	placesCount = 8 // kernel launches of a device at a time
+	// the copy engine is faster than the kernel for contiguous runs of more bytes
 	entryMax  = 16 << 10
 	stageHalf = 512 << 10
 )

@@ -27,25 +27,25 @@ type Backend struct {
 	owner    session.Owner
 	devices  []*device
 	ends     *gpu.Ends
-	wake     *proc.Event // of the program
-	heed     *proc.Event // of the attendant
+	wake     *proc.Event // wakes the program, which sleeps on FD
+	heed     *proc.Event // wakes the goroutine attend
 	attended chan struct{}
 	memories session.KeyTable[memory]
 	gates    gates
 	closed   atomic.Bool
 	ending   sync.Once
-	ended    error // of Close
+	ended    error // the result of Close
 
-	closing atomic.Bool // no batch is left to attend to
+	closing atomic.Bool // no batch is left, so attend may return
 
-	open     sync.RWMutex // held for reading by what uses devices and is no batch
-	starting sync.RWMutex // held for reading while a batch goes on a stream
+	open     sync.RWMutex // held for reading by calls that use devices, except batches
+	starting sync.RWMutex // held for reading while start puts a batch on a stream
 
-	reaping sync.Mutex // held to take ends off the ring; guards what follows
+	reaping sync.Mutex // held to take completions off the ring; guards what follows
 	reaped  []ring.Done
-	down    bool // the ring is gone; waking, too
+	down    bool // the ring is freed; guarded by waking as well
 
-	waking sync.Mutex // held to wake the sleeper, last of all locks
+	waking sync.Mutex // held to wake the program; the last in the lock order
 
 	done    session.Completions
 	scratch chan *scratch // free
@@ -53,29 +53,29 @@ type Backend struct {
 	mu      sync.Mutex // guards what follows
 	jobs    []*job
 	free    []*job
-	peers   map[*peer]struct{} // ours to others
-	senders map[*peer]struct{} // others' to us
+	peers   map[*peer]struct{} // from this backend to others
+	senders map[*peer]struct{} // from others of this process to this one
 
 	server server // for other processes
 
-	room atomic.Bool // what was told to wait may be tried again: Arm says so once
+	room atomic.Bool // a batch refused with ErrFull may be tried again; Arm reports it once
 }
 
 // registry finds the backends of this process by Addr.
 var registry = struct {
 	sync.RWMutex
 	byAddr map[string]*Backend
-	open   map[*Backend]struct{} // until all that reach it are gone
+	open   map[*Backend]struct{} // until no other backend or process reaches it
 }{byAddr: map[string]*Backend{}, open: map[*Backend]struct{}{}}
 
-// openBackends are all of this process.
+// openBackends returns all open backends of this process.
 func openBackends() []*Backend {
 	registry.RLock()
 	defer registry.RUnlock()
 	return slices.Collect(maps.Keys(registry.open))
 }
 
-// New opens the devices. Where driver or device is missing, or too old, the error is a
+// New opens the devices. If the CUDA driver or a device is missing or too old, the error is a
 // *driver.UnavailableError.
 func New(cfg Config) (*Backend, error) {
 	cfg, err := cfg.withDefaults()
@@ -124,10 +124,10 @@ func (b *Backend) start() (err error) {
 	return b.openDevices()
 }
 
-// stop gives back what start has made, after the ends that are in the ring. No batch is under way.
+// stop takes the last completions off the ring and frees what start has made. No batch is running.
 func (b *Backend) stop() (err error) {
 	for _, d := range b.devices {
-		d.close() // and no thread is left that could end a batch
+		d.close() // afterwards no thread is left that could complete a batch
 	}
 	b.reaping.Lock()
 	defer b.reaping.Unlock()
@@ -167,8 +167,9 @@ func (b *Backend) Addr() []byte { return []byte(b.addr) }
 // FD implements driver.Backend.
 func (b *Backend) FD() int { return b.wake.FD() }
 
-// Arm implements driver.Backend. The flag goes up before the look, and what brings
-// something looks at the flag afterwards: one of the two sees the other.
+// Arm implements driver.Backend. It sets the flag and then looks for completions; a thread that
+// completes a batch queues it and then reads the flag. So either Arm sees the completion or the
+// thread sees the flag.
 func (b *Backend) Arm() (bool, error) {
 	if b.closed.Load() {
 		return false, driver.ErrClosed
@@ -181,7 +182,7 @@ func (b *Backend) Arm() (bool, error) {
 	return b.ends.Arm() || b.done.Ready() > 0 || b.room.Swap(false), nil
 }
 
-// hasRoom wakes the program, which sleeps on FD, for what it was told to try again.
+// hasRoom wakes the program, which may sleep on FD, to try refused batches again.
 func (b *Backend) hasRoom() {
 	b.room.Store(true)
 	b.waking.Lock()
@@ -203,7 +204,7 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	return n, nil
 }
 
-// Close implements driver.Backend. A second call waits for the first, and answers the same.
+// Close implements driver.Backend. A second call waits for the first and returns the same error.
 func (b *Backend) Close() error {
 	b.ending.Do(func() { b.ended = b.end() })
 	return b.ended
@@ -214,7 +215,7 @@ func (b *Backend) end() error {
 	registry.Lock()
 	delete(registry.byAddr, b.addr)
 	registry.Unlock()
-	b.open.Lock() // a Register is done, or sees closed
+	b.open.Lock() // a Register has ended, or will see closed
 	b.open.Unlock()
 	b.mu.Lock()
 	ours, theirs := slices.Collect(maps.Keys(b.peers)), slices.Collect(maps.Keys(b.senders))
@@ -236,7 +237,7 @@ func (b *Backend) end() error {
 	registry.Lock()
 	delete(registry.open, b)
 	registry.Unlock()
-	b.open.Lock() // nothing uses a device any more, and closed keeps others out
+	b.open.Lock() // no call uses a device any more, and closed keeps new ones out
 	defer b.open.Unlock()
 	b.closing.Store(true)
 	_ = b.heed.Signal()

@@ -13,19 +13,19 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// device is a card with its streams.
+// device is a GPU with its streams.
 type device struct {
 	ordinal int
-	uuid    [16]byte // where other processes matter
+	uuid    [16]byte // names the device to other processes; set only with Config.Peers
 	facts   gpu.Facts
 	mover   *gpu.Mover
-	kernels *cuda.Kernels // nil: none may run
+	kernels *cuda.Kernels // nil: no kernel may run
 	sums    *cuda.Summer  // nil: noSums says why, or no kernel may run
 	noSums  error
 	loads   []atomic.Int32 // batches on each shared stream
 
 	mu     sync.Mutex // guards what follows
-	gated  []bool     // workers that are taken
+	gated  []bool     // which gated workers are in use
 	sides  []*side    // for sums, made when first needed
 	places []*gpu.Place
 	free   []*gpu.Place
@@ -90,14 +90,14 @@ func (b *Backend) openDevice(ordinal int) (*device, error) {
 			d.mover.Close()
 			return nil, err
 		}
-		// Now: a program that captures a graph later forbids the driver such calls.
+		// Do it now: while a program captures a graph, the CUDA driver refuses such calls.
 		d.sums, d.noSums = cuda.OpenSummer(cuda.DeviceOptions{Library: b.cfg.Library,
 			Ordinal: ordinal}, b.cfg.Budget)
 	}
 	return d, nil
 }
 
-// close gives the device back. Nothing is under way on it.
+// close releases the device. Nothing runs on it.
 func (d *device) close() {
 	for _, p := range d.places {
 		d.mover.Displace(*p)
@@ -111,7 +111,7 @@ func (d *device) close() {
 	d.mover.Close()
 }
 
-// device finds one by its ordinal, nil: it is not ours.
+// device finds a device by its ordinal; nil: Config.Devices leaves it out.
 func (b *Backend) device(ordinal int) *device {
 	for _, d := range b.devices {
 		if d.ordinal == ordinal {
@@ -121,8 +121,8 @@ func (b *Backend) device(ordinal int) *device {
 	return nil
 }
 
-// worker takes the shared stream with the fewest batches, so that short ones need not queue behind
-// long ones as long as there is another.
+// worker returns the shared stream with the fewest batches, so that a short batch does not queue
+// behind a long one while another stream is free.
 func (d *device) worker() int {
 	best := 0
 	for i := range d.loads {
@@ -134,8 +134,8 @@ func (d *device) worker() int {
 	return best
 }
 
-// gatedWorker takes a stream that no other batch waits on, or answers driver.ErrFull: a batch whose
-// event is late must not hold others up, least of all those that the event waits for.
+// gatedWorker takes a stream that no other batch uses, or returns driver.ErrFull. A batch whose
+// event is late must not hold up others, above all not those on which the event itself depends.
 func (d *device) gatedWorker() (number, worker int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -159,10 +159,11 @@ func (d *device) ungate(number int) {
 	d.gated[number] = false
 }
 
-// placeBytes is room for a tally and two lists.
+// placeBytes is the size of a tally and two lists of indices.
 const placeBytes = tallyRoom + 2*4*runsMax
 
-// place takes room for indices; made when first needed. driver.ErrFull: all are under way.
+// place takes memory for indices, which it allocates when first needed. driver.ErrFull: all places
+// are in use.
 func (d *device) place() (*gpu.Place, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

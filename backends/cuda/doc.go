@@ -2,11 +2,11 @@
 
 // Package cuda moves bytes between HBM and DRAM, and between HBM and HBM: batches of copies by
 // the copy engines, and patterns of small entries by the gather kernel of the package cuda at
-// the root of this module. The other side is a backend of this process or, with Config.Peers, one
-// of another process of the same host and user, whose HBM is mapped here.
+// the root of this module. The peer is a backend of this process or, with Config.Peers, a backend
+// of another process of the same host and user, whose HBM this process maps.
 //
-// The package is experimental: one card has met it, an H100. Two cards of one process, and what
-// commands the driver to fail, have met a software stand-in of the driver alone.
+// The package is experimental: it has run on one model of card, an H100. Two cards in one process,
+// and errors of the CUDA driver, are tested only with a software stand-in for the driver.
 //
 // # The way of a batch
 //
@@ -17,24 +17,26 @@
 //	                   ring of ends <------------------ batch into the ring
 //	Poll <------------ finish: leave memories
 //
-// Submit and finish are in initiator.go, patterns in pattern.go. The first of these takes ends off
-// the ring: Poll, a revoke, or, where another process waits for them, a goroutine. A
-// device (device.go) has its streams; streams of the program can be ordered with transfers
-// (order.go), and cells in its memory are summed (sum.go). Memory is registered (memory.go), pinned
-// (pins.go), or made by AllocDevice (block.go).
+// Submit and finish are in initiator.go, patterns in pattern.go. Poll takes completions off the
+// ring. So do a Revoke that waits for them, and, where another process waits, the goroutine attend.
+// A device (device.go) has its streams. A program can order its own streams with transfers
+// (order.go), and compute digests of cells in device memory (sum.go). Memory is registered
+// (memory.go), pinned (pins.go), or allocated by AllocDevice (block.go).
 //
 // # Other processes
 //
-// A peer (peer.go) of another process has a link (link.go) to its owner, which knows the process as
-// a client and what it was given as its exports (owner.go). Both speak as wire.go says.
+// A peer (peer.go) in another process has a link (link.go), the importer's side of the connection.
+// The owner of the memory keeps a client for each importing process, and an export for each import
+// (owner.go). The protocol is in wire.go.
 //
 // # Proof that nothing lands later
 //
-// The event behind the last copy of a batch (proof.go). Revoke refuses batches from then on, has
-// those under way drop what is not yet on a stream, and waits for the events. Another process
-// announces each batch in a page of shared memory before anything of it is on a stream, looks then
-// whether its import is still good, and takes the announcement back when the event has ended. A
-// process that stays silent for longer than Config.RevokeGrace loses the memory: other memory comes
-// under the range. So does one that was killed in a batch: its copies may go on in a context that a
-// child of it keeps.
+// A CUDA event after the last copy of each batch shows that the batch has ended (proof.go). Revoke
+// refuses new batches, cancels the copies that are not yet on a stream, and waits for the events.
+//
+// Another process counts each batch in a page of shared memory before it puts copies on a stream.
+// It then checks that its import is still good, and takes the count back when the event has come.
+// If the count does not fall for longer than Config.RevokeGrace, the process is frozen or was
+// killed during a batch. Revoke then replaces the physical memory under the range. The death of the
+// process is no proof: its copies may go on in a CUDA context that a child process keeps alive.
 package cuda

@@ -12,37 +12,38 @@ import (
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
-// job is a batch. Jobs are made at the start and reused; their number is what C knows them by.
+// job is a batch. New allocates all jobs; they are reused. The C code knows a job by its number.
 //
-// The job is the one record of its batch. Other goroutines find it only while it is live: from just
-// before C begins it until its end is taken off the ring. What C refuses is live no more before
-// Backend.starting is given up, so that StreamWait finds only batches that C has begun. A cancel
-// names the serial, so that one that comes before C begins the batch holds, and one that comes
-// after its end does not touch the next batch of the number.
+// Other goroutines find a job only while it is live: from just before the C code starts it until
+// finish takes its end off the ring. If the C code refuses the batch, live is cleared before
+// Backend.starting is unlocked, so StreamWait finds only batches that the C code has started.
+//
+// A cancel names the serial. So a cancel that comes before the C code starts the batch takes
+// effect, and one that comes after its end does not cancel the next batch with the same number.
 type job struct {
 	b      *Backend
 	number int
 
-	live   bool                  // Backend.mu guards it, and what follows from others until then
-	serial atomic.Uint64         // which of the batches with this number it is
-	why    atomic.Pointer[error] // it was asked to end early
+	live   bool                  // guarded by Backend.mu; false: no other goroutine uses the job
+	serial atomic.Uint64         // tells this batch from others with the same number
+	why    atomic.Pointer[error] // the reason of a cancel; nil: none
 	p      *peer
 	tag    uint64
 
 	dev    *device
 	pairs  []pair
-	events []uint64 // that it waits for
-	shared int      // stream that it counts on, -1: none
-	gate   int      // worker of its own, -1: none
+	events []uint64 // CUevents that it waits for
+	shared int      // index of the shared stream that it uses; -1: none
+	gate   int      // index of the gated worker that it has alone; -1: none
 	place  *gpu.Place
-	slow   bool // it names memory that is not pinned
+	slow   bool // it uses host memory that is not pinned
 	call   string
 	run    gpu.Run
 	gather gpu.Entries
 }
 
-// pair is the two memories of a descriptor. Neighbouring descriptors mostly name the same, so it is
-// looked up only when the keys change.
+// pair is the two memories of a descriptor. Consecutive descriptors mostly name the same two, so
+// check looks them up only when the keys change.
 type pair struct {
 	localKey, remoteKey uint32
 	local               *memory
@@ -50,21 +51,21 @@ type pair struct {
 	way                 gpu.Way
 }
 
-// scratch is room that a batch needs only until it is on a stream.
+// scratch holds slices that Submit needs only until the batch is on a stream.
 type scratch struct {
 	pieces []gpu.Piece
 	runs   []driver.Desc // of one entry of a pattern
 }
 
-// scratchMax is how many are kept: as many as submit at once, mostly.
+// scratchMax is how many are kept: about as many as goroutines submit at once.
 const scratchMax = 8
 
-// Can implements driver.Peer. Messages take another backend.
+// Can implements driver.Peer. The backend carries no notifications.
 func (p *peer) Can() driver.Can { return driver.CanPattern }
 
-// Submit implements driver.Peer. It checks the whole batch, so that one that cannot work starts
-// nothing, enters the memories, and puts the first copies on a stream. What remains of the batch is
-// the stream's thread's (csrc/cuda/feed.c); finish ends it.
+// Submit implements driver.Peer. It first checks the whole batch and enters the memories, so that
+// an invalid batch starts nothing. Then it puts the first copies on a stream. The thread of the
+// stream (csrc/cuda/feed.c) does the rest of the batch, and finish completes it.
 func (p *peer) Submit(tag uint64, batch *driver.Batch) error {
 	if err := batch.Check(p.Can()); err != nil {
 		return err
@@ -82,7 +83,7 @@ func (p *peer) Submit(tag uint64, batch *driver.Batch) error {
 	if j == nil {
 		return driver.ErrFull
 	}
-	if b.closed.Load() { // Poll looks at the tags behind closed: it may have said ErrClosed
+	if b.closed.Load() { // Poll reads closed before the tags: it may have returned ErrClosed
 		j.undo()
 		return driver.ErrClosed
 	}
@@ -104,15 +105,16 @@ func (p *peer) Submit(tag uint64, batch *driver.Batch) error {
 		j.undo()
 		return err
 	}
-	if p.far != nil { // the other process waits for the end, and the program may not poll
+	if p.far != nil { // attend must take the end: the other process waits, and Poll may not come
 		b.ends.Heed(1)
 	}
-	// Counted first: an owner that closes waits for the batch, or is seen to be gone.
+	// Count the batch before looking at gone: an owner that closes waits for the batch, or this
+	// sees that it is gone.
 	p.unfinished.Add(1)
 	if p.gone() {
 		err = driver.ErrPeerLost
 	} else if err = j.start(s.pieces); err == nil {
-		return nil // and j may be another batch by now
+		return nil // j may belong to another batch by now
 	}
 	p.unfinished.Add(-1)
 	if p.far != nil {
@@ -122,7 +124,7 @@ func (p *peer) Submit(tag uint64, batch *driver.Batch) error {
 	return err
 }
 
-// newJob returns a job for a tag, nil if there is none.
+// newJob returns a job for a tag, or nil if all are in use.
 func (b *Backend) newJob(p *peer, tag uint64) *job {
 	if !b.done.Take() {
 		return nil
@@ -138,7 +140,7 @@ func (b *Backend) newJob(p *peer, tag uint64) *job {
 	return j
 }
 
-// release makes a job free that is under way no more; its tag stays taken until it is polled.
+// release frees the job of a batch that has ended. Its tag stays in use until Poll returns it.
 func (j *job) release() {
 	for i := range j.pairs {
 		v := &j.pairs[i]
@@ -171,7 +173,8 @@ func (j *job) undo() {
 	j.b.done.GiveBack()
 }
 
-// check makes the batch pieces, or what a kernel or a processor needs.
+// check validates the batch and turns it into pieces for the copy engine, or into the parameters of
+// the gather kernel or of a gather by the CPU.
 func (j *job) check(b *driver.Batch, s *scratch) error {
 	if b.Pattern != nil {
 		return j.checkPattern(b.Op, b.Pattern, s)
@@ -184,7 +187,7 @@ func (j *job) check(b *driver.Batch, s *scratch) error {
 		if !joins {
 			switch err := j.enter(b.Op, d.LocalKey, d.RemoteKey); err {
 			case nil:
-			case driver.ErrFull: // of no piece: try again
+			case driver.ErrFull: // no fault of a piece: the caller tries again
 				return err
 			default:
 				return &driver.PieceError{Piece: i, Err: err}
@@ -220,7 +223,7 @@ func (j *job) enter(op driver.Op, localKey, remoteKey uint32) error {
 	case !r.enter():
 		local.own.leave()
 		return j.p.refused(remoteKey, r)
-	case !local.block.enter(): // other memory goes under it
+	case !local.block.enter(): // renew is replacing the memory
 		local.own.leave()
 		r.leave()
 		return driver.ErrFull
@@ -245,8 +248,8 @@ func (j *job) enter(op driver.Op, localKey, remoteKey uint32) error {
 	return nil
 }
 
-// deviceOf is the device on whose stream a copy goes: of the source, if that is ours. The peer's
-// memory may be on a device that we have not opened.
+// deviceOf returns the device on whose stream a copy runs: that of the source, if this backend has
+// opened it, else that of the destination. The peer's memory may be on a device not opened here.
 func (b *Backend) deviceOf(src, dst *memory) *device {
 	for _, m := range []*memory{src, dst} {
 		if m.dev != nil {
@@ -271,9 +274,9 @@ func (d *device) way(src, dst *memory) gpu.Way {
 	return gpu.Any
 }
 
-// add makes a descriptor a piece, or a part of the one before, which it joins only where that
-// is of the same pair: the driver takes no copy across two allocations, or two ranges that were
-// pinned one by one, though one ends where the other begins.
+// add appends a descriptor as a piece, or merges it with the last piece if they are adjacent and of
+// the same pair. Pieces of different pairs are never merged: the CUDA driver refuses a copy across
+// two allocations, or across two ranges that were pinned separately, even if they are adjacent.
 func (v *pair) add(pieces *[]gpu.Piece, op driver.Op, d *driver.Desc, index int, joins bool) {
 	dst, src := v.remote.m.base+d.Remote, v.local.base+d.Local
 	if op == driver.Read {
@@ -290,14 +293,14 @@ func (v *pair) add(pieces *[]gpu.Piece, op driver.Op, d *driver.Desc, index int,
 		Index: uint32(index)})
 }
 
-// start puts the batch on a stream, or on the list of the patient one.
+// start hands the batch to the C code: to the worker of a stream, or to the patient worker.
 func (j *job) start(pieces []gpu.Piece) (err error) {
 	b, m := j.b, j.dev.mover
 	b.starting.RLock()
 	defer b.starting.RUnlock()
 
-	// The stream. Batches that wait for events have one each, and those that the driver or a
-	// processor may keep waiting go to the patient one.
+	// Choose the worker. Each batch that waits for events has one of its own. Batches that may
+	// block in the CUDA driver or in a gather by the CPU go to the patient worker.
 	var worker int
 	switch {
 	case j.slow && len(j.events) > 0:
@@ -315,8 +318,8 @@ func (j *job) start(pieces []gpu.Piece) (err error) {
 		worker = j.shared
 	}
 
-	// From here on cancels and StreamWait find the batch. A Revoke of memory since the batch
-	// entered it may have looked for batches already.
+	// From here on cancels and StreamWait find the batch. A Revoke that came after the batch
+	// entered the memory may have looked for batches already and missed this one.
 	b.mu.Lock()
 	for i := range j.pairs {
 		if j.pairs[i].remote.revoked() {
@@ -329,9 +332,9 @@ func (j *job) start(pieces []gpu.Piece) (err error) {
 	b.mu.Unlock()
 	testpoint.At("cuda: shown") // cancels find the batch
 
-	// Once C has begun the batch, the job may be another one.
+	// Once the C code has started the batch, the job may be reused for another one.
 	number, events, gather, placed := j.number, j.events, j.gather, j.place != nil
-	j.serial.Store(serial) // as it is: finish loads it, and is ordered behind this
+	j.serial.Store(serial) // the same value: orders this goroutine before the Load in finish
 	switch {
 	case gather.Count > 0:
 		err = m.SubmitEntries(number, serial, &gather)
@@ -349,7 +352,7 @@ func (j *job) start(pieces []gpu.Piece) (err error) {
 	return err
 }
 
-// names reports whether the batch reaches memory of a peer. Backend.mu is held.
+// names reports whether the batch uses m, whose grant has ended, by a token. Backend.mu is held.
 func (j *job) names(m *memory) bool {
 	for i := range j.pairs {
 		if r := j.pairs[i].remote; r.m == m && r.grant.ended.Load() {
@@ -359,8 +362,8 @@ func (j *job) names(m *memory) bool {
 	return false
 }
 
-// overtaken reports whether another process has ended an import that the batch used: what was
-// written then may be in memory that nothing uses.
+// overtaken reports whether another process has revoked or replaced memory that the batch used: the
+// written bytes may then be in memory that nothing uses.
 func (j *job) overtaken() bool {
 	for i := range j.pairs {
 		if j.pairs[i].remote.grant.overtaken() {
@@ -370,7 +373,7 @@ func (j *job) overtaken() bool {
 	return false
 }
 
-// cancel drops what is not yet on a stream of the batches that a condition names.
+// cancel drops the copies that are not yet on a stream, of the live batches that which selects.
 func (b *Backend) cancel(which func(*job) bool, why *error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -381,7 +384,7 @@ func (b *Backend) cancel(which func(*job) bool, why *error) {
 	}
 }
 
-// cancelSenders does so with batches of our peers.
+// cancelSenders does the same for batches of the backends that reach this one.
 func (b *Backend) cancelSenders(which func(*job) bool, why *error) {
 	for _, from := range b.sources() {
 		from.cancel(which, why)
@@ -398,14 +401,15 @@ func (b *Backend) reap() {
 	}
 }
 
-// help is reap for another goroutine: of a backend that waits for a batch of this one.
+// help is reap for goroutines that wait for a batch of this backend, also those of another backend.
 func (b *Backend) help() {
 	b.reaping.Lock()
 	defer b.reaping.Unlock()
 	b.reap()
 }
 
-// attend takes ends off the ring that another process waits for, where the program may not poll.
+// attend is the goroutine that completes batches for which another process waits: the program may
+// not call Poll for a long time.
 func (b *Backend) attend() {
 	defer close(b.attended)
 	for b.heed.Wait() == nil && !b.closing.Load() {
@@ -413,10 +417,10 @@ func (b *Backend) attend() {
 	}
 }
 
-// finish ends a batch. The caller holds reaping.
+// finish completes a batch. The caller holds reaping.
 func (b *Backend) finish(d *ring.Done) {
 	j := b.jobs[d.Tag]
-	j.serial.Load() // what was written before C had the job is seen from here on
+	j.serial.Load() // orders the writes of start, up to its Store, before this goroutine
 	p, tag := j.p, j.tag
 	var err error
 	switch why := j.why.Load(); {
@@ -432,7 +436,7 @@ func (b *Backend) finish(d *ring.Done) {
 	if err == nil && j.overtaken() {
 		err = driver.ErrRevoked
 	}
-	testpoint.At("cuda: judged") // the import was still good after that
+	testpoint.At("cuda: judged") // the imports were checked after the copies had ended
 	if p.far != nil {
 		b.ends.Heed(-1)
 	}

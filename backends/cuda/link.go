@@ -21,17 +21,18 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// link is our side of a connection to another process, whose memory we reach.
+// link is the importer's side of a connection to another process, whose memory this one uses. The
+// owner's side is a client (owner.go), which explains the two shared pages.
 type link struct {
 	p       *peer
 	wire    wire
 	owner   proc.Remote
-	users   []byte     // ours
-	states  []byte     // theirs, which we only read
+	users   []byte     // this process's page
+	states  []byte     // the owner's page, mapped read-only here
 	sending sync.Mutex // held to send
 	closing chan struct{}
 	readers sync.WaitGroup
-	tasks   session.Tasks // imports, and what follows a Drop
+	tasks   session.Tasks // Import, reopen, and the release of imports
 	once    sync.Once     // of end
 
 	mu   sync.Mutex // guards what follows
@@ -42,21 +43,21 @@ type link struct {
 	maps    map[uint64]*mapped
 }
 
-// answer is what the owner says of a token. The descriptor belongs to the receiver; -1: none.
+// answer is the owner's answer to a token. The receiver must close fd; -1: none.
 type answer struct {
 	head
 	fd  int
 	err error
 }
 
-// mapped is memory of the other process.
+// mapped is a block of the other process that is mapped here, for one or more imports.
 type mapped struct {
 	id      uint64
 	block   *gpu.Block
 	imports int
 }
 
-// farMemory is an import of memory of another process: a slot of the owner's, and the mapping.
+// farMemory is an import of memory of another process: the owner's slot and the mapping.
 type farMemory struct {
 	l         *link
 	token     []byte
@@ -66,8 +67,7 @@ type farMemory struct {
 	reopening atomic.Bool
 }
 
-// connectFar dials another process, shows it the page in which we count batches, and maps that in
-// which it ends imports.
+// connectFar connects to a backend of another process, and exchanges the shared pages with it.
 func (b *Backend) connectFar(ctx context.Context, addr []byte) (_ *peer, err error) {
 	if !b.cfg.Peers {
 		return nil, fmt.Errorf("connect with cuda: no such backend in this process, and without "+
@@ -155,13 +155,13 @@ func (l *link) greet(ctx context.Context) (err error) {
 func unmapPages(pages ...[]byte) {
 	for _, page := range pages {
 		if page != nil {
-			_ = unix.Munmap(page) // ours, whole: cannot fail
+			_ = unix.Munmap(page) // a whole mapping: cannot fail
 		}
 	}
 }
 
-// listen reads what the owner says until the connection ends. What is on a stream then ends by
-// itself.
+// listen reads the owner's packets until the connection ends. Copies on a stream then run to their
+// end.
 func (l *link) listen() {
 	defer l.p.lose()
 	defer l.wire.conn.Close()
@@ -181,7 +181,7 @@ func (l *link) listen() {
 				l.refuseAnswer(&a)
 				continue
 			}
-			ask <- a // it has room
+			ask <- a // buffered: does not block
 		case sayEnded:
 			closeDescriptor(fd)
 			l.p.from.cancel(func(j *job) bool {
@@ -200,7 +200,7 @@ func (l *link) say(h *head, tail []byte) error {
 	return l.wire.send(h, tail, l.p.from.cfg.DialTimeout)
 }
 
-// ask shows the owner a token and waits for the answer.
+// ask sends the owner a token and waits for the answer.
 func (l *link) ask(token []byte) (a answer, err error) {
 	reply := make(chan answer, 1)
 	l.mu.Lock()
@@ -228,11 +228,11 @@ func (l *link) ask(token []byte) (a answer, err error) {
 	delete(l.asks, id)
 	l.mu.Unlock()
 	select {
-	case a = <-reply: // meanwhile
+	case a = <-reply: // it has come meanwhile
 		l.refuseAnswer(&a)
 	default:
 	}
-	return answer{fd: -1}, err // 0 would be a descriptor
+	return answer{fd: -1}, err // 0 would be a valid descriptor
 }
 
 // refuseAnswer frees the slot of an answer that came too late.
@@ -243,7 +243,7 @@ func (l *link) refuseAnswer(a *answer) {
 	}
 }
 
-// importFar is Import from another process. A task does it, for which Close waits.
+// importFar is Import for a peer of another process. It runs as a task, so that Close waits for it.
 func (p *peer) importFar(token []byte) (key uint32, size uint64, err error) {
 	done := make(chan struct{})
 	var r *remote
@@ -254,7 +254,7 @@ func (p *peer) importFar(token []byte) (key uint32, size uint64, err error) {
 		}
 		p.entry.RLock()
 		defer p.entry.RUnlock()
-		if err = driver.ErrClosed; !p.closed { // else end lets go of everything
+		if err = driver.ErrClosed; !p.closed { // else end unmaps everything
 			key, err = p.keep(r)
 		}
 	}) {
@@ -266,7 +266,7 @@ func (p *peer) importFar(token []byte) (key uint32, size uint64, err error) {
 	return key, r.m.seg.Len, nil
 }
 
-// open shows a token, and maps what it opens, unless that is mapped already.
+// open sends a token to the owner, and maps the memory unless its block is mapped already.
 func (l *link) open(token []byte) (*remote, error) {
 	if len(token) > driver.TokenMax {
 		return nil, driver.ErrBadToken
@@ -281,7 +281,7 @@ func (l *link) open(token []byte) (*remote, error) {
 		_ = l.say(&head{Kind: sayDrop, Slot: a.Slot}, nil)
 		return nil, err
 	}
-	shared := &words{users: hostmem.SharedWord(l.users, int(8*a.Slot)),
+	shared := &slotWords{users: hostmem.SharedWord(l.users, int(8*a.Slot)),
 		state: hostmem.SharedWord(l.states,
 			int(8*a.Slot))}
 	return &remote{m: m, grant: &grant{far: shared},
@@ -322,8 +322,9 @@ func (l *link) attach(a *answer) (*memory, *mapped, error) {
 	return &memory{b: b, seg: seg, base: seg.Addr, dev: d}, on, nil
 }
 
-// refused says why no batch begins with an import. Where other memory has come, that is mapped now,
-// and the batch may begin then.
+// refused returns the reason why an import takes no batch. If the owner has replaced the memory, or
+// is doing so, refused starts to import the new memory and returns ErrFull: the batch may begin
+// once that is done.
 func (p *peer) refused(key uint32, r *remote) error {
 	if r.far == nil || r.grant.ended.Load() || r.grant.far.state.Load() < importMoving {
 		return driver.ErrRevoked
@@ -335,8 +336,8 @@ func (p *peer) refused(key uint32, r *remote) error {
 	return driver.ErrFull
 }
 
-// reopen shows the token again, for as long as the owner is replacing the memory, and has the key
-// name what it opens now, unless it was dropped meanwhile.
+// reopen sends the token again until the owner has replaced the memory. Then it makes the key name
+// the new import, unless the key was dropped meanwhile.
 func (p *peer) reopen(key uint32, r *remote) {
 	defer p.from.hasRoom()
 	late := time.Now().Add(p.from.cfg.DialTimeout)
@@ -375,8 +376,9 @@ func (r *remote) forget() {
 	r.far.releaseIfUnused(r.grant)
 }
 
-// releaseIfUnused gives the import back if it was forgotten and no batch is in. Unmapping may wait
-// for the device, so that the goroutine that ends a batch does not do it.
+// releaseIfUnused gives the import back to the owner if it was forgotten and no batch uses it. A
+// task does that, since unmapping may wait for the device and must not delay the caller, which may
+// be completing a batch.
 func (f *farMemory) releaseIfUnused(g *grant) {
 	if f == nil || !g.ended.Load() || !g.quiet() {
 		return
@@ -388,13 +390,13 @@ func (f *farMemory) releaseIfUnused(g *grant) {
 			defer f.l.mapping.Unlock()
 			if f.on.imports--; f.on.imports == 0 {
 				delete(f.l.maps, f.on.id)
-				_ = f.on.block.Close() // the memory is another's
+				_ = f.on.block.Close() // an error does not concern this process's memory
 			}
 		})
 	})
 }
 
-// end closes the connection; no batch is under way. It serves a nil link, too.
+// end closes the connection. No batch is running. A nil link does nothing.
 func (l *link) end() {
 	if l == nil {
 		return
@@ -407,7 +409,8 @@ func (l *link) end() {
 		l.owner.Release()
 		l.readers.Wait()
 		for _, m := range l.maps {
-			// the memory is another's; what ails the device its batches have told
+			// an error does not concern this process's memory; a fault of the device has failed
+			// the batches
 			_ = m.block.Close()
 		}
 		unmapPages(l.users, l.states)

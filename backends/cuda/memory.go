@@ -22,21 +22,22 @@ type memory struct {
 	base   uint64   // address, of the host or of the device
 	dev    *device  // nil: host memory
 	pin    *pin     // of host memory
-	at     []uint64 // of pinned host memory, where kernels of each of the backend's devices see it
-	own    grant    // batches of ours that name it as local memory
-	theirs grant    // batches that reach it by a token
-	// block is what AllocDevice made of it for other processes as well, nil: none of it.
+	at     []uint64 // device addresses of pinned host memory, one for each of the backend's devices
+	own    grant    // for batches of this backend that use it as local memory
+	theirs grant    // for batches that use it by a token
+	// block is the allocation of AllocDevice that other processes may map; nil: they may not.
 	block *ownBlock
 
 	turn session.Turn // of Revoke
-	gone bool         // guarded by turn: nothing lands any more
-	// why Close of the backend had no proof; it knows nothing of other processes from then on
+	gone bool         // Revoke has succeeded; guarded by turn
+	// the error of Revoke when Close of the backend could not prove that other processes have
+	// stopped; afterwards nothing can
 	unproven atomic.Pointer[error]
 }
 
-// Register implements driver.Backend. Memory of a device must be allocated, all of it on that
-// device. Host memory is pinned; what cannot be is moved all the same, at the pace of
-// copies that the driver makes through memory of its own: Explain says so.
+// Register implements driver.Backend. Device memory must be allocated, all of it on one device.
+// Register pins host memory. Memory that cannot be pinned works too, but slower, since the driver
+// copies it through its own staging memory: Explain says so.
 func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if seg.Kind != driver.DRAM && seg.Kind != driver.HBM {
 		return nil, fmt.Errorf("register %v with cuda: %w", seg.Kind, driver.ErrNotSupported)
@@ -62,7 +63,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	return m, nil
 }
 
-// find makes the memory known to the devices.
+// find pins host memory, or finds the device and the block of device memory.
 func (m *memory) find() (err error) {
 	if m.seg.Kind == driver.DRAM {
 		m.base = addressOf(m.seg.Mem)
@@ -85,7 +86,7 @@ func (m *memory) find() (err error) {
 	return nil
 }
 
-// locate asks each device where it sees host memory.
+// locate gets the address of pinned host memory on each device.
 func (m *memory) locate() error {
 	for _, d := range m.b.devices {
 		at, err := m.hostAddress(d)
@@ -125,7 +126,7 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	return t.Append(dst, &m.b.owner), nil
 }
 
-// opens says what a token of the memory's key is good for.
+// opens returns nil if the token gives access to the memory, else the reason.
 func (m *memory) opens(t *session.Token) error {
 	switch {
 	case m == nil, t.Epoch < m.epoch, m.theirs.ended.Load():
@@ -137,8 +138,9 @@ func (m *memory) opens(t *session.Token) error {
 	return nil
 }
 
-// Revoke implements driver.Memory. What is on a stream already ends by itself, within the
-// time of two chunks. It also waits for batches of ours that name the memory.
+// Revoke implements driver.Memory. Copies that are already on a stream run to their end, which
+// takes at most as long as two chunks. Revoke also waits for batches of this backend that use the
+// memory as local memory.
 func (m *memory) Revoke(ctx context.Context) error {
 	m.end()
 	if err := m.turn.Take(ctx); err != nil {
@@ -161,15 +163,15 @@ func (m *memory) Revoke(ctx context.Context) error {
 		return err // the key stays taken, and the memory pinned
 	}
 	if err := m.unpin(); err != nil {
-		return err // so does the key
+		return err // as above
 	}
 	m.gone = true
 	m.b.memories.Free(m.key)
 	return nil
 }
 
-// end begins no more batches, and has those that wait drop what they can. What other processes
-// have is over (step over of spec/cuda_processes.pml).
+// end refuses new batches, cancels the queued copies of running ones, and marks the exports to
+// other processes as revoked (step over of spec/cuda_processes.pml).
 func (m *memory) end() {
 	m.theirs.end()
 	m.own.end()
@@ -179,8 +181,8 @@ func (m *memory) end() {
 	}
 }
 
-// giveUp has Revoke say from now on that there is no proof. Memory that is only pinned
-// goes with the context of its device.
+// giveUp makes Revoke return ErrUnproven from now on. For host memory that is not needed: the end
+// of the device's context also unpins it.
 func (m *memory) giveUp(why error) error {
 	if m.pin != nil {
 		pins.abandon(m.pin)

@@ -13,9 +13,9 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// gates are events of the program before memory of devices.
+// gates are the events of StartAfter, by address range.
 type gates struct {
-	count atomic.Int64 // of list: looked at before the lock
+	count atomic.Int64 // len(list): read without the lock
 	mu    sync.RWMutex
 	list  []gate
 }
@@ -30,20 +30,22 @@ func (g *gate) meets(device int, from, end uint64) bool {
 	return g.device == device && g.from < end && from < g.end
 }
 
-// StartAfter has each batch that is submitted from now on and that reads or writes a byte of the
-// segment, which is HBM, start only when the device has reached what event, a CUevent, had
-// recorded at the time of the Submit. So a program sets it once for the memory of a layer, records
-// the event behind the kernels of that layer in each step, and posts transfers of the layer at any
-// time after that call. An event that was never recorded holds nothing up. No processor waits.
+// StartAfter makes later batches that read or write a byte of the segment, which is HBM, wait for
+// event, a CUevent: a batch starts only when the device has completed the work that the event had
+// recorded at the time of the Submit. The device waits, not a CPU core.
 //
-// It holds for what this backend submits, whichever side of it the segment is on. A segment that
-// was set before gets the new event; event 0 ends it. The event must live until then, and until the
-// batches and sums that wait for it have ended.
+// A program calls StartAfter once for the memory of a layer. In each step it records the event
+// after the kernels of that layer, and then posts transfers of the layer at any time. An event that
+// was never recorded delays nothing.
 //
-// At most Config.Gated batches of a device may wait at a time; further ones are answered with
-// driver.ErrFull, which the engine repeats. Host memory that could not be pinned cannot wait: such
-// batches are answered with ErrNotSupported. A batch on a stream ends only when its event comes:
-// Abort, Revoke and Close wait for it.
+// StartAfter applies to batches that this backend submits, with the segment on either side. A
+// second call for a segment replaces its event; event 0 removes it. The event must exist until
+// then, and until the batches and sums that wait for it have ended.
+//
+// At most Config.Gated batches of a device may wait at a time. For more, Submit returns
+// driver.ErrFull, and the engine tries again. A batch with host memory that could not be pinned
+// cannot wait: Submit returns ErrNotSupported. A batch on a stream ends only after its event has
+// come: Abort, Revoke and Close wait for it.
 func (b *Backend) StartAfter(seg driver.Segment, event uintptr) error {
 	if seg.Kind != driver.HBM {
 		return fmt.Errorf("gate %v: only device memory can wait for an event: %w", seg.Kind,
@@ -67,7 +69,7 @@ func (b *Backend) StartAfter(seg driver.Segment, event uintptr) error {
 	return nil
 }
 
-// gateOf adds the events before a descriptor to those of the batch.
+// gateOf adds the events that a descriptor must wait for to those of the batch.
 func (j *job) gateOf(v *pair, d *driver.Desc) error {
 	g := &j.b.gates
 	if g.count.Load() == 0 {
@@ -88,21 +90,22 @@ func (j *job) gateOf(v *pair, d *driver.Desc) error {
 	return nil
 }
 
-// meets reports whether a descriptor reads or writes behind a gate.
+// meets reports whether a descriptor reads or writes the range of a gate.
 func (v *pair) meets(g *gate, d *driver.Desc) bool {
 	l, r := v.local, v.remote.m
 	return l.dev != nil && g.meets(l.dev.ordinal, l.base+d.Local, l.base+d.Local+d.Len) ||
 		r.dev != nil && g.meets(r.dev.ordinal, r.base+d.Remote, r.base+d.Remote+d.Len)
 }
 
-// StreamWait has a CUstream of the program wait for all batches under way that were submitted
-// through this backend and whose memories overlap the segment, which is HBM. What is launched on
-// the stream afterwards finds their bytes. It returns how many they are, and does not wait itself.
-// All of such a batch goes on its stream now, so that it can be aborted no more. Batches that
-// failed hold nothing up: their outcome is told by the transfer alone.
+// StreamWait makes a CUstream of the program wait for all running batches of this backend whose
+// memories overlap the segment, which is HBM. Kernels that the program launches on the stream
+// afterwards find the bytes. StreamWait returns the number of these batches, and does not wait
+// itself. It puts all their copies on streams at once, so they can no longer be aborted. A batch
+// that fails does not hold up the stream; only its transfer reports the error.
 //
-// driver.ErrNotSupported: one of them moves host memory that could not be pinned, or is gathered by
-// a processor; wait for that transfer first. The others were waited for all the same.
+// driver.ErrNotSupported: one of the batches moves host memory that could not be pinned, or a CPU
+// core gathers it. Wait for that transfer first. The stream waits for the other batches all the
+// same.
 func (b *Backend) StreamWait(stream uintptr, seg driver.Segment) (n int, err error) {
 	if seg.Kind != driver.HBM {
 		return 0, fmt.Errorf("wait for transfers of %v on a stream: %w", seg.Kind,
@@ -113,9 +116,9 @@ func (b *Backend) StreamWait(stream uintptr, seg driver.Segment) (n int, err err
 	if b.closed.Load() {
 		return 0, driver.ErrClosed
 	}
-	b.starting.Lock() // a batch is on a stream, or not there
+	b.starting.Lock() // no start is halfway: C has every live batch
 	defer b.starting.Unlock()
-	b.reaping.Lock() // and stays
+	b.reaping.Lock() // none ends meanwhile
 	defer b.reaping.Unlock()
 	b.reap()
 	b.mu.Lock()
@@ -135,7 +138,7 @@ func (b *Backend) StreamWait(stream uintptr, seg driver.Segment) (n int, err err
 	return n, errors.Join(errs...)
 }
 
-// under reports whether a memory of the batch overlaps. Backend.mu is held.
+// under reports whether a memory of the batch overlaps the range. Backend.mu is held.
 func (j *job) under(g *gate) bool {
 	for i := range j.pairs {
 		for _, m := range [...]*memory{j.pairs[i].local, j.pairs[i].remote.m} {

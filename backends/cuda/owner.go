@@ -22,18 +22,19 @@ import (
 )
 
 const (
-	// handshakesMax bounds what processes can make us hold before they have said hello: a socket
-	// and 5 KB each, for Config.DialTimeout.
+	// handshakesMax bounds the connections that have not finished their handshake. Each takes a
+	// socket and 5 KB, for Config.DialTimeout at most.
 	handshakesMax = 16
-	// outlastMax is the longest time between two looks at a process that has batches under way.
+	// outlastMax is the longest pause of client.serve between two checks of whether the batches of
+	// a lost process have ended.
 	outlastMax = 250 * time.Millisecond
-	// hintMax is how long a hint may take where the socket is full.
+	// hintMax is how long sending a hint may block on a full socket.
 	hintMax = time.Millisecond
 )
 
-// server is what other processes reach.
+// server accepts the connections of other processes and keeps their clients.
 type server struct {
-	listener *net.UnixListener // nil: none do
+	listener *net.UnixListener // nil without Config.Peers
 	tasks    sync.WaitGroup
 	lobby    *session.Lobby // handshakes under way
 
@@ -42,29 +43,36 @@ type server struct {
 	clients map[*client]struct{}
 }
 
-// client is another process that reaches our memory.
+// client is the owner's side of a connection: another process that imports memory of this backend.
+//
+// Both sides share two pages with a word for each slot, that is for each import. The client counts
+// its running batches in users; the owner writes the state of the import (importGood and so on) to
+// states.
 type client struct {
 	b       *Backend
 	wire    wire
 	process proc.Remote
-	users   []byte        // theirs, which we only read
-	states  []byte        // ours, which they can only read
+	users   []byte        // the client's page, mapped read-only here
+	states  []byte        // the owner's page, read-only for the client
 	sending sync.Mutex    // held to send
-	hintDue atomic.Bool   // a hint is to be sent, behind the packet that is being sent
+	hintDue atomic.Bool   // a hint must follow the packet that is being sent
 	gone    chan struct{} // closed by dismiss
-	going   sync.Once
 
-	mu      sync.Mutex // guards what follows
-	exports [slotsMax]*export
-	next    uint32   // slots that were never used are from here on
-	free    []uint32 // that were given back
-	left    bool     // nothing of it is under way, and the pages may be gone
+	dismissOnce sync.Once // closes gone
+
+	mu       sync.Mutex // guards what follows
+	exports  [slotsMax]*export
+	next     uint32   // the lowest slot that was never used
+	free     []uint32 // slots below next that are free again
+	released bool     // by leave: the shared pages are unmapped
 }
 
-// export is the memory that a client was given under a slot.
+// export is memory that a client has imported, under one slot.
 type export struct {
-	m    *memory
-	lost bool // what the client still does lands in memory that nothing uses
+	m *memory
+	// disowned: renew has replaced the memory, so batches of the client that still run write to
+	// memory that nothing uses
+	disowned bool
 }
 
 func (g *client) usersOf(slot uint32) *atomic.Uint64 {
@@ -74,8 +82,7 @@ func (g *client) stateOf(slot uint32) *atomic.Uint64 {
 	return hostmem.SharedWord(g.states, int(8*slot))
 }
 
-// serve opens the socket where the Config asks for it, and serves other processes until it is
-// closed.
+// serve opens the socket if Config.Peers is set, and starts to accept other processes.
 func (b *Backend) serve() error {
 	if !b.cfg.Peers {
 		return nil
@@ -97,7 +104,7 @@ func (b *Backend) serve() error {
 			g, err := b.greet(conn.(*net.UnixConn))
 			v.Leave()
 			if err != nil {
-				_ = conn.Close() // the other end learns no more than that
+				_ = conn.Close() // without a reason for the other process
 				return
 			}
 			g.serve()
@@ -108,12 +115,13 @@ func (b *Backend) serve() error {
 	return nil
 }
 
-// greet takes the page of a process of our user, and answers with ours.
+// greet does the owner's part of the handshake: it identifies the process, maps its users page and
+// sends the states page.
 func (b *Backend) greet(conn *net.UnixConn) (_ *client, err error) {
 	g := &client{b: b, wire: wire{conn: conn}, gone: make(chan struct{})}
 	defer func() {
 		if err != nil {
-			g.leave() // it was given no slot
+			g.leave() // it has no slot yet, so no batch
 		}
 	}()
 	if err = conn.SetDeadline(time.Now().Add(b.cfg.DialTimeout)); err != nil {
@@ -144,7 +152,7 @@ func (b *Backend) greet(conn *net.UnixConn) (_ *client, err error) {
 	defer closeDescriptor(page) // the mappings keep it
 	g.states = states
 
-	// Revoke sees the client from here on, before it can be given anything.
+	// Register the client before it can import anything, so that Revoke finds it.
 	s := &b.server
 	s.mu.Lock()
 	switch {
@@ -167,9 +175,9 @@ func (b *Backend) greet(conn *net.UnixConn) (_ *client, err error) {
 	return g, err
 }
 
-// serve answers until the connection ends, and stays until nothing of the client is under way.
-// Copies of a process end neither with its socket nor with the process: a child that it forked
-// keeps its context.
+// serve answers the client until the connection ends, and returns only when none of its batches
+// runs. Neither the end of the socket nor the death of the process ends its copies: a child that it
+// forked keeps the CUDA context alive.
 func (g *client) serve() {
 	var watch sync.WaitGroup
 	watch.Go(func() {
@@ -177,17 +185,17 @@ func (g *client) serve() {
 			_ = g.wire.conn.Close() // a child of the process may hold the other end open
 		}
 	})
-	polite := g.listen()
+	saidBye := g.listen()
 	_ = g.wire.conn.Close()
-	if !polite {
-		// As with Revoke, a batch that counts itself later sees the end of its import. The process
-		// may live on and connect again: a lost connection keeps no place for it. One that died in
-		// a batch keeps its place until the memory is revoked: only that may put other memory
-		// there.
+	if !saidBye {
+		// As in Revoke, end the imports first: a batch that is counted later sees that its import
+		// has ended. A process that lives on ends its batches, gives up its place among the
+		// clients, and may connect again. One that died during a batch is never seen to end it. It
+		// keeps its place until the memory is revoked, since only Revoke may replace the memory.
 		all := func(*export) bool { return true }
 		g.endExports(all)
 	wait:
-		for pause := time.Millisecond; g.isIn(all); pause = min(2*pause, outlastMax) {
+		for pause := time.Millisecond; g.hasBatchesIn(all); pause = min(2*pause, outlastMax) {
 			select {
 			case <-g.gone:
 				break wait
@@ -199,20 +207,21 @@ func (g *client) serve() {
 	watch.Wait()
 }
 
-// listen reports whether the client has said that nothing is under way.
-func (g *client) listen() (polite bool) {
+// listen answers packets until the connection ends. It reports whether the client has said goodbye,
+// that is, that none of its batches runs.
+func (g *client) listen() (saidBye bool) {
 	for reset := false; ; {
 		h, tail, fd, err := g.wire.receive()
 		if errors.Is(err, unix.ECONNRESET) && !reset {
-			// The other end has closed over a packet of ours that it had not read. The
-			// kernel says so once, before it gives what had been sent: a goodbye, perhaps.
+			// The client closed its end before it had read all packets. The kernel reports that
+			// once, and then delivers what the client had sent: perhaps a goodbye.
 			reset = true
 			continue
 		}
 		if err != nil {
 			return false
 		}
-		closeDescriptor(fd) // a client has none to give after its hello
+		closeDescriptor(fd) // after its hello, a client has no reason to send one
 		switch h.Kind {
 		case sayAsk:
 			err = g.answer(h.ID, tail)
@@ -229,7 +238,7 @@ func (g *client) listen() (polite bool) {
 	}
 }
 
-// leave forgets the client.
+// leave removes the client from the server and unmaps the shared pages.
 func (g *client) leave() {
 	s := &g.b.server
 	s.mu.Lock()
@@ -237,13 +246,13 @@ func (g *client) leave() {
 	s.mu.Unlock()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.left = true
+	g.released = true
 	unmapPages(g.users, g.states)
 	g.users, g.states = nil, nil
 	g.process.Release()
 }
 
-// dismiss ends the server; no memory is registered any more that a client could reach.
+// dismiss stops the server and all clients. No memory is registered any more.
 func (b *Backend) dismiss() {
 	s := &b.server
 	if s.listener == nil {
@@ -253,9 +262,9 @@ func (b *Backend) dismiss() {
 	s.closed = true
 	s.mu.Unlock()
 	s.lobby.Close()
-	_ = s.listener.Close() // the lobby ends by it
+	_ = s.listener.Close() // ends lobby.Serve
 	for _, g := range b.clients() {
-		g.going.Do(func() { close(g.gone) })
+		g.dismissOnce.Do(func() { close(g.gone) })
 		_ = g.wire.conn.Close()
 		g.process.Release()
 	}
@@ -277,14 +286,15 @@ func (g *client) say(h *head, tail []byte, fds ...int) error {
 	return err
 }
 
-// hint says that a slot has ended. It does not wait: a frozen process needs no hint.
+// hint tells the client to look at the states of its slots. It hardly blocks (hintMax): if the
+// client does not read its socket, the hint is dropped.
 func (g *client) hint() {
 	g.hintDue.Store(true)
 	g.sendHint()
 }
 
-// sendHint sends the hint that is due, unless another goroutine sends something: that one comes
-// here behind its packet.
+// sendHint sends the hint that is due. If another goroutine is sending, that one sends the hint
+// after its packet.
 func (g *client) sendHint() {
 	for g.hintDue.Load() && g.sending.TryLock() {
 		if g.hintDue.Swap(false) {
@@ -294,8 +304,8 @@ func (g *client) sendHint() {
 	}
 }
 
-// answer gives what a token opens, for a slot, or says why not. Only an error of the connection is
-// returned.
+// answer sends the client what the token opens, with a new slot, or the reason why it cannot. It
+// returns only errors of the connection.
 func (g *client) answer(id uint32, token []byte) error {
 	h, fd, err := g.open(token)
 	h.Kind, h.ID, h.Outcome = sayAnswer, id, outcomeOf(err)
@@ -307,6 +317,7 @@ func (g *client) answer(id uint32, token []byte) error {
 	return g.say(&h, nil, fd)
 }
 
+// open checks a token and takes a slot for its memory.
 func (g *client) open(token []byte) (h head, fd int, err error) {
 	t, err := session.DecodeToken(token, &g.b.owner)
 	if err != nil {
@@ -334,8 +345,9 @@ func (g *client) open(token []byte) (h head, fd int, err error) {
 	if err != nil {
 		return h, -1, err
 	}
-	// Revoke marks the end of the memory, and renew that it begins, before either looks at the
-	// slots; this is the other way round: one of the two sees the other.
+	// Revoke sets theirs.ended, and renew sets moving, before they look at the slots. Here the slot
+	// is taken first and the flags are read afterwards. So either they see this slot, or this sees
+	// their flag.
 	switch {
 	case m.theirs.ended.Load():
 		err = driver.ErrRevoked
@@ -352,7 +364,7 @@ func (g *client) open(token []byte) (h head, fd int, err error) {
 	return h, fd, nil
 }
 
-// share describes a memory, with a descriptor of what is there now.
+// share describes a memory for the client, and returns a file descriptor that it can map.
 func (m *memory) share() (h head, fd int, err error) {
 	o := m.block
 	o.mu.Lock()
@@ -370,7 +382,7 @@ func (g *client) takeSlot(m *memory) (slot uint32, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch n := len(g.free); {
-	case g.left:
+	case g.released:
 		return 0, driver.ErrClosed
 	case n > 0:
 		slot, g.free = g.free[n-1], g.free[:n-1]
@@ -385,11 +397,12 @@ func (g *client) takeSlot(m *memory) (slot uint32, err error) {
 	return slot, nil
 }
 
-// freeSlot ends an export. A process that gives back what it uses is not believed any more.
+// freeSlot ends an export. Giving back a slot that still has batches is an error, which ends the
+// connection.
 func (g *client) freeSlot(slot uint32) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.left || slot >= slotsMax || g.exports[slot] == nil || g.usersOf(slot).Load() != 0 {
+	if g.released || slot >= slotsMax || g.exports[slot] == nil || g.usersOf(slot).Load() != 0 {
 		return fmt.Errorf("slot %d given back: %w", slot, driver.ErrCorrupt)
 	}
 	g.exports[slot] = nil
@@ -397,11 +410,11 @@ func (g *client) freeSlot(slot uint32) error {
 	return nil
 }
 
-// eachExport calls f for those that a condition names, under the lock.
+// eachExport calls f, with g.mu held, for each export for which which returns true.
 func (g *client) eachExport(which func(*export) bool, f func(slot uint32, e *export)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.left {
+	if g.released {
 		return
 	}
 	for slot, e := range g.exports[:g.next] {
@@ -411,7 +424,8 @@ func (g *client) eachExport(which func(*export) bool, f func(slot uint32, e *exp
 	}
 }
 
-// endExports ends what the client was given, and tells it: it may drop what it has not begun.
+// endExports marks exports as revoked and sends a hint, so that the client cancels the copies that
+// it has not started.
 func (g *client) endExports(which func(*export) bool) {
 	ended := false
 	g.eachExport(which, func(slot uint32, _ *export) {
@@ -422,10 +436,11 @@ func (g *client) endExports(which func(*export) bool) {
 	}
 }
 
-// isIn reports whether the client has batches under way with such memory, dead or not.
-func (g *client) isIn(which func(*export) bool) (in bool) {
+// hasBatchesIn reports whether batches of the client use one of these exports. The client may be
+// dead: its copies may still run. Disowned exports do not count.
+func (g *client) hasBatchesIn(which func(*export) bool) (in bool) {
 	g.eachExport(which, func(slot uint32, e *export) {
-		in = in || !e.lost && g.usersOf(slot).Load() != 0
+		in = in || !e.disowned && g.usersOf(slot).Load() != 0
 	})
 	return in
 }

@@ -15,8 +15,8 @@ import (
 // tallyRoom keeps the lists behind a tally at a multiple of 16.
 const tallyRoom = (cuda.TallyBytes + 15) / 16 * 16
 
-// checkPattern chooses what moves a pattern: a kernel, a processor with one copy, or
-// the copy engine with one for each run of bytes.
+// checkPattern chooses how to move a pattern: with the gather kernel, with a gather by a CPU core
+// and one copy, or with one copy of the copy engine for each run of bytes.
 func (j *job) checkPattern(op driver.Op, p *driver.Pattern, s *scratch) error {
 	if err := j.enter(op, p.LocalKey, p.RemoteKey); err != nil {
 		return err
@@ -25,7 +25,7 @@ func (j *job) checkPattern(op driver.Op, p *driver.Pattern, s *scratch) error {
 	if err := p.Check(v.local.seg.Len, v.remote.m.seg.Len); err != nil {
 		return err
 	}
-	if p.Runs() > runsMax || p.Count > runsMax/p.Runs() { // a place has room for as many indices
+	if p.Runs() > runsMax || p.Count > runsMax/p.Runs() { // a place has no room for so many indices
 		return fmt.Errorf("pattern: %d entries of %d runs, at most %d runs: %w",
 			p.Count, p.Runs(), runsMax, driver.ErrBounds)
 	}
@@ -49,8 +49,8 @@ func (j *job) checkPattern(op driver.Op, p *driver.Pattern, s *scratch) error {
 	})
 }
 
-// eachRun calls f for each run of a pattern, with the number of its entry. Each is checked: a
-// list may have changed since Pattern.Check.
+// eachRun calls f for each run of a pattern, with the number of its entry. It checks the bounds of
+// each run, since a list may have changed since Pattern.Check.
 func (v *pair) eachRun(p *driver.Pattern, s *scratch, f func(i int, d *driver.Desc) error) error {
 	for i := range p.Count {
 		s.runs = p.AppendDescs(s.runs[:0], i)
@@ -68,7 +68,7 @@ func (v *pair) eachRun(p *driver.Pattern, s *scratch, f func(i int, d *driver.De
 	return nil
 }
 
-// kernelWhy says why the gather kernel cannot take a pattern; empty: it can.
+// kernelWhy says why the gather kernel cannot move a pattern; empty: it can.
 func (v *pair) kernelWhy(b *Backend, p *driver.Pattern) string {
 	l, r := v.local, v.remote.m
 	plain := p.Plain()
@@ -95,7 +95,7 @@ func (v *pair) kernelWhy(b *Backend, p *driver.Pattern) string {
 	return ""
 }
 
-// shapeOf is a pattern as the kernels take it.
+// shapeOf converts a pattern for the kernels.
 func shapeOf(p *driver.Pattern, op driver.Op, local, remote cuda.Reach) cuda.Pattern {
 	shape := cuda.Pattern{Dst: remote, Src: local, Entry: p.Run, Count: p.Count}
 	if op == driver.Read {
@@ -111,7 +111,7 @@ func shapeOf(p *driver.Pattern, op driver.Op, local, remote cuda.Reach) cuda.Pat
 	return shape
 }
 
-// reachOf is a side over memory of n bytes that a kernel sees at an address.
+// reachOf converts a side of a pattern, over n bytes of memory at an address of the device.
 func reachOf(s *driver.Side, at, n, list uint64) cuda.Reach {
 	return cuda.Reach{At: at + s.Base, Len: n - s.Base, Stride: s.Stride, List: list,
 		Per: s.Per, First: s.First, Step: s.Step}
@@ -119,7 +119,7 @@ func reachOf(s *driver.Side, at, n, list uint64) cuda.Reach {
 
 func (m *memory) pinnedOrDevice() bool { return m.dev != nil || m.pin.pinned() }
 
-// byKernel fills in the launch, with lists in memory that the device reads from.
+// byKernel fills in the launch. It copies the lists to memory from which the device reads them.
 func (j *job) byKernel(op driver.Op, v *pair, p *driver.Pattern) error {
 	place, err := j.dev.place()
 	if err != nil {
@@ -159,7 +159,8 @@ func (j *job) byKernel(op driver.Op, v *pair, p *driver.Pattern) error {
 	return nil
 }
 
-// deviceBytes is what of a memory may be freed under us and end the use of the device.
+// deviceBytes is the device memory that the program could free while a kernel runs, which would
+// make the device unusable for the process.
 func (m *memory) deviceBytes() uint64 {
 	if m.dev == nil {
 		return 0
@@ -167,7 +168,7 @@ func (m *memory) deviceBytes() uint64 {
 	return m.seg.Len
 }
 
-// reach is a memory as kernels of a device see it.
+// reach is a memory with its address on a device, for kernels.
 func (m *memory) reach(d *device, s *driver.Side, list uint64) (cuda.Reach, error) {
 	at := m.base
 	if m.dev == nil {
@@ -179,8 +180,8 @@ func (m *memory) reach(d *device, s *driver.Side, list uint64) (cuda.Reach, erro
 	return reachOf(s, at, m.seg.Len, list), nil
 }
 
-// seenBy is where a device sees host memory. A backend of the peer may know it that has no such
-// device.
+// seenBy returns the address of pinned host memory on a device. The memory may belong to a peer's
+// backend that has not opened this device.
 func (m *memory) seenBy(d *device) (uint64, error) {
 	for i, at := range m.at {
 		if m.b.devices[i].ordinal == d.ordinal {
@@ -190,8 +191,8 @@ func (m *memory) seenBy(d *device) (uint64, error) {
 	return m.hostAddress(d)
 }
 
-// processor reports whether a processor can gather a pattern for one copy: host memory on the
-// one side, and entries one behind the other on a device on the other.
+// processor reports whether a CPU core can gather a pattern so that one copy is enough: one side is
+// host memory, and on the other the entries are contiguous in the memory of a device.
 func (v *pair) processor(p *driver.Pattern) bool {
 	if !p.Plain() || p.Run > stageHalf || v.way == gpu.Any || p.Count < 2 {
 		return false
@@ -235,7 +236,7 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 		where, pinning(l, r.m), p.from.entries(d, l, r.m))
 }
 
-// pinning says how the copy engine reaches host memory.
+// pinning says, for Explain, how the copy engine reaches host memory.
 func pinning(list ...*memory) string {
 	for _, m := range list {
 		switch {
@@ -250,7 +251,7 @@ func pinning(list ...*memory) string {
 	return "within devices"
 }
 
-// entries says what moves small entries.
+// entries says, for Explain, how small entries move.
 func (b *Backend) entries(d *device, l, r *memory) string {
 	v := pair{local: l, remote: &remote{m: r}, way: d.way(l, r)}
 	shape := driver.Pattern{Count: 2, Run: 16, Local: driver.Side{Stride: 16},

@@ -14,25 +14,25 @@ import (
 
 type peer struct {
 	driver.PeerBase
-	from, to *Backend // to is nil where far is not
-	far      *link    // to another process; nil: within this one
+	from, to *Backend // to is nil if far is not
+	far      *link    // the connection to another process; nil: the peer is in this process
 	lost     chan struct{}
 	loseOnce sync.Once
 
 	entry  sync.RWMutex // held for reading while Submit runs, so that Close can wait for it
 	closed bool         // guarded by entry
 
-	unfinished atomic.Int64 // batches
+	unfinished atomic.Int64 // batches that have not ended
 
 	mu      sync.RWMutex // guards what follows
 	imports session.Imports[remote]
 }
 
-// remote is a token that was accepted.
+// remote is an import.
 type remote struct {
 	m     *memory
 	grant *grant
-	far   *farMemory // nil: of this process
+	far   *farMemory // nil: the memory belongs to this process
 }
 
 func (r *remote) enter() bool {
@@ -45,7 +45,7 @@ func (r *remote) enter() bool {
 
 // revoked reports whether the owner has ended the import.
 func (r *remote) revoked() bool {
-	if r.far != nil { // Drop ends its grant, too, and disturbs no batch
+	if r.far != nil { // Drop ends the grant as well, and must not fail running batches
 		return r.grant.far.state.Load() == importRevoked
 	}
 	return r.grant.ended.Load()
@@ -95,7 +95,7 @@ func (b *Backend) admit(set map[*peer]struct{}, p *peer) error {
 	return nil
 }
 
-// sources are the backends that reach our memory.
+// sources returns the backends of this process that are connected to this one.
 func (b *Backend) sources() (list []*Backend) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -121,7 +121,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 		case gone:
 			return 0, 0, driver.ErrPeerLost
 		}
-		return p.importFar(token) // which does not keep Close out while it waits
+		return p.importFar(token) // does not hold entry while it waits, so that Close can go on
 	}
 	defer p.entry.RUnlock()
 	t, err := session.DecodeToken(token, &p.to.owner)
@@ -136,7 +136,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	return key, t.Size, err
 }
 
-// keep gives an import a key, or forgets it where there is none.
+// keep gives an import a key, or forgets the import if no key is free.
 func (p *peer) keep(r *remote) (key uint32, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -146,7 +146,7 @@ func (p *peer) keep(r *remote) (key uint32, err error) {
 	return key, err
 }
 
-// remote returns what a key names, nil for nothing.
+// remote returns the import with this key, or nil.
 func (p *peer) remote(key uint32) *remote {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -162,7 +162,7 @@ func (p *peer) Drop(key uint32) {
 	}
 }
 
-// gone reports whether the other side is known to be no more.
+// gone reports whether the other side has closed or is lost.
 func (p *peer) gone() bool {
 	if p.far == nil {
 		return p.to.closed.Load()
@@ -178,7 +178,7 @@ func (p *peer) gone() bool {
 // Lost implements driver.Peer.
 func (p *peer) Lost() <-chan struct{} { return p.lost }
 
-// lose ends the connection from the owner's side or ours: no new batch starts.
+// lose marks the connection as ended by either side: no new batch starts.
 func (p *peer) lose() {
 	p.loseOnce.Do(func() {
 		close(p.lost)
@@ -191,12 +191,12 @@ func (p *peer) lose() {
 	})
 }
 
-// waitForBatches waits for what is under way.
+// waitForBatches waits until all batches of the peer have ended.
 func (p *peer) waitForBatches() {
 	_ = await(func() bool {
 		p.from.help()
 		return p.unfinished.Load() == 0
-	}, always)
+	}, neverStop)
 }
 
 // Cancel implements driver.Peer.

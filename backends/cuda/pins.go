@@ -11,30 +11,30 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// pin is a range of host memory that the driver knows, or why it does not.
+// pin is a range of host memory that is pinned, or the reason why it is not.
 type pin struct {
 	mem     []byte
 	base    uint64
-	users   int    // pinTable.mu
-	ours    bool   // ours to unpin
-	why     string // not pinned; empty: it is
-	release func() // of a Holder; may be nil
+	users   int    // guarded by pinTable.mu
+	ours    bool   // this package has pinned it, not the program
+	why     string // why it is not pinned; empty: it is
+	release func() // result of driver.Holder.Hold; may be nil
 }
 
 func (p *pin) pinned() bool { return p.why == "" }
 
-// pinTable finds ranges that are pinned by address: a registration that is a part of another one
-// uses what that one pinned, whichever backend of the process it was.
+// pinTable finds pinned ranges by address. A registration within a pinned range shares the pin,
+// whichever backend of the process made it.
 type pinTable struct {
 	mu   sync.Mutex
-	list []*pin // few: a part of a pinned range has none of its own
+	list []*pin // short, so searched linearly: parts of a pinned range share its pin
 }
 
-// pins is one for the process, as the driver is.
+// pins is one for the process, since libcuda is loaded once.
 var pins pinTable
 
-// use returns what is known of a range, with one more user. unuse ends that. The pages of
-// memory that could change are held where they are, pinned or not: copies land in both.
+// use pins a range, or adds a user to a pin that covers it; unuse undoes that. If the memory is a
+// driver.Holder, use also holds its pages, pinned or not, so that copies do not go to old pages.
 func (t *pinTable) use(b *Backend, seg driver.Segment) (*pin, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -55,13 +55,13 @@ func (t *pinTable) use(b *Backend, seg driver.Segment) (*pin, error) {
 	}
 	p.attempt(b)
 	if !p.pinned() {
-		return p, nil // not in the table: a part of it may have better luck
+		return p, nil // not listed: pinning a part of it may succeed later
 	}
 	t.list = append(t.list, p)
 	return p, nil
 }
 
-// attempt pins the range, or finds out that the program has.
+// attempt pins the range, or finds that the program has pinned it.
 func (p *pin) attempt(b *Backend) {
 	m := b.devices[0].mover
 	switch err := m.Pin(p.mem); {
@@ -75,8 +75,8 @@ func (p *pin) attempt(b *Backend) {
 	}
 }
 
-// unuse ends one use. What the driver does not unpin stays in the table, and its pages held, until
-// the next call or abandon.
+// unuse ends one use. If the CUDA driver fails to unpin the range, it stays in the table and its
+// pages stay held, until the next call or abandon.
 func (t *pinTable) unuse(b *Backend, p *pin) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -93,7 +93,8 @@ func (t *pinTable) unuse(b *Backend, p *pin) error {
 	return nil
 }
 
-// abandon ends the last use of what the driver did not unpin: its context goes next.
+// abandon ends the last use of a range that the CUDA driver failed to unpin. The caller destroys
+// the context next, which unpins it.
 func (t *pinTable) abandon(p *pin) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -112,7 +113,7 @@ func (t *pinTable) remove(p *pin) {
 	}
 }
 
-// hostAddress is where kernels of a device see pinned memory.
+// hostAddress returns the address of pinned memory on a device, for kernels.
 func (m *memory) hostAddress(d *device) (uint64, error) {
 	at, err := d.mover.HostAddress(m.pin.mem)
 	return at + (m.base - m.pin.base), err

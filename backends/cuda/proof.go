@@ -12,28 +12,29 @@ import (
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
-// grant is permission to use a memory until it is revoked, and the batches that use it.
+// grant is permission to use a memory until it is revoked. It counts the batches that use the
+// memory.
 type grant struct {
-	users atomic.Int64
+	users atomic.Int64 // batches of this process between enter and leave
 	ended atomic.Bool
-	far   *words // of memory of another process; nil: it is this one's
+	far   *slotWords // for memory of another process; nil: it belongs to this one
 }
 
-// words are what two processes share about an import: the one that uses the memory counts batches,
-// the owner says what has become of it.
-type words struct {
+// slotWords are the two words of shared memory that belong to an import. The importing process
+// counts its batches in users; the owner of the memory writes state.
+type slotWords struct {
 	users, state *atomic.Uint64
 }
 
-// The states of an import. No batch begins under any but the first.
+// The states of an import. A batch may begin only in importGood.
 const (
 	importGood    = iota
 	importRevoked // the memory is revoked
-	importMoving  // other memory comes; what ends before it does counts
-	importMoved   // it came while a batch was under way, whose bytes are lost
+	importMoving  // renew is about to replace the memory; batches that end in this state succeed
+	importMoved   // renew replaces the memory; the bytes of batches that still run are lost
 )
 
-// enter reports whether the caller is in; then it must leave.
+// enter counts a batch. It returns false if the grant has ended. Otherwise the batch must leave.
 func (g *grant) enter() bool {
 	g.users.Add(1) // pairs with the store in end
 	if g.ended.Load() {
@@ -43,26 +44,26 @@ func (g *grant) enter() bool {
 	if g.far == nil {
 		return true
 	}
-	// pairs with the store of the owner, which looks at the users afterwards
+	// pairs with the owner, which stores the state first and reads users afterwards
 	g.far.users.Add(1)
-	testpoint.At("cuda: announced") // the batch is counted in the owner's sight
+	testpoint.At("cuda: announced") // the owner can see that the batch is counted
 	if g.far.state.Load() != importGood {
 		g.leave()
 		return false
 	}
-	testpoint.At("cuda: good") // the import was good after that
+	testpoint.At("cuda: good") // the import was good after the batch was counted
 	return true
 }
 
 func (g *grant) leave() {
 	if g.far != nil {
-		g.far.users.Add(math.MaxUint64)
+		g.far.users.Add(math.MaxUint64) // subtracts 1
 	}
 	g.users.Add(-1)
 }
 
-// overtaken reports whether the bytes of a batch that is in may be lost, since another process has
-// taken the memory away.
+// overtaken reports whether the bytes of a running batch may be lost, because the owner, another
+// process, has revoked or replaced the memory.
 func (g *grant) overtaken() bool {
 	if g.far == nil {
 		return false
@@ -71,16 +72,16 @@ func (g *grant) overtaken() bool {
 	return state == importRevoked || state == importMoved
 }
 
-// end refuses batches from now on.
+// end makes enter return false from now on.
 func (g *grant) end() { g.ended.Store(true) }
 
-// quiet reports whether no batch is in.
+// quiet reports whether no batch of this process uses the grant.
 func (g *grant) quiet() bool { return g.users.Load() == 0 }
 
-// untilQuiet is the proof that Revoke waits for: once it returns nil, no batch of any process can
-// land in the memory, which was ended before. stop says when to give up.
+// untilQuiet waits until no batch of any process can use the memory any more; the caller has called
+// end before. Revoke relies on this proof. untilQuiet gives up with the error of stop.
 func (m *memory) untilQuiet(stop func() error) error {
-	// Batches of this process end by themselves; their ends are in the rings of their backends.
+	// Batches of this process always end. help takes their ends off the rings of their backends.
 	senders := append(m.b.sources(), m.b)
 	if err := await(func() bool {
 		for _, from := range senders {
@@ -91,8 +92,8 @@ func (m *memory) untilQuiet(stop func() error) error {
 		return err
 	}
 
-	// Those of other processes (step in of spec/cuda_processes.pml) do as long as the process is
-	// well. One that is silent for too long is frozen, or dead: then the memory is taken away.
+	// Batches of another process (step in of spec/cuda_processes.pml) end while it runs. If they
+	// have not ended after RevokeGrace, the process is frozen or dead: renew replaces the memory.
 	in := func() bool { return slices.ContainsFunc(m.b.clients(), m.isUsedBy) }
 	deadline := time.Now().Add(m.b.cfg.RevokeGrace)
 	err := await(func() bool { return !in() || time.Now().After(deadline) }, stop)
@@ -106,16 +107,20 @@ func (m *memory) untilQuiet(stop func() error) error {
 }
 
 func (m *memory) isExportedAs(e *export) bool { return e.m == m }
-func (m *memory) isUsedBy(g *client) bool     { return g.isIn(m.isExportedAs) }
+func (m *memory) isUsedBy(g *client) bool     { return g.hasBatchesIn(m.isExportedAs) }
 
-// patience is how many times the grace the processes get that use another part of a block.
-const patience = 5
+// drainGraces is how many times Config.RevokeGrace renew waits for processes that use other parts
+// of the block.
+const drainGraces = 5
 
-// renew puts other memory under the addresses, with the same content, so that what frozen processes
-// still write by their imports of m lands in memory that nothing uses. Processes that are well map
-// the other memory when they next use it; what they have under way is waited for. The driver's part
-// has no end that is known: where stop ends the wait for it, it goes on, and the next renew waits
-// for it. Its steps have the names of spec/cuda_processes.pml.
+// renew replaces the physical memory under the block's addresses and copies the content. Frozen
+// processes still have the old memory mapped, so their late writes through imports of m land in
+// memory that nothing uses.
+//
+// renew first waits for the batches of processes that use other parts of the block; these processes
+// map the new memory at their next batch. The CUDA driver's part of the work takes an unknown time:
+// when stop returns an error, renew returns while that part goes on in a goroutine, and the next
+// renew waits for it. The steps have the names of spec/cuda_processes.pml.
 func (o *ownBlock) renew(m *memory, stop func() error) error {
 	if err := await(o.renewing.TryLock, stop); err != nil {
 		return err
@@ -127,46 +132,46 @@ func (o *ownBlock) renew(m *memory, stop func() error) error {
 		}
 		return all
 	}
-	over := func(e *export) bool { return e.m.block == o }
-	well := func(g *client) bool {
-		return g.isIn(func(e *export) bool { return over(e) && e.m != m })
+	ofBlock := func(e *export) bool { return e.m.block == o }
+	usesOthers := func(g *client) bool {
+		return g.hasBatchesIn(func(e *export) bool { return ofBlock(e) && e.m != m })
 	}
-	turn := func(from, to uint64) {
+	setStates := func(from, to uint64) {
 		for _, g := range clients() {
-			g.eachExport(over, func(slot uint32, _ *export) {
+			g.eachExport(ofBlock, func(slot uint32, _ *export) {
 				g.stateOf(slot).CompareAndSwap(from, to)
 			})
 		}
 	}
-	if !slices.ContainsFunc(clients(), m.isUsedBy) { // meanwhile
+	if !slices.ContainsFunc(clients(), m.isUsedBy) { // their batches have ended meanwhile
 		o.renewing.Unlock()
 		return nil
 	}
 
-	// moves: no batch begins over the block.
-	o.moving.Store(true) // pairs with the look in client.open
-	turn(importGood, importMoving)
-	// drain: those of this process, and of processes that are well, end.
-	deadline := time.Now().Add(patience * m.b.cfg.RevokeGrace)
+	// moves: from here on no batch begins to use the block.
+	o.moving.Store(true) // pairs with the load in client.open
+	setStates(importGood, importMoving)
+	// drain: the batches of this process, and of processes that use other parts, end.
+	deadline := time.Now().Add(drainGraces * m.b.cfg.RevokeGrace)
 	if err := await(func() bool {
 		for _, b := range list {
 			b.help()
 		}
 		return o.users.Load() == 0 &&
-			(!slices.ContainsFunc(clients(), well) || time.Now().After(deadline))
+			(!slices.ContainsFunc(clients(), usesOthers) || time.Now().After(deadline))
 	}, stop); err != nil {
 		o.endRenew()
 		return err
 	}
-	// moved: what ends from here on is lost.
-	turn(importMoving, importMoved)
+	// moved: batches of other processes that end from here on have failed.
+	setStates(importMoving, importMoved)
 	ended := make(chan error, 1)
 	go func() {
-		// replace, and disown: batches of other processes count no more.
+		// replace, then disown: Revoke no longer waits for batches of other processes.
 		err := o.replace()
 		if err == nil {
 			for _, g := range clients() {
-				g.eachExport(over, func(_ uint32, e *export) { e.lost = true })
+				g.eachExport(ofBlock, func(_ uint32, e *export) { e.disowned = true })
 			}
 		}
 		o.endRenew()
@@ -196,7 +201,8 @@ func (o *ownBlock) replace() error {
 	return nil
 }
 
-// endRenew ends a renew: batches may begin again, and what was told to wait is woken.
+// endRenew lets batches begin again, and wakes the programs whose batches were refused with
+// driver.ErrFull.
 func (o *ownBlock) endRenew() {
 	o.moving.Store(false)
 	o.renewing.Unlock()
@@ -205,7 +211,7 @@ func (o *ownBlock) endRenew() {
 	}
 }
 
-// await looks again and again whether a condition holds; stop says when to give up.
+// await polls until holds returns true, or returns the error of stop.
 func await(holds func() bool, stop func() error) error {
 	for pause := 10 * time.Microsecond; !holds(); pause = min(2*pause, time.Millisecond) {
 		if err := stop(); err != nil {
@@ -216,5 +222,5 @@ func await(holds func() bool, stop func() error) error {
 	return nil
 }
 
-// always never gives up.
-func always() error { return nil }
+// neverStop is a stop for await that never gives up.
+func neverStop() error { return nil }

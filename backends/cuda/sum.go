@@ -13,16 +13,18 @@ import (
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
-// SumCells digests cells in memory of devices, as package csrc/digest does in DRAM, with a kernel
-// within Config.Budget on a stream of the lowest priority. It waits for the end. The kernel starts
-// when the device has reached what the events of StartAfter before the cells had recorded at the
-// time of the call. A revoke that takes memory away from another process waits for it, and so does
-// who frees memory of AllocDevice; memory from elsewhere must stay until the call returns.
+// SumCells computes digests of cells in device memory, as package csrc/digest does in DRAM, and
+// waits for the result. A kernel within Config.Budget does the work, on a stream of the lowest
+// priority. It starts when the device has completed the work that the events of StartAfter for the
+// cells had recorded at the time of the call.
+//
+// A Revoke that replaces memory of AllocDevice waits for SumCells, and so does the Closer that
+// frees it. Other memory must stay allocated until the call returns.
 //
 // Errors: driver.ErrBounds for a cell outside its memory, or memory that is not allocated;
-// driver.ErrNotSupported without a Budget; driver.ErrTimeout where the events do not come, or a
-// revoke does not end, within Config.SumTimeout; what the driver says of an event that was recorded
-// on a stream which is captured.
+// driver.ErrNotSupported without a Budget; driver.ErrTimeout if the events do not come, or a Revoke
+// does not end, within Config.SumTimeout; the error of the CUDA driver if an event was recorded on
+// a stream that is being captured.
 func (b *Backend) SumCells(list []digest.DeviceCells) (digest.Digest, error) {
 	if !b.cfg.kernels() {
 		return digest.Digest{}, fmt.Errorf("digest device memory: Config.Budget is zero, so that "+
@@ -82,18 +84,18 @@ func (b *Backend) sumOn(ordinal int, list []digest.DeviceCells,
 		return digest.Digest{}, err
 	}
 	defer leaveAll(under)
-	for i := range list { // nothing moves any more
+	for i := range list { // from here on no renew replaces the memory
 		if m := &list[i].Memory; i == 0 || *m != list[i-1].Memory {
 			if err := d.holds(m.Addr, m.Len); err != nil {
 				return digest.Digest{}, err
 			}
 		}
 	}
-	testpoint.At("cuda: held") // the memory of a sum is there, and stays
+	testpoint.At("cuda: held") // the memory of a sum cannot be replaced or freed
 	return d.sums.Sum(list)
 }
 
-// enterUnder enters all blocks that have memory of the list, or none.
+// enterUnder enters all blocks that contain memory of the list, or none.
 func enterUnder(list []digest.DeviceCells) (under []*ownBlock, ok bool) {
 	for i := range list {
 		m := &list[i].Memory
@@ -120,18 +122,18 @@ func leaveAll(list []*ownBlock) {
 	}
 }
 
-// side is a stream on which nothing but a sum waits.
+// side is a stream that only a sum uses, to wait for events.
 type side struct {
 	*gpu.Device
-	taken bool // device.mu
+	taken bool // guarded by device.mu
 }
 
-// untilReached waits for what events have recorded by now. The program may record the next step at
-// any time, so a stream keeps what they were; no other sum is behind it.
+// untilReached waits for the work that the events have recorded by now. The program may record them
+// again at any time, so a stream of this sum alone waits: it keeps the earlier recording.
 func (d *device) untilReached(events []uint64, stop func() error) (err error) {
 	var s *side
 	for _, e := range events {
-		// Asked first: a stream that waits for a captured event is part of the capture.
+		// Query the event first: a stream that waits for a captured event joins the capture.
 		came, err := d.mover.Came(e)
 		if err != nil {
 			return fmt.Errorf("wait for an event of StartAfter: %w", err)
@@ -163,8 +165,8 @@ func (d *device) untilReached(events []uint64, stop func() error) (err error) {
 	return err
 }
 
-// side takes one on which nothing waits: that of a sum that gave up may still. There are as many as
-// gated workers.
+// side returns an idle one. The stream of a sum that has given up may still wait. There are as many
+// as gated workers.
 func (d *device) side(stop func() error) (s *side, err error) {
 	take := func() bool {
 		d.mu.Lock()
@@ -197,7 +199,7 @@ func (d *device) putBack(s *side) {
 	s.taken = false
 }
 
-// before are the events before cells of one device.
+// before returns the events that the cells of one device must wait for.
 func (g *gates) before(list []digest.DeviceCells) (events []uint64) {
 	if g.count.Load() == 0 {
 		return nil
@@ -216,8 +218,8 @@ func (g *gates) before(list []digest.DeviceCells) (events []uint64) {
 	return events
 }
 
-// reachOfCells is the range from the first cell to the last. Where a cell lies outside the memory,
-// it may be any: nothing is read.
+// reachOfCells returns the range from the first cell to the last. If a cell lies outside the
+// memory, the result has no meaning; then nothing is read.
 func reachOfCells(c *digest.DeviceCells) (from, end uint64) {
 	if c.Cells.Empty() {
 		return 0, 0

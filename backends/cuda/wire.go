@@ -20,16 +20,16 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Between processes there is a socket, with a message in each packet: a head, and what follows it.
-// Descriptors travel beside. The process that wants memory of the other one dials:
+// Two processes exchange packets over a Unix socket. A packet is a head and its tail; it may carry
+// a file descriptor. The process that wants to import memory dials:
 //
-//	hello    its Addr, and the page in which it counts batches by slot
-//	welcome  the page in which the owner ends slots
-//	ask      a token
-//	answer   a slot, and the memory, or why not
-//	drop     a slot
-//	ended    look at the slots: one has ended; a hint
-//	bye      nothing is under way any more
+//	hello    importer: its Addr, and the page in which it counts batches by slot
+//	welcome  owner: the page with the state of each slot
+//	ask      importer: a token
+//	answer   owner: a slot and the memory, or an error
+//	drop     importer: gives back a slot
+//	ended    owner: a hint to look at the states, since one has changed
+//	bye      importer: none of its batches runs any more
 const (
 	sayHello = iota + 1
 	sayWelcome
@@ -42,29 +42,29 @@ const (
 
 const (
 	protocol   = 1
-	slotsMax   = 4096 // imports of a connection
+	slotsMax   = 4096 // most imports over one connection
 	pageBytes  = 8 * slotsMax
 	packetMax  = 4 << 10
-	soleMarker = "cuda1:" // of an Addr that other processes reach
+	soleMarker = "cuda1:" // prefix of an Addr that other processes can reach
 )
 
-// head begins a packet.
+// head is the fixed part of a packet.
 type head struct {
 	Kind, Version, Outcome, ReadOnly uint8
 	ID, Slot                         uint32
-	// which memory of the owner's it is; another one has another number
+	// number of the owner's physical memory; renew gives a new one
 	Block             uint64
-	Mapped, Off, Size uint64 // bytes of the block, and where in it the memory lies
+	Mapped, Off, Size uint64 // bytes of the block; offset and size of the memory in it
 	Device            [16]byte
 }
 
 var headBytes = binary.Size(head{})
 
-// outcomes are what an owner answers, by number.
+// outcomes are the errors that an owner can send, by number.
 var outcomes = [...]error{nil, driver.ErrBadToken, driver.ErrRevoked, driver.ErrNotSupported,
 	driver.ErrFull, driver.ErrClosed, driver.ErrVersion}
 
-// outcomeOf finds the number of an error.
+// outcomeOf returns the number of an error.
 func outcomeOf(err error) uint8 {
 	for i, o := range outcomes {
 		if errors.Is(err, o) {
@@ -74,7 +74,7 @@ func outcomeOf(err error) uint8 {
 	return uint8(len(outcomes))
 }
 
-// outcome is an answer as an error.
+// outcome returns the error in an answer, or nil.
 func (h *head) outcome(text []byte) error {
 	switch {
 	case h.Outcome == 0:
@@ -87,14 +87,14 @@ func (h *head) outcome(text []byte) error {
 	return fmt.Errorf("the other process refuses: %q", text)
 }
 
-// wire is a socket and the packets on it. Receiving is for one goroutine at a time.
+// wire sends and receives packets over a socket. Only one goroutine may receive at a time.
 type wire struct {
 	conn *net.UnixConn
 	buf  [packetMax]byte
 	oob  [256]byte
 }
 
-// send takes the time of one packet of a frozen process at most.
+// send sends a packet. It blocks for limit at most, if the other process does not read.
 func (w *wire) send(h *head, tail []byte, limit time.Duration, fds ...int) error {
 	h.Version = protocol
 	packet, err := binary.Append(nil, binary.LittleEndian, h)
@@ -113,7 +113,8 @@ func (w *wire) send(h *head, tail []byte, limit time.Duration, fds ...int) error
 	return err
 }
 
-// receive returns a packet; its tail is good until the next. fd is the caller's to close, -1: none.
+// receive returns a packet. The tail is valid until the next call. The caller must close fd; -1:
+// none.
 func (w *wire) receive() (h head, tail []byte, fd int, err error) {
 	n, oobn, flags, _, err := w.conn.ReadMsgUnix(w.buf[:], w.oob[:])
 	if err == nil && n == 0 {
@@ -140,7 +141,7 @@ func (w *wire) receive() (h head, tail []byte, fd int, err error) {
 	return h, w.buf[headBytes:n], fd, nil
 }
 
-// theDescriptor takes what came beside a packet: one or none.
+// theDescriptor returns the file descriptor that came with a packet, or -1.
 func theDescriptor(oob []byte) (fd int, err error) {
 	if len(oob) == 0 {
 		return -1, nil
@@ -151,7 +152,7 @@ func theDescriptor(oob []byte) (fd int, err error) {
 	}
 	fd = -1
 	for i := range msgs {
-		list, _ := unix.ParseUnixRights(&msgs[i]) // what is no right has none
+		list, _ := unix.ParseUnixRights(&msgs[i]) // other control messages contain none
 		for _, one := range list {
 			unix.CloseOnExec(one)
 			if fd >= 0 {
@@ -167,11 +168,11 @@ func theDescriptor(oob []byte) (fd int, err error) {
 
 func closeDescriptor(fd int) {
 	if fd >= 0 {
-		_ = unix.Close(fd) // nothing was written to it
+		_ = unix.Close(fd) // cannot lose data
 	}
 }
 
-// newAddress names a backend; other processes reach only that which says so.
+// newAddress makes the Addr of a backend. Its prefix says whether other processes can reach it.
 func newAddress(c *Config) string {
 	if !c.Peers {
 		return "cuda:" + rand.Text()
@@ -179,7 +180,7 @@ func newAddress(c *Config) string {
 	return soleMarker + strconv.Itoa(os.Getuid()) + ":" + rand.Text()
 }
 
-// socketOf returns the name to listen on and to dial: an abstract one, of no directory.
+// socketOf returns the address to listen on and to dial: an abstract Unix socket.
 func socketOf(addr []byte) (*net.UnixAddr, error) {
 	rest, ok := bytes.CutPrefix(addr, []byte(soleMarker))
 	user, name, both := strings.Cut(string(rest), ":")

@@ -12,29 +12,30 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// buffer is a range of memory that cuFile knows, or why it does not.
+// buffer is a range of memory that is registered with cuFile, or the reason why it is not.
 type buffer struct {
 	device int
 	at, n  uint64
-	users  int    // bufferTable.mu
-	why    string // not registered; empty: it is
+	users  int    // guarded by bufferTable.mu
+	why    string // why it is not registered; empty: it is
 }
 
 func (u *buffer) registered() bool { return u.why == "" }
 
-// bufferTable finds ranges that are registered by address: a registration that is a part of another
-// one uses that, whichever backend of the process made it, since cuFile takes a base once.
+// bufferTable finds registered ranges by address. cuFile accepts a base address only once, so a
+// range that lies within a registered one shares that registration, whichever backend of the
+// process made it.
 type bufferTable struct {
 	mu    sync.Mutex
 	list  []*buffer
 	bytes uint64
 }
 
-// buffers is one for the process, as the library is.
+// buffers is one for the process, since the library is loaded once.
 var buffers bufferTable
 
-// use returns what is known of a range, with one more user. unuse ends that. What cuFile does not
-// take is moved through buffers of its own.
+// use registers a range, or adds a user to a registration that covers it; unuse undoes that. If
+// cuFile refuses the range, it copies through its own staging buffers.
 func (t *bufferTable) use(m *mover, seg *driver.Segment) (*buffer, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -53,7 +54,7 @@ func (t *bufferTable) use(m *mover, seg *driver.Segment) (*buffer, error) {
 	}
 	u := &buffer{device: seg.Device, at: at, n: seg.Len, users: 1}
 	if u.why = t.attempt(m, u); !u.registered() {
-		return u, nil // not in the list: a part of it may have better luck
+		return u, nil // not listed: registering a part of it may succeed later
 	}
 	t.list = append(t.list, u)
 	t.bytes += u.n
@@ -77,11 +78,12 @@ func (t *bufferTable) attempt(m *mover, u *buffer) string {
 	return err.Error()
 }
 
-// unuse ends one use. What cuFile does not give up stays listed, with no user.
+// unuse ends one use. If cuFile fails to deregister the range, it stays listed with no user.
 func (t *bufferTable) unuse(m *mover, u *buffer) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	// After an error it may be called again, and use may have ended the range since.
+	// After an error the caller may call unuse again, and use may have deregistered the range
+	// since.
 	u.users = max(u.users-1, 0)
 	if u.users > 0 || !u.registered() || !slices.Contains(t.list, u) {
 		return nil
@@ -89,7 +91,7 @@ func (t *bufferTable) unuse(m *mover, u *buffer) error {
 	return t.end(m, u)
 }
 
-// end has cuFile forget a range.
+// end deregisters a range.
 func (t *bufferTable) end(m *mover, u *buffer) error {
 	if err := m.c.Deregister(u.device, u.at); err != nil {
 		return err

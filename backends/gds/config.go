@@ -38,28 +38,28 @@ type Config struct {
 	CUDA    string // a path of libcuda; "" is the system's libcuda.so.1
 
 	Way      Way
-	Threads  int // that call cuFile; default 16, and 4 with batches
-	BatchMax int // entries of a batch; default and at most what the library says, and at most 256
-	Depth    int // requests with cuFile or on their way to it at a time; default 128, at most 4,096
+	Threads  int // threads that call cuFile; default 16, and 4 with batches
+	BatchMax int // entries of a cuFile batch; default the library's limit, at most that and 256
+	Depth    int // requests in flight, queued ones included; default 128, at most 4,096
 	// bytes of one request; default 4 MiB, and never more than the library's max_direct_io_size
 	PieceMax int
 	JobsMax  int // tags accepted and not yet polled; default 1,024
 	KeysMax  int // memories registered at a time; default 64 Ki, at most 1 Mi
 
-	// BufferMax is how many bytes of memory the backends of a process register with cuFile, in
-	// order of Register; default what the library may pin of a device. Other memory is moved
-	// through buffers of the library: Explain says so.
+	// BufferMax is how many bytes of memory the backends of a process register with cuFile, in the
+	// order of Register; default the most that the library may pin. For other memory cuFile copies
+	// through its own buffers: Explain says which.
 	BufferMax uint64
 
-	// Direct refuses compat mode, in which cuFile reads and writes by way of host memory: New then
-	// answers a *driver.UnavailableError.
+	// Direct makes New return a *driver.UnavailableError if cuFile is in compat mode, in which it
+	// copies through host memory.
 	Direct bool
 }
 
 const (
 	descsMax   = 4096
 	runsMax    = 16 << 10
-	blockBytes = 4 << 10 // cuFile writes blocks: what a write changes of one it reads before
+	blockBytes = 4 << 10 // cuFile reads a block first if a write covers only a part of it
 	threadsMax = 256
 	depthMax   = 4096
 )
@@ -92,7 +92,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// settle fits what was left open to what the library can.
+// settle sets the remaining defaults, which depend on the library.
 func (c *Config) settle(f *Facts) error {
 	switch {
 	case c.Way == WayAuto && f.Batches:
@@ -125,8 +125,8 @@ func (c *Config) settle(f *Facts) error {
 	return nil
 }
 
-// caps is what the backend serves. In compat mode the bytes cross host memory, as on the chain that
-// is the alternative.
+// caps returns the backend's capabilities. In compat mode the bytes go through host memory, as they
+// do in the chain that is the alternative.
 func caps(compat bool) driver.Caps {
 	var pairs driver.Pairs
 	pairs[driver.HBM] = driver.KindsOf(driver.File)

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package gds moves bytes between device memory and files of one process by NVIDIA's cuFile
-// (GPUDirect Storage): a File segment is a region like any other, and with nvidia-fs, or PCI
-// P2PDMA, the disk reads and writes the memory of the card itself. Where it cannot, cuFile works in
-// its compat mode, by way of host memory, as the engine's chain does: Explain says which it is.
+// (GPUDirect Storage). With nvidia-fs, or PCI P2PDMA, the disk reads and writes the memory of the
+// card directly. Otherwise cuFile works in its compat mode: it copies through host memory, as the
+// engine's chain does. Explain says which of the two it is.
 //
-// The package is experimental: NVIDIA's libcufile has met it in compat mode alone, all else is
-// tested over a software stand-in.
+// The package is experimental: with NVIDIA's libcufile it has run only in compat mode. Everything
+// else is tested with a software stand-in for the library.
 //
-// libcufile is opened at run time, and only where libcuda has found a device. Files and memory are
-// registered with it once. A batch becomes requests of bounded size, a bounded table of which is
-// with threads in C that hand them to cuFile as batches or one by one (Config.Way; mover.go).
-// Package internal/files has all that is not cuFile's.
+// The backend opens libcufile at run time, and only if libcuda has found a device. It registers
+// files and memory with cuFile once. It splits a batch into requests of bounded size. A table
+// bounds the requests in flight; threads in C hand them to cuFile, in batches or one by one
+// (Config.Way, mover.go). Package internal/files holds the code that does not depend on cuFile.
 //
 // # Blocks
 //
-// Where a write is not aligned, cuFile reads whole blocks, changes and writes them, and undoes what
-// others write there meanwhile. It is therefore given whole blocks alone: the edges of a write go
-// by way of host memory and the page cache. Both kinds of write to a file are never under way at
-// once.
+// For an unaligned write, cuFile reads the whole blocks, changes them and writes them back, which
+// overwrites what others write to these blocks meanwhile. The backend therefore gives cuFile only
+// whole blocks. The edges of a write, at most a part of a block each, go through host memory and
+// the page cache. The two kinds of write to a file never run at the same time.
 //
-// # What proves that nothing lands later
+// # Proof that nothing lands later
 //
-// Only this process reaches a file, and nothing is with cuFile that is not in the table:
-// Revoke, Cancel and Close start nothing more and wait for the end of what is under way, since
-// cuFile cannot recall it. What has timed out in a batch has ended when the batch was cancelled and
-// destroyed. A disk that does not answer holds them up.
+// Peers access a file only through this process, and all requests to cuFile are in the table.
+// Revoke, Cancel and Close start no more requests and wait until those in flight have ended, since
+// cuFile cannot cancel a single request. If a cuFile batch times out, its requests have ended once
+// the batch is cancelled and destroyed. The three calls wait as long as a disk does not answer.
 package gds

@@ -13,19 +13,19 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Facts are what cuFile says of itself on this machine.
+// Facts are the properties of cuFile on this machine, as the library reports them.
 type Facts struct {
-	Version   string // "1.14"; "before 1.8" where the library does not say
+	Version   string // "1.14"; "before 1.8" if the library does not report it
 	Batches   bool   // it has cuFileBatchIO*, in a version where they work
-	Compat    bool   // bytes go by way of host memory
-	Mode      string // how bytes go, in words
-	BatchMax  int    // entries of a batch; 0: not said
-	DirectMax uint64 // bytes of one request to the driver; 0: not said
+	Compat    bool   // cuFile copies through host memory
+	Mode      string // how bytes move, in words
+	BatchMax  int    // most entries of a batch; 0: not reported
+	DirectMax uint64 // most bytes of one request to the driver; 0: not reported
 	PinnedMax uint64 // bytes of device memory that may be registered
 	CacheMax  uint64 // bytes of the library's own buffers on a device
 }
 
-// String says it in one line.
+// String returns the facts in one line.
 func (f *Facts) String() string {
 	return fmt.Sprintf("cuFile %s: %s; batches of %d: %s, requests to %s, pins %s, "+
 		"buffers of %s", f.Version, f.Mode,
@@ -39,7 +39,8 @@ func yes(is bool) string {
 	return "no"
 }
 
-// size writes bytes in the largest unit of which there is at least one, with two decimals at most.
+// size formats a number of bytes in the largest unit that gives at least 1, with two decimals at
+// most.
 func size(n uint64) string {
 	v, unit := float64(n), 0
 	for ; v >= 1<<10 && unit < len(sizeUnits)-1; unit++ {
@@ -50,9 +51,9 @@ func size(n uint64) string {
 
 var sizeUnits = [...]string{"B", "KiB", "MiB", "GiB", "TiB"}
 
-// Examine opens the libraries, which stay open, and says what there is. Without a device cuFile is
-// not touched, and the error, a *driver.UnavailableError, says why. Compat mode where Config.Direct
-// refuses it is such an error, too, beside the facts.
+// Examine opens the libraries, which stay open, and returns the facts. If there is no device, it
+// does not open cuFile and returns a *driver.UnavailableError. In compat mode with Config.Direct it
+// returns such an error together with the facts.
 func Examine(cfg Config) (Facts, error) {
 	if err := gpu.Load(cfg.CUDA); err != nil {
 		return Facts{}, withoutDevice(err)
@@ -81,8 +82,8 @@ func Examine(cfg Config) (Facts, error) {
 	return f, nil
 }
 
-// mode judges by the driver and the configuration: of a single file the library does not say how
-// its bytes go.
+// mode derives the mode from the driver and the configuration, since the library does not report it
+// for a single file.
 func mode(f *cufile.Facts) (compat bool, text string) {
 	switch {
 	case f.ForceCompat == 1:

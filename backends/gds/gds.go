@@ -18,8 +18,8 @@ type Backend struct {
 
 var _ driver.Backend = (*Backend)(nil)
 
-// New opens libcuda and libcufile, and a backend. Where one is missing, or has no device, it
-// answers a *driver.UnavailableError.
+// New opens libcuda and libcufile, and a backend. If a library or a device is missing, it returns a
+// *driver.UnavailableError.
 func New(cfg Config) (*Backend, error) {
 	cfg.ensureDefaults()
 	if err := cfg.check(); err != nil {
@@ -47,5 +47,5 @@ func New(cfg Config) (*Backend, error) {
 	return b, nil
 }
 
-// Facts says what the library said of itself when the backend was opened.
+// Facts returns the facts that the library reported when the backend was opened.
 func (b *Backend) Facts() Facts { return b.mover.facts }

@@ -20,8 +20,9 @@ import (
 	"github.com/sluicehq/sluice/internal/proc"
 )
 
-// mover hands requests to threads in C, which hand them to cuFile. Their ends come through a ring;
-// C signals the core's event at the next end after Arm, and heed at each while a caller heeds.
+// mover hands requests to threads in C, which hand them to cuFile. The threads put completions into
+// a ring. They signal the core's event at the first completion after Arm, and heed at each one
+// while Listen asks for that.
 type mover struct {
 	core  *files.Core
 	cfg   Config
@@ -29,16 +30,16 @@ type mover struct {
 	ends  *gpu.Ends
 	c     *cufile.Mover
 
-	heed     *proc.Event // for attend
+	heed     *proc.Event // wakes the goroutine that completes requests without Poll
 	attended sync.WaitGroup
-	heeding  bool                     // attend is told of ends; guarded by Core.Mu
-	nudge    atomic.Bool              // Kick tells it of what had ended before
+	heeding  bool                     // C signals heed; guarded by Core.Mu
+	nudge    atomic.Bool              // Kick must signal heed, for completions from before Listen
 	landed   [files.ReapMax]ring.Done // guarded by Core.Mu
 
-	put   atomic.Int32     // of out
-	mu    sync.Mutex       // after Core.Mu
-	out   []cufile.Request // for the next crossing
-	spare [][]cufile.Request
+	put   atomic.Int32       // len(out), for Kick, which does not lock
+	mu    sync.Mutex         // guards out and spare; taken after Core.Mu
+	out   []cufile.Request   // requests for the next call into C
+	spare [][]cufile.Request // slices to use again for out
 }
 
 func openMover(core *files.Core, cfg Config, facts Facts) (_ *mover, err error) {
@@ -62,7 +63,7 @@ func openMover(core *files.Core, cfg Config, facts Facts) (_ *mover, err error) 
 	if m.c, err = cufile.OpenMover(m.ends, slots, cfg.Threads, most); err != nil {
 		return nil, err
 	}
-	m.attended.Go(func() { // serves ends that cannot wait for Poll
+	m.attended.Go(func() { // completes requests without a call of Poll
 		for m.heed.Wait() == nil {
 			for m.Pending() {
 				core.Serve()
@@ -72,14 +73,14 @@ func openMover(core *files.Core, cfg Config, facts Facts) (_ *mover, err error) 
 	return m, nil
 }
 
-// Put implements files.Mover. A write through the page cache is an edge: what is longer, since
-// cuFile ended within a block, goes in parts.
+// Put implements files.Mover. A write through the page cache is an edge. It can be longer than
+// EdgeMax if cuFile stopped within a block; then it is done in several parts.
 func (m *mover) Put(r *files.Request) {
 	b := r.Memory.Own.(*buffer)
 	at := r.Places[0]
 	c := cufile.Request{Handle: r.File.Own.(uint64), Base: at.At, At: r.Off + r.Done, Len: at.Len,
 		Slot: uint32(r.Slot), FD: int32(r.File.FD), Device: uint16(r.Memory.Device)}
-	if b.registered() { // an address as it was registered, and where behind it
+	if b.registered() { // cuFile wants the registered address and an offset from it
 		c.Base, c.Offset = b.at, at.At-b.at
 	}
 	switch {
@@ -95,10 +96,11 @@ func (m *mover) Put(r *files.Request) {
 	m.mu.Unlock()
 }
 
-// Cancel implements files.Mover: what a thread has not begun it does not begin.
+// Cancel implements files.Mover. The threads do not begin a cancelled request.
 func (m *mover) Cancel(r *files.Request) { m.c.Cancel(uint32(r.Slot), true) }
 
-// Kick implements files.Mover: one crossing into C for all that was put, by whomever.
+// Kick implements files.Mover. One call into C passes on all queued requests, also those that other
+// goroutines have put.
 func (m *mover) Kick() {
 	if m.put.Load() > 0 {
 		m.mu.Lock()
@@ -161,9 +163,9 @@ func (m *mover) Wake() {
 	}
 }
 
-// AddFile implements files.Mover. cuFile wants O_DIRECT for the direct way; without, newer
-// libraries take a file all the same. A file that it does not take (its filesystem, without compat
-// mode) is an error that wraps *cufile.Error.
+// AddFile implements files.Mover. cuFile needs O_DIRECT to bypass host memory; newer libraries also
+// accept a file without it. If cuFile refuses a file, because of its filesystem and without compat
+// mode, the error wraps a *cufile.Error.
 func (m *mover) AddFile(f *files.File) error {
 	switch {
 	case f.Buffered:

@@ -28,17 +28,18 @@ type Config struct {
 	Threads  int // of the path without io_uring, started with the backend; default 32
 	Depth    int // requests with the kernel at a time; default 128, each with 64 KiB of buffer
 	PieceMax int // bytes of one request; default 1 MiB, a multiple of 64 KiB
-	// bytes between two entries that a read takes along; default 16 KiB, negative: none
+	// a read of two entries reads a gap of up to so many bytes between them as well; default
+	// 16 KiB, negative: none
 	GapMax  int
 	JobsMax int // tags accepted and not yet polled; default 1,024
 	KeysMax int // memories registered at a time; default 64 Ki, at most 1 Mi
 
-	// Buffered has all bytes go through the page cache, also where O_DIRECT would do.
+	// Buffered moves all bytes through the page cache, even where O_DIRECT is possible.
 	Buffered bool
 
-	// Durable has every write be durable (driver.Batch.Durable): it completes only once an
-	// fdatasync that began after its last byte has ended: one for all writes to a file that
-	// wait for it.
+	// Durable makes every write durable, as driver.Batch.Durable does: it completes only after an
+	// fdatasync that began after its last byte was written. One fdatasync serves all writes to a
+	// file that wait at the time.
 	Durable bool
 }
 
@@ -46,8 +47,9 @@ const (
 	descsMax  = 4096
 	runsMax   = 64 << 10
 	placesMax = 64       // places in memory of one request
-	splitMin  = 64 << 10 // bytes of whole blocks within a piece that are worth a request apart
-	// bytes of one request that Submit lets the kernel copy from the page cache, and a writer to it
+	splitMin  = 64 << 10 // whole blocks within a piece get their own request from this size on
+	// up to this size, the submitting thread copies a request from the page cache, and a writer
+	// copies one to it
 	inlineMax  = 64 << 10
 	threadsMax = 1024
 	depthMax   = 4096

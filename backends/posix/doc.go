@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package posix moves bytes between host memory and files or block devices of one process: a File
-// segment is a region like any other.
+// Package posix moves bytes between host memory and files or block devices of one process. A
+// program registers a file as a region, with a Segment of kind File.
 //
-// A batch becomes requests: whole blocks go past the page cache, straight between the disk and the
-// program's memory; the rest of a read comes through aligned buffers of the backend, the rest of a
-// write through the page cache. A bounded table of requests is with the kernel at any time, by
-// io_uring (ring.go) or, where that is refused, by threads that call preadv and pwritev
-// (threads.go). Package internal/files has all that does not depend on which.
+// The backend splits a batch into requests. Whole blocks bypass the page cache (O_DIRECT) and move
+// straight between the disk and the program's memory. The rest of a read goes through aligned
+// bounce buffers, the rest of a write through the page cache. A table bounds the requests that the
+// kernel has at a time. They reach the kernel by io_uring (ring.go) or, where the kernel refuses
+// that, by threads that call preadv and pwritev (threads.go). Package internal/files holds the code
+// that both paths share.
 //
-// A program that writes a file by other means beside the backend has to keep clear of the pages
-// that the backend writes.
+// A program that also writes the file by other means must not write to pages that the backend
+// writes.
 //
-// Revoke, Cancel and Close start nothing more, cancel what is under way and wait for its end. A
-// disk that does not answer holds them up, as nothing in user space ends a request that a disk has.
+// Revoke, Cancel and Close start no more requests, cancel those in flight and wait until they have
+// ended. They wait as long as a disk does not answer: user space cannot end a request that the disk
+// has accepted.
 package posix

@@ -21,8 +21,8 @@ type OpenOptions struct {
 	ReadOnly bool
 }
 
-// File is a range of an open file or block device, for the engine to register. It is not
-// for several goroutines at once.
+// File is a range of an open file or block device, for the engine to register. Only one goroutine
+// may use it at a time.
 type File struct {
 	f        *os.File
 	off, n   uint64
@@ -30,8 +30,8 @@ type File struct {
 	readOnly bool
 }
 
-// Open opens a range of a file or of a block device. A range past the end is ErrBounds,
-// unless the options have the file grow.
+// Open opens a range of a file or of a block device. It returns ErrBounds for a range past the end,
+// unless the options let the file grow.
 func Open(path string, o OpenOptions) (*File, error) {
 	flags := os.O_RDWR
 	if o.ReadOnly {
@@ -55,7 +55,7 @@ func Open(path string, o OpenOptions) (*File, error) {
 	return r, nil
 }
 
-// syncEntry is files.SyncEntry; a test sees it called.
+// syncEntry is files.SyncEntry, a variable so that a test can replace it.
 var syncEntry = files.SyncEntry
 
 func (r *File) open(o *OpenOptions) error {
@@ -87,9 +87,9 @@ func (r *File) open(o *OpenOptions) error {
 		size, driver.ErrBounds)
 }
 
-// Grow makes the range n bytes long, and reserves room on the disk for all of it: no write
-// to it runs out of space later. What is new reads as zeros. Memory that was registered
-// keeps its length. ErrNotSupported says that a device, or the filesystem, cannot.
+// Grow makes the range n bytes long and reserves disk space for all of it, so that no later write
+// to it runs out of space. The new bytes read as zeros. Regions that are registered keep their
+// length. A device, or a filesystem that cannot reserve space, gives ErrNotSupported.
 func (r *File) Grow(n uint64) error {
 	if n < r.n || n > math.MaxInt64-r.off {
 		return fmt.Errorf("grow region from %d to %d bytes: %w", r.n, n, driver.ErrBounds)
@@ -117,12 +117,12 @@ func (r *File) Grow(n uint64) error {
 	}
 }
 
-// Segment returns what Engine.Register takes. Its descriptor is the File's: close that after
-// Register has returned.
+// Segment returns the segment for Engine.Register. It uses the File's descriptor: do not close the
+// File before Register has returned.
 func (r *File) Segment() driver.Segment {
 	return driver.Segment{Kind: driver.File, Len: r.n, FD: int(r.f.Fd()), FileOff: r.off,
 		ReadOnly: r.readOnly}
 }
 
-// Close closes the descriptor. Regions that were registered stay.
+// Close closes the descriptor. Regions that are registered remain usable.
 func (r *File) Close() error { return r.f.Close() }

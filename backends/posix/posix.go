@@ -58,7 +58,7 @@ func New(cfg Config) (*Backend, error) {
 	return b, nil
 }
 
-// Choice says by what the requests reach the kernel, and why, in a few words.
+// Choice says whether requests use io_uring or threads, and why, in a few words.
 func (b *Backend) Choice() string {
 	if b.ring != nil {
 		return "io_uring"
@@ -66,7 +66,7 @@ func (b *Backend) Choice() string {
 	return b.core.Mover.(*pool).choice
 }
 
-// Examine opens a backend and says by what its requests reach the kernel, and why.
+// Examine opens a backend and returns its Choice.
 func Examine(cfg Config) (choice string, err error) {
 	b, err := New(cfg)
 	if err != nil {
@@ -92,7 +92,7 @@ func explain(choice string, cfg *Config, remote *files.Memory) string {
 	return text
 }
 
-// fix names what would let us have io_uring.
+// fix says what the administrator can change so that io_uring can be used; empty: not known.
 func fix(err error) string {
 	disabled, _ := os.ReadFile("/proc/sys/kernel/io_uring_disabled")
 	switch {

@@ -18,15 +18,17 @@ import (
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
-// ring is io_uring. Any goroutine submits, so the ring is not bound to one thread
-// (SINGLE_ISSUER and what needs it): to hand each batch to such a thread would cost more than
-// it saves. Nor does it defer the kernel's part to the next call (COOP_TASKRUN): a
-// goroutine that computes may make none for long.
+// ring does the requests by io_uring.
 //
-// A caller that has armed sleeps on an eventfd that the kernel itself writes, only while it is
-// wanted (Listen). Where more is to be begun than the table holds, or a caller waits for an end,
-// one goroutine, the keeper, waits in the kernel for completions. A caller that polls needs
-// neither. Short writes through the page cache are not the ring's (writer).
+// Any goroutine submits, so the ring does not use IORING_SETUP_SINGLE_ISSUER or the flags that
+// require it: handing each batch to one submitting thread would cost more than it saves. Nor does
+// it set IORING_SETUP_COOP_TASKRUN, which defers completions to the next system call of the
+// thread: a goroutine that computes may make none for a long time.
+//
+// A caller that has armed sleeps on an eventfd. The kernel signals it at each completion, but only
+// while Listen asks for that. When more requests are ready than the table holds, or a caller waits
+// for a request to end, one goroutine, the keeper, waits in the kernel for completions. A caller
+// that polls needs neither. A writer (writer.go) does the short writes through the page cache.
 type ring struct {
 	core *files.Core
 	cfg  *Config
@@ -39,46 +41,47 @@ type ring struct {
 	cqes   []cqe
 	tail   uint32 // of the submission queue, as we have filled it
 
-	// Whether a caller sleeps, and by whom it is woken. Guarded by Core.Mu where it is not atomic.
-	armed atomic.Bool // it is to be woken, by Wake
-	bells bool        // the kernel writes the eventfd at each landing
+	// Whether a caller sleeps, and whether the kernel or Wake wakes it. Core.Mu guards the fields
+	// that are not atomic.
+	armed atomic.Bool // Wake must wake the caller
+	bells bool        // the kernel signals the eventfd at each completion
 	told  uint32      // tail of the completion queue at the last Arm
-	rung  bool        // since then Wake was left out for a landing that the kernel tells of
-	owed  atomic.Bool // Kick is to signal: the kernel may not have, before the bells changed
+	rung  bool        // since then Reap has skipped a Wake, because the kernel signals
+	owed  atomic.Bool // Kick must signal: the kernel may not have, before bells changed
 
 	// Guarded by Core.Mu.
-	files     []int32 // places of the table of files that are free
-	hasBounce bool    // io_uring knows the requests' buffers
+	files     []int32 // free indices of the registered file table
+	hasBounce bool    // the requests' bounce buffers are registered with io_uring
 
-	// What writers do. Guarded by Core.Mu where it is not atomic.
-	flying  int             // requests with the kernel
-	landed  []files.Landing // written, not yet reaped
-	written atomic.Int32    // of landed
-	rising  []*writer       // to be started
-	risen   atomic.Bool     // by Kick
-	writers sync.WaitGroup
+	// Guarded by Core.Mu where it is not atomic.
+	flying      int             // requests submitted to io_uring and not yet reaped
+	landed      []files.Landing // finished by writers, not yet reaped
+	landedCount atomic.Int32    // len(landed), for Pending, which does not lock
+	toStart     []*writer       // writers whose goroutine the next Kick starts
+	startDue    atomic.Bool     // toStart is not empty
+	writers     sync.WaitGroup
 
-	wanted atomic.Bool   // the keeper is
-	token  chan struct{} // ends its sleep
+	wanted atomic.Bool   // the keeper must wait for completions
+	token  chan struct{} // wakes the keeper
 	keeper sync.WaitGroup
 }
 
-// queueMap are the words of a queue that the kernel and we share.
+// queueMap holds the indices of a queue that this process shares with the kernel.
 type queueMap struct {
 	head, tail, flags *atomic.Uint32
 	mask              uint32
 }
 
 const (
-	filesMax  = 1 << 14 // places in the table of files, two for each
-	cancelTag = 1 << 32 // in user_data: the end of what asked for a cancel
+	filesMax  = 1 << 14 // entries of the registered file table, two for each file
+	cancelTag = 1 << 32 // in user_data: the completion of a cancel, which Reap ignores
 )
 
 // ringFile is what the ring knows of a file.
 type ringFile struct {
-	fixed, fixedDirect int32   // places in the table of io_uring; -1: none
-	writes             bool    // a writer does short writes through the page cache, not io_uring
-	writer             *writer // nil until there is one
+	fixed, fixedDirect int32   // indices in the registered file table; -1: none
+	hasWriter          bool    // a writer does the short buffered writes, not io_uring
+	writer             *writer // nil until the first of them
 }
 
 func openRing(core *files.Core, cfg *Config) (_ *ring, err error) {
@@ -105,7 +108,7 @@ func openRing(core *files.Core, cfg *Config) (_ *ring, err error) {
 			g.files = append(g.files, int32(at))
 		}
 	}
-	// Without the right to pin memory, and with older kernels, there is no table.
+	// The kernel refuses the table if the process may not pin memory, or if it is too old.
 	g.hasBounce = g.registerBufferTable(1) == nil && g.updateBuffer(0, g.core.Bounce()) == nil
 	g.cq.ring(false)
 	g.token = make(chan struct{}, 1)
@@ -113,7 +116,7 @@ func openRing(core *files.Core, cfg *Config) (_ *ring, err error) {
 	return g, nil
 }
 
-// descriptorsMax bounds the table of files, too.
+// descriptorsMax returns RLIMIT_NOFILE, which also limits the registered file table.
 func descriptorsMax() int {
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
@@ -122,8 +125,8 @@ func descriptorsMax() int {
 	return int(min(limit.Cur, filesMax))
 }
 
-// keep serves what cannot wait for Poll. While it is wanted something is with the kernel, whose
-// end ends its wait there.
+// keep is the keeper's goroutine: it completes requests without a call of Poll. While the keeper
+// is wanted, io_uring has at least one request, and the end of that request ends the keeper's wait.
 func (g *ring) keep() {
 	for range g.token {
 		for g.wanted.Load() {
@@ -135,9 +138,10 @@ func (g *ring) keep() {
 	}
 }
 
-// Put implements files.Mover. There is room: cancels leave the places of the whole table free.
+// Put implements files.Mover. The submission queue has room: Cancel leaves one entry free for each
+// request of the table.
 func (g *ring) Put(r *files.Request) {
-	if f := writes(r); f != nil {
+	if f := writerFile(r); f != nil {
 		if f.writer == nil {
 			f.writer = g.newWriter()
 		}
@@ -162,7 +166,7 @@ func (g *ring) Put(r *files.Request) {
 		e.fd, e.flags = at, flagFixedFile
 	}
 	if !r.Past && r.N > inlineMax {
-		e.flags |= flagAsync // a thread of the kernel copies, not the submitter
+		e.flags |= flagAsync // a kernel worker thread copies, not the submitting one
 	}
 	e.off = r.Off + r.Done
 	switch {
@@ -185,11 +189,11 @@ func (g *ring) AddMemory(*files.Memory, *driver.Segment) error { return nil }
 // DropMemory implements files.Mover.
 func (g *ring) DropMemory(*files.Memory) error { return nil }
 
-// Cancel implements files.Mover. Those that the kernel has not taken yet may outlive their
-// requests, so they fill no more of the queue than the requests of the table leave; without room
-// the request runs to its end.
+// Cancel implements files.Mover. A queued cancel may outlive the request that it names. Cancels
+// therefore use only the entries of the queue that the requests of the table do not need. If none
+// is left, the request is not cancelled and runs to its end.
 func (g *ring) Cancel(r *files.Request) {
-	if int(g.tail-g.sq.head.Load()) >= len(g.sqes)-g.cfg.Depth || writes(r) != nil {
+	if int(g.tail-g.sq.head.Load()) >= len(g.sqes)-g.cfg.Depth || writerFile(r) != nil {
 		return
 	}
 	e := g.nextEntry()
@@ -209,10 +213,11 @@ func (g *ring) publish() {
 	g.sq.tail.Store(g.tail)
 }
 
-// Kick implements files.Mover: one call into the kernel for all that was put, by whomever.
+// Kick implements files.Mover. One system call submits all queued requests, also those that other
+// goroutines have put.
 func (g *ring) Kick() {
-	if g.risen.Load() {
-		g.raise()
+	if g.startDue.Load() {
+		g.startWriters()
 	}
 	if g.owed.Load() && g.owed.CompareAndSwap(true, false) {
 		_ = g.core.Event.Signal()
@@ -223,18 +228,18 @@ func (g *ring) Kick() {
 			return
 		}
 		if errno := g.enter(n, 0); errno != 0 && errno != syscall.EINTR {
-			time.Sleep(pause) // the kernel has no memory for requests just now
+			time.Sleep(pause) // the kernel is short of memory for requests
 		}
 	}
 }
 
 // Pending implements files.Mover.
 func (g *ring) Pending() bool {
-	return g.cq.tail.Load() != g.cq.head.Load() || g.written.Load() > 0
+	return g.cq.tail.Load() != g.cq.head.Load() || g.landedCount.Load() > 0
 }
 
-// Reap implements files.Mover. Where the kernel has told the sleeper of what was reaped since it
-// armed, or is about to, Wake need not.
+// Reap implements files.Mover. If a reaped completion came after the last Arm, the kernel has
+// signalled the sleeping caller or is about to. Reap then disarms: Wake need not signal again.
 func (g *ring) Reap(out []files.Landing) int {
 	n := g.reapWritten(out)
 	silent := n > 0
@@ -259,8 +264,9 @@ func (g *ring) Reap(out []files.Landing) int {
 	return n
 }
 
-// Arm implements files.Mover. The flag goes up before the look. What has landed by now the kernel
-// may have told of before the caller last woke.
+// Arm implements files.Mover. It sets the flag first and looks for completions afterwards, so that
+// none is missed between the two. It records the tail of the completion queue, since the kernel may
+// have signalled the completions up to there before the caller last woke.
 func (g *ring) Arm() (pending bool) {
 	g.core.Mu.Lock()
 	g.armed.Store(true)
@@ -275,10 +281,10 @@ func (g *ring) Arm() (pending bool) {
 // Wake implements files.Mover.
 func (g *ring) Wake() { wake(g.core, &g.armed) }
 
-// Listen implements files.Mover. The bells stay on until the keeper is wanted, which wakes the
-// sleeper when there is something for it.
+// Listen implements files.Mover. The kernel signals the eventfd (bells) until the keeper is wanted.
+// From then on the keeper wakes the sleeping caller.
 func (g *ring) Listen(need bool) {
-	need = need && g.flying > 0 // writers serve what they have done
+	need = need && g.flying > 0 // writers call Serve themselves
 	g.wanted.Store(need)
 	if need {
 		select {
@@ -290,22 +296,23 @@ func (g *ring) Listen(need bool) {
 	case need && g.bells:
 		g.bells = false
 		g.cq.ring(false)
-		if g.rung { // the kernel may have seen the flag before it told of what was reaped
+		if g.rung { // the kernel may have seen the flag before it signalled what was reaped
 			g.rung = false
 			g.owed.Store(true)
 		}
 	case !need && !g.bells && g.armed.Load():
 		g.bells = true
 		g.cq.ring(true)
-		if g.Pending() { // the kernel may have shown it before the flag was there
+		if g.Pending() { // the kernel may have queued it before it saw the flag
 			g.owed.Store(true)
 		}
 	}
 }
 
-// ring says whether the kernel writes the eventfd. The kernel looks at the flag after it has shown
-// a completion, and we look for completions after we have changed the flag: one of the two sees the
-// other. Before Linux 5.8 there is no flag, and every completion is told.
+// ring sets whether the kernel signals the eventfd. The kernel queues a completion and then reads
+// the flag; the caller changes the flag and then looks for completions. So either the kernel sees
+// the change or the caller sees the completion. Before Linux 5.8 there is no flag, and the kernel
+// signals every completion.
 func (q *queueMap) ring(bells bool) {
 	if q.flags == nil {
 		return
@@ -317,12 +324,14 @@ func (q *queueMap) ring(bells bool) {
 	}
 }
 
-// AddFile implements files.Mover. The caller's description of the file must have a place where
-// requests go by another: once the process is killed, the kernel holds those of the table until all
-// requests have ended, and with the caller's its lock (flock), which says to others that nothing
-// lands.
+// AddFile implements files.Mover.
+//
+// If the process is killed, the kernel keeps the files of the registered table open until all
+// requests have ended. The caller's open file must be in the table even where requests use another
+// one: its lock (flock) then lasts as long as the requests, and another process that gets the lock
+// knows that nothing more is written.
 func (g *ring) AddFile(f *files.File) error {
-	own := &ringFile{fixed: -1, fixedDirect: -1, writes: !f.IsDevice()} // which io_uring serves
+	own := &ringFile{fixed: -1, fixedDirect: -1, hasWriter: !f.IsDevice()}
 	if f.Swapped {
 		if own.fixedDirect = g.addDescriptor(f.Direct); own.fixedDirect < 0 {
 			return fmt.Errorf("register a file that is open with O_DIRECT: no place in io_uring's "+
@@ -360,7 +369,7 @@ func (g *ring) DropFile(f *files.File) error {
 			continue
 		}
 		if err := g.updateFile(int(*at), -1); err != nil {
-			return err // the kernel has the file open still, and so its lock
+			return err // the kernel still has the file open, and holds its lock
 		}
 		g.files = append(g.files, *at)
 		*at = -1
@@ -371,7 +380,7 @@ func (g *ring) DropFile(f *files.File) error {
 // Explain implements files.Mover.
 func (g *ring) Explain(_, remote *files.Memory) string { return explain("io_uring", g.cfg, remote) }
 
-// Close implements files.Mover. It ends what DropFile and DropMemory could not.
+// Close implements files.Mover. Closing the ring also drops the files that DropFile could not.
 func (g *ring) Close() error {
 	var errs []error
 	g.writers.Wait()

@@ -51,7 +51,7 @@ const (
 	bytesOfQueueEntry = 16
 )
 
-// sqe is what is asked of the kernel; cqe is its answer.
+// sqe is a request to the kernel (submission queue entry); cqe is its result.
 type sqe struct {
 	opcode, flags uint8
 	ioprio        uint16
@@ -139,13 +139,13 @@ func ringSetup(entries uint32, p *ringParams) (int, syscall.Errno) {
 	return int(fd), errno
 }
 
-// rawMax is how many entries the kernel may take in a call that the scheduler is not told of:
-// some ten microseconds of work, and it waits for nothing.
+// rawMax is how many entries one raw system call may submit: the kernel works on them for some ten
+// microseconds and does not block.
 const rawMax = 8
 
-// enter has the kernel take up to n entries, and waits for so many completions. Of a few entries
-// the scheduler is not told: where cores are scarce it would give our place to another thread in
-// the middle of each call, and to change threads costs more than the call.
+// enter submits up to n entries and waits for so many completions. For a few entries it makes a
+// raw system call, which does not tell the Go scheduler: where cores are scarce, the scheduler
+// would otherwise run another thread during each call, and the switch costs more than the call.
 func (g *ring) enter(n, wait uint32) syscall.Errno {
 	if wait == 0 && n <= rawMax {
 		_, _, errno := unix.RawSyscall6(unix.SYS_IO_URING_ENTER, uintptr(g.fd), uintptr(n), 0, 0, 0,
@@ -167,7 +167,7 @@ func (g *ring) register(what int, arg unsafe.Pointer, n int) error {
 	return sysErr("io_uring_register", errno)
 }
 
-// probe wants what we use: Linux 5.6.
+// probe checks that the kernel has all operations that the backend uses: Linux 5.6.
 func (g *ring) probe() error {
 	var p struct {
 		last, count uint8
@@ -190,8 +190,9 @@ func (g *ring) probe() error {
 	return nil
 }
 
-// tryOne has the kernel take a request and end it. A seccomp profile may allow io_uring_setup and
-// refuse io_uring_enter; Kick, which waits for memory of the kernel's, would then wait for ever.
+// tryOne submits one request and waits for its completion. A seccomp profile may allow
+// io_uring_setup and refuse io_uring_enter. Kick retries all errors, since the kernel may be short
+// of memory, and would then never return.
 func (g *ring) tryOne() error {
 	e := g.nextEntry()
 	e.opcode, e.fd, e.userData = opNop, -1, cancelTag
@@ -216,7 +217,7 @@ func (g *ring) registerEvent(fd int) error {
 	return g.register(registerEventfd, unsafe.Pointer(&v), 1)
 }
 
-// registerFiles makes a table of n files, none of which is there.
+// registerFiles registers a table of n files, all empty.
 func (g *ring) registerFiles(n int) error {
 	if n == 0 {
 		return errors.ErrUnsupported
@@ -239,7 +240,7 @@ func (g *ring) updateFile(at, fd int) error {
 	return err
 }
 
-// registerBufferTable makes a table of n buffers, none of which is there: Linux 5.19.
+// registerBufferTable registers a table of n buffers, all empty: Linux 5.19.
 func (g *ring) registerBufferTable(n int) error {
 	r := struct {
 		nr, flags        uint32
@@ -248,7 +249,7 @@ func (g *ring) registerBufferTable(n int) error {
 	return g.register(registerBuffers2, unsafe.Pointer(&r), int(unsafe.Sizeof(r)))
 }
 
-// updateBuffer puts memory into the table, or takes it out where it is nil.
+// updateBuffer puts memory into the table; nil removes it.
 func (g *ring) updateBuffer(at int, mem []byte) error {
 	v := unix.Iovec{}
 	if len(mem) > 0 {

@@ -14,19 +14,19 @@ import (
 	"github.com/sluicehq/sluice/internal/files"
 )
 
-// pool is the path without io_uring: threads that wait in preadv and pwritev. They serve what they
-// have done, and know neither files nor memory.
+// pool does the requests without io_uring: its threads block in preadv and pwritev, and call Serve
+// for each request that they have done. It registers neither files nor memory.
 type pool struct {
 	core    *files.Core
 	cfg     *Config
-	choice  string
+	choice  string // for Choice and Explain
 	work    chan *files.Request
 	threads sync.WaitGroup
 	armed   atomic.Bool
 
-	count  atomic.Int32 // of landed
-	mu     sync.Mutex   // after Core.Mu
-	landed []files.Landing
+	count  atomic.Int32    // len(landed), for Pending, which does not lock
+	mu     sync.Mutex      // guards landed; taken after Core.Mu
+	landed []files.Landing // finished, not yet reaped
 }
 
 func openPool(core *files.Core, cfg *Config, why string) *pool {
@@ -50,7 +50,7 @@ func (p *pool) serve() {
 	}
 }
 
-// run does what is asked for, as one system call. It does not allocate.
+// run does a request in one system call. It does not allocate.
 func run(r *files.Request) files.Landing {
 	if r.Ending.Load() {
 		return files.Landing{R: r, Err: syscall.ECANCELED}
@@ -70,10 +70,11 @@ func run(r *files.Request) files.Landing {
 	return files.Landing{R: r, N: int(n)}
 }
 
-// Put implements files.Mover: there are as many places as requests.
+// Put implements files.Mover. It does not block: the channel has room for the whole table.
 func (p *pool) Put(r *files.Request) { p.work <- r }
 
-// Cancel implements files.Mover: what a thread has not begun it does not begin.
+// Cancel implements files.Mover. It has nothing to do: run reads Request.Ending and does not begin
+// a cancelled request.
 func (p *pool) Cancel(*files.Request) {}
 
 // Reap implements files.Mover.
@@ -85,7 +86,7 @@ func (p *pool) Reap(out []files.Landing) int {
 	return n
 }
 
-// takeFirst moves the first of a list that out has room for.
+// takeFirst moves as many elements from the front of list as out has room for.
 func takeFirst(out []files.Landing, list *[]files.Landing) int {
 	n := copy(out, *list)
 	rest := copy(*list, (*list)[n:])

@@ -4,42 +4,45 @@ package posix
 
 import "github.com/sluicehq/sluice/internal/files"
 
-// writer does the short writes to one regular file that go through the page cache, one after the
-// other, in a goroutine that lives while there are some. Most filesystems take such writes one at a
-// time and let none begin that might wait, so io_uring has a thread of the kernel do each of them,
-// and to hand it over costs several times what the copy does. A file whose disk does not answer
-// holds up no other.
+// A writer performs the short buffered writes to one regular file, one after the other. Its
+// goroutine ends when no request is left.
+//
+// These writes do not use io_uring. Most filesystems serialize buffered writes to a file and do
+// not support them without blocking, so io_uring passes each one to a kernel worker thread. That
+// handover costs several times as much as the copy. Each file has its own writer, so a disk that
+// does not answer delays only its own files.
 type writer struct {
-	g    *ring
-	run  func() // write, made once: to start it allocates nothing
-	hand [files.ReapMax]files.Landing
+	g     *ring
+	run   func()                       // s.write, bound once: starting it does not allocate
+	batch [files.ReapMax]files.Landing // the requests that the goroutine works on
 
 	// Guarded by Core.Mu.
 	todo  []*files.Request // at most Config.Depth
-	awake bool
+	awake bool             // the goroutine runs, or is in ring.toStart
 }
 
-// writerBytes is how many bytes a writer writes before it says so.
+// writerBytes is how many bytes a writer writes before it reports them as done.
 const writerBytes = 256 << 10
 
-// newWriter makes the writer of a file: at its first short write, since most files have none.
+// newWriter makes the writer of a file. Put calls it at the first short buffered write, since most
+// files have none.
 func (g *ring) newWriter() *writer {
 	s := &writer{g: g, todo: make([]*files.Request, 0, g.cfg.Depth)}
 	s.run = s.write
 	return s
 }
 
-// writes returns the file of a request that is for its writer, nil for io_uring.
-func writes(r *files.Request) *ringFile {
+// writerFile returns the file of r if the file's writer must do r, and nil if io_uring must.
+func writerFile(r *files.Request) *ringFile {
 	if r.Kind == files.Write && !r.Past && r.N <= inlineMax {
-		if f := r.File.Own.(*ringFile); f.writes {
+		if f := r.File.Own.(*ringFile); f.hasWriter {
 			return f
 		}
 	}
 	return nil
 }
 
-// add hands over a request. The next Kick starts the goroutine.
+// add queues a request. If the writer's goroutine does not run, the next Kick starts it.
 //
 // Preconditions: core.Mu is held.
 func (s *writer) add(r *files.Request) {
@@ -47,53 +50,53 @@ func (s *writer) add(r *files.Request) {
 	if !s.awake {
 		s.awake = true
 		s.g.writers.Add(1)
-		s.g.rising = append(s.g.rising, s)
-		s.g.risen.Store(true)
+		s.g.toStart = append(s.g.toStart, s)
+		s.g.startDue.Store(true)
 	}
 }
 
-// raise starts the goroutines of writers that have something to do.
-func (g *ring) raise() {
-	for s := g.nextRising(); s != nil; s = g.nextRising() {
+// startWriters starts the goroutines of the writers in g.toStart.
+func (g *ring) startWriters() {
+	for s := g.nextToStart(); s != nil; s = g.nextToStart() {
 		go s.run()
 	}
 }
 
-func (g *ring) nextRising() *writer {
+func (g *ring) nextToStart() *writer {
 	g.core.Mu.Lock()
 	defer g.core.Mu.Unlock()
-	n := len(g.rising)
+	n := len(g.toStart)
 	if n == 0 {
-		g.risen.Store(false)
+		g.startDue.Store(false)
 		return nil
 	}
-	s := g.rising[n-1]
-	g.rising[n-1] = nil
-	g.rising = g.rising[:n-1]
+	s := g.toStart[n-1]
+	g.toStart[n-1] = nil
+	g.toStart = g.toStart[:n-1]
 	return s
 }
 
-// write works until there is nothing to do. What it has written it also serves: no caller need
-// poll.
+// write is the writer's goroutine. It also calls Serve for the requests that it has done, so they
+// complete without a call of Poll.
 func (s *writer) write() {
 	defer s.g.writers.Done()
-	for n := s.take(); n > 0; n = s.take() {
-		for i := range s.hand[:n] {
-			s.hand[i] = run(s.hand[i].R)
+	for n := s.takeBatch(); n > 0; n = s.takeBatch() {
+		for i := range s.batch[:n] {
+			s.batch[i] = run(s.batch[i].R)
 		}
-		s.g.deliver(s.hand[:n])
-		for s.g.written.Load() > 0 {
+		s.g.deliver(s.batch[:n])
+		for s.g.landedCount.Load() > 0 {
 			s.g.core.Serve()
 		}
 	}
 }
 
-// take takes some requests in hand, and returns how many.
-func (s *writer) take() (n int) {
+// takeBatch moves the next requests from todo to batch and returns how many it moved.
+func (s *writer) takeBatch() (n int) {
 	s.g.core.Mu.Lock()
 	defer s.g.core.Mu.Unlock()
-	for bytes := uint64(0); n < len(s.todo) && n < len(s.hand) && bytes < writerBytes; n++ {
-		s.hand[n].R = s.todo[n]
+	for bytes := uint64(0); n < len(s.todo) && n < len(s.batch) && bytes < writerBytes; n++ {
+		s.batch[n].R = s.todo[n]
 		bytes += s.todo[n].N
 	}
 	rest := copy(s.todo, s.todo[n:])
@@ -103,18 +106,18 @@ func (s *writer) take() (n int) {
 	return n
 }
 
-// deliver has what was written be reaped.
+// deliver queues finished writes for the next Reap.
 func (g *ring) deliver(list []files.Landing) {
 	g.core.Mu.Lock()
 	defer g.core.Mu.Unlock()
 	g.landed = append(g.landed, list...)
-	g.written.Store(int32(len(g.landed)))
+	g.landedCount.Store(int32(len(g.landed)))
 	clear(list)
 }
 
-// reapWritten is Reap for what writers have done.
+// reapWritten is the part of Reap that takes the finished requests of the writers.
 func (g *ring) reapWritten(out []files.Landing) int {
 	n := takeFirst(out, &g.landed)
-	g.written.Store(int32(len(g.landed)))
+	g.landedCount.Store(int32(len(g.landed)))
 	return n
 }

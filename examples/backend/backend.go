@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backend is the least that a backend of one's own has to be: it copies within one
-// process, in Submit, and leaves all that is optional to driver.BackendBase and
-// driver.PeerBase. It is a module of its own, as another project's backend would be, and
-// passes the conformance suite (go test).
+// Package backend is a minimal backend, as a start for writing one. It copies within one process,
+// in Submit, and leaves the optional methods to driver.BackendBase and driver.PeerBase. It is a
+// separate Go module, as another project's backend would be, and passes the conformance suite
+// (go test).
 package backend
 
 import (
@@ -34,7 +34,7 @@ type Backend struct {
 	memories []*memory // by key
 	peers    []*peer
 	done     []driver.Completion
-	taken    int // places in done, of batches that are under way or wait for Poll
+	taken    int // places in done that are reserved for running batches, or wait for Poll
 }
 
 // backends finds them by Addr.
@@ -102,8 +102,8 @@ func (b *Backend) push(c driver.Completion) {
 	b.done = append(b.done, c)
 }
 
-// Close implements driver.Backend. Once the gates of all memories and the locks of all
-// peers were had, no copy is under way.
+// Close implements driver.Backend. It takes the gate of each memory and the lock of each peer once:
+// afterwards no copy runs.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	first := !b.closed
@@ -129,13 +129,13 @@ func (b *Backend) isClosed() bool {
 	return b.closed
 }
 
-// memory is one registration. Each copy holds its gate for reading. No key is used again, so a
-// token needs no epoch beside it.
+// memory is one registration. Each copy holds its gate for reading. Keys are never reused, so a
+// token needs no epoch.
 type memory struct {
 	key     uint32
 	seg     driver.Segment
 	gate    sync.RWMutex
-	revoked atomic.Bool // looked at by each copy behind the gate
+	revoked atomic.Bool // each copy checks it once it holds the gate
 }
 
 // Register implements driver.Backend.
@@ -178,8 +178,9 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	return binary.LittleEndian.AppendUint64(dst, m.seg.Len), nil
 }
 
-// Revoke implements driver.Memory. The epoch ends first, whatever ctx says. Then it takes the gate
-// once: a copy in hand holds that, and each that follows finds revoked.
+// Revoke implements driver.Memory. It sets revoked first, whatever the state of ctx. Then it takes
+// the gate once: it waits for the copies that hold the gate, and every later copy finds revoked
+// set.
 func (m *memory) Revoke(ctx context.Context) error {
 	m.revoked.Store(true)
 	for !m.gate.TryLock() {
@@ -193,5 +194,5 @@ func (m *memory) Revoke(ctx context.Context) error {
 	return nil
 }
 
-// gatePause is between two looks at the gate.
+// gatePause is the pause between two attempts to take the gate.
 const gatePause = 20 * time.Microsecond

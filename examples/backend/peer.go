@@ -14,7 +14,7 @@ import (
 )
 
 type peer struct {
-	driver.PeerBase // nothing to help with, and nothing to lose
+	driver.PeerBase // no Help needed, and the peer cannot be lost
 
 	from, to *Backend
 
@@ -77,7 +77,7 @@ func (p *peer) Drop(key uint32) {
 	}
 }
 
-// Submit implements driver.Peer. All is checked before the first byte moves.
+// Submit implements driver.Peer. It checks the whole batch before the first byte moves.
 func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if err := b.Check(0); err != nil {
 		return err
@@ -106,7 +106,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	return nil
 }
 
-// check refuses what must not begin.
+// check returns an error if the batch must not begin.
 func (p *peer) check(op driver.Op, d *driver.Desc) error {
 	local := p.from.memory(d.LocalKey)
 	if local == nil || local.revoked.Load() || int64(d.RemoteKey) >= int64(len(p.imports)) {
@@ -146,7 +146,8 @@ func (p *peer) copy(op driver.Op, d *driver.Desc) error {
 	return move(to, from)
 }
 
-// move is copy of memory that its program may have unmapped: a fault is an error of the transfer.
+// move copies memory that the program may have unmapped. A memory fault becomes an error of the
+// transfer.
 func move(to, from []byte) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -162,13 +163,14 @@ func move(to, from []byte) (err error) {
 	return nil
 }
 
-// Cancel implements driver.Peer: what Submit accepted is over when it returns.
+// Cancel implements driver.Peer. A batch has ended when its Submit returns, so there is nothing to
+// cancel.
 func (p *peer) Cancel(uint64) {}
 
 // Explain implements driver.Peer.
 func (p *peer) Explain(_, _ uint32) string { return "one copy within the process, in Submit" }
 
-// Close implements driver.Peer. Once the lock was had, no copy is under way.
+// Close implements driver.Peer. Once it has taken the lock, no copy runs.
 func (p *peer) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -29,7 +29,7 @@ func main() {
 	// the engine owns b
 	e, err := engine.Open(engine.Config{Name: os.Args[1], Backends: []driver.Backend{b}})
 	check(err)
-	// what suits the backend: peers reach it with one copy
+	// memory that peers can map, so that a transfer is one copy
 	memory, err := e.Alloc(1<<20, engine.AllocOptions{})
 	check(err)
 	region, err := e.Register("kv", memory.Segment())
@@ -41,9 +41,10 @@ func main() {
 	check(memory.Close())
 }
 
-// decode lends its memory to a peer that dials, and is told when something has come.
+// decode waits for a peer that dials, and prints the bytes that the peer wrote when its
+// notification has arrived.
 func decode(ctx context.Context, e *engine.Engine, region *engine.Region, socket string) error {
-	l, err := engine.Listen("unix", socket) // only processes of this user are answered
+	l, err := engine.Listen("unix", socket) // refuses processes of other users
 	if err != nil {
 		return err
 	}
@@ -52,11 +53,11 @@ func decode(ctx context.Context, e *engine.Engine, region *engine.Region, socket
 	for {
 		select {
 		case note := <-e.Notifications():
-			if note.Err != nil { // the last word about prefill
+			if note.Err != nil { // the connection to prefill has ended
 				fmt.Println("prefill has gone")
 				return nil
 			}
-			// visible before the message is
+			// the bytes were visible before the notification arrived
 			fmt.Printf("%s: %s\n", note.Data, region.Bytes()[4096:4096+15])
 		case <-ctx.Done():
 			return ctx.Err()
@@ -64,14 +65,14 @@ func decode(ctx context.Context, e *engine.Engine, region *engine.Region, socket
 	}
 }
 
-// prefill writes into the memory of decode, and says so behind the bytes.
+// prefill writes into the memory of decode, with a notification that arrives after the bytes.
 func prefill(ctx context.Context, e *engine.Engine, region *engine.Region, socket string) error {
 	peer, err := e.Dial(ctx, "unix", socket)
 	check(err)
 	remote, err := peer.Remote("kv")
 	check(err)
 	copy(region.Bytes(), "keys and values")
-	t, err := e.NewTransfer(peer, engine.Write, engine.Route{}) // made once, posted many times
+	t, err := e.NewTransfer(peer, engine.Write, engine.Route{}) // make it once, post it many times
 	check(err)
 	check(t.Add(region, 0, remote, 4096, 64<<10))
 	check(t.Notify([]byte("layer 0")))

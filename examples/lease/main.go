@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command lease lends a range of memory and takes it back: when Revoke has returned, no byte of
-// the holder's lands there any more, so that the range may be used for another request.
+// Command lease leases a range of memory to a peer and revokes the lease. Once Revoke has returned,
+// no write of the peer can land there, so the owner may use the range for another request.
 //
 //	go run ./examples/lease
 package main
@@ -19,7 +19,7 @@ import (
 
 func main() {
 	holder, local := open("holder", (*engine.Engine).Register)
-	// in no description: by leases alone
+	// not in the description: peers reach it only by leases
 	owner, cache := open("owner", (*engine.Engine).RegisterPrivate)
 	defer holder.Close()
 	defer owner.Close()
@@ -29,7 +29,7 @@ func main() {
 	peer, err := holder.Connect(ctx, description)
 	check(err)
 
-	// whole pages are best; TTL bounds its time
+	// lease whole pages if possible; TTL limits the time of the lease
 	lease, err := cache.Lease(8192, 4096, engine.LeaseOptions{})
 	check(err)
 	remote, err := peer.Import(lease.Token()) // the owner sends these bytes with the request
@@ -38,7 +38,7 @@ func main() {
 	t, err := holder.NewTransfer(peer, engine.Write, engine.Route{})
 	check(err)
 	copy(local.Bytes(), "mine")
-	check(t.Add(local, 0, remote, 0, 4)) // offsets begin at the lease
+	check(t.Add(local, 0, remote, 0, 4)) // offsets count from the start of the lease
 	if err := t.Add(local, 0, remote, 4096, 1); errors.Is(err, engine.ErrBounds) {
 		fmt.Println("past its end: refused")
 	}
@@ -46,7 +46,7 @@ func main() {
 	check(t.Wait(ctx))
 	fmt.Printf("before: %s\n", cache.Bytes()[8192:8196])
 
-	check(lease.Revoke(ctx)) // also when the holder is frozen or gone
+	check(lease.Revoke(ctx)) // works even if the peer is frozen or dead
 	copy(cache.Bytes()[8192:], "ours")
 	check(t.Post())
 	if err := t.Wait(ctx); errors.Is(err, engine.ErrRevoked) {
@@ -63,7 +63,7 @@ func open(name string, add register) (*engine.Engine, *engine.Region) {
 	check(err)
 	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
 	check(err)
-	memory, err := e.Alloc(1<<20, engine.AllocOptions{}) // goes with the process
+	memory, err := e.Alloc(1<<20, engine.AllocOptions{}) // freed when the process ends
 	check(err)
 	region, err := add(e, "kv", memory.Segment())
 	check(err)

@@ -18,7 +18,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// blocks of the cache, bytes of each, and how many move
+// The cache has 4,096 blocks of 656 bytes each, of which the program moves 2,048.
 const blocks, block, moved = 4096, 656, 2048
 
 func main() {
@@ -42,22 +42,21 @@ func main() {
 	check(err)
 	from, to := places(), places()
 	check(t.AddPages(local, remote, engine.Pages{
-		// kept, not copied
-		Count: moved, EntryLen: block, LocalStride: block, RemoteStride: block, Local: from,
-		Remote: to,
+		Count: moved, EntryLen: block, LocalStride: block, RemoteStride: block,
+		Local: from, Remote: to, // the transfer keeps these slices: do not change them
 	}))
 	check(t.Post())
 	check(t.Wait(ctx))
 
 	for i := range from {
 		if !bytes.Equal(at(local, from[i]), at(arrived, to[i])) {
-			log.Fatalf("entry %d is not what it was", i)
+			log.Fatalf("entry %d does not have the bytes that were sent", i)
 		}
 	}
 	fmt.Printf("%d blocks of %d bytes are in place\n", moved, block)
 }
 
-// places are blocks of the cache in no order, as a pool gives them out.
+// places returns the numbers of distinct blocks in random order, as a block pool would.
 func places() []uint32 {
 	list := make([]uint32, moved)
 	for i, p := range rand.Perm(blocks)[:moved] {
@@ -73,7 +72,7 @@ func open(name string) (*engine.Engine, *engine.Region) {
 	check(err)
 	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
 	check(err)
-	// goes with the process
+	// the memory is freed when the process ends
 	memory, err := e.Alloc(blocks*block, engine.AllocOptions{Populate: true})
 	check(err)
 	region, err := e.Register("kv", memory.Segment())

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package weights brings the tensors of safetensors files into memory of the caller, which may
-// be registered with an engine or pinned: in large sequential reads, several at a time, ahead
-// of their users, and within the memory that was lent.
+// Package weights loads the tensors of safetensors files into memory of the caller, which may have
+// registered it with an engine or pinned it. It makes large sequential reads, several at a time,
+// and reads ahead of the caller as far as the memory allows.
 //
 // Open reads and checks the headers of all files of a model. Load reads tensors in the order in
-// which they will be needed, into memory that is used as a ring: each tensor is handed out when its
-// bytes are there, is whole and in one piece, and keeps its place until Release. Where all fits at
-// once, nothing has to be released.
+// which they will be needed, and uses the memory as a ring. It returns each tensor when all its
+// bytes have arrived, as one contiguous slice that stays valid until Release. If the memory holds
+// all tensors at once, the caller need not release any.
 //
-// Files come from elsewhere, so all that a header says is checked before anything is read by it:
-// lengths and products that overflow, types, overlaps, holes, what lies beyond the end. What
-// safetensors itself reads is read alike, and what it refuses is refused, but for tensors of more
-// than 64 dimensions, and entries in forms that no writer makes. What is wrong is said in a
-// *FileError with file and tensor, and a file of another kind is named.
+// Files are not trusted. The package checks a header before it uses it: for lengths and products
+// that overflow, types, overlaps, gaps, and bytes beyond the end of the file. It accepts the same
+// files as the safetensors library, except that it refuses tensors of more than 64
+// dimensions, and entries in forms that no writer makes. Errors are a *FileError, which names file
+// and tensor. Open also recognizes some other file formats and names them in the error.
 package weights

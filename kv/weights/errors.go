@@ -8,15 +8,15 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// FileError says which file, and which tensor of it, is at fault. It wraps engine.ErrCorrupt where
-// the file is not what it claims to be, and what its ReaderAt said otherwise.
+// FileError says which file, and which tensor in it, is at fault. It wraps engine.ErrCorrupt if the
+// file is malformed, else the error of its ReaderAt.
 type FileError struct {
 	File   string
 	Tensor string // empty: none in particular
 	Err    error
 }
 
-// Error names file, tensor and fault.
+// Error names the file, the tensor and the cause.
 func (e *FileError) Error() string {
 	if e.Tensor == "" {
 		return fmt.Sprintf("%s: %v", e.File, e.Err)
@@ -24,10 +24,10 @@ func (e *FileError) Error() string {
 	return fmt.Sprintf("%s: tensor %q: %v", e.File, e.Tensor, e.Err)
 }
 
-// Unwrap returns the fault.
+// Unwrap returns the cause.
 func (e *FileError) Unwrap() error { return e.Err }
 
-// faulty says what is wrong with a file; the name of a tensor is cut where it is too long to read.
+// faulty returns the error of a malformed file. It shortens long names of tensors.
 func faulty(file, tensor, format string, args ...any) error {
 	const most = 200
 	if len(tensor) > most {

@@ -13,28 +13,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// File is an open file on a disk that reads past the page cache what is not in it: weights are
-// read once, and a copy of them in the cache costs time and pushes out what others have there.
+// File is an open file that bypasses the page cache (O_DIRECT) unless the cache already holds most
+// of the file. Weights are read once: a copy in the page cache costs time and evicts data of
+// others.
 //
-// That takes memory at the same place within a page as the bytes in the file, which
-// Config.Straight arranges. All else goes through the page cache, as does a filesystem without
-// O_DIRECT. All methods but Close may be called by any goroutine.
+// O_DIRECT needs memory at the same offset within a page as the bytes in the file, which
+// Config.Straight arranges. Other reads go through the page cache, as do all reads if the
+// filesystem does not support O_DIRECT. All methods except Close may be called by any goroutine.
 type File struct {
 	f    *os.File
-	past int // descriptor of the same file past the page cache; -1: none
+	past int // descriptor of the same file, opened with O_DIRECT; -1: none
 	size int64
 
-	straight atomic.Bool  // reads go past the page cache where they can
-	passed   atomic.Int64 // bytes that did
+	straight atomic.Bool  // reads use O_DIRECT where they can
+	passed   atomic.Int64 // bytes read with O_DIRECT
 }
 
-// pageBytes is what offsets, lengths and addresses past the page cache are multiples of.
+// pageBytes is the alignment that O_DIRECT needs for offsets, lengths and addresses.
 const pageBytes = 4 << 10
 
-// OpenFile opens a file to read. A directory, or another thing without bytes of its own, is
-// engine.ErrCorrupt.
+// OpenFile opens a file to read. It returns engine.ErrCorrupt if that is not a regular file.
 func OpenFile(path string) (*File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would have it wait
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // else opening a FIFO would block
 	if err != nil {
 		return nil, err // names the path
 	}
@@ -65,14 +65,14 @@ func (f *File) open() error {
 	return nil
 }
 
-// choose reads past the page cache unless half of the file is in it.
+// choose sets straight unless more than half of the file is in the page cache.
 func (f *File) choose() {
 	cached, known := f.Cached()
 	f.straight.Store(f.past >= 0 && !(known && cached > f.size/2))
 }
 
-// Cached returns how many bytes of the file are in the page cache; known is false where the
-// kernel does not say: Linux before 6.5.
+// Cached returns how many bytes of the file are in the page cache; known is false if the
+// kernel cannot tell: Linux before 6.5.
 func (f *File) Cached() (bytes int64, known bool) {
 	var s unix.Cachestat_t
 	if err := unix.Cachestat(uint(f.f.Fd()), &unix.CachestatRange{Len: uint64(f.size)}, &s,
@@ -82,8 +82,8 @@ func (f *File) Cached() (bytes int64, known bool) {
 	return min(int64(s.Cache)*int64(os.Getpagesize()), f.size), true
 }
 
-// Drop has the kernel write what is only in the page cache, and forget the rest: what is read
-// afterwards comes from the disk.
+// Drop writes the file back and drops it from the page cache, so that later reads come from the
+// disk.
 func (f *File) Drop() error {
 	fd := int(f.f.Fd())
 	if err := unix.Fdatasync(fd); err != nil && !errors.Is(err, unix.EROFS) &&
@@ -102,7 +102,7 @@ func (f *File) Drop() error {
 // Passed returns how many bytes have been read past the page cache so far.
 func (f *File) Passed() int64 { return f.passed.Load() }
 
-// Source returns what Open takes. The name in errors is the path.
+// Source returns the file as an argument for Open. Errors name its path.
 func (f *File) Source() Source { return Source{Name: f.f.Name(), ReaderAt: f, Size: f.size} }
 
 // ReadAt implements io.ReaderAt.
@@ -125,7 +125,7 @@ func (f *File) ReadAt(p []byte, off int64) (n int, err error) {
 	return n + m, err
 }
 
-// split says which part of a read may go past the page cache: whole pages after the head.
+// split returns which part of a read may use O_DIRECT: whole bytes after head bytes.
 func (f *File) split(p []byte, off int64) (head, whole int) {
 	if !f.straight.Load() || off < 0 {
 		return 0, 0
@@ -141,8 +141,8 @@ func (f *File) split(p []byte, off int64) (head, whole int) {
 	return head, whole
 }
 
-// readPast reads whole pages. What the filesystem does not take so is left to the page cache,
-// for good.
+// readPast reads whole pages with O_DIRECT. If the filesystem refuses that, this and all later
+// reads go through the page cache.
 func (f *File) readPast(p []byte, off int64) (n int, err error) {
 	for n < len(p) {
 		m, err := unix.Pread(f.past, p[n:], off+int64(n))
@@ -167,7 +167,7 @@ func (f *File) readPast(p []byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-// Close closes the file. No read may be under way.
+// Close closes the file. No read may be in progress.
 func (f *File) Close() error {
 	err := f.f.Close()
 	if f.past >= 0 {

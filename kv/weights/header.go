@@ -20,12 +20,12 @@ import (
 const (
 	// HeaderMax bounds the header of a file in bytes: what other readers of safetensors accept.
 	HeaderMax = 100_000_000
-	dimsMax   = 64  // which no framework has more than
-	depthMax  = 120 // of values that we skip
-	prefix    = 8   // bytes that say how long the header is
+	dimsMax   = 64  // dimensions of a tensor; no framework supports more
+	depthMax  = 120 // nesting depth of JSON values to skip
+	prefix    = 8   // bytes of the header's length before the header
 )
 
-// Source is one file. Its ReaderAt is used by several goroutines at once.
+// Source is one file. Several goroutines use its ReaderAt at once.
 type Source struct {
 	Name string // in errors
 	io.ReaderAt
@@ -43,7 +43,7 @@ type Tensor struct {
 	offset int64 // in the file
 }
 
-// header is what a file says of itself.
+// header is the decoded header of a file.
 type header struct {
 	Tensors  []Tensor // in the order of their bytes
 	Metadata map[string]string
@@ -83,7 +83,7 @@ func readHeader(src Source) (h header, err error) {
 func readFull(src Source, b []byte, at int64) error {
 	n, err := src.ReadAt(b, at)
 	switch {
-	case n == len(b): // io.EOF is no fault then
+	case n == len(b): // then io.EOF is no error
 		return nil
 	case err == nil || errors.Is(err, io.EOF):
 		return faulty(src.Name, "", "it ends at %d, its size was said to be %d", at+int64(n),
@@ -92,8 +92,9 @@ func readFull(src Source, b []byte, at int64) error {
 	return &FileError{File: src.Name, Err: fmt.Errorf("read at %d: %w", at, err)}
 }
 
-// place puts the tensors in order and finds overlaps, holes and what is missing: the bytes of
-// the file belong to one tensor each. Until then offset counts from the end of the header.
+// place sorts the tensors by offset and checks that each byte of the file belongs to exactly one:
+// there are no overlaps, gaps or missing bytes. Before the call, offsets count from the end of the
+// header; afterwards, from the start of the file.
 func (h *header) place(src Source, data int64) error {
 	slices.SortStableFunc(h.Tensors, func(a, b Tensor) int {
 		switch {
@@ -140,8 +141,8 @@ type parser struct {
 	file, tensor string
 }
 
-// parse takes what safetensors itself takes: the last of a name that is given twice, and keys of a
-// tensor that it does not know.
+// parse accepts what the safetensors library accepts: of a name that appears twice it uses the last
+// entry, and it ignores unknown keys of a tensor.
 func parse(file string, text []byte) (h header, err error) {
 	if !utf8.Valid(text) {
 		return h, faulty(file, "", "the header is not a JSON object in UTF-8")
@@ -183,7 +184,7 @@ func parse(file string, text []byte) (h header, err error) {
 	return h, nil
 }
 
-// metadata takes the words that go with a file; null is none.
+// metadata parses __metadata__, a map of strings; null means none.
 func (p *parser) metadata(h *header) error {
 	if h.Metadata != nil {
 		return p.fault(`"__metadata__" is there twice`)
@@ -212,7 +213,7 @@ func (p *parser) token() (json.Token, error) {
 	return t, nil
 }
 
-// delim takes one bracket.
+// delim parses one bracket.
 func (p *parser) delim(want json.Delim) error {
 	t, err := p.token()
 	if err == nil && t != want {
@@ -221,7 +222,7 @@ func (p *parser) delim(want json.Delim) error {
 	return err
 }
 
-// object takes an object.
+// object parses an object and calls value for each name.
 func (p *parser) object(value func(name string) error) error {
 	t, err := p.token()
 	if err != nil {
@@ -230,7 +231,7 @@ func (p *parser) object(value func(name string) error) error {
 	return p.members(t, value)
 }
 
-// members takes the rest of an object after its first token.
+// members parses an object whose first token was already read.
 func (p *parser) members(first json.Token, value func(name string) error) error {
 	if first != json.Delim('{') {
 		return p.fault("at byte %d: %v where { should be", p.InputOffset(), first)
@@ -247,7 +248,7 @@ func (p *parser) members(first json.Token, value func(name string) error) error 
 	return p.delim('}')
 }
 
-// skip takes a value of any kind, as deep as safetensors' own reader goes.
+// skip parses and discards any value, up to the depth that the safetensors library allows.
 func (p *parser) skip() error {
 	for depth := 0; ; {
 		t, err := p.token()
@@ -288,7 +289,7 @@ func (p *parser) text() (string, error) {
 	return s, nil
 }
 
-// numbers takes a list of whole numbers.
+// numbers parses a list of whole numbers.
 func (p *parser) numbers(most int) (list []uint64, err error) {
 	if err := p.delim('['); err != nil {
 		return nil, err
@@ -310,7 +311,8 @@ func (p *parser) numbers(most int) (list []uint64, err error) {
 	return list, p.delim(']')
 }
 
-// entry takes what is said of one tensor. Until check, offset and Len are where it begins and ends.
+// entry parses the description of one tensor. Until check runs, offset and Len hold where the
+// tensor begins and ends.
 func (p *parser) entry(name string) (t Tensor, err error) {
 	t.Name = name
 	var offsets []uint64
@@ -352,7 +354,7 @@ func (p *parser) entry(name string) (t Tensor, err error) {
 	return t, nil
 }
 
-// check makes Len what it is, and compares it with type and shape.
+// check replaces Len, so far the end, by the length, and compares that with type and shape.
 func (p *parser) check(t *Tensor) error {
 	if t.offset > t.Len || t.Len == math.MaxInt64 {
 		return p.fault("data_offsets [%d %d] are no range", t.offset, t.Len)

@@ -12,11 +12,11 @@ import (
 	"strings"
 )
 
-// Index is the file beside a sharded model, model.safetensors.index.json, that says which of its
-// files has which tensor.
+// Index is the content of model.safetensors.index.json, which says which file of a sharded model
+// holds which tensor.
 type Index struct {
-	Files   []string          // once each, sorted; with slashes, below the index's folder
-	Tensors map[string]string // the file of each
+	Files   []string          // sorted and unique; slash-separated, relative to the index
+	Tensors map[string]string // file by name of the tensor
 }
 
 const filesMax = 1 << 16 // of an index
@@ -57,8 +57,8 @@ func ReadIndex(src Source) (x Index, err error) {
 	return x, nil
 }
 
-// Check reports a tensor that the index places in a file, and that the model does not have there.
-// name says what the index calls a file of the model.
+// Check returns an error if the model lacks a tensor of the index, or has it in another file. name
+// returns the name that the index uses for a file of the model.
 func (x *Index) Check(m *Model, name func(src Source) string) error {
 	for _, tensor := range slices.Sorted(maps.Keys(x.Tensors)) {
 		t, ok := m.Tensor(tensor)
@@ -70,7 +70,8 @@ func (x *Index) Check(m *Model, name func(src Source) string) error {
 	return nil
 }
 
-// otherKind names what people take for a safetensors file; nil where it is none of these.
+// otherKind returns an error that names the format of a file that is often mistaken for a
+// safetensors file; nil: it is none of these.
 func otherKind(src Source) error {
 	first := make([]byte, min(512, max(src.Size, 0)))
 	if readFull(src, first, 0) != nil {

@@ -15,20 +15,20 @@ import (
 
 // Config says how tensors are read. Its zero values mean the defaults.
 type Config struct {
-	// Memory is where tensors go. It is the caller's, which may have registered or pinned it,
-	// and is lent until Load.Close has returned. It must have room for the largest tensor; what
-	// it has beyond is how far reading runs ahead.
+	// Memory is where Load puts the tensors. It belongs to the caller, who may have registered or
+	// pinned it; Load uses it until Load.Close has returned. It must have room for the largest
+	// tensor. The more it has, the further reading runs ahead.
 	Memory []byte
-	// Names are the tensors that are wanted, in the order of need; nil: all, in the order of
-	// files. Neighbours in a file that follow each other here are read together.
+	// Names are the tensors to load, in the order in which they are needed; nil: all, in the order
+	// of files. Tensors that are adjacent in a file and in Names are read together.
 	Names []string
 	// Piece is the most bytes of one read; 0: 8 MiB.
 	Piece int
 	// Readers is how many reads are under way at a time; 0: 4.
 	Readers int
-	// Straight has tensors lie at the same place within a page of Memory as in their file, which
-	// lets a File read them past the page cache. Memory must begin at a page then; each run of
-	// neighbours takes up to a page more of it: see Model.MemoryFor.
+	// Straight gives tensors the same offset within a page of Memory as in their file. A File can
+	// then read them with O_DIRECT, past the page cache. Memory must begin at a page boundary, and
+	// each run of adjacent tensors takes up to a page more of it: see Model.MemoryFor.
 	Straight bool
 }
 
@@ -62,7 +62,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// Loaded is a tensor whose bytes are there.
+// Loaded is a tensor whose bytes are in memory.
 type Loaded struct {
 	Tensor
 	Bytes []byte // within Config.Memory; the caller's until Release
@@ -78,19 +78,19 @@ type Load struct {
 
 	mu      sync.Mutex
 	room    sync.Cond     // readers wait for memory; with mu
-	news    chan struct{} // closed, and made anew, when a tensor has arrived or all is over
+	news    chan struct{} // closed and replaced when a tensor has arrived or the Load has ended
 	items   []item        // in the order of need
 	ring    ring
-	next    int   // the first item that is not read in full or under way
-	done    int64 // bytes of it that are
-	last    int   // the last item before it that is not empty; -1: none
-	arrived []int // items that Next has not handed out
-	handed  int   // items that it has
-	err     error // why no more is read
+	next    int   // the first item of which readers have not claimed all bytes
+	done    int64 // bytes of it that readers have claimed
+	last    int   // the last item before next that is not empty; -1: none
+	arrived []int // items that have arrived and that Next has not returned
+	handed  int   // how many items Next has returned or skipped
+	err     error // why reading has stopped
 }
 
-// Load begins to read tensors, and returns at once. It ends when all are read, with ctx, with the
-// first fault, or with Close, which must be called in any case.
+// Load starts to read tensors in the background, and returns at once. Reading ends when all tensors
+// are read, when ctx ends, at the first error, or with Close. The caller must always call Close.
 func (m *Model) Load(ctx context.Context, cfg Config) (*Load, error) {
 	cfg.EnsureDefaults()
 	if err := cfg.check(); err != nil {
@@ -119,9 +119,8 @@ func (m *Model) Load(ctx context.Context, cfg Config) (*Load, error) {
 	return l, nil
 }
 
-// Next hands out the next tensor that has arrived: each once, however its bytes came. After the
-// last it returns io.EOF. Wait may have returned the same tensor; one that was released since is
-// left out.
+// Next returns each tensor once, in the order of arrival. After the last it returns io.EOF. It also
+// returns tensors that Wait has returned, unless they were released since.
 func (l *Load) Next(ctx context.Context) (t Loaded, err error) {
 	err = l.until(ctx, func() (bool, error) {
 		for len(l.arrived) > 0 && l.items[l.arrived[0]].state == released {
@@ -154,8 +153,9 @@ func (l *Load) All(ctx context.Context) iter.Seq2[Loaded, error] {
 	}
 }
 
-// Wait returns one tensor when it has arrived. It is read in its turn: with all memory full of
-// tensors that are never released, it never is, and Wait ends with ctx.
+// Wait returns one tensor when it has arrived. Wait does not change the order of reading: if the
+// tensors before it fill the memory and are never released, it never arrives, and Wait returns when
+// ctx ends.
 func (l *Load) Wait(ctx context.Context, name string) (t Loaded, err error) {
 	i, ok := l.byName[name]
 	if !ok {
@@ -176,7 +176,7 @@ func (l *Load) Wait(ctx context.Context, name string) (t Loaded, err error) {
 	return t, err
 }
 
-// until tries whenever there are news, until it succeeds or fails, or ctx ends.
+// until calls try at once and after each arrival, until try succeeds or fails, or ctx ends.
 func (l *Load) until(ctx context.Context, try func() (bool, error)) error {
 	for {
 		l.mu.Lock()
@@ -201,8 +201,8 @@ func (l *Load) held() int {
 	return l.ring.held(l.items)
 }
 
-// Release gives the memory of a tensor back, which is then read into again. It is an error to
-// release what has not arrived, or twice.
+// Release lets Load use the memory of a tensor for others. It is an error to release a tensor that
+// has not arrived, or to release it twice.
 func (l *Load) Release(name string) error {
 	i, ok := l.byName[name]
 	l.mu.Lock()
@@ -216,8 +216,8 @@ func (l *Load) Release(name string) error {
 	return nil
 }
 
-// Close ends the reading, and waits for the reads that are under way: afterwards no byte of
-// Config.Memory changes. Tensors that were handed out keep their bytes.
+// Close stops reading and waits for the reads in flight: afterwards no byte of Config.Memory
+// changes. Tensors that were returned keep their bytes.
 func (l *Load) Close() error {
 	l.end(fmt.Errorf("load weights: %w", engine.ErrClosed))
 	l.unhook()
@@ -236,7 +236,7 @@ func (l *Load) end(err error) {
 	}
 }
 
-// tell wakes the goroutines that wait for tensors. With mu.
+// tell wakes the goroutines that wait for tensors. Preconditions: l.mu is held.
 func (l *Load) tell() {
 	close(l.news)
 	l.news = make(chan struct{})

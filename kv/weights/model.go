@@ -9,14 +9,15 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// Model is the tensors of one or several files. It may be used by any goroutine.
+// Model describes the tensors of one or more files. Any goroutine may use it.
 type Model struct {
 	sources []Source
 	tensors []Tensor
 	byName  map[string]int
 }
 
-// Open reads and checks the headers of a model's files. A name that two of them have is a fault.
+// Open reads and checks the headers of a model's files. A tensor name that appears in two files is
+// an error.
 func Open(files ...Source) (*Model, error) {
 	m := &Model{sources: files, byName: map[string]int{}}
 	for i, src := range files {
@@ -37,10 +38,11 @@ func Open(files ...Source) (*Model, error) {
 	return m, nil
 }
 
-// Tensors lists all, in the order of files and bytes. The list is the Model's.
+// Tensors returns all tensors, in the order of files and offsets. The caller must not change the
+// list.
 func (m *Model) Tensors() []Tensor { return m.tensors }
 
-// Tensor finds one by its name.
+// Tensor finds a tensor by its name.
 func (m *Model) Tensor(name string) (Tensor, bool) {
 	i, ok := m.byName[name]
 	if !ok {
@@ -49,8 +51,8 @@ func (m *Model) Tensor(name string) (Tensor, bool) {
 	return m.tensors[i], true
 }
 
-// MemoryFor returns how many bytes of memory hold all tensors of these names at once, read in
-// this order, with Config.Straight or without; nil names all.
+// MemoryFor returns how many bytes of Config.Memory are enough to hold all tensors of these names
+// at once, read in this order, with Config.Straight or without; nil means all tensors.
 func (m *Model) MemoryFor(names []string) (bytes int64, err error) {
 	chosen, err := m.choose(names)
 	if err != nil {
@@ -73,7 +75,7 @@ func (m *Model) MemoryFor(names []string) (bytes int64, err error) {
 	return bytes, nil
 }
 
-// choose lists tensors by names; nil names all.
+// choose returns the tensors of these names; nil means all.
 func (m *Model) choose(names []string) ([]Tensor, error) {
 	if names == nil {
 		return m.tensors, nil

@@ -9,17 +9,16 @@ import (
 	"io"
 )
 
-// piece is one read: bytes that follow each other in a file and in memory, of one or several
-// tensors.
+// piece is one read: bytes of one or more tensors that are contiguous in a file and in memory.
 type piece struct {
 	file   int
 	offset int64
 	into   []byte
-	first  int // item
-	skip   int64
+	first  int   // index of the first item
+	skip   int64 // bytes of the first item before the piece
 }
 
-// read is what each reader does until all is read or over.
+// read is the goroutine of a reader. It ends when all is read or reading has stopped.
 func (l *Load) read() {
 	for {
 		p, ok := l.claim()
@@ -27,7 +26,7 @@ func (l *Load) read() {
 			return
 		}
 		n, err := l.source[p.file].ReadAt(p.into, p.offset)
-		if n < len(p.into) { // io.EOF behind all that was asked for is no fault
+		if n < len(p.into) { // io.EOF after all bytes is no error
 			l.end(l.fault(&p, n, cmp.Or(err, io.ErrUnexpectedEOF)))
 			return
 		}
@@ -35,7 +34,7 @@ func (l *Load) read() {
 	}
 }
 
-// claim takes the next piece, as soon as there is memory for a part of it.
+// claim takes the next piece. It waits until there is memory for a part of it.
 func (l *Load) claim() (p piece, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -50,8 +49,8 @@ func (l *Load) claim() (p piece, ok bool) {
 	return piece{}, false
 }
 
-// gather puts one piece together: what is left of the next tensor, and those behind it while they
-// follow in the file and there is memory right behind. With mu.
+// gather builds the next piece: the rest of the next tensor, and the tensors after it as long as
+// they are contiguous with it in the file and in memory. Preconditions: l.mu is held.
 func (l *Load) gather() (p piece, ok bool) {
 	size, most := int64(0), int64(l.cfg.Piece)
 	for l.next < len(l.items) && size < most {
@@ -68,7 +67,7 @@ func (l *Load) gather() (p piece, ok bool) {
 		case size == 0:
 			p = piece{file: it.file, offset: it.offset + l.done, first: l.next, skip: l.done}
 			if past := (p.offset + most) % pageBytes; l.cfg.Straight && past < most {
-				most -= past // the next one begins at a page
+				most -= past // so that the next piece begins at a page boundary
 			}
 		case it.file != p.file || it.offset != p.offset+size || at != l.items[p.first].at+p.skip+
 			size:
@@ -83,7 +82,7 @@ func (l *Load) gather() (p piece, ok bool) {
 	return l.cut(p, size)
 }
 
-// cut gives a piece its memory.
+// cut sets the memory of a piece of size bytes.
 func (l *Load) cut(p piece, size int64) (piece, bool) {
 	if size == 0 {
 		return p, false
@@ -93,7 +92,8 @@ func (l *Load) cut(p piece, size int64) (piece, bool) {
 	return p, true
 }
 
-// follows reports whether the next item begins where the last one with bytes ends. With mu.
+// follows reports whether the next item begins in its file where the last non-empty one ends.
+// Preconditions: l.mu is held.
 func (l *Load) follows() bool {
 	if l.last < 0 {
 		return false
@@ -102,7 +102,7 @@ func (l *Load) follows() bool {
 	return before.file == it.file && before.offset+before.Len == it.offset
 }
 
-// credit hands out what a read has completed.
+// credit counts the bytes of a completed read, and hands out the items that are complete.
 func (l *Load) credit(p *piece) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,7 +118,7 @@ func (l *Load) credit(p *piece) {
 	}
 }
 
-// fault says which file and tensor a read failed in, after n bytes.
+// fault returns the error of a read that failed after n bytes, with its file and tensor.
 func (l *Load) fault(p *piece, n int, err error) error {
 	i, past := p.first, int64(n)+p.skip
 	for ; past >= l.items[i].Len && i < len(l.items)-1; i++ {
@@ -132,7 +132,7 @@ func (l *Load) fault(p *piece, n int, err error) error {
 	return &FileError{File: src.Name, Tensor: name, Err: fmt.Errorf("read at %d: %w", at, err)}
 }
 
-// arrive makes an item one that is handed out. With mu.
+// arrive marks an item as ready and wakes the waiting callers. Preconditions: l.mu is held.
 func (l *Load) arrive(i int) {
 	l.items[i].state = ready
 	l.arrived = append(l.arrived, i)

@@ -2,56 +2,57 @@
 
 package weights
 
-// state is how far an item is.
+// state is the progress of an item.
 type state uint8
 
 const (
-	waiting  state = iota
-	placed         // it has memory, and is being read
-	ready          // all of it is there
-	released       // its memory may be another's
+	waiting  state = iota // it has no memory yet
+	placed                // it has memory, and readers read it
+	ready                 // all its bytes are in memory
+	released              // the caller has released it, so the ring may reuse its memory
 )
 
 // item is one tensor of a Load.
 type item struct {
 	Tensor
 	state state
-	at    int64 // in memory
-	left  int64 // bytes that are not there yet
+	at    int64 // offset in ring.memory
+	left  int64 // bytes that are still to be read
 	bytes []byte
 }
 
 func (it *item) loaded() Loaded { return Loaded{it.Tensor, it.bytes} }
 
-// align is where in memory a tensor begins that does not follow its neighbour of the file:
-// a line of the processor's cache.
+// align is the alignment in memory of a tensor that is not placed right after its neighbour in the
+// file: a cache line.
 const align = 64
 
-// ring hands out memory in turn. Each tensor is in one piece, so the end of memory may stay unused.
-// Empty tensors take none.
+// ring allocates memory for tensors from front to back, and then from the front again. Each tensor
+// is contiguous, so the end of memory may stay unused. Empty tensors take no memory.
 type ring struct {
 	memory   []byte
 	straight bool  // see Config.Straight
-	live     []int // items that have memory, in the order in which they got it
+	live     []int // indices of the items that have memory, oldest first
 }
 
-// begin is the first place from at on for an item that does not follow its neighbour.
-func (r *ring) begin(at int64, it *item) int64 {
+// alignFrom returns the first offset from at on where an item may begin that does not follow its
+// neighbour.
+func (r *ring) alignFrom(at int64, it *item) int64 {
 	if r.straight {
 		return at + (it.offset-at)&(pageBytes-1)
 	}
 	return (at + align - 1) / align * align
 }
 
-// place finds memory for an item. Follows says that it comes right after the last one in its file,
-// and should in memory, so that one read brings both. There is none before something is released
-// where it returns false.
+// place allocates memory for item i. follows says that it comes right after the last one in its
+// file: place then also puts it right after that one in memory, so that one read can cover both. It
+// returns false if there is no room until an item is released.
 func (r *ring) place(items []item, i int, follows bool) bool {
 	it := &items[i]
 	at, limit := int64(0), int64(len(r.memory))
 	if len(r.live) == 0 && it.Len > 0 {
-		if at = r.begin(0, it); at+it.Len > limit {
-			at = 0 // not straight then
+		if at = r.alignFrom(0, it); at+it.Len > limit {
+			at = 0 // it fits only without the alignment of Config.Straight
 		}
 	}
 	if len(r.live) > 0 && it.Len > 0 {
@@ -62,10 +63,10 @@ func (r *ring) place(items []item, i int, follows bool) bool {
 		}
 		at = newest.at + newest.Len
 		if !follows {
-			at = r.begin(at, it)
+			at = r.alignFrom(at, it)
 		}
 		if at+it.Len > limit {
-			at = r.begin(0, it)
+			at = r.alignFrom(0, it)
 			if wrapped || at+it.Len > oldest.at {
 				return false
 			}
@@ -79,14 +80,14 @@ func (r *ring) place(items []item, i int, follows bool) bool {
 	return true
 }
 
-// release gives back what the oldest items have, as far as they were released.
+// release frees the memory of the oldest items up to the first one that is not released.
 func (r *ring) release(items []item) {
 	for len(r.live) > 0 && items[r.live[0]].state == released {
 		r.live = r.live[1:]
 	}
 }
 
-// held counts the tensors that wait for their release.
+// held counts the tensors that the caller has yet to release.
 func (r *ring) held(items []item) (n int) {
 	for _, i := range r.live {
 		if items[i].state == ready {

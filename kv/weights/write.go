@@ -14,8 +14,8 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// Write writes one file: tensors in this order, whose bytes come from data in the same order. Of a
-// Tensor it takes name, type and shape.
+// Write writes one file with these tensors, in this order. It calls data for the bytes of each, in
+// the same order. Of a Tensor it uses name, type and shape.
 func Write(w io.Writer, tensors []Tensor, metadata map[string]string, data func(Tensor) (io.Reader,
 	error)) error {
 	head, sized, err := head(tensors, metadata)
@@ -40,7 +40,7 @@ func Write(w io.Writer, tensors []Tensor, metadata map[string]string, data func(
 	return nil
 }
 
-// head makes the header with its length, padded so that the data begins at a multiple of eight
+// head returns the header with its length, padded so that the data begins at a multiple of eight
 // bytes.
 func head(tensors []Tensor, metadata map[string]string) (b []byte, sized []Tensor, err error) {
 	var text bytes.Buffer

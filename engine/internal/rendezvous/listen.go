@@ -13,8 +13,9 @@ import (
 	"time"
 )
 
-// Another program may be about to listen: this is how often, and how far apart, its lock is asked
-// for, and a socket that refuses connections is asked again.
+// Another program may be about to listen. Listen tries the lock of the folder lockTries times,
+// lockPause apart. stale tries a socket that refuses connections staleTries more times, stalePause
+// apart.
 const (
 	lockTries  = 40
 	lockPause  = 50 * time.Millisecond
@@ -22,10 +23,12 @@ const (
 	stalePause = 25 * time.Millisecond
 )
 
-// Listen is net.Listen. The socket file that a killed program has left does not stop it:
-// a file at which the kernel refuses connections is replaced. Programs that call it at the same
-// time do so one after the other, by a lock of the folder: a socket refuses connections, too,
-// between the two system calls by which a program begins to listen.
+// Listen is net.Listen, except that it replaces a stale Unix socket: a socket file that a killed
+// program has left, so that the kernel refuses connections to it.
+//
+// The kernel also refuses connections while a live program is between bind and listen. To leave
+// such a socket alone, concurrent calls of Listen exclude each other by a lock on the folder, and
+// Listen replaces a socket only after it has refused connections for a while.
 func Listen(network, address string) (net.Listener, error) {
 	if network != "unix" || strings.HasPrefix(address, "@") {
 		return net.Listen(network, address)
@@ -57,7 +60,7 @@ func Listen(network, address string) (net.Listener, error) {
 	return net.Listen(network, address)
 }
 
-// stale reports whether a path is a socket of no program, and stays so for a while.
+// stale reports whether a path refuses connections, each time that it is tried.
 func stale(path string) bool {
 	for try := 0; ; try++ {
 		if !refuses(path) {
@@ -70,7 +73,7 @@ func stale(path string) bool {
 	}
 }
 
-// refuses reports whether a path is a socket at which the kernel refuses connections, or nothing.
+// refuses reports whether a path is a socket that refuses connections, or does not exist.
 func refuses(path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rendezvous is for two engines that exchange descriptions over a stream: a listener, the
-// proof of the other side's identity, and the frames.
+// Package rendezvous lets two engines exchange descriptions over a stream. It has the listener, the
+// check of the other side's identity, and the frames.
 package rendezvous
 
 import (
@@ -22,15 +22,16 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// Policy says who may be at the other end. A Unix socket needs no identity: the kernel tells of
-// which user the other side is.
+// Policy says which peers may be at the other end. A Unix socket needs no identity: the kernel says
+// which user runs the other process.
 type Policy struct {
 	Identity  *identity.Identity // nil: none
-	Plaintext bool               // streams over a network may be in the open
+	Plaintext bool               // streams over a network need no encryption
 }
 
-// Answer makes a stream that was accepted one that may be spoken over. proven: the
-// other side is known by user or certificate. secure is nil where TLS itself has said no.
+// Answer authenticates the dialer of an accepted stream and returns the stream to use from then on.
+// proven reports that the dialer's user or certificate was checked. secure is nil if the TLS
+// handshake failed.
 func (p *Policy) Answer(ctx context.Context, conn net.Conn) (secure net.Conn, proven bool,
 	err error) {
 	switch c := conn.(type) {
@@ -46,7 +47,7 @@ func (p *Policy) Answer(ctx context.Context, conn net.Conn) (secure net.Conn, pr
 	return secure, true, err
 }
 
-// Call is Answer for a stream that this side began; host is the name that was dialled.
+// Call is the counterpart of Answer for the dialer; host is the name that it dialled.
 func (p *Policy) Call(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
 	switch c := conn.(type) {
 	case *net.UnixConn:
@@ -60,8 +61,8 @@ func (p *Policy) Call(ctx context.Context, conn net.Conn, host string) (net.Conn
 	return p.Identity.Call(ctx, conn, host)
 }
 
-// From says what is at the other end of a stream: its address, and the name and serial number of
-// its certificate where it has shown one.
+// From describes the other end of a stream, for messages: its address, and the name and serial
+// number of its certificate if it has shown one.
 func From(conn net.Conn) string {
 	text := conn.RemoteAddr().String()
 	if c, ok := conn.(*tls.Conn); ok {
@@ -74,7 +75,7 @@ func From(conn net.Conn) string {
 	return text
 }
 
-// CheckPlain is an error unless streams may be in plain text.
+// CheckPlain returns an error unless the policy allows unencrypted streams.
 func (p *Policy) CheckPlain() error {
 	if p.Plaintext {
 		return nil
@@ -83,8 +84,8 @@ func (p *Policy) CheckPlain() error {
 		"a network that is trusted: %w", os.ErrPermission)
 }
 
-// checkTLS checks TLS that the program has set up for the requirements of Config.Identity. The
-// dialer's tls.Config has verified the side that was called.
+// checkTLS checks that a TLS connection which the program has set up meets the requirements of
+// Config.Identity. The dialer's tls.Config has already verified the other side.
 func checkTLS(ctx context.Context, c *tls.Conn, called bool) error {
 	if err := c.HandshakeContext(ctx); err != nil {
 		return fmt.Errorf("handshake of TLS: %w", err)
@@ -100,7 +101,7 @@ func checkTLS(ctx context.Context, c *tls.Conn, called bool) error {
 	return nil
 }
 
-// Explain adds to the error of an exchange why the other side hung up, where TLS knows.
+// Explain adds to the error of an exchange the reason that TLS knows for the end of the connection.
 func (p *Policy) Explain(err error, conn net.Conn) error {
 	if _, plain := conn.(*net.TCPConn); plain && (errors.Is(err, io.EOF) ||
 		errors.Is(err, syscall.ECONNRESET)) {
@@ -121,7 +122,7 @@ func (p *Policy) Explain(err error, conn net.Conn) error {
 	return id.Explain(err, host)
 }
 
-// checkUser refuses the other end of a Unix socket when it runs as another user.
+// checkUser returns an error if another user runs the process at the other end of a Unix socket.
 func checkUser(u *net.UnixConn) error {
 	cred, err := credentials(u)
 	if err != nil {
@@ -148,7 +149,8 @@ func credentials(u *net.UnixConn) (cred *unix.Ucred, err error) {
 	return cred, err
 }
 
-// Origin names the process at the other end of a Unix socket, and the host of another stream.
+// Origin names the process at the other end of a Unix socket, or the host at the end of any other
+// stream.
 func Origin(conn net.Conn) string {
 	if u, ok := conn.(*net.UnixConn); ok {
 		if cred, err := credentials(u); err == nil {
@@ -158,10 +160,10 @@ func Origin(conn net.Conn) string {
 	return "host " + session.HostOf(conn).String()
 }
 
-// The exchange over a stream: the dialer sends its description, the server
-// answers with its own; each is a mark, a length of 4 bytes, little endian, and the bytes. Both
-// connect, then the server says with a last frame of no bytes that it has. A frame under the other
-// mark is an error text and ends it.
+// The exchange over a stream: the dialer sends its description and the server answers with its own.
+// Then both connect their backends, and the server reports with an empty frame that it has done so.
+// A frame is a mark, a length of 4 bytes, little endian, and the bytes. The other mark stands for
+// an error text, which ends the exchange.
 const (
 	Description = 'D'
 	Refusal     = 'E'
@@ -169,7 +171,7 @@ const (
 	refusalMax  = 1 << 10
 )
 
-// WriteFrame sends a frame under a mark.
+// WriteFrame sends a frame with this mark.
 func WriteFrame(w io.Writer, mark byte, b []byte) error {
 	if mark == Refusal {
 		b = b[:min(len(b), refusalMax)]
@@ -179,7 +181,8 @@ func WriteFrame(w io.Writer, mark byte, b []byte) error {
 	return err
 }
 
-// ReadFrame reads a description of at most limit bytes. A refusal is an error: ErrNoRoute.
+// ReadFrame reads a description of at most limit bytes. If the other side has refused, the error is
+// ErrNoRoute.
 func ReadFrame(r io.Reader, limit int) ([]byte, error) {
 	var head [headBytes]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -200,7 +203,7 @@ func ReadFrame(r io.Reader, limit int) ([]byte, error) {
 		return nil, fmt.Errorf("description of %d bytes, at most %d: %w", n, limit,
 			driver.ErrBounds)
 	}
-	// Grows as bytes arrive: a length alone costs the reader nothing.
+	// The buffer grows as bytes arrive, so that a false length allocates no memory.
 	b, err := io.ReadAll(io.LimitReader(r, n))
 	if err == nil && int64(len(b)) != n {
 		err = io.ErrUnexpectedEOF
