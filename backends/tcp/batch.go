@@ -60,10 +60,28 @@ type remote struct {
 	readOnly bool
 }
 
-// reset forgets what the last use left; the slices are kept.
+// What a batch that waits to be used again keeps of the slices of its last use, by their number: at
+// most 16 KiB of each. There may be Config.BatchesMax such batches.
+const (
+	descsKept = 512
+	slotsKept = 4 << 10
+	viewsKept = 512
+	bytesKept = 16 << 10 // of a message
+)
+
+// reset forgets what the last use left, and keeps small slices.
 func (x *batch) reset() {
 	clear(x.views)
-	*x = batch{descs: x.descs[:0], slots: x.slots[:0], views: x.views[:0], msg: x.msg[:0]}
+	*x = batch{descs: emptied(x.descs, descsKept), slots: emptied(x.slots, slotsKept),
+		views: emptied(x.views, viewsKept), msg: emptied(x.msg, bytesKept)}
+}
+
+// emptied returns a slice without its elements, or nil where it has room for more than most.
+func emptied[T any](s []T, most int) []T {
+	if cap(s) > most {
+		return nil
+	}
+	return s[:0]
 }
 
 // queue is batches that wait, in order.
@@ -121,7 +139,7 @@ func (x *batch) prepare(p *peer, tag uint64, b *driver.Batch) error {
 	}
 	x.pattern = *b.Pattern
 	g := &x.pattern
-	g.Loops = x.loops[:copy(x.loops[:], g.Loops)]
+	g.Loops = append(x.loops[:0], g.Loops...) // Check refuses more than there is room for
 	near := len(g.Local.List)
 	x.slots = append(append(x.slots, g.Local.List...), g.Remote.List...)
 	if g.Local.List != nil {

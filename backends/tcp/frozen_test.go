@@ -99,6 +99,62 @@ func TestStaleNotifsAreAskedAbout(t *testing.T) {
 	}
 }
 
+// Stale word that no message follows a batch is asked about as well, before it has those behind
+// delivered.
+func TestStaleVoidsAreAskedAbout(t *testing.T) {
+	clock := testkit.NewClock()
+	b := openBy(t, clock, Config{})
+	_, _, conns := welcomed(t, b)
+	_, err := conns[express].Write(frame(header{kind: kindNotif, message: 2, stamp: clock.Now()},
+		[]byte("stale")))
+	require.NoError(t, err)
+	ack, _, err := readWord(conns[express])
+	require.NoError(t, err)
+	require.Equal(t, uint8(kindAck), ack.kind)
+	void := header{kind: kindVoid, message: 1, stamp: clock.Now() - int64(time.Second)}
+	_, err = conns[express].Write(frame(void, nil))
+	require.NoError(t, err)
+	var msgs [2]driver.Message
+	nothing := func() {
+		t.Helper()
+		n, err := b.Receive(msgs[:])
+		require.NoError(t, err)
+		for _, m := range msgs[:n] {
+			if m.Data != nil {
+				testkit.FatalBroken(t, "a stale message arrived: %s", m.Data)
+			}
+		}
+	}
+	require.NoError(t, conns[control].SetReadDeadline(time.Now().Add(limit)))
+	asked(t, conns[control], clock.Now())
+	nothing()
+	_ = conns[control].Close()
+	hungUp(t, "a session without control", conns[express], 0)
+	nothing()
+}
+
+// Word that no message follows a batch says how old it is, and counts as something that a Close
+// outlives. None is sent that a Close does not count any more.
+func TestVoidsAreOutlived(t *testing.T) {
+	owner, near := open(t, Config{}), open(t, Config{})
+	p := dial(t, near, owner.Addr())
+	c := p.conns[express]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lastSent = 0
+	p.withdrawNotif(&batch{tail: driver.NotifyTail, number: 1})
+	var h header
+	require.Equal(t, headBytes, c.posted())
+	require.NoError(t, h.decode((*[headBytes]byte)(c.queue)))
+	require.Equal(t, uint8(kindVoid), h.kind)
+	require.NotZero(t, h.stamp)
+	require.NotZero(t, p.lastSent)
+	p.failed = true
+	p.withdrawNotif(&batch{tail: driver.NotifyTail, number: 2})
+	require.Equal(t, headBytes, c.posted())
+	p.failed = false
+}
+
 // readWord reads a frame of the owner, of any kind.
 func readWord(c net.Conn) (h header, body []byte, err error) {
 	var head [headBytes]byte

@@ -370,25 +370,7 @@ func TestOwnersWithoutCertificate(t *testing.T) {
 // that is all that it has us remember of its batches.
 func TestPlacesOfNotificationsAreBounded(t *testing.T) {
 	const most = 8
-	b := open(t, Config{NotifyMax: most})
-	m, _ := share(t, b, 64)
-	g := newInbound(b, 2)
-	g.ages.begin(b.cfg.Grace, 0)
-	c := &conn{b: b, end: g, index: express, tls: true}
-	c.in.chunk = b.chunks.get()
-	write := func(number uint64) error {
-		c.in.from, c.in.to = 0, 8 // the payload
-		return g.landWrite(c, &header{kind: kindWrite, count: 1, length: entryBytes + 8,
-			key: m.key, ticket: m.ticket.Load(), message: number, stamp: b.clock.Now()},
-			appendEntry(nil, 0, 8))
-	}
-	notif := func(kind uint8, number uint64) error {
-		h := &header{kind: kind, message: number, stamp: b.clock.Now(), count: 1}
-		if kind == kindVoid {
-			return g.onVoid(h)
-		}
-		return g.onNotification(c, h, nil)
-	}
+	g, _, write, notif := handFed(t, open(t, Config{NotifyMax: most}))
 	require.NoError(t, write(most))
 	require.Error(t, write(most+1))
 	require.Error(t, notif(kindVoid, most+1))
@@ -405,4 +387,29 @@ func TestPlacesOfNotificationsAreBounded(t *testing.T) {
 	require.NoError(t, notif(kindVoid, 2))
 	require.NoError(t, write(2)) // a place that was taken back comes free at once
 	require.NoError(t, write(most+2))
+}
+
+// handFed is an inbound of which the test is the reader. write takes a part of a batch, notif what
+// follows it.
+func handFed(t *testing.T, b *Backend) (g *inbound, c *conn, write func(number uint64) error,
+	notif func(kind uint8, number uint64) error) {
+	m, _ := share(t, b, 64)
+	g = newInbound(b, 2)
+	g.ages.begin(b.cfg.Grace, 0)
+	c = &conn{b: b, end: g, index: express, tls: true}
+	c.in.chunk = b.chunks.get()
+	write = func(number uint64) error {
+		c.in.from, c.in.to = 0, 8 // the payload
+		return g.landWrite(c, &header{kind: kindWrite, count: 1, length: entryBytes + 8,
+			key: m.key, ticket: m.ticket.Load(), message: number, stamp: b.clock.Now()},
+			appendEntry(nil, 0, 8))
+	}
+	notif = func(kind uint8, number uint64) error {
+		h := &header{kind: kind, message: number, stamp: b.clock.Now(), count: 1}
+		if kind == kindVoid {
+			return g.onVoid(c, h)
+		}
+		return g.onNotification(c, h, nil)
+	}
+	return g, c, write, notif
 }

@@ -335,12 +335,15 @@ func (p *peer) drop(x *batch, why error) {
 }
 
 // withdrawNotif takes a notification back that was not sent; p.mu is held. The owner gives its
-// place back.
+// place back, and delivers those behind it: so this counts as something that lets bytes land.
 func (p *peer) withdrawNotif(x *batch) {
-	if x.tail != driver.NoTail {
-		x.tail = driver.NoTail
-		p.conns[express].post(&header{kind: kindVoid, count: x.sent, message: x.number}, nil)
+	if x.tail == driver.NoTail || p.failed {
+		return
 	}
+	x.tail = driver.NoTail
+	p.conns[express].post(&header{kind: kindVoid, count: x.sent, message: x.number,
+		stamp: p.stamp()}, nil)
+	p.lastSent = p.b.clock.Now()
 }
 
 // settle completes a batch of which nothing waits or is on its way; p.mu is held. Its caller wakes

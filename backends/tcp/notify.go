@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // notifications are those that follow batches of one peer. One is due when all parts of its batch
@@ -49,9 +50,11 @@ func (g *inbound) expects(number uint64) bool {
 	return g.arrival(number) != nil
 }
 
-// onPart counts a part of a batch that a notification follows.
-func (g *inbound) onPart(number uint64, ok bool) {
+// onPart counts a part of a batch that a notification follows. It reports false where the peer is
+// not told that the part is in place: its message is not delivered any more.
+func (g *inbound) onPart(number uint64, ok bool) bool {
 	g.mu.Lock()
+	over := g.halted || g.ended
 	if a := g.arrival(number); a != nil {
 		a.landed++
 		a.failed = a.failed || !ok
@@ -59,15 +62,26 @@ func (g *inbound) onPart(number uint64, ok bool) {
 	credit := g.deliverDue()
 	g.mu.Unlock()
 	g.sendCredit(credit)
+	return !over
 }
 
-// onNotification keeps a message until the parts of its batch are in place.
-func (g *inbound) onNotification(c *conn, h *header, msg []byte) error {
+// awaitFresh returns once what has come may have messages delivered: once it is young enough, or
+// the peer has confirmed that it still wants it.
+func (g *inbound) awaitFresh(c *conn, h *header) error {
 	for !g.fresh(h.stamp) {
 		c.kickAnswers()
 		if err := c.awaitResume(); err != nil {
 			return err
 		}
+	}
+	testpoint.At("tcp: fresh") // the age was good; messages are about to be delivered
+	return nil
+}
+
+// onNotification keeps a message until the parts of its batch are in place.
+func (g *inbound) onNotification(c *conn, h *header, msg []byte) error {
+	if err := g.awaitFresh(c, h); err != nil {
+		return err
 	}
 	g.mu.Lock()
 	a := g.arrival(h.message)
@@ -77,15 +91,21 @@ func (g *inbound) onNotification(c *conn, h *header, msg []byte) error {
 	}
 	a.complete, a.parts = true, h.count
 	a.msg = append(make([]byte, 0, len(msg)), msg...) // not nil: a message
+	over := g.halted || g.ended
 	credit := g.deliverDue()
 	g.mu.Unlock()
-	c.post(&header{kind: kindAck, id: h.id, stamp: g.b.clock.Now()}, nil)
+	if !over { // else it is not delivered, and may not count as sent
+		c.post(&header{kind: kindAck, id: h.id, stamp: g.b.clock.Now()}, nil)
+	}
 	g.sendCredit(credit)
 	return nil
 }
 
-// onVoid takes word that no notification follows a batch.
-func (g *inbound) onVoid(h *header) error {
+// onVoid takes word that no notification follows a batch. Messages that waited for that are due.
+func (g *inbound) onVoid(c *conn, h *header) error {
+	if err := g.awaitFresh(c, h); err != nil {
+		return err
+	}
 	g.mu.Lock()
 	a := g.arrival(h.message)
 	if a == nil || a.complete {
@@ -99,11 +119,12 @@ func (g *inbound) onVoid(h *header) error {
 	return nil
 }
 
-// deliverDue delivers the messages whose turn has come. It returns how many places the peer is to
-// be told of. Preconditions: mu is held.
+// deliverDue delivers the messages whose turn has come, none of them once the inbound has halted:
+// readers are not waited for, and come here with what their chunks hold. It returns how many places
+// the peer is to be told of. Preconditions: mu is held.
 func (g *inbound) deliverDue() (credit int) {
 	n := &g.notifs
-	for n.ring != nil && !g.ended {
+	for n.ring != nil && !g.ended && !g.halted {
 		a := &n.ring[n.next%uint64(len(n.ring))]
 		if !a.complete || a.landed < a.parts {
 			break

@@ -29,7 +29,7 @@ type inbound struct {
 	conns    []*conn    // nil: has not joined yet
 	reads    []reads    // by connection
 	had      bool       // the peer's program has the connection
-	halted   bool       // nothing lands any more
+	halted   bool       // nothing lands, and no message is delivered, any more
 	ended    bool
 	left     bool // dismissed; it holds its place until the program has received its messages
 	notifs   notifications
@@ -109,7 +109,8 @@ func (g *inbound) broken(c *conn, err error) {
 	g.limit.Reset(g.b.cfg.Handshake)
 }
 
-// halt has nothing land any more that this peer sends, and tells it so. Control goes on.
+// halt has nothing land any more that this peer sends, nor any message delivered, and tells it so.
+// Control goes on.
 func (g *inbound) halt() {
 	g.mu.Lock()
 	g.halted = true
@@ -170,7 +171,7 @@ func (g *inbound) serve(c *conn) error {
 		case h.kind == kindNotif && c.index == express:
 			err = g.onNotification(c, h, body)
 		case h.kind == kindVoid && c.index == express:
-			err = g.onVoid(h)
+			err = g.onVoid(c, h)
 		default:
 			err = errMisplaced
 		}
@@ -249,9 +250,9 @@ func (g *inbound) landWrite(c *conn, h *header, body []byte) error {
 		return err
 	}
 
-	c.post(&header{kind: kindAck, id: h.id, status: uint8(l.status), stamp: g.b.clock.Now()}, nil)
-	if h.message != 0 {
-		g.onPart(h.message, l.status == session.StatusOK)
+	if h.message == 0 || g.onPart(h.message, l.status == session.StatusOK) {
+		c.post(&header{kind: kindAck, id: h.id, status: uint8(l.status),
+			stamp: g.b.clock.Now()}, nil)
 	}
 	return nil
 }

@@ -171,7 +171,9 @@ func (c *conn) readMore(l *landing, idle bool) (err error) {
 	return err
 }
 
-// readOnce is readMore in plain text, as the poller calls it until it reports true.
+// readOnce is readMore in plain text, as the poller calls it until it reports true. For a Read of
+// ours it walks the lists of a batch (aim, skipOver) outside enter and leave. completeAll may have
+// that batch used again, which is safe only because closing the socket first waits for this.
 func (c *conn) readOnce(fd uintptr) bool {
 	in := &c.in
 	if in.chunk == nil {

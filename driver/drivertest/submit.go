@@ -168,6 +168,8 @@ func checkBounds(t *test) {
 			"a loop":             {Loops: []driver.Loop{{N: 101, Local: 10, Remote: 100}}},
 			"a loop that overflows": {Loops: []driver.Loop{{N: 1 << 31, Local: 1 << 40,
 				Remote: 1}}},
+			"a loop too many": {Loops: slices.Repeat([]driver.Loop{{N: 1}},
+				driver.LoopsMax+1)},
 			"lists that are short": {Local: driver.Side{Stride: 100, List: []uint32{0, 1}}},
 		} {
 			p.Run, p.Count, p.LocalKey, p.RemoteKey = 100, 3, l.key, r.as
