@@ -42,39 +42,39 @@ func FromFiles(cert, key, ca string, revoked ...string) (*Identity, error) {
 	return &Identity{source: s}, nil
 }
 
-// files is a source that follows files.
+// files is a source that reads files again when they change.
 type files struct {
 	mu    sync.Mutex // guards what follows
 	pair  piece[*tls.Certificate]
 	known piece[[]*x509.Certificate] // the authorities
 	lists []piece[[]list]
 
-	now     *faces // nil: there have been none that fit together
+	now     *faces // in use; nil: no valid combination of files has been read
 	shown   *tls.Certificate
 	trusted []*x509.Certificate
 	refused *revoked
-	misfit  error // why pair and known are not in use
-	odd     error // what was passed over of the lists
-	err     error // all that is wrong with the files
+	misfit  error // why the present values of pair and known are not in use
+	odd     error // which lists are not in use, and why
+	err     error // all errors of the last renew
 }
 
-// piece is a file, or two that belong together, and what it held when it could last be read.
+// piece is a file, or two that belong together, with its last valid content.
 type piece[T any] struct {
 	paths []string
 	read  func(paths []string) (T, error)
-	seen  []os.FileInfo // of what was read
+	seen  []os.FileInfo // of the files that value was read from
 	value T
 
-	odd   []os.FileInfo // of what could not be used
-	err   error         // why
-	again time.Time     // when it is read again, though it is the same
+	odd   []os.FileInfo // of the files that could not be read last
+	err   error         // the error of that
+	again time.Time     // when to read them again, even if they have not changed
 }
 
-// rereadMin is between two reads of files that cannot be used and do not change: any connection of
-// a stranger asks for them, and a list may be long.
+// rereadMin is the time between two reads of invalid files that do not change. Every connection,
+// also of a stranger, causes a read, and a list may be long.
 const rereadMin = time.Second
 
-// renew reads the files if they have changed. Those that cannot be used leave the value as it is.
+// renew reads the files if they have changed. If they are invalid, value stays as it is.
 func (p *piece[T]) renew() (changed bool, err error) {
 	seen := make([]os.FileInfo, len(p.paths))
 	for i, path := range p.paths {
@@ -116,8 +116,8 @@ func (s *files) trouble() error {
 	return s.err
 }
 
-// renew puts what the files hold into use. A file that cannot be used keeps none of the others
-// from it; the error says what is wrong.
+// renew reads the files that have changed, and puts them into use. An invalid file does not prevent
+// the use of the others; the error describes it.
 func (s *files) renew() error {
 	pair, pairErr := s.pair.renew()
 	known, knownErr := s.known.renew()
@@ -128,7 +128,7 @@ func (s *files) renew() error {
 		changed = changed || list
 		wrong = append(wrong, err)
 	}
-	if !changed && s.misfit != nil { // time alone may make it fit
+	if !changed && s.misfit != nil { // a certificate may have become valid with time
 		s.misfit = s.fits(s.pair.value, pool(s.known.value), s.known.value)
 		changed = s.misfit == nil
 	}
@@ -167,7 +167,7 @@ func pool(authorities []*x509.Certificate) *x509.CertPool {
 	return p
 }
 
-// What is read of a file at most: certificates are small, an entry of a list has some 40 bytes.
+// Bounds of the size of a file. An entry of a revocation list has about 40 bytes.
 const (
 	fileMax = 1 << 20
 	listMax = 64 << 20
@@ -215,7 +215,7 @@ func readAuthorities(paths []string) ([]*x509.Certificate, error) {
 	return list, nil
 }
 
-// certificates reads those of a file in PEM; what is none is passed over.
+// certificates returns the certificates in a PEM file. It skips other blocks.
 func certificates(text []byte) (list []*x509.Certificate) {
 	for b, rest := pem.Decode(text); b != nil; b, rest = pem.Decode(rest) {
 		if c, err := x509.ParseCertificate(b.Bytes); b.Type == "CERTIFICATE" && err == nil {
@@ -225,8 +225,8 @@ func certificates(text []byte) (list []*x509.Certificate) {
 	return list
 }
 
-// fits has our own certificate verified as peers will verify it, so that a mistake is found
-// here, with the names of files.
+// fits verifies our own certificate as peers will verify it. So a mistake is found here, and the
+// error names the file.
 func (s *files) fits(pair *tls.Certificate, roots *x509.CertPool,
 	authorities []*x509.Certificate) error {
 	leaf, err := leafOf(pair)
@@ -282,7 +282,7 @@ func validity(c *x509.Certificate) string {
 	return fmt.Sprintf("it was valid until %s", c.NotAfter.UTC().Format(time.RFC3339))
 }
 
-// fileError is what is wrong with a file, and driver.ErrBounds.
+// fileError makes an error of a file's content a driver.ErrBounds, too.
 type fileError struct{ error }
 
 func (e *fileError) Unwrap() []error { return []error{e.error, driver.ErrBounds} }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package identity gives a program its identity on a network, and says which peers it accepts:
-// TLS 1.3 with certificates of both sides, from files or from a tls.Config. Engines exchange
-// their descriptions so (engine.Config.Identity), and backend tcp its bytes
-// (tcp.Config.Identity); one Identity serves both.
+// Package identity configures mutual TLS: it gives a program its identity, and decides which peers
+// it accepts. Connections use TLS 1.3 with certificates of both sides, from files or from a
+// tls.Config. Engines use it to exchange their descriptions (engine.Config.Identity), and backend
+// tcp to move bytes (tcp.Config.Identity). One Identity can serve both.
 //
-// A peer is known by the authority that signed its certificate: each program with a certificate of
-// it is a member, by whatever name and address, so the authority should be the project's
-// own. CheckHost and CheckName ask for the name as well.
+// A peer is accepted if an authority of ours has signed its certificate, no matter what name and
+// address the certificate has. So the authority should sign only for one deployment. CheckHost and
+// CheckName also check the name.
 package identity
 
 import (
@@ -23,24 +23,25 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Identity makes connections secure. It may be used from any goroutine, by any number of
-// engines and backends. FromFiles and FromTLS make one.
+// Identity secures connections. It is safe for concurrent use, and any number of engines and
+// backends may share one. FromFiles and FromTLS make one.
 type Identity struct {
 	source source
-	host   bool   // a dialled peer's certificate is for the host that was dialled
-	name   string // it is for this name instead
+	host   bool   // the certificate of a dialled peer must be for the dialled host
+	name   string // it must be for this name instead; empty: for the dialled host
 }
 
-// source gives what the next handshake takes.
+// source provides the configuration of the next handshake.
 type source interface {
 	current() *faces
-	trouble() error // of the last attempt to renew it
+	trouble() error // the error of the last attempt to renew it
 }
 
-// faces are what one handshake takes: on the side that dials, and on the side that answers.
+// faces is the TLS configuration of a handshake: caller for the side that dials, called for the
+// side that accepts.
 type faces struct {
 	caller, called *tls.Config
-	leaf           *x509.Certificate // nil: known when it is asked for
+	leaf           *x509.Certificate // our certificate; nil: a function returns it in the handshake
 }
 
 // FromTLS makes an Identity of a tls.Config, of which Certificates (or GetCertificate and
@@ -97,8 +98,8 @@ func newFaces(base *tls.Config) *faces {
 		caller.VerifyConnection, caller.VerifyPeerCertificate = memberOf(base), nil
 	}
 	if len(base.Certificates) == 1 && base.GetClientCertificate == nil {
-		// Shown whatever the other side asks for: it refuses a wrong one with a better reason
-		// than none.
+		// Send the certificate even if the server does not list its authority: the server's error
+		// for a wrong certificate says more than that for none.
 		caller.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return &base.Certificates[0], nil
 		}
@@ -118,7 +119,7 @@ func strict(cfg *tls.Config, authorities *x509.CertPool) *tls.Config {
 	s.ClientAuth = tls.RequireAndVerifyClientCert
 	s.InsecureSkipVerify = false
 	s.DynamicRecordSizingDisabled = true
-	s.SessionTicketsDisabled = true // each connection shows its certificate
+	s.SessionTicketsDisabled = true // a resumed session would not send a certificate
 	s.GetConfigForClient = nil
 	if s.ClientCAs == nil {
 		s.ClientCAs = authorities
@@ -136,9 +137,10 @@ func leafOf(c *tls.Certificate) (*x509.Certificate, error) {
 	return x509.ParseCertificate(c.Certificate[0])
 }
 
-// memberOf verifies everything of a certificate but its name: hosts are known by numbers that
-// come and go. The functions of base are given the chains that were found, as crypto/tls gives
-// them on the side that is called: a peer need not send what lies between it and an authority.
+// memberOf returns a tls.Config.VerifyConnection that verifies a certificate except for its name,
+// since hosts are often known only by addresses that change. It passes the verified chains to the
+// functions of base, as crypto/tls does on the server's side; a chain may contain intermediate
+// certificates that the peer did not send.
 func memberOf(base *tls.Config) func(tls.ConnectionState) error {
 	return func(s tls.ConnectionState) error {
 		if len(s.PeerCertificates) == 0 {
@@ -168,8 +170,9 @@ func memberOf(base *tls.Config) func(tls.ConnectionState) error {
 	}
 }
 
-// Call secures a connection that we began, to host, which CheckHost looks at; empty: what the
-// connection's address says. Where it fails the connection is the caller's to close.
+// Call performs the handshake of a connection that this side has dialled. CheckHost compares the
+// certificate with host or, if that is empty, with the connection's remote address. After an error
+// the caller must close conn.
 func (i *Identity) Call(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
 	cfg := i.source.current().caller
 	if i.host {
@@ -194,8 +197,8 @@ func forHost(host string, also func(tls.ConnectionState) error) func(tls.Connect
 	}
 }
 
-// Answer secures a connection that a peer began. When it returns without an error, the
-// other side has shown a certificate. Where it fails the connection is the caller's to close.
+// Answer performs the handshake of a connection that a peer has dialled. If it succeeds, the peer
+// has a certificate of one of our authorities. After an error the caller must close conn.
 func (i *Identity) Answer(ctx context.Context, conn net.Conn) (net.Conn, error) {
 	return i.shake(ctx, tls.Server(conn, i.source.current().called))
 }
@@ -221,19 +224,19 @@ func hostOf(c net.Conn) string {
 	return at.String()
 }
 
-// Facts are what can be said of an Identity without a secret.
+// Facts describes the certificate of an Identity. It contains no secret.
 type Facts struct {
 	Name       string   // the subject of the certificate
-	Hosts      []string // that it is for, names and addresses
+	Hosts      []string // names and addresses that the certificate is for
 	Issuer     string
-	IssuerKey  []byte // identifier of the authority's key, which tells two of one name apart
+	IssuerKey  []byte // identifier of the authority's key: authorities may have the same name
 	NotBefore  time.Time
 	NotAfter   time.Time
-	RenewError error // the files have changed, and could not be read: those of before are in use
+	RenewError error // changed files could not be used, and their former content is still in use
 }
 
-// Facts looks at what the next handshake will take. It is empty where a tls.Config gives the
-// certificate by a function.
+// Facts describes the certificate of the next handshake. It is empty if a function of a tls.Config
+// returns the certificate.
 func (i *Identity) Facts() Facts {
 	if i.source == nil {
 		return Facts{}

@@ -16,16 +16,16 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// errRevoked is what crypto/x509 has no error for.
+// errRevoked is the Error.Err of a revoked certificate: crypto/x509 has no such error.
 var errRevoked = errors.New("its authority has revoked it")
 
-// list is a list of what an authority has revoked, and the file that holds it.
+// list is a certificate revocation list, and the file that it was read from.
 type list struct {
 	*x509.RevocationList
 	path string
 }
 
-// readLists reads those of a file.
+// readLists reads all lists of one file, paths[0].
 func readLists(paths []string) (lists []list, err error) {
 	path := paths[0]
 	text, err := readFile(path, listMax)
@@ -37,7 +37,7 @@ func readLists(paths []string) (lists []list, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("list of revoked certificates %s: %w", path, &fileError{err})
 		}
-		if err := whole(l); err != nil {
+		if err := checkComplete(l); err != nil {
 			return nil, fmt.Errorf("list of revoked certificates %s: %w", path, err)
 		}
 		lists = append(lists, list{l, path})
@@ -46,16 +46,17 @@ func readLists(paths []string) (lists []list, err error) {
 	case len(lists) == 0:
 		return nil, fmt.Errorf("%s holds no list of revoked certificates in PEM: %w", path,
 			driver.ErrBounds)
-	case len(lists) < begun: // a decoder passes over what is cut or damaged
+	case len(lists) < begun: // pem.Decode skips blocks that are cut off or damaged
 		return nil, fmt.Errorf("%s holds %d lists of revoked certificates, of which %d can be "+
 			"read: write it anew: %w", path, begun, len(lists), driver.ErrBounds)
 	}
 	return lists, nil
 }
 
-// whole refuses what is a list of changes, of some of an authority's certificates, or of those of
-// others: an extension that is critical says so.
-func whole(l *x509.RevocationList) error {
+// checkComplete refuses a list that is not the complete list of one authority: a delta list, a list
+// of only some of the certificates, or an indirect list, with entries of other authorities. Each of
+// these has a critical extension (RFC 5280).
+func checkComplete(l *x509.RevocationList) error {
 	critical := func(list []pkix.Extension) int {
 		return slices.IndexFunc(list, func(x pkix.Extension) bool { return x.Critical })
 	}
@@ -73,7 +74,8 @@ func whole(l *x509.RevocationList) error {
 	return nil
 }
 
-// compare orders the lists of one authority: by number or, where they have none, by date.
+// compare orders the lists of one authority by their number. A list without a number comes before
+// those with one; two without are ordered by date.
 func (l list) compare(o list) int {
 	switch {
 	case l.Number != nil && o.Number != nil:
@@ -86,9 +88,10 @@ func (l list) compare(o list) int {
 	return l.ThisUpdate.Compare(o.ThisUpdate)
 }
 
-// follow reports whether lists may take the place of those before. What is revoked stays so:
-// the latest must be later than the latest before, or the same.
-func follow(lists, before []list) bool {
+// mayReplace reports whether the lists of an authority may replace those in use, before. It
+// prevents an older list from lifting a revocation: the latest of lists must be later than the
+// latest of before. If both have the same order, lists must contain all of the latest of before.
+func mayReplace(lists, before []list) bool {
 	if len(lists) == 0 || len(before) == 0 {
 		return len(before) == 0
 	}
@@ -106,26 +109,29 @@ func follow(lists, before []list) bool {
 	return true
 }
 
-// revoked are the certificates that authorities have revoked.
+// revoked holds the certificates that our authorities have revoked.
 type revoked struct {
-	by    map[string][]*x509.Certificate // the authorities: several may have one name
-	lists map[string][]list              // in use, by authority
+	// the authorities that have revoked a certificate, by revokedKey; more than one if
+	// authorities have the same name
+	by    map[string][]*x509.Certificate
+	lists map[string][]list // in use, by name and public key of the authority
 }
 
-// revokedKey names a certificate by the name of its authority and its number.
+// revokedKey identifies a certificate by its issuer's name and its serial number.
 func revokedKey(issuer []byte, serial fmt.Stringer) string {
 	return string(issuer) + " " + serial.String()
 }
 
-// newRevoked takes the lists that authorities have signed into use. The lists of an authority
-// that may not follow those in use before, if there were any, leave these in use. The error says
-// so, and which lists none of the authorities has signed.
+// newRevoked returns the certificates that lists revoke, given the lists in use before, or nil.
+//
+// It ignores a list that none of the authorities has signed. If the new lists of an authority may
+// not replace those in use, these stay in use. The error tells both; the result is valid anyway.
 func newRevoked(before *revoked, lists []list, authorities []*x509.Certificate) (*revoked, error) {
 	if before == nil {
 		before = &revoked{}
 	}
 	r := &revoked{by: map[string][]*x509.Certificate{}, lists: map[string][]list{}}
-	var odd []error
+	var unused []error
 	name := func(a *x509.Certificate) string {
 		return string(a.RawSubject) + string(a.RawSubjectPublicKeyInfo)
 	}
@@ -134,25 +140,26 @@ func newRevoked(before *revoked, lists []list, authorities []*x509.Certificate) 
 			return l.CheckSignatureFrom(a) == nil && bytes.Equal(l.RawIssuer, a.RawSubject)
 		})
 		if at < 0 {
-			odd = append(odd, fmt.Errorf("list of revoked certificates %s: it is signed by %s, "+
-				"which is none of our authorities: take it out: %w", l.path,
+			unused = append(unused, fmt.Errorf("list of revoked certificates %s: it is signed "+
+				"by %s, which is none of our authorities: take it out: %w", l.path,
 				authorityName(l.Issuer.CommonName, l.AuthorityKeyId), driver.ErrBounds))
-			continue // it concerns no certificate that we would take
+			continue // we accept no certificate of that authority anyway
 		}
 		key := name(authorities[at])
 		r.lists[key] = append(r.lists[key], l)
 	}
-	taken := map[string]bool{}
+	seen := map[string]bool{}
 	for _, a := range authorities {
 		key := name(a)
-		if taken[key] {
-			continue // its certificate was renewed, and both are there
+		if seen[key] {
+			continue // two certificates of one authority: its certificate was renewed
 		}
-		taken[key] = true
-		if was := before.lists[key]; !follow(r.lists[key], was) {
-			odd = append(odd, fmt.Errorf("the list in use of what %s has revoked has number %v, "+
-				"and the files hold none that may follow it: give one of a higher number, or open "+
-				"the identity anew: %w", authorityName(a.Subject.CommonName, a.SubjectKeyId),
+		seen[key] = true
+		if was := before.lists[key]; !mayReplace(r.lists[key], was) {
+			unused = append(unused, fmt.Errorf("the list in use of what %s has revoked has "+
+				"number %v, and the files hold none that may follow it: give one of a higher "+
+				"number, or open the identity anew: %w",
+				authorityName(a.Subject.CommonName, a.SubjectKeyId),
 				slices.MaxFunc(was, list.compare).Number, driver.ErrBounds))
 			r.lists[key] = was
 		}
@@ -163,11 +170,13 @@ func newRevoked(before *revoked, lists []list, authorities []*x509.Certificate) 
 			}
 		}
 	}
-	return r, errors.Join(odd...)
+	return r, errors.Join(unused...)
 }
 
-// verify is for tls.Config.VerifyConnection. A peer need not send what lies between it and an
-// authority of ours where we have that: the chains hold it.
+// verify refuses a connection whose peer has a revoked certificate; it is a
+// tls.Config.VerifyConnection. It checks the certificates that the peer sent, and the verified
+// chains: these may contain intermediate certificates that the peer did not send because we have
+// them. At least one chain must be free of revoked certificates.
 func (r *revoked) verify(s tls.ConnectionState) error {
 	err := r.check(s.PeerCertificates)
 	for i, chain := range s.VerifiedChains {
@@ -182,6 +191,7 @@ func (r *revoked) verify(s tls.ConnectionState) error {
 	return err
 }
 
+// check returns an *Error if any certificate of a list is revoked.
 func (r *revoked) check(list []*x509.Certificate) error {
 	for _, c := range list {
 		for _, a := range r.by[revokedKey(c.RawIssuer, c.SerialNumber)] {
@@ -196,8 +206,8 @@ func (r *revoked) check(list []*x509.Certificate) error {
 	return nil
 }
 
-// authorityName tells authorities of one name apart by the beginning of the identifier of their
-// key.
+// authorityName returns the name of an authority for messages, with the first bytes of its key
+// identifier, since authorities may have the same name.
 func authorityName(name string, key []byte) string {
 	if len(key) == 0 {
 		return fmt.Sprintf("%q", name)
@@ -205,5 +215,5 @@ func authorityName(name string, key []byte) string {
 	return fmt.Sprintf("%q (key %s)", name, KeyName(key))
 }
 
-// KeyName shortens the identifier of an authority's key (x509.Certificate.SubjectKeyId).
+// KeyName returns the first 4 bytes of a key identifier (x509.Certificate.SubjectKeyId) in hex.
 func KeyName(id []byte) string { return hex.EncodeToString(id[:min(4, len(id))]) }

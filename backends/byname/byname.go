@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package byname opens backends by name and options, as the command and the bindings for other
-// languages name them. The options of a backend are the fields of its Config: RingBytes is
-// ring_bytes.
+// Package byname opens backends by name and options, for the command and the bindings to other
+// languages. The options of a backend are the fields of its Config: RingBytes is ring_bytes.
 package byname
 
 import (
@@ -18,7 +17,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Backend is one that Open knows.
+// Backend describes a backend that Open can open.
 type Backend struct {
 	Name  string
 	Reach driver.Reach // how far away its peers may be
@@ -28,7 +27,7 @@ type Backend struct {
 	config reflect.Type
 }
 
-// all is in the order of preference where an engine finds no difference.
+// all is in order of preference: an engine prefers the first of equally good backends.
 var all = []Backend{
 	of("shm", driver.SameHost, false, shm.New),
 	of("rdma", driver.Network, true, rdma.New),
@@ -55,11 +54,11 @@ func of[C any, B driver.Backend](name string, reach driver.Reach, cgo bool,
 	}, reflect.TypeFor[C]()}
 }
 
-// All lists the backends, in the order of preference where an engine finds no difference.
+// All returns the backends in order of preference: an engine prefers the first of equally good
+// ones.
 func All() []Backend { return slices.Clone(all) }
 
-// Check finds what is wrong with NAME:OPTION=VALUE,... without opening anything. Its errors are
-// *Error.
+// Check checks NAME:OPTION=VALUE,... without opening anything. Its errors are *Error.
 func Check(spec string) error {
 	name, words, err := Split(spec)
 	if err != nil {
@@ -72,10 +71,10 @@ func Check(spec string) error {
 	return SetOptions(reflect.New(b.config).Interface(), words)
 }
 
-// Open opens a backend with options such as "ring_bytes=65536". A name or an option that does not
-// exist, or a value that cannot be read, is an *Error, which lists those that there are.
-// What is not in this build, or needs what this machine lacks, is a *driver.UnavailableError,
-// which says how to get it. Other errors are those of the backend's New.
+// Open opens a backend with options such as "ring_bytes=65536". For an unknown name or option, or
+// an invalid value, the error is an *Error that lists the valid ones. If the backend is not in this
+// build, or this machine lacks something that it needs, the error is a *driver.UnavailableError
+// that says how to get it. Other errors are those of the backend's New.
 func Open(name string, words []string) (driver.Backend, error) {
 	b, err := find(name)
 	if err != nil {
@@ -97,7 +96,7 @@ func find(name string) (Backend, error) {
 		strings.Join(names, ", "))
 }
 
-// Fields are the names of all options by those of the fields that errors of backends name.
+// Fields maps the name of each Config field, as errors of backends use it, to the option's name.
 func Fields() map[string]string {
 	names := map[string]string{}
 	for _, b := range all {

@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/internal/figures"
 )
 
-// Error says which words of a caller are wrong, and what there is in their place.
+// Error is an error in a backend's name or options. Its text lists what is valid.
 type Error struct{ text string }
 
 // Error implements error.
@@ -23,10 +23,10 @@ func (e *Error) Error() string { return e.text }
 // Errorf returns an *Error.
 func Errorf(format string, args ...any) error { return &Error{fmt.Sprintf(format, args...)} }
 
-// Split reads NAME or NAME:OPTION=VALUE,OPTION=VALUE. A piece without "=" behind a comma belongs to
-// the value before it, as in devices=rxe0,rxe2. A comma behind a backslash is part of a value, as
-// of a path that has "=" behind a comma. An option without a value is an *Error: it would say
-// nothing, as where a variable of a script is not set.
+// Split parses NAME or NAME:OPTION=VALUE,OPTION=VALUE. Text after a comma that has no "=" belongs
+// to the value before the comma, as in devices=rxe0,rxe2. A comma after a backslash is part of the
+// value, for paths with a comma and "=". An option with an empty value is an *Error, since it is
+// most likely a script's variable that is not set.
 func Split(spec string) (name string, words []string, err error) {
 	name, rest, found := strings.Cut(spec, ":")
 	if name == "" || found && rest == "" {
@@ -53,8 +53,8 @@ func Split(spec string) (name string, words []string, err error) {
 }
 
 // SetOptions sets exported fields of the struct that config points to: "ring_bytes=65536" sets
-// RingBytes. Durations are "50ms" and the like, sizes may be "8MiB". A field that is a list takes
-// one element a word, one of numbers several with commas between. What is wrong with a word is an
+// RingBytes. Durations are written as "50ms", sizes may be written as "8MiB". A list of strings
+// takes one element per word; a list of numbers takes several, separated by commas. Errors are
 // *Error.
 func SetOptions(config any, words []string) error {
 	c := reflect.ValueOf(config).Elem()
@@ -74,7 +74,7 @@ func SetOptions(config any, words []string) error {
 	return nil
 }
 
-// fieldOf returns the field of that name, and the names of all that can be set.
+// fieldOf returns the field of an option, and the names of all options.
 func fieldOf(config reflect.Value, name string) (field reflect.Value, names []string) {
 	for _, f := range reflect.VisibleFields(config.Type()) {
 		if f.Anonymous || !f.IsExported() || setters[f.Type] == nil {
@@ -88,7 +88,7 @@ func fieldOf(config reflect.Value, name string) (field reflect.Value, names []st
 	return field, names
 }
 
-// OptionName writes the name of a field as that of an option: RingBytes as ring_bytes, MTU as mtu.
+// OptionName returns the option name of a field: ring_bytes for RingBytes, mtu for MTU.
 func OptionName(field string) string {
 	var b strings.Builder
 	lower := false
@@ -138,7 +138,7 @@ var setters = map[reflect.Type]func(field reflect.Value, value string) error{
 	},
 }
 
-// sizeOrCount reads a whole number, or a size with its unit: half a connection is none.
+// sizeOrCount parses a whole number, or a size with a unit. A fraction needs a unit.
 func sizeOrCount(v string) (uint64, error) {
 	if strings.TrimRight(v, "0123456789") == v { // a unit stands at the end
 		return figures.ParseSize(v)
@@ -146,7 +146,7 @@ func sizeOrCount(v string) (uint64, error) {
 	return strconv.ParseUint(v, 10, 64)
 }
 
-// parsed sets a field to what parse makes of a value; want is what it takes.
+// parsed returns a setter that parses a value; want describes valid values for the error.
 func parsed[T any](want string, parse func(string) (T, error)) func(reflect.Value, string) error {
 	return func(field reflect.Value, value string) error {
 		v, err := parse(value)

@@ -12,13 +12,14 @@ import (
 	"github.com/sluicehq/sluice/identity"
 )
 
-// What a Config cannot say by options alone: its exported fields are options, too.
+// Each type in this file is the set of options of a backend: the exported fields of the backend's
+// Config, and options for settings that a Config does not hold as text or numbers.
 
-// TCP has the options of backend tcp.
+// TCP is the options of backend tcp.
 type TCP struct {
-	Certificate, Key string // files, PEM: our own
-	Authority        string // file, PEM: whose certificates peers show
-	// the name that an owner's certificate must have; empty: any of the authority's
+	Certificate, Key string // PEM files: the certificate of this side, and its private key
+	Authority        string // PEM file: the authorities that sign the peers' certificates
+	// name that the certificate of a dialled peer must have; empty: any name
 	ServerName string
 	tcp.Config
 }
@@ -62,7 +63,7 @@ func newPosix(s posixSettings) (*posix.Backend, error) {
 }
 
 type cudaSettings struct {
-	SMs int // multiprocessors that the gather kernel may take
+	SMs int // multiprocessors that the gather kernel may use
 	cuda.Config
 }
 

@@ -10,16 +10,16 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// can is what a Peer takes.
+// can is what batches of a peer may contain.
 const can = driver.CanPattern | driver.CanNotify
 
-// job is a batch that a worker copies. Jobs are made at the start and reused.
+// job is a batch that a worker copies. New makes all jobs; they are reused.
 type job struct {
 	p      *peer
 	op     driver.Op
 	tag    uint64
 	work   cursor
-	descs  []driver.Desc // copies, for work: the caller's may change
+	descs  []driver.Desc // a copy for work, since the caller may change its own after Submit
 	loops  [driver.LoopsMax]driver.Loop
 	views  []view
 	notify *session.Notification
@@ -47,12 +47,12 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if err != nil {
 		return err
 	}
-	if !p.from.take() {
+	if !p.from.reserve() {
 		return driver.ErrFull
 	}
 	n, err := p.sender.Reserve(b)
 	if err != nil {
-		p.from.taken.Add(-1)
+		p.from.reserved.Add(-1)
 		return err
 	}
 	if bytes > uint64(p.from.cfg.InlineMax) {
@@ -66,7 +66,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	return nil
 }
 
-// hand gives a batch to a worker.
+// hand queues a batch for the workers.
 func (p *peer) hand(tag uint64, b *driver.Batch, bytes uint64, views []view,
 	n *session.Notification) {
 	j := p.from.takeJob()
@@ -84,8 +84,8 @@ func (p *peer) hand(tag uint64, b *driver.Batch, bytes uint64, views []view,
 	p.from.jobs <- j
 }
 
-// takeJob returns a job that is free: there are as many as places in done, of
-// which the caller holds one.
+// takeJob returns a free job. There always is one: there are as many jobs as slots of done, and the
+// caller has reserved a slot.
 func (b *Backend) takeJob() *job {
 	b.freeMu.Lock()
 	defer b.freeMu.Unlock()
@@ -117,7 +117,7 @@ func (j *job) run() {
 	p.mu.Lock()
 	delete(p.flying, tag)
 	p.mu.Unlock()
-	p.from.giveJob(j) // before its place in done comes free
+	p.from.giveJob(j) // before complete, after which Poll may free the slot for another batch
 	p.from.complete(tag, err)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,9 +126,9 @@ func (j *job) run() {
 	}
 }
 
-// check validates the whole batch, so that what cannot work starts nothing. It
-// returns the bytes and the memories that the batch looks at, in order: those
-// stay known to it when their keys are dropped.
+// check validates the whole batch, so that an invalid batch copies nothing. It returns the number
+// of bytes, and the memories of the batch in order: the batch keeps using these when their keys
+// are dropped meanwhile.
 func (p *peer) check(b *driver.Batch, views []view) (bytes uint64, _ []view, err error) {
 	if b.Tail == driver.NotifyTail && len(b.Notify) > p.from.cfg.MessageMax {
 		return 0, nil, fmt.Errorf("notification of %d bytes, at most %d: %w",

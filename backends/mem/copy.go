@@ -11,8 +11,8 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// view is a pair of memories. Neighbouring descriptors mostly name the same, so
-// it is looked up only when the keys change.
+// view is the local and the remote memory of a descriptor. Consecutive descriptors usually name the
+// same two, so they are looked up only when the keys change.
 type view struct {
 	localKey, remoteKey uint32
 	local               *memory
@@ -52,13 +52,13 @@ type cursor struct {
 	descs   []driver.Desc
 	pattern driver.Pattern // Count is 0 where there is none
 
-	i   int                     // the descriptor or entry that run belongs to
-	run driver.Desc             // what is left of the present run; Len is 0 behind the last
-	at  [driver.LoopsMax]uint32 // of the pattern's loops
+	i   int                     // index of the descriptor or entry that run belongs to
+	run driver.Desc             // what is left of the present run; Len is 0 after the last
+	at  [driver.LoopsMax]uint32 // counters of the pattern's loops
 	way hostcopy.Way
 }
 
-// newCursor begins with a batch of so many bytes.
+// newCursor returns a cursor at the start of a batch of so many bytes.
 func newCursor(b *driver.Batch, bytes uint64) cursor {
 	c := cursor{descs: b.Descs, way: hostcopy.For(bytes)}
 	if b.Pattern != nil {
@@ -68,7 +68,7 @@ func newCursor(b *driver.Batch, bytes uint64) cursor {
 	return c
 }
 
-// enter begins with descriptor or entry i.
+// enter sets run to the first run of descriptor or entry i.
 func (c *cursor) enter() {
 	switch {
 	case c.i < c.pattern.Count:
@@ -80,7 +80,7 @@ func (c *cursor) enter() {
 	}
 }
 
-// next steps to the run behind the present one.
+// next moves to the following run.
 func (c *cursor) next() {
 	loops := c.pattern.Loops
 	for l := len(loops) - 1; l >= 0; l-- {
@@ -94,7 +94,7 @@ func (c *cursor) next() {
 	c.enter()
 }
 
-// nested returns the run at this turn of all loops.
+// nested returns the run at the present counters of the pattern's loops.
 func (c *cursor) nested() driver.Desc {
 	d := c.pattern.Desc(c.i)
 	for l, loop := range c.pattern.Loops {
@@ -104,7 +104,7 @@ func (c *cursor) nested() driver.Desc {
 	return d
 }
 
-// advance leaves out the first n bytes of the present run.
+// advance skips n bytes of the present run.
 func (c *cursor) advance(n uint64) {
 	c.run.Local, c.run.Remote, c.run.Len = c.run.Local+n, c.run.Remote+n, c.run.Len-n
 	if c.run.Len == 0 {
@@ -112,7 +112,7 @@ func (c *cursor) advance(n uint64) {
 	}
 }
 
-// copyAll copies what check has passed, a piece under each gate.
+// copyAll copies a batch that check has accepted, at most pieceMax bytes per lock of a gate.
 func copyAll(op driver.Op, c *cursor, views []view, cancel *atomic.Pointer[error]) error {
 	for c.run.Len > 0 {
 		if cancel != nil {
@@ -134,7 +134,7 @@ func copyAll(op driver.Op, c *cursor, views []view, cancel *atomic.Pointer[error
 // copyPiece copies up to pieceMax bytes under the gate of the remote memory.
 func (v *view) copyPiece(op driver.Op, c *cursor) (err error) {
 	m := v.remote
-	if m.revoked.Load() { // leave the gate to Revoke
+	if m.revoked.Load() { // do not compete with Revoke for the gate
 		return driver.ErrRevoked
 	}
 	m.gate.RLock()

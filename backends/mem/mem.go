@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mem copies within one process. It is the reference for what every
-// backend means, the template for a new one, and the fixture of other
-// packages' tests: a backend (mem.go) has memories (memory.go) and peers (peer.go),
-// which take batches (batch.go), copy them (copy.go), and carry notifications and
-// answers (notify.go).
+// Package mem is a backend that copies within one process. It is the reference implementation of
+// driver.Backend, a template for new backends, and a fixture for the tests of other packages.
 //
-// Proof that nothing lands later: a copy holds the gate of the memory that the
-// peer owns, for at most pieceMax bytes at a time, and looks under it whether the memory is
-// revoked. Revoke says so and then takes the gate once. Nothing else copies.
+// A backend (mem.go) has memories (memory.go) and peers (peer.go). Peers accept batches (batch.go),
+// copy them (copy.go), and carry notifications and answers (notify.go).
+//
+// # Proof that nothing lands after Revoke
+//
+// Each memory has a gate, a read-write lock. A copy locks the gate of the remote memory for reading
+// and checks that the memory is not revoked; it unlocks the gate after at most pieceMax bytes.
+// Revoke marks the memory revoked and then locks the gate once for writing. A copy that got the
+// gate before has ended then, and every later one sees the mark.
 package mem
 
 import (
@@ -27,16 +30,16 @@ import (
 
 // Config bounds the backend. The zero value is useful.
 type Config struct {
-	Workers    int // goroutines for batches over InlineMax; default 1
-	InlineMax  int // bytes that Submit copies itself; default 64 KiB
-	BatchesMax int // outstanding batches, and messages that wait in a receiver; default 1,024
+	Workers    int // goroutines that copy batches larger than InlineMax; default 1
+	InlineMax  int // bytes of the largest batch that Submit copies itself; default 64 KiB
+	BatchesMax int // outstanding batches, and messages not received yet; default 1,024
 	MessageMax int // bytes of a notification; default 64 KiB
 }
 
 const (
 	descsMax = 4096
 	runsMax  = 64 << 10
-	pieceMax = 256 << 10 // bytes under one gate: how long a Revoke may have to wait
+	pieceMax = 256 << 10 // bytes copied per lock of a gate: bounds the time that Revoke waits
 )
 
 func (c Config) withDefaults() Config {
@@ -58,24 +61,25 @@ type Backend struct {
 	owner   session.Owner
 	wake    *proc.Event
 	jobs    chan *job // to the workers
-	free    []*job    // the rest of BatchesMax jobs, the last used on top; guarded by freeMu
+	free    []*job    // unused jobs, a stack; guarded by freeMu
 	freeMu  sync.Mutex
 	workers sync.WaitGroup
 
-	done   chan driver.Completion // a place is taken before it is needed, so never full
-	taken  atomic.Int64           // places of done that are taken
-	armed  atomic.Bool            // the next signal is for wake
-	closed atomic.Bool
+	done     chan driver.Completion // Submit reserves a slot, so that a send never blocks
+	reserved atomic.Int64           // slots of done that are reserved or hold a completion
+	armed    atomic.Bool            // the program sleeps on wake: the next event must signal it
+	closed   atomic.Bool
 
 	mu       sync.RWMutex // guards the tables
 	memories session.KeyTable[memory]
-	peers    map[uint64]*peer // ours to others, by our numbers
-	senders  map[uint64]*peer // others' to us, by our numbers
+	peers    map[uint64]*peer // from this backend to others, by this backend's connection number
+	senders  map[uint64]*peer // from others to this backend, by the same numbers
 
 	box session.Inbox
 }
 
-// registry finds the backends of this process by Addr: the wire of this one.
+// registry finds the backends of this process by Addr. A connection is a pointer to the other
+// backend, found here.
 var registry = struct {
 	sync.RWMutex
 	byAddr map[string]*Backend
@@ -125,8 +129,9 @@ func (b *Backend) Addr() []byte { return []byte(b.addr) }
 // FD implements driver.Backend.
 func (b *Backend) FD() int { return b.wake.FD() }
 
-// Arm implements driver.Backend. It sets the flag before it looks for work, and a goroutine
-// that brings work looks at the flag afterwards: one of the two sees the other.
+// Arm implements driver.Backend. It sets armed before it looks for events; a goroutine that adds
+// an event checks armed afterwards. So either Arm sees the event, or that goroutine wakes the
+// program.
 func (b *Backend) Arm() (bool, error) {
 	if b.closed.Load() {
 		return false, driver.ErrClosed
@@ -137,7 +142,7 @@ func (b *Backend) Arm() (bool, error) {
 
 func (b *Backend) signal() {
 	if b.armed.CompareAndSwap(true, false) {
-		_ = b.wake.Signal() // fails only when closed: then nothing waits for it
+		_ = b.wake.Signal() // fails only when closed, and then no goroutine waits
 	}
 }
 
@@ -146,7 +151,7 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	for n := range done {
 		select {
 		case done[n] = <-b.done:
-			b.taken.Add(-1)
+			b.reserved.Add(-1)
 		default:
 			if n == 0 && b.closed.Load() {
 				return 0, driver.ErrClosed
@@ -157,16 +162,17 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	return len(done), nil
 }
 
-// complete ends a tag whose place in done was taken by take.
+// complete adds the completion of a batch, for which reserve has reserved a slot.
 func (b *Backend) complete(tag uint64, err error) {
 	b.done <- driver.Completion{Tag: tag, Err: err}
 }
 
-func (b *Backend) take() bool {
-	if b.taken.Add(1) <= int64(cap(b.done)) {
+// reserve reserves a slot of done for a batch. It returns false if there is none.
+func (b *Backend) reserve() bool {
+	if b.reserved.Add(1) <= int64(cap(b.done)) {
 		return true
 	}
-	b.taken.Add(-1)
+	b.reserved.Add(-1)
 	return false
 }
 
@@ -192,7 +198,7 @@ func (b *Backend) Close() error {
 	for _, m := range memories {
 		_ = m.Revoke(context.Background()) // never fails
 	}
-	close(b.jobs) // no peer is left that could submit
+	close(b.jobs) // every peer is closed, so no Submit sends on it any more
 	b.workers.Wait()
 	return b.wake.Close()
 }

@@ -20,10 +20,10 @@ type memory struct {
 	epoch uint64 // the generation of the key
 	seg   driver.Segment
 
-	gate    sync.RWMutex // held for reading by each copy through a token
-	revoked atomic.Bool  // looked at by each copy behind the gate
-	turn    session.Turn // of Revoke
-	gone    bool         // guarded by turn: the key may be another memory's
+	gate    sync.RWMutex // locked for reading by each copy through a token
+	revoked atomic.Bool  // checked by each copy while it holds gate
+	turn    session.Turn // one Revoke at a time
+	gone    bool         // the key is free and may belong to another memory; guarded by turn
 }
 
 // Register implements driver.Backend.
@@ -34,7 +34,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if err := seg.Check(); err != nil {
 		return nil, err
 	}
-	b.mu.Lock() // Close lists the memories behind it
+	b.mu.Lock() // Close lists the memories after it has set closed
 	defer b.mu.Unlock()
 	if b.closed.Load() {
 		return nil, driver.ErrClosed
@@ -60,7 +60,7 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	return t.Append(dst, &m.b.owner), nil
 }
 
-// opens says what a token of the memory's key is good for.
+// opens checks a token that names the memory's key. m is nil if the key is free.
 func (m *memory) opens(t *session.Token) error {
 	switch {
 	case m == nil || t.Epoch < m.epoch || m.revoked.Load():
@@ -72,8 +72,9 @@ func (m *memory) opens(t *session.Token) error {
 	return nil
 }
 
-// Revoke implements driver.Memory. A copy in hand, of one piece at most, holds the gate; each that
-// follows finds revoked, so nobody but a copy in a page that does not come holds it for long.
+// Revoke implements driver.Memory. It waits for the copies that hold the gate, each of at most
+// pieceMax bytes; later ones see revoked. Only a copy that waits for a page fault holds the gate
+// for long: Revoke polls the gate, so that ctx can end the wait.
 func (m *memory) Revoke(ctx context.Context) error {
 	m.revoked.Store(true)
 	if err := m.turn.Take(ctx); err != nil {
@@ -96,5 +97,5 @@ func (m *memory) Revoke(ctx context.Context) error {
 	return nil
 }
 
-// gatePause is between two looks at the gate.
+// gatePause is the time between two attempts to lock the gate.
 const gatePause = 20 * time.Microsecond

@@ -24,7 +24,7 @@ func (b *Backend) Answer(conn uint64, msg []byte) error {
 			len(msg), b.cfg.MessageMax, driver.ErrBounds)
 	}
 	b.mu.RLock()
-	defer b.mu.RUnlock() // so that none is sent once the connection has ended
+	defer b.mu.RUnlock() // held during Send, so that no answer follows the end of the connection
 	p := b.senders[conn]
 	if p == nil {
 		return driver.ErrPeerLost

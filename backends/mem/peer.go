@@ -12,10 +12,10 @@ import (
 )
 
 type peer struct {
-	driver.PeerBase // needs no Help
+	driver.PeerBase // this backend needs no Help
 
 	from, to *Backend
-	conn     uint64 // from's number
+	conn     uint64 // from's number of the connection
 	lost     chan struct{}
 	loseOnce sync.Once
 
@@ -24,12 +24,12 @@ type peer struct {
 
 	mu         sync.RWMutex // guards what follows; never held while copying
 	imports    session.Imports[memory]
-	flying     map[uint64]*job // with a worker
-	unfinished int             // of those, and of those that complete right now
-	idle       *sync.Cond      // unfinished is 0
+	flying     map[uint64]*job // batches that workers copy, by tag
+	unfinished int             // flying, and batches whose worker has still to complete them
+	idle       *sync.Cond      // signalled when unfinished becomes 0
 
-	sender  session.Sender // its Conn is to's number
-	answers session.Sender // the way back
+	sender  session.Sender // notifications; its Conn is to's number of the connection
+	answers session.Sender // answers of the owner
 }
 
 // Connect implements driver.Backend.
@@ -112,7 +112,7 @@ func (p *peer) Drop(key uint32) {
 // Lost implements driver.Peer.
 func (p *peer) Lost() <-chan struct{} { return p.lost }
 
-// lose ends the connection from the owner's side or ours: no new batch starts.
+// lose ends the connection; the owner or the initiator may call it. No new batch starts afterwards.
 func (p *peer) lose() {
 	p.loseOnce.Do(func() {
 		close(p.lost)

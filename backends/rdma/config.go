@@ -25,35 +25,36 @@ type Config struct {
 
 	// Devices are the rails to open, with commas: "mlx5_0" is every active port of a
 	// device, "mlx5_0:1" one port, "mlx5_0:1#3" that port with the GID of index 3, which
-	// overrides the rule of GIDs. Empty: every active port of every device.
+	// overrides the automatic choice. Empty: every active port of every device.
 	Devices string
 
-	// Rails is how many are opened at most. Default 8, at most 16.
+	// Rails bounds the ports that are opened. Default 8, at most 16.
 	Rails int
 
-	// Listen is where peers find our control: "host:port", "host:0" for a port that the
-	// kernel chooses, ":port" on all addresses. Empty: a port that the kernel chooses,
-	// on the address of each rail's network device. A host that reaches it can ask for what
-	// tokens open, and for nothing else.
+	// Listen is the address of the control connections: "host:port", "host:0" for a port that the
+	// kernel chooses, or ":port" for all addresses. Empty: a port that the kernel chooses, on each
+	// address of the rails' network devices. A host that can connect to it can access only memory
+	// for which it has a token.
 	Listen string
 
-	QueueDepth int // work requests under way on a queue pair; default 128
-	Slice      int // bytes of one work request; default 1 MiB
-	Entries    int // local pieces in one work request; default: as many as the device takes
-	// bytes under way on a queue pair: what a cancel waits for; default 16 MiB, at least Slice
+	QueueDepth int // bounds the work requests under way on a queue pair; default 128
+	Slice      int // bounds the bytes of one work request; default 1 MiB
+	Entries    int // bounds the local pieces of a work request; default: the device's limit
+	// bounds the bytes under way on a queue pair, for which a cancel must wait; default 16 MiB, at
+	// least Slice
 	Flight int
 
-	BatchesMax int // batches accepted and not yet polled; power of two, default 1,024
-	NotifyMax  int // messages of one connection on their way or not received; default 64
-	KeysMax    int // memories registered at a time; default 64 Ki, at most 1 Mi
-	// peers connected to us at a time, of one host half as many; default 64: each has NotifyMax
-	// receives posted for it
+	BatchesMax int // bounds the batches accepted and not yet polled; power of two, default 1,024
+	NotifyMax  int // bounds the messages of a connection that are not received yet; default 64
+	KeysMax    int // bounds the registered memories; default 64 Ki, at most 1 Mi
+	// bounds the peers connected to this backend; one host may have half of them. Default 64. The
+	// backend posts NotifyMax receives for each.
 	ConnsMax int
 
-	// Timeout is how long a queue pair waits for an acknowledgement before it sends
-	// again: the next of 4.096 us x 2^n, 268 ms at the default of 200 ms. A device may
-	// take up to four times as long. It sends again Retries times, 1 to 6 (7 is for ever
-	// on some devices), by default 4, and then the queue pair fails: see FailureTime.
+	// Timeout is how long a queue pair waits for an acknowledgement before it sends a packet again.
+	// It is rounded up to 4.096 us x 2^n: the default of 200 ms becomes 268 ms. A device may take
+	// up to four times as long. After Retries attempts, 1 to 6, default 4, the queue pair fails:
+	// see FailureTime. (7 means "for ever" on some devices.)
 	Timeout time.Duration
 	Retries int
 
@@ -63,36 +64,38 @@ type Config struct {
 	// MTU bounds that of the path: 256, 512, 1024, 2048 or 4096. Zero: the ports'.
 	MTU int
 
-	// Spin is how long our thread looks for completions before it sleeps. Default 20 us
-	// with more than four CPUs, else 3 us: there it keeps the woken goroutine from running.
+	// Spin is how long the progress thread polls for completions before it sleeps. Default 20 us
+	// with more than four CPUs, else 3 us, since the thread then competes with the woken goroutine.
 	Spin time.Duration
 
-	// Grace is how long a peer may keep a proof waiting: that nothing of a connection which
-	// is closed lands any more. Default 1.5 s.
+	// Grace is how long Close waits for a peer to prove that no write of the connection can land
+	// any more. Default 1.5 s.
 	Grace time.Duration
 
-	// PacketLife is how long the fabric may keep a packet and deliver it all the same. The subnet
-	// manager of an InfiniBand fabric knows it: it is the PacketLifeTime of its path records.
-	// Ethernet and IP have no such bound: switches pause, and virtual machines. Where an owner
-	// does not say that its queue pairs have ended, since it stands still or was killed, writes
-	// that were under way end with driver.ErrUnproven. With a PacketLife they wait for so long once
-	// our queue pairs are gone, and end as proved. Default 0: it is not known.
+	// PacketLife is the longest time for which the fabric may delay a packet and still deliver it.
+	// On InfiniBand it is the PacketLifeTime of the subnet manager's path records. Ethernet and IP
+	// have no such bound, since switches and virtual machines pause.
+	//
+	// If an owner is frozen or was killed, it cannot say that its queue pairs have ended. Writes
+	// that were under way then end with driver.ErrUnproven. With a PacketLife, the backend instead
+	// waits for that time after the end of our queue pairs, and the writes end as proved.
+	// Default 0: unknown.
 	PacketLife time.Duration
 
-	// Failure is after what time a peer is lost that has no live queue pair, or whose host
-	// acknowledges nothing that goes over the control connection, while a call or a batch waits
-	// for it; where nothing waits, a silent host six times as long. A process that is stopped, or
-	// kept off its processors, is not lost: its host acknowledges for it, and what began a transfer
-	// bounds it. Time that its answer to a failed queue pair takes does not count, nor does time
-	// in which this process stands still. Default 10 s.
+	// Failure is the time after which a peer is lost, while a call or a batch waits for it: it has
+	// no live queue pair, or its host acknowledges nothing on the control connection. If nothing
+	// waits, a host may be silent six times as long. A process that is stopped or gets no CPU is
+	// not lost, since its host still acknowledges; the deadline of the transfer bounds the wait.
+	// The time that the peer takes to answer for a failed queue pair does not count, nor does time
+	// in which this process is stopped. Default 10 s.
 	Failure time.Duration
 
-	// RelaxedOrdering has the NIC write in any order where it can, which is faster on some
-	// hosts. What a completion promises stays true.
+	// RelaxedOrdering lets the NIC write in any order if it can, which is faster on some hosts. It
+	// does not change what a completion means.
 	RelaxedOrdering bool
 
-	hello     time.Duration                          // that a connection may take to say hello
-	addresses uint64                                 // of grants, in a round
+	hello     time.Duration                          // bounds the wait for a hello
+	addresses uint64                                 // the end of the addresses of a round
 	sysfs     *sysfs                                 // nil: this machine's
 	clock     clock.Clock                            // nil: the host's
 	kernel    func(syscall.RawConn) session.Outbound // nil: session.QueryOutbound
@@ -106,7 +109,7 @@ const (
 	graceMin    = 20 * time.Millisecond
 	ackUnit     = 4096 * time.Nanosecond
 	retriesMax  = 6
-	timeoutLast = 31 // the largest exponent that a queue pair knows
+	timeoutLast = 31 // the largest timeout exponent of a queue pair
 )
 
 // EnsureDefaults fills in the zero fields.
@@ -182,33 +185,34 @@ func (c *Config) check() error {
 	return nil
 }
 
-// timeoutExponent is the Timeout as a queue pair takes it.
+// timeoutExponent returns the Timeout as the attribute of a queue pair.
 func (c *Config) timeoutExponent() uint8 {
 	units := uint64((c.Timeout + ackUnit - 1) / ackUnit)
 	return uint8(min(bits.Len64(units-1), timeoutLast))
 }
 
-// ackTimeout is the Timeout that it comes to.
+// ackTimeout returns the Timeout after rounding.
 func (c *Config) ackTimeout() time.Duration { return ackUnit << c.timeoutExponent() }
 
-// FailureTime is after how long without an acknowledgement a queue pair fails: devices may take
-// up to four times as long as they are told. One that says nothing at all is given up
-// after that and Config.Failure. What the queue pair had not done then goes on over
-// others; when there are none for Config.Failure more, the peer is lost.
+// FailureTime returns how long after the last acknowledgement a queue pair fails. Devices may take
+// up to four times as long as they are told. If a device reports nothing at all, the backend gives
+// the queue pair up Config.Failure after the longest time. Other queue pairs then repeat its
+// requests. If there are none for another Config.Failure, the peer is lost.
 func (c Config) FailureTime() (least, most time.Duration) {
 	c.EnsureDefaults()
 	least = time.Duration(c.Retries+1) * c.ackTimeout()
 	return least, 4 * least
 }
 
-// stall is after how long without any completion a queue pair has failed although its device does
-// not say so: by then its queue pair must have given up, but for what a slow wire needs for Flight.
+// stall is the time without any completion after which a queue pair counts as failed although its
+// device reports no failure. By then the device must have failed it; Failure allows for the time
+// that a slow link needs for Flight bytes.
 func (c *Config) stall() time.Duration {
 	_, most := c.FailureTime()
 	return most + c.Failure
 }
 
-// mtu is the bound as enum ibv_mtu has it, 0 for none.
+// mtu returns Config.MTU as an enum ibv_mtu; 0: no bound.
 func (c *Config) mtu() (uint8, error) {
 	for i, bytes := range []int{0, 256, 512, 1024, 2048, 4096} {
 		if c.MTU == bytes {
@@ -219,8 +223,8 @@ func (c *Config) mtu() (uint8, error) {
 		driver.ErrBounds)
 }
 
-// caps are those of a backend whose rails take device memory, or do not. A peer's device
-// memory is reached either way: its own NICs must take it, not ours.
+// caps returns the backend's capabilities; devices says whether a rail can pin device memory. A
+// peer's device memory is accessible in any case, since only the peer's NICs must pin it.
 func (c *Config) caps(devices bool) driver.Caps {
 	var pairs driver.Pairs
 	pairs[driver.DRAM] = driver.KindsOf(driver.DRAM, driver.HBM)

@@ -25,10 +25,10 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// channel is the control connection of a peer: frames over TCP, each a length of four
-// bytes and a message. Sending never waits.
+// channel is a control connection: frames over TCP, each a length of four bytes and a message. send
+// never blocks.
 //
-// A peer that is silent is not lost, but one whose host acknowledges nothing: see hostWatch, and
+// A peer that sends nothing is not lost; one whose host acknowledges nothing is. See hostWatch and
 // Backend.pulse.
 type channel struct {
 	conn net.Conn
@@ -36,11 +36,11 @@ type channel struct {
 
 	mu       sync.Mutex
 	out      []byte // frames to write
-	spare    []byte // what was written
-	ending   bool   // close when all is written
-	drains   bool   // but not before the other side has
+	spare    []byte // the buffer that was written last, for reuse
+	ending   bool   // close the connection when all frames are written
+	drains   bool   // with ending: first wait until the other side closes
 	ended    bool
-	ready    chan struct{} // has one place
+	ready    chan struct{} // wakes write; capacity 1
 	over     chan struct{} // closed by close
 	writing  sync.WaitGroup
 	closing  sync.Once
@@ -52,18 +52,18 @@ type channel struct {
 	cfg   *Config
 	raw   syscall.RawConn
 	idle  session.SilenceWatch // of pulse
-	heard atomic.Uint64        // messages that came
+	heard atomic.Uint64        // number of messages received
 }
 
 // aLongTimeAgo is a deadline that has passed.
 var aLongTimeAgo = time.Unix(1, 0)
 
-// unsentMax bounds what a peer that does not read may leave with us.
+// unsentMax bounds the bytes in out. A connection whose peer does not read is closed beyond that.
 const unsentMax = 1 << 20
 
 var errUnread = errors.New("the peer leaves its control messages unread")
 
-// newChannel takes over a TCP connection.
+// newChannel returns a channel over a connection, which the channel closes.
 func newChannel(conn net.Conn, cfg *Config) *channel {
 	c := &channel{
 		conn: conn, in: bufio.NewReaderSize(conn, controlMax+4), cfg: cfg,
@@ -75,20 +75,20 @@ func newChannel(conn net.Conn, cfg *Config) *channel {
 	return c
 }
 
-// tuneTCP has the kernel give a dead host up, and try again soon after an outage.
+// tuneTCP makes the kernel detect a dead host, and retransmit soon after an outage.
 func tuneTCP(tcp *net.TCPConn, failure time.Duration) syscall.RawConn {
 	session.KeepAlive(tcp, failure)
 	raw, err := tcp.SyscallConn()
 	if err != nil {
 		return nil
 	}
-	_ = raw.Control(func(fd uintptr) { // a kernel without it takes longer
+	_ = raw.Control(func(fd uintptr) { // without the option, recovery only takes longer
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_THIN_LINEAR_TIMEOUTS, 1)
 	})
 	return raw
 }
 
-// outbound is what our kernel knows of what we have sent.
+// outbound returns the kernel's state of the bytes sent: which of them are acknowledged.
 func (c *channel) outbound() session.Outbound {
 	if c.raw == nil {
 		return session.NoOutbound
@@ -96,11 +96,11 @@ func (c *channel) outbound() session.Outbound {
 	return c.cfg.kernel(c.raw)
 }
 
-// start begins to write.
+// start starts the goroutine that writes.
 func (c *channel) start() { c.writing.Go(c.write) }
 
-// send puts a message on its way, and reports whether the connection was open. The end of
-// the connection is told of by receive.
+// send queues a message, and reports whether the connection was open. receive returns the error
+// that ends the connection.
 func (c *channel) send(m message) bool {
 	c.mu.Lock()
 	open := !c.ended && !c.ending
@@ -126,7 +126,7 @@ func (c *channel) wakeWriter() {
 	}
 }
 
-// write moves what was sent.
+// write writes queued frames to the connection until it ends.
 func (c *channel) write() {
 	for {
 		select {
@@ -152,7 +152,7 @@ func (c *channel) write() {
 	}
 }
 
-// nextOutput returns what is to be written, and whether nothing follows.
+// nextOutput returns the queued frames, and whether they are the last.
 func (c *channel) nextOutput() (out []byte, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -161,8 +161,8 @@ func (c *channel) nextOutput() (out []byte, last bool) {
 	return out, c.ending
 }
 
-// receive returns the next message that is not for the channel itself. An error ends the
-// connection; only one goroutine may call it.
+// receive returns the next message; it handles ping and pong itself. An error ends the connection.
+// Only one goroutine may call receive.
 func (c *channel) receive() (any, error) {
 	for {
 		if _, err := io.ReadFull(c.in, c.head[:]); err != nil {
@@ -191,8 +191,8 @@ func (c *channel) receive() (any, error) {
 	}
 }
 
-// failed closes the connection for a reason, and returns the first one. A deadline that
-// passed, which another goroutine set, leaves it open.
+// failed closes the connection with err, and returns the error that closed it first. It does not
+// close the connection for a deadline that another goroutine has set to interrupt receive.
 func (c *channel) failed(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return err
@@ -201,28 +201,29 @@ func (c *channel) failed(err error) error {
 	return c.closeErr
 }
 
-// closeWhenSent closes the connection once all that was sent is written, within a time.
+// closeWhenSent closes the connection after all queued frames are written, at the latest after
+// limit.
 func (c *channel) closeWhenSent(limit time.Duration) { c.closeSoon(limit, false) }
 
-// closeWhenRead is closeWhenSent for a side that wants its last message read: what the other side
-// still sends is dropped, since to close with that unread would take back what it has not read yet.
-// No goroutine may receive any more.
+// closeWhenRead is closeWhenSent for a side that needs its last message to be read. It reads and
+// drops what the other side still sends: a close with unread bytes would reset the connection, and
+// the other side could lose the message. No goroutine may call receive any more.
 func (c *channel) closeWhenRead(limit time.Duration) { c.closeSoon(limit, true) }
 
 func (c *channel) closeSoon(limit time.Duration, drains bool) {
 	c.mu.Lock()
 	c.ending, c.drains = true, drains
 	c.mu.Unlock()
-	_ = c.conn.SetReadDeadline(time.Time{}) // one that ended receive would end drain, too
+	_ = c.conn.SetReadDeadline(time.Time{}) // drain must not see a deadline set for receive
 	c.wakeWriter()
 	c.writing.Go(func() {
 		if clock.Pass(c.cfg.clock, limit, c.over, nil) {
-			_ = c.conn.SetDeadline(aLongTimeAgo) // fails only where it is closed
+			_ = c.conn.SetDeadline(aLongTimeAgo) // fails only if the connection is closed
 		}
 	})
 }
 
-// drain says that nothing follows, and reads until the other side says the same.
+// drain closes the sending direction, and reads until the other side closes its own.
 func (c *channel) drain() {
 	c.mu.Lock()
 	drains := c.drains
@@ -232,7 +233,7 @@ func (c *channel) drain() {
 	}
 }
 
-// close ends the connection. It does not wait.
+// close ends the connection with an error for receive. It does not wait.
 func (c *channel) close(err error) {
 	c.closing.Do(func() {
 		c.mu.Lock()
@@ -240,14 +241,14 @@ func (c *channel) close(err error) {
 		c.mu.Unlock()
 		c.closeErr = err
 		close(c.over)
-		_ = c.conn.Close() // nothing is to be saved
+		_ = c.conn.Close() // an error does not matter
 	})
 }
 
-// wait returns when nothing of the channel runs but its receiver.
+// wait waits for all goroutines of the channel, except the receiver.
 func (c *channel) wait() { c.writing.Wait() }
 
-// listen opens the ports of the control.
+// listen opens the listeners of the control.
 func (b *Backend) listen() error {
 	if b.cfg.Listen != "" {
 		return b.listenAt(b.cfg.Listen, nil)
@@ -264,14 +265,14 @@ func (b *Backend) listen() error {
 	if len(b.listeners) > 0 {
 		return nil
 	}
-	// InfiniBand without an address of IP: whatever this host has.
+	// InfiniBand without IP addresses: listen on all addresses of this host.
 	if err := b.listenAt(":0", hostAddresses()); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
 	return nil
 }
 
-// railHosts lists the addresses of the network devices of our rails.
+// railHosts returns the addresses of the rails' network devices, without link-local ones.
 func (b *Backend) railHosts() (list []netip.Addr) {
 	for _, r := range b.rails {
 		for _, p := range b.cfg.sysfs.prefixes(r.gid.NetDev) {
@@ -284,10 +285,10 @@ func (b *Backend) railHosts() (list []netip.Addr) {
 	return list
 }
 
-// hostAddresses lists where this host may be reached: the loopback only where there is
-// nothing else.
+// hostAddresses returns the global addresses of this host, or the loopback address if there is
+// none.
 func hostAddresses() (list []netip.Addr) {
-	addresses, _ := net.InterfaceAddrs() // none is an answer
+	addresses, _ := net.InterfaceAddrs() // after an error there are none
 	for _, a := range addresses {
 		p, err := netip.ParsePrefix(a.String())
 		if err == nil && p.Addr().IsGlobalUnicast() {
@@ -300,7 +301,8 @@ func hostAddresses() (list []netip.Addr) {
 	return list
 }
 
-// listenAt opens one port. Where it is on all addresses, peers are told these.
+// listenAt opens a listener, and adds its address to that of the backend. If the listener is on all
+// addresses, it adds known, or those of the rails or the host.
 func (b *Backend) listenAt(at string, known []netip.Addr) error {
 	l, err := net.Listen("tcp", at)
 	if err != nil {
@@ -326,11 +328,11 @@ func (b *Backend) listenAt(at string, known []netip.Addr) error {
 	return nil
 }
 
-// reachMax is how long one address of several may keep us from the others.
+// reachMax is how long reach tries an address before it tries the next.
 const reachMax = time.Second
 
-// reach connects to the control of an owner, at the first of its addresses that answers; those in a
-// network of our rails go first.
+// reach connects to the control of an owner. It tries the owner's addresses in turn, first those in
+// a subnet of our rails.
 func (b *Backend) reach(ctx context.Context, a *address) (net.Conn, error) {
 	strange := func(at netip.AddrPort) int {
 		for _, r := range b.rails {

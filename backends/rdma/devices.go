@@ -20,10 +20,10 @@ import (
 type wanted struct {
 	device string
 	port   int // 0: every active one
-	gid    int // -1: by the rule
+	gid    int // index in the port's GID table; -1: chooseGID decides
 }
 
-// splitDevices reads "mlx5_0,mlx5_1:1,mlx5_2:1#3"; an empty list is nil.
+// splitDevices parses a list such as "mlx5_0,mlx5_1:1,mlx5_2:1#3". It returns nil for "".
 func splitDevices(list string) (all []wanted, err error) {
 	if list == "" {
 		return nil, nil
@@ -69,12 +69,12 @@ func readWanted(entry string) (w wanted, ok bool) {
 	return w, true
 }
 
-// names reports whether an entry means a port.
+// names reports whether the entry selects port p of device d.
 func (w *wanted) names(d *Device, p *Port) bool {
 	return w.device == d.Name && (w.port == 0 || w.port == p.Number)
 }
 
-// String is how Config.Devices spells it.
+// String returns the entry as it is written in Config.Devices.
 func (w wanted) String() string {
 	s := w.device
 	if w.port > 0 {
@@ -86,11 +86,11 @@ func (w wanted) String() string {
 	return s
 }
 
-// Device is what the kernel tells of an RDMA device.
+// Device is an RDMA device as sysfs describes it.
 type Device struct {
 	Name  string
-	Node  int      // of NUMA; -1: not known, or the same for all
-	Path  []string // of PCI addresses, from the root to the device; empty: not on a bus
+	Node  int      // NUMA node; -1: unknown, or the machine has one node
+	Path  []string // PCI addresses from the root to the device; empty: not a PCI device
 	Ports []Port
 }
 
@@ -103,7 +103,7 @@ type Port struct {
 	RateText  string  // "100 Gb/sec (4X EDR)"
 	Rate      float64 // bytes a second; 0: not known
 	LID       uint16
-	GIDs      []GID // those that are set
+	GIDs      []GID // the entries of the GID table that are not zero
 }
 
 // GID is one address of a Port.
@@ -111,22 +111,22 @@ type GID struct {
 	Index   int
 	Address netip.Addr   // IPv6 form, IPv4 within it for RoCE over IPv4
 	Type    string       // "RoCE v2", "IB/RoCE v1"
-	NetDev  string       // of RoCE; empty: none
-	Subnet  netip.Prefix // of that address on NetDev; not valid: NetDev has no such address
+	NetDev  string       // the network device of a RoCE address; empty: none
+	Subnet  netip.Prefix // of Address on NetDev; invalid when NetDev does not have Address
 }
 
-// Active reports whether bytes can pass.
+// Active reports whether the port can carry data.
 func (p *Port) Active() bool { return p.State == "ACTIVE" }
 
-// Ethernet reports whether it is RoCE.
+// Ethernet reports whether the port speaks RoCE.
 func (p *Port) Ethernet() bool { return p.LinkLayer == "Ethernet" }
 
-// sysfs is where the kernel tells of devices.
+// sysfs reads RDMA devices from sysfs, and network devices from the kernel's interface list. Tests
+// replace all three fields.
 type sysfs struct {
-	root string // "/sys"
-	// addresses of a network device, with their subnets
-	prefixes func(netdev string) []netip.Prefix
-	state    func(netdev string) (up bool, mtu int) // its state
+	root     string                                 // "/sys"
+	prefixes func(netdev string) []netip.Prefix     // addresses with their subnets
+	state    func(netdev string) (up bool, mtu int) // link state
 }
 
 var thisMachine = &sysfs{root: "/sys", prefixes: prefixesOf, state: stateOf}
@@ -162,11 +162,11 @@ func (s *sysfs) list(path ...string) []string { return topology.Sysfs(s.root).Li
 
 const class = "class/infiniband"
 
-// gidGap is how many GIDs in a row are not set before the rest is not looked at: a port may
-// have a thousand, each of them three files, and the kernel hands out the first that is free.
+// gidGap is the number of consecutive empty GID entries after which gids stops. A table may have a
+// thousand entries, each of three files, and the kernel always fills the first free entry.
 const gidGap = 64
 
-// devices lists them by name.
+// devices returns all RDMA devices, sorted by name.
 func (s *sysfs) devices() (all []Device) {
 	for _, name := range s.list(class) {
 		kernel := topology.Sysfs(s.root)
@@ -177,16 +177,16 @@ func (s *sysfs) devices() (all []Device) {
 				d.Ports = append(d.Ports, s.port(name, number))
 			}
 		}
-		s.borrow(&d)
+		s.locateByParent(&d)
 		all = append(all, d)
 	}
 	slices.SortFunc(all, func(a, b Device) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }
 
-// borrow takes the place of a device without one, as soft-RoCE is, from the network
-// device that it sits on.
-func (s *sysfs) borrow(d *Device) {
+// locateByParent sets the NUMA node and PCI path of a device that has neither, such as a soft-RoCE
+// device, from the network device below it.
+func (s *sysfs) locateByParent(d *Device) {
 	if d.Node >= 0 || len(d.Path) > 0 {
 		return
 	}
@@ -214,7 +214,7 @@ func (s *sysfs) port(device string, number int) Port {
 	return p
 }
 
-// gids lists those of a port that are set.
+// gids returns the GIDs of a port that are not zero. at is the port's directory.
 func (s *sysfs) gids(at string) (list []GID) {
 	gap := 0
 	for _, name := range s.list(at, "gids") {
@@ -238,7 +238,8 @@ func (s *sysfs) gids(at string) (list []GID) {
 	return list
 }
 
-// subnet finds which network the address of a GID belongs to.
+// subnet returns the subnet of a GID's address on its network device. The result is invalid when
+// the network device does not have the address.
 func (s *sysfs) subnet(g *GID) netip.Prefix {
 	if g.NetDev == "" {
 		return netip.Prefix{}
@@ -251,7 +252,7 @@ func (s *sysfs) subnet(g *GID) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// afterColon takes the word out of "4: ACTIVE".
+// afterColon returns "ACTIVE" for "4: ACTIVE".
 func afterColon(s string) string {
 	if _, word, ok := strings.Cut(s, ":"); ok {
 		return strings.TrimSpace(word)
@@ -259,7 +260,8 @@ func afterColon(s string) string {
 	return s
 }
 
-// rateOf reads "100 Gb/sec (4X EDR)" or "2.5 Gb/sec (1X SDR)".
+// rateOf converts a rate such as "100 Gb/sec (4X EDR)" or "2.5 Gb/sec (1X SDR)" to bytes a second.
+// It returns 0 for any other text.
 func rateOf(text string) float64 {
 	number, unit, _ := strings.Cut(text, " ")
 	gigabits, err := strconv.ParseFloat(number, 64)
@@ -269,18 +271,18 @@ func rateOf(text string) float64 {
 	return gigabits * 1e9 / 8
 }
 
-// GIDChoice is what the rule says of one GID.
+// GIDChoice is a GID of a port, and whether the backend uses it.
 type GIDChoice struct {
 	GID
 	Chosen bool
-	Why    string // why it is, or is not, the one
+	Why    string // the reason that it was chosen or passed over
 }
 
-// The rule of GIDs. InfiniBand has one that is always right: index 0. With RoCE each port
-// has several, of which most do not reach a peer: v1 stays in its Ethernet segment, and
-// a link-local address is on every network and on none. So: v2 with an address that its
-// network device has; then v2 with any other global address; what is left only when
-// there is nothing else. IPv4 goes before IPv6, then the lowest index.
+// Ranks of the GIDs of a RoCE port, best first. (An InfiniBand port always uses index 0.)
+//
+// A RoCE port has several GIDs, and most of them do not reach a peer on another network: RoCE v1
+// frames stay in their Ethernet segment, and a link-local address exists on every network. Among
+// GIDs of one rank, IPv4 is preferred to IPv6, and then the lowest index.
 const (
 	gidRouted = iota
 	gidGlobal
@@ -297,7 +299,7 @@ var gidReasons = [...]string{
 	gidNone:      "no RoCE address",
 }
 
-// rankGID tells how good a GID of RoCE is; less is better.
+// rankGID returns the rank of a RoCE port's GID; lower is better.
 func rankGID(g *GID) int {
 	v1 := g.Type == "IB/RoCE v1"
 	switch {
@@ -313,8 +315,8 @@ func rankGID(g *GID) int {
 	return gidGlobal
 }
 
-// chooseGID applies the rule to a port; override names an index, unless it is negative. An error
-// says that there is none.
+// chooseGID chooses the GID that a port uses, and explains the choice for each of its GIDs. If
+// override is not negative, it is the index to use. chooseGID fails when no GID is usable.
 func chooseGID(p *Port, override int) (GID, []GIDChoice, error) {
 	none := func(format string, args ...any) error {
 		return fmt.Errorf("port %d has no GID%s: %w", p.Number, fmt.Sprintf(format, args...),
@@ -343,7 +345,7 @@ func chooseGID(p *Port, override int) (GID, []GIDChoice, error) {
 			}
 		}
 		chosen := &p.GIDs[best]
-		why = func(g *GID) string { return rejection(g, chosen) }
+		why = func(g *GID) string { return explainRank(g, chosen) }
 		if rankGID(chosen) == gidNone {
 			best = -1
 		}
@@ -358,8 +360,8 @@ func chooseGID(p *Port, override int) (GID, []GIDChoice, error) {
 	return p.GIDs[best], choices, nil
 }
 
-// rejection says why one GID was not taken, or why it was.
-func rejection(g, best *GID) string {
+// explainRank returns why g was chosen, or why best was chosen and not g.
+func explainRank(g, best *GID) string {
 	why := gidReasons[rankGID(g)]
 	switch {
 	case g.Index == best.Index && rankGID(g) >= gidLinkLocal:
@@ -372,7 +374,7 @@ func rejection(g, best *GID) string {
 	return why + fmt.Sprintf("; as good as index %d, which comes first", best.Index)
 }
 
-// family is 4 or 6.
+// family returns the IP version of an address, 4 or 6.
 func family(a netip.Addr) int {
 	if a.Unmap().Is4() {
 		return 4
@@ -380,12 +382,13 @@ func family(a netip.Addr) int {
 	return 6
 }
 
-// pairing is a queue pair to be: a rail of ours with one of the owner's.
+// pairing says which two rails a queue pair connects: indices of one of ours and one of the
+// owner's.
 type pairing struct{ ours, theirs int }
 
-// match chooses the queue pairs to an owner: each rail of ours that shares a subnet with one
-// of the owner's, once, and the owner's rails in turn. Where no subnet is shared, those
-// that a router may connect.
+// match chooses the queue pairs to an owner. Each of our rails gets at most one queue pair, to an
+// owner's rail in the same subnet; match spreads the queue pairs over the owner's rails. If no two
+// rails share a subnet, match uses rails that a router may connect.
 func match(ours, theirs []railAddress) ([]pairing, error) {
 	for _, reaches := range []func(a, b *railAddress) bool{neighbours, routable} {
 		if pairs := matchBy(ours, theirs, reaches); len(pairs) > 0 {
@@ -415,7 +418,8 @@ func matchBy(ours, theirs []railAddress, reaches func(a, b *railAddress) bool) (
 	return pairs
 }
 
-// better prefers the rail that has fewer queue pairs, then our own, then one as fast as ours.
+// better reports whether the owner's rail a suits our rail better than b: it has fewer queue pairs;
+// else it is our rail itself (a connection within one host); else it has the same speed.
 func better(our, a *railAddress, usedA int, b *railAddress, usedB int) bool {
 	if usedA != usedB {
 		return usedA < usedB
@@ -439,8 +443,9 @@ func neighbours(a, b *railAddress) bool {
 	return a.subnet().IsValid() && a.subnet() == b.subnet()
 }
 
-// routable reports whether a router may connect two rails: both have global addresses of
-// RoCE v2, or both have addresses that stay on their segment, which may be the same one.
+// routable reports whether two RoCE rails may reach each other although no common subnet is known:
+// both have global addresses, which a router may connect, or both have link-local addresses, whose
+// Ethernet segments may be the same one.
 func routable(a, b *railAddress) bool {
 	return a.ethernet && b.ethernet && family(a.ip()) == family(b.ip()) &&
 		a.ip().IsLinkLocalUnicast() == b.ip().IsLinkLocalUnicast()
@@ -459,8 +464,8 @@ func listRails(rails []railAddress) string {
 	return strings.Join(names, ", ")
 }
 
-// nearest returns a bit for each rail that is as near to a node as any. Rails whose place
-// is not known, and all where there is one node, are as good as the nearest.
+// nearest returns the rails closest to a NUMA node, one bit for each. It includes rails whose node
+// is unknown, and all rails on a machine with one node.
 func nearest(nodes topology.Nodes, rails []*rail, node int) (bits uint32) {
 	least := 0
 	far := make([]int, len(rails))
@@ -478,8 +483,9 @@ func nearest(nodes topology.Nodes, rails []*rail, node int) (bits uint32) {
 	return bits
 }
 
-// prefers returns a bit for each rail that suits memory.
-func (b *Backend) prefers(s *span) uint32 {
+// nearestTo returns the rails closest to a range of host memory, one bit for each. For device
+// memory it returns all rails.
+func (b *Backend) nearestTo(s *span) uint32 {
 	node := -1
 	if len(b.nodes) > 0 && len(b.rails) > 1 && s.device == onHost {
 		if n, ok := nodeOf(s.bytes); ok {

@@ -11,41 +11,41 @@ import (
 	"github.com/sluicehq/sluice/internal/topology"
 )
 
-// Findings are the ports that this machine has for a Config, and what is wrong with each.
+// Findings lists the RDMA ports of this machine, with the problems of each.
 type Findings struct {
 	Devices []DeviceFinding
-	Nodes   int // of NUMA; 0: not known, or one
+	Nodes   int // number of NUMA nodes; 0: one, or unknown
 }
 
 // DeviceFinding is one device.
 type DeviceFinding struct {
 	Name  string
-	Node  int      // of NUMA; -1: not known
-	Bus   string   // its PCI address; empty: none, as with soft-RoCE
-	Path  []string // of PCI addresses from the root to it
+	Node  int      // NUMA node; -1: unknown
+	Bus   string   // PCI address; empty: none, as with soft-RoCE
+	Path  []string // PCI addresses from the root to the device
 	Ports []PortFinding
 }
 
-// PortFinding is one port. Chosen says that a Backend of this Config opens it.
+// PortFinding is one port.
 type PortFinding struct {
-	Name      string // as Config.Devices spells it
+	Name      string // as it is written in Config.Devices
 	State     string
 	LinkLayer string
 	Rate      string
-	MTU       int // bytes that a packet of it holds; 0: not known
-	Chosen    bool
+	MTU       int  // payload bytes of a packet; 0: unknown
+	Chosen    bool // a Backend with this Config opens the port
 	GIDs      []GIDChoice
 	Problems  []Problem
 }
 
-// Problem is something that is wrong, and what mends it.
+// Problem is a problem of a port, and its fix.
 type Problem struct {
 	What string
 	Fix  string // may be empty
 }
 
-// Examine looks at what the kernel tells of devices. It opens nothing, not even libibverbs. The
-// error is that of a Config that New refuses.
+// Examine reads the state of all RDMA devices from the kernel. It opens nothing, not even
+// libibverbs. It fails only for a Config that New refuses.
 func Examine(cfg Config) (f Findings, err error) {
 	cfg.EnsureDefaults()
 	list, err := splitDevices(cfg.Devices)
@@ -71,7 +71,8 @@ func Examine(cfg Config) (f Findings, err error) {
 	return f, nil
 }
 
-// examinePort chooses a port that is named, or all are, unless something is wrong with it.
+// examinePort examines one port. It chooses the port if Config.Devices selects it, or is empty, and
+// the port has no problem.
 func (c *Config) examinePort(d *Device, p *Port, list []wanted) PortFinding {
 	named, gid := len(list) == 0, -1
 	for i := range list {
@@ -101,7 +102,7 @@ func (c *Config) examinePort(d *Device, p *Port, list []wanted) PortFinding {
 	return out
 }
 
-// packetMTU is what fits in a frame of an Ethernet device: RoCE's own sizes.
+// packetMTU returns the largest RoCE payload size that fits into a frame of an Ethernet device.
 func packetMTU(frame int) int {
 	const headers = 58 // of IPv4, UDP, the transport and its checksum, at most
 	for _, n := range []int{4096, 2048, 1024, 512, 256} {

@@ -310,7 +310,7 @@ func TestHBMByPeermem(t *testing.T) {
 		t.Errorf("%v, the right bytes: %v", err, bytes.Equal(mapped.file[:100], r.bytes))
 	}
 	both := registerHBM(t, p.far, mapped.segment(0, 64<<10)) // its dma-buf is refused
-	if text := both.pinned.leftOut(0); text != "" || both.pinned.pins[1] == nil {
+	if text := both.pinned.whyNotPinned(0); text != "" || both.pinned.pins[1] == nil {
 		t.Errorf("left out: %s", text)
 	}
 	far := newCard(t, 1<<45, 8192)

@@ -17,35 +17,35 @@ import (
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
-// peer is our end of a connection that we began: over it we reach the owner's memory and
-// send messages. It implements driver.Peer.
+// peer is the initiator's end of a connection. Over it the program accesses the owner's memory and
+// sends messages. It implements driver.Peer.
 type peer struct {
 	driver.PeerBase
 
 	b      *Backend
 	owner  address
-	pairs  []pairing // of each queue pair
+	pairs  []pairing // the rails of each queue pair
 	ch     *channel
 	link   link
 	mender *mender
 
-	gate     session.Gate // held by every call of the program; Close shuts it first
-	hold     session.Gate // held by every use of link; Close shuts it last
+	gate     session.Gate // entered by every call of the program; Close shuts it first
+	hold     session.Gate // entered by every use of link; Close shuts it last
 	closing  chan struct{}
-	ending   sync.Mutex // held by Close; guards the next two
-	ended    bool
-	over     bool
-	unwanted atomic.Bool // the program never had this connection
+	ending   sync.Mutex  // held by Close; guards the next two
+	ended    bool        // end has run
+	over     bool        // closeLink has succeeded
+	unwanted atomic.Bool // Connect has failed: the program never had this connection
 	gone     atomic.Bool
 	lostCh   chan struct{}
 	losing   sync.Once
-	cause    error          // why it was lost; before lostCh is closed
-	running  sync.WaitGroup // the listener, and the mender
-	lostDone sync.WaitGroup // the end of a lost connection
+	cause    error          // why the peer was lost; set before lostCh is closed
+	running  sync.WaitGroup // readControl and the mender
+	lostDone sync.WaitGroup // endLost
 
 	ready     chan struct{} // closed when the first queue pair is live
-	refused   chan error    // has one place
-	greeted   bool          // of listen
+	refused   chan error    // capacity 1
+	greeted   bool          // a welcome has arrived; for readControl
 	byeAnswer chan struct{} // closed when the owner has answered our bye
 
 	mu      sync.Mutex
@@ -53,12 +53,12 @@ type peer struct {
 	askID   uint32
 	imports map[uint32]imported // by key
 
-	answersIn, answersOut uint64 // that came, that the program took; guarded by answers.mu
+	answersIn, answersOut uint64 // answers received, and taken by the program; under answers.mu
 }
 
 var _ driver.Peer = (*peer)(nil)
 
-// canDo is what every peer takes.
+// canDo is what batches of a peer may contain.
 const canDo = driver.CanPattern | driver.CanNotify
 
 func newPeer(b *Backend, owner address) *peer {
@@ -141,7 +141,7 @@ func (p *peer) onNews(n verbs.News) {
 	}
 }
 
-// readControl handles what the owner says, until the connection ends.
+// readControl handles the owner's messages until the connection ends.
 func (p *peer) readControl() {
 	for {
 		m, err := p.ch.receive()
@@ -160,7 +160,7 @@ func (p *peer) readControl() {
 	}
 }
 
-// handle handles one message, and reports whether it made sense.
+// handle handles one message. It returns false if the message violates the protocol.
 func (p *peer) handle(message any) bool {
 	switch m := message.(type) {
 	case *welcome:
@@ -205,7 +205,7 @@ func (p *peer) handleWelcome(m *welcome) bool {
 	}
 	p.greeted = true
 	if err := m.status.Err(); err != nil {
-		p.gone.Store(true) // it knows nothing of us: no goodbye
+		p.gone.Store(true) // the owner has no state of the connection: send no bye
 		p.refused <- fmt.Errorf("%v refused: %w", &p.owner, err)
 		return true
 	}
@@ -226,8 +226,8 @@ func (p *peer) hasWaiters() bool {
 	return asks > 0 || p.link.Busy()
 }
 
-// lose gives the peer up: what is under way ends once nothing of it can land any more,
-// and the program is told at once. proved says that the owner has ended its queue pairs.
+// lose marks the peer lost and closes Lost at once. The batches under way end later, when their
+// writes can no longer land. proved says that the owner has ended its queue pairs.
 func (p *peer) lose(err error, proved bool) {
 	p.losing.Do(func() {
 		p.cause = err
@@ -237,13 +237,13 @@ func (p *peer) lose(err error, proved bool) {
 	})
 }
 
-// endLost ends our queue pairs, which no answer of a read passes any more, and gives the owner its
-// time to say that it has ended its own.
+// endLost ends our queue pairs, so that no read can write here any more. Then it waits, at most
+// Config.Grace, for the owner to say that it has ended its own.
 func (p *peer) endLost(proved bool) {
 	p.mender.stop()
 	ended := p.endPairs()
 	proved = proved || p.sayBye(p.ch.over) || p.packetsAreGone(ended)
-	_ = p.link.End(verbs.Lost, proved) // Close tries again
+	_ = p.link.End(verbs.Lost, proved) // Close tries again after an error
 	p.ch.closeWhenSent(p.b.cfg.Grace)
 }
 
@@ -256,7 +256,7 @@ func (p *peer) whyLost() error {
 	}
 }
 
-// endPairs ends all queue pairs of ours, and reports whether none is left.
+// endPairs ends all our queue pairs, and reports whether none is left.
 func (p *peer) endPairs() (ended bool) {
 	ended = true
 	for i := range p.pairs {
@@ -265,8 +265,8 @@ func (p *peer) endPairs() (ended bool) {
 	return ended
 }
 
-// Connect implements driver.Backend. The hello goes to the peer's control, which makes
-// its ends of the queue pairs and answers; nothing of it needs the peer's program.
+// Connect implements driver.Backend. The owner's backend makes its ends of the queue pairs and
+// answers, without its program.
 func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	if !b.gate.Enter() {
 		return nil, fmt.Errorf("connect peer: %w", driver.ErrClosed)
@@ -279,8 +279,8 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	return p, nil
 }
 
-// dial connects, and comes again where the owner hangs up: one that is kept off its processors does
-// so on those that it heard too late, and one at which too many wait on the last of them.
+// dial connects, and tries again if the owner closes the connection during the handshake. An owner
+// does that if it got no CPU and sees the connection too late, or if too many connections wait.
 func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	if ctx.Err() != nil {
 		return nil, driver.ContextError(ctx)
@@ -310,9 +310,9 @@ func (b *Backend) dial(ctx context.Context, addr []byte) (*peer, error) {
 	}
 }
 
-// dialOnce is the initiator's part in the beginning of a connection.
+// dialOnce makes one attempt to connect.
 func (b *Backend) dialOnce(ctx context.Context, owner address, pairs []pairing) (*peer, error) {
-	// The control connection, until ctx ends or we close.
+	// Dial the control connection, until ctx ends or the backend closes.
 	dialing, cancel := context.WithCancel(ctx)
 	go func() {
 		select {
@@ -340,8 +340,8 @@ func (b *Backend) dialOnce(ctx context.Context, owner address, pairs []pairing) 
 		return nil, fmt.Errorf("reach the control of %v: %w (%w)", &owner, driver.ErrNoRoute, err)
 	}
 
-	// Our ends of the queue pairs go into the hello. A device that is gone keeps no other from
-	// work.
+	// Make our ends of the queue pairs for the hello. A rail that fails does not prevent the
+	// others.
 	p := newPeer(b, owner)
 	p.ch = newChannel(conn, &b.cfg)
 	link, err := b.net.connect(true, int(owner.notifs))
@@ -366,7 +366,7 @@ func (b *Backend) dialOnce(ctx context.Context, owner address, pairs []pairing) 
 		return nil, err
 	}
 
-	// From here on Close knows the peer, and news of its queue pairs find it.
+	// From here on Backend.Close closes the peer, and the peer gets the events of its queue pairs.
 	p.link, p.mender = link, newMender(p)
 	p.hold.Reopen()
 	b.mu.Lock()
@@ -378,7 +378,7 @@ func (b *Backend) dialOnce(ctx context.Context, owner address, pairs []pairing) 
 	p.running.Go(p.readControl)
 	p.running.Go(p.mender.run)
 
-	// The mender begins the queue pairs once the owner has welcomed us. One that is live is enough.
+	// The mender begins the queue pairs after the welcome. Wait until one is live.
 	select {
 	case <-p.ready:
 		return p, nil
@@ -390,21 +390,21 @@ func (b *Backend) dialOnce(ctx context.Context, owner address, pairs []pairing) 
 	case <-ctx.Done():
 		err = fmt.Errorf("no answer, %v may be frozen: %w", &owner, driver.ContextError(ctx))
 	}
-	p.abandon() // the peer must forget us, which may take it long
+	p.abandon() // in the background, since the owner may take long to end its queue pairs
 	return nil, err
 }
 
-// imported is memory of the owner's that C knows.
+// imported is an imported memory of the owner.
 type imported struct {
-	key   uint32 // of the owner's
+	key   uint32 // the owner's key
 	epoch uint64
-	pairs uint32 // a bit for each that reaches it
+	pairs uint32 // one bit for each queue pair that can access it
 }
 
 // importAsk is an import that waits for its answer.
 type importAsk struct {
 	token session.Token
-	done  chan importResult // has one place
+	done  chan importResult // capacity 1
 }
 
 type importResult struct {
@@ -412,8 +412,8 @@ type importResult struct {
 	err  error
 }
 
-// Import implements driver.Peer. It asks the owner, whose control answers; imports at
-// the same time do not wait for each other.
+// Import implements driver.Peer. The owner's backend answers, without its program. Concurrent
+// imports do not wait for each other.
 func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 	if err := p.enter(); err != nil {
 		return 0, 0, err
@@ -429,11 +429,12 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 	return key, t.Size, nil
 }
 
-// importsMax is how many times session.ImportMax an owner may take that says something meanwhile.
+// importsMax times session.ImportMax is the longest time for an import.
 const importsMax = 10
 
-// ask sends the question and waits for the answer: for as long as the owner says something now and
-// then, since large memory takes its NICs long, but not for ever.
+// ask sends an import and waits for the answer. To register large memory takes an owner's NICs
+// long. So ask waits while the owner sends any message within session.ImportMax, but not longer
+// than importsMax times that.
 func (p *peer) ask(t *session.Token) (uint32, error) {
 	a := &importAsk{token: *t, done: make(chan importResult, 1)}
 	p.mu.Lock()
@@ -479,7 +480,7 @@ func (p *peer) ask(t *session.Token) (uint32, error) {
 	}
 }
 
-// removeAsk takes an import off the list, with what came for it too late.
+// removeAsk removes an import from the list. It drops the memory if the answer arrived too late.
 func (p *peer) removeAsk(id uint32, a *importAsk) {
 	p.mu.Lock()
 	delete(p.asks, id)
@@ -493,8 +494,9 @@ func (p *peer) removeAsk(id uint32, a *importAsk) {
 	}
 }
 
-// handleImported makes what the owner told known to C, before the next message is looked at: that
-// may be the news that the epoch has ended. An answer that comes late is dropped.
+// handleImported imports the memory of an answer into csrc/verbs. It does so before the next
+// message is handled, since that may be an expired for this memory. It ignores an answer that no
+// caller waits for.
 func (p *peer) handleImported(m *importAnswer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -508,7 +510,7 @@ func (p *peer) handleImported(m *importAnswer) {
 	a.done <- r
 }
 
-// importMemory checks an answer and has C know the memory. Preconditions: p.mu is held.
+// importMemory checks an answer and imports the memory. Preconditions: p.mu is held.
 func (p *peer) importMemory(t *session.Token, m *importAnswer) (uint32, error) {
 	if err := m.status.Err(); err != nil {
 		return 0, err
@@ -537,7 +539,7 @@ func (p *peer) importMemory(t *session.Token, m *importAnswer) (uint32, error) {
 	return slot, nil
 }
 
-// expire ends what was imported of an epoch that is over.
+// expire ends the imports of an epoch that the owner has ended.
 func (p *peer) expire(m *expired) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -566,13 +568,13 @@ func (p *peer) Drop(key uint32) {
 	}
 }
 
-// Close implements driver.Peer. What has not begun ends at once, the rest is given
-// Config.Grace. Then our queue pairs end, and the owner is told; its answer is the proof
-// that its own have ended too, so that nothing of ours lands any more. For an owner that is
-// silent for Config.Grace see packetsAreGone.
+// Close implements driver.Peer. Requests that are not posted end at once; the others have
+// Config.Grace to complete. Then Close ends our queue pairs and sends a bye. The owner's answer
+// proves that its own queue pairs have ended, too, so that none of our writes can land any more.
+// For an owner that does not answer within Config.Grace see packetsAreGone.
 //
-// driver.ErrUnproven: a NIC keeps a queue pair of ours. The batches have not ended then, and
-// Close may be called again.
+// The error is driver.ErrUnproven if a NIC keeps one of our queue pairs. Then the batches have not
+// ended, and Close may be called again.
 func (p *peer) Close() error {
 	p.ending.Lock()
 	defer p.ending.Unlock()
@@ -583,36 +585,36 @@ func (p *peer) Close() error {
 	return p.closeLink()
 }
 
-// abandon is Close of a connection that the program does not get, beside. When the
-// backend closes it does so itself.
+// abandon closes a connection whose Connect has failed, in the background. If the backend is
+// closing, that closes the connection.
 func (p *peer) abandon() {
 	p.unwanted.Store(true)
 	p.b.tasks.Start(func() { _ = p.Close() })
 }
 
-// end is the initiator's part in the end of a connection that it closes.
+// end ends the connection, except for closeLink.
 func (p *peer) end() {
-	// No call of the program runs any more, and none comes.
+	// Refuse further calls of the program, and wait for those that run.
 	p.gate.Shut()
 	close(p.closing)
 	p.gate.Wait()
 
-	// What has not begun ends; what is under way has its time.
+	// Cancel requests that are not posted, and wait for the others.
 	drained := true
 	if !p.gone.Load() {
 		drained = p.link.Drain(p.b.cfg.Grace) == nil
 	}
 	p.mender.stop()
 
-	// Our queue pairs end, then the owner's: its answer to our bye is the proof for what is still
-	// under way.
+	// End our queue pairs, then ask the owner to end its own. Its answer to our bye is the proof
+	// for writes that are still under way.
 	proved := drained
 	if !p.gone.Load() {
 		ended := p.endPairs()
 		proved = p.sayBye(p.lostCh) || drained || p.packetsAreGone(ended)
 	}
 
-	// The outcomes follow. A loss at the same time has told its own.
+	// End the batches with the outcome. If lose has run meanwhile, endLost determines the outcome.
 	p.losing.Do(func() { p.gone.Store(true); close(p.lostCh) })
 	p.lostDone.Wait()
 	_ = p.link.End(verbs.Closed, proved) // closeLink tries again
@@ -621,17 +623,17 @@ func (p *peer) end() {
 	p.running.Wait()
 }
 
-// sayBye says goodbye and reports whether the owner has answered, in its time.
+// sayBye sends a bye, and reports whether the owner has answered within Config.Grace.
 func (p *peer) sayBye(stop <-chan struct{}) bool {
 	p.ch.send(&bye{abandoned: p.unwanted.Load()})
 	clock.Pass(p.b.cfg.clock, p.b.cfg.Grace, p.byeAnswer, stop)
 	return p.byeAnswered()
 }
 
-// packetsAreGone reports whether nothing of ours lands at an owner that does not say so. The end of
-// its control connection is no proof: its process may be there, and the kernel ends the queue pairs
-// of one that was killed in its own time. ended says that our queue pairs are gone: then what was
-// sent has landed or is lost once the fabric has had its time, if that is known.
+// packetsAreGone reports whether no write of ours can land at an owner that has not answered the
+// bye. The end of its control connection is no proof: its process may still run, and after a kill
+// the kernel ends the queue pairs at some later time. ended says that our queue pairs have ended.
+// Then every packet has landed or is lost after Config.PacketLife, if that is set.
 func (p *peer) packetsAreGone(ended bool) bool {
 	life := p.b.cfg.PacketLife
 	if !ended || life == 0 {
@@ -640,7 +642,7 @@ func (p *peer) packetsAreGone(ended bool) bool {
 	return clock.Pass(p.b.cfg.clock, life, p.byeAnswer, nil) || p.byeAnswered()
 }
 
-// closeLink ends the use of the link, once no queue pair of it is left. Preconditions: p.ending is
+// closeLink closes the link. It fails while a NIC keeps a queue pair. Preconditions: p.ending is
 // held.
 func (p *peer) closeLink() error {
 	if p.over {

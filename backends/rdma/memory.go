@@ -25,25 +25,25 @@ type memory struct {
 	secret   [16]byte
 	readOnly bool
 	pinned   *pinned
-	release  func() // lets other backends move the pages again
+	release  func() // ends hold
 
-	turn    session.Turn // of what grants or revokes; guards what follows
-	granted bool         // the NICs were asked to take requests, and may still
-	at      uint64       // the addresses by which they know what is granted
-	shown   bool         // C knows the memory
-	gone    atomic.Bool  // the proof is there, and the key may be another memory's
+	turn    session.Turn // one grant or revoke at a time; guards the next three
+	granted bool         // the NICs may accept requests of peers
+	at      uint64       // the first address of the grant
+	shown   bool         // net knows the memory
+	gone    atomic.Bool  // the memory is revoked, and its key may belong to another memory
 
-	mu           sync.Mutex // no longer than it takes to write a few fields
+	mu           sync.Mutex // held only briefly
 	revoked      bool
-	peersWithKey map[*inbound]struct{} // that were told the NICs' keys, and have queue pairs to us
+	peersWithKey map[*inbound]struct{} // connections whose peers have received remote keys
 }
 
-// Register implements driver.Backend. The range is pinned on every rail, unless it is a
-// part of one that is. Peers reach it once the first of them has imported a token.
+// Register implements driver.Backend. It pins the range on every rail, unless the range is part of
+// one that is pinned. The NICs accept requests of peers only after the first import of a token.
 //
-// Device memory is pinned on the rails that take its dma-buf or, with nvidia_peermem, its
-// address; the others carry none of it, and Explain says why. Where no rail does the error
-// is a *driver.UnavailableError, or what the registrations failed with.
+// Device memory is pinned on the rails that accept its dma-buf or, with nvidia_peermem, its
+// address. The other rails do not carry it, and Explain says why. If no rail accepts it, the error
+// is a *driver.UnavailableError, or wraps the errors of the rails.
 func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if seg.Kind != driver.DRAM && seg.Kind != driver.HBM {
 		return nil, fmt.Errorf("register %v memory: %w", seg.Kind, driver.ErrNotSupported)
@@ -90,15 +90,15 @@ func (b *Backend) register(seg *driver.Segment) (*memory, error) {
 	return m, nil
 }
 
-// show makes it known to C.
+// show makes the memory usable as local memory of batches in csrc/verbs.
 func (b *Backend) show(m *memory) error {
 	if m.device == onHost {
-		return b.net.show(m.key, m.bytes, m.pinned.pins, b.prefers(&m.span))
+		return b.net.show(m.key, m.bytes, m.pinned.pins, b.nearestTo(&m.span))
 	}
-	return b.net.showDevice(m.key, m.base, m.size, m.pinned.pins, b.prefers(&m.span))
+	return b.net.showDevice(m.key, m.base, m.size, m.pinned.pins, b.nearestTo(&m.span))
 }
 
-// hold keeps the pages where the NICs will know them.
+// hold prevents a Renew from replacing the pages until release is called.
 func hold(seg *driver.Segment) (release func(), err error) {
 	if h, ok := seg.Shared.(driver.Holder); ok {
 		return h.Hold()
@@ -106,10 +106,10 @@ func hold(seg *driver.Segment) (release func(), err error) {
 	return func() {}, nil
 }
 
-// unpin gives back what hold and pinnings.use took.
+// unpin undoes pinnings.use and hold.
 func (m *memory) unpin() error {
 	if err := m.b.pinnings.unuse(m.pinned); err != nil {
-		return err // the NIC may work on the pages still
+		return err // keep the hold: the NIC may still use the pages
 	}
 	m.release()
 	return nil
@@ -130,7 +130,7 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	return t.Append(dst, &m.b.address.owner), nil
 }
 
-// opens checks what a peer shows. Preconditions: m.mu is held.
+// opens checks the secret and the epoch of an import. Preconditions: m.mu is held.
 func (m *memory) opens(q *importRequest) session.Status {
 	switch {
 	case m.revoked || q.epoch < m.epoch:
@@ -141,9 +141,9 @@ func (m *memory) opens(q *importRequest) session.Status {
 	return session.StatusOK
 }
 
-// answer tells a peer how to reach the memory, if it shows its secret and epoch. The NICs learn of
-// their keys first, which may take long; when the memory is revoked meanwhile, no peer is told of
-// what they were granted, and Revoke takes it back.
+// answer answers an import. If the token is valid, it grants the memory and sends the peer the
+// remote keys. A grant may take long. If the memory is revoked meanwhile, answer sends no keys, and
+// Revoke takes the grant back.
 func (m *memory) answer(c *inbound, q *importRequest) {
 	a := importAnswer{id: q.id}
 	m.mu.Lock()
@@ -164,18 +164,18 @@ func (m *memory) answer(c *inbound, q *importRequest) {
 		a.readOnly, a.size = m.readOnly, m.size
 		a.keys = c.keysOf(granted)
 	}
-	c.ch.send(&a) // under the lock: the news that it is revoked comes after
+	c.ch.send(&a) // with mu held, so that end sends expired after the answer
 }
 
-// removePeer notes that a peer has no queue pair to us any more.
+// removePeer notes that the queue pairs of a connection have ended.
 func (m *memory) removePeer(c *inbound) {
 	m.mu.Lock()
 	delete(m.peersWithKey, c)
 	m.mu.Unlock()
 }
 
-// grant has the NICs take requests of peers, and returns the address that they know the memory by,
-// and their keys by rail.
+// grant makes the NICs accept requests of peers for the memory. It returns the memory's address in
+// these requests, and the remote keys by rail.
 func (m *memory) grant() (at uint64, nicKeys []uint32, status session.Status) {
 	_ = m.turn.Take(context.Background()) // never fails
 	defer m.turn.Give()
@@ -185,10 +185,10 @@ func (m *memory) grant() (at uint64, nicKeys []uint32, status session.Status) {
 	var err error
 	if !m.granted {
 		if m.at, err = m.b.addressOfGrant(m); err != nil {
-			return 0, nil, session.StatusFull // a NIC keeps a queue pair: later, perhaps
+			return 0, nil, session.StatusFull // a NIC keeps a queue pair; a later import may work
 		}
 	}
-	m.granted = true // before the NICs have it: Revoke takes it back
+	m.granted = true // set before net.Grant, so that Revoke takes back a partial grant
 	flags := m.b.pinFlags()
 	if m.readOnly {
 		flags |= verbs.ReadOnly
@@ -196,13 +196,13 @@ func (m *memory) grant() (at uint64, nicKeys []uint32, status session.Status) {
 	granted := make([]uint32, len(m.b.rails))
 	err = m.b.onRails(func(r *rail) (err error) {
 		if m.pinned.pins[r.index] == nil {
-			return nil // 0: not over this rail
+			return nil // key 0: not accessible over this rail
 		}
 		granted[r.index], err = m.b.net.Grant(m.key, r.index, m.at, flags)
 		return err
 	})
 	if err != nil {
-		return 0, nil, session.StatusFull // pinned once more than this machine lets us
+		return 0, nil, session.StatusFull // most likely RLIMIT_MEMLOCK, see explainPin
 	}
 	return m.at, granted, session.StatusOK
 }
@@ -213,9 +213,9 @@ func (m *memory) isRevoked() bool {
 	return m.revoked
 }
 
-// span is a range that the NICs are to know: of host memory, or of a device's.
+// span is a range of host memory or device memory.
 type span struct {
-	bytes      []byte // host memory; nil: a device's, which has an address alone
+	bytes      []byte // host memory; nil: device memory, which has only an address
 	base, size uint64
 	device     int // ordinal; onHost: host memory
 }
@@ -231,7 +231,7 @@ func spanOf(seg *driver.Segment) span {
 
 func (s *span) end() uint64 { return s.base + s.size }
 
-// holds reports whether all of another range lies within.
+// holds reports whether the range contains all of another one.
 func (s *span) holds(other *span) bool {
 	return s.device == other.device && s.base <= other.base && s.end() >= other.end()
 }

@@ -16,39 +16,39 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// handshakesMax bounds the control connections that have not said hello, or are refused.
+// handshakesMax bounds the control connections whose handshake has not completed.
 const handshakesMax = 64
 
-// accept takes control connections until the listener is closed.
+// accept serves control connections until the listener is closed.
 func (b *Backend) accept(l net.Listener) {
 	_ = b.lobby.Serve(l, func(conn net.Conn, v *session.Visit) bool {
 		return b.tasks.Start(func() { b.serve(conn, v) })
 	})
 }
 
-// inbound is our end of a connection that a peer began: over it the peer reaches our memory and
-// sends messages.
+// inbound is the owner's end of a connection that a peer began. Over it the peer accesses our
+// memory and sends messages.
 type inbound struct {
-	b       *Backend
-	ch      *channel
-	visit   *session.Visit // until the hello is answered
-	link    link
-	rails   []int        // of ours, by queue pair
-	counted bool         // one of Config.ConnsMax, until nothing of it is left
-	hold    session.Gate // held by every use of link by other goroutines than that of serve
-	hasKeys atomic.Bool  // the peer was told keys of NICs
+	b        *Backend
+	ch       *channel
+	visit    *session.Visit // the connection's place in the lobby during the handshake
+	link     link
+	rails    []int        // our rail of each queue pair
+	admitted bool         // counts against Config.ConnsMax until serve returns
+	hold     session.Gate // entered by goroutines other than serve's while they use link
+	hasKeys  atomic.Bool  // the peer has received remote keys of our NICs
 
 	mu        sync.Mutex
 	imports   []*importRequest // not answered yet
-	importing bool             // a goroutine answers them
-	asked     sync.WaitGroup   // that goroutine
-	quitting  bool             // we close: the program is told nothing
+	importing bool             // the goroutine answerImports runs
+	importer  sync.WaitGroup   // waits for that goroutine
+	quitting  bool             // the backend closes; the program is not told that the peer left
 	replies   replies
 }
 
-// serve is the owner's part in a connection, from the hello to the end. One goroutine runs it.
+// serve runs the owner's side of a connection, from the hello to the end, in its own goroutine.
 func (b *Backend) serve(conn net.Conn, v *session.Visit) {
-	// A peer that has not said hello has one of few places.
+	// The number of connections in the handshake is bounded, so this one may have to wait.
 	if !v.Wait() {
 		return
 	}
@@ -56,14 +56,14 @@ func (b *Backend) serve(conn net.Conn, v *session.Visit) {
 	c := &inbound{b: b, ch: newChannel(conn, &b.cfg), visit: v}
 	defer func() {
 		c.ch.wait()
-		if c.counted {
+		if c.admitted {
 			b.mu.Lock()
 			b.admitted.Add(v.Host, -1)
 			b.mu.Unlock()
 		}
 	}()
 
-	// From here on Close ends the connection, unless it has begun.
+	// From here on Backend.Close ends the connection. If Close has begun, serve ends it here.
 	b.mu.Lock()
 	open := b.accepted != nil
 	if open {
@@ -80,7 +80,8 @@ func (b *Backend) serve(conn net.Conn, v *session.Visit) {
 		b.mu.Unlock()
 	}()
 
-	// The hello has the initiator's ends of the queue pairs; the welcome has ours, or says why not.
+	// The hello carries the initiator's ends of the queue pairs. The welcome carries our ends, or
+	// the status that says why the peer is refused.
 	h := c.receiveHello()
 	if h == nil {
 		c.ch.close(driver.ErrCorrupt)
@@ -93,7 +94,7 @@ func (b *Backend) serve(conn net.Conn, v *session.Visit) {
 		return
 	}
 
-	// The peer's requests, until it says bye, dies or is given up, or we close.
+	// Handle requests until the peer says bye, the connection breaks, or the backend closes.
 	saidBye, abandoned := false, false
 	for !saidBye {
 		m, err := c.ch.receive()
@@ -116,9 +117,9 @@ func (b *Backend) serve(conn net.Conn, v *session.Visit) {
 		}
 	}
 
-	// Our queue pairs end first: one that does not drain is destroyed. Then nothing of the peer
-	// lands any more, and its messages are in their ring. Only then we say so: our answer to a bye
-	// is the peer's proof.
+	// End our queue pairs first; the link destroys a queue pair that does not drain. After that no
+	// write of the peer can land, and all its messages are in the inbox. Only then answer the bye:
+	// the peer takes the answer as proof of that.
 	c.endReplies()
 	c.hold.Shut()
 	c.hold.Wait()
@@ -128,7 +129,7 @@ func (b *Backend) serve(conn net.Conn, v *session.Visit) {
 	c.mu.Unlock()
 	switch {
 	case !ended:
-		c.ch.close(driver.ErrUnproven) // without a word that the peer could take for a proof
+		c.ch.close(driver.ErrUnproven) // send nothing that the peer could take as proof
 	case saidBye:
 		c.ch.send(farewell{})
 		c.ch.closeWhenRead(b.cfg.Grace)
@@ -139,8 +140,8 @@ func (b *Backend) serve(conn net.Conn, v *session.Visit) {
 		c.ch.close(driver.ErrPeerLost)
 	}
 
-	// Nothing refers to the connection any more but the last word, which Receive passes on.
-	c.asked.Wait()
+	// Remove all references to the connection, except the notice of its end that Receive delivers.
+	c.importer.Wait()
 	for _, m := range b.table.All() {
 		m.removePeer(c)
 	}
@@ -155,7 +156,8 @@ func (b *Backend) serve(conn net.Conn, v *session.Visit) {
 	}
 }
 
-// receiveHello waits for the hello; nil: something else came, or nothing within Config.hello.
+// receiveHello waits for the hello. It returns nil if the peer sends something else first, or
+// nothing within Config.hello.
 func (c *inbound) receiveHello() *hello {
 	limit := clock.AfterRunning(c.b.cfg.clock, c.b.cfg.hello,
 		func() { c.setReadDeadline(aLongTimeAgo) })
@@ -171,16 +173,18 @@ func (c *inbound) receiveHello() *hello {
 	return h
 }
 
-// setReadDeadline sets until when the peer must say something, unless we close.
+// setReadDeadline sets the time by which the peer must send a message. It does nothing after quit,
+// which has set a deadline in the past.
 func (c *inbound) setReadDeadline(deadline time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.quitting {
-		_ = c.ch.conn.SetReadDeadline(deadline) // fails only where it is closed
+		_ = c.ch.conn.SetReadDeadline(deadline) // fails only if the connection is closed
 	}
 }
 
-// quit has serve end the connection because the backend closes. It can still say so.
+// quit makes serve end the connection because the backend closes. serve can still send the peer a
+// quit message, since only its reads end.
 func (c *inbound) quit() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -188,13 +192,14 @@ func (c *inbound) quit() {
 	_ = c.ch.conn.SetReadDeadline(aLongTimeAgo)
 }
 
-// welcome makes our end of the queue pairs and welcomes the peer; an error is why not.
+// welcome makes our ends of the queue pairs and sends them to the peer. An error is the reason to
+// refuse the peer; serve sends it.
 func (c *inbound) welcome(h *hello) error {
 	if _, err := decodeAddress(h.from); err != nil {
 		return fmt.Errorf("a hello without an address: %w", driver.ErrCorrupt)
 	}
 	if h.to != c.b.address.owner || c.b.gate.IsShut() {
-		return driver.ErrPeerLost // the backend that it means is gone, and we have its place
+		return driver.ErrPeerLost // the backend that the peer wants is gone; we have its address
 	}
 	c.b.mu.Lock()
 	err := c.b.admitted.Take(c.visit.Host, "peers", "ConnsMax")
@@ -202,9 +207,9 @@ func (c *inbound) welcome(h *hello) error {
 	if err != nil {
 		return err
 	}
-	c.counted = true
+	c.admitted = true
 	if !c.visit.Leave() {
-		return driver.ErrPeerLost // another connection has its place
+		return driver.ErrPeerLost // the lobby has given its place to another connection
 	}
 	link, err := c.b.net.connect(false, 0)
 	if err != nil {
@@ -216,7 +221,7 @@ func (c *inbound) welcome(h *hello) error {
 	for i := range h.pairs {
 		o := &h.pairs[i]
 		if int(o.rail) >= len(c.b.rails) {
-			o.rail = 0 // of a peer that makes rails up: its queue pair leads nowhere
+			o.rail = 0 // we have no such rail: the peer is wrong, and its queue pair cannot connect
 		}
 		c.rails = append(c.rails, int(o.rail))
 		w.pairs = append(w.pairs, c.makePair(i, &o.end))
@@ -225,24 +230,25 @@ func (c *inbound) welcome(h *hello) error {
 	return nil
 }
 
-// makePair makes and begins our end of a queue pair.
+// makePair creates our end of a queue pair and connects it to the peer's end. If that fails, the
+// answer tells the peer that there is none.
 func (c *inbound) makePair(pair int, theirs *verbs.End) pairAnswer {
 	end, err := c.link.PairMake(pair, c.rails[pair])
 	if err != nil {
 		return pairAnswer{}
 	}
 	if c.link.PairBegin(pair, *theirs) != nil {
-		_ = c.link.PairEnd(pair) // there is nothing to lose
+		_ = c.link.PairEnd(pair) // nothing was sent over it, so an error does not matter
 		return pairAnswer{}
 	}
 	return pairAnswer{there: true, end: end}
 }
 
-// importsQueueMax bounds the imports that a peer has us remember.
+// importsQueueMax bounds the queued imports of one peer.
 const importsQueueMax = 4096
 
-// queueImport has an import answered beside: NICs may take long to learn of large memory,
-// and queue pairs must not wait for that.
+// queueImport queues an import for a separate goroutine. To register large memory with the NICs
+// may take long, and serve must not delay requests for queue pairs meanwhile.
 func (c *inbound) queueImport(q *importRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -253,11 +259,11 @@ func (c *inbound) queueImport(q *importRequest) {
 	c.imports = append(c.imports, q)
 	if !c.importing {
 		c.importing = true
-		c.asked.Go(c.answerImports)
+		c.importer.Go(c.answerImports)
 	}
 }
 
-// answerImports answers imports until there are none.
+// answerImports answers queued imports until the queue is empty.
 func (c *inbound) answerImports() {
 	for {
 		c.mu.Lock()
@@ -277,7 +283,7 @@ func (c *inbound) answerImports() {
 	}
 }
 
-// keysOf has the keys of the NICs in the order of the pairs.
+// keysOf returns the remote key of each queue pair, given those of each rail.
 func (c *inbound) keysOf(granted []uint32) []uint32 {
 	list := make([]uint32, len(c.rails))
 	for pair, rail := range c.rails {
@@ -286,9 +292,9 @@ func (c *inbound) keysOf(granted []uint32) []uint32 {
 	return list
 }
 
-// remake ends our end of a queue pair that has failed at the peer's, and makes a new one. Only
-// when ours is gone can nothing of the first try land any more; without that there is no
-// answer, and the connection ends.
+// remake replaces a queue pair that has failed at the peer's end. It ends ours first: after that
+// no request of the old queue pair can land, and the peer may repeat them. If ours cannot be
+// ended, remake sends no answer and closes the connection.
 func (c *inbound) remake(q *pairRequest) {
 	pair := int(q.pair)
 	if pair >= len(c.rails) || c.link.PairEnd(pair) != nil {
@@ -302,15 +308,16 @@ func (c *inbound) remake(q *pairRequest) {
 	c.ch.send(&a)
 }
 
-// onNews implements end: where ours has failed, the peer learns of it at once.
+// onNews implements end. It tells the peer at once when our end of a queue pair has failed.
 func (c *inbound) onNews(n verbs.News) {
 	if n.Kind == verbs.PairFailed && n.Pair >= 0 && n.Pair < verbs.PairsMax {
 		c.ch.send(&broken{pair: uint8(n.Pair)})
 	}
 }
 
-// breakPairs ends all our queue pairs of the connection: the strong means of Revoke. The
-// peer has them made anew. An error: one of them may be there.
+// breakPairs ends all our queue pairs of the connection; the peer then asks for new ones. Revoke
+// calls it when a NIC does not release a key, and a grant before it reuses addresses. After an
+// error, some of the queue pairs may still exist.
 func (c *inbound) breakPairs() error {
 	if !c.hold.Enter() {
 		return fmt.Errorf("a connection is ending: %w", driver.ErrBusy)
@@ -327,15 +334,15 @@ func (c *inbound) breakPairs() error {
 	return errors.Join(errs...)
 }
 
-// answersMax is how many answers of one connection may be on their way or not received.
+// answersMax bounds the answers of one connection that the initiator's program has not received.
 const answersMax = 64
 
-// replies counts what an owner has answered over one connection. Answers go over the
-// control connection, which keeps their order; the initiator tells how many its program
-// has taken, which makes room for more.
+// replies is the flow control of the owner's answers on one connection. Answers go over the control
+// connection, which preserves their order. The initiator reports how many its program has taken,
+// and each of these frees the slot of one answer.
 type replies struct {
 	sent, taken uint64
-	refused     bool // an Answer found no room
+	refused     bool // Answer has returned ErrFull since the last free slot
 	over        bool // the connection has ended
 }
 
@@ -370,8 +377,8 @@ func (c *inbound) reply(msg []byte) error {
 	return nil
 }
 
-// addCredit notes how many answers the peer's program has taken, and reports whether that
-// makes sense.
+// addCredit notes how many answers the peer's program has taken in all. It returns false if the
+// number is impossible: lower than before, or more than were sent.
 func (c *inbound) addCredit(taken uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -387,12 +394,12 @@ func (c *inbound) addCredit(taken uint64) bool {
 	return true
 }
 
-// endReplies has Answer say that the connection has ended.
+// endReplies makes Answer return ErrPeerLost from now on.
 func (c *inbound) endReplies() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.replies.over = true
 	if c.replies.refused {
-		c.b.roomForAnswers() // it is to learn that there will be none
+		c.b.roomForAnswers() // wake the refused caller, so that its next Answer gets ErrPeerLost
 	}
 }

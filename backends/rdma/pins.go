@@ -18,29 +18,30 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// pinned is a range that the NICs know for local use, on all rails or, if it is a device's,
-// on those that can.
+// pinned is a range of memory that the NICs have registered for local access. Host memory is
+// registered on every rail. Device memory is registered on each rail that supports it; refusals
+// holds the errors of the others.
 type pinned struct {
 	span
-	dmabuf   *driver.DMABuf // ours, as long as it is pinned: grants register it again; nil: none
+	dmabuf   *driver.DMABuf // our duplicate, kept for later grants; nil: no dma-buf
 	readOnly bool           // the NICs must not write to it
-	pins     []pin          // by rail; nil: its device is gone, or refusals says why
-	refusals []error        // by rail, of device memory
-	users    int            // pinnings.mu
+	pins     []pin          // by rail; nil: not registered there (refusals), or the device is gone
+	refusals []error        // by rail; nil for host memory
+	users    int            // registrations in this range; guarded by pinnings.mu
 }
 
-// pinnings finds ranges that are pinned by address: a registration that is a part of
-// another one uses what that one pinned, and costs no call of the kernel.
+// pinnings shares pinned ranges between registrations. A registration that lies inside a range
+// that is already pinned uses that range, without a system call.
 type pinnings struct {
 	b *Backend
 
 	mu      sync.Mutex
-	list    []*pinned // by base
-	longest uint64    // that ever was: bounds the search
+	list    []*pinned // sorted by base
+	longest uint64    // size of the longest range so far; bounds the search in find
 }
 
-// use returns a range that holds s, with one more user. unuse ends that. d is of device
-// memory; it is not looked at where a range that is pinned already holds s.
+// use returns a pinned range that contains s, and counts the caller as one of its users until
+// unuse. d is the dma-buf of device memory; use ignores it when a pinned range contains s already.
 func (t *pinnings) use(s *span, d *driver.DMABuf, readOnly bool) (*pinned, error) {
 	if p := t.find(s, readOnly); p != nil {
 		return p, nil
@@ -62,19 +63,19 @@ func (t *pinnings) use(s *span, d *driver.DMABuf, readOnly bool) (*pinned, error
 	return p, nil
 }
 
-// Of host memory that was never touched, the driver of a NIC finds the pages on one thread,
-// and the kernel zeroes them, which takes longer than all the rest. From faultInMin bytes on,
-// some 50 ms of it, threads of ours find them first. findersMax leaves processors of large
-// machines to others.
+// A NIC's driver pins memory on one thread. Most of that time goes into page faults on memory that
+// was never touched, because the kernel zeroes each page. From faultInMin bytes on (about 50 ms of
+// faults), several threads of the backend touch the pages before they are pinned: one for each
+// CPU, but at most faultThreadsMax, to leave CPUs of large machines to the program.
 const (
-	faultInMin = 64 << 20
-	findersMax = 8
+	faultInMin      = 64 << 20
+	faultThreadsMax = 8
 )
 
 // pinHost pins host memory on all rails.
 func (b *Backend) pinHost(p *pinned, readOnly bool) error {
-	if p.size >= faultInMin && b.finders > 1 {
-		hostmem.FaultIn(p.bytes, !readOnly, b.finders)
+	if p.size >= faultInMin && b.faultThreads > 1 {
+		hostmem.FaultIn(p.bytes, !readOnly, b.faultThreads)
 	}
 	var err error
 	p.pins, err = b.pinAll(p.bytes, 0)
@@ -83,13 +84,13 @@ func (b *Backend) pinHost(p *pinned, readOnly bool) error {
 		if !readOnly {
 			return err
 		}
-		p.readOnly = true // pages that the program itself may not write
+		p.readOnly = true // the program has mapped the pages without write permission
 		p.pins, err = b.pinAll(p.bytes, verbs.ReadOnly)
 	}
 	return b.explainPin(err, p.size)
 }
 
-// after returns the index of the first range that begins past an address.
+// after returns the index of the first range whose base is above an address.
 // Preconditions: t.mu is held.
 func (t *pinnings) after(from uint64) int {
 	return sort.Search(len(t.list), func(i int) bool { return t.list[i].base > from })
@@ -110,7 +111,7 @@ func (t *pinnings) find(s *span, readOnly bool) *pinned {
 func (t *pinnings) unuse(p *pinned) error {
 	t.mu.Lock()
 	last := p.users == 1
-	if last { // which it stays: after an error this is called again
+	if last { // users stays 1: the caller calls unuse again after an error
 		t.list = slices.DeleteFunc(t.list, func(other *pinned) bool { return other == p })
 	} else {
 		p.users--
@@ -135,7 +136,7 @@ func closePins(pins []pin) error {
 	return errors.Join(errs...)
 }
 
-// pinAll pins a range on all rails at once: large ranges take long.
+// pinAll pins a range on all rails in parallel, because large ranges take long.
 func (b *Backend) pinAll(mem []byte, flags uint32) ([]pin, error) {
 	pins := make([]pin, len(b.rails))
 	err := b.onRails(func(r *rail) (err error) {
@@ -148,7 +149,7 @@ func (b *Backend) pinAll(mem []byte, flags uint32) ([]pin, error) {
 	return pins, nil
 }
 
-// pinFlags are those of every registration.
+// pinFlags returns the access flags that every registration has.
 func (b *Backend) pinFlags() uint32 {
 	if b.cfg.RelaxedOrdering {
 		return verbs.Relaxed
@@ -156,7 +157,8 @@ func (b *Backend) pinFlags() uint32 {
 	return 0
 }
 
-// onRails does something on each rail that is there, at once where there are several.
+// onRails calls do for each rail whose device is not gone, in parallel. It ignores the error of a
+// rail whose device goes away during the call.
 func (b *Backend) onRails(do func(r *rail) error) error {
 	errs := make([]error, len(b.rails))
 	attempt := func(i int, r *rail) {
@@ -164,7 +166,7 @@ func (b *Backend) onRails(do func(r *rail) error) error {
 			errs[i] = do(r)
 		}
 		if r.gone.Load() {
-			errs[i] = nil // it went meanwhile: the others serve
+			errs[i] = nil // the device went away during do: the other rails carry the traffic
 		}
 	}
 	var wg sync.WaitGroup
@@ -179,8 +181,9 @@ func (b *Backend) onRails(do func(r *rail) error) error {
 const memlockFix = "ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit; --ulimit " +
 	"memlock=-1 for a container"
 
-// explainPin says what a refusal of the kernel to pin host memory may come from. The kernel counts
-// a range once for each registration of it: on each rail, and again while peers may reach it.
+// explainPin adds RLIMIT_MEMLOCK to an error of pinning host memory that the limit may have caused.
+// The kernel counts a range against the limit once for each registration: one for each rail, and
+// one more for each rail while peers can access the range.
 func (b *Backend) explainPin(err error, n uint64) error {
 	if !errors.Is(err, syscall.ENOMEM) && !errors.Is(err, syscall.EAGAIN) {
 		return err
@@ -191,8 +194,8 @@ func (b *Backend) explainPin(err error, n uint64) error {
 		"%d bytes", n, len(b.rails), err, r.Cur), memlockFix)
 }
 
-// peermemModules have the kernel take device addresses like its own; the second is what the
-// first was called before it came with the driver.
+// peermemModules lists the kernel modules that let a NIC register device memory by its address.
+// nv_peer_mem is the older, separate package; nvidia_peermem comes with NVIDIA's driver.
 var peermemModules = []string{"nvidia_peermem", "nv_peer_mem"}
 
 func (s *sysfs) peermem() bool {
@@ -201,19 +204,19 @@ func (s *sysfs) peermem() bool {
 	})
 }
 
-// takesDevices reports whether device memory can be registered on any rail.
-func (b *Backend) takesDevices() bool {
+// canPinDevice reports whether device memory can be registered on any rail.
+func (b *Backend) canPinDevice() bool {
 	return b.peermem || slices.ContainsFunc(b.rails, func(r *rail) bool { return r.info.DMABuf })
 }
 
-// pinDevice pins device memory on each rail that can. The others are left out, and the
-// range knows why.
+// pinDevice pins device memory on each rail that supports it, and keeps the errors of the others
+// in p.refusals. It fails when no rail can pin the memory.
 func (b *Backend) pinDevice(p *pinned, d *driver.DMABuf) (err error) {
 	if p.dmabuf, err = hostmem.DupDMABuf(d); err != nil {
 		return err
 	}
 	p.pins, p.refusals = make([]pin, len(b.rails)), make([]error, len(b.rails))
-	_ = b.onRails(func(r *rail) error { // there is none: each rail has its own answer
+	_ = b.onRails(func(r *rail) error { // always nil: the errors go to p.refusals
 		p.pins[r.index], p.refusals[r.index] = b.pinDeviceOn(r, p)
 		return nil
 	})
@@ -223,7 +226,8 @@ func (b *Backend) pinDevice(p *pinned, d *driver.DMABuf) (err error) {
 	return errors.Join(b.refused(p), hostmem.CloseDMABuf(p.dmabuf))
 }
 
-// pinDeviceOn tries the dma-buf first, for which the kernel needs no further module.
+// pinDeviceOn pins device memory on one rail. It tries the dma-buf first, since that needs no
+// extra kernel module, and then the address, which needs nvidia_peermem.
 func (b *Backend) pinDeviceOn(r *rail, p *pinned) (on pin, err error) {
 	memory := verbs.Device{Addr: p.base, Len: p.size, FD: -1}
 	switch {
@@ -257,8 +261,8 @@ const (
 		"dma-bufs, and libibverbs 1.12 (rdma-core 34) or later"
 )
 
-// refused says why no rail knows the memory: what this machine lacks, if nothing could be tried, or
-// how what was tried has failed.
+// refused returns the error of device memory that no rail could pin, with the error of each rail.
+// If no rail could even try, the error also says what would let the backend pin the memory.
 func (b *Backend) refused(p *pinned) error {
 	err := fmt.Errorf("no rail takes %d bytes of device memory at %#x", p.size, p.base)
 	tried := b.peermem
@@ -277,8 +281,9 @@ func (b *Backend) refused(p *pinned) error {
 
 var errRailGone = errors.New("its device is gone")
 
-// leftOut says why a rail does not know device memory; empty: it does, or it is host memory.
-func (p *pinned) leftOut(rail int) string {
+// whyNotPinned returns why a rail could not pin device memory. It returns "" when the rail has
+// pinned it, and for host memory.
+func (p *pinned) whyNotPinned(rail int) string {
 	if p.refusals == nil || p.pins[rail] != nil {
 		return ""
 	}

@@ -129,7 +129,7 @@ func TestLargeMemoryIsFaultedIn(t *testing.T) {
 	b, err := open(Config{})
 	require.NoError(t, err)
 	defer b.Close()
-	b.finders = 3
+	b.faultThreads = 3
 	mem := freshMemory(t, faultInMin)
 	defer unix.Munmap(mem)
 	mem[5<<20] = 7
@@ -167,7 +167,7 @@ func TestLargeMemoryThatIsReadOnly(t *testing.T) {
 		require.NoError(t, err)
 		defer (*b).Close()
 	}
-	p.far.finders = 3
+	p.far.faultThreads = 3
 	p.peer = p.connect(t)
 	mem := freshMemory(t, faultInMin)
 	defer unix.Munmap(mem)

@@ -17,11 +17,11 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// Poll implements driver.Backend. It looks at memory that C shares with us. A caller that finds
-// nothing and comes again at once waits: it takes completions off the NICs itself, which
-// saves waking the thread.
+// Poll implements driver.Backend. It reads a ring that C shares with Go. A caller that gets nothing
+// from two calls in a row is waiting: Poll then takes completions from the NICs itself, which saves
+// waking the progress thread.
 func (b *Backend) Poll(done []driver.Completion) (int, error) {
-	ended := b.ended.Load() // before the look: what is found missing then is missing for good
+	ended := b.ended.Load() // before collect: nothing is added to the ring after ended is set
 	n := b.collect(done)
 	if n == 0 && b.idle && !ended && b.gate.Enter() {
 		b.net.Drive()
@@ -35,7 +35,7 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	return n, nil
 }
 
-// collect takes what is in the ring, without a crossing into C.
+// collect takes completions from the ring, without a cgo call.
 func (b *Backend) collect(done []driver.Completion) (n int) {
 	for n < len(done) {
 		got := b.net.Poll(b.scratch[:min(len(b.scratch), len(done)-n)])
@@ -59,23 +59,23 @@ func (b *Backend) Arm() (ready bool, err error) {
 		return false, driver.ErrClosed
 	}
 	defer b.gate.Exit()
-	ready = b.words.Arm() // before it looks at answers: what comes later wakes
+	ready = b.words.Arm() // before answers are checked: an answer after that signals the event
 	ready = b.answers.ready() || ready
 	return b.net.Arm() || ready, nil
 }
 
-// wake signals the event for news that is not in a ring of C.
+// wake signals the event for answers, room for answers, and ended connections; C signals the rest.
 func (b *Backend) wake() {
 	if b.words.Disarm() {
-		_, _ = unix.Write(b.event, one) // full only when it is signalled already
+		_, _ = unix.Write(b.event, one) // fails only when the event is signalled already
 	}
 }
 
-// one is what a signal adds, in the byte order of this machine.
+// one is the value that a signal adds to an eventfd.
 var one = binary.NativeEndian.AppendUint64(nil, 1)
 
-// Receive implements driver.Backend. A connection's last message waits until the ring
-// was seen empty after its end was known: then all messages before it are out.
+// Receive implements driver.Backend. It reports the end of a connection only after it has found the
+// ring empty since the end: then the program has received all messages of the connection.
 func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	if !b.gate.Enter() {
 		return 0, driver.ErrClosed
@@ -90,7 +90,7 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	return n, nil
 }
 
-// gather takes messages, then answers, then last words.
+// gather takes messages, then answers, then ends of connections.
 func (b *Backend) gather(msgs []driver.Message) (n int) {
 	b.leaving = b.words.Pending(b.leaving[:0])
 	n = b.receiveNotifs(msgs)
@@ -104,7 +104,7 @@ func (b *Backend) gather(msgs []driver.Message) (n int) {
 	if len(ended) > 0 {
 		b.words.Drop(len(ended))
 	}
-	clear(b.leaving) // keep no connection alive
+	clear(b.leaving) // drop the references
 	return n
 }
 
@@ -123,7 +123,7 @@ func (b *Backend) receiveNotifs(msgs []driver.Message) (n int) {
 	return n
 }
 
-// attend takes the news of C until Close needs none any more.
+// attend handles the events of net (news) until Close stops it.
 func (b *Backend) attend() {
 	for b.control.Wait() == nil && !b.stopNews.Load() {
 		for {
@@ -136,7 +136,8 @@ func (b *Backend) attend() {
 	}
 }
 
-// handleNews passes news on to the connections that they concern.
+// handleNews passes an event to the connection that it concerns, or to all peers if it is about a
+// port or a device.
 func (b *Backend) handleNews(n verbs.News) {
 	if n.Conn != 0 {
 		if e := b.end(n.Conn); e != nil {
@@ -159,7 +160,7 @@ func (b *Backend) handleNews(n verbs.News) {
 	b.checkPorts()
 }
 
-// checkPorts has all peers look at the ports of their queue pairs.
+// checkPorts makes the menders of all peers check the ports of their queue pairs.
 func (b *Backend) checkPorts() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -168,16 +169,16 @@ func (b *Backend) checkPorts() {
 	}
 }
 
-// hostWatch says for how long a peer's host has acknowledged nothing while something waits for the
-// peer. The host of a process that is stopped, or kept off its processors, acknowledges for it.
+// hostWatch measures how long a peer's host has acknowledged nothing while a call or a batch waits
+// for the peer. If only the process is stopped or gets no CPU, its kernel still acknowledges.
 type hostWatch struct {
 	ch    *channel
 	host  session.SilenceWatch
-	asked time.Time // for a sign of life
+	asked time.Time // when the last ping was sent
 }
 
-// silentFor sees to it that there is something to acknowledge, and returns for how long nothing
-// was. now is by a Stopwatch.
+// silentFor returns how long the host has acknowledged nothing. It sends a ping if there is nothing
+// to acknowledge. now is the time of a Stopwatch.
 func (q *hostWatch) silentFor(now time.Time) time.Duration {
 	out := q.ch.outbound()
 	if !out.Pending && now.Sub(q.asked) >= q.ch.cfg.Failure/2 {
@@ -187,8 +188,8 @@ func (q *hostWatch) silentFor(now time.Time) time.Duration {
 	return q.host.Look(out, now.UnixNano(), false)
 }
 
-// pulse ends connections to hosts that acknowledge nothing of what they were sent, whether
-// something waits for them or not, until the backend closes.
+// pulse closes connections to hosts that have acknowledged nothing for session.IdleFailures times
+// Config.Failure, even if nothing waits for them. It returns when the backend closes.
 func (b *Backend) pulse() {
 	for last := b.cfg.clock.Now(); ; {
 		over, timer := clock.After(b.cfg.clock, b.cfg.Failure)
@@ -210,7 +211,7 @@ func (b *Backend) pulse() {
 	}
 }
 
-// channels lists the control connections of peers, and of those that have connected to us.
+// channels returns all control connections, outbound and inbound.
 func (b *Backend) channels() (list []*channel) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -223,17 +224,17 @@ func (b *Backend) channels() (list []*channel) {
 	return list
 }
 
-// roomForAnswers wakes a program whose Answer found no room.
+// roomForAnswers wakes the program after its Answer returned ErrFull.
 func (b *Backend) roomForAnswers() {
 	b.answers.room.Store(true)
 	b.wake()
 }
 
-// answers holds what owners have answered over connections of ours, until Receive.
+// answers queues the answers of owners until Receive.
 type answers struct {
-	room atomic.Bool // an Answer of ours that found no room may find some now
+	room atomic.Bool // an Answer of this program that returned ErrFull may succeed now
 
-	waiting atomic.Int64 // of list: looked at before the lock
+	waiting atomic.Int64 // length of list, read without the lock
 	mu      sync.Mutex
 	list    []answered
 }
@@ -243,7 +244,7 @@ type answered struct {
 	data []byte
 }
 
-// add puts an answer into the list, and reports whether the owner kept to its bound.
+// add queues an answer. It returns false if the owner exceeds answersMax.
 func (a *answers) add(p *peer, data []byte) bool {
 	a.mu.Lock()
 	p.answersIn++
@@ -264,7 +265,7 @@ func (a *answers) ready() bool {
 	return a.room.Load() && a.room.Swap(false) || a.waiting.Load() > 0
 }
 
-// receive fills msgs with answers, and tells their owners.
+// receive moves answers to msgs, and tells the owners how many the program has taken.
 func (a *answers) receive(msgs []driver.Message) int {
 	if a.waiting.Load() == 0 {
 		return 0
@@ -284,7 +285,7 @@ func (a *answers) receive(msgs []driver.Message) int {
 	return n
 }
 
-// forget drops what came over a connection that the program has closed.
+// forget drops the answers of a connection that the program has closed.
 func (a *answers) forget(p *peer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -15,12 +15,12 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Revoke implements driver.Memory. The proof is that the NICs forget the memory's keys, which is a
-// call of our own kernel: no peer, frozen, dead or cut off, has a hand in it. A NIC may give a key
-// out again: see addresses. Peers that know the keys are told that they are void, so that they
-// stop by themselves and not by a queue pair that breaks.
+// Revoke implements driver.Memory. The proof is that the local kernel deregisters the memory's
+// remote keys. No peer takes part in that, so a frozen, dead or disconnected peer cannot delay it.
+// A NIC may use a key again: see addresses. Revoke also tells the peers that have the keys, so that
+// they stop using them; otherwise their queue pairs would fail.
 //
-// Once the backend's Close has begun, that Close looks for the proof.
+// After the backend's Close has begun, Revoke waits for that Close to revoke the memory.
 func (m *memory) Revoke(ctx context.Context) error {
 	m.end()
 	if m.b.gate.Enter() {
@@ -45,11 +45,11 @@ func (m *memory) Revoke(ctx context.Context) error {
 	return m.b.closeErr
 }
 
-// busyPause is between two looks at memory that a batch of our own works on.
+// busyPause is the time between two attempts to free memory that a batch of this backend uses.
 const busyPause = time.Millisecond
 
-// revoke is Revoke within the gate; the epoch has ended. Where another call has the turn for longer
-// than ctx, this one goes on beside: the NICs must forget the keys all the same.
+// revoke is Revoke inside the gate, after the end of the epoch. If another call holds the turn
+// until ctx ends, revoke returns an error, and a task deregisters the keys later.
 func (m *memory) revoke(ctx context.Context) error {
 	if err := m.turn.Take(ctx); err != nil {
 		m.b.tasks.Start(func() {
@@ -78,9 +78,9 @@ func (m *memory) revoke(ctx context.Context) error {
 	}
 }
 
-// free has C forget the memory, and the NICs the pins of it. driver.ErrBusy: a batch of our own
-// works on it. After an error it may be called again. Preconditions: m.turn is held, and the proof
-// is there.
+// free removes the memory from csrc/verbs, unpins it, and frees its key. The error is
+// driver.ErrBusy while a batch of this backend uses the memory. After an error it may be called
+// again. Preconditions: m.turn is held, and prove has succeeded.
 func (m *memory) free() error {
 	if m.gone.Load() {
 		return nil
@@ -99,7 +99,7 @@ func (m *memory) free() error {
 	return nil
 }
 
-// end has imports refused from now on, and tells the peers that know the keys.
+// end refuses imports from now on, and tells the peers that have remote keys.
 func (m *memory) end() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -113,10 +113,9 @@ func (m *memory) end() {
 	}
 }
 
-// prove has the NICs forget the keys, unless they were asked to take no requests. When a NIC does
-// not let go of a key, because requests with it are under way, the queue pairs of the peers that
-// may have sent them end first: those of peers that have none any more have ended.
-// ctx is looked at before they end, not before the NICs are told.
+// prove deregisters the remote keys, if there was a grant. If a NIC does not release a key because
+// requests with it are under way, prove ends the queue pairs of all peers that have the key, and
+// tries again. It does not end them if ctx has ended.
 // Preconditions: m.turn is held, and the memory is revoked.
 func (m *memory) prove(ctx context.Context) error {
 	if !m.granted {
@@ -128,7 +127,7 @@ func (m *memory) prove(ctx context.Context) error {
 		peers := slices.Collect(maps.Keys(m.peersWithKey))
 		m.mu.Unlock()
 		for _, c := range peers {
-			_ = c.breakPairs() // the NIC says what is left
+			_ = c.breakPairs() // if a queue pair is left, the Revoke below fails
 		}
 		err = m.b.net.Revoke(m.key)
 	}
@@ -144,35 +143,37 @@ func (m *memory) prove(ctx context.Context) error {
 	return nil
 }
 
-// addresses gives each grant addresses of its own, by which the requests of peers name its bytes.
+// addresses allocates a separate range of remote addresses for each grant. Peers use these in their
+// requests.
 //
-// A NIC gives the key of a registration that has ended to a later one, mlx5 to the next. Requests
-// with that key may be under way still, since the network holds them, or be sent later, by a peer
-// that stood still. The NIC refuses those whose addresses lie outside the registration that has
-// the key now. So addresses are given out in order, and again only in the next round: it begins
-// once the queue pairs of all peers that were told keys have ended, and leaves out what was granted
-// when it began.
+// A NIC may give the key of an ended registration to a later one; mlx5 gives it to the next. Old
+// requests with that key may still arrive: the network may have delayed them, or a frozen peer may
+// send them later. The NIC refuses a request whose address is outside the registration that has the
+// key now. So addresses are allocated in ascending order and not reused within a round. A new round
+// begins after the queue pairs of all peers with keys have ended. It skips the ranges that were
+// granted when it began.
 type addresses struct {
-	renewing sync.Mutex // held by a grant that takes addresses, also while it begins a round
+	renewing sync.Mutex // held while a grant allocates addresses or begins a round
 
-	mu      sync.Mutex // guards what follows; taken last
+	mu      sync.Mutex // guards what follows; the last lock in the order
 	end     uint64
 	next    uint64
-	granted map[*memory]area // that the NICs may know
-	avoid   []area           // in order: of grants from before this round
+	granted map[*memory]area // ranges that the NICs may accept
+	avoid   []area           // ranges granted before this round, in order
 }
 
 // area is a range of addresses.
 type area struct{ from, to uint64 }
 
 const (
-	// Areas begin at multiples of it: with pages of up to that size an address is as far within a
-	// page as the memory's own.
+	// The size of an area is a multiple of this. A granted address equals the memory's own modulo
+	// areaUnit, so both have the same offset in a page of any size up to that.
 	areaUnit     = 1 << 30
 	addressesEnd = 1 << 62
 )
 
-// reserve gives a memory addresses for a grant, unless those of this round are used up.
+// reserve allocates addresses for a grant of a memory. It returns false if this round has too few
+// left.
 func (a *addresses) reserve(m *memory) (at uint64, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -191,14 +192,14 @@ func (a *addresses) reserve(m *memory) (at uint64, ok bool) {
 	return got.from + within, true
 }
 
-// release notes that no NIC knows the grant of a memory any more.
+// release notes that no NIC accepts the grant of a memory any more.
 func (a *addresses) release(m *memory) {
 	a.mu.Lock()
 	delete(a.granted, m)
 	a.mu.Unlock()
 }
 
-// reserved lists the areas of grants, in order.
+// reserved returns the areas of all grants, in order.
 func (a *addresses) reserved() []area {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -207,22 +208,23 @@ func (a *addresses) reserved() []area {
 	})
 }
 
-// startRound starts a round.
+// startRound starts a round that skips the areas in avoid.
 func (a *addresses) startRound(avoid []area) {
 	a.mu.Lock()
 	a.next, a.avoid = 0, avoid
 	a.mu.Unlock()
 }
 
-// addressOfGrant chooses the addresses of a grant. In the end it has the queue pairs of all peers
-// end, which make them anew: nothing that was sent for a grant that had ended before arrives then.
+// addressOfGrant allocates addresses for a grant. If none are left, it begins a new round: it ends
+// the queue pairs of all peers that have keys, so that no request for an ended grant can arrive.
+// The peers then make new queue pairs.
 func (b *Backend) addressOfGrant(m *memory) (uint64, error) {
 	b.addresses.renewing.Lock()
 	defer b.addresses.renewing.Unlock()
 	if at, ok := b.addresses.reserve(m); ok {
 		return at, nil
 	}
-	lasting := b.addresses.reserved() // first: what ends from now on may have requests under way
+	lasting := b.addresses.reserved() // before the queue pairs end: see addresses
 	if err := b.endPairsOfKeyHolders(); err != nil {
 		return 0, fmt.Errorf("begin the addresses of grants anew: %w", err)
 	}
@@ -234,7 +236,7 @@ func (b *Backend) addressOfGrant(m *memory) (uint64, error) {
 		driver.ErrFull)
 }
 
-// endPairsOfKeyHolders ends our queue pairs to all peers that were told a key.
+// endPairsOfKeyHolders ends our queue pairs to all peers that have received a remote key.
 func (b *Backend) endPairsOfKeyHolders() error {
 	b.mu.Lock()
 	holders := make([]*inbound, 0, len(b.accepted))
@@ -251,14 +253,14 @@ func (b *Backend) endPairsOfKeyHolders() error {
 	return errors.Join(append(errs, b.endKeptLinks())...)
 }
 
-// keepLink notes a connection that has ended, but for a queue pair that a NIC keeps.
+// keepLink keeps a link whose Close failed because a NIC did not destroy a queue pair.
 func (b *Backend) keepLink(l link) {
 	b.mu.Lock()
 	b.keptLinks = append(b.keptLinks, l)
 	b.mu.Unlock()
 }
 
-// endKeptLinks tries again to end those.
+// endKeptLinks tries again to close the kept links.
 func (b *Backend) endKeptLinks() (err error) {
 	b.mu.Lock()
 	kept := b.keptLinks

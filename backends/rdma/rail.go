@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// rail is a port of a device that we opened.
+// rail is a port that the backend has opened.
 type rail struct {
 	index  int
 	device Device
@@ -22,16 +22,16 @@ type rail struct {
 	gid    GID
 	info   verbs.Rail
 	up     atomic.Bool
-	gone   atomic.Bool // with its device
+	gone   atomic.Bool // the device was removed
 }
 
-// String is how Config.Devices spells it.
+// String returns the rail as it is written in Config.Devices.
 func (r *rail) String() string { return r.device.Name + ":" + strconv.Itoa(r.port.Number) }
 
 // usable reports whether its port is up.
 func (r *rail) usable() bool { return r.up.Load() && !r.gone.Load() }
 
-// address is what peers know of it.
+// address returns the description of the rail for peers.
 func (r *rail) address() railAddress {
 	a := railAddress{gid: r.info.GID, ethernet: r.port.Ethernet(),
 		rate: uint32(r.port.Rate * 8 / 1e6)}
@@ -41,8 +41,8 @@ func (r *rail) address() railAddress {
 	return a
 }
 
-// openRails opens what Config.Devices names, or every active port: Config.Rails at most. An entry
-// of which no port opens is an error; without a list it takes one port that does.
+// openRails opens the ports of Config.Devices, or every active port, but at most Config.Rails. With
+// a list, it fails if an entry has no port that opens; without one, if no port opens at all.
 func (b *Backend) openRails(list []wanted) error {
 	all := b.cfg.sysfs.devices()
 	named := len(list) > 0
@@ -156,7 +156,7 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 		return "rdma: unknown key"
 	}
 	states := p.mender.pairStates()
-	preferred := p.b.prefers(&m.span)
+	preferred := p.b.nearestTo(&m.span)
 	var pairs []string
 	for index, pair := range p.pairs {
 		r := p.b.rails[pair.ours]
@@ -165,7 +165,7 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 		if i.pairs&(1<<index) == 0 {
 			text += ", not for this memory of the peer's"
 		}
-		if why := m.pinned.leftOut(pair.ours); why != "" {
+		if why := m.pinned.whyNotPinned(pair.ours); why != "" {
 			text += ", not for this memory: " + why
 		}
 		if preferred&(1<<pair.ours) == 0 {

@@ -1,48 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rdma moves bytes over RDMA verbs: InfiniBand and RoCE, one-sided, over as many ports of
-// as many NICs as there are.
+// Package rdma is a backend that moves bytes with one-sided RDMA operations over InfiniBand and
+// RoCE. It uses all ports of all NICs.
 //
-// A rail is a port that we opened. A queue pair is one of a connection, over one rail of ours and
-// one of the peer's. A batch goes over one queue pair or is spread over all. The package csrc/verbs
-// is the data path: from batches to work requests, and what becomes of each. This package has what
-// goes over the control connection, a TCP connection beside each connection, and answers it without
-// the program of either side. Its messages are in wire.go.
+// A rail is a port that the backend has opened. A connection has several queue pairs, each over one
+// rail of this side and one of the peer's. A batch goes over one queue pair or is spread over all.
+//
+// Package csrc/verbs is the data path: it turns batches into work requests and handles their
+// completions. This package is the control path. Each connection has a control connection over TCP.
+// The two backends handle its messages (wire.go) without their programs.
 //
 // # A connection
 //
 // The initiator (initiator.go) chooses the queue pairs by the owner's Addr (match), makes its ends
-// and sends hello. The owner (owner.go) admits it, makes its own ends and sends welcome. A queue
-// pair is live when a request without bytes has come back over it.
+// and sends hello. The owner (owner.go) admits the connection, makes its own ends and sends
+// welcome. A queue pair is live after a probe, a request without bytes, has completed on it.
 //
 // # A write
 //
-// Register pins the memory on all rails (memory.go, pins.go). Import shows the token to the owner;
-// it has its NICs grant the memory, which is a registration of its own with a key and addresses of
-// its own, and answers with them. Submit hands a batch to csrc/verbs. Its completion means that the
-// owner's NIC has acknowledged each request, or that a later message of the same queue pair was
-// seen by the owner.
+// Register pins the memory on all rails (memory.go, pins.go). Import sends the token to the owner.
+// The owner grants the memory to the peer: its NICs register the memory again, with a remote key
+// and addresses for peers, and the owner answers with these. Submit hands a batch to csrc/verbs. A
+// batch completes when the owner's NIC has acknowledged each request, or when the owner has seen a
+// later message on the same queue pair.
 //
 // # A queue pair that fails
 //
-// The initiator's mender (repair.go) asks the owner to end its end too, and to make a new one. Only
-// the answer allows what was under way to be sent again over any queue pair: a packet of the first
-// try cannot land after the second was reported done.
+// The initiator's mender (repair.go) asks the owner to destroy its end, too, and to make a new one.
+// The initiator repeats requests of the failed queue pair only after the owner's answer. So no
+// packet of a first attempt can land after the second has completed.
 //
-// # What is proved
+// # Proofs
 //
-//   - Revoke (proof.go): the epoch ends, and peers are told. Then the owner's kernel deregisters
-//     the grant: when that call returns, nothing that was begun with the key lands. Where a NIC
-//     does not let go of a key, the queue pairs of the peers that know it end first. A NIC may give
-//     the key out again, but not with the same addresses (addresses).
-//   - The end of a connection (peer.end, peer.endLost): our queue pairs end, then the owner's. Its
-//     answer to a bye is the proof that nothing of ours lands any more, or Config.PacketLife. Where
-//     there is neither, writes under way end with driver.ErrUnproven.
-//   - A host that acknowledges nothing of what it was sent is lost (poll.go), a process that is
-//     late is not.
+//   - Revoke (proof.go): the owner ends the epoch and tells the peers. Then its kernel deregisters
+//     the grant; after that call no request with the key can land. If a NIC does not release a key,
+//     the owner first destroys the queue pairs of the peers that have the key. A NIC may use the
+//     key again, but the owner never grants the same addresses again before they are safe (see
+//     addresses).
+//   - End of a connection (peer.end, peer.endLost): the initiator ends its queue pairs, then the
+//     owner does. The owner's answer to a bye proves that no write of the initiator can land, and
+//     so does Config.PacketLife. Without either, writes under way end with driver.ErrUnproven.
+//   - Loss: a peer is lost when its host does not acknowledge what it was sent (poll.go). A process
+//     that only responds late is not lost.
 //
-// Against a hostile peer only tokens protect, and the keys of the NIC, which 32 bits make hard to
-// guess and no more.
+// Against a hostile peer only tokens and the NIC's remote keys protect. A remote key has 32 bits
+// and can be guessed with effort.
 package rdma
 
 import (
@@ -75,55 +77,55 @@ type Backend struct {
 	address address
 	addr    []byte
 
-	net       fabric
-	rails     []*rail
-	nodes     topology.Nodes // of NUMA; empty: there is one
-	peermem   bool           // the kernel takes addresses of devices
-	finders   int            // threads that find pages; 1: the driver does
-	listeners []net.Listener
-	event     int         // an eventfd: completions, messages, room
-	control   *proc.Event // news of C
+	net          fabric
+	rails        []*rail
+	nodes        topology.Nodes // NUMA nodes; empty: one
+	peermem      bool           // a kernel module lets NICs register device memory by address
+	faultThreads int            // threads that touch pages before they are pinned; 1: none
+	listeners    []net.Listener
+	event        int         // the eventfd of FD: completions, messages, room
+	control      *proc.Event // signalled by C when net.News has an event
 
-	gate      session.Gate  // held by every call that uses the context
+	gate      session.Gate  // entered by every call that uses net
 	closing   chan struct{} // closed when Close begins
 	closeOnce sync.Once
 	closed    chan struct{} // closed when Close has ended
-	closeErr  error         // before closed is closed
-	stopNews  atomic.Bool   // attend is to end
-	ended     atomic.Bool   // no completion will come any more
+	closeErr  error         // the result of Close; set before closed is closed
+	stopNews  atomic.Bool   // makes attend return
+	ended     atomic.Bool   // no completion follows
 	table     session.KeyTable[memory]
 	pinnings  pinnings
 	addresses addresses
-	words     session.LastWords[*inbound]
+	words     session.LastWords[*inbound] // connections whose end Receive has still to report
 	answers   answers
-	lobby     *session.Lobby // connections that have not said hello
-	tasks     session.Tasks  // connections, and what takes too long for its callers
-	attending sync.WaitGroup // listeners, and the goroutine that takes news
+	lobby     *session.Lobby // connections in the handshake
+	tasks     session.Tasks  // inbound connections, and calls that continue in the background
+	attending sync.WaitGroup // accept, attend and pulse
 
 	mu        sync.Mutex
 	peers     map[*peer]struct{}
-	accepted  map[*inbound]struct{} // nil once closed
-	admitted  session.HostCount     // peers that have an end here
-	keptLinks []link                // ended, but for a queue pair that a NIC keeps
+	accepted  map[*inbound]struct{} // nil after close
+	admitted  session.HostCount     // inbound connections, against Config.ConnsMax
+	keptLinks []link                // links whose Close failed because a NIC keeps a queue pair
 
 	endsMu sync.RWMutex
-	ends   map[uint64]end // by what C calls them
+	ends   map[uint64]end // by link.ID
 
-	scratch [64]verbs.Done // of Poll
-	idle    bool           // the Poll before found nothing; of Poll
-	leaving []*inbound     // of Receive
-	quiet   bool           // the Receive before found nothing; of Receive
+	scratch [64]verbs.Done // for Poll
+	idle    bool           // the last Poll found nothing
+	leaving []*inbound     // for Receive
+	quiet   bool           // the last Receive found nothing
 }
 
 var _ driver.Backend = (*Backend)(nil)
 
-// end is our end of a connection. Its method is called by one goroutine, and must not
-// block.
+// end is this side's end of a connection, a *peer or an *inbound. One goroutine calls onNews, which
+// must not block.
 type end interface{ onNews(n verbs.News) }
 
-// New opens libibverbs and the rails, and listens for peers. Where the library, the
-// kernel's support, a device or an active port is missing the error is a
-// *driver.UnavailableError, which says what would mend it.
+// New opens libibverbs and the rails, and listens for peers. If the library, the kernel's support,
+// a device or an active port is missing, the error is a *driver.UnavailableError that says how to
+// fix that.
 func New(cfg Config) (*Backend, error) {
 	return open(cfg, loadVerbs, openVerbs)
 }
@@ -150,8 +152,8 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	}
 	b := &Backend{
 		cfg: cfg, event: -1, peermem: cfg.sysfs.peermem(),
-		finders: min(runtime.GOMAXPROCS(0), findersMax),
-		closing: make(chan struct{}), closed: make(chan struct{}),
+		faultThreads: min(runtime.GOMAXPROCS(0), faultThreadsMax),
+		closing:      make(chan struct{}), closed: make(chan struct{}),
 		peers: make(map[*peer]struct{}), accepted: make(map[*inbound]struct{}),
 		ends: make(map[uint64]end), admitted: session.HostCount{Most: cfg.ConnsMax},
 		lobby: session.NewLobby(handshakesMax, cfg.clock),
@@ -162,7 +164,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	if err := b.open(list, with); err != nil {
 		return nil, errors.Join(wrapOpen(err), b.release())
 	}
-	b.caps = cfg.caps(b.takesDevices())
+	b.caps = cfg.caps(b.canPinDevice())
 	b.attending.Go(b.attend)
 	b.attending.Go(b.pulse)
 	for _, l := range b.listeners {
@@ -171,7 +173,7 @@ func open(cfg Config, load func(*Config) error, with opener) (*Backend, error) {
 	return b, nil
 }
 
-// wrapOpen leaves alone what names the backend itself.
+// wrapOpen adds the backend's name to an error that does not have it.
 func wrapOpen(err error) error {
 	if errors.Is(err, driver.ErrUnavailable) {
 		return err
@@ -179,7 +181,7 @@ func wrapOpen(err error) error {
 	return fmt.Errorf("rdma: %w", err)
 }
 
-// open makes the events, the context, the rails and the address.
+// open creates the events, the verbs context, the rails, the listeners and the address.
 func (b *Backend) open(list []wanted, with opener) (err error) {
 	if b.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return fmt.Errorf("create event: %w", os.NewSyscallError("eventfd", err))
@@ -206,7 +208,7 @@ func (b *Backend) open(list []wanted, with opener) (err error) {
 	return b.describe()
 }
 
-// describe makes the address.
+// describe creates the address.
 func (b *Backend) describe() (err error) {
 	b.address.owner = session.NewOwner()
 	b.address.process = uint32(os.Getpid())
@@ -245,8 +247,8 @@ func (b *Backend) end(id uint64) end {
 	return b.ends[id]
 }
 
-// Close implements driver.Backend. Peers are closed first, as Peer.Close does it, all at
-// once; then memories, so that no peer reaches them; then what others have to us.
+// Close implements driver.Backend. It closes all peers in parallel, then revokes all memories, then
+// ends the connections that other backends have to this one.
 func (b *Backend) Close() error {
 	b.closeOnce.Do(func() {
 		b.closeErr = b.close()
@@ -256,12 +258,12 @@ func (b *Backend) Close() error {
 }
 
 func (b *Backend) close() error {
-	// No call is within from here on, but Poll.
+	// From here on the program has no call in the backend, except Poll.
 	b.gate.Shut()
 	close(b.closing)
 	b.gate.Wait()
 
-	// The connections that we began, all at once.
+	// Close the connections that this side began, in parallel.
 	b.mu.Lock()
 	peers := slices.Collect(maps.Keys(b.peers))
 	b.mu.Unlock()
@@ -272,7 +274,7 @@ func (b *Backend) close() error {
 	}
 	wg.Wait()
 
-	// Our memory: all epochs end before the first proof is waited for.
+	// Revoke the memories: end all epochs before waiting for the first proof.
 	memories := b.table.All()
 	for _, m := range memories {
 		m.end()
@@ -287,7 +289,7 @@ func (b *Backend) close() error {
 		errs = append(errs, err)
 	}
 
-	// The connections that peers began, and all that may still begin one.
+	// End the connections that peers began, and accept no more.
 	b.mu.Lock()
 	accepted := b.accepted
 	b.accepted = nil
@@ -301,16 +303,16 @@ func (b *Backend) close() error {
 	}
 	b.tasks.Wait()
 
-	// Then nothing has news, and the rest is given back.
+	// Stop the goroutine that takes news, and release the rest.
 	b.stopNews.Store(true)
-	_ = b.control.Signal() // attend ends by it
+	_ = b.control.Signal() // wakes attend
 	b.attending.Wait()
 	errs = append(errs, b.release())
 	b.ended.Store(true)
 	return errors.Join(errs...)
 }
 
-// release gives back what open made.
+// release releases what open has created.
 func (b *Backend) release() error {
 	var errs []error
 	if !b.gate.IsShut() { // open has failed

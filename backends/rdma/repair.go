@@ -11,28 +11,29 @@ import (
 	"github.com/sluicehq/sluice/internal/clock"
 )
 
-// mender carries out what repair decides, in a goroutine of its own. It alone makes,
-// begins and settles pairs.
+// mender replaces failed queue pairs of a peer, in a goroutine of its own. repair decides what to
+// do, and mender does it. After dialOnce has made the queue pairs, only the mender's goroutine
+// makes, begins and settles them.
 type mender struct {
 	p           *peer
 	repair      *repair
-	time        *clock.Stopwatch // all times of repair
-	hadWaiters  bool             // something has waited for the peer since the last look
-	host        hostWatch        // since something waits
-	ends        []pairRequest    // of each queue pair, the last that the owner was asked
-	movedBefore []uint64         // of each queue pair, what its rail had moved when it was live
+	time        *clock.Stopwatch // the clock of repair
+	hadWaiters  bool             // a call or a batch was waiting for the peer at the last check
+	host        hostWatch        // restarted when a call or a batch begins to wait
+	ends        []pairRequest    // by queue pair: the last request to the owner
+	movedBefore []uint64         // by queue pair: bytes its rail had moved when it became live
 
-	wake     chan struct{} // has one place
+	wake     chan struct{} // capacity 1
 	over     chan struct{} // closed by stop
 	done     chan struct{} // closed when run has returned
 	stopping sync.Once
 
 	mu     sync.Mutex
 	events []event
-	states []pairState // of repair, for Explain
+	states []pairState // copies of repair's, for Explain
 }
 
-// event is what a mender must know of.
+// event is an event for a mender.
 type event struct {
 	kind    eventKind
 	pair    int
@@ -44,14 +45,14 @@ type eventKind uint8
 
 const (
 	eventWelcome eventKind = iota // the owner has made its ends
-	eventLive                     // a probe came back
-	eventFailed                   // our queue pair has failed and is no more
-	eventBroken                   // the owner's is no more
-	eventReply                    // the owner has ended its own
-	eventPort                     // a port or a device has changed
+	eventLive                     // a probe has completed: the queue pair works
+	eventFailed                   // our end of a queue pair has failed; csrc/verbs has ended it
+	eventBroken                   // the owner's end of a queue pair has failed
+	eventReply                    // the owner has ended its end of a failed queue pair
+	eventPort                     // the state of a port or a device has changed
 )
 
-// eventsMax bounds what an owner can have us remember.
+// eventsMax bounds the queued events, since an owner can cause any number.
 const eventsMax = 4096
 
 func newMender(p *peer) *mender {
@@ -64,7 +65,7 @@ func newMender(p *peer) *mender {
 	}
 }
 
-// post tells the mender of something. It does not wait.
+// post queues an event. It does not wait.
 func (m *mender) post(e event) {
 	m.mu.Lock()
 	if len(m.events) < eventsMax {
@@ -83,20 +84,20 @@ func (m *mender) stop() {
 	<-m.done
 }
 
-// run is what the initiator does about its queue pairs, from the welcome to the end.
+// run handles the queue pairs of the connection, from the welcome to the end.
 func (m *mender) run() {
 	defer close(m.done)
 	for m.await() {
-		// What has happened.
+		// Handle the events.
 		now := m.time.Look()
 		for _, e := range m.takeEvents() {
 			m.handle(e, now)
 		}
-		// The owner is asked for queue pairs that have failed, once their pause is over.
+		// Ask the owner to replace failed queue pairs whose pause is over.
 		for _, i := range m.repair.asks(now) {
 			m.askOwner(i)
 		}
-		// A peer that something waits for is given up in its time.
+		// Check whether the peer is lost.
 		if why := m.lost(now); why != "" {
 			m.p.lose(errors.New(why), false)
 			return
@@ -105,7 +106,7 @@ func (m *mender) run() {
 	}
 }
 
-// await waits until there is something to do, and reports whether run is to go on.
+// await waits for an event or for the next time of repair. It returns false after stop.
 func (m *mender) await() bool {
 	var tick <-chan struct{}
 	if at := m.repair.next(); at.IsZero() {
@@ -124,8 +125,8 @@ func (m *mender) await() bool {
 	return true
 }
 
-// lost says why the peer is lost; empty: it is not. The peer's time begins with the first look that
-// finds something that waits for it.
+// lost returns why the peer is lost, or "". Time counts against the peer only while a call or a
+// batch waits for it, from the first check that finds one.
 func (m *mender) lost(now time.Time) string {
 	if m.repair.gone() {
 		return "the devices of all queue pairs are gone"
@@ -152,7 +153,7 @@ func (m *mender) takeEvents() []event {
 	return list
 }
 
-// publish notes the states for Explain.
+// publish copies the states of the queue pairs for Explain.
 func (m *mender) publish() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -161,7 +162,7 @@ func (m *mender) publish() {
 	}
 }
 
-// pairStates returns them.
+// pairStates returns the published states.
 func (m *mender) pairStates() []pairState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -170,7 +171,7 @@ func (m *mender) pairStates() []pairState {
 
 func (m *mender) handle(e event, now time.Time) {
 	if e.pair < 0 || e.pair >= len(m.repair.pairs) {
-		return // of an owner that makes queue pairs up
+		return // the owner has named a queue pair that does not exist
 	}
 	switch e.kind {
 	case eventWelcome:
@@ -195,7 +196,8 @@ func (m *mender) handle(e event, now time.Time) {
 	case eventReply:
 		m.handleReply(e.reply, now)
 	case eventPort:
-		// A queue pair is given nothing while its port is down, so that it may not fail by itself.
+		// csrc/verbs posts nothing on a queue pair whose port is down, so it may never fail by
+		// itself.
 		for i, pair := range m.p.pairs {
 			if !m.p.b.rails[pair.ours].usable() && m.repair.pairs[i].mayWork() {
 				m.endPair(i, now)
@@ -205,16 +207,16 @@ func (m *mender) handle(e event, now time.Time) {
 	}
 }
 
-// endPair ends a queue pair of ours that does not fail by itself. One that the NIC keeps carries no
-// more.
+// endPair ends our end of a queue pair that has not failed. If the NIC keeps it, csrc/verbs posts
+// nothing on it any more.
 func (m *mender) endPair(i int, now time.Time) {
 	_ = m.p.link.PairEnd(i) // PairMake tries again
 	m.repair.failed(i, m.moved(i) > m.movedBefore[i], now)
 }
 
-// moved is how many bytes the rail of a queue pair has moved.
+// moved returns the number of bytes that the rail of a queue pair has moved.
 func (m *mender) moved(i int) uint64 {
-	c, _ := m.p.b.net.Counters(m.p.pairs[i].ours) // of a rail that is there
+	c, _ := m.p.b.net.Counters(m.p.pairs[i].ours) // the rail exists, so there is no error
 	return c.BytesOut + c.BytesIn
 }
 
@@ -227,9 +229,9 @@ func (m *mender) beginPair(i int, a *pairAnswer, now time.Time) {
 	m.repair.failed(i, false, now)
 }
 
-// askOwner makes a new queue pair, and asks the owner for its own, after it has ended the one
-// before. Without a new one of ours, as while the port is down, it must end that all the
-// same: what the queue pair held goes over others then.
+// askOwner makes a new end of a failed queue pair, and asks the owner to end its old end and to
+// make a new one. If our port is down, there is no new end. The owner must end its old one even so:
+// after that, other queue pairs can repeat the requests of the failed one.
 func (m *mender) askOwner(i int) {
 	q := pairRequest{pair: uint8(i), attempt: m.repair.pairs[i].attempt}
 	if m.p.b.rails[m.p.pairs[i].ours].usable() {
@@ -240,8 +242,8 @@ func (m *mender) askOwner(i int) {
 	m.p.ch.send(&q)
 }
 
-// handleReply goes on after the owner has ended its queue pair: nothing of the first try lands
-// any more, so what it did not do may be sent again.
+// handleReply handles the owner's answer to askOwner. The owner has ended its old end, so no
+// request of the old queue pair can land any more, and those not done may be sent again.
 func (m *mender) handleReply(r *pairReply, now time.Time) {
 	i := int(r.pair)
 	both := r.there && m.ends[i].there
@@ -249,7 +251,7 @@ func (m *mender) handleReply(r *pairReply, now time.Time) {
 		return
 	}
 	if err := m.p.link.PairSettle(i, r.seen); err != nil {
-		m.p.ch.close(err) // an owner that saw what we did not send: it is given up
+		m.p.ch.close(err) // the owner claims to have seen messages that were not sent
 		return
 	}
 	switch {
@@ -258,29 +260,31 @@ func (m *mender) handleReply(r *pairReply, now time.Time) {
 	case m.p.b.rails[m.p.pairs[i].ours].gone.Load():
 		m.repair.remove(i, now)
 	default:
-		_ = m.p.link.PairEnd(i) // ours, if it was made
+		_ = m.p.link.PairEnd(i) // our new end, if there is one
 	}
 }
 
-// repair is what becomes of the queue pairs of a connection that we began. It decides, and does
-// nothing itself: mender carries it out.
+// repair is the state machine of a peer's queue pairs. It does no I/O; mender carries out its
+// decisions.
 //
-//	probing -> live            a request without bytes came back
-//	probing, live -> waiting   the queue pair failed: C has ended our end of it
-//	waiting -> asked           the owner is told, and asked to end its own
-//	asked -> probing           it did, and has a new one
-//	asked -> waiting           it did, and could not make a new one
+//	probing -> live            the probe, a request without bytes, has completed
+//	probing, live -> waiting   the queue pair has failed, and our end is ended
+//	waiting -> asked           the mender has asked the owner to replace its end
+//	asked -> probing           the owner has ended its end and made a new one
+//	asked -> waiting           the owner has ended its end, but one side has no new one
 //	any -> out                 our device is gone
 //
-// The pause before the owner is asked is none at first, then grows from pauseMin to
-// pauseMax until the queue pair is live again.
+// The first request to the owner follows the failure at once. Further ones follow after a pause
+// that grows from pauseMin to pauseMax, until the queue pair is live again.
+//
+// A queue pair is sound when it has stayed live for soundAfter, or has moved bytes.
 type repair struct {
 	pairs      []pairRepair
-	failure    time.Duration // how long no queue pair may be live
-	soundAfter time.Duration // a queue pair that stays live for so long is sound
-	noneLive   time.Time     // since when none is live; zero: one is
-	asked      time.Time     // since when the owner owes an answer; zero: it does not
-	unsound    time.Time     // since when none was sound; zero: one is, or has not failed
+	failure    time.Duration // Config.Failure: how long no queue pair may be live
+	soundAfter time.Duration
+	noneLive   time.Time // since when no queue pair is live; zero: one is
+	asked      time.Time // from when to count the wait for the owner's answer; zero: no wait
+	unsound    time.Time // since when no queue pair was sound; zero: one was, or none has failed
 }
 
 type pairRepair struct {
@@ -307,7 +311,7 @@ func (s pairState) String() string { return pairStates[s] }
 const (
 	pauseMin   = 50 * time.Millisecond
 	pauseMax   = time.Second
-	unsoundMax = 10 // times failure
+	unsoundMax = 10 // the peer is lost after so many times failure without a sound queue pair
 )
 
 func newRepair(pairs int, cfg *Config) *repair {
@@ -318,11 +322,11 @@ func newRepair(pairs int, cfg *Config) *repair {
 	}
 }
 
-// begun notes that the owner has made its ends: from now on a queue pair must come to life. What it
-// takes until then is for the context of Connect to bound.
+// begun notes that the owner has made its ends. From now on a queue pair must become live within
+// failure; before, only the context of Connect bounds the time.
 func (r *repair) begun(now time.Time) { r.noneLive = now }
 
-// live notes that a probe came back.
+// live notes that the probe of a queue pair has completed.
 func (r *repair) live(i int, now time.Time) {
 	l := &r.pairs[i]
 	if l.state != pairProbing {
@@ -332,8 +336,8 @@ func (r *repair) live(i int, now time.Time) {
 	r.noneLive = time.Time{}
 }
 
-// failed notes the end of our queue pair. moved says that bytes have passed since it was
-// live: then it was sound, however short that was.
+// failed notes that our end of a queue pair has ended. moved says that it has moved bytes since it
+// became live: then it counts as sound.
 func (r *repair) failed(i int, moved bool, now time.Time) {
 	l := &r.pairs[i]
 	if moved {
@@ -357,13 +361,13 @@ func (r *repair) setPause(l *pairRepair, now time.Time) {
 	l.at = now.Add(l.pause)
 }
 
-// remove takes a queue pair out for good. What it held must have been settled.
+// remove gives a queue pair up for good. Its requests must have been settled.
 func (r *repair) remove(i int, now time.Time) {
 	r.pairs[i].state = pairOut
 	r.noteLive(now)
 }
 
-// noteLive notes how many queue pairs are live, and since when none is.
+// noteLive updates unsound and noneLive after a queue pair has stopped working.
 func (r *repair) noteLive(now time.Time) {
 	if r.unsound.IsZero() {
 		r.unsound = now
@@ -378,7 +382,7 @@ func (r *repair) noteLive(now time.Time) {
 	}
 }
 
-// asks returns the queue pairs whose owner is to be asked now.
+// asks returns the queue pairs that the mender must ask the owner to replace now.
 func (r *repair) asks(now time.Time) (list []int) {
 	for i := range r.pairs {
 		l := &r.pairs[i]
@@ -392,8 +396,8 @@ func (r *repair) asks(now time.Time) (list []int) {
 	return list
 }
 
-// discountAnswers leaves out the time that the owner takes to answer, as far as it has passed: its
-// process may be stopped, or kept off its processors. The caller knows whether its host is there.
+// discountAnswers does not count the time in which the owner owes an answer: its process may be
+// stopped or get no CPU. hostWatch detects a host that is down.
 func (r *repair) discountAnswers(now time.Time) {
 	if !r.asked.IsZero() {
 		for _, since := range []*time.Time{&r.noneLive, &r.unsound} {
@@ -410,8 +414,8 @@ func (r *repair) discountAnswers(now time.Time) {
 	}
 }
 
-// answered reports whether an answer is the one that is waited for. there says that the
-// owner has a new queue pair, and that we have one.
+// answered notes an answer of the owner. It returns false if the answer is not for the present
+// attempt. there says that both sides have a new end.
 func (r *repair) answered(i int, attempt uint32, there bool, now time.Time) bool {
 	if i >= len(r.pairs) || r.pairs[i].state != pairAsked || r.pairs[i].attempt != attempt {
 		return false
@@ -427,7 +431,7 @@ func (r *repair) answered(i int, attempt uint32, there bool, now time.Time) bool
 	return true
 }
 
-// endPauses ends the pauses: a port is up again.
+// endPauses ends all pauses, because the state of a port has changed.
 func (r *repair) endPauses(now time.Time) {
 	for i := range r.pairs {
 		if l := &r.pairs[i]; l.state == pairWaiting {
@@ -436,10 +440,10 @@ func (r *repair) endPauses(now time.Time) {
 	}
 }
 
-// mayWork reports whether there is a queue pair that may work.
+// mayWork reports whether the queue pair is live or may become so.
 func (l *pairRepair) mayWork() bool { return l.state == pairLive || l.state == pairProbing }
 
-// gone reports whether the devices of all queue pairs are gone: there will be none.
+// gone reports whether the devices of all queue pairs are gone.
 func (r *repair) gone() bool {
 	for i := range r.pairs {
 		if r.pairs[i].state != pairOut {
@@ -449,7 +453,7 @@ func (r *repair) gone() bool {
 	return true
 }
 
-// lost says why the peer is to be given up, for which something waits; empty: it is not.
+// lost returns why the peer is lost, or "". A call or a batch waits for the peer.
 func (r *repair) lost(now time.Time) string {
 	r.noteSound(now)
 	r.discountAnswers(now)
@@ -471,7 +475,7 @@ func (r *repair) noteSound(now time.Time) {
 	}
 }
 
-// isTiming reports whether time runs that lost looks at.
+// isTiming reports whether time counts against the peer.
 func (r *repair) isTiming() bool {
 	for i := range r.pairs {
 		if r.pairs[i].state == pairAsked {
@@ -481,7 +485,7 @@ func (r *repair) isTiming() bool {
 	return !r.noneLive.IsZero() || !r.unsound.IsZero()
 }
 
-// restartTimes gives a peer all of its time once more: nothing waits for it yet.
+// restartTimes restarts the times that count against the peer, since nothing was waiting for it.
 func (r *repair) restartTimes(now time.Time) {
 	r.noteSound(now)
 	r.discountAnswers(now)
@@ -493,7 +497,7 @@ func (r *repair) restartTimes(now time.Time) {
 	}
 }
 
-// next is when to look again without news; zero: never.
+// next returns when the mender must check again without an event; zero: never.
 func (r *repair) next() (at time.Time) {
 	sooner := func(t time.Time) {
 		if at.IsZero() || t.Before(at) {

@@ -16,8 +16,8 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// Control messages: a version, a kind, the body. A connection has two ends: that of the
-// initiator, which said hello, and that of the owner of the memory.
+// A control message is a version, a kind and a body. The initiator is the side that sends hello;
+// the owner is the other one, which owns the memory.
 const (
 	controlVersion = 3
 	controlHead    = 2
@@ -26,32 +26,32 @@ const (
 )
 
 const (
-	kindHello        = 1 + iota // initiator: its identity, and its ends of the queue pairs
-	kindWelcome                 // owner: my ends of them
-	kindImport                  // initiator: what is behind this token?
-	kindImported                // owner: this
-	kindExpired                 // owner: that memory's epoch has ended
-	kindPair                    // initiator: a queue pair is gone here; my new end
-	kindPairReply               // owner: it is gone here too, what I saw, my new end
-	kindBroken                  // owner: a queue pair is gone here
-	kindBye                     // initiator: my ends of all queue pairs are gone
-	kindFarewell                // owner: mine too
-	kindQuit                    // owner: I close
-	kindPing                    // both
+	kindHello        = 1 + iota // initiator: its address, and its ends of the queue pairs
+	kindWelcome                 // owner: its ends of the queue pairs, or why it refuses
+	kindImport                  // initiator: asks to import the memory of a token
+	kindImported                // owner: the memory's addresses and remote keys, or an error
+	kindExpired                 // owner: the epoch of a memory has ended
+	kindPair                    // initiator: its end of a queue pair is gone; a new end
+	kindPairReply               // owner: its end is gone, too; messages it has seen; a new end
+	kindBroken                  // owner: its end of a queue pair is gone
+	kindBye                     // initiator: its ends of all queue pairs are gone
+	kindFarewell                // owner: its ends are gone, too
+	kindQuit                    // owner: its backend closes
+	kindPing                    // both: asks for a pong
 	kindPong                    // both
-	kindAnswer                  // owner: what its program answers
-	kindAnswersTaken            // initiator: so many answers its program has taken
+	kindAnswer                  // owner: an answer of its program
+	kindAnswersTaken            // initiator: the number of answers that its program has received
 )
 
 type hello struct {
-	to    session.Owner // the backend that it means to reach
-	from  []byte        // its Addr
+	to    session.Owner // the backend that the initiator wants to connect to
+	from  []byte        // the initiator's Addr
 	pairs []pairOffer
 }
 
-// pairOffer is a queue pair that the initiator has made its end of.
+// pairOffer is the initiator's end of a queue pair.
 type pairOffer struct {
-	rail uint8 // the owner's
+	rail uint8 // the owner's rail that it is for
 	end  verbs.End
 }
 
@@ -60,9 +60,9 @@ type welcome struct {
 	pairs  []pairAnswer
 }
 
-// pairAnswer is one side's end of a queue pair; not there: it could not make one.
+// pairAnswer is one side's end of a queue pair.
 type pairAnswer struct {
-	there bool
+	there bool // false: this side could not make an end
 	end   verbs.End
 }
 
@@ -78,12 +78,12 @@ type importAnswer struct {
 	status     session.Status
 	readOnly   bool
 	base, size uint64
-	keys       []uint32 // of the NIC, for each queue pair; 0: not over that one
+	keys       []uint32 // remote key for each queue pair; 0: not accessible over that one
 }
 
 type expired struct {
 	key   uint32
-	epoch uint64 // and those before
+	epoch uint64 // the last epoch that has ended
 }
 
 type pairRequest struct {
@@ -101,14 +101,14 @@ type pairReply struct {
 
 type broken struct{ pair uint8 }
 
-// answer is what the owner's program answers.
+// answer is an answer of the owner's program.
 type answer struct{ data []byte }
 
 // answersTaken tells how many answers the initiator's program has taken since it opened the
 // connection.
 type answersTaken struct{ count uint64 }
 
-// bye may tell that the program never had the connection.
+// bye ends a connection. abandoned: Connect failed, so the initiator's program never used it.
 type bye struct{ abandoned bool }
 
 type (
@@ -191,17 +191,16 @@ func (quit) fields(*codec)              {}
 func (ping) fields(*codec)              {}
 func (pong) fields(*codec)              {}
 
-// message is one that goes over the control connection. fields names its fields in their order, for
-// both directions.
+// message is a control message. fields encodes or decodes its fields in their order on the wire.
 type message interface {
 	kind() byte
 	fields(c *codec)
 }
 
-// codec writes the fields of what goes between backends, or reads them: numbers with the low byte
-// first, what is of no fixed length behind its length.
+// codec encodes or decodes the fields of control messages and addresses. Numbers are little-endian;
+// data of variable length follows its length.
 type codec struct {
-	in  *session.MessageReader // nil: it writes
+	in  *session.MessageReader // nil: the codec encodes to out
 	out []byte
 }
 
@@ -265,7 +264,7 @@ func (c *codec) data(v *[]byte) {
 	c.raw(*v)
 }
 
-// list is a list of at most so many.
+// list encodes or decodes a list of at most most elements.
 func list[T any](c *codec, v *[]T, most int, each func(*T)) {
 	n := uint8(len(*v))
 	c.uint8(&n)
@@ -298,14 +297,14 @@ func (c *codec) answer(a *pairAnswer) {
 	}
 }
 
-// appendMessage appends a message as decodeControl reads it.
+// appendMessage appends an encoded message.
 func appendMessage(b []byte, m message) []byte {
 	c := codec{out: append(b, controlVersion, m.kind())}
 	m.fields(&c)
 	return c.out
 }
 
-// decodeControl reads what a peer sent, which may be anything. Nothing of b is kept.
+// decodeControl decodes a message, and refuses a malformed one. It keeps no reference to b.
 func decodeControl(b []byte) (message, error) {
 	if len(b) < controlHead || len(b) > controlMax {
 		return nil, fmt.Errorf("control message of %d bytes: %w", len(b), driver.ErrCorrupt)
@@ -328,7 +327,7 @@ func decodeControl(b []byte) (message, error) {
 	return m, nil
 }
 
-// messages makes an empty message of each kind.
+// messages returns an empty message of each kind.
 var messages = [...]func() message{
 	kindHello:        func() message { return &hello{} },
 	kindWelcome:      func() message { return &welcome{} },
@@ -347,22 +346,22 @@ var messages = [...]func() message{
 	kindAnswersTaken: func() message { return &answersTaken{} },
 }
 
-// address is what Addr says: which backend this is, where its control listens, and what its
-// rails are, so that an initiator can match them with its own. The digest tells one that
-// was cut or altered; it is no protection against forged ones.
+// address is the content of Addr: the backend's identity, where its control listens, and its rails,
+// which an initiator matches with its own. An encoded address ends with a digest, which detects
+// truncation and damage, but not forgery.
 type address struct {
 	owner   session.Owner
 	host    [8]byte // equal on the same host
 	process uint32
-	notifs  uint32 // messages that a connection to it may have on their way
+	notifs  uint32 // bounds the messages of a connection that the owner has not received
 	control []netip.AddrPort
 	rails   []railAddress
 }
 
-// railAddress is what a peer must know of a rail to choose it.
+// railAddress describes a rail to peers.
 type railAddress struct {
 	gid      [16]byte
-	bits     uint8 // of the subnet that the GID is in; 0: not known
+	bits     uint8 // prefix length of the GID's subnet; 0: unknown
 	ethernet bool
 	rate     uint32 // Mb/s
 }
@@ -374,7 +373,7 @@ const (
 	notifsLimit  = 1 << 15
 )
 
-// fields are those between the mark and the digest.
+// fields encodes or decodes the part between the mark and the digest.
 func (a *address) fields(c *codec) {
 	c.raw(a.owner[:])
 	c.raw(a.host[:])
@@ -394,14 +393,15 @@ func (a *address) fields(c *codec) {
 	})
 }
 
-// sound reports whether an address can be used.
+// sound reports whether a decoded address is valid.
 func (a *address) sound() bool {
 	return len(a.control) > 0 && len(a.rails) > 0 && a.notifs > 0 && a.notifs <= notifsLimit &&
 		!slices.ContainsFunc(a.control, func(at netip.AddrPort) bool { return at.Port() == 0 }) &&
 		!slices.ContainsFunc(a.rails, func(r railAddress) bool { return r.bits > 128 })
 }
 
-// encode refuses what does not fit in driver.AddrMax, which no machine comes near to.
+// encode fails only if the address does not fit into driver.AddrMax; no real machine has so many
+// rails.
 func (a *address) encode() ([]byte, error) {
 	c := codec{out: []byte(addressMark)}
 	a.fields(&c)
@@ -442,10 +442,10 @@ func (a *address) String() string {
 	return fmt.Sprintf("rdma backend %s of process %d", hex.EncodeToString(a.owner[:]), a.process)
 }
 
-// ip is the address of RoCE that a GID is.
+// ip returns the GID of a RoCE rail as an IP address.
 func (r *railAddress) ip() netip.Addr { return netip.AddrFrom16(r.gid).Unmap() }
 
-// subnet is not valid where it is not known.
+// subnet returns the subnet of a RoCE rail, or an invalid prefix if it is unknown.
 func (r *railAddress) subnet() netip.Prefix {
 	ip := r.ip()
 	if r.bits == 0 || int(r.bits) > ip.BitLen() {
@@ -455,5 +455,5 @@ func (r *railAddress) subnet() netip.Prefix {
 	return p
 }
 
-// prefix is that of an InfiniBand subnet.
+// prefix returns the subnet prefix of an InfiniBand GID.
 func (r *railAddress) prefix() [8]byte { return [8]byte(r.gid[:8]) }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Our end of a connection: its life. */
+/* Our end of a connection: how it is made, drained, ended and freed. */
 #define _GNU_SOURCE
 #include "pair.h"
 
@@ -7,9 +7,13 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+/* The bytes of a frame: the head and the largest message. */
 #define SLIP (sizeof(struct sl_verbs_head) + SL_VERBS_NOTIF_MAX)
 
-/* An initiator's messages, or the one that an owner tells credit with. */
+/*
+ * Allocates the frames of outgoing messages: for an initiator as many as may be unacknowledged,
+ * for an owner the one in which it sends credit. The caller frees n after an error.
+ */
 static int make_frames(struct sl_verbs_conn *n)
 {
 	uint32_t len = n->initiator ? n->window : 1;
@@ -115,7 +119,8 @@ uint64_t sl_verbs_seen(struct sl_verbs_conn *n)
 	uint64_t seen;
 
 	sl_verbs_enter(c);
-	for (uint32_t i = 0; i < c->ports_len; i++) /* also what arrived over other rails before */
+	/* Take all completions first: messages that arrived over any rail count. */
+	for (uint32_t i = 0; i < c->ports_len; i++)
 		if (c->ports[i]->pairs)
 			sl_verbs_take_receives(c->ports[i]);
 	seen = n->seen;
@@ -145,7 +150,10 @@ int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns)
 		next = b->next;
 		sl_verbs_cancel_batch(b, SL_VERBS_CLOSED);
 	}
-	/* It looks once more when the time is up: this process may have stood still meanwhile. */
+	/*
+	 * sl_verbs_step runs once more after the deadline: this process may have been stopped until
+	 * then, with completions waiting.
+	 */
 	for (sl_verbs_step(c); n->live.next != &n->live && rc == 0; sl_verbs_step(c))
 		rc = sl_verbs_wait(c, deadline);
 	if (n->live.next == &n->live)
@@ -154,7 +162,10 @@ int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns)
 	return rc;
 }
 
-/* The peer may take it still, so that its batch ends with this, however it was to end before. */
+/*
+ * Marks the batch of a write or a message whose completion did not come back as ended with status,
+ * whatever outcome it had: the peer may still receive the request.
+ */
 static void doubt(struct sl_verbs_record *r, int32_t status)
 {
 	struct sl_verbs_batch *b = r->batch;
@@ -165,7 +176,7 @@ static void doubt(struct sl_verbs_record *r, int32_t status)
 	b->piece = -1;
 }
 
-/* Under the lock: no queue pair is left. */
+/* Ends all batches. The context's lock is held, and no queue pair is left. */
 static void end_batches(struct sl_verbs_conn *n, int32_t status)
 {
 	int32_t unproven =
@@ -213,7 +224,7 @@ int sl_verbs_end(struct sl_verbs_conn *n, int32_t status, int proved)
 		one = n->pairs[i] ? sl_verbs_finish_pair(n->pairs[i]) : 0;
 		rc = rc != 0 ? rc : one;
 	}
-	if (first && rc == 0) { /* no queue pair is left: nothing lands here any more */
+	if (first && rc == 0) { /* no queue pair is left, so no write can land here any more */
 		sl_verbs_enter(c);
 		n->ended = 1;
 		end_batches(n, n->outcome);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Connections, their queue pairs, and what is under way on them, as the files of the verbs side
- * share them. All of it is under the lock of the context, unless it says otherwise.
+ * Connections, their queue pairs, and the requests under way on them: declarations that the files
+ * of this directory share. The lock of the context guards everything, except where a comment says
+ * otherwise.
  */
 #ifndef SLUICE_VERBS_PAIR_H
 #define SLUICE_VERBS_PAIR_H
@@ -16,7 +17,7 @@
 #define SL_VERBS_CREDITS 4	/* receives that an initiator's queue pair needs */
 #define SL_VERBS_WATCHES 8	/* looks at a queue pair in the time after which it has failed */
 
-/* What stands before the bytes of a message; little-endian. */
+/* The header of a message; little-endian. */
 struct sl_verbs_head {
 	uint32_t magic, kind;
 	/* of a message: its number, from 1; of credit: how many the program has taken */
@@ -26,7 +27,7 @@ _Static_assert(sizeof(struct sl_verbs_head) <= SL_VERBS_HEAD_MAX, "a receive has
 enum { SL_VERBS_MAGIC = 0x31766c73 };
 enum { SL_VERBS_IS_NOTIF = 1, SL_VERBS_IS_CREDIT };
 
-/* A message of ours, in memory that the NIC knows. */
+/* An outgoing message, in memory that is registered with the NIC. */
 struct sl_verbs_frame {
 	struct sl_verbs_frame *next; /* free ones */
 	uint8_t *at;		    /* the head, then the bytes */
@@ -39,17 +40,17 @@ enum sl_verbs_kind {
 	SL_VERBS_DATA,
 	SL_VERBS_NOTIF,
 	SL_VERBS_CREDIT,
-	SL_VERBS_PROBE, /* a write without bytes: comes back when the other end is there */
-	SL_VERBS_MARK	/* comes back when the queue pair is in the error state and empty */
+	SL_VERBS_PROBE, /* a write without bytes: completes when the other end works */
+	SL_VERBS_MARK	/* the last request of a queue pair in the error state */
 };
 
 /*
- * A work request, from when it is posted until what it asked for is done, or it is not wanted any
- * more.
+ * A work request, from its first post until it is proved done or dropped. It may be posted again on
+ * another queue pair.
  */
 struct sl_verbs_record {
 	struct sl_verbs_record *next;
-	struct sl_verbs_pair *pair; /* that it is posted on, or NULL */
+	struct sl_verbs_pair *pair; /* the queue pair that it is posted on, or NULL */
 	struct sl_verbs_batch *batch; /* NULL: of none */
 	struct sl_verbs_frame *frame;
 	uint64_t number; /* of the message */
@@ -79,11 +80,11 @@ struct sl_verbs_pair {
 	struct ibv_qp *qp; /* NULL: gone */
 	uint32_t index, number, depth, packet;
 	enum sl_verbs_pair_state state;
-	int quiet; /* a caller waits for its end: no news of that */
+	int quiet; /* a caller waits for its end: do not report that as news */
 	int32_t status;
 	uint32_t news; /* SL_VERBS_PAIR_*, not told yet; 0: none */
 	uint64_t deadline; /* of draining */
-	int kept; /* errno: the device did not destroy the queue pair when it was last to */
+	int kept; /* errno of the last attempt to destroy the queue pair; 0: none has failed */
 	uint32_t promised; /* receives */
 	/*
 	 * In the order of the queue pair: posted, and of a failed post; not proved done before it
@@ -118,7 +119,7 @@ struct sl_verbs_import {
 	uint32_t keys[SL_VERBS_PAIRS];
 };
 
-/* Where a batch is: at this byte of this piece. */
+/* The position of a batch: a byte of a piece. */
 struct sl_verbs_place {
 	uint32_t piece;
 	uint64_t off;
@@ -152,7 +153,7 @@ struct sl_verbs_post {
 	uint8_t body[SL_VERBS_NOTIF_MAX];
 };
 
-/* Messages of a peer, until the program takes them: also after the connection is gone. */
+/* Received messages of a peer that the program has not taken. An inbox outlives its connection. */
 struct sl_verbs_inbox {
 	struct sl_verbs_inbox *prev, *next; /* of the context */
 	struct sl_verbs_conn *conn;	    /* NULL: gone */
@@ -277,8 +278,8 @@ void sl_verbs_yield_lock(struct sl_verbs_traffic *t);
 void sl_verbs_wake_thread(struct sl_verbs_context *c); /* with or without the lock */
 void sl_verbs_wake_poller(struct sl_verbs_context *c); /* if it is armed */
 void sl_verbs_signal_news(struct sl_verbs_context *c);
-int sl_verbs_wait(struct sl_verbs_context *c, uint64_t deadline); /* for c->news: -ETIMEDOUT */
-void sl_verbs_queue_pump(struct sl_verbs_conn *n); /* it is pumped when there is room */
+int sl_verbs_wait(struct sl_verbs_context *c, uint64_t deadline); /* for c->news, or -ETIMEDOUT */
+void sl_verbs_queue_pump(struct sl_verbs_conn *n); /* pumps n when a queue pair has room */
 void sl_verbs_unqueue_pump(struct sl_verbs_conn *n);
 
 /* record.c */
@@ -332,9 +333,9 @@ static inline int sl_verbs_begun(const struct sl_verbs_batch *b)
 	return b->place.piece >= b->pieces.count;
 }
 void sl_verbs_fail(struct sl_verbs_batch *b, int32_t status, int32_t piece);
-/* Nothing of it begins any more that has not begun; it ends when the rest is over. */
+/* Posts no further request of the batch. It ends when the posted ones are over. */
 void sl_verbs_give_up_batch(struct sl_verbs_batch *b, int32_t status, int32_t piece);
-/* What is posted of it goes on. */
+/* Cancels what is not posted. Posted requests continue. */
 void sl_verbs_cancel_batch(struct sl_verbs_batch *b, int32_t status);
 void sl_verbs_key_over(struct sl_verbs_batch *b, struct sl_verbs_pair *doubt, int32_t piece);
 void sl_verbs_clear_doubt(struct sl_verbs_conn *n, const struct sl_verbs_pair *l); /* NULL: all */
@@ -349,7 +350,10 @@ void sl_verbs_forget_records(struct sl_verbs_conn *n); /* at its end: none is po
 /* send.c */
 struct sl_verbs_pair *sl_verbs_notif_pair(struct sl_verbs_conn *n); /* NULL: none at the moment */
 void sl_verbs_post_notifs(struct sl_verbs_conn *n);
-/* Tells the peer what was taken, where that is due. */
+/*
+ * Tells the peer how many messages the program has taken, if that is a quarter of the window or the
+ * peer has used up its credit.
+ */
 void sl_verbs_send_credit(struct sl_verbs_conn *n);
 
 /* arrive.c */
@@ -359,8 +363,8 @@ void sl_verbs_arrived(struct sl_verbs_port *p, const struct ibv_wc *wc);
 void sl_verbs_done(struct sl_verbs_pair *l, struct sl_verbs_record *r);
 unsigned sl_verbs_take_completions(struct sl_verbs_port *p); /* some of them */
 /*
- * Takes all that has arrived by now. The peer was told that it has arrived, and some devices forget
- * it with the queue pair.
+ * Takes all messages that have arrived. Their senders have an acknowledgement, and some devices
+ * drop the completions when the queue pair is destroyed.
  */
 void sl_verbs_take_receives(struct sl_verbs_port *p);
 
@@ -374,7 +378,7 @@ void sl_verbs_pump_queued(struct sl_verbs_context *c); /* pumps those that wait 
 
 /* end.c */
 void sl_verbs_tick(struct sl_verbs_context *c, uint64_t now); /* gives up what does not drain */
-/* Fails queue pairs over which nothing comes back any more, not even an error. */
+/* Fails queue pairs that have requests posted but report no completion and no error. */
 void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now);
 /*
  * Ended, drained and given back; n->setup is held, the lock not. -errno: the device keeps it,

@@ -17,17 +17,20 @@
  */
 #define TICK_NS 1000000u
 #define DRAIN_TICK_MS 10
-/* What waits for room is posted when completions come; for want of memory, none may be due. */
+/*
+ * Requests that wait for room are posted when completions arrive. If memory was missing instead, no
+ * completion may be due, so the thread also tries again after this time.
+ */
 #define QUEUED_TICK_MS 100
 /*
- * A post does not wake it: so often it looks whether nothing comes back of what is posted.
+ * How often the thread runs sl_verbs_watch while it sleeps, since a post does not wake it.
  */
 #define WATCH_TICK_MS 1000
-/* Events of a completion queue that are acknowledged at a time. */
+/* Completion queue events are acknowledged in groups of this size. */
 #define EVENTS 64
 /*
- * How long it stands back, in ns: the caller that drove it, or submitted, may lose the core, too.
- * Who sleeps says so before, and is not kept waiting.
+ * How long the thread stands back, in ns: a caller that drove it, or submitted, may lose its core.
+ * A caller that is about to sleep says so first, and is not kept waiting.
  */
 #define PAUSE_MIN 20000
 #define PAUSE_MAX 2000000

@@ -15,114 +15,116 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// Config is what the core is told of its backend.
+// Config describes a backend to its core.
 type Config struct {
 	Caps    driver.Caps
 	Can     driver.Can
-	Memory  string // what it moves files from and to: "host memory"
-	Disk    string // what may not answer: "the disk"
-	KeysMax int    // memories at a time
-	JobsMax int    // tags accepted and not yet polled
-	Depth   int    // requests with the Mover at a time
+	Memory  string // the memory on the other side of a transfer, for messages: "host memory"
+	Disk    string // the device that may not answer, for messages: "the disk"
+	KeysMax int    // bounds the registered memories
+	JobsMax int    // bounds the batches accepted and not yet polled
+	Depth   int    // bounds the requests that the Mover has
 
-	PieceMax  uint64 // bytes of one request
-	CachedMax uint64 // of one write through the page cache
-	SplitMin  uint64 // bytes of whole blocks within a piece that are worth a request apart
-	GapMax    int    // bytes between two entries that a buffered read takes along; negative: none
-	PlacesMax int    // places in memory of one request, at most 64
+	PieceMax  uint64 // bounds the bytes of one request
+	CachedMax uint64 // bounds the bytes of one write through the page cache
+	SplitMin  uint64 // least bytes of whole blocks in a part of an item that get their own request
+	GapMax    int    // largest gap between two items that a bounced read includes; negative: none
+	PlacesMax int    // bounds the places of one request; at most 64
 
-	// AnyReads says that the Mover reads at any alignment past the page cache, so that no read
-	// needs a buffer, and that nothing refuses O_DIRECT at work.
+	// AnyReads says that the Mover can read at any alignment without the page cache. Then no read
+	// uses a buffer, and an EINVAL does not mean that the filesystem refuses O_DIRECT.
 	AnyReads bool
 	Buffered bool // all bytes go through the page cache
 	Durable  bool // every write is durable
 }
 
-// Mover hands requests to what moves the bytes: io_uring, threads or cuFile.
+// Mover executes requests by io_uring, threads or cuFile. A request lands when the Mover has
+// finished it.
 type Mover interface {
-	// Put begins a request, at the next Kick at the latest; it lands once. It and Cancel, Reap
-	// and Listen are called with Core.Mu held, and make no system call.
+	// Put begins a request, at the latest with the next Kick. Each request lands exactly once. The
+	// core holds Core.Mu during Put, Cancel, Reap and Listen; they make no system call.
 	Put(r *Request)
-	// Cancel asks for the end of a request, whose Ending is set. It lands all the same.
+	// Cancel asks to end a request early; its Ending is set. The request lands nevertheless.
 	Cancel(r *Request)
-	// Reap takes requests that have landed.
+	// Reap returns requests that have landed.
 	Reap(out []Landing) int
-	// Listen says whether landings must be served although nobody polls.
+	// Listen says whether the Mover must call Core.Serve for landings even if the program does not
+	// poll.
 	Listen(need bool)
 
-	// Kick begins what was put.
+	// Kick begins the requests that were put.
 	Kick()
-	// Pending reports whether there is something to reap.
+	// Pending reports whether Reap would return a request.
 	Pending() bool
-	// Arm has the next landing, or the next Wake, signal Core.Event, and reports whether there is
-	// something to reap already.
+	// Arm makes the next landing, or the next Wake, signal Core.Event. It reports whether Reap
+	// would return a request already.
 	Arm() (pending bool)
-	// Wake signals Core.Event if Arm has asked for it since.
+	// Wake signals Core.Event if Arm was called since the last signal.
 	Wake()
 
-	// AddFile makes a file known. Core.Mu is held.
+	// AddFile prepares a file for requests. Core.Mu is held.
 	AddFile(f *File) error
 	// DropFile undoes AddFile. After an error it may be called again. Core.Mu is held.
 	DropFile(f *File) error
-	// AddMemory makes memory of the program known.
+	// AddMemory prepares memory of the program for requests.
 	AddMemory(m *Memory, seg *driver.Segment) error
 	// DropMemory undoes AddMemory. After an error it may be called again.
 	DropMemory(m *Memory) error
-	// Explain is Peer.Explain; remote may be nil. Core.Mu is held.
+	// Explain implements Peer.Explain; remote may be nil. Core.Mu is held.
 	Explain(local, remote *Memory) string
-	// Close gives all back. Nothing is under way.
+	// Close releases everything. No request is under way.
 	Close() error
 }
 
-// Core is what is under way between memory and files. Movers use it; programs see the Backend.
+// Core schedules the requests of a backend. Movers call it; programs use the Backend.
 type Core struct {
 	Config
 	Mu    sync.Mutex
-	Event *proc.Event // a goroutine that has armed sleeps on it
+	Event *proc.Event // the program sleeps on it after Arm
 	Mover Mover
 
-	gate    session.Gate // held by users of Mover
+	gate    session.Gate // entered by each call that uses Mover
 	done    session.Completions
 	owner   session.Owner
 	addr    []byte
 	table   session.KeyTable[Memory]
 	closed  atomic.Bool
 	closing sync.Once
-	err     error // of Close
-	foreign error // of a local key that is a file, or a token that is not
-	distant error // of another process
+	err     error // the result of Close
+	foreign error // for a local key of a file, or a token of memory
+	distant error // for an address or a token of another process
 	bounce  []byte
 
 	// Guarded by Mu.
-	news     bool // completions of which no sleeper was told
+	news     bool // there are completions, and Wake was not called since
 	peers    map[*Peer]struct{}
 	files    map[fileKey]*File
 	inodes   map[inodeKey]*inode
 	jobs     []job
 	freeJobs []*job
-	queue    turns // jobs with pieces that no request was made of
+	queue    turns // jobs whose last request has not begun
 	failed   bool  // jobs in the queue may have failed
 	requests []Request
 	free     []*Request
-	again    []*Request // to be handed to the Mover once more
+	again    []*Request // wait to be handed to the Mover again
 	trays    []*tray
-	unsynced []*inode // jobs wait for a sync that has not begun
-	durables int      // jobs that end with a sync
-	// for each of these a goroutine begins what is in the queue when a Renew is over
+	unsynced []*inode // inodes whose next fdatasync waits for a free request
+	durables int      // durable jobs under way
+	// memory whose Renew a goroutine of mayEnter waits for
 	returning map[driver.Shared]struct{}
-	ended     sync.Cond // a job has
-	waiters   int       // for that
+	ended     sync.Cond // signalled at the end of a job
+	waiters   int       // goroutines that wait for ended
 }
 
 var errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)
 
-// Backend is a driver.Backend that stands on a core.
+// Backend implements driver.Backend with a Core.
 type Backend struct {
 	driver.BackendBase
 	core *Core
 }
 
-// Open makes a backend. open makes the mover for it.
+// Open returns a backend. It calls open to make the Mover.
 func Open(cfg Config, open func(*Core) (Mover, error)) (Backend, error) {
 	name := cfg.Caps.Name
 	c := &Core{Config: cfg, owner: session.NewOwner(), peers: map[*Peer]struct{}{},
@@ -183,7 +185,7 @@ func (c *Core) Request(slot int) *Request { return &c.requests[slot] }
 // Caps implements driver.Backend.
 func (b *Backend) Caps() driver.Caps { return b.core.Caps }
 
-// Addr implements driver.Backend. It opens nothing in another process.
+// Addr implements driver.Backend. Only this process can connect to the address.
 func (b *Backend) Addr() []byte { return b.core.addr }
 
 // FD implements driver.Backend.
@@ -205,8 +207,9 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	return n, nil
 }
 
-// Arm implements driver.Backend. The Mover notes the wish before it looks, and whoever brings a
-// completion looks for the wish afterwards.
+// Arm implements driver.Backend. The Mover sets a flag before it looks for landings; a goroutine
+// that adds a completion checks the flag afterwards. So either Arm sees the completion, or that
+// goroutine wakes the program.
 func (b *Backend) Arm() (ready bool, err error) {
 	c := b.core
 	if !c.gate.Enter() {
@@ -239,8 +242,8 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	return p, nil
 }
 
-// Close implements driver.Backend. It ends all jobs and waits for what the disks have in hand,
-// closes peers and memories, and lets no caller through to the Mover any more.
+// Close implements driver.Backend. It ends all jobs and waits for the requests that the disks have.
+// Then it closes all peers and memories, waits for the calls that use the Mover, and closes that.
 func (b *Backend) Close() error {
 	c := b.core
 	c.closing.Do(func() {
@@ -263,7 +266,7 @@ func (b *Backend) Close() error {
 	return c.err
 }
 
-// release gives back what Open made, and what the Mover did not give up before its end.
+// release releases everything that Open made, and the files that are still open.
 func (c *Core) release() error {
 	var errs []error
 	if c.Mover != nil {
@@ -281,15 +284,14 @@ func (c *Core) release() error {
 	return errors.Join(errs...)
 }
 
-// await ends the jobs that which picks, and returns when none is left or the context has ended. It
-// is the proof of every revoke, cancel and close: a job is over when none of its requests is with
-// the Mover, and none begins once its err is set. It gives the lock up meanwhile, and looks
-// whenever a job has ended.
+// await cancels the jobs that which selects, and returns when none of them is left or the context
+// has ended. It is the proof of every revoke and close: a job ends only when the Mover has none of
+// its requests, and none begins after its err is set. await unlocks Mu while it waits.
 //
 // Preconditions: Mu is held.
 func (c *Core) await(ctx context.Context, why error, which func(*job) bool) error {
 	if len(c.freeJobs) == len(c.jobs) {
-		return nil // none is under way: mostly so where a memory is closed
+		return nil // no job is under way, as is usual when a memory is revoked
 	}
 	c.cancel(why, which)
 	c.waiters++
@@ -320,8 +322,8 @@ func (c *Core) any(which func(*job) bool) bool {
 	return false
 }
 
-// cancel has jobs end as early as can be: no more of their requests begin, and the Mover is asked
-// for the end of those that have.
+// cancel makes jobs end early: none of their requests begins any more, and the Mover is asked to
+// end those under way.
 //
 // Preconditions: Mu is held.
 func (c *Core) cancel(why error, which func(*job) bool) {

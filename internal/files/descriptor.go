@@ -15,16 +15,16 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// ID tells files apart: registrations of one file share its descriptors.
+// ID identifies a file and how it was opened. Registrations with the same ID share descriptors.
 type ID struct {
 	Dev, Ino uint64
-	Flags    int // how the caller's descriptor was opened: of O_ACCMODE, O_DIRECT and O_SYNC
+	Flags    int // the caller's open flags, masked with O_ACCMODE, O_DIRECT and O_SYNC
 }
 
-// IsDevice reports whether it is a block device: else it is a regular file.
+// IsDevice reports whether the file is a block device; otherwise it is a regular file.
 func (id ID) IsDevice() bool { return id.Ino == math.MaxUint64 }
 
-// Examine looks at a caller's descriptor: what it is, and how many bytes it holds.
+// Examine returns the ID and the size in bytes of the file behind a caller's descriptor.
 func Examine(fd int) (id ID, size uint64, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -51,7 +51,8 @@ func Examine(fd int) (id ID, size uint64, err error) {
 		driver.ErrNotSupported)
 }
 
-// admit examines the descriptor of a segment, and refuses what transfers could not work with.
+// admit examines the descriptor of a segment, and refuses a descriptor or a range that transfers
+// cannot use.
 func admit(seg *driver.Segment) (ID, error) {
 	id, size, err := Examine(seg.FD)
 	if err != nil {
@@ -72,8 +73,8 @@ func admit(seg *driver.Segment) (ID, error) {
 	return id, nil
 }
 
-// Reopen opens the file behind a descriptor once more, for a caller that needs other flags, or must
-// not depend on how long the caller keeps it.
+// Reopen opens the file behind a descriptor again, with other flags. The new descriptor has its own
+// open file description and stays valid when the first is closed.
 func Reopen(fd, flags int) (int, error) {
 	again, err := unix.Open(path(fd), flags|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -82,8 +83,8 @@ func Reopen(fd, flags int) (int, error) {
 	return again, nil
 }
 
-// SyncEntry has the disk keep the entry of a file in its folder. Where the folder may not be
-// read, or has no sync of its own, all of the filesystem is synced.
+// SyncEntry makes the directory entry of a file durable. If the directory cannot be opened or
+// synced, SyncEntry syncs the whole filesystem.
 func SyncEntry(f *os.File) error {
 	folder, err := os.Open(filepath.Dir(f.Name()))
 	if err == nil {
@@ -98,7 +99,7 @@ func SyncEntry(f *os.File) error {
 	return nil
 }
 
-// name is what the system calls the file behind a descriptor now.
+// name returns the present path of the file behind a descriptor.
 func name(fd int, id ID) string {
 	name, err := os.Readlink(path(fd))
 	if err != nil {

@@ -12,38 +12,38 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// File is an open file or block device that memories lie in. Registrations of one file that was
-// opened alike share it.
+// File is an open file or block device. Registrations of one file with the same open flags share a
+// File.
 type File struct {
 	ID
-	Buffered bool // all goes through the page cache
+	Buffered bool // all access goes through the page cache
 
-	FD      int    // a descriptor of our own, through the page cache
-	Direct  int    // the same file past the page cache; -1: there is none
-	Why     string // there is none, or it is of no use
-	Swapped bool   // Direct is the caller's description, and FD another; else the other way round
-	Block   uint64 // offsets and lengths past the page cache are multiples of it; a power of two
-	Align   uint64 // so are addresses of this one
-	Own     any    // the Mover's
+	FD      int    // the core's own descriptor, through the page cache
+	Direct  int    // a descriptor of the same file with O_DIRECT; -1: none
+	Why     string // why Direct is -1 or not used
+	Swapped bool   // Direct duplicates the caller's descriptor and FD is new; else the other way
+	Block   uint64 // alignment of offsets and lengths with O_DIRECT; a power of two; 0: do not use
+	Align   uint64 // alignment of memory addresses with O_DIRECT
+	Own     any    // for the Mover's use
 
 	// Guarded by Core.Mu.
 	refs    int // memories
 	inode   *inode
-	refused bool // Direct is of no use, as has turned out: see Why
+	refused bool // a request with O_DIRECT has failed: see Why
 }
 
-// fileKey tells files apart.
+// fileKey is the key of a File in Core.files.
 type fileKey struct {
 	ID
 	buffered bool
 }
 
 const (
-	blockMin    = 4 << 10  // whole blocks and nothing else go past the page cache: a page at least
-	BounceBytes = 64 << 10 // of the buffer of a request
+	blockMin    = 4 << 10  // least File.Block
+	BounceBytes = 64 << 10 // size of a request's buffer
 )
 
-// use finds the file of a segment, or opens it.
+// use returns the File of a segment, with one more user. It opens the file if it is the first.
 func (c *Core) use(seg *driver.Segment) (*File, error) {
 	id, err := admit(seg)
 	if err != nil {
@@ -75,8 +75,9 @@ func (c *Core) use(seg *driver.Segment) (*File, error) {
 	return f, nil
 }
 
-// unuse closes a file that no other memory lies in. After an error the Mover keeps the file still,
-// unless closing it was the error, which is told once.
+// unuse ends the use of a file by one memory, and closes the file after the last. It may be called
+// again after an error: the Mover then still has the file. An error of closing itself is returned
+// only once.
 func (c *Core) unuse(f *File) error {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -98,15 +99,15 @@ func (c *Core) unuse(f *File) error {
 	return nil
 }
 
-// open opens the file behind a caller's descriptor for ourselves, so that nothing of what we do
-// depends on how long the caller keeps it.
+// open opens descriptors of the core's own for the file behind a caller's descriptor, so that the
+// caller may close its own.
 func (f *File) open(fd int) (err error) {
 	if f.FD, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		f.FD = -1
 		return fmt.Errorf("duplicate descriptor %d: %w", fd, os.NewSyscallError("fcntl", err))
 	}
 	mode := f.Flags &^ unix.O_DIRECT
-	if f.Flags&unix.O_DIRECT != 0 { // it stays what it is, and another is opened
+	if f.Flags&unix.O_DIRECT != 0 { // keep it as Direct, and open FD without O_DIRECT
 		plain, err := Reopen(f.FD, mode)
 		if err != nil {
 			return fmt.Errorf("open once more without O_DIRECT, for what is no whole block: %w",
@@ -123,8 +124,8 @@ func (f *File) open(fd int) (err error) {
 			return nil
 		}
 	}
-	// How must blocks past the page cache be aligned? A page is the least: two kinds of write
-	// within one would not keep apart.
+	// Find the alignment that O_DIRECT needs. Block is at least a page: a direct write and a write
+	// through the page cache must never touch the same page at once.
 	f.Block, f.Align = max(blockMin, uint64(os.Getpagesize())), 512
 	var st unix.Statx_t
 	err = unix.Statx(f.Direct, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
@@ -141,11 +142,11 @@ func (f *File) open(fd int) (err error) {
 	return nil
 }
 
-// MayPast reports whether there is a way past the page cache.
+// MayPast reports whether requests may bypass the page cache.
 func (f *File) MayPast() bool { return f.Block > 0 && !f.refused }
 
-// DropDirect ends the way past the page cache before the first request. The caller's description
-// is kept for its lock.
+// DropDirect stops the use of Direct, and closes it. It must be called before the first request.
+// If Direct duplicates the caller's descriptor, it stays open, since closing could release a lock.
 func (f *File) DropDirect(why string) error {
 	f.Block, f.Why = 0, why
 	if f.Swapped || f.Direct < 0 {
@@ -156,7 +157,7 @@ func (f *File) DropDirect(why string) error {
 	return unix.Close(fd)
 }
 
-// Name is what the system calls the file now.
+// Name returns the present path of the file.
 func (f *File) Name() string { return name(f.FD, f.ID) }
 
 func (f *File) close() (err error) {
@@ -169,26 +170,24 @@ func (f *File) close() (err error) {
 	return err
 }
 
-// inode is a file or block device on the disk, however often and with whatever flags it was
-// opened: what must not depend on that. All is guarded by Core.Mu.
+// inode is the state of a file or block device that all its open Files share. Core.Mu guards it.
 type inode struct {
-	refs int // files
+	refs int // Files
 
-	writing [2]int // requests under way: through the page cache, past it
-	waiting [2]int // of Core.again, for those of the other kind to end
-	turn    *job   // waits until the other kind of write has ended
-	turnTo  int    // and wants this kind
+	writing [2]int // writes under way; index cached or direct
+	waiting [2]int // writes in Core.again, which wait for those of the other kind to end
+	turn    *job   // the job that waits for the other kind of write to end; nil: none
+	turnTo  int    // the kind of write that turn wants
 
-	// sync is a descriptor for fdatasync alone. Linux tells of bytes that it could not write
-	// once for each open file description, to the sync that asks first: this one is
-	// not shared.
-	sync   int   // opened for the first durable write; -1: there is none
-	syncNo error // why there is none, though one was wanted
+	// sync is a descriptor for fdatasync alone. Linux reports lost bytes once for each open file
+	// description, to the first fdatasync on it, so this one must not be shared.
+	sync   int   // opened for the first durable write; -1: not open
+	syncNo error // why it could not be opened
 
-	syncing bool
-	tosync  []*job // wait for a sync that has not begun
-	covered []*job // by that under way
-	listed  bool   // in Core.unsynced
+	syncing bool   // an fdatasync is under way
+	tosync  []*job // jobs that wait for the next fdatasync
+	covered []*job // jobs that wait for the present fdatasync
+	listed  bool   // is in Core.unsynced
 }
 
 // The two kinds of access, as indices of inode.writing.
@@ -197,10 +196,10 @@ const (
 	direct
 )
 
-// inodeKey tells inodes apart.
+// inodeKey identifies an inode.
 type inodeKey struct{ dev, ino uint64 }
 
-// inodeOf returns what is known of a file on the disk, with one more user.
+// inodeOf returns the inode of a file, with one more user.
 func (c *Core) inodeOf(id ID) *inode {
 	key := inodeKey{id.Dev, id.Ino}
 	n := c.inodes[key]
@@ -212,7 +211,7 @@ func (c *Core) inodeOf(id ID) *inode {
 	return n
 }
 
-// dropInode ends the use of a file.
+// dropInode ends the use of an inode by a File.
 func (c *Core) dropInode(f *File) error {
 	n := f.inode
 	if n.refs--; n.refs > 0 {

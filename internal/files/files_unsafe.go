@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Place is an iovec of the kernel's.
+// These constants do not compile unless a Place has the size of the kernel's struct iovec.
 const (
 	_ = uint(unsafe.Sizeof(Place{}) - unsafe.Sizeof(unix.Iovec{}))
 	_ = uint(unsafe.Sizeof(unix.Iovec{}) - unsafe.Sizeof(Place{}))
 )
 
-// addressOf returns where a slice starts: memory that does not move, and that its registration
-// keeps.
+// addressOf returns the address of the first byte of mem. The memory must not move, and its
+// registration must keep it alive.
 func addressOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }
 
-// Pointer returns where places lie, which belong to a request.
+// Pointer returns the address of the first place, as an iovec. The places are those of a request.
 func Pointer(places []Place) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(places))) }
 
 // mapAnonymous returns zeroed, page-aligned bytes outside the Go heap.

@@ -9,28 +9,28 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// job is a batch under way. Jobs are made at the start and reused, with the memory of their lists.
-// All is guarded by Core.Mu.
+// job is a batch under way. Open makes all jobs; they are reused, with the memory of their slices.
+// Core.Mu guards all fields.
 type job struct {
 	op    driver.Op
 	tag   uint64
 	views []view
-	items []item // of the batch alone, rising in the file within each view
-	err   error  // why it ends before it is done
+	items []item // all copies of the batch; within each view in the order of file offsets
+	err   error  // the reason to end early; no more requests begin
 
-	by      *Peer  // nil: not under way
+	by      *Peer  // nil: the job is free
 	next    *job   // in Core.queue
-	queued  bool   // there
-	at      cursor // what the next request begins with
-	flying  int    // requests
-	durable bool   // it ends once the disk has what it wrote
-	synced  bool   // it has asked for that
+	queued  bool   // is in Core.queue
+	at      cursor // where the next request begins
+	flying  int    // requests with the Mover or waiting for another attempt
+	durable bool   // completes only after the written data is on the disk
+	synced  bool   // has asked for its syncs
 	syncs   int    // files whose sync it waits for
 
-	runs []driver.Desc // of one entry of a pattern
+	runs []driver.Desc // scratch: the runs of one entry of a pattern
 }
 
-// cursor is a place in the items of a job.
+// cursor is a position in the items of a job.
 type cursor struct {
 	item int
 	off  uint64 // within the item
@@ -39,19 +39,19 @@ type cursor struct {
 // item is one contiguous copy.
 type item struct {
 	local, remote, n uint64
-	view, index      uint32 // in job.views; of the descriptor or the entry in its batch
+	view, index      uint32 // index in job.views; index of the descriptor or entry in the batch
 }
 
-// itemsKept bounds the memory that a job keeps for its next batch: 128 KiB.
+// itemsKept bounds the items whose memory a free job keeps: 128 KiB.
 const itemsKept = 4 << 10
 
-// view is a pair of memories that a stretch of descriptors names.
+// view is the pair of memories of one or more consecutive descriptors.
 type view struct {
 	local, remote       *Memory
 	localKey, remoteKey uint32
 }
 
-// clear ends it, or a try to begin it, and forgets what it pointed to.
+// clear makes the job free and drops its references.
 func (j *job) clear() {
 	clear(j.views)
 	j.views, j.by, j.err = j.views[:0], nil, nil
@@ -60,8 +60,8 @@ func (j *job) clear() {
 	}
 }
 
-// list checks a batch and lists what it moves, so that nothing of it is read later. Entries of a
-// pattern are checked as they are listed: the index lists may change at any time.
+// list checks a batch and fills in the job's views and items. It checks each entry of a pattern
+// while it adds the items, because the program may change the index lists at any time.
 func (j *job) list(p *Peer, b *driver.Batch) error {
 	c := p.core
 	if b.Pattern == nil {
@@ -113,7 +113,7 @@ func compare(a, b item) int {
 	return cmp.Or(cmp.Compare(a.view, b.view), cmp.Compare(a.remote, b.remote))
 }
 
-// listOne lists one copy, and the memories of each stretch of copies that has the same.
+// listOne adds an item, and a view if its memories differ from those of the item before.
 func (j *job) listOne(p *Peer, d *driver.Desc, index int) error {
 	at := len(j.views) - 1
 	if at < 0 || j.views[at].localKey != d.LocalKey || j.views[at].remoteKey != d.RemoteKey {
@@ -133,7 +133,7 @@ func (j *job) listOne(p *Peer, d *driver.Desc, index int) error {
 
 func within(off, n, size uint64) bool { return off <= size && n <= size-off }
 
-// view notes both memories of a pair of keys.
+// view adds a view of the memories of two keys.
 func (j *job) view(p *Peer, localKey, remoteKey uint32) error {
 	local, remote := p.core.table.At(localKey), p.imports.At(remoteKey)
 	if local == nil || local.revoked || remote == nil {
@@ -151,7 +151,7 @@ func (j *job) view(p *Peer, localKey, remoteKey uint32) error {
 	return nil
 }
 
-// turns is a queue of jobs that take turns; each stands in it once at most.
+// turns is a FIFO queue of jobs. A job is in it at most once.
 type turns struct {
 	first, last *job
 	n           int
@@ -166,7 +166,7 @@ func (q *turns) push(j *job) {
 	q.last = j
 }
 
-// pop takes the first, of one or more.
+// pop removes the first job. The queue must not be empty.
 func (q *turns) pop() *job {
 	j := q.first
 	q.n--

@@ -20,12 +20,12 @@ type Memory struct {
 	Kind   driver.Kind
 	Size   uint64
 	Device int
-	At     uint64 // address of memory of the program
-	File   *File  // a range of a file; nil: memory of the program
-	Own    any    // the Mover's, of memory of the program
+	At     uint64 // address, unless it is a range of a file
+	File   *File  // the file of a range; nil: memory of the program
+	Own    any    // for the Mover's use, of memory of the program
 
 	mem      []byte        // host memory
-	shared   driver.Shared // whose pages may be renewed; nil: there are none
+	shared   driver.Shared // the owner of pages that Renew may replace; nil: none
 	off      uint64        // in the file
 	readOnly bool
 	core     *Core
@@ -33,13 +33,13 @@ type Memory struct {
 	epoch    uint64 // the generation of the key
 	secret   [16]byte
 
-	dropping sync.Mutex // held by Revoke while it gives back; before Core.Mu
-	gone     bool       // guarded by dropping: nothing is left to give back
+	dropping sync.Mutex // held while Revoke releases resources; locked before Core.Mu
+	gone     bool       // all resources are released; guarded by dropping
 	revoked  bool       // guarded by Core.Mu
 }
 
-// Register implements driver.Backend. A file is opened once more, so the caller's descriptor may be
-// closed when Register has returned; further ranges of it cost little.
+// Register implements driver.Backend. It opens a file again, so the caller may close its descriptor
+// when Register has returned. Further ranges of a file share the first one's descriptors.
 func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	c := b.core
 	if !c.Caps.Pairs.Local().Has(seg.Kind) {
@@ -83,7 +83,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 // Key implements driver.Memory.
 func (m *Memory) Key() uint32 { return m.key }
 
-// AppendToken implements driver.Memory. It is of use in this process alone.
+// AppendToken implements driver.Memory. The token is valid only in this process.
 func (m *Memory) AppendToken(dst []byte) ([]byte, error) {
 	c := m.core
 	c.Mu.Lock()
@@ -96,7 +96,7 @@ func (m *Memory) AppendToken(dst []byte) ([]byte, error) {
 	return t.Append(dst, &c.owner), nil
 }
 
-// Revoke implements driver.Memory. It ends what is in flight and waits for it.
+// Revoke implements driver.Memory. It cancels the batches that use the memory and waits for them.
 func (m *Memory) Revoke(ctx context.Context) error {
 	if !m.core.gate.Enter() {
 		return nil // Backend.Close ends every memory
@@ -105,9 +105,9 @@ func (m *Memory) Revoke(ctx context.Context) error {
 	return m.revoke(ctx)
 }
 
-// revoke is Revoke within the gate: no job that uses the memory begins any more, those that do end,
-// the Mover gives it up, and its key is free. After an error the key stays taken, and the next
-// Revoke, or Backend.Close, goes on where this one ended.
+// revoke is Revoke inside the gate. It ends all jobs that use the memory, makes the Mover release
+// the memory, and frees the key. After an error the key stays in use, and the next Revoke, or
+// Backend.Close, continues where this one stopped.
 func (m *Memory) revoke(ctx context.Context) error {
 	c := m.core
 	c.Mu.Lock()
@@ -139,7 +139,7 @@ func (m *Memory) revoke(ctx context.Context) error {
 	return nil
 }
 
-// admit compares what a token says with the memory.
+// admit checks a token that names the memory's key.
 //
 // Preconditions: Core.Mu is held.
 func (m *Memory) admit(t *session.Token) error {

@@ -10,7 +10,7 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// Peer is a way of a backend to its own files. All is guarded by Core.Mu.
+// Peer is a connection of a backend to itself, for access to its own files. Core.Mu guards it.
 type Peer struct {
 	driver.PeerBase
 	core    *Core
@@ -23,7 +23,7 @@ var _ driver.Peer = (*Peer)(nil)
 // Can implements driver.Peer.
 func (p *Peer) Can() driver.Can { return p.core.Can }
 
-// Import implements driver.Peer. A token of another backend answers to ErrBadToken and
+// Import implements driver.Peer. The error of another backend's token wraps both ErrBadToken and
 // ErrNotSupported.
 func (p *Peer) Import(token []byte) (uint32, uint64, error) {
 	c := p.core
@@ -73,7 +73,8 @@ func (p *Peer) Submit(tag uint64, batch *driver.Batch) error {
 		c.Mu.Unlock()
 		return driver.ErrClosed
 	}
-	// There is a job for each place in done, but places whose completions wait for Poll.
+	// done also counts completions that wait for Poll, so a slot may be missing while a job is
+	// free.
 	if len(c.freeJobs) == 0 || !c.done.Take() {
 		c.Mu.Unlock()
 		return driver.ErrFull

@@ -7,7 +7,7 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// place is where a job stands: the rest of a piece, in memory and in its file.
+// place is the remaining part of an item at a job's cursor, in memory and in its file.
 type place struct {
 	local *Memory
 	f     *File
@@ -23,8 +23,8 @@ func (j *job) place(c cursor) place {
 		v.remote.off + i.remote + c.off, i.n - c.off}
 }
 
-// whole says which part of a place goes straight between the disk and memory: n bytes after the
-// first skip, of whole blocks. A part of a piece must be worth it.
+// whole returns the part of a place that can bypass the page cache: n bytes, in whole blocks, after
+// the first skip bytes. If that is only part of the place, it must have at least SplitMin bytes.
 func (c *Core) whole(j *job, p *place) (skip, n uint64) {
 	if !p.f.MayPast() {
 		return p.n, 0
@@ -44,10 +44,10 @@ func (c *Core) whole(j *job, p *place) (skip, n uint64) {
 	return skip, n
 }
 
-// cut makes the next request of a job, from its cursor, which it moves on, and hands it to the
-// Mover. A request is for whole blocks of a file that follow each other, which go straight from or
-// to memory (1), for bytes through the page cache (2), or for a read of the blocks that pieces lie
-// in into its buffer (3). False: it has to wait until others have ended.
+// cut makes the next request of a job, hands it to the Mover, and moves the job's cursor past it.
+// There are three kinds of request: (1) consecutive whole blocks of a file, directly from or to the
+// program's memory; (2) bytes through the page cache; (3) a read, into the request's buffer, of the
+// blocks that contain the items. cut returns false if the job must wait for other requests to end.
 func (c *Core) cut(j *job) bool {
 	p := j.place(j.at)
 	skip, whole := c.whole(j, &p)
@@ -71,7 +71,7 @@ func (c *Core) cut(j *job) bool {
 	switch {
 	case straight: // (1)
 		r.Past = true
-		// what follows begins with a whole block
+		// end at a block boundary, so that the next request can begin with a whole block
 		limit := c.PieceMax - p.off&(p.f.Block-1)
 		for n, ok := whole, true; ok; {
 			n = min(n, limit-r.N)
@@ -99,7 +99,7 @@ func (c *Core) cut(j *job) bool {
 			if p, ok = c.following(j, r); !ok {
 				break
 			}
-			// A read takes along what lies between two pieces, if that is less than a call costs.
+			// A read also reads a gap between two items if that costs less than another request.
 			end := r.Off + r.N
 			if p.off < end || p.off-end > gapMax {
 				break
@@ -114,7 +114,7 @@ func (c *Core) cut(j *job) bool {
 			}
 		}
 		r.need = r.N
-	default: // (3): blocks no further apart than GapMax, up to where whole ones begin
+	default: // (3): items at most GapMax apart, up to the first whole block
 		mask := p.f.Block - 1
 		r.Past, r.Bounce = true, true
 		r.Off = p.off &^ mask
@@ -142,18 +142,20 @@ func (c *Core) cut(j *job) bool {
 	return true
 }
 
-// gapMax is copied in less time than a call takes.
+// gapMax is the largest gap between two items that a read includes: it takes less time to copy so
+// many bytes than to make another call.
 const gapMax = 4 << 10
 
-// advance moves the cursor behind n bytes of a place that a request has taken.
+// advance moves the cursor past n bytes of a place.
 func (j *job) advance(p *place, n uint64) {
 	if j.at.off += n; n == p.n {
 		j.at = cursor{item: j.at.item + 1}
 	}
 }
 
-// following returns the next piece, if the last one was taken whole and it lies in the same file.
-// Memory of one place is of one registration.
+// following returns the place of the next item, and whether request r may include it: r has taken
+// the item before completely, and the next is in the same file. A Mover with one place per request
+// needs memory of one registration, too.
 func (c *Core) following(j *job, r *Request) (place, bool) {
 	if j.at.off > 0 || j.at.item == len(j.items) {
 		return place{}, false
@@ -162,9 +164,9 @@ func (c *Core) following(j *job, r *Request) (place, bool) {
 	return p, p.f == r.File && (c.PlacesMax > 1 || p.local == r.Memory)
 }
 
-// mayWrite keeps the kinds of write to an inode apart in time. A job that has to wait for the end
-// of the other kind takes the turn: no more of that kind begins, so the wait has an end. The same
-// holds for a request that waits to be tried again.
+// mayWrite reports whether a job may begin a write to an inode: no write of the other kind may be
+// under way. A job that must wait takes the inode's turn. Then no further write of the other kind
+// begins, so the wait ends. A request that waits for another attempt has the same effect.
 func (j *job) mayWrite(p *place, straight bool) bool {
 	n, mine := p.f.inode, cached
 	if straight {
@@ -185,8 +187,9 @@ func (j *job) mayWrite(p *place, straight bool) bool {
 	return true
 }
 
-// mayEnter enters memory that a request is to land in. False: a Renew waits or runs, and what is to
-// be begun begins when that is over. It waits for nothing: what the Renew waits for ends under Mu.
+// mayEnter enters memory that a read will write to. It does not wait, because a Renew may wait for
+// requests that end only under Mu. If a Renew waits or runs, mayEnter returns false, and starts a
+// goroutine that calls pump when the Renew is over.
 func (c *Core) mayEnter(s driver.Shared) bool {
 	if s.TryEnter() {
 		return true
@@ -195,7 +198,7 @@ func (c *Core) mayEnter(s driver.Shared) bool {
 		c.returning[s] = struct{}{}
 		go func() {
 			defer c.gate.Exit()
-			s.Enter() // when the Renew is over, or has waited for long itself
+			s.Enter() // returns when the Renew is over, or has waited too long itself
 			s.Leave()
 			c.Mu.Lock()
 			delete(c.returning, s)
@@ -206,7 +209,7 @@ func (c *Core) mayEnter(s driver.Shared) bool {
 	return false
 }
 
-// scatter copies what came into the buffer to where it belongs.
+// scatter copies the bytes of a bounced read from the buffer to the job's memory.
 func (r *Request) scatter() (err error) {
 	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
 	j := r.job

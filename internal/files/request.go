@@ -8,47 +8,49 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Kind is what a request asks of the kernel.
+// Kind is the operation of a request.
 type Kind uint8
 
 // The kinds.
 const (
-	Read  Kind = iota // into Places
-	Write             // from them
+	Read  Kind = iota // from the file to Places
+	Write             // from Places to the file
 	Sync              // fdatasync
 )
 
 // String returns "read", "write" or "sync".
 func (k Kind) String() string { return [...]string{"read", "write", "sync"}[k] }
 
-// Request is one read, write or sync with the Mover, or about to be. Requests are made at the
-// start. All is guarded by Core.Mu, but that what the Mover and a goroutine in Serve look at does
-// not change meanwhile.
+// Request is one read, write or sync that the core hands to the Mover. Open makes Config.Depth
+// requests; they are reused.
+//
+// Core.Mu guards all fields. The Mover and Serve also read fields of a request without the lock
+// while the Mover has it; the core does not change those meanwhile.
 type Request struct {
-	Slot   int // below Config.Depth
+	Slot   int // index among the requests, below Config.Depth
 	Kind   Kind
-	File   *File       // nil of a sync
-	Past   bool        // past the page cache
-	Bounce bool        // by the buffer of the request
-	Memory *Memory     // of its first place
-	Off    uint64      // in the file, of its beginning
-	N      uint64      // bytes
-	Done   uint64      // of those, in the tries before
-	Places []Place     // what is left
-	Ending atomic.Bool // it is to be cancelled: what has not begun need not
+	File   *File       // nil for a sync
+	Past   bool        // bypasses the page cache (O_DIRECT)
+	Bounce bool        // a read into buffer, from which Serve copies to the program's memory
+	Memory *Memory     // the memory of the first place
+	Off    uint64      // offset in the file
+	N      uint64      // bytes, from Off on
+	Done   uint64      // bytes of N that earlier attempts have moved
+	Places []Place     // memory of the remaining bytes, in file order
+	Ending atomic.Bool // cancelled: the Mover need not begin what it has not begun
 
-	job     *job            // nil of a sync
+	job     *job            // nil for a sync
 	inode   *inode          // of a sync
 	buffer  []byte          // page-aligned, outside the Go heap
-	need    uint64          // bytes of N that must come
-	first   cursor          // of the pieces in it
-	last    cursor          // where the next request begins
-	shared  []driver.Shared // whose pages stay in place while bytes land there
+	need    uint64          // bytes of N that the job needs; the rest only fills the last block
+	first   cursor          // the first byte of the job in this request
+	last    cursor          // the first byte of the job after this request
+	shared  []driver.Shared // entered while the request may write to their pages
 	retries int
-	places  [placesMax]Place
+	places  [placesMax]Place // backing array of Places
 }
 
-// Place is a range of memory.
+// Place is a contiguous range of memory.
 type Place struct {
 	At, Len uint64 // address, bytes
 }
@@ -56,7 +58,7 @@ type Place struct {
 // placesMax bounds the places of one request.
 const placesMax = 64
 
-// begin makes a free request one of a job, nil of a sync.
+// begin resets a free request for a job; j is nil for a sync.
 func (r *Request) begin(kind Kind, j *job) {
 	r.Kind, r.job, r.Places = kind, j, r.places[:0]
 	r.Past, r.Bounce = false, false
@@ -64,11 +66,12 @@ func (r *Request) begin(kind Kind, j *job) {
 	r.Ending.Store(false)
 }
 
-// add appends memory; neighbours become one. It reports false where there is no place for it.
+// add appends n bytes at an address to the request. It extends the last place if the bytes follow
+// it directly. It returns false if they need another place and the request has most places.
 func (r *Request) add(at, n uint64, most int) bool {
-	if k := len(r.Places); k > 0 { // at most PieceMax bytes in all
+	if k := len(r.Places); k > 0 {
 		if last := &r.Places[k-1]; last.At+last.Len == at {
-			last.Len += n
+			last.Len += n // cannot overflow: the caller bounds N by PieceMax
 			r.N += n
 			return true
 		}
@@ -81,7 +84,7 @@ func (r *Request) add(at, n uint64, most int) bool {
 	return true
 }
 
-// FD returns the descriptor to use.
+// FD returns the file descriptor that the Mover must use for the request.
 func (r *Request) FD() int {
 	switch {
 	case r.Kind == Sync:
@@ -92,7 +95,7 @@ func (r *Request) FD() int {
 	return r.File.FD
 }
 
-// access is the request's index in inode.writing.
+// access returns the index of the request's kind of access, cached or direct, in inode.writing.
 func (r *Request) access() int {
 	if r.Past {
 		return direct
@@ -100,7 +103,7 @@ func (r *Request) access() int {
 	return cached
 }
 
-// advance takes n bytes away from what is left.
+// advance records that n more bytes were moved, and removes their memory from Places.
 func (r *Request) advance(n uint64) {
 	r.Done += n
 	for n > 0 {
@@ -115,8 +118,8 @@ func (r *Request) advance(n uint64) {
 	}
 }
 
-// enter keeps the pages of memory that a read lands in where they are until release. False: a Renew
-// waits or runs.
+// enter prevents Renew from replacing the pages of m until release, if the request reads into them.
+// It returns false when a Renew of these pages waits or runs.
 func (r *Request) enter(m *Memory) bool {
 	s := m.shared
 	if k := len(r.shared); s == nil || r.Kind != Read || k > 0 && r.shared[k-1] == s {
@@ -129,7 +132,7 @@ func (r *Request) enter(m *Memory) bool {
 	return true
 }
 
-// release forgets what it pointed to.
+// release leaves the shared pages and drops all references, before the request is free again.
 func (r *Request) release() {
 	for i, s := range r.shared {
 		s.Leave()

@@ -11,26 +11,28 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Landing is what became of a request.
+// Landing is the result of a request that the Mover has finished.
 type Landing struct {
 	R   *Request
-	N   int   // bytes, of a read or a write without an error
-	Err error // why nothing was done: a syscall.Errno, or the library's
+	N   int   // bytes moved by a read or a write
+	Err error // if no byte was moved: a syscall.Errno, or an error of the library
 }
 
-// tray holds landings while they are served. There are as many as have ever been in use at once.
+// tray is a buffer for landings. Serve allocates one for each goroutine that is inside, and keeps
+// them.
 type tray [ReapMax]Landing
 
 const (
-	// ReapMax is how many landings are served under one hold of the lock.
+	// ReapMax bounds the landings that one call of Serve handles.
 	ReapMax = 32
-	// turnMax is how many requests of one job begin before the next job has its turn.
-	turnMax    = 32
-	retriesMax = 1000 // of a request that was neither done nor refused
+	// turnMax bounds the requests of one job that begin before the next job has its turn.
+	turnMax = 32
+	// retriesMax bounds the attempts of a request that is interrupted (EINTR, EAGAIN, ECANCELED).
+	retriesMax = 1000
 )
 
-// Serve takes requests that have landed, completes their jobs and begins what there is room for.
-// Poll calls it, and after Mover.Listen(true) the Mover does, from any goroutine.
+// Serve takes finished requests from the Mover, completes their jobs and begins further requests.
+// Poll calls it; after Mover.Listen(true) the Mover calls it, too, from any goroutine.
 func (c *Core) Serve() {
 	c.Mu.Lock()
 	if len(c.trays) == 0 {
@@ -40,8 +42,8 @@ func (c *Core) Serve() {
 	c.trays = c.trays[:len(c.trays)-1]
 	list := t[:c.Mover.Reap(t[:])]
 
-	// What came into buffers goes to where it belongs, without the lock: the requests are still
-	// ours, and so are their jobs.
+	// Copy bounced reads to their memory, without the lock: no other goroutine uses these requests
+	// or ends their jobs before the loop below.
 	scatters := func(l *Landing) bool {
 		return l.R.Bounce && l.Err == nil && l.N > 0 && l.R.Done+uint64(l.N) >= l.R.need
 	}
@@ -59,7 +61,7 @@ func (c *Core) Serve() {
 		c.Mu.Lock()
 	}
 
-	// Each request has ended, or is to be tried again with what is left.
+	// End each request, or queue it for another attempt at the remaining bytes.
 	for i := range list {
 		r := list[i].R
 		if r.Kind == Write {
@@ -78,7 +80,7 @@ func (c *Core) Serve() {
 	c.Leave()
 }
 
-// end makes a request free, and completes its job if it was the last.
+// end frees a request, and completes its job if this was its last request.
 func (c *Core) end(r *Request, err error) {
 	j, inode := r.job, r.inode
 	r.release()
@@ -93,13 +95,13 @@ func (c *Core) end(r *Request, err error) {
 	c.settle(j)
 }
 
-// pump begins what there is room for: what is to be tried again, syncs, and the next requests of
-// jobs, in turn.
+// pump begins as many requests as are free: first those that need another attempt, then syncs, then
+// the next requests of the queued jobs, in turn.
 //
 // Preconditions: Mu is held, and Leave follows.
 func (c *Core) pump() {
-	// A write that goes through the page cache now, in place of past it, waits until those past it
-	// have ended.
+	// A write that now uses the page cache, after it failed to bypass it, waits until all writes
+	// that bypass it have ended.
 	kept := c.again[:0]
 	for _, r := range c.again {
 		over := r.job != nil && r.job.err != nil
@@ -129,7 +131,7 @@ func (c *Core) pump() {
 		if j.err != nil || j.at.item == len(j.items) {
 			j.queued = false
 			c.settle(j)
-			idle = 0 // it may have had the turn that another waits for
+			idle = 0 // it may have held the turn of an inode that another job waits for
 			continue
 		}
 		c.queue.push(j)
@@ -147,8 +149,8 @@ func (c *Core) launch(r *Request) {
 	c.Mover.Put(r)
 }
 
-// settle completes a job that has nothing under way and nothing to begin; a durable one asks for
-// its syncs first.
+// settle completes a job that has no request under way and none to begin. If the job is durable and
+// has not been synced, settle asks for its syncs instead.
 func (c *Core) settle(j *job) {
 	if j.queued || j.flying > 0 || j.syncs > 0 {
 		return
@@ -175,7 +177,7 @@ func (c *Core) settle(j *job) {
 	}
 }
 
-// fail has a job end before it is done.
+// fail makes a job end early with an error; the first error counts.
 func (c *Core) fail(j *job, err error) {
 	if j.err == nil {
 		j.err = err
@@ -183,9 +185,10 @@ func (c *Core) fail(j *job, err error) {
 	c.failed = true
 }
 
-// Leave gives the lock up, and then does what must not be done under it: it wakes the sleeper, and
-// has the Mover begin what was put. Landings cannot wait for Poll where more is to be begun, or a
-// caller waits for an end.
+// Leave unlocks Mu, then wakes the program if there are completions, and makes the Mover begin the
+// requests that were put. It also tells the Mover whether it must call Serve itself: this is so
+// while further requests must begin, or a caller waits for the end of a job, since the program may
+// not poll meanwhile.
 func (c *Core) Leave() {
 	c.Mover.Listen(c.queue.n > 0 || c.durables > 0 || c.waiters > 0)
 	news := c.news
@@ -197,8 +200,8 @@ func (c *Core) Leave() {
 	c.Mover.Kick()
 }
 
-// judge says what to do after a request has landed: to try it again with what is left, or to end
-// it, with an error or without.
+// judge decides what follows a landing: another attempt at the remaining bytes, or the end of the
+// request, with or without an error.
 func (r *Request) judge(l *Landing, anyReads bool) (again bool, err error) {
 	if l.Err != nil {
 		return r.refused(l.Err, anyReads)
@@ -218,29 +221,30 @@ func (r *Request) judge(l *Landing, anyReads bool) (again bool, err error) {
 		return false, nil
 	case !r.Past || r.Done&(r.File.Block-1) == 0:
 	case r.Kind == Write:
-		r.Past = false // the rest of the block goes through the page cache, and what follows it
+		r.Past = false // write the rest of the request through the page cache
 	case !anyReads:
-		return false, r.stuck() // past the page cache only the end of a file lies within a block
+		return false, r.stuck() // a direct read stops inside a block only at the end of the file
 	}
 	return true, nil
 }
 
-// refused judges a request of which nothing was done.
+// refused decides what follows a landing with an error.
 func (r *Request) refused(why error, anyReads bool) (again bool, err error) {
 	switch {
 	case r.job != nil && r.job.err != nil:
 		return false, nil
 	case errors.Is(why, syscall.EINTR), errors.Is(why, syscall.EAGAIN),
 		errors.Is(why, syscall.ECANCELED), errors.Is(why, driver.ErrAborted):
-		// Not by us: the kernel also cancels what a thread had begun that has ended.
+		// The core did not cancel it: the kernel also cancels requests of a thread that has exited.
 		if r.retries++; r.retries < retriesMax {
 			return true, nil
 		}
 	case errors.Is(why, syscall.EFAULT):
 		why = driver.ErrFault
 	case errors.Is(why, syscall.EINVAL) && r.Past && !anyReads:
-		// O_DIRECT was granted by open, and is not by this filesystem: all further requests go
-		// through the page cache. The descriptor stays: others may be under way.
+		// open accepted O_DIRECT, but the filesystem refuses it for this request. All further
+		// requests go through the page cache. The descriptor stays open, since other requests may
+		// be using it.
 		r.File.refused = true
 		r.File.Why = "the filesystem refuses O_DIRECT at work: " + why.Error()
 		r.Past = false
@@ -249,7 +253,7 @@ func (r *Request) refused(why error, anyReads bool) (again bool, err error) {
 	return false, r.failure(why)
 }
 
-// stuck is the error of a request of which no more is done.
+// stuck returns the error of a request that makes no progress.
 func (r *Request) stuck() error {
 	if r.Kind == Read {
 		return r.failure(io.ErrUnexpectedEOF)
@@ -257,7 +261,7 @@ func (r *Request) stuck() error {
 	return r.failure(io.ErrShortWrite)
 }
 
-// failure names file, offset and piece.
+// failure wraps an error with the file, the offset, and the index of the failed descriptor.
 func (r *Request) failure(cause error) error {
 	if r.Kind == Sync {
 		return &driver.FileError{Op: "sync", Name: name(r.inode.sync, ID{}), Off: -1, Err: cause}
@@ -273,7 +277,7 @@ func (r *Request) failure(cause error) error {
 		}
 		c, at = next, r.job.place(next)
 	}
-	if uint64(e.Off) < at.off { // in the gap before it
+	if uint64(e.Off) < at.off { // the failed byte is in the gap before this item
 		e.Off = int64(at.off)
 	}
 	return &driver.PieceError{Piece: int(r.job.items[c.item].index), Err: e}

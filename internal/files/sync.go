@@ -10,23 +10,24 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// A durable write has ended when an fdatasync has that began after its last byte was written. One
-// is under way for each inode; what comes meanwhile waits for the next, so a burst of writes costs
-// two.
+// A durable write completes after an fdatasync that began after its last byte was written. There is
+// at most one fdatasync at a time for each inode. Writes that end during it wait for the next, so a
+// burst of writes costs two.
 //
-// A sync that fails says that bytes of some write are lost, and no sync after it says so again: the
-// pages count as clean. So it fails every durable write to the inode that was accepted before it
-// ended, whether its bytes were to be covered or not.
+// A failed fdatasync means that some written bytes are lost. The kernel reports that only once,
+// since it marks the pages clean. So a failure fails every durable write to the inode that was
+// accepted before the fdatasync ended, even one that the fdatasync did not cover.
 
-// reopen is Reopen; a test has it fail.
+// reopen is Reopen; a test replaces it.
 var reopen = Reopen
 
-// keeps reports why writes to the file cannot be durable, nil where they can. The first time it
-// opens the file once more for the syncs. A duplicate of the caller's descriptor would not do: a
-// sync of the program's would take the news of lost bytes away.
+// keeps returns an error if writes to the file cannot be durable. Its first call opens the file
+// again for the syncs. A duplicate of the caller's descriptor does not suffice: the kernel reports
+// lost bytes once for each open file description, and an fsync of the program could consume the
+// report.
 //
-// Preconditions: Core.Mu is held, and the writes have not begun, so that the kernel tells the
-// descriptor which of them it lost.
+// Preconditions: Core.Mu is held, and the writes have not begun: the kernel reports only losses
+// after the open.
 func (n *inode) keeps(f *File) error {
 	if n.sync >= 0 || n.syncNo != nil {
 		return n.syncNo
@@ -42,7 +43,7 @@ func (n *inode) keeps(f *File) error {
 	return n.syncNo
 }
 
-// askSyncs has a job wait for a sync of each of its inodes.
+// askSyncs makes a job wait for a sync of each of its inodes.
 func (c *Core) askSyncs(j *job) {
 	j.synced = true
 	for i := range j.views {
@@ -64,7 +65,7 @@ func (c *Core) wantSync(n *inode) {
 	}
 }
 
-// beginSyncs begins those that are asked for, while there is room.
+// beginSyncs begins the syncs that jobs wait for, while requests are free.
 func (c *Core) beginSyncs() {
 	for len(c.unsynced) > 0 && len(c.free) > 0 {
 		n := c.unsynced[len(c.unsynced)-1]

@@ -4,8 +4,8 @@ package trace
 
 import "math"
 
-// quantiles is a distribution of lengths: values[i] at share shares[i], between
-// them on a straight line of the logarithm.
+// quantiles is a distribution of lengths: a share shares[i] of all lengths is at most values[i].
+// Between two of them the logarithm of the length is interpolated linearly.
 type quantiles struct {
 	shares []float64
 	values []float64

@@ -26,23 +26,23 @@ func (e *LineError) Error() string { return fmt.Sprintf("trace line %d: %v", e.L
 // Unwrap returns what is wrong with the line.
 func (e *LineError) Unwrap() error { return e.Err }
 
-// Reader reads a trace line by line and holds one line at a time. It is not for
-// several goroutines at once.
+// Reader reads a trace line by line, and holds one line at a time. A Reader is not safe for
+// concurrent use.
 type Reader struct {
 	lines *bufio.Scanner
 	line  int
 	err   error
 }
 
-// NewReader makes a reader of r. Empty lines are skipped.
+// NewReader returns a Reader of r. It skips empty lines.
 func NewReader(r io.Reader) *Reader {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 0, 64<<10), LineMax)
 	return &Reader{lines: lines}
 }
 
-// Next returns the next request, or io.EOF behind the last one. A broken line
-// is a *LineError; it ends the trace, and is returned again by further calls.
+// Next returns the next request, or io.EOF after the last one. For an invalid line it returns a
+// *LineError, and further calls return the same error.
 func (r *Reader) Next() (Request, error) {
 	for r.err == nil && r.lines.Scan() {
 		r.line++
@@ -73,7 +73,7 @@ func (r *Reader) end() error {
 	return fmt.Errorf("read trace behind line %d: %w", r.line, err)
 }
 
-// fields are pointers so that a missing one is seen.
+// fields has pointers, so that parse can tell a missing field from zero.
 type fields struct {
 	Timestamp    *int64   `json:"timestamp"`
 	InputLength  *int     `json:"input_length"`

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trace reads production traces of LLM requests, and makes up requests
-// of the same statistics where there is no trace.
+// Package trace reads production traces of LLM requests, and generates requests with the same
+// statistics when there is no trace.
 //
-// A trace is JSON lines, as published with the Mooncake paper: arrival in
-// milliseconds, tokens in and out, and the ids of the prompt's blocks. Two
-// requests that share an id share the prompt up to the end of that block.
+// A trace is a file of JSON lines in the format of the Mooncake paper: arrival time in
+// milliseconds, input and output tokens, and the ids of the prompt's blocks. Two requests that
+// have an id in common have the same prompt up to the end of that block.
 package trace
 
 import (
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// BlockTokens is the length of the blocks that hash ids name.
+// BlockTokens is the number of tokens in the block of a hash id.
 const BlockTokens = 512
 
 // The bounds of a request.
@@ -23,7 +23,7 @@ const (
 	TimestampMax = 10 * 365 * 24 * 3600e3 // ms: ten years
 )
 
-// ErrRequest is what every error about a request's values is.
+// ErrRequest is wrapped by every error about a request's values.
 var ErrRequest = errors.New("bad request")
 
 // Request is one line of a trace.
@@ -31,7 +31,7 @@ type Request struct {
 	Timestamp    int64 `json:"timestamp"`     // of arrival, in ms from the start of the trace
 	InputLength  int   `json:"input_length"`  // tokens
 	OutputLength int   `json:"output_length"` // tokens
-	// one for each block of the input; the last one is cut short, or left out where it is not full
+	// one id per block of the input; a last block that is not full may be left out
 	HashIDs []uint64 `json:"hash_ids"`
 }
 

@@ -14,15 +14,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Compile runs the C compiler and fails the test with what it says.
+// Compile runs the C compiler. If that fails, the test fails with the compiler's output.
 func Compile(t testing.TB, args ...string) {
 	t.Helper()
 	out, err := exec.Command("gcc", args...).CombinedOutput()
 	require.NoError(t, err, "gcc %s\n%s", strings.Join(args, " "), out)
 }
 
-// Shared builds a shared library of a text in C, with a name such as "libcuda-fake.so.1", and
-// returns its path.
+// Shared compiles C source text into a shared library with a file name such as "libcuda-fake.so.1",
+// and returns its path.
 func Shared(t testing.TB, name, text string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,8 +32,9 @@ func Shared(t testing.TB, name, text string) string {
 	return object
 }
 
-// Facts builds a program in C that prints lines "name = value" or "name at value", and returns what
-// it prints, by name.
+// Facts compiles and runs a C program that prints sizes, offsets and constants of C declarations,
+// one a line, as "name = value" or "name at value". It returns the values by name. Tests compare
+// the facts of this module's own declarations with those of the system's headers.
 func Facts(t testing.TB, source string, args ...string) map[string]string {
 	t.Helper()
 	exe := filepath.Join(t.TempDir(), "facts")

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package standin builds software stand-ins of libraries for tests: of libcuda, libcufile and
-// libibverbs. They run the same host code as the real ones do, and can do on command what devices,
-// libraries and disks do on bad days. They are no measure of speed. Beside them stand folders that
-// look like the /sys of machines with devices.
+// Package standin builds software replacements (stand-ins) for libcuda, libcufile and libibverbs,
+// for tests on machines without devices. Tests can make them inject faults: errors, delays and
+// losses of devices, libraries and disks. Their speed says nothing about real devices. The package
+// also makes folders that look like the /sys of machines with devices.
 //
-// A test commands a stand-in by the words of its panel, a struct of a C header that both map:
-// Library.Set(t, "delay_us", 500). The header says what each word means.
+// A test controls a stand-in through its panel, a C struct of 32-bit words in shared memory:
+// Library.Set(t, "delay_us", 500). The C header of the struct says what each word means.
 //
 // A process opens one library of a kind, so all tests of a binary share it, and those that command
 // it do not run in parallel.
@@ -28,16 +28,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Library is a stand-in of libcuda or libcufile that was built.
+// Library is a compiled stand-in for libcuda or libcufile.
 type Library struct {
 	Path  string
-	Panel string // a file, whose name the library finds in its environment when it is opened
+	Panel string // the panel's file; the library gets its name from the environment when opened
 
 	dir         string
-	words       []string // of the panel, in order
+	words       []string // names of the panel's words, in order
 	panel       []byte
-	owner       string // before the names in what InUse tells
-	first, last string // the words that it counts
+	owner       string // prefix of the names that InUse returns
+	first, last string // the range of words that InUse returns
 }
 
 // BuildCUDA compiles the stand-in of libcuda, with further flags: -DSTANDIN_OLD is a driver without
@@ -96,7 +96,7 @@ func (l *Library) build(name, folder string, flags []string) (err error) {
 	return err
 }
 
-// Remove deletes the files; the library stays open where it was opened.
+// Remove deletes the files. A process that has opened the library can still use it.
 func (l *Library) Remove() { _ = os.RemoveAll(l.dir) }
 
 // word is where a word lies in the panel.
@@ -113,7 +113,7 @@ func (l *Library) Set(t testing.TB, word string, value uint32) {
 	t.Cleanup(func() { l.Put(word, before) })
 }
 
-// order keeps the writes of words apart from what follows them, as another process would see it.
+// order is a memory barrier: the stand-in sees a written word before anything the test does later.
 var order atomic.Uint32
 
 // Put writes a word.
@@ -122,7 +122,7 @@ func (l *Library) Put(word string, value uint32) {
 	order.Add(1)
 }
 
-// InUse counts what the program has of the library, for testkit.CheckLeaks.
+// InUse returns the resources of the library that the program holds, for testkit.CheckLeaks.
 func (l *Library) InUse() map[string]uint64 {
 	n := map[string]uint64{}
 	for _, w := range l.words[indexOf(l.words, l.first) : indexOf(l.words, l.last)+1] {
@@ -157,8 +157,8 @@ func indexOf(words []string, word string) int {
 	return i
 }
 
-// Root returns the folder of go.mod above the working directory, which is a test's package: the
-// paths that a binary built with -trimpath knows of its sources are none of this machine.
+// Root returns the folder of go.mod above the working directory, which is that of a test's package.
+// It cannot use runtime.Caller, since -trimpath removes the paths of the sources.
 func Root() (string, error) {
 	dir, err := os.Getwd()
 	for err == nil {
