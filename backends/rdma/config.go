@@ -28,7 +28,8 @@ type Config struct {
 	// overrides the automatic choice. Empty: every active port of every device.
 	Devices string
 
-	// Rails bounds the ports that are opened. Default 8, at most 16.
+	// Rails bounds the ports that are opened. Default 8, at most 16. They should be alike: a batch
+	// of up to Flight a rail is shared evenly, and ends with the slowest.
 	Rails int
 
 	// Listen is the address of the control connections: "host:port", "host:0" for a port that the

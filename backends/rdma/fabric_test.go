@@ -79,6 +79,7 @@ type meddled struct {
 	mu       sync.Mutex
 	links    []*meddledLink
 	revokes  int
+	held     *heldNews
 	stuckKey *uint32  // Unmap fails for it
 	inUse    []uint32 // queue pairs: Revoke fails while one of them is there
 }
@@ -105,6 +106,40 @@ func (f *meddled) Revoke(key uint32) error {
 		return errStuck
 	}
 	return f.fabric.Revoke(key)
+}
+
+// heldNews is the news that a queue pair failed, which stands between C and who is told of it.
+type heldNews struct {
+	taken chan struct{} // closed when it is out of C
+	over  chan struct{}
+	pass  func() // closes it
+}
+
+// holdFailure holds the next news of a failed queue pair back.
+func (f *meddled) holdFailure(t *testing.T) *heldNews {
+	h := &heldNews{taken: make(chan struct{}), over: make(chan struct{})}
+	h.pass = sync.OnceFunc(func() { close(h.over) })
+	t.Cleanup(h.pass)
+	f.mu.Lock()
+	f.held = h
+	f.mu.Unlock()
+	return h
+}
+
+func (f *meddled) News() (verbs.News, bool) {
+	n, ok := f.fabric.News()
+	if !ok || n.Kind != verbs.PairFailed || n.Conn == 0 {
+		return n, ok
+	}
+	f.mu.Lock()
+	h := f.held
+	f.held = nil
+	f.mu.Unlock()
+	if h != nil {
+		close(h.taken)
+		<-h.over
+	}
+	return n, ok
 }
 
 func (f *meddled) Unmap(key uint32) error {

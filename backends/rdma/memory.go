@@ -32,6 +32,7 @@ type memory struct {
 	at      uint64       // the first address of the grant
 	shown   bool         // net knows the memory
 	gone    atomic.Bool  // the memory is revoked, and its key may belong to another memory
+	proving atomic.Bool  // proveBeside has a goroutine
 
 	mu           sync.Mutex // held only briefly
 	revoked      bool

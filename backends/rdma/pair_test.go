@@ -239,6 +239,29 @@ func TestPairFails(t *testing.T) {
 	})
 }
 
+// TestStaleFailure has the news that our queue pair failed come late: the owner's word that its own
+// is broken came before, and the queue pair is made anew. The peer is not lost by it.
+func TestStaleFailure(t *testing.T) {
+	p := newPair(t, nil, Config{Devices: "fake0"}, Config{Devices: "fake1"})
+	l, r := register(t, p.near, 1<<20), register(t, p.far, 1<<20)
+	remote := p.imports(t, r)
+	news := fakeOf(p.near).holdFailure(t)
+	p.fabric.Device(0).Set("fail_status", 12)
+	p.fabric.Device(0).Set("fail", 1)
+	tag := p.write(t, l, remote, nil)
+	<-news.taken
+	require.NoError(t, p.far.endPairsOfKeyHolders())
+	eventually(t, "the queue pair is made anew", func() bool {
+		return p.peer.mender.pairStates()[0] == pairProbing
+	})
+	news.pass()
+	require.NoError(t, p.await(t, tag))
+	eventually(t, "a live queue pair", func() bool {
+		require.NoError(t, p.peer.whyLost())
+		return p.live() == 1
+	})
+}
+
 // TestAllPairsFail has what is under way end with the peer's loss, in bounded time.
 func TestAllPairsFail(t *testing.T) {
 	c, p := openClocked(t, brisk())

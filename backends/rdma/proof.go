@@ -48,24 +48,21 @@ func (m *memory) Revoke(ctx context.Context) error {
 // busyPause is the time between two attempts to free memory that a batch of this backend uses.
 const busyPause = time.Millisecond
 
-// revoke is Revoke inside the gate, after the end of the epoch. If another call holds the turn
-// until ctx ends, revoke returns an error, and a task deregisters the keys later.
+// revoke is Revoke inside the gate, after the end of the epoch. It gives the turn back in pauses:
+// imports that were let in before must not wait for a batch.
 func (m *memory) revoke(ctx context.Context) error {
-	if err := m.turn.Take(ctx); err != nil {
-		m.b.tasks.Start(func() {
-			_ = m.turn.Take(context.Background()) // never fails
-			defer m.turn.Give()
-			_ = m.prove(context.Background()) // the next call looks for the proof again
-		})
-		return fmt.Errorf("revoke memory: another call waits for the NIC: %w", err)
-	}
-	defer m.turn.Give()
-	if err := m.prove(ctx); err != nil {
-		return err
-	}
 	for {
-		err := m.free()
-		if !errors.Is(err, driver.ErrBusy) {
+		if err := m.turn.Take(ctx); err != nil {
+			m.proveBeside()
+			return fmt.Errorf("revoke memory: another call waits for the NIC: %w", err)
+		}
+		err := m.prove(ctx)
+		proved := err == nil
+		if proved {
+			err = m.free()
+		}
+		m.turn.Give()
+		if !proved || !errors.Is(err, driver.ErrBusy) {
 			return err
 		}
 		select {
@@ -75,6 +72,23 @@ func (m *memory) revoke(ctx context.Context) error {
 			return err
 		case <-time.After(busyPause):
 		}
+	}
+}
+
+// proveBeside is for a call whose context is over before it has the turn: the NICs must forget the
+// keys all the same. One goroutine is enough for any number of calls.
+func (m *memory) proveBeside() {
+	if !m.proving.CompareAndSwap(false, true) {
+		return
+	}
+	started := m.b.tasks.Start(func() {
+		_ = m.turn.Take(context.Background()) // never fails
+		_ = m.prove(context.Background())     // the next call looks for the proof again
+		m.proving.Store(false)
+		m.turn.Give()
+	})
+	if !started {
+		m.proving.Store(false)
 	}
 }
 

@@ -199,6 +199,37 @@ func TestSilenceIsNotDeath(t *testing.T) {
 	}
 }
 
+// TestBlipBesideASilentOwner takes all ports down for less than a NIC tries: no queue pair ends, so
+// what waits needs no word of an owner that stands still. Ports that stay down end them.
+func TestBlipBesideASilentOwner(t *testing.T) {
+	c, p := openClocked(t, Config{})
+	owner := p.muffle(t)
+	l, r := register(t, p.near, 100), register(t, p.far, 100)
+	remote := p.imports(t, r)
+	owner.deaf.Store(true)
+	least, _ := p.near.cfg.FailureTime()
+	ports := func(up bool) {
+		for rail := range 2 {
+			p.port(rail, up)
+			eventually(t, "the news of a port", func() bool {
+				return p.near.rails[rail].usable() == up
+			})
+		}
+	}
+	for range 4 { // together longer than least
+		ports(false)
+		tag := p.write(t, l, remote, nil)
+		c.runFor(t, least/2)
+		require.Equal(t, 2, p.live())
+		ports(true)
+		require.NoError(t, p.await(t, tag))
+	}
+	ports(false)
+	begin := c.Now()
+	c.run(t, "no live queue pair", func() bool { return p.live() == 0 })
+	require.GreaterOrEqual(t, c.since(begin), least)
+}
+
 // TestStandstillIsNotSilence stops our own process while a write waits for an owner that is silent:
 // what is left of the owner's time is left when the process goes on.
 func TestStandstillIsNotSilence(t *testing.T) {

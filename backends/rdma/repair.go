@@ -93,6 +93,7 @@ func (m *mender) run() {
 		for _, e := range m.takeEvents() {
 			m.handle(e, now)
 		}
+		m.lookAtPorts(now)
 		// Ask the owner to replace failed queue pairs whose pause is over.
 		for _, i := range m.repair.asks(now) {
 			m.askOwner(i)
@@ -187,23 +188,27 @@ func (m *mender) handle(e event, now time.Time) {
 		default:
 			close(m.p.ready)
 		}
-	case eventFailed:
-		m.repair.failed(e.pair, m.moved(e.pair) > m.movedBefore[e.pair], now)
-	case eventBroken:
+	case eventFailed, eventBroken:
+		// Either may be of a queue pair that was made anew meanwhile: then ours, which works, ends
+		// as well, so that what repair knows is what C has.
 		if m.repair.pairs[e.pair].mayWork() {
 			m.endPair(e.pair, now)
 		}
 	case eventReply:
 		m.handleReply(e.reply, now)
 	case eventPort:
-		// csrc/verbs posts nothing on a queue pair whose port is down, so it may never fail by
-		// itself.
-		for i, pair := range m.p.pairs {
-			if !m.p.b.rails[pair.ours].usable() && m.repair.pairs[i].mayWork() {
-				m.endPair(i, now)
-			}
-		}
 		m.repair.endPauses(now)
+	}
+}
+
+// lookAtPorts ends the queue pairs whose ports were down for too long.
+func (m *mender) lookAtPorts(now time.Time) {
+	for i, pair := range m.p.pairs {
+		r := m.p.b.rails[pair.ours]
+		m.repair.port(i, r.usable(), now)
+		if m.repair.failsByPort(i, now) || r.gone.Load() && m.repair.pairs[i].mayWork() {
+			m.endPair(i, now)
+		}
 	}
 }
 
@@ -282,9 +287,10 @@ type repair struct {
 	pairs      []pairRepair
 	failure    time.Duration // Config.Failure: how long no queue pair may be live
 	soundAfter time.Duration
-	noneLive   time.Time // since when no queue pair is live; zero: one is
-	asked      time.Time // from when to count the wait for the owner's answer; zero: no wait
-	unsound    time.Time // since when no queue pair was sound; zero: one was, or none has failed
+	downMax    time.Duration // a queue pair whose port is down for so long has failed
+	noneLive   time.Time     // since when no queue pair is live; zero: one is
+	asked      time.Time     // from when to count the wait for the owner's answer; zero: no wait
+	unsound    time.Time     // since when no queue pair was sound; zero: one was, or none has failed
 }
 
 type pairRepair struct {
@@ -292,6 +298,7 @@ type pairRepair struct {
 	attempt uint32
 	pause   time.Duration
 	at      time.Time // waiting: when to ask; live: when it is sound
+	down    time.Time // since when our port is down; zero: it is up
 }
 
 type pairState uint8
@@ -318,7 +325,7 @@ func newRepair(pairs int, cfg *Config) *repair {
 	least, _ := cfg.FailureTime()
 	return &repair{
 		pairs:   make([]pairRepair, pairs),
-		failure: cfg.Failure, soundAfter: 2 * least,
+		failure: cfg.Failure, soundAfter: 2 * least, downMax: least,
 	}
 }
 
@@ -440,6 +447,25 @@ func (r *repair) endPauses(now time.Time) {
 	}
 }
 
+// port notes whether our port of a queue pair is up.
+func (r *repair) port(i int, up bool, now time.Time) {
+	l := &r.pairs[i]
+	switch {
+	case up:
+		l.down = time.Time{}
+	case l.down.IsZero():
+		l.down = now
+	}
+}
+
+// failsByPort reports whether a queue pair is to end because its port is down. It is given nothing
+// new meanwhile, so that it may not fail by itself. An outage that is shorter than what a NIC tries
+// for it bears, as it bears one that nobody sees: its end would need an answer of the owner.
+func (r *repair) failsByPort(i int, now time.Time) bool {
+	l := &r.pairs[i]
+	return l.mayWork() && !l.down.IsZero() && now.Sub(l.down) >= r.downMax
+}
+
 // mayWork reports whether the queue pair is live or may become so.
 func (l *pairRepair) mayWork() bool { return l.state == pairLive || l.state == pairProbing }
 
@@ -508,6 +534,9 @@ func (r *repair) next() (at time.Time) {
 		l := &r.pairs[i]
 		if l.state == pairWaiting || l.state == pairLive && !r.unsound.IsZero() {
 			sooner(l.at)
+		}
+		if l.mayWork() && !l.down.IsZero() {
+			sooner(l.down.Add(r.downMax))
 		}
 	}
 	if !r.noneLive.IsZero() {

@@ -131,3 +131,37 @@ func TestRepairBears(t *testing.T) {
 		t.Error("lost with a queue pair that is live")
 	}
 }
+
+// TestRepairPorts has a port be down for so short a time that its queue pair bears it, and for as
+// long as a NIC would have tried.
+func TestRepairPorts(t *testing.T) {
+	c := newPlan(2)
+	c.live(0, c.now)
+	c.live(1, c.now)
+	c.after(time.Hour)
+	c.want(t, "sound")
+	for range 10 {
+		c.port(1, false, c.now)
+		c.after(c.downMax / 2)
+		c.port(1, false, c.now)
+		if c.failsByPort(1, c.now) {
+			t.Fatal("an outage that is short is not borne")
+		}
+		c.port(1, true, c.now)
+		if !c.next().IsZero() {
+			t.Fatal("looks again although all is well")
+		}
+	}
+	c.port(1, false, c.now)
+	if wait := c.next().Sub(c.now); wait < c.downMax || wait > c.downMax+2*time.Millisecond {
+		t.Errorf("to look again in %v", wait)
+	}
+	c.after(c.downMax)
+	if c.failsByPort(0, c.now) || !c.failsByPort(1, c.now) {
+		t.Error("the queue pair whose port is down has not failed, or another has")
+	}
+	c.failed(1, false, c.now)
+	if c.failsByPort(1, c.now) {
+		t.Error("a queue pair that is no more fails again")
+	}
+}

@@ -7,7 +7,9 @@ package rdma
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -27,6 +29,21 @@ func TestRevokeOfUntold(t *testing.T) {
 		p.imports(t, told)
 		require.NoError(t, told.Revoke(t.Context()))
 	}
+}
+
+// TestKeysOfAPeerThatLeft: memory keeps nothing of a peer that has closed its connection.
+func TestKeysOfAPeerThatLeft(t *testing.T) {
+	p := openPair(t, Config{})
+	r := register(t, p.far, 4096)
+	p.imports(t, r)
+	holders := func() int {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.peersWithKey)
+	}
+	require.Equal(t, 1, holders())
+	require.NoError(t, p.peer.Close())
+	eventually(t, "the owner forgets the peer", func() bool { return holders() == 0 })
 }
 
 // TestRevokeTells has a peer that knows the key stop by itself: no queue pair fails.
@@ -133,16 +150,22 @@ func TestRevokeWithoutTime(t *testing.T) {
 	require.Equal(t, 2, fake.revokes)
 }
 
-// TestRevokeGivenUp has a revoke run out of time while a grant has its turn: the keys that the NICs
-// know are void all the same once the grant is over, and the import fails.
+// TestRevokeGivenUp has revokes run out of time while a grant has its turn: the keys that the NICs
+// know are void all the same once the grant is over, and the import fails. Any number of revokes
+// leaves one goroutine at most.
 func TestRevokeGivenUp(t *testing.T) {
 	p := openPair(t, Config{})
 	r := register(t, p.far, 100)
 	p.imports(t, r)
 	require.NoError(t, r.turn.Take(t.Context())) // as a grant does
-	require.ErrorIs(t, r.Revoke(over(t)), context.Canceled)
+	before := runtime.NumGoroutine()
+	for range 50 {
+		require.ErrorIs(t, r.Revoke(over(t)), context.Canceled)
+	}
+	left := runtime.NumGoroutine() - before
 	require.Zero(t, fakeOf(p.far).revokes)
 	r.turn.Give()
+	require.Less(t, left, 10)
 	eventually(t, "the end of the keys", func() bool {
 		fakeOf(p.far).mu.Lock()
 		defer fakeOf(p.far).mu.Unlock()
@@ -168,6 +191,7 @@ func TestRevokeOfMemoryInUse(t *testing.T) {
 	}
 	other := register(t, p.near, 4096)
 	f.Device(0).Set("frozen", 1)
+	defer f.Device(0).Set("frozen", 0)
 	require.NoError(t, p.peer.Submit(1, b))
 	require.NoError(t, other.Revoke(over(t)))
 	for _, m := range mine {
@@ -179,6 +203,18 @@ func TestRevokeOfMemoryInUse(t *testing.T) {
 	}
 	revoked := make(chan error, 1)
 	go func() { revoked <- mine[9].Revoke(context.Background()) }()
+	granted := make(chan session.Status, 20)
+	go func() {
+		for range cap(granted) { // imports that were let in before
+			_, _, status := mine[9].grant()
+			granted <- status
+			time.Sleep(time.Millisecond) // the Revoke looks once more
+		}
+	}()
+	eventually(t, "grants beside a Revoke that waits", func() bool {
+		return len(granted) == cap(granted)
+	})
+	require.Equal(t, session.StatusRevoked, <-granted)
 	f.Device(0).Set("frozen", 0)
 	require.NoError(t, c.await(t, p, 1))
 	require.NoError(t, <-revoked)

@@ -40,8 +40,10 @@
 //   - silence.go gives up a peer whose host acknowledges nothing for Config.Failure while something
 //     waits for it. That a process is silent proves nothing, and gives up none.
 //
-// Backend.Close closes peers, ends the epoch of every memory, looks for all proofs, and then gives
-// back what others have to us.
+// Backend.Close closes peers, which lets what is under way into our own memory end, ends the epoch
+// of every memory, looks for all proofs, and then gives back what others have to us. While a thread
+// of ours stands in a page that does not come, the close of a peer may wait for it, and until then
+// no epoch ends by Close. Who cannot wait for that revokes the memory first, or beside it.
 //
 // Against a hostile peer only tokens protect: it can claim to be another backend.
 package ucx

@@ -30,8 +30,9 @@ static uint32_t candidates(const struct sl_verbs_conn *n, const struct sl_verbs_
 }
 
 /*
- * The queue pair whose rail has the least to do: a rail that is slow has more under way, and is
- * given less. Among equals, from first on.
+ * The queue pair whose rail has the fewest bytes under way. Among equals, from first on. A batch
+ * that all its queue pairs take at once, within the flight of each, is shared evenly and ends with
+ * the slowest rail: only of a larger batch, and of later ones, is a slow rail given less.
  */
 static struct sl_verbs_pair *least_loaded(const struct sl_verbs_conn *n, uint32_t pairs,
 					  uint32_t first)
