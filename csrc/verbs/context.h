@@ -53,6 +53,7 @@ struct sl_verbs_port {
 	pthread_mutex_t growing; /* of trays; before the context's lock */
 	struct sl_verbs_tray *trays; /* each is written once, before its receives are posted */
 	uint32_t trays_len, trays_max;
+	uint32_t slots_posted; /* of the trays, from the first on; under growing */
 	/* Under the lock: */
 	uint32_t slots_promised;  /* to connections, as messages that they may send us */
 	uint32_t sends_promised;  /* places of the queue of sends, to queue pairs; of sends->cqe */

@@ -138,12 +138,16 @@ func TestReceivesGrowWithConnections(t *testing.T) {
 		t.Errorf("a queue pair whose receives have no room: %v", err)
 	}
 	d.Set("locked_kib", 0)
+	d.Set("receives_full", 1)
+	_, err = conn.PairMake(0, 0)
+	require.ErrorIs(t, err, syscall.ENOMEM, "the device has no room for a receive")
 	if _, err := conn.PairMake(0, 0); err != nil {
 		t.Errorf("once there is room: %v", err)
 	}
 	if n := d.Get("kib_locked"); n < 201*4 || n > 1500 {
 		t.Errorf("%d KiB are locked for a connection of 200 messages", n)
 	}
+	require.EqualValues(t, 256, d.Get("receives"), "trays of 64 for 201 messages and 16 more")
 }
 
 func TestRailRefusals(t *testing.T) {

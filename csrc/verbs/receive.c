@@ -35,14 +35,17 @@ int sl_verbs_post_slot(struct sl_verbs_port *p, uint32_t slot)
 	return sl_verbs_post_srq_recv(p->srq, &wr, &bad);
 }
 
-static int post_tray(struct sl_verbs_port *p, uint32_t tray)
+/* What of the last tray is not posted. */
+static int post_rest(struct sl_verbs_port *p)
 {
-	struct ibv_recv_wr wrs[SL_VERBS_TRAY], *bad = NULL;
+	struct ibv_recv_wr wrs[SL_VERBS_TRAY], *bad = wrs;
 	struct ibv_sge at[SL_VERBS_TRAY];
-	uint32_t n = slots_of(p, tray);
+	uint32_t tray = p->trays_len - 1;
+	uint32_t n = tray * SL_VERBS_TRAY + slots_of(p, tray) - p->slots_posted;
+	int rc;
 
 	for (uint32_t i = 0; i < n; i++) {
-		uint32_t slot = tray * SL_VERBS_TRAY + i;
+		uint32_t slot = p->slots_posted + i;
 
 		at[i] = place_of(p, slot);
 		wrs[i] = (struct ibv_recv_wr){.wr_id = slot,
@@ -50,7 +53,9 @@ static int post_tray(struct sl_verbs_port *p, uint32_t tray)
 					      .sg_list = &at[i],
 					      .num_sge = 1};
 	}
-	return sl_verbs_post_srq_recv(p->srq, wrs, &bad);
+	rc = sl_verbs_post_srq_recv(p->srq, wrs, &bad);
+	p->slots_posted += rc == 0 ? n : (uint32_t)(bad - wrs);
+	return -rc;
 }
 
 static int add_tray(struct sl_verbs_port *p)
@@ -70,8 +75,8 @@ static int add_tray(struct sl_verbs_port *p)
 		return rc;
 	}
 	t->at = at;
-	/* Where it fails the tray stays, since some of it may be posted. */
-	return -post_tray(p, p->trays_len++);
+	p->trays_len++;
+	return 0;
 }
 
 /*
@@ -85,8 +90,7 @@ static int enough(struct sl_verbs_port *p)
 	sl_verbs_lock(p->context);
 	promised = p->slots_promised;
 	sl_verbs_unlock(p->context);
-	return p->trays_len == p->trays_max ||
-	       p->trays_len * SL_VERBS_TRAY >= promised + SL_VERBS_SPARE;
+	return p->slots_posted == p->slots || p->slots_posted >= promised + SL_VERBS_SPARE;
 }
 
 int sl_verbs_grow_receives(struct sl_verbs_port *p)
@@ -94,8 +98,12 @@ int sl_verbs_grow_receives(struct sl_verbs_port *p)
 	int rc = 0;
 
 	pthread_mutex_lock(&p->growing);
-	while (rc == 0 && !enough(p))
-		rc = add_tray(p);
+	while (rc == 0 && !enough(p)) {
+		if (p->slots_posted == p->trays_len * SL_VERBS_TRAY)
+			rc = add_tray(p);
+		if (rc == 0)
+			rc = post_rest(p); /* where it fails, the next call goes on there */
+	}
 	pthread_mutex_unlock(&p->growing);
 	return rc;
 }
@@ -108,5 +116,5 @@ void sl_verbs_forget_receives(struct sl_verbs_port *p)
 	}
 	free(p->trays);
 	p->trays = NULL;
-	p->trays_len = p->trays_max = 0;
+	p->trays_len = p->trays_max = p->slots_posted = 0;
 }

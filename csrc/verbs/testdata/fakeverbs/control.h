@@ -67,11 +67,13 @@ struct fake_panel {
 	_Atomic uint32_t purge;
 	_Atomic uint32_t modify_busy;  /* so many moves to the error state are refused: EBUSY */
 	_Atomic uint32_t destroy_busy; /* so many queue pairs are not destroyed: EBUSY */
+	_Atomic uint32_t receives_full; /* so many lists of receives are taken but for the last */
 	/* Limits, 0: the usual ones. */
 	_Atomic uint32_t max_sge, max_inline, max_wr, max_srq_wr, max_cqe;
 	/* What there is, and was. */
 	_Atomic uint32_t contexts, pds, mrs, channels, cqs, srqs, qps;
 	_Atomic uint32_t inlined, completions, kib_landed, kib_locked;
+	_Atomic uint32_t receives; /* that were posted */
 	_Atomic uint32_t dmabufs;  /* registrations of one */
 	_Atomic uint32_t faults;   /* requests that ended in an error that was not a flush */
 	_Atomic uint32_t overruns; /* completions for which there was no place */

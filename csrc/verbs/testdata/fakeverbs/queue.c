@@ -340,6 +340,7 @@ EXPORT int ibv_destroy_srq(struct ibv_srq *srq)
 int post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
 	struct srq *s = (struct srq *)srq;
+	struct fake_panel *p = device_of(srq->context)->panel;
 	int rc = 0;
 
 	lock();
@@ -349,13 +350,15 @@ int post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_w
 		*bad = wr;
 		if (wr->num_sge < 0 || wr->num_sge > 4) {
 			rc = EINVAL;
-		} else if (s->head - s->tail == s->size) {
+		} else if (s->head - s->tail == s->size ||
+			   (!wr->next && take_one(&p->receives_full))) {
 			rc = ENOMEM;
 		} else {
 			r->wr_id = wr->wr_id;
 			r->sges = wr->num_sge;
 			memcpy(r->sge, wr->sg_list, (size_t)wr->num_sge * sizeof(*wr->sg_list));
 			s->head++;
+			p->receives++;
 		}
 	}
 	unlock();
