@@ -290,7 +290,7 @@ type repair struct {
 	downMax    time.Duration // a queue pair whose port is down for so long has failed
 	noneLive   time.Time     // since when no queue pair is live; zero: one is
 	asked      time.Time     // from when to count the wait for the owner's answer; zero: no wait
-	unsound    time.Time     // since when no queue pair was sound; zero: one was, or none has failed
+	unsound    time.Time     // since when no queue pair was sound; zero: one was, or none failed
 }
 
 type pairRepair struct {
