@@ -240,6 +240,7 @@ func (c *Cache) Close() error {
 		close(c.writes)
 	}
 	<-c.written
+	c.ops.Wait() // for what the writer keeps
 	c.gate.Lock()
 	defer c.gate.Unlock()
 	c.shut = true
