@@ -369,3 +369,64 @@ func TestBadCalls(t *testing.T) {
 	require.Equal(t, all(Late, 2), op.Outcomes())
 	n.check(t)
 }
+
+// TestVerifyFirst: what this process has verified once it does not sum again; what a process before
+// has left it does.
+func TestVerifyFirst(t *testing.T) {
+	path := memoryFile(t)
+	flip := func(n *node, key Key) {
+		n.index.each(n.ns.id, []Key{key}, false, func(_ *shard, _ int, i uint32, _ uint64) {
+			e := n.index.entry(i)
+			n.memory.bytesOf(e.slot, e.size)[5] ^= 1
+		})
+	}
+	outcome := func(n *node, key Key) Outcome {
+		op := n.ns.Load(t.Context(), []Key{key}, n.at(128, 1))
+		require.NoError(t, op.Wait(t.Context()))
+		return op.Outcomes()[0]
+	}
+	keys := ids(0, 2)
+	n := openNode(t, path, 16, func(c *Config) { c.VerifyFirst = true })
+	n.put(t, keys)
+	require.Equal(t, Done, outcome(n, keys[0]))
+	flip(n, keys[0])
+	require.Equal(t, Done, outcome(n, keys[0]), "it was summed again")
+	flip(n, keys[1])
+	require.Equal(t, Damaged, outcome(n, keys[1]), "it was never summed")
+	n.close(t)
+	n = openNode(t, path, 16, func(c *Config) { c.VerifyFirst = true })
+	require.Equal(t, Damaged, outcome(n, keys[0]), "another process had summed it")
+}
+
+// TestOtherLength: a key has one length. A Store of another one is told, a Load finds no such
+// block, and the first bytes stay.
+func TestOtherLength(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, nil)
+	keys := ids(0, 1)
+	n.put(t, keys)
+	short := n.at(0, 1)
+	short.Run = 4096
+	op := n.ns.Store(t.Context(), keys, short)
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, all(Conflict, 1), op.Outcomes())
+	op = n.ns.Load(t.Context(), keys, short)
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, all(Unlike, 1), op.Outcomes())
+	require.Equal(t, all(Done, 1), n.get(t, keys))
+}
+
+// TestOpsMax: more operations than Config says are refused, and room comes back.
+func TestOpsMax(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, func(c *Config) { c.OpsMax = 1 })
+	standing := testpoint.Stand(t, "cache: landed")[0]
+	first := n.ns.Store(t.Context(), ids(0, 2), n.at(0, 2))
+	<-standing.Came
+	second := n.ns.Store(t.Context(), ids(10, 2), n.at(10, 2))
+	require.ErrorIs(t, second.Wait(t.Context()), engine.ErrBusy)
+	require.Equal(t, all(Failed, 2), second.Outcomes())
+	standing.GoOn()
+	require.NoError(t, first.Wait(t.Context()))
+	for n.ns.Store(t.Context(), ids(10, 2), n.at(10, 2)).Wait(t.Context()) != nil {
+		runtime.Gosched() // the first one gives its place back behind its end
+	}
+}

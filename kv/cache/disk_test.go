@@ -5,6 +5,7 @@ package cache
 import (
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -140,4 +141,25 @@ func TestBudget(t *testing.T) {
 	require.NoError(t, n.Drain(t.Context()))
 	n.close(t)
 	require.EqualValues(t, 2, n.stats.swappedOut.Load())
+}
+
+// TestDiskThatFails: after some errors in a row a disk is left alone, which Stats tells with the
+// last one; one that works in between begins the count anew.
+func TestDiskThatFails(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, withDisk(filepath.Join(t.TempDir(), "disk"), 32))
+	d := n.disks[0]
+	for range failuresMax - 1 {
+		d.failed(syscall.EIO)
+	}
+	n.put(t, ids(0, 1)) // a write that works
+	for range failuresMax - 1 {
+		d.failed(syscall.EIO)
+		require.False(t, n.Stats().Disks[0].Unused)
+	}
+	d.failed(syscall.EIO)
+	s := n.Stats().Disks[0]
+	require.True(t, s.Unused)
+	require.Equal(t, "input/output error", s.Error)
+	n.put(t, ids(10, 1))
+	require.Equal(t, s.Blocks, n.Stats().Disks[0].Blocks)
 }

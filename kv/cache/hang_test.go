@@ -7,6 +7,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -92,16 +93,16 @@ func (h *hungDisk) answer() {
 	h.held = nil
 }
 
-// openHung opens a node whose engine soon gives transfers up, over a disk that may hang. 24 blocks
-// are stored, of which keys are on the disk alone.
-func openHung(t *testing.T) (n *node, h *hungDisk, keys []Key) {
+// openHung opens a node whose engine gives transfers up after a while, over a disk that may hang.
+// 24 blocks are stored, of which keys are on the disk alone.
+func openHung(t *testing.T, timeout time.Duration) (n *node, h *hungDisk, keys []Key) {
 	m, err := mem.New(mem.Config{})
 	require.NoError(t, err)
 	p, err := posix.New(posix.Config{Threads: 4})
 	require.NoError(t, err)
 	h = &hungDisk{Backend: p}
 	n = openOver(t, memoryFile(t), 8, engine.Config{Backends: []driver.Backend{m, h},
-		AbortGrace: 50 * time.Millisecond, TransferTimeout: 200 * time.Millisecond},
+		AbortGrace: 50 * time.Millisecond, TransferTimeout: timeout},
 		func(c *Config) {
 			withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
 			c.Policy = LRU
@@ -123,7 +124,7 @@ func openHung(t *testing.T) (n *node, h *hungDisk, keys []Key) {
 // by then; its block is not lost; Close ends once the disk has answered, and not before.
 func TestDiskThatHangs(t *testing.T) {
 	for _, within := range []time.Duration{50 * time.Millisecond, time.Hour} {
-		n, h, keys := openHung(t)
+		n, h, keys := openHung(t, 200*time.Millisecond)
 		h.hang()
 		n.hung = true
 		ctx, cancel := context.WithTimeout(t.Context(), within)
@@ -156,12 +157,18 @@ func TestDiskThatHangs(t *testing.T) {
 
 // TestCloseBesideADiskThatHangs: loads that wait for each other's read end with the cache.
 func TestCloseBesideADiskThatHangs(t *testing.T) {
-	n, h, keys := openHung(t)
+	n, h, keys := openHung(t, time.Hour)
 	h.hang()
 	n.hung = true
 	first := n.ns.Load(t.Context(), keys[:1], n.at(128, 1))
 	second := n.ns.Load(t.Context(), keys[:1], n.at(130, 1))
-	time.AfterFunc(20*time.Millisecond, func() { _ = n.Cache.Close() })
+	for pins := uint32(0); pins < 2; { // one reads, one waits for it
+		n.index.each(n.ns.id, keys[:1], false, func(_ *shard, _ int, i uint32, _ uint64) {
+			pins = n.index.entry(i).pins
+		})
+		runtime.Gosched()
+	}
+	go func() { _ = n.Cache.Close() }()
 	<-first.Done()
 	<-second.Done()
 	require.NotContains(t, append(first.Outcomes(), second.Outcomes()...), Done)

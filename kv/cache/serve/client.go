@@ -24,10 +24,11 @@ type Client struct {
 	ended  chan struct{} // closed when no answer comes any more
 	room   chan struct{} // one for each request that runs
 
-	mu      sync.Mutex
-	last    uint64
-	waiting map[uint64]chan []byte
-	regions map[*engine.Region]*region
+	attaching sync.Mutex // one Attach at a time: a region has one lease
+	mu        sync.Mutex
+	last      uint64
+	waiting   map[uint64]chan []byte
+	regions   map[*engine.Region]*region
 }
 
 // region is memory that was leased out to the server.
@@ -147,8 +148,17 @@ func (c *Client) ask(ctx context.Context, what kind, body []byte) ([]byte, error
 		context.Cause(ctx), engine.ErrUnproven)
 }
 
-// Attach leases a region out to the server, so that requests may name it.
+// Attach leases a region out to the server, so that requests may name it. One that is attached
+// stays so.
 func (c *Client) Attach(ctx context.Context, r *engine.Region) error {
+	c.attaching.Lock()
+	defer c.attaching.Unlock()
+	c.mu.Lock()
+	at := c.regions[r]
+	c.mu.Unlock()
+	if at != nil {
+		return nil
+	}
 	lease, err := r.Lease(0, r.Size(), engine.LeaseOptions{})
 	if err != nil {
 		return err

@@ -14,6 +14,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,6 +40,11 @@ func openEngine(name string) (*engine.Engine, error) {
 
 // openServer serves a cache at a path, until the test ends.
 func openServer(t *testing.T) (*cache.Cache, string) {
+	c, _, path := openWhole(t)
+	return c, path
+}
+
+func openWhole(t *testing.T) (*cache.Cache, *Server, string) {
 	e, err := openEngine("node")
 	require.NoError(t, err)
 	c, err := cache.Open(t.Context(), cache.Config{Engine: e, Memory: cache.MemoryConfig{
@@ -60,7 +67,7 @@ func openServer(t *testing.T) (*cache.Cache, string) {
 		require.NoError(t, c.Close())
 		require.NoError(t, e.Close())
 	})
-	return c, path
+	return c, s, path
 }
 
 // user is a client with memory of blocks.
@@ -174,7 +181,7 @@ func TestClient(t *testing.T) {
 
 // TestCancel: a context that ends takes a request back, and the client learns that nothing moves.
 func TestCancel(t *testing.T) {
-	c, path := openServer(t)
+	c, s, path := openWhole(t)
 	u, err := openUser(t.Context(), path)
 	require.NoError(t, err)
 	u.fill(keysOf(1, 4))
@@ -192,9 +199,17 @@ func TestCancel(t *testing.T) {
 		t.Fatal("before the cache is done:", err)
 	default:
 	}
+	for taken := false; !taken; { // until the server has the word
+		s.mu.Lock()
+		for _, c := range s.clients {
+			taken = len(c.ends) == 0
+		}
+		s.mu.Unlock()
+		runtime.Gosched()
+	}
 	standing.GoOn()
 	require.ErrorIs(t, <-ended, context.Canceled)
-	require.EqualValues(t, 4, c.Stats().Stores[cache.Late]+c.Stats().Stores[cache.Done])
+	require.EqualValues(t, 4, c.Stats().Stores[cache.Late])
 	require.NoError(t, u.Client.Close(t.Context()))
 }
 
@@ -291,4 +306,51 @@ func TestKilledClient(t *testing.T) {
 	}
 	require.NoError(t, u.Client.Close(t.Context()))
 	require.Zero(t, c.Stats().Unproven)
+}
+
+// TestLimits: what one client may have is bounded, and it learns so.
+func TestLimits(t *testing.T) {
+	_, path := openServer(t)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	part := func(k int) *engine.Region {
+		r, err := u.e.RegisterPrivate(fmt.Sprint("part ", k), driver.Segment{Kind: driver.DRAM,
+			Len: blockBytes, Mem: u.mem[k*blockBytes:][:blockBytes]})
+		require.NoError(t, err)
+		return r
+	}
+	for k := range 63 { // beside the one that it has
+		_, err = u.Client.Namespace(t.Context(), "model", [32]byte{1})
+		require.NoError(t, err)
+		require.NoError(t, u.Attach(t.Context(), part(k)))
+	}
+	_, err = u.Client.Namespace(t.Context(), "model", [32]byte{1})
+	require.ErrorIs(t, err, engine.ErrBusy)
+	require.ErrorIs(t, u.Attach(t.Context(), part(63)), engine.ErrBusy)
+	require.Equal(t, 64, u.e.Stats().Leases)
+	require.NoError(t, u.Client.Close(t.Context()))
+	require.Zero(t, u.e.Stats().Leases)
+}
+
+// TestAttachTwice: a region has one lease, however often it is attached: Detach ends all that the
+// server may do with it.
+func TestAttachTwice(t *testing.T) {
+	_, path := openServer(t)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			if err := u.Attach(t.Context(), u.region); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	require.Equal(t, 1, u.e.Stats().Leases)
+	require.NoError(t, u.Detach(t.Context(), u.region))
+	require.Zero(t, u.e.Stats().Leases)
+	require.NoError(t, u.Attach(t.Context(), u.region))
+	require.NoError(t, u.Client.Close(t.Context()))
+	require.Zero(t, u.e.Stats().Leases)
 }

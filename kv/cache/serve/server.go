@@ -140,6 +140,7 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 	if what == kindCancel {
 		if end := c.ends[id]; end != nil {
 			end()
+			delete(c.ends, id)
 		}
 		s.mu.Unlock()
 		return
