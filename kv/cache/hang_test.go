@@ -120,9 +120,9 @@ func openHung(t *testing.T, timeout time.Duration) (n *node, h *hungDisk, keys [
 	return n, h, keys
 }
 
-// TestDiskThatHangs: a read of a disk is given up, and lands later. It lands where nothing else is
-// by then; its block is not lost; Close ends once the disk has answered, and not before.
-func TestDiskThatHangs(t *testing.T) {
+// TestTimedDiskThatHangs: a read of a disk is given up, and lands later. It lands where nothing
+// else is by then; its block is not lost; Close ends once the disk has answered, and not before.
+func TestTimedDiskThatHangs(t *testing.T) {
 	for _, within := range []time.Duration{50 * time.Millisecond, time.Hour} {
 		n, h, keys := openHung(t, 200*time.Millisecond)
 		h.hang()
