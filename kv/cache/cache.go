@@ -127,11 +127,10 @@ func Open(ctx context.Context, cfg Config) (*Cache, error) {
 	c.index = newIndex(m, shards)
 	c.spaces = openSpaces(m)
 	c.attached.Fresh = m.found
-	c.attached.Blocks = c.index.attach(c.places, c.spaces.valid, func(s *shard, i uint32) {
-		e := c.index.entry(i)
-		c.enqueue(s, i)
-		c.spaces.count(e.space, Memory, 1, int64(e.size))
-	})
+	for id, h := range c.index.attach(c.places, c.spaces.valid, c.enqueue) {
+		c.spaces.count(uint16(id), Memory, h.blocks, h.bytes)
+		c.attached.Blocks += int(h.blocks)
+	}
 	c.places.claimed()
 	c.attached.Bytes = c.places.bytesInUse()
 	c.region, err = cfg.Engine.RegisterPrivate("cache "+fmt.Sprintf("%x", m.id[:8]), driver.Segment{

@@ -16,7 +16,6 @@ type entry struct {
 	crc  uint32 // CRC-32C of the bytes
 	size uint32 // bytes
 	slot uint32 // in memory, in granules; none: it is not there
-
 	space uint16 // number of the namespace
 	state state
 	flags uint8
@@ -26,6 +25,14 @@ type entry struct {
 	disk   uint16       // number of the disk
 	record uint32       // its number on the disk; none: it is not there
 	links  [tiers]link  // of the policy, by tier
+}
+
+// recorded returns the fields that outlive a process, but sum between them.
+func (e *entry) recorded() (before, behind []byte) {
+	begin := (*byte)(unsafe.Pointer(e))
+	const end = unsafe.Offsetof(e.space) + unsafe.Sizeof(e.space)
+	all := unsafe.Slice(begin, end)
+	return all[:unsafe.Offsetof(e.sum)], all[unsafe.Offsetof(e.crc):]
 }
 
 type link struct{ prev, next uint32 }

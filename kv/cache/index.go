@@ -38,7 +38,7 @@ const (
 type index struct {
 	memory *memory
 	shards []shard
-	shift  uint // of a hash: what is left is the shard's number
+	shift  uint // of a hash: what is left is the shard's number; 64: there is one
 	seed   uint64
 }
 
@@ -52,7 +52,9 @@ type shard struct {
 	// the hash; 0: nothing. At most 4/5 of it is in use.
 	table []uint32
 	lanes [][tiers]queues // by lane, see namespaces
-	_     [64]byte
+
+	fetched byte // see fetch
+	_       [64]byte
 }
 
 const (
@@ -146,13 +148,21 @@ func (x *index) add(s *shard, hash uint64, key *Key, space uint16) uint32 {
 	return i
 }
 
-func (x *index) put(s *shard, hash uint64, i uint32) {
+// put has find return an entry, unless it returns another one for its key already.
+func (x *index) put(s *shard, hash uint64, i uint32) bool {
 	mask := uint32(len(s.table) - 1)
-	at := uint32(hash)
-	for s.table[at&mask] != 0 {
-		at++
+	tag := uint32(hash>>16) &^ inShard
+	at := uint32(hash) & mask
+	for ; s.table[at] != 0; at = (at + 1) & mask {
+		if w := s.table[at]; w&^inShard == tag {
+			e, o := x.entry(i), x.entry(s.first+w&inShard-1)
+			if o.key == e.key && o.space == e.space {
+				return false
+			}
+		}
 	}
-	s.table[at&mask] = uint32(hash>>16)&^inShard | (i - s.first + 1)
+	s.table[at] = tag | (i - s.first + 1)
+	return true
 }
 
 // drop forgets an entry. What stood behind it in the table moves up, so that find passes no hole.
@@ -188,52 +198,88 @@ func (s *shard) chain(x *index, i uint32) {
 	s.free = i
 }
 
+// order is the keys of a request by their shards: those of shard n are from starts[n] on.
+type order struct {
+	hashes []uint64 // by number of the key
+	keys   []uint32 // numbers of keys
+	starts [shardsMax + 1]uint32
+}
+
+// orders are kept for the next request.
+var orders = sync.Pool{New: func() any { return new(order) }}
+
+func (x *index) orderOf(space uint16, keys []Key) *order {
+	o := orders.Get().(*order)
+	if cap(o.keys) < len(keys) {
+		o.hashes, o.keys = make([]uint64, len(keys)), make([]uint32, len(keys))
+	}
+	o.hashes, o.keys = o.hashes[:len(keys)], o.keys[:len(keys)]
+	clear(o.starts[:])
+	for k := range keys {
+		h := x.hash(&keys[k], space)
+		o.hashes[k] = h
+		o.starts[h>>x.shift+1]++
+	}
+	for n := range x.shards {
+		o.starts[n+1] += o.starts[n]
+	}
+	next := o.starts
+	for k, h := range o.hashes {
+		n := h >> x.shift
+		o.keys[next[n]] = uint32(k)
+		next[n]++
+	}
+	return o
+}
+
 // each visits the keys of a namespace, those of one shard under one lock and in their order, or
 // from the last one on: where tailFirst is set. i is the entry of the key, or none.
 func (x *index) each(space uint16, keys []Key, tailFirst bool,
 	visit func(s *shard, k int, i uint32, hash uint64)) {
-	hashes := make([]uint64, len(keys))
-	for k := range keys {
-		hashes[k] = x.hash(&keys[k], space)
-	}
-	// order has the keys by shard: of shard n from starts[n] on
-	var starts [shardsMax + 1]int
-	order := make([]uint32, len(keys))
-	if len(x.shards) == 1 {
-		starts[1] = len(keys)
-		for k := range order {
-			order[k] = uint32(k)
-		}
-	} else {
-		for _, h := range hashes {
-			starts[h>>x.shift+1]++
-		}
-		for n := range x.shards {
-			starts[n+1] += starts[n]
-		}
-		next := starts
-		for k, h := range hashes {
-			n := h >> x.shift
-			order[next[n]] = uint32(k)
-			next[n]++
-		}
-	}
+	o := x.orderOf(space, keys)
 	for n := range x.shards {
-		mine := order[starts[n]:starts[n+1]]
+		mine := o.keys[o.starts[n]:o.starts[n+1]]
 		if len(mine) == 0 {
 			continue
 		}
 		s := &x.shards[n]
 		s.mu.Lock()
 		for at := range mine {
+			if at%ahead == 0 {
+				x.fetch(s, o, mine, at, tailFirst)
+			}
 			k := int(mine[at])
 			if tailFirst {
 				k = int(mine[len(mine)-1-at])
 			}
-			visit(s, k, x.find(s, hashes[k], &keys[k], space), hashes[k])
+			visit(s, k, x.find(s, o.hashes[k], &keys[k], space), o.hashes[k])
 		}
 		s.mu.Unlock()
 	}
+	orders.Put(o)
+}
+
+// ahead is how many keys are fetched at a time: their misses of the processor's cache run together.
+const ahead = 16
+
+// fetch reads what find will read for the keys from a place on, of which none waits for another.
+func (x *index) fetch(s *shard, o *order, mine []uint32, at int, tailFirst bool) {
+	part := mine[at:min(at+ahead, len(mine))]
+	if tailFirst {
+		part = mine[max(0, len(mine)-at-ahead) : len(mine)-at]
+	}
+	mask := uint32(len(s.table) - 1)
+	var words [ahead]uint32
+	for k, key := range part {
+		words[k] = s.table[uint32(o.hashes[key])&mask] & inShard
+	}
+	read := byte(0)
+	for _, w := range words[:len(part)] {
+		if w != 0 {
+			read ^= x.memory.entries[s.first+w-1].key[0]
+		}
+	}
+	s.fetched = read // so that the reads are not left out
 }
 
 // print is what a policy knows a key by that has left.
@@ -251,21 +297,34 @@ func (x *index) commit(i uint32) {
 // withdraw ends commit, before anything of the entry or its bytes changes.
 func (x *index) withdraw(i uint32) { atomic.StoreUint32(&x.entry(i).sum, 0) }
 
-// attach takes over what a process before has committed, and returns how many blocks that are.
-// valid says which namespaces there are. Each shard does its own.
+// has is what a namespace has in a tier.
+type has struct{ blocks, bytes int64 }
+
+// attach takes over what a process before has committed, and returns what that is by namespace.
+// valid says which there are. Each shard does its own.
 func (x *index) attach(places *slots, valid func(space uint16) bool,
-	visit func(s *shard, i uint32)) (blocks int) {
+	visit func(s *shard, i uint32)) []has {
+	found := make([]has, spacesMax)
+	var mu sync.Mutex
 	var all sync.WaitGroup
-	var count atomic.Int64
 	for k := range x.shards {
-		all.Go(func() { count.Add(int64(x.attachShard(&x.shards[k], places, valid, visit))) })
+		all.Go(func() {
+			mine := x.attachShard(&x.shards[k], places, valid, visit)
+			mu.Lock()
+			defer mu.Unlock()
+			for id, h := range mine {
+				found[id].blocks += h.blocks
+				found[id].bytes += h.bytes
+			}
+		})
 	}
 	all.Wait()
-	return int(count.Load())
+	return found
 }
 
 func (x *index) attachShard(s *shard, places *slots, valid func(uint16) bool,
-	visit func(s *shard, i uint32)) (blocks int) {
+	visit func(s *shard, i uint32)) []has {
+	found := make([]has, spacesMax)
 	s.free = none
 	const chunk = 1 << 10 // entries, for which the places are locked once
 	good := make([]uint32, 0, chunk)
@@ -280,14 +339,12 @@ func (x *index) attachShard(s *shard, places *slots, valid func(uint16) bool,
 				continue
 			}
 			hash := x.hash(&e.key, e.space)
-			if x.shardOf(hash) != s || x.find(s, hash, &e.key, e.space) != none {
+			if x.shardOf(hash) != s || !x.put(s, hash, i) {
 				s.chain(x, i)
 				continue
 			}
 			*e = entry{key: e.key, sum: e.sum, crc: e.crc, size: e.size, slot: e.slot,
-				space: e.space,
-				state: present, record: none}
-			x.put(s, hash, i)
+				space: e.space, state: present, record: none}
 			s.live++
 			good = append(good, i)
 		}
@@ -304,12 +361,14 @@ func (x *index) attachShard(s *shard, places *slots, valid func(uint16) bool,
 		for _, i := range good {
 			if i != none {
 				visit(s, i)
-				blocks++
+				h := &found[x.entry(i).space]
+				h.blocks++
+				h.bytes += int64(x.entry(i).size)
 			}
 		}
 		end = begin
 	}
-	return blocks
+	return found
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

@@ -30,7 +30,7 @@ import (
 // there a process finds after any kill. A loss of power ends it: the boot is not the same then.
 const (
 	memoryMagic   = "sluiceKC"
-	memoryVersion = 1
+	memoryVersion = 2
 	headerBytes   = 4 << 10
 	spacesMax     = 1 << 10
 	spaceBytes    = 256
@@ -57,6 +57,7 @@ type memory struct {
 	f       *os.File
 	mapped  []byte
 	id      [16]byte
+	seed    uint32 // of the sums of records: that of the id
 	shape   shape
 	entries []entry
 	data    []byte
@@ -134,6 +135,7 @@ func openMemory(ctx context.Context, path string, s shape) (_ *memory, err error
 	} else {
 		m.begin(boot)
 	}
+	m.seed = crc32.Checksum(m.id[:], castagnoli)
 	start, err := proc.StartOf(os.Getpid())
 	if err != nil {
 		return nil, err
@@ -284,15 +286,9 @@ func (m *memory) begin(boot string) {
 // sumOf is the CRC of a record: of the fields that outlive a process, its place in the table, and
 // the file. It is never 0.
 func (m *memory) sumOf(i uint32, e *entry) uint32 {
-	var p [16 + 4 + 16 + 16]byte
-	copy(p[:], m.id[:])
-	binary.NativeEndian.PutUint32(p[16:], i)
-	copy(p[20:], e.key[:])
-	binary.NativeEndian.PutUint32(p[36:], e.crc)
-	binary.NativeEndian.PutUint32(p[40:], e.size)
-	binary.NativeEndian.PutUint32(p[44:], e.slot)
-	binary.NativeEndian.PutUint32(p[48:], uint32(e.space))
-	return max(1, crc32.Checksum(p[:], castagnoli))
+	before, behind := e.recorded()
+	sum := crc32.Update(m.seed^i, castagnoli, before)
+	return max(1, crc32.Update(sum, castagnoli, behind))
 }
 
 func (m *memory) close() error {

@@ -147,7 +147,7 @@ func (s *slots) giveBackAll(places []uint32) {
 // claim takes the place that a record names, as a file is attached. It reports false where that is
 // none, or another record has it. The caller holds the lock.
 func (s *slots) claim(place, length, entry uint32) bool {
-	at := place / s.each
+	at, within := place/s.each, place%s.each
 	if length == 0 || length > s.each || uint64(at) >= uint64(len(s.extents)) {
 		return false
 	}
@@ -155,8 +155,8 @@ func (s *slots) claim(place, length, entry uint32) bool {
 	if x.length == 0 {
 		s.cut(at, length)
 	}
-	k := place % s.each / length
-	if x.length != length || place%s.each%length != 0 || int(k) >= len(x.owners) ||
+	k := within / length
+	if x.length != length || within != k*length || int(k) >= len(x.owners) ||
 		x.owners[k] != freeSlot {
 		return false
 	}
