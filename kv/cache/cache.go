@@ -85,6 +85,7 @@ type Cache struct {
 	writes  chan diskWrite
 	written chan struct{} // closed when the writer has ended
 	offered atomic.Int64  // blocks on their way to the disks
+	turn    int           // disk that is asked first for room, by the writer
 
 	gate     sync.RWMutex       // read: the files are open
 	shut     bool               // they are not; guarded by gate
@@ -194,6 +195,9 @@ func (cfg *Config) complete() error {
 		if d.Bytes == 0 || d.Bytes>>12 >= none-2 {
 			return fmt.Errorf("disk %s: %d bytes in extents of %d: one at least, and 16 TiB at "+
 				"most", d.Path, d.Bytes, d.Extent)
+		}
+		if d.SlowAfter <= 0 {
+			d.SlowAfter = 2 * time.Second
 		}
 		if d.Blocks == 0 {
 			d.Blocks = max(d.Bytes>>16, 16)

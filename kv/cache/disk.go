@@ -36,6 +36,9 @@ type DiskConfig struct {
 	BytesADay uint64
 	// Durable has a block count as stored on the disk only once it would survive a loss of power.
 	Durable bool
+	// SlowAfter: a disk none of whose reads and writes has ended for so long, while there are some,
+	// is not used until one ends. Default 2 s.
+	SlowAfter time.Duration
 }
 
 // The file of a disk, in little-endian:
@@ -74,7 +77,8 @@ type disk struct {
 	id     [16]byte
 	region *engine.Region
 	places *slots
-	fresh  string // why the content of the file was not used
+	fresh  string    // why the content of the file was not used
+	jobs   chan *job // for its writer
 
 	mu     sync.Mutex
 	where  []uint32 // by number of the record: the place of its block; none: it is free
@@ -117,11 +121,13 @@ func (b *budget) affords(now time.Time, bytes uint64, again bool) bool {
 }
 
 // health is what the errors of a disk lead to: after some in a row the tier does without it for a
-// while, and tries it again then.
+// while, and tries it again then. One that does not answer is not asked for more until it does.
 type health struct {
 	failed  int // in a row
 	last    error
 	without time.Time // until when it is not used
+	running int       // reads and writes
+	since   time.Time // when one of them ended, or the first of them began
 }
 
 const (
@@ -137,7 +143,7 @@ func openDisk(ctx context.Context, number int, cfg DiskConfig) (_ *disk, err err
 		return nil, fmt.Errorf("open the file of a disk: %w", err)
 	}
 	d := &disk{number: uint16(number), cfg: cfg, f: f, places: newSlots(cfg.Bytes, cfg.Extent),
-		where: make([]uint32, cfg.Blocks)}
+		where: make([]uint32, cfg.Blocks), jobs: make(chan *job, 1)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("disk %s: %w", cfg.Path, err), f.Close())
@@ -332,12 +338,13 @@ func (d *disk) take(place uint32) (n uint32, ok bool) {
 	return n, true
 }
 
-// untake gives back what no record was written for.
-func (d *disk) untake(n uint32) {
+// untake gives back a place, and its record that was not written.
+func (d *disk) untake(n, place uint32) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	d.where[n] = none
 	d.free = append(d.free, n)
+	d.mu.Unlock()
+	d.places.giveBack(place)
 }
 
 func (d *disk) placeOf(n uint32) uint32 {
@@ -362,7 +369,62 @@ func (d *disk) write(n uint32, r *record) error {
 func (d *disk) usable() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return time.Now().After(d.health.without)
+	now := time.Now()
+	return now.After(d.health.without) && d.silent(now) == 0
+}
+
+// silent is for how long a disk has not answered, where that is too long. The caller holds the
+// lock.
+func (d *disk) silent(now time.Time) time.Duration {
+	if past := now.Sub(d.health.since); d.health.running > 0 && past > d.cfg.SlowAfter {
+		return past
+	}
+	return 0
+}
+
+// unused says why the tier does not use the disk now; nil: it does.
+func (d *disk) unused() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := time.Now()
+	if silent := d.silent(now); silent > 0 {
+		return fmt.Errorf("disk %s has not answered for %v", d.cfg.Path,
+			silent.Round(time.Millisecond))
+	}
+	if rest := d.health.without.Sub(now); rest > 0 {
+		return fmt.Errorf("disk %s is tried again in %v, after: %w", d.cfg.Path,
+			rest.Round(time.Millisecond), d.health.last)
+	}
+	return nil
+}
+
+// begins counts a read or a write in.
+func (d *disk) begins() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.health.running++; d.health.running == 1 {
+		d.health.since = time.Now()
+	}
+}
+
+// ends counts it out: it worked, where err is nil. answered: it was the disk that ended it.
+func (d *disk) ends(err error, answered bool) {
+	d.mu.Lock()
+	now := time.Now()
+	silent := d.silent(now)
+	d.health.running--
+	if answered {
+		d.health.since = now
+	}
+	d.mu.Unlock()
+	switch {
+	case err == nil && silent > 0:
+		d.failed(fmt.Errorf("it did not answer for %v", silent.Round(time.Millisecond)))
+	case err == nil:
+		d.worked()
+	case answered:
+		d.failed(err)
+	}
 }
 
 func (d *disk) failed(err error) {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // withDisk adds a disk of so many blocks.
@@ -154,12 +156,105 @@ func TestDiskThatFails(t *testing.T) {
 	n.put(t, ids(0, 1)) // a write that works
 	for range failuresMax - 1 {
 		d.failed(syscall.EIO)
-		require.False(t, n.Stats().Disks[0].Unused)
+		require.Empty(t, n.Stats().Disks[0].Unused)
 	}
 	d.failed(syscall.EIO)
 	s := n.Stats().Disks[0]
-	require.True(t, s.Unused)
+	require.Contains(t, s.Unused, "is tried again in")
 	require.Equal(t, "input/output error", s.Error)
 	n.put(t, ids(10, 1))
 	require.Equal(t, s.Blocks, n.Stats().Disks[0].Blocks)
+}
+
+// TestDiskThatIsSilent: a disk that has not answered for a while is asked for nothing until it
+// answers; what others have is served, and what is new goes to them.
+func TestDiskThatIsSilent(t *testing.T) {
+	dir := t.TempDir()
+	n := openNode(t, memoryFile(t), 8, func(c *Config) {
+		withDisk(filepath.Join(dir, "a"), 64)(c)
+		other := c.Disks[0]
+		other.Path = filepath.Join(dir, "b")
+		c.Disks = append(c.Disks, other)
+		c.Policy = LRU
+	})
+	for from := uint64(0); from < 32; from += 4 { // one half to each
+		n.disks[from/16].mu.Lock()
+		n.disks[from/16].health.without = time.Now().Add(time.Hour)
+		n.disks[from/16].mu.Unlock()
+		n.put(t, ids(from, 4))
+		n.disks[from/16].mu.Lock()
+		n.disks[from/16].health = health{}
+		n.disks[from/16].mu.Unlock()
+	}
+	n.drained(t)
+	silent, d := map[bool][]Key{}, n.disks[0]
+	n.index.each(n.ns.id, ids(0, 24), false, func(_ *shard, k int, i uint32, _ uint64) {
+		if e := n.index.entry(i); e.slot == none {
+			on := e.disk == d.number
+			silent[on] = append(silent[on], ids(uint64(k), 1)...)
+		}
+	})
+	require.NotEmpty(t, silent[true], "each disk has some")
+	require.NotEmpty(t, silent[false], "each disk has some")
+
+	d.begins()
+	d.mu.Lock()
+	d.health.since = time.Now().Add(-time.Hour)
+	d.mu.Unlock()
+	before := n.Stats().Disks
+	require.Contains(t, before[0].Unused, "has not answered for 1h")
+	require.Empty(t, before[1].Unused)
+	op := n.ns.Load(t.Context(), silent[true][:1], n.at(128, 1))
+	require.ErrorContains(t, op.Wait(t.Context()), "has not answered for 1h")
+	require.Equal(t, all(Failed, 1), op.Outcomes())
+	require.Equal(t, all(Done, 2), n.get(t, silent[false][:2]))
+	n.put(t, ids(100, 8))
+	n.drained(t)
+	require.Equal(t, before[0].Blocks, n.Stats().Disks[0].Blocks)
+	require.Equal(t, before[1].Blocks+8, n.Stats().Disks[1].Blocks)
+
+	d.ends(nil, true)
+	after := n.Stats().Disks[0]
+	require.Empty(t, after.Unused)
+	require.Contains(t, after.Error, "did not answer for 1h")
+	require.Equal(t, all(Done, 1), n.get(t, silent[true][:1]))
+}
+
+// TestDiskBesideOneThatHangs: the writes of a disk wait for none of another.
+func TestDiskBesideOneThatHangs(t *testing.T) {
+	dir := t.TempDir()
+	n := openNode(t, memoryFile(t), 64, func(c *Config) {
+		withDisk(filepath.Join(dir, "a"), 64)(c)
+		c.Disks[0].SlowAfter = time.Hour
+		other := c.Disks[0]
+		other.Path = filepath.Join(dir, "b")
+		c.Disks = append(c.Disks, other)
+	})
+	standing := testpoint.Stand(t, "cache: on disk")[0]
+	hung := n.ns.Store(t.Context(), ids(0, 1), n.at(0, 1))
+	<-standing.Came
+	waits := func() int { return len(n.disks[0].jobs) + len(n.disks[1].jobs) }
+	id := uint64(1)
+	next := func() {
+		done := n.Stats().SwappedOut
+		require.NoError(t, n.ns.Store(t.Context(), ids(id, 1), n.at(int(id), 1)).Wait(t.Context()))
+		for waits() == 0 && n.Stats().SwappedOut == done {
+			time.Sleep(time.Millisecond)
+		}
+		id++
+	}
+	for waits() == 0 {
+		next()
+	}
+	for range 4 {
+		done := n.Stats().SwappedOut
+		next()
+		for n.Stats().SwappedOut == done {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	standing.GoOn()
+	<-hung.Durable()
+	n.drained(t)
+	require.Equal(t, id, n.Stats().SwappedOut)
 }

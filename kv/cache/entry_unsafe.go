@@ -11,11 +11,11 @@ import (
 // space, and space itself, are read then. It has 64 bytes, in which no line of the processor's
 // cache is shared.
 type entry struct {
-	key  Key    // of the block
-	sum  uint32 // of the record, see sumOf: stored last, taken away first; 0: nothing is in memory
-	crc  uint32 // CRC-32C of the bytes
-	size uint32 // bytes
-	slot uint32 // in memory, in granules; none: it is not there
+	key   Key    // of the block
+	sum   uint32 // of the record, see sumOf: stored last, taken away first; 0: nothing is in memory
+	crc   uint32 // CRC-32C of the bytes
+	size  uint32 // bytes
+	slot  uint32 // in memory, in granules; none: it is not there
 	space uint16 // number of the namespace
 	state state
 	flags uint8

@@ -243,7 +243,11 @@ func (c *Cache) loaded(ctx context.Context, op *Op, b batch, held []uint32) {
 		}
 	}
 	if !proved {
-		c.keep(b.transfer, func() { c.release(held, b.which) })
+		c.keep(b.transfer, func(proved bool) {
+			if proved {
+				c.release(held, b.which)
+			}
+		})
 		return
 	}
 	c.release(held, b.which)

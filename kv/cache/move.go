@@ -122,10 +122,10 @@ func (c *Cache) finish(ctx context.Context, t *engine.Transfer) (err error, prov
 // has ended. Backends have theirs within engine.Config.AbortGrace, or not soon.
 const abortLimit = 5 * time.Second
 
-// keep looks for the proof that finish has not found, and calls after once there is one. Where the
-// engine has given the transfer up there will be none: what it may still reach is not used again in
-// this process, and Close says so. The caller is an operation, or the writer.
-func (c *Cache) keep(t *engine.Transfer, after func()) {
+// keep looks for the proof that finish has not found, and calls after once there is one, or will
+// be none: where the engine has given the transfer up what it may still reach is not used again in
+// this process, and Close says so. The caller is an operation, or the writer of a disk.
+func (c *Cache) keep(t *engine.Transfer, after func(proved bool)) {
 	c.stats.unproven.Add(1)
 	c.ops.Go(func() {
 		for {
@@ -134,9 +134,10 @@ func (c *Cache) keep(t *engine.Transfer, after func()) {
 			case err == nil, errors.Is(err, engine.ErrUnproven):
 				_ = t.Close()
 				c.stats.unproven.Add(-1)
-				after()
+				after(true)
 				return
 			case t.Done(), c.life.Err() != nil:
+				after(false)
 				c.mu.Lock()
 				defer c.mu.Unlock()
 				c.stuck = append(c.stuck, t)

@@ -52,7 +52,7 @@ type DiskStats struct {
 	Left   uint64 // bytes that may be written at once; 0 where no budget bounds them
 	Fresh  string // why the file that was there was not used
 	Error  string // of the last write or read that failed
-	Unused bool   // it is left alone for a while, after errors
+	Unused string // why it is left alone now; "": it is not
 }
 
 // Stats returns the counts as they are.
@@ -114,10 +114,12 @@ func (s *slots) stats() TierStats {
 }
 
 func (d *disk) stats(t TierStats) DiskStats {
+	s := DiskStats{Path: d.cfg.Path, Blocks: t.Blocks, Bytes: t.Bytes, Room: t.Room, Fresh: d.fresh}
+	if err := d.unused(); err != nil {
+		s.Unused = err.Error()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := DiskStats{Path: d.cfg.Path, Blocks: t.Blocks, Bytes: t.Bytes, Room: t.Room, Fresh: d.fresh,
-		Unused: time.Now().Before(d.health.without)}
 	if d.budget.day > 0 {
 		d.budget.refill(time.Now())
 		s.Left = uint64(d.budget.left)

@@ -208,7 +208,11 @@ func (c *Cache) stored(ctx context.Context, op *Op, b batch, held []uint32) {
 		op.fail(ctx, fmt.Errorf("store: %w", err), b.which)
 		c.abandon(held, b.which, proved)
 		if !proved {
-			c.keep(b.transfer, func() { c.giveBack(held, b.which) })
+			c.keep(b.transfer, func(proved bool) {
+			if proved {
+				c.giveBack(held, b.which)
+			}
+		})
 		}
 		return
 	}

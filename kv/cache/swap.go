@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,9 +18,26 @@ import (
 // writesMax is how many blocks may wait for a disk.
 const writesMax = 4 << 10
 
-// writer writes what was offered, until the cache is closed.
+// job is blocks of one length that have room on a disk.
+type job struct {
+	blocks  []diskWrite
+	size    uint32
+	slots   []uint32 // in memory
+	places  []uint32 // on the disk
+	records []uint32
+}
+
+// writer gives what was offered to the disks, until the cache is closed. Each of them has a writer
+// of its own, so that none waits for one that hangs.
 func (c *Cache) writer() {
-	defer close(c.written)
+	var disks sync.WaitGroup
+	for _, d := range c.disks {
+		disks.Go(func() {
+			for j := range d.jobs {
+				c.swapOut(d, j)
+			}
+		})
+	}
 	var batch []diskWrite
 	for w := range c.writes {
 		batch = append(batch[:0], w)
@@ -36,31 +54,31 @@ func (c *Cache) writer() {
 			}
 		}
 		for len(batch) > 0 { // blocks of one length, for one disk, at a time
-			batch = c.swapOut(batch)
+			batch = c.plan(batch)
 		}
 	}
+	for _, d := range c.disks {
+		close(d.jobs)
+	}
+	disks.Wait()
+	close(c.written)
 }
 
-// swapOut is the story of a write to a disk: of the first blocks of a list that have one length and
-// find room on one disk. It returns the others.
-func (c *Cache) swapOut(list []diskWrite) (rest []diskWrite) {
+// plan finds room on one disk for the first blocks of a list that have one length, and has its
+// writer write them. It returns the others.
+func (c *Cache) plan(list []diskWrite) (rest []diskWrite) {
 	x := c.index
-	size := x.entry(list[0].i).size
-	var (
-		to            *disk
-		blocks        []diskWrite
-		slots, places []uint32
-		records       []uint32
-	)
+	var to *disk
+	j := &job{size: x.entry(list[0].i).size}
 	for _, w := range list {
 		e := x.entry(w.i)
-		if e.size != size {
+		if e.size != j.size {
 			rest = append(rest, w)
 			continue
 		}
 		id := c.spaces.lane(e.space)
 		lane := c.spaces.at(id)
-		let, claim := lane.let(Disk, 1, uint64(size), func() bool { return c.evictOwn(Disk, id) })
+		let, claim := lane.let(Disk, 1, uint64(j.size), func() bool { return c.evictOwn(Disk, id) })
 		var (
 			d             *disk
 			place, record uint32
@@ -79,21 +97,47 @@ func (c *Cache) swapOut(list []diskWrite) (rest []diskWrite) {
 		default:
 			to = d
 			w.lane, w.claim = lane, claim
-			blocks, records = append(blocks, w), append(records, record)
-			slots, places = append(slots, e.slot), append(places, place)
+			j.blocks, j.records = append(j.blocks, w), append(j.records, record)
+			j.slots, j.places = append(j.slots, e.slot), append(j.places, place)
 		}
 	}
-	if len(blocks) == 0 {
+	if to == nil {
 		return rest
+	}
+	soon := time.NewTimer(to.cfg.SlowAfter)
+	defer soon.Stop()
+	select {
+	case to.jobs <- j:
+	case <-soon.C:
+		c.unplan(to, j)
+	}
+	return rest
+}
+
+// unplan ends a job that has not begun.
+func (c *Cache) unplan(d *disk, j *job) {
+	for k, w := range j.blocks {
+		d.untake(j.records[k], j.places[k])
+		c.endWrite(w, nil, 0)
+	}
+}
+
+// swapOut is the story of a write to a disk.
+func (c *Cache) swapOut(to *disk, j *job) {
+	if !to.usable() { // it was when the job was planned
+		c.unplan(to, j)
+		return
 	}
 
 	// The bytes first.
 	ctx, cancel := context.WithTimeout(c.life, diskLimit)
 	defer cancel()
-	file, err := c.placeOn(to, size)
+	file, err := c.placeOn(to, j.size)
 	var t *engine.Transfer
+	to.begins()
 	if err == nil {
-		t, err = c.move(engine.Write, slots, places, &file, engine.Route{Durable: to.cfg.Durable})
+		t, err = c.move(engine.Write, j.slots, j.places, &file,
+			engine.Route{Durable: to.cfg.Durable})
 	}
 	proved := true
 	if err == nil {
@@ -101,46 +145,47 @@ func (c *Cache) swapOut(list []diskWrite) (rest []diskWrite) {
 	}
 	if !proved {
 		// It may still land in the places. What it takes from the slots by then nobody reads.
-		c.keep(t, func() {
-			for k := range blocks {
-				c.giveUp(to, records[k], places[k])
+		to.failed(err)
+		c.keep(t, func(proved bool) {
+			to.ends(err, false)
+			if proved {
+				for k := range j.blocks {
+					c.giveUp(to, j.records[k])
+				}
 			}
 		})
-		for _, w := range blocks {
+		for _, w := range j.blocks {
 			c.endWrite(w, nil, 0)
 		}
-		to.failed(err)
-		return rest
+		return
 	}
 	testpoint.At("cache: on disk")
 
 	// Then the records, and what says where the blocks are.
-	for k, w := range blocks {
-		e := x.entry(w.i)
+	for k, w := range j.blocks {
+		e := c.index.entry(w.i)
 		if err == nil && c.beginRecord(w.i) {
-			err = to.write(records[k], &record{key: e.key, space: c.spaces.digest(e.space),
-				crc: e.crc, size: size, place: places[k]})
+			err = to.write(j.records[k], &record{key: e.key, space: c.spaces.digest(e.space),
+				crc: e.crc, size: j.size, place: j.places[k]})
 		}
 	}
 	if err == nil && to.cfg.Durable {
 		err = os.NewSyscallError("fdatasync", unix.Fdatasync(int(to.f.Fd())))
 	}
 	testpoint.At("cache: recorded")
-	for k, w := range blocks {
+	if err != nil {
+		err = fmt.Errorf("write: %w", err)
+	}
+	to.ends(err, c.life.Err() == nil)
+	for k, w := range j.blocks {
 		if err != nil {
-			c.giveUp(to, records[k], places[k])
+			c.giveUp(to, j.records[k])
 			c.endWrite(w, nil, 0)
 			continue
 		}
 		c.stats.swappedOut.Add(1)
-		c.endWrite(w, to, records[k])
+		c.endWrite(w, to, j.records[k])
 	}
-	if err != nil && c.life.Err() == nil {
-		to.failed(fmt.Errorf("write: %w", err))
-	} else if err == nil {
-		to.worked()
-	}
-	return rest
 }
 
 // beginRecord reports whether a block is still to be on its disk. Who removes it from now on waits
@@ -158,7 +203,7 @@ func (c *Cache) beginRecord(i uint32) bool {
 }
 
 // giveUp gives back a record and its place, which no block took.
-func (c *Cache) giveUp(d *disk, record, place uint32) {
+func (c *Cache) giveUp(d *disk, record uint32) {
 	_ = d.clear(record) // it may have been written
 }
 
@@ -196,10 +241,19 @@ func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok 
 	length := granules(size)
 	again := e.marks[Memory] != 0 // a hint: it may change meanwhile
 	var one [1]uint32
+	if on == nil {
+		c.turn++
+	}
+	first := c.turn % len(c.disks) // the one with the fewest jobs
+	for k, d := range c.disks {
+		if len(d.jobs) < len(c.disks[first].jobs) {
+			first = k
+		}
+	}
 	for range 4 * len(c.disks) {
 		able := false
 		for k := range c.disks {
-			d := c.disks[(int(c.hand.Load())+k)%len(c.disks)]
+			d := c.disks[(first+k)%len(c.disks)]
 			if on != nil && d != on || !d.usable() || !d.affords(size, again) {
 				continue
 			}
@@ -210,9 +264,10 @@ func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok 
 			if record, ok := d.take(one[0]); ok && d.spend(size, again) {
 				return d, one[0], record, true
 			} else if ok {
-				d.untake(record)
+				d.untake(record, one[0])
+			} else {
+				d.places.giveBack(one[0])
 			}
-			d.places.giveBack(one[0])
 		}
 		if !able || on != nil && len(c.disks) > 1 {
 			return nil, 0, 0, false
@@ -288,23 +343,23 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			continue
 		}
 		err := context.Cause(ctx)
-		if err == nil && !d.usable() {
-			err = fmt.Errorf("disk %s is not used for a while, after: %w", d.cfg.Path,
-				d.lastError())
+		if err == nil {
+			err = d.unused()
 		}
+		proved := true
 		var t *engine.Transfer
 		if err == nil {
 			var file Place
 			if file, err = c.placeOn(d, size); err == nil {
-				t, err = c.move(engine.Read, slots, places, &file, engine.Route{})
-			}
-		}
-		proved := true
-		if t != nil {
-			if err, proved = c.finish(ctx, t); err == nil {
-				d.worked()
-			} else if ctx.Err() == nil || !proved {
-				d.failed(err)
+				d.begins()
+				if t, err = c.move(engine.Read, slots, places, &file, engine.Route{}); err == nil {
+					err, proved = c.finish(ctx, t)
+				}
+				if proved {
+					d.ends(err, ctx.Err() == nil)
+				} else {
+					d.failed(err)
+				}
 			}
 		}
 		if err != nil {
@@ -314,7 +369,12 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			if proved {
 				c.places.giveBackAll(slots)
 			} else {
-				c.keep(t, func() { c.places.giveBackAll(slots) })
+				c.keep(t, func(proved bool) {
+					d.ends(err, false)
+					if proved {
+						c.places.giveBackAll(slots)
+					}
+				})
 			}
 			c.arrived()
 			continue
@@ -510,10 +570,4 @@ func (d *disk) spend(bytes uint64, again bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.budget.take(time.Now(), costOf(bytes), again) && d.saveBudget() == nil
-}
-
-func (d *disk) lastError() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.health.last
 }
