@@ -351,15 +351,15 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		if err == nil {
 			var file Place
 			if file, err = c.placeOn(d, size); err == nil {
-				d.begins()
-				if t, err = c.move(engine.Read, slots, places, &file, engine.Route{}); err == nil {
-					err, proved = c.finish(ctx, t)
-				}
-				if proved {
-					d.ends(err, ctx.Err() == nil)
-				} else {
-					d.failed(err)
-				}
+				t, err = c.move(engine.Read, slots, places, &file, engine.Route{})
+			}
+		}
+		if err == nil {
+			d.begins()
+			if err, proved = c.finish(ctx, t); proved {
+				d.ends(err, ctx.Err() == nil)
+			} else {
+				d.failed(err)
 			}
 		}
 		if err != nil {
