@@ -56,6 +56,16 @@ type Config struct {
 	// OpsMax bounds the loads and stores that run at a time; what is more is refused with
 	// engine.ErrBusy. Default 1,024.
 	OpsMax int
+
+	// HoldMax bounds the bytes of memory slots that Pins and Retain hints of all namespaces keep.
+	// Default: half of the memory.
+	HoldMax uint64
+
+	// TurnoverMin has a Store that needs room refused with Busy while blocks leave memory after
+	// less than this, in the mean of the last second. Default 0: none is.
+	TurnoverMin time.Duration
+
+	clock func() uint32 // of tests: seconds; nil: that of the kernel, which a ticker reads
 }
 
 // MemoryConfig is the tier in memory.
@@ -98,6 +108,11 @@ type Cache struct {
 	life     context.Context // ends with Close
 	attached Attached
 	news     chan struct{} // closed and made anew when blocks came from a disk, or all are on one
+
+	flows
+	holds
+	paces
+	listeners
 }
 
 // Attached says what Open found.
@@ -126,6 +141,7 @@ func Open(ctx context.Context, cfg Config) (*Cache, error) {
 		written: make(chan struct{}), news: make(chan struct{})}
 	c.life, c.stop = context.WithCancel(context.Background())
 	c.index = newIndex(m, shards)
+	c.openFlows()
 	c.spaces = openSpaces(m)
 	c.attached.Fresh = m.found
 	for id, h := range c.index.attach(c.places, c.spaces.valid, c.enqueue) {
@@ -144,6 +160,7 @@ func Open(ctx context.Context, cfg Config) (*Cache, error) {
 	}
 	c.attached.Took = time.Since(begin)
 	go c.writer()
+	c.ops.Go(c.keepTime)
 	return c, nil
 }
 
@@ -222,6 +239,13 @@ func (cfg *Config) complete() error {
 	}
 	if cfg.OpsMax < 1 || cfg.OpsMax > 1<<20 {
 		return fmt.Errorf("OpsMax %d: from 1 to %d", cfg.OpsMax, 1<<20)
+	}
+	if cfg.HoldMax == 0 {
+		cfg.HoldMax = m.Bytes / 2
+	}
+	if cfg.HoldMax > m.Bytes || cfg.TurnoverMin < 0 {
+		return fmt.Errorf("HoldMax %d of %d bytes of memory, TurnoverMin %v", cfg.HoldMax, m.Bytes,
+			cfg.TurnoverMin)
 	}
 	return cfg.Policy.check()
 }
@@ -337,13 +361,15 @@ func (c *Cache) end() {
 }
 
 // queues are the order of a lane's blocks in a shard. The caller holds the shard's lock.
-func (c *Cache) queues(s *shard, lane int, t Tier) queues {
+func (c *Cache) queues(s *shard, lane int, t Tier) *order {
 	for len(s.lanes) <= lane {
-		s.lanes = append(s.lanes, [tiers]queues{})
+		s.lanes = append(s.lanes, [tiers]*order{})
 	}
 	q := &s.lanes[lane][t]
 	if *q == nil {
-		*q = c.cfg.Policy.make(links{c.index.memory.entries, t})
+		l := links{c.index.memory.entries, t}
+		*q = &order{queues: c.cfg.Policy.make(l), links: l, useless: emptyList,
+			count: &c.useless[t]}
 	}
 	return *q
 }
@@ -360,12 +386,16 @@ func (c *Cache) enqueue(s *shard, i uint32) {
 func (c *Cache) touch(s *shard, i uint32) {
 	e := c.index.entry(i)
 	lane := c.spaces.lane(e.space)
+	c.memory.stamps[i] = c.now.Load()
+	e.flags &^= demoting
 	if e.record != none {
 		c.queues(s, lane, Disk).touch(i)
 	}
 	if e.flags&queued != 0 {
 		c.queues(s, lane, Memory).touch(i)
-		c.offer(i, nil)
+		if c.flowOf(i) == WriteThrough {
+			c.offer(i, nil)
+		}
 	}
 }
 
@@ -387,38 +417,58 @@ func (c *Cache) makeRoom(length uint32, dst []uint32) (found int) {
 	}
 }
 
-// evict lets the block go whose turn it is: of a namespace that is over its quota, else of the
-// lowest priority.
+// evict lets the block go whose turn it is: one of no more use, else of a namespace that is over
+// its quota, else of the lowest priority.
 func (c *Cache) evict() (place, length uint32, ok bool) {
 	first := c.hand.Add(1)
-	for _, lane := range c.spaces.order(Memory) {
-		for k := range c.index.shards {
-			s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
-			if place, length, ok = c.evictFrom(s, lane); ok {
-				return place, length, true
+	lanes := c.spaces.order(Memory)
+	for _, useless := range []bool{true, false} {
+		if useless && c.useless[Memory].Load() == 0 {
+			continue
+		}
+		for _, lane := range lanes {
+			for k := range c.index.shards {
+				s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
+				if place, length, ok = c.evictFrom(s, lane, useless); ok {
+					return place, length, true
+				}
 			}
 		}
 	}
 	return 0, 0, false
 }
 
-func (c *Cache) evictFrom(s *shard, lane int) (place, length uint32, ok bool) {
+func (c *Cache) evictFrom(s *shard, lane int, useless bool) (place, length uint32, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return c.evictLocked(s, lane)
+	return c.evictLocked(s, lane, useless)
+}
+
+// victim removes the block of a lane and shard from its order in a tier that is to go next; useless
+// are those of no more use alone. none: there is none. The caller holds the shard's lock.
+func (c *Cache) victim(s *shard, lane int, t Tier, useless bool) uint32 {
+	if lane >= len(s.lanes) || s.lanes[lane][t] == nil {
+		return none
+	}
+	keep := func(i uint32) bool { return c.keeps(i, t) }
+	if useless {
+		return s.lanes[lane][t].firstVictim(keep)
+	}
+	return s.lanes[lane][t].victim(keep, c.index.print)
 }
 
 // evictLocked lets a block of a lane and shard go. The caller holds the shard's lock.
-func (c *Cache) evictLocked(s *shard, lane int) (place, length uint32, ok bool) {
-	if lane >= len(s.lanes) || s.lanes[lane][Memory] == nil {
-		return 0, 0, false
-	}
+func (c *Cache) evictLocked(s *shard, lane int, useless bool) (place, length uint32, ok bool) {
 	x := c.index
-	i := s.lanes[lane][Memory].victim(func(i uint32) bool { return x.entry(i).pins > 0 }, x.print)
+	i := c.victim(s, lane, Memory, useless)
 	if i == none {
 		return 0, 0, false
 	}
 	e := x.entry(i)
+	c.turnover.Add(uint64(granules(uint64(e.size))) * granule)
+	if e.record == none && c.flowOf(i) == WriteBack {
+		c.stats.unwritten.Add(1)
+	}
 	place, length = e.slot, granules(uint64(e.size))
 	e.flags &^= queued
 	c.stats.evicted[Memory].Add(1)
@@ -432,6 +482,11 @@ func (c *Cache) leaveMemory(s *shard, i uint32) {
 	e := c.index.entry(i)
 	c.index.withdraw(i)
 	testpoint.At("cache: withdrawn")
+	if e.state == present && e.record == none {
+		c.emit(i, Removed)
+	} else if e.state == present {
+		c.emit(i, Demoted)
+	}
 	c.spaces.count(e.space, Memory, -1, -int64(e.size))
 	c.places.giveBack(e.slot)
 	e.slot = none
@@ -458,14 +513,14 @@ func (c *Cache) emptyExtent(d *disk, place, length uint32) {
 		e := c.index.entry(i)
 		var g gone
 		switch {
-		case d == nil && e.flags&queued != 0 && e.pins == 0 &&
+		case d == nil && e.flags&queued != 0 && !c.keeps(i, Memory) &&
 			e.slot/places.each == place/places.each:
 			c.queues(s, c.spaces.lane(e.space), tier).remove(i)
 			e.flags &^= queued
 			c.stats.evicted[Memory].Add(1)
 			c.leaveMemory(s, i)
 		case d != nil && e.state == present && e.record != none && c.disks[e.disk] == d &&
-			!e.onlyHere() && d.placeOf(e.record)/places.each == place/places.each:
+			!c.keeps(i, Disk) && d.placeOf(e.record)/places.each == place/places.each:
 			c.queues(s, c.spaces.lane(e.space), tier).remove(i)
 			c.stats.evicted[Disk].Add(1)
 			g = c.leaveDisk(s, i)
@@ -488,8 +543,12 @@ func (c *Cache) unpin(i uint32) {
 func (c *Cache) unpinLocked(s *shard, i uint32) {
 	e := c.index.entry(i)
 	e.pins--
-	if e.pins == 0 && e.state == leaving {
+	switch {
+	case e.pins > 0:
+	case e.state == leaving:
 		c.leaveAll(s, i)
+	case e.flags&demoting != 0:
+		c.leaveForDisk(s, i)
 	}
 }
 
@@ -551,6 +610,8 @@ func (n *Namespace) Remove(keys []Key) {
 // last pin. The caller holds the shard's lock, and clears the record behind it.
 func (c *Cache) discard(s *shard, i uint32) (g gone) {
 	e := c.index.entry(i)
+	c.emit(i, Removed)
+	c.unretain(i)
 	c.index.withdraw(i)
 	e.state = leaving
 	if e.flags&queued != 0 {

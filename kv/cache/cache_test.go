@@ -142,8 +142,8 @@ func (n *node) get(tb testing.TB, keys []Key) []Outcome {
 	return op.Outcomes()
 }
 
-func all(as Outcome, n int) []Outcome {
-	list := make([]Outcome, n)
+func all[T any](as T, n int) []T {
+	list := make([]T, n)
 	for k := range list {
 		list[k] = as
 	}

@@ -67,6 +67,7 @@ type record struct {
 	crc   uint32
 	size  uint32
 	place uint32
+	at    uint32 // the second of the wall clock in which the block was used last; 0: not known
 }
 
 // disk is an open file.
@@ -287,7 +288,8 @@ func (d *disk) attach(visit func(n uint32, r *record) bool) error {
 			r := record{key: Key(part[:16]), space: [16]byte(part[16:32]),
 				crc:   binary.LittleEndian.Uint32(part[32:]),
 				size:  binary.LittleEndian.Uint32(part[36:]),
-				place: binary.LittleEndian.Uint32(part[40:])}
+				place: binary.LittleEndian.Uint32(part[40:]),
+				at:    binary.LittleEndian.Uint32(part[44:])}
 			if r.size == 0 || !d.places.claim(r.place, granules(uint64(r.size)), 0) {
 				continue
 			}
@@ -360,6 +362,7 @@ func (d *disk) write(n uint32, r *record) error {
 	binary.LittleEndian.PutUint32(p[32:], r.crc)
 	binary.LittleEndian.PutUint32(p[36:], r.size)
 	binary.LittleEndian.PutUint32(p[40:], r.place)
+	binary.LittleEndian.PutUint32(p[44:], r.at)
 	binary.LittleEndian.PutUint32(p[recordUsed:], d.sumOf(p[:], n))
 	_, err := d.f.WriteAt(p[:], headerBytes+int64(n)*recordBytes)
 	return err
@@ -507,6 +510,7 @@ func (c *Cache) adopt(d *disk, n uint32, r *record) bool {
 		}
 		e := x.entry(i)
 		e.crc, e.size, e.state = r.crc, r.size, present
+		c.memory.stamps[i] = c.stampOf(r.at)
 	}
 	e := x.entry(i)
 	if e.record != none || e.crc != r.crc || e.size != r.size {
@@ -547,6 +551,7 @@ func (c *Cache) leaveDisk(s *shard, i uint32) gone {
 	c.spaces.count(e.space, Disk, -1, -int64(e.size))
 	e.record = none
 	if e.slot == none && e.state == present {
+		c.emit(i, Removed)
 		c.index.drop(s, i)
 	}
 	return g
@@ -573,9 +578,11 @@ func (c *Cache) offer(i uint32, op *Op) {
 		op.left.Add(1)
 	}
 	c.offered.Add(1)
+	c.offeredBytes.Add(int64(e.size))
 	select {
 	case c.writes <- diskWrite{i: i, op: op}:
 	default:
+		c.offeredBytes.Add(-int64(e.size))
 		if c.offered.Add(-1) == 0 {
 			c.arrived()
 		}

@@ -26,6 +26,11 @@
 //	slots.go    places of one tier, cut from extents
 //	policy.go   which block goes first: S3-FIFO, LRU, ARC
 //	namespace.go  namespaces, quotas and priorities
+//	flow.go     when blocks go to the disks, and when they have expired; the cache's clock
+//	hold.go     what keeps blocks: Pins and Retain hints, by one budget; Prefetch
+//	hint.go     what a program knows of blocks; envelope.go reads the field's envelope of it
+//	estimate.go what a Load would take
+//	events.go   what happens to blocks, for readers that hold nothing up
 //	disk.go     the file of a disk, its records, its budget and its health
 //	move.go     places of others, transfers and their proof, outcomes
 //

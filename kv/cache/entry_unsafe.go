@@ -37,11 +37,19 @@ func (e *entry) recorded() (before, behind []byte) {
 
 type link struct{ prev, next uint32 }
 
-const entryBytes = 64
+const (
+	entryBytes = 64
+	stampBytes = 4
+)
 
 var _ [entryBytes]byte = [unsafe.Sizeof(entry{})]byte{}
 
 // asEntries has a part of the mapped file as a table.
 func asEntries(p []byte) []entry {
 	return unsafe.Slice((*entry)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/entryBytes)
+}
+
+// asStamps has a part of the mapped file as the stamps.
+func asStamps(p []byte) []uint32 {
+	return unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/stampBytes)
 }

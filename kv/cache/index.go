@@ -31,6 +31,8 @@ const (
 	reading               // a Load brings it from its disk
 	writing               // it was offered to the disks
 	recording             // its record is being written to a disk
+	retained              // a hint keeps it in the cache, see hold.go
+	demoting              // a hint wants it out of memory once a disk has it
 )
 
 // index finds the entry of a key. It is cut into shards, each with a lock, a part of the entries
@@ -51,7 +53,7 @@ type shard struct {
 	// by hash: the low 24 bits are an entry's number in the shard plus one, the high ones a part of
 	// the hash; 0: nothing. At most 4/5 of it is in use.
 	table []uint32
-	lanes [][tiers]queues // by lane, see namespaces
+	lanes [][tiers]*order // by lane, see namespaces
 
 	fetched byte // see fetch
 	_       [64]byte
@@ -198,18 +200,18 @@ func (s *shard) chain(x *index, i uint32) {
 	s.free = i
 }
 
-// order is the keys of a request by their shards: those of shard n are from starts[n] on.
-type order struct {
+// keyOrder is the keys of a request by their shards: those of shard n are from starts[n] on.
+type keyOrder struct {
 	hashes []uint64 // by number of the key
 	keys   []uint32 // numbers of keys
 	starts [shardsMax + 1]uint32
 }
 
-// orders are kept for the next request.
-var orders = sync.Pool{New: func() any { return new(order) }}
+// keyOrders are kept for the next request.
+var keyOrders = sync.Pool{New: func() any { return new(keyOrder) }}
 
-func (x *index) orderOf(space uint16, keys []Key) *order {
-	o := orders.Get().(*order)
+func (x *index) orderOf(space uint16, keys []Key) *keyOrder {
+	o := keyOrders.Get().(*keyOrder)
 	if cap(o.keys) < len(keys) {
 		o.hashes, o.keys = make([]uint64, len(keys)), make([]uint32, len(keys))
 	}
@@ -256,14 +258,14 @@ func (x *index) each(space uint16, keys []Key, tailFirst bool,
 		}
 		s.mu.Unlock()
 	}
-	orders.Put(o)
+	keyOrders.Put(o)
 }
 
 // ahead is how many keys are fetched at a time: their misses of the processor's cache run together.
 const ahead = 16
 
 // fetch reads what find will read for the keys from a place on, of which none waits for another.
-func (x *index) fetch(s *shard, o *order, mine []uint32, at int, tailFirst bool) {
+func (x *index) fetch(s *shard, o *keyOrder, mine []uint32, at int, tailFirst bool) {
 	part := mine[at:min(at+ahead, len(mine))]
 	if tailFirst {
 		part = mine[max(0, len(mine)-at-ahead) : len(mine)-at]

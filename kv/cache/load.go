@@ -53,6 +53,9 @@ func (n *Namespace) Match(keys []Key) Match {
 		case e.state == filling:
 			m.Blocks[k] = Coming
 		case e.state == present:
+			if n.c.expired(i) {
+				return
+			}
 			if e.slot != none {
 				m.Blocks[k] |= InMemory
 			}
@@ -135,13 +138,9 @@ func (n *Namespace) Load(ctx context.Context, keys []Key, to Place) *Op {
 func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
 	c, x := n.c, n.c.index
 	size := uint32(to.bytes())
+	began := c.sampleLoad()
 
-	// A chain counts as used from its end on, so that its head goes last.
-	x.each(n.id, keys, true, func(s *shard, _ int, i uint32, _ uint64) {
-		if i != none && x.entry(i).state == present {
-			c.touch(s, i)
-		}
-	})
+	n.use(keys)
 
 	// Pin, bring, verify and copy, a batch while the one before is copied. The lists of a batch are
 	// parts of these.
@@ -166,6 +165,7 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
 				c.unpin(i)
 			case !c.verify(i):
 				op.outcomes[k] = Damaged
+				c.emit(i, DamagedBlock)
 				c.forget(i)
 			default:
 				which = append(which, uint32(k))
@@ -181,7 +181,7 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
 				engine.Route{})
 			if err != nil {
 				op.fail(ctx, fmt.Errorf("load: %w", err), now.which)
-				c.release(held, now.which)
+				c.unpinAll(held, now.which)
 			}
 		}
 		c.loaded(ctx, op, before, held)
@@ -191,6 +191,7 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
 	for _, o := range op.outcomes {
 		c.stats.loads[o].Add(1)
 	}
+	c.sampled(began, op, uint64(size))
 }
 
 // pin finds the blocks of a part of a Load, and has them stay where they are.
@@ -205,7 +206,7 @@ func (n *Namespace) pin(op *Op, keys []Key, held []uint32, begin, end int, size 
 		switch e := n.c.index.entry(i); {
 		case e.state == filling:
 			op.outcomes[k] = Pending
-		case e.state != present:
+		case e.state != present || n.c.expired(i):
 			op.outcomes[k] = Missing
 		case e.size != size:
 			op.outcomes[k] = Unlike
@@ -245,15 +246,15 @@ func (c *Cache) loaded(ctx context.Context, op *Op, b batch, held []uint32) {
 	if !proved {
 		c.keep(b.transfer, func(proved bool) {
 			if proved {
-				c.release(held, b.which)
+				c.unpinAll(held, b.which)
 			}
 		})
 		return
 	}
-	c.release(held, b.which)
+	c.unpinAll(held, b.which)
 }
 
-func (c *Cache) release(held, which []uint32) {
+func (c *Cache) unpinAll(held, which []uint32) {
 	for _, k := range which {
 		c.unpin(held[k])
 	}

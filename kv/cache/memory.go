@@ -23,7 +23,8 @@ import (
 //
 //	0        header: magic, version, shape, id, boot, the process that has it, CRC-32C
 //	4 KiB    names of namespaces, spaceBytes each
-//	table    an entry for each block that the cache can know
+//	table    an entry for each block that the cache can know, and behind them their stamps: the
+//	         second of the cache's clock in which each was used last
 //	data     extents
 //
 // The file is mapped and lives as long as the host runs, so what a store of the processor has put
@@ -47,7 +48,7 @@ type shape struct {
 }
 
 func (s *shape) dataOff() uint64 {
-	return (tableOff + s.entries*entryBytes + dataAlign - 1) &^ (dataAlign - 1)
+	return (tableOff + s.entries*(entryBytes+stampBytes) + dataAlign - 1) &^ (dataAlign - 1)
 }
 
 func (s *shape) fileBytes() uint64 { return s.dataOff() + s.bytes }
@@ -60,6 +61,7 @@ type memory struct {
 	seed    uint32 // of the sums of records: that of the id
 	shape   shape
 	entries []entry
+	stamps  []uint32 // of the entries; each is guarded by its entry's shard
 	data    []byte
 	found   string // why the content of the file was not used; empty: it was, or there was none
 	old     bool   // the content is of a process before
@@ -129,6 +131,7 @@ func openMemory(ctx context.Context, path string, s shape) (_ *memory, err error
 	// what the kernel does with shared memory is the administrator's to say
 	_ = unix.Madvise(m.mapped, unix.MADV_HUGEPAGE)
 	m.entries = asEntries(m.mapped[tableOff:][:s.entries*entryBytes])
+	m.stamps = asStamps(m.mapped[tableOff+s.entries*entryBytes:][:s.entries*stampBytes])
 	m.data = m.mapped[s.dataOff():]
 	if m.old {
 		copy(m.id[:], m.mapped[atID:])

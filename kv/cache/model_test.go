@@ -4,6 +4,7 @@ package cache
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/engine"
 )
 
 // check looks whether all that the cache knows fits together. Nothing may run.
@@ -100,16 +103,47 @@ func (c *Cache) check(t testing.TB) {
 	for _, l := range *c.spaces.lanes.Load() {
 		lanes += l.bytes[Memory].Load()
 		for t2 := range tiers {
-			require.LessOrEqual(t, l.over(t2), int64(0))
+			if c.heldBytes.Load() == 0 {
+				require.LessOrEqual(t, l.over(t2), int64(0))
+			}
 			require.Zero(t, l.claimed[t2].Load())
 		}
 	}
 	require.Equal(t, bytes, lanes)
+
+	var held int64
+	var useless [tiers]int64
+	for k := range x.shards {
+		for i, r := range c.retention[k] {
+			require.NotZero(t, x.entry(i).flags&retained)
+			held += r.bytes
+		}
+		for _, lane := range x.shards[k].lanes {
+			for t2 := range tiers {
+				if lane[t2] != nil {
+					useless[t2] += int64(lane[t2].useless.n)
+				}
+			}
+		}
+	}
+	for i := range x.memory.entries {
+		if x.entry(uint32(i)).flags&retained != 0 {
+			held -= int64(granules(uint64(x.entry(uint32(i)).size))) * granule
+		}
+	}
+	require.Zero(t, held)
+	for t2 := range tiers {
+		require.Equal(t, c.useless[t2].Load(), useless[t2])
+	}
+	require.Zero(t, c.offeredBytes.Load())
 }
 
 // drained is check once nothing goes to the disks any more.
 func (n *node) drained(t testing.TB) {
 	t.Helper()
+	until(func() bool { return len(n.room) == 0 }) // a hint may prefetch
+	n.timing.Lock()
+	defer n.timing.Unlock()
 	require.NoError(t, n.Drain(t.Context()))
 	n.check(t)
 }
@@ -137,14 +171,49 @@ func runModel(t *testing.T, seed uint64, limit time.Duration, steps int) {
 			r := rand.New(rand.NewPCG(seed, 0))
 			path := memoryFile(t)
 			file := filepath.Join(t.TempDir(), "disk")
+			h := newHandClock()
+			options := NamespaceOptions{HoldMax: 8 * blockBytes}
 			open := func() *node {
-				return openNode(t, path, 24, func(c *Config) {
+				n := openNode(t, path, 24, h.with(func(c *Config) {
 					withDisk(file, 32)(c)
 					c.Policy = p
-				})
+				}))
+				require.NoError(t, n.ns.Set(options))
+				return n
 			}
 			n := open()
-			stored := map[int]bool{} // and not removed; the cache may have let it go
+			stored := map[int]uint32{}   // when it was used; the cache may have let it go
+			retained := map[int]uint32{} // until when
+			var pins []*Pin
+			pinned := map[*Pin][]int{}
+			// fresh says whether a block may be served, by its age
+			fresh := func(id int) bool {
+				used, ok := stored[id]
+				return ok && (options.TTL == 0 || retained[id] >= h.now.Load() ||
+					h.now.Load()-used <= uint32(options.TTL/time.Second))
+			}
+			use := func(id int) {
+				if _, ok := stored[id]; ok {
+					stored[id] = h.now.Load()
+				}
+			}
+			shows := func(pin *Pin) {
+				want := make([]byte, blockBytes)
+				require.NoError(t, pin.View(func(blocks [][]byte) error {
+					for k, b := range blocks {
+						key, length := modelKey(pinned[pin][k])
+						if content(key, want); b != nil && !bytes.Equal(want[:length], b) {
+							t.Fatalf("pinned block %d has other bytes", pinned[pin][k])
+						}
+					}
+					return nil
+				}))
+			}
+			unpin := func(k int) {
+				pins[k].Close()
+				<-pins[k].Done()
+				pins = slices.Delete(pins, k, k+1)
+			}
 			for step, begin := 0, time.Now(); step < steps && time.Since(begin) < limit; step++ {
 				// some blocks of one length
 				length := r.IntN(len(lengths))
@@ -157,8 +226,70 @@ func runModel(t *testing.T, seed uint64, limit time.Duration, steps int) {
 				}
 				place := n.at(0, len(keys))
 				place.Run = lengths[length]
-				switch r.IntN(20) {
+				for _, pin := range pins {
+					shows(pin)
+				}
+				for id, until := range retained {
+					if key, _ := modelKey(id); until >= h.now.Load() {
+						require.NotZero(t, n.ns.Match([]Key{key}).Prefix, "retained: %d", id)
+					}
+				}
+				switch r.IntN(30) {
+				case 20:
+					h.pass(n, uint32(r.IntN(9)))
+				case 21:
+					options.Flow, options.Priority = Flow(r.IntN(int(flows_))), r.IntN(priorities)
+					options.TTL = time.Duration(r.IntN(3)) * 15 * time.Second
+					options.Quota = [2]uint64{}
+					if r.IntN(2) == 0 {
+						options.Quota = [2]uint64{uint64(12+r.IntN(12)) * blockBytes,
+							uint64(12+r.IntN(20)) * blockBytes}
+					}
+					require.NoError(t, n.ns.Set(options))
+				case 22, 23:
+					if len(pins) == 3 {
+						unpin(r.IntN(3))
+					}
+					found := n.ns.Match(keys).Blocks
+					pin, err := n.ns.Pin(t.Context(), keys, 0)
+					if err != nil {
+						require.ErrorIs(t, err, ErrNoRoom)
+						break
+					}
+					pins, pinned[pin] = append(pins, pin), ids
+					for k, o := range pin.Outcomes() {
+						require.Contains(t, []Outcome{Done, Missing, NoRoom}, o)
+						require.True(t, o != Done || fresh(ids[k]))
+					}
+					for k, f := range found {
+						if f.There() {
+							use(ids[k])
+						}
+					}
+				case 24, 25, 26:
+					hint := Hint{HintKind(r.IntN(int(hintKinds))), time.Duration(1+r.IntN(20)) *
+						time.Second}
+					got, err := n.ns.Hint(keys[:1], hint)
+					switch {
+					case err != nil:
+						require.Equal(t, 1, got.Refused)
+					case got.Applied == 1 && hint.Kind == HintRetain:
+						retained[ids[0]] = h.now.Load() + uint32(hint.For/time.Second)
+					case hint.Kind == HintRelease:
+						delete(retained, ids[0])
+					}
+				case 27:
+					require.NoError(t, n.ns.Prefetch(t.Context(), keys).Wait(t.Context()))
 				case 0:
+					for len(pins) > 0 {
+						unpin(0)
+					}
+					clear(retained)
+					for id := range stored { // what is on the disk alone goes by another clock
+						use(id)
+					}
+					_, err := n.ns.Hint(keys, Hint{Kind: HintRelease})
+					require.NoError(t, err)
 					n.drained(t)
 					n.close(t)
 					if r.IntN(3) == 0 {
@@ -170,9 +301,16 @@ func runModel(t *testing.T, seed uint64, limit time.Duration, steps int) {
 					n.ns.Remove(keys)
 					for _, id := range ids {
 						delete(stored, id)
+						delete(retained, id)
 					}
 				case 2: // a bit of a block flips
 					flipped := false
+					if slices.ContainsFunc(pins, func(p *Pin) bool {
+						return slices.Contains(pinned[p], ids[0])
+					}) || n.ns.Match(keys[:1]).Prefix == 0 {
+						break
+					}
+					use(ids[0])
 					for _, key := range keys[:1] {
 						n.index.each(n.ns.id, []Key{key}, false, func(_ *shard, _ int, i uint32,
 							_ uint64) {
@@ -189,6 +327,7 @@ func runModel(t *testing.T, seed uint64, limit time.Duration, steps int) {
 					require.NoError(t, op.Wait(t.Context()))
 					require.Equal(t, flipped, op.Outcomes()[0] == Damaged)
 					if flipped {
+						delete(retained, ids[0])
 						require.Equal(t, Nowhere, n.ns.Match(keys[:1]).Blocks[0])
 					}
 				case 3, 4, 5, 6, 7, 8, 9, 10:
@@ -196,12 +335,14 @@ func runModel(t *testing.T, seed uint64, limit time.Duration, steps int) {
 						content(key, n.mem[k*blockBytes:][:blockBytes])
 					}
 					op := n.ns.Store(t.Context(), keys, place)
-					require.NoError(t, op.Wait(t.Context()))
+					if err := op.Wait(t.Context()); err != nil {
+						require.ErrorIs(t, err, engine.ErrBusy)
+					}
 					<-op.Durable()
 					for k, outcome := range op.Outcomes() {
-						require.Contains(t, []Outcome{Done, Known, Pending, NoRoom}, outcome)
+						require.Contains(t, []Outcome{Done, Known, Pending, NoRoom, Busy}, outcome)
 						if outcome == Done || outcome == Known {
-							stored[ids[k]] = true
+							stored[ids[k]] = h.now.Load()
 						}
 					}
 				default:
@@ -214,21 +355,34 @@ func runModel(t *testing.T, seed uint64, limit time.Duration, steps int) {
 					require.NoError(t, op.Wait(t.Context()))
 					want := make([]byte, blockBytes)
 					for k, outcome := range op.Outcomes() {
+						served := fresh(ids[k])
 						if !reads || !found.Blocks[k].There() {
 							require.Equal(t, found.Blocks[k].There(), outcome == Done, outcome)
 						}
-						require.Contains(t, []Outcome{Done, Missing}, outcome)
+						require.Contains(t, []Outcome{Done, Missing, NoRoom}, outcome)
 						if outcome != Done {
 							continue
 						}
-						require.True(t, stored[ids[k]])
+						if !served {
+							t.Fatalf("block %d at %d: used %d, retained until %d, TTL %v: %s",
+								ids[k], h.now.Load(), stored[ids[k]], retained[ids[k]], options.TTL,
+								n.ns.Explain(keys[k]))
+						}
 						content(keys[k], want)
 						got := n.mem[k*blockBytes:][:lengths[length]]
 						if !bytes.Equal(want[:len(got)], got) {
 							t.Fatalf("block %d has other bytes", ids[k])
 						}
 					}
+					for k, f := range found.Blocks {
+						if f.There() {
+							use(ids[k])
+						}
+					}
 				}
+			}
+			for len(pins) > 0 {
+				unpin(0)
 			}
 			n.drained(t)
 		})
@@ -269,7 +423,8 @@ func TestManyAtOnce(t *testing.T) {
 					for k, key := range keys {
 						content(key, at(k))
 					}
-					if err := n.ns.Store(t.Context(), keys, place).Wait(t.Context()); err != nil {
+					err := n.ns.Store(t.Context(), keys, place).Wait(t.Context())
+					if err != nil && !errors.Is(err, engine.ErrBusy) {
 						t.Error(err)
 					}
 				default:

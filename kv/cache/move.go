@@ -170,11 +170,12 @@ const (
 	NoRoom                  // Store: the tier has no room that may be taken
 	Late                    // ctx ended first
 	Failed                  // the transfer did: see Err
+	Busy                    // Store: the cache cannot keep up: see Err
 	outcomesMax
 )
 
 var outcomes = [outcomesMax]string{"undone", "done", "known", "missing", "pending", "damaged",
-	"unlike", "conflict", "no room", "late", "failed"}
+	"unlike", "conflict", "no room", "late", "failed", "busy"}
 
 // String returns a word.
 func (o Outcome) String() string { return outcomes[min(int(o), len(outcomes)-1)] }
@@ -187,6 +188,8 @@ type Op struct {
 	copied, done, durable chan struct{}
 	outcomes              []Outcome
 	err                   error
+	prefetch, fromDisk    bool // it is a Prefetch; it has waited for a disk
+	retries               bool // it has read itself what another one could not
 	// what Durable waits for: itself, and blocks on their way to disks
 	left atomic.Int32
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluicehq/sluice/engine"
 )
@@ -35,6 +36,14 @@ type NamespaceOptions struct {
 	Priority int
 	// Quota bounds the bytes in a tier; 0: the tier does.
 	Quota [2]uint64
+	// Flow says when blocks go to the disks. Default WriteThrough.
+	Flow Flow
+	// TTL: a block that was neither used nor stored for longer is not found any more, and goes.
+	// Whole seconds; 0: there is no such time.
+	TTL time.Duration
+	// HoldMax bounds the bytes of slots that Pins and Retain hints of the namespace keep. Default:
+	// an eighth of the memory.
+	HoldMax uint64
 }
 
 // Namespace is a set of blocks that only those find who name it.
@@ -47,12 +56,18 @@ type Namespace struct {
 // space is a namespace as all of the cache knows it.
 type space struct {
 	name   string
+	shown  atomic.Pointer[string] // the name, for who has no lock; nil: none yet
 	digest [16]byte
 	lane   int
 	own    int // the lane that it has, or had, for its quota; 0: none
 	known  bool
 	blocks [tiers]atomic.Int64
 	bytes  [tiers]atomic.Int64
+
+	flowNow atomic.Uint32
+	ttl     atomic.Uint32 // seconds; 0: none
+	holdMax atomic.Uint64 // bytes; 0: an eighth of the memory
+	holds   atomic.Int64  // bytes
 }
 
 // lane is whose blocks leave in one order: a namespace that has a quota has its own, the others of
@@ -106,6 +121,7 @@ func openSpaces(m *memory) *spaces {
 		s := &sp.list[id]
 		copy(s.digest[:], p)
 		s.name, s.known = string(p[40:40+n]), true
+		s.shown.Store(&s.name)
 	}
 	return sp
 }
@@ -191,21 +207,19 @@ func (l *lane) over(t Tier) int64 {
 	return max(0, l.bytes[t].Load()-int64(quota))
 }
 
-// Namespace opens a namespace, which may have blocks already. Opening it again changes its priority
-// and quota.
+// Namespace opens a namespace, which may have blocks already. Opening it again changes its options,
+// as Set does, but what is over its quota goes later.
 func (c *Cache) Namespace(name string, o NamespaceOptions) (*Namespace, error) {
 	if !c.enter() {
 		return nil, fmt.Errorf("namespace %q: cache: %w", name, engine.ErrClosed)
 	}
 	defer c.exit()
-	switch {
-	case name == "" || len(name) > spaceNameMax:
+	if name == "" || len(name) > spaceNameMax {
 		return nil, fmt.Errorf("namespace %q: a name has from 1 to %d bytes: %w", name,
-			spaceNameMax,
-			engine.ErrBounds)
-	case o.Priority < 0 || o.Priority >= priorities:
-		return nil, fmt.Errorf("namespace %q: priority %d, from 0 to %d: %w", name, o.Priority,
-			priorities-1, engine.ErrBounds)
+			spaceNameMax, engine.ErrBounds)
+	}
+	if err := o.check(); err != nil {
+		return nil, fmt.Errorf("namespace %q: %w", name, err)
 	}
 	h := sha256.New()
 	h.Write(o.Geometry[:])
@@ -237,6 +251,7 @@ func (c *Cache) Namespace(name string, o NamespaceOptions) (*Namespace, error) {
 		sp.write(id, name, digest)
 	}
 	c.assign(id, o)
+	c.wakeKeeper()
 	return &Namespace{c: c, id: uint16(id), name: name}, nil
 }
 
@@ -250,12 +265,16 @@ func (sp *spaces) write(id int, name string, digest [16]byte) {
 	binary.LittleEndian.PutUint32(p[36:], sp.sumOf(p, uint32(len(name))))
 	s := &sp.list[id]
 	s.name, s.digest, s.known = name, digest, true
+	s.shown.Store(&name)
 }
 
 // assign gives a namespace the lane that its options ask for; its blocks move over. The caller
 // holds the lock of the spaces.
 func (c *Cache) assign(id int, o NamespaceOptions) {
 	sp, s := c.spaces, &c.spaces.list[id]
+	s.flowNow.Store(uint32(o.Flow))
+	s.ttl.Store(uint32((o.TTL + time.Second - 1) / time.Second))
+	s.holdMax.Store(o.HoldMax)
 	x := c.index
 	for k := range x.shards {
 		x.shards[k].mu.Lock()

@@ -2,7 +2,10 @@
 
 package cache
 
-import "fmt"
+import (
+	"fmt"
+	"sync/atomic"
+)
 
 // Policy names the order in which a tier lets its blocks go.
 type Policy string
@@ -30,6 +33,8 @@ type queues interface {
 	// held.
 	victim(keep func(i uint32) bool, print func(i uint32) uint32) uint32
 	len() int
+	// oldest visits blocks from the one on that is about to go, until visit says false.
+	oldest(visit func(i uint32) bool)
 }
 
 func (p Policy) check() error {
@@ -96,15 +101,111 @@ func (q *list) remove(l links, i uint32) {
 	q.n--
 }
 
+// each visits a list from its oldest on. It reports whether visit always said true.
+func (q *list) each(l links, visit func(i uint32) bool) bool {
+	for i := q.tail; i != none; {
+		next := l.at(i).prev
+		if !visit(i) {
+			return false
+		}
+		i = next
+	}
+	return true
+}
+
+// eachOfBoth visits two lists by turns, each from its oldest on.
+func eachOfBoth(l links, a, b *list, visit func(i uint32) bool) {
+	for i, j := a.tail, b.tail; i != none || j != none; i, j = j, i {
+		if i == none {
+			continue
+		}
+		next := l.at(i).prev
+		if !visit(i) {
+			return
+		}
+		i = next
+	}
+}
+
+// order is the order of a lane's blocks in a shard: those that were called of no more use go first,
+// the oldest of them before the others, and the policy says the order of the rest.
+type order struct {
+	queues
+	links
+	useless list
+	count   *atomic.Int64 // of those of all lanes and shards in the tier
+}
+
+// useless marks a block in that list. No policy has this bit.
+const useless = 1 << 6
+
+func (o *order) len() int { return o.useless.n + o.queues.len() }
+
+// letGoFirst moves a block to those of no more use.
+func (o *order) letGoFirst(i uint32) {
+	if *o.mark(i)&useless == 0 {
+		o.queues.remove(i)
+		o.useless.push(o.links, i)
+		*o.mark(i) = useless
+		o.count.Add(1)
+	}
+}
+
+func (o *order) touch(i uint32) {
+	if *o.mark(i)&useless != 0 {
+		o.remove(i)
+		o.insert(i, none)
+	}
+	o.queues.touch(i)
+}
+
+func (o *order) remove(i uint32) {
+	if *o.mark(i)&useless == 0 {
+		o.queues.remove(i)
+		return
+	}
+	o.useless.remove(o.links, i)
+	*o.mark(i) = 0
+	o.count.Add(-1)
+}
+
+// firstVictim is victim of the blocks of no more use alone.
+func (o *order) firstVictim(keep func(uint32) bool) (victim uint32) {
+	victim = none
+	o.useless.each(o.links, func(i uint32) bool {
+		if keep(i) {
+			return true
+		}
+		o.remove(i)
+		victim = i
+		return false
+	})
+	return victim
+}
+
+func (o *order) victim(keep func(uint32) bool, print func(uint32) uint32) uint32 {
+	if i := o.firstVictim(keep); i != none {
+		return i
+	}
+	return o.queues.victim(keep, print)
+}
+
+func (o *order) oldest(visit func(uint32) bool) {
+	if o.useless.each(o.links, visit) {
+		o.queues.oldest(visit)
+	}
+}
+
 // lru is one list by last use.
 type lru struct {
 	links
 	all list
 }
 
-func (p *lru) len() int           { return p.all.n }
-func (p *lru) insert(i, _ uint32) { p.all.push(p.links, i) }
-func (p *lru) remove(i uint32)    { p.all.remove(p.links, i) }
+func (p *lru) len() int                       { return p.all.n }
+func (p *lru) insert(i, _ uint32)             { p.all.push(p.links, i) }
+func (p *lru) remove(i uint32)                { p.all.remove(p.links, i) }
+func (p *lru) oldest(visit func(uint32) bool) { p.all.each(p.links, visit) }
 func (p *lru) touch(i uint32) {
 	p.remove(i)
 	p.all.push(p.links, i)
@@ -136,6 +237,10 @@ const (
 )
 
 func (p *s3fifo) len() int { return p.small.n + p.main.n }
+
+func (p *s3fifo) oldest(visit func(uint32) bool) {
+	eachOfBoth(p.links, &p.small, &p.main, visit)
+}
 
 func (p *s3fifo) insert(i, print uint32) {
 	if p.ghost.has(print, p.len()*2) {
@@ -216,6 +321,10 @@ type arc struct {
 }
 
 func (p *arc) len() int { return p.once.n + p.often.n }
+
+func (p *arc) oldest(visit func(uint32) bool) {
+	eachOfBoth(p.links, &p.once, &p.often, visit)
+}
 
 func (p *arc) insert(i, print uint32) {
 	n := p.len()

@@ -15,7 +15,8 @@ type counters struct {
 	loadedBytes, storedBytes atomic.Uint64
 	evicted                  [tiers]atomic.Uint64
 	swappedIn, swappedOut    atomic.Uint64
-	unwritten                atomic.Uint64
+	unwritten, expired       atomic.Uint64
+	refusedHints             atomic.Uint64
 	unproven                 atomic.Int64
 }
 
@@ -30,6 +31,9 @@ type Stats struct {
 	SwappedIn, SwappedOut    uint64 // blocks from and to disks
 	Unwritten                uint64 // blocks that found too many others on their way to a disk
 	Unproven                 int    // transfers without a proof that they have ended, now
+	Expired                  uint64 // blocks that went by their TTL
+	Held                     uint64 // bytes that Pins and Retain hints keep, now
+	RefusedHints             uint64 // blocks of Retain hints that were beyond a budget
 }
 
 // TierStats are the counts of one tier.
@@ -61,7 +65,8 @@ func (c *Cache) Stats() Stats {
 		Stores: map[Outcome]uint64{}, LoadedBytes: c.stats.loadedBytes.Load(),
 		StoredBytes: c.stats.storedBytes.Load(), SwappedIn: c.stats.swappedIn.Load(),
 		SwappedOut: c.stats.swappedOut.Load(), Unwritten: c.stats.unwritten.Load(),
-		Unproven: int(c.stats.unproven.Load())}
+		Unproven: int(c.stats.unproven.Load()), Expired: c.stats.expired.Load(),
+		Held: uint64(c.heldBytes.Load()), RefusedHints: c.stats.refusedHints.Load()}
 	for o := range outcomesMax {
 		if n := c.stats.loads[o].Load(); n > 0 {
 			s.Loads[o] = n

@@ -58,6 +58,18 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 		}
 	})
 
+	// Refuse what would only push out blocks that no disk has yet, or that nobody had time to use.
+	if wanted > 0 {
+		if err := c.overrun(n.id, wanted, length); err != nil {
+			op.err = fmt.Errorf("store: %w", err)
+			for k, o := range op.outcomes {
+				if o == Undone {
+					op.outcomes[k], wanted = Busy, 0
+				}
+			}
+		}
+	}
+
 	// Find room, by letting others go; where there is too little, for the head of the chain.
 	lane := c.spaces.lane(n.id)
 	wanted, claimed := c.spaces.at(lane).let(Memory, wanted, uint64(size), func() bool {
@@ -156,13 +168,22 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 		}
 		e := x.entry(held[k])
 		if e.state == present {
+			c.memory.stamps[held[k]] = c.now.Load()
 			c.enqueue(s, held[k])
-			c.offer(held[k], op)
+			if c.flowOf(held[k]) == WriteThrough {
+				c.offer(held[k], op)
+			}
 		}
 		c.unpinLocked(s, held[k]) // no disk has it yet
 	})
-	for _, o := range op.outcomes {
+	for k, o := range op.outcomes {
 		c.stats.stores[o].Add(1)
+		if o == Conflict {
+			c.emitKey(n.id, keys[k], Conflicted)
+		}
+	}
+	if c.space(n.id).flow() == WriteBack {
+		c.wakeKeeper()
 	}
 }
 
@@ -189,9 +210,9 @@ func (c *Cache) newEntry(s *shard, hash uint64, key *Key, id uint16) (i uint32, 
 				break
 			}
 			if t == Memory {
-				c.evictLocked(s, lane)
+				c.evictLocked(s, lane, false)
 			} else {
-				g, _, _, _ = c.evictFromDiskLocked(s, lane)
+				g, _, _, _ = c.evictFromDiskLocked(s, lane, false)
 			}
 		}
 	}
@@ -234,6 +255,7 @@ func (c *Cache) stored(ctx context.Context, op *Op, b batch, held []uint32) {
 		if e.flags&unwanted == 0 {
 			c.index.commit(i)
 			e.state = present
+			c.emit(i, Stored)
 			testpoint.At("cache: committed")
 		}
 		s.mu.Unlock()

@@ -166,7 +166,7 @@ func (c *Cache) swapOut(to *disk, j *job) {
 		e := c.index.entry(w.i)
 		if err == nil && c.beginRecord(w.i) {
 			err = to.write(j.records[k], &record{key: e.key, space: c.spaces.digest(e.space),
-				crc: e.crc, size: j.size, place: j.places[k]})
+				crc: e.crc, size: j.size, place: j.places[k], at: c.wallOf(w.i)})
 		}
 	}
 	if err == nil && to.cfg.Durable {
@@ -212,6 +212,7 @@ func (c *Cache) endWrite(w diskWrite, d *disk, record uint32) {
 	s := c.index.shardFor(w.i)
 	s.mu.Lock()
 	e := c.index.entry(w.i)
+	c.offeredBytes.Add(-int64(e.size))
 	removed := e.state != present
 	if d != nil && !removed {
 		c.onDisk(s, w.i, d, record)
@@ -239,7 +240,7 @@ func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok 
 	e := c.index.entry(i)
 	size := uint64(e.size)
 	length := granules(size)
-	again := e.marks[Memory] != 0 // a hint: it may change meanwhile
+	again := e.marks[Memory]&^useless != 0 // it may change meanwhile
 	var one [1]uint32
 	if on == nil {
 		c.turn++
@@ -309,6 +310,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		}
 		s.mu.Unlock()
 	}
+	op.fromDisk = op.fromDisk || len(mine)+len(others) > 0
 	for len(mine) > 0 {
 		// those on one disk
 		d := c.disks[x.entry(held[mine[0]]).disk]
@@ -356,7 +358,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		}
 		if err == nil {
 			d.begins()
-			if err, proved = c.finish(ctx, t); proved {
+			if err, proved = c.timedRead(ctx, d, t, uint64(n)*uint64(size)); proved {
 				d.ends(err, ctx.Err() == nil)
 			} else {
 				d.failed(err)
@@ -385,6 +387,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			sum, err := c.sum(slots[j], size)
 			if err != nil || sum != e.crc {
 				op.outcomes[k] = Damaged
+				c.emit(i, DamagedBlock)
 				c.notRead(op, held, batch[j:j+1], Undone, true)
 				c.places.giveBack(slots[j])
 				continue
@@ -398,6 +401,9 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			if e.state == present {
 				x.commit(i)
 				c.enqueue(s, i)
+				if op.prefetch { // nobody has used it yet
+					c.queues(s, c.spaces.lane(e.space), Memory).letGoFirst(i)
+				}
 			}
 			s.mu.Unlock()
 			c.stats.swappedIn.Add(1)
@@ -405,7 +411,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		c.spaces.at(lane).claimed[Memory].Add(-claimed)
 		c.arrived()
 	}
-	c.await(ctx, op, held, others)
+	c.await(ctx, op, held, others, size)
 }
 
 // placeOnDisk is where on a disk a block is, if it is.
@@ -443,8 +449,10 @@ func (c *Cache) notRead(op *Op, held, which []uint32, as Outcome, damaged bool) 
 	}
 }
 
-// await waits until other loads have brought blocks from their disks.
-func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32) {
+// await waits until other operations have brought blocks from their disks. What they could not
+// bring, as a Prefetch has less room, it brings itself, once.
+func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32, size uint32) {
+	var again []uint32
 	for len(which) > 0 {
 		news := c.coming()
 		var rest []uint32
@@ -462,8 +470,10 @@ func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32) {
 				op.outcomes[k] = Late
 				c.unpin(held[k])
 				held[k] = none
+			case !op.retries:
+				again = append(again, k)
 			default:
-				op.outcomes[k] = Failed // for the other one, which has told why
+				op.outcomes[k] = Failed // for others, which have told why
 				c.unpin(held[k])
 				held[k] = none
 			}
@@ -474,6 +484,10 @@ func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32) {
 			case <-ctx.Done():
 			}
 		}
+	}
+	op.retries = op.retries || len(again) > 0
+	for _, k := range again {
+		c.swapIn(ctx, op, held, int(k), int(k)+1, size)
 	}
 }
 
@@ -498,14 +512,20 @@ func (e *entry) onlyHere() bool { return e.slot == none && e.pins > 0 }
 // evictFromDisk lets the block go whose turn it is on the disks. The caller clears its record.
 func (c *Cache) evictFromDisk() (g gone, length, place uint32, ok bool) {
 	first := c.hand.Add(1)
-	for _, lane := range c.spaces.order(Disk) {
-		for k := range c.index.shards {
-			s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
-			s.mu.Lock()
-			g, length, place, ok = c.evictFromDiskLocked(s, lane)
-			s.mu.Unlock()
-			if ok {
-				return g, length, place, true
+	lanes := c.spaces.order(Disk)
+	for _, useless := range []bool{true, false} {
+		if useless && c.useless[Disk].Load() == 0 {
+			continue
+		}
+		for _, lane := range lanes {
+			for k := range c.index.shards {
+				s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
+				s.mu.Lock()
+				g, length, place, ok = c.evictFromDiskLocked(s, lane, useless)
+				s.mu.Unlock()
+				if ok {
+					return g, length, place, true
+				}
 			}
 		}
 	}
@@ -514,15 +534,10 @@ func (c *Cache) evictFromDisk() (g gone, length, place uint32, ok bool) {
 
 // evictFromDiskLocked lets a block of a lane and shard go from its disk. The caller holds the
 // shard's lock, and clears the record behind it.
-func (c *Cache) evictFromDiskLocked(s *shard, lane int) (g gone, length, place uint32, ok bool) {
+func (c *Cache) evictFromDiskLocked(s *shard, lane int, useless bool) (g gone, length, place uint32,
+	ok bool) {
 	x := c.index
-	if lane >= len(s.lanes) || s.lanes[lane][Disk] == nil {
-		return gone{}, 0, 0, false
-	}
-	i := s.lanes[lane][Disk].victim(func(i uint32) bool {
-		e := x.entry(i)
-		return e.onlyHere() || !c.disks[e.disk].usable()
-	}, x.print)
+	i := c.victim(s, lane, Disk, useless)
 	if i == none {
 		return gone{}, 0, 0, false
 	}
@@ -542,9 +557,9 @@ func (c *Cache) evictOwn(t Tier, lane int) bool {
 		var g gone
 		var ok bool
 		if t == Memory {
-			_, _, ok = c.evictLocked(s, lane)
+			_, _, ok = c.evictLocked(s, lane, false)
 		} else {
-			g, _, _, ok = c.evictFromDiskLocked(s, lane)
+			g, _, _, ok = c.evictFromDiskLocked(s, lane, false)
 		}
 		s.mu.Unlock()
 		g.clear()

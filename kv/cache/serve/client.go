@@ -29,6 +29,7 @@ type Client struct {
 	last      uint64
 	waiting   map[uint64]chan []byte
 	regions   map[*engine.Region]*region
+	mappings  mappings
 }
 
 // region is memory that was leased out to the server.
@@ -130,7 +131,7 @@ func (c *Client) ask(ctx context.Context, what kind, body []byte) ([]byte, error
 		return nil, engine.ErrPeerLost
 	case <-ctx.Done():
 	}
-	if what != kindLoad && what != kindStore {
+	if !what.waits() {
 		return nil, context.Cause(ctx)
 	}
 	// Until the server says that the request has ended, bytes of it may move.
@@ -143,6 +144,9 @@ func (c *Client) ask(ctx context.Context, what kind, body []byte) ([]byte, error
 		return body, errors.Join(context.Cause(ctx), err)
 	case <-c.ended:
 	case <-soon.Done():
+	}
+	if what != kindLoad && what != kindStore {
+		return nil, context.Cause(ctx)
 	}
 	return nil, fmt.Errorf("%w: %w: Detach the region before you use its memory",
 		context.Cause(ctx), engine.ErrUnproven)

@@ -226,6 +226,9 @@ func TestGarbage(t *testing.T) {
 		}
 		if len(p) > 0 {
 			p[0] = byte(r.IntN(int(kindAnswered) + 2))
+			if r.IntN(2) == 0 {
+				p[0] = byte(int(kindPin) + r.IntN(int(kindEvents-kindPin)+2))
+			}
 		}
 		if len(p) > headBytes+2 && r.IntN(2) == 0 {
 			p[headBytes], p[headBytes+1] = 0, 0
@@ -261,6 +264,7 @@ func useForEver(path string) error {
 	if err != nil {
 		return err
 	}
+	var pin *Pin
 	for from := uint64(0); ; from = (from + 8) % 64 {
 		keys := keysOf(from, 8)
 		u.fill(keys)
@@ -268,6 +272,14 @@ func useForEver(path string) error {
 			return err
 		}
 		if _, err := u.Load(context.Background(), keys, u.place(8, 8)); err != nil {
+			return err
+		}
+		if pin != nil {
+			if err := pin.Close(context.Background()); err != nil {
+				return err
+			}
+		}
+		if pin, err = u.Pin(context.Background(), keys[:2], time.Minute); err != nil {
 			return err
 		}
 		fmt.Println(from)
@@ -306,6 +318,7 @@ func TestKilledClient(t *testing.T) {
 	}
 	require.NoError(t, u.Client.Close(t.Context()))
 	require.Zero(t, c.Stats().Unproven)
+	until(func() bool { return c.Stats().Held == 0 })
 }
 
 // TestLimits: what one client may have is bounded, and it learns so.

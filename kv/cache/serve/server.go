@@ -34,6 +34,11 @@ type Config struct {
 	RequestsMax int // of one client at a time; default 64
 	RegionsMax  int // of one client; default 64
 	SpacesMax   int // of one client; default 64
+	PinsMax     int // of one client; default 64
+
+	// PinTTLMax bounds how long a client may pin blocks: one that stands still keeps them as long.
+	// Default 1 min.
+	PinTTLMax time.Duration
 
 	// AnswerTimeout bounds how long an answer may take to leave. Default 10 s.
 	AnswerTimeout time.Duration
@@ -49,15 +54,22 @@ type Server struct {
 
 // client is a peer that has said hello.
 type client struct {
-	peer    *engine.Peer
-	ctx     context.Context // ends with the peer, or the server
-	cancel  context.CancelFunc
-	spaces  []*cache.Namespace
-	regions []*engine.Remote
-	ends    map[uint64]context.CancelFunc // of loads and stores
-	count   int                           // requests that run
-	refuses bool                          // a request that was too many is being answered
-	running sync.WaitGroup                // those, and that answer
+	peer      *engine.Peer
+	ctx       context.Context // ends with the peer, or the server
+	cancel    context.CancelFunc
+	spaces    []*cache.Namespace
+	regions   []*engine.Remote
+	names     map[string]bool // of the namespaces
+	pins      map[uint32]*cache.Pin
+	lastPin   uint32
+	pinning   int                           // requests for pins
+	events    <-chan cache.Event            // nil: it has not asked for them
+	lost      uint64                        // events that it has missed, and was not told of yet
+	listening bool                          // a request waits for events
+	ends      map[uint64]context.CancelFunc // of requests that may wait
+	count     int                           // requests that run
+	refuses   bool                          // a request that was too many is being answered
+	running   sync.WaitGroup                // those, and that answer
 }
 
 // New makes a server.
@@ -65,7 +77,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Cache == nil || cfg.Engine == nil {
 		return nil, errors.New("serve: no cache or no engine")
 	}
-	for _, f := range []*int{&cfg.RequestsMax, &cfg.RegionsMax, &cfg.SpacesMax} {
+	for _, f := range []*int{&cfg.RequestsMax, &cfg.RegionsMax, &cfg.SpacesMax, &cfg.PinsMax} {
 		if *f == 0 {
 			*f = 64
 		}
@@ -75,6 +87,9 @@ func New(cfg Config) (*Server, error) {
 	}
 	if cfg.AnswerTimeout == 0 {
 		cfg.AnswerTimeout = 10 * time.Second
+	}
+	if cfg.PinTTLMax == 0 {
+		cfg.PinTTLMax = time.Minute
 	}
 	return &Server{cfg: cfg, clients: map[*engine.Peer]*client{}}, nil
 }
@@ -125,7 +140,8 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 			s.mu.Unlock()
 			return
 		}
-		c = &client{peer: p, ends: map[uint64]context.CancelFunc{}}
+		c = &client{peer: p, ends: map[uint64]context.CancelFunc{}, names: map[string]bool{},
+			pins: map[uint32]*cache.Pin{}}
 		c.ctx, c.cancel = context.WithCancel(ctx)
 		s.clients[p] = c
 		s.running.Go(func() { // the last word of a connection may be left out
@@ -160,7 +176,7 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 	}
 	c.count++
 	reqCtx, end := context.WithCancel(c.ctx)
-	if what == kindLoad || what == kindStore {
+	if what.waits() {
 		c.ends[id] = end
 	}
 	c.running.Go(func() {
@@ -186,6 +202,9 @@ func (s *Server) send(c *client, msg []byte) {
 // close gives back what a client that is gone had, once nothing runs for it.
 func (s *Server) close(c *client) {
 	c.running.Wait()
+	for _, p := range c.pins {
+		p.Close()
+	}
 	for _, m := range c.regions {
 		_ = m.Close() // a transfer without a proof may list it still
 	}
@@ -204,6 +223,10 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, r *reader) ([]
 		return s.openSpace(c, r)
 	case kindRegion:
 		return s.openRegion(c, r)
+	case kindPinned, kindUnpin:
+		return s.ofPin(c, what, r)
+	case kindEvents:
+		return s.events(ctx, c)
 	}
 
 	space := int(r.u16())
@@ -264,7 +287,7 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, r *reader) ([]
 		}
 		return body, op.Err()
 	}
-	return nil, fmt.Errorf("no request of kind %d: %w", what, engine.ErrNotSupported)
+	return s.serveSpace(ctx, c, n, what, r)
 }
 
 func (s *Server) openSpace(c *client, r *reader) ([]byte, error) {
@@ -288,6 +311,7 @@ func (s *Server) openSpace(c *client, r *reader) ([]byte, error) {
 		return nil, fmt.Errorf("%d namespaces of one client: %w", len(c.spaces), engine.ErrBusy)
 	}
 	c.spaces = append(c.spaces, n)
+	c.names[name] = true
 	return binary.LittleEndian.AppendUint16(nil, uint16(len(c.spaces)-1)), nil
 }
 

@@ -23,7 +23,7 @@ const (
 	kindLoad                     // namespace, place, keys, slots; answer: an Outcome for each
 	kindStore                    // as kindLoad
 	kindRemove                   // namespace, keys
-	kindCancel                   // ends the load or store of that number; not answered itself
+	kindCancel                   // ends the request of that number; not answered itself
 	kindAnswered                 // the first of an answer
 )
 
@@ -43,10 +43,11 @@ const (
 	busy
 	unproven
 	outOfBounds
+	noRoom
 )
 
 var codes = [...]error{nil, errors.New("the cache"), engine.ErrClosed, engine.ErrBusy,
-	engine.ErrUnproven, engine.ErrBounds}
+	engine.ErrUnproven, engine.ErrBounds, cache.ErrNoRoom}
 
 func codeOf(err error) code {
 	if err == nil {

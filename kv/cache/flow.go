@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/engine"
+)
+
+// Flow says when the blocks of a namespace go to the disks.
+type Flow uint8
+
+// The flows.
+const (
+	WriteThrough Flow = iota // as they are stored
+	// WriteBack: when they are among the eighth of the blocks of their namespace that leaves memory
+	// next, and less than an eighth of the memory, or of the quota, is free. What the disks cannot
+	// take in time leaves without having been written (Stats.Unwritten).
+	WriteBack
+	MemoryOnly // never; blocks that are on a disk leave it
+	flows_
+)
+
+var flowNames = [flows_]string{"write-through", "write-back", "memory-only"}
+
+// String returns the flow's name, as ParseFlow reads it.
+func (f Flow) String() string { return flowNames[min(f, flows_-1)] }
+
+// ParseFlow reads the name of a flow; empty: WriteThrough.
+func ParseFlow(name string) (Flow, error) {
+	for f, n := range flowNames {
+		if name == n {
+			return Flow(f), nil
+		}
+	}
+	if name == "" {
+		return WriteThrough, nil
+	}
+	return 0, fmt.Errorf("flow %q: there are write-through, write-back and memory-only", name)
+}
+
+// flows are the clock of the cache and what goes by it.
+//
+// The clock has seconds. A stamp is the second in which a block was used last: in the memory file,
+// so that its age counts on over a restart, by the host's time since it was booted. No jump of the
+// wall clock changes an age. What a start finds on a disk alone has a stamp in its record, in
+// seconds of the wall clock, of its last use before it was written: the age is what that says, and
+// 0 where it says a time to come.
+type flows struct {
+	timing       sync.Mutex    // of the keeper's work, which tests have done, too
+	now          atomic.Uint32 // the clock
+	wake         chan struct{} // has the keeper work before the next second
+	useless      [tiers]atomic.Int64
+	sweepAt      uint32        // entry; the keeper's, as the next one
+	turned       uint64        // turnover as the last second began
+	turnover     atomic.Uint64 // bytes that had to leave memory
+	lifetime     atomic.Int64  // of a block in memory, by the last second; 0: none had to leave
+	offeredBytes atomic.Int64  // of the blocks on their way to the disks
+}
+
+// clockBase is what the clock has as the host is booted: an age may be older than that.
+const clockBase = 1 << 30
+
+const (
+	sweepMax = 64 << 10 // entries that the keeper looks at in a second
+	trimMax  = 4 << 10  // blocks that one change of a quota lets go at once
+	ttlMax   = 10 * 365 * 24 * time.Hour
+)
+
+func bootSeconds() uint32 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return clockBase // it does not fail
+	}
+	return clockBase + uint32(ts.Sec)
+}
+
+func (c *Cache) openFlows() {
+	c.wake = make(chan struct{}, 1)
+	c.prefetching = make(chan struct{}, 1)
+	c.retention = make([]map[uint32]retention, len(c.index.shards))
+	c.memoryID = c.memory.id
+	c.paces.paces = make([]pace, len(c.cfg.Disks))
+	c.now.Store(c.readClock())
+}
+
+func (c *Cache) readClock() uint32 {
+	if c.cfg.clock != nil {
+		return c.cfg.clock()
+	}
+	return bootSeconds()
+}
+
+// stampOf is the stamp of a block on a disk, by what its record has.
+func (c *Cache) stampOf(wall uint32) uint32 {
+	age := time.Now().Unix() - int64(wall)
+	if wall == 0 || age < 0 {
+		age = 0
+	}
+	return uint32(max(int64(c.now.Load())-age, 1))
+}
+
+// wallOf is the second of the wall clock in which a pinned block was used last.
+func (c *Cache) wallOf(i uint32) uint32 {
+	s := c.index.shardFor(i)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return uint32(time.Now().Unix()) - c.ageOf(i)
+}
+
+func (c *Cache) ageOf(i uint32) uint32 {
+	now, stamp := c.now.Load(), c.memory.stamps[i]
+	if stamp == 0 || stamp > now { // of a file without them, or a damaged one
+		return 0
+	}
+	return now - stamp
+}
+
+func (s *space) flow() Flow { return Flow(s.flowNow.Load()) }
+
+func (c *Cache) space(id uint16) *space { return &c.spaces.list[id] }
+
+func (c *Cache) flowOf(i uint32) Flow { return c.space(c.index.entry(i).space).flow() }
+
+// expired reports whether a block was not used for longer than its namespace's TTL. One that a hint
+// retains is not expired. The caller holds the shard's lock.
+func (c *Cache) expired(i uint32) bool {
+	e := c.index.entry(i)
+	ttl := c.space(e.space).ttl.Load()
+	return ttl != 0 && c.ageOf(i) > ttl && !c.isRetained(i)
+}
+
+func (o *NamespaceOptions) check() error {
+	switch {
+	case o.Priority < 0 || o.Priority >= priorities:
+		return fmt.Errorf("priority %d, from 0 to %d: %w", o.Priority, priorities-1,
+			engine.ErrBounds)
+	case o.Flow >= flows_:
+		return fmt.Errorf("flow %d: %w", o.Flow, engine.ErrBounds)
+	case o.TTL < 0 || o.TTL > ttlMax:
+		return fmt.Errorf("TTL %v, from 0 to %v: %w", o.TTL, ttlMax, engine.ErrBounds)
+	}
+	return nil
+}
+
+// Set changes all options of the namespace but its geometry, which is ignored. What is over the new
+// quota goes first: up to 4,096 blocks a tier before Set returns, and the others in the background.
+func (n *Namespace) Set(o NamespaceOptions) error {
+	if _, err := n.c.set(func(k int) bool { return k == int(n.id) }, &o); err != nil {
+		return fmt.Errorf("namespace %q: %w", n.name, err)
+	}
+	return nil
+}
+
+// Set is Namespace.Set for all namespaces of a name, whatever their geometry. It returns how many
+// there are.
+func (c *Cache) Set(name string, o NamespaceOptions) (int, error) {
+	n, err := c.set(func(k int) bool { return c.spaces.list[k].name == name }, &o)
+	if err != nil {
+		return 0, fmt.Errorf("namespace %q: %w", name, err)
+	}
+	return n, nil
+}
+
+func (c *Cache) set(which func(k int) bool, o *NamespaceOptions) (n int, err error) {
+	if err := o.check(); err != nil {
+		return 0, err
+	}
+	if !c.enter() {
+		return 0, fmt.Errorf("cache: %w", engine.ErrClosed)
+	}
+	defer c.exit()
+	c.spaces.mu.Lock()
+	for k := range c.spaces.list {
+		if c.spaces.list[k].known && which(k) {
+			c.assign(k, *o)
+			n++
+		}
+	}
+	c.spaces.mu.Unlock()
+	c.trim(trimMax)
+	c.wakeKeeper()
+	return n, nil
+}
+
+// wakeKeeper has the keeper work soon.
+func (c *Cache) wakeKeeper() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// keepTime is the keeper: it moves the clock on, and does each second what goes by it.
+func (c *Cache) keepTime() {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	for {
+		select {
+		case <-c.life.Done():
+			return
+		case <-c.wake:
+			c.timing.Lock()
+			for c.trim(trimMax) && c.life.Err() == nil {
+			}
+			c.writeBack()
+			c.timing.Unlock()
+		case <-t.C:
+			c.second(c.readClock())
+		}
+	}
+}
+
+// second is the story of a second of the cache's clock. Its work is bounded.
+func (c *Cache) second(now uint32) {
+	c.timing.Lock()
+	defer c.timing.Unlock()
+	passed := now - c.now.Load()
+	c.now.Store(now)
+
+	// How long does a block live in memory, at the rate at which they leave?
+	if turnover := c.turnover.Load(); passed > 0 {
+		gone := turnover - c.turned
+		c.turned = turnover
+		c.lifetime.Store(0)
+		if gone > 0 {
+			c.lifetime.Store(int64(float64(c.cfg.Memory.Bytes) / float64(gone) *
+				float64(passed) * float64(time.Second)))
+		}
+	}
+	c.endRetentions()
+	c.sweep()
+	c.trim(trimMax)
+	c.writeBack()
+	c.tellLost()
+}
+
+// sweep lets go what has expired, and leaves the disks what may not be there, in a part of the
+// table.
+func (c *Cache) sweep() {
+	due := false
+	for k := range c.spaces.list {
+		s := &c.spaces.list[k]
+		due = due || s.ttl.Load() != 0 || s.flow() == MemoryOnly && s.blocks[Disk].Load() > 0
+	}
+	if !due {
+		return
+	}
+	const portion = 1 << 10 // entries for which a shard is locked once
+	x := c.index
+	all := uint32(len(x.memory.entries))
+	for left := min(all, sweepMax); left > 0; {
+		if c.sweepAt >= all {
+			c.sweepAt = 0
+		}
+		s := x.shardFor(c.sweepAt)
+		n := min(portion, left, s.first+s.n-c.sweepAt)
+		var records []gone
+		s.mu.Lock()
+		for i := c.sweepAt; i < c.sweepAt+n; i++ {
+			e := x.entry(i)
+			if e.state != present || e.pins > 0 {
+				continue
+			}
+			if c.expired(i) {
+				c.stats.expired.Add(1)
+				records = append(records, c.discard(s, i))
+			} else if e.record != none && c.flowOf(i) == MemoryOnly && !c.keeps(i, Disk) {
+				c.queues(s, c.spaces.lane(e.space), Disk).remove(i)
+				records = append(records, c.leaveDisk(s, i))
+			}
+		}
+		s.mu.Unlock()
+		for _, g := range records {
+			g.clear()
+		}
+		c.sweepAt += n
+		left -= n
+	}
+}
+
+// trim lets blocks of lanes go that are over their quota: up to most of each tier. It reports
+// whether there is more to do, and something that may go.
+func (c *Cache) trim(most int) (more bool) {
+	for t := range tiers {
+		n := 0
+		for id, l := range *c.spaces.lanes.Load() {
+			for l.over(t) > 0 && n < most && c.evictOwn(t, id) {
+				n++
+			}
+		}
+		more = more || n == most
+	}
+	return more
+}
+
+// writeBack offers the oldest blocks to the disks whose namespaces write back, where memory is
+// short.
+func (c *Cache) writeBack() {
+	due := false
+	for k := range c.spaces.list {
+		due = due || c.spaces.list[k].flow() == WriteBack
+	}
+	if !due || len(c.disks) == 0 {
+		return
+	}
+	room := c.places.stats()
+	for id, l := range *c.spaces.lanes.Load() {
+		quota, has := l.quota[Memory].Load(), uint64(l.bytes[Memory].Load())
+		if room.Bytes < room.Room/8*7 && (quota == 0 || has < quota/8*7) {
+			continue
+		}
+		for k := range c.index.shards {
+			s := &c.index.shards[k]
+			s.mu.Lock()
+			if id < len(s.lanes) && s.lanes[id][Memory] != nil {
+				n := s.lanes[id][Memory].len()/8 + 1
+				s.lanes[id][Memory].oldest(func(i uint32) bool {
+					if c.flowOf(i) == WriteBack {
+						c.offer(i, nil)
+					}
+					n--
+					return n > 0 && len(c.writes) < writesMax/2
+				})
+			}
+			s.mu.Unlock()
+		}
+	}
+}
+
+// overrun says why a Store of so many blocks would do harm: what waits for the disks holds three
+// quarters of the memory, or blocks leave before anybody had time to use them.
+func (c *Cache) overrun(id uint16, blocks int, length uint32) error {
+	room := c.places.stats()
+	if room.Bytes+uint64(blocks)*uint64(length)*granule <= room.Room {
+		return nil
+	}
+	waiting, bytes := c.offered.Load(), c.offeredBytes.Load()
+	if c.space(id).flow() == WriteThrough && (waiting > writesMax/4*3 ||
+		bytes > int64(c.cfg.Memory.Bytes/4*3)) {
+		return fmt.Errorf("%d blocks of %d bytes wait for the disks: %w", waiting, bytes,
+			engine.ErrBusy)
+	}
+	if life := time.Duration(c.lifetime.Load()); life > 0 && life < c.cfg.TurnoverMin {
+		return fmt.Errorf("blocks leave memory after %v: %w", life.Round(time.Millisecond),
+			engine.ErrBusy)
+	}
+	return nil
+}
+
+var errNoDisk = errors.New("the cache has no disk that the namespace may use")

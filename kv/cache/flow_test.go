@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/engine"
+)
+
+// handClock is the clock of a cache, which goes on as a test says.
+type handClock struct{ now atomic.Uint32 }
+
+func newHandClock() *handClock {
+	h := &handClock{}
+	h.now.Store(clockBase + 1000)
+	return h
+}
+
+// with has a cache go by the clock.
+func (h *handClock) with(change func(*Config)) func(*Config) {
+	return func(c *Config) {
+		if change != nil {
+			change(c)
+		}
+		c.clock = h.now.Load
+	}
+}
+
+// pass has seconds pass.
+func (h *handClock) pass(n *node, seconds uint32) { n.second(h.now.Add(seconds)) }
+
+// until waits for what the cache does in the background.
+func until(is func() bool) {
+	for !is() {
+		runtime.Gosched()
+	}
+}
+
+// TestTTL: a block that was not used for longer than its namespace's TTL is not found any more, in
+// any tier, and goes; its age counts on over a restart, also one behind a boot.
+func TestTTL(t *testing.T) {
+	h := newHandClock()
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	ttl := NamespaceOptions{TTL: 10 * time.Second}
+	open := func() *node {
+		n := openNode(t, path, 32, h.with(withDisk(file, 64)))
+		require.NoError(t, n.ns.Set(ttl))
+		return n
+	}
+	n := open()
+	require.Equal(t, all(Done, 4), n.put(t, ids(0, 4)))
+	h.pass(n, 6)
+	require.Equal(t, all(Done, 1), n.get(t, ids(0, 1)))
+	require.Equal(t, all(Known, 1), n.put(t, ids(1, 1)))
+	n.now.Store(h.now.Add(5)) // as before the keeper has looked at the table
+	require.Equal(t, []Found{InMemory | OnDisk, InMemory | OnDisk, Nowhere, Nowhere},
+		n.ns.Match(ids(0, 4)).Blocks)
+	require.Equal(t, []Outcome{Missing, Missing}, n.get(t, ids(2, 2)))
+	h.pass(n, 0)
+	require.Equal(t, [2]int64{2, 2}, n.Stats().Namespaces["model"].Blocks)
+	require.EqualValues(t, 2, n.Stats().Expired)
+	n.drained(t)
+
+	n.close(t)
+	h.now.Add(4) // both are 9 s old, then
+	n = open()
+	require.Equal(t, 2, n.ns.Match(ids(0, 2)).Prefix)
+	h.pass(n, 2)
+	require.Equal(t, 0, n.ns.Match(ids(0, 2)).Prefix)
+	require.Zero(t, n.Stats().Namespaces["model"].Blocks)
+
+	// of a disk alone the wall clock tells
+	n.put(t, ids(0, 4))
+	old := uint32(time.Now().Unix()) - 8
+	d := n.disks[0]
+	for k, at := range []uint32{0, old, old + 1e6} {
+		n.index.each(n.ns.id, ids(uint64(k), 1), false, func(_ *shard, _ int, i uint32, _ uint64) {
+			e := n.index.entry(i)
+			require.NoError(t, d.write(e.record, &record{key: e.key, crc: e.crc, size: e.size,
+				space: n.spaces.digest(e.space), place: d.placeOf(e.record), at: at}))
+		})
+	}
+	n.close(t)
+	require.NoError(t, os.Remove(path))
+	n = open()
+	require.Equal(t, 4, n.ns.Match(ids(0, 4)).Prefix)
+	h.pass(n, 4)
+	require.Equal(t, []Found{OnDisk, Nowhere, OnDisk, OnDisk}, n.ns.Match(ids(0, 4)).Blocks)
+	n.drained(t)
+}
+
+// TestSet: a quota that is smaller than what is there has blocks go before Set returns; it may be
+// for all namespaces of a name.
+func TestSet(t *testing.T) {
+	n := openNode(t, memoryFile(t), 32, withDisk(filepath.Join(t.TempDir(), "disk"), 64))
+	n.put(t, ids(0, 24))
+	require.NoError(t, n.ns.Set(NamespaceOptions{Quota: [2]uint64{8 * blockBytes,
+		12 * blockBytes}}))
+	require.Equal(t, [2]int64{8, 12}, n.Stats().Namespaces["model"].Blocks)
+	n.drained(t)
+	other, err := n.Namespace("model", NamespaceOptions{Geometry: [32]byte{1}})
+	require.NoError(t, err)
+	count, err := n.Cache.Set("model", NamespaceOptions{Flow: MemoryOnly, TTL: time.Hour})
+	require.NoError(t, err)
+	require.Equal(t, 2, count)
+	require.Equal(t, MemoryOnly, n.space(other.id).flow())
+	count, err = n.Cache.Set("none", NamespaceOptions{})
+	require.NoError(t, err)
+	require.Zero(t, count)
+	for _, o := range []NamespaceOptions{{Priority: 8}, {Flow: 3}, {TTL: -1}, {TTL: 1 << 62}} {
+		require.ErrorIs(t, n.ns.Set(o), engine.ErrBounds)
+		_, err := n.Namespace("new", o)
+		require.ErrorIs(t, err, engine.ErrBounds)
+	}
+	require.Equal(t, MemoryOnly, n.space(n.ns.id).flow())
+}
+
+// TestFlow: what is for the memory alone never gets to a disk, and leaves it; what is written back
+// goes there before it would leave memory, and not earlier.
+func TestFlow(t *testing.T) {
+	h := newHandClock()
+	n := openNode(t, memoryFile(t), 64, h.with(func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 256)(c)
+		c.Policy = LRU
+	}))
+	n.put(t, ids(0, 8))
+	require.EqualValues(t, 8, n.Stats().SwappedOut)
+	require.NoError(t, n.ns.Set(NamespaceOptions{Flow: MemoryOnly}))
+	n.put(t, ids(8, 8))
+	n.get(t, ids(8, 8)) // a use offers what no disk has
+	require.NoError(t, n.Drain(t.Context()))
+	h.pass(n, 1)
+	require.Equal(t, [2]int64{16, 0}, n.Stats().Namespaces["model"].Blocks)
+	require.EqualValues(t, 8, n.Stats().SwappedOut)
+	n.drained(t)
+
+	require.NoError(t, n.ns.Set(NamespaceOptions{Flow: WriteBack}))
+	n.put(t, ids(16, 24))
+	n.get(t, ids(16, 24))
+	h.pass(n, 1)
+	require.NoError(t, n.Drain(t.Context()))
+	require.EqualValues(t, 8, n.Stats().SwappedOut, "there is room")
+	for from := uint64(40); from < 200; from += 4 {
+		n.put(t, ids(from, 4))
+		h.pass(n, 1)
+		require.NoError(t, n.Drain(t.Context()))
+	}
+	n.drained(t)
+	require.Zero(t, n.Stats().Unwritten)
+	require.Equal(t, 200, n.ns.Match(ids(0, 200)).Prefix)
+	require.Less(t, n.Stats().SwappedOut, uint64(8+200))
+	for f := range flows_ {
+		parsed, err := ParseFlow(f.String())
+		require.NoError(t, err)
+		require.Equal(t, f, parsed)
+	}
+	_, err := ParseFlow("write")
+	require.ErrorContains(t, err, "there are write-through, write-back and memory-only")
+}
+
+// TestBusy: a Store that needs room is refused, with the reason, where what waits for the disks
+// holds the memory, or where blocks leave before they can be used.
+func TestBusy(t *testing.T) {
+	h := newHandClock()
+	n := openNode(t, memoryFile(t), 16, h.with(func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+		c.TurnoverMin = 10 * time.Second
+	}))
+	n.put(t, ids(0, 12))
+	n.offeredBytes.Add(13 * blockBytes)
+	op := n.ns.Store(t.Context(), ids(8, 9), n.at(0, 9))
+	require.ErrorIs(t, op.Wait(t.Context()), engine.ErrBusy)
+	require.ErrorContains(t, op.Err(), "wait for the disks")
+	require.Equal(t, append(all(Known, 4), all(Busy, 5)...), op.Outcomes())
+	require.Equal(t, all(Done, 4), n.put(t, ids(20, 4)), "there is room")
+	n.offeredBytes.Add(-13 * blockBytes)
+	require.Equal(t, all(Done, 8), n.put(t, ids(30, 8)))
+	h.pass(n, 1) // half of the memory in a second
+	op = n.ns.Store(t.Context(), ids(40, 1), n.at(0, 1))
+	require.ErrorIs(t, op.Wait(t.Context()), engine.ErrBusy)
+	require.ErrorContains(t, op.Err(), "blocks leave memory after 2s")
+	require.Equal(t, all(Busy, 1), op.Outcomes())
+	h.pass(n, 1) // nothing
+	require.Equal(t, all(Done, 1), n.put(t, ids(40, 1)))
+	n.drained(t)
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/sluicehq/sluice/engine"
+)
+
+// HintKind is what a hint says of its blocks.
+type HintKind uint8
+
+// The hints. All tiers obey them; none moves a byte that a Load waits for.
+const (
+	// HintSessionEnd: nobody will use them soon. They go before all others, also those of a lower
+	// priority, until they are used again.
+	HintSessionEnd HintKind = iota
+	// HintRetain keeps them in the cache for Hint.For: in memory, or on a disk that has them. It
+	// takes their bytes of the same budget as a Pin does; blocks beyond it are refused. Once more
+	// sets the time anew. It ends with the process, and with Remove.
+	HintRetain
+	// HintRelease ends HintRetain.
+	HintRelease
+	// HintDemote has them leave memory as soon as a disk has them and nothing uses them.
+	HintDemote
+	// HintPrefetch is Prefetch, for at most a minute, in the background.
+	HintPrefetch
+	hintKinds
+)
+
+// Hint is what a program knows of blocks, and a policy cannot.
+type Hint struct {
+	Kind HintKind
+	For  time.Duration // of HintRetain: whole seconds, up to 30 days
+}
+
+// HintResult counts the blocks of a hint.
+type HintResult struct {
+	Applied int
+	Missing int // the cache does not have them
+	Refused int // by a budget, or a queue that is full
+}
+
+const (
+	hintKeysMax       = 64 << 10
+	retainMax         = 30 * 24 * time.Hour
+	prefetchHintLimit = time.Minute
+)
+
+// Hint has the cache heed a hint. It waits for nothing. The error says why blocks were refused;
+// those that were not are done as asked.
+func (n *Namespace) Hint(keys []Key, h Hint) (r HintResult, err error) {
+	c, x := n.c, n.c.index
+	seconds := math.Ceil(h.For.Seconds())
+	switch {
+	case len(keys) > hintKeysMax:
+		err = fmt.Errorf("%d keys, at most %d: %w", len(keys), hintKeysMax, engine.ErrBounds)
+	case h.Kind >= hintKinds:
+		err = fmt.Errorf("hint %d: %w", h.Kind, engine.ErrNotSupported)
+	case h.Kind == HintRetain && (h.For <= 0 || h.For > retainMax):
+		err = fmt.Errorf("retain for %v, up to %v: %w", h.For, retainMax, engine.ErrBounds)
+	case h.Kind == HintDemote && (len(c.cfg.Disks) == 0 || c.space(n.id).flow() == MemoryOnly):
+		err = errNoDisk
+	}
+	if err != nil {
+		return HintResult{Refused: len(keys)}, fmt.Errorf("hint: %w", err)
+	}
+	if !c.enter() {
+		return HintResult{Refused: len(keys)}, fmt.Errorf("hint: cache: %w", engine.ErrClosed)
+	}
+	defer c.exit()
+	// from the end of the chain on, so that its head goes last
+	x.each(n.id, keys, true, func(s *shard, _ int, i uint32, _ uint64) {
+		if i == none || x.entry(i).state != present || c.expired(i) {
+			r.Missing++
+			return
+		}
+		e := x.entry(i)
+		lane := c.spaces.lane(e.space)
+		var refused error
+		switch h.Kind {
+		case HintSessionEnd:
+			if e.flags&queued != 0 {
+				c.queues(s, lane, Memory).letGoFirst(i)
+			}
+			if e.record != none {
+				c.queues(s, lane, Disk).letGoFirst(i)
+			}
+		case HintRetain:
+			refused = c.retain(i, c.now.Load()+uint32(seconds))
+		case HintRelease:
+			c.unretain(i)
+		case HintDemote:
+			refused = c.demote(s, i)
+		}
+		if refused != nil {
+			r.Refused++
+			err = fmt.Errorf("hint: %w", refused)
+			return
+		}
+		r.Applied++
+	})
+	if h.Kind == HintRetain {
+		c.stats.refusedHints.Add(uint64(r.Refused))
+	}
+	if h.Kind == HintPrefetch && r.Applied > 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), prefetchHintLimit)
+		op := n.Prefetch(ctx, keys)
+		context.AfterFunc(ctx, cancel)
+		select {
+		case <-op.done:
+			cancel()
+			if op.err != nil {
+				return HintResult{Missing: r.Missing, Refused: r.Applied}, op.err
+			}
+		default:
+		}
+	}
+	return r, err
+}
+
+// demote has a block leave memory once a disk has it. The caller holds the shard's lock.
+func (c *Cache) demote(s *shard, i uint32) error {
+	e := c.index.entry(i)
+	if e.slot == none {
+		return nil
+	}
+	e.flags |= demoting
+	if c.offer(i, nil); e.record == none && e.flags&writing == 0 {
+		e.flags &^= demoting
+		return fmt.Errorf("%d blocks wait for the disks: %w", c.offered.Load(), engine.ErrBusy)
+	}
+	c.leaveForDisk(s, i)
+	return nil
+}
+
+// leaveForDisk has a block leave memory that HintDemote was for, where a disk has it and nothing
+// uses it. The caller holds the shard's lock.
+func (c *Cache) leaveForDisk(s *shard, i uint32) {
+	e := c.index.entry(i)
+	if e.flags&demoting == 0 || e.pins > 0 || e.state != present || e.record == none ||
+		e.flags&queued == 0 {
+		return
+	}
+	c.queues(s, c.spaces.lane(e.space), Memory).remove(i)
+	e.flags &^= queued | demoting
+	c.leaveMemory(s, i)
+}

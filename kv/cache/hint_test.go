@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/engine"
+)
+
+func (n *node) hint(t *testing.T, keys []Key, kind HintKind, d time.Duration) {
+	t.Helper()
+	r, err := n.ns.Hint(keys, Hint{kind, d})
+	require.NoError(t, err)
+	require.Equal(t, HintResult{Applied: len(keys)}, r)
+}
+
+// TestSessionEnd: blocks of a session that has ended go before all others, in both tiers, and
+// before those of a lower priority; one that is used again is as the others.
+func TestSessionEnd(t *testing.T) {
+	for _, p := range []Policy{S3FIFO, LRU, ARC} {
+		t.Run(string(p), func(t *testing.T) {
+			n := openNode(t, memoryFile(t), 32, func(c *Config) {
+				withDisk(filepath.Join(t.TempDir(), "disk"), 32)(c)
+				c.Policy = p
+			})
+			high, err := n.Namespace("high", NamespaceOptions{Priority: 3})
+			require.NoError(t, err)
+			op := high.Store(t.Context(), ids(0, 8), n.at(0, 8))
+			require.NoError(t, op.Wait(t.Context()))
+			n.put(t, ids(0, 24))
+			require.NoError(t, n.Drain(t.Context()))
+			r, err := high.Hint(ids(0, 8), Hint{Kind: HintSessionEnd})
+			require.NoError(t, err)
+			require.Equal(t, HintResult{Applied: 8}, r)
+			op = high.Load(t.Context(), ids(0, 1), n.at(0, 1))
+			require.NoError(t, op.Wait(t.Context()))
+			n.put(t, ids(100, 7))
+			require.NoError(t, n.Drain(t.Context()))
+			require.Equal(t, 24, n.ns.Match(ids(0, 24)).Prefix)
+			require.Equal(t, append([]Found{InMemory | OnDisk}, make([]Found, 7)...),
+				high.Match(ids(0, 8)).Blocks)
+			n.drained(t)
+		})
+	}
+}
+
+// TestRetain: a retained block stays in the cache, wherever, until its time is over, or a release;
+// Remove is stronger, and no TTL is.
+func TestRetain(t *testing.T) {
+	for _, disk := range []bool{false, true} {
+		t.Run(fmt.Sprintf("disk=%v", disk), func(t *testing.T) {
+			h := newHandClock()
+			n := openNode(t, memoryFile(t), 32, h.with(func(c *Config) {
+				if disk {
+					withDisk(filepath.Join(t.TempDir(), "disk"), 32)(c)
+				}
+				c.Policy = LRU
+			}))
+			require.NoError(t, n.ns.Set(NamespaceOptions{HoldMax: 16 * blockBytes,
+				TTL: 5 * time.Second}))
+			n.put(t, ids(0, 8))
+			n.hint(t, ids(0, 6), HintRetain, 10*time.Second)
+			n.hint(t, ids(0, 6), HintSessionEnd, 0)
+			n.flood(t, 1000)
+			h.pass(n, 9)
+			n.flood(t, 2000)
+			require.Equal(t, 6, n.ns.Match(ids(0, 8)).Prefix)
+			n.ns.Remove(ids(0, 1))
+			require.Equal(t, Nowhere, n.ns.Match(ids(0, 1)).Blocks[0])
+			n.hint(t, ids(1, 1), HintRelease, 0)
+			require.Equal(t, Nowhere, n.ns.Match(ids(1, 1)).Blocks[0], "its TTL")
+			n.hint(t, ids(2, 1), HintRetain, 100*time.Second)
+			require.EqualValues(t, 4*blockBytes, n.Stats().Held)
+			h.pass(n, 2)
+			require.EqualValues(t, blockBytes, n.Stats().Held)
+			require.Equal(t, all(Done, 1), n.get(t, ids(2, 1)))
+			n.flood(t, 3000)
+			require.Equal(t, []bool{true, false}, []bool{n.ns.Match(ids(2, 1)).Prefix == 1,
+				n.ns.Match(ids(3, 1)).Prefix == 1})
+			n.drained(t)
+		})
+	}
+}
+
+// TestDemote: a block leaves memory once a disk has it, unless it is used meanwhile.
+func TestDemote(t *testing.T) {
+	n := openNode(t, memoryFile(t), 32, nil)
+	n.put(t, ids(0, 1))
+	_, err := n.ns.Hint(ids(0, 1), Hint{Kind: HintDemote})
+	require.ErrorIs(t, err, errNoDisk)
+
+	h := newHandClock()
+	n = openNode(t, memoryFile(t), 32, h.with(withDisk(filepath.Join(t.TempDir(), "disk"), 64)))
+	n.put(t, ids(0, 4))
+	n.hint(t, ids(0, 3), HintDemote, 0)
+	require.Equal(t, []Found{OnDisk, OnDisk, OnDisk, InMemory | OnDisk},
+		n.ns.Match(ids(0, 4)).Blocks)
+	n.hint(t, ids(0, 3), HintDemote, 0)
+	require.NoError(t, n.ns.Set(NamespaceOptions{Flow: WriteBack}))
+	n.put(t, ids(10, 2))
+	p, err := n.ns.Pin(t.Context(), ids(10, 1), 0)
+	require.NoError(t, err)
+	n.hint(t, ids(10, 2), HintDemote, 0)
+	require.NoError(t, n.Drain(t.Context()))
+	require.Equal(t, []Found{InMemory | OnDisk, OnDisk}, n.ns.Match(ids(10, 2)).Blocks)
+	p.Close()
+	require.Equal(t, []Found{OnDisk, OnDisk}, n.ns.Match(ids(10, 2)).Blocks)
+	require.Equal(t, all(Done, 3), n.get(t, ids(0, 3)))
+	n.drained(t)
+}
+
+// TestPrefetch: it brings blocks from a disk, up to a quarter of the memory; those that nobody uses
+// go before all others.
+func TestPrefetch(t *testing.T) {
+	n := openNode(t, memoryFile(t), 32, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 512)(c)
+		c.Policy = LRU
+	})
+	n.put(t, ids(0, 16))
+	n.flood(t, 1000)
+	require.Equal(t, all(OnDisk, 16), n.ns.Match(ids(0, 16)).Blocks)
+	op := n.ns.Prefetch(t.Context(), ids(0, 16))
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, append(all(Done, 8), all(NoRoom, 8)...), op.Outcomes())
+	require.Equal(t, all(InMemory|OnDisk, 8), n.ns.Match(ids(0, 8)).Blocks)
+	require.Equal(t, all(Done, 2), n.get(t, ids(0, 2)))
+	n.put(t, ids(5000, 6))
+	require.Equal(t, append(all(InMemory|OnDisk, 2), all(OnDisk, 6)...),
+		n.ns.Match(ids(0, 8)).Blocks)
+	op = n.ns.Prefetch(t.Context(), ids(7000, 2))
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, all(Missing, 2), op.Outcomes())
+
+	n.hint(t, ids(2, 2), HintPrefetch, 0)
+	until(func() bool { return n.ns.Match(ids(3, 1)).Blocks[0] == InMemory|OnDisk })
+	n.drained(t)
+}
+
+// TestHintEnvelope: each action has an outcome of its own, in JSON and in MessagePack.
+func TestHintEnvelope(t *testing.T) {
+	n := openNode(t, memoryFile(t), 32, withDisk(filepath.Join(t.TempDir(), "disk"), 64))
+	require.NoError(t, n.ns.Set(NamespaceOptions{HoldMax: 2 * blockBytes}))
+	eight := binary.BigEndian.AppendUint64(nil, 1<<63+5)
+	keys := append(ids(0, 3), KeyOf(eight))
+	n.put(t, keys)
+	hash := func(k int) string { return `"` + hex.EncodeToString(keys[k][:]) + `"` }
+	body := `{"protocol_version":"0.1","message_id":"m","actions":[` +
+		`{"action_id":"a","action_type":"kv.retain","action_version":"1.0","payload":{` +
+		`"block_hashes":[` + hash(0) + `,9223372036854775813],"ttl_seconds":2.5,"scope":"x"}},` +
+		`{"action_id":"b","action_type":"kv.retain","action_version":"1.0","payload":{` +
+		`"block_hashes":[` + hash(1) + `],"ttl_seconds":1}},` +
+		`{"action_id":"c","action_type":"kv.evolve","action_version":"1.0","payload":{}},` +
+		`{"action_id":"d","action_type":"kv.fetch","action_version":"2.0","payload":{}},` +
+		`{"action_id":"e","action_type":"kv.fetch","action_version":"1.0","payload":{` +
+		`"source_control_endpoint":"h:1","block_hashes":["0x` + hash(2)[1:] + `,"77"]}},` +
+		`{"action_id":"f","action_type":"kv.demote","action_version":"1.0","payload":{` +
+		`"block_hashes":["soon"]}},` +
+		`{"action_id":"g","action_type":"kv.retain","action_version":"1.0","payload":{` +
+		`"block_hashes":["1"],"ttl_seconds":-1}},` +
+		`{"action_id":"h","action_type":"kv.release","action_version":"1.0","payload":null},` +
+		`{"action_id":"i","action_type":"kv.session_end","action_version":"1.0","payload":{` +
+		`"block_hashes":["-9223372036854775803"]}}]}`
+	var packed msgpackWriter
+	packed.value(t, body)
+	for what, data := range map[string][]byte{"JSON": []byte(body), "MessagePack": packed.p} {
+		list, err := n.ns.HintEnvelope(data)
+		require.NoError(t, err, what)
+		want := []ActionOutcome{
+			{"a", ActionApplied, "", HintResult{Applied: 2}},
+			{"b", ActionRejected, "that the namespace holds", HintResult{Refused: 1}},
+			{"c", ActionUnsupported, `no action "kv.evolve"`, HintResult{}},
+			{"d", ActionUnsupported, "known is 1.0", HintResult{}},
+			{"e", ActionApplied, "", HintResult{Applied: 1, Missing: 1}},
+			{"f", ActionRejected, "block hash", HintResult{}},
+			{"g", ActionRejected, "ttl_seconds -1", HintResult{}},
+			{"h", ActionRejected, "no block_hashes", HintResult{}},
+			{"i", ActionApplied, "", HintResult{Applied: 1}},
+		}
+		for k := range want {
+			require.Contains(t, list[k].Reason, want[k].Reason)
+			list[k].Reason = want[k].Reason
+		}
+		require.Equal(t, want, list, what)
+	}
+	for _, data := range []string{"", "[]", `{"actions":[]`, `{"actions":7}`, "\x81\xa1", "\xc1",
+		"\x81\x01\x02", "\xdd\xff\xff\xff\xff"} {
+		_, err := n.ns.HintEnvelope([]byte(data))
+		require.ErrorIs(t, err, engine.ErrCorrupt, "%q", data)
+	}
+	_, err := n.ns.HintEnvelope(make([]byte, envelopeMax+1))
+	require.ErrorIs(t, err, engine.ErrBounds)
+	n.drained(t)
+}
+
+// FuzzHintEnvelope: no bytes make it fail, or take long.
+func FuzzHintEnvelope(f *testing.F) {
+	n := openNode(f, memoryFile(f), 16, nil)
+	f.Add([]byte(`{"actions":[{"action_type":"kv.retain","action_version":"1.0","payload":{` +
+		`"block_hashes":[1],"ttl_seconds":1}}]}`))
+	f.Add([]byte("\x83\xb0protocol_version\xa31.0\xaamessage_id\xa1m\xa7actions\x90"))
+	f.Add([]byte("\x81\xa7actions\x91\x81\xa7payload\xca\x7f\xc0\x00\x00"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		list, err := n.ns.HintEnvelope(data)
+		if err != nil && list != nil {
+			t.Fatal(list, err)
+		}
+	})
+}
+
+// msgpackWriter writes JSON as MessagePack, as the field's encoders do.
+type msgpackWriter struct{ p []byte }
+
+func (w *msgpackWriter) value(t *testing.T, body string) {
+	d := json.NewDecoder(strings.NewReader(body))
+	d.UseNumber()
+	var v any
+	require.NoError(t, d.Decode(&v))
+	w.write(t, v)
+}
+
+func (w *msgpackWriter) write(t *testing.T, v any) {
+	text := func(s string) {
+		w.p = append(append(w.p, 0xd9, byte(len(s))), s...)
+	}
+	switch v := v.(type) {
+	case nil:
+		w.p = append(w.p, 0xc0)
+	case string:
+		text(v)
+	case json.Number:
+		if u, err := strconv.ParseUint(v.String(), 10, 64); err == nil {
+			w.p = binary.BigEndian.AppendUint64(append(w.p, 0xcf), u)
+		} else if i, err := v.Int64(); err == nil {
+			w.p = binary.BigEndian.AppendUint64(append(w.p, 0xd3), uint64(i))
+		} else {
+			f, err := v.Float64()
+			require.NoError(t, err)
+			w.p = binary.BigEndian.AppendUint64(append(w.p, 0xcb), math.Float64bits(f))
+		}
+	case []any:
+		w.p = binary.BigEndian.AppendUint16(append(w.p, 0xdc), uint16(len(v)))
+		for _, e := range v {
+			w.write(t, e)
+		}
+	case map[string]any:
+		w.p = append(w.p, 0x80|byte(len(v)))
+		for key, e := range v {
+			text(key)
+			w.write(t, e)
+		}
+	}
+}

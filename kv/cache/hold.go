@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluicehq/sluice/engine"
+)
+
+// holds are what keeps blocks from leaving: Pins, in memory, and Retain hints, in any tier. Both
+// take of one budget: whole granules of each block, once for each Pin and once for a hint.
+type holds struct {
+	heldBytes   atomic.Int64
+	retention   []map[uint32]retention // by shard, whose lock guards it, and entry
+	prefetching chan struct{}          // has room for one
+	memoryID    [16]byte               // of the memory file
+}
+
+// retention is how long a hint keeps a block.
+type retention struct {
+	until uint32 // of the cache's clock
+	bytes int64  // of the budget
+}
+
+// hold takes bytes of the budgets of a namespace and of the cache, or says which is used up.
+func (c *Cache) hold(id uint16, bytes int64) error {
+	s := c.space(id)
+	most := int64(s.holdMax.Load())
+	if most == 0 {
+		most = int64(c.cfg.Memory.Bytes / 8)
+	}
+	if all := c.heldBytes.Add(bytes); all > int64(c.cfg.HoldMax) {
+		c.heldBytes.Add(-bytes)
+		return fmt.Errorf("%d bytes more than the %d that the cache holds, at most %d: %w", bytes,
+			all-bytes, c.cfg.HoldMax, ErrNoRoom)
+	}
+	if all := s.holds.Add(bytes); all > most {
+		s.holds.Add(-bytes)
+		c.heldBytes.Add(-bytes)
+		return fmt.Errorf("%d bytes more than the %d that the namespace holds, at most %d: %w",
+			bytes, all-bytes, most, ErrNoRoom)
+	}
+	return nil
+}
+
+func (c *Cache) endHold(id uint16, bytes int64) {
+	c.space(id).holds.Add(-bytes)
+	c.heldBytes.Add(-bytes)
+}
+
+// keeps reports whether a block must stay in a tier. One that is retained may leave where another
+// tier has it. The caller holds the shard's lock.
+func (c *Cache) keeps(i uint32, t Tier) bool {
+	e := c.index.entry(i)
+	if t == Memory {
+		return e.pins > 0 || e.record == none && c.isRetained(i)
+	}
+	return e.onlyHere() || !c.disks[e.disk].usable() || e.slot == none && c.isRetained(i)
+}
+
+func (c *Cache) isRetained(i uint32) bool {
+	return c.index.entry(i).flags&retained != 0 &&
+		c.retention[c.shardNumber(i)][i].until >= c.now.Load()
+}
+
+func (c *Cache) shardNumber(i uint32) uint32 { return i / c.index.shards[0].n }
+
+// retain keeps a block until a second. The caller holds the shard's lock.
+func (c *Cache) retain(i, until uint32) error {
+	e := c.index.entry(i)
+	r := retention{until, int64(granules(uint64(e.size))) * granule}
+	if e.flags&retained == 0 {
+		if err := c.hold(e.space, r.bytes); err != nil {
+			return err
+		}
+	}
+	e.flags |= retained
+	m := &c.retention[c.shardNumber(i)]
+	if *m == nil {
+		*m = map[uint32]retention{}
+	}
+	(*m)[i] = r
+	return nil
+}
+
+// unretain ends retain. The caller holds the shard's lock.
+func (c *Cache) unretain(i uint32) {
+	e := c.index.entry(i)
+	if e.flags&retained == 0 {
+		return
+	}
+	m := c.retention[c.shardNumber(i)]
+	c.endHold(e.space, m[i].bytes)
+	delete(m, i)
+	e.flags &^= retained
+}
+
+// endRetentions ends those whose time has come.
+func (c *Cache) endRetentions() {
+	for k := range c.index.shards {
+		s := &c.index.shards[k]
+		s.mu.Lock()
+		for i, r := range c.retention[k] {
+			if r.until < c.now.Load() {
+				c.unretain(i)
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+// ErrPinEnded is the error of a Pin that was closed, or whose time is over.
+var ErrPinEnded = errors.New("the pin has ended")
+
+// Pin keeps blocks in memory, in their places. Its methods may be called by any goroutine.
+type Pin struct {
+	n        *Namespace
+	outcomes []Outcome
+	blocks   [][]byte
+	offs     []uint64
+	done     chan struct{}
+
+	mu    sync.Mutex
+	held  []uint32 // entries; none: not there
+	bytes int64    // of the budget
+	views int      // that run
+	ended bool
+	timer *time.Timer
+}
+
+// Pin has blocks stay in memory until Close, or until ttl has passed, if that is not 0; those that
+// are on a disk alone it reads first. It counts as a use. Each block is verified; Outcomes says
+// which ones are there: Done. Where the blocks are more than HoldMax of the namespace or of the
+// cache lets Pins and Retain hints keep, the error is ErrNoRoom, and nothing is pinned.
+func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pin, error) {
+	c := n.c
+	if ttl < 0 {
+		return nil, fmt.Errorf("pin for %v: %w", ttl, engine.ErrBounds)
+	}
+	if err := c.start(); err != nil {
+		return nil, fmt.Errorf("pin: %w", err)
+	}
+	defer c.end()
+	ctx, cancel := c.within(ctx)
+	defer cancel()
+	p := &Pin{n: n, blocks: make([][]byte, len(keys)), offs: make([]uint64, len(keys)),
+		held: make([]uint32, len(keys)), done: make(chan struct{})}
+
+	// How much is it? What comes or goes meanwhile is not pinned.
+	op := newOp(len(keys))
+	sizes := n.sizes(keys)
+	for _, size := range sizes {
+		p.bytes += int64(granules(uint64(size))) * granule
+	}
+	if err := c.hold(n.id, p.bytes); err != nil {
+		return nil, fmt.Errorf("pin: %w", err)
+	}
+	n.use(keys)
+	n.bring(ctx, op, keys, sizes, p.held, func(k int) {
+		switch i := p.held[k]; {
+		case !c.verify(i):
+			op.outcomes[k] = Damaged
+			c.emit(i, DamagedBlock)
+			c.forget(i)
+			p.held[k] = none
+		default:
+			e := c.index.entry(i)
+			op.outcomes[k] = Done
+			p.blocks[k] = c.memory.bytesOf(e.slot, e.size)
+			p.offs[k] = c.memory.shape.dataOff() + uint64(e.slot)*granule
+		}
+	})
+	p.outcomes = op.outcomes
+	if op.err != nil && !slices.Contains(op.outcomes, Done) {
+		p.Close()
+		return nil, fmt.Errorf("pin: %w", op.err)
+	}
+	if ttl > 0 {
+		p.mu.Lock()
+		p.timer = time.AfterFunc(ttl, p.Close)
+		p.mu.Unlock()
+	}
+	return p, nil
+}
+
+// Outcomes says of each block whether it is pinned: Done.
+func (p *Pin) Outcomes() []Outcome { return p.outcomes }
+
+// Done is closed when the pin has ended, and no View runs any more.
+func (p *Pin) Done() <-chan struct{} { return p.done }
+
+// View calls f with the bytes of the blocks in their places, nil for one that is not pinned. They
+// must not be written to. They stay what they are until f returns, also where the pin's time ends
+// meanwhile: no limit ends f, which keeps its part of the budget and has Cache.Close wait. With a
+// ttl of 0 they stay until Close of the Pin or of the Cache.
+func (p *Pin) View(f func(blocks [][]byte) error) error {
+	c := p.n.c
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return fmt.Errorf("cache: %w", engine.ErrClosed)
+	}
+	c.ops.Add(1)
+	c.mu.Unlock()
+	defer c.ops.Done()
+	p.mu.Lock()
+	if p.ended {
+		p.mu.Unlock()
+		return ErrPinEnded
+	}
+	p.views++
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		p.views--
+		last := p.ended && p.views == 0
+		p.mu.Unlock()
+		if last {
+			p.release()
+		}
+	}()
+	return f(p.blocks)
+}
+
+// Close ends the pin. It does not wait for a View, whose blocks stay for as long.
+func (p *Pin) Close() {
+	p.mu.Lock()
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+	last := !p.ended && p.views == 0
+	p.ended = true
+	p.mu.Unlock()
+	if last {
+		p.release()
+	}
+}
+
+// release gives the blocks up. Nothing reads them any more.
+func (p *Pin) release() {
+	c := p.n.c
+	defer close(p.done)
+	if !c.enter() {
+		return
+	}
+	defer c.exit()
+	for _, i := range p.held {
+		if i != none {
+			c.unpin(i)
+		}
+	}
+	c.endHold(p.n.id, p.bytes)
+	c.wakeKeeper() // its quota may be over
+}
+
+// alive reports whether the pin has not ended.
+func (p *Pin) alive() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.ended
+}
+
+// MappedPin is where another process of this host finds the blocks of a Pin: in the memory file,
+// which it maps to read.
+type MappedPin struct {
+	Path  string   // of the memory file
+	ID    [16]byte // of its content: at MemoryIDOff of the file
+	Offs  []uint64 // of each block in the file, in bytes
+	Sizes []uint32 // bytes; 0: the block is not pinned
+}
+
+// MemoryIDOff is where a memory file has its ID.
+const MemoryIDOff = atID
+
+// Mapped says where the blocks lie. alive reports later whether they have been there all the time:
+// what another process has read before it asked, and was told so, are the blocks.
+func (p *Pin) Mapped() (m MappedPin, alive func() bool) {
+	c := p.n.c
+	m = MappedPin{Path: c.cfg.Memory.Path, ID: c.memoryID, Offs: p.offs}
+	for _, b := range p.blocks {
+		m.Sizes = append(m.Sizes, uint32(len(b)))
+	}
+	return m, p.alive
+}
+
+// sizes are those of the blocks that are there; 0 for the others.
+func (n *Namespace) sizes(keys []Key) []uint32 {
+	x := n.c.index
+	sizes := make([]uint32, len(keys))
+	x.each(n.id, keys, false, func(_ *shard, k int, i uint32, _ uint64) {
+		if i != none && x.entry(i).state == present && !n.c.expired(i) {
+			sizes[k] = x.entry(i).size
+		}
+	})
+	return sizes
+}
+
+// use counts a chain as used, from its end on, so that its head goes last.
+func (n *Namespace) use(keys []Key) {
+	n.c.index.each(n.id, keys, true, func(s *shard, _ int, i uint32, _ uint64) {
+		if i != none && n.c.index.entry(i).state == present && !n.c.expired(i) {
+			n.c.touch(s, i)
+		}
+	})
+}
+
+// bring pins blocks and reads those from the disks that are on them alone, a batch of one length at
+// a time; those of size 0 are Missing. held has their entries then, none for what is not there,
+// whose outcome says why. ready is called for each that is.
+func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held []uint32,
+	ready func(k int)) {
+	for k := 0; k < len(keys); {
+		size, end := sizes[k], k+1
+		if size == 0 {
+			held[k], op.outcomes[k] = none, Missing
+			k++
+			continue
+		}
+		for end < len(keys) && sizes[end] == size && end-k < n.c.batchOf(size) {
+			end++
+		}
+		n.pin(op, keys, held, k, end, size)
+		n.c.swapIn(ctx, op, held, k, end, size)
+		for ; k < end; k++ {
+			if held[k] != none {
+				ready(k)
+			}
+		}
+	}
+}
+
+// Prefetch reads blocks from the disks into memory, for a Load to come, one Prefetch at a time. It
+// brings at most a quarter of the memory, or of the
+// namespace's quota; what is beyond is NoRoom. A block that was brought and that nobody uses is
+// among the first that go. ctx bounds it.
+func (n *Namespace) Prefetch(ctx context.Context, keys []Key) *Op {
+	op, c := newOp(len(keys)), n.c
+	op.prefetch = true
+	if err := c.start(); err != nil {
+		return op.refused(Failed, fmt.Errorf("prefetch: %w", err))
+	}
+	keys = slices.Clone(keys)
+	go func() {
+		defer c.end()
+		ctx, cancel := c.within(ctx)
+		defer cancel()
+		n.prefetch(ctx, op, keys)
+		close(op.copied)
+		close(op.done)
+		op.written()
+	}()
+	return op
+}
+
+func (n *Namespace) prefetch(ctx context.Context, op *Op, keys []Key) {
+	c := n.c
+	most := c.cfg.Memory.Bytes / 4
+	if quota := c.spaces.at(c.spaces.lane(n.id)).quota[Memory].Load(); quota > 0 {
+		most = min(most, quota/4)
+	}
+	select {
+	case c.prefetching <- struct{}{}:
+		defer func() { <-c.prefetching }()
+	case <-ctx.Done():
+		for k := range op.outcomes {
+			op.outcomes[k] = Late
+		}
+		return
+	}
+	sizes := n.sizes(keys)
+	var bytes uint64
+	end := 0
+	for ; end < len(keys); end++ {
+		if bytes += uint64(granules(uint64(sizes[end]))) * granule; bytes > most {
+			break
+		}
+	}
+	for k := end; k < len(keys); k++ {
+		op.outcomes[k] = NoRoom
+	}
+	// Those that have come stay until all have: the room for the last ones is not to be that of the
+	// first, which nobody has used.
+	held := make([]uint32, end)
+	n.bring(ctx, op, keys[:end], sizes[:end], held, func(k int) { op.outcomes[k] = Done })
+	for _, i := range held {
+		if i != none {
+			c.unpin(i)
+		}
+	}
+}

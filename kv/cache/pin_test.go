@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"bytes"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/engine"
+)
+
+// flood stores so much that all goes which may.
+func (n *node) flood(tb testing.TB, from uint64) {
+	tb.Helper()
+	for k := range uint64(40) {
+		n.put(tb, ids(from+4*k, 4))
+	}
+}
+
+// seen reports whether a pin shows the blocks of keys.
+func seen(p *Pin, keys []Key) error {
+	return p.View(func(blocks [][]byte) error {
+		want := make([]byte, blockBytes)
+		for k, key := range keys {
+			if content(key, want); !bytes.Equal(want, blocks[k]) {
+				return errors.New("other bytes")
+			}
+		}
+		return nil
+	})
+}
+
+// TestPin: a pinned block stays in its place until the pin is closed, and no longer; one that is on
+// a disk alone comes from there; one that is damaged is told.
+func TestPin(t *testing.T) {
+	n := openNode(t, memoryFile(t), 32, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 1024)(c)
+		c.Policy = LRU
+	})
+	require.NoError(t, n.ns.Set(NamespaceOptions{HoldMax: 8 * blockBytes}))
+	keys := ids(0, 5)
+	n.put(t, keys[:4])
+	n.flood(t, 1000)
+	require.Equal(t, OnDisk, n.ns.Match(keys).Blocks[0])
+	p, err := n.ns.Pin(t.Context(), keys, 0)
+	require.NoError(t, err)
+	require.Equal(t, append(all(Done, 4), Missing), p.Outcomes())
+	require.EqualValues(t, 4*blockBytes, n.Stats().Held)
+	n.flood(t, 2000)
+	require.NoError(t, seen(p, keys[:4]))
+	require.Equal(t, InMemory|OnDisk, n.ns.Match(keys).Blocks[3])
+	p.Close()
+	<-p.Done()
+	p.Close()
+	require.ErrorIs(t, seen(p, keys[:4]), ErrPinEnded)
+	require.Zero(t, n.Stats().Held)
+	n.flood(t, 3000)
+	require.Equal(t, OnDisk, n.ns.Match(keys).Blocks[0])
+	n.drained(t)
+
+	n.put(t, ids(5000, 2))
+	n.index.each(n.ns.id, ids(5000, 1), false, func(_ *shard, _ int, i uint32, _ uint64) {
+		n.memory.bytesOf(n.index.entry(i).slot, 1)[0] ^= 1
+	})
+	p, err = n.ns.Pin(t.Context(), ids(5000, 2), 0)
+	require.NoError(t, err)
+	require.Equal(t, []Outcome{Damaged, Done}, p.Outcomes())
+	n.ns.Remove(ids(5001, 1))
+	n.flood(t, 6000)
+	require.NoError(t, p.View(func(blocks [][]byte) error {
+		want := make([]byte, blockBytes)
+		content(ids(5001, 1)[0], want)
+		require.Nil(t, blocks[0])
+		require.Equal(t, want, blocks[1], "removed, and not given to others yet")
+		return nil
+	}))
+	p.Close()
+	n.drained(t)
+}
+
+// TestPinEnds: a pin ends with its time; a View that runs by then keeps its blocks.
+func TestPinEnds(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, func(c *Config) { c.Policy = LRU })
+	keys := ids(0, 2)
+	n.put(t, keys)
+	p, err := n.ns.Pin(t.Context(), keys, time.Millisecond)
+	require.NoError(t, err)
+	<-p.Done()
+	require.ErrorIs(t, seen(p, keys), ErrPinEnded)
+	p, err = n.ns.Pin(t.Context(), keys, time.Hour)
+	require.NoError(t, err)
+	require.NoError(t, p.View(func(blocks [][]byte) error {
+		p.Close() // as its time does
+		n.flood(t, 100)
+		want := make([]byte, blockBytes)
+		content(keys[1], want)
+		require.Equal(t, want, blocks[1])
+		select {
+		case <-p.Done():
+			t.Error("it has ended")
+		default:
+		}
+		return nil
+	}))
+	<-p.Done()
+	n.flood(t, 500)
+	require.Equal(t, 0, n.ns.Match(keys).Prefix)
+	n.check(t)
+}
+
+// TestHoldMax: Pins and Retain hints keep no more than a namespace may, and all may.
+func TestHoldMax(t *testing.T) {
+	n := openNode(t, memoryFile(t), 32, func(c *Config) { c.HoldMax = 10 * blockBytes })
+	require.NoError(t, n.ns.Set(NamespaceOptions{HoldMax: 6 * blockBytes}))
+	n.put(t, ids(0, 8))
+	other, err := n.Namespace("other", NamespaceOptions{HoldMax: 6 * blockBytes})
+	require.NoError(t, err)
+	op := other.Store(t.Context(), ids(0, 8), n.at(0, 8))
+	require.NoError(t, op.Wait(t.Context()))
+	_, err = n.ns.Pin(t.Context(), ids(0, 7), 0)
+	require.ErrorIs(t, err, ErrNoRoom)
+	require.Zero(t, n.Stats().Held)
+	p, err := n.ns.Pin(t.Context(), ids(0, 4), 0)
+	require.NoError(t, err)
+	r, err := n.ns.Hint(ids(4, 4), Hint{Kind: HintRetain, For: time.Hour})
+	require.ErrorIs(t, err, ErrNoRoom)
+	require.Equal(t, HintResult{Applied: 2, Refused: 2}, r)
+	require.EqualValues(t, 2, n.Stats().RefusedHints)
+	_, err = other.Pin(t.Context(), ids(0, 5), 0)
+	require.ErrorIs(t, err, ErrNoRoom, "of the cache")
+	q, err := other.Pin(t.Context(), ids(0, 4), 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 10*blockBytes, n.Stats().Held)
+	p.Close()
+	q.Close()
+	r, err = n.ns.Hint(ids(4, 4), Hint{Kind: HintRelease})
+	require.NoError(t, err)
+	require.Equal(t, HintResult{Applied: 4}, r)
+	require.Zero(t, n.Stats().Held)
+	n.check(t)
+}
+
+// TestPinAndClose: the cache's Close waits for a View, and ends the pins.
+func TestPinAndClose(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, nil)
+	keys := ids(0, 2)
+	n.put(t, keys)
+	p, err := n.ns.Pin(t.Context(), keys, 0)
+	require.NoError(t, err)
+	closed := make(chan error, 1)
+	require.NoError(t, p.View(func(blocks [][]byte) error {
+		go func() { closed <- n.Cache.Close() }()
+		until(func() bool { return n.life.Err() != nil })
+		select {
+		case err := <-closed:
+			t.Error("closed", err)
+		default:
+		}
+		require.NotZero(t, blocks[0][5])
+		return nil
+	}))
+	require.NoError(t, <-closed)
+	require.ErrorIs(t, seen(p, keys), engine.ErrClosed)
+	p.Close()
+	<-p.Done()
+	_, err = n.ns.Pin(t.Context(), keys, 0)
+	require.ErrorIs(t, err, engine.ErrClosed)
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package serve
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/cache"
+)
+
+// shows checks the bytes of a pin.
+func shows(keys []cache.Key) func(blocks [][]byte) error {
+	return func(blocks [][]byte) error {
+		for k, key := range keys {
+			if !bytes.Equal(bytes.Repeat(key[:], blockBytes/16), blocks[k]) {
+				return errors.New("other bytes")
+			}
+		}
+		return nil
+	}
+}
+
+func until(is func() bool) {
+	for !is() {
+		runtime.Gosched()
+	}
+}
+
+// TestPin: a client reads blocks in the memory of the server; it learns where they may not have
+// been there all the time.
+func TestPin(t *testing.T) {
+	ctx := t.Context()
+	c, s, path := openWhole(t)
+	u, err := openUser(ctx, path)
+	require.NoError(t, err)
+	keys := keysOf(1, 4)
+	u.fill(keys)
+	_, err = u.Store(ctx, keys, u.place(0, 4))
+	require.NoError(t, err)
+	p, err := u.Pin(ctx, append(keysOf(1, 3), keysOf(99, 1)...), time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, []cache.Outcome{cache.Done, cache.Done, cache.Done, cache.Missing},
+		p.Outcomes())
+	for from := uint64(100); from < 200; from += 10 {
+		u.fill(keysOf(from, 10))
+		_, err = u.Store(ctx, keysOf(from, 10), u.place(0, 10))
+		require.NoError(t, err)
+	}
+	require.NoError(t, p.View(ctx, shows(keys[:3])))
+	require.NoError(t, p.Close(ctx))
+	require.Zero(t, c.Stats().Held)
+	require.ErrorIs(t, p.View(ctx, shows(nil)), cache.ErrPinEnded)
+	require.NoError(t, p.Close(ctx))
+
+	p, err = u.Pin(ctx, keysOf(191, 2), time.Millisecond)
+	require.NoError(t, err)
+	require.ErrorIs(t, p.View(ctx, func([][]byte) error {
+		until(func() bool { return c.Stats().Held == 0 })
+		return nil
+	}), cache.ErrPinEnded, "it ended meanwhile")
+	require.NoError(t, p.Close(ctx))
+
+	require.Nil(t, u.mappings.last.mem, "it goes with the last pin")
+
+	_, err = u.Pin(ctx, keysOf(191, 1), 0)
+	require.ErrorIs(t, err, engine.ErrBounds)
+	_, err = u.Pin(ctx, keysOf(191, 1), s.cfg.PinTTLMax+1)
+	require.ErrorIs(t, err, engine.ErrBounds)
+	require.NoError(t, u.Client.Close(ctx))
+}
+
+// TestMemoryThatGoes: a client whose server begins another memory file learns it, and lives on; a
+// file that is not that of the server is refused.
+func TestMemoryThatGoes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "memory")
+	page := os.Getpagesize()
+	require.NoError(t, os.WriteFile(path, make([]byte, 4*page), 0o600))
+	var m mappings
+	at, err := m.get(path, [16]byte{})
+	require.NoError(t, err)
+	again, err := m.get(path, [16]byte{})
+	require.NoError(t, err)
+	require.Same(t, at, again)
+	p := &Pin{mapping: at, blocks: [][]byte{at.mem[2*page:][:page]}}
+	require.NoError(t, os.Truncate(path, 0))
+	require.ErrorIs(t, p.show(func(blocks [][]byte) error {
+		_ = bytes.Clone(blocks[0])
+		return nil
+	}), driver.ErrFault)
+	m.put(at)
+	m.put(again)
+	require.False(t, m.use(at))
+	require.NoError(t, os.WriteFile(path, make([]byte, 4*page), 0o600))
+	_, err = m.get(path, [16]byte{1})
+	require.ErrorContains(t, err, "not the memory file of the server")
+	_, err = m.get(path+"x", [16]byte{})
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// TestPinsAreBounded: by their number, and by bytes; those of a client that is gone end.
+func TestPinsAreBounded(t *testing.T) {
+	ctx := t.Context()
+	c, path := openServer(t)
+	u, err := openUser(ctx, path)
+	require.NoError(t, err)
+	keys := keysOf(1, 8)
+	u.fill(keys)
+	_, err = u.Store(ctx, keys, u.place(0, 8))
+	require.NoError(t, err)
+	_, err = u.Pin(ctx, keys, time.Minute)
+	require.ErrorIs(t, err, cache.ErrNoRoom)
+	for range 64 {
+		_, err = u.Pin(ctx, keysOf(50, 1), time.Minute) // of nothing
+		require.NoError(t, err)
+	}
+	_, err = u.Pin(ctx, keysOf(50, 1), time.Minute)
+	require.ErrorIs(t, err, engine.ErrBusy)
+	other, err := openUser(ctx, path)
+	require.NoError(t, err)
+	_, err = other.Pin(ctx, keys[:2], time.Minute)
+	require.NoError(t, err)
+	require.EqualValues(t, 2*blockBytes, c.Stats().Held)
+	require.NoError(t, other.Client.Close(ctx))
+	until(func() bool { return c.Stats().Held == 0 })
+	require.NoError(t, u.Client.Close(ctx))
+}
+
+// TestHints: hints, estimates and events pass a server.
+func TestHints(t *testing.T) {
+	ctx := t.Context()
+	c, path := openServer(t)
+	u, err := openUser(ctx, path)
+	require.NoError(t, err)
+	keys := keysOf(1, 4)
+	u.fill(keys)
+	_, err = u.Store(ctx, keys, u.place(0, 4))
+	require.NoError(t, err)
+	r, err := u.Hint(ctx, keysOf(1, 5), cache.Hint{Kind: cache.HintRetain, For: time.Hour})
+	require.NoError(t, err)
+	require.Equal(t, cache.HintResult{Applied: 4, Missing: 1}, r)
+	r, err = u.Hint(ctx, keys, cache.Hint{Kind: cache.HintDemote})
+	require.ErrorContains(t, err, "no disk")
+	require.Equal(t, cache.HintResult{Refused: 4}, r)
+	list, err := u.HintEnvelope(ctx, fmt.Appendf(nil, `{"protocol_version":"0.1","message_id":"m",`+
+		`"actions":[{"action_id":"a","action_type":"kv.release","action_version":"1.0","payload":`+
+		`{"block_hashes":["%s"]}}]}`, hex.EncodeToString(keys[0][:])))
+	require.NoError(t, err)
+	require.Equal(t, []cache.ActionOutcome{{ActionID: "a", Status: cache.ActionApplied,
+		HintResult: cache.HintResult{Applied: 1}}}, list)
+	require.EqualValues(t, 3*blockBytes, c.Stats().Held)
+	_, err = u.HintEnvelope(ctx, []byte("garbage"))
+	require.Error(t, err)
+	outcomes, err := u.Prefetch(ctx, keysOf(4, 2))
+	require.NoError(t, err)
+	require.Equal(t, []cache.Outcome{cache.Done, cache.Missing}, outcomes)
+	e, err := u.Estimate(ctx, keysOf(1, 5))
+	require.NoError(t, err)
+	require.Equal(t, [2]int{4, 0}, e.Blocks)
+	require.Equal(t, 1, e.Missing)
+
+	// events: of namespaces that the client has opened
+	short, cancel := context.WithCancel(ctx)
+	ended := make(chan error)
+	go func() {
+		_, err := u.Client.Events(short)
+		ended <- err
+	}()
+	other, err := openUser(ctx, path)
+	require.NoError(t, err)
+	until(func() bool {
+		_, err := u.Client.Events(ctx) // one waits at a time
+		return errors.Is(err, engine.ErrBusy)
+	})
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	strange, err := c.Namespace("strange", cache.NamespaceOptions{})
+	require.NoError(t, err)
+	require.Empty(t, strange.Match(nil).Blocks)
+	require.NoError(t, other.Remove(ctx, keys[:2]))
+	var events []cache.Event
+	for len(events) < 2 {
+		list, err := u.Client.Events(ctx)
+		require.NoError(t, err)
+		events = append(events, list...)
+	}
+	require.Equal(t, []cache.Event{{Kind: cache.Removed, Namespace: "model", Key: keys[0]},
+		{Kind: cache.Removed, Namespace: "model", Key: keys[1]}}, events)
+	require.NoError(t, other.Client.Close(ctx))
+	require.NoError(t, u.Client.Close(ctx))
+}
