@@ -361,14 +361,14 @@ func (c *Cache) end() {
 }
 
 // queues are the order of a lane's blocks in a shard. The caller holds the shard's lock.
-func (c *Cache) queues(s *shard, lane int, t Tier) *order {
+func (c *Cache) queues(s *shard, lane int, t Tier) *laneOrder {
 	for len(s.lanes) <= lane {
-		s.lanes = append(s.lanes, [tiers]*order{})
+		s.lanes = append(s.lanes, [tiers]*laneOrder{})
 	}
 	q := &s.lanes[lane][t]
 	if *q == nil {
 		l := links{c.index.memory.entries, t}
-		*q = &order{queues: c.cfg.Policy.make(l), links: l, useless: emptyList,
+		*q = &laneOrder{queues: c.cfg.Policy.make(l), links: l, useless: emptyList,
 			count: &c.useless[t]}
 	}
 	return *q

@@ -3,13 +3,11 @@
 package cache
 
 import (
-	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"time"
 
@@ -51,8 +49,8 @@ var actions = map[string]HintKind{
 
 const actionVersion = "1.0"
 
-// HintEnvelope heeds a KvHintsEnvelope, as serving engines and routers attach it to requests: the
-// JSON of it, or the MessagePack. A payload names blocks by block_hashes, each of which is a number
+// HintEnvelope heeds the JSON of a KvHintsEnvelope, as routers attach it to requests, and serving
+// engines pass it on. A payload names blocks by block_hashes, each of which is a number
 // or its decimal digits (eight bytes, big-endian), or the hex digits of 16 or 32 bytes, or of any
 // number of bytes behind 0x; the Key of one of other than 16 bytes is KeyOf of it. kv.retain has
 // ttl_seconds. Actions are independent: one that is unknown, or no good, is told by its outcome.
@@ -62,18 +60,8 @@ func (n *Namespace) HintEnvelope(data []byte) ([]ActionOutcome, error) {
 		return nil, fmt.Errorf("an envelope of %d bytes, at most %d: %w", len(data), envelopeMax,
 			engine.ErrBounds)
 	}
-	if text := bytes.TrimLeft(data, " \t\r\n"); len(text) == 0 || text[0] != '{' {
-		m := msgpack{p: data}
-		m.value(0)
-		if m.bad || len(m.p) > 0 {
-			return nil, fmt.Errorf("hints are neither JSON nor MessagePack: %w", engine.ErrCorrupt)
-		}
-		data = m.json
-	}
-	var e struct {
-		ProtocolVersion string `json:"protocol_version"`
-		MessageID       string `json:"message_id"`
-		Actions         []struct {
+	var e struct { // protocol_version and message_id are the sender's: each action has its own
+		Actions []struct {
 			ID      string          `json:"action_id"`
 			Type    string          `json:"action_type"`
 			Version string          `json:"action_version"`
@@ -170,101 +158,4 @@ func (b *blockHash) UnmarshalJSON(p []byte) error {
 		*b = blockHash(hash)
 	}
 	return nil
-}
-
-// msgpack writes a value of MessagePack as JSON: those that JSON has, and bytes as hex.
-type msgpack struct {
-	p    []byte
-	json []byte
-	bad  bool
-}
-
-const msgpackDepthMax = 16
-
-func (m *msgpack) bytes(n uint64) []byte {
-	if m.bad || n > uint64(len(m.p)) {
-		m.bad = true
-		return nil
-	}
-	p := m.p[:n]
-	m.p = m.p[n:]
-	return p
-}
-
-func (m *msgpack) uint(n int) (v uint64) {
-	for _, b := range m.bytes(uint64(n)) {
-		v = v<<8 | uint64(b)
-	}
-	return v
-}
-
-func (m *msgpack) value(depth int) {
-	head := m.uint(1)
-	if m.bad || depth > msgpackDepthMax {
-		m.bad = true
-		return
-	}
-	add := func(s string) { m.json = append(m.json, s...) }
-	text := func(n uint64) {
-		p, _ := json.Marshal(string(m.bytes(n))) // never fails
-		m.json = append(m.json, p...)
-	}
-	list := func(n uint64, ends string, pair bool) {
-		add(ends[:1])
-		for k := uint64(0); k < n && !m.bad; k++ {
-			if k > 0 {
-				add(",")
-			}
-			if pair {
-				begin := len(m.json)
-				m.value(depth + 1)
-				m.bad = m.bad || m.json[begin] != '"'
-				add(":")
-			}
-			m.value(depth + 1)
-		}
-		add(ends[1:])
-	}
-	switch {
-	case head <= 0x7f:
-		m.json = strconv.AppendUint(m.json, head, 10)
-	case head >= 0xe0:
-		m.json = strconv.AppendInt(m.json, int64(int8(head)), 10)
-	case head <= 0x8f:
-		list(head&15, "{}", true)
-	case head <= 0x9f:
-		list(head&15, "[]", false)
-	case head <= 0xbf:
-		text(head & 31)
-	case head == 0xc0:
-		add("null")
-	case head == 0xc2:
-		add("false")
-	case head == 0xc3:
-		add("true")
-	case head >= 0xc4 && head <= 0xc6:
-		add(`"0x` + hex.EncodeToString(m.bytes(m.uint(1<<(head-0xc4)))) + `"`)
-	case head == 0xca, head == 0xcb:
-		f := math.Float64frombits(m.uint(8))
-		if head == 0xca {
-			f = float64(math.Float32frombits(uint32(m.uint(4))))
-		}
-		p, err := json.Marshal(f)
-		m.bad = m.bad || err != nil
-		m.json = append(m.json, p...)
-	case head >= 0xcc && head <= 0xcf:
-		m.json = strconv.AppendUint(m.json, m.uint(1<<(head-0xcc)), 10)
-	case head >= 0xd0 && head <= 0xd3:
-		n := 1 << (head - 0xd0)
-		shift := 64 - 8*n
-		m.json = strconv.AppendInt(m.json, int64(m.uint(n)<<shift)>>shift, 10)
-	case head >= 0xd9 && head <= 0xdb:
-		text(m.uint(1 << (head - 0xd9)))
-	case head == 0xdc, head == 0xdd:
-		list(m.uint(2<<(head-0xdc)), "[]", false)
-	case head == 0xde, head == 0xdf:
-		list(m.uint(2<<(head-0xde)), "{}", true)
-	default: // extensions
-		m.bad = true
-	}
 }

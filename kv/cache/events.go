@@ -44,8 +44,10 @@ type listeners struct {
 }
 
 type listener struct {
-	events chan Event
-	lost   atomic.Uint64
+	lost atomic.Uint64
+
+	mu     sync.Mutex // of what it guards: nothing waits under it
+	events chan Event // nil: closed
 }
 
 const (
@@ -59,40 +61,22 @@ const (
 // of what has happened to a block, but not between blocks. At most 64 readers may be there; a
 // channel that is more is closed from the beginning.
 func (c *Cache) Events(ctx context.Context) <-chan Event {
-	out := make(chan Event)
 	l := &listener{events: make(chan Event, eventsMax)}
-	if c.start() != nil {
-		close(out)
-		return out
-	}
-	<-c.room // a reader is no operation that others wait for
+	events := l.events
 	if !c.listen(l, true) {
-		close(out)
-		c.ops.Done()
-		return out
+		close(events)
+		return events
 	}
-	go func() {
-		defer c.ops.Done()
-		defer close(out)
-		defer c.listen(l, false)
-		for {
-			select {
-			case e := <-l.events:
-				select {
-				case out <- e:
-					continue
-				case <-ctx.Done():
-				case <-c.life.Done():
-				}
-				return
-			case <-ctx.Done():
-				return
-			case <-c.life.Done():
-				return
-			}
-		}
-	}()
-	return out
+	ctx, cancel := c.within(ctx)
+	context.AfterFunc(ctx, func() {
+		cancel()
+		c.listen(l, false)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		close(l.events)
+		l.events = nil
+	})
+	return events
 }
 
 // listen adds a listener, or removes it. It reports whether there was room.
@@ -141,6 +125,8 @@ func (c *Cache) emitKey(id uint16, key Key, kind EventKind) {
 
 // send never waits.
 func (l *listener) send(e Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	e.Lost = l.lost.Swap(0)
 	select {
 	case l.events <- e:

@@ -53,7 +53,7 @@ type shard struct {
 	// by hash: the low 24 bits are an entry's number in the shard plus one, the high ones a part of
 	// the hash; 0: nothing. At most 4/5 of it is in use.
 	table []uint32
-	lanes [][tiers]*order // by lane, see namespaces
+	lanes [][tiers]*laneOrder // by lane, see namespaces
 
 	fetched byte // see fetch
 	_       [64]byte

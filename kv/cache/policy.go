@@ -127,9 +127,9 @@ func eachOfBoth(l links, a, b *list, visit func(i uint32) bool) {
 	}
 }
 
-// order is the order of a lane's blocks in a shard: those that were called of no more use go first,
-// the oldest of them before the others, and the policy says the order of the rest.
-type order struct {
+// laneOrder is the order of a lane's blocks in a shard and a tier: those that were called of no use
+// any more go first, the oldest before the others, and the policy says the order of the rest.
+type laneOrder struct {
 	queues
 	links
 	useless list
@@ -139,10 +139,10 @@ type order struct {
 // useless marks a block in that list. No policy has this bit.
 const useless = 1 << 6
 
-func (o *order) len() int { return o.useless.n + o.queues.len() }
+func (o *laneOrder) len() int { return o.useless.n + o.queues.len() }
 
 // letGoFirst moves a block to those of no more use.
-func (o *order) letGoFirst(i uint32) {
+func (o *laneOrder) letGoFirst(i uint32) {
 	if *o.mark(i)&useless == 0 {
 		o.queues.remove(i)
 		o.useless.push(o.links, i)
@@ -151,7 +151,7 @@ func (o *order) letGoFirst(i uint32) {
 	}
 }
 
-func (o *order) touch(i uint32) {
+func (o *laneOrder) touch(i uint32) {
 	if *o.mark(i)&useless != 0 {
 		o.remove(i)
 		o.insert(i, none)
@@ -159,7 +159,7 @@ func (o *order) touch(i uint32) {
 	o.queues.touch(i)
 }
 
-func (o *order) remove(i uint32) {
+func (o *laneOrder) remove(i uint32) {
 	if *o.mark(i)&useless == 0 {
 		o.queues.remove(i)
 		return
@@ -170,7 +170,7 @@ func (o *order) remove(i uint32) {
 }
 
 // firstVictim is victim of the blocks of no more use alone.
-func (o *order) firstVictim(keep func(uint32) bool) (victim uint32) {
+func (o *laneOrder) firstVictim(keep func(uint32) bool) (victim uint32) {
 	victim = none
 	o.useless.each(o.links, func(i uint32) bool {
 		if keep(i) {
@@ -183,14 +183,14 @@ func (o *order) firstVictim(keep func(uint32) bool) (victim uint32) {
 	return victim
 }
 
-func (o *order) victim(keep func(uint32) bool, print func(uint32) uint32) uint32 {
+func (o *laneOrder) victim(keep func(uint32) bool, print func(uint32) uint32) uint32 {
 	if i := o.firstVictim(keep); i != none {
 		return i
 	}
 	return o.queues.victim(keep, print)
 }
 
-func (o *order) oldest(visit func(uint32) bool) {
+func (o *laneOrder) oldest(visit func(uint32) bool) {
 	if o.useless.each(o.links, visit) {
 		o.queues.oldest(visit)
 	}

@@ -29,7 +29,6 @@ type Client struct {
 	last      uint64
 	waiting   map[uint64]chan []byte
 	regions   map[*engine.Region]*region
-	mappings  mappings
 }
 
 // region is memory that was leased out to the server.
@@ -297,13 +296,18 @@ func (s *Space) move(ctx context.Context, what kind, keys []cache.Key, at *Place
 	place := appendPlace(nil, r.number, &cache.Place{Base: at.Base, Stride: at.Stride, Run: at.Run,
 		Loops: at.Loops})
 	body, err := s.ask(ctx, what, place, keys, at.Slots)
-	if len(body) != len(keys) {
+	return outcomesOf(body, len(keys), err)
+}
+
+// outcomesOf reads an answer of so many outcomes.
+func outcomesOf(body []byte, n int, err error) ([]cache.Outcome, error) {
+	if len(body) != n {
 		if err == nil {
 			err = errGarbled
 		}
 		return nil, err
 	}
-	list := make([]cache.Outcome, len(keys))
+	list := make([]cache.Outcome, n)
 	for k := range list {
 		list[k] = cache.Outcome(body[k])
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
-// Requests for pins, hints, estimates and events. Answers that are read seldom are JSON.
+// Requests for pins, hints and estimates. Answers that are read seldom are JSON.
 const (
 	kindPin      kind = 32 + iota // namespace, ttl, keys; answer: see appendPin
 	kindPinned                    // number of a pin; answer: 1 where it has not ended, else 0
@@ -22,20 +22,16 @@ const (
 	kindEnvelope                  // namespace, an envelope of hints; answer: outcomes in JSON
 	kindPrefetch                  // namespace, keys; answer: an Outcome for each
 	kindEstimate                  // namespace, keys; answer: an Estimate in JSON
-	kindEvents                    // answer, once there are some: events in JSON
 )
 
 // waits reports whether a request may take long: kindCancel ends it, and it is answered even then.
 func (k kind) waits() bool {
 	switch k {
-	case kindLoad, kindStore, kindPin, kindPrefetch, kindEvents:
+	case kindLoad, kindStore, kindPin, kindPrefetch:
 		return true
 	}
 	return false
 }
-
-// eventsMax is how many events one answer has.
-const eventsMax = 256
 
 // serveSpace does what a request of holds.go asks for, in a namespace.
 func (s *Server) serveSpace(ctx context.Context, c *client, n *cache.Namespace, what kind,
@@ -67,13 +63,7 @@ func (s *Server) serveSpace(ctx context.Context, c *client, n *cache.Namespace, 
 		if what == kindEstimate {
 			return asJSON(n.Estimate(keys)), nil
 		}
-		op := n.Prefetch(ctx, keys)
-		<-op.Done() // ctx ends it
-		body := make([]byte, len(keys))
-		for k, o := range op.Outcomes() {
-			body[k] = byte(o)
-		}
-		return body, op.Err()
+		return ended(n.Prefetch(ctx, keys))
 	}
 	return nil, fmt.Errorf("no request of kind %d: %w", what, engine.ErrNotSupported)
 }
@@ -159,60 +149,4 @@ func (s *Server) ofPin(c *client, what kind, r *reader) ([]byte, error) {
 		return []byte{0}, nil
 	}
 	return nil, nil
-}
-
-// events waits for events of the namespaces that a client has opened. One request of a client waits
-// at a time.
-func (s *Server) events(ctx context.Context, c *client) ([]byte, error) {
-	s.mu.Lock()
-	if c.listening {
-		s.mu.Unlock()
-		return nil, fmt.Errorf("another request waits for events: %w", engine.ErrBusy)
-	}
-	c.listening = true
-	if c.events == nil {
-		c.events = s.cfg.Cache.Events(c.ctx)
-	}
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		c.listening = false
-		s.mu.Unlock()
-	}()
-	var list []cache.Event
-	add := func(e cache.Event) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if e.Kind == cache.EventsLost || c.names[e.Namespace] {
-			e.Lost += c.lost
-			c.lost = 0
-			list = append(list, e)
-		} else {
-			c.lost += e.Lost
-		}
-	}
-	for len(list) == 0 {
-		select {
-		case e, open := <-c.events:
-			if !open {
-				return nil, fmt.Errorf("events: too many read them, or the cache ends: %w",
-					engine.ErrBusy)
-			}
-			add(e)
-		case <-ctx.Done():
-			return asJSON(list), nil
-		}
-	}
-	for len(list) < eventsMax {
-		select {
-		case e, open := <-c.events:
-			if open {
-				add(e)
-				continue
-			}
-		default:
-		}
-		break
-	}
-	return asJSON(list), nil
 }

@@ -3,6 +3,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -24,62 +25,41 @@ import (
 type Pin struct {
 	c        *Client
 	number   uint32
-	mapping  *mapping
 	outcomes []cache.Outcome
 	blocks   [][]byte
-	closed   bool // it uses its mapping no more; guarded by the mappings' lock
-}
 
-// mapping is the memory file of the server, mapped to read. It goes with its last user.
-type mapping struct {
-	path string
-	id   [16]byte
-	mem  []byte
-	uses int // pins, and Views that run; guarded by mappings.mu
-}
-
-// mappings are those of a client.
-type mappings struct {
-	mu   sync.Mutex
-	last *mapping
+	mu    sync.Mutex
+	mem   []byte // the memory file, mapped to read; nil: no more
+	views int    // that run
+	ended bool
 }
 
 // Pin pins blocks as cache.Namespace.Pin does, for a ttl of up to what the server allows, and until
 // the connection ends at the latest. The process must be one of the server's host that may read its
 // memory file: an error says so where it may not. The caller closes it.
-func (s *Space) Pin(ctx context.Context, keys []cache.Key, ttl time.Duration) (*Pin, error) {
-	place := binary.LittleEndian.AppendUint64(nil, uint64(ttl))
-	body, err := s.ask(ctx, kindPin, place, keys, nil)
+func (s *Space) Pin(ctx context.Context, keys []cache.Key, ttl time.Duration) (_ *Pin, err error) {
+	body, err := s.ask(ctx, kindPin, binary.LittleEndian.AppendUint64(nil, uint64(ttl)), keys, nil)
 	if len(body) == 0 {
-		if err == nil {
-			err = errGarbled
-		}
-		return nil, fmt.Errorf("pin: %w", err)
+		return nil, fmt.Errorf("pin: %w", cmp.Or(err, errGarbled))
 	}
-	p := &Pin{c: s.c}
 	r := &reader{p: body}
-	p.number = r.u32()
+	p := &Pin{c: s.c, number: r.u32()}
 	path := string(r.take(int(r.u16())))
 	id := [16]byte(r.take(16))
 	if err == nil {
-		p.mapping, err = s.c.mappings.get(path, id)
+		err = p.mapFile(path, id)
 	}
 	for range keys {
 		o, off, size := cache.Outcome(r.u8()), r.u64(), uint64(r.u32())
-		p.outcomes = append(p.outcomes, o)
 		var block []byte
-		if err == nil && size > 0 {
-			mem := p.mapping.mem
-			if off > uint64(len(mem)) || size > uint64(len(mem))-off {
-				err = errGarbled
-				break
-			}
-			block = mem[off:][:size:size]
+		switch all := uint64(len(p.mem)); {
+		case err != nil || size == 0:
+		case r.bad || off > all || size > all-off:
+			err = errGarbled
+		default:
+			block = p.mem[off:][:size:size]
 		}
-		p.blocks = append(p.blocks, block)
-	}
-	if err == nil && r.bad {
-		err = errGarbled
+		p.outcomes, p.blocks = append(p.outcomes, o), append(p.blocks, block)
 	}
 	if err != nil {
 		soon, cancel := context.WithTimeout(context.Background(), cancelGrace)
@@ -87,6 +67,30 @@ func (s *Space) Pin(ctx context.Context, keys []cache.Key, ttl time.Duration) (*
 		return nil, errors.Join(fmt.Errorf("pin: %w", err), p.Close(soon))
 	}
 	return p, nil
+}
+
+// mapFile maps the memory file of the server.
+func (p *Pin) mapFile(path string, id [16]byte) error {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return fmt.Errorf("open the memory file of the server, which a pin needs, and Load does "+
+			"not: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	var have [16]byte
+	if _, err := f.ReadAt(have[:], cache.MemoryIDOff); err != nil {
+		return fmt.Errorf("read the memory file of the server: %w", err)
+	}
+	if have != id {
+		return fmt.Errorf("%s is not the memory file of the server: is it of this host? %w", path,
+			engine.ErrBounds)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	p.mem, err = unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	return os.NewSyscallError("mmap", err)
 }
 
 // Outcomes says of each block whether it is pinned: cache.Done.
@@ -97,10 +101,14 @@ func (p *Pin) Outcomes() []cache.Outcome { return p.outcomes }
 // may not have been, and any other one that it is not known: then what f has read is of no use.
 // Memory that is gone ends f with driver.ErrFault, where f reads it in this goroutine by Go code.
 func (p *Pin) View(ctx context.Context, f func(blocks [][]byte) error) error {
-	if p.mapping == nil || !p.c.mappings.use(p.mapping) {
+	p.mu.Lock()
+	if p.ended {
+		p.mu.Unlock()
 		return cache.ErrPinEnded
 	}
-	defer p.c.mappings.put(p.mapping)
+	p.views++
+	p.mu.Unlock()
+	defer p.unmap(func() { p.views-- })
 	if err := p.show(f); err != nil {
 		return err
 	}
@@ -119,79 +127,24 @@ func (p *Pin) show(f func(blocks [][]byte) error) (err error) {
 	return f(p.blocks)
 }
 
-// Close ends the pin.
+// unmap unmaps the file where, after a change, nothing uses it any more.
+func (p *Pin) unmap(change func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if change(); p.ended && p.views == 0 && p.mem != nil {
+		_ = unix.Munmap(p.mem)
+		p.mem = nil
+	}
+}
+
+// Close ends the pin. A View that runs keeps the mapping, but not the blocks.
 func (p *Pin) Close(ctx context.Context) error {
-	p.c.mappings.drop(p)
+	p.unmap(func() { p.ended = true })
 	_, err := p.c.ask(ctx, kindUnpin, binary.LittleEndian.AppendUint32(nil, p.number))
 	if err != nil && !errors.Is(err, engine.ErrPeerLost) { // which ends it, too
 		return fmt.Errorf("unpin: %w", err)
 	}
 	return nil
-}
-
-// get maps a memory file, or gives the mapping that is there, for a pin.
-func (m *mappings) get(path string, id [16]byte) (*mapping, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if at := m.last; at != nil && at.uses > 0 && at.path == path && at.id == id {
-		at.uses++
-		return at, nil
-	}
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open the memory file of the server, which a pin needs; Load needs "+
-			"none: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	var have [16]byte
-	if _, err := f.ReadAt(have[:], cache.MemoryIDOff); err != nil {
-		return nil, fmt.Errorf("read the memory file of the server: %w", err)
-	}
-	if have != id {
-		return nil, fmt.Errorf("%s is not the memory file of the server: is it of this host? %w",
-			path, engine.ErrBounds)
-	}
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	mem, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return nil, os.NewSyscallError("mmap", err)
-	}
-	m.last = &mapping{path: path, id: id, mem: mem, uses: 1}
-	return m.last, nil
-}
-
-// use counts a View in, unless the mapping is gone.
-func (m *mappings) use(at *mapping) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if at.uses == 0 {
-		return false
-	}
-	at.uses++
-	return true
-}
-
-func (m *mappings) put(at *mapping) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if at.uses--; at.uses == 0 {
-		_ = unix.Munmap(at.mem)
-		at.mem = nil
-	}
-}
-
-// drop ends a pin's use of its mapping, once.
-func (m *mappings) drop(p *Pin) {
-	m.mu.Lock()
-	first := p.mapping != nil && !p.closed
-	p.closed = true
-	m.mu.Unlock()
-	if first {
-		m.put(p.mapping)
-	}
 }
 
 // Hint has the server's cache heed a hint.
@@ -213,17 +166,7 @@ func (s *Space) HintEnvelope(ctx context.Context, data []byte) (list []cache.Act
 // Prefetch has the server's cache bring blocks into its memory.
 func (s *Space) Prefetch(ctx context.Context, keys []cache.Key) ([]cache.Outcome, error) {
 	body, err := s.ask(ctx, kindPrefetch, nil, keys, nil)
-	if len(body) != len(keys) {
-		if err == nil {
-			err = errGarbled
-		}
-		return nil, err
-	}
-	list := make([]cache.Outcome, len(keys))
-	for k := range list {
-		list[k] = cache.Outcome(body[k])
-	}
-	return list, err
+	return outcomesOf(body, len(keys), err)
 }
 
 // Estimate says what a Load of blocks would take the server's cache; the way from there to this
@@ -231,19 +174,6 @@ func (s *Space) Prefetch(ctx context.Context, keys []cache.Key) ([]cache.Outcome
 func (s *Space) Estimate(ctx context.Context, keys []cache.Key) (e cache.Estimate, err error) {
 	body, err := s.ask(ctx, kindEstimate, nil, keys, nil)
 	return e, errors.Join(err, fromJSON(body, &e))
-}
-
-// Events waits until something has happened to blocks of namespaces that this client has opened,
-// from its first call on, and returns that: up to 256 events, of which up to 4,096 wait between two
-// calls. One call waits at a time. When ctx ends first it may return some and no error.
-func (c *Client) Events(ctx context.Context) (list []cache.Event, err error) {
-	body, err := c.ask(ctx, kindEvents, nil)
-	if no := fromJSON(body, &list); len(list) > 0 {
-		return list, nil
-	} else if err == nil {
-		err = no
-	}
-	return nil, err
 }
 
 func fromJSON(body []byte, v any) error {

@@ -4,7 +4,6 @@ package serve
 
 import (
 	"bytes"
-	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -73,7 +72,7 @@ func TestPin(t *testing.T) {
 	}), cache.ErrPinEnded, "it ended meanwhile")
 	require.NoError(t, p.Close(ctx))
 
-	require.Nil(t, u.mappings.last.mem, "it goes with the last pin")
+	require.Nil(t, p.mem)
 
 	_, err = u.Pin(ctx, keysOf(191, 1), 0)
 	require.ErrorIs(t, err, engine.ErrBounds)
@@ -88,26 +87,19 @@ func TestMemoryThatGoes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "memory")
 	page := os.Getpagesize()
 	require.NoError(t, os.WriteFile(path, make([]byte, 4*page), 0o600))
-	var m mappings
-	at, err := m.get(path, [16]byte{})
-	require.NoError(t, err)
-	again, err := m.get(path, [16]byte{})
-	require.NoError(t, err)
-	require.Same(t, at, again)
-	p := &Pin{mapping: at, blocks: [][]byte{at.mem[2*page:][:page]}}
+	var p Pin
+	require.NoError(t, p.mapFile(path, [16]byte{}))
+	p.blocks = [][]byte{p.mem[2*page:][:page]}
 	require.NoError(t, os.Truncate(path, 0))
 	require.ErrorIs(t, p.show(func(blocks [][]byte) error {
 		_ = bytes.Clone(blocks[0])
 		return nil
 	}), driver.ErrFault)
-	m.put(at)
-	m.put(again)
-	require.False(t, m.use(at))
+	p.unmap(func() { p.ended = true })
+	require.Nil(t, p.mem)
 	require.NoError(t, os.WriteFile(path, make([]byte, 4*page), 0o600))
-	_, err = m.get(path, [16]byte{1})
-	require.ErrorContains(t, err, "not the memory file of the server")
-	_, err = m.get(path+"x", [16]byte{})
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorContains(t, p.mapFile(path, [16]byte{1}), "not the memory file of the server")
+	require.ErrorIs(t, p.mapFile(path+"x", [16]byte{}), os.ErrNotExist)
 }
 
 // TestPinsAreBounded: by their number, and by bytes; those of a client that is gone end.
@@ -138,7 +130,7 @@ func TestPinsAreBounded(t *testing.T) {
 	require.NoError(t, u.Client.Close(ctx))
 }
 
-// TestHints: hints, estimates and events pass a server.
+// TestHints: hints and estimates pass a server.
 func TestHints(t *testing.T) {
 	ctx := t.Context()
 	c, path := openServer(t)
@@ -170,34 +162,5 @@ func TestHints(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, [2]int{4, 0}, e.Blocks)
 	require.Equal(t, 1, e.Missing)
-
-	// events: of namespaces that the client has opened
-	short, cancel := context.WithCancel(ctx)
-	ended := make(chan error)
-	go func() {
-		_, err := u.Client.Events(short)
-		ended <- err
-	}()
-	other, err := openUser(ctx, path)
-	require.NoError(t, err)
-	until(func() bool {
-		_, err := u.Client.Events(ctx) // one waits at a time
-		return errors.Is(err, engine.ErrBusy)
-	})
-	cancel()
-	require.ErrorIs(t, <-ended, context.Canceled)
-	strange, err := c.Namespace("strange", cache.NamespaceOptions{})
-	require.NoError(t, err)
-	require.Empty(t, strange.Match(nil).Blocks)
-	require.NoError(t, other.Remove(ctx, keys[:2]))
-	var events []cache.Event
-	for len(events) < 2 {
-		list, err := u.Client.Events(ctx)
-		require.NoError(t, err)
-		events = append(events, list...)
-	}
-	require.Equal(t, []cache.Event{{Kind: cache.Removed, Namespace: "model", Key: keys[0]},
-		{Kind: cache.Removed, Namespace: "model", Key: keys[1]}}, events)
-	require.NoError(t, other.Client.Close(ctx))
 	require.NoError(t, u.Client.Close(ctx))
 }

@@ -227,7 +227,7 @@ func TestGarbage(t *testing.T) {
 		if len(p) > 0 {
 			p[0] = byte(r.IntN(int(kindAnswered) + 2))
 			if r.IntN(2) == 0 {
-				p[0] = byte(int(kindPin) + r.IntN(int(kindEvents-kindPin)+2))
+				p[0] = byte(int(kindPin) + r.IntN(int(kindEstimate-kindPin)+2))
 			}
 		}
 		if len(p) > headBytes+2 && r.IntN(2) == 0 {

@@ -54,22 +54,18 @@ type Server struct {
 
 // client is a peer that has said hello.
 type client struct {
-	peer      *engine.Peer
-	ctx       context.Context // ends with the peer, or the server
-	cancel    context.CancelFunc
-	spaces    []*cache.Namespace
-	regions   []*engine.Remote
-	names     map[string]bool // of the namespaces
-	pins      map[uint32]*cache.Pin
-	lastPin   uint32
-	pinning   int                           // requests for pins
-	events    <-chan cache.Event            // nil: it has not asked for them
-	lost      uint64                        // events that it has missed, and was not told of yet
-	listening bool                          // a request waits for events
-	ends      map[uint64]context.CancelFunc // of requests that may wait
-	count     int                           // requests that run
-	refuses   bool                          // a request that was too many is being answered
-	running   sync.WaitGroup                // those, and that answer
+	peer    *engine.Peer
+	ctx     context.Context // ends with the peer, or the server
+	cancel  context.CancelFunc
+	spaces  []*cache.Namespace
+	regions []*engine.Remote
+	pins    map[uint32]*cache.Pin
+	lastPin uint32
+	pinning int                           // requests for pins
+	ends    map[uint64]context.CancelFunc // of requests that may wait
+	count   int                           // requests that run
+	refuses bool                          // a request that was too many is being answered
+	running sync.WaitGroup                // those, and that answer
 }
 
 // New makes a server.
@@ -140,8 +136,7 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 			s.mu.Unlock()
 			return
 		}
-		c = &client{peer: p, ends: map[uint64]context.CancelFunc{}, names: map[string]bool{},
-			pins: map[uint32]*cache.Pin{}}
+		c = &client{peer: p, ends: map[uint64]context.CancelFunc{}, pins: map[uint32]*cache.Pin{}}
 		c.ctx, c.cancel = context.WithCancel(ctx)
 		s.clients[p] = c
 		s.running.Go(func() { // the last word of a connection may be left out
@@ -225,8 +220,6 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, r *reader) ([]
 		return s.openRegion(c, r)
 	case kindPinned, kindUnpin:
 		return s.ofPin(c, what, r)
-	case kindEvents:
-		return s.events(ctx, c)
 	}
 
 	space := int(r.u16())
@@ -280,14 +273,19 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, r *reader) ([]
 		} else {
 			op = n.Store(ctx, keys, at)
 		}
-		<-op.Done() // ctx ends it
-		body := make([]byte, len(keys))
-		for k, o := range op.Outcomes() {
-			body[k] = byte(o)
-		}
-		return body, op.Err()
+		return ended(op)
 	}
 	return s.serveSpace(ctx, c, n, what, r)
+}
+
+// ended waits for an operation, which its context ends, and returns its outcomes.
+func ended(op *cache.Op) ([]byte, error) {
+	<-op.Done()
+	var body []byte
+	for _, o := range op.Outcomes() {
+		body = append(body, byte(o))
+	}
+	return body, op.Err()
 }
 
 func (s *Server) openSpace(c *client, r *reader) ([]byte, error) {
@@ -311,7 +309,6 @@ func (s *Server) openSpace(c *client, r *reader) ([]byte, error) {
 		return nil, fmt.Errorf("%d namespaces of one client: %w", len(c.spaces), engine.ErrBusy)
 	}
 	c.spaces = append(c.spaces, n)
-	c.names[name] = true
 	return binary.LittleEndian.AppendUint16(nil, uint16(len(c.spaces)-1)), nil
 }
 
