@@ -37,7 +37,7 @@ func (t *Transfer) claim() bool {
 			return true
 		}
 	}
-	return false
+	return t.grants != nil && t.e.schedule.remove(t)
 }
 
 // pollAgain makes sure that a batch which was submitted out of the backlog of head is polled for:

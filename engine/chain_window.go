@@ -425,6 +425,7 @@ func renewTransfer(of *[2]*Transfer, p *Peer, op Op, by Route) (*Transfer, error
 	}
 	t, err := p.e.NewTransfer(p, op, by)
 	if err == nil {
+		t.class = unscheduled
 		of[op-1] = t
 	}
 	return t, err

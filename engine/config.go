@@ -75,6 +75,10 @@ type Config struct {
 	NotifyMax      int // bytes of a notification, sent or received; default 16 MiB
 	HandshakesMax  int // exchanges of Serve at a time, of one host half; default 64
 
+	// Schedule keeps less urgent transfers from delaying others: see Transfer.Schedule. Nil: every
+	// transfer goes to its backend at once.
+	Schedule *Schedule
+
 	// OnPeer is called once for each peer that came through Serve, from a
 	// goroutine of its own, after this engine has connected back. The engine does
 	// not wait for it. The peer takes a place of PeersMax until it is closed: do
@@ -147,6 +151,13 @@ func (c Config) withDefaults() (Config, error) {
 		if *f.field == 0 {
 			*f.field = f.value
 		}
+	}
+	if c.Schedule != nil {
+		s, err := c.Schedule.complete()
+		if err != nil {
+			return c, err
+		}
+		c.Schedule = &s
 	}
 	return c, c.checkBackends()
 }

@@ -166,19 +166,20 @@ func progressIsGivenTime(t *testing.T) {
 func TestLongTransfersAreCut(t *testing.T) {
 	c := &conn{lane: &lane{caps: driver.Caps{DescsMax: 3, RunsMax: 7}}}
 	g := &group{conn: c}
-	g.add(driver.Desc{Len: 5 * batchBytesMax}, c.lenMax())
+	g.add(driver.Desc{Len: 5 * batchBytesMax}, (&Transfer{}).lenMax(c))
 	require.Len(t, g.descs, 5)
 	require.Equal(t, driver.Desc{Local: 4 * batchBytesMax, Remote: 4 * batchBytesMax,
 		Len: batchBytesMax}, g.descs[4])
-	require.Equal(t, 1, c.nextBatch(g.descs))
+	require.Equal(t, 1, c.nextBatch(g.descs, batchBytesMax))
 	half := driver.Desc{Len: batchBytesMax / 2}
-	require.Equal(t, 2, c.nextBatch([]driver.Desc{half, half, half}))
-	require.Equal(t, 1, c.nextBatch([]driver.Desc{{Len: batchBytesMax}, half}))
-	require.Equal(t, 3, c.nextBatch(make([]driver.Desc, 5)))
+	require.Equal(t, 2, c.nextBatch([]driver.Desc{half, half, half}, batchBytesMax))
+	require.Equal(t, 1, c.nextBatch([]driver.Desc{{Len: batchBytesMax}, half},
+		batchBytesMax))
+	require.Equal(t, 3, c.nextBatch(make([]driver.Desc, 5), batchBytesMax))
 	require.Equal(t, 2, c.entriesMax(&Pattern{Run: batchBytesMax / 4, Count: 9,
-		Loops: []Loop{{N: 2}}}))
-	require.Equal(t, 1, c.entriesMax(&Pattern{Run: 2 * batchBytesMax, Count: 9}))
-	require.Equal(t, 7, c.entriesMax(&Pattern{Run: 1, Count: 9}))
+		Loops: []Loop{{N: 2}}}, batchBytesMax))
+	require.Equal(t, 1, c.entriesMax(&Pattern{Run: 2 * batchBytesMax, Count: 9}, batchBytesMax))
+	require.Equal(t, 7, c.entriesMax(&Pattern{Run: 1, Count: 9}, batchBytesMax))
 }
 
 // TestHelloThatDoesNotEnd: the connection is closed while the Peer is being made.

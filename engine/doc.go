@@ -53,6 +53,7 @@
 //	post.go, state.go              a post from Post to its outcome; the word that holds its state
 //	list.go, wait.go, deadline.go  what is listed; waiting for it; ending it early
 //	lane.go, backlog.go            a backend at work; posts that wait for room
+//	schedule.go, scheduler.go      classes of transfers; what less urgent ones wait for
 //	region.go, lease.go            memory, and the revoke of it
 //	connect.go, serve.go           how a Peer comes about
 //	peer.go, remote.go, route.go   what it reaches, and by which backend

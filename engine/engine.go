@@ -52,6 +52,7 @@ type Engine struct {
 
 	slots      slots
 	sweeper    sweeper
+	schedule   *scheduler // nil: none
 	inbox      chan Notification
 	inboxed    inboxBytes
 	reassembly reassembly
@@ -88,6 +89,7 @@ func Open(cfg Config) (*Engine, error) {
 	e.life, e.endLife = context.WithCancel(context.Background())
 	e.slots.init(cfg.TransfersMax)
 	e.sweeper.init(e)
+	e.schedule = newScheduler(e, cfg.Schedule)
 	for i, b := range cfg.Backends {
 		l := &lane{e: e, index: i, b: b, caps: b.Caps(), kick: make(chan struct{}, 1)}
 		switch {
@@ -173,6 +175,9 @@ func (e *Engine) close() error {
 	}
 	errs = append(errs, e.stager.Close(), closeBackends(e.cfg.Backends))
 	e.sweeper.stop()
+	if e.schedule != nil {
+		e.schedule.stop()
+	}
 
 	// The completions that the backends had left. A transfer without one by then, against all
 	// promises, is given up: its waiters must not outlive the engine.

@@ -29,6 +29,7 @@ type lane struct {
 	delivering bool               // guarded by receiveMu: a goroutine waits for room in the inbox
 	ends
 	answers answers
+	swapIns swapIns // under way, for Config.Schedule
 
 	spins   atomic.Uint64
 	parked  atomic.Int64
@@ -65,6 +66,9 @@ func (l *lane) poll() (found bool) {
 		found = l.reap() || found
 		l.pollMu.Unlock()
 		l.retry()
+		if s := l.e.schedule; s != nil {
+			s.pump(l)
+		}
 		if l.wanted.Load() == want {
 			return found
 		}

@@ -27,9 +27,10 @@ func (g *group) clear() {
 // batch is one call of Submit.
 type batch struct {
 	driver.Batch
-	conn *conn
-	last bool // only after all before it have ended: it carries the notification
-	part bool // of a notification that one message has no room for
+	conn  *conn
+	bytes uint64 // of a transfer below SwapIn
+	last  bool   // only after all before it have ended: it carries the notification
+	part  bool   // of a notification that one message has no room for
 }
 
 // Add lists one contiguous copy of n bytes. Copies that continue the one listed
@@ -48,7 +49,7 @@ func (t *Transfer) Add(local *Region, localOff uint64, remote *Remote, remoteOff
 		return fmt.Errorf("add %s to %s: [%d, +%d) of the peer's: %w", remote.name, local.name,
 			remoteOff, n, errBeside)
 	}
-	g.add(d, g.conn.lenMax())
+	g.add(d, t.lenMax(g.conn))
 	t.dirty = true
 	return nil
 }
@@ -134,6 +135,9 @@ func (t *Transfer) join(local *Region, remote *Remote) (g *group, localKey, remo
 	}
 	g = &t.groups[len(t.groups)-1]
 	g.conn = c
+	if len(t.groups) == 1 && t.class != unscheduled {
+		t.resource = c.resourceOf(local, remote)
+	}
 	return g, localKey, remoteKey, nil
 }
 
@@ -169,12 +173,15 @@ func (t *Transfer) prepare() error {
 	}
 	list := func(c *conn, b driver.Batch) {
 		t.batches = append(t.batches, batch{Batch: b, conn: c})
+		if t.grants != nil {
+			t.batches[len(t.batches)-1].count()
+		}
 	}
 	for i := range t.groups {
 		g := &t.groups[i]
 		t.bytes += g.bytes
 		for rest := g.descs; len(rest) > 0; {
-			n := g.conn.nextBatch(rest)
+			n := g.conn.nextBatch(rest, t.batchMax())
 			list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable, Descs: rest[:n:n]})
 			rest = rest[n:]
 		}
@@ -274,11 +281,11 @@ func (t *Transfer) AddPattern(local *Region, remote *Remote, p Pattern) error {
 	}
 	t.dirty = true
 	if !g.conn.acceptsPattern(&p) {
-		g.expand(&p)
+		g.expand(&p, t.lenMax(g.conn))
 		return nil
 	}
 	g.bytes += p.Bytes()
-	for most := g.conn.entriesMax(&p); p.Count > most; {
+	for most := g.conn.entriesMax(&p, t.batchMax()); p.Count > most; {
 		g.patterns = append(g.patterns, cutPattern(&p, most))
 	}
 	g.patterns = append(g.patterns, p)
@@ -313,12 +320,12 @@ func (c *conn) acceptsPattern(p *Pattern) bool {
 }
 
 // expand lists the runs of a pattern one by one.
-func (g *group) expand(p *Pattern) {
+func (g *group) expand(p *Pattern, lenMax uint64) {
 	var runs []driver.Desc
 	for i := range p.Count {
 		runs = p.AppendDescs(runs[:0], i)
 		for _, d := range runs {
-			g.add(d, g.conn.lenMax())
+			g.add(d, lenMax)
 		}
 	}
 }
@@ -397,24 +404,35 @@ func (t *Transfer) noMessenger() error {
 // Only a single entry of a pattern may be longer.
 const batchBytesMax = 64 << 20
 
-// lenMax is the longest piece that goes to the connection.
-func (c *conn) lenMax() uint64 {
-	if most := c.lane.caps.LenMax; most > 0 && most < batchBytesMax {
-		return most
+// count sums up the bytes of a batch.
+func (b *batch) count() {
+	for i := range b.Descs {
+		b.bytes += b.Descs[i].Len
 	}
-	return batchBytesMax
+	if b.Pattern != nil {
+		b.bytes += b.Pattern.Bytes()
+	}
 }
 
-// entriesMax is how many entries of a pattern go in one batch.
-func (c *conn) entriesMax(p *Pattern) int {
-	return min(c.lane.caps.RunsMax/p.Runs(), int(max(1, batchBytesMax/p.EntryLen())))
+// lenMax is the longest piece that goes to the connection.
+func (t *Transfer) lenMax(c *conn) uint64 {
+	if most := c.lane.caps.LenMax; most > 0 {
+		return min(most, t.batchMax())
+	}
+	return t.batchMax()
 }
 
-// nextBatch is how many pieces go in one batch: the first ones of a list that is not empty.
-func (c *conn) nextBatch(list []driver.Desc) int {
+// entriesMax is how many entries of a pattern go in one batch of so many bytes.
+func (c *conn) entriesMax(p *Pattern, bytesMax uint64) int {
+	return min(c.lane.caps.RunsMax/p.Runs(), int(max(1, bytesMax/p.EntryLen())))
+}
+
+// nextBatch is how many pieces go in one batch of so many bytes: the first ones of a list that is
+// not empty.
+func (c *conn) nextBatch(list []driver.Desc, bytesMax uint64) int {
 	most, bytes := min(len(list), c.lane.caps.DescsMax), uint64(0)
 	for n := range most {
-		if bytes += list[n].Len; bytes > batchBytesMax && n > 0 {
+		if bytes += list[n].Len; bytes > bytesMax && n > 0 {
 			return n
 		}
 	}

@@ -57,6 +57,8 @@ type conn struct {
 
 	fragments fragmentLock
 
+	resource *resource // nil: without a schedule
+
 	backlog
 	round  uint64      // in which it was drained last; guarded by lane.blockedMu
 	served atomic.Bool // it found room since it was put last there
@@ -68,7 +70,8 @@ type conn struct {
 }
 
 func newConn(peer *Peer, l *lane, p driver.Peer) *conn {
-	return &conn{peer: peer, lane: l, p: p, can: p.Can(), gone: make(chan struct{})}
+	return &conn{peer: peer, lane: l, p: p, can: p.Can(), gone: make(chan struct{}),
+		resource: peer.e.schedule.newResource(l.caps.Name+" to "+peer.name, &l.swapIns)}
 }
 
 // watch waits for the loss or the end of the connection.
@@ -81,8 +84,11 @@ func (c *conn) watch() {
 	}
 }
 
-// markLost marks the connection dead: no new transfer takes it.
+// markLost marks the connection dead: no new transfer takes it. The caller polls afterwards.
 func (c *conn) markLost() {
+	if s := c.peer.e.schedule; s != nil {
+		defer s.flush()
+	}
 	c.goneOnce.Do(func() { close(c.gone) })
 	staged := c.peer.staged()
 	if sp := staged.p.(*stagedPeer); c != staged {

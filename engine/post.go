@@ -56,6 +56,12 @@ func (t *Transfer) Post() error {
 		t.stateWord.Store(uint64(from))
 		return err
 	}
+	if t.resource != nil {
+		if err := t.e.schedule.enter(t); err != nil {
+			t.stateWord.Store(uint64(from))
+			return err
+		}
+	}
 	// An atomic store costs as much as the whole check before it, hence the loads.
 	if len(t.completed) > 0 {
 		select {
@@ -78,7 +84,11 @@ func (t *Transfer) Post() error {
 	t.stateWord.Store(t.e.slots.renew(t)<<stateBits | uint64(posted))
 	t.e.sweeper.watch()
 
-	t.submit(nil)
+	if t.resource != nil && t.isExpired(t.postedAt) {
+		t.e.schedule.expire(t)
+	} else {
+		t.submit(nil)
+	}
 	t.poll() // a small batch mostly ends within Submit
 	return nil
 }
@@ -89,7 +99,8 @@ var errPostClosed = fmt.Errorf("post transfer: the engine is closed: %w", ErrClo
 // one submitter at a time, which therefore needs no lock: the goroutine that posts, and then the
 // one that takes the post out of where it waits. A post waits either for room, in the backlog of a
 // connection, or parked, for one of its own batches to end or for its turn with a fragmented
-// notification. spec/backlog.pml is a model of this; the words in brackets are its labels.
+// notification, or, below SwapIn, in the queue of its resource (scheduler.go). spec/backlog.pml is
+// a model of this, but for the last; the words in brackets are its labels.
 //
 // The caller is the submitter, and is not when submit returns. head is the connection of whose
 // backlog t was the first; submit reports false when that still has no room: then t is the first
@@ -116,10 +127,20 @@ func (t *Transfer) submit(head *conn) (room bool) {
 			}
 			return true
 		}
+		if t.grants != nil {
+			if granted, mine := t.e.schedule.request(t); !granted && mine {
+				continue
+			} else if !granted {
+				return true
+			}
+		}
 		if c == head || c.waiting.Load() == 0 { // otherwise other posts were here before
 			// The index moves first: the completion may come before Submit returns.
 			bit := bits.TrailingZeros64(^flying)
 			tag := tag(t.slot, generation, bit)
+			if t.grants != nil {
+				t.grants.begin(bit, next, b)
+			}
 			t.outstanding.Or(1 << bit)
 			t.submitted.Store(int64(next + 1))
 			err := c.p.Submit(tag, &b.Batch) // [submit]
@@ -137,6 +158,7 @@ func (t *Transfer) submit(head *conn) (room bool) {
 				}
 				continue
 			}
+			t.grants.end(bit)
 			t.batchEnded(bit)
 			t.submitted.Store(int64(next))
 			if !errors.Is(err, driver.ErrFull) {
@@ -165,12 +187,19 @@ func (e *Engine) finish(l *lane, c *driver.Completion) {
 	if t != nil {
 		w = t.state()
 	}
+	var room uint64 // of the batch; the bit may be another batch's once it is cleared
+	if w.phase() == posted && w.generation()&(1<<generationBits-1) == generation {
+		room = t.grants.end(bit)
+	}
 	if t == nil || w.generation()&(1<<generationBits-1) != generation || !t.batchEnded(bit) ||
 		w.phase() != posted {
 		e.dropped.Add(1)
 		return
 	}
 	generation = w.generation()
+	if room > 0 {
+		e.schedule.release(t, room)
+	}
 	// The post stays under way until end: this batch is one of those that remain.
 	if c.Err != nil {
 		if errors.Is(c.Err, driver.ErrUnproven) {
@@ -185,6 +214,9 @@ func (e *Engine) finish(l *lane, c *driver.Completion) {
 	if len(t.batches) > 1 {
 		if c.Err == nil {
 			t.extendDeadline(generation)
+			if t.resource != nil && t.grants == nil {
+				t.resource.swapIns.progress.Store(int64(e.now()))
+			}
 		}
 		if t.waitingForRoom.Load() { // before end: with the last batch t is another goroutine's
 			t.resume(t.p.conns[l.index])
@@ -223,6 +255,9 @@ func (t *Transfer) settle(generation uint64, flags state) {
 	}
 	w = t.state() // ending: no other goroutine changes it
 	t.record(t.outcome(w))
+	if t.resource != nil {
+		t.e.schedule.leave(t)
+	}
 	if w.has(unanswered) {
 		t.lastUnanswered.Store(generation)
 	}

@@ -23,6 +23,7 @@ type Region struct {
 	seg     driver.Segment  // with a dma-buf of our own, since leases register parts later
 	mems    []driver.Memory // by lane; nil: that backend does not serve this kind
 	private bool            // in no description
+	file    *resource       // nil: it is no file, or there is no schedule
 	// transfers that list it and leases on it; regionClosed is added on Close
 	users atomic.Int64
 
@@ -72,6 +73,9 @@ func (e *Engine) register(name string, seg driver.Segment, private bool) (*Regio
 		return nil, &OpError{Op: "register " + name, Err: err}
 	}
 	r := &Region{e: e, name: name, seg: seg, private: private}
+	if seg.Kind == driver.File {
+		r.file = e.schedule.newResource("file "+name, &swapIns{})
+	}
 	if err := e.reserve(r); err != nil {
 		_ = hostmem.CloseDMABuf(seg.DMABuf)
 		return nil, &OpError{Op: "register " + name, Err: err}

@@ -19,8 +19,9 @@ type Stats struct {
 	Regions       int
 	Peers         int // that this engine has connected to
 	Leases        int
-	Stray         uint64 // completions that no transfer waited for: a backend's fault
-	Notifications int    // waiting in the channel now
+	Stray         uint64       // completions that no transfer waited for: a backend's fault
+	Notifications int          // waiting in the channel now
+	Classes       []ClassStats // by Class; nil without Config.Schedule
 }
 
 // RouteStats counts the transfers to one peer over one backend.
@@ -95,6 +96,7 @@ func (e *Engine) Stats() Stats {
 	s := Stats{
 		Posted: e.slots.posted(), Regions: len(e.regions), Peers: len(e.peers) - e.private,
 		Leases: len(e.leases), Stray: e.dropped.Load(), Notifications: len(e.inbox),
+		Classes: e.schedule.stats(),
 	}
 	for p := range e.peers {
 		for _, c := range p.conns {

@@ -24,6 +24,10 @@ type Transfer struct {
 	quiet  bool    // counted in no statistics
 	extras *extras // nil: none
 
+	class   Class
+	expires time.Duration // before which a post must have begun; 0: whenever it does
+	grants  *grants       // nil: none, by class or without a schedule
+
 	transferList
 	transferFlight
 	transferOutcome
@@ -32,20 +36,21 @@ type Transfer struct {
 // transferList holds the pieces of a transfer and the notification behind them. Only the goroutine
 // that the transfer belongs to changes it, and only at rest.
 type transferList struct {
-	groups  []group       // by connection
-	lists   []uint32      // of patterns over leases of ranges: see copyFarLists
-	loops   []driver.Loop // the same
-	regions []*Region
-	remotes []*Remote
-	message []byte // beginning with its kind
-	text    []byte // the program's notification, by reference
-	frame   []byte // room for its message
-	parts   []byte // the same in parts
-	notify  bool   // message follows the data
-	dirty   bool   // the list has changed since batches was made
-	batches []batch
-	bytes   uint64
-	conns   atomic.Pointer[[]*conn] // that the batches use; never changed in place
+	groups   []group       // by connection
+	lists    []uint32      // of patterns over leases of ranges: see copyFarLists
+	loops    []driver.Loop // the same
+	regions  []*Region
+	remotes  []*Remote
+	resource *resource // of the first entry; nil: no schedule concerns it
+	message  []byte    // beginning with its kind
+	text     []byte    // the program's notification, by reference
+	frame    []byte    // room for its message
+	parts    []byte    // the same in parts
+	notify   bool      // message follows the data
+	dirty    bool      // the list has changed since batches was made
+	batches  []batch
+	bytes    uint64
+	conns    atomic.Pointer[[]*conn] // that the batches use; never changed in place
 }
 
 // transferFlight is how far the last post has come.
@@ -142,6 +147,7 @@ func (t *Transfer) release() {
 	for i := range t.groups {
 		t.groups[i].clear()
 	}
+	t.resource = nil
 	t.groups, t.lists, t.loops = t.groups[:0], t.lists[:0], t.loops[:0]
 	t.message, t.text, t.notify, t.dirty, t.bytes = nil, nil, false, true, 0
 }

@@ -49,7 +49,7 @@ func openNode(tb testing.TB, path string, blocks int, change func(*Config)) *nod
 func openOver(tb testing.TB, path string, blocks int, ec engine.Config,
 	change func(*Config)) *node {
 	tb.Helper()
-	ec.Name = "node"
+	ec.Name, ec.Schedule = "node", &engine.Schedule{}
 	e, err := engine.Open(ec)
 	require.NoError(tb, err)
 	n := &node{engine: e, mem: make([]byte, 256*blockBytes)}

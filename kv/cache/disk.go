@@ -430,7 +430,11 @@ func (d *disk) ends(err error, answered bool) {
 	}
 }
 
+// failed counts an error of a disk. That a transfer had no turn by its class is none.
 func (d *disk) failed(err error) {
+	if errors.Is(err, engine.ErrExpired) || errors.Is(err, engine.ErrBusy) {
+		return
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.health.failed++

@@ -32,6 +32,7 @@
 //	estimate.go what a Load would take
 //	events.go   what happens to blocks, for readers that hold nothing up
 //	disk.go     the file of a disk, its records, its budget and its health
+//	rate.go     bytes a second of a namespace
 //	move.go     places of others, transfers and their proof, outcomes
 //
 // Locks are taken in this order: spaces, shards by number, disk, slots. None is held across a

@@ -14,23 +14,23 @@ import (
 // paces are what was measured of disks and copies.
 type paces struct {
 	paces []pace // of each disk
-	copy  rate
+	copy  meanRate
 	loads atomic.Uint32
 }
 
 // pace is what was measured of one disk.
 type pace struct {
-	reads   rate
+	reads   meanRate
 	waiting atomic.Int64 // bytes that are read from it now
 }
 
-// rate is a moving mean of bytes a second; 0: nothing was measured.
-type rate struct{ bits atomic.Uint64 }
+// meanRate is a moving mean of bytes a second; 0: nothing was measured.
+type meanRate struct{ bits atomic.Uint64 }
 
-func (r *rate) get() float64 { return math.Float64frombits(r.bits.Load()) }
+func (r *meanRate) get() float64 { return math.Float64frombits(r.bits.Load()) }
 
 // add counts one measurement. Of two at a time one may be lost.
-func (r *rate) add(bytes uint64, took time.Duration) {
+func (r *meanRate) add(bytes uint64, took time.Duration) {
 	if took <= 0 {
 		return
 	}
@@ -47,7 +47,7 @@ const (
 	copyAssumed = 4 << 30
 )
 
-func (r *rate) orElse(assumed float64) (mean float64, measured bool) {
+func (r *meanRate) orElse(assumed float64) (mean float64, measured bool) {
 	if mean = r.get(); mean > 0 {
 		return mean, true
 	}

@@ -342,7 +342,7 @@ func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held [
 // among the first that go. ctx bounds it.
 func (n *Namespace) Prefetch(ctx context.Context, keys []Key) *Op {
 	op, c := newOp(len(keys)), n.c
-	op.prefetch = true
+	op.class = engine.Prefetch
 	if err := c.start(); err != nil {
 		return op.refused(Failed, fmt.Errorf("prefetch: %w", err))
 	}

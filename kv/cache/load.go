@@ -176,9 +176,11 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
 		testpoint.At("cache: verified")
 		now := batch{which: which[begin:]}
 		if len(now.which) > 0 {
-			var err error
-			now.transfer, err = c.move(engine.Write, slots[begin:], theirs[begin:], to,
-				engine.Route{})
+			err := n.awaitRate(ctx, len(now.which), size)
+			if err == nil {
+				now.transfer, err = c.move(ctx, op.class, engine.Write, slots[begin:],
+					theirs[begin:], to, engine.Route{})
+			}
 			if err != nil {
 				op.fail(ctx, fmt.Errorf("load: %w", err), now.which)
 				c.unpinAll(held, now.which)

@@ -72,9 +72,9 @@ func (p *Place) check(keys int, largest uint64) error {
 // move starts to copy blocks between slots of the cache and those of a place. The cache is the one
 // that begins every transfer, so that what it knows of its end is all that keeps a slot from its
 // next use: no peer has a key to the cache's memory. The lists are the transfer's until it has
-// ended.
-func (c *Cache) move(op engine.Op, slots, theirs []uint32, p *Place,
-	route engine.Route) (*engine.Transfer, error) {
+// ended. What waits for its turn by class does so no longer than ctx.
+func (c *Cache) move(ctx context.Context, class engine.Class, op engine.Op, slots, theirs []uint32,
+	p *Place, route engine.Route) (*engine.Transfer, error) {
 	t, err := c.cfg.Engine.NewTransfer(p.Peer, op, route)
 	if err != nil {
 		return nil, err
@@ -89,7 +89,11 @@ func (c *Cache) move(op engine.Op, slots, theirs []uint32, p *Place,
 			pattern.Loops...)
 		inner *= uint64(a.N)
 	}
-	if err = t.AddPattern(c.region, p.Remote, pattern); err == nil {
+	deadline, _ := ctx.Deadline()
+	if err = t.Schedule(class, deadline); err == nil {
+		err = t.AddPattern(c.region, p.Remote, pattern)
+	}
+	if err == nil {
 		err = t.Post()
 	}
 	if err != nil {
@@ -185,10 +189,11 @@ var ErrNoRoom = errors.New("no room in the cache")
 
 // Op is a load or a store that runs.
 type Op struct {
+	class                 engine.Class // of what it reads from disks and writes to its place
 	copied, done, durable chan struct{}
 	outcomes              []Outcome
 	err                   error
-	prefetch, fromDisk    bool // it is a Prefetch; it has waited for a disk
+	fromDisk              bool // it has waited for a disk
 	retries               bool // it has read itself what another one could not
 	// what Durable waits for: itself, and blocks on their way to disks
 	left atomic.Int32
@@ -250,7 +255,7 @@ func (o *Op) refused(as Outcome, err error) *Op {
 // fail notes an error of blocks that were under way.
 func (o *Op) fail(ctx context.Context, err error, which []uint32) {
 	as := Failed
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || errors.Is(err, engine.ErrExpired) {
 		as = Late
 	}
 	for _, k := range which {

@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -32,6 +34,9 @@ type NamespaceOptions struct {
 	// Geometry is the digest of what two processes must agree on to share a block: the model, its
 	// layout, the salt of a tenant. Namespaces of one name and different geometries share nothing.
 	Geometry [32]byte
+	// BytesASecond bounds what Loads and Stores copy together; 0: nothing does. 8 MiB may come at
+	// once. What has to wait for longer than its ctx is Late.
+	BytesASecond uint64
 	// Priority: blocks of a lower one go first. From 0 to 7.
 	Priority int
 	// Quota bounds the bytes in a tier; 0: the tier does.
@@ -86,6 +91,7 @@ type spaces struct {
 	mu     sync.Mutex
 	list   [spacesMax]space
 	lanes  atomic.Pointer[[]*lane] // it only grows
+	rates  [spacesMax]atomic.Pointer[rate.Limiter]
 }
 
 const priorities = 8
@@ -280,6 +286,7 @@ func (c *Cache) assign(id int, o NamespaceOptions) {
 		x.shards[k].mu.Lock()
 		defer x.shards[k].mu.Unlock()
 	}
+	sp.limit(id, o.BytesASecond)
 	lanes := *sp.lanes.Load()
 	from, to := s.lane, o.Priority
 	switch {

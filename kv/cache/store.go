@@ -146,8 +146,11 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 		if len(now.which) > 0 {
 			err := context.Cause(ctx)
 			if err == nil {
-				now.transfer, err = c.move(engine.Read, ours[begin:], theirs[begin:], from,
-					engine.Route{})
+				err = n.awaitRate(ctx, len(now.which), size)
+			}
+			if err == nil {
+				now.transfer, err = c.move(ctx, engine.SwapOut, engine.Read, ours[begin:],
+					theirs[begin:], from, engine.Route{})
 			}
 			if err != nil {
 				op.fail(ctx, fmt.Errorf("store: %w", err), now.which)
@@ -230,10 +233,10 @@ func (c *Cache) stored(ctx context.Context, op *Op, b batch, held []uint32) {
 		c.abandon(held, b.which, proved)
 		if !proved {
 			c.keep(b.transfer, func(proved bool) {
-			if proved {
-				c.giveBack(held, b.which)
-			}
-		})
+				if proved {
+					c.giveBack(held, b.which)
+				}
+			})
 		}
 		return
 	}

@@ -136,7 +136,7 @@ func (c *Cache) swapOut(to *disk, j *job) {
 	var t *engine.Transfer
 	to.begins()
 	if err == nil {
-		t, err = c.move(engine.Write, j.slots, j.places, &file,
+		t, err = c.move(ctx, engine.SwapOut, engine.Write, j.slots, j.places, &file,
 			engine.Route{Durable: to.cfg.Durable})
 	}
 	proved := true
@@ -353,7 +353,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		if err == nil {
 			var file Place
 			if file, err = c.placeOn(d, size); err == nil {
-				t, err = c.move(engine.Read, slots, places, &file, engine.Route{})
+				t, err = c.move(ctx, op.class, engine.Read, slots, places, &file, engine.Route{})
 			}
 		}
 		if err == nil {
@@ -401,7 +401,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			if e.state == present {
 				x.commit(i)
 				c.enqueue(s, i)
-				if op.prefetch { // nobody has used it yet
+				if op.class == engine.Prefetch { // nobody has used it yet
 					c.queues(s, c.spaces.lane(e.space), Memory).letGoFirst(i)
 				}
 			}

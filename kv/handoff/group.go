@@ -30,6 +30,7 @@ type GroupConfig struct {
 	// choose the same one, or it refuses requests with ErrGeometry.
 	Edge  func(*layout.Edge)
 	Route engine.Route // of the transfers of this rank
+	Class engine.Class // of the same; default SwapIn, as the other group waits for them
 
 	Limits
 
@@ -169,7 +170,7 @@ func newRank(m *Mux, cfg GroupConfig, sends bool) (*rank, error) {
 	}
 	for _, p := range cfg.Peers {
 		r.lines = append(r.lines, &groupLine{eng: m.eng, peer: p, op: op, route: cfg.Route,
-			cachedImports: map[int]*engine.Remote{}})
+			class: cfg.Class, cachedImports: map[int]*engine.Remote{}})
 	}
 	for _, region := range cfg.Regions {
 		var b []byte

@@ -22,6 +22,7 @@ type groupLine struct {
 	peer  *engine.Peer
 	op    engine.Op
 	route engine.Route
+	class engine.Class
 
 	mu            sync.Mutex
 	idle          []*layerTransfer
@@ -47,7 +48,13 @@ func (l *groupLine) transfer() (*layerTransfer, error) {
 	}
 	l.mu.Unlock()
 	t, err := l.eng.NewTransfer(l.peer, l.op, l.route)
-	return &layerTransfer{t: t}, err
+	if err != nil {
+		return nil, err
+	}
+	if err := t.Schedule(l.class, time.Time{}); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return &layerTransfer{t: t}, nil
 }
 
 // putBack keeps a transfer for the next layer. One that failed is closed instead: the engine may

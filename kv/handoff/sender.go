@@ -17,6 +17,7 @@ type SenderConfig struct {
 	Region   *engine.Region   // the blocks of this side
 	Geometry *layout.Geometry // of Region; any arrangement
 	Route    engine.Route     // of the writes
+	Class    engine.Class     // of the same; default SwapIn, as the receiver waits for them
 	Limits                    // RequestsMax: with one peer
 
 	// OnLayer, if set, is called for each layer that was written, in order, by a
@@ -82,7 +83,8 @@ func (s *Sender) meet(peer *engine.Peer) (*GroupSender, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg.Route, cfg.OnLayer, cfg.count = s.cfg.Route, s.cfg.OnLayer, &s.count
+	cfg.Route, cfg.Class = s.cfg.Route, s.cfg.Class
+	cfg.OnLayer, cfg.count = s.cfg.OnLayer, &s.count
 	return NewGroupSender(s.mux, cfg)
 }
 

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+)
+
+// Class says how urgent the bytes of a Transfer are, to an engine with Config.Schedule.
+type Class uint8
+
+// The classes, most urgent first. A Transfer has the first unless Transfer.Schedule says otherwise.
+const (
+	SwapIn    Class = iota // somebody waits for the bytes: never queued by the schedule
+	Prefetch               // they are about to be asked for
+	SwapOut                // they make room, or are kept for later
+	Replicate              // a further copy
+	classes
+
+	// unscheduled is of the hops of chains: the transfer that they are hops of has had its turn.
+	unscheduled Class = 255
+)
+
+var classNames = [classes]string{"swap-in", "prefetch", "swap-out", "replicate"}
+
+// String returns "swap-in", "prefetch", "swap-out" or "replicate".
+func (c Class) String() string {
+	if c < classes {
+		return classNames[c]
+	}
+	return fmt.Sprintf("class %d", uint8(c))
+}
+
+// Schedule keeps transfers of the lower classes from delaying swap-ins, and from starving one
+// another.
+//
+// Transfers below SwapIn share a budget of bytes in flight for each resource: a peer over one
+// backend, or a file that this engine has registered. They are handed to the backend in pieces;
+// a piece for which there is no room waits in the engine, at no cost: there is no goroutine for
+// it. While a SwapIn is under way over the same backend, or with the same file, no new piece of
+// theirs is handed over, unless the SwapIn shows no progress for 250 ms. Room goes to the classes
+// by weight, and within a class to the transfer that was posted first. SwapIn itself is never
+// queued here: it is bounded by what the program posts.
+type Schedule struct {
+	// BytesInFlight bounds what a backend has of the lower classes, for each resource. A larger
+	// one fills a longer path; a swap-in may find that many bytes before it. Default 2 MiB.
+	BytesInFlight uint64
+	// PieceBytes bounds one batch of the lower classes, at most BytesInFlight. Only a single entry
+	// of a pattern may be longer, which then goes alone. Default: a quarter of BytesInFlight.
+	PieceBytes uint64
+	// Weights of the classes below SwapIn, by which room is shared where several want it: none
+	// starves while another is served. Default 16, 4 and 1; each is at most 1,048,576.
+	Prefetch, SwapOut, Replicate int
+	// QueuedMax and QueuedBytes bound the transfers of a resource that have not been handed to the
+	// backend as a whole. Post of one more is ErrBusy. Default 4,096 and 16 GiB.
+	QueuedMax   int
+	QueuedBytes uint64
+}
+
+// Bounds of a Schedule.
+const (
+	weightMax = 1 << 20
+	queuedMax = 1 << 20
+)
+
+// complete returns the schedule with its defaults.
+func (s Schedule) complete() (Schedule, error) {
+	s.BytesInFlight = cmp.Or(s.BytesInFlight, 2<<20)
+	for _, f := range []struct {
+		name  string
+		field *uint64
+		value uint64
+	}{
+		{"BytesInFlight", &s.BytesInFlight, 0},
+		{"PieceBytes", &s.PieceBytes, max(1, min(s.BytesInFlight/4, batchBytesMax))},
+		{"QueuedBytes", &s.QueuedBytes, 16 << 30},
+	} {
+		if *f.field > 1<<60 {
+			return s, fmt.Errorf("config: Schedule.%s is %d, at most 2^60: %w", f.name, *f.field,
+				ErrBounds)
+		}
+		if *f.field == 0 {
+			*f.field = f.value
+		}
+	}
+	for _, f := range []struct {
+		name       string
+		field      *int
+		value, max int
+	}{
+		{"Prefetch", &s.Prefetch, 16, weightMax}, {"SwapOut", &s.SwapOut, 4, weightMax},
+		{"Replicate", &s.Replicate, 1, weightMax}, {"QueuedMax", &s.QueuedMax, 4096, queuedMax},
+	} {
+		if *f.field < 0 || *f.field > f.max {
+			return s, fmt.Errorf("config: Schedule.%s is %d, at most %d: %w", f.name, *f.field,
+				f.max, ErrBounds)
+		}
+		if *f.field == 0 {
+			*f.field = f.value
+		}
+	}
+	if s.PieceBytes > min(s.BytesInFlight, batchBytesMax) {
+		return s, fmt.Errorf("config: Schedule.PieceBytes is %d, at most BytesInFlight of %d and "+
+			"%d: %w", s.PieceBytes, s.BytesInFlight, batchBytesMax, ErrBounds)
+	}
+	return s, nil
+}
+
+// ErrExpired is the outcome of a transfer whose deadline passed before any of it was handed to a
+// backend: nothing was moved. It is ErrTimeout, too.
+var ErrExpired = fmt.Errorf("the deadline passed before its turn, nothing was moved: %w",
+	ErrTimeout)
+
+// Schedule sets the class of the transfer, for all later posts, and a deadline by which one of
+// them must have begun; zero: none. A post that has not ends with ErrExpired. One that has begun is
+// bounded by Config.TransferTimeout and Abort alone. An engine without Config.Schedule keeps
+// neither. It is ErrBusy while posted, and where the class of a transfer with a list is to change:
+// Reset it first, as the class decides into which pieces a list is cut.
+func (t *Transfer) Schedule(class Class, deadline time.Time) error {
+	switch {
+	case class >= classes:
+		return fmt.Errorf("schedule transfer: %v: want one of the constants: %w", class,
+			ErrNotSupported)
+	case !t.state().atRest() || t.isUnproven():
+		return t.misuse("schedule")
+	case class != t.class && len(t.groups) > 0:
+		return fmt.Errorf("schedule transfer: it has a list of class %v: Reset it first: %w",
+			t.class, ErrBusy)
+	}
+	if class != t.class {
+		t.class, t.grants = class, nil
+		if t.e.schedule != nil && class != SwapIn {
+			t.grants = &grants{}
+		}
+	}
+	t.expires = 0
+	if !deadline.IsZero() {
+		t.expires = cmp.Or(deadline.Sub(t.e.born), -1)
+	}
+	return nil
+}
+
+// batchMax is how many bytes of the transfer go in one batch.
+func (t *Transfer) batchMax() uint64 {
+	if t.grants != nil {
+		return t.e.schedule.cfg.PieceBytes
+	}
+	return batchBytesMax
+}
+
+// Turn is how a post fared with the schedule: see Transfer.Explain.
+type Turn struct {
+	Class    Class
+	Resource string        // "tcp to decode-0", "file kv-0"; empty: not scheduled
+	Waited   time.Duration // in the queue of the resource, so far
+	Waiting  string        // for what it waits there now; empty: it does not
+}
+
+// String returns one line.
+func (x Turn) String() string {
+	switch {
+	case x.Resource == "":
+		return x.Class.String() + ": the engine has no schedule, or nothing is listed"
+	case x.Waiting != "":
+		return fmt.Sprintf("%v: for %v in the queue of %s, which %s", x.Class, x.Waited, x.Resource,
+			x.Waiting)
+	}
+	return fmt.Sprintf("%v: was %v in the queue of %s", x.Class, x.Waited, x.Resource)
+}
+
+// Explain tells the class of the transfer, by which resource it is scheduled, and how long its last
+// post has waited for that. Like Add it belongs to the goroutine that the transfer belongs to.
+func (t *Transfer) Explain() Turn {
+	x := Turn{Class: t.class}
+	r := t.resource
+	if r == nil {
+		return x
+	}
+	x.Resource = r.name
+	if t.grants == nil {
+		return x
+	}
+	s := t.e.schedule
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if x.Waited = t.grants.waited; !t.grants.queued {
+		return x
+	}
+	now := s.e.now()
+	x.Waited += now - t.grants.since
+	switch {
+	case s.yields(r, now):
+		x.Waiting = "serves a swap-in"
+	case r.inFlight > 0:
+		x.Waiting = fmt.Sprintf("has %d of %d bytes in flight", r.inFlight, s.cfg.BytesInFlight)
+	default:
+		x.Waiting = "is about to serve it"
+	}
+	return x
+}
+
+// ClassStats counts the transfers of a class since the engine was opened; Queued is of now.
+type ClassStats struct {
+	Class   Class
+	Posts   uint64
+	Queued  int           // transfers that wait for their resource
+	Waited  time.Duration // of all, in such queues
+	Expired uint64        // ended with ErrExpired
+	Refused uint64        // by Post, since the queue was full
+}
+
+// stats returns the counters; nil where there is no schedule.
+func (s *scheduler) stats() []ClassStats {
+	if s == nil {
+		return nil
+	}
+	list := make([]ClassStats, classes)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	copy(list, s.counts[:])
+	for c := range list {
+		list[c].Class = Class(c)
+	}
+	list[SwapIn].Posts, list[SwapIn].Expired = s.swapIns.Load(), s.late.Load()
+	return list
+}
+
+// errQueueFull refuses a post; see Schedule.QueuedMax.
+func (s *scheduler) errQueueFull(r *resource) error {
+	return fmt.Errorf("post transfer: %d transfers of %d bytes wait for %s already: post it "+
+		"later, or raise Schedule.QueuedMax or QueuedBytes: %w", r.posts, r.pending, r.name,
+		ErrBusy)
+}

@@ -1,0 +1,665 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
+)
+
+// scheduled is an engine with a schedule over a fake that ends batches when the test says so. A
+// batch has one piece of at most 8 bytes, and the room of a resource is 16 bytes.
+type scheduled struct {
+	t *testing.T
+	f *fake
+	e *Engine
+	p *Peer
+	r *Region
+	m *Remote
+
+	mu    sync.Mutex
+	order []int // slots of the batches that the backend was given
+}
+
+func newScheduled(t *testing.T, change ...func(*Config)) *scheduled {
+	t.Helper()
+	s := &scheduled{t: t, f: &fake{manual: true}}
+	s.f.onSubmit = func(_ int, _ driver.Op, tag uint64, _ bool) error {
+		slot, _, _ := untag(tag)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.order = append(s.order, slot)
+		return nil
+	}
+	s.e = open(t, "e", append(change, func(c *Config) {
+		c.Backends = []driver.Backend{s.f}
+		if c.Schedule == nil {
+			c.Schedule = &Schedule{BytesInFlight: 16, PieceBytes: 8}
+		}
+	})...)
+	other := open(t, "other", func(c *Config) { c.Backends = []driver.Backend{&fake{}} })
+	register(t, other, "r", 1<<16)
+	s.p, s.r = connect(t, s.e, other), register(t, s.e, "local", 1<<16)
+	s.m = remote(t, s.p, "r")
+	time.Sleep(time.Second) // in virtual time it is the moment of Open otherwise
+	return s
+}
+
+// make makes a transfer of a class and some pieces.
+func (s *scheduled) make(class Class, deadline time.Time, pieces int) *Transfer {
+	s.t.Helper()
+	t := transfer(s.t, s.p, Write)
+	check(s.t, t.Schedule(class, deadline))
+	check(s.t, t.Add(s.r, 0, s.m, 0, uint64(pieces)*8))
+	return t
+}
+
+func (s *scheduled) post(class Class, deadline time.Time, pieces int) *Transfer {
+	s.t.Helper()
+	t := s.make(class, deadline, pieces)
+	check(s.t, t.Post())
+	return t
+}
+
+// submitted returns, once nothing happens any more, which transfers the backend was given batches
+// of since the last call.
+func (s *scheduled) submitted(of ...*Transfer) (list []int) {
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, slot := range s.order {
+		for i, t := range of {
+			if t.slot == slot {
+				list = append(list, i)
+			}
+		}
+	}
+	s.order = nil
+	return list
+}
+
+// end ends the oldest batch.
+func (s *scheduled) end() {
+	s.t.Helper()
+	synctest.Wait()
+	require.True(s.t, s.f.finishOne(nil), "the backend has no batch")
+	synctest.Wait()
+}
+
+// endAll ends batches as they come until none is left.
+func (s *scheduled) endAll() {
+	for synctest.Wait(); s.f.finishOne(nil); synctest.Wait() {
+	}
+}
+
+// alone checks that nothing is left in the books of the schedule.
+func (s *scheduled) alone() {
+	s.t.Helper()
+	synctest.Wait()
+	c := s.e.schedule
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	require.Empty(s.t, c.blocked)
+	require.Zero(s.t, c.waiting.Load())
+	for _, conn := range s.p.conns {
+		if conn != nil {
+			r := conn.resource
+			require.Zero(s.t, r.inFlight+r.pending+uint64(r.posts+r.queued), r.name)
+			require.Zero(s.t, r.swapIns.posts.Load(), r.name)
+		}
+	}
+}
+
+// inVirtualTime runs a test over a scheduled.
+func inVirtualTime(t *testing.T, do func(t *testing.T, s *scheduled), change ...func(*Config)) {
+	t.Helper()
+	testkit.InVirtualTime(t, func(t *testing.T) { do(t, newScheduled(t, change...)) })
+}
+
+var never time.Time
+
+// TestSwapInsComeFirst: while one is under way, no piece of a lower class is handed over; what is
+// with the backend stays, and the swap-in does not wait for it.
+func TestSwapInsComeFirst(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		flood := s.post(SwapOut, never, 6)
+		require.Equal(t, []int{0, 0}, s.submitted(flood), "as much as there is room for")
+		first, second := s.post(SwapIn, never, 1), s.post(SwapIn, never, 1)
+		require.Equal(t, []int{1, 2}, s.submitted(flood, first, second))
+		s.end()
+		s.end() // those of the flood
+		s.end()
+		require.Empty(t, s.submitted(flood), "a swap-in is still under way")
+		s.end()
+		check(t, second.Wait(within(t)))
+		require.Equal(t, []int{0, 0}, s.submitted(flood))
+		s.endAll()
+		check(t, flood.Wait(within(t)))
+		s.alone()
+	})
+}
+
+// TestASwapInThatStandsStillHoldsNothingBack: a peer that is frozen must not end the service of the
+// others.
+func TestASwapInThatStandsStillHoldsNothingBack(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		stuck := transfer(t, s.p, Write)
+		scattered(t, stuck, s.r, s.m, 2)
+		check(t, stuck.Post())
+		flood := s.post(SwapOut, never, 1)
+		require.Empty(t, s.submitted(flood))
+		time.Sleep(patienceDefault * 3 / 4)
+		s.end()
+		time.Sleep(patienceDefault * 3 / 4)
+		require.Empty(t, s.submitted(flood), "it has made progress since")
+		time.Sleep(patienceDefault / 2)
+		require.Equal(t, []int{0}, s.submitted(flood))
+		s.endAll()
+		check(t, stuck.Wait(within(t)))
+		check(t, flood.Wait(within(t)))
+		s.alone()
+	})
+}
+
+// TestWeights: with all three classes waiting, each gets pieces by its weight.
+func TestWeights(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		var all []*Transfer
+		for c := Prefetch; c < classes; c++ {
+			all = append(all, s.post(c, never, 100))
+		}
+		s.submitted() // the first has come alone
+		counts := [3]int{}
+		for range 84 {
+			s.end()
+			for _, i := range s.submitted(all...) {
+				counts[i]++
+			}
+		}
+		for i, want := range []int{64, 16, 4} {
+			require.InDelta(t, want, counts[i], 2, "class %v", Class(i+1))
+		}
+		s.endAll()
+		s.alone()
+	})
+}
+
+// TestAnIdleClassSavesNothingUp: one that comes after another has had the resource alone gets its
+// share from then on, and no more.
+func TestAnIdleClassSavesNothingUp(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		old := s.post(SwapOut, never, 100)
+		for range 50 {
+			s.end()
+		}
+		s.submitted()
+		late := s.post(Replicate, never, 100)
+		counts := [2]int{}
+		for range 25 {
+			s.end()
+			for _, i := range s.submitted(old, late) {
+				counts[i]++
+			}
+		}
+		require.InDelta(t, 20, counts[0], 2)
+		s.endAll()
+		s.alone()
+	})
+}
+
+// TestWithinAClassTheFirstGoesFirst, and goes on before others begin.
+func TestWithinAClassTheFirstGoesFirst(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		a, b, c := s.post(SwapOut, never, 4), s.post(SwapOut, never, 2), s.post(SwapOut, never, 1)
+		s.endAll()
+		require.Equal(t, []int{0, 0, 0, 0, 1, 1, 2}, s.submitted(a, b, c))
+		s.alone()
+	})
+}
+
+// TestDeadlineInTheQueue: what has not begun by then ends with ErrExpired, at that time, and
+// nothing of it was handed over; what has begun goes on.
+func TestDeadlineInTheQueue(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		in := func(d time.Duration) time.Time { return time.Now().Add(d) }
+		begun := s.post(SwapOut, in(time.Second), 3)
+		queued := s.post(SwapOut, in(2*time.Second), 3)
+		last := s.post(Prefetch, in(3*time.Second), 1)
+		late := s.post(SwapIn, in(-time.Second), 1)
+		for _, x := range []*Transfer{late, queued, last} {
+			err := x.Wait(within(t))
+			require.ErrorIs(t, err, ErrExpired)
+			require.ErrorIs(t, err, ErrTimeout)
+			require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		}
+		require.WithinDuration(t, in(0), s.e.born.Add(last.expires), time.Millisecond)
+		require.Equal(t, []int{0, 0}, s.submitted(begun, queued, last, late))
+		s.endAll()
+		check(t, begun.Wait(within(t)))
+		counts := s.e.Stats().Classes
+		require.EqualValues(t, []uint64{1, 1, 1}, []uint64{counts[SwapIn].Expired,
+			counts[Prefetch].Expired, counts[SwapOut].Expired})
+		require.Equal(t, 5*time.Second, counts[SwapOut].Waited.Truncate(time.Second))
+		check(t, queued.Schedule(SwapOut, never)) // it may be posted again, with another deadline
+		check(t, queued.Post())
+		s.endAll()
+		check(t, queued.Wait(within(t)))
+		s.alone()
+	})
+}
+
+// TestNothingQueuedIsLate: a transfer past its deadline is not begun, also where room comes before
+// the timer.
+func TestNothingQueuedIsLate(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		first := s.post(SwapOut, never, 2)
+		late := s.post(SwapOut, time.Now().Add(time.Hour), 1)
+		s.submitted()
+		late.expires = s.e.now() // and the timer does not know
+		s.end()
+		require.ErrorIs(t, late.Wait(within(t)), ErrExpired)
+		s.endAll()
+		check(t, first.Wait(within(t)))
+		require.Empty(t, s.submitted(late))
+		s.alone()
+	})
+}
+
+// TestAbortInTheQueue ends a post at once, with nothing handed over; one that has begun hands over
+// no more.
+func TestAbortInTheQueue(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		begun, queued := s.post(SwapOut, never, 4), s.post(SwapOut, never, 1)
+		s.f.onCancel = func(tag uint64) { s.f.drop(tag, driver.ErrAborted) }
+		check(t, queued.Abort(within(t)))
+		require.ErrorIs(t, queued.Err(), ErrAborted)
+		require.Equal(t, []int{0, 0}, s.submitted(begun, queued))
+		check(t, begun.Abort(within(t)))
+		require.ErrorIs(t, begun.Err(), ErrAborted)
+		require.Empty(t, s.submitted(begun, queued))
+		s.alone()
+	})
+}
+
+// TestAbortBesideTheQueue: an Abort that looks into the queue just before the post gets there leaves
+// it to the submitter to end the post.
+func TestAbortBesideTheQueue(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		first, x := s.post(SwapIn, never, 1), s.post(SwapOut, never, 1)
+		c := s.e.schedule
+		require.True(t, c.remove(x)) // the test is its submitter
+		x.stop(x.state().generation(), ErrAborted)
+		require.True(t, x.state().underWay())
+		granted, mine := c.request(x)
+		require.False(t, granted)
+		require.True(t, mine, "no other goroutine will look")
+		x.submit(nil)
+		require.ErrorIs(t, x.Wait(within(t)), ErrAborted)
+		s.endAll()
+		check(t, first.Wait(within(t)))
+		s.alone()
+	})
+}
+
+// TestTimeoutInTheQueue: nothing waits for longer than TransferTimeout, whatever is before it.
+func TestTimeoutInTheQueue(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		before := s.post(SwapIn, never, 1)
+		queued := s.post(SwapOut, never, 1)
+		for end := time.Now().Add(3 * limit); queued.state().underWay() &&
+			time.Now().Before(end); {
+			x := s.post(SwapIn, never, 1) // there is always one
+			time.Sleep(patienceDefault / 2)
+			s.end()
+			check(t, before.Wait(within(t)))
+			check(t, before.Close())
+			before = x
+		}
+		require.ErrorIs(t, queued.Wait(within(t)), ErrTimeout)
+		require.NotErrorIs(t, queued.Err(), ErrExpired)
+		require.Empty(t, s.submitted(queued))
+		s.endAll()
+		s.alone()
+	})
+}
+
+// TestLostPeerEndsItsQueue, with the loss as the outcome; and Close ends one, too.
+func TestLostPeerEndsItsQueue(t *testing.T) {
+	for name, lose := range map[string]func(s *scheduled){
+		"lost":         func(s *scheduled) { s.p.conns[0].p.(*fakePeer).lose() },
+		"closed":       func(s *scheduled) { check(s.t, s.p.Close()) },
+		"engine close": func(s *scheduled) { check(s.t, s.e.Close()) },
+	} {
+		testkit.RunInVirtualTime(t, name, func(t *testing.T) {
+			s := newScheduled(t)
+			gone := errors.New("no")
+			before := s.f.onSubmit
+			var lost atomic.Bool
+			s.f.onSubmit = func(n int, op driver.Op, tag uint64, notify bool) error {
+				if lost.Load() {
+					return errors.Join(gone, driver.ErrPeerLost)
+				}
+				return before(n, op, tag, notify)
+			}
+			list := []*Transfer{s.post(SwapOut, never, 2)}
+			for range 50 {
+				list = append(list, s.post(Prefetch, never, 3), s.post(Replicate, never, 1))
+			}
+			s.submitted()
+			lost.Store(true)
+			begin := time.Now()
+			lose(s)
+			for _, x := range list[1:] {
+				require.ErrorIs(t, x.Wait(within(t)), gone)
+			}
+			require.Zero(t, time.Since(begin))
+			require.Empty(t, s.submitted(list...))
+			s.endAll()
+			s.alone()
+		})
+	}
+}
+
+// TestARevokeDoesNotWaitForTheQueue: what is queued is no use of a lease, and fails once it has its
+// turn.
+func TestARevokeDoesNotWaitForTheQueue(t *testing.T) {
+	a := open(t, "a", func(c *Config) { c.Schedule = &Schedule{} })
+	b := open(t, "b")
+	src, dst := register(t, a, "src", 1<<16), register(t, b, "dst", 1<<16)
+	p := connect(t, a, b)
+	lease, err := dst.Lease(0, 1<<16, LeaseOptions{})
+	check(t, err)
+	m, err := p.Import(lease.Token())
+	check(t, err)
+	hold := &p.conns[0].resource.swapIns.posts
+	p.conns[0].resource.swapIns.progress.Store(int64(time.Hour))
+	hold.Add(1) // a swap-in that does not end
+	tr := transfer(t, p, Write)
+	check(t, tr.Schedule(SwapOut, never))
+	check(t, tr.Add(src, 0, m, 0, 1<<16))
+	check(t, tr.Post())
+	require.NotEmpty(t, tr.Explain().Waiting)
+	check(t, lease.Revoke(within(t)))
+	require.False(t, tr.Done())
+	hold.Add(-1)
+	a.schedule.again.Store(true)
+	require.ErrorIs(t, tr.Wait(within(t)), ErrRevoked)
+}
+
+// TestTheQueueIsBounded in number and in bytes; what was refused may be posted later.
+func TestTheQueueIsBounded(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		first := s.post(SwapOut, never, 2) // handed over as a whole
+		second := s.post(SwapOut, never, 10)
+		large := s.make(Prefetch, never, 6)
+		require.ErrorIs(t, large.Post(), ErrBusy)
+		require.Equal(t, state(idle), large.state().phase())
+		third := s.post(Prefetch, never, 2)
+		fourth := s.make(Replicate, never, 1)
+		require.ErrorIs(t, fourth.Post(), ErrBusy)
+		x := s.post(SwapIn, never, 40) // never refused
+		require.EqualValues(t, 1, s.e.Stats().Classes[Prefetch].Refused)
+		s.endAll()
+		for _, done := range []*Transfer{first, second, third, x} {
+			check(t, done.Wait(within(t)))
+		}
+		check(t, fourth.Post())
+		check(t, large.Post())
+		s.endAll()
+		check(t, large.Wait(within(t)))
+		s.alone()
+	}, func(c *Config) {
+		c.Schedule = &Schedule{BytesInFlight: 16, PieceBytes: 8, QueuedMax: 2, QueuedBytes: 120}
+	})
+}
+
+// TestAFailedPieceEndsTheQueued rest of its transfer.
+func TestAFailedPieceEndsTheQueued(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		x := s.post(SwapOut, never, 9)
+		s.submitted()
+		s.f.finishOne(ErrCorrupt)
+		s.f.finishOne(nil)
+		require.ErrorIs(t, x.Wait(within(t)), ErrCorrupt)
+		require.Empty(t, s.submitted(x))
+		s.alone()
+	})
+}
+
+// TestRoomOfABatchThatWasNotTaken comes back: the backend has refused it, or an Abort came while it
+// was in the backlog.
+func TestRoomOfABatchThatWasNotTaken(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		s.f.room = 1
+		before := s.post(SwapOut, never, 1)
+		full := s.post(SwapOut, never, 1)
+		s.submitted()
+		require.EqualValues(t, 1, s.p.conns[0].waiting.Load())
+		check(t, full.Abort(within(t)))
+		s.end()
+		check(t, before.Wait(within(t)))
+		s.alone()
+
+		s.f.onSubmit = func(int, driver.Op, uint64, bool) error { return ErrCorrupt }
+		require.ErrorIs(t, s.post(SwapOut, never, 3).Wait(within(t)), ErrCorrupt)
+		s.alone()
+	})
+}
+
+// TestRoomOfWhatWasGivenUp comes back, too: the connection is closed, but others use the file.
+func TestRoomOfWhatWasGivenUp(t *testing.T) {
+	testkit.InVirtualTime(t, func(t *testing.T) {
+		f := &fake{manual: true, brokenClose: true}
+		a, b, local := twoPeers(t, f)
+		e := a.e
+		cfg, err := Schedule{BytesInFlight: 8}.complete()
+		check(t, err)
+		e.schedule = newScheduler(e, &cfg) // nothing was posted yet
+		local.file = e.schedule.newResource("file", &swapIns{})
+		for _, p := range []*Peer{a, b} {
+			p.conns[0].resource = e.schedule.newResource("fake", &e.lanes[0].swapIns)
+		}
+		hurry(t, e, 30*time.Millisecond)
+		post := func(p *Peer, timeout time.Duration) *Transfer {
+			e.cfg.TransferTimeout = timeout
+			tr := transfer(t, p, Write)
+			check(t, tr.Schedule(SwapOut, never))
+			check(t, tr.Add(local, 0, remote(t, p, "r"), 0, 8))
+			check(t, tr.Post())
+			return tr
+		}
+		stuck, other := post(a, 50*time.Millisecond), post(b, time.Hour)
+		require.ErrorIs(t, stuck.Wait(within(t)), ErrTimeout)
+		require.True(t, stuck.isUnproven())
+		for range 5 { // the batches of stuck stay
+			synctest.Wait()
+			for f.finishOne(nil) {
+			}
+		}
+		check(t, other.Wait(within(t)))
+		check(t, stuck.Close())
+	})
+}
+
+// TestExplainAndStatsOfASchedule.
+func TestExplainAndStatsOfASchedule(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		urgent, x := s.post(SwapIn, never, 1), s.post(SwapOut, never, 3)
+		time.Sleep(10 * time.Millisecond)
+		at := x.Explain()
+		require.Equal(t, Turn{Class: SwapOut, Resource: "fake to other",
+			Waited: 10 * time.Millisecond, Waiting: "serves a swap-in"}, at)
+		require.Contains(t, at.String(), "swap-out: for 10ms in the queue of fake to other")
+		require.Equal(t, 1, s.e.Stats().Classes[SwapOut].Queued)
+		s.end()
+		require.Contains(t, x.Explain().Waiting, "16 of 16 bytes")
+		s.endAll()
+		check(t, urgent.Wait(within(t)))
+		check(t, x.Wait(within(t)))
+		require.Equal(t, 10*time.Millisecond, x.Explain().Waited)
+		c := s.e.Stats().Classes[SwapOut]
+		require.Equal(t, ClassStats{Class: SwapOut, Posts: 1, Waited: 10 * time.Millisecond}, c)
+		require.Equal(t, "swap-in", s.make(SwapIn, never, 1).Explain().Class.String())
+	})
+}
+
+func TestMisuseOfASchedule(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		x := s.make(SwapOut, never, 1)
+		require.ErrorIs(t, x.Schedule(Prefetch, never), ErrBusy, "its list is cut")
+		require.ErrorIs(t, x.Schedule(classes, never), ErrNotSupported)
+		check(t, x.Post())
+		require.ErrorIs(t, x.Schedule(SwapOut, never), ErrBusy)
+		s.endAll()
+		check(t, x.Reset())
+		check(t, x.Schedule(Prefetch, never))
+	})
+	for _, bad := range []Schedule{{BytesInFlight: 1 << 61}, {PieceBytes: 8 << 20},
+		{BytesInFlight: 1 << 30, PieceBytes: 1 << 27}, {SwapOut: -1}, {QueuedMax: 1 << 21}} {
+		_, err := bad.complete()
+		require.ErrorIs(t, err, ErrBounds, "%+v", bad)
+	}
+	s, err := Schedule{BytesInFlight: 1 << 10}.complete()
+	check(t, err)
+	require.EqualValues(t, 1<<8, s.PieceBytes)
+}
+
+// TestWithoutAScheduleAClassChangesNothing, and costs nothing; nor does one that is never used.
+func TestWithoutAScheduleAClassChangesNothing(t *testing.T) {
+	for name, cfg := range map[string]*Schedule{"none": nil, "unused": {}, "swap-out": {}} {
+		a, b := open(t, "a", func(c *Config) { c.Schedule = cfg }), open(t, "b")
+		src := register(t, a, "src", 8<<20)
+		register(t, b, "dst", 8<<20)
+		p := connect(t, a, b)
+		tr := transfer(t, p, Write)
+		if name != "unused" {
+			check(t, tr.Schedule(SwapOut, time.Now().Add(time.Hour)))
+		}
+		check(t, tr.Add(src, 0, remote(t, p, "dst"), 0, 8<<20))
+		require.Equal(t, name == "swap-out", tr.grants != nil)
+		require.Equal(t, name == "none", tr.resource == nil)
+		post := func() {
+			check(t, tr.Post())
+			check(t, tr.Wait(context.Background()))
+		}
+		post()
+		require.Equal(t, map[bool]int{true: 16, false: 1}[name == "swap-out"], len(tr.batches))
+		if n := testkit.AllocsPerRun(20, post); n != 0 {
+			t.Errorf("%s: %v allocations a post", name, n)
+		}
+	}
+}
+
+// TestNoWakeUpIsLost has posters of all classes, with deadlines and aborts at random, over
+// connections that are shared: without the timers each post must end by the ends of others.
+func TestNoWakeUpIsLost(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	a := open(t, "a", func(c *Config) {
+		c.Schedule = &Schedule{BytesInFlight: 4 << 10, PieceBytes: 1 << 10, QueuedMax: 64}
+		c.TransferTimeout = time.Hour
+	})
+	a.schedule.patience = time.Hour // only the end of a swap-in gives way
+	b := open(t, "b")
+	src := register(t, a, "src", 1<<20)
+	register(t, b, "dst", 1<<20)
+	peers := []*Peer{connect(t, a, b), connect(t, a, b)}
+	const posters = 12
+	var all sync.WaitGroup
+	var moved, refused atomic.Int64
+	for n := range posters {
+		r := rand.New(rand.NewPCG(seed, uint64(n)))
+		p, class := peers[n%2], Class(n%int(classes))
+		tr := transfer(t, p, Write)
+		check(t, tr.Schedule(class, never))
+		check(t, tr.Add(src, 0, remote(t, p, "dst"), 0, uint64(1+r.IntN(16<<10))))
+		all.Go(func() {
+			for range 300 {
+				var deadline time.Time
+				if r.IntN(8) == 0 {
+					deadline = time.Now().Add(time.Duration(r.IntN(100)) * time.Microsecond)
+				}
+				if err := tr.Schedule(class, deadline); err != nil {
+					t.Error(err)
+					return
+				}
+				if err := tr.Post(); errors.Is(err, ErrBusy) {
+					refused.Add(1)
+					runtime.Gosched()
+					continue
+				} else if err != nil {
+					t.Error(err)
+					return
+				}
+				if r.IntN(8) == 0 {
+					if err := tr.Abort(within(t)); err != nil {
+						t.Error("abort:", err)
+						return
+					}
+				}
+				ctx, cancel := context.WithTimeout(context.Background(), limit)
+				err := tr.Wait(ctx)
+				cancel()
+				if errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, ErrTimeout) {
+					t.Errorf("%v never ended: %v", class, tr.Explain())
+					return
+				}
+				if err == nil {
+					moved.Add(1)
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.Positive(t, moved.Load())
+	s := a.schedule
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	require.Empty(t, s.blocked)
+	require.Zero(t, s.waiting.Load())
+	for _, p := range peers {
+		r := p.conns[0].resource
+		require.Zero(t, r.inFlight+r.pending+uint64(r.posts+r.queued))
+		require.Zero(t, r.swapIns.posts.Load())
+	}
+	t.Logf("%d succeeded, %d were refused", moved.Load(), refused.Load())
+}
+
+// TestFilesAreScheduledByFile: what waits for one disk holds up no other, and a swap-in over the
+// network no disk.
+func TestFilesAreScheduledByFile(t *testing.T) {
+	f := &fake{manual: true}
+	e := open(t, "e", func(c *Config) {
+		c.Backends, c.Schedule = []driver.Backend{f}, &Schedule{}
+	})
+	local, one, two := register(t, e, "local", 1<<16),
+		register(t, e, "one", 1<<16), register(t, e, "two", 1<<16)
+	p, err := e.Self()
+	check(t, err)
+	for _, r := range []*Region{one, two} { // the fake takes no files
+		r.file = e.schedule.newResource("file "+r.name, &swapIns{})
+	}
+	resource := func(from *Region, to string) *resource {
+		tr := transfer(t, p, Write)
+		check(t, tr.Add(from, 0, remote(t, p, to), 0, 1))
+		return tr.resource
+	}
+	require.Same(t, one.file, resource(local, "one"))
+	require.Same(t, two.file, resource(local, "two"))
+	require.Same(t, one.file, resource(one, "two"))
+	require.Same(t, p.conns[0].resource, resource(local, "local"))
+	require.NotSame(t, one.file.swapIns, p.conns[0].resource.swapIns)
+}

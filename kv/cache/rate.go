@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/time/rate"
+
+	"github.com/sluicehq/sluice/engine"
+)
+
+// limit sets how many bytes a second a namespace may copy; 0: any number.
+func (sp *spaces) limit(id int, bytesASecond uint64) {
+	l := sp.rates[id].Load()
+	switch {
+	case bytesASecond == 0:
+		sp.rates[id].Store(nil)
+	case l == nil:
+		sp.rates[id].Store(rate.NewLimiter(rate.Limit(bytesASecond), batchBytes))
+	default:
+		l.SetLimit(rate.Limit(bytesASecond))
+	}
+}
+
+// awaitRate waits until the namespace may copy so many blocks. It is ErrExpired at once where that
+// would not be before ctx ends.
+func (n *Namespace) awaitRate(ctx context.Context, blocks int, size uint32) error {
+	l := n.c.spaces.rates[n.id].Load()
+	if l == nil {
+		return nil
+	}
+	for left := uint64(blocks) * uint64(size); left > 0; {
+		some := min(left, batchBytes)
+		if err := l.WaitN(ctx, int(some)); ctx.Err() != nil {
+			return context.Cause(ctx)
+		} else if err != nil {
+			return fmt.Errorf("namespace %q has copied its %.0f bytes a second: %w", n.name,
+				float64(l.Limit()), engine.ErrExpired)
+		}
+		left -= some
+	}
+	return nil
+}
