@@ -17,10 +17,10 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// BenchmarkSwapInsBesideAFlood measures swap-ins of 8 MiB, as long as a batch of kv/cache, alone and
-// beside swap-outs of 64 MiB of which four are posted at any time: by an engine without a schedule
-// and by one with it, in turns. Alone, swap-ins take a twentieth of the time: what lies between two of them is as long in all
-// phases.
+// BenchmarkSwapInsBesideAFlood measures swap-ins of 8 MiB, as long as a batch of kv/cache, alone
+// and beside swap-outs of 64 MiB of which four are posted at any time: by an engine without a
+// schedule and by one with it, in turns. Alone, swap-ins take a twentieth of the time: what lies
+// between two of them is as long in all phases.
 //
 //	go test ./engine -run XXX -bench SwapInsBesideAFlood -benchtime 5x
 //

@@ -294,8 +294,8 @@ func TestAbortInTheQueue(t *testing.T) {
 	})
 }
 
-// TestAbortBesideTheQueue: an Abort that looks into the queue just before the post gets there leaves
-// it to the submitter to end the post.
+// TestAbortBesideTheQueue: an Abort that looks into the queue just before the post gets there
+// leaves it to the submitter to end the post.
 func TestAbortBesideTheQueue(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s *scheduled) {
 		first, x := s.post(SwapIn, never, 1), s.post(SwapOut, never, 1)

@@ -27,6 +27,9 @@
 //   - replay.go, replaygroups.go, requests.go, peer.go: flags into a replay of package replay
 //   - explain.go: two engines that are asked for their way; explainplan.go: two groups of ranks
 //   - load.go: safetensors files into memory
+//   - cacheserve.go: the server of a KV cache; cacheconfig.go, cachemetrics.go: its config and
+//     metrics; cacheclient.go, cacheuser.go: who asks it; cachedemo.go: one that is killed under
+//     load; cachereplay.go: a trace, and the optimum
 //   - doctor.go, doctorbackends.go, doctorucx.go: what each backend says of this machine;
 //     internal/machine: what the kernel and the NVIDIA driver say
 package main
@@ -40,8 +43,11 @@ import (
 )
 
 func main() {
-	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM,
-		syscall.SIGHUP)
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP}
+	if c, _, err := newRoot().Find(os.Args[1:]); err == nil && c.Name() == "serve" {
+		signals = signals[:2] // SIGHUP has it read its config again
+	}
+	ctx, restore := signal.NotifyContext(context.Background(), signals...)
 	// A second signal ends the program at once; the kernel then ends its children. Not one that
 	// comes with the first: timeout(1) sends its signal to the program and to the group.
 	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, restore) })

@@ -3,13 +3,19 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/internal/figures"
 )
 
 // printJSON writes one indented value and a line feed.
@@ -18,6 +24,47 @@ func printJSON(w io.Writer, v any) error {
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
 	if err := e.Encode(v); err != nil {
+		return fmt.Errorf("write result: %w", err)
+	}
+	return nil
+}
+
+// printRows writes a table for people, or each row as a JSON object on a line of its own. Sizes are
+// rounded in the table, and names are what a terminal can be given.
+func printRows(w io.Writer, asJSON bool, columns []string, rows [][]any) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if !asJSON {
+		fmt.Fprintln(t, strings.Join(columns, "\t"))
+	}
+	for _, row := range rows {
+		object := map[string]any{}
+		for k, v := range row {
+			object[columns[k]] = v
+			switch v := v.(type) {
+			case size:
+				fmt.Fprint(t, figures.RoundSize(uint64(v)), "\t")
+			case string:
+				if quoted := strconv.Quote(v); quoted != `"`+v+`"` {
+					v = quoted
+				}
+				fmt.Fprint(t, cmp.Or(v, "-"), "\t")
+			default:
+				fmt.Fprint(t, v, "\t")
+			}
+		}
+		fmt.Fprintln(t)
+		if asJSON {
+			e := json.NewEncoder(w)
+			e.SetEscapeHTML(false)
+			if err := e.Encode(object); err != nil {
+				return fmt.Errorf("write result: %w", err)
+			}
+		}
+	}
+	if asJSON {
+		return nil
+	}
+	if err := t.Flush(); err != nil {
 		return fmt.Errorf("write result: %w", err)
 	}
 	return nil

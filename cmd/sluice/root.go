@@ -120,7 +120,8 @@ func newRoot() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.SetHelpCommand(newHelp())
-	root.AddCommand(newReplay(), newLoad(), newBench(), newDoctor(), newExplain(), newPeer())
+	root.AddCommand(newReplay(), newLoad(), newBench(), newCache(), newDoctor(), newExplain(),
+		newPeer())
 	return root
 }
 
@@ -160,4 +161,17 @@ func noArgs(c *cobra.Command, args []string) error {
 		return usagef("unexpected argument %q", args[0])
 	}
 	return usagef("unknown command %q: there are %s", args[0], strings.Join(names, ", "))
+}
+
+// wordsFrom wants so many words that are no flags.
+func wordsFrom(least, most int) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		switch {
+		case len(args) < least:
+			return usagef("%d words are missing", least-len(args))
+		case len(args) > most:
+			return usagef("unexpected argument %q", args[most])
+		}
+		return nil
+	}
 }

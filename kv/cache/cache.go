@@ -126,7 +126,11 @@ type Attached struct {
 // Open opens a cache, with what a process before left in the memory file. While that process still
 // ends, Open waits until ctx ends; the error is engine.ErrBusy then.
 func Open(ctx context.Context, cfg Config) (*Cache, error) {
-	if err := cfg.complete(); err != nil {
+	err := cfg.complete()
+	if err == nil && cfg.Engine == nil {
+		err = errors.New("no engine")
+	}
+	if err != nil {
 		return nil, fmt.Errorf("open cache: %w", err)
 	}
 	begin := time.Now()
@@ -167,11 +171,14 @@ func Open(ctx context.Context, cfg Config) (*Cache, error) {
 // extentMax bounds an extent, and so a block.
 const extentMax = 2 << 30
 
+// Check says what Open would refuse of a Config, but that it has no Engine.
+func (cfg Config) Check() error {
+	cfg.Disks = slices.Clone(cfg.Disks)
+	return cfg.complete()
+}
+
 func (cfg *Config) complete() error {
 	m := &cfg.Memory
-	if cfg.Engine == nil {
-		return errors.New("no engine")
-	}
 	if m.Path == "" {
 		return errors.New("no path of the memory file")
 	}

@@ -34,6 +34,7 @@
 //	disk.go     the file of a disk, its records, its budget and its health
 //	rate.go     bytes a second of a namespace
 //	move.go     places of others, transfers and their proof, outcomes
+//	list.go     what operators ask for: namespaces, and the blocks of one
 //
 // Locks are taken in this order: spaces, shards by number, disk, slots. None is held across a
 // transfer, or a call of the kernel but the write of 16 bytes that keep a disk's budget.

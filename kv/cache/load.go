@@ -46,22 +46,8 @@ func (n *Namespace) Match(keys []Key) Match {
 	defer n.c.exit()
 	x := n.c.index
 	x.each(n.id, keys, false, func(_ *shard, k int, i uint32, _ uint64) {
-		if i == none {
-			return
-		}
-		switch e := x.entry(i); {
-		case e.state == filling:
-			m.Blocks[k] = Coming
-		case e.state == present:
-			if n.c.expired(i) {
-				return
-			}
-			if e.slot != none {
-				m.Blocks[k] |= InMemory
-			}
-			if e.record != none {
-				m.Blocks[k] |= OnDisk
-			}
+		if i != none {
+			m.Blocks[k] = n.c.found(i)
 		}
 	})
 	for m.Prefix < len(keys) && m.Blocks[m.Prefix].There() {

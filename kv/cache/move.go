@@ -184,6 +184,20 @@ var outcomes = [outcomesMax]string{"undone", "done", "known", "missing", "pendin
 // String returns a word.
 func (o Outcome) String() string { return outcomes[min(int(o), len(outcomes)-1)] }
 
+// MarshalText has JSON know outcomes by their words.
+func (o Outcome) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+
+// UnmarshalText is the reverse of MarshalText.
+func (o *Outcome) UnmarshalText(text []byte) error {
+	for k, word := range outcomes {
+		if word == string(text) {
+			*o = Outcome(k)
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is no outcome: %w", text, engine.ErrCorrupt)
+}
+
 // ErrNoRoom is the error of a call for which the cache has no place.
 var ErrNoRoom = errors.New("no room in the cache")
 

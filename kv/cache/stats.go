@@ -20,43 +20,53 @@ type counters struct {
 	unproven                 atomic.Int64
 }
 
-// Stats are the counts of a cache. Those of operations and of blocks that moved only grow.
+// Stats are the counts of a cache. Those of operations and of blocks that moved only grow. Programs
+// read the names in JSON.
 type Stats struct {
-	Tiers      [2]TierStats
-	Namespaces map[string]NamespaceStats // those without a name by "digest " and its bytes in hex
-	Disks      []DiskStats
+	Tiers [2]TierStats `json:"tiers"` // memory, disks
+	// those without a name by "digest " and its bytes in hex
+	Namespaces map[string]NamespaceStats `json:"namespaces"`
+	Disks      []DiskStats               `json:"disks"`
 
-	Loads, Stores            map[Outcome]uint64 // blocks: hits are Done, the others say why not
-	LoadedBytes, StoredBytes uint64
-	SwappedIn, SwappedOut    uint64 // blocks from and to disks
-	Unwritten                uint64 // blocks that found too many others on their way to a disk
-	Unproven                 int    // transfers without a proof that they have ended, now
-	Expired                  uint64 // blocks that went by their TTL
-	Held                     uint64 // bytes that Pins and Retain hints keep, now
-	RefusedHints             uint64 // blocks of Retain hints that were beyond a budget
+	// blocks: hits are Done, the others say why not
+	Loads  map[Outcome]uint64 `json:"loads"`
+	Stores map[Outcome]uint64 `json:"stores"`
+
+	LoadedBytes  uint64 `json:"loaded_bytes"`
+	StoredBytes  uint64 `json:"stored_bytes"`
+	SwappedIn    uint64 `json:"swapped_in"`    // blocks from disks
+	SwappedOut   uint64 `json:"swapped_out"`   // blocks to disks
+	Unwritten    uint64 `json:"unwritten"`     // blocks that found too many others on their way
+	Unproven     int    `json:"unproven"`      // transfers without a proof of their end, now
+	Expired      uint64 `json:"expired"`       // blocks that went by their TTL
+	Held         uint64 `json:"held"`          // bytes that Pins and Retain hints keep, now
+	RefusedHints uint64 `json:"refused_hints"` // blocks of Retain hints beyond a budget
 }
 
 // TierStats are the counts of one tier.
 type TierStats struct {
-	Blocks  int
-	Bytes   uint64 // of their slots
-	Room    uint64 // bytes
-	Evicted uint64 // blocks that had to go
+	Blocks  int    `json:"blocks"`
+	Bytes   uint64 `json:"bytes"`   // of their slots
+	Room    uint64 `json:"room"`    // bytes
+	Evicted uint64 `json:"evicted"` // blocks that had to go
 }
 
 // NamespaceStats are the counts of one namespace, by tier.
-type NamespaceStats struct{ Blocks, Bytes [2]int64 }
+type NamespaceStats struct {
+	Blocks [2]int64 `json:"blocks"`
+	Bytes  [2]int64 `json:"bytes"`
+}
 
 // DiskStats are the counts of one disk.
 type DiskStats struct {
-	Path   string
-	Blocks int
-	Bytes  uint64
-	Room   uint64
-	Left   uint64 // bytes that may be written at once; 0 where no budget bounds them
-	Fresh  string // why the file that was there was not used
-	Error  string // of the last write or read that failed
-	Unused string // why it is left alone now; "": it is not
+	Path   string `json:"path"`
+	Blocks int    `json:"blocks"`
+	Bytes  uint64 `json:"bytes"`
+	Room   uint64 `json:"room"`
+	Left   uint64 `json:"left"`             // that may be written at once; 0: no budget bounds it
+	Fresh  string `json:"fresh,omitempty"`  // why the file that was there was not used
+	Error  string `json:"error,omitempty"`  // of the last write or read that failed
+	Unused string `json:"unused,omitempty"` // why it is left alone now; "": it is not
 }
 
 // Stats returns the counts as they are.

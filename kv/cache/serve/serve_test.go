@@ -44,14 +44,18 @@ func openServer(t *testing.T) (*cache.Cache, string) {
 	return c, path
 }
 
-func openWhole(t *testing.T) (*cache.Cache, *Server, string) {
+func openWhole(t *testing.T, change ...func(*Config)) (*cache.Cache, *Server, string) {
 	e, err := openEngine("node")
 	require.NoError(t, err)
 	c, err := cache.Open(t.Context(), cache.Config{Engine: e, Memory: cache.MemoryConfig{
 		Path: filepath.Join(t.TempDir(), "memory"), Bytes: 32 * blockBytes,
 		Extent: 8 * blockBytes}})
 	require.NoError(t, err)
-	s, err := New(Config{Cache: c, Engine: e})
+	cfg := Config{Cache: c, Engine: e}
+	for _, f := range change {
+		f(&cfg)
+	}
+	s, err := New(cfg)
 	require.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)

@@ -31,6 +31,10 @@ type Config struct {
 	// Options are what a namespace that a client names may have; nil: no quota, priority 0.
 	Options func(name string) cache.NamespaceOptions
 
+	// Inspect says which peers may ask for what is in the cache of all others; nil: those that come
+	// over a Unix socket.
+	Inspect func(p *engine.Peer) bool
+
 	RequestsMax int // of one client at a time; default 64
 	RegionsMax  int // of one client; default 64
 	SpacesMax   int // of one client; default 64
@@ -49,7 +53,21 @@ type Server struct {
 	cfg     Config
 	mu      sync.Mutex
 	clients map[*engine.Peer]*client
+	count   int           // requests that run, of all clients
+	drained chan struct{} // closed when none does any more; nil before Drain
+	idle    bool          // drained is closed
 	running sync.WaitGroup
+	started time.Time
+	took    map[kind]*latency // of those kinds that are measured
+
+	opening sync.Mutex         // one at a time asks Config.Options, and has the cache do as it says
+	opened  map[spaceName]bool // namespaces that clients have opened; guarded by opening
+}
+
+// spaceName is what a client names a namespace by.
+type spaceName struct {
+	name     string
+	geometry [32]byte
 }
 
 // client is a peer that has said hello.
@@ -87,7 +105,12 @@ func New(cfg Config) (*Server, error) {
 	if cfg.PinTTLMax == 0 {
 		cfg.PinTTLMax = time.Minute
 	}
-	return &Server{cfg: cfg, clients: map[*engine.Peer]*client{}}, nil
+	s := &Server{cfg: cfg, clients: map[*engine.Peer]*client{}, opened: map[spaceName]bool{},
+		started: time.Now(), took: map[kind]*latency{}}
+	for k := range measured {
+		s.took[k] = &latency{}
+	}
+	return s, nil
 }
 
 // Run serves until ctx ends, and returns when no request runs any more.
@@ -110,6 +133,32 @@ func (s *Server) Run(ctx context.Context) error {
 		default:
 			s.handle(ctx, n.Peer, n.Data)
 		}
+	}
+}
+
+// Drain refuses further requests, and waits until those that run have ended, or ctx has. Run goes
+// on until its own context ends.
+func (s *Server) Drain(ctx context.Context) error {
+	s.mu.Lock()
+	if s.drained == nil {
+		s.drained = make(chan struct{})
+	}
+	s.checkDrained()
+	n := s.count
+	s.mu.Unlock()
+	select {
+	case <-s.drained:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%d requests of clients have not ended: %w", n, context.Cause(ctx))
+	}
+}
+
+// checkDrained ends the wait of Drain once nothing runs. The caller holds mu.
+func (s *Server) checkDrained() {
+	if s.drained != nil && s.count == 0 && !s.idle {
+		s.idle = true
+		close(s.drained)
 	}
 }
 
@@ -156,11 +205,18 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		s.mu.Unlock()
 		return
 	}
-	if n := c.count; n >= s.cfg.RequestsMax {
+	var refusal error
+	switch n := c.count; {
+	case s.drained != nil:
+		refusal = fmt.Errorf("the server is about to end: %w", engine.ErrClosed)
+	case n >= s.cfg.RequestsMax:
+		refusal = fmt.Errorf("%d requests run: %w", n, engine.ErrBusy)
+	}
+	if refusal != nil {
 		if !c.refuses { // others that are too many by then are left to the client's own limits
 			c.refuses = true
 			c.running.Go(func() {
-				s.send(c, answer(id, fmt.Errorf("%d requests run: %w", n, engine.ErrBusy), nil))
+				s.send(c, answer(id, refusal, nil))
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				c.refuses = false
@@ -170,19 +226,26 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		return
 	}
 	c.count++
+	s.count++
 	reqCtx, end := context.WithCancel(c.ctx)
 	if what.waits() {
 		c.ends[id] = end
 	}
 	c.running.Go(func() {
 		defer end()
+		begin := time.Now()
 		body, err := s.serve(reqCtx, c, what, r)
+		if l := s.took[what]; l != nil {
+			l.add(time.Since(begin))
+		}
 		s.mu.Lock()
 		delete(c.ends, id)
 		s.mu.Unlock()
 		s.send(c, answer(id, err, body))
 		s.mu.Lock()
 		c.count--
+		s.count--
+		s.checkDrained()
 		s.mu.Unlock()
 	})
 	s.mu.Unlock()
@@ -221,16 +284,12 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, r *reader) ([]
 	case kindPinned, kindUnpin:
 		return s.ofPin(c, what, r)
 	}
-
-	space := int(r.u16())
-	s.mu.Lock()
-	var n *cache.Namespace
-	if space < len(c.spaces) {
-		n = c.spaces[space]
+	if what >= kindReport {
+		return s.inspect(c, what, r)
 	}
-	s.mu.Unlock()
-	if n == nil {
-		return nil, fmt.Errorf("namespace %d is none: %w", space, engine.ErrBounds)
+	n, err := s.space(c, r)
+	if err != nil {
+		return nil, err
 	}
 	switch what {
 	case kindMatch:
@@ -288,6 +347,17 @@ func ended(op *cache.Op) ([]byte, error) {
 	return body, op.Err()
 }
 
+// space is the namespace that a request begins with.
+func (s *Server) space(c *client, r *reader) (*cache.Namespace, error) {
+	space := int(r.u16())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if space >= len(c.spaces) {
+		return nil, fmt.Errorf("namespace %d is none: %w", space, engine.ErrBounds)
+	}
+	return c.spaces[space], nil
+}
+
 func (s *Server) openSpace(c *client, r *reader) ([]byte, error) {
 	var o cache.NamespaceOptions
 	geometry := [32]byte(r.take(32))
@@ -295,14 +365,24 @@ func (s *Server) openSpace(c *client, r *reader) ([]byte, error) {
 	if r.bad {
 		return nil, errGarbled
 	}
+	s.opening.Lock()
 	if s.cfg.Options != nil {
 		o = s.cfg.Options(name)
 	}
 	o.Geometry = geometry
 	n, err := s.cfg.Cache.Namespace(name, o)
+	if err == nil {
+		s.opened[spaceName{name, geometry}] = true // at most as many as a cache has
+	}
+	s.opening.Unlock()
 	if err != nil {
 		return nil, err
 	}
+	return s.addSpace(c, n)
+}
+
+// addSpace gives a client a namespace, by a number.
+func (s *Server) addSpace(c *client, n *cache.Namespace) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(c.spaces) >= s.cfg.SpacesMax {

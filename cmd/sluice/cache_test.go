@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// cacheDir has a config for a cache of 16 MiB, with a disk of 32; more is behind it.
+func cacheDir(t *testing.T, more ...string) (dir, config string) {
+	t.Helper()
+	dir = t.TempDir()
+	config = filepath.Join(dir, "cache.toml")
+	text := fmt.Sprintf("name = \"node\"\nsocket = %q\n%s\n[memory]\npath = %q\n"+
+		"bytes = \"16MiB\"\n[[disk]]\npath = %q\nbytes = \"32MiB\"\n", filepath.Join(dir, "s"),
+		strings.Join(more, "\n"), filepath.Join(dir, "memory"), filepath.Join(dir, "disk"))
+	require.NoError(t, os.WriteFile(config, []byte(text), 0o600))
+	return dir, config
+}
+
+// cacheServer is a server that the test has started; its first line has come.
+type cacheServer struct {
+	*exec.Cmd
+	line   string
+	stderr *lines
+}
+
+// lines are what a process writes, for who waits for one.
+type lines struct{ c chan string }
+
+func readLines(r io.Reader) *lines {
+	l := &lines{make(chan string, 100)}
+	go func() {
+		for s := bufio.NewScanner(r); s.Scan(); {
+			l.c <- s.Text()
+		}
+		close(l.c)
+	}()
+	return l
+}
+
+// await returns the first line with a text in it.
+func (l *lines) await(t *testing.T, text string) string {
+	t.Helper()
+	limit := time.After(time.Minute)
+	for {
+		select {
+		case line, ok := <-l.c:
+			require.True(t, ok, "no line with %q", text)
+			if strings.Contains(line, text) {
+				return line
+			}
+		case <-limit:
+			t.Fatalf("no line with %q", text)
+		}
+	}
+}
+
+func startCache(t *testing.T, config string, env ...string) *cacheServer {
+	t.Helper()
+	c := exec.Command(binary, "cache", "serve", "--config", config)
+	c.Env = append(os.Environ(), env...)
+	out, err := c.StdoutPipe()
+	require.NoError(t, err)
+	errs, err := c.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	t.Cleanup(func() {
+		if c.ProcessState == nil {
+			_ = c.Process.Kill()
+			_ = c.Wait()
+		}
+	})
+	s := &cacheServer{Cmd: c, stderr: readLines(errs)}
+	s.line = readLines(out).await(t, "serves at")
+	return s
+}
+
+// TestCacheDemo: what README says to try: every block that was committed outlives a SIGKILL under
+// load.
+func TestCacheDemo(t *testing.T) {
+	o := ok(t, sluice(t, "cache", "demo"))
+	var served, of int
+	last := strings.Split(strings.TrimSpace(o.stdout), "\n")
+	_, err := fmt.Sscanf(last[len(last)-1], "%d of %d committed blocks are served", &served, &of)
+	require.NoError(t, err, o.stdout)
+	require.Equal(t, of, served)
+	require.GreaterOrEqual(t, of, demoEnough)
+}
+
+func TestCacheCommands(t *testing.T) {
+	dir, config := cacheDir(t, `metrics = "127.0.0.1:0"`)
+	at := filepath.Join(dir, "s")
+	require.Equal(t, config+": it can be used\n",
+		ok(t, sluice(t, "cache", "serve", "--config", config, "--check")).stdout)
+	s := startCache(t, config)
+	require.Contains(t, s.line, "memory is empty")
+
+	block, back := filepath.Join(dir, "block"), filepath.Join(dir, "back")
+	require.NoError(t, os.WriteFile(block, bytes.Repeat([]byte("kv"), 5001), 0o600))
+	ok(t, sluice(t, "cache", "put", "--server", at, "--hash", "hello", block))
+	ok(t, sluice(t, "cache", "put", "--server", at, "--hash", "hello", block)) // it is there
+	ok(t, sluice(t, "cache", "get", "--server", at, "--hash", "hello", "--out", back))
+	want, err := os.ReadFile(block)
+	require.NoError(t, err)
+	got, err := os.ReadFile(back)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+
+	o := sluice(t, "cache", "put", "--server", at, "--hash", "hello", config)
+	require.Equal(t, statusFailed, o.status)
+	require.Contains(t, o.stderr, "another length")
+	o = sluice(t, "cache", "get", "--server", at, "--hash", "bye", "--out", back)
+	require.Equal(t, statusFailed, o.status)
+	require.Contains(t, o.stderr, "never stored")
+	o = sluice(t, "cache", "get", "--server", at, "--hash", "x", "--namespace", "no", "--out", "-")
+	require.Contains(t, o.stderr, "sluice cache ls")
+	o = sluice(t, "cache", "get", "--server", at, "hello", "--out", "-")
+	require.Equal(t, statusUsage, o.status)
+	require.Contains(t, o.stderr, "32 hexadecimal digits")
+	o = sluice(t, "cache", "stat", "--server", filepath.Join(dir, "none"))
+	require.Equal(t, statusFailed, o.status)
+	require.Contains(t, o.stderr, "start sluice cache serve")
+
+	require.Contains(t, ok(t, sluice(t, "cache", "ls", "--server", at)).stdout, "default")
+	line, object := decode(t, ok(t, sluice(t, "cache", "ls", "--server", at, "default",
+		"--json")).stdout), map[string]any{}
+	object, isObject := line.(map[string]any)
+	require.True(t, isObject)
+	require.EqualValues(t, 10002, object["bytes"])
+	wantKeys(t, "a block", line, "key", "bytes", "in_memory", "on_disk")
+
+	report := decode(t, ok(t, sluice(t, "cache", "stat", "--server", at, "--json")).stdout)
+	wantKeys(t, "the report", report, "name", "pid", "started", "attached", "clients", "running",
+		"requests", "tiers", "namespaces", "disks", "loads", "stores", "loaded_bytes",
+		"stored_bytes", "swapped_in", "swapped_out", "unwritten", "unproven",
+		"expired", "held", "refused_hints")
+	require.Contains(t, ok(t, sluice(t, "cache", "stat", "--server", at)).stdout,
+		"1 of 1 blocks")
+
+	// SIGTERM drains and ends well, and the next one has what was there
+	require.NoError(t, s.Process.Signal(syscall.SIGTERM))
+	s.stderr.await(t, "drains")
+	require.NoError(t, s.Wait())
+	require.NoFileExists(t, at)
+	s = startCache(t, config)
+	require.Contains(t, s.line, "attached 1 blocks")
+	ok(t, sluice(t, "cache", "get", "--server", at, "--hash", "hello", "--out", back))
+}
+
+// TestCacheServeTwice: two servers of one directory, or of one socket; the error says which it is,
+// and the first one goes on.
+func TestCacheServeTwice(t *testing.T) {
+	dir, config := cacheDir(t, `start_timeout = "100ms"`)
+	startCache(t, config)
+	o := sluice(t, "cache", "serve", "--config", config)
+	require.Equal(t, statusFailed, o.status)
+	require.Contains(t, o.stderr, "another process serves at")
+
+	text, err := os.ReadFile(config)
+	require.NoError(t, err)
+	other := filepath.Join(dir, "other.toml")
+	require.NoError(t, os.WriteFile(other, bytes.Replace(text, []byte(`/s"`), []byte(`/s2"`), 1),
+		0o600))
+	o = sluice(t, "cache", "serve", "--config", other)
+	require.Equal(t, statusFailed, o.status)
+	require.Contains(t, o.stderr, "a server has these files already")
+	ok(t, sluice(t, "cache", "stat", "--server", filepath.Join(dir, "s")))
+}
+
+// TestCacheReload: SIGHUP has quotas and priorities read again; nonsense changes nothing.
+func TestCacheReload(t *testing.T) {
+	dir, config := cacheDir(t)
+	at := filepath.Join(dir, "s")
+	s := startCache(t, config)
+	ok(t, sluice(t, "cache", "put", "--server", at, "--hash", "a", config))
+	text, err := os.ReadFile(config)
+	require.NoError(t, err)
+	reload := func(more string) string {
+		require.NoError(t, os.WriteFile(config, append(bytes.Clone(text), more...), 0o600))
+		require.NoError(t, s.Process.Signal(syscall.SIGHUP))
+		return s.stderr.await(t, "SIGHUP")
+	}
+	listed := func() string { return ok(t, sluice(t, "cache", "ls", "--server", at)).stdout }
+	reload("[[namespace]]\nname = \"default\"\nmemory_quota = \"8MiB\"\npriority = 4\n")
+	require.Regexp(t, `default +\w+ +4 .*8 MiB`, listed())
+	require.Contains(t, reload("[[namespace]]\nname = \"default\"\npriority = 11\n"),
+		"line 12: namespace.priority")
+	require.Regexp(t, `default +\w+ +4 .*8 MiB`, listed())
+}
+
+// TestCacheSystemd: the service tells systemd that it is ready, alive, and about to end.
+func TestCacheSystemd(t *testing.T) {
+	dir, config := cacheDir(t)
+	path := filepath.Join(dir, "notify")
+	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	require.NoError(t, err)
+	defer systemd.Close()
+	told := func() string {
+		require.NoError(t, systemd.SetReadDeadline(time.Now().Add(time.Minute)))
+		p := make([]byte, 100)
+		n, err := systemd.Read(p)
+		require.NoError(t, err)
+		return string(p[:n])
+	}
+	s := startCache(t, config, "NOTIFY_SOCKET="+path, "WATCHDOG_USEC=20000")
+	require.Equal(t, "READY=1", told())
+	require.Equal(t, "WATCHDOG=1", told())
+	require.NoError(t, s.Process.Signal(syscall.SIGTERM))
+	for told() != "STOPPING=1" {
+		continue
+	}
+	require.NoError(t, s.Wait())
+}
+
+// freePort is an address where nobody listens.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	return l.Addr().String()
+}
+
+// identityFiles are new certificates as the options of a client, and as an [identity] of a config.
+func identityFiles(t *testing.T) (flags []string, config string) {
+	backend, _ := certificates(t, time.Hour)
+	config = "[identity]\n"
+	for _, option := range strings.Split(strings.TrimPrefix(backend, "tcp:"), ",") {
+		name, file, _ := strings.Cut(option, "=")
+		flags = append(flags, "--"+name, file)
+		config += fmt.Sprintf("%s = %q\n", name, file)
+	}
+	return flags, config
+}
+
+// TestCacheNetwork: over a network only those may use the cache, and look into it, who the config
+// says. Whoever may not look may store and load.
+func TestCacheNetwork(t *testing.T) {
+	member, identity := identityFiles(t)
+	stranger, _ := identityFiles(t)
+	for _, tc := range []struct {
+		config string
+		flags  []string
+		remote bool
+	}{
+		{"plaintext = true", []string{"--plaintext"}, false},
+		{"plaintext = true\ninspect_remote = true", []string{"--plaintext"}, true},
+		{"inspect_remote = true\n" + identity, member, true},
+	} {
+		address, metrics := freePort(t), freePort(t)
+		_, config := cacheDir(t, fmt.Sprintf("listen = [%q]\nmetrics = %q\n", address, metrics),
+			tc.config)
+		startCache(t, config)
+		cacheOver := func(flags []string, args ...string) outcome {
+			return sluice(t, append(append([]string{"cache"}, args...), append([]string{
+				"--server", "tcp:" + address}, flags...)...)...)
+		}
+		ok(t, cacheOver(tc.flags, "put", "--hash", "a", config, "--geometry",
+			strings.Repeat("0", 64)))
+		o := cacheOver(tc.flags, "get", "--hash", "a", "--out", "-")
+		if tc.remote {
+			text, err := os.ReadFile(config)
+			require.NoError(t, err)
+			require.Equal(t, string(text), ok(t, o).stdout)
+		} else {
+			require.Equal(t, statusFailed, o.status)
+			require.Contains(t, o.stderr, "Unix socket")
+		}
+		o = cacheOver(stranger, "stat", "--timeout", "3s")
+		require.Equal(t, statusFailed, o.status)
+		require.Contains(t, o.stderr, "reach the cache at")
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metrics+"/metrics", nil)
+		require.NoError(t, err)
+		answer, err := http.DefaultClient.Do(q)
+		require.NoError(t, err)
+		body, err := io.ReadAll(answer.Body)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		require.Contains(t, string(body), `sluice_cache_store_blocks_total{outcome="done"} 1`)
+		require.Contains(t, string(body), `sluice_cache_request_seconds_count{request="store"} 1`)
+	}
+}
+
+// TestCacheConfig: nonsense is refused, by key and line, before anything is opened.
+func TestCacheConfig(t *testing.T) {
+	const good = "socket = \"/x/s\"\n[memory]\npath = \"/x/m\"\nbytes = \"64MiB\"\n"
+	for _, tc := range []struct{ text, want string }{
+		{good + "byte = 3\n", "line 5: memory.byte: there is no such key"},
+		{"nmae = \"a\"\n" + good, "line 1: nmae: there is no such key"},
+		{strings.Replace(good, "64MiB", "64 cows", 1), "line 4: memory.bytes: size \"64 cows\""},
+		{strings.Replace(good, `"64MiB"`, "-3 # or so", 1),
+			"line 4: memory.bytes: negative integer value -3"},
+		{strings.Replace(good, `"64MiB"`, "true", 1), "size \"true\""},
+		{strings.Replace(good, `"/x/m"`, "3", 1), "line 3: memory.path: cannot decode TOML integer"},
+		{strings.Replace(good, `path = "/x/m"`, "", 1), "line 2: memory.path: name the file"},
+		{good + "bytes = 5\n", "line 5"},
+		{"drain_timeout = \"soon\"\n" + good, "line 1: drain_timeout: \"soon\" is no time"},
+		{"listen = [\"1.2.3.4:7\"]\n" + good, "line 1: listen: name the files of an [identity]"},
+		{"plaintext = true\nlisten = [\"here\"]\n" + good,
+			"line 2: listen: \"here\" is no HOST:PORT"},
+		{"backends = [\"smoke\"]\n" + good, "line 1: backends: backend \"smoke\" does not exist"},
+		{"backends = [\"shm:rings=2\"]\n" + good, "line 1: backends: "},
+		{"policy = \"fifo\"\n" + good, "policy \"fifo\": there are s3fifo"},
+		{good + "[[disk]]\npath=\"/x/d\"\nbytes=1\n[[disk]]\nbytes=1\n", "line 8: disk.path"},
+		{good + "[[disk]]\npath=\"/x/d\"\nbytes=\"4KiB\"\n", "disk /x/d"},
+		{good + "[[namespace]]\nname=\"a\"\n[[namespace]]\nname=\"a\"\n", "line 8: namespace.name"},
+		{good + "[identity]\ncertificate=\"c\"\nkey=\"k\"\n", "line 5: identity.authority"},
+		{"name = \"" + good, "line 1"},
+	} {
+		path := filepath.Join(t.TempDir(), "cache.toml")
+		require.NoError(t, os.WriteFile(path, []byte(tc.text), 0o600))
+		_, err := readCacheConfig(path)
+		require.ErrorContains(t, err, tc.want, tc.text)
+		require.ErrorContains(t, err, path)
+	}
+	o := sluice(t, "cache", "serve", "--config", "/no/where")
+	require.Equal(t, statusFailed, o.status)
+	require.Contains(t, o.stderr, "no such file")
+}
+
+// TestCacheTooLarge: the error of a memory that is not there says how much is free.
+func TestCacheTooLarge(t *testing.T) {
+	dir, config := cacheDir(t)
+	text, err := os.ReadFile(config)
+	require.NoError(t, err)
+	text = bytes.ReplaceAll(text, []byte("16MiB"), []byte("8TiB"))
+	require.NoError(t, os.WriteFile(config, bytes.Replace(text, []byte("32MiB"), []byte("9TiB"), 1),
+		0o600))
+	o := sluice(t, "cache", "serve", "--config", config)
+	require.Equal(t, statusFailed, o.status)
+	require.Contains(t, o.stderr, "free; make the tier smaller or the filesystem larger")
+	require.NoFileExists(t, filepath.Join(dir, "s"))
+}

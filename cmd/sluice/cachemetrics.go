@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/cache/serve"
+)
+
+// metricsHandler answers /metrics with the counts of a server, as they are at that moment.
+func metricsHandler(s *serve.Server) http.Handler {
+	r := prometheus.NewRegistry()
+	r.MustRegister(&cacheMetrics{s})
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{}))
+	return mux
+}
+
+// cacheMetrics is a prometheus.Collector.
+type cacheMetrics struct{ server *serve.Server }
+
+// Describe implements prometheus.Collector. It describes nothing: Collect does.
+func (*cacheMetrics) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (m *cacheMetrics) Collect(to chan<- prometheus.Metric) {
+	r := m.server.Report()
+	// labels are names and values in turn
+	add := func(as prometheus.ValueType, n float64, name, help string, labels ...string) {
+		var names, values []string
+		for k := 0; k < len(labels); k += 2 {
+			names, values = append(names, labels[k]), append(values, labels[k+1])
+		}
+		to <- prometheus.MustNewConstMetric(prometheus.NewDesc("sluice_cache_"+name, help, names,
+			nil), as, n, values...)
+	}
+	const count, gauge = prometheus.CounterValue, prometheus.GaugeValue
+	for o, n := range r.Loads {
+		add(count, float64(n), "load_blocks_total",
+			"Blocks that were asked for: hits are done, the others say why not.",
+			"outcome", o.String())
+	}
+	for o, n := range r.Stores {
+		add(count, float64(n), "store_blocks_total",
+			"Blocks that were to be stored, by what became of them.", "outcome", o.String())
+	}
+	add(count, float64(r.LoadedBytes), "loaded_bytes_total", "Bytes of blocks that were loaded.")
+	add(count, float64(r.StoredBytes), "stored_bytes_total", "Bytes of blocks that were stored.")
+	for way, n := range map[string]uint64{"in": r.SwappedIn, "out": r.SwappedOut} {
+		add(count, float64(n), "swapped_blocks_total", "Blocks read from, or written to, disks.",
+			"way", way)
+	}
+	add(count, float64(r.Unwritten), "unwritten_blocks_total",
+		"Blocks that found too many others on their way to a disk.")
+	for k, t := range r.Tiers {
+		tier := cache.Tier(k).String()
+		add(gauge, float64(t.Blocks), "blocks", "Blocks in a tier.", "tier", tier)
+		add(gauge, float64(t.Bytes), "bytes", "Bytes in use in a tier.", "tier", tier)
+		add(gauge, float64(t.Room), "room_bytes", "Bytes that a tier has.", "tier", tier)
+		add(count, float64(t.Evicted), "evicted_blocks_total", "Blocks that had to go.",
+			"tier", tier)
+		for space, n := range r.Namespaces {
+			add(gauge, float64(n.Bytes[k]), "namespace_bytes", "Bytes of a namespace.",
+				"namespace", strings.ToValidUTF8(space, "?"), "tier", tier)
+		}
+	}
+	for _, d := range r.Disks {
+		usable := 1.0
+		if d.Unused != "" {
+			usable = 0
+		}
+		add(gauge, usable, "disk_usable", "1: the disk is used; 0: left alone after errors.",
+			"path", d.Path)
+		add(gauge, float64(d.Left), "disk_budget_bytes", "Bytes that may be written at once.",
+			"path", d.Path)
+	}
+	add(gauge, float64(r.Running), "requests_running", "Requests that run.")
+	add(gauge, float64(r.Clients), "clients", "Clients that are connected.")
+	add(gauge, float64(r.Unproven), "unproven_transfers", "Transfers without a proof of their end.")
+	for name, l := range r.Requests {
+		sum, buckets := uint64(0), map[float64]uint64{}
+		for k, n := range l.Buckets[:len(l.Buckets)-1] {
+			sum += n
+			buckets[l.Bound(k).Seconds()] = sum
+		}
+		to <- prometheus.MustNewConstHistogram(prometheus.NewDesc("sluice_cache_request_seconds",
+			"How long requests took.", []string{"request"}, nil), l.Count(), l.Seconds, buckets,
+			name)
+	}
+}

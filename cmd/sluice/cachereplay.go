@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"container/heap"
+	"context"
+	enc "encoding/binary" // the tests have a variable of that name
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/figures"
+	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/trace"
+)
+
+// cacheReplay is a trace that runs through caches.
+type cacheReplay struct {
+	replayFlags // trace, requests and seed of it
+	policies    []string
+	clients     int
+	blockText   string
+	block       int     // bytes
+	memory      float64 // percent of the different blocks of the trace
+	disk        float64
+	dir         string
+
+	chains  [][]cache.Key
+	refs    int // blocks of all chains
+	unique  int
+	longest int
+}
+
+func newCacheReplay() *cobra.Command {
+	f := &cacheReplay{}
+	c := &cobra.Command{
+		Use:   "replay [TRACE]",
+		Short: "Run a trace through a cache, by several clients, and check every byte",
+		Long: `Run the requests of a trace through a cache of its own, once for each policy: clients take
+them in their order, match the chain of a request, load what is there, and store the rest.
+Each byte that is loaded must be the one that the block's key says.
+
+Beside the hits of each policy stands the optimum: what a cache of as many blocks, memory and
+disk together, could have served at most, that knows all requests to come. Both are shares of
+all blocks. from_disk counts the bytes that had to be read from the file of the disk first.
+Without TRACE a generator makes requests of the statistics of a conversation trace.`,
+		Example: `  sluice cache replay conversation_trace.jsonl --memory 10
+  sluice cache replay --requests 500 --memory 3 --disk 20 --policy s3fifo --json`,
+		Args: wordsFrom(0, 1),
+		RunE: func(c *cobra.Command, args []string) error {
+			f.exactly = c.Flags().Changed("requests")
+			if len(args) > 0 {
+				if f.trace = args[0]; !f.exactly {
+					f.requests = 0
+				}
+			}
+			if err := f.check(); err != nil {
+				return err
+			}
+			if err := f.read(); err != nil {
+				return err
+			}
+			return f.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr())
+		},
+	}
+	s := c.Flags()
+	s.IntVar(&f.requests, "requests", 1000, "how many; 0: all of the trace, its default")
+	s.Uint64Var(&f.seed, "seed", 1, "of the generator")
+	s.StringSliceVar(&f.policies, "policy", []string{"s3fifo", "arc", "lru"}, "`POLICIES` to run")
+	s.IntVar(&f.clients, "clients", 4, "clients, each with an engine of its own")
+	s.StringVar(&f.blockText, "block", "4KiB", "`SIZE` of a block, a multiple of 4 KiB")
+	s.Float64Var(&f.memory, "memory", 10, "`PERCENT` of the trace's different blocks that the "+
+		"memory has room for")
+	s.Float64Var(&f.disk, "disk", 0, "`PERCENT` that a file of a disk has room for; 0: no disk")
+	s.StringVar(&f.dir, "dir", os.TempDir(), "`FOLDER` for that file, which is gone afterwards")
+	s.BoolVar(&f.asJSON, "json", false, "print JSON")
+	return c
+}
+
+func (f *cacheReplay) check() error {
+	n, err := figures.ParseSize(f.blockText)
+	switch {
+	case err != nil:
+		return usagef("--block: %w", err)
+	case n%4096 != 0 || n > 256<<20:
+		return usagef("--block %s: want a multiple of 4 KiB, at most 256 MiB", f.blockText)
+	case f.clients < 1 || f.clients > 64:
+		return usagef("--clients %d: want 1 to 64", f.clients)
+	case !(f.memory > 0 && f.memory <= 100):
+		return usagef("--memory %v: want more than 0, at most 100 percent", f.memory)
+	case !(f.disk >= 0 && f.disk <= 100):
+		return usagef("--disk %v: want 0 to 100 percent", f.disk)
+	case f.requests < 0 || f.requests == 0 && f.trace == "" || f.requests > requestsMax:
+		return usagef("--requests %d: want at least 1, or 0 for all of a TRACE; at most %d",
+			f.requests, requestsMax)
+	}
+	for _, p := range f.policies {
+		c := cache.Config{Policy: cache.Policy(p), Memory: cache.MemoryConfig{Path: "x",
+			Bytes: 1 << 30}}
+		if err := c.Check(); err != nil {
+			return usagef("--policy: %w", err)
+		}
+	}
+	f.block = int(n)
+	return nil
+}
+
+// read makes keys of the trace.
+func (f *cacheReplay) read() error {
+	requests, err := f.load()
+	if err != nil {
+		return err
+	}
+	seen := map[uint64]bool{}
+	f.chains, f.refs, f.longest = nil, 0, 0
+	for _, q := range requests {
+		f.chains = append(f.chains, keysOf(&q))
+		f.refs += len(q.HashIDs)
+		f.longest = max(f.longest, len(q.HashIDs))
+		for _, id := range q.HashIDs {
+			seen[id] = true
+		}
+	}
+	if f.unique = len(seen); f.unique == 0 {
+		return errors.New("the requests have no blocks")
+	}
+	return nil
+}
+
+func keysOf(q *trace.Request) []cache.Key {
+	keys := make([]cache.Key, len(q.HashIDs))
+	for k, id := range q.HashIDs {
+		enc.LittleEndian.PutUint64(keys[k][:], id)
+	}
+	return keys
+}
+
+// blocksOf is how many blocks a percentage of the trace's are, at least one where it is not 0.
+func (f *cacheReplay) blocksOf(percent float64) int {
+	return int(math.Ceil(percent / 100 * float64(f.unique)))
+}
+
+// replayColumns are what is told of each policy; times are of whole requests.
+var replayColumns = []string{"policy", "hits", "optimum", "loaded", "from_disk", "to_disk",
+	"match_p50_us", "match_p99_us", "load_p50_us", "load_p99_us", "store_p50_us", "store_p99_us",
+	"mismatches"}
+
+// run runs all policies, and prints what came of them.
+func (f *cacheReplay) run(ctx context.Context, stdout, stderr io.Writer) error {
+	optimum := share(optimalHits(f.chains, f.blocksOf(f.memory)+f.blocksOf(f.disk)), f.refs)
+	bar := newProgress(stderr, int64(len(f.chains)*len(f.policies)), "cache replay")
+	defer bar.clear()
+	var rows [][]any
+	mismatches := 0
+	for n, p := range f.policies {
+		r, err := f.one(ctx, p, func(done int) { bar.set(int64(n*len(f.chains) + done)) })
+		if err != nil {
+			return err
+		}
+		mismatches += r.wrong
+		row := []any{p, share(r.hits, f.refs), optimum, size(r.stats.LoadedBytes),
+			size(r.stats.SwappedIn * uint64(f.block)), size(r.stats.SwappedOut * uint64(f.block))}
+		for _, t := range r.took {
+			row = append(row, micros(t.Percentile(50)), micros(t.Percentile(99)))
+		}
+		rows = append(rows, append(row, r.wrong))
+	}
+	bar.clear()
+	fmt.Fprintf(stderr, "%d requests of %d blocks of %s, %d of them different, by %d clients; "+
+		"memory for %v %% of these, disk for %v %%\n", len(f.chains), f.refs,
+		figures.FormatSize(uint64(f.block)), f.unique, f.clients, f.memory, f.disk)
+	err := printRows(stdout, f.asJSON, replayColumns, rows)
+	if mismatches > 0 {
+		err = errors.Join(err, fmt.Errorf("%d blocks were loaded with other bytes", mismatches))
+	}
+	return err
+}
+
+// share and micros have as many digits as say something.
+func share(n, of int) float64        { return math.Round(1e4*float64(n)/float64(of)) / 1e4 }
+func micros(d time.Duration) float64 { return math.Round(figures.Micros(d)) }
+
+// replayResult is what a policy did.
+type replayResult struct {
+	hits, wrong int
+	took        [3]*figures.Samples // of Match, Load and Store
+	stats       cache.Stats
+}
+
+// one is the story of a policy: a server, clients that take requests in their order, and what came
+// of it.
+func (f *cacheReplay) one(ctx context.Context, policy string, progress func(int)) (r replayResult,
+	err error) {
+	dir, err := os.MkdirTemp(f.dir, "sluice-replay-*")
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	block := size(f.block)
+	cfg := &cacheConfig{Name: "cache replay", Socket: filepath.Join(dir, "s"),
+		StartTimeout: duration(time.Minute), DrainTimeout: duration(time.Second),
+		Policy: cache.Policy(policy)}
+	cfg.Blocks = uint64(f.blocksOf(f.memory) + f.blocksOf(f.disk) + 4096)
+	cfg.Memory = cacheMemory{Path: filepath.Join("/dev/shm", filepath.Base(dir)), Extent: block,
+		Bytes: size(f.blocksOf(f.memory)) * block} // as many blocks fit as the optimum has
+	defer os.Remove(cfg.Memory.Path)
+	if n := f.blocksOf(f.disk); n > 0 {
+		cfg.Disks = []cacheDisk{{Path: filepath.Join(dir, "disk"), Extent: block,
+			Bytes: size(n) * block, Blocks: uint64(n)}}
+	}
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	line, lineIn := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		err := serveCache(serving, cfg, lineIn, io.Discard)
+		_ = lineIn.CloseWithError(cmp.Or(err, io.EOF))
+		ended <- err
+	}()
+	defer func() { stop(); err = errors.Join(err, <-ended) }()
+	if _, err := bufio.NewReader(line).ReadString('\n'); err != nil {
+		return r, nil // which the server has ended with
+	}
+
+	var mu sync.Mutex // guards what is below, and r
+	next := 0
+	var failed error
+	for k := range r.took {
+		r.took[k] = figures.NewSamples(len(f.chains))
+	}
+	var clients sync.WaitGroup
+	for n := range f.clients {
+		clients.Go(func() {
+			room := max(1, min(f.longest, 64<<20/f.block))
+			u, err := openModelUser(ctx, cfg.Socket, fmt.Sprint("client ", n), f.block, room)
+			if err == nil {
+				defer func() { _ = u.close() }()
+			}
+			for {
+				mu.Lock()
+				failed = errors.Join(failed, err)
+				at := next
+				next++
+				if failed != nil || ctx.Err() != nil || at >= len(f.chains) {
+					mu.Unlock()
+					return
+				}
+				progress(at)
+				mu.Unlock()
+				var q requestResult
+				q, err = u.serve(ctx, f.chains[at], room)
+				mu.Lock()
+				r.hits, r.wrong = r.hits+q.hits, r.wrong+q.wrong
+				for k, d := range q.took {
+					if d > 0 {
+						r.took[k].Add(d)
+					}
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	clients.Wait()
+	if failed = cmp.Or(failed, ctx.Err()); failed != nil {
+		return r, failed
+	}
+	u, err := openModelUser(ctx, cfg.Socket, "reader", f.block, 1)
+	if err != nil {
+		return r, err
+	}
+	report, err := u.Report(ctx)
+	r.stats = report.Stats
+	return r, errors.Join(err, u.close())
+}
+
+// requestResult is what became of one request: blocks that were loaded, those of them whose bytes
+// were others, and the time of Match, Load and Store; 0: there was none.
+type requestResult struct {
+	hits, wrong int
+	took        [3]time.Duration
+}
+
+// serve does with a request what a process that serves a model does, room blocks at a time.
+func (u *modelUser) serve(ctx context.Context, keys []cache.Key, room int) (r requestResult,
+	err error) {
+	begin := time.Now()
+	m, err := u.Match(ctx, keys)
+	r.took[0] = time.Since(begin)
+	if err != nil {
+		return r, err
+	}
+	for at, end := 0, 0; at < len(keys); at = end {
+		what, call := 1, u.Load
+		if end = min(at+room, m.Prefix); at >= m.Prefix {
+			what, call, end = 2, u.Store, min(at+room, len(keys))
+			u.fill(keys[at:end])
+		}
+		begin := time.Now()
+		outcomes, err := call(ctx, keys[at:end], u.place(end-at, u.block))
+		for errors.Is(err, engine.ErrBusy) && ctx.Err() == nil { // the disk does not keep up
+			time.Sleep(time.Millisecond)
+			begin = time.Now()
+			outcomes, err = call(ctx, keys[at:end], u.place(end-at, u.block))
+		}
+		r.took[what] += time.Since(begin)
+		if err != nil {
+			return r, err
+		}
+		for k, o := range outcomes {
+			if what == 1 && o == cache.Done {
+				r.hits++
+				if !u.is(k, &keys[at+k]) {
+					r.wrong++
+				}
+			}
+		}
+	}
+	return r, nil
+}
+
+// optimalHits is how many blocks of the chains a cache of so many blocks can serve at most that
+// knows all chains to come and need not keep what it is given: Belady's MIN. After each chain the
+// blocks stay that are used next. A block is never used earlier than what is before it in its
+// chain: so the blocks that stay may be chosen to have no gap, and hits be what a Match finds.
+func optimalHits(chains [][]cache.Key, capacity int) (hits int) {
+	// when the blocks of each chain are used next, as numbers of chains
+	uses := make([][]int, len(chains))
+	last := map[cache.Key]int{}
+	for n := len(chains) - 1; n >= 0; n-- {
+		uses[n] = make([]int, len(chains[n]))
+		for k, key := range chains[n] {
+			uses[n][k] = math.MaxInt
+			if at, ok := last[key]; ok {
+				uses[n][k] = at
+			}
+			last[key] = n // a chain has a block once
+		}
+	}
+	there := map[cache.Key]bool{}
+	far := &farthest{} // of those that are there, and of such as were used since, which come last
+	for n, chain := range chains {
+		for k, key := range chain {
+			if there[key] {
+				hits++
+			}
+			delete(there, key)
+			if uses[n][k] < math.MaxInt {
+				there[key] = true
+				heap.Push(far, futureUse{key, uses[n][k]})
+			}
+		}
+		for len(there) > capacity {
+			delete(there, heap.Pop(far).(futureUse).key)
+		}
+	}
+	return hits
+}
+
+// futureUse is a block, and the number of the chain that uses it next.
+type futureUse struct {
+	key  cache.Key
+	next int
+}
+
+// farthest is a heap of future uses, the last one first.
+type farthest []futureUse
+
+func (h farthest) Len() int           { return len(h) }
+func (h farthest) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h farthest) Less(i, j int) bool { return h[i].next > h[j].next }
+func (h *farthest) Push(x any)        { *h = append(*h, x.(futureUse)) }
+func (h *farthest) Pop() any {
+	last := len(*h) - 1
+	u := (*h)[last]
+	*h = (*h)[:last]
+	return u
+}

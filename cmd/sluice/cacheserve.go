@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluicehq/sluice/backends/byname"
+	"github.com/sluicehq/sluice/backends/tcp"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/identity"
+	"github.com/sluicehq/sluice/internal/figures"
+	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/cache/serve"
+)
+
+// newCache is the command whose commands are about the KV cache of one node.
+func newCache() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "cache",
+		Short: "Serve the KV cache of this node, look into it, and measure it",
+		Args:  noArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newCacheServe(), newCacheStat(), newCacheLs(), newCacheGet(), newCachePut(),
+		newCacheReplay(), newCacheDemo())
+	return c
+}
+
+func newCacheServe() *cobra.Command {
+	var path string
+	var check bool
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve the KV cache of this node to its processes, and to other hosts",
+		Long: `Open the cache that a config describes, with all that a process before has left in it, and
+serve it until SIGTERM or SIGINT: requests that run may then end within drain_timeout, and
+blocks on their way to disks are waited for. A second signal, a second later, ends at once;
+what was committed is there at the next start in any case. SIGHUP has the quotas and priorities
+of namespaces read again; a config that is wrong changes nothing.
+
+Once clients may come it prints one line, and tells systemd (Type=notify, WatchdogSec).
+docs/cache.md has the keys of the config and their defaults.`,
+		Example: `  sluice cache serve --config cache.toml
+  sluice cache serve --config cache.toml --check`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if path == "" {
+				return usagef("--config FILE says what to serve: docs/cache.md has an example")
+			}
+			cfg, err := readCacheConfig(path)
+			if err != nil {
+				return err
+			}
+			if check {
+				fmt.Fprintf(c.OutOrStdout(), "%s: it can be used\n", path)
+				return nil
+			}
+			return serveCache(c.Context(), cfg, c.OutOrStdout(), c.ErrOrStderr())
+		},
+	}
+	c.Flags().StringVar(&path, "config", "", "`FILE` in TOML")
+	c.Flags().BoolVar(&check, "check", false, "read and check the config, and open nothing")
+	return c
+}
+
+// serveCache is the story of a server: from its backends to its last byte. Whatever is opened is
+// closed in the reverse order.
+func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer) (err error) {
+	say := func(format string, args ...any) { fmt.Fprintf(stderr, "cache: "+format+"\n", args...) }
+	defer notifySystemd("STOPPING=1")
+
+	// The engine. Its identity is that of the listeners.
+	var id *identity.Identity
+	if files := cfg.Identity; files.Certificate != "" {
+		var revoked []string
+		if files.Revoked != "" {
+			revoked = append(revoked, files.Revoked)
+		}
+		id, err = identity.FromFiles(files.Certificate, files.Key, files.Authority, revoked...)
+		if err != nil {
+			return cfg.wrong("identity", 0, "certificate", "%w", err)
+		}
+	}
+	list, err := cfg.openBackends(id)
+	if err != nil {
+		return err
+	}
+	e, err := engine.Open(engine.Config{Name: cfg.Name, Backends: list, Identity: id,
+		Plaintext: cfg.Plaintext,
+		OnRefused: func(from net.Addr, why error) {
+			if from.Network() != "unix" { // where it is a process that asks whether one serves
+				say("refused %v: %v", from, why)
+			}
+		}})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+
+	// The cache, with what was left in it.
+	if err := checkSocket(cfg.Socket); err != nil {
+		return err
+	}
+	cacheCfg := cfg.cache()
+	cacheCfg.Engine = e
+	within, cancel := context.WithTimeout(ctx, time.Duration(cfg.StartTimeout))
+	c, err := cache.Open(within, cacheCfg)
+	cancel()
+	switch {
+	case errors.Is(err, engine.ErrBusy) && ctx.Err() == nil:
+		return fmt.Errorf("%w: a server has these files already: stop it (sluice cache stat says "+
+			"which process it is), or name other files", err)
+	case err != nil:
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+
+	// The server, its listeners, and who reads its counts.
+	var now atomic.Pointer[cacheConfig] // as it was read last
+	now.Store(cfg)
+	s, err := serve.New(serve.Config{Cache: c, Engine: e,
+		Inspect: func(p *engine.Peer) bool { return cfg.InspectRemote || serve.OverUnixSocket(p) },
+		Options: func(name string) cache.NamespaceOptions { return now.Load().options(name) }})
+	if err != nil {
+		return err
+	}
+	listeners, err := cfg.listen()
+	if err != nil {
+		return err
+	}
+	serving, stopServing := context.WithCancel(context.Background())
+	running, stopRunning := context.WithCancel(context.Background())
+	ended := make(chan error, len(listeners)+2) // of whatever should not end by itself
+	parts := 1
+	go func() { ended <- s.Run(running) }()
+	for _, l := range listeners {
+		parts++
+		go func() { ended <- e.Serve(serving, l) }()
+	}
+	if cfg.Metrics != "" {
+		l, err := net.Listen("tcp", cfg.Metrics)
+		if err != nil {
+			say("no metrics: %v", err)
+		} else {
+			server := &http.Server{Handler: metricsHandler(s), ReadTimeout: 10 * time.Second,
+				WriteTimeout: 10 * time.Second}
+			parts++
+			go func() { ended <- server.Serve(l) }()
+			defer context.AfterFunc(serving, func() { _ = server.Close() })()
+		}
+	}
+	defer func() { // nothing uses the cache when it is closed
+		stopServing()
+		stopRunning()
+		for ; parts > 0; parts-- {
+			<-ended
+		}
+	}()
+	if _, err := fmt.Fprintln(stdout, served(cfg, c.Attached(), c.Stats())); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	notifySystemd("READY=1")
+
+	// Until a signal.
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, syscall.SIGHUP)
+	defer signal.Stop(again)
+	watchdog, stopWatchdog := watchdogTicks()
+	defer stopWatchdog()
+	for ctx.Err() == nil {
+		select {
+		case <-watchdog:
+			_ = c.Spaces() // one that hangs does not answer; one whose disk hangs does
+			notifySystemd("WATCHDOG=1")
+		case <-again:
+			changed, err := readCacheConfig(cfg.path)
+			if err == nil {
+				now.Store(changed)
+				err = s.Reassign()
+			}
+			if err != nil {
+				say("SIGHUP: nothing is changed: %v", sentence(err))
+			} else {
+				say("SIGHUP: %s is read: quotas and priorities of namespaces are as it says; all "+
+					"else it says holds from the next start on", cfg.path)
+			}
+		case err := <-ended:
+			parts--
+			return fmt.Errorf("a listener ended: %w", err)
+		case <-ctx.Done():
+		}
+	}
+
+	// Drain: no further peers, no further requests, and what runs may end.
+	say("%v: drains for at most %v", context.Cause(ctx), time.Duration(cfg.DrainTimeout))
+	notifySystemd("STOPPING=1")
+	stopServing()
+	within, cancel = context.WithTimeout(context.Background(), time.Duration(cfg.DrainTimeout))
+	defer cancel()
+	if err := errors.Join(s.Drain(within), c.Drain(within)); err != nil {
+		say("%v; what was committed in memory is there at the next start", err)
+	}
+	return nil
+}
+
+// served is the line that says what is served.
+func served(cfg *cacheConfig, a cache.Attached, s cache.Stats) string {
+	what := fmt.Sprintf("attached %d blocks, %s in memory, in %.1f ms", a.Blocks,
+		figures.RoundSize(a.Bytes), float64(a.Took)/1e6)
+	switch {
+	case a.Fresh != "":
+		what = "memory made anew: " + a.Fresh
+	case a.Blocks == 0:
+		what = "memory is empty"
+	}
+	for _, d := range s.Disks {
+		if d.Fresh != "" {
+			what += fmt.Sprintf("; disk %s made anew: %s", d.Path, d.Fresh)
+		} else {
+			what += fmt.Sprintf("; %d blocks on disk %s", d.Blocks, d.Path)
+		}
+	}
+	where := append([]string{cfg.Socket}, cfg.Listen...)
+	return fmt.Sprintf("cache %s serves at %s: %s", cfg.Name, strings.Join(where, ", "), what)
+}
+
+// openBackends opens those of the config or, where it names none, those that its tiers and its
+// listeners need.
+func (c *cacheConfig) openBackends(id *identity.Identity) (list []driver.Backend, err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, closeAll(list))
+		}
+	}()
+	specs := c.Backends
+	if len(specs) == 0 {
+		specs = []string{"shm"}
+		if len(c.Disks) > 0 {
+			specs = append(specs, "posix")
+		}
+	}
+	for _, spec := range specs {
+		name, words, err := byname.Split(spec)
+		var b driver.Backend
+		if err == nil {
+			b, err = byname.Open(name, words)
+		}
+		if err != nil {
+			return list, c.wrong("", 0, "backends", "%s: %w", spec, err)
+		}
+		list = append(list, b)
+	}
+	if len(c.Backends) == 0 && len(c.Listen) > 0 {
+		host, _, _ := net.SplitHostPort(c.Listen[0])
+		b, err := tcp.New(tcp.Config{Listen: net.JoinHostPort(host, "0"), Identity: id,
+			Plaintext: id == nil})
+		if err != nil {
+			return list, c.wrong("", 0, "listen", "%w", err)
+		}
+		list = append(list, b)
+	}
+	return list, nil
+}
+
+// checkSocket reports whether somebody serves at a socket.
+func checkSocket(path string) error {
+	conn, err := net.DialTimeout("unix", path, time.Second)
+	if err != nil {
+		return nil
+	}
+	_ = conn.Close()
+	return fmt.Errorf("another process serves at %s: stop it (sluice cache stat says which one it "+
+		"is), or name another socket", path)
+}
+
+// listen opens the Unix socket and the addresses. A socket that was left behind makes way.
+func (c *cacheConfig) listen() (list []net.Listener, err error) {
+	if err = checkSocket(c.Socket); err != nil {
+		return nil, err
+	}
+	if info, err := os.Lstat(c.Socket); err == nil && info.Mode()&os.ModeSocket != 0 {
+		if err := os.Remove(c.Socket); err != nil {
+			return nil, fmt.Errorf("a socket that was left behind: %w", err)
+		}
+	}
+	l, err := net.Listen("unix", c.Socket)
+	if err != nil {
+		return nil, c.wrong("", 0, "socket", "%w", err)
+	}
+	list = append(list, l)
+	for _, address := range c.Listen {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			for _, open := range list {
+				_ = open.Close()
+			}
+			return nil, c.wrong("", 0, "listen", "%w", err)
+		}
+		list = append(list, l)
+	}
+	return list, nil
+}
+
+// notifySystemd tells systemd how the service is; see sd_notify(3). Without it there is nobody to
+// tell, and what it does not take it does without.
+func notifySystemd(state string) {
+	path := os.Getenv("NOTIFY_SOCKET")
+	if path == "" {
+		return
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(time.Second))
+	_, _ = conn.Write([]byte(state))
+}
+
+// watchdogTicks ticks twice in the time within which systemd wants to hear of the service; never
+// where it does not.
+func watchdogTicks() (<-chan time.Time, func()) {
+	us, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64)
+	pid := os.Getenv("WATCHDOG_PID")
+	if err != nil || us < 2 || pid != "" && pid != strconv.Itoa(os.Getpid()) {
+		return nil, func() {}
+	}
+	t := time.NewTicker(time.Duration(us) * time.Microsecond / 2)
+	return t.C, t.Stop
+}
