@@ -215,7 +215,7 @@ func (p *Pair) Idle(ctx context.Context, span time.Duration) (float64, error) {
 // cache puts the page cache into the same state for all participants. Shapes of whole blocks bypass
 // the page cache and find nothing of the file in it. Other shapes find the whole file in it.
 func (p *Pair) cache(ctx context.Context, s *Shape) error {
-	if p.Lane != File || p.target == nil {
+	if p.Lane != File && p.Lane != CacheDisk || p.target == nil {
 		return nil
 	}
 	_, err := p.target.Ask(ctx, Request{Do: DoCache, On: s.Size%wholeBlock != 0}, askLimit)

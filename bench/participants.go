@@ -5,6 +5,7 @@ package bench
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,15 +24,26 @@ const (
 	Weights Lane = "weights" // safetensors files into memory
 	GPU     Lane = "gpu"     // a card's memory and the host's
 	GPUFile Lane = "gpufile" // a card's memory and a file
+
+	// a cache of KV blocks, which another process of the host has, and this one uses by shared
+	// memory; the same over the loopback interface; a cache of this process with a disk
+	CacheShm  Lane = "cache-shm"
+	CacheTCP  Lane = "cache-tcp"
+	CacheDisk Lane = "cache-disk"
 )
 
+// CacheLanes are those of a cache.
+var CacheLanes = []Lane{CacheShm, CacheTCP, CacheDisk}
+
 // Lanes are all of them, in the order of tables.
-var Lanes = []Lane{Process, Host, TCP, RDMA, File, Weights, GPU, GPUFile}
+var Lanes = []Lane{Process, Host, TCP, RDMA, File, Weights, GPU, GPUFile, CacheShm, CacheTCP,
+	CacheDisk}
 
 // laneBackends lists sluice's backends for each lane. The first is measured by default.
 var laneBackends = map[Lane][]string{
 	Process: {"mem"}, Host: {"shm"}, TCP: {"tcp", "ucx"}, RDMA: {"rdma"}, File: {"posix"},
 	Weights: {"posix"}, GPU: {"cpu", "cuda"}, GPUFile: {"gds"},
+	CacheShm: {"shm"}, CacheTCP: {"tcp"}, CacheDisk: {"shm"},
 }
 
 // bare has the backend options of a lane for a backend that the user named without options: without
@@ -104,6 +116,7 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 		p.Blind, p.Timed, p.Alone = true, true, p.Alone || lane == Weights
 	}
 	blind := func(p *Participant) { alone(p).Blind = true }
+	redis := func(p *Participant) { p.Blind, p.Needs = true, needsRedis }
 	script := func(name, peer, file string, env []string, args ...string) *Participant {
 		if s.Python == nil {
 			return &Participant{}
@@ -146,6 +159,17 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 			alone(ours(b, "gather", b))
 		case Weights:
 			blind(ours("weights", "weights", s.Folder))
+		case CacheShm, CacheTCP:
+			if plain := bare[TCP][b]; plain != "" {
+				b = plain
+			}
+			ours("cache", "cache", "each", b).Blind = true
+			ours("cache-first", "cache", "first", b).Blind = true
+			if lane == CacheShm {
+				blind(ours("cache-own", "cache", "own", b))
+			}
+		case CacheDisk:
+			blind(ours("cache", "cache", "dir="+s.Folder, b, "posix"))
 		case GPUFile:
 			alone(ours(b, "engine", b, card(b), "dir="+s.Folder, "only=gds"))
 		default:
@@ -208,11 +232,31 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 		}
 		alone(yardstick("memcpy", "memcpy"))
 		alone(yardstick("memcpy-huge", "memcpy", "huge"))
+	case CacheShm:
+		alone(yardstick("memcpy", "memcpy"))
+		redis(yardstick("redis", "redis"))
+	case CacheTCP:
+		script("mooncake-store", "mooncake", "mooncake_store.py", nil).Blind = true
+		yardstick("sockets", "sockets").Blind = true
+		redis(yardstick("redis", "redis"))
+	case CacheDisk:
+		p := yardstick("fio", "fio")
+		timed(p)
+		p.Target = []string{s.Sluice, "bench", "driver", "file", s.Folder}
 	case GPUFile:
 		alone(yardstick("staged", "engine", card(backends[0]), "posix", "dir="+s.Folder,
 			"only=staged"))
 	}
 	return list
+}
+
+// needsRedis returns nil if there is a server of Redis.
+func needsRedis() error {
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		return fmt.Errorf("redis-server is not installed: apt-get install redis-server: %w",
+			ErrUnsupported)
+	}
+	return nil
 }
 
 // verbsDevices is the folder in which the kernel lists RDMA devices.

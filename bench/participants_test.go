@@ -30,6 +30,10 @@ func TestParticipantsOfEachLane(t *testing.T) {
 		Weights: {"sluice-weights", "mmap", "fio"},
 		GPU:     {"sluice-cpu", "memcpy", "memcpy-huge"},
 		GPUFile: {"sluice-gds", "staged"},
+		CacheShm: {"sluice-cache", "sluice-cache-first", "sluice-cache-own", "memcpy",
+			"redis"},
+		CacheTCP:  {"sluice-cache", "sluice-cache-first", "mooncake-store", "sockets", "redis"},
+		CacheDisk: {"sluice-cache", "fio"},
 	} {
 		var names []string
 		scripted := 0
@@ -38,7 +42,8 @@ func TestParticipantsOfEachLane(t *testing.T) {
 			if p.Ours != strings.HasPrefix(p.Name, "sluice-") || p.Lane != lane ||
 				p.Scripted != strings.HasSuffix(p.Command[0], "python") ||
 				!p.Scripted && p.Command[2] != "driver" || p.Timed && !p.Blind ||
-				(p.Target != nil) != (lane == File) || (p.Needs != nil) != (lane == RDMA) {
+				(p.Target != nil) != (lane == File || lane == CacheDisk && p.Name == "fio") ||
+				(p.Needs != nil) != (lane == RDMA || p.Name == "redis") {
 				t.Errorf("%+v", p)
 			}
 			if !p.Scripted {

@@ -43,7 +43,7 @@ type Request struct {
 	Far      bool   `json:"far,omitempty"`
 	Card     string `json:"card,omitempty"`
 	On       bool   `json:"on,omitempty"`
-	Op       string `json:"op,omitempty"` // OpWrite, OpRead or OpDurable
+	Op       string `json:"op,omitempty"` // OpWrite, OpRead, OpDurable or OpMatch
 	Size     uint64 `json:"size,omitempty"`
 	// for each operation the slots of its pieces; a slot has Size bytes
 	Local   [][]int32 `json:"local,omitempty"`
@@ -61,6 +61,7 @@ const (
 	OpWrite   = "write"
 	OpRead    = "read"
 	OpDurable = "durable" // a write that completes once it is durable; only for files
+	OpMatch   = "match"   // which of some keys a cache has; see Keyed
 )
 
 // The roles of an end.
@@ -83,7 +84,7 @@ type Answer struct {
 	Ops     int     `json:"ops,omitempty"`
 	CRC     uint32  `json:"crc,omitempty"`
 	Bytes   uint64  `json:"bytes,omitempty"`
-	Text    string  `json:"text,omitempty"` // remark on how messages are sent
+	Text    string  `json:"text,omitempty"` // remark on what was posted, or on how messages are sent
 }
 
 // samplesMax bounds the samples of an answer: of more, a driver keeps every second, third, and so

@@ -68,6 +68,7 @@ type tally struct {
 	samples     []int64
 	rates, cpus []float64
 	ops         int
+	note        string // of the last round
 }
 
 // add takes one round.
@@ -79,6 +80,7 @@ func (t *tally) add(a *Answer, bytes uint64, cpu time.Duration) {
 		t.cpus = append(t.cpus, cpu.Seconds()/(float64(moved)/1e9))
 	}
 	t.ops += a.Ops
+	t.note = a.Text
 }
 
 func (t *tally) fill(r *Row) {
@@ -92,5 +94,5 @@ func (t *tally) fill(r *Row) {
 	if !r.Timed {
 		r.CPUPerGB = figures.Median(t.cpus)
 	}
-	r.Rounds, r.Ops = len(t.rates), t.ops
+	r.Rounds, r.Ops, r.Note = len(t.rates), t.ops, t.note
 }

@@ -95,6 +95,10 @@ func Needs(list []Participant, shapes []Shape) (memory, disk uint64) {
 	for i := range list {
 		memory += local
 		switch list[i].Lane {
+		case CacheShm, CacheTCP: // a cache has room for more than its blocks
+			memory += 2 * remote
+		case CacheDisk:
+			disk += 2 * remote
 		case File, Weights, GPUFile:
 			disk += remote
 		default:
@@ -106,7 +110,8 @@ func Needs(list []Participant, shapes []Shape) (memory, disk uint64) {
 
 // runOrder is the order of the lanes in a run. RDMA is the first: without a device it takes no
 // time, and the other lanes get its share.
-var runOrder = []Lane{RDMA, Process, Host, TCP, File, Weights, GPU, GPUFile}
+var runOrder = []Lane{RDMA, Process, Host, TCP, File, Weights, GPU, GPUFile, CacheShm, CacheTCP,
+	CacheDisk}
 
 // errLate is the reason in the rows of shapes for which no time was left.
 var errLate = errors.New("left out: the time of the run was over")
@@ -185,12 +190,15 @@ func (r *runner) run(ctx context.Context) error {
 		return err
 	}
 	r.until = r.end.Add(-r.end.Sub(r.o.now()) / 10)
-	if err := r.shapes(ctx); err != nil || r.entrants[0].Lane == File { // no notifications there
+	if err := r.shapes(ctx); err != nil || slices.Contains(silent, r.entrants[0].Lane) {
 		return err
 	}
 	r.until = r.end
 	return r.pings(ctx)
 }
+
+// silent are the lanes without notifications.
+var silent = []Lane{File, CacheShm, CacheTCP, CacheDisk}
 
 // late reports whether the time for the current measurements is over.
 func (r *runner) late() bool { return r.o.now().After(r.until) }
@@ -316,6 +324,9 @@ func (r *runner) shape(ctx context.Context, shape *Shape, seed uint64, rounds in
 			continue
 		}
 		e.turn(func() error { return e.begin(ctx, shape, local, remote, seed, r.o.Slice) })
+		if err := ended(ctx); err != nil {
+			return err
+		}
 	}
 	for n := range rounds {
 		entrants := r.present()
@@ -326,6 +337,7 @@ func (r *runner) shape(ctx context.Context, shape *Shape, seed uint64, rounds in
 			}
 			e.turn(func() error { return e.round(ctx, shape, r.o.Slice) })
 			if err := ended(ctx); err != nil {
+				r.addInterrupted(shape)
 				return err
 			}
 		}
@@ -338,6 +350,17 @@ func (r *runner) shape(ctx context.Context, shape *Shape, seed uint64, rounds in
 	}
 	r.report.compare(r.report.Rows[from:])
 	return nil
+}
+
+// addInterrupted adds the rows of a shape whose rounds were not all measured.
+func (r *runner) addInterrupted(shape *Shape) {
+	from := len(r.report.Rows)
+	for _, e := range r.present() {
+		if len(e.tally.rates) > 0 {
+			r.report.add(e.measured(shape))
+		}
+	}
+	r.report.compare(r.report.Rows[from:])
 }
 
 // begin prepares a shape, proves that it moves bytes, and warms up.
@@ -401,14 +424,19 @@ func (r *runner) addRow(ctx context.Context, e *entrant, shape *Shape) error {
 		r.report.add(e.failed(KindTransfer, *shape, e.reason))
 		return r.replace(ctx, e)
 	}
+	r.report.add(e.measured(shape))
+	return nil
+}
+
+// measured returns the row of a shape, from the rounds that were measured.
+func (e *entrant) measured(shape *Shape) Row {
 	row := e.row(KindTransfer)
 	row.Shape = *shape
 	e.tally.fill(&row)
 	if e.bytes != shape.Bytes() {
 		row.Bytes = e.bytes
 	}
-	r.report.add(row)
-	return nil
+	return row
 }
 
 // replace opens a new pair if the old one has lost a process, failuresMax times at most.

@@ -196,3 +196,30 @@ func TestRunEndsWithItsContext(t *testing.T) {
 		t.Errorf("error %v, rows %+v", err, report.Rows)
 	}
 }
+
+// TestRunThatIsInterruptedKeepsItsRounds interrupts the second round of the first shape.
+func TestRunThatIsInterruptedKeepsItsRounds(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	o := testOptions()
+	asked := -1
+	o.Progress = func(what string) {
+		if strings.Contains(what, "scattered") {
+			asked = 0
+		}
+	}
+	o.now = func() time.Time {
+		if asked >= 0 {
+			asked++
+		}
+		if asked == 2 { // before it begins the shape, and before the second round
+			cancel()
+		}
+		return time.Now()
+	}
+	report, err := Run(ctx, []Participant{fake(t, "ours", "good", Host)}, o)
+	require.ErrorIs(t, err, context.Canceled)
+	rows := rowsOf(report, "ours", KindTransfer)
+	require.Len(t, rows, 1)
+	require.Equal(t, 1, rows[0].Rounds)
+	require.Positive(t, rows[0].GBps)
+}

@@ -59,6 +59,18 @@ type Alone interface {
 	Far() []byte
 }
 
+// Keyed is an End whose pieces have keys, by which OpMatch looks for them.
+type Keyed interface{ Keyed() }
+
+// Resetter is a Posting that needs something done before each Post, of which the time does not
+// count.
+type Resetter interface {
+	Reset(ctx context.Context) error
+}
+
+// Remarker is an End that has something to say of what was posted since it was asked last.
+type Remarker interface{ Remark() string }
+
 // Sizer is a Posting that moves another number of bytes than the request says.
 type Sizer interface{ Bytes() uint64 }
 
@@ -71,6 +83,7 @@ func Serve(e End) error {
 type server struct {
 	end      End
 	postings []Posting
+	next     int // round of operations that the next loop begins with
 }
 
 func (s *server) run(in io.Reader, out io.Writer) error {
@@ -161,6 +174,9 @@ func (s *server) prepare(r *Request) (a Answer, err error) {
 	if err := s.drop(); err != nil {
 		return a, err
 	}
+	if _, ok := s.end.(Keyed); r.Op == OpMatch && !ok {
+		return a, fmt.Errorf("it has no keys to look for: %w", ErrUnsupported)
+	}
 	for i := range r.Local {
 		p, err := s.end.Prepare(r.Op, r.Size, r.Local[i], r.Remote[i])
 		if err != nil {
@@ -179,11 +195,12 @@ func (s *server) drop() error {
 	for _, p := range s.postings {
 		errs = append(errs, p.Close())
 	}
-	s.postings = nil
+	s.postings, s.next = nil, 0
 	return errors.Join(errs...)
 }
 
-// loop posts the operations in turn until the time is over. Each thread has its own share of them.
+// loop posts the operations in turn until the time is over, from where the loop before ended. Each
+// thread has its own share of them.
 func (s *server) loop(r *Request) (Answer, error) {
 	threads := max(r.Threads, 1)
 	if m, ok := s.postings[0].(Measurer); ok {
@@ -197,20 +214,35 @@ func (s *server) loop(r *Request) (Answer, error) {
 		return Answer{}, fmt.Errorf("%d threads for %d requests: %w", threads, len(s.postings),
 			ErrUnsupported)
 	}
+	if _, ok := s.postings[0].(Resetter); ok && threads > 1 {
+		return Answer{}, fmt.Errorf("it posts one operation at a time: %w", ErrUnsupported)
+	}
 	samples, errs := make([][]int64, threads), make([]error, threads)
+	var resets time.Duration // of a Resetter, which has one thread
+	after := s.next
 	begin := time.Now()
 	post := func(t int) {
 		list := make([]int64, 0, 1<<16)
-		for i := t; ; i += threads {
+		for i := t + s.next*threads; ; i += threads {
+			p := s.postings[i%(len(s.postings)/threads*threads)]
 			start := time.Since(begin)
-			if errs[t] = s.postings[i%(len(s.postings)/threads*threads)].Post(
-				context.Background()); errs[t] != nil {
+			if reset, ok := p.(Resetter); ok {
+				if errs[t] = reset.Reset(context.Background()); errs[t] != nil {
+					return
+				}
+				resets += time.Since(begin) - start
+				start = time.Since(begin)
+			}
+			if errs[t] = p.Post(context.Background()); errs[t] != nil {
 				return
 			}
 			end := time.Since(begin)
 			list = append(list, int64(end-start))
 			if int64(end) >= r.NS && len(list) >= r.Least {
 				samples[t] = list
+				if t == 0 {
+					after = i/threads + 1
+				}
 				return
 			}
 		}
@@ -221,12 +253,17 @@ func (s *server) loop(r *Request) (Answer, error) {
 	}
 	post(0)
 	others.Wait()
-	took := time.Since(begin)
+	took := time.Since(begin) - resets
+	s.next = after
 	if err := errors.Join(errs...); err != nil {
 		return Answer{}, err
 	}
 	all := slices.Concat(samples...)
-	return Answer{Samples: thin(all), Ops: len(all), NS: int64(took)}, nil
+	a := Answer{Ops: len(all), NS: int64(took), Samples: thin(all)}
+	if e, ok := s.end.(Remarker); ok {
+		a.Text = e.Remark()
+	}
+	return a, nil
 }
 
 // thin keeps every second, third and so on of too many samples.

@@ -59,8 +59,8 @@ const (
 func (s *Shape) Check() error {
 	limit := func(n uint64) string { return figures.FormatSize(n) }
 	switch {
-	case !slices.Contains([]string{OpWrite, OpRead, OpDurable}, s.Op):
-		return fmt.Errorf("operation %q, want write, read or durable: %w", s.Op, ErrShape)
+	case !slices.Contains([]string{OpWrite, OpRead, OpDurable, OpMatch}, s.Op):
+		return fmt.Errorf("operation %q, want write, read, durable or match: %w", s.Op, ErrShape)
 	case s.Size < 1 || s.Size > sizeMax:
 		return fmt.Errorf("size %s, want 1B to %s: %w", limit(s.Size), limit(sizeMax), ErrShape)
 	case s.Batch < 1 || s.Batch > batchMax:
@@ -225,6 +225,12 @@ func (s *Shape) isQuick() bool {
 	return s.Size == 1<<20 && s.Batch == 1
 }
 
+// What an operation with a cache moves by default, and how long a key is.
+const (
+	cacheBytes = 16 << 20
+	keyBytes   = 16
+)
+
 // LaneShapes returns the few shapes that are measured on a lane by default.
 func LaneShapes(lane Lane) []Shape {
 	const (
@@ -268,6 +274,13 @@ func LaneShapes(lane Lane) []Shape {
 		return []Shape{{Op: OpRead, Size: 1 << 20, Batch: 1 << 10, Where: Adjacent}}
 	case GPU:
 		return both(scattered)
+	case CacheShm, CacheTCP, CacheDisk:
+		list := []Shape{{Op: OpMatch, Size: keyBytes, Batch: 4096, Where: Adjacent}}
+		for _, size := range []uint64{64 << 10, 256 << 10, 1 << 20, 4 << 20} {
+			list = append(list, both(Shape{Size: size, Batch: int(cacheBytes / size),
+				Where: Scattered, Spread: fileMemory})...)
+		}
+		return list
 	case GPUFile:
 		return both(file(4<<20, 8), file(1<<20, 32), file(64<<10, 128), file(4<<10, 128))
 	}

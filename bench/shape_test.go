@@ -100,12 +100,12 @@ func TestShapesThatCannotBe(t *testing.T) {
 	good := Shape{Op: OpWrite, Size: 656, Batch: 64, Where: Pages}
 	require.NoError(t, good.Check())
 	for says, change := range map[string]func(*Shape){
-		"read or durable": func(s *Shape) { s.Op = "move" },
-		"size 0":          func(s *Shape) { s.Size = 0 },
-		"batch 0":         func(s *Shape) { s.Batch = 0 },
-		"-1 threads":      func(s *Shape) { s.Threads = -1 },
-		"spread":          func(s *Shape) { s.Spread = 8 << 30 },
-		"in all":          func(s *Shape) { s.Size, s.Batch = 1<<30, 5 },
+		"read, durable or match": func(s *Shape) { s.Op = "move" },
+		"size 0":                 func(s *Shape) { s.Size = 0 },
+		"batch 0":                func(s *Shape) { s.Batch = 0 },
+		"-1 threads":             func(s *Shape) { s.Threads = -1 },
+		"spread":                 func(s *Shape) { s.Spread = 8 << 30 },
+		"in all":                 func(s *Shape) { s.Size, s.Batch = 1<<30, 5 },
 	} {
 		s := good
 		change(&s)

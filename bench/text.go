@@ -61,7 +61,7 @@ func (r *Report) head(b *strings.Builder) {
 	t.Flush()
 	for i := range r.Rows {
 		if row := &r.Rows[i]; row.Kind == KindTransfer && row.Size == 0 {
-			fmt.Fprintf(b, "%s  %s did not run, or no longer: %s\n", row.Lane, row.Peer, row.Reason)
+			fmt.Fprintf(b, "%s  %s has no figures: %s\n", row.Lane, row.Peer, row.Reason)
 		}
 	}
 }
@@ -115,11 +115,14 @@ func (r *Report) transfers(b *strings.Builder, lane Lane) {
 	t.Flush()
 }
 
-// beside formats the ratios of a row to the yardsticks.
+// beside formats the ratios of a row to the yardsticks, and its remark.
 func beside(row *Row) string {
 	var words []string
 	for _, name := range slices.Sorted(maps.Keys(row.Ratios)) {
 		words = append(words, fmt.Sprintf("%.2f of %s", row.Ratios[name], name))
+	}
+	if row.Note != "" {
+		words = append(words, row.Note)
 	}
 	if len(words) == 0 {
 		return ""

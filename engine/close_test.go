@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
@@ -201,6 +202,8 @@ func TestAfterClose(t *testing.T) {
 	check(t, err)
 	leased, err := p.Import(l.Token())
 	check(t, err)
+	description, err := b.Describe()
+	check(t, err)
 	check(t, b.Close())
 	check(t, a.Close())
 	for what, err := range map[string]error{
@@ -213,13 +216,24 @@ func TestAfterClose(t *testing.T) {
 		}
 	}
 	for what, err := range map[string]error{
-		"notify": p.Notify(within(t), nil), "connect": second(a.Connect(within(t), nil)),
+		"notify": p.Notify(within(t), nil), "connect": second(a.Connect(within(t), description)),
 		"self": second(a.Self()), "lease": second(dst.Lease(0, 1, LeaseOptions{})),
 		"transfer": second(a.NewTransfer(p, Write, Route{})),
+		"dial":     second(a.Dial(within(t), "unix", "/nonexistent/socket")),
 	} {
-		if err == nil {
-			t.Errorf("%s works on a closed engine", what)
+		if !errors.Is(err, ErrClosed) {
+			t.Errorf("%s on a closed engine: %v", what, err)
 		}
+	}
+}
+
+// TestOpenWithAClosedBackend: its descriptor may be somebody else's by then.
+func TestOpenWithAClosedBackend(t *testing.T) {
+	b, err := mem.New(mem.Config{})
+	check(t, err)
+	check(t, b.Close())
+	if _, err := Open(Config{Backends: []Backend{b}}); !errors.Is(err, ErrClosed) {
+		t.Errorf("open with a closed backend: %v", err)
 	}
 }
 

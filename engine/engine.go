@@ -98,7 +98,10 @@ func Open(cfg Config) (*Engine, error) {
 		case l.notifies() && l.caps.MessageMax < messageMin:
 			err = fmt.Errorf("its Caps.MessageMax of %d is below %d", l.caps.MessageMax, messageMin)
 		default:
-			l.wake, err = proc.EventFromFD(b.FD())
+			// of a backend that another engine has closed, FD may be a number of other use
+			if _, err = b.Poll(make([]driver.Completion, 1)); err == nil {
+				l.wake, err = proc.EventFromFD(b.FD())
+			}
 		}
 		if err != nil {
 			for _, opened := range e.lanes {

@@ -22,7 +22,7 @@ import (
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
-// Serve exchanges descriptions with engines that dial and may, until ctx ends or the listener
+// Serve exchanges descriptions with engines that dial, if they may, until ctx ends or the listener
 // is closed, and connects back: Config.OnPeer is given each new peer. The listener may be
 // a Unix socket (peers of another user are refused), or of a network: then Config.Identity says
 // which peers may be a peer, or Config.Plaintext that everybody may. A listener that speaks TLS
@@ -235,6 +235,18 @@ func (e *Engine) connectTo(ctx context.Context, in *introduction, t *ticket) (*P
 // ends it at once may want TLS, or have too many waiting: Dial tries that again for
 // HandshakeTimeout alone.
 func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, error) {
+	switch network {
+	case "unix":
+	case "tcp", "tcp4", "tcp6":
+		if e.cfg.Identity == nil {
+			if err := e.meets.CheckPlain(); err != nil {
+				return nil, &OpError{Op: "dial", Err: err}
+			}
+		}
+	default:
+		return nil, &OpError{Op: "dial", Err: fmt.Errorf("network %q: there are \"unix\" and "+
+			"\"tcp\": %w", network, ErrNotSupported)}
+	}
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
 	defer cancel()
 	defer context.AfterFunc(e.life, cancel)()
@@ -256,18 +268,34 @@ func (e *Engine) Dial(ctx context.Context, network, address string) (*Peer, erro
 		switch {
 		case err == nil:
 			return p, nil
+		case e.life.Err() != nil:
+			return nil, &OpError{Op: "dial", Err: ErrClosed}
 		case isRetryable(err, time.Since(began) >= immediateClose ||
 			time.Since(first) < e.cfg.HandshakeTimeout):
 			last = err
 			if !sleep(ctx, pause) {
-				return nil, err
+				return nil, e.unserved(err, time.Since(first))
 			}
 		case last != nil && ctx.Err() != nil: // the context's error says less
-			return nil, last
+			return nil, e.unserved(last, time.Since(first))
 		default:
 			return nil, err
 		}
 	}
+}
+
+// unserved is the error of a Dial whose time is over, by its last try: no process listened, or it
+// hung up each time.
+func (e *Engine) unserved(last error, took time.Duration) error {
+	if e.life.Err() != nil {
+		return &OpError{Op: "dial", Err: ErrClosed}
+	}
+	var dial *net.OpError
+	if !errors.As(last, &dial) || dial.Op != "dial" {
+		return last
+	}
+	return &OpError{Op: "dial", Err: fmt.Errorf("no engine served there for %v: start the other "+
+		"side, or correct the address: %w", took.Round(10*time.Millisecond), dial)}
 }
 
 // immediateClose is the time within which a server ends a stream that it does not want, for example

@@ -227,8 +227,15 @@ func TestDialRefused(t *testing.T) {
 		t.Errorf("a server that says nothing: %v", err)
 	}
 	if _, err := hasty.Dial(within(t), "unix", "/nonexistent/socket"); !errors.Is(err,
-		fs.ErrNotExist) {
+		fs.ErrNotExist) || !strings.Contains(err.Error(), "no engine served there for") {
 		t.Errorf("a socket that is not there: %v", err)
+	}
+	if _, err := hasty.Dial(within(t), "udp", "127.0.0.1:1"); !errors.Is(err, ErrNotSupported) {
+		t.Errorf("another network: %v", err)
+	}
+	strict := open(t, "strict", func(c *Config) { c.ConnectTimeout = limit })
+	if _, err := strict.Dial(within(t), "tcp", "127.0.0.1:1"); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("a network without identity or plain text, where nobody listens: %v", err)
 	}
 	wrong := listen(t, "tcp", "127.0.0.1:0")
 	go func() {

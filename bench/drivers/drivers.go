@@ -9,7 +9,9 @@
 //	sockets [CONNECTIONS]                                 lanes host and tcp
 //	perftest                                              ucx_perftest on host and tcp; rdma
 //	file DIR                                              keeps the file of lane file
-//	fio, pread                                            lane file
+//	fio, pread                                            lane file; fio on cache-disk
+//	cache each|first|own|dir=DIR BACKEND...               ours on lanes cache-…
+//	redis                                                 lanes cache-shm and cache-tcp
 //	weights DIR, weights-mmap DIR, weights-fio DIR        lane weights
 //	gather cpu|cuda[:OPTION=VALUE,...]                    lane gpu
 //
@@ -34,6 +36,7 @@ type end interface {
 }
 
 var byName = map[string]func(args []string) (end, error){
+	"cache":        newCache,
 	"engine":       newEngine,
 	"file":         newFile,
 	"gather":       newGather,
@@ -41,6 +44,7 @@ var byName = map[string]func(args []string) (end, error){
 	"memcpy":       newMemcpy,
 	"perftest":     newPerftest,
 	"pread":        newPread,
+	"redis":        newRedis,
 	"sockets":      newSockets,
 	"weights":      newWeights("ours"),
 	"weights-fio":  newWeights("fio"),
@@ -138,9 +142,9 @@ func unsigned(slots []int32) []uint32 {
 }
 
 // onlyLane refuses a lane that a driver is not for.
-func onlyLane(r *bench.Request, lane bench.Lane) error {
-	if r.Lane != string(lane) {
-		return fmt.Errorf("it is for lane %s: %w", lane, bench.ErrUnsupported)
+func onlyLane(r *bench.Request, lanes ...bench.Lane) error {
+	if !slices.Contains(lanes, bench.Lane(r.Lane)) {
+		return fmt.Errorf("it is for lanes %v: %w", lanes, bench.ErrUnsupported)
 	}
 	return nil
 }

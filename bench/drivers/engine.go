@@ -162,7 +162,7 @@ func (r *route) open(name string, specs []string) (err error) {
 		r.backends = append(r.backends, b)
 	}
 	r.eng, err = engine.Open(engine.Config{Name: name, Backends: r.backends,
-		ConnectTimeout: patience})
+		ConnectTimeout: patience, Plaintext: true})
 	return err
 }
 

@@ -34,7 +34,7 @@ const (
 func (e *fioEnd) Open(r *bench.Request) (bench.Answer, error) {
 	return bench.Answer{Version: "fio of the system",
 			Settings: "io_uring, buffers and files registered, a queue that is always full"},
-		onlyLane(r, bench.File)
+		onlyLane(r, bench.File, bench.CacheDisk)
 }
 
 // Connect implements bench.End.

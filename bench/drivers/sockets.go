@@ -51,7 +51,7 @@ func newSockets(args []string) (end, error) {
 func (e *socketsEnd) Open(r *bench.Request) (a bench.Answer, err error) {
 	network, address := "tcp", "127.0.0.1:0"
 	switch bench.Lane(r.Lane) {
-	case bench.TCP:
+	case bench.TCP, bench.CacheTCP:
 	case bench.Host:
 		network, address = "unix", fmt.Sprintf("@sluice-bench-%d", os.Getpid())
 	default:

@@ -19,9 +19,9 @@ const auto = "auto"
 
 // specHelp says what a backend may be on the command line.
 const specHelp = `A backend is NAME or NAME:OPTION=VALUE,..., such as rdma:devices=mlx5_0,rails=1. An option is a
-field of the backend's Config: RingBytes is ring_bytes. A piece without = behind a comma belongs to
-the value before it, and so does \, with what follows; an option that is a list may be given
-again, as in advertise=HOST,advertise=HOST. tcp:certificate=FILE,key=FILE,authority=FILE speaks
+field of the backend's Config: RingBytes is ring_bytes. A comma ends a value only where OPTION=
+follows it; write \, for a comma of a value that has a = behind it. An option that is a list may be
+given again, as in advertise=HOST,advertise=HOST. tcp:certificate=FILE,key=FILE,authority=FILE speaks
 TLS 1.3; without listen, plaintext and certificate tcp listens on the loopback, in plain text.`
 
 // specForm is the form of a backendSpec, for help texts.

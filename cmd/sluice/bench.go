@@ -51,6 +51,11 @@ A lane is what lies between the two memories:
   weights   safetensors files of --dir into memory, beside a program that maps and copies
   gpu       gather of scattered entries, by the CPU or a card, beside memcpy
   gpufile   a card's memory and a file of --dir by cuFile, beside the engine's own chain
+  cache     the next three, in which a read is a Load, a write a Store, and a match looks for
+            keys; by a cache that verifies each load, or the first of a block
+  cache-shm   a cache of another process of this host (shm), beside memcpy and Redis
+  cache-tcp   the same over the loopback (tcp without TLS), beside bare sockets and Redis
+  cache-disk  blocks that are on a disk alone, in a file of --dir, beside fio
 
 Without --op, --size and the like a lane has a few shapes of its own. --workload all has
 all by which engines are compared, and what idle ends take (up to 20 minutes; quick: 8).`
@@ -70,32 +75,47 @@ func newBench() *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, &f) },
 	}
 	s := c.Flags()
-	s.StringSliceVar(&f.lanes, "lane", nil, "`LANE,...` between the memories; without it that of "+
-		"--backend, or host")
-	s.StringArrayVar(&f.backends, "backend", nil, "`NAME[:OPTION=VALUE,...]` "+
-		"that moves the bytes; may be given several times; without it the lane's first")
-	s.StringVar(&f.op, "op", bench.OpWrite, "`OP`: write, read, or durable, a write of lane file "+
-		"that is done once the disk has it")
+	s.StringSliceVar(&f.lanes, "lane", nil, "what lies between the memories, `LANE,...`; without "+
+		"it the lane of --backend, or host")
+	s.StringArrayVar(&f.backends, "backend", nil, "what moves the bytes, "+
+		"`NAME[:OPTION=VALUE,...]`; may be given several times; without it the lane's first")
+	s.StringVar(&f.op, "op", bench.OpWrite, "`OP` that is posted: write, read, or durable, a "+
+		"write of lane file that is done once the disk has it")
 	s.StringVar(&f.size, "size", "1MiB", "`SIZE` of a piece, such as 656 or 64KiB")
 	s.IntVar(&f.batch, "batch", 16, "pieces of an operation")
 	s.BoolVar(&f.pages, "pages", false, "the peer's pieces lie at random places of --spread")
-	s.BoolVar(&f.gather, "gather", false, "this side's pieces do, and the peer's are one run")
+	s.BoolVar(&f.gather, "gather", false, "this side's pieces lie at random places of "+
+		"--spread, and the peer's are one run")
 	s.BoolVar(&f.hot, "hot", false, "all pieces lie at one place, which stays in the caches")
 	s.StringVar(&f.spread, "spread", "1GiB", "`SIZE` of the memory or file that --pages and "+
 		"--gather draw places from")
 	s.IntVar(&f.threads, "threads", 1, "goroutines that post, and workers that copy")
-	s.Float64Var(&f.seconds, "seconds", 0, "`SECONDS` to measure each shape by each participant; "+
-		"0: 1, and 0.5 of --workload all, 0.3 of quick")
-	s.StringSliceVar(&f.beside, "beside", nil, "`NAME,...` of participants to measure beside; "+
+	s.Float64Var(&f.seconds, "seconds", 0, "`SECONDS` for which each participant measures each "+
+		"shape; 0 means 1, of --workload all 0.5, of quick 0.3")
+	s.StringSliceVar(&f.beside, "beside", nil, "participants to measure beside ours, `NAME,...`; "+
 		"none: ours alone; without it the lane's baseline")
 	s.StringVar(&f.workload, "workload", "", "shapes by `NAME`: all or quick")
-	s.StringVar(&f.dir, "dir", os.TempDir(), "`DIR` on the disk that lanes file, weights and "+
-		"gpufile measure: files there have no names, or end with the run")
+	s.StringVar(&f.dir, "dir", os.TempDir(), "`DIR` on the disk that lanes file, weights, "+
+		"gpufile and cache-disk measure: files there have no names, or end with the run")
 	s.StringVar(&f.json, "json", "", "print JSON; --json=`FILE`: write it there, and print text")
 	s.Lookup("json").NoOptDefVal = "-"
 	s.StringVar(&f.peers, "peers", "", "`DIR` with NIXL, Mooncake and ours from Python, as "+
 		"bench/setup.sh DIR makes it: they are measured, too, and every baseline of the lane")
 	c.AddCommand(newBenchDriver())
+	return c
+}
+
+// newCacheBench is newBench of the lanes of a cache, unless --lane says otherwise.
+func newCacheBench() *cobra.Command {
+	c := newBench()
+	c.Short = "Measure Match, Load and Store of a cache beside a baseline of the same shape"
+	c.Example = "  sluice cache bench\n  sluice cache bench --lane cache-disk --dir /mnt/nvme"
+	c.PreRunE = func(c *cobra.Command, _ []string) error {
+		if given(c, "lane") {
+			return nil
+		}
+		return c.Flags().Set("lane", allCaches)
+	}
 	return c
 }
 
@@ -157,6 +177,8 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 	bar.clear()
 	if len(report.Rows) > 0 {
 		err = errors.Join(err, f.print(c.OutOrStdout(), report))
+	} else if err != nil {
+		fmt.Fprintln(c.ErrOrStderr(), "no shape had been measured")
 	}
 	if about >= saidFrom && report.Machine.Note != "" {
 		fmt.Fprintln(c.ErrOrStderr(), report.Machine.Note)
@@ -220,8 +242,9 @@ func (f *benchFlags) refused(c *cobra.Command, lanes []bench.Lane, specials bool
 			return slices.Contains(with, l)
 		})
 	}
-	if !on(bench.File, bench.Weights, bench.GPUFile) {
-		if err := refuse(c, "--%s is of lanes file, weights and gpufile", "dir"); err != nil {
+	if !on(bench.File, bench.Weights, bench.GPUFile, bench.CacheDisk) {
+		if err := refuse(c, "--%s is of lanes file, weights, gpufile and cache-disk",
+			"dir"); err != nil {
 			return err
 		}
 	}
@@ -245,12 +268,19 @@ func laneNames() (names []string) {
 	for _, l := range bench.Lanes {
 		names = append(names, string(l))
 	}
-	return names
+	return append(names, allCaches)
 }
+
+// allCaches names all lanes of a cache.
+const allCaches = "cache"
 
 // laneList are the lanes of the command line.
 func (f *benchFlags) laneList() (list []bench.Lane, err error) {
 	for _, name := range f.lanes {
+		if name == allCaches {
+			list = append(list, bench.CacheLanes...)
+			continue
+		}
 		if !slices.Contains(bench.Lanes, bench.Lane(name)) {
 			return nil, usagef("unknown lane %q: there are %s", name,
 				strings.Join(laneNames(), ", "))
@@ -337,7 +367,7 @@ func (f *benchFlags) participants(lane bench.Lane) ([]bench.Participant, error) 
 	rest := all[len(ours):]
 	base := slices.IndexFunc(rest, func(p bench.Participant) bool { return p.Yardstick })
 	switch {
-	case f.beside == nil && f.peers != "":
+	case f.beside == nil && (f.peers != "" || slices.Contains(bench.CacheLanes, lane)):
 		return all, nil
 	case f.beside == nil:
 		return append(ours, rest[base]), nil

@@ -82,14 +82,29 @@ func TestBenchOfWhatIsNotThere(t *testing.T) {
 		"--beside", "none", "--seconds", "0.01", "--size", "4096")
 	require.Equal(t, statusFailed, o.status)
 	require.Contains(t, o.stderr, "sluice-posix measured nothing: ")
-	require.Contains(t, o.stdout, "did not run")
+	require.Contains(t, o.stdout, "sluice-posix has no figures")
 	peers := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(peers, "scripts"), 0o700))
 	o = sluice(t, "bench", "--peers", peers, "--beside", "nixl", "--seconds", "0.01",
 		"--size", "4096")
 	rows := o.stdout
 	require.Zero(t, o.status, "%+v", o)
-	require.Contains(t, rows, "nixl did not run, or no longer: ")
+	require.Contains(t, rows, "nixl has no figures: ")
+}
+
+// TestBenchOfACache stores, by a process that another one serves, and by its own.
+func TestBenchOfACache(t *testing.T) {
+	rows := benchRows(t, sluice(t, "bench", "--lane", "cache-shm", "--size", "64KiB", "--batch",
+		"4", "--beside", "memcpy,sluice-cache-own", "--seconds", "0.01", "--json"))
+	require.Len(t, rows, 3)
+	for _, ours := range []string{"sluice-cache", "sluice-cache-own"} {
+		require.Positive(t, rows[ours]["ratios"].(map[string]any)["memcpy"], rows)
+	}
+	require.Contains(t, rows["sluice-cache-own"]["note"], "holds up its caller")
+	c := newCacheBench()
+	c.SetArgs([]string{"--backend", "shm"})
+	c.SilenceErrors, c.SilenceUsage = true, true
+	require.ErrorContains(t, c.ExecuteContext(t.Context()), "of one lane, and there are 3")
 }
 
 func TestBenchUsage(t *testing.T) {
@@ -99,14 +114,15 @@ func TestBenchUsage(t *testing.T) {
 		"--backend smoke":                       `unknown backend "smoke": there are mem, shm, tcp`,
 		"--backend shm --backend tcp":           "say which by --lane",
 		"--beside fio":                          "on lane host there are sluice-foreign, memcpy",
-		"--op move":                             `operation "move", want write, read or durable`,
+		"--op move":                             `operation "move", want write, read, durable or match`,
 		"--size apples":                         `--size: size "apples" is not a number`,
 		"--spread 2GiB":                         "--spread is the memory of --pages",
 		"--seconds nan":                         "--seconds",
 		"--workload all --size 4KiB":            "--workload all has shapes of its own",
 		"--workload some":                       "there are all and quick",
 		"--lane tcp --backend shm":              "lane tcp takes tcp or ucx",
-		"--dir /tmp":                            "--dir is of lanes file, weights and gpufile",
+		"--dir /tmp":                            "--dir is of lanes file, weights, gpufile and",
+		"--lane cache --backend shm":            "say which by --lane",
 		"--lane weights --batch 3":              "takes no --batch",
 		"--lane file --dir /no/where --size 64": "",
 	} {

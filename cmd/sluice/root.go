@@ -86,7 +86,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	cmd, err := root.ExecuteContextC(ctx)
+	cmd, err := root, error(nil)
+	if len(args) > 1 && slices.ContainsFunc(args, func(a string) bool {
+		return a == "-h" || a == "--help" // cobra would print the root's help for it
+	}) {
+		err = checkCommand(root, args)
+	}
+	if err == nil {
+		cmd, err = root.ExecuteContextC(ctx)
+	}
 	var usage *usageError
 	switch {
 	case err == nil:
@@ -143,6 +151,16 @@ func newHelp() *cobra.Command {
 			return about.Help()
 		},
 	}
+}
+
+// checkCommand refuses a first word that is no command.
+func checkCommand(root *cobra.Command, args []string) error {
+	root.InitDefaultHelpCmd()
+	if c, rest, err := root.Find(args); err == nil && c == root &&
+		!strings.HasPrefix(rest[0], "-") {
+		return noArgs(root, rest)
+	}
+	return nil
 }
 
 // noArgs refuses words that are no flag, and names the commands where one was

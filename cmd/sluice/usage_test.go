@@ -40,6 +40,7 @@ func TestUsageErrors(t *testing.T) {
 		{"a fault that is none", []string{"replay", "--fault", "slow,wet"},
 			[]string{"--fault", "wet", "flapping"}},
 		{"empty trace name", []string{"replay", "--trace", ""}, []string{"--trace", "empty"}},
+		{"unknown command, --help", []string{"transfer", "--help"}, []string{"transfer", "bench"}},
 		{"help for nothing", []string{"help", "transfer"}, []string{"transfer", "bench", "replay"}},
 	}
 	for _, tc := range cases {

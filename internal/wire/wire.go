@@ -35,8 +35,8 @@ func seal(b []byte, start int) []byte {
 // open checks the frame and returns the body.
 func open(b []byte) ([]byte, error) {
 	if len(b) < headLen+checksumLen || string(b[:len(magic)]) != magic {
-		return nil, fmt.Errorf("not a description: %d bytes without the mark %q: %w", len(b), magic,
-			driver.ErrCorrupt)
+		return nil, fmt.Errorf("neither a description nor the token of a lease: %d bytes "+
+			"without the mark %q: %w", len(b), magic, driver.ErrCorrupt)
 	}
 	if v := b[len(magic)]; v != Version {
 		return nil, fmt.Errorf("description has version %d, this program reads %d: use the same "+

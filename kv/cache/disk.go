@@ -194,14 +194,14 @@ func (d *disk) header(id [16]byte) []byte {
 
 // check reports why the content of a file is of no use: empty if it is.
 func (d *disk) check(size uint64) (why string, err error) {
-	p := make([]byte, diskUsed+4)
+	p := make([]byte, headerBytes)
 	if _, err := d.f.ReadAt(p, 0); err != nil && err != io.EOF {
 		return "", err
 	}
 	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(p[at:]) }
 	copy(d.id[:], p[40:])
 	switch {
-	case u64(0) == 0:
+	case isBlank(p):
 		return "the process that made it did not finish", nil
 	case string(p[:8]) != diskMagic:
 		return "", fmt.Errorf("it is no file of a cache; name another path, or remove it: %w",

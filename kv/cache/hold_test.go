@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -198,13 +199,19 @@ func TestFileOfOthers(t *testing.T) {
 	require.NoError(t, os.Chmod(path, 0o666))
 	_, err = openMemory(t.Context(), path, n.index.memory.shape)
 	require.ErrorContains(t, err, "nobody else may write to")
-	foreign := memoryFile(t)
-	require.NoError(t, os.WriteFile(foreign, bytes.Repeat([]byte("letter "), 10000), 0o600))
-	_, err = openMemory(t.Context(), foreign, n.index.memory.shape)
-	require.ErrorContains(t, err, "no memory file of a cache; name another path, or remove it")
-	p, err := os.ReadFile(foreign)
-	require.NoError(t, err)
-	require.Len(t, p, 70000)
+	for _, text := range []string{strings.Repeat("letter ", 10000), "short",
+		strings.Repeat("\x00", 1024) + "a filesystem"} {
+		foreign := memoryFile(t)
+		require.NoError(t, os.WriteFile(foreign, []byte(text), 0o600))
+		_, err = openMemory(t.Context(), foreign, n.index.memory.shape)
+		require.ErrorContains(t, err, "no memory file of a cache; name another path, or remove it")
+		_, err = openDisk(t.Context(), 0, DiskConfig{Path: foreign, Bytes: 1 << 20,
+			Extent: 1 << 20, Blocks: 16})
+		require.ErrorContains(t, err, "it is no file of a cache; name another path, or remove it")
+		p, err := os.ReadFile(foreign)
+		require.NoError(t, err)
+		require.Equal(t, text, string(p))
+	}
 }
 
 // resum makes the header of a file whole again.

@@ -3,11 +3,13 @@
 package cache
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"math"
 	"os"
 	"strings"
@@ -179,7 +181,8 @@ func lock(ctx context.Context, f *os.File, held func() bool) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("another process has it: %w", errors.Join(engine.ErrBusy,
+			return fmt.Errorf("another cache has it, of this process or of one that has not "+
+				"ended: %w", errors.Join(engine.ErrBusy,
 				context.Cause(ctx)))
 		case <-time.After(5 * time.Millisecond):
 		}
@@ -205,10 +208,7 @@ func (m *memory) ownerLives() bool {
 // check reports why the content of a file is of no use: empty if it is.
 func (m *memory) check(size uint64, boot string) (why string, err error) {
 	h := make([]byte, headerBytes)
-	if size < headerBytes {
-		return "it is shorter than a header", nil
-	}
-	if _, err := m.f.ReadAt(h, 0); err != nil {
+	if _, err := m.f.ReadAt(h, 0); err != nil && err != io.EOF {
 		return "", err
 	}
 	s := shape{entries: binary.NativeEndian.Uint64(h[atEntries:]),
@@ -216,12 +216,14 @@ func (m *memory) check(size uint64, boot string) (why string, err error) {
 		bytes:  binary.NativeEndian.Uint64(h[atBytes:])}
 	u64 := func(at int) uint64 { return binary.NativeEndian.Uint64(h[at:]) }
 	switch {
-	case u64(0) == 0:
+	case isBlank(h): // the header is written last
 		return "the process that made it did not finish", nil
 	case string(h[:8]) != memoryMagic:
 		return "",
 			fmt.Errorf("it is no memory file of a cache; name another path, or remove it: %w",
 				engine.ErrCorrupt)
+	case size < headerBytes:
+		return "it is shorter than a header", nil
 	case u64(atOrder) != orderMark:
 		return "a machine of another byte order wrote it", nil
 	case u64(atVersion) != memoryVersion:
@@ -235,12 +237,18 @@ func (m *memory) check(size uint64, boot string) (why string, err error) {
 		return "it is from before the host was booted", nil
 	case s != m.shape:
 		return fmt.Sprintf("it has %d entries and %d bytes in extents of %d, asked for are now "+
-			"%d, %d and %d", s.entries, s.bytes, s.extent, m.shape.entries, m.shape.bytes,
-			m.shape.extent), nil
+			"%d, %d and %d: to keep it, have Config say Blocks, Bytes and Extent as before",
+			s.entries, s.bytes, s.extent, m.shape.entries, m.shape.bytes, m.shape.extent), nil
 	case size < s.fileBytes():
 		return "it was cut", nil
 	}
 	return "", nil
+}
+
+// isBlank reports whether there is nothing in a header: a file that was to become one of a cache,
+// and none of somebody else's.
+func isBlank(header []byte) bool {
+	return len(bytes.TrimLeft(header, "\x00")) == 0
 }
 
 // reserve has the file as long as it must be, with memory for all of it: without, a store into a

@@ -23,6 +23,9 @@ const (
 	stalePause = 25 * time.Millisecond
 )
 
+// pathMax is how many bytes the address of a Unix socket has room for (unix(7): sun_path).
+const pathMax = 107
+
 // Listen is net.Listen, except that it replaces a stale Unix socket: a socket file that a killed
 // program has left, so that the kernel refuses connections to it.
 //
@@ -32,6 +35,10 @@ const (
 func Listen(network, address string) (net.Listener, error) {
 	if network != "unix" || strings.HasPrefix(address, "@") {
 		return net.Listen(network, address)
+	}
+	if len(address) > pathMax {
+		return nil, fmt.Errorf("listen %s: a path of %d bytes, and a Unix socket takes %d: "+
+			"choose a shorter one: %w", address, len(address), pathMax, syscall.ENAMETOOLONG)
 	}
 	folder, err := os.Open(filepath.Dir(address))
 	if err != nil {

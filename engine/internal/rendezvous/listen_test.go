@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -37,6 +38,8 @@ func TestListenReplacesTheSocketOfAKilledProgram(t *testing.T) {
 	_, err = Listen("unix", path)
 	require.ErrorIs(t, err, syscall.EADDRINUSE, "a file that is no socket stays")
 	require.FileExists(t, path)
+	_, err = Listen("unix", "/tmp/"+strings.Repeat("x", pathMax))
+	require.ErrorIs(t, err, syscall.ENAMETOOLONG)
 }
 
 // TestListenBesideAnother has another program between bind and listen when we look first.

@@ -107,7 +107,7 @@ func (c *Client) ask(ctx context.Context, what kind, body []byte) ([]byte, error
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	case <-c.ended:
-		return nil, engine.ErrPeerLost
+		return nil, errGone
 	}
 	to := make(chan []byte, 1)
 	c.mu.Lock()
@@ -121,13 +121,13 @@ func (c *Client) ask(ctx context.Context, what kind, body []byte) ([]byte, error
 		c.mu.Unlock()
 	}()
 	if err := c.peer.Notify(ctx, append(head(what, id), body...)); err != nil {
-		return nil, err
+		return nil, gone(err)
 	}
 	select {
 	case p := <-to:
 		return readAnswer(&reader{p: p})
 	case <-c.ended:
-		return nil, engine.ErrPeerLost
+		return nil, errGone
 	case <-ctx.Done():
 	}
 	if !what.waits() {

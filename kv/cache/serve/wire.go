@@ -164,7 +164,28 @@ func readAnswer(r *reader) (body []byte, err error) {
 		return nil, errGarbled
 	}
 	if c != fine {
-		err = fmt.Errorf("%w: %s", codes[c], text)
+		err = &answeredError{text, codes[c]}
 	}
 	return r.p, err
+}
+
+// answeredError is what the server answered: its text, which names the cause, and the known error
+// that it is.
+type answeredError struct {
+	text  string
+	class error
+}
+
+func (e *answeredError) Error() string { return e.text }
+func (e *answeredError) Unwrap() error { return e.class }
+
+// errGone is the error of a request to a server that has ended.
+var errGone = fmt.Errorf("the server of the cache is gone: Dial it again: %w", engine.ErrPeerLost)
+
+// gone returns errGone for what a request comes to once the server has ended.
+func gone(err error) error {
+	if errors.Is(err, engine.ErrPeerLost) {
+		return errGone
+	}
+	return err
 }

@@ -95,7 +95,7 @@ func openChecks(s *Source) []Check {
 		}
 		if err := b.Open(); err != nil {
 			c := Check{Name: "open-" + b.Name, State: Missing, Found: err.Error(),
-				Why: "the backend says so itself when it is opened", Backends: []string{b.Name}}
+				Why: "without it the backend does not open", Backends: []string{b.Name}}
 			var missing *driver.UnavailableError
 			if errors.As(err, &missing) {
 				c.Found, c.Fix = missing.Reason, missing.Fix
