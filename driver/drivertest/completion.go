@@ -11,17 +11,14 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
-// burst starts writes side by side, one to each of count parts of two memories, until there is no
+// burst starts batches side by side, one of each of count parts of two memories, until there is no
 // room.
-func (t *test) burst(op driver.Op, l, r *memory, count int, message bool) (tags []uint64,
-	batches []*driver.Batch) {
-	t.Helper()
+func (t *test) burst(op driver.Op, l, r *memory, count int, message bool) (list []posted) {
 	n := l.size / uint64(count)
 	for i := range uint64(count) {
 		b := batch(op, t.cut(desc(l, i*n, r, i*n, n))...)
@@ -29,26 +26,74 @@ func (t *test) burst(op driver.Op, l, r *memory, count int, message bool) (tags 
 			b = withMessage(b, []byte{byte(i)})
 		}
 		tag, err := t.host.once(t.peer, b)
-		if errors.Is(err, driver.ErrFull) && i > 0 {
+		if errors.Is(err, driver.ErrFull) {
 			break
 		}
 		t.ok(err, "submit")
-		tags, batches = append(tags, tag), append(batches, b)
+		list = append(list, posted{tag, b})
 	}
-	return tags, batches
+	return list
 }
 
-// helping has goroutines help with the tags, in any order and over and over, until the function
-// that it returns is called.
-func (t *test) helping(tags []uint64) (stop func()) {
+// ends waits for batches, each of which has one of the outcomes wanted, and has the models follow.
+// What memory holds now where a batch has failed must stay, but for ErrUnproven. It returns the
+// messages that must arrive, and a function that gives other bytes to those ranges of which that
+// cannot be said.
+func (t *test) ends(what string, list []posted, want ...error) (sent [][]byte, refill func()) {
+	var unknown []func()
+	for _, p := range list {
+		err := t.await(p.tag)
+		t.wants(err, what, want...)
+		if err == nil {
+			t.apply(p.b)
+			if p.b.Tail != driver.NoTail {
+				sent = append(sent, p.b.Notify)
+			}
+			continue
+		}
+		for _, d := range p.b.Descs {
+			m, off := t.remotes[d.RemoteKey], d.Remote
+			if p.b.Op == driver.Read {
+				m, off = t.locals[d.LocalKey], d.Local
+			}
+			if errors.Is(err, driver.ErrUnproven) || !m.adopt(off, d.Len) {
+				unknown = append(unknown, func() { m.fill(m.off+off, d.Len) })
+			}
+		}
+	}
+	return sent, func() {
+		for _, f := range unknown {
+			f()
+		}
+	}
+}
+
+// over is ends of batches that were in flight at Close: they have completed, which is there without
+// waiting.
+func (t *test) over(list []posted, want ...error) (refill func()) {
+	for n := 1; n > 0; {
+		n, _ = t.host.poll()
+	}
+	for _, p := range list {
+		if done, _ := t.host.outcome(p.tag); !done {
+			t.broken("a tag was in flight behind Close")
+		}
+	}
+	_, refill = t.ends("a tag in flight at Close", list, want...)
+	return refill
+}
+
+// helping has goroutines help with batches, in any order and over and over, until the function that
+// it returns is called.
+func (t *test) helping(list []posted) (stop func()) {
 	quit := make(chan struct{})
 	var all sync.WaitGroup
 	for g := range 3 {
 		all.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(g), 1))
 			for first := true; first || !closed(quit); first = false {
-				for _, i := range random.Perm(len(tags)) {
-					t.peer.Help(tags[i], quit)
+				for _, i := range random.Perm(len(list)) {
+					t.peer.Help(list[i].tag, quit)
 				}
 			}
 		})
@@ -56,7 +101,6 @@ func (t *test) helping(tags []uint64) (stop func()) {
 	end := sync.OnceFunc(func() { close(quit); all.Wait() })
 	t.Cleanup(end)
 	return func() {
-		t.Helper()
 		_ = t.inTime("Help, told to stop", func() error { end(); return nil })
 	}
 }
@@ -76,17 +120,13 @@ func checkLoad(t *test) {
 	l, r := t.local(2*slot*slots), t.remote(2*slot*slots)
 	lens := []uint64{8, 64, 656, 4096, 20000, 65537, 100 << 10}
 	for round := range uint64(4) {
-		var tags []uint64
-		var batches []*driver.Batch
+		var list []posted
 		for i := range uint64(2 * slots) {
 			n := lens[(i/2+round)%uint64(len(lens))]
 			b := batch(bothOps[i%2], t.cut(desc(l, i*slot, r, i*slot, n))...)
-			tags, batches = append(tags, t.submit(b)), append(batches, b)
+			list = append(list, t.submit(b))
 		}
-		for i, tag := range tags {
-			t.ok(t.await(tag), "batch %d of round %d", i, round)
-			t.apply(batches[i])
-		}
+		t.lands("under load", list...)
 		t.compare("under load")
 		l.refill()
 	}
@@ -98,21 +138,19 @@ func checkFull(t *test) {
 		l, r := t.local(n), t.remote(n)
 		b := t.whole(driver.Write, l, r)
 		for round := range 2 {
-			var tags []uint64
-			for len(tags) < 5000 {
+			var list []posted
+			for len(list) < 5000 {
 				tag, err := t.host.once(t.peer, b)
 				if errors.Is(err, driver.ErrFull) {
 					break
 				}
 				t.ok(err, "submit")
-				tags = append(tags, tag)
+				list = append(list, posted{tag, b})
 			}
-			if len(tags) == 0 {
+			if len(list) == 0 {
 				t.Fatalf("round %d: full although nothing is in flight", round)
 			}
-			for _, tag := range tags {
-				t.ok(t.await(tag), "a write before the backend was full")
-			}
+			t.lands("before the backend was full", list...)
 		}
 		t.move(b)
 		t.compare("after the backend was full")
@@ -125,35 +163,32 @@ func checkNoPoll(t *test) {
 	const count, size = 4, 4 << 20
 	l, r := t.local(size), t.remote(size)
 	for round := range 3 {
-		tags, batches := t.burst(driver.Write, l, r, count, t.can(driver.CanNotify))
+		message := t.can(driver.CanNotify)
+		list := t.burst(driver.Write, l, r, count, message)
 		var sent [][]byte
-		for _, b := range batches {
-			t.apply(b)
-			sent = append(sent, b.Notify)
+		for _, p := range list {
+			t.apply(p.b)
+			sent = append(sent, p.b.Notify)
 		}
-		if t.can(driver.CanNotify) && t.wiring != Self { // else to receive would poll
+		if message && t.wiring != Self { // else to receive would poll
 			t.hears(t.far, sent...)
 			r.expect("when the messages came, without a call of Poll")
-			sent = nil
+			message = false
 		}
 		t.until("writes without a call of Poll", r.same)
-		for _, tag := range tags {
-			t.ok(t.await(tag), "a write without a call of Poll")
-		}
-		if t.can(driver.CanNotify) {
+		t.lands("without a call of Poll", list...)
+		if message {
 			t.hears(t.far, sent...)
 		}
 		l.refill()
-		tags, _ = t.burst(driver.Write, l, r, count, false)
+		list = t.burst(driver.Write, l, r, count, false)
 		t.ok(t.inTime("revoke memory whose writer does not poll", r.revoke), "revoke")
-		r.refill()
-		r.staysSame("round %d, revoked from a writer that does not poll", round)
-		for _, tag := range tags {
-			t.wants(t.await(tag), "a write to memory that was revoked", nil, driver.ErrRevoked)
+		r.leftAlone("round %d, revoked from a writer that does not poll", round)
+		for _, p := range list {
+			t.wants(t.await(p.tag), "a write to memory that was revoked", nil, driver.ErrRevoked)
 		}
 		r.expect("when the writes had ended")
-		t.peer.Drop(r.as)
-		delete(t.remotes, r.as)
+		t.forget(r)
 		r.again()
 		t.imports(r)
 	}
@@ -164,44 +199,30 @@ func checkNoPoll(t *test) {
 func checkCancel(t *test) {
 	const count, n = 8, 1 << 20
 	l, r := t.local(n*count), t.remote(n*count)
-	aborted := 0
 	for round := range 8 {
 		op, target := bothOps[round%2], r
 		if op == driver.Read {
 			target = l
 		}
 		message := op == driver.Write && round%4 == 2 && t.can(driver.CanNotify)
-		tags, batches := t.burst(op, l, r, count, message)
+		list := t.burst(op, l, r, count, message)
 		stop := func() {}
 		if round >= 4 {
-			stop = t.helping(tags)
+			stop = t.helping(list)
 		}
 		var all sync.WaitGroup
-		for i := range tags { // the last ones first: they have hardly begun
-			all.Go(func() { t.peer.Cancel(tags[len(tags)-1-i]) })
+		for i := range list { // the last ones first: they have hardly begun
+			all.Go(func() { t.peer.Cancel(list[len(list)-1-i].tag) })
 		}
 		_ = t.inTime("Cancel", func() error { all.Wait(); return nil })
-		var sent [][]byte
-		for i, tag := range tags {
-			switch err := t.await(tag); {
-			case err == nil:
-				t.apply(batches[i])
-				if message {
-					sent = append(sent, batches[i].Notify)
-				}
-			case errors.Is(err, driver.ErrAborted):
-				aborted++
-				target.fill(target.off+uint64(i)*n, n)
-			default:
-				t.Errorf("a cancelled %v: %v, want nil or %v", op, err, driver.ErrAborted)
-			}
-		}
+		sent, refill := t.ends("a batch that was cancelled", list, nil, driver.ErrAborted)
+		refill()
 		stop()
 		t.hears(t.far, sent...)
 		t.visible()
 		target.staysSame("behind the completion of a %v that was cancelled", op)
+		target.leftAlone("behind the completion of a %v that was cancelled", op)
 	}
-	t.Logf("%d of %d batches were aborted", aborted, 8*count)
 	t.compare("after all that was cancelled")
 }
 
@@ -211,21 +232,18 @@ func checkCancelNothing(t *test) {
 	l, r := t.local(n), t.remote(n)
 	b := t.whole(driver.Write, l, r)
 	finished := t.submit(b)
-	t.ok(t.await(finished), "write")
+	t.lands("first", finished)
 	other, err := t.host.connect(t.addr, t.h.limit)
 	t.ok(err, "connect again")
-	var tags []uint64
-	for range 6 {
-		tags = append(tags, t.submit(b))
-		t.host.peer(other).Cancel(tags[len(tags)-1])
-		for _, tag := range []uint64{0, 1, 1 << 63, firstTag + 1000, ^uint64(0), finished} {
+	var list []posted
+	for i := range 6 {
+		list = append(list, t.submit(b))
+		t.host.peer(other).Cancel(list[i].tag)
+		for _, tag := range []uint64{0, 1, 1 << 63, firstTag + 1000, ^uint64(0), finished.tag} {
 			t.peer.Cancel(tag)
 		}
 	}
-	for _, tag := range tags {
-		t.wants(t.await(tag), "a write, where another peer was asked to cancel", nil)
-	}
-	t.apply(b)
+	t.lands("where another peer was asked to cancel", list...)
 	t.compare("after nothing was cancelled")
 }
 
@@ -240,21 +258,18 @@ func checkDrop(t *test) {
 		if r.as == first {
 			t.Fatalf("two imports of a token have the same key %d", first)
 		}
-		b := t.whole(driver.Write, l, r)
-		tag := t.submit(b)
+		p := t.submit(t.whole(driver.Write, l, r))
 		t.peer.Drop(r.as)
 		t.peer.Drop(r.as)
-		t.wants(t.await(tag), "a write whose key was dropped", nil)
-		t.apply(b)
-		t.refused("with a key that was dropped", driver.ErrBounds, b)
+		t.lands("whose key was dropped", p)
+		t.refused("with a key that was dropped", driver.ErrBounds, p.b)
 		delete(t.remotes, r.as)
 		r.as = first
 		t.move(t.whole(driver.Read, l, r))
 		t.compare("after a key was dropped in flight")
 		l.refill()
+		t.forget(r)
 		t.imports(r)
-		t.peer.Drop(first)
-		delete(t.remotes, first)
 	}
 }
 
@@ -265,42 +280,36 @@ func checkHelp(t *test) {
 	l, r := t.local(n*count), t.remote(n*count)
 	stop := make(chan struct{})
 	close(stop)
-	did := 0
 	for round := range 6 {
 		op := bothOps[round%2]
 		message := op == driver.Write && t.can(driver.CanNotify)
-		tags, batches := t.burst(op, l, r, count, message)
+		list := t.burst(op, l, r, count, message)
 		end := func() {}
 		if round >= 3 {
-			end = t.helping(tags)
+			end = t.helping(list)
 		}
 		var sent [][]byte
-		for i, tag := range tags {
-			var helped bool
+		for _, p := range list {
 			_ = t.inTime("Help", func() error {
-				helped = t.peer.Help(tag, [](<-chan struct{}){nil, stop}[round/2%2])
+				t.peer.Help(p.tag, [](<-chan struct{}){nil, stop}[round/2%2])
 				return nil
 			})
-			if helped {
-				did++
-			}
-			t.wants(t.await(tag), "a batch with help", nil)
-			t.apply(batches[i])
-			sent = append(sent, batches[i].Notify)
+			t.lands("with help", p)
+			sent = append(sent, p.b.Notify)
 		}
 		end()
 		if message {
 			t.hears(t.far, sent...)
 		}
 		t.compare("after help in round %d", round)
-		for _, tag := range append(tags, 0, 1, firstTag+1000, ^uint64(0)) {
-			if t.peer.Help(tag, nil) {
-				t.Error("Help with a batch that is done, or unknown, says that it did something")
+		for _, p := range append(list, posted{}, posted{tag: 1}, posted{tag: firstTag + 1000},
+			posted{tag: ^uint64(0)}) {
+			if t.peer.Help(p.tag, nil) {
+				t.Errorf("Help with a batch that is done, or unknown, says that it did something")
 			}
 		}
 		l.refill()
 	}
-	t.Logf("%d batches were still to be had", did)
 }
 
 // checkPeerClose closes a peer with work in flight: what is outstanding has completed then, and
@@ -309,23 +318,19 @@ func checkPeerClose(t *test) {
 	const count, size = 16, 16 << 20
 	l, r := t.local(size), t.remote(size)
 	for round := range 4 {
-		tags, batches := t.burst(driver.Write, l, r, count, false)
+		list := t.burst(driver.Write, l, r, count, false)
 		stop := func() {}
 		if round%2 == 1 {
-			stop = t.helping(tags)
+			stop = t.helping(list)
 		}
-		t.ok(t.inTime("close peer", t.peer.Close), "close peer")
+		t.closes("peer", t.peer.Close)
 		stop()
-		t.over(tags, batches, nil, driver.ErrClosed)
-		r.refill()
+		t.over(list, nil, driver.ErrClosed)()
 		r.staysSame("behind Peer.Close, round %d", round)
+		r.leftAlone("behind Peer.Close, round %d", round)
 		t.closedPeer("Peer.Close", l, r)
 		if lost := t.peer.Lost(); lost != nil {
-			select {
-			case <-lost:
-			case <-time.After(t.h.limit):
-				t.Error("Lost of a peer that was closed is not")
-			}
+			t.until("Lost of a peer that was closed", func() bool { return closed(lost) })
 		}
 		delete(t.remotes, r.as)
 		t.connect()
@@ -333,31 +338,8 @@ func checkPeerClose(t *test) {
 	}
 }
 
-// over has the models follow batches that were in flight at Peer.Close: they have completed, which
-// is there without waiting, with one of the outcomes wanted. It returns how many of them failed.
-func (t *test) over(tags []uint64, batches []*driver.Batch, want ...error) (failed int) {
-	t.Helper()
-	for n := 1; n > 0; {
-		n, _ = t.host.poll()
-	}
-	for i, tag := range tags {
-		done, err := t.host.outcome(tag)
-		if !done {
-			testkit.FatalBroken(t, "a tag was in flight behind Peer.Close")
-		}
-		t.wants(err, "a tag in flight at Peer.Close", want...)
-		if err == nil {
-			t.apply(batches[i])
-		} else {
-			failed++
-		}
-	}
-	return failed
-}
-
 // closedPeer tries what a peer must refuse once it, or its backend, was closed.
 func (t *test) closedPeer(after string, l, r *memory) {
-	t.Helper()
 	for what, b := range map[string]*driver.Batch{
 		"a write":                   batch(driver.Write, desc(l, 0, r, 0, 64)),
 		"a message":                 messageAlone([]byte("x")),
@@ -385,19 +367,13 @@ func checkBackendClose(t *test) {
 	if one, two := t.local(64), t.local(64); one.key == two.key {
 		t.Errorf("two memories have key %d, which was another's that was revoked twice", one.key)
 	}
-	tags, batches := t.burst(driver.Write, l, r, count, false)
+	list := t.burst(driver.Write, l, r, count, false)
 	for range 2 {
-		t.ok(t.inTime("close backend", t.host.b.Close), "close backend")
+		t.closes("backend", t.host.b.Close)
 	}
-	for i, tag := range tags {
-		err := t.await(tag)
-		t.wants(err, "a tag in flight at Backend.Close", nil, driver.ErrClosed)
-		if err == nil {
-			t.apply(batches[i])
-		}
-	}
-	r.refill()
+	t.over(list, nil, driver.ErrClosed)()
 	r.staysSame("behind Backend.Close")
+	r.leftAlone("behind Backend.Close")
 	for range 3 {
 		n, err := t.host.poll()
 		if n != 0 || !errors.Is(err, driver.ErrClosed) {
@@ -432,22 +408,19 @@ func checkBackendClose(t *test) {
 func checkTogether(t *test) {
 	const n = 64 << 10
 	seg := t.host.region(t.local(n).reg).seg
-	token := t.remote(n).token
-	late := t.local(n)
-	var all sync.WaitGroup
-	over := make(chan struct{}) // the backend is being closed
+	token, late := t.remote(n).token, t.local(n)
 	writer := func() func() error {
 		l, r := t.local(n), t.remote(n)
+		write := batch(driver.Write, t.cut(desc(l, 0, r, n/4, n/2))...)
+		read := batch(driver.Read, t.cut(desc(l, n/2, r, n/4, n/2))...)
 		return func() error {
-			write := batch(driver.Write, t.cut(desc(l, 0, r, n/4, n/2))...)
-			read := batch(driver.Read, t.cut(desc(l, n/2, r, n/4, n/2))...)
 			for _, b := range []*driver.Batch{write, read} {
 				tag, err := t.host.submit(t.peer, b)
-				if err == nil {
-					t.peer.Help(tag, nil)
-					err = t.host.await(tag)
-				}
 				if err != nil {
+					return err
+				}
+				t.peer.Help(tag, nil)
+				if err := t.host.await(tag); err != nil {
 					return err
 				}
 			}
@@ -500,30 +473,33 @@ func checkTogether(t *test) {
 			return err
 		},
 	}
-	var rounds sync.WaitGroup // until each has done some
-	end := make(chan struct{})
+	var all, someDone sync.WaitGroup
+	over, end := make(chan struct{}), make(chan struct{}) // Close has begun, and has ended
 	for name, job := range jobs {
-		rounds.Add(1)
+		someDone.Add(1)
 		all.Go(func() {
-			someDone := sync.OnceFunc(rounds.Done)
-			defer someDone()
+			enough := sync.OnceFunc(someDone.Done)
+			defer enough()
 			for i := 0; !closed(end); i++ {
 				if i == 12 {
-					someDone()
+					enough()
 				}
-				if err := job(); err != nil {
-					if !closed(over) || !errors.Is(err, driver.ErrClosed) &&
-						!errors.Is(err, driver.ErrPeerLost) && !errors.Is(err, driver.ErrBounds) {
-						t.Errorf("%s: %v", name, err)
-					}
+				err := job()
+				if err != nil && !closed(over) {
+					t.Errorf("%s: %v", name, err)
+				} else if err != nil {
+					t.wants(err, name+" beside Close", driver.ErrClosed, driver.ErrPeerLost,
+						driver.ErrBounds)
+				}
+				if err != nil {
 					return
 				}
 			}
 		})
 	}
-	_ = t.inTime("calls from many goroutines", func() error { rounds.Wait(); return nil })
+	_ = t.inTime("calls from many goroutines", func() error { someDone.Wait(); return nil })
 	close(over)
-	t.ok(t.inTime("close backend", t.host.b.Close), "close backend")
+	t.closes("backend", t.host.b.Close)
 	close(end)
 	_ = t.inTime("calls beside Close", func() error { all.Wait(); return nil })
 }
@@ -562,32 +538,28 @@ func checkDurable(t *test) {
 	lens := []uint64{1, 656, 4096, 8192 + 7, 64 << 10, 70 << 10}
 	for round := range uint64(12) {
 		l.refill()
-		var tags [slots]uint64
-		var batches [slots]*driver.Batch
+		var list [slots]posted
 		for i := range uint64(slots) {
-			n := lens[(i+round)%slots]
-			b := batch(driver.Write, t.cut(desc(l, i*slot, r, i*slot, n))...)
+			b := batch(driver.Write, t.cut(desc(l, i*slot, r, i*slot, lens[(i+round)%slots]))...)
 			if i == 3 && t.can(driver.CanPattern) {
-				p := &driver.Pattern{Run: 1000, Count: 30, LocalKey: l.key, RemoteKey: r.as,
+				b = shaped(driver.Write, l, r, driver.Pattern{Run: 1000, Count: 30,
 					Local:  driver.Side{Base: i * slot, Stride: 1000},
-					Remote: driver.Side{Base: i * slot, Stride: 2000}}
-				b = &driver.Batch{Op: driver.Write, Pattern: p}
+					Remote: driver.Side{Base: i * slot, Stride: 2000}})
 			}
 			b.Durable = (i+round)%3 != 2
-			tags[i], batches[i] = t.submit(b), b
+			list[i] = t.submit(b)
 			t.apply(b)
 		}
-		for i, tag := range tags {
-			t.ok(t.await(tag), "write %d of round %d", i, round)
-			if d == nil || !batches[i].Durable {
+		for i, p := range list {
+			t.ok(t.await(p.tag), "write %d of round %d", i, round)
+			if d == nil || !p.b.Durable {
 				continue
 			}
 			d.mu.Lock()
 			got, want := d.stable[i*slot:][:slot], r.model()[i*slot:][:slot]
 			if !bytes.Equal(got, want) {
-				testkit.ErrorBroken(t,
-					"round %d, write %d: a loss of power would leave other bytes: %s",
-					round, i, difference(got, want))
+				testkit.ErrorBroken(t, "round %d, write %d: a loss of power would leave other "+
+					"bytes: %s", round, i, difference(got, want))
 			}
 			d.mu.Unlock()
 		}
@@ -617,7 +589,7 @@ func checkChurn(t *test) {
 		tag, err := t.host.submit(p, b)
 		t.ok(err, "submit")
 		t.ok(t.await(tag), "write")
-		t.ok(t.inTime("close peer", p.Close), "close peer")
+		t.closes("peer", p.Close)
 		if t.can(driver.CanNotify) {
 			t.hearsLast(t.far)
 		}
@@ -656,7 +628,7 @@ func checkChurn(t *test) {
 		} else if kind == driver.DRAM {
 			seg.Len = 1 << 60
 			if _, err := t.host.b.Register(seg); err == nil {
-				t.Error("register more bytes than there are: no error")
+				t.Errorf("register more bytes than there are: no error")
 			}
 		}
 	}
@@ -664,7 +636,6 @@ func checkChurn(t *test) {
 
 // descriptors counts those of this process.
 func (t *test) descriptors() int {
-	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	t.ok(err, "count descriptors")
 	return len(entries)

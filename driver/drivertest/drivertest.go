@@ -30,10 +30,12 @@
 //
 //   - It makes memory on either side, with guards around it, and fills it (test.go, memory.go). A
 //     model in this process knows every byte of it.
-//   - It submits batches, and has the models follow those that succeeded (test.move, test.apply).
+//   - It submits batches, waits for them, and has the models follow those that succeeded
+//     (test.lands, test.ends).
 //   - It compares all memory with the models: what landed outside the ranges named is found as
 //     surely as a wrong byte inside. Where nothing may land any more (after a cancel, a revoke, a
-//     close) the memory gets other bytes first, and is looked at for a while (space.staysSame).
+//     close) memory is read at that moment, also that of a process that stands still, and must
+//     keep those bytes for a while, and then others (memory.adopt, memory.leftAlone).
 //   - When it ends, both sides close, and what is left of descriptors, goroutines and registered
 //     bytes is a failure.
 //
@@ -62,6 +64,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // Harness says how to make the backend under test. New is all that most backends need.
@@ -168,6 +171,9 @@ func (h Harness) withDefaults() Harness {
 	return h
 }
 
+// leaks returns a function that lists what is left behind from now on.
+func (h *Harness) leaks() func() []string { return testkit.Leaks(min(h.limit, 20*time.Second)) }
+
 // wirings returns what the backend can do of what the harness asks for.
 func (h *Harness) wirings(caps driver.Caps) (list []Wiring) {
 	for _, w := range []Wiring{Self, Pair, Processes} {
@@ -250,22 +256,6 @@ func Run(t *testing.T, h Harness) {
 			}
 		})
 	}
-}
-
-// Failures performs one check over one wiring, and returns what it found instead of failing tb: for
-// backends that are wrong on purpose, whose tests prove that the check can fail. No wait is longer
-// than limit, and late waits for what such a backend does late.
-func Failures(tb testing.TB, h Harness, w Wiring, name string, limit time.Duration,
-	late func()) []string {
-	tb.Helper()
-	h.limit, h.late = limit, late
-	i := slices.IndexFunc(checks, func(c check) bool { return c.name == name })
-	if i < 0 || checks[i].wirings&w == 0 {
-		tb.Fatalf("no check over %v is called %q", wiringNames[w], name)
-	}
-	r := &recorder{TB: tb}
-	r.guarded(func() { checks[i].perform(r, h.withDefaults(), w) })
-	return r.end(r.guarded)
 }
 
 // repeat performs a check, and Random until the time of the stress is over.

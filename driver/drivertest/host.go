@@ -39,7 +39,6 @@ type host struct {
 	faults  []string       // broken promises
 	ended   map[uint64]int // last messages by connection
 	spaces  []*Space
-	spoils  map[int]func() error // by space
 	regions []*region
 	peers   []driver.Peer
 	task    *task
@@ -50,29 +49,19 @@ type host struct {
 }
 
 type outcome struct {
-	state state
-	err   error
+	refused, completed bool // neither: it is in flight
+	err                error
 }
-
-type state uint8
-
-const (
-	inFlight state = iota
-	refused
-	completed
-)
 
 // region is one registration.
 type region struct {
-	space int
-	seg   driver.Segment
-	mem   driver.Memory
+	seg driver.Segment
+	mem driver.Memory
 }
 
 // task is what runs beside the requests.
 type task struct {
 	stop, done chan struct{}
-	count      int
 	err        error
 }
 
@@ -81,7 +70,7 @@ func newHost(h *Harness) (*host, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &host{h: h, b: b, ended: map[uint64]int{}, spoils: map[int]func() error{}}, nil
+	return &host{h: h, b: b, ended: map[uint64]int{}}, nil
 }
 
 // fault notes a broken promise. The caller holds mu.
@@ -94,23 +83,21 @@ func (h *host) fault(format string, args ...any) {
 // allocate makes memory of a kind: local, shared or spoilt in some way.
 func (h *host) allocate(kind string, n uint64) (id int, err error) {
 	var s *Space
-	var spoil func() error
 	switch kind {
 	case "local":
 		s, err = h.h.Local(n)
 	case "shared":
 		s, err = h.h.Remote(n)
 	default:
-		s, spoil, err = spoilable(n, kind)
+		s, err = spoilable(n, kind)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("allocate %d bytes: %w", n, err)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	id = len(h.spaces)
-	h.spaces, h.spoils[id] = append(h.spaces, s), spoil
-	return id, nil
+	h.spaces = append(h.spaces, s)
+	return len(h.spaces) - 1, nil
 }
 
 // register makes a range of a space known.
@@ -126,7 +113,7 @@ func (h *host) register(q *request) (id int, err error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.regions = append(h.regions, &region{q.ID, seg, m})
+	h.regions = append(h.regions, &region{seg, m})
 	return len(h.regions) - 1, nil
 }
 
@@ -198,10 +185,10 @@ func (h *host) once(p driver.Peer, b *driver.Batch) (tag uint64, err error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if o := &h.tags[tag-firstTag]; o.state == completed {
+	if o := &h.tags[tag-firstTag]; o.completed {
 		h.fault("tag %#x completed (%v) although Submit had refused it", tag, o.err)
 	} else {
-		o.state = refused
+		o.refused = true
 		h.open--
 	}
 	return tag, err
@@ -243,13 +230,13 @@ func (h *host) poll() (int, error) {
 			h.fault("a completion (%v) of tag %#x, which was not submitted", c.Err, c.Tag)
 			continue
 		}
-		switch o := &h.tags[i]; o.state {
-		case completed:
+		switch o := &h.tags[i]; {
+		case o.completed:
 			h.fault("tag %#x completed twice: first %v, then %v", c.Tag, o.err, c.Err)
-		case refused:
+		case o.refused:
 			h.fault("tag %#x completed (%v) although Submit had refused it", c.Tag, c.Err)
-		case inFlight:
-			*o = outcome{completed, c.Err}
+		default:
+			o.completed, o.err = true, c.Err
 			h.open--
 		}
 	}
@@ -261,7 +248,7 @@ func (h *host) outcome(tag uint64) (done bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	o := h.tags[tag-firstTag]
-	return o.state == completed, o.err
+	return o.completed, o.err
 }
 
 // await polls until the tag is done, and returns its outcome, or errLate.
@@ -332,8 +319,7 @@ func (h *host) receiveOnce(msgs []driver.Message) (int, error) {
 				m.Err)
 		case m.Err != nil && (ended < 0 || m.Data != nil || !errors.Is(m.Err, driver.ErrPeerLost)):
 			h.fault("connection %d (ours: %v): last message %x with %v, want no data and %v",
-				m.Conn,
-				ended < 0, head(m.Data), m.Err, driver.ErrPeerLost)
+				m.Conn, ended < 0, head(m.Data), m.Err, driver.ErrPeerLost)
 		case m.Err != nil:
 			h.ended[m.Conn] = 1
 		}
@@ -405,51 +391,62 @@ func (h *host) begin(f func(*task)) {
 }
 
 // finish waits until the task has ended by itself, or stops it.
-func (h *host) finish(stop bool) (count int, err error) {
+func (h *host) finish(stop bool) error {
 	h.mu.Lock()
 	t := h.task
 	h.task = nil
 	h.mu.Unlock()
 	if t == nil {
-		return 0, nil
+		return nil
 	}
 	if stop {
 		close(t.stop)
 	}
 	select {
 	case <-t.done:
-		return t.count, t.err
+		return t.err
 	case <-time.After(h.h.limit):
-		return 0, fmt.Errorf("end of what runs beside: %w", errLate)
+		return fmt.Errorf("end of what runs beside: %w", errLate)
 	}
 }
 
-// flood submits one batch over and over, with a few in flight, from several goroutines of which
-// some help, until all have met an error.
+// pump submits batches, most at a time, until quit is closed or one fails, but not with ignored. It
+// returns the first error, or that a batch never completes.
+func (h *host) pump(p driver.Peer, quit <-chan struct{}, most int, help bool, ignored error,
+	next func(seq uint64) *driver.Batch) (err error) {
+	var flying []uint64
+	for seq := uint64(0); err == nil && !closed(quit); seq++ {
+		var tag uint64
+		if tag, err = h.submit(p, next(seq)); err == nil {
+			flying = append(flying, tag)
+			if help {
+				p.Help(tag, quit)
+			}
+		}
+		if len(flying) == most {
+			err, flying = errors.Join(err, h.await(flying[0])), flying[1:]
+		}
+		if ignored != nil && errors.Is(err, ignored) {
+			err = nil
+		}
+	}
+	for _, tag := range flying {
+		if err2 := h.await(tag); err == nil || errors.Is(err2, errLate) {
+			err = err2
+		}
+	}
+	return err
+}
+
+// flood submits one batch over and over from several goroutines, of which one helps, until all have
+// met an error.
 func (h *host) flood(p driver.Peer, b *driver.Batch) {
 	h.begin(func(t *task) {
 		var all sync.WaitGroup
 		errs := make([]error, 3)
 		for g := range errs {
 			all.Go(func() {
-				var flying []uint64
-				for err := error(nil); err == nil && !closed(t.stop); errs[g] = err {
-					var tag uint64
-					if tag, err = h.submit(p, b); err == nil {
-						flying = append(flying, tag)
-						if g == 0 {
-							p.Help(tag, t.stop)
-						}
-					}
-					if len(flying) == 3 {
-						err, flying = errors.Join(err, h.await(flying[0])), flying[1:]
-					}
-				}
-				for _, tag := range flying {
-					if err := h.await(tag); errors.Is(err, errLate) {
-						errs[g] = err
-					}
-				}
+				errs[g] = h.pump(p, t.stop, 3, g == 0, nil, func(uint64) *driver.Batch { return b })
 			})
 		}
 		all.Wait()
@@ -464,7 +461,7 @@ func (h *host) flood(p driver.Peer, b *driver.Batch) {
 // echo sends each message back by the connection that it came by, asleep until one comes.
 func (h *host) echo() {
 	h.begin(func(t *task) {
-		for ; !closed(t.stop); t.count++ {
+		for !closed(t.stop) {
 			got, err := h.receive(1, h.h.limit, true)
 			if err != nil || got[0].Err != nil {
 				t.err = err
@@ -512,7 +509,7 @@ func (h *host) proceed() {
 // close ends everything, and returns what was wrong.
 func (h *host) close() (faults []string) {
 	h.proceed() // a check that failed may have left it
-	if _, err := h.finish(true); errors.Is(err, errLate) {
+	if err := h.finish(true); errors.Is(err, errLate) {
 		faults = append(faults, err.Error())
 	}
 	if err := within(h.h.limit, h.b.Close); err != nil {
@@ -558,13 +555,13 @@ func within(limit time.Duration, f func() error) error {
 // wait spins for a moment, then naps, until its limit.
 type wait struct{ start, end time.Time }
 
-func newWait(limit time.Duration) *wait {
+func newWait(limit time.Duration) wait {
 	now := time.Now()
-	return &wait{now, now.Add(limit)}
+	return wait{now, now.Add(limit)}
 }
 
 // more waits a little, and reports whether the limit is still ahead.
-func (w *wait) more() bool {
+func (w wait) more() bool {
 	now := time.Now()
 	if now.Sub(w.start) < 200*time.Microsecond {
 		runtime.Gosched()

@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+	"reflect"
 	"syscall"
 
 	"github.com/sluicehq/sluice/driver"
@@ -23,6 +24,8 @@ type Space struct {
 	Segment driver.Segment // without a Secret: the suite draws one for each registration
 	Bytes   Bytes          // nil: Segment.Mem
 	Free    func() error   // may be nil
+
+	spoil func() error // of spoilable memory
 }
 
 // Bytes looks into memory and changes it, as the program that owns it would.
@@ -71,30 +74,12 @@ func FileMemory(dir string, off uint64) Allocator {
 func FileSpace(f *os.File, off, n uint64, free func() error) *Space {
 	return &Space{
 		Segment: driver.Segment{Kind: driver.File, Len: n, FD: int(f.Fd()), FileOff: off},
-		Bytes:   fileBytes{f, off, n}, Free: free,
+		Bytes: struct {
+			io.ReaderAt
+			io.WriterAt
+		}{io.NewSectionReader(f, int64(off), int64(n)), io.NewOffsetWriter(f, int64(off))},
+		Free: free,
 	}
-}
-
-// fileBytes is Bytes over a range of a file.
-type fileBytes struct {
-	f     *os.File
-	at, n uint64
-}
-
-var errPastEnd = errors.New("drivertest: past the end of the memory")
-
-func (b fileBytes) ReadAt(p []byte, off int64) (int, error) {
-	if off < 0 || uint64(off)+uint64(len(p)) > b.n {
-		return 0, errPastEnd
-	}
-	return b.f.ReadAt(p, int64(b.at)+off)
-}
-
-func (b fileBytes) WriteAt(p []byte, off int64) (int, error) {
-	if off < 0 || uint64(off)+uint64(len(p)) > b.n {
-		return 0, errPastEnd
-	}
-	return b.f.WriteAt(p, int64(b.at)+off)
 }
 
 // Card is the test's own way to memory of a device, which is not the backend's.
@@ -112,7 +97,8 @@ func HBM(c Card, ordinal int, n uint64) (*Space, error) {
 		return nil, err
 	}
 	seg := driver.Segment{Kind: driver.HBM, Len: n, Addr: at, Device: ordinal}
-	return &Space{seg, CardBytes{c, at, n}, func() error { return c.Free(at) }}, nil
+	return &Space{Segment: seg, Bytes: CardBytes{c, at, n},
+		Free: func() error { return c.Free(at) }}, nil
 }
 
 // CardBytes is Bytes over memory of a device.
@@ -123,24 +109,30 @@ type CardBytes struct {
 
 // ReadAt implements io.ReaderAt.
 func (b CardBytes) ReadAt(p []byte, off int64) (int, error) {
-	if off < 0 || uint64(off)+uint64(len(p)) > b.Len {
-		return 0, errPastEnd
-	}
-	if len(p) == 0 {
-		return 0, nil
-	}
-	return len(p), b.Card.Read(p, b.At+uint64(off))
+	return b.at(p, off, func(at uint64) error { return b.Card.Read(p, at) })
 }
 
 // WriteAt implements io.WriterAt.
 func (b CardBytes) WriteAt(p []byte, off int64) (int, error) {
+	return b.at(p, off, func(at uint64) error { return b.Card.Write(at, p) })
+}
+
+func (b CardBytes) at(p []byte, off int64, f func(at uint64) error) (int, error) {
 	if off < 0 || uint64(off)+uint64(len(p)) > b.Len {
-		return 0, errPastEnd
+		return 0, errors.New("drivertest: past the end of the memory")
 	}
 	if len(p) == 0 {
 		return 0, nil
 	}
-	return len(p), b.Card.Write(b.At+uint64(off), p)
+	return len(p), f(b.At + uint64(off))
+}
+
+// addr is where the memory is mapped, or 0.
+func (s *Space) addr() uintptr {
+	if s.Bytes != nil {
+		return 0
+	}
+	return reflect.ValueOf(s.Segment.Mem).Pointer()
 }
 
 // get returns bytes of the memory, a copy where they are not mapped: mapped ones may change.
@@ -202,8 +194,7 @@ func difference(got, want []byte) string {
 		return "no difference now: the bytes changed while they were compared"
 	}
 	return fmt.Sprintf("%d bytes differ between %d and %d (got %x.., want %x..)", count, first,
-		last,
-		head(got[min(first, len(got)):]), head(want[first:]))
+		last, head(got[min(first, len(got)):]), head(want[first:]))
 }
 
 func head(p []byte) []byte { return p[:min(8, len(p))] }

@@ -27,10 +27,10 @@ const spoilAddress, spoilStride = 1 << 44, 1 << 30
 var spoilNext atomic.Uintptr
 
 // spoilable makes host memory of n bytes, whole pages, of which spoil takes the second half.
-func spoilable(n uint64, how string) (s *Space, spoil func() error, err error) {
+func spoilable(n uint64, how string) (*Space, error) {
 	fd, err := unix.MemfdCreate("drivertest", unix.MFD_CLOEXEC)
 	if err != nil {
-		return nil, nil, fmt.Errorf("create memory: %w", err)
+		return nil, fmt.Errorf("create memory: %w", err)
 	}
 	at := unsafe.Add(nil, spoilAddress+spoilStride*spoilNext.Add(1))
 	err = unix.Ftruncate(fd, int64(n))
@@ -40,11 +40,11 @@ func spoilable(n uint64, how string) (s *Space, spoil func() error, err error) {
 	}
 	if err != nil {
 		_ = unix.Close(fd)
-		return nil, nil, fmt.Errorf("map %d bytes: %w", n, err)
+		return nil, fmt.Errorf("map %d bytes: %w", n, err)
 	}
 	mem := unsafe.Slice((*byte)(at), n)
 	half := mem[n/2:]
-	spoil = map[string]func() error{
+	spoil := map[string]func() error{
 		unmapped:  func() error { return unix.MunmapPtr(unsafe.Pointer(&half[0]), uintptr(n/2)) },
 		protected: func() error { return unix.Mprotect(half, unix.PROT_NONE) },
 		unwritten: func() error { return unix.Mprotect(half, unix.PROT_READ) },
@@ -54,6 +54,6 @@ func spoilable(n uint64, how string) (s *Space, spoil func() error, err error) {
 		_ = unix.Close(fd)
 		return unix.MunmapPtr(at, uintptr(n))
 	}
-	return &Space{Segment: driver.Segment{Kind: driver.DRAM, Len: n, Mem: mem}, Free: free}, spoil,
-		nil
+	return &Space{Segment: driver.Segment{Kind: driver.DRAM, Len: n, Mem: mem}, Free: free,
+		spoil: spoil}, nil
 }

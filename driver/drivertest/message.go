@@ -3,6 +3,7 @@
 package drivertest
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -10,7 +11,6 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // unreceivedMax is how many bytes of messages a backend takes at most that nobody receives.
@@ -41,37 +41,28 @@ func checkMessageBehindItsBytes(t *test) {
 	for round := range uint64(16) {
 		l.refill()
 		got := t.receiving(t.far, slots, false)
-		var tags []uint64
+		var list []posted
 		var sums []uint32
 		for i := range uint64(slots) {
-			d := t.cut(desc(l, i*slot, r, i*slot, lens[(i+round)%uint64(len(lens))]))
-			n := uint64(0)
-			for _, piece := range d {
-				n += piece.Len
-			}
-			b := batch(driver.Write, d...)
+			b := batch(driver.Write,
+				t.cut(desc(l, i*slot, r, i*slot, lens[(i+round)%uint64(len(lens))]))...)
 			if t.can(driver.CanPattern) && i%5 == 4 {
-				n = slot
-				b = &driver.Batch{Op: driver.Write, Pattern: &driver.Pattern{Run: slot / 50,
-					Count:    50,
-					LocalKey: l.key, RemoteKey: r.as, Local: driver.Side{Base: i * slot,
-						Stride: slot / 50}, Remote: driver.Side{Base: i * slot, Stride: slot / 50}}}
+				side := driver.Side{Base: i * slot, Stride: slot / 50}
+				b = shaped(driver.Write, l, r, driver.Pattern{Run: slot / 50, Count: 50,
+					Local: side, Remote: side})
 			}
-			v := voucher{uint64(r.id), r.off + i*slot, n}
-			tags = append(tags, t.submit(withMessage(b, v.encode())))
+			v := voucher{uint64(r.id), r.off + i*slot, slot}
+			list = append(list, t.submit(withMessage(b, v.encode())))
 			t.apply(b)
-			sums = append(sums, sum(r.model()[i*slot:][:n]))
+			sums = append(sums, sum(r.model()[i*slot:][:slot]))
 		}
-		for _, tag := range tags {
-			t.ok(t.await(tag), "a write with a message")
-		}
+		t.lands("with a message", list...)
 		all := <-got
 		t.ok(all.err, "receive")
 		for i, m := range all.msgs {
 			if m.Err != nil || m.Sum != sums[i] {
-				testkit.FatalBroken(t,
-					"message %d of round %d (%q, %v) came before its bytes", i, round,
-					m.Data, m.Err.orNil())
+				t.broken("message %d of round %d (%q, %v) came before its bytes", i, round, m.Data,
+					m.Err)
 			}
 		}
 	}
@@ -86,26 +77,23 @@ func checkMessageOrder(t *test) {
 	most := t.caps.MessageMax
 	got := t.receiving(t.far, count, true)
 	var sent [][]byte
-	var tags []uint64
+	var list []posted
 	for i := range count {
 		n := []int{8, 0, 1, 7, 9, min(most, 1000), most - 1, most}[i%8]
 		if i > 80 {
 			n = min(8, most)
 		}
-		msg := pattern(make([]byte, n), uint64(i))
-		b := messageAlone(msg)
+		b := batch(driver.Write)
 		switch i % 4 {
 		case 0:
-			b = withMessage(t.whole(driver.Write, l, r), msg)
+			b = t.whole(driver.Write, l, r)
 		case 1:
-			b = withMessage(batch(driver.Write, desc(l, 0, r, 0, 64)), msg)
+			b = batch(driver.Write, desc(l, 0, r, 0, 64))
 		}
-		sent, tags = append(sent, msg), append(tags, t.submit(b))
-		t.apply(b)
+		sent = append(sent, pattern(make([]byte, n), uint64(i)))
+		list = append(list, t.submit(withMessage(b, sent[i])))
 	}
-	for _, tag := range tags {
-		t.ok(t.await(tag), "a write with a message")
-	}
+	t.lands("with a message", list...)
 	all := <-got
 	t.ok(all.err, "receive")
 	t.heard(all.msgs, sent...)
@@ -116,10 +104,11 @@ func checkMessageOrder(t *test) {
 // checkMessageBackPressure sends to a program that does not receive until the backend is full, and
 // sleeps then: room wakes it.
 func checkMessageBackPressure(t *test) {
-	msg := make([]byte, min(4096, t.caps.MessageMax))
-	sent := 0
+	size := min(4096, t.caps.MessageMax)
+	numbered := func(i int) []byte { return pattern(make([]byte, size), uint64(i)) }
+	sent, heard := 0, 0
 	send := func() bool {
-		_, err := t.host.once(t.peer, messageAlone(pattern(msg, uint64(sent))))
+		_, err := t.host.once(t.peer, messageAlone(numbered(sent)))
 		if err == nil {
 			sent++
 		} else if !errors.Is(err, driver.ErrFull) {
@@ -136,53 +125,44 @@ func checkMessageBackPressure(t *test) {
 				refusals++
 				time.Sleep(100 * time.Microsecond)
 			}
-			if sent > unreceivedMax/len(msg) {
+			if sent > unreceivedMax/size {
 				t.Fatalf("%d MiB of messages were taken that are not received", unreceivedMax>>20)
 			}
 		}
 	}
-	heard := 0
-	hear := func(all received) {
+	hear := func(got <-chan received) {
+		all := <-got
 		t.ok(all.err, "receive")
 		for _, m := range all.msgs {
-			if want := pattern(make([]byte, len(msg)),
-				uint64(heard)); string(m.Data) != string(want) {
-				testkit.FatalBroken(t, "message %d of %d is another, or damaged (%v)", heard, sent,
-					m.Err.orNil())
+			if !bytes.Equal(m.Data, numbered(heard)) {
+				t.broken("message %d of %d is another, or damaged (%v)", heard, sent, m.Err)
 			}
 			heard++
 		}
 	}
 	for range 3 {
 		fill()
-		ready := sent - heard
-		got := make(chan received, 1)
-		for asked := false; ; {
+		for got := (<-chan received)(nil); ; {
 			if send() {
-				if asked {
+				if got != nil {
+					hear(got)
 					break
 				}
 				fill() // room that was told of late: nothing is to wake us yet
-				ready = sent - heard
 				continue
 			}
-			if _, err := t.host.poll(); err != nil {
-				t.Fatalf("poll: %v", err)
-			}
-			if !asked { // the next message that the far side takes has to wake us
-				asked = true
-				go func() { got <- <-t.receiving(t.far, ready, false) }()
+			_, err := t.host.poll()
+			t.ok(err, "poll")
+			if got == nil { // the next message that the far side takes has to wake us
+				got = t.receiving(t.far, sent-heard, false)
 			}
 			if err := t.host.sleep(t.h.limit); err != nil {
-				testkit.FatalBroken(t,
-					"wait for room: %v; a wake-up was lost: room is there: %v", err,
-					send())
+				t.broken("wait for room: %v; a wake-up was lost: room is there: %v", err, send())
 			}
 		}
-		hear(<-got)
 	}
 	for heard < sent {
-		hear(<-t.receiving(t.far, min(100, sent-heard), false))
+		hear(t.receiving(t.far, min(100, sent-heard), false))
 		_, _ = t.host.poll()
 	}
 	t.tell([]byte("behind them all"))
@@ -197,8 +177,7 @@ func checkMessageOfFailed(t *test) {
 	for _, size := range []uint64{64, n} {
 		b := withMessage(batch(driver.Write, t.cut(desc(l, 0, r, 0, size))...),
 			[]byte("not to come"))
-		t.wants(t.outcomeOf(b), "a write with a message to memory that was revoked",
-			driver.ErrRevoked)
+		t.wants(t.outcomeOf(b), "a message behind memory that was revoked", driver.ErrRevoked)
 	}
 	delete(t.remotes, r.as)
 	t.tell([]byte("the next to come"))
@@ -219,41 +198,31 @@ func checkLastMessage(t *test) {
 			t.Errorf("connection %d is another's number", conn)
 		}
 		numbers = append(numbers, conn)
-		tags, _ := t.burst(driver.Write, l, r, count, true)
+		list := t.burst(driver.Write, l, r, count, true)
 		if round == 3 {
-			t.ok(t.inTime("close backend", t.host.b.Close), "close backend")
+			t.closes("backend", t.host.b.Close)
 		} else {
-			t.ok(t.inTime("close peer", t.peer.Close), "close peer")
+			t.closes("peer", t.peer.Close)
 		}
-		var owed []byte
-		for i, tag := range tags {
-			if err := t.await(tag); err == nil {
-				owed = append(owed, byte(i))
-			} else {
-				t.wants(err, "a message in flight at Close", driver.ErrClosed)
-			}
-		}
+		owed, _ := t.ends("a message in flight at Close", list, nil, driver.ErrClosed)
 		if round == 3 && t.wiring == Self {
 			return // nobody is left to receive
 		}
-		last := -1
-		for {
+		for last := -1; ; {
 			m := t.far.must(request{Do: "receive", Count: 1}).Messages[0]
 			if m.Conn != conn || m.Err == nil && int(m.Data[0]) <= last {
-				testkit.FatalBroken(t, "message %x (%v) by connection %d behind %d by %d", m.Data,
-					m.Err.orNil(), m.Conn, last, conn)
+				t.broken("message %x (%v) by connection %d behind %d by %d", m.Data, m.Err, m.Conn,
+					last, conn)
 			}
 			if m.Err != nil {
 				break
 			}
-			if last = int(m.Data[0]); len(owed) > 0 && owed[0] == byte(last) {
+			if last = int(m.Data[0]); len(owed) > 0 && owed[0][0] == m.Data[0] {
 				owed = owed[1:]
 			}
 		}
 		if len(owed) > 0 {
-			testkit.FatalBroken(t,
-				"the last message came, and those of %d have not, whose batches "+
-					"succeeded", owed)
+			t.broken("the last message came, and those of %d batches have not", owed)
 		}
 		t.hearsNoMore(t.far)
 		if round < 3 {
@@ -266,7 +235,6 @@ func checkLastMessage(t *test) {
 // fillAnswers answers until there is no room, and returns how many answers went out, and memory for
 // one.
 func (t *test) fillAnswers(conn uint64) (sent int, msg []byte) {
-	t.Helper()
 	msg = make([]byte, min(4096, t.caps.MessageMax))
 	for ; sent <= unreceivedMax/len(msg); sent++ {
 		err := t.host.b.Answer(conn, pattern(msg, uint64(sent)))
@@ -298,7 +266,7 @@ func checkAnswers(t *test) {
 		msg := pattern(make([]byte, n), uint64(i))
 		t.far.must(request{Do: "answer", Conn: conn, Data: msg})
 		if got := t.hears(t.near, msg); got != p.Conn() {
-			testkit.FatalBroken(t, "an answer came by connection %d, want %d", got, p.Conn())
+			t.broken("an answer came by connection %d, want %d", got, p.Conn())
 		}
 	}
 	_, err := t.far.try(request{Do: "answer", Conn: first, Data: make([]byte, most+1)})
@@ -313,10 +281,7 @@ func checkAnswers(t *test) {
 		driver.ErrPeerLost)
 
 	// The near side answers the far one, which does not receive, until it is full, and then sleeps.
-	back := t.back()
-	b := messageAlone([]byte("a lot, please"))
-	t.far.run(back, b)
-	conn := t.hears(t.near, b.Notify)
+	conn := t.farTells(t.back(), []byte("a lot, please"))
 	sent, msg := t.fillAnswers(conn)
 	got := t.receiving(t.far, sent+10, false)
 	for i := range 10 {
@@ -326,13 +291,12 @@ func checkAnswers(t *test) {
 	t.ok(all.err, "receive answers")
 	for i, m := range all.msgs {
 		if m.Err != nil || string(m.Data) != string(pattern(msg, uint64(i))) {
-			testkit.FatalBroken(t,
-				"answer %d of %d is another, or damaged (%v)", i, sent, m.Err.orNil())
+			t.broken("answer %d of %d is another, or damaged (%v)", i, sent, m.Err)
 		}
 	}
-	t.ok(t.inTime("close peer", firstPeer.Close), "close peer")
+	t.closes("peer", firstPeer.Close)
 	if last := t.hearsLast(t.far); last != first {
-		testkit.FatalBroken(t, "connection %d closed, and %d has a last message", first, last)
+		t.broken("connection %d closed, and %d has a last message", first, last)
 	}
 	_, err = t.far.try(request{Do: "answer", Conn: first, Data: []byte("late")})
 	t.wants(err, "answer a connection that has closed", driver.ErrPeerLost)

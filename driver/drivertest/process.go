@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
@@ -30,7 +32,7 @@ type request struct {
 	Off      uint64        `json:",omitempty"`
 	Len      uint64        `json:",omitempty"`
 	Seed     uint64        `json:",omitempty"`
-	Kind     string        `json:",omitempty"` // of memory
+	Kind     string        `json:",omitempty"` // of memory, or a spot
 	ReadOnly bool          `json:",omitempty"`
 	Only     driver.Ranges `json:",omitempty"`
 	Batch    *driver.Batch `json:",omitempty"`
@@ -42,18 +44,17 @@ type request struct {
 	Count    int           `json:",omitempty"`
 	Asleep   bool          `json:",omitempty"` // sleep where the engine would
 	Over     bool          `json:",omitempty"` // with a context that is over
-	Spot     string        `json:",omitempty"`
 	Limit    time.Duration `json:",omitempty"`
 }
 
 // reply is the answer to one request.
 type reply struct {
 	ID       int       `json:",omitempty"`
+	Addr     uintptr   `json:",omitempty"` // of memory that is mapped
 	Key      uint32    `json:",omitempty"`
 	Len      uint64    `json:",omitempty"`
 	Tag      uint64    `json:",omitempty"`
 	Sum      uint32    `json:",omitempty"`
-	Count    int       `json:",omitempty"`
 	Data     []byte    `json:",omitempty"`
 	Messages []message `json:",omitempty"`
 	Faults   []string  `json:",omitempty"`
@@ -90,97 +91,79 @@ func (h *host) received(m driver.Message) message {
 	return got
 }
 
-// requests are what a host can do.
-var requests = map[string]func(*host, *request) (reply, error){
-	"addr": func(h *host, q *request) (reply, error) { return reply{Data: h.b.Addr()}, nil },
-	"allocate": func(h *host, q *request) (reply, error) {
-		id, err := h.allocate(q.Kind, q.Len)
-		return reply{ID: id}, err
-	},
-	"spoil": func(h *host, q *request) (reply, error) { return reply{}, h.spoils[q.ID]() },
-	"free":  func(h *host, q *request) (reply, error) { return reply{}, h.free(q.ID) },
-	"fill": func(h *host, q *request) (reply, error) {
-		return reply{}, h.space(q.ID).set(q.Off, pattern(make([]byte, q.Len), q.Seed))
-	},
-	"sum": func(h *host, q *request) (reply, error) {
-		p, err := h.space(q.ID).get(q.Off, q.Len)
-		return reply{Sum: sum(p)}, err
-	},
-	"get": func(h *host, q *request) (reply, error) {
-		p, err := h.space(q.ID).get(q.Off, q.Len)
-		return reply{Data: p}, err
-	},
-	"register": func(h *host, q *request) (reply, error) {
-		id, err := h.register(q)
-		if err != nil {
-			return reply{}, err
+// do obeys one request.
+func (h *host) do(q request) (r reply) {
+	if q.Limit == 0 {
+		q.Limit = h.h.limit
+	}
+	var err error
+	switch q.Do {
+	case "addr":
+		r.Data = h.b.Addr()
+	case "allocate":
+		if r.ID, err = h.allocate(q.Kind, q.Len); err == nil {
+			r.Addr = h.space(r.ID).addr()
 		}
-		token, err := h.region(id).mem.AppendToken(nil)
-		return reply{ID: id, Key: h.region(id).mem.Key(), Data: token}, err
-	},
-	"revoke": func(h *host, q *request) (reply, error) {
+	case "spoil":
+		err = h.space(q.ID).spoil()
+	case "free":
+		err = h.free(q.ID)
+	case "fill":
+		err = h.space(q.ID).set(q.Off, pattern(make([]byte, q.Len), q.Seed))
+	case "sum":
+		var p []byte
+		p, err = h.space(q.ID).get(q.Off, q.Len)
+		r.Sum = sum(p)
+	case "get":
+		r.Data, err = h.space(q.ID).get(q.Off, q.Len)
+	case "register":
+		if r.ID, err = h.register(&q); err == nil {
+			m := h.region(r.ID).mem
+			r.Key = m.Key()
+			r.Data, err = m.AppendToken(nil)
+		}
+	case "revoke":
 		ctx, cancel := context.WithTimeout(context.Background(), q.Limit)
 		defer cancel()
 		if q.Over {
 			cancel()
 		}
-		return reply{}, within(h.h.limit+q.Limit, func() error {
-			return h.region(q.ID).mem.Revoke(ctx)
-		})
-	},
-	"connect": func(h *host, q *request) (reply, error) {
-		id, err := h.connect(q.Data, q.Limit)
-		return reply{ID: id}, err
-	},
-	"import": func(h *host, q *request) (reply, error) {
-		key, size, err := h.peer(q.Peer).Import(q.Data)
-		return reply{Key: key, Len: size}, err
-	},
-	"drop": func(h *host, q *request) (reply, error) {
+		err = within(h.h.limit+q.Limit, func() error { return h.region(q.ID).mem.Revoke(ctx) })
+	case "connect":
+		r.ID, err = h.connect(q.Data, q.Limit)
+	case "import":
+		r.Key, r.Len, err = h.peer(q.Peer).Import(q.Data)
+	case "drop":
 		h.peer(q.Peer).Drop(q.Key)
-		return reply{}, nil
-	},
-	"submit": func(h *host, q *request) (reply, error) {
-		tag, err := h.submit(h.peer(q.Peer), q.Batch)
-		return reply{Tag: tag}, err
-	},
-	"await": func(h *host, q *request) (reply, error) { return reply{}, h.await(q.Tag) },
-	"cancel": func(h *host, q *request) (reply, error) {
+	case "submit":
+		r.Tag, err = h.submit(h.peer(q.Peer), q.Batch)
+	case "await":
+		err = h.await(q.Tag)
+	case "cancel":
 		h.peer(q.Peer).Cancel(q.Tag)
-		return reply{}, nil
-	},
-	"close peer": func(h *host, q *request) (reply, error) {
-		return reply{}, within(q.Limit, h.peer(q.Peer).Close)
-	},
-	"close backend": func(h *host, q *request) (reply, error) {
-		return reply{}, within(q.Limit, h.b.Close)
-	},
-	"receive": func(h *host, q *request) (reply, error) {
-		msgs, err := h.receive(q.Count, q.Limit, q.Asleep)
-		return reply{Messages: msgs}, err
-	},
-	"answer": func(h *host, q *request) (reply, error) { return reply{}, h.answer(q.Conn, q.Data) },
-	"flood": func(h *host, q *request) (reply, error) {
+	case "close peer":
+		err = within(q.Limit, h.peer(q.Peer).Close)
+	case "receive":
+		r.Messages, err = h.receive(q.Count, q.Limit, q.Asleep)
+	case "answer":
+		err = h.answer(q.Conn, q.Data)
+	case "flood":
 		h.flood(h.peer(q.Peer), q.Batch)
-		return reply{}, nil
-	},
-	"storm": func(h *host, q *request) (reply, error) { return reply{}, h.storm(q) },
-	"echo":  func(h *host, _ *request) (reply, error) { h.echo(); return reply{}, nil },
-	"end": func(h *host, q *request) (reply, error) { // of what runs beside
-		n, err := h.finish(q.Count > 0)
-		return reply{Count: n}, err
-	},
-	"park":    func(h *host, q *request) (reply, error) { h.park(q.Spot); return reply{}, nil },
-	"parked":  func(h *host, _ *request) (reply, error) { return reply{}, h.parked() },
-	"proceed": func(h *host, _ *request) (reply, error) { h.proceed(); return reply{}, nil },
-}
-
-// do obeys one request.
-func (h *host) do(q request) reply {
-	if q.Limit == 0 {
-		q.Limit = h.h.limit
+	case "storm":
+		err = h.storm(&q)
+	case "echo":
+		h.echo()
+	case "end": // of what runs beside
+		err = h.finish(false)
+	case "park":
+		h.park(q.Kind)
+	case "parked":
+		err = h.parked()
+	case "proceed":
+		h.proceed()
+	default:
+		err = fmt.Errorf("unknown request %q", q.Do)
 	}
-	r, err := requests[q.Do](h, &q)
 	r.Err = relay(err)
 	return r
 }
@@ -214,9 +197,9 @@ func relay(err error) *relayed {
 // Error returns the text of the original.
 func (e *relayed) Error() string { return e.Text }
 
-// Is reports whether the original was target.
+// Is reports whether the original was target. A nil one was none.
 func (e *relayed) Is(target error) bool {
-	return slices.ContainsFunc(e.Kinds, func(i int) bool { return sentinels[i] == target })
+	return e != nil && slices.Contains(e.Kinds, slices.Index(sentinels, target))
 }
 
 func (e *relayed) orNil() error {
@@ -237,7 +220,7 @@ func serve(name string, harnesses []Harness) error {
 	}
 	h := harnesses[i].withDefaults()
 	var side *host
-	leaks := &recorder{}
+	var leaks func() []string
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
 		var q request
@@ -249,12 +232,12 @@ func serve(name string, harnesses []Harness) error {
 		var r reply
 		switch q.Do {
 		case "open":
-			checkLeaks(leaks, &h)
+			leaks = h.leaks()
 			var err error
 			side, err = newHost(&h)
 			r.Err = relay(err)
 		case "close":
-			r.Faults = append(side.close(), leaks.end(func(f func()) { f() })...)
+			r.Faults = append(side.close(), leaks()...)
 		default:
 			r = side.do(q)
 		}
@@ -269,8 +252,8 @@ type process struct {
 	cmd     *exec.Cmd
 	limit   time.Duration
 	in      io.WriteCloser
-	replies chan reply // closed at the end of the process's output
-	stderr  lockedBuffer
+	replies chan reply   // closed at the end of the process's output
+	stderr  bytes.Buffer // to be read when it has exited
 	exited  chan struct{}
 	status  error // of the exit; written before exited is closed
 	killed  bool
@@ -330,15 +313,14 @@ func (p *process) do(q request) reply {
 	select {
 	case r, ok := <-p.replies:
 		if !ok {
-			return reply{Err: relay(fmt.Errorf("%w; it wrote: %s", errGone, p.stderr.String()))}
+			return reply{Err: relay(fmt.Errorf("%w; it wrote: %s", errGone, p.wrote()))}
 		}
 		return r
 	case <-time.After(2*p.limit + q.Limit):
 		_ = p.thaw()
 		_ = p.cmd.Process.Signal(syscall.SIGQUIT) // prints its goroutines
-		_ = within(2*time.Second, p.gone)
 		return reply{Err: relay(fmt.Errorf("request %q: %w; the second process wrote: %s", q.Do,
-			errLate, p.stderr.String()))}
+			errLate, p.wrote()))}
 	}
 }
 
@@ -347,6 +329,18 @@ func (p *process) freeze() error { return testkit.Freeze(p.cmd.Process) }
 
 // thaw lets a frozen process go on.
 func (p *process) thaw() error { return testkit.Thaw(p.cmd.Process) }
+
+// read copies memory of the process, which may stand still.
+func (p *process) read(to []byte, from uintptr) error {
+	local := []unix.Iovec{{Base: &to[0]}}
+	local[0].SetLen(len(to))
+	n, err := unix.ProcessVMReadv(p.cmd.Process.Pid, local,
+		[]unix.RemoteIovec{{Base: from, Len: len(to)}}, 0)
+	if err == nil && n < len(to) {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
 
 // kill ends the process without a word, and returns when it is gone.
 func (p *process) kill() error {
@@ -359,35 +353,25 @@ func (p *process) kill() error {
 
 func (p *process) gone() error { <-p.exited; return nil }
 
+// wrote is what a process that exits has written.
+func (p *process) wrote() string {
+	if within(2*time.Second, p.gone) != nil {
+		return "it has not exited"
+	}
+	return p.stderr.String()
+}
+
 // end makes a healthy process leave: its input ends.
 func (p *process) end(tb testing.TB) {
 	_ = p.in.Close()
 	if within(p.limit, p.gone) != nil {
 		tb.Errorf("the second process does not end with its input (%v)", p.kill())
 	}
-	text := p.stderr.String()
+	text := p.wrote()
 	if p.status != nil && !p.killed || strings.Contains(text, "DATA RACE") {
 		tb.Errorf("the second process ended badly (%v)", p.status)
 	}
 	if text != "" {
 		tb.Logf("the second process wrote:\n%s", text)
 	}
-}
-
-// lockedBuffer is a buffer that one goroutine may read while another writes.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 const (
@@ -263,7 +262,7 @@ func (r *random) hear(w *way, ended bool) {
 			return
 		}
 		m := w.to.must(request{Do: "receive", Count: 1}).Messages[0]
-		if errors.Is(m.Err.orNil(), driver.ErrPeerLost) && ended {
+		if errors.Is(m.Err, driver.ErrPeerLost) && ended {
 			break
 		}
 		for ended && len(w.unheard) > 0 && w.unheard[0].err != nil &&
@@ -271,20 +270,18 @@ func (r *random) hear(w *way, ended bool) {
 			w.unheard = w.unheard[1:]
 		}
 		if len(w.unheard) == 0 || !bytes.Equal(w.unheard[0].batch.Notify, m.Data) {
-			testkit.FatalBroken(r,
-				"%q (%v) came to the %s side, not the next of %d messages", m.Data,
-				m.Err.orNil(), w.to.name, len(w.unheard))
+			r.broken("%q (%v) came to the %s side, not the next of %d messages", m.Data,
+				m.Err, w.to.name, len(w.unheard))
 		}
 		f := w.unheard[0]
 		w.unheard = w.unheard[1:]
 		if f.err == nil && !f.revoked && m.Sum != sum(f.want) {
-			testkit.FatalBroken(r,
-				"message %q came to the %s side before its bytes", m.Data, w.to.name)
+			r.broken("message %q came to the %s side before its bytes", m.Data, w.to.name)
 		}
 	}
 	for _, f := range w.unheard {
 		if f.err == nil {
-			testkit.FatalBroken(r, "the message of a batch that succeeded has not come")
+			r.broken("the message of a batch that succeeded has not come")
 		}
 	}
 	w.unheard = nil
@@ -450,11 +447,21 @@ func (r *random) storm() {
 	errs := make([]error, len(leases))
 	for _, i := range r.Perm(len(leases)) {
 		if !leaseLasts(i) {
-			all.Go(func() { errs[i] = leases[i].revoke() })
+			all.Go(func() {
+				errs[i] = leases[i].revoke()
+				leases[i].adopt(0, leaseLen)
+			})
 		}
 	}
 	all.Wait()
 	r.ok(errors.Join(errs...), "revoke leases (the writer stands still: %v)", frozen)
+	for i, m := range leases { // whose bytes have stayed since, while others were revoked
+		got := r.near.must(request{Do: "get", ID: m.id, Off: m.off, Len: leaseLen}).Data
+		if !leaseLasts(i) && !bytes.Equal(got, m.model()) {
+			r.broken("lease %d, behind its revoke (the writer stands still: %v): %s", i, frozen,
+				difference(got, m.model()))
+		}
+	}
 	for i, m := range leases[leaseParts:] { // other memory comes in its place
 		m.free()
 		leases[leaseParts+i] = r.near.shared(leaseLen)

@@ -57,8 +57,7 @@ func checkRevoke(t *test) {
 		l.refill()
 		t.move(batch(driver.Write, t.cut(desc(l, 0, whole, 0, 2*n))...))
 		t.move(batch(driver.Write, t.cut(desc(l, 2*n, overlap, 0, n))...))
-		t.peer.Drop(dead.as)
-		delete(t.remotes, dead.as)
+		t.forget(&dead)
 		t.imports(r)
 		t.move(batch(driver.Write, desc(l, 77, r, 99, 1000)))
 		t.move(batch(driver.Read, desc(l, n, r, 0, 1000)))
@@ -77,21 +76,18 @@ func checkRevoke(t *test) {
 // attack has the far side write to new memory of the near side, or read it, until it is revoked. It
 // returns when bytes arrive.
 func (t *test) attack(op driver.Op, back int, l, r *memory) {
-	t.Helper()
-	key := t.far.imports(back, r.token)
-	d := t.cut(driver.Desc{Len: min(l.size, r.size), LocalKey: l.key, RemoteKey: key})
 	target := r
 	if op == driver.Read {
 		target = l
 	}
-	t.far.must(request{Do: "flood", Peer: back, Batch: batch(op, d...)})
+	b := t.inward(op, back, l, r, min(l.size, r.size))
+	t.far.must(request{Do: "flood", Peer: back, Batch: b})
 	t.until("bytes of the far side", func() bool { return !target.same() })
 }
 
 // attackEnds waits until the far side was told that its token is of no use, and all its batches
 // have ended.
 func (t *test) attackEnds() {
-	t.Helper()
 	_, err := t.far.try(request{Do: "end"})
 	t.wants(err, "batches with a token of a past epoch", driver.ErrRevoked)
 }
@@ -111,15 +107,14 @@ func checkRevokeUnderWrites(t *test) {
 			copy(l.model(), copyBefore) // what was read was there before, or was not read
 			got := t.far.must(request{Do: "get", ID: l.id, Off: l.off, Len: big}).Data
 			if !bytes.Equal(got, copyBefore) && bytes.Contains(got, r.model()[big/2:][:64]) {
-				testkit.FatalBroken(t, "bytes were read that came behind the revoke")
+				t.broken("bytes were read that came behind the revoke")
 			}
 			l.refill()
 			continue
 		}
 		t.attack(driver.Write, back, l, r)
 		t.ok(r.revokeByThree(), "revoke memory under writes")
-		r.refill()
-		r.staysSame("behind a revoke under writes")
+		r.leftAlone("behind a revoke under writes")
 		t.attackEnds()
 		r.expect("behind a revoke, when the writes had ended")
 	}
@@ -132,23 +127,16 @@ func checkRevokeFrozen(t *test) {
 	back := t.back()
 	l := t.far.local(big)
 	for round := range 8 {
-		sp, beside := t.near.allocate("shared", big), t.near.shared(4096)
-		r := &memory{space: sp, off: guard, size: big, how: request{Do: "register", ID: sp.id,
-			Off: guard, Len: big}}
+		var only driver.Ranges
 		if round%2 == 1 {
-			r.how.Only = driver.Ranges{{Off: 0, Len: big / 4}, {Off: big / 2, Len: big / 4}}
+			only = driver.Ranges{{Off: 0, Len: big / 4}, {Off: big / 2, Len: big / 4}}
 		}
-		reg, err := t.near.try(r.how)
-		if err == nil {
-			r.reg, r.key, r.token = reg.ID, reg.Key, reg.Data
-			_, err = t.far.try(request{Do: "import", Peer: back, Data: r.token})
-		}
-		if r.how.Only != nil && errors.Is(err, driver.ErrNotSupported) {
+		r, beside := t.near.sharedRanges(big, only, t.far, back), t.near.shared(4096)
+		if r == nil {
 			continue // such memory is not for another process
 		}
-		t.ok(err, "register and import")
 		whole := r.size
-		if r.how.Only != nil {
+		if only != nil {
 			r.size = big / 4 // is what the writer names
 		}
 		t.attack(driver.Write, back, l, r)
@@ -160,21 +148,19 @@ func checkRevokeFrozen(t *test) {
 			}
 		}
 		stop := func() {}
-		if r.how.Only != nil {
-			stop = t.writesBeside(sp, guard+big/4, big/4)
+		if only != nil {
+			stop = t.writesBeside(r.space, guard+big/4, big/4)
 		}
 		t.ok(r.revokeByThree(), "revoke while the writer stands still")
 		stop()
-		r.refill()
+		r.leftAlone("behind a revoke while the writer stands still")
 		t.ok(t.proc.thaw(), "thaw")
 		r.staysSame("when the writer went on")
 		t.attackEnds()
 		r.expect("behind a revoke, when the writes had ended")
 		beside.expect("beside memory that was revoked")
 		r.again()
-		key := t.far.imports(back, r.token)
-		b := batch(driver.Write, driver.Desc{Len: 4096, LocalKey: l.key, RemoteKey: key})
-		t.far.run(back, b)
+		t.far.run(back, t.inward(driver.Write, back, l, r, 4096))
 		t.ok(r.revoke(), "revoke")
 		copy(r.model(), l.model()[:4096])
 		r.expect("after a write with the new token")
@@ -202,22 +188,28 @@ func (t *test) writesBeside(sp *space, off, n uint64) (stop func()) {
 		result <- nil
 	}()
 	return func() {
-		t.Helper()
 		close(quit)
 		t.ok(<-result, "writes of the program beside ranges that are revoked")
 		sp.fill(off, n)
 	}
 }
 
-// checkRevokeKilled kills the writer in the midst of writes: a dead peer holds nothing up.
+// checkRevokeKilled kills the writer in the midst of writes: a dead peer holds nothing up, and
+// nothing of it lands, also when its connection has had its last message.
 func checkRevokeKilled(t *test) {
 	back := t.back()
 	l, r := t.far.local(big), t.near.shared(big)
+	if t.can(driver.CanNotify) {
+		t.farTells(back, []byte("before the end"))
+	}
 	t.attack(driver.Write, back, l, r)
 	t.ok(t.proc.kill(), "kill")
 	t.ok(r.revoke(), "revoke when the writer is dead")
-	r.refill()
-	r.staysSame("when the writer was killed")
+	r.leftAlone("when the writer was killed")
+	if t.can(driver.CanNotify) {
+		t.hearsLast(t.near)
+		r.expect("when the connection of a killed writer had ended")
+	}
 }
 
 // checkRevokeParked has a goroutine stand between a check and the act that relies on it while the
@@ -239,10 +231,9 @@ func checkRevokeParked(t *test) {
 		for _, again := range []bool{false, true} {
 			l.refill()
 			r := t.near.shared(n)
-			on.must(request{Do: "park", Spot: spot})
-			key := t.far.imports(back, r.token)
-			d := t.cut(driver.Desc{Len: n / 2, LocalKey: l.key, RemoteKey: key})
-			t.far.must(request{Do: "flood", Peer: back, Batch: batch(driver.Write, d...)})
+			on.must(request{Do: "park", Kind: spot})
+			t.far.must(request{Do: "flood", Peer: back,
+				Batch: t.inward(driver.Write, back, l, r, n/2)})
 			on.must(request{Do: "parked"})
 			var proved error
 			if owners { // with a piece in hand there is no proof before that has landed
@@ -259,12 +250,11 @@ func checkRevokeParked(t *test) {
 				r.free()
 				r = t.near.shared(n)
 			} else {
-				r.refill()
+				r.leftAlone("behind a revoke while a goroutine stands at %q", spot)
 				r.again()
 			}
-			key = t.far.imports(back, r.token)
-			b := batch(driver.Write, driver.Desc{Local: n / 2, Remote: n / 2, Len: 64,
-				LocalKey: l.key, RemoteKey: key})
+			b := t.inward(driver.Write, back, l, r, 64)
+			b.Descs[0].Local, b.Descs[0].Remote = n/2, n/2
 			tag := t.far.must(request{Do: "submit", Peer: back, Batch: b}).Tag
 			if proved == nil {
 				on.must(request{Do: "proceed"})
@@ -300,9 +290,7 @@ func checkRenew(t *test) {
 		var b *driver.Batch
 		if write {
 			from := t.far.local(n)
-			key := t.far.imports(back, m.token)
-			d := t.cut(driver.Desc{Len: n, LocalKey: from.key, RemoteKey: key})
-			b = batch(driver.Write, d...)
+			b = t.inward(driver.Write, back, from, m, n)
 			copy(m.model(), from.model())
 		}
 		quit, renewed := make(chan struct{}), make(chan error, 1)
@@ -352,7 +340,6 @@ func checkTokens(t *test) {
 		keys[part.key] = true
 	}
 	bad := func(what string, token []byte, want ...error) {
-		t.Helper()
 		key, _, err := t.peer.Import(token)
 		t.wants(err, "import a token "+what, want...)
 		if err == nil {
@@ -423,9 +410,13 @@ func (h *host) storm(q *request) error {
 // goes on.
 func (h *host) writeToLease(end <-chan struct{}, p driver.Peer, number int, key, local uint32,
 	n uint64) error {
-	var flying []uint64
-	var err error
-	for seq := uint64(number); err == nil && !closed(end); seq++ {
+	defer p.Drop(key)
+	var ignored error
+	if leaseLasts(number) {
+		ignored = driver.ErrRevoked // cuda takes a whole block away from a process that stood still
+	}
+	err := h.pump(p, end, 4, false, ignored, func(seq uint64) *driver.Batch {
+		seq += uint64(number)
 		size := []uint64{8, 64, 64, 64, 656, n}[seq%6]
 		at := seq * 977 % (n - size + 1)
 		b := batch(bothOps[min(1, seq%16/15)], driver.Desc{Local: at, Remote: at, Len: size,
@@ -433,33 +424,20 @@ func (h *host) writeToLease(end <-chan struct{}, p driver.Peer, number int, key,
 		if b.Op == driver.Read {
 			b.Descs[0].Local += n
 		}
-		var tag uint64
-		if tag, err = h.submit(p, b); err == nil {
-			flying = append(flying, tag)
+		return b
+	})
+	if !leaseLasts(number) {
+		if errors.Is(err, driver.ErrRevoked) {
+			return nil
 		}
-		if len(flying) == 4 {
-			err, flying = errors.Join(err, h.await(flying[0])), flying[1:]
-		}
-		if leaseLasts(number) && errors.Is(err, driver.ErrRevoked) {
-			err = nil // cuda takes a whole block away from a process that stands still
-		}
+		return errors.Join(fmt.Errorf("writer %d was not refused", number), err)
 	}
-	for _, tag := range flying {
-		if err2 := h.await(tag); err == nil || errors.Is(err2, errLate) {
-			err = err2
-		}
-	}
-	if leaseLasts(number) && (err == nil || errors.Is(err, driver.ErrRevoked)) {
+	if err == nil || errors.Is(err, driver.ErrRevoked) {
 		var tag uint64
 		whole := batch(driver.Write, driver.Desc{Len: n, LocalKey: local, RemoteKey: key})
 		if tag, err = h.submit(p, whole); err == nil {
 			err = h.await(tag)
 		}
 	}
-	p.Drop(key)
-	if leaseLasts(number) && err == nil || !leaseLasts(number) && errors.Is(err,
-		driver.ErrRevoked) {
-		return nil
-	}
-	return fmt.Errorf("writer %d: %w", number, err)
+	return err
 }

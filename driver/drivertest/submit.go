@@ -8,7 +8,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"time"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
@@ -74,7 +73,7 @@ func checkNotKept(t *test) {
 	l, r := t.local(2*n), t.remote(2*n)
 	descs := t.cut(desc(l, 0, r, n, n))
 	msg := make([]byte, min(100, t.caps.MessageMax))
-	var tags []uint64
+	var list []posted
 	var sent [][]byte
 	for round := range 20 {
 		b := batch(driver.Write, slices.Clone(descs)...)
@@ -84,13 +83,14 @@ func checkNotKept(t *test) {
 		}
 		var p *driver.Pattern
 		if t.can(driver.CanPattern) && round%4 == 3 {
-			p = &driver.Pattern{Run: 1000, Count: 2, LocalKey: l.key, RemoteKey: r.as,
+			b = shaped(driver.Write, l, r, driver.Pattern{Run: 1000, Count: 2,
 				Loops: []driver.Loop{{N: 20, Local: 3000, Remote: 5000}},
-				Local: driver.Side{Stride: 60000}, Remote: driver.Side{Stride: 100000}}
-			b.Descs, b.Pattern = nil, p
+				Local: driver.Side{Stride: 60000}, Remote: driver.Side{Stride: 100000}})
+			p = b.Pattern
 		}
-		tags = append(tags, t.submit(b))
+		tag := t.submit(b).tag
 		t.apply(b)
+		list = append(list, posted{tag, batch(driver.Write)})
 		for i := range b.Descs {
 			b.Descs[i] = driver.Desc{Local: 1, Remote: 2, Len: 3, LocalKey: l.key, RemoteKey: r.as}
 		}
@@ -100,9 +100,7 @@ func checkNotKept(t *test) {
 		}
 		clear(msg)
 	}
-	for _, tag := range tags {
-		t.ok(t.await(tag), "a batch that was changed behind Submit")
-	}
+	t.lands("changed behind Submit", list...)
 	t.hears(t.far, sent...)
 	t.compare("after batches that were changed behind Submit")
 }
@@ -117,7 +115,6 @@ func outside(n uint64) [][2]uint64 {
 
 // eachWay submits a descriptor that must be refused, in every way that the peer takes.
 func (t *test) eachWay(what string, want error, op driver.Op, good, bad driver.Desc) {
-	t.Helper()
 	ways := map[string]*driver.Batch{"": batch(op, bad)}
 	if t.caps.DescsMax > 1 {
 		ways[" behind a good one"] = batch(op, good, bad)
@@ -129,10 +126,9 @@ func (t *test) eachWay(what string, want error, op driver.Op, good, bad driver.D
 		ways[" that is durable"] = &driver.Batch{Op: op, Descs: []driver.Desc{bad}, Durable: true}
 	}
 	if t.can(driver.CanPattern) {
-		p := driver.Pattern{Run: bad.Len, Count: 1, LocalKey: bad.LocalKey,
-			RemoteKey: bad.RemoteKey,
-			Local:     driver.Side{Base: bad.Local}, Remote: driver.Side{Base: bad.Remote}}
-		ways[" as a pattern"] = &driver.Batch{Op: op, Pattern: &p}
+		ways[" as a pattern"] = shaped(op, &memory{key: bad.LocalKey}, &memory{as: bad.RemoteKey},
+			driver.Pattern{Run: bad.Len, Count: 1, Local: driver.Side{Base: bad.Local},
+				Remote: driver.Side{Base: bad.Remote}})
 	}
 	for way, b := range ways {
 		t.refused(fmt.Sprintf("%v %s%s", op, what, way), want, b)
@@ -151,30 +147,26 @@ func checkBounds(t *test) {
 		for _, o := range outside(n) {
 			for side, bad := range map[string]driver.Desc{"local": desc(l, o[0], r, 0, o[1]),
 				"remote": desc(l, 0, r, o[0], o[1])} {
-				want := driver.ErrBounds
-				what := fmt.Sprintf("past %s bounds, %d+%d of %d", side, o[0], o[1], n)
-				t.eachWay(what, want, op, desc(l, 0, r, 0, 1), bad)
+				t.eachWay(fmt.Sprintf("past %s bounds, %d+%d of %d", side, o[0], o[1], n),
+					driver.ErrBounds, op, desc(l, 0, r, 0, 1), bad)
 			}
 		}
 		if !t.can(driver.CanPattern) {
 			continue
 		}
 		for what, p := range map[string]driver.Pattern{
-			"a slot of a list": {Remote: driver.Side{Stride: 100, List: []uint32{0, 99, 100}}},
-			"a large slot": {Local: driver.Side{Stride: 100, List: []uint32{0, 1<<32 - 1,
-				1}}},
-			"the last entry":     {Remote: driver.Side{Stride: 4950 + 1}},
-			"an entry of a slot": {Local: driver.Side{Per: 3, Step: 4950 + 1, Stride: 1}},
-			"a loop":             {Loops: []driver.Loop{{N: 101, Local: 10, Remote: 100}}},
-			"a loop that overflows": {Loops: []driver.Loop{{N: 1 << 31, Local: 1 << 40,
-				Remote: 1}}},
-			"a loop too many": {Loops: slices.Repeat([]driver.Loop{{N: 1}},
-				driver.LoopsMax+1)},
-			"lists that are short": {Local: driver.Side{Stride: 100, List: []uint32{0, 1}}},
+			"a listed slot":  {Remote: driver.Side{Stride: 100, List: []uint32{0, 99, 100}}},
+			"a large slot":   {Local: driver.Side{Stride: 100, List: []uint32{0, 1<<32 - 1, 1}}},
+			"the last entry": {Remote: driver.Side{Stride: 4950 + 1}},
+			"an entry":       {Local: driver.Side{Per: 3, Step: 4950 + 1, Stride: 1}},
+			"a loop":         {Loops: []driver.Loop{{N: 101, Local: 10, Remote: 100}}},
+			"a far loop":     {Loops: []driver.Loop{{N: 1 << 31, Local: 1 << 40, Remote: 1}}},
+			"many loops":     {Loops: slices.Repeat([]driver.Loop{{N: 1}}, driver.LoopsMax+1)},
+			"short lists":    {Local: driver.Side{Stride: 100, List: []uint32{0, 1}}},
 		} {
-			p.Run, p.Count, p.LocalKey, p.RemoteKey = 100, 3, l.key, r.as
+			p.Run, p.Count = 100, 3
 			t.refused(fmt.Sprintf("%v of a pattern past bounds by %s", op, what), driver.ErrBounds,
-				&driver.Batch{Op: op, Pattern: &p})
+				shaped(op, l, r, p))
 		}
 	}
 	t.move(batch(driver.Write, desc(l, n-1, r, n-1, 1)))
@@ -188,8 +180,7 @@ func checkKeys(t *test) {
 	dropped, closed, fixed := t.remote(n), t.local(n), t.far.allocate("shared", n)
 	readOnly := fixed.register(guard, n, request{ReadOnly: true})
 	t.imports(readOnly)
-	t.peer.Drop(dropped.as)
-	delete(t.remotes, dropped.as)
+	t.forget(dropped)
 	t.ok(closed.revoke(), "revoke")
 	delete(t.locals, closed.key)
 	good := desc(l, 0, r, 0, n)
@@ -198,14 +189,12 @@ func checkKeys(t *test) {
 			dropped.as} {
 			bad := good
 			bad.RemoteKey = key
-			t.eachWay(fmt.Sprintf("with unknown remote key %d", key), driver.ErrBounds, op, good,
-				bad)
+			t.eachWay(fmt.Sprintf("with remote key %d", key), driver.ErrBounds, op, good, bad)
 		}
 		for _, key := range []uint32{l.key + 1000, 1 << 31, math.MaxUint32, closed.key} {
 			bad := good
 			bad.LocalKey = key
-			t.eachWay(fmt.Sprintf("with unknown local key %d", key), driver.ErrBounds, op, good,
-				bad)
+			t.eachWay(fmt.Sprintf("with local key %d", key), driver.ErrBounds, op, good, bad)
 		}
 	}
 	for _, key := range []uint32{dropped.as, r.as + 1000, math.MaxUint32} {
@@ -255,41 +244,29 @@ func checkCan(t *test) {
 func checkOnly(t *test) {
 	const size = 32000
 	ranges := driver.Ranges{{Off: 100, Len: 1}, {Off: 4096, Len: 4096}, {Off: 20000, Len: 5000}}
-	l, sp := t.local(size), t.far.allocate("shared", size)
-	q := request{Do: "register", ID: sp.id, Off: guard, Len: size, Only: ranges}
-	reg, err := t.far.try(q)
-	var key uint32
-	if err == nil {
-		key, _, err = t.peer.Import(reg.Data)
-	}
-	if errors.Is(err, driver.ErrNotSupported) {
+	l, r := t.local(size), t.far.sharedRanges(size, ranges, t.near, t.peerID)
+	if r == nil {
 		t.Log("not run: peers reach such memory as a whole alone")
 		return
 	}
-	t.ok(err, "register and import ranges")
-	r := &memory{space: sp, reg: reg.ID, off: guard, size: size, key: reg.Key, as: key,
-		token: reg.Data, how: q}
-	t.remotes[key] = r
+	t.remotes[r.as] = r
 	for _, op := range bothOps {
 		for _, in := range ranges {
 			t.move(batch(op, t.cut(desc(l, in.Off+7, r, in.Off, in.Len))...))
 			t.move(batch(op, desc(l, 7, r, in.Off+in.Len-1, 1)))
 		}
 		beside := map[string]*driver.Batch{}
-		for _, at := range []driver.Range{{Off: 0, Len: 1}, {Off: 12000, Len: 64}, {Off: 101,
-			Len: 1},
-			{Off: 4095, Len: 2}, {Off: 4096, Len: 4097}, {Off: 0, Len: size}} {
+		for _, at := range []driver.Range{{Off: 0, Len: 1}, {Off: 12000, Len: 64},
+			{Off: 101, Len: 1}, {Off: 4095, Len: 2}, {Off: 4096, Len: 4097}, {Off: 0, Len: size}} {
 			beside[fmt.Sprint(at)] = batch(op, t.cut(desc(l, at.Off, r, at.Off, at.Len))...)
 		}
 		if t.can(driver.CanPattern) {
-			p := &driver.Pattern{Count: 3, Run: 100, LocalKey: l.key, RemoteKey: r.as,
-				Local:  driver.Side{Stride: 100},
+			p := driver.Pattern{Count: 3, Run: 100, Local: driver.Side{Stride: 100},
 				Remote: driver.Side{Base: 4096, Stride: 1000, List: []uint32{0, 3, 4}}}
-			nest := *p
-			nest.Remote.List, nest.Loops = []uint32{0, 1, 3},
-				[]driver.Loop{{N: 2, Local: 300, Remote: 12000}}
-			beside["an entry"] = &driver.Batch{Op: op, Pattern: p}
-			beside["a run of a nest"] = &driver.Batch{Op: op, Pattern: &nest}
+			beside["an entry"] = shaped(op, l, r, p)
+			p.Remote.List = []uint32{0, 1, 3}
+			p.Loops = []driver.Loop{{N: 2, Local: 300, Remote: 12000}}
+			beside["a run of a nest"] = shaped(op, l, r, p)
 		}
 		for what, b := range beside {
 			if err := t.outcomeOf(b); t.h.Guards != errors.Is(err, driver.ErrBounds) {
@@ -344,8 +321,7 @@ func checkPatterns(t *test) {
 			continue
 		}
 		for _, op := range bothOps {
-			p.LocalKey, p.RemoteKey = l.key, r.as
-			b := &driver.Batch{Op: op, Pattern: &p}
+			b := shaped(op, l, r, p)
 			if t.can(driver.CanNotify) && op == driver.Write && i%2 == 0 {
 				b = withMessage(b, []byte("behind a pattern"))
 			}
@@ -369,14 +345,11 @@ func checkPatternChanges(t *test) {
 		for i := range lists[0] {
 			lists[0][i], lists[1][i] = uint32(i), uint32(slots-1-i)
 		}
-		p := &driver.Pattern{Run: run, Count: slots, LocalKey: l.key, RemoteKey: r.as,
+		p := t.submit(shaped(bothOps[round%2], l, r, driver.Pattern{Run: run, Count: slots,
 			Local:  driver.Side{Stride: run, List: lists[0]},
-			Remote: driver.Side{Stride: run, List: lists[1]}}
-		tag := t.submit(&driver.Batch{Op: bothOps[round%2], Pattern: p})
+			Remote: driver.Side{Stride: run, List: lists[1]}}))
 		overwrite(lists[round/2%2], []uint32{slots, slots + 1, 1 << 20, math.MaxUint32}[round%4])
-		if err := t.await(tag); err != nil && !errors.Is(err, driver.ErrBounds) {
-			t.Errorf("a pattern whose list changes: %v, want nil or %v", err, driver.ErrBounds)
-		}
+		t.wants(t.await(p.tag), "a pattern whose list changes", nil, driver.ErrBounds)
 		l.refill()
 		r.refill()
 		t.compare("after a pattern whose list changed")
@@ -430,11 +403,10 @@ func checkFaults(t *test) {
 					}
 				}
 				if t.can(driver.CanPattern) {
-					p := &driver.Pattern{Count: 8, Run: 200, LocalKey: l.key, RemoteKey: r.as,
+					b := shaped(op, l, r, driver.Pattern{Count: 8, Run: 200,
 						Local:  driver.Side{Base: half, Stride: 1000},
-						Remote: driver.Side{Base: half, Stride: 3000}}
-					t.wants(t.outcomeOf(&driver.Batch{Op: op, Pattern: p}), what+", a pattern",
-						driver.ErrFault)
+						Remote: driver.Side{Base: half, Stride: 3000}})
+					t.wants(t.outcomeOf(b), what+", a pattern", driver.ErrFault)
 				}
 				good, other := t.local(10000), t.remote(10000)
 				t.move(t.whole(bothOps[1-i], good, other))
@@ -461,7 +433,7 @@ func checkNoAllocation(t *test) {
 	ways := map[string]*driver.Batch{"a short piece": batch(driver.Write, desc(l, 0, r, 0, 1)),
 		"scattered pieces": scattered, "a long piece": t.whole(driver.Write, l, r)}
 	if t.can(driver.CanPattern) {
-		p := driver.Pattern{Run: 512, Count: 31, LocalKey: l.key, RemoteKey: r.as,
+		p := driver.Pattern{Run: 512, Count: 31,
 			Loops: []driver.Loop{{N: 2, Local: 16 << 10, Remote: 1 << 10},
 				{N: 8, Local: 1 << 10, Remote: 2 << 10}},
 			Local: driver.Side{Stride: 32 << 10}, Remote: driver.Side{Stride: 32 << 10}}
@@ -473,15 +445,15 @@ func checkNoAllocation(t *test) {
 		odd.Count, odd.Loops = 3, []driver.Loop{{N: 2, Local: 600, Remote: 700}}
 		odd.Local.Stride, odd.Remote.Stride, odd.Remote.Base = 32<<10+1, 30<<10+3, 5
 		plain.Count, plain.Loops, plain.Remote.Stride = 5, nil, 30<<10+1
-		ways["a pattern"] = &driver.Batch{Op: driver.Write, Pattern: &p}
-		ways["a pattern at odd places"] = &driver.Batch{Op: driver.Write, Pattern: &odd}
-		ways["a plain pattern at odd places"] = &driver.Batch{Op: driver.Write, Pattern: &plain}
+		ways["a pattern"] = shaped(driver.Write, l, r, p)
+		ways["a pattern at odd places"] = shaped(driver.Write, l, r, odd)
+		ways["a plain pattern at odd places"] = shaped(driver.Write, l, r, plain)
 	}
 	if t.can(driver.CanDurable) {
 		ways["a durable piece"] = &driver.Batch{Op: driver.Write, Durable: true,
 			Descs: []driver.Desc{desc(l, 0, r, 0, 656)}}
 	}
-	tag := uint64(1)
+	tag, done := uint64(1), make([]driver.Completion, 1)
 	for what, b := range ways {
 		for _, b.Op = range bothOps {
 			if b.Durable && b.Op == driver.Read {
@@ -490,7 +462,7 @@ func checkNoAllocation(t *test) {
 			var failure error
 			once := func() {
 				if tag++; failure == nil {
-					failure = t.roundTrip(tag, b)
+					failure = t.roundTrip(tag, b, done)
 				}
 			}
 			for range 25 {
@@ -506,17 +478,14 @@ func checkNoAllocation(t *test) {
 }
 
 // roundTrip submits and polls past the host, which allocates.
-func (t *test) roundTrip(tag uint64, b *driver.Batch) error {
-	done := &t.done
-	w := &t.wait
-	w.start = time.Now()
-	w.end = w.start.Add(t.h.limit)
+func (t *test) roundTrip(tag uint64, b *driver.Batch, done []driver.Completion) error {
+	w := newWait(t.h.limit)
 	err := t.peer.Submit(tag, b)
 	for errors.Is(err, driver.ErrFull) && w.more() {
 		err = t.peer.Submit(tag, b)
 	}
 	for err == nil {
-		n, err := t.host.b.Poll(done[:])
+		n, err := t.host.b.Poll(done)
 		switch {
 		case err != nil:
 			return err

@@ -7,7 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,8 +40,6 @@ type test struct {
 	locals  map[uint32]*memory // by the near side's key
 	remotes map[uint32]*memory // by the key of an import into peer
 	seeds   uint64
-	done    [1]driver.Completion // of roundTrip, which must not allocate
-	wait    wait
 }
 
 // side gives requests to the host of one side.
@@ -52,6 +53,7 @@ type side struct {
 type space struct {
 	on   *side
 	id   int
+	addr uintptr // in the process of its side; 0: it is not mapped there
 	want []byte
 }
 
@@ -71,7 +73,12 @@ type memory struct {
 // when the test ends.
 func newTest(tb testing.TB, h Harness, w Wiring) *test {
 	tb.Helper()
-	checkLeaks(tb, &h)
+	leaks := h.leaks()
+	tb.Cleanup(func() {
+		for _, left := range leaks() {
+			testkit.ErrorBroken(tb, "left behind by this check: %s", left)
+		}
+	})
 	t := &test{TB: tb, h: &h, wiring: w, locals: map[uint32]*memory{},
 		remotes: map[uint32]*memory{}}
 	t.host = t.open("near")
@@ -91,7 +98,6 @@ func newTest(tb testing.TB, h Harness, w Wiring) *test {
 }
 
 func (t *test) open(name string) *host {
-	t.Helper()
 	host, err := newHost(t.h)
 	if err != nil {
 		SkipIfUnavailable(t.TB, err)
@@ -106,7 +112,6 @@ func (t *test) open(name string) *host {
 
 // startFar starts a process as the far side.
 func (t *test) startFar() {
-	t.Helper()
 	proc := startProcess(t.TB, t.h)
 	far := &side{t, "far", proc}
 	t.proc, t.far = proc, far
@@ -124,7 +129,6 @@ func (t *test) startFar() {
 }
 
 func (t *test) connect() {
-	t.Helper()
 	id, err := t.host.connect(t.addr, t.h.limit)
 	t.ok(err, "connect to the far side")
 	t.peerID, t.peer = id, t.host.peer(id)
@@ -132,13 +136,11 @@ func (t *test) connect() {
 
 // back is the far side's way to the near one.
 func (t *test) back() int {
-	t.Helper()
 	return t.far.must(request{Do: "connect", Data: t.host.b.Addr()}).ID
 }
 
 // tries connects to an address, within some time, and closes the peer again.
 func (t *test) tries(what string, addr []byte, limit time.Duration) error {
-	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	return t.inTime("connect to "+what, func() error {
@@ -161,7 +163,6 @@ func (t *test) can(bits driver.Can) bool { return t.peer.Can()&bits == bits }
 
 // must obeys a request that has no reason to fail.
 func (s *side) must(q request) reply {
-	s.Helper()
 	r := s.to.do(q)
 	if r.Err != nil {
 		s.Fatalf("%s side: %s: %v", s.name, q.Do, r.Err)
@@ -171,14 +172,12 @@ func (s *side) must(q request) reply {
 
 // run has a side move a batch by one of its peers.
 func (s *side) run(peer int, b *driver.Batch) {
-	s.Helper()
 	tag := s.must(request{Do: "submit", Peer: peer, Batch: b}).Tag
 	s.must(request{Do: "await", Tag: tag})
 }
 
 // imports has a side import a token by one of its peers.
 func (s *side) imports(peer int, token []byte) (key uint32) {
-	s.Helper()
 	return s.must(request{Do: "import", Peer: peer, Data: token}).Key
 }
 
@@ -188,17 +187,43 @@ func (s *side) try(q request) (reply, error) {
 	return r, r.Err.orNil()
 }
 
+// at names the line of a check that led here.
+func at() string {
+	pc := make([]uintptr, 32)
+	frames := runtime.CallersFrames(pc[:runtime.Callers(2, pc)])
+	for f, more := frames.Next(); more; f, more = frames.Next() {
+		if strings.Contains(f.Function, "drivertest.check") ||
+			strings.Contains(f.Function, "drivertest.(*random)") {
+			return fmt.Sprintf("%s:%d: ", filepath.Base(f.File), f.Line)
+		}
+	}
+	return ""
+}
+
+// Errorf fails the check, and says at which of its lines.
+func (t *test) Errorf(format string, args ...any) {
+	t.TB.Errorf("%s", at()+fmt.Sprintf(format, args...))
+}
+
+// Fatalf ends the check, and says at which of its lines.
+func (t *test) Fatalf(format string, args ...any) {
+	t.TB.Fatalf("%s", at()+fmt.Sprintf(format, args...))
+}
+
+// broken ends the check: a promise is broken.
+func (t *test) broken(format string, args ...any) {
+	t.Fatalf(testkit.BrokenPromise+format, args...)
+}
+
 // ok ends the check where there is an error.
 func (t *test) ok(err error, what string, args ...any) {
 	if err != nil {
-		t.Helper()
 		t.Fatalf(what+": %v", append(args, err)...)
 	}
 }
 
 // wants fails the check unless err is one of those wanted; nil is one, too.
 func (t *test) wants(err error, what string, want ...error) {
-	t.Helper()
 	for _, w := range want {
 		if err == nil && w == nil || w != nil && errors.Is(err, w) {
 			return
@@ -209,7 +234,6 @@ func (t *test) wants(err error, what string, want ...error) {
 
 // inTime runs f, which must return within the limit.
 func (t *test) inTime(what string, f func() error) error {
-	t.Helper()
 	err := within(t.h.limit, f)
 	if errors.Is(err, errLate) {
 		t.host.stuck = true
@@ -220,7 +244,6 @@ func (t *test) inTime(what string, f func() error) error {
 
 // until looks again and again until the condition holds.
 func (t *test) until(what string, condition func() bool) {
-	t.Helper()
 	for w := newWait(t.h.limit); !condition(); {
 		if !w.more() {
 			t.Fatalf("%s: nothing happened within %v\n%s", what, t.h.limit, stacks())
@@ -235,9 +258,8 @@ func (t *test) seed() uint64 {
 
 // allocate makes memory of a kind between guards, all filled.
 func (s *side) allocate(kind string, n uint64) *space {
-	s.Helper()
-	sp := &space{s, s.must(request{Do: "allocate", Kind: kind, Len: n + 2*guard}).ID,
-		make([]byte, n+2*guard)}
+	r := s.must(request{Do: "allocate", Kind: kind, Len: n + 2*guard})
+	sp := &space{s, r.ID, r.Addr, make([]byte, n+2*guard)}
 	sp.fill(0, n+2*guard)
 	s.spaces = append(s.spaces, sp)
 	return sp
@@ -245,7 +267,6 @@ func (s *side) allocate(kind string, n uint64) *space {
 
 // register makes a part of a space known. q may say more.
 func (sp *space) register(off, n uint64, q request) *memory {
-	sp.on.Helper()
 	q.Do, q.ID, q.Off, q.Len = "register", sp.id, off, n
 	m := &memory{space: sp, off: off, size: n, how: q}
 	m.again()
@@ -254,14 +275,12 @@ func (sp *space) register(off, n uint64, q request) *memory {
 
 // again registers m once more, when it was revoked.
 func (m *memory) again() {
-	m.on.Helper()
 	r := m.on.must(m.how)
 	m.reg, m.key, m.token = r.ID, r.Key, r.Data
 }
 
 // local is memory for a side's own transfers, shared is memory that the other side reaches.
 func (s *side) local(n uint64) *memory {
-	s.Helper()
 	m := s.allocate("local", n).register(guard, n, request{})
 	if s == s.near {
 		s.locals[m.key] = m
@@ -270,15 +289,32 @@ func (s *side) local(n uint64) *memory {
 }
 
 func (s *side) shared(n uint64) *memory {
-	s.Helper()
 	return s.allocate("shared", n).register(guard, n, request{})
 }
 
+// sharedRanges is memory of which the other side reaches those ranges alone, and which it has
+// imported by one of its peers. It is nil where the backend has no such memory.
+func (s *side) sharedRanges(n uint64, only driver.Ranges, to *side, peer int) *memory {
+	sp := s.allocate("shared", n)
+	m := &memory{space: sp, off: guard, size: n,
+		how: request{Do: "register", ID: sp.id, Off: guard, Len: n, Only: only}}
+	reg, err := s.try(m.how)
+	if err == nil {
+		m.reg, m.key, m.token = reg.ID, reg.Key, reg.Data
+		reg, err = to.try(request{Do: "import", Peer: peer, Data: m.token})
+	}
+	if only != nil && errors.Is(err, driver.ErrNotSupported) {
+		return nil
+	}
+	s.ok(err, "register and import")
+	m.as = reg.Key
+	return m
+}
+
 // local is memory of the near side; remote is memory of the far side, imported.
-func (t *test) local(n uint64) *memory { t.Helper(); return t.near.local(n) }
+func (t *test) local(n uint64) *memory { return t.near.local(n) }
 
 func (t *test) remote(n uint64) *memory {
-	t.Helper()
 	m := t.far.shared(n)
 	t.imports(m)
 	return m
@@ -286,7 +322,6 @@ func (t *test) remote(n uint64) *memory {
 
 // imports makes m known to the near side's peer.
 func (t *test) imports(m *memory) {
-	t.Helper()
 	key, size, err := t.peer.Import(m.token)
 	t.ok(err, "import a fresh token of %d bytes", len(m.token))
 	if size != m.size {
@@ -298,7 +333,6 @@ func (t *test) imports(m *memory) {
 
 // registerPart registers a part of m once more. The bytes are those of m.
 func (m *memory) registerPart(off, n uint64) *memory {
-	m.on.Helper()
 	return m.register(m.off+off, n, request{})
 }
 
@@ -307,34 +341,30 @@ func (m *memory) model() []byte { return m.want[m.off:][:m.size] }
 
 // fill gives a range other bytes, as its owner would.
 func (sp *space) fill(off, n uint64) {
-	sp.on.Helper()
 	seed := sp.on.seed()
 	sp.on.must(request{Do: "fill", ID: sp.id, Off: off, Len: n, Seed: seed})
 	pattern(sp.want[off:][:n], seed)
 }
 
-func (m *memory) refill() { m.on.Helper(); m.fill(m.off, m.size) }
+func (m *memory) refill() { m.fill(m.off, m.size) }
 
 // same reports whether all bytes are as in the model, guards included.
 func (sp *space) same() bool {
-	sp.on.Helper()
 	n := uint64(len(sp.want))
 	return sp.on.must(request{Do: "sum", ID: sp.id, Len: n}).Sum == sum(sp.want)
 }
 
 // expect fails the check unless all bytes are as in the model.
 func (sp *space) expect(when string, args ...any) {
-	sp.on.Helper()
 	if !sp.same() {
 		got := sp.on.must(request{Do: "get", ID: sp.id, Len: uint64(len(sp.want))}).Data
-		testkit.FatalBroken(sp.on, "%s: memory of the %s side, which lies at %d: %s",
+		sp.on.broken("%s: memory of the %s side, which lies at %d: %s",
 			fmt.Sprintf(when, args...), sp.on.name, guard, difference(got, sp.want))
 	}
 }
 
 // staysSame looks at the bytes for a while: nothing may land in them.
 func (sp *space) staysSame(when string, args ...any) {
-	sp.on.Helper()
 	end := time.Now().Add(20 * time.Millisecond)
 	for first := true; first || time.Now().Before(end); first = false {
 		sp.expect(when, args...)
@@ -343,6 +373,34 @@ func (sp *space) staysSame(when string, args ...any) {
 		sp.on.h.late()
 		sp.expect(when, args...)
 	}
+}
+
+// adopt has the model follow what a range of m holds at this moment, also where the process that
+// has it stands still. It reports false where that process alone can read it: memory of a device.
+func (m *memory) adopt(off, n uint64) bool {
+	t := m.on.test
+	to := m.model()[off:][:n]
+	if h, ok := m.on.to.(*host); ok {
+		p, err := h.space(m.id).get(m.off+off, n)
+		t.ok(err, "read memory")
+		copy(to, p)
+		return true
+	}
+	if m.addr == 0 {
+		return false
+	}
+	t.ok(t.proc.read(to, m.addr+uintptr(m.off+off)), "read memory of the second process")
+	return true
+}
+
+// leftAlone fails the check if anything lands in m, which no peer may reach any more: neither over
+// what it holds now, nor over what its program puts there.
+func (m *memory) leftAlone(when string, args ...any) {
+	if m.adopt(0, m.size) {
+		m.staysSame(when, args...)
+	}
+	m.refill()
+	m.staysSame(when, args...)
 }
 
 // revoke ends m; nil is the proof that nothing lands any more.
@@ -408,29 +466,40 @@ func messageAlone(msg []byte) *driver.Batch { return withMessage(batch(driver.Wr
 
 var bothOps = []driver.Op{driver.Write, driver.Read}
 
+// posted is a batch that was accepted.
+type posted struct {
+	tag uint64
+	b   *driver.Batch
+}
+
 // submit starts a batch, which must be accepted.
-func (t *test) submit(b *driver.Batch) (tag uint64) {
-	t.Helper()
+func (t *test) submit(b *driver.Batch) posted {
 	tag, err := t.host.submit(t.peer, b)
 	t.ok(err, "submit %v of %d descriptors", b.Op, len(b.Descs))
-	return tag
+	return posted{tag, b}
+}
+
+// lands waits for batches, which must succeed, and has the models follow.
+func (t *test) lands(what string, list ...posted) {
+	for i, p := range list {
+		t.ok(t.await(p.tag), "%v of %d descriptors, %s, %d of %d", p.b.Op, len(p.b.Descs), what,
+			i+1, len(list))
+		t.apply(p.b)
+	}
 }
 
 // await returns the outcome of a tag.
 func (t *test) await(tag uint64) error {
-	t.Helper()
 	err := t.host.await(tag)
 	if errors.Is(err, errLate) {
-		testkit.FatalBroken(t, "%v\n%s", err, stacks())
+		t.broken("%v\n%s", err, stacks())
 	}
 	return err
 }
 
 // move runs a batch, which must succeed, and has the models follow.
 func (t *test) move(b *driver.Batch) {
-	t.Helper()
-	t.ok(t.await(t.submit(b)), "%v of %d descriptors", b.Op, len(b.Descs))
-	t.apply(b)
+	t.lands("alone", t.submit(b))
 }
 
 // apply has the models follow a batch.
@@ -453,7 +522,6 @@ func (t *test) apply(b *driver.Batch) {
 
 // outcomeOf submits a batch one time, and returns what became of it.
 func (t *test) outcomeOf(b *driver.Batch) error {
-	t.Helper()
 	tag, err := t.host.once(t.peer, b)
 	if err == nil {
 		err = t.await(tag)
@@ -463,7 +531,6 @@ func (t *test) outcomeOf(b *driver.Batch) error {
 
 // refused submits what must not begin. ErrFull would ask for another try for ever.
 func (t *test) refused(what string, want error, b *driver.Batch) {
-	t.Helper()
 	tag, err := t.host.once(t.peer, b)
 	if err == nil {
 		t.Errorf("%s: Submit accepted it; it completed with %v", what, t.await(tag))
@@ -475,7 +542,6 @@ func (t *test) refused(what string, want error, b *driver.Batch) {
 // visible makes all writes that have completed visible to the far side's program. It finds messages
 // that should not have arrived.
 func (t *test) visible() {
-	t.Helper()
 	if t.can(driver.CanNotify) {
 		t.tell([]byte("all is visible"))
 		return
@@ -492,25 +558,51 @@ func (t *test) visible() {
 
 // tell sends a message, which must be the next to arrive.
 func (t *test) tell(msg []byte) (conn uint64) {
-	t.Helper()
-	t.ok(t.await(t.submit(messageAlone(msg))), "send a message")
+	t.lands("a message", t.submit(messageAlone(msg)))
 	return t.hears(t.far, msg)
+}
+
+// farTells has the far side send a message by its way to the near one, where it must be the next.
+func (t *test) farTells(back int, msg []byte) (conn uint64) {
+	t.far.run(back, messageAlone(msg))
+	return t.hears(t.near, msg)
+}
+
+// inward is a batch for the far side, of the first n bytes of its l and of r of the near side.
+func (t *test) inward(op driver.Op, back int, l, r *memory, n uint64) *driver.Batch {
+	key := t.far.imports(back, r.token)
+	return batch(op, t.cut(driver.Desc{Len: n, LocalKey: l.key, RemoteKey: key})...)
+}
+
+// shaped is a batch of a pattern.
+func shaped(op driver.Op, l, r *memory, p driver.Pattern) *driver.Batch {
+	p.LocalKey, p.RemoteKey = l.key, r.as
+	return &driver.Batch{Op: op, Pattern: &p}
+}
+
+// closes closes a peer or a backend, which must come back.
+func (t *test) closes(what string, f func() error) {
+	t.ok(t.inTime("close "+what, f), "close "+what)
+}
+
+// forget drops the key of m, which is imported again at need.
+func (t *test) forget(m *memory) {
+	t.peer.Drop(m.as)
+	delete(t.remotes, m.as)
 }
 
 // hears receives messages on a side: those, in order, by one connection.
 func (t *test) hears(on *side, want ...[]byte) (conn uint64) {
-	t.Helper()
 	return t.heard(on.must(request{Do: "receive", Count: len(want)}).Messages, want...)
 }
 
 // heard compares messages that were received.
 func (t *test) heard(got []message, want ...[]byte) (conn uint64) {
-	t.Helper()
 	for i, m := range got {
 		if m.Err != nil || string(m.Data) != string(want[i]) || m.Conn != got[0].Conn {
-			testkit.FatalBroken(t, "message %d of %d is %d bytes %x (%v) by connection %d, the "+
+			t.broken("message %d of %d is %d bytes %x (%v) by connection %d, the "+
 				"first by %d, want %d bytes %x", i, len(want), len(m.Data), head(m.Data),
-				m.Err.orNil(), m.Conn, got[0].Conn, len(want[i]), head(want[i]))
+				m.Err, m.Conn, got[0].Conn, len(want[i]), head(want[i]))
 		}
 		conn = m.Conn
 	}
@@ -519,27 +611,23 @@ func (t *test) heard(got []message, want ...[]byte) (conn uint64) {
 
 // hearsNoMore fails the check if another message comes.
 func (t *test) hearsNoMore(on *side) {
-	t.Helper()
 	r, _ := on.try(request{Do: "receive", Count: 1, Limit: 20 * time.Millisecond})
 	if len(r.Messages) > 0 {
-		testkit.FatalBroken(t, "after the last message came another: %+v", r.Messages[0])
+		t.broken("after the last message came another: %+v", r.Messages[0])
 	}
 }
 
 // hearsLast receives the last message of a connection.
 func (t *test) hearsLast(on *side) (conn uint64) {
-	t.Helper()
 	m := on.must(request{Do: "receive", Count: 1}).Messages[0]
 	if m.Err == nil {
-		testkit.FatalBroken(t,
-			"%x came by connection %d, want its last message", head(m.Data), m.Conn)
+		t.broken("%x came by connection %d, want its last message", head(m.Data), m.Conn)
 	}
 	return m.Conn
 }
 
 // compare looks at all memory of both sides.
 func (t *test) compare(when string, args ...any) {
-	t.Helper()
 	t.visible()
 	for _, sp := range t.spaces {
 		sp.expect(when, args...)

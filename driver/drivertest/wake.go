@@ -8,12 +8,10 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // sleepUntil sleeps on the backend's descriptor as the engine does until the condition holds.
 func (t *test) sleepUntil(what string, condition func() bool) {
-	t.Helper()
 	for !condition() {
 		n, err := t.host.poll()
 		t.ok(err, "%s: poll", what)
@@ -22,9 +20,8 @@ func (t *test) sleepUntil(what string, condition func() bool) {
 		}
 		if err := t.host.sleep(t.h.limit / 2); errors.Is(err, errLate) {
 			if n, _ := t.host.poll(); n > 0 || condition() {
-				testkit.FatalBroken(t,
-					"%s: a wake-up was lost: it was there, and nothing woke the "+
-						"sleeper for %v", what, t.h.limit/2)
+				t.broken("%s: a wake-up was lost: it was there, and nothing woke the "+
+					"sleeper for %v", what, t.h.limit/2)
 			}
 			t.Fatalf("%s: nothing came within %v\n%s", what, t.h.limit/2, stacks())
 		} else if err != nil {
@@ -44,7 +41,6 @@ func (t *test) isDone(tag uint64) func() bool {
 // idle has the near side sleep while nothing comes, for a moment. A backend that never lets its
 // user sleep is found.
 func (t *test) idle() {
-	t.Helper()
 	t.until("sleep of an idle backend", func() bool {
 		err := t.host.sleep(5 * time.Millisecond)
 		_, _ = t.host.poll()
@@ -66,7 +62,7 @@ func checkWakeCompletion(t *test) {
 			n}[i%5]))...)
 		var tags []uint64
 		for range 1 + i%3 {
-			tags = append(tags, t.submit(b))
+			tags = append(tags, t.submit(b).tag)
 		}
 		switch i % 4 {
 		case 1:
@@ -80,7 +76,7 @@ func checkWakeCompletion(t *test) {
 			helped := t.peer.Help(tags[0], nil)
 			if done, _ := t.host.outcome(tags[0]); !ready && polled == 0 && !helped && !done {
 				if err := t.host.sleepArmed(t.h.limit / 2); err != nil {
-					testkit.FatalBroken(t, "beside a helper that did nothing: %v", err)
+					t.broken("beside a helper that did nothing: %v", err)
 				}
 			}
 		}
@@ -103,21 +99,16 @@ func checkWakeMessage(t *test) {
 		ready, err := t.host.b.Arm()
 		t.ok(err, "arm")
 		if ready {
-			t.Fatal("Arm of an idle backend, which has slept, is ready")
+			t.Fatalf("Arm of an idle backend, which has slept, is ready")
 		}
 		back := t.back()
-		send := func() {
-			b := messageAlone([]byte{byte(round)})
-			t.far.run(back, b)
-		}
+		send := func() { t.far.run(back, messageAlone([]byte{byte(round)})) }
 		send()
 		if t.wiring == Self {
 			_, _ = t.host.poll()
 		}
 		if err := t.host.sleepArmed(t.h.limit / 2); err != nil {
-			testkit.FatalBroken(t, "peer %d connected and sent a message while this side slept: %v",
-				round,
-				err)
+			t.broken("peer %d connected and sent a message while this side slept: %v", round, err)
 		}
 		t.hears(t.near, []byte{byte(round)})
 		send()
@@ -133,7 +124,7 @@ func checkWakeMessage(t *test) {
 		}
 		send()
 		if err := t.host.sleepArmed(t.h.limit / 2); err != nil {
-			testkit.FatalBroken(t, "message behind others: %v, and the backend was armed", err)
+			t.broken("message behind others: %v, and the backend was armed", err)
 		}
 		t.hears(t.near, []byte{byte(round)})
 		t.far.must(request{Do: "close peer", Peer: back})
@@ -149,7 +140,7 @@ func checkPingPong(t *test) {
 	t.far.must(request{Do: "echo"})
 	for i := range uint64(300) {
 		msg := binary.LittleEndian.AppendUint64(nil, i)
-		tag := t.submit(messageAlone(msg))
+		tag := t.submit(messageAlone(msg)).tag
 		var got []message
 		t.sleepUntil("an echo", func() bool {
 			var msgs [1]driver.Message
@@ -159,8 +150,7 @@ func checkPingPong(t *test) {
 			return len(got) > 0
 		})
 		if string(got[0].Data) != string(msg) || got[0].Conn != t.peer.Conn() {
-			testkit.FatalBroken(t,
-				"echo %d is %x by connection %d", i, head(got[0].Data), got[0].Conn)
+			t.broken("echo %d is %x by connection %d", i, head(got[0].Data), got[0].Conn)
 		}
 		t.sleepUntil("the completion of a message", t.isDone(tag))
 	}

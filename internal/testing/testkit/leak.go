@@ -28,10 +28,12 @@ func CheckLeaks(t testing.TB, also ...func() map[string]uint64) {
 	checkLeaks(t, patience, also)
 }
 
-// CheckLeaksWithin is CheckLeaks where what is about to end may take that long.
-func CheckLeaksWithin(t testing.TB, within time.Duration) {
-	t.Helper()
-	checkLeaks(t, within, nil)
+// Leaks returns a function that lists what exists more than now, in words, once what is about to
+// end has had that long.
+func Leaks(within time.Duration) func() []string {
+	warmUp()
+	before := newSnapshot(nil, true)
+	return func() []string { return settle(before, nil, true, within) }
 }
 
 // checked are the tests with a check that has not ended. A second check of the same test looks at

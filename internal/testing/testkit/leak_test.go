@@ -102,7 +102,7 @@ func TestCheckLeaksKnowsAFileThatWasRemoved(t *testing.T) {
 func TestASecondCheckOfATestLeavesGoroutinesToTheFirst(t *testing.T) {
 	for _, ends := range []bool{true, false} {
 		r := &recorder{TB: t}
-		CheckLeaksWithin(r, patienceOfTests)
+		checkLeaks(r, patienceOfTests, nil)
 		release, started := make(chan struct{}), make(chan struct{})
 		var wg sync.WaitGroup
 		if ends {

@@ -6,26 +6,37 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
-// checkLeaks finds what a test leaves behind.
-func checkLeaks(tb testing.TB, h *Harness) {
+// failures performs one check over one wiring, and returns what it found instead of failing tb. No
+// wait is longer than limit.
+func failures(tb testing.TB, h Harness, w Wiring, name string, limit time.Duration) []string {
 	tb.Helper()
-	testkit.CheckLeaksWithin(tb, min(h.limit, 20*time.Second))
+	h.limit, h.late = limit, settled
+	i := slices.IndexFunc(checks, func(c check) bool { return c.name == name })
+	if i < 0 || checks[i].wirings&w == 0 {
+		tb.Fatalf("no check over %v is called %q", wiringNames[w], name)
+	}
+	r := &recorder{TB: tb}
+	r.guarded(func() { checks[i].perform(r, h.withDefaults(), w) })
+	for n := len(r.cleanups); n > 0; n = len(r.cleanups) {
+		last := r.cleanups[n-1]
+		r.cleanups = r.cleanups[:n-1]
+		r.guarded(last)
+	}
+	return r.failures
 }
 
-// recorder is a testing.TB that keeps failures instead of reporting them: for the second process,
-// and for tests that must see a check fail.
+// recorder is a testing.TB that keeps failures instead of reporting them.
 type recorder struct {
-	testing.TB // may be nil: what is not overridden is not used
-	mu         sync.Mutex
-	failures   []string
-	cleanups   []func()
+	testing.TB
+	mu       sync.Mutex
+	failures []string
+	cleanups []func()
 }
 
 func (r *recorder) fail(text string) {
@@ -88,14 +99,4 @@ func (r *recorder) guarded(f func()) {
 		f()
 	}()
 	<-ended
-}
-
-// end runs the cleanups, and returns the failures.
-func (r *recorder) end(run func(func())) []string {
-	for n := len(r.cleanups); n > 0; n = len(r.cleanups) {
-		last := r.cleanups[n-1]
-		r.cleanups = r.cleanups[:n-1]
-		run(last)
-	}
-	return r.failures
 }
