@@ -29,13 +29,20 @@ func baselineBytes(layerBytes, poolBytes uint64) uint64 {
 	return max(min(scratchMax, poolBytes), layerBytes)
 }
 
-func newBaseline(layerBytes, poolBytes uint64, threads int) (*baseline, error) {
-	m, err := hostmem.Alloc(baselineBytes(layerBytes, poolBytes),
-		hostmem.Options{Purpose: "replay-memcpy", Populate: true})
+func newBaseline(bytes uint64, threads int) (*baseline, error) {
+	m, err := hostmem.Alloc(bytes, hostmem.Options{Purpose: "replay-memcpy", Populate: true})
 	if err != nil {
 		return nil, fmt.Errorf("allocate baseline memory: %w", err)
 	}
 	return &baseline{memory: m, threads: threads}, nil
+}
+
+// time is how long it has copied; a nil baseline never has.
+func (b *baseline) time() time.Duration {
+	if b == nil {
+		return 0
+	}
+	return b.took
 }
 
 // run copies the pieces, at most one layer, and adds up time and bytes.

@@ -1,49 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package replay hands the requests of a trace over between processes, and proves that every byte
-// is right.
+// Package replay hands the requests of a trace over between two groups of ranks, each a process of
+// its own, and proves that every byte is right.
 //
-// A parent makes a plan, starts the processes, leads them step by step, and adds their figures up
-// to a Report. It speaks with them in messages over pipes (package proc): all are told something,
-// and it goes on when all have answered (processes.go, which also finds the process that is stopped
-// or dead when others complain).
+// A parent (Run) makes a plan, starts the processes (Rank), leads them step by step, and adds their
+// results up to a Report. It speaks with them in messages over pipes (package proc): all get a
+// message, and it goes on when all have answered (processes.go, which also finds the process that
+// is stopped or dead when others complain).
 //
-// # A pair
+//	parent                    each rank
+//	plan                      opens its backends, makes its pools, describes itself
+//	peers, open               connects to all ranks of the other group
+//	for each round of requests, at the pace of the trace:
+//	fill                      takes blocks and fills them with what request, layer, token and
+//	                          unit say; a decode rank says which tokens are there already
+//	run                       hands over by handoff's GroupSender or GroupReceiver; ends a request
+//	                          where the plan says so; or is killed
+//	check                     compares every byte of its blocks, poisons them, gives them back
+//	close, finish             looks at all blocks once more, and reports
 //
-// Run has two processes, which meet over a Unix socket of the plan's name:
+// Requests go two at once. Blocks of a request that failed are poisoned before others may have
+// them, and compared when others take them, and at the end: nothing may be written there. With
+// faults (faults.go) what fails is handed over again, over new connections; else a failure that
+// nothing was to bring about is an error of the Report.
 //
-//	prefill (Prefill)                      decode (Decode)
-//	a ring of layers (staging.go)          the pool
-//	for each request of the trace:
-//	waits for its arrival
-//	Begin: which blocks are missing?       a Receiver finds those that it has
-//	for each layer: fills the ring,        Ready of each layer; or Cancel, where the
-//	pushes it, and copies the same         plan has it abort
-//	bytes by memcpy in turn; or Abort
-//	Finish                                 compares every byte of every block (check.go)
-//	waits until decode is through          poisons the blocks of aborted requests, which
-//	                                       nothing may write to (latewrites.go)
+// # A stream
 //
-// A transfer is timed while nothing is filled or compared. With faults (faults.go) a request that
-// fails is begun again over a new connection. With Offload the decode process spills blocks to a
-// file and reads them back (tier.go, spill.go).
-//
-// # Groups
-//
-// RunGroups has two groups of ranks with layouts of their own, each rank a process (GroupRank).
-// They meet by descriptions that the parent passes on. Requests go in rounds of two at once: fill,
-// run, check. A rank fills its cells with what request, layer, token and unit say, hands over by
-// handoff's GroupSender or GroupReceiver, compares every byte of its blocks, and poisons them. As
-// planned, ranks end requests, and one is killed in the last round: then the others must end theirs
-// within the limit.
+// With Options.Stream there is one rank on each side, which hands a trace over as it is, one
+// request at a time. The prefill has memory for two layers only: it fills a layer, hands it over,
+// waits until it has landed, and copies the same bytes by memcpy, before or after, as a baseline.
+// The decode keeps the blocks of requests by their hashes until it needs the room, and has the
+// first blocks of later requests from there. Those are compared, too.
 //
 // # What is proved
 //
 // A Report has no mismatches, nothing leaked, and no unexpected end; Report.Err says what is wrong.
-// A mismatch is a byte that is not what it must be: of a request that is complete, of a free block,
-// of a block whose request was aborted and that was poisoned since.
+// A mismatch is a byte that is not what it must be: of a request that is complete, of a token that
+// was there before, of a free block, of a block whose request was ended and that was poisoned
+// since.
 //
-// plan.go and groupplan.go choose pools, aborts and the rank to kill; run.go and groups.go are the
-// parents; decode.go, prefill.go with pushing.go, and grouprank.go with grouprounds.go are the
-// processes; groupmemory.go is the pool of a rank. report.go and groupreport.go are what comes out.
+// plan.go chooses layers, pools, aborts and the rank to kill; run.go is the parent, rank.go a
+// process; pools.go is its memory and what must lie there, ring_unsafe.go that of a prefill which
+// streams, baseline.go the memcpy. report.go is what comes out. planning.go says what a plan of two
+// groups moves.
 package replay

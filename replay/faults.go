@@ -3,7 +3,6 @@
 package replay
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,7 +13,6 @@ import (
 	"github.com/sluicehq/sluice/backends/fault"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/kv/handoff"
 )
 
 // faultSeed makes the faults of a replay the same each time.
@@ -62,22 +60,14 @@ func CheckFaults(names string) error {
 	return err
 }
 
-// triesMax is how often a request is handed over when faults were asked for.
-const triesMax = 30
-
-// faulty reports whether faults were asked for, on either side.
-func (p *Plan) faulty() bool { return len(p.Faults) > 0 }
-
-// patience is how long a side waits for one step of the other. Where completions may not
-// come at all, a few such waits fit into the limit.
-func patience(limit time.Duration, faults map[Side]string) time.Duration {
-	if len(faults) > 0 {
-		return limit / 4
+// patience is how long a side waits for one step of the other. Where completions may not come at
+// all, a few such waits fit into the limit.
+func (p *plan) patience() time.Duration {
+	if len(p.Faults) > 0 {
+		return p.limit() / 4
 	}
-	return limit
+	return p.limit()
 }
-
-func (p *Plan) patience() time.Duration { return patience(p.limit(), p.Faults) }
 
 // openFaulty opens the backends of a process, with the faults that were asked for.
 func openFaulty(open OpenFunc, backend string, threads int, faults string) ([]driver.Backend,
@@ -102,12 +92,13 @@ func openFaulty(open OpenFunc, backend string, threads int, faults string) ([]dr
 }
 
 // openEngine opens the engine of a process over its backends, with the faults that were asked for.
-func openEngine(open OpenFunc, name, backend string, threads int, limit time.Duration,
-	faults string) (*engine.Engine, []driver.Backend, error) {
-	list, err := openFaulty(open, backend, threads, faults)
+func openEngine(open OpenFunc, name string, p *plan, side Side) (*engine.Engine, []driver.Backend,
+	error) {
+	list, err := openFaulty(open, p.Backend, p.Threads, p.Faults[side])
 	if err != nil {
 		return nil, nil, err
 	}
+	limit := p.patience()
 	eng, err := engine.Open(engine.Config{Name: name, Backends: list, TransferTimeout: limit,
 		ConnectTimeout: limit, HandshakeTimeout: limit})
 	return eng, list, err
@@ -140,56 +131,4 @@ func faultsFired(list []driver.Backend) (n uint64) {
 		}
 	}
 	return n
-}
-
-// dial connects to the decode process. With faults it may take several tries.
-func (p *prefill) dial() (err error) {
-	ctx, cancel := context.WithTimeout(p.ctx, p.plan.limit())
-	defer cancel()
-	for {
-		if p.peer, err = p.eng.Dial(ctx, "unix", p.plan.Meeting); err == nil || !p.plan.faulty() {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-}
-
-// handOver is what one request comes to. With faults what has failed is tried again, over a
-// connection of its own: the other one may be dead, or known as dead on the other side.
-func (p *prefill) handOver(i int, blocks []handoff.Block) (push *handoff.Push, err error) {
-	for try := 1; ; try++ {
-		push, err = p.sender.Begin(p.ctx, p.peer, uint64(try-1)<<32|uint64(i), blocks)
-		if err == nil {
-			err = p.push(push, &p.plan.Requests[i], i)
-		}
-		if err == nil || p.asPlanned(i, err) || !p.plan.faulty() || p.ctx.Err() != nil {
-			return push, err
-		}
-		if try == triesMax {
-			return push, fmt.Errorf("in %d tries: %w", try, err)
-		}
-		if err := p.tidyUp(push); err != nil {
-			return nil, err
-		}
-		p.res.Retried++
-		p.progress(0)
-	}
-}
-
-// tidyUp ends a try that has failed, so that the next one may write to the same memory.
-func (p *prefill) tidyUp(push *handoff.Push) error {
-	if push != nil {
-		if err := push.Abort(p.ctx); err != nil {
-			return err
-		}
-	}
-	for len(p.landed) > 0 {
-		p.count(push, <-p.landed)
-	}
-	_ = p.peer.Close()
-	return p.dial()
 }

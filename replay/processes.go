@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,15 +15,15 @@ import (
 
 // processes is the parent's view of the processes of a replay.
 type processes struct {
-	children []*child
-	limit    time.Duration // longest time without a message or progress
-	moved    time.Time     // time of the last progress
-	looked   time.Time     // time of the last check for overdue processes
-	events   chan event
-	quit     chan struct{} // closed when the parent listens no more
-	tick     *time.Ticker  // starts the checks for overdue processes
-	ready    bool          // all have their memory
-	// aside handles messages that are no answers; nil: there are none.
+	children  []*child
+	limit     time.Duration // longest time without a message or progress
+	moved     time.Time     // time of the last progress
+	checkedAt time.Time     // time of the last check for overdue processes
+	events    chan event
+	quit      chan struct{} // closed when the parent listens no more
+	tick      *time.Ticker  // starts the checks for overdue processes
+	ready     bool          // all have their memory
+	// aside handles messages that are no answers.
 	aside func(c *child, m *proc.Message) error
 }
 
@@ -55,21 +54,21 @@ func (w *processes) listen() {
 	for _, c := range w.children {
 		go w.forward(c)
 	}
-	w.looked = time.Now()
+	w.checkedAt = time.Now()
 	w.tick = time.NewTicker(min(w.limit/4, 250*time.Millisecond))
 }
 
 func (w *processes) forward(c *child) {
 	for {
 		m, ok := <-c.Messages()
-		w.tell(event{from: c, msg: m, end: !ok})
+		w.deliver(event{from: c, msg: m, end: !ok})
 		if !ok {
 			return
 		}
 	}
 }
 
-func (w *processes) tell(e event) {
+func (w *processes) deliver(e event) {
 	select {
 	case w.events <- e:
 	case <-w.quit:
@@ -81,7 +80,7 @@ func (w *processes) tell(e event) {
 func (w *processes) instruct(c *child, kind string, body any) {
 	go func() {
 		if err := c.Send(kind, body); err != nil {
-			w.tell(event{from: c, err: err})
+			w.deliver(event{from: c, err: err})
 		}
 	}()
 }
@@ -131,8 +130,8 @@ func (w *processes) silent() error {
 // then read no messages, and must not count the children as silent.
 func (w *processes) wasAway() bool {
 	now := time.Now()
-	away := now.Sub(w.looked) > w.limit/2
-	w.looked = now
+	away := now.Sub(w.checkedAt) > w.limit/2
+	w.checkedAt = now
 	if away {
 		w.moved = now
 		for _, c := range w.children {
@@ -144,49 +143,73 @@ func (w *processes) wasAway() bool {
 
 // all is each for all children, with the same message.
 func (w *processes) all(ctx context.Context, kind string, body any, want string,
-	take func(i int, m *proc.Message) error) error {
-	return w.each(ctx, w.children, kind, func(int) any { return body }, want, take)
+	handle func(i int, m *proc.Message) error) error {
+	return w.each(ctx, kind, func(int) any { return body }, want, handle)
 }
 
-// each sends a message to those of some children that live, and returns when all of them have
-// answered with a message of that kind. It passes the answers to take, by the index in children.
-func (w *processes) each(ctx context.Context, some []*child, kind string, body func(i int) any,
-	want string, take func(i int, m *proc.Message) error) error {
+// each sends a message to all children that live, and returns when they have answered with a
+// message of the kind want. It passes the answers to handle, by the index in children.
+func (w *processes) each(ctx context.Context, kind string, body func(i int) any, want string,
+	handle func(i int, m *proc.Message) error) error {
 	index := map[*child]int{} // of those that have not answered
 	for i, c := range w.children {
-		if !c.doomed && slices.Contains(some, c) {
+		if !c.doomed {
 			index[c] = i
 			w.instruct(c, kind, body(i))
 		}
 	}
 	w.moved = time.Now()
 	for len(index) > 0 {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-w.tick.C:
-			if err := w.overdue(index); err != nil {
-				return err
-			}
-		case e := <-w.events:
-			err := w.note(e)
-			i, waits := index[e.from]
-			switch {
-			case err != nil || e.end || e.from.doomed:
-			case waits && e.msg.Kind == want:
+		err := w.event(ctx, nil, index, func(e event) error {
+			if i, waits := index[e.from]; waits && e.msg.Kind == want {
 				delete(index, e.from)
-				if take != nil {
-					err = take(i, &e.msg)
+				if handle == nil {
+					return nil
 				}
-			case w.aside != nil:
-				err = w.aside(e.from, &e.msg)
-				maps.DeleteFunc(index, func(c *child, _ int) bool { return c.doomed })
-			default:
-				err = fmt.Errorf("%s process sent %q", e.from.Name, e.msg.Kind)
+				return handle(i, &e.msg)
 			}
-			if err != nil {
-				return w.blameLater(err)
-			}
+			err := w.aside(e.from, &e.msg)
+			maps.DeleteFunc(index, func(c *child, _ int) bool { return c.doomed })
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wait waits until a moment, unless something happens to a child before.
+func (w *processes) wait(ctx context.Context, until time.Time) error {
+	for time.Now().Before(until) {
+		err := w.event(ctx, time.After(time.Until(until)), nil, func(e event) error {
+			return w.aside(e.from, &e.msg)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// event waits for one event and handles it: a message goes to handle. waits are the children that
+// have to answer. An error says what has happened to a child.
+func (w *processes) event(ctx context.Context, late <-chan time.Time, waits map[*child]int,
+	handle func(e event) error) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-late:
+		return nil
+	case <-w.tick.C:
+		return w.overdue(waits)
+	case e := <-w.events:
+		err := w.note(e)
+		if err == nil && !e.end && !e.from.doomed {
+			err = handle(e)
+		}
+		if err != nil {
+			return w.blameLater(err)
 		}
 	}
 	return nil

@@ -4,70 +4,25 @@ package replay
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/sluicehq/sluice/internal/figures"
-	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/proc"
-	"github.com/sluicehq/sluice/kv/trace"
 )
 
-// Options say what to replay.
-type Options struct {
-	Model     string
-	Backend   string
-	Requests  []trace.Request
-	Speed     float64       // of the arrivals; 0: as fast as possible
-	Overlap   bool          // check a request while the next one arrives, as with Speed
-	AbortRate float64       // share of the requests, 0 to 1: above 0 at least one
-	PoolBytes uint64        // of the decode side; 0: chosen
-	Threads   int           // that copy
-	Limit     time.Duration // without a sign of life or progress
-
-	// Faults names what befalls the backends of a side, FaultNames with commas between; absent:
-	// nothing. With any, a request that fails is handed over again.
-	Faults map[Side]string
-
-	// Offload has the decode process spill blocks to a file, and read them back; nil: none.
-	Offload *Offload
-
-	// Start starts a process that runs Prefill or Decode.
-	Start func(s Side) (*proc.Child, error)
-	// Say is told in a few words what begins; nil: nothing is.
-	Say func(what string)
-	// Progress is told how much is done of how much.
-	Progress func(done, total int64)
+// supervisor leads all ranks, step by step: each step begins when all have done the last.
+type supervisor struct {
+	processes
+	options  *Options
+	plan     *plan
+	meetings meetings
+	killed   time.Time // when a rank was
+	report   *Report
 }
 
-// plan makes the plan; what cannot work is an error here.
-func (o *Options) plan() (*Plan, error) {
-	if len(o.Requests) == 0 {
-		return nil, fmt.Errorf("the trace has no requests")
-	}
-	p := &Plan{Model: o.Model, Backend: o.Backend, Requests: o.Requests, Speed: o.Speed,
-		Overlap: o.Overlap || o.Speed > 0, Threads: o.Threads,
-		LimitMs: o.Limit.Milliseconds(), Faults: o.Faults, Meeting: "@sluice-replay-" + rand.Text()}
-	if o.Offload != nil {
-		own := *o.Offload
-		if err := own.choose(p); err != nil {
-			return nil, err
-		}
-		p.Offload = &own
-	}
-	if err := p.choosePool(o.PoolBytes, hostmem.Limits().Available); err != nil {
-		return nil, err
-	}
-	g, err := p.geometry(1, 0)
-	if err != nil {
-		return nil, err
-	}
-	p.planAborts(o.AbortRate, g.Layers())
-	return p, nil
-}
-
-// Run replays. When it returns, both processes are gone.
+// Run replays. When it returns, all processes are gone.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	plan, err := o.plan()
 	if err != nil {
@@ -76,101 +31,186 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if o.Say == nil {
 		o.Say = func(string) {}
 	}
-	o.Say(fmt.Sprintf("starting two processes, which prepare %s of memory",
-		figures.RoundSize(plan.memory)))
-	s := &supervisor{processes: newProcesses(o.Limit), options: &o, plan: plan}
+	o.Say(fmt.Sprintf("starting %d processes, which prepare %s of memory for %d of %d layers",
+		len(plan.prefill)+len(plan.decode), figures.RoundSize(plan.memory), plan.layers, plan.of))
+	s := &supervisor{processes: newProcesses(o.Limit), options: &o, plan: plan,
+		report: newReport(plan)}
 	defer s.stop()
-	for _, side := range []Side{DecodeSide, PrefillSide} {
-		c, err := o.Start(side)
+	for i := range len(plan.prefill) + len(plan.decode) {
+		c, err := o.Start(s.sideOf(i))
 		if err != nil {
 			return nil, err
 		}
 		s.children = append(s.children, &child{Child: c})
 	}
-	r, err := s.supervise(ctx)
-	if err != nil {
-		return nil, err
-	}
-	g, err := plan.geometry(plan.PoolBlocks, 0)
-	if err != nil {
-		return nil, err
-	}
-	r.PoolBytes = g.PoolBytes()
-	return r, nil
-}
-
-// supervisor leads both processes through a replay.
-type supervisor struct {
-	processes // decode, prefill
-	options   *Options
-	plan      *Plan
-	total     int64 // layers of blocks
-}
-
-// supervise returns when both results are here, or with the reason why not.
-func (s *supervisor) supervise(ctx context.Context) (*Report, error) {
-	g, err := s.plan.geometry(1, 0)
-	if err != nil {
-		return nil, err
-	}
-	s.total = int64(s.plan.refs()) * int64(g.Layers())
-	s.aside = s.hear
+	s.aside = s.onMessage
 	s.listen()
-	began := time.Now()
-	if err := s.all(ctx, kindPlan, s.plan, kindReady, nil); err != nil {
+	if err := s.supervise(ctx); err != nil {
 		return nil, err
+	}
+	return s.report, nil
+}
+
+// sideOf returns which rank of which side a child is.
+func (s *supervisor) sideOf(i int) (Side, int) {
+	if n := len(s.plan.prefill); i >= n {
+		return DecodeSide, i - n
+	}
+	return PrefillSide, i
+}
+
+// supervise has the ranks meet, hands the rounds over, and adds their results up.
+func (s *supervisor) supervise(ctx context.Context) error {
+	began := time.Now()
+	list := make([]meeting, len(s.children))
+	err := s.each(ctx, kindPlan, func(i int) any {
+		side, rank := s.sideOf(i)
+		return assignment{*s.plan, side, rank}
+	}, kindMeet, func(i int, m *proc.Message) error { return m.Decode(&list[i]) })
+	if err != nil {
+		return err
+	}
+	s.meetings = meetings{list[:len(s.plan.prefill)], list[len(s.plan.prefill):]}
+	if err := s.connect(ctx); err != nil {
+		return err
 	}
 	s.ready = true
 	setup := time.Since(began)
-	s.options.Say(fmt.Sprintf("ready after %v: handing over %d request(s) of %d blocks",
-		setup.Round(100*time.Millisecond), len(s.plan.Requests), s.plan.refs()))
-	if err := s.all(ctx, kindStart, nil, kindConnected, nil); err != nil {
-		return nil, err
-	}
-	var pre PrefillResult
-	var dec DecodeResult
-	if err := s.last(ctx, 1, kindRun, &pre); err != nil {
-		return nil, err
-	}
-	if s.plan.Offload != nil {
-		s.options.Say("all is handed over: reading back the blocks that were spilled")
-	}
-	if err := s.last(ctx, 0, kindFinish, &dec); err != nil {
-		return nil, err
-	}
-	return merge(s.plan, &pre, &dec, setup), nil
-}
-
-// last tells one process the last thing, and takes its result.
-func (s *supervisor) last(ctx context.Context, i int, kind string, result any) error {
-	return s.each(ctx, s.children[i:i+1], kind, func(int) any { return nil }, kindResult,
-		func(_ int, m *proc.Message) error {
-			s.children[i].done = true
-			return m.Decode(result)
-		})
-}
-
-// hear takes what the processes say while they hand over.
-func (s *supervisor) hear(c *child, m *proc.Message) error {
-	switch m.Kind {
-	case kindProgress:
-		var done int64
-		err := m.Decode(&done)
-		if err == nil && s.options.Progress != nil {
-			s.options.Progress(done, s.total)
+	s.report.Seconds.Setup = setup.Seconds()
+	s.options.Say(fmt.Sprintf("ready after %v: handing over %d request(s)",
+		setup.Round(100*time.Millisecond), s.report.Requests))
+	began = time.Now()
+	done := 0
+	for n := range s.plan.rounds {
+		if speed := s.options.Speed; speed > 0 {
+			after := time.Duration(float64(s.plan.rounds[n][0].arrival) / speed)
+			if err := s.wait(ctx, began.Add(after)); err != nil {
+				return err
+			}
 		}
-		return err
-	case kindOffload:
-		return nil // a sign that it moves on
-	case kindChecked:
-		if s.plan.Overlap {
-			return nil
+		if err := s.round(ctx, n); err != nil {
+			return err
 		}
-		err := s.children[1].Send(kindChecked, m.Body)
-		if s.plan.faulty() {
-			return nil // that of a try that failed may come when the prefill has done all
+		if done += len(s.plan.rounds[n]); s.options.Progress != nil {
+			s.options.Progress(int64(done), int64(s.report.Requests))
 		}
+	}
+	s.report.Seconds.Replay = time.Since(began).Seconds()
+	if err := s.all(ctx, kindClose, nil, kindClosed, nil); err != nil {
 		return err
 	}
-	return fmt.Errorf("%s process sent %q", c.Name, m.Kind)
+	return s.all(ctx, kindFinish, nil, kindResult, func(i int, m *proc.Message) error {
+		s.children[i].done = true
+		var r result
+		if err := m.Decode(&r); err != nil {
+			return err
+		}
+		s.report.add(&r)
+		return nil
+	})
+}
+
+// connect has all ranks connect, and then hear each other.
+func (s *supervisor) connect(ctx context.Context) error {
+	if err := s.all(ctx, kindPeers, s.meetings, kindConnected, nil); err != nil {
+		return err
+	}
+	return s.all(ctx, kindOpen, nil, kindReady, nil)
+}
+
+// triesMax is how often a request is handed over when faults were asked for.
+const triesMax = 30
+
+// round hands the requests of a round over. With faults those that failed are handed over again,
+// over connections of their own: the others may be dead, or known as dead on one side only.
+func (s *supervisor) round(ctx context.Context, n int) error {
+	round := s.plan.rounds[n]
+	for try := uint64(0); len(round) > 0; try++ {
+		for i := range round {
+			round[i].Try = try
+		}
+		mayRetry := len(s.plan.Faults) > 0 && !s.plan.killsIn(n) && try+1 < triesMax
+		again, err := s.attempt(ctx, round, s.plan.killsIn(n), mayRetry)
+		if err != nil || len(again) == 0 {
+			return err
+		}
+		s.report.Retried += len(again)
+		if err := s.all(ctx, kindClose, nil, kindClosed, nil); err != nil {
+			return err
+		}
+		if err := s.connect(ctx); err != nil {
+			return err
+		}
+		round = again
+	}
+	return nil
+}
+
+// attempt hands some requests over, and returns those that are to be handed over again.
+func (s *supervisor) attempt(ctx context.Context, round []request, kill, mayRetry bool) (
+	again []request, err error) {
+	o := orders{From: make([]uint64, len(round)), Kill: kill}
+	err = s.all(ctx, kindFill, round, kindFilled, func(i int, m *proc.Message) error {
+		var from []uint64
+		err := m.Decode(&from)
+		for k := range from {
+			o.From[k] = max(o.From[k], from[k])
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	outcomes := make([][]outcome, len(s.children))
+	began := time.Now()
+	err = s.all(ctx, kindRun, o, kindEnded, func(i int, m *proc.Message) error {
+		if !s.killed.IsZero() {
+			took := figures.Micros(time.Since(s.killed)) / 1e3
+			s.report.SlowestEndMs = max(s.report.SlowestEndMs, took)
+		}
+		err := m.Decode(&outcomes[i])
+		if err == nil && len(outcomes[i]) != len(round) {
+			err = fmt.Errorf("%s process told of %d requests", s.children[i].Name,
+				len(outcomes[i]))
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	took, bytes := time.Since(began), uint64(0)
+	err = s.all(ctx, kindCheck, nil, kindChecked, func(_ int, m *proc.Message) error {
+		var landed uint64
+		err := m.Decode(&landed)
+		bytes += landed
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range round {
+		round[i].From = o.From[i]
+	}
+	return s.report.round(round, kill, mayRetry, outcomes, bytes, took), nil
+}
+
+// onMessage handles what ranks send that is no answer. It kills the rank that was chosen for it,
+// once another one says that it may be done.
+func (s *supervisor) onMessage(from *child, m *proc.Message) error {
+	switch {
+	case m.Kind == kindProgress:
+		return nil
+	case m.Kind != kindPoised || s.plan.Victim == nil:
+		return fmt.Errorf("%s process sent %q", from.Name, m.Kind)
+	}
+	i := s.plan.Victim.Rank
+	if s.plan.Victim.Side == DecodeSide {
+		i += len(s.plan.prefill)
+	}
+	c := s.children[i]
+	c.doomed, s.killed = true, time.Now()
+	s.options.Say(fmt.Sprintf("killing %s (pid %d)", c.Name, c.PID))
+	s.report.Killed = c.Name
+	_ = syscall.Kill(c.PID, syscall.SIGKILL) // not reaped before it ends
+	return nil
 }

@@ -19,11 +19,8 @@ type opener = func(name string, threads int) ([]driver.Backend, error)
 
 // roles are what a child process of this command can be.
 var roles = map[string]func(*proc.Control, opener) error{
-	"replay-prefill": func(c *proc.Control, open opener) error { return replay.Prefill(c, open) },
-	"replay-decode":  func(c *proc.Control, open opener) error { return replay.Decode(c, open) },
-	"replay-rank": func(c *proc.Control, open opener) error {
-		return replay.GroupRank(c, open)
-	},
+	"replay-prefill": func(c *proc.Control, open opener) error { return replay.Rank(c, open) },
+	"replay-decode":  func(c *proc.Control, open opener) error { return replay.Rank(c, open) },
 }
 
 // errReported is a child's error that its parent has been told.

@@ -3,24 +3,21 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/layout"
+	"github.com/sluicehq/sluice/kv/trace"
 	"github.com/sluicehq/sluice/replay"
 )
 
@@ -33,8 +30,7 @@ type replayFlags struct {
 	faults, faultSide    string
 	seed                 uint64
 	timeout              time.Duration
-	overlap, asJSON      bool
-	offload              string
+	asJSON               bool
 	groups               replayGroupsFlags
 	exactly              bool // --requests was given: fewer are an error
 }
@@ -43,41 +39,31 @@ func newReplay() *cobra.Command {
 	f := replayFlags{backend: autoSpec()}
 	c := &cobra.Command{
 		Use:   "replay",
-		Short: "Hand the KV caches of a trace over between two processes, and check every byte",
+		Short: "Hand the KV caches of a trace over between processes, and check every byte",
 		Long: `Hand the KV caches of a trace's requests over from a prefill process to a decode
 process, layer by layer, and check on the decode side every byte of every block.
 A trace has one JSON object a line: timestamp in ms, input_length,
 output_length, hash_ids of blocks of 512 tokens. Without --trace a generator makes
-requests of the same statistics as a public conversation trace.
+requests of the same statistics as a public conversation trace. Requests go one after the
+other. The decode keeps their blocks in its pool, and has the first blocks of later ones
+from there: prefix_hits, prefix_tokens.
 
-gbps counts the time in which a layer was in flight, memcpy_gbps the same pieces
-copied by memcpy by as many threads, in alternation; filling and checks are
-reported apart, and happen while no layer is in flight unless --overlap or --speed
-says otherwise. request_ms runs from the offer to the confirmation, without the
-time of filling and memcpy.
+gbps counts the time in which a layer was in flight, memcpy_gbps the same bytes copied
+by memcpy by as many threads, in alternation; filling is reported apart, and so are checks,
+which happen while no layer is in flight. request_ms runs from the offer to the
+confirmation, without the time of filling and memcpy. --abort-rate has the processes end a
+share of the requests in mid-flight: what is written to their blocks later is found.
 
---fault wraps the backends of both processes, or of the one that --fault-side names, in
+--fault wraps the backends of both sides, or of the one that --fault-side names, in
 faults, named with commas between: slow, failing, lossy (a completion that never comes),
 flapping (a connection is lost), and corrupt (other bytes arrive, which must be found). A
 hand-over that fails is begun again over a new connection, up to 30 times, and each wait of
 one side for the other takes at most a quarter of --timeout.
 
---offload ssd has the decode process spill each block that has come to a file, once, and
-read it back: when a later request has the same block, and all that is left at the end.
-Every layer of what comes back is checked, and counts among the mismatches. The file lies
-in dir (ssd:dir=DIR,size=16GiB) and has room for size, unless that is said for all of the
-trace, at most 4 GiB; the oldest blocks make way. Beside it, in alternation, 8 threads
-move the same blocks by pread and pwrite, past the page cache as well. The file is gone
-afterwards, whatever happens; with file=PATH in place of dir it is kept, and what it holds
-is checked when the next replay of the same --model takes it up. With durable=true a block
-is spilled once the disk has it. Requests that are aborted spill nothing, and --fault is
-for what lies between the processes, not for the file.
-
 ` + specHelp + replayGroupsHelp,
 		Example: `  sluice replay --model deepseek-v3.2 --requests 40 --backend shm
   sluice replay --trace conversation_trace.jsonl --requests 40 --abort-rate 0.2 --json
   sluice replay --requests 5 --timeout 2s --fault lossy,flapping
-  sluice replay --offload ssd:dir=/mnt/nvme,size=16GiB
   sluice replay --backend rdma:devices=mlx5_0 --peer-backend rdma:devices=mlx5_1
   sluice replay --model llama3.1-70b --prefill tp=8,layout=nhd --decode tp=4,pp=2,layout=hnd,block=64`,
 		Args: noArgs,
@@ -97,12 +83,10 @@ func (f *replayFlags) register(c *cobra.Command) {
 	s.Var(&f.backend, "backend", "what moves the bytes: "+
 		strings.Join(backendNames(driver.SameHost), ", "))
 	s.Var(&f.peerBackend, "peer-backend", "that of the decode process; without it the same")
-	s.StringVar(&f.offload, "offload", "", "spill blocks and read them back: ssd, a file")
-	s.Float64Var(&f.speed, "speed", 0, "times the pace of the trace; 0: as fast as possible")
+	s.Float64Var(&f.speed, "speed", 0, "times the pace of the trace; 0: as fast as possible; "+
+		"a request waits until the one before is checked")
 	s.Float64Var(&f.abortRate, "abort-rate", 0, "share of the requests to abort in "+
 		"mid-flight, 0 to 1; above 0 at least one")
-	s.BoolVar(&f.overlap, "overlap", false, "check a request while the next one arrives, as "+
-		"--speed does; transfers then share the CPUs with digests")
 	s.StringVar(&f.pool, "pool", "", "`SIZE` of the decode side's pool (default: 1.5 times the "+
 		"largest request, if memory allows)")
 	f.groups.register(c)
@@ -140,39 +124,6 @@ func (f *replayFlags) checkBackends() error {
 	return f.peerBackend.try()
 }
 
-// offloadOptions reads --offload; nil: none.
-func (f *replayFlags) offloadOptions() (*replay.Offload, error) {
-	if f.offload == "" {
-		return nil, nil
-	}
-	o := struct {
-		Dir, File string
-		Size      uint64
-		Durable   bool
-	}{Dir: os.TempDir()}
-	name, words, err := byname.Split(f.offload)
-	if err == nil && name != "ssd" {
-		err = fmt.Errorf("there is ssd")
-	}
-	if err == nil {
-		err = byname.SetOptions(&o, words)
-	}
-	if err != nil {
-		return nil, usagef("--offload %s: %w", f.offload, err)
-	}
-	// Before minutes of work: the decode process makes the file there.
-	dir := o.Dir
-	if o.File != "" {
-		dir = filepath.Dir(o.File)
-	}
-	if s, err := os.Stat(dir); err != nil {
-		return nil, fmt.Errorf("--offload: %w: make the directory, or name another", err)
-	} else if !s.IsDir() {
-		return nil, fmt.Errorf("--offload: %s is not a directory: name one", dir)
-	}
-	return &replay.Offload{File: o.File, Dir: o.Dir, Durable: o.Durable, Bytes: o.Size}, nil
-}
-
 // faultsOf says which side meets which faults of --fault.
 func (f *replayFlags) faultsOf() (map[replay.Side]string, error) {
 	sides, ok := map[string][]replay.Side{
@@ -201,34 +152,6 @@ func (f *replayFlags) faultsOf() (map[replay.Side]string, error) {
 // timeoutMin leaves room for a few signs of life.
 const timeoutMin = 4 * proc.AliveEvery
 
-// check finds usage errors, and reads the pool size.
-func (f *replayFlags) check() (pool uint64, err error) {
-	if slices.Contains(groupModels, f.model) {
-		return 0, usagef("--model %s goes with --prefill and --decode alone", f.model)
-	}
-	if !slices.Contains(layout.Names(), f.model) {
-		return 0, usagef("unknown model %q: there are %s", f.model, strings.Join(layout.Names(),
-			", "))
-	}
-	if err := f.checkBackends(); err != nil {
-		return 0, err
-	}
-	if err := f.checkNumbers(); err != nil {
-		return 0, err
-	}
-	switch {
-	case !(f.speed >= 0) || math.IsInf(f.speed, 0):
-		return 0, usagef("--speed %v: want 0 or more", f.speed)
-	}
-	if f.pool == "" {
-		return 0, nil
-	}
-	if pool, err = figures.ParseSize(f.pool); err != nil {
-		return 0, usagef("--pool: %w", err)
-	}
-	return pool, nil
-}
-
 // checkNumbers finds usage errors in what any replay takes.
 func (f *replayFlags) checkNumbers() error {
 	switch {
@@ -236,6 +159,8 @@ func (f *replayFlags) checkNumbers() error {
 		return usagef("--requests %d: want at least 1, or 0 for all of a --trace", f.requests)
 	case f.requests > requestsMax:
 		return usagef("--requests %d: want at most %d", f.requests, requestsMax)
+	case !(f.speed >= 0) || math.IsInf(f.speed, 0):
+		return usagef("--speed %v: want 0 or more", f.speed)
 	case !(f.abortRate >= 0 && f.abortRate <= 1):
 		return usagef("--abort-rate %v: want 0 to 1", f.abortRate)
 	case f.threads < 1 || f.threads > 64:
@@ -246,68 +171,96 @@ func (f *replayFlags) checkNumbers() error {
 	return nil
 }
 
-func runReplay(c *cobra.Command, f *replayFlags) error {
+// streamed is how both processes lay the cache out where no groups are given.
+const streamed = "tp=1,block=512"
+
+// options are what the command line asks for; what is wrong with it is a usage error.
+func (f *replayFlags) options(c *cobra.Command) (*replay.Options, error) {
+	groups, err := f.groups.given(c)
+	if err != nil {
+		return nil, err
+	}
 	changed := c.Flags().Changed
 	f.exactly = changed("requests")
-	if groups, err := f.groups.given(c); groups || err != nil {
-		if err != nil {
-			return err
-		}
-		return runReplayGroups(c, f)
-	}
+	names := groupsFlags{f.groups.prefill, f.groups.decode, f.model}
 	switch {
-	case changed("trace") && changed("seed"):
-		return usagef("--seed is of the generator: it does not go with --trace")
-	case f.speed > 0 && changed("overlap") && !f.overlap:
-		return usagef("--overlap=false: at the pace of --speed a request is checked while the " +
-			"next one arrives")
+	case changed("trace") && changed("seed") && !groups:
+		return nil, usagef("--seed is of the generator: it does not go with --trace")
+	case groups && f.threads > 1 && f.backend.name != auto && f.backend.name != "shm":
+		return nil, usagef("--threads %d: between groups backend shm alone has more than one",
+			f.threads)
+	case groups && !f.exactly:
+		f.requests = groupRequests
+	case !groups && slices.Contains(groupModels, f.model):
+		return nil, usagef("--model %s goes with --prefill and --decode alone", f.model)
+	case !groups:
+		names.prefill, names.decode = streamed, streamed
 	}
-	pool, err := f.check()
-	if err != nil {
-		return err
+	o := &replay.Options{Backend: f.backend.name, Speed: f.speed, Scale: f.groups.scale,
+		AbortRate: f.abortRate, HitRate: f.groups.hits, Kill: replay.Side(f.groups.kill),
+		Digest: groups && f.groups.checksum, Threads: f.threads, Seed: f.seed, Limit: f.timeout,
+		Stream: !groups}
+	if o.Spec, o.Prefill, o.Decode, err = names.parse(); err != nil {
+		return nil, err
 	}
-	offload, err := f.offloadOptions()
-	if err != nil {
-		return err
+	for i := range o.Spec.Tensors { // all tokens are kept
+		if o.Spec.Tensors[i].Window > 0 && !groups {
+			o.Spec.Tensors[i].Window = 0
+		}
 	}
-	rules, err := f.faultsOf()
-	if err != nil {
-		return err
+	if err := f.groups.check(c); err != nil {
+		return nil, err
 	}
-	requests, err := f.load()
-	if err != nil {
-		return err
+	if err := f.checkBackends(); err != nil {
+		return nil, err
 	}
-	r, err := f.replay(c.Context(), c.ErrOrStderr(), replay.Options{
-		Model: f.model, Backend: f.backend.name, Requests: requests, Speed: f.speed,
-		Overlap: f.overlap, AbortRate: f.abortRate,
-		PoolBytes: pool, Threads: f.threads, Limit: f.timeout, Faults: rules,
-		Offload: offload,
-	})
-	if err != nil {
-		return err
+	if err := f.checkNumbers(); err != nil {
+		return nil, err
 	}
-	return f.show(c.OutOrStdout(), r)
+	if f.pool != "" {
+		if o.PoolBytes, err = figures.ParseSize(f.pool); err != nil {
+			return nil, usagef("--pool: %w", err)
+		}
+	}
+	if o.Faults, err = f.faultsOf(); err != nil {
+		return nil, err
+	}
+	if n := f.groups.tokens; n > 0 {
+		o.TokensMax = uint64(n)
+		o.Requests = slices.Repeat([]trace.Request{{InputLength: n}}, f.requests)
+		return o, nil
+	}
+	o.Requests, err = f.load()
+	return o, err
 }
 
-// show prints a report, and returns what it says went wrong.
-func (f *replayFlags) show(w io.Writer, r *replay.Report) error {
+func runReplay(c *cobra.Command, f *replayFlags) error {
+	o, err := f.options(c)
+	if err != nil {
+		return err
+	}
+	o.Start = func(s replay.Side, rank int) (*proc.Child, error) {
+		name := string(s)
+		if !o.Stream {
+			name = fmt.Sprintf("%s rank %d", s, rank)
+		}
+		return proc.StartChild(name, []string{"peer", "replay-" + string(s), f.spec(s)})
+	}
+	say := &reporter{w: c.ErrOrStderr(), title: "replay " + f.model}
+	defer say.end()
+	o.Say, o.Progress = say.say, say.progress
+	r, err := replay.Run(c.Context(), *o)
+	if errors.Is(err, layout.ErrGeometry) {
+		return &usageError{err}
+	}
+	if err != nil {
+		return err
+	}
+	say.end()
 	if f.asJSON {
-		return errors.Join(printJSON(w, r), r.Err())
+		return errors.Join(printJSON(c.OutOrStdout(), r), r.Err())
 	}
-	return errors.Join(r.Text(w), r.Err())
-}
-
-// replay runs it, and says on stderr what is being done.
-func (f *replayFlags) replay(ctx context.Context, stderr io.Writer, o replay.Options) (
-	*replay.Report, error) {
-	o.Start = func(s replay.Side) (*proc.Child, error) {
-		return proc.StartChild(string(s), []string{"peer", "replay-" + string(s), f.spec(s)})
-	}
-	r := &reporter{w: stderr, title: "replay " + f.model}
-	defer r.end()
-	o.Say, o.Progress = r.say, r.progress
-	return replay.Run(ctx, o)
+	return errors.Join(r.Text(c.OutOrStdout()), r.Err())
 }
 
 // reporter says what a replay does.

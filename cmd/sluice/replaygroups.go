@@ -3,17 +3,11 @@
 package main
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"io"
 	"slices"
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/layout"
-	"github.com/sluicehq/sluice/replay"
 )
 
 // groupRequests is the default of --requests between two groups.
@@ -32,17 +26,14 @@ type replayGroupsFlags struct {
 const replayGroupsHelp = `
 
 With --prefill and --decode, it is two groups of ranks that hand over, each rank a process
-of its own, whatever their layouts. The decode ranks compare every byte with what it must be
-by its layer, part, head and token alone, and digests of each layer with those of the
-senders. The prefill ranks find what is written to their blocks. So that it fits a small
-machine, only the first layers of the model are kept, with --scale N one in N, and lengths
-are cut to 8,192 tokens unless --tokens says otherwise; the output says so. --prefix-hits
-has the decode side keep the first tokens of a share of the requests, whole blocks or not:
-what is written there is found. --abort-rate has ranks of either side end a share of the
-requests in mid-flight: what is written to their blocks later is found. --kill kills a rank
-of that side while the last requests are on their way; all others must end those within
---timeout. What fails under --fault is not begun again, and nothing comes over a connection
-that a fault has cut.
+of its own, whatever their layouts, two requests at once. The decode ranks compare every
+byte with what it must be by its layer, part, head and token alone, and digests of each
+layer with those of the senders. The prefill ranks find what is written to their blocks. So
+that it fits a small machine, only the first layers of the model are kept, with --scale N
+one in N, and lengths are cut to 8,192 tokens unless --tokens says otherwise; the output
+says so. --prefix-hits has the decode side keep the first tokens of a share of the requests,
+whole blocks or not: what is written there is found. --kill kills a rank of that side while
+the last requests are on their way; all others must end those within --timeout.
 ` + groupsHelp
 
 func (g *replayGroupsFlags) register(c *cobra.Command) {
@@ -61,10 +52,10 @@ func (g *replayGroupsFlags) register(c *cobra.Command) {
 		"both sides before a rank hears of it")
 }
 
-// groupsOnly and pairOnly are the flags that go with one kind of replay alone.
+// groupsOnly and streamOnly are the flags that go with one kind of replay alone.
 var (
 	groupsOnly = []string{"tokens", "scale", "prefix-hits", "kill", "checksum"}
-	pairOnly   = []string{"speed", "overlap", "pool", "offload"}
+	streamOnly = []string{"speed", "pool"}
 )
 
 // given reports whether it is a replay between groups; flags that have no meaning are usage errors.
@@ -73,7 +64,7 @@ func (g *replayGroupsFlags) given(c *cobra.Command) (bool, error) {
 	groups := s.Changed("prefill") || s.Changed("decode")
 	without, how := groupsOnly, "goes with --prefill and --decode"
 	if groups {
-		without, how = pairOnly, "does not go with --prefill and --decode"
+		without, how = streamOnly, "does not go with --prefill and --decode"
 	}
 	for _, name := range without {
 		if s.Changed(name) {
@@ -99,81 +90,4 @@ func (g *replayGroupsFlags) check(c *cobra.Command) error {
 		return usagef("--kill %q: want prefill or decode", g.kill)
 	}
 	return nil
-}
-
-// checkGroups is check between groups.
-func (f *replayFlags) checkGroups(c *cobra.Command) (*replay.GroupOptions, error) {
-	if err := f.groups.check(c); err != nil {
-		return nil, err
-	}
-	names := groupsFlags{f.groups.prefill, f.groups.decode, f.model}
-	spec, from, to, err := names.parse()
-	if err != nil {
-		return nil, err
-	}
-	if f.threads > 1 && f.backend.name != auto && f.backend.name != "shm" {
-		return nil, usagef("--threads %d: between groups backend shm alone has more than one",
-			f.threads)
-	}
-	if err := f.checkBackends(); err != nil {
-		return nil, err
-	}
-	if !f.exactly {
-		f.requests = groupRequests
-	}
-	if err := f.checkNumbers(); err != nil {
-		return nil, err
-	}
-	rules, err := f.faultsOf()
-	if err != nil {
-		return nil, err
-	}
-	return &replay.GroupOptions{Spec: spec, Prefill: from, Decode: to, Backend: f.backend.name,
-		Scale: f.groups.scale, AbortRate: f.abortRate, HitRate: f.groups.hits,
-		Kill: replay.Side(f.groups.kill), Digest: f.groups.checksum, Faults: rules,
-		Threads: f.threads, Seed: f.seed, Limit: f.timeout}, nil
-}
-
-// lengths are those of --tokens, or of a trace.
-func (f *replayFlags) lengths(o *replay.GroupOptions) error {
-	if n := uint64(f.groups.tokens); n > 0 {
-		o.Tokens, o.TokensMax = slices.Repeat([]uint64{n}, f.requests), n
-		return nil
-	}
-	requests, err := f.load()
-	for i := range requests {
-		o.Tokens = append(o.Tokens, uint64(requests[i].InputLength))
-	}
-	return err
-}
-
-// runReplayGroups replays between two groups.
-func runReplayGroups(c *cobra.Command, f *replayFlags) error {
-	o, err := f.checkGroups(c)
-	if err != nil {
-		return err
-	}
-	if err := f.lengths(o); err != nil {
-		return err
-	}
-	r, err := f.replayGroups(c.Context(), c.ErrOrStderr(), o)
-	if errors.Is(err, layout.ErrGeometry) {
-		return &usageError{err}
-	}
-	if err != nil {
-		return err
-	}
-	return f.show(c.OutOrStdout(), r)
-}
-
-func (f *replayFlags) replayGroups(ctx context.Context, stderr io.Writer,
-	o *replay.GroupOptions) (*replay.Report, error) {
-	o.Start = func(s replay.Side, rank int) (*proc.Child, error) {
-		return proc.StartChild(fmt.Sprintf("%s rank %d", s, rank),
-			[]string{"peer", "replay-rank", f.spec(s)})
-	}
-	r := &reporter{w: stderr, title: "replay " + f.model}
-	defer r.end()
-	o.Say, o.Progress = r.say, r.progress
-	return replay.RunGroups(ctx, *o)
 }

@@ -14,19 +14,12 @@ func groupsArgs(more ...string) []string {
 		"--decode", "tp=2,pp=2,layout=hnd,block=64", "--backend", "shm", "--scale", "16"}, more...)
 }
 
-// groupsKeys are what programs that read --json rely on: keys are only added.
-var groupsKeys = []string{"model", "prefill", "decode", "prefill_ranks", "decode_ranks", "route",
-	"layers", "model_layers", "pool_bytes", "requests_shortened", "requests", "finished", "aborted",
-	"failed", "tokens", "bytes", "gbps", "checked_bytes", "mismatches", "digests",
-	"first_mismatches", "prefix_hits", "prefix_tokens", "blocks_used_again", "leaked", "faults",
-	"killed", "slowest_end_ms", "unexpected", "seconds"}
-
 func TestReplayGroups(t *testing.T) {
 	o := ok(t, sluice(t, groupsArgs("--json", "--tokens", "300", "--requests", "4")...))
 	require.Regexp(t, `^replay llama3.1-8b: starting 8 processes, which prepare .* for 2 of 32 `+
 		`layers\nreplay llama3.1-8b: ready after .*: handing over 4 request\(s\)\n$`, o.stderr)
 	r := decode(t, o.stdout)
-	wantKeys(t, "report", r, groupsKeys...)
+	wantKeys(t, "report", r, replayKeys...)
 	wantNumbers(t, r.(map[string]any), map[string]float64{"requests": 4, "finished": 4,
 		"mismatches": 0, "bytes": 4 * 300 * 2 * 4096, "layers": 2,
 		"leaked": 0, "requests_shortened": 0})

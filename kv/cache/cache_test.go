@@ -28,7 +28,7 @@ type node struct {
 	ns     *Namespace
 	engine *engine.Engine
 	mem    []byte
-	place  Place // slots of blockBytes
+	place  Place // slots of blockBytes; its Run is the length of a block
 	hung   bool  // a transfer was given up: Close says so
 }
 
@@ -39,9 +39,16 @@ func memoryFile(tb testing.TB) string { return filepath.Join(tb.TempDir(), "memo
 
 func openNode(tb testing.TB, path string, blocks int, change func(*Config)) *node {
 	tb.Helper()
+	return openBy(tb, path, blocks, posix.Config{Threads: 4}, change)
+}
+
+// openBy is openNode with a way to the disks of one's own.
+func openBy(tb testing.TB, path string, blocks int, way posix.Config,
+	change func(*Config)) *node {
+	tb.Helper()
 	b, err := mem.New(mem.Config{})
 	require.NoError(tb, err)
-	f, err := posix.New(posix.Config{Threads: 4})
+	f, err := posix.New(way)
 	require.NoError(tb, err)
 	return openOver(tb, path, blocks, engine.Config{Backends: []driver.Backend{b, f}}, change)
 }
@@ -116,7 +123,7 @@ func (n *node) at(from, count int) Place {
 func (n *node) put(tb testing.TB, keys []Key) []Outcome {
 	tb.Helper()
 	for k, key := range keys {
-		content(key, n.mem[k*blockBytes:][:blockBytes])
+		content(key, n.mem[k*blockBytes:][:n.place.Run])
 	}
 	op := n.ns.Store(tb.Context(), keys, n.at(0, len(keys)))
 	require.NoError(tb, op.Wait(tb.Context()))
@@ -133,7 +140,7 @@ func (n *node) get(tb testing.TB, keys []Key) []Outcome {
 	want := make([]byte, blockBytes)
 	for k, key := range keys {
 		if op.Outcomes()[k] == Done {
-			content(key, want)
+			content(key, want[:n.place.Run])
 			if !bytes.Equal(want, n.mem[(128+k)*blockBytes:][:blockBytes]) {
 				tb.Fatalf("block %d of %x has other bytes", k, key)
 			}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/files"
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
@@ -154,6 +155,11 @@ func openDisk(ctx context.Context, number int, cfg DiskConfig) (_ *disk, err err
 	if err := lock(ctx, f, func() bool { return false }); err != nil {
 		return nil, err
 	}
+	if cfg.Durable {
+		if err := d.readAnew(); err != nil {
+			return nil, err
+		}
+	}
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err
@@ -178,6 +184,20 @@ func openDisk(ctx context.Context, number int, cfg DiskConfig) (_ *disk, err err
 	}
 	return d, nil
 }
+
+// readAnew has what is read from the file be what the disk has. A process that was killed may have
+// left records that were not synced, or, where a sync failed, never will be: their blocks count as
+// durable as soon as they are found.
+func (d *disk) readAnew() error {
+	if err := unix.Fdatasync(int(d.f.Fd())); err != nil {
+		return os.NewSyscallError("fdatasync", err)
+	}
+	err := unix.Fadvise(int(d.f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	return os.NewSyscallError("posix_fadvise", err)
+}
+
+// syncEntry has the disk keep the name of a new file; a test replaces it.
+var syncEntry = files.SyncEntry
 
 func (c *DiskConfig) dataOff() uint64 {
 	return (headerBytes + c.Blocks*recordBytes + dataAlign - 1) &^ (dataAlign - 1)
@@ -249,7 +269,10 @@ func (d *disk) create() error {
 	if _, err := d.f.WriteAt(d.header(d.id), 0); err != nil {
 		return err
 	}
-	return d.f.Sync()
+	if err := d.f.Sync(); err != nil {
+		return err
+	}
+	return syncEntry(d.f)
 }
 
 // saveBudget has the file know what is left of the day's bytes. The caller holds the lock, or

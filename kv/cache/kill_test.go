@@ -6,22 +6,37 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluicehq/sluice/backends/posix"
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // childVariable makes the test binary a process that stores blocks for ever in the memory file that
 // it names, says on its output which are done, and ends itself by SIGKILL as pointVariable says: as
 // it has come to that point so often.
-const childVariable, pointVariable, timesVariable = "SLUICE_TEST_CACHE", "SLUICE_TEST_POINT",
-	"SLUICE_TEST_TIMES"
+const (
+	childVariable = "SLUICE_TEST_CACHE"
+	wayVariable   = "SLUICE_TEST_WAY" // to the disk, of killWays
+	pointVariable = "SLUICE_TEST_POINT"
+	timesVariable = "SLUICE_TEST_TIMES"
+	firstVariable = "SLUICE_TEST_FIRST"
+)
+
+// killWays are the ways to the disk.
+var killWays = map[string]posix.Config{"ring": {Threads: 4},
+	"threads": {Threads: 4, Path: posix.PathThreads}}
+
+// oddBytes is the length of a block that ends within a sector: posix writes its end another way.
+const oddBytes = blockBytes - 511
 
 func TestMain(m *testing.M) {
 	if path, ok := os.LookupEnv(childVariable); ok {
@@ -50,8 +65,14 @@ func (childTB) Errorf(format string, args ...any) {
 
 func storeForEver(path string) error {
 	tb := childTB{ctx: context.Background()}
-	n := openNode(tb, path, killBlocks, withDisk(path+".disk", killOnDisk))
+	n := openBy(tb, path, killBlocks, killWays[os.Getenv(wayVariable)],
+		withDisk(path+".disk", killOnDisk))
+	n.place.Run = oddBytes
 	times, err := strconv.Atoi(os.Getenv(timesVariable))
+	if err != nil {
+		return err
+	}
+	first, err := strconv.ParseUint(os.Getenv(firstVariable), 10, 64)
 	if err != nil {
 		return err
 	}
@@ -63,7 +84,7 @@ func storeForEver(path string) error {
 			}
 		}
 	})
-	for id := uint64(1); ; id += 3 {
+	for id := first; ; id += 3 {
 		n.put(tb, keysOf(id, id+1, id+2))
 		if id%5 == 0 {
 			n.ns.Remove(keysOf(id + 1))
@@ -73,65 +94,115 @@ func storeForEver(path string) error {
 	}
 }
 
-// TestKill ends a process that stores, at each step of a commit and of an eviction: what a new one
-// finds is what was committed, with its bytes, and it is not fewer than what the file has room for.
+// killed runs a process that stores blocks from a number on, until it kills itself at a point, or
+// without one is killed once it has told so often of what it has done. It returns the last block
+// that it told of, and those that it removed.
+func killed(t *testing.T, path, way, point string, times int, first uint64) (last uint64,
+	gone map[uint64]bool) {
+	t.Helper()
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), childVariable+"="+path, wayVariable+"="+way,
+		pointVariable+"="+point, timesVariable+"="+strconv.Itoa(times),
+		firstVariable+"="+strconv.FormatUint(first, 10))
+	out, err := child.StdoutPipe()
+	require.NoError(t, err)
+	child.Stderr = os.Stderr
+	require.NoError(t, child.Start())
+	last, gone = first-1, map[uint64]bool{}
+	count := 0
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		var what string
+		var id uint64
+		_, err := fmt.Sscan(lines.Text(), &what, &id)
+		require.NoError(t, err)
+		if what == "removed" {
+			gone[id] = true
+		} else {
+			last = id
+		}
+		if count++; count == times && point == "" {
+			require.NoError(t, child.Process.Kill())
+		}
+	}
+	require.ErrorContains(t, child.Wait(), "killed")
+	return last, gone
+}
+
+// goesOn opens the cache that a killed process has left: what it finds is what was committed, with
+// its bytes, and it is not fewer than what the files have room for. booted says that the memory
+// file is gone, too.
+func goesOn(t *testing.T, path, way string, booted bool, first, last uint64,
+	gone map[uint64]bool) {
+	t.Helper()
+	if booted {
+		require.NoError(t, os.Remove(path))
+	}
+	n := openBy(t, path, killBlocks, killWays[way], withDisk(path+".disk", killOnDisk))
+	n.place.Run = oddBytes
+	require.Empty(t, n.Attached().Fresh+n.Stats().Disks[0].Fresh)
+	var ids []uint64
+	for id := first; id <= last+3; id++ {
+		ids = append(ids, id)
+	}
+	found := 0
+	for len(ids) > 0 {
+		some := ids[:min(64, len(ids))]
+		ids = ids[len(some):]
+		for k, outcome := range n.get(t, keysOf(some...)) {
+			require.Contains(t, []Outcome{Done, Missing}, outcome)
+			if outcome == Done {
+				require.False(t, gone[some[k]], "block %d was removed", some[k])
+				found++
+			}
+		}
+	}
+	if first == 1 { // else what was there before is found, too
+		require.GreaterOrEqual(t, found, n.Attached().Blocks)
+	}
+	require.GreaterOrEqual(t, found, min(int(last-first+1)-len(gone), killOnDisk-8))
+	require.Equal(t, all(Done, 3), n.put(t, keysOf(1<<60, 1<<60+1, 1<<60+2)))
+	require.Equal(t, all(Done, 3), n.get(t, keysOf(1<<60, 1<<60+1, 1<<60+2)))
+	n.ns.Remove(keysOf(1<<60, 1<<60+1, 1<<60+2))
+	n.drained(t)
+	n.close(t)
+}
+
+// TestKill ends a process that stores, at each step of a commit and of an eviction, and has another
+// one go on.
 func TestKill(t *testing.T) {
 	for _, point := range []string{"cache: reserved", "cache: entered", "cache: landed",
 		"cache: summed", "cache: committed", "cache: withdrawn", "cache: left", "cache: on disk",
 		"cache: recorded", "cache: leaves its disk", "cache: cleared"} {
-		for _, times := range []string{"1", "7", "40"} {
-			t.Run(point+" "+times, func(t *testing.T) {
+		for _, times := range []int{1, 7, 40} {
+			t.Run(fmt.Sprint(point, " ", times), func(t *testing.T) {
 				path := memoryFile(t)
-				child := exec.Command(os.Args[0])
-				child.Env = append(os.Environ(), childVariable+"="+path, pointVariable+"="+point,
-					timesVariable+"="+times)
-				out, err := child.StdoutPipe()
-				require.NoError(t, err)
-				child.Stderr = os.Stderr
-				require.NoError(t, child.Start())
-				last, gone := uint64(0), map[uint64]bool{}
-				for lines := bufio.NewScanner(out); lines.Scan(); {
-					var what string
-					var id uint64
-					_, err := fmt.Sscan(lines.Text(), &what, &id)
-					require.NoError(t, err)
-					if what == "removed" {
-						gone[id] = true
-					} else {
-						last = id
-					}
-				}
-				require.ErrorContains(t, child.Wait(), "killed")
-
-				booted := times == "40" // then the memory is gone, too
-				if booted {
-					require.NoError(t, os.Remove(path))
-				}
-				n := openNode(t, path, killBlocks, withDisk(path+".disk", killOnDisk))
-				require.Empty(t, n.Attached().Fresh)
-				var ids []uint64
-				for id := uint64(1); id <= last+3; id++ {
-					ids = append(ids, id)
-				}
-				found := 0
-				for len(ids) > 0 {
-					part := ids[:min(64, len(ids))]
-					ids = ids[len(part):]
-					for k, outcome := range n.get(t, keysOf(part...)) {
-						require.Contains(t, []Outcome{Done, Missing}, outcome)
-						if outcome == Done {
-							require.False(t, gone[part[k]], "block %d was removed", part[k])
-							found++
-						}
-					}
-				}
-				require.GreaterOrEqual(t, found, n.Attached().Blocks)
-				require.GreaterOrEqual(t, found, min(int(last)-len(gone), killOnDisk-8))
-				// and it goes on
-				require.Equal(t, all(Done, 3), n.put(t, keysOf(1<<40, 1<<40+1, 1<<40+2)))
-				require.Equal(t, all(Done, 3), n.get(t, keysOf(1<<40, 1<<40+1, 1<<40+2)))
-				n.drained(t)
+				last, gone := killed(t, path, "ring", point, times, 1)
+				goesOn(t, path, "ring", times == 40, 1, last, gone)
 			})
 		}
+	}
+}
+
+// TestKilledAnywhere is TestKill at any moment, again and again with the same files, by both ways
+// to the disk.
+func TestKilledAnywhere(t *testing.T) { killedAnywhere(t, 1, 6) }
+
+func TestSoakKilledAnywhere(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	killedAnywhere(t, seed, 200)
+}
+
+func killedAnywhere(t *testing.T, seed uint64, rounds int) {
+	for way := range killWays {
+		t.Run(way, func(t *testing.T) {
+			path, first := memoryFile(t), uint64(1)
+			random := rand.New(rand.NewPCG(seed, 1))
+			for range rounds {
+				last, gone := killed(t, path, way, "", 1+random.IntN(60), first)
+				goesOn(t, path, way, random.IntN(2) == 0, first, last, gone)
+				first = last + 1000
+			}
+		})
 	}
 }

@@ -27,34 +27,14 @@
 // any more. A receiver that is done stays done, also when others fail. The lists of blocks go
 // along with Begin and Grant, since the rank that moves the bytes names both ends.
 //
-// # A pool that grants blocks
-//
-// A Sender and a Receiver are for one rank on each side, with the same blocks. The Receiver
-// chooses the blocks of a request from a pool.Pool, and accepts any peer that connects. They agree
-// on what is missing, and then hand that over as two groups of one rank:
-//
-//	Sender.Begin                           Receiver
-//	an offer: request, hashes of its
-//	blocks
-//	                                       finds the blocks that it has already, waits
-//	                                       for room for the others, and opens them
-//	                                       an answer: the missing blocks; Accept
-//	as GroupPush, with these blocks        as GroupRequest
-//	                                       publishes the blocks before Taken
-//
-// Each missing block has a lease of its own, engine.Region.Lease: the senders of a pool may know
-// nothing of each other, and must not reach each other's blocks over any backend. A request of a
-// group has one lease a region, engine.Region.LeaseRanges, which says what a peer that lies can
-// reach.
-//
 // # What proves that blocks are free again
 //
 // Either side may end a request at any moment. What holds then, always:
 //
 //   - A receiver revokes the leases: when engine.Lease.Revoke has returned nil, nothing lands
-//     through them any more. Only then is the request done, and has the pool of a Receiver its
-//     blocks back. A block whose lease could not be revoked is retired (Stats.Quarantined): the
-//     pool waits for the engine to find the proof after all.
+//     through them any more. Only then is the request done. Where a lease could not be revoked
+//     (Stats.Quarantined), Err is a *LeasesError, which has what to wait for: the engine goes on to
+//     look for the proof.
 //   - A sender aborts its transfers before its blocks are free, and revokes the leases of what
 //     receivers read.
 //   - Each side learns why, as an *EndError, and every wait is bounded by Limits.
@@ -66,6 +46,6 @@
 // and its end. Of a receiving rank: groupreceiver.go, grouprequest.go, and grouplink.go for what
 // one sender brings of a request. groupline.go has leases, their proof, imports and transfers;
 // grouptail.go fills what lies behind a request with zeros, groupdigest.go compares digests.
-// sender.go, receiver.go, offer.go and peers.go are the pair. message.go and
-// grouppayload.go are the bytes of the messages, and mux.go deals them out.
+// message.go and grouppayload.go are the bytes of the messages, mux.go deals them out, and
+// refuse.go turns requests away.
 package handoff

@@ -10,7 +10,6 @@ import (
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/layout"
-	"github.com/sluicehq/sluice/kv/pool"
 )
 
 // The errors that no other package has.
@@ -52,11 +51,10 @@ type Reason uint8
 const (
 	Aborted   Reason = 1  // by the sender; is engine.ErrAborted
 	Cancelled Reason = 2  // by the receiver; is ErrCancelled
-	TooLarge  Reason = 3  // more blocks than the receiver's pool has; is pool.ErrTooLarge
 	Refused   Reason = 4  // too many requests at the receiver; is ErrRefused
 	TimedOut  Reason = 5  // a limit of the configuration passed; is engine.ErrTimeout
 	PeerLost  Reason = 6  // is engine.ErrPeerLost
-	Closed    Reason = 7  // the Sender or Receiver was closed; is engine.ErrClosed
+	Closed    Reason = 7  // the GroupSender or GroupReceiver was closed; is engine.ErrClosed
 	Mismatch  Reason = 8  // geometries differ; is ErrGeometry
 	Garbled   Reason = 9  // a message broke the protocol; is engine.ErrCorrupt
 	Failed    Reason = 10 // anything else; EndError.Err has it on the side where it happened
@@ -65,15 +63,15 @@ const (
 )
 
 var reasons = [...]error{
-	Aborted: engine.ErrAborted, Cancelled: ErrCancelled, TooLarge: pool.ErrTooLarge,
-	Refused:  ErrRefused,
+	Aborted: engine.ErrAborted, Cancelled: ErrCancelled, Refused: ErrRefused,
 	TimedOut: engine.ErrTimeout, PeerLost: engine.ErrPeerLost, Closed: engine.ErrClosed,
 	Mismatch: ErrGeometry,
 	Garbled:  engine.ErrCorrupt, Failed: errFailed, OtherSpan: ErrSpan,
 	Damaged: layout.ErrMismatch,
 }
 
-func (r Reason) valid() bool { return r >= Aborted && int(r) < len(reasons) }
+// valid reports whether there is such a reason: 3 is none.
+func (r Reason) valid() bool { return int(r) < len(reasons) && reasons[r] != nil }
 
 // String returns the reason in words.
 func (r Reason) String() string {
@@ -149,8 +147,8 @@ func reasonOf(err error) Reason {
 	case errors.Is(err, os.ErrClosed):
 		return Closed
 	}
-	for r := Aborted; r.valid(); r++ {
-		if r != Failed && errors.Is(err, reasons[r]) {
+	for r, reason := range reasons {
+		if r := Reason(r); r.valid() && r != Failed && errors.Is(err, reason) {
 			return r
 		}
 	}

@@ -5,7 +5,6 @@ package handoff
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -47,9 +46,6 @@ type GroupConfig struct {
 	// Summer sums cells of regions in HBM, as a Backend of backends/cuda does: such a layer has a
 	// digest only with one. Layer, and the end of a request, wait for it.
 	Summer layout.Summer
-
-	count  *counters        // of several groups together; nil: of this one
-	blocks *layout.Geometry // of a pair, see pairConfig; nil: of a group
 }
 
 // LayerReport is one layer of one request.
@@ -137,17 +133,10 @@ func newRank(m *Mux, cfg GroupConfig, sends bool) (*rank, error) {
 	}
 	r := &rank{cfg: cfg, mux: m, first: first, side: own[cfg.Index], others: other,
 		edges: make([]*layout.Edge, len(other)), closing: make(chan struct{}),
-		rangesMax: driver.RangesMax, count: cfg.count}
-	if r.count == nil {
-		r.count = &counters{}
-	}
+		rangesMax: driver.RangesMax, count: &counters{}}
 	var err error
 	if r.plan, err = cfg.Plan.Fingerprint(); err != nil {
 		return nil, fmt.Errorf("group: %w", err)
-	}
-	if cfg.blocks != nil {
-		r.plan = [sha256.Size]byte{}
-		binary.LittleEndian.PutUint64(r.plan[:], cfg.blocks.Fingerprint())
 	}
 	for to := range cfg.Plan.Receivers() {
 		for _, e := range cfg.Plan.Edges(to) {
@@ -227,6 +216,15 @@ func (r *rank) whereLost() (other int, lost bool) {
 		}
 	}
 	return 0, false
+}
+
+func isLost(peer *engine.Peer) bool {
+	select {
+	case <-peer.Lost():
+		return true
+	default:
+		return false
+	}
 }
 
 // endOf is the function of that name for a rank of the other group.

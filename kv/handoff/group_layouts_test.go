@@ -200,7 +200,7 @@ func TestGroupRequestBytesOfLlama70B(t *testing.T) {
 			j.begin(t)
 			most := 0
 			for _, p := range j.pushes {
-				mine := p.s.placesOf(p.tables, p.leases)
+				mine := placesOf(p.tables, p.leases)
 				for _, l := range p.links {
 					if l.edge != nil {
 						most = max(most, len(mine.append(nil)), len(l.grant.bytes))

@@ -284,6 +284,7 @@ func TestGroupManyRequests(t *testing.T) {
 			groupManyRequests(t, newSlowMem, pull)
 		})
 	}
+	t.Run("shm", func(t *testing.T) { groupManyRequests(t, newShm, false) })
 }
 
 // TestSoakGroupManyRequests does so over backends of which nobody knows how far they are.

@@ -91,9 +91,7 @@ func (p *GroupPush) fill(f *groupFlight) error {
 			return err
 		}
 		f.sent = append(f.sent, sentLayer{l, t})
-		if g := p.s.cfg.blocks; g != nil {
-			err = t.fillBlocks(g, f.layer, p.tables[0], p.s.cfg.Regions[0], l.imports)
-		} else if l.edge.Op == engine.Write {
+		if l.edge.Op == engine.Write {
 			err = t.fill(l.edge, f.layer, p.tables, l.there.tables, p.span, p.s.cfg.Regions,
 				l.imports)
 		}

@@ -116,51 +116,19 @@ func (t *layerTransfer) fill(e *layout.Edge, layer int, from, to layout.Tables, 
 	return nil
 }
 
-// fillBlocks lists one layer of the blocks of a pair, each of which has a lease of its own. What
-// adjoins on both sides the engine merges.
-func (t *layerTransfer) fillBlocks(g *layout.Geometry, layer int, table []uint32,
-	local *engine.Region, imports []groupImport) error {
-	for i, block := range table {
-		at := uint64(layer) * g.LayerBytes() // in the receiver's block
-		for part := range g.Parts() {
-			piece, err := g.Piece(uint64(block), layer, part)
-			if err != nil {
-				return err
-			}
-			if err := t.t.Add(local, piece.Off, imports[i].remote, at, piece.Len); err != nil {
-				return err
-			}
-			at += piece.Len
-		}
-	}
-	return nil
-}
-
 // groupLease is the lease of what one request has in one region and some layers of this rank.
 type groupLease struct {
 	layerRange
 	lease *engine.Lease
 }
 
-// layerRange is what a lease of a group is of; of a pair, nothing: each has a block.
-type layerRange struct{ region, first, end int } // layers from first on, end excluded
+// layerRange is what a lease is of: layers from first on, end excluded.
+type layerRange struct{ region, first, end int }
 
 // lease leases the blocks of a request out: with one token for each region, or where that has too
-// many ranges, with one for some layers each. Those of a pair have a token each: peers that a pool
-// serves may know nothing of each other, and a lease of ranges is, to the cards of rdma, one of the
-// whole region.
+// many ranges, with one for some layers each.
 func (r *rank) lease(t layout.Tables, s layout.Span, o engine.LeaseOptions) (list []groupLease,
 	err error) {
-	if g := r.cfg.blocks; g != nil {
-		for _, block := range t[0] {
-			l, err := r.cfg.Regions[0].Lease(uint64(block)*g.Stride(), g.BlockBytes(), o)
-			if err != nil {
-				return list, fmt.Errorf("lease block %d out: %w", block, err)
-			}
-			list = append(list, groupLease{lease: l})
-		}
-		return list, nil
-	}
 	end := slices.Max(r.layers()) + 1
 	for i := range r.cfg.Regions {
 		if list, err = r.leaseLayers(list, layerRange{i, 0, end}, t, s, o); err != nil {
@@ -270,13 +238,9 @@ type groupImport struct {
 
 // importAll imports the leases of a rank of the other group. It looks between two imports whether
 // the request goes on: each may wait for an answer.
-func (r *rank) importAll(ctx context.Context, other int, there places, own layout.Tables) (
-	list []groupImport, err error) {
-	if r.cfg.blocks != nil {
-		if len(there.tokens) != len(own[0]) {
-			return nil, garbled("%d leases of %d blocks", len(there.tokens), len(own[0]))
-		}
-	} else if err := checkLeases(there.tokens, r.others[other]); err != nil {
+func (r *rank) importAll(ctx context.Context, other int, there places) (list []groupImport,
+	err error) {
+	if err := checkLeases(there.tokens, r.others[other]); err != nil {
 		return nil, err
 	}
 	for _, t := range there.tokens {

@@ -77,8 +77,7 @@ func (l *inLink) receive(m *message) {
 		whole := false
 		if m.kind == kindBegin {
 			var err error
-			whole, err = l.asked.add(m, uint64(groupBeginLen)+l.r.placesMax(l.from, engine.Read,
-				nil))
+			whole, err = l.asked.add(m, uint64(groupBeginLen)+l.r.placesMax(l.from, engine.Read))
 			ok = err == nil
 		}
 		if !ok {
@@ -210,7 +209,7 @@ func (l *inLink) receiveAll() (err error) {
 		if err := side.CheckTables(l.begin.tables, q.span); err != nil {
 			return garbled("a begin of rank %d: %v", side.Rank, err)
 		}
-		l.imports, err = l.r.importAll(q.ctx, l.from, l.begin.places, q.tables)
+		l.imports, err = l.r.importAll(q.ctx, l.from, l.begin.places)
 		if err != nil {
 			return l.whyRevoked(err)
 		}
@@ -222,7 +221,7 @@ func (l *inLink) receiveAll() (err error) {
 	}
 	var mine places
 	if l.begin.op == engine.Write {
-		mine = l.r.placesOf(q.tables, q.leases)
+		mine = placesOf(q.tables, q.leases)
 	}
 	l.r.mu.Lock()
 	ended := q.end != nil

@@ -40,19 +40,16 @@ const (
 	groupBeginLen = 8 + sha256.Size + 1 + 1 + seedLen + 2*8 // and places
 
 	groupTokensMax = 32 << 20 // bytes of all leases of a request on a rank
-	tokenMax       = 8 << 10  // of the lease of a block: a token of each of many backends
+	blocksMax      = 1 << 20  // of a request
 )
 
 // placesMax bounds the length of places of another rank, which has some where the operation of
-// the edge is op. own are the tables of this rank.
-func (r *rank) placesMax(other int, op engine.Op, own layout.Tables) uint64 {
-	switch {
-	case r.op(other) != op:
+// the edge is op.
+func (r *rank) placesMax(other int, op engine.Op) uint64 {
+	if r.op(other) != op {
 		return 2 + 4
-	case r.cfg.blocks != nil:
-		return 2 + 4 + uint64(len(own[0]))*(3*2+4+tokenMax)
 	}
-	return 2 + 4 + 4*uint64(len(r.others[other].Groups)) + 4*RequestBlocksMax + groupTokensMax
+	return 2 + 4 + 4*uint64(len(r.others[other].Groups)) + 4*blocksMax + groupTokensMax
 }
 
 func (p *places) append(dst []byte) []byte {

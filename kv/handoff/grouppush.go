@@ -122,7 +122,7 @@ func (p *GroupPush) begin(ctx context.Context) {
 		if p.s.op(to) == engine.Read && p.leases == nil {
 			var err error
 			p.leases, err = p.s.lease(p.tables, p.span, engine.LeaseOptions{ReadOnly: true})
-			mine = p.s.placesOf(p.tables, p.leases)
+			mine = placesOf(p.tables, p.leases)
 			if err != nil {
 				p.fail(endOf(ctx, p.request, err), nil)
 				break
@@ -140,13 +140,9 @@ func (p *GroupPush) begin(ctx context.Context) {
 	all.Wait()
 }
 
-// placesOf is what the other group is told. The leases of a pair say which blocks they are of by
-// their order alone.
-func (r *rank) placesOf(t layout.Tables, leases []groupLease) places {
+// placesOf is what goes to the other group.
+func placesOf(t layout.Tables, leases []groupLease) places {
 	p := places{tables: t}
-	if r.cfg.blocks != nil {
-		p.tables = nil
-	}
 	for _, l := range leases {
 		p.tokens = append(p.tokens, token{l.layerRange, l.lease.Token()})
 	}
@@ -175,12 +171,11 @@ func (p *GroupPush) meet(ctx context.Context, l *outLink, mine places) error {
 	if l.there, err = decodePlaces(l.grant.bytes); err != nil || ask.op != engine.Write {
 		return err
 	}
-	if side := p.s.others[l.to]; p.s.cfg.blocks == nil {
-		if err := side.CheckTables(l.there.tables, p.span); err != nil {
-			return garbled("a grant of rank %d: %v", side.Rank, err)
-		}
+	side := p.s.others[l.to]
+	if err := side.CheckTables(l.there.tables, p.span); err != nil {
+		return garbled("a grant of rank %d: %v", side.Rank, err)
 	}
-	l.imports, err = p.s.importAll(ctx, l.to, l.there, p.tables)
+	l.imports, err = p.s.importAll(ctx, l.to, l.there)
 	if errors.Is(err, engine.ErrRevoked) {
 		p.awaitEnd(l, err, time.NewTimer(0))
 	}
@@ -264,7 +259,7 @@ func (p *GroupPush) receive(l *outLink, m *message) {
 			}
 		}
 	case kindGrant:
-		whole, err := l.grant.add(m, p.s.placesMax(l.to, engine.Write, p.tables))
+		whole, err := l.grant.add(m, p.s.placesMax(l.to, engine.Write))
 		if ok = err == nil && !isClosed(l.granted); ok && whole {
 			close(l.granted)
 		}

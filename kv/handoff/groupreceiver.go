@@ -57,15 +57,6 @@ func NewGroupReceiver(m *Mux, cfg GroupConfig) (*GroupReceiver, error) {
 // ended on another rank already.
 func (r *GroupReceiver) Open(ctx context.Context, request uint64, t layout.Tables,
 	in layout.Span) (*GroupRequest, error) {
-	return r.open(ctx, request, t, in, nil)
-}
-
-// open is Open for a pool. It calls settle, if set, with the outcome before any rank learns it: the
-// leases are of the blocks, in their order, and one that is not revoked by then has no proof yet.
-// met says whether the sender has begun the request.
-func (r *GroupReceiver) open(ctx context.Context, request uint64, t layout.Tables,
-	in layout.Span, settle func(end *EndError, leases []groupLease, met bool)) (*GroupRequest,
-	error) {
 	if err := r.side.CheckTarget(t, in); err != nil {
 		return nil, fmt.Errorf("open request %d: %w", request, err)
 	}
@@ -73,7 +64,7 @@ func (r *GroupReceiver) open(ctx context.Context, request uint64, t layout.Table
 	if err != nil {
 		return nil, err
 	}
-	q.tables, q.span, q.onSettle = t, in, settle
+	q.tables, q.span = t, in
 	err = r.zeroTails(ctx, t, in)
 	if err == nil && r.anyWrite() {
 		q.leases, err = r.lease(t, in, engine.LeaseOptions{})

@@ -22,7 +22,6 @@ type GroupRequest struct {
 	tables   layout.Tables
 	span     layout.Span
 	leases   []groupLease
-	onSettle func(end *EndError, leases []groupLease, met bool) // see open; nil: none
 	ready    chan int
 	ctx      context.Context // is over when the request has failed
 	cancel   context.CancelCauseFunc
@@ -197,12 +196,7 @@ func (q *GroupRequest) settle(unproven error) {
 	if unproven != nil && q.end == nil {
 		q.end = &EndError{Request: q.ID, Reason: Failed}
 	}
-	end, complete, met := q.end, isClosed(q.complete), q.missing() == nil
-	q.r.mu.Unlock()
-	if q.onSettle != nil {
-		q.onSettle(end, q.leases, met)
-	}
-	q.r.mu.Lock()
+	end, complete := q.end, isClosed(q.complete)
 	what, reason := kindTaken, Reason(0)
 	if end != nil {
 		last := *end // others may be reading it

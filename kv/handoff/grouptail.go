@@ -28,7 +28,7 @@ func (r *GroupReceiver) prepareZeros() error {
 			most = max(most, v.Cell*uint64(v.Count)*uint64(v.Tokens))
 		}
 	}
-	if most == 0 || r.cfg.blocks != nil { // a pair hands over whole blocks
+	if most == 0 {
 		return nil
 	}
 	z, err := r.newZeros(most)
@@ -68,9 +68,6 @@ func (z *zeros) close() error {
 
 // zeroTails fills what lies behind a span in this rank's last blocks with zeros.
 func (r *GroupReceiver) zeroTails(ctx context.Context, t layout.Tables, s layout.Span) error {
-	if r.cfg.blocks != nil {
-		return nil // there are none
-	}
 	var patterns []engine.Pattern
 	var err error
 	for _, layer := range r.layers() {

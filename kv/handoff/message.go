@@ -13,8 +13,6 @@ import (
 
 // The first byte of a message says to which handler a Mux gives it.
 const (
-	toReceiver      byte = 0xB1
-	toSender        byte = 0xB2
 	toGroupReceiver byte = 0xB3
 	toGroupSender   byte = 0xB4
 )
@@ -25,15 +23,15 @@ const version = 1
 type kind uint8
 
 const (
-	kindBegin kind = 1 // to a receiver: fragment of an offer, or of a begin of a group
-	kindLayer kind = 2 // to the receiver of a group: a layer is there
-	kindDone  kind = 3 // to the receiver of a group: all of it is there
+	kindBegin kind = 1 // to a receiver: fragment of a begin
+	kindLayer kind = 2 // to a receiver: a layer is there
+	kindDone  kind = 3 // to a receiver: all of it is there
 	kindAbort kind = 4 // to a receiver: the sender has ended it, with a Reason
-	kindGrant kind = 5 // to a sender: fragment of an answer, or of a grant of a group
-	kindTaken kind = 6 // to the sender of a group: all of it is the receiver's
+	kindGrant kind = 5 // to a sender: fragment of a grant
+	kindTaken kind = 6 // to a sender: all of it is the receiver's
 	kindEnd   kind = 7 // to a sender: the receiver has ended it, with a Reason
-	kindAsk   kind = 8 // to the sender of a group: what is the digest of this?
-	kindSum   kind = 9 // to the receiver of a group: the answer
+	kindAsk   kind = 8 // to a sender: what is the digest of this?
+	kindSum   kind = 9 // to a receiver: the answer
 )
 
 // A message is: the handler, version, kind, a Reason or 0, the session (8 bytes),
@@ -78,9 +76,7 @@ func decode(b []byte) (m message, err error) {
 }
 
 func (m *message) decodeBody(to byte, body []byte) error {
-	receiver := to == toReceiver || to == toGroupReceiver
-	sender := to == toSender || to == toGroupSender
-	group := to == toGroupReceiver || to == toGroupSender
+	receiver, sender := to == toGroupReceiver, to == toGroupSender
 	switch {
 	case receiver && m.kind == kindBegin, sender && m.kind == kindGrant:
 		if len(body) <= fragmentLen-headerLen {
@@ -92,19 +88,19 @@ func (m *message) decodeBody(to byte, body []byte) error {
 			return garbled("%d bytes at %d of %d", len(m.bytes), m.offset, m.total)
 		}
 		return nil
-	case to == toGroupReceiver && m.kind == kindLayer:
+	case receiver && m.kind == kindLayer:
 		if len(body) != 4 && len(body) != 4+digestLen {
 			return garbled("a layer number of %d bytes", len(body))
 		}
 		m.layer, m.bytes = binary.LittleEndian.Uint32(body), body[4:]
 		return nil
-	case receiver && (m.kind == kindAbort || group && m.kind == kindDone),
-		sender && (m.kind == kindEnd || group && m.kind == kindTaken):
+	case receiver && (m.kind == kindAbort || m.kind == kindDone),
+		sender && (m.kind == kindEnd || m.kind == kindTaken):
 		if len(body) != 0 {
 			return garbled("%d bytes too much", len(body))
 		}
 		return nil
-	case to == toGroupSender && m.kind == kindAsk, to == toGroupReceiver && m.kind == kindSum:
+	case sender && m.kind == kindAsk, receiver && m.kind == kindSum:
 		m.bytes = body
 		return nil
 	}

@@ -6,13 +6,12 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"math"
-	"reflect"
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/kv/pool"
 )
 
 // messages are one of each kind, well formed.
@@ -21,9 +20,9 @@ func messages() map[string][]byte {
 		return append(appendHeader(nil, to, k, 0, 7), 9, 0, 0, 0, 2, 0, 0, 0, 'a', 'b', 'c')
 	}
 	return map[string][]byte{
-		"begin": fragment(toReceiver, kindBegin), "grant": fragment(toSender, kindGrant),
-		"abort": appendHeader(nil, toReceiver, kindAbort, Aborted, 7),
-		"end":   appendHeader(nil, toSender, kindEnd, Failed, 7),
+		"begin": fragment(toGroupReceiver, kindBegin), "grant": fragment(toGroupSender, kindGrant),
+		"abort": appendHeader(nil, toGroupReceiver, kindAbort, Aborted, 7),
+		"end":   appendHeader(nil, toGroupSender, kindEnd, Failed, 7),
 	}
 }
 
@@ -51,7 +50,7 @@ func TestRefusesBrokenMessages(t *testing.T) {
 			}
 		}
 		swapped := bytes.Clone(b)
-		swapped[0] ^= toSender ^ toReceiver
+		swapped[0] ^= toGroupSender ^ toGroupReceiver
 		if _, err := decode(swapped); !errors.Is(err, engine.ErrCorrupt) {
 			t.Errorf("%s to the other side: %v", name, err)
 		}
@@ -69,27 +68,6 @@ func TestRefusesBrokenMessages(t *testing.T) {
 			if _, err := decode(append(bytes.Clone(b), 0)); !errors.Is(err, engine.ErrCorrupt) {
 				t.Errorf("%s and a byte more: %v", name, err)
 			}
-		}
-	}
-}
-
-func TestOffersReadBack(t *testing.T) {
-	ask := offer{request: 5, fingerprint: math.MaxUint64,
-		hashes: []pool.Hash{{1}, {}, pool.HashOf(3)}}
-	got, err := decodeOffer(ask.append(nil))
-	if err != nil || !reflect.DeepEqual(got, ask) {
-		t.Errorf("offer %+v, %v", got, err)
-	}
-	missing, err := decodeAnswer(appendAnswer(nil, []int{0, 4}), 5)
-	if err != nil || !slices.Equal(missing, []int{0, 4}) {
-		t.Errorf("answer: %v", err)
-	}
-	for what, bad := range map[string][]int{
-		"a block twice": {1, 1}, "blocks backwards": {2, 1}, "a block too far": {5},
-	} {
-		if _, err := decodeAnswer(appendAnswer(nil, bad), 5); !errors.Is(err,
-			engine.ErrCorrupt) {
-			t.Errorf("%s: %v", what, err)
 		}
 	}
 }
@@ -147,16 +125,33 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-func FuzzOffers(f *testing.F) {
-	f.Add((&offer{hashes: make([]pool.Hash, 2)}).append(nil))
-	f.Add(appendAnswer(nil, []int{0, 3}))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if ask, err := decodeOffer(b); err == nil && !bytes.Equal(ask.append(nil), b) {
-			t.Errorf("offer %x was read as %+v", b, ask)
+func TestReasonsHaveWords(t *testing.T) {
+	var words []string
+	for r := Aborted; int(r) < len(reasons); r++ {
+		if !r.valid() {
+			continue
 		}
-		if missing, err := decodeAnswer(b, 8); err == nil && !bytes.Equal(appendAnswer(nil,
-			missing), b) {
-			t.Errorf("answer %x was read as %+v", b, missing)
+		words = append(words, r.String())
+		if err := (&EndError{Reason: r}); r != Failed && reasonOf(err) != r {
+			t.Errorf("the error of reason %v has reason %v", r, reasonOf(err))
 		}
-	})
+	}
+	slices.Sort(words)
+	if len(slices.Compact(words)) != len(reasons)-2 || slices.Contains(words, "") {
+		t.Errorf("%q", words)
+	}
+}
+
+// TestMuxDealsOut: what is not of this package goes to the program, if that wants it.
+func TestMuxDealsOut(t *testing.T) {
+	j := leasedByLayer(t, 1, newMem)
+	from, to := j.c.from[0], j.c.to[0]
+	got := make(chan string, 8)
+	to.mux.HandleRest(func(n engine.Notification) { got <- string(n.Data) })
+	require.NoError(t, from.peers[0].Notify(within(t), []byte("x1")))
+	require.Equal(t, "x1", <-got)
+	j.begin(t)
+	j.push(t)
+	j.check(t)
+	require.Empty(t, got)
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// Mux deals the notifications of an engine out to Senders, Receivers and ranks of groups, by the
-// first byte of the message, so that hand-over and other users share an engine. It is the only
-// reader of Engine.Notifications.
+// Mux deals the notifications of an engine out to ranks of groups, by the first byte of the message
+// and its sender, so that hand-over and other users share an engine. It is the only reader of
+// Engine.Notifications.
 type Mux struct {
 	eng   *engine.Engine
 	stop  chan struct{}
@@ -26,7 +26,7 @@ type Mux struct {
 // origin is which messages a handler wants.
 type origin struct {
 	first byte
-	id    [16]byte // of an engine; zero: of any
+	id    [16]byte // of an engine
 }
 
 // handler is called for each message, in order. All share one goroutine: none may wait.
@@ -40,13 +40,10 @@ func NewMux(eng *engine.Engine) *Mux {
 	return m
 }
 
-// handle has h called for the messages of some peers that begin with that byte; peers nil: of all.
-// forget ends it, and waits for a call that is under way.
+// handle has h called for the messages of some peers that begin with that byte. forget ends it, and
+// waits for a call that is under way.
 func (m *Mux) handle(first byte, peers []*engine.Peer, h handler) (forget func(), err error) {
-	of := []origin{{first: first}}
-	if peers != nil {
-		of = of[:0]
-	}
+	var of []origin
 	for _, p := range peers {
 		of = append(of, origin{first, p.ID()})
 	}
@@ -54,8 +51,8 @@ func (m *Mux) handle(first byte, peers []*engine.Peer, h handler) (forget func()
 	defer m.mu.Unlock()
 	for _, o := range of {
 		if m.handlers[o] != nil {
-			return nil, fmt.Errorf("handle messages that begin with %#x: a Mux has one Sender and "+
-				"one Receiver, and one of each for a group of ranks: %w", first, engine.ErrBusy)
+			return nil, fmt.Errorf("handle messages that begin with %#x: a Mux has one sender and "+
+				"one receiver for a group of ranks: %w", first, engine.ErrBusy)
 		}
 	}
 	for _, o := range of {
@@ -71,8 +68,8 @@ func (m *Mux) handle(first byte, peers []*engine.Peer, h handler) (forget func()
 }
 
 // HandleRest has f called for every other message, in order, and once with the Err of each peer
-// that was lost. It must not wait. Without it such messages are dropped. The first bytes 0xB1 to
-// 0xB4 are this package's.
+// that was lost. It must not wait. Without it such messages are dropped. The first bytes 0xB3
+// and 0xB4 are this package's.
 func (m *Mux) HandleRest(f func(engine.Notification)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -105,9 +102,6 @@ func (m *Mux) deal(n engine.Notification) {
 	defer m.mu.RUnlock()
 	h := handler(m.rest)
 	if n.Err == nil && len(n.Data) > 0 {
-		if of := m.handlers[origin{first: n.Data[0]}]; of != nil {
-			h = of
-		}
 		if n.Peer != nil { // the one that connected last: groups know the engine
 			if of := m.handlers[origin{n.Data[0], n.Peer.ID()}]; of != nil {
 				h = of

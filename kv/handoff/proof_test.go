@@ -3,11 +3,9 @@
 package handoff
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,7 +17,6 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
-	"github.com/sluicehq/sluice/internal/wire"
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
@@ -64,44 +61,6 @@ func (b *doubtful) Poll(done []driver.Completion) (int, error) {
 	return b.Backend.Poll(done)
 }
 
-// TestWhatWasNotAcceptedCounts: a peer that begins and ends requests leaves places to others.
-func TestWhatWasNotAcceptedCounts(t *testing.T) {
-	s := setup{blocks: 8, receiver: func(c *ReceiverConfig) { c.RequestsMax = 4 }}
-	p := newPair(t, s)
-	s.model, s.backend = small, newMem
-	other := newSide(t, "other", s, layout.Options{Blocks: prefillBlocks})
-	other.peer = connect(t, other.eng, p.decode.eng)
-	connect(t, p.decode.eng, other.eng)
-	sender, err := NewSender(other.mux, SenderConfig{Region: other.region,
-		Geometry: other.geometry})
-	require.NoError(t, err)
-	defer sender.Close()
-	for i := range uint64(4) {
-		push, err := p.sender.Begin(within(t), p.prefill.peer, i+1, p.request(t, i+1))
-		if i == 3 {
-			require.ErrorIs(t, err, ErrRefused) // it has three quarters
-			continue
-		}
-		require.NoError(t, err)
-		require.NoError(t, push.Abort(within(t)))
-		for ended := false; !ended; runtime.Gosched() {
-			p.receiver.mu.Lock()
-			ended = len(p.receiver.requests) == 0
-			p.receiver.mu.Unlock()
-		}
-	}
-	push, err := sender.Begin(within(t), other.peer, 9, p.request(t, 9))
-	require.NoError(t, err)
-	require.NoError(t, push.Abort(within(t)))
-	for range 4 {
-		q, err := p.receiver.Accept(within(t))
-		require.NoError(t, err)
-		q.Release()
-		<-q.Done()
-	}
-	p.handOver(t, 10, 3, 4).Release()
-}
-
 // stubborn is a backend that cannot prove anything for a while.
 type stubborn struct {
 	*mem.Backend
@@ -125,142 +84,8 @@ func (m stubbornMemory) Revoke(ctx context.Context) error {
 	return m.Memory.Revoke(ctx)
 }
 
-func newStubborn(t *testing.T) (p *pair, fails *atomic.Int64) {
-	t.Helper()
-	fails = new(atomic.Int64)
-	return newPair(t, setup{backend: func(t testing.TB) driver.Backend {
-		return stubborn{newMem(t).(*mem.Backend), fails}
-	}, receiver: func(c *ReceiverConfig) { c.RevokeTimeout = 10 * time.Millisecond }}), fails
-}
-
-// TestBlocksThatCannotBeRevokedAreLost: without a proof, a block is not used
-// again, and the pool says so; it has the block back once the engine has found the proof.
-func TestBlocksThatCannotBeRevokedAreLost(t *testing.T) {
-	testkit.InVirtualTime(t, blocksThatCannotBeRevokedAreLost)
-}
-
-func blocksThatCannotBeRevokedAreLost(t *testing.T) {
-	p, fails := newStubborn(t)
-	push, q := p.begin(t, 1, 1, 2, 3)
-	fails.Store(1 << 40)
-	require.ErrorIs(t, q.Cancel(within(t)), engine.ErrUnproven)
-	<-push.Ended()
-	if s := p.pool.Stats(); s.Retired != 3 || s.Used != 0 || p.receiver.Stats().Quarantined != 3 {
-		t.Errorf("pool %+v, receiver %+v", s, p.receiver.Stats())
-	}
-	if !errors.Is(q.Err(), ErrCancelled) || !errors.Is(push.Err(), ErrCancelled) {
-		t.Errorf("receiver: %v, sender: %v", q.Err(), push.Err())
-	}
-	fails.Store(0)
-	p.handOver(t, 2, 4, 5).Release() // the others serve on
-	time.Sleep(time.Minute)
-	require.Zero(t, p.pool.Stats().Retired)
-	require.Zero(t, p.decode.eng.Stats().Leases)
-}
-
-// TestRetiredBlocksOutliveTheReceiver: the pool itself waits for the proof, so that the next
-// Receiver of it has the blocks.
-func TestRetiredBlocksOutliveTheReceiver(t *testing.T) {
-	testkit.InVirtualTime(t, retiredBlocksOutliveTheReceiver)
-}
-
-func retiredBlocksOutliveTheReceiver(t *testing.T) {
-	p, fails := newStubborn(t)
-	push, q := p.begin(t, 1, 1, 2, 3)
-	fails.Store(1 << 40)
-	require.ErrorIs(t, q.Cancel(within(t)), engine.ErrUnproven)
-	<-push.Ended()
-	require.NoError(t, p.receiver.Close())
-	require.Equal(t, 3, p.pool.Stats().Retired)
-	var err error
-	p.receiver, err = NewReceiver(p.decode.mux, ReceiverConfig{Region: p.decode.region,
-		Geometry: p.decode.geometry, Pool: p.pool})
-	require.NoError(t, err)
-	fails.Store(0)
-	time.Sleep(time.Minute)
-	require.Zero(t, p.pool.Stats().Retired)
-	ids := make([]uint64, 16)
-	for i := range ids {
-		ids[i] = uint64(i)
-	}
-	p.handOver(t, 2, ids...).Release() // all of the pool
-}
-
-// coarse is mem as the cards of rdma are: they know a registration alone, so that whoever has its
-// key reaches all of it, whichever ranges it was made for.
-type coarse struct{ driver.Backend }
-
-func (b coarse) Register(seg driver.Segment) (driver.Memory, error) {
-	seg.Only = nil
-	return b.Backend.Register(seg)
-}
-
-// TestLiarReachesItsBlocksAlone: a sender that takes no notice of the bounds of its leases, over a
-// backend that knows registrations alone, writes to the blocks that it was granted and no others.
-func TestLiarReachesItsBlocksAlone(t *testing.T) {
-	p := newPair(t, setup{backend: func(t testing.TB) driver.Backend { return coarse{newMem(t)} }})
-	between := p.handOver(t, 1, 7)
-	defer between.Release()
-	push, q := p.begin(t, 2, 1, 2, 3)
-	before := bytes.Clone(p.decode.region.Bytes())
-	tr, err := p.prefill.eng.NewTransfer(p.prefill.peer, engine.Write, engine.Route{})
-	require.NoError(t, err)
-	landed := 0
-	for _, token := range push.links[0].there.tokens {
-		d, err := wire.Decode(token.lease)
-		require.NoError(t, err)
-		d.Regions[0].Only = nil
-		forged, err := wire.Encode(nil, d)
-		require.NoError(t, err)
-		remote, err := p.prefill.peer.Import(forged)
-		require.NoError(t, err)
-		for at := range d.Regions[0].Size / 64 {
-			require.NoError(t, tr.Add(p.prefill.region, 0, remote, 64*at, 1))
-			require.NoError(t, tr.Post())
-			require.NoError(t, tr.Wait(within(t)))
-			landed++
-			require.NoError(t, tr.Reset())
-		}
-		require.NoError(t, remote.Close())
-	}
-	require.NoError(t, tr.Close())
-	for _, block := range q.Blocks {
-		copy(p.decode.block(block), before[uint64(block)*p.decode.geometry.Stride():])
-	}
-	require.True(t, bytes.Equal(before, p.decode.region.Bytes()), "a block of another request")
-	require.Equal(t, 3*int(p.decode.geometry.BlockBytes())/64, landed)
-	require.NoError(t, push.Abort(within(t)))
-	<-q.Done()
-	q.Release()
-}
-
 // atOnce is how long a test waits for what must not happen.
 const atOnce = 100 * time.Millisecond
-
-// TestLayerBesideTheEnd: a Push has not ended while a call of Layer is under way, which would
-// import anew what was closed.
-func TestLayerBesideTheEnd(t *testing.T) { testkit.InVirtualTime(t, layerBesideTheEnd) }
-
-func layerBesideTheEnd(t *testing.T) {
-	var imports atomic.Int64
-	p := newPair(t, setup{backend: func(t testing.TB) driver.Backend {
-		return counted{newMem(t), func() { imports.Add(1) }, func() { imports.Add(-1) }}
-	}})
-	push, q := p.begin(t, 1, 1, 2)
-	push.window <- struct{}{} // as Layer does, before it lists anything
-	over, cancel := context.WithCancel(context.Background())
-	cancel()
-	_ = push.Abort(over)
-	select {
-	case <-push.Ended():
-		t.Error("a Push has ended beside a call of Layer")
-	case <-time.After(atOnce):
-	}
-	require.ErrorIs(t, push.post(&groupFlight{}, nil), engine.ErrAborted)
-	<-push.Ended()
-	<-q.Done()
-	require.EqualValues(t, 1, imports.Load(), "the one that is kept")
-}
 
 // counted is a backend that tells of each import and each drop before it makes it.
 type counted struct {
@@ -288,108 +113,71 @@ func (p countedPeer) Drop(key uint32) {
 	p.Peer.Drop(key)
 }
 
-// TestGroupsOfLostPeers go with the connection: the next request over another makes one anew.
-func TestGroupsOfLostPeers(t *testing.T) { over(t, groupsOfLostPeers) }
+// leasedByLayer is a request from one rank to one other, which has a lease for each of its layers.
+func leasedByLayer(t *testing.T, layers int, backend func(testing.TB) driver.Backend) *job {
+	t.Helper()
+	spec := grouped(layers, 4, 16)
+	c := newCrowd(t, crowdSetup{from: sidesOf(t, spec, layout.Placement{BlockTokens: 4}),
+		to: sidesOf(t, spec, layout.Placement{BlockTokens: 4}), backend: backend,
+		config: func(_ bool, g *GroupConfig) {
+			g.Edge = func(e *layout.Edge) { e.Op = engine.Write }
+		}})
+	c.to[0].receive.rangesMax = 1
+	return c.newJob(t, layout.Span{To: 40})
+}
 
-func groupsOfLostPeers(t *testing.T, open func(testing.TB) driver.Backend) {
-	p := newPair(t, setup{backend: open})
-	p.handOver(t, 1, 1, 2).Release()
-	push, q := p.begin(t, 2, 3)
-	require.NoError(t, p.prefill.peer.Close())
-	<-push.Ended()
-	require.ErrorIs(t, push.Err(), engine.ErrPeerLost)
-	q.Release()
-	await(t, "the group goes", func() bool {
-		p.sender.peers.mu.Lock()
-		defer p.sender.peers.mu.Unlock()
-		return len(p.sender.peers.of) == 0
+// TestGroupLayerBesideTheEnd: a push has not ended while a call of Layer is under way, which would
+// import anew what was closed.
+func TestGroupLayerBesideTheEnd(t *testing.T) { testkit.InVirtualTime(t, groupLayerBesideTheEnd) }
+
+func groupLayerBesideTheEnd(t *testing.T) {
+	var imports atomic.Int64
+	j := leasedByLayer(t, 1, func(t testing.TB) driver.Backend {
+		return counted{newMem(t), func() { imports.Add(1) }, func() { imports.Add(-1) }}
 	})
-	p.prefill.peer = connect(t, p.prefill.eng, p.decode.eng)
-	<-q.Done()
-	p.handOver(t, 3, 3).Release()
-}
-
-// TestCloseBetweenAnswerAndBegin: a Receiver that is closed tells a sender that knows what is
-// missing and has not begun to hand it over, and one whose offer comes as it closes.
-func TestCloseBetweenAnswerAndBegin(t *testing.T) {
-	testkit.InVirtualTime(t, closeBetweenAnswerAndBegin)
-}
-
-func closeBetweenAnswerAndBegin(t *testing.T) {
-	p := newPair(t, setup{})
-	p.sender.peers.mu.Lock() // no group of the sender comes to be
-	unlock := sync.OnceFunc(p.sender.peers.mu.Unlock)
-	defer unlock()
-	failed := make(chan error, 1)
-	go func() {
-		_, err := p.sender.Begin(within(t), p.prefill.peer, 1, p.request(t, 1, 2))
-		failed <- err
-	}()
-	q, err := p.receiver.Accept(within(t))
-	require.NoError(t, err)
-	require.NoError(t, p.receiver.Close())
-	p.receiver.refuse.add(p.decode.peer, 5, Closed) // as at that moment
-	require.NoError(t, p.receiver.Close())
-	require.Empty(t, p.receiver.refuse.list)
-	unlock()
-	err = <-failed
-	require.ErrorIs(t, err, engine.ErrClosed)
-	var end *EndError
-	require.ErrorAs(t, err, &end)
-	require.True(t, end.Remote)
-	require.ErrorIs(t, q.Err(), engine.ErrClosed)
-	q.Release()
-	require.Zero(t, p.pool.Stats().Used)
-}
-
-// TestDoneComesBehindThePool: a request is not done before the pool has its blocks back.
-func TestDoneComesBehindThePool(t *testing.T) {
-	p := newPair(t, setup{})
-	push, q := p.begin(t, 1, 1, 2)
-	q.mu.Lock() // holds up what gives them back
+	j.begin(t)
+	push := j.pushes[0]
+	push.window <- struct{}{} // as Layer does, before it lists anything
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
-	_ = q.Cancel(over)
+	_ = push.Abort(over)
 	select {
-	case <-q.Done():
-		t.Error("done before its blocks were given back")
+	case <-push.Ended():
+		t.Error("a push has ended beside a call of Layer")
 	case <-time.After(atOnce):
 	}
-	q.mu.Unlock()
-	<-q.Done()
-	require.Zero(t, p.pool.Stats().Used)
-	<-push.Ended()
-	q.Release()
+	require.ErrorIs(t, push.post(&groupFlight{}, nil), engine.ErrAborted)
+	j.awaitEnd(t)
+	require.EqualValues(t, 1, imports.Load(), "the one that is kept")
 }
 
-// TestEndsBetweenImports: the context of Begin, or the receiver, ends a request while a lease is
-// imported. The push has not ended before that is over: all imports are given back but the one that
-// is kept.
-func TestEndsBetweenImports(t *testing.T) {
-	for want, end := range map[error]func(*pair, context.CancelFunc){
-		context.Canceled: func(_ *pair, cancel context.CancelFunc) { cancel() },
-		ErrCancelled: func(p *pair, _ context.CancelFunc) {
-			q, err := p.receiver.Accept(context.Background())
-			if err == nil {
-				q.Release()
-			}
+// TestGroupEndsBetweenImports: the context of Begin, or the receiver, ends a request while a lease
+// is imported. The push has not ended before that is over: all imports are given back but the one
+// that is kept.
+func TestGroupEndsBetweenImports(t *testing.T) {
+	for want, end := range map[error]func(*job, context.CancelFunc){
+		context.Canceled: func(_ *job, cancel context.CancelFunc) { cancel() },
+		ErrCancelled: func(j *job, _ context.CancelFunc) {
+			j.requests[0].fail(&EndError{Reason: Cancelled})
 		},
 	} {
 		testkit.RunInVirtualTime(t, want.Error(), func(t *testing.T) {
 			ctx, cancel := context.WithCancel(within(t))
 			imports, standing := 0, 0
-			var p *pair
-			p = newPair(t, setup{backend: func(t testing.TB) driver.Backend {
+			var j *job
+			j = leasedByLayer(t, 8, func(t testing.TB) driver.Backend {
 				return counted{newMem(t), func() {
 					standing++
 					if imports++; imports == 3 {
-						end(p, cancel)
+						end(j, cancel)
 						time.Sleep(time.Second) // until all others have done what they can
 					}
 				}, func() { standing-- }}
-			}})
-			_, err := p.sender.Begin(ctx, p.prefill.peer, 1, p.request(t, 1, 2, 3, 4, 5, 6, 7, 8))
+			})
+			j.open(t)
+			_, err := j.c.from[0].sender.Begin(ctx, j.number, j.from[0], j.span)
 			require.ErrorIs(t, err, want)
+			j.awaitEnd(t)
 			if errors.Is(want, ErrCancelled) {
 				standing-- // the third one has failed
 			}
@@ -398,34 +186,35 @@ func TestEndsBetweenImports(t *testing.T) {
 	}
 }
 
-// TestCloseWaitsForWhatIsLeft closes a Sender while a Push gives back what it holds.
-func TestCloseWaitsForWhatIsLeft(t *testing.T) { testkit.InVirtualTime(t, closeWaitsForWhatIsLeft) }
+// TestGroupCloseWaitsForWhatIsLeft closes a GroupSender while a push gives back what it holds.
+func TestGroupCloseWaitsForWhatIsLeft(t *testing.T) {
+	testkit.InVirtualTime(t, groupCloseWaitsForWhatIsLeft)
+}
 
-func closeWaitsForWhatIsLeft(t *testing.T) {
+func groupCloseWaitsForWhatIsLeft(t *testing.T) {
 	dropping, goOn := make(chan struct{}), make(chan struct{})
 	var first sync.Once
-	p := newPair(t, setup{backend: func(t testing.TB) driver.Backend {
+	j := leasedByLayer(t, 3, func(t testing.TB) driver.Backend {
 		return counted{newMem(t), func() {}, func() {
 			first.Do(func() {
 				close(dropping)
 				<-goOn
 			})
 		}}
-	}})
-	push, q := p.begin(t, 1, 1, 2)
-	go push.Abort(within(t))
+	})
+	j.begin(t)
+	go j.pushes[0].Abort(within(t))
 	<-dropping
 	closed := make(chan error, 1)
-	go func() { closed <- p.sender.Close() }()
+	go func() { closed <- j.c.from[0].sender.Close() }()
 	select {
 	case err := <-closed:
-		t.Errorf("Close has not waited for a Push: %v", err)
+		t.Errorf("Close has not waited for a push: %v", err)
 	case <-time.After(atOnce):
 	}
 	close(goOn)
-	<-push.Ended()
+	j.awaitEnd(t)
 	if !t.Failed() {
 		require.NoError(t, <-closed)
 	}
-	<-q.Done()
 }

@@ -28,9 +28,9 @@ func (c *counters) ended(r Reason) {
 func (c *counters) stats() Stats {
 	s := Stats{Begun: c.begun.Load(), Finished: c.finished.Load(), Ended: map[Reason]uint64{},
 		Strays: c.strays.Load(), Quarantined: c.quarantined.Load()}
-	for r := Aborted; r.valid(); r++ {
+	for r := range c.ends {
 		if n := c.ends[r].Load(); n > 0 {
-			s.Ended[r] = n
+			s.Ended[Reason(r)] = n
 		}
 	}
 	return s
