@@ -17,8 +17,8 @@ import (
 // groupsFlags name two groups of ranks and the model that both serve.
 type groupsFlags struct{ prefill, decode, model string }
 
-// groupModels are those that layout.LookupSpec knows and layout.Names does not: they have state
-// layers, which only groups of ranks hand over.
+// groupModels are those of layout.Names that have state layers, which only groups of ranks hand
+// over.
 var groupModels = []string{"qwen3-next-80b", "nemotron-h-8b", "kimi-linear-48b"}
 
 // groupsHelp says what a group may be.

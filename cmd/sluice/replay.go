@@ -77,7 +77,7 @@ func (f *replayFlags) register(c *cobra.Command) {
 	s := c.Flags()
 	s.StringVar(&f.trace, "trace", "", "`FILE` of requests; without it they are generated")
 	s.StringVar(&f.model, "model", "deepseek-v3.2", "whose KV cache: "+strings.Join(layout.Names(),
-		", ")+"; with --prefill and --decode also "+strings.Join(groupModels, ", "))
+		", ")+"; "+strings.Join(groupModels, ", ")+" with --prefill and --decode alone")
 	s.IntVar(&f.requests, "requests", 40, "how many; 0: all of the trace; without the flag a "+
 		"shorter trace will do")
 	s.Var(&f.backend, "backend", "what moves the bytes: "+

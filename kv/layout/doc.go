@@ -5,22 +5,14 @@
 // All of it is arithmetic: the package moves no byte and has no state, and any goroutine may call
 // every method.
 //
-// # A pool of our own
-//
-// A Model is the shape of a cache whose layers are alike: so many layers, each with the same parts
-// (K and V, or a latent entry and an indexer key). New cuts it into blocks of tokens for one
-// tensor-parallel rank: a Geometry, which answers with ranges of bytes (Piece, Block). Read
-// model.go, then geometry.go; the models that are known by name are in models.go.
-//
-// # Between the pools of two engines
-//
 // What arrives is a description of each rank, and for each request its block tables and the span of
 // its tokens. What leaves is patterns for engine.Transfer.AddPattern. In order:
 //
 //  1. A Side describes where an engine keeps the cache of one rank (side.go): for each layer and
-//     part a View, which is a base and strides. NewSide makes one from a Spec and a Placement
-//     (spec.go), a GroupSpec makes those of a group from text (groupspec.go), or a program fills in
-//     the strides. Side.Marshal and ParseSide carry it to a peer (encode.go).
+//     part a View, which is a base and strides. NewSide makes one from a Spec, the shape of a
+//     model, and a Placement, the rank and its layout (spec.go); models.go has the Specs of public
+//     models. A GroupSpec makes the sides of a group from text (groupspec.go), or a program fills
+//     in the strides. Side.Marshal and ParseSide carry a side to a peer (encode.go).
 //  2. NewPlan compares two groups of sides, once (plan.go). It refuses with an *UnlikeError what
 //     cannot meet, and chooses a sender for each cell that a receiver keeps. What one rank sends
 //     another is an Edge: a list of moves, each of which is the cells of a part that lie in one
@@ -37,8 +29,8 @@
 //
 // # What is proved
 //
-// Bounds are checked once, where a Side or a Model is: every product and sum behind that stays
-// below 1 << 63, and a view never leaves its region. A test moves random requests between random
-// layouts and compares every byte of all memory with a loop over cells (naive_test.go), which is
-// written from the documentation of View and Group alone.
+// Bounds are checked once, by Side.Check: every product and sum behind that stays below 1 << 63,
+// and a view never leaves its region. A test moves random requests between random layouts and
+// compares every byte of all memory with a loop over cells (naive_test.go), which is written from
+// the documentation of View and Group alone.
 package layout

@@ -3,95 +3,161 @@
 package layout
 
 import (
-	"errors"
+	"cmp"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// figures are the published ones, computed elsewhere: bytes a token in a layer
-// and in all, a block of 16 and of 64 tokens in a layer, a token in a layer at
-// TP4 and TP8, a prompt of 8,192 tokens in MiB, rounded.
+// figures are the published ones, computed elsewhere: bytes of a token in a layer and in all, of a
+// token in a layer at TP4 and TP8, a prompt of 8,192 tokens in MiB, rounded.
 var figures = []struct {
-	name                                                     string
-	layers                                                   int
-	tokenLayer, token, block16, block64, tp4, tp8, promptMiB uint64
+	name                                   string
+	layers                                 int
+	tokenLayer, token, tp4, tp8, promptMiB uint64
 }{
-	{"llama3.1-8b", 32, 4096, 131072, 65536, 262144, 1024, 512, 1024},
-	{"llama3.1-70b", 80, 4096, 327680, 65536, 262144, 1024, 512, 2560},
-	{"llama3.1-405b", 126, 4096, 516096, 65536, 262144, 1024, 512, 4032},
-	{"qwen3-8b", 36, 4096, 147456, 65536, 262144, 1024, 512, 1152},
-	{"qwen3-32b", 64, 4096, 262144, 65536, 262144, 1024, 512, 2048},
-	{"qwen3-30b-a3b", 48, 2048, 98304, 32768, 131072, 512, 512, 768},
-	{"qwen3-235b-a22b", 94, 2048, 192512, 32768, 131072, 512, 512, 1504},
-	{"gpt-oss-20b", 24, 2048, 49152, 32768, 131072, 512, 256, 384},
-	{"gpt-oss-120b", 36, 2048, 73728, 32768, 131072, 512, 256, 576},
-	{"deepseek-v3", 61, 1152, 70272, 18432, 73728, 1152, 1152, 549},
-	{"deepseek-r1", 61, 1152, 70272, 18432, 73728, 1152, 1152, 549},
-	{"deepseek-v3-fp8", 61, 576, 35136, 9216, 36864, 576, 576, 275},
-	{"deepseek-r1-fp8", 61, 576, 35136, 9216, 36864, 576, 576, 275},
-	{"deepseek-v3.2-latent", 61, 656, 40016, 10496, 41984, 656, 656, 313},
-	{"deepseek-v3.2-indexer", 61, 132, 8052, 2112, 8448, 132, 132, 63},
-	{"deepseek-v3.2", 61, 788, 48068, 12608, 50432, 788, 788, 376},
+	{"llama3.1-8b", 32, 4096, 131072, 1024, 512, 1024},
+	{"llama3.1-70b", 80, 4096, 327680, 1024, 512, 2560},
+	{"llama3.1-405b", 126, 4096, 516096, 1024, 512, 4032},
+	{"qwen3-8b", 36, 4096, 147456, 1024, 512, 1152},
+	{"qwen3-32b", 64, 4096, 262144, 1024, 512, 2048},
+	{"qwen3-30b-a3b", 48, 2048, 98304, 512, 512, 768},
+	{"qwen3-235b-a22b", 94, 2048, 192512, 512, 512, 1504},
+	{"gpt-oss-20b", 24, 2048, 49152, 512, 256, 384},
+	{"gpt-oss-120b", 36, 2048, 73728, 512, 256, 576},
+	{"deepseek-v3", 61, 1152, 70272, 1152, 1152, 549},
+	{"deepseek-r1", 61, 1152, 70272, 1152, 1152, 549},
+	{"deepseek-v3-fp8", 61, 576, 35136, 576, 576, 275},
+	{"deepseek-r1-fp8", 61, 576, 35136, 576, 576, 275},
+	{"deepseek-v3.2-latent", 61, 656, 40016, 656, 656, 313},
+	{"deepseek-v3.2-indexer", 61, 132, 8052, 132, 132, 63},
+	{"deepseek-v3.2", 61, 788, 48068, 788, 788, 376},
 }
 
-func TestPresetsWeighWhatIsPublished(t *testing.T) {
-	if len(figures) != len(Names()) {
-		t.Errorf("%d presets, figures for %d", len(Names()), len(figures))
-	}
+func TestModelsWeighWhatIsPublished(t *testing.T) {
 	for _, f := range figures {
-		m, err := Lookup(f.name)
+		spec, err := LookupSpec(f.name)
 		require.NoError(t, err)
-		g16, g64 := geometry(t, m, Options{}), geometry(t, m, Options{BlockTokens: 64})
-		tp4, tp8 := geometry(t, m, Options{TP: 4}), geometry(t, m, Options{TP: 8})
-		mib := uint64(math.Round(float64(8192*m.TokenBytes()) / (1 << 20)))
-		for _, c := range []struct {
-			what      string
-			got, want uint64
-		}{
-			{"layers", uint64(m.Layers), uint64(f.layers)},
-			{"a token in a layer", m.TokenLayerBytes(), f.tokenLayer},
-			{"a token", m.TokenBytes(), f.token},
-			{"a layer of 16 tokens", g16.LayerBytes(), f.block16},
-			{"a layer of 64 tokens", g64.LayerBytes(), f.block64},
-			{"a token in a layer at TP4", tp4.LayerBytes() / 16, f.tp4},
-			{"a token in a layer at TP8", tp8.LayerBytes() / 16, f.tp8},
-			{"a block of 16 tokens", g16.BlockBytes(), 16 * f.token},
-			{"MiB of 8,192 tokens", mib, f.promptMiB},
-		} {
-			if c.got != c.want {
-				t.Errorf("%s: %s weighs %d, want %d", f.name, c.what, c.got, c.want)
+		token := map[int]uint64{} // by tensor-parallel ranks, what the first keeps of a token
+		for _, tp := range []int{1, 4, 8} {
+			s, err := NewSide(spec, Placement{TP: tp})
+			require.NoError(t, err)
+			for _, v := range s.Views {
+				token[tp] += v.Cell * uint64(v.Count)
+			}
+		}
+		layers := uint64(f.layers)
+		mib := uint64(math.Round(float64(8192*token[1]) / (1 << 20)))
+		require.Equal(t, []uint64{layers * f.tokenLayer, f.token, f.promptMiB},
+			[]uint64{token[1], token[1], mib}, f.name)
+		require.Equal(t, []uint64{layers * f.tp4, layers * f.tp8},
+			[]uint64{token[4], token[8]}, f.name)
+	}
+	for _, name := range Names()[len(figures):] { // the others keep states
+		spec, err := LookupSpec(name)
+		require.NoError(t, err)
+		require.True(t, slices.ContainsFunc(spec.Tensors, func(t Tensors) bool {
+			return t.Positions > 0
+		}))
+	}
+}
+
+func TestLookupListsNames(t *testing.T) {
+	_, err := LookupSpec("gpt-5")
+	require.ErrorIs(t, err, ErrGeometry)
+	require.ErrorContains(t, err, `"gpt-5"`)
+	require.ErrorContains(t, err, strings.Join(Names(), ", "))
+}
+
+// TestPiecesTile: the pieces of all blocks and views cover the memory of a pool without gap or
+// overlap, whichever of layers and blocks is outermost, and blocks that are aligned begin where
+// they should.
+func TestPiecesTile(t *testing.T) {
+	for _, name := range []string{"llama3.1-8b", "deepseek-v3.2-latent", "gpt-oss-20b"} {
+		spec, err := LookupSpec(name)
+		require.NoError(t, err)
+		for _, order := range []Order{VLLMNHD, VLLMHND, VLLMFusedNHD, VLLMCrossNHD} {
+			for _, align := range []uint64{0, 1, 4096, 2 << 20} {
+				s, err := NewSide(spec, Placement{BlockTokens: 48, TP: 4, Blocks: 5, Order: order,
+					BlockAlign: align})
+				if align > 1 && order != VLLMCrossNHD {
+					require.ErrorIs(t, err, ErrGeometry)
+					continue
+				}
+				require.NoError(t, err)
+				tiles(t, s, max(1, align))
 			}
 		}
 	}
 }
 
-func TestLookupListsNames(t *testing.T) {
-	_, err := Lookup("gpt-5")
-	if !errors.Is(err, ErrGeometry) {
-		t.Fatalf("error %v is no ErrGeometry", err)
-	}
-	for _, name := range append(Names(), `"gpt-5"`) {
-		if !strings.Contains(err.Error(), name) {
-			t.Errorf("error %q does not name %s", err, name)
+func tiles(t *testing.T, s *Side, align uint64) {
+	t.Helper()
+	var all []Range
+	for block := range s.Groups[0].Blocks {
+		for i := range s.Views {
+			r, ok := s.Views[i].Piece(block)
+			require.True(t, ok)
+			all = append(all, r)
 		}
 	}
+	slices.SortFunc(all, func(a, b Range) int { return cmp.Compare(a.Off, b.Off) })
+	var end uint64
+	for _, r := range all {
+		if r.Off != end { // a block
+			end = (end + align - 1) &^ (align - 1)
+		}
+		require.Equal(t, end, r.Off)
+		end += r.Len
+	}
+	require.Equal(t, (end+align-1)&^(align-1), s.Regions[0].Bytes)
 }
 
-func TestLookupGivesACopy(t *testing.T) {
-	m, _ := Lookup("deepseek-v3.2")
-	m.Parts[0].TokenBytes = 1
-	again, _ := Lookup("deepseek-v3.2")
-	if again.Parts[0].TokenBytes != 656 {
-		t.Error("changing a looked-up model changed the preset")
+// TestPieceInRuns: a view whose cells of a block lie apart has no piece.
+func TestPieceInRuns(t *testing.T) {
+	spec, _ := LookupSpec("llama3.1-8b")
+	for _, order := range []Order{VLLMCellsNHD, VLLMCrossHND, SGLangPage} {
+		s, err := NewSide(spec, Placement{Order: order})
+		require.NoError(t, err)
+		_, ok := s.Views[0].Piece(0)
+		require.False(t, ok, order)
 	}
 }
 
-func geometry(t *testing.T, m Model, o Options) *Geometry {
-	t.Helper()
-	g, err := New(m, o)
-	require.NoError(t, err)
-	return g
+func TestNewSideRefuses(t *testing.T) {
+	part := Cells{"k", "bf16", 8, 256}
+	with := func(change func(*Tensors)) []Tensors {
+		tensors := Tensors{Layers: []int{0}, Parts: []Cells{part}}
+		change(&tensors)
+		return []Tensors{tensors}
+	}
+	good := with(func(*Tensors) {})
+	for what, c := range map[string]struct {
+		tensors []Tensors
+		p       Placement
+	}{
+		"no tensors":      {nil, Placement{}},
+		"no parts":        {with(func(t *Tensors) { t.Parts = nil }), Placement{}},
+		"too many parts":  {with(func(t *Tensors) { t.Parts = make([]Cells, 9) }), Placement{}},
+		"a part of none":  {with(func(t *Tensors) { t.Parts[0].Bytes = 0 }), Placement{}},
+		"a part too big":  {with(func(t *Tensors) { t.Parts[0].Bytes = 1 << 63 }), Placement{}},
+		"no heads":        {with(func(t *Tensors) { t.Parts[0].Units = 0 }), Placement{}},
+		"a layer too far": {with(func(t *Tensors) { t.Layers[0] = LayersMax }), Placement{}},
+		"no such order":   {with(func(t *Tensors) { t.Order = "LPBTT" }), Placement{}},
+		"ranks":           {good, Placement{TP: 3}},
+		"no ranks":        {good, Placement{TP: -1}},
+		"a rank too far":  {good, Placement{TP: 2, Rank: 2}},
+		"tokens":          {good, Placement{BlockTokens: -1}},
+		"too many tokens": {good, Placement{BlockTokens: TokensMax + 1}},
+		"too many blocks": {with(func(t *Tensors) { t.Parts[0].Bytes = 1 << 20 }),
+			Placement{BlockTokens: TokensMax, Blocks: math.MaxUint32}},
+		"aligned to 4097": {good, Placement{Order: VLLMCrossNHD, BlockAlign: 4097}},
+		"aligned too far": {good, Placement{Order: VLLMCrossNHD, BlockAlign: 1 << 40}},
+	} {
+		_, err := NewSide(Spec{"m", c.tensors}, c.p)
+		require.ErrorIs(t, err, ErrGeometry, what)
+	}
 }

@@ -8,114 +8,69 @@ import (
 	"strings"
 )
 
-// The presets: public model shapes.
-var presets = []Model{
-	attention("llama3.1-8b", 32, 8, 128),
-	attention("llama3.1-70b", 80, 8, 128),
-	attention("llama3.1-405b", 126, 8, 128),
-	attention("qwen3-8b", 36, 8, 128),
-	attention("qwen3-32b", 64, 8, 128),
-	attention("qwen3-30b-a3b", 48, 4, 128),
-	attention("qwen3-235b-a22b", 94, 4, 128),
-	attention("gpt-oss-20b", 24, 8, 64),
-	// half of the layers are windowed; the pool holds them all the same
-	attention("gpt-oss-120b", 36, 8, 64),
-	deepseek("deepseek-v3", latentBF16),
-	deepseek("deepseek-v3-fp8", latentFP8),
-	deepseek("deepseek-r1", latentBF16),
-	deepseek("deepseek-r1-fp8", latentFP8),
-	deepseek("deepseek-v3.2", latentSparse, indexerKey),
-	deepseek("deepseek-v3.2-latent", latentSparse),
-	deepseek("deepseek-v3.2-indexer", indexerKey),
-}
-
-// The parts of the DeepSeek models. One latent entry serves all heads, so that
-// tensor parallelism replicates it.
-var (
-	latentBF16 = Part{Name: "latent", TokenBytes: 2 * (512 + 64)} // latent and rope, bf16
-	// the same in fp8, scales kept elsewhere
-	latentFP8 = Part{Name: "latent", TokenBytes: 512 + 64}
-	// fp8 latent, four fp32 scales, bf16 rope
-	latentSparse = Part{Name: "latent", TokenBytes: 512 + 4*4 + 64*2}
-	indexerKey   = Part{Name: "indexer", TokenBytes: 128 + 4} // fp8 key, one fp32 scale
-	bf16Bytes    = uint64(2)
-)
-
-func attention(name string, layers, heads int, headDim uint64) Model {
-	n := uint64(heads) * headDim * bf16Bytes
-	return Model{Name: name, Layers: layers, Parts: []Part{
-		{Name: "k", TokenBytes: n, Heads: heads},
-		{Name: "v", TokenBytes: n, Heads: heads},
-	}}
-}
-
-func deepseek(name string, parts ...Part) Model {
-	return Model{Name: name, Layers: 61, Parts: parts}
-}
-
-// Lookup returns the preset of that name. The error for an unknown one lists
-// the names there are.
-func Lookup(name string) (Model, error) {
-	for _, m := range presets {
-		if m.Name == name {
-			m.Parts = slices.Clone(m.Parts)
-			return m, nil
-		}
+// models returns the public models, those with state layers last.
+func models() []Spec {
+	return []Spec{
+		attention("llama3.1-8b", 32, 8, 128),
+		attention("llama3.1-70b", 80, 8, 128),
+		attention("llama3.1-405b", 126, 8, 128),
+		attention("qwen3-8b", 36, 8, 128),
+		attention("qwen3-32b", 64, 8, 128),
+		attention("qwen3-30b-a3b", 48, 4, 128),
+		attention("qwen3-235b-a22b", 94, 4, 128),
+		attention("gpt-oss-20b", 24, 8, 64),
+		gptOSS(),
+		deepseek("deepseek-v3", latent),
+		deepseek("deepseek-v3-fp8", latentFP8),
+		deepseek("deepseek-r1", latent),
+		deepseek("deepseek-r1-fp8", latentFP8),
+		deepseekSparse(),
+		deepseek("deepseek-v3.2-latent", latentSparse),
+		deepseek("deepseek-v3.2-indexer", Cells{"indexer", "fp8", 1, 128 + 4}),
+		qwenNext(),
+		nemotronH(),
+		kimiLinear(),
 	}
-	return Model{}, noModel(name, Names())
 }
 
-func noModel(name string, names []string) error {
-	return fmt.Errorf("no model %q; there are %s: %w", name, strings.Join(names, ", "),
+// LookupSpec returns the Spec of a public model. States are in the dtype that the models are
+// served with by default. The error for an unknown name, an ErrGeometry, lists the names there are.
+func LookupSpec(name string) (Spec, error) {
+	list := models()
+	if i := slices.IndexFunc(list, func(s Spec) bool { return s.Name == name }); i >= 0 {
+		return list[i], nil
+	}
+	return Spec{}, fmt.Errorf("no model %q; there are %s: %w", name, strings.Join(Names(), ", "),
 		ErrGeometry)
 }
 
-// Names lists the presets.
+// Names lists the models of LookupSpec.
 func Names() []string {
-	names := make([]string, len(presets))
-	for i, m := range presets {
-		names[i] = m.Name
+	var names []string
+	for _, s := range models() {
+		names = append(names, s.Name)
 	}
 	return names
 }
 
-// specs are the models whose layers are unlike, or whose parts a Model does not tell apart.
-// All other presets of Lookup are made into a Spec.
-var specs = []func() Spec{gptOSS, deepseekSparse, qwenNext, nemotronH, kimiLinear}
+// The entries of the DeepSeek models. One serves all heads, so that every tensor-parallel rank
+// holds it.
+var (
+	latent    = Cells{"latent", "bf16", 1, 2 * (512 + 64)} // latent and rope
+	latentFP8 = Cells{"latent", "fp8", 1, 512 + 64}        // scales kept elsewhere
+	// fp8 latent, four fp32 scales, bf16 rope
+	latentSparse = Cells{"latent", "fp8", 1, 512 + 4*4 + 64*2}
+)
 
-// LookupSpec returns the Spec of a public model: those of Names, and qwen3-next-80b,
-// nemotron-h-8b and kimi-linear-48b, whose state layers Lookup does not know. States are in
-// the dtype that the models are served with by default. The error for an unknown name lists
-// the names there are.
-func LookupSpec(name string) (Spec, error) {
-	names := Names()
-	for _, f := range specs {
-		s := f()
-		if s.Name == name {
-			return s, nil
-		}
-		if !slices.Contains(names, s.Name) {
-			names = append(names, s.Name)
-		}
-	}
-	m, err := Lookup(name)
-	if err != nil {
-		return Spec{}, noModel(name, names)
-	}
-	t := Tensors{Layers: layers(m.Layers, func(int) bool { return true })}
-	for _, p := range m.Parts {
-		units := max(1, p.Heads)
-		t.Parts = append(t.Parts, Cells{p.Name, dtypeOf(name), units, p.TokenBytes / uint64(units)})
-	}
-	return Spec{Name: name, Tensors: []Tensors{t}}, nil
+func attention(name string, depth, heads int, dim uint64) Spec {
+	return Spec{name, []Tensors{{Layers: all(depth), Parts: attentionCells(heads, dim)}}}
 }
 
-func dtypeOf(name string) string {
-	if strings.HasSuffix(name, "-fp8") || strings.HasPrefix(name, "deepseek-v3.2") {
-		return "fp8"
-	}
-	return "bf16"
+func deepseek(name string, entry Cells) Spec {
+	return Spec{name, []Tensors{{Layers: all(61), Parts: []Cells{entry}}}}
 }
+
+func all(n int) []int { return layers(n, func(int) bool { return true }) }
 
 // layers returns the numbers below n for which in holds.
 func layers(n int, in func(int) bool) []int {
@@ -156,10 +111,9 @@ func gptOSS() Spec {
 // deepseekSparse: beside the latent entry, an indexer whose blocks hold all keys and then
 // all scales.
 func deepseekSparse() Spec {
-	all := layers(61, func(int) bool { return true })
 	return Spec{"deepseek-v3.2", []Tensors{
-		{Layers: all, Parts: []Cells{{"latent", "fp8", 1, 656}}},
-		{Layers: slices.Clone(all), Order: VLLMFusedNHD,
+		{Layers: all(61), Parts: []Cells{latentSparse}},
+		{Layers: all(61), Order: VLLMFusedNHD,
 			Parts: []Cells{{"key", "fp8", 1, 128}, {"scale", "fp32", 1, 4}}},
 	}}
 }
@@ -178,7 +132,7 @@ func qwenNext() Spec {
 
 // nemotronH: Mamba-2 with four attention layers.
 func nemotronH() Spec {
-	// "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-M-", M: Mamba, *: attention, -: MLP
+	// M: Mamba, *: attention, -: MLP
 	const pattern = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-M-"
 	mamba := layers(len(pattern), func(l int) bool { return pattern[l] == 'M' })
 	return Spec{"nemotron-h-8b", []Tensors{

@@ -4,17 +4,29 @@ package layout
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"math/bits"
 	"slices"
+
+	"github.com/sluicehq/sluice/driver"
 )
+
+// ErrGeometry is what specs, groups and sides that are not well formed are refused with.
+var ErrGeometry = errors.New("bad KV geometry")
 
 // SideVersion is the version of Side that this package writes, and the only one it takes.
 const SideVersion = 1
 
 // The bounds of a Side. They keep every product below 1 << 63.
 const (
+	LayersMax     = 1 << 12 // the deepest public model has 126
+	PartsMax      = 8       // of a Tensors
+	TokenBytesMax = 1 << 20 // of a cell
+	TokensMax     = 1 << 16 // of a block
+	BlocksMax     = 1 << 31 // of a pool; block numbers are uint32
+
 	ViewsMax   = 1 << 15 // 4,096 layers of 8 parts
 	GroupsMax  = 16      // of block tables
 	RegionsMax = 1 << 10
@@ -22,7 +34,12 @@ const (
 	RanksMax   = 1 << 16
 	nameMax    = 255 // bytes of a name
 	sideMax    = math.MaxInt64
+
+	poolBytesMax = 1 << 62 // offsets and lengths add up without overflow
 )
+
+// BlockTokens is the default length of a block.
+const BlockTokens = 16
 
 // Side is what one rank keeps where: the description of its KV cache that a peer needs for
 // NewPlan. It is a plain value; any goroutine may read it while none changes it.
@@ -193,6 +210,17 @@ func (s *Side) checkView(v *View) error {
 			s.Regions[v.Region].Name, ErrGeometry)
 	}
 	return nil
+}
+
+// Range is a run of bytes in a region.
+type Range = driver.Range
+
+// Piece returns where the view keeps its cells of one block. The second value is false if they
+// are not one run of bytes.
+func (v *View) Piece(block uint32) (Range, bool) {
+	axes := [3]axis{{uint64(v.Count), v.Unit, v.Unit}, {uint64(v.Tokens), v.Token, v.Token}, {n: 1}}
+	run, rest := coalesce(v.Cell, &axes)
+	return Range{Off: v.Base + uint64(block)*v.Block, Len: run}, rest == 0
 }
 
 // key is what a view holds.
