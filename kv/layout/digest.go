@@ -5,6 +5,7 @@ package layout
 import (
 	"errors"
 	"fmt"
+	"sort"
 
 	"github.com/sluicehq/sluice/csrc/digest"
 	"github.com/sluicehq/sluice/driver"
@@ -287,31 +288,16 @@ func (e *Edge) extent(layer int, part string, s Span) (units, tokens Span) {
 
 // least returns the least range outside which nothing differs, of one that does.
 func least(r Span, differ func(Span) (bool, error)) (Span, error) {
-	first, end := r.From, r.To-1 // the first that differs is the least n with differ([From, n])
-	for first < end {
-		mid := first + (end-first)/2
-		d, err := differ(Span{r.From, mid + 1})
-		switch {
-		case err != nil:
-			return r, err
-		case d:
-			end = mid
-		default:
-			first = mid + 1
+	var failed error
+	ask := func(s Span) (d bool) {
+		if failed == nil {
+			d, failed = differ(s)
 		}
+		return d
 	}
-	last, end := first, r.To-1 // and the last is the greatest n with differ([n, To))
-	for last < end {
-		mid := last + (end-last+1)/2
-		d, err := differ(Span{mid, r.To})
-		switch {
-		case err != nil:
-			return r, err
-		case d:
-			last = mid
-		default:
-			end = mid - 1
-		}
-	}
-	return Span{first, last + 1}, nil
+	most := int(r.To - 1 - r.From)
+	n := sort.Search(most, func(i int) bool { return ask(Span{r.From, r.From + uint64(i) + 1}) })
+	r.From += uint64(n)
+	n = sort.Search(most-n, func(i int) bool { return !ask(Span{r.From + uint64(i) + 1, r.To}) })
+	return Span{r.From, r.From + uint64(n) + 1}, failed
 }

@@ -10,21 +10,40 @@ import (
 
 // The encoding of a Side, all numbers little-endian:
 //
-//	"SLKV", version u16, rank u32, dp u32, names u16, regions u16, groups u16, views u32
+//	sideHead
 //	names: length u8, bytes; the model's first, the others by first use
-//	regions: name u16, bytes u64
-//	groups: blocks u32, state u8, window u32, ring u32, shards u32, shard u32, interleave u32
-//	views: layer, part, dtype, region, group u16, cell, units, first, count, tokens u32,
-//	       base, block, unit, token u64
+//	regionRecord, groupRecord and viewRecord, as many as the head says
 //
 // A side has one encoding only, and bytes that differ from it are refused.
 const (
-	sideMagic  = "SLKV"
-	headBytes  = 4 + 2 + 4 + 4 + 2 + 2 + 2 + 4
-	areaBytes  = 2 + 8
-	groupBytes = 4 + 1 + 5*4
-	viewBytes  = 5*2 + 5*4 + 4*8
+	sideMagic = "SLKV"
+	namesMax  = 1 << 12
 )
+
+type sideHead struct {
+	Magic                  [4]byte
+	Version                uint16
+	Rank, DP               uint32
+	Names, Regions, Groups uint16
+	Views                  uint32
+}
+
+type regionRecord struct {
+	Name  uint16
+	Bytes uint64
+}
+
+type groupRecord struct {
+	Blocks                                  uint32
+	State                                   bool
+	Window, Ring, Shards, Shard, Interleave uint32
+}
+
+type viewRecord struct {
+	Layer, Part, DType, Region, Group uint16
+	Cell, Units, First, Count, Tokens uint32
+	Base, Block, Unit, Token          uint64
+}
 
 // Marshal returns the bytes that ParseSide takes: about 70 for each view. The error is that
 // of Check.
@@ -32,94 +51,98 @@ func (s *Side) Marshal() ([]byte, error) {
 	if err := s.Check(); err != nil {
 		return nil, err
 	}
-	var names []string
+	var names []byte
 	number := make(map[string]uint16)
 	name := func(text string) uint16 {
 		n, ok := number[text]
 		if !ok {
-			n = uint16(len(names))
+			n = uint16(len(number))
 			number[text] = n
-			names = append(names, text)
+			names = append(append(names, byte(len(text))), text...)
 		}
 		return n
 	}
-	u16, u32, u64 := binary.LittleEndian.AppendUint16, binary.LittleEndian.AppendUint32,
-		binary.LittleEndian.AppendUint64
 	name(s.Model)
-	body := make([]byte, 0, len(s.Regions)*areaBytes+len(s.Groups)*groupBytes+
-		len(s.Views)*viewBytes)
-	for _, a := range s.Regions {
-		body = u64(u16(body, name(a.Name)), a.Bytes)
+	regions, groups := make([]regionRecord, len(s.Regions)), make([]groupRecord, len(s.Groups))
+	views := make([]viewRecord, len(s.Views))
+	for i, a := range s.Regions {
+		regions[i] = regionRecord{name(a.Name), a.Bytes}
 	}
-	for _, g := range s.Groups {
-		state := byte(0)
-		if g.State {
-			state = 1
-		}
-		body = append(u32(body, g.Blocks), state)
-		for _, n := range []int{g.Window, g.Ring, g.Shards, g.Shard, g.Interleave} {
-			body = u32(body, uint32(n))
-		}
+	for i, g := range s.Groups {
+		groups[i] = groupRecord{g.Blocks, g.State, uint32(g.Window), uint32(g.Ring),
+			uint32(g.Shards), uint32(g.Shard), uint32(g.Interleave)}
 	}
-	for i := range s.Views {
-		v := &s.Views[i]
-		body = u16(u16(u16(body, uint16(v.Layer)), name(v.Part)), name(v.DType))
-		body = u16(u16(body, uint16(v.Region)), uint16(v.Group))
-		for _, n := range []int{int(v.Cell), v.Units, v.First, v.Count, v.Tokens} {
-			body = u32(body, uint32(n))
-		}
-		body = u64(u64(u64(u64(body, v.Base), v.Block), v.Unit), v.Token)
+	for i, v := range s.Views {
+		views[i] = viewRecord{uint16(v.Layer), name(v.Part), name(v.DType), uint16(v.Region),
+			uint16(v.Group), uint32(v.Cell), uint32(v.Units), uint32(v.First), uint32(v.Count),
+			uint32(v.Tokens), v.Base, v.Block, v.Unit, v.Token}
 	}
-	if len(names) > namesMax {
-		return nil, fmt.Errorf("side: %d names, want at most %d: %w", len(names), namesMax,
+	if len(number) > namesMax {
+		return nil, fmt.Errorf("side: %d names, want at most %d: %w", len(number), namesMax,
 			ErrGeometry)
 	}
-	b := u16(append(make([]byte, 0, headBytes+len(body)+16*len(names)), sideMagic...), s.Version)
-	b = u32(u32(b, uint32(s.Rank)), uint32(s.DP))
-	b = u16(u16(u16(b, uint16(len(names))), uint16(len(s.Regions))), uint16(len(s.Groups)))
-	b = u32(b, uint32(len(s.Views)))
-	for _, text := range names {
-		b = append(append(b, byte(len(text))), text...)
+	head := sideHead{[4]byte([]byte(sideMagic)), s.Version, uint32(s.Rank), uint32(s.DP),
+		uint16(len(number)), uint16(len(regions)), uint16(len(groups)), uint32(len(views))}
+	var b []byte
+	for _, part := range []any{head, names, regions, groups, views} {
+		b, _ = binary.Append(b, binary.LittleEndian, part) // all have fixed sizes
 	}
-	return append(b, body...), nil
+	return b, nil
 }
-
-const namesMax = 1 << 12
 
 // ParseSide reads what Marshal wrote. It allocates no more than a small multiple of the
 // length of b, whatever the bytes are, and keeps nothing of b. A side of another version is
 // ErrSideVersion; other errors are ErrSideEncoding, or ErrGeometry for a side that Check refuses.
 func ParseSide(b []byte) (*Side, error) {
-	if len(b) < headBytes || string(b[:4]) != sideMagic {
+	var head sideHead
+	n, err := binary.Decode(b, binary.LittleEndian, &head)
+	if err != nil || string(head.Magic[:]) != sideMagic {
 		return nil, fmt.Errorf("parse side: %d bytes without a head: %w", len(b), ErrSideEncoding)
 	}
-	r := reader{b: b[4:]}
-	s := &Side{Version: r.u16()}
-	if s.Version != SideVersion {
+	if head.Version != SideVersion {
 		return nil, fmt.Errorf("parse side: version %d, this program takes %d: run the same "+
-			"release on both sides: %w", s.Version, SideVersion, ErrSideVersion)
+			"release on both sides: %w", head.Version, SideVersion, ErrSideVersion)
 	}
-	s.Rank, s.DP = int(r.u32()), int(r.u32())
-	names, regions, groups, views := int(r.u16()), int(r.u16()), int(r.u16()), int(r.u32())
-	if names < 1 || names > namesMax || regions > RegionsMax || groups > GroupsMax ||
-		views > ViewsMax ||
-		len(r.b) < 2*names+regions*areaBytes+groups*groupBytes+views*viewBytes {
-		return nil, fmt.Errorf("parse side: %d names, %d regions, %d groups, %d views in %d "+
-			"bytes: %w", names, regions, groups, views, len(b), ErrSideEncoding)
+	rest := b[n:]
+	var names []string
+	for range head.Names {
+		if len(rest) == 0 || len(rest)-1 < int(rest[0]) {
+			return nil, fmt.Errorf("parse side: a name cut short: %w", ErrSideEncoding)
+		}
+		end := 1 + int(rest[0])
+		names, rest = append(names, string(rest[1:end])), rest[end:]
 	}
-	r.names = make([]string, names)
-	for i := range r.names {
-		r.names[i] = r.text()
+	if want := uint64(head.Regions)*uint64(binary.Size(regionRecord{})) +
+		uint64(head.Groups)*uint64(binary.Size(groupRecord{})) +
+		uint64(head.Views)*uint64(binary.Size(viewRecord{})); uint64(len(rest)) != want ||
+		len(names) == 0 {
+		return nil, fmt.Errorf("parse side: %d names, and %d bytes of records in place of %d: %w",
+			len(names), len(rest), want, ErrSideEncoding)
 	}
-	if len(r.b) != regions*areaBytes+groups*groupBytes+views*viewBytes {
-		return nil, fmt.Errorf("parse side: %d bytes behind the names: %w", len(r.b),
-			ErrSideEncoding)
+	regions, groups := make([]regionRecord, head.Regions), make([]groupRecord, head.Groups)
+	views := make([]viewRecord, head.Views)
+	for _, part := range []any{regions, groups, views} {
+		n, _ := binary.Decode(rest, binary.LittleEndian, part) // its length is right
+		rest = rest[n:]
 	}
-	s.Model = r.names[0]
-	r.rest(s, regions, groups, views)
-	if r.bad {
-		return nil, fmt.Errorf("parse side: a name past the %d there are: %w", names,
-			ErrSideEncoding)
+	name := func(n uint16) string {
+		if int(n) < len(names) {
+			return names[n]
+		}
+		return "" // has another encoding
+	}
+	s := &Side{Version: head.Version, Model: names[0], Rank: int(head.Rank), DP: int(head.DP)}
+	for _, r := range regions {
+		s.Regions = append(s.Regions, Area{name(r.Name), r.Bytes})
+	}
+	for _, g := range groups {
+		s.Groups = append(s.Groups, Group{g.Blocks, g.State, int(g.Window), int(g.Ring),
+			int(g.Shards), int(g.Shard), int(g.Interleave)})
+	}
+	for _, v := range views {
+		s.Views = append(s.Views, View{int(v.Layer), name(v.Part), name(v.DType), uint64(v.Cell),
+			int(v.Units), int(v.First), int(v.Count), int(v.Tokens), int(v.Region), int(v.Group),
+			v.Base, v.Block, v.Unit, v.Token})
 	}
 	again, err := s.Marshal()
 	if err != nil {
@@ -129,68 +152,4 @@ func ParseSide(b []byte) (*Side, error) {
 		return nil, fmt.Errorf("parse side: not the canonical encoding: %w", ErrSideEncoding)
 	}
 	return s, nil
-}
-
-// reader takes numbers off bytes whose length has been compared already; names alone can end
-// early.
-type reader struct {
-	b     []byte
-	names []string
-	bad   bool
-}
-
-func (r *reader) take(n int) []byte {
-	if len(r.b) < n {
-		r.bad = true
-		return make([]byte, 8)
-	}
-	head := r.b[:n]
-	r.b = r.b[n:]
-	return head
-}
-
-func (r *reader) u16() uint16 { return binary.LittleEndian.Uint16(r.take(2)) }
-func (r *reader) u32() uint32 { return binary.LittleEndian.Uint32(r.take(4)) }
-func (r *reader) u64() uint64 { return binary.LittleEndian.Uint64(r.take(8)) }
-
-func (r *reader) text() string {
-	n := int(r.take(1)[0])
-	if n > len(r.b) {
-		r.bad = true
-		return ""
-	}
-	return string(r.take(n))
-}
-
-func (r *reader) name() string {
-	n := int(r.u16())
-	if n >= len(r.names) {
-		r.bad = true
-		return ""
-	}
-	return r.names[n]
-}
-
-func (r *reader) rest(s *Side, regions, groups, views int) {
-	for range regions {
-		s.Regions = append(s.Regions, Area{r.name(), r.u64()})
-	}
-	for range groups {
-		g := Group{Blocks: r.u32(), State: r.take(1)[0] == 1}
-		for _, n := range []*int{&g.Window, &g.Ring, &g.Shards, &g.Shard, &g.Interleave} {
-			*n = int(r.u32())
-		}
-		s.Groups = append(s.Groups, g)
-	}
-	s.Views = make([]View, views)
-	for i := range s.Views {
-		v := &s.Views[i]
-		v.Layer, v.Part, v.DType = int(r.u16()), r.name(), r.name()
-		v.Region, v.Group = int(r.u16()), int(r.u16())
-		v.Cell = uint64(r.u32())
-		for _, n := range []*int{&v.Units, &v.First, &v.Count, &v.Tokens} {
-			*n = int(r.u32())
-		}
-		v.Base, v.Block, v.Unit, v.Token = r.u64(), r.u64(), r.u64(), r.u64()
-	}
 }

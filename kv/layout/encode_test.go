@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -22,6 +23,7 @@ func sample(t testing.TB) *Side {
 
 func TestSideEncoding(t *testing.T) {
 	s := sample(t)
+	s.Regions[0].Name = strings.Repeat("x", nameMax)
 	b, err := s.Marshal()
 	require.NoError(t, err)
 	got, err := ParseSide(b)
@@ -81,8 +83,9 @@ func FuzzParseSide(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(b)
 	f.Add([]byte(sideMagic))
-	many := append([]byte(nil), b[:headBytes]...)
-	binary.LittleEndian.PutUint32(many[headBytes-4:], 1<<31)
+	head := binary.Size(sideHead{})
+	many := append([]byte(nil), b[:head]...)
+	binary.LittleEndian.PutUint32(many[head-4:], 1<<31)
 	f.Add(many)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var before, after runtime.MemStats

@@ -36,7 +36,7 @@ func ExampleNewPlan() {
 	if err != nil {
 		log.Fatal(err) // an *UnlikeError says what to change
 	}
-	for _, i := range plan.Explain() { // fmt.Print(plan) says more, in words
+	for _, i := range plan.Explain() { // EdgeInfo.String says more, in words
 		fmt.Printf("rank %d to %d: %d MiB, %d requests if it pushed, %d if rank %d pulled\n",
 			i.FromRank, i.ToRank, i.Bytes>>20, i.ReceiverRuns, i.SenderRuns, i.ToRank)
 	}

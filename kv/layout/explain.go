@@ -4,7 +4,6 @@ package layout
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -97,14 +96,4 @@ func (i EdgeInfo) String() string {
 	}
 	return fmt.Sprintf("%s: %d layers, patterns of a layer: %d; for %d tokens %d bytes, in a list "+
 		"%d descriptors; %s", who, i.Layers, i.Patterns, ExplainTokens, i.Bytes, i.Runs, why)
-}
-
-// String returns the lines of Explain.
-func (p *Plan) String() string {
-	var b strings.Builder
-	for _, info := range p.Explain() {
-		b.WriteString(info.String())
-		b.WriteByte('\n')
-	}
-	return b.String()
 }

@@ -52,19 +52,6 @@ var groupOrders = []struct {
 	{"page_head", "", SGLangPageHead},
 }
 
-// groupNumbers are the keys whose values are numbers from 1 on.
-var groupNumbers = []struct {
-	key string
-	max int
-	of  func(*GroupSpec) *int
-}{
-	{"tp", GroupRanksMax, func(g *GroupSpec) *int { return &g.TP }},
-	{"dp", RanksMax, func(g *GroupSpec) *int { return &g.DP }},
-	{"block", TokensMax, func(g *GroupSpec) *int { return &g.BlockTokens }},
-	{"dcp", GroupRanksMax, func(g *GroupSpec) *int { return &g.Shards }},
-	{"interleave", TokensMax, func(g *GroupSpec) *int { return &g.Interleave }},
-}
-
 // groupKeys are all keys.
 var groupKeys = []string{"tp", "pp", "dp", "layout", "kv", "block", "window", "state", "dcp",
 	"interleave"}
@@ -114,12 +101,17 @@ func ParseGroup(text string) (GroupSpec, error) {
 
 // set takes one key but layout and kv, which go together.
 func (g *GroupSpec) set(key, value string) error {
-	for _, n := range groupNumbers {
-		if n.key == key {
-			return setNumber(n.of(g), key, value, n.max)
-		}
-	}
 	switch key {
+	case "tp":
+		return setNumber(&g.TP, key, value, GroupRanksMax)
+	case "dp":
+		return setNumber(&g.DP, key, value, RanksMax)
+	case "block":
+		return setNumber(&g.BlockTokens, key, value, TokensMax)
+	case "dcp":
+		return setNumber(&g.Shards, key, value, GroupRanksMax)
+	case "interleave":
+		return setNumber(&g.Interleave, key, value, TokensMax)
 	case "layout", "kv":
 		return nil
 	case "pp":
