@@ -23,9 +23,9 @@
 //
 // Begin and Open meet by the number of the request, in any order. An end on any rank goes to all
 // ranks of the other group at once, and each of those passes it on to all of this one: every rank
-// learns it from the first that tells, and has a proof of its own that nothing lands in its blocks
-// any more. A receiver that is done stays done, also when others fail. The lists of blocks go
-// along with Begin and Grant, since the rank that moves the bytes names both ends.
+// learns it from the first message that reaches it, and has a proof of its own that nothing lands
+// in its blocks any more. A receiver that is done stays done, also when others fail. The lists of
+// blocks go along with Begin and Grant, since the rank that moves the bytes names both ends.
 //
 // # What proves that blocks are free again
 //

@@ -203,13 +203,13 @@ func (r *rank) watch(lost func(other int)) {
 	}
 }
 
-// tell is the function of that name for a rank of the other group.
-func (r *rank) tell(other int, session uint64, what kind, reason Reason) {
-	tell(r.cfg.Peers[other], r.cfg.NotifyTimeout, r.first, what, reason, session)
+// notify is the function of that name for a rank of the other group.
+func (r *rank) notify(other int, session uint64, what kind, reason Reason) {
+	notify(r.cfg.Peers[other], r.cfg.NotifyTimeout, r.first, what, reason, session)
 }
 
-// whereLost returns the first rank of the other group that is lost.
-func (r *rank) whereLost() (other int, lost bool) {
+// lostPeer returns the first rank of the other group that is lost.
+func (r *rank) lostPeer() (other int, lost bool) {
 	for i, p := range r.cfg.Peers {
 		if isLost(p) {
 			return i, true

@@ -91,7 +91,7 @@ func groupPrefillProcess(socket string) error {
 	}
 	mux, start := NewMux(eng), make(chan struct{}, 1)
 	// There is a receiver, or none any more.
-	mux.HandleRest(func(engine.Notification) { poke(start) })
+	mux.HandleRest(func(engine.Notification) { signal(start) })
 	peer, err := eng.Dial(context.Background(), "unix", socket)
 	if err != nil {
 		return err

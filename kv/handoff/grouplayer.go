@@ -14,9 +14,9 @@ import (
 )
 
 // Layer starts to hand over a layer, by its global number, which must be complete in this rank's
-// memory: it writes it to the receivers that this rank writes to, and tells those that read that
-// they may. It waits while Window layers are in flight, and ctx bounds that wait, not the write.
-// Each layer is handed over once, in any order; those that no edge carries may be left out.
+// memory: it writes it to the receivers that this rank writes to, and notifies those that read it.
+// It waits while Window layers are in flight, and ctx bounds that wait, not the write. Each layer
+// is handed over once, in any order; those that no edge carries may be left out.
 func (p *GroupPush) Layer(ctx context.Context, layer int) error {
 	carried, err := p.claim(layer)
 	if err != nil || !carried {
@@ -197,7 +197,7 @@ func (p *GroupPush) drain(ctx context.Context) error {
 	}
 }
 
-// beginFinish reports whether the last word may be sent. Precondition: p.mu is held.
+// beginFinish reports whether Done may be sent. Precondition: p.mu is held.
 func (p *GroupPush) beginFinish() (ready bool, err error) {
 	switch {
 	case isClosed(p.over):
@@ -219,7 +219,7 @@ func (p *GroupPush) landed(f *groupFlight) {
 	p.mu.Unlock()
 	<-p.window
 	if drained {
-		poke(p.drained)
+		signal(p.drained)
 	}
 }
 
@@ -231,9 +231,9 @@ func (p *GroupPush) addUnproven(err error) {
 }
 
 // Abort ends the request on all ranks. When it returns nil, no byte that this rank sends lands any
-// more, no receiver can read its blocks, and all receivers have been told, where they can be; each
-// of them tells the other senders, and has its own proof. ctx bounds the wait; the end goes on
-// without it. driver.ErrUnproven means that there is no proof: for the blocks of this rank see
+// more, no receiver can read its blocks, and all receivers that can be reached have been notified;
+// each of them notifies the other senders, and has its own proof. ctx bounds the wait; the end goes
+// on without it. driver.ErrUnproven means that there is no proof: for the blocks of this rank see
 // Ended. It is idempotent, and does nothing to a push that has ended.
 func (p *GroupPush) Abort(ctx context.Context) error {
 	p.fail(&EndError{Reason: Aborted}, nil)
@@ -255,7 +255,7 @@ func (p *GroupPush) run() {
 	for !isClosed(p.over) {
 		select {
 		case f := <-p.flights:
-			p.reap(f, timer)
+			p.finishFlight(f, timer)
 		case a := <-p.asked:
 			p.answer(a)
 		case <-p.over:
@@ -264,7 +264,7 @@ func (p *GroupPush) run() {
 	for held := 0; held < cap(p.window); { // then no call of Layer is under way
 		select {
 		case f := <-p.flights:
-			p.reap(f, timer)
+			p.finishFlight(f, timer)
 		case p.window <- struct{}{}:
 			held++
 		}
@@ -273,8 +273,8 @@ func (p *GroupPush) run() {
 	p.cleanUp()
 }
 
-// reap waits for the end of a layer on all its edges, or makes it end.
-func (p *GroupPush) reap(f *groupFlight, timer *time.Timer) {
+// finishFlight waits for the end of a layer on all its edges, or makes it end.
+func (p *GroupPush) finishFlight(f *groupFlight, timer *time.Timer) {
 	timer.Reset(time.Until(f.posted) + p.s.cfg.LayerTimeout)
 	for _, s := range f.sent {
 		p.awaitLayer(s, timer)
@@ -346,7 +346,7 @@ func (p *GroupPush) awaitEnd(l *outLink, cause error, timer *time.Timer) {
 	}
 }
 
-// answer tells a receiver a digest of this rank's memory.
+// answer sends a receiver a digest of this rank's memory.
 func (p *GroupPush) answer(a asking) {
 	held := p.s.held(false, p.tables, p.span)
 	d, err := p.digests.Layer(a.from.edge, int(a.q.layer), held, a.q.scope)

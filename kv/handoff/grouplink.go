@@ -28,7 +28,7 @@ type inLink struct {
 	q         *GroupRequest // that it belongs to
 	reason    Reason        // why it belongs to none
 	granted   bool
-	done      bool         // the sender has said its last word
+	done      bool         // the sender has sent Done
 	announced map[int]bool // layers
 	left      int          // layers that are not here
 	question  uint32       // number of the last one; 0: it has its answer
@@ -58,8 +58,8 @@ func newInLink(r *GroupReceiver, from int, session uint64) *inLink {
 // isComplete reports whether the sender has handed over its part. Precondition: r.mu is held.
 func (l *inLink) isComplete() bool { return l.granted && l.done && l.left == 0 }
 
-// turnAway ends a link that belongs to no request. Precondition: r.mu is held.
-func (l *inLink) turnAway(reason Reason) {
+// reject ends a link that belongs to no request. Precondition: r.mu is held.
+func (l *inLink) reject(reason Reason) {
 	if l.reason == 0 {
 		l.reason = reason
 		close(l.settled)
@@ -81,13 +81,13 @@ func (l *inLink) receive(m *message) {
 			ok = err == nil
 		}
 		if !ok {
-			l.turnAway(Garbled)
+			l.reject(Garbled)
 		} else if whole {
 			l.attach()
 		}
 		return
 	case m.kind == kindAbort:
-		l.q.stop(&EndError{Remote: true, Reason: m.reason}, l)
+		l.q.failLocked(&EndError{Remote: true, Reason: m.reason}, l)
 		return
 	case m.kind == kindLayer:
 		layer := int(m.layer)
@@ -104,7 +104,7 @@ func (l *inLink) receive(m *message) {
 		}
 	case m.kind == kindDone:
 		if l.done {
-			return // said again by another Finish: no sign of life
+			return // sent again by another Finish: it does not extend IdleTimeout
 		}
 		ok = l.granted
 		l.done = true
@@ -118,10 +118,10 @@ func (l *inLink) receive(m *message) {
 		}
 	}
 	if !ok {
-		l.q.stop(&EndError{Reason: Garbled, Peer: l.r.cfg.Peers[l.from].Name()}, nil)
+		l.q.failLocked(&EndError{Reason: Garbled, Peer: l.r.cfg.Peers[l.from].Name()}, nil)
 		return
 	}
-	poke(l.q.alive)
+	signal(l.q.alive)
 }
 
 // follows reports whether layers that the sender has announced are still to be read, or compared.
@@ -133,13 +133,13 @@ func (l *inLink) attach() {
 	r, q := l.r, l.r.requests[g.request]
 	switch {
 	case err != nil:
-		l.turnAway(Garbled)
+		l.reject(Garbled)
 		return
 	case r.past[g.request] != 0:
-		l.turnAway(r.past[g.request])
+		l.reject(r.past[g.request])
 		return
 	case q != nil && q.links[l.from] != nil:
-		l.turnAway(Garbled) // the first one goes on
+		l.reject(Garbled) // the first one goes on
 		return
 	case q == nil:
 		q = r.add(g.request)
@@ -148,9 +148,9 @@ func (l *inLink) attach() {
 	q.links[l.from] = l
 	q.work.Add(1)
 	close(l.settled)
-	poke(q.alive)
+	signal(q.alive)
 	if g.plan != r.plan || g.op != r.op(l.from) {
-		q.stop(&EndError{Reason: Mismatch, Peer: r.cfg.Peers[l.from].Name(),
+		q.failLocked(&EndError{Reason: Mismatch, Peer: r.cfg.Peers[l.from].Name(),
 			Err: errors.New("the ranks have other plans, another order of GroupConfig.Peers, or " +
 				"other operations of an edge")}, nil)
 	}
@@ -165,7 +165,7 @@ func (l *inLink) run() {
 	case <-limit.C:
 		l.r.mu.Lock()
 		if l.q == nil {
-			l.turnAway(TimedOut)
+			l.reject(TimedOut)
 		}
 		l.r.mu.Unlock()
 	}
@@ -174,13 +174,13 @@ func (l *inLink) run() {
 		l.r.count.ended(l.reason)
 		l.r.drop(l)
 		l.r.mu.Unlock()
-		l.r.tell(l.from, l.session, kindEnd, l.reason)
+		l.r.notify(l.from, l.session, kindEnd, l.reason)
 		return
 	}
 	defer l.q.work.Done()
 	if err := l.receiveAll(); err != nil {
 		l.r.mu.Lock()
-		l.q.stop(l.r.endOf(l.q.ctx, l.q.ID, l.from, err), nil)
+		l.q.failLocked(l.r.endOf(l.q.ctx, l.q.ID, l.from, err), nil)
 		l.r.mu.Unlock()
 	}
 	l.r.lines[l.from].keepLastImport(l.imports)

@@ -10,7 +10,7 @@ import (
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
-// groupBegin is what one sending rank tells one receiving rank of a request.
+// groupBegin is the message with which a sending rank begins a request at a receiving rank.
 type groupBegin struct {
 	request uint64
 	plan    [sha256.Size]byte

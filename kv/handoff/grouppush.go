@@ -149,7 +149,7 @@ func placesOf(t layout.Tables, leases []groupLease) places {
 	return p
 }
 
-// meet tells one receiver of the request, waits for its grant, and imports its leases.
+// meet begins the request at one receiver, waits for its grant, and imports its leases.
 func (p *GroupPush) meet(ctx context.Context, l *outLink, mine places) error {
 	ask := groupBegin{request: p.request, plan: p.s.plan, op: p.s.op(l.to), span: p.span,
 		digests: p.digests != nil, seed: p.seed}
@@ -205,8 +205,8 @@ func (p *GroupPush) outcome() error {
 	return fmt.Errorf("request %d is handed over already: %w", p.request, engine.ErrClosed)
 }
 
-// fail gives the push its outcome, unless it has one, and tells all receivers at once; not the
-// one that has told us.
+// fail gives the push its outcome, unless it has one, and notifies all receivers at once, except
+// from, which has ended it.
 func (p *GroupPush) fail(end *EndError, from *outLink) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -226,7 +226,7 @@ func (p *GroupPush) fail(end *EndError, from *outLink) {
 		}
 		p.s.running.Go(func() {
 			<-l.sent // after all of the begin: it would be a stray
-			p.s.tell(l.to, l.session, kindAbort, end.Reason)
+			p.s.notify(l.to, l.session, kindAbort, end.Reason)
 		})
 	}
 }
@@ -278,7 +278,7 @@ func (p *GroupPush) receive(l *outLink, m *message) {
 	}
 }
 
-func poke(c chan struct{}) {
+func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:

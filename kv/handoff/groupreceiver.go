@@ -77,12 +77,12 @@ func (r *GroupReceiver) Open(ctx context.Context, request uint64, t layout.Table
 	close(q.prepared)
 	r.mu.Lock()
 	if err != nil {
-		q.stop(endOf(ctx, request, fmt.Errorf("open: %w", err)), nil)
+		q.failLocked(endOf(ctx, request, fmt.Errorf("open: %w", err)), nil)
 	}
 	ended := q.end != nil
 	if !ended {
 		close(q.opened)
-		poke(q.alive)
+		signal(q.alive)
 	}
 	r.mu.Unlock()
 	if ended {
@@ -96,7 +96,7 @@ func (r *GroupReceiver) Open(ctx context.Context, request uint64, t layout.Table
 func (r *GroupReceiver) claim(request uint64) (*GroupRequest, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	other, lost := r.whereLost()
+	other, lost := r.lostPeer()
 	q := r.requests[request]
 	var err error
 	switch {
@@ -158,12 +158,12 @@ func (r *GroupReceiver) lost(other int) {
 	defer r.mu.Unlock()
 	for _, q := range r.requests {
 		if l := q.links[other]; l == nil || !l.isComplete() {
-			q.stop(&EndError{Reason: PeerLost, Peer: r.cfg.Peers[other].Name()}, l)
+			q.failLocked(&EndError{Reason: PeerLost, Peer: r.cfg.Peers[other].Name()}, l)
 		}
 	}
 	for _, l := range r.links {
 		if l.from == other && l.q == nil {
-			l.turnAway(PeerLost)
+			l.reject(PeerLost)
 		}
 	}
 }
@@ -208,11 +208,11 @@ func (r *GroupReceiver) Close() error {
 		close(r.closing)
 	}
 	for _, q := range r.requests {
-		q.stop(&EndError{Reason: Closed}, nil)
+		q.failLocked(&EndError{Reason: Closed}, nil)
 	}
 	for _, l := range r.links {
 		if l.q == nil {
-			l.turnAway(Closed)
+			l.reject(Closed)
 		}
 	}
 	r.mu.Unlock()

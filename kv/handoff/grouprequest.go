@@ -58,8 +58,8 @@ func newGroupRequest(r *GroupReceiver, number uint64) *GroupRequest {
 	return q
 }
 
-// Ready tells of each layer that is here from all senders that have a part of it, by its global
-// number and in the order of arrival. It is closed when the request ends: complete if Err is nil.
+// Ready delivers the global number of each layer that has come from all senders that have a part
+// of it, in the order of arrival. It is closed when the request ends: complete if Err is nil.
 func (q *GroupRequest) Ready() <-chan int { return q.ready }
 
 // Done is closed when this rank has all of the request, or it has failed; Err says which. In both
@@ -92,16 +92,16 @@ func (q *GroupRequest) Cancel(ctx context.Context) error {
 	}
 }
 
-// fail is stop, for callers that do not hold r.mu.
+// fail is failLocked, for callers that do not hold r.mu.
 func (q *GroupRequest) fail(end *EndError) {
 	q.r.mu.Lock()
 	defer q.r.mu.Unlock()
-	q.stop(end, nil)
+	q.failLocked(end, nil)
 }
 
-// stop ends the request before it is complete, and tells the senders at once; not the one that
-// has told us. Precondition: r.mu is held.
-func (q *GroupRequest) stop(end *EndError, from *inLink) {
+// failLocked ends the request before it is complete, and notifies the senders at once, except from,
+// which has ended it. Precondition: r.mu is held.
+func (q *GroupRequest) failLocked(end *EndError, from *inLink) {
 	if q.end != nil || isClosed(q.complete) {
 		return
 	}
@@ -114,7 +114,7 @@ func (q *GroupRequest) stop(end *EndError, from *inLink) {
 	q.cancel(end)
 	for _, l := range q.links {
 		if l != nil && l != from {
-			q.r.running.Go(func() { q.r.tell(l.from, l.session, kindEnd, end.Reason) })
+			q.r.running.Go(func() { q.r.notify(l.from, l.session, kindEnd, end.Reason) })
 		}
 	}
 }
@@ -134,7 +134,7 @@ func (q *GroupRequest) run() {
 	q.settle(err)
 }
 
-// await returns when the request is complete or stopped. Its limits stop it.
+// await returns when the request is complete or has failed. Its limits make it fail.
 func (q *GroupRequest) await() {
 	limit := time.NewTimer(q.r.cfg.MeetTimeout)
 	defer limit.Stop()
@@ -155,7 +155,7 @@ func (q *GroupRequest) await() {
 			}
 		case <-limit.C:
 			q.r.mu.Lock()
-			q.stop(&EndError{Reason: TimedOut, Err: q.overdue()}, nil)
+			q.failLocked(&EndError{Reason: TimedOut, Err: q.overdue()}, nil)
 			q.r.mu.Unlock()
 		}
 	}
@@ -189,7 +189,7 @@ func (q *GroupRequest) overdue() error {
 		q.r.cfg.IdleTimeout, list)
 }
 
-// settle notes the outcome, and tells the senders that this rank has taken it over.
+// settle notes the outcome, and confirms a complete request to the senders.
 func (q *GroupRequest) settle(unproven error) {
 	q.r.mu.Lock()
 	unproven = errors.Join(unproven, q.unproven)
@@ -214,8 +214,8 @@ func (q *GroupRequest) settle(unproven error) {
 	for _, l := range q.links {
 		if l != nil {
 			q.r.drop(l)
-			if complete { // else stop has told them
-				q.r.running.Go(func() { q.r.tell(l.from, l.session, what, reason) })
+			if complete { // else failLocked has notified them
+				q.r.running.Go(func() { q.r.notify(l.from, l.session, what, reason) })
 			}
 		}
 	}
@@ -237,7 +237,7 @@ func (q *GroupRequest) arrivedLocked(l *inLink, layer int) {
 		return
 	}
 	l.left--
-	poke(q.alive) // what is read, or compared, takes time, too
+	signal(q.alive) // what is read, or compared, takes time, too
 	if q.edges[layer]--; q.edges[layer] == 0 {
 		q.ready <- layer // has room for all of them
 	}

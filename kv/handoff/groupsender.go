@@ -68,7 +68,7 @@ func (s *GroupSender) open(request uint64, t layout.Tables, in layout.Span) (*Gr
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	other, lost := s.whereLost()
+	other, lost := s.lostPeer()
 	switch {
 	case s.closed:
 		err = engine.ErrClosed

@@ -10,9 +10,10 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// tell sends a message without a body. Where it cannot be sent within limit, the limits of the
+// notify sends a message without a body. Where it cannot be sent within limit, the limits of the
 // other side end the request there.
-func tell(p *engine.Peer, limit time.Duration, to byte, what kind, reason Reason, session uint64) {
+func notify(p *engine.Peer, limit time.Duration, to byte, what kind, reason Reason,
+	session uint64) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	_ = p.Notify(ctx, appendHeader(nil, to, what, reason, session))
@@ -47,7 +48,7 @@ func (r *refusals) run(closing <-chan struct{}) {
 	for {
 		select {
 		case f := <-r.list:
-			tell(f.peer, r.limit, r.to, kindEnd, f.reason, f.session)
+			notify(f.peer, r.limit, r.to, kindEnd, f.reason, f.session)
 		case <-closing:
 			return
 		}
@@ -61,7 +62,7 @@ func (r *refusals) drain() {
 	for {
 		select {
 		case f := <-r.list:
-			all.Go(func() { tell(f.peer, r.limit, r.to, kindEnd, f.reason, f.session) })
+			all.Go(func() { notify(f.peer, r.limit, r.to, kindEnd, f.reason, f.session) })
 		default:
 			return
 		}
