@@ -21,7 +21,7 @@ import (
 func (t *test) burst(op driver.Op, l, r *memory, count int, message bool) (list []posted) {
 	n := l.size / uint64(count)
 	for i := range uint64(count) {
-		b := batch(op, t.cut(desc(l, i*n, r, i*n, n))...)
+		b := t.part(op, l, i*n, r, i*n, n)
 		if message {
 			b = withMessage(b, []byte{byte(i)})
 		}
@@ -123,7 +123,7 @@ func checkLoad(t *test) {
 		var list []posted
 		for i := range uint64(2 * slots) {
 			n := lens[(i/2+round)%uint64(len(lens))]
-			b := batch(bothOps[i%2], t.cut(desc(l, i*slot, r, i*slot, n))...)
+			b := t.part(bothOps[i%2], l, i*slot, r, i*slot, n)
 			list = append(list, t.submit(b))
 		}
 		t.lands("under load", list...)
@@ -183,7 +183,7 @@ func checkNoPoll(t *test) {
 		l.refill()
 		list = t.burst(driver.Write, l, r, count, false)
 		t.ok(t.inTime("revoke memory whose writer does not poll", r.revoke), "revoke")
-		r.leftAlone("round %d, revoked from a writer that does not poll", round)
+		r.staysRevoked("round %d, revoked from a writer that does not poll", round)
 		for _, p := range list {
 			t.wants(t.await(p.tag), "a write to memory that was revoked", nil, driver.ErrRevoked)
 		}
@@ -220,7 +220,6 @@ func checkCancel(t *test) {
 		stop()
 		t.hears(t.far, sent...)
 		t.visible()
-		target.staysSame("behind the completion of a %v that was cancelled", op)
 		target.leftAlone("behind the completion of a %v that was cancelled", op)
 	}
 	t.compare("after all that was cancelled")
@@ -326,7 +325,6 @@ func checkPeerClose(t *test) {
 		t.closes("peer", t.peer.Close)
 		stop()
 		t.over(list, nil, driver.ErrClosed)()
-		r.staysSame("behind Peer.Close, round %d", round)
 		r.leftAlone("behind Peer.Close, round %d", round)
 		t.closedPeer("Peer.Close", l, r)
 		if lost := t.peer.Lost(); lost != nil {
@@ -372,7 +370,6 @@ func checkBackendClose(t *test) {
 		t.closes("backend", t.host.b.Close)
 	}
 	t.over(list, nil, driver.ErrClosed)()
-	r.staysSame("behind Backend.Close")
 	r.leftAlone("behind Backend.Close")
 	for range 3 {
 		n, err := t.host.poll()
@@ -411,8 +408,8 @@ func checkTogether(t *test) {
 	token, late := t.remote(n).token, t.local(n)
 	writer := func() func() error {
 		l, r := t.local(n), t.remote(n)
-		write := batch(driver.Write, t.cut(desc(l, 0, r, n/4, n/2))...)
-		read := batch(driver.Read, t.cut(desc(l, n/2, r, n/4, n/2))...)
+		write := t.part(driver.Write, l, 0, r, n/4, n/2)
+		read := t.part(driver.Read, l, n/2, r, n/4, n/2)
 		return func() error {
 			for _, b := range []*driver.Batch{write, read} {
 				tag, err := t.host.submit(t.peer, b)
@@ -540,7 +537,7 @@ func checkDurable(t *test) {
 		l.refill()
 		var list [slots]posted
 		for i := range uint64(slots) {
-			b := batch(driver.Write, t.cut(desc(l, i*slot, r, i*slot, lens[(i+round)%slots]))...)
+			b := t.part(driver.Write, l, i*slot, r, i*slot, lens[(i+round)%slots])
 			if i == 3 && t.can(driver.CanPattern) {
 				b = shaped(driver.Write, l, r, driver.Pattern{Run: 1000, Count: 30,
 					Local:  driver.Side{Base: i * slot, Stride: 1000},

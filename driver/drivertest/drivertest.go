@@ -52,6 +52,7 @@
 package drivertest
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -150,9 +151,8 @@ var (
 )
 
 func (h Harness) withDefaults() Harness {
-	if h.Name == "" {
-		h.Name = "backend"
-	}
+	h.Name = cmp.Or(h.Name, "backend")
+	h.Grace, h.limit = cmp.Or(h.Grace, time.Second), cmp.Or(h.limit, time.Minute)
 	if h.Local == nil {
 		h.Local = HostMemory
 	}
@@ -161,12 +161,6 @@ func (h Harness) withDefaults() Harness {
 	}
 	if h.Start == nil {
 		h.Start = (*exec.Cmd).Start
-	}
-	if h.Grace == 0 {
-		h.Grace = time.Second
-	}
-	if h.limit == 0 {
-		h.limit = time.Minute
 	}
 	return h
 }

@@ -3,7 +3,6 @@
 package drivertest
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -16,20 +15,23 @@ import (
 // unreceivedMax is how many bytes of messages a backend takes at most that nobody receives.
 const unreceivedMax = 64 << 20
 
-// received is what a request in another goroutine has brought.
-type received struct {
-	msgs []message
-	err  error
+// receiving has a side receive beside this goroutine. The function that it returns waits for all.
+func (t *test) receiving(on *side, count int, asleep bool) (all func() []message) {
+	c := make(chan reply, 1)
+	go func() { c <- on.to.do(request{Do: "receive", Count: count, Asleep: asleep}) }()
+	return func() []message {
+		r := <-c
+		t.ok(r.Err.orNil(), "receive")
+		return r.Messages
+	}
 }
 
-// receiving has a side receive beside this goroutine.
-func (t *test) receiving(on *side, count int, asleep bool) <-chan received {
-	c := make(chan received, 1)
-	go func() {
-		r, err := on.try(request{Do: "receive", Count: count, Asleep: asleep})
-		c <- received{r.Messages, err}
-	}()
-	return c
+// numbered are messages of n bytes, which tell what number each has.
+func numbered(from, count, n int) (list [][]byte) {
+	for i := range count {
+		list = append(list, pattern(make([]byte, n), uint64(from+i)))
+	}
+	return list
 }
 
 // checkMessageBehindItsBytes sends vouchers for the bytes of their batches, which the receiver sums
@@ -44,8 +46,7 @@ func checkMessageBehindItsBytes(t *test) {
 		var list []posted
 		var sums []uint32
 		for i := range uint64(slots) {
-			b := batch(driver.Write,
-				t.cut(desc(l, i*slot, r, i*slot, lens[(i+round)%uint64(len(lens))]))...)
+			b := t.part(driver.Write, l, i*slot, r, i*slot, lens[(i+round)%uint64(len(lens))])
 			if t.can(driver.CanPattern) && i%5 == 4 {
 				side := driver.Side{Base: i * slot, Stride: slot / 50}
 				b = shaped(driver.Write, l, r, driver.Pattern{Run: slot / 50, Count: 50,
@@ -57,9 +58,7 @@ func checkMessageBehindItsBytes(t *test) {
 			sums = append(sums, sum(r.model()[i*slot:][:slot]))
 		}
 		t.lands("with a message", list...)
-		all := <-got
-		t.ok(all.err, "receive")
-		for i, m := range all.msgs {
+		for i, m := range got() {
 			if m.Err != nil || m.Sum != sums[i] {
 				t.broken("message %d of round %d (%q, %v) came before its bytes", i, round, m.Data,
 					m.Err)
@@ -94,9 +93,7 @@ func checkMessageOrder(t *test) {
 		list = append(list, t.submit(withMessage(b, sent[i])))
 	}
 	t.lands("with a message", list...)
-	all := <-got
-	t.ok(all.err, "receive")
-	t.heard(all.msgs, sent...)
+	t.heard(got(), sent...)
 	t.refused("a message longer than MessageMax", nil, messageAlone(make([]byte, most+1)))
 	t.compare("after all messages")
 }
@@ -105,10 +102,9 @@ func checkMessageOrder(t *test) {
 // sleeps then: room wakes it.
 func checkMessageBackPressure(t *test) {
 	size := min(4096, t.caps.MessageMax)
-	numbered := func(i int) []byte { return pattern(make([]byte, size), uint64(i)) }
 	sent, heard := 0, 0
 	send := func() bool {
-		_, err := t.host.once(t.peer, messageAlone(numbered(sent)))
+		_, err := t.host.once(t.peer, messageAlone(numbered(sent, 1, size)[0]))
 		if err == nil {
 			sent++
 		} else if !errors.Is(err, driver.ErrFull) {
@@ -130,19 +126,14 @@ func checkMessageBackPressure(t *test) {
 			}
 		}
 	}
-	hear := func(got <-chan received) {
-		all := <-got
-		t.ok(all.err, "receive")
-		for _, m := range all.msgs {
-			if !bytes.Equal(m.Data, numbered(heard)) {
-				t.broken("message %d of %d is another, or damaged (%v)", heard, sent, m.Err)
-			}
-			heard++
-		}
+	hear := func(got func() []message) {
+		msgs := got()
+		t.heard(msgs, numbered(heard, len(msgs), size)...)
+		heard += len(msgs)
 	}
 	for range 3 {
 		fill()
-		for got := (<-chan received)(nil); ; {
+		for got := (func() []message)(nil); ; {
 			if send() {
 				if got != nil {
 					hear(got)
@@ -175,7 +166,7 @@ func checkMessageOfFailed(t *test) {
 	l, r := t.local(n), t.remote(n)
 	t.ok(r.revoke(), "revoke")
 	for _, size := range []uint64{64, n} {
-		b := withMessage(batch(driver.Write, t.cut(desc(l, 0, r, 0, size))...),
+		b := withMessage(t.part(driver.Write, l, 0, r, 0, size),
 			[]byte("not to come"))
 		t.wants(t.outcomeOf(b), "a message behind memory that was revoked", driver.ErrRevoked)
 	}
@@ -287,13 +278,7 @@ func checkAnswers(t *test) {
 	for i := range 10 {
 		t.ok(t.host.answer(conn, pattern(msg, uint64(sent+i))), "answer where there was no room")
 	}
-	all := <-got
-	t.ok(all.err, "receive answers")
-	for i, m := range all.msgs {
-		if m.Err != nil || string(m.Data) != string(pattern(msg, uint64(i))) {
-			t.broken("answer %d of %d is another, or damaged (%v)", i, sent, m.Err)
-		}
-	}
+	t.heard(got(), numbered(0, sent+10, len(msg))...)
 	t.closes("peer", firstPeer.Close)
 	if last := t.hearsLast(t.far); last != first {
 		t.broken("connection %d closed, and %d has a last message", first, last)

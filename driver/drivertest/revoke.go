@@ -28,7 +28,7 @@ func checkRevoke(t *test) {
 	t.imports(overlap)
 	var old [][]byte
 	for round := range 5 {
-		t.move(batch(driver.Write, t.cut(desc(l, 0, r, 0, n))...))
+		t.move(t.part(driver.Write, l, 0, r, 0, n))
 		if round%2 == 0 {
 			t.ok(r.revoke(), "revoke")
 			r.expect("after a revoke, which makes finished writes visible")
@@ -40,7 +40,7 @@ func checkRevoke(t *test) {
 		for _, when := range []string{"when it was revoked", "when the key may be another's"} {
 			for _, op := range bothOps {
 				for _, size := range []uint64{64, n} {
-					b := batch(op, t.cut(desc(l, n, &dead, 0, size))...)
+					b := t.part(op, l, n, &dead, 0, size)
 					t.wants(t.outcomeOf(b), fmt.Sprintf("%v of %d bytes %s", op, size, when),
 						driver.ErrRevoked)
 				}
@@ -55,8 +55,8 @@ func checkRevoke(t *test) {
 			}
 		}
 		l.refill()
-		t.move(batch(driver.Write, t.cut(desc(l, 0, whole, 0, 2*n))...))
-		t.move(batch(driver.Write, t.cut(desc(l, 2*n, overlap, 0, n))...))
+		t.move(t.part(driver.Write, l, 0, whole, 0, 2*n))
+		t.move(t.part(driver.Write, l, 2*n, overlap, 0, n))
 		t.forget(&dead)
 		t.imports(r)
 		t.move(batch(driver.Write, desc(l, 77, r, 99, 1000)))
@@ -114,7 +114,7 @@ func checkRevokeUnderWrites(t *test) {
 		}
 		t.attack(driver.Write, back, l, r)
 		t.ok(r.revokeByThree(), "revoke memory under writes")
-		r.leftAlone("behind a revoke under writes")
+		r.staysRevoked("behind a revoke under writes")
 		t.attackEnds()
 		r.expect("behind a revoke, when the writes had ended")
 	}
@@ -153,7 +153,7 @@ func checkRevokeFrozen(t *test) {
 		}
 		t.ok(r.revokeByThree(), "revoke while the writer stands still")
 		stop()
-		r.leftAlone("behind a revoke while the writer stands still")
+		r.staysRevoked("behind a revoke while the writer stands still")
 		t.ok(t.proc.thaw(), "thaw")
 		r.staysSame("when the writer went on")
 		t.attackEnds()
@@ -205,7 +205,7 @@ func checkRevokeKilled(t *test) {
 	t.attack(driver.Write, back, l, r)
 	t.ok(t.proc.kill(), "kill")
 	t.ok(r.revoke(), "revoke when the writer is dead")
-	r.leftAlone("when the writer was killed")
+	r.staysRevoked("when the writer was killed")
 	if t.can(driver.CanNotify) {
 		t.hearsLast(t.near)
 		r.expect("when the connection of a killed writer had ended")
@@ -250,7 +250,7 @@ func checkRevokeParked(t *test) {
 				r.free()
 				r = t.near.shared(n)
 			} else {
-				r.leftAlone("behind a revoke while a goroutine stands at %q", spot)
+				r.staysRevoked("behind a revoke while a goroutine stands at %q", spot)
 				r.again()
 			}
 			b := t.inward(driver.Write, back, l, r, 64)

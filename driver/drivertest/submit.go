@@ -18,13 +18,12 @@ func checkLengths(t *test) {
 	const size = 5 << 20
 	l, r := t.local(size), t.remote(size)
 	lens := []uint64{1, 2, 7, 8, 9, 63, 64, 65, 255, 511, 512, 513, 656, 4095, 4096, 4097, 8192,
-		16383,
-		16385, 65535, 65536, 65537, 100000, 262143, 1<<20 - 1, 1<<20 + 1, 4<<20 + 3}
+		16383, 16385, 65535, 65536, 65537, 100000, 262143, 1<<20 - 1, 1<<20 + 1, 4<<20 + 3}
 	for i, n := range lens {
 		for j, at := range [][2]uint64{{0, 0}, {1, 4097}, {4095, 511}, {8192 + 77, 13}} {
 			op := bothOps[(i+j)%2]
-			t.move(batch(op, t.cut(desc(l, at[0], r, at[1], n))...))
-			t.move(batch(bothOps[(i+j+1)%2], t.cut(desc(l, at[1]+77, r, at[0]+size/8, n))...))
+			t.move(t.part(op, l, at[0], r, at[1], n))
+			t.move(t.part(bothOps[(i+j+1)%2], l, at[1]+77, r, at[0]+size/8, n))
 			if n > 100000 {
 				break
 			}
@@ -32,7 +31,7 @@ func checkLengths(t *test) {
 		t.compare("after ranges of %d bytes", n)
 		l.refill()
 	}
-	t.move(batch(driver.Write, t.cut(desc(l, size-9, r, size-9, 9))...))
+	t.move(t.part(driver.Write, l, size-9, r, size-9, 9))
 	t.compare("after a write of the last bytes")
 }
 
@@ -252,13 +251,13 @@ func checkOnly(t *test) {
 	t.remotes[r.as] = r
 	for _, op := range bothOps {
 		for _, in := range ranges {
-			t.move(batch(op, t.cut(desc(l, in.Off+7, r, in.Off, in.Len))...))
+			t.move(t.part(op, l, in.Off+7, r, in.Off, in.Len))
 			t.move(batch(op, desc(l, 7, r, in.Off+in.Len-1, 1)))
 		}
 		beside := map[string]*driver.Batch{}
 		for _, at := range []driver.Range{{Off: 0, Len: 1}, {Off: 12000, Len: 64},
 			{Off: 101, Len: 1}, {Off: 4095, Len: 2}, {Off: 4096, Len: 4097}, {Off: 0, Len: size}} {
-			beside[fmt.Sprint(at)] = batch(op, t.cut(desc(l, at.Off, r, at.Off, at.Len))...)
+			beside[fmt.Sprint(at)] = t.part(op, l, at.Off, r, at.Off, at.Len)
 		}
 		if t.can(driver.CanPattern) {
 			p := driver.Pattern{Count: 3, Run: 100, Local: driver.Side{Stride: 100},
@@ -395,7 +394,7 @@ func checkFaults(t *test) {
 				what := fmt.Sprintf("%v, memory of the %s side is %s", op, on.name, how)
 				for _, at := range []driver.Range{{Off: 0, Len: size}, {Off: half - 50, Len: 100},
 					{Off: half, Len: 100000}} {
-					b := batch(op, t.cut(desc(l, at.Off, r, at.Off, at.Len))...)
+					b := t.part(op, l, at.Off, r, at.Off, at.Len)
 					t.wants(t.outcomeOf(b), what, driver.ErrFault)
 					if t.can(driver.CanNotify) && op == driver.Write {
 						b = withMessage(b, []byte("must not arrive"))

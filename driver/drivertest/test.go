@@ -394,13 +394,19 @@ func (m *memory) adopt(off, n uint64) bool {
 }
 
 // leftAlone fails the check if anything lands in m, which no peer may reach any more: neither over
-// what it holds now, nor over what its program puts there.
+// what the model has, nor over what its program puts there then.
 func (m *memory) leftAlone(when string, args ...any) {
-	if m.adopt(0, m.size) {
-		m.staysSame(when, args...)
-	}
+	m.staysSame(when, args...)
 	m.refill()
 	m.staysSame(when, args...)
+}
+
+// staysRevoked is leftAlone of memory in which anything may have landed before its revoke.
+func (m *memory) staysRevoked(when string, args ...any) {
+	if !m.adopt(0, m.size) {
+		m.refill()
+	}
+	m.leftAlone(when, args...)
 }
 
 // revoke ends m; nil is the proof that nothing lands any more.
@@ -452,7 +458,12 @@ func batch(op driver.Op, descs ...driver.Desc) *driver.Batch {
 }
 
 func (t *test) whole(op driver.Op, l, r *memory) *driver.Batch {
-	return batch(op, t.cut(desc(l, 0, r, 0, min(l.size, r.size)))...)
+	return t.part(op, l, 0, r, 0, min(l.size, r.size))
+}
+
+// part is a batch of n bytes, cut.
+func (t *test) part(op driver.Op, l *memory, lOff uint64, r *memory, rOff, n uint64) *driver.Batch {
+	return batch(op, t.cut(desc(l, lOff, r, rOff, n))...)
 }
 
 // withMessage is the batch with a message behind it.

@@ -58,8 +58,7 @@ func checkWakeCompletion(t *test) {
 	close(stop)
 	t.idle()
 	for i := range 300 {
-		b := batch(bothOps[i/5%2], t.cut(desc(l, 0, r, 0, []uint64{1, 4096, 70000, 300000,
-			n}[i%5]))...)
+		b := t.part(bothOps[i/5%2], l, 0, r, 0, []uint64{1, 4096, 70000, 300000, n}[i%5])
 		var tags []uint64
 		for range 1 + i%3 {
 			tags = append(tags, t.submit(b).tag)
@@ -119,13 +118,10 @@ func checkWakeMessage(t *test) {
 		})
 		t.hears(t.near, []byte{byte(round)})
 		_ = t.host.sleepArmed(0) // the message came while we armed, and used the wake-up
-		if _, err := t.host.b.Arm(); err != nil {
-			t.Fatal(err)
-		}
+		_, err = t.host.b.Arm()
+		t.ok(err, "arm")
 		send()
-		if err := t.host.sleepArmed(t.h.limit / 2); err != nil {
-			t.broken("message behind others: %v, and the backend was armed", err)
-		}
+		t.ok(t.host.sleepArmed(t.h.limit/2), "message behind others, and the backend was armed")
 		t.hears(t.near, []byte{byte(round)})
 		t.far.must(request{Do: "close peer", Peer: back})
 		got, err := t.host.receive(1, t.h.limit, true)
