@@ -179,7 +179,7 @@ func (e *Engine) close() error {
 	errs = append(errs, e.stager.Close(), closeBackends(e.cfg.Backends))
 	e.sweeper.stop()
 	if e.schedule != nil {
-		e.schedule.stop()
+		e.schedule.timer.Stop()
 	}
 
 	// The completions that the backends had left. A transfer without one by then, against all

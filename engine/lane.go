@@ -65,15 +65,21 @@ func (l *lane) poll() (found bool) {
 		want := l.wanted.Load()
 		found = l.reap() || found
 		l.pollMu.Unlock()
-		l.retry()
-		if s := l.e.schedule; s != nil {
-			s.pump(l)
-		}
+		l.submitWaiting()
 		if l.wanted.Load() == want {
 			return found
 		}
 	}
 	return found
+}
+
+// submitWaiting submits what waits for something that may have come with the last completions: room
+// at a backend, or its turn by class.
+func (l *lane) submitWaiting() {
+	l.retry()
+	if s := l.e.schedule; s != nil {
+		s.pump(l)
+	}
 }
 
 // reap is poll's part under the lock.

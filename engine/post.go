@@ -139,7 +139,7 @@ func (t *Transfer) submit(head *conn) (room bool) {
 			bit := bits.TrailingZeros64(^flying)
 			tag := tag(t.slot, generation, bit)
 			if t.grants != nil {
-				t.grants.begin(bit, next, b)
+				t.grants.inFlight[bit].Store(b.bytes)
 			}
 			t.outstanding.Or(1 << bit)
 			t.submitted.Store(int64(next + 1))
@@ -158,7 +158,6 @@ func (t *Transfer) submit(head *conn) (room bool) {
 				}
 				continue
 			}
-			t.grants.end(bit)
 			t.batchEnded(bit)
 			t.submitted.Store(int64(next))
 			if !errors.Is(err, driver.ErrFull) {
@@ -187,9 +186,10 @@ func (e *Engine) finish(l *lane, c *driver.Completion) {
 	if t != nil {
 		w = t.state()
 	}
-	var room uint64 // of the batch; the bit may be another batch's once it is cleared
-	if w.phase() == posted && w.generation()&(1<<generationBits-1) == generation {
-		room = t.grants.end(bit)
+	room := uint64(0)
+	if w.phase() == posted && t.grants != nil &&
+		w.generation()&(1<<generationBits-1) == generation {
+		room = t.grants.inFlight[bit].Swap(0) // before the bit may be another batch's
 	}
 	if t == nil || w.generation()&(1<<generationBits-1) != generation || !t.batchEnded(bit) ||
 		w.phase() != posted {

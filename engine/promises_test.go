@@ -181,6 +181,7 @@ func (p *promises) open(name string, open func() (driver.Backend, error)) (*engi
 	}
 	require.NoError(p.t, err)
 	e, err := engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b},
+		Schedule:        &engine.Schedule{BytesInFlight: slotBytes, PieceBytes: slotBytes / 4},
 		TransferTimeout: 100 * time.Millisecond, AbortGrace: 10 * time.Second,
 		Spin: testkit.Spin()})
 	require.NoError(p.t, err)
@@ -400,6 +401,13 @@ func (w *promiser) transfer(op engine.Op, m *engine.Remote, at uint64,
 			w.breaks("close a transfer: %v", err)
 		}
 	}()
+	var deadline time.Time
+	if w.rng.IntN(8) == 0 {
+		deadline = time.Now().Add(time.Duration(w.rng.IntN(500)) * time.Microsecond)
+	}
+	if err := t.Schedule(engine.Class(w.rng.IntN(4)), deadline); err != nil {
+		w.breaks("schedule a transfer: %v", err)
+	}
 	w.paint(w.here())
 	w.paint(w.there())
 	n := uint64(1 + w.rng.IntN(slotBytes))

@@ -5,6 +5,7 @@ package engine
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -46,64 +47,40 @@ func (c Class) String() string {
 type Schedule struct {
 	// BytesInFlight bounds what a backend has of the lower classes, for each resource. A larger
 	// one fills a longer path; a swap-in may find that many bytes before it. Default 2 MiB.
-	BytesInFlight uint64
-	// PieceBytes bounds one batch of the lower classes, at most BytesInFlight. Only a single entry
-	// of a pattern may be longer, which then goes alone. Default: a quarter of BytesInFlight.
-	PieceBytes uint64
+	BytesInFlight int
+	// PieceBytes bounds one batch of the lower classes, at most BytesInFlight and 64 MiB. Only a
+	// single entry of a pattern may be longer, which then goes alone. Default: a quarter of
+	// BytesInFlight.
+	PieceBytes int
 	// Weights of the classes below SwapIn, by which room is shared where several want it: none
 	// starves while another is served. Default 16, 4 and 1; each is at most 1,048,576.
 	Prefetch, SwapOut, Replicate int
 	// QueuedMax and QueuedBytes bound the transfers of a resource that have not been handed to the
-	// backend as a whole. Post of one more is ErrBusy. Default 4,096 and 16 GiB.
-	QueuedMax   int
-	QueuedBytes uint64
+	// backend as a whole. Post of one more is ErrBusy. Default 4,096, at most 1,048,576; and
+	// 16 GiB.
+	QueuedMax, QueuedBytes int
 }
-
-// Bounds of a Schedule.
-const (
-	weightMax = 1 << 20
-	queuedMax = 1 << 20
-)
 
 // complete returns the schedule with its defaults.
 func (s Schedule) complete() (Schedule, error) {
 	s.BytesInFlight = cmp.Or(s.BytesInFlight, 2<<20)
 	for _, f := range []struct {
-		name  string
-		field *uint64
-		value uint64
-	}{
-		{"BytesInFlight", &s.BytesInFlight, 0},
-		{"PieceBytes", &s.PieceBytes, max(1, min(s.BytesInFlight/4, batchBytesMax))},
-		{"QueuedBytes", &s.QueuedBytes, 16 << 30},
-	} {
-		if *f.field > 1<<60 {
-			return s, fmt.Errorf("config: Schedule.%s is %d, at most 2^60: %w", f.name, *f.field,
-				ErrBounds)
-		}
-		if *f.field == 0 {
-			*f.field = f.value
-		}
-	}
-	for _, f := range []struct {
 		name       string
 		field      *int
 		value, max int
 	}{
-		{"Prefetch", &s.Prefetch, 16, weightMax}, {"SwapOut", &s.SwapOut, 4, weightMax},
-		{"Replicate", &s.Replicate, 1, weightMax}, {"QueuedMax", &s.QueuedMax, 4096, queuedMax},
+		{"BytesInFlight", &s.BytesInFlight, 0, 1 << 40},
+		{"PieceBytes", &s.PieceBytes, max(1, min(s.BytesInFlight/4, batchBytesMax)),
+			min(s.BytesInFlight, batchBytesMax)},
+		{"Prefetch", &s.Prefetch, 16, 1 << 20}, {"SwapOut", &s.SwapOut, 4, 1 << 20},
+		{"Replicate", &s.Replicate, 1, 1 << 20}, {"QueuedMax", &s.QueuedMax, 4096, 1 << 20},
+		{"QueuedBytes", &s.QueuedBytes, 16 << 30, 1 << 60},
 	} {
+		*f.field = cmp.Or(*f.field, f.value)
 		if *f.field < 0 || *f.field > f.max {
 			return s, fmt.Errorf("config: Schedule.%s is %d, at most %d: %w", f.name, *f.field,
 				f.max, ErrBounds)
 		}
-		if *f.field == 0 {
-			*f.field = f.value
-		}
-	}
-	if s.PieceBytes > min(s.BytesInFlight, batchBytesMax) {
-		return s, fmt.Errorf("config: Schedule.PieceBytes is %d, at most BytesInFlight of %d and "+
-			"%d: %w", s.PieceBytes, s.BytesInFlight, batchBytesMax, ErrBounds)
 	}
 	return s, nil
 }
@@ -145,7 +122,7 @@ func (t *Transfer) Schedule(class Class, deadline time.Time) error {
 // batchMax is how many bytes of the transfer go in one batch.
 func (t *Transfer) batchMax() uint64 {
 	if t.grants != nil {
-		return t.e.schedule.cfg.PieceBytes
+		return uint64(t.e.schedule.cfg.PieceBytes)
 	}
 	return batchBytesMax
 }
@@ -158,23 +135,10 @@ type Turn struct {
 	Waiting  string        // for what it waits there now; empty: it does not
 }
 
-// String returns one line.
-func (x Turn) String() string {
-	switch {
-	case x.Resource == "":
-		return x.Class.String() + ": the engine has no schedule, or nothing is listed"
-	case x.Waiting != "":
-		return fmt.Sprintf("%v: for %v in the queue of %s, which %s", x.Class, x.Waited, x.Resource,
-			x.Waiting)
-	}
-	return fmt.Sprintf("%v: was %v in the queue of %s", x.Class, x.Waited, x.Resource)
-}
-
 // Explain tells the class of the transfer, by which resource it is scheduled, and how long its last
 // post has waited for that. Like Add it belongs to the goroutine that the transfer belongs to.
 func (t *Transfer) Explain() Turn {
-	x := Turn{Class: t.class}
-	r := t.resource
+	x, r, s := Turn{Class: t.class}, t.resource, t.e.schedule
 	if r == nil {
 		return x
 	}
@@ -182,28 +146,21 @@ func (t *Transfer) Explain() Turn {
 	if t.grants == nil {
 		return x
 	}
-	s := t.e.schedule
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if x.Waited = t.grants.waited; !t.grants.queued {
-		return x
-	}
-	now := s.e.now()
-	x.Waited += now - t.grants.since
-	switch {
-	case s.yields(r, now):
-		x.Waiting = "serves a swap-in"
-	case r.inFlight > 0:
-		x.Waiting = fmt.Sprintf("has %d of %d bytes in flight", r.inFlight, s.cfg.BytesInFlight)
-	default:
-		x.Waiting = "is about to serve it"
+	x.Waited = t.grants.waited
+	if now := s.e.now(); t.grants.queued {
+		x.Waited += now - t.grants.since
+		x.Waiting = fmt.Sprintf("%d of %d bytes are in flight", r.inFlight, s.cfg.BytesInFlight)
+		if s.yields(r, now) {
+			x.Waiting = "a swap-in is under way"
+		}
 	}
 	return x
 }
 
 // ClassStats counts the transfers of a class since the engine was opened; Queued is of now.
 type ClassStats struct {
-	Class   Class
 	Posts   uint64
 	Queued  int           // transfers that wait for their resource
 	Waited  time.Duration // of all, in such queues
@@ -216,20 +173,9 @@ func (s *scheduler) stats() []ClassStats {
 	if s == nil {
 		return nil
 	}
-	list := make([]ClassStats, classes)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	copy(list, s.counts[:])
-	for c := range list {
-		list[c].Class = Class(c)
-	}
-	list[SwapIn].Posts, list[SwapIn].Expired = s.swapIns.Load(), s.late.Load()
+	list := slices.Clone(s.counts[:])
+	list[SwapIn].Posts = s.swapIns.Load()
 	return list
-}
-
-// errQueueFull refuses a post; see Schedule.QueuedMax.
-func (s *scheduler) errQueueFull(r *resource) error {
-	return fmt.Errorf("post transfer: %d transfers of %d bytes wait for %s already: post it "+
-		"later, or raise Schedule.QueuedMax or QueuedBytes: %w", r.posts, r.pending, r.name,
-		ErrBusy)
 }

@@ -230,6 +230,55 @@ func TestWithinAClassTheFirstGoesFirst(t *testing.T) {
 	})
 }
 
+// TestSmallPiecesDoNotOvertakeLargeOnes for which there is no room yet.
+func TestSmallPiecesDoNotOvertakeLargeOnes(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		small := func() *Transfer {
+			x := transfer(t, s.p, Write)
+			check(t, x.Schedule(SwapOut, never))
+			check(t, x.Add(s.r, 0, s.m, 0, 4))
+			check(t, x.Post())
+			return x
+		}
+		list := []*Transfer{s.post(SwapOut, never, 1), small(), s.post(SwapOut, never, 1), small()}
+		require.Equal(t, []int{0, 1}, s.submitted(list...))
+		s.end()
+		require.Equal(t, []int{2, 3}, s.submitted(list...))
+		s.endAll()
+		s.alone()
+	})
+}
+
+// TestWhatAnotherLaneEnded: what one backend's end lets go to another one may be done in Submit, of
+// which no wake-up comes.
+func TestWhatAnotherLaneEnded(t *testing.T) {
+	testkit.InVirtualTime(t, func(t *testing.T) {
+		first, second := &fake{name: "first", manual: true}, &fake{name: "second", sleep: true}
+		e := open(t, "e", over(first, second), func(c *Config) {
+			c.Schedule = &Schedule{BytesInFlight: 8, PieceBytes: 8}
+		})
+		p, err := e.Self()
+		check(t, err)
+		r := register(t, e, "r", 1<<16)
+		r.file = e.schedule.newResource("file", &swapIns{})
+		post := func(by string) *Transfer {
+			x, err := e.NewTransfer(p, Write, Route{Only: by})
+			check(t, err)
+			check(t, x.Schedule(SwapOut, never))
+			check(t, x.Add(r, 0, remote(t, p, "r"), 1<<15, 8))
+			check(t, x.Post())
+			return x
+		}
+		a, b := post("first"), post("second")
+		ended := make(chan error, 1)
+		go func() { ended <- b.Wait(within(t)) }()
+		synctest.Wait()
+		require.True(t, first.finishOne(nil))
+		check(t, <-ended)
+		check(t, a.Wait(within(t)))
+	})
+}
+
 // TestDeadlineInTheQueue: what has not begun by then ends with ErrExpired, at that time, and
 // nothing of it was handed over; what has begun goes on.
 func TestDeadlineInTheQueue(t *testing.T) {
@@ -463,15 +512,13 @@ func TestRoomOfABatchThatWasNotTaken(t *testing.T) {
 func TestRoomOfWhatWasGivenUp(t *testing.T) {
 	testkit.InVirtualTime(t, func(t *testing.T) {
 		f := &fake{manual: true, brokenClose: true}
-		a, b, local := twoPeers(t, f)
-		e := a.e
-		cfg, err := Schedule{BytesInFlight: 8}.complete()
-		check(t, err)
-		e.schedule = newScheduler(e, &cfg) // nothing was posted yet
+		e := open(t, "e", over(f), func(c *Config) {
+			c.Schedule = &Schedule{BytesInFlight: 8, PieceBytes: 8}
+		})
+		o := open(t, "other", over(&fake{}))
+		register(t, o, "r", 1<<16)
+		a, b, local := connect(t, e, o), connect(t, e, o), register(t, e, "local", 1<<16)
 		local.file = e.schedule.newResource("file", &swapIns{})
-		for _, p := range []*Peer{a, b} {
-			p.conns[0].resource = e.schedule.newResource("fake", &e.lanes[0].swapIns)
-		}
 		hurry(t, e, 30*time.Millisecond)
 		post := func(p *Peer, timeout time.Duration) *Transfer {
 			e.cfg.TransferTimeout = timeout
@@ -484,10 +531,9 @@ func TestRoomOfWhatWasGivenUp(t *testing.T) {
 		stuck, other := post(a, 50*time.Millisecond), post(b, time.Hour)
 		require.ErrorIs(t, stuck.Wait(within(t)), ErrTimeout)
 		require.True(t, stuck.isUnproven())
-		for range 5 { // the batches of stuck stay
-			synctest.Wait()
-			for f.finishOne(nil) {
-			}
+		synctest.Wait()
+		require.Len(t, f.seen(), 2, "both were handed over")
+		for f.finishOne(nil) {
 		}
 		check(t, other.Wait(within(t)))
 		check(t, stuck.Close())
@@ -501,17 +547,16 @@ func TestExplainAndStatsOfASchedule(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		at := x.Explain()
 		require.Equal(t, Turn{Class: SwapOut, Resource: "fake to other",
-			Waited: 10 * time.Millisecond, Waiting: "serves a swap-in"}, at)
-		require.Contains(t, at.String(), "swap-out: for 10ms in the queue of fake to other")
+			Waited: 10 * time.Millisecond, Waiting: "a swap-in is under way"}, at)
 		require.Equal(t, 1, s.e.Stats().Classes[SwapOut].Queued)
 		s.end()
-		require.Contains(t, x.Explain().Waiting, "16 of 16 bytes")
+		require.Contains(t, x.Explain().Waiting, "16 of 16 bytes are in flight")
 		s.endAll()
 		check(t, urgent.Wait(within(t)))
 		check(t, x.Wait(within(t)))
 		require.Equal(t, 10*time.Millisecond, x.Explain().Waited)
 		c := s.e.Stats().Classes[SwapOut]
-		require.Equal(t, ClassStats{Class: SwapOut, Posts: 1, Waited: 10 * time.Millisecond}, c)
+		require.Equal(t, ClassStats{Posts: 1, Waited: 10 * time.Millisecond}, c)
 		require.Equal(t, "swap-in", s.make(SwapIn, never, 1).Explain().Class.String())
 	})
 }
@@ -527,7 +572,7 @@ func TestMisuseOfASchedule(t *testing.T) {
 		check(t, x.Reset())
 		check(t, x.Schedule(Prefetch, never))
 	})
-	for _, bad := range []Schedule{{BytesInFlight: 1 << 61}, {PieceBytes: 8 << 20},
+	for _, bad := range []Schedule{{BytesInFlight: 1 << 41}, {PieceBytes: 8 << 20},
 		{BytesInFlight: 1 << 30, PieceBytes: 1 << 27}, {SwapOut: -1}, {QueuedMax: 1 << 21}} {
 		_, err := bad.complete()
 		require.ErrorIs(t, err, ErrBounds, "%+v", bad)
@@ -636,6 +681,24 @@ func TestNoWakeUpIsLost(t *testing.T) {
 		require.Zero(t, r.swapIns.posts.Load())
 	}
 	t.Logf("%d succeeded, %d were refused", moved.Load(), refused.Load())
+}
+
+// TestHopsOfAChainAreNotScheduled: a swap-out by a chain is none of the swap-ins that hold others
+// back.
+func TestHopsOfAChainAreNotScheduled(t *testing.T) {
+	a := newHost(t, "a", func(c *Config) { // one piece at a time
+		c.Schedule = &Schedule{BytesInFlight: 128 << 10, PieceBytes: 128 << 10}
+	})
+	b := newHost(t, "b", func(c *Config) { c.Schedule = &Schedule{} })
+	p := connect(t, a.e, b.e)
+	tr := transfer(t, p, Write)
+	check(t, tr.Schedule(SwapOut, never))
+	check(t, tr.Add(a.hbm, 0, remote(t, p, "hbm"), 0, hostBytes))
+	run(t, tr)
+	require.Equal(t, "staged to b", tr.Explain().Resource)
+	for _, h := range []*host{a, b} {
+		require.Zero(t, h.e.Stats().Classes[SwapIn].Posts)
+	}
 }
 
 // TestFilesAreScheduledByFile: what waits for one disk holds up no other, and a swap-in over the

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -33,8 +34,7 @@ type scheduler struct {
 	weights  [classes]float64
 	patience time.Duration // how long a SwapIn without progress holds the others back
 
-	swapIns atomic.Uint64 // that were posted
-	late    atomic.Uint64 // of these, with a deadline that had passed
+	swapIns atomic.Uint64 // posts of that class: counts has them not
 	waiting atomic.Int64  // in queues, or about to be
 	again   atomic.Bool   // there may be room for one of them: pump must look
 
@@ -43,7 +43,6 @@ type scheduler struct {
 	counts  [classes]ClassStats
 	timer   *time.Timer   // calls tick
 	next    time.Duration // when; 0: it does not run
-	ended   bool
 }
 
 // patienceDefault is what a SwapIn of one batch of 64 MiB needs at 256 MB/s.
@@ -127,9 +126,12 @@ func (s *scheduler) enter(t *Transfer) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r.posts > 0 && (r.posts >= s.cfg.QueuedMax || r.pending+t.bytes > s.cfg.QueuedBytes) {
+	if r.posts > 0 && (r.posts >= s.cfg.QueuedMax ||
+		r.pending+t.bytes > uint64(s.cfg.QueuedBytes)) {
 		s.counts[t.class].Refused++
-		return s.errQueueFull(r)
+		return fmt.Errorf("post transfer: %d transfers of %d bytes wait for %s already: post it "+
+			"later, or raise Schedule.QueuedMax or QueuedBytes: %w", r.posts, r.pending, r.name,
+			ErrBusy)
 	}
 	s.counts[t.class].Posts++
 	x.granted, x.waited, x.pending = 0, 0, t.bytes
@@ -190,7 +192,7 @@ func (s *scheduler) hasRoom(r *resource, n uint64, now time.Duration) bool {
 		s.arm(time.Duration(r.swapIns.progress.Load()) + s.patience)
 		return false
 	}
-	return r.inFlight == 0 || r.inFlight+n <= s.cfg.BytesInFlight
+	return r.inFlight == 0 || r.inFlight+n <= uint64(s.cfg.BytesInFlight)
 }
 
 // charge gives a post room for its next batch.
@@ -208,21 +210,6 @@ func (s *scheduler) charge(t *Transfer, n uint64) {
 	r.served[t.class] = max(r.served[t.class], r.floor) // what it did not use is gone
 	r.floor = r.served[t.class]
 	r.served[t.class] += float64(n) / s.weights[t.class]
-}
-
-// begin notes which bit the next batch has with the backend.
-func (x *grants) begin(bit, next int, b *batch) {
-	if x.granted > next {
-		x.inFlight[bit].Store(b.bytes)
-	}
-}
-
-// end returns the bytes of a batch that has ended, once.
-func (x *grants) end(bit int) uint64 {
-	if x == nil {
-		return 0
-	}
-	return x.inFlight[bit].Swap(0)
 }
 
 // release frees the room of a batch that has ended.
@@ -295,7 +282,7 @@ func (s *scheduler) submit(t *Transfer, by *lane) {
 }
 
 // dequeue takes the next transfer out of a queue for which there is room, or whose deadline has
-// passed, or that is to be ended. The caller is its submitter.
+// passed. The caller is its submitter.
 func (s *scheduler) dequeue() (t *Transfer, late bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -308,13 +295,11 @@ func (s *scheduler) dequeue() (t *Transfer, late bool) {
 			}
 		}
 		t := r.queues[first][0]
-		n := t.batches[t.submitted.Load()].bytes
-		late, w := t.isExpired(now), t.state()
-		if late || w.phase() != posted || w.has(stopped) {
+		if t.isExpired(now) {
 			s.drop(t, 0, now)
-			return t, late
+			return t, true
 		}
-		if s.hasRoom(r, n, now) {
+		if n := t.batches[t.submitted.Load()].bytes; s.hasRoom(r, n, now) {
 			s.drop(t, 0, now)
 			s.charge(t, n)
 			return t, false
@@ -342,39 +327,37 @@ func (s *scheduler) drop(t *Transfer, at int, now time.Duration) {
 // remove takes a transfer out of its queue. It reports whether it was there: then the caller is its
 // submitter.
 func (s *scheduler) remove(t *Transfer) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	at := slices.Index(t.resource.queues[t.class], t)
-	if at >= 0 {
-		s.drop(t, at, s.e.now())
-	}
-	return at >= 0
+	return len(s.removeIf(func(other *Transfer) bool { return other == t })) > 0
 }
 
 // flush has the transfers whose connection is gone end: submit asks the backend, which refuses
 // them.
 func (s *scheduler) flush() {
-	isLost := func(t *Transfer) bool { return t.batches[t.submitted.Load()].conn.isLost() }
-	for t := s.removeIf(isLost); t != nil; t = s.removeIf(isLost) {
+	for _, t := range s.removeIf(func(t *Transfer) bool {
+		return t.batches[t.submitted.Load()].conn.isLost()
+	}) {
 		s.submit(t, nil)
 	}
 }
 
-// removeIf takes one transfer out of a queue for which a condition holds, or returns nil. The
-// caller is its submitter.
-func (s *scheduler) removeIf(holds func(*Transfer) bool) *Transfer {
+// removeIf takes the transfers out of the queues for which a condition holds. The caller is their
+// submitter.
+func (s *scheduler) removeIf(holds func(*Transfer) bool) (list []*Transfer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, r := range s.blocked {
+	now := s.e.now()
+	for i := len(s.blocked) - 1; i >= 0; i-- { // from the end: drop takes out what is empty
+		r := s.blocked[i]
 		for c := range r.queues {
-			if at := slices.IndexFunc(r.queues[c], holds); at >= 0 {
-				t := r.queues[c][at]
-				s.drop(t, at, s.e.now())
-				return t
+			for at := len(r.queues[c]) - 1; at >= 0; at-- {
+				if t := r.queues[c][at]; holds(t) {
+					list = append(list, t)
+					s.drop(t, at, now)
+				}
 			}
 		}
 	}
-	return nil
+	return list
 }
 
 // isExpired reports whether a transfer has not begun by its deadline.
@@ -384,13 +367,9 @@ func (t *Transfer) isExpired(now time.Duration) bool {
 
 // expire ends a post that has not begun. The caller is its submitter, and is not afterwards.
 func (s *scheduler) expire(t *Transfer) {
-	if t.grants == nil {
-		s.late.Add(1)
-	} else {
-		s.mu.Lock()
-		s.counts[t.class].Expired++
-		s.mu.Unlock()
-	}
+	s.mu.Lock()
+	s.counts[t.class].Expired++
+	s.mu.Unlock()
 	generation := t.state().generation()
 	t.fail(generation, ErrExpired)
 	t.mark(generation, stopped)
@@ -400,7 +379,7 @@ func (s *scheduler) expire(t *Transfer) {
 // arm has tick called at a time, or before.
 // Preconditions: s.mu is held.
 func (s *scheduler) arm(at time.Duration) {
-	if !s.ended && (s.next == 0 || at < s.next) {
+	if s.next == 0 || at < s.next {
 		s.next = at
 		s.timer.Reset(at - s.e.now())
 	}
@@ -422,18 +401,9 @@ func (s *scheduler) tick() {
 		}
 	}
 	s.mu.Unlock()
-	isLate := func(t *Transfer) bool { return t.isExpired(now) }
-	for t := s.removeIf(isLate); t != nil; t = s.removeIf(isLate) {
+	for _, t := range s.removeIf(func(t *Transfer) bool { return t.isExpired(now) }) {
 		s.expire(t)
 	}
 	s.again.Store(true)
 	s.pump(nil)
-}
-
-// stop stops the timer, for good.
-func (s *scheduler) stop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ended = true
-	s.timer.Stop()
 }

@@ -14,8 +14,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -91,7 +89,7 @@ type spaces struct {
 	mu     sync.Mutex
 	list   [spacesMax]space
 	lanes  atomic.Pointer[[]*lane] // it only grows
-	rates  [spacesMax]atomic.Pointer[rate.Limiter]
+	rates  byteRates
 }
 
 const priorities = 8

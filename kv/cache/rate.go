@@ -5,11 +5,15 @@ package cache
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 
-	"golang.org/x/time/rate"
+	limiter "golang.org/x/time/rate"
 
 	"github.com/sluicehq/sluice/engine"
 )
+
+// byteRates are the bytes a second that each namespace may copy; nil: any number.
+type byteRates [spacesMax]atomic.Pointer[limiter.Limiter]
 
 // limit sets how many bytes a second a namespace may copy; 0: any number.
 func (sp *spaces) limit(id int, bytesASecond uint64) {
@@ -18,9 +22,9 @@ func (sp *spaces) limit(id int, bytesASecond uint64) {
 	case bytesASecond == 0:
 		sp.rates[id].Store(nil)
 	case l == nil:
-		sp.rates[id].Store(rate.NewLimiter(rate.Limit(bytesASecond), batchBytes))
+		sp.rates[id].Store(limiter.NewLimiter(limiter.Limit(bytesASecond), batchBytes))
 	default:
-		l.SetLimit(rate.Limit(bytesASecond))
+		l.SetLimit(limiter.Limit(bytesASecond))
 	}
 }
 
