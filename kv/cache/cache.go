@@ -42,7 +42,7 @@ type Config struct {
 	// had to leave the memory is read from there.
 	Disks []DiskConfig
 
-	// Blocks is how many blocks the cache can know: 64 bytes of the memory file each. Default: the
+	// Blocks is how many blocks the cache can know: 68 bytes of the memory file each. Default: the
 	// bytes of all tiers by 64 KiB.
 	Blocks uint64
 

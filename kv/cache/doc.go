@@ -18,6 +18,11 @@
 // by batch, pin what is there, read from the disks what is only there (swap.go), verify, and write
 // to the place while the next batch is verified.
 //
+// What keeps a block where it is: its pins, of operations and of Pins, in memory; a Retain hint, in
+// one tier or the other (hold.go: keeps). What lets it go, beside the policy: Remove, a TTL, which
+// each look at a block heeds, and the keeper, which does each second what goes by the cache's clock
+// (flow.go: second).
+//
 // Files by what they keep:
 //
 //	index.go    entries by key, in shards with a lock each; what a process before has left
@@ -36,6 +41,7 @@
 //	move.go     places of others, transfers and their proof, outcomes
 //	list.go     what operators ask for: namespaces, and the blocks of one
 //
-// Locks are taken in this order: spaces, shards by number, disk, slots. None is held across a
-// transfer, or a call of the kernel but the write of 16 bytes that keep a disk's budget.
+// Locks are taken in this order: timing, spaces, shards by number, disk or slots or listener. None
+// is held across a transfer, or a call of the kernel but the write of 16 bytes that keep a disk's
+// budget; timing, which the keeper has, is held while records on disks are emptied.
 package cache

@@ -100,11 +100,10 @@ func (c *Cache) readClock() uint32 {
 
 // stampOf is the stamp of a block on a disk, by what its record has.
 func (c *Cache) stampOf(wall uint32) uint32 {
-	age := time.Now().Unix() - int64(wall)
-	if wall == 0 || age < 0 {
-		age = 0
+	if wall == 0 {
+		return c.now.Load()
 	}
-	return uint32(max(int64(c.now.Load())-age, 1))
+	return uint32(max(int64(c.now.Load())-time.Now().Unix()+int64(wall), 1))
 }
 
 // wallOf is the second of the wall clock in which a pinned block was used last.
@@ -117,7 +116,7 @@ func (c *Cache) wallOf(i uint32) uint32 {
 
 func (c *Cache) ageOf(i uint32) uint32 {
 	now, stamp := c.now.Load(), c.memory.stamps[i]
-	if stamp == 0 || stamp > now { // of a file without them, or a damaged one
+	if stamp > now { // of another clock
 		return 0
 	}
 	return now - stamp

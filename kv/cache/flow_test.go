@@ -3,6 +3,7 @@
 package cache
 
 import (
+	"encoding/binary"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -84,6 +85,10 @@ func TestTTL(t *testing.T) {
 	for k, at := range []uint32{0, old, old + 1e6} {
 		n.index.each(n.ns.id, ids(uint64(k), 1), false, func(_ *shard, _ int, i uint32, _ uint64) {
 			e := n.index.entry(i)
+			var is [4]byte // of its use
+			_, err := d.f.ReadAt(is[:], headerBytes+int64(e.record)*recordBytes+44)
+			require.NoError(t, err)
+			require.InDelta(t, time.Now().Unix(), binary.LittleEndian.Uint32(is[:]), 3600)
 			require.NoError(t, d.write(e.record, &record{key: e.key, crc: e.crc, size: e.size,
 				space: n.spaces.digest(e.space), place: d.placeOf(e.record), at: at}))
 		})
@@ -106,6 +111,16 @@ func TestSet(t *testing.T) {
 		12 * blockBytes}}))
 	require.Equal(t, [2]int64{8, 12}, n.Stats().Namespaces["model"].Blocks)
 	n.drained(t)
+
+	// what one call lets go is bounded, and it says whether there is more
+	n.timing.Lock()
+	n.spaces.at(n.spaces.lane(n.ns.id)).set(0, [2]uint64{4 * blockBytes, 11 * blockBytes})
+	require.True(t, n.trim(2))
+	require.Equal(t, [2]int64{6, 11}, n.Stats().Namespaces["model"].Blocks)
+	require.True(t, n.trim(2))
+	require.False(t, n.trim(2))
+	require.Equal(t, [2]int64{4, 11}, n.Stats().Namespaces["model"].Blocks)
+	n.timing.Unlock()
 	other, err := n.Namespace("model", NamespaceOptions{Geometry: [32]byte{1}})
 	require.NoError(t, err)
 	count, err := n.Cache.Set("model", NamespaceOptions{Flow: MemoryOnly, TTL: time.Hour})
@@ -133,7 +148,15 @@ func TestFlow(t *testing.T) {
 	}))
 	n.put(t, ids(0, 8))
 	require.EqualValues(t, 8, n.Stats().SwappedOut)
+	n.hint(t, ids(0, 2), HintDemote, 0)
+	n.hint(t, ids(0, 1), HintRetain, time.Minute)
 	require.NoError(t, n.ns.Set(NamespaceOptions{Flow: MemoryOnly}))
+	h.pass(n, 1)
+	require.Equal(t, []Found{OnDisk, Nowhere, InMemory}, n.ns.Match(ids(0, 3)).Blocks)
+	n.hint(t, ids(0, 1), HintRelease, 0)
+	n.get(t, ids(0, 1))
+	require.NoError(t, n.Drain(t.Context()))
+	n.put(t, ids(1, 1))
 	n.put(t, ids(8, 8))
 	n.get(t, ids(8, 8)) // a use offers what no disk has
 	require.NoError(t, n.Drain(t.Context()))

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -114,6 +115,24 @@ func TestDemote(t *testing.T) {
 	p.Close()
 	require.Equal(t, []Found{OnDisk, OnDisk}, n.ns.Match(ids(10, 2)).Blocks)
 	require.Equal(t, all(Done, 3), n.get(t, ids(0, 3)))
+
+	// a use takes it back
+	p, err = n.ns.Pin(t.Context(), ids(0, 2), 0)
+	require.NoError(t, err)
+	n.hint(t, ids(0, 2), HintDemote, 0)
+	require.Equal(t, all(InMemory|OnDisk, 2), n.ns.Match(ids(0, 2)).Blocks)
+	n.get(t, ids(0, 1))
+	p.Close()
+	require.Equal(t, []Found{InMemory | OnDisk, OnDisk}, n.ns.Match(ids(0, 2)).Blocks)
+
+	// no disk takes it
+	n.put(t, ids(20, 1))
+	n.disks[0].mu.Lock()
+	n.disks[0].health.without = time.Now().Add(time.Hour)
+	n.disks[0].mu.Unlock()
+	n.hint(t, ids(20, 1), HintDemote, 0)
+	require.NoError(t, n.Drain(t.Context()))
+	require.Equal(t, InMemory, n.ns.Match(ids(20, 1)).Blocks[0])
 	n.drained(t)
 }
 
@@ -139,8 +158,52 @@ func TestPrefetch(t *testing.T) {
 	require.NoError(t, op.Wait(t.Context()))
 	require.Equal(t, all(Missing, 2), op.Outcomes())
 
+	// what is in memory is none of the quarter
+	n.get(t, ids(0, 2))
+	op = n.ns.Prefetch(t.Context(), ids(0, 16))
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, append(all(Done, 10), all(NoRoom, 6)...), op.Outcomes())
+
+	n.put(t, ids(6000, 30))
+	c := n.prefetching
+	c <- struct{}{}
+	for range n.cfg.OpsMax / 4 {
+		n.hint(t, ids(4, 1), HintPrefetch, 0)
+	}
+	_, err := n.ns.Hint(ids(4, 1), Hint{Kind: HintPrefetch})
+	require.ErrorIs(t, err, engine.ErrBusy)
+	<-c
+	until(func() bool { return n.prefetches.Load() == 0 })
 	n.hint(t, ids(2, 2), HintPrefetch, 0)
 	until(func() bool { return n.ns.Match(ids(3, 1)).Blocks[0] == InMemory|OnDisk })
+	n.drained(t)
+}
+
+// TestLoadBehindAPrefetch: a Load that waits for a block which another operation reads, and could
+// not bring as it has less room, reads it itself.
+func TestLoadBehindAPrefetch(t *testing.T) {
+	n := openNode(t, memoryFile(t), 32, withDisk(filepath.Join(t.TempDir(), "disk"), 64))
+	key := ids(0, 1)
+	n.put(t, key)
+	n.hint(t, key, HintDemote, 0)
+	change := func(f func(e *entry)) {
+		n.index.each(n.ns.id, key, false, func(_ *shard, _ int, i uint32, _ uint64) {
+			f(n.index.entry(i))
+		})
+	}
+	change(func(e *entry) { e.flags |= reading })
+	op := n.ns.Load(t.Context(), key, n.at(128, 1))
+	until(func() (waits bool) {
+		change(func(e *entry) { waits = e.pins > 0 })
+		return waits
+	})
+	for range 1000 {
+		runtime.Gosched()
+	}
+	change(func(e *entry) { e.flags &^= reading })
+	n.arrived()
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, all(Done, 1), op.Outcomes())
 	n.drained(t)
 }
 

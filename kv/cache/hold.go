@@ -18,6 +18,7 @@ import (
 // take of one budget: whole granules of each block, once for each Pin and once for a hint.
 type holds struct {
 	heldBytes   atomic.Int64
+	prefetches  atomic.Int32           // that run, or wait for prefetching
 	retention   []map[uint32]retention // by shard, whose lock guards it, and entry
 	prefetching chan struct{}          // has room for one
 	memoryID    [16]byte               // of the memory file
@@ -65,10 +66,8 @@ func (c *Cache) keeps(i uint32, t Tier) bool {
 	return e.onlyHere() || !c.disks[e.disk].usable() || e.slot == none && c.isRetained(i)
 }
 
-func (c *Cache) isRetained(i uint32) bool {
-	return c.index.entry(i).flags&retained != 0 &&
-		c.retention[c.shardNumber(i)][i].until >= c.now.Load()
-}
+// isRetained reports whether a hint keeps a block; the keeper ends that.
+func (c *Cache) isRetained(i uint32) bool { return c.index.entry(i).flags&retained != 0 }
 
 func (c *Cache) shardNumber(i uint32) uint32 { return i / c.index.shards[0].n }
 
@@ -337,18 +336,25 @@ func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held [
 }
 
 // Prefetch reads blocks from the disks into memory, for a Load to come, one Prefetch at a time. It
-// brings at most a quarter of the memory, or of the
-// namespace's quota; what is beyond is NoRoom. A block that was brought and that nobody uses is
-// among the first that go. ctx bounds it.
+// brings at most a quarter of the memory, or of the namespace's quota; what is beyond is NoRoom. A
+// block that was brought and that nobody uses is among the first that go. ctx bounds it. A quarter
+// of Config.OpsMax may run or wait; what is more is refused with engine.ErrBusy.
 func (n *Namespace) Prefetch(ctx context.Context, keys []Key) *Op {
 	op, c := newOp(len(keys)), n.c
 	op.class = engine.Prefetch
 	if err := c.start(); err != nil {
 		return op.refused(Failed, fmt.Errorf("prefetch: %w", err))
 	}
+	if waiting := c.prefetches.Add(1); waiting > int32(max(1, c.cfg.OpsMax/4)) {
+		c.prefetches.Add(-1)
+		c.end()
+		return op.refused(Failed, fmt.Errorf("prefetch: %d others wait: %w", waiting-1,
+			engine.ErrBusy))
+	}
 	keys = slices.Clone(keys)
 	go func() {
 		defer c.end()
+		defer c.prefetches.Add(-1)
 		ctx, cancel := c.within(ctx)
 		defer cancel()
 		n.prefetch(ctx, op, keys)
@@ -374,10 +380,13 @@ func (n *Namespace) prefetch(ctx context.Context, op *Op, keys []Key) {
 		}
 		return
 	}
-	sizes := n.sizes(keys)
+	sizes, found := n.sizes(keys), n.Match(keys).Blocks
 	var bytes uint64
 	end := 0
 	for ; end < len(keys); end++ {
+		if found[end]&InMemory != 0 {
+			continue
+		}
 		if bytes += uint64(granules(uint64(sizes[end]))) * granule; bytes > most {
 			break
 		}
@@ -388,7 +397,12 @@ func (n *Namespace) prefetch(ctx context.Context, op *Op, keys []Key) {
 	// Those that have come stay until all have: the room for the last ones is not to be that of the
 	// first, which nobody has used.
 	held := make([]uint32, end)
-	n.bring(ctx, op, keys[:end], sizes[:end], held, func(k int) { op.outcomes[k] = Done })
+	n.bring(ctx, op, keys[:end], sizes[:end], held, func(k int) {
+		if op.outcomes[k] = Done; found[k]&InMemory != 0 {
+			c.unpin(held[k])
+			held[k] = none
+		}
+	})
 	for _, i := range held {
 		if i != none {
 			c.unpin(i)

@@ -16,7 +16,8 @@ import (
 )
 
 // Client is a process that uses a cache of another one. All methods may be called by any goroutine,
-// and wait for an answer until their context ends.
+// and wait for an answer until their context ends; Load, Store, Prefetch and Pin then wait for the
+// word that nothing of them runs any more, for up to ten seconds.
 type Client struct {
 	e      *engine.Engine
 	peer   *engine.Peer

@@ -205,11 +205,12 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		s.mu.Unlock()
 		return
 	}
+	// A client has RequestsMax under way. Those whose answer has just left may count still.
 	var refusal error
 	switch n := c.count; {
 	case s.drained != nil:
 		refusal = fmt.Errorf("the server is about to end: %w", engine.ErrClosed)
-	case n >= s.cfg.RequestsMax:
+	case n >= 2*s.cfg.RequestsMax:
 		refusal = fmt.Errorf("%d requests run: %w", n, engine.ErrBusy)
 	}
 	if refusal != nil {
