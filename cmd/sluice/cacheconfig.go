@@ -42,6 +42,8 @@ type cacheConfig struct {
 	Blocks      uint64       `toml:"blocks"`
 	VerifyFirst bool         `toml:"verify_first"`
 	Operations  int          `toml:"operations"`
+	HoldMax     size         `toml:"hold_max"`
+	TurnoverMin duration     `toml:"turnover_min"`
 
 	Memory     cacheMemory      `toml:"memory"`
 	Disks      []cacheDisk      `toml:"disk"`
@@ -68,10 +70,13 @@ type cacheDisk struct {
 
 // cacheNamespace is what namespaces of a name may have.
 type cacheNamespace struct {
-	Name        string `toml:"name"` // "*": those that no other entry names
-	Priority    int    `toml:"priority"`
-	MemoryQuota size   `toml:"memory_quota"`
-	DiskQuota   size   `toml:"disk_quota"`
+	Name        string   `toml:"name"` // "*": those that no other entry names
+	Priority    int      `toml:"priority"`
+	MemoryQuota size     `toml:"memory_quota"`
+	DiskQuota   size     `toml:"disk_quota"`
+	Flow        string   `toml:"flow"`
+	TTL         duration `toml:"ttl"`
+	HoldMax     size     `toml:"hold_max"`
 }
 
 // size is a number of bytes, written as "64GiB" or as a number.
@@ -261,6 +266,11 @@ func (c *cacheConfig) check() error {
 		case s.Priority < 0 || s.Priority > 7:
 			return c.wrong("namespace", n, "priority", "%d: want 0, the first to go, to 7",
 				s.Priority)
+		case s.TTL%duration(time.Second) != 0:
+			return c.wrong("namespace", n, "ttl", "%v: want whole seconds", time.Duration(s.TTL))
+		}
+		if _, err := cache.ParseFlow(s.Flow); err != nil {
+			return c.wrong("namespace", n, "flow", "%w", err)
 		}
 		names[s.Name] = true
 	}
@@ -274,7 +284,8 @@ func (c *cacheConfig) check() error {
 // cache is the config of the cache itself, without its engine.
 func (c *cacheConfig) cache() cache.Config {
 	cfg := cache.Config{Policy: c.Policy, Blocks: c.Blocks, VerifyFirst: c.VerifyFirst,
-		OpsMax: c.Operations, Memory: cache.MemoryConfig{Path: c.Memory.Path,
+		OpsMax: c.Operations, HoldMax: uint64(c.HoldMax),
+		TurnoverMin: time.Duration(c.TurnoverMin), Memory: cache.MemoryConfig{Path: c.Memory.Path,
 			Bytes: uint64(c.Memory.Bytes), Extent: uint64(c.Memory.Extent)}}
 	for _, d := range c.Disks {
 		cfg.Disks = append(cfg.Disks, cache.DiskConfig{Path: d.Path, Bytes: uint64(d.Bytes),
@@ -288,8 +299,10 @@ func (c *cacheConfig) cache() cache.Config {
 func (c *cacheConfig) options(name string) (o cache.NamespaceOptions) {
 	for _, s := range c.Namespaces {
 		if s.Name == name || s.Name == "*" {
-			o = cache.NamespaceOptions{Priority: s.Priority,
-				Quota: [2]uint64{uint64(s.MemoryQuota), uint64(s.DiskQuota)}}
+			flow, _ := cache.ParseFlow(s.Flow) // checked
+			o = cache.NamespaceOptions{Priority: s.Priority, Flow: flow, TTL: time.Duration(s.TTL),
+				Quota:   [2]uint64{uint64(s.MemoryQuota), uint64(s.DiskQuota)},
+				HoldMax: uint64(s.HoldMax)}
 		}
 		if s.Name == name {
 			break

@@ -58,6 +58,8 @@ func (m *cacheMetrics) Collect(to chan<- prometheus.Metric) {
 	}
 	add(count, float64(r.Unwritten), "unwritten_blocks_total",
 		"Blocks that found too many others on their way to a disk.")
+	add(count, float64(r.Expired), "expired_blocks_total", "Blocks that went by their TTL.")
+	add(gauge, float64(r.Held), "held_bytes", "Bytes that pins and hints keep in memory.")
 	for k, t := range r.Tiers {
 		tier := cache.Tier(k).String()
 		add(gauge, float64(t.Blocks), "blocks", "Blocks in a tier.", "tier", tier)

@@ -38,7 +38,7 @@ func newCache() *cobra.Command {
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(newCacheServe(), newCacheStat(), newCacheLs(), newCacheGet(), newCachePut(),
-		newCacheReplay(), newCacheDemo())
+		newCacheReplay(), newCacheBench(), newCacheDemo())
 	return c
 }
 
@@ -83,7 +83,6 @@ docs/cache.md has the keys of the config and their defaults.`,
 // closed in the reverse order.
 func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer) (err error) {
 	say := func(format string, args ...any) { fmt.Fprintf(stderr, "cache: "+format+"\n", args...) }
-	defer notifySystemd("STOPPING=1")
 
 	// The engine. Its identity is that of the listeners.
 	var id *identity.Identity

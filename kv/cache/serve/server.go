@@ -7,6 +7,9 @@
 // them, one-sided, and answers with an outcome for each block. So no byte of a block passes a
 // message, and the client's own proof that nothing lands any more is the revoke of its lease.
 //
+// An operator is a client that asks for what all others have in the cache (inspect.go):
+// Config.Inspect says who may be one.
+//
 // Messages go by the notifications of the two engines, each of which is for this alone: the
 // server's Run and the Client read them.
 package serve
