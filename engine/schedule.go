@@ -49,8 +49,9 @@ type Schedule struct {
 	// one fills a longer path; a swap-in may find that many bytes before it. Default 2 MiB.
 	BytesInFlight int
 	// PieceBytes bounds one batch of the lower classes, at most BytesInFlight and 64 MiB. Only a
-	// single entry of a pattern may be longer, which then goes alone. Default: a quarter of
-	// BytesInFlight.
+	// single entry of a pattern may be longer, which then goes alone. Above what the backend
+	// copies in Submit (shm.Config.InlineMax), pieces do not hold up the goroutine that ends
+	// another transfer. Default: a quarter of BytesInFlight.
 	PieceBytes int
 	// Weights of the classes below SwapIn, by which room is shared where several want it: none
 	// starves while another is served. Default 16, 4 and 1; each is at most 1,048,576.
