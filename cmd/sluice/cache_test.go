@@ -152,12 +152,12 @@ func TestCacheCommands(t *testing.T) {
 	require.EqualValues(t, 10002, object["bytes"])
 	wantKeys(t, "a block", line, "key", "bytes", "in_memory", "on_disk")
 
-	report := decode(t, ok(t, askCache(t, at, "stat", "--json")).stdout)
+	report := decode(t, ok(t, sluice(t, "cache", "stat", "--server", at, "--json")).stdout)
 	wantKeys(t, "the report", report, "name", "pid", "started", "attached", "clients", "running",
 		"requests", "tiers", "namespaces", "disks", "loads", "stores", "loaded_bytes",
 		"stored_bytes", "swapped_in", "swapped_out", "unwritten", "unproven",
 		"expired", "held", "refused_hints")
-	require.Contains(t, ok(t, askCache(t, at, "stat")).stdout,
+	require.Contains(t, ok(t, sluice(t, "cache", "stat", "--server", at)).stdout,
 		"1 of 1 blocks")
 
 	// SIGTERM drains and ends well, and the next one has what was there
@@ -204,11 +204,12 @@ func TestCacheReload(t *testing.T) {
 		return s.stderr.await(t, "SIGHUP")
 	}
 	listed := func() string { return ok(t, askCache(t, at, "ls")).stdout }
-	reload("[[namespace]]\nname = \"default\"\nmemory_quota = \"8MiB\"\npriority = 4\n")
-	require.Regexp(t, `default +\w+ +4 .*8 MiB`, listed())
+	reload("[[namespace]]\nname = \"default\"\nmemory_quota = \"8MiB\"\npriority = 4\n" +
+		"flow = \"memory-only\"\nttl = \"2h\"\n")
+	require.Regexp(t, `default +\w+ +4 .* 8 MiB .* memory-only +7200`, listed())
 	require.Contains(t, reload("[[namespace]]\nname = \"default\"\npriority = 11\n"),
 		"line 12: namespace.priority")
-	require.Regexp(t, `default +\w+ +4 .*8 MiB`, listed())
+	require.Regexp(t, `default +\w+ +4 .* 8 MiB .* memory-only +7200`, listed())
 }
 
 // TestCacheSystemd: the service tells systemd that it is ready, alive, and about to end.
@@ -233,15 +234,6 @@ func TestCacheSystemd(t *testing.T) {
 		continue
 	}
 	require.NoError(t, s.Wait())
-}
-
-// freePort is an address where nobody listens.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	return l.Addr().String()
 }
 
 // identityFiles are new certificates as the options of a client, and as an [identity] of a config.
@@ -270,10 +262,14 @@ func TestCacheNetwork(t *testing.T) {
 		{"plaintext = true\ninspect_remote = true", []string{"--plaintext"}, true},
 		{"inspect_remote = true\n" + identity, member, true},
 	} {
-		address, metrics := freePort(t), freePort(t)
-		_, config := cacheDir(t, fmt.Sprintf("listen = [%q]\nmetrics = %q\n", address, metrics),
-			tc.config)
-		startCache(t, config)
+		dir, config := cacheDir(t, `listen = ["127.0.0.1:0"]`, `metrics = "127.0.0.1:0"`, tc.config)
+		s := startCache(t, config)
+		_, metrics, _ := strings.Cut(s.stderr.await(t, "metrics are at "), "metrics are at ")
+		var address string
+		_, err := fmt.Sscanf(s.line, "cache node serves at "+filepath.Join(dir, "s")+", %s",
+			&address)
+		require.NoError(t, err)
+		address = strings.TrimSuffix(address, ":")
 		cacheOver := func(flags []string, args ...string) outcome {
 			return askCache(t, "tcp:"+address, append(args, flags...)...)
 		}
@@ -294,7 +290,7 @@ func TestCacheNetwork(t *testing.T) {
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metrics+"/metrics", nil)
+		q, err := http.NewRequestWithContext(ctx, http.MethodGet, metrics, nil)
 		require.NoError(t, err)
 		answer, err := http.DefaultClient.Do(q)
 		require.NoError(t, err)

@@ -257,10 +257,12 @@ func (u *cacheUser) printSpaces(ctx context.Context, w io.Writer, asJSON bool) e
 	var rows [][]any
 	for _, s := range spaces {
 		rows = append(rows, []any{s.Name, hex.EncodeToString(s.Digest[:]), s.Priority, s.Blocks[0],
-			size(s.Bytes[0]), size(s.Quota[0]), s.Blocks[1], size(s.Bytes[1]), size(s.Quota[1])})
+			size(s.Bytes[0]), size(s.Quota[0]), s.Blocks[1], size(s.Bytes[1]), size(s.Quota[1]),
+			s.Flow.String(), s.TTL.Seconds()})
 	}
 	return printRows(w, asJSON, []string{"namespace", "digest", "priority", "memory_blocks",
-		"memory_bytes", "memory_quota", "disk_blocks", "disk_bytes", "disk_quota"}, rows)
+		"memory_bytes", "memory_quota", "disk_blocks", "disk_bytes", "disk_quota", "flow",
+		"ttl_s"}, rows)
 }
 
 // printBlocks lists blocks page by page.

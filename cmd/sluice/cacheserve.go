@@ -112,10 +112,12 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
 
-	// The cache, with what was left in it.
-	if err := checkSocket(cfg.Socket); err != nil {
+	// The listeners, and the cache with what was left in it: who comes meanwhile waits.
+	listeners, err := cfg.listen()
+	if err != nil {
 		return err
 	}
+	defer func() { closeListeners(listeners) }() // where they are not served
 	cacheCfg := cfg.cache()
 	cacheCfg.Engine = e
 	within, cancel := context.WithTimeout(ctx, time.Duration(cfg.StartTimeout))
@@ -130,16 +132,12 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 
-	// The server, its listeners, and who reads its counts.
+	// The server, and who reads its counts.
 	var now atomic.Pointer[cacheConfig] // as it was read last
 	now.Store(cfg)
 	s, err := serve.New(serve.Config{Cache: c, Engine: e,
 		Inspect: func(p *engine.Peer) bool { return cfg.InspectRemote || serve.OverUnixSocket(p) },
 		Options: func(name string) cache.NamespaceOptions { return now.Load().options(name) }})
-	if err != nil {
-		return err
-	}
-	listeners, err := cfg.listen()
 	if err != nil {
 		return err
 	}
@@ -155,14 +153,15 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	if cfg.Metrics != "" {
 		l, err := net.Listen("tcp", cfg.Metrics)
 		if err != nil {
-			say("no metrics: %v", err)
+			ended <- cfg.wrong("", 0, "metrics", "%w", err)
 		} else {
+			say("metrics are at http://%v/metrics", l.Addr())
 			server := &http.Server{Handler: metricsHandler(s), ReadTimeout: 10 * time.Second,
 				WriteTimeout: 10 * time.Second}
-			parts++
 			go func() { ended <- server.Serve(l) }()
 			defer context.AfterFunc(serving, func() { _ = server.Close() })()
 		}
+		parts++
 	}
 	defer func() { // nothing uses the cache when it is closed
 		stopServing()
@@ -171,7 +170,8 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 			<-ended
 		}
 	}()
-	if _, err := fmt.Fprintln(stdout, served(cfg, c.Attached(), c.Stats())); err != nil {
+	line := served(cfg.Name, listeners, c.Attached(), c.Stats())
+	if _, err := fmt.Fprintln(stdout, line); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
 	notifySystemd("READY=1")
@@ -201,7 +201,7 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 			}
 		case err := <-ended:
 			parts--
-			return fmt.Errorf("a listener ended: %w", err)
+			return fmt.Errorf("a part of the server ended: %w", err)
 		case <-ctx.Done():
 		}
 	}
@@ -219,7 +219,7 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 }
 
 // served is the line that says what is served.
-func served(cfg *cacheConfig, a cache.Attached, s cache.Stats) string {
+func served(name string, at []net.Listener, a cache.Attached, s cache.Stats) string {
 	what := fmt.Sprintf("attached %d blocks, %s in memory, in %.1f ms", a.Blocks,
 		figures.RoundSize(a.Bytes), float64(a.Took)/1e6)
 	switch {
@@ -235,8 +235,11 @@ func served(cfg *cacheConfig, a cache.Attached, s cache.Stats) string {
 			what += fmt.Sprintf("; %d blocks on disk %s", d.Blocks, d.Path)
 		}
 	}
-	where := append([]string{cfg.Socket}, cfg.Listen...)
-	return fmt.Sprintf("cache %s serves at %s: %s", cfg.Name, strings.Join(where, ", "), what)
+	var where []string
+	for _, l := range at {
+		where = append(where, l.Addr().String())
+	}
+	return fmt.Sprintf("cache %s serves at %s: %s", name, strings.Join(where, ", "), what)
 }
 
 // openBackends opens those of the config or, where it names none, those that its tiers and its
@@ -277,43 +280,35 @@ func (c *cacheConfig) openBackends(id *identity.Identity) (list []driver.Backend
 	return list, nil
 }
 
-// checkSocket reports whether somebody serves at a socket.
-func checkSocket(path string) error {
-	conn, err := net.DialTimeout("unix", path, time.Second)
-	if err != nil {
-		return nil
-	}
-	_ = conn.Close()
-	return fmt.Errorf("another process serves at %s: stop it (sluice cache stat says which one it "+
-		"is), or name another socket", path)
-}
-
 // listen opens the Unix socket and the addresses. A socket that was left behind makes way.
 func (c *cacheConfig) listen() (list []net.Listener, err error) {
-	if err = checkSocket(c.Socket); err != nil {
-		return nil, err
+	if conn, err := net.DialTimeout("unix", c.Socket, time.Second); err == nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("another process serves at %s: stop it (sluice cache stat says "+
+			"which one it is), or name another socket", c.Socket)
 	}
 	if info, err := os.Lstat(c.Socket); err == nil && info.Mode()&os.ModeSocket != 0 {
-		if err := os.Remove(c.Socket); err != nil {
-			return nil, fmt.Errorf("a socket that was left behind: %w", err)
+		_ = os.Remove(c.Socket) // else Listen says why not
+	}
+	for n, address := range append([]string{c.Socket}, c.Listen...) {
+		network, key := "unix", "socket"
+		if n > 0 {
+			network, key = "tcp", "listen"
 		}
-	}
-	l, err := net.Listen("unix", c.Socket)
-	if err != nil {
-		return nil, c.wrong("", 0, "socket", "%w", err)
-	}
-	list = append(list, l)
-	for _, address := range c.Listen {
-		l, err := net.Listen("tcp", address)
+		l, err := net.Listen(network, address)
 		if err != nil {
-			for _, open := range list {
-				_ = open.Close()
-			}
-			return nil, c.wrong("", 0, "listen", "%w", err)
+			closeListeners(list)
+			return nil, c.wrong("", 0, key, "%w", err)
 		}
 		list = append(list, l)
 	}
 	return list, nil
+}
+
+func closeListeners(list []net.Listener) {
+	for _, l := range list {
+		_ = l.Close()
+	}
 }
 
 // notifySystemd tells systemd how the service is; see sd_notify(3). Without it there is nobody to

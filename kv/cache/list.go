@@ -5,6 +5,7 @@ package cache
 import (
 	"cmp"
 	"slices"
+	"time"
 )
 
 // SpaceInfo is a namespace that a cache knows.
@@ -13,6 +14,8 @@ type SpaceInfo struct {
 	Digest   [16]byte
 	Priority int
 	Quota    [2]uint64 // by tier; 0: none
+	Flow     Flow
+	TTL      time.Duration // 0: none
 	NamespaceStats
 }
 
@@ -30,7 +33,8 @@ func (c *Cache) Spaces() (list []SpaceInfo) {
 			continue
 		}
 		l := c.spaces.at(s.lane)
-		i := SpaceInfo{Name: s.name, Digest: s.digest, Priority: int(l.priority.Load())}
+		i := SpaceInfo{Name: s.name, Digest: s.digest, Priority: int(l.priority.Load()),
+			Flow: s.flow(), TTL: time.Duration(s.ttl.Load()) * time.Second}
 		for t := range tiers {
 			i.Quota[t] = l.quota[t].Load()
 			i.Blocks[t], i.Bytes[t] = s.blocks[t].Load(), s.bytes[t].Load()
