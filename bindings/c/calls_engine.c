@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions of sluice.h around engines, memory, regions and leases.
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 
 #include "_cgo_export.h"
@@ -14,10 +15,22 @@ enum {
 	LEASE_LEAST = SLGO_THROUGH(struct sluice_lease_options, ttl_ns),
 };
 
+// The Go runtime needs a stack for its signals in each thread that it runs on, and ends the process
+// without. Python's faulthandler has disabled that of the main thread by now.
+static void give_signal_stack(void)
+{
+	static char room[64 << 10];
+	stack_t known = {0}, ours = {.ss_sp = room, .ss_size = sizeof room};
+	if (!sigaltstack(NULL, &known) && known.ss_flags & SS_DISABLE)
+		(void)sigaltstack(&ours, NULL);
+}
+
 static void at_exit(void)
 {
-	if (!slgo_check_fork())
-		slgoExit();
+	if (slgo_check_fork())
+		return;
+	give_signal_stack();
+	slgoExit();
 }
 
 static void watch_exit(void) { (void)atexit(at_exit); }

@@ -13,6 +13,7 @@ import (
 	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/cache"
 )
 
 // errArgument is a call that makes no sense, whatever the state of things.
@@ -38,6 +39,7 @@ var codes = []struct {
 	{engine.ErrNoRoute, C.SLUICE_ERR_NO_ROUTE},
 	{engine.ErrUnavailable, C.SLUICE_ERR_UNAVAILABLE},
 	{engine.ErrRevoked, C.SLUICE_ERR_REVOKED},
+	{cache.ErrPinEnded, C.SLUICE_ERR_REVOKED},
 	{driver.ErrBadToken, C.SLUICE_ERR_TOKEN},
 	{driver.ErrReadOnly, C.SLUICE_ERR_READ_ONLY},
 	{engine.ErrAborted, C.SLUICE_ERR_ABORTED},
@@ -46,6 +48,7 @@ var codes = []struct {
 	{context.DeadlineExceeded, C.SLUICE_ERR_TIMEOUT},
 	{engine.ErrClosed, C.SLUICE_ERR_CLOSED},
 	{engine.ErrFull, C.SLUICE_ERR_FULL},
+	{cache.ErrNoRoom, C.SLUICE_ERR_FULL},
 	{engine.ErrBusy, C.SLUICE_ERR_BUSY},
 	{engine.ErrBounds, C.SLUICE_ERR_BOUNDS},
 	{engine.ErrFault, C.SLUICE_ERR_FAULT},

@@ -17,9 +17,10 @@
 enum { THREADS = 6, SLOTS = 12, SOCKETS = 4, ROOM = 1 << 20, US = 1000 };
 
 // The handles of each kind, which any thread may use or replace at any time.
-enum kind { ENGINE, MEMORY, REGION, PEER, REMOTE, TRANSFER, LEASE, LISTENER, KINDS };
+enum kind { ENGINE, MEMORY, REGION, PEER, REMOTE, TRANSFER, LEASE, LISTENER, KV, SPACE, OP, PIN,
+	    KINDS };
 static _Atomic uint64_t handles[KINDS][SLOTS];
-static const int slots[KINDS] = {3, 8, 12, 12, 12, 12, 8, 4};
+static const int slots[KINDS] = {3, 8, 12, 12, 12, 12, 8, 4, 4, 6, 12, 4};
 
 static char sockets[SOCKETS][200];
 static uint32_t lists[64];
@@ -266,9 +267,93 @@ static void telling(struct hand *h)
 		DO(sluice_close(pick(h, ENGINE)));
 }
 
+static void caches(struct hand *h)
+{
+	char path[220];
+	const char *options[] = {path, "bytes=1MiB", "extent=64KiB", "blocks=512", NULL};
+	uint64_t made;
+	snprintf(path, sizeof path, "path=%s-kv", sockets[any(h, SOCKETS)]);
+	switch (any(h, 6)) {
+	case 0: {
+		const char *at = sockets[any(h, SOCKETS)];
+		uint64_t engine = pick(h, ENGINE);
+		int code = any(h, 2) ? DO(sluice_kv_open(engine, options, 0, &made))
+				     : DO(sluice_kv_dial(engine, "unix", at, 20000 * US, &made));
+		if (code < 0)
+			return;
+		uint64_t old = put(h, KV, made);
+		if (old)
+			DO(sluice_kv_close(old));
+		return;
+	}
+	case 1:
+		DO(sluice_kv_serve(pick(h, KV)));
+		return;
+	case 2: {
+		size_t n;
+		DO(sluice_kv_stats(pick(h, KV), h->room, ROOM, &n));
+		DO(sluice_kv_drain(pick(h, KV), 0));
+		return;
+	}
+	case 3:
+		DO(sluice_kv_detach(pick(h, KV), pick(h, REGION), 1000 * US));
+		return;
+	default:
+		DO(sluice_kv_attach(pick(h, KV), pick(h, REGION), 20000 * US));
+	}
+}
+
+static void blocks(struct hand *h)
+{
+	struct sluice_kv_namespace_options o = {.size = sizeof o, .name = any(h, 2) ? "a" : "b"};
+	struct sluice_kv_place p = {.size = sizeof p, .region = pick(h, REGION), .stride = 64,
+				    .run = 64, .slots = lists};
+	struct sluice_kv_key keys[8] = {{{(uint8_t)any(h, 16)}}, {{1}}, {{2}}, {{3}}, {{4}}};
+	struct sluice_kv_block at[8];
+	uint8_t bytes[8];
+	uint64_t made, space = pick(h, SPACE), op = pick(h, OP);
+	size_t prefix;
+	int fd;
+	switch (any(h, 10)) {
+	case 0:
+		if (DO(sluice_kv_namespace_open(pick(h, KV), &o, 20000 * US, &made)) == SLUICE_OK)
+			put(h, SPACE, made);
+		return;
+	case 1:
+		DO(sluice_kv_match(space, keys, 8, 20000 * US, bytes, &prefix));
+		return;
+	case 2:
+		DO(sluice_kv_remove(space, keys, 1, 20000 * US));
+		DO(sluice_kv_hint(space, any(h, 5), 1000000 * US, keys, 8, 20000 * US, NULL));
+		return;
+	case 3:
+		if (DO(sluice_kv_pin_open(space, keys, 8, 20000 * US, 9000 * US, bytes, at, &made)))
+			return;
+		DO(sluice_kv_pin_close(put(h, PIN, made)));
+		return;
+	case 4:
+		DO(sluice_kv_op_cancel(op));
+		DO(sluice_kv_op_close(op));
+		return;
+	case 5:
+		DO(sluice_kv_op_fd(op, &fd));
+		// fallthrough
+	case 6:
+		DO(sluice_kv_op_wait(op, any(h, 2000) * US, bytes, 8));
+		return;
+	}
+	int code = any(h, 2) ? DO(sluice_kv_store(space, keys, 8, &p, any(h, 9000) * US, &made))
+		   : any(h, 3)
+		       ? DO(sluice_kv_load(space, keys, 8, &p, any(h, 9000) * US, &made))
+		       : DO(sluice_kv_prefetch(space, keys, 8, any(h, 9000) * US, &made));
+	if (code == SLUICE_OK)
+		DO(sluice_kv_op_close(put(h, OP, made)));
+}
+
 static void (*const calls[])(struct hand *) = {
 	engines, memories, regions,	remotes,  transfers, fill,    fill,   post,
-	post,	 peers,	   completions, messages, leases,    serving, telling,
+	post,	 peers,	   completions, messages, leases,    serving, telling, caches,
+	blocks,	 blocks,
 };
 
 static void *work(void *arg)

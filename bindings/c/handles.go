@@ -34,10 +34,15 @@ const (
 	kindTransfer
 	kindLease
 	kindListener
+	kindKV
+	kindKVNamespace
+	kindKVOp
+	kindKVPin
 )
 
 var kindNames = [...]string{"", "an engine", "a memory", "a region", "a peer", "a remote",
-	"a transfer", "a lease", "a listener"}
+	"a transfer", "a lease", "a listener", "a cache", "a namespace", "an operation of a cache",
+	"a pin"}
 
 // table turns handles of one kind into what they name. Looking up takes two loads and no
 // lock; places that are given back are used again, the oldest first.
@@ -165,4 +170,8 @@ var (
 	transfers = table[transfer]{kind: kindTransfer}
 	leases    = table[lease]{kind: kindLease}
 	listeners = table[listener]{kind: kindListener}
+	caches    = table[kv]{kind: kindKV}
+	spaces    = table[namespace]{kind: kindKVNamespace}
+	kvOps     = table[kvOp]{kind: kindKVOp}
+	kvPins    = table[kvPin]{kind: kindKVPin}
 )

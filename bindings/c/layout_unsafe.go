@@ -8,7 +8,10 @@ import "C"
 import (
 	"fmt"
 	"reflect"
+	"strings"
 	"unsafe"
+
+	"github.com/sluicehq/sluice/kv/cache"
 )
 
 // goLayout is what Go makes of the structs that it reads in place, as the C compiler
@@ -25,7 +28,14 @@ func goLayout() map[string]string {
 		"sluice_lease_options": C.struct_sluice_lease_options{},
 		"sluice_route":         C.struct_sluice_route{},
 		"sluice_loop":          C.struct_sluice_loop{}, "sluice_side": C.struct_sluice_side{},
-		"sluice_pattern": C.struct_sluice_pattern{},
+		"sluice_pattern":              C.struct_sluice_pattern{},
+		"sluice_kv_key":               C.struct_sluice_kv_key{},
+		"sluice_kv_namespace_options": C.struct_sluice_kv_namespace_options{},
+		"sluice_kv_axis":              C.struct_sluice_kv_axis{},
+		"sluice_kv_place":             C.struct_sluice_kv_place{},
+		"sluice_kv_hint_result":       C.struct_sluice_kv_hint_result{},
+		"sluice_kv_estimate":          C.struct_sluice_kv_estimate{},
+		"sluice_kv_block":             C.struct_sluice_kv_block{},
 	} {
 		s := reflect.TypeOf(v)
 		list[name] = fmt.Sprint(s.Size())
@@ -34,6 +44,22 @@ func goLayout() map[string]string {
 			list[name+"."+f.Name] = fmt.Sprint(f.Offset, f.Type.Size())
 		}
 	}
+	for o := cache.Undone; o <= cache.Busy; o++ {
+		name := strings.ToUpper(strings.ReplaceAll(o.String(), " ", "_"))
+		list["SLUICE_KV_"+name] = fmt.Sprint(int(o))
+	}
+	for name, value := range map[string]any{"SESSION_END": cache.HintSessionEnd,
+		"RETAIN": cache.HintRetain, "RELEASE": cache.HintRelease, "DEMOTE": cache.HintDemote,
+		"PREFETCH": cache.HintPrefetch} {
+		list["SLUICE_KV_"+name] = fmt.Sprintf("%d", value)
+	}
+	for o := cache.WriteThrough; o <= cache.MemoryOnly; o++ {
+		name := strings.ToUpper(strings.ReplaceAll(o.String(), "-", "_"))
+		list["SLUICE_KV_"+name] = fmt.Sprint(int(o))
+	}
+	list["SLUICE_KV_IN_MEMORY"] = fmt.Sprint(int(cache.InMemory))
+	list["SLUICE_KV_ON_DISK"] = fmt.Sprint(int(cache.OnDisk))
+	list["SLUICE_KV_COMING"] = fmt.Sprint(int(cache.Coming))
 	list["SLUICE_ABI_VERSION"] = fmt.Sprint(C.SLUICE_ABI_VERSION)
 	return list
 }

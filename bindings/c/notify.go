@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync/atomic"
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/proc"
@@ -18,7 +19,8 @@ import (
 // inbox is the way of messages to the program: from the engine's channel or, once a
 // descriptor was asked for, from a queue that a goroutine moves them into.
 type inbox struct {
-	turn chan struct{} // a lock, full while a thread receives
+	turn   chan struct{} // a lock, full while a thread receives
+	cached atomic.Bool   // a cache has the turn
 
 	// Guarded by turn.
 	found [16]engine.Notification // by one look at the backends
@@ -33,6 +35,28 @@ type inbox struct {
 const queueLength = 64
 
 func (in *inbox) init() { in.turn = make(chan struct{}, 1) }
+
+// reserve gives the messages of the engine to a cache, until unreserve: the turn is its own.
+func (in *inbox) reserve() error {
+	select {
+	case in.turn <- struct{}{}:
+	default:
+		return fmt.Errorf("a cache or a thread receives the messages of this engine: open another "+
+			"engine for the cache: %w", engine.ErrBusy)
+	}
+	if in.wake != nil {
+		<-in.turn
+		return fmt.Errorf("the program has the descriptor of this engine's messages: open another "+
+			"engine for the cache: %w", engine.ErrBusy)
+	}
+	in.cached.Store(true)
+	return nil
+}
+
+func (in *inbox) unreserve() {
+	in.cached.Store(false)
+	<-in.turn
+}
 
 // updateDescriptor makes the descriptor readable if and only if there is something, but for
 // what comes meanwhile.
@@ -139,9 +163,13 @@ func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint
 	if err != nil {
 		return answer(f, err)
 	}
+	in := &e.inbox
+	if in.cached.Load() {
+		return answer(f, fmt.Errorf("the messages of this engine are those of a cache: open "+
+			"another engine for others: %w", engine.ErrBusy))
+	}
 	ctx, cancel := within(timeout)
 	defer cancel()
-	in := &e.inbox
 	select {
 	case in.turn <- struct{}{}: // also when the time is over already
 	default:

@@ -181,7 +181,8 @@ func (e *openEngine) close() error {
 	if first {
 		close(e.gone)
 	}
-	err := e.Engine.Close()
+	cached := e.closeCaches() // before the engine that moves their blocks
+	err := errors.Join(cached, e.Engine.Close())
 	listeners.dropAll(func(l *listener) bool { return l.of == e })
 	transfers.dropAll(func(t *transfer) bool { return t.of == e })
 	leases.dropAll(func(l *lease) bool { return l.of == e })

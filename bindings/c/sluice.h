@@ -554,6 +554,269 @@ int sluice_lease_ended(sluice_lease lease, int *ended);
  */
 int sluice_lease_revoke(sluice_lease lease, int64_t timeout_ns);
 
+/* ---- the KV cache of one node ---- */
+
+/*
+ * A cache keeps blocks of KV by keys of 16 bytes: in a file of memory that outlives the process,
+ * and on disks behind it. docs/cache.md has what is promised. This process opens it
+ * (sluice_kv_open), or uses that of another (sluice_kv_dial); the calls are the same, but where
+ * they say otherwise.
+ *
+ * Each operation is one call for many keys, at most SLUICE_KV_KEYS_MAX.
+ */
+typedef uint64_t sluice_kv;
+typedef uint64_t sluice_kv_namespace;
+typedef uint64_t sluice_kv_op;
+typedef uint64_t sluice_kv_pin;
+
+enum { SLUICE_KV_KEYS_MAX = 65536 };
+
+/* The hash of a block's tokens and all before them, as the serving program has it. */
+struct sluice_kv_key {
+	uint8_t bytes[16];
+};
+
+/*
+ * Opens a cache, with the blocks that a process before left in its files. Options are "name=value"
+ * strings ended by NULL, as those of a backend:
+ *   path          of the memory file, on /dev/shm or a hugetlbfs
+ *   bytes         for blocks in memory
+ *   extent        the longest block, and the unit in which bytes are cut; a 256th of bytes, 2 MiB
+ *                 to 256 MiB
+ *   blocks        how many it can know, 64 bytes of memory each; the bytes of all tiers by 64 KiB
+ *   policy        s3fifo (default), lru, arc: which block goes first
+ *   verify_first  true: a block's CRC-32C is verified by its first load alone
+ *   ops_max       operations at a time; 1,024
+ *   disk          the path of a file behind the memory; those that follow are of this disk:
+ *   disk_bytes, disk_extent, disk_blocks
+ *   disk_daily_bytes  bounds what is written in 24 hours
+ *   disk_durable  true: what is on it survives a loss of power
+ * A disk needs the backend posix. The timeout is for a process before that still ends, which has
+ * the file until then (SLUICE_ERR_TIMEOUT). sluice_close closes the caches of its engine first.
+ */
+int sluice_kv_open(sluice_engine engine, const char *const *options, int64_t timeout_ns,
+		   sluice_kv *kv);
+
+/*
+ * Connects to a cache that another process serves. The messages of the engine are the cache's until
+ * it is closed: sluice_receive is SLUICE_ERR_BUSY, and so is this where a program receives.
+ */
+int sluice_kv_dial(sluice_engine engine, const char *network, const char *address,
+		   int64_t timeout_ns, sluice_kv *kv);
+
+/*
+ * Answers programs that dial this engine's sluice_serve by sluice_kv_dial, until the cache is
+ * closed. The messages of the engine are the cache's, as for that. Of one that was opened alone.
+ */
+int sluice_kv_serve(sluice_kv kv);
+
+/*
+ * Ends all operations, detaches all regions and makes all handles of it stale. The files keep their
+ * blocks. SLUICE_ERR_UNPROVEN: the cache may still reach memory; call it again.
+ */
+int sluice_kv_close(sluice_kv kv);
+
+/*
+ * Counters as JSON; buffer as for sluice_stats. "attached" says what sluice_kv_open found.
+ * SLUICE_ERR_NOT_SUPPORTED of one that was dialled.
+ */
+int sluice_kv_stats(sluice_kv kv, void *buffer, size_t capacity, size_t *length);
+
+/*
+ * Waits until all blocks that were stored are on the disks, or will not be. SLUICE_ERR_TIMEOUT:
+ * some are not yet. SLUICE_ERR_NOT_SUPPORTED of a cache that was dialled.
+ */
+int sluice_kv_drain(sluice_kv kv, int64_t timeout_ns);
+
+/*
+ * Lets the cache read and write a region of its engine, for as long as it is attached. The region
+ * may be private. Twice is once.
+ */
+int sluice_kv_attach(sluice_kv kv, sluice_region region, int64_t timeout_ns);
+
+/*
+ * Ends that: on SLUICE_OK the cache neither reads nor writes the region any more. Operations of it
+ * that run fail, where the cache was dialled; else this waits for them, and SLUICE_ERR_TIMEOUT says
+ * that some still run.
+ */
+int sluice_kv_detach(sluice_kv kv, sluice_region region, int64_t timeout_ns);
+
+struct sluice_kv_namespace_options {
+	uint32_t size;
+	uint32_t priority; /* blocks of a lower one go first; 0 to 7 */
+	/* bytes that it may have in memory and on disks; 0: what there is */
+	uint64_t memory_quota, disk_quota;
+	/*
+	 * The digest of what two processes must agree on to share a block: the model, its layout,
+	 * the salt of a tenant
+	 */
+	uint8_t geometry[32];
+	const char *name; /* at most 216 bytes */
+	uint64_t hold_max; /* bytes that pins and retained blocks keep; an eighth of the memory */
+	int64_t ttl_ns; /* blocks that were not used for longer go; whole seconds; 0: never */
+	uint32_t flow; /* when blocks go to the disks */
+	uint32_t reserved; /* 0 */
+};
+
+/* As they are stored; when they are about to leave memory; never. */
+enum { SLUICE_KV_WRITE_THROUGH = 0, SLUICE_KV_WRITE_BACK = 1, SLUICE_KV_MEMORY_ONLY = 2 };
+
+/*
+ * A namespace; one name with different geometries is different namespaces. Opening it again gives
+ * the same handle, and changes its options, which are for the server to say where the cache was
+ * dialled (SLUICE_ERR_ARGUMENT).
+ */
+int sluice_kv_namespace_open(sluice_kv kv, const struct sluice_kv_namespace_options *options,
+			     int64_t timeout_ns, sluice_kv_namespace *space);
+
+/* Where a block is, bits of sluice_kv_match: in both tiers, or stored at this moment. */
+enum { SLUICE_KV_IN_MEMORY = 1, SLUICE_KV_ON_DISK = 2, SLUICE_KV_COMING = 4 };
+
+/*
+ * Writes to found where each block is, count bytes; *prefix is how many are there from the first
+ * key on without a gap. Either may be NULL. It moves nothing. The timeout is for a cache that was
+ * dialled.
+ */
+int sluice_kv_match(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
+		    int64_t timeout_ns, uint8_t *found, size_t *prefix);
+
+/* Forgets blocks: on SLUICE_OK no restart finds them. */
+int sluice_kv_remove(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
+		     int64_t timeout_ns);
+
+/* N of what is inside it, by bytes apart. */
+struct sluice_kv_axis {
+	uint64_t by;
+	uint32_t n;
+	uint32_t reserved; /* 0 */
+};
+
+/*
+ * Where blocks lie in an attached region: block k of a call at base + slots[k] * stride. A block is
+ * the runs of a nest of loops, the outermost first; in the cache one lies behind the other.
+ */
+struct sluice_kv_place {
+	uint32_t size;
+	uint32_t loops_count; /* at most 3; 0: a block is one run */
+	sluice_region region;
+	uint64_t base, stride; /* bytes */
+	uint64_t run; /* bytes that follow each other */
+	struct sluice_kv_axis loops[3];
+	const uint32_t *slots; /* one a key */
+};
+
+/* What became of a block. */
+enum {
+	SLUICE_KV_UNDONE = 0,    /* the operation still runs */
+	SLUICE_KV_DONE = 1,      /* the bytes are there */
+	SLUICE_KV_KNOWN = 2,     /* store: the cache had it already; nothing was copied */
+	SLUICE_KV_MISSING = 3,   /* load: the cache does not have it */
+	SLUICE_KV_PENDING = 4,   /* another operation stores it at this moment */
+	SLUICE_KV_DAMAGED = 5,   /* load: not the bytes that were stored; it is forgotten */
+	SLUICE_KV_UNLIKE = 6,    /* load: it has another length */
+	SLUICE_KV_CONFLICT = 7,  /* store: the cache has the key with other bytes */
+	SLUICE_KV_NO_ROOM = 8,   /* store: there is no room that may be taken */
+	SLUICE_KV_LATE = 9,      /* the timeout of the operation was over */
+	SLUICE_KV_FAILED = 10,   /* its transfer failed: sluice_kv_op_wait says why */
+	SLUICE_KV_BUSY = 11      /* store: the cache cannot keep up: sluice_kv_op_wait says why */
+};
+
+/*
+ * Starts to copy blocks to a place, or from it, and returns at once. The timeout bounds the
+ * operation: what is not there by then is SLUICE_KV_LATE. Keys and slots are copied.
+ * SLUICE_ERR_BUSY: ops_max operations run, or 1,024 of a cache that was dialled.
+ */
+int sluice_kv_load(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
+		   const struct sluice_kv_place *place, int64_t timeout_ns, sluice_kv_op *op);
+int sluice_kv_store(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
+		    const struct sluice_kv_place *place, int64_t timeout_ns, sluice_kv_op *op);
+
+/*
+ * Starts to read blocks from the disks into memory, for a load to come. It brings at most a quarter
+ * of the memory; what is beyond is SLUICE_KV_NO_ROOM.
+ */
+int sluice_kv_prefetch(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
+		       int64_t timeout_ns, sluice_kv_op *op);
+
+/*
+ * A descriptor that is readable once the operation has ended, until sluice_kv_op_close. For poll
+ * and epoll: do not read or close it.
+ */
+int sluice_kv_op_fd(sluice_kv_op op, int *fd);
+
+/*
+ * Waits for the end. SLUICE_PENDING: the timeout ended the wait, not the operation. Else outcomes,
+ * count bytes or NULL, says what became of each block, whatever is returned: SLUICE_OK, or the
+ * first error of a transfer. A block that is missing is no error. SLUICE_ERR_UNPROVEN: memory may
+ * still be read or written until sluice_kv_detach says otherwise.
+ */
+int sluice_kv_op_wait(sluice_kv_op op, int64_t timeout_ns, uint8_t *outcomes, size_t count);
+
+/* Ends it soon, as its timeout does. It does not wait. */
+int sluice_kv_op_cancel(sluice_kv_op op);
+
+/* Forgets it. One that runs goes on. */
+int sluice_kv_op_close(sluice_kv_op op);
+
+/*
+ * What a program knows of blocks, and the cache cannot: nobody uses them soon; they stay for
+ * last_ns (whole seconds, up to 30 days, at most hold_max bytes) or until RELEASE; they leave
+ * memory once a disk has them; they are read from the disks in the background.
+ */
+enum { SLUICE_KV_SESSION_END = 0, SLUICE_KV_RETAIN = 1, SLUICE_KV_RELEASE = 2, SLUICE_KV_DEMOTE = 3,
+       SLUICE_KV_PREFETCH = 4 };
+
+struct sluice_kv_hint_result {
+	uint64_t applied, missing, refused; /* blocks; the error says why some were refused */
+};
+
+/* Gives a hint and waits for nothing. *result, which may be NULL, is written in any case. */
+int sluice_kv_hint(sluice_kv_namespace space, uint32_t kind, int64_t last_ns,
+		   const struct sluice_kv_key *keys, size_t count, int64_t timeout_ns,
+		   struct sluice_kv_hint_result *result);
+
+/*
+ * Gives the hints of a KvHintsEnvelope, in JSON, and writes what became of each action as JSON:
+ * docs/cache.md lists the actions. After SLUICE_ERR_SPACE they are given all the same.
+ */
+int sluice_kv_hint_envelope(sluice_kv_namespace space, const void *envelope, size_t size,
+			    int64_t timeout_ns, void *buffer, size_t capacity, size_t *length);
+
+struct sluice_kv_estimate {
+	uint32_t size;
+	uint32_t measured; /* 1: by rates that were measured; 0: some are assumed */
+	uint64_t memory_blocks, disk_blocks, missing;
+	uint64_t memory_bytes, disk_bytes;
+	int64_t time_ns; /* of a load of all */
+};
+
+/* What a load would take now. It moves nothing, and is no use of the blocks. */
+int sluice_kv_estimate(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
+		       int64_t timeout_ns, struct sluice_kv_estimate *estimate);
+
+/* The bytes of a pinned block, to be read alone; NULL: it is not pinned. */
+struct sluice_kv_block {
+	const void *bytes;
+	uint64_t length;
+};
+
+/*
+ * Keeps blocks in memory, in their places, and says where they are: a block for each key, and an
+ * outcome where that is not NULL. Blocks on a disk alone are read first. A server must be on this
+ * host, and ends the pin after ttl_ns, which its options bound; in a cache of this process blocks
+ * stay until the pin is closed, whatever ttl_ns is. SLUICE_ERR_FULL: more than hold_max.
+ */
+int sluice_kv_pin_open(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
+		       int64_t ttl_ns, int64_t timeout_ns, uint8_t *outcomes,
+		       struct sluice_kv_block *blocks, sluice_kv_pin *pin);
+
+/*
+ * Ends it; the bytes must not be read afterwards, nor once the cache is closed. SLUICE_OK: the
+ * blocks were there all the time. SLUICE_ERR_REVOKED: the pin had ended, and what was read is of no
+ * use; so it is after any other error, where that is not known.
+ */
+int sluice_kv_pin_close(sluice_kv_pin pin);
+
 /* ---- why ---- */
 
 enum { SLUICE_TEXT = 1, SLUICE_JSON = 2 };

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/cache"
 )
 
 // plainText is the text of an error for programs in C and Python, which know neither the names
@@ -98,8 +99,11 @@ var (
 // those of fields of Go.
 func configFields() map[string]string {
 	names := byname.Fields()
-	for _, f := range reflect.VisibleFields(reflect.TypeFor[engine.Config]()) {
-		names[f.Name] = byname.OptionName(f.Name)
+	for _, config := range []reflect.Type{reflect.TypeFor[engine.Config](),
+		reflect.TypeFor[cache.Config]()} {
+		for _, f := range reflect.VisibleFields(config) {
+			names[f.Name] = byname.OptionName(f.Name)
+		}
 	}
 	return names
 }

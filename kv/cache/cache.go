@@ -131,7 +131,7 @@ func Open(ctx context.Context, cfg Config) (*Cache, error) {
 		err = errors.New("no engine")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open cache: %w", err)
+		return nil, fmt.Errorf("open cache: %w: %w", err, engine.ErrBounds)
 	}
 	begin := time.Now()
 	entries, shards := tableOf(cfg.Blocks)

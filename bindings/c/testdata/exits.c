@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program returns from main while a transfer of its own is under way over sockets: all engines
-// are closed before it unmaps the memory. The owner is another process, and goes on.
+// are closed before it unmaps the memory, also where the thread has lost its stack for signals, as
+// Python's main thread has at its end. The owner is another process, and goes on.
+#include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -41,6 +44,23 @@ static void last(void)
 	}
 }
 
+static pthread_t leaving;
+
+static void *interrupt(void *unused)
+{
+	for (;;) // as the Go runtime does
+		pthread_kill(leaving, SIGURG);
+	return unused;
+}
+
+static void without_signal_stack(void)
+{
+	stack_t none = {.ss_flags = SS_DISABLE};
+	pthread_t other;
+	leaving = pthread_self();
+	TRUE(!sigaltstack(&none, NULL) && !pthread_create(&other, NULL, interrupt, NULL));
+}
+
 static int leaver(const char *address, uint32_t op)
 {
 	TRUE(atexit(last) == 0);
@@ -60,6 +80,7 @@ static int leaver(const char *address, uint32_t op)
 	under_way = new_transfer(peer, op);
 	add_one(under_way, region, there, 0, 0, LENGTH);
 	OK(sluice_post(under_way));
+	TRUE(atexit(without_signal_stack) == 0);
 	ready = 1;
 	return 0;
 }

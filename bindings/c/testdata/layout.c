@@ -73,6 +73,31 @@ int main(void)
 	SIZE(sluice_lease_options);
 	AT(sluice_lease_options, size), AT(sluice_lease_options, flags),
 	    AT(sluice_lease_options, ttl_ns);
+	SIZE(sluice_kv_namespace_options);
+	AT(sluice_kv_namespace_options, size), AT(sluice_kv_namespace_options, priority),
+	    AT(sluice_kv_namespace_options, memory_quota);
+	AT(sluice_kv_namespace_options, disk_quota), AT(sluice_kv_namespace_options, geometry),
+	    AT(sluice_kv_namespace_options, name);
+	AT(sluice_kv_namespace_options, hold_max), AT(sluice_kv_namespace_options, ttl_ns),
+	    AT(sluice_kv_namespace_options, flow), AT(sluice_kv_namespace_options, reserved);
+	SIZE(sluice_kv_axis);
+	AT(sluice_kv_axis, by), AT(sluice_kv_axis, n), AT(sluice_kv_axis, reserved);
+	SIZE(sluice_kv_place);
+	AT(sluice_kv_place, size), AT(sluice_kv_place, loops_count), AT(sluice_kv_place, region),
+	    AT(sluice_kv_place, base), AT(sluice_kv_place, stride);
+	AT(sluice_kv_place, run), AT(sluice_kv_place, loops), AT(sluice_kv_place, slots);
+	SIZE(sluice_kv_hint_result);
+	AT(sluice_kv_hint_result, applied), AT(sluice_kv_hint_result, missing),
+	    AT(sluice_kv_hint_result, refused);
+	SIZE(sluice_kv_estimate);
+	AT(sluice_kv_estimate, size), AT(sluice_kv_estimate, measured),
+	    AT(sluice_kv_estimate, memory_blocks), AT(sluice_kv_estimate, disk_blocks);
+	AT(sluice_kv_estimate, missing), AT(sluice_kv_estimate, memory_bytes),
+	    AT(sluice_kv_estimate, disk_bytes), AT(sluice_kv_estimate, time_ns);
+	SIZE(sluice_kv_block);
+	AT(sluice_kv_block, bytes), AT(sluice_kv_block, length);
+	SIZE(sluice_kv_key);
+	AT(sluice_kv_key, bytes);
 	VALUE(SLUICE_OK), VALUE(SLUICE_PENDING), VALUE(SLUICE_ERR_HANDLE),
 	VALUE(SLUICE_ERR_ARGUMENT), VALUE(SLUICE_ERR_FORK);
 	VALUE(SLUICE_ERR_SPACE), VALUE(SLUICE_ERR_SYSTEM), VALUE(SLUICE_ERR_CLOSED),
@@ -91,5 +116,14 @@ int main(void)
 	VALUE(SLUICE_PRIVATE), VALUE(SLUICE_DMABUF);
 	VALUE(SLUICE_READ), VALUE(SLUICE_WRITE), VALUE(SLUICE_DURABLE),
 	VALUE(SLUICE_TEXT), VALUE(SLUICE_JSON);
+	VALUE(SLUICE_KV_KEYS_MAX), VALUE(SLUICE_KV_IN_MEMORY), VALUE(SLUICE_KV_ON_DISK),
+	VALUE(SLUICE_KV_COMING);
+	VALUE(SLUICE_KV_UNDONE), VALUE(SLUICE_KV_DONE), VALUE(SLUICE_KV_KNOWN),
+	VALUE(SLUICE_KV_MISSING), VALUE(SLUICE_KV_PENDING), VALUE(SLUICE_KV_DAMAGED);
+	VALUE(SLUICE_KV_UNLIKE), VALUE(SLUICE_KV_CONFLICT), VALUE(SLUICE_KV_NO_ROOM),
+	VALUE(SLUICE_KV_LATE), VALUE(SLUICE_KV_FAILED), VALUE(SLUICE_KV_BUSY);
+	VALUE(SLUICE_KV_WRITE_THROUGH), VALUE(SLUICE_KV_WRITE_BACK), VALUE(SLUICE_KV_MEMORY_ONLY);
+	VALUE(SLUICE_KV_SESSION_END), VALUE(SLUICE_KV_RETAIN), VALUE(SLUICE_KV_RELEASE),
+	VALUE(SLUICE_KV_DEMOTE), VALUE(SLUICE_KV_PREFETCH);
 	return 0;
 }

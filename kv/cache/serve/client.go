@@ -172,7 +172,9 @@ func (c *Client) Attach(ctx context.Context, r *engine.Region) error {
 		err = errGarbled
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("attach region %s: %w", r.Name(), err), lease.Revoke(ctx))
+		soon, cancel := context.WithTimeout(context.Background(), cancelGrace)
+		defer cancel()
+		return errors.Join(fmt.Errorf("attach region %s: %w", r.Name(), err), lease.Revoke(soon))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

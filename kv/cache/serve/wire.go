@@ -44,10 +44,13 @@ const (
 	unproven
 	outOfBounds
 	noRoom
+	corrupt
+	notSupported
 )
 
 var codes = [...]error{nil, errors.New("the cache"), engine.ErrClosed, engine.ErrBusy,
-	engine.ErrUnproven, engine.ErrBounds, cache.ErrNoRoom}
+	engine.ErrUnproven, engine.ErrBounds, cache.ErrNoRoom, engine.ErrCorrupt,
+	engine.ErrNotSupported}
 
 func codeOf(err error) code {
 	if err == nil {

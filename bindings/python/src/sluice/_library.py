@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from ctypes import (POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64,
-                    c_void_p)
+from ctypes import (POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint32,
+                    c_uint64, c_void_p)
 from typing import Any, Callable
 
 ABI_VERSION = 2
@@ -168,6 +168,63 @@ class LeaseOptions(ctypes.Structure):
     _fields_ = [("size", c_uint32), ("flags", c_uint32), ("ttl_ns", c_int64)]
 
 
+class KVNamespaceOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("priority", c_uint32),
+        ("memory_quota", c_uint64),
+        ("disk_quota", c_uint64),
+        ("geometry", c_uint8 * 32),
+        ("name", c_char_p),
+        ("hold_max", c_uint64),
+        ("ttl_ns", c_int64),
+        ("flow", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class KVHintResult(ctypes.Structure):
+    _fields_ = [("applied", c_uint64), ("missing", c_uint64), ("refused", c_uint64)]
+
+
+class KVEstimate(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("measured", c_uint32),
+        ("memory_blocks", c_uint64),
+        ("disk_blocks", c_uint64),
+        ("missing", c_uint64),
+        ("memory_bytes", c_uint64),
+        ("disk_bytes", c_uint64),
+        ("time_ns", c_int64),
+    ]
+
+
+class KVBlock(ctypes.Structure):
+    _fields_ = [("bytes", c_void_p), ("length", c_uint64)]
+
+
+class KVKey(ctypes.Structure):
+    _fields_ = [("bytes", c_uint8 * 16)]
+
+
+class KVAxis(ctypes.Structure):
+    _fields_ = [("by", c_uint64), ("n", c_uint32), ("reserved", c_uint32)]
+
+
+class KVPlace(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("loops_count", c_uint32),
+        ("region", c_uint64),
+        ("base", c_uint64),
+        ("stride", c_uint64),
+        ("run", c_uint64),
+        ("loops", KVAxis * 3),
+        ("slots", c_void_p),
+    ]
+
+
 STRUCTS = {
     "sluice_backend": Backend,
     "sluice_config": Config,
@@ -183,10 +240,19 @@ STRUCTS = {
     "sluice_completion": Completion,
     "sluice_notification": Notification,
     "sluice_lease_options": LeaseOptions,
+    "sluice_kv_namespace_options": KVNamespaceOptions,
+    "sluice_kv_axis": KVAxis,
+    "sluice_kv_place": KVPlace,
+    "sluice_kv_hint_result": KVHintResult,
+    "sluice_kv_estimate": KVEstimate,
+    "sluice_kv_block": KVBlock,
+    "sluice_kv_key": KVKey,
 }
 
 _HANDLE, _OUT = c_uint64, POINTER(c_uint64)
 _SIZE_OUT = POINTER(c_size_t)
+
+_KV_MOVE = [_HANDLE, c_void_p, c_size_t, POINTER(KVPlace), c_int64, _OUT]
 
 # The arguments of what returns a code.
 _FUNCTIONS: dict[str, list[Any]] = {
@@ -239,6 +305,30 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "lease_token": [_HANDLE, c_void_p, c_size_t, _SIZE_OUT],
     "lease_ended": [_HANDLE, POINTER(c_int)],
     "lease_revoke": [_HANDLE, c_int64],
+    "kv_open": [_HANDLE, POINTER(c_char_p), c_int64, _OUT],
+    "kv_dial": [_HANDLE, c_char_p, c_char_p, c_int64, _OUT],
+    "kv_serve": [_HANDLE],
+    "kv_close": [_HANDLE],
+    "kv_stats": [_HANDLE, c_void_p, c_size_t, _SIZE_OUT],
+    "kv_drain": [_HANDLE, c_int64],
+    "kv_attach": [_HANDLE, _HANDLE, c_int64],
+    "kv_detach": [_HANDLE, _HANDLE, c_int64],
+    "kv_namespace_open": [_HANDLE, POINTER(KVNamespaceOptions), c_int64, _OUT],
+    "kv_match": [_HANDLE, c_void_p, c_size_t, c_int64, c_void_p, _SIZE_OUT],
+    "kv_remove": [_HANDLE, c_void_p, c_size_t, c_int64],
+    "kv_load": _KV_MOVE,
+    "kv_store": _KV_MOVE,
+    "kv_prefetch": [_HANDLE, c_void_p, c_size_t, c_int64, _OUT],
+    "kv_hint": [_HANDLE, c_uint32, c_int64, c_void_p, c_size_t, c_int64, POINTER(KVHintResult)],
+    "kv_hint_envelope": [_HANDLE, c_char_p, c_size_t, c_int64, c_void_p, c_size_t, _SIZE_OUT],
+    "kv_estimate": [_HANDLE, c_void_p, c_size_t, c_int64, POINTER(KVEstimate)],
+    "kv_pin_open": [_HANDLE, c_void_p, c_size_t, c_int64, c_int64, c_void_p, POINTER(KVBlock),
+                    _OUT],
+    "kv_pin_close": [_HANDLE],
+    "kv_op_fd": [_HANDLE, POINTER(c_int)],
+    "kv_op_wait": [_HANDLE, c_int64, c_void_p, c_size_t],
+    "kv_op_cancel": [_HANDLE],
+    "kv_op_close": [_HANDLE],
     "explain": [_HANDLE, _HANDLE, _HANDLE, c_uint32, c_void_p, c_size_t, _SIZE_OUT],
 }
 

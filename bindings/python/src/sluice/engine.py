@@ -72,7 +72,7 @@ def _close_all() -> None:
     for engine in list(_ENGINES):
         try:
             engine.close()
-        except Error:  # the program has ended
+        except (Error, BufferError):  # the program has ended
             pass
 
 
@@ -106,6 +106,7 @@ class Engine(Closing):
         self._holds = _Holds()
         _OPEN[id(self._holds)] = self._holds
         self._peers: dict[int, Peer] = {}  # without a lock: no handle comes twice
+        self._caches: weakref.WeakSet[Any] = weakref.WeakSet()  # those of sluice.cache
         self._closing = threading.Lock()
         self._rooms: list[_Room] = []
         # messages and peers that the library gave to a call which an interrupt ended: the next
@@ -408,6 +409,8 @@ class Engine(Closing):
         longer than the abort's grace. UnprovenError, here and from each close of a region from then
         on, where bytes may land still, or where an interrupt took the proof: memory stays held.
         """
+        for cache in list(self._caches):  # BufferError while arrays lie on pinned blocks
+            cache._end_pins()
         with self._closing:  # what comes second waits for the first
             if not self._handle:
                 if self._unproven:

@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// #include "faces.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/proc"
+	"github.com/sluicehq/sluice/kv/cache"
+)
+
+// namespace is one of a cache.
+type namespace struct {
+	of    *kv
+	space kvSpace
+}
+
+// kvOp is a load, a store or a prefetch.
+type kvOp struct {
+	of     *kv
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the two that follow are there
+
+	outcomes []cache.Outcome
+	err      error
+
+	mu     sync.Mutex  // guards what follows
+	wake   *proc.Event // nil until the program asks for the descriptor
+	closed bool
+}
+
+// kvPin is blocks in their places.
+type kvPin struct {
+	of  *kv
+	end func() error
+}
+
+//export slgoKVNamespaceOpen
+func slgoKVNamespaceOpen(h C.uint64_t, c *C.struct_sluice_kv_namespace_options, timeout C.int64_t,
+	out *C.uint64_t, f *C.struct_slgo_fault) C.int {
+	return calling(&caches, h, timeout, f, func(ctx context.Context, k *kv) error {
+		name := spaceName{name: C.GoString(c.name)}
+		for i := range name.geometry {
+			name.geometry[i] = byte(c.geometry[i])
+		}
+		if c.flow > C.SLUICE_KV_MEMORY_ONLY || c.reserved != 0 || c.ttl_ns < 0 {
+			return argument("sluice_kv_namespace_options: flow %d, reserved %d, ttl_ns %d", c.flow,
+				c.reserved, c.ttl_ns)
+		}
+		handle, err := k.openNamespace(ctx, name, cache.NamespaceOptions{Geometry: name.geometry,
+			Priority: int(c.priority), Flow: cache.Flow(c.flow), TTL: time.Duration(c.ttl_ns),
+			Quota:   [2]uint64{uint64(c.memory_quota), uint64(c.disk_quota)},
+			HoldMax: uint64(c.hold_max)})
+		if err == nil {
+			*out = C.uint64_t(handle)
+		}
+		return err
+	})
+}
+
+// openNamespace returns the one handle that a namespace has.
+func (k *kv) openNamespace(ctx context.Context, name spaceName, o cache.NamespaceOptions) (uint64,
+	error) {
+	k.mu.Lock()
+	h, known := k.spaces[name]
+	k.mu.Unlock()
+	if _, dialled := k.store.(dialledCache); known && dialled &&
+		(o == cache.NamespaceOptions{Geometry: o.Geometry}) {
+		return h, nil // another would take one more place at the server
+	}
+	s, err := k.store.namespace(ctx, name.name, o)
+	if err != nil {
+		return 0, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.over {
+		return 0, engine.ErrClosed
+	}
+	if h, known = k.spaces[name]; !known {
+		if h, err = spaces.put(&namespace{k, s}); err == nil {
+			k.spaces[name] = h
+		}
+	}
+	return h, err
+}
+
+// withKeys is calling for what keys of a namespace are asked about.
+func withKeys(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t, timeout C.int64_t,
+	f *C.struct_slgo_fault,
+	call func(ctx context.Context, n *namespace, keys []cache.Key) error) C.int {
+	return calling(&spaces, h, timeout, f, func(ctx context.Context, n *namespace) error {
+		if count > C.SLUICE_KV_KEYS_MAX {
+			return fmt.Errorf("%d keys, at most %d a call: %w", uint64(count),
+				C.SLUICE_KV_KEYS_MAX, engine.ErrBounds)
+		}
+		keys, err := inPlace[cache.Key](list, uint64(count), "keys")
+		if err == nil {
+			err = call(ctx, n, keys)
+		}
+		return err
+	})
+}
+
+//export slgoKVMatch
+func slgoKVMatch(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t, timeout C.int64_t,
+	found *C.uint8_t, prefix *C.size_t, f *C.struct_slgo_fault) C.int {
+	return withKeys(h, list, count, timeout, f, func(ctx context.Context, n *namespace,
+		keys []cache.Key) error {
+		m, err := n.space.Match(ctx, keys)
+		if err != nil {
+			return err
+		}
+		if prefix != nil {
+			*prefix = C.size_t(m.Prefix)
+		}
+		return copyOut(found, m.Blocks)
+	})
+}
+
+// copyOut writes a byte for each key, where the program wants them.
+func copyOut[T ~uint8](to *C.uint8_t, list []T) error {
+	if to == nil {
+		return nil
+	}
+	dst, err := inPlace[T](to, uint64(len(list)), "the bytes")
+	copy(dst, list)
+	return err
+}
+
+//export slgoKVRemove
+func slgoKVRemove(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t, timeout C.int64_t,
+	f *C.struct_slgo_fault) C.int {
+	return withKeys(h, list, count, timeout, f, func(ctx context.Context, n *namespace,
+		keys []cache.Key) error {
+		return n.space.Remove(ctx, keys)
+	})
+}
+
+//export slgoKVHint
+func slgoKVHint(h C.uint64_t, kind C.uint32_t, last C.int64_t, list *C.struct_sluice_kv_key,
+	count C.size_t, timeout C.int64_t, out *C.struct_sluice_kv_hint_result,
+	f *C.struct_slgo_fault) C.int {
+	return withKeys(h, list, count, timeout, f, func(ctx context.Context, n *namespace,
+		keys []cache.Key) error {
+		if kind > C.SLUICE_KV_PREFETCH {
+			return argument("hint %d does not exist", kind)
+		}
+		r, err := n.space.Hint(ctx, keys, cache.Hint{Kind: cache.HintKind(kind),
+			For: time.Duration(last)})
+		if out != nil {
+			*out = C.struct_sluice_kv_hint_result{applied: C.uint64_t(r.Applied),
+				missing: C.uint64_t(r.Missing), refused: C.uint64_t(r.Refused)}
+		}
+		return err
+	})
+}
+
+//export slgoKVHintEnvelope
+func slgoKVHintEnvelope(h C.uint64_t, data *C.uint8_t, size C.size_t, timeout C.int64_t,
+	buffer *C.uint8_t, capacity C.size_t, length *C.size_t, f *C.struct_slgo_fault) C.int {
+	var outcomes []cache.ActionOutcome
+	code := calling(&spaces, h, timeout, f, func(ctx context.Context, n *namespace) error {
+		b, err := inPlace[byte](data, uint64(size), "envelope")
+		if err == nil {
+			outcomes, err = n.space.HintEnvelope(ctx, b)
+		}
+		return err
+	})
+	if code != C.SLUICE_OK {
+		return code
+	}
+	return handJSON(outcomes, buffer, capacity, length, f)
+}
+
+//export slgoKVEstimate
+func slgoKVEstimate(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t, timeout C.int64_t,
+	out *C.struct_sluice_kv_estimate, f *C.struct_slgo_fault) C.int {
+	return withKeys(h, list, count, timeout, f, func(ctx context.Context, n *namespace,
+		keys []cache.Key) error {
+		e, err := n.space.Estimate(ctx, keys)
+		out.memory_blocks, out.disk_blocks = C.uint64_t(e.Blocks[0]), C.uint64_t(e.Blocks[1])
+		out.memory_bytes, out.disk_bytes = C.uint64_t(e.Bytes[0]), C.uint64_t(e.Bytes[1])
+		out.missing, out.time_ns = C.uint64_t(e.Missing), C.int64_t(e.Time)
+		if e.Measured {
+			out.measured = 1
+		}
+		return err
+	})
+}
+
+//export slgoKVPinOpen
+func slgoKVPinOpen(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t, ttl,
+	timeout C.int64_t, outcomes *C.uint8_t, blocks *C.struct_sluice_kv_block, out *C.uint64_t,
+	f *C.struct_slgo_fault) C.int {
+	return withKeys(h, list, count, timeout, f, func(ctx context.Context, n *namespace,
+		keys []cache.Key) error {
+		dst, err := inPlace[C.struct_sluice_kv_block](blocks, uint64(count), "blocks")
+		if err != nil {
+			return err
+		}
+		became, found, end, err := n.space.pin(ctx, keys, time.Duration(ttl))
+		if err != nil {
+			return err
+		}
+		handle, err := adoptOf(n.of, &kvPins, &kvPin{n.of, end})
+		if err != nil {
+			return errors.Join(err, end())
+		}
+		for k, b := range found {
+			setBlock(&dst[k], b)
+		}
+		*out = C.uint64_t(handle)
+		return copyOut(outcomes, became)
+	})
+}
+
+//export slgoKVPinClose
+func slgoKVPinClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
+	return calling(&kvPins, h, 0, f, func(_ context.Context, p *kvPin) error {
+		if !kvPins.drop(uint64(h)) {
+			return &staleError{want: kindKVPin, handle: uint64(h)}
+		}
+		return p.end()
+	})
+}
+
+//export slgoKVMove
+func slgoKVMove(store C.int, h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t,
+	place *C.struct_sluice_kv_place, timeout C.int64_t, out *C.uint64_t,
+	f *C.struct_slgo_fault) C.int {
+	return withKeys(h, list, count, 0, f, func(_ context.Context, n *namespace,
+		keys []cache.Key) error {
+		region, err := n.of.region(place.region)
+		if err != nil {
+			return err
+		}
+		at, err := placeOf(place, len(keys))
+		if err != nil {
+			return err
+		}
+		return n.of.start(len(keys), timeout, out, func() (kvMove, error) {
+			// The caller's memory is read during the call alone.
+			return n.space.prepare(store != 0, slices.Clone(keys), region, at)
+		})
+	})
+}
+
+//export slgoKVPrefetch
+func slgoKVPrefetch(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t,
+	timeout C.int64_t, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
+	return withKeys(h, list, count, 0, f, func(_ context.Context, n *namespace,
+		keys []cache.Key) error {
+		keys = slices.Clone(keys)
+		return n.of.start(len(keys), timeout, out, func() (kvMove, error) {
+			return func(ctx context.Context) ([]cache.Outcome, error) {
+				return n.space.Prefetch(ctx, keys)
+			}, nil
+		})
+	})
+}
+
+// placeOf is a place without its region.
+func placeOf(p *C.struct_sluice_kv_place, keys int) (at cache.Place, err error) {
+	if int(p.loops_count) > len(p.loops) {
+		return at, argument("%d loops, at most %d", p.loops_count, len(p.loops))
+	}
+	slots, err := inPlace[uint32](p.slots, uint64(keys), "sluice_kv_place.slots")
+	if err != nil {
+		return at, err
+	}
+	at = cache.Place{Base: uint64(p.base), Stride: uint64(p.stride), Run: uint64(p.run),
+		Slots: slices.Clone(slots)}
+	for i := range p.loops[:p.loops_count] {
+		l := &p.loops[i]
+		if l.reserved != 0 {
+			return at, argument("sluice_kv_axis.reserved is %d", l.reserved)
+		}
+		at.Loops = append(at.Loops, cache.Axis{N: uint32(l.n), By: uint64(l.by)})
+	}
+	return at, nil
+}
+
+// start makes an operation of so many keys, which runs what prepare returns.
+func (k *kv) start(keys int, timeout C.int64_t, out *C.uint64_t,
+	prepare func() (kvMove, error)) error {
+	if k.running.Add(1) > k.opsMax {
+		k.running.Add(-1)
+		return fmt.Errorf("%d operations of this cache run: %w", k.opsMax, engine.ErrBusy)
+	}
+	move, err := prepare()
+	if err != nil {
+		k.running.Add(-1)
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	if timeout >= 0 {
+		ctx, cancel = within(timeout)
+	}
+	op := &kvOp{of: k, cancel: cancel, done: make(chan struct{})}
+	handle, err := adoptOf(k, &kvOps, op)
+	if err != nil {
+		cancel() // it ends at once, with what prepare has counted
+	}
+	go func() {
+		outcomes, err := move(ctx)
+		cancel()
+		k.running.Add(-1)
+		op.end(outcomes, err, keys)
+	}()
+	if err == nil {
+		*out = C.uint64_t(handle)
+	}
+	return err
+}
+
+// adoptOf gives a handle to something of a cache that does not close.
+func adoptOf[T any](k *kv, t *table[T], v *T) (uint64, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.over {
+		return 0, engine.ErrClosed
+	}
+	return t.put(v)
+}
+
+// end tells those that wait.
+func (o *kvOp) end(outcomes []cache.Outcome, err error, keys int) {
+	if len(outcomes) != keys { // it did not begin, or the server has not said
+		as := cache.Failed
+		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+			as = cache.Late
+		}
+		outcomes = slices.Repeat([]cache.Outcome{as}, keys)
+	}
+	if errors.Is(err, context.Canceled) && !errors.Is(err, engine.ErrUnproven) {
+		err = fmt.Errorf("the operation was cancelled: %w", engine.ErrAborted)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.outcomes, o.err = outcomes, err
+	close(o.done)
+	if o.wake != nil {
+		_ = o.wake.Signal()
+	}
+}
+
+//export slgoKVOpFd
+func slgoKVOpFd(h C.uint64_t, fd *C.int, f *C.struct_slgo_fault) C.int {
+	return calling(&kvOps, h, 0, f, func(_ context.Context, o *kvOp) error {
+		n, err := o.descriptor()
+		*fd = C.int(n)
+		return err
+	})
+}
+
+// descriptor makes it at first. Nothing drains it: it stays readable from the end on.
+func (o *kvOp) descriptor() (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return -1, engine.ErrClosed
+	}
+	if o.wake == nil {
+		wake, err := proc.NewEvent()
+		if err != nil {
+			return -1, err
+		}
+		o.wake = wake
+		if isClosed(o.done) == 1 {
+			_ = wake.Signal()
+		}
+	}
+	return o.wake.FD(), nil
+}
+
+// closeWake also wakes those that watch a duplicate, who are told then that the handle is stale.
+func (o *kvOp) closeWake() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = true
+	if o.wake != nil {
+		_ = o.wake.Signal()
+		_ = o.wake.Close()
+	}
+}
+
+//export slgoKVOpWait
+func slgoKVOpWait(h C.uint64_t, timeout C.int64_t, list *C.uint8_t, count C.size_t,
+	f *C.struct_slgo_fault) C.int {
+	o, err := kvOps.get(uint64(h))
+	if err != nil {
+		return answer(f, err)
+	}
+	if isClosed(o.done) == 0 {
+		over, stop := after(timeout)
+		defer stop()
+		select {
+		case <-o.done:
+		case <-over:
+			return C.SLUICE_PENDING
+		}
+	}
+	if list != nil && uint64(count) != uint64(len(o.outcomes)) {
+		return answer(f, argument("%d outcomes are wanted of an operation of %d keys",
+			uint64(count), len(o.outcomes)))
+	}
+	if err := copyOut(list, o.outcomes); err != nil {
+		return answer(f, err)
+	}
+	return answer(f, o.err)
+}
+
+//export slgoKVOpCancel
+func slgoKVOpCancel(h C.uint64_t, f *C.struct_slgo_fault) C.int {
+	return calling(&kvOps, h, 0, f, func(_ context.Context, o *kvOp) error {
+		o.cancel()
+		return nil
+	})
+}
+
+//export slgoKVOpClose
+func slgoKVOpClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
+	return calling(&kvOps, h, 0, f, func(_ context.Context, o *kvOp) error {
+		if !kvOps.drop(uint64(h)) {
+			return &staleError{want: kindKVOp, handle: uint64(h)}
+		}
+		o.closeWake()
+		return nil
+	})
+}

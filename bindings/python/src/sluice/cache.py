@@ -1,0 +1,645 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The KV cache of one node: blocks by their content, in memory that outlives the process, and on
+disks behind it. docs/cache.md has what is promised.
+
+    with Cache.open("/dev/shm/kv", 64 << 30) as cache:  # or Cache.connect("unix:/run/kv")
+        space = cache.namespace("llama-70b", hashlib.sha256(layout).digest())
+        kv = cache.attach(tensor, axis=1)  # (layers, slots, ...): a block is all of one slot
+        found = space.match(hashes)
+        space.load(hashes[:found.prefix], kv, slots[:found.prefix]).wait(5)
+
+A block has a key of 16 bytes, the hash of its tokens and of all before them. Times are seconds.
+Any thread may call anything; the interpreter's lock is released in every call of the library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import enum
+import hashlib
+import itertools
+import json
+import os
+import time
+import weakref
+from dataclasses import dataclass
+from typing import Any, Callable, Generator, Iterable, NamedTuple, Optional, Sequence, Union
+
+from . import _library
+from ._buffers import Held, Indices, hold_indices
+from ._clock import SLICE_NS, beside, in_slices, nanoseconds
+from ._config import split
+from ._library import PENDING, lib
+from ._region import Closing, Region, grow
+from ._words import number, octets, text
+from .engine import Engine, Listener
+from .errors import ArgumentError, Error, HandleError, TimeoutError, check, failure
+
+KEY_BYTES = 16
+
+Keys = Any  # a buffer of 16 bytes a key, such as an array of shape (n, 16), or a list of bytes
+
+_names = itertools.count()
+
+
+class Found(enum.IntFlag):
+    """Where a block is: in both tiers, or stored by another operation at this moment."""
+
+    IN_MEMORY = 1
+    ON_DISK = 2
+    COMING = 4
+
+
+class Outcome(enum.IntEnum):
+    """What became of one block of an operation."""
+
+    UNDONE = 0  # the operation still runs
+    DONE = 1  # the bytes are there
+    KNOWN = 2  # store: the cache had it already; nothing was copied
+    MISSING = 3  # load: the cache does not have it
+    PENDING = 4  # another operation stores it at this moment
+    DAMAGED = 5  # load: not the bytes that were stored; it is forgotten
+    UNLIKE = 6  # load: it has another length
+    CONFLICT = 7  # store: the cache has the key with other bytes
+    NO_ROOM = 8  # store: there is no room that may be taken
+    LATE = 9  # the timeout of the operation was over
+    FAILED = 10  # its transfer failed: `wait` raises why
+    BUSY = 11  # store: the cache cannot keep up: `wait` raises why
+
+
+class Hint(enum.IntEnum):
+    """What a program knows of blocks, and the cache cannot. All tiers obey."""
+
+    SESSION_END = 0  # nobody uses them soon: they go before all others
+    RETAIN = 1  # they stay, for a time and within hold_max of their namespace
+    RELEASE = 2  # ends RETAIN
+    DEMOTE = 3  # they leave memory once a disk has them
+    PREFETCH = 4  # they are read from the disks, in the background
+
+
+class HintResult(NamedTuple):
+    """The blocks of a hint."""
+
+    applied: int
+    missing: int  # the cache does not have them
+    refused: int  # by a budget, or a queue that is full
+
+
+class Estimate(NamedTuple):
+    """What a load of blocks would take now."""
+
+    seconds: float
+    memory_blocks: int  # by the tier that they would come from
+    memory_bytes: int
+    disk_blocks: int
+    disk_bytes: int
+    missing: int  # blocks
+    measured: bool  # by rates that were measured; else some are assumed
+
+
+class Flow(enum.IntEnum):
+    """When the blocks of a namespace go to the disks."""
+
+    WRITE_THROUGH = 0  # as they are stored
+    WRITE_BACK = 1  # when they are about to leave memory
+    MEMORY_ONLY = 2  # never
+
+
+class Match(NamedTuple):
+    """Which blocks of a chain the cache has."""
+
+    prefix: int  # of the keys, from the first one on, without a gap
+    found: bytes  # a byte a key, bits of Found: numpy.frombuffer(found, numpy.uint8)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A file of the tier behind the memory."""
+
+    path: str
+    size: int  # bytes for blocks
+    extent: int = 0  # bytes, as for Cache.open; 0: that of the memory
+    blocks: int = 0  # how many it may hold; 0: size by 64 KiB
+    daily_bytes: int = 0  # what may be written in 24 hours; 0: nothing bounds it
+    durable: bool = False  # what is on it survives a loss of power
+
+
+def key_of(name: bytes) -> bytes:
+    """The key of a hash of another length, or of any bytes that name a block."""
+    return hashlib.sha256(name).digest()[:KEY_BYTES]
+
+
+class Cache(Closing):
+    """A cache of this process, by `open`, or of another, by `connect`.
+
+    Close it, or use it by `with`: that ends its operations and detaches its memory. Its files keep
+    their blocks.
+    """
+
+    def __init__(self, engine: Optional[Engine], timeout: Optional[float],
+                 call: Callable[[int, int, Any], int]) -> None:
+        self._own = engine is None
+        self.engine = Engine("cache") if engine is None else engine
+        self._pins: weakref.WeakSet[Pin] = weakref.WeakSet()
+        self.engine._caches.add(self)
+        out = self._out = ctypes.c_uint64()  # the library writes here: no interrupt comes between
+        try:
+            _ask(lambda ns: call(self.engine._handle, ns, ctypes.byref(out)), timeout,
+                 lambda: lib.kv_close(out.value))
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def open(cls, path: Union[str, os.PathLike[str]], size: int, *, disks: Iterable[Disk] = (),
+             extent: int = 0, blocks: int = 0, policy: str = "s3fifo", verify_first: bool = False,
+             ops_max: int = 0, engine: Optional[Engine] = None,
+             timeout: Optional[float] = 30.0) -> Cache:
+        """Opens a cache of `size` bytes in a file at `path`, on /dev/shm or a hugetlbfs, with the
+        blocks that a process before left there.
+
+        `extent` is the longest block in bytes, `blocks` how many the cache can know; 0 chooses by
+        the size. `policy` says which block goes first: "s3fifo", "lru" or "arc". With
+        `verify_first` the CRC-32C of a block is verified by its first load alone. `ops_max`
+        operations run at a time; 0 is 1,024. TimeoutError: another process has the file.
+
+        `engine` moves the bytes: without one the cache has its own, for memory of the host.
+        """
+        words = [f"path={os.fspath(path)}", f"bytes={size}", f"extent={extent}", f"blocks={blocks}",
+                 f"policy={policy}", f"verify_first={str(verify_first).lower()}",
+                 f"ops_max={ops_max}"]
+        for d in disks:
+            words += [f"disk={d.path}", f"disk_bytes={d.size}", f"disk_extent={d.extent}",
+                      f"disk_blocks={d.blocks}", f"disk_daily_bytes={d.daily_bytes}",
+                      f"disk_durable={str(d.durable).lower()}"]
+        listed = (ctypes.c_char_p * (len(words) + 1))(*[text(w, "option") for w in words], None)
+        return cls(engine, timeout, lambda of, ns, out: lib.kv_open(of, listed, ns, out))
+
+    @classmethod
+    def connect(cls, address: str, *, engine: Optional[Engine] = None,
+                timeout: Optional[float] = 30.0) -> Cache:
+        """The cache that another process serves at "unix:/path" or "tcp:host:port".
+
+        It reads and writes the memory that is attached, one-sided; no byte of a block passes a
+        message. The messages of `engine` are the cache's: without one the cache has its own.
+        """
+        network, where = split(address)
+        return cls(engine, timeout, lambda of, ns, out: lib.kv_dial(of, network, where, ns, out))
+
+    @property
+    def _handle(self) -> int:
+        return self._out.value
+
+    def serve(self, address: str) -> Listener:
+        """Lets other processes `connect` at "unix:/path" or "tcp:host:port", until the listener or
+        the cache is closed. The messages of its engine are the cache's from then on.
+        """
+        check(lib.kv_serve(self._handle))
+        return self.engine.serve(address)
+
+    def namespace(self, name: str, geometry: bytes, *, priority: int = 0, memory_quota: int = 0,
+                  disk_quota: int = 0, hold_max: int = 0, ttl: float = 0,
+                  flow: Flow = Flow.WRITE_THROUGH, timeout: Optional[float] = 5.0) -> Namespace:
+        """Opens a namespace, which may have blocks already.
+
+        `geometry` is a digest of 32 bytes of what two processes must agree on to share a block: the
+        model, its layout, the salt of a tenant. Blocks of a lower priority, from 0 to 7, go first.
+        Quotas are bytes; 0 is what there is. `hold_max` bounds the bytes that pins and retained
+        blocks keep; 0 is an eighth of the memory. Blocks that were not used for `ttl` seconds go; 0
+        is never. Opening it again changes these. Of a cache that was connected the server says
+        them.
+        """
+        if len(geometry) != 32:
+            raise ArgumentError(f"geometry has {len(geometry)} bytes: want a digest of 32, such as "
+                                f"hashlib.sha256(...).digest()")
+        options = _library.KVNamespaceOptions(
+            priority=number(priority, "priority", 32), name=text(name, "the name of a namespace"),
+            memory_quota=number(memory_quota, "memory_quota"),
+            disk_quota=number(disk_quota, "disk_quota"),
+            geometry=(ctypes.c_uint8 * 32).from_buffer_copy(geometry),
+            hold_max=number(hold_max, "hold_max"), ttl_ns=nanoseconds(ttl), flow=flow)
+        options.size = ctypes.sizeof(options)
+        out = ctypes.c_uint64()
+        _ask(lambda ns: lib.kv_namespace_open(self._handle, ctypes.byref(options), ns,
+                                              ctypes.byref(out)), timeout)
+        return Namespace(self, name, out.value)
+
+    def attach(self, source: Any, *, axis: int = 0, block_bytes: Optional[int] = None,
+               timeout: Optional[float] = 5.0) -> Blocks:
+        """Lets the cache read and write memory in which blocks lie, until `Blocks.close`.
+
+        `source` is what `Engine.register` takes. Of an array or a tensor, which must be contiguous,
+        dimension `axis` counts the slots, and a block is all that has one index there: of the shape
+        (layers, slots, heads, 128) with axis 1 it is a run in each layer. Other memory, or that
+        with `block_bytes`, has slots of so many bytes one behind the other.
+        """
+        shape, unit = _shape(source, block_bytes)
+        if not -len(shape) <= axis < len(shape):
+            raise ArgumentError(f"axis is {axis}, of memory with {len(shape)} dimensions")
+        axis %= len(shape)
+        run, outer = unit, 1
+        for n in shape[axis + 1:]:
+            run *= n
+        for n in shape[:axis]:
+            outer *= n
+        region = self.engine.register(f"kv cache {next(_names)}", source, private=True)
+        blocks = Blocks(self, region, shape[axis], run, outer)
+        try:
+            _ask(lambda ns: lib.kv_attach(self._handle, region._handle, ns), timeout)
+            return blocks
+        except BaseException:
+            blocks.close()
+            raise
+
+    def stats(self) -> dict[str, Any]:
+        """Counters: blocks and bytes by tier, namespace and disk, blocks of loads and stores by
+        their outcome, and what `open` found. NotSupportedError of a cache that was connected.
+        """
+        data = grow(lambda buffer, room, n: lib.kv_stats(self._handle, buffer, room, n), 1 << 14)
+        stats: dict[str, Any] = json.loads(data.rstrip(b"\0"))
+        return stats
+
+    def drain(self, timeout: Optional[float] = None) -> None:
+        """Waits until all blocks that were stored are on the disks, or will not be. TimeoutError:
+        some are not yet. NotSupportedError of a cache that was connected.
+        """
+        _ask(lambda ns: lib.kv_drain(self._handle, ns), timeout)
+
+    def close(self) -> None:
+        """Ends its operations, detaches its memory and closes its files. UnprovenError: it may
+        still reach memory, which stays held; call it again. BufferError: a pin has parts of its
+        blocks still.
+        """
+        self._end_pins()
+        if self._handle:
+            code = lib.kv_close(self._handle)
+            if code != HandleError.code:  # else its engine has closed it
+                check(code)
+            self._out.value = 0
+        if self._own:
+            self.engine.close()
+
+    def _end_pins(self) -> None:
+        for pin in list(self._pins):
+            with contextlib.suppress(Error):
+                pin.close()
+
+    def __enter__(self) -> Cache:
+        return self
+
+
+class Blocks(Closing):
+    """Memory that a cache may reach, with `slots` places for blocks of `block_bytes` bytes each."""
+
+    def __init__(self, cache: Cache, region: Region, slots: int, run: int, outer: int) -> None:
+        self.cache, self.region, self.slots, self.block_bytes = cache, region, slots, run * outer
+        place = self._place = _library.KVPlace(region=region._handle, stride=run, run=run)
+        place.size = ctypes.sizeof(place)
+        if outer > 1:
+            place.loops_count = 1
+            place.loops[0].n, place.loops[0].by = number(outer, "a dimension", 32), slots * run
+
+    def close(self, timeout: Optional[float] = 30.0) -> None:
+        """Ends it: when this returns, the cache neither reads nor writes the memory any more,
+        whatever state the process is in that has it. Operations that run end with an error, or this
+        waits for them. After an error there is no proof yet: call it again.
+        """
+        if self.region._handle:
+            try:
+                _ask(lambda ns: lib.kv_detach(self.cache._handle, self.region._handle, ns), timeout)
+            except HandleError:  # the cache was closed, which has detached it
+                pass
+            self.region.close()
+
+    def __enter__(self) -> Blocks:
+        return self
+
+
+class Namespace:
+    """Blocks that only those find who name it. It ends with its cache.
+
+    Keys are at most 65,536 a call, as an array of shape (n, 16) and bytes, other contiguous memory
+    of 16 bytes a key, or a list of bytes.
+    """
+
+    def __init__(self, cache: Cache, name: str, handle: int) -> None:
+        self.cache, self.name, self._handle = cache, name, handle
+
+    def match(self, keys: Keys, timeout: Optional[float] = 5.0) -> Match:
+        """Looks for blocks. It moves nothing and does not count as a use."""
+        held, n = _hold_keys(keys)
+        found, prefix = ctypes.create_string_buffer(max(n, 1)), ctypes.c_size_t()
+        _ask(lambda ns: lib.kv_match(self._handle, held.address, n, ns, found,
+                                     ctypes.byref(prefix)), timeout)
+        held.release()
+        return Match(prefix.value, found.raw[:n])
+
+    def load(self, keys: Keys, to: Blocks, slots: Indices, timeout: Optional[float] = 30.0) -> Op:
+        """Copies blocks to slots, one a key, and returns at once.
+
+        Each is verified before its bytes leave. What lies in the slot of a block that is not DONE
+        is undefined. The timeout bounds all of it: what is not there by then is LATE. BusyError:
+        too many operations run.
+        """
+        return self._move(lib.kv_load, keys, to, slots, timeout)
+
+    def store(self, keys: Keys, source: Blocks, slots: Indices,
+              timeout: Optional[float] = 30.0) -> Op:
+        """Copies blocks from slots, one a key, into the cache, and returns at once. The first store
+        of a key wins; a block that is KNOWN is not copied. The slots must not change before the
+        end.
+        """
+        return self._move(lib.kv_store, keys, source, slots, timeout)
+
+    def _move(self, call: Callable[..., int], keys: Keys, at: Blocks, slots: Indices,
+              timeout: Optional[float]) -> Op:
+        held, n = _hold_keys(keys)
+        listed, m = hold_indices(slots, "slots")
+        if n != m:
+            raise ArgumentError(f"{m} slots for {n} keys: want one each")
+        place = _library.KVPlace.from_buffer_copy(at._place)
+        place.slots = listed.address
+        op = Op(n, self, at)
+        check(call(self._handle, held.address, n, ctypes.byref(place), nanoseconds(timeout),
+                   ctypes.byref(op._out)))
+        held.release()
+        listed.release()
+        return op
+
+    def prefetch(self, keys: Keys, timeout: Optional[float] = 30.0) -> Op:
+        """Reads blocks from the disks into memory, for a load to come, and returns at once. It
+        brings at most a quarter of the memory; what is beyond is NO_ROOM.
+        """
+        held, n = _hold_keys(keys)
+        op = Op(n, self)
+        check(lib.kv_prefetch(self._handle, held.address, n, nanoseconds(timeout),
+                              ctypes.byref(op._out)))
+        held.release()
+        return op
+
+    def hint(self, kind: Hint, keys: Keys, seconds: float = 0,
+             timeout: Optional[float] = 5.0) -> HintResult:
+        """Gives a hint; RETAIN is for so many seconds. FullError: a budget has refused some blocks.
+        """
+        held, n = _hold_keys(keys)
+        result = _library.KVHintResult()
+        _ask(lambda ns: lib.kv_hint(self._handle, kind, nanoseconds(seconds), held.address, n, ns,
+                                    ctypes.byref(result)), timeout)
+        held.release()
+        return HintResult(result.applied, result.missing, result.refused)
+
+    def hint_envelope(self, envelope: bytes, timeout: Optional[float] = 5.0) -> list[
+            dict[str, Any]]:
+        """Gives the hints of a KvHintsEnvelope, in JSON, as a router attaches it to a request, and
+        says what became of each action: its action_id, status, and reason. docs/cache.md lists the
+        actions.
+        """
+        data = octets(envelope, "envelope")
+        room, length = ctypes.create_string_buffer(1 << 20), ctypes.c_size_t()
+        _ask(lambda ns: lib.kv_hint_envelope(self._handle, data, len(data), ns, room, len(room),
+                                             ctypes.byref(length)), timeout)
+        told: Optional[list[dict[str, Any]]] = json.loads(room.raw[:length.value].rstrip(b"\0"))
+        return told or []
+
+    def estimate(self, keys: Keys, timeout: Optional[float] = 5.0) -> Estimate:
+        """Says what a load would take now, by measured rates and queues. It moves nothing, and is
+        no use of the blocks: compare it with the time to compute them anew.
+        """
+        held, n = _hold_keys(keys)
+        e = _library.KVEstimate()
+        e.size = ctypes.sizeof(e)
+        _ask(lambda ns: lib.kv_estimate(self._handle, held.address, n, ns, ctypes.byref(e)),
+             timeout)
+        held.release()
+        return Estimate(e.time_ns / 1e9, e.memory_blocks, e.memory_bytes, e.disk_blocks,
+                        e.disk_bytes, e.missing, bool(e.measured))
+
+    def pin(self, keys: Keys, ttl: float = 60.0, timeout: Optional[float] = 30.0) -> Pin:
+        """Keeps blocks in memory, in their places, to be read there without a copy: `Pin.block`.
+
+        Those on a disk alone are read first. A server must be on this host, and ends the pin after
+        `ttl` seconds. FullError: more than hold_max of the namespace or the cache allows.
+        """
+        held, n = _hold_keys(keys)
+        pin = Pin(self, n)
+        _ask(lambda ns: lib.kv_pin_open(self._handle, held.address, n, nanoseconds(ttl), ns,
+                                        pin._outcomes, pin._blocks, ctypes.byref(pin._out)),
+             timeout, pin.close)
+        self.cache._pins.add(pin)
+        held.release()
+        return pin
+
+    def remove(self, keys: Keys, timeout: Optional[float] = 30.0) -> None:
+        """Forgets blocks: when this returns, no restart finds them."""
+        held, n = _hold_keys(keys)
+        _ask(lambda ns: lib.kv_remove(self._handle, held.address, n, ns), timeout)
+        held.release()
+
+
+class Op(Closing):
+    """A load or a store. `wait` on a thread, `await op` in an asyncio loop, or poll `fd`.
+
+    It goes on where nobody waits for it. Outcomes are bytes, one a key:
+    `op.wait().count(Outcome.DONE)`.
+    """
+
+    def __init__(self, keys: int, *keep: Any) -> None:
+        self.keys, self._keep = keys, keep
+        self._out = ctypes.c_uint64()  # as for Cache
+
+    @property
+    def _handle(self) -> int:
+        return self._out.value
+
+    def wait(self, timeout: Optional[float] = None) -> bytes:
+        """Waits for the end, and returns the outcomes. The first error of a transfer is raised
+        instead; `outcomes` has them then, too. A block that is missing is no error. WaitTimeout
+        ends the wait, not the operation.
+
+        After UnprovenError the memory may still be read or written, until `Blocks.close` returns.
+        """
+        code, outcomes = self._look(timeout)
+        check(code)
+        return outcomes
+
+    def _look(self, timeout: Optional[float]) -> tuple[int, bytes]:
+        room = ctypes.create_string_buffer(max(self.keys, 1))
+        code = in_slices(lambda ns: lib.kv_op_wait(self._handle, ns, room, self.keys), timeout)
+        return code, room.raw[:self.keys]
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        code, _ = self._look(0)
+        if code == HandleError.code:
+            raise failure(code)
+        return code != PENDING
+
+    @property
+    def outcomes(self) -> bytes:
+        """An Outcome for each key; UNDONE while it runs."""
+        code, outcomes = self._look(0)
+        if code == HandleError.code:
+            raise failure(code)
+        return outcomes
+
+    @property
+    def fd(self) -> int:
+        """A descriptor that is readable from the end on, until the operation is closed. For poll:
+        do not read or close it.
+        """
+        fd = ctypes.c_int()
+        check(lib.kv_op_fd(self._handle, ctypes.byref(fd)))
+        return fd.value
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return self._ended().__await__()
+
+    async def _ended(self) -> bytes:
+        """`wait` for a task. Cancelling the task ends the wait, not the operation."""
+        if not self.done:
+            loop = asyncio.get_running_loop()
+            readable: asyncio.Future[None] = loop.create_future()
+            fd = os.dup(self.fd)  # of our own: several tasks may wait
+
+            def ended() -> None:
+                if not readable.done():
+                    readable.set_result(None)
+
+            loop.add_reader(fd, ended)
+            try:
+                await readable
+            finally:
+                loop.remove_reader(fd)
+                os.close(fd)
+        return self.wait(0)
+
+    def cancel(self) -> None:
+        """Ends it soon, as its timeout does. It does not wait."""
+        check(lib.kv_op_cancel(self._handle))
+
+    def close(self) -> None:
+        """Forgets it. One that runs goes on."""
+        handle, self._out.value = self._handle, 0
+        if handle:
+            lib.kv_op_close(handle)  # stale when its cache was closed
+
+    def __enter__(self) -> Op:
+        return self
+
+    def __del__(self) -> None:
+        if hasattr(self, "_out"):
+            self.close()
+
+
+class Pin(Closing):
+    """Blocks that stay where they are until `close`."""
+
+    def __init__(self, space: Namespace, keys: int) -> None:
+        self.space, self.keys = space, keys
+        self._outcomes = ctypes.create_string_buffer(max(keys, 1))
+        self._blocks = (_library.KVBlock * max(keys, 1))()
+        self._views: list[tuple[memoryview, weakref.ref[Any]]] = []
+        self._out = ctypes.c_uint64()  # as for Cache
+
+    @property
+    def outcomes(self) -> bytes:
+        """An Outcome for each key: DONE where the block is pinned."""
+        return self._outcomes.raw[:self.keys]
+
+    def block(self, n: int) -> Optional[memoryview]:
+        """The bytes of the block of key n, to be read alone; None where it is not pinned. What was
+        read is of use once `close` has returned without an error.
+        """
+        if not self._out.value:
+            raise HandleError("the pin is closed: it has no bytes any more")
+        at = self._blocks[range(self.keys)[n]]
+        if not at.bytes:
+            return None
+        memory = (ctypes.c_ubyte * at.length).from_address(at.bytes)
+        setattr(memory, "pin", self)  # so that it is pinned as long as it is looked at
+        view = memoryview(memory).cast("B").toreadonly()
+        self._views.append((view, weakref.ref(memory)))
+        return view
+
+    def close(self) -> None:
+        """Ends it. RevokedError: the pin had ended before, and what was read is of no use; so it is
+        after any other error. BufferError while arrays or parts of its blocks are left.
+        """
+        for view, _ in self._views:
+            view.release()
+        self._views = [(view, memory) for view, memory in self._views if memory() is not None]
+        if self._views:
+            raise BufferError("the pin has parts of its blocks still, such as arrays made of them: "
+                              "let go of those first")
+        handle, self._out.value = self._out.value, 0
+        if handle:
+            check(lib.kv_pin_close(handle))
+
+    def __enter__(self) -> Pin:
+        return self
+
+    def __del__(self) -> None:
+        out = getattr(self, "_out", None)
+        if out is not None and out.value:  # nothing of its blocks is left, which would hold it
+            lib.kv_pin_close(out.value)
+
+
+def _ask(call: Callable[[int], int], timeout: Optional[float],
+         undo: Callable[[], object] = lambda: None) -> None:
+    """Makes a call that may be made again when its time is over. One that takes long goes on in a
+    thread, so that an interrupt is heard meanwhile, and is undone then.
+    """
+    ns = nanoseconds(timeout)
+    if 0 <= ns <= SLICE_NS:
+        check(call(ns))
+        return
+    end = None if timeout is None else time.monotonic() + timeout
+    code = call(SLICE_NS)
+    if code == TimeoutError.code:
+        beside(lambda: check(call(nanoseconds(None if end is None else end - time.monotonic()))),
+               lambda _: undo(), lambda _: None)
+    else:
+        check(code)
+
+
+def _shape(source: Any, block_bytes: Optional[int]) -> tuple[Sequence[int], int]:
+    """The dimensions of memory, and the bytes of one element."""
+    shape = getattr(source, "shape", None)
+    if block_bytes is None and shape is not None and len(shape) > 0:
+        size = getattr(source, "element_size", None)  # torch has a method, numpy a number
+        unit = size() if callable(size) else source.itemsize
+        return [int(n) for n in shape], int(unit)
+    if block_bytes is None:
+        raise ArgumentError("the memory has no dimensions: say how long a block is by block_bytes")
+    unit = number(block_bytes, "block_bytes")
+    if hasattr(source, "element_size"):
+        length = source.element_size() * source.numel()
+    else:
+        length = getattr(source, "nbytes", None) or getattr(source, "length", None) or len(source)
+    if unit == 0 or length % unit:
+        raise ArgumentError(f"memory of {length} bytes is no slots of {unit} bytes each")
+    return [length // unit], unit
+
+
+def _hold_keys(keys: Keys) -> tuple[Held, int]:
+    """Keys in place, and how many; a list becomes one string of bytes."""
+    if isinstance(keys, (list, tuple)):
+        if any(n != KEY_BYTES for n in set(map(len, keys))):
+            raise ArgumentError(f"a key has {KEY_BYTES} bytes: make keys of other hashes by key_of")
+        keys = b"".join(keys)
+    elif hasattr(keys, "numpy"):  # a tensor in host memory
+        keys = keys.numpy()
+    try:
+        view = memoryview(keys)
+        held = Held(keys)
+    except (BufferError, ValueError) as e:
+        raise ArgumentError(f"keys: {e}: want contiguous memory") from None
+    rows = view.shape[0] if view.shape and view.ndim > 1 else held.length // KEY_BYTES
+    if held.length != rows * KEY_BYTES:
+        held.release()
+        raise ArgumentError(f"keys of the shape {view.shape} and {view.itemsize} bytes each: want "
+                            f"{KEY_BYTES} bytes a key, such as (n, {KEY_BYTES}) of uint8")
+    return held, rows
