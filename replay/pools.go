@@ -29,6 +29,8 @@ type pools struct {
 	memory  []*engine.Memory
 	rings   [][]byte // of a prefill that streams, in place of memory
 	poison  byte
+	// progress is called now and then by what takes long; nil: nothing is.
+	progress func()
 
 	free    [][]uint32 // by group; the last is used next
 	ended   [][]bool   // by group and block: a request that failed had it last
@@ -252,6 +254,9 @@ func (m *pools) each(t layout.Tables, tokens uint64, layer int,
 		id := [2]int{v.Group, v.Tokens}
 		if known[id] == nil {
 			known[id] = m.holds(v.Group, v.Tokens, len(t[v.Group]), tokens)
+		}
+		if m.progress != nil {
+			m.progress()
 		}
 		memory := m.bytes(v.Region)
 		c := content.Cell{Part: content.PartOf(v.Part), Layer: v.Layer}

@@ -33,7 +33,7 @@ const (
 	kindFill      = "fill"      // []request: take blocks, make content; the answer is kindFilled
 	kindFilled    = "filled"    // []uint64: of each request, the tokens that were there
 	kindRun       = "run"       // orders: hand over; the answer is kindEnded
-	kindProgress  = "progress"  // before kindEnded: a layer was handed over
+	kindProgress  = "progress"  // at any time: work goes on
 	kindPoised    = "poised"    // before kindEnded: a rank may be killed now
 	kindEnded     = "ended"     // []outcome
 	kindCheck     = "check"     // compare; the answer is kindChecked: bytes that have come
@@ -195,6 +195,7 @@ func (r *rank) prepare() error {
 	if err != nil {
 		return err
 	}
+	r.pools.progress = r.progress
 	description, err := r.eng.Describe()
 	if err != nil {
 		return err
@@ -563,11 +564,16 @@ func (r *rank) stream(p *handoff.GroupPush, f *flight, layer int, wait bool) err
 	if layer%2 == 0 {
 		r.base.run(pieces)
 	}
+	r.progress()
+	return nil
+}
+
+// progress has the parent know that the rank moves on, at a limited rate.
+func (r *rank) progress() {
 	if time.Since(r.said) > 100*time.Millisecond {
 		r.said = time.Now()
 		_ = r.c.Send(kindProgress, nil) // the end of the pipe ends the context
 	}
-	return nil
 }
 
 // onLayer counts a layer that was handed over. A goroutine of the push calls it; it does not wait.

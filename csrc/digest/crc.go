@@ -16,10 +16,10 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // CRC32C returns the CRC-32C of p: in C where the processor multiplies vectors without carries
 // (VPCLMULQDQ) and that proves to be faster, else as hash/crc32 does. Any goroutine may call it. In
 // memory that is gone it panics, in C as in Go: see hostmem.CatchFault.
-func CRC32C(p []byte) uint32 { return UpdateCRC32C(0, p) }
+func CRC32C(p []byte) uint32 { return updateCRC32C(0, p) }
 
-// UpdateCRC32C returns the CRC-32C of what has the CRC sum, and p behind it.
-func UpdateCRC32C(sum uint32, p []byte) uint32 {
+// updateCRC32C returns the CRC-32C of what has the CRC sum, and p behind it.
+func updateCRC32C(sum uint32, p []byte) uint32 {
 	if len(p) < crcCrossing {
 		return crc32.Update(sum, castagnoli, p)
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 // allCRC are the ways of this machine, and the one that was chosen.
-func allCRC() []crcWay { return append(crcWays(), crcOfGo, UpdateCRC32C) }
+func allCRC() []crcWay { return append(crcWays(), crcOfGo, updateCRC32C) }
 
 // TestCRC32C has bytes of any length, at any address, in one part and in two.
 func TestCRC32C(t *testing.T) {
