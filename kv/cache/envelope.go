@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// ActionOutcome says what became of one action of an envelope.
+// ActionOutcome is the result of one action of an envelope.
 type ActionOutcome struct {
 	ActionID string       `json:"action_id"`
 	Status   ActionStatus `json:"status"`
@@ -39,7 +39,7 @@ const (
 
 // actions are those that the cache knows, each in version 1.0.
 var actions = map[string]HintKind{
-	"kv.fetch":       HintPrefetch, // of what this node has: no other one is asked
+	"kv.fetch":       HintPrefetch, // of blocks that this node has: no other node is asked
 	"kv.prefetch":    HintPrefetch,
 	"kv.retain":      HintRetain,
 	"kv.release":     HintRelease,

@@ -11,14 +11,14 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// paces are what was measured of disks and copies.
+// paces are the measured rates of disks and copies.
 type paces struct {
 	paces []pace // of each disk
 	copy  meanRate
 	loads atomic.Uint32
 }
 
-// pace is what was measured of one disk.
+// pace is the measured rate of one disk, and its queue.
 type pace struct {
 	reads   meanRate
 	waiting atomic.Int64 // bytes that are read from it now
@@ -91,7 +91,7 @@ func (c *Cache) sampled(began time.Time, op *Op, size uint64) {
 	}
 }
 
-// Estimate is what a Load of blocks would take.
+// Estimate is the cost of a Load of blocks.
 type Estimate struct {
 	Blocks  [2]int           // by the tier that they would come from
 	Bytes   [2]uint64        // of those
@@ -112,8 +112,8 @@ type DiskEstimate struct {
 	Time  time.Duration // of reading
 }
 
-// Estimate says what a Load of blocks would take, by the rates that were measured and what waits
-// for each disk now. It moves nothing, and is no use of the blocks.
+// Estimate returns the cost of a Load of blocks, by the rates that were measured, and the queue of
+// each disk now. It moves nothing, and is no use of the blocks.
 func (n *Namespace) Estimate(keys []Key) (e Estimate) {
 	c, x := n.c, n.c.index
 	if !c.enter() {

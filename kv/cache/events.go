@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 )
 
-// EventKind is what has happened to a block.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 // The events.
@@ -46,7 +46,7 @@ type listeners struct {
 type listener struct {
 	lost atomic.Uint64
 
-	mu     sync.Mutex // of what it guards: nothing waits under it
+	mu     sync.Mutex // guards events; no goroutine waits while it holds it
 	events chan Event // nil: closed
 }
 
@@ -55,7 +55,7 @@ const (
 	listenersMax = 64
 )
 
-// Events returns what happens from now on, until ctx or the cache ends, which closes the channel.
+// Events returns the events from now on, until ctx or the cache ends, which closes the channel.
 // Up to 4,096 events wait for a reader; those that find no room are counted by the next one that
 // does, or by an EventsLost within a second or so. No reader holds the cache up. The order is that
 // of what has happened to a block, but not between blocks. At most 64 readers may be there; a

@@ -21,8 +21,8 @@ type Flow uint8
 const (
 	WriteThrough Flow = iota // as they are stored
 	// WriteBack: when they are among the eighth of the blocks of their namespace that leaves memory
-	// next, and less than an eighth of the memory, or of the quota, is free. What the disks cannot
-	// take in time leaves without having been written (Stats.Unwritten).
+	// next, and less than an eighth of the memory, or of the quota, is free. Blocks that the disks
+	// cannot take in time leave memory without having been written (Stats.Unwritten).
 	WriteBack
 	MemoryOnly // never; blocks that are on a disk leave it
 	flows_
@@ -46,13 +46,13 @@ func ParseFlow(name string) (Flow, error) {
 	return 0, fmt.Errorf("flow %q: there are write-through, write-back and memory-only", name)
 }
 
-// flows are the clock of the cache and what goes by it.
+// flows are the clock of the cache, and the state of the work that follows it.
 //
-// The clock has seconds. A stamp is the second in which a block was used last: in the memory file,
-// so that its age counts on over a restart, by the host's time since it was booted. No jump of the
-// wall clock changes an age. What a start finds on a disk alone has a stamp in its record, in
-// seconds of the wall clock, of its last use before it was written: the age is what that says, and
-// 0 where it says a time to come.
+// The clock counts seconds since the host was booted, so no jump of the wall clock changes the age
+// of a block. A stamp is the second in which a block was used last. Stamps lie in the memory file:
+// the age counts on over a restart. A block that Open finds on a disk alone has an age by the wall
+// clock instead: its record has the time of its last use before it was written. A time in the
+// future counts as an age of 0.
 type flows struct {
 	timing       sync.Mutex    // of the keeper's work, which tests have done, too
 	now          atomic.Uint32 // the clock
@@ -65,7 +65,7 @@ type flows struct {
 	offeredBytes atomic.Int64  // of the blocks on their way to the disks
 }
 
-// clockBase is what the clock has as the host is booted: an age may be older than that.
+// clockBase is the clock's value when the host boots: blocks may be older than that.
 const clockBase = 1 << 30
 
 const (
@@ -98,7 +98,7 @@ func (c *Cache) readClock() uint32 {
 	return bootSeconds()
 }
 
-// stampOf is the stamp of a block on a disk, by what its record has.
+// stampOf converts the time in a disk's record to a stamp.
 func (c *Cache) stampOf(wall uint32) uint32 {
 	if wall == 0 {
 		return c.now.Load()
@@ -149,8 +149,8 @@ func (o *NamespaceOptions) check() error {
 	return nil
 }
 
-// Set changes all options of the namespace but its geometry, which is ignored. What is over the new
-// quota goes first: up to 4,096 blocks a tier before Set returns, and the others in the background.
+// Set changes all options of the namespace but its geometry, which is ignored. Blocks over the new
+// quota leave at once: up to 4,096 a tier before Set returns, the others in the background.
 func (n *Namespace) Set(o NamespaceOptions) error {
 	if _, err := n.c.set(func(k int) bool { return k == int(n.id) }, &o); err != nil {
 		return fmt.Errorf("namespace %q: %w", n.name, err)
@@ -197,7 +197,7 @@ func (c *Cache) wakeKeeper() {
 	}
 }
 
-// keepTime is the keeper: it moves the clock on, and does each second what goes by it.
+// keepTime is the keeper's goroutine: it advances the clock, and does the work of each second.
 func (c *Cache) keepTime() {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
@@ -241,8 +241,8 @@ func (c *Cache) second(now uint32) {
 	c.tellLost()
 }
 
-// sweep lets go what has expired, and leaves the disks what may not be there, in a part of the
-// table.
+// sweep visits a part of the table. It forgets expired blocks, and takes blocks of namespaces that
+// are in memory only from the disks.
 func (c *Cache) sweep() {
 	due := false
 	for k := range c.spaces.list {
@@ -334,8 +334,8 @@ func (c *Cache) writeBack() {
 	}
 }
 
-// overrun says why a Store of so many blocks would do harm: what waits for the disks holds three
-// quarters of the memory, or blocks leave before anybody had time to use them.
+// overrun returns why a Store of so many blocks must be refused: blocks that wait for the disks
+// hold three quarters of the memory, or blocks leave memory too soon to be used.
 func (c *Cache) overrun(id uint16, blocks int, length uint32) error {
 	room := c.places.stats()
 	if room.Bytes+uint64(blocks)*uint64(length)*granule <= room.Room {

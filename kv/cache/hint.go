@@ -11,13 +11,13 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// HintKind is what a hint says of its blocks.
+// HintKind is the statement that a hint makes about its blocks.
 type HintKind uint8
 
 // The hints. All tiers obey them; none moves a byte that a Load waits for.
 const (
-	// HintSessionEnd: nobody will use them soon. They go before all others, also those of a lower
-	// priority, until they are used again.
+	// HintSessionEnd: they will not be used soon. They leave before all other blocks, also those of
+	// a lower priority, until they are used again.
 	HintSessionEnd HintKind = iota
 	// HintRetain keeps them in the cache for Hint.For: in memory, or on a disk that has them. It
 	// takes their bytes of the same budget as a Pin does; blocks beyond it are refused. Once more
@@ -32,7 +32,7 @@ const (
 	hintKinds
 )
 
-// Hint is what a program knows of blocks, and a policy cannot.
+// Hint is knowledge of a program about blocks that no policy can have.
 type Hint struct {
 	Kind HintKind
 	For  time.Duration // of HintRetain: whole seconds, up to 30 days

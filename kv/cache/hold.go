@@ -14,8 +14,8 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// holds are what keeps blocks from leaving: Pins, in memory, and Retain hints, in any tier. Both
-// take of one budget: whole granules of each block, once for each Pin and once for a hint.
+// holds are the state of Pins, which keep blocks in memory, and of Retain hints, which keep them in
+// any tier. Both draw on one budget: whole granules of each block, for each Pin and for a hint.
 type holds struct {
 	heldBytes   atomic.Int64
 	prefetches  atomic.Int32           // that run, or wait for prefetching
@@ -152,7 +152,7 @@ func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pi
 	p := &Pin{n: n, blocks: make([][]byte, len(keys)), offs: make([]uint64, len(keys)),
 		held: make([]uint32, len(keys)), done: make(chan struct{})}
 
-	// How much is it? What comes or goes meanwhile is not pinned.
+	// Reserve the budget. Blocks that are stored or removed meanwhile are not pinned.
 	op := newOp(len(keys))
 	sizes := n.sizes(keys)
 	for _, size := range sizes {
@@ -196,9 +196,9 @@ func (p *Pin) Outcomes() []Outcome { return p.outcomes }
 func (p *Pin) Done() <-chan struct{} { return p.done }
 
 // View calls f with the bytes of the blocks in their places, nil for one that is not pinned. They
-// must not be written to. They stay what they are until f returns, also where the pin's time ends
-// meanwhile: no limit ends f, which keeps its part of the budget and has Cache.Close wait. With a
-// ttl of 0 they stay until Close of the Pin or of the Cache.
+// must not be written to. They stay valid until f returns, even if the pin ends meanwhile: no limit
+// ends f, which keeps its part of the budget, and for which Cache.Close waits. With a ttl of 0 they
+// stay valid until Close of the Pin or of the Cache.
 func (p *Pin) View(f func(blocks [][]byte) error) error {
 	c := p.n.c
 	c.mu.Lock()
@@ -278,8 +278,8 @@ type MappedPin struct {
 // MemoryIDOff is where a memory file has its ID.
 const MemoryIDOff = atID
 
-// Mapped says where the blocks lie. alive reports later whether they have been there all the time:
-// what another process has read before it asked, and was told so, are the blocks.
+// Mapped returns where the blocks lie. alive reports whether the pin has not ended: if it says so,
+// all bytes that another process had read from there by then were those of the blocks.
 func (p *Pin) Mapped() (m MappedPin, alive func() bool) {
 	c := p.n.c
 	m = MappedPin{Path: c.cfg.Memory.Path, ID: c.memoryID, Offs: p.offs}
@@ -311,8 +311,8 @@ func (n *Namespace) use(keys []Key) {
 }
 
 // bring pins blocks and reads those from the disks that are on them alone, a batch of one length at
-// a time; those of size 0 are Missing. held has their entries then, none for what is not there,
-// whose outcome says why. ready is called for each that is.
+// a time; those of size 0 are Missing. held has their entries then, none for blocks that
+// are not there, whose outcomes say why. ready is called for each that is.
 func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held []uint32,
 	ready func(k int)) {
 	for k := 0; k < len(keys); {
@@ -336,9 +336,9 @@ func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held [
 }
 
 // Prefetch reads blocks from the disks into memory, for a Load to come, one Prefetch at a time. It
-// brings at most a quarter of the memory, or of the namespace's quota; what is beyond is NoRoom. A
-// block that was brought and that nobody uses is among the first that go. ctx bounds it. A quarter
-// of Config.OpsMax may run or wait; what is more is refused with engine.ErrBusy.
+// brings at most a quarter of the memory, or of the namespace's quota; blocks beyond are NoRoom. A
+// block that was brought is among the first that leave, until it is used. ctx bounds it. A quarter
+// of Config.OpsMax may run or wait; others are refused with engine.ErrBusy.
 func (n *Namespace) Prefetch(ctx context.Context, keys []Key) *Op {
 	op, c := newOp(len(keys)), n.c
 	op.class = engine.Prefetch
@@ -394,8 +394,7 @@ func (n *Namespace) prefetch(ctx context.Context, op *Op, keys []Key) {
 	for k := end; k < len(keys); k++ {
 		op.outcomes[k] = NoRoom
 	}
-	// Those that have come stay until all have: the room for the last ones is not to be that of the
-	// first, which nobody has used.
+	// Keep the first ones until the last have come: these would take their room, as none is used.
 	held := make([]uint32, end)
 	n.bring(ctx, op, keys[:end], sizes[:end], held, func(k int) {
 		if op.outcomes[k] = Done; found[k]&InMemory != 0 {

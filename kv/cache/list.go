@@ -32,7 +32,7 @@ func (c *Cache) Spaces() (list []SpaceInfo) {
 		if !s.known {
 			continue
 		}
-		l := c.spaces.at(s.lane)
+		l := c.spaces.at(int(s.lane.Load()))
 		i := SpaceInfo{Name: s.name, Digest: s.digest, Priority: int(l.priority.Load()),
 			Flow: s.flow(), TTL: time.Duration(s.ttl.Load()) * time.Second}
 		for t := range tiers {

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -395,9 +396,11 @@ func (p Place) first(n int) Place {
 	return p
 }
 
-// TestManyAtOnce has goroutines store, load and remove the same blocks.
+// TestManyAtOnce has goroutines store, load, remove, pin and prefetch the same blocks, give hints,
+// and change the options, while time passes.
 func TestManyAtOnce(t *testing.T) {
-	n := openNode(t, memoryFile(t), 24, withDisk(filepath.Join(t.TempDir(), "disk"), 32))
+	h := newHandClock()
+	n := openNode(t, memoryFile(t), 24, h.with(withDisk(filepath.Join(t.TempDir(), "disk"), 32)))
 	var workers sync.WaitGroup
 	for w := range 8 {
 		workers.Go(func() {
@@ -416,9 +419,41 @@ func TestManyAtOnce(t *testing.T) {
 				at := func(k int) []byte {
 					return n.mem[int(place.Slots[k])*blockBytes:][:blockBytes]
 				}
-				switch r.IntN(8) {
+				switch r.IntN(12) {
 				case 0:
 					n.ns.Remove(keys)
+				case 8:
+					pin, err := n.ns.Pin(t.Context(), keys[:1], 0)
+					if errors.Is(err, ErrNoRoom) {
+						continue
+					}
+					if err == nil {
+						err = pin.View(func(blocks [][]byte) error {
+							runtime.Gosched()
+							content(keys[0], want)
+							if blocks[0] != nil && !bytes.Equal(want[:place.Run], blocks[0]) {
+								return errors.New("other bytes")
+							}
+							return nil
+						})
+						pin.Close()
+					}
+					if err != nil {
+						t.Errorf("pin: %v", err)
+					}
+				case 9:
+					hint := Hint{HintKind(r.IntN(int(hintKinds))), time.Second}
+					_, _ = n.ns.Hint(keys, hint)
+				case 10:
+					n.ns.Prefetch(t.Context(), keys)
+				case 11:
+					err := n.ns.Set(NamespaceOptions{Flow: Flow(r.IntN(int(flows_))),
+						Priority: r.IntN(priorities), TTL: time.Duration(r.IntN(3)) * time.Second,
+						Quota: [2]uint64{uint64(r.IntN(2)) * 16 * blockBytes}})
+					if err != nil {
+						t.Error(err)
+					}
+					h.pass(n, uint32(r.IntN(2)))
 				case 1, 2, 3:
 					for k, key := range keys {
 						content(key, at(k))
@@ -444,5 +479,7 @@ func TestManyAtOnce(t *testing.T) {
 		})
 	}
 	workers.Wait()
+	h.pass(n, 2) // what was retained is so no more
 	n.drained(t)
+	require.Zero(t, n.Stats().Held)
 }

@@ -59,10 +59,10 @@ type Namespace struct {
 // space is a namespace as all of the cache knows it.
 type space struct {
 	name   string
-	shown  atomic.Pointer[string] // the name, for who has no lock; nil: none yet
+	shown  atomic.Pointer[string] // the name, for readers without a lock; nil: none yet
 	digest [16]byte
-	lane   int
-	own    int // the lane that it has, or had, for its quota; 0: none
+	lane   atomic.Int32 // it changes under the locks of all shards
+	own    int          // the lane that it has, or had, for its quota; 0: none
 	known  bool
 	blocks [tiers]atomic.Int64
 	bytes  [tiers]atomic.Int64
@@ -173,14 +173,14 @@ func (sp *spaces) adopt(digest [16]byte) (id uint16, ok bool) {
 // at is a lane by its number.
 func (sp *spaces) at(lane int) *lane { return (*sp.lanes.Load())[lane] }
 
-func (sp *spaces) lane(id uint16) int { return sp.list[id].lane }
+func (sp *spaces) lane(id uint16) int { return int(sp.list[id].lane.Load()) }
 
 // count adds to what a namespace has in a tier.
 func (sp *spaces) count(id uint16, t Tier, blocks, bytes int64) {
 	s := &sp.list[id]
 	s.blocks[t].Add(blocks)
 	s.bytes[t].Add(bytes)
-	(*sp.lanes.Load())[s.lane].bytes[t].Add(bytes)
+	sp.at(int(s.lane.Load())).bytes[t].Add(bytes)
 }
 
 // order lists the lanes that have blocks in a tier, by whose turn it is to let one go.
@@ -286,7 +286,7 @@ func (c *Cache) assign(id int, o NamespaceOptions) {
 	}
 	sp.limit(id, o.BytesASecond)
 	lanes := *sp.lanes.Load()
-	from, to := s.lane, o.Priority
+	from, to := int(s.lane.Load()), o.Priority
 	switch {
 	case o.Quota == [2]uint64{}:
 	case s.own > 0:
@@ -301,7 +301,7 @@ func (c *Cache) assign(id int, o NamespaceOptions) {
 	if from == to {
 		return
 	}
-	s.lane = to
+	s.lane.Store(int32(to))
 	for t := range tiers {
 		n := s.bytes[t].Load()
 		lanes[from].bytes[t].Add(-n)

@@ -33,7 +33,7 @@ func (k kind) waits() bool {
 	return false
 }
 
-// serveSpace does what a request of holds.go asks for, in a namespace.
+// serveSpace serves the requests of this file that name a namespace.
 func (s *Server) serveSpace(ctx context.Context, c *client, n *cache.Namespace, what kind,
 	r *reader) ([]byte, error) {
 	switch what {
@@ -71,7 +71,7 @@ func (s *Server) serveSpace(ctx context.Context, c *client, n *cache.Namespace, 
 func asJSON(v any) []byte {
 	p, err := json.Marshal(v)
 	if err != nil {
-		return nil // of what these types have it never fails
+		return nil // it never fails for these types
 	}
 	return p
 }

@@ -34,9 +34,9 @@ type Pin struct {
 	ended bool
 }
 
-// Pin pins blocks as cache.Namespace.Pin does, for a ttl of up to what the server allows, and until
-// the connection ends at the latest. The process must be one of the server's host that may read its
-// memory file: an error says so where it may not. The caller closes it.
+// Pin pins blocks as cache.Namespace.Pin does, for a ttl of at most Config.PinTTLMax of the server,
+// and until the connection ends at the latest. The process must run on the server's host, and may
+// read its memory file: otherwise an error says so. The caller closes the pin.
 func (s *Space) Pin(ctx context.Context, keys []cache.Key, ttl time.Duration) (_ *Pin, err error) {
 	body, err := s.ask(ctx, kindPin, binary.LittleEndian.AppendUint64(nil, uint64(ttl)), keys, nil)
 	if len(body) == 0 {
@@ -97,8 +97,8 @@ func (p *Pin) mapFile(path string, id [16]byte) error {
 func (p *Pin) Outcomes() []cache.Outcome { return p.outcomes }
 
 // View calls f with the bytes of the blocks, nil for one that is not pinned, and asks the server
-// behind it whether they were there all the time. An error that is cache.ErrPinEnded says that they
-// may not have been, and any other one that it is not known: then what f has read is of no use.
+// behind it whether they were there all the time. cache.ErrPinEnded says that they may not have
+// been, and any other error that it is not known: all that f has read is to be discarded then.
 // Memory that is gone ends f with driver.ErrFault, where f reads it in this goroutine by Go code.
 func (p *Pin) View(ctx context.Context, f func(blocks [][]byte) error) error {
 	p.mu.Lock()
@@ -169,8 +169,8 @@ func (s *Space) Prefetch(ctx context.Context, keys []cache.Key) ([]cache.Outcome
 	return outcomesOf(body, len(keys), err)
 }
 
-// Estimate says what a Load of blocks would take the server's cache; the way from there to this
-// process is in the rate of copies.
+// Estimate returns the cost of a Load of blocks by the server's cache; the way from there to this
+// process is part of the rate of copies.
 func (s *Space) Estimate(ctx context.Context, keys []cache.Key) (e cache.Estimate, err error) {
 	body, err := s.ask(ctx, kindEstimate, nil, keys, nil)
 	return e, errors.Join(err, fromJSON(body, &e))

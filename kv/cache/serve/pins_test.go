@@ -74,6 +74,14 @@ func TestPin(t *testing.T) {
 
 	require.Nil(t, p.mem)
 
+	p, err = u.Pin(ctx, keysOf(191, 2), time.Minute)
+	require.NoError(t, err)
+	require.ErrorIs(t, p.View(ctx, func(blocks [][]byte) error {
+		require.NoError(t, p.Close(ctx)) // it keeps the mapping
+		return shows(keysOf(191, 2))(blocks)
+	}), cache.ErrPinEnded)
+	require.Nil(t, p.mem)
+
 	_, err = u.Pin(ctx, keysOf(191, 1), 0)
 	require.ErrorIs(t, err, engine.ErrBounds)
 	_, err = u.Pin(ctx, keysOf(191, 1), s.cfg.PinTTLMax+1)
