@@ -46,6 +46,5 @@
 // and its end. Of a receiving rank: groupreceiver.go, grouprequest.go, and grouplink.go for what
 // one sender brings of a request. groupline.go has leases, their proof, imports and transfers;
 // grouptail.go fills what lies behind a request with zeros, groupdigest.go compares digests.
-// message.go and grouppayload.go are the bytes of the messages, mux.go deals them out, and
-// refuse.go turns requests away.
+// message.go and grouppayload.go are the bytes of the messages, and mux.go deals them out.
 package handoff

@@ -124,9 +124,9 @@ func newRank(m *Mux, cfg GroupConfig, sends bool) (*rank, error) {
 	if cfg.Plan == nil {
 		return nil, fmt.Errorf("group: no plan: %w", engine.ErrBounds)
 	}
-	own, other, first, op := cfg.Plan.Senders(), cfg.Plan.Receivers(), toGroupReceiver, engine.Write
+	own, other, first, op := cfg.Plan.Senders(), cfg.Plan.Receivers(), toReceiver, engine.Write
 	if !sends {
-		own, other, first, op = other, own, toGroupSender, engine.Read
+		own, other, first, op = other, own, toSender, engine.Read
 	}
 	if err := cfg.check(own, other); err != nil {
 		return nil, err
@@ -203,9 +203,12 @@ func (r *rank) watch(lost func(other int)) {
 	}
 }
 
-// notify is the function of that name for a rank of the other group.
+// notify sends a rank of the other group a message without a body. Where it cannot be sent within
+// NotifyTimeout, the limits of that rank end the request there.
 func (r *rank) notify(other int, session uint64, what kind, reason Reason) {
-	notify(r.cfg.Peers[other], r.cfg.NotifyTimeout, r.first, what, reason, session)
+	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.NotifyTimeout)
+	defer cancel()
+	_ = r.cfg.Peers[other].Notify(ctx, appendHeader(nil, r.first, what, reason, session))
 }
 
 // lostPeer returns the first rank of the other group that is lost.
@@ -218,14 +221,7 @@ func (r *rank) lostPeer() (other int, lost bool) {
 	return 0, false
 }
 
-func isLost(peer *engine.Peer) bool {
-	select {
-	case <-peer.Lost():
-		return true
-	default:
-		return false
-	}
-}
+func isLost(peer *engine.Peer) bool { return isClosed(peer.Lost()) }
 
 // endOf is the function of that name for a rank of the other group.
 func (r *rank) endOf(ctx context.Context, request uint64, other int, err error) *EndError {

@@ -223,7 +223,7 @@ func (j *job) importByReceiver(t *testing.T, from, to layout.Tables) error {
 		places: revokedPlaces(t, j.c.from[0], from)}
 	rand.Read(ask.seed[:])
 	b := ask.append(nil)
-	msg := appendHeader(nil, toGroupReceiver, kindBegin, 0, 77)
+	msg := appendHeader(nil, toReceiver, kindBegin, 0, 77)
 	msg = append(msg, byte(len(b)), byte(len(b)>>8), 0, 0, 0, 0, 0, 0)
 	r.receive(engine.Notification{Peer: r.cfg.Peers[0], Data: append(msg, b...)})
 	q, err := r.Open(within(t), j.number, to, j.span)

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -25,14 +26,14 @@ func groupMessages() map[string][]byte {
 	ask := question{3, 5, layout.Scope{Part: "k", Units: [2]int{1, 2},
 		Tokens: layout.Span{From: 3, To: 1 << 33}}}
 	return map[string][]byte{
-		"begin": fragment(toGroupReceiver, kindBegin), "grant": fragment(toGroupSender, kindGrant),
-		"layer":  appendGroupLayer(nil, 7, 60),
-		"digest": appendDigest(appendGroupLayer(nil, 7, 60), someDigest),
-		"done":   appendHeader(nil, toGroupReceiver, kindDone, 0, 7),
-		"abort":  appendHeader(nil, toGroupReceiver, kindAbort, Aborted, 7),
-		"taken":  appendHeader(nil, toGroupSender, kindTaken, 0, 7),
-		"end":    appendHeader(nil, toGroupSender, kindEnd, OtherSpan, 7),
-		"ask":    ask.append(appendHeader(nil, toGroupSender, kindAsk, 0, 7)),
+		"begin": fragment(toReceiver, kindBegin), "grant": fragment(toSender, kindGrant),
+		"layer":  appendLayer(nil, 7, 60),
+		"digest": appendDigest(appendLayer(nil, 7, 60), someDigest),
+		"done":   appendHeader(nil, toReceiver, kindDone, 0, 7),
+		"abort":  appendHeader(nil, toReceiver, kindAbort, Aborted, 7),
+		"taken":  appendHeader(nil, toSender, kindTaken, 0, 7),
+		"end":    appendHeader(nil, toSender, kindEnd, OtherSpan, 7),
+		"ask":    ask.append(appendHeader(nil, toSender, kindAsk, 0, 7)),
 		"sum":    appendDigest(appendSum(nil, 7, 3), someDigest),
 	}
 }
@@ -54,7 +55,7 @@ func TestGroupMessagesReadBack(t *testing.T) {
 			require.Equal(t, "k", q.scope.Part)
 		}
 		swapped := bytes.Clone(b)
-		swapped[0] ^= toGroupSender ^ toGroupReceiver
+		swapped[0] ^= toSender ^ toReceiver
 		_, err = decode(swapped)
 		require.ErrorIs(t, err, engine.ErrCorrupt, "%s to the other side", name)
 		for n := range headerLen {
@@ -104,19 +105,19 @@ func FuzzGroupPayloads(f *testing.F) {
 // TestGroupBrokenProtocol: a rank that says what it must not ends the request on all ranks.
 func TestGroupBrokenProtocol(t *testing.T) {
 	layer := func(l int) func(uint64) []byte {
-		return func(s uint64) []byte { return appendGroupLayer(nil, s, l) }
+		return func(s uint64) []byte { return appendLayer(nil, s, l) }
 	}
 	for what, send := range map[string]func(session uint64) []byte{
 		"a layer that no edge carries": layer(3), "a layer number too large": layer(1 << 31),
 		"a layer twice": layer(0),
 		"a digest without a seed": func(s uint64) []byte {
-			return appendDigest(appendGroupLayer(nil, s, 1), someDigest)
+			return appendDigest(appendLayer(nil, s, 1), someDigest)
 		},
 		"an answer without a question": func(s uint64) []byte {
 			return appendDigest(appendSum(nil, s, 0), someDigest)
 		},
 		"a begin once more": func(s uint64) []byte {
-			return append(appendHeader(nil, toGroupReceiver, kindBegin, 0, s), 1, 0, 0, 0, 0, 0, 0,
+			return append(appendHeader(nil, toReceiver, kindBegin, 0, s), 1, 0, 0, 0, 0, 0, 0,
 				0, 'x')
 		},
 	} {
@@ -136,14 +137,14 @@ func TestGroupBrokenProtocol(t *testing.T) {
 	}
 	for what, send := range map[string]func(session uint64) []byte{
 		"taken too early": func(s uint64) []byte {
-			return appendHeader(nil, toGroupSender, kindTaken, 0, s)
+			return appendHeader(nil, toSender, kindTaken, 0, s)
 		},
 		"a grant once more": func(s uint64) []byte {
-			return append(appendHeader(nil, toGroupSender, kindGrant, 0, s), 1, 0, 0, 0, 0, 0, 0,
+			return append(appendHeader(nil, toSender, kindGrant, 0, s), 1, 0, 0, 0, 0, 0, 0,
 				0, 'x')
 		},
 		"a question without digests": func(s uint64) []byte {
-			return (&question{}).append(appendHeader(nil, toGroupSender, kindAsk, 0, s))
+			return (&question{}).append(appendHeader(nil, toSender, kindAsk, 0, s))
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -166,7 +167,7 @@ func TestGroupStrangers(t *testing.T) {
 	j := c.newJob(t, layout.Span{To: 40})
 	j.begin(t)
 	session := j.pushes[0].links[0].session
-	abort := appendHeader(nil, toGroupReceiver, kindAbort, Aborted, session)
+	abort := appendHeader(nil, toReceiver, kindAbort, Aborted, session)
 	require.NoError(t, c.from[1].peers[0].Notify(within(t), abort)) // not its session
 	for name, b := range groupMessages() {
 		if name != "begin" && name != "grant" {
@@ -203,12 +204,36 @@ func TestGroupBegunTwice(t *testing.T) {
 	j.begin(t)
 	again := groupBegin{request: j.number, plan: c.to[0].receive.plan, op: engine.Write,
 		span: j.span}
-	require.NoError(t, sendFragments(within(t), c.from[0].peers[0], toGroupReceiver, kindBegin, 9,
+	require.NoError(t, sendFragments(within(t), c.from[0].peers[0], toReceiver, kindBegin, 9,
 		again.append(nil), MessageMin))
 	await(t, "it is refused", func() bool { return c.from[0].sender.Stats().Strays == 1 })
 	require.EqualValues(t, 1, c.to[0].receive.Stats().Ended[Garbled])
 	j.push(t)
 	j.check(t)
+}
+
+// TestGroupCloseRefuses: a begin that comes while a rank is being closed is refused at once.
+func TestGroupCloseRefuses(t *testing.T) {
+	c := newCrowd(t, fourToTwo(t, newMem, false))
+	r := c.to[0].receive
+	r.running.Add(1) // Close waits for it
+	done := sync.OnceFunc(r.running.Done)
+	defer done()
+	closed := make(chan error, 1)
+	go func() { closed <- r.Close() }()
+	await(t, "it refuses", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.closed
+	})
+	begin := groupBegin{request: 1, plan: r.plan, op: engine.Write}
+	require.NoError(t, sendFragments(within(t), c.from[0].peers[0], toReceiver, kindBegin, 9,
+		begin.append(nil), MessageMin))
+	await(t, "it is refused", func() bool { return c.from[0].sender.Stats().Strays == 1 })
+	require.EqualValues(t, 1, r.Stats().Ended[Closed])
+	require.Empty(t, closed)
+	done()
+	require.NoError(t, <-closed)
 }
 
 // TestGroupGarbage sends all ranks messages with a flipped bit while requests are handed over.

@@ -47,7 +47,7 @@ func (l *inLink) ask(ctx context.Context, layer int, in layout.Scope) (layout.Di
 	l.question = l.asks
 	l.r.mu.Unlock()
 	ask := question{l.asks, uint32(layer), in}
-	msg := ask.append(appendHeader(nil, toGroupSender, kindAsk, 0, l.session))
+	msg := ask.append(appendHeader(nil, toSender, kindAsk, 0, l.session))
 	if err := l.r.cfg.Peers[l.from].Notify(ctx, msg); err != nil {
 		return layout.Digest{}, err
 	}

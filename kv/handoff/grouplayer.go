@@ -98,7 +98,7 @@ func (p *GroupPush) fill(f *groupFlight) error {
 		if err != nil {
 			return err
 		}
-		t.msg = appendGroupLayer(t.msg[:0], l.session, f.layer)
+		t.msg = appendLayer(t.msg[:0], l.session, f.layer)
 		if held != nil {
 			d, err := p.digests.Layer(l.edge, f.layer, held, layout.Scope{})
 			if err != nil {
@@ -156,7 +156,7 @@ func (p *GroupPush) Finish(ctx context.Context) error {
 	var all sync.WaitGroup
 	for _, l := range p.links {
 		all.Go(func() {
-			msg := appendHeader(nil, toGroupReceiver, kindDone, 0, l.session)
+			msg := appendHeader(nil, toReceiver, kindDone, 0, l.session)
 			err := p.s.cfg.Peers[l.to].Notify(limit, msg)
 			if err != nil && ctx.Err() == nil {
 				p.fail(p.s.endOf(limit, p.request, l.to, err), nil)

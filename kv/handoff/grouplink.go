@@ -232,7 +232,7 @@ func (l *inLink) receiveAll() (err error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(q.ctx, l.r.cfg.MeetTimeout, engine.ErrTimeout)
 	defer cancel()
-	if err := sendFragments(ctx, peer, toGroupSender, kindGrant, l.session, mine.append(nil),
+	if err := sendFragments(ctx, peer, toSender, kindGrant, l.session, mine.append(nil),
 		l.r.cfg.MessageMax); err != nil {
 		return fmt.Errorf("grant: %w", err)
 	}

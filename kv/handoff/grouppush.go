@@ -156,7 +156,7 @@ func (p *GroupPush) meet(ctx context.Context, l *outLink, mine places) error {
 	if ask.op == engine.Read {
 		ask.places = mine
 	}
-	err := sendFragments(ctx, p.s.cfg.Peers[l.to], toGroupReceiver, kindBegin, l.session,
+	err := sendFragments(ctx, p.s.cfg.Peers[l.to], toReceiver, kindBegin, l.session,
 		ask.append(nil), p.s.cfg.MessageMax)
 	close(l.sent)
 	if err != nil {
@@ -181,9 +181,6 @@ func (p *GroupPush) meet(ctx context.Context, l *outLink, mine places) error {
 	}
 	return err
 }
-
-// Request returns the number that Begin was given.
-func (p *GroupPush) Request() uint64 { return p.request }
 
 // Err returns why the push ended, nil while it has not and when it succeeded.
 func (p *GroupPush) Err() error {
@@ -285,7 +282,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-func isClosed(c chan struct{}) bool {
+func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
 		return true

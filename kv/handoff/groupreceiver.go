@@ -16,8 +16,9 @@ import (
 // GroupReceiver is one decode rank. All methods may be called by any goroutine.
 type GroupReceiver struct {
 	*rank
-	refuse refusals
-	zeros  zeros
+	zeros    zeros
+	refusing chan struct{} // one entry for each refusal that is being sent
+	refusals sync.WaitGroup
 
 	mu       sync.Mutex
 	closed   bool
@@ -35,18 +36,16 @@ func NewGroupReceiver(m *Mux, cfg GroupConfig) (*GroupReceiver, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &GroupReceiver{rank: base, refuse: refusals{toGroupSender, base.cfg.NotifyTimeout,
-		make(chan refusal, base.cfg.RequestsMax), base.count},
+	r := &GroupReceiver{rank: base, refusing: make(chan struct{}, base.cfg.RequestsMax),
 		requests: map[uint64]*GroupRequest{}, links: map[uint64]*inLink{},
 		begun: make([]int, len(base.others)), past: map[uint64]Reason{}}
 	if err := r.prepareZeros(); err != nil {
 		return nil, err
 	}
-	if r.unhandle, err = m.handle(toGroupReceiver, r.cfg.Peers, r.receive); err != nil {
+	if r.unhandle, err = m.handle(toReceiver, r.cfg.Peers, r.receive); err != nil {
 		return nil, errors.Join(err, r.zeros.close())
 	}
 	r.watch(r.lost)
-	r.running.Go(func() { r.refuse.run(r.closing) })
 	return r, nil
 }
 
@@ -187,9 +186,9 @@ func (r *GroupReceiver) receive(n engine.Notification) {
 	case l != nil || m.kind != kindBegin || m.offset != 0:
 		r.count.strays.Add(1) // late, or of another rank
 	case r.closed:
-		r.refuse.add(r.cfg.Peers[from], m.session, Closed)
+		r.refuse(from, m.session, Closed)
 	case r.begun[from] >= 2*r.cfg.RequestsMax:
-		r.refuse.add(r.cfg.Peers[from], m.session, Refused)
+		r.refuse(from, m.session, Refused)
 	default:
 		l = newInLink(r, from, m.session)
 		r.links[m.session] = l
@@ -199,7 +198,22 @@ func (r *GroupReceiver) receive(n engine.Notification) {
 	}
 }
 
-// Close ends every request that is not complete, in bounded time, and tells the senders. The
+// refuse rejects a request. A goroutine notifies its sender, since the handler of a Mux must not
+// wait. Where too many are under way, the sender's own limit ends its wait. Precondition: r.mu is
+// held.
+func (r *GroupReceiver) refuse(from int, session uint64, reason Reason) {
+	r.count.ended(reason)
+	select {
+	case r.refusing <- struct{}{}:
+		r.refusals.Go(func() {
+			r.notify(from, session, kindEnd, reason)
+			<-r.refusing
+		})
+	default:
+	}
+}
+
+// Close ends every request that is not complete, in bounded time, and notifies the senders. The
 // engine, the Mux and the regions stay open. It is idempotent.
 func (r *GroupReceiver) Close() error {
 	r.mu.Lock()
@@ -218,6 +232,6 @@ func (r *GroupReceiver) Close() error {
 	r.mu.Unlock()
 	r.running.Wait()
 	r.unhandle()
-	r.refuse.drain()
+	r.refusals.Wait() // which none comes to
 	return errors.Join(r.closeLines(), r.zeros.close())
 }

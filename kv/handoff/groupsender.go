@@ -29,7 +29,7 @@ func NewGroupSender(m *Mux, cfg GroupConfig) (*GroupSender, error) {
 		return nil, err
 	}
 	s := &GroupSender{rank: r, pushes: map[uint64]*GroupPush{}, links: map[uint64]*outLink{}}
-	if s.unhandle, err = m.handle(toGroupSender, s.cfg.Peers, s.receive); err != nil {
+	if s.unhandle, err = m.handle(toSender, s.cfg.Peers, s.receive); err != nil {
 		return nil, err
 	}
 	s.watch(s.lost)

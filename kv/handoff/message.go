@@ -13,8 +13,8 @@ import (
 
 // The first byte of a message says to which handler a Mux gives it.
 const (
-	toGroupReceiver byte = 0xB3
-	toGroupSender   byte = 0xB4
+	toReceiver byte = 0xB3
+	toSender   byte = 0xB4
 )
 
 const version = 1
@@ -76,7 +76,7 @@ func decode(b []byte) (m message, err error) {
 }
 
 func (m *message) decodeBody(to byte, body []byte) error {
-	receiver, sender := to == toGroupReceiver, to == toGroupSender
+	receiver, sender := to == toReceiver, to == toSender
 	switch {
 	case receiver && m.kind == kindBegin, sender && m.kind == kindGrant:
 		if len(body) <= fragmentLen-headerLen {
@@ -111,14 +111,14 @@ func appendHeader(dst []byte, to byte, k kind, r Reason, session uint64) []byte 
 	return binary.LittleEndian.AppendUint64(append(dst, to, version, byte(k), byte(r)), session)
 }
 
-func appendGroupLayer(dst []byte, session uint64, layer int) []byte {
-	return binary.LittleEndian.AppendUint32(appendHeader(dst, toGroupReceiver, kindLayer, 0,
+func appendLayer(dst []byte, session uint64, layer int) []byte {
+	return binary.LittleEndian.AppendUint32(appendHeader(dst, toReceiver, kindLayer, 0,
 		session), uint32(layer))
 }
 
 // appendSum begins the answer to a question, which its digest follows.
 func appendSum(dst []byte, session uint64, number uint32) []byte {
-	return binary.LittleEndian.AppendUint32(appendHeader(dst, toGroupReceiver, kindSum, 0,
+	return binary.LittleEndian.AppendUint32(appendHeader(dst, toReceiver, kindSum, 0,
 		session), number)
 }
 

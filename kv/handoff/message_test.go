@@ -20,9 +20,9 @@ func messages() map[string][]byte {
 		return append(appendHeader(nil, to, k, 0, 7), 9, 0, 0, 0, 2, 0, 0, 0, 'a', 'b', 'c')
 	}
 	return map[string][]byte{
-		"begin": fragment(toGroupReceiver, kindBegin), "grant": fragment(toGroupSender, kindGrant),
-		"abort": appendHeader(nil, toGroupReceiver, kindAbort, Aborted, 7),
-		"end":   appendHeader(nil, toGroupSender, kindEnd, Failed, 7),
+		"begin": fragment(toReceiver, kindBegin), "grant": fragment(toSender, kindGrant),
+		"abort": appendHeader(nil, toReceiver, kindAbort, Aborted, 7),
+		"end":   appendHeader(nil, toSender, kindEnd, Failed, 7),
 	}
 }
 
@@ -50,7 +50,7 @@ func TestRefusesBrokenMessages(t *testing.T) {
 			}
 		}
 		swapped := bytes.Clone(b)
-		swapped[0] ^= toGroupSender ^ toGroupReceiver
+		swapped[0] ^= toSender ^ toReceiver
 		if _, err := decode(swapped); !errors.Is(err, engine.ErrCorrupt) {
 			t.Errorf("%s to the other side: %v", name, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -34,6 +35,10 @@ func TestSideEncoding(t *testing.T) {
 		require.ErrorIs(t, err, ErrSideEncoding)
 	}
 	_, err = ParseSide(append(b, 0))
+	require.ErrorIs(t, err, ErrSideEncoding)
+	odd := slices.Clone(b) // the second group, which has no window, is a state: 2 in place of 1
+	odd[len(b)-len(s.Views)*binary.Size(viewRecord{})-binary.Size(groupRecord{})+4] = 2
+	_, err = ParseSide(odd)
 	require.ErrorIs(t, err, ErrSideEncoding)
 	b[4] = 9
 	_, err = ParseSide(b)

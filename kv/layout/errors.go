@@ -12,15 +12,13 @@ var (
 	ErrSideVersion = errors.New("KV side of another version")
 	// ErrSideEncoding is what ParseSide refuses bytes with.
 	ErrSideEncoding = errors.New("bad encoding of a KV side")
-	// ErrUnlike is what every *UnlikeError is.
-	ErrUnlike = errors.New("KV layouts that do not meet")
 	// ErrRequest is what Edge.Layer refuses a request with: a table that is too short, or a
 	// span that is not one.
 	ErrRequest = errors.New("bad KV request")
 )
 
 // UnlikeError says why two groups of sides cannot exchange a cache. NewPlan returns it; no
-// request meets it later. It is ErrUnlike.
+// request meets it later.
 type UnlikeError struct {
 	Layer    int    // global number; -1: the sides as a whole
 	Part     string // "" with Layer -1
@@ -38,6 +36,3 @@ func (e *UnlikeError) Error() string {
 	return fmt.Sprintf("%s%s: sender has %s, receiver has %s: %s", at, e.What, e.From, e.To,
 		e.Cure)
 }
-
-// Is makes it ErrUnlike.
-func (e *UnlikeError) Is(target error) bool { return target == ErrUnlike }

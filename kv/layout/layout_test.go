@@ -3,7 +3,6 @@
 package layout
 
 import (
-	"cmp"
 	"math"
 	"slices"
 	"strings"
@@ -72,61 +71,6 @@ func TestLookupListsNames(t *testing.T) {
 	require.ErrorContains(t, err, strings.Join(Names(), ", "))
 }
 
-// TestPiecesTile: the pieces of all blocks and views cover the memory of a pool without gap or
-// overlap, whichever of layers and blocks is outermost, and blocks that are aligned begin where
-// they should.
-func TestPiecesTile(t *testing.T) {
-	for _, name := range []string{"llama3.1-8b", "deepseek-v3.2-latent", "gpt-oss-20b"} {
-		spec, err := LookupSpec(name)
-		require.NoError(t, err)
-		for _, order := range []Order{VLLMNHD, VLLMHND, VLLMFusedNHD, VLLMCrossNHD} {
-			for _, align := range []uint64{0, 1, 4096, 2 << 20} {
-				s, err := NewSide(spec, Placement{BlockTokens: 48, TP: 4, Blocks: 5, Order: order,
-					BlockAlign: align})
-				if align > 1 && order != VLLMCrossNHD {
-					require.ErrorIs(t, err, ErrGeometry)
-					continue
-				}
-				require.NoError(t, err)
-				tiles(t, s, max(1, align))
-			}
-		}
-	}
-}
-
-func tiles(t *testing.T, s *Side, align uint64) {
-	t.Helper()
-	var all []Range
-	for block := range s.Groups[0].Blocks {
-		for i := range s.Views {
-			r, ok := s.Views[i].Piece(block)
-			require.True(t, ok)
-			all = append(all, r)
-		}
-	}
-	slices.SortFunc(all, func(a, b Range) int { return cmp.Compare(a.Off, b.Off) })
-	var end uint64
-	for _, r := range all {
-		if r.Off != end { // a block
-			end = (end + align - 1) &^ (align - 1)
-		}
-		require.Equal(t, end, r.Off)
-		end += r.Len
-	}
-	require.Equal(t, (end+align-1)&^(align-1), s.Regions[0].Bytes)
-}
-
-// TestPieceInRuns: a view whose cells of a block lie apart has no piece.
-func TestPieceInRuns(t *testing.T) {
-	spec, _ := LookupSpec("llama3.1-8b")
-	for _, order := range []Order{VLLMCellsNHD, VLLMCrossHND, SGLangPage} {
-		s, err := NewSide(spec, Placement{Order: order})
-		require.NoError(t, err)
-		_, ok := s.Views[0].Piece(0)
-		require.False(t, ok, order)
-	}
-}
-
 func TestNewSideRefuses(t *testing.T) {
 	part := Cells{"k", "bf16", 8, 256}
 	with := func(change func(*Tensors)) []Tensors {
@@ -154,8 +98,6 @@ func TestNewSideRefuses(t *testing.T) {
 		"too many tokens": {good, Placement{BlockTokens: TokensMax + 1}},
 		"too many blocks": {with(func(t *Tensors) { t.Parts[0].Bytes = 1 << 20 }),
 			Placement{BlockTokens: TokensMax, Blocks: math.MaxUint32}},
-		"aligned to 4097": {good, Placement{Order: VLLMCrossNHD, BlockAlign: 4097}},
-		"aligned too far": {good, Placement{Order: VLLMCrossNHD, BlockAlign: 1 << 40}},
 	} {
 		_, err := NewSide(Spec{"m", c.tensors}, c.p)
 		require.ErrorIs(t, err, ErrGeometry, what)

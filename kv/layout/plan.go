@@ -69,7 +69,7 @@ func NewPlan(from, to []*Side) (*Plan, error) {
 		}
 	}
 	for _, k := range b.to.keys {
-		if err := b.meet(k); err != nil {
+		if err := b.planPart(k); err != nil {
 			return nil, err
 		}
 	}
@@ -161,8 +161,8 @@ type builder struct {
 	moves    map[pair][]layerMove // of many ranks, each has to do with few
 }
 
-// meet shares out one part of one layer.
-func (b *builder) meet(k key) error {
+// planPart shares out one part of one layer.
+func (b *builder) planPart(k key) error {
 	senders, readers := b.from.views[k], b.to.views[k]
 	if senders == nil {
 		return &UnlikeError{k.layer, k.part, "ranks that hold it", "none", ranks(b.plan.to),
@@ -189,16 +189,16 @@ func (b *builder) meet(k key) error {
 	turn := b.turns[layers]
 	b.turns[layers]++
 	for i := range readers {
-		if err := b.feed(k, turn, &readers[i], senders, readers); err != nil {
+		if err := b.assignSenders(k, turn, &readers[i], senders, readers); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// feed finds the senders of all that one reader holds: for each shard of tokens, the units
+// assignSenders finds the senders of all that one reader holds: for each shard of tokens, the units
 // in turn, and joins neighbouring units that come from the same sender.
-func (b *builder) feed(k key, turn int, to *holder, senders, readers []holder) error {
+func (b *builder) assignSenders(k key, turn int, to *holder, senders, readers []holder) error {
 	for shard := range senders[0].group.shards() {
 		begin := to.view.First
 		var last *holder

@@ -74,7 +74,7 @@ func TestRefusals(t *testing.T) {
 			to := group(t, spec, Placement{TP: 2, BlockTokens: 4, Blocks: 4})
 			_, err := NewPlan(from, to)
 			require.EqualError(t, err, c.want)
-			require.ErrorIs(t, err, ErrUnlike)
+			require.ErrorAs(t, err, new(*UnlikeError))
 		})
 	}
 	_, err := NewPlan(group(t, spec, Placement{TP: 2, Blocks: 4, BlockTokens: 4}),

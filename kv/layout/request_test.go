@@ -36,7 +36,7 @@ func TestTails(t *testing.T) {
 		one := Placement{BlockTokens: 12 * p.BlockTokens, Blocks: 70}
 		plan, err := NewPlan(group(t, spec, one), sides)
 		if p.Shards > 0 && p.BlockTokens%p.Interleave != 0 {
-			require.ErrorIs(t, err, ErrUnlike)
+			require.ErrorAs(t, err, new(*UnlikeError))
 			return
 		}
 		require.NoError(t, err)

@@ -176,7 +176,7 @@ func TestMixedRanks(t *testing.T) {
 		}
 		from, to := place(), place()
 		if _, err := NewPlan(from, to); err != nil {
-			require.ErrorIs(t, err, ErrUnlike)
+			require.ErrorAs(t, err, new(*UnlikeError))
 			return
 		}
 		hand(t, r, from, to, span(r, 64))

@@ -215,14 +215,6 @@ func (s *Side) checkView(v *View) error {
 // Range is a run of bytes in a region.
 type Range = driver.Range
 
-// Piece returns where the view keeps its cells of one block. The second value is false if they
-// are not one run of bytes.
-func (v *View) Piece(block uint32) (Range, bool) {
-	axes := [3]axis{{uint64(v.Count), v.Unit, v.Unit}, {uint64(v.Tokens), v.Token, v.Token}, {n: 1}}
-	run, rest := coalesce(v.Cell, &axes)
-	return Range{Off: v.Base + uint64(block)*v.Block, Len: run}, rest == 0
-}
-
 // key is what a view holds.
 type key struct {
 	layer int

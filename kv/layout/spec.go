@@ -67,16 +67,7 @@ type Placement struct {
 
 	Shards, Interleave int  // of tokens, over the ranks of a tensor-parallel group: rank % Shards
 	Ring               bool // the tables of windows wrap
-
-	// BlockAlign, a power of two up to 1 GiB, has every block begin at a multiple of so many
-	// bytes; default 1, no gaps. The orders must have B outermost. Blocks that are leased one by
-	// one need whole pages, of 4 KiB or in reserved huge pages of 2 MiB: one that shares a page
-	// gets no fresh pages when a peer of this host is frozen in the middle of a write, so that
-	// its lease has no proof, and the block is lost.
-	BlockAlign uint64
 }
-
-const alignMax = 1 << 30 // the largest page there is
 
 // NewSide lays out one rank of a model. Each Tensors of the spec has a region, "kv0", "kv1"
 // and so on by its number, as large as its blocks need; tensors with the same window share a
@@ -162,7 +153,7 @@ func (s *Side) place(t *Tensors, p *Placement, number, group int) error {
 		}
 	}
 	n := &nest{order: t.Order, layers: uint64(len(layers)), blocks: uint64(p.Blocks),
-		tokens: uint64(p.BlockTokens), align: max(1, p.BlockAlign)}
+		tokens: uint64(p.BlockTokens)}
 	if t.Positions > 0 {
 		n.tokens, n.blocks = uint64(t.Positions), uint64(p.StateBlocks)
 	}
@@ -186,11 +177,7 @@ func (s *Side) place(t *Tensors, p *Placement, number, group int) error {
 	if err := n.check(); err != nil {
 		return err
 	}
-	bytes := n.size(0, -1)
-	if n.align > 1 {
-		bytes = n.blocks * n.stride('B', -1)
-	}
-	s.Regions = append(s.Regions, Area{fmt.Sprintf("kv%d", number), bytes})
+	s.Regions = append(s.Regions, Area{fmt.Sprintf("kv%d", number), n.size(0, -1)})
 	for i, l := range layers {
 		for j, c := range t.Parts {
 			s.Views = append(s.Views, View{Layer: l, Part: c.Name, DType: c.DType, Cell: c.Bytes,
@@ -207,7 +194,6 @@ func (s *Side) place(t *Tensors, p *Placement, number, group int) error {
 type nest struct {
 	order                  Order
 	layers, blocks, tokens uint64
-	align                  uint64 // of blocks, in bytes
 	parts                  []cells
 }
 
@@ -224,10 +210,6 @@ func (n *nest) check() error {
 	}
 	if len(n.parts) < 1 || len(n.parts) > PartsMax || n.layers > LayersMax {
 		return fmt.Errorf("%d parts, %d layers: %w", len(n.parts), n.layers, ErrGeometry)
-	}
-	if n.align > alignMax || n.align&(n.align-1) != 0 || n.align > 1 && n.order[0] != 'B' {
-		return fmt.Errorf("blocks at multiples of %d bytes in order %q, want a power of two up to "+
-			"%d, and B outermost: %w", n.align, n.order, alignMax, ErrGeometry)
 	}
 	var bytes float64
 	for _, c := range n.parts {
@@ -277,11 +259,7 @@ func (n *nest) bytes(at, part int) uint64 {
 }
 
 func (n *nest) stride(axis byte, part int) uint64 {
-	bytes := n.size(strings.IndexByte(string(n.order), axis)+1, part)
-	if axis == 'B' {
-		bytes = (bytes + n.align - 1) &^ (n.align - 1)
-	}
-	return bytes
+	return n.size(strings.IndexByte(string(n.order), axis)+1, part)
 }
 
 // partBase returns where the part begins within the first of the outer axes.

@@ -231,13 +231,13 @@ func (l *Load) end(err error) {
 	defer l.mu.Unlock()
 	if l.err == nil {
 		l.err = err
-		l.tell()
+		l.wakeWaiters()
 		l.room.Broadcast()
 	}
 }
 
-// tell wakes the goroutines that wait for tensors. Preconditions: l.mu is held.
-func (l *Load) tell() {
+// wakeWaiters wakes the goroutines that wait for tensors. Preconditions: l.mu is held.
+func (l *Load) wakeWaiters() {
 	close(l.news)
 	l.news = make(chan struct{})
 }

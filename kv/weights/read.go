@@ -136,5 +136,5 @@ func (l *Load) fault(p *piece, n int, err error) error {
 func (l *Load) arrive(i int) {
 	l.items[i].state = ready
 	l.arrived = append(l.arrived, i)
-	l.tell()
+	l.wakeWaiters()
 }
