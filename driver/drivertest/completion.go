@@ -461,7 +461,10 @@ func checkTogether(t *test) {
 			if err := late.revoke(); err != nil {
 				return err
 			}
-			_, err := t.near.try(late.how)
+			r, err := t.near.try(late.how)
+			if err == nil {
+				late.reg = r.ID
+			}
 			return err
 		},
 		"sleeper": func() error {
