@@ -10,11 +10,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/engine"
@@ -256,42 +254,7 @@ func slgoKVStats(h C.uint64_t, buffer *C.uint8_t, capacity C.size_t, length *C.s
 	if err != nil {
 		return answer(f, err)
 	}
-	return handJSON(plainValue(reflect.ValueOf(s)), buffer, capacity, length, f)
-}
-
-// plainValue is a value of package cache as JSON has it: fields as options are named, with _ns
-// behind those of durations, outcomes by their words, and what there is for each tier by its name.
-func plainValue(v reflect.Value) any {
-	m := map[string]any{}
-	switch v.Kind() {
-	case reflect.Struct:
-		for _, field := range reflect.VisibleFields(v.Type()) {
-			name := byname.OptionName(field.Name)
-			if field.Type == reflect.TypeFor[time.Duration]() {
-				name += "_ns"
-			}
-			if !field.Anonymous { // its own fields are in the list
-				m[name] = plainValue(v.FieldByIndex(field.Index))
-			}
-		}
-	case reflect.Map:
-		for key, one := range v.Seq2() {
-			m[fmt.Sprint(key.Interface())] = plainValue(one)
-		}
-	case reflect.Array:
-		for i := range v.Len() {
-			m[cache.Tier(i).String()] = plainValue(v.Index(i))
-		}
-	case reflect.Slice:
-		list := make([]any, v.Len())
-		for i := range list {
-			list[i] = plainValue(v.Index(i))
-		}
-		return list
-	default:
-		return v.Interface()
-	}
-	return m
+	return handJSON(s, buffer, capacity, length, f)
 }
 
 //export slgoKVDrain

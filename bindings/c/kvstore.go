@@ -137,10 +137,12 @@ func (c *ownCache) end(at *ownRegion) {
 }
 
 func (c *ownCache) stats() (any, error) {
-	return struct {
+	a := c.Attached()
+	return struct { // a part of serve.Report
 		cache.Stats
-		Attached cache.Attached
-	}{c.Stats(), c.Attached()}, nil
+		Attached serve.Attached `json:"attached"`
+	}{c.Stats(), serve.Attached{Blocks: a.Blocks, Bytes: a.Bytes, Ms: float64(a.Took) / 1e6,
+		Fresh: a.Fresh}}, nil
 }
 
 func (c *ownCache) close() error { return c.Close() }

@@ -617,7 +617,8 @@ int sluice_kv_serve(sluice_kv kv);
 int sluice_kv_close(sluice_kv kv);
 
 /*
- * Counters as JSON; buffer as for sluice_stats. "attached" says what sluice_kv_open found.
+ * Counters as JSON, as `sluice cache stat --json` has them; buffer as for sluice_stats. "attached"
+ * says what sluice_kv_open found.
  * SLUICE_ERR_NOT_SUPPORTED of one that was dialled.
  */
 int sluice_kv_stats(sluice_kv kv, void *buffer, size_t capacity, size_t *length);

@@ -292,7 +292,7 @@ static void again(void)
 	size_t n;
 	OK(sluice_kv_stats(kv, text, sizeof text, &n));
 	TRUE(strlen(text) + 1 == n && strstr(text, "\"missing\":16") &&
-	     strstr(text, "\"took_ns\":") && strstr(text, "\"namespaces\":{\"model\":"));
+	     strstr(text, "\"attached\":{\"blocks\":") && strstr(text, "\"namespaces\":{\"model\":"));
 	WANT(SLUICE_ERR_SPACE, sluice_kv_stats(kv, text, 1, &n));
 	OK(sluice_kv_detach(kv, e.region, LIMIT));
 	OK(sluice_kv_detach(kv, e.region, LIMIT));
@@ -340,7 +340,7 @@ static void misuse(void)
 	OK(sluice_kv_open(e.engine, options, 0, &kv));
 	sluice_kv twice;
 	WANT(SLUICE_ERR_TIMEOUT, sluice_kv_open(e.engine, options, 0, &twice));
-	TEXT("another process has it");
+	TEXT("another cache has it");
 	struct sluice_kv_namespace_options o = {.size = sizeof o};
 	sluice_kv_namespace space;
 	WANT(SLUICE_ERR_ARGUMENT, sluice_kv_namespace_open(kv, &o, LIMIT, &space));

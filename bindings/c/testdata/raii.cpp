@@ -21,6 +21,9 @@ static void run()
 	auto from = a.alloc(1 << 16), to = b.alloc(1 << 16);
 	auto local = a.add("data", from), there = b.add("data", to);
 	auto peer = a.connect(b.describe());
+	sluice::kv_op none;
+	none = sluice::kv_op(); // which closes nothing
+	NEED(!none);
 	auto remote = peer.find("data");
 	std::memset(from.data, 'r', from.size);
 

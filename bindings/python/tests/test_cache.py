@@ -166,13 +166,13 @@ def test_options_of_a_namespace(tmp_path: Path) -> None:
         with space.pin(hashes(0, 5)):
             pass
         cache.namespace("model", GEOMETRY, memory_quota=4 * LAYERS * BYTES)
-        until(lambda: cache.stats()["namespaces"]["model"]["blocks"]["memory"] <= 4)
+        until(lambda: cache.stats()["namespaces"]["model"]["blocks"][0] <= 4)
 
 
 def test_a_cache_of_this_process(own: Cache) -> None:
     use(own)
     stats = own.stats()
-    assert stats["namespaces"]["model"]["blocks"]["memory"] == 4
+    assert stats["namespaces"]["model"]["blocks"][0] == 4
     assert stats["stores"] == {"done": 8, "known": 8} and stats["attached"]["blocks"] == 0
     own.drain(LIMIT)
 
@@ -468,4 +468,4 @@ def test_closing_an_engine_closes_its_cache(tmp_path: Path) -> None:
     engine.close()
     cache.close()
     with open_cache(tmp_path) as again:
-        assert not again.stats()["attached"]["fresh"]
+        assert not again.stats()["attached"].get("fresh")

@@ -210,12 +210,14 @@ func (r *reader) block() (b cache.BlockInfo) {
 // Report asks the server how it is. It is told to those alone whom Config.Inspect names, as are
 // Spaces, Find, and a Space's Blocks and Block.
 func (c *Client) Report(ctx context.Context) (r Report, err error) {
-	return r, c.askJSON(ctx, kindReport, &r)
+	err = c.askJSON(ctx, kindReport, &r)
+	return r, err
 }
 
 // Spaces lists the namespaces of the cache, by name.
 func (c *Client) Spaces(ctx context.Context) (list []cache.SpaceInfo, err error) {
-	return list, c.askJSON(ctx, kindSpaces, &list)
+	err = c.askJSON(ctx, kindSpaces, &list)
+	return list, err
 }
 
 func (c *Client) askJSON(ctx context.Context, what kind, to any) error {

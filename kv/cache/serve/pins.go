@@ -152,7 +152,8 @@ func (s *Space) Hint(ctx context.Context, keys []cache.Key, h cache.Hint) (r cac
 	err error) {
 	place := binary.LittleEndian.AppendUint64([]byte{byte(h.Kind)}, uint64(h.For))
 	body, err := s.ask(ctx, kindHint, place, keys, nil)
-	return r, errors.Join(err, fromJSON(body, &r))
+	err = errors.Join(err, fromJSON(body, &r))
+	return r, err
 }
 
 // HintEnvelope has the server's cache heed an envelope of hints, as cache.Namespace.HintEnvelope.
@@ -160,7 +161,8 @@ func (s *Space) HintEnvelope(ctx context.Context, data []byte) (list []cache.Act
 	err error) {
 	p := binary.LittleEndian.AppendUint16(nil, s.number)
 	body, err := s.c.ask(ctx, kindEnvelope, append(p, data...))
-	return list, errors.Join(err, fromJSON(body, &list))
+	err = errors.Join(err, fromJSON(body, &list))
+	return list, err
 }
 
 // Prefetch has the server's cache bring blocks into its memory.
@@ -173,7 +175,8 @@ func (s *Space) Prefetch(ctx context.Context, keys []cache.Key) ([]cache.Outcome
 // process is part of the rate of copies.
 func (s *Space) Estimate(ctx context.Context, keys []cache.Key) (e cache.Estimate, err error) {
 	body, err := s.ask(ctx, kindEstimate, nil, keys, nil)
-	return e, errors.Join(err, fromJSON(body, &e))
+	err = errors.Join(err, fromJSON(body, &e))
+	return e, err
 }
 
 func fromJSON(body []byte, v any) error {

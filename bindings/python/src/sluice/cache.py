@@ -163,7 +163,7 @@ class Cache(Closing):
         `extent` is the longest block in bytes, `blocks` how many the cache can know; 0 chooses by
         the size. `policy` says which block goes first: "s3fifo", "lru" or "arc". With
         `verify_first` the CRC-32C of a block is verified by its first load alone. `ops_max`
-        operations run at a time; 0 is 1,024. TimeoutError: another process has the file.
+        operations run at a time; 0 is 1,024. TimeoutError: another cache has the file.
 
         `engine` moves the bytes: without one the cache has its own, for memory of the host.
         """
@@ -254,8 +254,9 @@ class Cache(Closing):
             raise
 
     def stats(self) -> dict[str, Any]:
-        """Counters: blocks and bytes by tier, namespace and disk, blocks of loads and stores by
-        their outcome, and what `open` found. NotSupportedError of a cache that was connected.
+        """Counters, as `sluice cache stat --json` has them: blocks and bytes by tier (memory,
+        disks), namespace and disk, blocks of loads and stores by their outcome, and what `open`
+        found. NotSupportedError of a cache that was connected.
         """
         data = grow(lambda buffer, room, n: lib.kv_stats(self._handle, buffer, room, n), 1 << 14)
         stats: dict[str, Any] = json.loads(data.rstrip(b"\0"))
