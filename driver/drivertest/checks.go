@@ -54,6 +54,7 @@ var checks = []check{
 	{"BackendClose", everywhere, 0, checkBackendClose},
 	{"PeerKilled", Processes, 0, checkPeerKilled},
 	{"PeerFrozen", Processes, 0, checkPeerFrozen},
+	{"PeerThawed", Processes, 0, checkPeerThawed},
 	{"PeerSilent", Processes, 0, checkPeerSilent},
 	{"Churn", everywhere, 0, checkChurn},
 }

@@ -147,7 +147,7 @@ var (
 		"Durable", "Random"}
 	Streaming = []string{"Lengths", "Load", "MessageBehindItsBytes", "MessageOrder",
 		"MessageBackPressure", "LastMessage", "Answers", "PeerClose", "PingPong", "PeerKilled",
-		"PeerFrozen", "RevokeUnderWrites", "RevokeFrozen", "RevokeParked", "Random"}
+		"PeerFrozen", "PeerThawed", "RevokeUnderWrites", "RevokeFrozen", "RevokeParked", "Random"}
 )
 
 func (h Harness) withDefaults() Harness {

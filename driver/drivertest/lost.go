@@ -53,61 +53,68 @@ func checkPeerKilled(t *test) {
 	}
 }
 
-// checkPeerFrozen closes the peer, and then another and with it the backend, while the far side
-// stands still with work in flight: when the kernel or a device has had time to take the bytes, and
-// at once. Close comes back. What memory holds then, it still holds when the far side has gone on,
-// has read what there was of the connection to its end, and has served another.
+// checkPeerFrozen closes the peer, and then the backend, while the far side stands still with work
+// in flight, of which the kernel or a device has had time to take the bytes.
 func checkPeerFrozen(t *test) {
+	t.closeFrozen(50*time.Millisecond, func() { t.closes("a frozen peer", t.peer.Close) }, func() {
+		_ = t.tries("a frozen process", t.addr, 100*time.Millisecond) // in time is all
+		t.closes("the backend of a frozen peer", t.host.b.Close)
+		t.host = t.open("second near")
+		t.near = &side{t, "second near", t.host}
+	})
+}
+
+// checkPeerThawed closes the peer alone, and goes on with the same backend when the far side does;
+// and then the backend, at once and with all its peers.
+func checkPeerThawed(t *test) {
+	closePeer := func() { t.closes("a frozen peer", t.peer.Close) }
+	t.closeFrozen(50*time.Millisecond, closePeer, func() {})
+	t.closeFrozen(0, func() { t.closes("a backend with a frozen peer", t.host.b.Close) }, func() {
+		t.host = t.open("second near")
+		t.near = &side{t, "second near", t.host}
+	})
+}
+
+// closeFrozen closes what closing does while the far side stands still with work in flight. What
+// memory holds as it returns, it still holds when the far side has gone on, has read what there was
+// of the connection to its end, and has served another.
+func (t *test) closeFrozen(pause time.Duration, closing, beside func()) {
 	const count, size = 8, 8 << 20
 	l, target, r, source := t.local(size), t.local(size), t.remote(size), t.remote(size)
 	farHears := func(what func(m message) bool) {
 		for !what(t.far.must(request{Do: "receive", Count: 1}).Messages[0]) {
 		}
 	}
-	for round := range 2 {
-		conn := uint64(0)
-		if t.can(driver.CanNotify) {
-			b := messageAlone([]byte("before the freeze"))
-			t.move(b)
-			farHears(func(m message) bool {
-				conn = m.Conn
-				return string(m.Data) == string(b.Notify)
-			})
-		}
-		t.ok(t.proc.freeze(), "freeze")
-		writes := t.burst(driver.Write, l, r, count, false)
-		reads := t.burst(driver.Read, target, source, count, false)
-		if round == 0 {
-			time.Sleep(50 * time.Millisecond)
-			_ = t.tries("a frozen process", t.addr, 100*time.Millisecond) // in time is all
-			t.closes("a frozen peer", t.peer.Close)
-		} else {
-			t.closes("the backend of a frozen peer", t.host.b.Close)
-		}
-		refill := t.over(append(writes, reads...), nil, driver.ErrClosed, driver.ErrAborted,
-			driver.ErrPeerLost, driver.ErrUnproven, driver.ErrTimeout)
-		t.ok(t.proc.thaw(), "thaw")
-		if conn != 0 {
-			farHears(func(m message) bool { return m.Conn == conn && m.Err != nil })
-		}
-		if round == 1 {
-			t.host = t.open("second near")
-			t.near = &side{t, "second near", t.host}
-		}
-		t.connect()
-		mine, other := t.local(4096), t.remote(4096)
-		for range 8 {
-			t.move(t.whole(driver.Write, mine, other))
-			t.move(t.whole(driver.Read, mine, other))
-		}
-		refill()
-		r.staysSame("when the peer went on after Close, round %d", round)
-		target.staysSame("when the peer went on after Close, round %d", round)
-		if round == 0 {
-			t.imports(r)
-			t.imports(source)
-		}
+	conn := uint64(0)
+	if t.can(driver.CanNotify) {
+		b := messageAlone([]byte("before the freeze"))
+		t.move(b)
+		farHears(func(m message) bool {
+			conn = m.Conn
+			return string(m.Data) == string(b.Notify)
+		})
 	}
+	t.ok(t.proc.freeze(), "freeze")
+	writes := t.burst(driver.Write, l, r, count, false)
+	reads := t.burst(driver.Read, target, source, count, false)
+	time.Sleep(pause)
+	closing()
+	refill := t.over(append(writes, reads...), nil, driver.ErrClosed, driver.ErrAborted,
+		driver.ErrPeerLost, driver.ErrUnproven, driver.ErrTimeout)
+	beside()
+	t.ok(t.proc.thaw(), "thaw")
+	if conn != 0 {
+		farHears(func(m message) bool { return m.Conn == conn && m.Err != nil })
+	}
+	t.connect()
+	mine, other := t.local(4096), t.remote(4096)
+	for range 8 {
+		t.move(t.whole(driver.Write, mine, other))
+		t.move(t.whole(driver.Read, mine, other))
+	}
+	refill()
+	r.staysSame("when the peer went on after Close")
+	target.staysSame("when the peer went on after Close")
 }
 
 // checkPeerSilent freezes a peer for which nothing waits, for longer than the backend's grace: it

@@ -728,6 +728,7 @@ var between = []struct {
 		return p.Peer.Close()
 	}}},
 	{"bytes land that the kernel held for a frozen owner", "PeerFrozen", heldByTheKernel},
+	{"bytes land for an owner that goes on", "PeerThawed", heldByTheKernel},
 	{"a silent peer is lost", "PeerSilent", sabotage{lost: func(*badPeer) <-chan struct{} {
 		c := make(chan struct{})
 		close(c)
