@@ -116,8 +116,7 @@ func (e *cacheEnd) useOwn(c *cache.Cache) error {
 		return space.Match(keys), nil
 	}
 	e.remove = func(_ context.Context, keys []cache.Key) error {
-		space.Remove(keys)
-		return nil
+		return space.Remove(keys)
 	}
 	e.move = func(ctx context.Context, p *cachePosting, op string) ([]cache.Outcome, error) {
 		place := cache.Place{Peer: self, Remote: remote, Stride: p.size, Slots: p.slots,

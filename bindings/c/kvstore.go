@@ -158,8 +158,7 @@ func (s ownSpace) Match(_ context.Context, keys []cache.Key) (cache.Match, error
 }
 
 func (s ownSpace) Remove(_ context.Context, keys []cache.Key) error {
-	s.Namespace.Remove(keys)
-	return nil
+	return s.Namespace.Remove(keys)
 }
 
 func (s ownSpace) Hint(_ context.Context, keys []cache.Key, h cache.Hint) (cache.HintResult,

@@ -761,7 +761,7 @@ int sluice_kv_op_close(sluice_kv_op op);
 
 /*
  * What a program knows of blocks, and the cache cannot: nobody uses them soon; they stay for
- * last_ns (whole seconds, up to 30 days, at most hold_max bytes) or until RELEASE; they leave
+ * last_ns (whole seconds, up to an hour, at most hold_max bytes) or until RELEASE; they leave
  * memory once a disk has them; they are read from the disks in the background.
  */
 enum { SLUICE_KV_SESSION_END = 0, SLUICE_KV_RETAIN = 1, SLUICE_KV_RELEASE = 2, SLUICE_KV_DEMOTE = 3,

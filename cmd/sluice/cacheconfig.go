@@ -43,7 +43,6 @@ type cacheConfig struct {
 	VerifyFirst bool         `toml:"verify_first"`
 	Operations  int          `toml:"operations"`
 	HoldMax     size         `toml:"hold_max"`
-	TurnoverMin duration     `toml:"turnover_min"`
 
 	Memory     cacheMemory      `toml:"memory"`
 	Disks      []cacheDisk      `toml:"disk"`
@@ -285,8 +284,8 @@ func (c *cacheConfig) check() error {
 func (c *cacheConfig) cache() cache.Config {
 	cfg := cache.Config{Policy: c.Policy, Blocks: c.Blocks, VerifyFirst: c.VerifyFirst,
 		OpsMax: c.Operations, HoldMax: uint64(c.HoldMax),
-		TurnoverMin: time.Duration(c.TurnoverMin), Memory: cache.MemoryConfig{Path: c.Memory.Path,
-			Bytes: uint64(c.Memory.Bytes), Extent: uint64(c.Memory.Extent)}}
+		Memory: cache.MemoryConfig{Path: c.Memory.Path, Bytes: uint64(c.Memory.Bytes),
+			Extent: uint64(c.Memory.Extent)}}
 	for _, d := range c.Disks {
 		cfg.Disks = append(cfg.Disks, cache.DiskConfig{Path: d.Path, Bytes: uint64(d.Bytes),
 			Extent: uint64(d.Extent), Blocks: d.Blocks, BytesADay: uint64(d.BytesADay),

@@ -61,10 +61,6 @@ type Config struct {
 	// Default: half of the memory.
 	HoldMax uint64
 
-	// TurnoverMin has a Store that needs room refused with Busy while blocks leave memory after
-	// less than this, in the mean of the last second. Default 0: none is.
-	TurnoverMin time.Duration
-
 	clock func() uint32 // of tests: seconds; nil: that of the kernel, which a ticker reads
 }
 
@@ -151,6 +147,9 @@ func Open(ctx context.Context, cfg Config) (*Cache, error) {
 	for id, h := range c.index.attach(c.places, c.spaces.valid, c.enqueue) {
 		c.spaces.count(uint16(id), Memory, h.blocks, h.bytes)
 		c.attached.Blocks += int(h.blocks)
+		if h.blocks > 0 {
+			c.spaces.list[id].left.Store(leftOver)
+		}
 	}
 	c.places.claimed()
 	c.attached.Bytes = c.places.bytesInUse()
@@ -221,7 +220,7 @@ func (cfg *Config) complete() error {
 				"most", d.Path, d.Bytes, d.Extent)
 		}
 		if d.SlowAfter <= 0 {
-			d.SlowAfter = 2 * time.Second
+			d.SlowAfter = 5 * time.Second
 		}
 		if d.Blocks == 0 {
 			d.Blocks = max(d.Bytes>>16, 16)
@@ -250,9 +249,8 @@ func (cfg *Config) complete() error {
 	if cfg.HoldMax == 0 {
 		cfg.HoldMax = m.Bytes / 2
 	}
-	if cfg.HoldMax > m.Bytes || cfg.TurnoverMin < 0 {
-		return fmt.Errorf("HoldMax %d of %d bytes of memory, TurnoverMin %v", cfg.HoldMax, m.Bytes,
-			cfg.TurnoverMin)
+	if cfg.HoldMax > m.Bytes {
+		return fmt.Errorf("HoldMax %d of %d bytes of memory", cfg.HoldMax, m.Bytes)
 	}
 	return cfg.Policy.check()
 }
@@ -260,9 +258,13 @@ func (cfg *Config) complete() error {
 // Attached says what Open found.
 func (c *Cache) Attached() Attached { return c.attached }
 
+// closeLimit is how long Close waits for a write of a record; a test shortens it.
+var closeLimit = diskLimit
+
 // Close ends all operations, and closes the files, which keep their blocks. What is called
 // afterwards finds nothing. An error that is engine.ErrUnproven says that the engine has given up a
-// transfer which may still reach the memory: it stays mapped and locked until the process ends.
+// transfer which may still reach the memory, or that a disk has not ended a write within 30 s: the
+// files stay locked, and the memory mapped, until the process or another Close ends.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	first := !c.closed
@@ -273,11 +275,19 @@ func (c *Cache) Close() error {
 		c.ops.Wait()
 		close(c.writes)
 	}
-	<-c.written
-	c.ops.Wait() // for what the writer keeps
+	err := errors.New("a disk has not answered")
+	select {
+	case <-c.written:
+		err = nil
+		c.ops.Wait() // for what the writer keeps
+	case <-time.After(closeLimit):
+	}
 	c.gate.Lock()
 	defer c.gate.Unlock()
 	c.shut = true
+	if err != nil {
+		return fmt.Errorf("close cache: %w for %v: %w", err, closeLimit, engine.ErrUnproven)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.closeFiles(); err != nil {
@@ -346,18 +356,27 @@ func (c *Cache) enter() bool {
 
 func (c *Cache) exit() { c.gate.RUnlock() }
 
-// start counts an operation in; end counts it out.
-func (c *Cache) start() error {
+// begin counts a call in, for which Close waits; c.ops.Done counts it out.
+func (c *Cache) begin() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return fmt.Errorf("cache: %w", engine.ErrClosed)
 	}
+	c.ops.Add(1)
+	return nil
+}
+
+// start counts an operation in, of which OpsMax may run; end counts it out.
+func (c *Cache) start() error {
+	if err := c.begin(); err != nil {
+		return err
+	}
 	select {
 	case c.room <- struct{}{}:
-		c.ops.Add(1)
 		return nil
 	default:
+		c.ops.Done()
 		return fmt.Errorf("cache: %d operations run: %w", cap(c.room), engine.ErrBusy)
 	}
 }
@@ -409,24 +428,57 @@ func (c *Cache) touch(s *shard, i uint32) {
 // makeRoom reserves places in memory for blocks of a length, and lets others go for them. It
 // returns how many it found.
 func (c *Cache) makeRoom(length uint32, dst []uint32) (found int) {
+	kept := keptExtents{length: length}
 	for {
 		found += c.places.reserve(length, dst[found:])
-		if found == len(dst) {
+		if found == len(dst) || len(kept.list) >= keptExtentsMax {
 			return found
 		}
-		place, was, ok := c.evict()
+		place, was, ok := c.evict(&kept)
 		if !ok {
 			return found
 		}
 		if was != length {
-			c.emptyExtent(nil, place, was)
+			c.emptyExtent(nil, place, was, &kept)
 		}
 	}
 }
 
+// keptExtents are the extents that could not be emptied for blocks of a length, as something in
+// them is kept: no other block in them goes for one of that length. Each has cost one block, so
+// there are keptExtentsMax at most before makeRoom gives up.
+type keptExtents struct {
+	length uint32
+	list   []diskExtent
+}
+
+// diskExtent is an extent of a disk, or of memory where that is nil.
+type diskExtent struct {
+	d *disk
+	n uint32
+}
+
+const keptExtentsMax = 8
+
+// has reports whether a block is in one of the extents. The caller holds its shard's lock.
+func (k *keptExtents) has(c *Cache, i uint32, t Tier) bool {
+	if k == nil || len(k.list) == 0 {
+		return false
+	}
+	e := c.index.entry(i)
+	if granules(uint64(e.size)) == k.length {
+		return false
+	}
+	if t == Memory {
+		return slices.Contains(k.list, diskExtent{nil, e.slot / c.places.each})
+	}
+	d := c.disks[e.disk]
+	return slices.Contains(k.list, diskExtent{d, d.placeOf(e.record) / d.places.each})
+}
+
 // evict lets the block go whose turn it is: one of no more use, else of a namespace that is over
 // its quota, else of the lowest priority.
-func (c *Cache) evict() (place, length uint32, ok bool) {
+func (c *Cache) evict(kept *keptExtents) (place, length uint32, ok bool) {
 	first := c.hand.Add(1)
 	lanes := c.spaces.order(Memory)
 	for _, useless := range []bool{true, false} {
@@ -436,7 +488,10 @@ func (c *Cache) evict() (place, length uint32, ok bool) {
 		for _, lane := range lanes {
 			for k := range c.index.shards {
 				s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
-				if place, length, ok = c.evictFrom(s, lane, useless); ok {
+				s.mu.Lock()
+				place, length, ok = c.evictLocked(s, lane, useless, kept)
+				s.mu.Unlock()
+				if ok {
 					return place, length, true
 				}
 			}
@@ -445,19 +500,13 @@ func (c *Cache) evict() (place, length uint32, ok bool) {
 	return 0, 0, false
 }
 
-func (c *Cache) evictFrom(s *shard, lane int, useless bool) (place, length uint32, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return c.evictLocked(s, lane, useless)
-}
-
 // victim removes the block of a lane and shard from its order in a tier that is to go next; useless
 // are those of no more use alone. none: there is none. The caller holds the shard's lock.
-func (c *Cache) victim(s *shard, lane int, t Tier, useless bool) uint32 {
+func (c *Cache) victim(s *shard, lane int, t Tier, useless bool, kept *keptExtents) uint32 {
 	if lane >= len(s.lanes) || s.lanes[lane][t] == nil {
 		return none
 	}
-	keep := func(i uint32) bool { return c.keeps(i, t) }
+	keep := func(i uint32) bool { return c.keeps(i, t) || kept.has(c, i, t) }
 	if useless {
 		return s.lanes[lane][t].firstVictim(keep)
 	}
@@ -465,14 +514,14 @@ func (c *Cache) victim(s *shard, lane int, t Tier, useless bool) uint32 {
 }
 
 // evictLocked lets a block of a lane and shard go. The caller holds the shard's lock.
-func (c *Cache) evictLocked(s *shard, lane int, useless bool) (place, length uint32, ok bool) {
+func (c *Cache) evictLocked(s *shard, lane int, useless bool, kept *keptExtents) (place,
+	length uint32, ok bool) {
 	x := c.index
-	i := c.victim(s, lane, Memory, useless)
+	i := c.victim(s, lane, Memory, useless, kept)
 	if i == none {
 		return 0, 0, false
 	}
 	e := x.entry(i)
-	c.turnover.Add(uint64(granules(uint64(e.size))) * granule)
 	if e.record == none && c.flowOf(i) == WriteBack {
 		c.stats.unwritten.Add(1)
 	}
@@ -504,38 +553,53 @@ func (c *Cache) leaveMemory(s *shard, i uint32) {
 }
 
 // emptyExtent lets all blocks of an extent of a disk go, or of memory where that is nil, so that it
-// may be cut anew, for blocks of another length.
-func (c *Cache) emptyExtent(d *disk, place, length uint32) {
+// may be cut anew, for blocks of another length. Where one of them is kept none goes.
+func (c *Cache) emptyExtent(d *disk, place, length uint32, kept *keptExtents) {
 	places, tier := c.places, Memory
 	if d != nil {
 		places, tier = d.places, Disk
 	}
+	extent := diskExtent{d, place / places.each}
 	owners, ok := places.empties(place, length)
 	if !ok {
 		return
 	}
-	for _, i := range owners {
-		s := c.index.shardFor(i)
-		s.mu.Lock()
-		e := c.index.entry(i)
-		var g gone
-		switch {
-		case d == nil && e.flags&queued != 0 && !c.keeps(i, Memory) &&
-			e.slot/places.each == place/places.each:
-			c.queues(s, c.spaces.lane(e.space), tier).remove(i)
-			e.flags &^= queued
-			c.stats.evicted[Memory].Add(1)
-			c.leaveMemory(s, i)
-		case d != nil && e.state == present && e.record != none && c.disks[e.disk] == d &&
-			!c.keeps(i, Disk) && d.placeOf(e.record)/places.each == place/places.each:
-			c.queues(s, c.spaces.lane(e.space), tier).remove(i)
-			c.stats.evicted[Disk].Add(1)
-			g = c.leaveDisk(s, i)
+	defer places.emptied(place)
+	for _, leaves := range []bool{false, true} { // look at all of them first
+		for _, i := range owners {
+			if i == reservedSlot {
+				kept.list = append(kept.list, extent)
+				return
+			}
+			s := c.index.shardFor(i)
+			s.mu.Lock()
+			e := c.index.entry(i)
+			in, may := false, false
+			if d == nil {
+				in = e.slot != none && e.slot/places.each == extent.n
+				may = in && e.flags&queued != 0 && !c.keeps(i, Memory)
+			} else {
+				in = e.record != none && c.disks[e.disk] == d &&
+					d.placeOf(e.record)/places.each == extent.n
+				may = in && e.state == present && !c.keeps(i, Disk)
+			}
+			if may && leaves {
+				c.queues(s, c.spaces.lane(e.space), tier).remove(i)
+				c.stats.evicted[tier].Add(1)
+				if d == nil {
+					e.flags &^= queued
+					c.leaveMemory(s, i)
+				} else {
+					c.leaveDisk(s, i)
+				}
+			}
+			s.mu.Unlock()
+			if in && !may {
+				kept.list = append(kept.list, extent)
+				return
+			}
 		}
-		s.mu.Unlock()
-		g.clear()
 	}
-	places.emptied(place)
 }
 
 // unpin ends the use of an entry.
@@ -559,8 +623,8 @@ func (c *Cache) unpinLocked(s *shard, i uint32) {
 	}
 }
 
-// leaveAll forgets a block that no queue has and nothing holds, and whose disk knows it no more.
-// The caller holds the shard's lock.
+// leaveAll forgets a block that no queue has and nothing holds, and that is on no disk. The caller
+// holds the shard's lock.
 func (c *Cache) leaveAll(s *shard, i uint32) {
 	if c.index.entry(i).slot != none {
 		c.leaveMemory(s, i)
@@ -569,53 +633,65 @@ func (c *Cache) leaveAll(s *shard, i uint32) {
 	}
 }
 
-// Remove forgets blocks: from its return on no restart finds them. One that is loaded at this
-// moment keeps its slot until nothing reads it.
-func (n *Namespace) Remove(keys []Key) {
+// Remove forgets blocks: once it has returned nil no restart finds them, unless they were stored
+// again. One that is loaded at this moment keeps its slot until nothing reads it. Remove waits for
+// the disks that have the blocks, at most 30 s. Where it returns an error the blocks are not found
+// any more, but a restart may find those of a disk that has failed or does not answer; the cache
+// tries again each second.
+func (n *Namespace) Remove(keys []Key) error {
 	c := n.c
 	if !c.enter() {
-		return
+		return fmt.Errorf("remove: cache: %w", engine.ErrClosed)
 	}
 	defer c.exit()
-	var records []gone
-	var recorded []uint32
 	c.index.each(n.id, keys, false, func(s *shard, _ int, i uint32, _ uint64) {
 		if i == none {
 			return
 		}
 		switch e := c.index.entry(i); e.state {
 		case present:
-			if e.flags&recording != 0 {
-				recorded = append(recorded, i)
-				e.pins++ // so that the entry stays what it is
-			}
-			records = append(records, c.discard(s, i))
+			c.discard(s, i)
 		case filling:
 			e.flags |= unwanted
 		}
 	})
-	for _, g := range records {
-		g.clear()
-	}
-	for _, i := range recorded { // the record on the disk goes as soon as it is written
-		s := c.index.shardFor(i)
-		for still := true; still; {
+
+	// Also of those that had left a disk before.
+	limit := time.NewTimer(diskLimit)
+	defer limit.Stop()
+	var all error
+	for _, d := range c.disks {
+		for {
 			news := c.coming()
-			s.mu.Lock()
-			if still = c.index.entry(i).flags&recording != 0; !still {
-				c.unpinLocked(s, i)
+			left, err := d.unemptied(n.id, keys)
+			if left == 0 {
+				break
 			}
-			s.mu.Unlock()
-			if still {
-				<-news
+			if err == nil {
+				err = d.unused()
 			}
+			if err == nil {
+				select {
+				case <-news:
+					continue
+				case <-c.life.Done():
+					err = engine.ErrClosed
+				case <-limit.C:
+					err = context.DeadlineExceeded
+					limit.Reset(0)
+				}
+			}
+			all = errors.Join(all, fmt.Errorf("remove: a restart may find %d blocks on disk %s: %w",
+				left, d.cfg.Path, err))
+			break
 		}
 	}
+	return all
 }
 
 // discard has a block that is present go: from its disk at once, and from memory now or with its
-// last pin. The caller holds the shard's lock, and clears the record behind it.
-func (c *Cache) discard(s *shard, i uint32) (g gone) {
+// last pin. The caller holds the shard's lock.
+func (c *Cache) discard(s *shard, i uint32) {
 	e := c.index.entry(i)
 	c.emit(i, Removed)
 	c.unretain(i)
@@ -627,12 +703,11 @@ func (c *Cache) discard(s *shard, i uint32) (g gone) {
 	}
 	if e.record != none {
 		c.queues(s, c.spaces.lane(e.space), Disk).remove(i)
-		g = c.leaveDisk(s, i)
+		c.leaveDisk(s, i)
 	}
 	if e.pins == 0 {
 		c.leaveAll(s, i)
 	}
-	return g
 }
 
 func newID() (id [16]byte) {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -273,6 +274,57 @@ func TestQuota(t *testing.T) {
 	require.Equal(t, all(Done, 12), op.Outcomes())
 }
 
+// TestNamesMakeWay: names without blocks that nobody has open make way for new ones; no block is
+// found by another name than its own, also behind a kill.
+func TestNamesMakeWay(t *testing.T) {
+	path := memoryFile(t)
+	n := openNode(t, path, 24, nil)
+	n.put(t, ids(0, 2))
+	open := func(k int) (*Namespace, error) {
+		return n.Namespace(fmt.Sprint(k), NamespaceOptions{Quota: [2]uint64{8 * blockBytes}})
+	}
+	var used *Namespace
+	for k := range spacesMax - 1 {
+		s, err := open(k)
+		require.NoError(t, err)
+		if used = s; k > 0 {
+			continue
+		}
+		op := s.Store(t.Context(), ids(0, 1), n.at(0, 1))
+		require.NoError(t, op.Wait(t.Context()))
+		s.Close() // its block stays
+	}
+	_, err := open(spacesMax)
+	require.ErrorIs(t, err, ErrNoRoom)
+	used.Close()
+	used.Close()
+	_, err = open(spacesMax)
+	require.NoError(t, err)
+	_, err = open(spacesMax + 1)
+	require.ErrorIs(t, err, ErrNoRoom)
+	lanes := len(*n.spaces.lanes.Load())
+	require.Equal(t, priorities+spacesMax-1, lanes)
+	n.check(t)
+
+	n = copyOf(t, path)
+	require.Equal(t, 3, n.Attached().Blocks)
+	require.Equal(t, 2, n.ns.Match(ids(0, 2)).Prefix)
+	for _, s := range n.Spaces() { // those of before are open to nobody
+		require.NotEqual(t, fmt.Sprint(spacesMax-2), s.Name)
+	}
+	k, known := n.spaces.number([16]byte{7}) // as of a disk that has no name for it
+	require.False(t, known)
+	require.Zero(t, binary.LittleEndian.Uint32(n.spaces.record(k)[32:]), "it has no name of others")
+	for k := spacesMax; k < 2*spacesMax-3; k++ {
+		s, err := open(k)
+		require.NoError(t, err)
+		require.Zero(t, s.Match(ids(0, 2)).Prefix)
+	}
+	_, err = open(0)
+	require.NoError(t, err)
+	n.check(t)
+}
+
 // TestPriority: blocks of a lower priority go first, in both tiers, also after a restart.
 func TestPriority(t *testing.T) {
 	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
@@ -405,6 +457,46 @@ func TestVerifyFirst(t *testing.T) {
 	require.Equal(t, Damaged, outcome(n, keys[0]), "another process had summed it")
 }
 
+// TestRoomForAnotherLength: an extent in which one block is pinned is left as it is; one in which
+// none is makes room for blocks of another length.
+func TestRoomForAnotherLength(t *testing.T) {
+	for _, p := range []Policy{S3FIFO, LRU, ARC} {
+		n := openNode(t, memoryFile(t), 64, func(c *Config) { c.Policy = p })
+		require.NoError(t, n.ns.Set(NamespaceOptions{HoldMax: 8 * blockBytes}))
+		for from := uint64(0); from < 64; from += 8 {
+			n.put(t, ids(from, 8))
+		}
+		inExtent := map[uint32][]Key{}
+		n.index.each(n.ns.id, ids(0, 64), false, func(_ *shard, k int, i uint32, _ uint64) {
+			at := n.index.entry(i).slot / n.places.each
+			inExtent[at] = append(inExtent[at], ids(uint64(k), 1)...)
+		})
+		require.Len(t, inExtent, 8)
+		var pins []*Pin
+		for _, keys := range inExtent {
+			pin, err := n.ns.Pin(t.Context(), keys[3:4], 0)
+			require.NoError(t, err)
+			pins = append(pins, pin)
+		}
+		place := n.at(0, 1)
+		place.Run = 4 << 10
+		op := n.ns.Store(t.Context(), ids(1000, 1), place)
+		require.NoError(t, op.Wait(t.Context()))
+		require.Equal(t, all(NoRoom, 1), op.Outcomes())
+		require.Equal(t, 64-keptExtentsMax, n.Stats().Tiers[Memory].Blocks)
+		require.Equal(t, all(Done, 4), n.put(t, ids(2000, 4)), "one of the same length has room")
+		pins[0].Close()
+		op = n.ns.Store(t.Context(), ids(1000, 1), place)
+		require.NoError(t, op.Wait(t.Context()))
+		require.Equal(t, all(Done, 1), op.Outcomes())
+		require.GreaterOrEqual(t, n.Stats().Tiers[Memory].Blocks, 64-3*8)
+		for _, pin := range pins {
+			pin.Close()
+		}
+		n.check(t)
+	}
+}
+
 // TestOtherLength: a key has one length. A Store of another one is told, a Load finds no such
 // block, and the first bytes stay.
 func TestOtherLength(t *testing.T) {
@@ -436,4 +528,18 @@ func TestOpsMax(t *testing.T) {
 	for n.ns.Store(t.Context(), ids(10, 2), n.at(10, 2)).Wait(t.Context()) != nil {
 		runtime.Gosched() // the first one gives its place back behind its end
 	}
+}
+
+// TestSlotsThatOverlap: a place that was not filled in, or whose slots overlap, is refused.
+func TestSlotsThatOverlap(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, nil)
+	for _, stride := range []uint64{0, blockBytes - 1} {
+		to := n.at(0, 2)
+		to.Stride = stride
+		require.ErrorIs(t, n.ns.Store(t.Context(), ids(0, 2), to).Wait(t.Context()),
+			engine.ErrBounds)
+		require.ErrorIs(t, n.ns.Load(t.Context(), ids(0, 2), to).Wait(t.Context()),
+			engine.ErrBounds)
+	}
+	require.Zero(t, n.Stats().Tiers[Memory].Blocks)
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"sync"
@@ -38,7 +39,7 @@ type DiskConfig struct {
 	// Durable has a block count as stored on the disk only once it would survive a loss of power.
 	Durable bool
 	// SlowAfter: a disk none of whose reads and writes has ended for so long, while there are some,
-	// is not used until one ends. Default 2 s.
+	// is not used until one ends. Default 5 s.
 	SlowAfter time.Duration
 }
 
@@ -79,14 +80,27 @@ type disk struct {
 	id     [16]byte
 	region *engine.Region
 	places *slots
-	fresh  string    // why the content of the file was not used
-	jobs   chan *job // for its writer
+	fresh  string        // why the content of the file was not used
+	jobs   chan *job     // for its writer
+	wake   chan struct{} // has records emptied
 
-	mu     sync.Mutex
-	where  []uint32 // by number of the record: the place of its block; none: it is free
-	free   []uint32 // numbers of free records, the last one first
-	budget budget
-	health health
+	// recording is held while records are written or emptied, also by who waits for the disk: by
+	// the two goroutines of it alone.
+	recording sync.Mutex
+
+	mu       sync.Mutex // not held across a call of the kernel
+	where    []uint32   // by number of the record: the place of its block; none: it is free
+	free     []uint32   // numbers of free records, the last one first
+	budget   budget
+	health   health
+	emptying map[blockID]uint32 // records that a restart may find, of blocks that are not there
+	emptyErr error              // of the last try to empty them
+}
+
+// blockID names a block in all of the cache.
+type blockID struct {
+	key   Key
+	space uint16
 }
 
 // budget is a bucket of bytes that may be written. A day's bytes are an eighth that may go at once,
@@ -101,6 +115,12 @@ func (b *budget) refill(now time.Time) {
 	passed := min(max(now.Sub(b.at), 0), 24*time.Hour) // the clock may jump
 	b.left = min(b.left+b.day*7/8*passed.Hours()/24, b.day/8)
 	b.at = now
+}
+
+// bytes is how a file keeps it.
+func (b *budget) bytes() []byte {
+	p := binary.LittleEndian.AppendUint64(nil, math.Float64bits(b.left))
+	return binary.LittleEndian.AppendUint64(p, uint64(b.at.UnixNano()))
 }
 
 // take reports whether so many bytes may be written now, and counts them.
@@ -145,7 +165,8 @@ func openDisk(ctx context.Context, number int, cfg DiskConfig) (_ *disk, err err
 		return nil, fmt.Errorf("open the file of a disk: %w", err)
 	}
 	d := &disk{number: uint16(number), cfg: cfg, f: f, places: newSlots(cfg.Bytes, cfg.Extent),
-		where: make([]uint32, cfg.Blocks), jobs: make(chan *job, 1)}
+		where: make([]uint32, cfg.Blocks), jobs: make(chan *job, 1), wake: make(chan struct{}, 1),
+		emptying: map[blockID]uint32{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("disk %s: %w", cfg.Path, err), f.Close())
@@ -169,11 +190,9 @@ func openDisk(ctx context.Context, number int, cfg DiskConfig) (_ *disk, err err
 			return nil, err
 		}
 	}
-	if info.Size() == 0 || d.fresh != "" {
-		return d, d.create()
-	}
+	// also of a file that is made anew; of a new one it is nothing, and that for long
 	var p [16]byte
-	if _, err := f.ReadAt(p[:], atBudget); err != nil {
+	if _, err := f.ReadAt(p[:], atBudget); err != nil && err != io.EOF {
 		return nil, err
 	}
 	d.budget = budget{day: float64(cfg.BytesADay),
@@ -181,6 +200,9 @@ func openDisk(ctx context.Context, number int, cfg DiskConfig) (_ *disk, err err
 		at:   time.Unix(0, int64(binary.LittleEndian.Uint64(p[8:])))}
 	if !(d.budget.left >= 0) { // also no number
 		d.budget.left = 0
+	}
+	if info.Size() == 0 || d.fresh != "" {
+		return d, d.create()
 	}
 	return d, nil
 }
@@ -221,15 +243,13 @@ func (d *disk) check(size uint64) (why string, err error) {
 	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(p[at:]) }
 	copy(d.id[:], p[40:])
 	switch {
-	case isBlank(p):
-		return "the process that made it did not finish", nil
 	case string(p[:8]) != diskMagic:
 		return "", fmt.Errorf("it is no file of a cache; name another path, or remove it: %w",
 			engine.ErrCorrupt)
 	case u64(8) != diskVersion:
 		return fmt.Sprintf("it has version %d, this program knows %d", u64(8), diskVersion), nil
 	case crc32.Checksum(p[:diskUsed], castagnoli) != binary.LittleEndian.Uint32(p[diskUsed:]):
-		return "its header is damaged", nil
+		return "its header is damaged, or the process that made it did not finish", nil
 	case string(p[:diskUsed]) != string(d.header(d.id)[:diskUsed]):
 		return fmt.Sprintf("it has %d records and %d bytes in extents of %d, asked for are now "+
 			"%d, %d and %d", u64(16), u64(32), u64(24), d.cfg.Blocks, d.cfg.Bytes,
@@ -240,11 +260,22 @@ func (d *disk) check(size uint64) (why string, err error) {
 	return "", nil
 }
 
-// create makes the file anew; its header is written last.
+// create makes the file anew. Its header is written last; until then it has the first bytes of one,
+// by which it is a cache's, and the budget.
 func (d *disk) create() error {
-	if err := d.f.Truncate(0); err != nil {
+	first := make([]byte, headerBytes)
+	copy(first, diskMagic)
+	copy(first[atBudget:], d.budget.bytes())
+	if _, err := d.f.WriteAt(first, 0); err != nil {
 		return err
 	}
+	if err := d.f.Truncate(headerBytes); err != nil {
+		return err
+	}
+	if err := d.f.Sync(); err != nil {
+		return err
+	}
+	testpoint.At("cache: disk begun")
 	n := d.cfg.dataOff() + d.cfg.Bytes
 	for {
 		err := unix.Fallocate(int(d.f.Fd()), 0, 0, int64(n))
@@ -256,16 +287,11 @@ func (d *disk) create() error {
 		}
 		if err != nil {
 			return fmt.Errorf("find %d bytes; make the tier smaller or the disk larger: %w", n,
-				errors.Join(err, d.f.Truncate(0)))
+				errors.Join(err, d.f.Truncate(headerBytes)))
 		}
 		break
 	}
 	d.id = newID()
-	d.budget = budget{day: float64(d.cfg.BytesADay), left: float64(d.cfg.BytesADay) / 8,
-		at: time.Now()}
-	if err := d.saveBudget(); err != nil {
-		return err
-	}
 	if _, err := d.f.WriteAt(d.header(d.id), 0); err != nil {
 		return err
 	}
@@ -275,16 +301,19 @@ func (d *disk) create() error {
 	return syncEntry(d.f)
 }
 
-// saveBudget has the file know what is left of the day's bytes. The caller holds the lock, or
-// opens.
+// saveBudget has the file know what is left of the day's bytes, before any of those are written
+// that were counted by now. The disk's writer calls it.
 func (d *disk) saveBudget() error {
-	if d.budget.day == 0 {
+	d.mu.Lock()
+	b := d.budget
+	d.mu.Unlock()
+	if b.day == 0 {
 		return nil
 	}
-	var p [16]byte
-	binary.LittleEndian.PutUint64(p[:], math.Float64bits(d.budget.left))
-	binary.LittleEndian.PutUint64(p[8:], uint64(d.budget.at.UnixNano()))
-	_, err := d.f.WriteAt(p[:], atBudget)
+	d.begins()
+	testpoint.At("cache: counts")
+	_, err := d.f.WriteAt(b.bytes(), atBudget)
+	d.ends(err, err != nil)
 	return err
 }
 
@@ -317,9 +346,10 @@ func (d *disk) attach(visit func(n uint32, r *record) bool) error {
 				continue
 			}
 			if d.where[n] = r.place; !visit(n, &r) {
-				if err := d.clear(n); err != nil {
+				if err := d.empty(n); err != nil {
 					return err
 				}
+				d.release(n)
 			}
 		}
 	}
@@ -333,25 +363,95 @@ func (d *disk) attach(visit func(n uint32, r *record) bool) error {
 	return nil
 }
 
-// clear empties a record, and gives its place back. A record that cannot be emptied keeps it.
-func (d *disk) clear(n uint32) error {
+// empty has no restart find a record.
+func (d *disk) empty(n uint32) error {
 	var empty [recordBytes]byte
-	if _, err := d.f.WriteAt(empty[:], headerBytes+int64(n)*recordBytes); err != nil {
-		d.failed(err)
-		return err
-	}
-	d.mu.Lock()
-	place := d.where[n]
-	d.where[n] = none
-	d.free = append(d.free, n)
-	d.mu.Unlock()
-	testpoint.At("cache: cleared")
-	d.places.giveBack(place)
-	return nil
+	_, err := d.f.WriteAt(empty[:], headerBytes+int64(n)*recordBytes)
+	return err
 }
 
-// take gives a free record to a place.
-func (d *disk) take(place uint32) (n uint32, ok bool) {
+// mustEmpty notes a record that a restart may find, though it is not to. It is emptied before the
+// next job of the writer begins: so there is one of a block at most, and record and place may have
+// their next use.
+func (d *disk) mustEmpty(b blockID, n uint32) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.emptying[b] = n
+}
+
+// stays ends mustEmpty: the block is there.
+func (d *disk) stays(b blockID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.emptying, b)
+}
+
+// unemptied is how many records of some blocks a restart may find, and why, if that is known.
+func (d *disk) unemptied(space uint16, keys []Key) (n int, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.emptying) == 0 {
+		return 0, nil
+	}
+	for k := range keys {
+		if _, ok := d.emptying[blockID{keys[k], space}]; ok {
+			n++
+		}
+	}
+	return n, d.emptyErr
+}
+
+// emptySoon has records emptied.
+func (d *disk) emptySoon() {
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// emptyRecords empties the records of what has left a disk. The goroutines of the disk call it.
+func (c *Cache) emptyRecords(d *disk) (err error) {
+	d.recording.Lock()
+	defer d.recording.Unlock()
+	d.mu.Lock()
+	records := maps.Clone(d.emptying)
+	d.mu.Unlock()
+	if len(records) == 0 {
+		return nil
+	}
+	for b, n := range records {
+		d.begins()
+		testpoint.At("cache: leaves its disk")
+		err = d.empty(n)
+		d.ends(err, err != nil)
+		if err != nil {
+			break
+		}
+		testpoint.At("cache: cleared")
+		d.stays(b) // it is empty
+	}
+	d.mu.Lock()
+	d.emptyErr = err
+	d.mu.Unlock()
+	c.arrived()
+	return err
+}
+
+// emptyAgain has records emptied that could not be, and who waits for it look at the disk.
+func (c *Cache) emptyAgain() {
+	for _, d := range c.disks {
+		d.mu.Lock()
+		n := len(d.emptying)
+		d.mu.Unlock()
+		if n > 0 {
+			d.emptySoon()
+			c.arrived()
+		}
+	}
+}
+
+// reserve gives a free record to a place.
+func (d *disk) reserve(place uint32) (n uint32, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.free) == 0 {
@@ -363,9 +463,10 @@ func (d *disk) take(place uint32) (n uint32, ok bool) {
 	return n, true
 }
 
-// untake gives back a place, and its record that was not written.
-func (d *disk) untake(n, place uint32) {
+// release ends the use of a record and of its place.
+func (d *disk) release(n uint32) {
 	d.mu.Lock()
+	place := d.where[n]
 	d.where[n] = none
 	d.free = append(d.free, n)
 	d.mu.Unlock()
@@ -444,9 +545,9 @@ func (d *disk) ends(err error, answered bool) {
 	}
 	d.mu.Unlock()
 	switch {
-	case err == nil && silent > 0:
+	case err == nil && silent > 0 && answered:
 		d.failed(fmt.Errorf("it did not answer for %v", silent.Round(time.Millisecond)))
-	case err == nil:
+	case err == nil && answered:
 		d.worked()
 	case answered:
 		d.failed(err)
@@ -556,32 +657,20 @@ func (c *Cache) onDisk(s *shard, i uint32, d *disk, n uint32) {
 	c.spaces.count(e.space, Disk, 1, int64(e.size))
 }
 
-// gone is a record whose block the cache has forgotten; clear empties it, without a lock.
-type gone struct {
-	d *disk
-	n uint32
-}
-
-func (g gone) clear() {
-	if g.d != nil {
-		testpoint.At("cache: leaves its disk")
-		// where that fails the place is lost until the next start, and the disk's health knows
-		_ = g.d.clear(g.n)
-	}
-}
-
 // leaveDisk ends a block's place on a disk; its queue has let it go already. The caller holds the
-// shard's lock, and clears the record behind it.
-func (c *Cache) leaveDisk(s *shard, i uint32) gone {
+// shard's lock.
+func (c *Cache) leaveDisk(s *shard, i uint32) {
 	e := c.index.entry(i)
-	g := gone{c.disks[e.disk], e.record}
+	d := c.disks[e.disk]
 	c.spaces.count(e.space, Disk, -1, -int64(e.size))
+	d.mustEmpty(blockID{e.key, e.space}, e.record)
+	d.release(e.record)
+	d.emptySoon()
 	e.record = none
 	if e.slot == none && e.state == present {
 		c.emit(i, Removed)
 		c.index.drop(s, i)
 	}
-	return g
 }
 
 // diskWrite is a block that is to go to a disk; it is pinned.
@@ -590,6 +679,19 @@ type diskWrite struct {
 	op    *Op   // that waits for it; nil: none
 	lane  *lane // that has let it in, where one has
 	claim int64
+}
+
+// awaitWrite has an operation wait for the write of a block, where one is under way. The caller
+// holds the shard's lock.
+func (c *Cache) awaitWrite(s *shard, i uint32, op *Op) {
+	if c.index.entry(i).flags&writing == 0 {
+		return
+	}
+	if s.waiting == nil {
+		s.waiting = map[uint32][]*Op{}
+	}
+	op.left.Add(1)
+	s.waiting[i] = append(s.waiting[i], op)
 }
 
 // offer has a block in memory written to a disk. The caller holds the shard's lock. Where too many

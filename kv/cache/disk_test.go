@@ -18,7 +18,8 @@ import (
 func withDisk(path string, blocks int) func(*Config) {
 	return func(c *Config) {
 		c.Disks = []DiskConfig{{Path: path, Bytes: uint64(blocks) * blockBytes,
-			Extent: 8 * blockBytes, Blocks: uint64(blocks) + 8}}
+			Extent: 8 * blockBytes, Blocks: uint64(blocks) + 8,
+			SlowAfter: time.Hour}} // also on a machine that stands still
 		c.Blocks = uint64(4 * blocks)
 	}
 }
@@ -143,6 +144,37 @@ func TestBudget(t *testing.T) {
 	require.NoError(t, n.Drain(t.Context()))
 	n.close(t)
 	require.EqualValues(t, 2, n.stats.swappedOut.Load())
+}
+
+// TestDiskFileMadeAnew: one that a kill has left unfinished is made again, and no way to make a
+// file anew gives more to write in a day.
+func TestDiskFileMadeAnew(t *testing.T) {
+	cfg := DiskConfig{Path: filepath.Join(t.TempDir(), "disk"), Bytes: 1 << 20, Extent: 1 << 20,
+		Blocks: 16, BytesADay: 8 << 20}
+	var begun []byte
+	written := 0
+	for start := range 10 {
+		cfg.Blocks = uint64(16 + start%2) // another shape
+		testpoint.First("cache: disk begun", func() {
+			p, err := os.ReadFile(cfg.Path)
+			require.NoError(t, err)
+			begun = p
+		})
+		d, err := openDisk(t.Context(), 0, cfg)
+		require.NoError(t, err)
+		require.Equal(t, start > 0, d.fresh != "")
+		for d.spend(64<<10, true) {
+			written += 64 << 10
+		}
+		require.NoError(t, d.saveBudget())
+		require.NoError(t, d.close())
+		if start%3 == 2 {
+			require.NoError(t, os.WriteFile(cfg.Path, begun, 0o600))
+		}
+	}
+	testpoint.Set(nil)
+	require.Greater(t, written, 512<<10)
+	require.LessOrEqual(t, written, 1<<20+64<<10, "an eighth, and what comes meanwhile")
 }
 
 // TestDiskThatFails: after some errors in a row a disk is left alone, which Stats tells with the

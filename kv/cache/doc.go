@@ -41,7 +41,12 @@
 //	move.go     places of others, transfers and their proof, outcomes
 //	list.go     what operators ask for: namespaces, and the blocks of one
 //
-// Locks are taken in this order: timing, spaces, shards by number, disk or slots or listener. None
-// is held across a transfer, or a call of the kernel but the write of 16 bytes that keep a disk's
-// budget; timing, which the keeper has, is held while records on disks are emptied.
+// A disk has a goroutine that writes to it (swap.go: swapOut), and one that empties records.
+// Nothing else writes to its file. What leaves the disk frees its place and its record at once;
+// before the writer begins with the next blocks the records of all that has left are emptied, and
+// the budget is saved. Remove waits until its records are empty.
+//
+// Locks are taken in this order: timing, spaces, recording, shards by number, disk or slots or
+// listener. None is held across a transfer or a call of the kernel, but recording, which the two
+// goroutines of a disk alone have.
 package cache

@@ -3,6 +3,7 @@
 package cache
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -35,6 +36,7 @@ const (
 const (
 	envelopeMax = 4 << 20
 	actionsMax  = 256
+	valuesMax   = hintKeysMax + 16*actionsMax // of hashes, and of all other fields
 )
 
 // actions are those that the cache knows, each in version 1.0.
@@ -54,11 +56,13 @@ const actionVersion = "1.0"
 // or its decimal digits (eight bytes, big-endian), or the hex digits of 16 or 32 bytes, or of any
 // number of bytes behind 0x; the Key of one of other than 16 bytes is KeyOf of it. kv.retain has
 // ttl_seconds. Actions are independent: one that is unknown, or no good, is told by its outcome.
-// The error is of data that is no envelope.
+// The error is of data that is no envelope, or one of more than 4 MiB or about 64 Ki hashes.
 func (n *Namespace) HintEnvelope(data []byte) ([]ActionOutcome, error) {
-	if len(data) > envelopeMax {
-		return nil, fmt.Errorf("an envelope of %d bytes, at most %d: %w", len(data), envelopeMax,
-			engine.ErrBounds)
+	// Look at what it would take to parse it first: a value of two bytes takes a hundred then.
+	values := bytes.Count(data, []byte(","))
+	if len(data) > envelopeMax || values > valuesMax {
+		return nil, fmt.Errorf("an envelope of %d bytes and %d values, at most %d and %d: %w",
+			len(data), values, envelopeMax, valuesMax, engine.ErrBounds)
 	}
 	var e struct { // protocol_version and message_id are the sender's: each action has its own
 		Actions []struct {
@@ -114,8 +118,8 @@ func (n *Namespace) act(kind HintKind, payload []byte) (HintResult, error) {
 	h := Hint{Kind: kind}
 	if kind == HintRetain {
 		if !(p.TTL > 0 && p.TTL <= retainMax.Seconds()) {
-			return HintResult{}, fmt.Errorf("payload: ttl_seconds %v, above 0 and up to %v", p.TTL,
-				retainMax.Seconds())
+			return HintResult{}, fmt.Errorf("payload: ttl_seconds %v, above 0 and up to %v at a "+
+				"time", p.TTL, retainMax.Seconds())
 		}
 		h.For = time.Duration(p.TTL * float64(time.Second))
 	}

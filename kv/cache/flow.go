@@ -58,11 +58,9 @@ type flows struct {
 	now          atomic.Uint32 // the clock
 	wake         chan struct{} // has the keeper work before the next second
 	useless      [tiers]atomic.Int64
-	sweepAt      uint32        // entry; the keeper's, as the next one
-	turned       uint64        // turnover as the last second began
-	turnover     atomic.Uint64 // bytes that had to leave memory
-	lifetime     atomic.Int64  // of a block in memory, by the last second; 0: none had to leave
-	offeredBytes atomic.Int64  // of the blocks on their way to the disks
+	sweepAt      uint32 // entry; the keeper's, as the next two
+	catchAt      uint32
+	offeredBytes atomic.Int64 // of the blocks on their way to the disks
 }
 
 // clockBase is the clock's value when the host boots: blocks may be older than that.
@@ -221,23 +219,13 @@ func (c *Cache) keepTime() {
 func (c *Cache) second(now uint32) {
 	c.timing.Lock()
 	defer c.timing.Unlock()
-	passed := now - c.now.Load()
 	c.now.Store(now)
-
-	// How long does a block live in memory, at the rate at which they leave?
-	if turnover := c.turnover.Load(); passed > 0 {
-		gone := turnover - c.turned
-		c.turned = turnover
-		c.lifetime.Store(0)
-		if gone > 0 {
-			c.lifetime.Store(int64(float64(c.cfg.Memory.Bytes) / float64(gone) *
-				float64(passed) * float64(time.Second)))
-		}
-	}
 	c.endRetentions()
 	c.sweep()
+	c.catchUp()
 	c.trim(trimMax)
 	c.writeBack()
+	c.emptyAgain()
 	c.tellLost()
 }
 
@@ -252,36 +240,77 @@ func (c *Cache) sweep() {
 	if !due {
 		return
 	}
-	const portion = 1 << 10 // entries for which a shard is locked once
-	x := c.index
-	all := uint32(len(x.memory.entries))
-	for left := min(all, sweepMax); left > 0; {
-		if c.sweepAt >= all {
-			c.sweepAt = 0
+	c.walk(&c.sweepAt, func(s *shard, i uint32) bool {
+		switch e := c.index.entry(i); {
+		case e.state != present || e.pins > 0:
+		case c.expired(i):
+			c.stats.expired.Add(1)
+			c.discard(s, i)
+		case e.record != none && c.flowOf(i) == MemoryOnly && !c.keeps(i, Disk):
+			c.queues(s, c.spaces.lane(e.space), Disk).remove(i)
+			c.leaveDisk(s, i)
 		}
-		s := x.shardFor(c.sweepAt)
-		n := min(portion, left, s.first+s.n-c.sweepAt)
-		var records []gone
+		return true
+	})
+	if c.sweepAt == uint32(len(c.index.memory.entries)) {
+		c.sweepAt = 0
+	}
+}
+
+// walk visits a part of the table from an entry on, under the locks of the shards, and not beyond
+// its end, nor the entry at which visit returns false.
+func (c *Cache) walk(at *uint32, visit func(s *shard, i uint32) bool) {
+	const portion = 1 << 10 // entries for which a shard is locked once
+	all := uint32(len(c.index.memory.entries))
+	more := true
+	for end := min(all, *at+sweepMax); more && *at < end; {
+		s := c.index.shardFor(*at)
+		stop := min(*at+portion, s.first+s.n, end)
 		s.mu.Lock()
-		for i := c.sweepAt; i < c.sweepAt+n; i++ {
-			e := x.entry(i)
-			if e.state != present || e.pins > 0 {
-				continue
-			}
-			if c.expired(i) {
-				c.stats.expired.Add(1)
-				records = append(records, c.discard(s, i))
-			} else if e.record != none && c.flowOf(i) == MemoryOnly && !c.keeps(i, Disk) {
-				c.queues(s, c.spaces.lane(e.space), Disk).remove(i)
-				records = append(records, c.leaveDisk(s, i))
+		for more && *at < stop {
+			if more = visit(s, *at); more {
+				*at++
 			}
 		}
 		s.mu.Unlock()
-		for _, g := range records {
-			g.clear()
+	}
+}
+
+// What a process before has left of a namespace in memory may be on no disk yet.
+const (
+	caughtUp  = iota // it is offered to them
+	leftOver         // nobody has opened the namespace since, so that its flow is not known
+	opened           // it is to be offered
+	catchesUp        // it is being offered
+)
+
+// catchUp offers to the disks what a process before has left in memory alone, once for each
+// namespace that writes through, in parts for which the disks have room.
+func (c *Cache) catchUp() {
+	due := false
+	for k := range c.spaces.list {
+		s := &c.spaces.list[k]
+		if c.catchAt == 0 {
+			s.left.CompareAndSwap(opened, catchesUp)
 		}
-		c.sweepAt += n
-		left -= n
+		due = due || s.left.Load() == catchesUp
+	}
+	if !due || len(c.disks) == 0 {
+		return
+	}
+	c.walk(&c.catchAt, func(_ *shard, i uint32) bool {
+		e := c.index.entry(i)
+		if e.state == present && e.slot != none && c.space(e.space).left.Load() == catchesUp &&
+			c.flowOf(i) == WriteThrough {
+			c.offer(i, nil)
+		}
+		return len(c.writes) < writesMax/2
+	})
+	if c.catchAt == uint32(len(c.index.memory.entries)) {
+		c.catchAt = 0
+		for k := range c.spaces.list {
+			c.spaces.list[k].left.CompareAndSwap(catchesUp, caughtUp)
+		}
 	}
 }
 
@@ -335,7 +364,7 @@ func (c *Cache) writeBack() {
 }
 
 // overrun returns why a Store of so many blocks must be refused: blocks that wait for the disks
-// hold three quarters of the memory, or blocks leave memory too soon to be used.
+// hold three quarters of the memory.
 func (c *Cache) overrun(id uint16, blocks int, length uint32) error {
 	room := c.places.stats()
 	if room.Bytes+uint64(blocks)*uint64(length)*granule <= room.Room {
@@ -345,10 +374,6 @@ func (c *Cache) overrun(id uint16, blocks int, length uint32) error {
 	if c.space(id).flow() == WriteThrough && (waiting > writesMax/4*3 ||
 		bytes > int64(c.cfg.Memory.Bytes/4*3)) {
 		return fmt.Errorf("%d blocks of %d bytes wait for the disks: %w", waiting, bytes,
-			engine.ErrBusy)
-	}
-	if life := time.Duration(c.lifetime.Load()); life > 0 && life < c.cfg.TurnoverMin {
-		return fmt.Errorf("blocks leave memory after %v: %w", life.Round(time.Millisecond),
 			engine.ErrBusy)
 	}
 	return nil

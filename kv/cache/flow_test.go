@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // handClock is the clock of a cache, which goes on as a test says.
@@ -100,6 +102,45 @@ func TestTTL(t *testing.T) {
 	h.pass(n, 4)
 	require.Equal(t, []Found{OnDisk, Nowhere, OnDisk, OnDisk}, n.ns.Match(ids(0, 4)).Blocks)
 	n.drained(t)
+}
+
+// TestStoreAndTTL: a Store of a key whose block has expired stores it anew, also before the keeper
+// has looked at it; what is committed has the age of its Store, and not that of the block which had
+// its entry before.
+func TestStoreAndTTL(t *testing.T) {
+	h := newHandClock()
+	path := memoryFile(t)
+	n := openNode(t, path, 24, h.with(nil))
+	require.NoError(t, n.ns.Set(NamespaceOptions{TTL: 10 * time.Second}))
+	n.put(t, ids(0, 3))
+	p, err := n.ns.Pin(t.Context(), ids(2, 1), 0)
+	require.NoError(t, err)
+	n.now.Store(h.now.Add(100))
+	events := n.Events(t.Context())
+	standing := testpoint.Stand(t, "cache: committed")[0]
+	shorter := n.at(0, 1)
+	shorter.Run = 4096
+	op := n.ns.Store(t.Context(), ids(0, 1), shorter)
+	<-standing.Came
+	left, err := os.ReadFile(path) // as a kill leaves it
+	require.NoError(t, err)
+	standing.GoOn()
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, all(Done, 1), op.Outcomes())
+	require.Equal(t, []EventKind{Removed, Stored}, []EventKind{(<-events).Kind, (<-events).Kind})
+	require.Equal(t, all(Done, 1), n.put(t, ids(1, 1)))
+	require.Equal(t, all(InMemory, 2), n.ns.Match(ids(0, 2)).Blocks)
+	require.Equal(t, all(Pending, 1), n.put(t, ids(2, 1)), "its bytes are pinned")
+	p.Close()
+	require.Equal(t, all(Done, 1), n.put(t, ids(2, 1)))
+	require.EqualValues(t, 3, n.Stats().Expired)
+	n.check(t)
+
+	path = memoryFile(t)
+	require.NoError(t, os.WriteFile(path, left, 0o600))
+	killed := openNode(t, path, 24, h.with(nil))
+	require.NoError(t, killed.ns.Set(NamespaceOptions{TTL: 10 * time.Second}))
+	require.Equal(t, InMemory, killed.ns.Match(ids(0, 1)).Blocks[0])
 }
 
 // TestSet: a quota that is smaller than what is there has blocks go before Set returns; it may be
@@ -190,13 +231,9 @@ func TestFlow(t *testing.T) {
 }
 
 // TestBusy: a Store that needs room is refused, with the reason, where what waits for the disks
-// holds the memory, or where blocks leave before they can be used.
+// holds the memory.
 func TestBusy(t *testing.T) {
-	h := newHandClock()
-	n := openNode(t, memoryFile(t), 16, h.with(func(c *Config) {
-		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
-		c.TurnoverMin = 10 * time.Second
-	}))
+	n := openNode(t, memoryFile(t), 16, withDisk(filepath.Join(t.TempDir(), "disk"), 64))
 	n.put(t, ids(0, 12))
 	n.offeredBytes.Add(13 * blockBytes)
 	op := n.ns.Store(t.Context(), ids(8, 9), n.at(0, 9))
@@ -206,12 +243,47 @@ func TestBusy(t *testing.T) {
 	require.Equal(t, all(Done, 4), n.put(t, ids(20, 4)), "there is room")
 	n.offeredBytes.Add(-13 * blockBytes)
 	require.Equal(t, all(Done, 8), n.put(t, ids(30, 8)))
-	h.pass(n, 1) // half of the memory in a second
-	op = n.ns.Store(t.Context(), ids(40, 1), n.at(0, 1))
-	require.ErrorIs(t, op.Wait(t.Context()), engine.ErrBusy)
-	require.ErrorContains(t, op.Err(), "blocks leave memory after 2s")
-	require.Equal(t, all(Busy, 1), op.Outcomes())
-	h.pass(n, 1) // nothing
-	require.Equal(t, all(Done, 1), n.put(t, ids(40, 1)))
 	n.drained(t)
+}
+
+// TestCatchUp: what a process before has left in memory alone is written to the disks once its
+// namespace is opened, where that writes through.
+func TestCatchUp(t *testing.T) {
+	h := newHandClock()
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	n := openNode(t, path, 32, h.with(withDisk(file, 64)))
+	other, err := n.Namespace("other", NamespaceOptions{})
+	require.NoError(t, err)
+	rest := func(until time.Time) {
+		n.disks[0].mu.Lock()
+		n.disks[0].health.without = until
+		n.disks[0].mu.Unlock()
+	}
+	rest(time.Now().Add(time.Hour))
+	n.put(t, ids(0, 8))
+	mine := n.ns
+	n.ns = other
+	n.put(t, ids(0, 8))
+	n.ns = mine
+	require.Zero(t, n.Stats().Disks[0].Blocks)
+	n.close(t)
+
+	n = openNode(t, path, 32, h.with(withDisk(file, 64))) // opens "model"
+	h.pass(n, 1)
+	n.drained(t)
+	require.Equal(t, slices.Repeat([]Found{InMemory | OnDisk}, 8), n.ns.Match(ids(0, 8)).Blocks)
+	require.Equal(t, 8, n.Stats().Disks[0].Blocks)
+	other, err = n.Namespace("other", NamespaceOptions{Flow: MemoryOnly})
+	require.NoError(t, err)
+	h.pass(n, 1)
+	n.drained(t)
+	require.Equal(t, 8, n.Stats().Disks[0].Blocks)
+	require.Equal(t, 8, other.Match(ids(0, 8)).Prefix)
+	require.NoError(t, n.ns.Remove(ids(0, 8)))
+	rest(time.Now().Add(time.Hour))
+	n.put(t, ids(0, 8)) // as many that no disk has are stored now: they wait for their next use
+	rest(time.Time{})
+	h.pass(n, 1)
+	n.drained(t)
+	require.Zero(t, n.Stats().Disks[0].Blocks)
 }

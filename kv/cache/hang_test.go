@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/backends/fault"
@@ -168,6 +169,11 @@ func TestCloseBesideADiskThatHangs(t *testing.T) {
 		})
 		runtime.Gosched()
 	}
+	until(func() bool { // the read has come to the disk
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.held) > 0
+	})
 	go func() { _ = n.Cache.Close() }()
 	<-first.Done()
 	<-second.Done()
@@ -213,7 +219,7 @@ func TestRemovedIsRemoved(t *testing.T) {
 			<-standing.Came
 			removed := make(chan struct{})
 			go func() {
-				n.ns.Remove(ids(1, 1))
+				assert.NoError(t, n.ns.Remove(ids(1, 1)))
 				close(removed)
 			}()
 			if point == "cache: recorded" { // Remove waits for who writes the record
@@ -237,6 +243,201 @@ func TestRemovedIsRemoved(t *testing.T) {
 					withDisk(other, 64)).ns.Match(ids(1, 1)).Blocks[0])
 			}
 		})
+	}
+}
+
+// TestRemovedBesideOthers: Remove waits also for what leaves a disk by eviction, or by another
+// Remove.
+func TestRemovedBesideOthers(t *testing.T) {
+	for _, other := range []func(n *node){
+		func(n *node) { n.evictOwn(Disk, n.spaces.lane(n.ns.id)) },
+		func(n *node) { _ = n.ns.Remove(ids(0, 4)) },
+	} {
+		file := filepath.Join(t.TempDir(), "disk")
+		n := openNode(t, memoryFile(t), 8, func(c *Config) {
+			withDisk(file, 16)(c)
+			c.Policy = LRU
+		})
+		for from := uint64(0); from < 16; from += 4 {
+			n.put(t, ids(from, 4))
+		}
+		n.drained(t)
+		standing := testpoint.Stand(t, "cache: leaves its disk")[0]
+		go other(n)
+		<-standing.Came
+		removed := make(chan error, 1)
+		go func() { removed <- n.ns.Remove(ids(0, 16)) }()
+		until(func() bool { return n.ns.Match(ids(15, 1)).Blocks[0] == Nowhere })
+		require.Empty(t, removed)
+		standing.GoOn()
+		require.NoError(t, <-removed)
+		p, err := os.ReadFile(file)
+		require.NoError(t, err)
+		copied := filepath.Join(t.TempDir(), "disk")
+		require.NoError(t, os.WriteFile(copied, p, 0o600))
+		m := openNode(t, memoryFile(t), 8, withDisk(copied, 16))
+		require.Equal(t, all(Nowhere, 16), m.ns.Match(ids(0, 16)).Blocks)
+	}
+}
+
+// TestRemoveBesideAWrite: Remove does not wait for the blocks that are written to the disk: these
+// go behind all loads. It waits for their records, which it must not empty.
+func TestRemoveBesideAWrite(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "disk")
+	n := openNode(t, memoryFile(t), 16, withDisk(file, 64))
+	n.put(t, ids(1, 2))
+	n.drained(t)
+	standing := testpoint.Stand(t, "cache: on disk", "cache: recorded")
+	content(ids(3, 1)[0], n.mem)
+	op := n.ns.Store(t.Context(), ids(3, 1), n.at(0, 1))
+	<-standing[0].Came
+	require.NoError(t, n.ns.Remove(ids(1, 1)))
+	standing[0].GoOn()
+	<-standing[1].Came
+	removed := make(chan error, 1)
+	go func() { removed <- n.ns.Remove(ids(2, 1)) }()
+	for tries := 0; tries < 1000 && len(removed) == 0; tries++ {
+		runtime.Gosched()
+	}
+	standing[1].GoOn()
+	require.NoError(t, <-removed)
+	<-op.Durable()
+	n.drained(t)
+	n.close(t)
+	n = openNode(t, memoryFile(t), 16, withDisk(file, 64))
+	require.Equal(t, []Found{Nowhere, Nowhere, OnDisk}, n.ns.Match(ids(1, 3)).Blocks)
+}
+
+// TestRemoveThatFails: where a record cannot be emptied Remove says so, nothing is written to the
+// disk, or counted as such, and the cache tries again until it can.
+func TestRemoveThatFails(t *testing.T) {
+	for _, day := range []uint64{0, 1 << 20} {
+		n := openNode(t, memoryFile(t), 16, func(c *Config) {
+			withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+			c.Disks[0].BytesADay = day
+		})
+		n.put(t, ids(1, 2))
+		n.drained(t)
+		d := n.disks[0]
+		before, budget := readFile(t, d.cfg.Path), n.Stats().Disks[0].Left
+		readOnly, err := os.Open(d.cfg.Path)
+		require.NoError(t, err)
+		was := d.f
+		d.f = readOnly
+		require.ErrorContains(t, n.ns.Remove(ids(1, 1)), "a restart may find 1 blocks on disk")
+		require.Equal(t, []Found{Nowhere, InMemory | OnDisk}, n.ns.Match(ids(1, 2)).Blocks)
+		require.Equal(t, 1, n.Stats().Disks[0].Leaving)
+		n.put(t, ids(3, 1))
+		require.Equal(t, InMemory, n.ns.Match(ids(3, 1)).Blocks[0])
+		require.GreaterOrEqual(t, n.Stats().Disks[0].Left, budget)
+		require.True(t, bytes.Equal(before, readFile(t, d.cfg.Path)))
+		n.still(t, func() {
+			d.recording.Lock()
+			defer d.recording.Unlock()
+			d.f = was
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.health = health{}
+		})
+		n.emptied()
+		require.NoError(t, n.ns.Remove(ids(1, 1)))
+		n.drained(t)
+		n.put(t, ids(5, 1))
+		require.Equal(t, InMemory|OnDisk, n.ns.Match(ids(5, 1)).Blocks[0])
+	}
+}
+
+func readFile(t *testing.T, path string) []byte {
+	p, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return p
+}
+
+// TestEntryOfAnotherLane: a Store that finds no free entry lets blocks go that are on the disk, of
+// one namespace and then of another. No record of them is left.
+func TestEntryOfAnotherLane(t *testing.T) {
+	n := openNode(t, memoryFile(t), 64, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+		c.Blocks, c.Policy = 16, LRU
+	})
+	a, err := n.Namespace("a", NamespaceOptions{Priority: 1})
+	require.NoError(t, err)
+	n.ns, err = n.Namespace("b", NamespaceOptions{Priority: 2})
+	require.NoError(t, err)
+	b := n.ns
+	for k := range uint64(8) {
+		n.ns = a
+		n.put(t, ids(k, 1))
+		n.ns = b
+		n.put(t, ids(100+k, 1))
+	}
+	n.put(t, ids(108, 1))
+	n.drained(t)
+	require.Equal(t, uint32(none), n.index.shards[0].free)
+	pin, err := a.Pin(t.Context(), ids(0, 1), 0)
+	require.NoError(t, err)
+	a.use(ids(1, 7))
+	b.use(ids(100, 9))
+	require.Equal(t, all(Done, 1), n.put(t, ids(200, 1)))
+	require.Equal(t, InMemory, a.Match(ids(0, 1)).Blocks[0], "it left the disk, and is pinned")
+	pin.Close()
+	n.drained(t)
+}
+
+// TestTimedDiskThatDoesNotWrite: a disk that hangs in the write of a record or of its budget holds
+// up no other disk, nothing in memory, no keeper, and Close for a while only.
+func TestTimedDiskThatDoesNotWrite(t *testing.T) {
+	was := closeLimit
+	closeLimit = 300 * time.Millisecond
+	t.Cleanup(func() { closeLimit = was })
+	for _, point := range []string{"cache: leaves its disk", "cache: counts"} {
+		dir := t.TempDir()
+		n := openNode(t, memoryFile(t), 16, func(c *Config) {
+			for _, name := range []string{"a", "b"} {
+				c.Disks = append(c.Disks, DiskConfig{Path: filepath.Join(dir, name),
+					Bytes: 16 * blockBytes, Extent: 8 * blockBytes, Blocks: 24,
+					BytesADay: 1 << 40, SlowAfter: 100 * time.Millisecond})
+			}
+			c.Blocks, c.Policy = 256, LRU
+		})
+		for from := uint64(0); from < 32; from += 4 {
+			n.put(t, ids(from, 4))
+		}
+		n.drained(t)
+		standing := testpoint.Stand(t, point)[0]
+		n.ns.Store(t.Context(), ids(100, 4), n.at(0, 4))
+		<-standing.Came
+		out := n.Stats().SwappedOut
+		for id := uint64(200); n.Stats().SwappedOut < out+8; id++ {
+			content(ids(id, 1)[0], n.mem)
+			op := n.ns.Store(t.Context(), ids(id, 1), n.at(0, 1))
+			if err := op.Wait(t.Context()); err != nil {
+				require.ErrorIs(t, err, engine.ErrBusy) // until the disk counts as silent
+				continue
+			}
+			require.Equal(t, all(Done, 1), n.get(t, ids(id, 1)))
+			n.ns.Estimate(ids(id, 1))
+			n.second(n.readClock())
+		}
+		var hung []Key
+		unused := 0
+		for k, s := range n.Stats().Disks {
+			if s.Unused != "" {
+				unused++
+				n.index.each(n.ns.id, ids(0, 32), false, func(_ *shard, j int, i uint32, _ uint64) {
+					if i != none && n.index.entry(i).record != none &&
+						int(n.index.entry(i).disk) == k {
+						hung = ids(uint64(j), 1)
+					}
+				})
+			}
+		}
+		require.Equal(t, 1, unused)
+		require.ErrorContains(t, n.ns.Remove(hung), "has not answered for")
+		require.ErrorIs(t, n.Cache.Close(), engine.ErrUnproven)
+		require.Empty(t, n.ns.Match(hung).Prefix)
+		standing.GoOn()
+		n.close(t)
 	}
 }
 

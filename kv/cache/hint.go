@@ -21,13 +21,14 @@ const (
 	HintSessionEnd HintKind = iota
 	// HintRetain keeps them in the cache for Hint.For: in memory, or on a disk that has them. It
 	// takes their bytes of the same budget as a Pin does; blocks beyond it are refused. Once more
-	// sets the time anew. It ends with the process, and with Remove.
+	// sets the time anew. It ends with the process of the cache, and with Remove.
 	HintRetain
 	// HintRelease ends HintRetain.
 	HintRelease
 	// HintDemote has them leave memory as soon as a disk has them and nothing uses them.
 	HintDemote
-	// HintPrefetch is Prefetch, for at most a minute, in the background.
+	// HintPrefetch is Prefetch, for at most a minute, in the background. It is refused while a
+	// 16th of Config.OpsMax of Prefetches run or wait.
 	HintPrefetch
 	hintKinds
 )
@@ -35,7 +36,7 @@ const (
 // Hint is knowledge of a program about blocks that no policy can have.
 type Hint struct {
 	Kind HintKind
-	For  time.Duration // of HintRetain: whole seconds, up to 30 days
+	For  time.Duration // of HintRetain: whole seconds, up to an hour
 }
 
 // HintResult counts the blocks of a hint.
@@ -47,7 +48,7 @@ type HintResult struct {
 
 const (
 	hintKeysMax       = 64 << 10
-	retainMax         = 30 * 24 * time.Hour
+	retainMax         = time.Hour // who is gone does not release what it has retained
 	prefetchHintLimit = time.Minute
 )
 
@@ -62,17 +63,18 @@ func (n *Namespace) Hint(keys []Key, h Hint) (r HintResult, err error) {
 	case h.Kind >= hintKinds:
 		err = fmt.Errorf("hint %d: %w", h.Kind, engine.ErrNotSupported)
 	case h.Kind == HintRetain && (h.For <= 0 || h.For > retainMax):
-		err = fmt.Errorf("retain for %v, up to %v: %w", h.For, retainMax, engine.ErrBounds)
+		err = fmt.Errorf("retain for %v, up to %v at a time: %w", h.For, retainMax,
+			engine.ErrBounds)
 	case h.Kind == HintDemote && (len(c.cfg.Disks) == 0 || c.space(n.id).flow() == MemoryOnly):
 		err = errNoDisk
 	}
 	if err != nil {
 		return HintResult{Refused: len(keys)}, fmt.Errorf("hint: %w", err)
 	}
-	if !c.enter() {
-		return HintResult{Refused: len(keys)}, fmt.Errorf("hint: cache: %w", engine.ErrClosed)
+	if err := c.begin(); err != nil { // behind its end nobody takes what HintDemote offers
+		return HintResult{Refused: len(keys)}, fmt.Errorf("hint: %w", err)
 	}
-	defer c.exit()
+	defer c.ops.Done()
 	// from the end of the chain on, so that its head goes last
 	x.each(n.id, keys, true, func(s *shard, _ int, i uint32, _ uint64) {
 		if i == none || x.entry(i).state != present || c.expired(i) {
@@ -108,16 +110,10 @@ func (n *Namespace) Hint(keys []Key, h Hint) (r HintResult, err error) {
 		c.stats.refusedHints.Add(uint64(r.Refused))
 	}
 	if h.Kind == HintPrefetch && r.Applied > 0 {
-		ctx, cancel := context.WithTimeout(context.Background(), prefetchHintLimit)
-		op := n.Prefetch(ctx, keys)
-		context.AfterFunc(ctx, cancel)
-		select {
-		case <-op.done:
-			cancel()
-			if op.err != nil {
-				return HintResult{Missing: r.Missing, Refused: r.Applied}, op.err
-			}
-		default:
+		most := int32(max(1, c.cfg.OpsMax/16)) // nothing bounds the hints of a client by their end
+		_, err := n.beginPrefetch(context.Background(), keys, prefetchHintLimit, most)
+		if err != nil {
+			return HintResult{Missing: r.Missing, Refused: r.Applied}, fmt.Errorf("hint: %w", err)
 		}
 	}
 	return r, err

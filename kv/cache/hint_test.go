@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 func (n *node) hint(t *testing.T, keys []Key, kind HintKind, d time.Duration) {
@@ -68,6 +71,10 @@ func TestRetain(t *testing.T) {
 			require.NoError(t, n.ns.Set(NamespaceOptions{HoldMax: 16 * blockBytes,
 				TTL: 5 * time.Second}))
 			n.put(t, ids(0, 8))
+			for _, d := range []time.Duration{0, time.Hour + 1} { // who retains them may be gone
+				_, err := n.ns.Hint(ids(0, 6), Hint{HintRetain, d})
+				require.ErrorIs(t, err, engine.ErrBounds)
+			}
 			n.hint(t, ids(0, 6), HintRetain, 10*time.Second)
 			n.hint(t, ids(0, 6), HintSessionEnd, 0)
 			n.flood(t, 1000)
@@ -80,7 +87,10 @@ func TestRetain(t *testing.T) {
 			require.Equal(t, Nowhere, n.ns.Match(ids(1, 1)).Blocks[0], "its TTL")
 			n.hint(t, ids(2, 1), HintRetain, 100*time.Second)
 			require.EqualValues(t, 4*blockBytes, n.Stats().Held)
-			h.pass(n, 2)
+			n.now.Store(h.now.Add(2)) // before the keeper has come to them
+			n.flood(t, 5000)
+			require.EqualValues(t, 4*blockBytes, n.Stats().Held)
+			h.pass(n, 0)
 			require.EqualValues(t, blockBytes, n.Stats().Held)
 			require.Equal(t, all(Done, 1), n.get(t, ids(2, 1)))
 			n.flood(t, 3000)
@@ -136,6 +146,69 @@ func TestDemote(t *testing.T) {
 	n.drained(t)
 }
 
+// TestDurableBesideDemote: a Store waits for the write of its blocks whoever has offered them.
+func TestDurableBesideDemote(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, withDisk(filepath.Join(t.TempDir(), "disk"), 64))
+	require.Equal(t, 2, n.batchOf(blockBytes))
+	var batches atomic.Int32
+	landed, goOn, write := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	testpoint.Set(func(p string) {
+		switch {
+		case p == "cache: landed" && batches.Add(1) == 2:
+			close(landed)
+			<-goOn
+		case p == "cache: on disk":
+			<-write
+		}
+	})
+	defer testpoint.Set(nil)
+	op := n.ns.Store(t.Context(), ids(0, 4), n.at(0, 4))
+	<-landed
+	n.hint(t, ids(0, 2), HintDemote, 0)
+	n.ns.Remove(ids(2, 2)) // the Store offers none
+	close(goOn)
+	require.NoError(t, op.Wait(t.Context()))
+	known := n.ns.Store(t.Context(), ids(0, 2), n.at(0, 2))
+	require.NoError(t, known.Wait(t.Context()))
+	require.Equal(t, all(Known, 2), known.Outcomes())
+	for _, op := range []*Op{op, known} {
+		select {
+		case <-op.Durable():
+			t.Error("no disk has its blocks yet")
+		default:
+		}
+	}
+	close(write)
+	<-op.Durable()
+	<-known.Durable()
+	n.drained(t)
+}
+
+// TestDemoteBesideClose: a hint that comes while the cache closes and waits for a disk is refused.
+func TestDemoteBesideClose(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, withDisk(filepath.Join(t.TempDir(), "disk"), 64))
+	require.NoError(t, n.ns.Set(NamespaceOptions{Flow: WriteBack}))
+	n.put(t, ids(0, 2))
+	standing := testpoint.Stand(t, "cache: on disk")[0]
+	n.hint(t, ids(0, 1), HintDemote, 0)
+	<-standing.Came
+	closed := make(chan error, 1)
+	go func() { closed <- n.Cache.Close() }()
+	until(func() bool { // the writer's channel is closed
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.closed && n.life.Err() != nil
+	})
+	for range 100 {
+		runtime.Gosched()
+		r, err := n.ns.Hint(ids(1, 1), Hint{Kind: HintDemote})
+		require.ErrorIs(t, err, engine.ErrClosed)
+		require.Equal(t, HintResult{Refused: 1}, r)
+	}
+	standing.GoOn()
+	require.NoError(t, <-closed)
+}
+
 // TestPrefetch: it brings blocks from a disk, up to a quarter of the memory; those that nobody uses
 // go before all others.
 func TestPrefetch(t *testing.T) {
@@ -167,11 +240,17 @@ func TestPrefetch(t *testing.T) {
 	n.put(t, ids(6000, 30))
 	c := n.prefetching
 	c <- struct{}{}
-	for range n.cfg.OpsMax / 4 {
+	for range n.cfg.OpsMax / 16 {
 		n.hint(t, ids(4, 1), HintPrefetch, 0)
 	}
 	_, err := n.ns.Hint(ids(4, 1), Hint{Kind: HintPrefetch})
 	require.ErrorIs(t, err, engine.ErrBusy)
+	for range n.cfg.OpsMax/4 - n.cfg.OpsMax/16 { // hints take no room from who calls it
+		n.ns.Prefetch(t.Context(), ids(4, 1))
+	}
+	op = n.ns.Prefetch(t.Context(), ids(4, 1))
+	require.ErrorIs(t, op.Wait(t.Context()), engine.ErrBusy)
+	require.Equal(t, all(Done, 1), n.get(t, ids(6029, 1)), "nor do they from others")
 	<-c
 	until(func() bool { return n.prefetches.Load() == 0 })
 	n.hint(t, ids(2, 2), HintPrefetch, 0)
@@ -257,6 +336,8 @@ func TestHintEnvelope(t *testing.T) {
 	}
 	_, err := n.ns.HintEnvelope(make([]byte, envelopeMax+1))
 	require.ErrorIs(t, err, engine.ErrBounds)
+	_, err = n.ns.HintEnvelope([]byte(`{"actions":[{}` + strings.Repeat(",{}", valuesMax+1) + `]}`))
+	require.ErrorContains(t, err, "values", "before it is parsed")
 	n.drained(t)
 }
 

@@ -201,13 +201,9 @@ func (p *Pin) Done() <-chan struct{} { return p.done }
 // stay valid until Close of the Pin or of the Cache.
 func (p *Pin) View(f func(blocks [][]byte) error) error {
 	c := p.n.c
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return fmt.Errorf("cache: %w", engine.ErrClosed)
+	if err := c.begin(); err != nil {
+		return err
 	}
-	c.ops.Add(1)
-	c.mu.Unlock()
 	defer c.ops.Done()
 	p.mu.Lock()
 	if p.ended {
@@ -259,11 +255,15 @@ func (p *Pin) release() {
 	c.wakeKeeper() // its quota may be over
 }
 
-// alive reports whether the pin has not ended.
+// alive reports whether the pin has not ended, nor the cache closed.
 func (p *Pin) alive() bool {
+	c := p.n.c
+	c.mu.Lock()
+	closed := c.closed
+	c.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return !p.ended
+	return !closed && !p.ended
 }
 
 // MappedPin is where another process of this host finds the blocks of a Pin: in the memory file,
@@ -278,8 +278,9 @@ type MappedPin struct {
 // MemoryIDOff is where a memory file has its ID.
 const MemoryIDOff = atID
 
-// Mapped returns where the blocks lie. alive reports whether the pin has not ended: if it says so,
-// all bytes that another process had read from there by then were those of the blocks.
+// Mapped returns where the blocks lie. alive reports whether neither the pin has ended nor the
+// cache was closed: if it says so, all bytes that another process had read from there by then were
+// those of the blocks.
 func (p *Pin) Mapped() (m MappedPin, alive func() bool) {
 	c := p.n.c
 	m = MappedPin{Path: c.cfg.Memory.Path, ID: c.memoryID, Offs: p.offs}
@@ -340,16 +341,25 @@ func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held [
 // block that was brought is among the first that leave, until it is used. ctx bounds it. A quarter
 // of Config.OpsMax may run or wait; others are refused with engine.ErrBusy.
 func (n *Namespace) Prefetch(ctx context.Context, keys []Key) *Op {
+	op, err := n.beginPrefetch(ctx, keys, 0, int32(max(1, n.c.cfg.OpsMax/4)))
+	if err != nil {
+		return op.refused(Failed, err)
+	}
+	return op
+}
+
+// beginPrefetch starts a Prefetch where fewer than most run. It ends after limit, if that is not 0.
+func (n *Namespace) beginPrefetch(ctx context.Context, keys []Key, limit time.Duration,
+	most int32) (*Op, error) {
 	op, c := newOp(len(keys)), n.c
 	op.class = engine.Prefetch
 	if err := c.start(); err != nil {
-		return op.refused(Failed, fmt.Errorf("prefetch: %w", err))
+		return op, fmt.Errorf("prefetch: %w", err)
 	}
-	if waiting := c.prefetches.Add(1); waiting > int32(max(1, c.cfg.OpsMax/4)) {
+	if waiting := c.prefetches.Add(1); waiting > most {
 		c.prefetches.Add(-1)
 		c.end()
-		return op.refused(Failed, fmt.Errorf("prefetch: %d others wait: %w", waiting-1,
-			engine.ErrBusy))
+		return op, fmt.Errorf("prefetch: %d others wait: %w", waiting-1, engine.ErrBusy)
 	}
 	keys = slices.Clone(keys)
 	go func() {
@@ -357,12 +367,16 @@ func (n *Namespace) Prefetch(ctx context.Context, keys []Key) *Op {
 		defer c.prefetches.Add(-1)
 		ctx, cancel := c.within(ctx)
 		defer cancel()
+		if limit > 0 {
+			ctx, cancel = context.WithTimeout(ctx, limit)
+			defer cancel()
+		}
 		n.prefetch(ctx, op, keys)
 		close(op.copied)
 		close(op.done)
 		op.written()
 	}()
-	return op
+	return op, nil
 }
 
 func (n *Namespace) prefetch(ctx context.Context, op *Op, keys []Key) {

@@ -175,7 +175,7 @@ func TestFileOfOthers(t *testing.T) {
 		"header is dama":    func(p []byte) []byte { p[atID]++; return p },
 		"shorter than":      func(p []byte) []byte { return p[:100] },
 		"it was cut":        func(p []byte) []byte { return p[:len(p)-1] },
-		"did not finish":    func(p []byte) []byte { clear(p[:headerBytes]); return p },
+		"did not finish":    func(p []byte) []byte { clear(p); return p },
 		"before the host":   func(p []byte) []byte { p[atBoot]++; return resum(p) },
 		"for pages of":      func(p []byte) []byte { p[atPage+1]++; return resum(p) },
 		"asked for are now": func(p []byte) []byte { p[atEntries]++; return resum(p) },
@@ -200,7 +200,8 @@ func TestFileOfOthers(t *testing.T) {
 	_, err = openMemory(t.Context(), path, n.index.memory.shape)
 	require.ErrorContains(t, err, "nobody else may write to")
 	for _, text := range []string{strings.Repeat("letter ", 10000), "short",
-		strings.Repeat("\x00", 1024) + "a filesystem"} {
+		strings.Repeat("\x00", 1024) + "a filesystem",
+		strings.Repeat("\x00", 3<<20) + "_BHRfS_M, and more"} {
 		foreign := memoryFile(t)
 		require.NoError(t, os.WriteFile(foreign, []byte(text), 0o600))
 		_, err = openMemory(t.Context(), foreign, n.index.memory.shape)

@@ -25,14 +25,13 @@ const (
 
 // flags of an entry.
 const (
-	verified  = 1 << iota // its CRC was found right since the cache was opened
-	queued                // it has a place in the order of its lane
-	unwanted              // it was removed while its bytes came
-	reading               // a Load brings it from its disk
-	writing               // it was offered to the disks
-	recording             // its record is being written to a disk
-	retained              // a hint keeps it in the cache, see hold.go
-	demoting              // a hint wants it out of memory once a disk has it
+	verified = 1 << iota // its CRC was found right since the cache was opened
+	queued               // it has a place in the order of its lane
+	unwanted             // it was removed while its bytes came
+	reading              // a Load brings it from its disk
+	writing              // it was offered to the disks
+	retained             // a hint keeps it in the cache, see hold.go
+	demoting             // a hint wants it out of memory once a disk has it
 )
 
 // index finds the entry of a key. It is cut into shards, each with a lock, a part of the entries
@@ -54,6 +53,8 @@ type shard struct {
 	// the hash; 0: nothing. At most 4/5 of it is in use.
 	table []uint32
 	lanes [][tiers]*laneOrder // by lane, see namespaces
+	// by entry: Stores that wait for a write to a disk which others have offered
+	waiting map[uint32][]*Op
 
 	fetched byte // see fetch
 	_       [64]byte

@@ -87,7 +87,9 @@ func storeForEver(path string) error {
 	for id := first; ; id += 3 {
 		n.put(tb, keysOf(id, id+1, id+2))
 		if id%5 == 0 {
-			n.ns.Remove(keysOf(id + 1))
+			if err := n.ns.Remove(keysOf(id + 1)); err != nil {
+				return err
+			}
 			fmt.Println("removed", id+1)
 		}
 		fmt.Println("stored", id+2)

@@ -57,7 +57,7 @@ func (c *Cache) Space(digest [16]byte) *Namespace {
 	defer c.spaces.mu.Unlock()
 	for k := range c.spaces.list {
 		if s := &c.spaces.list[k]; s.known && s.digest == digest {
-			return &Namespace{c: c, id: uint16(k), name: s.name}
+			return c.open(k)
 		}
 	}
 	return nil

@@ -283,11 +283,9 @@ func (c *Cache) sum(slot, size uint32) (sum uint32, err error) {
 func (c *Cache) forget(i uint32) {
 	s := c.index.shardFor(i)
 	s.mu.Lock()
-	var g gone
 	if c.index.entry(i).state == present {
-		g = c.discard(s, i)
+		c.discard(s, i)
 	}
 	c.unpinLocked(s, i)
 	s.mu.Unlock()
-	g.clear()
 }

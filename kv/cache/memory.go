@@ -215,13 +215,15 @@ func (m *memory) check(size uint64, boot string) (why string, err error) {
 		extent: binary.NativeEndian.Uint64(h[atExtent:]),
 		bytes:  binary.NativeEndian.Uint64(h[atBytes:])}
 	u64 := func(at int) uint64 { return binary.NativeEndian.Uint64(h[at:]) }
+	if string(h[:8]) != memoryMagic {
+		blank, err := isBlank(m.f) // the header is written last
+		if blank {
+			return "the process that made it did not finish", nil
+		}
+		return "", errors.Join(fmt.Errorf("it is no memory file of a cache; name another path, "+
+			"or remove it: %w", engine.ErrCorrupt), err)
+	}
 	switch {
-	case isBlank(h): // the header is written last
-		return "the process that made it did not finish", nil
-	case string(h[:8]) != memoryMagic:
-		return "",
-			fmt.Errorf("it is no memory file of a cache; name another path, or remove it: %w",
-				engine.ErrCorrupt)
 	case size < headerBytes:
 		return "it is shorter than a header", nil
 	case u64(atOrder) != orderMark:
@@ -245,10 +247,24 @@ func (m *memory) check(size uint64, boot string) (why string, err error) {
 	return "", nil
 }
 
-// isBlank reports whether there is nothing in a header: a file that was to become one of a cache,
-// and none of somebody else's.
-func isBlank(header []byte) bool {
-	return len(bytes.TrimLeft(header, "\x00")) == 0
+// isBlank reports whether there is nothing in all of a file: it was to become one of a cache. An
+// image of a disk may begin with many zeros.
+func isBlank(f *os.File) (bool, error) {
+	p := make([]byte, 1<<20)
+	for end := int64(0); ; {
+		at, err := unix.Seek(int(f.Fd()), end, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) { // nothing but holes
+			return true, nil
+		}
+		if err != nil {
+			return false, os.NewSyscallError("lseek", err)
+		}
+		n, err := f.ReadAt(p, at)
+		if len(bytes.TrimLeft(p[:n], "\x00")) > 0 || err != nil && err != io.EOF {
+			return false, err
+		}
+		end = at + int64(n)
+	}
 }
 
 // reserve has the file as long as it must be, with memory for all of it: without, a store into a

@@ -77,6 +77,7 @@ func (c *Cache) check(t testing.TB) {
 	for _, d := range c.disks {
 		require.Equal(t, onDisk[d], d.places.used)
 		require.Len(t, d.where, onDisk[d]+len(d.free))
+		require.Empty(t, d.emptying)
 		recorded += onDisk[d]
 	}
 	for k := range x.shards {
@@ -146,7 +147,28 @@ func (n *node) drained(t testing.TB) {
 	n.timing.Lock()
 	defer n.timing.Unlock()
 	require.NoError(t, n.Drain(t.Context()))
+	n.emptied()
 	n.check(t)
+}
+
+// still calls f while neither the keeper, a hint nor a disk moves blocks.
+func (n *node) still(t testing.TB, f func()) {
+	until(func() bool { return len(n.room) == 0 })
+	n.timing.Lock()
+	defer n.timing.Unlock()
+	require.NoError(t, n.Drain(t.Context()))
+	f()
+}
+
+// emptied waits until no restart finds a block on the disks that is not there.
+func (n *node) emptied() {
+	for _, d := range n.disks {
+		until(func() bool {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			return len(d.emptying) == 0
+		})
+	}
 }
 
 // lengths are those of the blocks of the model, by their key.
@@ -299,38 +321,37 @@ func runModel(t *testing.T, seed uint64, limit time.Duration, steps int) {
 					n = open()
 					n.drained(t)
 				case 1:
-					n.ns.Remove(keys)
+					require.NoError(t, n.ns.Remove(keys))
 					for _, id := range ids {
 						delete(stored, id)
 						delete(retained, id)
 					}
-				case 2: // a bit of a block flips
-					flipped := false
-					if slices.ContainsFunc(pins, func(p *Pin) bool {
-						return slices.Contains(pinned[p], ids[0])
-					}) || n.ns.Match(keys[:1]).Prefix == 0 {
-						break
-					}
-					use(ids[0])
-					for _, key := range keys[:1] {
-						n.index.each(n.ns.id, []Key{key}, false, func(_ *shard, _ int, i uint32,
+				case 2: // a bit of a block flips, which nothing moves meanwhile
+					n.still(t, func() {
+						if slices.ContainsFunc(pins, func(p *Pin) bool {
+							return slices.Contains(pinned[p], ids[0])
+						}) || n.ns.Match(keys[:1]).Prefix == 0 {
+							return
+						}
+						use(ids[0])
+						flipped := false
+						n.index.each(n.ns.id, keys[:1], false, func(_ *shard, _ int, i uint32,
 							_ uint64) {
-							if i != none && n.index.entry(i).slot != none {
-								e := n.index.entry(i)
+							if e := n.index.entry(i); e.slot != none {
 								flipped = true
 								n.memory.bytesOf(e.slot,
 									e.size)[r.IntN(int(e.size))] ^= 1 << r.IntN(8)
 							}
 						})
-					}
-					clear(n.mem)
-					op := n.ns.Load(t.Context(), keys[:1], place.first(1))
-					require.NoError(t, op.Wait(t.Context()))
-					require.Equal(t, flipped, op.Outcomes()[0] == Damaged)
-					if flipped {
-						delete(retained, ids[0])
-						require.Equal(t, Nowhere, n.ns.Match(keys[:1]).Blocks[0])
-					}
+						clear(n.mem)
+						op := n.ns.Load(t.Context(), keys[:1], place.first(1))
+						require.NoError(t, op.Wait(t.Context()))
+						require.Equal(t, flipped, op.Outcomes()[0] == Damaged)
+						if flipped {
+							delete(retained, ids[0])
+							require.Equal(t, Nowhere, n.ns.Match(keys[:1]).Blocks[0])
+						}
+					})
 				case 3, 4, 5, 6, 7, 8, 9, 10:
 					for k, key := range keys {
 						content(key, n.mem[k*blockBytes:][:blockBytes])
@@ -348,12 +369,15 @@ func runModel(t *testing.T, seed uint64, limit time.Duration, steps int) {
 					}
 				default:
 					clear(n.mem)
-					require.NoError(t, n.Drain(t.Context()))
-					found := n.ns.Match(keys)
+					var found Match
+					var op *Op
+					n.still(t, func() {
+						found = n.ns.Match(keys)
+						op = n.ns.Load(t.Context(), keys, place)
+						require.NoError(t, op.Wait(t.Context()))
+					})
 					// what is read from a disk may have others go, which are among the keys
 					reads := slices.Contains(found.Blocks, OnDisk)
-					op := n.ns.Load(t.Context(), keys, place)
-					require.NoError(t, op.Wait(t.Context()))
 					want := make([]byte, blockBytes)
 					for k, outcome := range op.Outcomes() {
 						served := fresh(ids[k])
@@ -421,7 +445,9 @@ func TestManyAtOnce(t *testing.T) {
 				}
 				switch r.IntN(12) {
 				case 0:
-					n.ns.Remove(keys)
+					if err := n.ns.Remove(keys); err != nil {
+						t.Error(err)
+					}
 				case 8:
 					pin, err := n.ns.Pin(t.Context(), keys[:1], 0)
 					if errors.Is(err, ErrNoRoom) {

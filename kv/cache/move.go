@@ -21,7 +21,7 @@ type Place struct {
 	Peer   *engine.Peer   // engine.Self for memory of this process
 	Remote *engine.Remote // of that peer
 	Base   uint64         // bytes
-	Stride uint64         // bytes
+	Stride uint64         // bytes, not below Run
 	Slots  []uint32       // of each key; not changed before the operation is done
 	Run    uint64         // contiguous bytes
 	Loops  []Axis         // outermost first, at most driver.LoopsMax; none: a block is one run
@@ -65,6 +65,10 @@ func (p *Place) check(keys int, largest uint64) error {
 		return fmt.Errorf("blocks of %d bytes: from 1 to %d, the extent of the cache: %w",
 			p.bytes(),
 			largest, engine.ErrBounds)
+	}
+	if keys > 1 && p.Stride < p.Run {
+		return fmt.Errorf("slots %d bytes apart (Stride) for runs of %d: they overlap: %w",
+			p.Stride, p.Run, engine.ErrBounds)
 	}
 	return nil
 }

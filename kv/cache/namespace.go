@@ -51,9 +51,33 @@ type NamespaceOptions struct {
 
 // Namespace is a set of blocks that only those find who name it.
 type Namespace struct {
-	c    *Cache
-	id   uint16
-	name string
+	c      *Cache
+	id     uint16
+	name   string
+	closed sync.Once
+}
+
+// DigestOf is the digest by which a cache knows a namespace.
+func DigestOf(name string, geometry [32]byte) [16]byte {
+	sum := sha256.Sum256(append(geometry[:], name...))
+	return [16]byte(sum[:16])
+}
+
+// Name returns the name; "": a disk knows its digest alone.
+func (n *Namespace) Name() string { return n.name }
+
+// Digest returns what DigestOf has made of its name and its geometry.
+func (n *Namespace) Digest() [16]byte { return n.c.spaces.digest(n.id) }
+
+// Close says that the program uses the Namespace no more. The name of one that has no blocks makes
+// way for a new one then, once the cache has 1,024. It is not needed otherwise. Pins of it must
+// have ended, and its operations.
+func (n *Namespace) Close() {
+	n.closed.Do(func() {
+		n.c.spaces.mu.Lock()
+		defer n.c.spaces.mu.Unlock()
+		n.c.spaces.list[n.id].users--
+	})
 }
 
 // space is a namespace as all of the cache knows it.
@@ -64,8 +88,10 @@ type space struct {
 	lane   atomic.Int32 // it changes under the locks of all shards
 	own    int          // the lane that it has, or had, for its quota; 0: none
 	known  bool
+	users  int // Namespaces that are not closed
 	blocks [tiers]atomic.Int64
 	bytes  [tiers]atomic.Int64
+	left   atomic.Int32 // see catchUp
 
 	flowNow atomic.Uint32
 	ttl     atomic.Uint32 // seconds; 0: none
@@ -153,21 +179,42 @@ func (sp *spaces) digest(id uint16) [16]byte { return sp.list[id].digest }
 func (sp *spaces) adopt(digest [16]byte) (id uint16, ok bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	unused := -1
-	for k := range sp.list {
-		s := &sp.list[k]
-		switch {
-		case s.known && s.digest == digest:
-			return uint16(k), true
-		case !s.known && unused < 0:
-			unused = k
-		}
-	}
-	if unused < 0 {
+	k, known := sp.number(digest)
+	if k < 0 {
 		return 0, false
 	}
-	sp.list[unused].digest, sp.list[unused].known = digest, true
-	return uint16(unused), true
+	if !known {
+		sp.list[k].digest, sp.list[k].known = digest, true
+	}
+	return uint16(k), true
+}
+
+// number is that of a namespace, or one that a new namespace may have: that of none, or of one
+// which has no blocks, and which nobody uses. -1: there is none. The caller holds the lock.
+func (sp *spaces) number(digest [16]byte) (k int, known bool) {
+	k, idle := -1, -1
+	for n := range sp.list {
+		s := &sp.list[n]
+		switch {
+		case s.known && s.digest == digest:
+			return n, true
+		case !s.known:
+			if k < 0 {
+				k = n
+			}
+		case s.users == 0 && s.blocks[Memory].Load()+s.blocks[Disk].Load() == 0 &&
+			s.holds.Load() == 0:
+			idle = n
+		}
+	}
+	if k < 0 && idle >= 0 {
+		k = idle
+		clear(sp.record(k)) // blocks that come are none of its name at the next start
+		s := &sp.list[k]
+		s.name, s.digest, s.known = "", [16]byte{}, false
+		s.shown.Store(nil)
+	}
+	return k, false
 }
 
 // at is a lane by its number.
@@ -211,7 +258,8 @@ func (l *lane) over(t Tier) int64 {
 	return max(0, l.bytes[t].Load()-int64(quota))
 }
 
-// Namespace opens a namespace, which may have blocks already. Opening it again changes its options,
+// Namespace opens a namespace, which may have blocks already. A cache has at most 1,024; ErrNoRoom
+// says that all have blocks, or are open. Opening it again changes its options,
 // as Set does, but what is over its quota goes later.
 func (c *Cache) Namespace(name string, o NamespaceOptions) (*Namespace, error) {
 	if !c.enter() {
@@ -225,38 +273,27 @@ func (c *Cache) Namespace(name string, o NamespaceOptions) (*Namespace, error) {
 	if err := o.check(); err != nil {
 		return nil, fmt.Errorf("namespace %q: %w", name, err)
 	}
-	h := sha256.New()
-	h.Write(o.Geometry[:])
-	h.Write([]byte(name))
-	digest := [16]byte(h.Sum(nil))
-
-	sp := c.spaces
+	sp, digest := c.spaces, DigestOf(name, o.Geometry)
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	id, unused := -1, -1
-	for k := range sp.list {
-		s := &sp.list[k]
-		if s.known && s.digest == digest {
-			id = k
-			break
-		}
-		if unused < 0 && !s.known {
-			unused = k
-		}
-	}
+	id, _ := sp.number(digest)
 	if id < 0 {
-		if unused < 0 {
-			return nil, fmt.Errorf("namespace %q: the cache has %d already: %w", name, spacesMax,
-				ErrNoRoom)
-		}
-		id = unused
+		return nil, fmt.Errorf("namespace %q: the cache has %d already, which have blocks or are "+
+			"open: %w", name, spacesMax, ErrNoRoom)
 	}
 	if sp.list[id].name == "" {
 		sp.write(id, name, digest)
 	}
 	c.assign(id, o)
 	c.wakeKeeper()
-	return &Namespace{c: c, id: uint16(id), name: name}, nil
+	return c.open(id), nil
+}
+
+// open counts a user of a namespace in. The caller holds the lock of the spaces.
+func (c *Cache) open(id int) *Namespace {
+	s := &c.spaces.list[id]
+	s.users++
+	return &Namespace{c: c, id: uint16(id), name: s.name}
 }
 
 // write makes a namespace one that outlives the process.
@@ -277,6 +314,7 @@ func (sp *spaces) write(id int, name string, digest [16]byte) {
 func (c *Cache) assign(id int, o NamespaceOptions) {
 	sp, s := c.spaces, &c.spaces.list[id]
 	s.flowNow.Store(uint32(o.Flow))
+	s.left.CompareAndSwap(leftOver, opened)
 	s.ttl.Store(uint32((o.TTL + time.Second - 1) / time.Second))
 	s.holdMax.Store(o.HoldMax)
 	x := c.index

@@ -189,13 +189,13 @@ func (s *slots) claimed() {
 }
 
 // empties begins to empty the extent of a place, which is cut for a length: nothing more is given
-// out from it. It returns the entries in it; ok is false where there is nothing to do, somebody
-// else empties it, or a slot in it is reserved.
+// out from it. It returns the owners of the slots in use; ok is false where there is nothing to do,
+// or another goroutine empties it.
 func (s *slots) empties(place, length uint32) (owners []uint32, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x := &s.extents[place/s.each]
-	if x.closed || x.length != length || slices.Contains(x.owners, reservedSlot) {
+	if x.closed || x.length != length {
 		return nil, false
 	}
 	x.closed = true

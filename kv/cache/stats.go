@@ -67,6 +67,8 @@ type DiskStats struct {
 	Fresh  string `json:"fresh,omitempty"`  // why the file that was there was not used
 	Error  string `json:"error,omitempty"`  // of the last write or read that failed
 	Unused string `json:"unused,omitempty"` // why it is left alone now; "": it is not
+	// Leaving is how many blocks are gone whose records a restart may find still.
+	Leaving int `json:"leaving,omitempty"`
 }
 
 // Stats returns the counts as they are.
@@ -139,6 +141,7 @@ func (d *disk) stats(t TierStats) DiskStats {
 		d.budget.refill(time.Now())
 		s.Left = uint64(d.budget.left)
 	}
+	s.Leaving = len(d.emptying)
 	if d.health.last != nil {
 		s.Error = d.health.last.Error()
 	}

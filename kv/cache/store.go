@@ -55,10 +55,11 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 			wanted++
 		case Known:
 			c.touch(s, i)
+			c.awaitWrite(s, i, op)
 		}
 	})
 
-	// Refuse what would only push out blocks that no disk has yet, or that nobody had time to use.
+	// Refuse what would only push out blocks that no disk has yet.
 	if wanted > 0 {
 		if err := c.overrun(n.id, wanted, length); err != nil {
 			op.err = fmt.Errorf("store: %w", err)
@@ -95,19 +96,21 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 
 	// Take an entry for each: from here on another Store of the key finds it Pending.
 	held := make([]uint32, len(keys))
-	var records []gone
 	x.each(n.id, keys, false, func(s *shard, k int, i uint32, hash uint64) {
 		held[k] = none
 		if op.outcomes[k] != Undone {
 			return
 		}
+		if i != none && x.entry(i).state == present && c.expired(i) {
+			c.stats.expired.Add(1)
+			c.discard(s, i)
+			i = x.find(s, hash, &keys[k], n.id) // it is there still while it is used
+		}
 		op.outcomes[k] = c.standing(i, size)
 		if op.outcomes[k] == Undone {
-			var g gone
-			if held[k], g = c.newEntry(s, hash, &keys[k], n.id); held[k] == none {
+			if held[k] = c.newEntry(s, hash, &keys[k], n.id); held[k] == none {
 				op.outcomes[k] = NoRoom
 			}
-			records = append(records, g)
 		}
 		if held[k] == none {
 			c.places.giveBack(slots[k])
@@ -120,9 +123,6 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 	})
 
 	c.spaces.at(lane).claimed[Memory].Add(-claimed)
-	for _, g := range records {
-		g.clear()
-	}
 	testpoint.At("cache: entered")
 
 	// Copy, a batch while the sums of the one before are computed, and commit each batch as a
@@ -171,8 +171,8 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 		}
 		e := x.entry(held[k])
 		if e.state == present {
-			c.memory.stamps[held[k]] = c.now.Load()
 			c.enqueue(s, held[k])
+			c.awaitWrite(s, held[k], op) // a hint has offered it
 			if c.flowOf(held[k]) == WriteThrough {
 				c.offer(held[k], op)
 			}
@@ -190,7 +190,8 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 	}
 }
 
-// standing says what becomes of a Store of a block whose entry is i: Undone, if there is none.
+// standing says what becomes of a Store of a block whose entry is i: Undone, if there is none, or
+// it has expired. The caller holds the shard's lock.
 func (c *Cache) standing(i, size uint32) Outcome {
 	if i == none {
 		return Undone
@@ -198,6 +199,8 @@ func (c *Cache) standing(i, size uint32) Outcome {
 	switch e := c.index.entry(i); {
 	case e.state != present:
 		return Pending
+	case c.expired(i):
+		return Undone
 	case e.size != size:
 		return Conflict
 	}
@@ -205,21 +208,21 @@ func (c *Cache) standing(i, size uint32) Outcome {
 }
 
 // newEntry takes an entry for a key, and lets a block of the shard go where there is none. The
-// caller holds the shard's lock, and clears the record behind it.
-func (c *Cache) newEntry(s *shard, hash uint64, key *Key, id uint16) (i uint32, g gone) {
+// caller holds the shard's lock.
+func (c *Cache) newEntry(s *shard, hash uint64, key *Key, id uint16) uint32 {
 	for _, t := range []Tier{Memory, Disk} { // one that was in memory may be on a disk still
 		for _, lane := range c.spaces.order(t) {
 			if s.free != none {
 				break
 			}
 			if t == Memory {
-				c.evictLocked(s, lane, false)
+				c.evictLocked(s, lane, false, nil)
 			} else {
-				g, _, _, _ = c.evictFromDiskLocked(s, lane, false)
+				c.evictFromDiskLocked(s, lane, false, nil)
 			}
 		}
 	}
-	return c.index.add(s, hash, key, id), g
+	return c.index.add(s, hash, key, id)
 }
 
 // stored waits for a batch of a Store and makes its blocks known.
@@ -256,6 +259,7 @@ func (c *Cache) stored(ctx context.Context, op *Op, b batch, held []uint32) {
 		testpoint.At("cache: summed")
 		e.state = leaving
 		if e.flags&unwanted == 0 {
+			c.memory.stamps[i] = c.now.Load()
 			c.index.commit(i)
 			e.state = present
 			c.emit(i, Stored)

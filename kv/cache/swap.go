@@ -36,6 +36,19 @@ func (c *Cache) writer() {
 			for j := range d.jobs {
 				c.swapOut(d, j)
 			}
+			_ = c.emptyRecords(d) // what has a record still is found by the next start
+		})
+		disks.Go(func() { // a write may have to wait for its turn, and Remove does not
+			for {
+				select {
+				case <-d.wake:
+					if d.usable() {
+						_ = c.emptyRecords(d) // again within a second
+					}
+				case <-c.life.Done():
+					return
+				}
+			}
 		})
 	}
 	var batch []diskWrite
@@ -114,17 +127,21 @@ func (c *Cache) plan(list []diskWrite) (rest []diskWrite) {
 	return rest
 }
 
-// unplan ends a job that has not begun.
+// unplan ends a job that has not begun: nothing of it was written.
 func (c *Cache) unplan(d *disk, j *job) {
+	d.mu.Lock()
+	d.budget.left += float64(uint64(len(j.blocks)) * costOf(uint64(j.size)))
+	d.mu.Unlock()
 	for k, w := range j.blocks {
-		d.untake(j.records[k], j.places[k])
+		d.release(j.records[k])
 		c.endWrite(w, nil, 0)
 	}
 }
 
 // swapOut is the story of a write to a disk.
 func (c *Cache) swapOut(to *disk, j *job) {
-	if !to.usable() { // it was when the job was planned
+	// The records of what lay in the places before, before their bytes change.
+	if !to.usable() || c.emptyRecords(to) != nil || to.saveBudget() != nil {
 		c.unplan(to, j)
 		return
 	}
@@ -150,7 +167,7 @@ func (c *Cache) swapOut(to *disk, j *job) {
 			to.ends(err, false)
 			if proved {
 				for k := range j.blocks {
-					c.giveUp(to, j.records[k])
+					to.release(j.records[k])
 				}
 			}
 		})
@@ -162,9 +179,11 @@ func (c *Cache) swapOut(to *disk, j *job) {
 	testpoint.At("cache: on disk")
 
 	// Then the records, and what says where the blocks are.
+	to.recording.Lock()
+	defer to.recording.Unlock()
 	for k, w := range j.blocks {
 		e := c.index.entry(w.i)
-		if err == nil && c.beginRecord(w.i) {
+		if err == nil && c.beginRecord(w.i, to, j.records[k]) {
 			err = to.write(j.records[k], &record{key: e.key, space: c.spaces.digest(e.space),
 				crc: e.crc, size: j.size, place: j.places[k], at: c.wallOf(w.i)})
 		}
@@ -179,18 +198,20 @@ func (c *Cache) swapOut(to *disk, j *job) {
 	to.ends(err, c.life.Err() == nil)
 	for k, w := range j.blocks {
 		if err != nil {
-			c.giveUp(to, j.records[k])
+			to.release(j.records[k]) // it may have been written
+			to.emptySoon()
 			c.endWrite(w, nil, 0)
 			continue
 		}
 		c.stats.swappedOut.Add(1)
 		c.endWrite(w, to, j.records[k])
 	}
+	c.arrived()
 }
 
-// beginRecord reports whether a block is still to be on its disk. Who removes it from now on waits
-// for endWrite.
-func (c *Cache) beginRecord(i uint32) bool {
+// beginRecord reports whether a block is still to be on its disk. From now on a restart may find
+// its record, which is to be emptied unless endWrite finds the block there still.
+func (c *Cache) beginRecord(i uint32, d *disk, record uint32) bool {
 	s := c.index.shardFor(i)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -198,13 +219,8 @@ func (c *Cache) beginRecord(i uint32) bool {
 	if e.state != present {
 		return false
 	}
-	e.flags |= recording
+	d.mustEmpty(blockID{e.key, e.space}, record)
 	return true
-}
-
-// giveUp gives back a record and its place, which no block took.
-func (c *Cache) giveUp(d *disk, record uint32) {
-	_ = d.clear(record) // it may have been written
 }
 
 // endWrite ends the pin of a block that was offered: it is on a disk now, or d is nil.
@@ -213,23 +229,28 @@ func (c *Cache) endWrite(w diskWrite, d *disk, record uint32) {
 	s.mu.Lock()
 	e := c.index.entry(w.i)
 	c.offeredBytes.Add(-int64(e.size))
-	removed := e.state != present
-	if d != nil && !removed {
+	switch {
+	case d == nil:
+	case e.state == present:
+		d.stays(blockID{e.key, e.space})
 		c.onDisk(s, w.i, d, record)
+	default:
+		d.release(record)
+		d.emptySoon()
 	}
 	if w.lane != nil {
 		w.lane.claimed[Disk].Add(-w.claim)
 	}
-	if removed && d != nil { // Remove returns once the record is gone
-		s.mu.Unlock()
-		gone{d, record}.clear()
-		s.mu.Lock()
-	}
-	e.flags &^= writing | recording
+	e.flags &^= writing
+	waiting := s.waiting[w.i]
+	delete(s.waiting, w.i)
 	c.unpinLocked(s, w.i)
 	s.mu.Unlock()
 	w.op.written()
-	if c.offered.Add(-1) == 0 || removed {
+	for _, op := range waiting {
+		op.written()
+	}
+	if c.offered.Add(-1) == 0 {
 		c.arrived()
 	}
 }
@@ -251,6 +272,7 @@ func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok 
 			first = k
 		}
 	}
+	kept := keptExtents{length: length}
 	for range 4 * len(c.disks) {
 		able := false
 		for k := range c.disks {
@@ -262,10 +284,10 @@ func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok 
 			if d.places.reserve(length, one[:]) == 0 {
 				continue
 			}
-			if record, ok := d.take(one[0]); ok && d.spend(size, again) {
+			if record, ok := d.reserve(one[0]); ok && d.spend(size, again) {
 				return d, one[0], record, true
 			} else if ok {
-				d.untake(record, one[0])
+				d.release(record)
 			} else {
 				d.places.giveBack(one[0])
 			}
@@ -273,13 +295,12 @@ func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok 
 		if !able || on != nil && len(c.disks) > 1 {
 			return nil, 0, 0, false
 		}
-		g, was, place, found := c.evictFromDisk()
+		from, was, place, found := c.evictFromDisk(&kept)
 		if !found {
 			return nil, 0, 0, false
 		}
-		g.clear()
 		if was != length {
-			c.emptyExtent(g.d, place, was)
+			c.emptyExtent(from, place, was, &kept)
 		}
 	}
 	return nil, 0, 0, false
@@ -435,13 +456,11 @@ func (c *Cache) notRead(op *Op, held, which []uint32, as Outcome, damaged bool) 
 		s.mu.Lock()
 		e := c.index.entry(i)
 		e.flags &^= reading
-		var g gone
 		if damaged && e.state == present {
-			g = c.discard(s, i)
+			c.discard(s, i)
 		}
 		c.unpinLocked(s, i)
 		s.mu.Unlock()
-		g.clear()
 		held[k] = none
 		if as != Undone {
 			op.outcomes[k] = as
@@ -491,7 +510,7 @@ func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32, size ui
 	}
 }
 
-// arrived wakes the loads that wait for blocks which others read, and Drain.
+// arrived wakes the loads that wait for blocks which others read, Remove, and Drain.
 func (c *Cache) arrived() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -509,8 +528,8 @@ func (c *Cache) coming() <-chan struct{} {
 // onlyHere reports whether a Load has found the block where it is on its disk alone.
 func (e *entry) onlyHere() bool { return e.slot == none && e.pins > 0 }
 
-// evictFromDisk lets the block go whose turn it is on the disks. The caller clears its record.
-func (c *Cache) evictFromDisk() (g gone, length, place uint32, ok bool) {
+// evictFromDisk lets the block go whose turn it is on the disks.
+func (c *Cache) evictFromDisk(kept *keptExtents) (d *disk, length, place uint32, ok bool) {
 	first := c.hand.Add(1)
 	lanes := c.spaces.order(Disk)
 	for _, useless := range []bool{true, false} {
@@ -521,31 +540,32 @@ func (c *Cache) evictFromDisk() (g gone, length, place uint32, ok bool) {
 			for k := range c.index.shards {
 				s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
 				s.mu.Lock()
-				g, length, place, ok = c.evictFromDiskLocked(s, lane, useless)
+				d, length, place, ok = c.evictFromDiskLocked(s, lane, useless, kept)
 				s.mu.Unlock()
 				if ok {
-					return g, length, place, true
+					return d, length, place, true
 				}
 			}
 		}
 	}
-	return gone{}, 0, 0, false
+	return nil, 0, 0, false
 }
 
 // evictFromDiskLocked lets a block of a lane and shard go from its disk. The caller holds the
-// shard's lock, and clears the record behind it.
-func (c *Cache) evictFromDiskLocked(s *shard, lane int, useless bool) (g gone, length, place uint32,
-	ok bool) {
+// shard's lock.
+func (c *Cache) evictFromDiskLocked(s *shard, lane int, useless bool, kept *keptExtents) (d *disk,
+	length, place uint32, ok bool) {
 	x := c.index
-	i := c.victim(s, lane, Disk, useless)
+	i := c.victim(s, lane, Disk, useless, kept)
 	if i == none {
-		return gone{}, 0, 0, false
+		return nil, 0, 0, false
 	}
 	e := x.entry(i)
-	length, place = granules(uint64(e.size)), c.disks[e.disk].placeOf(e.record)
-	g = c.leaveDisk(s, i)
+	d = c.disks[e.disk]
+	length, place = granules(uint64(e.size)), d.placeOf(e.record)
+	c.leaveDisk(s, i)
 	c.stats.evicted[Disk].Add(1)
-	return g, length, place, true
+	return d, length, place, true
 }
 
 // evictOwn lets a block of a lane go from a tier.
@@ -554,15 +574,13 @@ func (c *Cache) evictOwn(t Tier, lane int) bool {
 	for k := range c.index.shards {
 		s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
 		s.mu.Lock()
-		var g gone
 		var ok bool
 		if t == Memory {
-			_, _, ok = c.evictLocked(s, lane, false)
+			_, _, ok = c.evictLocked(s, lane, false, nil)
 		} else {
-			g, _, _, ok = c.evictFromDiskLocked(s, lane, false)
+			_, _, _, ok = c.evictFromDiskLocked(s, lane, false, nil)
 		}
 		s.mu.Unlock()
-		g.clear()
 		if ok {
 			return true
 		}
@@ -584,5 +602,5 @@ func costOf(bytes uint64) uint64 { return uint64(granules(bytes))*granule + reco
 func (d *disk) spend(bytes uint64, again bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.budget.take(time.Now(), costOf(bytes), again) && d.saveBudget() == nil
+	return d.budget.take(time.Now(), costOf(bytes), again)
 }

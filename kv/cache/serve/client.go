@@ -42,6 +42,9 @@ type region struct {
 // moves any more.
 const cancelGrace = 10 * time.Second
 
+// forgetLimit is how long Detach may wait for a server that takes no word.
+const forgetLimit = time.Second
+
 // Dial connects to a server at an address, as Engine.Dial does. The engine's notifications are the
 // client's until Close.
 func Dial(ctx context.Context, e *engine.Engine, network, address string) (*Client, error) {
@@ -185,19 +188,36 @@ func (c *Client) Attach(ctx context.Context, r *engine.Region) error {
 // Detach ends Attach. When it returns nil the server neither reads nor writes the memory any more,
 // whatever state it is in.
 func (c *Client) Detach(ctx context.Context, r *engine.Region) error {
+	at, err := c.revoke(ctx, r)
+	if at == nil || err != nil {
+		return err
+	}
+	// So that the server gives its number to another. One that takes no word keeps the number.
+	soon, cancel := context.WithTimeout(ctx, forgetLimit)
+	defer cancel()
+	_ = c.peer.Notify(soon, head(kindForget, uint64(at.number)))
+	return nil
+}
+
+// revoke ends the lease of a region, and returns what it was to the server; nil: nothing, or
+// another call has ended it.
+func (c *Client) revoke(ctx context.Context, r *engine.Region) (*region, error) {
 	c.mu.Lock()
 	at := c.regions[r]
 	c.mu.Unlock()
 	if at == nil {
-		return nil
+		return nil, nil
 	}
 	if err := at.lease.Revoke(ctx); err != nil {
-		return err
+		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.regions[r] != at {
+		return nil, nil
+	}
 	delete(c.regions, r)
-	return nil
+	return at, nil
 }
 
 // Close detaches all regions and ends the connection. An error says that the server may still reach
@@ -211,7 +231,8 @@ func (c *Client) Close(ctx context.Context) error {
 	c.mu.Unlock()
 	var errs []error
 	for _, r := range list {
-		errs = append(errs, c.Detach(ctx, r))
+		_, err := c.revoke(ctx, r)
+		errs = append(errs, err)
 	}
 	c.cancel()
 	<-c.ended
@@ -266,7 +287,7 @@ func (s *Space) Match(ctx context.Context, keys []cache.Key) (m cache.Match, err
 	return m, nil
 }
 
-// Remove forgets blocks.
+// Remove forgets blocks, as Namespace.Remove.
 func (s *Space) Remove(ctx context.Context, keys []cache.Key) error {
 	_, err := s.ask(ctx, kindRemove, nil, keys, nil)
 	return err

@@ -83,32 +83,48 @@ func (s *Server) pin(ctx context.Context, c *client, n *cache.Namespace, keys []
 		return nil, fmt.Errorf("pin for %v, above 0 and up to %v: %w", ttl, s.cfg.PinTTLMax,
 			engine.ErrBounds)
 	}
+	if !OverUnixSocket(c.peer) {
+		return nil, fmt.Errorf("pin for another host, which cannot read the memory file: Load the "+
+			"blocks: %w", engine.ErrNotSupported)
+	}
 	s.mu.Lock()
 	for id, p := range c.pins {
 		select {
 		case <-p.Done():
-			delete(c.pins, id)
+			c.forgetPin(id)
 		default:
 		}
 	}
-	full := len(c.pins)+c.pinning >= s.cfg.PinsMax
+	// Keys of blocks that are not there take of no budget, but of the server's memory.
+	full := len(c.pins)+c.pinning >= s.cfg.PinsMax || c.pinKeys+len(keys) > keysMax
 	if !full {
 		c.pinning++
+		c.pinKeys += len(keys)
 	}
 	s.mu.Unlock()
 	if full {
-		return nil, fmt.Errorf("%d pins of one client: %w", s.cfg.PinsMax, engine.ErrBusy)
+		return nil, fmt.Errorf("more than %d pins, or %d keys in pins, of one client: %w",
+			s.cfg.PinsMax, keysMax, engine.ErrBusy)
 	}
 	p, err := n.Pin(ctx, keys, ttl)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.pinning--
 	if err != nil {
+		c.pinKeys -= len(keys)
 		return nil, err
 	}
 	c.lastPin++
 	c.pins[c.lastPin] = p // close ends it
 	return appendPin(nil, c.lastPin, p), nil
+}
+
+// forgetPin no longer counts a pin. The caller holds the server's lock.
+func (c *client) forgetPin(id uint32) {
+	if p := c.pins[id]; p != nil {
+		c.pinKeys -= len(p.Outcomes())
+		delete(c.pins, id)
+	}
 }
 
 // appendPin writes the number of a pin, the path and the ID of the memory file, and for each block
@@ -132,7 +148,7 @@ func (s *Server) ofPin(c *client, what kind, r *reader) ([]byte, error) {
 	s.mu.Lock()
 	p := c.pins[id]
 	if what == kindUnpin {
-		delete(c.pins, id)
+		c.forgetPin(id)
 	}
 	s.mu.Unlock()
 	switch {

@@ -35,8 +35,9 @@ type Pin struct {
 }
 
 // Pin pins blocks as cache.Namespace.Pin does, for a ttl of at most Config.PinTTLMax of the server,
-// and until the connection ends at the latest. The process must run on the server's host, and may
-// read its memory file: otherwise an error says so. The caller closes the pin.
+// and until the connection ends at the latest. The process must run on the server's host, come by
+// its Unix socket, and may read its memory file: otherwise an error says so. The caller closes the
+// pin.
 func (s *Space) Pin(ctx context.Context, keys []cache.Key, ttl time.Duration) (_ *Pin, err error) {
 	body, err := s.ask(ctx, kindPin, binary.LittleEndian.AppendUint64(nil, uint64(ttl)), keys, nil)
 	if len(body) == 0 {
@@ -71,12 +72,20 @@ func (s *Space) Pin(ctx context.Context, keys []cache.Key, ttl time.Duration) (_
 
 // mapFile maps the memory file of the server.
 func (p *Pin) mapFile(path string, id [16]byte) error {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	// a pipe that somebody has put there is not waited for
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return fmt.Errorf("open the memory file of the server, which a pin needs, and Load does "+
 			"not: %w", err)
 	}
 	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no file: %w", path, engine.ErrBounds)
+	}
+	if err != nil {
+		return fmt.Errorf("the memory file of the server: %w", err)
+	}
 	var have [16]byte
 	if _, err := f.ReadAt(have[:], cache.MemoryIDOff); err != nil {
 		return fmt.Errorf("read the memory file of the server: %w", err)
@@ -84,10 +93,6 @@ func (p *Pin) mapFile(path string, id [16]byte) error {
 	if have != id {
 		return fmt.Errorf("%s is not the memory file of the server: is it of this host? %w", path,
 			engine.ErrBounds)
-	}
-	info, err := f.Stat()
-	if err != nil {
-		return err
 	}
 	p.mem, err = unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
 	return os.NewSyscallError("mmap", err)

@@ -4,9 +4,11 @@ package serve
 
 import (
 	"bytes"
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
@@ -108,6 +111,8 @@ func TestMemoryThatGoes(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, make([]byte, 4*page), 0o600))
 	require.ErrorContains(t, p.mapFile(path, [16]byte{1}), "not the memory file of the server")
 	require.ErrorIs(t, p.mapFile(path+"x", [16]byte{}), os.ErrNotExist)
+	require.NoError(t, unix.Mkfifo(path+"f", 0o600))
+	require.ErrorContains(t, p.mapFile(path+"f", [16]byte{}), "is no file")
 }
 
 // TestPinsAreBounded: by their number, and by bytes; those of a client that is gone end.
@@ -130,12 +135,40 @@ func TestPinsAreBounded(t *testing.T) {
 	require.ErrorIs(t, err, engine.ErrBusy)
 	other, err := openUser(ctx, path)
 	require.NoError(t, err)
+	p, err := other.Pin(ctx, keysOf(50, keysMax-2), time.Minute) // nothing, too
+	require.NoError(t, err)
+	_, err = other.Pin(ctx, keysOf(50, 3), time.Minute)
+	require.ErrorIs(t, err, engine.ErrBusy)
+	require.NoError(t, p.Close(ctx))
 	_, err = other.Pin(ctx, keys[:2], time.Minute)
 	require.NoError(t, err)
 	require.EqualValues(t, 2*blockBytes, c.Stats().Held)
 	require.NoError(t, other.Client.Close(ctx))
 	until(func() bool { return c.Stats().Held == 0 })
 	require.NoError(t, u.Client.Close(ctx))
+}
+
+// TestPinOfAnotherHost: who does not come by the Unix socket gets no pin, which would only keep
+// memory.
+func TestPinOfAnotherHost(t *testing.T) {
+	c, s, _ := openWhole(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { served <- s.cfg.Engine.Serve(ctx, l) }()
+	e, err := openEngine("far")
+	require.NoError(t, err)
+	u, err := Dial(ctx, e, "tcp", l.Addr().String())
+	require.NoError(t, err)
+	space, err := u.Namespace(ctx, "model", [32]byte{1})
+	require.NoError(t, err)
+	_, err = space.Pin(ctx, keysOf(1, 2), time.Minute)
+	require.ErrorIs(t, err, engine.ErrNotSupported)
+	require.Zero(t, c.Stats().Held)
+	require.NoError(t, u.Close(ctx))
+	cancel()
+	<-served
 }
 
 // TestHints: hints and estimates pass a server.

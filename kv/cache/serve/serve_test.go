@@ -35,7 +35,7 @@ func openEngine(name string) (*engine.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
+	return engine.Open(engine.Config{Name: name, Plaintext: true, Backends: []driver.Backend{b}})
 }
 
 // openServer serves a cache at a path, until the test ends.
@@ -49,7 +49,7 @@ func openWhole(t *testing.T, change ...func(*Config)) (*cache.Cache, *Server, st
 	require.NoError(t, err)
 	c, err := cache.Open(t.Context(), cache.Config{Engine: e, Memory: cache.MemoryConfig{
 		Path: filepath.Join(t.TempDir(), "memory"), Bytes: 32 * blockBytes,
-		Extent: 8 * blockBytes}})
+		Extent: 8 * blockBytes}, Blocks: 64})
 	require.NoError(t, err)
 	cfg := Config{Cache: c, Engine: e}
 	for _, f := range change {
@@ -229,7 +229,7 @@ func TestGarbage(t *testing.T) {
 			p[k] = byte(r.Uint32())
 		}
 		if len(p) > 0 {
-			p[0] = byte(r.IntN(int(kindAnswered) + 2))
+			p[0] = byte(r.IntN(int(kindForget) + 2))
 			if r.IntN(2) == 0 {
 				p[0] = byte(int(kindPin) + r.IntN(int(kindEstimate-kindPin)+2))
 			}
@@ -327,7 +327,7 @@ func TestKilledClient(t *testing.T) {
 
 // TestLimits: what one client may have is bounded, and it learns so.
 func TestLimits(t *testing.T) {
-	_, path := openServer(t)
+	c, path := openServer(t)
 	u, err := openUser(t.Context(), path)
 	require.NoError(t, err)
 	part := func(k int) *engine.Region {
@@ -337,16 +337,56 @@ func TestLimits(t *testing.T) {
 		return r
 	}
 	for k := range 63 { // beside the one that it has
-		_, err = u.Client.Namespace(t.Context(), "model", [32]byte{1})
+		_, err = u.Client.Namespace(t.Context(), "model", [32]byte{2, byte(k)})
 		require.NoError(t, err)
 		require.NoError(t, u.Attach(t.Context(), part(k)))
 	}
-	_, err = u.Client.Namespace(t.Context(), "model", [32]byte{1})
+	_, err = u.Client.Namespace(t.Context(), "model", [32]byte{3})
 	require.ErrorIs(t, err, engine.ErrBusy)
-	require.ErrorIs(t, u.Attach(t.Context(), part(63)), engine.ErrBusy)
+	require.Len(t, c.Spaces(), 64, "the cache has no name that the client has not")
+	again, err := u.Client.Namespace(t.Context(), "model", [32]byte{1})
+	require.NoError(t, err)
+	require.Equal(t, u.Space, again)
+	last := part(63)
+	require.ErrorIs(t, u.Attach(t.Context(), last), engine.ErrBusy)
 	require.Equal(t, 64, u.e.Stats().Leases)
+	for range 70 { // what it has detached is none of those
+		require.NoError(t, u.Detach(t.Context(), u.region))
+		require.NoError(t, u.Attach(t.Context(), u.region))
+	}
+	u.fill(keysOf(1, 4))
+	outcomes, err := u.Store(t.Context(), keysOf(1, 4), u.place(0, 4))
+	require.NoError(t, err)
+	require.Equal(t, all(cache.Done, 4), outcomes)
 	require.NoError(t, u.Client.Close(t.Context()))
 	require.Zero(t, u.e.Stats().Leases)
+
+	// names of clients that have gone, and left no blocks, make way
+	for k := range 20 {
+		u, err = openUser(t.Context(), path)
+		require.NoError(t, err)
+		for i := range 63 {
+			for { // until the server has seen the end of the one before
+				_, err = u.Client.Namespace(t.Context(), "of many", [32]byte{byte(k), byte(i)})
+				if !errors.Is(err, cache.ErrNoRoom) {
+					break
+				}
+			}
+			require.NoError(t, err)
+		}
+		require.NoError(t, u.Client.Close(t.Context()))
+	}
+}
+
+// TestOptions: a server without Options leaves those that the program has set.
+func TestOptions(t *testing.T) {
+	c, path := openServer(t)
+	_, err := c.Namespace("model", cache.NamespaceOptions{Geometry: [32]byte{1}, Priority: 5})
+	require.NoError(t, err)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	require.Equal(t, 5, c.Spaces()[0].Priority)
+	require.NoError(t, u.Client.Close(t.Context()))
 }
 
 // TestAttachTwice: a region has one lease, however often it is attached: Detach ends all that the

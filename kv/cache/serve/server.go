@@ -19,6 +19,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,8 +41,8 @@ type Config struct {
 
 	RequestsMax int // of one client at a time; default 64
 	RegionsMax  int // of one client; default 64
-	SpacesMax   int // of one client; default 64
-	PinsMax     int // of one client; default 64
+	SpacesMax   int // of one client, before it dials again; default 64
+	PinsMax     int // of one client, which may have 64 Ki keys together; default 64
 
 	// PinTTLMax bounds how long a client may pin blocks: one that stands still keeps them as long.
 	// Default 1 min.
@@ -75,18 +76,20 @@ type spaceName struct {
 
 // client is a peer that has said hello.
 type client struct {
-	peer    *engine.Peer
-	ctx     context.Context // ends with the peer, or the server
-	cancel  context.CancelFunc
-	spaces  []*cache.Namespace
-	regions []*engine.Remote
-	pins    map[uint32]*cache.Pin
-	lastPin uint32
-	pinning int                           // requests for pins
-	ends    map[uint64]context.CancelFunc // of requests that may wait
-	count   int                           // requests that run
-	refuses bool                          // a request that was too many is being answered
-	running sync.WaitGroup                // those, and that answer
+	peer      *engine.Peer
+	ctx       context.Context // ends with the peer, or the server
+	cancel    context.CancelFunc
+	spaces    []*cache.Namespace
+	regions   []imported
+	importing sync.Mutex
+	pins      map[uint32]*cache.Pin
+	lastPin   uint32
+	pinning   int                           // requests for pins
+	pinKeys   int                           // of all pins, and of those requests
+	ends      map[uint64]context.CancelFunc // of requests that may wait
+	count     int                           // requests that run
+	refuses   bool                          // a request that was too many is being answered
+	running   sync.WaitGroup                // those, and that answer
 }
 
 // New makes a server.
@@ -194,7 +197,6 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		s.running.Go(func() { // the last word of a connection may be left out
 			select {
 			case <-p.Lost():
-				s.forget(p)
 			case <-c.ctx.Done():
 			}
 			s.close(c)
@@ -204,6 +206,13 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		if end := c.ends[id]; end != nil {
 			end()
 			delete(c.ends, id)
+		}
+		s.mu.Unlock()
+		return
+	}
+	if what == kindForget {
+		if id < uint64(len(c.regions)) {
+			c.regions[id].over = true
 		}
 		s.mu.Unlock()
 		return
@@ -263,12 +272,21 @@ func (s *Server) send(c *client, msg []byte) {
 
 // close gives back what a client that is gone had, once nothing runs for it.
 func (s *Server) close(c *client) {
+	s.mu.Lock() // from here on handle begins nothing for it
+	if s.clients[c.peer] == c {
+		delete(s.clients, c.peer)
+	}
+	s.mu.Unlock()
+	c.cancel()
 	c.running.Wait()
 	for _, p := range c.pins {
 		p.Close()
 	}
 	for _, m := range c.regions {
 		_ = m.Close() // a transfer without a proof may list it still
+	}
+	for _, n := range c.spaces {
+		n.Close()
 	}
 }
 
@@ -312,15 +330,14 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, r *reader) ([]
 		if r.bad {
 			return nil, errGarbled
 		}
-		n.Remove(keys)
-		return nil, nil
+		return nil, n.Remove(keys)
 	case kindLoad, kindStore:
 		region, at := r.place()
 		keys := r.keys(4)
 		at.Slots = r.slots(len(keys))
 		s.mu.Lock()
-		if int(region) < len(c.regions) {
-			at.Remote = c.regions[region]
+		if int(region) < len(c.regions) && !c.regions[region].over {
+			at.Remote = c.regions[region].Remote
 		}
 		s.mu.Unlock()
 		if r.bad {
@@ -339,6 +356,12 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, r *reader) ([]
 		return ended(op)
 	}
 	return s.serveSpace(ctx, c, n, what, r)
+}
+
+// imported is a region of a client, until it says that it has revoked its lease.
+type imported struct {
+	*engine.Remote
+	over bool
 }
 
 // ended waits for an operation, which its context ends, and returns its outcomes.
@@ -369,31 +392,62 @@ func (s *Server) openSpace(c *client, r *reader) ([]byte, error) {
 	if r.bad {
 		return nil, errGarbled
 	}
-	s.opening.Lock()
-	if s.cfg.Options != nil {
-		o = s.cfg.Options(name)
-	}
-	o.Geometry = geometry
-	n, err := s.cfg.Cache.Namespace(name, o)
-	if err == nil {
-		s.opened[spaceName{name, geometry}] = true // at most as many as a cache has
-	}
-	s.opening.Unlock()
+	digest := cache.DigestOf(name, geometry)
+	s.mu.Lock()
+	_, err := s.spaceNumber(c, digest) // before the cache has a name more
+	s.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
+	s.opening.Lock()
+	defer s.opening.Unlock()
+	if s.cfg.Options != nil {
+		o = s.cfg.Options(name)
+	} else if n := s.cfg.Cache.Space(digest); n != nil {
+		if n.Name() != "" {
+			return s.addSpace(c, n) // as the program has it
+		}
+		n.Close()
+	}
+	o.Geometry = geometry
+	n, err := s.cfg.Cache.Namespace(name, o)
+	if err != nil {
+		return nil, err
+	}
+	s.opened[spaceName{name, geometry}] = true // at most as many as a cache has
 	return s.addSpace(c, n)
 }
 
 // addSpace gives a client a namespace, by a number.
 func (s *Server) addSpace(c *client, n *cache.Namespace) ([]byte, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(c.spaces) >= s.cfg.SpacesMax {
-		return nil, fmt.Errorf("%d namespaces of one client: %w", len(c.spaces), engine.ErrBusy)
+	number, err := s.spaceNumber(c, n.Digest())
+	further := err == nil && number == len(c.spaces)
+	if further {
+		c.spaces = append(c.spaces, n) // close ends it
 	}
-	c.spaces = append(c.spaces, n)
-	return binary.LittleEndian.AppendUint16(nil, uint16(len(c.spaces)-1)), nil
+	s.mu.Unlock()
+	if !further {
+		n.Close()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return binary.LittleEndian.AppendUint16(nil, uint16(number)), nil
+}
+
+// spaceNumber is by which number a client has a namespace, or may have it. The caller holds the
+// lock.
+func (s *Server) spaceNumber(c *client, digest [16]byte) (int, error) {
+	for k, n := range c.spaces {
+		if n.Digest() == digest {
+			return k, nil
+		}
+	}
+	if len(c.spaces) >= s.cfg.SpacesMax {
+		return 0, fmt.Errorf("%d namespaces of one client: %w", len(c.spaces), engine.ErrBusy)
+	}
+	return len(c.spaces), nil
 }
 
 func (s *Server) openRegion(c *client, r *reader) ([]byte, error) {
@@ -401,13 +455,24 @@ func (s *Server) openRegion(c *client, r *reader) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.importing.Lock() // so that no other request takes the number
+	defer c.importing.Unlock()
 	s.mu.Lock()
-	if n := len(c.regions); n < s.cfg.RegionsMax {
-		c.regions = append(c.regions, m)
-		s.mu.Unlock()
-		return binary.LittleEndian.AppendUint16(nil, uint16(n)), nil
-	}
+	regions := slices.Clone(c.regions)
 	s.mu.Unlock()
-	return nil, errors.Join(fmt.Errorf("%d regions of one client: %w", s.cfg.RegionsMax,
-		engine.ErrBusy), m.Close())
+	number := slices.IndexFunc(regions, func(i imported) bool {
+		return i.over && i.Close() == nil // a request may list it still
+	})
+	if number < 0 && len(regions) >= s.cfg.RegionsMax {
+		return nil, errors.Join(fmt.Errorf("%d regions of one client: %w", s.cfg.RegionsMax,
+			engine.ErrBusy), m.Close())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if number < 0 {
+		number = len(regions)
+		c.regions = append(c.regions, imported{})
+	}
+	c.regions[number] = imported{Remote: m}
+	return binary.LittleEndian.AppendUint16(nil, uint16(number)), nil
 }

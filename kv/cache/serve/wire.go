@@ -25,6 +25,7 @@ const (
 	kindRemove                   // namespace, keys
 	kindCancel                   // ends the request of that number; not answered itself
 	kindAnswered                 // the first of an answer
+	kindForget                   // the client has revoked the region of that number; not answered
 )
 
 const (

@@ -382,7 +382,8 @@ class Namespace:
 
     def hint(self, kind: Hint, keys: Keys, seconds: float = 0,
              timeout: Optional[float] = 5.0) -> HintResult:
-        """Gives a hint; RETAIN is for so many seconds. FullError: a budget has refused some blocks.
+        """Gives a hint; RETAIN is for so many seconds, up to an hour at a time. FullError: a
+        budget has refused some blocks.
         """
         held, n = _hold_keys(keys)
         result = _library.KVHintResult()
