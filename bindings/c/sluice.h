@@ -583,7 +583,8 @@ struct sluice_kv_key {
  *   bytes         for blocks in memory
  *   extent        the longest block, and the unit in which bytes are cut; a 256th of bytes, 2 MiB
  *                 to 256 MiB
- *   blocks        how many it can know, 64 bytes of memory each; the bytes of all tiers by 64 KiB
+ *   blocks        how many it can know, 68 bytes of memory each; as many as the memory file that is
+ *                 there, else the bytes of all tiers by 64 KiB
  *   policy        s3fifo (default), lru, arc: which block goes first
  *   verify_first  true: a block's CRC-32C is verified by its first load alone
  *   ops_max       operations at a time; 1,024

@@ -10,15 +10,21 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/cache/serve"
 )
 
 // cacheDir has a config for a cache of 16 MiB, with a disk of 32; more is behind it.
@@ -140,6 +146,8 @@ func TestCacheCommands(t *testing.T) {
 	o = askCache(t, at, "get", "hello", "--out", "-")
 	require.Equal(t, statusUsage, o.status)
 	require.Contains(t, o.stderr, "32 hexadecimal digits")
+	o = askCache(t, at, "put", "--hash", "x", config, "--namespace", "\xff")
+	require.Contains(t, o.stderr, "in UTF-8")
 	o = askCache(t, filepath.Join(dir, "none"), "stat")
 	require.Equal(t, statusFailed, o.status)
 	require.Contains(t, o.stderr, "start sluice cache serve")
@@ -190,7 +198,8 @@ func TestCacheServeTwice(t *testing.T) {
 	ok(t, askCache(t, filepath.Join(dir, "s"), "stat"))
 }
 
-// TestCacheReload: SIGHUP has quotas and priorities read again; nonsense changes nothing.
+// TestCacheReload: SIGHUP has all that namespaces may have read again; nonsense changes nothing. It
+// holds from the start on, also for namespaces that no client has opened yet.
 func TestCacheReload(t *testing.T) {
 	dir, config := cacheDir(t)
 	at := filepath.Join(dir, "s")
@@ -208,8 +217,45 @@ func TestCacheReload(t *testing.T) {
 		"flow = \"memory-only\"\nttl = \"2h\"\n")
 	require.Regexp(t, `default +\w+ +4 .* 8 MiB .* memory-only +7200`, listed())
 	require.Contains(t, reload("[[namespace]]\nname = \"default\"\npriority = 11\n"),
-		"line 12: namespace.priority")
+		"line 10: namespace: priority 11, from 0 to 7")
 	require.Regexp(t, `default +\w+ +4 .* 8 MiB .* memory-only +7200`, listed())
+	require.NoError(t, s.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, s.Wait())
+	text = append(text,
+		"[[namespace]]\nname = \"*\"\nmemory_quota = \"4MiB\"\npriority = 5\n"...)
+	require.NoError(t, os.WriteFile(config, text, 0o600))
+	s = startCache(t, config)
+	require.Regexp(t, `default +\w+ +5 .* 4 MiB .* write-through +0`, listed())
+	reload("[[namespace]]\nname = \"default\"\npriority = 6\n")
+	require.Regexp(t, `default +\w+ +6 .* write-through +0`, listed())
+}
+
+// TestCacheReloadEarly: a SIGHUP while the server waits for its files is done once it has them.
+func TestCacheReloadEarly(t *testing.T) {
+	dir, config := cacheDir(t)
+	first := startCache(t, config)
+	text, err := os.ReadFile(config)
+	require.NoError(t, err)
+	other := filepath.Join(dir, "other.toml")
+	require.NoError(t, os.WriteFile(other, bytes.Replace(text, []byte(`/s"`), []byte(`/s2"`), 1),
+		0o600))
+	c := exec.Command(binary, "cache", "serve", "--config", other)
+	errs, err := c.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
+	for {
+		conn, err := net.Dial("unix", filepath.Join(dir, "s2"))
+		if err == nil {
+			require.NoError(t, conn.Close())
+			break
+		}
+		require.NoError(t, c.Process.Signal(syscall.Signal(0)), "it has ended")
+		runtime.Gosched()
+	}
+	require.NoError(t, c.Process.Signal(syscall.SIGHUP))
+	require.NoError(t, first.Process.Signal(syscall.SIGTERM))
+	readLines(errs).await(t, "is read")
 }
 
 // TestCacheSystemd: the service tells systemd that it is ready, alive, and about to end.
@@ -313,21 +359,31 @@ func TestCacheConfig(t *testing.T) {
 			"line 4: memory.bytes: negative integer value -3"},
 		{strings.Replace(good, `"64MiB"`, "true", 1), "size \"true\""},
 		{strings.Replace(good, `"/x/m"`, "3", 1), "line 3: memory.path: cannot decode TOML integer"},
-		{strings.Replace(good, `path = "/x/m"`, "", 1), "line 2: memory.path: name the file"},
+		{strings.Replace(good, `path = "/x/m"`, "", 1), "line 2: memory: no path of"},
 		{good + "bytes = 5\n", "line 5"},
 		{"drain_timeout = \"soon\"\n" + good, "line 1: drain_timeout: \"soon\" is no time"},
 		{"listen = [\"1.2.3.4:7\"]\n" + good, "line 1: listen: name the files of an [identity]"},
 		{"plaintext = true\nlisten = [\"here\"]\n" + good,
 			"line 2: listen: \"here\" is no HOST:PORT"},
+		{"metrics = \"here\"\n" + good, "line 1: metrics: \"here\" is no HOST:PORT"},
 		{"backends = [\"smoke\"]\n" + good, "line 1: backends: backend \"smoke\" does not exist"},
 		{"backends = [\"shm:rings=2\"]\n" + good, "line 1: backends: "},
-		{"policy = \"fifo\"\n" + good, "policy \"fifo\": there are s3fifo"},
-		{good + "[[disk]]\npath=\"/x/d\"\nbytes=1\n[[disk]]\nbytes=1\n", "line 8: disk.path"},
-		{good + "[[disk]]\npath=\"/x/d\"\nbytes=\"4KiB\"\n", "disk /x/d"},
+		{"policy = \"fifo\"\n" + good, "line 1: policy: policy \"fifo\": there are s3fifo"},
+		{"\noperations = 5000000\n" + good, "line 2: operations: "},
+		{"hold_max = \"1TiB\"\n" + good, "line 1: hold_max: "},
+		{"blocks = 1000000000000\n" + good, "line 1: blocks: "},
+		{good + "[[disk]]\npath=\"/x/d\"\nbytes=\"2MiB\"\n[[disk]]\nbytes=1\n",
+			"line 8: disk: disk 1 has no path"},
+		{good + "[[disk]]\npath=\"/x/d\"\nbytes=\"4KiB\"\n", "line 5: disk: disk /x/d"},
+		{good + "[[disk]]\npath=\"/x/m\"\nbytes=\"2MiB\"\n", "line 5: disk: disk /x/m is there"},
+		{good + "[schedule]\npiece_bytes=\"4MiB\"\n", "line 6: schedule.piece_bytes"},
+		{good + "[schedule]\nswap_out=-1\n", "line 6: schedule.swap_out"},
 		{good + "[[namespace]]\nname=\"a\"\n[[namespace]]\nname=\"a\"\n", "line 8: namespace.name"},
 		{good + "[[namespace]]\nname=\"a\"\nflow=\"up\"\n", "line 7: namespace.flow"},
 		{good + "[[namespace]]\nname=\"a\"\nttl=\"1.5s\"\n", "line 7: namespace.ttl"},
-		{good + "[identity]\ncertificate=\"c\"\nkey=\"k\"\n", "line 5: identity.authority"},
+		{good + "[[namespace]]\nname=\"a\"\nttl=\"100000h\"\n", "line 5: namespace: TTL"},
+		{"text = \"a\"\n" + good, "line 1: text: there is no such key"},
+		{good + "[identity]\ncertificate=\"c\"\nkey=\"k\"\n", "line 5: identity: "},
 		{"name = \"" + good, "line 1"},
 	} {
 		path := filepath.Join(t.TempDir(), "cache.toml")
@@ -339,6 +395,78 @@ func TestCacheConfig(t *testing.T) {
 	o := sluice(t, "cache", "serve", "--config", "/no/where")
 	require.Equal(t, statusFailed, o.status)
 	require.Contains(t, o.stderr, "no such file")
+}
+
+// TestCacheKeys: each key is what it says of the engine, the cache, and a namespace.
+func TestCacheKeys(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cache.toml")
+	require.NoError(t, os.WriteFile(path, []byte(`policy = "arc"
+blocks = 4096
+verify_first = true
+operations = 7
+hold_max = "3MiB"
+[schedule]
+bytes_in_flight = "8MiB"
+piece_bytes = "1MiB"
+prefetch = 3
+swap_out = 2
+queued_max = 100
+queued_bytes = "1GiB"
+[memory]
+path = "/x/m"
+bytes = "64MiB"
+extent = "4MiB"
+[[disk]]
+path = "/x/d"
+bytes = "1GiB"
+extent = "8MiB"
+blocks = 500
+bytes_a_day = "2GiB"
+durable = true
+slow_after = "5s"
+[[namespace]]
+name = "a"
+priority = 4
+memory_quota = "1MiB"
+disk_quota = "2MiB"
+flow = "write-back"
+ttl = "1h"
+hold_max = "2MiB"
+bytes_a_second = "1GiB"
+`), 0o600))
+	c, err := readCacheConfig(path)
+	require.NoError(t, err)
+	require.Equal(t, cache.Config{Policy: cache.ARC, Blocks: 4096, VerifyFirst: true, OpsMax: 7,
+		HoldMax: 3 << 20, Memory: cache.MemoryConfig{Path: "/x/m", Bytes: 64 << 20,
+			Extent: 4 << 20}, Disks: []cache.DiskConfig{{Path: "/x/d", Bytes: 1 << 30,
+			Extent: 8 << 20, Blocks: 500, BytesADay: 2 << 30, Durable: true,
+			SlowAfter: 5 * time.Second}}}, c.cache())
+	require.Equal(t, cache.NamespaceOptions{Priority: 4, Quota: [2]uint64{1 << 20, 2 << 20},
+		Flow: cache.WriteBack, TTL: time.Hour, HoldMax: 2 << 20, BytesASecond: 1 << 30},
+		c.options("a"))
+	require.Equal(t, &engine.Schedule{BytesInFlight: 8 << 20, PieceBytes: 1 << 20, Prefetch: 3,
+		SwapOut: 2, QueuedMax: 100, QueuedBytes: 1 << 30}, c.schedule())
+	require.Equal(t, &engine.Schedule{}, (&cacheConfig{}).schedule(), "with its defaults")
+	c.Schedule.Off = true
+	require.Nil(t, c.schedule())
+}
+
+// TestCacheDiskLeftAlone: stat and the metrics say which disk is left alone, and why.
+func TestCacheDiskLeftAlone(t *testing.T) {
+	r := serve.Report{Stats: cache.Stats{Disks: []cache.DiskStats{{Path: "/a"},
+		{Path: "/b", Unused: "it is tried again in 3s"},
+		{Path: "/c", Unused: "it has not answered for 4s", Silent: true}}}}
+	var text bytes.Buffer
+	require.NoError(t, printCacheReport(&text, &r))
+	require.Regexp(t, `/a .*0 B\n.*/b .*LEFT ALONE: it is tried.*\n.*/c .*LEFT ALONE: it has not`,
+		text.String())
+	w := httptest.NewRecorder()
+	metricsHandler(func() serve.Report { return r }).ServeHTTP(w, httptest.NewRequest(
+		http.MethodGet, "/metrics", nil))
+	for _, want := range []string{`usable{path="/a"} 1`, `usable{path="/b"} 0`,
+		`usable{path="/c"} 0`, `silent{path="/b"} 0`, `silent{path="/c"} 1`} {
+		require.Contains(t, w.Body.String(), "sluice_cache_disk_"+want)
+	}
 }
 
 // TestCacheTooLarge: the error of a memory that is not there says how much is free.

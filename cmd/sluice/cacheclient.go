@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"slices"
@@ -48,48 +49,14 @@ func (f *cacheFlags) register(s *pflag.FlagSet) {
 }
 
 // use dials the server, and calls do with a context that ends at the limit.
-func (f *cacheFlags) use(ctx context.Context, do func(context.Context, *cacheUser) error) (
-	err error) {
+func (f *cacheFlags) use(ctx context.Context, do func(context.Context, *cacheUser) error) error {
 	if f.timeout <= 0 {
 		return usagef("--timeout %v: want more", f.timeout)
-	}
-	cfg := engine.Config{Name: fmt.Sprintf("sluice cache (pid %d)", os.Getpid())}
-	address, network := f.server, "unix"
-	if rest, ok := strings.CutPrefix(f.server, "tcp:"); ok {
-		address, network = rest, "tcp"
-	}
-	var b driver.Backend
-	switch {
-	case network == "unix" && (f.certificate+f.key+f.authority != "" || f.plaintext):
-		return usagef("--server %s is a Unix socket: it needs neither certificates nor --plaintext",
-			f.server)
-	case network == "unix":
-		b, err = byname.Open("shm", nil)
-	case f.plaintext:
-		cfg.Plaintext = true
-		b, err = tcp.New(tcp.Config{Plaintext: true})
-	case f.certificate == "" || f.key == "" || f.authority == "":
-		return usagef("--server %s: give --certificate, --key and --authority, or --plaintext",
-			f.server)
-	default:
-		var id *identity.Identity
-		if id, err = identity.FromFiles(f.certificate, f.key, f.authority); err == nil {
-			cfg.Identity = id.CheckHost()
-			b, err = tcp.New(tcp.Config{Identity: id})
-		}
-	}
-	if err != nil {
-		return err
-	}
-	cfg.Backends = []driver.Backend{b}
-	if _, err := os.Stat(address); network == "unix" && err != nil {
-		return errors.Join(fmt.Errorf("no cache is served here: %w: start sluice cache serve, or "+
-			"name its socket by --server", err), b.Close())
 	}
 	within, cancel := context.WithTimeoutCause(ctx, f.timeout,
 		fmt.Errorf("the server has not answered within %v (--timeout)", f.timeout))
 	defer cancel()
-	u, err := dialCache(within, cfg, network, address)
+	u, err := f.dial(within, fmt.Sprintf("sluice cache (pid %d)", os.Getpid()))
 	if err != nil {
 		if within.Err() != nil && ctx.Err() == nil {
 			err = errors.Join(context.Cause(within), err)
@@ -97,6 +64,49 @@ func (f *cacheFlags) use(ctx context.Context, do func(context.Context, *cacheUse
 		return fmt.Errorf("reach the cache at %s: %w", f.server, err)
 	}
 	return errors.Join(do(within, u), u.close())
+}
+
+// dial meets the server with an engine of that name.
+func (f *cacheFlags) dial(ctx context.Context, name string) (*cacheUser, error) {
+	cfg, network := engine.Config{Name: name, Plaintext: f.plaintext}, "unix"
+	address, remote := strings.CutPrefix(f.server, "tcp:")
+	_, noSocket := os.Stat(address)
+	var b driver.Backend
+	var err error
+	switch {
+	case remote && f.plaintext:
+		b, err = tcp.New(tcp.Config{Plaintext: true})
+	case remote && (f.certificate == "" || f.key == "" || f.authority == ""):
+		return nil, usagef("give --certificate, --key and --authority, or --plaintext")
+	case remote:
+		var id *identity.Identity
+		if id, err = identity.FromFiles(f.certificate, f.key, f.authority); err == nil {
+			cfg.Identity = id.CheckHost()
+			b, err = tcp.New(tcp.Config{Identity: id})
+		}
+	case f.certificate+f.key+f.authority != "" || f.plaintext:
+		return nil, usagef("a Unix socket needs neither certificates nor --plaintext")
+	case noSocket != nil:
+		return nil, fmt.Errorf("no cache is served here: %w: start sluice cache serve, or name "+
+			"its socket by --server", noSocket)
+	default:
+		b, err = byname.Open("shm", nil)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if remote {
+		network = "tcp"
+	}
+	cfg.Backends = []driver.Backend{b}
+	u := &cacheUser{}
+	if u.engine, err = engine.Open(cfg); err != nil {
+		return nil, err
+	}
+	if u.Client, err = serve.Dial(ctx, u.engine, network, address); err != nil {
+		return nil, errors.Join(err, u.engine.Close())
+	}
+	return u, nil
 }
 
 func newCacheStat() *cobra.Command {
@@ -174,14 +184,14 @@ func printCacheReport(w io.Writer, r *serve.Report) error {
 		}
 		line("  %s\t%s", d.Path, text)
 	}
-	hits, asked := r.Loads[cache.Done], uint64(0)
+	asked := uint64(0)
 	for _, n := range r.Loads {
 		asked += n
 	}
-	line("loads\t%d of %d blocks, %s%s", hits, asked, figures.RoundSize(r.LoadedBytes),
-		outcomesText(r.Loads, cache.Done))
+	line("loads\t%d of %d blocks, %s%s", r.Loads[cache.Done], asked,
+		figures.RoundSize(r.LoadedBytes), missesText(r.Loads))
 	line("stores\t%d blocks, %s%s", r.Stores[cache.Done], figures.RoundSize(r.StoredBytes),
-		outcomesText(r.Stores, cache.Done))
+		missesText(r.Stores))
 	line("disks\t%d blocks read, %d written, %d not in time", r.SwappedIn, r.SwappedOut,
 		r.Unwritten)
 	if r.Unproven > 0 {
@@ -199,17 +209,12 @@ func printCacheReport(w io.Writer, r *serve.Report) error {
 	return nil
 }
 
-// outcomesText lists what became of blocks, but for one outcome.
-func outcomesText(counts map[cache.Outcome]uint64, but cache.Outcome) (text string) {
-	var list []cache.Outcome
-	for o := range counts {
-		if o != but {
-			list = append(list, o)
+// missesText lists what became of blocks that are not Done.
+func missesText(counts map[cache.Outcome]uint64) (text string) {
+	for _, o := range slices.Sorted(maps.Keys(counts)) {
+		if o != cache.Done {
+			text += fmt.Sprintf("; %d %v", counts[o], o)
 		}
-	}
-	slices.Sort(list)
-	for _, o := range list {
-		text += fmt.Sprintf("; %d %v", counts[o], o)
 	}
 	return text
 }
@@ -300,7 +305,10 @@ func (u *cacheUser) space(ctx context.Context, name string) (*serve.Space, error
 	}
 	var found []cache.SpaceInfo
 	for _, s := range spaces {
-		if s.Name == name || hex.EncodeToString(s.Digest[:]) == name {
+		if hex.EncodeToString(s.Digest[:]) == name { // whatever others are named
+			return u.Find(ctx, s.Digest)
+		}
+		if s.Name == name {
 			found = append(found, s)
 		}
 	}
@@ -350,11 +358,11 @@ func newCacheGet() *cobra.Command {
 		Args: wordsFrom(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			key, err := f.key(args[0])
+			if err == nil && out == "" {
+				err = usagef("--out FILE says where the block goes; -: the standard output")
+			}
 			if err != nil {
 				return err
-			}
-			if out == "" {
-				return usagef("--out FILE says where the block goes; -: the standard output")
 			}
 			return f.use(c.Context(), func(ctx context.Context, u *cacheUser) error {
 				space, err := u.space(ctx, f.namespace)
@@ -362,26 +370,20 @@ func newCacheGet() *cobra.Command {
 					return err
 				}
 				b, _, err := space.Block(ctx, key) // for its length
-				switch {
-				case err != nil:
-					return err
-				case !b.Found.There():
-					return fmt.Errorf("%x is not in namespace %q: never stored, or it had to go",
+				if err == nil && !b.Found.There() {
+					err = fmt.Errorf("%x is not in namespace %q: never stored, or it had to go",
 						key, f.namespace)
 				}
-				if err := u.hold(ctx, int(b.Bytes)); err != nil {
-					return err
+				data := make([]byte, b.Bytes)
+				if err == nil {
+					err = u.moveBlock(ctx, space.Load, key, data)
 				}
-				err = wellDone(space.Load(ctx, []cache.Key{key}, u.place(1, int(b.Bytes))))
-				switch data := u.memory.Bytes()[:b.Bytes]; {
-				case err != nil:
-					return err
-				case out == "-":
+				if err == nil && out == "-" {
 					_, err = c.OutOrStdout().Write(data)
-					return err
-				default:
-					return os.WriteFile(out, data, 0o666)
+				} else if err == nil {
+					err = os.WriteFile(out, data, 0o666)
 				}
+				return err
 			})
 		},
 	}
@@ -402,8 +404,15 @@ var outcomeTexts = map[cache.Outcome]string{
 	cache.Late: "not within --timeout",
 }
 
-// wellDone is the error of a call about one block.
-func wellDone(outcomes []cache.Outcome, err error) error {
+// moveBlock loads a block into data, or stores it from there.
+func (u *cacheUser) moveBlock(ctx context.Context, call func(context.Context, []cache.Key,
+	serve.Place) ([]cache.Outcome, error), key cache.Key, data []byte) error {
+	if err := u.hold(ctx, len(data)); err != nil {
+		return err
+	}
+	copy(u.memory.Bytes(), data)
+	outcomes, err := call(ctx, []cache.Key{key}, u.place(1, len(data)))
+	copy(data, u.memory.Bytes())
 	if err != nil || outcomes[0] == cache.Done || outcomes[0] == cache.Known {
 		return err
 	}
@@ -446,14 +455,10 @@ for --geometry: processes that name it and the same geometry find the block.`,
 				if geometry != "" || errors.Is(err, os.ErrNotExist) {
 					space, err = u.Namespace(ctx, f.namespace, digest)
 				}
-				if err == nil {
-					err = u.hold(ctx, len(data))
-				}
 				if err != nil {
 					return err
 				}
-				copy(u.memory.Bytes(), data)
-				return wellDone(space.Store(ctx, []cache.Key{key}, u.place(1, len(data))))
+				return u.moveBlock(ctx, space.Store, key, data)
 			})
 		},
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -14,68 +15,62 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 
+	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
 // cacheConfig is the file of sluice cache serve. docs/cache.md has the fields.
 type cacheConfig struct {
-	Name     string   `toml:"name"`
-	Socket   string   `toml:"socket"`
-	Listen   []string `toml:"listen"`
-	Backends []string `toml:"backends"`
-	Metrics  string   `toml:"metrics"`
-
-	Identity struct {
-		Certificate string `toml:"certificate"`
-		Key         string `toml:"key"`
-		Authority   string `toml:"authority"`
-		Revoked     string `toml:"revoked"`
-	} `toml:"identity"`
-	Plaintext     bool `toml:"plaintext"`
-	InspectRemote bool `toml:"inspect_remote"`
-
-	StartTimeout duration `toml:"start_timeout"`
-	DrainTimeout duration `toml:"drain_timeout"`
-
-	Policy      cache.Policy `toml:"policy"`
-	Blocks      uint64       `toml:"blocks"`
-	VerifyFirst bool         `toml:"verify_first"`
-	Operations  int          `toml:"operations"`
-	HoldMax     size         `toml:"hold_max"`
-
-	Memory     cacheMemory      `toml:"memory"`
-	Disks      []cacheDisk      `toml:"disk"`
-	Namespaces []cacheNamespace `toml:"namespace"`
+	Name, Socket, Metrics string
+	Listen, Backends      []string
+	Plaintext             bool
+	InspectRemote         bool     `toml:"inspect_remote"`
+	StartTimeout          duration `toml:"start_timeout"`
+	DrainTimeout          duration `toml:"drain_timeout"`
+	Policy                cache.Policy
+	Blocks                uint64
+	VerifyFirst           bool `toml:"verify_first"`
+	Operations            int
+	HoldMax               size `toml:"hold_max"`
+	Identity              struct{ Certificate, Key, Authority, Revoked string }
+	Memory                cacheMemory
+	Disks                 []cacheDisk `toml:"disk"`
+	Schedule              struct {
+		Off           bool
+		BytesInFlight size `toml:"bytes_in_flight"`
+		PieceBytes    size `toml:"piece_bytes"`
+		Prefetch      int
+		SwapOut       int  `toml:"swap_out"`
+		QueuedMax     int  `toml:"queued_max"`
+		QueuedBytes   size `toml:"queued_bytes"`
+	}
+	Namespaces []struct {
+		Name         string // "*": those that no other entry names
+		Priority     int
+		MemoryQuota  size `toml:"memory_quota"`
+		DiskQuota    size `toml:"disk_quota"`
+		Flow         string
+		TTL          duration
+		HoldMax      size `toml:"hold_max"`
+		BytesASecond size `toml:"bytes_a_second"`
+	} `toml:"namespace"`
 
 	text string // of the file
 	path string
 }
 
 type cacheMemory struct {
-	Path   string `toml:"path"`
-	Bytes  size   `toml:"bytes"`
-	Extent size   `toml:"extent"`
+	Path          string
+	Bytes, Extent size
 }
 
 type cacheDisk struct {
-	Path      string `toml:"path"`
-	Bytes     size   `toml:"bytes"`
-	Extent    size   `toml:"extent"`
-	Blocks    uint64 `toml:"blocks"`
-	BytesADay size   `toml:"bytes_a_day"`
-	Durable   bool   `toml:"durable"`
-}
-
-// cacheNamespace is what namespaces of a name may have.
-type cacheNamespace struct {
-	Name        string   `toml:"name"` // "*": those that no other entry names
-	Priority    int      `toml:"priority"`
-	MemoryQuota size     `toml:"memory_quota"`
-	DiskQuota   size     `toml:"disk_quota"`
-	Flow        string   `toml:"flow"`
-	TTL         duration `toml:"ttl"`
-	HoldMax     size     `toml:"hold_max"`
+	cacheMemory
+	Blocks    uint64
+	BytesADay size `toml:"bytes_a_day"`
+	Durable   bool
+	SlowAfter duration `toml:"slow_after"`
 }
 
 // size is a number of bytes, written as "64GiB" or as a number.
@@ -102,35 +97,22 @@ func (d *duration) UnmarshalText(text []byte) error {
 }
 
 // configError names what is wrong in a config: the key and, where it is known, the line.
-type configError struct {
-	path string
-	line int
-	key  string
-	err  error
-}
-
-func (e *configError) Error() string {
-	where := e.path
-	if e.line > 0 {
-		where += fmt.Sprintf(", line %d", e.line)
+func configError(path string, line int, key string, err error) error {
+	if line > 0 {
+		path += fmt.Sprintf(", line %d", line)
 	}
-	if e.key != "" {
-		where += ": " + e.key
+	if key != "" {
+		path += ": " + key
 	}
-	return fmt.Sprintf("%s: %v", where, e.err)
+	return fmt.Errorf("%s: %w", path, err)
 }
-
-func (e *configError) Unwrap() error { return e.err }
-
-// configMax bounds the file.
-const configMax = 1 << 20
 
 // readCacheConfig reads a config, puts the defaults in, and checks all that can be checked without
 // opening anything.
 func readCacheConfig(path string) (*cacheConfig, error) {
 	info, err := os.Stat(path)
-	if err == nil && (!info.Mode().IsRegular() || info.Size() > configMax) {
-		err = fmt.Errorf("%s is no file of at most %d bytes", path, configMax)
+	if err == nil && (!info.Mode().IsRegular() || info.Size() > 1<<20) {
+		err = fmt.Errorf("%s is no file of at most 1 MiB", path)
 	}
 	var text []byte
 	if err == nil {
@@ -145,23 +127,24 @@ func readCacheConfig(path string) (*cacheConfig, error) {
 	d := toml.NewDecoder(bytes.NewReader(text)).DisallowUnknownFields()
 	var unknown *toml.StrictMissingError
 	var wrong *toml.DecodeError
-	err = d.Decode(c)
-	switch {
+	switch err = d.Decode(c); {
 	case errors.As(err, &unknown):
-		e := unknown.Errors[0]
-		line, _ := e.Position()
-		return nil, &configError{path, line, strings.Join(e.Key(), "."),
-			errors.New("there is no such key; docs/cache.md has those that there are")}
+		wrong = &unknown.Errors[0]
+		err = errors.New("there is no such key; docs/cache.md has those that there are")
 	case errors.As(err, &wrong):
-		line, _ := wrong.Position()
-		text := strings.TrimPrefix(wrong.Error(), "toml: ")
-		if before, _, ok := strings.Cut(text, " into struct field"); ok { // of a Go type
-			text = before + ": it wants a value of another type"
+		text, _, of := strings.Cut(strings.TrimPrefix(err.Error(), "toml: "), " into struct field")
+		if of { // of a Go type
+			text += ": it wants a value of another type"
 		}
 		text, _, _ = strings.Cut(text, " cannot be stored in main.")
-		return nil, &configError{path, line, strings.Join(wrong.Key(), "."), errors.New(text)}
-	case err != nil:
-		return nil, &configError{path: path, err: err}
+		err = errors.New(text)
+	}
+	if wrong != nil {
+		line, _ := wrong.Position()
+		return nil, configError(path, line, strings.Join(wrong.Key(), "."), err)
+	}
+	if err != nil {
+		return nil, configError(path, 0, "", err)
 	}
 	if err := c.check(); err != nil {
 		return nil, err
@@ -170,72 +153,60 @@ func readCacheConfig(path string) (*cacheConfig, error) {
 }
 
 // wrong is an error about a key of a table, of which there may be several; nth counts them from 0.
+// Its line is that of the table where it does not have the key, as it never has "".
 func (c *cacheConfig) wrong(table string, nth int, key, format string, args ...any) error {
-	e := &configError{path: c.path, key: key, err: fmt.Errorf(format, args...)}
-	if table != "" {
-		e.key = table + "." + key
-	}
-	at := ""
-	for n, line := range strings.Split(c.text, "\n") {
-		line, _, _ = strings.Cut(line, "#")
-		if line = strings.TrimSpace(line); strings.HasPrefix(line, "[") {
+	at, line := "", 0
+	for n, text := range strings.Split(c.text, "\n") {
+		text, _, _ = strings.Cut(text, "#")
+		name, _, _ := strings.Cut(text, "=")
+		switch text = strings.TrimSpace(text); {
+		case strings.HasPrefix(text, "["):
 			if at == table {
 				nth--
 			}
-			if at = strings.Trim(line, "[] \t"); at == table && nth == 0 && table != "" {
-				e.line = n + 1 // of the table, where it does not have the key
+			if at = strings.Trim(text, "[] \t"); at == table && nth == 0 {
+				line = n + 1
 			}
-			continue
-		}
-		name, _, _ := strings.Cut(line, "=")
-		if at == table && nth == 0 && strings.TrimSpace(name) == key {
-			e.line = n + 1
-			break
+		case at == table && nth == 0 && strings.TrimSpace(name) == key && text != "":
+			line = n + 1
+			nth--
 		}
 	}
-	return e
+	return configError(c.path, line, strings.Trim(table+"."+key, "."),
+		fmt.Errorf(format, args...))
 }
 
-// socketPathMax is what the kernel takes.
-const socketPathMax = 107
-
 func (c *cacheConfig) check() error {
-	switch {
-	case c.Memory.Path == "":
-		return c.wrong("memory", 0, "path", "name the file in memory, such as /dev/shm/kv")
-	case c.Memory.Bytes == 0:
-		return c.wrong("memory", 0, "bytes", "say how much it may have, such as \"64GiB\"")
-	case c.Name == "" || len(c.Name) > 255:
-		return c.wrong("", 0, "name", "want from 1 to 255 bytes")
-	case c.Socket == "" || len(c.Socket) > socketPathMax:
-		return c.wrong("", 0, "socket", "want a path of 1 to %d bytes", socketPathMax)
-	case c.Operations < 0:
-		return c.wrong("", 0, "operations", "want at least 1, or 0 for the default")
-	}
-	secure := 0
-	for key, file := range map[string]string{"certificate": c.Identity.Certificate,
-		"key": c.Identity.Key, "authority": c.Identity.Authority} {
-		if file != "" {
-			secure++
-		} else if c.Identity != (cacheConfig{}).Identity {
-			return c.wrong("identity", 0, key, "an identity has certificate, key and authority")
+	id, q := &c.Identity, &c.Schedule
+	secure := id.Certificate != "" && id.Key != "" && id.Authority != ""
+	weight := func(n int) bool { return n < 0 || n > 1<<20 }
+	for _, w := range []struct {
+		bad              bool
+		table, key, text string
+	}{
+		{c.Name == "" || len(c.Name) > 255, "", "name", "want from 1 to 255 bytes"},
+		{c.Socket == "" || len(c.Socket) > 107, "", "socket", "want a path of 1 to 107 bytes"},
+		{!secure && *id != (cacheConfig{}).Identity, "identity", "",
+			"an identity has certificate, key and authority"},
+		{secure && c.Plaintext, "", "plaintext", "with an identity nothing is in plain text"},
+		{len(c.Listen) > 0 && !secure && !c.Plaintext, "", "listen", "name the files of an " +
+			"[identity], or set plaintext = true on a network that is trusted"},
+		{q.BytesInFlight > 1<<40, "schedule", "bytes_in_flight", "want at most 1 TiB"},
+		{q.PieceBytes > min(64<<20, cmp.Or(q.BytesInFlight, 2<<20)), "schedule", "piece_bytes",
+			"want at most bytes_in_flight, and 64 MiB"},
+		{weight(q.Prefetch), "schedule", "prefetch", "want at most 1,048,576"},
+		{weight(q.SwapOut), "schedule", "swap_out", "want at most 1,048,576"},
+		{weight(q.QueuedMax), "schedule", "queued_max", "want at most 1,048,576"},
+		{q.QueuedBytes > 1<<60, "schedule", "queued_bytes", "want at most 1 EiB"},
+	} {
+		if w.bad {
+			return c.wrong(w.table, 0, w.key, "%s", w.text)
 		}
 	}
-	switch {
-	case secure > 0 && c.Plaintext:
-		return c.wrong("", 0, "plaintext", "with an identity nothing is in plain text")
-	case len(c.Listen) > 0 && secure == 0 && !c.Plaintext:
-		return c.wrong("", 0, "listen", "name the files of an [identity], or set plaintext = "+
-			"true on a network that is trusted")
-	}
-	for _, address := range c.Listen {
-		if _, _, err := net.SplitHostPort(address); err != nil {
-			return c.wrong("", 0, "listen", "%q is no HOST:PORT", address)
-		}
-	}
-	if c.Metrics != "" {
-		if _, _, err := net.SplitHostPort(c.Metrics); err != nil {
-			return c.wrong("", 0, "metrics", "%q is no HOST:PORT", c.Metrics)
+	for n, address := range append([]string{c.Metrics}, c.Listen...) {
+		if _, _, err := net.SplitHostPort(address); err != nil && (n > 0 || address != "") {
+			return c.wrong("", 0, []string{"metrics", "listen"}[min(n, 1)],
+				"%q is no HOST:PORT", address)
 		}
 	}
 	for _, text := range c.Backends {
@@ -247,14 +218,6 @@ func (c *cacheConfig) check() error {
 			return c.wrong("", 0, "backends", "name each one: auto is of the command line")
 		}
 	}
-	for n := range c.Disks {
-		switch d := &c.Disks[n]; {
-		case d.Path == "":
-			return c.wrong("disk", n, "path", "name the file on the disk")
-		case d.Bytes == 0:
-			return c.wrong("disk", n, "bytes", "say how much it may have, such as \"1TiB\"")
-		}
-	}
 	names := map[string]bool{}
 	for n, s := range c.Namespaces {
 		switch {
@@ -262,20 +225,37 @@ func (c *cacheConfig) check() error {
 			return c.wrong("namespace", n, "name", "want a name, or \"*\" for all others")
 		case names[s.Name]:
 			return c.wrong("namespace", n, "name", "%q is there twice", s.Name)
-		case s.Priority < 0 || s.Priority > 7:
-			return c.wrong("namespace", n, "priority", "%d: want 0, the first to go, to 7",
-				s.Priority)
 		case s.TTL%duration(time.Second) != 0:
 			return c.wrong("namespace", n, "ttl", "%v: want whole seconds", time.Duration(s.TTL))
 		}
 		if _, err := cache.ParseFlow(s.Flow); err != nil {
 			return c.wrong("namespace", n, "flow", "%w", err)
 		}
+		if o := c.options(s.Name); o.Check() != nil {
+			return c.wrong("namespace", n, "", "%w", o.Check())
+		}
 		names[s.Name] = true
 	}
-	cfg := c.cache()
-	if err := cfg.Check(); err != nil {
-		return &configError{path: c.path, err: err}
+	// What the cache would refuse, part by part.
+	all := c.cache()
+	type part struct {
+		table string
+		nth   int
+		key   string
+		cfg   cache.Config
+	}
+	parts := []part{{"memory", 0, "", cache.Config{}},
+		{"", 0, "policy", cache.Config{Policy: all.Policy}},
+		{"", 0, "operations", cache.Config{OpsMax: all.OpsMax}},
+		{"", 0, "hold_max", cache.Config{HoldMax: all.HoldMax}}}
+	for n := range all.Disks {
+		parts = append(parts, part{"disk", n, "", cache.Config{Disks: all.Disks[:n+1]}})
+	}
+	for _, p := range append(parts, part{"", 0, "blocks", all}) {
+		p.cfg.Memory = all.Memory
+		if err := p.cfg.Check(); err != nil {
+			return c.wrong(p.table, p.nth, p.key, "%w", err)
+		}
 	}
 	return nil
 }
@@ -289,9 +269,20 @@ func (c *cacheConfig) cache() cache.Config {
 	for _, d := range c.Disks {
 		cfg.Disks = append(cfg.Disks, cache.DiskConfig{Path: d.Path, Bytes: uint64(d.Bytes),
 			Extent: uint64(d.Extent), Blocks: d.Blocks, BytesADay: uint64(d.BytesADay),
-			Durable: d.Durable})
+			Durable: d.Durable, SlowAfter: time.Duration(d.SlowAfter)})
 	}
 	return cfg
+}
+
+// schedule is what the engine does first.
+func (c *cacheConfig) schedule() *engine.Schedule {
+	s := &c.Schedule
+	if s.Off {
+		return nil
+	}
+	return &engine.Schedule{BytesInFlight: int(s.BytesInFlight), PieceBytes: int(s.PieceBytes),
+		Prefetch: s.Prefetch, SwapOut: s.SwapOut, QueuedMax: s.QueuedMax,
+		QueuedBytes: int(s.QueuedBytes)}
 }
 
 // options are what a namespace may have.
@@ -301,7 +292,7 @@ func (c *cacheConfig) options(name string) (o cache.NamespaceOptions) {
 			flow, _ := cache.ParseFlow(s.Flow) // checked
 			o = cache.NamespaceOptions{Priority: s.Priority, Flow: flow, TTL: time.Duration(s.TTL),
 				Quota:   [2]uint64{uint64(s.MemoryQuota), uint64(s.DiskQuota)},
-				HoldMax: uint64(s.HoldMax)}
+				HoldMax: uint64(s.HoldMax), BytesASecond: uint64(s.BytesASecond)}
 		}
 		if s.Name == name {
 			break

@@ -4,7 +4,6 @@ package main
 
 import (
 	"net/http"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -13,24 +12,24 @@ import (
 	"github.com/sluicehq/sluice/kv/cache/serve"
 )
 
-// metricsHandler answers /metrics with the counts of a server, as they are at that moment.
-func metricsHandler(s *serve.Server) http.Handler {
+// metricsHandler answers /metrics with what a server reports at that moment.
+func metricsHandler(report func() serve.Report) http.Handler {
 	r := prometheus.NewRegistry()
-	r.MustRegister(&cacheMetrics{s})
+	r.MustRegister(cacheMetrics(report))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{}))
 	return mux
 }
 
 // cacheMetrics is a prometheus.Collector.
-type cacheMetrics struct{ server *serve.Server }
+type cacheMetrics func() serve.Report
 
 // Describe implements prometheus.Collector. It describes nothing: Collect does.
-func (*cacheMetrics) Describe(chan<- *prometheus.Desc) {}
+func (cacheMetrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
-func (m *cacheMetrics) Collect(to chan<- prometheus.Metric) {
-	r := m.server.Report()
+func (report cacheMetrics) Collect(to chan<- prometheus.Metric) {
+	r := report()
 	// labels are names and values in turn
 	add := func(as prometheus.ValueType, n float64, name, help string, labels ...string) {
 		var names, values []string
@@ -41,14 +40,12 @@ func (m *cacheMetrics) Collect(to chan<- prometheus.Metric) {
 			nil), as, n, values...)
 	}
 	const count, gauge = prometheus.CounterValue, prometheus.GaugeValue
-	for o, n := range r.Loads {
-		add(count, float64(n), "load_blocks_total",
-			"Blocks that were asked for: hits are done, the others say why not.",
-			"outcome", o.String())
-	}
-	for o, n := range r.Stores {
-		add(count, float64(n), "store_blocks_total",
-			"Blocks that were to be stored, by what became of them.", "outcome", o.String())
+	for name, counts := range map[string]map[cache.Outcome]uint64{"load": r.Loads,
+		"store": r.Stores} {
+		for o, n := range counts {
+			add(count, float64(n), name+"_blocks_total",
+				"Blocks by what became of them: hits of loads are done.", "outcome", o.String())
+		}
 	}
 	add(count, float64(r.LoadedBytes), "loaded_bytes_total", "Bytes of blocks that were loaded.")
 	add(count, float64(r.StoredBytes), "stored_bytes_total", "Bytes of blocks that were stored.")
@@ -69,16 +66,20 @@ func (m *cacheMetrics) Collect(to chan<- prometheus.Metric) {
 			"tier", tier)
 		for space, n := range r.Namespaces {
 			add(gauge, float64(n.Bytes[k]), "namespace_bytes", "Bytes of a namespace.",
-				"namespace", strings.ToValidUTF8(space, "?"), "tier", tier)
+				"namespace", space, "tier", tier)
 		}
 	}
 	for _, d := range r.Disks {
-		usable := 1.0
+		usable, silent := 1.0, 0.0
 		if d.Unused != "" {
 			usable = 0
 		}
-		add(gauge, usable, "disk_usable", "1: the disk is used; 0: left alone after errors.",
-			"path", d.Path)
+		if d.Silent {
+			silent = 1
+		}
+		add(gauge, usable, "disk_usable", "1: the disk is used; 0: it is left alone, as it is "+
+			"silent or after errors.", "path", d.Path)
+		add(gauge, silent, "disk_silent", "1: none of its reads and writes ends.", "path", d.Path)
 		add(gauge, float64(d.Left), "disk_budget_bytes", "Bytes that may be written at once.",
 			"path", d.Path)
 	}

@@ -5,7 +5,6 @@ package main
 import (
 	"bufio"
 	"cmp"
-	"container/heap"
 	"context"
 	enc "encoding/binary" // the tests have a variable of that name
 	"errors"
@@ -14,12 +13,12 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/trace"
@@ -191,7 +190,8 @@ func (f *cacheReplay) run(ctx context.Context, stdout, stderr io.Writer) error {
 func share(n, of int) float64        { return math.Round(1e4*float64(n)/float64(of)) / 1e4 }
 func micros(d time.Duration) float64 { return math.Round(figures.Micros(d)) }
 
-// replayResult is what a policy did.
+// replayResult is what a policy did: blocks that were loaded, and those of them whose bytes were
+// others.
 type replayResult struct {
 	hits, wrong int
 	took        [3]*figures.Samples // of Match, Load and Store
@@ -216,8 +216,8 @@ func (f *cacheReplay) one(ctx context.Context, policy string, progress func(int)
 		Bytes: size(f.blocksOf(f.memory)) * block} // as many blocks fit as the optimum has
 	defer os.Remove(cfg.Memory.Path)
 	if n := f.blocksOf(f.disk); n > 0 {
-		cfg.Disks = []cacheDisk{{Path: filepath.Join(dir, "disk"), Extent: block,
-			Bytes: size(n) * block, Blocks: uint64(n)}}
+		cfg.Disks = []cacheDisk{{cacheMemory: cacheMemory{Path: filepath.Join(dir, "disk"),
+			Extent: block, Bytes: size(n) * block}, Blocks: uint64(n)}}
 	}
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	line, lineIn := io.Pipe()
@@ -238,10 +238,10 @@ func (f *cacheReplay) one(ctx context.Context, policy string, progress func(int)
 	for k := range r.took {
 		r.took[k] = figures.NewSamples(len(f.chains))
 	}
+	room := max(1, min(f.longest, 64<<20/f.block))
 	var clients sync.WaitGroup
 	for n := range f.clients {
 		clients.Go(func() {
-			room := max(1, min(f.longest, 64<<20/f.block))
 			u, err := openModelUser(ctx, cfg.Socket, fmt.Sprint("client ", n), f.block, room)
 			if err == nil {
 				defer func() { _ = u.close() }()
@@ -257,7 +257,7 @@ func (f *cacheReplay) one(ctx context.Context, policy string, progress func(int)
 				}
 				progress(at)
 				mu.Unlock()
-				var q requestResult
+				var q served
 				q, err = u.serve(ctx, f.chains[at], room)
 				mu.Lock()
 				r.hits, r.wrong = r.hits+q.hits, r.wrong+q.wrong
@@ -283,51 +283,6 @@ func (f *cacheReplay) one(ctx context.Context, policy string, progress func(int)
 	return r, errors.Join(err, u.close())
 }
 
-// requestResult is what became of one request: blocks that were loaded, those of them whose bytes
-// were others, and the time of Match, Load and Store; 0: there was none.
-type requestResult struct {
-	hits, wrong int
-	took        [3]time.Duration
-}
-
-// serve does with a request what a process that serves a model does, room blocks at a time.
-func (u *modelUser) serve(ctx context.Context, keys []cache.Key, room int) (r requestResult,
-	err error) {
-	begin := time.Now()
-	m, err := u.Match(ctx, keys)
-	r.took[0] = time.Since(begin)
-	if err != nil {
-		return r, err
-	}
-	for at, end := 0, 0; at < len(keys); at = end {
-		what, call := 1, u.Load
-		if end = min(at+room, m.Prefix); at >= m.Prefix {
-			what, call, end = 2, u.Store, min(at+room, len(keys))
-			u.fill(keys[at:end])
-		}
-		begin := time.Now()
-		outcomes, err := call(ctx, keys[at:end], u.place(end-at, u.block))
-		for errors.Is(err, engine.ErrBusy) && ctx.Err() == nil { // the disk does not keep up
-			time.Sleep(time.Millisecond)
-			begin = time.Now()
-			outcomes, err = call(ctx, keys[at:end], u.place(end-at, u.block))
-		}
-		r.took[what] += time.Since(begin)
-		if err != nil {
-			return r, err
-		}
-		for k, o := range outcomes {
-			if what == 1 && o == cache.Done {
-				r.hits++
-				if !u.is(k, &keys[at+k]) {
-					r.wrong++
-				}
-			}
-		}
-	}
-	return r, nil
-}
-
 // optimalHits is how many blocks of the chains a cache of so many blocks can serve at most that
 // knows all chains to come and need not keep what it is given: Belady's MIN. After each chain the
 // blocks stay that are used next. A block is never used earlier than what is before it in its
@@ -335,53 +290,40 @@ func (u *modelUser) serve(ctx context.Context, keys []cache.Key, room int) (r re
 func optimalHits(chains [][]cache.Key, capacity int) (hits int) {
 	// when the blocks of each chain are used next, as numbers of chains
 	uses := make([][]int, len(chains))
-	last := map[cache.Key]int{}
-	for n := len(chains) - 1; n >= 0; n-- {
-		uses[n] = make([]int, len(chains[n]))
-		for k, key := range chains[n] {
-			uses[n][k] = math.MaxInt
-			if at, ok := last[key]; ok {
-				uses[n][k] = at
+	later := map[cache.Key]int{}
+	for n, chain := range slices.Backward(chains) {
+		for _, key := range chain { // which a chain has once
+			at, ok := later[key]
+			if !ok {
+				at = len(chains)
 			}
-			last[key] = n // a chain has a block once
+			uses[n] = append(uses[n], at)
+			later[key] = n
 		}
 	}
 	there := map[cache.Key]bool{}
-	far := &farthest{} // of those that are there, and of such as were used since, which come last
+	next := make([][]cache.Key, len(chains)) // blocks that are there, by the chain that uses them
+	last := 0                                // no block is used behind it
 	for n, chain := range chains {
 		for k, key := range chain {
 			if there[key] {
 				hits++
 			}
 			delete(there, key)
-			if uses[n][k] < math.MaxInt {
+			if at := uses[n][k]; at < len(chains) {
 				there[key] = true
-				heap.Push(far, futureUse{key, uses[n][k]})
+				next[at] = append(next[at], key)
+				last = max(last, at)
 			}
 		}
 		for len(there) > capacity {
-			delete(there, heap.Pop(far).(futureUse).key)
+			if list := next[last]; len(list) > 0 {
+				delete(there, list[0])
+				next[last] = list[1:]
+			} else {
+				last--
+			}
 		}
 	}
 	return hits
-}
-
-// futureUse is a block, and the number of the chain that uses it next.
-type futureUse struct {
-	key  cache.Key
-	next int
-}
-
-// farthest is a heap of future uses, the last one first.
-type farthest []futureUse
-
-func (h farthest) Len() int           { return len(h) }
-func (h farthest) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h farthest) Less(i, j int) bool { return h[i].next > h[j].next }
-func (h *farthest) Push(x any)        { *h = append(*h, x.(futureUse)) }
-func (h *farthest) Pop() any {
-	last := len(*h) - 1
-	u := (*h)[last]
-	*h = (*h)[:last]
-	return u
 }

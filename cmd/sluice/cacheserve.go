@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -51,8 +52,8 @@ func newCacheServe() *cobra.Command {
 		Long: `Open the cache that a config describes, with all that a process before has left in it, and
 serve it until SIGTERM or SIGINT: requests that run may then end within drain_timeout, and
 blocks on their way to disks are waited for. A second signal, a second later, ends at once;
-what was committed is there at the next start in any case. SIGHUP has the quotas and priorities
-of namespaces read again; a config that is wrong changes nothing.
+what was committed is there at the next start in any case. SIGHUP has all that namespaces may
+have read again; a config that is wrong changes nothing.
 
 Once clients may come it prints one line, and tells systemd (Type=notify, WatchdogSec).
 docs/cache.md has the keys of the config and their defaults.`,
@@ -84,12 +85,16 @@ docs/cache.md has the keys of the config and their defaults.`,
 func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer) (err error) {
 	say := func(format string, args ...any) { fmt.Fprintf(stderr, "cache: "+format+"\n", args...) }
 
+	again := make(chan os.Signal, 1) // a SIGHUP that comes early is done when clients may come
+	signal.Notify(again, syscall.SIGHUP)
+	defer signal.Stop(again)
+
 	// The engine. Its identity is that of the listeners.
 	var id *identity.Identity
 	if files := cfg.Identity; files.Certificate != "" {
-		var revoked []string
-		if files.Revoked != "" {
-			revoked = append(revoked, files.Revoked)
+		revoked := []string{files.Revoked}
+		if files.Revoked == "" {
+			revoked = nil
 		}
 		id, err = identity.FromFiles(files.Certificate, files.Key, files.Authority, revoked...)
 		if err != nil {
@@ -101,7 +106,7 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 		return err
 	}
 	e, err := engine.Open(engine.Config{Name: cfg.Name, Backends: list, Identity: id,
-		Plaintext: cfg.Plaintext,
+		Plaintext: cfg.Plaintext, Schedule: cfg.schedule(),
 		OnRefused: func(from net.Addr, why error) {
 			if from.Network() != "unix" { // where it is a process that asks whether one serves
 				say("refused %v: %v", from, why)
@@ -114,10 +119,14 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 
 	// The listeners, and the cache with what was left in it: who comes meanwhile waits.
 	listeners, err := cfg.listen()
+	defer func() {
+		for _, l := range listeners { // where they are not served
+			_ = l.Close()
+		}
+	}()
 	if err != nil {
 		return err
 	}
-	defer func() { closeListeners(listeners) }() // where they are not served
 	cacheCfg := cfg.cache()
 	cacheCfg.Engine = e
 	within, cancel := context.WithTimeout(ctx, time.Duration(cfg.StartTimeout))
@@ -143,43 +152,36 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	}
 	serving, stopServing := context.WithCancel(context.Background())
 	running, stopRunning := context.WithCancel(context.Background())
+	var parts sync.WaitGroup
 	ended := make(chan error, len(listeners)+2) // of whatever should not end by itself
-	parts := 1
-	go func() { ended <- s.Run(running) }()
-	for _, l := range listeners {
-		parts++
-		go func() { ended <- e.Serve(serving, l) }()
-	}
-	if cfg.Metrics != "" {
-		l, err := net.Listen("tcp", cfg.Metrics)
-		if err != nil {
-			ended <- cfg.wrong("", 0, "metrics", "%w", err)
-		} else {
-			say("metrics are at http://%v/metrics", l.Addr())
-			server := &http.Server{Handler: metricsHandler(s), ReadTimeout: 10 * time.Second,
-				WriteTimeout: 10 * time.Second}
-			go func() { ended <- server.Serve(l) }()
-			defer context.AfterFunc(serving, func() { _ = server.Close() })()
-		}
-		parts++
-	}
+	start := func(part func() error) { parts.Go(func() { ended <- part() }) }
 	defer func() { // nothing uses the cache when it is closed
 		stopServing()
 		stopRunning()
-		for ; parts > 0; parts-- {
-			<-ended
-		}
+		parts.Wait()
 	}()
-	line := served(cfg.Name, listeners, c.Attached(), c.Stats())
+	if cfg.Metrics != "" {
+		l, err := net.Listen("tcp", cfg.Metrics)
+		if err != nil {
+			return cfg.wrong("", 0, "metrics", "%w", err)
+		}
+		say("metrics are at http://%v/metrics", l.Addr())
+		server := &http.Server{Handler: metricsHandler(s.Report), ReadTimeout: 10 * time.Second,
+			WriteTimeout: 10 * time.Second}
+		start(func() error { return server.Serve(l) })
+		context.AfterFunc(serving, func() { _ = server.Close() })
+	}
+	start(func() error { return s.Run(running) })
+	for _, l := range listeners {
+		start(func() error { return e.Serve(serving, l) })
+	}
+	line := servedLine(cfg.Name, listeners, c.Attached(), c.Stats())
 	if _, err := fmt.Fprintln(stdout, line); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
 	notifySystemd("READY=1")
 
 	// Until a signal.
-	again := make(chan os.Signal, 1)
-	signal.Notify(again, syscall.SIGHUP)
-	defer signal.Stop(again)
 	watchdog, stopWatchdog := watchdogTicks()
 	defer stopWatchdog()
 	for ctx.Err() == nil {
@@ -196,11 +198,10 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 			if err != nil {
 				say("SIGHUP: nothing is changed: %v", sentence(err))
 			} else {
-				say("SIGHUP: %s is read: quotas and priorities of namespaces are as it says; all "+
-					"else it says holds from the next start on", cfg.path)
+				say("SIGHUP: %s is read: namespaces may have what it says; all else it says holds "+
+					"from the next start on", cfg.path)
 			}
 		case err := <-ended:
-			parts--
 			return fmt.Errorf("a part of the server ended: %w", err)
 		case <-ctx.Done():
 		}
@@ -218,10 +219,10 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	return nil
 }
 
-// served is the line that says what is served.
-func served(name string, at []net.Listener, a cache.Attached, s cache.Stats) string {
-	what := fmt.Sprintf("attached %d blocks, %s in memory, in %.1f ms", a.Blocks,
-		figures.RoundSize(a.Bytes), float64(a.Took)/1e6)
+// servedLine is the line that says what is served.
+func servedLine(name string, at []net.Listener, a cache.Attached, s cache.Stats) string {
+	what := fmt.Sprintf("attached %d blocks, of at most %d, %s in memory, in %.1f ms", a.Blocks,
+		a.Room, figures.RoundSize(a.Bytes), float64(a.Took)/1e6)
 	switch {
 	case a.Fresh != "":
 		what = "memory made anew: " + a.Fresh
@@ -280,7 +281,8 @@ func (c *cacheConfig) openBackends(id *identity.Identity) (list []driver.Backend
 	return list, nil
 }
 
-// listen opens the Unix socket and the addresses. A socket that was left behind makes way.
+// listen opens the Unix socket and the addresses, or some of them. A socket that was left behind
+// makes way.
 func (c *cacheConfig) listen() (list []net.Listener, err error) {
 	if conn, err := net.DialTimeout("unix", c.Socket, time.Second); err == nil {
 		_ = conn.Close()
@@ -297,18 +299,11 @@ func (c *cacheConfig) listen() (list []net.Listener, err error) {
 		}
 		l, err := net.Listen(network, address)
 		if err != nil {
-			closeListeners(list)
-			return nil, c.wrong("", 0, key, "%w", err)
+			return list, c.wrong("", 0, key, "%w", err)
 		}
 		list = append(list, l)
 	}
 	return list, nil
-}
-
-func closeListeners(list []net.Listener) {
-	for _, l := range list {
-		_ = l.Close()
-	}
 }
 
 // notifySystemd tells systemd how the service is; see sd_notify(3). Without it there is nobody to

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/sluicehq/sluice/backends/byname"
-	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/cache/serve"
@@ -21,19 +19,6 @@ type cacheUser struct {
 	engine *engine.Engine
 	memory *engine.Memory
 	region *engine.Region
-}
-
-// dialCache meets the cache at an address.
-func dialCache(ctx context.Context, cfg engine.Config, network, address string) (
-	_ *cacheUser, err error) {
-	u := &cacheUser{}
-	if u.engine, err = engine.Open(cfg); err != nil {
-		return nil, err
-	}
-	if u.Client, err = serve.Dial(ctx, u.engine, network, address); err != nil {
-		return nil, errors.Join(err, u.engine.Close())
-	}
-	return u, nil
 }
 
 // hold has memory for blocks, which the server may reach.
@@ -68,12 +53,7 @@ type modelUser struct {
 
 // openModelUser has a user with room for so many blocks meet the cache at a Unix socket.
 func openModelUser(ctx context.Context, socket, name string, block, room int) (*modelUser, error) {
-	b, err := byname.Open("shm", nil)
-	if err != nil {
-		return nil, err
-	}
-	u, err := dialCache(ctx, engine.Config{Name: name, Backends: []driver.Backend{b}}, "unix",
-		socket)
+	u, err := (&cacheFlags{server: socket}).dial(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -124,4 +104,50 @@ func (u *modelUser) is(k int, key *cache.Key) bool {
 		}
 	}
 	return true
+}
+
+// served is what became of a request: blocks that were loaded, those of them whose bytes were
+// others, blocks that were stored, and the time of Match, Load and Store; 0: there was none.
+type served struct {
+	hits, wrong, stored int
+	took                [3]time.Duration
+}
+
+// serve does with a request what a process that serves a model does, room blocks at a time: it
+// loads what is there, and stores the rest.
+func (u *modelUser) serve(ctx context.Context, keys []cache.Key, room int) (r served, err error) {
+	begin := time.Now()
+	m, err := u.Match(ctx, keys)
+	r.took[0] = time.Since(begin)
+	for at, end := 0, 0; err == nil && at < len(keys); at = end {
+		what, call := 1, u.Load
+		if end = min(at+room, m.Prefix); at >= m.Prefix {
+			what, call, end = 2, u.Store, min(at+room, len(keys))
+			u.fill(keys[at:end])
+		}
+		var outcomes []cache.Outcome
+		begin := time.Now()
+		for {
+			outcomes, err = call(ctx, keys[at:end], u.place(end-at, u.block))
+			if !errors.Is(err, engine.ErrBusy) || ctx.Err() != nil {
+				break
+			}
+			time.Sleep(time.Millisecond) // the disk does not keep up
+			begin = time.Now()
+		}
+		r.took[what] += time.Since(begin)
+		for k, o := range outcomes {
+			switch {
+			case o != cache.Done:
+			case what == 2:
+				r.stored++
+			default:
+				r.hits++
+				if !u.is(k, &keys[at+k]) {
+					r.wrong++
+				}
+			}
+		}
+	}
+	return r, err
 }

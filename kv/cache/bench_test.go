@@ -125,11 +125,11 @@ func requestsOf(tb testing.TB) (requests [][]uint64, unique int) {
 func BenchmarkAttach(b *testing.B) {
 	const blocks = 1 << 20
 	path := memoryFile(b)
-	entries, shards := tableOf(blocks)
+	entries, _ := tableOf(blocks)
 	s := shape{entries: entries, extent: 2 << 20, bytes: blocks * granule}
 	m, err := openMemory(b.Context(), path, s)
 	require.NoError(b, err)
-	x := newIndex(m, shards)
+	x := newIndex(m)
 	places := newSlots(s.bytes, s.extent)
 	x.attach(places, func(uint16) bool { return true }, func(*shard, uint32) {})
 	slot := make([]uint32, 1)

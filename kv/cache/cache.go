@@ -42,8 +42,9 @@ type Config struct {
 	// had to leave the memory is read from there.
 	Disks []DiskConfig
 
-	// Blocks is how many blocks the cache can know: 68 bytes of the memory file each. Default: the
-	// bytes of all tiers by 64 KiB.
+	// Blocks is how many blocks the cache can know: 68 bytes of the memory file each. Default: as
+	// many as the memory file has that is there, so that it stays of use when a disk is added; else
+	// the bytes of all tiers by 64 KiB.
 	Blocks uint64
 
 	// Policy says which block goes first. Default S3FIFO.
@@ -114,6 +115,7 @@ type Cache struct {
 // Attached says what Open found.
 type Attached struct {
 	Blocks int           // in memory
+	Room   int           // blocks that the cache can know, see Config.Blocks
 	Bytes  uint64        // of those
 	Took   time.Duration // to know them
 	Fresh  string        // why the file that was there was not used; "": it was, or there was none
@@ -122,6 +124,7 @@ type Attached struct {
 // Open opens a cache, with what a process before left in the memory file. While that process still
 // ends, Open waits until ctx ends; the error is engine.ErrBusy then.
 func Open(ctx context.Context, cfg Config) (*Cache, error) {
+	kept := cfg.Blocks == 0
 	err := cfg.complete()
 	if err == nil && cfg.Engine == nil {
 		err = errors.New("no engine")
@@ -130,9 +133,9 @@ func Open(ctx context.Context, cfg Config) (*Cache, error) {
 		return nil, fmt.Errorf("open cache: %w: %w", err, engine.ErrBounds)
 	}
 	begin := time.Now()
-	entries, shards := tableOf(cfg.Blocks)
+	entries, _ := tableOf(cfg.Blocks)
 	m, err := openMemory(ctx, cfg.Memory.Path, shape{entries: entries, extent: cfg.Memory.Extent,
-		bytes: cfg.Memory.Bytes})
+		bytes: cfg.Memory.Bytes, kept: kept})
 	if err != nil {
 		return nil, fmt.Errorf("open cache: %w", err)
 	}
@@ -140,10 +143,10 @@ func Open(ctx context.Context, cfg Config) (*Cache, error) {
 		room: make(chan struct{}, cfg.OpsMax), writes: make(chan diskWrite, writesMax),
 		written: make(chan struct{}), news: make(chan struct{})}
 	c.life, c.stop = context.WithCancel(context.Background())
-	c.index = newIndex(m, shards)
+	c.index = newIndex(m)
 	c.openFlows()
 	c.spaces = openSpaces(m)
-	c.attached.Fresh = m.found
+	c.attached.Fresh, c.attached.Room = m.found, len(m.entries)
 	for id, h := range c.index.attach(c.places, c.spaces.valid, c.enqueue) {
 		c.spaces.count(uint16(id), Memory, h.blocks, h.bytes)
 		c.attached.Blocks += int(h.blocks)
@@ -199,7 +202,8 @@ func (cfg *Config) complete() error {
 		if d.Path == "" {
 			return fmt.Errorf("disk %d has no path", k)
 		}
-		if slices.ContainsFunc(cfg.Disks[:k], func(o DiskConfig) bool { return o.Path == d.Path }) {
+		same := func(o DiskConfig) bool { return o.Path == d.Path }
+		if d.Path == m.Path || slices.ContainsFunc(cfg.Disks[:k], same) {
 			return fmt.Errorf("disk %s is there twice", d.Path)
 		}
 		if d.Extent == 0 {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -185,6 +186,34 @@ func TestRestart(t *testing.T) {
 	n = openNode(t, path, 32, nil)
 	require.Equal(t, 9, n.Attached().Blocks, n.Attached())
 	require.Equal(t, all(Done, 9), n.get(t, keys))
+}
+
+// TestDiskIsAdded: the memory file is of use with other disks than before, unless Blocks says
+// otherwise.
+func TestDiskIsAdded(t *testing.T) {
+	path, file, keys := memoryFile(t), filepath.Join(t.TempDir(), "disk"), ids(0, 9)
+	n := openNode(t, path, 32, func(c *Config) { c.Blocks = 0 })
+	entries := n.Attached().Room
+	n.put(t, keys)
+	n.close(t)
+	for _, blocks := range []int{1 << 10, 2 << 10, 0} { // of the disk; 0: there is none any more
+		n = openNode(t, path, 32, func(c *Config) {
+			if blocks > 0 {
+				withDisk(file+strconv.Itoa(blocks), blocks)(c)
+			}
+			c.Blocks = 0
+		})
+		require.Equal(t, 9, n.Attached().Blocks, n.Attached().Fresh)
+		require.Equal(t, entries, n.Attached().Room)
+		require.Equal(t, all(Done, 9), n.get(t, keys))
+		n.close(t)
+	}
+	n = openNode(t, path, 32, func(c *Config) { c.Blocks = uint64(2 * entries) })
+	require.Contains(t, n.Attached().Fresh, "have Config say Blocks")
+	for blocks := uint64(1); blocks < 8*shardEntries*shardsMax; blocks += 1 + blocks/10 {
+		entries, shards := tableOf(blocks)
+		require.Equal(t, shards, shardsOf(entries), blocks)
+	}
 }
 
 // TestMatchGroups has a model of three groups: one that needs all blocks, one with a window of two,

@@ -235,6 +235,7 @@ func TestDiskThatIsSilent(t *testing.T) {
 	d.mu.Unlock()
 	before := n.Stats().Disks
 	require.Contains(t, before[0].Unused, "has not answered for 1h")
+	require.Equal(t, []bool{true, false}, []bool{before[0].Silent, before[1].Silent})
 	require.Empty(t, before[1].Unused)
 	op := n.ns.Load(t.Context(), silent[true][:1], n.at(128, 1))
 	require.ErrorContains(t, op.Wait(t.Context()), "has not answered for 1h")
@@ -248,6 +249,7 @@ func TestDiskThatIsSilent(t *testing.T) {
 	d.ends(nil, true)
 	after := n.Stats().Disks[0]
 	require.Empty(t, after.Unused)
+	require.False(t, after.Silent)
 	require.Contains(t, after.Error, "did not answer for 1h")
 	require.Equal(t, all(Done, 1), n.get(t, silent[true][:1]))
 }

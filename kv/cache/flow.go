@@ -134,7 +134,8 @@ func (c *Cache) expired(i uint32) bool {
 	return ttl != 0 && c.ageOf(i) > ttl && !c.isRetained(i)
 }
 
-func (o *NamespaceOptions) check() error {
+// Check says what Set would refuse of options.
+func (o *NamespaceOptions) Check() error {
 	switch {
 	case o.Priority < 0 || o.Priority >= priorities:
 		return fmt.Errorf("priority %d, from 0 to %d: %w", o.Priority, priorities-1,
@@ -167,7 +168,7 @@ func (c *Cache) Set(name string, o NamespaceOptions) (int, error) {
 }
 
 func (c *Cache) set(which func(k int) bool, o *NamespaceOptions) (n int, err error) {
-	if err := o.check(); err != nil {
+	if err := o.Check(); err != nil {
 		return 0, err
 	}
 	if !c.enter() {

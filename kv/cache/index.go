@@ -79,7 +79,17 @@ func tableOf(blocks uint64) (entries uint64, shards int) {
 	return uint64(shards) * (each + 1), shards
 }
 
-func newIndex(m *memory, shards int) *index {
+// shardsOf is how many shards a file of so many entries has.
+func shardsOf(entries uint64) (shards int) {
+	shards = 1
+	for shards < shardsMax && entries >= uint64(2*shards)*(shardEntries+shardEntries/8+1) {
+		shards *= 2
+	}
+	return shards
+}
+
+func newIndex(m *memory) *index {
+	shards := shardsOf(uint64(len(m.entries)))
 	x := &index{memory: m, shards: make([]shard, shards),
 		shift: uint(64 - bits.Len(uint(shards-1))),
 		seed:  binary.NativeEndian.Uint64(m.id[:])}

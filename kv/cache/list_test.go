@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/engine"
 )
 
 // TestBlocksPages: a list that is asked for in small pages has each block once.
@@ -19,6 +21,12 @@ func TestBlocksPages(t *testing.T) {
 	require.Equal(t, all(Done, 40), n.put(t, keys))
 	other, err := n.Namespace("other", NamespaceOptions{})
 	require.NoError(t, err)
+	_, err = n.Namespace("\xff", NamespaceOptions{}) // for programs that print it
+	require.ErrorIs(t, err, engine.ErrBounds)
+	n.spaces.write(9, "\xff", [16]byte{9}) // as a version before may have
+	again := openSpaces(n.memory)
+	require.True(t, again.valid(other.id))
+	require.False(t, again.valid(9))
 	var listed []Key
 	page := make([]BlockInfo, 7)
 	for from := uint32(0); ; {

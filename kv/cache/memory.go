@@ -47,6 +47,8 @@ type shape struct {
 	entries uint64 // of the table
 	extent  uint64 // bytes
 	bytes   uint64 // of data
+
+	kept bool // a file that has another number of entries is attached to as well, and keeps it
 }
 
 func (s *shape) dataOff() uint64 {
@@ -125,6 +127,7 @@ func openMemory(ctx context.Context, path string, s shape) (_ *memory, err error
 	if err := m.reserve(); err != nil {
 		return nil, err
 	}
+	s = m.shape
 	m.mapped, err = unix.Mmap(int(f.Fd()), 0, int(s.fileBytes()), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_SHARED)
 	if err != nil {
@@ -214,6 +217,10 @@ func (m *memory) check(size uint64, boot string) (why string, err error) {
 	s := shape{entries: binary.NativeEndian.Uint64(h[atEntries:]),
 		extent: binary.NativeEndian.Uint64(h[atExtent:]),
 		bytes:  binary.NativeEndian.Uint64(h[atBytes:])}
+	want := m.shape
+	if want.kept {
+		want.entries, want.kept = s.entries, false
+	}
 	u64 := func(at int) uint64 { return binary.NativeEndian.Uint64(h[at:]) }
 	if string(h[:8]) != memoryMagic {
 		blank, err := isBlank(m.f) // the header is written last
@@ -237,13 +244,14 @@ func (m *memory) check(size uint64, boot string) (why string, err error) {
 		return fmt.Sprintf("it is for pages of %d bytes", u64(atPage)), nil
 	case strings.TrimRight(string(h[atBoot:atSum]), "\x00") != boot:
 		return "it is from before the host was booted", nil
-	case s != m.shape:
+	case s != want:
 		return fmt.Sprintf("it has %d entries and %d bytes in extents of %d, asked for are now "+
 			"%d, %d and %d: to keep it, have Config say Blocks, Bytes and Extent as before",
 			s.entries, s.bytes, s.extent, m.shape.entries, m.shape.bytes, m.shape.extent), nil
 	case size < s.fileBytes():
 		return "it was cut", nil
 	}
+	m.shape = want
 	return "", nil
 }
 

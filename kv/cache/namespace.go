@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/sluicehq/sluice/engine"
 )
@@ -145,7 +146,8 @@ func openSpaces(m *memory) *spaces {
 	for id := range sp.list {
 		p := sp.record(id)
 		n := binary.LittleEndian.Uint32(p[32:])
-		if n == 0 || n > spaceNameMax || binary.LittleEndian.Uint32(p[36:]) != sp.sumOf(p, n) {
+		if n == 0 || n > spaceNameMax || binary.LittleEndian.Uint32(p[36:]) != sp.sumOf(p, n) ||
+			!utf8.Valid(p[40:40+n]) {
 			continue
 		}
 		s := &sp.list[id]
@@ -258,19 +260,19 @@ func (l *lane) over(t Tier) int64 {
 	return max(0, l.bytes[t].Load()-int64(quota))
 }
 
-// Namespace opens a namespace, which may have blocks already. A cache has at most 1,024; ErrNoRoom
-// says that all have blocks, or are open. Opening it again changes its options,
-// as Set does, but what is over its quota goes later.
+// Namespace opens a namespace, which may have blocks already, by a name in UTF-8. A cache has at
+// most 1,024; ErrNoRoom says that all have blocks, or are open. Opening it again changes its
+// options, as Set does, but what is over its quota goes later.
 func (c *Cache) Namespace(name string, o NamespaceOptions) (*Namespace, error) {
 	if !c.enter() {
 		return nil, fmt.Errorf("namespace %q: cache: %w", name, engine.ErrClosed)
 	}
 	defer c.exit()
-	if name == "" || len(name) > spaceNameMax {
-		return nil, fmt.Errorf("namespace %q: a name has from 1 to %d bytes: %w", name,
+	if name == "" || len(name) > spaceNameMax || !utf8.ValidString(name) {
+		return nil, fmt.Errorf("namespace %q: a name has from 1 to %d bytes, in UTF-8: %w", name,
 			spaceNameMax, engine.ErrBounds)
 	}
-	if err := o.check(); err != nil {
+	if err := o.Check(); err != nil {
 		return nil, fmt.Errorf("namespace %q: %w", name, err)
 	}
 	sp, digest := c.spaces, DigestOf(name, o.Geometry)

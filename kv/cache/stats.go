@@ -67,6 +67,7 @@ type DiskStats struct {
 	Fresh  string `json:"fresh,omitempty"`  // why the file that was there was not used
 	Error  string `json:"error,omitempty"`  // of the last write or read that failed
 	Unused string `json:"unused,omitempty"` // why it is left alone now; "": it is not
+	Silent bool   `json:"silent,omitempty"` // it has not answered for SlowAfter
 	// Leaving is how many blocks are gone whose records a restart may find still.
 	Leaving int `json:"leaving,omitempty"`
 }
@@ -137,6 +138,7 @@ func (d *disk) stats(t TierStats) DiskStats {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	s.Silent = d.silent(time.Now()) > 0
 	if d.budget.day > 0 {
 		d.budget.refill(time.Now())
 		s.Left = uint64(d.budget.left)

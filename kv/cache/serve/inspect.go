@@ -129,17 +129,18 @@ func (s *Server) Report() Report {
 	return r
 }
 
-// Reassign has Config.Options say anew what the namespaces may have that clients have opened.
+// Reassign asks Config.Options anew for each namespace that the cache knows the name of.
 func (s *Server) Reassign() error {
 	if s.cfg.Options == nil {
 		return nil
 	}
 	s.opening.Lock()
 	defer s.opening.Unlock()
-	for n := range s.opened {
-		o := s.cfg.Options(n.name)
-		o.Geometry = n.geometry
-		if _, err := s.cfg.Cache.Namespace(n.name, o); err != nil {
+	for _, n := range s.cfg.Cache.Spaces() {
+		if n.Name == "" { // a disk knows its digest alone
+			continue
+		}
+		if _, err := s.cfg.Cache.Set(n.Name, s.cfg.Options(n.Name)); err != nil {
 			return err
 		}
 	}

@@ -32,7 +32,8 @@ type Config struct {
 	Cache  *cache.Cache
 	Engine *engine.Engine // of the cache; its notifications are the server's
 
-	// Options are what a namespace that a client names may have; nil: no quota, priority 0.
+	// Options are what a namespace may have: New asks for each that the cache knows, and a client
+	// that names one has it asked again. Nil: no quota, priority 0.
 	Options func(name string) cache.NamespaceOptions
 
 	// Inspect says which peers may ask for what is in the cache of all others; nil: those that come
@@ -64,14 +65,7 @@ type Server struct {
 	started time.Time
 	took    map[kind]*latency // of those kinds that are measured
 
-	opening sync.Mutex         // one at a time asks Config.Options, and has the cache do as it says
-	opened  map[spaceName]bool // namespaces that clients have opened; guarded by opening
-}
-
-// spaceName is what a client names a namespace by.
-type spaceName struct {
-	name     string
-	geometry [32]byte
+	opening sync.Mutex // one at a time asks Config.Options, and has the cache do as it says
 }
 
 // client is a peer that has said hello.
@@ -111,12 +105,12 @@ func New(cfg Config) (*Server, error) {
 	if cfg.PinTTLMax == 0 {
 		cfg.PinTTLMax = time.Minute
 	}
-	s := &Server{cfg: cfg, clients: map[*engine.Peer]*client{}, opened: map[spaceName]bool{},
-		started: time.Now(), took: map[kind]*latency{}}
+	s := &Server{cfg: cfg, clients: map[*engine.Peer]*client{}, started: time.Now(),
+		took: map[kind]*latency{}}
 	for k := range measured {
 		s.took[k] = &latency{}
 	}
-	return s, nil
+	return s, s.Reassign()
 }
 
 // Run serves until ctx ends, and returns when no request runs any more.
@@ -414,7 +408,6 @@ func (s *Server) openSpace(c *client, r *reader) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.opened[spaceName{name, geometry}] = true // at most as many as a cache has
 	return s.addSpace(c, n)
 }
 
