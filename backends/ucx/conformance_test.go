@@ -17,10 +17,6 @@ var harness = drivertest.Harness{
 	Name:   "ucx",
 	New:    func() (driver.Backend, error) { return New(Config{}) },
 	Guards: true,
-
-	// UCX 1.13 writes to memory that it has freed where the peer of an endpoint that was closed by
-	// force goes on reading, and a worker with such a peer may stay behind.
-	Without: []string{"PeerThawed"},
 }
 
 func TestMain(m *testing.M) {

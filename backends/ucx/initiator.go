@@ -380,7 +380,7 @@ func (p *peer) Close() error {
 		p.b.remove(p.link.ID())
 		p.linkUses.Shut()
 		p.linkUses.Wait()
-		_ = p.link.Close(grace) // by force, where time was too short
+		_ = p.link.Close(grace)
 		p.b.mu.Lock()
 		delete(p.b.peers, p)
 		p.b.mu.Unlock()

@@ -193,7 +193,7 @@ func (c *inbound) closeLink() {
 		}
 		c.mu.Unlock()
 		if link != nil {
-			_ = link.Close(c.b.cfg.Grace) // by force, where time was too short
+			_ = link.Close(c.b.cfg.Grace)
 		}
 		c.mu.Lock()
 		c.closed = true

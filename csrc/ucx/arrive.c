@@ -181,16 +181,12 @@ void sl_ucx_resume(struct sl_ucx_worker *w)
 	}
 }
 
-/*
- * An end that is over believes nothing more but that the other end is over, too. UCX can be told to
- * let go of one whose peer lives.
- */
+/* An end that is over believes nothing more but that the other end is over, too. */
 static void heard(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data, size_t len)
 {
 	int why;
 
 	if (!sl_ucx_is_up(n)) {
-		n->silent = 0;
 		if (h->type == SL_UCX_MSG_RESET && !n->proven)
 			sl_ucx_note_proof(n);
 		return;

@@ -197,7 +197,7 @@ void sl_ucx_lanes(struct sl_ucx_conn *n, char *text, size_t size)
 		return;
 	}
 	sl_ucx_lock(n->worker);
-	if (n->handle) /* not where a silent reader was cut off */
+	if (n->handle)
 		sl_ucx.ucp_ep_print_info(n->handle, f);
 	sl_ucx_unlock(n->worker);
 	fputc(0, f);

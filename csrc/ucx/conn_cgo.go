@@ -248,8 +248,9 @@ func (n *Conn) Silence() (heard, waited time.Duration) {
 // GiveUp has the peer lost for its silence.
 func (n *Conn) GiveUp() { C.sl_ucx_give_up(n.c) }
 
-// Close ends the connection, waits for its batches, and gives it back, by force after grace where
-// UCX can. No other call may run or follow.
+// Close ends the connection, waits for its batches, and gives it back. UCX keeps the endpoint of a
+// peer that does not read within grace, until it does, is lost, or the context closes. No other
+// call may run or follow.
 func (n *Conn) Close(grace time.Duration) error {
 	C.sl_ucx_disconnect(n.c, C.uint64_t(max(grace, 0)))
 	return nil

@@ -163,10 +163,8 @@ void sl_ucx_silence(struct sl_ucx_conn *n, uint64_t *heard_ns, uint64_t *waited_
 void sl_ucx_give_up(struct sl_ucx_conn *n)
 {
 	sl_ucx_lock(n->worker);
-	if (sl_ucx_is_up(n)) {
-		n->silent = 1;
+	if (sl_ucx_is_up(n))
 		sl_ucx_lose(n);
-	}
 	sl_ucx_unlock(n->worker);
 }
 
@@ -192,21 +190,19 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 		if (now - n->last_out >= config->grace_ns / 4)
 			sl_ucx_ping(n);
 	}
-	sl_ucx_finish_closing(w, 0, 0);
+	sl_ucx_finish_closing(w, 0);
 }
 
 /*
- * What UCX 1.13 does not survive: the end by force of an endpoint that still connects ("got REP
- * message"), and of one whose peer is only silent (its socket keeps an event that leads to freed
- * memory when the peer connects again). So those stay, unused, until the peer says something, UCX
- * itself gives them up, or the worker goes.
+ * Gives the endpoint back. 0: it is gone. -ETIMEDOUT: it stays, unused, until the peer's UCX has
+ * taken all that we have said, UCX itself gives the peer up, or the worker goes.
+ *
+ * The end by force comes behind a flush, since UCX 1.13 over TCP does not survive it while bytes
+ * wait for room in the socket. UCX then keeps the socket for what the peer still says, and has its
+ * own goodbye wait for that room. A stopped peer that goes on says goodbye and makes room at once:
+ * uct_tcp_iface_handle_events frees the endpoint for the one, and uses it for the other. Nor does
+ * UCX survive the end by force of an endpoint that still connects ("got REP message").
  */
-static int can_force(const struct sl_ucx_conn *n)
-{
-	return n->failed || (n->peer && !n->silent);
-}
-
-/* Gives the endpoint back. 0: it is gone. */
 static int close_endpoint(struct sl_ucx_conn *n, uint64_t grace_ns)
 {
 	ucp_request_param_t none = {0}, forced = {
@@ -214,19 +210,30 @@ static int close_endpoint(struct sl_ucx_conn *n, uint64_t grace_ns)
 		.flags = UCP_EP_CLOSE_FLAG_FORCE,
 	};
 	struct sl_ucx_worker *w = n->worker;
+	uint64_t now = sl_ucx_now(), silent_at = n->heard + w->context->config.grace_ns;
 	ucp_ep_h handle = n->handle;
-	int rc = 0, force = can_force(n);
+	int rc;
 
-	if (handle && !n->silent && grace_ns)
-		rc = sl_ucx_finish(w, sl_ucx.ucp_ep_flush_nbx(handle, &none), grace_ns);
-	if (handle && !force && n->silent)
-		return -ETIMEDOUT;
-	if (handle && !force && rc != 0)
-		return rc;
+	if (now + grace_ns > silent_at) /* a peer that was silent for Grace is not waited for */
+		grace_ns = silent_at > now ? silent_at - now : 0;
+	if (handle && !n->failed && !n->flushed) {
+		if (!n->flush)
+			n->flush = sl_ucx.ucp_ep_flush_nbx(handle, &none);
+		rc = sl_ucx_await(w, n->flush, grace_ns);
+		if (rc != 0 && !n->failed)
+			return rc;
+		n->flushed = rc == 0;
+		if (rc == 0)
+			n->flush = NULL;
+	}
 	if (handle) {
 		n->handle = NULL; /* what its end calls must not send */
-		n->closing = sl_ucx.ucp_ep_close_nbx(handle, force ? &forced : &none);
+		n->closing = sl_ucx.ucp_ep_close_nbx(handle,
+						     n->failed || n->peer ? &forced : &none);
 	}
+	if (n->flush) /* of an endpoint that failed: UCX ends it, too */
+		sl_ucx.ucp_request_free(n->flush);
+	n->flush = NULL;
 	rc = sl_ucx_await(w, n->closing, grace_ns);
 	if (rc == 0)
 		n->closing = NULL;
@@ -276,18 +283,15 @@ static void unlink_closing(struct sl_ucx_worker *w, const struct sl_ucx_conn *n)
 	*p = n->next;
 }
 
-int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t deadline, int last)
+int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t deadline)
 {
 	int left = 0;
 
 	for (struct sl_ucx_conn *n = w->closing_conns, *next; n; n = next) {
-		uint64_t now = sl_ucx_now(), grace_ns = now < deadline ? deadline - now : 0;
+		uint64_t now = sl_ucx_now();
 
-		/* the worker goes next, and what its sockets have to say with it */
-		n->failed |= last;
-		if (n->closing || (n->handle && (grace_ns || n->sends == 0 || can_force(n)) &&
-				   (n->failed || !n->silent)))
-			close_endpoint(n, grace_ns);
+		if (n->handle || n->closing)
+			close_endpoint(n, now < deadline ? deadline - now : 0);
 		next = n->next;
 		if (!at_rest(n)) {
 			left++;
@@ -297,4 +301,11 @@ int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t deadline, int last)
 		give_back(n);
 	}
 	return left;
+}
+
+int sl_ucx_cut(struct sl_ucx_worker *w)
+{
+	for (struct sl_ucx_conn *n = w->closing_conns; n; n = n->next)
+		n->failed = 1;
+	return sl_ucx_finish_closing(w, 0);
 }

@@ -82,7 +82,7 @@ const (
 	Fault    int32 = -1007
 )
 
-// ErrKept is what Context.Close answers where UCX did not give an endpoint back in time. The
+// ErrKept is what Context.Close answers where UCX did not give our messages back in time. The
 // context stays, at rest, with its descriptors, until a later Open finds that UCX has.
 var ErrKept = fmt.Errorf("UCX keeps a context with its descriptors: all is proven and at rest, "+
 	"and it is given back at a later Open: %w", driver.ErrTimeout)

@@ -245,13 +245,23 @@ int sl_ucx_close(struct sl_ucx_context *c, uint64_t grace_ns)
 	stop_threads(c);
 	for (uint32_t i = 0; i < c->config.workers; i++) {
 		struct sl_ucx_worker *w = &c->workers[i];
+		int left = 0;
 
+		if (!w->handle) /* it went by the try before */
+			continue;
 		pthread_mutex_lock(&w->lock);
 		for (int k = 0; k < LOOKS && sl_ucx.ucp_worker_progress(w->handle); k++)
 			;
-		if (w->conns_live || sl_ucx_finish_closing(w, deadline, 1) ||
-		    sl_ucx_finish(w, sl_ucx.ucp_worker_flush_nbx(w->handle, &flush), grace_ns) != 0)
+		if (w->conns_live)
+			left = 1;
+		else if (sl_ucx_finish_closing(w, deadline))
+			left = sl_ucx_cut(w);
+		else
+			sl_ucx_finish(w, sl_ucx.ucp_worker_flush_nbx(w->handle, &flush), grace_ns);
+		if (left)
 			rc = -ETIMEDOUT;
+		else
+			release_worker(w);
 		pthread_mutex_unlock(&w->lock);
 	}
 	if (rc == 0)

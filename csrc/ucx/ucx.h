@@ -46,9 +46,9 @@ struct sl_ucx_conn;
 int sl_ucx_open(const struct sl_ucx_config *c, struct sl_ucx_context **out, char *why, size_t size);
 
 /*
- * Ends threads, connections and memory. The rings stay until free. -ETIMEDOUT: a
- * connection has not ended, since a peer is silent; UCX would end the process if its worker
- * went now, so the context stays, at rest. A later call tries again.
+ * Ends threads, connections and memory. The rings stay until free. -ETIMEDOUT: a connection was not
+ * closed, or UCX holds messages of one still, so the context stays, at rest. A later call tries
+ * again.
  */
 int sl_ucx_close(struct sl_ucx_context *c, uint64_t grace_ns);
 void sl_ucx_free(struct sl_ucx_context *c);
@@ -175,7 +175,7 @@ void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven);
  */
 void sl_ucx_silence(struct sl_ucx_conn *n, uint64_t *heard_ns, uint64_t *waited_ns);
 
-/* The peer is lost, and UCX must not take its endpoint's end for one that it knows of. */
+/* The peer is lost for its silence. */
 void sl_ucx_give_up(struct sl_ucx_conn *n);
 
 /* Ends it, waits for its batches, and gives it back; n is gone. */

@@ -99,8 +99,7 @@ struct sl_ucx_conn {
 	ucp_ep_h handle;
 	enum sl_ucx_state state;
 	int32_t why;  /* it ended */
-	int failed;   /* UCX says so */
-	int silent;   /* it was given up for its silence, and has said nothing since */
+	int failed;   /* UCX says so, or the worker goes */
 	int proven;   /* the other end is over, too */
 	uint64_t stamp;		    /* the last that came */
 	uint64_t heard;		    /* when, ns */
@@ -117,6 +116,8 @@ struct sl_ucx_conn {
 	struct sl_ucx_held *held, **held_end;
 	uint64_t held_bytes;
 	int stalled; /* held is tried again in a moment */
+	ucs_status_ptr_t flush;	    /* request of the flush before the end of handle */
+	int flushed;		    /* it is over */
 	ucs_status_ptr_t closing;   /* request of the end of handle, which is NULL then */
 	/* Messages that UCX has not let go of; pings; those of records. */
 	uint32_t sends, pings, carried;
@@ -241,7 +242,12 @@ int sl_ucx_is_up(const struct sl_ucx_conn *n);
 /* judge: silence is the peers' */
 void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge);
 /* Ends those that UCX did not let go of before, as far as it does now. How many stay. */
-int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t deadline, int last);
+int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t deadline);
+/*
+ * Ends the endpoints that stay, whatever their peers have not read. Nobody may move the worker
+ * behind that, but destroy it (see close_endpoint). How many stay, since UCX keeps our messages.
+ */
+int sl_ucx_cut(struct sl_ucx_worker *w);
 
 /* send.c, arrive.c; under the lock */
 /* NULL: no memory */
